@@ -1,0 +1,23 @@
+# `cmake --install`: the headers, both libraries, the command line, and what find_package(lockstep) reads.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+set(lockstep_package_dir "${CMAKE_INSTALL_LIBDIR}/cmake/lockstep")
+
+set_target_properties(lockstep_core PROPERTIES EXPORT_NAME core)
+install(TARGETS lockstep lockstep_core EXPORT lockstepTargets
+  ARCHIVE DESTINATION "${CMAKE_INSTALL_LIBDIR}")
+install(TARGETS lockstep_cli RUNTIME DESTINATION "${CMAKE_INSTALL_BINDIR}")
+install(DIRECTORY "${PROJECT_SOURCE_DIR}/lockstep" DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}"
+  FILES_MATCHING PATTERN "*.h" PATTERN "test_*.h" EXCLUDE)
+install(EXPORT lockstepTargets NAMESPACE lockstep:: DESTINATION "${lockstep_package_dir}")
+
+# libtorch has no stable C++ interface: what was compiled with one minor version fits that one alone.
+string(REGEX MATCH "^[0-9]+\\.[0-9]+" LOCKSTEP_TORCH_SERIES "${Torch_VERSION}")
+configure_package_config_file(
+  "${PROJECT_SOURCE_DIR}/cmake/lockstepConfig.cmake.in" "${PROJECT_BINARY_DIR}/lockstepConfig.cmake"
+  INSTALL_DESTINATION "${lockstep_package_dir}")
+write_basic_package_version_file(
+  "${PROJECT_BINARY_DIR}/lockstepConfigVersion.cmake" COMPATIBILITY SameMinorVersion)
+install(FILES "${PROJECT_BINARY_DIR}/lockstepConfig.cmake"
+  "${PROJECT_BINARY_DIR}/lockstepConfigVersion.cmake" DESTINATION "${lockstep_package_dir}")

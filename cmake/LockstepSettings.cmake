@@ -1,0 +1,32 @@
+# How everything is compiled: language, warnings, sanitizers, where binaries land, what is found.
+option(LOCKSTEP_BUILD_TESTS "Build the test suite" ON)
+set(LOCKSTEP_SANITIZE "" CACHE STRING "address or thread: build everything of ours with that sanitizer")
+
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+
+find_program(LOCKSTEP_CCACHE ccache)
+if(LOCKSTEP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_CXX_COMPILER_LAUNCHER "${LOCKSTEP_CCACHE}")
+endif()
+
+find_package(Threads REQUIRED)
+find_package(ZLIB REQUIRED)
+find_package(nlohmann_json 3.11 REQUIRED)
+find_package(CLI11 2.1 REQUIRED)
+find_package(Torch 2.11 REQUIRED)
+if(LOCKSTEP_BUILD_TESTS)
+  enable_testing()
+  find_package(GTest 1.12 REQUIRED)
+  include(GoogleTest)
+endif()
+
+# The torch wheel carries its own fmt, and it must win over any other. Code that may not see torch
+# still wants fmt, so it is shown that one folder alone.
+find_path(LOCKSTEP_TORCH_INCLUDE fmt/format.h HINTS ${TORCH_INCLUDE_DIRS} NO_DEFAULT_PATH REQUIRED)
+file(MAKE_DIRECTORY "${CMAKE_BINARY_DIR}/fmt_only")
+file(CREATE_LINK "${LOCKSTEP_TORCH_INCLUDE}/fmt" "${CMAKE_BINARY_DIR}/fmt_only/fmt" SYMBOLIC)

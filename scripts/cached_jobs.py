@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs one command a file, several at a time, and not again while nothing it depends on has changed.
+
+A job's key is a hash of its command, of the configuration that rules it, and of the text of its file
+and of every file of ours that includes, directly or not. Keys of jobs that passed are remembered as
+empty files, so a checkout that fails is asked again and one that passed is not.
+"""
+import hashlib
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+INCLUDE = re.compile(r'^\s*#\s*include\s*["<]((?:lockstep|cli|examples|tests|bench)/[^">]+)[">]', re.MULTILINE)
+
+
+@dataclass
+class Job:
+    path: str  # The file it is about, from the repository's root.
+    command: list  # Fails by its exit code; what it prints is then shown.
+    folder: str  # Where it runs.
+    salt: object = None  # What else the outcome depends on; JSON can write it.
+
+
+def read_compile_commands(build):
+    """The compile commands of our own sources, by path: {path: {"arguments": [...], "directory": ...}}."""
+    try:
+        entries = json.loads(Path(build, "compile_commands.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        sys.exit(f"{build}/compile_commands.json is not there; run ./dev build first")
+    ours = {}
+    for entry in entries:
+        file = Path(entry["directory"], entry["file"]).resolve()
+        if ROOT in file.parents and ROOT / "build" not in file.parents and file.is_file():
+            arguments = entry.get("arguments") or shlex.split(entry["command"])
+            ours[file.relative_to(ROOT).as_posix()] = {"arguments": arguments, "directory": entry["directory"]}
+    return ours
+
+
+def with_includes(path, seen=None):
+    """`path` and every file of ours that it includes, directly or not."""
+    seen = set() if seen is None else seen
+    if path not in seen and (ROOT / path).is_file():
+        seen.add(path)
+        for target in INCLUDE.findall((ROOT / path).read_text(encoding="utf-8")):
+            with_includes(target, seen)
+    return seen
+
+
+def key_of(job, config):
+    digest = hashlib.sha256(json.dumps([job.command, job.folder, job.salt, config]).encode())
+    for path in sorted(with_includes(job.path)):
+        digest.update(path.encode() + b"\0" + (ROOT / path).read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def run_one(job):
+    began = time.monotonic()
+    done = subprocess.run(
+        job.command, cwd=job.folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, errors="replace", check=False,
+    )
+    return done.returncode, done.stdout, time.monotonic() - began
+
+
+def run_all(name, jobs, workers, cache, config):
+    """Runs what is not in the folder `cache` yet. True if everything passes."""
+    cache.mkdir(parents=True, exist_ok=True)
+    keys = {job.path: key_of(job, config) for job in jobs}
+    todo = [job for job in jobs if not (cache / keys[job.path]).exists()]
+    if len(todo) < len(jobs):
+        print(f"{name}: {len(jobs) - len(todo)} files are as they were when they last passed", flush=True)
+    failed = []
+    with ThreadPoolExecutor(max_workers=workers) as pool:
+        running = {pool.submit(run_one, job): job for job in todo}
+        for number, future in enumerate(as_completed(running), 1):
+            job = running[future]
+            code, output, seconds = future.result()
+            verdict = "" if code == 0 else "  FAILED"
+            print(f"[{number}/{len(todo)}] {seconds:5.1f} s  {job.path}{verdict}", flush=True)
+            if code == 0:
+                (cache / keys[job.path]).touch()
+            else:
+                print(output.strip(), flush=True)
+                failed.append(job.path)
+    for path in keys.keys() & set(failed):
+        print(f"{name}: {path} failed", file=sys.stderr)
+    print(f"{name}: {len(jobs)} files, {len(failed) or 'none'} failed", file=sys.stderr)
+    return not failed
