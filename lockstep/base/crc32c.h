@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+namespace lockstep {
+
+/// CRC-32C (Castagnoli, as in iSCSI, ext4 and TFRecord) of `size` bytes at `data`, going on from
+/// `previous`: crc32c(crc32c(0, a), b) is the checksum of a followed by b. Start with 0.
+///
+/// Uses SSE4.2 where the processor has it (several GB/s), tables elsewhere (about 1 GB/s).
+/// Thread-safe, never throws.
+uint32_t crc32c(uint32_t previous, const void* data, size_t size);
+
+inline uint32_t crc32c(std::string_view bytes) {
+  return crc32c(0, bytes.data(), bytes.size());
+}
+
+/// The form TFRecord stores, so that a checksum of data that holds checksums stays a good one.
+constexpr uint32_t masked_crc32c(uint32_t crc) {
+  return ((crc >> 15) | (crc << 17)) + 0xa282ead8U;
+}
+
+namespace detail {
+
+/// The two ways there are; both give the same answer. The second needs have_crc32c_instruction().
+uint32_t crc32c_by_table(uint32_t previous, const void* data, size_t size);
+uint32_t crc32c_by_instruction(uint32_t previous, const void* data, size_t size);
+bool have_crc32c_instruction();
+
+}  // namespace detail
+}  // namespace lockstep

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/base/env.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cstdlib>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep {
+
+Environment Environment::process() {
+  return Environment([](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+  });
+}
+
+Environment Environment::of(std::map<std::string, std::string> values) {
+  return Environment(
+      [values = std::move(values)](const std::string& name) -> std::optional<std::string> {
+        const auto found = values.find(name);
+        return found == values.end() ? std::nullopt : std::optional<std::string>(found->second);
+      });
+}
+
+std::optional<std::string> Environment::text(const std::string& name) const {
+  std::optional<std::string> value = lookup_(name);
+  if (value && value->empty()) {
+    value.reset();
+  }
+  return value;
+}
+
+std::optional<int64_t> Environment::integer(
+    const std::string& name, int64_t min, int64_t max) const {
+  const std::optional<std::string> value = text(name);
+  if (!value) {
+    return std::nullopt;
+  }
+  const std::optional<int64_t> number = parse_integer(*value);
+  if (!number || *number < min || *number > max) {
+    throw ConfigError(
+        "environment",
+        fmt::format(
+            "{} makes no sense; got '{}', expected a whole number from {} to {}; unset it or set "
+            "it right",
+            name,
+            *value,
+            min,
+            max));
+  }
+  return number;
+}
+
+std::optional<bool> Environment::boolean(const std::string& name) const {
+  const std::optional<std::string> value = text(name);
+  if (!value) {
+    return std::nullopt;
+  }
+  std::string lower = *value;
+  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) {
+    return static_cast<char>(std::tolower(c));
+  });
+  if (lower == "1" || lower == "true" || lower == "yes" || lower == "on") {
+    return true;
+  }
+  if (lower == "0" || lower == "false" || lower == "no" || lower == "off") {
+    return false;
+  }
+  throw ConfigError(
+      "environment",
+      fmt::format(
+          "{} makes no sense; got '{}', expected 1 or 0, true or false, yes or no", name, *value));
+}
+
+std::optional<int64_t> parse_integer(const std::string& text) {
+  int64_t number = 0;
+  const char* end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || stop != end || text.empty()) {
+    return std::nullopt;
+  }
+  return number;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace lockstep {
+
+/// The root of everything Lockstep throws.
+///
+/// A message reads `[where] what happened; got X, expected Y; try Z (rank r of n)`. The constructor
+/// adds the brackets and the rank; the thrower writes the rest. There are exactly three children,
+/// one for each thing a caller can do about it.
+class Error : public std::runtime_error {
+ public:
+  Error(const std::string& where, const std::string& what);
+};
+
+/// The user can mend it: a value, a file, a call out of order. The job should end with exit code 2.
+class ConfigError : public Error {
+ public:
+  using Error::Error;
+};
+
+/// A collective failed, timed out, or the ranks disagree on what to do. The group is dead: build a
+/// new one, which in practice means restart the job.
+class CommError : public Error {
+ public:
+  /// `op`: the operation's name. `peer`: the rank it failed on, -1 if unknown. `seconds`: how long
+  /// it took.
+  CommError(const std::string& op, const std::string& what, int peer = -1, double seconds = 0);
+  const std::string& op() const { return op_; }
+  int peer() const { return peer_; }
+  double seconds() const { return seconds_; }
+
+ private:
+  std::string op_;
+  int peer_;
+  double seconds_;
+};
+
+/// A checkpoint cannot be written, or must not be trusted.
+class CheckpointError : public Error {
+ public:
+  /// `path`: the file or folder; `tensor`: the tensor's name, empty if the whole file is meant.
+  CheckpointError(const std::string& path, const std::string& what, const std::string& tensor = "");
+  const std::string& path() const { return path_; }
+  const std::string& tensor() const { return tensor_; }
+
+ private:
+  std::string path_;
+  std::string tensor_;
+};
+
+/// Exit codes of every program of ours; other failures end with the failing rank's own code.
+enum ExitCode : int {
+  kExitOk = 0,
+  kExitFailure = 1,
+  kExitUsage = 2,        ///< Usage or configuration.
+  kExitPreempted = 75,   ///< Told to stop, state saved.
+  kExitSignalBase = 128  ///< 128 + the signal's number.
+};
+
+namespace detail {
+[[noreturn]] void assertion_failed(
+    const char* file, int line, const char* condition, const std::string& why);
+}  // namespace detail
+
+}  // namespace lockstep
+
+/// A condition only a fault of Lockstep itself can break. `why` is a string for whoever reads the
+/// report.
+#define LOCKSTEP_ASSERT(condition, why)                                            \
+  do {                                                                             \
+    if (!(condition)) {                                                            \
+      ::lockstep::detail::assertion_failed(__FILE__, __LINE__, #condition, (why)); \
+    }                                                                              \
+  } while (false)

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+#include "lockstep/tracking/append_file.h"
+#include "lockstep/tracking/tracker.h"
+
+namespace lockstep::tracking {
+
+/// Writes one JSON object a line, for jq, pandas.read_json(lines=True) and people:
+///
+///     {"config": {"lr": 0.1}, "time": 1732190000.001}
+///     {"step": 10, "time": 1732190000.123, "loss": 0.5}
+///     {"status": "finished", "time": 1732190060.456}
+///
+/// A line of values is one that has "step". "time" is in seconds since 1970. Numbers read back as
+/// exactly the same double; those JSON has no word for are the strings "NaN", "Infinity" and
+/// "-Infinity".
+///
+/// An existing file is appended to, so a resumed run goes on in it: of a step that is there twice
+/// the later line counts. A last line that a crash has torn is ended first. One write(2) a line.
+class JsonlTracker final : public Tracker {
+ public:
+  /// Creates parent folders and file where missing; ConfigError, naming the path, if it cannot.
+  explicit JsonlTracker(const std::filesystem::path& path);
+
+  std::string name() const override { return "jsonl"; }
+  const std::filesystem::path& path() const { return file_.path(); }
+
+ private:
+  void do_store_config(const nlohmann::json& config) override;
+  /// ConfigError for values named "step" or "time".
+  void do_log(const Values& values, int64_t step) override;
+  void do_flush() override;
+  void do_finish(RunStatus status) override;
+  void append_line(std::string line);
+
+  AppendFile file_;
+  bool torn_;  ///< The file does not end with a newline, and nothing has been appended to it yet.
+};
+
+}  // namespace lockstep::tracking

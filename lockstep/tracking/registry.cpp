@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/tracking/registry.h"
+
+#include <algorithm>
+#include <functional>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/suggest.h"
+#include "lockstep/tracking/jsonl.h"
+#include "lockstep/tracking/tensorboard.h"
+
+namespace lockstep::tracking {
+namespace {
+
+using Folder = std::filesystem::path;
+
+/// A new tracker is one line here.
+struct Entry {
+  const char* name;
+  std::function<std::unique_ptr<Tracker>(const Folder& folder)> make;
+};
+
+const std::vector<Entry>& entries() {
+  static const std::vector<Entry> all = {
+      {"jsonl",
+       [](const Folder& folder) {
+         return std::make_unique<JsonlTracker>(folder / "metrics.jsonl");
+       }},
+      {"tensorboard",
+       [](const Folder& folder) { return std::make_unique<TensorBoardTracker>(folder); }},
+  };
+  return all;
+}
+
+Folder run_folder(const MakeOptions& options) {
+  if (options.project_dir.empty()) {
+    throw ConfigError(
+        "tracking", "project_dir is empty; got '', expected a folder for all runs; try 'runs'");
+  }
+  const std::filesystem::path name = options.project_name;
+  const bool leads_out =
+      name.is_absolute() ||
+      std::any_of(name.begin(), name.end(), [](const auto& part) { return part == ".."; });
+  if (name.empty() || leads_out) {
+    throw ConfigError(
+        "tracking",
+        fmt::format(
+            "project_name names no folder inside {}; got '{}', expected a relative path without "
+            "'..'",
+            options.project_dir.string(),
+            options.project_name));
+  }
+  return options.project_dir / name;
+}
+
+}  // namespace
+
+std::vector<std::string> tracker_names() {
+  std::vector<std::string> names;
+  for (const Entry& entry : entries()) {
+    names.emplace_back(entry.name);
+  }
+  return names;
+}
+
+std::unique_ptr<Tracker> make_tracker(const std::string& name, const MakeOptions& options) {
+  for (const Entry& entry : entries()) {
+    if (name == entry.name) {
+      return entry.make(run_folder(options));
+    }
+  }
+  const std::vector<std::string> names = tracker_names();
+  throw ConfigError(
+      "tracking",
+      fmt::format(
+          "there is no such tracker; got '{}', expected one of {}{}",
+          name,
+          fmt::join(names, ", "),
+          did_you_mean(name, names)));
+}
+
+}  // namespace lockstep::tracking

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/tracking/tensorboard.h"
+
+#include <array>
+#include <cstdint>
+#include <unistd.h>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "lockstep/tracking/tfevents.h"
+
+namespace lockstep::tracking {
+namespace {
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  if (::gethostname(name.data(), name.size() - 1) != 0 || name[0] == '\0') {
+    return "localhost";
+  }
+  return name.data();
+}
+
+void create_event_file(AppendFile& file, const std::filesystem::path& folder) {
+  const std::string stem = fmt::format(
+      "events.out.tfevents.{}.{}.{}.",
+      static_cast<int64_t>(wall_time_s()),
+      host_name(),
+      ::getpid());
+  // Taken names are those of other trackers of this process, and of a process that had its number.
+  for (int n = 0; !file.create(folder / (stem + std::to_string(n))); ++n) {
+  }
+}
+
+}  // namespace
+
+TensorBoardTracker::TensorBoardTracker(const std::filesystem::path& folder) {
+  make_folders(folder);
+  create_event_file(file_, folder);
+  file_.append(tfevents::frame_record(tfevents::file_version(wall_time_s())));
+}
+
+void TensorBoardTracker::do_store_config(const nlohmann::json& config) {
+  const double now_s = wall_time_s();
+  hparams_ = tfevents::flat_hparams(config);
+  const std::string markdown = "```json\n" + config.dump(2) + "\n```";
+  file_.append(
+      tfevents::frame_record(tfevents::text(now_s, "config", markdown)) +
+      tfevents::frame_record(tfevents::session_start(now_s, hparams_)));
+}
+
+void TensorBoardTracker::do_log(const Values& values, int64_t step) {
+  file_.append(tfevents::frame_record(tfevents::scalars(wall_time_s(), step, values)));
+  for (const auto& [tag, value] : values) {
+    tags_.insert(tag);
+  }
+}
+
+void TensorBoardTracker::do_flush() {
+  file_.sync();
+}
+
+void TensorBoardTracker::do_finish(RunStatus status) {
+  const double now_s = wall_time_s();
+  if (!hparams_.is_null()) {
+    // The columns are named only now that all metrics are known: TensorBoard keeps the first such
+    // record of a run, and where there is none, as while the run goes on, it finds the columns by
+    // itself.
+    const std::vector<std::string> metrics(tags_.begin(), tags_.end());
+    file_.append(
+        tfevents::frame_record(tfevents::experiment(now_s, hparams_, metrics)) +
+        tfevents::frame_record(tfevents::session_end(now_s, status)));
+  }
+  file_.close();
+}
+
+}  // namespace lockstep::tracking

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/tracking/tfevents.h"
+
+#include <cmath>
+#include <limits>
+
+#include <nlohmann/json.hpp>
+
+#include "lockstep/base/crc32c.h"
+#include "lockstep/base/error.h"
+#include "lockstep/tracking/protobuf_wire.h"
+
+namespace lockstep::tracking::tfevents {
+namespace {
+
+using nlohmann::json;
+
+// Field numbers of tensorflow/core/{util/event,framework/summary,framework/tensor}.proto.
+constexpr uint32_t kEventWallTime = 1;
+constexpr uint32_t kEventStep = 2;
+constexpr uint32_t kEventFileVersion = 3;
+constexpr uint32_t kEventSummary = 5;
+constexpr uint32_t kSummaryValue = 1;
+constexpr uint32_t kValueTag = 1;
+constexpr uint32_t kValueSimple = 2;
+constexpr uint32_t kValueTensor = 8;
+constexpr uint32_t kValueMetadata = 9;
+constexpr uint32_t kMetadataPluginData = 1;
+constexpr uint32_t kPluginName = 1;
+constexpr uint32_t kPluginContent = 2;
+constexpr uint32_t kTensorDtype = 1;
+constexpr uint32_t kTensorShape = 2;
+constexpr uint32_t kTensorStrings = 8;
+constexpr uint32_t kShapeDim = 2;
+constexpr uint32_t kDimSize = 1;
+constexpr int64_t kDtypeString = 7;
+
+// And of tensorboard/plugins/hparams/{plugin_data,api}.proto.
+constexpr uint32_t kHParamsExperiment = 2;
+constexpr uint32_t kHParamsSessionStart = 3;
+constexpr uint32_t kHParamsSessionEnd = 4;
+constexpr uint32_t kExperimentTime = 3;
+constexpr uint32_t kExperimentHParams = 4;
+constexpr uint32_t kExperimentMetrics = 5;
+constexpr uint32_t kHParamName = 1;
+constexpr uint32_t kHParamType = 4;
+constexpr uint32_t kMetricName = 1;
+constexpr uint32_t kMetricNameTag = 2;
+constexpr uint32_t kStartHParams = 1;
+constexpr uint32_t kStartTime = 5;
+constexpr uint32_t kEndStatus = 1;
+constexpr uint32_t kEndTime = 2;
+constexpr int64_t kTypeString = 1;
+constexpr int64_t kTypeBool = 2;
+constexpr int64_t kTypeNumber = 3;
+constexpr int64_t kStatusSuccess = 1;
+constexpr int64_t kStatusFailure = 2;
+
+// And of google/protobuf/struct.proto, of a map entry.
+constexpr uint32_t kStructNumber = 2;
+constexpr uint32_t kStructString = 3;
+constexpr uint32_t kStructBool = 4;
+constexpr uint32_t kMapKey = 1;
+constexpr uint32_t kMapValue = 2;
+
+ProtobufWriter event(double wall_time_s) {
+  return ProtobufWriter().number(kEventWallTime, wall_time_s);
+}
+
+ProtobufWriter plugin_metadata(std::string_view plugin, std::string_view content) {
+  ProtobufWriter data;
+  data.bytes(kPluginName, plugin);
+  if (!content.empty()) {
+    data.bytes(kPluginContent, content);
+  }
+  return ProtobufWriter().message(kMetadataPluginData, data);
+}
+
+std::string hparams_event(
+    double wall_time_s, std::string_view tag, uint32_t field, const ProtobufWriter& data) {
+  const ProtobufWriter content = ProtobufWriter().message(field, data);
+  const ProtobufWriter value =
+      ProtobufWriter()
+          .bytes(kValueTag, tag)
+          .message(kValueMetadata, plugin_metadata("hparams", content.written()));
+  return event(wall_time_s)
+      .message(kEventSummary, ProtobufWriter().message(kSummaryValue, value))
+      .written();
+}
+
+ProtobufWriter struct_value(const json& value) {
+  if (value.is_boolean()) {
+    return ProtobufWriter().varint(kStructBool, value.get<bool>() ? 1 : 0);
+  }
+  if (value.is_number()) {
+    return ProtobufWriter().number(kStructNumber, value.get<double>());
+  }
+  LOCKSTEP_ASSERT(value.is_string(), "flat_hparams leaves only booleans, numbers and strings");
+  return ProtobufWriter().bytes(kStructString, value.get_ref<const std::string&>());
+}
+
+int64_t type_of(const json& value) {
+  if (value.is_boolean()) {
+    return kTypeBool;
+  }
+  return value.is_number() ? kTypeNumber : kTypeString;
+}
+
+/// A double beyond single precision is no value a cast must give; an infinity is what rounding
+/// gives.
+float to_single(double value) {
+  constexpr double kMost = std::numeric_limits<float>::max();
+  if (std::isfinite(value) && std::abs(value) > kMost) {
+    return std::copysign(
+        std::numeric_limits<float>::infinity(), static_cast<float>(value > 0 ? 1 : -1));
+  }
+  return static_cast<float>(value);
+}
+
+void flatten(const json& value, const std::string& name, json& flat) {
+  if (value.is_object()) {
+    const std::string prefix = name.empty() ? "" : name + ".";
+    for (const auto& [key, item] : value.items()) {
+      flatten(item, std::string(prefix).append(key), flat);
+    }
+  } else if (value.is_array() || value.is_null()) {
+    flat[name] = value.dump();
+  } else {
+    flat[name] = value;
+  }
+}
+
+}  // namespace
+
+std::string frame_record(std::string_view payload) {
+  std::string record;
+  record.reserve(payload.size() + 16);
+  append_little_endian(record, static_cast<uint64_t>(payload.size()));
+  append_little_endian(record, masked_crc32c(crc32c(record)));
+  record += payload;
+  append_little_endian(record, masked_crc32c(crc32c(payload)));
+  return record;
+}
+
+std::string file_version(double wall_time_s) {
+  return event(wall_time_s).bytes(kEventFileVersion, "brain.Event:2").written();
+}
+
+std::string scalars(double wall_time_s, int64_t step, const Values& values) {
+  ProtobufWriter summary;
+  for (const auto& [tag, value] : values) {
+    summary.message(
+        kSummaryValue,
+        ProtobufWriter().bytes(kValueTag, tag).number(kValueSimple, to_single(value)));
+  }
+  return event(wall_time_s).varint(kEventStep, step).message(kEventSummary, summary).written();
+}
+
+std::string text(double wall_time_s, const std::string& tag, std::string_view markdown) {
+  const ProtobufWriter shape =
+      ProtobufWriter().message(kShapeDim, ProtobufWriter().varint(kDimSize, 1));
+  const ProtobufWriter tensor = ProtobufWriter()
+                                    .varint(kTensorDtype, kDtypeString)
+                                    .message(kTensorShape, shape)
+                                    .bytes(kTensorStrings, markdown);
+  const ProtobufWriter value = ProtobufWriter()
+                                   .bytes(kValueTag, tag + "/text_summary")
+                                   .message(kValueTensor, tensor)
+                                   .message(kValueMetadata, plugin_metadata("text", ""));
+  return event(wall_time_s)
+      .message(kEventSummary, ProtobufWriter().message(kSummaryValue, value))
+      .written();
+}
+
+nlohmann::json flat_hparams(const nlohmann::json& config) {
+  json flat = json::object();
+  flatten(config, "", flat);
+  return flat;
+}
+
+std::string session_start(double wall_time_s, const nlohmann::json& hparams) {
+  ProtobufWriter start;
+  for (const auto& [name, value] : hparams.items()) {
+    start.message(
+        kStartHParams,
+        ProtobufWriter().bytes(kMapKey, name).message(kMapValue, struct_value(value)));
+  }
+  start.number(kStartTime, wall_time_s);
+  return hparams_event(wall_time_s, "_hparams_/session_start_info", kHParamsSessionStart, start);
+}
+
+std::string experiment(
+    double wall_time_s, const nlohmann::json& hparams, const std::vector<std::string>& metrics) {
+  ProtobufWriter data;
+  data.number(kExperimentTime, wall_time_s);
+  for (const auto& [name, value] : hparams.items()) {
+    data.message(
+        kExperimentHParams,
+        ProtobufWriter().bytes(kHParamName, name).varint(kHParamType, type_of(value)));
+  }
+  for (const std::string& metric : metrics) {
+    const ProtobufWriter name = ProtobufWriter().bytes(kMetricNameTag, metric);
+    data.message(kExperimentMetrics, ProtobufWriter().message(kMetricName, name));
+  }
+  return hparams_event(wall_time_s, "_hparams_/experiment", kHParamsExperiment, data);
+}
+
+std::string session_end(double wall_time_s, RunStatus status) {
+  const int64_t code = status == RunStatus::kFinished ? kStatusSuccess : kStatusFailure;
+  const ProtobufWriter end =
+      ProtobufWriter().varint(kEndStatus, code).number(kEndTime, wall_time_s);
+  return hparams_event(wall_time_s, "_hparams_/session_end_info", kHParamsSessionEnd, end);
+}
+
+}  // namespace lockstep::tracking::tfevents

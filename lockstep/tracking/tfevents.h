@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "lockstep/tracking/tracker.h"
+
+/// The bytes of TensorBoard's event files: TensorFlow's Event and Summary, TensorBoard's HParams.
+/// Each function returns one serialized Event; frame_record() makes a record of the file from it.
+/// `wall_time_s` is in seconds since 1970. Pure functions.
+namespace lockstep::tracking::tfevents {
+
+/// A TFRecord: length, masked CRC-32C of the length, `payload`, masked CRC-32C of the payload.
+std::string frame_record(std::string_view payload);
+
+/// What every file begins with.
+std::string file_version(double wall_time_s);
+
+/// One scalar for each value. TensorBoard's scalars have single precision: 1/3 reads back as
+/// 0.33333334, and what is beyond it as an infinity.
+std::string scalars(double wall_time_s, int64_t step, const Values& values);
+
+/// Shown by the Text tab under `tag`, as Markdown.
+std::string text(double wall_time_s, const std::string& tag, std::string_view markdown);
+
+/// A config as HParams shows it, one level deep: {"optimizer": {"lr": 0.1}} -> {"optimizer.lr":
+/// 0.1}. Lists and null become their JSON text.
+nlohmann::json flat_hparams(const nlohmann::json& config);
+
+/// The run begins, with these `hparams` (of flat_hparams).
+std::string session_start(double wall_time_s, const nlohmann::json& hparams);
+/// Which columns the HParams tab has: settings and, as `metrics`, names of scalars.
+std::string experiment(
+    double wall_time_s, const nlohmann::json& hparams, const std::vector<std::string>& metrics);
+std::string session_end(double wall_time_s, RunStatus status);
+
+}  // namespace lockstep::tracking::tfevents

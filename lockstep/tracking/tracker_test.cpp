@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/tracking/tracker.h"
+
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/base/error.h"
+#include "lockstep/tracking/jsonl.h"
+#include "lockstep/tracking/tensorboard.h"
+#include "lockstep/tracking/test_folder.h"
+
+namespace lockstep::tracking {
+namespace {
+
+using nlohmann::json;
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+/// Writes down what reaches a tracker.
+class Recorder final : public Tracker {
+ public:
+  std::string name() const override { return "recorder"; }
+  std::vector<std::string> calls;
+
+ private:
+  void do_store_config(const json& config) override { calls.push_back("config " + config.dump()); }
+  void do_log(const Values& values, int64_t step) override {
+    calls.push_back("log " + std::to_string(values.size()) + " at " + std::to_string(step));
+  }
+  void do_flush() override { calls.emplace_back("flush"); }
+  void do_finish(RunStatus status) override { calls.emplace_back(name_of(status)); }
+};
+
+TEST(Tracker, PassesOnWhatMakesSense) {
+  Recorder tracker;
+  tracker.store_config({{"lr", 0.1}});
+  tracker.log({{"loss", 0.5}, {"accuracy", 0.9}}, 0);
+  tracker.log({}, 1);
+  tracker.flush();
+  tracker.finish(RunStatus::kKilled);
+  EXPECT_THAT(tracker.calls, ElementsAre("config {\"lr\":0.1}", "log 2 at 0", "flush", "killed"));
+}
+
+TEST(Tracker, FinishCountsOnceAndIsFinishedByDefault) {
+  Recorder tracker;
+  tracker.finish();
+  tracker.finish(RunStatus::kFailed);
+  tracker.flush();
+  EXPECT_THAT(tracker.calls, ElementsAre("finished"));
+}
+
+TEST(Tracker, NothingCanBeLoggedAfterFinish) {
+  Recorder tracker;
+  tracker.finish();
+  const auto message = AllOf(HasSubstr("after finish"), HasSubstr("'recorder'"));
+  EXPECT_THAT([&] { tracker.log({{"a", 1}}, 1); }, ThrowsMessage<ConfigError>(message));
+  EXPECT_THAT([&] { tracker.log({}, 1); }, ThrowsMessage<ConfigError>(message));
+  EXPECT_THAT([&] { tracker.store_config(json::object()); }, ThrowsMessage<ConfigError>(message));
+}
+
+TEST(Tracker, RefusesStepsNamesAndConfigsThatMakeNoSense) {
+  Recorder tracker;
+  EXPECT_THAT(
+      [&] {
+        tracker.log({{"a", 1}}, -1);
+      },
+      ThrowsMessage<ConfigError>(AllOf(HasSubstr("step"), HasSubstr("-1"))));
+  EXPECT_THAT(
+      [&] {
+        tracker.log({{"a", 1}, {"", 2.5}}, 3);
+      },
+      ThrowsMessage<ConfigError>(AllOf(HasSubstr("no name"), HasSubstr("2.5"))));
+  EXPECT_THAT(
+      [&] {
+        tracker.log({{"bad \xff", 1}}, 3);
+      },
+      ThrowsMessage<ConfigError>(HasSubstr("no UTF-8")));
+  for (const json& config : {json(nullptr), json(1), json::array({1})}) {
+    EXPECT_THAT(
+        [&] { tracker.store_config(config); },
+        ThrowsMessage<ConfigError>(HasSubstr(config.type_name())));
+  }
+  EXPECT_TRUE(tracker.calls.empty());
+}
+
+TEST(Tracker, ConfigsArriveAsEveryFormatCanHoldThem) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  const json config = {
+      {"clip", infinity},
+      {"nested", {{"floor", -infinity}, {"list", {1, std::nan("")}}}},
+      {"path", "bad \xff"},
+      {"seed", 7}};
+  Recorder tracker;
+  tracker.store_config(config);
+  EXPECT_EQ(
+      json::parse(tracker.calls.at(0).substr(7)),
+      (json{
+          {"clip", "Infinity"},
+          {"nested", {{"floor", "-Infinity"}, {"list", {1, "NaN"}}}},
+          {"path", "bad \xef\xbf\xbd"},
+          {"seed", 7}}));
+}
+
+TEST(Tracker, DestructionWithoutFinishKeepsWhatWasLogged) {
+  const TestFolder folder;
+  std::filesystem::path events;
+  {
+    JsonlTracker jsonl(folder.path() / "m.jsonl");
+    TensorBoardTracker tensorboard(folder.path());
+    events = tensorboard.path();
+    jsonl.log({{"a", 1}}, 1);
+    tensorboard.log({{"a", 1}}, 1);
+  }
+  EXPECT_EQ(lines_of(folder.path() / "m.jsonl").size(), 1U);
+  EXPECT_EQ(records_of(bytes_of(events)).size(), 2U);
+}
+
+}  // namespace
+}  // namespace lockstep::tracking

@@ -1,0 +1,100 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Prints the byte fixtures of lockstep/tracking/tfevents_test.cpp, made by TensorBoard's classes.
+
+    make_fixtures.py > /tmp/fixtures     # "NAME hex", one a line
+"""
+import io
+
+from tensorboard.compat.proto import event_pb2, summary_pb2, tensor_pb2
+from tensorboard.plugins.hparams import api_pb2, plugin_data_pb2
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+
+class Sink(io.BytesIO):
+    def close(self):
+        pass
+
+
+def frame(payload):
+    sink = Sink()
+    RecordWriter(sink).write(payload)
+    return sink.getvalue()
+
+
+def event(*values, step=0):
+    return event_pb2.Event(
+        wall_time=1.5, step=step, summary=summary_pb2.Summary(value=values))
+
+
+def scalar(tag, value):
+    return summary_pb2.Summary.Value(tag=tag, simple_value=value)
+
+
+def metadata(plugin, content=b""):
+    data = summary_pb2.SummaryMetadata.PluginData(plugin_name=plugin, content=content)
+    return summary_pb2.SummaryMetadata(plugin_data=data)
+
+
+def hparams(tag, **data):
+    # version 0 is the default, and not written.
+    content = plugin_data_pb2.HParamsPluginData(**data).SerializeToString(deterministic=True)
+    return event(summary_pb2.Summary.Value(
+        tag="_hparams_/" + tag, metadata=metadata("hparams", content)))
+
+
+def text(tag, markdown):
+    tensor = tensor_pb2.TensorProto(dtype=7, string_val=[markdown.encode()])
+    tensor.tensor_shape.dim.add(size=1)
+    return event(summary_pb2.Summary.Value(
+        tag=tag + "/text_summary", metadata=metadata("text"), tensor=tensor))
+
+
+def session_start():
+    start = plugin_data_pb2.SessionStartInfo(start_time_secs=1.5)
+    start.hparams["amp"].bool_value = True
+    start.hparams["lr"].number_value = 0.1
+    start.hparams["model"].string_value = "cnn"
+    return hparams("session_start_info", session_start_info=start)
+
+
+def experiment():
+    return hparams("experiment", experiment=api_pb2.Experiment(
+        time_created_secs=1.5,
+        hparam_infos=[
+            api_pb2.HParamInfo(name="amp", type=api_pb2.DATA_TYPE_BOOL),
+            api_pb2.HParamInfo(name="lr", type=api_pb2.DATA_TYPE_FLOAT64),
+            api_pb2.HParamInfo(name="model", type=api_pb2.DATA_TYPE_STRING)],
+        metric_infos=[
+            api_pb2.MetricInfo(name=api_pb2.MetricName(tag=tag)) for tag in ("accuracy", "loss")]))
+
+
+def session_end(status):
+    return hparams("session_end_info", session_end_info=plugin_data_pb2.SessionEndInfo(
+        status=status, end_time_secs=1.5))
+
+
+def main():
+    infinity = float("inf")
+    fixtures = {
+        "FRAME": frame(b"abc"),
+        "FRAME_EMPTY": frame(b""),
+        "VERSION": event_pb2.Event(wall_time=1.5, file_version="brain.Event:2"),
+        "SCALARS": event(scalar("loss", 0.25), scalar("train/accuracy", 1 / 3), step=300),
+        "INFINITE": event(
+            scalar("a", infinity), scalar("b", -infinity), scalar("c", infinity),
+            scalar("d", -infinity), step=1),
+        "TEXT": text("config", "# lr"),
+        "START": session_start(),
+        "EXPERIMENT": experiment(),
+        "END_SUCCESS": session_end(api_pb2.STATUS_SUCCESS),
+        "END_FAILURE": session_end(api_pb2.STATUS_FAILURE),
+    }
+    for name, fixture in fixtures.items():
+        if not isinstance(fixture, bytes):
+            fixture = fixture.SerializeToString(deterministic=True)
+        print(name, fixture.hex())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Prints, as one JSON object, what TensorBoard's own reader finds in a run's folder.
+
+    read_tensorboard.py DIR
+    {"scalars": {"loss": [{"step": 0, "value": 0.5, "wall_time": 1732190000.1}, ...]},
+     "text": {"config/text_summary": ["..."]},
+     "hparams": {"start": {"lr": 0.1}, "types": {"lr": 3}, "metrics": ["loss"], "status": 1}}
+
+"hparams" holds what is there: nothing, "start" while a run goes on, all once it has finished.
+Numbers JSON has no word for are the strings "NaN", "Infinity" and "-Infinity". Exit code 3: this
+Python has no tensorboard.
+"""
+import json
+import math
+import sys
+
+try:
+    from tensorboard.backend.event_processing import event_accumulator
+    from tensorboard.plugins.hparams import metadata as hparams_metadata
+except ImportError as error:
+    print(f"{sys.executable} has no tensorboard: {error}", file=sys.stderr)
+    sys.exit(3)
+
+
+def portable(number):
+    if math.isnan(number):
+        return "NaN"
+    if math.isinf(number):
+        return "Infinity" if number > 0 else "-Infinity"
+    return number
+
+
+def plain(value):
+    """A google.protobuf.Value as JSON."""
+    kind = value.WhichOneof("kind")
+    return portable(value.number_value) if kind == "number_value" else getattr(value, kind)
+
+
+def read_hparams(accumulator):
+    tags = accumulator.PluginTagToContent("hparams") if "hparams" in plugins(accumulator) else {}
+    found = {}
+    if hparams_metadata.SESSION_START_INFO_TAG in tags:
+        start = hparams_metadata.parse_session_start_info_plugin_data(
+            tags[hparams_metadata.SESSION_START_INFO_TAG])
+        found["start"] = {name: plain(value) for name, value in start.hparams.items()}
+    if hparams_metadata.EXPERIMENT_TAG in tags:
+        experiment = hparams_metadata.parse_experiment_plugin_data(
+            tags[hparams_metadata.EXPERIMENT_TAG])
+        found["types"] = {info.name: info.type for info in experiment.hparam_infos}
+        found["metrics"] = [info.name.tag for info in experiment.metric_infos]
+    if hparams_metadata.SESSION_END_INFO_TAG in tags:
+        end = hparams_metadata.parse_session_end_info_plugin_data(
+            tags[hparams_metadata.SESSION_END_INFO_TAG])
+        found["status"] = end.status
+    return found
+
+
+def plugins(accumulator):
+    return {
+        metadata.plugin_data.plugin_name
+        for metadata in accumulator.summary_metadata.values()
+    }
+
+
+def main():
+    accumulator = event_accumulator.EventAccumulator(
+        sys.argv[1], size_guidance={event_accumulator.SCALARS: 0, event_accumulator.TENSORS: 0})
+    accumulator.Reload()
+    tags = accumulator.Tags()
+    scalars = {
+        tag: [{"step": event.step, "value": portable(event.value), "wall_time": event.wall_time}
+              for event in accumulator.Scalars(tag)]
+        for tag in tags["scalars"]
+    }
+    text = {
+        tag: [value.decode() for event in accumulator.Tensors(tag)
+              for value in event.tensor_proto.string_val]
+        for tag in tags["tensors"]
+        if accumulator.SummaryMetadata(tag).plugin_data.plugin_name == "text"
+    }
+    print(json.dumps({"scalars": scalars, "text": text, "hparams": read_hparams(accumulator)}))
+
+
+if __name__ == "__main__":
+    main()
