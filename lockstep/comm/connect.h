@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "lockstep/base/env.h"
+#include "lockstep/base/world.h"
+#include "lockstep/comm/group.h"
+
+namespace lockstep {
+
+struct ConnectOptions {
+  /// How long any operation may take. LOCKSTEP_TIMEOUT_MS.
+  comm::Milliseconds timeout{std::chrono::minutes(10)};
+  /// How long to wait for all ranks to appear. LOCKSTEP_JOIN_TIMEOUT_MS.
+  comm::Milliseconds join_timeout{std::chrono::minutes(2)};
+
+  /// The defaults, overridden by the variables above; ConfigError if they make no sense.
+  static ConnectOptions from_environment(const Environment& environment);
+};
+
+/// Meets the other ranks of `world` and returns the group of all of them; a world of one connects
+/// to nothing. Collective.
+///
+/// Rank 0 serves the store at master_addr:master_port (a client like all others under torchrun,
+/// whose agent serves it). When all ranks share a host, store and data connections bind to loopback
+/// only.
+///
+/// ConfigError: the port is taken. CommError, within join_timeout: the store cannot be reached
+/// (names the address), ranks are missing (names them), two processes claim one rank, or worlds of
+/// different size meet.
+Group connect(const WorldSpec& world, ConnectOptions options = {});
+
+}  // namespace lockstep

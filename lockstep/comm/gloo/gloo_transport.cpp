@@ -1,0 +1,346 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/comm/gloo/gloo_transport.h"
+
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <ATen/Functions.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/gloo/rendezvous.h"
+#include "lockstep/comm/ordered_worker.h"
+
+namespace lockstep::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Tensors = std::vector<at::Tensor>;
+
+// Tags of point-to-point messages: headers of the sender, of the receiver, then the payload.
+constexpr int kSenderHeader = 1;
+constexpr int kReceiverHeader = 2;
+constexpr int kPayload = 3;
+
+c10d::ReduceOp to_c10d(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAvg:  // Gloo has no average: it is divided afterwards.
+      return c10d::ReduceOp::SUM;
+    case ReduceOp::kMin:
+      return c10d::ReduceOp::MIN;
+    case ReduceOp::kMax:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::kProduct:
+      return c10d::ReduceOp::PRODUCT;
+  }
+  return c10d::ReduceOp::SUM;
+}
+
+/// The memory of a contiguous tensor as bytes: what only moves data need not know the dtype, and
+/// Gloo does not know all of them.
+at::Tensor bytes_of(const at::Tensor& tensor) {
+  return at::from_blob(
+      tensor.data_ptr(), {static_cast<int64_t>(tensor.nbytes())}, at::TensorOptions(at::kByte));
+}
+
+at::Tensor print_tensor(Fingerprint& print) {
+  return at::from_blob(&print, {16}, at::TensorOptions(at::kLong));
+}
+
+Tensors parts_of(const at::Tensor& bytes, int count) {
+  Tensors parts;
+  const int64_t each = bytes.numel() / count;
+  for (int i = 0; i < count; ++i) {
+    parts.push_back(bytes.narrow(0, i * each, each));
+  }
+  return parts;
+}
+
+std::string first_line(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
+/// What the progress threads share with the transport; it outlives the transport if an operation
+/// does.
+struct Link {
+  c10::intrusive_ptr<c10d::Store> store;
+  c10::intrusive_ptr<c10d::Backend> backend;
+  int rank = 0;
+  int size = 1;
+  std::mutex mutex;
+  std::string dead;
+
+  std::string cause_of_death() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return dead;
+  }
+  void die(const std::string& why) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (dead.empty()) {
+      dead = why;
+    }
+  }
+
+  /// Runs one operation, translating what c10d throws at the edge of comm/.
+  template <typename Body>
+  void guarded(Op op, const Body& body) {
+    const std::string cause = cause_of_death();
+    if (!cause.empty()) {
+      throw CommError(name_of(op), "the group is dead since an earlier failure: " + cause);
+    }
+    const auto start = Clock::now();
+    const c10::AutoGradMode no_grad(false);
+    try {
+      body();
+    } catch (const CommError& error) {
+      die(error.what());
+      throw;
+    } catch (const std::exception& error) {
+      const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+      const std::string why = fmt::format(
+          "failed after {:.1f} s; a peer died or did not come: {}",
+          seconds,
+          first_line(error.what()));
+      die(fmt::format("{} {}", name_of(op), why));
+      throw CommError(name_of(op), why, -1, seconds);
+    }
+  }
+
+  std::vector<Fingerprint> exchange(Fingerprint mine, Milliseconds timeout) {
+    std::vector<Fingerprint> all(static_cast<size_t>(size));
+    at::Tensor input = print_tensor(mine);
+    at::Tensor output =
+        at::from_blob(all.data(), {int64_t{16} * size}, at::TensorOptions(at::kLong));
+    all_gather(output, input, timeout);
+    return all;
+  }
+
+  void all_gather(at::Tensor& output, at::Tensor& input, Milliseconds timeout) {
+    c10d::AllgatherOptions options;
+    options.timeout = timeout;
+    backend->_allgather_base(output, input, options)->wait();
+  }
+
+  void perform(const Collective& c, Milliseconds timeout) {
+    switch (c.op) {
+      case Op::kAllReduce: {
+        c10d::AllreduceOptions options;
+        options.reduceOp = to_c10d(c.reduce);
+        options.timeout = timeout;
+        Tensors tensors{c.output.view({-1})};
+        backend->allreduce(tensors, options)->wait();
+        if (c.reduce == ReduceOp::kAvg) {
+          tensors[0].div_(size);
+        }
+        break;
+      }
+      case Op::kReduceScatter: {
+        c10d::ReduceScatterOptions options;
+        options.reduceOp = to_c10d(c.reduce);
+        options.timeout = timeout;
+        at::Tensor output = c.output.view({-1});
+        at::Tensor input = c.input.view({-1});
+        backend->_reduce_scatter_base(output, input, options)->wait();
+        if (c.reduce == ReduceOp::kAvg) {
+          output.div_(size);
+        }
+        break;
+      }
+      case Op::kAllGather: {
+        at::Tensor output = bytes_of(c.output);
+        at::Tensor input = bytes_of(c.input);
+        all_gather(output, input, timeout);
+        break;
+      }
+      case Op::kAllToAll: {
+        c10d::AllToAllOptions options;
+        options.timeout = timeout;
+        at::Tensor output = bytes_of(c.output);
+        at::Tensor input = bytes_of(c.input);
+        std::vector<int64_t> even;
+        backend->alltoall_base(output, input, even, even, options)->wait();
+        break;
+      }
+      case Op::kBroadcast: {
+        c10d::BroadcastOptions options;
+        options.rootRank = c.root;
+        options.timeout = timeout;
+        Tensors tensors{bytes_of(c.output)};
+        backend->broadcast(tensors, options)->wait();
+        break;
+      }
+      case Op::kGather: {
+        c10d::GatherOptions options;
+        options.rootRank = c.root;
+        options.timeout = timeout;
+        Tensors inputs{bytes_of(c.input)};
+        std::vector<Tensors> outputs;
+        if (rank == c.root) {
+          outputs.push_back(parts_of(bytes_of(c.output), size));
+        }
+        backend->gather(outputs, inputs, options)->wait();
+        break;
+      }
+      case Op::kScatter: {
+        c10d::ScatterOptions options;
+        options.rootRank = c.root;
+        options.timeout = timeout;
+        Tensors outputs{bytes_of(c.output)};
+        std::vector<Tensors> inputs;
+        if (rank == c.root) {
+          inputs.push_back(parts_of(bytes_of(c.input), size));
+        }
+        backend->scatter(outputs, inputs, options)->wait();
+        break;
+      }
+      default:
+        break;  // A barrier is done when the fingerprints have met.
+    }
+  }
+
+  void collective(const Collective& c, int64_t sequence, Milliseconds timeout) {
+    guarded(c.op, [&] {
+      if (const auto sides = mismatch(exchange(fingerprint_of(c, sequence), timeout))) {
+        throw CommError(name_of(c.op), *sides);
+      }
+      const at::Tensor& any = c.output.defined() ? c.output : c.input;
+      if (any.defined() && any.numel() > 0) {
+        perform(c, timeout);
+      }
+    });
+  }
+
+  void wait_all(std::vector<c10::intrusive_ptr<c10d::Work>> works, Milliseconds timeout) {
+    for (auto& work : works) {
+      if (!work->wait(timeout)) {
+        throw std::runtime_error("timed out");
+      }
+    }
+  }
+
+  void point_to_point(const Collective& c, Milliseconds timeout) {
+    guarded(c.op, [&] {
+      const bool sends = c.op == Op::kSend;
+      Fingerprint mine = fingerprint_of(c, 0);
+      Fingerprint theirs;
+      Tensors out{print_tensor(mine)};
+      Tensors in{print_tensor(theirs)};
+      wait_all(
+          {backend->send(out, c.root, sends ? kSenderHeader : kReceiverHeader),
+           backend->recv(in, c.root, sends ? kReceiverHeader : kSenderHeader)},
+          timeout);
+      if (const auto sides = mismatch(mine, rank, theirs, c.root)) {
+        throw CommError(name_of(c.op), *sides, c.root);
+      }
+      Tensors payload{bytes_of(sends ? c.input : c.output)};
+      if (payload[0].numel() > 0) {
+        wait_all(
+            {sends ? backend->send(payload, c.root, kPayload)
+                   : backend->recv(payload, c.root, kPayload)},
+            timeout);
+      }
+    });
+  }
+};
+
+class GlooTransport final : public Transport {
+ public:
+  GlooTransport(
+      c10::intrusive_ptr<c10d::Store> store,
+      std::string address,
+      int rank,
+      int size,
+      Milliseconds join_timeout)
+      : address_(std::move(address)), link_(std::make_shared<Link>()) {
+    auto options = c10d::ProcessGroupGloo::Options::create(join_timeout);
+    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address_));
+    link_->store = store;
+    link_->rank = rank;
+    link_->size = size;
+    try {
+      link_->backend =
+          c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, std::move(options));
+    } catch (const std::exception& error) {
+      throw CommError(
+          "join", fmt::format("cannot connect to all ranks: {}", first_line(error.what())));
+    }
+  }
+
+  const char* name() const override { return "gloo"; }
+  int rank() const override { return link_->rank; }
+  int size() const override { return link_->size; }
+
+  std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) override {
+    check_on_cpu(collective);
+    const Op op = collective.op;
+    if (op == Op::kSend || op == Op::kRecv) {
+      OrderedWorker& worker = op == Op::kSend ? sends_ : receives_;
+      return worker.submit(name_of(op), [link = link_, c = std::move(collective), timeout] {
+        link->point_to_point(c, timeout);
+      });
+    }
+    return collectives_.submit(
+        name_of(op), [link = link_, c = std::move(collective), n = sequence_++, timeout] {
+          link->collective(c, n, timeout);
+        });
+  }
+
+  std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override {
+    at::Tensor choices = at::empty({2 * size()}, at::kLong);
+    Collective gather{
+        .op = Op::kAllGather, .input = at::tensor({color, key}, at::kLong), .output = choices};
+    start(std::move(gather), timeout)->wait(timeout);
+    const int64_t* choice = choices.const_data_ptr<int64_t>();
+    int new_rank = 0;
+    int new_size = 0;
+    for (int other = 0; other < size(); ++other) {
+      if (choice[2 * other] == color) {
+        ++new_size;
+        new_rank += std::pair(choice[2 * other + 1], int64_t{other}) <
+                            std::pair(int64_t{key}, int64_t{rank()})
+                        ? 1
+                        : 0;
+      }
+    }
+    auto store = c10::make_intrusive<c10d::PrefixStore>(
+        fmt::format("split_{}_{}/", splits_++, color), link_->store);
+    return std::make_shared<GlooTransport>(std::move(store), address_, new_rank, new_size, timeout);
+  }
+
+ private:
+  static void check_on_cpu(const Collective& collective) {
+    for (const at::Tensor& tensor : {collective.input, collective.output}) {
+      if (tensor.defined() && !tensor.is_cpu()) {
+        throw ConfigError(
+            name_of(collective.op),
+            fmt::format("Gloo moves CPU tensors only; got one on {}", tensor.device().str()));
+      }
+    }
+  }
+
+  std::string address_;
+  std::shared_ptr<Link> link_;
+  OrderedWorker collectives_;
+  OrderedWorker sends_;
+  OrderedWorker receives_;
+  int64_t sequence_ = 0;
+  int64_t splits_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<Transport> make_gloo_transport(const WorldSpec& world, Milliseconds join_timeout) {
+  auto store = join_store(world, join_timeout);
+  return std::make_shared<GlooTransport>(
+      std::move(store), data_address(world), world.rank, world.size, join_timeout);
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/comm/gloo/gloo_transport.h"
+
+#include <arpa/inet.h>
+#include <fstream>
+#include <netinet/in.h>
+#include <sstream>
+#include <string>
+#include <sys/socket.h>
+#include <thread>
+#include <unistd.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/connect.h"
+#include "lockstep/comm/gloo/gloo_ranks.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// A loopback port with a listener on it, or, once closed, one that is free.
+class Port {
+ public:
+  Port() : fd_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    ::bind(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
+    ::listen(fd_, 1);
+    socklen_t length = sizeof(address);
+    ::getsockname(fd_, reinterpret_cast<sockaddr*>(&address), &length);
+    number_ = ntohs(address.sin_port);
+  }
+  ~Port() { close(); }
+  Port(const Port&) = delete;
+  Port& operator=(const Port&) = delete;
+  int number() const { return number_; }
+  void close() {
+    if (fd_ >= 0) {
+      ::close(fd_);
+      fd_ = -1;
+    }
+  }
+
+ private:
+  int fd_;
+  int number_ = 0;
+};
+
+WorldSpec world_of(int rank, int size, int port) {
+  WorldSpec world;
+  world.rank = world.local_rank = rank;
+  world.size = world.local_size = size;
+  world.master_port = port;
+  return world;
+}
+
+template <typename Expected>
+std::string error_of(const WorldSpec& world, int join_timeout_ms) {
+  try {
+    connect(world, {.join_timeout = comm::Milliseconds(join_timeout_ms)});
+  } catch (const Expected& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(GlooJoin, a_taken_port_is_named_at_once) {
+  Port taken;
+  EXPECT_THAT(
+      error_of<ConfigError>(world_of(0, 2, taken.number()), 60000),
+      AllOf(HasSubstr(std::to_string(taken.number())), HasSubstr("MASTER_PORT")));
+}
+
+TEST(GlooJoin, missing_ranks_are_named) {
+  Port port;
+  port.close();
+  EXPECT_THAT(
+      error_of<CommError>(world_of(0, 4, port.number()), 300),
+      HasSubstr("ranks 1, 2, 3 did not join"));
+}
+
+TEST(GlooJoin, an_unreachable_store_is_named) {
+  Port port;
+  port.close();
+  EXPECT_THAT(
+      error_of<CommError>(world_of(1, 2, port.number()), 300),
+      HasSubstr("cannot reach rank 0's store at 127.0.0.1:" + std::to_string(port.number())));
+}
+
+TEST(GlooJoin, worlds_of_different_size_are_refused) {
+  Port port;
+  port.close();
+  std::string other;
+  std::thread second([&] { other = error_of<CommError>(world_of(1, 3, port.number()), 2000); });
+  const std::string first = error_of<CommError>(world_of(0, 2, port.number()), 2000);
+  second.join();
+  EXPECT_THAT(first + other, HasSubstr("worlds of different size meet"));
+}
+
+TEST(GlooJoin, a_rank_claimed_twice_is_refused) {
+  Port port;
+  port.close();
+  std::string a, b, c;
+  std::thread one([&] { a = error_of<CommError>(world_of(1, 3, port.number()), 1000); });
+  std::thread two([&] { b = error_of<CommError>(world_of(1, 3, port.number()), 1000); });
+  c = error_of<CommError>(world_of(0, 3, port.number()), 1000);
+  one.join();
+  two.join();
+  EXPECT_THAT(a + b, HasSubstr("two processes say they are rank 1"));
+  EXPECT_THAT(c, HasSubstr("rank 2 did not join"));
+}
+
+/// Local addresses this process listens on, from the kernel's table.
+std::string listening_addresses() {
+  std::ostringstream found;
+  for (const char* table : {"/proc/self/net/tcp", "/proc/self/net/tcp6"}) {
+    std::ifstream file(table);
+    std::string line;
+    while (std::getline(file, line)) {
+      std::istringstream fields(line);
+      std::string slot, local, remote, state;
+      fields >> slot >> local >> remote >> state;
+      if (state == "0A") {
+        found << local << "\n";
+      }
+    }
+  }
+  return found.str();
+}
+
+TEST(GlooJoin, ranks_of_one_host_listen_on_loopback_only) {
+  const std::string before = listening_addresses();
+  gloo_ranks(2, [&](Group group) {
+    group.barrier();
+    std::istringstream lines(listening_addresses());
+    std::string line;
+    while (std::getline(lines, line)) {
+      if (before.find(line) == std::string::npos) {
+        EXPECT_EQ(line.substr(0, 8), "0100007F") << "listens beyond 127.0.0.1: " << line;
+      }
+    }
+    group.barrier();
+  });
+}
+
+TEST(GlooGroup, one_that_lost_a_peer_says_so_and_stays_dead) {
+  gloo_ranks(2, [](Group group) {
+    group.barrier();
+    if (group.rank() == 1) {
+      return;  // Leaves, and its connections with it.
+    }
+    std::string first;
+    try {
+      group.barrier();
+    } catch (const CommError& error) {
+      first = error.what();
+    }
+    EXPECT_THAT(first, HasSubstr("a peer died or did not come"));
+    EXPECT_THROW(
+        {
+          try {
+            group.barrier();
+          } catch (const CommError& error) {
+            EXPECT_THAT(error.what(), HasSubstr("the group is dead"));
+            throw;
+          }
+        },
+        CommError);
+  });
+}
+
+TEST(ConnectOptions, are_read_from_the_environment) {
+  const auto options = ConnectOptions::from_environment(
+      Environment::of({{"LOCKSTEP_TIMEOUT_MS", "1500"}, {"LOCKSTEP_JOIN_TIMEOUT_MS", "20"}}));
+  EXPECT_EQ(options.timeout.count(), 1500);
+  EXPECT_EQ(options.join_timeout.count(), 20);
+  EXPECT_THROW(
+      ConnectOptions::from_environment(Environment::of({{"LOCKSTEP_TIMEOUT_MS", "0"}})),
+      ConfigError);
+}
+
+}  // namespace
+}  // namespace lockstep

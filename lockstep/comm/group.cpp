@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/comm/group.h"
+
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <ATen/ops/empty.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep {
+namespace {
+
+using comm::Collective;
+using comm::Op;
+
+std::string shape_text(const at::Tensor& tensor) {
+  return fmt::format(
+      "{}[{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "));
+}
+
+void check_tensor(Op op, const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    throw ConfigError(comm::name_of(op), "the tensor is undefined");
+  }
+  if (tensor.layout() != at::kStrided || !tensor.is_contiguous()) {
+    throw ConfigError(
+        comm::name_of(op),
+        fmt::format(
+            "the tensor {} is not contiguous in memory; pass tensor.contiguous()",
+            shape_text(tensor)));
+  }
+}
+
+void check_reducible(Op op, const at::Tensor& tensor, ReduceOp reduce) {
+  check_tensor(op, tensor);
+  switch (tensor.scalar_type()) {
+    case at::kFloat:
+    case at::kDouble:
+    case at::kHalf:
+    case at::kBFloat16:
+      return;
+    case at::kByte:
+    case at::kChar:
+    case at::kInt:
+    case at::kLong:
+      if (reduce == ReduceOp::kAvg) {
+        throw ConfigError(
+            comm::name_of(op),
+            fmt::format(
+                "an average of {} would be rounded; reduce a floating point tensor",
+                shape_text(tensor)));
+      }
+      return;
+    default:
+      throw ConfigError(
+          comm::name_of(op),
+          fmt::format(
+              "cannot reduce {}; expected float32, float64, float16, bfloat16, uint8, int8, int32 "
+              "or int64",
+              shape_text(tensor)));
+  }
+}
+
+void check_divisible(Op op, const at::Tensor& tensor, int size) {
+  if (tensor.dim() == 0 || tensor.size(0) % size != 0) {
+    throw ConfigError(
+        comm::name_of(op),
+        fmt::format(
+            "dimension 0 cannot be cut into {} equal parts; got {}; pad it or choose another size",
+            size,
+            shape_text(tensor)));
+  }
+}
+
+void check_rank(Op op, int rank, int size, const char* what) {
+  if (rank < 0 || rank >= size) {
+    throw ConfigError(
+        comm::name_of(op),
+        fmt::format("no such {}; got rank {}, expected 0 to {}", what, rank, size - 1));
+  }
+}
+
+/// `like` with its first dimension multiplied by `times` and divided by `parts`.
+at::Tensor scaled(const at::Tensor& like, int times, int parts) {
+  std::vector<int64_t> sizes(like.sizes().begin(), like.sizes().end());
+  if (sizes.empty()) {
+    sizes.push_back(1);
+  }
+  sizes[0] = sizes[0] * times / parts;
+  return at::empty(sizes, like.options().requires_grad(false));
+}
+
+}  // namespace
+
+at::Tensor Pending::wait() {
+  return wait(timeout_);
+}
+
+at::Tensor Pending::wait(comm::Milliseconds timeout) {
+  if (work_) {
+    work_->wait(timeout);
+    work_.reset();
+  }
+  return result_;
+}
+
+Group::Group() = default;
+
+Group::Group(std::shared_ptr<comm::Transport> transport, comm::Milliseconds timeout)
+    : transport_(std::move(transport)), timeout_(timeout) {
+  if (timeout_.count() <= 0) {
+    throw ConfigError(
+        "group", fmt::format("a timeout must be positive; got {} ms", timeout_.count()));
+  }
+}
+
+int Group::rank() const {
+  return transport_ ? transport_->rank() : 0;
+}
+
+int Group::size() const {
+  return transport_ ? transport_->size() : 1;
+}
+
+const char* Group::transport_name() const {
+  return transport_ ? transport_->name() : "none";
+}
+
+Pending Group::start(Collective collective, at::Tensor result) {
+  return {std::move(result), transport_->start(std::move(collective), timeout_), timeout_};
+}
+
+Pending Group::all_reduce(at::Tensor tensor, ReduceOp op) {
+  check_reducible(Op::kAllReduce, tensor, op);
+  if (size() == 1) {
+    return Pending(std::move(tensor));
+  }
+  return start({.op = Op::kAllReduce, .output = tensor.detach(), .reduce = op}, tensor);
+}
+
+Pending Group::reduce_scatter(const at::Tensor& input, ReduceOp op) {
+  check_reducible(Op::kReduceScatter, input, op);
+  check_divisible(Op::kReduceScatter, input, size());
+  if (size() == 1) {
+    return Pending(input);
+  }
+  const at::Tensor output = scaled(input, 1, size());
+  return start(
+      {.op = Op::kReduceScatter, .input = input.detach(), .output = output, .reduce = op}, output);
+}
+
+Pending Group::all_gather(const at::Tensor& input) {
+  check_tensor(Op::kAllGather, input);
+  const at::Tensor rows = input.dim() == 0 ? input.reshape({1}) : input;
+  if (size() == 1) {
+    return Pending(rows);
+  }
+  const at::Tensor output = scaled(rows, size(), 1);
+  return start({.op = Op::kAllGather, .input = rows.detach(), .output = output}, output);
+}
+
+Pending Group::all_to_all(const at::Tensor& input) {
+  check_tensor(Op::kAllToAll, input);
+  check_divisible(Op::kAllToAll, input, size());
+  if (size() == 1) {
+    return Pending(input);
+  }
+  const at::Tensor output = scaled(input, 1, 1);
+  return start({.op = Op::kAllToAll, .input = input.detach(), .output = output}, output);
+}
+
+Pending Group::broadcast(at::Tensor tensor, int root) {
+  check_tensor(Op::kBroadcast, tensor);
+  check_rank(Op::kBroadcast, root, size(), "root");
+  if (size() == 1) {
+    return Pending(std::move(tensor));
+  }
+  return start({.op = Op::kBroadcast, .output = tensor.detach(), .root = root}, tensor);
+}
+
+Pending Group::gather(const at::Tensor& input, int root) {
+  check_tensor(Op::kGather, input);
+  check_rank(Op::kGather, root, size(), "root");
+  const at::Tensor rows = input.dim() == 0 ? input.reshape({1}) : input;
+  if (size() == 1) {
+    return Pending(rows);
+  }
+  const at::Tensor output = rank() == root ? scaled(rows, size(), 1) : at::Tensor();
+  return start({.op = Op::kGather, .input = rows.detach(), .output = output, .root = root}, output);
+}
+
+Pending Group::scatter(at::Tensor output, const at::Tensor& input, int root) {
+  check_tensor(Op::kScatter, output);
+  check_rank(Op::kScatter, root, size(), "root");
+  Collective collective{.op = Op::kScatter, .output = output.detach(), .root = root};
+  if (rank() == root) {
+    check_tensor(Op::kScatter, input);
+    check_divisible(Op::kScatter, input, size());
+    collective.input = input.detach();
+    const bool fits = output.dim() > 0 && input.numel() == output.numel() * size() &&
+                      input.dim() == output.dim() &&
+                      input.sizes().slice(1) == output.sizes().slice(1) &&
+                      input.scalar_type() == output.scalar_type();
+    if (!fits) {
+      throw ConfigError(
+          "scatter",
+          fmt::format(
+              "input must be {} outputs along dimension 0; got input {}, output {}",
+              size(),
+              shape_text(input),
+              shape_text(output)));
+    }
+  }
+  if (size() == 1) {
+    output.detach().copy_(input);
+    return Pending(std::move(output));
+  }
+  return start(std::move(collective), output);
+}
+
+Pending Group::send(const at::Tensor& tensor, int peer) {
+  check_tensor(Op::kSend, tensor);
+  check_rank(Op::kSend, peer, size(), "peer");
+  if (peer == rank()) {
+    throw ConfigError("send", "a rank cannot send to itself");
+  }
+  return start({.op = Op::kSend, .input = tensor.detach(), .root = peer}, tensor);
+}
+
+Pending Group::recv(at::Tensor tensor, int peer) {
+  check_tensor(Op::kRecv, tensor);
+  check_rank(Op::kRecv, peer, size(), "peer");
+  if (peer == rank()) {
+    throw ConfigError("recv", "a rank cannot receive from itself");
+  }
+  return start({.op = Op::kRecv, .output = tensor.detach(), .root = peer}, tensor);
+}
+
+void Group::barrier() {
+  if (size() > 1) {
+    start({.op = Op::kBarrier}, {}).wait();
+  }
+}
+
+Group Group::split(int color, int key) {
+  if (size() == 1) {
+    return *this;
+  }
+  auto part = transport_->split(color, key, timeout_);
+  return part->size() == 1 ? Group() : Group(std::move(part), timeout_);
+}
+
+}  // namespace lockstep

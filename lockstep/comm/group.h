@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/comm/transport.h"
+
+namespace lockstep {
+
+/// The result of an operation that may still be under way.
+///
+/// The tensors of the operation must not be touched before `wait` has returned. Dropping a Pending
+/// without waiting is allowed: the operation goes on, only its failure is then seen by the next
+/// one.
+class Pending {
+ public:
+  explicit Pending(at::Tensor result) : result_(std::move(result)) {}
+  Pending(at::Tensor result, std::shared_ptr<comm::Work> work, comm::Milliseconds timeout)
+      : result_(std::move(result)), work_(std::move(work)), timeout_(timeout) {}
+
+  /// True once `wait` would return, or throw, at once.
+  bool done() const { return !work_ || work_->done(); }
+  /// The result, when it may be read. Throws CommError, with the operation, seconds and what the
+  /// ranks disagreed on; after that the group is dead. Uses the group's timeout unless given one.
+  at::Tensor wait();
+  at::Tensor wait(comm::Milliseconds timeout);
+
+ private:
+  at::Tensor result_;
+  std::shared_ptr<comm::Work> work_;
+  comm::Milliseconds timeout_{0};
+};
+
+/// Ranks that act together.
+///
+/// Every rank of the group must start the same operations in the same order with the same shapes
+/// and dtypes. That is checked across ranks before the payload travels: a mismatch is a CommError
+/// on every rank that names both sides, never a hang or an abort. A group of one returns its input
+/// at once, so the same program runs alone.
+///
+/// Cost: each operation on N > 1 ranks sends 128 bytes more per rank for that check.
+/// A Group is a handle: copies are the same group. Destroying the last one never communicates; an
+/// operation still under way is left to the peers to time out.
+///
+/// Thread safety: none; one thread at a time. After mlx's `Group` and MPI's communicator.
+class Group {
+ public:
+  /// A group of one.
+  Group();
+  /// `timeout`: how long any operation may take before it is a CommError.
+  explicit Group(std::shared_ptr<comm::Transport> transport, comm::Milliseconds timeout);
+
+  int rank() const;
+  int size() const;
+  /// "gloo", "thread", or "none" for a group of one.
+  const char* transport_name() const;
+  comm::Milliseconds timeout() const { return timeout_; }
+
+  /// Reduces `tensor` in place over the ranks; all of them get the same bits. kAvg needs a floating
+  /// point tensor. Result: `tensor`.
+  Pending all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::kSum);
+  /// Reduces `input` (N*k, ...) and gives rank r rows [r*k, (r+1)*k). Result: (k, ...).
+  Pending reduce_scatter(const at::Tensor& input, ReduceOp op = ReduceOp::kSum);
+  /// Concatenates `input` of every rank along dim 0, in rank order; a 0-d tensor counts as (1).
+  Pending all_gather(const at::Tensor& input);
+  /// Part i of `input` (N*k, ...) goes to rank i. Result: (N*k, ...), part i from rank i.
+  Pending all_to_all(const at::Tensor& input);
+  /// Overwrites `tensor` with root's. Result: `tensor`.
+  Pending broadcast(at::Tensor tensor, int root = 0);
+  /// all_gather for `root` alone; the result is undefined elsewhere.
+  Pending gather(const at::Tensor& input, int root = 0);
+  /// Fills `output` (k, ...) with this rank's part of root's `input` (N*k, ...), ignored elsewhere.
+  Pending scatter(at::Tensor output, const at::Tensor& input, int root = 0);
+  /// Point to point. Both ends must name the same shape and dtype; send is done when peer has it
+  /// all.
+  Pending send(const at::Tensor& tensor, int peer);
+  Pending recv(at::Tensor tensor, int peer);
+  /// Returns when every rank has called it.
+  void barrier();
+
+  /// Ranks with equal `color` form a new group, ordered by `key`, then by rank. Collective.
+  Group split(int color, int key = 0);
+
+ private:
+  Pending start(comm::Collective collective, at::Tensor result);
+  std::shared_ptr<comm::Transport> transport_;
+  comm::Milliseconds timeout_{std::chrono::minutes(10)};
+};
+
+}  // namespace lockstep

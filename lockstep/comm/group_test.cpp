@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/comm/group.h"
+
+#include <atomic>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/bytes.h"
+#include "lockstep/comm/gloo/gloo_ranks.h"
+#include "lockstep/comm/thread/ranks.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+/// Every transport must pass the same tests.
+struct Runner {
+  const char* name;
+  void (*run)(int size, const std::function<void(Group)>& body, comm::Milliseconds timeout);
+};
+
+class GroupTest : public ::testing::TestWithParam<std::tuple<Runner, int>> {
+ protected:
+  int size() const { return std::get<1>(GetParam()); }
+  void run(
+      const std::function<void(Group)>& body,
+      comm::Milliseconds timeout = std::chrono::seconds(30)) const {
+    std::get<0>(GetParam()).run(size(), body, timeout);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(
+    Transports,
+    GroupTest,
+    ::testing::Combine(
+        ::testing::Values(Runner{"thread", &ranks}, Runner{"gloo", &gloo_ranks}),
+        ::testing::Values(2, 3, 4)),
+    [](const auto& test) {
+      return std::string(std::get<0>(test.param).name) + "_" +
+             std::to_string(std::get<1>(test.param));
+    });
+
+at::Tensor numbers(int rank, at::ScalarType dtype = at::kFloat) {
+  return (at::arange(6) + 1 + 10 * rank).to(dtype).reshape({2, 3}).contiguous();
+}
+
+TEST_P(GroupTest, all_reduce_computes_every_reduction_in_every_dtype) {
+  run([&](Group group) {
+    for (auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kInt, at::kLong}) {
+      at::Tensor sum = at::zeros({2, 3}, at::kDouble);
+      at::Tensor product = at::ones({2, 3}, at::kDouble);
+      for (int rank = 0; rank < group.size(); ++rank) {
+        sum += numbers(rank).to(at::kDouble);
+        product *= at::full({2, 3}, rank + 1, at::kDouble);
+      }
+      const auto reduced = [&](const at::Tensor& own, ReduceOp op) {
+        return group.all_reduce(own.clone(), op).wait().to(at::kDouble);
+      };
+      const at::Tensor own = numbers(group.rank(), dtype);
+      EXPECT_TRUE(at::equal(reduced(own, ReduceOp::kSum), sum)) << dtype;
+      EXPECT_TRUE(at::equal(reduced(own, ReduceOp::kMin), numbers(0, at::kDouble))) << dtype;
+      EXPECT_TRUE(at::equal(reduced(own, ReduceOp::kMax), numbers(group.size() - 1, at::kDouble)))
+          << dtype;
+      EXPECT_TRUE(at::equal(
+          reduced(at::full({2, 3}, group.rank() + 1, dtype), ReduceOp::kProduct), product))
+          << dtype;
+      if (at::isFloatingType(dtype)) {
+        const double tolerance = dtype == at::kBFloat16 ? 0.2 : 0.02;
+        EXPECT_TRUE(at::allclose(
+            reduced(own, ReduceOp::kAvg), sum / group.size(), tolerance / 10, tolerance))
+            << dtype;
+      }
+    }
+  });
+}
+
+TEST_P(GroupTest, all_reduce_gives_every_rank_the_same_bits) {
+  run([&](Group group) {
+    at::Tensor own = at::sin(at::arange(10007, at::kFloat) * (group.rank() + 1.37));
+    const at::Tensor total = group.all_reduce(own, ReduceOp::kAvg).wait();
+    const at::Tensor all = group.all_gather(total).wait().reshape({group.size(), -1});
+    for (int rank = 1; rank < group.size(); ++rank) {
+      EXPECT_TRUE(at::equal(all[0], all[rank]));
+    }
+  });
+}
+
+TEST_P(GroupTest, moves_rows_between_ranks) {
+  run([&](Group group) {
+    const int n = group.size();
+    const int me = group.rank();
+    const at::Tensor gathered = group.all_gather(at::full({2, 3}, me, at::kLong)).wait();
+    EXPECT_EQ(gathered.sizes(), (std::vector<int64_t>{2L * n, 3}));
+    EXPECT_TRUE(at::equal(gathered.select(1, 0), at::arange(n).repeat_interleave(2)));
+
+    const at::Tensor scalar = group.all_gather(at::full({}, me, at::kLong)).wait();
+    EXPECT_TRUE(at::equal(scalar, at::arange(n)));
+
+    const at::Tensor input = at::arange(2 * n, at::kFloat) + 100 * me;
+    const at::Tensor scattered = group.reduce_scatter(input).wait();
+    const at::Tensor mine = at::arange(2 * me, 2 * me + 2, at::kFloat);
+    EXPECT_TRUE(at::equal(scattered, mine * n + 100 * n * (n - 1) / 2));
+
+    const at::Tensor exchanged = group.all_to_all(at::arange(n) + 10 * me).wait();
+    EXPECT_TRUE(at::equal(exchanged, at::arange(n) * 10 + me));
+
+    for (int root = 0; root < n; ++root) {
+      EXPECT_TRUE(at::equal(
+          group.broadcast(at::full({3}, me == root), root).wait(), at::ones({3}, at::kBool)));
+      const at::Tensor at_root = group.gather(at::full({1, 2}, me, at::kShort), root).wait();
+      EXPECT_EQ(at_root.defined(), me == root);
+      if (me == root) {
+        EXPECT_TRUE(at::equal(at_root.select(1, 1), at::arange(n, at::kShort)));
+      }
+      const at::Tensor part =
+          group.scatter(at::empty({1, 2}), at::arange(2.0 * n).reshape({n, 2}).to(at::kFloat), root)
+              .wait();
+      EXPECT_TRUE(at::equal(part, mine.reshape({1, 2})));
+    }
+    group.barrier();
+  });
+}
+
+TEST_P(GroupTest, empty_tensors_travel) {
+  run([&](Group group) {
+    EXPECT_EQ(group.all_gather(at::empty({0, 4})).wait().sizes(), (std::vector<int64_t>{0, 4}));
+    EXPECT_EQ(group.all_reduce(at::empty({0})).wait().numel(), 0);
+  });
+}
+
+TEST_P(GroupTest, two_ranks_may_send_to_each_other_before_they_receive) {
+  run([&](Group group) {
+    const int next = (group.rank() + 1) % group.size();
+    const int previous = (group.rank() + group.size() - 1) % group.size();
+    Pending sent = group.send(at::full({4}, group.rank(), at::kLong), next);
+    const at::Tensor got = group.recv(at::empty({4}, at::kLong), previous).wait();
+    sent.wait();
+    EXPECT_TRUE(at::equal(got, at::full({4}, previous, at::kLong)));
+  });
+}
+
+TEST_P(GroupTest, operations_started_together_finish_in_order) {
+  run([&](Group group) {
+    std::vector<Pending> pending;
+    for (int i = 0; i < 20; ++i) {
+      pending.push_back(group.all_reduce(at::full({100 + i}, i, at::kFloat)));
+    }
+    for (int i = 19; i >= 0; --i) {
+      EXPECT_TRUE(at::equal(pending[i].wait(), at::full({100 + i}, i * group.size(), at::kFloat)));
+    }
+  });
+}
+
+TEST_P(GroupTest, split_makes_groups_by_color_ordered_by_key) {
+  run([&](Group group) {
+    const int color = group.rank() % 2;
+    Group part = group.split(color, /*key=*/-group.rank());
+    const int members = (group.size() + 1 - color) / 2;
+    EXPECT_EQ(part.size(), members);
+    EXPECT_EQ(part.rank(), members - 1 - group.rank() / 2);
+    const at::Tensor all = part.all_gather(at::full({1}, group.rank(), at::kLong)).wait();
+    for (int i = 0; i < members; ++i) {
+      EXPECT_EQ(all[i].item<int64_t>() % 2, color);
+    }
+    Group whole = group.split(0);
+    EXPECT_EQ(whole.size(), group.size());
+    EXPECT_EQ(whole.rank(), group.rank());
+  });
+}
+
+TEST_P(GroupTest, strings_of_different_length_are_gathered_and_broadcast) {
+  run([&](Group group) {
+    const auto all =
+        all_gather_bytes(group, std::string(static_cast<size_t>(group.rank()) * 3, 'x'));
+    for (int rank = 0; rank < group.size(); ++rank) {
+      EXPECT_EQ(all[rank], std::string(static_cast<size_t>(rank) * 3, 'x'));
+    }
+    EXPECT_EQ(broadcast_bytes(group, group.rank() == 1 ? "hello" : "", 1), "hello");
+  });
+}
+
+/// What one rank does against what the others do; every rank must get a CommError naming both.
+struct Disagreement {
+  const char* name;
+  std::function<void(Group&)> odd, others;
+  std::string odd_text, others_text;
+};
+
+TEST_P(GroupTest, a_mismatch_is_an_error_on_every_rank_that_names_both_sides) {
+  const std::vector<Disagreement> cases = {
+      {"shape",
+       [](Group& g) { g.all_reduce(at::ones({10})).wait(); },
+       [](Group& g) { g.all_reduce(at::ones({20})).wait(); },
+       "all_reduce(sum) of float[10]",
+       "all_reduce(sum) of float[20]"},
+      {"rows",
+       [](Group& g) {
+         g.all_gather(at::ones({4, 2})).wait();
+       },
+       [](Group& g) {
+         g.all_gather(at::ones({2, 4})).wait();
+       },
+       "all_gather of float[4, 2]",
+       "all_gather of float[2, 4]"},
+      {"dtype",
+       [](Group& g) { g.all_reduce(at::ones({4}, at::kDouble)).wait(); },
+       [](Group& g) { g.all_reduce(at::ones({4})).wait(); },
+       "double[4]",
+       "float[4]"},
+      {"reduction",
+       [](Group& g) { g.all_reduce(at::ones({4}), ReduceOp::kMax).wait(); },
+       [](Group& g) { g.all_reduce(at::ones({4})).wait(); },
+       "all_reduce(max)",
+       "all_reduce(sum)"},
+      {"operation",
+       [](Group& g) { g.barrier(); },
+       [](Group& g) { g.broadcast(at::ones({4})).wait(); },
+       "barrier",
+       "broadcast(root 0)"},
+      {"root",
+       [](Group& g) { g.broadcast(at::ones({4}), 1).wait(); },
+       [](Group& g) { g.broadcast(at::ones({4}), 0).wait(); },
+       "broadcast(root 1)",
+       "broadcast(root 0)"},
+  };
+  for (const Disagreement& c : cases) {
+    std::atomic<int> errors{0};
+    run([&](Group group) {
+      group.barrier();
+      try {
+        group.rank() == 1 ? c.odd(group) : c.others(group);
+        ADD_FAILURE() << c.name << ": rank " << group.rank() << " saw no error";
+      } catch (const CommError& error) {
+        EXPECT_THAT(
+            error.what(),
+            AllOf(HasSubstr(c.odd_text), HasSubstr(c.others_text), HasSubstr("rank 1")));
+        ++errors;
+      }
+      EXPECT_THROW(group.barrier(), CommError) << "the group must be dead";
+    });
+    EXPECT_EQ(errors, size()) << c.name;
+  }
+}
+
+TEST_P(GroupTest, both_ends_of_a_message_learn_of_a_mismatch) {
+  std::atomic<int> errors{0};
+  run([&](Group group) {
+    try {
+      if (group.rank() == 0) {
+        group.send(at::ones({3}), 1).wait();
+      } else if (group.rank() == 1) {
+        group.recv(at::ones({5}), 0).wait();
+      }
+    } catch (const CommError& error) {
+      EXPECT_THAT(
+          error.what(), AllOf(HasSubstr("send of float[3]"), HasSubstr("recv of float[5]")));
+      EXPECT_EQ(error.peer(), 1 - group.rank());
+      ++errors;
+    }
+  });
+  EXPECT_EQ(errors, 2);
+}
+
+TEST_P(GroupTest, a_rank_that_does_not_come_is_a_timeout) {
+  std::atomic<int> errors{0};
+  run(
+      [&](Group group) {
+        if (group.rank() != 0) {
+          try {
+            group.all_reduce(at::ones({4})).wait();
+          } catch (const CommError& error) {
+            EXPECT_EQ(error.op(), "all_reduce");
+            ++errors;
+          }
+        }
+      },
+      std::chrono::milliseconds(500));
+  EXPECT_EQ(errors, size() - 1);
+}
+
+TEST(GroupOfOne, returns_its_input_at_once) {
+  Group group;
+  at::Tensor tensor = at::ones({4, 2});
+  EXPECT_EQ(group.size(), 1);
+  EXPECT_STREQ(group.transport_name(), "none");
+  EXPECT_TRUE(group.all_reduce(tensor).wait().is_same(tensor));
+  EXPECT_TRUE(group.all_gather(tensor).wait().is_same(tensor));
+  EXPECT_TRUE(group.broadcast(tensor).wait().is_same(tensor));
+  EXPECT_TRUE(group.all_gather(at::ones({})).wait().dim() == 1);
+  group.barrier();
+  EXPECT_EQ(group.split(3).size(), 1);
+}
+
+TEST(GroupChecks, refuse_bad_arguments_before_anything_is_sent) {
+  Group group;
+  EXPECT_THROW(group.all_reduce(at::Tensor()), ConfigError);
+  EXPECT_THROW(group.all_reduce(at::ones({4, 4}).t()[0]), ConfigError);
+  EXPECT_THROW(group.all_reduce(at::ones({4}, at::kBool)), ConfigError);
+  EXPECT_THROW(group.all_reduce(at::ones({4}, at::kInt), ReduceOp::kAvg), ConfigError);
+  EXPECT_THROW(group.broadcast(at::ones({4}), 1), ConfigError);
+  EXPECT_THROW(group.send(at::ones({4}), 0), ConfigError);
+  EXPECT_THROW(group.scatter(at::ones({2}), at::ones({3})), ConfigError);
+  ranks(2, [](Group pair) {
+    EXPECT_THROW(pair.reduce_scatter(at::ones({3})), ConfigError);
+    EXPECT_THROW(pair.all_to_all(at::ones({})), ConfigError);
+    pair.barrier();
+  });
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep {
+
+/// A parameter or buffer with the name its model gives it: "conv1.weight".
+struct NamedTensor {
+  std::string name;
+  at::Tensor tensor;
+};
+
+using NamedTensors = std::vector<NamedTensor>;
+
+}  // namespace lockstep

@@ -1,0 +1,403 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/comm/thread/thread_transport.h"
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <ATen/Functions.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+at::ScalarType accumulate_type(at::ScalarType type) {
+  return type == at::kHalf || type == at::kBFloat16 ? at::kFloat : type;
+}
+
+/// Inputs in rank order -> one tensor. The order of additions is the contract: rank 0 first.
+at::Tensor reduce_in_order(const std::vector<at::Tensor>& inputs, ReduceOp op) {
+  const at::ScalarType type = accumulate_type(inputs[0].scalar_type());
+  at::Tensor total = inputs[0].to(type, /*non_blocking=*/false, /*copy=*/true);
+  for (size_t i = 1; i < inputs.size(); ++i) {
+    const at::Tensor next = inputs[i].to(type);
+    switch (op) {
+      case ReduceOp::kSum:
+      case ReduceOp::kAvg:
+        total.add_(next);
+        break;
+      case ReduceOp::kMin:
+        total = at::minimum(total, next);
+        break;
+      case ReduceOp::kMax:
+        total = at::maximum(total, next);
+        break;
+      case ReduceOp::kProduct:
+        total.mul_(next);
+        break;
+    }
+  }
+  if (op == ReduceOp::kAvg) {
+    total.div_(static_cast<double>(inputs.size()));
+  }
+  return total;
+}
+
+class FinishedWork final : public Work {
+ public:
+  bool done() const override { return true; }
+  void wait(Milliseconds /*timeout*/) override {}
+};
+
+/// A message on its way between two threads; both ends hold it.
+struct Letter {
+  Collective sent;
+  Fingerprint print;
+  std::atomic<bool> taken{false};
+  std::string refusal;  // Guarded by the hub's mutex.
+};
+
+}  // namespace
+
+class ThreadHub {
+ public:
+  explicit ThreadHub(int size)
+      : size_(size), slots_(size), prints_(size), present_(size, false), colors_(size) {}
+
+  int size() const { return size_; }
+
+  void collective(int rank, Collective mine, const Fingerprint& print, Milliseconds timeout) {
+    const char* name = name_of(mine.op);
+    slots_[rank] = std::move(mine);
+    prints_[rank] = print;
+    meet(rank, name, timeout, [&] {
+      if (const auto sides = mismatch(prints_)) {
+        dead_ = *sides;
+      } else {
+        perform();
+      }
+    });
+  }
+
+  std::shared_ptr<ThreadHub> split(
+      int rank, int color, int key, int& new_rank, Milliseconds timeout) {
+    colors_[rank] = {color, key};
+    meet(rank, "split", timeout, [&] {
+      parts_.clear();
+      for (const auto& [other, unused] : colors_) {
+        const auto members = std::count_if(
+            colors_.begin(), colors_.end(), [&](const auto& c) { return c.first == other; });
+        parts_.emplace(other, std::make_shared<ThreadHub>(static_cast<int>(members)));
+      }
+      std::lock_guard<std::mutex> lock(children_mutex_);
+      for (const auto& [unused, part] : parts_) {
+        children_.push_back(part);
+      }
+    });
+    new_rank = 0;
+    for (int other = 0; other < size_; ++other) {
+      if (colors_[other].first == color &&
+          std::pair(colors_[other].second, other) < std::pair(key, rank)) {
+        ++new_rank;
+      }
+    }
+    auto part = parts_.at(color);
+    meet(rank, "split", timeout, [] {
+    });  // Nobody may start the next split before all have read this one.
+    return part;
+  }
+
+  std::shared_ptr<Letter> post(int from, int to, Collective sent, const Fingerprint& print) {
+    auto letter = std::make_shared<Letter>();
+    letter->sent = std::move(sent);
+    letter->print = print;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    mail_[{from, to}].push_back(letter);
+    changed_.notify_all();
+    return letter;
+  }
+
+  void await_taken(const std::shared_ptr<Letter>& letter, int to, Milliseconds timeout) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    await(lock, "send", to, timeout, [&] { return letter->taken.load(); });
+    if (!letter->refusal.empty()) {
+      throw CommError("send", letter->refusal, to);
+    }
+  }
+
+  void take(
+      int from, int to, const Collective& into, const Fingerprint& print, Milliseconds timeout) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    auto& queue = mail_[{from, to}];
+    await(lock, "recv", from, timeout, [&] { return !queue.empty(); });
+    const auto letter = queue.front();
+    queue.pop_front();
+    letter->taken = true;
+    if (const auto sides = mismatch(letter->print, from, print, to)) {
+      letter->refusal = *sides;
+    } else {
+      at::Tensor output = into.output;
+      output.copy_(letter->sent.input);
+    }
+    changed_.notify_all();
+    if (!letter->refusal.empty()) {
+      throw CommError("recv", letter->refusal, from);
+    }
+  }
+
+  void abort(const std::string& why) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (dead_.empty()) {
+        dead_ = why;
+      }
+      changed_.notify_all();
+    }
+    const std::lock_guard<std::mutex> lock(children_mutex_);
+    for (const auto& weak : children_) {
+      if (const auto child = weak.lock()) {
+        child->abort(why);
+      }
+    }
+  }
+
+ private:
+  /// A barrier at which the last rank to come runs `act` while the others wait.
+  template <typename Act>
+  void meet(int rank, const char* name, Milliseconds timeout, const Act& act) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (!dead_.empty()) {
+      throw CommError(name, "the group is dead: " + dead_);
+    }
+    const int64_t round = round_;
+    present_[rank] = true;
+    if (++arrived_ == size_) {
+      act();
+      arrived_ = 0;
+      present_.assign(size_, false);
+      ++round_;
+      changed_.notify_all();
+    } else {
+      const auto come = [&] { return round_ != round || !dead_.empty(); };
+      if (!changed_.wait_for(lock, timeout, come)) {
+        std::vector<int> missing;
+        for (int other = 0; other < size_; ++other) {
+          if (!present_[other]) {
+            missing.push_back(other);
+          }
+        }
+        dead_ = fmt::format(
+            "rank {} did not come within {:.1f} s",
+            fmt::join(missing, ", "),
+            static_cast<double>(timeout.count()) / 1000);
+        changed_.notify_all();
+      }
+    }
+    if (!dead_.empty()) {
+      throw CommError(name, dead_);
+    }
+  }
+
+  template <typename Ready>
+  void await(
+      std::unique_lock<std::mutex>& lock,
+      const char* name,
+      int peer,
+      Milliseconds timeout,
+      const Ready& ready) {
+    const bool come = changed_.wait_for(lock, timeout, [&] { return ready() || !dead_.empty(); });
+    if (come && ready()) {
+      return;
+    }
+    const double seconds = static_cast<double>(timeout.count()) / 1000;
+    const std::string why =
+        dead_.empty() ? fmt::format("rank {} did not come within {:.1f} s", peer, seconds) : dead_;
+    throw CommError(name, why, peer, seconds);
+  }
+
+  at::Tensor part(const at::Tensor& whole, int rank) const {
+    const int64_t rows = whole.size(0) / size_;
+    return whole.narrow(0, rank * rows, rows);
+  }
+
+  std::vector<at::Tensor> all(at::Tensor Collective::*member) const {
+    std::vector<at::Tensor> tensors;
+    for (const Collective& slot : slots_) {
+      tensors.push_back(slot.*member);
+    }
+    return tensors;
+  }
+
+  void perform() {
+    const int root = slots_[0].root;
+    switch (slots_[0].op) {
+      case Op::kAllReduce: {
+        const at::Tensor total = reduce_in_order(all(&Collective::output), slots_[0].reduce);
+        for (Collective& slot : slots_) {
+          slot.output.copy_(total);
+        }
+        break;
+      }
+      case Op::kReduceScatter: {
+        const at::Tensor total = reduce_in_order(all(&Collective::input), slots_[0].reduce);
+        for (int rank = 0; rank < size_; ++rank) {
+          slots_[rank].output.copy_(part(total, rank));
+        }
+        break;
+      }
+      case Op::kAllGather:
+      case Op::kGather: {
+        const at::Tensor whole = at::cat(all(&Collective::input));
+        for (Collective& slot : slots_) {
+          if (slot.output.defined()) {
+            slot.output.copy_(whole);
+          }
+        }
+        break;
+      }
+      case Op::kAllToAll:
+        for (int to = 0; to < size_; ++to) {
+          for (int from = 0; from < size_; ++from) {
+            part(slots_[to].output, from).copy_(part(slots_[from].input, to));
+          }
+        }
+        break;
+      case Op::kBroadcast:
+        for (int rank = 0; rank < size_; ++rank) {
+          if (rank != root) {
+            slots_[rank].output.copy_(slots_[root].output);
+          }
+        }
+        break;
+      case Op::kScatter:
+        for (int rank = 0; rank < size_; ++rank) {
+          slots_[rank].output.copy_(part(slots_[root].input, rank));
+        }
+        break;
+      default:
+        break;
+    }
+    for (Collective& slot : slots_) {
+      slot = {};
+    }
+  }
+
+  const int size_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Collective> slots_;
+  std::vector<Fingerprint> prints_;
+  std::vector<bool> present_;
+  std::vector<std::pair<int, int>> colors_;
+  std::map<int, std::shared_ptr<ThreadHub>> parts_;
+  std::mutex children_mutex_;
+  std::vector<std::weak_ptr<ThreadHub>> children_;
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Letter>>> mail_;
+  int arrived_ = 0;
+  int64_t round_ = 0;
+  std::string dead_;
+};
+
+namespace {
+
+/// Both ends of a message wait lazily: two ranks that send to each other before they receive are
+/// fine.
+class SendWork final : public Work {
+ public:
+  SendWork(std::shared_ptr<ThreadHub> hub, std::shared_ptr<Letter> letter, int to)
+      : hub_(std::move(hub)), letter_(std::move(letter)), to_(to) {}
+  bool done() const override { return letter_->taken; }
+  void wait(Milliseconds timeout) override { hub_->await_taken(letter_, to_, timeout); }
+
+ private:
+  std::shared_ptr<ThreadHub> hub_;
+  std::shared_ptr<Letter> letter_;
+  int to_;
+};
+
+class RecvWork final : public Work {
+ public:
+  RecvWork(
+      std::shared_ptr<ThreadHub> hub, int from, int to, Collective into, const Fingerprint& print)
+      : hub_(std::move(hub)), from_(from), to_(to), into_(std::move(into)), print_(print) {}
+  bool done() const override { return done_; }
+  void wait(Milliseconds timeout) override {
+    if (!done_) {
+      hub_->take(from_, to_, into_, print_, timeout);
+      done_ = true;
+    }
+  }
+
+ private:
+  std::shared_ptr<ThreadHub> hub_;
+  int from_, to_;
+  Collective into_;
+  Fingerprint print_;
+  bool done_ = false;
+};
+
+class ThreadTransport final : public Transport {
+ public:
+  ThreadTransport(std::shared_ptr<ThreadHub> hub, int rank) : hub_(std::move(hub)), rank_(rank) {}
+
+  const char* name() const override { return "thread"; }
+  int rank() const override { return rank_; }
+  int size() const override { return hub_->size(); }
+
+  std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) override {
+    const int peer = collective.root;
+    if (collective.op == Op::kSend) {
+      const Fingerprint print = fingerprint_of(collective, 0);
+      return std::make_shared<SendWork>(
+          hub_, hub_->post(rank_, peer, std::move(collective), print), peer);
+    }
+    if (collective.op == Op::kRecv) {
+      const Fingerprint print = fingerprint_of(collective, 0);
+      return std::make_shared<RecvWork>(hub_, peer, rank_, std::move(collective), print);
+    }
+    const Fingerprint print = fingerprint_of(collective, sequence_++);
+    hub_->collective(rank_, std::move(collective), print, timeout);
+    return std::make_shared<FinishedWork>();
+  }
+
+  std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override {
+    int new_rank = 0;
+    auto part = hub_->split(rank_, color, key, new_rank, timeout);
+    return std::make_shared<ThreadTransport>(std::move(part), new_rank);
+  }
+
+  void abort(const std::string& why) { hub_->abort(why); }
+
+ private:
+  std::shared_ptr<ThreadHub> hub_;
+  int rank_;
+  int64_t sequence_ = 0;
+};
+
+}  // namespace
+
+std::vector<std::shared_ptr<Transport>> make_thread_transports(int size) {
+  if (size < 1) {
+    throw ConfigError("thread group", fmt::format("needs at least one rank; got {}", size));
+  }
+  const auto hub = std::make_shared<ThreadHub>(size);
+  std::vector<std::shared_ptr<Transport>> transports;
+  for (int rank = 0; rank < size; ++rank) {
+    transports.push_back(std::make_shared<ThreadTransport>(hub, rank));
+  }
+  return transports;
+}
+
+void abort_thread_group(Transport& transport, const std::string& why) {
+  dynamic_cast<ThreadTransport&>(transport).abort(why);
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/flat/coalesce.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include "lockstep/flat/layout.h"
+
+namespace lockstep::flat {
+
+void broadcast_coalesced(
+    Group& group, const std::vector<at::Tensor>& tensors, int root, int64_t cap_bytes) {
+  if (group.size() == 1 || tensors.empty()) {
+    return;
+  }
+  const c10::AutoGradMode no_grad(false);
+  for (const BucketPlan& plan : plan_buckets(tensors, cap_bytes, cap_bytes)) {
+    const at::Tensor& first = tensors[plan.slots.front().parameter];
+    const at::Tensor buffer = at::empty({plan.numel}, first.options().requires_grad(false));
+    if (group.rank() == root) {
+      for (const Slot& slot : plan.slots) {
+        view_like(buffer, slot, tensors[slot.parameter]).copy_(tensors[slot.parameter].detach());
+      }
+    }
+    group.broadcast(buffer, root).wait();
+    if (group.rank() != root) {
+      for (const Slot& slot : plan.slots) {
+        tensors[slot.parameter].detach().copy_(view_like(buffer, slot, tensors[slot.parameter]));
+      }
+    }
+  }
+}
+
+}  // namespace lockstep::flat

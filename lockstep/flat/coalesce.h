@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include "lockstep/comm/group.h"
+
+namespace lockstep::flat {
+
+/// Overwrites `tensors` with root's, a few large broadcasts instead of one each: tensors of one
+/// dtype are copied into a buffer of at most `cap_bytes`, broadcast, and copied back. Shapes and
+/// dtypes must agree on all ranks (compare them first). Autograd does not see it. Collective.
+void broadcast_coalesced(
+    Group& group,
+    const std::vector<at::Tensor>& tensors,
+    int root = 0,
+    int64_t cap_bytes = int64_t{25} << 20);
+
+}  // namespace lockstep::flat

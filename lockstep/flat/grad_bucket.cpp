@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/flat/grad_bucket.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include <ATen/ops/zeros.h>
+
+namespace lockstep::flat {
+
+GradBucket::GradBucket(BucketPlan plan, const std::vector<at::Tensor>& parameters)
+    : plan_(std::move(plan)) {
+  const at::Tensor& first = parameters[plan_.slots.front().parameter];
+  const auto count = static_cast<int64_t>(plan_.slots.size());
+  buffer_ = at::zeros({plan_.numel + count}, first.options().requires_grad(false));
+  gradients_ = buffer_.narrow(0, 0, plan_.numel);
+  flags_ = buffer_.narrow(0, plan_.numel, count);
+  for (const Slot& slot : plan_.slots) {
+    views_.push_back(view_like(buffer_, slot, parameters[slot.parameter]));
+  }
+}
+
+void GradBucket::set_flags(const std::vector<bool>& present) {
+  at::Tensor host = at::zeros({flags_.numel()}, at::kFloat);
+  std::copy(present.begin(), present.end(), host.mutable_data_ptr<float>());
+  flags_.copy_(host);
+}
+
+std::vector<bool> GradBucket::flags() const {
+  const at::Tensor host = flags_.to(at::kCPU, at::kFloat);
+  const float* begin = host.const_data_ptr<float>();
+  std::vector<bool> present;
+  std::transform(
+      begin, begin + host.numel(), std::back_inserter(present), [](float sum) { return sum > 0; });
+  return present;
+}
+
+void GradBucket::zero_gradients() {
+  gradients_.zero_();
+}
+
+}  // namespace lockstep::flat

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/flat/layout.h"
+
+namespace lockstep::flat {
+
+/// The gradients of some parameters in one contiguous buffer.
+///
+/// Each gradient is a view, so autograd accumulates straight into the buffer. Behind the gradients
+/// lies one flag a parameter, of the same dtype: "this rank has a gradient here". Reduced along
+/// with the gradients they tell every rank which parameters took part anywhere, without a message
+/// of their own. Memory: one copy of the gradients, which is also where the parameters' own `grad`
+/// lies.
+class GradBucket {
+ public:
+  GradBucket(BucketPlan plan, const std::vector<at::Tensor>& parameters);
+
+  const std::vector<Slot>& slots() const { return plan_.slots; }
+  /// The gradient of the parameter in slot `index`, shaped like it.
+  const at::Tensor& view(size_t index) const { return views_[index]; }
+  /// Everything there is to reduce: gradients, gaps, flags.
+  const at::Tensor& buffer() const { return buffer_; }
+  /// One flag a slot.
+  void set_flags(const std::vector<bool>& present);
+  /// After a sum or an average: which flags any rank had set.
+  std::vector<bool> flags() const;
+  /// Zeroes all gradients in one pass.
+  void zero_gradients();
+
+ private:
+  BucketPlan plan_;
+  at::Tensor buffer_;
+  at::Tensor gradients_;
+  at::Tensor flags_;
+  std::vector<at::Tensor> views_;
+};
+
+}  // namespace lockstep::flat

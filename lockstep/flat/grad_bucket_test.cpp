@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/flat/grad_bucket.h"
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+namespace lockstep::flat {
+namespace {
+
+GradBucket make(const std::vector<at::Tensor>& parameters) {
+  return GradBucket(plan_buckets(parameters, 1 << 20, 1 << 20).front(), parameters);
+}
+
+TEST(GradBucket, views_lie_in_the_buffer) {
+  const GradBucket bucket = make({at::ones({2, 2}), at::ones({3})});
+  EXPECT_EQ(bucket.view(0).sizes(), at::IntArrayRef({3}));
+  bucket.view(0).fill_(2);
+  bucket.view(1).fill_(5);
+  EXPECT_EQ(bucket.buffer().sum().item<double>(), 6 + 20);
+}
+
+TEST(GradBucket, flags_of_any_rank_survive_an_average) {
+  for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
+    std::vector<at::Tensor> parameters(3, at::ones({2}, dtype));
+    GradBucket mine = make(parameters);
+    GradBucket theirs = make(parameters);
+    mine.set_flags({true, false, false});
+    theirs.set_flags({false, false, true});
+    at::Tensor all = mine.buffer();
+    all.add_(theirs.buffer()).div_(512);
+    EXPECT_EQ(mine.flags(), (std::vector<bool>{true, false, true})) << dtype;
+  }
+}
+
+TEST(GradBucket, zeroing_gradients_leaves_the_flags) {
+  GradBucket bucket = make({at::ones({2}), at::ones({3})});
+  bucket.view(1).fill_(7);
+  bucket.set_flags({true, true});
+  bucket.zero_gradients();
+  EXPECT_EQ(bucket.view(1).sum().item<double>(), 0);
+  EXPECT_EQ(bucket.flags(), (std::vector<bool>{true, true}));
+}
+
+}  // namespace
+}  // namespace lockstep::flat

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep::flat {
+
+/// Where one parameter lies in its bucket.
+struct Slot {
+  int64_t parameter = 0;  ///< Index into the list the layout was planned from.
+  int64_t offset = 0;     ///< First element within the bucket.
+  int64_t numel = 0;
+};
+
+/// One contiguous buffer's worth of parameters of one dtype and device.
+struct BucketPlan {
+  std::vector<Slot> slots;
+  int64_t numel = 0;  ///< Elements, gaps for alignment included.
+};
+
+/// Cuts `parameters` into buckets.
+///
+/// The order is the reverse of the list's, since backward meets the last layers first; it depends
+/// on shapes and dtypes alone, so ranks that agree on those agree on the plan. The first bucket is
+/// capped at `first_cap_bytes`, so that communication starts early, the others at `cap_bytes`; a
+/// larger parameter gets a bucket of its own. Every slot starts at a multiple of 64 bytes. After:
+/// Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.
+std::vector<BucketPlan> plan_buckets(
+    const std::vector<at::Tensor>& parameters, int64_t cap_bytes, int64_t first_cap_bytes);
+
+/// The part of `buffer` that `slot` names, shaped and strided like `parameter`: a gradient
+/// accumulated into it lands in the buffer. A parameter whose memory has gaps or overlaps gets a
+/// contiguous view.
+at::Tensor view_like(const at::Tensor& buffer, const Slot& slot, const at::Tensor& parameter);
+
+}  // namespace lockstep::flat

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/flat/layout.h"
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+namespace lockstep::flat {
+namespace {
+
+TEST(PlanBuckets, goes_from_the_last_parameter_to_the_first) {
+  const auto plans =
+      plan_buckets({at::ones({16}), at::ones({32}), at::ones({48})}, 1 << 20, 1 << 20);
+  ASSERT_EQ(plans.size(), 1U);
+  ASSERT_EQ(plans[0].slots.size(), 3U);
+  EXPECT_EQ(plans[0].slots[0].parameter, 2);
+  EXPECT_EQ(plans[0].slots[2].parameter, 0);
+  EXPECT_EQ(plans[0].slots[1].offset, 48);
+  EXPECT_EQ(plans[0].numel, 96);
+}
+
+TEST(PlanBuckets, starts_every_slot_on_a_cache_line) {
+  const auto plans =
+      plan_buckets({at::ones({3}, at::kHalf), at::ones({5}, at::kHalf)}, 1 << 20, 1 << 20);
+  ASSERT_EQ(plans.size(), 1U);
+  EXPECT_EQ(plans[0].slots[1].offset * 2 % 64, 0);
+}
+
+TEST(PlanBuckets, caps_the_first_bucket_lower_than_the_others) {
+  const std::vector<at::Tensor> ten(10, at::ones({256}));  // 1 KiB each
+  const auto plans = plan_buckets(ten, 4096, 1024);
+  ASSERT_EQ(plans.size(), 4U);
+  EXPECT_EQ(plans[0].slots.size(), 1U);
+  EXPECT_EQ(plans[1].slots.size(), 4U);
+}
+
+TEST(PlanBuckets, gives_a_parameter_larger_than_the_cap_its_own_bucket) {
+  const auto plans = plan_buckets({at::ones({4}), at::ones({10000}), at::ones({4})}, 64, 64);
+  ASSERT_EQ(plans.size(), 3U);
+  EXPECT_EQ(plans[1].slots.size(), 1U);
+}
+
+TEST(PlanBuckets, never_mixes_dtypes) {
+  const auto plans =
+      plan_buckets({at::ones({4}), at::ones({4}, at::kDouble), at::ones({4})}, 1 << 20, 1 << 20);
+  EXPECT_EQ(plans.size(), 3U);
+}
+
+TEST(PlanBuckets, of_nothing_is_nothing) {
+  EXPECT_TRUE(plan_buckets({}, 1, 1).empty());
+}
+
+TEST(ViewLike, keeps_the_parameters_strides) {
+  const at::Tensor parameter = at::ones({2, 3, 4, 5}).to(at::MemoryFormat::ChannelsLast);
+  const at::Tensor buffer = at::zeros({200});
+  const at::Tensor view =
+      view_like(buffer, {.parameter = 0, .offset = 16, .numel = 120}, parameter);
+  EXPECT_EQ(view.strides(), parameter.strides());
+  view.fill_(1);
+  EXPECT_EQ(buffer.sum().item<double>(), 120);
+  EXPECT_EQ(buffer[15].item<double>(), 0);
+}
+
+TEST(ViewLike, is_contiguous_for_a_parameter_with_gaps) {
+  const at::Tensor parameter = at::ones({4, 6}).narrow(1, 0, 3);
+  const at::Tensor view =
+      view_like(at::zeros({12}), {.parameter = 0, .offset = 0, .numel = 12}, parameter);
+  EXPECT_TRUE(view.is_contiguous());
+  EXPECT_EQ(view.sizes(), parameter.sizes());
+}
+
+}  // namespace
+}  // namespace lockstep::flat

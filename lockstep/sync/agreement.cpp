@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/sync/agreement.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <ATen/ops/full.h>
+#include <c10/core/ScalarType.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/bytes.h"
+
+namespace lockstep {
+namespace {
+
+std::string describe(const NamedTensor& item) {
+  return fmt::format(
+      "{} {}[{}]{}",
+      item.name,
+      c10::toString(item.tensor.scalar_type()),
+      fmt::join(item.tensor.sizes(), ", "),
+      item.tensor.requires_grad() ? "" : " (frozen)");
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  for (size_t begin = 0; begin < text.size();) {
+    const size_t end = text.find('\n', begin);
+    lines.push_back(text.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return lines;
+}
+
+}  // namespace
+
+void check_same_on_all_ranks(Group& group, const NamedTensors& tensors, const std::string& what) {
+  if (group.size() == 1) {
+    return;
+  }
+  std::string mine;
+  for (const NamedTensor& item : tensors) {
+    mine += describe(item) + "\n";
+  }
+  const auto hash = static_cast<int64_t>(std::hash<std::string>{}(mine));
+  const at::Tensor hashes = group.all_gather(at::full({1}, hash, at::kLong)).wait();
+  const int64_t* each = hashes.const_data_ptr<int64_t>();
+  if (std::all_of(each, each + group.size(), [&](int64_t other) { return other == each[0]; })) {
+    return;
+  }
+  std::vector<std::vector<std::string>> by_rank;
+  for (const std::string& text : all_gather_bytes(group, mine)) {
+    by_rank.push_back(lines_of(text));
+  }
+  const auto item_of = [&](size_t rank, size_t i) {
+    return i < by_rank[rank].size() ? by_rank[rank][i] : std::string("nothing");
+  };
+  for (size_t rank = 1; rank < by_rank.size(); ++rank) {
+    const size_t most = std::max(by_rank[0].size(), by_rank[rank].size());
+    for (size_t i = 0; i < most; ++i) {
+      if (item_of(0, i) != item_of(rank, i)) {
+        throw ConfigError(
+            "prepare",
+            fmt::format(
+                "the model differs between ranks at {} {}; rank 0 has {}, rank {} has {}; build "
+                "the same model on "
+                "every rank",
+                what,
+                i,
+                item_of(0, i),
+                rank,
+                item_of(rank, i)));
+      }
+    }
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/comm/named_tensor.h"
+#include "lockstep/flat/grad_bucket.h"
+
+namespace lockstep {
+
+struct DataParallelOptions {
+  /// Largest bucket. Larger: fewer messages; smaller: more of them travel while backward still
+  /// runs.
+  int64_t cap_bytes = int64_t{25} << 20;
+  /// Largest first bucket, small so that the first message leaves early.
+  int64_t first_cap_bytes = int64_t{1} << 20;
+  /// Whether buffers (BatchNorm's running statistics) follow rank 0's.
+  bool broadcast_buffers = true;
+};
+
+/// Averages gradients across `group` while backward still runs.
+///
+/// On construction all ranks must hold the same names, shapes and dtypes (else ConfigError); then
+/// rank 0's parameters and buffers are copied to all. From then on gradients live as views in flat
+/// buckets, in reverse order of registration; a full bucket is averaged at once, and buckets start
+/// in index order on every rank, so control flow may differ between ranks.
+///
+/// - A parameter that took no part on this rank counts as zero; one that took part on no rank keeps
+/// an
+///   undefined `grad`, so that optimizers leave it alone, as in one process.
+/// - Frozen parameters (requires_grad false at construction) are not touched; a parameter under two
+///   names is reduced once.
+/// - Buffers are rank 0's again after every backward that averaged: the next forward on every rank
+/// starts
+///   from the same ones, as with PyTorch's DDP, which broadcasts them before it.
+/// - Any backward that reaches the model works, `loss.backward()` too. Only one that may reach none
+/// of its
+///   parameters on this rank, but does on others, needs `begin_backward` and `finish_backward`
+///   around it.
+///
+/// Sends 2(N-1)/N * gradient bytes a step and rank (ring). Memory: the gradients themselves.
+/// A group of one: no hooks, no buckets, nothing happens.
+///
+/// Thread safety: none; one backward at a time. After: Li et al., "PyTorch Distributed", VLDB 2020.
+class DataParallel {
+ public:
+  DataParallel(
+      const NamedTensors& parameters,
+      const NamedTensors& buffers,
+      Group group,
+      DataParallelOptions options = {});
+  /// Removes the hooks; gradients stay as they are. Never communicates.
+  ~DataParallel();
+  DataParallel(const DataParallel&) = delete;
+  DataParallel& operator=(const DataParallel&) = delete;
+
+  /// Says that a backward is about to run in which this rank takes part, whether or not it reaches
+  /// the model.
+  void begin_backward();
+  /// Completes the averaging of the backward begun, unless autograd has already. Throws CommError.
+  void finish_backward();
+
+  /// While false, backward only accumulates locally: nothing travels until the next backward with
+  /// true, which averages all that was accumulated.
+  void set_sync(bool sync);
+  bool sync() const;
+
+  /// Zeroes the gradients of those of `parameters` that are ours; one pass over memory when it is
+  /// all of them. Gradients stay views in the buckets. Returns the ones that are not ours.
+  std::vector<at::Tensor> zero_grad(const std::vector<at::Tensor>& parameters);
+
+  /// Number of buckets, for tests and tuning.
+  size_t bucket_count() const;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace lockstep

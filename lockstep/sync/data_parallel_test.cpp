@@ -1,0 +1,280 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/sync/data_parallel.h"
+
+#include <atomic>
+#include <functional>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/gloo/gloo_ranks.h"
+#include "lockstep/comm/thread/ranks.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// A small model by hand: two layers, a frozen scale, a branch, and a parameter known under two
+/// names.
+struct Toy {
+  at::Tensor w1 = at::linspace(-1, 1, 12, at::kDouble).reshape({4, 3}).requires_grad_();
+  at::Tensor w2 = at::linspace(1, -1, 6, at::kDouble).reshape({3, 2}).requires_grad_();
+  at::Tensor branch = at::full({2}, 0.5, at::kDouble).requires_grad_();
+  at::Tensor scale = at::full({}, 2.0, at::kDouble);
+  at::Tensor running = at::zeros({2}, at::kDouble);
+  at::Tensor count = at::zeros({}, at::kLong);
+
+  NamedTensors parameters() const {
+    return {{"w1", w1}, {"w2", w2}, {"tied", w1}, {"branch", branch}, {"scale", scale}};
+  }
+  NamedTensors buffers() const { return {{"running", running}, {"count", count}}; }
+  at::Tensor loss(const at::Tensor& x, bool use_branch) const {
+    at::Tensor y = at::tanh(x.matmul(w1)).matmul(w2) * scale + w1.sum();
+    if (use_branch) {
+      y = y * branch;
+    }
+    return y.pow(2).mean();
+  }
+};
+
+at::Tensor slice(int rank, int step = 0) {
+  return at::sin(at::arange(20, at::kDouble).reshape({5, 4}) + 7 * rank + step);
+}
+
+/// The gradients one process gets by averaging over the slices of `size` ranks.
+Toy oracle(int size, const std::function<bool(int rank)>& use_branch) {
+  Toy toy;
+  for (int rank = 0; rank < size; ++rank) {
+    (toy.loss(slice(rank), use_branch(rank)) / size).backward();
+  }
+  return toy;
+}
+
+void expect_close(const at::Tensor& a, const at::Tensor& b) {
+  ASSERT_EQ(a.defined(), b.defined());
+  if (a.defined()) {
+    EXPECT_TRUE(at::allclose(a, b, 1e-12, 1e-14)) << a << b;
+  }
+}
+
+class DataParallelTest : public ::testing::TestWithParam<std::tuple<int, int64_t>> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    WorldAndBucket,
+    DataParallelTest,
+    ::testing::Combine(::testing::Values(1, 2, 3, 4), ::testing::Values(1, 100, 1 << 20)));
+
+TEST_P(DataParallelTest, equals_one_process_whatever_the_control_flow) {
+  const auto [size, cap_bytes] = GetParam();
+  const std::vector<std::function<bool(int)>> branches = {
+      [](int) { return true; }, [](int) { return false; }, [](int rank) { return rank == 0; }};
+  for (const auto& use_branch : branches) {
+    const Toy expected = oracle(size, use_branch);
+    ranks(size, [&, cap_bytes = cap_bytes](Group group) {
+      const Toy toy;
+      DataParallel parallel(
+          toy.parameters(),
+          toy.buffers(),
+          group,
+          {.cap_bytes = cap_bytes, .first_cap_bytes = cap_bytes});
+      for (int step = 0; step < 3; ++step) {
+        parallel.begin_backward();
+        toy.loss(slice(group.rank()), use_branch(group.rank())).backward();
+        parallel.finish_backward();
+        expect_close(toy.w1.grad(), expected.w1.grad());
+        expect_close(toy.w2.grad(), expected.w2.grad());
+        expect_close(toy.branch.grad(), expected.branch.grad());
+        EXPECT_FALSE(toy.scale.grad().defined());
+        const auto foreign = parallel.zero_grad({toy.w1, toy.w2, toy.branch, toy.scale});
+        if (group.size() == 1) {
+          toy.w1.mutable_grad().reset();
+          toy.w2.mutable_grad().reset();
+          toy.branch.mutable_grad().reset();
+        } else {
+          EXPECT_EQ(foreign.size(), 1U);
+        }
+      }
+    });
+  }
+}
+
+TEST(DataParallel, starts_from_rank_0s_parameters_and_buffers) {
+  ranks(3, [](Group group) {
+    const Toy toy;
+    toy.w2.detach().fill_(group.rank() + 1);
+    toy.scale.fill_(group.rank() + 1);
+    toy.count.fill_(group.rank() + 1);
+    const DataParallel parallel(toy.parameters(), toy.buffers(), group);
+    EXPECT_EQ(toy.w2.detach().mean().item<double>(), 1);
+    EXPECT_EQ(toy.scale.item<double>(), 1);
+    EXPECT_EQ(toy.count.item<int64_t>(), 1);
+  });
+}
+
+TEST(DataParallel, buffers_follow_rank_0_after_each_averaged_backward) {
+  ranks(2, [](Group group) {
+    const Toy toy;
+    DataParallel parallel(toy.parameters(), toy.buffers(), group);
+    toy.running.fill_(group.rank() + 5.0);
+    parallel.set_sync(false);
+    toy.loss(slice(group.rank()), true).backward();
+    EXPECT_EQ(toy.running[0].item<double>(), group.rank() + 5.0);
+    parallel.set_sync(true);
+    toy.loss(slice(group.rank()), true).backward();
+    EXPECT_EQ(toy.running[0].item<double>(), 5.0);
+  });
+}
+
+TEST(DataParallel, accumulates_locally_without_sync_then_averages_everything) {
+  const int size = 2;
+  Toy expected;
+  for (int rank = 0; rank < size; ++rank) {
+    for (int step = 0; step < 3; ++step) {
+      // The branch is used in the first micro-step alone: its gradient must not be lost.
+      (expected.loss(slice(rank, step), step == 0) / size).backward();
+    }
+  }
+  ranks(size, [&](Group group) {
+    const Toy toy;
+    DataParallel parallel(
+        toy.parameters(), toy.buffers(), group, {.cap_bytes = 64, .first_cap_bytes = 64});
+    for (int step = 0; step < 3; ++step) {
+      parallel.set_sync(step == 2);
+      toy.loss(slice(group.rank(), step), step == 0).backward();
+    }
+    expect_close(toy.w1.grad(), expected.w1.grad());
+    expect_close(toy.branch.grad(), expected.branch.grad());
+  });
+}
+
+TEST(DataParallel, gradients_are_views_in_the_buckets_and_survive_either_zero_grad) {
+  ranks(2, [](Group group) {
+    const Toy toy;
+    DataParallel parallel(toy.parameters(), toy.buffers(), group);
+    toy.loss(slice(group.rank()), true).backward();
+    const void* place = toy.w1.grad().const_data_ptr();
+    parallel.zero_grad({toy.w1, toy.w2, toy.branch});
+    EXPECT_EQ(toy.w1.grad().abs().sum().item<double>(), 0);
+    toy.loss(slice(group.rank()), true).backward();
+    EXPECT_EQ(toy.w1.grad().const_data_ptr(), place);
+    const at::Tensor before = toy.w1.grad().clone();
+    toy.w1.mutable_grad().reset();  // What torch::optim's zero_grad does.
+    toy.w2.mutable_grad().reset();
+    toy.branch.mutable_grad().reset();
+    toy.loss(slice(group.rank()), true).backward();
+    EXPECT_EQ(toy.w1.grad().const_data_ptr(), place);
+    expect_close(toy.w1.grad(), before);
+  });
+}
+
+TEST(DataParallel, zeroing_some_parameters_leaves_the_others) {
+  ranks(2, [](Group group) {
+    const Toy toy;
+    DataParallel parallel(toy.parameters(), toy.buffers(), group);
+    toy.loss(slice(group.rank()), true).backward();
+    const at::Tensor kept = toy.w2.grad().clone();
+    parallel.zero_grad({toy.w1});
+    EXPECT_EQ(toy.w1.grad().abs().sum().item<double>(), 0);
+    expect_close(toy.w2.grad(), kept);
+  });
+}
+
+TEST(DataParallel, a_rank_whose_loss_misses_the_model_counts_as_zero) {
+  Toy expected;
+  (expected.loss(slice(0), true) / 2).backward();
+  ranks(2, [&](Group group) {
+    const Toy toy;
+    at::Tensor elsewhere = at::ones({2}, at::kDouble).requires_grad_();
+    DataParallel parallel(toy.parameters(), toy.buffers(), group);
+    parallel.begin_backward();
+    (group.rank() == 0 ? toy.loss(slice(0), true) : elsewhere.sum()).backward();
+    parallel.finish_backward();
+    expect_close(toy.w1.grad(), expected.w1.grad());
+  });
+}
+
+TEST(DataParallel, several_backwards_before_a_step_add_up) {
+  Toy expected;
+  for (int rank = 0; rank < 2; ++rank) {
+    (expected.loss(slice(rank, 0), true) / 2).backward();
+    (expected.loss(slice(rank, 1), false) / 2).backward();
+  }
+  ranks(2, [&](Group group) {
+    const Toy toy;
+    const DataParallel parallel(toy.parameters(), toy.buffers(), group);
+    toy.loss(slice(group.rank(), 0), true).backward();
+    toy.loss(slice(group.rank(), 1), false).backward();
+    expect_close(toy.w1.grad(), expected.w1.grad());
+    expect_close(toy.branch.grad(), expected.branch.grad());
+  });
+}
+
+TEST(DataParallel, a_gradient_with_another_layout_still_lands_in_its_bucket) {
+  ranks(2, [](Group group) {
+    const at::Tensor weight =
+        at::ones({2, 3, 4, 4}).to(at::MemoryFormat::ChannelsLast).requires_grad_();
+    const DataParallel parallel({{"weight", weight}}, {}, group);
+    (weight * at::arange(96.0).reshape({2, 3, 4, 4}) * (group.rank() + 1)).sum().backward();
+    EXPECT_EQ(weight.grad().strides(), weight.strides());
+    EXPECT_TRUE(at::allclose(
+        weight.grad().to(at::kDouble), at::arange(96.0, at::kDouble).reshape({2, 3, 4, 4}) * 1.5));
+  });
+}
+
+TEST(DataParallel, refuses_models_that_differ_naming_the_first_difference) {
+  std::atomic<int> errors{0};
+  ranks(2, [&](Group group) {
+    NamedTensors parameters = {
+        {"fc.bias", at::ones({4}).requires_grad_()},
+        {"fc.weight", at::ones({group.rank() == 0 ? 128 : 300, 4}).requires_grad_()}};
+    try {
+      const DataParallel parallel(parameters, {}, group);
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("fc.weight Float[128, 4]"));
+      EXPECT_THAT(error.what(), HasSubstr("fc.weight Float[300, 4]"));
+      ++errors;
+    }
+  });
+  EXPECT_EQ(errors, 2);
+}
+
+TEST(DataParallel, refuses_a_model_with_a_parameter_more) {
+  EXPECT_THROW(
+      ranks(
+          2,
+          [](Group group) {
+            NamedTensors parameters = {{"a", at::ones({4}).requires_grad_()}};
+            if (group.rank() == 1) {
+              parameters.push_back({"b", at::ones({4}).requires_grad_()});
+            }
+            const DataParallel parallel(parameters, {}, group);
+          }),
+      ConfigError);
+}
+
+TEST(DataParallel, refuses_empty_buckets) {
+  EXPECT_THROW(DataParallel({}, {}, Group(), {.cap_bytes = 0}), ConfigError);
+}
+
+TEST(DataParallel, works_over_gloo_while_backward_runs) {
+  const Toy expected = oracle(2, [](int rank) { return rank == 1; });
+  gloo_ranks(2, [&](Group group) {
+    const Toy toy;
+    DataParallel parallel(
+        toy.parameters(), toy.buffers(), group, {.cap_bytes = 1, .first_cap_bytes = 1});
+    EXPECT_EQ(parallel.bucket_count(), 3U);
+    for (int step = 0; step < 20; ++step) {
+      parallel.zero_grad({toy.w1, toy.w2, toy.branch});
+      toy.loss(slice(group.rank()), group.rank() == 1).backward();
+      expect_close(toy.w1.grad(), expected.w1.grad());
+      expect_close(toy.branch.grad(), expected.branch.grad());
+    }
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
