@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include <nlohmann/json_fwd.hpp>
+
+namespace lockstep::data {
+
+/// Where one rank stands in its stream of batches. Together with dataset, batch size and shard it
+/// says exactly which batches are still to come, so it is all a checkpoint keeps of a loader.
+struct Cursor {
+  uint64_t seed = 0;    ///< Of the sampler; 0 if its order depends on none.
+  int64_t epoch = 0;    ///< Of the running or next pass.
+  int64_t batches = 0;  ///< Batches of that epoch already handed out to this rank.
+
+  bool operator==(const Cursor&) const = default;
+};
+
+/// {"seed": 7, "epoch": 2, "batches": 118}.
+void to_json(nlohmann::json& json, const Cursor& cursor);
+/// ConfigError for a missing or unknown key, and for what is no whole number of the right sign.
+void from_json(const nlohmann::json& json, Cursor& cursor);
+
+}  // namespace lockstep::data

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/data/shard.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::data {
+namespace {
+
+constexpr int64_t kMaxRoundRows = int64_t{1} << 40;  // Keeps batch * round_rows within 63 bits.
+
+void check(int64_t samples, int64_t batch_size, const ShardSpec& spec) {
+  if (samples < 0) {
+    throw ConfigError("shard", fmt::format("the number of samples is negative; got {}", samples));
+  }
+  if (spec.world < 1 || spec.rank < 0 || spec.rank >= spec.world) {
+    throw ConfigError(
+        "shard",
+        fmt::format(
+            "rank outside the world; got rank {} of world {}, expected 0 <= rank < world",
+            spec.rank,
+            spec.world));
+  }
+  if (batch_size < 1 || batch_size > kMaxRoundRows / spec.world) {
+    throw ConfigError(
+        "shard",
+        fmt::format(
+            "batch_size out of range; got {}, expected 1 to {}",
+            batch_size,
+            kMaxRoundRows / spec.world));
+  }
+  if (spec.split_batches && batch_size % spec.world != 0) {
+    throw ConfigError(
+        "shard",
+        fmt::format(
+            "split_batches cannot cut a batch evenly; got batch_size {} for {} ranks, expected a "
+            "multiple of {}; "
+            "try batch_size {}, or split_batches = false",
+            batch_size,
+            spec.world,
+            spec.world,
+            (batch_size / spec.world + 1) * spec.world));
+  }
+}
+
+}  // namespace
+
+ShardLayout::ShardLayout(int64_t samples, int64_t batch_size, bool drop_last, const ShardSpec& spec)
+    : samples_(samples), drop_last_(drop_last), spec_(spec) {
+  check(samples, batch_size, spec);
+  round_rows_ = spec.split_batches ? batch_size : batch_size * spec.world;
+  batch_rows_ = round_rows_ / spec.world;
+  spec_.even_batches = spec.even_batches && spec.world > 1;
+}
+
+int64_t ShardLayout::size(int rank) const {
+  const int64_t full_rounds = samples_ / round_rows_;
+  const int64_t rest = samples_ % round_rows_;
+  if (rest == 0 || drop_last_) {
+    return full_rounds;
+  }
+  return full_rounds + (spec_.even_batches || rank * batch_rows_ < rest ? 1 : 0);
+}
+
+int64_t ShardLayout::rows(int64_t batch, int rank) const {
+  if (batch < 0 || batch >= size(rank)) {
+    return 0;
+  }
+  return spec_.even_batches ? batch_rows_ : std::min(batch_rows_, samples_ - start(batch, rank));
+}
+
+int64_t ShardLayout::valid_rows(int64_t batch, int rank) const {
+  if (batch < 0 || batch >= size(rank)) {
+    return 0;
+  }
+  return std::clamp<int64_t>(samples_ - start(batch, rank), 0, batch_rows_);
+}
+
+int64_t ShardLayout::position(int64_t batch, int64_t row) const {
+  const int64_t position = start(batch, spec_.rank) + row;
+  if (position < samples_) {
+    return position;
+  }
+  // Accelerate fills up from the first round, repeated as often as it takes when it is short
+  // itself.
+  return (position - samples_) % std::min(samples_, round_rows_);
+}
+
+ShardPlan::ShardPlan(std::vector<int64_t> order, const ShardLayout& layout)
+    : order_(std::move(order)), layout_(layout) {
+  if (static_cast<int64_t>(order_.size()) != layout_.samples()) {
+    throw ConfigError(
+        "shard",
+        fmt::format(
+            "the order does not fit the layout; got {} indices, expected {}",
+            order_.size(),
+            layout_.samples()));
+  }
+}
+
+ShardPlan::ShardPlan(
+    std::vector<int64_t> order, int64_t batch_size, bool drop_last, const ShardSpec& spec)
+    : order_(std::move(order)),
+      layout_(static_cast<int64_t>(order_.size()), batch_size, drop_last, spec) {}
+
+std::vector<int64_t> ShardPlan::indices(int64_t batch) const {
+  LOCKSTEP_ASSERT(batch >= 0 && batch < size(), "a batch outside the pass was asked for");
+  std::vector<int64_t> indices(static_cast<size_t>(layout_.rows(batch, layout_.spec().rank)));
+  for (size_t row = 0; row < indices.size(); ++row) {
+    indices[row] = order_[layout_.position(batch, static_cast<int64_t>(row))];
+  }
+  return indices;
+}
+
+}  // namespace lockstep::data
