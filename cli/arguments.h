@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+namespace lockstep::cli {
+
+/// A command line, cut in two where a program to run begins.
+struct Arguments {
+  std::vector<std::string> own;      ///< Command names and options, for CLI::App::parse.
+  std::vector<std::string> program;  ///< The program and all that is its own, untouched.
+};
+
+/// Cuts `words` (without argv[0]) by the commands and options that `app` knows.
+///
+/// In a command that takes a program (CLI::App::prefix_command), the first word that is no option,
+/// or what follows `--`, begins the program, and nothing from there on is read, whatever it looks
+/// like. Options may be written with `_` for `-`, as torchrun's. ConfigError, with the likeliest
+/// correction, for a command or option that `app` does not know, and for an option without its
+/// value.
+Arguments split_arguments(const CLI::App& app, const std::vector<std::string>& words);
+
+}  // namespace lockstep::cli

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace CLI {
+class App;
+}
+
+namespace examples {
+
+/// What every example takes on its command line.
+struct CommonOptions {
+  int64_t epochs = 1;
+  int64_t steps = 0;  ///< Stop after so many updates; 0: when the epochs are done.
+  int64_t batch_size = 64;
+  uint64_t seed = 42;
+  std::string output;
+  bool json = false;
+};
+
+/// Adds --epochs, --steps, --batch-size, --seed, --output and --json, with `options`' values as
+/// defaults.
+void add_common_options(CLI::App& app, CommonOptions& options);
+
+/// Parses; an exit code if there is nothing left to do (--help) or the arguments make no sense (2).
+/// Only the main process of a job prints.
+std::optional<int> parse(CLI::App& app, int argc, char** argv);
+
+}  // namespace examples

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Trains a small CNN on Fashion-MNIST, on one process or many:
+//
+//   build/release/bin/fashion_mnist
+//   build/release/bin/lockstep launch -n 2 build/release/bin/fashion_mnist --epochs 3
+//
+// Expected after 3 epochs on 2 processes: "Accuracy  90.9 % of 10,000 test pictures" (within 0.5
+// %).
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <torch/torch.h>
+
+#include "examples/common/options.h"
+#include "examples/fashion_mnist/net.h"
+#include "examples/fashion_mnist/report.h"
+#include "lockstep/lockstep.h"
+
+namespace {
+
+namespace data = lockstep::data;
+using Clock = std::chrono::steady_clock;
+using examples::Net;
+
+struct Options {
+  examples::CommonOptions common{.epochs = 3, .output = "runs/fashion_mnist"};
+  double lr = 1e-3;
+  bool resume = false;
+  std::string data = data::kFashionMnistRoot;
+};
+
+/// Predictions for all test pictures, in the data set's order, on every process.
+examples::Evaluation evaluate(
+    lockstep::Accelerator& accelerator, Net& model, data::Loader<data::IdxImages>& test) {
+  const torch::NoGradGuard no_grad;
+  model->eval();
+  std::vector<at::Tensor> probabilities, targets;
+  for (auto& batch : test) {
+    const auto p = torch::softmax(model->forward(batch.data), 1);
+    const auto [all_p, all_targets] = accelerator.gather_for_metrics(p, batch.target);
+    probabilities.push_back(all_p);
+    targets.push_back(all_targets);
+  }
+  model->train();
+  return {at::cat(probabilities), at::cat(targets)};
+}
+
+int train(const Options& options) {
+  const std::filesystem::path output = options.common.output;
+  lockstep::Accelerator accelerator({.log_with = {"tensorboard", "jsonl"}, .project_dir = output});
+  examples::check_output(output, options.resume);
+
+  torch::manual_seed(options.common.seed);
+  const data::LoaderOptions loading{
+      .batch_size = options.common.batch_size, .seed = options.common.seed};
+  data::LoaderOptions shuffled = loading;
+  shuffled.shuffle = true;
+  Net net;
+  auto [model, optimizer, train_loader, test_loader] = accelerator.prepare(
+      net,
+      torch::optim::AdamW(net->parameters(), torch::optim::AdamWOptions(options.lr)),
+      data::Loader(data::fashion_mnist(data::FashionMnistSplit::kTrain, options.data), shuffled),
+      data::Loader(data::fashion_mnist(data::FashionMnistSplit::kTest, options.data), loading));
+  if (options.resume) {
+    const auto from = accelerator.load_state();
+    accelerator.print(
+        from ? "resumed from " + from->string() : "nothing to resume from; starting anew");
+  }
+  accelerator.init_trackers(
+      {{"lr", options.lr},
+       {"batch_size", options.common.batch_size},
+       {"processes", accelerator.num_processes()}});
+
+  const auto start = Clock::now();
+  int64_t samples = 0;
+  examples::Evaluation result;
+  for (const int64_t epoch : accelerator.epochs(options.common.epochs)) {
+    auto progress = accelerator.progress(train_loader, "epoch " + std::to_string(epoch + 1));
+    for (auto& batch : progress) {
+      const auto loss = torch::cross_entropy_loss(model->forward(batch.data), batch.target);
+      accelerator.backward(loss);
+      optimizer.step();
+      optimizer.zero_grad();
+
+      samples += batch.data.size(0) * accelerator.num_processes();
+      if (optimizer.steps() % 50 == 0) {
+        const double mean_loss = accelerator.reduce(loss, lockstep::ReduceOp::kAvg).item<double>();
+        accelerator.log({{"train/loss", mean_loss}});
+        progress.set_note("loss " + std::to_string(mean_loss).substr(0, 5));
+      }
+      if (options.common.steps > 0 && optimizer.steps() >= options.common.steps) {
+        break;
+      }
+    }
+    result = evaluate(accelerator, model, test_loader);
+    accelerator.log({{"test/accuracy", result.accuracy()}, {"test/loss", result.loss()}});
+    accelerator.save_state();
+    char line[80];
+    std::snprintf(
+        line,
+        sizeof(line),
+        "epoch %d: accuracy %.1f %%, test loss %.3f",
+        static_cast<int>(epoch + 1),
+        100 * result.accuracy(),
+        result.loss());
+    accelerator.print(line);
+    if (options.common.steps > 0 && optimizer.steps() >= options.common.steps) {
+      break;
+    }
+  }
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  accelerator.end_training();
+
+  if (!result.targets.defined()) {
+    accelerator.print(
+        "nothing left to train: the checkpoint has all its epochs; give a larger --epochs");
+    result = evaluate(accelerator, model, test_loader);
+  }
+  accelerator.on_main_process([&] {
+    examples::Summary summary{
+        .parameters = 0,
+        .epochs = options.common.epochs,
+        .steps = optimizer.steps(),
+        .processes = accelerator.num_processes(),
+        .samples = samples,
+        .seconds = seconds,
+        .output = output};
+    for (const auto& parameter : model->parameters()) {
+      summary.parameters += parameter.numel();
+    }
+    examples::write_mistakes(output / "mistakes.png", result, options.data);
+    accelerator.print(examples::summary_text(summary, result));
+    if (options.common.json) {
+      accelerator.print(nlohmann::json{
+          {"loss", result.loss()},
+          {"accuracy", result.accuracy()},
+          {"steps", optimizer.steps()},
+          {"samples_per_second", seconds > 0 ? static_cast<double>(samples) / seconds : 0.0}}
+                            .dump());
+    }
+  });
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app(
+      "Trains a small CNN on Fashion-MNIST.\n\nExamples:\n"
+      "  fashion_mnist --epochs 1\n"
+      "  lockstep launch -n 2 fashion_mnist --epochs 3 --output runs/two\n"
+      "  fashion_mnist --epochs 5 --output runs/two --resume");
+  examples::add_common_options(app, options.common);
+  app.add_option("--lr", options.lr, "Learning rate of AdamW")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--data", options.data, "Folder with the four IDX files")->capture_default_str();
+  app.add_flag("--resume", options.resume, "Go on from the newest checkpoint in --output");
+  return lockstep::run_main([&] {
+    if (const auto code = examples::parse(app, argc, argv)) {
+      return *code;
+    }
+    return train(options);
+  });
+}

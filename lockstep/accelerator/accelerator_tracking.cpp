@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <nlohmann/json.hpp>
+
+#include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/base/error.h"
+#include "lockstep/tracking/registry.h"
+
+namespace lockstep {
+
+void Accelerator::init_trackers(const nlohmann::json& config) {
+  State& state = *state_;
+  if (state.trackers_open) {
+    throw ConfigError(
+        "init_trackers", "the trackers are open already; call it once, before the first log()");
+  }
+  state.trackers_open = true;
+  if (!is_main_process()) {
+    return;
+  }
+  for (const std::string& name : state.options.log_with) {
+    state.trackers.push_back(
+        tracking::make_tracker(name, {state.options.project_dir, state.options.project_name}));
+    if (!config.empty()) {
+      state.trackers.back()->store_config(config);
+    }
+  }
+}
+
+void Accelerator::log(const std::map<std::string, double>& values, std::optional<int64_t> step) {
+  State& state = *state_;
+  if (!state.trackers_open) {
+    init_trackers(nlohmann::json::object());
+  }
+  const int64_t at = step ? *step : state.optimizers.empty() ? 0 : state.optimizers.front().steps();
+  for (const auto& tracker : state.trackers) {
+    tracker->log(values, at);
+  }
+}
+
+void Accelerator::end_training() {
+  wait_for_everyone();
+  for (const auto& tracker : state_->trackers) {
+    tracker->finish();
+  }
+}
+
+}  // namespace lockstep

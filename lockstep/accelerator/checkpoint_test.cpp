@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
+#include <torch/utils.h>
+
+#include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/base/error.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/data/tensor_dataset.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using torch::nn::Linear;
+
+class SaveState : public ::testing::Test {
+ protected:
+  SaveState()
+      : folder_(fs::temp_directory_path() / ("lockstep_save_state_" + std::to_string(::getpid()))) {
+    fs::remove_all(folder_);
+    fs::create_directories(folder_);
+  }
+  ~SaveState() override { fs::remove_all(folder_); }
+  fs::path folder_;
+};
+
+/// A run that can be stopped and taken up: its stream of samples and its final weights.
+struct Training {
+  torch::nn::Sequential net{Linear(1, 6), torch::nn::BatchNorm1d(6), Linear(6, 1)};
+  data::Loader<data::TensorDataset> loader{
+      data::TensorDataset(at::arange(24, at::kFloat).reshape({24, 1}) / 24, at::arange(24)),
+      {.batch_size = 3, .shuffle = true, .seed = 5}};
+  std::optional<Optimizer> optimizer;
+  std::vector<int64_t> samples;
+
+  explicit Training(Accelerator& accelerator) {
+    optimizer =
+        std::get<1>(accelerator.prepare(net, torch::optim::Adam(net->parameters(), 0.01), loader));
+  }
+
+  /// Trains until `steps` updates are done, saving to `save_to` after `save_at`.
+  void train(
+      Accelerator& accelerator, int64_t steps, int64_t save_at = -1, const fs::path& save_to = {}) {
+    for (const int64_t epoch : accelerator.epochs(100)) {
+      (void)epoch;
+      for (auto& batch : loader) {
+        const at::Tensor y = net->forward(batch.data);
+        accelerator.backward((y - batch.target.unsqueeze(1)).pow(2).mean());
+        optimizer->step();
+        optimizer->zero_grad();
+        for (int64_t i = 0; i < batch.target.numel(); ++i) {
+          samples.push_back(batch.target[i].item<int64_t>());
+        }
+        if (optimizer->steps() == save_at) {
+          accelerator.save_state(save_to);
+        }
+        if (optimizer->steps() == steps) {
+          return;
+        }
+      }
+    }
+  }
+  std::vector<at::Tensor> weights() const {
+    std::vector<at::Tensor> all;
+    for (const auto& parameter : net->parameters()) {
+      all.push_back(parameter.detach());
+    }
+    for (const auto& buffer : net->buffers()) {
+      all.push_back(buffer);
+    }
+    return all;
+  }
+};
+
+TEST_F(SaveState, a_resumed_run_equals_the_unbroken_one_to_the_bit) {
+  for (int size : {1, 2}) {
+    for (int64_t save_at :
+         {1, 4, 5, 8, 11}) {  // In the middle and at the ends of epochs of 4 or 8 steps.
+      const fs::path path = folder_ / (std::to_string(size) + "_" + std::to_string(save_at));
+      accelerated_ranks(size, {}, [&](Accelerator& accelerator) {
+        Training unbroken(accelerator);
+        unbroken.train(accelerator, 14, save_at, path);
+
+        Accelerator fresh({}, accelerator.world(), accelerator.group().split(0));
+        Training resumed(fresh);
+        fresh.load_state(path);
+        EXPECT_EQ(resumed.optimizer->steps(), save_at);
+        resumed.train(fresh, 14);
+
+        const size_t seen = static_cast<size_t>(save_at) * 3;
+        EXPECT_EQ(
+            resumed.samples,
+            std::vector<int64_t>(
+                unbroken.samples.begin() + static_cast<ptrdiff_t>(seen), unbroken.samples.end()));
+        const auto expected = unbroken.weights();
+        const auto got = resumed.weights();
+        for (size_t i = 0; i < expected.size(); ++i) {
+          EXPECT_TRUE(at::equal(got[i], expected[i]))
+              << "size " << size << " save_at " << save_at << " tensor " << i;
+        }
+      });
+    }
+  }
+}
+
+TEST_F(SaveState, restores_every_ranks_random_numbers) {
+  // One global generator, so one rank only; processes are covered end to end.
+  Accelerator alone({}, WorldSpec{}, Group());
+  alone.save_state(folder_ / "c");
+  const at::Tensor expected = at::rand({4});
+  alone.load_state(folder_ / "c");
+  EXPECT_TRUE(at::equal(at::rand({4}), expected));
+}
+
+TEST_F(SaveState, without_a_folder_numbers_its_checkpoints_and_loads_the_newest_whole_one) {
+  const AcceleratorOptions options{.project_dir = folder_};
+  accelerated_ranks(2, options, [&](Accelerator& accelerator) {
+    Linear net(2, 2);
+    accelerator.prepare(net);
+    EXPECT_EQ(accelerator.load_state(), std::nullopt);
+    {
+      torch::NoGradGuard no_grad;
+      net->weight.fill_(1);
+      EXPECT_EQ(accelerator.save_state().filename(), "checkpoint_1");
+      net->weight.fill_(2);
+      EXPECT_EQ(accelerator.save_state().filename(), "checkpoint_2");
+      net->weight.fill_(3);
+    }
+    accelerator.wait_for_everyone();
+    EXPECT_EQ(accelerator.load_state()->filename(), "checkpoint_2");
+    EXPECT_EQ(net->weight.mean().item<float>(), 2);
+
+    accelerator.on_main_process(
+        [&] { fs::remove(folder_ / "checkpoints" / "checkpoint_2" / "manifest.json"); });
+    accelerator.wait_for_everyone();
+    EXPECT_EQ(accelerator.load_state()->filename(), "checkpoint_1");
+    EXPECT_EQ(net->weight.mean().item<float>(), 1);
+    EXPECT_EQ(accelerator.save_state().filename(), "checkpoint_3")
+        << "the torn folder's name is not taken again";
+  });
+}
+
+/// The message load_state fails with, on every rank alike.
+std::string load_error(Accelerator& accelerator, const fs::path& path) {
+  try {
+    accelerator.load_state(path);
+  } catch (const CheckpointError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST_F(SaveState, refuses_another_model_naming_the_tensors_and_changes_nothing) {
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    Linear net(4, 2);
+    accelerator.prepare(net);
+    accelerator.save_state(folder_ / "c");
+
+    Accelerator wider({}, accelerator.world(), accelerator.group().split(0));
+    Linear wide(4, 3);
+    wider.prepare(wide);
+    const at::Tensor before = wide->weight.detach().clone();
+    EXPECT_THAT(load_error(wider, folder_ / "c"), HasSubstr("weight"));
+    EXPECT_TRUE(at::equal(wide->weight.detach(), before));
+
+    Accelerator other({}, accelerator.world(), accelerator.group().split(0));
+    torch::nn::Sequential nested{Linear(4, 2)};
+    other.prepare(nested);
+    EXPECT_THAT(
+        load_error(other, folder_ / "c"),
+        HasSubstr("missing: [0.weight, 0.bias], unexpected: [bias, weight]"));
+  });
+}
+
+TEST_F(SaveState, refuses_another_number_of_processes_or_objects) {
+  accelerated_ranks(
+      2, {}, [&](Accelerator& accelerator) { accelerator.save_state(folder_ / "two"); });
+  Accelerator alone({}, WorldSpec{}, Group());
+  EXPECT_THAT(
+      load_error(alone, folder_ / "two"), HasSubstr("was saved by 2 processes, this job has 1"));
+  Accelerator more({}, WorldSpec{}, Group());
+  Linear net(2, 2);
+  more.prepare(net);
+  EXPECT_THAT(
+      load_error(more, folder_ / "two"), HasSubstr("holds 0 models, this program prepared 1"));
+}
+
+TEST_F(SaveState, a_flipped_bit_is_refused_on_every_rank) {
+  accelerated_ranks(
+      2, {}, [&](Accelerator& accelerator) { accelerator.save_state(folder_ / "c"); });
+  const fs::path file = folder_ / "c" / "random_states_1.safetensors";
+  std::fstream stream(file, std::ios::in | std::ios::out | std::ios::binary);
+  stream.seekp(-1, std::ios::end);
+  const int last = stream.peek();
+  stream.put(static_cast<char>(last ^ 1));
+  stream.close();
+  std::atomic<int> refused{0};
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    const std::string message = load_error(accelerator, folder_ / "c");
+    EXPECT_THAT(message, HasSubstr("rank 1 cannot load it"));
+    EXPECT_THAT(message, HasSubstr("random_states_1.safetensors"));
+    ++refused;
+  });
+  EXPECT_EQ(refused, 2);
+}
+
+TEST_F(SaveState, without_a_project_dir_says_what_to_set) {
+  Accelerator alone({}, WorldSpec{}, Group());
+  EXPECT_THROW(alone.save_state(), ConfigError);
+}
+
+TEST_F(SaveState, an_optimizer_of_no_prepared_model_is_refused_before_anything_is_written) {
+  Accelerator alone({}, WorldSpec{}, Group());
+  Linear net(2, 2);
+  auto optimizer = alone.prepare(torch::optim::Adam(net->parameters()));
+  net->forward(at::ones({1, 2})).sum().backward();
+  optimizer.step();
+  EXPECT_THAT(
+      [&] {
+        try {
+          alone.save_state(folder_ / "c");
+        } catch (const CheckpointError& error) {
+          return std::string(error.what());
+        }
+        return std::string("no error");
+      }(),
+      HasSubstr("a parameter of no prepared model"));
+  EXPECT_FALSE(fs::exists(folder_ / "c"));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+#include <torch/optim/optimizer.h>
+
+#include "lockstep/comm/named_tensor.h"
+#include "lockstep/data/loader_core.h"
+
+namespace lockstep {
+
+/// What `Accelerator::prepare` takes, told by what a type can do: this header needs none of
+/// torch::nn, whose headers take seconds to compile.
+
+/// A module holder (TORCH_MODULE) or a shared_ptr to a module.
+template <typename T>
+concept ModuleHandle = requires(T handle) {
+  handle->named_parameters();
+  handle->named_buffers();
+  handle.get();
+};
+
+template <typename T>
+concept OptimizerHandle = std::is_base_of_v<torch::optim::Optimizer, T> || requires(T handle) {
+  requires std::is_base_of_v<torch::optim::Optimizer, typename T::element_type>;
+};
+
+template <typename T>
+concept LoaderHandle = requires(T loader) {
+  { loader.core() } -> std::convertible_to<std::shared_ptr<data::LoaderCore>>;
+};
+
+template <typename Module>
+NamedTensors parameters_of(Module& module) {
+  NamedTensors all;
+  for (const auto& item : module.named_parameters()) {
+    all.push_back({item.key(), item.value()});
+  }
+  return all;
+}
+
+template <typename Module>
+NamedTensors buffers_of(Module& module) {
+  NamedTensors all;
+  for (const auto& item : module.named_buffers()) {
+    all.push_back({item.key(), item.value()});
+  }
+  return all;
+}
+
+template <typename Handle>
+std::shared_ptr<torch::optim::Optimizer> shared_optimizer(Handle&& handle) {
+  using Type = std::remove_cvref_t<Handle>;
+  if constexpr (!std::is_base_of_v<torch::optim::Optimizer, Type>) {
+    return handle;
+  } else if constexpr (std::is_lvalue_reference_v<Handle>) {
+    return std::shared_ptr<torch::optim::Optimizer>(std::shared_ptr<void>(), &handle);
+  } else {
+    return std::make_shared<Type>(std::forward<Handle>(handle));
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <iterator>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "lockstep/base/progress.h"
+
+namespace lockstep {
+
+/// Goes over `range` with a progress bar on the main process: `for (auto& batch : progress)`.
+/// Only one loop over it at a time. The bar is drawn only where ProgressBar draws one.
+template <typename Range>
+class ProgressRange {
+ public:
+  ProgressRange(Range range, ProgressOptions options)
+      : range_(std::move(range)), options_(std::move(options)) {}
+
+  class Iterator {
+   public:
+    using Inner = decltype(std::declval<Range&>().begin());
+    using iterator_concept = std::input_iterator_tag;
+    using difference_type = std::ptrdiff_t;
+    using value_type = std::remove_cvref_t<decltype(*std::declval<Inner&>())>;
+
+    Iterator(Inner inner, std::shared_ptr<ProgressBar> bar)
+        : inner_(std::move(inner)), bar_(std::move(bar)) {}
+    decltype(auto) operator*() const { return *inner_; }
+    Iterator& operator++() {
+      ++inner_;
+      bar_->advance();
+      return *this;
+    }
+    void operator++(int) { ++*this; }
+    friend bool operator==(const Iterator& iterator, std::default_sentinel_t end) {
+      const bool done = iterator.inner_ == end;
+      if (done) {
+        iterator.bar_->finish();
+      }
+      return done;
+    }
+
+   private:
+    Inner inner_;
+    std::shared_ptr<ProgressBar> bar_;
+  };
+
+  Iterator begin() {
+    bar_ = std::make_shared<ProgressBar>(options_);
+    return Iterator(range_.begin(), bar_);
+  }
+  std::default_sentinel_t end() const { return {}; }
+
+  /// A few words behind the bar, between begin and end: "loss 0.312".
+  void set_note(std::string note) {
+    if (bar_) {
+      bar_->set_note(std::move(note));
+    }
+  }
+
+ private:
+  Range range_;
+  ProgressOptions options_;
+  std::shared_ptr<ProgressBar> bar_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/checkpoint/reader.h"
+
+namespace lockstep::checkpoint {
+
+/// A folder that was passed over, and why, fit for a warning.
+struct Skipped {
+  std::filesystem::path path;
+  std::string why;
+};
+
+struct Newest {
+  std::optional<std::filesystem::path> path;  ///< Empty if `folder` holds no valid checkpoint.
+  std::vector<Skipped> skipped;  ///< Folders that could have been newer, sorted by path.
+};
+
+/// The checkpoint in `folder` that was committed last and passes `verify`. Committed last means the
+/// highest sequence number, not the clock, so that copying files about changes nothing.
+/// No checkpoint older than the one found is looked into beyond its manifest. An absent folder
+/// holds none. Local: with several ranks let one ask and tell the others.
+Newest find_newest(const std::filesystem::path& folder, Verify verify = Verify::kSizes);
+
+/// One more than the highest sequence number in `folder`; 1 if there is none.
+int64_t next_sequence(const std::filesystem::path& folder);
+
+/// Replaces `<folder>/latest`, a line of text for people and scripts, by `name`; readers see the
+/// old or the new one, never half of it. find_newest does not need it.
+void write_latest(const std::filesystem::path& folder, const std::string& name);
+
+/// What it says, nothing if there is none. CheckpointError if it is no plain name.
+std::optional<std::string> read_latest(const std::filesystem::path& folder);
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/checkpoint/catalog.h"
+
+#include <chrono>
+#include <optional>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/base/error.h"
+#include "lockstep/checkpoint/temp_folder.h"
+#include "lockstep/checkpoint/test_files.h"
+#include "lockstep/checkpoint/writer.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::ThrowsMessage;
+namespace fs = std::filesystem;
+
+class Catalog : public testing::Test {
+ protected:
+  fs::path save(const std::string& name, bool overwrite = false) {
+    Writer writer(Group(), folder_ / name, {.overwrite = overwrite});
+    writer.add_json("state.json", {{"name", name}});
+    writer.commit({{"name", name}});
+    return folder_ / name;
+  }
+  TestFolder folder_;
+};
+
+TEST_F(Catalog, FindsTheLastOneCommittedWhateverTheClockAndTheNamesSay) {
+  const fs::path first = save("step_9");
+  const fs::path second = save("step_10");
+  const fs::path third = save("a_third");
+  fs::last_write_time(third, fs::file_time_type::clock::now() - std::chrono::hours(1000));
+  EXPECT_EQ(find_newest(folder_.path()).path, third);
+  EXPECT_THAT(find_newest(folder_.path()).skipped, IsEmpty());
+  fs::remove_all(third);
+  EXPECT_EQ(find_newest(folder_.path()).path, second);
+  EXPECT_EQ(next_sequence(folder_.path()), 3);
+  save("step_9", true);
+  EXPECT_EQ(find_newest(folder_.path()).path, first);
+}
+
+TEST_F(Catalog, SkipsTornOnesAndSaysWhy) {
+  const fs::path good = save("good");
+  const fs::path truncated = save("truncated");
+  const fs::path no_manifest = save("unfinished");
+  fs::resize_file(truncated / "state.json", 1);
+  fs::remove(no_manifest / "manifest.json");
+  fs::create_directory(folder_ / "empty");
+  const fs::path temporary = temporary_name(folder_ / "going_on");
+  fs::create_directory(temporary);
+  write_bytes(folder_ / "events.jsonl", "{}");
+  const Newest newest = find_newest(folder_.path());
+  EXPECT_EQ(newest.path, good);
+  ASSERT_EQ(newest.skipped.size(), 4U);
+  EXPECT_EQ(newest.skipped[0].path, folder_ / "empty");
+  EXPECT_THAT(newest.skipped[0].why, HasSubstr("no manifest.json"));
+  EXPECT_EQ(newest.skipped[1].path, temporary);
+  EXPECT_THAT(newest.skipped[1].why, HasSubstr("did not end"));
+  EXPECT_EQ(newest.skipped[2].path, truncated);
+  EXPECT_THAT(newest.skipped[2].why, HasSubstr("got 1 bytes"));
+  EXPECT_EQ(newest.skipped[3].path, no_manifest);
+}
+
+TEST_F(Catalog, SkipsAFlippedBitIfAskedToReadEverything) {
+  const fs::path good = save("good");
+  const fs::path flipped = save("flipped");
+  flip_bit(flipped / "state.json", 5);
+  EXPECT_EQ(find_newest(folder_.path(), Verify::kSizes).path, flipped);
+  EXPECT_EQ(find_newest(folder_.path(), Verify::kFull).path, good);
+}
+
+TEST_F(Catalog, AnAbsentOrEmptyFolderHoldsNone) {
+  EXPECT_EQ(find_newest(folder_.path()).path, std::nullopt);
+  EXPECT_EQ(find_newest(folder_ / "absent").path, std::nullopt);
+  EXPECT_EQ(next_sequence(folder_ / "absent"), 1);
+}
+
+TEST_F(Catalog, LatestSaysWhatWasWrittenLast) {
+  EXPECT_EQ(read_latest(folder_.path()), std::nullopt);
+  write_latest(folder_.path(), "step_1");
+  write_latest(folder_.path(), "step_2");
+  EXPECT_EQ(read_latest(folder_.path()), "step_2");
+  EXPECT_EQ(read_bytes(folder_ / "latest"), "step_2\n");
+  EXPECT_THAT(names_in(folder_.path()), ElementsAre("latest"));
+}
+
+TEST_F(Catalog, LatestNamesNothingElsewhere) {
+  EXPECT_THROW(write_latest(folder_.path(), "../step_1"), CheckpointError);
+  write_bytes(folder_ / "latest", "../../etc\n");
+  EXPECT_THAT(
+      [&] { read_latest(folder_.path()); }, ThrowsMessage<CheckpointError>(HasSubstr("../../etc")));
+}
+
+}  // namespace
+}  // namespace lockstep::checkpoint

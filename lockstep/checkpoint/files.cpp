@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/checkpoint/files.h"
+
+#include <cerrno>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <system_error>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::checkpoint {
+
+Descriptor::~Descriptor() {
+  if (value_ >= 0) {
+    close(value_);
+  }
+}
+
+Descriptor& Descriptor::operator=(Descriptor&& other) noexcept {
+  std::swap(value_, other.value_);
+  return *this;
+}
+
+void throw_errno(const std::filesystem::path& path, const std::string& what) {
+  throw CheckpointError(path, what + "; " + std::generic_category().message(errno));
+}
+
+std::pair<Descriptor, uint64_t> open_regular(const std::filesystem::path& path) {
+  // Non-blocking, because opening a pipe would wait for a writer.
+  Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (!file) {
+    if (errno == ELOOP) {
+      throw CheckpointError(
+          path, "is a symbolic link, which a checkpoint must not hold; put the file itself there");
+    }
+    throw_errno(path, "cannot be opened");
+  }
+  struct stat status {};
+  if (fstat(file.get(), &status) != 0) {
+    throw_errno(path, "cannot be examined");
+  }
+  if (!S_ISREG(status.st_mode)) {
+    throw CheckpointError(path, "is no regular file, and no other is read from a checkpoint");
+  }
+  return {std::move(file), static_cast<uint64_t>(status.st_size)};
+}
+
+std::string read_file(const std::filesystem::path& path, uint64_t max_bytes) {
+  const auto [file, bytes] = open_regular(path);
+  if (bytes > max_bytes) {
+    throw CheckpointError(
+        path, fmt::format("is too long; got {} bytes, expected at most {}", bytes, max_bytes));
+  }
+  std::string content(bytes, '\0');
+  size_t done = 0;
+  while (done < content.size()) {
+    const ssize_t got = read(file.get(), content.data() + done, content.size() - done);
+    if (got < 0 && errno == EINTR) {
+      continue;
+    }
+    if (got < 0) {
+      throw_errno(path, "cannot be read");
+    }
+    if (got == 0) {
+      throw CheckpointError(path, "became shorter while it was read");
+    }
+    done += static_cast<size_t>(got);
+  }
+  return content;
+}
+
+void sync_folder(const std::filesystem::path& folder) {
+  const Descriptor file(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (!file) {
+    throw_errno(folder, "cannot be opened to flush it to disk");
+  }
+  if (fsync(file.get()) != 0) {
+    throw_errno(folder, "cannot be flushed to disk");
+  }
+}
+
+void make_folders(const std::filesystem::path& folder) {
+  std::error_code error;
+  if (folder.empty() || std::filesystem::is_directory(folder, error)) {
+    return;
+  }
+  const std::filesystem::path parent = folder.parent_path();
+  make_folders(parent);
+  if (mkdir(folder.c_str(), 0777) != 0 && errno != EEXIST) {
+    throw_errno(folder, "cannot be made");
+  }
+  if (!std::filesystem::is_directory(folder, error)) {
+    throw CheckpointError(folder, "is no folder, and a checkpoint was to go in there");
+  }
+  sync_folder(parent.empty() ? "." : parent);
+}
+
+bool name_exists(const std::filesystem::path& path) {
+  struct stat status {};
+  if (lstat(path.c_str(), &status) == 0) {
+    return true;
+  }
+  if (errno != ENOENT) {
+    throw_errno(path, "cannot be examined");
+  }
+  return false;
+}
+
+}  // namespace lockstep::checkpoint

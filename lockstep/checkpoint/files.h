@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+
+namespace lockstep::checkpoint {
+
+/// An open file descriptor, closed when it goes.
+class Descriptor {
+ public:
+  explicit Descriptor(int value = -1) : value_(value) {}
+  ~Descriptor();
+  Descriptor(Descriptor&& other) noexcept : value_(std::exchange(other.value_, -1)) {}
+  Descriptor& operator=(Descriptor&& other) noexcept;
+  int get() const { return value_; }
+  explicit operator bool() const { return value_ >= 0; }
+  int release() { return std::exchange(value_, -1); }
+
+ private:
+  int value_;
+};
+
+/// Throws CheckpointError `[path] what; <errno in words>`.
+[[noreturn]] void throw_errno(const std::filesystem::path& path, const std::string& what);
+
+/// Opens a regular file to be read, and says how long it is. CheckpointError for anything else: a
+/// symbolic link is not followed, a pipe not waited for.
+std::pair<Descriptor, uint64_t> open_regular(const std::filesystem::path& path);
+
+/// The content of a regular file. CheckpointError also if it is longer than `max_bytes`.
+std::string read_file(const std::filesystem::path& path, uint64_t max_bytes);
+
+/// Returns when the disk has the names in `folder` (fsync). CheckpointError if it says no.
+void sync_folder(const std::filesystem::path& folder);
+
+/// Makes `folder` and its missing parents, and returns when the disk has them.
+void make_folders(const std::filesystem::path& folder);
+
+/// True if there is something of that name, be it a symbolic link to nothing.
+bool name_exists(const std::filesystem::path& path);
+
+}  // namespace lockstep::checkpoint

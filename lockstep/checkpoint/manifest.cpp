@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/checkpoint/manifest.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <limits>
+#include <set>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "lockstep/base/crc32c.h"
+#include "lockstep/base/error.h"
+#include "lockstep/checkpoint/files.h"
+#include "lockstep/checkpoint/json_text.h"
+#include "lockstep/checkpoint/safetensors_header.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kFormatName = "lockstep-checkpoint";
+constexpr uint64_t kMaxManifestBytes = uint64_t{256} << 20;
+// Keys are sorted, so the checksum comes first and can cover everything behind it.
+constexpr std::string_view kBeforeCrc = "{\n  \"crc32c\": \"";
+constexpr size_t kHexDigits = 8;
+
+std::string hex(uint32_t crc) {
+  return fmt::format("{:08x}", crc);
+}
+
+[[noreturn]] void refuse(const std::string& path, const std::string& why) {
+  throw CheckpointError(path, "is no valid manifest; " + why);
+}
+
+uint32_t parse_hex(const std::string& path, const Json& value) {
+  uint32_t crc = 0;
+  const std::string text = value.is_string() ? value.get<std::string>() : std::string();
+  const auto end = std::from_chars(text.data(), text.data() + text.size(), crc, 16);
+  // The way back catches capitals and signs.
+  if (end.ec != std::errc() || hex(crc) != text) {
+    refuse(
+        path, fmt::format("got {} for a crc32c, expected 8 hex digits", in_quotes(value.dump())));
+  }
+  return crc;
+}
+
+int64_t parse_count(
+    const std::string& path, const Json& value, const char* what, int64_t least, int64_t most) {
+  if (!value.is_number_unsigned() || value.get<uint64_t>() < static_cast<uint64_t>(least) ||
+      value.get<uint64_t>() > static_cast<uint64_t>(most)) {
+    refuse(path, fmt::format("got {} for {}", in_quotes(value.dump()), what));
+  }
+  return value.get<int64_t>();
+}
+
+/// Keys beyond these could be what a newer Lockstep needs understood; better no answer than half of
+/// one.
+void expect_keys(const std::string& path, const Json& object, const std::set<std::string>& keys) {
+  std::set<std::string> found;
+  if (object.is_object()) {
+    for (const auto& [key, value] : object.items()) {
+      found.insert(key);
+    }
+  }
+  if (found != keys) {
+    std::string list = in_quotes(fmt::format("{}", fmt::join(found, ", ")));
+    refuse(path, fmt::format("got the keys {}, expected {}", list, fmt::join(keys, ", ")));
+  }
+}
+
+/// Before anything else is looked at: another version may look different in every other way.
+void check_version(const std::string& path, const Json& json) {
+  if (!json.is_object() || !json.contains("format") || json["format"] != kFormatName ||
+      !json.contains("version")) {
+    refuse(
+        path, fmt::format("expected an object with \"format\": \"{}\" and a version", kFormatName));
+  }
+  if (json["version"] != kFormatVersion) {
+    throw CheckpointError(
+        path,
+        fmt::format(
+            "has a format this program cannot read; got version {}, expected version {}; try the "
+            "Lockstep that wrote it, or a newer one",
+            in_quotes(json["version"].dump()),
+            kFormatVersion));
+  }
+}
+
+void check_own_crc(const std::string& path, const std::string& text) {
+  const size_t covered = kBeforeCrc.size() + kHexDigits;
+  if (text.size() < covered || !text.starts_with(kBeforeCrc)) {
+    refuse(path, "it does not begin with its checksum");
+  }
+  const std::string stored = text.substr(kBeforeCrc.size(), kHexDigits);
+  const std::string computed = hex(crc32c(std::string_view(text).substr(covered)));
+  if (stored != computed) {
+    refuse(
+        path,
+        fmt::format(
+            "its content was changed or damaged; got crc32c {}, expected {}",
+            computed,
+            in_quotes(stored)));
+  }
+}
+
+bool is_utf8(const std::string& text) {
+  try {
+    return !Json(text).dump().empty();
+  } catch (const Json::exception&) {
+    return false;
+  }
+}
+
+}  // namespace
+
+void check_file_name(const std::string& path, const std::string& name) {
+  const bool plain = is_utf8(name) && !name.empty() && name.size() <= 255 && name.front() != '.' &&
+                     name.find("..") == std::string::npos && name != kManifestName &&
+                     std::none_of(name.begin(), name.end(), [](unsigned char c) {
+                       return c == '/' || std::iscntrl(c) != 0;
+                     });
+  if (!plain) {
+    throw CheckpointError(
+        path,
+        fmt::format(
+            "names a file it may not hold; got {}, expected a plain name without '/' or \"..\", "
+            "no '.' in front, and not {}",
+            in_quotes(name),
+            kManifestName));
+  }
+}
+
+Json to_json(const FileRecord& record) {
+  Json tensors = Json::object();
+  for (const auto& [name, crc] : record.summary.tensors) {
+    tensors[name] = hex(crc);
+  }
+  return {
+      {"name", record.name},
+      {"bytes", record.summary.bytes},
+      {"crc32c", hex(record.summary.crc32c)},
+      {"tensors", std::move(tensors)}};
+}
+
+FileRecord file_record_from_json(const std::string& path, const Json& json) {
+  expect_keys(path, json, {"bytes", "crc32c", "name", "tensors"});
+  if (!json["name"].is_string() || !json["tensors"].is_object()) {
+    refuse(path, "a file has a name that is no string, or tensors that are no object");
+  }
+  FileRecord record;
+  record.name = json["name"].get<std::string>();
+  check_file_name(path, record.name);
+  record.summary.bytes = static_cast<uint64_t>(
+      parse_count(path, json["bytes"], "bytes", 0, std::numeric_limits<int64_t>::max()));
+  record.summary.crc32c = parse_hex(path, json["crc32c"]);
+  for (const auto& [name, crc] : json["tensors"].items()) {
+    record.summary.tensors[name] = parse_hex(path, crc);
+  }
+  return record;
+}
+
+std::string render_manifest(const std::string& path, const Manifest& manifest) {
+  if (!manifest.meta.is_object()) {
+    throw CheckpointError(
+        path, fmt::format("needs an object for meta; got {}", manifest.meta.type_name()));
+  }
+  Json files = Json::array();
+  for (const FileRecord& record : manifest.files) {
+    files.push_back(to_json(record));
+  }
+  std::string text = render_json(
+      path,
+      {{"crc32c", std::string(kHexDigits, '0')},
+       {"files", std::move(files)},
+       {"format", kFormatName},
+       {"meta", manifest.meta},
+       {"sequence", manifest.sequence},
+       {"version", kFormatVersion},
+       {"world_size", manifest.world_size}});
+  const size_t covered = kBeforeCrc.size() + kHexDigits;
+  text.replace(kBeforeCrc.size(), kHexDigits, hex(crc32c(std::string_view(text).substr(covered))));
+  return text;
+}
+
+Manifest parse_manifest(const std::string& path, const std::string& text) {
+  const Json json = parse_json(path, text);
+  check_version(path, json);
+  check_own_crc(path, text);
+  expect_keys(
+      path, json, {"crc32c", "files", "format", "meta", "sequence", "version", "world_size"});
+  if (!json["files"].is_array() || !json["meta"].is_object()) {
+    refuse(path, "expected a list for files and an object for meta");
+  }
+  Manifest manifest;
+  manifest.sequence =
+      parse_count(path, json["sequence"], "sequence", 1, std::numeric_limits<int64_t>::max() - 1);
+  manifest.world_size = static_cast<int>(
+      parse_count(path, json["world_size"], "world_size", 1, std::numeric_limits<int>::max()));
+  manifest.meta = json["meta"];
+  std::set<std::string> names;
+  for (const Json& file : json["files"]) {
+    manifest.files.push_back(file_record_from_json(path, file));
+    if (!names.insert(manifest.files.back().name).second) {
+      refuse(path, fmt::format("{} is listed twice", in_quotes(manifest.files.back().name)));
+    }
+  }
+  return manifest;
+}
+
+Manifest read_manifest(const std::filesystem::path& folder) {
+  const std::filesystem::path path = folder / kManifestName;
+  if (!name_exists(path)) {
+    throw CheckpointError(
+        folder,
+        fmt::format("is no checkpoint; it holds no {}, which is written last", kManifestName));
+  }
+  return parse_manifest(path, read_file(path, kMaxManifestBytes));
+}
+
+}  // namespace lockstep::checkpoint

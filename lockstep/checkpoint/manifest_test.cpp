@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/checkpoint/manifest.h"
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/base/crc32c.h"
+#include "lockstep/base/error.h"
+#include "lockstep/checkpoint/test_files.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Pair;
+using testing::ThrowsMessage;
+using Json = nlohmann::json;
+
+Manifest example() {
+  return {
+      .sequence = 7,
+      .world_size = 2,
+      .meta = {{"step", 100}, {"nested", {{"x", 0.1}}}},
+      .files = {
+          {"model.safetensors", {.bytes = 64, .crc32c = 0xabc, .tensors = {{"w", 1}, {"b", ~0U}}}},
+          {"rank_1.json", {.bytes = 0, .crc32c = 0, .tensors = {}}}}};
+}
+
+/// The example with a change, and the checksum a forger or a newer version would give it.
+std::string changed(const std::function<void(Json&)>& change) {
+  Json json = Json::parse(render_manifest("m", example()));
+  change(json);
+  std::string text = json.dump(2) + "\n";
+  const size_t digits = text.find("\"crc32c\": \"") + 11;
+  return text.replace(
+      digits, 8, fmt::format("{:08x}", crc32c(std::string_view(text).substr(digits + 8))));
+}
+
+void refuses(const std::string& text, const std::string& why) {
+  EXPECT_THAT(
+      [&] { parse_manifest("the/manifest.json", text); },
+      ThrowsMessage<CheckpointError>(AllOf(HasSubstr("the/manifest.json"), HasSubstr(why))));
+}
+
+TEST(Manifest, ComesBackAsItWent) {
+  const Manifest back = parse_manifest("m", render_manifest("m", example()));
+  EXPECT_EQ(back.sequence, 7);
+  EXPECT_EQ(back.world_size, 2);
+  EXPECT_EQ(back.meta, example().meta);
+  ASSERT_EQ(back.files.size(), 2U);
+  EXPECT_EQ(back.files[0].name, "model.safetensors");
+  EXPECT_EQ(back.files[0].summary.bytes, 64U);
+  EXPECT_EQ(back.files[0].summary.crc32c, 0xabcU);
+  EXPECT_THAT(back.files[0].summary.tensors, ElementsAre(Pair("b", ~0U), Pair("w", 1U)));
+  EXPECT_NO_THROW(parse_manifest("m", changed([](Json&) {})));
+}
+
+TEST(Manifest, RefusesAnotherVersionAndNamesBoth) {
+  refuses(
+      changed([](Json& json) {
+        json["version"] = 2;
+        json["what version 2 adds"] = 1;
+      }),
+      "got version \"2\", expected version 1");
+  refuses(changed([](Json& json) { json["version"] = "1"; }), "got version");
+  refuses(changed([](Json& json) { json.erase("version"); }), "and a version");
+  refuses(changed([](Json& json) { json["format"] = "other"; }), "lockstep-checkpoint");
+}
+
+TEST(Manifest, SeesEveryFlippedBitInItself) {
+  const std::string good = render_manifest("m", example());
+  for (size_t bit = 0; bit < 8 * good.size(); ++bit) {
+    std::string bad = good;
+    bad[bit / 8] = static_cast<char>(bad[bit / 8] ^ (1 << (bit % 8)));
+    EXPECT_THROW(parse_manifest("m", bad), CheckpointError) << "bit " << bit << ": " << bad;
+  }
+}
+
+TEST(Manifest, SeesEveryTruncationOfItself) {
+  const std::string good = render_manifest("m", example());
+  for (size_t size = 0; size < good.size(); ++size) {
+    EXPECT_THROW(parse_manifest("m", good.substr(0, size)), CheckpointError) << size;
+  }
+}
+
+TEST(Manifest, RefusesKeysItDoesNotKnowOrMisses) {
+  refuses(changed([](Json& json) { json["zoom"] = 1; }), "world_size, zoom");
+  refuses(changed([](Json& json) { json.erase("meta"); }), "got the keys");
+  refuses(changed([](Json& json) { json["files"][0]["mode"] = 1; }), "mode");
+  refuses(changed([](Json& json) { json["files"][0].erase("tensors"); }), "got the keys");
+  refuses(changed([](Json& json) { json["files"][0] = 3; }), "got the keys");
+}
+
+TEST(Manifest, RefusesValuesThatMakeNoSense) {
+  refuses(changed([](Json& json) { json["sequence"] = -1; }), "\"-1\" for sequence");
+  refuses(changed([](Json& json) { json["sequence"] = 1.5; }), "for sequence");
+  refuses(changed([](Json& json) { json["sequence"] = INT64_MAX; }), "for sequence");
+  refuses(changed([](Json& json) { json["world_size"] = int64_t{1} << 31; }), "for world_size");
+  refuses(changed([](Json& json) { json["world_size"] = 0; }), "for world_size");
+  refuses(changed([](Json& json) { json["meta"] = Json::array(); }), "an object for meta");
+  refuses(changed([](Json& json) { json["files"] = Json::object(); }), "a list for files");
+  refuses(changed([](Json& json) { json["files"][0]["bytes"] = "64"; }), "for bytes");
+  refuses(changed([](Json& json) { json["files"][0]["crc32c"] = "0ABC0000"; }), "8 hex digits");
+  refuses(changed([](Json& json) { json["files"][0]["crc32c"] = "abc"; }), "8 hex digits");
+  refuses(changed([](Json& json) { json["files"][0]["tensors"]["w"] = 1; }), "8 hex digits");
+  refuses(changed([](Json& json) { json["files"][1] = json["files"][0]; }), "listed twice");
+}
+
+TEST(Manifest, AllowsOnlyPlainFileNames) {
+  for (const std::string name :
+       {"",
+        ".",
+        "..",
+        "../../etc/passwd",
+        "/etc/passwd",
+        "a/b",
+        ".hidden",
+        "a..b",
+        "a\nb",
+        "manifest.json"}) {
+    EXPECT_THROW(check_file_name("m", name), CheckpointError) << name;
+    refuses(
+        changed([&](Json& json) { json["files"][0]["name"] = name; }), "a file it may not hold");
+  }
+  EXPECT_THROW(check_file_name("m", "\xff"), CheckpointError);
+  EXPECT_THROW(check_file_name("m", std::string("a\0b", 3)), CheckpointError);
+  EXPECT_THROW(check_file_name("m", std::string(256, 'a')), CheckpointError);
+  EXPECT_NO_THROW(check_file_name("m", "model-00001-of-00002.safetensors"));
+  EXPECT_NO_THROW(check_file_name("m", "größe b"));
+}
+
+TEST(Manifest, IsNotRenderedWithoutAnObjectForMeta) {
+  Manifest manifest = example();
+  manifest.meta = 3;
+  EXPECT_THAT(
+      [&] { render_manifest("m", manifest); },
+      ThrowsMessage<CheckpointError>(HasSubstr("needs an object for meta; got number")));
+}
+
+TEST(Manifest, IsReadFromARegularFileOnly) {
+  const TestFolder folder;
+  EXPECT_THAT(
+      [&] { read_manifest(folder.path()); },
+      ThrowsMessage<CheckpointError>(HasSubstr("holds no manifest.json")));
+  write_bytes(folder / "real.json", render_manifest("m", example()));
+  std::filesystem::create_symlink("real.json", folder / kManifestName);
+  EXPECT_THAT(
+      [&] { read_manifest(folder.path()); },
+      ThrowsMessage<CheckpointError>(HasSubstr("symbolic link")));
+  std::filesystem::remove(folder / kManifestName);
+  std::filesystem::rename(folder / "real.json", folder / kManifestName);
+  EXPECT_EQ(read_manifest(folder.path()).sequence, 7);
+}
+
+}  // namespace
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/checkpoint/output_file.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <fcntl.h>
+#include <unistd.h>
+
+#include "lockstep/base/crc32c.h"
+#include "lockstep/base/error.h"
+#include "lockstep/checkpoint/crc_combine.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+// Small enough to be in cache still when the kernel copies what the checksum has just read.
+constexpr size_t kChunkBytes = size_t{256} << 10;
+
+}  // namespace
+
+OutputFile::OutputFile(const std::filesystem::path& path)
+    : path_(path),
+      file_(open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666)) {
+  if (!file_) {
+    throw_errno(path_, "cannot be made");
+  }
+  buffer_.reserve(kChunkBytes);
+}
+
+OutputFile::~OutputFile() {
+  if (file_) {
+    unlink(path_.c_str());
+  }
+}
+
+uint32_t OutputFile::append(const void* data, size_t size) {
+  const auto* at = static_cast<const std::byte*>(data);
+  uint32_t own = 0;
+  for (size_t rest = size; rest > 0;) {
+    const size_t chunk = std::min(rest, kChunkBytes);
+    own = lockstep::crc32c(own, at, chunk);
+    put(at, chunk);
+    at += chunk;
+    rest -= chunk;
+  }
+  crc32c_ = crc32c_combine(crc32c_, own, size);
+  bytes_ += size;
+  return own;
+}
+
+void OutputFile::put(const std::byte* data, size_t size) {
+  if (buffer_.size() + size > kChunkBytes) {
+    flush();
+  }
+  if (size >= kChunkBytes) {
+    write_out(data, size);
+  } else {
+    buffer_.insert(buffer_.end(), data, data + size);
+  }
+}
+
+void OutputFile::flush() {
+  write_out(buffer_.data(), buffer_.size());
+  buffer_.clear();
+}
+
+void OutputFile::write_out(const std::byte* data, size_t size) {
+  while (size > 0) {
+    const ssize_t done = write(file_.get(), data, size);
+    if (done < 0 && errno == EINTR) {
+      continue;
+    }
+    if (done < 0) {
+      throw_errno(path_, "cannot be written");
+    }
+    data += done;
+    size -= static_cast<size_t>(done);
+  }
+}
+
+void OutputFile::finish() {
+  flush();
+  if (fsync(file_.get()) != 0) {
+    throw_errno(path_, "cannot be flushed to disk");
+  }
+  // Some file systems (NFS, quotas) only here say that there was no room.
+  if (close(file_.get()) != 0) {
+    const int why = errno;
+    file_.release();
+    unlink(path_.c_str());
+    errno = why;
+    throw_errno(path_, "cannot be closed");
+  }
+  file_.release();
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/checkpoint/temp_folder.h"
+
+#include <array>
+#include <cctype>
+#include <cerrno>
+#include <charconv>
+#include <csignal>
+#include <fcntl.h>
+#include <mutex>
+#include <optional>
+#include <random>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <system_error>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kTemporaryMark = ".tmp-";
+constexpr std::string_view kAsideMark = ".old-";
+constexpr size_t kHexDigits = 16;
+
+/// Keeps remove_stale of one thread out of the moment in which another has made a folder and not
+/// yet locked it.
+std::mutex& naming_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+std::string host_name() {
+  std::array<char, 65> name{};
+  gethostname(name.data(), name.size() - 1);
+  std::string host(name.data());
+  for (char& c : host) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '-' && c != '.') {
+      c = '_';
+    }
+  }
+  return host.empty() ? "localhost" : host;
+}
+
+fs::path marked_name(const fs::path& target, std::string_view mark) {
+  std::random_device random;
+  const uint64_t number = (uint64_t{random()} << 32) | random();
+  fs::path name = target;
+  name += fmt::format("{}{}-{}-{:016x}", mark, host_name(), getpid(), number);
+  return name;
+}
+
+struct Owner {
+  std::string target;  ///< The name without the mark.
+  bool aside = false;
+  std::string host;
+  pid_t pid = 0;
+};
+
+/// Read from the right, since the target's name and the host's may hold anything.
+std::optional<Owner> owner_of(std::string_view name) {
+  Owner owner;
+  const size_t temporary = name.rfind(kTemporaryMark);
+  const size_t aside = name.rfind(kAsideMark);
+  owner.aside =
+      temporary == std::string_view::npos || (aside != std::string_view::npos && aside > temporary);
+  const size_t mark = owner.aside ? aside : temporary;
+  if (mark == std::string_view::npos || mark == 0) {
+    return std::nullopt;
+  }
+  owner.target = name.substr(0, mark);
+  std::string_view rest = name.substr(mark + kTemporaryMark.size());
+  const size_t last = rest.rfind('-');
+  const size_t middle = last == std::string_view::npos || last == 0 ? std::string_view::npos
+                                                                    : rest.rfind('-', last - 1);
+  if (middle == std::string_view::npos || rest.size() - last - 1 != kHexDigits ||
+      rest.find_first_not_of("0123456789abcdef", last + 1) != std::string_view::npos) {
+    return std::nullopt;
+  }
+  owner.host = rest.substr(0, middle);
+  const char* end = rest.data() + last;
+  const auto parsed = std::from_chars(rest.data() + middle + 1, end, owner.pid);
+  if (parsed.ec != std::errc() || parsed.ptr != end || owner.pid <= 0) {
+    return std::nullopt;
+  }
+  return owner;
+}
+
+bool is_abandoned(const fs::path& folder, const Owner& owner) {
+  if (owner.host != host_name()) {
+    return false;
+  }
+  const Descriptor file(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  struct stat status {};
+  if (!file || fstat(file.get(), &status) != 0 || status.st_uid != geteuid()) {
+    return false;
+  }
+  const bool dead = kill(owner.pid, 0) != 0 && errno == ESRCH;
+  if (flock(file.get(), LOCK_EX | LOCK_NB) == 0) {
+    return dead || owner.pid == getpid();
+  }
+  // Some network file systems have no such locks; there the process alone decides.
+  return dead && errno != EWOULDBLOCK;
+}
+
+bool clear_away(const fs::path& folder, const Owner& owner) {
+  std::error_code error;
+  const fs::path target = folder.parent_path() / owner.target;
+  if (owner.aside && fs::symlink_status(target, error).type() == fs::file_type::not_found) {
+    fs::rename(folder, target, error);
+  } else {
+    fs::remove_all(folder, error);
+  }
+  return !error;
+}
+
+}  // namespace
+
+fs::path temporary_name(const fs::path& target) {
+  return marked_name(target, kTemporaryMark);
+}
+
+fs::path set_aside_name(const fs::path& target) {
+  return marked_name(target, kAsideMark);
+}
+
+bool is_temporary_name(std::string_view name) {
+  return owner_of(name).has_value();
+}
+
+OwnedFolder::OwnedFolder(const fs::path& path) {
+  const std::lock_guard<std::mutex> guard(naming_mutex());
+  if (mkdir(path.c_str(), 0700) != 0) {
+    throw_errno(path, "cannot be made");
+  }
+  lock_ = Descriptor(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!lock_) {
+    const int why = errno;
+    rmdir(path.c_str());
+    errno = why;
+    throw_errno(path, "cannot be opened");
+  }
+  // May fail on network file systems; the process's number is then all there is to go by.
+  flock(lock_.get(), LOCK_EX | LOCK_NB);
+}
+
+std::vector<fs::path> remove_stale(const fs::path& parent) noexcept {
+  std::vector<fs::path> done;
+  try {
+    const std::lock_guard<std::mutex> guard(naming_mutex());
+    std::error_code error;
+    std::vector<fs::path> found;
+    for (fs::directory_iterator entry(parent.empty() ? "." : parent, error), end;
+         !error && entry != end;
+         entry.increment(error)) {
+      found.push_back(entry->path());
+    }
+    for (const fs::path& path : found) {
+      const std::optional<Owner> owner = owner_of(path.filename().native());
+      if (owner && is_abandoned(path, *owner) && clear_away(path, *owner)) {
+        done.push_back(path);
+      }
+    }
+  } catch (const std::exception&) {
+    // Out of memory, at most. Cleaning up is not worth a failure: the next one will do it.
+  }
+  return done;
+}
+
+}  // namespace lockstep::checkpoint

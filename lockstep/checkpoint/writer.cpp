@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/checkpoint/writer.h"
+
+#include <algorithm>
+#include <sys/stat.h>
+#include <system_error>
+#include <utility>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/rank.h"
+#include "lockstep/checkpoint/catalog.h"
+#include "lockstep/checkpoint/json_text.h"
+#include "lockstep/checkpoint/output_file.h"
+#include "lockstep/checkpoint/publish.h"
+#include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/comm/bytes.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+// What a rank tells the others begins with one of these.
+constexpr char kGood = '+';
+constexpr char kBad = '-';
+
+/// Absolute, because the program may go to another folder before the commit.
+fs::path plain_target(const fs::path& target) {
+  const fs::path absolute = fs::absolute(target);
+  return absolute.has_filename() ? absolute : absolute.parent_path();
+}
+
+/// Overwriting removes a folder with all that is in it: a slip of the finger must not be enough.
+bool may_be_replaced(const fs::path& target) {
+  return fs::symlink_status(target).type() == fs::file_type::directory &&
+         (fs::is_empty(target) || name_exists(target / kManifestName));
+}
+
+/// The folder was private while it grew. Now it is opened to whom the process's umask opens files,
+/// which a file shows: reading the umask itself would mean changing it.
+void open_like(const fs::path& folder, const fs::path& file) {
+  struct stat status {};
+  if (stat(file.c_str(), &status) != 0) {
+    throw_errno(file, "cannot be examined");
+  }
+  const mode_t files = status.st_mode & 0666;
+  if (chmod(folder.c_str(), 0700 | files | ((files & 0444) >> 2)) != 0) {
+    throw_errno(folder, "cannot be opened to others");
+  }
+}
+
+FileSummary write_text(const fs::path& path, const std::string& text) {
+  OutputFile file(path);
+  file.append(text);
+  file.finish();
+  return {.bytes = file.bytes(), .crc32c = file.crc32c(), .tensors = {}};
+}
+
+}  // namespace
+
+// Delegates, so that the destructor runs should the rest throw.
+Writer::Writer(Group group, const fs::path& target, WriterOptions options)
+    : Writer(std::move(group), target, Unstarted()) {
+  overwrite_ = options.overwrite;
+  attempt([&] { target_ = plain_target(target); });
+  if (group_.rank() == 0) {
+    attempt([&] { make_folder(); });
+  }
+  const std::string named = broadcast_bytes(group_, target_.native());
+  const std::string folder = broadcast_bytes(group_, folder_.native());
+  if (group_.rank() != 0) {
+    folder_ = folder;
+    attempt([&] {
+      if (named != target_.native()) {
+        throw CheckpointError(
+            target_, fmt::format("is not what rank 0 saves to; got that, expected {}", named));
+      }
+      if (!folder.empty() && !fs::is_directory(folder_)) {
+        throw CheckpointError(
+            folder_,
+            "was made by rank 0 and is not visible here; expected one file system for all ranks, "
+            "or the same working folder");
+      }
+    });
+  }
+  throw_first(all_gather_bytes(group_, failure_.empty() ? std::string(1, kGood) : kBad + failure_));
+}
+
+Writer::Writer(Group group, const fs::path& target, Unstarted /*unstarted*/)
+    : group_(std::move(group)), target_(target) {}
+
+Writer::~Writer() {
+  abandon();
+}
+
+void Writer::make_folder() {
+  const std::string name = target_.filename();
+  if (name.empty() || name == "." || name == "..") {
+    throw CheckpointError(target_, "is no name for a checkpoint; try checkpoints/step_100");
+  }
+  make_folders(target_.parent_path());
+  remove_stale(target_.parent_path());
+  check_target();
+  const fs::path folder = temporary_name(target_);
+  owned_.emplace(folder);
+  folder_ = folder;
+}
+
+bool Writer::check_target() const {
+  if (!name_exists(target_)) {
+    return false;
+  }
+  if (!overwrite_) {
+    throw CheckpointError(
+        target_, "exists, and is not overwritten unless told to; try another name, or overwrite");
+  }
+  if (!may_be_replaced(target_)) {
+    throw CheckpointError(target_, "is no checkpoint, and only one would be overwritten");
+  }
+  return true;
+}
+
+void Writer::attempt(const std::function<void()>& step) {
+  if (!failure_.empty()) {
+    return;
+  }
+  try {
+    step();
+  } catch (const std::exception& error) {
+    fail(error.what());
+  }
+}
+
+void Writer::fail(const std::string& why) {
+  if (failure_.empty()) {
+    // The rank is named in front, by whoever reports it.
+    const std::string suffix = rank_suffix();
+    failure_ = why.ends_with(suffix) ? why.substr(0, why.size() - suffix.size()) : why;
+    if (failure_.empty()) {
+      failure_ = "no reason given";
+    }
+  }
+}
+
+void Writer::throw_first(const std::vector<std::string>& reports) {
+  for (size_t rank = 0; rank < reports.size(); ++rank) {
+    if (reports[rank].front() == kBad) {
+      abandon();
+      throw CheckpointError(
+          target_, fmt::format("is not saved; rank {} failed: {}", rank, reports[rank].substr(1)));
+    }
+  }
+}
+
+void Writer::add(const std::string& file_name, const std::function<FileSummary()>& write) {
+  if (folder_.empty()) {
+    throw ConfigError("Writer", "a file is added after commit; add all files before");
+  }
+  attempt([&] {
+    check_file_name(target_, file_name);
+    files_.push_back({file_name, write()});
+  });
+}
+
+void Writer::add_tensors(
+    const std::string& file_name,
+    const NamedTensors& tensors,
+    const std::map<std::string, std::string>& metadata) {
+  add(file_name, [&] { return write_safetensors(folder_ / file_name, tensors, metadata); });
+}
+
+void Writer::add_json(const std::string& file_name, const Json& value) {
+  add(file_name, [&] {
+    const fs::path path = folder_ / file_name;
+    return write_text(path, render_json(path, value));
+  });
+}
+
+void Writer::commit(const Json& meta) {
+  if (folder_.empty()) {
+    throw ConfigError("Writer", "commit is called a second time; a Writer saves one checkpoint");
+  }
+  std::string written;
+  attempt([&] {
+    Json records = Json::array();
+    for (const FileRecord& record : files_) {
+      records.push_back(to_json(record));
+    }
+    written = records.dump();
+  });
+  const std::vector<std::string> reports =
+      all_gather_bytes(group_, failure_.empty() ? kGood + written : kBad + failure_);
+  throw_first(reports);
+  if (group_.rank() == 0) {
+    attempt([&] { commit_on_disk(meta, reports); });
+  }
+  const std::string outcome = broadcast_bytes(group_, failure_);
+  if (!outcome.empty()) {
+    throw_first({kBad + outcome});  // As the report of rank 0.
+  }
+  folder_.clear();
+}
+
+void Writer::commit_on_disk(const Json& meta, const std::vector<std::string>& reports) {
+  Manifest manifest{
+      .sequence = next_sequence(target_.parent_path()),
+      .world_size = group_.size(),
+      .meta = meta,
+      .files = {}};
+  for (const std::string& report : reports) {
+    for (const Json& record : Json::parse(report.substr(1))) {
+      manifest.files.push_back(file_record_from_json(target_, record));
+    }
+  }
+  std::sort(manifest.files.begin(), manifest.files.end(), [](const auto& left, const auto& right) {
+    return left.name < right.name;
+  });
+  const fs::path path = folder_ / kManifestName;
+  write_text(path, render_manifest(path, manifest));
+  open_like(folder_, path);
+  sync_folder(folder_);
+  publish(folder_, target_, check_target());
+  folder_.clear();
+}
+
+void Writer::abandon() noexcept {
+  if (folder_.empty()) {
+    return;
+  }
+  std::error_code ignored;
+  try {
+    if (group_.rank() == 0) {
+      // Again if other ranks removed theirs under its hands.
+      for (int tries = 0; tries < 3 && fs::exists(folder_, ignored); ++tries) {
+        fs::remove_all(folder_, ignored);
+      }
+    } else {
+      for (const FileRecord& record : files_) {
+        fs::remove(folder_ / record.name, ignored);
+      }
+      // Rank 0 could not, if it was faster. Fails while there is something in it.
+      fs::remove(folder_, ignored);
+    }
+  } catch (const std::exception&) {
+    // Out of memory, at most: remove_stale will do it.
+  }
+  folder_.clear();
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/launch/child.h"
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::launcher {
+namespace {
+
+constexpr int kCannotExecute = 127;
+
+struct Pipe {
+  UniqueFd read;
+  UniqueFd write;
+};
+
+Pipe make_pipe() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) {
+    throw Error("lockstep launch", fmt::format("no pipe to be had; {}", std::strerror(errno)));
+  }
+  return {UniqueFd(ends[0]), UniqueFd(ends[1])};
+}
+
+std::vector<char*> pointers_to(const std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  pointers.reserve(words.size() + 1);
+  for (const std::string& word : words) {
+    pointers.push_back(const_cast<char*>(word.c_str()));
+  }
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+/// All that the child needs between fork and exec, laid out before: nothing there may allocate.
+struct Plan {
+  const char* path;
+  char* const* argv;
+  char* const* shell_argv;
+  char* const* environment;
+  int stdin_fd, out_fd, err_fd, report_fd, registration_fd;
+  pid_t parent;
+};
+
+void default_signals() {
+  for (int signal = 1; signal < NSIG; ++signal) {
+    struct sigaction action {};
+    if (::sigaction(signal, nullptr, &action) != 0 ||
+        (signal == SIGHUP && action.sa_handler == SIG_IGN)) {
+      continue;
+    }
+    action = {};
+    action.sa_handler = SIG_DFL;
+    ::sigaction(signal, &action, nullptr);
+  }
+  sigset_t none;
+  ::sigemptyset(&none);
+  ::sigprocmask(SIG_SETMASK, &none, nullptr);
+}
+
+[[noreturn]] void become(const Plan& plan) {
+  ::setpgid(0, 0);
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (::getppid() != plan.parent) {
+    ::_exit(kCannotExecute);  // The parent died before it was told to take us along.
+  }
+  const pid_t self = ::getpid();
+  if (plan.registration_fd >= 0) {
+    [[maybe_unused]] const ssize_t written = ::write(plan.registration_fd, &self, sizeof(self));
+  }
+  default_signals();
+  if (::dup2(plan.stdin_fd, STDIN_FILENO) >= 0 && ::dup2(plan.out_fd, STDOUT_FILENO) >= 0 &&
+      ::dup2(plan.err_fd, STDERR_FILENO) >= 0) {
+    ::execve(plan.path, plan.argv, plan.environment);
+    if (errno == ENOEXEC) {
+      ::execve("/bin/sh", plan.shell_argv, plan.environment);
+    }
+  }
+  const int error = errno;
+  [[maybe_unused]] const ssize_t written = ::write(plan.report_fd, &error, sizeof(error));
+  ::_exit(kCannotExecute);
+}
+
+/// 0 once the program runs, else why it does not.
+int await_exec(const UniqueFd& report) {
+  int error = 0;
+  ssize_t size = 0;
+  do {
+    size = ::read(report.get(), &error, sizeof(error));
+  } while (size < 0 && errno == EINTR);
+  return size == sizeof(error) ? error : 0;
+}
+
+bool user_can_mend(int error) {
+  constexpr std::array kMendable = {ENOENT, EACCES, ENOEXEC, ELOOP, ENOTDIR, E2BIG, ETXTBSY};
+  for (const int candidate : kMendable) {
+    if (candidate == error) {
+      return true;
+    }
+  }
+  return false;
+}
+
+[[noreturn]] void refuse(const std::string& who, const std::string& path, int error) {
+  const std::string what =
+      fmt::format("{} could not be started; {}: {}", who, path, std::strerror(error));
+  if (user_can_mend(error)) {
+    throw ConfigError(
+        "lockstep launch",
+        what + (error == ENOENT ? "; the interpreter in its first line may be missing" : ""));
+  }
+  throw Error("lockstep launch", what);
+}
+
+}  // namespace
+
+void open_standard_streams() {
+  int fd = 0;
+  do {
+    fd = ::open("/dev/null", O_RDWR);
+  } while (fd >= 0 && fd <= STDERR_FILENO);
+  if (fd >= 0) {
+    ::close(fd);
+  }
+}
+
+Child start_child(const ChildSpec& spec, const std::string& who) {
+  Pipe out = make_pipe();
+  Pipe err = make_pipe();
+  Pipe report = make_pipe();
+  std::vector<std::string> shell_words = {"sh", spec.program->path};
+  shell_words.insert(shell_words.end(), spec.program->argv.begin() + 1, spec.program->argv.end());
+  const std::vector<char*> argv = pointers_to(spec.program->argv);
+  const std::vector<char*> shell_argv = pointers_to(shell_words);
+  const std::vector<char*> environment = pointers_to(spec.environment);
+  const Plan plan = {
+      .path = spec.program->path.c_str(),
+      .argv = argv.data(),
+      .shell_argv = shell_argv.data(),
+      .environment = environment.data(),
+      .stdin_fd = spec.stdin_fd,
+      .out_fd = out.write.get(),
+      .err_fd = err.write.get(),
+      .report_fd = report.write.get(),
+      .registration_fd = spec.registration_fd,
+      .parent = ::getpid()};
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    become(plan);
+  }
+  if (pid < 0) {
+    refuse(who, "fork", errno);
+  }
+  report.write.reset();
+  if (const int error = await_exec(report.read); error != 0) {
+    ::waitpid(pid, nullptr, 0);
+    refuse(who, spec.program->path, error);
+  }
+  // glibc 2.36 declares pidfd_open for C alone.
+  UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  if (!pidfd.is_open()) {
+    const int error = errno;
+    ::kill(-pid, SIGKILL);
+    ::waitpid(pid, nullptr, 0);
+    refuse(who, "pidfd_open", error);
+  }
+  for (const UniqueFd* end : {&out.read, &err.read}) {
+    ::fcntl(end->get(), F_SETFL, O_NONBLOCK);
+  }
+  return {pid, std::move(pidfd), std::move(out.read), std::move(err.read)};
+}
+
+}  // namespace lockstep::launcher

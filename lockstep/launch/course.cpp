@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/launch/course.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::launcher {
+namespace {
+
+constexpr double kSettleSeconds = 0.1;
+/// A failed job has nothing left worth saving; this is for handlers that remove temporary files.
+constexpr double kFailureGraceSeconds = 2;
+
+bool ended_well(const Ending& ending) {
+  return ending.is_success() || (!ending.by_signal && ending.value == kExitPreempted);
+}
+
+/// By the signal itself, or with the code a shell gives when its program did.
+bool died_of(const Ending& ending, int signal) {
+  return ending.exit_code() == kExitSignalBase + signal;
+}
+
+}  // namespace
+
+Course::Course(RankSet& ranks, double grace_seconds, Say say)
+    : ranks_(ranks), grace_seconds_(grace_seconds), say_(std::move(say)) {}
+
+void Course::on_signal(int signal) {
+  if (signal == SIGUSR1 || signal == SIGUSR2) {
+    if (phase_ == Phase::kRunning) {
+      say_(fmt::format("{} received and passed on", signal_name(signal)));
+      passed_on_.insert(signal);
+      ranks_.send(signal);
+    }
+    return;
+  }
+  // Whoever signals a whole group of processes reaches the ranks before us.
+  const bool ranks_were_first =
+      phase_ == Phase::kSettling && reason_ == Reason::kFailure &&
+      std::all_of(failures_.begin(), failures_.end(), [signal](const RankFailure& failure) {
+        return died_of(failure.ending, signal);
+      });
+  if (phase_ == Phase::kRunning || ranks_were_first) {
+    failures_.clear();
+    reason_ = Reason::kSignal;
+    signal_ = signal;
+    say_(fmt::format(
+        "{} received and passed on; the ranks have {:g} s to finish",
+        signal_name(signal),
+        grace_seconds_));
+    stop(signal, grace_seconds_);
+  } else if (phase_ != Phase::kKilling && (signal == SIGINT || signal == SIGTERM)) {
+    say_(fmt::format("{} received; killing the ranks now", signal_name(signal)));
+    kill();
+  } else if (phase_ == Phase::kStopping) {
+    ranks_.send(signal);
+  }
+}
+
+void Course::on_endings() {
+  ++round_;
+  const double seconds = std::chrono::duration<double>(Clock::now() - started_).count();
+  for (const int rank : ranks_.notice_endings(seconds)) {
+    const RankProcess& process = ranks_.all()[static_cast<size_t>(rank)];
+    if (!process.told_to_stop && !process.ending->is_success()) {
+      on_failure(
+          {.rank = rank,
+           .pid = process.pid,
+           .ending = *process.ending,
+           .seconds = seconds,
+           .round = round_});
+    }
+  }
+}
+
+void Course::on_failure(const RankFailure& failure) {
+  if (ended_well(failure.ending)) {
+    if (reason_ == Reason::kNone) {
+      reason_ = Reason::kPreempted;
+      set_deadline(grace_seconds_);
+    }
+  } else if (
+      is_undecided() && failure.ending.by_signal && passed_on_.count(failure.ending.value) != 0) {
+    reason_ = Reason::kSignal;
+    signal_ = failure.ending.value;
+    settle();
+  } else if (is_undecided()) {
+    reason_ = Reason::kFailure;
+    failures_.push_back(failure);
+    settle();
+  } else if (reason_ == Reason::kFailure) {
+    failures_.push_back(failure);
+  }
+}
+
+void Course::on_output_lost(int error) {
+  if (output_error_ != 0) {
+    return;
+  }
+  output_error_ = error;
+  if (is_undecided()) {
+    reason_ = Reason::kOutputLost;
+    if (error != EPIPE) {
+      say_(fmt::format(
+          "the ranks' output cannot be written: {}; the job ends", std::strerror(error)));
+    }
+    if (phase_ == Phase::kRunning) {
+      stop(SIGTERM, kFailureGraceSeconds);
+    }
+  }
+}
+
+void Course::on_deadline() {
+  deadline_.reset();
+  if (phase_ == Phase::kRunning || phase_ == Phase::kSettling) {
+    stop(SIGTERM, kFailureGraceSeconds);
+  } else if (phase_ == Phase::kStopping) {
+    if (reason_ == Reason::kSignal) {
+      say_(fmt::format(
+          "not everything has ended in time after {}; killing it", signal_name(signal_)));
+    }
+    kill();
+  }
+}
+
+bool Course::is_over() const {
+  // Told to stop, a wrapper dies before the program it runs, which may still be saving.
+  return phase_ == Phase::kStopping ? ranks_.silent() : ranks_.ended();
+}
+
+void Course::settle() {
+  phase_ = Phase::kSettling;
+  set_deadline(kSettleSeconds);
+}
+
+void Course::stop(int signal, double grace_seconds) {
+  on_endings();  // Who has failed by itself up to here is no consequence of the signal.
+  phase_ = Phase::kStopping;
+  set_deadline(grace_seconds);
+  stopped_ += ranks_.stop(signal);
+}
+
+void Course::kill() {
+  if (phase_ != Phase::kStopping) {
+    stop(SIGKILL, 0);
+  }
+  phase_ = Phase::kKilling;
+  deadline_.reset();
+  ranks_.send(SIGKILL);
+}
+
+void Course::set_deadline(double in_seconds) {
+  deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(
+                                 std::chrono::duration<double>(in_seconds));
+}
+
+int Course::exit_code() const {
+  if (const auto failure = cause()) {
+    return failure->ending.exit_code();
+  }
+  if (output_error_ != 0 && reason_ != Reason::kSignal) {
+    return output_error_ == EPIPE ? kExitSignalBase + SIGPIPE : kExitFailure;
+  }
+  int code = kExitOk;
+  for (const RankProcess& process : ranks_.all()) {
+    if (!ended_well(*process.ending)) {
+      return kExitSignalBase + signal_;
+    }
+    code = std::max(code, process.ending->value);
+  }
+  return code;
+}
+
+std::optional<RankFailure> Course::cause() const {
+  if (reason_ == Reason::kFailure) {
+    return root_cause(failures_);
+  }
+  return reason_ == Reason::kPreempted ? straggler() : std::nullopt;
+}
+
+std::vector<RankFailure> Course::also_failed() const {
+  std::vector<RankFailure> others;
+  if (reason_ == Reason::kFailure) {
+    const int rank = root_cause(failures_).rank;
+    std::copy_if(
+        failures_.begin(),
+        failures_.end(),
+        std::back_inserter(others),
+        [rank](const RankFailure& failure) { return failure.rank != rank; });
+  }
+  return others;
+}
+
+std::optional<RankFailure> Course::straggler() const {
+  for (size_t rank = 0; rank < ranks_.all().size(); ++rank) {
+    const RankProcess& process = ranks_.all()[rank];
+    if (!ended_well(*process.ending)) {
+      return RankFailure{
+          .rank = static_cast<int>(rank),
+          .pid = process.pid,
+          .ending = *process.ending,
+          .remark = fmt::format(
+              "it had not ended {:g} s after another rank had saved and left (exit code {})",
+              grace_seconds_,
+              static_cast<int>(kExitPreempted)),
+          .seconds = process.ended_seconds};
+    }
+  }
+  return std::nullopt;
+}
+
+void Course::say_how_it_ended() const {
+  if (reason_ != Reason::kSignal) {
+    return;
+  }
+  constexpr int kMostRanks = 8;
+  std::string text =
+      fmt::format("the job ended after {}; exit code {}", signal_name(signal_), exit_code());
+  int named = 0;
+  for (size_t rank = 0; rank < ranks_.all().size() && named < kMostRanks; ++rank) {
+    const Ending& ending = *ranks_.all()[rank].ending;
+    if (!ended_well(ending) && !died_of(ending, signal_)) {
+      text += fmt::format("\n  rank {} {}", rank, ending.description());
+      ++named;
+    }
+  }
+  say_(text);
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "lockstep/launch/ending.h"
+#include "lockstep/launch/rank_set.h"
+
+namespace lockstep::launcher {
+
+/// Decides what becomes of a running job, and with which exit code it ends: the rules of run_job().
+///
+///   running --failure--> settling --0.1 s--> stopping --2 s--> killing
+///      \-----------a signal to stop-----------^    (grace_seconds)
+///
+/// While settling nobody is told anything, so that what falls, falls by itself: the death of a rank
+/// and that of the peers it takes along arrive in any order. A rank that ends with 75 has saved and
+/// left, and the others have grace_seconds to do so, too. Events come in by the on_ functions; each
+/// acts at once on the ranks. Not thread-safe.
+class Course {
+ public:
+  using Clock = std::chrono::steady_clock;
+  using Say = std::function<void(const std::string& text)>;
+
+  /// `ranks` must outlive this; `say` gets each remark for the user, a line or more.
+  Course(RankSet& ranks, double grace_seconds, Say say);
+
+  void on_signal(int signal);
+  /// Looks who has ended; call whenever something happened.
+  void on_endings();
+  /// Our own output cannot be written any more.
+  void on_output_lost(int error);
+  /// When on_deadline() wants to be called, if nothing else happens.
+  std::optional<Clock::time_point> deadline() const { return deadline_; }
+  void on_deadline();
+
+  /// Nothing is left to wait for.
+  bool is_over() const;
+
+  /// The rest is for a job that is over and whose ranks are closed.
+  int exit_code() const;
+  /// The failure to report, if the job ended by one.
+  std::optional<RankFailure> cause() const;
+  /// Those who failed by themselves in the same moment.
+  std::vector<RankFailure> also_failed() const;
+  /// How many ranks were then told to stop.
+  int stopped() const { return stopped_; }
+  /// Says how the ranks took the signal that ended the job, if one did.
+  void say_how_it_ended() const;
+
+ private:
+  enum class Phase { kRunning, kSettling, kStopping, kKilling };
+  enum class Reason { kNone, kPreempted, kFailure, kSignal, kOutputLost };
+
+  void on_failure(const RankFailure& failure);
+  void settle();
+  void stop(int signal, double grace_seconds);
+  void kill();
+  void set_deadline(double in_seconds);
+  bool is_undecided() const { return reason_ == Reason::kNone || reason_ == Reason::kPreempted; }
+  std::optional<RankFailure> straggler() const;
+
+  RankSet& ranks_;
+  double grace_seconds_;
+  Say say_;
+  Clock::time_point started_ = Clock::now();
+  Phase phase_ = Phase::kRunning;
+  Reason reason_ = Reason::kNone;  // Why the job ends otherwise than by all ranks' ending with 0.
+  std::optional<Clock::time_point> deadline_;
+  std::vector<RankFailure> failures_;
+  std::set<int> passed_on_;
+  int signal_ = 0;        // [reason_ == kSignal]
+  int output_error_ = 0;  // errno of the write that failed.
+  int stopped_ = 0;
+  int round_ = 0;
+};
+
+}  // namespace lockstep::launcher

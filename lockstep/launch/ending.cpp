@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/launch/ending.h"
+
+#include <algorithm>
+#include <csignal>
+#include <cstring>
+#include <tuple>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::launcher {
+namespace {
+
+auto order_of_blame(const RankFailure& failure) {
+  const Ending& ending = failure.ending;
+  const bool struck = ending.by_signal && ending.value != SIGABRT && ending.value != SIGPIPE;
+  return std::make_tuple(!struck, failure.round, failure.rank);
+}
+
+}  // namespace
+
+int Ending::exit_code() const {
+  return by_signal ? kExitSignalBase + value : value;
+}
+
+std::string Ending::description() const {
+  if (!by_signal) {
+    return fmt::format("ended with exit code {}", value);
+  }
+  return fmt::format(
+      "was killed by {} (signal {}{})",
+      signal_name(value),
+      value,
+      core_dumped ? ", core dumped" : "");
+}
+
+std::string signal_name(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return name == nullptr ? fmt::format("signal {}", signal) : fmt::format("SIG{}", name);
+}
+
+RankFailure root_cause(const std::vector<RankFailure>& failures) {
+  LOCKSTEP_ASSERT(!failures.empty(), "a cause is asked for where nothing failed");
+  return *std::min_element(
+      failures.begin(), failures.end(), [](const RankFailure& a, const RankFailure& b) {
+        return order_of_blame(a) < order_of_blame(b);
+      });
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <deque>
+#include <string>
+#include <string_view>
+
+#include "lockstep/launch/sink.h"
+#include "lockstep/launch/unique_fd.h"
+
+namespace lockstep::launcher {
+
+/// Copies whole lines from one stream of one rank to a sink, and remembers the last few.
+///
+/// A carriage return ends a line too, so that a progress bar moves; such a line is not remembered.
+/// What is unfinished is passed on when the stream ends or the line is longer than
+/// kLongestLineBytes. Holds at most that much, plus the remembered lines, each cut at
+/// kKeptLineBytes. Not thread-safe.
+class LinePump {
+ public:
+  static constexpr size_t kLongestLineBytes = size_t{64} << 10;
+  static constexpr size_t kKeptLineBytes = 500;
+
+  /// `from` must not block. `sink` must outlive the pump. Remembers `kept_lines`.
+  LinePump(UniqueFd from, Sink& sink, int source, std::string prefix, size_t kept_lines);
+
+  /// -1 when the stream has ended.
+  int fd() const { return from_.get(); }
+  bool is_open() const { return from_.is_open(); }
+  bool must_wait() const { return sink_->full(); }
+  /// Reads once; call when fd() is readable.
+  void pump();
+  /// Reads what has been written so far and closes the stream, whoever still holds the other end.
+  void drain();
+  const std::deque<std::string>& last_lines() const { return last_lines_; }
+
+ private:
+  void pass_on(std::string_view line);
+  void pass_on_finished_lines();
+  void remember(std::string_view line);
+  void finish();
+
+  UniqueFd from_;
+  Sink* sink_;  // [not null]
+  int source_;
+  std::string prefix_;
+  size_t kept_lines_;
+  std::string unfinished_;
+  size_t searched_ = 0;        // Of unfinished_: holds no line end before here.
+  bool after_return_ = false;  // The last byte passed on was a lone '\r': a '\n' now belongs to it.
+  std::deque<std::string> last_lines_;
+};
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/launch/line_pump.h"
+
+#include <array>
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace lockstep::launcher {
+namespace {
+
+using testing::ElementsAre;
+using testing::IsEmpty;
+
+struct Pipe {
+  Pipe() {
+    int ends[2];
+    EXPECT_EQ(::pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+    read.reset(ends[0]);
+    write.reset(ends[1]);
+  }
+  UniqueFd read;
+  UniqueFd write;
+};
+
+/// Two ranks, one sink.
+class LinePumpTest : public testing::Test {
+ protected:
+  LinePump pump_for(int rank, const std::string& prefix = "", size_t kept_lines = 3) {
+    return {std::move(ranks_[static_cast<size_t>(rank)].read), sink_, rank, prefix, kept_lines};
+  }
+  void say(int rank, const std::string& text, LinePump& pump) {
+    ASSERT_EQ(
+        ::write(ranks_[static_cast<size_t>(rank)].write.get(), text.data(), text.size()),
+        static_cast<ssize_t>(text.size()));
+    for (pollfd item{.fd = pump.fd(), .events = POLLIN, .revents = 0}; ::poll(&item, 1, 0) == 1;) {
+      pump.pump();
+    }
+  }
+  std::string shown() {
+    std::string all;
+    std::array<char, 65536> chunk;
+    do {
+      sink_.flush();
+      for (ssize_t size = 0; (size = ::read(screen_.read.get(), chunk.data(), chunk.size())) > 0;) {
+        all.append(chunk.data(), static_cast<size_t>(size));
+      }
+    } while (!sink_.empty());
+    return all;
+  }
+  std::array<Pipe, 2> ranks_;
+  Pipe screen_;
+  Sink sink_{screen_.write.get()};
+};
+
+TEST_F(LinePumpTest, OnlyWholeLinesAreShown) {
+  LinePump first = pump_for(0);
+  LinePump second = pump_for(1);
+  say(0, "one\nhal", first);
+  say(1, "two\n", second);
+  EXPECT_EQ(shown(), "one\ntwo\n");
+  say(0, "f\n", first);
+  EXPECT_EQ(shown(), "half\n");
+}
+
+TEST_F(LinePumpTest, EachLineHasItsPrefix) {
+  LinePump pump = pump_for(0, "[rank 0] ");
+  say(0, "a\n\nb\r\nc\r", pump);
+  EXPECT_EQ(shown(), "[rank 0] a\n[rank 0] \n[rank 0] b\r\n[rank 0] c\r");
+}
+
+TEST_F(LinePumpTest, AReturnIsShownAtOnceAndNotRemembered) {
+  LinePump pump = pump_for(0);
+  say(0, "10%\r", pump);
+  EXPECT_EQ(shown(), "10%\r");
+  say(0, "20%\rdone\n", pump);
+  EXPECT_EQ(shown(), "20%\rdone\n");
+  EXPECT_THAT(pump.last_lines(), ElementsAre("done"));
+}
+
+TEST_F(LinePumpTest, ALineEndCutInTwoIsStillOne) {
+  LinePump pump = pump_for(0, "> ");
+  say(0, "a\r", pump);
+  say(0, "\nb\n", pump);
+  EXPECT_EQ(shown(), "> a\r\n> b\n");
+}
+
+TEST_F(LinePumpTest, WhatIsUnfinishedIsShownAtTheEnd) {
+  LinePump pump = pump_for(0);
+  say(0, "last words", pump);
+  EXPECT_EQ(shown(), "");
+  ranks_[0].write.reset();
+  pump.pump();
+  EXPECT_FALSE(pump.is_open());
+  EXPECT_EQ(shown(), "last words");
+  EXPECT_THAT(pump.last_lines(), ElementsAre("last words"));
+}
+
+TEST_F(LinePumpTest, ALineTooLongToHoldIsShownInPieces) {
+  LinePump pump = pump_for(0);
+  const std::string part(LinePump::kLongestLineBytes / 2, 'x');
+  say(0, part, pump);
+  EXPECT_EQ(shown(), "");
+  say(0, part, pump);
+  say(0, "y", pump);
+  say(0, "z\n", pump);
+  EXPECT_EQ(shown(), part + part + "yz\n");
+}
+
+TEST_F(LinePumpTest, RemembersTheLastLinesCut) {
+  LinePump pump = pump_for(0, "", 2);
+  say(0, "1\n2\n3\r\n" + std::string(600, 'x') + "\n", pump);
+  EXPECT_THAT(pump.last_lines(), ElementsAre("3", std::string(500, 'x') + "..."));
+  LinePump forgetful = pump_for(1, "", 0);
+  say(1, "1\n", forgetful);
+  EXPECT_THAT(forgetful.last_lines(), IsEmpty());
+}
+
+TEST_F(LinePumpTest, DrainTakesWhatIsThereAndDoesNotWaitForMore) {
+  LinePump pump = pump_for(0);
+  const std::string text = std::string(40000, 'x') + "\nrest";
+  ASSERT_EQ(
+      ::write(ranks_[0].write.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
+  pump.drain();
+  EXPECT_FALSE(pump.is_open());
+  EXPECT_EQ(shown(), text);
+}
+
+}  // namespace
+}  // namespace lockstep::launcher

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/launch/program.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <string_view>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::launcher {
+namespace {
+
+/// 0 if `path` is a file that may be executed, else the errno that says why not.
+int executable_error(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) {
+    return errno;
+  }
+  if (S_ISDIR(status.st_mode)) {
+    return EISDIR;
+  }
+  return ::faccessat(AT_FDCWD, path.c_str(), X_OK, AT_EACCESS) == 0 ? 0 : errno;
+}
+
+[[noreturn]] void refuse(const std::string& name, int error, const std::string& hint) {
+  throw ConfigError(
+      "lockstep launch", fmt::format("cannot run '{}': {}{}", name, std::strerror(error), hint));
+}
+
+std::string search_path(const std::string& name, const Environment& environment) {
+  const std::string path = environment.text("PATH").value_or("/bin:/usr/bin");
+  int first_error = ENOENT;
+  for (size_t begin = 0; begin <= path.size();) {
+    const size_t end = std::min(path.find(':', begin), path.size());
+    const std::string folder = path.substr(begin, end - begin);
+    std::string candidate = fmt::format("{}/{}", folder.empty() ? "." : folder, name);
+    const int error = executable_error(candidate);
+    if (error == 0) {
+      return candidate;
+    }
+    if (error == EACCES) {
+      first_error = EACCES;
+    }
+    begin = end + 1;
+  }
+  if (executable_error("./" + name) == 0) {
+    refuse(name, ENOENT, fmt::format(" in PATH; try ./{}", name));
+  }
+  refuse(name, first_error, " in PATH; give its path, like ./build/train");
+}
+
+std::string find_executable(const std::string& name, const Environment& environment) {
+  if (name.find('/') == std::string::npos) {
+    return search_path(name, environment);
+  }
+  const int error = executable_error(name);
+  if (error == EACCES) {
+    refuse(name, error, fmt::format("; try chmod +x {}", shell_quoted({name})));
+  }
+  if (error != 0) {
+    refuse(name, error, "");
+  }
+  return name;
+}
+
+bool is_plain(char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+         std::string_view("-_./=:,+@%").find(c) != std::string_view::npos;
+}
+
+}  // namespace
+
+Program find_program(const std::vector<std::string>& words, const Environment& environment) {
+  const std::string& name = words.at(0);
+  if (name.empty()) {
+    throw ConfigError(
+        "lockstep launch", "the program's name is empty; expected a file or a command");
+  }
+  constexpr std::string_view kPythonSuffix = ".py";
+  if (!name.ends_with(kPythonSuffix)) {
+    return {find_executable(name, environment), words, false};
+  }
+  if (::access(name.c_str(), R_OK) != 0) {
+    refuse(name, errno, "");
+  }
+  const std::string python = environment.text("LOCKSTEP_PYTHON").value_or("python3");
+  std::vector<std::string> argv = {python};
+  argv.insert(argv.end(), words.begin(), words.end());
+  return {find_executable(python, environment), std::move(argv), true};
+}
+
+std::string shell_quoted(const std::vector<std::string>& words) {
+  std::string line;
+  for (const std::string& word : words) {
+    line += line.empty() ? "" : " ";
+    bool plain = !word.empty();
+    std::string quoted;
+    for (const char c : word) {
+      plain = plain && is_plain(c);
+      quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    }
+    line += plain ? word : "'" + quoted + "'";
+  }
+  return line;
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/launch/rank_set.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace lockstep::launcher {
+namespace {
+
+constexpr size_t kKeptLines = 20;
+
+std::optional<Ending> ending_of(pid_t pid) {
+  siginfo_t info{};
+  // WNOWAIT: the pid stays taken.
+  if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+      info.si_pid == 0) {
+    return std::nullopt;
+  }
+  return Ending{
+      .by_signal = info.si_code != CLD_EXITED,
+      .value = info.si_status,
+      .core_dumped = info.si_code == CLD_DUMPED};
+}
+
+/// Reaps what orphans of `group` have ended, but not the rank that leads it.
+void reap_orphans(pid_t group) {
+  siginfo_t info{};
+  while (::waitid(P_PGID, static_cast<id_t>(group), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
+         info.si_pid != 0 && info.si_pid != group) {
+    ::waitpid(info.si_pid, nullptr, 0);
+    info = {};
+  }
+}
+
+}  // namespace
+
+RankSet::RankSet(Sink& out, Sink& err, bool prefix) : out_(&out), err_(&err), prefix_(prefix) {
+  ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+}
+
+RankSet::~RankSet() {
+  close();
+}
+
+void RankSet::add(Child child) {
+  const int rank = static_cast<int>(ranks_.size());
+  const std::string prefix = prefix_ ? fmt::format("[rank {}] ", rank) : "";
+  ranks_.push_back(
+      {.pid = child.pid,
+       .pidfd = std::move(child.pidfd),
+       .out = LinePump(std::move(child.out), *out_, rank, prefix, 0),
+       .err = LinePump(std::move(child.err), *err_, rank, prefix, kKeptLines)});
+}
+
+std::vector<int> RankSet::notice_endings(double seconds) {
+  std::vector<int> noticed;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    RankProcess& process = ranks_[rank];
+    if (process.ending) {
+      continue;
+    }
+    reap_orphans(process.pid);
+    process.ending = ending_of(process.pid);
+    if (process.ending) {
+      process.ended_seconds = seconds;
+      noticed.push_back(static_cast<int>(rank));
+    }
+  }
+  return noticed;
+}
+
+void RankSet::send(int signal) {
+  if (closed_) {
+    return;  // The ids may be somebody else's by now.
+  }
+  for (const RankProcess& process : ranks_) {
+    ::kill(-process.pid, signal);
+  }
+}
+
+int RankSet::stop(int signal) {
+  int living = 0;
+  for (RankProcess& process : ranks_) {
+    if (!process.ending) {
+      process.told_to_stop = true;
+      ++living;
+    }
+  }
+  send(signal);
+  send(SIGCONT);
+  return living;
+}
+
+bool RankSet::ended() const {
+  return std::all_of(ranks_.begin(), ranks_.end(), [](const RankProcess& process) {
+    return process.ending.has_value();
+  });
+}
+
+bool RankSet::silent() const {
+  return ended() && std::none_of(ranks_.begin(), ranks_.end(), [](const RankProcess& process) {
+           return process.out.is_open() || process.err.is_open();
+         });
+}
+
+void RankSet::close() {
+  if (closed_) {
+    return;
+  }
+  send(SIGKILL);
+  closed_ = true;
+  for (RankProcess& process : ranks_) {
+    for (LinePump* stream : {&process.out, &process.err}) {
+      if (stream->is_open()) {
+        stream->drain();
+      }
+    }
+  }
+  for (const RankProcess& process : ranks_) {
+    while (::waitpid(-process.pid, nullptr, 0) > 0 || errno == EINTR) {
+    }
+  }
+}
+
+}  // namespace lockstep::launcher

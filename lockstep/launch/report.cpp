@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/launch/report.h"
+
+#include <array>
+#include <unistd.h>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/launch/program.h"
+
+namespace lockstep::launcher {
+namespace {
+
+std::string fate_of_the_others(const FailureReport& report) {
+  if (report.stopped == 0) {
+    return "";
+  }
+  if (report.stopped == report.ranks - 1) {
+    return report.stopped == 1 ? "; the other rank was stopped" : "; the other ranks were stopped";
+  }
+  return fmt::format(
+      "; {} other rank{} stopped", report.stopped, report.stopped == 1 ? " was" : "s were");
+}
+
+nlohmann::ordered_json as_json(const RankFailure& failure) {
+  nlohmann::ordered_json object = {{"rank", failure.rank}, {"pid", failure.pid}};
+  if (failure.ending.by_signal) {
+    object["signal"] = failure.ending.value;
+    object["signal_name"] = signal_name(failure.ending.value);
+    object["core_dumped"] = failure.ending.core_dumped;
+  } else {
+    object["code"] = failure.ending.value;
+  }
+  object["seconds"] = failure.seconds;
+  if (!failure.remark.empty()) {
+    object["remark"] = failure.remark;
+  }
+  return object;
+}
+
+}  // namespace
+
+std::string text_report(const FailureReport& report) {
+  std::string text = fmt::format(
+      "lockstep: rank {} of {} {} after {:.1f} s{}{}\n",
+      report.cause.rank,
+      report.ranks,
+      report.cause.ending.description(),
+      report.cause.seconds,
+      report.cause.remark.empty() ? "" : "; " + report.cause.remark,
+      fate_of_the_others(report));
+  text += fmt::format("  host:       {}, pid {}\n", report.host, report.cause.pid);
+  text += fmt::format("  command:    {}\n", shell_quoted(report.command));
+  text += fmt::format("  exit code:  {}\n", report.exit_code);
+  for (const RankFailure& other : report.also_failed) {
+    text += fmt::format("  also:       rank {} {}\n", other.rank, other.ending.description());
+  }
+  if (!report.last_lines.empty()) {
+    text += "  last lines of its stderr:\n";
+  }
+  for (const std::string& line : report.last_lines) {
+    text += "    " + line + "\n";
+  }
+  return text;
+}
+
+std::string json_report(const FailureReport& report) {
+  nlohmann::ordered_json object = {
+      {"version", 1},
+      {"event", "job_failed"},
+      {"exit_code", report.exit_code},
+      {"world_size", report.ranks}};
+  object["host"] = report.host;
+  object["command"] = report.command;
+  object["cause"] = as_json(report.cause);
+  object["cause"]["last_lines"] = report.last_lines;
+  object["also_failed"] = nlohmann::ordered_json::array();
+  for (const RankFailure& other : report.also_failed) {
+    object["also_failed"].push_back(as_json(other));
+  }
+  object["stopped"] = report.stopped;
+  return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/launch/signals.h"
+
+#include <poll.h>
+
+#include <gtest/gtest.h>
+
+namespace lockstep::launcher {
+namespace {
+
+TEST(SignalInbox, ReceivesWhatWouldHaveKilledUs) {
+  SignalInbox inbox;
+  EXPECT_EQ(inbox.next(), std::nullopt);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) {
+    ::raise(signal);
+    pollfd item{.fd = inbox.fd(), .events = POLLIN, .revents = 0};
+    EXPECT_EQ(::poll(&item, 1, 0), 1);
+    EXPECT_EQ(inbox.next(), signal);
+  }
+  EXPECT_EQ(inbox.next(), std::nullopt);
+}
+
+TEST(SignalInbox, HangupStaysIgnoredUnderNohup) {
+  ::signal(SIGHUP, SIG_IGN);
+  {
+    SignalInbox inbox;
+    ::raise(SIGHUP);
+    EXPECT_EQ(inbox.next(), std::nullopt);
+  }
+  ::signal(SIGHUP, SIG_DFL);
+}
+
+TEST(SignalInbox, PutsBackWhatWasThere) {
+  sigset_t before;
+  ::sigprocmask(SIG_BLOCK, nullptr, &before);
+  { const SignalInbox inbox; }
+  sigset_t after;
+  ::sigprocmask(SIG_BLOCK, nullptr, &after);
+  EXPECT_EQ(sigismember(&before, SIGTERM), sigismember(&after, SIGTERM));
+  struct sigaction pipe {};
+  ::sigaction(SIGPIPE, nullptr, &pipe);
+  EXPECT_EQ(pipe.sa_handler, SIG_DFL);
+}
+
+}  // namespace
+}  // namespace lockstep::launcher

@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# ./dev and scripts/bootstrap where they must refuse, or do nothing: with made-up tools on the PATH, so
+# that nothing is ever installed.
+# shellcheck disable=SC2016  # the made-up programs expand their own variables
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+readonly root
+work=$(mktemp -d)
+readonly work
+trap 'rm -rf "$work"' EXIT
+
+fail() {
+  printf 'dev_words: %s\n' "$1" >&2
+  printf '%s\n' "${output:-}" >&2
+  exit 1
+}
+
+# expect CODE PART COMMAND...: the command ends with CODE and says PART.
+expect() {
+  local code=$1 part=$2 got=0
+  shift 2
+  output=$("$@" 2>&1 </dev/null) || got=$?
+  ((got == code)) || fail "$* ended with $got, expected $code"
+  [[ $output == *"$part"* ]] || fail "$* did not say '$part'"
+}
+
+expect 0 "LOCKSTEP_PIP_INDEX_URL" "$root/dev" help
+for word in setup build test demo fmt lint bench; do
+  expect 0 "  $word " "$root/dev"
+done
+expect 2 "did you mean 'test'?" "$root/dev" tset
+expect 2 "did you mean 'setup'?" "$root/dev" stup
+expect 2 "no such word: 'qqq'" "$root/dev" qqq
+expect 2 "no such preset: 'fast'" "$root/dev" build --preset fast
+expect 2 "--preset lacks a name" "$root/dev" test --preset
+expect 2 "takes no 'now'" "$root/dev" setup now
+expect 2 "takes no '--chek'" "$root/dev" fmt --chek
+expect 2 "no group 'nonsense'" "$root/scripts/bootstrap" nonsense
+
+# A copy of the scripts, so that no .venv or build folder of the checkout is touched.
+chmod 755 "$work"
+mkdir -p "$work/repo" "$work/bin"
+chmod 777 "$work/repo"
+cp -r "$root/scripts" "$root/dev" "$work/repo"
+bootstrap=$work/repo/scripts/bootstrap
+
+# fake NAME TEXT: a made-up program, found first.
+fake() {
+  printf '#!/bin/sh\n%s\n' "$2" >"$work/bin/$1"
+  chmod 755 "$work/bin/$1"
+}
+with_fakes=(env -u LOCKSTEP_TORCH -u Torch_DIR PATH="$work/bin:$PATH")
+as_user=()
+if ((EUID == 0)); then
+  as_user=(setpriv --reuid 65534 --regid 65534 --clear-groups)
+fi
+
+# Somebody without root or sudo, on a Debian that lacks everything: what to ask for, and nothing done.
+fake dpkg-query 'exit 1'
+fake apt-get 'echo "apt-get $DEBIAN_FRONTEND $*"; [ "$1" = update ] || exit 99'
+fake sudo 'exit 1'
+expect 2 $'Ask for:\n       apt-get install --no-install-recommends clang-format git\n' \
+  "${as_user[@]}" "${with_fakes[@]}" "$bootstrap" format
+[[ $output != *noninteractive* ]] || fail "apt-get ran without root"
+
+# The same with a sudo that works: apt-get runs through it, once, and its failure is told.
+fake sudo 'echo "sudo $*"; [ "$1" = -n ] || exec "$@"'
+expect 2 "apt-get noninteractive install -qq -y --no-install-recommends clang-format git" \
+  "${as_user[@]}" "${with_fakes[@]}" "$bootstrap" format
+
+# Nothing is missing: silence.
+fake dpkg-query 'printf installed'
+fake apt-get 'echo "apt-get must not run"; exit 99'
+expect 0 "" "${as_user[@]}" "${with_fakes[@]}" "$bootstrap" format
+[[ -z $output ]] || fail "there was nothing to do, and yet something was said"
+
+# A torch of one's own that is none, and a .venv that is something else.
+expect 2 "LOCKSTEP_TORCH names no torch; got '/nowhere'" \
+  "${with_fakes[@]}" LOCKSTEP_TORCH=/nowhere "$bootstrap" build
+expect 2 "Torch_DIR names no torch; got '/nowhere'" "${with_fakes[@]}" Torch_DIR=/nowhere "$bootstrap" build
+mkdir -p "$work/repo/.venv"
+touch "$work/repo/.venv/diary"
+expect 2 "is in the way and no virtual environment" "${with_fakes[@]}" "$bootstrap" build
+[[ -f $work/repo/.venv/diary ]] || fail "a folder that is not ours was removed"
+
+echo "the words refuse what they must, and install nothing unasked"

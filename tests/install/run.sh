@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Installs a build into a folder of its own, then builds and runs the stranger's project beside this
+# script against nothing but that folder and torch. Usage: run.sh CMAKE BUILD_FOLDER TORCH_DIR CXX
+set -euo pipefail
+
+readonly cmake=$1 build=$2 torch_dir=$3 cxx=$4
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
+readonly here work=$build/install_test
+readonly prefix=$work/prefix
+
+fail() {
+  printf 'install test: %s\n' "$*" >&2
+  exit 1
+}
+
+# A stranger's shell knows nothing of ours.
+clean() {
+  env -i PATH="$PATH" HOME="$HOME" "$@"
+}
+
+configure() {
+  local launcher
+  launcher=$(command -v ccache || true)
+  clean "$cmake" -S "$here" -B "$work/outside" --fresh -G Ninja -DCMAKE_BUILD_TYPE=Release \
+    -DCMAKE_CXX_COMPILER="$cxx" -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher" \
+    -DCMAKE_PREFIX_PATH="$prefix" -DTorch_DIR="$torch_dir"
+}
+
+rm -rf "$work"
+mkdir -p "$work"
+clean "$cmake" --install "$build" --prefix "$prefix" >"$work/install.log"
+
+for file in bin/lockstep include/lockstep/base/error.h; do
+  [[ -f $prefix/$file ]] || fail "$file was not installed"
+done
+if find "$prefix/include" -type f ! -name '*.h' | grep .; then
+  fail "these are no headers"
+fi
+clean "$prefix/bin/lockstep" --help >/dev/null
+if ldd "$prefix/bin/lockstep" | grep -i torch; then
+  fail "the lockstep executable links torch"
+fi
+
+configure
+if grep -rlF -e "$build/" --include='*.cmake' --exclude-dir=outside "$prefix"; then
+  fail "the installed package points into the build folder"
+fi
+clean "$cmake" --build "$work/outside"
+clean "$work/outside/outside"
+clean "$work/outside/outside_core"
+if ldd "$work/outside/outside_core" | grep -i torch; then
+  fail "lockstep::core brings torch along"
+fi
+
+# A library built for another torch must be refused when it is found, not when it crashes.
+config=$(find "$prefix" -name lockstepConfig.cmake)
+sed -i 's/^set(lockstep_TORCH_SERIES .*/set(lockstep_TORCH_SERIES "1.13")/' "$config"
+if configure >"$work/refused.log" 2>&1; then
+  fail "a library built for torch 1.13 was accepted beside the torch in $torch_dir"
+fi
+grep -q "fits torch 1.13 alone" "$work/refused.log" || {
+  cat "$work/refused.log"
+  fail "the refusal does not say why"
+}
+echo "installed, found, built, ran; another torch is refused"
