@@ -67,7 +67,7 @@ at::Tensor gather_rows(
             "expected {} rows; got a tensor of [{}]", rows[me], fmt::join(tensor.sizes(), ", ")));
   }
   const int64_t most = *std::max_element(rows.begin(), rows.end());
-  const at::Tensor all = gather(group, padded(tensor.detach(), 0, most, 0, false));
+  at::Tensor all = gather(group, padded(tensor.detach(), 0, most, 0, false));
   if (std::all_of(keep.begin(), keep.end(), [&](int64_t kept) { return kept == most; })) {
     return all;
   }

@@ -231,7 +231,7 @@ Pending Group::send(const at::Tensor& tensor, int peer) {
   return start({.op = Op::kSend, .input = tensor.detach(), .root = peer}, tensor);
 }
 
-Pending Group::recv(at::Tensor tensor, int peer) {
+Pending Group::recv(const at::Tensor& tensor, int peer) {
   check_tensor(Op::kRecv, tensor);
   check_rank(Op::kRecv, peer, size(), "peer");
   if (peer == rank()) {

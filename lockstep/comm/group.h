@@ -77,7 +77,7 @@ class Group {
   /// Point to point. Both ends must name the same shape and dtype; send is done when peer has it
   /// all.
   Pending send(const at::Tensor& tensor, int peer);
-  Pending recv(at::Tensor tensor, int peer);
+  Pending recv(const at::Tensor& tensor, int peer);
   /// Returns when every rank has called it.
   void barrier();
 

@@ -45,7 +45,7 @@ void check_range(const char* option, int64_t value, int64_t min, int64_t max) {
   }
 }
 
-const LoaderOptions& checked(const LoaderOptions& options) {
+LoaderOptions checked(const LoaderOptions& options) {
   check_range("batch_size", options.batch_size, 1, int64_t{1} << 40);
   check_range("workers", options.workers, 0, kMaxWorkers);
   check_range("prefetch_batches", options.prefetch_batches, 0, kMaxPrefetchBatches);

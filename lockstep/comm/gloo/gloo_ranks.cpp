@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include <vector>
 
+#include "lockstep/base/error.h"
 #include "lockstep/base/rank.h"
 #include "lockstep/base/world.h"
 #include "lockstep/comm/connect.h"
@@ -22,10 +23,13 @@ int free_port() {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  ::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address));
   socklen_t length = sizeof(address);
-  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length);
+  const bool known = ::bind(fd, reinterpret_cast<const sockaddr*>(&address), length) == 0 &&
+                     ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0;
   ::close(fd);
+  if (!known) {
+    throw Error("gloo_ranks", "no free port");
+  }
   return ntohs(address.sin_port);
 }
 

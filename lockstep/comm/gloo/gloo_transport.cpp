@@ -218,8 +218,8 @@ struct Link {
     });
   }
 
-  void wait_all(std::vector<c10::intrusive_ptr<c10d::Work>> works, Milliseconds timeout) {
-    for (auto& work : works) {
+  void wait_all(const std::vector<c10::intrusive_ptr<c10d::Work>>& works, Milliseconds timeout) {
+    for (const auto& work : works) {
       if (!work->wait(timeout)) {
         throw std::runtime_error("timed out");
       }
@@ -254,7 +254,7 @@ struct Link {
 class GlooTransport final : public Transport {
  public:
   GlooTransport(
-      c10::intrusive_ptr<c10d::Store> store,
+      const c10::intrusive_ptr<c10d::Store>& store,
       std::string address,
       int rank,
       int size,
@@ -294,25 +294,24 @@ class GlooTransport final : public Transport {
   }
 
   std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override {
-    at::Tensor choices = at::empty({2 * size()}, at::kLong);
+    at::Tensor choices = at::empty({int64_t{2} * size()}, at::kLong);
     Collective gather{
         .op = Op::kAllGather, .input = at::tensor({color, key}, at::kLong), .output = choices};
     start(std::move(gather), timeout)->wait(timeout);
     const int64_t* choice = choices.const_data_ptr<int64_t>();
     int new_rank = 0;
     int new_size = 0;
-    for (int other = 0; other < size(); ++other) {
+    for (int64_t other = 0; other < size(); ++other) {
       if (choice[2 * other] == color) {
         ++new_size;
-        new_rank += std::pair(choice[2 * other + 1], int64_t{other}) <
-                            std::pair(int64_t{key}, int64_t{rank()})
-                        ? 1
-                        : 0;
+        new_rank +=
+            std::pair(choice[2 * other + 1], other) < std::pair(int64_t{key}, int64_t{rank()}) ? 1
+                                                                                               : 0;
       }
     }
     auto store = c10::make_intrusive<c10d::PrefixStore>(
         fmt::format("split_{}_{}/", splits_++, color), link_->store);
-    return std::make_shared<GlooTransport>(std::move(store), address_, new_rank, new_size, timeout);
+    return std::make_shared<GlooTransport>(store, address_, new_rank, new_size, timeout);
   }
 
  private:
@@ -340,7 +339,7 @@ class GlooTransport final : public Transport {
 std::shared_ptr<Transport> make_gloo_transport(const WorldSpec& world, Milliseconds join_timeout) {
   auto store = join_store(world, join_timeout);
   return std::make_shared<GlooTransport>(
-      std::move(store), data_address(world), world.rank, world.size, join_timeout);
+      store, data_address(world), world.rank, world.size, join_timeout);
 }
 
 }  // namespace lockstep::comm
