@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "lockstep/base/cores.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/launch/cores.h"
@@ -85,7 +86,7 @@ int LaunchCommand::run(const std::vector<std::string>& program) const {
         "lockstep launch", "how many ranks? expected -n N; try -n 2, or -n auto for one a core");
   }
   launcher::JobOptions options = options_;
-  options.ranks = launcher::parse_ranks(ranks_, launcher::available_cores(), force_);
+  options.ranks = launcher::parse_ranks(ranks_, available_cores(), force_);
   if (program.empty()) {
     throw ConfigError(
         "lockstep launch", "no program to run; expected one after the options, like -n 2 ./train");

@@ -30,12 +30,13 @@ function(lockstep_configure_torch target)
   lockstep_warnings(${target})
 endfunction()
 
-# lockstep_test(NAME SOURCES... [LIBRARIES ...] [LABELS ...]): one GoogleTest program a folder.
+# lockstep_test(NAME [SERIAL] SOURCES... [LIBRARIES ...] [LABELS ...] [TIMEOUT s]): one GoogleTest
+# program a folder. SERIAL: its tests need the whole machine.
 function(lockstep_test name)
   if(NOT LOCKSTEP_BUILD_TESTS)
     return()
   endif()
-  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LIBRARIES;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "SERIAL" "TIMEOUT" "SOURCES;LIBRARIES;LABELS" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 120)
   endif()
@@ -48,5 +49,5 @@ function(lockstep_test name)
   lockstep_warnings(${name})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/test")
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60
-    PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
+    PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" RUN_SERIAL ${arg_SERIAL})
 endfunction()

@@ -51,8 +51,8 @@ examples::Evaluation evaluate(
   return {at::cat(probabilities), at::cat(targets)};
 }
 
-/// A learning rate that falls in a straight line to zero at the last of `total` updates: a pure function of
-/// the update, so a resumed run needs nothing more.
+/// A learning rate that falls in a straight line to zero at the last of `total` updates: a pure
+/// function of the update, so a resumed run needs nothing more.
 void set_learning_rate(lockstep::Optimizer& optimizer, double initial, int64_t total) {
   const double left = 1.0 - static_cast<double>(optimizer.steps()) / static_cast<double>(total);
   for (auto& group : optimizer.inner().param_groups()) {
@@ -168,7 +168,10 @@ int main(int argc, char** argv) {
       "  lockstep launch -n 2 fashion_mnist --epochs 3 --output runs/two\n"
       "  fashion_mnist --epochs 5 --output runs/two --resume");
   examples::add_common_options(app, options.common);
-  app.add_option("--lr", options.lr, "Learning rate of AdamW at the start; it falls to zero in a straight line")
+  app.add_option(
+         "--lr",
+         options.lr,
+         "Learning rate of AdamW at the start; it falls to zero in a straight line")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   app.add_option("--data", options.data, "Folder with the four IDX files")->capture_default_str();

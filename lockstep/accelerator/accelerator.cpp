@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <exception>
-#include <sched.h>
+#include <thread>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -13,6 +13,7 @@
 #include <ATen/ops/full.h>
 
 #include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
@@ -25,9 +26,29 @@ void share_cores(const WorldSpec& world) {
   if (world.size == 1 || Environment::process().text("OMP_NUM_THREADS")) {
     return;
   }
-  cpu_set_t cores;
-  if (::sched_getaffinity(0, sizeof(cores), &cores) == 0) {
-    at::set_num_threads(std::max(1, CPU_COUNT(&cores) / world.local_size));
+  // srun and mpirun may have bound this rank to its share already.
+  const int cores = available_cores();
+  const int share = static_cast<int>(std::thread::hardware_concurrency()) / world.local_size;
+  at::set_num_threads(cores > share ? std::max(1, cores / world.local_size) : cores);
+}
+
+/// Two buckets cannot both hold one gradient.
+template <typename Models>
+void refuse_shared_parameters(const Models& models, const NamedTensors& parameters) {
+  for (const auto& model : models) {
+    for (const NamedTensor& theirs : model.parameters()) {
+      for (const NamedTensor& ours : parameters) {
+        if (ours.tensor.is_same(theirs.tensor)) {
+          throw ConfigError(
+              "prepare",
+              fmt::format(
+                  "{} of this model is {} of a model prepared before; prepare one module that "
+                  "holds both",
+                  ours.name,
+                  theirs.name));
+        }
+      }
+    }
   }
 }
 
@@ -122,6 +143,7 @@ void Accelerator::add_model(const void* id, Tensors parameters, Tensors buffers)
       })) {
     return;
   }
+  refuse_shared_parameters(state.models, parameters());
   const size_t index = state.models.size();
   // Buckets of different models must not wait for each other: each further model has a group of its
   // own.
@@ -133,7 +155,8 @@ void Accelerator::add_model(const void* id, Tensors parameters, Tensors buffers)
        index == 0 ? "" : fmt::format("model_{}.", index),
        std::move(parameters),
        std::move(buffers),
-       std::move(parallel)});
+       parallel});
+  state.parallels->push_back(std::move(parallel));
 }
 
 void Accelerator::add_loader(std::shared_ptr<data::LoaderCore> loader) {
@@ -157,11 +180,7 @@ Optimizer Accelerator::add_optimizer(std::shared_ptr<torch::optim::Optimizer> op
       return known;
     }
   }
-  std::vector<std::shared_ptr<DataParallel>> models;
-  for (const State::Model& model : state.models) {
-    models.push_back(model.parallel);
-  }
-  return state.optimizers.emplace_back(std::move(optimizer), std::move(models));
+  return state.optimizers.emplace_back(std::move(optimizer), state.parallels);
 }
 
 void Accelerator::backward(const at::Tensor& loss) {
@@ -173,9 +192,20 @@ void Accelerator::backward(const at::Tensor& loss) {
   if (state.models.size() == 1) {
     state.models[0].parallel->begin_backward();
   }
-  loss.backward();
-  for (State::Model& model : state.models) {
-    model.parallel->finish_backward();
+  try {
+    // With a single model a loss that depends on no parameter is this rank's zero; the others wait
+    // for it.
+    if (loss.requires_grad() || !use_distributed() || state.models.size() != 1) {
+      loss.backward();
+    }
+    for (State::Model& model : state.models) {
+      model.parallel->finish_backward();
+    }
+  } catch (...) {
+    for (State::Model& model : state.models) {
+      model.parallel->abandon_backward();
+    }
+    throw;
   }
 }
 

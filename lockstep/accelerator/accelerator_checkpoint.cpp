@@ -19,6 +19,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/checkpoint/catalog.h"
 #include "lockstep/checkpoint/reader.h"
+#include "lockstep/checkpoint/temp_folder.h"
 #include "lockstep/checkpoint/writer.h"
 #include "lockstep/comm/bytes.h"
 
@@ -104,6 +105,42 @@ std::function<void()> check_model(
   };
 }
 
+/// The same for a loader's position, which means something only over the same data and batches.
+std::function<void()> check_loader(
+    const std::shared_ptr<data::LoaderCore>& loader,
+    const nlohmann::json& saved,
+    const fs::path& path) {
+  const auto must_match = [&](const char* what, int64_t here) {
+    const auto there = saved.at(what).get<int64_t>();
+    if (there != here) {
+      throw CheckpointError(
+          path.string(),
+          fmt::format(
+              "was saved with {} {}, this loader has {}; give it the same data and batch size",
+              there,
+              what,
+              here));
+    }
+  };
+  must_match("samples", loader->layout().samples());
+  must_match("round_rows", loader->layout().round_rows());
+  const auto cursor = saved.at("cursor").get<data::Cursor>();
+  loader->check_cursor(cursor);
+  return [loader, cursor] { loader->load_cursor(cursor); };
+}
+
+std::function<void()> check_random_state(const NamedTensors& saved, const std::string& path) {
+  const at::Tensor current = random_state();
+  if (saved.size() != 1 || saved[0].tensor.scalar_type() != current.scalar_type() ||
+      saved[0].tensor.sizes() != current.sizes()) {
+    throw CheckpointError(path, "holds no random state of this version of torch");
+  }
+  return [value = saved[0].tensor.clone()] {
+    at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+    generator.set_state(value);
+  };
+}
+
 /// All ranks go on, or all throw what the first of them met.
 void throw_together(Group& group, const std::string& failure, const fs::path& folder) {
   const std::vector<std::string> failures = all_gather_bytes(group, failure);
@@ -175,7 +212,10 @@ void Accelerator::save_state(const fs::path& folder) {
   }
   nlohmann::json cursors = nlohmann::json::array();
   for (const auto& loader : state.loaders) {
-    cursors.push_back(loader->cursor());
+    cursors.push_back(
+        {{"cursor", loader->cursor()},
+         {"samples", loader->layout().samples()},
+         {"round_rows", loader->layout().round_rows()}});
   }
   writer.add_json(rank_file("loaders", process_index(), ".json"), cursors);
   writer.add_tensors(
@@ -234,18 +274,14 @@ void Accelerator::load_state(const fs::path& folder) {
         state.optimizers[i].set_steps(steps);
       });
     }
-    const nlohmann::json cursors = reader.json(rank_file("loaders", process_index(), ".json"));
+    const std::string cursor_file = rank_file("loaders", process_index(), ".json");
+    const nlohmann::json cursors = reader.json(cursor_file);
     for (size_t i = 0; i < state.loaders.size(); ++i) {
-      apply.emplace_back([loader = state.loaders[i], cursor = cursors.at(i).get<data::Cursor>()] {
-        loader->load_cursor(cursor);
-      });
+      apply.push_back(check_loader(state.loaders[i], cursors.at(i), folder / cursor_file));
     }
-    const NamedTensors random =
-        reader.tensors(rank_file("random_states", process_index(), ".safetensors"));
-    apply.emplace_back([value = random.at(0).tensor.clone()] {
-      at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
-      generator.set_state(value);
-    });
+    const std::string random_file = rank_file("random_states", process_index(), ".safetensors");
+    apply.push_back(
+        check_random_state(reader.tensors(random_file), (folder / random_file).string()));
   } catch (const std::exception& error) {
     failure = error.what();
   }
@@ -266,37 +302,55 @@ fs::path checkpoints_folder(const AcceleratorOptions& options) {
   return options.project_dir / "checkpoints";
 }
 
+/// What the main process says, on every process; what it throws, too, or the others would wait for
+/// it.
+std::string told_by_main(
+    Group& group, const fs::path& folder, const std::function<std::string()>& say) {
+  std::string said;
+  if (group.rank() == 0) {
+    try {
+      said = "+" + say();
+    } catch (const std::exception& error) {
+      said = std::string("-") + error.what();
+    }
+  }
+  said = broadcast_bytes(group, said);
+  if (said.front() == '-') {
+    throw CheckpointError(folder.string(), said.substr(1));
+  }
+  return said.substr(1);
+}
+
 }  // namespace
 
 fs::path Accelerator::save_state() {
   const fs::path folder = checkpoints_folder(state_->options);
-  std::string name;
-  if (is_main_process()) {
+  const std::string name = told_by_main(state_->group, folder, [&] {
     int64_t number = checkpoint::next_sequence(folder);
     while (fs::exists(folder / fmt::format("checkpoint_{}", number))) {
       ++number;
     }
-    name = fmt::format("checkpoint_{}", number);
-  }
-  name = broadcast_bytes(state_->group, name);
+    return fmt::format("checkpoint_{}", number);
+  });
   save_state(folder / name);
-  if (is_main_process()) {
+  told_by_main(state_->group, folder, [&] {
     checkpoint::write_latest(folder, name);
-  }
+    return "";
+  });
   return folder / name;
 }
 
 std::optional<fs::path> Accelerator::load_state() {
   const fs::path folder = checkpoints_folder(state_->options);
-  std::string name;
-  if (is_main_process()) {
+  const std::string name = told_by_main(state_->group, folder, [&] {
+    checkpoint::remove_stale(
+        folder);  // Also mends what a save that was cut short has left between two names.
     const checkpoint::Newest newest = checkpoint::find_newest(folder);
     for (const checkpoint::Skipped& skipped : newest.skipped) {
       log_warning(fmt::format("passed over {}: {}", skipped.path.string(), skipped.why));
     }
-    name = newest.path ? newest.path->filename().string() : "";
-  }
-  name = broadcast_bytes(state_->group, name);
+    return newest.path ? newest.path->filename().string() : "";
+  });
   if (name.empty()) {
     return std::nullopt;
   }

@@ -27,6 +27,8 @@ struct Accelerator::State {
   WorldSpec world;
   Group group;
   std::vector<Model> models;
+  /// Those of `models`, as the optimizers see them: also of models prepared after an optimizer.
+  std::shared_ptr<DataParallels> parallels = std::make_shared<DataParallels>();
   std::vector<Optimizer> optimizers;
   std::vector<std::shared_ptr<data::LoaderCore>> loaders;
   std::shared_ptr<ActiveLoaders> active = std::make_shared<ActiveLoaders>();

@@ -125,6 +125,39 @@ TEST(Training, several_models_and_optimizers_each_keep_their_own_gradients) {
   });
 }
 
+TEST(Prepare, refuses_a_parameter_of_two_models) {
+  accelerated_ranks(2, {}, [](Accelerator& accelerator) {
+    torch::nn::Sequential net(Linear(2, 2), Linear(2, 1));
+    accelerator.prepare(net);
+    auto part = std::dynamic_pointer_cast<torch::nn::LinearImpl>(net->ptr(0));
+    EXPECT_THROW(accelerator.prepare(part), ConfigError);
+    accelerator.wait_for_everyone();
+  });
+}
+
+TEST(Prepare, an_optimizer_may_come_before_its_model) {
+  accelerated_ranks(2, {}, [](Accelerator& accelerator) {
+    Linear net(2, 1);
+    auto optimizer = accelerator.prepare(torch::optim::SGD(net->parameters(), 0.1));
+    auto model = accelerator.prepare(net);
+    accelerator.backward(model->forward(at::ones({1, 2})).sum());
+    const void* bucket = net->weight.grad().const_data_ptr();
+    optimizer.zero_grad();
+    ASSERT_TRUE(net->weight.grad().defined());
+    EXPECT_EQ(net->weight.grad().const_data_ptr(), bucket);
+  });
+}
+
+TEST(Training, a_loss_without_a_graph_on_one_rank_counts_as_zero) {
+  accelerated_ranks(2, {}, [](Accelerator& accelerator) {
+    Linear net(2, 1);
+    accelerator.prepare(net);
+    accelerator.backward(
+        accelerator.is_main_process() ? net->forward(at::ones({1, 2})).sum() : at::zeros({}));
+    EXPECT_EQ(net->weight.grad()[0][0].item<float>(), 0.5);
+  });
+}
+
 TEST(Training, zero_grad_alone_frees_gradients_as_torch_does) {
   Accelerator alone({}, WorldSpec{}, Group());
   Linear net(2, 1);

@@ -184,6 +184,25 @@ TEST_F(SaveState, refuses_another_model_naming_the_tensors_and_changes_nothing) 
   });
 }
 
+TEST_F(SaveState, refuses_another_seed_or_batch_size_and_changes_nothing) {
+  Accelerator alone({}, WorldSpec{}, Group());
+  Training saved(alone);
+  saved.train(alone, 3, 2, folder_ / "c");
+  for (const auto& [options, text] : std::vector<std::pair<data::LoaderOptions, std::string>>{
+           {{.batch_size = 3, .shuffle = true, .seed = 6}, "seed"},
+           {{.batch_size = 4, .shuffle = true, .seed = 5}, "round_rows"}}) {
+    Accelerator other({}, WorldSpec{}, Group());
+    torch::nn::Sequential net{Linear(1, 6), torch::nn::BatchNorm1d(6), Linear(6, 1)};
+    const at::Tensor before = net->parameters()[0].detach().clone();
+    other.prepare(
+        net,
+        torch::optim::Adam(net->parameters(), 0.01),
+        data::Loader(saved.loader.dataset(), options));
+    EXPECT_THAT(load_error(other, folder_ / "c"), HasSubstr(text));
+    EXPECT_TRUE(at::equal(net->parameters()[0].detach(), before));
+  }
+}
+
 TEST_F(SaveState, refuses_another_number_of_processes_or_objects) {
   accelerated_ranks(
       2, {}, [&](Accelerator& accelerator) { accelerator.save_state(folder_ / "two"); });

@@ -11,13 +11,12 @@ namespace lockstep {
 
 struct Optimizer::State {
   std::shared_ptr<torch::optim::Optimizer> inner;
-  std::vector<std::shared_ptr<DataParallel>> models;
+  std::shared_ptr<const DataParallels> models;
   int64_t steps = 0;
 };
 
 Optimizer::Optimizer(
-    std::shared_ptr<torch::optim::Optimizer> inner,
-    std::vector<std::shared_ptr<DataParallel>> models)
+    std::shared_ptr<torch::optim::Optimizer> inner, std::shared_ptr<const DataParallels> models)
     : state_(std::make_shared<State>(State{std::move(inner), std::move(models)})) {}
 
 void Optimizer::step() {
@@ -27,7 +26,7 @@ void Optimizer::step() {
 
 void Optimizer::zero_grad() {
   std::vector<at::Tensor> left = parameters();
-  for (const auto& model : state_->models) {
+  for (const auto& model : *state_->models) {
     left = model->zero_grad(left);
   }
   for (at::Tensor& parameter : left) {

@@ -14,6 +14,7 @@ class Optimizer;
 namespace lockstep {
 
 class DataParallel;
+using DataParallels = std::vector<std::shared_ptr<DataParallel>>;
 
 /// A prepared optimizer: what `Accelerator::prepare` makes of a torch::optim one. A handle.
 ///
@@ -22,8 +23,7 @@ class DataParallel;
 class Optimizer {
  public:
   Optimizer(
-      std::shared_ptr<torch::optim::Optimizer> inner,
-      std::vector<std::shared_ptr<DataParallel>> models);
+      std::shared_ptr<torch::optim::Optimizer> inner, std::shared_ptr<const DataParallels> models);
 
   /// One update by the wrapped optimizer.
   void step();

@@ -33,6 +33,13 @@ void check_tensor(Op op, const at::Tensor& tensor) {
             "the tensor {} is not contiguous in memory; pass tensor.contiguous()",
             shape_text(tensor)));
   }
+  if (tensor.is_conj() || tensor.is_neg()) {
+    throw ConfigError(
+        comm::name_of(op),
+        fmt::format(
+            "the memory of {} is not its values; pass tensor.resolve_conj().resolve_neg()",
+            shape_text(tensor)));
+  }
 }
 
 void check_reducible(Op op, const at::Tensor& tensor, ReduceOp reduce) {

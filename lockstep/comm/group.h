@@ -74,8 +74,8 @@ class Group {
   Pending gather(const at::Tensor& input, int root = 0);
   /// Fills `output` (k, ...) with this rank's part of root's `input` (N*k, ...), ignored elsewhere.
   Pending scatter(at::Tensor output, const at::Tensor& input, int root = 0);
-  /// Point to point. Both ends must name the same shape and dtype; send is done when peer has it
-  /// all.
+  /// Point to point; an end that is never met (both send, say) is a timeout. Both ends must name
+  /// the same shape and dtype; send is done when peer has it all.
   Pending send(const at::Tensor& tensor, int peer);
   Pending recv(const at::Tensor& tensor, int peer);
   /// Returns when every rank has called it.

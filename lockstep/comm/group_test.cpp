@@ -108,6 +108,11 @@ TEST_P(GroupTest, moves_rows_between_ranks) {
     const at::Tensor mine = at::arange(2 * me, 2 * me + 2, at::kFloat);
     EXPECT_TRUE(at::equal(scattered, mine * n + 100 * n * (n - 1) / 2));
 
+    const at::Tensor largest = group.reduce_scatter(input, ReduceOp::kMax).wait();
+    EXPECT_TRUE(at::equal(largest, mine + 100 * (n - 1)));
+    const at::Tensor average = group.reduce_scatter(input, ReduceOp::kAvg).wait();
+    EXPECT_TRUE(at::allclose(average, mine + 50 * (n - 1)));
+
     const at::Tensor exchanged = group.all_to_all(at::arange(n) + 10 * me).wait();
     EXPECT_TRUE(at::equal(exchanged, at::arange(n) * 10 + me));
 
@@ -303,6 +308,7 @@ TEST(GroupChecks, refuse_bad_arguments_before_anything_is_sent) {
   EXPECT_THROW(group.all_reduce(at::Tensor()), ConfigError);
   EXPECT_THROW(group.all_reduce(at::ones({4, 4}).t()[0]), ConfigError);
   EXPECT_THROW(group.all_reduce(at::ones({4}, at::kBool)), ConfigError);
+  EXPECT_THROW(group.all_gather(at::ones({4}, at::kComplexFloat).conj()), ConfigError);
   EXPECT_THROW(group.all_reduce(at::ones({4}, at::kInt), ReduceOp::kAvg), ConfigError);
   EXPECT_THROW(group.broadcast(at::ones({4}), 1), ConfigError);
   EXPECT_THROW(group.send(at::ones({4}), 0), ConfigError);

@@ -14,7 +14,8 @@ namespace {
 
 class QueuedWork final : public Work {
  public:
-  QueuedWork(const char* name, OrderedWorker::Job job) : name_(name), job_(std::move(job)) {}
+  QueuedWork(const char* name, OrderedWorker::Job job, OrderedWorker::OnTimeout on_timeout)
+      : name_(name), job_(std::move(job)), on_timeout_(std::move(on_timeout)) {}
 
   bool done() const override {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -25,25 +26,28 @@ class QueuedWork final : public Work {
     std::unique_lock<std::mutex> lock(mutex_);
     if (!finished_.wait_for(lock, timeout, [&] { return done_; })) {
       const double seconds = static_cast<double>(timeout.count()) / 1000;
-      throw CommError(
+      const CommError error(
           name_,
           fmt::format("not done after {:.1f} s; a rank is missing, slow, or elsewhere", seconds),
           -1,
           seconds);
+      if (on_timeout_) {
+        on_timeout_(error.what());
+      }
+      throw error;
     }
     if (error_) {
       std::rethrow_exception(error_);
     }
   }
 
-  void run() {
-    std::exception_ptr error;
+  std::exception_ptr run() {
     try {
       job_();
+      return nullptr;
     } catch (...) {
-      error = std::current_exception();
+      return std::current_exception();
     }
-    finish(error);
   }
 
   void finish(std::exception_ptr error) {
@@ -59,6 +63,7 @@ class QueuedWork final : public Work {
  private:
   const char* name_;
   OrderedWorker::Job job_;
+  OrderedWorker::OnTimeout on_timeout_;
   mutable std::mutex mutex_;
   std::condition_variable finished_;
   bool done_ = false;
@@ -102,8 +107,8 @@ OrderedWorker::~OrderedWorker() {
   }
 }
 
-std::shared_ptr<Work> OrderedWorker::submit(const char* name, Job job) {
-  auto work = std::make_shared<QueuedWork>(name, std::move(job));
+std::shared_ptr<Work> OrderedWorker::submit(const char* name, Job job, OnTimeout on_timeout) {
+  auto work = std::make_shared<QueuedWork>(name, std::move(job), std::move(on_timeout));
   const std::lock_guard<std::mutex> lock(queue_->mutex);
   queue_->jobs.push_back(work);
   queue_->changed.notify_all();
@@ -126,9 +131,12 @@ void OrderedWorker::run(const std::shared_ptr<Queue>& queue) {
     queue->jobs.pop_front();
     queue->busy = true;
     lock.unlock();
-    work->run();
+    const std::exception_ptr error = work->run();
     lock.lock();
-    queue->busy = false;
+    queue->busy = false;  // Before a waiter wakes, who may destroy the worker, which then joins.
+    lock.unlock();
+    work->finish(error);
+    lock.lock();
   }
 }
 

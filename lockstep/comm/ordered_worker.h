@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 
 #include "lockstep/comm/transport.h"
@@ -25,7 +26,10 @@ class OrderedWorker {
 
   /// `name`: the operation's name, for the error a caller gets whose patience ends before the job
   /// does.
-  std::shared_ptr<Work> submit(const char* name, Job job);
+  /// `on_timeout` is told what a caller was told whose patience ended: the job may still be under
+  /// way.
+  using OnTimeout = std::function<void(const std::string& why)>;
+  std::shared_ptr<Work> submit(const char* name, Job job, OnTimeout on_timeout = nullptr);
   OrderedWorker();
   ~OrderedWorker();
   OrderedWorker(const OrderedWorker&) = delete;

@@ -139,7 +139,7 @@ void LoaderCore::check_position(const Cursor& cursor, const ShardLayout& layout)
   }
 }
 
-void LoaderCore::load_cursor(const Cursor& cursor) {
+void LoaderCore::check_cursor(const Cursor& cursor) const {
   refuse_during_pass(running_, "load_cursor()");
   if (cursor.seed != sampler_->seed()) {
     throw ConfigError(
@@ -153,6 +153,10 @@ void LoaderCore::load_cursor(const Cursor& cursor) {
             cursor.seed));
   }
   check_position(cursor, layout_);
+}
+
+void LoaderCore::load_cursor(const Cursor& cursor) {
+  check_cursor(cursor);
   cursor_ = cursor;
   left_early_ = false;
 }

@@ -72,6 +72,8 @@ class LoaderCore {
   const std::shared_ptr<LoaderObserver>& observer() const { return observer_; }
 
   void shard(const ShardSpec& spec);
+  /// What load_cursor would refuse; changes nothing.
+  void check_cursor(const Cursor& cursor) const;
   void load_cursor(const Cursor& cursor);
   void set_observer(std::shared_ptr<LoaderObserver> observer);
 

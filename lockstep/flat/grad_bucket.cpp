@@ -17,7 +17,9 @@ GradBucket::GradBucket(BucketPlan plan, const std::vector<at::Tensor>& parameter
   gradients_ = buffer_.narrow(0, 0, plan_.numel);
   flags_ = buffer_.narrow(0, plan_.numel, count);
   for (const Slot& slot : plan_.slots) {
-    views_.push_back(view_like(buffer_, slot, parameters[slot.parameter]));
+    // Not a view to autograd, though it shares the memory: torch's own zero_grad detaches gradients
+    // in place, which views refuse.
+    views_.push_back(view_like(buffer_, slot, parameters[slot.parameter]).variable_data());
   }
 }
 

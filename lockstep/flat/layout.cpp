@@ -21,14 +21,17 @@ std::vector<BucketPlan> plan_buckets(
     const at::Tensor& parameter = parameters[i];
     const auto item_bytes = static_cast<int64_t>(parameter.element_size());
     const int64_t align = std::max<int64_t>(kAlignBytes / item_bytes, 1);
-    const int64_t cap = plans.size() <= 1 ? first_cap_bytes : cap_bytes;
-    const bool opens = plans.empty() ||
-                       !same_kind(parameters[plans.back().slots.front().parameter], parameter) ||
-                       (plans.back().numel + parameter.numel()) * item_bytes > cap;
-    if (opens) {
+    // The newest bucket of this dtype and device, though others may have been opened since:
+    // BatchNorm's buffers alternate between two.
+    auto open = std::find_if(plans.rbegin(), plans.rend(), [&](const BucketPlan& plan) {
+      return same_kind(parameters[plan.slots.front().parameter], parameter);
+    });
+    const int64_t cap = !plans.empty() && open == plans.rend() - 1 ? first_cap_bytes : cap_bytes;
+    if (open == plans.rend() || (open->numel + parameter.numel()) * item_bytes > cap) {
       plans.emplace_back();
+      open = plans.rbegin();
     }
-    BucketPlan& plan = plans.back();
+    BucketPlan& plan = *open;
     plan.slots.push_back({.parameter = i, .offset = plan.numel, .numel = parameter.numel()});
     plan.numel = (plan.numel + parameter.numel() + align - 1) / align * align;
   }

@@ -2,10 +2,6 @@
 #include "lockstep/launch/cores.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <sched.h>
-#include <thread>
-#include <vector>
 
 #include <fmt/format.h>
 
@@ -22,21 +18,6 @@ std::string counted(int64_t count, const char* noun) {
 }
 
 }  // namespace
-
-int available_cores() {
-  // The mask must be as large as the kernel's, which is not known beforehand.
-  for (int bits = 1024; bits <= (1 << 20); bits *= 2) {
-    std::vector<unsigned char> mask(static_cast<size_t>(bits) / 8);
-    auto* set = reinterpret_cast<cpu_set_t*>(mask.data());
-    if (sched_getaffinity(0, mask.size(), set) == 0) {
-      return std::max(1, CPU_COUNT_S(mask.size(), set));
-    }
-    if (errno != EINVAL) {
-      break;
-    }
-  }
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
 
 int parse_ranks(const std::string& text, int cores, bool force) {
   if (text == "auto") {

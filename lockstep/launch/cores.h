@@ -9,9 +9,6 @@ namespace lockstep::launcher {
 /// More ranks than this on one core are refused unless forced: a slip of the finger, not a job.
 inline constexpr int kMaxRanksPerCore = 64;
 
-/// Cores this process may run on (its affinity mask, not what the machine has).
-int available_cores();
-
 /// The number of ranks `text` asks for: a number, or "auto" for one a core. ConfigError for
 /// anything else, and for more than kMaxRanksPerCore a core unless `force`.
 int parse_ranks(const std::string& text, int cores, bool force);

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep::launcher {

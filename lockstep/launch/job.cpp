@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "lockstep/base/cores.h"
 #include "lockstep/base/env.h"
 #include "lockstep/launch/cores.h"
 #include "lockstep/launch/course.h"

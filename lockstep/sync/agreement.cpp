@@ -21,10 +21,13 @@ namespace {
 
 std::string describe(const NamedTensor& item) {
   return fmt::format(
-      "{} {}[{}]{}",
+      "{} {}[{}]{}{}",
       item.name,
       c10::toString(item.tensor.scalar_type()),
       fmt::join(item.tensor.sizes(), ", "),
+      item.tensor.is_contiguous()
+          ? ""
+          : fmt::format(" strides [{}]", fmt::join(item.tensor.strides(), ", ")),
       item.tensor.requires_grad() ? "" : " (frozen)");
 }
 

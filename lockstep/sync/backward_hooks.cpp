@@ -6,6 +6,7 @@
 
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 namespace lockstep {
@@ -57,6 +58,10 @@ BackwardHooks::~BackwardHooks() {
   for (State::Hooked& hooked : state_->hooked) {
     hooked.node->del_post_hook(hooked.key);
   }
+}
+
+int BackwardHooks::current_backward() {
+  return torch::autograd::get_current_graph_task_id();
 }
 
 void BackwardHooks::at_end_of_backward(std::function<void()> callback) {

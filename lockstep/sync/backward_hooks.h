@@ -26,6 +26,9 @@ class BackwardHooks {
   BackwardHooks(const BackwardHooks&) = delete;
   BackwardHooks& operator=(const BackwardHooks&) = delete;
 
+  /// A number for the backward pass under way; none two at a time have the same.
+  static int current_backward();
+
   /// Runs `callback` when the backward pass under way has computed all gradients; what it throws
   /// comes out of backward(). Only to be called from within `on_gradient`.
   static void at_end_of_backward(std::function<void()> callback);

@@ -66,6 +66,7 @@ struct DataParallel::State {
   bool sync = true;
   bool expected = false;           ///< A synchronising backward was announced and is not finished.
   bool in_backward = false;        ///< A synchronising backward has begun and is not finished.
+  int backward_id = -1;            ///< Which one, as autograd numbers them.
   std::vector<bool> has_gradient;  ///< [parameter] on this rank, since it was last zeroed
   std::vector<bool> arrived;       ///< [parameter] in this backward
   std::vector<size_t> missing;     ///< [bucket] parameters that have not arrived in this backward
@@ -109,16 +110,36 @@ struct DataParallel::State {
   void gradient_arrived(const std::shared_ptr<State>& self, size_t index) {
     const std::lock_guard<std::mutex> lock(mutex);
     const c10::AutoGradMode no_grad(false);
-    adopt_gradient(index);
-    has_gradient[index] = true;
+    // A custom function may hand on no gradient at all.
+    if (parameters[index].tensor.grad().defined()) {
+      adopt_gradient(index);
+      has_gradient[index] = true;
+    }
     if (!sync) {
       return;
     }
+    if (in_backward && backward_id != BackwardHooks::current_backward()) {
+      throw Error(
+          "data_parallel",
+          "the backward before this one did not end; an exception in it must end the program, or "
+          "reach "
+          "abandon_backward()");
+    }
     if (!in_backward) {
       in_backward = true;
+      backward_id = BackwardHooks::current_backward();
       BackwardHooks::at_end_of_backward([self] { self->finish(); });
     }
     if (arrived[index]) {
+      if (places[index].bucket < next_bucket) {
+        throw ConfigError(
+            "data_parallel",
+            fmt::format(
+                "{} got a second gradient within one backward, after the first was sent; a "
+                "backward "
+                "inside a backward is only possible with set_sync(false)",
+                parameters[index].name));
+      }
       return;
     }
     arrived[index] = true;
@@ -167,6 +188,18 @@ struct DataParallel::State {
     } catch (...) {
       reset_backward();
       throw;
+    }
+    reset_backward();
+  }
+
+  void abandon() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    for (Pending& reduction : pending) {
+      try {
+        reduction.wait();  // It may still write into a bucket.
+      } catch (const std::exception&) {
+        // The caller is about to report what came first.
+      }
     }
     reset_backward();
   }
@@ -234,7 +267,11 @@ DataParallel::DataParallel(
 DataParallel::~DataParallel() = default;
 
 void DataParallel::begin_backward() {
-  state_->expected = state_->sync && !state_->buckets.empty();
+  state_->expected = state_->sync && !(state_->buckets.empty() && state_->buffers.empty());
+}
+
+void DataParallel::abandon_backward() noexcept {
+  state_->abandon();
 }
 
 void DataParallel::finish_backward() {

@@ -61,6 +61,9 @@ class DataParallel {
   void begin_backward();
   /// Completes the averaging of the backward begun, unless autograd has already. Throws CommError.
   void finish_backward();
+  /// After a backward that threw: forgets it, once nothing is under way in the buckets any more.
+  /// The gradients are worthless then.
+  void abandon_backward() noexcept;
 
   /// While false, backward only accumulates locally: nothing travels until the next backward with
   /// true, which averages all that was accumulated.

@@ -3,15 +3,18 @@
 
 #include <atomic>
 #include <functional>
+#include <stdexcept>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <torch/optim/sgd.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/gloo/gloo_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
+#include "lockstep/sync/backward_hooks.h"
 
 namespace lockstep {
 namespace {
@@ -169,6 +172,59 @@ TEST(DataParallel, gradients_are_views_in_the_buckets_and_survive_either_zero_gr
     EXPECT_EQ(toy.w1.grad().const_data_ptr(), place);
     expect_close(toy.w1.grad(), before);
   });
+}
+
+TEST(DataParallel, torchs_own_optimizers_may_zero_the_gradients) {
+  for (const bool set_to_none : {true, false}) {
+    ranks(2, [&](Group group) {
+      const Toy toy;
+      const DataParallel parallel(toy.parameters(), toy.buffers(), group);
+      torch::optim::SGD optimizer(std::vector<at::Tensor>{toy.w1, toy.w2, toy.branch}, 0.1);
+      toy.loss(slice(group.rank()), true).backward();
+      const at::Tensor expected = toy.w1.grad().clone();
+      optimizer.zero_grad(set_to_none);
+      toy.loss(slice(group.rank()), true).backward();
+      expect_close(toy.w1.grad(), expected);
+    });
+  }
+}
+
+TEST(DataParallel, a_backward_that_threw_can_be_abandoned_and_is_noticed_otherwise) {
+  ranks(2, [](Group group) {
+    const Toy toy;
+    DataParallel parallel(
+        toy.parameters(), toy.buffers(), group, {.cap_bytes = 1, .first_cap_bytes = 1});
+    toy.loss(slice(group.rank()), true).backward();
+    const at::Tensor expected = toy.w1.grad().clone();
+    parallel.zero_grad({toy.w1, toy.w2, toy.branch});
+    bool fail = true;
+    const BackwardHooks saboteur({toy.w1}, [&](size_t) {
+      if (fail) {
+        throw std::runtime_error("on purpose");
+      }
+    });
+    EXPECT_THROW(toy.loss(slice(group.rank()), true).backward(), std::runtime_error);
+    fail = false;
+    EXPECT_THROW(toy.loss(slice(group.rank()), true).backward(), Error);
+    parallel.abandon_backward();
+    parallel.zero_grad({toy.w1, toy.w2, toy.branch});
+    toy.loss(slice(group.rank()), true).backward();
+    expect_close(toy.w1.grad(), expected);
+  });
+}
+
+TEST(DataParallel, refuses_models_laid_out_differently) {
+  EXPECT_THROW(
+      ranks(
+          2,
+          [](Group group) {
+            at::Tensor weight = at::ones({2, 3, 4, 4});
+            if (group.rank() == 1) {
+              weight = weight.to(at::MemoryFormat::ChannelsLast);
+            }
+            const DataParallel parallel({{"weight", weight.requires_grad_()}}, {}, group);
+          }),
+      ConfigError);
 }
 
 TEST(DataParallel, zeroing_some_parameters_leaves_the_others) {

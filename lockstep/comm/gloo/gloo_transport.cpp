@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/comm/gloo/gloo_transport.h"
 
-#include <atomic>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -32,7 +31,7 @@ constexpr int kPayload = 3;
 c10d::ReduceOp to_c10d(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum:
-    case ReduceOp::kAvg:  // Gloo has no average: it is divided afterwards.
+    case ReduceOp::kAvg:
       return c10d::ReduceOp::SUM;
     case ReduceOp::kMin:
       return c10d::ReduceOp::MIN;
@@ -62,10 +61,6 @@ Tensors parts_of(const at::Tensor& bytes, int count) {
     parts.push_back(bytes.narrow(0, i * each, each));
   }
   return parts;
-}
-
-std::string first_line(const std::string& text) {
-  return text.substr(0, text.find('\n'));
 }
 
 /// What the progress threads share with the transport; it outlives the transport if an operation
@@ -129,29 +124,34 @@ struct Link {
     backend->_allgather_base(output, input, options)->wait();
   }
 
+  void all_reduce(const at::Tensor& tensor, ReduceOp op, Milliseconds timeout) {
+    Tensors flat{tensor.view({-1})};
+    // Gloo has no average. float16 is divided first, since its sum may be too large for it.
+    const bool divide_first = op == ReduceOp::kAvg && tensor.scalar_type() == at::kHalf;
+    if (divide_first) {
+      flat[0].div_(size);
+    }
+    c10d::AllreduceOptions options;
+    options.reduceOp = to_c10d(op);
+    options.timeout = timeout;
+    backend->allreduce(flat, options)->wait();
+    if (op == ReduceOp::kAvg && !divide_first) {
+      flat[0].div_(size);
+    }
+  }
+
   void perform(const Collective& c, Milliseconds timeout) {
     switch (c.op) {
-      case Op::kAllReduce: {
-        c10d::AllreduceOptions options;
-        options.reduceOp = to_c10d(c.reduce);
-        options.timeout = timeout;
-        Tensors tensors{c.output.view({-1})};
-        backend->allreduce(tensors, options)->wait();
-        if (c.reduce == ReduceOp::kAvg) {
-          tensors[0].div_(size);
-        }
+      case Op::kAllReduce:
+        all_reduce(c.output, c.reduce, timeout);
         break;
-      }
       case Op::kReduceScatter: {
-        c10d::ReduceScatterOptions options;
-        options.reduceOp = to_c10d(c.reduce);
-        options.timeout = timeout;
-        at::Tensor output = c.output.view({-1});
-        at::Tensor input = c.input.view({-1});
-        backend->_reduce_scatter_base(output, input, options)->wait();
-        if (c.reduce == ReduceOp::kAvg) {
-          output.div_(size);
-        }
+        // By an all-reduce, which is what c10d's own does over Gloo, some versions of it always
+        // summing.
+        at::Tensor whole = c.input.clone();
+        all_reduce(whole, c.reduce, timeout);
+        c.output.view({-1}).copy_(
+            whole.view({-1}).narrow(0, rank * c.output.numel(), c.output.numel()));
         break;
       }
       case Op::kAllGather: {
@@ -268,6 +268,9 @@ class GlooTransport final : public Transport {
     try {
       link_->backend =
           c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, std::move(options));
+      // The one who accepts is done before the one who connects: nobody may go on, and perhaps end,
+      // and take the store along, before all have read their peers' addresses there.
+      link_->exchange(fingerprint_of({.op = Op::kBarrier}, -1), join_timeout);
     } catch (const std::exception& error) {
       throw CommError(
           "join", fmt::format("cannot connect to all ranks: {}", first_line(error.what())));
@@ -281,16 +284,20 @@ class GlooTransport final : public Transport {
   std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) override {
     check_on_cpu(collective);
     const Op op = collective.op;
+    const auto on_timeout = [link = link_](const std::string& why) { link->die(why); };
     if (op == Op::kSend || op == Op::kRecv) {
       OrderedWorker& worker = op == Op::kSend ? sends_ : receives_;
-      return worker.submit(name_of(op), [link = link_, c = std::move(collective), timeout] {
-        link->point_to_point(c, timeout);
-      });
+      return worker.submit(
+          name_of(op),
+          [link = link_, c = std::move(collective), timeout] { link->point_to_point(c, timeout); },
+          on_timeout);
     }
     return collectives_.submit(
-        name_of(op), [link = link_, c = std::move(collective), n = sequence_++, timeout] {
+        name_of(op),
+        [link = link_, c = std::move(collective), n = sequence_++, timeout] {
           link->collective(c, n, timeout);
-        });
+        },
+        on_timeout);
   }
 
   std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override {

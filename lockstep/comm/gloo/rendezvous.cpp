@@ -10,6 +10,7 @@
 #include <memory>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <stdexcept>
 #include <sys/socket.h>
 #include <thread>
@@ -65,12 +66,28 @@ std::string text_of(const std::vector<uint8_t>& bytes) {
   return {bytes.begin(), bytes.end()};
 }
 
-std::string first_line(const std::string& text) {
-  return text.substr(0, text.find('\n'));
-}
-
 std::string rank_key(int rank) {
   return "joined/" + std::to_string(rank);
+}
+
+/// Whether something accepts a connection there; gives up at `deadline`, where a plain connect
+/// would wait minutes for a host that drops what it is sent.
+bool accepts(const addrinfo& entry, Clock::time_point deadline) {
+  const int fd = ::socket(entry.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) {
+    return false;
+  }
+  bool there = ::connect(fd, entry.ai_addr, entry.ai_addrlen) == 0;
+  if (!there && errno == EINPROGRESS) {
+    const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
+    pollfd waiting{.fd = fd, .events = POLLOUT, .revents = 0};
+    int error = 0;
+    socklen_t length = sizeof(error);
+    there = ::poll(&waiting, 1, static_cast<int>(std::max<int64_t>(left.count(), 0))) == 1 &&
+            ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
+  }
+  ::close(fd);
+  return there;
 }
 
 /// Returns once something listens at the store's address. TCPStore's own client sleeps a second
@@ -83,11 +100,7 @@ void await_listener(const std::string& host, int port, Clock::time_point deadlin
     if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list) == 0) {
       const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned(list, &::freeaddrinfo);
       for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
-        const int fd = ::socket(entry->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
-        const bool there = fd >= 0 && ::connect(fd, entry->ai_addr, entry->ai_addrlen) == 0;
-        if (fd >= 0) {
-          ::close(fd);
-        }
+        const bool there = accepts(*entry, deadline);
         if (there) {
           return;
         }
@@ -164,6 +177,10 @@ void sign_in(
 }
 
 }  // namespace
+
+std::string first_line(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
 
 c10::intrusive_ptr<c10d::Store> join_store(const WorldSpec& world, Milliseconds timeout) {
   const auto start = Clock::now();

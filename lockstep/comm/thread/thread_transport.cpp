@@ -220,6 +220,8 @@ class ThreadHub {
     const double seconds = static_cast<double>(timeout.count()) / 1000;
     const std::string why =
         dead_.empty() ? fmt::format("rank {} did not come within {:.1f} s", peer, seconds) : dead_;
+    dead_ = why;
+    changed_.notify_all();
     throw CommError(name, why, peer, seconds);
   }
 
