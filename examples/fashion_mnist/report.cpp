@@ -105,7 +105,8 @@ std::string summary_text(const Summary& summary, const Evaluation& result) {
       "Weakest   {}\n"
       "\n"
       "Look at\n"
-      "  {}/mistakes.png    what it wrongly took for {}, a row each: any picture viewer\n"
+      "  {}/mistakes.png    what it took wrongly for each class, a row a class: any picture "
+      "viewer\n"
       "  {}/logs/metrics.jsonl    every number logged: less, jq, pandas\n"
       "  {}    the curves: tensorboard --logdir {}\n"
       "  {}/checkpoints    weights (model.safetensors) and all state: add --resume --epochs {} to "
@@ -121,7 +122,6 @@ std::string summary_text(const Summary& summary, const Evaluation& result) {
       result.loss(),
       weakest_classes(result, 2),
       output,
-      fmt::join(kClasses, ", "),
       output,
       event_file(summary.output / "logs"),
       output,

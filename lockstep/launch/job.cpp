@@ -202,8 +202,9 @@ class Job {
   SignalInbox inbox_;
   PortReservation port_;
   Watchdog watchdog_;
-  Sink out_{STDOUT_FILENO};
-  Sink err_{STDERR_FILENO};
+  bool bar_ = false;  ///< The terminal's last line is a progress bar.
+  Sink out_{STDOUT_FILENO, ::isatty(STDOUT_FILENO) == 1 ? &bar_ : nullptr};
+  Sink err_{STDERR_FILENO, ::isatty(STDERR_FILENO) == 1 ? &bar_ : nullptr};
   RankSet ranks_;
   Course course_;
 };

@@ -24,6 +24,12 @@ void Sink::write(int source, std::string_view prefix, std::string_view text) {
   if (error_ != 0 || text.empty()) {
     return;
   }
+  if (bar_ != nullptr) {
+    if (*bar_ && text.back() != '\r') {
+      text_ += "\r\x1b[K";
+    }
+    *bar_ = text.back() == '\r';
+  }
   const bool continues = unfinished_source_ == source;
   if (unfinished_source_ != kNobody && !continues) {
     text_ += '\n';

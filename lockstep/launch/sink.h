@@ -15,8 +15,11 @@ namespace lockstep::launcher {
 /// source's bytes pass through unchanged. Not thread-safe.
 class Sink {
  public:
-  /// `fd` stays the caller's.
-  explicit Sink(int fd) : fd_(fd) {}
+  /// `fd` stays the caller's. `bar`, if not null, is shared by all sinks of one terminal and says
+  /// that its last line is a progress bar (text ending in a carriage return): whoever writes a line
+  /// there, through whichever stream, clears it first. The rank that draws it cannot: its own
+  /// clearing travels through another pipe than its stdout.
+  explicit Sink(int fd, bool* bar = nullptr) : fd_(fd), bar_(bar) {}
 
   /// Appends `text` of `source` (any number from 0), with `prefix` before it unless it continues
   /// the source's unfinished line.
@@ -34,6 +37,7 @@ class Sink {
  private:
   size_t waiting_bytes() const { return text_.size() - written_; }
   int fd_;
+  bool* bar_;
   std::string text_;
   size_t written_ = 0;
   int unfinished_source_ = -1;

@@ -54,6 +54,23 @@ TEST_F(SinkTest, AnUnfinishedLineIsEndedBeforeAnotherSourceWrites) {
   EXPECT_EQ(what_arrived(), "[0] half\n[1] line\n[0] other half ends\n");
 }
 
+TEST_F(SinkTest, ALineClearsTheBarThatTheTerminalShowsLast) {
+  bool bar = false;
+  Sink out(write_.get(), &bar);
+  Sink err(write_.get(), &bar);
+  const auto write = [](Sink& sink, const char* text) {
+    sink.write(0, "", text);
+    sink.flush();
+  };
+  write(err, "bar 1\r");
+  write(err, "bar 2\r");
+  write(out, "line\n");
+  write(out, "another\n");
+  write(err, "bar 3\r");
+  write(err, "log\n");
+  EXPECT_EQ(what_arrived(), "bar 1\rbar 2\r\r\x1b[Kline\nanother\nbar 3\r\r\x1b[Klog\n");
+}
+
 TEST_F(SinkTest, NeverBlocksAndSaysWhenItIsFull) {
   Sink sink(write_.get());
   const std::string line = std::string(999, 'x') + "\n";

@@ -49,7 +49,7 @@ void gloo_ranks(
         world.rank = world.local_rank = rank;
         world.size = world.local_size = size;
         world.master_port = port;
-        body(connect(world, {.timeout = timeout, .join_timeout = timeout}));
+        body(connect(world, {.timeout = timeout, .join_timeout = std::chrono::seconds(60)}));
       } catch (...) {
         const std::lock_guard<std::mutex> lock(mutex);
         if (!first) {

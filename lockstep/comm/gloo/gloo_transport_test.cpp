@@ -107,9 +107,9 @@ TEST(GlooJoin, a_rank_claimed_twice_is_refused) {
   Port port;
   port.close();
   std::string a, b, c;
-  std::thread one([&] { a = error_of<CommError>(world_of(1, 3, port.number()), 1000); });
-  std::thread two([&] { b = error_of<CommError>(world_of(1, 3, port.number()), 1000); });
-  c = error_of<CommError>(world_of(0, 3, port.number()), 1000);
+  std::thread one([&] { a = error_of<CommError>(world_of(1, 3, port.number()), 3000); });
+  std::thread two([&] { b = error_of<CommError>(world_of(1, 3, port.number()), 3000); });
+  c = error_of<CommError>(world_of(0, 3, port.number()), 3000);
   one.join();
   two.join();
   EXPECT_THAT(a + b, HasSubstr("two processes say they are rank 1"));
