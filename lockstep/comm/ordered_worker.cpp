@@ -26,15 +26,12 @@ class QueuedWork final : public Work {
     std::unique_lock<std::mutex> lock(mutex_);
     if (!finished_.wait_for(lock, timeout, [&] { return done_; })) {
       const double seconds = static_cast<double>(timeout.count()) / 1000;
-      const CommError error(
-          name_,
-          fmt::format("not done after {:.1f} s; a rank is missing, slow, or elsewhere", seconds),
-          -1,
-          seconds);
+      const std::string why =
+          fmt::format("not done after {:.1f} s; a rank is missing, slow, or elsewhere", seconds);
       if (on_timeout_) {
-        on_timeout_(error.what());
+        on_timeout_(fmt::format("{} {}", name_, why));
       }
-      throw error;
+      throw CommError(name_, why, -1, seconds);
     }
     if (error_) {
       std::rethrow_exception(error_);
