@@ -10,31 +10,9 @@
 #include <unistd.h>
 #include <vector>
 
+#include "lockstep/base/test_folder.h"
+
 namespace lockstep::checkpoint {
-
-/// A folder of its own for one test, gone with it.
-class TestFolder {
- public:
-  TestFolder() {
-    std::string path = (std::filesystem::temp_directory_path() / "lockstep-ckpt-XXXXXX").string();
-    if (mkdtemp(path.data()) == nullptr) {
-      throw std::runtime_error("no temporary folder: " + path);
-    }
-    path_ = path;
-  }
-  ~TestFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TestFolder(const TestFolder&) = delete;
-  TestFolder& operator=(const TestFolder&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
-  std::filesystem::path operator/(const std::string& name) const { return path_ / name; }
-
- private:
-  std::filesystem::path path_;
-};
 
 inline std::string read_bytes(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);

@@ -9,31 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/test_folder.h"
+
 namespace lockstep::tracking {
-
-/// An empty folder of a test's own, removed with all it holds.
-class TestFolder {
- public:
-  TestFolder() {
-    std::string name =
-        (std::filesystem::temp_directory_path() / "lockstep_tracking_XXXXXX").string();
-    if (::mkdtemp(name.data()) == nullptr) {
-      throw std::runtime_error("cannot create " + name);
-    }
-    path_ = name;
-  }
-  ~TestFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TestFolder(const TestFolder&) = delete;
-  TestFolder& operator=(const TestFolder&) = delete;
-
-  const std::filesystem::path& path() const { return path_; }
-
- private:
-  std::filesystem::path path_;
-};
 
 inline std::string bytes_of(const std::filesystem::path& path) {
   std::ifstream stream(path, std::ios::binary);
