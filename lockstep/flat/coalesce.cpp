@@ -2,7 +2,9 @@
 #include "lockstep/flat/coalesce.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/ScalarType.h>
 
 #include "lockstep/flat/layout.h"
 
@@ -27,6 +29,28 @@ void broadcast_coalesced(
       for (const Slot& slot : plan.slots) {
         tensors[slot.parameter].detach().copy_(view_like(buffer, slot, tensors[slot.parameter]));
       }
+    }
+  }
+}
+
+void all_reduce_coalesced(
+    Group& group, const std::vector<at::Tensor>& tensors, ReduceOp op, int64_t cap_bytes) {
+  if (group.size() == 1 || tensors.empty()) {
+    return;
+  }
+  const c10::AutoGradMode no_grad(false);
+  for (const BucketPlan& plan : plan_buckets(tensors, cap_bytes, cap_bytes)) {
+    const at::Tensor& first = tensors[plan.slots.front().parameter];
+    const at::ScalarType type =
+        c10::isReducedFloatingType(first.scalar_type()) ? at::kFloat : first.scalar_type();
+    const at::Tensor buffer =
+        at::zeros({plan.numel}, first.options().dtype(type).requires_grad(false));
+    for (const Slot& slot : plan.slots) {
+      view_like(buffer, slot, tensors[slot.parameter]).copy_(tensors[slot.parameter].detach());
+    }
+    group.all_reduce(buffer, op).wait();
+    for (const Slot& slot : plan.slots) {
+      tensors[slot.parameter].detach().copy_(view_like(buffer, slot, tensors[slot.parameter]));
     }
   }
 }

@@ -16,4 +16,14 @@ void broadcast_coalesced(
     int root = 0,
     int64_t cap_bytes = int64_t{25} << 20);
 
+/// Reduces each of `tensors` in place over the ranks, a few large all-reduces instead of one each.
+/// float16 and bfloat16 travel and are reduced as float32 and are rounded once, at the end; kAvg
+/// needs floating point tensors. Memory: one buffer at a time. Autograd does not see it.
+/// Collective.
+void all_reduce_coalesced(
+    Group& group,
+    const std::vector<at::Tensor>& tensors,
+    ReduceOp op = ReduceOp::kSum,
+    int64_t cap_bytes = int64_t{25} << 20);
+
 }  // namespace lockstep::flat

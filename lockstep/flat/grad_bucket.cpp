@@ -23,6 +23,10 @@ GradBucket::GradBucket(BucketPlan plan, const std::vector<at::Tensor>& parameter
   }
 }
 
+at::Tensor GradBucket::flat(size_t index) const {
+  return gradients_.narrow(0, plan_.slots[index].offset, plan_.slots[index].numel);
+}
+
 void GradBucket::set_flags(const std::vector<bool>& present) {
   at::Tensor host = at::zeros({flags_.numel()}, at::kFloat);
   std::copy(present.begin(), present.end(), host.mutable_data_ptr<float>());

@@ -25,6 +25,12 @@ class GradBucket {
   const at::Tensor& view(size_t index) const { return views_[index]; }
   /// Everything there is to reduce: gradients, gaps, flags.
   const at::Tensor& buffer() const { return buffer_; }
+  /// The parts of `buffer`: gradients with the gaps between them (which are zero), and one flag a
+  /// slot.
+  const at::Tensor& gradients() const { return gradients_; }
+  const at::Tensor& flag_values() const { return flags_; }
+  /// The memory of one gradient, flat, in the order it lies there.
+  at::Tensor flat(size_t index) const;
   /// One flag a slot.
   void set_flags(const std::vector<bool>& present);
   /// After a sum or an average: which flags any rank had set.

@@ -20,6 +20,16 @@ TEST(GradBucket, views_lie_in_the_buffer) {
   EXPECT_EQ(bucket.buffer().sum().item<double>(), 6 + 20);
 }
 
+TEST(GradBucket, parts_of_the_buffer_share_its_memory) {
+  GradBucket bucket = make({at::ones({2, 2}), at::ones({3})});
+  bucket.view(1).copy_(at::arange(4.0).reshape({2, 2}));
+  bucket.set_flags({true, false});
+  EXPECT_TRUE(at::equal(bucket.flat(1), at::arange(4.0)));
+  EXPECT_EQ(bucket.gradients().sum().item<double>(), 6);
+  EXPECT_TRUE(at::equal(bucket.flag_values(), at::tensor({1.0F, 0.0F})));
+  EXPECT_EQ(bucket.buffer().numel(), bucket.gradients().numel() + 2);
+}
+
 TEST(GradBucket, flags_of_any_rank_survive_an_average) {
   for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     std::vector<at::Tensor> parameters(3, at::ones({2}, dtype));

@@ -6,7 +6,8 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/named_tensor.h"
-#include "lockstep/flat/grad_bucket.h"
+#include "lockstep/sync/comm_hook.h"
+#include "lockstep/sync/join.h"
 
 namespace lockstep {
 
@@ -18,7 +19,11 @@ struct DataParallelOptions {
   int64_t first_cap_bytes = int64_t{1} << 20;
   /// Whether buffers (BatchNorm's running statistics) follow rank 0's.
   bool broadcast_buffers = true;
+  /// How gradients are compressed on their way.
+  CommHookOptions comm_hook = {};
 };
+
+class Reducer;
 
 /// Averages gradients across `group` while backward still runs.
 ///
@@ -40,7 +45,8 @@ struct DataParallelOptions {
 ///   parameters on this rank, but does on others, needs `begin_backward` and `finish_backward`
 ///   around it.
 ///
-/// Sends 2(N-1)/N * gradient bytes a step and rank (ring). Memory: the gradients themselves.
+/// Sends 2(N-1)/N * gradient bytes a step and rank (ring), less with a comm hook (comm_hook.h).
+/// Memory: the gradients themselves. Ranks with differing numbers of batches: run_joined (join.h).
 /// A group of one: no hooks, no buckets, nothing happens.
 ///
 /// Thread safety: none; one backward at a time. After: Li et al., "PyTorch Distributed", VLDB 2020.
@@ -68,18 +74,36 @@ class DataParallel {
   /// While false, backward only accumulates locally: nothing travels until the next backward with
   /// true, which averages all that was accumulated.
   void set_sync(bool sync);
+  /// While true, nothing travels, whatever `set_sync` says: for strategies that average parameters
+  /// instead of gradients.
+  void set_local(bool local);
+  /// Whether the next backward averages.
   bool sync() const;
 
   /// Zeroes the gradients of those of `parameters` that are ours; one pass over memory when it is
   /// all of them. Gradients stay views in the buckets. Returns the ones that are not ours.
   std::vector<at::Tensor> zero_grad(const std::vector<at::Tensor>& parameters);
 
+  /// Multiplies all gradients by `factor`, one number, in place: one pass a bucket.
+  void scale_gradients(const at::Tensor& factor);
+
+  /// What the comm hook remembers, for a checkpoint; each rank's own. Empty in a group of one.
+  CommHookState hook_state() const;
+  /// See CommHook::load_state. Does nothing in a group of one, where nothing is compressed.
+  void load_hook_state(const CommHookState& state);
+
   /// Number of buckets, for tests and tuning.
   size_t bucket_count() const;
 
  private:
-  struct State;
-  std::shared_ptr<State> state_;
+  friend void run_joined(
+      const std::vector<std::shared_ptr<DataParallel>>& models,
+      const std::function<void()>& body,
+      JoinOptions options,
+      const std::function<std::vector<at::Tensor>()>& more);
+
+  std::vector<at::Tensor> everything_;  ///< Parameters and buffers, frozen ones too.
+  std::shared_ptr<Reducer> reducer_;
 };
 
 }  // namespace lockstep

@@ -239,6 +239,39 @@ TEST(DataParallel, zeroing_some_parameters_leaves_the_others) {
   });
 }
 
+TEST(DataParallel, scales_all_gradients_wherever_they_lie) {
+  for (const int size : {1, 2}) {
+    const Toy expected = oracle(size, [](int) { return true; });
+    ranks(size, [&](Group group) {
+      const Toy toy;
+      DataParallel parallel(toy.parameters(), toy.buffers(), group);
+      toy.loss(slice(group.rank()), true).backward();
+      toy.branch.mutable_grad() = toy.branch.grad().clone();  // The user's own, in no bucket.
+      parallel.scale_gradients(at::full({}, 0.25));
+      expect_close(toy.w1.grad(), expected.w1.grad() * 0.25);
+      expect_close(toy.w2.grad(), expected.w2.grad() * 0.25);
+      expect_close(toy.branch.grad(), expected.branch.grad() * 0.25);
+      EXPECT_THROW(parallel.scale_gradients(at::ones({2})), ConfigError);
+    });
+  }
+}
+
+TEST(DataParallel, local_wins_over_sync) {
+  ranks(2, [](Group group) {
+    const Toy toy;
+    Toy alone;
+    DataParallel parallel(toy.parameters(), toy.buffers(), group);
+    parallel.set_local(true);
+    parallel.set_sync(true);
+    EXPECT_FALSE(parallel.sync());
+    toy.loss(slice(group.rank()), true).backward();
+    alone.loss(slice(group.rank()), true).backward();
+    expect_close(toy.w1.grad(), alone.w1.grad());
+    parallel.set_local(false);
+    EXPECT_TRUE(parallel.sync());
+  });
+}
+
 TEST(DataParallel, a_rank_whose_loss_misses_the_model_counts_as_zero) {
   Toy expected;
   (expected.loss(slice(0), true) / 2).backward();

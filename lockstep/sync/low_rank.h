@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep {
+
+/// Makes the columns of `matrix` (n, r), r <= n, orthonormal in place, the first one keeping its
+/// direction; `epsilon` is added to each norm. Columns that depend on earlier ones become unit
+/// vectors orthogonal to them, or zero; they never spoil the others. Gram-Schmidt, done twice:
+/// Giraud et al., "The loss of orthogonality in the Gram-Schmidt orthogonalization process", 2005.
+/// No device synchronisation.
+void orthonormalize(const at::Tensor& matrix, double epsilon);
+
+/// Fills `matrix` with normal numbers that depend on (seed, step, index) alone; torch's own random
+/// state is left as it is.
+void fill_normal(const at::Tensor& matrix, uint64_t seed, int64_t step, int64_t index);
+
+}  // namespace lockstep

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/sync/reducer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <c10/core/GradMode.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/flat/coalesce.h"
+#include "lockstep/flat/layout.h"
+#include "lockstep/sync/roll_call.h"
+
+namespace lockstep {
+namespace {
+
+bool aliases(const at::Tensor& a, const at::Tensor& b) {
+  return a.defined() && a.const_data_ptr() == b.const_data_ptr() && a.strides() == b.strides();
+}
+
+}  // namespace
+
+NamedTensors trainable(const NamedTensors& parameters) {
+  NamedTensors unique;
+  for (const NamedTensor& item : parameters) {
+    const bool seen = std::any_of(unique.begin(), unique.end(), [&](const NamedTensor& other) {
+      return other.tensor.is_same(item.tensor);
+    });
+    if (item.tensor.requires_grad() && item.tensor.numel() > 0 && !seen) {
+      unique.push_back(item);
+    }
+  }
+  return unique;
+}
+
+std::vector<at::Tensor> tensors_of(const NamedTensors& items) {
+  std::vector<at::Tensor> tensors;
+  for (const NamedTensor& item : items) {
+    tensors.push_back(item.tensor);
+  }
+  return tensors;
+}
+
+Reducer::Reducer(
+    const NamedTensors& parameters,
+    std::vector<at::Tensor> buffers,
+    Group group,
+    const DataParallelOptions& options)
+    : group_(std::move(group)), parameters_(trainable(parameters)) {
+  if (group_.size() == 1) {
+    return;
+  }
+  buffers_ = std::move(buffers);
+  const std::vector<at::Tensor> tensors = tensors_of(parameters_);
+  places_.resize(tensors.size());
+  for (flat::BucketPlan& plan :
+       flat::plan_buckets(tensors, options.cap_bytes, options.first_cap_bytes)) {
+    for (size_t slot = 0; slot < plan.slots.size(); ++slot) {
+      places_[static_cast<size_t>(plan.slots[slot].parameter)] = {buckets_.size(), slot};
+    }
+    buckets_.emplace_back(std::move(plan), tensors);
+  }
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    index_of_[tensors[i].unsafeGetTensorImpl()] = i;
+  }
+  has_gradient_.assign(tensors.size(), false);
+  averaged_.assign(tensors.size(), false);
+  versions_.assign(tensors.size(), 0);
+  reset_backward();
+  hook_ = make_comm_hook(options.comm_hook, group_, buckets_, parameters_);
+}
+
+void Reducer::watch() {
+  if (group_.size() == 1) {
+    return;
+  }
+  // Hooks must not keep this alive: it owns them.
+  const std::weak_ptr<Reducer> weak = weak_from_this();
+  hooks_ = std::make_unique<BackwardHooks>(tensors_of(parameters_), [weak](size_t index) {
+    if (const auto self = weak.lock()) {
+      self->gradient_arrived(index);
+    }
+  });
+}
+
+void Reducer::set_roll_call(std::shared_ptr<RollCall> roll_call, size_t model, bool defer) {
+  roll_call_ = std::move(roll_call);
+  model_ = model;
+  defer_ = defer;
+}
+
+void Reducer::reset_backward() {
+  expected_ = false;
+  in_backward_ = false;
+  announced_ = false;
+  next_bucket_ = 0;
+  arrived_.assign(parameters_.size(), false);
+  missing_.clear();
+  for (const flat::GradBucket& bucket : buckets_) {
+    missing_.push_back(bucket.slots().size());
+  }
+}
+
+/// Makes `grad` the view into the bucket, whatever autograd or the user's zero_grad has put there.
+/// Returns whether it was another one.
+bool Reducer::adopt_gradient(size_t index) {
+  at::Tensor& gradient = parameters_[index].tensor.mutable_grad();
+  if (aliases(gradient, view(index))) {
+    return false;
+  }
+  if (gradient.layout() != at::kStrided) {
+    throw ConfigError(
+        "data_parallel",
+        fmt::format(
+            "{} got a sparse gradient; build its layer with sparse=false",
+            parameters_[index].name));
+  }
+  view(index).copy_(gradient);
+  gradient = view(index);
+  return true;
+}
+
+void Reducer::gradient_arrived(size_t index) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const c10::AutoGradMode no_grad(false);
+  // A custom function may hand on no gradient at all.
+  if (parameters_[index].tensor.grad().defined()) {
+    // Autograd's own addition counts one; more is a zeroing in place, by torch's optimizers say.
+    if (adopt_gradient(index) || view(index)._version() != ++versions_[index]) {
+      averaged_[index] = false;
+    }
+    has_gradient_[index] = true;
+  }
+  if (!sync()) {
+    return;
+  }
+  if (in_backward_ && backward_id_ != BackwardHooks::current_backward()) {
+    throw Error(
+        "data_parallel",
+        "the backward before this one did not end; an exception in it must end the program, or "
+        "reach abandon_backward()");
+  }
+  if (!in_backward_) {
+    in_backward_ = true;
+    backward_id_ = BackwardHooks::current_backward();
+    BackwardHooks::at_end_of_backward([self = shared_from_this()] { self->finish(); });
+  }
+  if (arrived_[index]) {
+    if (places_[index].bucket < next_bucket_) {
+      throw ConfigError(
+          "data_parallel",
+          fmt::format(
+              "{} got a second gradient within one backward, after the first was sent; a backward "
+              "inside a backward is only possible with set_sync(false)",
+              parameters_[index].name));
+    }
+    return;
+  }
+  arrived_[index] = true;
+  --missing_[places_[index].bucket];
+  while (!defer_ && next_bucket_ < buckets_.size() && missing_[next_bucket_] == 0) {
+    start(next_bucket_++);
+  }
+}
+
+bool Reducer::adds_to_average() const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (averaged_[i] && aliases(parameters_[i].tensor.grad(), view(i)) &&
+        static_cast<int64_t>(view(i)._version()) == versions_[i]) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void Reducer::announce() {
+  if (!roll_call_ || announced_) {
+    return;
+  }
+  announced_ = true;
+  try {
+    roll_call_->announce(model_, adds_to_average());
+  } catch (...) {
+    reset_backward();  // Nothing of it is under way yet.
+    throw;
+  }
+}
+
+void Reducer::start(size_t bucket_index) {
+  announce();
+  flat::GradBucket& bucket = buckets_[bucket_index];
+  std::vector<bool> present;
+  for (size_t slot = 0; slot < bucket.slots().size(); ++slot) {
+    const auto index = static_cast<size_t>(bucket.slots()[slot].parameter);
+    if (!parameters_[index].tensor.grad().defined()) {
+      has_gradient_[index] = false;
+      bucket.view(slot).zero_();
+    } else if (adopt_gradient(index)) {  // The user put a gradient of their own there.
+      has_gradient_[index] = true;
+    }
+    present.push_back(has_gradient_[index]);
+  }
+  bucket.set_flags(present);
+  hook_->start(bucket_index);
+}
+
+void Reducer::begin() {
+  expected_ = sync() && !(buckets_.empty() && buffers_.empty());
+}
+
+void Reducer::finish() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (in_backward_ || expected_) {
+    finish_locked();
+  }
+}
+
+void Reducer::finish_locked() {
+  const c10::AutoGradMode no_grad(false);
+  try {
+    announce();
+    while (next_bucket_ < buckets_.size()) {
+      start(next_bucket_++);
+    }
+    hook_->finish();
+    int buffer_root = 0;
+    if (roll_call_) {
+      buffer_root = roll_call_->wait().alive.front();
+      if (const double factor = roll_call_->factor(); factor != 1) {
+        for (const flat::GradBucket& bucket : buckets_) {
+          bucket.gradients().mul_(factor);
+        }
+      }
+    }
+    for (const flat::GradBucket& bucket : buckets_) {
+      take_average(bucket);
+    }
+    flat::broadcast_coalesced(group_, buffers_, buffer_root);
+  } catch (...) {
+    hook_->abandon(/*wait=*/false);
+    reset_backward();
+    throw;
+  }
+  reset_backward();
+}
+
+void Reducer::average_without_data(bool keep) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  // What was accumulated here and never averaged is still to be sent; an average is spent.
+  const bool spent = std::find(averaged_.begin(), averaged_.end(), true) != averaged_.end();
+  if (!keep && spent) {
+    zero_grad(tensors_of(parameters_));
+  }
+  expected_ = true;
+  announced_ = true;  // By those who have data.
+  finish_locked();
+}
+
+void Reducer::abandon() noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (hook_) {
+    hook_->abandon(/*wait=*/true);
+  }
+  reset_backward();
+}
+
+void Reducer::take_average(const flat::GradBucket& bucket) {
+  const std::vector<bool> anywhere = bucket.flags();
+  for (size_t slot = 0; slot < anywhere.size(); ++slot) {
+    const auto index = static_cast<size_t>(bucket.slots()[slot].parameter);
+    has_gradient_[index] = anywhere[slot];
+    averaged_[index] = anywhere[slot];
+    versions_[index] = bucket.view(slot)._version();
+    parameters_[index].tensor.mutable_grad() = anywhere[slot] ? bucket.view(slot) : at::Tensor();
+  }
+}
+
+std::vector<at::Tensor> Reducer::zero_grad(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> foreign;
+  std::vector<size_t> ours;
+  for (const at::Tensor& parameter : parameters) {
+    const auto found = index_of_.find(parameter.unsafeGetTensorImpl());
+    if (found == index_of_.end()) {
+      foreign.push_back(parameter);
+    } else {
+      ours.push_back(found->second);
+    }
+  }
+  const bool all = ours.size() == parameters_.size();
+  if (all) {
+    for (flat::GradBucket& bucket : buckets_) {
+      bucket.zero_gradients();
+    }
+  }
+  for (size_t index : ours) {
+    has_gradient_[index] = false;
+    averaged_[index] = false;
+    at::Tensor& gradient = parameters_[index].tensor.mutable_grad();
+    if (!all) {
+      view(index).zero_();
+    }
+    if (gradient.defined() && !aliases(gradient, view(index))) {
+      gradient = view(index);
+    }
+  }
+  return foreign;
+}
+
+void Reducer::scale_gradients(const at::Tensor& factor) {
+  if (!factor.defined() || factor.numel() != 1) {
+    throw ConfigError("scale_gradients", "the factor must be a tensor of one number");
+  }
+  const c10::AutoGradMode no_grad(false);
+  const at::Tensor number = factor.detach().reshape({});
+  for (const flat::GradBucket& bucket : buckets_) {
+    bucket.gradients().mul_(number);
+  }
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& gradient = parameters_[i].tensor.grad();
+    if (gradient.defined() && (buckets_.empty() || !aliases(gradient, view(i)))) {
+      parameters_[i].tensor.mutable_grad().mul_(number);
+    }
+  }
+}
+
+}  // namespace lockstep

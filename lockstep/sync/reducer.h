@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/comm/named_tensor.h"
+#include "lockstep/flat/grad_bucket.h"
+#include "lockstep/sync/backward_hooks.h"
+#include "lockstep/sync/comm_hook.h"
+#include "lockstep/sync/data_parallel.h"
+
+namespace lockstep {
+
+class RollCall;
+
+/// Parameters that take part: each once, though it may have two names, and none that is frozen or
+/// empty.
+NamedTensors trainable(const NamedTensors& parameters);
+
+std::vector<at::Tensor> tensors_of(const NamedTensors& items);
+
+/// What a DataParallel does between the first gradient of a backward and the last average: which
+/// parameters have come, which buckets are full, what is under way. In a group of one it has no
+/// buckets and no hooks.
+class Reducer : public std::enable_shared_from_this<Reducer> {
+ public:
+  /// `buffers`: those that follow rank 0.
+  Reducer(
+      const NamedTensors& parameters,
+      std::vector<at::Tensor> buffers,
+      Group group,
+      const DataParallelOptions& options);
+
+  /// Hooks the parameters; apart from construction because hooks refer to this weakly.
+  void watch();
+
+  void begin();
+  void finish();
+  void abandon() noexcept;
+  /// Averages as a backward that reaches nothing. `keep`: gradients averaged before are added to
+  /// once more instead of zeroed.
+  void average_without_data(bool keep);
+
+  std::vector<at::Tensor> zero_grad(const std::vector<at::Tensor>& parameters);
+  void scale_gradients(const at::Tensor& factor);
+
+  void set_sync(bool sync) { sync_ = sync; }
+  void set_local(bool local) { local_ = local; }
+  bool sync() const { return sync_ && !local_; }
+
+  /// From now on every averaging is announced as one of `model`; nullptr: no more. `defer`: buckets
+  /// wait for the end of backward.
+  void set_roll_call(std::shared_ptr<RollCall> roll_call, size_t model, bool defer);
+  bool has_roll_call() const { return roll_call_ != nullptr; }
+
+  CommHook* hook() { return hook_.get(); }
+  const Group& group() const { return group_; }
+  size_t bucket_count() const { return buckets_.size(); }
+
+ private:
+  struct Place {
+    size_t bucket = 0;
+    size_t slot = 0;
+  };
+
+  const at::Tensor& view(size_t parameter) const {
+    return buckets_[places_[parameter].bucket].view(places_[parameter].slot);
+  }
+  void reset_backward();
+  bool adopt_gradient(size_t index);
+  void gradient_arrived(size_t index);
+  void start(size_t bucket);
+  void announce();
+  /// Whether gradients still hold what was averaged, as far as known: an average that was zeroed,
+  /// or written to by others, does not count.
+  bool adds_to_average() const;
+  void finish_locked();
+  void take_average(const flat::GradBucket& bucket);
+
+  Group group_;
+  NamedTensors parameters_;
+  std::vector<at::Tensor> buffers_;
+  std::vector<flat::GradBucket> buckets_;
+  std::vector<Place> places_;  ///< [parameter]
+  std::unordered_map<at::TensorImpl*, size_t> index_of_;
+  std::unique_ptr<CommHook> hook_;
+  std::unique_ptr<BackwardHooks> hooks_;
+
+  std::mutex mutex_;  // CUDA gradients arrive on autograd's own threads.
+  bool sync_ = true;
+  bool local_ = false;              ///< Whatever `sync_` says.
+  bool expected_ = false;           ///< An averaging backward was announced and is not finished.
+  bool in_backward_ = false;        ///< An averaging backward has begun and is not finished.
+  int backward_id_ = -1;            ///< Which one, as autograd numbers them.
+  std::vector<bool> has_gradient_;  ///< [parameter] on this rank, since it was last zeroed
+  std::vector<bool> averaged_;      ///< [parameter] its gradient holds an average, not zeroed since
+  std::vector<int64_t> versions_;   ///< [parameter] of that gradient, if only autograd added to it
+  std::vector<bool> arrived_;       ///< [parameter] in this backward
+  std::vector<size_t> missing_;     ///< [bucket] parameters that have not arrived in this backward
+  size_t next_bucket_ = 0;          ///< First bucket not yet on its way.
+
+  std::shared_ptr<RollCall> roll_call_;
+  size_t model_ = 0;        ///< Our number there.
+  bool defer_ = false;      ///< No bucket starts before backward has ended.
+  bool announced_ = false;  ///< In this backward.
+};
+
+}  // namespace lockstep
