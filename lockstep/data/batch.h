@@ -3,6 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/data/nested.h"
+
 namespace lockstep::data {
 
 /// What the datasets of this folder hand out: inputs and targets with the same dimension 0, one row
@@ -10,6 +12,7 @@ namespace lockstep::data {
 struct Batch {
   at::Tensor data;
   at::Tensor target;
+  LOCKSTEP_FIELDS(data, target)
 };
 
 }  // namespace lockstep::data

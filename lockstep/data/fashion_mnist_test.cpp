@@ -38,18 +38,18 @@ TEST(FashionMnist, ReadsDebiansFiles) {
 
 TEST(FashionMnist, ReadsUnpackedFilesToo) {
   const TestFolder folder;
-  folder.write("t10k-images-idx3-ubyte", idx({1, 2, 2}, "abcd"));
-  folder.write("t10k-labels-idx1-ubyte", idx({1}, "\x03"));
-  EXPECT_EQ(fashion_mnist(FashionMnistSplit::kTest, folder.path()).size(), 1);
+  write_file(folder, "t10k-images-idx3-ubyte", idx({1, 2, 2}, "abcd"));
+  write_file(folder, "t10k-labels-idx1-ubyte", idx({1}, "\x03"));
+  EXPECT_EQ(fashion_mnist(FashionMnistSplit::kTest, folder.path().string()).size(), 1);
 }
 
 TEST(FashionMnist, SaysHowToGetMissingFiles) {
   const TestFolder folder;
   EXPECT_THAT(
-      [&] { fashion_mnist(FashionMnistSplit::kTrain, folder.path()); },
+      [&] { fashion_mnist(FashionMnistSplit::kTrain, folder.path().string()); },
       ThrowsMessage<ConfigError>(AllOf(
           HasSubstr("train-images-idx3-ubyte"),
-          HasSubstr(folder.path()),
+          HasSubstr(folder.path().string()),
           HasSubstr("apt-get install dataset-fashion-mnist"))));
 }
 

@@ -31,8 +31,8 @@ std::string counting(size_t bytes) {
 
 TEST(IdxImages, NormalisesAsTorchvisionDoes) {
   const TestFolder folder;
-  const std::string images = folder.write("images", idx({3, 16, 16}, counting(768)));
-  const std::string labels = folder.write("labels", idx({3}, std::string("\x09\x00\xff", 3)));
+  const std::string images = write_file(folder, "images", idx({3, 16, 16}, counting(768)));
+  const std::string labels = write_file(folder, "labels", idx({3}, std::string("\x09\x00\xff", 3)));
   const IdxImages dataset(images, labels, {.mean = 0.2860F, .stddev = 0.3530F});
   EXPECT_EQ(dataset.size(), 3);
 
@@ -47,9 +47,9 @@ TEST(IdxImages, NormalisesAsTorchvisionDoes) {
 
 TEST(IdxImages, RefusesFilesThatDoNotBelongTogether) {
   const TestFolder folder;
-  const std::string images = folder.write("images", idx({3, 2, 2}, counting(12)));
-  const std::string flat = folder.write("flat", idx({12}, counting(12)));
-  const std::string two = folder.write("two", idx({2}, counting(2)));
+  const std::string images = write_file(folder, "images", idx({3, 2, 2}, counting(12)));
+  const std::string flat = write_file(folder, "flat", idx({12}, counting(12)));
+  const std::string two = write_file(folder, "two", idx({2}, counting(2)));
   EXPECT_THAT(
       [&] { IdxImages(images, two); },
       ThrowsMessage<ConfigError>(HasSubstr("of shape [2], expected [3]")));
@@ -67,8 +67,8 @@ TEST(IdxImages, RefusesFilesThatDoNotBelongTogether) {
 TEST(IdxImages, RefusesAnIndexOutsideTheData) {
   const TestFolder folder;
   const IdxImages dataset(
-      folder.write("images", idx({2, 1, 1}, counting(2))),
-      folder.write("labels", idx({2}, counting(2))));
+      write_file(folder, "images", idx({2, 1, 1}, counting(2))),
+      write_file(folder, "labels", idx({2}, counting(2))));
   const std::vector<int64_t> indices = {2};
   EXPECT_THROW(dataset.get_batch(indices), ConfigError);
 }

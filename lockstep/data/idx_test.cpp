@@ -22,13 +22,13 @@ using testing::ThrowsMessage;
 class ReadIdx : public testing::Test {
  protected:
   void refuses(const std::string& bytes, const std::string& why, const IdxOptions& options = {}) {
-    const std::string path = folder_.write("file", bytes);
+    const std::string path = write_file(folder_, "file", bytes);
     EXPECT_THAT(
         [&] { read_idx(path, options); },
         ThrowsMessage<ConfigError>(AllOf(HasSubstr(path), HasSubstr(why))));
   }
   std::string zipped(const std::string& bytes) {
-    return gzip(bytes, folder_.path() + "/scratch.gz");
+    return gzip(bytes, (folder_ / "scratch.gz").string());
   }
 
   TestFolder folder_;
@@ -37,8 +37,8 @@ class ReadIdx : public testing::Test {
 TEST_F(ReadIdx, ReadsPlainAndGzipFilesAlike) {
   const std::string bytes = idx({2, 3}, std::string("\x00\x01\x02\x7f\x80\xff", 6));
   const at::Tensor expected = at::tensor({0, 1, 2, 127, 128, 255}, at::kByte).reshape({2, 3});
-  EXPECT_TRUE(at::equal(read_idx(folder_.write("plain", bytes)), expected));
-  EXPECT_TRUE(at::equal(read_idx(folder_.write("zipped", zipped(bytes))), expected));
+  EXPECT_TRUE(at::equal(read_idx(write_file(folder_, "plain", bytes)), expected));
+  EXPECT_TRUE(at::equal(read_idx(write_file(folder_, "zipped", zipped(bytes))), expected));
 }
 
 TEST_F(ReadIdx, ReadsContentsLongerThanItsFirstBuffer) {
@@ -46,7 +46,8 @@ TEST_F(ReadIdx, ReadsContentsLongerThanItsFirstBuffer) {
   for (size_t i = 0; i < contents.size(); ++i) {
     contents[i] = static_cast<char>(i * 2654435761U >> 13);
   }
-  const at::Tensor read = read_idx(folder_.write("long", zipped(idx({3500, 1000}, contents))));
+  const at::Tensor read =
+      read_idx(write_file(folder_, "long", zipped(idx({3500, 1000}, contents))));
   EXPECT_EQ(read.sizes(), at::IntArrayRef({3500, 1000}));
   EXPECT_EQ(
       std::string(static_cast<const char*>(read.const_data_ptr()), contents.size()), contents);
@@ -54,7 +55,8 @@ TEST_F(ReadIdx, ReadsContentsLongerThanItsFirstBuffer) {
 
 TEST_F(ReadIdx, ReadsAnEmptySet) {
   EXPECT_EQ(
-      read_idx(folder_.write("none", idx({0, 28, 28}, ""))).sizes(), at::IntArrayRef({0, 28, 28}));
+      read_idx(write_file(folder_, "none", idx({0, 28, 28}, ""))).sizes(),
+      at::IntArrayRef({0, 28, 28}));
 }
 
 TEST_F(ReadIdx, RefusesWhatIsNoIdxFile) {
@@ -111,10 +113,11 @@ TEST_F(ReadIdx, AHeaderThatPromisesGigabytesCostsNone) {
 
 TEST_F(ReadIdx, RefusesWhatCannotBeRead) {
   EXPECT_THAT(
-      [&] { read_idx(folder_.path() + "/missing"); },
+      [&] { read_idx((folder_ / "missing").string()); },
       ThrowsMessage<ConfigError>(AllOf(HasSubstr("/missing]"), HasSubstr("No such file"))));
   EXPECT_THAT(
-      [&] { read_idx(folder_.path()); }, ThrowsMessage<ConfigError>(HasSubstr("Is a directory")));
+      [&] { read_idx(folder_.path().string()); },
+      ThrowsMessage<ConfigError>(HasSubstr("Is a directory")));
 }
 
 }  // namespace

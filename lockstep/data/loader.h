@@ -8,11 +8,26 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/data/collate.h"
 #include "lockstep/data/dataset.h"
+#include "lockstep/data/device.h"
+#include "lockstep/data/dispatcher.h"
 #include "lockstep/data/loader_core.h"
-#include "lockstep/data/prefetcher.h"
+#include "lockstep/data/steps.h"
+#include "lockstep/data/stream_steps.h"
 
 namespace lockstep::data {
+
+/// The batches a Loader over D hands out.
+template <typename D>
+struct BatchOfDataset {
+  using Type = typename D::Batch;
+};
+template <typename D>
+requires(IterableDataset<D> && !Dataset<D>) struct BatchOfDataset<D> {
+  using Type =
+      decltype(collate_samples(std::declval<const D&>(), std::declval<std::vector<SampleOf<D>>>()));
+};
 
 /// Hands out a dataset in batches: `for (auto& batch : loader)` is one pass over it.
 ///
@@ -23,13 +38,28 @@ namespace lockstep::data {
 /// - The position is a Cursor, and a pass can resume at any; what was skipped is not read.
 /// - A loop left early (break, exception) ends its pass at once; the next pass is the next epoch.
 ///
+/// An IterableDataset is loaded likewise, with the differences that StreamSteps names: one thread
+/// reads, a resumed pass reads and drops what it skips, and an error comes one batch earlier. If
+/// sharded with dispatch_batches, rank 0 reads for all; see Dispatcher.
+///
 /// Copies are handles of one and the same loader. Memory: 8 bytes a sample and the batches ahead.
 /// Thread safety: none; a loader belongs to one thread at a time.
-template <Dataset D>
-class Loader {
+template <typename D>
+requires(Dataset<D> || IterableDataset<D>) class Loader {
+ public:
+  using Batch = typename BatchOfDataset<D>::Type;
+
+ private:
   struct State {
     State(D source, const LoaderOptions& options, std::shared_ptr<const Sampler> sampler)
-        : dataset(std::move(source)), core(dataset.size(), options, std::move(sampler)) {}
+        : dataset(std::move(source)), core(source_info(dataset), options, std::move(sampler)) {}
+    static SourceInfo source_info(const D& dataset) {
+      SourceInfo info{.streamed = !Dataset<D>, .transferable = Transferable<Batch>};
+      if constexpr (SizedDataset<D>) {
+        info.samples = dataset.size();
+      }
+      return info;
+    }
     D dataset;
     LoaderCore core;
   };
@@ -37,57 +67,99 @@ class Loader {
   /// One loop over the loader: from begin() until the iterator dies.
   class Pass {
    public:
-    explicit Pass(std::shared_ptr<State> state)
-        : state_(std::move(state)), plan_(state_->core.begin_pass()) {}
+    Pass(std::shared_ptr<State> state, int64_t skip)
+        : state_(std::move(state)), plan_(state_->core.begin_pass(skip)) {}
     Pass(const Pass&) = delete;
     Pass& operator=(const Pass&) = delete;
     ~Pass() {
-      batches_.reset();  // Joins the workers first: they read the dataset and the plan.
+      steps_.reset();  // Joins the workers first: they read the dataset and the plan.
       if (!done_) {
         state_->core.leave_pass();
       }
     }
 
     void start() {
-      const LoaderOptions& options = state_->core.options();
-      batches_.emplace(
-          options.workers,
-          options.prefetch_batches,
-          state_->core.cursor().batches,
-          plan_->size(),
-          [state = state_.get(), plan = plan_.get()](int64_t index) {
-            const std::vector<int64_t> indices = plan->indices(index);
-            return state->dataset.get_batch(indices);
-          });
+      steps_ = make_steps();
       advance();
     }
 
     void advance() {
       current_.reset();
-      if (batches_->done()) {
-        batches_.reset();
+      std::optional<Step<Batch>> step = steps_->next();
+      if (!step) {
+        steps_.reset();
         done_ = true;
         state_->core.finish_pass();
         return;
       }
-      current_.emplace(batches_->next());
-      state_->core.begin_batch();
+      current_ = std::move(step->batches.front());
+      if constexpr (Transferable<Batch>) {
+        if (const auto& device = state_->core.options().device) {
+          current_ = to_device(*std::move(current_), *device, /*non_blocking=*/true);
+        }
+      }
+      state_->core.begin_batch(step->layout);
     }
 
     bool done() const { return done_; }
-    typename D::Batch& current() { return *current_; }
+    Batch& current() { return *current_; }
 
    private:
+    std::unique_ptr<Steps<Batch>> make_steps() {
+      const LoaderCore& core = state_->core;
+      const ShardSpec& spec = core.layout().spec();
+      if constexpr (Transferable<Batch>) {
+        if (core.dispatches()) {
+          auto source = spec.rank == 0 ? read_steps({.first = 0, .count = spec.world}) : nullptr;
+          return std::make_unique<Dispatcher<Batch>>(
+              core.dispatch_group(), std::move(source), core.layout(), core.cursor());
+        }
+      }
+      return read_steps({.first = spec.rank, .count = 1});
+    }
+
+    std::unique_ptr<Steps<Batch>> read_steps(RankRange ranks) {
+      const State* state = state_.get();
+      const LoaderCore& core = state->core;
+      if constexpr (Dataset<D>) {
+        return std::make_unique<MapSteps<Batch>>(
+            [state](std::span<const int64_t> indices) {
+              return ready(*state, state->dataset.get_batch(indices));
+            },
+            plan_,
+            core.cursor().batches,
+            ranks,
+            core.options());
+      } else {
+        return std::make_unique<StreamSteps<D, Batch>>(
+            state->dataset,
+            [state](std::vector<SampleOf<D>> samples) {
+              return ready(*state, collate_samples(state->dataset, std::move(samples)));
+            },
+            core,
+            ranks);
+      }
+    }
+
+    /// On a worker: pinning copies, which the loop need not wait for.
+    static Batch ready(const State& state, Batch batch) {
+      if constexpr (Transferable<Batch>) {
+        const auto& device = state.core.options().device;
+        if (device && device->is_cuda()) {
+          return pinned(std::move(batch));
+        }
+      }
+      return batch;
+    }
+
     std::shared_ptr<State> state_;
     std::shared_ptr<const ShardPlan> plan_;
-    std::optional<typename D::Batch> current_;
-    std::optional<Prefetcher<typename D::Batch>> batches_;
+    std::optional<Batch> current_;
+    std::unique_ptr<Steps<Batch>> steps_;
     bool done_ = false;
   };
 
  public:
-  using Batch = typename D::Batch;
-
   /// Owns a pass; single use, as an input iterator is. The batch may be moved from.
   class Iterator {
    public:
@@ -115,31 +187,36 @@ class Loader {
   explicit Loader(D dataset, const LoaderOptions& options = {})
       : state_(std::make_shared<State>(std::move(dataset), options, nullptr)) {}
   /// Follows `sampler`, which decides the order: `shuffle` and `seed` must be left alone.
-  Loader(D dataset, const LoaderOptions& options, std::shared_ptr<const Sampler> sampler)
-      : state_(std::make_shared<State>(
-            std::move(dataset), options, require_sampler(std::move(sampler)))) {}
+  Loader(D dataset, const LoaderOptions& options, std::shared_ptr<const Sampler> sampler) requires
+      Dataset<D> : state_(std::make_shared<State>(
+                       std::move(dataset), options, require_sampler(std::move(sampler)))) {}
 
   /// Begins a pass. ConfigError if one is running: two at a time would share one position.
   Iterator begin() {
-    auto pass = std::make_unique<Pass>(state_);
+    auto pass = std::make_unique<Pass>(state_, *skip_);
+    *skip_ = 0;
     pass->start();
     return Iterator(std::move(pass));
   }
   std::default_sentinel_t end() const { return {}; }
 
   /// Batches of this rank in a pass.
-  int64_t size() const { return state_->core.layout().size(); }
+  int64_t size() const requires SizedDataset<D> { return state_->core.layout().size(); }
   /// As the options say: of one rank, or of all ranks together when batches are split.
   int64_t batch_size() const { return state_->core.options().batch_size; }
   /// Samples all ranks together take in one full step.
   int64_t total_batch_size() const { return state_->core.layout().round_rows(); }
   /// Samples in a pass over all ranks: the dataset's size, or the sampler's if one was given.
-  int64_t dataset_size() const { return state_->core.layout().samples(); }
+  int64_t dataset_size() const requires SizedDataset<D> { return state_->core.layout().samples(); }
   const D& dataset() const { return state_->dataset; }
 
   /// Leaves this loader only the batches of one rank. ConfigError during a pass, and if it was
   /// sharded otherwise before; sharding again in the same way does nothing.
-  void shard(const ShardSpec& spec) { state_->core.shard(spec); }
+  /// Collective over `group`, that of the ranks, if `spec` asks for dispatch_batches; not used
+  /// else.
+  void shard(const ShardSpec& spec, Group group = {}) {
+    state_->core.shard(spec, std::move(group));
+  }
   bool is_sharded() const { return state_->core.is_sharded(); }
 
   /// Epoch of the running or next pass.
@@ -163,8 +240,32 @@ class Loader {
     return std::shared_ptr<LoaderCore>(state_, &state_->core);
   }
 
+  /// See skip_first_batches().
+  Loader skipping(int64_t batches) const {
+    state_->core.check_skip(batches);
+    Loader loader = *this;
+    loader.skip_ = std::make_shared<int64_t>(batches);
+    return loader;
+  }
+
  private:
   std::shared_ptr<State> state_;
+  std::shared_ptr<int64_t> skip_ = std::make_shared<int64_t>(0);  ///< Of this handle's next pass.
 };
+
+/// A handle of `loader` whose first pass hands out none of the epoch's first `batches` batches of
+/// this rank; its later passes, and those of other handles, are whole. A dataset is not asked for
+/// what is skipped; a stream is read and its samples dropped.
+///
+/// It is the same loader: there is one position, so the pass after the shortened one is the next
+/// epoch, whichever handle it uses, and a checkpoint taken within resumes where it was. A loader
+/// that already stands at `batches` or later (load_cursor, load_state) is not moved: code that
+/// skips after restoring, as Accelerate asks for, does not skip twice.
+///
+/// ConfigError for less than 0, or more than there are if that is known.
+template <typename D>
+Loader<D> skip_first_batches(const Loader<D>& loader, int64_t batches) {
+  return loader.skipping(batches);
+}
 
 }  // namespace lockstep::data

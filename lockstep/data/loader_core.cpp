@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/data/loader_core.h"
 
+#include <algorithm>
 #include <exception>
 #include <tuple>
 #include <utility>
@@ -17,23 +18,32 @@ constexpr int kMaxWorkers = 1024;
 constexpr int kMaxPrefetchBatches = 1 << 20;
 
 std::shared_ptr<const Sampler> choose_sampler(
-    int64_t dataset_size, const LoaderOptions& options, std::shared_ptr<const Sampler> sampler) {
-  if (!sampler) {
-    if (options.shuffle) {
-      return std::make_shared<RandomSampler>(dataset_size, options.seed);
+    const SourceInfo& source,
+    const LoaderOptions& options,
+    std::shared_ptr<const Sampler> sampler) {
+  const auto refuse_shuffle = [&](const char* why, const char* instead) {
+    if (options.shuffle || options.seed != 0) {
+      throw ConfigError(
+          "Loader",
+          fmt::format(
+              "{}; got shuffle = {}, seed = {}; {}", why, options.shuffle, options.seed, instead));
     }
-    return std::make_shared<SequentialSampler>(dataset_size);
+  };
+  if (source.streamed) {
+    refuse_shuffle(
+        "an iterable dataset decides its own order", "leave both out and shuffle in stream(epoch)");
+    return nullptr;
   }
-  if (options.shuffle || options.seed != 0) {
-    throw ConfigError(
-        "Loader",
-        fmt::format(
-            "shuffle and seed have no effect beside a sampler; got shuffle = {}, seed = {}; "
-            "give the seed to the sampler and leave both out",
-            options.shuffle,
-            options.seed));
+  if (sampler) {
+    refuse_shuffle(
+        "shuffle and seed have no effect beside a sampler",
+        "give the seed to the sampler and leave both out");
+    return sampler;
   }
-  return sampler;
+  if (options.shuffle) {
+    return std::make_shared<RandomSampler>(*source.samples, options.seed);
+  }
+  return std::make_shared<SequentialSampler>(*source.samples);
 }
 
 void check_range(const char* option, int64_t value, int64_t min, int64_t max) {
@@ -45,23 +55,46 @@ void check_range(const char* option, int64_t value, int64_t min, int64_t max) {
   }
 }
 
-LoaderOptions checked(const LoaderOptions& options) {
+void check_device(const SourceInfo& source, const std::optional<at::Device>& device) {
+  if (device && !device->is_cpu() && !source.transferable) {
+    throw ConfigError(
+        "Loader",
+        fmt::format(
+            "cannot move batches of this type to {}: something in them is neither tensor, number "
+            "nor string in a standard container; declare the fields of its structs with "
+            "LOCKSTEP_FIELDS",
+            device->str()));
+  }
+}
+
+LoaderOptions checked(const SourceInfo& source, const LoaderOptions& options) {
   check_range("batch_size", options.batch_size, 1, int64_t{1} << 40);
   check_range("workers", options.workers, 0, kMaxWorkers);
   check_range("prefetch_batches", options.prefetch_batches, 0, kMaxPrefetchBatches);
+  check_device(source, options.device);
+  if (source.streamed && options.workers > 1) {
+    throw ConfigError(
+        "Loader",
+        fmt::format(
+            "an iterable dataset is read by one thread; got workers = {}, expected 0 or 1",
+            options.workers));
+  }
   return options;
 }
 
-int64_t require_samples(int64_t dataset_size, const Sampler& sampler) {
-  if (dataset_size < 1 || sampler.size() < 1) {
+int64_t require_samples(const SourceInfo& source, const Sampler* sampler) {
+  if (source.streamed) {
+    return source.samples.value_or(0);
+  }
+  if (*source.samples < 1 || sampler->size() < 1) {
     throw ConfigError(
         "Loader",
         fmt::format(
             "the dataset is empty; got {} samples and a sampler of {}, expected at least one each",
-            dataset_size,
-            sampler.size()));
+            *source.samples,
+            sampler->size()));
   }
-  return sampler.size();
+  return sampler->size();
 }
 
 void refuse_during_pass(bool running, const char* call) {
@@ -86,47 +119,77 @@ std::shared_ptr<const Sampler> require_sampler(std::shared_ptr<const Sampler> sa
 }
 
 LoaderCore::LoaderCore(
-    int64_t dataset_size, const LoaderOptions& options, std::shared_ptr<const Sampler> sampler)
-    : options_(checked(options)),
-      dataset_size_(dataset_size),
-      sampler_(choose_sampler(dataset_size, options, std::move(sampler))),
+    const SourceInfo& source, const LoaderOptions& options, std::shared_ptr<const Sampler> sampler)
+    : source_(source),
+      options_(checked(source, options)),
+      sampler_(choose_sampler(source, options, std::move(sampler))),
       layout_(
-          require_samples(dataset_size, *sampler_),
+          require_samples(source, sampler_.get()),
           options.batch_size,
           options.drop_last,
           ShardSpec{}),
-      cursor_{.seed = sampler_->seed()} {}
+      cursor_{.seed = sampler_ ? sampler_->seed() : 0} {}
 
-void LoaderCore::shard(const ShardSpec& spec) {
+std::optional<int64_t> LoaderCore::batches() const {
+  return source_.samples ? std::optional(layout_.size()) : std::nullopt;
+}
+
+void LoaderCore::shard(const ShardSpec& spec, Group group) {
   refuse_during_pass(running_, "shard()");
   if (sharded_) {
     if (spec == shard_) {
       return;
     }
+    const auto text = [](const ShardSpec& of) {
+      return fmt::format(
+          "rank {} of {} (even_batches {}, split_batches {}, dispatch_batches {})",
+          of.rank,
+          of.world,
+          of.even_batches,
+          of.split_batches,
+          of.dispatch_batches);
+    };
     throw ConfigError(
         "Loader",
         fmt::format(
-            "sharded twice in different ways; was rank {} of {} (even_batches {}, split_batches "
-            "{}), got rank {} of {} "
-            "(even_batches {}, split_batches {}); prepare a loader once, or make another",
-            shard_.rank,
-            shard_.world,
-            shard_.even_batches,
-            shard_.split_batches,
-            spec.rank,
-            spec.world,
-            spec.even_batches,
-            spec.split_batches));
+            "sharded twice in different ways; was {}, got {}; prepare a loader once, or make "
+            "another",
+            text(shard_),
+            text(spec)));
   }
   const ShardLayout layout(layout_.samples(), options_.batch_size, options_.drop_last, spec);
   check_position(cursor_, layout);
+  if (spec.dispatch_batches && spec.world > 1) {
+    if (group.rank() != spec.rank || group.size() != spec.world) {
+      throw ConfigError(
+          "Loader",
+          fmt::format(
+              "dispatch_batches needs the ranks' group; got one with rank {} of {}, expected rank "
+              "{} "
+              "of {}; try shard(spec, group)",
+              group.rank(),
+              group.size(),
+              spec.rank,
+              spec.world));
+    }
+    if (!source_.transferable) {
+      throw ConfigError(
+          "Loader",
+          "dispatch_batches cannot send batches of this type: something in them is neither tensor, "
+          "number nor string in a standard container; declare the fields of its structs with "
+          "LOCKSTEP_FIELDS, or let every rank read for itself");
+    }
+    // A group of its own: batches travel while the training's own operations do.
+    dispatch_group_ = group.split(0, spec.rank);
+  }
   layout_ = layout;
   shard_ = spec;
   sharded_ = true;
 }
 
-void LoaderCore::check_position(const Cursor& cursor, const ShardLayout& layout) {
-  if (cursor.epoch < 0 || cursor.batches < 0 || cursor.batches > layout.size()) {
+void LoaderCore::check_position(const Cursor& cursor, const ShardLayout& layout) const {
+  const bool past_end = source_.samples && cursor.batches > layout.size();
+  if (cursor.epoch < 0 || cursor.batches < 0 || past_end) {
     throw ConfigError(
         "Loader",
         fmt::format(
@@ -135,13 +198,14 @@ void LoaderCore::check_position(const Cursor& cursor, const ShardLayout& layout)
             "to {}; was it saved with another dataset, batch_size or number of ranks?",
             cursor.epoch,
             cursor.batches,
-            layout.size()));
+            source_.samples ? fmt::to_string(layout.size()) : "the end"));
   }
 }
 
 void LoaderCore::check_cursor(const Cursor& cursor) const {
   refuse_during_pass(running_, "load_cursor()");
-  if (cursor.seed != sampler_->seed()) {
+  const uint64_t seed = sampler_ ? sampler_->seed() : 0;
+  if (cursor.seed != seed) {
     throw ConfigError(
         "Loader",
         fmt::format(
@@ -149,7 +213,7 @@ void LoaderCore::check_cursor(const Cursor& cursor) const {
             "seed {}; "
             "make the loader with .seed = {} to go on where it was saved",
             cursor.seed,
-            sampler_->seed(),
+            seed,
             cursor.seed));
   }
   check_position(cursor, layout_);
@@ -161,32 +225,77 @@ void LoaderCore::load_cursor(const Cursor& cursor) {
   left_early_ = false;
 }
 
+void LoaderCore::set_even_batches(bool even_batches) {
+  refuse_during_pass(running_, "set_even_batches()");
+  if (!sharded_ || dispatches()) {
+    throw ConfigError(
+        "Loader",
+        sharded_ ? "dispatched batches are even or not from the start; shard it so"
+                 : "set_even_batches() before shard(); prepare the loader first");
+  }
+  ShardSpec spec = shard_;
+  spec.even_batches = even_batches;
+  const ShardLayout layout(layout_.samples(), options_.batch_size, options_.drop_last, spec);
+  check_position(cursor_, layout);
+  layout_ = layout;
+  shard_ = spec;
+}
+
+void LoaderCore::set_device(at::Device device) {
+  refuse_during_pass(running_, "set_device()");
+  check_device(source_, device);
+  options_.device = device;
+}
+
 void LoaderCore::set_observer(std::shared_ptr<LoaderObserver> observer) {
   observer_ = std::move(observer);
 }
 
-std::shared_ptr<const ShardPlan> LoaderCore::begin_pass() {
+void LoaderCore::check_skip(int64_t batches) const {
+  if (batches < 0 || (source_.samples && batches > layout_.size())) {
+    throw ConfigError(
+        "skip_first_batches",
+        fmt::format(
+            "cannot skip that many batches; got {}, expected 0 to {}",
+            batches,
+            source_.samples ? fmt::to_string(layout_.size()) : "any number"));
+  }
+}
+
+std::shared_ptr<const ShardPlan> LoaderCore::make_plan(int64_t epoch) const {
+  if (!sampler_) {
+    return nullptr;
+  }
+  std::vector<int64_t> order = sampler_->order(epoch);
+  for (const int64_t index : order) {
+    if (index < 0 || index >= *source_.samples) {
+      throw ConfigError(
+          "Loader",
+          fmt::format(
+              "the sampler's order for epoch {} leaves the dataset; got index {}, expected 0 to {}",
+              epoch,
+              index,
+              *source_.samples - 1));
+    }
+  }
+  if (dispatches() && shard_.rank != 0) {
+    return nullptr;  // Only now: what is wrong with an order is to be seen by all ranks.
+  }
+  return std::make_shared<const ShardPlan>(std::move(order), layout_);
+}
+
+std::shared_ptr<const ShardPlan> LoaderCore::begin_pass(int64_t skip) {
   if (running_) {
     throw ConfigError(
         "Loader",
         "a second loop began inside a loop over the same loader; the two would share one position; "
         "make another loader");
   }
-  const Cursor start = left_early_ ? Cursor{cursor_.seed, cursor_.epoch + 1, 0} : cursor_;
-  std::vector<int64_t> order = sampler_->order(start.epoch);
-  for (const int64_t index : order) {
-    if (index < 0 || index >= dataset_size_) {
-      throw ConfigError(
-          "Loader",
-          fmt::format(
-              "the sampler's order for epoch {} leaves the dataset; got index {}, expected 0 to {}",
-              start.epoch,
-              index,
-              dataset_size_ - 1));
-    }
-  }
-  auto plan = std::make_shared<const ShardPlan>(std::move(order), layout_);
-  if (options_.drop_last && layout_.size() == 0) {
+  check_skip(skip);
+  Cursor start = left_early_ ? Cursor{cursor_.seed, cursor_.epoch + 1, 0} : cursor_;
+  start.batches = std::max(start.batches, skip);
+  auto plan = make_plan(start.epoch);
+  if (options_.drop_last && batches() == 0) {
     log_warning(fmt::format(
         "this pass has no batches: drop_last with {} samples, fewer than the {} of one full round",
         layout_.samples(),
@@ -211,19 +320,21 @@ std::shared_ptr<const ShardPlan> LoaderCore::begin_pass() {
   return plan;
 }
 
-void LoaderCore::begin_batch() {
+void LoaderCore::begin_batch(const ShardLayout& layout) {
   const int64_t index = cursor_.batches++;
   if (!pass_observer_) {
     return;
   }
   BatchInfo info;
   info.index = index;
-  info.is_last = layout_.is_last(index);
-  for (int rank = 0; rank < layout_.spec().world; ++rank) {
-    info.rows_per_rank.push_back(layout_.rows(index, rank));
-    info.valid_rows.push_back(layout_.valid_rows(index, rank));
+  info.is_last = layout.is_last(index);
+  for (int rank = 0; rank < layout.spec().world; ++rank) {
+    info.is_last_somewhere |= layout.size(rank) - 1 == index;
+    info.rows_per_rank.push_back(layout.rows(index, rank));
+    info.valid_rows.push_back(layout.valid_rows(index, rank));
   }
-  info.rows = info.rows_per_rank[static_cast<size_t>(layout_.spec().rank)];
+  info.rows = info.rows_per_rank[static_cast<size_t>(layout.spec().rank)];
+  info.total_batches = info.is_last ? index + 1 : batches();
   pass_observer_->batch_started(this, info);
 }
 

@@ -3,8 +3,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include <c10/core/Device.h>
+
+#include "lockstep/comm/group.h"
 #include "lockstep/data/cursor.h"
 #include "lockstep/data/sampler.h"
 #include "lockstep/data/shard.h"
@@ -16,21 +20,37 @@ struct LoaderOptions {
       1;  ///< Rows a rank gets at a time; of all ranks together when batches are split.
   bool shuffle = false;    ///< A new order in every epoch, from `seed`.
   bool drop_last = false;  ///< Leave out the last round if it is not full.
-  uint64_t seed = 0;       ///< Of the shuffle; without effect when nothing is shuffled.
-  int workers = 1;  ///< Threads that compute batches ahead; 0: none, the loop computes its own.
+  /// Of the shuffle; without effect when nothing is shuffled. Never drawn from torch's generator,
+  /// unlike Accelerate's: ranks need not agree on one, and a resumed job sees the same order.
+  uint64_t seed = 0;
+  /// Threads that compute batches ahead; 0: none, the loop computes its own. An iterable dataset
+  /// is read by one at most.
+  int workers = 1;
   /// Batches computed ahead beside the one each worker is at; without effect when there are no
   /// workers.
   int prefetch_batches = 2;
+  /// Where batches arrive; unset: where the dataset made them. See to_device().
+  std::optional<at::Device> device = std::nullopt;
 };
 
 /// One batch as the accelerator must know it to drop wrapped duplicates and to end an accumulation
 /// group.
 struct BatchInfo {
-  int64_t index = 0;     ///< In the epoch, also after resuming.
-  bool is_last = false;  ///< This rank's last one of the pass.
-  int64_t rows = 0;      ///< Of this rank's batch.
+  int64_t index = 0;               ///< In the epoch, also after resuming.
+  bool is_last = false;            ///< This rank's last one of the pass.
+  bool is_last_somewhere = false;  ///< Or another rank's: with uneven ends some have one more.
+  int64_t rows = 0;                ///< Of this rank's batch.
   std::vector<int64_t> rows_per_rank;
   std::vector<int64_t> valid_rows;  ///< Per rank: leading rows that are no duplicates.
+  /// Of this rank in the whole pass; a stream whose size is not known has it at its last batch.
+  std::optional<int64_t> total_batches = std::nullopt;
+};
+
+/// What a LoaderCore has to know of the dataset.
+struct SourceInfo {
+  std::optional<int64_t> samples = std::nullopt;  ///< Unset: a stream of unknown length.
+  bool streamed = false;                          ///< An iterable dataset.
+  bool transferable = false;                      ///< Its batches are Transferable.
 };
 
 /// Told of what a loop does with a loader, on the loop's own thread. `loader` tells loaders apart:
@@ -60,40 +80,64 @@ std::shared_ptr<const Sampler> require_sampler(std::shared_ptr<const Sampler> sa
 /// class.
 class LoaderCore {
  public:
-  /// `sampler` null: the one that `options` ask for, over `dataset_size` samples.
+  /// `sampler` null: the one that `options` ask for. A stream has none.
   LoaderCore(
-      int64_t dataset_size, const LoaderOptions& options, std::shared_ptr<const Sampler> sampler);
+      const SourceInfo& source,
+      const LoaderOptions& options,
+      std::shared_ptr<const Sampler> sampler);
 
+  const SourceInfo& source() const { return source_; }
   const LoaderOptions& options() const { return options_; }
+  /// A stream of unknown length is laid out as if it had no samples: only what does not depend on
+  /// their number means something.
   const ShardLayout& layout() const { return layout_; }
+  /// Batches of this rank in a pass, if that is known before its end.
+  std::optional<int64_t> batches() const;
   bool is_sharded() const { return sharded_; }
+  /// Whether rank 0 reads for all.
+  bool dispatches() const { return shard_.dispatch_batches && shard_.world > 1; }
   int64_t epoch() const { return cursor_.epoch + (left_early_ ? 1 : 0); }
   const Cursor& cursor() const { return cursor_; }
   const std::shared_ptr<LoaderObserver>& observer() const { return observer_; }
 
-  void shard(const ShardSpec& spec);
+  /// Collective over `group` if `spec` asks for dispatching, which happens on a group of its own.
+  void shard(const ShardSpec& spec, Group group = {});
+  const Group& dispatch_group() const { return dispatch_group_; }
+  /// As it was asked for.
+  const ShardSpec& spec() const { return shard_; }
+  /// From the next pass on. ConfigError during a pass, before shard(), and where batches are
+  /// dispatched, or the position lies past the end then.
+  void set_even_batches(bool even_batches);
   /// What load_cursor would refuse; changes nothing.
   void check_cursor(const Cursor& cursor) const;
   void load_cursor(const Cursor& cursor);
+  /// Batches of later passes arrive there.
+  void set_device(at::Device device);
   void set_observer(std::shared_ptr<LoaderObserver> observer);
 
-  /// The batches of the pass that begins, `cursor().batches` of which are to be skipped.
-  std::shared_ptr<const ShardPlan> begin_pass();
-  /// Batch `cursor().batches` is handed out.
-  void begin_batch();
+  /// What skip_first_batches would refuse; changes nothing.
+  void check_skip(int64_t batches) const;
+  /// The batches of the pass that begins, `cursor().batches` of which are to be skipped, which is
+  /// at least `skip`. Null for a stream, and where another rank does the reading.
+  std::shared_ptr<const ShardPlan> begin_pass(int64_t skip);
+  /// Batch `cursor().batches` is handed out. `layout`: right about this batch, and about whether
+  /// another follows.
+  void begin_batch(const ShardLayout& layout);
   /// All batches were handed out, and the loop is done with the last.
   void finish_pass();
   /// The loop was left early.
   void leave_pass() noexcept;
 
  private:
-  static void check_position(const Cursor& cursor, const ShardLayout& layout);
+  void check_position(const Cursor& cursor, const ShardLayout& layout) const;
+  std::shared_ptr<const ShardPlan> make_plan(int64_t epoch) const;
 
+  SourceInfo source_;
   LoaderOptions options_;
-  int64_t dataset_size_;
-  std::shared_ptr<const Sampler> sampler_;
+  std::shared_ptr<const Sampler> sampler_;  ///< Null for a stream.
   ShardLayout layout_;
   Cursor cursor_;
+  Group dispatch_group_;
   std::shared_ptr<LoaderObserver> observer_;
   std::shared_ptr<LoaderObserver> pass_observer_;  ///< The one that was told of the running pass.
   ShardSpec shard_;                                ///< As it was asked for.

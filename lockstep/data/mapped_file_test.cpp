@@ -18,7 +18,7 @@ using testing::ThrowsMessage;
 
 TEST(MappedFile, ShowsTheBytesOfTheFile) {
   const TestFolder folder;
-  const std::string path = folder.write("file", "some bytes");
+  const std::string path = write_file(folder, "file", "some bytes");
   const MappedFile file(path);
   std::filesystem::remove(path);  // What is mapped stays.
   EXPECT_EQ(std::string(reinterpret_cast<const char*>(file.data()), file.size()), "some bytes");
@@ -26,16 +26,16 @@ TEST(MappedFile, ShowsTheBytesOfTheFile) {
 
 TEST(MappedFile, MapsAnEmptyFile) {
   const TestFolder folder;
-  EXPECT_EQ(MappedFile(folder.write("file", "")).size(), 0U);
+  EXPECT_EQ(MappedFile(write_file(folder, "file", "")).size(), 0U);
 }
 
 TEST(MappedFile, NamesWhatCannotBeMapped) {
   const TestFolder folder;
   EXPECT_THAT(
-      [&] { MappedFile(folder.path() + "/missing"); },
+      [&] { MappedFile((folder / "missing").string()); },
       ThrowsMessage<ConfigError>(AllOf(HasSubstr("/missing]"), HasSubstr("No such file"))));
   EXPECT_THAT(
-      [&] { MappedFile(folder.path()); },
+      [&] { MappedFile(folder.path().string()); },
       ThrowsMessage<ConfigError>(HasSubstr("expected a regular file")));
 }
 

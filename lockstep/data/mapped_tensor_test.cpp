@@ -36,7 +36,7 @@ bool is_mapped(const std::string& path) {
 TEST(MappedTensor, IsTheFileAsATensor) {
   const TestFolder folder;
   const at::Tensor expected = at::rand({5, 2, 3});
-  const std::string path = folder.write("x.bin", bytes_of(expected));
+  const std::string path = write_file(folder, "x.bin", bytes_of(expected));
   EXPECT_TRUE(at::equal(mapped_tensor(path, at::kFloat, {2, 3}), expected));
   EXPECT_TRUE(at::equal(mapped_tensor(path, at::kFloat, {}), expected.flatten()));
   EXPECT_TRUE(at::equal(
@@ -45,7 +45,7 @@ TEST(MappedTensor, IsTheFileAsATensor) {
 
 TEST(MappedTensor, StaysMappedAsLongAsAViewLives) {
   const TestFolder folder;
-  const std::string path = folder.write("x.bin", bytes_of(at::arange(6)));
+  const std::string path = write_file(folder, "x.bin", bytes_of(at::arange(6)));
   at::Tensor tensor = mapped_tensor(path, at::kLong, {});
   at::Tensor view = tensor.slice(0, 4);
   tensor.reset();
@@ -58,7 +58,8 @@ TEST(MappedTensor, StaysMappedAsLongAsAViewLives) {
 TEST(MappedTensor, OfAnEmptyFileHasNoRecords) {
   const TestFolder folder;
   EXPECT_EQ(
-      mapped_tensor(folder.write("x.bin", ""), at::kFloat, {3}).sizes(), at::IntArrayRef({0, 3}));
+      mapped_tensor(write_file(folder, "x.bin", ""), at::kFloat, {3}).sizes(),
+      at::IntArrayRef({0, 3}));
 }
 
 TEST(MappedTensor, TwoOfThemAreADatasetThatIsNeverCopied) {
@@ -66,10 +67,10 @@ TEST(MappedTensor, TwoOfThemAreADatasetThatIsNeverCopied) {
   const at::Tensor data = at::rand({10, 4});
   const at::Tensor target = at::arange(10);
   const TensorDataset dataset(
-      mapped_tensor(folder.write("x.bin", bytes_of(data)), at::kFloat, {4}),
-      mapped_tensor(folder.write("y.bin", bytes_of(target)), at::kLong, {}));
+      mapped_tensor(write_file(folder, "x.bin", bytes_of(data)), at::kFloat, {4}),
+      mapped_tensor(write_file(folder, "y.bin", bytes_of(target)), at::kLong, {}));
   EXPECT_EQ(dataset.data().storage().nbytes(), data.nbytes());
-  EXPECT_TRUE(is_mapped(folder.path() + "/x.bin"));
+  EXPECT_TRUE(is_mapped((folder / "x.bin").string()));
   std::vector<at::Tensor> seen;
   for (auto& batch : Loader(dataset, {.batch_size = 3})) {
     seen.push_back(batch.data);
@@ -79,7 +80,7 @@ TEST(MappedTensor, TwoOfThemAreADatasetThatIsNeverCopied) {
 
 TEST(MappedTensor, RefusesWhatDoesNotFit) {
   const TestFolder folder;
-  const std::string path = folder.write("x.bin", std::string(50, 'x'));
+  const std::string path = write_file(folder, "x.bin", std::string(50, 'x'));
   const auto refuses =
       [&](const std::vector<int64_t>& shape, int64_t offset, const std::string& why) {
         EXPECT_THAT(

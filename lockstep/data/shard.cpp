@@ -57,6 +57,12 @@ ShardLayout::ShardLayout(int64_t samples, int64_t batch_size, bool drop_last, co
   spec_.even_batches = spec.even_batches && spec.world > 1;
 }
 
+ShardLayout ShardLayout::with_samples(int64_t samples) const {
+  ShardLayout layout = *this;
+  layout.samples_ = samples;
+  return layout;
+}
+
 int64_t ShardLayout::size(int rank) const {
   const int64_t full_rounds = samples_ / round_rows_;
   const int64_t rest = samples_ % round_rows_;
@@ -80,8 +86,8 @@ int64_t ShardLayout::valid_rows(int64_t batch, int rank) const {
   return std::clamp<int64_t>(samples_ - start(batch, rank), 0, batch_rows_);
 }
 
-int64_t ShardLayout::position(int64_t batch, int64_t row) const {
-  const int64_t position = start(batch, spec_.rank) + row;
+int64_t ShardLayout::position(int64_t batch, int64_t row, int rank) const {
+  const int64_t position = start(batch, rank) + row;
   if (position < samples_) {
     return position;
   }
@@ -109,9 +115,13 @@ ShardPlan::ShardPlan(
 
 std::vector<int64_t> ShardPlan::indices(int64_t batch) const {
   LOCKSTEP_ASSERT(batch >= 0 && batch < size(), "a batch outside the pass was asked for");
-  std::vector<int64_t> indices(static_cast<size_t>(layout_.rows(batch, layout_.spec().rank)));
+  return indices(batch, layout_.spec().rank);
+}
+
+std::vector<int64_t> ShardPlan::indices(int64_t batch, int rank) const {
+  std::vector<int64_t> indices(static_cast<size_t>(layout_.rows(batch, rank)));
   for (size_t row = 0; row < indices.size(); ++row) {
-    indices[row] = order_[layout_.position(batch, static_cast<int64_t>(row))];
+    indices[row] = order_[layout_.position(batch, static_cast<int64_t>(row), rank)];
   }
   return indices;
 }

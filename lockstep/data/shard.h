@@ -15,6 +15,10 @@ struct ShardSpec {
   bool even_batches = true;
   /// One batch is cut into `world` slices, instead of each rank getting whole batches in turn.
   bool split_batches = false;
+  /// Rank 0 alone reads the data, and sends every rank its batches; see Dispatcher. The batches are
+  /// the same either way. Off unless asked for, where Accelerate turns it on for iterable data: a
+  /// rank that reads everything and keeps its share needs no one.
+  bool dispatch_batches = false;
 
   bool operator==(const ShardSpec&) const = default;
 };
@@ -37,6 +41,8 @@ class ShardLayout {
 
   const ShardSpec& spec() const { return spec_; }
   int64_t samples() const { return samples_; }
+  /// The same for another number of samples; of a stream it is known at its end only.
+  ShardLayout with_samples(int64_t samples) const;
   /// Samples all ranks together consume in a full round: Accelerate's total_batch_size.
   int64_t round_rows() const { return round_rows_; }
   /// Samples in a full batch of one rank.
@@ -56,8 +62,8 @@ class ShardLayout {
   /// wraps to the beginning. 0 if all of it does, or if the rank has no such batch. Sums to
   /// `samples()` over a pass of all ranks, unless drop_last drops some.
   int64_t valid_rows(int64_t batch, int rank) const;
-  /// Position in the order of one row of this rank's batch; `row` < rows(batch, spec().rank).
-  int64_t position(int64_t batch, int64_t row) const;
+  /// Position in the order of one row of that rank's batch; `row` < rows(batch, rank).
+  int64_t position(int64_t batch, int64_t row, int rank) const;
 
  private:
   int64_t start(int64_t batch, int rank) const { return batch * round_rows_ + rank * batch_rows_; }
@@ -83,6 +89,8 @@ class ShardPlan {
   int64_t valid_rows(int64_t batch, int rank) const { return layout_.valid_rows(batch, rank); }
   /// Dataset indices of this rank's batch.
   std::vector<int64_t> indices(int64_t batch) const;
+  /// Dataset indices of that rank's batch; empty if it has no such batch.
+  std::vector<int64_t> indices(int64_t batch, int rank) const;
 
  private:
   std::vector<int64_t> order_;

@@ -1,45 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <filesystem>
 #include <fstream>
-#include <stdexcept>
 #include <string>
-#include <unistd.h>
 #include <vector>
 
 #include <zlib.h>
 
+#include "lockstep/base/test_folder.h"
+
 namespace lockstep::data {
 
-/// A folder of its own for one test, gone with it.
-class TestFolder {
- public:
-  TestFolder() {
-    std::string path = (std::filesystem::temp_directory_path() / "lockstep-data-XXXXXX").string();
-    if (mkdtemp(path.data()) == nullptr) {
-      throw std::runtime_error("no temporary folder: " + path);
-    }
-    path_ = path;
-  }
-  ~TestFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TestFolder(const TestFolder&) = delete;
-  TestFolder& operator=(const TestFolder&) = delete;
-
-  const std::string& path() const { return path_; }
-  /// Writes a file here and returns its path.
-  std::string write(const std::string& name, const std::string& bytes) const {
-    std::string path = path_ + "/" + name;
-    std::ofstream(path, std::ios::binary) << bytes;
-    return path;
-  }
-
- private:
-  std::string path_;
-};
+/// Writes a file in `folder` and returns its path.
+inline std::string write_file(
+    const TestFolder& folder, const std::string& name, const std::string& bytes) {
+  std::string path = (folder / name).string();
+  std::ofstream(path, std::ios::binary) << bytes;
+  return path;
+}
 
 inline std::string gzip(const std::string& bytes, const std::string& scratch_path) {
   gzFile file = gzopen(scratch_path.c_str(), "wb");

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/data/device.h"
+
+namespace lockstep::data {
+
+at::Tensor tensor_to_device(const at::Tensor& tensor, at::Device device, bool non_blocking) {
+  if (!tensor.defined()) {
+    return tensor;
+  }
+  if (non_blocking && device.is_cuda()) {
+    return pinned_tensor(tensor).to(device, /*non_blocking=*/true);
+  }
+  return tensor.to(device, non_blocking);
+}
+
+at::Tensor pinned_tensor(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_cpu() || tensor.is_pinned()) {
+    return tensor;
+  }
+  return tensor.pin_memory();
+}
+
+}  // namespace lockstep::data

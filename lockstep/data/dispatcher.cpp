@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/data/dispatcher.h"
+
+#include <string>
+
+#include <fmt/format.h>
+
+#include <ATen/ops/empty.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/bytes.h"
+
+namespace lockstep::data {
+namespace {
+
+// A header is int64 [kHeaderSize]: these, in this order.
+enum Field : int { kKind, kEpoch, kIndex, kRoundRows, kSamples, kParcelBytes, kHeaderSize };
+enum Kind : int64_t { kStep, kEnd, kFailure };
+
+constexpr int64_t kNoParcel = -1;
+
+}  // namespace
+
+DispatchLink::DispatchLink(Group group, const ShardLayout& layout, int64_t epoch)
+    : group_(std::move(group)), round_rows_(layout.round_rows()), epoch_(epoch) {}
+
+void DispatchLink::send_headers(
+    int64_t kind, int64_t index, int64_t samples, const std::vector<int64_t>& sizes) {
+  at::Tensor headers = at::empty({int64_t{kHeaderSize} * size()}, at::kLong);
+  int64_t* header = headers.mutable_data_ptr<int64_t>();
+  for (const int64_t parcel_bytes : sizes) {
+    header[kKind] = kind;
+    header[kEpoch] = epoch_;
+    header[kIndex] = index;
+    header[kRoundRows] = round_rows_;
+    header[kSamples] = samples;
+    header[kParcelBytes] = parcel_bytes;
+    header += kHeaderSize;
+  }
+  group_.scatter(at::empty({kHeaderSize}, at::kLong), headers).wait();
+}
+
+void DispatchLink::send_step(
+    int64_t index, int64_t samples, const std::vector<at::Tensor>& parcels) {
+  std::vector<int64_t> sizes = {kNoParcel};
+  for (const at::Tensor& parcel : parcels) {
+    sizes.push_back(parcel.defined() ? parcel.numel() : kNoParcel);
+  }
+  send_headers(kStep, index, samples, sizes);
+  std::vector<Pending> sent;
+  for (size_t i = 0; i < parcels.size(); ++i) {
+    if (parcels[i].defined()) {
+      sent.push_back(group_.send(parcels[i], static_cast<int>(i) + 1));
+    }
+  }
+  for (Pending& pending : sent) {
+    pending.wait();
+  }
+}
+
+void DispatchLink::send_end(int64_t index) {
+  send_headers(kEnd, index, 0, std::vector<int64_t>(static_cast<size_t>(size()), kNoParcel));
+}
+
+void DispatchLink::send_failure(int64_t index, const std::string& why) {
+  send_headers(kFailure, index, 0, std::vector<int64_t>(static_cast<size_t>(size()), kNoParcel));
+  broadcast_bytes(group_, why);
+}
+
+std::optional<DispatchLink::Arrival> DispatchLink::receive(int64_t index) {
+  const at::Tensor header =
+      group_.scatter(at::empty({kHeaderSize}, at::kLong), at::Tensor()).wait();
+  const int64_t* field = header.const_data_ptr<int64_t>();
+  if (field[kKind] == kFailure) {
+    const std::string why = broadcast_bytes(group_, std::string());
+    throw Error(
+        "dispatch",
+        fmt::format(
+            "rank 0 could not read batch {} of epoch {} for all ranks: {}",
+            field[kIndex],
+            field[kEpoch],
+            why));
+  }
+  Arrival arrival{.samples = field[kSamples], .parcel = {}};
+  if (field[kKind] == kStep && field[kParcelBytes] != kNoParcel) {
+    // Taken even if it is not the right one: rank 0 would wait for ever to be rid of it.
+    arrival.parcel = group_.recv(at::empty({field[kParcelBytes]}, at::kByte), 0).wait();
+  }
+  if (field[kEpoch] != epoch_ || field[kIndex] != index || field[kRoundRows] != round_rows_) {
+    throw Error(
+        "dispatch",
+        fmt::format(
+            "the ranks' loops are out of step; rank 0 is at batch {} of epoch {} with {} samples a "
+            "step, this rank at batch {} of epoch {} with {}; all ranks must leave a loop at the "
+            "same batch, and load the same position",
+            field[kIndex],
+            field[kEpoch],
+            field[kRoundRows],
+            index,
+            epoch_,
+            round_rows_));
+  }
+  return field[kKind] == kEnd ? std::nullopt : std::optional(std::move(arrival));
+}
+
+}  // namespace lockstep::data
