@@ -46,4 +46,13 @@ std::optional<int> parse(CLI::App& app, int argc, char** argv) {
   }
 }
 
+void check_output(const std::filesystem::path& output, bool resume) {
+  if (!resume && std::filesystem::exists(output / "logs")) {
+    throw lockstep::ConfigError(
+        "--output",
+        output.string() +
+            " holds an earlier run; add --resume to go on with it, or choose another --output");
+  }
+}
+
 }  // namespace examples

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 
@@ -28,5 +29,9 @@ void add_common_options(CLI::App& app, CommonOptions& options);
 /// Parses; an exit code if there is nothing left to do (--help) or the arguments make no sense (2).
 /// Only the main process of a job prints.
 std::optional<int> parse(CLI::App& app, int argc, char** argv);
+
+/// ConfigError if `output` holds an earlier run that nobody asked to resume: two runs in one folder
+/// would mix their logs.
+void check_output(const std::filesystem::path& output, bool resume);
 
 }  // namespace examples

@@ -83,16 +83,6 @@ double Evaluation::loss() const {
   return -chosen.clamp_min(1e-30).log().mean().item<double>();
 }
 
-void check_output(const std::filesystem::path& output, bool resume) {
-  if (!resume && std::filesystem::exists(output / "logs")) {
-    throw lockstep::ConfigError(
-        "--output",
-        fmt::format(
-            "{} holds an earlier run; add --resume to go on with it, or choose another --output",
-            output.string()));
-  }
-}
-
 std::string summary_text(const Summary& summary, const Evaluation& result) {
   const std::string output = summary.output.string();
   const auto rate =

@@ -28,10 +28,6 @@ struct Summary {
   std::filesystem::path output;
 };
 
-/// ConfigError if `output` holds an earlier run that nobody asked to resume: two runs in one folder
-/// would mix their logs.
-void check_output(const std::filesystem::path& output, bool resume);
-
 /// What was trained, how fast, how well, and which files to look at, for a person.
 std::string summary_text(const Summary& summary, const Evaluation& result);
 

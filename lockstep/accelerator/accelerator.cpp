@@ -2,15 +2,14 @@
 #include "lockstep/accelerator/accelerator.h"
 
 #include <algorithm>
-#include <cstdio>
-#include <exception>
+#include <optional>
+#include <string>
 #include <thread>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/full.h>
 
 #include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/base/cores.h"
@@ -30,6 +29,45 @@ void share_cores(const WorldSpec& world) {
   const int cores = available_cores();
   const int share = static_cast<int>(std::thread::hardware_concurrency()) / world.local_size;
   at::set_num_threads(cores > share ? std::max(1, cores / world.local_size) : cores);
+}
+
+/// LOCKSTEP_<name>, or else ACCELERATE_<name>.
+std::optional<std::string> either_text(const Environment& environment, const std::string& name) {
+  auto ours = environment.text("LOCKSTEP_" + name);
+  return ours ? ours : environment.text("ACCELERATE_" + name);
+}
+
+std::optional<bool> either_boolean(const Environment& environment, const std::string& name) {
+  const auto ours = environment.boolean("LOCKSTEP_" + name);
+  return ours ? ours : environment.boolean("ACCELERATE_" + name);
+}
+
+GradientAccumulationPlugin accumulation_of(
+    const AcceleratorOptions& options, const Environment& environment) {
+  if (options.gradient_accumulation_plugin && options.gradient_accumulation_steps != 1) {
+    throw ConfigError(
+        "accelerator",
+        "gradient_accumulation_steps and gradient_accumulation_plugin are both set; give one");
+  }
+  GradientAccumulationPlugin plugin = options.gradient_accumulation_plugin.value_or(
+      GradientAccumulationPlugin{.num_steps = options.gradient_accumulation_steps});
+  const std::string name = "GRADIENT_ACCUMULATION_STEPS";
+  for (const std::string prefix : {"ACCELERATE_", "LOCKSTEP_"}) {
+    plugin.num_steps =
+        environment.integer(prefix + name, 1, int64_t{1} << 30).value_or(plugin.num_steps);
+  }
+  if (plugin.num_steps < 1) {
+    throw ConfigError(
+        "accelerator",
+        fmt::format("expected 1 or more gradient accumulation steps; got {}", plugin.num_steps));
+  }
+  if (plugin.adjust_scheduler && options.scheduler_steps != SchedulerSteps::kAccelerate) {
+    throw ConfigError(
+        "accelerator",
+        "adjust_scheduler means something with scheduler_steps = SchedulerSteps::kAccelerate only; "
+        "otherwise a schedule counts updates");
+  }
+  return plugin;
 }
 
 /// Two buckets cannot both hold one gradient.
@@ -65,6 +103,7 @@ Accelerator::Accelerator(AcceleratorOptions options) : state_(std::make_unique<S
   state_->world = find_world();
   state_->group = connect(state_->world, options.connect);
   state_->options = std::move(options);
+  configure();
   log_debug(fmt::format(
       "rank {} of {} ({}), transport {}",
       state_->world.rank,
@@ -88,9 +127,38 @@ Accelerator::Accelerator(AcceleratorOptions options, WorldSpec world, Group grou
   state_->options = std::move(options);
   state_->world = std::move(world);
   state_->group = std::move(group);
+  configure();
 }
 
 Accelerator::~Accelerator() = default;
+
+void Accelerator::configure() {
+  State& state = *state_;
+  const AcceleratorOptions& options = state.options;
+  const Environment environment = Environment::process();
+  state.precision = options.mixed_precision.value_or(Precision::kNo);
+  if (!options.mixed_precision) {
+    if (const auto text = either_text(environment, "MIXED_PRECISION")) {
+      state.precision = parse_precision(*text);
+    }
+  }
+  state.debug = options.debug.value_or(either_boolean(environment, "DEBUG_MODE").value_or(false));
+  for (const data::RngType type : options.rng_types) {
+    if (type == data::RngType::kGenerator) {
+      throw ConfigError(
+          "accelerator",
+          "rng_types cannot hold kGenerator: loaders have no generator, their order is a function "
+          "of seed and epoch; use kTorch for augmentation that draws from torch's");
+    }
+  }
+  state.active = std::make_shared<ActiveLoaders>(state.group, options.rng_types);
+  LoopState& loop = *state.loop;
+  loop.accumulation = accumulation_of(options, environment);
+  loop.finite = std::make_shared<FiniteGuard>(options.non_finite, state.group);
+  if (state.precision == Precision::kFP16) {
+    loop.scaler.emplace(options.grad_scaler, state.group);
+  }
+}
 
 int Accelerator::process_index() const {
   return state_->world.rank;
@@ -145,6 +213,9 @@ void Accelerator::add_model(const void* id, Tensors parameters, Tensors buffers)
   }
   refuse_shared_parameters(state.models, parameters());
   const size_t index = state.models.size();
+  if (!state.loop->scaler) {
+    state.loop->finite->watch(parameters());
+  }
   // Buckets of different models must not wait for each other: each further model has a group of its
   // own.
   Group group = index == 0 ? state.group : state.group.split(0);
@@ -168,168 +239,54 @@ void Accelerator::add_loader(std::shared_ptr<data::LoaderCore> loader) {
       {.rank = state.world.rank,
        .world = state.world.size,
        .even_batches = state.options.even_batches,
-       .split_batches = state.options.split_batches});
+       .split_batches = state.options.split_batches,
+       .dispatch_batches = state.options.dispatch_batches},
+      state.group);
   loader->set_observer(state.active);
   state.loaders.push_back(std::move(loader));
 }
 
 Optimizer Accelerator::add_optimizer(std::shared_ptr<torch::optim::Optimizer> optimizer) {
   State& state = *state_;
-  for (const Optimizer& known : state.optimizers) {
-    if (&known.inner() == optimizer.get()) {
-      return known;
-    }
+  auto known = std::find_if(
+      state.optimizers.begin(), state.optimizers.end(), [&](const Optimizer& prepared) {
+        return &prepared.inner() == optimizer.get();
+      });
+  if (known == state.optimizers.end()) {
+    state.optimizers.emplace_back(std::move(optimizer), state.parallels, state.loop);
+    known = state.optimizers.end() - 1;
   }
-  return state.optimizers.emplace_back(std::move(optimizer), state.parallels);
+  state.optimizers_in_call.push_back(*known);
+  return *known;
 }
 
-void Accelerator::backward(const at::Tensor& loss) {
+void Accelerator::begin_prepare() {
+  state_->optimizers_in_call.clear();
+  state_->unbound.clear();
+}
+
+Scheduler Accelerator::add_schedule(AnySchedule schedule) {
   State& state = *state_;
-  if (!loss.defined() || loss.numel() != 1) {
-    throw ConfigError(
-        "backward", "the loss must be one number; take its mean() or sum() before backward");
-  }
-  if (state.models.size() == 1) {
-    state.models[0].parallel->begin_backward();
-  }
-  try {
-    // With a single model a loss that depends on no parameter is this rank's zero; the others wait
-    // for it.
-    if (loss.requires_grad() || !use_distributed() || state.models.size() != 1) {
-      loss.backward();
-    }
-    for (State::Model& model : state.models) {
-      model.parallel->finish_backward();
-    }
-  } catch (...) {
-    for (State::Model& model : state.models) {
-      model.parallel->abandon_backward();
-    }
-    throw;
-  }
+  const AcceleratorOptions& options = state.options;
+  const bool accelerate = options.scheduler_steps == SchedulerSteps::kAccelerate;
+  const SchedulerPolicy policy{
+      .with_optimizer = options.step_scheduler_with_optimizer,
+      .inner_steps = accelerate && !options.split_batches ? num_processes() : 1,
+      .accelerate = accelerate,
+      .count_micro_steps = state.loop->accumulation.adjust_scheduler.value_or(accelerate)};
+  return state.unbound.emplace_back(std::move(schedule), policy, state.loop);
 }
 
-void Accelerator::on_main_process(const std::function<void()>& body) const {
-  on_process(0, body);
-}
-
-void Accelerator::on_local_main_process(const std::function<void()>& body) const {
-  on_local_process(0, body);
-}
-
-void Accelerator::on_last_process(const std::function<void()>& body) const {
-  on_process(num_processes() - 1, body);
-}
-
-void Accelerator::on_process(int process_index, const std::function<void()>& body) const {
-  if (process_index < 0 || process_index >= num_processes()) {
-    throw ConfigError(
-        "on_process",
-        fmt::format("no process {}; expected 0 to {}", process_index, num_processes() - 1));
-  }
-  if (this->process_index() == process_index) {
-    body();
-  }
-}
-
-void Accelerator::on_local_process(
-    int local_process_index, const std::function<void()>& body) const {
-  if (local_process_index < 0 || local_process_index >= state_->world.local_size) {
-    throw ConfigError(
-        "on_local_process",
-        fmt::format(
-            "no process {} on a host; expected 0 to {}",
-            local_process_index,
-            state_->world.local_size - 1));
-  }
-  if (this->local_process_index() == local_process_index) {
-    body();
-  }
-}
-
-namespace {
-
-/// `first` runs `body` before the others; a failure there reaches them instead of leaving them
-/// waiting.
-void in_turn(Group& group, bool first, const std::function<void()>& body) {
-  std::exception_ptr failure;
-  if (first) {
-    try {
-      body();
-    } catch (...) {
-      failure = std::current_exception();
+void Accelerator::end_prepare() {
+  State& state = *state_;
+  for (Scheduler& scheduler : state.unbound) {
+    scheduler.bind(state.optimizers_in_call.empty() ? state.optimizers : state.optimizers_in_call);
+    state.schedulers.push_back(scheduler);
+    if (state.options.print_schedules) {
+      log_info(scheduler.describe());
     }
   }
-  const at::Tensor failed =
-      group.all_reduce(at::full({1}, failure ? 1 : 0, at::kInt), ReduceOp::kMax).wait();
-  if (failure) {
-    std::rethrow_exception(failure);
-  }
-  if (failed.item<int>() != 0) {
-    throw Error("main_process_first", "the main process failed; see its own message");
-  }
-  if (!first) {
-    body();
-  }
-}
-
-}  // namespace
-
-void Accelerator::main_process_first(const std::function<void()>& body) {
-  in_turn(state_->group, is_main_process(), body);
-}
-
-void Accelerator::local_main_process_first(const std::function<void()>& body) {
-  in_turn(state_->group, is_local_main_process(), body);
-}
-
-void Accelerator::print(const std::string& line) const {
-  if (is_local_main_process()) {
-    around_status_line([&] {
-      const std::string text = line + "\n";
-      std::fwrite(text.data(), 1, text.size(), stdout);
-      std::fflush(stdout);
-    });
-  }
-}
-
-void Accelerator::wait_for_everyone() {
-  state_->group.barrier();
-}
-
-at::Tensor Accelerator::gather(const at::Tensor& tensor) {
-  return lockstep::gather(state_->group, tensor);
-}
-
-at::Tensor Accelerator::gather_for_metrics(const at::Tensor& tensor) {
-  const data::BatchInfo* batch = state_->active->current();
-  const bool per_sample =
-      batch != nullptr && tensor.defined() && tensor.dim() > 0 && tensor.size(0) == batch->rows;
-  if (!per_sample) {
-    return gather(tensor);
-  }
-  return lockstep::gather_rows(state_->group, tensor, batch->rows_per_rank, batch->valid_rows);
-}
-
-at::Tensor Accelerator::reduce(const at::Tensor& tensor, ReduceOp op) {
-  return lockstep::reduce(state_->group, tensor, op);
-}
-
-at::Tensor Accelerator::pad_across_processes(
-    const at::Tensor& tensor, int64_t dim, double pad_index, bool pad_first) {
-  return lockstep::pad_across_processes(state_->group, tensor, dim, pad_index, pad_first);
-}
-
-at::Tensor Accelerator::broadcast(const at::Tensor& tensor, int from_process) {
-  return lockstep::broadcast(state_->group, tensor, from_process);
-}
-
-std::vector<nlohmann::json> Accelerator::gather_object(const nlohmann::json& value) {
-  return lockstep::gather_object(state_->group, value);
-}
-
-nlohmann::json Accelerator::broadcast_object(const nlohmann::json& value, int from_process) {
-  return lockstep::broadcast_object(state_->group, value, from_process);
+  state.unbound.clear();
 }
 
 std::ranges::iota_view<int64_t, int64_t> Accelerator::epochs(int64_t count) const {

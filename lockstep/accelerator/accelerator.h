@@ -17,17 +17,39 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/accelerator/gradient_scope.h"
+#include "lockstep/accelerator/nested_operations.h"
 #include "lockstep/accelerator/operations.h"
 #include "lockstep/accelerator/optimizer.h"
 #include "lockstep/accelerator/options.h"
 #include "lockstep/accelerator/prepare.h"
+#include "lockstep/accelerator/profile.h"
 #include "lockstep/accelerator/progress_range.h"
+#include "lockstep/accelerator/scheduler.h"
 #include "lockstep/base/world.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/named_tensor.h"
 #include "lockstep/data/loader_core.h"
+#include "lockstep/precision/autocast.h"
+#include "lockstep/sync/join.h"
 
 namespace lockstep {
+
+namespace checkpoint {
+class Reader;
+}
+
+struct JoinUnevenInputs {
+  /// For the loop, loaders go by this instead of AcceleratorOptions::even_batches.
+  std::optional<bool> even_batches = std::nullopt;
+  JoinOptions join = {};
+};
+
+/// Of the gradients that clip_grad_norm_ last clipped; tensors, so that nobody waits for a device.
+struct GradientNorms {
+  at::Tensor before;
+  at::Tensor after;
+};
 
 /// The training loop's one object: write the loop for one process, run it on many.
 ///
@@ -71,14 +93,19 @@ class Accelerator {
   /// - A model (a module holder or shared_ptr) keeps its type and is the same module: rank 0's
   /// weights
   ///   everywhere, gradients averaged during backward.
-  /// - A torch::optim optimizer becomes a lockstep::Optimizer. Passed as an lvalue it is referred
-  /// to and
-  ///   must outlive the result; as an rvalue it is moved in, as a shared_ptr shared.
+  /// - An optimizer of lockstep::optim or torch::optim becomes a lockstep::Optimizer. Passed as an
+  ///   lvalue it is referred to and must outlive the result; as an rvalue it is moved in, as a
+  ///   shared_ptr shared.
+  /// - A schedule (optim::warmup_cosine(...), optim::reduce_on_plateau(...)) becomes a
+  /// lockstep::Scheduler
+  ///   of the optimizers in the same call, or of all prepared ones if the call has none.
   /// - A data::Loader is the same loader, giving this process its share.
   template <typename... Objects>
   auto prepare(Objects&&... objects) {
+    begin_prepare();
     (prepare_first(objects), ...);
     std::tuple prepared{prepare_one(std::forward<Objects>(objects))...};
+    end_prepare();
     if constexpr (sizeof...(Objects) == 1) {
       return std::get<0>(std::move(prepared));
     } else {
@@ -86,10 +113,65 @@ class Accelerator {
     }
   }
 
-  /// Computes gradients and, with several processes, averages them. Also when this process's loss
-  /// does not reach the (single) prepared model. With several prepared models, a backward must
-  /// reach the same ones on every process.
+  // --- accumulation
+  /// The scope of one micro-step: `auto micro_step = accelerator.accumulate(model);` at the top of
+  /// the loop's body. Decides whether this one ends its group; if not, the models' gradients stay
+  /// on this process, and optimizers and schedulers do nothing. A group ends after
+  /// gradient_accumulation_steps, and with the last batch of the innermost loader. Without models:
+  /// all prepared ones.
+  template <ModuleHandle... Models>
+  GradientScope accumulate(const Models&... models) {
+    return begin_micro_step({static_cast<const void*>(models.get())...});
+  }
+  /// Backwards within the scope leave the models' gradients (all models', if none is given) on this
+  /// process; the next one after it averages all that came together.
+  template <ModuleHandle... Models>
+  GradientScope no_sync(const Models&... models) {
+    return begin_no_sync({static_cast<const void*>(models.get())...});
+  }
+  /// Within no_sync: the next backwards average after all.
+  template <ModuleHandle... Models>
+  void trigger_sync_in_backward(const Models&... models) {
+    trigger_sync_of({static_cast<const void*>(models.get())...});
+  }
+  /// Whether the current micro-step ends its group. Always true without accumulate().
+  bool sync_gradients() const;
+  int64_t gradient_accumulation_steps() const;
+
+  /// Computes gradients and, with several processes, averages them. The loss is divided by
+  /// gradient_accumulation_steps first, or by the micro-steps a shorter last group really has. Also
+  /// when this process's loss does not reach the (single) prepared model. With several prepared
+  /// models, a backward must reach the same ones on every process.
   void backward(const at::Tensor& loss);
+  /// The gradient of the mean over everything counted: `loss_sum` is a sum over `count` tokens (or
+  /// samples), and the division is by the counts of all processes and all micro-steps of the group
+  /// together, so that however the tokens are dealt out the update is the same. Collective where
+  /// sync_gradients(). One call a micro-step.
+  void backward(const at::Tensor& loss_sum, double count);
+
+  // --- precision
+  Precision mixed_precision() const;
+  /// Computes in the accelerator's mixed precision until the scope ends:
+  /// `auto cast = accelerator.autocast();`. Does nothing without one.
+  Autocast autocast(std::optional<AutocastOptions> options = std::nullopt) const;
+  /// The loss scaler with fp16, else null.
+  GradScaler* scaler();
+  /// Whether an optimizer left its last update out, because gradients had overflowed.
+  bool optimizer_step_was_skipped() const;
+  /// Takes the loss scale off the gradients (of one optimizer), once an update however often it is
+  /// called. clip_* and Optimizer::step do it themselves.
+  void unscale_gradients();
+  void unscale_gradients(const Optimizer& optimizer);
+  /// Scales the gradients down to a total norm of `max_norm`. Returns the norm they had, over all
+  /// of `parameters` and with the scale taken off, as a 0-d tensor on their device. Clipping the
+  /// same again before the next backward changes nothing and returns the same. In a micro-step that
+  /// only accumulates it does nothing, and returns the last norm.
+  at::Tensor clip_grad_norm_(
+      const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2);
+  /// Cuts every element off at +-clip_value; not in a micro-step that only accumulates.
+  void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value);
+  /// What the last clip_grad_norm_ found and left.
+  const GradientNorms& gradient_norms() const;
 
   // --- one process at a time
   /// Runs `body` on one kind of process only; the others go on at once.
@@ -107,21 +189,63 @@ class Accelerator {
   /// Returns when every process has called it. Collective.
   void wait_for_everyone();
 
+  /// Inputs for this process: a contiguous share of `inputs`, the first processes one more where
+  /// they do not divide. With `apply_padding` every share has that length, its last element
+  /// repeated. Tensors are cut along dimension 0, maps value by value (ConfigError unless equally
+  /// long). Alone: all of it.
+  template <typename Inputs>
+  Inputs split_between_processes(const Inputs& inputs, bool apply_padding = false) const {
+    return lockstep::split_between_processes(
+        inputs, process_index(), num_processes(), apply_padding);
+  }
+  /// A flag that any process may raise, for check_trigger on all: "my loss diverged, all stop".
+  void set_trigger();
+  /// Whether any process has raised it; lowers it on all. Collective.
+  bool check_trigger();
+
   // --- values across processes (collective; see operations.h)
-  at::Tensor gather(const at::Tensor& tensor);
+  // T is any nested value made of tensors: vectors, maps, tuples, structs with LOCKSTEP_FIELDS.
+  template <NestedTensors T>
+  T gather(const T& value) {
+    check_same_values("gather", value);
+    return data::map_tensors(
+        value, [&](const at::Tensor& tensor) { return lockstep::gather(group(), tensor); });
+  }
   /// `gather` for tensors with a row per sample of the current batch, without the samples that were
   /// only repeated to fill the last round. Tensors with another number of rows are gathered whole.
-  at::Tensor gather_for_metrics(const at::Tensor& tensor);
-  template <typename... Tensors>
-  requires(sizeof...(Tensors) > 0) auto gather_for_metrics(
-      const at::Tensor& first, const Tensors&... others) {
+  template <NestedTensors T>
+  T gather_for_metrics(const T& value) {
+    return data::map_tensors(
+        value, [&](const at::Tensor& tensor) { return gather_samples(tensor); });
+  }
+  template <NestedTensors First, NestedTensors... Others>
+  requires(sizeof...(Others) > 0) auto gather_for_metrics(
+      const First& first, const Others&... others) {
     return std::tuple{gather_for_metrics(first), gather_for_metrics(others)...};
   }
-  at::Tensor reduce(const at::Tensor& tensor, ReduceOp op = ReduceOp::kSum);
-  at::Tensor pad_across_processes(
-      const at::Tensor& tensor, int64_t dim = 0, double pad_index = 0, bool pad_first = false);
-  at::Tensor broadcast(const at::Tensor& tensor, int from_process = 0);
+  template <NestedTensors T>
+  T reduce(const T& value, ReduceOp op = ReduceOp::kSum) {
+    check_same_values("reduce", value);
+    return data::map_tensors(
+        value, [&](const at::Tensor& tensor) { return lockstep::reduce(group(), tensor, op); });
+  }
+  template <NestedTensors T>
+  T pad_across_processes(
+      const T& value, int64_t dim = 0, double pad_index = 0, bool pad_first = false) {
+    return data::map_tensors(value, [&](const at::Tensor& tensor) {
+      return lockstep::pad_across_processes(group(), tensor, dim, pad_index, pad_first);
+    });
+  }
+  template <NestedTensors T>
+  T broadcast(const T& value, int from_process = 0) {
+    check_same_values("broadcast", value);
+    return data::map_tensors(value, [&](const at::Tensor& tensor) {
+      return lockstep::broadcast(group(), tensor, from_process);
+    });
+  }
   std::vector<nlohmann::json> gather_object(const nlohmann::json& value);
+  /// gather_object for an array with an element per sample of the current batch, without repeats.
+  std::vector<nlohmann::json> gather_object_for_metrics(const nlohmann::json& array);
   nlohmann::json broadcast_object(const nlohmann::json& value, int from_process = 0);
 
   // --- watching
@@ -149,6 +273,26 @@ class Accelerator {
   void log(const std::map<std::string, double>& values, std::optional<int64_t> step = std::nullopt);
   /// Closes the trackers as finished, after all processes have come. Collective.
   void end_training();
+  /// Records this process with Kineto, one Chrome trace a process; see profile.h. Without
+  /// output_trace_dir the traces go to `<project_dir>/profile`.
+  std::unique_ptr<Profile> profile(ProfileOptions options = {}) const;
+
+  // --- inputs of different length
+  /// Runs `body`, a loop over prepared loaders in which processes may have different numbers of
+  /// batches: one that is through takes part in the others' averaging with zero gradients until all
+  /// are. Afterwards every process has the weights and optimizer state of one that was last.
+  /// Works on every transport. Collective; `body` must use no other collectives than backward.
+  void join_uneven_inputs(const JoinUnevenInputs& options, const std::function<void()>& body);
+  void join_uneven_inputs(const std::function<void()>& body);
+
+  // --- letting go
+  /// Forgets all that was prepared and gives memory back; the objects passed become empty (null).
+  /// Trackers stay.
+  template <typename... Objects>
+  void free_memory(Objects&... objects) {
+    ((objects = empty_like(objects)), ...);
+    forget_prepared();
+  }
 
   // --- saving
   /// Writes models, optimizers, loader positions and every process's random state to `folder`,
@@ -165,17 +309,17 @@ class Accelerator {
   std::optional<std::filesystem::path> load_state();
 
  private:
+  friend class LocalSgd;
   struct State;
 
   template <typename Object>
   void prepare_first(Object& object) {
     using Type = std::remove_cvref_t<Object>;
     static_assert(
-        ModuleHandle<Type> || OptimizerHandle<Type> || LoaderHandle<Type> ||
-            std::is_same_v<Type, Optimizer>,
-        "prepare takes modules (a holder made by TORCH_MODULE, or a shared_ptr), torch::optim "
-        "optimizers and "
-        "lockstep::data loaders");
+        ModuleHandle<Type> || OptimizerHandle<Type> || LoaderHandle<Type> || ScheduleHandle<Type> ||
+            std::is_same_v<Type, Optimizer> || std::is_same_v<Type, Scheduler>,
+        "prepare takes modules (a holder made by TORCH_MODULE, or a shared_ptr), optimizers of "
+        "lockstep::optim or torch::optim, schedules of lockstep::optim and lockstep::data loaders");
     if constexpr (ModuleHandle<Type>) {
       add_model(
           object.get(),
@@ -190,14 +334,45 @@ class Accelerator {
     using Type = std::remove_cvref_t<Object>;
     if constexpr (OptimizerHandle<Type>) {
       return add_optimizer(shared_optimizer(std::forward<Object>(object)));
+    } else if constexpr (ScheduleHandle<Type>) {
+      return add_schedule(std::forward<Object>(object));
     } else {
       return Type(object);
     }
   }
   using Tensors = std::function<NamedTensors()>;
+
+  void configure();
+  void begin_prepare();
+  void end_prepare();
   void add_model(const void* id, Tensors parameters, Tensors buffers);
   void add_loader(std::shared_ptr<data::LoaderCore> loader);
   Optimizer add_optimizer(std::shared_ptr<torch::optim::Optimizer> optimizer);
+  Scheduler add_schedule(AnySchedule schedule);
+
+  GradientScope begin_micro_step(const std::vector<const void*>& models);
+  GradientScope begin_no_sync(const std::vector<const void*>& models);
+  void trigger_sync_of(const std::vector<const void*>& models);
+  DataParallels parallels_of(const std::vector<const void*>& models) const;
+  DataParallels hold_back(DataParallels parallels);
+  void release(const DataParallels& held);
+  void scale_gradients(double factor);
+  void run_backward(const at::Tensor& loss, double factor);
+  void warn_of_unused_precision();
+  void unscale_gradients_of(const std::vector<at::Tensor>& parameters);
+
+  void check_optimizers(
+      const checkpoint::Reader& reader, std::vector<std::function<void()>>& apply);
+  void check_loop(const checkpoint::Reader& reader, std::vector<std::function<void()>>& apply);
+  at::Tensor gather_samples(const at::Tensor& tensor);
+  template <typename T>
+  void check_same_values(const char* operation, const T& value) {
+    if (debug()) {
+      lockstep::check_same_values(group(), operation, describe_nested(value));
+    }
+  }
+  bool debug() const;
+  void forget_prepared();
 
   std::unique_ptr<State> state_;
 };

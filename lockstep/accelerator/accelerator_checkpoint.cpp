@@ -2,19 +2,14 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <set>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include <ATen/Context.h>
-#include <ATen/Functions.h>
-#include <c10/core/GradMode.h>
-
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
-#include "lockstep/accelerator/optimizer_state.h"
+#include "lockstep/accelerator/training_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/checkpoint/catalog.h"
@@ -22,6 +17,7 @@
 #include "lockstep/checkpoint/temp_folder.h"
 #include "lockstep/checkpoint/writer.h"
 #include "lockstep/comm/bytes.h"
+#include "lockstep/optim/optimizer_state.h"
 
 namespace lockstep {
 namespace {
@@ -37,156 +33,45 @@ std::string rank_file(const std::string& stem, int rank, const std::string& endi
   return fmt::format("{}_{}{}", stem, rank, ending);
 }
 
-/// Parameters and buffers, each tensor once though it may have several names.
-NamedTensors without_ties(NamedTensors parameters, const NamedTensors& buffers) {
-  parameters.insert(parameters.end(), buffers.begin(), buffers.end());
-  std::set<const void*> seen;
-  NamedTensors unique;
-  for (NamedTensor& item : parameters) {
-    if (seen.insert(item.tensor.unsafeGetTensorImpl()).second) {
-      unique.push_back({std::move(item.name), item.tensor.detach()});
-    }
-  }
-  return unique;
+std::string gradient_file(size_t model, int rank) {
+  return rank_file(numbered("gradients", model, ""), rank, ".safetensors");
 }
 
-at::Tensor random_state() {
-  return at::globalContext().defaultGenerator(at::kCPU).get_state();
+/// Whose: empty, or of one rank where every one has its own.
+std::string optimizer_file(size_t index, const std::string& whose, const std::string& ending) {
+  return numbered("optimizer", index, whose + ending);
 }
 
-/// Checks that `saved` is `current`'s names, shapes and dtypes; returns what copies the values
-/// over.
-std::function<void()> check_model(
-    const NamedTensors& current, NamedTensors saved, const std::string& path) {
-  std::map<std::string, at::Tensor> left;
-  for (NamedTensor& item : saved) {
-    left.emplace(item.name, item.tensor);
-  }
-  std::vector<std::string> missing;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
-  for (const NamedTensor& item : current) {
-    const auto found = left.find(item.name);
-    if (found == left.end()) {
-      missing.push_back(item.name);
-      continue;
-    }
-    const at::Tensor& value = found->second;
-    if (value.sizes() != item.tensor.sizes() || value.scalar_type() != item.tensor.scalar_type()) {
-      throw CheckpointError(
-          path,
-          fmt::format(
-              "is {}[{}]; this program's model has {}[{}]",
-              c10::toString(value.scalar_type()),
-              fmt::join(value.sizes(), ", "),
-              c10::toString(item.tensor.scalar_type()),
-              fmt::join(item.tensor.sizes(), ", ")),
-          item.name);
-    }
-    copies.emplace_back(item.tensor, value);
-    left.erase(found);
-  }
-  std::vector<std::string> unexpected;
-  for (const auto& [name, unused] : left) {
-    unexpected.push_back(name);
-  }
-  if (!missing.empty() || !unexpected.empty()) {
-    throw CheckpointError(
-        path,
-        fmt::format(
-            "is of another model; missing: [{}], unexpected: [{}]",
-            fmt::join(missing, ", "),
-            fmt::join(unexpected, ", ")));
-  }
-  return [copies = std::move(copies)] {
-    const c10::AutoGradMode no_grad(false);
-    for (const auto& [parameter, value] : copies) {
-      parameter.detach().copy_(value);
-    }
-  };
+std::string of_rank(int rank) {
+  return fmt::format("_of_rank_{}", rank);
 }
 
-/// The same for a loader's position, which means something only over the same data and batches.
-std::function<void()> check_loader(
-    const std::shared_ptr<data::LoaderCore>& loader,
-    const nlohmann::json& saved,
-    const fs::path& path) {
-  const auto must_match = [&](const char* what, int64_t here) {
-    const auto there = saved.at(what).get<int64_t>();
-    if (there != here) {
-      throw CheckpointError(
-          path.string(),
-          fmt::format(
-              "was saved with {} {}, this loader has {}; give it the same data and batch size",
-              there,
-              what,
-              here));
-    }
-  };
-  must_match("samples", loader->layout().samples());
-  must_match("round_rows", loader->layout().round_rows());
-  const auto cursor = saved.at("cursor").get<data::Cursor>();
-  loader->check_cursor(cursor);
-  return [loader, cursor] { loader->load_cursor(cursor); };
-}
+}  // namespace
 
-std::function<void()> check_random_state(const NamedTensors& saved, const std::string& path) {
-  const at::Tensor current = random_state();
-  if (saved.size() != 1 || saved[0].tensor.scalar_type() != current.scalar_type() ||
-      saved[0].tensor.sizes() != current.sizes()) {
-    throw CheckpointError(path, "holds no random state of this version of torch");
-  }
-  return [value = saved[0].tensor.clone()] {
-    at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
-    generator.set_state(value);
-  };
-}
-
-/// All ranks go on, or all throw what the first of them met.
-void throw_together(Group& group, const std::string& failure, const fs::path& folder) {
-  const std::vector<std::string> failures = all_gather_bytes(group, failure);
-  for (size_t rank = 0; rank < failures.size(); ++rank) {
-    if (!failures[rank].empty()) {
-      throw CheckpointError(
-          folder.string(), fmt::format("rank {} cannot load it: {}", rank, failures[rank]));
+ParameterName Accelerator::State::parameter_names() const {
+  auto names = std::make_shared<std::map<const void*, std::string>>();
+  for (const Model& model : models) {
+    for (const NamedTensor& item : model.parameters()) {
+      names->emplace(item.tensor.unsafeGetTensorImpl(), model.prefix + item.name);
     }
   }
-}
-
-/// Names of the prepared models' parameters, for the optimizers' state.
-struct ParameterNames {
-  explicit ParameterNames(const std::vector<std::pair<std::string, NamedTensors>>& models) {
-    for (const auto& [prefix, parameters] : models) {
-      for (const NamedTensor& item : parameters) {
-        names.emplace(item.tensor.unsafeGetTensorImpl(), prefix + item.name);
-      }
-    }
-  }
-  std::string operator()(const at::Tensor& parameter) const {
-    const auto found = names.find(parameter.unsafeGetTensorImpl());
-    if (found == names.end()) {
+  return [names](const at::Tensor& parameter) {
+    const auto found = names->find(parameter.unsafeGetTensorImpl());
+    if (found == names->end()) {
       throw ConfigError(
           "save_state",
           "an optimizer has a parameter of no prepared model; prepare that model too");
     }
     return found->second;
-  }
-  std::map<const void*, std::string> names;
-};
-
-template <typename Models>
-ParameterNames names_in(const Models& models) {
-  std::vector<std::pair<std::string, NamedTensors>> all;
-  for (const auto& model : models) {
-    all.emplace_back(model.prefix, model.parameters());
-  }
-  return ParameterNames(all);
+  };
 }
-
-}  // namespace
 
 void Accelerator::save_state(const fs::path& folder) {
   State& state = *state_;
-  const ParameterNames names = names_in(state.models);
+  for (const auto& [model, local_sgd] : state.local_sgds) {
+    local_sgd->average();
+  }
+  const ParameterName names = state.parameter_names();
   checkpoint::Writer writer(state.group, folder);
   nlohmann::json steps = nlohmann::json::array();
   for (const Optimizer& optimizer : state.optimizers) {
@@ -199,15 +84,25 @@ void Accelerator::save_state(const fs::path& folder) {
           without_ties(state.models[i].parameters(), state.models[i].buffers()),
           {{"format", "pt"}});
     }
-    for (size_t i = 0; i < state.optimizers.size(); ++i) {
-      torch::optim::Optimizer& inner = state.optimizers[i].inner();
-      try {
-        writer.add_json(numbered("optimizer", i, ".json"), optimizer_settings(inner));
-        writer.add_tensors(
-            numbered("optimizer", i, ".safetensors"), optimizer_tensors(inner, names));
-      } catch (const std::exception& error) {
-        writer.fail(error.what());  // Thrown here, the other ranks would wait in commit.
-      }
+  }
+  // With local SGD the optimizers' states have drifted apart, and each goes on from its own.
+  const bool own_optimizers = !state.local_sgds.empty();
+  const std::string whose = own_optimizers ? of_rank(process_index()) : "";
+  for (size_t i = 0; (own_optimizers || is_main_process()) && i < state.optimizers.size(); ++i) {
+    torch::optim::Optimizer& inner = state.optimizers[i].inner();
+    try {
+      writer.add_json(optimizer_file(i, whose, ".json"), optimizer_settings(inner));
+      writer.add_tensors(optimizer_file(i, whose, ".safetensors"), optimizer_tensors(inner, names));
+    } catch (const std::exception& error) {
+      writer.fail(error.what());  // Thrown here, the other ranks would wait in commit.
+    }
+  }
+  for (size_t i = 0; i < state.models.size(); ++i) {
+    const CommHookState hook = state.models[i].parallel->hook_state();
+    if (hook.iteration > 0) {
+      const std::string stem = numbered("comm_hook", i, "");
+      writer.add_tensors(rank_file(stem, process_index(), ".safetensors"), hook.tensors);
+      writer.add_json(rank_file(stem, process_index(), ".json"), {{"iteration", hook.iteration}});
     }
   }
   nlohmann::json cursors = nlohmann::json::array();
@@ -220,10 +115,126 @@ void Accelerator::save_state(const fs::path& folder) {
   writer.add_json(rank_file("loaders", process_index(), ".json"), cursors);
   writer.add_tensors(
       rank_file("random_states", process_index(), ".safetensors"), {{"cpu", random_state()}});
-  writer.commit(
-      {{"optimizer_steps", steps},
-       {"models", state.models.size()},
-       {"loaders", state.loaders.size()}});
+  LoopState& loop = *state.loop;
+  loop.update_scaler_if_due();
+  nlohmann::json accumulation{{"step", loop.step}, {"in_group", loop.in_group}};
+  if (!loop.sync_gradients) {
+    // Only this process has them, and what they are a part of is worth nothing without them.
+    accumulation["num_steps"] = loop.accumulation.num_steps;
+    accumulation["counted"] =
+        loop.counted ? nlohmann::json(*loop.counted) : nlohmann::json(nullptr);
+    for (size_t i = 0; i < state.models.size(); ++i) {
+      writer.add_tensors(
+          gradient_file(i, process_index()), gradients_of(state.models[i].parameters()));
+    }
+  }
+  writer.add_json(rank_file("accumulation", process_index(), ".json"), accumulation);
+  nlohmann::json schedulers = nlohmann::json::array();
+  for (const Scheduler& scheduler : state.schedulers) {
+    schedulers.push_back(scheduler.state());
+  }
+  nlohmann::json meta{
+      {"optimizer_steps", steps},
+      {"models", state.models.size()},
+      {"loaders", state.loaders.size()},
+      {"schedulers", schedulers}};
+  if (loop.scaler) {
+    meta["scaler"] = loop.scaler->state();
+  }
+  if (own_optimizers) {
+    nlohmann::json counters = nlohmann::json::array();
+    for (const auto& [model, local_sgd] : state.local_sgds) {
+      counters.push_back(local_sgd->steps());
+    }
+    meta["local_sgd_steps"] = counters;
+  }
+  writer.commit(meta);
+}
+
+void Accelerator::check_optimizers(
+    const checkpoint::Reader& reader, std::vector<std::function<void()>>& apply) {
+  State& state = *state_;
+  const ParameterName names = state.parameter_names();
+  const nlohmann::json& meta = reader.meta();
+  const bool local = meta.contains("local_sgd_steps");
+  const std::string whose = local ? of_rank(process_index()) : "";
+  for (size_t i = 0; i < state.optimizers.size(); ++i) {
+    const std::string file = optimizer_file(i, whose, ".safetensors");
+    apply.push_back(check_optimizer(
+        state.optimizers[i].inner(),
+        names,
+        reader.tensors(file),
+        reader.json(optimizer_file(i, whose, ".json")),
+        (reader.path() / file).string()));
+    apply.emplace_back([&state, i, steps = meta.at("optimizer_steps").at(i).get<int64_t>()] {
+      state.optimizers[i].set_steps(steps);
+    });
+  }
+  if (local) {
+    apply.emplace_back([&state, counters = meta.at("local_sgd_steps").get<std::vector<int64_t>>()] {
+      state.restored_local_steps = counters;
+      for (size_t i = 0; i < std::min(counters.size(), state.local_sgds.size()); ++i) {
+        state.local_sgds[i].second->load_steps(counters[i]);
+      }
+    });
+  }
+  for (size_t i = 0; i < state.models.size(); ++i) {
+    const std::string stem = numbered("comm_hook", i, "");
+    const std::string tensors = rank_file(stem, process_index(), ".safetensors");
+    if (reader.has(tensors)) {
+      CommHookState hook{
+          .iteration =
+              reader.json(rank_file(stem, process_index(), ".json")).at("iteration").get<int64_t>(),
+          .tensors = reader.tensors(tensors)};
+      apply.emplace_back([parallel = state.models[i].parallel, hook = std::move(hook)] {
+        parallel->load_hook_state(hook);
+      });
+    }
+  }
+}
+
+void Accelerator::check_loop(
+    const checkpoint::Reader& reader, std::vector<std::function<void()>>& apply) {
+  State& state = *state_;
+  LoopState& loop = *state.loop;
+  const fs::path& folder = reader.path();
+  if (loop.scaler.has_value() != reader.meta().contains("scaler")) {
+    throw CheckpointError(
+        folder.string(),
+        loop.scaler ? "was saved without fp16's loss scaler; this program uses fp16"
+                    : "was saved with fp16's loss scaler; this program does not use fp16");
+  }
+  if (loop.scaler) {
+    apply.push_back([&loop, saved = reader.meta().at("scaler")] {
+      loop.scaler_update_due = false;
+      loop.scaler->load_state(saved);
+    });
+  }
+  const std::string file = rank_file("accumulation", process_index(), ".json");
+  const nlohmann::json saved = reader.json(file);
+  const bool within = saved.contains("num_steps");
+  if (within && saved.at("num_steps") != loop.accumulation.num_steps) {
+    throw CheckpointError(
+        (folder / file).string(),
+        fmt::format(
+            "was saved within a group of {} accumulation steps; this program has {}",
+            saved.at("num_steps").dump(),
+            loop.accumulation.num_steps));
+  }
+  apply.push_back([&loop, saved, within] {
+    loop.step = saved.at("step").get<int64_t>();
+    loop.in_group = saved.at("in_group").get<int64_t>();
+    loop.sync_gradients = !within;
+    loop.counted.reset();
+    if (within && saved.at("counted").is_number()) {
+      loop.counted = saved.at("counted").get<double>();
+    }
+  });
+  for (size_t i = 0; within && i < state.models.size(); ++i) {
+    const std::string gradients = gradient_file(i, process_index());
+    apply.push_back(check_gradients(
+        state.models[i].parameters(), reader.tensors(gradients), (folder / gradients).string()));
+  }
 }
 
 void Accelerator::load_state(const fs::path& folder) {
@@ -254,7 +265,6 @@ void Accelerator::load_state(const fs::path& folder) {
               num_processes(),
               reader.world_size()));
     }
-    const ParameterNames names = names_in(state.models);
     for (size_t i = 0; i < state.models.size(); ++i) {
       const std::string file = numbered("model", i, ".safetensors");
       apply.push_back(check_model(
@@ -262,23 +272,18 @@ void Accelerator::load_state(const fs::path& folder) {
           reader.tensors(file),
           (folder / file).string()));
     }
-    for (size_t i = 0; i < state.optimizers.size(); ++i) {
-      const std::string file = numbered("optimizer", i, ".safetensors");
-      apply.push_back(check_optimizer(
-          state.optimizers[i].inner(),
-          names,
-          reader.tensors(file),
-          reader.json(numbered("optimizer", i, ".json")),
-          (folder / file).string()));
-      apply.emplace_back([&state, i, steps = meta.at("optimizer_steps").at(i).get<int64_t>()] {
-        state.optimizers[i].set_steps(steps);
-      });
-    }
+    check_optimizers(reader, apply);
     const std::string cursor_file = rank_file("loaders", process_index(), ".json");
     const nlohmann::json cursors = reader.json(cursor_file);
     for (size_t i = 0; i < state.loaders.size(); ++i) {
       apply.push_back(check_loader(state.loaders[i], cursors.at(i), folder / cursor_file));
     }
+    must_match("schedulers", meta.at("schedulers").size(), state.schedulers.size());
+    for (size_t i = 0; i < state.schedulers.size(); ++i) {
+      apply.push_back(
+          state.schedulers[i].check_state(meta.at("schedulers").at(i), folder.string()));
+    }
+    check_loop(reader, apply);
     const std::string random_file = rank_file("random_states", process_index(), ".safetensors");
     apply.push_back(
         check_random_state(reader.tensors(random_file), (folder / random_file).string()));

@@ -1,19 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/active_loaders.h"
+#include "lockstep/accelerator/loop_state.h"
+#include "lockstep/optim/optimizer_state.h"
 #include "lockstep/sync/data_parallel.h"
+#include "lockstep/sync/local_sgd.h"
 #include "lockstep/tracking/tracker.h"
 
 namespace lockstep {
 
 /// What an Accelerator holds; shared by its sources alone.
 struct Accelerator::State {
+  struct Clipped {
+    double max_norm;
+    double norm_type;
+    std::vector<const void*> parameters;
+    bool operator==(const Clipped&) const = default;
+  };
   struct Model {
     const void* id;
     std::string
@@ -23,15 +34,39 @@ struct Accelerator::State {
     std::shared_ptr<DataParallel> parallel;
   };
 
+  /// What checkpoints call the parameters of all models. ConfigError for any other parameter.
+  ParameterName parameter_names() const;
+
   AcceleratorOptions options;
   WorldSpec world;
   Group group;
   std::vector<Model> models;
   /// Those of `models`, as the optimizers see them: also of models prepared after an optimizer.
   std::shared_ptr<DataParallels> parallels = std::make_shared<DataParallels>();
+  /// Scopes under way in which a model's gradients stay here.
+  std::map<const DataParallel*, int> holds;
   std::vector<Optimizer> optimizers;
+  std::vector<Scheduler> schedulers;
+  std::shared_ptr<LoopState> loop = std::make_shared<LoopState>();
   std::vector<std::shared_ptr<data::LoaderCore>> loaders;
-  std::shared_ptr<ActiveLoaders> active = std::make_shared<ActiveLoaders>();
+  std::shared_ptr<ActiveLoaders> active;
+  /// Of the prepare() under way.
+  std::vector<Optimizer> optimizers_in_call;
+  std::vector<Scheduler> unbound;
+
+  Precision precision = Precision::kNo;
+  bool autocast_used = false;
+  bool warned_of_precision = false;
+  bool debug = false;
+  bool joining = false;
+  /// Of the models that have one, in the order they were made.
+  std::vector<std::pair<const void*, std::shared_ptr<LocalSgdCore>>> local_sgds;
+  /// Updates counted when a checkpoint was saved, for LocalSgds made after it was loaded.
+  std::vector<int64_t> restored_local_steps;
+  bool triggered = false;
+  GradientNorms norms;
+  /// What clip_grad_norm_ has done since the last backward, and the norm it found.
+  std::vector<std::pair<Clipped, at::Tensor>> clipped;
   std::vector<std::unique_ptr<tracking::Tracker>> trackers;
   bool trackers_open = false;
 };

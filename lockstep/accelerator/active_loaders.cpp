@@ -2,10 +2,17 @@
 #include "lockstep/accelerator/active_loaders.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace lockstep {
 
+ActiveLoaders::ActiveLoaders(Group group, std::vector<data::RngType> rng_types)
+    : group_(std::move(group)), rng_types_(std::move(rng_types)) {}
+
 void ActiveLoaders::pass_started(const void* loader) {
+  if (!rng_types_.empty() && group_.size() > 1) {
+    data::synchronize_rng_states(group_, rng_types_);
+  }
   stack_.emplace_back(loader, std::nullopt);
 }
 
@@ -29,6 +36,11 @@ const data::BatchInfo* ActiveLoaders::current() const {
     return nullptr;
   }
   return &*stack_.back().second;
+}
+
+bool ActiveLoaders::at_last_round() const {
+  const data::BatchInfo* batch = current();
+  return batch != nullptr && (batch->is_last || batch->is_last_somewhere);
 }
 
 }  // namespace lockstep

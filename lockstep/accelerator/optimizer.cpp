@@ -3,8 +3,12 @@
 
 #include <utility>
 
+#include <fmt/format.h>
+
 #include <torch/optim/optimizer.h>
 
+#include "lockstep/accelerator/loop_state.h"
+#include "lockstep/base/error.h"
 #include "lockstep/sync/data_parallel.h"
 
 namespace lockstep {
@@ -12,19 +16,59 @@ namespace lockstep {
 struct Optimizer::State {
   std::shared_ptr<torch::optim::Optimizer> inner;
   std::shared_ptr<const DataParallels> models;
+  std::shared_ptr<LoopState> loop;
   int64_t steps = 0;
+  bool skipped = false;
 };
 
 Optimizer::Optimizer(
-    std::shared_ptr<torch::optim::Optimizer> inner, std::shared_ptr<const DataParallels> models)
-    : state_(std::make_shared<State>(State{std::move(inner), std::move(models)})) {}
+    std::shared_ptr<torch::optim::Optimizer> inner,
+    std::shared_ptr<const DataParallels> models,
+    std::shared_ptr<LoopState> loop)
+    : state_(std::make_shared<State>(State{std::move(inner), std::move(models), std::move(loop)})) {
+}
 
 void Optimizer::step() {
-  state_->inner->step();
-  ++state_->steps;
+  State& state = *state_;
+  LoopState& loop = *state.loop;
+  if (!loop.sync_gradients) {
+    return;
+  }
+  state.skipped = !loop.finite->may_step(state.steps);
+  if (!state.skipped) {
+    if (loop.scaler) {
+      state.skipped =
+          !loop.scaler->step(state.inner.get(), parameters(), [&] { state.inner->step(); });
+    } else {
+      state.inner->step();
+    }
+  }
+  loop.scaler_update_due = true;
+  if (!state.skipped) {
+    ++state.steps;
+  }
+}
+
+at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
+  State& state = *state_;
+  if (state.loop->scaler) {
+    throw ConfigError(
+        "optimizer",
+        "step with a closure does not go with fp16: the closure's gradients would not be unscaled; "
+        "use bf16, or step()");
+  }
+  if (!state.loop->sync_gradients) {
+    return {};
+  }
+  at::Tensor loss = state.inner->step(closure);
+  ++state.steps;
+  return loss;
 }
 
 void Optimizer::zero_grad() {
+  if (!state_->loop->sync_gradients) {
+    return;
+  }
   std::vector<at::Tensor> left = parameters();
   for (const auto& model : *state_->models) {
     left = model->zero_grad(left);
@@ -32,6 +76,10 @@ void Optimizer::zero_grad() {
   for (at::Tensor& parameter : left) {
     parameter.mutable_grad().reset();
   }
+}
+
+bool Optimizer::step_was_skipped() const {
+  return state_->skipped;
 }
 
 int64_t Optimizer::steps() const {
@@ -52,6 +100,26 @@ std::vector<at::Tensor> Optimizer::parameters() const {
     all.insert(all.end(), group.params().begin(), group.params().end());
   }
   return all;
+}
+
+std::vector<double> Optimizer::learning_rates() const {
+  std::vector<double> rates;
+  for (const auto& group : state_->inner->param_groups()) {
+    rates.push_back(group.options().get_lr());
+  }
+  return rates;
+}
+
+void Optimizer::set_learning_rates(const std::vector<double>& rates) const {
+  auto& groups = state_->inner->param_groups();
+  if (rates.size() != groups.size()) {
+    throw ConfigError(
+        "optimizer",
+        fmt::format("got {} learning rates for {} parameter groups", rates.size(), groups.size()));
+  }
+  for (size_t i = 0; i < groups.size(); ++i) {
+    groups[i].options().set_lr(rates[i]);
+  }
 }
 
 }  // namespace lockstep

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -15,20 +16,33 @@ namespace lockstep {
 
 class DataParallel;
 using DataParallels = std::vector<std::shared_ptr<DataParallel>>;
+struct LoopState;
 
-/// A prepared optimizer: what `Accelerator::prepare` makes of a torch::optim one. A handle.
+/// A prepared optimizer: what `Accelerator::prepare` makes of one of ours or of torch::optim's. A
+/// handle.
 ///
-/// `zero_grad` keeps gradients in their buckets, where torch's own would free them to be copied
-/// there again. Everything else is the optimizer within. Thread safety: none.
+/// `step` and `zero_grad` do nothing in a micro-step that only accumulates. With fp16, `step` takes
+/// the scale off the gradients and leaves the update out where they overflowed. `zero_grad` keeps
+/// gradients in their buckets, where torch's own would free them to be copied there again.
+/// Everything else is the optimizer within. Thread safety: none.
 class Optimizer {
  public:
+  Optimizer() = default;  ///< Empty; only to be assigned to.
   Optimizer(
-      std::shared_ptr<torch::optim::Optimizer> inner, std::shared_ptr<const DataParallels> models);
+      std::shared_ptr<torch::optim::Optimizer> inner,
+      std::shared_ptr<const DataParallels> models,
+      std::shared_ptr<LoopState> loop);
 
-  /// One update by the wrapped optimizer.
+  /// One update by the wrapped optimizer. With fp16 or a NonFinitePolicy: collective.
   void step();
+  /// The same with a closure that computes the loss again, for optimizers that need one. Not with
+  /// fp16.
+  at::Tensor step(const std::function<at::Tensor()>& closure);
   /// Zeroes the gradients of this optimizer's parameters.
   void zero_grad();
+  /// Whether the last step() that was due left the update out: gradients had overflowed, or were
+  /// not finite.
+  bool step_was_skipped() const;
   /// Updates done, by this process or those it was resumed from.
   int64_t steps() const;
   void set_steps(int64_t steps);
@@ -36,6 +50,11 @@ class Optimizer {
   torch::optim::Optimizer& inner() const;
   /// All parameters of all groups, in order.
   std::vector<at::Tensor> parameters() const;
+  /// Learning rates, one a parameter group.
+  std::vector<double> learning_rates() const;
+  void set_learning_rates(const std::vector<double>& rates) const;
+
+  friend bool operator==(const Optimizer&, const Optimizer&) = default;
 
  private:
   struct State;

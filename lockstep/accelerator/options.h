@@ -1,22 +1,81 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "lockstep/accelerator/finite_guard.h"
 #include "lockstep/comm/connect.h"
+#include "lockstep/data/random.h"
+#include "lockstep/precision/grad_scaler.h"
+#include "lockstep/precision/precision.h"
 #include "lockstep/sync/data_parallel.h"
 
 namespace lockstep {
 
+/// When a scheduler that is stepped beside its optimizer advances.
+enum class SchedulerSteps {
+  /// By one with every update that is applied: schedules count updates, on any number of processes.
+  kOptimizerStep,
+  /// As Accelerate does: by one for every process, unless batches are split, so that a schedule
+  /// counts batches of one process over all processes.
+  kAccelerate
+};
+
+/// How gradients are accumulated; Accelerate's class of that name.
+struct GradientAccumulationPlugin {
+  int64_t num_steps = 1;
+  /// With SchedulerSteps::kAccelerate: micro-steps without an update count towards the end of a
+  /// schedule that has one. True if not set, as in Accelerate.
+  std::optional<bool> adjust_scheduler = std::nullopt;
+  /// The last batch of the innermost loader ends a group, however many it has. Its gradients are
+  /// then those of the mean over the micro-steps it really had.
+  bool sync_with_dataloader = true;
+  /// Gradients travel in every micro-step; less memory for strategies that shard gradients.
+  bool sync_each_batch = false;
+};
+
+struct AutocastOptions {
+  bool enabled = true;
+  /// Keep casts of weights until the outermost autocast ends.
+  bool cache_enabled = true;
+};
+
 struct AcceleratorOptions {
+  /// What autocast() computes in. Not set: ACCELERATE_MIXED_PRECISION or LOCKSTEP_MIXED_PRECISION,
+  /// else no mixed precision. fp16 scales the loss.
+  std::optional<Precision> mixed_precision = std::nullopt;
+  AutocastOptions autocast = {};
+  GradScalerOptions grad_scaler = {};
+  /// Micro-steps an update; ACCELERATE_GRADIENT_ACCUMULATION_STEPS overrides it, as in Accelerate.
+  int64_t gradient_accumulation_steps = 1;
+  /// Instead of gradient_accumulation_steps.
+  std::optional<GradientAccumulationPlugin> gradient_accumulation_plugin = std::nullopt;
+  /// Whether Scheduler::step() belongs to the update: held back where the update is.
+  bool step_scheduler_with_optimizer = true;
+  SchedulerSteps scheduler_steps = SchedulerSteps::kOptimizerStep;
+  /// Say each prepared schedule in words once.
+  bool print_schedules = false;
+  NonFinitePolicy non_finite = NonFinitePolicy::kIgnore;
+  /// Compare what every process passes to gather, reduce, broadcast and pad: structure, shapes,
+  /// dtypes. LOCKSTEP_DEBUG_MODE or ACCELERATE_DEBUG_MODE if not set.
+  std::optional<bool> debug = std::nullopt;
+
   /// Loaders: a batch is cut into one slice a process, instead of each process getting whole
   /// batches.
   bool split_batches = false;
   /// Loaders: every process gets equally many batches; the last round wraps to the epoch's
   /// beginning.
   bool even_batches = true;
+  /// Loaders: the main process reads all batches and sends the others theirs.
+  bool dispatch_batches = false;
+  /// Random states made the same on all processes at the beginning of every pass over a loader.
+  /// The orders of loaders need none of them: they are functions of seed and epoch.
+  std::vector<data::RngType> rng_types = {};
+
   /// Trackers to log with, "tensorboard" and "jsonl".
   std::vector<std::string> log_with = {};
   /// Where trackers and automatic checkpoints go; needed for either.

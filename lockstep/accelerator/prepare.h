@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -60,6 +61,16 @@ std::shared_ptr<torch::optim::Optimizer> shared_optimizer(Handle&& handle) {
     return std::shared_ptr<torch::optim::Optimizer>(std::shared_ptr<void>(), &handle);
   } else {
     return std::make_shared<Type>(std::forward<Handle>(handle));
+  }
+}
+
+/// What is left of a prepared object that was let go: a holder or pointer to nothing.
+template <typename Handle>
+Handle empty_like(const Handle&) {
+  if constexpr (std::is_constructible_v<Handle, std::nullptr_t>) {
+    return Handle(nullptr);
+  } else {
+    return Handle();
   }
 }
 

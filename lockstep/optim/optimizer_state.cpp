@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/accelerator/optimizer_state.h"
+#include "lockstep/optim/optimizer_state.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <utility>
@@ -18,11 +19,13 @@
 #include <torch/optim/sgd.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/optim/optimizer_settings.h"
 
 namespace lockstep {
 namespace {
 
-namespace optim = torch::optim;
+namespace torch_optim = torch::optim;
 
 /// The fields of one parameter's state: tensors shaped like the parameter, and counts.
 struct Fields {
@@ -39,19 +42,19 @@ Fields adam_fields(State& state) {
       {{"step", &state.step()}}};
 }
 
-Fields fields_of(optim::SGDParamState& state) {
+Fields fields_of(torch_optim::SGDParamState& state) {
   return {{{"momentum_buffer", &state.momentum_buffer()}}, {}};
 }
-Fields fields_of(optim::AdamParamState& state) {
+Fields fields_of(torch_optim::AdamParamState& state) {
   return adam_fields(state);
 }
-Fields fields_of(optim::AdamWParamState& state) {
+Fields fields_of(torch_optim::AdamWParamState& state) {
   return adam_fields(state);
 }
-Fields fields_of(optim::AdagradParamState& state) {
+Fields fields_of(torch_optim::AdagradParamState& state) {
   return {{{"sum", &state.sum()}}, {{"step", &state.step()}}};
 }
-Fields fields_of(optim::RMSpropParamState& state) {
+Fields fields_of(torch_optim::RMSpropParamState& state) {
   return {
       {{"square_avg", &state.square_avg()},
        {"momentum_buffer", &state.momentum_buffer()},
@@ -62,43 +65,47 @@ Fields fields_of(optim::RMSpropParamState& state) {
 /// How to treat one kind of optimizer.
 struct Kind {
   const char* name;
-  std::unique_ptr<optim::OptimizerParamState> (*make)();
-  Fields (*fields)(optim::OptimizerParamState&);
+  std::unique_ptr<torch_optim::OptimizerParamState> (*make)();
+  Fields (*fields)(torch_optim::OptimizerParamState&);
 };
 
 template <typename State>
 Kind kind(const char* name) {
   return {
       name,
-      []() -> std::unique_ptr<optim::OptimizerParamState> { return std::make_unique<State>(); },
-      [](optim::OptimizerParamState& state) { return fields_of(static_cast<State&>(state)); }};
+      []() -> std::unique_ptr<torch_optim::OptimizerParamState> {
+        return std::make_unique<State>();
+      },
+      [](torch_optim::OptimizerParamState& state) {
+        return fields_of(static_cast<State&>(state));
+      }};
 }
 
-Kind kind_of(optim::Optimizer& optimizer) {
-  if (dynamic_cast<optim::SGD*>(&optimizer) != nullptr) {
-    return kind<optim::SGDParamState>("SGD");
+Kind kind_of(torch_optim::Optimizer& optimizer) {
+  if (dynamic_cast<torch_optim::SGD*>(&optimizer) != nullptr) {
+    return kind<torch_optim::SGDParamState>("SGD");
   }
-  if (dynamic_cast<optim::AdamW*>(&optimizer) != nullptr) {
-    return kind<optim::AdamWParamState>("AdamW");
+  if (dynamic_cast<torch_optim::AdamW*>(&optimizer) != nullptr) {
+    return kind<torch_optim::AdamWParamState>("AdamW");
   }
-  if (dynamic_cast<optim::Adam*>(&optimizer) != nullptr) {
-    return kind<optim::AdamParamState>("Adam");
+  if (dynamic_cast<torch_optim::Adam*>(&optimizer) != nullptr) {
+    return kind<torch_optim::AdamParamState>("Adam");
   }
-  if (dynamic_cast<optim::Adagrad*>(&optimizer) != nullptr) {
-    return kind<optim::AdagradParamState>("Adagrad");
+  if (dynamic_cast<torch_optim::Adagrad*>(&optimizer) != nullptr) {
+    return kind<torch_optim::AdagradParamState>("Adagrad");
   }
-  if (dynamic_cast<optim::RMSprop*>(&optimizer) != nullptr) {
-    return kind<optim::RMSpropParamState>("RMSprop");
+  if (dynamic_cast<torch_optim::RMSprop*>(&optimizer) != nullptr) {
+    return kind<torch_optim::RMSpropParamState>("RMSprop");
   }
   throw ConfigError(
       "save_state",
-      "this optimizer's state cannot be kept in a checkpoint; expected torch::optim's SGD, Adam, "
-      "AdamW, Adagrad or "
-      "RMSprop");
+      "this optimizer's state cannot be kept in a checkpoint; expected one of lockstep::optim's, "
+      "or "
+      "torch::optim's SGD, Adam, AdamW, Adagrad or RMSprop");
 }
 
 template <typename Visit>
-void for_each_parameter(optim::Optimizer& optimizer, const Visit& visit) {
+void for_each_parameter(torch_optim::Optimizer& optimizer, const Visit& visit) {
   for (auto& group : optimizer.param_groups()) {
     for (at::Tensor& parameter : group.params()) {
       visit(parameter);
@@ -106,9 +113,174 @@ void for_each_parameter(optim::Optimizer& optimizer, const Visit& visit) {
   }
 }
 
+const char* type_of(torch_optim::Optimizer& optimizer) {
+  const auto* flat = dynamic_cast<optim::FlatOptimizer*>(&optimizer);
+  return flat != nullptr ? flat->traits().name : kind_of(optimizer).name;
+}
+
+optim::NamedOptions named_options(
+    torch_optim::Optimizer& optimizer, torch_optim::OptimizerOptions& options) {
+  const auto* flat = dynamic_cast<optim::FlatOptimizer*>(&optimizer);
+  return flat != nullptr ? flat->named_options(options) : optim::torch_named_options(options);
+}
+
+NamedTensors flat_tensors(optim::FlatOptimizer& optimizer, const ParameterName& name_of) {
+  NamedTensors tensors;
+  const optim::RuleTraits& traits = optimizer.traits();
+  for_each_parameter(optimizer, [&](const at::Tensor& parameter) {
+    const auto state = optimizer.state_of(parameter);
+    const bool any = std::any_of(state.fields.begin(), state.fields.end(), [](const auto& field) {
+      return field.defined();
+    });
+    if (!any) {
+      return;
+    }
+    const std::string name = name_of(parameter);
+    for (size_t field = 0; field < traits.fields.size(); ++field) {
+      if (state.fields[field].defined()) {
+        tensors.push_back({name + "." + traits.fields[field], state.fields[field].detach()});
+      }
+    }
+    if (traits.counts_steps) {
+      tensors.push_back({name + ".step", at::full({}, state.step, at::kLong)});
+    }
+  });
+  return tensors;
+}
+
+/// Saved tensors by name; whoever has a use for one takes it out.
+using Left = std::map<std::string, at::Tensor>;
+
+/// Takes `name` out of `left` and checks its shape; undefined if it is not there.
+at::Tensor take(
+    Left& left, const std::string& name, at::IntArrayRef sizes, const std::string& path) {
+  const auto found = left.find(name);
+  if (found == left.end()) {
+    return {};
+  }
+  const at::Tensor tensor = found->second;
+  if (tensor.sizes() != sizes) {
+    throw CheckpointError(
+        path,
+        fmt::format(
+            "has shape [{}]; expected [{}]",
+            fmt::join(tensor.sizes(), ", "),
+            fmt::join(sizes, ", ")),
+        name);
+  }
+  left.erase(found);
+  return tensor;
+}
+
+void check_settings(
+    torch_optim::Optimizer& optimizer, const nlohmann::json& settings, const std::string& path) {
+  const char* type = type_of(optimizer);
+  const nlohmann::json saved = settings.is_object() ? settings : nlohmann::json::object();
+  if (saved.value("type", nlohmann::json()) != type) {
+    throw CheckpointError(
+        path,
+        fmt::format(
+            "holds the state of {}; this program's optimizer is {}",
+            saved.value("type", nlohmann::json()).dump(),
+            type));
+  }
+  const nlohmann::json groups = saved.value("param_groups", nlohmann::json::array());
+  if (groups.size() != optimizer.param_groups().size()) {
+    throw CheckpointError(
+        path,
+        fmt::format(
+            "holds {} parameter groups; this program's optimizer has {}",
+            groups.size(),
+            optimizer.param_groups().size()));
+  }
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const auto trial = optimizer.param_groups()[i].options().clone();
+    optim::options_from_json(named_options(optimizer, *trial), groups[i], path);
+  }
+}
+
+std::vector<int64_t> sizes_of(const at::Tensor& parameter, optim::StateShape shape) {
+  std::vector<int64_t> sizes = parameter.sizes().vec();
+  if (shape == optim::StateShape::kRow) {
+    sizes[sizes.size() - 1] = 1;
+  } else if (shape == optim::StateShape::kColumn) {
+    sizes[sizes.size() - 2] = 1;
+  }
+  return sizes;
+}
+
+std::function<void()> check_flat(
+    optim::FlatOptimizer& optimizer,
+    const ParameterName& name_of,
+    Left& left,
+    const std::string& path) {
+  using State = optim::FlatOptimizer::ParameterState;
+  auto loaded = std::make_shared<std::vector<std::pair<at::Tensor, State>>>();
+  const optim::RuleTraits& traits = optimizer.traits();
+  for_each_parameter(optimizer, [&](const at::Tensor& parameter) {
+    const std::string name = name_of(parameter) + ".";
+    State state;
+    for (size_t field = 0; field < traits.fields.size(); ++field) {
+      const auto sizes = sizes_of(parameter, optimizer.shape_of(parameter, field));
+      state.fields.push_back(take(left, name + traits.fields[field], sizes, path));
+    }
+    const at::Tensor step =
+        traits.counts_steps ? take(left, name + "step", {}, path) : at::Tensor();
+    state.step = step.defined() ? step.item<int64_t>() : 0;
+    loaded->emplace_back(parameter, std::move(state));
+  });
+  return [&optimizer, loaded] {
+    for (const auto& [parameter, state] : *loaded) {
+      optimizer.set_state(parameter, state);
+    }
+  };
+}
+
+std::function<void()> check_torch(
+    torch_optim::Optimizer& optimizer,
+    const ParameterName& name_of,
+    Left& left,
+    const std::string& path) {
+  const Kind kind = kind_of(optimizer);
+  using Loaded = std::vector<std::pair<void*, std::unique_ptr<torch_optim::OptimizerParamState>>>;
+  auto loaded = std::make_shared<Loaded>();
+  for_each_parameter(optimizer, [&](const at::Tensor& parameter) {
+    const std::string name = name_of(parameter) + ".";
+    auto state = kind.make();
+    const Fields fields = kind.fields(*state);
+    bool any = false;
+    for (const auto& [field, tensor] : fields.tensors) {
+      const at::Tensor saved = take(left, name + field, parameter.sizes(), path);
+      if (saved.defined()) {
+        *tensor = at::empty_like(parameter.detach()).to(saved.scalar_type()).copy_(saved);
+        any = true;
+      }
+    }
+    for (const auto& [field, count] : fields.counts) {
+      const at::Tensor saved = take(left, name + field, {}, path);
+      if (saved.defined()) {
+        *count = saved.item<int64_t>();
+        any = true;
+      }
+    }
+    if (any) {
+      loaded->emplace_back(parameter.unsafeGetTensorImpl(), std::move(state));
+    }
+  });
+  return [&optimizer, loaded] {
+    optimizer.state().clear();
+    for (auto& [key, state] : *loaded) {
+      optimizer.state()[key] = std::move(state);
+    }
+  };
+}
+
 }  // namespace
 
-NamedTensors optimizer_tensors(optim::Optimizer& optimizer, const ParameterName& name_of) {
+NamedTensors optimizer_tensors(torch_optim::Optimizer& optimizer, const ParameterName& name_of) {
+  if (auto* flat = dynamic_cast<optim::FlatOptimizer*>(&optimizer)) {
+    return flat_tensors(*flat, name_of);
+  }
   const Kind kind = kind_of(optimizer);
   NamedTensors tensors;
   for_each_parameter(optimizer, [&](const at::Tensor& parameter) {
@@ -130,92 +302,40 @@ NamedTensors optimizer_tensors(optim::Optimizer& optimizer, const ParameterName&
   return tensors;
 }
 
-nlohmann::json optimizer_settings(optim::Optimizer& optimizer) {
-  nlohmann::json rates = nlohmann::json::array();
-  for (const auto& group : optimizer.param_groups()) {
-    rates.push_back(group.options().get_lr());
+nlohmann::json optimizer_settings(torch_optim::Optimizer& optimizer) {
+  const char* type = type_of(optimizer);
+  nlohmann::json groups = nlohmann::json::array();
+  for (auto& group : optimizer.param_groups()) {
+    groups.push_back(optim::options_to_json(named_options(optimizer, group.options())));
   }
-  return {{"type", kind_of(optimizer).name}, {"lr", rates}};
+  return {{"type", type}, {"param_groups", groups}};
 }
 
 std::function<void()> check_optimizer(
-    optim::Optimizer& optimizer,
+    torch_optim::Optimizer& optimizer,
     const ParameterName& name_of,
     const NamedTensors& tensors,
     const nlohmann::json& settings,
     const std::string& path) {
-  const Kind kind = kind_of(optimizer);
-  if (settings.at("type") != kind.name) {
-    throw CheckpointError(
-        path,
-        fmt::format(
-            "holds the state of {}; this program's optimizer is {}",
-            settings.at("type").dump(),
-            kind.name));
-  }
-  const auto rates = settings.at("lr").get<std::vector<double>>();
-  if (rates.size() != optimizer.param_groups().size()) {
-    throw CheckpointError(
-        path,
-        fmt::format(
-            "holds {} parameter groups; this program's optimizer has {}",
-            rates.size(),
-            optimizer.param_groups().size()));
-  }
-  std::map<std::string, at::Tensor> left;
+  check_settings(optimizer, settings, path);
+  Left left;
   for (const NamedTensor& item : tensors) {
     left.emplace(item.name, item.tensor);
   }
-  using Loaded = std::vector<std::pair<void*, std::unique_ptr<optim::OptimizerParamState>>>;
-  auto loaded = std::make_shared<Loaded>();
-  for_each_parameter(optimizer, [&](const at::Tensor& parameter) {
-    const std::string name = name_of(parameter);
-    auto state = kind.make();
-    const Fields fields = kind.fields(*state);
-    bool any = false;
-    for (const auto& [field, tensor] : fields.tensors) {
-      const auto found = left.find(name + "." + field);
-      if (found == left.end()) {
-        continue;
-      }
-      if (found->second.sizes() != parameter.sizes()) {
-        throw CheckpointError(
-            path,
-            fmt::format(
-                "has shape [{}]; expected [{}]",
-                fmt::join(found->second.sizes(), ", "),
-                fmt::join(parameter.sizes(), ", ")),
-            found->first);
-      }
-      *tensor =
-          at::empty_like(parameter.detach()).to(found->second.scalar_type()).copy_(found->second);
-      left.erase(found);
-      any = true;
-    }
-    for (const auto& [field, count] : fields.counts) {
-      const auto found = left.find(name + "." + field);
-      if (found != left.end()) {
-        *count = found->second.item<int64_t>();
-        left.erase(found);
-        any = true;
-      }
-    }
-    if (any) {
-      loaded->emplace_back(parameter.unsafeGetTensorImpl(), std::move(state));
-    }
-  });
+  auto* flat = dynamic_cast<optim::FlatOptimizer*>(&optimizer);
+  std::function<void()> put_state = flat != nullptr ? check_flat(*flat, name_of, left, path)
+                                                    : check_torch(optimizer, name_of, left, path);
   if (!left.empty()) {
     throw CheckpointError(
         path, "belongs to no parameter of this program's optimizer", left.begin()->first);
   }
-  return [&optimizer, loaded, rates] {
-    optimizer.state().clear();
-    for (auto& [key, state] : *loaded) {
-      optimizer.state()[key] = std::move(state);
+  return [&optimizer, settings, path, put_state = std::move(put_state)] {
+    for (size_t i = 0; i < optimizer.param_groups().size(); ++i) {
+      const optim::NamedOptions options =
+          named_options(optimizer, optimizer.param_groups()[i].options());
+      optim::options_from_json(options, settings["param_groups"][i], path);
     }
-    for (size_t i = 0; i < rates.size(); ++i) {
-      optimizer.param_groups()[i].options().set_lr(rates[i]);
-    }
+    put_state();
   };
 }
 

@@ -19,17 +19,20 @@ namespace lockstep {
 /// Gives a parameter the name a checkpoint knows it by.
 using ParameterName = std::function<std::string(const at::Tensor& parameter)>;
 
-/// The state of a torch::optim optimizer, keyed by parameter name, where torch's own files use
-/// memory addresses: "fc.weight.exp_avg", "fc.weight.step", ... A parameter without state yet has
-/// no entries. SGD, Adam, AdamW, Adagrad and RMSprop; ConfigError for any other.
+/// The state of an optimizer, keyed by parameter name, where torch's own files use memory
+/// addresses, and by the field names of Python's state_dict: "fc.weight.exp_avg", "fc.weight.step",
+/// ... A parameter without state yet has no entries. For all of lockstep::optim, and torch::optim's
+/// SGD, Adam, AdamW, Adagrad and RMSprop; ConfigError for any other.
 NamedTensors optimizer_tensors(torch::optim::Optimizer& optimizer, const ParameterName& name_of);
 
-/// {"type": "Adam", "lr": [...]}: what is not a tensor. One learning rate a parameter group.
+/// {"type": "Adam", "param_groups": [{"lr": 0.1, "betas": [0.9, 0.999], ...}]}: what is not a
+/// tensor, all hyperparameters of every group by their Python names.
 nlohmann::json optimizer_settings(torch::optim::Optimizer& optimizer);
 
-/// Checks that both fit `optimizer`, changes nothing, and returns what puts them into it.
-/// Everything else (betas, weight decay) stays as the program constructed it. CheckpointError,
-/// naming `path`, for another type, another number of groups, an unknown parameter or a wrong
+/// Checks that both fit `optimizer`, changes nothing, and returns what puts them into it: state
+/// and, as Python's load_state_dict does, the hyperparameters, whatever the program constructed it
+/// with. A torch::optim optimizer's fit ours of the same name. CheckpointError, naming `path`, for
+/// another type, another number of groups, an unknown hyperparameter or parameter, or a wrong
 /// shape.
 std::function<void()> check_optimizer(
     torch::optim::Optimizer& optimizer,

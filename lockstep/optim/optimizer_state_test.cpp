@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/accelerator/optimizer_state.h"
+#include "lockstep/optim/optimizer_state.h"
 
+#include <cmath>
 #include <functional>
 #include <memory>
 #include <string>
@@ -17,16 +18,23 @@
 #include <torch/optim/sgd.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/optim/adafactor.h"
+#include "lockstep/optim/adagrad.h"
+#include "lockstep/optim/adam.h"
+#include "lockstep/optim/lamb.h"
+#include "lockstep/optim/lion.h"
+#include "lockstep/optim/rmsprop.h"
+#include "lockstep/optim/sgd.h"
 
 namespace lockstep {
 namespace {
 
-namespace optim = torch::optim;
+namespace torch_optim = torch::optim;
 using Parameters = std::vector<at::Tensor>;
 
 struct Case {
   const char* name;
-  std::function<std::unique_ptr<optim::Optimizer>(const Parameters&)> make;
+  std::function<std::unique_ptr<torch_optim::Optimizer>(const Parameters&)> make;
 };
 
 class OptimizerStateTest : public ::testing::TestWithParam<Case> {};
@@ -42,12 +50,22 @@ INSTANTIATE_TEST_SUITE_P(
     Kinds,
     OptimizerStateTest,
     ::testing::Values(
-        make_case<optim::SGD>("SGD", optim::SGDOptions(0.1).momentum(0.9)),
-        make_case<optim::Adam>("Adam", optim::AdamOptions(0.1).amsgrad(true)),
-        make_case<optim::AdamW>("AdamW", optim::AdamWOptions(0.1)),
-        make_case<optim::Adagrad>("Adagrad", optim::AdagradOptions(0.1)),
+        make_case<torch_optim::SGD>("SGD", torch_optim::SGDOptions(0.1).momentum(0.9)),
+        make_case<torch_optim::Adam>("Adam", torch_optim::AdamOptions(0.1).amsgrad(true)),
+        make_case<torch_optim::AdamW>("AdamW", torch_optim::AdamWOptions(0.1)),
+        make_case<torch_optim::Adagrad>("Adagrad", torch_optim::AdagradOptions(0.1)),
+        make_case<torch_optim::RMSprop>(
+            "RMSprop", torch_optim::RMSpropOptions(0.1).momentum(0.5).centered(true)),
+        make_case<optim::SGD>("OurSGD", optim::SGDOptions{.lr = 0.1, .momentum = 0.9}),
+        make_case<optim::Adam>("OurAdam", optim::AdamOptions{.lr = 0.1, .amsgrad = true}),
+        make_case<optim::AdamW>("OurAdamW", optim::AdamWOptions{.lr = 0.1}),
+        make_case<optim::Adagrad>(
+            "OurAdagrad", optim::AdagradOptions{.lr = 0.1, .initial_accumulator_value = 0.5}),
         make_case<optim::RMSprop>(
-            "RMSprop", optim::RMSpropOptions(0.1).momentum(0.5).centered(true))),
+            "OurRMSprop", optim::RMSpropOptions{.lr = 0.1, .momentum = 0.5, .centered = true}),
+        make_case<optim::Lion>("OurLion", optim::LionOptions{.lr = 0.1}),
+        make_case<optim::Adafactor>("OurAdafactor", optim::AdafactorOptions{.lr = 0.1}),
+        make_case<optim::LAMB>("OurLAMB", optim::LAMBOptions{.lr = 0.1})),
     [](const auto& test) { return test.param.name; });
 
 Parameters make_parameters() {
@@ -56,7 +74,7 @@ Parameters make_parameters() {
       at::linspace(2, 3, 4).clone().requires_grad_()};
 }
 
-void train(optim::Optimizer& optimizer, const Parameters& parameters, int from, int to) {
+void train(torch_optim::Optimizer& optimizer, const Parameters& parameters, int from, int to) {
   for (int step = from; step < to; ++step) {
     optimizer.zero_grad();
     ((parameters[0] * parameters[0]).sum() + (parameters[1] * step).sin().sum()).backward();
@@ -103,17 +121,18 @@ TEST_P(OptimizerStateTest, names_state_by_parameter) {
   for (const NamedTensor& item : optimizer_tensors(*optimizer, namer(parameters))) {
     EXPECT_THAT(item.name, ::testing::MatchesRegex("(weight|bias)\\.[a-z_]+"));
   }
-  EXPECT_EQ(optimizer_settings(*optimizer)["type"], GetParam().name);
+  const std::string name = GetParam().name;
+  EXPECT_EQ(optimizer_settings(*optimizer)["type"], name.substr(name.rfind("Our", 0) == 0 ? 3 : 0));
 }
 
 TEST(OptimizerState, refuses_what_does_not_fit_and_changes_nothing) {
   const Parameters parameters = make_parameters();
-  optim::Adam adam(parameters, optim::AdamOptions(0.1));
+  torch_optim::Adam adam(parameters, torch_optim::AdamOptions(0.1));
   train(adam, parameters, 0, 2);
   const NamedTensors tensors = optimizer_tensors(adam, namer(parameters));
   const nlohmann::json settings = optimizer_settings(adam);
 
-  optim::SGD sgd(parameters, optim::SGDOptions(0.1));
+  torch_optim::SGD sgd(parameters, torch_optim::SGDOptions(0.1));
   EXPECT_THROW(check_optimizer(sgd, namer(parameters), tensors, settings, "file"), CheckpointError);
 
   const auto other_name = [](const at::Tensor&) { return std::string("other"); };
@@ -129,15 +148,102 @@ TEST(OptimizerState, refuses_what_does_not_fit_and_changes_nothing) {
     EXPECT_EQ(error.path(), "file");
   }
   nlohmann::json more_groups = settings;
-  more_groups["lr"].push_back(0.5);
+  more_groups["param_groups"].push_back(more_groups["param_groups"][0]);
   EXPECT_THROW(
       check_optimizer(adam, namer(parameters), tensors, more_groups, "file"), CheckpointError);
   EXPECT_TRUE(at::equal(optimizer_tensors(adam, namer(parameters))[0].tensor, tensors[0].tensor));
 }
 
+void load(torch_optim::Optimizer& from, torch_optim::Optimizer& to, const Parameters& parameters) {
+  check_optimizer(
+      to,
+      namer(parameters),
+      optimizer_tensors(from, namer(parameters)),
+      optimizer_settings(from),
+      "test")();
+}
+
+TEST(OptimizerState, restores_every_hyperparameter) {
+  const Parameters parameters = make_parameters();
+  optim::LAMB ours(
+      parameters,
+      {.lr = 0.5,
+       .betas = {0.7, 0.8},
+       .eps = 0.1,
+       .weight_decay = 0.2,
+       .bias_correction = false,
+       .max_coeff = INFINITY,
+       .min_coeff = 0});
+  optim::LAMB fresh(parameters);
+  load(ours, fresh, parameters);
+  EXPECT_EQ(optimizer_settings(fresh), optimizer_settings(ours));
+  EXPECT_EQ(fresh.options().max_coeff, INFINITY);
+
+  optim::Adafactor factor(parameters, {.eps = {1e-4, 1e-2}});
+  optim::Adafactor plain(parameters);
+  load(factor, plain, parameters);
+  EXPECT_EQ(plain.options().eps.first, 1e-4);
+  load(plain, factor, parameters);
+  EXPECT_EQ(factor.options().eps.second, 1e-2);
+
+  torch_optim::AdamW theirs(
+      parameters, torch_optim::AdamWOptions(0.3).betas({0.7, 0.8}).weight_decay(0.4).amsgrad(true));
+  torch_optim::AdamW other(parameters, torch_optim::AdamWOptions(0.1));
+  load(theirs, other, parameters);
+  EXPECT_EQ(optimizer_settings(other), optimizer_settings(theirs));
+}
+
+TEST(OptimizerState, goes_from_torchs_optimizer_to_ours) {
+  const Parameters parameters = make_parameters();
+  torch_optim::AdamW theirs(parameters, torch_optim::AdamWOptions(0.1).weight_decay(0.3));
+  train(theirs, parameters, 0, 3);
+  const Parameters copies = {
+      parameters[0].detach().clone().requires_grad_(),
+      parameters[1].detach().clone().requires_grad_()};
+  optim::AdamW ours(copies);
+  check_optimizer(
+      ours,
+      namer(copies),
+      optimizer_tensors(theirs, namer(parameters)),
+      optimizer_settings(theirs),
+      "test")();
+  train(theirs, parameters, 3, 6);
+  train(ours, copies, 3, 6);
+  EXPECT_TRUE(at::allclose(copies[0], parameters[0]));
+  EXPECT_TRUE(at::allclose(copies[1], parameters[1]));
+}
+
+TEST(OptimizerState, refuses_settings_that_do_not_fit) {
+  const Parameters parameters = make_parameters();
+  optim::AdamW adamw(parameters, {.lr = 0.1});
+  const nlohmann::json settings = optimizer_settings(adamw);
+  const auto expect_refused = [&](const char* option, const nlohmann::json& value) {
+    nlohmann::json wrong = settings;
+    wrong["param_groups"][0]["lr"] = 0.7;
+    wrong["param_groups"][0][option] = value;
+    EXPECT_THROW(check_optimizer(adamw, namer(parameters), {}, wrong, "file"), CheckpointError);
+    EXPECT_EQ(adamw.options().lr, 0.1);
+  };
+  expect_refused("unheard_of", 1);
+  expect_refused("eps", "small");
+  expect_refused("betas", {0.9});
+  expect_refused("amsgrad", 1);
+  EXPECT_THROW(check_optimizer(adamw, namer(parameters), {}, {}, "file"), CheckpointError);
+
+  optim::Adafactor factor(parameters);
+  train(factor, parameters, 0, 1);
+  NamedTensors tensors = optimizer_tensors(factor, namer(parameters));
+  ASSERT_EQ(tensors[0].name, "weight.row_var");
+  EXPECT_EQ(tensors[0].tensor.sizes(), at::IntArrayRef({2, 1}));
+  tensors[0].tensor = at::ones({2, 3});
+  EXPECT_THROW(
+      check_optimizer(factor, namer(parameters), tensors, optimizer_settings(factor), "file"),
+      CheckpointError);
+}
+
 TEST(OptimizerState, refuses_an_optimizer_it_cannot_keep) {
   const Parameters parameters = make_parameters();
-  optim::LBFGS lbfgs(parameters, optim::LBFGSOptions(0.1));
+  torch_optim::LBFGS lbfgs(parameters, torch_optim::LBFGSOptions(0.1));
   EXPECT_THROW(optimizer_tensors(lbfgs, namer(parameters)), ConfigError);
 }
 

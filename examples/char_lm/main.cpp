@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Trains a small transformer to write like Shakespeare, character by character, on one process or
+// many:
+//
+//   build/release/bin/char_lm
+//   build/release/bin/lockstep launch -n 2 build/release/bin/char_lm
+//
+// Shows accumulation, bf16, a cosine schedule, clipping, evaluation, checkpoints, and reads some of
+// its own text at the end.
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <filesystem>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <torch/torch.h>
+
+#include "examples/char_lm/model.h"
+#include "examples/char_lm/text.h"
+#include "examples/common/options.h"
+#include "lockstep/lockstep.h"
+
+namespace {
+
+namespace data = lockstep::data;
+namespace optim = lockstep::optim;
+using Clock = std::chrono::steady_clock;
+using examples::CharModel;
+using examples::Stretches;
+using examples::Text;
+
+struct Options {
+  examples::CommonOptions common{
+      .epochs = 100, .steps = 400, .batch_size = 16, .output = "runs/char_lm"};
+  examples::ModelOptions model;
+  double lr = 2e-3;
+  double max_norm = 1;
+  int64_t warmup_steps = 40;
+  int64_t accumulation_steps = 2;
+  int64_t evaluate_every = 100;
+  std::string precision = "bf16";
+  std::string text = examples::default_text().string();
+  std::string prompt = "ROMEO.\n";
+  int64_t sample_length = 400;
+  bool resume = false;
+};
+
+at::Tensor loss_of(CharModel& model, const data::Batch& batch) {
+  const auto scores = model->forward(batch.data);
+  return torch::cross_entropy_loss(scores.flatten(0, 1), batch.target.flatten());
+}
+
+/// Mean loss over the text that was held back, the same on every process.
+double evaluate(
+    lockstep::Accelerator& accelerator, CharModel& model, data::Loader<Stretches>& held_back) {
+  const torch::NoGradGuard no_grad;
+  model->eval();
+  at::Tensor losses = torch::zeros({0});
+  for (auto& batch : held_back) {
+    auto cast = accelerator.autocast();
+    const auto scores = model->forward(batch.data).to(torch::kFloat);
+    const auto each =
+        torch::cross_entropy_loss(scores.transpose(1, 2), batch.target, {}, at::Reduction::None);
+    losses = torch::cat({losses, accelerator.gather_for_metrics(each.mean(1))});
+  }
+  model->train();
+  return losses.mean().item<double>();
+}
+
+/// `length` characters after `prompt`, each drawn as the model thinks it likely.
+std::string write_text(
+    CharModel& model, const Text& text, const std::string& prompt, int64_t length) {
+  const torch::NoGradGuard no_grad;
+  model->eval();
+  auto tokens = text.encode(prompt).to(torch::kLong).unsqueeze(0);
+  for (int64_t i = 0; i < length; ++i) {
+    const int64_t seen = std::min(tokens.size(1), model->options.context);
+    const auto scores = model->forward(tokens.slice(1, tokens.size(1) - seen));
+    const auto next = torch::multinomial(torch::softmax(scores.select(1, seen - 1) / 0.8, 1), 1);
+    tokens = torch::cat({tokens, next}, 1);
+  }
+  return text.decode(tokens[0]);
+}
+
+int train(const Options& options) {
+  lockstep::Accelerator accelerator(
+      {.mixed_precision = lockstep::parse_precision(options.precision),
+       .gradient_accumulation_steps = options.accumulation_steps,
+       .log_with = {"tensorboard", "jsonl"},
+       .project_dir = options.common.output});
+  examples::check_output(options.common.output, options.resume);
+  const Text text(options.text);
+  const int64_t characters = text.tokens().size(0);
+  const int64_t cut = characters * 19 / 20;
+
+  lockstep::data::set_seed(options.common.seed);
+  examples::ModelOptions shape = options.model;
+  shape.vocabulary = text.vocabulary();
+  CharModel net(shape);
+  const data::LoaderOptions loading{
+      .batch_size = options.common.batch_size, .shuffle = true, .seed = options.common.seed};
+  auto [model, optimizer, scheduler, train_loader, held_back] = accelerator.prepare(
+      net,
+      optim::AdamW(net->parameters(), {.lr = options.lr, .weight_decay = 0.1}),
+      optim::warmup_cosine(
+          {.warmup_steps = options.warmup_steps,
+           .total_steps = options.common.steps,
+           .min_lr_ratio = 0.1}),
+      data::Loader(Stretches(text.tokens(), 0, cut, shape.context), loading),
+      data::Loader(Stretches(text.tokens(), cut, characters, shape.context), {.batch_size = 32}));
+  if (options.resume) {
+    const auto from = accelerator.load_state();
+    accelerator.print(
+        from ? "resumed from " + from->string() : "nothing to resume from; starting anew");
+  }
+  accelerator.init_trackers(
+      {{"lr", options.lr},
+       {"batch_size", options.common.batch_size},
+       {"accumulation_steps", options.accumulation_steps},
+       {"precision", options.precision},
+       {"processes", accelerator.num_processes()}});
+  accelerator.print(scheduler.describe());
+
+  const auto start = Clock::now();
+  const int64_t steps_before = optimizer.steps();
+  double held_back_loss = NAN;
+  for (const int64_t epoch : accelerator.epochs(options.common.epochs)) {
+    if (optimizer.steps() >= options.common.steps) {
+      break;
+    }
+    auto progress = accelerator.progress(train_loader, "epoch " + std::to_string(epoch + 1));
+    for (auto& batch : progress) {
+      auto micro_step = accelerator.accumulate(model);
+      const auto loss = [&] {
+        auto cast = accelerator.autocast();
+        return loss_of(model, batch);
+      }();
+      accelerator.backward(loss);
+      const auto norm = accelerator.clip_grad_norm_(model->parameters(), options.max_norm);
+      optimizer.step();
+      scheduler.step();
+      optimizer.zero_grad();
+      if (!accelerator.sync_gradients()) {
+        continue;
+      }
+      if (optimizer.steps() % 20 == 0) {
+        const double mean = accelerator.reduce(loss, lockstep::ReduceOp::kAvg).item<double>();
+        accelerator.log(
+            {{"train/loss", mean},
+             {"train/gradient_norm", norm.item<double>()},
+             {"train/lr", scheduler.get_last_lr().front()}});
+        progress.set_note("loss " + std::to_string(mean).substr(0, 5));
+      }
+      const bool last = optimizer.steps() == options.common.steps;
+      if (last || optimizer.steps() % options.evaluate_every == 0) {
+        held_back_loss = evaluate(accelerator, model, held_back);
+        accelerator.log({{"held_back/loss", held_back_loss}});
+        accelerator.save_state();
+        char line[80];
+        std::snprintf(
+            line,
+            sizeof(line),
+            "step %ld: %.3f bits a character on text it has not seen",
+            static_cast<long>(optimizer.steps()),
+            held_back_loss / std::log(2.0));
+        accelerator.print(line);
+      }
+      if (last) {
+        break;
+      }
+    }
+  }
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  accelerator.end_training();
+
+  accelerator.on_main_process([&] {
+    const auto seen = static_cast<double>(
+        (optimizer.steps() - steps_before) * options.common.batch_size *
+        options.accumulation_steps * accelerator.num_processes() * shape.context);
+    if (options.sample_length > 0) {
+      accelerator.print("\n" + write_text(model, text, options.prompt, options.sample_length));
+    }
+    if (options.common.json) {
+      accelerator.print(nlohmann::json{
+          {"loss", held_back_loss},
+          {"steps", optimizer.steps()},
+          {"characters_per_second", seconds > 0 ? seen / seconds : 0.0}}
+                            .dump());
+    }
+  });
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app(
+      "Trains a small transformer to write like Shakespeare.\n\nExamples:\n"
+      "  char_lm --steps 200\n"
+      "  lockstep launch -n 2 char_lm --output runs/two\n"
+      "  lockstep launch -n 2 char_lm --output runs/two --steps 800 --resume\n"
+      "  char_lm --data my.txt --prompt 'Once upon a time' --layers 6 --width 192");
+  examples::add_common_options(app, options.common);
+  app.add_option("--lr", options.lr, "Highest learning rate of AdamW")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--warmup", options.warmup_steps, "Updates in which the rate rises")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_option("--clip", options.max_norm, "Largest norm of the gradients")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--accumulate", options.accumulation_steps, "Batches an update, on each process")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--evaluate-every", options.evaluate_every, "Updates between evaluations")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--precision", options.precision, "no, bf16 or fp16")->capture_default_str();
+  app.add_option("--layers", options.model.layers)
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--heads", options.model.heads)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--width", options.model.width, "Of the network; a multiple of --heads")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--context", options.model.context, "Characters it sees")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app.add_option("--dropout", options.model.dropout)
+      ->check(CLI::Range(0.0, 0.9))
+      ->capture_default_str();
+  app.add_option("--data", options.text, "A text, or a folder of *_gut.txt")->capture_default_str();
+  app.add_option("--prompt", options.prompt, "What its own text begins with");
+  app.add_option("--sample", options.sample_length, "Characters to write at the end")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app.add_flag("--resume", options.resume, "Go on from the newest checkpoint in --output");
+  return lockstep::run_main([&] {
+    if (const auto code = examples::parse(app, argc, argv)) {
+      return *code;
+    }
+    if (options.model.width % options.model.heads != 0) {
+      throw lockstep::ConfigError("char_lm", "--width must be a multiple of --heads");
+    }
+    return train(options);
+  });
+}

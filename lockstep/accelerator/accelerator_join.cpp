@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include <ATen/Functions.h>
+
+#include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/accelerator/operations.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/optim/optimizer_state.h"
+
+namespace lockstep {
+namespace {
+
+/// Sets even_batches of all loaders, and back where it ends.
+class EvenBatches {
+ public:
+  EvenBatches(
+      const std::vector<std::shared_ptr<data::LoaderCore>>& loaders, std::optional<bool> even) {
+    for (const auto& loader : loaders) {
+      if (even && loader->spec().even_batches != *even && !loader->dispatches()) {
+        loader->set_even_batches(*even);
+        changed_.push_back(loader);
+      } else if (even && loader->dispatches()) {
+        log_warning(
+            "join_uneven_inputs: a loader that dispatches batches keeps its even_batches, since "
+            "all its processes end together");
+      }
+    }
+    even_ = even.value_or(false);
+  }
+  ~EvenBatches() {
+    for (const auto& loader : changed_) {
+      try {
+        loader->set_even_batches(!even_);
+      } catch (const std::exception& error) {
+        log_error(error.what());
+      }
+    }
+  }
+  EvenBatches(const EvenBatches&) = delete;
+  EvenBatches& operator=(const EvenBatches&) = delete;
+
+ private:
+  std::vector<std::shared_ptr<data::LoaderCore>> changed_;
+  bool even_ = false;
+};
+
+/// Gives every rank `root`'s optimizer state. A rank without a single batch has none at all.
+void broadcast_optimizer(
+    Group& group, const Optimizer& optimizer, const ParameterName& names, int root) {
+  torch::optim::Optimizer& inner = optimizer.inner();
+  const bool mine = group.rank() == root;
+  NamedTensors tensors = mine ? optimizer_tensors(inner, names) : NamedTensors();
+  nlohmann::json head = nlohmann::json::array();
+  for (const NamedTensor& item : tensors) {
+    head.push_back(
+        {{"name", item.name},
+         {"sizes", item.tensor.sizes().vec()},
+         {"dtype", static_cast<int>(item.tensor.scalar_type())}});
+  }
+  head =
+      broadcast_object(group, {{"tensors", head}, {"settings", optimizer_settings(inner)}}, root);
+  if (!mine) {
+    for (const nlohmann::json& item : head.at("tensors")) {
+      tensors.push_back(
+          {item.at("name").get<std::string>(),
+           at::empty(
+               item.at("sizes").get<std::vector<int64_t>>(),
+               static_cast<at::ScalarType>(item.at("dtype").get<int>()))});
+    }
+  }
+  for (NamedTensor& item : tensors) {
+    at::Tensor contiguous = item.tensor.contiguous();
+    item.tensor = group.broadcast(contiguous, root).wait();
+  }
+  if (!mine) {
+    check_optimizer(inner, names, tensors, head.at("settings"), "join_uneven_inputs")();
+  }
+}
+
+}  // namespace
+
+void Accelerator::join_uneven_inputs(const std::function<void()>& body) {
+  join_uneven_inputs(JoinUnevenInputs{}, body);
+}
+
+void Accelerator::join_uneven_inputs(
+    const JoinUnevenInputs& options, const std::function<void()>& body) {
+  State& state = *state_;
+  if (state.joining || !state.local_sgds.empty()) {
+    throw ConfigError(
+        "join_uneven_inputs",
+        state.joining ? "inside another one" : "does not go with LocalSgd; finish() it first");
+  }
+  const EvenBatches even(state.loaders, options.even_batches);
+  state.joining = true;
+  try {
+    run_joined(*state.parallels, body, options.join);
+  } catch (...) {
+    state.joining = false;
+    throw;
+  }
+  state.joining = false;
+  if (!use_distributed()) {
+    return;
+  }
+  for (Optimizer& optimizer : state.optimizers) {
+    const std::vector<nlohmann::json> steps =
+        lockstep::gather_object(state.group, optimizer.steps());
+    const auto most = std::max_element(steps.begin(), steps.end());
+    broadcast_optimizer(
+        state.group, optimizer, state.parameter_names(), static_cast<int>(most - steps.begin()));
+    optimizer.set_steps(most->get<int64_t>());
+  }
+  for (Scheduler& scheduler : state.schedulers) {
+    std::vector<nlohmann::json> states = lockstep::gather_object(state.group, scheduler.state());
+    const auto most = std::max_element(states.begin(), states.end(), [](auto& a, auto& b) {
+      return a.at("steps").template get<int64_t>() < b.at("steps").template get<int64_t>();
+    });
+    scheduler.check_state(*most, "join_uneven_inputs")();
+  }
+}
+
+}  // namespace lockstep

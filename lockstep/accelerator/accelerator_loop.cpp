@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/Functions.h>
+#include <ATen/ops/mul.h>
+#include <c10/core/GradMode.h>
+
+#include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/optim/clip.h"
+
+namespace lockstep {
+namespace {
+
+void require_one_number(const at::Tensor& loss) {
+  if (!loss.defined() || loss.numel() != 1) {
+    throw ConfigError(
+        "backward", "the loss must be one number; take its mean() or sum() before backward");
+  }
+}
+
+}  // namespace
+
+// --- which micro-steps synchronise
+
+GradientScope Accelerator::begin_micro_step(const std::vector<const void*>& models) {
+  State& state = *state_;
+  LoopState& loop = *state.loop;
+  if (loop.in_micro_step) {
+    throw ConfigError(
+        "accumulate", "inside another accumulate(); pass all models of the micro-step to one");
+  }
+  DataParallels parallels = parallels_of(models);
+  loop.update_scaler_if_due();
+  if (loop.sync_gradients) {
+    loop.in_group = 0;
+  }
+  ++loop.in_group;
+  const GradientAccumulationPlugin& plugin = loop.accumulation;
+  const bool at_end = plugin.sync_with_dataloader && state.active->at_last_round();
+  loop.step = at_end ? 0 : loop.step + 1;
+  loop.sync_gradients = at_end || loop.step % plugin.num_steps == 0;
+  loop.in_micro_step = true;
+  loop.counts_in_micro_step = 0;
+  if (loop.sync_gradients && !loop.counted && loop.in_group > 1) {
+    // What is there was divided by num_steps, of which there may turn out to be fewer.
+    scale_gradients(static_cast<double>(plugin.num_steps) / static_cast<double>(loop.in_group));
+  }
+  const bool hold = !loop.sync_gradients && !plugin.sync_each_batch;
+  return GradientScope([this, held = hold_back(hold ? parallels : DataParallels())] {
+    release(held);
+    state_->loop->in_micro_step = false;
+  });
+}
+
+GradientScope Accelerator::begin_no_sync(const std::vector<const void*>& models) {
+  DataParallels held = hold_back(parallels_of(models));
+  ++state_->loop->no_sync_depth;
+  return GradientScope([this, held = std::move(held)] {
+    release(held);
+    --state_->loop->no_sync_depth;
+    state_->loop->sync_triggered = false;
+  });
+}
+
+void Accelerator::trigger_sync_of(const std::vector<const void*>& models) {
+  state_->loop->sync_triggered = true;
+  for (const auto& parallel : parallels_of(models)) {
+    parallel->set_sync(true);
+  }
+}
+
+DataParallels Accelerator::parallels_of(const std::vector<const void*>& models) const {
+  DataParallels chosen;
+  for (const void* id : models) {
+    const auto found =
+        std::find_if(state_->models.begin(), state_->models.end(), [&](const State::Model& model) {
+          return model.id == id;
+        });
+    if (found == state_->models.end()) {
+      throw ConfigError("accumulate", "one of the models was not prepared; prepare it first");
+    }
+    chosen.push_back(found->parallel);
+  }
+  return models.empty() ? *state_->parallels : chosen;
+}
+
+DataParallels Accelerator::hold_back(DataParallels parallels) {
+  for (const auto& parallel : parallels) {
+    ++state_->holds[parallel.get()];
+    parallel->set_sync(false);
+  }
+  return parallels;
+}
+
+void Accelerator::release(const DataParallels& held) {
+  for (const auto& parallel : held) {
+    if (--state_->holds[parallel.get()] == 0) {
+      parallel->set_sync(true);
+    }
+  }
+}
+
+bool Accelerator::sync_gradients() const {
+  return state_->loop->sync_gradients;
+}
+
+int64_t Accelerator::gradient_accumulation_steps() const {
+  return state_->loop->accumulation.num_steps;
+}
+
+// --- backward
+
+void Accelerator::scale_gradients(double factor) {
+  if (factor == 1) {
+    return;
+  }
+  std::set<const void*> seen;
+  std::vector<at::Tensor> gradients;
+  const auto add = [&](const at::Tensor& parameter) {
+    if (parameter.grad().defined() && seen.insert(parameter.unsafeGetTensorImpl()).second) {
+      gradients.push_back(parameter.grad());
+    }
+  };
+  for (const State::Model& model : state_->models) {
+    for (const NamedTensor& item : model.parameters()) {
+      add(item.tensor);
+    }
+  }
+  for (const Optimizer& optimizer : state_->optimizers) {
+    for (const at::Tensor& parameter : optimizer.parameters()) {
+      add(parameter);
+    }
+  }
+  if (!gradients.empty()) {
+    const c10::AutoGradMode no_grad(false);
+    at::_foreach_mul_(gradients, factor);
+  }
+}
+
+void Accelerator::backward(const at::Tensor& loss) {
+  require_one_number(loss);
+  LoopState& loop = *state_->loop;
+  if (loop.counted) {
+    throw ConfigError(
+        "backward",
+        "this accumulation group has a backward(loss_sum, count) already; give every loss of the "
+        "group a count, or none");
+  }
+  // Outside accumulate() nobody knows which backward is the last of a group, so the division is
+  // always the same there.
+  const bool short_group = loop.in_micro_step && loop.sync_gradients;
+  const int64_t parts = short_group ? loop.in_group : loop.accumulation.num_steps;
+  run_backward(loss, 1.0 / static_cast<double>(parts));
+}
+
+void Accelerator::backward(const at::Tensor& loss_sum, double count) {
+  require_one_number(loss_sum);
+  LoopState& loop = *state_->loop;
+  if (!(count >= 0)) {
+    throw ConfigError("backward", fmt::format("a count must be 0 or more; got {}", count));
+  }
+  const bool grouped = loop.in_micro_step && loop.accumulation.num_steps > 1;
+  if (grouped && ++loop.counts_in_micro_step > 1) {
+    throw ConfigError(
+        "backward",
+        "a second backward(loss_sum, count) in one micro-step: whose count is it? Add the sums "
+        "and the counts, or divide each loss yourself and use backward(loss)");
+  }
+  const bool last = loop.sync_gradients && (loop.no_sync_depth == 0 || loop.sync_triggered);
+  const bool alone = !loop.counted;
+  loop.counted = loop.counted.value_or(0) + count;
+  if (!last) {
+    run_backward(loss_sum, 1);
+    return;
+  }
+  double total = *loop.counted;
+  loop.counted.reset();
+  if (use_distributed()) {
+    total = state_->group.all_reduce(at::full({1}, total, at::kDouble)).wait().item<double>();
+  }
+  if (total <= 0) {
+    throw ConfigError(
+        "backward", "the counts of all processes and micro-steps add up to 0; skip such a step");
+  }
+  // Averaging over processes divides by their number, which the total contains already.
+  const double factor = num_processes() / total;
+  if (!alone) {
+    scale_gradients(factor);
+  }
+  run_backward(loss_sum, factor);
+}
+
+void Accelerator::run_backward(const at::Tensor& loss, double factor) {
+  State& state = *state_;
+  LoopState& loop = *state.loop;
+  if (!loop.in_micro_step) {
+    loop.update_scaler_if_due();
+  }
+  state.clipped.clear();
+  loop.finite->look_at_loss(loss);
+  warn_of_unused_precision();
+  at::Tensor scaled = factor == 1 ? loss : at::mul(loss, factor);
+  if (loop.scaler) {
+    scaled = loop.scaler->scale(scaled);
+  }
+  if (state.models.size() == 1) {
+    state.models[0].parallel->begin_backward();
+  }
+  try {
+    // With a single model a loss that depends on no parameter is this rank's zero; the others wait
+    // for it.
+    if (scaled.requires_grad() || !use_distributed() || state.models.size() != 1) {
+      scaled.backward();
+    }
+    for (State::Model& model : state.models) {
+      model.parallel->finish_backward();
+    }
+  } catch (...) {
+    for (State::Model& model : state.models) {
+      model.parallel->abandon_backward();
+    }
+    throw;
+  }
+}
+
+// --- precision
+
+Autocast Accelerator::autocast(std::optional<AutocastOptions> options) const {
+  State& state = *state_;
+  const AutocastOptions chosen = options.value_or(state.options.autocast);
+  state.autocast_used = true;
+  const bool mixed = state.precision != Precision::kNo && chosen.enabled;
+  return Autocast(
+      device().type(),
+      mixed ? autocast_dtype(state.precision) : at::kBFloat16,
+      mixed,
+      chosen.cache_enabled);
+}
+
+void Accelerator::warn_of_unused_precision() {
+  State& state = *state_;
+  if (!state.autocast_used && state.precision != Precision::kNo && !state.warned_of_precision) {
+    state.warned_of_precision = true;
+    log_warning(fmt::format(
+        "mixed_precision is {}, and no forward has run under accelerator.autocast() yet: what was "
+        "computed so far was computed in the model's own dtype",
+        name_of(state.precision)));
+  }
+}
+
+Precision Accelerator::mixed_precision() const {
+  return state_->precision;
+}
+
+GradScaler* Accelerator::scaler() {
+  LoopState& loop = *state_->loop;
+  loop.update_scaler_if_due();
+  return loop.scaler ? &*loop.scaler : nullptr;
+}
+
+bool Accelerator::optimizer_step_was_skipped() const {
+  return std::any_of(
+      state_->optimizers.begin(), state_->optimizers.end(), [](const Optimizer& optimizer) {
+        return optimizer.step_was_skipped();
+      });
+}
+
+// --- gradients between backward and step
+
+void Accelerator::unscale_gradients() {
+  LoopState& loop = *state_->loop;
+  if (!loop.scaler || !loop.sync_gradients) {
+    return;
+  }
+  for (const Optimizer& optimizer : state_->optimizers) {
+    loop.scaler->unscale_(&optimizer.inner(), optimizer.parameters());
+  }
+}
+
+void Accelerator::unscale_gradients(const Optimizer& optimizer) {
+  LoopState& loop = *state_->loop;
+  if (loop.scaler && loop.sync_gradients) {
+    loop.scaler->unscale_(&optimizer.inner(), optimizer.parameters());
+  }
+}
+
+void Accelerator::unscale_gradients_of(const std::vector<at::Tensor>& parameters) {
+  // Not every optimizer's: the turn of another may come after a backward of its own.
+  for (const Optimizer& optimizer : state_->optimizers) {
+    const std::vector<at::Tensor> theirs = optimizer.parameters();
+    const bool concerned = std::any_of(theirs.begin(), theirs.end(), [&](const at::Tensor& a) {
+      return std::any_of(
+          parameters.begin(), parameters.end(), [&](const at::Tensor& b) { return a.is_same(b); });
+    });
+    if (concerned) {
+      unscale_gradients(optimizer);
+    }
+  }
+}
+
+at::Tensor Accelerator::clip_grad_norm_(
+    const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {
+  State& state = *state_;
+  if (!state.loop->sync_gradients) {
+    return state.norms.before.defined() ? state.norms.before : at::zeros({});
+  }
+  State::Clipped key{max_norm, norm_type, {}};
+  for (const at::Tensor& parameter : parameters) {
+    key.parameters.push_back(parameter.unsafeGetTensorImpl());
+  }
+  const auto done = std::find_if(state.clipped.begin(), state.clipped.end(), [&](const auto& item) {
+    return item.first == key;
+  });
+  if (done != state.clipped.end()) {
+    return done->second;
+  }
+  unscale_gradients_of(parameters);
+  at::Tensor norm = optim::clip_grad_norm_(parameters, max_norm, norm_type);
+  state.norms.before = norm;
+  state.norms.after = at::clamp_max(norm, max_norm);
+  state.clipped.emplace_back(std::move(key), norm);
+  return norm;
+}
+
+void Accelerator::clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value) {
+  if (!state_->loop->sync_gradients) {
+    return;
+  }
+  unscale_gradients_of(parameters);
+  optim::clip_grad_value_(parameters, clip_value);
+}
+
+const GradientNorms& Accelerator::gradient_norms() const {
+  return state_->norms;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <functional>
+#include <tuple>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
+#include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/base/error.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/data/tensor_dataset.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using torch::nn::Linear;
+
+data::Loader<data::TensorDataset> numbers(int64_t count, int64_t batch_size) {
+  const at::Tensor rows = at::arange(count, at::kFloat).reshape({count, 1});
+  return data::Loader(data::TensorDataset(rows, at::arange(count)), {.batch_size = batch_size});
+}
+
+Linear plain_net() {
+  Linear net(1, 1);
+  torch::NoGradGuard no_grad;
+  net->weight.fill_(0.5);
+  net->bias.fill_(0.25);
+  return net;
+}
+
+at::Tensor loss_of(Linear net, const data::Batch& batch) {
+  return (net->forward(batch.data) - batch.target.unsqueeze(1).to(at::kFloat)).pow(2).mean();
+}
+
+/// The weights after two epochs over 24 samples: `steps` micro-batches of `batch_size` an update.
+at::Tensor trained(Accelerator& accelerator, int64_t batch_size, int64_t updates) {
+  auto [net, optimizer, loader] = [&] {
+    Linear fresh = plain_net();
+    return accelerator.prepare(
+        fresh, torch::optim::SGD(fresh->parameters(), 1e-3), numbers(24, batch_size));
+  }();
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    for (auto& batch : loader) {
+      auto micro_step = accelerator.accumulate(net);
+      accelerator.backward(loss_of(net, batch));
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+  }
+  EXPECT_EQ(optimizer.steps(), updates);
+  return at::cat({net->weight.flatten(), net->bias}).detach();
+}
+
+TEST(Accumulate, four_small_batches_equal_one_large_one) {
+  Accelerator whole({}, WorldSpec{}, Group());
+  const at::Tensor expected = trained(whole, 8, 6);
+  Accelerator parts({.gradient_accumulation_steps = 4}, WorldSpec{}, Group());
+  EXPECT_TRUE(at::allclose(trained(parts, 2, 6), expected, 1e-6, 1e-6));
+  accelerated_ranks(2, {.gradient_accumulation_steps = 2}, [&](Accelerator& accelerator) {
+    EXPECT_TRUE(at::allclose(trained(accelerator, 2, 6), expected, 1e-6, 1e-6));
+  });
+}
+
+TEST(Accumulate, the_last_smaller_group_is_the_mean_of_what_it_has) {
+  // 24 samples in batches of 2 and groups of 5: 5, 5 and 2. Accelerate divides the last by 5.
+  Accelerator accelerator({.gradient_accumulation_steps = 5}, WorldSpec{}, Group());
+  auto [net, loader] = accelerator.prepare(plain_net(), numbers(24, 2));
+  std::vector<int64_t> ends;
+  at::Tensor sum = at::zeros({});
+  int64_t index = 0, in_group = 0;
+  for (auto& batch : loader) {
+    auto micro_step = accelerator.accumulate(net);
+    const at::Tensor loss = loss_of(net, batch);
+    sum += torch::autograd::grad({loss}, {net->weight}, {}, true)[0].sum();
+    accelerator.backward(loss);
+    ++in_group;
+    if (accelerator.sync_gradients()) {
+      ends.push_back(index);
+      EXPECT_NEAR(net->weight.grad().item<float>(), (sum / in_group).item<float>(), 1e-3);
+      net->zero_grad();
+      sum.zero_();
+      in_group = 0;
+    }
+    ++index;
+  }
+  EXPECT_THAT(ends, ElementsAre(4, 9, 11));
+}
+
+TEST(Accumulate, gradients_stay_on_their_rank_until_the_group_ends) {
+  accelerated_ranks(2, {.gradient_accumulation_steps = 2}, [](Accelerator& accelerator) {
+    auto net = accelerator.prepare(plain_net());
+    const float mine = static_cast<float>(accelerator.process_index() + 1);
+    const auto micro_step = [&] {
+      auto scope = accelerator.accumulate(net);
+      accelerator.backward(net->forward(at::full({1, 1}, mine)).sum());
+    };
+    micro_step();
+    EXPECT_FALSE(accelerator.sync_gradients());
+    EXPECT_EQ(net->weight.grad().item<float>(), mine / 2);
+    micro_step();
+    EXPECT_TRUE(accelerator.sync_gradients());
+    EXPECT_EQ(net->weight.grad().item<float>(), 1.5);
+  });
+}
+
+TEST(Accumulate, sync_each_batch_averages_every_micro_step) {
+  const AcceleratorOptions options{
+      .gradient_accumulation_plugin =
+          GradientAccumulationPlugin{.num_steps = 2, .sync_each_batch = true}};
+  accelerated_ranks(2, options, [](Accelerator& accelerator) {
+    auto net = accelerator.prepare(plain_net());
+    auto scope = accelerator.accumulate(net);
+    const auto mine = static_cast<float>(accelerator.process_index() + 1);
+    accelerator.backward(net->forward(at::full({1, 1}, mine)).sum());
+    EXPECT_FALSE(accelerator.sync_gradients());
+    EXPECT_EQ(net->weight.grad().item<float>(), 0.75);
+  });
+}
+
+TEST(Accumulate, without_sync_with_dataloader_a_group_goes_on_in_the_next_epoch) {
+  const AcceleratorOptions options{
+      .gradient_accumulation_plugin =
+          GradientAccumulationPlugin{.num_steps = 4, .sync_with_dataloader = false}};
+  Accelerator accelerator(options, WorldSpec{}, Group());
+  auto [net, loader] = accelerator.prepare(plain_net(), numbers(6, 1));
+  std::vector<bool> synced;
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    for (auto& batch : loader) {
+      auto micro_step = accelerator.accumulate(net);
+      accelerator.backward(loss_of(net, batch));
+      synced.push_back(accelerator.sync_gradients());
+    }
+  }
+  EXPECT_THAT(synced, ElementsAre(0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1));
+}
+
+TEST(Accumulate, a_loop_left_early_leaves_its_group_open) {
+  Accelerator accelerator({.gradient_accumulation_steps = 3}, WorldSpec{}, Group());
+  auto [net, loader] = accelerator.prepare(plain_net(), numbers(9, 1));
+  for (auto& batch : loader) {
+    auto micro_step = accelerator.accumulate(net);
+    accelerator.backward(loss_of(net, batch));
+    break;
+  }
+  std::vector<bool> synced;
+  for (auto& batch : loader) {
+    auto micro_step = accelerator.accumulate(net);
+    accelerator.backward(loss_of(net, batch));
+    synced.push_back(accelerator.sync_gradients());
+  }
+  // One of three was done; the last batch ends the last group.
+  EXPECT_THAT(synced, ElementsAre(0, 1, 0, 0, 1, 0, 0, 1, 1));
+}
+
+TEST(Accumulate, the_end_of_an_inner_loader_ends_a_group_and_a_finished_one_does_not_count) {
+  Accelerator accelerator({.gradient_accumulation_steps = 4}, WorldSpec{}, Group());
+  auto [net, outer, inner] = accelerator.prepare(plain_net(), numbers(5, 1), numbers(2, 1));
+  std::vector<bool> synced;
+  int64_t index = 0;
+  for (auto& batch : outer) {
+    if (index++ == 1) {
+      for (auto& other : inner) {
+        auto micro_step = accelerator.accumulate(net);
+        accelerator.backward(loss_of(net, other));
+        synced.push_back(accelerator.sync_gradients());
+      }
+    }
+    auto micro_step = accelerator.accumulate(net);
+    accelerator.backward(loss_of(net, batch));
+    synced.push_back(accelerator.sync_gradients());
+  }
+  EXPECT_THAT(synced, ElementsAre(0, 0, 1, 0, 0, 0, 1));
+}
+
+TEST(Accumulate, refuses_a_scope_within_a_scope_and_an_unprepared_model) {
+  Accelerator accelerator({.gradient_accumulation_steps = 2}, WorldSpec{}, Group());
+  auto net = accelerator.prepare(plain_net());
+  {
+    auto scope = accelerator.accumulate(net);
+    EXPECT_THROW(auto inner = accelerator.accumulate(net), ConfigError);
+  }
+  EXPECT_THROW(auto scope = accelerator.accumulate(plain_net()), ConfigError);
+}
+
+TEST(Accumulate, counts_both_ways_of_setting_the_steps) {
+  EXPECT_THROW(
+      Accelerator(
+          {.gradient_accumulation_steps = 2,
+           .gradient_accumulation_plugin = GradientAccumulationPlugin{}},
+          WorldSpec{},
+          Group()),
+      ConfigError);
+  EXPECT_THROW(Accelerator({.gradient_accumulation_steps = 0}, WorldSpec{}, Group()), ConfigError);
+  EXPECT_THROW(
+      Accelerator(
+          {.gradient_accumulation_plugin = GradientAccumulationPlugin{.adjust_scheduler = true}},
+          WorldSpec{},
+          Group()),
+      ConfigError);
+}
+
+TEST(NoSync, keeps_gradients_local_until_a_backward_outside_or_a_trigger) {
+  accelerated_ranks(2, {}, [](Accelerator& accelerator) {
+    auto net = accelerator.prepare(plain_net());
+    const auto mine = static_cast<float>(accelerator.process_index() + 1);
+    const auto backward = [&] { accelerator.backward(net->forward(at::full({1, 1}, mine)).sum()); };
+    {
+      auto held = accelerator.no_sync(net);
+      backward();
+      EXPECT_EQ(net->weight.grad().item<float>(), mine);
+      accelerator.trigger_sync_in_backward(net);
+      backward();
+      EXPECT_EQ(net->weight.grad().item<float>(), 3);
+    }
+    net->weight.mutable_grad().zero_();
+    {
+      auto held = accelerator.no_sync();
+      backward();
+    }
+    backward();
+    EXPECT_EQ(net->weight.grad().item<float>(), 3);
+  });
+}
+
+/// Eight sequences of different length; the gradient of the mean loss over all their tokens.
+std::vector<at::Tensor> sequences() {
+  std::vector<at::Tensor> all;
+  for (int64_t length : {3, 1, 4, 1, 5, 9, 2, 6}) {
+    all.push_back(at::sin(at::arange(length, at::kFloat) * static_cast<double>(length)));
+  }
+  return all;
+}
+
+at::Tensor token_losses(Linear net, const at::Tensor& sequence) {
+  return (net->forward(sequence.unsqueeze(1)) - 1).pow(2).sum();
+}
+
+TEST(TokenCounts, one_two_and_four_ranks_times_micro_steps_give_the_same_gradient) {
+  const std::vector<at::Tensor> all = sequences();
+  Linear alone = plain_net();
+  at::Tensor total = at::zeros({});
+  int64_t tokens = 0;
+  for (const at::Tensor& sequence : all) {
+    total = total + token_losses(alone, sequence);
+    tokens += sequence.numel();
+  }
+  (total / tokens).backward();
+  const float expected = alone->weight.grad().item<float>();
+
+  for (const auto& [world, steps] : {std::pair{1, 8}, {2, 4}, {4, 2}}) {
+    const auto body = [&](Accelerator& accelerator) {
+      auto net = accelerator.prepare(plain_net());
+      for (int step = 0; step < steps; ++step) {
+        auto micro_step = accelerator.accumulate(net);
+        const at::Tensor& mine =
+            all[static_cast<size_t>(step * world + accelerator.process_index())];
+        accelerator.backward(token_losses(net, mine), static_cast<double>(mine.numel()));
+      }
+      ASSERT_TRUE(accelerator.sync_gradients());
+      EXPECT_NEAR(net->weight.grad().item<float>(), expected, 1e-6) << world << " x " << steps;
+    };
+    accelerated_ranks(world, {.gradient_accumulation_steps = steps}, body);
+  }
+}
+
+TEST(TokenCounts, a_rank_without_tokens_is_no_trouble_and_no_tokens_at_all_are) {
+  accelerated_ranks(2, {}, [](Accelerator& accelerator) {
+    auto net = accelerator.prepare(plain_net());
+    const bool main = accelerator.is_main_process();
+    const at::Tensor x = at::ones({main ? 4 : 0, 1});
+    accelerator.backward(net->forward(x).sum(), main ? 4 : 0);
+    EXPECT_EQ(net->weight.grad().item<float>(), 1);
+    EXPECT_THROW(accelerator.backward(net->forward(x).sum(), 0), ConfigError);
+  });
+}
+
+TEST(TokenCounts, a_group_has_counts_throughout_or_not_at_all) {
+  Accelerator accelerator({.gradient_accumulation_steps = 2}, WorldSpec{}, Group());
+  auto net = accelerator.prepare(plain_net());
+  const auto loss = [&] { return net->forward(at::ones({1, 1})).sum(); };
+  {
+    auto micro_step = accelerator.accumulate(net);
+    accelerator.backward(loss(), 1);
+    EXPECT_THROW(accelerator.backward(loss(), 1), ConfigError);
+  }
+  {
+    auto micro_step = accelerator.accumulate(net);
+    EXPECT_THROW(accelerator.backward(loss()), ConfigError);
+  }
+}
+
+TEST(Accumulate, several_models_with_one_backward_each) {
+  accelerated_ranks(2, {.gradient_accumulation_steps = 2}, [](Accelerator& accelerator) {
+    auto [first, second] = accelerator.prepare(plain_net(), plain_net());
+    const auto mine = static_cast<float>(accelerator.process_index() + 1);
+    for (int step = 0; step < 2; ++step) {
+      auto micro_step = accelerator.accumulate(first, second);
+      accelerator.backward(first->forward(at::full({1, 1}, mine)).sum());
+      accelerator.backward(second->forward(at::full({1, 1}, mine * 10)).sum());
+    }
+    EXPECT_EQ(first->weight.grad().item<float>(), 1.5);
+    EXPECT_EQ(second->weight.grad().item<float>(), 15);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <filesystem>
+#include <fstream>
+#include <new>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
+#include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/executable_batch_size.h"
+#include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/test_folder.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/data/tensor_dataset.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using torch::nn::Linear;
+
+TEST(Trigger, raised_by_one_is_seen_by_all_and_lowered) {
+  accelerated_ranks(3, {}, [](Accelerator& accelerator) {
+    EXPECT_FALSE(accelerator.check_trigger());
+    if (accelerator.process_index() == 1) {
+      accelerator.set_trigger();
+    }
+    EXPECT_TRUE(accelerator.check_trigger());
+    EXPECT_FALSE(accelerator.check_trigger());
+  });
+}
+
+TEST(SplitBetweenProcesses, is_this_processs_share) {
+  accelerated_ranks(2, {}, [](Accelerator& accelerator) {
+    const auto mine = accelerator.split_between_processes(std::vector<int>{1, 2, 3});
+    EXPECT_EQ(mine.size(), accelerator.is_main_process() ? 2U : 1U);
+  });
+}
+
+TEST(GatherObjectForMetrics, leaves_repeats_out) {
+  accelerated_ranks(2, {}, [](Accelerator& accelerator) {
+    const at::Tensor rows = at::arange(5, at::kFloat);
+    auto loader =
+        accelerator.prepare(data::Loader(data::TensorDataset(rows, rows), {.batch_size = 2}));
+    std::vector<int> seen;
+    for (auto& batch : loader) {
+      nlohmann::json names = nlohmann::json::array();
+      for (int64_t i = 0; i < batch.data.size(0); ++i) {
+        names.push_back(batch.data[i].item<int>());
+      }
+      for (const nlohmann::json& name : accelerator.gather_object_for_metrics(names)) {
+        seen.push_back(name.get<int>());
+      }
+    }
+    EXPECT_THAT(seen, ElementsAre(0, 1, 2, 3, 4));
+  });
+}
+
+TEST(FreeMemory, empties_what_it_is_given_and_starts_anew) {
+  accelerated_ranks(2, {.gradient_accumulation_steps = 2}, [](Accelerator& accelerator) {
+    Linear net(2, 1);
+    std::weak_ptr<torch::nn::LinearImpl> alive = net.ptr();
+    auto optimizer = accelerator.prepare(torch::optim::SGD(net->parameters(), 0.1));
+    accelerator.prepare(net);
+    {
+      auto micro_step = accelerator.accumulate(net);
+      accelerator.backward(net->forward(at::ones({1, 2})).sum());
+    }
+    accelerator.free_memory(net, optimizer);
+    EXPECT_TRUE(net.is_empty());
+    EXPECT_TRUE(alive.expired());
+    EXPECT_TRUE(accelerator.sync_gradients());
+    Linear again(2, 1);
+    accelerator.prepare(again);
+    accelerator.backward(again->forward(at::ones({1, 2})).sum());
+    EXPECT_EQ(again->weight.grad()[0][0].item<float>(), 0.5);
+  });
+}
+
+TEST(ExecutableBatchSize, shrinks_until_it_fits_and_remembers) {
+  std::vector<int64_t> tried;
+  auto train = find_executable_batch_size(
+      [&](int64_t batch_size, int factor) {
+        tried.push_back(batch_size);
+        if (batch_size > 80) {
+          throw std::bad_alloc();
+        }
+        return batch_size * factor;
+      },
+      100);
+  EXPECT_EQ(train(2), 144);
+  EXPECT_THAT(tried, ElementsAre(100, 90, 81, 72));
+  EXPECT_EQ(train.batch_size(), 72);
+  tried.clear();
+  train(1);
+  EXPECT_THAT(tried, ElementsAre(72));
+}
+
+TEST(ExecutableBatchSize, knows_the_host_allocators_error_and_no_other) {
+  auto allocate = find_executable_batch_size(
+      [](int64_t batch_size) { return at::empty({batch_size > 1 ? int64_t{1} << 50 : 1}).numel(); },
+      4,
+      [](int64_t size) { return size / 2; });
+  EXPECT_EQ(allocate(), 1);
+  auto broken = find_executable_batch_size([](int64_t) -> int { throw Error("a", "bug"); });
+  EXPECT_THROW(broken(), Error);
+  auto hopeless = find_executable_batch_size([](int64_t) -> int { throw std::bad_alloc(); }, 3);
+  try {
+    hopeless();
+    ADD_FAILURE();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("no executable batch size"));
+  }
+}
+
+nlohmann::json read_trace(const std::filesystem::path& path) {
+  std::ifstream in(path);
+  return nlohmann::json::parse(in);
+}
+
+bool mentions(const nlohmann::json& trace, const std::string& name) {
+  for (const nlohmann::json& event : trace.at("traceEvents")) {
+    if (event.value("name", "") == name) {
+      return true;
+    }
+  }
+  return false;
+}
+
+TEST(Profile, writes_a_chrome_trace_with_what_ran) {
+  const TestFolder folder;
+  Accelerator accelerator({.project_dir = folder.path()}, WorldSpec{}, Group());
+  auto profile = accelerator.profile({.record_shapes = true});
+  EXPECT_THROW(accelerator.profile(), ConfigError) << "a second profiler";
+  at::mm(at::ones({4, 4}), at::ones({4, 4}));
+  const auto traces = profile->finish();
+  ASSERT_THAT(traces, ElementsAre(folder.path() / "profile" / "profile_0.json"));
+  const nlohmann::json trace = read_trace(traces[0]);
+  EXPECT_TRUE(mentions(trace, "aten::mm"));
+  EXPECT_THAT(trace.dump(), HasSubstr("Input Dims"));
+  EXPECT_EQ(profile->finish(), traces);
+}
+
+TEST(Profile, records_only_the_active_steps_of_each_cycle) {
+  const TestFolder folder;
+  std::vector<std::filesystem::path> ready;
+  Profile profile(
+      {.output_trace_dir = folder.path(),
+       .skip_first = 1,
+       .wait = 1,
+       .warmup = 1,
+       .active = 1,
+       .repeat = 2,
+       .on_trace_ready = [&](const std::filesystem::path& trace) { ready.push_back(trace); }},
+      3);
+  for (int step = 0; step < 10; ++step) {
+    // Steps 3 and 6 are active.
+    step == 3 || step == 6 ? at::sin(at::ones({2})) : at::cos(at::ones({2}));
+    profile.step();
+  }
+  EXPECT_EQ(profile.finish(), ready);
+  ASSERT_THAT(
+      ready, ElementsAre(folder.path() / "profile_3_0.json", folder.path() / "profile_3_1.json"));
+  for (const auto& path : ready) {
+    EXPECT_TRUE(mentions(read_trace(path), "aten::sin"));
+    EXPECT_FALSE(mentions(read_trace(path), "aten::cos"));
+  }
+}
+
+TEST(Profile, refuses_options_that_make_no_sense) {
+  const TestFolder folder;
+  EXPECT_THROW(Profile({}, 0), ConfigError);
+  EXPECT_THROW(Profile({.output_trace_dir = folder.path(), .wait = 1}, 0), ConfigError);
+  EXPECT_THROW(Profile({.output_trace_dir = folder.path(), .active = -1}, 0), ConfigError);
+  Profile profile({.output_trace_dir = folder.path()}, 0);
+  EXPECT_THROW(profile.step(), ConfigError);
+}
+
+TEST(RngTypes, loops_begin_with_rank_0s_random_numbers) {
+  accelerated_ranks(2, {.rng_types = {data::RngType::kTorch}}, [](Accelerator& accelerator) {
+    const at::Tensor rows = at::arange(4, at::kFloat);
+    auto loader =
+        accelerator.prepare(data::Loader(data::TensorDataset(rows, rows), {.batch_size = 1}));
+    for (auto& batch : loader) {
+      (void)batch;
+    }
+  });
+  EXPECT_THROW(
+      Accelerator({.rng_types = {data::RngType::kGenerator}}, WorldSpec{}, Group()), ConfigError);
+}
+
+}  // namespace
+}  // namespace lockstep

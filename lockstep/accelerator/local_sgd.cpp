@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/local_sgd.h"
+
+#include <algorithm>
+#include <exception>
+#include <vector>
+
+#include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/optim/optimizer_state.h"
+
+namespace lockstep {
+namespace {
+
+/// The momenta of `optimizers`, as they are, to be averaged in place.
+std::vector<at::Tensor> momenta_of(const std::vector<Optimizer>& optimizers) {
+  std::vector<at::Tensor> momenta;
+  for (const Optimizer& optimizer : optimizers) {
+    const auto no_name = [](const at::Tensor&) { return std::string("p"); };
+    for (const NamedTensor& item : optimizer_tensors(optimizer.inner(), no_name)) {
+      if (item.tensor.is_floating_point()) {
+        momenta.push_back(item.tensor);
+      }
+    }
+  }
+  return momenta;
+}
+
+}  // namespace
+
+LocalSgd::LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOptions options)
+    : accelerator_(accelerator), exceptions_at_start_(std::uncaught_exceptions()) {
+  Accelerator::State& state = *accelerator.state_;
+  const auto found = std::find_if(
+      state.models.begin(), state.models.end(), [&](const auto& item) { return item.id == model; });
+  if (found == state.models.end()) {
+    throw ConfigError("local_sgd", "the model was not prepared; prepare it first");
+  }
+  if (std::any_of(state.local_sgds.begin(), state.local_sgds.end(), [&](const auto& item) {
+        return item.first == model;
+      })) {
+    throw ConfigError("local_sgd", "this model has a LocalSgd already; end that one first");
+  }
+  if (state.joining) {
+    throw ConfigError(
+        "local_sgd",
+        "does not go with join_uneven_inputs: processes must take equally many updates; use "
+        "even_batches");
+  }
+  if (state.loop->accumulation.sync_each_batch) {
+    throw ConfigError(
+        "local_sgd",
+        "does not go with sync_each_batch, which averages the gradients that shall stay local");
+  }
+  const LocalSgdOptions core_options{
+      .local_sgd_steps = options.local_sgd_steps,
+      .enabled = options.enabled,
+      .warmup_steps = options.warmup_steps,
+      .average_buffers = options.average_buffers};
+  std::function<std::vector<at::Tensor>()> momenta;
+  if (options.optimizer_state == LocalOptimizerState::kAverage) {
+    momenta = [&state] { return momenta_of(state.optimizers); };
+  }
+  auto core = std::make_shared<LocalSgdCore>(
+      *found->parallel,
+      found->parameters(),
+      found->buffers(),
+      state.group,
+      core_options,
+      std::move(momenta));
+  if (options.enabled && state.group.size() > 1) {
+    core_ = std::move(core);
+    state.local_sgds.emplace_back(model, core_);
+    if (state.restored_local_steps.size() >= state.local_sgds.size()) {
+      core_->load_steps(state.restored_local_steps[state.local_sgds.size() - 1]);
+    }
+  }
+}
+
+LocalSgd::~LocalSgd() {
+  if (!core_) {
+    return;
+  }
+  core_->abandon();
+  unregister();
+  if (std::uncaught_exceptions() == exceptions_at_start_) {
+    log_error(
+        "LocalSgd ended without finish(): every process is left with its own parameters; call "
+        "finish() after the loop");
+  }
+}
+
+bool LocalSgd::step() {
+  return core_ && accelerator_.sync_gradients() && !accelerator_.optimizer_step_was_skipped() &&
+         core_->step();
+}
+
+void LocalSgd::finish() {
+  if (core_) {
+    core_->finish();
+    unregister();
+    core_.reset();
+  }
+}
+
+int64_t LocalSgd::steps() const {
+  return core_ ? core_->steps() : 0;
+}
+
+void LocalSgd::unregister() {
+  auto& all = accelerator_.state_->local_sgds;
+  std::erase_if(all, [&](const auto& item) { return item.second == core_; });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "lockstep/accelerator/finite_guard.h"
+#include "lockstep/accelerator/options.h"
+#include "lockstep/precision/grad_scaler.h"
+
+namespace lockstep {
+
+/// Where the loop stands between one update and the next: what backward, optimizers and schedulers
+/// of one Accelerator share.
+struct LoopState {
+  GradientAccumulationPlugin accumulation;
+
+  bool sync_gradients = true;  ///< Of the current micro-step; true outside accumulate().
+  bool in_micro_step = false;
+  int64_t step = 0;      ///< Accelerate's counter: micro-steps since a loader's end.
+  int64_t in_group = 0;  ///< Micro-steps of the current group so far.
+  int no_sync_depth = 0;
+  bool sync_triggered = false;  ///< Within no_sync, by trigger_sync_in_backward.
+
+  int64_t counts_in_micro_step = 0;
+  /// Of backward(loss_sum, count): this rank's, since the last update.
+  std::optional<double> counted = std::nullopt;
+
+  /// With fp16. Its scale is updated once all optimizers had their step: at the next micro-step, or
+  /// at the next backward outside of any, so that it never changes within an accumulation group.
+  std::optional<GradScaler> scaler;
+  bool scaler_update_due = false;
+  std::shared_ptr<FiniteGuard> finite;
+
+  void update_scaler_if_due() {
+    if (scaler && scaler_update_due) {
+      scaler->update();
+      scaler_update_due = false;
+    }
+  }
+};
+
+}  // namespace lockstep

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/nested_operations.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <ATen/Functions.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/bytes.h"
+
+namespace lockstep {
+
+std::string describe_tensor(const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    return "undefined";
+  }
+  return fmt::format(
+      "{}[{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "));
+}
+
+at::Tensor slice_tensor(const at::Tensor& tensor, int64_t begin, int64_t end) {
+  if (!tensor.defined() || tensor.dim() == 0) {
+    throw ConfigError(
+        "slice_tensors", fmt::format("{} has no rows to slice", describe_tensor(tensor)));
+  }
+  return tensor.slice(0, begin, end);
+}
+
+at::Tensor concatenate_tensors(const std::vector<at::Tensor>& parts, int64_t dim) {
+  return at::cat(parts, dim);
+}
+
+at::Tensor fp32_of(const at::Tensor& tensor) {
+  const bool half = tensor.defined() &&
+                    (tensor.scalar_type() == at::kHalf || tensor.scalar_type() == at::kBFloat16);
+  return half ? tensor.to(at::kFloat) : tensor;
+}
+
+int64_t batch_size_of(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.defined() && tensor.dim() > 0) {
+      return tensor.size(0);
+    }
+  }
+  throw ConfigError("find_batch_size", "no tensor with a dimension 0 in this value");
+}
+
+std::pair<int64_t, int64_t> share_of(int64_t size, int rank, int world) {
+  const int64_t each = size / world;
+  const int64_t extras = size % world;
+  const int64_t begin = rank * each + std::min<int64_t>(rank, extras);
+  return {begin, begin + each + (rank < extras ? 1 : 0)};
+}
+
+int64_t share_padding(int64_t size, int rank, int world) {
+  return size % world != 0 && rank >= size % world ? 1 : 0;
+}
+
+at::Tensor split_between_processes(
+    const at::Tensor& inputs, int rank, int world, bool apply_padding) {
+  const int64_t size = batch_size_of({inputs});
+  const auto [begin, end] = share_of(size, rank, world);
+  const at::Tensor share = inputs.slice(0, begin, end);
+  if (!apply_padding || size == 0 || share_padding(size, rank, world) == 0) {
+    return share;
+  }
+  const int64_t last = begin == end ? size - 1 : end - 1;
+  return at::cat({share, inputs.slice(0, last, last + 1)});
+}
+
+void refuse_unequal_lengths(int64_t first, int64_t other) {
+  throw ConfigError(
+      "nested",
+      fmt::format(
+          "these must have the same length, and at least one; got {} and {}", first, other));
+}
+
+void check_same_values(Group& group, const char* operation, const std::string& description) {
+  if (group.size() == 1) {
+    return;
+  }
+  const std::vector<std::string> all = all_gather_bytes(group, description);
+  if (std::all_of(all.begin(), all.end(), [&](const auto& item) { return item == all[0]; })) {
+    return;
+  }
+  std::string each;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    each += fmt::format("\n  rank {}: {}", rank, all[rank]);
+  }
+  throw ConfigError(
+      operation,
+      "processes pass different values; every one must pass the same structure, shapes and dtypes "
+      "(pad_across_processes makes sizes equal):" +
+          each);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/training_state.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <ATen/Context.h>
+#include <ATen/Functions.h>
+#include <c10/core/GradMode.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/bytes.h"
+
+namespace lockstep {
+
+NamedTensors without_ties(NamedTensors parameters, const NamedTensors& buffers) {
+  parameters.insert(parameters.end(), buffers.begin(), buffers.end());
+  std::set<const void*> seen;
+  NamedTensors unique;
+  for (NamedTensor& item : parameters) {
+    if (seen.insert(item.tensor.unsafeGetTensorImpl()).second) {
+      unique.push_back({std::move(item.name), item.tensor.detach()});
+    }
+  }
+  return unique;
+}
+
+at::Tensor random_state() {
+  return at::globalContext().defaultGenerator(at::kCPU).get_state();
+}
+
+std::function<void()> check_model(
+    const NamedTensors& current, NamedTensors saved, const std::string& path) {
+  std::map<std::string, at::Tensor> left;
+  for (NamedTensor& item : saved) {
+    left.emplace(item.name, item.tensor);
+  }
+  std::vector<std::string> missing;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+  for (const NamedTensor& item : current) {
+    const auto found = left.find(item.name);
+    if (found == left.end()) {
+      missing.push_back(item.name);
+      continue;
+    }
+    const at::Tensor& value = found->second;
+    if (value.sizes() != item.tensor.sizes() || value.scalar_type() != item.tensor.scalar_type()) {
+      throw CheckpointError(
+          path,
+          fmt::format(
+              "is {}[{}]; this program's model has {}[{}]",
+              c10::toString(value.scalar_type()),
+              fmt::join(value.sizes(), ", "),
+              c10::toString(item.tensor.scalar_type()),
+              fmt::join(item.tensor.sizes(), ", ")),
+          item.name);
+    }
+    copies.emplace_back(item.tensor, value);
+    left.erase(found);
+  }
+  std::vector<std::string> unexpected;
+  for (const auto& [name, unused] : left) {
+    unexpected.push_back(name);
+  }
+  if (!missing.empty() || !unexpected.empty()) {
+    throw CheckpointError(
+        path,
+        fmt::format(
+            "is of another model; missing: [{}], unexpected: [{}]",
+            fmt::join(missing, ", "),
+            fmt::join(unexpected, ", ")));
+  }
+  return [copies = std::move(copies)] {
+    const c10::AutoGradMode no_grad(false);
+    for (const auto& [parameter, value] : copies) {
+      parameter.detach().copy_(value);
+    }
+  };
+}
+
+std::function<void()> check_loader(
+    const std::shared_ptr<data::LoaderCore>& loader,
+    const nlohmann::json& saved,
+    const std::filesystem::path& path) {
+  const auto must_match = [&](const char* what, int64_t here) {
+    const auto there = saved.at(what).get<int64_t>();
+    if (there != here) {
+      throw CheckpointError(
+          path.string(),
+          fmt::format(
+              "was saved with {} {}, this loader has {}; give it the same data and batch size",
+              there,
+              what,
+              here));
+    }
+  };
+  must_match("samples", loader->layout().samples());
+  must_match("round_rows", loader->layout().round_rows());
+  const auto cursor = saved.at("cursor").get<data::Cursor>();
+  loader->check_cursor(cursor);
+  return [loader, cursor] { loader->load_cursor(cursor); };
+}
+
+std::function<void()> check_random_state(const NamedTensors& saved, const std::string& path) {
+  const at::Tensor current = random_state();
+  if (saved.size() != 1 || saved[0].tensor.scalar_type() != current.scalar_type() ||
+      saved[0].tensor.sizes() != current.sizes()) {
+    throw CheckpointError(path, "holds no random state of this version of torch");
+  }
+  return [value = saved[0].tensor.clone()] {
+    at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+    generator.set_state(value);
+  };
+}
+
+void throw_together(Group& group, const std::string& failure, const std::filesystem::path& folder) {
+  const std::vector<std::string> failures = all_gather_bytes(group, failure);
+  for (size_t rank = 0; rank < failures.size(); ++rank) {
+    if (!failures[rank].empty()) {
+      throw CheckpointError(
+          folder.string(), fmt::format("rank {} cannot load it: {}", rank, failures[rank]));
+    }
+  }
+}
+
+NamedTensors gradients_of(const NamedTensors& parameters) {
+  NamedTensors gradients;
+  for (const NamedTensor& item : without_ties(parameters, {})) {
+    const auto whole = std::find_if(parameters.begin(), parameters.end(), [&](const auto& other) {
+      return other.name == item.name;
+    });
+    if (whole->tensor.grad().defined()) {
+      gradients.push_back({item.name, whole->tensor.grad().detach()});
+    }
+  }
+  return gradients;
+}
+
+std::function<void()> check_gradients(
+    const NamedTensors& parameters, const NamedTensors& saved, const std::string& path) {
+  std::vector<std::pair<at::Tensor, at::Tensor>> pairs;
+  for (const NamedTensor& item : saved) {
+    const auto owner = std::find_if(parameters.begin(), parameters.end(), [&](const auto& other) {
+      return other.name == item.name && other.tensor.sizes() == item.tensor.sizes();
+    });
+    if (owner == parameters.end()) {
+      throw CheckpointError(path, "is the gradient of no parameter of this program", item.name);
+    }
+    pairs.emplace_back(owner->tensor, item.tensor.clone());
+  }
+  return [pairs = std::move(pairs)] {
+    for (const auto& [parameter, gradient] : pairs) {
+      parameter.mutable_grad() = gradient;
+    }
+  };
+}
+
+}  // namespace lockstep

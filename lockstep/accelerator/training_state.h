@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/comm/named_tensor.h"
+#include "lockstep/data/loader_core.h"
+
+namespace lockstep {
+
+/// The parts of a training state one by one. Each check_* changes nothing, throws CheckpointError
+/// for what does not fit this program, and returns what puts the part in place.
+
+/// Parameters and buffers, each tensor once though it may have several names.
+NamedTensors without_ties(NamedTensors parameters, const NamedTensors& buffers);
+
+/// State of torch's default CPU generator.
+at::Tensor random_state();
+
+/// Checks that `saved` is `current`'s names, shapes and dtypes.
+std::function<void()> check_model(
+    const NamedTensors& current, NamedTensors saved, const std::string& path);
+
+/// A loader's position, which means something only over the same data and batches.
+std::function<void()> check_loader(
+    const std::shared_ptr<data::LoaderCore>& loader,
+    const nlohmann::json& saved,
+    const std::filesystem::path& path);
+
+std::function<void()> check_random_state(const NamedTensors& saved, const std::string& path);
+
+/// The gradients an accumulation group has so far, by parameter name; and back.
+NamedTensors gradients_of(const NamedTensors& parameters);
+std::function<void()> check_gradients(
+    const NamedTensors& parameters, const NamedTensors& saved, const std::string& path);
+
+/// All ranks go on, or all throw what the first of them met. Collective.
+void throw_together(Group& group, const std::string& failure, const std::filesystem::path& folder);
+
+}  // namespace lockstep

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "lockstep/optim/rule_optimizer.h"
+
+namespace lockstep::optim {
+
+/// torch.optim.Adagrad's, by its names and defaults.
+struct AdagradOptions {
+  double lr = 1e-2;
+  double lr_decay = 0;
+  double weight_decay = 0;
+  double initial_accumulator_value = 0;
+  double eps = 1e-10;
+  bool maximize = false;
+};
+
+/// One pass over memory by libtorch's fused kernel. State exists from the beginning, as in Python.
+/// After: Duchi, Hazan & Singer, JMLR 2011.
+struct AdagradRule {
+  using Options = AdagradOptions;
+  static RuleTraits traits();
+  static NamedOptions named(Options& options);
+  static void check(const Options& options);
+  static StateShape shape(const Options& options, const at::Tensor& parameter, size_t field);
+  static double initial(const Options& options);
+  static void update(const Options& options, const Batch& batch);
+};
+
+using Adagrad = RuleOptimizer<AdagradRule>;
+
+}  // namespace lockstep::optim

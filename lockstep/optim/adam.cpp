@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/optim/adam.h"
+
+#include <ATen/ops/_fused_adam.h>
+#include <ATen/ops/_fused_adamw.h>
+
+namespace lockstep::optim {
+namespace {
+
+enum Field : size_t { kExpAvg, kExpAvgSq, kMaxExpAvgSq };
+
+RuleTraits adam_traits(const char* name) {
+  return {.name = name, .fields = {"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}};
+}
+
+template <typename Options>
+NamedOptions adam_options(Options& options) {
+  return {
+      {"lr", &options.lr},
+      {"betas", &options.betas},
+      {"eps", &options.eps},
+      {"weight_decay", &options.weight_decay},
+      {"amsgrad", &options.amsgrad},
+      {"maximize", &options.maximize}};
+}
+
+template <typename Options>
+void check_adam(const char* rule, const Options& options) {
+  require_option(options.lr >= 0, rule, "lr", options.lr, "at least 0");
+  require_option(options.eps >= 0, rule, "eps", options.eps, "at least 0");
+  for (const double beta : {options.betas.first, options.betas.second}) {
+    require_option(beta >= 0 && beta < 1, rule, "one of betas", beta, "at least 0, below 1");
+  }
+  require_option(
+      options.weight_decay >= 0, rule, "weight_decay", options.weight_decay, "at least 0");
+}
+
+StateShape adam_shape(bool amsgrad, size_t field) {
+  return field != kMaxExpAvgSq || amsgrad ? StateShape::kParameter : StateShape::kNone;
+}
+
+template <typename Options, typename Kernel>
+void update_adam(const Options& options, const Batch& batch, const Kernel& kernel) {
+  const at::TensorList none;
+  kernel(
+      batch.parameters,
+      batch.gradients,
+      batch.state[kExpAvg],
+      batch.state[kExpAvgSq],
+      options.amsgrad ? at::TensorList(batch.state[kMaxExpAvgSq]) : none,
+      step_tensors(batch),
+      options.lr,
+      options.betas.first,
+      options.betas.second,
+      options.weight_decay,
+      options.eps,
+      options.amsgrad,
+      options.maximize);
+}
+
+}  // namespace
+
+RuleTraits AdamRule::traits() {
+  return adam_traits("Adam");
+}
+
+NamedOptions AdamRule::named(Options& options) {
+  return adam_options(options);
+}
+
+void AdamRule::check(const Options& options) {
+  check_adam("Adam", options);
+}
+
+StateShape AdamRule::shape(const Options& options, const at::Tensor& /*parameter*/, size_t field) {
+  return adam_shape(options.amsgrad, field);
+}
+
+void AdamRule::update(const Options& options, const Batch& batch) {
+  update_adam(options, batch, [](const auto&... arguments) { at::_fused_adam_(arguments...); });
+}
+
+RuleTraits AdamWRule::traits() {
+  return adam_traits("AdamW");
+}
+
+NamedOptions AdamWRule::named(Options& options) {
+  return adam_options(options);
+}
+
+void AdamWRule::check(const Options& options) {
+  check_adam("AdamW", options);
+}
+
+StateShape AdamWRule::shape(const Options& options, const at::Tensor& /*parameter*/, size_t field) {
+  return adam_shape(options.amsgrad, field);
+}
+
+void AdamWRule::update(const Options& options, const Batch& batch) {
+  update_adam(options, batch, [](const auto&... arguments) { at::_fused_adamw_(arguments...); });
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <utility>
+
+#include "lockstep/optim/rule_optimizer.h"
+
+namespace lockstep::optim {
+
+/// torch.optim.Adam's, by its names and defaults.
+struct AdamOptions {
+  double lr = 1e-3;
+  std::pair<double, double> betas = {0.9, 0.999};
+  double eps = 1e-8;
+  double weight_decay = 0;  ///< Added to the gradient.
+  bool amsgrad = false;
+  bool maximize = false;
+};
+
+/// torch.optim.AdamW's, by its names and defaults.
+struct AdamWOptions {
+  double lr = 1e-3;
+  std::pair<double, double> betas = {0.9, 0.999};
+  double eps = 1e-8;
+  double weight_decay = 1e-2;  ///< Taken from the parameter, times lr.
+  bool amsgrad = false;
+  bool maximize = false;
+};
+
+/// One pass over memory by libtorch's fused kernel. After: Kingma & Ba, "Adam", ICLR 2015; Reddi et
+/// al. (amsgrad), ICLR 2018.
+struct AdamRule {
+  using Options = AdamOptions;
+  static RuleTraits traits();
+  static NamedOptions named(Options& options);
+  static void check(const Options& options);
+  static StateShape shape(const Options& options, const at::Tensor& parameter, size_t field);
+  static void update(const Options& options, const Batch& batch);
+};
+
+/// After: Loshchilov & Hutter, "Decoupled Weight Decay Regularization", ICLR 2019.
+struct AdamWRule {
+  using Options = AdamWOptions;
+  static RuleTraits traits();
+  static NamedOptions named(Options& options);
+  static void check(const Options& options);
+  static StateShape shape(const Options& options, const at::Tensor& parameter, size_t field);
+  static void update(const Options& options, const Batch& batch);
+};
+
+using Adam = RuleOptimizer<AdamRule>;
+using AdamW = RuleOptimizer<AdamWRule>;
+
+}  // namespace lockstep::optim

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/optim/rule.h"
+
+namespace lockstep::optim {
+
+/// One parameter and its optimizer state.
+struct FlatParameter {
+  static constexpr size_t kLoose = std::numeric_limits<size_t>::max();
+
+  at::Tensor parameter;
+  int64_t step = 0;
+  std::vector<at::Tensor> state;  ///< [field] Undefined until first needed.
+  size_t buffer = kLoose;         ///< Which flat buffer has a place for it.
+  int64_t offset = 0;             ///< First element there.
+};
+
+/// The parameters of one group, side by side in flat buffers, and their state in the same layout.
+///
+/// Laying out moves a parameter's memory (`set_data`), keeping its strides: whoever holds the
+/// tensor sees nothing of it. In the order and sizes of DataParallel's buckets, so that a bucket of
+/// gradients lies like its parameters. Left where they are: frozen and empty parameters, those that
+/// share their memory with any other tensor (a view somebody holds would be cut off), those whose
+/// memory has gaps, and those that would be alone in their buffer.
+///
+/// Memory: while laying out, one buffer (25 MiB, or the largest parameter) above what there was.
+class FlatGroup {
+ public:
+  explicit FlatGroup(size_t field_count) : field_count_(field_count) {}
+
+  /// Takes in more parameters.
+  void add(const std::vector<at::Tensor>& parameters);
+  /// In the order they lie in memory; those without a place last.
+  std::vector<FlatParameter>& items() { return items_; }
+  const std::vector<FlatParameter>& items() const { return items_; }
+
+  /// Makes field `field` of `item`'s state, in its flat place if it has the parameter's shape.
+  void create_state(FlatParameter& item, size_t field, StateShape shape, double initial);
+  /// Takes state to where its parameter has moved: another device, dtype or order of dimensions.
+  void follow_parameter(FlatParameter& item);
+
+  /// Whether items `a` to `b` of one buffer, their gradients and their state lie with the same
+  /// distances between them; that those in between do is for the caller to know.
+  bool lie_alike(const FlatParameter& a, const FlatParameter& b) const;
+  /// From item `a` to item `b`, everything in between included, as one tensor each.
+  at::Tensor parameters_between(const FlatParameter& a, const FlatParameter& b) const;
+  at::Tensor gradients_between(const FlatParameter& a, const FlatParameter& b) const;
+  at::Tensor state_between(const FlatParameter& a, const FlatParameter& b, size_t field) const;
+
+ private:
+  struct Buffer {
+    at::Tensor parameters;
+    std::vector<at::Tensor> state;  ///< [field] Undefined until first needed.
+  };
+
+  bool at_home(const FlatParameter& item) const;
+
+  size_t field_count_;
+  std::vector<Buffer> buffers_;
+  std::vector<FlatParameter> items_;
+};
+
+/// Whether both put their elements in memory in the same order, without gaps.
+bool same_strides(const at::Tensor& a, const at::Tensor& b);
+
+}  // namespace lockstep::optim

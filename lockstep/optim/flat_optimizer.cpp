@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/optim/flat_optimizer.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/GradMode.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::optim {
+namespace {
+
+using Groups = std::vector<torch::optim::OptimizerParamGroup>;
+
+void check_parameter(const char* rule, const at::Tensor& parameter) {
+  const auto refuse = [&](const char* what, const char* remedy) {
+    throw ConfigError("optim", fmt::format("{}: a parameter {}; {}", rule, what, remedy));
+  };
+  if (!parameter.defined()) {
+    refuse("is an undefined tensor", "pass the module's parameters()");
+  }
+  if (!parameter.is_floating_point()) {
+    refuse("is not of a real floating type", "leave it out, or split it into real parts");
+  }
+  if (!parameter.is_leaf()) {
+    refuse("was computed from others", "pass a leaf, such as a module's parameters()");
+  }
+}
+
+/// The same groups, each parameter once.
+Groups checked(const char* rule, Groups groups) {
+  std::set<at::TensorImpl*> elsewhere;
+  bool any = false;
+  for (auto& group : groups) {
+    std::vector<at::Tensor> unique;
+    std::set<at::TensorImpl*> here;
+    for (const at::Tensor& parameter : group.params()) {
+      check_parameter(rule, parameter);
+      if (elsewhere.count(parameter.unsafeGetTensorImpl()) > 0) {
+        throw ConfigError(
+            "optim", fmt::format("{}: a parameter is in two groups; expected one", rule));
+      }
+      if (here.insert(parameter.unsafeGetTensorImpl()).second) {
+        unique.push_back(parameter);
+      }
+    }
+    elsewhere.merge(here);
+    any = any || !unique.empty();
+    group.params() = std::move(unique);
+  }
+  if (!any) {
+    throw ConfigError(
+        "optim", fmt::format("{}: got no parameters; pass the module's parameters()", rule));
+  }
+  return groups;
+}
+
+Batch& batch_for(std::vector<Batch>& batches, const at::Tensor& parameter, bool first) {
+  const auto found = std::find_if(batches.begin(), batches.end(), [&](const Batch& batch) {
+    return batch.first == first && batch.parameters[0].scalar_type() == parameter.scalar_type() &&
+           batch.parameters[0].device() == parameter.device();
+  });
+  if (found != batches.end()) {
+    return *found;
+  }
+  batches.emplace_back();
+  batches.back().first = first;
+  return batches.back();
+}
+
+/// `gradient` in the dtype and order of `parameter`: the fused kernels walk memory, not indices.
+at::Tensor laid_out_like(const at::Tensor& gradient, const at::Tensor& parameter) {
+  if (same_strides(gradient, parameter) && gradient.scalar_type() == parameter.scalar_type()) {
+    return gradient;
+  }
+  return at::empty_strided(parameter.sizes(), parameter.strides(), parameter.options())
+      .copy_(gradient);
+}
+
+}  // namespace
+
+FlatOptimizer::FlatOptimizer(
+    RuleTraits traits, Groups groups, std::unique_ptr<torch::optim::OptimizerOptions> defaults)
+    : torch::optim::Optimizer(checked(traits.name, std::move(groups)), std::move(defaults)),
+      traits_(std::move(traits)) {}
+
+at::Tensor FlatOptimizer::step(LossClosure closure) {
+  at::Tensor loss;
+  if (closure) {
+    const c10::AutoGradMode with_grad(true);
+    loss = closure();
+  }
+  const c10::AutoGradMode no_grad(false);
+  adopt_parameters();
+  run_count_ = 0;
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    step_group(group);
+  }
+  return loss;
+}
+
+void FlatOptimizer::save(torch::serialize::OutputArchive& /*archive*/) const {
+  throw ConfigError(
+      "optim",
+      "torch::save knows no parameter names; expected Accelerator::save_state, or "
+      "optimizer_tensors() and optimizer_settings() for a file of your own");
+}
+
+void FlatOptimizer::load(torch::serialize::InputArchive& /*archive*/) {
+  throw ConfigError(
+      "optim",
+      "torch::load knows no parameter names; expected Accelerator::load_state, or "
+      "check_optimizer() for a file of your own");
+}
+
+void FlatOptimizer::adopt_parameters() {
+  for (size_t index = 0; index < param_groups_.size(); ++index) {
+    const auto& group = param_groups_[index];
+    if (index == groups_.size()) {
+      check(group.options());
+      groups_.emplace_back(traits_.fields.size());
+      known_.emplace_back();
+    }
+    std::vector<at::TensorImpl*>& known = known_[index];
+    const std::vector<at::Tensor>& parameters = group.params();
+    const bool kept =
+        known.size() <= parameters.size() &&
+        std::equal(
+            known.begin(), known.end(), parameters.begin(), [](const auto* a, const auto& b) {
+              return a == b.unsafeGetTensorImpl();
+            });
+    if (!kept) {
+      throw ConfigError(
+          "optim",
+          fmt::format(
+              "{}: parameters were taken out of group {}; build a new optimizer without them",
+              traits_.name,
+              index));
+    }
+    std::vector<at::Tensor> added;
+    while (known.size() < parameters.size()) {
+      const at::Tensor& parameter = parameters[known.size()];
+      at::TensorImpl* impl = parameter.unsafeGetTensorImpl();
+      check_parameter(traits_.name, parameter);
+      const bool twice = std::any_of(known_.begin(), known_.end(), [impl](const auto& group_known) {
+        return std::find(group_known.begin(), group_known.end(), impl) != group_known.end();
+      });
+      if (twice) {
+        throw ConfigError(
+            "optim", fmt::format("{}: a parameter was added a second time", traits_.name));
+      }
+      known.push_back(impl);
+      added.push_back(parameter);
+    }
+    if (added.empty()) {
+      continue;
+    }
+    groups_[index].add(added);
+    if (traits_.eager_state) {
+      for (FlatParameter& item : groups_[index].items()) {
+        create_missing_state(index, item);
+      }
+    }
+  }
+}
+
+bool FlatOptimizer::create_missing_state(size_t group, FlatParameter& item) {
+  const torch::optim::OptimizerOptions& options = param_groups_[group].options();
+  bool created = false;
+  for (size_t field = 0; field < item.state.size(); ++field) {
+    if (item.state[field].defined()) {
+      continue;
+    }
+    const StateShape wanted = shape(options, item.parameter, field);
+    if (wanted != StateShape::kNone) {
+      groups_[group].create_state(item, field, wanted, initial(options));
+      created = true;
+    }
+  }
+  return created;
+}
+
+void FlatOptimizer::step_group(size_t group_index) {
+  FlatGroup& group = groups_[group_index];
+  std::vector<Batch> batches;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copy_back;
+  const FlatParameter* first = nullptr;  // The run that is being gathered.
+  const FlatParameter* last = nullptr;
+  bool fresh = false;  // Whether its state is new.
+
+  const auto end_run = [&] {
+    if (first == nullptr) {
+      return;
+    }
+    Batch& batch = batch_for(batches, first->parameter, fresh);
+    batch.state.resize(traits_.fields.size());
+    batch.steps.push_back(first->step);
+    if (first != last) {
+      batch.parameters.push_back(group.parameters_between(*first, *last));
+      batch.gradients.push_back(group.gradients_between(*first, *last));
+      for (size_t field = 0; field < batch.state.size(); ++field) {
+        batch.state[field].push_back(group.state_between(*first, *last, field));
+      }
+      for (const FlatParameter* item = first; item <= last; ++item) {
+        // Autograd must notice that what it saved has changed.
+        item->parameter.unsafeGetTensorImpl()->bump_version();
+      }
+    } else {
+      at::Tensor parameter = first->parameter;
+      if (!parameter.is_non_overlapping_and_dense()) {
+        parameter = parameter.contiguous();
+        copy_back.emplace_back(first->parameter, parameter);
+      }
+      batch.parameters.push_back(parameter);
+      batch.gradients.push_back(laid_out_like(first->parameter.grad(), parameter));
+      for (size_t field = 0; field < batch.state.size(); ++field) {
+        batch.state[field].push_back(first->state[field]);
+      }
+    }
+    first = nullptr;
+  };
+
+  for (FlatParameter& item : group.items()) {
+    const at::Tensor& gradient = item.parameter.grad();
+    if (!gradient.defined()) {
+      end_run();
+      continue;
+    }
+    if (gradient.layout() != at::kStrided) {
+      throw ConfigError(
+          "optim",
+          fmt::format("{} got a sparse gradient; build its layer with sparse=false", traits_.name));
+    }
+    ++item.step;
+    group.follow_parameter(item);
+    const bool created = create_missing_state(group_index, item);
+    const bool joins = first != nullptr && traits_.elementwise && created == fresh &&
+                       (!traits_.counts_steps || item.step == first->step) &&
+                       group.lie_alike(*first, item);
+    if (!joins) {
+      end_run();
+      first = &item;
+      fresh = created;
+    }
+    last = &item;
+  }
+  end_run();
+
+  for (const Batch& batch : batches) {
+    update(param_groups_[group_index].options(), batch);
+    run_count_ += batch.parameters.size();
+  }
+  for (const auto& [parameter, updated] : copy_back) {
+    parameter.copy_(updated);
+  }
+}
+
+FlatOptimizer::Place FlatOptimizer::place_of(const at::Tensor& parameter) const {
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    const std::vector<FlatParameter>& items = groups_[group].items();
+    for (size_t item = 0; item < items.size(); ++item) {
+      if (items[item].parameter.is_same(parameter)) {
+        return {group, item};
+      }
+    }
+  }
+  throw ConfigError(
+      "optim", fmt::format("{}: asked for a parameter it does not have", traits_.name));
+}
+
+FlatOptimizer::ParameterState FlatOptimizer::state_of(const at::Tensor& parameter) const {
+  const Place place = place_of(parameter);
+  const FlatParameter& item = groups_[place.group].items()[place.item];
+  return {.step = item.step, .fields = item.state};
+}
+
+StateShape FlatOptimizer::shape_of(const at::Tensor& parameter, size_t field) const {
+  return shape(param_groups_[place_of(parameter).group].options(), parameter, field);
+}
+
+void FlatOptimizer::set_state(const at::Tensor& parameter, const ParameterState& state) {
+  const c10::AutoGradMode no_grad(false);
+  const Place place = place_of(parameter);
+  FlatParameter& item = groups_[place.group].items()[place.item];
+  item.step = state.step;
+  for (size_t field = 0; field < item.state.size(); ++field) {
+    const bool given = field < state.fields.size() && state.fields[field].defined();
+    if (!given) {
+      item.state[field].reset();
+      continue;
+    }
+    const bool shaped = state.fields[field].sizes() == parameter.sizes();
+    const StateShape wanted = shape_of(parameter, field);
+    groups_[place.group].create_state(
+        item, field, wanted == StateShape::kNone && shaped ? StateShape::kParameter : wanted, 0);
+    item.state[field].copy_(state.fields[field]);
+  }
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <torch/optim/optimizer.h>
+
+#include "lockstep/optim/flat_group.h"
+#include "lockstep/optim/rule.h"
+
+namespace lockstep::optim {
+
+/// What every optimizer of this folder has in common: a torch::optim::Optimizer, so schedulers,
+/// `Accelerator::prepare` and everything else that takes one takes these.
+///
+/// - Parameters and state lie in flat buffers (see FlatGroup). `step` joins neighbours whose
+///   gradients and state are neighbours too, as in DataParallel's buckets, and updates them as one
+///   tensor; all others are updated by the same calls as a list. The result is the same.
+/// - A parameter without gradient is skipped, and does not count the step, as in torch. One that
+///   comes twice in a group is updated once; one in two groups is a ConfigError.
+/// - A parameter may be moved later (`set_data`, `Module::to`): its state follows at its next step.
+/// - State has the parameter's dtype, as in torch.optim, so bf16 parameters have bf16 state.
+///   Nothing is kept in `state()`; `optimizer_tensors` (optimizer_state.h) has it by name.
+/// - `zero_grad` is torch's: it frees gradients, or zeroes them where they lie if passed false.
+///
+/// Dense real parameters; sparse gradients are a ConfigError. Thread safety: none.
+class FlatOptimizer : public torch::optim::Optimizer {
+ public:
+  /// The state of one parameter.
+  struct ParameterState {
+    int64_t step = 0;
+    std::vector<at::Tensor> fields;  ///< As in `traits().fields`; undefined if it has none.
+  };
+
+  /// Calls `closure` with gradients enabled, if there is one; then one update. Returns its loss.
+  at::Tensor step(LossClosure closure = nullptr) override;
+  /// torch's archives would have no names: ConfigError.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+  const RuleTraits& traits() const { return traits_; }
+  /// Pointers into `options`, which must be this optimizer's.
+  virtual NamedOptions named_options(torch::optim::OptimizerOptions& options) const = 0;
+
+  /// Copies, but for tensors. No fields: it has not been updated yet.
+  ParameterState state_of(const at::Tensor& parameter) const;
+  /// The shape of `field` for `parameter`; kNone with these options.
+  StateShape shape_of(const at::Tensor& parameter, size_t field) const;
+  /// Copies `state`'s tensors in, cast to the parameter's dtype. Undefined fields: none yet.
+  void set_state(const at::Tensor& parameter, const ParameterState& state);
+
+  /// Tensors the last step updated, joined ones counted once: for tests and tuning.
+  size_t run_count() const { return run_count_; }
+
+ protected:
+  FlatOptimizer(
+      RuleTraits traits,
+      std::vector<torch::optim::OptimizerParamGroup> groups,
+      std::unique_ptr<torch::optim::OptimizerOptions> defaults);
+
+  /// Lays out what has been added to `param_groups()`. For constructors, and before every step.
+  void adopt_parameters();
+
+  virtual StateShape shape(
+      const torch::optim::OptimizerOptions& options,
+      const at::Tensor& parameter,
+      size_t field) const = 0;
+  virtual double initial(const torch::optim::OptimizerOptions& options) const = 0;
+  virtual void update(const torch::optim::OptimizerOptions& options, const Batch& batch) const = 0;
+  /// ConfigError unless `options` are this optimizer's.
+  virtual void check(const torch::optim::OptimizerOptions& options) const = 0;
+
+ private:
+  struct Place {
+    size_t group = 0;
+    size_t item = 0;
+  };
+
+  void step_group(size_t group);
+  bool create_missing_state(size_t group, FlatParameter& item);
+  Place place_of(const at::Tensor& parameter) const;
+
+  RuleTraits traits_;
+  std::vector<FlatGroup> groups_;
+  std::vector<std::vector<at::TensorImpl*>> known_;  ///< [group] In the order of its params().
+  size_t run_count_ = 0;
+};
+
+}  // namespace lockstep::optim

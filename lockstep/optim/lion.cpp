@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/optim/lion.h"
+
+namespace lockstep::optim {
+
+RuleTraits LionRule::traits() {
+  return {.name = "Lion", .fields = {"exp_avg"}, .counts_steps = false};
+}
+
+NamedOptions LionRule::named(Options& options) {
+  return {{"lr", &options.lr}, {"betas", &options.betas}, {"weight_decay", &options.weight_decay}};
+}
+
+void LionRule::check(const Options& options) {
+  require_option(options.lr >= 0, "Lion", "lr", options.lr, "at least 0");
+  for (const double beta : {options.betas.first, options.betas.second}) {
+    require_option(beta >= 0 && beta < 1, "Lion", "one of betas", beta, "at least 0, below 1");
+  }
+  require_option(
+      options.weight_decay >= 0, "Lion", "weight_decay", options.weight_decay, "at least 0");
+}
+
+StateShape LionRule::shape(
+    const Options& /*options*/, const at::Tensor& /*parameter*/, size_t /*field*/) {
+  return StateShape::kParameter;
+}
+
+void LionRule::update(const Options& options, const Batch& batch) {
+  for_each_stretch(batch, [&](const std::vector<at::Tensor>& stretch) {
+    const at::Tensor& parameter = stretch[0];
+    const at::Tensor& gradient = stretch[1];
+    const at::Tensor& exp_avg = stretch[2];
+    const at::Tensor direction = scale_(exp_avg.clone(), options.betas.first)
+                                     .add_(gradient, 1 - options.betas.first)
+                                     .sign_();
+    if (options.weight_decay != 0) {
+      scale_(parameter, 1 - options.lr * options.weight_decay);
+    }
+    parameter.add_(direction, -options.lr);
+    scale_(exp_avg, options.betas.second).add_(gradient, 1 - options.betas.second);
+  });
+}
+
+}  // namespace lockstep::optim

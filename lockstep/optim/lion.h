@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <utility>
+
+#include "lockstep/optim/rule_optimizer.h"
+
+namespace lockstep::optim {
+
+/// By the names and defaults of the authors' code.
+struct LionOptions {
+  double lr = 1e-4;  ///< A third to a tenth of AdamW's.
+  std::pair<double, double> betas = {0.9, 0.99};
+  double weight_decay = 0;  ///< Taken from the parameter, times lr: three to ten times AdamW's.
+};
+
+/// Moves every element by lr, in the direction of the sign of a momentum. State: one tensor a
+/// parameter, half of Adam's. After: Chen et al., "Symbolic Discovery of Optimization Algorithms",
+/// NeurIPS 2023, algorithm 2.
+struct LionRule {
+  using Options = LionOptions;
+  static RuleTraits traits();
+  static NamedOptions named(Options& options);
+  static void check(const Options& options);
+  static StateShape shape(const Options& options, const at::Tensor& parameter, size_t field);
+  static void update(const Options& options, const Batch& batch);
+};
+
+using Lion = RuleOptimizer<LionRule>;
+
+}  // namespace lockstep::optim

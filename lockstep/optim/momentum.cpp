@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/optim/momentum.h"
+
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <variant>
+
+#include <torch/optim/optimizer.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/optim/optimizer_settings.h"
+
+namespace lockstep::optim {
+
+void set_momentum(
+    torch::optim::Optimizer& optimizer,
+    size_t group,
+    double momentum,
+    std::optional<double> beta2) {
+  torch::optim::OptimizerOptions& options = optimizer.param_groups().at(group).options();
+  const auto* ours = dynamic_cast<const FlatOptimizer*>(&optimizer);
+  const NamedOptions named =
+      ours != nullptr ? ours->named_options(options) : torch_named_options(options);
+  for (const NamedOption& option : named) {
+    const std::string_view name = option.name;
+    if (name == "betas") {
+      if (auto* const* pair = std::get_if<std::pair<double, double>*>(&option.value)) {
+        **pair = {momentum, beta2.value_or((*pair)->second)};
+        return;
+      }
+      if (auto* const* tuple = std::get_if<std::tuple<double, double>*>(&option.value)) {
+        **tuple = {momentum, beta2.value_or(std::get<1>(**tuple))};
+        return;
+      }
+    }
+    if (name == "momentum") {
+      *std::get<double*>(option.value) = momentum;
+      return;
+    }
+  }
+  throw ConfigError(
+      "scheduler",
+      "this schedule cycles momentum, and the optimizer has neither betas nor momentum; switch "
+      "cycle_momentum off");
+}
+
+}  // namespace lockstep::optim

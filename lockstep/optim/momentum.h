@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <optional>
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace lockstep::optim {
+
+/// What schedules that cycle momentum set: the first of an optimizer's betas (and the second, if
+/// given), or else its momentum, of one parameter group. Works on ours and on torch::optim's.
+/// ConfigError for an optimizer that has neither.
+void set_momentum(
+    torch::optim::Optimizer& optimizer,
+    size_t group,
+    double momentum,
+    std::optional<double> beta2 = std::nullopt);
+
+}  // namespace lockstep::optim

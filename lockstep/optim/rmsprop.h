@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "lockstep/optim/rule_optimizer.h"
+
+namespace lockstep::optim {
+
+/// torch.optim.RMSprop's, by its names and defaults.
+struct RMSpropOptions {
+  double lr = 1e-2;
+  double alpha = 0.99;
+  double eps = 1e-8;  ///< Added outside the square root.
+  double weight_decay = 0;
+  double momentum = 0;
+  bool centered = false;
+  bool maximize = false;
+};
+
+/// Libtorch has no fused kernel: the passes torch.optim makes, over stretches that stay in the
+/// cache. After: Tieleman & Hinton, lecture 6.5, 2012; centered: Graves, arXiv:1308.0850.
+struct RMSpropRule {
+  using Options = RMSpropOptions;
+  static RuleTraits traits();
+  static NamedOptions named(Options& options);
+  static void check(const Options& options);
+  static StateShape shape(const Options& options, const at::Tensor& parameter, size_t field);
+  static void update(const Options& options, const Batch& batch);
+};
+
+using RMSprop = RuleOptimizer<RMSpropRule>;
+
+}  // namespace lockstep::optim

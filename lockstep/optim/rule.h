@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep::optim {
+
+/// What one call of an update rule works on, in place: tensors of one dtype and device, dense in
+/// memory. A tensor is one parameter or, where the rule is elementwise, a stretch of a flat buffer
+/// with many.
+struct Batch {
+  std::vector<at::Tensor> parameters;
+  std::vector<at::Tensor> gradients;           ///< Only read; strided as the parameters.
+  std::vector<std::vector<at::Tensor>> state;  ///< [field][tensor]; undefined if it has none.
+  std::vector<int64_t> steps;                  ///< [tensor] Steps it has seen, this one included.
+  bool first = false;                          ///< The state was made for this call.
+};
+
+/// How large a parameter's tensor of one state field is.
+enum class StateShape {
+  kNone,       ///< There is none.
+  kParameter,  ///< As the parameter.
+  kRow,        ///< The parameter's, the last dimension 1.
+  kColumn,     ///< The parameter's, the last but one 1.
+};
+
+/// What is known of a rule whatever its options.
+struct RuleTraits {
+  const char* name;                 ///< As Python's class.
+  std::vector<const char*> fields;  ///< State, named as in Python's state_dict.
+  bool elementwise = true;          ///< Each element by itself: parameters may be joined.
+  bool counts_steps = true;         ///< "step" is state too; only equal ones may be joined.
+  bool eager_state = false;         ///< State exists before the first step.
+};
+
+/// A hyperparameter under the name Python gives it.
+struct NamedOption {
+  using Value = std::variant<
+      double*,
+      bool*,
+      std::pair<double, double>*,
+      std::tuple<double, double>*,
+      std::pair<std::optional<double>, double>*>;
+  const char* name;
+  Value value;
+};
+using NamedOptions = std::vector<NamedOption>;
+
+/// ConfigError "[optim] ..." unless `good`.
+void require_option(
+    bool good, const char* rule, const char* option, double value, const char* want);
+
+/// Calls `visit` with 1-D stretches of `batch`'s tensors: [0] parameter, [1] gradient, [2 ...] the
+/// fields of state (undefined where there is none). On the CPU they are short enough that a rule of
+/// several passes finds them in the cache each time. For elementwise rules.
+void for_each_stretch(
+    const Batch& batch, const std::function<void(const std::vector<at::Tensor>& stretch)>& visit);
+
+/// tensor *= factor, the factor in full precision as in Python; returns `tensor`.
+/// `Tensor::mul_(Scalar)` rounds it to the tensor's dtype first, which makes 0.999 a 1 in bf16.
+at::Tensor scale_(const at::Tensor& tensor, double factor);
+
+/// The steps of `batch` as libtorch's fused kernels want them: scalars beside the parameters.
+std::vector<at::Tensor> step_tensors(const Batch& batch);
+
+}  // namespace lockstep::optim

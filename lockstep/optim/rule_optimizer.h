@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/optim/flat_optimizer.h"
+
+namespace lockstep::optim {
+
+/// Parameters that are updated with options of their own.
+template <typename Options>
+struct ParameterGroup {
+  std::vector<at::Tensor> parameters;
+  Options options = {};
+};
+
+/// An options struct as torch::optim keeps them, so that its schedulers can set the learning rate.
+template <typename Options>
+class GroupOptions final : public torch::optim::OptimizerOptions {
+ public:
+  explicit GroupOptions(Options options) : values(std::move(options)) {}
+  std::unique_ptr<torch::optim::OptimizerOptions> clone() const override {
+    return std::make_unique<GroupOptions>(*this);
+  }
+  double get_lr() const override { return values.lr; }
+  void set_lr(const double lr) override { values.lr = lr; }
+
+  Options values;
+};
+
+/// The optimizer that a rule makes: `AdamW optimizer(net->parameters(), {.lr = 3e-4});`
+///
+/// A rule is a struct with `Options` (an aggregate with an `lr`) and the static functions `traits`,
+/// `named`, `check`, `shape`, `update`, and `initial` if its state does not begin at 0. It knows
+/// tensors, not parameters, so it serves pieces of flat buffers as well.
+template <typename Rule>
+class RuleOptimizer final : public FlatOptimizer {
+ public:
+  using Options = typename Rule::Options;
+  using Group = ParameterGroup<Options>;
+
+  /// ConfigError for impossible options or parameters.
+  explicit RuleOptimizer(std::vector<at::Tensor> parameters, Options options = {})
+      : RuleOptimizer(std::vector<Group>{{std::move(parameters), std::move(options)}}) {}
+
+  /// Each group is updated with its own options. The first group's are what a later
+  /// `add_param_group` without any gets.
+  explicit RuleOptimizer(const std::vector<Group>& groups)
+      : FlatOptimizer(Rule::traits(), torch_groups(groups), defaults_of(groups)) {
+    set_options(0, groups);
+    adopt_parameters();
+  }
+
+  /// Adds a group, now or between steps. torch's own `add_param_group` works too, but knows only
+  /// its own options and gives the group the first one's.
+  using torch::optim::Optimizer::add_param_group;
+  void add_param_group(const Group& group) {
+    Rule::check(group.options);
+    torch::optim::Optimizer::add_param_group(torch::optim::OptimizerParamGroup(group.parameters));
+    set_options(param_groups_.size() - 1, {group});
+    adopt_parameters();
+  }
+
+  /// The options of one group, to look at and to change.
+  Options& options(size_t group = 0) { return values(param_groups_.at(group).options()); }
+
+  NamedOptions named_options(torch::optim::OptimizerOptions& options) const override {
+    return Rule::named(values(options));
+  }
+
+ protected:
+  StateShape shape(
+      const torch::optim::OptimizerOptions& options,
+      const at::Tensor& parameter,
+      size_t field) const override {
+    return Rule::shape(values(options), parameter, field);
+  }
+  double initial(const torch::optim::OptimizerOptions& options) const override {
+    if constexpr (requires { Rule::initial(values(options)); }) {
+      return Rule::initial(values(options));
+    } else {
+      return 0;
+    }
+  }
+  void update(const torch::optim::OptimizerOptions& options, const Batch& batch) const override {
+    Rule::update(values(options), batch);
+  }
+  void check(const torch::optim::OptimizerOptions& options) const override {
+    Rule::check(values(options));
+  }
+
+ private:
+  template <typename Base>  // torch's options, const or not.
+  static auto& values(Base& options) {
+    using Wanted = std::
+        conditional_t<std::is_const_v<Base>, const GroupOptions<Options>, GroupOptions<Options>>;
+    auto* found = dynamic_cast<Wanted*>(&options);
+    if (found == nullptr) {
+      throw ConfigError(
+          "optim",
+          std::string("a parameter group has the options of another optimizer; expected ") +
+              Rule::traits().name + "'s, in a GroupOptions");
+    }
+    return found->values;
+  }
+
+  static std::vector<torch::optim::OptimizerParamGroup> torch_groups(
+      const std::vector<Group>& groups) {
+    std::vector<torch::optim::OptimizerParamGroup> all;
+    for (const Group& group : groups) {
+      all.emplace_back(group.parameters);
+    }
+    return all;
+  }
+
+  // torch's constructor does not keep options of types it does not know.
+  void set_options(size_t first, const std::vector<Group>& groups) {
+    for (size_t i = 0; i < groups.size(); ++i) {
+      param_groups_[first + i].set_options(
+          std::make_unique<GroupOptions<Options>>(groups[i].options));
+    }
+  }
+
+  static std::unique_ptr<torch::optim::OptimizerOptions> defaults_of(
+      const std::vector<Group>& groups) {
+    return std::make_unique<GroupOptions<Options>>(
+        groups.empty() ? Options() : groups.front().options);
+  }
+};
+
+}  // namespace lockstep::optim

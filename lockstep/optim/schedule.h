@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep::optim {
+
+/// A step of a schedule worth telling: "warm-up ends" at 100.
+struct ScheduleMark {
+  int64_t step = 0;
+  std::string what;
+};
+
+/// What a schedule is made of. The functions are only asked for legal steps and groups.
+struct ScheduleParts {
+  /// The factory's name: "warmup_cosine".
+  std::string name;
+  std::function<double(int64_t step, double base_lr, size_t group)> lr;
+  /// Empty: the schedule leaves momentum alone.
+  std::function<double(int64_t step, size_t group)> momentum = nullptr;
+  /// What the second beta is set to along with the momentum.
+  std::optional<double> beta2 = std::nullopt;
+  /// The last legal step; none: it never ends.
+  std::optional<int64_t> total_steps = std::nullopt;
+  /// How many parameter groups it has values for; none: any number.
+  std::optional<size_t> groups = std::nullopt;
+  std::vector<ScheduleMark> marks = {};
+};
+
+/// A learning rate as a pure function of the step: resuming it needs the step and nothing else.
+///
+/// Step s is the number of scheduler steps done; step 0 is the rate at construction, so the n-th
+/// update of a run (from 1) is made with the rate of step n - 1. A run of N updates with a
+/// scheduler step after each ends at step N, which a schedule of N steps still allows; one more is
+/// an error, because a schedule that has ended means that the run was planned differently.
+///
+/// A value: copies are cheap and the same schedule. Thread-safe, if a custom function is.
+class Schedule {
+ public:
+  explicit Schedule(ScheduleParts parts);
+
+  /// The rate of step `step` for parameter group `group`, whose rate at construction was `base_lr`.
+  /// Schedules given absolute rates (OneCycle and its like) ignore `base_lr`. ConfigError for a
+  /// step below 0 or past the end, and for a group the schedule has no values for.
+  double lr(int64_t step, double base_lr, size_t group = 0) const;
+  /// What SGD's momentum, or Adam's first beta, becomes; nothing if the schedule leaves it alone.
+  std::optional<double> momentum(int64_t step, size_t group = 0) const;
+  /// What Adam's second beta becomes along with the first; DeepSpeed's OneCycle only.
+  std::optional<double> beta2() const { return parts_->beta2; }
+
+  const std::string& name() const { return parts_->name; }
+  /// The last legal step; nothing if it never ends.
+  std::optional<int64_t> total_steps() const { return parts_->total_steps; }
+  /// How many parameter groups it was given values for; nothing if it suits any number.
+  std::optional<size_t> groups() const { return parts_->groups; }
+  const std::vector<ScheduleMark>& marks() const { return parts_->marks; }
+
+  /// The same schedule, never an error past its end: there its formula goes on, as in the library
+  /// it is from. Most stay at their last rate; a cosine with cycles rises again.
+  Schedule without_end() const;
+
+ private:
+  void check(int64_t step, size_t group) const;
+  std::shared_ptr<const ScheduleParts> parts_;
+};
+
+/// Base rate times `factor(step)`, as torch's LambdaLR. ConfigError if `factor` is empty or
+/// `total_steps` negative.
+Schedule custom(
+    std::function<double(int64_t step)> factor, std::optional<int64_t> total_steps = std::nullopt);
+
+/// The schedule as a run of `steps` updates meets it, in one line for a person: "warmup_cosine:
+/// learning rate 0 at step 0, 0.0003 at step 100 (warm-up ends), 0 at step 5000 (end)". Says so
+/// where the run is longer than the schedule, or ends before it does. Costs `steps` evaluations.
+std::string describe(const Schedule& schedule, double base_lr, int64_t steps);
+
+}  // namespace lockstep::optim

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/optim/sgd.h"
+
+#include <ATen/ops/_fused_sgd.h>
+
+namespace lockstep::optim {
+namespace {
+
+// libtorch 2.13's fused kernel leaves half-precision parameters on the CPU unchanged, but for the
+// last few elements; 2.15's does not.
+bool fused_is_wrong(const at::Tensor& parameter) {
+  return parameter.is_cpu() && parameter.element_size() == 2;
+}
+
+void update_stretch(const SGDOptions& options, const std::vector<at::Tensor>& stretch, bool first) {
+  const at::Tensor& parameter = stretch[0];
+  const at::Tensor& momentum_buffer = stretch[2];
+  at::Tensor gradient = options.maximize ? -stretch[1] : stretch[1];
+  if (options.weight_decay != 0) {
+    gradient = gradient.add(parameter, options.weight_decay);
+  }
+  if (options.momentum != 0) {
+    if (first) {
+      momentum_buffer.copy_(gradient);
+    } else {
+      scale_(momentum_buffer, options.momentum).add_(gradient, 1 - options.dampening);
+    }
+    gradient = options.nesterov ? gradient.add(momentum_buffer, options.momentum) : momentum_buffer;
+  }
+  parameter.add_(gradient, -options.lr);
+}
+
+}  // namespace
+
+RuleTraits SGDRule::traits() {
+  return {.name = "SGD", .fields = {"momentum_buffer"}, .counts_steps = false};
+}
+
+NamedOptions SGDRule::named(Options& options) {
+  return {
+      {"lr", &options.lr},
+      {"momentum", &options.momentum},
+      {"dampening", &options.dampening},
+      {"weight_decay", &options.weight_decay},
+      {"nesterov", &options.nesterov},
+      {"maximize", &options.maximize}};
+}
+
+void SGDRule::check(const Options& options) {
+  require_option(options.lr >= 0, "SGD", "lr", options.lr, "at least 0");
+  require_option(options.momentum >= 0, "SGD", "momentum", options.momentum, "at least 0");
+  require_option(
+      options.weight_decay >= 0, "SGD", "weight_decay", options.weight_decay, "at least 0");
+  require_option(
+      !options.nesterov || options.momentum > 0,
+      "SGD",
+      "momentum",
+      options.momentum,
+      "more than 0, which nesterov needs");
+  require_option(
+      !options.nesterov || options.dampening == 0,
+      "SGD",
+      "dampening",
+      options.dampening,
+      "0, which nesterov needs");
+}
+
+StateShape SGDRule::shape(
+    const Options& options, const at::Tensor& /*parameter*/, size_t /*field*/) {
+  return options.momentum != 0 ? StateShape::kParameter : StateShape::kNone;
+}
+
+void SGDRule::update(const Options& options, const Batch& batch) {
+  if (fused_is_wrong(batch.parameters[0])) {
+    for_each_stretch(batch, [&](const std::vector<at::Tensor>& stretch) {
+      update_stretch(options, stretch, batch.first);
+    });
+    return;
+  }
+  const at::TensorList none;
+  at::_fused_sgd_(
+      batch.parameters,
+      batch.gradients,
+      options.momentum != 0 ? at::TensorList(batch.state[0]) : none,
+      options.weight_decay,
+      options.momentum,
+      options.lr,
+      options.dampening,
+      options.nesterov,
+      options.maximize,
+      batch.first);
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "lockstep/optim/schedule.h"
+
+/// The schedules of transformers' `get_..._schedule`: a linear warm-up from 0 to the base rate in
+/// `warmup_steps` steps (0: none), then what the name says. All take the base rate from the
+/// optimizer. Every factory throws ConfigError for a warm-up longer than the schedule, a
+/// `total_steps` that is missing, and numbers without sense.
+namespace lockstep::optim {
+
+/// The base rate throughout.
+Schedule constant();
+
+struct WarmupConstantOptions {
+  int64_t warmup_steps = 0;
+};
+/// Stays at the base rate. Never ends.
+Schedule warmup_constant(WarmupConstantOptions options);
+
+struct WarmupLinearOptions {
+  int64_t warmup_steps = 0;
+  int64_t total_steps = 0;  ///< Warm-up included; required.
+};
+/// Falls on a line to 0 at `total_steps`.
+Schedule warmup_linear(WarmupLinearOptions options);
+
+struct WarmupCosineOptions {
+  int64_t warmup_steps = 0;
+  int64_t total_steps = 0;  ///< Warm-up included; required.
+  double num_cycles = 0.5;  ///< Waves of the cosine; a half falls once.
+  double min_lr_ratio = 0;  ///< Of the base rate: what the cosine falls to.
+};
+/// Falls on a cosine to `min_lr_ratio` of the base rate. After: Loshchilov, Hutter, "SGDR", 2017.
+Schedule warmup_cosine(WarmupCosineOptions options);
+
+struct WarmupCosineRestartsOptions {
+  int64_t warmup_steps = 0;
+  int64_t total_steps = 0;  ///< Warm-up included; required.
+  int64_t num_cycles = 1;
+};
+/// Falls to 0 `num_cycles` times, jumping back to the base rate in between.
+Schedule warmup_cosine_restarts(WarmupCosineRestartsOptions options);
+
+struct WarmupPolynomialOptions {
+  int64_t warmup_steps = 0;
+  int64_t total_steps = 0;  ///< Warm-up included; required.
+  double lr_end = 1e-7;     ///< A rate, not a ratio.
+  double power = 1;
+};
+/// Falls to `lr_end` as (1 - progress)^power. A base rate that is not above `lr_end` is a
+/// ConfigError of `lr`. Every parameter group ends at `lr_end`, where transformers scales the
+/// second one's end by the first one's rate.
+Schedule warmup_polynomial(WarmupPolynomialOptions options);
+
+struct WarmupInverseSqrtOptions {
+  int64_t warmup_steps = 0;
+  std::optional<int64_t> timescale =
+      std::nullopt;  ///< By default the warm-up's length, or 10000 without one.
+};
+/// Falls as 1 / sqrt(step). Never ends. After: Vaswani et al., "Attention Is All You Need", 2017.
+Schedule warmup_inverse_sqrt(WarmupInverseSqrtOptions options);
+
+/// The way from 0 to 1 of a warm-up, and back of a decay.
+enum class Ramp { kLinear, kCosine, kOneMinusSqrt };
+
+struct WarmupStableDecayOptions {
+  int64_t warmup_steps = 0;
+  int64_t decay_steps = 0;
+  std::optional<int64_t> total_steps = std::nullopt;   ///< Give this one,
+  std::optional<int64_t> stable_steps = std::nullopt;  ///< or this one, or both if they agree.
+  Ramp warmup_type = Ramp::kLinear;
+  Ramp decay_type = Ramp::kCosine;
+  double min_lr_ratio = 0;  ///< Of the base rate, at both ends.
+  double num_cycles = 0.5;  ///< Waves of a cosine decay; a half falls once.
+};
+/// Stays at the base rate for `stable_steps`, then falls to `min_lr_ratio` of it in `decay_steps`.
+/// "WSD", after: Hu et al., "MiniCPM", 2024.
+Schedule warmup_stable_decay(WarmupStableDecayOptions options);
+
+}  // namespace lockstep::optim

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/precision/autocast.h"
+
+#include <atomic>
+#include <exception>
+
+#include <fmt/format.h>
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+
+namespace lockstep {
+namespace {
+
+namespace autocast = at::autocast;
+
+c10::DeviceType checked(c10::DeviceType device_type, c10::ScalarType dtype, bool enabled) {
+  const bool known = device_type == c10::kCPU || device_type == c10::kCUDA;
+  if (!known) {
+    throw ConfigError(
+        "autocast",
+        fmt::format(
+            "there is no autocast for this device; got {}, expected cpu or cuda",
+            c10::DeviceTypeName(device_type, /*lower_case=*/true)));
+  }
+  if (enabled && device_type == c10::kCUDA && !at::hasCUDA()) {
+    throw ConfigError(
+        "autocast", "there is no CUDA device, so nothing would be cast; try the CPU's autocast");
+  }
+  if (enabled && dtype != c10::kHalf && dtype != c10::kBFloat16) {
+    throw ConfigError(
+        "autocast", fmt::format("casts to fp16 or bf16 only; got {}", c10::toString(dtype)));
+  }
+  return device_type;
+}
+
+void hint_once() noexcept {
+  static std::atomic<bool> told{false};
+  if (told.exchange(true)) {
+    return;
+  }
+  try {
+    log_warning(
+        "an exception left an fp16 autocast scope on the CPU; if it is of an operation that has no "
+        "fp16 kernel there (an LSTM, as a rule), use bf16, or run it in a nested Autocast with "
+        "enabled = false",
+        LogAudience::kEveryRank);
+  } catch (const std::exception&) {
+    // The exception that passes is the one to report.
+  }
+}
+
+}  // namespace
+
+Autocast::Autocast(
+    c10::DeviceType device_type, c10::ScalarType dtype, bool enabled, bool cache_enabled)
+    : device_type_(checked(device_type, dtype, enabled)),
+      hints_at_fp16_(enabled && device_type == c10::kCPU && dtype == c10::kHalf),
+      exceptions_at_start_(std::uncaught_exceptions()),
+      was_enabled_(autocast::is_autocast_enabled(device_type)),
+      old_dtype_(autocast::get_autocast_dtype(device_type)),
+      was_cache_enabled_(autocast::is_autocast_cache_enabled()) {
+  autocast::increment_nesting();
+  autocast::set_autocast_enabled(device_type, enabled);
+  if (enabled) {
+    autocast::set_autocast_dtype(device_type, dtype);
+  }
+  autocast::set_autocast_cache_enabled(cache_enabled);
+}
+
+Autocast::~Autocast() {
+  if (autocast::decrement_nesting() == 0) {
+    autocast::clear_cache();
+  }
+  autocast::set_autocast_enabled(device_type_, was_enabled_);
+  autocast::set_autocast_dtype(device_type_, old_dtype_);
+  autocast::set_autocast_cache_enabled(was_cache_enabled_);
+  if (hints_at_fp16_ && std::uncaught_exceptions() > exceptions_at_start_) {
+    hint_once();
+  }
+}
+
+}  // namespace lockstep

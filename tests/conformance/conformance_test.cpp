@@ -1,0 +1,323 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The suite that every strategy passes: however the work is dealt out, training is that of one
+// process on the whole batch. A strategy is a line of `strategies()`; the oracle is the plainest
+// loop there is, without Lockstep.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adamw.h>
+
+#include "lockstep/accelerator/local_sgd.h"
+#include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/base/test_folder.h"
+#include "lockstep/comm/gloo/gloo_ranks.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/data/tensor_dataset.h"
+#include "lockstep/optim/adam.h"
+#include "tests/conformance/awkward_net.h"
+
+namespace conformance {
+namespace {
+
+using lockstep::Accelerator;
+using lockstep::AcceleratorOptions;
+using Weights = std::map<std::string, at::Tensor>;
+
+constexpr int64_t kSamples = 96;
+constexpr int64_t kGlobalBatch = 24;  // Divides by 1 to 4 ranks, and by 2 micro-steps there.
+constexpr int kEpochs = 3;
+constexpr double kLr = 0.01;
+/// Large, so that an update does not magnify what rounding left of a gradient that is zero.
+constexpr double kEps = 1e-3;
+constexpr double kMaxNorm = 0.05;
+
+at::Tensor inputs() {
+  return at::sin(at::arange(kSamples * 5, at::kFloat) * 1.7).reshape({kSamples, 5});
+}
+at::Tensor targets() {
+  return inputs().sum(1, true) / 3;
+}
+
+struct Strategy {
+  std::string name;
+  std::function<AcceleratorOptions()> options = [] { return AcceleratorOptions(); };
+  int64_t micro_steps = 1;
+  int64_t local_sgd_steps = 0;  ///< 0: none.
+  bool clip = false;
+  /// Largest difference of a weight, against weights of about 0.5, and why it is not 0.
+  double tolerance = 2e-6;  ///< Sums over ranks are in another order than over a batch.
+};
+
+std::ostream& operator<<(std::ostream& out, const Strategy& strategy) {
+  return out << strategy.name;
+}
+
+std::vector<Strategy> strategies() {
+  const auto buckets = [](int64_t bytes) {
+    return [bytes] {
+      AcceleratorOptions options;
+      options.data_parallel.cap_bytes = options.data_parallel.first_cap_bytes = bytes;
+      return options;
+    };
+  };
+  const auto hook = [](lockstep::CommHookType type) {
+    return [type] {
+      AcceleratorOptions options;
+      options.data_parallel.comm_hook.type = type;
+      if (type == lockstep::CommHookType::kPowerSgd) {
+        options.data_parallel.comm_hook.power_sgd.start_iter = 2;
+        options.data_parallel.comm_hook.power_sgd.matrix_approximation_rank = 7;
+      }
+      return options;
+    };
+  };
+  const auto mixed = [](lockstep::Precision precision) {
+    // A scale that these gradients bear, or the first updates would be left out.
+    return [precision] {
+      return AcceleratorOptions{.mixed_precision = precision, .grad_scaler = {.init_scale = 256}};
+    };
+  };
+  const auto accumulate = [](int64_t steps) {
+    return [steps] { return AcceleratorOptions{.gradient_accumulation_steps = steps}; };
+  };
+  return {
+      {.name = "data_parallel"},
+      {.name = "tiny_buckets", .options = buckets(1)},
+      {.name = "huge_buckets", .options = buckets(int64_t{1} << 30)},
+      {.name = "clipping", .clip = true},
+      {.name = "accumulation", .options = accumulate(2), .micro_steps = 2},
+      {.name = "accumulation_and_clipping",
+       .options = accumulate(2),
+       .micro_steps = 2,
+       .clip = true},
+      {.name = "local_sgd_every_step", .local_sgd_steps = 1},
+      // Eight bits of mantissa in the products: 12 steps of AdamW at 0.01 end a few steps' length
+      // apart where a gradient is near zero.
+      {.name = "bf16", .options = mixed(lockstep::Precision::kBF16), .tolerance = 4e-2},
+      {.name = "fp16", .options = mixed(lockstep::Precision::kFP16), .tolerance = 4e-2},
+      {.name = "fp16_hook", .options = hook(lockstep::CommHookType::kFp16), .tolerance = 4e-2},
+      {.name = "bf16_hook", .options = hook(lockstep::CommHookType::kBf16), .tolerance = 4e-2},
+      // Rank 7 is the whole of these matrices.
+      {.name = "power_sgd", .options = hook(lockstep::CommHookType::kPowerSgd), .tolerance = 4e-2},
+  };
+}
+
+Weights weights_of(AwkwardNet& net) {
+  Weights weights;
+  for (const auto& item : net->named_parameters()) {
+    weights[item.key()] = item.value().detach().clone();
+  }
+  return weights;
+}
+
+at::Tensor loss_of(AwkwardNet& net, const at::Tensor& x, const at::Tensor& y) {
+  return (net->forward(x).to(at::kFloat) - y).pow(2).mean();
+}
+
+/// One process on whole batches, by torch alone.
+Weights oracle(
+    bool clip, const std::vector<at::Tensor>& batches, const std::vector<double>& parts) {
+  AwkwardNet net;
+  // torch's would update a parameter twice that has two names.
+  std::vector<at::Tensor> parameters;
+  for (const at::Tensor& parameter : net->parameters()) {
+    if (!std::any_of(parameters.begin(), parameters.end(), [&](const at::Tensor& other) {
+          return other.is_same(parameter);
+        })) {
+      parameters.push_back(parameter);
+    }
+  }
+  torch::optim::AdamW optimizer(
+      parameters, torch::optim::AdamWOptions(kLr).eps(kEps).weight_decay(0.01));
+  for (size_t i = 0; i < batches.size(); ++i) {
+    const at::Tensor& rows = batches[i];
+    (loss_of(net, inputs().index_select(0, rows), targets().index_select(0, rows)) * parts[i])
+        .backward();
+    if (clip) {
+      torch::nn::utils::clip_grad_norm_(parameters, kMaxNorm);
+    }
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  return weights_of(net);
+}
+
+Weights whole_batches(bool clip) {
+  std::vector<at::Tensor> batches;
+  for (int epoch = 0; epoch < kEpochs; ++epoch) {
+    for (int64_t begin = 0; begin < kSamples; begin += kGlobalBatch) {
+      batches.push_back(at::arange(begin, begin + kGlobalBatch));
+    }
+  }
+  return oracle(clip, batches, std::vector<double>(batches.size(), 1));
+}
+
+struct Job {
+  AwkwardNet model{nullptr};
+  lockstep::Optimizer optimizer;
+  std::shared_ptr<lockstep::data::Loader<lockstep::data::TensorDataset>> loader;
+};
+
+Job prepare(Accelerator& accelerator, const Strategy& strategy) {
+  AwkwardNet net;
+  const int64_t rows = kGlobalBatch / accelerator.num_processes() / strategy.micro_steps;
+  auto [model, optimizer, loader] = accelerator.prepare(
+      net,
+      lockstep::optim::AdamW(net->parameters(), {.lr = kLr, .eps = kEps, .weight_decay = 0.01}),
+      lockstep::data::Loader(
+          lockstep::data::TensorDataset(inputs(), targets()), {.batch_size = rows}));
+  return {model, optimizer, std::make_shared<decltype(loader)>(loader)};
+}
+
+void train(Accelerator& accelerator, const Strategy& strategy, Job& run, int epochs) {
+  lockstep::LocalSgd local_sgd(
+      accelerator,
+      run.model,
+      {.local_sgd_steps = std::max<int64_t>(strategy.local_sgd_steps, 1),
+       .enabled = strategy.local_sgd_steps > 0});
+  for (int epoch = 0; epoch < epochs; ++epoch) {
+    for (auto& batch : *run.loader) {
+      auto micro_step = accelerator.accumulate(run.model);
+      const at::Tensor loss = [&] {
+        auto cast = accelerator.autocast();
+        return loss_of(run.model, batch.data, batch.target);
+      }();
+      accelerator.backward(loss);
+      if (strategy.clip) {
+        accelerator.clip_grad_norm_(run.model->parameters(), kMaxNorm);
+      }
+      run.optimizer.step();
+      run.optimizer.zero_grad();
+      local_sgd.step();
+    }
+  }
+  local_sgd.finish();
+}
+
+void expect_close(const Weights& weights, const Weights& expected, double tolerance) {
+  ASSERT_EQ(weights.size(), expected.size());
+  for (const auto& [name, tensor] : expected) {
+    const double difference = (weights.at(name) - tensor).abs().max().item<double>();
+    EXPECT_LE(difference, tolerance) << name;
+  }
+}
+
+void on_ranks(
+    int world, const AcceleratorOptions& options, const std::function<void(Accelerator&)>& body) {
+  if (world == 1) {
+    Accelerator accelerator(options, lockstep::WorldSpec{}, lockstep::Group());
+    body(accelerator);
+  } else {
+    lockstep::accelerated_ranks(world, options, body);
+  }
+}
+
+class Conformance : public ::testing::TestWithParam<std::tuple<Strategy, int>> {};
+
+/// Rows of the whole batch must be those of the ranks' batches together: contiguous rounds are.
+TEST_P(Conformance, trains_as_one_process_on_the_whole_batch) {
+  const auto& [strategy, world] = GetParam();
+  const Weights expected = whole_batches(strategy.clip);
+  on_ranks(world, strategy.options(), [&, &strategy = strategy](Accelerator& accelerator) {
+    Job run = prepare(accelerator, strategy);
+    train(accelerator, strategy, run, kEpochs);
+    EXPECT_EQ(run.optimizer.steps(), kEpochs * kSamples / kGlobalBatch);
+    expect_close(weights_of(run.model), expected, strategy.tolerance);
+    EXPECT_FALSE(run.model->unused->weight.grad().defined()) << "as in one process";
+  });
+}
+
+TEST_P(Conformance, goes_on_from_its_own_checkpoint_to_the_bit) {
+  const auto& [strategy, world] = GetParam();
+  const lockstep::TestFolder folder;
+  on_ranks(world, strategy.options(), [&, &strategy = strategy](Accelerator& accelerator) {
+    Job unbroken = prepare(accelerator, strategy);
+    train(accelerator, strategy, unbroken, 1);
+    accelerator.save_state(folder.path() / "saved");
+    train(accelerator, strategy, unbroken, 2);
+    const Weights expected = weights_of(unbroken.model);
+    accelerator.free_memory();
+
+    Job resumed = prepare(accelerator, strategy);
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : resumed.model->parameters()) {
+        parameter.fill_(7);
+      }
+    }
+    accelerator.load_state(folder.path() / "saved");
+    train(accelerator, strategy, resumed, 2);
+    expect_close(weights_of(resumed.model), expected, 0);
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Strategies,
+    Conformance,
+    ::testing::Combine(::testing::ValuesIn(strategies()), ::testing::Range(1, 5)),
+    [](const auto& of) {
+      return std::get<0>(of.param).name + "_world_" + std::to_string(std::get<1>(of.param));
+    });
+
+TEST(ConformanceUneven, a_rank_without_a_batch_counts_as_zero) {
+  for (const int world : {2, 3, 4}) {
+    // The last round has a batch for rank 0 alone.
+    const int64_t rows = 4, full = 2, samples = (full * world + 1) * rows;
+    std::vector<at::Tensor> batches;
+    std::vector<double> parts;
+    for (int64_t round = 0; round < full; ++round) {
+      batches.push_back(at::arange(round * world * rows, (round + 1) * world * rows));
+      parts.push_back(1);
+    }
+    batches.push_back(at::arange(samples - rows, samples));
+    parts.push_back(1.0 / world);
+    const Weights expected = oracle(false, batches, parts);
+    on_ranks(world, {}, [&](Accelerator& accelerator) {
+      AwkwardNet net;
+      auto [model, optimizer, loader] = accelerator.prepare(
+          net,
+          lockstep::optim::AdamW(net->parameters(), {.lr = kLr, .eps = kEps, .weight_decay = 0.01}),
+          lockstep::data::Loader(
+              lockstep::data::TensorDataset(
+                  inputs().slice(0, 0, samples), targets().slice(0, 0, samples)),
+              {.batch_size = rows}));
+      accelerator.join_uneven_inputs(
+          {.even_batches = false},
+          [&, model = model, optimizer = optimizer, loader = loader]() mutable {
+            for (auto& batch : loader) {
+              accelerator.backward(loss_of(model, batch.data, batch.target));
+              optimizer.step();
+              optimizer.zero_grad();
+            }
+          });
+      expect_close(weights_of(net), expected, 2e-6);
+    });
+  }
+}
+
+TEST(ConformanceSockets, data_parallel_over_gloo_equals_one_process) {
+  const Weights expected = whole_batches(true);
+  lockstep::gloo_ranks(2, [&](lockstep::Group group) {
+    lockstep::WorldSpec world;
+    world.rank = world.local_rank = group.rank();
+    world.size = world.local_size = group.size();
+    Accelerator accelerator({}, world, std::move(group));
+    const Strategy strategy{.name = "gloo", .clip = true};
+    Job run = prepare(accelerator, strategy);
+    train(accelerator, strategy, run, kEpochs);
+    expect_close(weights_of(run.model), expected, 2e-6);
+  });
+}
+
+}  // namespace
+}  // namespace conformance

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The example programs as their users start them.
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/base/test_folder.h"
+#include "tests/e2e/launch_harness.h"
+#include "tests/e2e/shell.h"
+
+namespace lockstep::e2e {
+namespace {
+
+using ::testing::HasSubstr;
+
+const std::string kBin = LOCKSTEP_BIN_DIR;
+const std::string kText = std::string(LOCKSTEP_SOURCE_DIR) + "/LICENSE";
+const std::string kOneThread = "OMP_NUM_THREADS=1";
+
+/// The JSON object in the last line of what the program said.
+nlohmann::json last_line(const Outcome& outcome) {
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const size_t end = outcome.out.find_last_not_of('\n');
+  const size_t begin = outcome.out.rfind('\n', end);
+  return nlohmann::json::parse(outcome.out.substr(begin + 1, end - begin));
+}
+
+class Examples : public ::testing::Test {
+ protected:
+  nlohmann::json run(
+      int ranks,
+      const std::string& name,
+      const std::string& program,
+      std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), kBin + "/" + program);
+    arguments.insert(arguments.end(), {"--json", "--output", (folder_.path() / name).string()});
+    if (ranks == 1) {
+      return last_line(run_command(arguments, {kOneThread}));
+    }
+    return last_line(run_lockstep(launch(std::to_string(ranks), arguments), {kOneThread}));
+  }
+  TestFolder folder_;
+};
+
+TEST_F(Examples, the_demos_loss_with_four_accumulated_batches_is_that_of_one_four_times_as_large) {
+  const auto loss = [&](const std::string& name, int ranks, int batch, int accumulate) {
+    return run(ranks,
+               name,
+               "fashion_mnist",
+               {"--epochs",
+                "1",
+                "--steps",
+                "12",
+                "--batch-size",
+                std::to_string(batch),
+                "--accumulate",
+                std::to_string(accumulate)})
+        .at("loss")
+        .get<double>();
+  };
+  const double whole = loss("whole", 1, 256, 1);
+  // The order of additions differs: 12 updates let it grow to about 1e-6.
+  EXPECT_NEAR(loss("four", 1, 64, 4), whole, 2e-5);
+  EXPECT_NEAR(loss("two_by_two", 2, 64, 2), whole, 2e-5);
+}
+
+std::vector<std::string> small_model(std::vector<std::string> more) {
+  std::vector<std::string> arguments{
+      "--data",
+      kText,
+      "--prompt",
+      "License",
+      "--layers",
+      "2",
+      "--heads",
+      "2",
+      "--width",
+      "32",
+      "--context",
+      "32",
+      "--warmup",
+      "5",
+      "--sample",
+      "40"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
+TEST_F(Examples, char_lm_learns_on_two_processes_in_bf16) {
+  const nlohmann::json result = run(
+      2, "learns", "char_lm", small_model({"--steps", "60", "--batch-size", "8", "--lr", "1e-2"}));
+  EXPECT_EQ(result.at("steps"), 60);
+  EXPECT_LT(result.at("loss").get<double>(), 3.2) << "chance is above 4";
+}
+
+TEST_F(Examples, char_lm_is_the_same_however_its_batches_are_dealt_out) {
+  const auto loss = [&](const std::string& name, int ranks, int accumulate) {
+    return run(ranks,
+               name,
+               "char_lm",
+               small_model(
+                   {"--steps",
+                    "10",
+                    "--batch-size",
+                    "4",
+                    "--precision",
+                    "no",
+                    "--dropout",
+                    "0",
+                    "--accumulate",
+                    std::to_string(accumulate)}))
+        .at("loss")
+        .get<double>();
+  };
+  const double one = loss("one", 1, 2);
+  EXPECT_NEAR(loss("two", 2, 1), one, 2e-5);
+}
+
+TEST_F(Examples, char_lm_goes_on_from_its_checkpoint) {
+  const auto run_to = [&](const std::string& name, const std::string& more) {
+    std::vector<std::string> arguments = small_model(
+        {"--steps", "8", "--evaluate-every", "4", "--batch-size", "4", "--dropout", "0.1"});
+    if (!more.empty()) {
+      arguments.push_back(more);
+    }
+    return run(1, name, "char_lm", arguments).at("loss").get<double>();
+  };
+  const double unbroken = run_to("unbroken", "");
+  std::filesystem::rename(folder_.path() / "unbroken", folder_.path() / "broken");
+  std::filesystem::remove_all(folder_.path() / "broken" / "checkpoints" / "checkpoint_2");
+  EXPECT_EQ(run_to("broken", "--resume"), unbroken);
+}
+
+TEST_F(Examples, say_what_is_wrong_with_a_text) {
+  const Outcome outcome = run_command(
+      {kBin + "/char_lm", "--data", "/nowhere", "--output", (folder_.path() / "x").string()});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("--data FILE"));
+}
+
+}  // namespace
+}  // namespace lockstep::e2e

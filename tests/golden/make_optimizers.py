@@ -1,0 +1,200 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes optimizers.json: where torch.optim's optimizers arrive after 50 and 100 steps, for
+lockstep/optim/optimizers_test.cpp.
+
+Run with the torch that Lockstep is built against (made with torch 2.13.0+cpu, ./.venv/bin/python):
+
+    python tests/golden/make_optimizers.py
+
+torch.optim runs as it does by default on the CPU, one parameter at a time, but for "fused" cases. Lion
+and LAMB, which it has not, are written out below from their papers. Parameters, gradients and learning
+rates come from integer formulas that C++ repeats; the test knows them too.
+"""
+
+import json
+import math
+import pathlib
+
+import torch
+
+SHAPES = [(3, 5), (7,), (), (2, 3, 2, 2), (4, 1)]
+STEPS = 100
+MIDDLE = 50
+
+
+def numbers(shape, first, step, modulus, scale):
+    """((first + step * i) % modulus - modulus // 2) / scale for the i-th element, exact in every dtype."""
+    count = math.prod(shape)
+    index = torch.arange(count, dtype=torch.int64)
+    return (((first + step * index) % modulus - modulus // 2).to(torch.float64) / scale).reshape(shape)
+
+
+def start(k):
+    return numbers(SHAPES[k], 3 * k, 5, 11, 4)
+
+
+def gradient(k, t):
+    """Of parameter k in step t = 0, 1, ...; None if it takes no part."""
+    if (k == 1 and t % 3 == 1) or (k == 3 and t < 10):
+        return None
+    return numbers(SHAPES[k], 13 * t + 29 * k, 7, 18, 8) + 1 / 16  # Never 0.
+
+
+def learning_rate(base, t):
+    return base * (1 + t % 4) / 4
+
+
+class Lion(torch.optim.Optimizer):
+    """Chen et al. 2023, algorithm 2."""
+
+    def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0):
+        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                m = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
+                c = beta1 * m + (1 - beta1) * p.grad
+                p.copy_(p - group["lr"] * (torch.sign(c) + group["weight_decay"] * p))
+                m.copy_(beta2 * m + (1 - beta2) * p.grad)
+
+
+class LAMB(torch.optim.Optimizer):
+    """You et al. 2020, algorithm 2, the trust ratio held between DeepSpeed's two bounds."""
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0,
+                 bias_correction=True, max_coeff=10.0, min_coeff=0.01):
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
+                                      bias_correction=bias_correction, max_coeff=max_coeff,
+                                      min_coeff=min_coeff))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                state["step"] = state.get("step", 0) + 1
+                m = state.setdefault("exp_avg", torch.zeros_like(p))
+                v = state.setdefault("exp_avg_sq", torch.zeros_like(p))
+                m.copy_(beta1 * m + (1 - beta1) * p.grad)
+                v.copy_(beta2 * v + (1 - beta2) * p.grad**2)
+                m_hat, v_hat = m, v
+                if group["bias_correction"]:
+                    m_hat = m / (1 - beta1 ** state["step"])
+                    v_hat = v / (1 - beta2 ** state["step"])
+                u = m_hat / (v_hat.sqrt() + group["eps"]) + group["weight_decay"] * p
+                size, update_size = p.norm().item(), u.norm().item()
+                trust = 1.0
+                if size > 0 and update_size > 0:
+                    trust = min(max(size / update_size, group["min_coeff"]), group["max_coeff"])
+                p.copy_(p - group["lr"] * trust * u)
+
+
+CLASSES = {name: getattr(torch.optim, name) for name in ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adafactor")}
+CLASSES |= {"Lion": Lion, "LAMB": LAMB}
+
+# Type, dtype, options of the one group, or of two: the even parameters and the odd ones.
+CASES = [
+    ("SGD", "float32", [{"lr": 0.1}]),
+    ("SGD", "float32", [{"lr": 0.1, "momentum": 0.9, "weight_decay": 0.1}]),
+    ("SGD", "float64", [{"lr": 0.1, "momentum": 0.9, "dampening": 0.3, "maximize": True}]),
+    ("SGD", "float64", [{"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}]),
+    ("SGD", "float32", [{"lr": 0.1, "momentum": 0.9, "nesterov": True}, {"lr": 0.02, "weight_decay": 0.2}]),
+    ("SGD", "bfloat16", [{"lr": 0.1, "momentum": 0.9}]),
+    ("Adam", "float32", [{}]),
+    ("Adam", "float64", [{"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1, "amsgrad": True}]),
+    ("Adam", "float32", [{"lr": 0.02, "maximize": True}, {"lr": 0.01, "amsgrad": True}]),
+    ("AdamW", "float32", [{}]),
+    ("AdamW", "float64", [{"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1, "amsgrad": True}]),
+    ("AdamW", "float32", [{"lr": 0.02, "weight_decay": 0.1}, {"lr": 0.02, "weight_decay": 0.0, "maximize": True}]),
+    ("AdamW", "bfloat16", [{"lr": 0.02}]),
+    ("Adagrad", "float32", [{}]),
+    ("Adagrad", "bfloat16", [{"lr": 0.1}]),
+    ("Adagrad", "float64", [{"lr": 0.1, "lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.5,
+                             "eps": 1e-4, "maximize": True}]),
+    ("RMSprop", "float32", [{}]),
+    ("RMSprop", "float64", [{"lr": 0.02, "alpha": 0.9, "eps": 1e-3, "weight_decay": 0.1, "momentum": 0.8,
+                             "centered": True}]),
+    ("RMSprop", "float32", [{"momentum": 0.9, "maximize": True}, {"centered": True}]),
+    ("RMSprop", "bfloat16", [{"lr": 0.02}]),
+    ("Lion", "float32", [{"lr": 0.01, "weight_decay": 0.1}]),
+    ("Lion", "float64", [{"lr": 0.01, "betas": (0.95, 0.98), "weight_decay": 0.5}, {}]),
+    ("Adafactor", "float32", [{}]),
+    ("Adafactor", "float64", [{"lr": 0.3, "beta2_decay": -0.6, "eps": (1e-4, 1e-2), "d": 1.5, "weight_decay": 0.1,
+                               "maximize": True}]),
+    ("Adafactor", "bfloat16", [{"lr": 0.05}]),
+    ("Adafactor", "float32", [{"lr": 0.3}, {"eps": (None, 0.1)}]),
+    ("LAMB", "float32", [{"lr": 0.02, "weight_decay": 0.1}]),
+    ("LAMB", "float64", [{"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1,
+                          "bias_correction": False}]),
+    ("LAMB", "float64", [{"lr": 0.02, "max_coeff": 0.4, "min_coeff": 0.3}, {"lr": 0.1, "weight_decay": 0.02}]),
+]
+
+
+def snapshot(optimizer, parameters):
+    """Parameter values, then state: {field: [values of parameter 0, ...]}; null where there is none."""
+    fields = sorted({field for p in parameters for field, value in optimizer.state.get(p, {}).items()
+                     if value is not None})
+    taken = {"parameter": [p.detach().double().flatten().tolist() for p in parameters]}
+    for field in fields:
+        values = [optimizer.state.get(p, {}).get(field) for p in parameters]
+        taken[field] = [None if v is None else torch.as_tensor(v).double().flatten().tolist() for v in values]
+    return taken
+
+
+def run(name, dtype, options):
+    parameters = [torch.nn.Parameter(start(k).to(getattr(torch, dtype))) for k in range(len(SHAPES))]
+    # In half precision torch's loop rounds after every operation, its fused kernels only at the end. Its
+    # fused SGD is wrong there in 2.13 (parameters stay unchanged), so C++ follows the loop.
+    extra = {"fused": True} if dtype == "bfloat16" and name in ("Adam", "AdamW", "Adagrad") else {}
+    groups = [{"params": parameters[g :: len(options)], **group} for g, group in enumerate(options)]
+    optimizer = CLASSES[name](groups, **extra)
+    bases = [group["lr"] for group in optimizer.param_groups]
+    middle = None
+    for t in range(STEPS):
+        for group, base in zip(optimizer.param_groups, bases):
+            group["lr"] = learning_rate(base, t)
+        for k, p in enumerate(parameters):
+            g = gradient(k, t)
+            p.grad = None if g is None else g.to(p.dtype)
+        optimizer.step()
+        if t + 1 == MIDDLE:
+            middle = snapshot(optimizer, parameters)["parameter"]
+    return {"type": name, "dtype": dtype, "fused": bool(extra), "groups": options, "middle": middle,
+            "end": snapshot(optimizer, parameters)}
+
+
+def rounded(value, digits):
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}")
+    if isinstance(value, list):
+        return [rounded(v, digits) for v in value]
+    if isinstance(value, dict):
+        return {k: rounded(v, digits) for k, v in value.items()}
+    return value
+
+
+def main():
+    torch.set_num_threads(1)
+    digits = {"bfloat16": 9, "float32": 9, "float64": 14}
+    lines = [f'"made_by":"tests/golden/make_optimizers.py, torch {torch.__version__}"']
+    cases = []
+    for case in CASES:
+        result = run(*case)
+        for key in ("middle", "end"):
+            result[key] = rounded(result[key], digits[case[1]])
+        cases.append(json.dumps(result, separators=(",", ":")))
+    lines.append('"cases":[\n' + ",\n".join(cases) + "\n]")
+    pathlib.Path(__file__).with_name("optimizers.json").write_text("{" + ",\n".join(lines) + "}\n")
+
+
+if __name__ == "__main__":
+    main()
