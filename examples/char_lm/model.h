@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <torch/torch.h>
 
@@ -19,7 +21,7 @@ struct ModelOptions {
 
 /// Attention to what came before, then two layers at each place; each added to its input.
 struct BlockImpl : torch::nn::Module {
-  BlockImpl(const ModelOptions& options)
+  explicit BlockImpl(const ModelOptions& options)
       : heads(options.heads),
         dropout(options.dropout),
         norm1(register_module("norm1", torch::nn::LayerNorm(norm_options(options)))),
@@ -69,7 +71,7 @@ struct CharModelImpl : torch::nn::Module {
         norm(register_module(
             "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({options.width})))) {
     for (int64_t i = 0; i < options.layers; ++i) {
-      blocks.push_back(register_module("block" + std::to_string(i), Block(options)));
+      blocks.emplace_back(register_module("block" + std::to_string(i), Block(options)));
     }
     const torch::NoGradGuard no_grad;
     for (auto& item : named_parameters()) {

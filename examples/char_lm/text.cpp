@@ -95,7 +95,7 @@ std::string Text::decode(const at::Tensor& tokens) const {
   return text;
 }
 
-Stretches::Stretches(at::Tensor tokens, int64_t begin, int64_t end, int64_t length)
+Stretches::Stretches(const at::Tensor& tokens, int64_t begin, int64_t end, int64_t length)
     : tokens_(tokens.slice(0, begin, end)), length_(length) {
   if (length < 1 || size() < 1) {
     throw ConfigError(

@@ -39,7 +39,7 @@ class Stretches {
   using Batch = lockstep::data::Batch;
 
   /// Of tokens [begin, end). ConfigError if there is not one stretch in it.
-  Stretches(at::Tensor tokens, int64_t begin, int64_t end, int64_t length);
+  Stretches(const at::Tensor& tokens, int64_t begin, int64_t end, int64_t length);
   int64_t size() const { return (tokens_.size(0) - 1) / length_; }
   Batch get_batch(std::span<const int64_t> indices) const;
 

@@ -113,6 +113,12 @@ class Accelerator {
     }
   }
 
+  /// The model itself: nothing is wrapped around it here. For programs that come from Accelerate.
+  template <ModuleHandle Model>
+  static Model unwrap_model(const Model& model) {
+    return model;
+  }
+
   // --- accumulation
   /// The scope of one micro-step: `auto micro_step = accelerator.accumulate(model);` at the top of
   /// the loop's body. Decides whether this one ends its group; if not, the models' gradients stay
@@ -281,7 +287,8 @@ class Accelerator {
   /// Runs `body`, a loop over prepared loaders in which processes may have different numbers of
   /// batches: one that is through takes part in the others' averaging with zero gradients until all
   /// are. Afterwards every process has the weights and optimizer state of one that was last.
-  /// Works on every transport. Collective; `body` must use no other collectives than backward.
+  /// Works on every transport. Collective; `body` must use no other collectives than backward(loss).
+  /// ConfigError with LocalSgd, with counts in backward, and with a NonFinitePolicy.
   void join_uneven_inputs(const JoinUnevenInputs& options, const std::function<void()>& body);
   void join_uneven_inputs(const std::function<void()>& body);
 

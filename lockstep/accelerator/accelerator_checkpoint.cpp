@@ -205,7 +205,7 @@ void Accelerator::check_loop(
                     : "was saved with fp16's loss scaler; this program does not use fp16");
   }
   if (loop.scaler) {
-    apply.push_back([&loop, saved = reader.meta().at("scaler")] {
+    apply.emplace_back([&loop, saved = reader.meta().at("scaler")] {
       loop.scaler_update_due = false;
       loop.scaler->load_state(saved);
     });
@@ -221,7 +221,7 @@ void Accelerator::check_loop(
             saved.at("num_steps").dump(),
             loop.accumulation.num_steps));
   }
-  apply.push_back([&loop, saved, within] {
+  apply.emplace_back([&loop, saved, within] {
     loop.step = saved.at("step").get<int64_t>();
     loop.in_group = saved.at("in_group").get<int64_t>();
     loop.sync_gradients = !within;

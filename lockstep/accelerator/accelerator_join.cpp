@@ -97,15 +97,30 @@ void Accelerator::join_uneven_inputs(
         "join_uneven_inputs",
         state.joining ? "inside another one" : "does not go with LocalSgd; finish() it first");
   }
-  const EvenBatches even(state.loaders, options.even_batches);
-  state.joining = true;
-  try {
-    run_joined(*state.parallels, body, options.join);
-  } catch (...) {
-    state.joining = false;
-    throw;
+  LoopState& loop = *state.loop;
+  if (loop.finite->policy() != NonFinitePolicy::kIgnore && use_distributed()) {
+    throw ConfigError(
+        "join_uneven_inputs",
+        "does not go with a NonFinitePolicy: all processes would have to agree on every update, and "
+        "those without data make none; use NonFinitePolicy::kIgnore");
   }
-  state.joining = false;
+  const EvenBatches even(state.loaders, options.even_batches);
+  loop.update_scaler_if_due();
+  // Averaged gradients overflow on all processes or on none, and who has no data is not there to
+  // agree.
+  const auto agree_among = [&](Group group) {
+    if (loop.scaler) {
+      loop.scaler->set_group(std::move(group));
+    }
+  };
+  state.joining = true;
+  agree_among(Group());
+  const GradientScope after([&state, &agree_among] {
+    state.joining = false;
+    agree_among(state.group);
+  });
+  run_joined(*state.parallels, body, options.join);
+  loop.update_scaler_if_due();
   if (!use_distributed()) {
     return;
   }
@@ -116,6 +131,14 @@ void Accelerator::join_uneven_inputs(
     broadcast_optimizer(
         state.group, optimizer, state.parameter_names(), static_cast<int>(most - steps.begin()));
     optimizer.set_steps(most->get<int64_t>());
+  }
+  if (loop.scaler) {
+    // Updates that were left out count here, not in optimizers' steps: ranks are asked for both.
+    const std::vector<nlohmann::json> calls = lockstep::gather_object(state.group, loop.updates);
+    const auto most = std::max_element(calls.begin(), calls.end());
+    loop.scaler->load_state(broadcast_object(
+        loop.scaler->state(), static_cast<int>(most - calls.begin())));
+    loop.updates = most->get<int64_t>();
   }
   for (Scheduler& scheduler : state.schedulers) {
     std::vector<nlohmann::json> states = lockstep::gather_object(state.group, scheduler.state());

@@ -166,6 +166,12 @@ void Accelerator::backward(const at::Tensor& loss_sum, double count) {
   if (!(count >= 0)) {
     throw ConfigError("backward", fmt::format("a count must be 0 or more; got {}", count));
   }
+  if (state_->joining) {
+    throw ConfigError(
+        "backward",
+        "counts do not go with join_uneven_inputs: processes without data have none to add; divide "
+        "each loss yourself and use backward(loss)");
+  }
   const bool grouped = loop.in_micro_step && loop.accumulation.num_steps > 1;
   if (grouped && ++loop.counts_in_micro_step > 1) {
     throw ConfigError(

@@ -183,5 +183,34 @@ TEST(JoinUnevenInputs, ranks_with_fewer_batches_shadow_the_others) {
   });
 }
 
+TEST(JoinUnevenInputs, goes_with_fp16_and_refuses_what_all_must_agree_on) {
+  const AcceleratorOptions options{
+      .mixed_precision = Precision::kFP16, .grad_scaler = {.init_scale = 64}};
+  accelerated_ranks(2, options, [](Accelerator& accelerator) {
+    Linear net = plain_net();
+    auto [model, optimizer, loader] =
+        accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.1}), numbers(6));
+    accelerator.join_uneven_inputs(
+        {.even_batches = false}, [&, model = model, optimizer = optimizer, loader = loader]() mutable {
+          EXPECT_THROW(
+              accelerator.backward(model->forward(at::ones({1, 1})).sum(), 1), ConfigError);
+          EXPECT_THROW(LocalSgd(accelerator, model), ConfigError);
+          for (auto& batch : loader) {
+            auto cast = accelerator.autocast();
+            accelerator.backward((model->forward(batch.data).to(at::kFloat) - 1).pow(2).mean());
+            optimizer.step();
+            optimizer.zero_grad();
+          }
+        });
+    EXPECT_TRUE(same_on_all(accelerator, model->weight));
+    const at::Tensor scale = at::full({1}, accelerator.scaler()->growth_tracker(), at::kFloat);
+    EXPECT_TRUE(same_on_all(accelerator, scale));
+  });
+  accelerated_ranks(
+      2, {.non_finite = NonFinitePolicy::kStop}, [](Accelerator& accelerator) {
+        EXPECT_THROW(accelerator.join_uneven_inputs([] {}), ConfigError);
+      });
+}
+
 }  // namespace
 }  // namespace lockstep

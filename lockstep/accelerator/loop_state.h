@@ -31,11 +31,13 @@ struct LoopState {
   /// at the next backward outside of any, so that it never changes within an accumulation group.
   std::optional<GradScaler> scaler;
   bool scaler_update_due = false;
+  int64_t updates = 0;  ///< Of the scale.
   std::shared_ptr<FiniteGuard> finite;
 
   void update_scaler_if_due() {
     if (scaler && scaler_update_due) {
       scaler->update();
+      ++updates;
       scaler_update_due = false;
     }
   }

@@ -61,7 +61,7 @@ at::Tensor split_between_processes(
     const at::Tensor& inputs, int rank, int world, bool apply_padding) {
   const int64_t size = batch_size_of({inputs});
   const auto [begin, end] = share_of(size, rank, world);
-  const at::Tensor share = inputs.slice(0, begin, end);
+  at::Tensor share = inputs.slice(0, begin, end);
   if (!apply_padding || size == 0 || share_padding(size, rank, world) == 0) {
     return share;
   }

@@ -35,13 +35,14 @@ void Optimizer::step() {
     return;
   }
   state.skipped = !loop.finite->may_step(state.steps);
-  if (!state.skipped) {
-    if (loop.scaler) {
-      state.skipped =
-          !loop.scaler->step(state.inner.get(), parameters(), [&] { state.inner->step(); });
-    } else {
-      state.inner->step();
-    }
+  if (loop.scaler && state.skipped) {
+    // The scaler must know that these gradients have had their turn.
+    loop.scaler->unscale_(state.inner.get(), parameters());
+  } else if (loop.scaler) {
+    state.skipped =
+        !loop.scaler->step(state.inner.get(), parameters(), [&] { state.inner->step(); });
+  } else if (!state.skipped) {
+    state.inner->step();
   }
   loop.scaler_update_due = true;
   if (!state.skipped) {

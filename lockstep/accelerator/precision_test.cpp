@@ -212,5 +212,26 @@ TEST(NonFinite, skip_leaves_the_update_out_everywhere_and_ignore_does_not) {
   }
 }
 
+TEST(NonFinite, a_skipped_step_with_fp16_does_not_confuse_the_scaler) {
+  accelerated_ranks(
+      2,
+      {.mixed_precision = Precision::kFP16,
+       .grad_scaler = {.init_scale = 8},
+       .non_finite = NonFinitePolicy::kSkip},
+      [](Accelerator& accelerator) {
+        Linear net = plain_net();
+        auto [model, optimizer] =
+            accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
+        for (const float factor : {NAN, 1.0F}) {
+          accelerator.backward(model->forward(at::ones({1, 2})).sum() * factor);
+          accelerator.clip_grad_norm_(model->parameters(), 100);
+          optimizer.step();
+          optimizer.zero_grad();
+        }
+        EXPECT_EQ(optimizer.steps(), 1);
+        EXPECT_FLOAT_EQ(model->weight[0][0].item<float>(), 0.4F);
+      });
+}
+
 }  // namespace
 }  // namespace lockstep

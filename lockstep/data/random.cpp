@@ -44,21 +44,21 @@ void set_seed(uint64_t seed, bool device_specific, int rank) {
 }
 
 RngType rng_type_of(const std::string& name) {
-  static const std::vector<std::string> kNames = {"torch", "cuda", "generator"};
-  const auto found = std::find(kNames.begin(), kNames.end(), name);
-  if (found == kNames.end()) {
+  static const std::vector<std::string> names = {"torch", "cuda", "generator"};
+  const auto found = std::find(names.begin(), names.end(), name);
+  if (found == names.end()) {
     throw ConfigError(
         "rng_types",
         fmt::format(
             "unknown type '{}'; expected torch, cuda or generator{}",
             name,
-            did_you_mean(name, kNames)));
+            did_you_mean(name, names)));
   }
-  return static_cast<RngType>(found - kNames.begin());
+  return static_cast<RngType>(found - names.begin());
 }
 
 void synchronize_rng_states(
-    Group& group, const std::vector<RngType>& types, std::optional<at::Generator> generator) {
+    Group& group, const std::vector<RngType>& types, const std::optional<at::Generator>& generator) {
   std::vector<at::Generator> generators;
   for (const RngType type : types) {
     generators.push_back(generator_of(type, generator));

@@ -32,6 +32,6 @@ RngType rng_type_of(const std::string& name);
 void synchronize_rng_states(
     Group& group,
     const std::vector<RngType>& types,
-    std::optional<at::Generator> generator = std::nullopt);
+    const std::optional<at::Generator>& generator = std::nullopt);
 
 }  // namespace lockstep::data

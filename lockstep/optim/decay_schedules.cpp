@@ -96,7 +96,8 @@ Schedule step_decay(StepDecayOptions options) {
   check_range(name, "gamma", options.gamma, 0);
   ScheduleParts parts{.name = name, .lr = nullptr};
   parts.lr = [options](int64_t step, double base_lr, size_t) {
-    return base_lr * std::pow(options.gamma, static_cast<double>(step / options.step_size));
+    const int64_t drops = step / options.step_size;
+    return base_lr * std::pow(options.gamma, static_cast<double>(drops));
   };
   parts.marks = {{options.step_size, "first drop"}};
   return Schedule(std::move(parts));

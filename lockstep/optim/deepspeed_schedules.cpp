@@ -104,7 +104,7 @@ double decay_interval(const Cycle& cycle, int64_t decay_step_size, int64_t i) {
 
 }  // namespace
 
-Schedule deepspeed_warmup(DeepSpeedWarmupOptions options) {
+Schedule deepspeed_warmup(const DeepSpeedWarmupOptions& options) {
   const char* name = "deepspeed_warmup";
   const WarmupRamp ramp(name, options.warmup_num_steps, options.warmup_type);
   const std::vector<double>& max = options.warmup_max_lr;

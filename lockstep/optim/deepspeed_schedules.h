@@ -22,7 +22,7 @@ struct DeepSpeedWarmupOptions {
   DeepSpeedWarmup warmup_type = DeepSpeedWarmup::kLog;
 };
 /// WarmupLR: rises to the maximum and stays there. Never ends.
-Schedule deepspeed_warmup(DeepSpeedWarmupOptions options);
+Schedule deepspeed_warmup(const DeepSpeedWarmupOptions& options);
 
 struct DeepSpeedWarmupDecayOptions {
   int64_t total_num_steps = 0;  ///< Required.

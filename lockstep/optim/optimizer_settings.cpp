@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -50,7 +51,8 @@ json to_json(const std::tuple<double, double>& value) {
 
 bool take(const json& from, double& to) {
   if (from == "inf" || from == "-inf") {
-    to = from == "inf" ? INFINITY : -INFINITY;
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    to = from == "inf" ? kInfinity : -kInfinity;
     return true;
   }
   if (!from.is_number()) {

@@ -67,6 +67,9 @@ class GradScaler {
   double get_scale() const;
   /// Clean updates in a row so far. Waits for the device.
   int64_t growth_tracker() const;
+  /// Who agrees on overflows from now on: a group of one for gradients that are known to be the same
+  /// on all ranks. Between iterations only.
+  void set_group(Group group) { group_ = std::move(group); }
   /// Whether a `step` found an inf or NaN, in the running iteration or, right after `update`, in
   /// the one it ended.
   bool found_inf() const { return found_inf_; }

@@ -17,15 +17,15 @@ constexpr std::array kAll = {Precision::kNo, Precision::kFP16, Precision::kBF16}
 
 /// Names that other libraries give the same things.
 const char* our_word_for(const std::string& name) {
-  static const std::map<std::string, const char*> kWords = {
+  static const std::map<std::string, const char*> words = {
       {"bfloat16", "bf16"},
       {"float16", "fp16"},
       {"half", "fp16"},
       {"float32", "no"},
       {"fp32", "no"},
       {"none", "no"}};
-  const auto found = kWords.find(name);
-  return found == kWords.end() ? nullptr : found->second;
+  const auto found = words.find(name);
+  return found == words.end() ? nullptr : found->second;
 }
 
 }  // namespace
