@@ -7,7 +7,8 @@
 //   build/release/bin/lockstep launch -n 2 build/release/bin/char_lm
 //
 // Shows accumulation, bf16, a cosine schedule, clipping, evaluation, checkpoints, and reads some of
-// its own text at the end.
+// its own text at the end. Expected from the second, in under four minutes on 2 cores: "step 400:
+// 3.09 bits a character on text it has not seen" (within 0.05; chance is 6.5), and a play's looks.
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -96,7 +97,9 @@ int train(const Options& options) {
   const int64_t characters = text.tokens().size(0);
   const int64_t cut = characters * 19 / 20;
 
-  lockstep::data::set_seed(options.common.seed);
+  // Dropout differs between processes; weights do not, prepare() gives all of them rank 0's.
+  lockstep::data::set_seed(
+      options.common.seed, /*device_specific=*/true, accelerator.process_index());
   examples::ModelOptions shape = options.model;
   shape.vocabulary = text.vocabulary();
   CharModel net(shape);
@@ -175,6 +178,10 @@ int train(const Options& options) {
   }
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   accelerator.end_training();
+  if (std::isnan(held_back_loss)) {
+    accelerator.print("nothing left to train: the checkpoint has all its steps; give more --steps");
+    held_back_loss = evaluate(accelerator, model, held_back);
+  }
 
   accelerator.on_main_process([&] {
     const auto seen = static_cast<double>(
@@ -187,6 +194,7 @@ int train(const Options& options) {
       accelerator.print(nlohmann::json{
           {"loss", held_back_loss},
           {"steps", optimizer.steps()},
+          {"steps_now", optimizer.steps() - steps_before},
           {"characters_per_second", seconds > 0 ? seen / seconds : 0.0}}
                             .dump());
     }

@@ -213,20 +213,20 @@ void Accelerator::add_model(const void* id, Tensors parameters, Tensors buffers)
   }
   refuse_shared_parameters(state.models, parameters());
   const size_t index = state.models.size();
+  const std::string prefix = index == 0 ? "" : fmt::format("model_{}.", index);
   if (!state.loop->scaler) {
-    state.loop->finite->watch(parameters());
+    NamedTensors named = parameters();
+    for (NamedTensor& item : named) {
+      item.name = prefix + item.name;
+    }
+    state.loop->finite->watch(named);
   }
   // Buckets of different models must not wait for each other: each further model has a group of its
   // own.
   Group group = index == 0 ? state.group : state.group.split(0);
   auto parallel = std::make_shared<DataParallel>(
       parameters(), buffers(), std::move(group), state.options.data_parallel);
-  state.models.push_back(
-      {id,
-       index == 0 ? "" : fmt::format("model_{}.", index),
-       std::move(parameters),
-       std::move(buffers),
-       parallel});
+  state.models.push_back({id, prefix, std::move(parameters), std::move(buffers), parallel});
   state.parallels->push_back(std::move(parallel));
 }
 

@@ -135,7 +135,7 @@ class Accelerator {
   GradientScope no_sync(const Models&... models) {
     return begin_no_sync({static_cast<const void*>(models.get())...});
   }
-  /// Within no_sync: the next backwards average after all.
+  /// Within no_sync: the next backwards average after all. ConfigError outside.
   template <ModuleHandle... Models>
   void trigger_sync_in_backward(const Models&... models) {
     trigger_sync_of({static_cast<const void*>(models.get())...});
@@ -218,9 +218,11 @@ class Accelerator {
         value, [&](const at::Tensor& tensor) { return lockstep::gather(group(), tensor); });
   }
   /// `gather` for tensors with a row per sample of the current batch, without the samples that were
-  /// only repeated to fill the last round. Tensors with another number of rows are gathered whole.
+  /// only repeated to fill the last round. Tensors with another number of rows are gathered whole;
+  /// one that merely happens to have as many, a 2 x 2 matrix beside a batch of 2, is for gather().
   template <NestedTensors T>
   T gather_for_metrics(const T& value) {
+    check_same_values("gather_for_metrics", value, /*with_sizes=*/false);
     return data::map_tensors(
         value, [&](const at::Tensor& tensor) { return gather_samples(tensor); });
   }
@@ -238,6 +240,7 @@ class Accelerator {
   template <NestedTensors T>
   T pad_across_processes(
       const T& value, int64_t dim = 0, double pad_index = 0, bool pad_first = false) {
+    check_same_values("pad_across_processes", value, /*with_sizes=*/false);
     return data::map_tensors(value, [&](const at::Tensor& tensor) {
       return lockstep::pad_across_processes(group(), tensor, dim, pad_index, pad_first);
     });
@@ -287,8 +290,9 @@ class Accelerator {
   /// Runs `body`, a loop over prepared loaders in which processes may have different numbers of
   /// batches: one that is through takes part in the others' averaging with zero gradients until all
   /// are. Afterwards every process has the weights and optimizer state of one that was last.
-  /// Works on every transport. Collective; `body` must use no other collectives than backward(loss).
-  /// ConfigError with LocalSgd, with counts in backward, and with a NonFinitePolicy.
+  /// Works on every transport. Collective; `body` must use no other collectives than
+  /// backward(loss). ConfigError with LocalSgd, with counts in backward, and with a
+  /// NonFinitePolicy.
   void join_uneven_inputs(const JoinUnevenInputs& options, const std::function<void()>& body);
   void join_uneven_inputs(const std::function<void()>& body);
 
@@ -366,6 +370,8 @@ class Accelerator {
   void scale_gradients(double factor);
   void run_backward(const at::Tensor& loss, double factor);
   void warn_of_unused_precision();
+  void clear_gradients();
+  void make_optimizers_equal(const char* where);
   void unscale_gradients_of(const std::vector<at::Tensor>& parameters);
 
   void check_optimizers(
@@ -373,9 +379,9 @@ class Accelerator {
   void check_loop(const checkpoint::Reader& reader, std::vector<std::function<void()>>& apply);
   at::Tensor gather_samples(const at::Tensor& tensor);
   template <typename T>
-  void check_same_values(const char* operation, const T& value) {
+  void check_same_values(const char* operation, const T& value, bool with_sizes = true) {
     if (debug()) {
-      lockstep::check_same_values(group(), operation, describe_nested(value));
+      lockstep::check_same_values(group(), operation, describe_nested(value, with_sizes));
     }
   }
   bool debug() const;

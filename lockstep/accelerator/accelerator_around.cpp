@@ -107,8 +107,18 @@ void Accelerator::wait_for_everyone() {
 
 at::Tensor Accelerator::gather_samples(const at::Tensor& tensor) {
   const data::BatchInfo* batch = state_->active->current();
-  const bool per_sample =
+  bool per_sample =
       batch != nullptr && tensor.defined() && tensor.dim() > 0 && tensor.size(0) == batch->rows;
+  if (batch != nullptr && use_distributed() &&
+      std::any_of(batch->rows_per_rank.begin(), batch->rows_per_rank.end(), [&](int64_t rows) {
+        return rows != batch->rows;
+      })) {
+    // A tensor of one row is a sample to the rank whose batch has one, and a value to the others.
+    const at::Tensor all =
+        state_->group.all_reduce(at::full({1}, per_sample ? 1 : 0, at::kInt), ReduceOp::kMin)
+            .wait();
+    per_sample = all.item<int>() != 0;
+  }
   if (!per_sample) {
     return lockstep::gather(state_->group, tensor);
   }
@@ -168,14 +178,25 @@ void Accelerator::forget_prepared() {
     loader->set_observer(nullptr);
   }
   state.loaders.clear();
-  state.clipped.clear();
   state.norms = {};
+  for (const auto& [model, local_sgd] : state.local_sgds) {
+    local_sgd->abandon();
+  }
+  state.local_sgds.clear();
+  state.restored_local_steps.clear();
+  state.optimizers_differ = false;
+  state.holds.clear();
   LoopState& loop = *state.loop;
   loop.finite = std::make_shared<FiniteGuard>(loop.finite->policy(), state.group);
   loop.sync_gradients = true;
   loop.step = 0;
   loop.in_group = 0;
   loop.counted.reset();
+  loop.clipped.clear();
+  loop.scaler_update_due = false;
+  if (loop.scaler) {
+    loop.scaler->forget_optimizers();
+  }
   release_cached_memory();
 }
 

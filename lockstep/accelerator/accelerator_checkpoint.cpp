@@ -48,19 +48,18 @@ std::string of_rank(int rank) {
 
 }  // namespace
 
-ParameterName Accelerator::State::parameter_names() const {
+ParameterName Accelerator::State::parameter_names(const char* where) const {
   auto names = std::make_shared<std::map<const void*, std::string>>();
   for (const Model& model : models) {
     for (const NamedTensor& item : model.parameters()) {
       names->emplace(item.tensor.unsafeGetTensorImpl(), model.prefix + item.name);
     }
   }
-  return [names](const at::Tensor& parameter) {
+  return [names, where = std::string(where)](const at::Tensor& parameter) {
     const auto found = names->find(parameter.unsafeGetTensorImpl());
     if (found == names->end()) {
       throw ConfigError(
-          "save_state",
-          "an optimizer has a parameter of no prepared model; prepare that model too");
+          where, "an optimizer has a parameter of no prepared model; prepare that model too");
     }
     return found->second;
   };
@@ -71,7 +70,7 @@ void Accelerator::save_state(const fs::path& folder) {
   for (const auto& [model, local_sgd] : state.local_sgds) {
     local_sgd->average();
   }
-  const ParameterName names = state.parameter_names();
+  const ParameterName names = state.parameter_names("save_state");
   checkpoint::Writer writer(state.group, folder);
   nlohmann::json steps = nlohmann::json::array();
   for (const Optimizer& optimizer : state.optimizers) {
@@ -154,7 +153,7 @@ void Accelerator::save_state(const fs::path& folder) {
 void Accelerator::check_optimizers(
     const checkpoint::Reader& reader, std::vector<std::function<void()>>& apply) {
   State& state = *state_;
-  const ParameterName names = state.parameter_names();
+  const ParameterName names = state.parameter_names("load_state");
   const nlohmann::json& meta = reader.meta();
   const bool local = meta.contains("local_sgd_steps");
   const std::string whose = local ? of_rank(process_index()) : "";
@@ -171,10 +170,16 @@ void Accelerator::check_optimizers(
     });
   }
   if (local) {
-    apply.emplace_back([&state, counters = meta.at("local_sgd_steps").get<std::vector<int64_t>>()] {
-      state.restored_local_steps = counters;
-      for (size_t i = 0; i < std::min(counters.size(), state.local_sgds.size()); ++i) {
-        state.local_sgds[i].second->load_steps(counters[i]);
+    apply.emplace_back([&state, counters = meta.at("local_sgd_steps")] {
+      state.optimizers_differ = state.local_sgds.size() < counters.size();
+      for (size_t i = 0; i < counters.size(); ++i) {
+        const auto steps = counters[i].get<int64_t>();
+        if (i < state.local_sgds.size()) {
+          state.local_sgds[i].second->load_steps(steps);
+          state.restored_local_steps.emplace_back();
+        } else {
+          state.restored_local_steps.emplace_back(steps);
+        }
       }
     });
   }
@@ -186,6 +191,7 @@ void Accelerator::check_optimizers(
           .iteration =
               reader.json(rank_file(stem, process_index(), ".json")).at("iteration").get<int64_t>(),
           .tensors = reader.tensors(tensors)};
+      state.models[i].parallel->check_hook_state(hook);
       apply.emplace_back([parallel = state.models[i].parallel, hook = std::move(hook)] {
         parallel->load_hook_state(hook);
       });
@@ -205,6 +211,7 @@ void Accelerator::check_loop(
                     : "was saved with fp16's loss scaler; this program does not use fp16");
   }
   if (loop.scaler) {
+    loop.scaler->check_state(reader.meta().at("scaler"));
     apply.emplace_back([&loop, saved = reader.meta().at("scaler")] {
       loop.scaler_update_due = false;
       loop.scaler->load_state(saved);
@@ -240,6 +247,11 @@ void Accelerator::check_loop(
 void Accelerator::load_state(const fs::path& folder) {
   State& state = *state_;
   std::vector<std::function<void()>> apply;
+  apply.emplace_back([this] {
+    clear_gradients();  // Of a group that the loaded state knows nothing of.
+    state_->restored_local_steps.clear();
+    state_->optimizers_differ = false;
+  });
   std::string failure;
   try {
     const checkpoint::Reader reader(folder);

@@ -51,8 +51,16 @@ class EvenBatches {
 };
 
 /// Gives every rank `root`'s optimizer state. A rank without a single batch has none at all.
+/// ConfigError on every rank, in the name of `where`, for a parameter without a name.
 void broadcast_optimizer(
-    Group& group, const Optimizer& optimizer, const ParameterName& names, int root) {
+    Group& group,
+    const Optimizer& optimizer,
+    const ParameterName& names,
+    int root,
+    const char* where) {
+  for (const at::Tensor& parameter : optimizer.parameters()) {
+    names(parameter);
+  }
   torch::optim::Optimizer& inner = optimizer.inner();
   const bool mine = group.rank() == root;
   NamedTensors tensors = mine ? optimizer_tensors(inner, names) : NamedTensors();
@@ -79,11 +87,27 @@ void broadcast_optimizer(
     item.tensor = group.broadcast(contiguous, root).wait();
   }
   if (!mine) {
-    check_optimizer(inner, names, tensors, head.at("settings"), "join_uneven_inputs")();
+    check_optimizer(inner, names, tensors, head.at("settings"), where)();
   }
 }
 
 }  // namespace
+
+void Accelerator::make_optimizers_equal(const char* where) {
+  State& state = *state_;
+  for (Optimizer& optimizer : state.optimizers) {
+    const std::vector<nlohmann::json> steps =
+        lockstep::gather_object(state.group, optimizer.steps());
+    const auto most = std::max_element(steps.begin(), steps.end());
+    broadcast_optimizer(
+        state.group,
+        optimizer,
+        state.parameter_names(where),
+        static_cast<int>(most - steps.begin()),
+        where);
+    optimizer.set_steps(most->get<int64_t>());
+  }
+}
 
 void Accelerator::join_uneven_inputs(const std::function<void()>& body) {
   join_uneven_inputs(JoinUnevenInputs{}, body);
@@ -101,8 +125,14 @@ void Accelerator::join_uneven_inputs(
   if (loop.finite->policy() != NonFinitePolicy::kIgnore && use_distributed()) {
     throw ConfigError(
         "join_uneven_inputs",
-        "does not go with a NonFinitePolicy: all processes would have to agree on every update, and "
+        "does not go with a NonFinitePolicy: all processes would have to agree on every update, "
+        "and "
         "those without data make none; use NonFinitePolicy::kIgnore");
+  }
+  for (const Optimizer& optimizer : state.optimizers) {
+    for (const at::Tensor& parameter : optimizer.parameters()) {
+      state.parameter_names("join_uneven_inputs")(parameter);
+    }
   }
   const EvenBatches even(state.loaders, options.even_batches);
   loop.update_scaler_if_due();
@@ -124,20 +154,18 @@ void Accelerator::join_uneven_inputs(
   if (!use_distributed()) {
     return;
   }
-  for (Optimizer& optimizer : state.optimizers) {
-    const std::vector<nlohmann::json> steps =
-        lockstep::gather_object(state.group, optimizer.steps());
-    const auto most = std::max_element(steps.begin(), steps.end());
-    broadcast_optimizer(
-        state.group, optimizer, state.parameter_names(), static_cast<int>(most - steps.begin()));
-    optimizer.set_steps(most->get<int64_t>());
-  }
+  // Processes have seen different numbers of micro-steps: all begin a new group.
+  loop.step = 0;
+  loop.in_group = 0;
+  loop.sync_gradients = true;
+  clear_gradients();
+  make_optimizers_equal("join_uneven_inputs");
   if (loop.scaler) {
     // Updates that were left out count here, not in optimizers' steps: ranks are asked for both.
     const std::vector<nlohmann::json> calls = lockstep::gather_object(state.group, loop.updates);
     const auto most = std::max_element(calls.begin(), calls.end());
-    loop.scaler->load_state(broadcast_object(
-        loop.scaler->state(), static_cast<int>(most - calls.begin())));
+    loop.scaler->load_state(
+        broadcast_object(loop.scaler->state(), static_cast<int>(most - calls.begin())));
     loop.updates = most->get<int64_t>();
   }
   for (Scheduler& scheduler : state.schedulers) {

@@ -64,12 +64,16 @@ GradientScope Accelerator::begin_no_sync(const std::vector<const void*>& models)
   ++state_->loop->no_sync_depth;
   return GradientScope([this, held = std::move(held)] {
     release(held);
-    --state_->loop->no_sync_depth;
+    state_->loop->no_sync_depth = std::max(0, state_->loop->no_sync_depth - 1);
     state_->loop->sync_triggered = false;
   });
 }
 
 void Accelerator::trigger_sync_of(const std::vector<const void*>& models) {
+  if (state_->loop->no_sync_depth == 0) {
+    throw ConfigError(
+        "trigger_sync_in_backward", "outside of no_sync(), where every backward averages anyway");
+  }
   state_->loop->sync_triggered = true;
   for (const auto& parallel : parallels_of(models)) {
     parallel->set_sync(true);
@@ -101,7 +105,8 @@ DataParallels Accelerator::hold_back(DataParallels parallels) {
 
 void Accelerator::release(const DataParallels& held) {
   for (const auto& parallel : held) {
-    if (--state_->holds[parallel.get()] == 0) {
+    const auto count = state_->holds.find(parallel.get());
+    if (count != state_->holds.end() && --count->second == 0) {
       parallel->set_sync(true);
     }
   }
@@ -203,13 +208,31 @@ void Accelerator::backward(const at::Tensor& loss_sum, double count) {
   run_backward(loss_sum, factor);
 }
 
+void Accelerator::clear_gradients() {
+  for (const State::Model& model : state_->models) {
+    std::vector<at::Tensor> parameters;
+    for (const NamedTensor& item : model.parameters()) {
+      parameters.push_back(item.tensor);
+    }
+    for (at::Tensor& left : model.parallel->zero_grad(parameters)) {
+      left.mutable_grad().reset();
+    }
+  }
+  state_->loop->clipped.clear();
+  state_->norms = {};
+}
+
 void Accelerator::run_backward(const at::Tensor& loss, double factor) {
   State& state = *state_;
   LoopState& loop = *state.loop;
+  if (state.optimizers_differ && state.local_sgds.empty()) {
+    state.optimizers_differ = false;
+    make_optimizers_equal("load_state");
+  }
   if (!loop.in_micro_step) {
     loop.update_scaler_if_due();
   }
-  state.clipped.clear();
+  loop.clipped.clear();
   loop.finite->look_at_loss(loss);
   warn_of_unused_precision();
   at::Tensor scaled = factor == 1 ? loss : at::mul(loss, factor);
@@ -298,6 +321,9 @@ void Accelerator::unscale_gradients(const Optimizer& optimizer) {
 }
 
 void Accelerator::unscale_gradients_of(const std::vector<at::Tensor>& parameters) {
+  if (!state_->loop->scaler) {
+    return;
+  }
   // Not every optimizer's: the turn of another may come after a backward of its own.
   for (const Optimizer& optimizer : state_->optimizers) {
     const std::vector<at::Tensor> theirs = optimizer.parameters();
@@ -317,21 +343,21 @@ at::Tensor Accelerator::clip_grad_norm_(
   if (!state.loop->sync_gradients) {
     return state.norms.before.defined() ? state.norms.before : at::zeros({});
   }
-  State::Clipped key{max_norm, norm_type, {}};
+  std::vector<const void*> same;
   for (const at::Tensor& parameter : parameters) {
-    key.parameters.push_back(parameter.unsafeGetTensorImpl());
+    same.push_back(parameter.unsafeGetTensorImpl());
   }
-  const auto done = std::find_if(state.clipped.begin(), state.clipped.end(), [&](const auto& item) {
-    return item.first == key;
-  });
-  if (done != state.clipped.end()) {
-    return done->second;
+  for (const LoopState::Clipped& done : state.loop->clipped) {
+    if (done.max_norm == max_norm && done.norm_type == norm_type && done.parameters == same) {
+      return done.norm;
+    }
   }
   unscale_gradients_of(parameters);
   at::Tensor norm = optim::clip_grad_norm_(parameters, max_norm, norm_type);
   state.norms.before = norm;
-  state.norms.after = at::clamp_max(norm, max_norm);
-  state.clipped.emplace_back(std::move(key), norm);
+  state.norms.after =
+      at::mul(norm, at::clamp_max(at::mul(at::reciprocal(at::add(norm, 1e-6)), max_norm), 1));
+  state.loop->clipped.push_back({max_norm, norm_type, std::move(same), norm});
   return norm;
 }
 

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,12 +20,6 @@ namespace lockstep {
 
 /// What an Accelerator holds; shared by its sources alone.
 struct Accelerator::State {
-  struct Clipped {
-    double max_norm;
-    double norm_type;
-    std::vector<const void*> parameters;
-    bool operator==(const Clipped&) const = default;
-  };
   struct Model {
     const void* id;
     std::string
@@ -34,8 +29,9 @@ struct Accelerator::State {
     std::shared_ptr<DataParallel> parallel;
   };
 
-  /// What checkpoints call the parameters of all models. ConfigError for any other parameter.
-  ParameterName parameter_names() const;
+  /// What checkpoints call the parameters of all models. ConfigError, in the name of `where`, for
+  /// any other parameter.
+  ParameterName parameter_names(const char* where) const;
 
   AcceleratorOptions options;
   WorldSpec world;
@@ -59,14 +55,14 @@ struct Accelerator::State {
   bool warned_of_precision = false;
   bool debug = false;
   bool joining = false;
+  /// Every process has loaded its own optimizer state, for a LocalSgd to go on from.
+  bool optimizers_differ = false;
   /// Of the models that have one, in the order they were made.
   std::vector<std::pair<const void*, std::shared_ptr<LocalSgdCore>>> local_sgds;
   /// Updates counted when a checkpoint was saved, for LocalSgds made after it was loaded.
-  std::vector<int64_t> restored_local_steps;
+  std::vector<std::optional<int64_t>> restored_local_steps;
   bool triggered = false;
   GradientNorms norms;
-  /// What clip_grad_norm_ has done since the last backward, and the norm it found.
-  std::vector<std::pair<Clipped, at::Tensor>> clipped;
   std::vector<std::unique_ptr<tracking::Tracker>> trackers;
   bool trackers_open = false;
 };

@@ -13,6 +13,7 @@
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/test_folder.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/data/tensor_dataset.h"
 
@@ -309,6 +310,55 @@ TEST(Accumulate, several_models_with_one_backward_each) {
     EXPECT_EQ(first->weight.grad().item<float>(), 1.5);
     EXPECT_EQ(second->weight.grad().item<float>(), 15);
   });
+}
+
+TEST(Accumulate, a_state_saved_within_a_group_goes_on_within_it) {
+  for (const bool counts : {false, true}) {
+    const TestFolder folder;
+    accelerated_ranks(2, {.gradient_accumulation_steps = 3}, [&](Accelerator& accelerator) {
+      const auto prepared = [&] {
+        Linear net = plain_net();
+        return accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
+      };
+      const auto micro = [&](auto& model, auto& optimizer, int index) {
+        auto micro_step = accelerator.accumulate(model);
+        const double mine = index + accelerator.process_index() * 0.5;
+        const at::Tensor loss = model->forward(at::full({1, 1}, mine)).sum();
+        counts ? accelerator.backward(loss, index + 1) : accelerator.backward(loss);
+        optimizer.step();
+        optimizer.zero_grad();
+      };
+      auto [model, optimizer] = prepared();
+      for (int index = 0; index < 4; ++index) {
+        micro(model, optimizer, index);
+      }
+      accelerator.save_state(folder.path() / "saved");
+      for (int index = 4; index < 6; ++index) {
+        micro(model, optimizer, index);
+      }
+      const at::Tensor expected = model->weight.detach().clone();
+      // A micro-step after the save is taken back as well.
+      micro(model, optimizer, 1000);
+      accelerator.load_state(folder.path() / "saved");
+      for (int index = 4; index < 6; ++index) {
+        micro(model, optimizer, index);
+      }
+      EXPECT_TRUE(at::equal(model->weight, expected));
+      accelerator.free_memory();
+      auto [fresh, fresh_optimizer] = prepared();
+      accelerator.load_state(folder.path() / "saved");
+      for (int index = 4; index < 6; ++index) {
+        micro(fresh, fresh_optimizer, index);
+      }
+      EXPECT_TRUE(at::equal(fresh->weight, expected));
+    });
+  }
+}
+
+TEST(NoSync, a_trigger_outside_is_refused) {
+  Accelerator accelerator({}, WorldSpec{}, Group());
+  auto net = accelerator.prepare(plain_net());
+  EXPECT_THROW(accelerator.trigger_sync_in_backward(net), ConfigError);
 }
 
 }  // namespace

@@ -2,12 +2,14 @@
 #include <filesystem>
 #include <fstream>
 #include <new>
+#include <optional>
 #include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <torch/nn/init.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
@@ -186,6 +188,31 @@ TEST(Profile, refuses_options_that_make_no_sense) {
 TEST(RngTypes, refuse_a_generator_that_loaders_do_not_have) {
   EXPECT_THROW(
       Accelerator({.rng_types = {data::RngType::kGenerator}}, WorldSpec{}, Group()), ConfigError);
+}
+
+TEST(ExecutableBatchSize, a_retry_with_fp16_begins_with_a_clean_scaler) {
+  Accelerator accelerator(
+      {.mixed_precision = Precision::kFP16, .grad_scaler = {.init_scale = 4}},
+      WorldSpec{},
+      Group());
+  std::optional<torch::optim::SGD> kept;  // Both attempts' optimizers lie at one address.
+  auto train = find_executable_batch_size(
+      [&](int64_t batch_size) {
+        accelerator.free_memory();
+        Linear net(1, 1);
+        torch::nn::init::zeros_(net->weight);
+        kept.emplace(net->parameters(), 1.0);
+        auto [model, optimizer] = accelerator.prepare(net, *kept);
+        accelerator.backward(model->forward(at::ones({1, 1})).sum());
+        accelerator.clip_grad_norm_(model->parameters(), 100);
+        if (batch_size > 3) {
+          throw std::bad_alloc();
+        }
+        optimizer.step();
+        return model->weight.item<float>();
+      },
+      4);
+  EXPECT_EQ(train(), -1);
 }
 
 }  // namespace

@@ -89,4 +89,25 @@ bool FiniteGuard::may_step(int64_t step) {
   return false;
 }
 
+void FiniteGuard::overflowed_unscaled(
+    const std::vector<at::Tensor>& parameters, int64_t step) const {
+  size_t bad = 0;
+  for (; bad < parameters.size(); ++bad) {
+    const at::Tensor& gradient = parameters[bad].grad();
+    if (gradient.defined() && !std::isfinite(at::sum(gradient.detach()).item<double>())) {
+      break;
+    }
+  }
+  const std::string what = fmt::format(
+      "in step {} gradients overflowed though the loss scale has fallen to 1{}; compute in bf16, "
+      "or look for what diverged",
+      step + 1,
+      bad < parameters.size() ? fmt::format(" (the optimizer's parameter {} on this rank)", bad)
+                              : "");
+  if (policy_ == NonFinitePolicy::kStop) {
+    throw Error("optimizer", what);
+  }
+  log_warning(what + "; the update is left out");
+}
+
 }  // namespace lockstep

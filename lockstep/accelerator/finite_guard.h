@@ -41,6 +41,9 @@ class FiniteGuard {
   /// Whether all ranks' losses and gradients since the last update were finite; else warns or
   /// throws Error. Collective at its first call after a backward. `step`: updates done so far.
   bool may_step(int64_t step);
+  /// Gradients of `parameters` overflowed on some rank though nothing scales them: warns or throws
+  /// Error. On all ranks alike.
+  void overflowed_unscaled(const std::vector<at::Tensor>& parameters, int64_t step) const;
 
  private:
   struct Seen {

@@ -3,7 +3,13 @@
 
 #include <algorithm>
 #include <exception>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/base/error.h"
@@ -13,14 +19,22 @@
 namespace lockstep {
 namespace {
 
-/// The momenta of `optimizers`, as they are, to be averaged in place.
-std::vector<at::Tensor> momenta_of(const std::vector<Optimizer>& optimizers) {
-  std::vector<at::Tensor> momenta;
-  for (const Optimizer& optimizer : optimizers) {
-    const auto no_name = [](const at::Tensor&) { return std::string("p"); };
-    for (const NamedTensor& item : optimizer_tensors(optimizer.inner(), no_name)) {
-      if (item.tensor.is_floating_point()) {
-        momenta.push_back(item.tensor);
+/// The momenta of one model's parameters, as they are, to be averaged in place.
+NamedTensors momenta_of(const std::vector<Optimizer>& optimizers, const NamedTensors& parameters) {
+  std::map<const void*, std::string> names;
+  for (const NamedTensor& item : parameters) {
+    names.emplace(item.tensor.unsafeGetTensorImpl(), item.name);
+  }
+  const std::string another = "?";
+  const auto name_of = [&](const at::Tensor& parameter) {
+    const auto found = names.find(parameter.unsafeGetTensorImpl());
+    return found == names.end() ? another : found->second;
+  };
+  NamedTensors momenta;
+  for (size_t i = 0; i < optimizers.size(); ++i) {
+    for (NamedTensor& item : optimizer_tensors(optimizers[i].inner(), name_of)) {
+      if (item.tensor.is_floating_point() && !item.name.starts_with(another + ".")) {
+        momenta.push_back({fmt::format("{}/{}", i, item.name), item.tensor});
       }
     }
   }
@@ -58,12 +72,14 @@ LocalSgd::LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOpt
       .enabled = options.enabled,
       .warmup_steps = options.warmup_steps,
       .average_buffers = options.average_buffers};
-  std::function<std::vector<at::Tensor>()> momenta;
+  std::function<NamedTensors()> momenta;
   if (options.optimizer_state == LocalOptimizerState::kAverage) {
-    momenta = [&state] { return momenta_of(state.optimizers); };
+    momenta = [&state, parameters = found->parameters] {
+      return momenta_of(state.optimizers, parameters());
+    };
   }
   auto core = std::make_shared<LocalSgdCore>(
-      *found->parallel,
+      found->parallel,
       found->parameters(),
       found->buffers(),
       state.group,
@@ -72,8 +88,10 @@ LocalSgd::LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOpt
   if (options.enabled && state.group.size() > 1) {
     core_ = std::move(core);
     state.local_sgds.emplace_back(model, core_);
-    if (state.restored_local_steps.size() >= state.local_sgds.size()) {
-      core_->load_steps(state.restored_local_steps[state.local_sgds.size() - 1]);
+    state.optimizers_differ = false;
+    const size_t index = state.local_sgds.size() - 1;
+    if (index < state.restored_local_steps.size() && state.restored_local_steps[index]) {
+      core_->load_steps(*std::exchange(state.restored_local_steps[index], std::nullopt));
     }
   }
 }
@@ -101,6 +119,8 @@ void LocalSgd::finish() {
     core_->finish();
     unregister();
     core_.reset();
+    // Momenta may have drifted apart, and data parallel would then drift after them.
+    accelerator_.make_optimizers_equal("local_sgd");
   }
 }
 

@@ -38,11 +38,15 @@ struct LocalSgdScopeOptions {
 ///   }
 ///   local_sgd.finish();
 ///
+/// After `finish()` optimizers have rank 0's state everywhere, so that data parallel may follow.
+///
 /// `step()` may be called in every micro-step: it counts updates that were applied. `finish()`
 /// averages a last time; destroying it without (an exception passes) communicates nothing, leaves
 /// processes with different parameters, and says so in the log if no exception is why. While it
 /// lives, save_state averages first and keeps every process's own optimizer state; the number of
-/// updates is part of the state. All loaders must give every process equally many batches.
+/// updates is part of the state. backward(loss_sum, count) still adds up the counts of all
+/// processes at every update, a small message. All loaders must give every process equally many
+/// batches.
 ///
 /// With one process, or enabled = false, it does nothing.
 class LocalSgd {

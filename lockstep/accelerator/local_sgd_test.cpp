@@ -191,7 +191,8 @@ TEST(JoinUnevenInputs, goes_with_fp16_and_refuses_what_all_must_agree_on) {
     auto [model, optimizer, loader] =
         accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.1}), numbers(6));
     accelerator.join_uneven_inputs(
-        {.even_batches = false}, [&, model = model, optimizer = optimizer, loader = loader]() mutable {
+        {.even_batches = false},
+        [&, model = model, optimizer = optimizer, loader = loader]() mutable {
           EXPECT_THROW(
               accelerator.backward(model->forward(at::ones({1, 1})).sum(), 1), ConfigError);
           EXPECT_THROW(LocalSgd(accelerator, model), ConfigError);
@@ -206,10 +207,103 @@ TEST(JoinUnevenInputs, goes_with_fp16_and_refuses_what_all_must_agree_on) {
     const at::Tensor scale = at::full({1}, accelerator.scaler()->growth_tracker(), at::kFloat);
     EXPECT_TRUE(same_on_all(accelerator, scale));
   });
-  accelerated_ranks(
-      2, {.non_finite = NonFinitePolicy::kStop}, [](Accelerator& accelerator) {
-        EXPECT_THROW(accelerator.join_uneven_inputs([] {}), ConfigError);
-      });
+  accelerated_ranks(2, {.non_finite = NonFinitePolicy::kStop}, [](Accelerator& accelerator) {
+    EXPECT_THROW(accelerator.join_uneven_inputs([] {}), ConfigError);
+  });
+}
+
+TEST(LocalSgd, leaves_optimizers_equal_so_that_data_parallel_may_follow) {
+  for (const auto state : {LocalOptimizerState::kKeep, LocalOptimizerState::kAverage}) {
+    accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+      Linear net = plain_net();
+      auto [model, optimizer] =
+          accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.1}));
+      auto step = [&, model = model, optimizer = optimizer](int index) mutable {
+        const double mine = index + accelerator.process_index() * 0.7;
+        accelerator.backward((model->forward(at::full({1, 1}, mine)) - 1).pow(2).mean());
+        optimizer.step();
+        optimizer.zero_grad();
+      };
+      LocalSgd local_sgd(accelerator, model, {.local_sgd_steps = 3, .optimizer_state = state});
+      for (int index = 0; index < 4; ++index) {
+        step(index);
+        local_sgd.step();
+      }
+      local_sgd.finish();
+      for (int index = 0; index < 5; ++index) {
+        step(index);
+      }
+      EXPECT_TRUE(same_on_all(accelerator, model->weight));
+    });
+  }
+}
+
+TEST(LocalSgd, may_outlive_what_was_prepared) {
+  accelerated_ranks(2, {}, [](Accelerator& accelerator) {
+    auto model = accelerator.prepare(plain_net());
+    LocalSgd local_sgd(accelerator, model);
+    accelerator.free_memory(model);
+    EXPECT_FALSE(local_sgd.step());
+  });
+}
+
+TEST(LocalSgd, a_state_saved_within_one_may_be_loaded_without) {
+  const TestFolder folder;
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    const auto prepared = [&] {
+      Linear net = plain_net();
+      return accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.1}));
+    };
+    const auto step = [&](auto& model, auto& optimizer) {
+      const double mine = accelerator.process_index() * 0.7 - 1;
+      accelerator.backward((model->forward(at::full({1, 1}, mine)) - 1).pow(2).mean());
+      optimizer.step();
+      optimizer.zero_grad();
+    };
+    {
+      auto [model, optimizer] = prepared();
+      LocalSgd local_sgd(accelerator, model, {.local_sgd_steps = 8});
+      step(model, optimizer);
+      local_sgd.step();
+      accelerator.save_state(folder.path() / "saved");
+      local_sgd.finish();
+      accelerator.free_memory();
+    }
+    auto [model, optimizer] = prepared();
+    accelerator.load_state(folder.path() / "saved");
+    for (int index = 0; index < 3; ++index) {
+      step(model, optimizer);
+    }
+    EXPECT_TRUE(same_on_all(accelerator, model->weight));
+  });
+}
+
+TEST(JoinUnevenInputs, all_begin_a_new_accumulation_group_afterwards) {
+  const AcceleratorOptions options{
+      .gradient_accumulation_plugin =
+          GradientAccumulationPlugin{.num_steps = 2, .sync_with_dataloader = false}};
+  accelerated_ranks(2, options, [](Accelerator& accelerator) {
+    Linear net = plain_net();
+    auto [model, optimizer, loader] =
+        accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.1}), numbers(14));
+    auto micro = [&, model = model, optimizer = optimizer](const at::Tensor& x) mutable {
+      auto micro_step = accelerator.accumulate(model);
+      accelerator.backward((model->forward(x) - 1).pow(2).mean());
+      optimizer.step();
+      optimizer.zero_grad();
+    };
+    accelerator.join_uneven_inputs({.even_batches = false}, [&, loader = loader]() mutable {
+      for (auto& batch : loader) {
+        micro(batch.data);
+      }
+    });
+    EXPECT_TRUE(accelerator.sync_gradients());
+    micro(at::ones({1, 1}));
+    EXPECT_FALSE(accelerator.sync_gradients());
+    micro(at::ones({1, 1}));
+    EXPECT_TRUE(accelerator.sync_gradients());
+    EXPECT_TRUE(same_on_all(accelerator, model->weight));
+  });
 }
 
 }  // namespace

@@ -4,6 +4,9 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
 
 #include "lockstep/accelerator/finite_guard.h"
 #include "lockstep/accelerator/options.h"
@@ -14,6 +17,14 @@ namespace lockstep {
 /// Where the loop stands between one update and the next: what backward, optimizers and schedulers
 /// of one Accelerator share.
 struct LoopState {
+  /// One call of clip_grad_norm_, and the norm it found.
+  struct Clipped {
+    double max_norm;
+    double norm_type;
+    std::vector<const void*> parameters;
+    at::Tensor norm;
+  };
+
   GradientAccumulationPlugin accumulation;
 
   bool sync_gradients = true;  ///< Of the current micro-step; true outside accumulate().
@@ -33,6 +44,8 @@ struct LoopState {
   bool scaler_update_due = false;
   int64_t updates = 0;  ///< Of the scale.
   std::shared_ptr<FiniteGuard> finite;
+  /// Since the last backward, update or zero_grad.
+  std::vector<Clipped> clipped;
 
   void update_scaler_if_due() {
     if (scaler && scaler_update_due) {

@@ -95,5 +95,18 @@ TEST(GatherForMetrics, takes_ragged_predictions_once_they_are_padded) {
   });
 }
 
+TEST(GatherForMetrics, one_value_a_rank_is_no_sample_though_a_batch_has_one_row) {
+  accelerated_ranks(2, {.even_batches = false}, [](Accelerator& accelerator) {
+    const at::Tensor rows = at::arange(5);
+    auto loader =
+        accelerator.prepare(data::Loader(data::TensorDataset(rows, rows), {.batch_size = 4}));
+    for (auto& batch : loader) {
+      const at::Tensor mean = batch.data.to(at::kFloat).mean().reshape({1});
+      EXPECT_EQ(accelerator.gather_for_metrics(mean).size(0), 2);
+      EXPECT_EQ(accelerator.gather_for_metrics(batch.data).size(0), 5);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace lockstep

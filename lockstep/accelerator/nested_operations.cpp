@@ -11,9 +11,12 @@
 
 namespace lockstep {
 
-std::string describe_tensor(const at::Tensor& tensor) {
+std::string describe_tensor(const at::Tensor& tensor, bool with_sizes) {
   if (!tensor.defined()) {
     return "undefined";
+  }
+  if (!with_sizes) {
+    return fmt::format("{} of {} dimensions", c10::toString(tensor.scalar_type()), tensor.dim());
   }
   return fmt::format(
       "{}[{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "));
@@ -65,15 +68,13 @@ at::Tensor split_between_processes(
   if (!apply_padding || size == 0 || share_padding(size, rank, world) == 0) {
     return share;
   }
-  const int64_t last = begin == end ? size - 1 : end - 1;
-  return at::cat({share, inputs.slice(0, last, last + 1)});
+  return at::cat({share, inputs.slice(0, size - 1, size)});
 }
 
-void refuse_unequal_lengths(int64_t first, int64_t other) {
+void refuse_unequal_lengths(const char* where, int64_t first, int64_t other) {
   throw ConfigError(
-      "nested",
-      fmt::format(
-          "these must have the same length, and at least one; got {} and {}", first, other));
+      "nested values",
+      fmt::format("{} must be equally many, and at least one; got {} and {}", where, first, other));
 }
 
 void check_same_values(Group& group, const char* operation, const std::string& description) {

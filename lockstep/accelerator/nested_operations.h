@@ -49,8 +49,8 @@ concept NestedTensors = detail::only_tensors<T>();
 
 // --- pieces of the functions below, for one tensor
 
-/// "float32[2, 3]", "undefined".
-std::string describe_tensor(const at::Tensor& tensor);
+/// "Float[2, 3]", without sizes "Float of 2 dimensions"; "undefined".
+std::string describe_tensor(const at::Tensor& tensor, bool with_sizes = true);
 at::Tensor slice_tensor(const at::Tensor& tensor, int64_t begin, int64_t end);
 at::Tensor concatenate_tensors(const std::vector<at::Tensor>& parts, int64_t dim);
 at::Tensor fp32_of(const at::Tensor& tensor);
@@ -60,7 +60,7 @@ int64_t batch_size_of(const std::vector<at::Tensor>& tensors);
 std::pair<int64_t, int64_t> share_of(int64_t size, int rank, int world);
 /// By how many things the largest share exceeds this one; 0 or 1.
 int64_t share_padding(int64_t size, int rank, int world);
-[[noreturn]] void refuse_unequal_lengths(int64_t first, int64_t other);
+[[noreturn]] void refuse_unequal_lengths(const char* where, int64_t first, int64_t other);
 
 /// Throws ConfigError on every rank, with each rank's `description`, unless all are alike.
 /// Collective.
@@ -68,30 +68,40 @@ void check_same_values(Group& group, const char* operation, const std::string& d
 
 // --- nested values
 
-/// Its structure, keys, shapes and dtypes in words: "{input: float32[8, 3], target: int64[8]}".
+/// Its structure, keys, dtypes and sizes (or only how many dimensions) in words:
+/// "{input: Float[8, 3], target: Long[8]}".
 template <typename T>
-std::string describe_nested(const T& value) {
-  if constexpr (std::is_base_of_v<at::TensorBase, T>) {
-    return describe_tensor(value);
-  } else if constexpr (data::nested::Kind<T>::kMap) {
-    std::string text;
+std::string describe_nested(const T& value, bool with_sizes = true) {
+  using Bare = std::remove_cvref_t<T>;
+  using Kind = data::nested::Kind<Bare>;
+  std::string text;
+  const auto add = [&](const auto& item, const std::string& name = "") {
+    text += (text.empty() ? "" : ", ") + name + describe_nested(item, with_sizes);
+  };
+  if constexpr (std::is_base_of_v<at::TensorBase, Bare>) {
+    return describe_tensor(value, with_sizes);
+  } else if constexpr (Kind::kMap) {
     for (const auto& [key, item] : value) {
-      std::string name;
       if constexpr (std::is_convertible_v<decltype(key), std::string>) {
-        name = key;
+        add(item, std::string(key) + ": ");
       } else {
-        name = std::to_string(key);
+        add(item, std::to_string(key) + ": ");
       }
-      text += (text.empty() ? "" : ", ") + name + ": " + describe_nested(item);
     }
     return "{" + text + "}";
-  } else {
-    std::string text;
-    for (const at::Tensor& tensor : data::tensors_of(value)) {
-      text += (text.empty() ? "" : ", ") + describe_tensor(tensor);
+  } else if constexpr (Kind::kSequence) {
+    for (const auto& item : value) {
+      add(item);
     }
-    return "[" + text + "]";
+  } else if constexpr (Kind::kOptional) {
+    return value ? describe_nested(*value, with_sizes) : "nothing";
+  } else if constexpr (Kind::kTuple) {
+    std::apply([&](const auto&... items) { (add(items), ...); }, value);
+  } else {
+    const auto fields = value.lockstep_fields();
+    std::apply([&](const auto&... items) { (add(items), ...); }, fields);
   }
+  return "[" + text + "]";
 }
 
 /// Rows [begin, end) of every tensor; past its end there are none. Views.
@@ -110,7 +120,9 @@ T concatenate(const std::vector<T>& values, int64_t dim = 0) {
     const std::vector<at::Tensor> tensors = data::tensors_of(value);
     if (!parts.empty() && tensors.size() != parts.size()) {
       refuse_unequal_lengths(
-          static_cast<int64_t>(parts.size()), static_cast<int64_t>(tensors.size()));
+          "concatenate: tensors in each value",
+          static_cast<int64_t>(parts.size()),
+          static_cast<int64_t>(tensors.size()));
     }
     parts.resize(tensors.size());
     for (size_t i = 0; i < tensors.size(); ++i) {
@@ -118,7 +130,7 @@ T concatenate(const std::vector<T>& values, int64_t dim = 0) {
     }
   }
   if (values.empty()) {
-    refuse_unequal_lengths(1, 0);
+    refuse_unequal_lengths("concatenate: values", 1, 0);
   }
   size_t next = 0;
   return data::map_tensors(
@@ -145,7 +157,7 @@ std::vector<Item> split_between_processes(
   const auto [begin, end] = share_of(size, rank, world);
   std::vector<Item> share(inputs.begin() + begin, inputs.begin() + end);
   if (apply_padding && size > 0 && share_padding(size, rank, world) > 0) {
-    share.push_back(share.empty() ? inputs.back() : share.back());
+    share.push_back(inputs.back());
   }
   return share;
 }
@@ -166,7 +178,10 @@ std::map<Key, Value> split_between_processes(
   std::map<Key, Value> shares;
   for (const auto& [key, value] : inputs) {
     if (length(value) != length(inputs.begin()->second)) {
-      refuse_unequal_lengths(length(inputs.begin()->second), length(value));
+      refuse_unequal_lengths(
+          "split_between_processes: the map's values",
+          length(inputs.begin()->second),
+          length(value));
     }
     shares.emplace(key, split_between_processes(value, rank, world, apply_padding));
   }

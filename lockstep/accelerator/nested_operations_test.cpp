@@ -60,6 +60,18 @@ TEST(DebugMode, names_what_each_process_passed) {
   });
 }
 
+TEST(DebugMode, sees_keys_within_other_values_and_dtypes_to_be_padded) {
+  accelerated_ranks(2, {.debug = true}, [](Accelerator& accelerator) {
+    const bool main = accelerator.is_main_process();
+    const std::vector<std::map<std::string, at::Tensor>> value{{{main ? "a" : "b", at::ones({1})}}};
+    EXPECT_THROW(accelerator.reduce(value), ConfigError);
+    EXPECT_THROW(
+        accelerator.pad_across_processes(at::ones({1}, main ? at::kFloat : at::kLong)),
+        ConfigError);
+    EXPECT_NO_THROW(accelerator.pad_across_processes(at::ones({main ? 1 : 2})));
+  });
+}
+
 TEST(NestedOperations, slice_concatenate_and_find_batch_size_undo_each_other) {
   const Sample whole = sample(3);
   EXPECT_EQ(find_batch_size(whole), 2);
@@ -84,6 +96,7 @@ TEST(SplitBetweenProcesses, gives_the_first_ranks_one_more_and_pads_with_the_las
   EXPECT_THAT(split_between_processes(all, 2, 3, false), ElementsAre(4));
   EXPECT_THAT(split_between_processes(all, 2, 3, true), ElementsAre(4, 4));
   EXPECT_THAT(split_between_processes(std::vector<int>{7}, 2, 3, true), ElementsAre(7));
+  EXPECT_THAT(split_between_processes(all, 1, 4, true), ElementsAre(2, 4)) << "as Accelerate";
   EXPECT_THAT(split_between_processes(all, 0, 1, true), ElementsAre(0, 1, 2, 3, 4));
   const at::Tensor rows = at::arange(5);
   EXPECT_TRUE(at::equal(split_between_processes(rows, 1, 2, true), at::tensor({3, 4, 4})));

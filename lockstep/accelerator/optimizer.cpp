@@ -34,6 +34,7 @@ void Optimizer::step() {
   if (!loop.sync_gradients) {
     return;
   }
+  loop.clipped.clear();
   state.skipped = !loop.finite->may_step(state.steps);
   if (loop.scaler && state.skipped) {
     // The scaler must know that these gradients have had their turn.
@@ -41,6 +42,11 @@ void Optimizer::step() {
   } else if (loop.scaler) {
     state.skipped =
         !loop.scaler->step(state.inner.get(), parameters(), [&] { state.inner->step(); });
+    if (state.skipped && loop.finite->policy() != NonFinitePolicy::kIgnore &&
+        loop.scaler->get_scale() <= 1) {
+      // Overflow is how a scale is found; without any scale it is the model's own.
+      loop.finite->overflowed_unscaled(parameters(), state.steps);
+    }
   } else if (!state.skipped) {
     state.inner->step();
   }
@@ -58,9 +64,18 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
         "step with a closure does not go with fp16: the closure's gradients would not be unscaled; "
         "use bf16, or step()");
   }
+  if (state.loop->finite->policy() != NonFinitePolicy::kIgnore) {
+    throw ConfigError(
+        "optimizer",
+        "step with a closure does not go with a NonFinitePolicy: the closure's gradients come "
+        "after "
+        "it was asked; use step()");
+  }
   if (!state.loop->sync_gradients) {
     return {};
   }
+  state.loop->clipped.clear();
+  state.skipped = false;
   at::Tensor loss = state.inner->step(closure);
   ++state.steps;
   return loss;
@@ -70,6 +85,7 @@ void Optimizer::zero_grad() {
   if (!state_->loop->sync_gradients) {
     return;
   }
+  state_->loop->clipped.clear();
   std::vector<at::Tensor> left = parameters();
   for (const auto& model : *state_->models) {
     left = model->zero_grad(left);

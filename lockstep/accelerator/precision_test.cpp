@@ -233,5 +233,38 @@ TEST(NonFinite, a_skipped_step_with_fp16_does_not_confuse_the_scaler) {
       });
 }
 
+TEST(Clipping, clips_after_a_backward_of_ones_own_as_well) {
+  Accelerator accelerator({}, WorldSpec{}, Group());
+  Linear net = plain_net();
+  auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.0));
+  for (int step = 0; step < 3; ++step) {
+    model->forward(at::full({1, 2}, 100.0)).sum().backward();
+    accelerator.clip_grad_norm_(model->parameters(), 1);
+    EXPECT_LE(model->weight.grad().norm().item<double>(), 1.001) << step;
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+}
+
+TEST(NonFinite, fp16_stops_when_no_scale_is_left_to_blame) {
+  Accelerator accelerator(
+      {.mixed_precision = Precision::kFP16,
+       .grad_scaler = {.init_scale = 2},
+       .non_finite = NonFinitePolicy::kStop},
+      WorldSpec{},
+      Group());
+  Linear net = plain_net();
+  auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
+  auto step = [&, model = model, optimizer = optimizer]() mutable {
+    // A finite loss with a gradient that is not: the square root at zero.
+    accelerator.backward((model->forward(at::zeros({1, 2})).sum() - 0.25).abs().sqrt());
+    optimizer.step();
+    optimizer.zero_grad();
+  };
+  step();
+  EXPECT_THROW(step(), Error);
+  EXPECT_THROW(optimizer.step([] { return at::ones({}); }), ConfigError);
+}
+
 }  // namespace
 }  // namespace lockstep

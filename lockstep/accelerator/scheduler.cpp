@@ -211,13 +211,23 @@ std::function<void()> Scheduler::check_state(
   if (!fits) {
     throw CheckpointError(path, "holds a schedule of other parameter groups");
   }
-  return [kept = state_, saved, rates = std::move(rates)] {
+  const auto steps = saved.at("steps").get<int64_t>();
+  if (!state.plateau && state.of_steps()->total_steps().value_or(steps) < steps) {
+    throw CheckpointError(
+        path,
+        fmt::format(
+            "was saved after {} steps of its schedule; this program's ends after {}",
+            steps,
+            *state.of_steps()->total_steps()));
+  }
+  return [scheduler = *this, kept = state_, saved, rates = std::move(rates)] {
     kept->steps = saved.at("steps").get<int64_t>();
     kept->counted = saved.at("counted").get<int64_t>();
     kept->base_rates = rates;
     if (kept->plateau) {
       kept->plateau->load_state(saved.at("plateau"));
     }
+    scheduler.apply();  // The schedule may be another one than the rates were saved under.
   };
 }
 

@@ -10,6 +10,7 @@
 
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/decay_schedules.h"
 #include "lockstep/optim/optimizer_state.h"
@@ -167,6 +168,36 @@ TEST(Scheduler, goes_on_from_its_state_and_refuses_anothers) {
   EXPECT_EQ(resumed.get_last_lr()[0], 1 - 3.0 / 8);
   auto [third, constant] = prepared(accelerator, optim::constant());
   EXPECT_THROW(constant.check_state(scheduler.state(), "here"), CheckpointError);
+}
+
+TEST(Scheduler, resumed_under_another_length_takes_its_rates_at_once) {
+  Accelerator accelerator({}, WorldSpec{}, Group());
+  const auto prepared = [&](int64_t total) {
+    Linear net(1, 1);
+    return accelerator.prepare(
+        optim::SGD(net->parameters(), {.lr = 1.0}), optim::warmup_linear({.total_steps = total}));
+  };
+  auto [optimizer, scheduler] = prepared(4);
+  for (int step = 0; step < 4; ++step) {
+    scheduler.step();
+  }
+  auto [longer_optimizer, longer] = prepared(8);
+  longer.check_state(scheduler.state(), "here")();
+  EXPECT_THAT(longer_optimizer.learning_rates(), ElementsAre(0.5));
+  auto [shorter_optimizer, shorter] = prepared(3);
+  EXPECT_THROW(shorter.check_state(scheduler.state(), "here"), CheckpointError);
+}
+
+TEST(Scheduler, is_said_in_words_once_on_request) {
+  std::vector<std::string> lines;
+  set_log_sink([&](const std::string& line) { lines.push_back(line); });
+  Accelerator accelerator({.print_schedules = true}, WorldSpec{}, Group());
+  Linear net(1, 1);
+  accelerator.prepare(
+      optim::SGD(net->parameters(), {.lr = 1.0}), optim::warmup_linear({.total_steps = 4}));
+  set_log_sink({});
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_THAT(lines[0], HasSubstr("warmup_linear"));
 }
 
 }  // namespace

@@ -2,25 +2,15 @@
 #include "lockstep/data/collate.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/data/describe.h"
 
 namespace lockstep::data::collating {
-namespace {
-
-std::string text(const at::Tensor& tensor) {
-  return tensor.defined()
-             ? fmt::format(
-                   "{}[{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "))
-             : "an undefined tensor";
-}
-
-}  // namespace
 
 at::Tensor stack(const std::vector<at::Tensor>& samples) {
   const at::Tensor& first = samples.front();
@@ -33,8 +23,8 @@ at::Tensor stack(const std::vector<at::Tensor>& samples) {
           fmt::format(
               "samples of one batch must have one shape and dtype; got {} and {}; pad them in a "
               "collate function (see pad_sequences)",
-              text(first),
-              text(sample)));
+              describe(first),
+              describe(sample)));
     }
   }
   return at::stack(samples);

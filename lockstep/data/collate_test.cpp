@@ -97,7 +97,7 @@ TEST(DefaultCollate, RefusesSamplesThatDoNotFitEachOther) {
         default_collate(std::vector{at::zeros({2}), at::zeros({3})});
       },
       ThrowsMessage<ConfigError>(
-          AllOf(HasSubstr("got Float[2] and Float[3]"), HasSubstr("pad_sequences"))));
+          AllOf(HasSubstr("got Float[2] on cpu and Float[3] on cpu"), HasSubstr("pad_sequences"))));
   EXPECT_THROW(default_collate(std::vector{at::zeros({2}), at::zeros({2}, at::kInt)}), ConfigError);
   EXPECT_THROW(default_collate(std::vector{at::zeros({2}), at::Tensor()}), ConfigError);
   EXPECT_THAT(

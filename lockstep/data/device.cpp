@@ -10,7 +10,8 @@ at::Tensor tensor_to_device(const at::Tensor& tensor, at::Device device, bool no
   if (non_blocking && device.is_cuda()) {
     return pinned_tensor(tensor).to(device, /*non_blocking=*/true);
   }
-  return tensor.to(device, non_blocking);
+  // Nothing would make the host wait for a copy that does not block, and work on the host reads it.
+  return tensor.to(device, /*non_blocking=*/false);
 }
 
 at::Tensor pinned_tensor(const at::Tensor& tensor) {

@@ -12,7 +12,7 @@ namespace lockstep::data {
 
 /// `tensor` on `device`: itself if it is there already, or undefined. A copy from the host to CUDA
 /// that is not to block is made from pinned memory, without which it would block; the values may be
-/// used at once by work on the current stream.
+/// used at once by work on the current stream. Every other copy is complete on return.
 at::Tensor tensor_to_device(const at::Tensor& tensor, at::Device device, bool non_blocking = false);
 /// `tensor` in pinned memory; itself if it is there already, not on the host, or undefined.
 at::Tensor pinned_tensor(const at::Tensor& tensor);

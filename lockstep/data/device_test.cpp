@@ -12,6 +12,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ATen/Context.h>
+#include <ATen/ops/add.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 
 #include "lockstep/base/error.h"
@@ -64,6 +67,19 @@ TEST(ToDevice, LeavesWhatIsThere) {
   EXPECT_TRUE(to_device(tensor, at::kCPU, /*non_blocking=*/true).is_same(tensor));
 }
 
+TEST(ToDevice, ToTheHostIsCompleteOnReturn) {
+  if (!at::hasCUDA()) {
+    GTEST_SKIP() << "needs CUDA";
+  }
+  // Large enough that the copy would still be under way.
+  const at::Tensor tensor = at::ones({int64_t{1} << 26}, at::TensorOptions(at::kCUDA));
+  for (int i = 0; i < 5; ++i) {
+    const at::Tensor here = to_device(at::add(tensor, i), at::kCPU, /*non_blocking=*/true);
+    EXPECT_EQ(here[-1].item<float>(), static_cast<float>(i + 1));
+    EXPECT_TRUE(at::equal(here, at::add(tensor, i).cpu()));
+  }
+}
+
 TEST(Loader, HandsOutBatchesOnItsDevice) {
   for (const int workers : {0, 1}) {
     Loader loader(
@@ -78,6 +94,19 @@ TEST(Loader, HandsOutBatchesOnItsDevice) {
       EXPECT_THROW(loader.core()->set_device(kMeta), ConfigError);
     }
   }
+}
+
+TEST(Loader, RefusesADeviceThatIsNotHere) {
+  if (at::hasCUDA()) {
+    GTEST_SKIP() << "CUDA is here";
+  }
+  const TensorDataset dataset(at::ones({5, 2}), at::ones({5}));
+  EXPECT_THAT(
+      [&] { Loader(dataset, {.device = at::kCUDA}); },
+      ThrowsMessage<ConfigError>(HasSubstr("cannot move batches to cuda")));
+  Loader loader(dataset);
+  EXPECT_THROW(loader.core()->set_device(at::kCUDA), ConfigError);
+  EXPECT_FALSE(loader.core()->options().device.has_value());
 }
 
 /// Batches that may hide a tensor.

@@ -8,6 +8,7 @@
 #include <ATen/ops/empty.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/comm/bytes.h"
 
 namespace lockstep::data {
@@ -101,6 +102,31 @@ std::optional<DispatchLink::Arrival> DispatchLink::receive(int64_t index) {
             round_rows_));
   }
   return field[kKind] == kEnd ? std::nullopt : std::optional(std::move(arrival));
+}
+
+void DispatchLink::say_waiting(int64_t index) const noexcept {
+  try {
+    log_warning(
+        fmt::format(
+            "[dispatch] a loop was left and is waiting for {} at batch {} of epoch {}; did all "
+            "ranks leave at the same batch?",
+            rank() == 0 ? "the other ranks" : "rank 0",
+            index,
+            epoch_),
+        LogAudience::kEveryRank);
+  } catch (...) {  // What cannot be said is not worth ending the job.
+  }
+}
+
+void DispatchLink::say_failed(int64_t index, const char* why) const noexcept {
+  try {
+    log_error(fmt::format(
+        "[dispatch] a loop was left, and batch {} of epoch {}, which was under way, failed: {}",
+        index,
+        epoch_,
+        why));
+  } catch (...) {  // As above.
+  }
 }
 
 }  // namespace lockstep::data

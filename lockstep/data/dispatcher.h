@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <future>
@@ -42,6 +43,12 @@ class DispatchLink {
   /// On the others. Nothing at the end. Error, naming rank 0, if it failed or stands elsewhere.
   std::optional<Arrival> receive(int64_t index);
 
+  /// How long a rank that left its loop waits for the others before it says so.
+  static constexpr std::chrono::seconds kPatience{2};
+  // On any rank that left its loop while step `index` was under way: for the log.
+  void say_waiting(int64_t index) const noexcept;
+  void say_failed(int64_t index, const char* why) const noexcept;
+
  private:
   void send_headers(
       int64_t kind, int64_t index, int64_t samples, const std::vector<int64_t>& sizes);
@@ -62,22 +69,46 @@ class DispatchLink {
 /// - What rank 0's dataset throws is thrown there, and on every other rank as an Error that names
 ///   rank 0 and the reason.
 /// - A rank whose loop is at another step than rank 0's (it left early, alone) gets an Error that
-///   says so.
+///   says so when the two next meet. Leaving a loop further along than others did waits for them:
+///   until their next pass, or the group's timeout. It says so in the log after 2 s, and how it
+///   ended.
 ///
 /// Cost: rank 0 reads everything and copies what it sends once; one small scatter and N - 1
 /// messages a step. After Accelerate's DataLoaderDispatcher, whose ranks must have one shape.
 template <typename Batch>
 class Dispatcher final : public Steps<Batch> {
  public:
-  /// `source`: the steps of all ranks, on rank 0; null elsewhere. Starts the first transfer.
+  /// `source`: the steps of all ranks, on rank 0; null elsewhere. `ready` sees this rank's own
+  /// batches, on the transfer's thread. Starts the first transfer.
   Dispatcher(
       Group group,
       std::unique_ptr<Steps<Batch>> source,
       const ShardLayout& layout,
-      const Cursor& cursor)
-      : link_(std::move(group), layout, cursor.epoch), layout_(layout), source_(std::move(source)) {
+      const Cursor& cursor,
+      ReadyBatch<Batch> ready)
+      : link_(std::move(group), layout, cursor.epoch),
+        layout_(layout),
+        source_(std::move(source)),
+        ready_(std::move(ready)) {
     start(cursor.batches);
   }
+  ~Dispatcher() override {
+    if (!transfer_.valid()) {
+      return;
+    }
+    if (transfer_.wait_for(DispatchLink::kPatience) != std::future_status::ready) {
+      link_.say_waiting(under_way_);
+    }
+    try {
+      transfer_.get();
+    } catch (const std::exception& error) {
+      link_.say_failed(under_way_, error.what());
+    } catch (...) {
+      link_.say_failed(under_way_, "something unknown was thrown");
+    }
+  }
+  Dispatcher(const Dispatcher&) = delete;
+  Dispatcher& operator=(const Dispatcher&) = delete;
 
   std::optional<Step<Batch>> next() override {
     if (!transfer_.valid()) {
@@ -96,6 +127,7 @@ class Dispatcher final : public Steps<Batch> {
 
  private:
   void start(int64_t index) {
+    under_way_ = index;
     transfer_ = std::async(std::launch::async, [this, index, label = current_rank()] {
       const ThreadRankScope scope(label);
       const c10::NoGradGuard no_grad;
@@ -111,6 +143,9 @@ class Dispatcher final : public Steps<Batch> {
       for (int rank = 1; step && rank < link_.size(); ++rank) {
         const std::optional<Batch>& batch = step->batches[static_cast<size_t>(rank)];
         parcels.push_back(batch ? packed(*batch) : at::Tensor());
+      }
+      if (step && step->batches.front()) {
+        step->batches.front() = ready_(*std::move(step->batches.front()));
       }
     } catch (const std::exception& error) {
       link_.send_failure(index, error.what());
@@ -136,7 +171,9 @@ class Dispatcher final : public Steps<Batch> {
     step.batches.emplace_back();
     if (arrival->parcel.defined()) {
       ParcelReader parcel(arrival->parcel);
-      unpack(step.batches.front().emplace(), parcel);
+      Batch batch{};
+      unpack(batch, parcel);
+      step.batches.front() = ready_(std::move(batch));
     }
     return step;
   }
@@ -150,6 +187,8 @@ class Dispatcher final : public Steps<Batch> {
   DispatchLink link_;
   ShardLayout layout_;
   std::unique_ptr<Steps<Batch>> source_;
+  ReadyBatch<Batch> ready_;
+  int64_t under_way_ = 0;  ///< Its index.
   /// The step under way; last, for its end is awaited before anything it uses goes.
   std::future<std::optional<Step<Batch>>> transfer_;
 };

@@ -4,10 +4,11 @@
 #include <atomic>
 #include <fstream>
 #include <memory>
+#include <numeric>
 #include <set>
 #include <span>
-#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -24,32 +25,15 @@
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/data/tensor_dataset.h"
+#include "lockstep/data/test_numbers.h"
 #include "lockstep/data/test_streams.h"
 
 namespace lockstep::data {
 namespace {
 
-using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 using Batches = std::vector<std::vector<int64_t>>;
-
-/// Sample i is the number i; counts the batches read.
-struct Numbers {
-  using Batch = std::vector<int64_t>;
-  explicit Numbers(int64_t samples) : count(samples) {}
-  int64_t size() const { return count; }
-  Batch get_batch(std::span<const int64_t> indices) const {
-    ++*batches_read;
-    if (std::find(indices.begin(), indices.end(), broken) != indices.end()) {
-      throw std::domain_error("broken sample");
-    }
-    return {indices.begin(), indices.end()};
-  }
-  int64_t count;
-  int64_t broken = -1;
-  std::shared_ptr<std::atomic<int>> batches_read = std::make_shared<std::atomic<int>>(0);
-};
 
 /// Two passes of this rank, with what was said about each batch.
 template <typename D>
@@ -85,7 +69,7 @@ void expect_the_same_when_dispatched(int world, int flags, int64_t samples) {
       EXPECT_EQ(infos[i].is_last, expected_infos[i].is_last);
       EXPECT_EQ(infos[i].rows_per_rank, expected_infos[i].rows_per_rank);
       EXPECT_EQ(infos[i].valid_rows, expected_infos[i].valid_rows);
-      EXPECT_EQ(infos[i].total_batches, expected_infos[i].total_batches);
+      EXPECT_EQ(infos[i].is_last_somewhere, expected_infos[i].is_last_somewhere);
     }
   });
 }
@@ -132,6 +116,7 @@ TEST(Dispatcher, GivesTheStepsThatAcceleratesDispatcherGives) {
         ++samples;
         continue;
       }
+      std::multiset<int64_t> all_real;
       for (int64_t step = 0; step < layout.size(0); ++step) {
         std::set<int64_t> real;
         std::set<int64_t> theirs;
@@ -145,6 +130,7 @@ TEST(Dispatcher, GivesTheStepsThatAcceleratesDispatcherGives) {
           }
           const int64_t valid = layout.valid_rows(step, rank);
           real.insert(ours.begin(), ours.begin() + valid);
+          all_real.insert(ours.begin(), ours.begin() + valid);
           if ((step + 1) * layout.round_rows() <= samples) {
             EXPECT_EQ(ours, batch) << samples << " samples, step " << step << entry;
             ++full_steps;
@@ -152,6 +138,10 @@ TEST(Dispatcher, GivesTheStepsThatAcceleratesDispatcherGives) {
         }
         EXPECT_THAT(theirs, testing::IsSupersetOf(real)) << samples << " samples, " << entry;
       }
+      const int64_t rest = entry.at("drop_last") ? samples % layout.round_rows() : 0;
+      std::vector<int64_t> each_once(static_cast<size_t>(samples - rest));
+      std::iota(each_once.begin(), each_once.end(), 0);
+      EXPECT_THAT(all_real, testing::ElementsAreArray(each_once)) << samples << entry;
       ++samples;
     }
   }
@@ -221,102 +211,49 @@ TEST(Dispatcher, WorksOverRealSockets) {
   gloo_ranks(3, dispatch_ragged);
 }
 
-/// Leaves the loop at the third batch in every epoch, and by an exception in the last.
-void leave_early(Group group) {
-  Loader loader(Numbers(64), {.batch_size = 2, .shuffle = true});
-  const ShardSpec spec{.rank = group.rank(), .world = group.size(), .dispatch_batches = true};
-  loader.shard(spec, group);
-  for (int64_t epoch = 0; epoch < 3; ++epoch) {
-    const ShardPlan plan(
-        RandomSampler(64, 0).order(epoch), 2, false, {.rank = group.rank(), .world = group.size()});
-    const auto loop = [&] {
-      for (const auto& batch : loader) {
-        EXPECT_EQ(batch, plan.indices(loader.cursor().batches - 1));
-        if (loader.cursor().batches == 3) {
-          if (epoch == 2) {
-            throw std::domain_error("from the loop");
-          }
-          break;
-        }
-      }
-    };
-    if (epoch == 2) {
-      EXPECT_THROW(loop(), std::domain_error);
-    } else {
-      loop();
-    }
-  }
-  // A checkpoint of here, resumed.
-  const Cursor left = loader.cursor();
-  EXPECT_EQ(left, (Cursor{.epoch = 2, .batches = 3}));
-  Loader resumed(Numbers(64), {.batch_size = 2, .shuffle = true});
-  resumed.shard(spec, group);
-  resumed.load_cursor(left);
-  EXPECT_EQ(std::ssize(batches_of(resumed)), resumed.size() - 3);
-  auto rest = skip_first_batches(resumed, 2);
-  EXPECT_EQ(std::ssize(batches_of(rest)), resumed.size() - 2);
-}
-
-TEST(Dispatcher, ALoopLeftEarlyOnAllRanksLeavesNothingBehind) {
-  ranks(3, leave_early);
-  gloo_ranks(2, leave_early);
-}
-
-template <typename D>
-void expect_failure_everywhere(int workers) {
-  ranks(3, [&](Group group) {
-    D source(60);
-    source.broken = 31;
-    Loader loader(source, {.batch_size = 2, .workers = workers});
-    loader.shard({.rank = group.rank(), .world = 3, .dispatch_batches = true}, group);
-    const auto loop = [&] { batches_of(loader); };
+TEST(Dispatcher, MakesReadyWhatThisRankKeepsAndNotOnTheLoopsThread) {
+  ranks(2, [](Group group) {
+    const ShardLayout layout(20, 2, false, {.rank = group.rank(), .world = 2});
+    std::unique_ptr<Steps<Numbers::Batch>> source;
     if (group.rank() == 0) {
-      EXPECT_THROW(loop(), std::domain_error);
-    } else {
-      EXPECT_THAT(
-          loop, ThrowsMessage<Error>(AllOf(HasSubstr("rank 0"), HasSubstr("broken sample"))));
+      source = std::make_unique<MapSteps<Numbers::Batch>>(
+          [](std::span<const int64_t> indices) { return Numbers(20).get_batch(indices); },
+          std::make_shared<ShardPlan>(SequentialSampler(20).order(0), layout),
+          0,
+          RankRange{.first = 0, .count = 2},
+          LoaderOptions());
     }
-    // Nobody is left waiting, and the group is alive.
-    EXPECT_EQ(group.all_reduce(at::full({1}, 1, at::kLong)).wait().template item<int64_t>(), 3);
+    std::atomic<int> made_ready{0};
+    Dispatcher<Numbers::Batch> dispatcher(
+        group,
+        std::move(source),
+        layout,
+        Cursor{},
+        [&, loop = std::this_thread::get_id()](Numbers::Batch batch) {
+          EXPECT_NE(std::this_thread::get_id(), loop);
+          ++made_ready;
+          batch.push_back(-1);
+          return batch;
+        });
+    int64_t first = 2 * group.rank();
+    while (const auto step = dispatcher.next()) {
+      EXPECT_THAT(*step->batches.front(), testing::ElementsAre(first, first + 1, -1));
+      first += 4;
+    }
+    EXPECT_EQ(made_ready, 5);
   });
 }
 
-TEST(Dispatcher, WhatRankZerosDatasetThrowsReachesEveryRank) {
-  for (const int workers : {0, 1}) {
-    expect_failure_everywhere<Numbers>(workers);
-    expect_failure_everywhere<Counting>(workers);
-  }
-}
-
-TEST(Dispatcher, SaysThatARankLeftItsLoopAlone) {
-  std::atomic<int> told{0};
-  EXPECT_THROW(
-      ranks(
-          2,
-          [&](Group group) {
-            Loader loader(Numbers(40), {.batch_size = 2});
-            loader.shard({.rank = group.rank(), .world = 2, .dispatch_batches = true}, group);
-            try {
-              for ([[maybe_unused]] auto& batch : loader) {
-                if (group.rank() == 1) {
-                  break;
-                }
-              }
-              batches_of(loader);
-            } catch (const Error& error) {
-              if (group.rank() == 1) {
-                EXPECT_THAT(
-                    error.what(),
-                    AllOf(
-                        HasSubstr("out of step; rank 0 is at batch 2 of epoch 0"),
-                        HasSubstr("this rank at batch 0 of epoch 1")));
-                ++told;
-              }
-              throw;
-            }
-          }),
-      Error);
-  EXPECT_EQ(told, 1);
+TEST(Dispatcher, SkipsAsFarAsTheRankWithTheMostBatches) {
+  ranks(2, [](Group group) {
+    Loader loader(Numbers(10), {.batch_size = 2});
+    loader.shard(
+        {.rank = group.rank(), .world = 2, .even_batches = false, .dispatch_batches = true}, group);
+    auto rest = skip_first_batches(loader, 3);
+    EXPECT_EQ(batches_of(rest).size(), 0U);
+    EXPECT_EQ(batches_of(rest).size(), group.rank() == 0 ? 3U : 2U);
+    EXPECT_EQ(loader.cursor(), (Cursor{.epoch = 2}));
+  });
 }
 
 TEST(Dispatcher, HandsOutBatchesOnTheLoadersDevice) {
@@ -327,24 +264,6 @@ TEST(Dispatcher, HandsOutBatchesOnTheLoadersDevice) {
     for (const auto& batch : loader) {
       EXPECT_TRUE(batch.data.is_meta() && batch.target.is_meta());
     }
-  });
-}
-
-/// Leaves the dataset in epoch 1.
-class Straying final : public Sampler {
- public:
-  int64_t size() const override { return 8; }
-  std::vector<int64_t> order(int64_t epoch) const override {
-    return std::vector<int64_t>(8, epoch == 1 ? 100 : 0);
-  }
-};
-
-TEST(Dispatcher, ARefusedPassIsRefusedOnEveryRank) {
-  ranks(2, [](Group group) {
-    Loader loader(Numbers(8), {.batch_size = 2}, std::make_shared<Straying>());
-    loader.shard({.rank = group.rank(), .world = 2, .dispatch_batches = true}, group);
-    EXPECT_EQ(batches_of(loader).size(), 2U);
-    EXPECT_THROW(batches_of(loader), ConfigError);
   });
 }
 

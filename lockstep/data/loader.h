@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <iterator>
 #include <memory>
 #include <optional>
@@ -34,7 +35,8 @@ requires(IterableDataset<D> && !Dataset<D>) struct BatchOfDataset<D> {
 /// - Pass k follows epoch k's order; nobody has to call set_epoch.
 /// - Worker threads compute up to workers + prefetch_batches batches ahead. The batches and their
 ///   order are the same for any number of workers. No thread lives outside a pass.
-/// - What the dataset throws for a batch is thrown where that batch would have been handed out.
+/// - What the dataset throws for a batch is thrown where that batch would have been handed out, and
+///   again by an iterator that is incremented again.
 /// - The position is a Cursor, and a pass can resume at any; what was skipped is not read.
 /// - A loop left early (break, exception) ends its pass at once; the next pass is the next epoch.
 ///
@@ -84,6 +86,22 @@ requires(Dataset<D> || IterableDataset<D>) class Loader {
     }
 
     void advance() {
+      if (failure_) {
+        std::rethrow_exception(failure_);
+      }
+      try {
+        take_step();
+      } catch (...) {
+        failure_ = std::current_exception();
+        throw;
+      }
+    }
+
+    bool done() const { return done_; }
+    Batch& current() { return *current_; }
+
+   private:
+    void take_step() {
       current_.reset();
       std::optional<Step<Batch>> step = steps_->next();
       if (!step) {
@@ -101,30 +119,31 @@ requires(Dataset<D> || IterableDataset<D>) class Loader {
       state_->core.begin_batch(step->layout);
     }
 
-    bool done() const { return done_; }
-    Batch& current() { return *current_; }
-
-   private:
     std::unique_ptr<Steps<Batch>> make_steps() {
       const LoaderCore& core = state_->core;
       const ShardSpec& spec = core.layout().spec();
+      const ReadyBatch<Batch> ready = [state = state_.get()](Batch batch) {
+        return pinned_if_needed(*state, std::move(batch));
+      };
       if constexpr (Transferable<Batch>) {
         if (core.dispatches()) {
-          auto source = spec.rank == 0 ? read_steps({.first = 0, .count = spec.world}) : nullptr;
+          const auto as_it_is = [](Batch batch) { return batch; };
+          auto source =
+              spec.rank == 0 ? read_steps({.first = 0, .count = spec.world}, as_it_is) : nullptr;
           return std::make_unique<Dispatcher<Batch>>(
-              core.dispatch_group(), std::move(source), core.layout(), core.cursor());
+              core.dispatch_group(), std::move(source), core.layout(), core.cursor(), ready);
         }
       }
-      return read_steps({.first = spec.rank, .count = 1});
+      return read_steps({.first = spec.rank, .count = 1}, ready);
     }
 
-    std::unique_ptr<Steps<Batch>> read_steps(RankRange ranks) {
+    std::unique_ptr<Steps<Batch>> read_steps(RankRange ranks, const ReadyBatch<Batch>& ready) {
       const State* state = state_.get();
       const LoaderCore& core = state->core;
       if constexpr (Dataset<D>) {
         return std::make_unique<MapSteps<Batch>>(
-            [state](std::span<const int64_t> indices) {
-              return ready(*state, state->dataset.get_batch(indices));
+            [state, ready](std::span<const int64_t> indices) {
+              return ready(state->dataset.get_batch(indices));
             },
             plan_,
             core.cursor().batches,
@@ -133,16 +152,17 @@ requires(Dataset<D> || IterableDataset<D>) class Loader {
       } else {
         return std::make_unique<StreamSteps<D, Batch>>(
             state->dataset,
-            [state](std::vector<SampleOf<D>> samples) {
-              return ready(*state, collate_samples(state->dataset, std::move(samples)));
+            [state, ready](std::vector<SampleOf<D>> samples) {
+              return ready(collate_samples(state->dataset, std::move(samples)));
             },
             core,
             ranks);
       }
     }
 
-    /// On a worker: pinning copies, which the loop need not wait for.
-    static Batch ready(const State& state, Batch batch) {
+    /// On a worker, or on the thread that dispatches: pinning copies, which the loop need not wait
+    /// for.
+    static Batch pinned_if_needed(const State& state, Batch batch) {
       if constexpr (Transferable<Batch>) {
         const auto& device = state.core.options().device;
         if (device && device->is_cuda()) {
@@ -156,6 +176,7 @@ requires(Dataset<D> || IterableDataset<D>) class Loader {
     std::shared_ptr<const ShardPlan> plan_;
     std::optional<Batch> current_;
     std::unique_ptr<Steps<Batch>> steps_;
+    std::exception_ptr failure_;  ///< What ended the pass; asking again is no way around it.
     bool done_ = false;
   };
 
@@ -262,7 +283,8 @@ requires(Dataset<D> || IterableDataset<D>) class Loader {
 /// that already stands at `batches` or later (load_cursor, load_state) is not moved: code that
 /// skips after restoring, as Accelerate asks for, does not skip twice.
 ///
-/// ConfigError for less than 0, or more than there are if that is known.
+/// ConfigError, the same on every rank, for less than 0, or more than the rank with the most
+/// batches has (of a stream that is not known). A rank with one batch less has none left then.
 template <typename D>
 Loader<D> skip_first_batches(const Loader<D>& loader, int64_t batches) {
   return loader.skipping(batches);

@@ -8,6 +8,8 @@
 
 #include <fmt/format.h>
 
+#include <ATen/Context.h>
+
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 
@@ -63,6 +65,14 @@ void check_device(const SourceInfo& source, const std::optional<at::Device>& dev
             "cannot move batches of this type to {}: something in them is neither tensor, number "
             "nor string in a standard container; declare the fields of its structs with "
             "LOCKSTEP_FIELDS",
+            device->str()));
+  }
+  if (device && device->is_cuda() && !at::hasCUDA()) {
+    throw ConfigError(
+        "Loader",
+        fmt::format(
+            "cannot move batches to {}: no CUDA device can be used here; leave option device out, "
+            "or try cpu",
             device->str()));
   }
 }
@@ -130,8 +140,9 @@ LoaderCore::LoaderCore(
           ShardSpec{}),
       cursor_{.seed = sampler_ ? sampler_->seed() : 0} {}
 
-std::optional<int64_t> LoaderCore::batches() const {
-  return source_.samples ? std::optional(layout_.size()) : std::nullopt;
+std::optional<int64_t> LoaderCore::max_batches(const ShardLayout& layout) const {
+  // No rank has more than rank 0. What a stream's size() says is no more than a hint.
+  return source_.streamed ? std::nullopt : std::optional(layout.size(0));
 }
 
 void LoaderCore::shard(const ShardSpec& spec, Group group) {
@@ -188,8 +199,8 @@ void LoaderCore::shard(const ShardSpec& spec, Group group) {
 }
 
 void LoaderCore::check_position(const Cursor& cursor, const ShardLayout& layout) const {
-  const bool past_end = source_.samples && cursor.batches > layout.size();
-  if (cursor.epoch < 0 || cursor.batches < 0 || past_end) {
+  const std::optional<int64_t> max = max_batches(layout);
+  if (cursor.epoch < 0 || cursor.batches < 0 || (max && cursor.batches > *max)) {
     throw ConfigError(
         "Loader",
         fmt::format(
@@ -198,7 +209,7 @@ void LoaderCore::check_position(const Cursor& cursor, const ShardLayout& layout)
             "to {}; was it saved with another dataset, batch_size or number of ranks?",
             cursor.epoch,
             cursor.batches,
-            source_.samples ? fmt::to_string(layout.size()) : "the end"));
+            max ? fmt::to_string(*max) : "the end"));
   }
 }
 
@@ -252,13 +263,14 @@ void LoaderCore::set_observer(std::shared_ptr<LoaderObserver> observer) {
 }
 
 void LoaderCore::check_skip(int64_t batches) const {
-  if (batches < 0 || (source_.samples && batches > layout_.size())) {
+  const std::optional<int64_t> max = max_batches(layout_);
+  if (batches < 0 || (max && batches > *max)) {
     throw ConfigError(
         "skip_first_batches",
         fmt::format(
             "cannot skip that many batches; got {}, expected 0 to {}",
             batches,
-            source_.samples ? fmt::to_string(layout_.size()) : "any number"));
+            max ? fmt::to_string(*max) : "any number"));
   }
 }
 
@@ -278,10 +290,9 @@ std::shared_ptr<const ShardPlan> LoaderCore::make_plan(int64_t epoch) const {
               *source_.samples - 1));
     }
   }
-  if (dispatches() && shard_.rank != 0) {
-    return nullptr;  // Only now: what is wrong with an order is to be seen by all ranks.
-  }
-  return std::make_shared<const ShardPlan>(std::move(order), layout_);
+  auto plan = std::make_shared<const ShardPlan>(std::move(order), layout_);
+  // Only now: what is wrong with an order is to be seen by all ranks.
+  return dispatches() && shard_.rank != 0 ? nullptr : plan;
 }
 
 std::shared_ptr<const ShardPlan> LoaderCore::begin_pass(int64_t skip) {
@@ -294,8 +305,12 @@ std::shared_ptr<const ShardPlan> LoaderCore::begin_pass(int64_t skip) {
   check_skip(skip);
   Cursor start = left_early_ ? Cursor{cursor_.seed, cursor_.epoch + 1, 0} : cursor_;
   start.batches = std::max(start.batches, skip);
+  if (!source_.streamed && !dispatches()) {
+    // This rank may have one batch less. Where rank 0 reads for all, they stay at one step.
+    start.batches = std::min(start.batches, layout_.size());
+  }
   auto plan = make_plan(start.epoch);
-  if (options_.drop_last && batches() == 0) {
+  if (options_.drop_last && source_.samples && layout_.size() == 0) {
     log_warning(fmt::format(
         "this pass has no batches: drop_last with {} samples, fewer than the {} of one full round",
         layout_.samples(),
@@ -334,7 +349,6 @@ void LoaderCore::begin_batch(const ShardLayout& layout) {
     info.valid_rows.push_back(layout.valid_rows(index, rank));
   }
   info.rows = info.rows_per_rank[static_cast<size_t>(layout.spec().rank)];
-  info.total_batches = info.is_last ? index + 1 : batches();
   pass_observer_->batch_started(this, info);
 }
 

@@ -42,15 +42,14 @@ struct BatchInfo {
   int64_t rows = 0;                ///< Of this rank's batch.
   std::vector<int64_t> rows_per_rank;
   std::vector<int64_t> valid_rows;  ///< Per rank: leading rows that are no duplicates.
-  /// Of this rank in the whole pass; a stream whose size is not known has it at its last batch.
-  std::optional<int64_t> total_batches = std::nullopt;
 };
 
 /// What a LoaderCore has to know of the dataset.
 struct SourceInfo {
-  std::optional<int64_t> samples = std::nullopt;  ///< Unset: a stream of unknown length.
-  bool streamed = false;                          ///< An iterable dataset.
-  bool transferable = false;                      ///< Its batches are Transferable.
+  /// Unset: a stream of unknown length. Of a stream no more than a hint: it may yield others.
+  std::optional<int64_t> samples = std::nullopt;
+  bool streamed = false;      ///< An iterable dataset.
+  bool transferable = false;  ///< Its batches are Transferable.
 };
 
 /// Told of what a loop does with a loader, on the loop's own thread. `loader` tells loaders apart:
@@ -91,8 +90,6 @@ class LoaderCore {
   /// A stream of unknown length is laid out as if it had no samples: only what does not depend on
   /// their number means something.
   const ShardLayout& layout() const { return layout_; }
-  /// Batches of this rank in a pass, if that is known before its end.
-  std::optional<int64_t> batches() const;
   bool is_sharded() const { return sharded_; }
   /// Whether rank 0 reads for all.
   bool dispatches() const { return shard_.dispatch_batches && shard_.world > 1; }
@@ -111,7 +108,7 @@ class LoaderCore {
   /// What load_cursor would refuse; changes nothing.
   void check_cursor(const Cursor& cursor) const;
   void load_cursor(const Cursor& cursor);
-  /// Batches of later passes arrive there.
+  /// Batches of later passes arrive there. ConfigError for CUDA where there is none.
   void set_device(at::Device device);
   void set_observer(std::shared_ptr<LoaderObserver> observer);
 
@@ -129,6 +126,8 @@ class LoaderCore {
   void leave_pass() noexcept;
 
  private:
+  /// Of any rank in a pass, if that is known before its end.
+  std::optional<int64_t> max_batches(const ShardLayout& layout) const;
   void check_position(const Cursor& cursor, const ShardLayout& layout) const;
   std::shared_ptr<const ShardPlan> make_plan(int64_t epoch) const;
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/data/loader.h"
 
-#include <algorithm>
-#include <atomic>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -13,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/data/test_numbers.h"
 
 namespace lockstep::data {
 namespace {
@@ -21,25 +21,6 @@ using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
-
-/// Sample i is the number i, and a batch is the list of its samples. Counts what was read.
-struct Numbers {
-  using Batch = std::vector<int64_t>;
-
-  explicit Numbers(int64_t samples) : count(samples) {}
-  int64_t size() const { return count; }
-  Batch get_batch(std::span<const int64_t> indices) const {
-    ++*batches_read;
-    if (std::find(indices.begin(), indices.end(), broken) != indices.end()) {
-      throw std::domain_error("broken sample");
-    }
-    return {indices.begin(), indices.end()};
-  }
-
-  int64_t count;
-  int64_t broken = -1;
-  std::shared_ptr<std::atomic<int>> batches_read = std::make_shared<std::atomic<int>>(0);
-};
 
 using Batches = std::vector<std::vector<int64_t>>;
 
@@ -209,6 +190,50 @@ TEST(Loader, ThrowsWhatTheDatasetThrewAtExactlyThatBatch) {
         std::domain_error);
     EXPECT_EQ(handed_out, 5);
     EXPECT_EQ(loader.cursor().batches, 5);
+  }
+}
+
+/// Fails once, and would go on behind the sample it failed at.
+struct Hiccup {
+  explicit Hiccup(int64_t samples) : count(samples) {}
+  auto stream(int64_t /*epoch*/) const {
+    return [*this, next = int64_t{0}]() mutable -> std::optional<int64_t> {
+      const int64_t sample = next++;
+      if (sample == broken) {
+        throw std::domain_error("broken sample");
+      }
+      return sample < count ? std::optional(sample) : std::nullopt;
+    };
+  }
+  std::vector<int64_t> collate(std::vector<int64_t> samples) const { return samples; }
+  int64_t count;
+  int64_t broken = -1;
+};
+
+template <typename D>
+void expect_failure_to_last(D source, int workers) {
+  source.broken = 9;
+  Loader loader(source, {.batch_size = 2, .workers = workers});
+  auto iterator = loader.begin();
+  std::vector<int64_t> seen = *iterator;
+  int failures = 0;
+  while (failures < 3 && iterator != loader.end()) {
+    try {
+      ++iterator;
+      seen.insert(seen.end(), iterator->begin(), iterator->end());
+    } catch (const std::domain_error&) {
+      ++failures;
+    }
+  }
+  EXPECT_EQ(failures, 3);
+  EXPECT_EQ(std::ssize(seen), 2 * loader.cursor().batches);
+  EXPECT_EQ(loader.epoch(), 0);
+}
+
+TEST(Loader, AfterAFailureThrowsItAgainInsteadOfGoingOnBehindIt) {
+  for (const int workers : {0, 1}) {
+    expect_failure_to_last(Numbers(20), workers);
+    expect_failure_to_last(Hiccup(20), workers);
   }
 }
 

@@ -4,25 +4,16 @@
 #include <algorithm>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/data/describe.h"
 
 namespace lockstep::data {
 namespace {
-
-std::string text(const at::Tensor& tensor) {
-  return tensor.defined() ? fmt::format(
-                                "{}[{}] on {}",
-                                c10::toString(tensor.scalar_type()),
-                                fmt::join(tensor.sizes(), ", "),
-                                tensor.device().str())
-                          : "an undefined tensor";
-}
 
 void check(const std::vector<at::Tensor>& sequences, const PadOptions& options) {
   if (sequences.empty()) {
@@ -45,8 +36,8 @@ void check(const std::vector<at::Tensor>& sequences, const PadOptions& options) 
           "pad_sequences",
           fmt::format(
               "sequences may differ in dimension 0 alone; got {} and {}",
-              text(first),
-              text(sequence)));
+              describe(first),
+              describe(sequence)));
     }
   }
 }

@@ -77,15 +77,22 @@ void OrderedWorkers::work() {
 }
 
 void OrderedWorkers::wait(int64_t index) {
+  std::exception_ptr& failure = failure_[index % window_];
   if (threads_.empty()) {
-    const c10::NoGradGuard no_grad;
-    job_(index);
-    return;
+    if (!failure) {
+      const c10::NoGradGuard no_grad;
+      try {
+        job_(index);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    }
+  } else {
+    std::unique_lock lock(mutex_);
+    finished_.wait(lock, [&] { return done_[index % window_] != 0; });
   }
-  std::unique_lock lock(mutex_);
-  finished_.wait(lock, [&] { return done_[index % window_] != 0; });
-  if (failure_[index % window_]) {
-    std::rethrow_exception(failure_[index % window_]);
+  if (failure) {
+    std::rethrow_exception(failure);
   }
 }
 

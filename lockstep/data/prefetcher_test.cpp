@@ -69,8 +69,10 @@ TEST(Prefetcher, NeverHasMoreThanWorkersPlusAheadInFlight) {
 
 TEST(Prefetcher, ThrowsWhatWasThrownAtExactlyThatIndexAndAgain) {
   for (const int workers : {0, 1, 4}) {
-    Prefetcher<int64_t> prefetcher(workers, 4, 0, 100, [](int64_t index) {
+    std::atomic<int> computed_seven{0};
+    Prefetcher<int64_t> prefetcher(workers, 4, 0, 100, [&](int64_t index) {
       if (index == 7) {
+        ++computed_seven;
         throw std::out_of_range("seven");
       }
       return index;
@@ -80,6 +82,7 @@ TEST(Prefetcher, ThrowsWhatWasThrownAtExactlyThatIndexAndAgain) {
     }
     EXPECT_THROW(prefetcher.next(), std::out_of_range);
     EXPECT_THROW(prefetcher.next(), std::out_of_range);
+    EXPECT_EQ(computed_seven, 1);
   }
 }
 

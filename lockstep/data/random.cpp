@@ -58,7 +58,9 @@ RngType rng_type_of(const std::string& name) {
 }
 
 void synchronize_rng_states(
-    Group& group, const std::vector<RngType>& types, const std::optional<at::Generator>& generator) {
+    Group& group,
+    const std::vector<RngType>& types,
+    const std::optional<at::Generator>& generator) {
   std::vector<at::Generator> generators;
   for (const RngType type : types) {
     generators.push_back(generator_of(type, generator));

@@ -94,6 +94,23 @@ TEST(SkipFirstBatches, ReadsAndDropsOfAStream) {
   EXPECT_THAT(samples_of(rest), ElementsAre(1002, 1003, 1006, 1007, 1001, 1002));
 }
 
+/// Ranks of which one has a batch less are given the same number by the same program.
+TEST(SkipFirstBatches, IsAllowedOrRefusedOnAllRanksAlike) {
+  for (int rank = 0; rank < 2; ++rank) {
+    Loader loader(Numbers(), {.batch_size = 2});
+    loader.shard({.rank = rank, .world = 2, .even_batches = false});
+    EXPECT_EQ(loader.size(), rank == 0 ? 3 : 2);
+    auto rest = skip_first_batches(loader, 3);
+    EXPECT_TRUE(samples_of(rest).empty());
+    EXPECT_EQ(loader.cursor(), (Cursor{.epoch = 1}));
+    loader.load_cursor({.epoch = 1, .batches = 3});
+    EXPECT_TRUE(samples_of(loader).empty());
+    EXPECT_THAT(
+        [&] { skip_first_batches(loader, 4); },
+        ThrowsMessage<ConfigError>(HasSubstr("got 4, expected 0 to 3")));
+  }
+}
+
 TEST(SkipFirstBatches, AllOfThemMakesAnEmptyPass) {
   Loader loader(Numbers(), {.batch_size = 2});
   auto rest = skip_first_batches(loader, 5);

@@ -32,6 +32,11 @@ struct Step {
   std::vector<std::optional<Batch>> batches;
 };
 
+/// What is done to a rank's own batch before its loop gets it, on another thread than the loop's if
+/// there is one. It copies, so it is not done to batches that only pass through.
+template <typename Batch>
+using ReadyBatch = std::function<Batch(Batch)>;
+
 /// Where a pass gets its batches from. Thread safety: none.
 template <typename Batch>
 class Steps {

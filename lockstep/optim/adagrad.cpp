@@ -40,16 +40,18 @@ double AdagradRule::initial(const Options& options) {
 }
 
 void AdagradRule::update(const Options& options, const Batch& batch) {
-  at::_fused_adagrad_(
-      batch.parameters,
-      batch.gradients,
-      batch.state[0],
-      step_tensors(batch),
-      options.lr,
-      options.lr_decay,
-      options.weight_decay,
-      options.eps,
-      options.maximize);
+  run_fused(batch, [&](const Batch& whole) {
+    at::_fused_adagrad_(
+        whole.parameters,
+        whole.gradients,
+        whole.state[0],
+        step_tensors(whole),
+        options.lr,
+        options.lr_decay,
+        options.weight_decay,
+        options.eps,
+        options.maximize);
+  });
 }
 
 }  // namespace lockstep::optim

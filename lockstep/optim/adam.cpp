@@ -42,20 +42,22 @@ StateShape adam_shape(bool amsgrad, size_t field) {
 template <typename Options, typename Kernel>
 void update_adam(const Options& options, const Batch& batch, const Kernel& kernel) {
   const at::TensorList none;
-  kernel(
-      batch.parameters,
-      batch.gradients,
-      batch.state[kExpAvg],
-      batch.state[kExpAvgSq],
-      options.amsgrad ? at::TensorList(batch.state[kMaxExpAvgSq]) : none,
-      step_tensors(batch),
-      options.lr,
-      options.betas.first,
-      options.betas.second,
-      options.weight_decay,
-      options.eps,
-      options.amsgrad,
-      options.maximize);
+  run_fused(batch, [&](const Batch& whole) {
+    kernel(
+        whole.parameters,
+        whole.gradients,
+        whole.state[kExpAvg],
+        whole.state[kExpAvgSq],
+        options.amsgrad ? at::TensorList(whole.state[kMaxExpAvgSq]) : none,
+        step_tensors(whole),
+        options.lr,
+        options.betas.first,
+        options.betas.second,
+        options.weight_decay,
+        options.eps,
+        options.amsgrad,
+        options.maximize);
+  });
 }
 
 }  // namespace

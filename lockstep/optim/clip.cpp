@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/_foreach_clamp_max.h>
 #include <ATen/ops/_foreach_clamp_min.h>
 #include <ATen/ops/_foreach_mul.h>
@@ -63,6 +64,23 @@ std::vector<at::Tensor> gradients_of(const char* where, const std::vector<at::Te
     gradients.push_back(gradient);
   }
   return gradients;
+}
+
+/// The same, each element of a gradient with memory of its own, as writing to it needs: one that
+/// was expanded is replaced by a copy.
+std::vector<at::Tensor> writable_gradients_of(
+    const char* where, const std::vector<at::Tensor>& parameters) {
+  for (const at::Tensor& parameter : parameters) {
+    if (!parameter.defined()) {
+      continue;
+    }
+    at::Tensor& gradient = parameter.mutable_grad();
+    if (gradient.defined() && gradient.layout() == at::kStrided &&
+        at::has_internal_overlap(gradient) == at::MemOverlap::Yes) {
+      gradient = gradient.contiguous();
+    }
+  }
+  return gradients_of(where, parameters);
 }
 
 void check_norm_type(const char* where, double norm_type) {
@@ -134,7 +152,7 @@ at::Tensor clip_grad_norm_(
     throw ConfigError(where, fmt::format("max_norm must not be negative; got {}", max_norm));
   }
   const c10::AutoGradMode no_grad(false);
-  const std::vector<at::Tensor> gradients = gradients_of(where, parameters);
+  const std::vector<at::Tensor> gradients = writable_gradients_of(where, parameters);
   at::Tensor norm = total_norm(gradients, norm_type);
   if (error_if_nonfinite) {
     check_finite(norm);
@@ -161,7 +179,7 @@ void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_val
   }
   const c10::AutoGradMode no_grad(false);
   for (const std::vector<at::Tensor>& group :
-       by_device_and_dtype(gradients_of(where, parameters))) {
+       by_device_and_dtype(writable_gradients_of(where, parameters))) {
     at::_foreach_clamp_min_(group, -clip_value);
     at::_foreach_clamp_max_(group, clip_value);
   }

@@ -11,7 +11,7 @@
 /// gradient not at all. `norm_type` is a number above 0, infinity for the largest element. Norms
 /// are 0-d tensors on the first tensor's device, accumulated and returned in fp32 (fp64 if any
 /// tensor is), and nothing here waits for a device: reading the tensor does. Sparse gradients are a
-/// ConfigError.
+/// ConfigError. Clipping replaces an expanded gradient by a copy, which it can write to.
 ///
 /// Cost: one pass over the gradients for the norm, one more to scale them. Thread safety: none.
 namespace lockstep::optim {

@@ -163,6 +163,16 @@ TEST(ClipGradNorm, refuses_values_without_sense_and_sparse_gradients) {
   EXPECT_THROW(grad_norm({sparse}), ConfigError);
 }
 
+TEST(ClipGradNorm, clips_a_gradient_that_was_expanded) {
+  at::Tensor parameter = at::zeros({4}).requires_grad_();
+  parameter.mutable_grad() = at::full({1}, 3.0F).expand({4});
+  EXPECT_EQ(clip_grad_norm_({parameter}, 3.0).item<float>(), 6.0F);
+  EXPECT_TRUE(at::allclose(parameter.grad(), at::full({4}, 1.5F)));
+  parameter.mutable_grad() = at::full({1}, 3.0F).expand({4});
+  clip_grad_value_({parameter}, 1.0);
+  EXPECT_TRUE(at::equal(parameter.grad(), at::ones({4})));
+}
+
 TEST(WeightNorm, is_that_of_all_parameters) {
   const Tensors weights = {at::full({2, 2}, 3.0F).requires_grad_(), at::full({1}, 8.0F)};
   EXPECT_EQ(weight_norm(weights).item<float>(), 10.0F);

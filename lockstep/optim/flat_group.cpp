@@ -60,7 +60,10 @@ void FlatGroup::add(const std::vector<at::Tensor>& parameters) {
     (may_move(parameter) ? moving : staying).push_back(parameter);
   }
   const auto new_item = [this](const at::Tensor& parameter) {
-    return FlatParameter{.parameter = parameter, .state = std::vector<at::Tensor>(field_count_)};
+    return FlatParameter{
+        .parameter = parameter,
+        .sizes = parameter.sizes().vec(),
+        .state = std::vector<at::Tensor>(field_count_)};
   };
   for (const flat::BucketPlan& plan : flat::plan_buckets(moving, kCapBytes, kFirstCapBytes)) {
     if (plan.slots.size() == 1) {

@@ -16,6 +16,7 @@ struct FlatParameter {
   static constexpr size_t kLoose = std::numeric_limits<size_t>::max();
 
   at::Tensor parameter;
+  std::vector<int64_t> sizes;  ///< The parameter's when it came: its state has them.
   int64_t step = 0;
   std::vector<at::Tensor> state;  ///< [field] Undefined until first needed.
   size_t buffer = kLoose;         ///< Which flat buffer has a place for it.
@@ -30,7 +31,9 @@ struct FlatParameter {
 /// share their memory with any other tensor (a view somebody holds would be cut off), those whose
 /// memory has gaps, and those that would be alone in their buffer.
 ///
-/// Memory: while laying out, one buffer (25 MiB, or the largest parameter) above what there was.
+/// Memory: while laying out, one buffer (25 MiB, or the largest parameter) above what there was. A
+/// buffer lives as long as this or any parameter in it. `torch::save` of one such parameter writes
+/// its whole buffer, as of any view; of a module, each buffer once.
 class FlatGroup {
  public:
   explicit FlatGroup(size_t field_count) : field_count_(field_count) {}

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
@@ -60,19 +61,6 @@ Groups checked(const char* rule, Groups groups) {
   return groups;
 }
 
-Batch& batch_for(std::vector<Batch>& batches, const at::Tensor& parameter, bool first) {
-  const auto found = std::find_if(batches.begin(), batches.end(), [&](const Batch& batch) {
-    return batch.first == first && batch.parameters[0].scalar_type() == parameter.scalar_type() &&
-           batch.parameters[0].device() == parameter.device();
-  });
-  if (found != batches.end()) {
-    return *found;
-  }
-  batches.emplace_back();
-  batches.back().first = first;
-  return batches.back();
-}
-
 /// `gradient` in the dtype and order of `parameter`: the fused kernels walk memory, not indices.
 at::Tensor laid_out_like(const at::Tensor& gradient, const at::Tensor& parameter) {
   if (same_strides(gradient, parameter) && gradient.scalar_type() == parameter.scalar_type()) {
@@ -81,6 +69,73 @@ at::Tensor laid_out_like(const at::Tensor& gradient, const at::Tensor& parameter
   return at::empty_strided(parameter.sizes(), parameter.strides(), parameter.options())
       .copy_(gradient);
 }
+
+/// Sorts runs of neighbouring parameters into batches.
+class Gathering {
+ public:
+  Gathering(const FlatGroup& group, size_t field_count)
+      : group_(group), field_count_(field_count) {}
+
+  /// The run from `first` to `last`, which may be the same; `fresh`: its state is new.
+  void add(const FlatParameter& first, const FlatParameter& last, bool fresh) {
+    Batch& batch = batch_for(first.parameter, fresh);
+    batch.steps.push_back(first.step);
+    if (&first == &last) {
+      add_one(batch, first);
+      return;
+    }
+    batch.parameters.push_back(group_.parameters_between(first, last));
+    batch.gradients.push_back(group_.gradients_between(first, last));
+    for (size_t field = 0; field < field_count_; ++field) {
+      batch.state[field].push_back(group_.state_between(first, last, field));
+    }
+    for (const FlatParameter* item = &first; item <= &last; ++item) {
+      // Autograd must notice that what it saved has changed.
+      item->parameter.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+
+  const std::vector<Batch>& batches() const { return batches_; }
+
+  /// Puts what was updated in a dense copy where it belongs.
+  void copy_back() const {
+    for (const auto& [parameter, updated] : copies_) {
+      parameter.copy_(updated);
+    }
+  }
+
+ private:
+  Batch& batch_for(const at::Tensor& parameter, bool fresh) {
+    for (Batch& batch : batches_) {
+      if (batch.first == fresh && batch.parameters[0].scalar_type() == parameter.scalar_type() &&
+          batch.parameters[0].device() == parameter.device()) {
+        return batch;
+      }
+    }
+    Batch& batch = batches_.emplace_back();
+    batch.first = fresh;
+    batch.state.resize(field_count_);
+    return batch;
+  }
+
+  void add_one(Batch& batch, const FlatParameter& item) {
+    at::Tensor parameter = item.parameter;
+    if (!parameter.is_non_overlapping_and_dense()) {
+      parameter = parameter.contiguous();
+      copies_.emplace_back(item.parameter, parameter);
+    }
+    batch.parameters.push_back(parameter);
+    batch.gradients.push_back(laid_out_like(item.parameter.grad(), parameter));
+    for (size_t field = 0; field < field_count_; ++field) {
+      batch.state[field].push_back(item.state[field]);
+    }
+  }
+
+  const FlatGroup& group_;
+  size_t field_count_;
+  std::vector<Batch> batches_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
+};
 
 }  // namespace
 
@@ -97,6 +152,13 @@ at::Tensor FlatOptimizer::step(LossClosure closure) {
   }
   const c10::AutoGradMode no_grad(false);
   adopt_parameters();
+  for (const FlatGroup& group : groups_) {
+    for (const FlatParameter& item : group.items()) {
+      if (item.parameter.grad().defined()) {
+        check_sizes(item);
+      }
+    }
+  }
   run_count_ = 0;
   for (size_t group = 0; group < groups_.size(); ++group) {
     step_group(group);
@@ -185,56 +247,67 @@ bool FlatOptimizer::create_missing_state(size_t group, FlatParameter& item) {
   return created;
 }
 
+void FlatOptimizer::complete_state() {
+  const c10::AutoGradMode no_grad(false);
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    for (FlatParameter& item : groups_[group].items()) {
+      const bool any = std::any_of(
+          item.state.begin(), item.state.end(), [](const auto& field) { return field.defined(); });
+      if (any) {
+        check_sizes(item);
+        create_missing_state(group, item);
+      }
+    }
+  }
+}
+
+void FlatOptimizer::check_sizes(const FlatParameter& item) const {
+  if (item.parameter.sizes() != item.sizes) {
+    throw ConfigError(
+        "optim",
+        fmt::format(
+            "{}: a parameter was resized from [{}] to [{}]; build a new optimizer",
+            traits_.name,
+            fmt::join(item.sizes, ", "),
+            fmt::join(item.parameter.sizes(), ", ")));
+  }
+  const at::Tensor& gradient = item.parameter.grad();
+  if (!gradient.defined()) {
+    return;
+  }
+  if (gradient.layout() != at::kStrided) {
+    throw ConfigError(
+        "optim",
+        fmt::format("{} got a sparse gradient; build its layer with sparse=false", traits_.name));
+  }
+  if (gradient.sizes() != item.sizes) {
+    throw ConfigError(
+        "optim",
+        fmt::format(
+            "{}: a gradient does not fit its parameter; got [{}], expected [{}]; clear it with "
+            "zero_grad()",
+            traits_.name,
+            fmt::join(gradient.sizes(), ", "),
+            fmt::join(item.sizes, ", ")));
+  }
+}
+
 void FlatOptimizer::step_group(size_t group_index) {
   FlatGroup& group = groups_[group_index];
-  std::vector<Batch> batches;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copy_back;
+  Gathering gathering(group, traits_.fields.size());
   const FlatParameter* first = nullptr;  // The run that is being gathered.
   const FlatParameter* last = nullptr;
   bool fresh = false;  // Whether its state is new.
-
   const auto end_run = [&] {
-    if (first == nullptr) {
-      return;
-    }
-    Batch& batch = batch_for(batches, first->parameter, fresh);
-    batch.state.resize(traits_.fields.size());
-    batch.steps.push_back(first->step);
-    if (first != last) {
-      batch.parameters.push_back(group.parameters_between(*first, *last));
-      batch.gradients.push_back(group.gradients_between(*first, *last));
-      for (size_t field = 0; field < batch.state.size(); ++field) {
-        batch.state[field].push_back(group.state_between(*first, *last, field));
-      }
-      for (const FlatParameter* item = first; item <= last; ++item) {
-        // Autograd must notice that what it saved has changed.
-        item->parameter.unsafeGetTensorImpl()->bump_version();
-      }
-    } else {
-      at::Tensor parameter = first->parameter;
-      if (!parameter.is_non_overlapping_and_dense()) {
-        parameter = parameter.contiguous();
-        copy_back.emplace_back(first->parameter, parameter);
-      }
-      batch.parameters.push_back(parameter);
-      batch.gradients.push_back(laid_out_like(first->parameter.grad(), parameter));
-      for (size_t field = 0; field < batch.state.size(); ++field) {
-        batch.state[field].push_back(first->state[field]);
-      }
+    if (first != nullptr) {
+      gathering.add(*first, *last, fresh);
     }
     first = nullptr;
   };
-
   for (FlatParameter& item : group.items()) {
-    const at::Tensor& gradient = item.parameter.grad();
-    if (!gradient.defined()) {
+    if (!item.parameter.grad().defined()) {
       end_run();
       continue;
-    }
-    if (gradient.layout() != at::kStrided) {
-      throw ConfigError(
-          "optim",
-          fmt::format("{} got a sparse gradient; build its layer with sparse=false", traits_.name));
     }
     ++item.step;
     group.follow_parameter(item);
@@ -251,13 +324,11 @@ void FlatOptimizer::step_group(size_t group_index) {
   }
   end_run();
 
-  for (const Batch& batch : batches) {
+  for (const Batch& batch : gathering.batches()) {
     update(param_groups_[group_index].options(), batch);
     run_count_ += batch.parameters.size();
   }
-  for (const auto& [parameter, updated] : copy_back) {
-    parameter.copy_(updated);
-  }
+  gathering.copy_back();
 }
 
 FlatOptimizer::Place FlatOptimizer::place_of(const at::Tensor& parameter) const {
@@ -279,14 +350,11 @@ FlatOptimizer::ParameterState FlatOptimizer::state_of(const at::Tensor& paramete
   return {.step = item.step, .fields = item.state};
 }
 
-StateShape FlatOptimizer::shape_of(const at::Tensor& parameter, size_t field) const {
-  return shape(param_groups_[place_of(parameter).group].options(), parameter, field);
-}
-
 void FlatOptimizer::set_state(const at::Tensor& parameter, const ParameterState& state) {
   const c10::AutoGradMode no_grad(false);
   const Place place = place_of(parameter);
   FlatParameter& item = groups_[place.group].items()[place.item];
+  check_sizes(item);
   item.step = state.step;
   for (size_t field = 0; field < item.state.size(); ++field) {
     const bool given = field < state.fields.size() && state.fields[field].defined();
@@ -295,7 +363,7 @@ void FlatOptimizer::set_state(const at::Tensor& parameter, const ParameterState&
       continue;
     }
     const bool shaped = state.fields[field].sizes() == parameter.sizes();
-    const StateShape wanted = shape_of(parameter, field);
+    const StateShape wanted = shape(param_groups_[place.group].options(), parameter, field);
     groups_[place.group].create_state(
         item, field, wanted == StateShape::kNone && shaped ? StateShape::kParameter : wanted, 0);
     item.state[field].copy_(state.fields[field]);

@@ -18,10 +18,14 @@ namespace lockstep::optim {
 ///
 /// - Parameters and state lie in flat buffers (see FlatGroup). `step` joins neighbours whose
 ///   gradients and state are neighbours too, as in DataParallel's buckets, and updates them as one
-///   tensor; all others are updated by the same calls as a list. The result is the same.
+///   tensor; all others are updated by the same calls as a list. In fp32 and fp64 the result is the
+///   same to the bit, so replicas stay equal whatever each of them could join. In half precision it
+///   is not: on the CPU, libtorch rounds the last elements of a tensor otherwise than the rest.
 /// - A parameter without gradient is skipped, and does not count the step, as in torch. One that
 ///   comes twice in a group is updated once; one in two groups is a ConfigError.
-/// - A parameter may be moved later (`set_data`, `Module::to`): its state follows at its next step.
+/// - Move the model first (`Module::to`), then construct this. A parameter that is moved later
+///   (`set_data`) keeps its state, which follows at its next step, but is not joined any more, and
+///   the old buffer keeps its memory. One whose shape changes is a ConfigError at the next step.
 /// - State has the parameter's dtype, as in torch.optim, so bf16 parameters have bf16 state.
 ///   Nothing is kept in `state()`; `optimizer_tensors` (optimizer_state.h) has it by name.
 /// - `zero_grad` is torch's: it frees gradients, or zeroes them where they lie if passed false.
@@ -41,14 +45,26 @@ class FlatOptimizer : public torch::optim::Optimizer {
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
+  /// Lays out what has been added to `param_groups()`, as `step` does. ConfigError, if it does not
+  /// fit.
+  void adopt_parameters();
+  /// Makes what the options want of parameters that have other state: for options switched on
+  /// since.
+  void complete_state();
+
   const RuleTraits& traits() const { return traits_; }
   /// Pointers into `options`, which must be this optimizer's.
   virtual NamedOptions named_options(torch::optim::OptimizerOptions& options) const = 0;
+  /// ConfigError unless `options` are this optimizer's, and possible.
+  virtual void check(const torch::optim::OptimizerOptions& options) const = 0;
+  /// The shape of `field` for `parameter` with `options`.
+  virtual StateShape shape(
+      const torch::optim::OptimizerOptions& options,
+      const at::Tensor& parameter,
+      size_t field) const = 0;
 
   /// Copies, but for tensors. No fields: it has not been updated yet.
   ParameterState state_of(const at::Tensor& parameter) const;
-  /// The shape of `field` for `parameter`; kNone with these options.
-  StateShape shape_of(const at::Tensor& parameter, size_t field) const;
   /// Copies `state`'s tensors in, cast to the parameter's dtype. Undefined fields: none yet.
   void set_state(const at::Tensor& parameter, const ParameterState& state);
 
@@ -61,17 +77,8 @@ class FlatOptimizer : public torch::optim::Optimizer {
       std::vector<torch::optim::OptimizerParamGroup> groups,
       std::unique_ptr<torch::optim::OptimizerOptions> defaults);
 
-  /// Lays out what has been added to `param_groups()`. For constructors, and before every step.
-  void adopt_parameters();
-
-  virtual StateShape shape(
-      const torch::optim::OptimizerOptions& options,
-      const at::Tensor& parameter,
-      size_t field) const = 0;
   virtual double initial(const torch::optim::OptimizerOptions& options) const = 0;
   virtual void update(const torch::optim::OptimizerOptions& options, const Batch& batch) const = 0;
-  /// ConfigError unless `options` are this optimizer's.
-  virtual void check(const torch::optim::OptimizerOptions& options) const = 0;
 
  private:
   struct Place {
@@ -79,6 +86,7 @@ class FlatOptimizer : public torch::optim::Optimizer {
     size_t item = 0;
   };
 
+  void check_sizes(const FlatParameter& item) const;
   void step_group(size_t group);
   bool create_missing_state(size_t group, FlatParameter& item);
   Place place_of(const at::Tensor& parameter) const;

@@ -2,6 +2,7 @@
 #include "lockstep/optim/flat_optimizer.h"
 
 #include <array>
+#include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -144,6 +145,58 @@ TEST(FlatOptimizer, long_runs_are_worked_off_in_stretches) {
   EXPECT_TRUE(at::allclose(whole[0], at::cat(first), 1e-14, 1e-15));
   EXPECT_TRUE(
       at::allclose(whole[1], at::cat(Parameters(cut.begin() + 301, cut.end())), 1e-14, 1e-15));
+}
+
+TEST(FlatOptimizer, autograd_notices_an_update_of_a_parameter_shorter_than_a_vector) {
+  const at::Tensor parameter = at::ones({3}).requires_grad_();
+  AdamW optimizer({parameter});
+  parameter.mutable_grad() = at::ones({3});
+  const at::Tensor loss = (parameter * parameter).sum();
+  optimizer.step();
+  EXPECT_THROW(loss.backward(), c10::Error);
+}
+
+template <typename Optimizer>
+std::string error_after_resize(const at::Tensor& before, const at::Tensor& after) {
+  at::Tensor parameter = before.clone().requires_grad_();
+  const at::Tensor other = at::ones({8}).requires_grad_();
+  Optimizer optimizer({parameter, other});
+  parameter.mutable_grad() = at::ones_like(before);
+  optimizer.step();
+  parameter.mutable_grad().reset();
+  parameter.set_data(after.clone());
+  parameter.mutable_grad() = at::ones_like(after);
+  other.mutable_grad() = at::ones({8});
+  const at::Tensor other_before = other.detach().clone();
+  try {
+    optimizer.step();
+  } catch (const ConfigError& error) {
+    EXPECT_TRUE(at::equal(other, other_before)) << "refused, so nothing was changed";
+    return error.what();
+  }
+  return "no ConfigError";
+}
+
+TEST(FlatOptimizer, refuses_a_parameter_whose_shape_changed) {
+  using ::testing::HasSubstr;
+  const at::Tensor large = at::ones({200000});
+  const auto wanted = HasSubstr("resized from [4] to [200000]; build a new optimizer");
+  EXPECT_THAT(error_after_resize<SGD>(at::ones({4}), large), wanted);
+  EXPECT_THAT(error_after_resize<AdamW>(at::ones({4}), large), wanted);
+  EXPECT_THAT(error_after_resize<Lion>(at::ones({4}), large), wanted);
+  EXPECT_THAT(error_after_resize<Adafactor>(at::ones({4}), large), wanted);
+  EXPECT_THAT(error_after_resize<AdamW>(large, at::ones({4})), HasSubstr("to [4]"));
+  EXPECT_THAT(error_after_resize<Adafactor>(at::ones({2, 6}), at::ones({4, 3})), HasSubstr("2, 6"));
+}
+
+TEST(FlatOptimizer, refuses_a_gradient_that_does_not_fit) {
+  at::Tensor parameter = at::ones({4}).requires_grad_();
+  AdamW optimizer({parameter});
+  parameter.mutable_grad() = at::ones({4});
+  parameter.set_data(at::ones({6}));
+  EXPECT_THROW(optimizer.step(), ConfigError);
+  parameter.set_data(at::ones({4}));
+  EXPECT_NO_THROW(optimizer.step());
 }
 
 TEST(FlatOptimizer, follows_parameters_that_are_moved) {

@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <string_view>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <fmt/format.h>
@@ -104,11 +106,12 @@ Kind kind_of(torch_optim::Optimizer& optimizer) {
       "torch::optim's SGD, Adam, AdamW, Adagrad or RMSprop");
 }
 
+/// Calls `visit` with each parameter and the number of its group.
 template <typename Visit>
 void for_each_parameter(torch_optim::Optimizer& optimizer, const Visit& visit) {
-  for (auto& group : optimizer.param_groups()) {
-    for (at::Tensor& parameter : group.params()) {
-      visit(parameter);
+  for (size_t group = 0; group < optimizer.param_groups().size(); ++group) {
+    for (at::Tensor& parameter : optimizer.param_groups()[group].params()) {
+      visit(parameter, group);
     }
   }
 }
@@ -127,7 +130,7 @@ optim::NamedOptions named_options(
 NamedTensors flat_tensors(optim::FlatOptimizer& optimizer, const ParameterName& name_of) {
   NamedTensors tensors;
   const optim::RuleTraits& traits = optimizer.traits();
-  for_each_parameter(optimizer, [&](const at::Tensor& parameter) {
+  for_each_parameter(optimizer, [&](const at::Tensor& parameter, size_t /*group*/) {
     const auto state = optimizer.state_of(parameter);
     const bool any = std::any_of(state.fields.begin(), state.fields.end(), [](const auto& field) {
       return field.defined();
@@ -172,7 +175,35 @@ at::Tensor take(
   return tensor;
 }
 
-void check_settings(
+/// The options of each parameter group.
+using GroupOptions = std::vector<std::unique_ptr<torch_optim::OptimizerOptions>>;
+
+/// The saved options of one group, on top of the program's `options`.
+void check_group(
+    torch_optim::Optimizer& optimizer,
+    torch_optim::OptimizerOptions& options,
+    const nlohmann::json& group,
+    const std::string& path) {
+  const optim::NamedOptions named = named_options(optimizer, options);
+  optim::options_from_json(named, group, path);
+  for (const optim::NamedOption& option : named) {
+    // torch::optim's have no maximize, and their files fit ours.
+    if (!group.contains(option.name) && option.name != std::string_view("maximize")) {
+      throw CheckpointError(
+          path, fmt::format("a parameter group lacks the option {}", option.name));
+    }
+  }
+  if (const auto* flat = dynamic_cast<const optim::FlatOptimizer*>(&optimizer)) {
+    try {
+      flat->check(options);
+    } catch (const ConfigError& error) {
+      throw CheckpointError(path, fmt::format("holds impossible options: {}", error.what()));
+    }
+  }
+}
+
+/// What the options will be.
+GroupOptions check_settings(
     torch_optim::Optimizer& optimizer, const nlohmann::json& settings, const std::string& path) {
   const char* type = type_of(optimizer);
   const nlohmann::json saved = settings.is_object() ? settings : nlohmann::json::object();
@@ -193,11 +224,59 @@ void check_settings(
             groups.size(),
             optimizer.param_groups().size()));
   }
+  GroupOptions all;
   for (size_t i = 0; i < groups.size(); ++i) {
-    const auto trial = optimizer.param_groups()[i].options().clone();
-    optim::options_from_json(named_options(optimizer, *trial), groups[i], path);
+    all.push_back(optimizer.param_groups()[i].options().clone());
+    check_group(optimizer, *all.back(), groups[i], path);
   }
+  return all;
 }
+
+/// Whether an option is there and neither 0 nor false.
+bool is_on(const optim::NamedOptions& options, std::string_view name) {
+  for (const optim::NamedOption& option : options) {
+    if (option.name == name) {
+      auto* const* flag = std::get_if<bool*>(&option.value);
+      auto* const* number = std::get_if<double*>(&option.value);
+      return (flag != nullptr && **flag) || (number != nullptr && **number != 0);
+    }
+  }
+  return false;
+}
+
+/// Whether torch's optimizers have `field` of a parameter that was updated with `options`.
+bool torch_wants(std::string_view field, const optim::NamedOptions& options) {
+  if (field == "max_exp_avg_sq") {
+    return is_on(options, "amsgrad");
+  }
+  if (field == "grad_avg") {
+    return is_on(options, "centered");
+  }
+  return field != "momentum_buffer" || is_on(options, "momentum");
+}
+
+/// CheckpointError if a parameter has some of its state, but not all.
+class Completeness {
+ public:
+  /// `name`: the tensor's; `wanted`: whether it belongs to the state.
+  void note(const std::string& name, bool found, bool wanted) {
+    any_ = any_ || found;
+    if (wanted && !found && missing_.empty()) {
+      missing_ = name;
+    }
+  }
+  bool any() const { return any_; }
+  void check(const std::string& path) const {
+    if (any_ && !missing_.empty()) {
+      throw CheckpointError(
+          path, "is missing, while other state of the parameter is there", missing_);
+    }
+  }
+
+ private:
+  bool any_ = false;
+  std::string missing_;
+};
 
 std::vector<int64_t> sizes_of(const at::Tensor& parameter, optim::StateShape shape) {
   std::vector<int64_t> sizes = parameter.sizes().vec();
@@ -212,20 +291,27 @@ std::vector<int64_t> sizes_of(const at::Tensor& parameter, optim::StateShape sha
 std::function<void()> check_flat(
     optim::FlatOptimizer& optimizer,
     const ParameterName& name_of,
+    const GroupOptions& options,
     Left& left,
     const std::string& path) {
   using State = optim::FlatOptimizer::ParameterState;
   auto loaded = std::make_shared<std::vector<std::pair<at::Tensor, State>>>();
   const optim::RuleTraits& traits = optimizer.traits();
-  for_each_parameter(optimizer, [&](const at::Tensor& parameter) {
+  for_each_parameter(optimizer, [&](const at::Tensor& parameter, size_t group) {
     const std::string name = name_of(parameter) + ".";
     State state;
+    Completeness completeness;
     for (size_t field = 0; field < traits.fields.size(); ++field) {
-      const auto sizes = sizes_of(parameter, optimizer.shape_of(parameter, field));
-      state.fields.push_back(take(left, name + traits.fields[field], sizes, path));
+      const optim::StateShape shape = optimizer.shape(*options[group], parameter, field);
+      const std::string field_name = name + traits.fields[field];
+      state.fields.push_back(take(left, field_name, sizes_of(parameter, shape), path));
+      completeness.note(
+          field_name, state.fields.back().defined(), shape != optim::StateShape::kNone);
     }
     const at::Tensor step =
         traits.counts_steps ? take(left, name + "step", {}, path) : at::Tensor();
+    completeness.note(name + "step", step.defined(), traits.counts_steps);
+    completeness.check(path);
     state.step = step.defined() ? step.item<int64_t>() : 0;
     loaded->emplace_back(parameter, std::move(state));
   });
@@ -239,31 +325,34 @@ std::function<void()> check_flat(
 std::function<void()> check_torch(
     torch_optim::Optimizer& optimizer,
     const ParameterName& name_of,
+    const GroupOptions& options,
     Left& left,
     const std::string& path) {
   const Kind kind = kind_of(optimizer);
   using Loaded = std::vector<std::pair<void*, std::unique_ptr<torch_optim::OptimizerParamState>>>;
   auto loaded = std::make_shared<Loaded>();
-  for_each_parameter(optimizer, [&](const at::Tensor& parameter) {
+  for_each_parameter(optimizer, [&](const at::Tensor& parameter, size_t group) {
     const std::string name = name_of(parameter) + ".";
+    const optim::NamedOptions named = optim::torch_named_options(*options[group]);
     auto state = kind.make();
     const Fields fields = kind.fields(*state);
-    bool any = false;
+    Completeness completeness;
     for (const auto& [field, tensor] : fields.tensors) {
       const at::Tensor saved = take(left, name + field, parameter.sizes(), path);
       if (saved.defined()) {
         *tensor = at::empty_like(parameter.detach()).to(saved.scalar_type()).copy_(saved);
-        any = true;
       }
+      completeness.note(name + field, saved.defined(), torch_wants(field, named));
     }
     for (const auto& [field, count] : fields.counts) {
       const at::Tensor saved = take(left, name + field, {}, path);
       if (saved.defined()) {
         *count = saved.item<int64_t>();
-        any = true;
       }
+      completeness.note(name + field, saved.defined(), true);
     }
-    if (any) {
+    completeness.check(path);
+    if (completeness.any()) {
       loaded->emplace_back(parameter.unsafeGetTensorImpl(), std::move(state));
     }
   });
@@ -279,11 +368,13 @@ std::function<void()> check_torch(
 
 NamedTensors optimizer_tensors(torch_optim::Optimizer& optimizer, const ParameterName& name_of) {
   if (auto* flat = dynamic_cast<optim::FlatOptimizer*>(&optimizer)) {
+    flat->adopt_parameters();
+    flat->complete_state();
     return flat_tensors(*flat, name_of);
   }
   const Kind kind = kind_of(optimizer);
   NamedTensors tensors;
-  for_each_parameter(optimizer, [&](const at::Tensor& parameter) {
+  for_each_parameter(optimizer, [&](const at::Tensor& parameter, size_t /*group*/) {
     const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
     if (found == optimizer.state().end()) {
       return;
@@ -317,23 +408,27 @@ std::function<void()> check_optimizer(
     const NamedTensors& tensors,
     const nlohmann::json& settings,
     const std::string& path) {
-  check_settings(optimizer, settings, path);
+  auto* flat = dynamic_cast<optim::FlatOptimizer*>(&optimizer);
+  if (flat != nullptr) {
+    flat->adopt_parameters();
+  }
+  const GroupOptions options = check_settings(optimizer, settings, path);
   Left left;
   for (const NamedTensor& item : tensors) {
     left.emplace(item.name, item.tensor);
   }
-  auto* flat = dynamic_cast<optim::FlatOptimizer*>(&optimizer);
-  std::function<void()> put_state = flat != nullptr ? check_flat(*flat, name_of, left, path)
-                                                    : check_torch(optimizer, name_of, left, path);
+  std::function<void()> put_state = flat != nullptr
+                                        ? check_flat(*flat, name_of, options, left, path)
+                                        : check_torch(optimizer, name_of, options, left, path);
   if (!left.empty()) {
     throw CheckpointError(
         path, "belongs to no parameter of this program's optimizer", left.begin()->first);
   }
   return [&optimizer, settings, path, put_state = std::move(put_state)] {
     for (size_t i = 0; i < optimizer.param_groups().size(); ++i) {
-      const optim::NamedOptions options =
+      const optim::NamedOptions named =
           named_options(optimizer, optimizer.param_groups()[i].options());
-      optim::options_from_json(options, settings["param_groups"][i], path);
+      optim::options_from_json(named, settings["param_groups"][i], path);
     }
     put_state();
   };

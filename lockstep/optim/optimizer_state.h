@@ -32,8 +32,8 @@ nlohmann::json optimizer_settings(torch::optim::Optimizer& optimizer);
 /// Checks that both fit `optimizer`, changes nothing, and returns what puts them into it: state
 /// and, as Python's load_state_dict does, the hyperparameters, whatever the program constructed it
 /// with. A torch::optim optimizer's fit ours of the same name. CheckpointError, naming `path`, for
-/// another type, another number of groups, an unknown hyperparameter or parameter, or a wrong
-/// shape.
+/// another type, another number of groups, an unknown, impossible or missing hyperparameter, an
+/// unknown parameter, a wrong shape, and for a parameter that has some of its state but not all.
 std::function<void()> check_optimizer(
     torch::optim::Optimizer& optimizer,
     const ParameterName& name_of,

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/optim/optimizer_state.h"
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <memory>
@@ -239,6 +240,122 @@ TEST(OptimizerState, refuses_settings_that_do_not_fit) {
   EXPECT_THROW(
       check_optimizer(factor, namer(parameters), tensors, optimizer_settings(factor), "file"),
       CheckpointError);
+}
+
+/// The name of the tensor that is told to be missing; "accepted" if none is.
+std::string missing_in(
+    torch_optim::Optimizer& optimizer,
+    const Parameters& parameters,
+    const NamedTensors& tensors,
+    const nlohmann::json& settings) {
+  try {
+    check_optimizer(optimizer, namer(parameters), tensors, settings, "file");
+  } catch (const CheckpointError& error) {
+    return error.tensor();
+  }
+  return "accepted";
+}
+
+TEST_P(OptimizerStateTest, refuses_state_of_which_a_part_is_missing) {
+  const Parameters parameters = make_parameters();
+  const auto optimizer = GetParam().make(parameters);
+  train(*optimizer, parameters, 0, 2);
+  const NamedTensors all = optimizer_tensors(*optimizer, namer(parameters));
+  const nlohmann::json settings = optimizer_settings(*optimizer);
+  for (size_t cut = 0; cut < all.size(); ++cut) {
+    NamedTensors some = all;
+    some.erase(some.begin() + static_cast<std::ptrdiff_t>(cut));
+    const std::string owner = all[cut].name.substr(0, all[cut].name.find('.'));
+    const auto others = std::count_if(some.begin(), some.end(), [&](const NamedTensor& item) {
+      return item.name.rfind(owner + ".", 0) == 0;
+    });
+    EXPECT_EQ(
+        missing_in(*optimizer, parameters, some, settings),
+        others > 0 ? all[cut].name : "accepted");
+  }
+  EXPECT_EQ(missing_in(*optimizer, parameters, {}, settings), "accepted") << "no step yet";
+}
+
+TEST_P(OptimizerStateTest, refuses_settings_of_which_a_part_is_missing) {
+  const Parameters parameters = make_parameters();
+  const auto optimizer = GetParam().make(parameters);
+  const nlohmann::json settings = optimizer_settings(*optimizer);
+  for (const auto& [option, value] : settings["param_groups"][0].items()) {
+    nlohmann::json some = settings;
+    some["param_groups"][0].erase(option);
+    const auto check = [&, &kept = some] {
+      check_optimizer(*optimizer, namer(parameters), {}, kept, "file");
+    };
+    if (option == "maximize") {
+      EXPECT_NO_THROW(check()) << "torch::optim's have none";
+    } else {
+      EXPECT_THROW(check(), CheckpointError) << option;
+    }
+  }
+}
+
+TEST(OptimizerState, needs_what_the_saved_options_need) {
+  const Parameters parameters = make_parameters();
+  optim::AdamW saved(parameters, {.amsgrad = true});
+  train(saved, parameters, 0, 1);
+  NamedTensors tensors = optimizer_tensors(saved, namer(parameters));
+  ASSERT_EQ(tensors[2].name, "weight.max_exp_avg_sq");
+  tensors.erase(tensors.begin() + 2);
+  optim::AdamW plain(parameters);
+  torch_optim::AdamW theirs(parameters);
+  EXPECT_EQ(
+      missing_in(plain, parameters, tensors, optimizer_settings(saved)), "weight.max_exp_avg_sq");
+  nlohmann::json settings = optimizer_settings(saved);
+  settings["param_groups"][0].erase("maximize");
+  EXPECT_EQ(missing_in(theirs, parameters, tensors, settings), "weight.max_exp_avg_sq");
+}
+
+TEST(OptimizerState, is_whole_when_an_option_was_switched_on_after_a_step) {
+  const Parameters parameters = make_parameters();
+  optim::AdamW optimizer(parameters);
+  train(optimizer, parameters, 0, 1);
+  optimizer.options().amsgrad = true;
+  const Parameters copies = {
+      parameters[0].detach().clone().requires_grad_(),
+      parameters[1].detach().clone().requires_grad_()};
+  optim::AdamW fresh(copies);
+  check_optimizer(
+      fresh,
+      namer(copies),
+      optimizer_tensors(optimizer, namer(parameters)),
+      optimizer_settings(optimizer),
+      "file")();
+  train(optimizer, parameters, 1, 3);
+  train(fresh, copies, 1, 3);
+  EXPECT_TRUE(at::equal(copies[0], parameters[0]));
+}
+
+TEST(OptimizerState, refuses_impossible_hyperparameters) {
+  const Parameters parameters = make_parameters();
+  optim::AdamW adamw(parameters, {.lr = 0.1});
+  nlohmann::json settings = optimizer_settings(adamw);
+  settings["param_groups"][0]["lr"] = -1.0;
+  try {
+    check_optimizer(adamw, namer(parameters), {}, settings, "file");
+    FAIL() << "expected a CheckpointError";
+  } catch (const CheckpointError& error) {
+    EXPECT_EQ(error.path(), "file");
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("lr is impossible; got -1"));
+  }
+  EXPECT_EQ(adamw.options().lr, 0.1);
+}
+
+TEST(OptimizerState, knows_a_group_that_torchs_call_has_just_added) {
+  const Parameters parameters = make_parameters();
+  optim::Adagrad optimizer({parameters[0]});
+  optimizer.add_param_group(torch_optim::OptimizerParamGroup({parameters[1]}));
+  const NamedTensors tensors = optimizer_tensors(optimizer, namer(parameters));
+  EXPECT_EQ(tensors.size(), 4U) << "its state is there before any step";
+
+  optim::Adagrad other({parameters[0]});
+  other.add_param_group(torch_optim::OptimizerParamGroup({parameters[1]}));
+  EXPECT_NO_THROW(
+      check_optimizer(other, namer(parameters), tensors, optimizer_settings(optimizer), "file")());
 }
 
 TEST(OptimizerState, refuses_an_optimizer_it_cannot_keep) {

@@ -24,12 +24,16 @@ namespace {
 
 using nlohmann::json;
 
-const json& golden() {
-  static const json cases = [] {
+const json& golden_file() {
+  static const json all = [] {
     std::ifstream file(LOCKSTEP_SOURCE_DIR "/tests/golden/optimizers.json");
-    return json::parse(file).at("cases");
+    return json::parse(file);
   }();
-  return cases;
+  return all;
+}
+
+const json& golden() {
+  return golden_file().at("cases");
 }
 
 template <typename Type>
@@ -65,7 +69,12 @@ std::unique_ptr<FlatOptimizer> make(
 
 at::ScalarType type_of(const json& item) {
   const auto name = item.at("dtype").get<std::string>();
-  return name == "float64" ? at::kDouble : name == "float32" ? at::kFloat : at::kBFloat16;
+  static const std::map<std::string, at::ScalarType> types = {
+      {"float64", at::kDouble},
+      {"float32", at::kFloat},
+      {"float16", at::kHalf},
+      {"bfloat16", at::kBFloat16}};
+  return types.at(name);
 }
 
 enum class Gradients { kApart, kInBuckets, kChannelsLast };
@@ -169,6 +178,27 @@ INSTANTIATE_TEST_SUITE_P(
         ::testing::Range<size_t>(0, golden().size()),
         ::testing::Values(Gradients::kApart, Gradients::kInBuckets, Gradients::kChannelsLast)),
     name_of);
+
+TEST(Optimizers, equal_pythons_in_half_precision_to_the_bit_beyond_one_vector) {
+  const json& cases = golden_file().at("long_cases");
+  ASSERT_GE(cases.size(), 12U);
+  const std::vector<int64_t> shape = {8, 125};
+  for (const json& item : cases) {
+    SCOPED_TRACE(item["type"].dump() + item["dtype"].dump());
+    at::Tensor parameter = numbers(shape, 3, 5, 11, 4).to(type_of(item)).requires_grad_();
+    const auto optimizer = make(item["type"], {parameter}, item["groups"]);
+    for (int64_t t = 0; t < item["steps"]; ++t) {
+      parameter.mutable_grad() = (numbers(shape, 13 * t, 7, 18, 8) + 1.0 / 16).to(type_of(item));
+      optimizer->step();
+    }
+    const at::Tensor values = parameter.detach().to(at::kDouble).flatten();
+    EXPECT_EQ(values.sum().item<double>(), item["sum"].get<double>());
+    const auto elements = item["elements"].get<std::vector<double>>();
+    for (size_t i = 0; i < elements.size(); ++i) {
+      EXPECT_EQ(values[41 * static_cast<int64_t>(i)].item<double>(), elements[i]);
+    }
+  }
+}
 
 TEST(Optimizers, refuse_impossible_options) {
   const Parameters parameters = make_parameters();

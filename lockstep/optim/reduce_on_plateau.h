@@ -24,6 +24,9 @@ struct ReduceOnPlateauOptions {
 
 /// Lowers the learning rates when a metric has stopped getting better: torch's ReduceLROnPlateau.
 ///
+/// The rates are its own: it multiplies those it was given, where torch reads the optimizer's each
+/// time. So a rate that something else sets in the optimizer is gone with the next reduction.
+///
 /// No function of the step, so it has state, which belongs into checkpoints. Feed it a metric that
 /// is the same on every rank (a gathered one), or the ranks' rates part ways. A NaN is never
 /// better. Thread safety: none.

@@ -2,11 +2,14 @@
 #include "lockstep/optim/rule.h"
 
 #include <algorithm>
+#include <cstring>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 
 #include "lockstep/base/error.h"
 
@@ -17,9 +20,26 @@ namespace {
 // core), and a whole bucket at a time slower again: the calls cost more than a nearer cache saves.
 constexpr int64_t kStretch = int64_t{1} << 17;
 
+// 64 bytes of fp32: libtorch's longest vectors.
+constexpr int64_t kLanes = 16;
+
 /// The memory of a dense tensor, whatever its strides.
 at::Tensor memory_of(const at::Tensor& tensor) {
   return tensor.as_strided({tensor.numel()}, {1});
+}
+
+/// The lists of tensors of a batch: [0] parameters, [1] gradients, [2 ...] the fields of state.
+std::vector<std::vector<at::Tensor>*> lists_of(Batch& batch) {
+  std::vector<std::vector<at::Tensor>*> lists = {&batch.parameters, &batch.gradients};
+  for (std::vector<at::Tensor>& field : batch.state) {
+    lists.push_back(&field);
+  }
+  return lists;
+}
+
+/// Dense tensors on the CPU, up to the end of the shorter one.
+void copy_memory(const at::Tensor& to, const at::Tensor& from) {
+  std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), std::min(to.nbytes(), from.nbytes()));
 }
 
 }  // namespace
@@ -54,6 +74,50 @@ void for_each_stretch(
       }
       visit(stretch);
     }
+  }
+}
+
+void run_fused(const Batch& batch, const std::function<void(const Batch& whole)>& kernel) {
+  if (!batch.parameters[0].is_cpu() || batch.parameters[0].element_size() < 4) {
+    kernel(batch);
+    return;
+  }
+  Batch uncut = batch;
+  Batch whole;
+  whole.first = batch.first;
+  whole.state.resize(batch.state.size());
+  const std::vector<std::vector<at::Tensor>*> from = lists_of(uncut);
+  const std::vector<std::vector<at::Tensor>*> to = lists_of(whole);
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // Of what is left over: place, copy.
+  for (size_t i = 0; i < batch.parameters.size(); ++i) {
+    const int64_t rest = batch.parameters[i].numel() % kLanes;
+    const int64_t kept = batch.parameters[i].numel() - rest;
+    whole.steps.insert(whole.steps.end(), (kept > 0 ? 1 : 0) + (rest > 0 ? 1 : 0), batch.steps[i]);
+    for (size_t k = 0; k < from.size(); ++k) {
+      const at::Tensor& tensor = (*from[k])[i];
+      if (kept > 0) {
+        const bool cut = rest > 0 && tensor.defined();
+        to[k]->push_back(cut ? memory_of(tensor).narrow(0, 0, kept) : tensor);
+      }
+      if (rest > 0) {
+        at::Tensor& copy = to[k]->emplace_back();
+        if (tensor.defined()) {
+          copy = at::zeros({kLanes}, tensor.options());
+          copies.emplace_back(memory_of(tensor).narrow(0, kept, rest), copy);
+          copy_memory(copy, copies.back().first);
+        }
+        if (k == 1) {
+          copies.pop_back();  // Gradients are only read.
+        }
+      }
+    }
+  }
+  if (!whole.parameters.empty()) {
+    kernel(whole);
+  }
+  for (const auto& [place, copy] : copies) {
+    copy_memory(place, copy);
+    place.unsafeGetTensorImpl()->bump_version();  // Autograd does not see such a copy.
   }
 }
 

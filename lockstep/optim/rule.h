@@ -64,6 +64,12 @@ void require_option(
 void for_each_stretch(
     const Batch& batch, const std::function<void(const std::vector<at::Tensor>& stretch)>& visit);
 
+/// Calls a fused kernel of libtorch so that an element's result does not depend on where it lies.
+/// On the CPU (of torch 2.13) these round the last elements, which do not fill a vector, otherwise
+/// than all others. So in fp32 and fp64 they get whole vectors only: what is left over goes into
+/// padded copies and back. For elementwise rules.
+void run_fused(const Batch& batch, const std::function<void(const Batch& whole)>& kernel);
+
 /// tensor *= factor, the factor in full precision as in Python; returns `tensor`.
 /// `Tensor::mul_(Scalar)` rounds it to the tensor's dtype first, which makes 0.999 a 1 in bf16.
 at::Tensor scale_(const at::Tensor& tensor, double factor);

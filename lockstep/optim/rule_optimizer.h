@@ -73,13 +73,17 @@ class RuleOptimizer final : public FlatOptimizer {
     return Rule::named(values(options));
   }
 
- protected:
+  void check(const torch::optim::OptimizerOptions& options) const override {
+    Rule::check(values(options));
+  }
   StateShape shape(
       const torch::optim::OptimizerOptions& options,
       const at::Tensor& parameter,
       size_t field) const override {
     return Rule::shape(values(options), parameter, field);
   }
+
+ protected:
   double initial(const torch::optim::OptimizerOptions& options) const override {
     if constexpr (requires { Rule::initial(values(options)); }) {
       return Rule::initial(values(options));
@@ -89,9 +93,6 @@ class RuleOptimizer final : public FlatOptimizer {
   }
   void update(const torch::optim::OptimizerOptions& options, const Batch& batch) const override {
     Rule::update(values(options), batch);
-  }
-  void check(const torch::optim::OptimizerOptions& options) const override {
-    Rule::check(values(options));
   }
 
  private:

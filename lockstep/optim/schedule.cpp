@@ -78,8 +78,8 @@ Schedule custom(std::function<double(int64_t step)> factor, std::optional<int64_
 }
 
 std::string describe(const Schedule& schedule, double base_lr, int64_t steps) {
-  const int64_t last =
-      std::min(std::max<int64_t>(steps, 0), schedule.total_steps().value_or(steps));
+  steps = std::max<int64_t>(steps, 0);
+  const int64_t last = std::min(steps, schedule.total_steps().value_or(steps));
   std::map<int64_t, std::string> points;
   for (const ScheduleMark& mark : schedule.marks()) {
     if (mark.step > 0 && mark.step < last) {
@@ -99,6 +99,9 @@ std::string describe(const Schedule& schedule, double base_lr, int64_t steps) {
   points[last] = last == schedule.total_steps() ? "end" : "last";
 
   std::string text = fmt::format("{}: learning rate", schedule.name());
+  if (schedule.groups().value_or(1) > 1) {
+    text += fmt::format(" (of group 0 of {})", *schedule.groups());
+  }
   const char* separator = " ";
   for (const auto& [step, what] : points) {
     text += fmt::format("{}{:.6g}", separator, schedule.lr(step, base_lr));

@@ -77,7 +77,8 @@ Schedule custom(
 
 /// The schedule as a run of `steps` updates meets it, in one line for a person: "warmup_cosine:
 /// learning rate 0 at step 0, 0.0003 at step 100 (warm-up ends), 0 at step 5000 (end)". Says so
-/// where the run is longer than the schedule, or ends before it does. Costs `steps` evaluations.
+/// where the run is longer than the schedule, or ends before it does, and that it is of group 0
+/// where there are values for several. `steps` below 0 count as 0. Costs `steps` evaluations.
 std::string describe(const Schedule& schedule, double base_lr, int64_t steps);
 
 }  // namespace lockstep::optim

@@ -173,6 +173,13 @@ TEST(Describe, says_when_run_and_schedule_differ_in_length) {
       describe(schedule, 1, 30),
       AllOf(HasSubstr("0.25 at step 30 (last)"), HasSubstr("before the end at step 40")));
   EXPECT_EQ(describe(constant(), 0.5, 0), "constant: learning rate 0.5 at step 0 (last)");
+  EXPECT_EQ(describe(constant(), 0.5, -5), "constant: learning rate 0.5 at step 0 (last)");
+  EXPECT_THAT(describe(schedule, 1, -5), HasSubstr("1 at step 0 (last); the run stops before"));
+}
+
+TEST(Describe, says_which_group_it_is_of) {
+  const Schedule two = one_cycle({.max_lr = {0.1, 0.2}, .total_steps = 5});
+  EXPECT_THAT(describe(two, 9, 5), HasSubstr("one_cycle: learning rate (of group 0 of 2) 0.004"));
 }
 
 }  // namespace

@@ -78,17 +78,19 @@ void SGDRule::update(const Options& options, const Batch& batch) {
     return;
   }
   const at::TensorList none;
-  at::_fused_sgd_(
-      batch.parameters,
-      batch.gradients,
-      options.momentum != 0 ? at::TensorList(batch.state[0]) : none,
-      options.weight_decay,
-      options.momentum,
-      options.lr,
-      options.dampening,
-      options.nesterov,
-      options.maximize,
-      batch.first);
+  run_fused(batch, [&](const Batch& whole) {
+    at::_fused_sgd_(
+        whole.parameters,
+        whole.gradients,
+        options.momentum != 0 ? at::TensorList(whole.state[0]) : none,
+        options.weight_decay,
+        options.momentum,
+        options.lr,
+        options.dampening,
+        options.nesterov,
+        options.maximize,
+        whole.first);
+  });
 }
 
 }  // namespace lockstep::optim

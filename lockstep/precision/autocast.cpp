@@ -62,8 +62,12 @@ Autocast::Autocast(
       exceptions_at_start_(std::uncaught_exceptions()),
       was_enabled_(autocast::is_autocast_enabled(device_type)),
       old_dtype_(autocast::get_autocast_dtype(device_type)),
+      recasts_(enabled && (!was_enabled_ || old_dtype_ != dtype)),
       was_cache_enabled_(autocast::is_autocast_cache_enabled()) {
-  autocast::increment_nesting();
+  const bool nested = autocast::increment_nesting() > 1;
+  if (nested && recasts_) {
+    autocast::clear_cache();
+  }
   autocast::set_autocast_enabled(device_type, enabled);
   if (enabled) {
     autocast::set_autocast_dtype(device_type, dtype);
@@ -72,7 +76,7 @@ Autocast::Autocast(
 }
 
 Autocast::~Autocast() {
-  if (autocast::decrement_nesting() == 0) {
+  if (autocast::decrement_nesting() == 0 || recasts_) {
     autocast::clear_cache();
   }
   autocast::set_autocast_enabled(device_type_, was_enabled_);

@@ -12,8 +12,9 @@ namespace lockstep {
 /// Scopes nest, and the innermost one counts, so one with `enabled` false is an exception within
 /// another. The end of a scope restores what was before it, also when an exception passes; the end
 /// of the outermost one frees the cast weights that are kept for the scope (`cache_enabled`), as
-/// these go stale when an optimizer steps: so end it before the step. Run backward outside of it;
-/// gradients get the parameters' dtype by themselves.
+/// these go stale when an optimizer steps: so end it before the step. A nested scope that switches
+/// autocast on or changes its dtype frees them when it begins and when it ends. Run backward
+/// outside of it; gradients get the parameters' dtype by themselves.
 ///
 /// fp16 on the CPU is real fp16: libtorch has CPU kernels for matrix products, convolutions and
 /// attention, forward and backward. What has none throws in the forward and is never computed in
@@ -23,7 +24,9 @@ namespace lockstep {
 /// CPU) computes in the dtype of its inputs, which for fp32 weights is fp32, as in Python.
 ///
 /// The state belongs to the thread: a new thread starts without autocast, and the scope must end
-/// on the thread that began it. Different threads do not disturb each other.
+/// on the thread that began it. The cast weights that are kept belong to the process, and libtorch
+/// does not tell their dtypes apart: threads that run with the same weights at the same time must
+/// all use one dtype, or pass `cache_enabled` false.
 class Autocast {
  public:
   /// ConfigError for a device other than CPU or CUDA, a CUDA that is not there, and a dtype other
@@ -43,6 +46,7 @@ class Autocast {
   int exceptions_at_start_;
   bool was_enabled_;
   c10::ScalarType old_dtype_;
+  bool recasts_;  ///< What is kept of weights has another dtype than within.
   bool was_cache_enabled_;
 };
 

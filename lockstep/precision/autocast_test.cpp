@@ -132,6 +132,51 @@ TEST(Autocast, many_threads_do_not_disturb_each_other) {
   EXPECT_EQ(wrong, 0);
 }
 
+at::ScalarType product_dtype(const at::Tensor& weight) {
+  return at::ones({2, 2}).matmul(weight).scalar_type();
+}
+
+TEST(Autocast, a_nested_scope_casts_weights_anew_for_its_dtype) {
+  const at::Tensor weight = at::ones({2, 2}).requires_grad_();
+  const Autocast outer(kCPU, at::kHalf);
+  EXPECT_EQ(product_dtype(weight), at::kHalf);
+  {
+    const Autocast inner(kCPU, at::kBFloat16);
+    EXPECT_EQ(product_dtype(weight), at::kBFloat16);
+  }
+  EXPECT_EQ(product_dtype(weight), at::kHalf);
+  const Autocast off(kCPU, at::kHalf, /*enabled=*/false);
+  EXPECT_EQ(product_dtype(weight), at::kFloat);
+  {
+    const Autocast inner(kCPU, at::kBFloat16);
+    EXPECT_EQ(product_dtype(weight), at::kBFloat16);
+  }
+  const Autocast again(kCPU, at::kHalf);
+  EXPECT_EQ(product_dtype(weight), at::kHalf);
+}
+
+TEST(Autocast, threads_share_weights_in_two_dtypes_without_the_cache) {
+  const at::Tensor weight = at::ones({2, 2}).requires_grad_();
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong{0};
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+    threads.emplace_back([&, dtype] {
+      for (int round = 0; round < 100; ++round) {
+        const Autocast cast(kCPU, dtype, /*enabled=*/true, /*cache_enabled=*/false);
+        try {
+          wrong += product_dtype(weight) == dtype ? 0 : 1;
+        } catch (const c10::Error&) {
+          ++wrong;
+        }
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  EXPECT_EQ(wrong, 0);
+}
+
 TEST(Autocast, refuses_what_would_silently_stay_in_fp32) {
   EXPECT_THROW(Autocast(kCPU, at::kFloat), ConfigError);
   EXPECT_THROW(Autocast(kCPU, at::kDouble), ConfigError);

@@ -5,10 +5,12 @@
 #include <cmath>
 #include <limits>
 #include <string>
+#include <unordered_set>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/_amp_update_scale.h>
 #include <ATen/ops/full.h>
@@ -17,11 +19,18 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 
 namespace lockstep {
 namespace {
 
 constexpr const char* kName = "grad_scaler";
+
+/// Whether fp32 has `value`, or one near it, above 0.
+bool is_scale(double value) {
+  return value >= std::numeric_limits<float>::denorm_min() &&
+         value <= std::numeric_limits<float>::max();
+}
 
 bool finite_above(double value, double limit) {
   return std::isfinite(value) && value > limit;
@@ -38,13 +47,10 @@ struct Gradients {
 
 std::vector<Gradients> gradients_of(const std::vector<at::Tensor>& parameters) {
   std::vector<Gradients> groups;
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    const bool seen = std::any_of(
-        parameters.begin(),
-        parameters.begin() + static_cast<std::ptrdiff_t>(i),
-        [&](const auto& p) { return p.is_same(parameters[i]); });
-    at::Tensor gradient = parameters[i].grad();
-    if (seen || !gradient.defined()) {
+  std::unordered_set<const at::TensorImpl*> seen;
+  for (const at::Tensor& parameter : parameters) {
+    at::Tensor gradient = parameter.grad();
+    if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) {
       continue;
     }
     if (gradient.scalar_type() == at::kHalf) {
@@ -55,6 +61,10 @@ std::vector<Gradients> gradients_of(const std::vector<at::Tensor>& parameters) {
     }
     if (gradient.is_sparse()) {
       gradient = gradient._values();
+    } else if (at::has_internal_overlap(gradient) == at::MemOverlap::Yes) {
+      // An expanded one cannot be written to.
+      gradient = gradient.contiguous();
+      parameter.mutable_grad() = gradient;
     }
     const auto found = std::find_if(
         groups.begin(), groups.end(), [&](const Gradients& g) { return g.takes(gradient); });
@@ -76,8 +86,7 @@ void GradScaler::check_options() const {
     throw ConfigError(
         kName, fmt::format("{} makes no sense; got {}, expected {}", option, value, expected));
   };
-  if (!finite_above(options_.init_scale, 0) ||
-      options_.init_scale > std::numeric_limits<float>::max()) {
+  if (!is_scale(options_.init_scale)) {
     fail("init_scale", options_.init_scale, "a number above 0 that fp32 can hold");
   }
   if (!finite_above(options_.growth_factor, 1)) {
@@ -200,9 +209,12 @@ void GradScaler::update(std::optional<double> new_scale) {
   }
   check_scaled("update()");
   if (new_scale) {
-    if (!finite_above(*new_scale, 0)) {
+    if (!is_scale(*new_scale)) {
       throw ConfigError(
-          kName, fmt::format("the new scale must be above 0 and finite; got {}", *new_scale));
+          kName,
+          fmt::format(
+              "the new scale makes no sense; got {}, expected a number above 0 that fp32 can hold",
+              *new_scale));
     }
     scale_.fill_(*new_scale);
   } else {
@@ -246,30 +258,49 @@ nlohmann::json GradScaler::state() const {
       {"growth_interval", options_.growth_interval}};
 }
 
-void GradScaler::load_state(const nlohmann::json& state) {
-  if (!options_.enabled) {
-    return;
-  }
+GradScaler::Saved GradScaler::parse(const nlohmann::json& state) {
   try {
-    GradScaler loaded({
-        .init_scale = state.at("scale").get<double>(),
-        .growth_factor = state.at("growth_factor").get<double>(),
-        .backoff_factor = state.at("backoff_factor").get<double>(),
-        .growth_interval = state.at("growth_interval").get<int64_t>(),
-    });
-    const auto tracker = state.at("growth_tracker").get<int32_t>();
-    if (tracker < 0) {
-      throw ConfigError(kName, fmt::format("growth_tracker must not be negative; got {}", tracker));
+    Saved saved;
+    saved.scale = state.at("scale").get<double>();
+    saved.growth_tracker = state.at("growth_tracker").get<int32_t>();
+    saved.options.init_scale = saved.scale == 0 ? 1 : saved.scale;
+    saved.options.growth_factor = state.at("growth_factor").get<double>();
+    saved.options.backoff_factor = state.at("backoff_factor").get<double>();
+    saved.options.growth_interval = state.at("growth_interval").get<int64_t>();
+    const GradScaler trial(saved.options);
+    if (saved.growth_tracker < 0) {
+      throw ConfigError(
+          kName, fmt::format("growth_tracker must not be negative; got {}", saved.growth_tracker));
     }
-    options_ = loaded.options_;
-    scale_.fill_(options_.init_scale);
-    growth_tracker_.fill_(tracker);
-    optimizers_.clear();
+    return saved;
   } catch (const nlohmann::json::exception& error) {
     throw ConfigError(
         kName,
         fmt::format("this is no state of an enabled one; got {} ({})", state.dump(), error.what()));
   }
+}
+
+void GradScaler::check_state(const nlohmann::json& state) const {
+  if (options_.enabled) {
+    parse(state);
+  }
+}
+
+void GradScaler::load_state(const nlohmann::json& state) {
+  if (!options_.enabled) {
+    return;
+  }
+  const Saved saved = parse(state);
+  if (saved.scale == 0) {
+    log_warning(
+        "the loss scale of this state has fallen to 0, as every update overflowed: the run had "
+        "diverged, and no update will be made; go back to an earlier checkpoint, or set a scale "
+        "with update(new_scale)");
+  }
+  options_ = saved.options;
+  scale_.fill_(saved.scale);
+  growth_tracker_.fill_(saved.growth_tracker);
+  optimizers_.clear();
 }
 
 }  // namespace lockstep

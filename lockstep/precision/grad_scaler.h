@@ -67,8 +67,8 @@ class GradScaler {
   double get_scale() const;
   /// Clean updates in a row so far. Waits for the device.
   int64_t growth_tracker() const;
-  /// Who agrees on overflows from now on: a group of one for gradients that are known to be the same
-  /// on all ranks. Between iterations only.
+  /// Who agrees on overflows from now on: a group of one for gradients that are known to be the
+  /// same on all ranks. Between iterations only.
   void set_group(Group group) { group_ = std::move(group); }
   /// Whether a `step` found an inf or NaN, in the running iteration or, right after `update`, in
   /// the one it ended.
@@ -79,8 +79,14 @@ class GradScaler {
   /// "growth_interval": ...}; {} if disabled. Between iterations, after `update`.
   nlohmann::json state() const;
   /// ConfigError, with nothing changed, for anything but what `state` of an enabled one gives. If
-  /// this one is disabled nothing happens.
+  /// this one is disabled nothing happens. A scale of 0, to which a run without end of overflows
+  /// falls, is loaded with a warning: no update will ever be made with it.
   void load_state(const nlohmann::json& state);
+  /// ConfigError for what `load_state` would refuse. Changes nothing.
+  void check_state(const nlohmann::json& state) const;
+  /// Drops what is known of the optimizers of the running iteration: for when they are let go, as
+  /// another may come to have the same address.
+  void forget_optimizers() { optimizers_.clear(); }
 
  private:
   /// What is known of one optimizer in the running iteration.
@@ -95,6 +101,13 @@ class GradScaler {
   void agree(OptimizerState& optimizer);
   void check_scaled(const char* where) const;
   void check_options() const;
+  /// What `load_state` changes.
+  struct Saved {
+    GradScalerOptions options;
+    double scale = 0;
+    int32_t growth_tracker = 0;
+  };
+  static Saved parse(const nlohmann::json& state);
   void place_on(at::Device device);
 
   GradScalerOptions options_;

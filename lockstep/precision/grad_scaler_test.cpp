@@ -13,6 +13,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/comm/thread/ranks.h"
 
 namespace lockstep {
@@ -231,6 +232,69 @@ TEST(GradScaler, refuses_options_and_states_without_sense) {
   bad["growth_tracker"] = -1;
   EXPECT_THROW(scaler.load_state(bad), ConfigError);
   EXPECT_EQ(scaler.state(), before);
+}
+
+TEST(GradScaler, refuses_a_new_scale_that_fp32_cannot_hold) {
+  for (const double scale : {1e300, 1e-60, -1.0, double{kNaN}, double{kInfinity}}) {
+    GradScaler scaler;
+    scaler.scale(at::zeros({}));
+    EXPECT_THROW(scaler.update(scale), ConfigError) << scale;
+    EXPECT_EQ(scaler.get_scale(), 65536) << scale;
+    EXPECT_THROW(GradScaler({.init_scale = scale}), ConfigError) << scale;
+  }
+}
+
+TEST(GradScaler, loads_a_scale_that_fell_to_nothing_and_says_what_that_means) {
+  GradScaler scaler({.init_scale = 1, .backoff_factor = 1e-30});
+  Model model;
+  model.iterate(scaler, kNaN);
+  model.iterate(scaler, kNaN);
+  ASSERT_EQ(scaler.get_scale(), 0);
+  std::vector<std::string> lines;
+  set_log_sink([&](const std::string& line) { lines.push_back(line); });
+  GradScaler loaded;
+  EXPECT_NO_THROW(loaded.check_state(scaler.state()));
+  EXPECT_TRUE(lines.empty());
+  loaded.load_state(scaler.state());
+  set_log_sink({});
+  EXPECT_EQ(loaded.state(), scaler.state());
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_THAT(lines[0], ::testing::HasSubstr("diverged"));
+}
+
+TEST(GradScaler, check_state_refuses_what_load_state_would_and_changes_nothing) {
+  const GradScaler scaler;
+  const nlohmann::json before = scaler.state();
+  nlohmann::json other = before;
+  other["scale"] = 2.0;
+  EXPECT_NO_THROW(scaler.check_state(other));
+  EXPECT_EQ(scaler.state(), before);
+  other["growth_interval"] = 0;
+  EXPECT_THROW(scaler.check_state(other), ConfigError);
+  EXPECT_THROW(scaler.check_state(nullptr), ConfigError);
+  EXPECT_NO_THROW(GradScaler({.enabled = false}).check_state(nullptr));
+}
+
+TEST(GradScaler, forgets_optimizers_of_the_running_iteration) {
+  GradScaler scaler;
+  Model model;
+  scaler.scale(at::zeros({}));
+  set_gradient(model.parameters[0], kNaN);
+  EXPECT_FALSE(model.step(scaler));
+  scaler.forget_optimizers();
+  set_gradient(model.parameters[0], 1);
+  EXPECT_TRUE(model.step(scaler)) << "a new optimizer at the old one's address";
+  scaler.update();
+  EXPECT_EQ(scaler.get_scale(), 65536);
+}
+
+TEST(GradScaler, unscales_a_gradient_that_was_expanded) {
+  GradScaler scaler({.init_scale = 2});
+  at::Tensor weight = at::zeros({3}).requires_grad_();
+  scaler.scale(at::zeros({}));
+  weight.mutable_grad() = at::full({1}, 8.0F).expand({3});
+  scaler.unscale_(&scaler, {weight});
+  EXPECT_TRUE(at::equal(weight.grad(), at::full({3}, 4.0F)));
 }
 
 TEST(GradScaler, ranks_agree_when_one_alone_sees_an_inf) {

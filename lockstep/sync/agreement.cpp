@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -41,6 +43,13 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
+bool is_same_everywhere(Group& group, const std::string& mine) {
+  const auto hash = static_cast<int64_t>(std::hash<std::string>{}(mine));
+  const at::Tensor hashes = group.all_gather(at::full({1}, hash, at::kLong)).wait();
+  const int64_t* each = hashes.const_data_ptr<int64_t>();
+  return std::all_of(each, each + group.size(), [&](int64_t other) { return other == each[0]; });
+}
+
 }  // namespace
 
 void check_same_on_all_ranks(Group& group, const NamedTensors& tensors, const std::string& what) {
@@ -51,10 +60,7 @@ void check_same_on_all_ranks(Group& group, const NamedTensors& tensors, const st
   for (const NamedTensor& item : tensors) {
     mine += describe(item) + "\n";
   }
-  const auto hash = static_cast<int64_t>(std::hash<std::string>{}(mine));
-  const at::Tensor hashes = group.all_gather(at::full({1}, hash, at::kLong)).wait();
-  const int64_t* each = hashes.const_data_ptr<int64_t>();
-  if (std::all_of(each, each + group.size(), [&](int64_t other) { return other == each[0]; })) {
+  if (is_same_everywhere(group, mine)) {
     return;
   }
   std::vector<std::vector<std::string>> by_rank;
@@ -82,6 +88,36 @@ void check_same_on_all_ranks(Group& group, const NamedTensors& tensors, const st
       }
     }
   }
+}
+
+NamedTensors held_everywhere(Group& group, const NamedTensors& tensors) {
+  std::set<std::string> names;
+  std::map<std::string, NamedTensor> by_line;
+  std::string mine;
+  for (const NamedTensor& item : tensors) {
+    if (!names.insert(item.name).second) {
+      throw ConfigError(
+          "local_sgd",
+          fmt::format("two tensors are named {}; a name must tell them apart", item.name));
+    }
+    by_line[describe(item)] = item;
+  }
+  for (const auto& [line, item] : by_line) {
+    mine += line + "\n";
+  }
+  if (group.size() > 1 && !is_same_everywhere(group, mine)) {
+    for (const std::string& text : all_gather_bytes(group, mine)) {
+      const std::vector<std::string> theirs = lines_of(text);  // Sorted, as a map is.
+      std::erase_if(by_line, [&](const auto& item) {
+        return !std::binary_search(theirs.begin(), theirs.end(), item.first);
+      });
+    }
+  }
+  NamedTensors everywhere;
+  for (const auto& [line, item] : by_line) {
+    everywhere.push_back(item);
+  }
+  return everywhere;
 }
 
 }  // namespace lockstep

@@ -12,4 +12,9 @@ namespace lockstep {
 /// ("parameter") is for the message. Two small all-gathers when all is well. Collective.
 void check_same_on_all_ranks(Group& group, const NamedTensors& tensors, const std::string& what);
 
+/// Those of `tensors` that every rank holds alike (name, dtype, shape, memory layout), in the same
+/// order on all of them. ConfigError for a name given twice. An all-gather of a number when ranks
+/// hold the same, of the names besides when not. Collective.
+NamedTensors held_everywhere(Group& group, const NamedTensors& tensors);
+
 }  // namespace lockstep

@@ -9,23 +9,13 @@
 #include "lockstep/sync/hook_state.h"
 
 namespace lockstep {
-namespace {
-
-at::ScalarType wire_type(CommHookType type, at::ScalarType own) {
-  if (type == CommHookType::kNone || c10::isReducedFloatingType(own)) {
-    return own;
-  }
-  return type == CommHookType::kFp16 ? at::kHalf : at::kBFloat16;
-}
-
-}  // namespace
 
 AllReduceHook::AllReduceHook(
     const CommHookOptions& options,
     Group group,
     const std::vector<flat::GradBucket>& buckets,
     const NamedTensors& parameters)
-    : group_(std::move(group)), buckets_(buckets) {
+    : type_(options.type), group_(std::move(group)), buckets_(buckets) {
   for (const NamedTensor& item : parameters) {
     names_.push_back(item.name);
   }
@@ -87,6 +77,9 @@ void AllReduceHook::abandon(bool wait) noexcept {
 }
 
 CommHookState AllReduceHook::state() const {
+  if (type_ == CommHookType::kNone) {
+    return {};
+  }
   CommHookState state{.iteration = iteration_, .tensors = {}};
   for (size_t i = 0; i < buckets_.size(); ++i) {
     if (errors_[i].defined()) {
@@ -98,6 +91,10 @@ CommHookState AllReduceHook::state() const {
     }
   }
   return state;
+}
+
+void AllReduceHook::check_state(const CommHookState& state) const {
+  check_hook_tensors(state, this->state().tensors);
 }
 
 void AllReduceHook::load_state(const CommHookState& state) {

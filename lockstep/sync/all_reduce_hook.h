@@ -22,11 +22,13 @@ class AllReduceHook final : public CommHook {
   void finish() override;
   void abandon(bool wait) noexcept override;
   CommHookState state() const override;
+  void check_state(const CommHookState& state) const override;
   void load_state(const CommHookState& state) override;
 
  private:
   void pack_with_feedback(size_t bucket);
 
+  CommHookType type_;
   Group group_;
   const std::vector<flat::GradBucket>& buckets_;
   std::vector<std::string> names_;  ///< [parameter]

@@ -87,10 +87,14 @@ class CommHook {
   virtual void finish() = 0;
   /// Forgets what was started; with `wait`, once nothing is under way in the buckets any more.
   virtual void abandon(bool wait) noexcept = 0;
-  /// Tensors are the live ones: they change with the next backward.
+  /// Tensors are the live ones: they change with the next backward. Empty for kNone, which
+  /// remembers nothing.
   virtual CommHookState state() const = 0;
-  /// Goes on from `state`, bit for bit. A tensor it lacks starts afresh; ConfigError if it has one
-  /// that is not known here or is shaped differently, before anything is changed.
+  /// Throws ConfigError if `state` has a tensor that is not known here or is shaped differently;
+  /// changes nothing.
+  virtual void check_state(const CommHookState& state) const = 0;
+  /// Goes on from `state`, bit for bit. A tensor it lacks starts afresh. Throws as check_state,
+  /// before anything is changed.
   virtual void load_state(const CommHookState& state) = 0;
 };
 

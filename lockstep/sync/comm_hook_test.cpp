@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/sync/comm_hook.h"
 
-#include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
-#include <map>
 #include <string>
 #include <vector>
 
@@ -13,165 +10,16 @@
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
-#include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/gloo/gloo_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/sync/data_parallel.h"
+#include "lockstep/sync/test_hooks.h"
 
 namespace lockstep {
 namespace {
 
 using ::testing::HasSubstr;
-
-/// Regression by a net of two layers, of targets another such net gave.
-struct Mlp {
-  at::Tensor w1 = wave({24, 32}, 0.11).requires_grad_();
-  at::Tensor b1 = at::zeros({32}).requires_grad_();
-  at::Tensor w2 = wave({32, 16}, 0.23).requires_grad_();
-  at::Tensor b2 = at::zeros({16}).requires_grad_();
-
-  static at::Tensor wave(std::vector<int64_t> shape, double pace) {
-    return at::sin(at::arange(c10::multiply_integers(shape), at::kDouble).pow(1.3) * pace)
-               .to(at::kFloat)
-               .view(shape) *
-           0.3;
-  }
-  NamedTensors named() const { return {{"w1", w1}, {"b1", b1}, {"w2", w2}, {"b2", b2}}; }
-  std::vector<at::Tensor> all() const { return {w1, b1, w2, b2}; }
-  static at::Tensor inputs(int rank, int step) {
-    return wave({20, 24}, 0.31 + 0.07 * rank + 0.013 * (step % 5)) * 3;
-  }
-  static at::Tensor targets(const at::Tensor& x) {
-    return at::tanh(x.matmul(wave({24, 32}, 0.17))).matmul(wave({32, 16}, 0.41));
-  }
-  at::Tensor loss(const at::Tensor& x) const {
-    return (at::tanh(x.matmul(w1) + b1).matmul(w2) + b2 - targets(x)).pow(2).mean();
-  }
-  void step(DataParallel& parallel, int rank, int step) const {
-    parallel.zero_grad(all());
-    loss(inputs(rank, step)).backward();
-    const c10::AutoGradMode no_grad(false);
-    for (const at::Tensor& parameter : all()) {
-      parameter.data().sub_(parameter.grad(), 0.3);
-    }
-  }
-  double total_loss(int size) const {
-    const c10::AutoGradMode no_grad(false);
-    double sum = 0;
-    for (int rank = 0; rank < size; ++rank) {
-      for (int step = 0; step < 5; ++step) {
-        sum += loss(inputs(rank, step)).item<double>() / (5 * size);
-      }
-    }
-    return sum;
-  }
-};
-
-using Runner = std::function<void(int, const std::function<void(Group)>&)>;
-
-Runner runner(const std::string& transport) {
-  if (transport == "gloo") {
-    return [](int size, const auto& body) { gloo_ranks(size, body); };
-  }
-  return [](int size, const auto& body) { ranks(size, body); };
-}
-
-constexpr int kSteps = 100;
-
-/// The loss after kSteps, the same on every rank.
-double train(const Runner& run, int size, const CommHookOptions& hook) {
-  std::vector<double> losses(static_cast<size_t>(size));
-  run(size, [&](Group group) {
-    const Mlp net;
-    DataParallel parallel(
-        net.named(), {}, group, {.cap_bytes = 4096, .first_cap_bytes = 2048, .comm_hook = hook});
-    for (int step = 0; step < kSteps; ++step) {
-      net.step(parallel, group.rank(), step);
-    }
-    losses[static_cast<size_t>(group.rank())] = net.total_loss(size);
-  });
-  for (double loss : losses) {
-    EXPECT_EQ(loss, losses[0]);
-  }
-  return losses[0];
-}
-
-struct HookCase {
-  const char* name;
-  CommHookOptions options;
-  double band;  ///< Largest relative distance from the loss of uncompressed training.
-};
-
-PowerSgdOptions low_rank(int64_t rank) {
-  return {.matrix_approximation_rank = rank, .start_iter = 10, .min_compression_rate = 1.5};
-}
-
-const std::vector<HookCase>& hook_cases() {
-  using enum CommHookType;
-  static const std::vector<HookCase> cases = {
-      {"fp16", {.type = kFp16}, 1e-4},
-      {"fp16_feedback", {.type = kFp16, .use_error_feedback = true}, 1e-4},
-      {"bf16", {.type = kBf16}, 5e-4},
-      {"bf16_feedback", {.type = kBf16, .use_error_feedback = true}, 5e-4},
-      {"power_sgd_rank_2", {.type = kPowerSgd, .power_sgd = low_rank(2)}, 0.05},
-      {"power_sgd_rank_2_cold",
-       {.type = kPowerSgd,
-        .power_sgd =
-            {.matrix_approximation_rank = 2,
-             .start_iter = 10,
-             .min_compression_rate = 1.5,
-             .warm_start = false}},
-       0.05},
-      {"power_sgd_rank_4_fp16",
-       {.type = kPowerSgd, .wrapper = kFp16, .power_sgd = low_rank(4)},
-       0.05},
-      {"power_sgd_rank_4_bf16",
-       {.type = kPowerSgd, .wrapper = kBf16, .power_sgd = low_rank(4)},
-       0.05},
-      {"batched_power_sgd", {.type = kBatchedPowerSgd, .power_sgd = low_rank(4)}, 0.05},
-  };
-  return cases;
-}
-
-struct Place {
-  int size;
-  const char* transport;
-};
-
-using BandParam = std::tuple<size_t, Place>;
-
-class CommHookBand : public ::testing::TestWithParam<BandParam> {};
-
-std::string band_name(const ::testing::TestParamInfo<BandParam>& param) {
-  const Place place = std::get<1>(param.param);
-  return std::string(hook_cases()[std::get<0>(param.param)].name) + "_" +
-         std::to_string(place.size) + "_" + place.transport;
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    Hooks,
-    CommHookBand,
-    ::testing::Combine(
-        ::testing::Range(size_t{0}, hook_cases().size()),
-        ::testing::Values(Place{2, "thread"}, Place{3, "thread"}, Place{2, "gloo"})),
-    band_name);
-
-TEST_P(CommHookBand, loss_stays_near_that_of_uncompressed_training) {
-  const HookCase& c = hook_cases()[std::get<0>(GetParam())];
-  const auto& [size, transport] = std::get<1>(GetParam());
-  static std::map<int, double> uncompressed;
-  if (!uncompressed.contains(size)) {
-    uncompressed[size] = train(runner("thread"), size, {});
-  }
-  const double expected = uncompressed[size];
-  const double start = Mlp().total_loss(size);
-  ASSERT_LT(expected, start / 4);
-  const double loss = train(runner(transport), size, c.options);
-  RecordProperty("relative", std::to_string(std::abs(loss - expected) / expected));
-  EXPECT_LE(std::abs(loss - expected), c.band * expected) << "uncompressed " << expected;
-}
 
 TEST(CommHook, continues_bit_for_bit_from_its_state) {
   for (const HookCase& c : hook_cases()) {
@@ -187,6 +35,7 @@ TEST(CommHook, continues_bit_for_bit_from_its_state) {
       for (int step = 0; step < steps; ++step) {
         if (step == saved_at) {
           state = parallel.hook_state();
+          EXPECT_TRUE(has_compressed(parallel) || !is_power_sgd(c.options)) << c.name;
           for (NamedTensor& item : state.tensors) {
             item.tensor = item.tensor.clone();
           }
@@ -230,6 +79,7 @@ TEST(CommHook, flags_survive_every_hook) {
         y = y + net.b2;
       }
       y.pow(2).mean().backward();
+      EXPECT_TRUE(has_compressed(parallel) || !is_power_sgd(options)) << c.name;
       EXPECT_TRUE(net.b2.grad().defined()) << c.name;
       EXPECT_FALSE(net.b1.grad().defined()) << c.name;
     });
@@ -384,17 +234,59 @@ TEST(CommHook, refuses_the_state_of_another_model_and_changes_nothing) {
     net.step(parallel, group.rank(), 0);
     const at::Tensor before = parallel.hook_state().tensors[0].tensor.clone();
     const std::string name = parallel.hook_state().tensors[0].name;
-    EXPECT_THROW(
-        parallel.load_hook_state(
-            {.iteration = 7,
-             .tensors = {{name, at::zeros_like(before)}, {"error/other", at::zeros({2})}}}),
-        ConfigError);
-    EXPECT_THROW(
-        parallel.load_hook_state({.iteration = 7, .tensors = {{name, at::zeros({2})}}}),
-        ConfigError);
+    const CommHookState unknown{
+        .iteration = 7,
+        .tensors = {{name, at::zeros_like(before)}, {"error/other", at::zeros({2})}}};
+    const CommHookState misshapen{.iteration = 7, .tensors = {{name, at::zeros({2})}}};
+    for (const CommHookState& state : {unknown, misshapen}) {
+      EXPECT_THROW(parallel.check_hook_state(state), ConfigError);
+      EXPECT_THROW(parallel.load_hook_state(state), ConfigError);
+    }
     EXPECT_TRUE(at::equal(parallel.hook_state().tensors[0].tensor, before));
     EXPECT_EQ(parallel.hook_state().iteration, 1);
   });
+}
+
+TEST(CommHook, checking_a_state_changes_nothing) {
+  for (const HookCase& c : hook_cases()) {
+    ranks(2, [&](Group group) {
+      const Mlp net;
+      DataParallel parallel(net.named(), {}, group, {.comm_hook = c.options});
+      for (int step = 0; step < 12; ++step) {
+        net.step(parallel, group.rank(), step);
+      }
+      CommHookState other{.iteration = 3, .tensors = {}};
+      std::vector<at::Tensor> before;
+      for (const NamedTensor& item : parallel.hook_state().tensors) {
+        other.tensors.push_back({item.name, item.tensor + 1});
+        before.push_back(item.tensor.clone());
+      }
+      EXPECT_NO_THROW(parallel.check_hook_state(other));
+      const CommHookState after = parallel.hook_state();
+      EXPECT_EQ(after.iteration, 12) << c.name;
+      ASSERT_EQ(after.tensors.size(), before.size());
+      for (size_t i = 0; i < before.size(); ++i) {
+        EXPECT_TRUE(at::equal(after.tensors[i].tensor, before[i])) << c.name;
+      }
+      other.tensors.push_back({"error/other", at::zeros({2})});
+      EXPECT_THROW(parallel.check_hook_state(other), ConfigError) << c.name;
+    });
+  }
+}
+
+TEST(CommHook, without_compression_there_is_nothing_to_remember) {
+  for (const int size : {1, 2}) {
+    ranks(size, [](Group group) {
+      const Mlp net;
+      DataParallel parallel(net.named(), {}, group);
+      parallel.begin_backward();
+      net.loss(Mlp::inputs(group.rank(), 0)).backward();
+      parallel.finish_backward();
+      EXPECT_EQ(parallel.hook_state().iteration, 0);
+      EXPECT_TRUE(parallel.hook_state().tensors.empty());
+      EXPECT_NO_THROW(parallel.check_hook_state(parallel.hook_state()));
+    });
+  }
 }
 
 }  // namespace

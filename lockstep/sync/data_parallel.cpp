@@ -16,7 +16,8 @@ DataParallel::DataParallel(
     const NamedTensors& parameters,
     const NamedTensors& buffers,
     Group group,
-    DataParallelOptions options) {
+    DataParallelOptions options)
+    : comm_hook_(options.comm_hook.type) {
   if (options.cap_bytes < 1 || options.first_cap_bytes < 1) {
     throw ConfigError(
         "data_parallel",
@@ -62,21 +63,19 @@ void DataParallel::set_local(bool local) {
   reducer_->set_local(local);
 }
 
-bool DataParallel::sync() const {
-  return reducer_->sync();
-}
-
 std::vector<at::Tensor> DataParallel::zero_grad(const std::vector<at::Tensor>& parameters) {
   return reducer_->zero_grad(parameters);
-}
-
-void DataParallel::scale_gradients(const at::Tensor& factor) {
-  reducer_->scale_gradients(factor);
 }
 
 CommHookState DataParallel::hook_state() const {
   const CommHook* hook = reducer_->hook();
   return hook != nullptr ? hook->state() : CommHookState{};
+}
+
+void DataParallel::check_hook_state(const CommHookState& state) const {
+  if (const CommHook* hook = reducer_->hook()) {
+    hook->check_state(state);
+  }
 }
 
 void DataParallel::load_hook_state(const CommHookState& state) {

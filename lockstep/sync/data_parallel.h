@@ -32,18 +32,16 @@ class Reducer;
 /// buckets, in reverse order of registration; a full bucket is averaged at once, and buckets start
 /// in index order on every rank, so control flow may differ between ranks.
 ///
-/// - A parameter that took no part on this rank counts as zero; one that took part on no rank keeps
-/// an
-///   undefined `grad`, so that optimizers leave it alone, as in one process.
+/// - A parameter that took no part on this rank counts as zero; one that took part on no rank
+///   keeps an undefined `grad`, so that optimizers leave it alone, as in one process.
+/// - After a backward that only accumulates, what took no part on this rank since it was zeroed has
+///   an undefined `grad`: whoever steps by this rank's gradients alone leaves it alone as well.
 /// - Frozen parameters (requires_grad false at construction) are not touched; a parameter under two
 ///   names is reduced once.
 /// - Buffers are rank 0's again after every backward that averaged: the next forward on every rank
-/// starts
-///   from the same ones, as with PyTorch's DDP, which broadcasts them before it.
+///   starts from the same ones, as with PyTorch's DDP, which broadcasts them before it.
 /// - Any backward that reaches the model works, `loss.backward()` too. Only one that may reach none
-/// of its
-///   parameters on this rank, but does on others, needs `begin_backward` and `finish_backward`
-///   around it.
+///   of its parameters on this rank needs `begin_backward` and `finish_backward` around it.
 ///
 /// Sends 2(N-1)/N * gradient bytes a step and rank (ring), less with a comm hook (comm_hook.h).
 /// Memory: the gradients themselves. Ranks with differing numbers of batches: run_joined (join.h).
@@ -77,21 +75,21 @@ class DataParallel {
   /// While true, nothing travels, whatever `set_sync` says: for strategies that average parameters
   /// instead of gradients.
   void set_local(bool local);
-  /// Whether the next backward averages.
-  bool sync() const;
 
   /// Zeroes the gradients of those of `parameters` that are ours; one pass over memory when it is
   /// all of them. Gradients stay views in the buckets. Returns the ones that are not ours.
   std::vector<at::Tensor> zero_grad(const std::vector<at::Tensor>& parameters);
 
-  /// Multiplies all gradients by `factor`, one number, in place: one pass a bucket.
-  void scale_gradients(const at::Tensor& factor);
-
-  /// What the comm hook remembers, for a checkpoint; each rank's own. Empty in a group of one.
+  /// What the comm hook remembers, for a checkpoint; each rank's own. Empty (iteration 0, no
+  /// tensors) without compression and in a group of one.
   CommHookState hook_state() const;
-  /// See CommHook::load_state. Does nothing in a group of one, where nothing is compressed.
+  /// See CommHook::check_state and load_state. Both do nothing in a group of one, where nothing is
+  /// compressed.
+  void check_hook_state(const CommHookState& state) const;
   void load_hook_state(const CommHookState& state);
 
+  /// How gradients travel, where there is more than one rank.
+  CommHookType comm_hook() const { return comm_hook_; }
   /// Number of buckets, for tests and tuning.
   size_t bucket_count() const;
 
@@ -102,6 +100,7 @@ class DataParallel {
       JoinOptions options,
       const std::function<std::vector<at::Tensor>()>& more);
 
+  CommHookType comm_hook_;
   std::vector<at::Tensor> everything_;  ///< Parameters and buffers, frozen ones too.
   std::shared_ptr<Reducer> reducer_;
 };

@@ -239,37 +239,56 @@ TEST(DataParallel, zeroing_some_parameters_leaves_the_others) {
   });
 }
 
-TEST(DataParallel, scales_all_gradients_wherever_they_lie) {
-  for (const int size : {1, 2}) {
-    const Toy expected = oracle(size, [](int) { return true; });
-    ranks(size, [&](Group group) {
-      const Toy toy;
-      DataParallel parallel(toy.parameters(), toy.buffers(), group);
-      toy.loss(slice(group.rank()), true).backward();
-      toy.branch.mutable_grad() = toy.branch.grad().clone();  // The user's own, in no bucket.
-      parallel.scale_gradients(at::full({}, 0.25));
-      expect_close(toy.w1.grad(), expected.w1.grad() * 0.25);
-      expect_close(toy.w2.grad(), expected.w2.grad() * 0.25);
-      expect_close(toy.branch.grad(), expected.branch.grad() * 0.25);
-      EXPECT_THROW(parallel.scale_gradients(at::ones({2})), ConfigError);
-    });
-  }
-}
-
 TEST(DataParallel, local_wins_over_sync) {
-  ranks(2, [](Group group) {
+  const Toy expected = oracle(2, [](int) { return true; });
+  ranks(2, [&](Group group) {
     const Toy toy;
     Toy alone;
     DataParallel parallel(toy.parameters(), toy.buffers(), group);
     parallel.set_local(true);
     parallel.set_sync(true);
-    EXPECT_FALSE(parallel.sync());
     toy.loss(slice(group.rank()), true).backward();
     alone.loss(slice(group.rank()), true).backward();
     expect_close(toy.w1.grad(), alone.w1.grad());
     parallel.set_local(false);
-    EXPECT_TRUE(parallel.sync());
+    parallel.zero_grad({toy.w1, toy.w2, toy.branch});
+    toy.loss(slice(group.rank()), true).backward();
+    expect_close(toy.w1.grad(), expected.w1.grad());
   });
+}
+
+TEST(DataParallel, a_backward_that_only_accumulates_leaves_what_it_did_not_reach_undefined) {
+  for (const bool local : {false, true}) {
+    ranks(2, [&](Group group) {
+      const Toy toy;
+      Toy alone;
+      DataParallel parallel(toy.parameters(), toy.buffers(), group);
+      const std::vector<at::Tensor> all = {toy.w1, toy.w2, toy.branch};
+      toy.loss(slice(group.rank()), true).backward();
+      parallel.zero_grad(all);
+      parallel.set_local(local);
+      parallel.set_sync(false);
+      toy.loss(slice(group.rank(), 1), false).backward();
+      EXPECT_FALSE(toy.branch.grad().defined());
+      EXPECT_TRUE(toy.w1.grad().defined());
+      // What is there already is added to, what was missing comes.
+      const void* place = toy.w1.grad().const_data_ptr();
+      toy.loss(slice(group.rank(), 2), true).backward();
+      EXPECT_EQ(toy.w1.grad().const_data_ptr(), place);
+      alone.loss(slice(group.rank(), 1), false).backward();
+      alone.loss(slice(group.rank(), 2), true).backward();
+      expect_close(toy.w1.grad(), alone.w1.grad());
+      expect_close(toy.branch.grad(), alone.branch.grad());
+      // One that reaches nothing of the model.
+      parallel.zero_grad(all);
+      parallel.begin_backward();
+      at::ones({2}, at::kDouble).requires_grad_().sum().backward();
+      parallel.finish_backward();
+      for (const at::Tensor& parameter : all) {
+        EXPECT_FALSE(parameter.grad().defined());
+      }
+    });
+  }
 }
 
 TEST(DataParallel, a_rank_whose_loss_misses_the_model_counts_as_zero) {

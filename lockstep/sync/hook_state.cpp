@@ -18,7 +18,7 @@ const at::Tensor* find_tensor(const NamedTensors& tensors, const std::string& na
   return found == tensors.end() ? nullptr : &found->tensor;
 }
 
-void copy_hook_tensors(const CommHookState& state, const NamedTensors& known) {
+void check_hook_tensors(const CommHookState& state, const NamedTensors& known) {
   for (const NamedTensor& item : state.tensors) {
     const at::Tensor* ours = find_tensor(known, item.name);
     if (ours == nullptr) {
@@ -40,6 +40,10 @@ void copy_hook_tensors(const CommHookState& state, const NamedTensors& known) {
               fmt::join(ours->sizes(), ", ")));
     }
   }
+}
+
+void copy_hook_tensors(const CommHookState& state, const NamedTensors& known) {
+  check_hook_tensors(state, known);
   const c10::AutoGradMode no_grad(false);
   for (const NamedTensor& item : known) {
     const at::Tensor* theirs = find_tensor(state.tensors, item.name);

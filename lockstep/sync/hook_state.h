@@ -7,9 +7,11 @@
 
 namespace lockstep {
 
+/// ConfigError if `state` has a tensor that is not among `known` or is shaped differently.
+void check_hook_tensors(const CommHookState& state, const NamedTensors& known);
+
 /// Copies `state` into the memory of `known`, by name; tensors `state` lacks are zeroed.
-/// ConfigError, with nothing changed, if `state` has a tensor that is not known or is shaped
-/// differently.
+/// Throws as check_hook_tensors, with nothing changed.
 void copy_hook_tensors(const CommHookState& state, const NamedTensors& known);
 
 /// The tensor of that name, or nullptr.

@@ -7,6 +7,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/flat/coalesce.h"
+#include "lockstep/sync/agreement.h"
 #include "lockstep/sync/reducer.h"
 
 namespace lockstep {
@@ -24,13 +25,13 @@ void sort_in(
 }  // namespace
 
 LocalSgdCore::LocalSgdCore(
-    DataParallel& model,
+    std::shared_ptr<DataParallel> model,
     const NamedTensors& parameters,
     const NamedTensors& buffers,
     Group group,
     LocalSgdOptions options,
-    std::function<std::vector<at::Tensor>()> also_average)
-    : model_(model),
+    std::function<NamedTensors()> also_average)
+    : model_(std::move(model)),
       group_(std::move(group)),
       options_(options),
       also_average_(std::move(also_average)) {
@@ -42,11 +43,21 @@ LocalSgdCore::LocalSgdCore(
             options_.local_sgd_steps,
             options_.warmup_steps));
   }
+  if (model_->comm_hook() != CommHookType::kNone && options_.enabled &&
+      options_.local_sgd_steps > 1 && options_.warmup_steps == 0) {
+    throw ConfigError(
+        "local_sgd",
+        fmt::format(
+            "no gradient travels, so there is nothing for comm hook {} to compress; got "
+            "local_sgd_steps={}, warmup_steps=0; leave the hook out, or warm up with it",
+            name_of(model_->comm_hook()),
+            options_.local_sgd_steps));
+  }
   sort_in(tensors_of(trainable(parameters)), floating_, others_);
   if (options_.average_buffers) {
     sort_in(tensors_of(buffers), floating_, others_);
   }
-  model_.set_local(averages_parameters());
+  model_->set_local(averages_parameters());
 }
 
 LocalSgdCore::~LocalSgdCore() {
@@ -66,7 +77,7 @@ bool LocalSgdCore::step() {
   ++steps_;
   const bool due = (steps_ - options_.warmup_steps) % options_.local_sgd_steps == 0;
   const bool averaged = due && average();
-  model_.set_local(averages_parameters());
+  model_->set_local(averages_parameters());
   return averaged;
 }
 
@@ -77,7 +88,7 @@ bool LocalSgdCore::average() {
   std::vector<at::Tensor> floating = floating_;
   std::vector<at::Tensor> others = others_;
   if (also_average_) {
-    sort_in(also_average_(), floating, others);
+    sort_in(tensors_of(held_everywhere(group_, also_average_())), floating, others);
   }
   flat::all_reduce_coalesced(group_, floating, ReduceOp::kAvg);
   flat::broadcast_coalesced(group_, others);
@@ -95,7 +106,7 @@ void LocalSgdCore::abandon() noexcept {
   if (active_) {
     active_ = false;
     dirty_ = false;
-    model_.set_local(false);
+    model_->set_local(false);
   }
 }
 
@@ -105,7 +116,7 @@ void LocalSgdCore::load_steps(int64_t steps) {
   }
   steps_ = steps;
   dirty_ = false;
-  model_.set_local(averages_parameters());
+  model_->set_local(averages_parameters());
 }
 
 }  // namespace lockstep

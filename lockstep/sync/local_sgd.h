@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "lockstep/comm/group.h"
@@ -41,16 +42,19 @@ struct LocalSgdOptions {
 /// SGD Converges Fast and Communicates Little", ICLR 2019.
 class LocalSgdCore {
  public:
-  /// `model`, of `parameters` and `buffers`, must outlive this. `also_average`: tensors to average
-  /// along, such as momenta, of the same number, shapes and dtypes on every rank; integers among
-  /// them become rank 0's.
+  /// `model`: of `parameters` and `buffers`; kept alive. `also_average`: tensors to average along,
+  /// such as momenta, each name once; integers among them become rank 0's. Ranks may hold different
+  /// ones (a parameter that took part on one rank only has no momentum elsewhere): what some rank
+  /// lacks is left alone on the others, so differs between ranks until somebody mends it.
+  /// ConfigError for a count out of range, and for a model with a comm hook that no gradient would
+  /// ever pass.
   LocalSgdCore(
-      DataParallel& model,
+      std::shared_ptr<DataParallel> model,
       const NamedTensors& parameters,
       const NamedTensors& buffers,
       Group group,
       LocalSgdOptions options = {},
-      std::function<std::vector<at::Tensor>()> also_average = nullptr);
+      std::function<NamedTensors()> also_average = nullptr);
   /// abandon().
   ~LocalSgdCore();
   LocalSgdCore(const LocalSgdCore&) = delete;
@@ -77,12 +81,12 @@ class LocalSgdCore {
  private:
   bool averages_parameters() const;
 
-  DataParallel& model_;
+  std::shared_ptr<DataParallel> model_;
   std::vector<at::Tensor> floating_;
   std::vector<at::Tensor> others_;
   Group group_;
   LocalSgdOptions options_;
-  std::function<std::vector<at::Tensor>()> also_average_;
+  std::function<NamedTensors()> also_average_;
   int64_t steps_ = 0;
   bool dirty_ = false;  ///< Parameters may differ between ranks.
   bool active_ = true;

@@ -1,79 +1,44 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/sync/local_sgd.h"
 
-#include <algorithm>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
-#include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/gloo/gloo_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
+#include "lockstep/sync/test_local_net.h"
 
 namespace lockstep {
 namespace {
 
-/// A model with what averaging has to think of: a parameter under two names, a frozen one, one in
-/// bfloat16, buffers of both kinds.
-struct Net {
-  at::Tensor w = at::linspace(-1, 1, 12).reshape({4, 3}).requires_grad_();
-  at::Tensor half = at::full({3}, 0.5, at::kBFloat16).requires_grad_();
-  at::Tensor frozen = at::full({}, 2.0);
-  at::Tensor running = at::zeros({3});
-  at::Tensor count = at::zeros({}, at::kLong);
-
-  NamedTensors parameters() const {
-    return {{"w", w}, {"tied", w}, {"half", half}, {"frozen", frozen}};
-  }
-  NamedTensors buffers() const { return {{"running", running}, {"count", count}}; }
-  std::vector<at::Tensor> trained() const { return {w, half}; }
-  static at::Tensor batch(int rank, int step) {
-    return at::sin(at::arange(20, at::kFloat).reshape({5, 4}) + 7 * rank + 3 * step);
-  }
-  at::Tensor loss(int rank, int step) const {
-    return (at::tanh(batch(rank, step).matmul(w)) * half.to(at::kFloat) * frozen - 0.3)
-        .pow(2)
-        .mean();
-  }
-  void update() const {
-    const c10::AutoGradMode no_grad(false);
-    for (const at::Tensor& parameter : trained()) {
-      parameter.data().sub_(parameter.grad(), 0.1);
-    }
-  }
-  void zero() const {
-    for (const at::Tensor& parameter : trained()) {
-      parameter.mutable_grad().reset();
-    }
-  }
-};
-
 /// The mean of what each rank's net holds, rounded once, given to all of them.
-void average(std::vector<Net>& nets) {
-  for (const auto member : {&Net::w, &Net::half}) {
+void average(std::vector<LocalNet>& nets) {
+  for (const auto member : {&LocalNet::w, &LocalNet::half}) {
     at::Tensor sum = (nets[0].*member).detach().to(at::kDouble);
     for (size_t i = 1; i < nets.size(); ++i) {
       sum = sum + (nets[i].*member).detach();
     }
-    for (Net& net : nets) {
+    for (LocalNet& net : nets) {
       (net.*member).data().copy_(sum / static_cast<double>(nets.size()));
     }
   }
 }
 
 /// Local SGD of `size` ranks by one process.
-std::vector<Net> reference(int size, int steps, const LocalSgdOptions& options) {
-  std::vector<Net> nets(static_cast<size_t>(size));
+std::vector<LocalNet> reference(int size, int steps, const LocalSgdOptions& options) {
+  std::vector<LocalNet> nets(static_cast<size_t>(size));
   for (int step = 0; step < steps; ++step) {
     const bool warming_up = step < options.warmup_steps;
     for (int rank = 0; rank < size; ++rank) {
-      const Net& net = nets[static_cast<size_t>(rank)];
+      const LocalNet& net = nets[static_cast<size_t>(rank)];
       net.zero();
       net.loss(rank, step).backward();
     }
@@ -83,12 +48,12 @@ std::vector<Net> reference(int size, int steps, const LocalSgdOptions& options) 
         for (size_t i = 1; i < nets.size(); ++i) {
           sum = sum + nets[i].trained()[p].grad();
         }
-        for (const Net& net : nets) {
+        for (const LocalNet& net : nets) {
           net.trained()[p].mutable_grad().copy_(sum / static_cast<double>(size));
         }
       }
     }
-    for (const Net& net : nets) {
+    for (const LocalNet& net : nets) {
       net.update();
     }
     if (!warming_up && (step + 1 - options.warmup_steps) % options.local_sgd_steps == 0) {
@@ -124,16 +89,16 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_P(LocalSgdTest, equals_one_process_that_averages_parameters) {
   const LocalSgdCase& c = GetParam();
-  const std::vector<Net> expected = reference(c.size, c.steps, c.options);
+  const std::vector<LocalNet> expected = reference(c.size, c.steps, c.options);
   const auto body = [&](Group group) {
-    const Net net;
-    DataParallel parallel(net.parameters(), net.buffers(), group);
+    const LocalNet net;
+    const auto parallel = data_parallel(net, group);
     LocalSgdCore local(parallel, net.parameters(), net.buffers(), group, c.options);
     for (int step = 0; step < c.steps; ++step) {
       if (group.size() == 1) {
         net.zero();
       }
-      parallel.zero_grad(net.trained());
+      parallel->zero_grad(net.trained());
       net.loss(group.rank(), step).backward();
       net.update();
       const bool averaged = local.step();
@@ -143,8 +108,8 @@ TEST_P(LocalSgdTest, equals_one_process_that_averages_parameters) {
     }
     local.finish();
     EXPECT_EQ(local.steps(), c.steps);
-    EXPECT_TRUE(parallel.sync());
-    const Net& reference_net = expected[static_cast<size_t>(group.rank())];
+    EXPECT_TRUE(averages(*parallel, net, group));
+    const LocalNet& reference_net = expected[static_cast<size_t>(group.rank())];
     EXPECT_TRUE(at::allclose(net.w.detach(), reference_net.w.detach(), 1e-5, 1e-6));
     EXPECT_TRUE(at::allclose(net.half.detach(), reference_net.half.detach(), 1e-2, 1e-2));
   };
@@ -158,17 +123,17 @@ TEST_P(LocalSgdTest, equals_one_process_that_averages_parameters) {
 TEST(LocalSgd, with_a_period_of_one_is_data_parallel_bit_for_bit) {
   for (const bool gloo : {false, true}) {
     const auto body = [](Group group) {
-      const Net plain;
-      const Net local_net;
-      DataParallel plain_parallel(plain.parameters(), plain.buffers(), group);
-      DataParallel parallel(local_net.parameters(), local_net.buffers(), group);
+      const LocalNet plain;
+      const LocalNet local_net;
+      const auto plain_parallel = data_parallel(plain, group);
+      const auto parallel = data_parallel(local_net, group);
       LocalSgdCore local(
           parallel, local_net.parameters(), local_net.buffers(), group, {.local_sgd_steps = 1});
       for (int step = 0; step < 20; ++step) {
-        plain_parallel.zero_grad(plain.trained());
+        plain_parallel->zero_grad(plain.trained());
         plain.loss(group.rank(), step).backward();
         plain.update();
-        parallel.zero_grad(local_net.trained());
+        parallel->zero_grad(local_net.trained());
         local_net.loss(group.rank(), step).backward();
         local_net.update();
         local.step();
@@ -177,7 +142,7 @@ TEST(LocalSgd, with_a_period_of_one_is_data_parallel_bit_for_bit) {
         }
       }
       local.finish();
-      EXPECT_FALSE(at::equal(plain.w.data(), Net().w.data()));
+      EXPECT_FALSE(at::equal(plain.w.data(), LocalNet().w.data()));
       EXPECT_TRUE(at::equal(plain.w.data(), local_net.w.data()));
     };
     if (gloo) {
@@ -190,82 +155,79 @@ TEST(LocalSgd, with_a_period_of_one_is_data_parallel_bit_for_bit) {
 
 TEST(LocalSgd, gradients_stay_local_whatever_set_sync_says_and_accumulate) {
   ranks(2, [](Group group) {
-    const Net alone;
+    const LocalNet alone;
     alone.loss(group.rank(), 0).backward();
     alone.loss(group.rank(), 1).backward();
-    const Net net;
-    DataParallel parallel(net.parameters(), net.buffers(), group);
+    const LocalNet net;
+    const auto parallel = data_parallel(net, group);
     LocalSgdCore local(parallel, net.parameters(), net.buffers(), group);
     for (int step = 0; step < 2; ++step) {
-      parallel.set_sync(step == 1);
-      EXPECT_FALSE(parallel.sync());
-      parallel.begin_backward();
+      parallel->set_sync(step == 1);
+      parallel->begin_backward();
       net.loss(group.rank(), step).backward();
-      parallel.finish_backward();
+      parallel->finish_backward();
     }
     EXPECT_TRUE(at::allclose(net.w.grad(), alone.w.grad(), 1e-6, 1e-7));
     local.abandon();
-    EXPECT_TRUE(parallel.sync());
+    EXPECT_TRUE(averages(*parallel, net, group));
   });
 }
 
-TEST(LocalSgd, averages_float_buffers_and_takes_others_from_rank_0) {
-  for (const bool average_buffers : {true, false}) {
-    ranks(2, [&](Group group) {
-      const Net net;
-      DataParallel parallel(net.parameters(), net.buffers(), group);
-      LocalSgdCore local(
-          parallel,
-          net.parameters(),
-          net.buffers(),
-          group,
-          {.local_sgd_steps = 2, .average_buffers = average_buffers});
-      net.running.fill_(group.rank() + 1.0);
-      net.count.fill_(group.rank() + 5);
-      net.frozen.fill_(group.rank() + 1.0);
-      local.step();
-      EXPECT_TRUE(local.step());
-      const double mine = group.rank() + 1.0;
-      EXPECT_EQ(net.running[0].item<double>(), average_buffers ? 1.5 : mine);
-      EXPECT_EQ(net.count.item<int64_t>(), average_buffers ? 5 : group.rank() + 5);
-      EXPECT_EQ(net.frozen.item<double>(), mine);
+TEST(LocalSgd, keeps_the_model_that_its_owner_lets_go) {
+  ranks(2, [](Group group) {
+    const LocalNet net;
+    auto parallel = data_parallel(net, group);
+    const std::weak_ptr<DataParallel> watched = parallel;
+    auto local = std::make_unique<LocalSgdCore>(
+        std::move(parallel), net.parameters(), net.buffers(), group, LocalSgdOptions{});
+    EXPECT_FALSE(watched.expired());
+    local->step();
+    EXPECT_TRUE(local->finish());
+    local.reset();
+    EXPECT_TRUE(watched.expired());
+  });
+}
+
+TEST(LocalSgd, refuses_a_comm_hook_that_no_gradient_would_pass) {
+  // In a group of one too: a program is right or wrong whatever it is started with.
+  for (const int size : {1, 2}) {
+    ranks(size, [](Group group) {
+      const auto steps_with = [&](CommHookType type, LocalSgdOptions options) {
+        const LocalNet net;
+        return LocalSgdCore(
+                   data_parallel(net, group, {.type = type}),
+                   net.parameters(),
+                   net.buffers(),
+                   group,
+                   options)
+            .steps();
+      };
+      using enum CommHookType;
+      EXPECT_THROW(steps_with(kFp16, {}), ConfigError);
+      EXPECT_THROW(steps_with(kPowerSgd, {.local_sgd_steps = 2}), ConfigError);
+      EXPECT_EQ(steps_with(kNone, {}), 0);
+      EXPECT_EQ(steps_with(kFp16, {.local_sgd_steps = 1}), 0);
+      EXPECT_EQ(steps_with(kFp16, {.warmup_steps = 1}), 0);
+      EXPECT_EQ(steps_with(kFp16, {.enabled = false}), 0);
     });
   }
 }
 
-TEST(LocalSgd, averages_what_it_is_handed_along) {
-  ranks(2, [](Group group) {
-    const Net net;
-    DataParallel parallel(net.parameters(), net.buffers(), group);
-    const at::Tensor momentum = at::full({3}, group.rank() * 4.0, at::kDouble);
-    const at::Tensor step_count = at::full({}, group.rank() + 7, at::kLong);
-    LocalSgdCore local(
-        parallel, net.parameters(), net.buffers(), group, {.local_sgd_steps = 2}, [&] {
-          return std::vector<at::Tensor>{momentum, step_count};
-        });
-    local.step();
-    EXPECT_EQ(momentum[0].item<double>(), group.rank() * 4.0);
-    local.step();
-    EXPECT_EQ(momentum[0].item<double>(), 2.0);
-    EXPECT_EQ(step_count.item<int64_t>(), 7);
-  });
-}
-
 TEST(LocalSgd, disabled_is_data_parallel) {
   ranks(2, [](Group group) {
-    const Net net;
-    DataParallel parallel(net.parameters(), net.buffers(), group);
+    const LocalNet net;
+    const auto parallel = data_parallel(net, group);
     LocalSgdCore local(
         parallel, net.parameters(), net.buffers(), group, {.local_sgd_steps = 2, .enabled = false});
-    EXPECT_TRUE(parallel.sync());
+    EXPECT_TRUE(averages(*parallel, net, group));
     EXPECT_FALSE(local.step() || local.step() || local.finish());
   });
 }
 
 TEST(LocalSgd, an_exception_ends_it_without_communication) {
   ranks(2, [](Group group) {
-    const Net net;
-    DataParallel parallel(net.parameters(), net.buffers(), group);
+    const LocalNet net;
+    const auto parallel = data_parallel(net, group);
     try {
       LocalSgdCore local(parallel, net.parameters(), net.buffers(), group);
       net.w.data().fill_(group.rank());
@@ -279,8 +241,7 @@ TEST(LocalSgd, an_exception_ends_it_without_communication) {
       EXPECT_EQ(group.rank(), 0);
     }
     EXPECT_EQ(net.w.detach().mean().item<double>(), group.rank());
-    EXPECT_TRUE(parallel.sync());
-    group.barrier();  // Still in step.
+    EXPECT_TRUE(averages(*parallel, net, group));
   });
 }
 
@@ -288,11 +249,11 @@ TEST(LocalSgd, goes_on_in_the_middle_of_a_period) {
   ranks(2, [](Group group) {
     std::vector<at::Tensor> ends;
     for (const bool resume : {false, true}) {
-      const Net net;
-      auto parallel = std::make_unique<DataParallel>(net.parameters(), net.buffers(), group);
+      const LocalNet net;
+      auto parallel = data_parallel(net, group);
       const LocalSgdOptions options{.local_sgd_steps = 4};
-      auto local = std::make_unique<LocalSgdCore>(
-          *parallel, net.parameters(), net.buffers(), group, options);
+      auto local =
+          std::make_unique<LocalSgdCore>(parallel, net.parameters(), net.buffers(), group, options);
       for (int step = 0; step < 10; ++step) {
         parallel->zero_grad(net.trained());
         net.loss(group.rank(), step).backward();
@@ -303,9 +264,9 @@ TEST(LocalSgd, goes_on_in_the_middle_of_a_period) {
           EXPECT_FALSE(local->average());
           if (resume) {
             local = nullptr;
-            parallel = std::make_unique<DataParallel>(net.parameters(), net.buffers(), group);
+            parallel = data_parallel(net, group);
             local = std::make_unique<LocalSgdCore>(
-                *parallel, net.parameters(), net.buffers(), group, options);
+                parallel, net.parameters(), net.buffers(), group, options);
             local->load_steps(6);
           }
         }
@@ -319,8 +280,8 @@ TEST(LocalSgd, goes_on_in_the_middle_of_a_period) {
 }
 
 TEST(LocalSgd, refuses_impossible_counts) {
-  const Net net;
-  DataParallel parallel(net.parameters(), net.buffers(), Group());
+  const LocalNet net;
+  const auto parallel = data_parallel(net, Group());
   const auto make = [&](LocalSgdOptions options) {
     return LocalSgdCore(parallel, net.parameters(), net.buffers(), Group(), options).steps();
   };

@@ -7,8 +7,16 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <c10/core/ScalarType.h>
 
 namespace lockstep {
+
+at::ScalarType wire_type(CommHookType cast, at::ScalarType own) {
+  if (cast == CommHookType::kNone || c10::isReducedFloatingType(own)) {
+    return own;
+  }
+  return cast == CommHookType::kFp16 ? at::kHalf : at::kBFloat16;
+}
 
 Message::Message(at::Tensor values, at::ScalarType wire_type)
     : values_(std::move(values)),

@@ -4,8 +4,13 @@
 #include <optional>
 
 #include "lockstep/comm/group.h"
+#include "lockstep/sync/comm_hook.h"
 
 namespace lockstep {
+
+/// The dtype that gradients of dtype `own` travel in; `cast` is kNone, kFp16 or kBf16. What has 16
+/// bits already stays as it is.
+at::ScalarType wire_type(CommHookType cast, at::ScalarType own);
 
 /// Values that are averaged over the ranks, on the wire perhaps in a narrower dtype.
 class Message {

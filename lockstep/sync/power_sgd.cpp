@@ -25,13 +25,6 @@ at::ScalarType compute_type(at::ScalarType own) {
   return c10::isReducedFloatingType(own) ? at::kFloat : own;
 }
 
-at::ScalarType wire_type(CommHookType wrapper, at::ScalarType own) {
-  if (wrapper == CommHookType::kNone || c10::isReducedFloatingType(own)) {
-    return own;
-  }
-  return wrapper == CommHookType::kFp16 ? at::kHalf : at::kBFloat16;
-}
-
 /// Rows of the matrix a gradient is taken for: its first dimension, or, where memory is laid out
 /// otherwise, the outermost one.
 int64_t rows_of(const at::Tensor& parameter) {
@@ -327,6 +320,10 @@ NamedTensors PowerSgdHook::memory(bool all) const {
 
 CommHookState PowerSgdHook::state() const {
   return {.iteration = iteration_, .tensors = memory(false)};
+}
+
+void PowerSgdHook::check_state(const CommHookState& state) const {
+  check_hook_tensors(state, memory(true));
 }
 
 void PowerSgdHook::load_state(const CommHookState& state) {

@@ -27,6 +27,7 @@ class PowerSgdHook final : public CommHook {
   void finish() override;
   void abandon(bool wait) noexcept override;
   CommHookState state() const override;
+  void check_state(const CommHookState& state) const override;
   void load_state(const CommHookState& state) override;
 
  private:

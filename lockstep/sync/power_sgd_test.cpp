@@ -16,6 +16,7 @@
 #include "lockstep/sync/backward_hooks.h"
 #include "lockstep/sync/data_parallel.h"
 #include "lockstep/sync/low_rank.h"
+#include "lockstep/sync/test_hooks.h"
 
 namespace lockstep {
 namespace {
@@ -143,6 +144,7 @@ TEST_P(PowerSgdExact, reproduces_a_mean_of_low_rank) {
       EXPECT_LT(distance(model.grad(0), first), 1e-5) << step;
       EXPECT_LT(distance(model.grad(1), second), 1e-5) << step;
       EXPECT_LT(distance(model.grad(2), at::full({7}, (group.size() + 1) / 2.0)), 1e-6);
+      EXPECT_EQ(has_compressed(parallel), group.size() > 1);
     }
   });
 }
@@ -154,6 +156,7 @@ TEST(PowerSgd, computes_in_float32_for_gradients_of_16_bits) {
     const at::Tensor gradient = low_rank_matrix(40, 30, 2, 3).to(at::kBFloat16);
     model.backward(parallel, {gradient});
     EXPECT_EQ(model.grad(0).scalar_type(), at::kBFloat16);
+    EXPECT_TRUE(has_compressed(parallel));
     EXPECT_LT(distance(model.grad(0).to(at::kFloat), gradient.to(at::kFloat)), 2e-2);
     for (const NamedTensor& item : parallel.hook_state().tensors) {
       EXPECT_EQ(item.tensor.scalar_type(), at::kFloat) << item.name;
@@ -227,6 +230,7 @@ TEST(PowerSgd, warms_up_with_exact_averages) {
         model.backward(parallel, {normal({40, 30}, static_cast<uint64_t>(group.rank()))});
         const double exact = wrapper == CommHookType::kNone ? 1e-6 : 1e-2;
         EXPECT_EQ(distance(model.grad(0), mean) < exact, step < 2) << step;
+        EXPECT_EQ(has_compressed(parallel), step == 2) << step;
       }
     });
   }
@@ -251,6 +255,7 @@ TEST(PowerSgd, error_feedback_delivers_everything_in_the_end) {
       }
       // What is still owed does not grow with the number of steps; without feedback it would.
       EXPECT_LT(distance(sum / steps, mean), 0.1) << batched;
+      EXPECT_TRUE(has_compressed(parallel)) << batched;
     });
   }
 }
@@ -271,6 +276,7 @@ TEST(PowerSgd, a_parameter_that_takes_part_nowhere_keeps_no_gradient_and_its_err
         return at::Tensor();
       };
       const at::Tensor before = error();
+      ASSERT_TRUE(has_compressed(parallel));
       model.parameters[1].tensor.mutable_grad().reset();
       model.backward(parallel, {gradient, at::Tensor()});
       EXPECT_FALSE(model.grad(1).defined());
@@ -317,6 +323,7 @@ TEST(PowerSgd, recovers_from_gradients_of_zero) {
     const at::Tensor gradient = low_rank_matrix(16, 40, 2, 3);
     model.backward(parallel, {gradient});
     EXPECT_LT(distance(model.grad(0), gradient), 1e-5);
+    EXPECT_TRUE(has_compressed(parallel));
   });
 }
 
@@ -340,6 +347,7 @@ TEST(PowerSgd, an_abandoned_backward_leaves_the_error_as_it_was) {
       return tensors;
     };
     const std::vector<at::Tensor> before = errors();
+    ASSERT_TRUE(has_compressed(parallel));
     {
       const BackwardHooks saboteur(
           {model.parameters[0].tensor, model.parameters[1].tensor},

@@ -2,6 +2,7 @@
 #include "lockstep/sync/reducer.h"
 
 #include <algorithm>
+#include <unordered_set>
 #include <utility>
 
 #include <fmt/format.h>
@@ -24,11 +25,10 @@ bool aliases(const at::Tensor& a, const at::Tensor& b) {
 
 NamedTensors trainable(const NamedTensors& parameters) {
   NamedTensors unique;
+  std::unordered_set<at::TensorImpl*> seen;
   for (const NamedTensor& item : parameters) {
-    const bool seen = std::any_of(unique.begin(), unique.end(), [&](const NamedTensor& other) {
-      return other.tensor.is_same(item.tensor);
-    });
-    if (item.tensor.requires_grad() && item.tensor.numel() > 0 && !seen) {
+    if (item.tensor.requires_grad() && item.tensor.numel() > 0 &&
+        seen.insert(item.tensor.unsafeGetTensorImpl()).second) {
       unique.push_back(item);
     }
   }
@@ -134,6 +134,13 @@ void Reducer::gradient_arrived(size_t index) {
     has_gradient_[index] = true;
   }
   if (!sync()) {
+    if (const int id = BackwardHooks::current_backward(); local_id_ != id) {
+      local_id_ = id;
+      BackwardHooks::at_end_of_backward([self = shared_from_this()] {
+        const std::lock_guard<std::mutex> end_lock(self->mutex_);
+        self->drop_untouched();
+      });
+    }
     return;
   }
   if (in_backward_ && backward_id_ != BackwardHooks::current_backward()) {
@@ -214,6 +221,18 @@ void Reducer::finish() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (in_backward_ || expected_) {
     finish_locked();
+  } else if (!sync()) {
+    drop_untouched();
+  }
+}
+
+/// After a backward that only accumulated: as `take_average`, by what this rank has.
+void Reducer::drop_untouched() {
+  for (size_t i = 0; i < has_gradient_.size(); ++i) {
+    at::Tensor& gradient = parameters_[i].tensor.mutable_grad();
+    if (!has_gradient_[i] && aliases(gradient, view(i))) {
+      gradient.reset();
+    }
   }
 }
 
@@ -306,23 +325,6 @@ std::vector<at::Tensor> Reducer::zero_grad(const std::vector<at::Tensor>& parame
     }
   }
   return foreign;
-}
-
-void Reducer::scale_gradients(const at::Tensor& factor) {
-  if (!factor.defined() || factor.numel() != 1) {
-    throw ConfigError("scale_gradients", "the factor must be a tensor of one number");
-  }
-  const c10::AutoGradMode no_grad(false);
-  const at::Tensor number = factor.detach().reshape({});
-  for (const flat::GradBucket& bucket : buckets_) {
-    bucket.gradients().mul_(number);
-  }
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    const at::Tensor& gradient = parameters_[i].tensor.grad();
-    if (gradient.defined() && (buckets_.empty() || !aliases(gradient, view(i)))) {
-      parameters_[i].tensor.mutable_grad().mul_(number);
-    }
-  }
 }
 
 }  // namespace lockstep

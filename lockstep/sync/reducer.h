@@ -46,11 +46,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void average_without_data(bool keep);
 
   std::vector<at::Tensor> zero_grad(const std::vector<at::Tensor>& parameters);
-  void scale_gradients(const at::Tensor& factor);
 
   void set_sync(bool sync) { sync_ = sync; }
   void set_local(bool local) { local_ = local; }
-  bool sync() const { return sync_ && !local_; }
 
   /// From now on every averaging is announced as one of `model`; nullptr: no more. `defer`: buckets
   /// wait for the end of backward.
@@ -67,6 +65,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
     size_t slot = 0;
   };
 
+  /// Whether the next backward averages.
+  bool sync() const { return sync_ && !local_; }
   const at::Tensor& view(size_t parameter) const {
     return buckets_[places_[parameter].bucket].view(places_[parameter].slot);
   }
@@ -80,6 +80,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool adds_to_average() const;
   void finish_locked();
   void take_average(const flat::GradBucket& bucket);
+  void drop_untouched();
 
   Group group_;
   NamedTensors parameters_;
@@ -96,6 +97,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   bool expected_ = false;           ///< An averaging backward was announced and is not finished.
   bool in_backward_ = false;        ///< An averaging backward has begun and is not finished.
   int backward_id_ = -1;            ///< Which one, as autograd numbers them.
+  int local_id_ = -1;               ///< The last backward that only accumulated.
   std::vector<bool> has_gradient_;  ///< [parameter] on this rank, since it was last zeroed
   std::vector<bool> averaged_;      ///< [parameter] its gradient holds an average, not zeroed since
   std::vector<int64_t> versions_;   ///< [parameter] of that gradient, if only autograd added to it

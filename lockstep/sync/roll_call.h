@@ -37,7 +37,6 @@ class RollCall {
   double factor() const;
   /// The rank whose parameters and buffers are the latest: of those alive last, the first.
   int latest_rank() const { return latest_rank_; }
-  const JoinOptions& options() const { return options_; }
 
  private:
   void start(bool alive, size_t model, bool kept);

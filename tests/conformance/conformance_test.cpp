@@ -77,6 +77,8 @@ std::vector<Strategy> strategies() {
       if (type == lockstep::CommHookType::kPowerSgd) {
         options.data_parallel.comm_hook.power_sgd.start_iter = 2;
         options.data_parallel.comm_hook.power_sgd.matrix_approximation_rank = 7;
+        // Or nothing would be compressed: rank 7 costs more than these matrices.
+        options.data_parallel.comm_hook.power_sgd.min_compression_rate = 0.01;
       }
       return options;
     };

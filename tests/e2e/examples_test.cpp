@@ -128,12 +128,18 @@ TEST_F(Examples, char_lm_goes_on_from_its_checkpoint) {
     if (!more.empty()) {
       arguments.push_back(more);
     }
-    return run(1, name, "char_lm", arguments).at("loss").get<double>();
+    return run(1, name, "char_lm", arguments);
   };
-  const double unbroken = run_to("unbroken", "");
+  const nlohmann::json unbroken = run_to("unbroken", "");
+  EXPECT_EQ(unbroken.at("steps_now"), 8);
   std::filesystem::rename(folder_.path() / "unbroken", folder_.path() / "broken");
   std::filesystem::remove_all(folder_.path() / "broken" / "checkpoints" / "checkpoint_2");
-  EXPECT_EQ(run_to("broken", "--resume"), unbroken);
+  const nlohmann::json resumed = run_to("broken", "--resume");
+  EXPECT_EQ(resumed.at("steps_now"), 4) << "the other four were done before";
+  EXPECT_EQ(resumed.at("loss"), unbroken.at("loss"));
+  const nlohmann::json finished = run_to("broken", "--resume");
+  EXPECT_EQ(finished.at("steps_now"), 0);
+  EXPECT_EQ(finished.at("loss"), unbroken.at("loss"));
 }
 
 TEST_F(Examples, say_what_is_wrong_with_a_text) {

@@ -30,17 +30,15 @@ bool same_on_all(Accelerator& accelerator, const at::Tensor& tensor) {
 
 auto four_rows() {
   const at::Tensor rows = at::arange(4, at::kFloat).reshape({4, 1});
-  return lockstep::data::Loader(
-      lockstep::data::TensorDataset(rows, rows), {.batch_size = 1});
+  return lockstep::data::Loader(lockstep::data::TensorDataset(rows, rows), {.batch_size = 1});
 }
 
 /// rng_types gives all processes rank 0's random numbers; without, each has its own.
 void random_states() {
   for (const bool synchronised : {false, true}) {
     Accelerator accelerator(
-        synchronised
-            ? lockstep::AcceleratorOptions{.rng_types = {lockstep::data::RngType::kTorch}}
-            : lockstep::AcceleratorOptions{});
+        synchronised ? lockstep::AcceleratorOptions{.rng_types = {lockstep::data::RngType::kTorch}}
+                     : lockstep::AcceleratorOptions{});
     lockstep::data::set_seed(7, /*device_specific=*/true, accelerator.process_index());
     auto loader = accelerator.prepare(four_rows());
     for (auto& batch : loader) {
@@ -74,8 +72,8 @@ void local_sgd() {
        .gradient_accumulation_steps = 2});
   lockstep::data::set_seed(7, /*device_specific=*/true, accelerator.process_index());
   torch::nn::Linear net(1, 4);
-  auto [model, optimizer, loader] = accelerator.prepare(
-      net, lockstep::optim::AdamW(net->parameters(), {.lr = 0.1}), four_rows());
+  auto [model, optimizer, loader] =
+      accelerator.prepare(net, lockstep::optim::AdamW(net->parameters(), {.lr = 0.1}), four_rows());
   lockstep::LocalSgd local_sgd(accelerator, model, {.local_sgd_steps = 3});
   int64_t apart = 0;
   for (int epoch = 0; epoch < 4; ++epoch) {

@@ -139,6 +139,16 @@ CASES = [
 ]
 
 
+# One parameter longer than the vectors of any CPU (and no multiple of them), in half precision: type,
+# dtype, options. The fused kernels where C++ uses them.
+LONG_SHAPE = (8, 125)
+LONG_STEPS = 20
+LONG_CASES = [(name, dtype, {"lr": 0.02, **options})
+              for name, options in (("SGD", {"momentum": 0.9, "weight_decay": 0.1}), ("Adam", {}), ("AdamW", {}),
+                                    ("Adagrad", {}), ("RMSprop", {}), ("Adafactor", {}))
+              for dtype in ("bfloat16", "float16")]
+
+
 def snapshot(optimizer, parameters):
     """Parameter values, then state: {field: [values of parameter 0, ...]}; null where there is none."""
     fields = sorted({field for p in parameters for field, value in optimizer.state.get(p, {}).items()
@@ -150,11 +160,27 @@ def snapshot(optimizer, parameters):
     return taken
 
 
+def fused_where_cpp_is(name, dtype):
+    return {"fused": True} if dtype in ("bfloat16", "float16") and name in ("Adam", "AdamW", "Adagrad") else {}
+
+
+def run_long(name, dtype, options):
+    """The sum of all elements, exact in double, and every 41st."""
+    parameter = torch.nn.Parameter(numbers(LONG_SHAPE, 3, 5, 11, 4).to(getattr(torch, dtype)))
+    optimizer = CLASSES[name]([parameter], **options, **fused_where_cpp_is(name, dtype))
+    for t in range(LONG_STEPS):
+        parameter.grad = (numbers(LONG_SHAPE, 13 * t, 7, 18, 8) + 1 / 16).to(parameter.dtype)
+        optimizer.step()
+    values = parameter.detach().double().flatten()
+    return {"type": name, "dtype": dtype, "groups": [options], "steps": LONG_STEPS, "sum": values.sum().item(),
+            "elements": values[::41].tolist()}
+
+
 def run(name, dtype, options):
     parameters = [torch.nn.Parameter(start(k).to(getattr(torch, dtype))) for k in range(len(SHAPES))]
     # In half precision torch's loop rounds after every operation, its fused kernels only at the end. Its
     # fused SGD is wrong there in 2.13 (parameters stay unchanged), so C++ follows the loop.
-    extra = {"fused": True} if dtype == "bfloat16" and name in ("Adam", "AdamW", "Adagrad") else {}
+    extra = fused_where_cpp_is(name, dtype)
     groups = [{"params": parameters[g :: len(options)], **group} for g, group in enumerate(options)]
     optimizer = CLASSES[name](groups, **extra)
     bases = [group["lr"] for group in optimizer.param_groups]
@@ -193,6 +219,8 @@ def main():
             result[key] = rounded(result[key], digits[case[1]])
         cases.append(json.dumps(result, separators=(",", ":")))
     lines.append('"cases":[\n' + ",\n".join(cases) + "\n]")
+    long_cases = [json.dumps(run_long(*case), separators=(",", ":")) for case in LONG_CASES]
+    lines.append('"long_cases":[\n' + ",\n".join(long_cases) + "\n]")
     pathlib.Path(__file__).with_name("optimizers.json").write_text("{" + ",\n".join(lines) + "}\n")
 
 

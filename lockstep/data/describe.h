@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep::data {
+
+/// For messages: "Float[2, 3] on cpu", or "an undefined tensor".
+std::string describe(const at::Tensor& tensor);
+
+}  // namespace lockstep::data
