@@ -67,6 +67,15 @@ LocalSgd::LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOpt
         "local_sgd",
         "does not go with sync_each_batch, which averages the gradients that shall stay local");
   }
+  if (options.enabled) {
+    // finish() makes optimizers equal by name: seen now rather than after the training.
+    const ParameterName names = state.parameter_names("local_sgd");
+    for (const Optimizer& optimizer : state.optimizers) {
+      for (const at::Tensor& parameter : optimizer.parameters()) {
+        names(parameter);
+      }
+    }
+  }
   const LocalSgdOptions core_options{
       .local_sgd_steps = options.local_sgd_steps,
       .enabled = options.enabled,

@@ -14,97 +14,21 @@
 #include <nlohmann/json.hpp>
 
 #include <ATen/Functions.h>
-#include <torch/optim/adagrad.h>
-#include <torch/optim/adam.h>
-#include <torch/optim/adamw.h>
-#include <torch/optim/rmsprop.h>
-#include <torch/optim/sgd.h>
+#include <torch/optim/optimizer.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/optimizer_settings.h"
+#include "lockstep/optim/torch_state.h"
 
 namespace lockstep {
 namespace {
 
 namespace torch_optim = torch::optim;
 
-/// The fields of one parameter's state: tensors shaped like the parameter, and counts.
-struct Fields {
-  std::vector<std::pair<const char*, at::Tensor*>> tensors;
-  std::vector<std::pair<const char*, int64_t*>> counts;
-};
-
-template <typename State>
-Fields adam_fields(State& state) {
-  return {
-      {{"exp_avg", &state.exp_avg()},
-       {"exp_avg_sq", &state.exp_avg_sq()},
-       {"max_exp_avg_sq", &state.max_exp_avg_sq()}},
-      {{"step", &state.step()}}};
-}
-
-Fields fields_of(torch_optim::SGDParamState& state) {
-  return {{{"momentum_buffer", &state.momentum_buffer()}}, {}};
-}
-Fields fields_of(torch_optim::AdamParamState& state) {
-  return adam_fields(state);
-}
-Fields fields_of(torch_optim::AdamWParamState& state) {
-  return adam_fields(state);
-}
-Fields fields_of(torch_optim::AdagradParamState& state) {
-  return {{{"sum", &state.sum()}}, {{"step", &state.step()}}};
-}
-Fields fields_of(torch_optim::RMSpropParamState& state) {
-  return {
-      {{"square_avg", &state.square_avg()},
-       {"momentum_buffer", &state.momentum_buffer()},
-       {"grad_avg", &state.grad_avg()}},
-      {{"step", &state.step()}}};
-}
-
-/// How to treat one kind of optimizer.
-struct Kind {
-  const char* name;
-  std::unique_ptr<torch_optim::OptimizerParamState> (*make)();
-  Fields (*fields)(torch_optim::OptimizerParamState&);
-};
-
-template <typename State>
-Kind kind(const char* name) {
-  return {
-      name,
-      []() -> std::unique_ptr<torch_optim::OptimizerParamState> {
-        return std::make_unique<State>();
-      },
-      [](torch_optim::OptimizerParamState& state) {
-        return fields_of(static_cast<State&>(state));
-      }};
-}
-
-Kind kind_of(torch_optim::Optimizer& optimizer) {
-  if (dynamic_cast<torch_optim::SGD*>(&optimizer) != nullptr) {
-    return kind<torch_optim::SGDParamState>("SGD");
-  }
-  if (dynamic_cast<torch_optim::AdamW*>(&optimizer) != nullptr) {
-    return kind<torch_optim::AdamWParamState>("AdamW");
-  }
-  if (dynamic_cast<torch_optim::Adam*>(&optimizer) != nullptr) {
-    return kind<torch_optim::AdamParamState>("Adam");
-  }
-  if (dynamic_cast<torch_optim::Adagrad*>(&optimizer) != nullptr) {
-    return kind<torch_optim::AdagradParamState>("Adagrad");
-  }
-  if (dynamic_cast<torch_optim::RMSprop*>(&optimizer) != nullptr) {
-    return kind<torch_optim::RMSpropParamState>("RMSprop");
-  }
-  throw ConfigError(
-      "save_state",
-      "this optimizer's state cannot be kept in a checkpoint; expected one of lockstep::optim's, "
-      "or "
-      "torch::optim's SGD, Adam, AdamW, Adagrad or RMSprop");
-}
+using optim::torch_kind_of;
+using optim::TorchFields;
+using optim::TorchKind;
 
 /// Calls `visit` with each parameter and the number of its group.
 template <typename Visit>
@@ -118,7 +42,7 @@ void for_each_parameter(torch_optim::Optimizer& optimizer, const Visit& visit) {
 
 const char* type_of(torch_optim::Optimizer& optimizer) {
   const auto* flat = dynamic_cast<optim::FlatOptimizer*>(&optimizer);
-  return flat != nullptr ? flat->traits().name : kind_of(optimizer).name;
+  return flat != nullptr ? flat->traits().name : torch_kind_of(optimizer).name;
 }
 
 optim::NamedOptions named_options(
@@ -328,14 +252,14 @@ std::function<void()> check_torch(
     const GroupOptions& options,
     Left& left,
     const std::string& path) {
-  const Kind kind = kind_of(optimizer);
+  const TorchKind kind = torch_kind_of(optimizer);
   using Loaded = std::vector<std::pair<void*, std::unique_ptr<torch_optim::OptimizerParamState>>>;
   auto loaded = std::make_shared<Loaded>();
   for_each_parameter(optimizer, [&](const at::Tensor& parameter, size_t group) {
     const std::string name = name_of(parameter) + ".";
     const optim::NamedOptions named = optim::torch_named_options(*options[group]);
     auto state = kind.make();
-    const Fields fields = kind.fields(*state);
+    const TorchFields fields = kind.fields(*state);
     Completeness completeness;
     for (const auto& [field, tensor] : fields.tensors) {
       const at::Tensor saved = take(left, name + field, parameter.sizes(), path);
@@ -372,7 +296,7 @@ NamedTensors optimizer_tensors(torch_optim::Optimizer& optimizer, const Paramete
     flat->complete_state();
     return flat_tensors(*flat, name_of);
   }
-  const Kind kind = kind_of(optimizer);
+  const TorchKind kind = torch_kind_of(optimizer);
   NamedTensors tensors;
   for_each_parameter(optimizer, [&](const at::Tensor& parameter, size_t /*group*/) {
     const auto found = optimizer.state().find(parameter.unsafeGetTensorImpl());
@@ -380,7 +304,7 @@ NamedTensors optimizer_tensors(torch_optim::Optimizer& optimizer, const Paramete
       return;
     }
     const std::string name = name_of(parameter);
-    const Fields fields = kind.fields(*found->second);
+    const TorchFields fields = kind.fields(*found->second);
     for (const auto& [field, tensor] : fields.tensors) {
       if (tensor->defined()) {
         tensors.push_back({name + "." + field, tensor->detach()});
