@@ -188,11 +188,7 @@ void Accelerator::forget_prepared() {
   state.holds.clear();
   LoopState& loop = *state.loop;
   loop.finite = std::make_shared<FiniteGuard>(loop.finite->policy(), state.group);
-  loop.sync_gradients = true;
-  loop.step = 0;
-  loop.in_group = 0;
-  loop.counted.reset();
-  loop.clipped.clear();
+  loop.begin_anew();
   loop.scaler_update_due = false;
   if (loop.scaler) {
     loop.scaler->forget_optimizers();

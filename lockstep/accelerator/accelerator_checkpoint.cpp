@@ -65,6 +65,16 @@ ParameterName Accelerator::State::parameter_names(const char* where) const {
   };
 }
 
+ParameterName Accelerator::State::optimizer_names(const char* where) const {
+  ParameterName names = parameter_names(where);
+  for (const Optimizer& optimizer : optimizers) {
+    for (const at::Tensor& parameter : optimizer.parameters()) {
+      names(parameter);
+    }
+  }
+  return names;
+}
+
 void Accelerator::save_state(const fs::path& folder) {
   State& state = *state_;
   for (const auto& [model, local_sgd] : state.local_sgds) {

@@ -51,16 +51,12 @@ class EvenBatches {
 };
 
 /// Gives every rank `root`'s optimizer state. A rank without a single batch has none at all.
-/// ConfigError on every rank, in the name of `where`, for a parameter without a name.
 void broadcast_optimizer(
     Group& group,
     const Optimizer& optimizer,
     const ParameterName& names,
     int root,
     const char* where) {
-  for (const at::Tensor& parameter : optimizer.parameters()) {
-    names(parameter);
-  }
   torch::optim::Optimizer& inner = optimizer.inner();
   const bool mine = group.rank() == root;
   NamedTensors tensors = mine ? optimizer_tensors(inner, names) : NamedTensors();
@@ -95,16 +91,13 @@ void broadcast_optimizer(
 
 void Accelerator::make_optimizers_equal(const char* where) {
   State& state = *state_;
+  const ParameterName names = state.optimizer_names(where);
   for (Optimizer& optimizer : state.optimizers) {
     const std::vector<nlohmann::json> steps =
         lockstep::gather_object(state.group, optimizer.steps());
     const auto most = std::max_element(steps.begin(), steps.end());
     broadcast_optimizer(
-        state.group,
-        optimizer,
-        state.parameter_names(where),
-        static_cast<int>(most - steps.begin()),
-        where);
+        state.group, optimizer, names, static_cast<int>(most - steps.begin()), where);
     optimizer.set_steps(most->get<int64_t>());
   }
 }
@@ -125,15 +118,10 @@ void Accelerator::join_uneven_inputs(
   if (loop.finite->policy() != NonFinitePolicy::kIgnore && use_distributed()) {
     throw ConfigError(
         "join_uneven_inputs",
-        "does not go with a NonFinitePolicy: all processes would have to agree on every update, "
-        "and "
-        "those without data make none; use NonFinitePolicy::kIgnore");
+        "does not go with a NonFinitePolicy: all processes would have to agree on every "
+        "update, and those without data make none; use NonFinitePolicy::kIgnore");
   }
-  for (const Optimizer& optimizer : state.optimizers) {
-    for (const at::Tensor& parameter : optimizer.parameters()) {
-      state.parameter_names("join_uneven_inputs")(parameter);
-    }
-  }
+  state.optimizer_names("join_uneven_inputs");  // Needed at the end, and missed now.
   const EvenBatches even(state.loaders, options.even_batches);
   loop.update_scaler_if_due();
   // Averaged gradients overflow on all processes or on none, and who has no data is not there to
@@ -155,9 +143,7 @@ void Accelerator::join_uneven_inputs(
     return;
   }
   // Processes have seen different numbers of micro-steps: all begin a new group.
-  loop.step = 0;
-  loop.in_group = 0;
-  loop.sync_gradients = true;
+  loop.begin_anew();
   clear_gradients();
   make_optimizers_equal("join_uneven_inputs");
   if (loop.scaler) {

@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include <ATen/Functions.h>
-#include <ATen/ops/mul.h>
 #include <c10/core/GradMode.h>
 
 #include "lockstep/accelerator/accelerator.h"
@@ -325,13 +324,15 @@ void Accelerator::unscale_gradients_of(const std::vector<at::Tensor>& parameters
     return;
   }
   // Not every optimizer's: the turn of another may come after a backward of its own.
+  std::set<const void*> chosen;
+  for (const at::Tensor& parameter : parameters) {
+    chosen.insert(parameter.unsafeGetTensorImpl());
+  }
   for (const Optimizer& optimizer : state_->optimizers) {
     const std::vector<at::Tensor> theirs = optimizer.parameters();
-    const bool concerned = std::any_of(theirs.begin(), theirs.end(), [&](const at::Tensor& a) {
-      return std::any_of(
-          parameters.begin(), parameters.end(), [&](const at::Tensor& b) { return a.is_same(b); });
-    });
-    if (concerned) {
+    if (std::any_of(theirs.begin(), theirs.end(), [&](const at::Tensor& parameter) {
+          return chosen.contains(parameter.unsafeGetTensorImpl());
+        })) {
       unscale_gradients(optimizer);
     }
   }

@@ -32,6 +32,8 @@ struct Accelerator::State {
   /// What checkpoints call the parameters of all models. ConfigError, in the name of `where`, for
   /// any other parameter.
   ParameterName parameter_names(const char* where) const;
+  /// The same, once every parameter of every optimizer was found to have such a name.
+  ParameterName optimizer_names(const char* where) const;
 
   AcceleratorOptions options;
   WorldSpec world;

@@ -40,7 +40,7 @@ const data::BatchInfo* ActiveLoaders::current() const {
 
 bool ActiveLoaders::at_last_round() const {
   const data::BatchInfo* batch = current();
-  return batch != nullptr && (batch->is_last || batch->is_last_somewhere);
+  return batch != nullptr && batch->is_last_somewhere;
 }
 
 }  // namespace lockstep

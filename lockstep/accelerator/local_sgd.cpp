@@ -69,12 +69,7 @@ LocalSgd::LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOpt
   }
   if (options.enabled) {
     // finish() makes optimizers equal by name: seen now rather than after the training.
-    const ParameterName names = state.parameter_names("local_sgd");
-    for (const Optimizer& optimizer : state.optimizers) {
-      for (const at::Tensor& parameter : optimizer.parameters()) {
-        names(parameter);
-      }
-    }
+    state.optimizer_names("local_sgd");
   }
   const LocalSgdOptions core_options{
       .local_sgd_steps = options.local_sgd_steps,

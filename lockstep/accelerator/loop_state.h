@@ -47,6 +47,15 @@ struct LoopState {
   /// Since the last backward, update or zero_grad.
   std::vector<Clipped> clipped;
 
+  /// As before the first micro-step.
+  void begin_anew() {
+    sync_gradients = true;
+    step = 0;
+    in_group = 0;
+    counted.reset();
+    clipped.clear();
+  }
+
   void update_scaler_if_due() {
     if (scaler && scaler_update_due) {
       scaler->update();

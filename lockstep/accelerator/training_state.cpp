@@ -131,13 +131,11 @@ void throw_together(Group& group, const std::string& failure, const std::filesys
 }
 
 NamedTensors gradients_of(const NamedTensors& parameters) {
+  std::set<const void*> seen;
   NamedTensors gradients;
-  for (const NamedTensor& item : without_ties(parameters, {})) {
-    const auto whole = std::find_if(parameters.begin(), parameters.end(), [&](const auto& other) {
-      return other.name == item.name;
-    });
-    if (whole->tensor.grad().defined()) {
-      gradients.push_back({item.name, whole->tensor.grad().detach()});
+  for (const NamedTensor& item : parameters) {
+    if (item.tensor.grad().defined() && seen.insert(item.tensor.unsafeGetTensorImpl()).second) {
+      gradients.push_back({item.name, item.tensor.grad().detach()});
     }
   }
   return gradients;

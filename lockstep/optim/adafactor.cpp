@@ -81,14 +81,13 @@ NamedOptions AdafactorRule::named(Options& options) {
 
 void AdafactorRule::check(const Options& options) {
   const char* rule = "Adafactor";
-  require_option(options.lr >= 0, rule, "lr", options.lr, "at least 0");
+  require_not_negative(rule, "lr", options.lr);
   require_option(options.beta2_decay <= 0, rule, "beta2_decay", options.beta2_decay, "at most 0");
   const double first = options.eps.first.value_or(0);
-  require_option(first >= 0, rule, "eps[0]", first, "at least 0");
-  require_option(options.eps.second >= 0, rule, "eps[1]", options.eps.second, "at least 0");
+  require_not_negative(rule, "eps[0]", first);
+  require_not_negative(rule, "eps[1]", options.eps.second);
   require_option(options.d >= 1, rule, "d", options.d, "at least 1");
-  require_option(
-      options.weight_decay >= 0, rule, "weight_decay", options.weight_decay, "at least 0");
+  require_not_negative(rule, "weight_decay", options.weight_decay);
 }
 
 StateShape AdafactorRule::shape(

@@ -21,7 +21,7 @@ NamedOptions AdagradRule::named(Options& options) {
 
 void AdagradRule::check(const Options& options) {
   const auto at_least_0 = [](const char* name, double value) {
-    require_option(value >= 0, "Adagrad", name, value, "at least 0");
+    require_not_negative("Adagrad", name, value);
   };
   at_least_0("lr", options.lr);
   at_least_0("lr_decay", options.lr_decay);

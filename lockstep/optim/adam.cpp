@@ -26,13 +26,8 @@ NamedOptions adam_options(Options& options) {
 
 template <typename Options>
 void check_adam(const char* rule, const Options& options) {
-  require_option(options.lr >= 0, rule, "lr", options.lr, "at least 0");
-  require_option(options.eps >= 0, rule, "eps", options.eps, "at least 0");
-  for (const double beta : {options.betas.first, options.betas.second}) {
-    require_option(beta >= 0 && beta < 1, rule, "one of betas", beta, "at least 0, below 1");
-  }
-  require_option(
-      options.weight_decay >= 0, rule, "weight_decay", options.weight_decay, "at least 0");
+  require_adam_like(rule, options);
+  require_not_negative(rule, "eps", options.eps);
 }
 
 StateShape adam_shape(bool amsgrad, size_t field) {

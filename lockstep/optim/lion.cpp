@@ -12,12 +12,7 @@ NamedOptions LionRule::named(Options& options) {
 }
 
 void LionRule::check(const Options& options) {
-  require_option(options.lr >= 0, "Lion", "lr", options.lr, "at least 0");
-  for (const double beta : {options.betas.first, options.betas.second}) {
-    require_option(beta >= 0 && beta < 1, "Lion", "one of betas", beta, "at least 0, below 1");
-  }
-  require_option(
-      options.weight_decay >= 0, "Lion", "weight_decay", options.weight_decay, "at least 0");
+  require_adam_like("Lion", options);
 }
 
 StateShape LionRule::shape(

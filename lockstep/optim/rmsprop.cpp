@@ -25,7 +25,7 @@ NamedOptions RMSpropRule::named(Options& options) {
 
 void RMSpropRule::check(const Options& options) {
   const auto at_least_0 = [](const char* name, double value) {
-    require_option(value >= 0, "RMSprop", name, value, "at least 0");
+    require_not_negative("RMSprop", name, value);
   };
   at_least_0("lr", options.lr);
   at_least_0("alpha", options.alpha);

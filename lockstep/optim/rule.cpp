@@ -53,6 +53,10 @@ void require_option(
   }
 }
 
+void require_not_negative(const char* rule, const char* option, double value) {
+  require_option(value >= 0, rule, option, value, "at least 0");
+}
+
 void for_each_stretch(
     const Batch& batch, const std::function<void(const std::vector<at::Tensor>& stretch)>& visit) {
   for (size_t i = 0; i < batch.parameters.size(); ++i) {

@@ -58,6 +58,18 @@ using NamedOptions = std::vector<NamedOption>;
 void require_option(
     bool good, const char* rule, const char* option, double value, const char* want);
 
+/// The same for a number that must be at least 0.
+void require_not_negative(const char* rule, const char* option, double value);
+/// What Adam and its like have in common; `betas` from 0, below 1.
+template <typename Options>
+void require_adam_like(const char* rule, const Options& options) {
+  require_not_negative(rule, "lr", options.lr);
+  for (const double beta : {options.betas.first, options.betas.second}) {
+    require_option(beta >= 0 && beta < 1, rule, "one of betas", beta, "at least 0, below 1");
+  }
+  require_not_negative(rule, "weight_decay", options.weight_decay);
+}
+
 /// Calls `visit` with 1-D stretches of `batch`'s tensors: [0] parameter, [1] gradient, [2 ...] the
 /// fields of state (undefined where there is none). On the CPU they are short enough that a rule of
 /// several passes finds them in the cache each time. For elementwise rules.

@@ -47,10 +47,9 @@ NamedOptions SGDRule::named(Options& options) {
 }
 
 void SGDRule::check(const Options& options) {
-  require_option(options.lr >= 0, "SGD", "lr", options.lr, "at least 0");
-  require_option(options.momentum >= 0, "SGD", "momentum", options.momentum, "at least 0");
-  require_option(
-      options.weight_decay >= 0, "SGD", "weight_decay", options.weight_decay, "at least 0");
+  require_not_negative("SGD", "lr", options.lr);
+  require_not_negative("SGD", "momentum", options.momentum);
+  require_not_negative("SGD", "weight_decay", options.weight_decay);
   require_option(
       !options.nesterov || options.momentum > 0,
       "SGD",
