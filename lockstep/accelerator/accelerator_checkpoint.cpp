@@ -12,12 +12,12 @@
 #include "lockstep/accelerator/training_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/checkpoint/catalog.h"
 #include "lockstep/checkpoint/reader.h"
-#include "lockstep/checkpoint/temp_folder.h"
 #include "lockstep/checkpoint/writer.h"
 #include "lockstep/comm/bytes.h"
 #include "lockstep/optim/optimizer_state.h"
+#include "lockstep/storage/catalog.h"
+#include "lockstep/storage/temp_folder.h"
 
 namespace lockstep {
 namespace {

@@ -1,56 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <filesystem>
 #include <string>
-#include <vector>
 
-#include <nlohmann/json_fwd.hpp>
-
-#include "lockstep/checkpoint/manifest.h"
 #include "lockstep/comm/named_tensor.h"
+#include "lockstep/storage/stored_checkpoint.h"
 
 namespace lockstep::checkpoint {
 
-/// How much opening a checkpoint proves.
-enum class Verify {
-  kSizes,  ///< Every file of the manifest is there, a regular file, with its size. Reads none.
-  kFull,   ///< And has the content that was written. Reads everything once.
-};
-
-/// A checkpoint that a Writer has committed; local, each rank opens its own.
-///
-/// Trusts the manifest alone: what it does not list does not exist here, symbolic links among the
-/// files are refused, and whatever a method hands out has had its checksum compared first.
+/// A StoredCheckpoint whose files of tensors are handed out as such.
 ///
 /// Thread safety: immutable.
-class Reader {
+class Reader : public StoredCheckpoint {
  public:
-  /// CheckpointError, naming the file, unless the folder holds a valid manifest and passes
-  /// `verify`.
-  explicit Reader(const std::filesystem::path& path, Verify verify = Verify::kSizes);
-
-  const std::filesystem::path& path() const { return path_; }
-  const nlohmann::json& meta() const { return manifest_.meta; }
-  int world_size() const { return manifest_.world_size; }
-  int64_t sequence() const { return manifest_.sequence; }
-  bool has(const std::string& file_name) const;
-  /// Names of the files, sorted.
-  std::vector<std::string> files() const;
+  using StoredCheckpoint::StoredCheckpoint;
 
   /// All tensors of a file, in the order of its data. They are views of the mapped file, see
-  /// SafetensorsFile. CheckpointError, naming the tensor where one is to blame, if the content is
-  /// not what was written, and if there is no such file.
+  /// tensor_of. CheckpointError, naming the tensor where one is to blame, if the content is not
+  /// what was written, and if there is no such file.
   NamedTensors tensors(const std::string& file_name) const;
-  /// The same for a JSON file.
-  nlohmann::json json(const std::string& file_name) const;
-
- private:
-  const FileRecord& record(const std::string& file_name) const;
-  void verify_content(const FileRecord& record) const;
-
-  std::filesystem::path path_;
-  Manifest manifest_;
 };
 
 }  // namespace lockstep::checkpoint

@@ -14,8 +14,8 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/safetensors.h"
-#include "lockstep/checkpoint/test_files.h"
 #include "lockstep/checkpoint/writer.h"
+#include "lockstep/storage/test_files.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -85,7 +85,7 @@ TEST_F(ReaderTest, SeesEveryFlippedBit) {
 }
 
 TEST_F(ReaderTest, NamesTheDamagedTensor) {
-  const SafetensorsFile file(path_ / "model.safetensors");
+  const SafetensorsMap file(path_ / "model.safetensors");
   flip_bit(path_ / "model.safetensors", file.bytes().size() - 1);
   refuses(
       [&] { Reader(path_).tensors("model.safetensors"); },

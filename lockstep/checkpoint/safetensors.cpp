@@ -14,8 +14,7 @@
 #include <c10/core/ScalarType.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/checkpoint/output_file.h"
-#include "lockstep/checkpoint/private_map.h"
+#include "lockstep/storage/output_file.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -122,46 +121,15 @@ FileSummary write_safetensors(
   return summary;
 }
 
-SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
-    : path_(path),
-      map_(std::make_shared<PrivateMap>(path)),
-      header_(parse_safetensors_header(path_, map_->bytes())) {
-  for (size_t i = 0; i < header_.tensors.size(); ++i) {
-    index_.emplace(header_.tensors[i].name, i);
-  }
-}
-
-std::vector<std::string> SafetensorsFile::names() const {
-  std::vector<std::string> names;
-  for (const TensorEntry& entry : entries()) {
-    names.push_back(entry.name);
-  }
-  return names;
-}
-
-std::string_view SafetensorsFile::bytes() const {
-  return map_->bytes();
-}
-
-std::string_view SafetensorsFile::bytes(const TensorEntry& entry) const {
-  return bytes().substr(header_.data_begin + entry.begin, entry.end - entry.begin);
-}
-
-at::Tensor SafetensorsFile::tensor(const std::string& name) const {
-  const auto found = index_.find(name);
-  if (found == index_.end()) {
-    throw CheckpointError(
-        path_, fmt::format("holds no such tensor; it holds {}", index_.size()), in_quotes(name));
-  }
-  const TensorEntry& entry = header_.tensors[found->second];
-  const std::string_view content = bytes(entry);
+at::Tensor tensor_of(const SafetensorsMap& file, const TensorEntry& entry) {
+  const std::string_view content = file.bytes(entry);
   if (entry.dtype == Dtype::kBool &&
       std::any_of(content.begin(), content.end(), [](char value) { return (value & ~1) != 0; })) {
     // To C++ such a bool is undefined behaviour.
-    throw CheckpointError(path_, "has a BOOL that is neither 0 nor 1", in_quotes(name));
+    throw CheckpointError(file.path(), "has a BOOL that is neither 0 nor 1", in_quotes(entry.name));
   }
   const auto options = at::TensorOptions().dtype(scalar_type(entry.dtype));
-  std::byte* data = map_->data() + header_.data_begin + entry.begin;
+  std::byte* data = file.private_bytes(entry);
   if (std::bit_cast<uintptr_t>(data) % dtype_bytes(entry.dtype) != 0) {
     at::Tensor copy = at::empty(entry.shape, options);
     if (!content.empty()) {
@@ -170,7 +138,11 @@ at::Tensor SafetensorsFile::tensor(const std::string& name) const {
     return copy;
   }
   return at::from_blob(
-      data, entry.shape, [map = map_](void*) mutable { map.reset(); }, options);
+      data, entry.shape, [map = file.memory()](void*) mutable { map.reset(); }, options);
+}
+
+at::Tensor tensor_of(const SafetensorsMap& file, const std::string& name) {
+  return tensor_of(file, file.entry(name));
 }
 
 }  // namespace lockstep::checkpoint

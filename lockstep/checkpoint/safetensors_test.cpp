@@ -14,7 +14,7 @@
 
 #include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
-#include "lockstep/checkpoint/test_files.h"
+#include "lockstep/storage/test_files.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -77,11 +77,11 @@ NamedTensors golden_tensors() {
   return tensors;
 }
 
-void expect_golden(const SafetensorsFile& file) {
+void expect_golden(const SafetensorsMap& file) {
   const NamedTensors expected = golden_tensors();
   EXPECT_EQ(file.names().size(), expected.size());
   for (const auto& [name, tensor] : expected) {
-    const at::Tensor read = file.tensor(name);
+    const at::Tensor read = tensor_of(file, name);
     EXPECT_EQ(read.scalar_type(), tensor.scalar_type()) << name;
     EXPECT_EQ(read.sizes(), tensor.sizes()) << name;
     EXPECT_EQ(bytes_of(read), bytes_of(tensor)) << name;
@@ -89,10 +89,10 @@ void expect_golden(const SafetensorsFile& file) {
 }
 
 TEST(Safetensors, ReadsWhatTheReferenceWrites) {
-  const SafetensorsFile file(kGolden / "all_dtypes.safetensors");
+  const SafetensorsMap file(kGolden / "all_dtypes.safetensors");
   expect_golden(file);
   EXPECT_THAT(file.metadata(), ElementsAre(Pair("format", "pt")));
-  EXPECT_THAT(SafetensorsFile(kGolden / "no_tensors.safetensors").names(), IsEmpty());
+  EXPECT_THAT(SafetensorsMap(kGolden / "no_tensors.safetensors").names(), IsEmpty());
 }
 
 TEST(Safetensors, WritesTheBytesTheReferenceWrites) {
@@ -130,11 +130,11 @@ TEST(Safetensors, WritesTheValuesOfViewsOfAllKinds) {
       {"negated", at::imag(complex.conj())},
       {"leaf", at::ones({3}).requires_grad_()}};
   write_safetensors(folder / "f", views);
-  const SafetensorsFile file(folder / "f");
+  const SafetensorsMap file(folder / "f");
   for (const auto& [name, view] : views) {
-    EXPECT_TRUE(at::equal(file.tensor(name), view.detach())) << name;
-    EXPECT_TRUE(file.tensor(name).is_contiguous()) << name;
-    EXPECT_FALSE(file.tensor(name).requires_grad()) << name;
+    EXPECT_TRUE(at::equal(tensor_of(file, name), view.detach())) << name;
+    EXPECT_TRUE(tensor_of(file, name).is_contiguous()) << name;
+    EXPECT_FALSE(tensor_of(file, name).requires_grad()) << name;
   }
 }
 
@@ -142,7 +142,7 @@ TEST(Safetensors, StreamsTensorsLargerThanItsBuffer) {
   const TestFolder folder;
   const at::Tensor large = at::arange(1'000'003, at::kInt);
   write_safetensors(folder / "f", {{"small", at::ones({3})}, {"large", large}});
-  EXPECT_TRUE(at::equal(SafetensorsFile(folder / "f").tensor("large"), large));
+  EXPECT_TRUE(at::equal(tensor_of(SafetensorsMap(folder / "f"), "large"), large));
 }
 
 TEST(Safetensors, RefusesTensorsTheFormatCannotHold) {
@@ -175,15 +175,15 @@ TEST(Safetensors, TensorsAreViewsThatOutliveTheFileAndNeverChangeIt) {
   const std::string before = read_bytes(folder / "f");
   at::Tensor a;
   {
-    const SafetensorsFile file(folder / "f");
-    a = file.tensor("a");
-    EXPECT_EQ(a.const_data_ptr(), file.tensor("a").const_data_ptr());
+    const SafetensorsMap file(folder / "f");
+    a = tensor_of(file, "a");
+    EXPECT_EQ(a.const_data_ptr(), tensor_of(file, "a").const_data_ptr());
     EXPECT_EQ(a.const_data_ptr(), file.bytes(file.entries()[0]).data());
   }
   a.mul_(2);
   EXPECT_TRUE(at::equal(a, at::arange(8, at::kFloat) * 2));
   EXPECT_TRUE(read_bytes(folder / "f") == before);
-  EXPECT_TRUE(at::equal(SafetensorsFile(folder / "f").tensor("a"), at::arange(8, at::kFloat)));
+  EXPECT_TRUE(at::equal(tensor_of(SafetensorsMap(folder / "f"), "a"), at::arange(8, at::kFloat)));
 }
 
 TEST(Safetensors, CopiesMisalignedData) {
@@ -192,8 +192,8 @@ TEST(Safetensors, CopiesMisalignedData) {
   header.tensors = {{"odd", Dtype::kU8, {1}, 0, 1}, {"w", Dtype::kF32, {2}, 1, 9}};
   const at::Tensor w = at::tensor({1.5F, -2.0F});
   write_bytes(folder / "f", render_safetensors_header("f", header) + "x" + bytes_of(w));
-  const SafetensorsFile file(folder / "f");
-  const at::Tensor read = file.tensor("w");
+  const SafetensorsMap file(folder / "f");
+  const at::Tensor read = tensor_of(file, "w");
   EXPECT_TRUE(at::equal(read, w));
   EXPECT_NE(read.const_data_ptr(), file.bytes(file.entries()[1]).data());
 }
@@ -204,7 +204,7 @@ TEST(Safetensors, RefusesABoolThatIsNeither) {
   header.tensors = {{"mask", Dtype::kBool, {2}, 0, 2}};
   write_bytes(folder / "f", render_safetensors_header("f", header) + std::string("\1\2", 2));
   EXPECT_THAT(
-      [&] { SafetensorsFile(folder / "f").tensor("mask"); },
+      [&] { tensor_of(SafetensorsMap(folder / "f"), "mask"); },
       ThrowsMessage<CheckpointError>(HasSubstr("neither 0 nor 1")));
 }
 
@@ -216,7 +216,7 @@ TEST(Safetensors, RefusesLinksPipesFoldersAndAbsentFiles) {
   write_bytes(folder / "zero", "");
   const auto refuses = [&](const char* name, const char* why) {
     EXPECT_THAT(
-        [&] { SafetensorsFile(folder / name); },
+        [&] { SafetensorsMap(folder / name); },
         ThrowsMessage<CheckpointError>(AllOf(HasSubstr(name), HasSubstr(why))));
   };
   refuses("link", "symbolic link");
@@ -228,7 +228,7 @@ TEST(Safetensors, RefusesLinksPipesFoldersAndAbsentFiles) {
 
 TEST(Safetensors, NamesTheTensorThatIsNotThere) {
   EXPECT_THAT(
-      [] { SafetensorsFile(kGolden / "all_dtypes.safetensors").tensor("weight"); },
+      [] { tensor_of(SafetensorsMap(kGolden / "all_dtypes.safetensors"), "weight"); },
       ThrowsMessage<CheckpointError>(HasSubstr("\"weight\"] holds no such tensor")));
 }
 

@@ -11,12 +11,12 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/checkpoint/catalog.h"
-#include "lockstep/checkpoint/json_text.h"
-#include "lockstep/checkpoint/output_file.h"
-#include "lockstep/checkpoint/publish.h"
 #include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/comm/bytes.h"
+#include "lockstep/storage/catalog.h"
+#include "lockstep/storage/json_text.h"
+#include "lockstep/storage/output_file.h"
+#include "lockstep/storage/publish.h"
 
 namespace lockstep::checkpoint {
 namespace {

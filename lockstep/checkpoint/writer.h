@@ -10,10 +10,10 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "lockstep/checkpoint/manifest.h"
-#include "lockstep/checkpoint/temp_folder.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/named_tensor.h"
+#include "lockstep/storage/manifest.h"
+#include "lockstep/storage/temp_folder.h"
 
 namespace lockstep::checkpoint {
 

@@ -20,12 +20,12 @@
 #include <ATen/Functions.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/checkpoint/catalog.h"
 #include "lockstep/checkpoint/reader.h"
-#include "lockstep/checkpoint/temp_folder.h"
-#include "lockstep/checkpoint/test_files.h"
-#include "lockstep/checkpoint/traced_child.h"
 #include "lockstep/checkpoint/writer.h"
+#include "lockstep/storage/catalog.h"
+#include "lockstep/storage/temp_folder.h"
+#include "lockstep/storage/test_files.h"
+#include "lockstep/storage/traced_child.h"
 
 namespace lockstep::checkpoint {
 namespace {

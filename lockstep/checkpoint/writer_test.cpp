@@ -16,9 +16,9 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/reader.h"
-#include "lockstep/checkpoint/test_files.h"
 #include "lockstep/comm/gloo/gloo_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
+#include "lockstep/storage/test_files.h"
 
 namespace lockstep::checkpoint {
 namespace {

@@ -55,10 +55,10 @@ class TrainTest : public ::testing::Test {
 using Parameters = std::vector<std::pair<std::string, at::Tensor>>;
 
 Parameters read(const fs::path& file) {
-  const checkpoint::SafetensorsFile opened(file);
+  const checkpoint::SafetensorsMap opened(file);
   Parameters all;
   for (const std::string& name : opened.names()) {
-    all.emplace_back(name, opened.tensor(name));
+    all.emplace_back(name, checkpoint::tensor_of(opened, name));
   }
   EXPECT_EQ(all.size(), 8U);
   return all;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/json_text.h"
+#include "lockstep/storage/json_text.h"
 
 #include <cmath>
 #include <limits>

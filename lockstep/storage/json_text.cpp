@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/json_text.h"
+#include "lockstep/storage/json_text.h"
 
 #include <cmath>
 #include <functional>
@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
-#include "lockstep/checkpoint/safetensors_header.h"
+#include "lockstep/storage/safetensors_header.h"
 
 namespace lockstep::checkpoint {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/files.h"
+#include "lockstep/storage/files.h"
 
 #include <cerrno>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/safetensors_header.h"
+#include "lockstep/storage/safetensors_header.h"
 
 #include <algorithm>
 #include <array>

@@ -10,7 +10,12 @@
 #include <unistd.h>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "lockstep/base/test_folder.h"
+#include "lockstep/storage/catalog.h"
+#include "lockstep/storage/manifest.h"
+#include "lockstep/storage/output_file.h"
 
 namespace lockstep::checkpoint {
 
@@ -45,6 +50,21 @@ inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
   }
   std::sort(names.begin(), names.end());
   return names;
+}
+
+/// A checkpoint as a Writer leaves it, with one JSON file; replaces what was there.
+inline void commit_checkpoint(const std::filesystem::path& path, const nlohmann::json& state) {
+  std::filesystem::remove_all(path);
+  std::filesystem::create_directories(path);
+  OutputFile file(path / "state.json");
+  file.append(state.dump());
+  file.finish();
+  const Manifest manifest{
+      .sequence = next_sequence(path.parent_path()),
+      .world_size = 1,
+      .meta = state,
+      .files = {{"state.json", {.bytes = file.bytes(), .crc32c = file.crc32c(), .tensors = {}}}}};
+  write_bytes(path / kManifestName, render_manifest(path, manifest));
 }
 
 }  // namespace lockstep::checkpoint

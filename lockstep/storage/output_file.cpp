@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/output_file.h"
+#include "lockstep/storage/output_file.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -8,7 +8,7 @@
 
 #include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
-#include "lockstep/checkpoint/crc_combine.h"
+#include "lockstep/storage/crc_combine.h"
 
 namespace lockstep::checkpoint {
 namespace {

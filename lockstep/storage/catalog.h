@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/checkpoint/reader.h"
+#include "lockstep/storage/stored_checkpoint.h"
 
 namespace lockstep::checkpoint {
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/output_file.h"
+#include "lockstep/storage/output_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
-#include "lockstep/checkpoint/test_files.h"
+#include "lockstep/storage/test_files.h"
 
 namespace lockstep::checkpoint {
 namespace {

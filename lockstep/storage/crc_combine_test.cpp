@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/crc_combine.h"
+#include "lockstep/storage/crc_combine.h"
 
 #include <string>
 

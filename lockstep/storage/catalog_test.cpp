@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/catalog.h"
+#include "lockstep/storage/catalog.h"
 
 #include <chrono>
 #include <optional>
@@ -10,9 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
-#include "lockstep/checkpoint/temp_folder.h"
-#include "lockstep/checkpoint/test_files.h"
-#include "lockstep/checkpoint/writer.h"
+#include "lockstep/storage/temp_folder.h"
+#include "lockstep/storage/test_files.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -25,10 +24,8 @@ namespace fs = std::filesystem;
 
 class Catalog : public testing::Test {
  protected:
-  fs::path save(const std::string& name, bool overwrite = false) {
-    Writer writer(Group(), folder_ / name, {.overwrite = overwrite});
-    writer.add_json("state.json", {{"name", name}});
-    writer.commit({{"name", name}});
+  fs::path save(const std::string& name) {
+    commit_checkpoint(folder_ / name, {{"name", name}});
     return folder_ / name;
   }
   TestFolder folder_;
@@ -44,7 +41,7 @@ TEST_F(Catalog, FindsTheLastOneCommittedWhateverTheClockAndTheNamesSay) {
   fs::remove_all(third);
   EXPECT_EQ(find_newest(folder_.path()).path, second);
   EXPECT_EQ(next_sequence(folder_.path()), 3);
-  save("step_9", true);
+  save("step_9");
   EXPECT_EQ(find_newest(folder_.path()).path, first);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/temp_folder.h"
+#include "lockstep/storage/temp_folder.h"
 
 #include <array>
 #include <cctype>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/manifest.h"
+#include "lockstep/storage/manifest.h"
 
 #include <cstdint>
 #include <functional>
@@ -11,7 +11,7 @@
 
 #include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
-#include "lockstep/checkpoint/test_files.h"
+#include "lockstep/storage/test_files.h"
 
 namespace lockstep::checkpoint {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/temp_folder.h"
+#include "lockstep/storage/temp_folder.h"
 
 #include <optional>
 #include <string>
@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/checkpoint/test_files.h"
+#include "lockstep/storage/test_files.h"
 
 namespace lockstep::checkpoint {
 namespace {

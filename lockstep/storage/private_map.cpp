@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/private_map.h"
+#include "lockstep/storage/private_map.h"
 
 #include <sys/mman.h>
 
-#include "lockstep/checkpoint/files.h"
+#include "lockstep/storage/files.h"
 
 namespace lockstep::checkpoint {
 

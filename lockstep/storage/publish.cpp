@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/publish.h"
+#include "lockstep/storage/publish.h"
 
 #include <cerrno>
 #include <cstdio>
@@ -8,8 +8,8 @@
 #include <system_error>
 
 #include "lockstep/base/error.h"
-#include "lockstep/checkpoint/files.h"
-#include "lockstep/checkpoint/temp_folder.h"
+#include "lockstep/storage/files.h"
+#include "lockstep/storage/temp_folder.h"
 
 namespace lockstep::checkpoint {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/manifest.h"
+#include "lockstep/storage/manifest.h"
 
 #include <algorithm>
 #include <cctype>
@@ -12,9 +12,9 @@
 
 #include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
-#include "lockstep/checkpoint/files.h"
-#include "lockstep/checkpoint/json_text.h"
-#include "lockstep/checkpoint/safetensors_header.h"
+#include "lockstep/storage/files.h"
+#include "lockstep/storage/json_text.h"
+#include "lockstep/storage/safetensors_header.h"
 
 namespace lockstep::checkpoint {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/catalog.h"
+#include "lockstep/storage/catalog.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -10,10 +10,10 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/checkpoint/files.h"
-#include "lockstep/checkpoint/output_file.h"
-#include "lockstep/checkpoint/safetensors_header.h"
-#include "lockstep/checkpoint/temp_folder.h"
+#include "lockstep/storage/files.h"
+#include "lockstep/storage/output_file.h"
+#include "lockstep/storage/safetensors_header.h"
+#include "lockstep/storage/temp_folder.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -62,7 +62,7 @@ Newest find_newest(const fs::path& folder, Verify verify) {
   std::sort(candidates.rbegin(), candidates.rend());
   for (const auto& [sequence, path] : candidates) {
     try {
-      const Reader reader(path, verify);
+      const StoredCheckpoint whole(path, verify);
       newest.path = path;
       break;
     } catch (const CheckpointError& error) {

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/publish.h"
+#include "lockstep/storage/publish.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/checkpoint/test_files.h"
+#include "lockstep/storage/test_files.h"
 
 namespace lockstep::checkpoint {
 namespace {

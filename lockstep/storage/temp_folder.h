@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/checkpoint/files.h"
+#include "lockstep/storage/files.h"
 
 namespace lockstep::checkpoint {
 

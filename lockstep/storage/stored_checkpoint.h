@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "lockstep/storage/manifest.h"
+#include "lockstep/storage/safetensors_map.h"
+
+namespace lockstep::checkpoint {
+
+/// How much opening a checkpoint proves.
+enum class Verify {
+  kSizes,  ///< Every file of the manifest is there, a regular file, with its size. Reads none.
+  kFull,   ///< And has the content that was written. Reads everything once.
+};
+
+/// A checkpoint that a Writer has committed; local, each rank opens its own.
+///
+/// Trusts the manifest alone: what it does not list does not exist here, symbolic links among the
+/// files are refused, and whatever a method hands out has had its checksum compared first.
+///
+/// Thread safety: immutable.
+class StoredCheckpoint {
+ public:
+  /// CheckpointError, naming the file, unless the folder holds a valid manifest and passes
+  /// `verify`.
+  explicit StoredCheckpoint(const std::filesystem::path& path, Verify verify = Verify::kSizes);
+
+  const std::filesystem::path& path() const { return path_; }
+  const Manifest& manifest() const { return manifest_; }
+  const nlohmann::json& meta() const { return manifest_.meta; }
+  int world_size() const { return manifest_.world_size; }
+  int64_t sequence() const { return manifest_.sequence; }
+  bool has(const std::string& file_name) const;
+  /// Names of the files, sorted.
+  std::vector<std::string> files() const;
+  /// CheckpointError if there is no such file.
+  const FileRecord& record(const std::string& file_name) const;
+
+  /// The content of a file of tensors. CheckpointError, naming the tensor where one is to blame,
+  /// if it is not what was written.
+  SafetensorsMap tensor_map(const std::string& file_name) const;
+  /// The same for a JSON file.
+  nlohmann::json json(const std::string& file_name) const;
+  /// Compares one file with what was written, without handing it out.
+  void verify_content(const FileRecord& record) const;
+
+ private:
+  std::filesystem::path path_;
+  Manifest manifest_;
+};
+
+}  // namespace lockstep::checkpoint
