@@ -138,14 +138,25 @@ Arguments split_arguments(const CLI::App& app, const std::vector<std::string>& w
   while (next < words.size()) {
     const std::string& word = words[next];
     const bool takes_program = command->get_prefix_command();
+    const bool takes_words = !takes_program && command->get_subcommands({}).empty();
     if (word == "--" && takes_program) {
       ++next;
       break;
+    }
+    if (word == "--" && takes_words) {
+      arguments.words.insert(
+          arguments.words.end(),
+          words.begin() + static_cast<std::ptrdiff_t>(next) + 1,
+          words.end());
+      return arguments;
     }
     if (word.size() > 1 && word[0] == '-') {
       next = OptionReader(*command, words, arguments.own).read(next);
     } else if (takes_program) {
       break;
+    } else if (takes_words) {
+      arguments.words.push_back(word);
+      ++next;
     } else {
       command = &known_command(*command, word);
       arguments.own.push_back(word);

@@ -8,9 +8,10 @@
 
 namespace lockstep::cli {
 
-/// A command line, cut in two where a program to run begins.
+/// A command line, taken apart.
 struct Arguments {
   std::vector<std::string> own;      ///< Command names and options, for CLI::App::parse.
+  std::vector<std::string> words;    ///< What else a command is given: files and folders.
   std::vector<std::string> program;  ///< The program and all that is its own, untouched.
 };
 
@@ -18,9 +19,10 @@ struct Arguments {
 ///
 /// In a command that takes a program (CLI::App::prefix_command), the first word that is no option,
 /// or what follows `--`, begins the program, and nothing from there on is read, whatever it looks
-/// like. Options may be written with `_` for `-`, as torchrun's. ConfigError, with the likeliest
-/// correction, for a command or option that `app` does not know, and for an option without its
-/// value.
+/// like. In another command that has none below it, what is no option is a word, and what follows
+/// `--` is one whatever it looks like. Options may be written with `_` for `-`, as torchrun's.
+/// ConfigError, with the likeliest correction, for a command or option that `app` does not know,
+/// and for an option without its value.
 Arguments split_arguments(const CLI::App& app, const std::vector<std::string>& words);
 
 }  // namespace lockstep::cli

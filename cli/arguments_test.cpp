@@ -23,6 +23,7 @@ class SplitArguments : public testing::Test {
     launch->add_option("-n,--num-ranks", number_);
     launch->add_flag("-q,--quiet", quiet_);
     app_.add_subcommand("env");
+    app_.add_subcommand("show")->add_flag("-q,--quiet", quiet_);
   }
   Arguments split(const std::vector<std::string>& words) const {
     return split_arguments(app_, words);
@@ -43,6 +44,13 @@ TEST_F(SplitArguments, NothingAfterTheProgramIsRead) {
 TEST_F(SplitArguments, TwoDashesBeginTheProgramWhateverItIsCalled) {
   EXPECT_THAT(split({"launch", "-q", "--", "-n", "3"}).program, ElementsAre("-n", "3"));
   EXPECT_THAT(split({"launch", "-n2", "--"}).program, IsEmpty());
+}
+
+TEST_F(SplitArguments, ACommandWithoutAProgramIsGivenWordsWhereverTheyStand) {
+  const Arguments arguments = split({"show", "a", "-q", "launch", "--", "-b", "--"});
+  EXPECT_THAT(arguments.own, ElementsAre("show", "-q"));
+  EXPECT_THAT(arguments.words, ElementsAre("a", "launch", "-b", "--"));
+  EXPECT_THAT(arguments.program, IsEmpty());
 }
 
 TEST_F(SplitArguments, EveryWayToWriteAnOptionIsTheSame) {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/launch_command.h"
 
-#include <memory>
-
+#include "cli/usage_formatter.h"
 #include "lockstep/base/cores.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
@@ -18,6 +17,7 @@ constexpr double kLongestGraceSeconds = 86400;
 constexpr const char* kFooter = R"(Examples:
   lockstep launch -n 2 ./train --epochs 3      two ranks of a program
   lockstep launch -n auto train.py             one rank a core of a Python script
+  lockstep launch -n 2 --resume ./train        goes on where a stopped job has saved
   lockstep launch -n 4 --rank-prefix -- ./train -n 5
                                                what follows the program is its own
 
@@ -29,24 +29,15 @@ is a terminal. Options may be written with _ for -.
 Exit code: 0 if every rank ended with 0; else the code of the rank that failed first,
 128 + N if signal N ended it; 75 if the ranks saved and left; 2 for a wrong call.
 SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to the ranks; a
-second SIGINT or SIGTERM kills them at once.)";
-
-/// CLI11 knows nothing of the program that follows the options.
-class UsageFormatter : public CLI::Formatter {
- public:
-  std::string make_usage(const CLI::App* /*app*/, std::string /*name*/) const override {
-    return "Usage: lockstep launch -n N [OPTIONS] [--] PROGRAM [ARGS...]\n";
-  }
-};
+second SIGINT or SIGTERM kills them at once. A program whose Accelerator has a project_dir
+answers SIGTERM and SIGUSR1 by saving its state and leaving with 75; --resume goes on.)";
 
 }  // namespace
 
 LaunchCommand::LaunchCommand(CLI::App& app)
     : command_(app.add_subcommand("launch", "Run a program as several ranks on this machine")) {
   command_->prefix_command();
-  command_->formatter(std::make_shared<UsageFormatter>());
-  command_->footer(kFooter);
-  command_->set_help_flag("-h,--help", "Print this and exit");
+  set_help(*command_, "lockstep launch -n N [OPTIONS] [--] PROGRAM [ARGS...]", kFooter);
   command_
       ->add_option(
           "-n,--nproc-per-node,--num-processes", ranks_, "Number of ranks, or auto: one a core")
@@ -74,6 +65,10 @@ LaunchCommand::LaunchCommand(CLI::App& app)
       ->check(CLI::Range(0.0, kLongestGraceSeconds));
   command_->add_flag(
       "--rank-prefix", options_.rank_prefix, "Put [rank N] before each line of output");
+  command_->add_flag(
+      "--resume",
+      options_.resume,
+      "Go on from the newest whole checkpoint of the program's project_dir, if there is one");
   command_->add_flag("--force", force_, "Allow more than 64 ranks a core");
   command_->add_flag("-q,--quiet", options_.quiet, "Say nothing but why a job failed");
   command_->add_flag(

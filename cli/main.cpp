@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <iostream>
 
 #include <CLI/CLI.hpp>
 
 #include "cli/arguments.h"
+#include "cli/checkpoint_command.h"
 #include "cli/launch_command.h"
+#include "cli/report.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/base/run_main.h"
 
 namespace {
@@ -21,18 +25,21 @@ bool parse(CLI::App& app, const Arguments& arguments) {
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) {
       app.exit(error);
+      lockstep::cli::flush_stdout();
       return false;
     }
     throw lockstep::ConfigError("lockstep", error.what());
   }
 }
 
-int run(const std::vector<std::string>& words) {
+int dispatch(const std::vector<std::string>& words) {
   CLI::App app("Lockstep trains one network on many processes.", "lockstep");
   app.set_help_flag("-h,--help", "Print this and exit");
   app.set_version_flag("-V,--version", "lockstep " LOCKSTEP_VERSION);
   app.footer("lockstep COMMAND --help says more about one command.");
   const lockstep::cli::LaunchCommand launch(app);
+  const lockstep::cli::CheckpointCommand checkpoint(app);
+  const lockstep::cli::MergeWeightsCommand merge_weights(app);
   const Arguments arguments = lockstep::cli::split_arguments(app, words);
   if (!parse(app, arguments)) {
     return lockstep::kExitOk;
@@ -40,8 +47,44 @@ int run(const std::vector<std::string>& words) {
   if (launch.was_given()) {
     return launch.run(arguments.program);
   }
+  if (checkpoint.was_given()) {
+    return checkpoint.run(arguments.words);
+  }
+  if (merge_weights.was_given()) {
+    return merge_weights.run(arguments.words);
+  }
   std::cerr << app.help();
   return lockstep::kExitUsage;
+}
+
+int fail(const std::exception& error, int exit_code) {
+  // Names in it are anybody's.
+  lockstep::log_error(lockstep::cli::printable(error.what()));
+  return exit_code;
+}
+
+/// Of those commands that print reports. A wrong call is answered with JSON, too.
+int run_reporting(const std::vector<std::string>& words) {
+  try {
+    try {
+      return dispatch(words);
+    } catch (const lockstep::ConfigError&) {
+      if (std::find(words.begin(), words.end(), "--json") == words.end()) {
+        throw;
+      }
+      return lockstep::cli::print_report(
+          "lockstep." + words[0], true, []() -> lockstep::cli::Report { throw; });
+    }
+  } catch (const lockstep::ConfigError& error) {
+    return fail(error, lockstep::kExitUsage);
+  } catch (const std::exception& error) {
+    return fail(error, lockstep::kExitFailure);
+  }
+}
+
+int run(const std::vector<std::string>& words) {
+  const bool reports = !words.empty() && (words[0] == "checkpoint" || words[0] == "merge-weights");
+  return reports ? run_reporting(words) : dispatch(words);
 }
 
 }  // namespace

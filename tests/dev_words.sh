@@ -27,7 +27,7 @@ expect() {
 }
 
 expect 0 "LOCKSTEP_PIP_INDEX_URL" "$root/dev" help
-for word in setup build test demo fmt lint bench; do
+for word in setup build test fuzz demo fmt lint bench; do
   expect 0 "  $word " "$root/dev"
 done
 expect 2 "did you mean 'test'?" "$root/dev" tset
@@ -37,6 +37,7 @@ expect 2 "no such preset: 'fast'" "$root/dev" build --preset fast
 expect 2 "--preset lacks a name" "$root/dev" test --preset
 expect 2 "takes no 'now'" "$root/dev" setup now
 expect 2 "takes no '--chek'" "$root/dev" fmt --chek
+expect 2 "takes a number of seconds; got 'long'" "$root/dev" fuzz long
 expect 2 "no group 'nonsense'" "$root/scripts/bootstrap" nonsense
 
 # A copy of the scripts, so that no .venv or build folder of the checkout is touched.

@@ -35,18 +35,20 @@ using examples::Text;
 
 struct Options {
   examples::CommonOptions common{
-      .epochs = 100, .steps = 400, .batch_size = 16, .output = "runs/char_lm"};
+      .epochs = 100,
+      .steps = 400,
+      .batch_size = 16,
+      .accumulation_steps = 2,
+      .output = "runs/char_lm"};
   examples::ModelOptions model;
   double lr = 2e-3;
   double max_norm = 1;
   int64_t warmup_steps = 40;
-  int64_t accumulation_steps = 2;
   int64_t evaluate_every = 100;
   std::string precision = "bf16";
   std::string text = examples::default_text().string();
   std::string prompt = "ROMEO.\n";
   int64_t sample_length = 400;
-  bool resume = false;
 };
 
 at::Tensor loss_of(CharModel& model, const data::Batch& batch) {
@@ -89,10 +91,10 @@ std::string write_text(
 int train(const Options& options) {
   lockstep::Accelerator accelerator(
       {.mixed_precision = lockstep::parse_precision(options.precision),
-       .gradient_accumulation_steps = options.accumulation_steps,
+       .gradient_accumulation_steps = options.common.accumulation_steps,
        .log_with = {"tensorboard", "jsonl"},
        .project_dir = options.common.output});
-  examples::check_output(options.common.output, options.resume);
+  examples::check_output(options.common.output, options.common.resume);
   const Text text(options.text);
   const int64_t characters = text.tokens().size(0);
   const int64_t cut = characters * 19 / 20;
@@ -114,15 +116,15 @@ int train(const Options& options) {
            .min_lr_ratio = 0.1}),
       data::Loader(Stretches(text.tokens(), 0, cut, shape.context), loading),
       data::Loader(Stretches(text.tokens(), cut, characters, shape.context), {.batch_size = 32}));
-  if (options.resume) {
-    const auto from = accelerator.load_state();
+  if (options.common.resume) {
+    const auto from = accelerator.resume_latest();
     accelerator.print(
         from ? "resumed from " + from->string() : "nothing to resume from; starting anew");
   }
   accelerator.init_trackers(
       {{"lr", options.lr},
        {"batch_size", options.common.batch_size},
-       {"accumulation_steps", options.accumulation_steps},
+       {"accumulation_steps", options.common.accumulation_steps},
        {"precision", options.precision},
        {"processes", accelerator.num_processes()}});
   accelerator.print(scheduler.describe());
@@ -186,7 +188,7 @@ int train(const Options& options) {
   accelerator.on_main_process([&] {
     const auto seen = static_cast<double>(
         (optimizer.steps() - steps_before) * options.common.batch_size *
-        options.accumulation_steps * accelerator.num_processes() * shape.context);
+        options.common.accumulation_steps * accelerator.num_processes() * shape.context);
     if (options.sample_length > 0) {
       accelerator.print("\n" + write_text(model, text, options.prompt, options.sample_length));
     }
@@ -222,9 +224,6 @@ int main(int argc, char** argv) {
   app.add_option("--clip", options.max_norm, "Largest norm of the gradients")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--accumulate", options.accumulation_steps, "Batches an update, on each process")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
   app.add_option("--evaluate-every", options.evaluate_every, "Updates between evaluations")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -247,7 +246,6 @@ int main(int argc, char** argv) {
   app.add_option("--sample", options.sample_length, "Characters to write at the end")
       ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
-  app.add_flag("--resume", options.resume, "Go on from the newest checkpoint in --output");
   return lockstep::run_main([&] {
     if (const auto code = examples::parse(app, argc, argv)) {
       return *code;

@@ -22,10 +22,16 @@ void add_common_options(CLI::App& app, CommonOptions& options) {
   app.add_option("--batch-size", options.batch_size, "Samples per process and step")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  app.add_option("--accumulate", options.accumulation_steps, "Batches an update, on each process")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   app.add_option("--seed", options.seed, "Seed of the initial weights and of the order of samples")
       ->capture_default_str();
   app.add_option("--output", options.output, "Folder for logs, checkpoints and pictures")
       ->capture_default_str();
+  // `lockstep launch --resume` says it to all it starts.
+  app.add_flag("--resume", options.resume, "Go on from the newest checkpoint in --output")
+      ->envname("LOCKSTEP_RESUME");
   app.add_flag(
       "--json", options.json, "Print the result as one JSON object on the last line of stdout");
 }

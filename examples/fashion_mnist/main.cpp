@@ -31,8 +31,6 @@ using examples::Net;
 struct Options {
   examples::CommonOptions common{.epochs = 7, .output = "runs/fashion_mnist"};
   double lr = 2e-3;
-  int64_t accumulation_steps = 1;
-  bool resume = false;
   std::string data = data::kFashionMnistRoot;
 };
 
@@ -55,10 +53,10 @@ examples::Evaluation evaluate(
 int train(const Options& options) {
   const std::filesystem::path output = options.common.output;
   lockstep::Accelerator accelerator(
-      {.gradient_accumulation_steps = options.accumulation_steps,
+      {.gradient_accumulation_steps = options.common.accumulation_steps,
        .log_with = {"tensorboard", "jsonl"},
        .project_dir = output});
-  examples::check_output(output, options.resume);
+  examples::check_output(output, options.common.resume);
 
   torch::manual_seed(options.common.seed);
   const data::LoaderOptions loading{
@@ -75,8 +73,8 @@ int train(const Options& options) {
   const int64_t updates_an_epoch = (train_loader.size() + accumulated - 1) / accumulated;
   auto scheduler = accelerator.prepare(
       optim::warmup_linear({.total_steps = options.common.epochs * updates_an_epoch}));
-  if (options.resume) {
-    const auto from = accelerator.load_state();
+  if (options.common.resume) {
+    const auto from = accelerator.resume_latest();
     accelerator.print(
         from ? "resumed from " + from->string() : "nothing to resume from; starting anew");
   }
@@ -178,11 +176,7 @@ int main(int argc, char** argv) {
          "Learning rate of AdamW at the start; it falls to zero in a straight line")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--accumulate", options.accumulation_steps, "Batches an update, on each process")
-      ->check(CLI::PositiveNumber)
-      ->capture_default_str();
   app.add_option("--data", options.data, "Folder with the four IDX files")->capture_default_str();
-  app.add_flag("--resume", options.resume, "Go on from the newest checkpoint in --output");
   return lockstep::run_main([&] {
     if (const auto code = examples::parse(app, argc, argv)) {
       return *code;

@@ -130,7 +130,11 @@ Accelerator::Accelerator(AcceleratorOptions options, WorldSpec world, Group grou
   configure();
 }
 
-Accelerator::~Accelerator() = default;
+Accelerator::~Accelerator() {
+  // Loaders may outlive this.
+  state_->active->set_before_pass(nullptr);
+  state_->active->set_between_batches(nullptr);
+}
 
 void Accelerator::configure() {
   State& state = *state_;
@@ -158,6 +162,7 @@ void Accelerator::configure() {
   if (state.precision == Precision::kFP16) {
     loop.scaler.emplace(options.grad_scaler, state.group);
   }
+  configure_project();
 }
 
 int Accelerator::process_index() const {
@@ -289,7 +294,8 @@ void Accelerator::end_prepare() {
   state.unbound.clear();
 }
 
-std::ranges::iota_view<int64_t, int64_t> Accelerator::epochs(int64_t count) const {
+std::ranges::iota_view<int64_t, int64_t> Accelerator::epochs(int64_t count) {
+  resume_if_asked(/*in_epochs=*/true);
   const int64_t begin = state_->loaders.empty() ? 0 : state_->loaders.front()->epoch();
   return {std::min(begin, count), count};
 }

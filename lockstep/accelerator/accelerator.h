@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <ranges>
+#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -17,6 +18,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/accelerator/checkpointable.h"
 #include "lockstep/accelerator/gradient_scope.h"
 #include "lockstep/accelerator/nested_operations.h"
 #include "lockstep/accelerator/operations.h"
@@ -26,6 +28,7 @@
 #include "lockstep/accelerator/profile.h"
 #include "lockstep/accelerator/progress_range.h"
 #include "lockstep/accelerator/scheduler.h"
+#include "lockstep/accelerator/state_hooks.h"
 #include "lockstep/base/world.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/named_tensor.h"
@@ -34,10 +37,6 @@
 #include "lockstep/sync/join.h"
 
 namespace lockstep {
-
-namespace checkpoint {
-class Reader;
-}
 
 struct JoinUnevenInputs {
   /// For the loop, loaders go by this instead of AcceleratorOptions::even_batches.
@@ -273,7 +272,8 @@ class Accelerator {
   }
   /// The epochs left of `count`: from the first prepared loader's epoch on, so that a resumed
   /// program goes on where it was. Without a loader, 0 to count.
-  std::ranges::iota_view<int64_t, int64_t> epochs(int64_t count) const;
+  /// Resumes first where that was asked for, see resume_latest().
+  std::ranges::iota_view<int64_t, int64_t> epochs(int64_t count);
   /// Opens the trackers of `log_with` on the main process and stores `config`. log() does it,
   /// without a config, if nobody has.
   void init_trackers(const nlohmann::json& config);
@@ -306,18 +306,63 @@ class Accelerator {
   }
 
   // --- saving
-  /// Writes models, optimizers, loader positions and every process's random state to `folder`,
-  /// which must not exist: whole or absent. Collective. CheckpointError on every process if it
-  /// fails on any.
-  void save_state(const std::filesystem::path& folder);
-  /// The same to the next `<project_dir>/checkpoints/checkpoint_<n>`. Returns the folder.
-  std::filesystem::path save_state();
-  /// Restores what save_state wrote, into the objects prepared in the same order. Collective.
-  /// Checks everything before it changes anything; CheckpointError names file and tensor.
+  /// Writes all that the run is made of to `folder`, which must not exist: whole or absent. Models,
+  /// optimizers, schedulers, the loss scaler, what was registered, and of every process its random
+  /// state, the positions of its loaders and its place in an accumulation group. Collective.
+  /// CheckpointError on every process if it fails on any.
+  ///
+  /// With `async`, it copies all that to host memory and returns; a failure to write it is thrown
+  /// by the next save, load, wait_for_save() or end_training().
+  void save_state(const std::filesystem::path& folder, const SaveStateOptions& options = {});
+  /// The same to the next `<project_dir>/checkpoints/checkpoint_<n>`, and keeps
+  /// ProjectConfiguration::total_limit of them. Returns the folder.
+  std::filesystem::path save_state(const SaveStateOptions& options = {});
+  /// Returns once no asynchronous save is under way in this process, and throws if it failed.
+  void wait_for_save();
+  /// Writes the weights alone, as transformers reads them (see checkpoint/save_model.h), on the
+  /// main process. Collective: returns, or throws, on all of them.
+  template <ModuleHandle Model>
+  void save_model(
+      const Model& model,
+      const std::filesystem::path& folder,
+      const std::string& max_shard_size = "10GB") {
+    NamedTensors tensors = parameters_of(*model);
+    const NamedTensors buffers = buffers_of(*model);
+    tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+    save_model_tensors(tensors, folder, max_shard_size);
+  }
+  /// What the last save cost; how long training stood still for it.
+  const SaveTimings& last_save() const;
+
+  /// Restores what save_state wrote, into the objects prepared in the same order, in any number of
+  /// processes: loaders go on after the samples that all have seen together; processes that were
+  /// not there get random numbers of their own, which depend on what was saved. Collective. Checks
+  /// everything before it changes anything; CheckpointError names file and tensor.
   void load_state(const std::filesystem::path& folder);
-  /// From the newest whole checkpoint of `<project_dir>/checkpoints`; returns it, or nothing, with
-  /// nothing loaded, if there is none.
-  std::optional<std::filesystem::path> load_state();
+  /// From the newest whole checkpoint of `<project_dir>/checkpoints`. Folders that are torn are
+  /// named and passed over. CheckpointError if there is none.
+  std::filesystem::path load_state();
+  /// load_state() if there is a checkpoint; nothing, and nothing changed, if there is none. Under
+  /// `lockstep launch --resume` it happens by itself in epochs() or before the first batch, unless
+  /// the program has loaded something by then.
+  std::optional<std::filesystem::path> resume_latest();
+
+  /// Objects with state_dict() and load_state_dict(), see checkpointable.h, belong to every
+  /// checkpoint from now on; they must outlive this. The same in the same order when loading. The
+  /// state of one that differs between processes is kept for each of them.
+  template <Checkpointable... Objects>
+  void register_for_checkpointing(Objects&... objects) {
+    (add_checkpointable(AnyCheckpointable(objects)), ...);
+  }
+  /// `hook` runs on every process at the beginning of each save_state, may add files, and may take
+  /// over models. Calling what is returned removes it.
+  std::function<void()> register_save_state_pre_hook(SaveStatePreHook hook);
+  /// The same for load_state, before anything is changed.
+  std::function<void()> register_load_state_pre_hook(LoadStatePreHook hook);
+
+  /// As if this process had been sent SIGTERM, see AcceleratorOptions::save_when_preempted.
+  /// ConfigError where that is off, or there is no project_dir.
+  void request_preemption();
 
  private:
   friend class LocalSgd;
@@ -374,9 +419,54 @@ class Accelerator {
   void make_optimizers_equal(const char* where);
   void unscale_gradients_of(const std::vector<at::Tensor>& parameters);
 
-  void check_optimizers(
-      const checkpoint::Reader& reader, std::vector<std::function<void()>>& apply);
-  void check_loop(const checkpoint::Reader& reader, std::vector<std::function<void()>>& apply);
+  /// Those who write one checkpoint together, and all who must agree that it is there: the same
+  /// unless each host saves for itself.
+  struct SavingGroups {
+    Group all;
+    Group disk;
+  };
+  using AfterCommit = std::function<void(const SavingGroups& groups)>;
+  static std::vector<std::string> told_by_disks(
+      const SavingGroups& groups,
+      const std::filesystem::path& folder,
+      const std::function<std::string()>& say);
+  void configure_project();
+  std::filesystem::path checkpoints_folder() const;
+  std::optional<std::filesystem::path> newest_checkpoint(checkpoint::Verify verify);
+  std::filesystem::path save_numbered(const SaveStateOptions& options);
+  void save(
+      const std::filesystem::path& folder,
+      const SaveStateOptions& options,
+      const AfterCommit& after);
+  checkpoint::Contents collect_state(nlohmann::json& meta);
+  void collect_training(
+      checkpoint::Contents& contents, nlohmann::json& meta, const std::set<size_t>& taken_over);
+  void collect_position(checkpoint::Contents& contents);
+  void collect_accumulation(checkpoint::Contents& contents);
+  void collect_objects(checkpoint::Contents& contents, nlohmann::json& meta);
+  struct Loading;
+  /// Check a folder of ours, or of Accelerate's, and add what puts it in place.
+  void check_saved(const std::filesystem::path& folder, std::vector<std::function<void()>>& apply);
+  void check_import(const std::filesystem::path& folder, std::vector<std::function<void()>>& apply);
+  void check_models(Loading& loading);
+  void check_own_buffers(Loading& loading, size_t model);
+  void check_optimizers(Loading& loading);
+  void check_comm_hooks(Loading& loading);
+  void check_accumulation(Loading& loading);
+  void check_loop(Loading& loading);
+  void check_positions(Loading& loading);
+  void check_objects(Loading& loading);
+  void add_checkpointable(AnyCheckpointable object);
+  void save_model_tensors(
+      const NamedTensors& tensors,
+      const std::filesystem::path& folder,
+      const std::string& max_shard_size);
+
+  void resume_if_asked(bool in_epochs);
+  void between_batches();
+  bool is_stop_agreed();
+  void leave_preempted();
+
   at::Tensor gather_samples(const at::Tensor& tensor);
   template <typename T>
   void check_same_values(const char* operation, const T& value, bool with_sizes = true) {

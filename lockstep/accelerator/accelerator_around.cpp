@@ -157,8 +157,8 @@ bool Accelerator::check_trigger() {
 }
 
 std::unique_ptr<Profile> Accelerator::profile(ProfileOptions options) const {
-  if (options.output_trace_dir.empty() && !state_->options.project_dir.empty()) {
-    options.output_trace_dir = state_->options.project_dir / "profile";
+  if (options.output_trace_dir.empty() && !state_->options.project_config.logging_dir.empty()) {
+    options.output_trace_dir = state_->options.project_config.logging_dir / "profile";
   }
   return std::make_unique<Profile>(std::move(options), process_index());
 }

@@ -222,6 +222,8 @@ void Accelerator::clear_gradients() {
 }
 
 void Accelerator::run_backward(const at::Tensor& loss, double factor) {
+  state_->active->mark_trained();
+  ++state_->loop->backwards;
   State& state = *state_;
   LoopState& loop = *state.loop;
   if (state.optimizers_differ && state.local_sgds.empty()) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <map>
 #include <memory>
 #include <optional>
@@ -11,6 +12,8 @@
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/active_loaders.h"
 #include "lockstep/accelerator/loop_state.h"
+#include "lockstep/base/stop_request.h"
+#include "lockstep/checkpoint/background_save.h"
 #include "lockstep/optim/optimizer_state.h"
 #include "lockstep/sync/data_parallel.h"
 #include "lockstep/sync/local_sgd.h"
@@ -67,6 +70,27 @@ struct Accelerator::State {
   GradientNorms norms;
   std::vector<std::unique_ptr<tracking::Tracker>> trackers;
   bool trackers_open = false;
+
+  std::vector<AnyCheckpointable> objects;
+  HookList<SaveStatePreHook> save_hooks;
+  HookList<LoadStatePreHook> load_hooks;
+  std::optional<Group> saving;  ///< Those who write one checkpoint together.
+  int writers_per_rank = 1;     ///< The same on all ranks.
+  bool loaded = false;          ///< The program has loaded a state, or tried to.
+  bool resume_pending = false;
+  int64_t steps_at_save = 0;  ///< Updates at the last save that was made by itself, or loaded.
+
+  std::unique_ptr<StopRequests> stop_requests;
+  bool preemption_requested = false;
+  std::optional<std::chrono::steady_clock::time_point> last_asked;
+  int64_t batches_between_asking = 1;
+  int64_t batches_until_asking = 1;
+
+  SaveTimings timings;
+  double background_write_ms = 0;  ///< Read after wait() only.
+  std::shared_ptr<checkpoint::Contents> snapshot = std::make_shared<checkpoint::Contents>();
+  std::optional<SavingGroups> background_groups;
+  checkpoint::BackgroundSave background;  ///< Last: its thread uses what stands above.
 };
 
 }  // namespace lockstep

@@ -19,8 +19,8 @@ void Accelerator::init_trackers(const nlohmann::json& config) {
     return;
   }
   for (const std::string& name : state.options.log_with) {
-    state.trackers.push_back(
-        tracking::make_tracker(name, {state.options.project_dir, state.options.project_name}));
+    state.trackers.push_back(tracking::make_tracker(
+        name, {state.options.project_config.logging_dir, state.options.project_name}));
     if (!config.empty()) {
       state.trackers.back()->store_config(config);
     }
@@ -39,6 +39,7 @@ void Accelerator::log(const std::map<std::string, double>& values, std::optional
 }
 
 void Accelerator::end_training() {
+  wait_for_save();
   wait_for_everyone();
   for (const auto& tracker : state_->trackers) {
     tracker->finish();

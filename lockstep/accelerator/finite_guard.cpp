@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
 
 #include <ATen/ops/sum.h>
 
@@ -87,6 +88,22 @@ bool FiniteGuard::may_step(int64_t step) {
   }
   log_warning(what + "; the update is left out");
   return false;
+}
+
+nlohmann::json FiniteGuard::state() const {
+  if (!seen_->bad_loss && seen_->bad_parameter.empty()) {
+    return nullptr;
+  }
+  return {{"loss", seen_->bad_loss}, {"parameter", seen_->bad_parameter}};
+}
+
+void FiniteGuard::load_state(const nlohmann::json& state) {
+  *seen_ = {};
+  judged_ = false;
+  if (!state.is_null()) {
+    seen_->bad_loss = state.at("loss").get<bool>();
+    seen_->bad_parameter = state.at("parameter").get<std::string>();
+  }
 }
 
 void FiniteGuard::overflowed_unscaled(

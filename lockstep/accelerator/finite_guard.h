@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/comm/group.h"
@@ -41,6 +43,9 @@ class FiniteGuard {
   /// Whether all ranks' losses and gradients since the last update were finite; else warns or
   /// throws Error. Collective at its first call after a backward. `step`: updates done so far.
   bool may_step(int64_t step);
+  /// What was seen since the last update, and back: null if nothing.
+  nlohmann::json state() const;
+  void load_state(const nlohmann::json& state);
   /// Gradients of `parameters` overflowed on some rank though nothing scales them: warns or throws
   /// Error. On all ranks alike.
   void overflowed_unscaled(const std::vector<at::Tensor>& parameters, int64_t step) const;

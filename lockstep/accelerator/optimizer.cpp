@@ -19,6 +19,7 @@ struct Optimizer::State {
   std::shared_ptr<LoopState> loop;
   int64_t steps = 0;
   bool skipped = false;
+  int64_t used_up = 0;  ///< LoopState::backwards at the last step or zero_grad.
 };
 
 Optimizer::Optimizer(
@@ -35,6 +36,7 @@ void Optimizer::step() {
     return;
   }
   loop.clipped.clear();
+  state.used_up = loop.backwards;
   state.skipped = !loop.finite->may_step(state.steps);
   if (loop.scaler && state.skipped) {
     // The scaler must know that these gradients have had their turn.
@@ -77,6 +79,7 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
   state.loop->clipped.clear();
   state.skipped = false;
   at::Tensor loss = state.inner->step(closure);
+  state.used_up = state.loop->backwards;
   ++state.steps;
   return loss;
 }
@@ -86,6 +89,7 @@ void Optimizer::zero_grad() {
     return;
   }
   state_->loop->clipped.clear();
+  state_->used_up = state_->loop->backwards;
   std::vector<at::Tensor> left = parameters();
   for (const auto& model : *state_->models) {
     left = model->zero_grad(left);
@@ -105,6 +109,14 @@ int64_t Optimizer::steps() const {
 
 void Optimizer::set_steps(int64_t steps) {
   state_->steps = steps;
+}
+
+bool Optimizer::gradients_are_due() const {
+  return state_->used_up < state_->loop->backwards;
+}
+
+void Optimizer::set_gradients_due(bool due) {
+  state_->used_up = due ? -1 : state_->loop->backwards;
 }
 
 torch::optim::Optimizer& Optimizer::inner() const {

@@ -46,6 +46,10 @@ class Optimizer {
   /// Updates done, by this process or those it was resumed from.
   int64_t steps() const;
   void set_steps(int64_t steps);
+  /// Whether a backward came after the last step() or zero_grad() that did anything: its gradients
+  /// are a part of the state then.
+  bool gradients_are_due() const;
+  void set_gradients_due(bool due);
 
   torch::optim::Optimizer& inner() const;
   /// All parameters of all groups, in order.

@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "lockstep/accelerator/finite_guard.h"
+#include "lockstep/accelerator/project_configuration.h"
 #include "lockstep/comm/connect.h"
 #include "lockstep/data/random.h"
 #include "lockstep/precision/grad_scaler.h"
@@ -82,6 +84,16 @@ struct AcceleratorOptions {
   std::filesystem::path project_dir = {};
   /// The folder of this run's logs within project_dir.
   std::string project_name = "logs";
+  /// Checkpoints: how many, how often, where.
+  ProjectConfiguration project_config = {};
+  /// With a project_dir: SIGTERM or SIGUSR1 to any process (or to `lockstep launch`, which passes
+  /// them on) makes all of them save_state() after the same batch and leave with exit code 75. They
+  /// ask each other about five times a second, and at least every 64 batches: between two batches
+  /// of the outermost loop over a prepared loader, if it trains, where an accumulation group ends.
+  /// Not within join_uneven_inputs. A SIGTERM two seconds after another ends a process at once.
+  bool save_when_preempted = true;
+  /// Called with the checkpoint's folder before the process leaves; throw to stay.
+  std::function<void(const std::filesystem::path& folder)> on_preempted = nullptr;
   DataParallelOptions data_parallel = {};
   /// LOCKSTEP_TIMEOUT_MS and LOCKSTEP_JOIN_TIMEOUT_MS, unless set here.
   ConnectOptions connect = ConnectOptions::from_environment(Environment::process());

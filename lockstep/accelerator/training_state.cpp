@@ -11,6 +11,7 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
 #include <c10/core/GradMode.h>
@@ -89,43 +90,103 @@ std::function<void()> check_loader(
     const std::shared_ptr<data::LoaderCore>& loader,
     const nlohmann::json& saved,
     const std::filesystem::path& path) {
-  const auto must_match = [&](const char* what, int64_t here) {
-    const auto there = saved.at(what).get<int64_t>();
-    if (there != here) {
-      throw CheckpointError(
-          path.string(),
-          fmt::format(
-              "was saved with {} {}, this loader has {}; give it the same data and batch size",
-              there,
-              what,
-              here));
-    }
-  };
-  must_match("samples", loader->layout().samples());
-  must_match("round_rows", loader->layout().round_rows());
-  const auto cursor = saved.at("cursor").get<data::Cursor>();
+  const auto samples = saved.at("samples").get<int64_t>();
+  if (samples != loader->layout().samples()) {
+    throw CheckpointError(
+        path.string(),
+        fmt::format(
+            "was saved with {} samples, this loader has {}; give it the same data",
+            samples,
+            loader->layout().samples()));
+  }
+  const data::Cursor cursor = loader->resharded(
+      saved.at("cursor").get<data::Cursor>(), saved.at("round_rows").get<int64_t>());
   loader->check_cursor(cursor);
   return [loader, cursor] { loader->load_cursor(cursor); };
 }
 
-std::function<void()> check_random_state(const NamedTensors& saved, const std::string& path) {
+namespace {
+
+/// Of a generator in that state, and different for each `stream`.
+uint64_t seed_of_stream(const at::Tensor& state, int stream) {
+  at::Generator generator = at::detail::createCPUGenerator();
+  generator.set_state(state);
+  for (int i = 0; i < stream; ++i) {
+    at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
+  }
+  return at::check_generator<at::CPUGeneratorImpl>(generator)->random64();
+}
+
+}  // namespace
+
+std::function<void()> check_random_state(
+    const NamedTensors& saved, int stream, const std::string& path) {
   const at::Tensor current = random_state();
   if (saved.size() != 1 || saved[0].tensor.scalar_type() != current.scalar_type() ||
       saved[0].tensor.sizes() != current.sizes()) {
     throw CheckpointError(path, "holds no random state of this version of torch");
   }
-  return [value = saved[0].tensor.clone()] {
+  return [value = saved[0].tensor.clone(), stream] {
     at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
-    generator.set_state(value);
+    if (stream == 0) {
+      generator.set_state(value);
+    } else {
+      generator.set_current_seed(seed_of_stream(value, stream));
+    }
   };
 }
 
-void throw_together(Group& group, const std::string& failure, const std::filesystem::path& folder) {
+NamedTensors sum_of(const std::vector<NamedTensors>& ranks, double factor) {
+  std::map<std::string, at::Tensor> sums;
+  for (const NamedTensors& rank : ranks) {
+    for (const NamedTensor& item : rank) {
+      const auto [sum, is_new] = sums.emplace(item.name, item.tensor);
+      if (!is_new && item.tensor.is_floating_point()) {
+        sum->second = at::add(sum->second, item.tensor);
+      }
+    }
+  }
+  NamedTensors scaled;
+  for (const auto& [name, sum] : sums) {
+    scaled.push_back({name, sum.is_floating_point() ? at::mul(sum, factor) : sum});
+  }
+  return scaled;
+}
+
+NamedTensors mean_of(const std::vector<NamedTensors>& ranks) {
+  std::map<std::string, NamedTensors> by_name;
+  for (const NamedTensors& rank : ranks) {
+    for (const NamedTensor& item : rank) {
+      by_name[item.name].push_back(item);
+    }
+  }
+  NamedTensors means;
+  for (const auto& [name, items] : by_name) {
+    const at::Tensor& first = items.front().tensor;
+    const bool equal = std::all_of(items.begin(), items.end(), [&](const NamedTensor& item) {
+      return at::equal(item.tensor, first);
+    });
+    std::vector<NamedTensors> each;
+    for (const NamedTensor& item : items) {
+      each.push_back({item});
+    }
+    means.push_back(
+        {name,
+         equal ? first : sum_of(each, 1.0 / static_cast<double>(each.size())).front().tensor});
+  }
+  return means;
+}
+
+void throw_together(
+    Group& group,
+    const std::string& failure,
+    const std::filesystem::path& folder,
+    const char* could_not) {
   const std::vector<std::string> failures = all_gather_bytes(group, failure);
   for (size_t rank = 0; rank < failures.size(); ++rank) {
     if (!failures[rank].empty()) {
       throw CheckpointError(
-          folder.string(), fmt::format("rank {} cannot load it: {}", rank, failures[rank]));
+          folder.string(), fmt::format("rank {} {}: {}", rank, could_not, failures[rank]));
     }
   }
 }
@@ -146,7 +207,8 @@ std::function<void()> check_gradients(
   std::vector<std::pair<at::Tensor, at::Tensor>> pairs;
   for (const NamedTensor& item : saved) {
     const auto owner = std::find_if(parameters.begin(), parameters.end(), [&](const auto& other) {
-      return other.name == item.name && other.tensor.sizes() == item.tensor.sizes();
+      return other.name == item.name && other.tensor.sizes() == item.tensor.sizes() &&
+             other.tensor.scalar_type() == item.tensor.scalar_type();
     });
     if (owner == parameters.end()) {
       throw CheckpointError(path, "is the gradient of no parameter of this program", item.name);

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -29,20 +30,34 @@ at::Tensor random_state();
 std::function<void()> check_model(
     const NamedTensors& current, NamedTensors saved, const std::string& path);
 
-/// A loader's position, which means something only over the same data and batches.
+/// A loader's position, which means something only over the same data. Where rounds have another
+/// size now, it goes on after the same samples.
 std::function<void()> check_loader(
     const std::shared_ptr<data::LoaderCore>& loader,
     const nlohmann::json& saved,
     const std::filesystem::path& path);
 
-std::function<void()> check_random_state(const NamedTensors& saved, const std::string& path);
+/// `stream` 0: the random numbers go on as saved. Else: as a stream of their own that depends on
+/// what was saved and on `stream`, for processes that were not there.
+std::function<void()> check_random_state(
+    const NamedTensors& saved, int stream, const std::string& path);
+
+/// By name, over what several ranks saved: the sum times `factor`; tensors that are no floating
+/// point must be equal, or are the first's. A tensor some ranks lack counts as zero there.
+NamedTensors sum_of(const std::vector<NamedTensors>& ranks, double factor);
+/// The mean over the ranks that have it; exact where all are equal.
+NamedTensors mean_of(const std::vector<NamedTensors>& ranks);
 
 /// The gradients an accumulation group has so far, by parameter name; and back.
 NamedTensors gradients_of(const NamedTensors& parameters);
 std::function<void()> check_gradients(
     const NamedTensors& parameters, const NamedTensors& saved, const std::string& path);
 
-/// All ranks go on, or all throw what the first of them met. Collective.
-void throw_together(Group& group, const std::string& failure, const std::filesystem::path& folder);
+/// All ranks go on, or all throw that the first of them that met a failure `could_not`. Collective.
+void throw_together(
+    Group& group,
+    const std::string& failure,
+    const std::filesystem::path& folder,
+    const char* could_not);
 
 }  // namespace lockstep

@@ -54,6 +54,20 @@ TEST(Crc32c, EveryWayGivesTheSameAnswerAtEveryLengthAndAlignment) {
   }
 }
 
+TEST(Crc32c, EveryWayGivesTheSameAnswerWhereLanesBeginAndEnd) {
+  const std::string bytes = noise(200'000);
+  for (const size_t around : {768, 1536, 3072, 6144, 12288, 24576, 49152, 73728, 199'000}) {
+    for (size_t size = around - 9; size <= around + 9; ++size) {
+      for (const size_t begin : {0, 1, 7}) {
+        const uint32_t expected = detail::crc32c_by_table(7, bytes.data() + begin, size);
+        for (Function way : every_way()) {
+          ASSERT_EQ(way(7, bytes.data() + begin, size), expected) << begin << " + " << size;
+        }
+      }
+    }
+  }
+}
+
 TEST(Crc32c, GoesOnFromAPreviousChecksum) {
   const std::string bytes = noise(100);
   for (Function way : every_way()) {

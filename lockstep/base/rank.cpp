@@ -32,6 +32,11 @@ std::string rank_suffix() {
   return " (rank " + std::to_string(label.rank) + " of " + std::to_string(label.size) + ")";
 }
 
+std::string without_rank_suffix(const std::string& message) {
+  const std::string suffix = rank_suffix();
+  return message.ends_with(suffix) ? message.substr(0, message.size() - suffix.size()) : message;
+}
+
 ThreadRankScope::ThreadRankScope(RankLabel label) : previous_(thread_label) {
   thread_label = label;
 }

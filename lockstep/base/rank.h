@@ -23,6 +23,8 @@ RankLabel current_rank();
 
 /// " (rank 1 of 2)", or nothing while there is no world of several.
 std::string rank_suffix();
+/// `message` without that at its end: for one that is told to other ranks, or by them.
+std::string without_rank_suffix(const std::string& message);
 
 /// Gives the calling thread its own label for as long as it lives.
 class ThreadRankScope {

@@ -1,9 +1,131 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/checkpoint/reader.h"
 
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <mutex>
+#include <string_view>
+#include <sys/mman.h>
+#include <unistd.h>
+#include <vector>
+
+#include <ATen/ops/empty.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/parallel.h"
 #include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/storage/tensor_set.h"
 
 namespace lockstep::checkpoint {
+namespace {
+
+// Enough for a disk to be busy all the time, and nothing to a machine's memory.
+constexpr uint64_t kAheadBytes = uint64_t{64} << 20;
+
+std::string_view unproven_bytes(const TensorSet& set, const TensorPiece& piece) {
+  const SafetensorsMap& file = set.file(piece.file);
+  return file.bytes(file.entries()[piece.entry]);
+}
+
+/// In the order in which they are proven, which is about that of the files.
+std::vector<TensorPiece> pieces_of(const TensorSet& set) {
+  std::vector<TensorPiece> pieces;
+  for (const SetTensor& tensor : set.tensors()) {
+    pieces.insert(pieces.end(), tensor.pieces.begin(), tensor.pieces.end());
+  }
+  return pieces;
+}
+
+/// Those whose middle lies in the share's part of all their bytes laid end to end.
+std::vector<TensorPiece> pieces_of_share(const TensorSet& set, const ProofShare& share) {
+  LOCKSTEP_ASSERT(share.index >= 0 && share.index < share.of, "a share is one of them all");
+  std::vector<TensorPiece> pieces = pieces_of(set);
+  uint64_t all_bytes = 0;
+  for (const TensorPiece& piece : pieces) {
+    all_bytes += unproven_bytes(set, piece).size();
+  }
+  const auto bound = [&](int index) {
+    return all_bytes / static_cast<uint64_t>(share.of) * static_cast<uint64_t>(index);
+  };
+  uint64_t at = 0;
+  std::erase_if(pieces, [&](const TensorPiece& piece) {
+    const uint64_t bytes = unproven_bytes(set, piece).size();
+    const uint64_t middle = at + bytes / 2;
+    at += bytes;
+    return middle < bound(share.index) ||
+           (share.index + 1 < share.of && middle >= bound(share.index + 1));
+  });
+  return pieces;
+}
+
+/// Tells the kernel what will be wanted soon: by itself it reads a little at a time, as it is
+/// touched, and the disk is idle in between. Thread-safe.
+class ReadAhead {
+ public:
+  ReadAhead(const TensorSet& set, const std::vector<TensorPiece>& pieces)
+      : set_(&set), pieces_(&pieces) {}
+
+  /// That piece is what is read next.
+  void before(size_t index) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    for (; passed_ < index; ++passed_) {
+      ahead_bytes_ -= std::min(ahead_bytes_, bytes(passed_).size());
+    }
+    for (; wanted_ < pieces_->size() && (wanted_ <= index || ahead_bytes_ < kAheadBytes);
+         ++wanted_) {
+      will_need(bytes(wanted_));
+      ahead_bytes_ += bytes(wanted_).size();
+    }
+  }
+
+ private:
+  std::string_view bytes(size_t index) const { return unproven_bytes(*set_, (*pieces_)[index]); }
+
+  static void will_need(std::string_view bytes) {
+    static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const uintptr_t past_page = std::bit_cast<uintptr_t>(bytes.data()) % page;
+    // Only advice: a kernel that does not take it reads all the same. MADV_WILLNEED changes
+    // nothing.
+    madvise(const_cast<char*>(bytes.data() - past_page), bytes.size() + past_page, MADV_WILLNEED);
+  }
+
+  std::mutex mutex_;
+  const TensorSet* set_;
+  const std::vector<TensorPiece>* pieces_;
+  size_t passed_ = 0;
+  size_t wanted_ = 0;
+  uint64_t ahead_bytes_ = 0;  ///< Of those asked for, what is not passed yet.
+};
+
+void prove(const TensorSet& set, const ProofShare& share, int threads) {
+  const std::vector<TensorPiece> pieces = pieces_of_share(set, share);
+  ReadAhead ahead(set, pieces);
+  for_each_index(pieces.size(), threads, [&](size_t i) {
+    ahead.before(i);
+    set.bytes(pieces[i]);  // Compares its checksum.
+  });
+}
+
+at::Tensor put_together(const TensorSet& set, const SetTensor& wanted) {
+  if (wanted.pieces.size() == 1) {
+    const TensorPiece& piece = wanted.pieces.front();
+    const SafetensorsMap& file = set.file(piece.file);
+    return tensor_of(file, file.entries()[piece.entry]).view(wanted.shape);
+  }
+  at::Tensor whole = at::empty(wanted.shape, at::TensorOptions().dtype(scalar_type(wanted.dtype)));
+  auto* begin = static_cast<std::byte*>(whole.mutable_data_ptr());
+  for (const TensorPiece& piece : wanted.pieces) {
+    const std::string_view bytes = unproven_bytes(set, piece);
+    std::memcpy(
+        begin + static_cast<size_t>(piece.begin) * dtype_bytes(wanted.dtype),
+        bytes.data(),
+        bytes.size());
+  }
+  return whole;
+}
+
+}  // namespace
 
 NamedTensors Reader::tensors(const std::string& file_name) const {
   const SafetensorsMap file = tensor_map(file_name);
@@ -11,6 +133,18 @@ NamedTensors Reader::tensors(const std::string& file_name) const {
   for (const TensorEntry& entry : file.entries()) {
     tensors.push_back({entry.name, tensor_of(file, entry)});
   }
+  return tensors;
+}
+
+NamedTensors Reader::tensor_set(
+    const std::string& stem, int threads, const ProofShare& share) const {
+  const TensorSet set(*this, stem);
+  prove(set, share, threads);
+  NamedTensors tensors(set.tensors().size());
+  for_each_index(tensors.size(), threads, [&](size_t i) {
+    const SetTensor& wanted = set.tensors()[i];
+    tensors[i] = {wanted.name, put_together(set, wanted)};
+  });
   return tensors;
 }
 

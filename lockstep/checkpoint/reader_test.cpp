@@ -67,6 +67,46 @@ TEST_F(ReaderTest, HandsOutWhatWasSaved) {
   refuses([&] { reader.tensors("state.json"); }, "state.json");
 }
 
+TEST_F(ReaderTest, SharesOfAProofSeeEachDamagedTensorOnceBetweenThem) {
+  const fs::path path = folder_ / "many";
+  constexpr int kTensors = 9;
+  Writer writer(Group(), path);
+  NamedTensors written;
+  for (int64_t i = 0; i < kTensors; ++i) {
+    written.push_back({"t" + std::to_string(i), at::full({1 + i * i}, i, at::kByte)});
+  }
+  writer.add_tensors("many.safetensors", written);
+  writer.commit(Json::object());
+  const fs::path file = path / "many.safetensors";
+  const auto seen_by = [&](const ProofShare& share) {
+    try {
+      Reader(path).tensor_set("many", 2, share);
+      return 0;
+    } catch (const CheckpointError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("is damaged"));
+      return 1;
+    }
+  };
+  size_t last_byte = fs::file_size(file);
+  for (int64_t damaged = kTensors - 1; damaged >= 0; --damaged) {
+    flip_bit(file, last_byte - 1);
+    for (const int of : {1, 2, 4, 20}) {
+      int seen = 0;
+      for (int index = 0; index < of; ++index) {
+        seen += seen_by({.index = index, .of = of});
+      }
+      EXPECT_EQ(seen, 1) << damaged << " among " << of;
+    }
+    flip_bit(file, last_byte - 1);
+    last_byte -= static_cast<size_t>(1 + damaged * damaged);
+  }
+  const NamedTensors read = Reader(path).tensor_set("many", 1, {.index = 1, .of = 3});
+  ASSERT_EQ(read.size(), written.size());
+  for (size_t i = 0; i < read.size(); ++i) {
+    EXPECT_TRUE(at::equal(read[i].tensor, written[i].tensor)) << i;
+  }
+}
+
 TEST_F(ReaderTest, SeesEveryFlippedBit) {
   for (const char* name : {"model.safetensors", "state.json"}) {
     for (size_t bit = 0; bit < 8 * fs::file_size(path_ / name); ++bit) {

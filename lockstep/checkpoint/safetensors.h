@@ -28,6 +28,9 @@ FileSummary write_safetensors(
     const NamedTensors& tensors,
     const std::map<std::string, std::string>& metadata = {});
 
+/// What torch calls it.
+at::ScalarType scalar_type(Dtype dtype);
+
 /// A tensor of a mapped file: a view of it, which keeps it mapped as long as the tensor or a view
 /// of it lives. Writing to it is allowed, costs a copy of each page touched, and changes neither
 /// the file nor what another map of it sees. Data not aligned to its dtype is copied.

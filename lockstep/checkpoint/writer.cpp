@@ -2,6 +2,7 @@
 #include "lockstep/checkpoint/writer.h"
 
 #include <algorithm>
+#include <iterator>
 #include <sys/stat.h>
 #include <system_error>
 #include <utility>
@@ -10,7 +11,9 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/parallel.h"
 #include "lockstep/base/rank.h"
+#include "lockstep/checkpoint/contents.h"
 #include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/comm/bytes.h"
 #include "lockstep/storage/catalog.h"
@@ -66,6 +69,7 @@ FileSummary write_text(const fs::path& path, const std::string& text) {
 Writer::Writer(Group group, const fs::path& target, WriterOptions options)
     : Writer(std::move(group), target, Unstarted()) {
   overwrite_ = options.overwrite;
+  threads_ = std::max(1, options.threads);
   attempt([&] { target_ = plain_target(target); });
   if (group_.rank() == 0) {
     attempt([&] { make_folder(); });
@@ -138,8 +142,7 @@ void Writer::attempt(const std::function<void()>& step) {
 void Writer::fail(const std::string& why) {
   if (failure_.empty()) {
     // The rank is named in front, by whoever reports it.
-    const std::string suffix = rank_suffix();
-    failure_ = why.ends_with(suffix) ? why.substr(0, why.size() - suffix.size()) : why;
+    failure_ = without_rank_suffix(why);
     if (failure_.empty()) {
       failure_ = "no reason given";
     }
@@ -180,23 +183,78 @@ void Writer::add_json(const std::string& file_name, const Json& value) {
   });
 }
 
+void Writer::write(const Contents& contents) {
+  if (!contents.failure().empty()) {
+    fail(contents.failure());
+  }
+  for (const auto& [what, value] : contents.agreed()) {
+    agreed_[what] = value;
+  }
+  if (folder_.empty() || !failure_.empty()) {
+    return;
+  }
+  const std::vector<FileContents>& files = contents.files();
+  std::vector<FileRecord> records(files.size());
+  attempt([&] {
+    for_each_index(files.size(), threads_, [&](size_t i) {
+      const FileContents& file = files[i];
+      check_file_name(target_, file.name);
+      const fs::path path = folder_ / file.name;
+      records[i] = {
+          file.name,
+          file.json ? write_text(path, render_json(path, *file.json))
+                    : write_safetensors(path, file.tensors, file.metadata)};
+    });
+  });
+  // What was written before a failure has to be removed, too.
+  std::copy_if(records.begin(), records.end(), std::back_inserter(files_), [](const auto& record) {
+    return !record.name.empty();
+  });
+}
+
+std::string Writer::own_report() const {
+  Json records = Json::array();
+  for (const FileRecord& record : files_) {
+    records.push_back(to_json(record));
+  }
+  return kGood + Json{{"agreed", agreed_}, {"files", records}}.dump();
+}
+
+void Writer::check_agreement(const std::vector<std::string>& reports) const {
+  const Json first = Json::parse(reports.front().substr(1)).at("agreed");
+  for (size_t rank = 1; rank < reports.size(); ++rank) {
+    const Json other = Json::parse(reports[rank].substr(1)).at("agreed");
+    Json both = first;
+    both.update(other);
+    for (const auto& [what, unused] : both.items()) {
+      if (!first.contains(what) || !other.contains(what) || first.at(what) != other.at(what)) {
+        throw CheckpointError(
+            target_,
+            fmt::format(
+                "is not saved; ranks disagree on {}: rank {} has {}, rank 0 {}",
+                what,
+                rank,
+                other.value(what, "none"),
+                first.value(what, "none")));
+      }
+    }
+  }
+}
+
 void Writer::commit(const Json& meta) {
   if (folder_.empty()) {
     throw ConfigError("Writer", "commit is called a second time; a Writer saves one checkpoint");
   }
-  std::string written;
-  attempt([&] {
-    Json records = Json::array();
-    for (const FileRecord& record : files_) {
-      records.push_back(to_json(record));
-    }
-    written = records.dump();
-  });
+  std::string report;
+  attempt([&] { report = own_report(); });
   const std::vector<std::string> reports =
-      all_gather_bytes(group_, failure_.empty() ? kGood + written : kBad + failure_);
+      all_gather_bytes(group_, failure_.empty() ? report : kBad + failure_);
   throw_first(reports);
   if (group_.rank() == 0) {
-    attempt([&] { commit_on_disk(meta, reports); });
+    attempt([&] {
+      check_agreement(reports);
+      commit_on_disk(meta, reports);
+    });
   }
   const std::string outcome = broadcast_bytes(group_, failure_);
   if (!outcome.empty()) {
@@ -212,7 +270,8 @@ void Writer::commit_on_disk(const Json& meta, const std::vector<std::string>& re
       .meta = meta,
       .files = {}};
   for (const std::string& report : reports) {
-    for (const Json& record : Json::parse(report.substr(1))) {
+    const Json written = Json::parse(report.substr(1));
+    for (const Json& record : written.at("files")) {
       manifest.files.push_back(file_record_from_json(target_, record));
     }
   }

@@ -17,10 +17,14 @@
 
 namespace lockstep::checkpoint {
 
+class Contents;
+
 struct WriterOptions {
   /// Replace an earlier checkpoint at the target. It stays until the new one is whole, then goes
   /// with all that was put in its folder. A target that is no checkpoint is never replaced.
   bool overwrite = false;
+  /// Threads that write the files of one rank, see Writer::write.
+  int threads = 1;
 };
 
 /// Saves one checkpoint so that it is there as a whole or not at all.
@@ -58,6 +62,8 @@ class Writer {
       const std::map<std::string, std::string>& metadata = {});
   /// The same for a small JSON value. A number that is not finite is an error: JSON has none.
   void add_json(const std::string& file_name, const nlohmann::json& value);
+  /// All that was put together, several files at a time; a failure among `contents` counts, too.
+  void write(const Contents& contents);
   /// Makes the commit fail on every rank with `why`: for what a caller has to give up between two
   /// files. The first failure of a rank is the one that counts.
   void fail(const std::string& why);
@@ -78,6 +84,9 @@ class Writer {
   /// True if there is something to replace; throws if it must not be.
   bool check_target() const;
   void add(const std::string& file_name, const std::function<FileSummary()>& write);
+  /// The text every rank sends the others at the end.
+  std::string own_report() const;
+  void check_agreement(const std::vector<std::string>& reports) const;
   /// Gives up if a rank reports a failure; `reports` are the same on every rank.
   void throw_first(const std::vector<std::string>& reports);
   void commit_on_disk(const nlohmann::json& meta, const std::vector<std::string>& reports);
@@ -86,9 +95,11 @@ class Writer {
   Group group_;
   std::filesystem::path target_;
   bool overwrite_ = false;
+  int threads_ = 1;
   std::filesystem::path folder_;  ///< The temporary one; empty once committed or removed.
   std::optional<OwnedFolder> owned_;
   std::vector<FileRecord> files_;
+  std::map<std::string, std::string> agreed_;
   std::string failure_;
 };
 

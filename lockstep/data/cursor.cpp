@@ -6,6 +6,7 @@
 #include <string>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
@@ -13,7 +14,7 @@
 namespace lockstep::data {
 namespace {
 
-constexpr std::array kKeys = {"seed", "epoch", "batches"};
+constexpr std::array kKeys = {"seed", "epoch", "batches", "first_sample"};
 
 uint64_t read(const nlohmann::json& json, const char* key, uint64_t max) {
   const auto found = json.find(key);
@@ -38,14 +39,18 @@ uint64_t read(const nlohmann::json& json, const char* key, uint64_t max) {
 }  // namespace
 
 void to_json(nlohmann::json& json, const Cursor& cursor) {
-  json = {{"seed", cursor.seed}, {"epoch", cursor.epoch}, {"batches", cursor.batches}};
+  json = {
+      {"seed", cursor.seed},
+      {"epoch", cursor.epoch},
+      {"batches", cursor.batches},
+      {"first_sample", cursor.first_sample}};
 }
 
 void from_json(const nlohmann::json& json, Cursor& cursor) {
   if (!json.is_object()) {
     throw ConfigError(
         "cursor",
-        fmt::format("got {}, expected an object with seed, epoch and batches", json.dump()));
+        fmt::format("got {}, expected an object with {}", json.dump(), fmt::join(kKeys, ", ")));
   }
   for (const auto& item : json.items()) {
     bool known = false;
@@ -54,14 +59,16 @@ void from_json(const nlohmann::json& json, Cursor& cursor) {
     }
     if (!known) {
       throw ConfigError(
-          "cursor", fmt::format("unknown key '{}'; expected seed, epoch and batches", item.key()));
+          "cursor",
+          fmt::format("unknown key '{}'; expected {}", item.key(), fmt::join(kKeys, ", ")));
     }
   }
   constexpr auto kMax = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
   const Cursor read_cursor{
       .seed = read(json, "seed", std::numeric_limits<uint64_t>::max()),
       .epoch = static_cast<int64_t>(read(json, "epoch", kMax)),
-      .batches = static_cast<int64_t>(read(json, "batches", kMax))};
+      .batches = static_cast<int64_t>(read(json, "batches", kMax)),
+      .first_sample = static_cast<int64_t>(read(json, "first_sample", kMax))};
   cursor = read_cursor;
 }
 

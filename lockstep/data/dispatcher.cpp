@@ -15,7 +15,16 @@ namespace lockstep::data {
 namespace {
 
 // A header is int64 [kHeaderSize]: these, in this order.
-enum Field : int { kKind, kEpoch, kIndex, kRoundRows, kSamples, kParcelBytes, kHeaderSize };
+enum Field : int {
+  kKind,
+  kEpoch,
+  kIndex,
+  kRoundRows,
+  kFirstSample,
+  kSamples,
+  kParcelBytes,
+  kHeaderSize
+};
 enum Kind : int64_t { kStep, kEnd, kFailure };
 
 constexpr int64_t kNoParcel = -1;
@@ -23,7 +32,10 @@ constexpr int64_t kNoParcel = -1;
 }  // namespace
 
 DispatchLink::DispatchLink(Group group, const ShardLayout& layout, int64_t epoch)
-    : group_(std::move(group)), round_rows_(layout.round_rows()), epoch_(epoch) {}
+    : group_(std::move(group)),
+      round_rows_(layout.round_rows()),
+      first_sample_(layout.first_sample()),
+      epoch_(epoch) {}
 
 void DispatchLink::send_headers(
     int64_t kind, int64_t index, int64_t samples, const std::vector<int64_t>& sizes) {
@@ -34,6 +46,7 @@ void DispatchLink::send_headers(
     header[kEpoch] = epoch_;
     header[kIndex] = index;
     header[kRoundRows] = round_rows_;
+    header[kFirstSample] = first_sample_;
     header[kSamples] = samples;
     header[kParcelBytes] = parcel_bytes;
     header += kHeaderSize;
@@ -87,19 +100,23 @@ std::optional<DispatchLink::Arrival> DispatchLink::receive(int64_t index) {
     // Taken even if it is not the right one: rank 0 would wait for ever to be rid of it.
     arrival.parcel = group_.recv(at::empty({field[kParcelBytes]}, at::kByte), 0).wait();
   }
-  if (field[kEpoch] != epoch_ || field[kIndex] != index || field[kRoundRows] != round_rows_) {
+  if (field[kEpoch] != epoch_ || field[kIndex] != index || field[kRoundRows] != round_rows_ ||
+      field[kFirstSample] != first_sample_) {
     throw Error(
         "dispatch",
         fmt::format(
             "the ranks' loops are out of step; rank 0 is at batch {} of epoch {} with {} samples a "
-            "step, this rank at batch {} of epoch {} with {}; all ranks must leave a loop at the "
-            "same batch, and load the same position",
+            "step from sample {} on, this rank at batch {} of epoch {} with {} from {} on; all "
+            "ranks "
+            "must leave a loop at the same batch, and load the same position",
             field[kIndex],
             field[kEpoch],
             field[kRoundRows],
+            field[kFirstSample],
             index,
             epoch_,
-            round_rows_));
+            round_rows_,
+            first_sample_));
   }
   return field[kKind] == kEnd ? std::nullopt : std::optional(std::move(arrival));
 }

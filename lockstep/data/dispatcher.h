@@ -55,6 +55,7 @@ class DispatchLink {
 
   Group group_;
   int64_t round_rows_;
+  int64_t first_sample_;
   int64_t epoch_;
 };
 

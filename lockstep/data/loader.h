@@ -90,6 +90,9 @@ requires(Dataset<D> || IterableDataset<D>) class Loader {
         std::rethrow_exception(failure_);
       }
       try {
+        if (current_) {
+          state_->core.end_batch();
+        }
         take_step();
       } catch (...) {
         failure_ = std::current_exception();
@@ -121,7 +124,8 @@ requires(Dataset<D> || IterableDataset<D>) class Loader {
 
     std::unique_ptr<Steps<Batch>> make_steps() {
       const LoaderCore& core = state_->core;
-      const ShardSpec& spec = core.layout().spec();
+      const ShardLayout layout = core.layout();
+      const ShardSpec& spec = layout.spec();
       const ReadyBatch<Batch> ready = [state = state_.get()](Batch batch) {
         return pinned_if_needed(*state, std::move(batch));
       };
@@ -131,7 +135,7 @@ requires(Dataset<D> || IterableDataset<D>) class Loader {
           auto source =
               spec.rank == 0 ? read_steps({.first = 0, .count = spec.world}, as_it_is) : nullptr;
           return std::make_unique<Dispatcher<Batch>>(
-              core.dispatch_group(), std::move(source), core.layout(), core.cursor(), ready);
+              core.dispatch_group(), std::move(source), layout, core.cursor(), ready);
         }
       }
       return read_steps({.first = spec.rank, .count = 1}, ready);
@@ -221,7 +225,8 @@ requires(Dataset<D> || IterableDataset<D>) class Loader {
   }
   std::default_sentinel_t end() const { return {}; }
 
-  /// Batches of this rank in a pass.
+  /// Batches of this rank in the running or next pass: fewer than usual in one that goes on where
+  /// another layout was left.
   int64_t size() const requires SizedDataset<D> { return state_->core.layout().size(); }
   /// As the options say: of one rank, or of all ranks together when batches are split.
   int64_t batch_size() const { return state_->core.options().batch_size; }
@@ -247,8 +252,13 @@ requires(Dataset<D> || IterableDataset<D>) class Loader {
   /// and is resumed misses nothing, while one that goes on begins the next epoch.
   Cursor cursor() const { return state_->core.cursor(); }
   /// The next pass resumes there. ConfigError for another seed, for a position past the end of the
-  /// epoch, and during a pass. A cursor at the very end makes the next pass an empty one.
+  /// epoch, and during a pass. A cursor at the very end makes the next pass an empty one. One that
+  /// was saved with another number of ranks or batch size goes through resharded() first.
   void load_cursor(const Cursor& cursor) { state_->core.load_cursor(cursor); }
+  /// See LoaderCore::resharded().
+  Cursor resharded(const Cursor& saved, int64_t saved_total_batch_size) const {
+    return state_->core.resharded(saved, saved_total_batch_size);
+  }
 
   /// Replaces the one to be told of passes and batches, from the next pass on; null for none.
   void set_observer(std::shared_ptr<LoaderObserver> observer) {
@@ -281,7 +291,9 @@ requires(Dataset<D> || IterableDataset<D>) class Loader {
 /// It is the same loader: there is one position, so the pass after the shortened one is the next
 /// epoch, whichever handle it uses, and a checkpoint taken within resumes where it was. A loader
 /// that already stands at `batches` or later (load_cursor, load_state) is not moved: code that
-/// skips after restoring, as Accelerate asks for, does not skip twice.
+/// skips after restoring, as Accelerate asks for, does not skip twice. Nor is one that goes on
+/// where another layout was left: the count belongs to that layout, and the position is exact
+/// already.
 ///
 /// ConfigError, the same on every rank, for less than 0, or more than the rank with the most
 /// batches has (of a stream that is not known). A rank with one batch less has none left then.

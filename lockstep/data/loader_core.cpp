@@ -18,6 +18,7 @@ namespace {
 
 constexpr int kMaxWorkers = 1024;
 constexpr int kMaxPrefetchBatches = 1 << 20;
+constexpr int64_t kMaxStreamSamples = int64_t{1} << 61;  // Leaves room for a few rounds beyond.
 
 std::shared_ptr<const Sampler> choose_sampler(
     const SourceInfo& source,
@@ -107,6 +108,10 @@ int64_t require_samples(const SourceInfo& source, const Sampler* sampler) {
   return sampler->size();
 }
 
+Cursor next_epoch(const Cursor& cursor) {
+  return {.seed = cursor.seed, .epoch = cursor.epoch + 1, .batches = 0, .first_sample = 0};
+}
+
 void refuse_during_pass(bool running, const char* call) {
   if (running) {
     throw ConfigError(
@@ -116,7 +121,9 @@ void refuse_during_pass(bool running, const char* call) {
 
 }  // namespace
 
-void LoaderObserver::pass_started(const void* /*loader*/) {}
+void LoaderObserver::pass_requested(const void* /*loader*/) {}
+void LoaderObserver::pass_started(const void* /*loader*/, bool /*from_its_beginning*/) {}
+void LoaderObserver::batch_ended(const void* /*loader*/) {}
 void LoaderObserver::batch_started(const void* /*loader*/, const BatchInfo& /*info*/) {}
 void LoaderObserver::pass_ended(const void* /*loader*/) {}
 
@@ -140,9 +147,10 @@ LoaderCore::LoaderCore(
           ShardSpec{}),
       cursor_{.seed = sampler_ ? sampler_->seed() : 0} {}
 
-std::optional<int64_t> LoaderCore::max_batches(const ShardLayout& layout) const {
+int64_t LoaderCore::max_batches(const ShardLayout& layout) const {
   // No rank has more than rank 0. What a stream's size() says is no more than a hint.
-  return source_.streamed ? std::nullopt : std::optional(layout.size(0));
+  return source_.streamed ? (kMaxStreamSamples - layout.first_sample()) / layout.round_rows()
+                          : layout.size(0);
 }
 
 void LoaderCore::shard(const ShardSpec& spec, Group group) {
@@ -199,8 +207,18 @@ void LoaderCore::shard(const ShardSpec& spec, Group group) {
 }
 
 void LoaderCore::check_position(const Cursor& cursor, const ShardLayout& layout) const {
-  const std::optional<int64_t> max = max_batches(layout);
-  if (cursor.epoch < 0 || cursor.batches < 0 || (max && cursor.batches > *max)) {
+  const int64_t max_sample = source_.streamed ? kMaxStreamSamples : layout.samples();
+  if (cursor.first_sample < 0 || cursor.first_sample > max_sample) {
+    throw ConfigError(
+        "Loader",
+        fmt::format(
+            "the cursor goes on outside the data; got first_sample {}, expected 0 to {}; was it "
+            "saved with another dataset?",
+            cursor.first_sample,
+            max_sample));
+  }
+  const int64_t max = max_batches(layout.with_first_sample(cursor.first_sample));
+  if (cursor.epoch < 0 || cursor.batches < 0 || cursor.batches > max) {
     throw ConfigError(
         "Loader",
         fmt::format(
@@ -209,7 +227,7 @@ void LoaderCore::check_position(const Cursor& cursor, const ShardLayout& layout)
             "to {}; was it saved with another dataset, batch_size or number of ranks?",
             cursor.epoch,
             cursor.batches,
-            max ? fmt::to_string(*max) : "the end"));
+            max));
   }
 }
 
@@ -228,6 +246,21 @@ void LoaderCore::check_cursor(const Cursor& cursor) const {
             cursor.seed));
   }
   check_position(cursor, layout_);
+}
+
+Cursor LoaderCore::resharded(const Cursor& saved, int64_t saved_round_rows) const {
+  // One rank that takes whole rounds is where all of the ranks together were.
+  const ShardLayout before(layout_.samples(), saved_round_rows, options_.drop_last, ShardSpec{});
+  check_position(saved, before);
+  if (saved_round_rows == layout_.round_rows()) {
+    return saved;
+  }
+  const int64_t consumed = saved.first_sample + saved.batches * saved_round_rows;
+  return {
+      .seed = saved.seed,
+      .epoch = saved.epoch,
+      .batches = 0,
+      .first_sample = source_.streamed ? consumed : std::min(consumed, layout_.samples())};
 }
 
 void LoaderCore::load_cursor(const Cursor& cursor) {
@@ -263,34 +296,33 @@ void LoaderCore::set_observer(std::shared_ptr<LoaderObserver> observer) {
 }
 
 void LoaderCore::check_skip(int64_t batches) const {
-  const std::optional<int64_t> max = max_batches(layout_);
-  if (batches < 0 || (max && batches > *max)) {
+  // Where another layout was left, the count belongs to that one and moves nothing.
+  const int64_t max = layout().first_sample() > 0 ? kMaxStreamSamples : max_batches(layout_);
+  if (batches < 0 || batches > max) {
     throw ConfigError(
         "skip_first_batches",
-        fmt::format(
-            "cannot skip that many batches; got {}, expected 0 to {}",
-            batches,
-            max ? fmt::to_string(*max) : "any number"));
+        fmt::format("cannot skip that many batches; got {}, expected 0 to {}", batches, max));
   }
 }
 
-std::shared_ptr<const ShardPlan> LoaderCore::make_plan(int64_t epoch) const {
+std::shared_ptr<const ShardPlan> LoaderCore::make_plan(const Cursor& start) const {
   if (!sampler_) {
     return nullptr;
   }
-  std::vector<int64_t> order = sampler_->order(epoch);
+  std::vector<int64_t> order = sampler_->order(start.epoch);
   for (const int64_t index : order) {
     if (index < 0 || index >= *source_.samples) {
       throw ConfigError(
           "Loader",
           fmt::format(
               "the sampler's order for epoch {} leaves the dataset; got index {}, expected 0 to {}",
-              epoch,
+              start.epoch,
               index,
               *source_.samples - 1));
     }
   }
-  auto plan = std::make_shared<const ShardPlan>(std::move(order), layout_);
+  auto plan = std::make_shared<const ShardPlan>(
+      std::move(order), layout_.with_first_sample(start.first_sample));
   // Only now: what is wrong with an order is to be seen by all ranks.
   return dispatches() && shard_.rank != 0 ? nullptr : plan;
 }
@@ -302,14 +334,19 @@ std::shared_ptr<const ShardPlan> LoaderCore::begin_pass(int64_t skip) {
         "a second loop began inside a loop over the same loader; the two would share one position; "
         "make another loader");
   }
+  if (observer_) {
+    observer_->pass_requested(this);
+  }
   check_skip(skip);
-  Cursor start = left_early_ ? Cursor{cursor_.seed, cursor_.epoch + 1, 0} : cursor_;
-  start.batches = std::max(start.batches, skip);
+  Cursor start = left_early_ ? next_epoch(cursor_) : cursor_;
+  if (start.first_sample == 0) {
+    start.batches = std::max(start.batches, skip);
+  }
   if (!source_.streamed && !dispatches()) {
     // This rank may have one batch less. Where rank 0 reads for all, they stay at one step.
-    start.batches = std::min(start.batches, layout_.size());
+    start.batches = std::min(start.batches, layout().size());
   }
-  auto plan = make_plan(start.epoch);
+  auto plan = make_plan(start);
   if (options_.drop_last && source_.samples && layout_.size() == 0) {
     log_warning(fmt::format(
         "this pass has no batches: drop_last with {} samples, fewer than the {} of one full round",
@@ -324,7 +361,7 @@ std::shared_ptr<const ShardPlan> LoaderCore::begin_pass(int64_t skip) {
   pass_observer_ = observer_;
   if (pass_observer_) {
     try {
-      pass_observer_->pass_started(this);
+      pass_observer_->pass_started(this, start.batches == 0 && start.first_sample == 0);
     } catch (...) {
       std::tie(cursor_, left_early_) = before;
       running_ = false;
@@ -352,8 +389,14 @@ void LoaderCore::begin_batch(const ShardLayout& layout) {
   pass_observer_->batch_started(this, info);
 }
 
+void LoaderCore::end_batch() {
+  if (pass_observer_) {
+    pass_observer_->batch_ended(this);
+  }
+}
+
 void LoaderCore::finish_pass() {
-  cursor_ = {cursor_.seed, cursor_.epoch + 1, 0};
+  cursor_ = next_epoch(cursor_);
   running_ = false;
   if (const auto observer = std::exchange(pass_observer_, nullptr)) {
     observer->pass_ended(this);

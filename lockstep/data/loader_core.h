@@ -36,7 +36,7 @@ struct LoaderOptions {
 /// One batch as the accelerator must know it to drop wrapped duplicates and to end an accumulation
 /// group.
 struct BatchInfo {
-  int64_t index = 0;               ///< In the epoch, also after resuming.
+  int64_t index = 0;               ///< In the pass as Cursor::batches counts, also after resuming.
   bool is_last = false;            ///< This rank's last one of the pass.
   bool is_last_somewhere = false;  ///< Or another rank's: with uneven ends some have one more.
   int64_t rows = 0;                ///< Of this rank's batch.
@@ -61,9 +61,15 @@ class LoaderObserver {
   LoaderObserver& operator=(const LoaderObserver&) = delete;
   virtual ~LoaderObserver() = default;
 
-  virtual void pass_started(const void* loader);
+  /// Before a pass begins: the loader's position may still be loaded. What it throws, the loop
+  /// gets.
+  virtual void pass_requested(const void* loader);
+  /// `from_its_beginning`: not resumed within it.
+  virtual void pass_started(const void* loader, bool from_its_beginning);
   /// Just before the loop's body sees the batch.
   virtual void batch_started(const void* loader, const BatchInfo& info);
+  /// The loop is done with the batch and asks for more: the loader's cursor counts it.
+  virtual void batch_ended(const void* loader);
   /// Once for each pass_started that did not throw: at the end, after a break, after an exception.
   /// What it throws in the last two cases is logged, for it runs in a destructor.
   virtual void pass_ended(const void* loader);
@@ -87,14 +93,18 @@ class LoaderCore {
 
   const SourceInfo& source() const { return source_; }
   const LoaderOptions& options() const { return options_; }
-  /// A stream of unknown length is laid out as if it had no samples: only what does not depend on
-  /// their number means something.
-  const ShardLayout& layout() const { return layout_; }
+  /// Of the running or next pass. A stream of unknown length is laid out as if it had no samples:
+  /// only what does not depend on their number means something.
+  ShardLayout layout() const {
+    return layout_.with_first_sample(left_early_ ? 0 : cursor_.first_sample);
+  }
   bool is_sharded() const { return sharded_; }
   /// Whether rank 0 reads for all.
   bool dispatches() const { return shard_.dispatch_batches && shard_.world > 1; }
   int64_t epoch() const { return cursor_.epoch + (left_early_ ? 1 : 0); }
   const Cursor& cursor() const { return cursor_; }
+  /// A loop was left at the cursor; the next pass is the next epoch.
+  bool left_early() const { return left_early_; }
   const std::shared_ptr<LoaderObserver>& observer() const { return observer_; }
 
   /// Collective over `group` if `spec` asks for dispatching, which happens on a group of its own.
@@ -107,6 +117,15 @@ class LoaderCore {
   void set_even_batches(bool even_batches);
   /// What load_cursor would refuse; changes nothing.
   void check_cursor(const Cursor& cursor) const;
+  /// The cursor that goes on, in this loader's layout, after all that was consumed where `saved`
+  /// was saved, in a layout whose rounds had `saved_round_rows` samples: none of the epoch's
+  /// samples comes twice, none is left out. `saved` itself where the rounds have that size here
+  /// too; the very end of the epoch where nothing is left of it.
+  ///
+  /// Where ranks have unequally many batches, `saved` must be rank 0's, which has the most. What
+  /// drop_last leaves out at the end is what does not fill a round of this layout. ConfigError
+  /// where `saved` points outside the data in its own layout.
+  Cursor resharded(const Cursor& saved, int64_t saved_round_rows) const;
   void load_cursor(const Cursor& cursor);
   /// Batches of later passes arrive there. ConfigError for CUDA where there is none.
   void set_device(at::Device device);
@@ -120,21 +139,24 @@ class LoaderCore {
   /// Batch `cursor().batches` is handed out. `layout`: right about this batch, and about whether
   /// another follows.
   void begin_batch(const ShardLayout& layout);
+  /// The loop is done with the batch that was handed out last.
+  void end_batch();
   /// All batches were handed out, and the loop is done with the last.
   void finish_pass();
   /// The loop was left early.
   void leave_pass() noexcept;
 
  private:
-  /// Of any rank in a pass, if that is known before its end.
-  std::optional<int64_t> max_batches(const ShardLayout& layout) const;
+  /// Of any rank in a pass; of a stream, more than it could ever have.
+  int64_t max_batches(const ShardLayout& layout) const;
+  /// `layout`: of a whole epoch.
   void check_position(const Cursor& cursor, const ShardLayout& layout) const;
-  std::shared_ptr<const ShardPlan> make_plan(int64_t epoch) const;
+  std::shared_ptr<const ShardPlan> make_plan(const Cursor& start) const;
 
   SourceInfo source_;
   LoaderOptions options_;
   std::shared_ptr<const Sampler> sampler_;  ///< Null for a stream.
-  ShardLayout layout_;
+  ShardLayout layout_;                      ///< Of a whole epoch.
   Cursor cursor_;
   Group dispatch_group_;
   std::shared_ptr<LoaderObserver> observer_;

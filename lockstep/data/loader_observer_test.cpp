@@ -29,7 +29,7 @@ struct Numbers {
 /// Writes down what it is told.
 class Recorder final : public LoaderObserver {
  public:
-  void pass_started(const void* loader) override {
+  void pass_started(const void* loader, bool /*from_its_beginning*/) override {
     note(loader, "start");
     if (throw_at == "start") {
       throw std::runtime_error("from the observer");

@@ -63,9 +63,17 @@ ShardLayout ShardLayout::with_samples(int64_t samples) const {
   return layout;
 }
 
+ShardLayout ShardLayout::with_first_sample(int64_t first_sample) const {
+  LOCKSTEP_ASSERT(first_sample >= 0, "a pass was to begin before its epoch");
+  ShardLayout layout = *this;
+  layout.first_sample_ = first_sample;
+  return layout;
+}
+
 int64_t ShardLayout::size(int rank) const {
-  const int64_t full_rounds = samples_ / round_rows_;
-  const int64_t rest = samples_ % round_rows_;
+  const int64_t left = std::max<int64_t>(samples_ - first_sample_, 0);
+  const int64_t full_rounds = left / round_rows_;
+  const int64_t rest = left % round_rows_;
   if (rest == 0 || drop_last_) {
     return full_rounds;
   }
@@ -91,8 +99,8 @@ int64_t ShardLayout::position(int64_t batch, int64_t row, int rank) const {
   if (position < samples_) {
     return position;
   }
-  // Accelerate fills up from the first round, repeated as often as it takes when it is short
-  // itself.
+  // Accelerate fills up from the epoch's first round, repeated as often as it takes when that is
+  // short itself.
   return (position - samples_) % std::min(samples_, round_rows_);
 }
 

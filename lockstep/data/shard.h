@@ -27,10 +27,12 @@ struct ShardSpec {
 /// arithmetic of Accelerate's BatchSamplerShard, in closed form.
 ///
 /// A round is `round_rows()` consecutive positions: world * batch_size, or batch_size when batches
-/// are split. Rank r's share of round i starts at i * round_rows + r * batch_rows. Positions past
-/// the end wrap to the first positions when `even_batches`, do not exist otherwise, and a round
-/// that contains one is dropped when `drop_last`. In a world of one there is nothing to even out,
-/// and the last batch is short: Accelerate does not shard a lone process either.
+/// are split. Rank r's share of round i starts at first_sample + i * round_rows + r * batch_rows.
+/// Positions past the end wrap to the first positions when `even_batches`, do not exist otherwise,
+/// and a round that contains one is dropped when `drop_last`. A pass that goes on where another
+/// layout was left deals out the positions from `first_sample()` on, and wraps to the epoch's first
+/// ones all the same. In a world of one there is nothing to even out, and the last batch is short:
+/// Accelerate does not shard a lone process either.
 ///
 /// Everything is O(1) in samples and batches. Thread safety: immutable.
 class ShardLayout {
@@ -43,6 +45,10 @@ class ShardLayout {
   int64_t samples() const { return samples_; }
   /// The same for another number of samples; of a stream it is known at its end only.
   ShardLayout with_samples(int64_t samples) const;
+  /// Samples of the epoch that were consumed before batch 0; past the end there is no batch.
+  int64_t first_sample() const { return first_sample_; }
+  /// The same from there on; not negative.
+  ShardLayout with_first_sample(int64_t first_sample) const;
   /// Samples all ranks together consume in a full round: Accelerate's total_batch_size.
   int64_t round_rows() const { return round_rows_; }
   /// Samples in a full batch of one rank.
@@ -60,15 +66,18 @@ class ShardLayout {
   int64_t rows(int64_t batch, int rank) const;
   /// How many leading rows of that rank's batch are samples not seen before in this epoch; the rest
   /// wraps to the beginning. 0 if all of it does, or if the rank has no such batch. Sums to
-  /// `samples()` over a pass of all ranks, unless drop_last drops some.
+  /// `samples() - first_sample()` over a pass of all ranks, unless drop_last drops some.
   int64_t valid_rows(int64_t batch, int rank) const;
   /// Position in the order of one row of that rank's batch; `row` < rows(batch, rank).
   int64_t position(int64_t batch, int64_t row, int rank) const;
 
  private:
-  int64_t start(int64_t batch, int rank) const { return batch * round_rows_ + rank * batch_rows_; }
+  int64_t start(int64_t batch, int rank) const {
+    return first_sample_ + batch * round_rows_ + rank * batch_rows_;
+  }
 
   int64_t samples_;
+  int64_t first_sample_ = 0;
   bool drop_last_;
   ShardSpec spec_;
   int64_t round_rows_;

@@ -28,7 +28,7 @@ void check_promised_samples(std::optional<int64_t> promised, int64_t read);
 /// before the one it belongs to.
 ///
 /// Memory: the ranks' samples of two rounds, the batches ahead, and, to fill up the last round, the
-/// first round of all ranks.
+/// epoch's first round of all ranks.
 template <IterableDataset D, typename Batch>
 class StreamSteps final : public Steps<Batch> {
  public:
@@ -55,7 +55,7 @@ class StreamSteps final : public Steps<Batch> {
 
  private:
   std::optional<Step<Batch>> read(int64_t index) {
-    while (!ended_ && read_ < (index + 2) * layout_.round_rows()) {
+    while (!ended_ && read_ < layout_.first_sample() + (index + 2) * layout_.round_rows()) {
       read_sample();
     }
     const ShardLayout layout = layout_.with_samples(read_);
@@ -86,12 +86,12 @@ class StreamSteps final : public Steps<Batch> {
       return;
     }
     const int64_t position = read_++;
-    const int64_t round = position / layout_.round_rows();
-    if (round == 0 && layout_.spec().even_batches && !drop_last_) {
+    if (position < layout_.round_rows() && layout_.spec().even_batches && !drop_last_) {
       first_round_.push_back(*sample);
     }
-    if (round >= begin_ &&
-        ranks_.contains(position % layout_.round_rows() / layout_.batch_rows())) {
+    const int64_t row = position - layout_.first_sample();  // Of the pass.
+    if (row >= begin_ * layout_.round_rows() &&
+        ranks_.contains(row % layout_.round_rows() / layout_.batch_rows())) {
       kept_.emplace(position, std::move(*sample));
     }
   }
@@ -114,7 +114,7 @@ class StreamSteps final : public Steps<Batch> {
   bool ended_ = false;
   int64_t read_ = 0;                 ///< Samples read so far.
   std::map<int64_t, Sample> kept_;   ///< Not yet handed out, by position.
-  std::vector<Sample> first_round_;  ///< For the last round, if that may need filling up.
+  std::vector<Sample> first_round_;  ///< The epoch's: for the last one, if it may need filling up.
   Prefetcher<std::optional<Step<Batch>>> steps_;  ///< Last: its thread uses all of the above.
 };
 

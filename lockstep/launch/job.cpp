@@ -99,7 +99,8 @@ class Job {
         .master_port = port_.port(),
         .run_id = random_run_id(),
         .terminal_columns = terminal_columns(),
-        .is_python = program_.is_python};
+        .is_python = program_.is_python,
+        .resume = options_.resume};
     const std::vector<std::string> inherited = own_environment();
     const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     const bool shares_stdin = ::isatty(STDIN_FILENO) == 0;

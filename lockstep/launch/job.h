@@ -13,6 +13,7 @@ struct JobOptions {
   double grace_seconds = 30;  ///< Between a signal that was passed on and SIGKILL.
   bool rank_prefix = false;   ///< "[rank N] " before each line of output.
   bool quiet = false;         ///< Only the failure report.
+  bool resume = false;        ///< Ranks load their newest checkpoint first, if there is one.
   bool json = false;          ///< The failure report as one line of JSON.
 };
 

@@ -54,6 +54,9 @@ std::map<std::string, std::string, std::less<>> variables_of(const JobLayout& la
   if (rank == 0 && layout.terminal_columns > 0) {
     variables["LOCKSTEP_TERMINAL"] = std::to_string(layout.terminal_columns);
   }
+  if (layout.resume) {
+    variables["LOCKSTEP_RESUME"] = "1";
+  }
   return variables;
 }
 

@@ -14,6 +14,7 @@ struct JobLayout {
   std::string run_id;
   int terminal_columns = 0;  ///< Width of the launcher's terminal; 0 when stderr is none.
   bool is_python = false;
+  bool resume = false;  ///< LOCKSTEP_RESUME=1: the ranks go on from their newest checkpoint.
 };
 
 /// The environment of `rank`, as `NAME=value`: `inherited` with torchrun's variables set.

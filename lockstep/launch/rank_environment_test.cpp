@@ -73,6 +73,14 @@ TEST(RankEnvironment, OnlyRankZeroDrawsOnTheTerminal) {
       Each(Not(StartsWith("LOCKSTEP_TERMINAL"))));
 }
 
+TEST(RankEnvironment, SaysToResumeOnlyWhereThatWasAsked) {
+  JobLayout layout = kLayout;
+  EXPECT_THAT(rank_environment({}, layout, 1), Each(Not(StartsWith("LOCKSTEP_RESUME"))));
+  layout.resume = true;
+  EXPECT_THAT(
+      rank_environment({"LOCKSTEP_RESUME=0"}, layout, 1), Contains("LOCKSTEP_RESUME=1").Times(1));
+}
+
 TEST(RankEnvironment, APythonScriptIsUnbufferedUnlessTheUserDecided) {
   JobLayout layout = kLayout;
   layout.is_python = true;

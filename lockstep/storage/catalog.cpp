@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <limits>
+#include <sys/stat.h>
 #include <system_error>
+#include <unistd.h>
 #include <utility>
 
 #include <fmt/format.h>
@@ -21,6 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kLatestName = "latest";
+constexpr const char* kUnfinished = "is what a save left that did not end, or is going on";
 
 /// Folders that could be checkpoints; links to some are left to those who made them.
 std::vector<fs::path> folders_in(const fs::path& parent) {
@@ -43,6 +47,38 @@ std::vector<fs::path> folders_in(const fs::path& parent) {
   return folders;
 }
 
+/// The manifest of a folder that has one, or why there is none to be had. Throws where one is
+/// there and an I/O error keeps it from being read: it may be the newest, and is not to be taken
+/// for absent. A folder nobody lets us into belongs to somebody else.
+std::optional<Manifest> manifest_of(const fs::path& folder, std::string& why_not) {
+  const fs::path path = folder / kManifestName;
+  struct stat status {};
+  if (lstat(path.c_str(), &status) != 0) {
+    if (errno != ENOENT && errno != ENOTDIR && errno != EACCES) {
+      throw_errno(path, "cannot be examined");
+    }
+    why_not = errno == EACCES ? CheckpointError(folder, "may not be entered").what()
+                              : no_checkpoint(folder).what();
+    return std::nullopt;
+  }
+  std::string text;
+  try {
+    text = read_file(path, kMaxManifestBytes);
+  } catch (const CheckpointError& error) {
+    if (S_ISREG(status.st_mode) && access(path.c_str(), R_OK) == 0) {
+      throw;
+    }
+    why_not = error.what();  // A link, a pipe; somebody else's; or removed a moment ago.
+    return std::nullopt;
+  }
+  try {
+    return parse_manifest(path, text);
+  } catch (const CheckpointError& invalid) {
+    why_not = invalid.what();
+    return std::nullopt;
+  }
+}
+
 }  // namespace
 
 Newest find_newest(const fs::path& folder, Verify verify) {
@@ -50,13 +86,14 @@ Newest find_newest(const fs::path& folder, Verify verify) {
   std::vector<std::pair<int64_t, fs::path>> candidates;
   for (const fs::path& path : folders_in(folder)) {
     if (is_temporary_name(path.filename().native())) {
-      newest.skipped.push_back({path, "is what a save left that did not end, or is going on"});
+      newest.skipped.push_back({path, kUnfinished});
       continue;
     }
-    try {
-      candidates.emplace_back(read_manifest(path).sequence, path);
-    } catch (const CheckpointError& error) {
-      newest.skipped.push_back({path, error.what()});
+    std::string why_not;
+    if (const auto manifest = manifest_of(path, why_not)) {
+      candidates.emplace_back(manifest->sequence, path);
+    } else {
+      newest.skipped.push_back({path, why_not});
     }
   }
   std::sort(candidates.rbegin(), candidates.rend());
@@ -75,15 +112,41 @@ Newest find_newest(const fs::path& folder, Verify verify) {
   return newest;
 }
 
+std::vector<Listed> list_checkpoints(const fs::path& folder, Verify verify) {
+  std::vector<Listed> found;
+  for (const fs::path& path : folders_in(folder)) {
+    Listed listed{.path = path, .manifest = std::nullopt, .why = ""};
+    if (is_temporary_name(path.filename().native())) {
+      listed.why = kUnfinished;
+    } else {
+      try {
+        listed.manifest = read_manifest(path);
+        const StoredCheckpoint whole(path, verify);
+      } catch (const CheckpointError& error) {
+        listed.why = error.what();
+      }
+    }
+    found.push_back(std::move(listed));
+  }
+  const auto rank = [](const Listed& listed) {
+    return listed.manifest ? listed.manifest->sequence : std::numeric_limits<int64_t>::max();
+  };
+  // Stable, so that equals stay in the order of their paths, as find_newest has them.
+  std::stable_sort(found.begin(), found.end(), [&](const Listed& left, const Listed& right) {
+    return rank(left) < rank(right);
+  });
+  return found;
+}
+
 int64_t next_sequence(const fs::path& folder) {
   int64_t highest = 0;
   for (const fs::path& path : folders_in(folder)) {
-    try {
-      if (!is_temporary_name(path.filename().native())) {
-        highest = std::max(highest, read_manifest(path).sequence);
-      }
-    } catch (const CheckpointError&) {
-      continue;  // Something else, or torn: it will never be read, so it need not be counted.
+    std::string why_not;
+    if (is_temporary_name(path.filename().native())) {
+      continue;
+    }
+    if (const auto manifest = manifest_of(path, why_not)) {
+      highest = std::max(highest, manifest->sequence);
     }
   }
   return highest + 1;

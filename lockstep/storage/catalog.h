@@ -24,11 +24,26 @@ struct Newest {
 
 /// The checkpoint in `folder` that was committed last and passes `verify`. Committed last means the
 /// highest sequence number, not the clock, so that copying files about changes nothing.
+/// CheckpointError where a manifest is there and cannot be read: it may be the newest's.
 /// No checkpoint older than the one found is looked into beyond its manifest. An absent folder
 /// holds none. Local: with several ranks let one ask and tell the others.
 Newest find_newest(const std::filesystem::path& folder, Verify verify = Verify::kSizes);
 
-/// One more than the highest sequence number in `folder`; 1 if there is none.
+/// A folder that is a checkpoint, or could have been one.
+struct Listed {
+  std::filesystem::path path;
+  std::optional<Manifest> manifest;  ///< If there is a valid one.
+  std::string why;                   ///< Why it is no valid checkpoint; empty if it is one.
+};
+
+/// All folders in `folder` that could be checkpoints: first those with a manifest, in the order in
+/// which they were committed, then the others by path. So the last one with a manifest and without
+/// a `why` is the newest. An absent folder holds none.
+std::vector<Listed> list_checkpoints(
+    const std::filesystem::path& folder, Verify verify = Verify::kSizes);
+
+/// One more than the highest sequence number in `folder`; 1 if there is none. CheckpointError where
+/// a manifest is there and cannot be read.
 int64_t next_sequence(const std::filesystem::path& folder);
 
 /// Replaces `<folder>/latest`, a line of text for people and scripts, by `name`; readers see the

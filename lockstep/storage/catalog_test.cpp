@@ -4,6 +4,7 @@
 #include <chrono>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -79,6 +80,29 @@ TEST_F(Catalog, AnAbsentOrEmptyFolderHoldsNone) {
   EXPECT_EQ(find_newest(folder_.path()).path, std::nullopt);
   EXPECT_EQ(find_newest(folder_ / "absent").path, std::nullopt);
   EXPECT_EQ(next_sequence(folder_ / "absent"), 1);
+}
+
+TEST_F(Catalog, ListsCheckpointsInTheOrderOfTheirCommitsAndThenTheRest) {
+  save("step_9");
+  const fs::path truncated = save("step_1");
+  save("step_10");
+  fs::resize_file(truncated / "state.json", 1);
+  fs::create_directory(folder_ / "empty");
+  const fs::path temporary = temporary_name(folder_ / "a_new_one");
+  fs::create_directory(temporary);
+  const std::vector<Listed> listed = list_checkpoints(folder_.path());
+  ASSERT_EQ(listed.size(), 5U);
+  EXPECT_EQ(listed[0].path, folder_ / "step_9");
+  EXPECT_EQ(listed[0].why, "");
+  EXPECT_EQ(listed[1].path, truncated);
+  EXPECT_EQ(listed[1].manifest->sequence, 2);
+  EXPECT_THAT(listed[1].why, HasSubstr("got 1 bytes"));
+  EXPECT_EQ(listed[2].path, folder_ / "step_10");
+  EXPECT_EQ(listed[3].path, temporary);
+  EXPECT_THAT(listed[3].why, HasSubstr("did not end"));
+  EXPECT_EQ(listed[4].path, folder_ / "empty");
+  EXPECT_FALSE(listed[4].manifest);
+  EXPECT_THAT(list_checkpoints(folder_ / "absent"), IsEmpty());
 }
 
 TEST_F(Catalog, LatestSaysWhatWasWrittenLast) {

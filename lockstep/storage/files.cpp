@@ -28,11 +28,12 @@ void throw_errno(const std::filesystem::path& path, const std::string& what) {
   throw CheckpointError(path, what + "; " + std::generic_category().message(errno));
 }
 
-std::pair<Descriptor, uint64_t> open_regular(const std::filesystem::path& path) {
+std::pair<Descriptor, uint64_t> open_regular(const std::filesystem::path& path, Links links) {
   // Non-blocking, because opening a pipe would wait for a writer.
-  Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  const int follow = links == Links::kRefuse ? O_NOFOLLOW : 0;
+  Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | follow));
   if (!file) {
-    if (errno == ELOOP) {
+    if (errno == ELOOP && links == Links::kRefuse) {
       throw CheckpointError(
           path, "is a symbolic link, which a checkpoint must not hold; put the file itself there");
     }
@@ -48,28 +49,40 @@ std::pair<Descriptor, uint64_t> open_regular(const std::filesystem::path& path) 
   return {std::move(file), static_cast<uint64_t>(status.st_size)};
 }
 
-std::string read_file(const std::filesystem::path& path, uint64_t max_bytes) {
-  const auto [file, bytes] = open_regular(path);
+std::string read_file(const std::filesystem::path& path, uint64_t max_bytes, Links links) {
+  const auto [file, bytes] = open_regular(path, links);
   if (bytes > max_bytes) {
     throw CheckpointError(
         path, fmt::format("is too long; got {} bytes, expected at most {}", bytes, max_bytes));
   }
   std::string content(bytes, '\0');
-  size_t done = 0;
-  while (done < content.size()) {
-    const ssize_t got = read(file.get(), content.data() + done, content.size() - done);
+  read_at(path, file, 0, content.data(), content.size());
+  return content;
+}
+
+void read_at(
+    const std::filesystem::path& path,
+    const Descriptor& file,
+    uint64_t offset,
+    char* data,
+    size_t size,
+    const std::string& tensor) {
+  while (size > 0) {
+    const ssize_t got = pread(file.get(), data, size, static_cast<off_t>(offset));
     if (got < 0 && errno == EINTR) {
       continue;
     }
     if (got < 0) {
-      throw_errno(path, "cannot be read");
+      throw CheckpointError(
+          path, "cannot be read; " + std::generic_category().message(errno), tensor);
     }
     if (got == 0) {
-      throw CheckpointError(path, "became shorter while it was read");
+      throw CheckpointError(path, "became shorter while it was read", tensor);
     }
-    done += static_cast<size_t>(got);
+    data += got;
+    size -= static_cast<size_t>(got);
+    offset += static_cast<uint64_t>(got);
   }
-  return content;
 }
 
 void sync_folder(const std::filesystem::path& folder) {

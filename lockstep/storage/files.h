@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -26,12 +27,30 @@ class Descriptor {
 /// Throws CheckpointError `[path] what; <errno in words>`.
 [[noreturn]] void throw_errno(const std::filesystem::path& path, const std::string& what);
 
+/// What becomes of a path that is a symbolic link. A checkpoint holds none.
+enum class Links {
+  kRefuse,
+  kFollow,  ///< To a regular file.
+};
+
 /// Opens a regular file to be read, and says how long it is. CheckpointError for anything else: a
-/// symbolic link is not followed, a pipe not waited for.
-std::pair<Descriptor, uint64_t> open_regular(const std::filesystem::path& path);
+/// symbolic link is not followed unless `links` allows it, a pipe not waited for.
+std::pair<Descriptor, uint64_t> open_regular(
+    const std::filesystem::path& path, Links links = Links::kRefuse);
 
 /// The content of a regular file. CheckpointError also if it is longer than `max_bytes`.
-std::string read_file(const std::filesystem::path& path, uint64_t max_bytes);
+std::string read_file(
+    const std::filesystem::path& path, uint64_t max_bytes, Links links = Links::kRefuse);
+
+/// `size` bytes of an open file from `offset` on. CheckpointError, naming `path` and `tensor`,
+/// which they belong to, if the disk cannot read them, or if the file ends before.
+void read_at(
+    const std::filesystem::path& path,
+    const Descriptor& file,
+    uint64_t offset,
+    char* data,
+    size_t size,
+    const std::string& tensor = "");
 
 /// Returns when the disk has the names in `folder` (fsync). CheckpointError if it says no.
 void sync_folder(const std::filesystem::path& folder);

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <functional>
+#include <iterator>
 #include <set>
 #include <vector>
 
@@ -41,7 +42,7 @@ void check_representable(
 /// nlohmann keeps the last of two equal keys; here both are suspect.
 class KeyGuard {
  public:
-  explicit KeyGuard(const std::string& path) : path_(path) {}
+  KeyGuard(const std::string& path, bool only_outline) : path_(path), only_outline_(only_outline) {}
 
   bool operator()(int depth, Json::parse_event_t event, const Json& parsed) {
     if (depth > kMaxJsonDepth) {
@@ -57,13 +58,29 @@ class KeyGuard {
         throw CheckpointError(path_, fmt::format("gives the key {} twice", in_quotes(key)));
       }
     }
-    return true;
+    const bool nests =
+        event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start;
+    return !(only_outline_ && nests && depth > 0);
   }
 
  private:
   const std::string& path_;
+  bool only_outline_;
   std::vector<std::set<std::string>> keys_;
 };
+
+Json parse_guarded(const std::string& path, std::string_view text, bool only_outline) {
+  // The parser takes a NUL for the end of the text.
+  if (text.find('\0') != std::string_view::npos) {
+    throw CheckpointError(path, "is not valid JSON; it holds a NUL byte");
+  }
+  KeyGuard guard(path, only_outline);
+  try {
+    return Json::parse(text.begin(), text.end(), std::ref(guard));
+  } catch (const Json::exception& error) {
+    throw CheckpointError(path, fmt::format("is not valid JSON; {}", in_quotes(error.what())));
+  }
+}
 
 }  // namespace
 
@@ -77,16 +94,18 @@ std::string render_json(const std::string& path, const Json& value) {
 }
 
 Json parse_json(const std::string& path, std::string_view text) {
-  // The parser takes a NUL for the end of the text.
-  if (text.find('\0') != std::string_view::npos) {
-    throw CheckpointError(path, "is not valid JSON; it holds a NUL byte");
+  return parse_guarded(path, text, false);
+}
+
+Json parse_json_outline(const std::string& path, std::string_view text) {
+  Json outline = parse_guarded(path, text, true);
+  // The parser leaves the keys of some that were passed over.
+  if (outline.is_object()) {
+    for (auto item = outline.begin(); item != outline.end();) {
+      item = item->is_discarded() ? outline.erase(item) : std::next(item);
+    }
   }
-  KeyGuard guard(path);
-  try {
-    return Json::parse(text.begin(), text.end(), std::ref(guard));
-  } catch (const Json::exception& error) {
-    throw CheckpointError(path, fmt::format("is not valid JSON; {}", in_quotes(error.what())));
-  }
+  return outline;
 }
 
 }  // namespace lockstep::checkpoint

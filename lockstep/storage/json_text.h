@@ -22,4 +22,8 @@ std::string render_json(const std::string& path, const nlohmann::json& value);
 /// and too deep nesting.
 nlohmann::json parse_json(const std::string& path, std::string_view text);
 
+/// The same without what nests: of an object only the numbers, strings and such directly in it.
+/// Proves all of the text, and takes little memory, whatever it holds.
+nlohmann::json parse_json_outline(const std::string& path, std::string_view text);
+
 }  // namespace lockstep::checkpoint

@@ -75,5 +75,16 @@ TEST(JsonText, StopsAtTheDepthItWrites) {
   refuses(std::string(1 << 20, '['), "nests deeper than 64");
 }
 
+TEST(JsonText, AnOutlineIsWhatDoesNotNestAndProvesTheRest) {
+  EXPECT_EQ(
+      parse_json_outline(
+          "f", R"({"a": [1, {"a": 2}], "b": 3, "c": {"d": 4}, "e": "x", "f": null})"),
+      (Json{{"b", 3}, {"e", "x"}, {"f", nullptr}}));
+  EXPECT_THROW(parse_json_outline("f", R"({"a": [1, {"b": 2, "b": 3}]})"), CheckpointError);
+  EXPECT_THROW(parse_json_outline("f", R"({"a": [1, })"), CheckpointError);
+  EXPECT_THROW(
+      parse_json_outline("f", std::string(100, '[') + std::string(100, ']')), CheckpointError);
+}
+
 }  // namespace
 }  // namespace lockstep::checkpoint

@@ -22,7 +22,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kFormatName = "lockstep-checkpoint";
-constexpr uint64_t kMaxManifestBytes = uint64_t{256} << 20;
 // Keys are sorted, so the checksum comes first and can cover everything behind it.
 constexpr std::string_view kBeforeCrc = "{\n  \"crc32c\": \"";
 constexpr size_t kHexDigits = 8;
@@ -180,15 +179,25 @@ std::string render_manifest(const std::string& path, const Manifest& manifest) {
        {"sequence", manifest.sequence},
        {"version", kFormatVersion},
        {"world_size", manifest.world_size}});
+  if (text.size() > kMaxManifestBytes) {
+    throw CheckpointError(
+        path,
+        fmt::format(
+            "cannot be written; it would have {} bytes, expected at most {}; try fewer tensors, or "
+            "less meta",
+            text.size(),
+            kMaxManifestBytes));
+  }
   const size_t covered = kBeforeCrc.size() + kHexDigits;
   text.replace(kBeforeCrc.size(), kHexDigits, hex(crc32c(std::string_view(text).substr(covered))));
   return text;
 }
 
 Manifest parse_manifest(const std::string& path, const std::string& text) {
-  const Json json = parse_json(path, text);
-  check_version(path, json);
+  // What costs memory comes last: by then it is known that a save wrote all of it.
+  check_version(path, parse_json_outline(path, text));
   check_own_crc(path, text);
+  const Json json = parse_json(path, text);
   expect_keys(
       path, json, {"crc32c", "files", "format", "meta", "sequence", "version", "world_size"});
   if (!json["files"].is_array() || !json["meta"].is_object()) {
@@ -210,12 +219,16 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
   return manifest;
 }
 
+CheckpointError no_checkpoint(const std::filesystem::path& folder) {
+  return {
+      folder,
+      fmt::format("is no checkpoint; it holds no {}, which is written last", kManifestName)};
+}
+
 Manifest read_manifest(const std::filesystem::path& folder) {
   const std::filesystem::path path = folder / kManifestName;
   if (!name_exists(path)) {
-    throw CheckpointError(
-        folder,
-        fmt::format("is no checkpoint; it holds no {}, which is written last", kManifestName));
+    throw no_checkpoint(folder);
   }
   return parse_manifest(path, read_file(path, kMaxManifestBytes));
 }

@@ -9,11 +9,15 @@
 
 #include <nlohmann/json.hpp>
 
+#include "lockstep/base/error.h"
+
 namespace lockstep::checkpoint {
 
 /// The version of the manifest this code writes, and the only one it reads.
 constexpr int kFormatVersion = 1;
 constexpr const char* kManifestName = "manifest.json";
+/// Enough for some 600,000 tensors; a longer one is neither written nor read.
+constexpr uint64_t kMaxManifestBytes = uint64_t{32} << 20;
 
 /// What was written, as a manifest wants it.
 struct FileSummary {
@@ -57,6 +61,8 @@ Manifest parse_manifest(const std::string& path, const std::string& text);
 /// Reads `<folder>/manifest.json`. CheckpointError also if there is none, or if it is a symbolic
 /// link.
 Manifest read_manifest(const std::filesystem::path& folder);
+/// What read_manifest throws where there is none.
+CheckpointError no_checkpoint(const std::filesystem::path& folder);
 
 /// As JSON, the way ranks tell each other what they wrote.
 nlohmann::json to_json(const FileRecord& record);

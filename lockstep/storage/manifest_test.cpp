@@ -144,6 +144,20 @@ TEST(Manifest, IsNotRenderedWithoutAnObjectForMeta) {
       ThrowsMessage<CheckpointError>(HasSubstr("needs an object for meta; got number")));
 }
 
+TEST(Manifest, IsNeitherWrittenNorReadBeyondItsLimit) {
+  Manifest manifest = example();
+  manifest.meta["text"] = std::string(kMaxManifestBytes, 'x');
+  EXPECT_THAT(
+      [&] { render_manifest("m", manifest); },
+      ThrowsMessage<CheckpointError>(HasSubstr("expected at most 33554432")));
+  const TestFolder folder;
+  write_bytes(folder / kManifestName, "");
+  std::filesystem::resize_file(folder / kManifestName, kMaxManifestBytes + 1);
+  EXPECT_THAT(
+      [&] { read_manifest(folder.path()); },
+      ThrowsMessage<CheckpointError>(HasSubstr("is too long; got 33554433 bytes")));
+}
+
 TEST(Manifest, IsReadFromARegularFileOnly) {
   const TestFolder folder;
   EXPECT_THAT(

@@ -16,6 +16,10 @@ namespace {
 // Small enough to be in cache still when the kernel copies what the checksum has just read.
 constexpr size_t kChunkBytes = size_t{256} << 10;
 
+// As much as a disk takes in one go; so it works while the rest is still being written, and finish
+// has little left to wait for.
+constexpr uint64_t kDiskBytes = uint64_t{32} << 20;
+
 }  // namespace
 
 OutputFile::OutputFile(const std::filesystem::path& path)
@@ -75,6 +79,16 @@ void OutputFile::write_out(const std::byte* data, size_t size) {
     }
     data += done;
     size -= static_cast<size_t>(done);
+    written_ += static_cast<uint64_t>(done);
+  }
+  if (written_ - begun_ >= kDiskBytes) {
+    // Only a hint: file systems without it may refuse, and what fails is for fsync to tell.
+    sync_file_range(
+        file_.get(),
+        static_cast<off64_t>(begun_),
+        static_cast<off64_t>(written_ - begun_),
+        SYNC_FILE_RANGE_WRITE);
+    begun_ = written_;
   }
 }
 

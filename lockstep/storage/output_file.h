@@ -13,7 +13,7 @@ namespace lockstep::checkpoint {
 
 /// A new file, written once from front to back, with its checksum taken on the way: each byte is
 /// read from memory once, and hits the disk as it comes (small pieces are collected, large ones are
-/// not).
+/// not): the disk begins long before `finish` waits for it.
 ///
 /// The name must be free: nothing is overwritten and no symbolic link followed. CheckpointError for
 /// all that the disk refuses, be it at the very end. Thread safety: none.
@@ -43,6 +43,8 @@ class OutputFile {
   std::filesystem::path path_;
   Descriptor file_;
   std::vector<std::byte> buffer_;
+  uint64_t written_ = 0;  ///< Has left the buffer.
+  uint64_t begun_ = 0;    ///< Of that, what the disk was told to begin with.
   uint64_t bytes_ = 0;
   uint32_t crc32c_ = 0;
 };

@@ -39,6 +39,19 @@ TEST(OutputFile, WritesSmallAndLargePiecesInOrderWithChecksums) {
   EXPECT_TRUE(read_bytes(folder / "file") == expected);
 }
 
+TEST(OutputFile, WritesMoreThanTheDiskTakesInOneGo) {
+  const TestFolder folder;
+  const std::string piece = pattern(23'000'001);
+  OutputFile file(folder / "file");
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(file.append(piece), crc32c(piece));
+  }
+  file.finish();
+  const std::string expected = piece + piece + piece + piece;
+  EXPECT_EQ(file.crc32c(), crc32c(expected));
+  EXPECT_TRUE(read_bytes(folder / "file") == expected);
+}
+
 TEST(OutputFile, IsGoneUnlessFinished) {
   const TestFolder folder;
   OutputFile(folder / "file").append("half of it");

@@ -3,12 +3,10 @@
 
 #include <sys/mman.h>
 
-#include "lockstep/storage/files.h"
-
 namespace lockstep::checkpoint {
 
-PrivateMap::PrivateMap(const std::filesystem::path& path) {
-  const auto [file, bytes] = open_regular(path);
+PrivateMap::PrivateMap(const std::filesystem::path& path, Links links) {
+  const auto [file, bytes] = open_regular(path, links);
   size_ = bytes;
   if (size_ == 0) {
     return;  // mmap refuses to map nothing.

@@ -5,6 +5,8 @@
 #include <filesystem>
 #include <string_view>
 
+#include "lockstep/storage/files.h"
+
 namespace lockstep::checkpoint {
 
 /// A whole file in memory, to be read, or written without the file ever changing: a page costs
@@ -14,9 +16,9 @@ namespace lockstep::checkpoint {
 /// Thread safety: immutable.
 class PrivateMap {
  public:
-  /// CheckpointError, naming the path, for a symbolic link, for what is no regular file, and if it
-  /// cannot be mapped.
-  explicit PrivateMap(const std::filesystem::path& path);
+  /// CheckpointError, naming the path, for a symbolic link unless `links` allows it, for what is no
+  /// regular file, and if it cannot be mapped.
+  explicit PrivateMap(const std::filesystem::path& path, Links links = Links::kRefuse);
   ~PrivateMap();
   PrivateMap(const PrivateMap&) = delete;
   PrivateMap& operator=(const PrivateMap&) = delete;

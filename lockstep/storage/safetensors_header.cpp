@@ -17,7 +17,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kLengthBytes = 8;
 constexpr size_t kMaxDimensions = 64;  // What torch can iterate over.
 constexpr const char* kMetadataKey = "__metadata__";
 
@@ -34,6 +33,10 @@ constexpr std::array<DtypeRow, 19> kDtypes = {{
     {"C64", 8},     {"F64", 8},         {"I64", 8},         {"U64", 8},
 }};
 static_assert(kDtypes.size() == static_cast<size_t>(Dtype::kU64) + 1);
+
+// Known to the format, and no more than that: their elements share bytes, so that neither an offset
+// nor a stride of one is a number of bytes.
+constexpr std::array<std::string_view, 3> kSubByteDtypes = {"F4", "F6_E2M3", "F6_E3M2"};
 
 std::optional<Dtype> dtype_named(const std::string& name) {
   for (size_t i = 0; i < kDtypes.size(); ++i) {
@@ -113,6 +116,12 @@ class HeaderParser final : public nlohmann::json_sax<Json> {
       header_.metadata.emplace(metadata_key_, std::move(value));
     } else if (level_ == Level::kTensor && field_ == "dtype") {
       const std::optional<Dtype> dtype = dtype_named(value);
+      if (std::ranges::count(kSubByteDtypes, value) != 0) {
+        refuse(fmt::format(
+            "the dtype {} packs several elements into a byte, which is not read here; expected one "
+            "of whole bytes",
+            value));
+      }
       if (!dtype) {
         refuse(fmt::format("the dtype {} is not known here", in_quotes(value)));
       }
@@ -292,16 +301,17 @@ size_t dtype_bytes(Dtype dtype) {
   return kDtypes[static_cast<size_t>(dtype)].bytes;
 }
 
-SafetensorsHeader parse_safetensors_header(const std::string& path, std::string_view file) {
-  if (file.size() < kLengthBytes) {
+uint64_t safetensors_header_bytes(
+    const std::string& path, std::string_view beginning, uint64_t file_bytes) {
+  if (beginning.size() < kLengthBytes) {
     throw CheckpointError(
-        path, fmt::format("is too short for a safetensors file; got {} bytes", file.size()));
+        path, fmt::format("is too short for a safetensors file; got {} bytes", file_bytes));
   }
   uint64_t length = 0;
   for (size_t i = 0; i < kLengthBytes; ++i) {
-    length |= static_cast<uint64_t>(static_cast<unsigned char>(file[i])) << (8 * i);
+    length |= static_cast<uint64_t>(static_cast<unsigned char>(beginning[i])) << (8 * i);
   }
-  const uint64_t available = file.size() - kLengthBytes;
+  const uint64_t available = file_bytes - kLengthBytes;
   if (length > kMaxHeaderBytes || length > available) {
     throw CheckpointError(
         path,
@@ -310,7 +320,17 @@ SafetensorsHeader parse_safetensors_header(const std::string& path, std::string_
             length,
             std::min(kMaxHeaderBytes, available)));
   }
-  const std::string_view text = file.substr(kLengthBytes, length);
+  return kLengthBytes + length;
+}
+
+SafetensorsHeader parse_safetensors_header(const std::string& path, std::string_view file) {
+  return parse_safetensors_header(path, file, file.size());
+}
+
+SafetensorsHeader parse_safetensors_header(
+    const std::string& path, std::string_view beginning, uint64_t file_bytes) {
+  const uint64_t data_begin = safetensors_header_bytes(path, beginning, file_bytes);
+  const std::string_view text = beginning.substr(kLengthBytes, data_begin - kLengthBytes);
   // The parser would take a NUL for the end of the text, and skip a byte order mark.
   if (text.empty() || text.front() != '{' || text.find('\0') != std::string_view::npos) {
     throw CheckpointError(
@@ -323,13 +343,14 @@ SafetensorsHeader parse_safetensors_header(const std::string& path, std::string_
       header.tensors.begin(), header.tensors.end(), [](const auto& left, const auto& right) {
         return std::pair(left.begin, left.end) < std::pair(right.begin, right.end);
       });
-  header.data_begin = kLengthBytes + length;
-  check_layout(path, header, file.size() - header.data_begin);
+  header.data_begin = data_begin;
+  check_layout(path, header, file_bytes - data_begin);
   return header;
 }
 
 std::string render_safetensors_header(const std::string& path, const SafetensorsHeader& header) {
   std::string text;
+  std::set<std::string_view> names = {kMetadataKey};
   const auto separate = [&] { text += text.empty() ? '{' : ','; };
   if (!header.metadata.empty()) {
     separate();
@@ -342,6 +363,10 @@ std::string render_safetensors_header(const std::string& path, const Safetensors
     text += '}';
   }
   for (const TensorEntry& tensor : header.tensors) {
+    if (!names.insert(tensor.name).second) {
+      throw CheckpointError(
+          path, "cannot be written; the name is given twice or reserved", in_quotes(tensor.name));
+    }
     separate();
     text += fmt::format(
         R"({}:{{"dtype":"{}","shape":{},"data_offsets":[{},{}]}})",

@@ -54,6 +54,8 @@ struct SafetensorsHeader {
   uint64_t data_begin = 0;  ///< Offset of the first data byte in the file.
 };
 
+/// A file begins with so many bytes, the length of the header behind them.
+constexpr size_t kLengthBytes = 8;
 /// No header is longer: the limit of the reference implementation.
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 
@@ -63,13 +65,25 @@ constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 ///
 /// Never accepts what the reference implementation (PyPI safetensors 0.8) rejects. Rejects beyond
 /// that: names given twice, fields the format does not know, a header that does not begin with `{`,
-/// more than 64 dimensions, sub-byte dtypes.
+/// more than 64 dimensions, a shape that without its zeros is one of 2^60 bytes or more, sub-byte
+/// dtypes, and a tensor or dtype spelled in a way only that implementation's JSON library knows
+/// (`["U8",[1],[0,1]]`, `{"U8":null}`). tests/fuzz/differential.py holds us to both.
 /// Allocates no more than a small multiple of the header's real size. Thread-safe.
 SafetensorsHeader parse_safetensors_header(const std::string& path, std::string_view file);
 
+/// The same from the beginning of a file of `file_bytes`, as far as its data.
+SafetensorsHeader parse_safetensors_header(
+    const std::string& path, std::string_view beginning, uint64_t file_bytes);
+
+/// How far that is, from the first kLengthBytes of a file, or from all it has if that is less.
+/// CheckpointError if it is too short or claims a header longer than itself or than the limit.
+uint64_t safetensors_header_bytes(
+    const std::string& path, std::string_view beginning, uint64_t file_bytes);
+
 /// The bytes to put before the data: length, JSON, spaces up to a multiple of 8; what the reference
 /// implementation writes for the same tensors. Tensors must be in the order of their data.
-/// CheckpointError for a name or text that is no UTF-8, and for a header over the limit.
+/// CheckpointError for a name given twice or reserved, a name or text that is no UTF-8, and for a
+/// header over the limit.
 std::string render_safetensors_header(const std::string& path, const SafetensorsHeader& header);
 
 /// A text of unknown origin, made fit for one line of an error message: quoted, escaped, cut.

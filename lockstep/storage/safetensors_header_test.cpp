@@ -83,6 +83,14 @@ TEST(SafetensorsHeader, AcceptsWhatTheReferenceAcceptsByChoice) {
       "../../x");
 }
 
+TEST(SafetensorsHeader, DoesNotAskForAlignment) {
+  const SafetensorsHeader header = parse(
+      R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+      R"("b":{"dtype":"F64","shape":[1],"data_offsets":[1,9]}})",
+      9);
+  EXPECT_EQ(header.tensors[1].begin, 1U);
+}
+
 TEST(SafetensorsHeader, RefusesABadLength) {
   refuses_file("", "too short");
   refuses_file(length_field(2).substr(0, 7), "too short");
@@ -104,6 +112,12 @@ TEST(SafetensorsHeader, RefusesWhatIsNoJsonObject) {
   refuses("{}{}", 0, "not valid JSON");
   refuses("{\"a\xff\":1}", 0, "not valid JSON");
   refuses("{} \xff", 0, "not valid JSON");
+  refuses("{} x", 0, "not valid JSON");
+  refuses("{,}", 0, "not valid JSON");
+  refuses("{} // text", 0, "not valid JSON");
+  refuses("{\"a\n\":1}", 0, "not valid JSON");
+  refuses(R"({"\ud800":1})", 0, "not valid JSON");
+  refuses(R"({"\x61":1})", 0, "not valid JSON");
   refuses(std::string("{}\0\0", 4), 0, "no NUL byte");
   refuses("{\"a\":" + std::string(8'000'000, '['), 0, "an array stands");
   refuses("{\"a\":" + std::string(1'000'000, '{'), 0, "not valid JSON");
@@ -119,6 +133,44 @@ TEST(SafetensorsHeader, RefusesBadMetadata) {
   refuses(R"({"__metadata__":{"a":"1","a":"2"}})", 0, "gives \"a\" twice");
 }
 
+TEST(SafetensorsHeader, ReadsEveryDtypeOfWholeBytes) {
+  const std::vector<std::pair<std::string, size_t>> dtypes = {
+      {"BOOL", 1},
+      {"U8", 1},
+      {"I8", 1},
+      {"F8_E5M2", 1},
+      {"F8_E4M3", 1},
+      {"F8_E8M0", 1},
+      {"F8_E4M3FNUZ", 1},
+      {"F8_E5M2FNUZ", 1},
+      {"I16", 2},
+      {"U16", 2},
+      {"F16", 2},
+      {"BF16", 2},
+      {"I32", 4},
+      {"U32", 4},
+      {"F32", 4},
+      {"C64", 8},
+      {"F64", 8},
+      {"I64", 8},
+      {"U64", 8}};
+  for (const auto& [name, bytes] : dtypes) {
+    const std::string offsets = "[0," + std::to_string(3 * bytes) + "]";
+    const SafetensorsHeader header = parse(one(name, "[3]", offsets), 3 * bytes);
+    EXPECT_EQ(dtype_name(header.tensors[0].dtype), name);
+    EXPECT_EQ(dtype_bytes(header.tensors[0].dtype), bytes) << name;
+  }
+}
+
+TEST(SafetensorsHeader, RefusesDtypesThatShareBytesAndSaysWhy) {
+  for (const char* name : {"F4", "F6_E2M3", "F6_E3M2"}) {
+    refuses(one(name, "[4]", "[0,3]"), 3, "packs several elements into a byte");
+  }
+  for (const char* name : {"F6", "I4", "U4", "C128", "F128", "F8", "F8_E3M4", "U8 ", "\\u0000"}) {
+    refuses(one(name, "[4]", "[0,4]"), 4, "is not known here");
+  }
+}
+
 TEST(SafetensorsHeader, RefusesBadFields) {
   refuses(R"({"a":{"dtype":"U8","shape":[1]}})", 1, "lacks a field");
   refuses(R"({"a":{}})", 0, "lacks a field");
@@ -129,7 +181,7 @@ TEST(SafetensorsHeader, RefusesBadFields) {
       R"({"a":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1, "given twice");
   refuses(
       R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"scale":1}})", 1, "not known here");
-  refuses(one("F4", "[2]", "[0,1]"), 1, "dtype \"F4\" is not known");
+  refuses(R"({"a":{"dtype":{"U8":null},"shape":[1],"data_offsets":[0,1]}})", 1, "an object stands");
   refuses(one("f32", "[1]", "[0,4]"), 4, "is not known");
   refuses(one("", "[1]", "[0,4]"), 4, "is not known");
   refuses(one("U8", "[-1]", "[0,1]"), 1, "a negative number");
@@ -151,6 +203,8 @@ TEST(SafetensorsHeader, RefusesNumbersThatOverflow) {
   refuses(one("U8", "[4294967296,4294967296]", "[0,0]"), 0, "larger than any memory");
   refuses(one("F32", "[4611686018427387904]", "[0,0]"), 0, "larger than any memory");
   refuses(one("F32", "[0,4611686018427387904,8]", "[0,0]"), 0, "larger than any memory");
+  refuses(one("U8", "[0,1152921504606846976]", "[0,0]"), 0, "larger than any memory");
+  EXPECT_EQ(parse(one("U8", "[0,1152921504606846975]", "[0,0]")).tensors.size(), 1U);
   refuses(one("U8", "[1]", "[18446744073709551615,0]"), 1, "gap or overlaps");
   std::string ones = "[1";
   for (int i = 0; i < 64; ++i) {
@@ -177,6 +231,11 @@ TEST(SafetensorsHeader, RefusesANameGivenTwiceEvenWithEqualData) {
   refuses(
       R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},)"
       R"("a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})",
+      0,
+      "name \"a\" is given twice");
+  refuses(
+      R"({"a":{"dtype":"U8","shape":[0],"data_offsets":[0,0]},)"
+      R"("\u0061":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}})",
       0,
       "name \"a\" is given twice");
 }
@@ -216,6 +275,12 @@ TEST(SafetensorsHeader, DoesNotRenderWhatReadersRefuse) {
   EXPECT_THAT(
       [&] { render_safetensors_header("f", header); },
       ThrowsMessage<CheckpointError>(HasSubstr("not UTF-8")));
+  for (const char* taken : {"a", "__metadata__"}) {
+    header.tensors = {{"a", Dtype::kU8, {0}, 0, 0}, {taken, Dtype::kU8, {0}, 0, 0}};
+    EXPECT_THAT(
+        [&] { render_safetensors_header("f", header); },
+        ThrowsMessage<CheckpointError>(HasSubstr("given twice or reserved")));
+  }
   header.tensors = {{std::string(kMaxHeaderBytes, 'x'), Dtype::kU8, {0}, 0, 0}};
   EXPECT_THAT(
       [&] { render_safetensors_header("f", header); },

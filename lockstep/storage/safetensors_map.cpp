@@ -8,9 +8,9 @@
 
 namespace lockstep::checkpoint {
 
-SafetensorsMap::SafetensorsMap(const std::filesystem::path& path)
+SafetensorsMap::SafetensorsMap(const std::filesystem::path& path, Links links)
     : path_(path),
-      map_(std::make_shared<PrivateMap>(path)),
+      map_(std::make_shared<PrivateMap>(path, links)),
       header_(parse_safetensors_header(path_, map_->bytes())) {
   for (size_t i = 0; i < header_.tensors.size(); ++i) {
     index_.emplace(header_.tensors[i].name, i);

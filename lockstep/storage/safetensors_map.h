@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/storage/files.h"
 #include "lockstep/storage/safetensors_header.h"
 
 namespace lockstep::checkpoint {
@@ -17,14 +18,15 @@ class PrivateMap;
 
 /// A safetensors file, mapped into memory, as names and bytes; opening reads the header alone.
 ///
-/// Refuses what parse_safetensors_header refuses, symbolic links, and what is no regular file.
+/// Refuses what parse_safetensors_header refuses, symbolic links unless `links` allows them, and
+/// what is no regular file.
 /// Checks structure, not content: a StoredCheckpoint compares checksums, this does not. The file
 /// must not shrink while it is mapped: the kernel answers a read beyond its end with SIGBUS.
 ///
 /// Thread safety: immutable.
 class SafetensorsMap {
  public:
-  explicit SafetensorsMap(const std::filesystem::path& path);
+  explicit SafetensorsMap(const std::filesystem::path& path, Links links = Links::kRefuse);
 
   const std::string& path() const { return path_; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }

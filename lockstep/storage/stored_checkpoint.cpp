@@ -7,67 +7,32 @@
 
 #include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
-#include "lockstep/storage/crc_combine.h"
+#include "lockstep/storage/content_check.h"
 #include "lockstep/storage/files.h"
 #include "lockstep/storage/json_text.h"
-#include "lockstep/storage/private_map.h"
 
 namespace lockstep::checkpoint {
 namespace {
 
-void check_size(const std::string& path, uint64_t got, const FileRecord& record) {
-  if (got != record.summary.bytes) {
-    throw CheckpointError(
-        path,
-        fmt::format(
-            "is not the file that was written; got {} bytes, expected {}; try an earlier "
-            "checkpoint",
-            got,
-            record.summary.bytes));
-  }
-}
-
-void check_crc(
-    const std::string& path, uint32_t got, uint32_t expected, const std::string& tensor = "") {
-  if (got != expected) {
-    throw CheckpointError(
-        path,
-        fmt::format(
-            "is damaged; its content has crc32c {:08x}, expected {:08x}; try an earlier checkpoint",
-            got,
-            expected),
-        tensor.empty() ? tensor : in_quotes(tensor));
-  }
-}
-
-/// Reads every byte once: the checksum of the file is put together from those of its parts.
-void check_tensors(const SafetensorsMap& file, const FileRecord& record) {
+void check_header(const SafetensorsMap& file, const FileRecord& record) {
   check_size(file.path(), file.bytes().size(), record);
-  const auto& expected = record.summary.tensors;
-  uint32_t whole = crc32c(file.header_bytes());
+  check_header(file.path(), file.header_bytes(), file.entries(), record);
+}
+
+void check_tensors(const SafetensorsMap& file, const FileRecord& record) {
+  check_header(file, record);
   for (const TensorEntry& entry : file.entries()) {
-    const std::string_view content = file.bytes(entry);
-    const uint32_t crc = crc32c(content);
-    whole = crc32c_combine(whole, crc, content.size());
-    const auto known = expected.find(entry.name);
-    if (known == expected.end()) {
-      throw CheckpointError(
-          file.path(), "holds a tensor the manifest does not know", in_quotes(entry.name));
-    }
-    check_crc(file.path(), crc, known->second, entry.name);
+    verify_tensor(file, entry, record);
   }
-  for (const auto& [name, crc] : expected) {
-    if (!file.has(name)) {
-      throw CheckpointError(file.path(), "lacks a tensor the manifest promises", in_quotes(name));
-    }
-  }
-  check_crc(file.path(), whole, record.summary.crc32c);
 }
 
 }  // namespace
 
 StoredCheckpoint::StoredCheckpoint(const std::filesystem::path& path, Verify verify)
     : path_(path), manifest_(read_manifest(path)) {
+  if (verify == Verify::kManifest) {
+    return;
+  }
   for (const FileRecord& record : manifest_.files) {
     const auto [file, bytes] = open_regular(path_ / record.name);
     check_size(path_ / record.name, bytes, record);
@@ -107,14 +72,19 @@ const FileRecord& StoredCheckpoint::record(const std::string& file_name) const {
 }
 
 void StoredCheckpoint::verify_content(const FileRecord& record) const {
-  const std::filesystem::path path = path_ / record.name;
-  if (!record.summary.tensors.empty()) {
-    check_tensors(SafetensorsMap(path), record);
-    return;
-  }
-  const PrivateMap map(path);
-  check_size(path, map.bytes().size(), record);
-  check_crc(path, crc32c(map.bytes()), record.summary.crc32c);
+  check_content(
+      path_ / record.name,
+      record,
+      {.damaged = [](const std::string& /*tensor*/,
+                     const CheckpointError& error) { throw CheckpointError(error); },
+       .advance = [](uint64_t /*bytes*/) {}});
+}
+
+SafetensorsMap StoredCheckpoint::open_tensors(const std::string& file_name) const {
+  const FileRecord& wanted = record(file_name);
+  SafetensorsMap file(path_ / file_name);
+  check_header(file, wanted);
+  return file;
 }
 
 SafetensorsMap StoredCheckpoint::tensor_map(const std::string& file_name) const {
@@ -131,6 +101,12 @@ nlohmann::json StoredCheckpoint::json(const std::string& file_name) const {
   check_size(path, text.size(), wanted);
   check_crc(path, crc32c(text), wanted.summary.crc32c);
   return parse_json(path, text);
+}
+
+void verify_tensor(const SafetensorsMap& file, const TensorEntry& entry, const FileRecord& record) {
+  const auto known = record.summary.tensors.find(entry.name);
+  LOCKSTEP_ASSERT(known != record.summary.tensors.end(), "the header was not compared first");
+  check_crc(file.path(), crc32c(file.bytes(entry)), known->second, entry.name);
 }
 
 }  // namespace lockstep::checkpoint

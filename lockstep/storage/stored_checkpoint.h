@@ -14,8 +14,9 @@ namespace lockstep::checkpoint {
 
 /// How much opening a checkpoint proves.
 enum class Verify {
-  kSizes,  ///< Every file of the manifest is there, a regular file, with its size. Reads none.
-  kFull,   ///< And has the content that was written. Reads everything once.
+  kManifest,  ///< That it has a valid manifest.
+  kSizes,     ///< Every file of the manifest is there, a regular file, with its size. Reads none.
+  kFull,      ///< And has the content that was written. Reads everything once.
 };
 
 /// A checkpoint that a Writer has committed; local, each rank opens its own.
@@ -41,17 +42,25 @@ class StoredCheckpoint {
   /// CheckpointError if there is no such file.
   const FileRecord& record(const std::string& file_name) const;
 
-  /// The content of a file of tensors. CheckpointError, naming the tensor where one is to blame,
-  /// if it is not what was written.
+  /// A file of tensors whose header is what was written, proven from the header and the manifest
+  /// alone. CheckpointError if it is not, or if the manifest has other tensors. The content is for
+  /// verify_tensor to prove, before it is used.
+  SafetensorsMap open_tensors(const std::string& file_name) const;
+  /// The same with its content proven, too: reads all of it. CheckpointError, naming the tensor
+  /// where one is to blame.
   SafetensorsMap tensor_map(const std::string& file_name) const;
   /// The same for a JSON file.
   nlohmann::json json(const std::string& file_name) const;
-  /// Compares one file with what was written, without handing it out.
+  /// Compares one file with what was written, without handing it out or mapping it.
   void verify_content(const FileRecord& record) const;
 
  private:
   std::filesystem::path path_;
   Manifest manifest_;
 };
+
+/// Compares one tensor of a file with what was written, as `record`, the file's, has it.
+/// CheckpointError, naming the tensor, if it is damaged. Reads its bytes once.
+void verify_tensor(const SafetensorsMap& file, const TensorEntry& entry, const FileRecord& record);
 
 }  // namespace lockstep::checkpoint

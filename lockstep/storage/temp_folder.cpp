@@ -18,6 +18,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/storage/model_files.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -91,21 +92,33 @@ std::optional<Owner> owner_of(std::string_view name) {
   return owner;
 }
 
-bool is_abandoned(const fs::path& folder, const Owner& owner) {
+/// What it is, open and marked as in use so that no other process deals with it at the same time;
+/// closed if it is not abandoned.
+Descriptor take_abandoned(const fs::path& path, const Owner& owner) {
   if (owner.host != host_name()) {
-    return false;
+    return Descriptor();
   }
-  const Descriptor file(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  Descriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC));
   struct stat status {};
   if (!file || fstat(file.get(), &status) != 0 || status.st_uid != geteuid()) {
-    return false;
+    return Descriptor();
   }
   const bool dead = kill(owner.pid, 0) != 0 && errno == ESRCH;
-  if (flock(file.get(), LOCK_EX | LOCK_NB) == 0) {
-    return dead || owner.pid == getpid();
+  bool abandoned = false;
+  if (!S_ISDIR(status.st_mode)) {
+    abandoned = dead && S_ISREG(status.st_mode);  // Such a file is locked by nobody.
+  } else if (flock(file.get(), LOCK_EX | LOCK_NB) == 0) {
+    abandoned = dead || owner.pid == getpid();
+  } else {
+    // Some network file systems have no such locks; there the process alone decides.
+    abandoned = dead && errno != EWOULDBLOCK;
   }
-  // Some network file systems have no such locks; there the process alone decides.
-  return dead && errno != EWOULDBLOCK;
+  return abandoned ? std::move(file) : Descriptor();
+}
+
+bool may_be_only_weights(const fs::path& folder, const Owner& owner) {
+  std::error_code error;
+  return !owner.aside && owner.target == "model" && fs::exists(folder / kModelIndex, error);
 }
 
 bool clear_away(const fs::path& folder, const Owner& owner) {
@@ -117,6 +130,25 @@ bool clear_away(const fs::path& folder, const Owner& owner) {
     fs::remove_all(folder, error);
   }
   return !error;
+}
+
+bool deal_with(
+    const fs::path& path, const Owner& owner, const std::function<void(const fs::path&)>& finish) {
+  const Descriptor held = take_abandoned(path, owner);
+  if (!held) {
+    return false;
+  }
+  if (may_be_only_weights(path, owner)) {
+    if (!finish) {
+      return false;
+    }
+    try {
+      finish(path);
+    } catch (const CheckpointError&) {
+      return false;
+    }
+  }
+  return clear_away(path, owner);
 }
 
 }  // namespace
@@ -149,7 +181,8 @@ OwnedFolder::OwnedFolder(const fs::path& path) {
   flock(lock_.get(), LOCK_EX | LOCK_NB);
 }
 
-std::vector<fs::path> remove_stale(const fs::path& parent) noexcept {
+std::vector<fs::path> remove_stale(
+    const fs::path& parent, const std::function<void(const fs::path&)>& finish) noexcept {
   std::vector<fs::path> done;
   try {
     const std::lock_guard<std::mutex> guard(naming_mutex());
@@ -162,7 +195,7 @@ std::vector<fs::path> remove_stale(const fs::path& parent) noexcept {
     }
     for (const fs::path& path : found) {
       const std::optional<Owner> owner = owner_of(path.filename().native());
-      if (owner && is_abandoned(path, *owner) && clear_away(path, *owner)) {
+      if (owner && deal_with(path, *owner, finish)) {
         done.push_back(path);
       }
     }

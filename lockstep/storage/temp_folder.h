@@ -2,6 +2,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,6 +36,12 @@ class OwnedFolder {
 /// as in use, and whose process is gone (or has this process's number, as in a restarted
 /// container). Returns those it dealt with. Thread-safe, never throws: what cannot be removed
 /// stays.
-std::vector<std::filesystem::path> remove_stale(const std::filesystem::path& parent) noexcept;
+///
+/// The weights of a model, see write_model_files, may be there alone: a `model.tmp-...` with an
+/// index in it stays, too, unless `finish` is given, which is called with it first, and may throw
+/// if it is to stay.
+std::vector<std::filesystem::path> remove_stale(
+    const std::filesystem::path& parent,
+    const std::function<void(const std::filesystem::path&)>& finish = {}) noexcept;
 
 }  // namespace lockstep::checkpoint

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <map>
 #include <stdexcept>
 #include <string>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 #include "lockstep/storage/catalog.h"
 #include "lockstep/storage/manifest.h"
 #include "lockstep/storage/output_file.h"
+#include "lockstep/storage/safetensors_writer.h"
 
 namespace lockstep::checkpoint {
 
@@ -52,18 +54,43 @@ inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
   return names;
 }
 
-/// A checkpoint as a Writer leaves it, with one JSON file; replaces what was there.
-inline void commit_checkpoint(const std::filesystem::path& path, const nlohmann::json& state) {
+/// A tensor of a test, with elements of its own.
+inline OutputTensor output_tensor(
+    const std::string& name, Dtype dtype, std::vector<int64_t> shape, const std::string& bytes) {
+  return {name, dtype, std::move(shape), [bytes] { return std::string_view(bytes); }};
+}
+
+/// Elements as the bytes that a file has of them.
+template <typename T>
+std::string raw_bytes(const std::vector<T>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+
+/// A file of tensors of a test's checkpoint.
+struct TestFile {
+  std::vector<OutputTensor> tensors;
+  std::map<std::string, std::string> metadata = {};
+};
+
+/// A checkpoint as a Writer leaves it, with one JSON file and files of tensors; replaces what was
+/// there.
+inline void commit_checkpoint(
+    const std::filesystem::path& path,
+    const nlohmann::json& state,
+    const std::map<std::string, TestFile>& files = {}) {
   std::filesystem::remove_all(path);
   std::filesystem::create_directories(path);
+  Manifest manifest{
+      .sequence = next_sequence(path.parent_path()), .world_size = 1, .meta = state, .files = {}};
+  for (const auto& [name, file] : files) {
+    manifest.files.push_back(
+        {name, write_safetensors_file(path / name, file.tensors, file.metadata)});
+  }
   OutputFile file(path / "state.json");
   file.append(state.dump());
   file.finish();
-  const Manifest manifest{
-      .sequence = next_sequence(path.parent_path()),
-      .world_size = 1,
-      .meta = state,
-      .files = {{"state.json", {.bytes = file.bytes(), .crc32c = file.crc32c(), .tensors = {}}}}};
+  manifest.files.push_back(
+      {"state.json", {.bytes = file.bytes(), .crc32c = file.crc32c(), .tensors = {}}});
   write_bytes(path / kManifestName, render_manifest(path, manifest));
 }
 

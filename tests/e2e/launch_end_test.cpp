@@ -60,7 +60,7 @@ TEST_P(LaunchKilledRank, EndsTheJobWith137AndIsNamed) {
   LockstepRun run(launch("3", {kFixture, "stubborn"}));
   run.await_out("ready", 3);
   const auto start = std::chrono::steady_clock::now();
-  ::kill(run.rank_pid(GetParam()), SIGKILL);
+  run.send_to_rank(GetParam(), SIGKILL);
   const Outcome outcome = run.wait();
   EXPECT_LT(seconds_since(start), 5);
   EXPECT_EQ(outcome.code, 137);
@@ -155,7 +155,7 @@ TEST(LaunchStop, ASecondSignalKillsAtOnce) {
 
 TEST(LaunchStop, ASuspendedRankEndsToo) {
   LockstepRun run(launch("2", {kFixture, "hold"}));
-  ::kill(run.rank_pid(1), SIGSTOP);
+  run.send_to_rank(1, SIGSTOP);
   run.await_out("ready", 2);
   run.send(SIGTERM);
   EXPECT_EQ(run.wait().code, 143);

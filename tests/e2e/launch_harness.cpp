@@ -50,6 +50,15 @@ int count(const std::string& text, const std::string& part) {
   return found;
 }
 
+/// What kill() takes for "every process there is", "my own group" and init is never meant.
+void send_to(pid_t pid, int signal) {
+  if (pid <= 1) {
+    ADD_FAILURE() << "there is no process to send signal " << signal << " to; got pid " << pid;
+    return;
+  }
+  ::kill(pid, signal);
+}
+
 std::string contents(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
@@ -97,11 +106,14 @@ LockstepRun::LockstepRun(
       pointers_to(environment).data());
   ::posix_spawn_file_actions_destroy(&actions);
   EXPECT_EQ(error, 0) << LOCKSTEP_BIN_DIR "/lockstep";
+  if (error != 0) {
+    pid_ = -1;
+  }
 }
 
 LockstepRun::~LockstepRun() {
   for (const pid_t process : processes()) {
-    ::kill(process, SIGKILL);
+    send_to(process, SIGKILL);
   }
   if (pid_ > 0) {
     ::waitpid(pid_, nullptr, 0);
@@ -109,7 +121,11 @@ LockstepRun::~LockstepRun() {
 }
 
 void LockstepRun::send(int signal) const {
-  ::kill(pid_, signal);
+  send_to(pid_, signal);
+}
+
+void LockstepRun::send_to_rank(int rank, int signal) {
+  send_to(rank_pid(rank), signal);
 }
 
 bool LockstepRun::read_more(bool out_too) {
@@ -185,7 +201,9 @@ Outcome LockstepRun::wait() {
     }
   }
   int status = 0;
-  ::waitpid(pid_, &status, 0);
+  if (pid_ > 0) {
+    ::waitpid(pid_, &status, 0);
+  }
   pid_ = -1;
   return {WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status), out_, err_};
 }

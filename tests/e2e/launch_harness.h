@@ -30,7 +30,10 @@ class LockstepRun {
   LockstepRun& operator=(const LockstepRun&) = delete;
 
   pid_t pid() const { return pid_; }
+  /// To the launcher. Fails the test if there is none any more.
   void send(int signal) const;
+  /// To a rank that has said that it is ready, see rank_pid. Fails the test if it never does.
+  void send_to_rank(int rank, int signal);
   /// Until stdout holds `text` `times` times.
   void await_out(const std::string& text, int times = 1);
   /// Until stderr holds `text`; stdout is not read meanwhile.

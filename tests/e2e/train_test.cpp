@@ -182,7 +182,7 @@ TEST_F(TrainTest, a_killed_rank_ends_the_job_in_seconds_with_its_name) {
   LockstepRun run({"launch", "-n", "2", kFixture, "--forever"}, {kOneThread});
   run.await_out("ready", 2);
   const auto begin = std::chrono::steady_clock::now();
-  ASSERT_EQ(::kill(run.rank_pid(1), SIGKILL), 0);
+  run.send_to_rank(1, SIGKILL);
   const Outcome outcome = run.wait();
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
   EXPECT_EQ(outcome.code, 137);
@@ -193,7 +193,7 @@ TEST_F(TrainTest, a_killed_rank_ends_the_job_in_seconds_with_its_name) {
 TEST_F(TrainTest, a_killed_launcher_leaves_no_rank_alive) {
   LockstepRun run({"launch", "-n", "2", kFixture, "--forever"}, {kOneThread});
   run.await_out("ready", 2);
-  ASSERT_EQ(::kill(run.pid(), SIGKILL), 0);
+  run.send(SIGKILL);
   run.wait();
   EXPECT_TRUE(run.survivors().empty());
 }

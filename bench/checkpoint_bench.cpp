@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// Times save_state and load_state of a model and its Adam state, for bench/checkpoint.py:
+//
+//   lockstep launch -n 2 checkpoint_bench --bytes 1000000000 --folder /disk/bench
+//
+// A JSON line from rank 0 for each measurement, its seconds those of the slowest rank between two
+// barriers: save; load, and the bytes of all files copied into memory by every rank as its limit,
+// with the files in the page cache and not; what an asynchronous save keeps the loop. The first
+// save's folder is left at <folder>/saved.
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <fcntl.h>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <unistd.h>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <torch/torch.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/lockstep.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kLayers = 50;
+
+struct Options {
+  int64_t bytes = 1'000'000'000;
+  fs::path folder;
+};
+
+/// As many square linear layers as have `bytes` of parameters together. Never run.
+struct Layers : torch::nn::Module {
+  explicit Layers(int64_t bytes) {
+    const auto each = static_cast<double>(bytes) / sizeof(float) / kLayers;
+    const auto width = static_cast<int64_t>(std::sqrt(each + 0.25) - 0.5);  // Of width^2 + width.
+    for (int i = 0; i < kLayers; ++i) {
+      const std::string name = "layers_" + std::to_string(i);
+      register_parameter(name + "_weight", torch::empty({width, width}).uniform_(-1, 1));
+      register_parameter(name + "_bias", torch::empty({width}).uniform_(-1, 1));
+    }
+  }
+};
+
+/// A file opened to be read.
+class Input {
+ public:
+  explicit Input(const fs::path& path) : path_(path), file_(open(path.c_str(), O_RDONLY)) {
+    check(file_ >= 0, "cannot be opened");
+  }
+  ~Input() { close(file_); }
+  Input(const Input&) = delete;
+  Input& operator=(const Input&) = delete;
+
+  void read_into(char* memory) const {
+    for (auto left = static_cast<int64_t>(fs::file_size(path_)); left > 0;) {
+      const ssize_t got = read(file_, memory, static_cast<size_t>(left));
+      check(got > 0, "cannot be read");
+      memory += got;
+      left -= got;
+    }
+  }
+  /// Out of the page cache.
+  void drop() const {
+    check(fdatasync(file_) == 0, "cannot be flushed to disk");
+    check(posix_fadvise(file_, 0, 0, POSIX_FADV_DONTNEED) == 0, "cannot be dropped from memory");
+  }
+
+ private:
+  void check(bool done, const char* failure) const {
+    if (!done) {
+      throw lockstep::CheckpointError(path_.string(), failure);
+    }
+  }
+
+  fs::path path_;
+  int file_;
+};
+
+class Bench {
+ public:
+  explicit Bench(const Options& options)
+      : folder_(options.folder), model_(std::make_shared<Layers>(options.bytes)) {
+    model_ = accelerator_.prepare(model_);
+    optimizer_ = accelerator_.prepare(lockstep::optim::Adam(model_->parameters()));
+    for (torch::Tensor& parameter : model_->parameters()) {
+      parameter.mutable_grad() = torch::full_like(parameter, 1e-3);
+    }
+    optimizer_.step();
+    for (torch::Tensor& parameter : model_->parameters()) {
+      parameter.mutable_grad().reset();  // Their memory is no part of this.
+    }
+    wanted_ = samples();
+  }
+
+  void run() {
+    const fs::path saved = folder_ / "saved";
+    time("save", [&] { accelerator_.save_state(saved); });
+    time_load("load_warm", saved);
+    drop(saved);
+    time_load("load_cold", saved);
+    std::vector<char> memory = memory_for(saved);
+    time("copy_warm", [&] { read_all(saved, memory); });
+    drop(saved);
+    time("copy_cold", [&] { read_all(saved, memory); });
+    memory = {};
+    // The first one makes the memory that the snapshot is copied to.
+    for (const char* name : {"async_stall_first", "async_stall"}) {
+      const fs::path folder = folder_ / name;
+      time(name, [&] { accelerator_.save_state(folder, {.async = true}); });
+      time(std::string(name) + "_write", [&] { accelerator_.wait_for_save(); });
+      remove(folder);
+    }
+    accelerator_.end_training();
+  }
+
+ private:
+  template <typename Body>
+  void time(const std::string& what, const Body& body) {
+    accelerator_.on_main_process([] { sync(); });  // What others left to be written is not ours.
+    accelerator_.wait_for_everyone();
+    const auto began = Clock::now();
+    body();
+    const double own = std::chrono::duration<double>(Clock::now() - began).count();
+    const auto all = accelerator_.gather(torch::tensor({own}, torch::kDouble));
+    accelerator_.print(
+        nlohmann::json{{"measured", what}, {"seconds", all.max().item<double>()}}.dump());
+  }
+
+  void time_load(const std::string& what, const fs::path& folder) {
+    {
+      const torch::NoGradGuard no_grad;
+      for (torch::Tensor& parameter : model_->parameters()) {
+        parameter.zero_();
+      }
+    }
+    time(what, [&] { accelerator_.load_state(folder); });
+    if (!torch::equal(samples(), wanted_)) {
+      throw lockstep::CheckpointError(
+          folder.string(), "load_state did not bring back what was saved");
+    }
+  }
+
+  /// A few elements of every parameter.
+  torch::Tensor samples() const {
+    std::vector<torch::Tensor> some;
+    for (const torch::Tensor& parameter : model_->parameters()) {
+      some.push_back(parameter.detach().flatten().slice(0, 0, {}, 4099).clone());
+    }
+    return torch::cat(some);
+  }
+
+  static std::vector<fs::path> files_in(const fs::path& folder) {
+    std::vector<fs::path> files;
+    for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
+      files.push_back(entry.path());
+    }
+    std::sort(files.begin(), files.end());
+    return files;
+  }
+
+  void drop(const fs::path& folder) {
+    accelerator_.on_main_process([&] {
+      for (const fs::path& path : files_in(folder)) {
+        Input(path).drop();
+      }
+    });
+    accelerator_.wait_for_everyone();
+  }
+
+  /// Enough for the largest file, and touched.
+  static std::vector<char> memory_for(const fs::path& folder) {
+    uint64_t bytes = 0;
+    for (const fs::path& path : files_in(folder)) {
+      bytes = std::max<uint64_t>(bytes, fs::file_size(path));
+    }
+    return std::vector<char>(bytes, 1);
+  }
+
+  static void read_all(const fs::path& folder, std::vector<char>& memory) {
+    for (const fs::path& path : files_in(folder)) {
+      Input(path).read_into(memory.data());
+    }
+  }
+
+  void remove(const fs::path& folder) {
+    accelerator_.on_main_process([&] { fs::remove_all(folder); });
+    accelerator_.wait_for_everyone();
+  }
+
+  fs::path folder_;
+  lockstep::Accelerator accelerator_;
+  std::shared_ptr<Layers> model_;
+  lockstep::Optimizer optimizer_;
+  torch::Tensor wanted_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  CLI::App app("Times save_state and load_state; see bench/checkpoint.py, which runs it.");
+  app.add_option("--bytes", options.bytes, "Of parameters; their Adam state is twice as much")
+      ->check(CLI::Range(int64_t{10'000}, int64_t{1} << 40))
+      ->capture_default_str();
+  app.add_option("--folder", options.folder, "An empty folder on the disk to be measured")
+      ->required()
+      ->check(CLI::ExistingDirectory);
+  CLI11_PARSE(app, argc, argv);
+  return lockstep::run_main([&] {
+    Bench(options).run();
+    return 0;
+  });
+}

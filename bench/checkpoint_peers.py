@@ -1,0 +1,214 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Times how a peer saves and loads a model and its Adam state, for bench/checkpoint.py:
+
+    torchrun --nproc-per-node 2 bench/checkpoint_peers.py --peer torch --folder /disk/bench
+
+The model is that of checkpoint_bench.cpp, and so is what is printed: a JSON line for each
+measurement, its seconds those between two barriers. A save ends when rank 0 has flushed every file
+and the folder to disk (fsync), a load when model and optimizer of both ranks have their values.
+"""
+import argparse
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+LAYERS = 50
+
+
+class Layers(torch.nn.Module):
+    """Square linear layers that have `parameter_bytes` together; never run."""
+
+    def __init__(self, parameter_bytes):
+        super().__init__()
+        width = int(math.sqrt(parameter_bytes / 4 / LAYERS + 0.25) - 0.5)  # Of width^2 + width.
+        for i in range(LAYERS):
+            self.register_parameter(f"layers_{i}_weight", torch.nn.Parameter(torch.empty(width, width).uniform_(-1, 1)))
+            self.register_parameter(f"layers_{i}_bias", torch.nn.Parameter(torch.empty(width).uniform_(-1, 1)))
+
+
+def adam_moments(model, optimizer):
+    """The optimizer's large tensors, by name."""
+    return {
+        f"{name}.{field}": optimizer.state[parameter][field]
+        for name, parameter in model.named_parameters()
+        for field in ("exp_avg", "exp_avg_sq")
+    }
+
+
+class Torch:
+    """torch.save by rank 0 of both state dicts; every rank loads them."""
+
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer = model, optimizer
+
+    def save(self, folder):
+        if dist.get_rank() == 0:
+            folder.mkdir()
+            state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+            torch.save(state, folder / "state.pt")
+
+    def load(self, folder, mmap=False):
+        state = torch.load(folder / "state.pt", weights_only=True, mmap=mmap)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if mmap:
+            # The optimizer has taken tensors that are still on disk, to be read in its next step.
+            for of_parameter in self.optimizer.state.values():
+                for field in ("exp_avg", "exp_avg_sq"):
+                    of_parameter[field] = of_parameter[field].clone()
+
+    def loads(self):
+        return {"load": self.load, "load_mmap": lambda folder: self.load(folder, mmap=True)}
+
+
+class Safetensors:
+    """save_file by rank 0, model and optimizer in a file each; every rank loads them."""
+
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer = model, optimizer
+
+    def save(self, folder):
+        from safetensors.torch import save_file
+
+        if dist.get_rank() == 0:
+            folder.mkdir()
+            save_file(self.model.state_dict(), folder / "model.safetensors")
+            save_file(adam_moments(self.model, self.optimizer), folder / "optimizer.safetensors")
+
+    def load(self, folder):
+        from safetensors.torch import load_file
+
+        self.model.load_state_dict(load_file(folder / "model.safetensors"))
+        moments = adam_moments(self.model, self.optimizer)
+        for name, saved in load_file(folder / "optimizer.safetensors").items():
+            moments[name].copy_(saved)
+
+    def loads(self):
+        return {"load": self.load}
+
+
+class Dcp:
+    """torch.distributed.checkpoint: both ranks write, and load in place."""
+
+    def __init__(self, model, optimizer):
+        self.model, self.optimizer = model, optimizer
+
+    def state(self):
+        return {"model": self.model.state_dict(), "optimizer": adam_moments(self.model, self.optimizer)}
+
+    def save(self, folder):
+        import torch.distributed.checkpoint as dcp
+
+        dcp.save(self.state(), checkpoint_id=folder)
+
+    def load(self, folder):
+        import torch.distributed.checkpoint as dcp
+
+        dcp.load(self.state(), checkpoint_id=folder)
+
+    def loads(self):
+        return {"load": self.load}
+
+
+class Accelerate:
+    """accelerator.save_state and load_state, by their defaults."""
+
+    def __init__(self, model, optimizer):
+        from accelerate import Accelerator
+
+        self.accelerator = Accelerator(cpu=True)
+        self.accelerator.prepare(model, optimizer)
+
+    def save(self, folder):
+        self.accelerator.save_state(str(folder))
+
+    def load(self, folder):
+        self.accelerator.load_state(str(folder))
+
+    def loads(self):
+        return {"load": self.load}
+
+
+PEERS = {"torch": Torch, "safetensors": Safetensors, "dcp": Dcp, "accelerate": Accelerate}
+
+
+def flush(folder):
+    """Returns once the disk has every file, and the folder's names."""
+    for path in [*folder.rglob("*"), folder]:
+        file = os.open(path, os.O_RDONLY)
+        os.fsync(file)
+        os.close(file)
+
+
+def drop(folder):
+    """Takes the files out of the page cache."""
+    if dist.get_rank() == 0:
+        for path in folder.rglob("*"):
+            file = os.open(path, os.O_RDONLY)
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(file)
+    dist.barrier()
+
+
+def timed(what, body, after=lambda: None):
+    """Times `body` on all ranks, and `after` on rank 0."""
+    if dist.get_rank() == 0:
+        os.sync()  # What others left to be written is not this one's.
+    dist.barrier()
+    began = time.perf_counter()
+    body()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        after()
+        print(json.dumps({"measured": what, "seconds": time.perf_counter() - began}), flush=True)
+    dist.barrier()
+
+
+def samples(model, optimizer):
+    """A few elements of everything that is saved."""
+    tensors = [*model.parameters(), *adam_moments(model, optimizer).values()]
+    return torch.cat([tensor.detach().flatten()[::4099] for tensor in tensors])
+
+
+def measure(peer, model, optimizer, folder):
+    wanted = samples(model, optimizer)
+    saved = folder / "saved"
+    timed("save", lambda: peer.save(saved), lambda: flush(saved))
+    for name, load in peer.loads().items():
+        for cache in ("warm", "cold"):
+            with torch.no_grad():
+                for tensor in (*model.parameters(), *adam_moments(model, optimizer).values()):
+                    tensor.zero_()
+            if cache == "cold":
+                drop(saved)
+            timed(f"{name}_{cache}", lambda load=load: load(saved))
+            if not torch.equal(samples(model, optimizer), wanted):
+                raise SystemExit(f"checkpoint_peers: {name} did not bring back what was saved")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", choices=PEERS, required=True)
+    parser.add_argument("--bytes", type=int, default=1_000_000_000, help="of parameters (default 1e9)")
+    parser.add_argument("--folder", type=Path, required=True, help="an empty folder on the disk to be measured")
+    options = parser.parse_args()
+    dist.init_process_group("gloo")
+    torch.manual_seed(1)
+    model = Layers(options.bytes)
+    optimizer = torch.optim.Adam(model.parameters(), foreach=False)
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, 1e-3)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    measure(PEERS[options.peer](model, optimizer), model, optimizer, options.folder)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

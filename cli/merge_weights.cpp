@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/merge_weights.h"
+
+#include <system_error>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "cli/checkpoint_reports.h"
+#include "lockstep/storage/byte_size.h"
+#include "lockstep/storage/files.h"
+#include "lockstep/storage/model_files.h"
+#include "lockstep/storage/model_shards.h"
+#include "lockstep/storage/tensor_set.h"
+
+namespace lockstep::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::OutputTensor;
+using checkpoint::SetTensor;
+using checkpoint::StoredCheckpoint;
+using checkpoint::TensorPiece;
+using checkpoint::TensorSet;
+
+TensorSet open_model(const StoredCheckpoint& stored, int model) {
+  const std::string stem = model == 0 ? "model" : fmt::format("model_{}", model);
+  if (!TensorSet::exists(stored, stem)) {
+    throw ConfigError(
+        stored.path(),
+        fmt::format(
+            "holds no set of tensors {}; it holds {}",
+            stem,
+            printable(fmt::format("{}", fmt::join(TensorSet::stems(stored), ", ")))));
+  }
+  return TensorSet(stored, stem);
+}
+
+bool is_checkpoint(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::exists(folder / checkpoint::kManifestName, error)) {
+    return false;
+  }
+  try {
+    checkpoint::read_manifest(folder);
+    return true;
+  } catch (const CheckpointError&) {
+    return false;  // Others call files so, too.
+  }
+}
+
+/// What lies in a checkpoint goes with it, and makes it what it was not.
+void refuse_checkpoint(const fs::path& output) {
+  std::error_code error;
+  fs::path folder = fs::weakly_canonical(output, error);
+  for (; folder.has_relative_path(); folder = folder.parent_path()) {
+    if (is_checkpoint(folder)) {
+      throw ConfigError(
+          output,
+          fmt::format(
+              "is, or lies in, the checkpoint {}, whose files must stay what they are; try another "
+              "folder",
+              folder.native()));
+    }
+  }
+}
+
+/// Removes on its way out the folders that were not there when it came, if they are empty.
+class MadeFolders {
+ public:
+  explicit MadeFolders(const fs::path& folder) {
+    std::error_code error;
+    for (fs::path path = folder; !path.empty() && !fs::exists(path, error);
+         path = path.parent_path()) {
+      absent_.push_back(path);
+    }
+  }
+  ~MadeFolders() {
+    std::error_code ignored;
+    for (const fs::path& path : absent_) {
+      fs::remove(path, ignored);
+    }
+  }
+  MadeFolders(const MadeFolders&) = delete;
+  MadeFolders& operator=(const MadeFolders&) = delete;
+
+ private:
+  std::vector<fs::path> absent_;
+};
+
+void check_output(const fs::path& output, bool force) {
+  std::error_code error;
+  refuse_checkpoint(output);
+  if (output.extension() == ".safetensors" ||
+      (checkpoint::name_exists(output) && !fs::is_directory(output, error))) {
+    throw ConfigError(output, "is no folder; weights may need several files, so name a folder");
+  }
+  for (const char* name : {checkpoint::kModelFile, checkpoint::kModelIndex}) {
+    if (checkpoint::name_exists(output / name) && !force) {
+      throw ConfigError(output / name, "exists; try another folder, or --force to replace it");
+    }
+  }
+}
+
+/// The bytes of a whole tensor; in `buffer` if it lies in several pieces.
+std::string_view whole_bytes(const TensorSet& set, const SetTensor& tensor, std::string& buffer) {
+  buffer = std::string();  // Gives its memory back before the next takes its own.
+  if (tensor.pieces.empty()) {
+    return {};
+  }
+  if (tensor.pieces.size() == 1) {
+    return set.bytes(tensor.pieces.front());
+  }
+  buffer.reserve(static_cast<size_t>(tensor.elements()) * checkpoint::dtype_bytes(tensor.dtype));
+  for (const TensorPiece& piece : tensor.pieces) {
+    buffer += set.bytes(piece);
+  }
+  return buffer;
+}
+
+}  // namespace
+
+Report merge_weights(const fs::path& path, const fs::path& output, const MergeOptions& options) {
+  const StoredCheckpoint stored = open_checkpoint(path);
+  const TensorSet set = open_model(stored, options.model);
+  check_output(output, options.force);
+  std::string buffer;
+  std::vector<OutputTensor> tensors;
+  int64_t elements = 0;
+  for (const SetTensor& tensor : set.tensors()) {
+    elements += tensor.elements();
+    tensors.push_back({tensor.name, tensor.dtype, tensor.shape, [&set, &tensor, &buffer] {
+                         return whole_bytes(set, tensor, buffer);
+                       }});
+  }
+  const MadeFolders made(output);
+  uint64_t bytes = 0;
+  for (const OutputTensor& tensor : tensors) {
+    bytes += checkpoint::output_bytes(path, tensor);
+  }
+  const std::vector<std::string> names =
+      checkpoint::write_model_files(output, tensors, options.max_shard_bytes);
+  Report report;
+  for (const std::string& name : names) {
+    report.text += printable(output / name) + "\n";
+  }
+  report.text += fmt::format(
+      "{}, {} values, {}\n",
+      counted(tensors.size(), "tensor"),
+      with_commas(elements),
+      checkpoint::format_bytes(bytes));
+  report.json = {
+      {"checkpoint", path.native()},
+      {"output", output.native()},
+      {"files", names},
+      {"tensors", tensors.size()},
+      {"elements", elements},
+      {"bytes", bytes}};
+  return report;
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,451 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/accelerator/import_accelerate.h"
+#include "lockstep/accelerator/state_files.h"
+#include "lockstep/accelerator/training_state.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/rank.h"
+#include "lockstep/checkpoint/load_model.h"
+#include "lockstep/checkpoint/reader.h"
+#include "lockstep/optim/optimizer_state.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+namespace files = state_files;
+
+/// The tensors that each of the processes that saved has in a file of its own.
+std::vector<NamedTensors> of_all_ranks(
+    const checkpoint::Reader& reader,
+    int processes,
+    const std::function<std::string(int rank)>& file_of) {
+  std::vector<NamedTensors> all;
+  for (int rank = 0; rank < processes; ++rank) {
+    all.push_back(reader.tensors(file_of(rank)));
+  }
+  return all;
+}
+
+}  // namespace
+
+/// What is being loaded, and what puts it in place once all of it was found good.
+struct Accelerator::Loading {
+  checkpoint::Reader reader;
+  int saved_by = 1;  ///< Processes.
+  bool resharded = false;
+  std::vector<std::function<void()>> apply = {};
+
+  const nlohmann::json& meta() const { return reader.meta(); }
+  std::string path(const std::string& file) const { return (reader.path() / file).string(); }
+  void must_match(const char* what, size_t saved, size_t here) const {
+    if (saved != here) {
+      throw CheckpointError(
+          reader.path().string(),
+          fmt::format("holds {} {}, this program prepared {}", saved, what, here));
+    }
+  }
+};
+
+void Accelerator::check_models(Loading& loading) {
+  State& state = *state_;
+  StateBeingLoaded being_loaded{.checkpoint = loading.reader, .models = state.models.size()};
+  state.load_hooks.run(being_loaded);
+  loading.must_match("models", loading.meta().at("models").get<size_t>(), state.models.size());
+  const auto saved_by_hook = loading.meta().at("models_taken_over").get<std::set<size_t>>();
+  for (size_t i = 0; i < state.models.size(); ++i) {
+    if (being_loaded.taken_over.contains(i)) {
+      continue;
+    }
+    if (saved_by_hook.contains(i)) {
+      throw CheckpointError(
+          loading.reader.path().string(),
+          fmt::format(
+              "model {} was saved by a hook of the program's; register the load_state hook that "
+              "reads it",
+              i));
+    }
+    loading.apply.push_back(check_model(
+        without_ties(state.models[i].parameters(), state.models[i].buffers()),
+        loading.reader.tensor_set(files::numbered("model", i), state.writers_per_rank),
+        loading.path(files::model(i))));
+    check_own_buffers(loading, i);
+  }
+}
+
+/// Where buffers do not follow rank 0's, each process goes on with its own.
+void Accelerator::check_own_buffers(Loading& loading, size_t model) {
+  State& state = *state_;
+  const auto file_of = [&](int rank) {
+    return files::of_rank(files::numbered("buffers", model), rank, ".safetensors");
+  };
+  const NamedTensors buffers = without_ties(state.models[model].buffers(), {});
+  if (state.options.data_parallel.broadcast_buffers || buffers.empty()) {
+    return;
+  }
+  const std::string file = file_of(process_index());
+  if (!loading.resharded) {
+    if (loading.reader.has(file)) {
+      loading.apply.push_back(
+          check_model(buffers, loading.reader.tensors(file), loading.path(file)));
+    }
+    return;
+  }
+  std::vector<NamedTensors> all(1);
+  for (NamedTensor& item :
+       loading.reader.tensor_set(files::numbered("model", model), state.writers_per_rank)) {
+    const bool is_buffer = std::any_of(buffers.begin(), buffers.end(), [&](const auto& buffer) {
+      return buffer.name == item.name;
+    });
+    if (is_buffer) {
+      all[0].push_back(std::move(item));
+    }
+  }
+  for (int rank = 1; rank < loading.saved_by; ++rank) {
+    if (loading.reader.has(file_of(rank))) {
+      all.push_back(loading.reader.tensors(file_of(rank)));
+    }
+  }
+  loading.apply.push_back(check_model(buffers, mean_of(all), loading.path(file_of(1))));
+}
+
+void Accelerator::check_optimizers(Loading& loading) {
+  State& state = *state_;
+  const ParameterName names = state.parameter_names("load_state");
+  const nlohmann::json& meta = loading.meta();
+  const bool local = meta.contains("local_sgd_steps");
+  loading.must_match("optimizers", meta.at("optimizer_steps").size(), state.optimizers.size());
+  for (size_t i = 0; i < state.optimizers.size(); ++i) {
+    std::string stem = files::optimizer(i);
+    NamedTensors tensors;
+    if (local && loading.resharded) {
+      stem = files::optimizer_of_rank(i, 0);
+      tensors = mean_of(of_all_ranks(loading.reader, loading.saved_by, [&](int rank) {
+        return files::optimizer_of_rank(i, rank) + ".safetensors";
+      }));
+    } else if (local) {
+      stem = files::optimizer_of_rank(i, process_index());
+      tensors = loading.reader.tensors(stem + ".safetensors");
+    } else {
+      tensors = loading.reader.tensor_set(stem, state.writers_per_rank);
+    }
+    loading.apply.push_back(check_optimizer(
+        state.optimizers[i].inner(),
+        names,
+        tensors,
+        loading.reader.json(stem + ".json"),
+        loading.path(stem + ".safetensors")));
+    loading.apply.emplace_back(
+        [&state, i, steps = meta.at("optimizer_steps").at(i).get<int64_t>()] {
+          state.optimizers[i].set_steps(steps);
+          state.steps_at_save = i == 0 ? steps : state.steps_at_save;
+        });
+  }
+  if (local) {
+    loading.apply.emplace_back(
+        [&state, counters = meta.at("local_sgd_steps"), resharded = loading.resharded] {
+          state.optimizers_differ = !resharded && state.local_sgds.size() < counters.size();
+          for (size_t i = 0; i < counters.size(); ++i) {
+            const auto steps = counters[i].get<int64_t>();
+            if (i < state.local_sgds.size()) {
+              state.local_sgds[i].second->load_steps(steps);
+              state.restored_local_steps.emplace_back();
+            } else {
+              state.restored_local_steps.emplace_back(steps);
+            }
+          }
+        });
+  }
+}
+
+void Accelerator::check_comm_hooks(Loading& loading) {
+  State& state = *state_;
+  for (size_t i = 0; i < state.models.size(); ++i) {
+    const std::string stem = files::numbered("comm_hook", i);
+    const auto tensors_of = [&](int rank) { return files::of_rank(stem, rank, ".safetensors"); };
+    const int source = loading.resharded ? 0 : process_index();
+    if (!loading.reader.has(tensors_of(source))) {
+      // Saved before anything was compressed: what is held back here belongs to another life.
+      loading.apply.emplace_back([parallel = state.models[i].parallel] {
+        if (parallel->hook_state().iteration > 0) {
+          parallel->load_hook_state({});
+        }
+      });
+      continue;
+    }
+    // What ranks have still to send counts by its mean.
+    CommHookState hook{
+        .iteration = loading.reader.json(files::of_rank(stem, source, ".json"))
+                         .at("iteration")
+                         .get<int64_t>(),
+        .tensors = loading.resharded
+                       ? mean_of(of_all_ranks(loading.reader, loading.saved_by, tensors_of))
+                       : loading.reader.tensors(tensors_of(source))};
+    state.models[i].parallel->check_hook_state(hook);
+    loading.apply.emplace_back([parallel = state.models[i].parallel, hook = std::move(hook)] {
+      parallel->load_hook_state(hook);
+    });
+  }
+}
+
+void Accelerator::check_accumulation(Loading& loading) {
+  State& state = *state_;
+  LoopState& loop = *state.loop;
+  const int source = loading.resharded ? 0 : process_index();
+  const std::string file = files::of_rank("accumulation", source, ".json");
+  const nlohmann::json saved = loading.reader.json(file);
+  const bool within = saved.at("within").get<bool>();
+  if (within && saved.at("num_steps") != loop.accumulation.num_steps) {
+    throw CheckpointError(
+        loading.path(file),
+        fmt::format(
+            "was saved within a group of {} accumulation steps; this program has {}",
+            saved.at("num_steps").dump(),
+            loop.accumulation.num_steps));
+  }
+  std::optional<double> counted;
+  if (saved.at("counted").is_number()) {
+    counted = saved.at("counted").get<double>();
+    for (int rank = 1; loading.resharded && rank < loading.saved_by; ++rank) {
+      *counted += loading.reader.json(files::of_rank("accumulation", rank, ".json"))
+                      .at("counted")
+                      .get<double>();
+    }
+    if (loading.resharded) {
+      *counted /= num_processes();
+    }
+  }
+  loading.apply.emplace_back([&state, &loop, saved, within, counted] {
+    loop.step = saved.at("step").get<int64_t>();
+    loop.in_group = saved.at("in_group").get<int64_t>();
+    loop.sync_gradients = !within;
+    loop.counted = counted;
+    loop.finite->load_state(saved.at("non_finite"));
+    for (size_t i = 0; i < state.optimizers.size(); ++i) {
+      state.optimizers[i].set_gradients_due(saved.at("due").at(i).get<bool>());
+    }
+  });
+  for (size_t i = 0; i < state.models.size(); ++i) {
+    const auto file_of = [&](int rank) { return files::gradients(i, rank); };
+    if (!loading.reader.has(file_of(source))) {
+      continue;
+    }
+    NamedTensors gradients;
+    if (loading.resharded) {
+      // Equal shares of the same sum: of means over processes, or with counts of plain sums.
+      gradients = sum_of(
+          of_all_ranks(loading.reader, loading.saved_by, file_of),
+          1.0 / (counted ? num_processes() : loading.saved_by));
+    } else {
+      gradients = loading.reader.tensors(file_of(source));
+    }
+    loading.apply.push_back(
+        check_gradients(state.models[i].parameters(), gradients, loading.path(file_of(source))));
+  }
+}
+
+void Accelerator::check_loop(Loading& loading) {
+  State& state = *state_;
+  LoopState& loop = *state.loop;
+  const nlohmann::json& meta = loading.meta();
+  if (loop.scaler.has_value() != meta.contains("scaler")) {
+    throw CheckpointError(
+        loading.reader.path().string(),
+        loop.scaler ? "was saved without fp16's loss scaler; this program uses fp16"
+                    : "was saved with fp16's loss scaler; this program does not use fp16");
+  }
+  if (loop.scaler) {
+    loop.scaler->check_state(meta.at("scaler"));
+    loading.apply.emplace_back([&loop, saved = meta.at("scaler")] {
+      loop.scaler_update_due = false;
+      loop.scaler->load_state(saved);
+    });
+  }
+  loading.must_match("schedulers", meta.at("schedulers").size(), state.schedulers.size());
+  for (size_t i = 0; i < state.schedulers.size(); ++i) {
+    loading.apply.push_back(state.schedulers[i].check_state(
+        meta.at("schedulers").at(i), loading.reader.path().string()));
+  }
+  check_accumulation(loading);
+}
+
+void Accelerator::check_positions(Loading& loading) {
+  State& state = *state_;
+  loading.must_match("loaders", loading.meta().at("loaders").get<size_t>(), state.loaders.size());
+  const auto file_of = [](int rank) { return files::of_rank("loaders", rank, ".json"); };
+  const nlohmann::json own = loading.reader.json(file_of(loading.resharded ? 0 : process_index()));
+  for (size_t i = 0; i < state.loaders.size(); ++i) {
+    // Of ranks with unequally many batches rank 0 has the most: what it has seen, all have.
+    const bool other_rounds = own.at(i).at("round_rows") != state.loaders[i]->layout().round_rows();
+    const std::string file = file_of(other_rounds || loading.resharded ? 0 : process_index());
+    loading.apply.push_back(check_loader(
+        state.loaders[i],
+        other_rounds ? loading.reader.json(file).at(i) : own.at(i),
+        loading.path(file)));
+  }
+  const int random_source = process_index() % loading.saved_by;
+  const std::string random_file = files::of_rank("random_states", random_source, ".safetensors");
+  loading.apply.push_back(check_random_state(
+      loading.reader.tensors(random_file),
+      process_index() < loading.saved_by ? 0 : process_index(),
+      loading.path(random_file)));
+}
+
+void Accelerator::check_objects(Loading& loading) {
+  State& state = *state_;
+  const nlohmann::json& kinds = loading.meta().at("custom_objects");
+  if (kinds.size() != state.objects.size()) {
+    throw CheckpointError(
+        loading.reader.path().string(),
+        fmt::format(
+            "holds {} custom objects, this program registered {} for checkpointing",
+            kinds.size(),
+            state.objects.size()));
+  }
+  for (size_t i = 0; i < state.objects.size(); ++i) {
+    const bool each = kinds[i] == "each";
+    if (each && loading.resharded) {
+      throw CheckpointError(
+          loading.reader.path().string(),
+          fmt::format(
+              "custom object {} had a state of its own in each of {} processes, which {} cannot "
+              "share; start {}, or register what is the same in all",
+              i,
+              loading.saved_by,
+              num_processes(),
+              loading.saved_by));
+    }
+    const std::string stem = each ? files::object_of_rank(i, process_index()) : files::object(i);
+    ObjectState saved(loading.reader.json(stem + ".json"));
+    if (loading.reader.has(stem + ".safetensors")) {
+      saved.tensors = loading.reader.tensors(stem + ".safetensors");
+    }
+    loading.apply.emplace_back(
+        [object = state.objects[i], saved = std::move(saved)] { object.load_state_dict(saved); });
+  }
+}
+
+void Accelerator::check_saved(const fs::path& folder, std::vector<std::function<void()>>& apply) {
+  Loading loading{.reader = checkpoint::Reader(folder)};
+  loading.saved_by = loading.meta().at("processes").get<int>();
+  loading.resharded = loading.saved_by != num_processes();
+  if (loading.resharded && loading.reader.world_size() != loading.saved_by) {
+    throw CheckpointError(
+        folder.string(),
+        fmt::format(
+            "is the part of one host, saved with save_on_each_node by {} processes; this job has "
+            "{}; start as many on as many hosts",
+            loading.saved_by,
+            num_processes()));
+  }
+  check_models(loading);
+  check_optimizers(loading);
+  check_comm_hooks(loading);
+  check_positions(loading);
+  check_loop(loading);
+  check_objects(loading);
+  if (loading.resharded) {
+    log_info(fmt::format(
+        "{} was saved by {} processes and goes on with {}",
+        folder.string(),
+        loading.saved_by,
+        num_processes()));
+  }
+  apply.insert(
+      apply.end(),
+      std::make_move_iterator(loading.apply.begin()),
+      std::make_move_iterator(loading.apply.end()));
+}
+
+/// What Accelerate has written, as far as it is no pickle.
+void Accelerator::check_import(const fs::path& folder, std::vector<std::function<void()>>& apply) {
+  State& state = *state_;
+  const ParameterName names = state.parameter_names("load_state");
+  ImportTarget target;
+  target.models = state.models.size();
+  for (const Optimizer& optimizer : state.optimizers) {
+    auto& wanted = target.optimizers.emplace_back();
+    wanted.settings = optimizer_settings(optimizer.inner());
+    for (const auto& group : optimizer.inner().param_groups()) {
+      auto& of_group = wanted.parameters.emplace_back();
+      for (const at::Tensor& parameter : group.params()) {
+        of_group.push_back(names(parameter));
+      }
+    }
+  }
+  for (const Scheduler& scheduler : state.schedulers) {
+    target.schedulers.push_back(scheduler.state());
+  }
+  const ImportedState imported = import_accelerate(folder, target);
+  for (size_t i = 0; i < imported.models.size(); ++i) {
+    NamedTensors all = state.models[i].parameters();
+    const NamedTensors buffers = state.models[i].buffers();
+    all.insert(all.end(), buffers.begin(), buffers.end());
+    apply.push_back(checkpoint::check_checkpoint_in_model(all, imported.models[i]).apply);
+  }
+  for (size_t i = 0; i < imported.optimizers.size(); ++i) {
+    const auto& saved = imported.optimizers[i];
+    apply.push_back(check_optimizer(
+        state.optimizers[i].inner(), names, saved.tensors, saved.settings, saved.path));
+    apply.emplace_back([&state, i, steps = saved.steps] { state.optimizers[i].set_steps(steps); });
+  }
+  for (size_t i = 0; i < imported.schedulers.size(); ++i) {
+    apply.push_back(state.schedulers[i].check_state(imported.schedulers[i], folder.string()));
+  }
+  log_warning(fmt::format(
+      "{} was saved by Accelerate: models, optimizers and schedulers go on; {} begin anew",
+      folder.string(),
+      fmt::join(imported.left_out, ", ")));
+}
+
+void Accelerator::load_state(const fs::path& folder) {
+  State& state = *state_;
+  wait_for_save();
+  if (state.resume_pending) {
+    log_warning(fmt::format(
+        "asked to resume, but the program loads {} itself; call resume_latest() instead where "
+        "there "
+        "is a checkpoint",
+        folder.string()));
+  }
+  state.loaded = true;
+  state.batches_between_asking = state.batches_until_asking = 1;
+  std::vector<std::function<void()>> apply;
+  apply.emplace_back([this] {
+    clear_gradients();  // Of a group that the loaded state knows nothing of.
+    state_->restored_local_steps.clear();
+    state_->optimizers_differ = false;
+  });
+  std::string failure;
+  try {
+    if (is_accelerate_folder(folder)) {
+      check_import(folder, apply);
+    } else {
+      check_saved(folder, apply);
+    }
+  } catch (const std::exception& error) {
+    failure = without_rank_suffix(error.what());
+  }
+  throw_together(state.group, failure, folder, "cannot load it");
+  try {
+    for (const auto& step : apply) {
+      step();
+    }
+  } catch (const std::exception& error) {
+    failure =
+        without_rank_suffix(error.what());  // A custom object's, which nobody could ask before.
+  }
+  throw_together(state.group, failure, folder, "has loaded only a part of it");
+}
+
+}  // namespace lockstep

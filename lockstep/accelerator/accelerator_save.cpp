@@ -1,0 +1,365 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <chrono>
+#include <memory>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/accelerator/state_files.h"
+#include "lockstep/accelerator/training_state.h"
+#include "lockstep/base/crc32c.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/rank.h"
+#include "lockstep/checkpoint/even_shares.h"
+#include "lockstep/checkpoint/save_model.h"
+#include "lockstep/checkpoint/writer.h"
+#include "lockstep/comm/bytes.h"
+#include "lockstep/optim/optimizer_state.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+namespace files = state_files;
+using Clock = std::chrono::steady_clock;
+
+double milliseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+/// Equal for equal states, as far as a checksum can say.
+std::string fingerprint(const ObjectState& state) {
+  uint32_t crc = crc32c(state.values.dump());
+  for (const NamedTensor& item : state.tensors) {
+    const at::Tensor plain = item.tensor.detach().to(at::kCPU).contiguous();
+    crc = crc32c(crc, item.name.data(), item.name.size());
+    crc = crc32c(crc, plain.const_data_ptr(), plain.nbytes());
+  }
+  return fmt::format("{:08x}", crc);
+}
+
+}  // namespace
+
+/// Models and optimizers.
+void Accelerator::collect_training(
+    checkpoint::Contents& contents, nlohmann::json& meta, const std::set<size_t>& taken_over) {
+  State& state = *state_;
+  checkpoint::EvenShares shares(
+      static_cast<size_t>(state.saving->size()) * static_cast<size_t>(state.writers_per_rank));
+  for (size_t i = 0; i < state.models.size(); ++i) {
+    if (taken_over.contains(i)) {
+      continue;
+    }
+    NamedTensors tensors = without_ties(state.models[i].parameters(), state.models[i].buffers());
+    int64_t bytes = 0;
+    for (const NamedTensor& item : tensors) {
+      bytes += static_cast<int64_t>(item.tensor.nbytes());
+    }
+    shares.claim(0, bytes);
+    if (state.saving->rank() == 0) {
+      contents.add_tensors(files::model(i), std::move(tensors), {{"format", "pt"}});
+    }
+  }
+  const ParameterName names = state.parameter_names("save_state");
+  // With local SGD the optimizers' states have drifted apart, and each goes on from its own.
+  const bool own_optimizers = !state.local_sgds.empty();
+  nlohmann::json steps = nlohmann::json::array();
+  for (size_t i = 0; i < state.optimizers.size(); ++i) {
+    steps.push_back(state.optimizers[i].steps());
+    torch::optim::Optimizer& inner = state.optimizers[i].inner();
+    const NamedTensors tensors = optimizer_tensors(inner, names);
+    if (own_optimizers) {
+      const std::string stem = files::optimizer_of_rank(i, process_index());
+      contents.add_tensors(stem + ".safetensors", tensors);
+      contents.add_json(stem + ".json", optimizer_settings(inner));
+      continue;
+    }
+    contents.add_shared(
+        files::optimizer(i),
+        tensors,
+        state.saving->rank(),
+        static_cast<size_t>(state.writers_per_rank),
+        shares);
+    if (state.saving->rank() == 0) {
+      contents.add_json(files::optimizer(i) + ".json", optimizer_settings(inner));
+    }
+  }
+  meta["models"] = state.models.size();
+  meta["optimizer_steps"] = steps;
+  meta["step"] = state.optimizers.empty() ? 0 : state.optimizers.front().steps();
+  if (own_optimizers) {
+    nlohmann::json counters = nlohmann::json::array();
+    for (const auto& [model, local_sgd] : state.local_sgds) {
+      counters.push_back(local_sgd->steps());
+    }
+    meta["local_sgd_steps"] = counters;
+  }
+}
+
+/// Where each process stands: what only it has.
+void Accelerator::collect_position(checkpoint::Contents& contents) {
+  State& state = *state_;
+  const int rank = process_index();
+  for (size_t i = 0; i < state.models.size(); ++i) {
+    const CommHookState hook = state.models[i].parallel->hook_state();
+    if (hook.iteration > 0) {
+      const std::string stem = files::numbered("comm_hook", i);
+      contents.add_tensors(files::of_rank(stem, rank, ".safetensors"), hook.tensors);
+      contents.add_json(files::of_rank(stem, rank, ".json"), {{"iteration", hook.iteration}});
+    }
+  }
+  if (state.options.data_parallel.broadcast_buffers == false && state.saving->rank() != 0) {
+    for (size_t i = 0; i < state.models.size(); ++i) {
+      contents.add_tensors(
+          files::of_rank(files::numbered("buffers", i), rank, ".safetensors"),
+          without_ties(state.models[i].buffers(), {}));
+    }
+  }
+  nlohmann::json cursors = nlohmann::json::array();
+  for (const auto& loader : state.loaders) {
+    data::Cursor cursor = loader->cursor();
+    if (loader->left_early() && !state.active->has_trained(loader.get())) {
+      // An evaluation that looks at some batches begins with the next epoch's next time.
+      cursor = {.seed = cursor.seed, .epoch = loader->epoch()};
+    }
+    cursors.push_back(
+        {{"cursor", cursor},
+         {"samples", loader->layout().samples()},
+         {"round_rows", loader->layout().round_rows()}});
+  }
+  contents.add_json(files::of_rank("loaders", rank, ".json"), std::move(cursors));
+  contents.add_tensors(
+      files::of_rank("random_states", rank, ".safetensors"), {{"cpu", random_state()}});
+  collect_accumulation(contents);
+}
+
+/// The place in a group of micro-steps, and the gradients that no update has used yet.
+void Accelerator::collect_accumulation(checkpoint::Contents& contents) {
+  State& state = *state_;
+  const LoopState& loop = *state.loop;
+  const int rank = process_index();
+  std::set<const void*> due;
+  nlohmann::json accumulation{
+      {"step", loop.step},
+      {"in_group", loop.in_group},
+      {"within", !loop.sync_gradients},
+      {"num_steps", loop.accumulation.num_steps},
+      {"counted", loop.counted ? nlohmann::json(*loop.counted) : nlohmann::json(nullptr)},
+      {"non_finite", loop.finite->state()},
+      {"due", nlohmann::json::array()}};
+  for (const Optimizer& optimizer : state.optimizers) {
+    accumulation["due"].push_back(optimizer.gradients_are_due());
+    if (optimizer.gradients_are_due()) {
+      for (const at::Tensor& parameter : optimizer.parameters()) {
+        due.insert(parameter.unsafeGetTensorImpl());
+      }
+    }
+  }
+  for (size_t i = 0; !due.empty() && i < state.models.size(); ++i) {
+    NamedTensors parameters = state.models[i].parameters();
+    std::erase_if(parameters, [&](const NamedTensor& item) {
+      return !due.contains(item.tensor.unsafeGetTensorImpl());
+    });
+    contents.add_tensors(files::gradients(i, rank), gradients_of(parameters));
+  }
+  contents.add_json(files::of_rank("accumulation", rank, ".json"), std::move(accumulation));
+}
+
+/// What the user registered: once, or of every process where theirs differ.
+void Accelerator::collect_objects(checkpoint::Contents& contents, nlohmann::json& meta) {
+  State& state = *state_;
+  std::vector<ObjectState> own;
+  nlohmann::json fingerprints = nlohmann::json::array();
+  try {
+    for (const AnyCheckpointable& object : state.objects) {
+      own.push_back(object.state_dict());
+      fingerprints.push_back(fingerprint(own.back()));
+    }
+  } catch (const std::exception& error) {
+    contents.fail(fmt::format("the state of custom object {}: {}", own.size(), error.what()));
+  }
+  meta["custom_objects"] = nlohmann::json::array();
+  const std::vector<std::string> all = all_gather_bytes(
+      state.group,
+      nlohmann::json{{"registered", state.objects.size()}, {"states", fingerprints}}.dump());
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const auto registered = nlohmann::json::parse(all[rank]).at("registered").get<size_t>();
+    if (registered != state.objects.size()) {
+      contents.fail(fmt::format(
+          "rank {} registered {} objects for checkpointing, this one {}; register the same on all",
+          rank,
+          registered,
+          state.objects.size()));
+    }
+  }
+  for (size_t i = 0; i < own.size(); ++i) {
+    bool differs = false;
+    for (const std::string& text : all) {
+      const nlohmann::json other = nlohmann::json::parse(text).at("states");
+      differs = differs || i >= other.size() || other[i] != fingerprints[i];
+    }
+    meta["custom_objects"].push_back(differs ? "each" : "shared");
+    if (!differs && state.saving->rank() != 0) {
+      continue;
+    }
+    const std::string stem = differs ? files::object_of_rank(i, process_index()) : files::object(i);
+    contents.add_json(stem + ".json", own[i].values);
+    if (!own[i].tensors.empty()) {
+      contents.add_tensors(stem + ".safetensors", own[i].tensors);
+    }
+  }
+}
+
+checkpoint::Contents Accelerator::collect_state(nlohmann::json& meta) {
+  State& state = *state_;
+  checkpoint::Contents contents;
+  StateBeingSaved being_saved{.contents = contents, .models = state.models.size()};
+  meta = {{"processes", num_processes()}, {"loaders", state.loaders.size()}};
+  state.loop->update_scaler_if_due();  // Collective, so outside of what one process may leave.
+  try {
+    // Thrown on one process, the others would wait in the commit.
+    state.save_hooks.run(being_saved);
+    collect_training(contents, meta, being_saved.taken_over);
+    collect_position(contents);
+  } catch (const std::exception& error) {
+    contents.fail(error.what());
+  }
+  collect_objects(contents, meta);
+  contents.must_agree(
+      "the models that a hook saves", fmt::format("{}", fmt::join(being_saved.taken_over, ", ")));
+  meta["models_taken_over"] = being_saved.taken_over;
+  meta["schedulers"] = nlohmann::json::array();
+  for (const Scheduler& scheduler : state.schedulers) {
+    meta["schedulers"].push_back(scheduler.state());
+  }
+  if (state.loop->scaler) {
+    meta["scaler"] = state.loop->scaler->state();
+  }
+  return contents;
+}
+
+void Accelerator::save(
+    const fs::path& folder, const SaveStateOptions& options, const AfterCommit& after) {
+  State& state = *state_;
+  const auto began = Clock::now();
+  SaveTimings timings;
+  wait_for_save();
+  timings.waited_ms = milliseconds_since(began);
+  for (const auto& [model, local_sgd] : state.local_sgds) {
+    local_sgd->average();
+  }
+  nlohmann::json meta;
+  auto contents = std::make_shared<checkpoint::Contents>(collect_state(meta));
+  try {
+    timings.bytes = contents->tensor_bytes();
+    if (options.async) {
+      contents->copy_to_host(*state.snapshot);
+    }
+  } catch (const std::exception& error) {
+    // Out of memory, say: the others are to hear of it instead of waiting.
+    contents = std::make_shared<checkpoint::Contents>();
+    contents->fail(error.what());
+  }
+  const auto write = [folder, contents, meta, after, threads = state.writers_per_rank](
+                         const SavingGroups& groups) {
+    std::string failure;
+    try {
+      checkpoint::Writer writer(groups.disk, folder, {.threads = threads});
+      writer.write(*contents);
+      writer.commit(meta);
+    } catch (const CheckpointError& error) {
+      failure = without_rank_suffix(error.what());
+      if (groups.disk.size() == groups.all.size()) {
+        throw;  // All were told the same.
+      }
+    }
+    if (groups.disk.size() != groups.all.size()) {
+      Group all = groups.all;
+      throw_together(all, failure, folder, "cannot save it");
+    }
+    if (after) {
+      after(groups);
+    }
+  };
+  if (options.async) {
+    if (!state.background_groups) {
+      // Of its own, so that what it says does not get between the training's collectives.
+      state.background_groups.emplace();
+      state.background_groups->all = state.group.split(0);
+      state.background_groups->disk = state.saving->split(0);
+    }
+    state.snapshot = std::move(contents);
+    timings.stall_ms = milliseconds_since(began);
+    timings.in_flight = true;
+    state.timings = timings;
+    state.background.start([&state, write, began] {
+      write(*state.background_groups);
+      state.background_write_ms = milliseconds_since(began);
+    });
+    return;
+  }
+  write({.all = state.group, .disk = *state.saving});
+  timings.write_ms = milliseconds_since(began) - timings.waited_ms;
+  timings.stall_ms = milliseconds_since(began);
+  state.timings = timings;
+}
+
+void Accelerator::wait_for_save() {
+  State& state = *state_;
+  const bool was_in_flight = state.timings.in_flight;
+  state.timings.in_flight = false;
+  state.background.wait();
+  if (was_in_flight) {
+    state.timings.write_ms = state.background_write_ms - state.timings.stall_ms;
+    log_info(fmt::format(
+        "saved {:.1f} MB asynchronously: training stood still for {:.0f} ms{}, writing took {:.0f} "
+        "ms",
+        static_cast<double>(state.timings.bytes) / 1e6,
+        state.timings.stall_ms,
+        state.timings.waited_ms >= 1
+            ? fmt::format(", {:.0f} of it for the save before", state.timings.waited_ms)
+            : "",
+        state.timings.write_ms));
+  }
+}
+
+const SaveTimings& Accelerator::last_save() const {
+  return state_->timings;
+}
+
+void Accelerator::save_state(const fs::path& folder, const SaveStateOptions& options) {
+  save(folder, options, nullptr);
+}
+
+void Accelerator::save_model_tensors(
+    const NamedTensors& tensors, const fs::path& folder, const std::string& max_shard_size) {
+  told_by_disks({.all = state_->group, .disk = *state_->saving}, folder, [&] {
+    checkpoint::save_model(tensors, folder, max_shard_size);
+    return "";
+  });
+}
+
+std::function<void()> Accelerator::register_save_state_pre_hook(SaveStatePreHook hook) {
+  return state_->save_hooks.add(std::move(hook));
+}
+
+std::function<void()> Accelerator::register_load_state_pre_hook(LoadStatePreHook hook) {
+  return state_->load_hooks.add(std::move(hook));
+}
+
+void Accelerator::add_checkpointable(AnyCheckpointable object) {
+  for (const AnyCheckpointable& known : state_->objects) {
+    if (known.id == object.id) {
+      throw ConfigError(
+          "register_for_checkpointing", "the object is registered already; register each once");
+    }
+  }
+  state_->objects.push_back(std::move(object));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <functional>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "lockstep/comm/named_tensor.h"
+
+namespace lockstep {
+
+/// What an object of the user's keeps in a checkpoint: small values, and tensors by name. JSON has
+/// no infinity: a best loss that begins there is saved as null, or as text.
+struct ObjectState {
+  ObjectState() = default;
+  // Implicit, so that an object without tensors may return its values alone.
+  ObjectState(nlohmann::json the_values, NamedTensors the_tensors = {})  // NOLINT
+      : values(std::move(the_values)), tensors(std::move(the_tensors)) {}
+
+  nlohmann::json values;
+  NamedTensors tensors;
+};
+
+/// An object whose state belongs to a checkpoint. load_state_dict may take the ObjectState or, for
+/// an object without tensors, its values.
+template <typename T>
+concept Checkpointable = requires(T& object, const T& unchanged, const ObjectState& state) {
+  { unchanged.state_dict() } -> std::convertible_to<ObjectState>;
+  requires requires {
+    object.load_state_dict(state);
+  } || requires {
+    object.load_state_dict(state.values);
+  };
+};
+
+/// A Checkpointable of any type; refers to it.
+struct AnyCheckpointable {
+  const void* id = nullptr;
+  std::function<ObjectState()> state_dict;
+  std::function<void(const ObjectState&)> load_state_dict;
+
+  template <Checkpointable T>
+  explicit AnyCheckpointable(T& object)
+      : id(&object),
+        state_dict([&object]() -> ObjectState { return std::as_const(object).state_dict(); }),
+        load_state_dict([&object](const ObjectState& state) {
+          if constexpr (requires { object.load_state_dict(state); }) {
+            object.load_state_dict(state);
+          } else {
+            object.load_state_dict(state.values);
+          }
+        }) {}
+};
+
+}  // namespace lockstep

@@ -1,0 +1,401 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <filesystem>
+#include <future>
+#include <stdexcept>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
+
+#include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/test_folder.h"
+#include "lockstep/storage/test_files.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::names_in;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+using torch::nn::Linear;
+
+/// Best accuracy so far, say.
+struct Counter {
+  int64_t count = 0;
+  nlohmann::json state_dict() const { return {{"count", count}}; }
+  void load_state_dict(const nlohmann::json& state) {
+    if (state.at("count") == 13) {
+      throw std::runtime_error("thirteen is not for me");
+    }
+    count = state.at("count").get<int64_t>();
+  }
+};
+
+/// An average of weights, say.
+struct Average {
+  at::Tensor value = at::zeros({3});
+  ObjectState state_dict() const { return {{{"kind", "average"}}, {{"value", value}}}; }
+  void load_state_dict(const ObjectState& state) { value = state.tensors.at(0).tensor.clone(); }
+};
+
+TEST(RegisterForCheckpointing, objects_come_back_with_values_and_tensors) {
+  const TestFolder folder;
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    Counter counter{.count = 5};
+    Average average{.value = at::ones({3})};
+    accelerator.register_for_checkpointing(counter, average);
+    accelerator.save_state(folder / "c");
+    counter.count = 0;
+    average.value.zero_();
+    accelerator.load_state(folder / "c");
+    EXPECT_EQ(counter.count, 5);
+    EXPECT_TRUE(at::equal(average.value, at::ones({3})));
+    EXPECT_THROW(accelerator.register_for_checkpointing(counter), ConfigError);
+  });
+  const checkpoint::Reader reader(folder / "c");
+  EXPECT_TRUE(reader.has("custom_checkpoint_1.safetensors"));
+  EXPECT_FALSE(reader.has("custom_checkpoint_0_of_rank_1.json"));
+}
+
+TEST(
+    RegisterForCheckpointing,
+    what_differs_between_processes_is_kept_for_each_and_goes_to_no_other_number) {
+  const TestFolder folder;
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    Counter counter{.count = accelerator.process_index() + 1};
+    accelerator.register_for_checkpointing(counter);
+    accelerator.save_state(folder / "c");
+    counter.count = 0;
+    accelerator.load_state(folder / "c");
+    EXPECT_EQ(counter.count, accelerator.process_index() + 1);
+  });
+  Accelerator alone({}, WorldSpec{}, Group());
+  Counter counter;
+  alone.register_for_checkpointing(counter);
+  EXPECT_THAT(
+      [&] { alone.load_state(folder / "c"); },
+      ThrowsMessage<CheckpointError>(
+          HasSubstr("custom object 0 had a state of its own in each of 2 processes")));
+}
+
+TEST(RegisterForCheckpointing, another_number_of_objects_and_one_that_refuses_are_errors_on_all) {
+  const TestFolder folder;
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    Counter counter{.count = 13};
+    accelerator.register_for_checkpointing(counter);
+    accelerator.save_state(folder / "c");
+    EXPECT_THAT(
+        [&] { accelerator.load_state(folder / "c"); },
+        ThrowsMessage<CheckpointError>(
+            HasSubstr("rank 0 has loaded only a part of it: thirteen is not for me")));
+    Counter second;
+    accelerator.register_for_checkpointing(second);
+    EXPECT_THAT(
+        [&] { accelerator.load_state(folder / "c"); },
+        ThrowsMessage<CheckpointError>(
+            HasSubstr("holds 1 custom objects, this program registered 2 for checkpointing")));
+  });
+}
+
+TEST(StateHooks, add_files_take_models_over_and_can_be_removed) {
+  const TestFolder folder;
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    Linear net(2, 2);
+    accelerator.prepare(net);
+    const auto remove = accelerator.register_save_state_pre_hook([&](StateBeingSaved& state) {
+      EXPECT_EQ(state.models, 1);
+      state.taken_over.insert(0);
+      if (accelerator.is_main_process()) {
+        state.contents.add_tensors("adapter.safetensors", {{"bias", net->bias.detach()}});
+      }
+    });
+    bool loaded = false;
+    accelerator.register_load_state_pre_hook([&](StateBeingLoaded& state) {
+      if (state.checkpoint.has("adapter.safetensors")) {
+        const torch::NoGradGuard no_grad;
+        net->bias.copy_(state.checkpoint.tensors("adapter.safetensors").at(0).tensor);
+        state.taken_over.insert(0);
+        loaded = true;
+      }
+    });
+    const at::Tensor bias = net->bias.detach().clone();
+    accelerator.save_state(folder / "c");
+    net->bias.detach().zero_();
+    accelerator.load_state(folder / "c");
+    EXPECT_TRUE(loaded);
+    EXPECT_TRUE(at::equal(net->bias.detach(), bias));
+    remove();
+    remove();
+    accelerator.save_state(folder / "plain");
+  });
+  EXPECT_FALSE(checkpoint::Reader(folder / "c").has("model.safetensors"));
+  EXPECT_TRUE(checkpoint::Reader(folder / "plain").has("model.safetensors"));
+}
+
+TEST(StateHooks, one_that_throws_on_one_process_fails_the_save_on_all_and_leaves_nothing) {
+  const TestFolder folder;
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    accelerator.register_save_state_pre_hook([&](StateBeingSaved&) {
+      if (accelerator.process_index() == 1) {
+        throw std::runtime_error("no adapter");
+      }
+    });
+    EXPECT_THAT(
+        [&] { accelerator.save_state(folder / "c"); },
+        ThrowsMessage<CheckpointError>(HasSubstr("rank 1 failed: no adapter")));
+  });
+  EXPECT_TRUE(names_in(folder.path()).empty());
+}
+
+TEST(ProjectConfiguration, keeps_total_limit_checkpoints_also_after_a_resume) {
+  const TestFolder folder;
+  const AcceleratorOptions options{
+      .project_config = {.project_dir = folder.path(), .total_limit = 2}};
+  const auto kept = [&] {
+    std::vector<std::string> names = names_in(folder / "checkpoints");
+    std::erase(names, "latest");
+    return names;
+  };
+  accelerated_ranks(2, options, [&](Accelerator& accelerator) {
+    for (int i = 0; i < 4; ++i) {
+      accelerator.save_state();
+    }
+  });
+  EXPECT_THAT(kept(), ElementsAre("checkpoint_3", "checkpoint_4"));
+  // In Accelerate the count begins anew here, and the limit then deletes what was just written.
+  accelerated_ranks(2, options, [&](Accelerator& accelerator) {
+    accelerator.load_state();
+    accelerator.save_state();
+    EXPECT_EQ(accelerator.load_state().filename(), "checkpoint_5");
+  });
+  EXPECT_THAT(kept(), ElementsAre("checkpoint_4", "checkpoint_5"));
+}
+
+TEST(ProjectConfiguration, iteration_is_the_least_number_and_naming_can_be_off) {
+  const TestFolder folder;
+  {
+    Accelerator accelerator(
+        {.project_config = {.project_dir = folder.path(), .iteration = 7}}, WorldSpec{}, Group());
+    EXPECT_EQ(accelerator.save_state().filename(), "checkpoint_7");
+    EXPECT_EQ(accelerator.save_state().filename(), "checkpoint_8");
+  }
+  Accelerator named(
+      {.project_dir = folder.path(), .project_config = {.automatic_checkpoint_naming = false}},
+      WorldSpec{},
+      Group());
+  EXPECT_THAT(
+      [&] { named.save_state(); },
+      ThrowsMessage<ConfigError>(HasSubstr("automatic_checkpoint_naming is off")));
+}
+
+TEST(ProjectConfiguration, impossible_values_and_folders_are_refused_at_construction) {
+  const TestFolder folder;
+  const auto construct = [&](const AcceleratorOptions& options) {
+    const Accelerator accelerator(options, WorldSpec{}, Group());
+  };
+  EXPECT_THROW(
+      construct({.project_config = {.project_dir = folder.path(), .total_limit = 0}}), ConfigError);
+  EXPECT_THROW(construct({.project_config = {.checkpointing_steps = 5}}), ConfigError);
+  EXPECT_THROW(
+      construct({.project_dir = "a", .project_config = {.project_dir = "b"}}), ConfigError);
+  checkpoint::write_bytes(folder / "file", "x");
+  std::atomic<int> refused = 0;
+  ranks(2, [&](Group group) {
+    WorldSpec world;
+    world.rank = world.local_rank = group.rank();
+    world.size = world.local_size = group.size();
+    try {
+      const Accelerator accelerator({.project_dir = folder / "file" / "runs"}, world, group);
+    } catch (const CheckpointError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("is no folder, and a checkpoint was to go in there"));
+      ++refused;
+    }
+  });
+  EXPECT_EQ(refused, 2);
+}
+
+TEST(SaveOnEachNode, every_host_keeps_a_whole_checkpoint_on_its_own_disk) {
+  const TestFolder folder;
+  // Four ranks of two hosts, whose disks are two folders.
+  const auto on_two_hosts = [&](const std::function<void(Accelerator&)>& body) {
+    ranks(4, [&](Group group) {
+      WorldSpec world;
+      world.rank = group.rank();
+      world.size = 4;
+      world.local_rank = group.rank() % 2;
+      world.local_size = 2;
+      const std::string host = "host" + std::to_string(group.rank() / 2);
+      Accelerator accelerator(
+          {.project_config = {.project_dir = folder / host, .save_on_each_node = true}},
+          world,
+          group);
+      body(accelerator);
+    });
+  };
+  on_two_hosts([&](Accelerator& accelerator) {
+    Linear net(2, 2);
+    Counter counter{.count = accelerator.process_index()};
+    accelerator.prepare(net);
+    accelerator.register_for_checkpointing(counter);
+    accelerator.save_state();
+    accelerator.save_state();
+    const at::Tensor saved = net->weight.detach().clone();
+    net->weight.detach().zero_();
+    counter.count = -1;
+    accelerator.load_state();
+    EXPECT_TRUE(at::equal(net->weight.detach(), saved));
+    EXPECT_EQ(counter.count, accelerator.process_index());
+  });
+  for (const char* host : {"host0", "host1"}) {
+    const checkpoint::Reader reader(folder / host / "checkpoints" / "checkpoint_2");
+    EXPECT_EQ(reader.world_size(), 2);
+    EXPECT_TRUE(reader.has("model.safetensors"));
+  }
+  // One host got no further than the first.
+  fs::remove_all(folder / "host1" / "checkpoints" / "checkpoint_2");
+  on_two_hosts([&](Accelerator& accelerator) {
+    Linear net(2, 2);
+    Counter counter;
+    accelerator.prepare(net);
+    accelerator.register_for_checkpointing(counter);
+    EXPECT_EQ(accelerator.resume_latest()->filename(), "checkpoint_1");
+  });
+}
+
+TEST(RegisterForCheckpointing, different_registrations_are_refused_when_saving) {
+  const TestFolder folder;
+  for (int more_on : {0, 1}) {
+    accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+      Counter counter;
+      if (accelerator.process_index() == more_on) {
+        accelerator.register_for_checkpointing(counter);
+      }
+      EXPECT_THAT(
+          [&] { accelerator.save_state(folder / "c"); },
+          ThrowsMessage<CheckpointError>(HasSubstr("register the same on all")));
+    });
+  }
+  EXPECT_TRUE(names_in(folder.path()).empty());
+}
+
+TEST(StateHooks, a_model_taken_over_on_one_process_only_is_refused) {
+  const TestFolder folder;
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    Linear net(2, 2);
+    accelerator.prepare(net);
+    const auto remove = accelerator.register_save_state_pre_hook([&](StateBeingSaved& state) {
+      if (accelerator.is_main_process()) {
+        state.taken_over.insert(0);
+      }
+    });
+    EXPECT_THAT(
+        [&] { accelerator.save_state(folder / "c"); },
+        ThrowsMessage<CheckpointError>(HasSubstr("disagree on the models that a hook saves")));
+    remove();
+    accelerator.register_save_state_pre_hook(
+        [&](StateBeingSaved& state) { state.taken_over.insert(0); });
+    accelerator.save_state(folder / "d");
+    EXPECT_THAT(
+        [&] { accelerator.load_state(folder / "d"); },
+        ThrowsMessage<CheckpointError>(HasSubstr("model 0 was saved by a hook")));
+  });
+}
+
+TEST(StateHooks, a_tensor_that_cannot_be_copied_fails_the_save_on_all) {
+  const TestFolder folder;
+  for (const bool async : {false, true}) {
+    accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+      accelerator.register_save_state_pre_hook([&](StateBeingSaved& state) {
+        if (accelerator.process_index() == 1) {
+          state.contents.add_tensors("extra.safetensors", {{"undefined", at::Tensor()}});
+        }
+      });
+      EXPECT_THAT(
+          [&] {
+            accelerator.save_state(folder / "c", {.async = async});
+            accelerator.wait_for_save();
+          },
+          ThrowsMessage<CheckpointError>(HasSubstr("rank 1 failed")));
+    });
+  }
+}
+
+TEST(SavedBuffers, that_do_not_follow_rank_0_are_each_processs_own) {
+  const TestFolder folder;
+  AcceleratorOptions options;
+  options.data_parallel.broadcast_buffers = false;
+  accelerated_ranks(2, options, [&](Accelerator& accelerator) {
+    torch::nn::BatchNorm1d net(3);
+    accelerator.prepare(net);
+    net->running_mean.fill_(accelerator.process_index() + 1);
+    accelerator.save_state(folder / "c");
+    net->running_mean.zero_();
+    accelerator.load_state(folder / "c");
+    EXPECT_EQ(net->running_mean.mean().item<float>(), accelerator.process_index() + 1);
+  });
+  accelerated_ranks(3, options, [&](Accelerator& accelerator) {
+    torch::nn::BatchNorm1d net(3);
+    accelerator.prepare(net);
+    accelerator.load_state(folder / "c");
+    EXPECT_EQ(net->running_mean.mean().item<float>(), 1.5);
+  });
+}
+
+// --- asynchronous
+
+TEST(AsyncSave, saves_the_state_of_the_moment_while_training_goes_on) {
+  const TestFolder folder;
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    Linear net(300, 300);
+    accelerator.prepare(net);
+    const torch::NoGradGuard no_grad;
+    for (int i = 0; i < 3; ++i) {
+      net->weight.fill_(i);
+      accelerator.save_state(folder / std::to_string(i), {.async = true});
+      net->weight.fill_(-1);
+    }
+    EXPECT_TRUE(accelerator.last_save().in_flight);
+    accelerator.wait_for_save();
+    EXPECT_FALSE(accelerator.last_save().in_flight);
+    EXPECT_GT(accelerator.last_save().write_ms, 0);
+    for (int i = 0; i < 3; ++i) {
+      accelerator.load_state(folder / std::to_string(i));
+      EXPECT_TRUE(at::equal(net->weight, at::full({300, 300}, static_cast<float>(i))));
+    }
+  });
+}
+
+TEST(AsyncSave, a_failed_write_is_an_error_of_the_next_call_on_every_rank) {
+  const TestFolder folder;
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    Linear net(2, 2);
+    accelerator.prepare(net);
+    accelerator.save_state(folder / "c");
+    accelerator.save_state(folder / "c", {.async = true});  // Exists: not overwritten.
+    EXPECT_THAT(
+        [&] { accelerator.save_state(folder / "d"); },
+        ThrowsMessage<CheckpointError>(HasSubstr("exists")));
+    accelerator.save_state(folder / "d", {.async = true});
+    accelerator.end_training();
+    EXPECT_TRUE(fs::exists(folder / "d" / "manifest.json"));
+  });
+}
+
+TEST(AsyncSave, is_finished_though_nobody_waits_for_it) {
+  const TestFolder folder;
+  accelerated_ranks(2, {.project_dir = folder.path()}, [&](Accelerator& accelerator) {
+    Linear net(100, 100);
+    accelerator.prepare(net);
+    accelerator.save_state({.async = true});
+  });
+  EXPECT_THAT(names_in(folder / "checkpoints"), ElementsAre("checkpoint_1", "latest"));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <list>
+#include <memory>
+#include <set>
+#include <utility>
+
+#include "lockstep/checkpoint/contents.h"
+#include "lockstep/checkpoint/reader.h"
+
+namespace lockstep {
+
+/// What save_state is about to write, for a hook to add to or to take models out of.
+struct StateBeingSaved {
+  /// This process's files; a name belongs to one process.
+  checkpoint::Contents& contents;
+  size_t models = 0;              ///< That were prepared.
+  std::set<size_t> taken_over{};  ///< Models the hook saves itself.
+};
+
+/// What load_state is about to read.
+struct StateBeingLoaded {
+  const checkpoint::Reader& checkpoint;
+  size_t models = 0;
+  std::set<size_t> taken_over{};  ///< Models the hook has loaded itself.
+};
+
+using SaveStatePreHook = std::function<void(StateBeingSaved&)>;
+using LoadStatePreHook = std::function<void(StateBeingLoaded&)>;
+
+/// Hooks in the order in which they were registered. Thread safety: none.
+template <typename Hook>
+class HookList {
+ public:
+  std::function<void()> add(Hook hook) {
+    const auto place = hooks_->insert(hooks_->end(), std::move(hook));
+    return [hooks = std::weak_ptr(hooks_), place, removed = false]() mutable {
+      if (const auto list = hooks.lock(); list && !removed) {
+        list->erase(place);
+        removed = true;
+      }
+    };
+  }
+  template <typename Argument>
+  void run(Argument& argument) const {
+    for (const Hook& hook : *hooks_) {
+      hook(argument);
+    }
+  }
+
+ private:
+  std::shared_ptr<std::list<Hook>> hooks_ = std::make_shared<std::list<Hook>>();
+};
+
+}  // namespace lockstep

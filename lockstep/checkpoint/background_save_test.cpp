@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/checkpoint/background_save.h"
+
+#include <future>
+#include <stdexcept>
+
+#include <gtest/gtest.h>
+
+namespace lockstep::checkpoint {
+namespace {
+
+TEST(BackgroundSave, goes_on_beside_the_caller_and_is_waited_for) {
+  std::promise<void> go_on;
+  bool saved = false;
+  BackgroundSave save;
+  save.start([&, future = go_on.get_future().share()] {
+    future.wait();  // Only the caller can end this, so start() must have returned.
+    saved = true;
+  });
+  go_on.set_value();
+  save.wait();
+  EXPECT_TRUE(saved);
+}
+
+TEST(BackgroundSave, throws_a_failure_at_the_next_call_and_only_then) {
+  BackgroundSave save;
+  save.start([] { throw std::runtime_error("disk full"); });
+  EXPECT_THROW(save.start([] {}), std::runtime_error);
+  save.wait();
+  bool saved = false;
+  save.start([&] { saved = true; });
+  save.wait();
+  EXPECT_TRUE(saved);
+}
+
+TEST(BackgroundSave, ends_before_it_goes) {
+  bool saved = false;
+  {
+    BackgroundSave save;
+    save.start([&] { saved = true; });
+  }
+  EXPECT_TRUE(saved);
+}
+
+}  // namespace
+}  // namespace lockstep::checkpoint

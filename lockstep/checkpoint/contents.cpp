@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/checkpoint/contents.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <ATen/Functions.h>
+#include <c10/core/GradMode.h>
+
+#include "lockstep/base/crc32c.h"
+#include "lockstep/checkpoint/even_shares.h"
+#include "lockstep/storage/slices.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+/// The tensors of a set that lie in [begin, end) of all their bytes laid end to end, cut where the
+/// range begins and ends in the middle of one.
+struct Share {
+  NamedTensors tensors;
+  Slices slices;
+};
+
+Share cut(const NamedTensors& tensors, int64_t begin, int64_t end) {
+  Share share;
+  int64_t at = 0;
+  for (const NamedTensor& item : tensors) {
+    const auto item_bytes = static_cast<int64_t>(item.tensor.itemsize());
+    const int64_t bytes = item.tensor.numel() * item_bytes;
+    // An element belongs to the share its first byte is in.
+    const auto element = [&](int64_t byte) {
+      return std::clamp((byte - at + item_bytes - 1) / item_bytes, int64_t{0}, item.tensor.numel());
+    };
+    const int64_t first = element(begin);
+    const int64_t last = element(end);
+    const bool whole = bytes == 0 ? begin == 0 : first == 0 && last == item.tensor.numel();
+    if (whole) {
+      share.tensors.push_back(item);
+    } else if (first < last) {
+      share.tensors.push_back(
+          {item.name, item.tensor.detach().contiguous().flatten().slice(0, first, last)});
+      share.slices.emplace(item.name, Slice{item.tensor.sizes().vec(), first});
+    }
+    at += bytes;
+  }
+  return share;
+}
+
+int64_t bytes_of(const NamedTensors& tensors) {
+  int64_t bytes = 0;
+  for (const NamedTensor& item : tensors) {
+    bytes += static_cast<int64_t>(item.tensor.nbytes());
+  }
+  return bytes;
+}
+
+std::string description(const NamedTensors& tensors) {
+  std::string text;
+  for (const NamedTensor& item : tensors) {
+    text += fmt::format(
+        "{} {} {}\n",
+        item.name,
+        c10::toString(item.tensor.scalar_type()),
+        fmt::join(item.tensor.sizes(), "x"));
+  }
+  return text;
+}
+
+}  // namespace
+
+void Contents::add_tensors(
+    std::string file_name, NamedTensors tensors, std::map<std::string, std::string> metadata) {
+  files_.push_back({std::move(file_name), std::move(tensors), std::move(metadata), std::nullopt});
+}
+
+void Contents::add_json(std::string file_name, nlohmann::json value) {
+  files_.push_back({std::move(file_name), {}, {}, std::move(value)});
+}
+
+void Contents::add_shared(
+    const std::string& stem,
+    const NamedTensors& tensors,
+    int rank,
+    size_t writers_per_rank,
+    EvenShares& shares) {
+  const std::vector<EvenShares::Range> ranges = shares.deal(bytes_of(tensors));
+  must_agree(
+      "the tensors of " + stem,
+      fmt::format(
+          "crc32c {:08x} in shares {}", crc32c(description(tensors)), fmt::join(ranges, ", ")));
+  std::vector<size_t> writers;  // Those that got anything.
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    if (ranges[i].first < ranges[i].second) {
+      writers.push_back(i);
+    }
+  }
+  const auto is_own = [&](size_t writer) {
+    return writer / writers_per_rank == static_cast<size_t>(rank);
+  };
+  if (writers.size() <= 1) {
+    if (is_own(writers.empty() ? 0 : writers.front())) {
+      add_tensors(stem + ".safetensors", tensors);
+    }
+    return;
+  }
+  for (size_t part = 0; part < writers.size(); ++part) {
+    if (!is_own(writers[part])) {
+      continue;
+    }
+    Share share = cut(tensors, ranges[writers[part]].first, ranges[writers[part]].second);
+    std::map<std::string, std::string> metadata;
+    if (!share.slices.empty()) {
+      metadata[kSlicesKey] = render_slices(stem, share.slices);
+    }
+    add_tensors(
+        fmt::format("{}-{:05}-of-{:05}.safetensors", stem, part + 1, writers.size()),
+        std::move(share.tensors),
+        std::move(metadata));
+  }
+}
+
+void Contents::must_agree(const std::string& what, const std::string& value) {
+  agreed_[what] = value;
+}
+
+void Contents::fail(const std::string& why) {
+  if (failure_.empty()) {
+    failure_ = why.empty() ? "no reason given" : why;
+  }
+}
+
+int64_t Contents::tensor_bytes() const {
+  int64_t bytes = 0;
+  for (const FileContents& file : files_) {
+    bytes += bytes_of(file.tensors);
+  }
+  return bytes;
+}
+
+void Contents::copy_to_host(const Contents& former) {
+  const c10::AutoGradMode no_grad(false);
+  std::map<std::string, std::map<std::string, at::Tensor>> memory;
+  for (const FileContents& file : former.files_) {
+    for (const NamedTensor& item : file.tensors) {
+      memory[file.name].emplace(item.name, item.tensor);
+    }
+  }
+  for (FileContents& file : files_) {
+    auto& reusable = memory[file.name];
+    for (NamedTensor& item : file.tensors) {
+      const at::Tensor source = item.tensor.detach();
+      const auto found = reusable.find(item.name);
+      const bool fits = found != reusable.end() &&
+                        found->second.scalar_type() == source.scalar_type() &&
+                        found->second.sizes() == source.sizes();
+      at::Tensor copy =
+          fits ? found->second : at::empty(source.sizes(), source.options().device(at::kCPU));
+      copy.copy_(source);
+      item.tensor = std::move(copy);
+    }
+  }
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "lockstep/comm/named_tensor.h"
+
+namespace lockstep::checkpoint {
+
+/// A torch::nn::Module, told by what it can do: this header needs none of torch::nn, whose headers
+/// take seconds to compile. Of a holder (TORCH_MODULE) pass `*net`.
+template <typename T>
+concept ModuleLike = requires(const T& module) {
+  module.named_parameters(false);
+  module.named_buffers(false);
+  module.named_children();
+};
+
+/// Parameters and buffers in the order of Python's state_dict: a module's own parameters, its own
+/// buffers, then its children's. Tied ones under each of their names.
+template <ModuleLike Module>
+void append_tensors(NamedTensors& all, const Module& module, const std::string& prefix) {
+  for (const auto& item : module.named_parameters(/*recurse=*/false)) {
+    all.push_back({prefix + item.key(), item.value()});
+  }
+  for (const auto& item : module.named_buffers(/*recurse=*/false)) {
+    all.push_back({prefix + item.key(), item.value()});
+  }
+  for (const auto& child : module.named_children()) {
+    append_tensors(all, *child.value(), prefix + child.key() + ".");
+  }
+}
+
+template <ModuleLike Module>
+NamedTensors tensors_of(const Module& module) {
+  NamedTensors all;
+  append_tensors(all, module, "");
+  return all;
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "lockstep/checkpoint/module_tensors.h"
+#include "lockstep/comm/named_tensor.h"
+
+namespace lockstep::checkpoint {
+
+/// Writes the weights of a model into `folder` as transformers reads them and Accelerate's
+/// save_model writes them, to the byte: `model.safetensors`, or shards of at most `max_shard_size`
+/// with `model.safetensors.index.json`; see write_model_files, also for what happens to weights
+/// that are there already and to a save that is killed. Returns the names of the files.
+///
+/// - Tied weights are saved once, under the first of their names; transformers ties them again, and
+///   so does load_checkpoint_in_model.
+/// - Other views of shared memory are saved each for itself, where Accelerate drops all but the
+///   first and safetensors refuses: nothing is lost, and what is loaded into them is the same.
+/// - What is not contiguous, or on another device, is copied, one tensor at a time.
+///
+/// One process calls it. `max_shard_size`: "300MB", "10GB", in decimal units; ConfigError for
+/// anything else. CheckpointError for a tensor that is undefined, sparse, without data or of a
+/// dtype the format lacks, and for what write_model_files refuses. Thread-safe.
+std::vector<std::string> save_model(
+    const NamedTensors& tensors,
+    const std::filesystem::path& folder,
+    const std::string& max_shard_size = "10GB");
+
+/// The same for a module with its buffers.
+template <ModuleLike Module>
+std::vector<std::string> save_model(
+    const Module& module,
+    const std::filesystem::path& folder,
+    const std::string& max_shard_size = "10GB") {
+  return save_model(tensors_of(module), folder, max_shard_size);
+}
+
+}  // namespace lockstep::checkpoint

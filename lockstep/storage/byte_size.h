@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace lockstep::checkpoint {
+
+/// "300MB" as 300000000: a number, perhaps with a fraction, and KB, MB, GB or TB, which are decimal
+/// as in huggingface_hub; or bytes without a unit. ConfigError, beginning with `where`, for
+/// anything else, for zero, and for more than any disk holds.
+uint64_t parse_bytes(const std::string& where, const std::string& text);
+
+/// The way back, for people: "999 B", "1.23 GB", three digits and decimal units.
+std::string format_bytes(uint64_t bytes);
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/storage/model_files.h"
+
+#include <functional>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/base/error.h"
+#include "lockstep/storage/slices.h"
+#include "lockstep/storage/test_files.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::Not;
+using testing::ThrowsMessage;
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+const fs::path kGolden = LOCKSTEP_SOURCE_DIR "/tests/golden";
+
+/// Every tensor, by name, with its dtype, shape and bytes as text.
+std::map<std::string, std::string> contents(const std::vector<SafetensorsMap>& files) {
+  std::map<std::string, std::string> tensors;
+  for (const SafetensorsMap& file : files) {
+    for (const TensorEntry& entry : file.entries()) {
+      std::string text = dtype_name(entry.dtype) + Json(entry.shape).dump();
+      EXPECT_TRUE(tensors.emplace(entry.name, text.append(file.bytes(entry))).second);
+    }
+  }
+  return tensors;
+}
+
+class ModelFiles : public testing::Test {
+ protected:
+  ModelFiles() {
+    write_safetensors_file(folder_ / kOne, {tensor("a", 2), tensor("b", 3)});
+    write_safetensors_file(folder_ / kTwo, {tensor("c", 4)});
+    index_ = {
+        {"metadata", {{"total_size", 9}}}, {"weight_map", {{"a", kOne}, {"b", kOne}, {"c", kTwo}}}};
+    write_index();
+  }
+  static OutputTensor tensor(const std::string& name, int64_t elements) {
+    return output_tensor(
+        name, Dtype::kU8, {elements}, std::string(static_cast<size_t>(elements), name[0]));
+  }
+  void write_index() const { write_bytes(folder_ / kModelIndex, index_.dump()); }
+
+  static void refuses(const fs::path& path, const fs::path& where, const std::string& what) {
+    EXPECT_THAT(
+        [&] { open_model_files(path); },
+        ThrowsMessage<CheckpointError>(AllOf(HasSubstr("[" + where.string()), HasSubstr(what))));
+  }
+  void refuses(const fs::path& where, const std::string& what) const {
+    write_index();
+    refuses(folder_.path(), where, what);
+  }
+
+  static constexpr const char* kOne = "model-00001-of-00002.safetensors";
+  static constexpr const char* kTwo = "model-00002-of-00002.safetensors";
+  TestFolder folder_;
+  Json index_;
+};
+
+TEST_F(ModelFiles, AreReadAsAccelerateWritesThem) {
+  const auto whole = contents(open_model_files(kGolden / "model_whole"));
+  EXPECT_EQ(whole.size(), 6U);
+  EXPECT_EQ(whole.at("ln").substr(0, 8), "F16[6]\x0b\x30");
+  EXPECT_EQ(contents(open_model_files(kGolden / "model_whole" / kModelFile)), whole);
+  EXPECT_EQ(open_model_files(kGolden / "model_shards").size(), 4U);
+  EXPECT_EQ(contents(open_model_files(kGolden / "model_shards")), whole);
+  EXPECT_EQ(contents(open_model_files(kGolden / "model_shards" / kModelIndex)), whole);
+}
+
+TEST_F(ModelFiles, OneFileOfTheirsCanBeReadAlone) {
+  EXPECT_THAT(open_model_files(folder_ / kOne).at(0).names(), ElementsAre("a", "b"));
+}
+
+TEST_F(ModelFiles, AWholeFileGoesBeforeAnIndex) {
+  write_safetensors_file(folder_ / kModelFile, {tensor("x", 1)});
+  EXPECT_THAT(open_model_files(folder_.path()).at(0).names(), ElementsAre("x"));
+}
+
+TEST_F(ModelFiles, AnIndexNeedNotSayASize) {
+  index_.erase("metadata");
+  write_index();
+  EXPECT_EQ(open_model_files(folder_.path()).size(), 2U);
+  index_["metadata"] = {{"format", "pt"}};
+  write_index();
+  EXPECT_EQ(open_model_files(folder_.path()).size(), 2U);
+}
+
+TEST_F(ModelFiles, AnIndexNamesPlainFilesBesideIt) {
+  for (const char* name : {"../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "..", ""}) {
+    index_["weight_map"]["a"] = name;
+    refuses(folder_ / kModelIndex, "names a file it may not hold");
+  }
+  index_["weight_map"]["a"] = 1;
+  refuses(folder_ / kModelIndex, "\"a\"] maps it to \"1\", expected the name of a file");
+}
+
+TEST_F(ModelFiles, AnIndexAndItsShardsMustAgree) {
+  index_["metadata"]["total_size"] = 10;
+  refuses(folder_ / kModelIndex, "got \"10\" for total_size, expected 9");
+  index_["metadata"]["total_size"] = 9;
+  index_["weight_map"]["d"] = kOne;
+  refuses(folder_ / kOne, "\"d\"] lacks a tensor that");
+  index_["weight_map"].erase("d");
+  index_["weight_map"]["b"] = kTwo;
+  refuses(folder_ / kOne, "\"b\"] holds a tensor that");
+  index_["weight_map"].erase("b");
+  refuses(folder_ / kOne, "does not list");
+  index_["weight_map"]["b"] = kOne;
+  index_["weight_map"]["d"] = "model-00003-of-00003.safetensors";
+  refuses(folder_ / "model-00003-of-00003.safetensors", "is missing;");
+}
+
+TEST_F(ModelFiles, AnIndexMustBeOne) {
+  for (const char* text : {"[]", "{}", R"({"weight_map": []})", "3"}) {
+    write_bytes(folder_ / kModelIndex, text);
+    refuses(folder_.path(), folder_ / kModelIndex, "is no index of weights");
+  }
+  write_bytes(folder_ / kModelIndex, R"({"weight_map": {"a": "x", "a": "y"}})");
+  refuses(folder_.path(), folder_ / kModelIndex, "gives the key \"a\" twice");
+  write_bytes(folder_ / kModelIndex, "{");
+  refuses(folder_.path(), folder_ / kModelIndex, "is not valid JSON");
+}
+
+TEST_F(ModelFiles, MayBeLinksToFilesAsInTheCacheOfHuggingFace) {
+  const auto plain = contents(open_model_files(folder_.path()));
+  const fs::path blobs = folder_ / "blobs";
+  const fs::path snapshot = folder_ / "snapshots" / "0123abcd";
+  fs::create_directories(blobs);
+  fs::create_directories(snapshot);
+  for (const char* name : {kOne, kTwo, kModelIndex}) {
+    fs::rename(folder_ / name, blobs / name);
+    fs::create_symlink(fs::path("../../blobs") / name, snapshot / name);
+  }
+  EXPECT_EQ(contents(open_model_files(snapshot)), plain);
+  EXPECT_EQ(contents(open_model_files(snapshot / kModelIndex)), plain);
+  EXPECT_THAT(open_model_files(snapshot / kOne).at(0).names(), ElementsAre("a", "b"));
+  fs::remove(blobs / kTwo);
+  refuses(snapshot, snapshot / kTwo, "cannot be opened");
+  fs::create_directory(blobs / kTwo);
+  refuses(snapshot, snapshot / kTwo, "is no regular file");
+}
+
+TEST_F(ModelFiles, OfACheckpointAreNoLinks) {
+  const fs::path path = folder_ / "step_1";
+  commit_checkpoint(path, {{"step", 1}}, {{kModelFile, {{tensor("a", 2)}}}});
+  fs::rename(path / kModelFile, path / "elsewhere");
+  fs::create_symlink("elsewhere", path / kModelFile);
+  refuses(path, path / kModelFile, "is a symbolic link");
+  refuses(path / kModelFile, path / kModelFile, "is a symbolic link");
+}
+
+TEST_F(ModelFiles, OfACheckpointAreWhatWasWritten) {
+  const fs::path path = folder_ / "step_1";
+  commit_checkpoint(path, {{"step", 1}}, {{kModelFile, {{tensor("a", 2), tensor("b", 3)}}}});
+  EXPECT_THAT(open_model_files(path).at(0).names(), ElementsAre("a", "b"));
+  flip_bit(path / kModelFile, fs::file_size(path / kModelFile) - 1);
+  refuses(path, path / kModelFile, "\"b\"] is damaged");
+  fs::resize_file(path / kManifestName, 100);
+  refuses(path, path / kManifestName, "");
+}
+
+TEST_F(ModelFiles, OfASaveThatDidNotEndAreNotToBeNamedOneByOne) {
+  fs::remove(folder_ / kModelIndex);
+  refuses(folder_.path(), folder_.path(), "which is written last; the save did not end");
+  EXPECT_THAT(
+      [&] { open_model_files(folder_.path()); },
+      ThrowsMessage<CheckpointError>(Not(HasSubstr("try one of its"))));
+}
+
+TEST_F(ModelFiles, AreNoPartsOfACheckpoint) {
+  write_safetensors_file(
+      folder_ / kModelFile,
+      {tensor("a", 2)},
+      {{kSlicesKey, render_slices("test", {{"a", {{4}, 0}}})}});
+  refuses(folder_.path(), folder_ / kModelFile, "lockstep merge-weights");
+  fs::remove(folder_ / kModelFile);
+  fs::remove(folder_ / kModelIndex);
+  const fs::path path = folder_ / "step_1";
+  commit_checkpoint(path, {{"step", 1}}, {{kOne, {{tensor("a", 2)}}}});
+  refuses(path, path, "try lockstep merge-weights '" + path.string());
+}
+
+TEST_F(ModelFiles, WithoutTheUsualNamesAreToBeNamed) {
+  fs::remove(folder_ / kModelIndex);
+  fs::rename(folder_ / kOne, folder_ / "one.safetensors");
+  fs::rename(folder_ / kTwo, folder_ / "two.safetensors");
+  refuses(folder_.path(), folder_.path(), "try one of its 2 other .safetensors files itself");
+  refuses(folder_ / "absent", folder_ / "absent", "is not there");
+  fs::create_directory(folder_ / "empty");
+  refuses(folder_ / "empty", folder_ / "empty", "holds no weights; expected model.safetensors or");
+}
+
+TEST_F(ModelFiles, AreNoPickles) {
+  const fs::path folder = folder_ / "it's a folder";
+  fs::create_directory(folder);
+  const std::string quoted = "'" + folder_.path().string() + "/it'\\''s a folder/";
+  for (const char* name : {"a.pt", "a.pth", "a.bin", "a.pkl", "a.ckpt"}) {
+    write_bytes(folder / name, "");
+    refuses(folder, folder / name, "runs code in it; to convert it, run: python -c \"import");
+    refuses(
+        folder,
+        folder / name,
+        "\" " + quoted + "model.safetensors' " + quoted + std::string(name) + "'");
+    refuses(folder / name, folder / name, quoted + "a.safetensors' " + quoted + name + "'");
+    fs::remove(folder / name);
+  }
+}
+
+TEST_F(ModelFiles, OfManyPicklesThoseWithTheWeightsAreToBeConverted) {
+  fs::remove(folder_ / kModelIndex);
+  fs::remove(folder_ / kOne);
+  fs::remove(folder_ / kTwo);
+  write_bytes(folder_ / "optimizer.bin", "");
+  refuses(folder_.path(), folder_ / "optimizer.bin", "is a pickle");
+  write_bytes(folder_ / "pytorch_model-00001-of-00002.bin", "");
+  write_bytes(folder_ / "pytorch_model-00002-of-00002.bin", "");
+  const std::string prefix = "'" + folder_.path().string() + "/";
+  const std::string both = prefix + "model.safetensors' " + prefix +
+                           "pytorch_model-00001-of-00002.bin' " + prefix +
+                           "pytorch_model-00002-of-00002.bin'";
+  refuses(folder_.path(), folder_ / "pytorch_model-00001-of-00002.bin", both);
+  const fs::path index = write_bytes(
+      folder_ / "pytorch_model.bin.index.json",
+      R"({"weight_map": {"a": "pytorch_model-00001-of-00002.bin",
+                         "b": "pytorch_model-00002-of-00002.bin"}})");
+  refuses(index, folder_ / "pytorch_model-00001-of-00002.bin", both);
+  write_bytes(folder_ / "pytorch_model.bin", "");
+  EXPECT_THAT(
+      [&] { open_model_files(folder_.path()); },
+      ThrowsMessage<CheckpointError>(
+          AllOf(HasSubstr(prefix + "pytorch_model.bin'"), Not(HasSubstr("00001")))));
+}
+
+}  // namespace
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/storage/tensor_set.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/storage/slices.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+constexpr const char* kSuffix = ".safetensors";
+
+std::string whole_name(const std::string& stem) {
+  return stem + kSuffix;
+}
+
+std::string part_name(const std::string& stem, uint64_t number, uint64_t count) {
+  return fmt::format("{}-{:05}-of-{:05}{}", stem, number, count, kSuffix);
+}
+
+struct PartName {
+  std::string file;
+  uint64_t number = 0;
+  uint64_t count = 0;
+};
+
+/// Nothing if the file is none of that stem's parts.
+std::optional<PartName> parse_part_name(const std::string& file, const std::string& stem) {
+  if (!file.starts_with(stem + "-")) {
+    return std::nullopt;
+  }
+  PartName part{.file = file};
+  const char* const end = file.data() + file.size();
+  const char* const number = file.data() + stem.size() + 1;
+  const char* const after = std::from_chars(number, end, part.number).ptr;
+  constexpr std::string_view kBetween = "-of-";
+  if (!std::string_view(after, end).starts_with(kBetween)) {
+    return std::nullopt;
+  }
+  std::from_chars(after + kBetween.size(), end, part.count);
+  // The way back catches missing digits, too many zeros, numbers that overflow, and other suffixes.
+  const bool valid = file == part_name(stem, part.number, part.count) && part.number > 0 &&
+                     part.number <= part.count;
+  return valid ? std::optional(part) : std::nullopt;
+}
+
+std::vector<PartName> part_names(const StoredCheckpoint& checkpoint, const std::string& stem) {
+  std::vector<PartName> parts;
+  for (const FileRecord& record : checkpoint.manifest().files) {
+    if (auto part = parse_part_name(record.name, stem)) {
+      parts.push_back(std::move(*part));
+    }
+  }
+  std::sort(parts.begin(), parts.end(), [](const PartName& left, const PartName& right) {
+    return std::pair(left.count, left.number) < std::pair(right.count, right.number);
+  });
+  return parts;
+}
+
+/// All files of a stem, in order; none is missing.
+std::vector<std::string> file_names(const StoredCheckpoint& checkpoint, const std::string& stem) {
+  const std::string whole = whole_name(stem);
+  const std::vector<PartName> parts = part_names(checkpoint, stem);
+  if (parts.empty()) {
+    if (!checkpoint.has(whole)) {
+      throw CheckpointError(
+          checkpoint.path(),
+          fmt::format("holds neither {} nor {}", whole, part_name(stem, 1, 2) + " and so on"));
+    }
+    return {whole};
+  }
+  if (checkpoint.has(whole)) {
+    throw CheckpointError(
+        checkpoint.path() / whole,
+        fmt::format("is there beside {}; expected one or the other", parts.front().file));
+  }
+  if (parts.front().count != parts.back().count) {
+    throw CheckpointError(
+        checkpoint.path() / parts.back().file,
+        fmt::format(
+            "belongs to {} parts, and {} to {}; expected parts of one count",
+            parts.back().count,
+            parts.front().file,
+            parts.front().count));
+  }
+  std::vector<std::string> names;
+  while (names.size() < parts.front().count) {
+    const std::string expected = part_name(stem, names.size() + 1, parts.front().count);
+    if (names.size() == parts.size() || parts[names.size()].file != expected) {
+      throw CheckpointError(
+          checkpoint.path() / expected,
+          fmt::format("is missing; the checkpoint holds {} of its parts", parts.size()));
+    }
+    names.push_back(expected);
+  }
+  return names;
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+/// What one entry says of the tensor it is, or is a slice of.
+SetTensor describe(const SafetensorsMap& map, size_t part, size_t index, const Slices& slices) {
+  const TensorEntry& entry = map.entries()[index];
+  const auto count = static_cast<int64_t>((entry.end - entry.begin) / dtype_bytes(entry.dtype));
+  SetTensor tensor{.name = entry.name, .dtype = entry.dtype, .shape = entry.shape, .pieces = {}};
+  TensorPiece piece{.file = part, .entry = index, .begin = 0, .count = count};
+  const auto slice = slices.find(entry.name);
+  if (slice != slices.end()) {
+    const int64_t elements = element_count(slice->second.shape).value();
+    piece.begin = slice->second.begin;
+    if (entry.shape.size() != 1) {
+      throw CheckpointError(
+          map.path(),
+          fmt::format(
+              "holds a slice of the shape {}; expected one dimension", shape_text(entry.shape)),
+          in_quotes(entry.name));
+    }
+    if (count > elements - piece.begin) {
+      throw CheckpointError(
+          map.path(),
+          fmt::format(
+              "holds a slice that goes beyond the tensor; got elements {} to {} of {}",
+              piece.begin,
+              piece.begin + count,
+              elements),
+          in_quotes(entry.name));
+    }
+    tensor.shape = slice->second.shape;
+  }
+  tensor.pieces.push_back(piece);
+  return tensor;
+}
+
+/// `piece` adds to `tensor`, which other files began.
+void merge(SetTensor& tensor, const SetTensor& piece, const SafetensorsMap& map) {
+  if (tensor.dtype != piece.dtype || tensor.shape != piece.shape) {
+    throw CheckpointError(
+        map.path(),
+        fmt::format(
+            "does not agree with another file of the set; got {} {}, expected {} {}",
+            dtype_name(piece.dtype),
+            shape_text(piece.shape),
+            dtype_name(tensor.dtype),
+            shape_text(tensor.shape)),
+        in_quotes(piece.name));
+  }
+  tensor.pieces.push_back(piece.pieces.front());
+}
+
+Slices slices_of(const SafetensorsMap& map) {
+  const auto found = map.metadata().find(kSlicesKey);
+  if (found == map.metadata().end()) {
+    return {};
+  }
+  Slices slices = parse_slices(map.path(), found->second);
+  for (const auto& [name, slice] : slices) {
+    if (!map.has(name)) {
+      throw CheckpointError(
+          map.path(),
+          fmt::format("has bad {} metadata; the file holds no such tensor", kSlicesKey),
+          in_quotes(name));
+    }
+  }
+  return slices;
+}
+
+}  // namespace
+
+TensorSet::TensorSet(const StoredCheckpoint& checkpoint, const std::string& stem)
+    : path_(checkpoint.path() / whole_name(stem)) {
+  std::map<std::string, SetTensor> found;
+  for (const std::string& name : file_names(checkpoint, stem)) {
+    Part part{checkpoint.record(name), checkpoint.open_tensors(name), nullptr};
+    const size_t count = part.map.entries().size();
+    part.proven = std::make_unique<std::atomic<bool>[]>(count);
+    const Slices slices = slices_of(part.map);
+    for (size_t i = 0; i < count; ++i) {
+      SetTensor piece = describe(part.map, parts_.size(), i, slices);
+      const auto known = found.find(piece.name);
+      if (known == found.end()) {
+        found.emplace(piece.name, std::move(piece));
+      } else {
+        merge(known->second, piece, part.map);
+      }
+    }
+    parts_.push_back(std::move(part));
+  }
+  for (auto& [name, tensor] : found) {
+    check_cover(tensor);
+    tensors_.push_back(std::move(tensor));
+  }
+}
+
+void TensorSet::check_cover(SetTensor& tensor) const {
+  // The file that a hole is blamed on, should no piece be left.
+  const std::string* path = &file(tensor.pieces.front().file).path();
+  std::erase_if(tensor.pieces, [](const TensorPiece& piece) { return piece.count == 0; });
+  std::sort(tensor.pieces.begin(), tensor.pieces.end(), [](const auto& left, const auto& right) {
+    return left.begin < right.begin;
+  });
+  const auto refuse = [&](const char* what, int64_t begin, int64_t end) {
+    throw CheckpointError(
+        *path,
+        fmt::format(
+            "belongs to a set in which {}; these are elements {} to {} of {}",
+            what,
+            begin,
+            end,
+            shape_text(tensor.shape)),
+        in_quotes(tensor.name));
+  };
+  constexpr const char* kHole = "slices leave a hole";
+  int64_t next = 0;
+  for (const TensorPiece& piece : tensor.pieces) {
+    path = &file(piece.file).path();
+    if (piece.begin > next) {
+      refuse(kHole, next, piece.begin);
+    }
+    if (piece.begin < next) {
+      refuse("slices overlap", piece.begin, std::min(next, piece.begin + piece.count));
+    }
+    next += piece.count;
+  }
+  const std::optional<int64_t> elements = element_count(tensor.shape);
+  if (!elements) {
+    throw CheckpointError(
+        *path,
+        fmt::format("has the shape {}, which is larger than any memory", shape_text(tensor.shape)),
+        in_quotes(tensor.name));
+  }
+  if (next != *elements) {
+    refuse(kHole, next, *elements);
+  }
+}
+
+bool TensorSet::exists(const StoredCheckpoint& checkpoint, const std::string& stem) {
+  return checkpoint.has(whole_name(stem)) || !part_names(checkpoint, stem).empty();
+}
+
+std::vector<std::string> TensorSet::stems(const StoredCheckpoint& checkpoint) {
+  std::set<std::string> found;
+  for (const FileRecord& record : checkpoint.manifest().files) {
+    const std::string& name = record.name;
+    if (!name.ends_with(kSuffix)) {
+      continue;
+    }
+    std::string stem = name.substr(0, name.size() - std::string_view(kSuffix).size());
+    // A part's stem ends two dashes and a word further to the left.
+    size_t dash = stem.rfind('-');
+    dash = dash == std::string::npos || dash < 4 ? dash : stem.rfind('-', dash - 4);
+    if (dash != std::string::npos && parse_part_name(name, stem.substr(0, dash))) {
+      stem.resize(dash);
+    }
+    found.insert(stem);
+  }
+  return {found.begin(), found.end()};
+}
+
+bool TensorSet::has(const std::string& name) const {
+  return find(name) != nullptr;
+}
+
+const SetTensor& TensorSet::tensor(const std::string& name) const {
+  if (const SetTensor* found = find(name)) {
+    return *found;
+  }
+  throw CheckpointError(
+      path_, fmt::format("holds no such tensor; it holds {}", tensors_.size()), in_quotes(name));
+}
+
+const SetTensor* TensorSet::find(const std::string& name) const {
+  const auto found = std::lower_bound(
+      tensors_.begin(), tensors_.end(), name, [](const auto& tensor, auto& wanted) {
+        return tensor.name < wanted;
+      });
+  return found != tensors_.end() && found->name == name ? &*found : nullptr;
+}
+
+std::vector<std::string> TensorSet::files() const {
+  std::vector<std::string> names;
+  for (const Part& part : parts_) {
+    names.push_back(part.record.name);
+  }
+  return names;
+}
+
+std::string_view TensorSet::bytes(const TensorPiece& piece) const {
+  const Part& part = parts_[piece.file];
+  const TensorEntry& entry = part.map.entries()[piece.entry];
+  std::atomic<bool>& proven = part.proven[piece.entry];
+  // Two threads at once may both look; neither goes on unproven.
+  if (!proven.load(std::memory_order_relaxed)) {
+    verify_tensor(part.map, entry, part.record);
+    proven.store(true, std::memory_order_relaxed);
+  }
+  return part.map.bytes(entry);
+}
+
+uint32_t TensorSet::crc32c(const TensorPiece& piece) const {
+  const Part& part = parts_[piece.file];
+  return part.record.summary.tensors.at(part.map.entries()[piece.entry].name);
+}
+
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+// A checkpoint that is not what was written, or was never one: it is refused, with a message that
+// says which file and why, or passed over for the one before it, with a warning that does.
+#include <string>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/storage/safetensors_map.h"
+#include "lockstep/storage/temp_folder.h"
+#include "tests/faults/fault_bench.h"
+
+namespace lockstep::faults {
+namespace {
+
+using checkpoint::read_bytes;
+using checkpoint::write_bytes;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr int kFailed = 1;
+
+class Damage : public FaultBench {
+ protected:
+  void SetUp() override {
+    FaultBench::SetUp();
+    damaged_ = project("damaged", 2);
+    newest_ = checkpoint(damaged_, 2);
+  }
+
+  /// Told to load it, the program ends before the first step, and says why.
+  void expect_refused(const testing::Matcher<std::string>& says) {
+    const Outcome outcome = run(damaged_, {"--load", newest_.string()});
+    EXPECT_EQ(outcome.code, kFailed) << outcome.err;
+    EXPECT_THAT(outcome.err, says);
+    EXPECT_EQ(last_step(damaged_, 0), 0);
+    EXPECT_EQ(last_step(damaged_, 1), 0);
+  }
+
+  /// Told to resume, it goes on from the checkpoint before, and says what it has passed over.
+  void expect_passed_over(const testing::Matcher<std::string>& says) {
+    const Outcome outcome = run(damaged_, {"--resume"});
+    ASSERT_EQ(outcome.code, 0) << outcome.err;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr("passed over"), says));
+    EXPECT_THAT(outcome.out, HasSubstr("resumed checkpoint_1\n"));
+    expect_unbroken(damaged_);
+  }
+
+  void expect_refused_and_passed_over(const testing::Matcher<std::string>& says) {
+    expect_refused(says);
+    expect_passed_over(says);
+  }
+
+  fs::path damaged_;
+  fs::path newest_;
+};
+
+TEST_F(Damage, OneFlippedBitInAnyFileIsSeen) {
+  const std::vector<std::string> names = checkpoint::names_in(newest_);
+  ASSERT_GE(names.size(), 9U);
+  for (const std::string& name : names) {
+    SCOPED_TRACE(name);
+    damaged_ = project("damaged", 2);
+    checkpoint::flip_bit(newest_ / name, fs::file_size(newest_ / name) / 2, 3);
+    expect_refused_and_passed_over(HasSubstr(name));
+  }
+}
+
+TEST_F(Damage, OneFlippedBitInATensorIsSaidWithItsName) {
+  const fs::path file = newest_ / "model.safetensors";
+  const std::string last = checkpoint::SafetensorsMap(file).names().back();
+  checkpoint::flip_bit(file, fs::file_size(file) - 1, 7);
+  expect_refused_and_passed_over(
+      AllOf(HasSubstr("model.safetensors"), HasSubstr(last), HasSubstr("damaged")));
+}
+
+TEST_F(Damage, OneRanksFileIsSaidWithThatRank) {
+  const fs::path file = newest_ / "random_states_1.safetensors";
+  checkpoint::flip_bit(file, fs::file_size(file) - 1);
+  expect_refused_and_passed_over(
+      AllOf(HasSubstr("rank 1"), HasSubstr("random_states_1.safetensors")));
+}
+
+TEST_F(Damage, ATruncatedFile) {
+  for (const std::string& name : checkpoint::names_in(newest_)) {
+    SCOPED_TRACE(name);
+    damaged_ = project("damaged", 2);
+    fs::resize_file(newest_ / name, fs::file_size(newest_ / name) - 1);
+    expect_refused_and_passed_over(HasSubstr(name));
+  }
+}
+
+TEST_F(Damage, AFileWithSomethingAppended) {
+  const fs::path file = newest_ / "model.safetensors";
+  write_bytes(file, read_bytes(file) + "x");
+  expect_refused_and_passed_over(HasSubstr("model.safetensors"));
+}
+
+TEST_F(Damage, AMissingFileOfOneRank) {
+  fs::remove(newest_ / "loaders_1.json");
+  expect_refused_and_passed_over(HasSubstr("loaders_1.json"));
+}
+
+TEST_F(Damage, AFileOfAnotherStepsCheckpoint) {
+  fs::copy_file(
+      checkpoint(damaged_, 1) / "model.safetensors",
+      newest_ / "model.safetensors",
+      fs::copy_options::overwrite_existing);
+  expect_refused_and_passed_over(AllOf(HasSubstr("model.safetensors"), HasSubstr("checkpoint_2")));
+}
+
+TEST_F(Damage, AManifestOfAnotherStepsCheckpoint) {
+  fs::copy_file(
+      checkpoint(damaged_, 1) / "manifest.json",
+      newest_ / "manifest.json",
+      fs::copy_options::overwrite_existing);
+  expect_refused(HasSubstr("checkpoint_2"));
+}
+
+TEST_F(Damage, ACheckpointOfANewerVersion) {
+  edit_manifest(newest_, [](nlohmann::json& manifest) { manifest["version"] = 9; });
+  expect_refused_and_passed_over(AllOf(HasSubstr("version \"9\""), HasSubstr("newer")));
+}
+
+TEST_F(Damage, AFieldThisProgramDoesNotKnow) {
+  edit_manifest(newest_, [](nlohmann::json& manifest) { manifest["encoding"] = "zstd"; });
+  expect_refused_and_passed_over(AllOf(HasSubstr("manifest.json"), HasSubstr("encoding")));
+}
+
+TEST_F(Damage, AManifestThatLeadsOutOfTheFolder) {
+  for (const std::string name : {"../model.safetensors", "/etc/hostname", "..", "sub/x"}) {
+    SCOPED_TRACE(name);
+    damaged_ = project("damaged", 2);
+    edit_manifest(newest_, [&](nlohmann::json& manifest) { manifest["files"][0]["name"] = name; });
+    expect_refused(AllOf(HasSubstr("names a file it may not hold"), HasSubstr(name)));
+  }
+  expect_passed_over(HasSubstr("sub/x"));
+}
+
+TEST_F(Damage, AnEmptyFolderThatIsTheNewest) {
+  fs::create_directory(checkpoint(damaged_, 3));
+  const Outcome outcome = run(damaged_, {"--resume"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("passed over"), HasSubstr("checkpoint_3")));
+  EXPECT_THAT(outcome.out, HasSubstr("resumed checkpoint_2\n"));
+  expect_unbroken(damaged_);
+}
+
+TEST_F(Damage, AHalfWrittenFolderThatIsTheNewest) {
+  fs::copy(newest_, checkpoint(damaged_, 3), fs::copy_options::recursive);
+  fs::remove(checkpoint(damaged_, 3) / "manifest.json");
+  const Outcome outcome = run(damaged_, {"--resume"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("checkpoint_3"), HasSubstr("manifest.json")));
+  EXPECT_THAT(outcome.out, HasSubstr("resumed checkpoint_2\n"));
+  expect_unbroken(damaged_);
+}
+
+TEST_F(Damage, AnotherModel) {
+  const Outcome outcome = run(damaged_, {"--resume", "--width", "24"});
+  EXPECT_EQ(outcome.code, kFailed);
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          HasSubstr("model.safetensors"),
+          HasSubstr("in.weight"),
+          HasSubstr("[16, 6]"),
+          HasSubstr("[24, 6]")));
+  EXPECT_EQ(last_step(damaged_, 0), 0);
+}
+
+TEST_F(Damage, ALinkInsteadOfAFile) {
+  for (const std::string name : {"model.safetensors", "loaders_1.json", "manifest.json"}) {
+    SCOPED_TRACE(name);
+    damaged_ = project("damaged", 2);
+    const fs::path outside = folder_ / ("outside_" + name);
+    fs::rename(newest_ / name, outside);
+    fs::create_symlink(outside, newest_ / name);
+    expect_refused_and_passed_over(AllOf(HasSubstr(name), HasSubstr("symbolic link")));
+  }
+}
+
+TEST_F(Damage, ALinkWhereTheNextCheckpointIsToGoIsNotFollowed) {
+  for (const bool dangling : {false, true}) {
+    SCOPED_TRACE(dangling ? "to nothing" : "to a folder");
+    damaged_ = project("damaged", 1);
+    const fs::path outside = folder_ / (dangling ? "nothing" : "something");
+    if (!dangling) {
+      fs::create_directory(outside);
+    }
+    fs::create_directory_symlink(outside, checkpoint(damaged_, 2));
+    const Outcome outcome = run(damaged_, {"--resume", "--steps", std::to_string(kSecondSave)});
+    EXPECT_TRUE(fs::is_symlink(checkpoint(damaged_, 2)));
+    EXPECT_EQ(fs::exists(outside), !dangling);
+    EXPECT_TRUE(dangling || fs::is_empty(outside));
+    EXPECT_THAT(strangers_in(damaged_), IsEmpty());
+    if (outcome.code == 0) {
+      EXPECT_EQ(checkpoint::find_newest(damaged_ / "checkpoints").path, checkpoint(damaged_, 3));
+    } else {
+      EXPECT_EQ(outcome.code, kFailed);
+      EXPECT_THAT(outcome.err, AllOf(HasSubstr("checkpoint_2"), HasSubstr("exists")));
+    }
+  }
+}
+
+TEST_F(Damage, ALinkNamedLikeWhatADeadSaveLeftIsNotFollowed) {
+  const fs::path outside = folder_ / "outside";
+  fs::create_directory(outside);
+  write_bytes(outside / "diary", "dear");
+  // Of this host, and of a process there cannot be.
+  std::string name = checkpoint::temporary_name(checkpoint(damaged_, 3)).filename();
+  const size_t random = name.rfind('-');
+  const size_t process = name.rfind('-', random - 1);
+  name.replace(process + 1, random - process - 1, "999999999");
+  fs::create_directory_symlink(outside, damaged_ / "checkpoints" / name);
+  const Outcome outcome = run(damaged_, {"--resume"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  expect_unbroken(damaged_);
+  EXPECT_EQ(read_bytes(outside / "diary"), "dear");
+}
+
+TEST_F(Damage, APickleIsNotRead) {
+  // What Accelerate's save_state leaves; the content does not matter, for nobody looks at it.
+  const fs::path foreign = damaged_ / "accelerate";
+  fs::create_directory(foreign);
+  for (const char* name : {"pytorch_model.bin", "optimizer.bin", "random_states_0.pkl"}) {
+    write_bytes(foreign / name, "\x80\x02}q.");
+  }
+  newest_ = foreign;
+  expect_refused(AllOf(HasSubstr("accelerate/"), HasSubstr("is a pickle, which is never read")));
+}
+
+TEST_F(Damage, APickleInPlaceOfAFileIsNotRead) {
+  const fs::path file = newest_ / "model.safetensors";
+  std::string pickle = "\x80\x02}q.";
+  pickle.resize(fs::file_size(file), '\0');
+  write_bytes(file, pickle);
+  expect_refused_and_passed_over(HasSubstr("model.safetensors"));
+}
+
+}  // namespace
+}  // namespace lockstep::faults

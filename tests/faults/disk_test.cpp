@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Disks that are really full, or really cannot be written: file systems mounted for one job alone.
+#include <string>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/e2e/shell.h"
+#include "tests/faults/fault_bench.h"
+
+namespace lockstep::faults {
+namespace {
+
+using testing::AllOf;
+using testing::AnyOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+constexpr int kFailed = 1;
+constexpr int kUsage = 2;
+/// What sets the disk up in the scripts below ends with this if it cannot.
+constexpr int kNoMount = 77;
+
+class Disk : public FaultBench {
+ protected:
+  /// Runs the fixture on two ranks where `mount` has been done, and `after` once it has ended; both
+  /// are of a shell, to which $1 is the project, $2 another folder, seen from outside, too.
+  Outcome run_on_disk(
+      const fs::path& project,
+      const std::string& mount,
+      const std::vector<std::string>& arguments,
+      const std::string& after = ":") {
+    const std::string script = fmt::format(
+        "project=$1 outside=$2; shift 2; {{ {}; }} || exit {}; \"$@\"; code=$?; {}; exit $code",
+        mount,
+        kNoMount,
+        after);
+    // Without root, in a world where one is root and owns nothing.
+    std::vector<std::string> words = {"unshare", "--mount"};
+    if (::geteuid() != 0) {
+      words.push_back("--map-root-user");
+    }
+    words.insert(
+        words.end(),
+        {"sh",
+         "-c",
+         script,
+         "sh",
+         project.string(),
+         outside_.string(),
+         LOCKSTEP_BIN_DIR "/lockstep",
+         "launch",
+         "-n",
+         "2",
+         FAULT_FIXTURE,
+         "--project",
+         project.string()});
+    words.insert(words.end(), arguments.begin(), arguments.end());
+    return e2e::run_command(words, {"OMP_NUM_THREADS=1"});
+  }
+
+  void SetUp() override {
+    const Outcome probe = e2e::run_command(
+        {"unshare",
+         "--mount",
+         ::geteuid() != 0 ? "--map-root-user" : "--fork",
+         "sh",
+         "-c",
+         "mount -t tmpfs none /mnt"});
+    can_mount_ = probe.code == 0;
+    FaultBench::SetUp();
+    fs::create_directory(outside_);
+  }
+
+  bool can_mount_ = false;
+  fs::path outside_ = folder_ / "outside";
+};
+
+/// A disk with what the project held, and room for two small files more.
+constexpr const char* kFullDisk =
+    "mkdir $outside/start && cp -a $project/. $outside/start && "
+    "mount -t tmpfs -o size=2m none $project && cp -a $outside/start/. $project && "
+    "{ head -c 4m /dev/zero >$project/ballast 2>/dev/null || :; } && truncate -s -12288 "
+    "$project/ballast";
+constexpr const char* kKeepResult =
+    "rm $project/ballast; mkdir $outside/end; cp -a $project/. $outside/end";
+
+TEST_F(Disk, AFullOneFailsTheSaveAndLeavesTheOldCheckpoint) {
+  if (!can_mount_) {
+    GTEST_SKIP() << "no disk can be mounted here";
+  }
+  const fs::path full = project("full", 1);
+  const Outcome outcome = run_on_disk(full, kFullDisk, {"--resume"}, kKeepResult);
+  EXPECT_EQ(outcome.code, kFailed) << outcome.err;
+  const auto says_all =
+      AllOf(HasSubstr("No space left on device"), HasSubstr("rank "), HasSubstr("checkpoint_2"));
+  EXPECT_THAT(outcome.err, says_all);
+  const fs::path end = outside_ / "end";
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(last_step(end, rank), kSecondSave);
+  }
+  EXPECT_EQ(
+      checkpoint::find_newest(end / "checkpoints", checkpoint::Verify::kFull).path,
+      checkpoint(end, 1));
+  EXPECT_THAT(strangers_in(end), IsEmpty());
+  expect_resumes(end, 1);
+}
+
+TEST_F(Disk, TrainingMayGoOnAfterAFullOne) {
+  if (!can_mount_) {
+    GTEST_SKIP() << "no disk can be mounted here";
+  }
+  const fs::path full = project("full", 1);
+  const Outcome outcome = run_on_disk(full, kFullDisk, {"--resume", "--go-on"}, kKeepResult);
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  expect_unbroken(outside_ / "end");
+  EXPECT_THAT(strangers_in(outside_ / "end"), IsEmpty());
+}
+
+TEST_F(Disk, AReadOnlyOneIsSeenBeforeTrainingBegins) {
+  if (!can_mount_) {
+    GTEST_SKIP() << "no disk can be mounted here";
+  }
+  const fs::path fixed = project("fixed", 1);
+  const Outcome outcome =
+      run_on_disk(fixed, "mount --bind $project $project && mount -o remount,ro,bind $project", {});
+  EXPECT_THAT(outcome.code, AnyOf(kFailed, kUsage));
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr(fixed), HasSubstr("Read-only file system")));
+  EXPECT_THAT(outcome.out, Not(HasSubstr("training begins")));
+  EXPECT_THAT(strangers_in(fixed), IsEmpty());
+}
+
+TEST_F(Disk, CheckpointsThatCannotBeWrittenAreSeenBeforeTrainingBegins) {
+  if (!can_mount_) {
+    GTEST_SKIP() << "no disk can be mounted here";
+  }
+  // The steps are written beside them: only a look at the folder itself can tell.
+  const fs::path fixed = project("fixed", 1);
+  const Outcome outcome = run_on_disk(
+      fixed,
+      "mount --bind $project/checkpoints $project/checkpoints && "
+      "mount -o remount,ro,bind $project/checkpoints",
+      {});
+  EXPECT_THAT(outcome.code, AnyOf(kFailed, kUsage));
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("checkpoints"), HasSubstr("Read-only file system")));
+  EXPECT_THAT(outcome.out, Not(HasSubstr("training begins")))
+      << "it trained, to find at the first save that it cannot save";
+  EXPECT_THAT(strangers_in(fixed), IsEmpty());
+}
+
+TEST_F(Disk, AFileInTheWayIsSeenBeforeTrainingBegins) {
+  const fs::path blocked = folder_ / "blocked";
+  fs::create_directory(blocked);
+  checkpoint::write_bytes(blocked / "checkpoints", "a file");
+  const Outcome outcome = run(blocked, {});
+  EXPECT_THAT(outcome.code, AnyOf(kFailed, kUsage));
+  EXPECT_THAT(outcome.err, HasSubstr("checkpoints"));
+  EXPECT_THAT(outcome.out, Not(HasSubstr("training begins")))
+      << "it trained, to find at the first save that it cannot save";
+}
+
+}  // namespace
+}  // namespace lockstep::faults

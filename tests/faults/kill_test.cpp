@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// A rank is killed within a save: the old checkpoint or the new one is there, whole, and the run
+// that goes on from it equals the one that nothing happened to.
+#include <string>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/faults/fault_bench.h"
+
+namespace lockstep::faults {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr int kKilled = 128 + 9;
+
+class Kill : public FaultBench {
+ protected:
+  /// Returns whether the new checkpoint was there.
+  bool kill_at(int rank, int call) {
+    SCOPED_TRACE(
+        fmt::format("rank {} killed at call {}; {} repeats it", rank, call, how_to_repeat()));
+    const fs::path broken = project("broken", 1);
+    const auto [outcome, calls] = run_with_fault(broken, {.rank = rank, .call = call});
+    EXPECT_EQ(outcome.code, kKilled) << outcome.err;
+    EXPECT_EQ(calls.size(), static_cast<size_t>(call));
+    EXPECT_THAT(
+        outcome.err, AllOf(HasSubstr("rank " + std::to_string(rank)), HasSubstr("SIGKILL")));
+    const auto newest = checkpoint::find_newest(broken / "checkpoints", checkpoint::Verify::kFull);
+    const bool is_new = newest.path == checkpoint(broken, 2);
+    EXPECT_TRUE(is_new || newest.path == checkpoint(broken, 1));
+    expect_unbroken(broken, /*to_the_end=*/false);
+    expect_resumes(broken, is_new ? 2 : 1);
+    return is_new;
+  }
+};
+
+TEST_F(Kill, Rank0AtAnyCallOfASaveLeavesTheOldOrTheNewCheckpoint) {
+  const int calls = calls_of_a_save(0);
+  ASSERT_GT(calls, 30);
+  bool seen_new = false;
+  for (const int call : calls_to_try(calls)) {
+    const bool is_new = kill_at(0, call);
+    EXPECT_TRUE(is_new || !seen_new) << "the new one was lost again at call " << call;
+    seen_new = is_new;
+    if (HasFailure()) {
+      break;
+    }
+  }
+  // Whatever was tried: the last call comes after the commit.
+  EXPECT_TRUE(kill_at(0, calls));
+}
+
+TEST_F(Kill, Rank1AtAnyCallOfASaveLeavesTheOldCheckpoint) {
+  const int calls = calls_of_a_save(1);
+  ASSERT_GT(calls, 8);
+  for (const int call : calls_to_try(calls)) {
+    EXPECT_FALSE(kill_at(1, call));
+    if (HasFailure()) {
+      break;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::faults

@@ -1,0 +1,290 @@
+// SPDX-License-Identifier: Apache-2.0
+// Jobs that are killed at any moment, or told to stop, and resumed again and again: what all their
+// lives did together equals the run that nothing happened to, bit for bit.
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <random>
+#include <string>
+#include <thread>
+#include <tuple>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/storage/test_files.h"
+#include "tests/e2e/launch_harness.h"
+
+namespace lockstep::faults {
+namespace {
+
+namespace fs = std::filesystem;
+using e2e::LockstepRun;
+using e2e::Outcome;
+using testing::HasSubstr;
+
+constexpr int kPreempted = 75;
+constexpr int kKilled = 128 + SIGKILL;
+constexpr int kTerminated = 128 + SIGTERM;
+
+struct Setting {
+  int ranks = 1;
+  std::string precision = "no";
+  int accumulate = 1;
+  bool async = false;
+  int steps = 30;   ///< Updates.
+  int every = 4;    ///< So many from one checkpoint to the next.
+  int hold_at = 0;  ///< The micro-step within which the last rank is held, see resume_fixture.cpp.
+  std::string name() const {
+    return std::to_string(ranks) + "_" + precision + "_x" + std::to_string(accumulate) +
+           (async ? "_async" : "");
+  }
+};
+
+std::vector<std::string> command(
+    const Setting& setting, const fs::path& project, bool resume = true, bool by_hand = false) {
+  std::vector<std::string> words = {"launch", "-n", std::to_string(setting.ranks)};
+  if (resume && !by_hand) {
+    words.emplace_back("--resume");
+  }
+  for (const std::string& word :
+       {std::string(RESUME_FIXTURE),
+        std::string("--project"),
+        project.string(),
+        std::string("--precision"),
+        setting.precision,
+        std::string("--accumulate"),
+        std::to_string(setting.accumulate),
+        std::string("--steps"),
+        std::to_string(setting.steps),
+        std::string("--every"),
+        std::to_string(setting.every),
+        std::string("--hold-at"),
+        std::to_string(setting.hold_at),
+        std::string("--hold-rank"),
+        std::to_string(setting.ranks - 1)}) {
+    words.push_back(word);
+  }
+  if (setting.async) {
+    words.emplace_back("--async");
+  }
+  if (by_hand) {
+    words.emplace_back("--by-hand");
+  }
+  return words;
+}
+
+/// What a rank did, by number; what several lives did twice must be the same.
+std::map<std::string, std::string> steps_of(const fs::path& project, int rank) {
+  std::map<std::string, std::string> steps;
+  std::ifstream file(project / ("steps_" + std::to_string(rank)));
+  for (std::string line; std::getline(file, line);) {
+    const std::string number = line.substr(0, line.find_first_of(": "));
+    const auto [known, is_new] = steps.emplace(number, line);
+    EXPECT_TRUE(is_new || known->second == line)
+        << "rank " << rank << " did step " << number << " differently the second time:\n"
+        << known->second << "\n"
+        << line;
+  }
+  return steps;
+}
+
+/// A line that a killed process had only half written.
+void drop_torn_line(const fs::path& project, int rank) {
+  const fs::path path = project / ("steps_" + std::to_string(rank));
+  if (!fs::exists(path)) {
+    return;
+  }
+  const std::string text = checkpoint::read_bytes(path);
+  fs::resize_file(path, text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1);
+}
+
+class Resume : public testing::TestWithParam<Setting> {
+ protected:
+  fs::path project(const std::string& name) const {
+    fs::create_directories(folder_ / name);
+    return folder_ / name;
+  }
+  /// Runs to the end without a fault; how many micro-steps it took.
+  int run_unbroken() {
+    const Outcome outcome =
+        e2e::run_lockstep(command(GetParam(), project("unbroken"), /*resume=*/false));
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    return static_cast<int>(steps_of(project("unbroken"), 0).size()) - 1;
+  }
+  void expect_equals_unbroken(const std::string& name) {
+    for (int rank = 0; rank < GetParam().ranks; ++rank) {
+      EXPECT_EQ(steps_of(project(name), rank), steps_of(project("unbroken"), rank))
+          << "rank " << rank;
+    }
+  }
+  TestFolder folder_;
+};
+
+TEST_P(Resume, KilledAtRandomStepsAgainAndAgainItEqualsTheUnbrokenRun) {
+  const int last = run_unbroken();
+  ASSERT_GT(last, 20);
+  const char* all = std::getenv("LOCKSTEP_FAULTS");
+  const int rounds = all != nullptr && std::string(all) == "all" ? 50 : 4;
+  std::mt19937 random(static_cast<unsigned>(GetParam().ranks * 100 + GetParam().accumulate));
+  int done = 0;
+  for (int number = 0; done < rounds; ++number) {
+    const std::string name = "broken" + std::to_string(number);
+    for (bool ended = false; !ended;) {
+      LockstepRun run(command(GetParam(), project(name)));
+      int code = 0;
+      if (done < rounds) {
+        run.await_out("step ");
+        run.await_out(" \n");
+        const int first = std::stoi(run.out().substr(run.out().find("step ") + 5));
+        const int most = std::min(last - first, 12);
+        run.await_out(
+            "step " +
+            std::to_string(first + static_cast<int>(random() % (static_cast<unsigned>(most) + 1))) +
+            " ");
+        ++done;
+        const auto victim = static_cast<int>(random() % static_cast<unsigned>(GetParam().ranks));
+        // Killed with its launcher, it has no one to report it; alone, the job must end by itself.
+        if (random() % 4 == 0) {
+          run.send(SIGKILL);
+        } else {
+          run.send_to_rank(victim, SIGKILL);
+        }
+        code = run.wait().code;
+        EXPECT_TRUE(code == kKilled || code == 0) << code;
+      } else {
+        const Outcome outcome = run.wait();
+        code = outcome.code;
+        EXPECT_EQ(code, 0) << outcome.err;
+      }
+      EXPECT_TRUE(run.survivors().empty());
+      for (int rank = 0; rank < GetParam().ranks; ++rank) {
+        drop_torn_line(project(name), rank);
+      }
+      ended = code == 0;
+      ASSERT_TRUE(code == kKilled || code == 0);
+    }
+    expect_equals_unbroken(name);
+    for (const std::string& left : checkpoint::names_in(project(name) / "checkpoints")) {
+      EXPECT_TRUE(left == "latest" || left.starts_with("checkpoint_")) << left;
+      EXPECT_EQ(left.find(".tmp-"), std::string::npos) << left;
+    }
+    fs::remove_all(project(name));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Settings,
+    Resume,
+    testing::Values(
+        Setting{.ranks = 1},
+        Setting{.ranks = 1, .precision = "bf16", .accumulate = 3},
+        Setting{.ranks = 1, .precision = "fp16"},
+        Setting{.ranks = 2, .accumulate = 3},
+        Setting{.ranks = 2, .precision = "bf16"},
+        Setting{.ranks = 2, .precision = "fp16", .accumulate = 3, .async = true}),
+    [](const auto& tested) { return tested.param.name(); });
+
+class Stopped : public testing::Test {
+ protected:
+  void SetUp() override {
+    fs::create_directories(unbroken_);
+    fs::create_directories(stopped_);
+  }
+  void expect_no_end() const { EXPECT_FALSE(steps_of(stopped_, 0).contains("end")); }
+  /// Resumes what was stopped, and compares all of it with a run that was not.
+  void expect_goes_on_as_if_unbroken(Setting setting, bool by_hand = false) const {
+    setting.hold_at = 0;
+    EXPECT_EQ(e2e::run_lockstep(command(setting, unbroken_, /*resume=*/false)).code, 0);
+    const Outcome outcome = e2e::run_lockstep(command(setting, stopped_, true, by_hand));
+    EXPECT_EQ(outcome.code, 0) << outcome.err;
+    for (int rank = 0; rank < setting.ranks; ++rank) {
+      EXPECT_EQ(steps_of(stopped_, rank), steps_of(unbroken_, rank)) << "rank " << rank;
+      EXPECT_TRUE(steps_of(stopped_, rank).contains("end")) << "rank " << rank;
+    }
+  }
+  TestFolder folder_;
+  fs::path unbroken_ = folder_ / "unbroken";
+  fs::path stopped_ = folder_ / "stopped";
+};
+
+/// Who is told to stop, and how.
+using Told = std::tuple<std::string, int>;
+
+class Preemption : public Stopped, public testing::WithParamInterface<Told> {};
+
+TEST_P(Preemption, AllRanksSaveAfterTheSameBatchAndTheJobEndsWith75AndGoesOn) {
+  const auto& [who, signal] = GetParam();
+  // Ranks ask each other every 0.2 s: this takes many times as long, and saves for no other reason.
+  const Setting setting{.ranks = 2, .accumulate = 3, .steps = 800, .every = 1000};
+  LockstepRun run(command(setting, stopped_, /*resume=*/false));
+  run.await_out("step ", 7);
+  if (who == "launcher") {
+    run.send(signal);
+  } else {
+    run.send_to_rank(who == "rank0" ? 0 : 1, signal);
+  }
+  const Outcome outcome = run.wait();
+  EXPECT_EQ(outcome.code, kPreempted) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("told to stop"));
+  EXPECT_TRUE(run.survivors().empty());
+  EXPECT_EQ(steps_of(stopped_, 0).size(), steps_of(stopped_, 1).size());
+  expect_no_end();
+  expect_goes_on_as_if_unbroken(setting, /*by_hand=*/true);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Told,
+    Preemption,
+    testing::Values(
+        Told{"launcher", SIGTERM},
+        Told{"launcher", SIGUSR1},
+        Told{"rank0", SIGTERM},
+        Told{"rank1", SIGUSR1}),
+    [](const auto& tested) {
+      return std::get<0>(tested.param) + (std::get<1>(tested.param) == SIGTERM ? "Term" : "Usr1");
+    });
+
+TEST_F(Stopped, ARankThatIsBusyWhenAllAreToldTwiceSavesWithTheOthers) {
+  const Setting setting{.ranks = 2, .accumulate = 3, .steps = 800, .every = 1000, .hold_at = 8};
+  LockstepRun run(command(setting, stopped_, /*resume=*/false));
+  run.await_out("holding");
+  // As batch systems do, which signal every process: the launcher then sends it on once more.
+  run.send_to_rank(0, SIGTERM);
+  run.send_to_rank(1, SIGTERM);
+  run.send(SIGTERM);
+  run.await_err("SIGTERM received and passed on");
+  run.await_out("told");
+  checkpoint::write_bytes(stopped_ / "release", "");
+  const Outcome outcome = run.wait();
+  EXPECT_EQ(outcome.code, kPreempted) << outcome.err;
+  EXPECT_TRUE(run.survivors().empty());
+  EXPECT_EQ(steps_of(stopped_, 0).size(), steps_of(stopped_, 1).size());
+  expect_no_end();
+  expect_goes_on_as_if_unbroken(setting);
+}
+
+TEST_F(Stopped, ATermTwoSecondsLaterEndsALoneProcessAndItGoesOnFromTheSaveBefore) {
+  const Setting setting{.hold_at = 10};
+  LockstepRun run(command(setting, stopped_, /*resume=*/false));
+  run.await_out("holding");
+  run.send_to_rank(0, SIGTERM);
+  run.await_out("told");
+  // Time is what tells a second request from the first one, sent along another way.
+  std::this_thread::sleep_for(std::chrono::milliseconds(2100));
+  run.send_to_rank(0, SIGTERM);
+  const Outcome outcome = run.wait();
+  EXPECT_EQ(outcome.code, kTerminated) << outcome.err;
+  EXPECT_TRUE(run.survivors().empty());
+  EXPECT_EQ(steps_of(stopped_, 0).size(), 9U);
+  EXPECT_THAT(
+      checkpoint::names_in(stopped_ / "checkpoints"),
+      testing::ElementsAre("checkpoint_1", "checkpoint_2", "latest"));
+  expect_goes_on_as_if_unbroken(setting);
+}
+
+}  // namespace
+}  // namespace lockstep::faults

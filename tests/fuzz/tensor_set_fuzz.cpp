@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// libFuzzer's way into what is put together from several files. The first byte says what the rest
+// is: 0, what slices are in a file's metadata; 1, the files of a TensorSet, whose manifest is
+// always right; 2, an index of weights up to a NUL, and the files it is about, for
+// open_model_files.
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/test_folder.h"
+#include "lockstep/storage/model_files.h"
+#include "lockstep/storage/stored_checkpoint.h"
+#include "lockstep/storage/tensor_set.h"
+#include "tests/fuzz/made_up_files.h"
+#include "tests/fuzz/require.h"
+
+namespace {
+
+namespace fs = std::filesystem;
+using lockstep::CheckpointError;
+using lockstep::checkpoint::SafetensorsMap;
+using lockstep::checkpoint::Slices;
+using lockstep::checkpoint::TensorEntry;
+using lockstep::checkpoint::TensorSet;
+using lockstep::fuzz::Bytes;
+using lockstep::fuzz::made_up_file;
+using lockstep::fuzz::MadeUpEntry;
+using lockstep::fuzz::MadeUpFile;
+using lockstep::fuzz::product;
+using lockstep::fuzz::require;
+using lockstep::fuzz::Wide;
+
+/// Elements of the largest tensor that the few entries of an input can cover.
+constexpr Wide kMostElements = 4096;
+
+/// Its files are written anew for each input, all that it may look at.
+fs::path folder(const std::string& of) {
+  static const lockstep::TestFolder all;
+  fs::create_directory(all / of);
+  return all / of;
+}
+
+void try_slices(const std::string& text) {
+  Slices slices;
+  try {
+    slices = lockstep::checkpoint::parse_slices("the/file", text);
+  } catch (const CheckpointError& error) {
+    lockstep::fuzz::require_fit_to_print(error, "the/file");
+    return;
+  }
+  for (const auto& [name, slice] : slices) {
+    const auto elements = lockstep::checkpoint::element_count(slice.shape);
+    require(elements && slice.begin >= 0 && slice.begin <= *elements, "a slice outside its tensor");
+  }
+  const std::string rendered = lockstep::checkpoint::render_slices("the/file", slices);
+  const Slices back = lockstep::checkpoint::parse_slices("the/file", rendered);
+  const auto same = [](const auto& left, const auto& right) {
+    return left.first == right.first && left.second.shape == right.second.shape &&
+           left.second.begin == right.second.begin;
+  };
+  require(
+      std::equal(slices.begin(), slices.end(), back.begin(), back.end(), same),
+      "other slices after a round trip");
+}
+
+/// Counted another way than TensorSet does: element by element.
+bool is_covered_once(const std::vector<const MadeUpEntry*>& entries) {
+  const Wide elements = product(entries.front()->tensor_shape);
+  if (elements > kMostElements) {
+    return false;
+  }
+  std::vector<int> times(static_cast<size_t>(elements));
+  for (const MadeUpEntry* entry : entries) {
+    const Wide begin = entry->begin.value_or(0);
+    for (Wide i = begin; i < begin + product(entry->shape); ++i) {
+      if (i >= elements) {
+        return false;
+      }
+      ++times[static_cast<size_t>(i)];
+    }
+  }
+  return std::all_of(times.begin(), times.end(), [](int count) { return count == 1; });
+}
+
+std::map<std::string, std::vector<const MadeUpEntry*>> by_name(
+    const std::vector<MadeUpFile>& files) {
+  std::map<std::string, std::vector<const MadeUpEntry*>> entries;
+  for (const MadeUpFile& file : files) {
+    for (const MadeUpEntry& entry : file.entries) {
+      entries[entry.name].push_back(&entry);
+    }
+  }
+  return entries;
+}
+
+void require_whole(const TensorSet& set, const std::vector<MadeUpFile>& files) {
+  const auto expected = by_name(files);
+  require(set.tensors().size() == expected.size(), "more or fewer tensors than there are names");
+  for (const auto& tensor : set.tensors()) {
+    const std::vector<uint64_t> shape(tensor.shape.begin(), tensor.shape.end());
+    int64_t next = 0;
+    for (const auto& piece : tensor.pieces) {
+      const TensorEntry& entry = set.file(piece.file).entries()[piece.entry];
+      require(piece.begin == next && piece.count > 0, "a hole, an overlap or an empty piece");
+      require(entry.name == tensor.name && entry.dtype == tensor.dtype, "another tensor's piece");
+      require(
+          set.bytes(piece).size() == static_cast<size_t>(piece.count) * dtype_bytes(tensor.dtype),
+          "a piece whose bytes are not its elements");
+      next += piece.count;
+    }
+    require(product(shape) == static_cast<uint64_t>(next), "pieces that are not the tensor");
+    require(tensor.elements() == next, "another number of elements");
+    const auto& entries = expected.at(tensor.name);
+    require(is_covered_once(entries), "accepted, with elements that lie in none or two");
+    for (const MadeUpEntry* entry : entries) {
+      require(
+          entry->dtype == tensor.dtype && entry->tensor_shape == shape,
+          "accepted, though the files do not agree");
+    }
+  }
+}
+
+/// A byte for how many files, and one for their names: 0, the right ones.
+void try_set(Bytes bytes) {
+  const fs::path path = folder("set");
+  const unsigned count = bytes.next() % 4;
+  const unsigned names = bytes.next();
+  const std::vector<std::string> odd = {
+      "set.safetensors",
+      "set-00001-of-00002.safetensors",
+      "set-00003-of-00003.safetensors",
+      "set-0002-of-0002.safetensors",
+      "set-more-00001-of-00001.safetensors",
+      "set-00000-of-00001.safetensors",
+      "set-99999-of-99999.safetensors",
+      "set.json"};
+  std::vector<MadeUpFile> files;
+  lockstep::checkpoint::Manifest manifest{
+      .sequence = 1, .world_size = 2, .meta = nlohmann::json::object(), .files = {}};
+  std::set<std::string> used;
+  for (unsigned i = 1; i <= count; ++i) {
+    files.push_back(made_up_file(bytes));
+    std::string name = count == 1 ? odd[0]
+                                  : "set-0000" + std::to_string(i) + "-of-0000" +
+                                        std::to_string(count) + ".safetensors";
+    if (names != 0) {
+      name = odd[(names >> 3U * (i - 1)) % odd.size()];
+    }
+    if (used.insert(name).second) {
+      lockstep::fuzz::write_anew(path / name, files.back().text);
+      manifest.files.push_back({name, files.back().summary});
+    }
+  }
+  lockstep::fuzz::write_anew(
+      path / lockstep::checkpoint::kManifestName,
+      lockstep::checkpoint::render_manifest(path, manifest));
+  try {
+    const lockstep::checkpoint::StoredCheckpoint checkpoint(path);
+    TensorSet::stems(checkpoint);
+    const TensorSet set(checkpoint, "set");
+    if (names == 0) {
+      require_whole(set, files);
+    }
+  } catch (const CheckpointError& error) {
+    lockstep::fuzz::require_fit_to_print(error, path);
+    const std::string why = error.what();
+    if (names == 0 && (why.find("leave a hole") != why.npos || why.find("overlap") != why.npos)) {
+      const auto entries = by_name(files);
+      require(
+          !std::all_of(
+              entries.begin(),
+              entries.end(),
+              [](const auto& of_name) { return is_covered_once(of_name.second); }),
+          "refused, with every element in exactly one: " + why);
+    }
+  }
+}
+
+/// What was opened is what the index says, read another way than open_model_files does.
+void require_indexed(
+    const std::vector<SafetensorsMap>& files, const fs::path& path, const std::string& index) {
+  const nlohmann::json json = nlohmann::json::parse(index);
+  size_t tensors = 0;
+  uint64_t total = 0;
+  for (const SafetensorsMap& file : files) {
+    require(fs::path(file.path()).parent_path() == path, "a file from elsewhere");
+    for (const TensorEntry& entry : file.entries()) {
+      require(
+          json["weight_map"].at(entry.name) == fs::path(file.path()).filename().string(),
+          "a tensor from a file that the index does not name for it");
+      total += entry.end - entry.begin;
+      ++tensors;
+    }
+  }
+  require(json["weight_map"].size() == tensors, "tensors that the index lists and no file holds");
+  if (json.contains("metadata") && json["metadata"].is_object() &&
+      json["metadata"].contains("total_size")) {
+    require(json["metadata"]["total_size"] == total, "another total_size than the tensors have");
+  }
+}
+
+void try_model(Bytes bytes) {
+  const fs::path path = folder("model");
+  const std::string index(bytes.text());
+  lockstep::fuzz::write_anew(path / lockstep::checkpoint::kModelIndex, index);
+  for (const char* name :
+       {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}) {
+    lockstep::fuzz::write_anew(path / name, made_up_file(bytes).text);
+  }
+  try {
+    require_indexed(lockstep::checkpoint::open_model_files(path), path, index);
+  } catch (const CheckpointError& error) {
+    lockstep::fuzz::require_fit_to_print(error, path);
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
+  Bytes bytes({reinterpret_cast<const char*>(input), size});
+  switch (bytes.next() % 3) {
+    case 0:
+      try_slices(std::string(bytes.rest()));
+      break;
+    case 1:
+      try_set(bytes);
+      break;
+    default:
+      try_model(bytes);
+  }
+  return 0;
+}
