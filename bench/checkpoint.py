@@ -122,13 +122,12 @@ def measure(commands, options):
     for round_number in range(1 - options.warm_ups, options.rounds + 1):
         order = list(commands) if round_number % 2 else list(reversed(commands))
         for name in order:
-            if sys.stderr.isatty():
-                print(f"\r\033[Kround {round_number}/{options.rounds}: {name}", end="", file=sys.stderr, flush=True)
             measured = run_one(name, commands[name], options.folder)
+            # At once: a run of minutes may be broken off.
+            told = ", ".join(f"{what} {seconds:.3f}" for what, seconds in measured.items())
+            print(f"round {round_number}: {name}: {told}", file=sys.stderr, flush=True)
             for what, seconds in measured.items() if round_number > 0 else ():
                 times[name].setdefault(what, []).append(seconds)
-    if sys.stderr.isatty():
-        print("\r\033[K", end="", file=sys.stderr)
     return times
 
 

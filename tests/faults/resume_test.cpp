@@ -249,7 +249,7 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 TEST_F(Stopped, ARankThatIsBusyWhenAllAreToldTwiceSavesWithTheOthers) {
-  const Setting setting{.ranks = 2, .accumulate = 3, .steps = 800, .every = 1000, .hold_at = 8};
+  const Setting setting{.ranks = 2, .accumulate = 3, .steps = 400, .every = 1000, .hold_at = 8};
   LockstepRun run(command(setting, stopped_, /*resume=*/false));
   run.await_out("holding");
   // As batch systems do, which signal every process: the launcher then sends it on once more.
