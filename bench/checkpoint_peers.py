@@ -9,9 +9,12 @@ measurement, its seconds those between two barriers. A save ends when rank 0 has
 and the folder to disk (fsync), a load when model and optimizer of both ranks have their values.
 """
 import argparse
+import gc
 import json
 import math
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -146,13 +149,23 @@ def flush(folder):
         os.close(file)
 
 
+def bytes_in_memory(path):
+    """How much of a file is in the page cache."""
+    command = ["fincore", "--bytes", "--noheadings", "--output", "RES", str(path)]
+    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
 def drop(folder):
-    """Takes the files out of the page cache."""
+    """Takes the files out of the page cache; the kernel leaves there what somebody has mapped."""
+    gc.collect()
+    dist.barrier()
     if dist.get_rank() == 0:
         for path in folder.rglob("*"):
             file = os.open(path, os.O_RDONLY)
             os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(file)
+            if (left := bytes_in_memory(path)) > 0:
+                print(f"checkpoint_peers: {left} bytes of {path.name} stay in memory", file=sys.stderr, flush=True)
     dist.barrier()
 
 

@@ -218,8 +218,9 @@ class Preemption : public Stopped, public testing::WithParamInterface<Told> {};
 
 TEST_P(Preemption, AllRanksSaveAfterTheSameBatchAndTheJobEndsWith75AndGoesOn) {
   const auto& [who, signal] = GetParam();
-  // Ranks ask each other every 0.2 s: this takes many times as long, and saves for no other reason.
-  const Setting setting{.ranks = 2, .accumulate = 3, .steps = 800, .every = 1000};
+  // Ranks ask each other every 64 batches at the latest, of these 1200; nothing else makes them
+  // save.
+  const Setting setting{.ranks = 2, .accumulate = 3, .steps = 400, .every = 1000};
   LockstepRun run(command(setting, stopped_, /*resume=*/false));
   run.await_out("step ", 7);
   if (who == "launcher") {
