@@ -63,8 +63,8 @@ class Torch:
         if mmap:
             # The optimizer has taken tensors that are still on disk, to be read in its next step.
             for of_parameter in self.optimizer.state.values():
-                for field in ("exp_avg", "exp_avg_sq"):
-                    of_parameter[field] = of_parameter[field].clone()
+                for field, value in of_parameter.items():
+                    of_parameter[field] = value.clone()
 
     def loads(self):
         return {"load": self.load, "load_mmap": lambda folder: self.load(folder, mmap=True)}
