@@ -37,6 +37,11 @@ std::vector<NamedTensors> of_all_ranks(
   return all;
 }
 
+/// The processes of a host read the same files: each proves a part, and all hear of what one finds.
+checkpoint::ProofShare share_of_proof(const WorldSpec& world) {
+  return {.index = world.local_rank, .of = world.local_size};
+}
+
 }  // namespace
 
 /// What is being loaded, and what puts it in place once all of it was found good.
@@ -77,7 +82,8 @@ void Accelerator::check_models(Loading& loading) {
     }
     loading.apply.push_back(check_model(
         without_ties(state.models[i].parameters(), state.models[i].buffers()),
-        loading.reader.tensor_set(files::numbered("model", i), state.writers_per_rank),
+        loading.reader.tensor_set(
+            files::numbered("model", i), state.writers_per_rank, share_of_proof(state.world)),
         loading.path(files::model(i))));
     check_own_buffers(loading, i);
   }
@@ -102,8 +108,8 @@ void Accelerator::check_own_buffers(Loading& loading, size_t model) {
     return;
   }
   std::vector<NamedTensors> all(1);
-  for (NamedTensor& item :
-       loading.reader.tensor_set(files::numbered("model", model), state.writers_per_rank)) {
+  for (NamedTensor& item : loading.reader.tensor_set(
+           files::numbered("model", model), state.writers_per_rank, share_of_proof(state.world))) {
     const bool is_buffer = std::any_of(buffers.begin(), buffers.end(), [&](const auto& buffer) {
       return buffer.name == item.name;
     });
@@ -137,7 +143,8 @@ void Accelerator::check_optimizers(Loading& loading) {
       stem = files::optimizer_of_rank(i, process_index());
       tensors = loading.reader.tensors(stem + ".safetensors");
     } else {
-      tensors = loading.reader.tensor_set(stem, state.writers_per_rank);
+      tensors =
+          loading.reader.tensor_set(stem, state.writers_per_rank, share_of_proof(state.world));
     }
     loading.apply.push_back(check_optimizer(
         state.optimizers[i].inner(),

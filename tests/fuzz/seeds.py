@@ -111,6 +111,7 @@ def sets():
     yield 0, [halves[1], [entry_of([2], name=3)], halves[0]]
     yield 0, [halves[0], [entry_of([2, 3], begin=2, count=3)]]
     yield 0, [halves[0], [entry_of([2, 3], begin=4, count=2)]]
+    yield 0, [[entry_of([2, 3], begin=1, count=3)], halves[1]]  # As many elements as there should be.
     yield 0, [halves[0], [entry_of([3, 2], begin=3, count=3)]]
     yield 0, [halves[0], [entry_of([2, 3], dtype=1, begin=3, count=3)]]
     for size in SIZES:
@@ -137,6 +138,7 @@ def indexes():
     yield {"weight_map": places}, entries
     yield {"metadata": {"total_size": 31}, "weight_map": places}, entries
     yield {"weight_map": places | {"b": two}}, entries
+    yield {"weight_map": places | {"b": two}}, [entries[0], [*entries[1], entry_of([2], name=1)]]
     yield {"weight_map": places | {"b": "../" + one}}, entries
     yield {"weight_map": {"a": one}}, [[entry_of([2, 3], begin=0, count=3)], []]
 
