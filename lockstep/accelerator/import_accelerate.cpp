@@ -12,6 +12,7 @@
 
 #include "lockstep/accelerator/state_files.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/shell.h"
 #include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/storage/files.h"
 #include "lockstep/storage/json_text.h"
@@ -55,11 +56,7 @@ constexpr std::string_view kConversion =
     R"(for p in find("/optimizer*.bin")]; [dump(p, load(p)) for p in find("/scheduler*.bin")]' )";
 
 std::string conversion(const fs::path& folder) {
-  std::string quoted = "'";
-  for (const char c : folder.native()) {
-    quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  }
-  return std::string(kConversion) + quoted + "'";
+  return std::string(kConversion) + shell_quoted({folder.native()});
 }
 
 std::vector<std::string> names_in(const fs::path& folder) {

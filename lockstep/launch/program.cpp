@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/launch/program.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fcntl.h>
@@ -12,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/shell.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -69,11 +69,6 @@ std::string find_executable(const std::string& name, const Environment& environm
   return name;
 }
 
-bool is_plain(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
-         std::string_view("-_./=:,+@%").find(c) != std::string_view::npos;
-}
-
 }  // namespace
 
 Program find_program(const std::vector<std::string>& words, const Environment& environment) {
@@ -93,21 +88,6 @@ Program find_program(const std::vector<std::string>& words, const Environment& e
   std::vector<std::string> argv = {python};
   argv.insert(argv.end(), words.begin(), words.end());
   return {find_executable(python, environment), std::move(argv), true};
-}
-
-std::string shell_quoted(const std::vector<std::string>& words) {
-  std::string line;
-  for (const std::string& word : words) {
-    line += line.empty() ? "" : " ";
-    bool plain = !word.empty();
-    std::string quoted;
-    for (const char c : word) {
-      plain = plain && is_plain(c);
-      quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-    }
-    line += plain ? word : "'" + quoted + "'";
-  }
-  return line;
 }
 
 }  // namespace lockstep::launcher

@@ -23,7 +23,4 @@ struct Program {
 /// no such file or it may not be executed.
 Program find_program(const std::vector<std::string>& words, const Environment& environment);
 
-/// `words` as one line for a shell, quoted where needed.
-std::string shell_quoted(const std::vector<std::string>& words);
-
 }  // namespace lockstep::launcher

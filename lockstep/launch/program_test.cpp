@@ -91,11 +91,5 @@ TEST_F(FindProgram, APythonScriptIsRunByPythonWithoutBeingExecutable) {
       ThrowsMessage<ConfigError>(HasSubstr("none.py")));
 }
 
-TEST(ShellQuoted, QuotesOnlyWhatNeedsIt) {
-  EXPECT_EQ(
-      shell_quoted({"./train", "--name=a b", "it's", "", "$HOME"}),
-      "./train '--name=a b' 'it'\\''s' '' '$HOME'");
-}
-
 }  // namespace
 }  // namespace lockstep::launcher

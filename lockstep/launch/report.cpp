@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/launch/program.h"
+#include "lockstep/base/shell.h"
 
 namespace lockstep::launcher {
 namespace {

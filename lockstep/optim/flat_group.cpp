@@ -3,8 +3,8 @@
 
 #include <utility>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
@@ -89,26 +89,32 @@ void FlatGroup::add(const std::vector<at::Tensor>& parameters) {
   }
 }
 
-void FlatGroup::create_state(FlatParameter& item, size_t field, StateShape shape, double initial) {
+at::Tensor& FlatGroup::place_state(FlatParameter& item, size_t field, StateShape shape) {
   const at::Tensor& parameter = item.parameter;
   const at::TensorOptions options = parameter.options();
   at::Tensor& state = item.state[field];
   if (shape == StateShape::kRow || shape == StateShape::kColumn) {
     std::vector<int64_t> sizes = parameter.sizes().vec();
     sizes[sizes.size() - (shape == StateShape::kRow ? 1 : 2)] = 1;
-    state = at::full(sizes, initial, options);
+    state = at::empty(sizes, options);
   } else if (at_home(item)) {
     at::Tensor& buffer = buffers_[item.buffer].state[field];
     if (!buffer.defined()) {
       buffer = at::zeros_like(buffers_[item.buffer].parameters);
     }
     state = buffer.as_strided(parameter.sizes(), parameter.strides(), item.offset);
-    state.fill_(initial);
   } else if (parameter.is_non_overlapping_and_dense()) {
-    state = at::empty_strided(parameter.sizes(), parameter.strides(), options).fill_(initial);
+    // New memory costs more than what is then written to it: a page fault every 4 KiB.
+    const bool fits = state.defined() && state.sizes() == parameter.sizes() &&
+                      same_strides(state, parameter) && state.device() == parameter.device() &&
+                      state.scalar_type() == parameter.scalar_type();
+    if (!fits) {
+      state = at::empty_strided(parameter.sizes(), parameter.strides(), options);
+    }
   } else {
-    state = at::full(parameter.sizes(), initial, options);
+    state = at::empty(parameter.sizes(), options);
   }
+  return state;
 }
 
 void FlatGroup::follow_parameter(FlatParameter& item) {

@@ -44,8 +44,9 @@ class FlatGroup {
   std::vector<FlatParameter>& items() { return items_; }
   const std::vector<FlatParameter>& items() const { return items_; }
 
-  /// Makes field `field` of `item`'s state, in its flat place if it has the parameter's shape.
-  void create_state(FlatParameter& item, size_t field, StateShape shape, double initial);
+  /// Makes field `field` of `item`'s state, in its flat place if it has the parameter's shape. What
+  /// it holds is for the caller to write.
+  at::Tensor& place_state(FlatParameter& item, size_t field, StateShape shape);
   /// Takes state to where its parameter has moved: another device, dtype or order of dimensions.
   void follow_parameter(FlatParameter& item);
 

@@ -240,7 +240,7 @@ bool FlatOptimizer::create_missing_state(size_t group, FlatParameter& item) {
     }
     const StateShape wanted = shape(options, item.parameter, field);
     if (wanted != StateShape::kNone) {
-      groups_[group].create_state(item, field, wanted, initial(options));
+      groups_[group].place_state(item, field, wanted).fill_(initial(options));
       created = true;
     }
   }
@@ -364,9 +364,10 @@ void FlatOptimizer::set_state(const at::Tensor& parameter, const ParameterState&
     }
     const bool shaped = state.fields[field].sizes() == parameter.sizes();
     const StateShape wanted = shape(param_groups_[place.group].options(), parameter, field);
-    groups_[place.group].create_state(
-        item, field, wanted == StateShape::kNone && shaped ? StateShape::kParameter : wanted, 0);
-    item.state[field].copy_(state.fields[field]);
+    groups_[place.group]
+        .place_state(
+            item, field, wanted == StateShape::kNone && shaped ? StateShape::kParameter : wanted)
+        .copy_(state.fields[field]);
   }
 }
 

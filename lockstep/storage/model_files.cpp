@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/shell.h"
 #include "lockstep/storage/files.h"
 #include "lockstep/storage/json_text.h"
 #include "lockstep/storage/manifest.h"
@@ -33,28 +34,17 @@ bool is_pickle(const fs::path& path) {
          kPickleSuffixes.end();
 }
 
-std::string for_shell(const fs::path& path) {
-  std::string quoted = "'";
-  for (const char c : path.native()) {
-    quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  }
-  return quoted + "'";
-}
-
 /// Paths are arguments, and no part of the program, so that none needs to be quoted for Python.
 /// Cloned, because save_file refuses tied weights; weights_only, so that what is converted runs no
 /// code either.
 std::string conversion(const std::vector<fs::path>& pickles, const fs::path& output) {
-  std::string command =
-      "python -c \"import sys, torch; from safetensors.torch import save_file; d = {}; "
-      "[d.update(torch.load(p, map_location='cpu', weights_only=True)) for p in sys.argv[2:]]; "
-      "save_file({k: v.contiguous().clone() for k, v in d.items()}, sys.argv[1], "
-      "metadata={'format': 'pt'})\" " +
-      for_shell(output);
-  for (const fs::path& pickle : pickles) {
-    command += " " + for_shell(pickle);
-  }
-  return command;
+  std::vector<std::string> arguments = {output.native()};
+  arguments.insert(arguments.end(), pickles.begin(), pickles.end());
+  return "python -c \"import sys, torch; from safetensors.torch import save_file; d = {}; "
+         "[d.update(torch.load(p, map_location='cpu', weights_only=True)) for p in sys.argv[2:]]; "
+         "save_file({k: v.contiguous().clone() for k, v in d.items()}, sys.argv[1], "
+         "metadata={'format': 'pt'})\" " +
+         shell_quoted(arguments);
 }
 
 [[noreturn]] void refuse_pickles(const std::vector<fs::path>& pickles, const fs::path& output) {
@@ -143,7 +133,7 @@ void refuse_slices(const SafetensorsMap& file) {
         fmt::format(
             "holds slices of tensors, whose other parts lie in other files; try lockstep "
             "merge-weights {} OUT",
-            for_shell(fs::path(file.path()).parent_path())));
+            shell_quoted({fs::path(file.path()).parent_path().native()})));
   }
 }
 
@@ -161,7 +151,7 @@ std::vector<SafetensorsMap> open_checkpoint_model(const fs::path& folder) {
         fmt::format(
             "is a checkpoint of Lockstep that holds no {}; try lockstep merge-weights {} OUT",
             kModelFile,
-            for_shell(folder)));
+            shell_quoted({folder.native()})));
   }
   std::vector<SafetensorsMap> files;
   files.push_back(stored.tensor_map(kModelFile));
