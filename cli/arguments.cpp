@@ -20,6 +20,9 @@ std::string title(const CLI::App& app) {
 std::vector<std::string> long_names(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options()) {
+    if (option->get_group().empty()) {
+      continue;  // Not in the help either: those that are there to be refused.
+    }
     for (const std::string& name : option->get_lnames()) {
       names.push_back("--" + name);
     }

@@ -1,92 +1,101 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/launch_command.h"
 
+#include "cli/launch_settings.h"
+#include "cli/launch_starter.h"
+#include "cli/report.h"
 #include "cli/usage_formatter.h"
-#include "lockstep/base/cores.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
-#include "lockstep/launch/cores.h"
+#include "lockstep/launch/dry_run.h"
+#include "lockstep/launch/fan_out.h"
+#include "lockstep/launch/job.h"
+#include "lockstep/launch/plan.h"
 
 namespace lockstep::cli {
 namespace {
 
-constexpr int kMostThreads = 4096;
-constexpr int kLastPort = 65535;
-constexpr double kLongestGraceSeconds = 86400;
-
 constexpr const char* kFooter = R"(Examples:
   lockstep launch -n 2 ./train --epochs 3      two ranks of a program
-  lockstep launch -n auto train.py             one rank a core of a Python script
+  lockstep launch -n auto train.py             one rank a GPU, or core, of a Python script
+  lockstep launch -n 2 -m package.train        a Python module
   lockstep launch -n 2 --resume ./train        goes on where a stopped job has saved
+  lockstep launch -n 2 --max-restarts 3 ./train
+                                               goes on by itself after a failure
+  lockstep launch -n 4 --log-dir logs -r 0:0,1:3,2:3,3:3 ./train
+                                               shows rank 0 alone; the rest goes to files
+  lockstep launch --hostfile hosts --exclude node2:0 --dry-run ./train
+                                               says who would run where
   lockstep launch -n 4 --rank-prefix -- ./train -n 5
                                                what follows the program is its own
 
 Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the rest
 of torchrun's variables. A name without a slash is looked up in PATH; a .py file is
 run by $LOCKSTEP_PYTHON, else python3. Rank 0 reads this command's stdin, unless that
-is a terminal. Options may be written with _ for -.
+is a terminal. Options may be written with _ for -. With a hostfile, variables are also
+read from .lockstep_env in the home folder and in the current one; --env wins.
 
 Exit code: 0 if every rank ended with 0; else the code of the rank that failed first,
-128 + N if signal N ended it; 75 if the ranks saved and left; 2 for a wrong call.
-SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on to the ranks; a
-second SIGINT or SIGTERM kills them at once. A program whose Accelerator has a project_dir
-answers SIGTERM and SIGUSR1 by saving its state and leaving with 75; --resume goes on.)";
+128 + N if signal N ended it; 75 if the ranks saved and left; 124 at the --timeout; 2
+for a wrong call. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on
+to the ranks; a second SIGINT or SIGTERM kills them at once. A program whose Accelerator
+has a project_dir answers SIGTERM and SIGUSR1 by saving its state and leaving with 75;
+--resume goes on. A job is not restarted after a signal, a wrong call (2), or at its
+--timeout.)";
 
 }  // namespace
 
 LaunchCommand::LaunchCommand(CLI::App& app)
-    : command_(app.add_subcommand("launch", "Run a program as several ranks on this machine")) {
+    : command_(app.add_subcommand("launch", "Run a program as several ranks")) {
   command_->prefix_command();
   set_help(*command_, "lockstep launch -n N [OPTIONS] [--] PROGRAM [ARGS...]", kFooter);
-  command_
-      ->add_option(
-          "-n,--nproc-per-node,--num-processes", ranks_, "Number of ranks, or auto: one a core")
-      ->type_name("N");
-  command_
-      ->add_option(
-          "--threads-per-rank,--num-cpu-threads-per-process",
-          options_.threads_per_rank,
-          "OMP_NUM_THREADS of each rank; without it the environment's, else cores / ranks")
-      ->type_name("T")
-      ->check(CLI::Range(1, kMostThreads));
-  command_
-      ->add_option(
-          "--master-port",
-          options_.master_port,
-          "Port where the ranks meet; 0, the default, for a free one")
-      ->type_name("P")
-      ->check(CLI::Range(0, kLastPort));
-  command_
-      ->add_option(
-          "--grace-seconds",
-          options_.grace_seconds,
-          "Time between a signal passed on and SIGKILL (30)")
-      ->type_name("S")
-      ->check(CLI::Range(0.0, kLongestGraceSeconds));
-  command_->add_flag(
-      "--rank-prefix", options_.rank_prefix, "Put [rank N] before each line of output");
-  command_->add_flag(
-      "--resume",
-      options_.resume,
-      "Go on from the newest whole checkpoint of the program's project_dir, if there is one");
-  command_->add_flag("--force", force_, "Allow more than 64 ranks a core");
-  command_->add_flag("-q,--quiet", options_.quiet, "Say nothing but why a job failed");
-  command_->add_flag(
-      "--json", options_.json, "Say why a job failed as one line of JSON, on stderr");
+  add_launch_flags(*command_, flags_);
+  add_refused_flags(*command_);
 }
 
 int LaunchCommand::run(const std::vector<std::string>& program) const {
-  if (ranks_.empty()) {
-    throw ConfigError(
-        "lockstep launch", "how many ranks? expected -n N; try -n 2, or -n auto for one a core");
+  if (flags_.dry_run) {
+    return tell(program);
   }
-  launcher::JobOptions options = options_;
-  options.ranks = launcher::parse_ranks(ranks_, available_cores(), force_);
+  const LaunchFlags flags = with_settings(*command_, flags_, Environment::process());
+  const launcher::JobOptions options = job_options(flags, machine(), launcher::own_environment());
   if (program.empty()) {
     throw ConfigError(
         "lockstep launch", "no program to run; expected one after the options, like -n 2 ./train");
   }
-  return launcher::run_job(launcher::find_program(program, Environment::process()), options);
+  const launcher::JobPlan plan = launcher::plan_job(options, launcher::own_environment());
+  if (const auto starter = starter_of(flags, plan)) {
+    return launcher::run_fan_out(*starter, program, program_kind(flags_), options, plan);
+  }
+  return launcher::run_planned_job(
+      launcher::find_program(program, Environment::process(), program_kind(flags_)),
+      options,
+      plan,
+      {});
+}
+
+launcher::Machine LaunchCommand::machine() const {
+  launcher::Machine machine = launcher::this_machine();
+  if (flags_.options.cpu) {
+    machine.gpus = 0;
+  }
+  return machine;
+}
+
+int LaunchCommand::tell(const std::vector<std::string>& program) const {
+  return print_report("lockstep.launch", flags_.options.json, [&] {
+    const std::vector<std::string> inherited = launcher::own_environment();
+    const LaunchFlags flags = with_settings(*command_, flags_, Environment::process());
+    const launcher::JobOptions options = job_options(flags, machine(), inherited);
+    const launcher::JobPlan plan = launcher::plan_job(options, inherited);
+    if (program.empty()) {
+      throw ConfigError("lockstep launch", "no program; expected one after the options");
+    }
+    const launcher::Program found =
+        launcher::find_program(program, Environment::process(), program_kind(flags_));
+    return Report{
+        .text = launcher::dry_run_text(plan, found), .json = launcher::dry_run_json(plan, found)};
+  });
 }
 
 }  // namespace lockstep::cli

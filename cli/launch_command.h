@@ -6,26 +6,27 @@
 
 #include <CLI/CLI.hpp>
 
-#include "lockstep/launch/job.h"
+#include "cli/launch_flags.h"
 
 namespace lockstep::cli {
 
-/// `lockstep launch`: runs a program as several ranks on this machine.
+/// `lockstep launch`: runs a program as several ranks.
 class LaunchCommand {
  public:
   /// Adds the command to `app`, which must not outlive this.
   explicit LaunchCommand(CLI::App& app);
 
   bool was_given() const { return command_->parsed(); }
-  /// Runs `program`, its name and arguments; returns the job's exit code. ConfigError for what
-  /// makes no sense.
+  /// Runs `program`, its name and arguments, or tells what would be run; returns the job's exit
+  /// code. ConfigError for what makes no sense.
   int run(const std::vector<std::string>& program) const;
 
  private:
+  launcher::Machine machine() const;
+  int tell(const std::vector<std::string>& program) const;
+
   CLI::App* command_;  // [not null]
-  std::string ranks_;
-  bool force_ = false;
-  launcher::JobOptions options_;
+  LaunchFlags flags_;
 };
 
 }  // namespace lockstep::cli

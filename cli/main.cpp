@@ -6,11 +6,18 @@
 
 #include "cli/arguments.h"
 #include "cli/checkpoint_command.h"
+#include "cli/completion.h"
+#include "cli/config_command.h"
+#include "cli/env_command.h"
+#include "cli/estimate_memory_command.h"
+#include "cli/flight_command.h"
 #include "cli/launch_command.h"
 #include "cli/report.h"
+#include "cli/test_command.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/run_main.h"
+#include "lockstep/launch/node_main.h"
 
 namespace {
 
@@ -40,6 +47,12 @@ int dispatch(const std::vector<std::string>& words) {
   const lockstep::cli::LaunchCommand launch(app);
   const lockstep::cli::CheckpointCommand checkpoint(app);
   const lockstep::cli::MergeWeightsCommand merge_weights(app);
+  const lockstep::cli::EnvCommand env(app);
+  const lockstep::cli::EstimateMemoryCommand estimate_memory(app);
+  const lockstep::cli::ConfigCommand config(app);
+  const lockstep::cli::FlightCommand flight(app);
+  const lockstep::cli::TestCommand test(app);
+  const lockstep::cli::ShellCommands shell(app);
   const Arguments arguments = lockstep::cli::split_arguments(app, words);
   if (!parse(app, arguments)) {
     return lockstep::kExitOk;
@@ -52,6 +65,24 @@ int dispatch(const std::vector<std::string>& words) {
   }
   if (merge_weights.was_given()) {
     return merge_weights.run(arguments.words);
+  }
+  if (env.was_given()) {
+    return env.run(arguments.words);
+  }
+  if (estimate_memory.was_given()) {
+    return estimate_memory.run(arguments.words);
+  }
+  if (config.was_given()) {
+    return config.run(arguments.words);
+  }
+  if (flight.was_given()) {
+    return flight.run(arguments.words);
+  }
+  if (test.was_given()) {
+    return test.run(arguments.words);
+  }
+  if (shell.was_given()) {
+    return shell.run(arguments.words);
   }
   std::cerr << app.help();
   return lockstep::kExitUsage;
@@ -83,7 +114,14 @@ int run_reporting(const std::vector<std::string>& words) {
 }
 
 int run(const std::vector<std::string>& words) {
-  const bool reports = !words.empty() && (words[0] == "checkpoint" || words[0] == "merge-weights");
+  // No command of a user's: `lockstep launch` calls it on every host.
+  if (words == std::vector<std::string>{"node"}) {
+    return lockstep::launcher::run_node();
+  }
+  const std::vector<std::string> reporting = {
+      "checkpoint", "merge-weights", "config", "env", "estimate-memory", "flight", "test"};
+  const bool reports =
+      !words.empty() && std::find(reporting.begin(), reporting.end(), words[0]) != reporting.end();
   return reports ? run_reporting(words) : dispatch(words);
 }
 

@@ -16,6 +16,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
+#include "lockstep/watch/flight_recorder.h"
 
 namespace lockstep {
 namespace {
@@ -134,6 +135,7 @@ Accelerator::~Accelerator() {
   // Loaders may outlive this.
   state_->active->set_before_pass(nullptr);
   state_->active->set_between_batches(nullptr);
+  watch::FlightRecorder::process().leave();
 }
 
 void Accelerator::configure() {

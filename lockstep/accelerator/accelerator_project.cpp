@@ -116,7 +116,15 @@ void Accelerator::configure_project() {
   if (project.checkpointing_steps < 0) {
     refuse("checkpointing_steps", project.checkpointing_steps, "0 or more");
   }
-  const bool resume = Environment::process().boolean("LOCKSTEP_RESUME").value_or(false);
+  bool resume = Environment::process().boolean("LOCKSTEP_RESUME").value_or(false);
+  if (resume && options.project_dir.empty() && state.world.restart_count > 0) {
+    // Nobody asked for it but the launcher, which does not know what a program keeps.
+    log_warning(fmt::format(
+        "restart {} begins anew: without AcceleratorOptions::project_dir there is no checkpoint to "
+        "go on from",
+        state.world.restart_count));
+    resume = false;
+  }
   if (options.project_dir.empty() &&
       (project.checkpointing_steps > 0 || project.total_limit || resume)) {
     throw ConfigError(

@@ -10,6 +10,7 @@
 #include "lockstep/accelerator/loop_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/sync/data_parallel.h"
+#include "lockstep/watch/flight_recorder.h"
 
 namespace lockstep {
 
@@ -55,6 +56,7 @@ void Optimizer::step() {
   loop.scaler_update_due = true;
   if (!state.skipped) {
     ++state.steps;
+    watch::FlightRecorder::process().set_step(state.steps);
   }
 }
 
@@ -81,6 +83,7 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
   at::Tensor loss = state.inner->step(closure);
   state.used_up = state.loop->backwards;
   ++state.steps;
+  watch::FlightRecorder::process().set_step(state.steps);
   return loss;
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "lockstep/comm/gloo/gloo_transport.h"
+#include "lockstep/watch/flight_recorder.h"
 
 namespace lockstep {
 
@@ -20,6 +21,7 @@ ConnectOptions ConnectOptions::from_environment(const Environment& environment) 
 }
 
 Group connect(const WorldSpec& world, ConnectOptions options) {
+  watch::FlightRecorder::process().join(world.rank, world.size);
   if (world.size == 1) {
     return {};
   }

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/launch/child.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -43,6 +45,19 @@ std::vector<char*> pointers_to(const std::vector<std::string>& words) {
   return pointers;
 }
 
+/// `cores` as sched_setaffinity wants them; empty if there are none.
+std::vector<unsigned char> mask_of(const std::vector<int>& cores) {
+  if (cores.empty()) {
+    return {};
+  }
+  const int last = *std::max_element(cores.begin(), cores.end());
+  std::vector<unsigned char> mask(CPU_ALLOC_SIZE(last + 1));
+  for (const int core : cores) {
+    CPU_SET_S(static_cast<size_t>(core), mask.size(), reinterpret_cast<cpu_set_t*>(mask.data()));
+  }
+  return mask;
+}
+
 /// All that the child needs between fork and exec, laid out before: nothing there may allocate.
 struct Plan {
   const char* path;
@@ -51,6 +66,8 @@ struct Plan {
   char* const* environment;
   int stdin_fd, out_fd, err_fd, report_fd, registration_fd;
   pid_t parent;
+  const cpu_set_t* cores;  // Null: as ours.
+  size_t cores_bytes;
 };
 
 void default_signals() {
@@ -69,6 +86,11 @@ void default_signals() {
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
 }
 
+[[noreturn]] void report_and_exit(const Plan& plan, int error) {
+  [[maybe_unused]] const ssize_t written = ::write(plan.report_fd, &error, sizeof(error));
+  ::_exit(kCannotExecute);
+}
+
 [[noreturn]] void become(const Plan& plan) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -80,6 +102,9 @@ void default_signals() {
     [[maybe_unused]] const ssize_t written = ::write(plan.registration_fd, &self, sizeof(self));
   }
   default_signals();
+  if (plan.cores != nullptr && ::sched_setaffinity(0, plan.cores_bytes, plan.cores) != 0) {
+    report_and_exit(plan, errno);
+  }
   if (::dup2(plan.stdin_fd, STDIN_FILENO) >= 0 && ::dup2(plan.out_fd, STDOUT_FILENO) >= 0 &&
       ::dup2(plan.err_fd, STDERR_FILENO) >= 0) {
     ::execve(plan.path, plan.argv, plan.environment);
@@ -87,9 +112,7 @@ void default_signals() {
       ::execve("/bin/sh", plan.shell_argv, plan.environment);
     }
   }
-  const int error = errno;
-  [[maybe_unused]] const ssize_t written = ::write(plan.report_fd, &error, sizeof(error));
-  ::_exit(kCannotExecute);
+  report_and_exit(plan, errno);
 }
 
 /// 0 once the program runs, else why it does not.
@@ -144,6 +167,7 @@ Child start_child(const ChildSpec& spec, const std::string& who) {
   const std::vector<char*> argv = pointers_to(spec.program->argv);
   const std::vector<char*> shell_argv = pointers_to(shell_words);
   const std::vector<char*> environment = pointers_to(spec.environment);
+  const std::vector<unsigned char> cores = mask_of(spec.cores);
   const Plan plan = {
       .path = spec.program->path.c_str(),
       .argv = argv.data(),
@@ -154,7 +178,9 @@ Child start_child(const ChildSpec& spec, const std::string& who) {
       .err_fd = err.write.get(),
       .report_fd = report.write.get(),
       .registration_fd = spec.registration_fd,
-      .parent = ::getpid()};
+      .parent = ::getpid(),
+      .cores = cores.empty() ? nullptr : reinterpret_cast<const cpu_set_t*>(cores.data()),
+      .cores_bytes = cores.size()};
   const pid_t pid = ::fork();
   if (pid == 0) {
     become(plan);

@@ -20,6 +20,7 @@ struct ChildSpec {
   std::vector<std::string> environment;  ///< NAME=value.
   int stdin_fd = 0;                      ///< Becomes its stdin.
   int registration_fd = -1;              ///< The watchdog's; -1 for none.
+  std::vector<int> cores{};              ///< Those it may run on; empty: ours.
 };
 
 /// A process that was started: its program runs.

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <poll.h>
+#include <sched.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -162,6 +163,20 @@ TEST_F(StartChild, AFailedExecNamesRankFileAndReason) {
           HasSubstr("No such file"),
           HasSubstr("interpreter"))));
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a zombie is left";
+}
+
+TEST_F(StartChild, CanBeTiedToCores) {
+  const int core = ::sched_getcpu();
+  const Program program = shell("grep Cpus_allowed_list /proc/self/status");
+  const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const Child child = start_child(
+      {.program = &program,
+       .environment = {"PATH=/usr/bin:/bin"},
+       .stdin_fd = nothing.get(),
+       .cores = {core}},
+      "rank 0 of 1");
+  EXPECT_EQ(read_all(child.out), "Cpus_allowed_list:\t" + std::to_string(core) + "\n");
+  ::waitpid(child.pid, nullptr, 0);
 }
 
 }  // namespace

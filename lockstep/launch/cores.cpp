@@ -2,9 +2,14 @@
 #include "lockstep/launch/cores.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+#include <string_view>
 
 #include <fmt/format.h>
 
+#include "lockstep/base/cores.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 
@@ -19,32 +24,77 @@ std::string counted(int64_t count, const char* noun) {
 
 }  // namespace
 
-int parse_ranks(const std::string& text, int cores, bool force) {
-  if (text == "auto") {
-    return cores;
+Machine this_machine() {
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  return {
+      .cores = available_cores(),
+      .gpus =
+          visible_gpus(visible == nullptr ? std::nullopt : std::optional<std::string>(visible))};
+}
+
+int visible_gpus(
+    const std::optional<std::string>& cuda_visible_devices, const std::string& devices) {
+  constexpr std::string_view kPrefix = "nvidia";
+  int present = 0;
+  std::error_code none;
+  for (const auto& entry : std::filesystem::directory_iterator(devices, none)) {
+    const std::string name = entry.path().filename();
+    present += name.starts_with(kPrefix) && parse_integer(name.substr(kPrefix.size())) ? 1 : 0;
+  }
+  if (!cuda_visible_devices || present == 0) {
+    return present;
+  }
+  int listed = 0;
+  std::istringstream parts(*cuda_visible_devices);
+  // CUDA reads the list up to the first device that is none.
+  for (std::string part; std::getline(parts, part, ',') && !part.empty() && part[0] != '-';) {
+    ++listed;
+  }
+  return listed;
+}
+
+int parse_ranks(const std::string& text, const Machine& machine, const std::string& flag) {
+  if (text == "cpu" || (text == "auto" && machine.gpus == 0)) {
+    return machine.cores;
+  }
+  if (text == "gpu" && machine.gpus == 0) {
+    throw ConfigError(
+        "lockstep launch",
+        fmt::format(
+            "{} gpu, but there is no GPU: no /dev/nvidia0, or CUDA_VISIBLE_DEVICES hides them; try "
+            "{} cpu for one rank a core, or a number",
+            flag,
+            flag));
+  }
+  if (text == "gpu" || text == "auto") {
+    return machine.gpus;
   }
   const auto number = parse_integer(text);
   if (!number || *number < 1 || *number > kMaxRanks) {
     throw ConfigError(
         "lockstep launch",
         fmt::format(
-            "-n makes no sense; got '{}', expected a number of ranks from 1 to {}, or auto for one "
-            "a core",
+            "{} makes no sense; got '{}', expected a number of ranks from 1 to {}, or cpu, gpu or "
+            "auto for one a core or GPU",
+            flag,
             text,
             kMaxRanks));
   }
+  return static_cast<int>(*number);
+}
+
+void check_rank_limit(int ranks, int cores, bool force) {
   const int limit = kMaxRanksPerCore * cores;
-  if (*number > limit && !force) {
+  if (ranks > limit && !force) {
     throw ConfigError(
         "lockstep launch",
         fmt::format(
-            "too many ranks for this machine; got -n {}, expected at most {} on {}; add --force if "
+            "too many ranks for this machine; got {}, expected at most {} on {}; add --force if "
             "you mean it",
-            *number,
+            ranks,
             limit,
             counted(cores, "core")));
   }
-  return static_cast<int>(*number);
 }
 
 ThreadPlan plan_threads(

@@ -9,9 +9,27 @@ namespace lockstep::launcher {
 /// More ranks than this on one core are refused unless forced: a slip of the finger, not a job.
 inline constexpr int kMaxRanksPerCore = 64;
 
-/// The number of ranks `text` asks for: a number, or "auto" for one a core. ConfigError for
-/// anything else, and for more than kMaxRanksPerCore a core unless `force`.
-int parse_ranks(const std::string& text, int cores, bool force);
+/// What a number of ranks can follow.
+struct Machine {
+  int cores = 1;
+  int gpus = 0;
+};
+
+/// The cores this process may run on, and the GPUs its ranks would see.
+Machine this_machine();
+
+/// GPUs with a device file in `devices`: all, or as many as CUDA_VISIBLE_DEVICES lists if it is
+/// set.
+int visible_gpus(
+    const std::optional<std::string>& cuda_visible_devices, const std::string& devices = "/dev");
+
+/// The number of ranks `text` asks for: a number, "cpu" for one a core, "gpu" for one a GPU, "auto"
+/// for one a GPU if there is any, else one a core. ConfigError, naming `flag`, for anything else,
+/// and for "gpu" where there is none.
+int parse_ranks(const std::string& text, const Machine& machine, const std::string& flag);
+
+/// ConfigError for more than kMaxRanksPerCore ranks a core, unless `force`.
+void check_rank_limit(int ranks, int cores, bool force);
 
 /// How many threads each rank computes with.
 struct ThreadPlan {

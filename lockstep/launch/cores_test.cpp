@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/launch/cores.h"
 
+#include <fstream>
 #include <sched.h>
 
 #include <gmock/gmock.h>
@@ -8,6 +9,7 @@
 
 #include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/test_folder.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -32,24 +34,46 @@ TEST(Cores, CountsOnlyThoseThisProcessMayUse) {
   ASSERT_EQ(sched_setaffinity(0, sizeof(before), &before), 0);
 }
 
-TEST(ParseRanks, TakesANumberOrAuto) {
-  EXPECT_EQ(parse_ranks("3", 2, false), 3);
-  EXPECT_EQ(parse_ranks("auto", 6, false), 6);
+TEST(ParseRanks, TakesANumberOrWhatTheMachineHas) {
+  constexpr Machine kCpuOnly = {.cores = 6, .gpus = 0};
+  constexpr Machine kWithGpus = {.cores = 6, .gpus = 4};
+  EXPECT_EQ(parse_ranks("3", kCpuOnly, "-n"), 3);
+  EXPECT_EQ(parse_ranks("cpu", kWithGpus, "-n"), 6);
+  EXPECT_EQ(parse_ranks("gpu", kWithGpus, "-n"), 4);
+  EXPECT_EQ(parse_ranks("auto", kCpuOnly, "-n"), 6);
+  EXPECT_EQ(parse_ranks("auto", kWithGpus, "-n"), 4);
+  EXPECT_THAT(
+      [&] { parse_ranks("gpu", kCpuOnly, "-n"); },
+      ThrowsMessage<ConfigError>(HasSubstr("no /dev/nvidia0")));
 }
 
-TEST(ParseRanks, RefusesNonsenseNamingIt) {
+TEST(ParseRanks, RefusesNonsenseNamingItAndItsFlag) {
   for (const char* text : {"abc", "0", "-1", "", "2x", "1.5", " 2", "99999999999999999999"}) {
     EXPECT_THAT(
-        [&] { parse_ranks(text, 2, true); },
-        ThrowsMessage<ConfigError>(HasSubstr("got '" + std::string(text) + "'")));
+        [&] { parse_ranks(text, {.cores = 2, .gpus = 0}, "--num-processes"); },
+        ThrowsMessage<ConfigError>(
+            HasSubstr("--num-processes makes no sense; got '" + std::string(text) + "'")));
   }
 }
 
-TEST(ParseRanks, RefusesFarMoreRanksThanCoresUnlessForced) {
-  EXPECT_EQ(parse_ranks("128", 2, false), 128);
+TEST(RankLimit, RefusesFarMoreRanksThanCoresUnlessForced) {
+  EXPECT_NO_THROW(check_rank_limit(128, 2, false));
   EXPECT_THAT(
-      [] { parse_ranks("129", 2, false); }, ThrowsMessage<ConfigError>(HasSubstr("--force")));
-  EXPECT_EQ(parse_ranks("129", 2, true), 129);
+      [] { check_rank_limit(129, 2, false); }, ThrowsMessage<ConfigError>(HasSubstr("--force")));
+  EXPECT_NO_THROW(check_rank_limit(129, 2, true));
+}
+
+TEST(VisibleGpus, AreThoseWithADeviceFileThatCudaMaySee) {
+  const TestFolder devices;
+  EXPECT_EQ(visible_gpus(std::nullopt, devices.path()), 0);
+  EXPECT_EQ(visible_gpus("0,1", devices.path()), 0) << "there is none to see";
+  for (const char* name : {"nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "null"}) {
+    std::ofstream(devices / name) << "";
+  }
+  EXPECT_EQ(visible_gpus(std::nullopt, devices.path()), 3);
+  EXPECT_EQ(visible_gpus("2,0", devices.path()), 2);
+  EXPECT_EQ(visible_gpus("", devices.path()), 0);
+  EXPECT_EQ(visible_gpus("0,-1,1", devices.path()), 1);
 }
 
 TEST(PlanThreads, SharesTheCoresEvenlyAndLeavesEachRankOne) {

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/launch/job_options.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -71,7 +72,7 @@ void Course::on_endings() {
     const RankProcess& process = ranks_.all()[static_cast<size_t>(rank)];
     if (!process.told_to_stop && !process.ending->is_success()) {
       on_failure(
-          {.rank = rank,
+          {.rank = ranks_.first_rank() + rank,
            .pid = process.pid,
            .ending = *process.ending,
            .seconds = seconds,
@@ -100,6 +101,39 @@ void Course::on_failure(const RankFailure& failure) {
   }
 }
 
+void Course::on_timeout(double seconds) {
+  if (phase_ != Phase::kRunning || !is_undecided()) {
+    return;  // It ends already.
+  }
+  reason_ = Reason::kTimeout;
+  signal_ = SIGTERM;
+  say_(fmt::format(
+      "the job has run for {:g} s, its time limit; SIGTERM sent, the ranks have {:g} s to finish",
+      seconds,
+      grace_seconds_));
+  stop(SIGTERM, grace_seconds_);
+}
+
+void Course::on_stall(RankFailure stall) {
+  if (phase_ != Phase::kRunning || !is_undecided()) {
+    return;
+  }
+  stall.seconds = std::chrono::duration<double>(Clock::now() - started_).count();
+  stall.round = round_;
+  failures_.push_back(std::move(stall));
+  reason_ = Reason::kFailure;
+  stop(SIGTERM, kFailureGraceSeconds);
+}
+
+void Course::on_end_elsewhere() {
+  if (phase_ != Phase::kRunning && phase_ != Phase::kSettling) {
+    return;
+  }
+  // What failed here in the same moment stays a failure: who judges hears of it.
+  reason_ = is_undecided() ? Reason::kElsewhere : reason_;
+  stop(SIGTERM, kFailureGraceSeconds);
+}
+
 void Course::on_output_lost(int error) {
   if (output_error_ != 0) {
     return;
@@ -122,9 +156,8 @@ void Course::on_deadline() {
   if (phase_ == Phase::kRunning || phase_ == Phase::kSettling) {
     stop(SIGTERM, kFailureGraceSeconds);
   } else if (phase_ == Phase::kStopping) {
-    if (reason_ == Reason::kSignal) {
-      say_(fmt::format(
-          "not everything has ended in time after {}; killing it", signal_name(signal_)));
+    if (reason_ == Reason::kSignal || reason_ == Reason::kTimeout) {
+      say_(fmt::format("not everything has ended in time after {}; killing it", what_ended_it()));
     }
     kill();
   }
@@ -163,10 +196,16 @@ void Course::set_deadline(double in_seconds) {
 
 int Course::exit_code() const {
   if (const auto failure = cause()) {
-    return failure->ending.exit_code();
+    return failure->exit_code();
+  }
+  if (reason_ == Reason::kTimeout) {
+    return kExitTimedOut;
   }
   if (output_error_ != 0 && reason_ != Reason::kSignal) {
     return output_error_ == EPIPE ? kExitSignalBase + SIGPIPE : kExitFailure;
+  }
+  if (reason_ == Reason::kElsewhere) {
+    return kExitFailure;
   }
   int code = kExitOk;
   for (const RankProcess& process : ranks_.all()) {
@@ -203,7 +242,7 @@ std::optional<RankFailure> Course::straggler() const {
     const RankProcess& process = ranks_.all()[rank];
     if (!ended_well(*process.ending)) {
       return RankFailure{
-          .rank = static_cast<int>(rank),
+          .rank = ranks_.first_rank() + static_cast<int>(rank),
           .pid = process.pid,
           .ending = *process.ending,
           .remark = fmt::format(
@@ -216,18 +255,23 @@ std::optional<RankFailure> Course::straggler() const {
   return std::nullopt;
 }
 
+std::string Course::what_ended_it() const {
+  return reason_ == Reason::kTimeout ? "its time limit" : signal_name(signal_);
+}
+
 void Course::say_how_it_ended() const {
-  if (reason_ != Reason::kSignal) {
+  if (reason_ != Reason::kSignal && reason_ != Reason::kTimeout) {
     return;
   }
   constexpr int kMostRanks = 8;
   std::string text =
-      fmt::format("the job ended after {}; exit code {}", signal_name(signal_), exit_code());
+      fmt::format("the job ended after {}; exit code {}", what_ended_it(), exit_code());
   int named = 0;
   for (size_t rank = 0; rank < ranks_.all().size() && named < kMostRanks; ++rank) {
     const Ending& ending = *ranks_.all()[rank].ending;
     if (!ended_well(ending) && !died_of(ending, signal_)) {
-      text += fmt::format("\n  rank {} {}", rank, ending.description());
+      text += fmt::format(
+          "\n  rank {} {}", static_cast<size_t>(ranks_.first_rank()) + rank, ending.description());
       ++named;
     }
   }

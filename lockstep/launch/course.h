@@ -33,6 +33,12 @@ class Course {
   void on_signal(int signal);
   /// Looks who has ended; call whenever something happened.
   void on_endings();
+  /// The job has run for `seconds`, as long as it may.
+  void on_timeout(double seconds);
+  /// A rank does not go on, as `stall.remark` says: a failure, but of a process that lives.
+  void on_stall(RankFailure stall);
+  /// The job has ended on another host, which says why.
+  void on_end_elsewhere();
   /// Our own output cannot be written any more.
   void on_output_lost(int error);
   /// When on_deadline() wants to be called, if nothing else happens.
@@ -44,18 +50,22 @@ class Course {
 
   /// The rest is for a job that is over and whose ranks are closed.
   int exit_code() const;
+  /// The job ended by the failure of a rank, and not because it had been told to stop before.
+  /// Nothing has begun to end it.
+  bool is_running() const { return phase_ == Phase::kRunning && is_undecided(); }
+  bool has_failed() const { return reason_ == Reason::kFailure; }
   /// The failure to report, if the job ended by one.
   std::optional<RankFailure> cause() const;
   /// Those who failed by themselves in the same moment.
   std::vector<RankFailure> also_failed() const;
   /// How many ranks were then told to stop.
   int stopped() const { return stopped_; }
-  /// Says how the ranks took the signal that ended the job, if one did.
+  /// Says how the ranks took what ended the job, if that was a signal or the time.
   void say_how_it_ended() const;
 
  private:
   enum class Phase { kRunning, kSettling, kStopping, kKilling };
-  enum class Reason { kNone, kPreempted, kFailure, kSignal, kOutputLost };
+  enum class Reason { kNone, kPreempted, kFailure, kSignal, kTimeout, kOutputLost, kElsewhere };
 
   void on_failure(const RankFailure& failure);
   void settle();
@@ -64,6 +74,8 @@ class Course {
   void set_deadline(double in_seconds);
   bool is_undecided() const { return reason_ == Reason::kNone || reason_ == Reason::kPreempted; }
   std::optional<RankFailure> straggler() const;
+  /// "SIGTERM", "its time limit".
+  std::string what_ended_it() const;
 
   RankSet& ranks_;
   double grace_seconds_;
@@ -74,7 +86,7 @@ class Course {
   std::optional<Clock::time_point> deadline_;
   std::vector<RankFailure> failures_;
   std::set<int> passed_on_;
-  int signal_ = 0;        // [reason_ == kSignal]
+  int signal_ = 0;        // [reason_ == kSignal or kTimeout]
   int output_error_ = 0;  // errno of the write that failed.
   int stopped_ = 0;
   int round_ = 0;

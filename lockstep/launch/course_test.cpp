@@ -220,5 +220,23 @@ TEST_F(CourseTest, OutputThatCannotBeWrittenEndsTheJobWithAWord) {
   EXPECT_THAT(said_, HasSubstr("No space left"));
 }
 
+TEST_F(CourseTest, AJobWhoseTimeIsUpEndsWith124HoweverItsRanksDo) {
+  start({"trap 'exit 0' TERM; echo ready; while :; do sleep 0.01; done", "exec sleep 1000"});
+  await_line(0);
+  course_.on_timeout(5);
+  EXPECT_EQ(finish(), 124);
+  EXPECT_THAT(said_, HasSubstr("has run for 5 s, its time limit; SIGTERM sent"));
+  EXPECT_THAT(said_, HasSubstr("the job ended after its time limit; exit code 124"));
+  EXPECT_FALSE(course_.has_failed());
+}
+
+TEST_F(CourseTest, AFailureThatCameFirstIsNotTheTimesDoing) {
+  start({"exit 3", "exec sleep 1000"});
+  await_end(0);
+  course_.on_timeout(5);
+  EXPECT_EQ(finish(), 3);
+  EXPECT_TRUE(course_.has_failed());
+}
+
 }  // namespace
 }  // namespace lockstep::launcher

@@ -41,6 +41,14 @@ std::string signal_name(int signal) {
   return name == nullptr ? fmt::format("signal {}", signal) : fmt::format("SIG{}", name);
 }
 
+std::string RankFailure::description() const {
+  return stalled ? "stalled" : ending.description();
+}
+
+int RankFailure::exit_code() const {
+  return stalled ? kExitTimedOut : ending.exit_code();
+}
+
 RankFailure root_cause(const std::vector<RankFailure>& failures) {
   LOCKSTEP_ASSERT(!failures.empty(), "a cause is asked for where nothing failed");
   return *std::min_element(

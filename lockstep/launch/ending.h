@@ -7,6 +7,9 @@
 
 namespace lockstep::launcher {
 
+/// The exit code of a job whose time was up, or that stalled: timeout(1)'s.
+inline constexpr int kExitTimedOut = 124;
+
 /// How a process ended.
 struct Ending {
   bool by_signal = false;
@@ -31,6 +34,12 @@ struct RankFailure {
   std::string remark{};  ///< Why this is a failure, where the ending alone does not say.
   double seconds = 0;    ///< Since the job's start.
   int round = 0;         ///< Of the launcher's loop: equal ones were seen at once.
+  bool stalled = false;  ///< It did not end, but stopped going on; `remark` says how.
+
+  /// "was killed by SIGKILL (signal 9)", "stalled".
+  std::string description() const;
+  /// What the job's exit code is because of it.
+  int exit_code() const;
 };
 
 /// The failure that most likely brought the others about, out of those seen within a moment.

@@ -2,219 +2,355 @@
 #include "lockstep/launch/job.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <fcntl.h>
+#include <csignal>
+#include <cstdlib>
+#include <deque>
+#include <memory>
 #include <optional>
 #include <poll.h>
-#include <sys/ioctl.h>
-#include <unistd.h>
-#include <vector>
+#include <utility>
 
 #include <fmt/format.h>
 
-#include "lockstep/base/cores.h"
 #include "lockstep/base/env.h"
-#include "lockstep/launch/cores.h"
-#include "lockstep/launch/course.h"
+#include "lockstep/base/error.h"
+#include "lockstep/launch/attempt.h"
+#include "lockstep/launch/child.h"
+#include "lockstep/launch/console.h"
+#include "lockstep/launch/door.h"
+#include "lockstep/launch/log_files.h"
+#include "lockstep/launch/node_session.h"
+#include "lockstep/launch/outside.h"
+#include "lockstep/launch/pid_file.h"
+#include "lockstep/launch/plan.h"
 #include "lockstep/launch/port.h"
-#include "lockstep/launch/rank_environment.h"
-#include "lockstep/launch/rank_set.h"
 #include "lockstep/launch/report.h"
 #include "lockstep/launch/signals.h"
-#include "lockstep/launch/watchdog.h"
 
 namespace lockstep::launcher {
 namespace {
 
-constexpr int kDefaultColumns = 80;
+using Clock = Course::Clock;
 
-int terminal_columns() {
-  if (::isatty(STDERR_FILENO) == 0) {
-    return 0;
+constexpr size_t kMostAttemptsListed = 10;
+constexpr double kLongestDelaySeconds = 30;
+
+Clock::time_point in_seconds(double seconds) {
+  return Clock::now() +
+         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+constexpr auto kLinger = std::chrono::seconds(2);
+constexpr double kDefaultJoinTimeoutSeconds = 120;
+
+/// The job's secret in a job whose launchers a user starts by hand.
+std::string token_of_environment() {
+  const auto token = Environment::process().text(kTokenVariable);
+  if (!token || !is_token(*token)) {
+    throw ConfigError(
+        "lockstep launch",
+        fmt::format(
+            "{} {}; the launchers of several hosts know each other by it: set it to the same 16 to "
+            "128 letters and digits on all of them, like export {}={}",
+            kTokenVariable,
+            token ? "can be no token" : "is not set",
+            kTokenVariable,
+            random_token()));
   }
-  winsize size{};
-  const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-  return known ? size.ws_col : kDefaultColumns;
+  ::unsetenv(kTokenVariable);  // No business of the ranks'.
+  return *token;
 }
 
-std::vector<std::string> own_environment() {
-  std::vector<std::string> entries;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    entries.emplace_back(*entry);
-  }
-  return entries;
-}
-
-PortReservation hold_port(int port) {
-  return port == 0 ? PortReservation::any() : PortReservation::of(port);
-}
-
-int milliseconds_until(const std::optional<Course::Clock::time_point>& deadline) {
-  if (!deadline) {
-    return -1;
-  }
-  constexpr double kLongestPoll = 1e9;
-  const std::chrono::duration<double, std::milli> left = *deadline - Course::Clock::now();
-  return static_cast<int>(std::ceil(std::clamp(left.count(), 0.0, kLongestPoll)));
-}
-
+/// The attempts of a job, one after another.
 class Job {
  public:
-  Job(const Program& program, const JobOptions& options)
+  Job(const Program& program,
+      const JobOptions& options,
+      const JobPlan& plan,
+      const NodePlace& place)
       : program_(program),
         options_(options),
-        port_(hold_port(options.master_port)),
-        ranks_(out_, err_, options.rank_prefix),
-        course_(ranks_, options.grace_seconds, [this](const std::string& text) { say(text); }) {}
+        plan_(plan),
+        console_(plan.local_size(), options.quiet),
+        inbox_(options.signals) {
+    if (options.timeout_seconds > 0) {
+      time_limit_ = in_seconds(options.timeout_seconds);
+    }
+    meet(place);
+    hold_port();
+    if (plan.needs_files()) {
+      // A file system that the hosts share must not mix their ranks.
+      logs_.emplace(
+          options.log_dir,
+          session_ == nullptr ? plan.common.run_id
+                              : fmt::format("{}/node_{}", plan.common.run_id, plan.here));
+    }
+    pid_file_.emplace(options.pid_file);  // Last: it takes the place of another job's.
+  }
 
   int run() {
-    start();
-    while (!course_.is_over()) {
-      wait();
+    try {
+      const int code = session_ == nullptr ? run_attempts() : run_attempts_together();
+      console_.flush_all(inbox_.fd());
+      return code;
+    } catch (...) {
+      console_.flush_all(inbox_.fd());  // What was said of the attempts before.
+      throw;
     }
-    ranks_.close();
-    watchdog_.dismiss();
-    flush_all();
-    const int code = course_.exit_code();
-    if (course_.cause()) {
-      report(code);
-    } else {
-      course_.say_how_it_ended();
-    }
-    flush_all();
-    return code;
   }
 
  private:
-  void start() {
-    const ThreadPlan threads = plan_threads(
-        options_.threads_per_rank,
-        Environment::process().text("OMP_NUM_THREADS"),
-        available_cores(),
-        options_.ranks);
-    const JobLayout layout = {
-        .ranks = options_.ranks,
-        .omp_num_threads = threads.omp_num_threads,
-        .master_port = port_.port(),
-        .run_id = random_run_id(),
-        .terminal_columns = terminal_columns(),
-        .is_python = program_.is_python,
-        .resume = options_.resume};
-    const std::vector<std::string> inherited = own_environment();
-    const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-    const bool shares_stdin = ::isatty(STDIN_FILENO) == 0;
-    for (int rank = 0; rank < options_.ranks; ++rank) {
-      ranks_.add(start_child(
-          {.program = &program_,
-           .environment = rank_environment(inherited, layout, rank),
-           .stdin_fd = rank == 0 && shares_stdin ? STDIN_FILENO : nothing.get(),
-           .registration_fd = watchdog_.registration_fd()},
-          fmt::format("rank {} of {}", rank, options_.ranks)));
+  /// Makes what connects this launcher with others, if it is not alone.
+  void meet(const NodePlace& place) {
+    if (plan_.is_local() && place.orders < 0) {
+      return;
     }
-    say(threads.summary);
+    outside_ = std::make_unique<Outside>(place.orders);
+    if (plan_.is_local()) {
+      return;
+    }
+    outside_->set_session(NodeSession::make(
+        outside_->reactor(),
+        plan_,
+        {.token = place.token.empty() ? token_of_environment() : place.token,
+         .join_timeout_seconds = options_.join_timeout_seconds > 0 ? options_.join_timeout_seconds
+                                                                   : kDefaultJoinTimeoutSeconds,
+         .max_restarts = options_.max_restarts},
+        [this](const std::string& text) { console_.say(text); }));
+    session_ = outside_->session();
   }
 
-  /// Waits for anything to happen and deals with it.
-  void wait() {
+  /// As run_attempts(), where all hosts do the same.
+  int run_attempts_together() {
+    if (!session_->join(inbox_.fd())) {
+      const int signal = inbox_.next().value_or(SIGTERM);
+      console_.say(signal_name(signal) + " received before all launchers were there");
+      return kExitSignalBase + signal;
+    }
+    for (int number = 0;; ++number) {
+      session_->begin_attempt();
+      const AttemptResult result = run_attempt(number);
+      session_->tell_result(
+          {.exit_code = result.exit_code,
+           .failure = result.failure,
+           .may_restart = result.may_restart});
+      if (const std::optional<int> end = await_verdict()) {
+        return *end;
+      }
+      const Verdict verdict = *session_->verdict();
+      if (verdict.failure) {
+        remember(number, verdict.failure->cause);
+      }
+      std::optional<int> end = verdict.exit_code;
+      if (verdict.restart) {
+        end = await_restart(number + 1, "the job ended because " + verdict.cause);
+      }
+      if (end) {
+        return end_together(verdict, *end, number + 1);
+      }
+    }
+  }
+
+  int end_together(const Verdict& verdict, int exit_code, int attempts) {
+    if (verdict.failure) {
+      report(*verdict.failure, exit_code, attempts);
+    } else if (!verdict.cause.empty()) {
+      console_.say(fmt::format("the job ended because {}; exit code {}", verdict.cause, exit_code));
+    }
+    // What node 0 has said last must reach the others before it closes the connections.
+    const Clock::time_point end = Clock::now() + kLinger;
+    while (!session_->others_left() && Clock::now() < end) {
+      outside_->reactor().wait(std::chrono::milliseconds(100));
+      outside_->reactor().dispatch();
+    }
+    return exit_code;
+  }
+
+  /// Until the ranks of all hosts have ended. An exit code, if the user will not wait.
+  std::optional<int> await_verdict() {
+    constexpr auto kLongestWait = std::chrono::milliseconds(500);
+    int signals = 0;
+    while (!session_->verdict()) {
+      outside_->reactor().wait(kLongestWait, inbox_.fd());
+      outside_->reactor().dispatch();
+      console_.flush();
+      while (const std::optional<int> signal = inbox_.next()) {
+        session_->tell_signal(*signal);
+        signals += *signal == SIGINT || *signal == SIGTERM ? 1 : 0;
+        if (signals == 2) {
+          console_.say(signal_name(*signal) + " received; not waiting for the other hosts");
+          return kExitSignalBase + *signal;
+        }
+      }
+    }
+    return std::nullopt;
+  }
+
+  int run_attempts() {
+    for (int number = 0;; ++number) {
+      AttemptResult result = run_attempt(number);
+      if (!result.failure) {
+        return result.exit_code;
+      }
+      remember(number, result.failure->cause);
+      std::optional<int> end;
+      if (!result.may_restart || number == options_.max_restarts) {
+        end = result.exit_code;
+      } else {
+        const FailureReport& failure = *result.failure;
+        end = await_restart(
+            number + 1,
+            fmt::format(
+                "rank {} of {} {} after {:.1f} s",
+                failure.cause.rank,
+                failure.ranks,
+                failure.cause.description(),
+                failure.cause.seconds));
+      }
+      if (end) {
+        return report(std::move(*result.failure), *end, number + 1);
+      }
+    }
+  }
+
+  AttemptResult run_attempt(int number) {
+    if (number > 0) {
+      hold_port();
+    }
+    Attempt attempt(
+        {.program = &program_,
+         .options = &options_,
+         .plan = &plan_,
+         .logs = logs_ ? &*logs_ : nullptr,
+         .number = number,
+         .master_port = port_->port(),
+         .time_limit = time_limit_,
+         .outside = outside_.get()},
+        console_,
+        inbox_);
+    attempt.start();
+    if (number == 0) {
+      console_.say(plan_.threads.summary);
+      if (logs_) {
+        console_.say("the ranks' output goes to " + logs_->path());
+      }
+    }
+    return attempt.run();
+  }
+
+  /// A port of the job's choice is held for its whole life; any other anew for each attempt, so
+  /// that no straggler of the last one meets the next.
+  void hold_port() {
+    // Of several hosts the job's port is the door's, and rank 0's store lies behind it.
+    if (plan_.common.master_port == 0 || session_ != nullptr) {
+      port_.emplace(PortReservation::any());
+    } else if (!port_) {
+      port_.emplace(PortReservation::of(plan_.common.master_port));
+    }
+  }
+
+  void remember(int number, const RankFailure& cause) {
+    if (failed_.size() == kMostAttemptsListed) {
+      failed_.pop_front();
+    }
+    failed_.push_back({number, cause});
+  }
+
+  /// Waits for its time to come. An exit code, if the job ends instead.
+  std::optional<int> await_restart(int restart, const std::string& why) {
+    const double delay = restart_delay_seconds(options_.restart_backoff_seconds, restart);
+    console_.say(
+        fmt::format("{}; restart {} of {} in {:g} s", why, restart, options_.max_restarts, delay));
+    const Clock::time_point restart_time = in_seconds(delay);
+    for (;;) {
+      const Clock::time_point now = Clock::now();
+      if (time_limit_ && now >= *time_limit_) {
+        console_.say(fmt::format(
+            "the job has run for {:g} s, its time limit; it is not restarted",
+            options_.timeout_seconds));
+        return kExitTimedOut;
+      }
+      if (now >= restart_time) {
+        return std::nullopt;
+      }
+      if (const std::optional<int> end =
+              wait_until(time_limit_ ? std::min(*time_limit_, restart_time) : restart_time)) {
+        return end;
+      }
+    }
+  }
+
+  /// Until then, or a signal, or room for our output.
+  std::optional<int> wait_until(Clock::time_point then) {
     std::vector<pollfd> items = {{.fd = inbox_.fd(), .events = POLLIN, .revents = 0}};
-    for (const Sink* sink : {&out_, &err_}) {
-      if (!sink->empty()) {
-        items.push_back({.fd = sink->fd(), .events = POLLOUT, .revents = 0});
+    console_.await_room(items);
+    if (outside_) {
+      items.push_back({.fd = outside_->reactor().fd(), .events = POLLIN, .revents = 0});
+    }
+    const std::chrono::duration<double, std::milli> left = then - Clock::now();
+    ::poll(items.data(), items.size(), static_cast<int>(std::ceil(std::max(left.count(), 0.0))));
+    if (outside_) {
+      outside_->reactor().dispatch();
+      if (outside_->orders_ended()) {
+        return kExitFailure;  // Nobody is there to be told.
       }
     }
-    for (const RankProcess& process : ranks_.all()) {
-      if (!process.ending) {
-        items.push_back({.fd = process.pidfd.get(), .events = POLLIN, .revents = 0});
-      }
+    if (const int error = console_.flush(); error != 0) {
+      return error == EPIPE ? kExitSignalBase + SIGPIPE : kExitFailure;
     }
-    const size_t first_stream = items.size();
-    std::vector<LinePump*> streams;
-    for (RankProcess& process : ranks_.all()) {
-      for (LinePump* stream : {&process.out, &process.err}) {
-        if (stream->is_open() && !stream->must_wait()) {
-          items.push_back({.fd = stream->fd(), .events = POLLIN, .revents = 0});
-          streams.push_back(stream);
-        }
-      }
-    }
-    ::poll(items.data(), items.size(), milliseconds_until(course_.deadline()));
-    for (size_t i = 0; i < streams.size(); ++i) {
-      if (items[first_stream + i].revents != 0) {
-        streams[i]->pump();
-      }
-    }
-    course_.on_endings();
     while (const std::optional<int> signal = inbox_.next()) {
-      course_.on_signal(*signal);
-    }
-    flush(out_);
-    flush(err_);
-    if (course_.deadline() && Course::Clock::now() >= *course_.deadline()) {
-      course_.on_deadline();
-    }
-  }
-
-  void report(int code) {
-    const RankFailure cause = *course_.cause();
-    const auto& lines = ranks_.all()[static_cast<size_t>(cause.rank)].err.last_lines();
-    const FailureReport report = {
-        .ranks = options_.ranks,
-        .cause = cause,
-        .also_failed = course_.also_failed(),
-        .stopped = course_.stopped(),
-        .exit_code = code,
-        .host = host_name(),
-        .command = program_.argv,
-        .last_lines = {lines.begin(), lines.end()}};
-    err_.write(options_.ranks, "", options_.json ? json_report(report) : text_report(report));
-  }
-
-  void say(const std::string& text) {
-    if (!options_.quiet) {
-      err_.write(options_.ranks, "", "lockstep: " + text + "\n");
-    }
-  }
-
-  void flush(Sink& sink) {
-    sink.flush();
-    if (sink.error() != 0) {
-      course_.on_output_lost(sink.error());
-    }
-  }
-
-  /// Writes all that waits. A reader may take its time; whoever loses patience sends a signal.
-  void flush_all() {
-    for (Sink* sink : {&out_, &err_}) {
-      for (flush(*sink); !sink->empty(); flush(*sink)) {
-        pollfd items[] = {
-            {.fd = sink->fd(), .events = POLLOUT, .revents = 0},
-            {.fd = inbox_.fd(), .events = POLLIN, .revents = 0}};
-        ::poll(items, 2, -1);
-        if (items[1].revents != 0) {
-          break;
-        }
+      if (*signal != SIGUSR1 && *signal != SIGUSR2) {
+        console_.say(signal_name(*signal) + " received; the job is not restarted");
+        return kExitSignalBase + *signal;
       }
+      console_.say(signal_name(*signal) + " received; there is no rank to pass it on to");
     }
+    return std::nullopt;
+  }
+
+  int report(FailureReport failure, int exit_code, int attempts) {
+    failure.exit_code = exit_code;
+    failure.attempts = attempts;
+    failure.failed_attempts = {failed_.begin(), failed_.end()};
+    console_.report(options_.json ? json_report(failure) : text_report(failure));
+    return exit_code;
   }
 
   const Program& program_;
   const JobOptions& options_;
+  const JobPlan& plan_;
+  Console console_;
   SignalInbox inbox_;
-  PortReservation port_;
-  Watchdog watchdog_;
-  bool bar_ = false;  ///< The terminal's last line is a progress bar.
-  Sink out_{STDOUT_FILENO, ::isatty(STDOUT_FILENO) == 1 ? &bar_ : nullptr};
-  Sink err_{STDERR_FILENO, ::isatty(STDERR_FILENO) == 1 ? &bar_ : nullptr};
-  RankSet ranks_;
-  Course course_;
+  std::unique_ptr<Outside> outside_;  // Null: this host is all there is.
+  NodeSession* session_ = nullptr;    // Its.
+  std::optional<PidFile> pid_file_;
+  std::optional<PortReservation> port_;
+  std::optional<LogFolder> logs_;
+  std::optional<Clock::time_point> time_limit_;
+  std::deque<FailedAttempt> failed_;
 };
 
 }  // namespace
 
-int run_job(const Program& program, const JobOptions& options) {
+double restart_delay_seconds(double backoff_seconds, int number) {
+  const double doubled = std::ldexp(backoff_seconds, std::min(number - 1, 30));
+  return std::min(doubled, std::max(backoff_seconds, kLongestDelaySeconds));
+}
+
+int run_planned_job(
+    const Program& program,
+    const JobOptions& options,
+    const JobPlan& plan,
+    const NodePlace& place) {
   open_standard_streams();
-  return Job(program, options).run();
+  return Job(program, options, plan, place).run();
+}
+
+int run_job(const Program& program, const JobOptions& options) {
+  return run_planned_job(program, options, plan_job(options, own_environment()), {});
 }
 
 }  // namespace lockstep::launcher

@@ -17,12 +17,16 @@ LinePump::LinePump(UniqueFd from, Sink& sink, int source, std::string prefix, si
       prefix_(std::move(prefix)),
       kept_lines_(kept_lines) {}
 
+void LinePump::copy_to(std::unique_ptr<LogFile> file, Shown shown) {
+  file_ = std::move(file);
+  shown_ = shown;
+}
+
 void LinePump::pump() {
   std::array<char, 16384> chunk;
   const ssize_t size = ::read(from_.get(), chunk.data(), chunk.size());
   if (size > 0) {
-    unfinished_.append(chunk.data(), static_cast<size_t>(size));
-    pass_on_finished_lines();
+    take({chunk.data(), static_cast<size_t>(size)});
   } else if (size == 0 || (errno != EAGAIN && errno != EINTR)) {
     finish();
   }
@@ -34,10 +38,17 @@ void LinePump::drain() {
   std::string rest(static_cast<size_t>(bytes), '\0');
   const ssize_t size = ::read(from_.get(), rest.data(), rest.size());
   if (size > 0) {
-    unfinished_.append(rest.data(), static_cast<size_t>(size));
-    pass_on_finished_lines();
+    take({rest.data(), static_cast<size_t>(size)});
   }
   finish();
+}
+
+void LinePump::take(std::string_view bytes) {
+  if (file_) {
+    file_->write(bytes);
+  }
+  unfinished_ += bytes;
+  pass_on_finished_lines();
 }
 
 void LinePump::pass_on_finished_lines() {
@@ -63,7 +74,9 @@ void LinePump::pass_on_finished_lines() {
 
 void LinePump::pass_on(std::string_view line) {
   const bool ends_a_return = after_return_ && line == "\n";
-  sink_->write(source_, ends_a_return ? "" : prefix_, line);
+  if (is_shown()) {
+    sink_->write(source_, ends_a_return ? "" : prefix_, line);
+  }
   after_return_ = line.back() == '\r';
   if (!after_return_ && !ends_a_return) {
     remember(line);

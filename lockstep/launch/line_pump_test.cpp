@@ -3,11 +3,15 @@
 
 #include <array>
 #include <fcntl.h>
+#include <fstream>
+#include <iterator>
 #include <poll.h>
 #include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "lockstep/base/test_folder.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -26,7 +30,19 @@ struct Pipe {
   UniqueFd write;
 };
 
-/// Two ranks, one sink.
+std::unique_ptr<LogFile> open_log(const std::string& path) {
+  return std::make_unique<LogFile>(
+      path,
+      UniqueFd(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600)),
+      [](const std::string& /*text*/) {});
+}
+
+std::string contents(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+/// Three ranks, one sink.
 class LinePumpTest : public testing::Test {
  protected:
   LinePump pump_for(int rank, const std::string& prefix = "", size_t kept_lines = 3) {
@@ -51,7 +67,7 @@ class LinePumpTest : public testing::Test {
     } while (!sink_.empty());
     return all;
   }
-  std::array<Pipe, 2> ranks_;
+  std::array<Pipe, 3> ranks_;
   Pipe screen_;
   Sink sink_{screen_.write.get()};
 };
@@ -127,6 +143,32 @@ TEST_F(LinePumpTest, DrainTakesWhatIsThereAndDoesNotWaitForMore) {
   pump.drain();
   EXPECT_FALSE(pump.is_open());
   EXPECT_EQ(shown(), text);
+}
+
+TEST_F(LinePumpTest, CopiesEveryByteToItsFileAndShowsItOrNot) {
+  const TestFolder folder;
+  for (const Shown shown_when : {Shown::kAlways, Shown::kWithoutFile, Shown::kNever}) {
+    const std::string path = folder / std::to_string(static_cast<int>(shown_when));
+    LinePump pump = pump_for(static_cast<int>(shown_when), "> ");
+    pump.copy_to(open_log(path), shown_when);
+    say(static_cast<int>(shown_when), "one\rtwo\nhalf", pump);
+    pump.drain();
+    EXPECT_EQ(contents(path), "one\rtwo\nhalf");
+    EXPECT_EQ(shown(), shown_when == Shown::kAlways ? "> one\r> two\n> half" : "");
+    EXPECT_THAT(pump.last_lines(), ElementsAre("two", "half"));
+    EXPECT_EQ(pump.file(), path);
+  }
+}
+
+TEST_F(LinePumpTest, WhatCannotBeWrittenToItsFileIsShownInstead) {
+  LinePump pump = pump_for(0);
+  pump.copy_to(open_log("/dev/full"), Shown::kWithoutFile);
+  say(0, "line\n", pump);
+  EXPECT_EQ(shown(), "line\n");
+  LinePump hidden = pump_for(1);
+  hidden.copy_to(open_log("/dev/full"), Shown::kNever);
+  say(1, "line\n", hidden);
+  EXPECT_EQ(shown(), "");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstring>
 #include <netinet/in.h>
+#include <optional>
 #include <string>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -13,9 +14,16 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/launch/socket_owner.h"
 
 namespace lockstep::launcher {
 namespace {
+
+constexpr const char* kNamePrefix = "lockstep-master-port-";
+
+std::string by_process(const std::optional<SocketOwner>& owner) {
+  return owner ? fmt::format(" (process {}, {})", owner->pid, owner->name) : "";
+}
 
 UniqueFd open_socket(int domain) {
   UniqueFd fd(::socket(domain, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -57,7 +65,7 @@ int bound_port(const UniqueFd& fd) {
 int claim_name(const UniqueFd& fd, int port) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
-  const std::string name = "lockstep-master-port-" + std::to_string(port);
+  const std::string name = kNamePrefix + std::to_string(port);
   std::memcpy(address.sun_path + 1, name.data(), name.size());
   const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   return ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), size) == 0 ? 0 : errno;
@@ -94,8 +102,10 @@ PortReservation PortReservation::of(int port) {
     throw ConfigError(
         "master port",
         fmt::format(
-            "port {} is held by another lockstep job; try another one, or --master-port 0 for any",
-            port));
+            "port {} is held by another lockstep job{}; try another one, or --master-port 0 for "
+            "any",
+            port,
+            by_process(owner_of_name(kNamePrefix + std::to_string(port)))));
   }
   UniqueFd socket = open_socket(AF_INET);
   allow_reuse(socket);
@@ -103,9 +113,10 @@ PortReservation PortReservation::of(int port) {
     throw ConfigError(
         "master port",
         fmt::format(
-            "port {} cannot be used; {}; try another one, or --master-port 0 for any",
+            "port {} cannot be used; {}{}; try another one, or --master-port 0 for any",
             port,
-            std::strerror(error)));
+            std::strerror(error),
+            by_process(owner_of_port(port))));
   }
   return {port, std::move(socket), std::move(name)};
 }

@@ -5,6 +5,7 @@
 #include <netinet/in.h>
 #include <set>
 #include <sys/socket.h>
+#include <unistd.h>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -108,7 +109,9 @@ TEST(PortReservation, APortSomebodyListensOnIsRefusedByNumber) {
   const UniqueFd listener = store_socket(AF_INET, port);
   EXPECT_THAT(
       [&] { PortReservation::of(port); },
-      ThrowsMessage<ConfigError>(AllOf(HasSubstr(std::to_string(port)), HasSubstr("in use"))));
+      ThrowsMessage<ConfigError>(AllOf(
+          HasSubstr(std::to_string(port)),
+          HasSubstr("in use (process " + std::to_string(::getpid()) + ","))));
 }
 
 TEST(PortReservation, APortAnotherJobHoldsIsRefusedUntilItLetsGo) {
@@ -118,8 +121,9 @@ TEST(PortReservation, APortAnotherJobHoldsIsRefusedUntilItLetsGo) {
     port = first.port();
     EXPECT_THAT(
         [&] { PortReservation::of(port); },
-        ThrowsMessage<ConfigError>(
-            AllOf(HasSubstr(std::to_string(port)), HasSubstr("another lockstep job"))));
+        ThrowsMessage<ConfigError>(AllOf(
+            HasSubstr(std::to_string(port)),
+            HasSubstr("another lockstep job (process " + std::to_string(::getpid()) + ","))));
   }
   EXPECT_EQ(PortReservation::of(port).port(), port);
 }

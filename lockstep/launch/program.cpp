@@ -71,21 +71,30 @@ std::string find_executable(const std::string& name, const Environment& environm
 
 }  // namespace
 
-Program find_program(const std::vector<std::string>& words, const Environment& environment) {
+Program find_program(
+    const std::vector<std::string>& words, const Environment& environment, ProgramKind kind) {
   const std::string& name = words.at(0);
   if (name.empty()) {
     throw ConfigError(
         "lockstep launch", "the program's name is empty; expected a file or a command");
   }
   constexpr std::string_view kPythonSuffix = ".py";
-  if (!name.ends_with(kPythonSuffix)) {
+  const bool is_module = kind == ProgramKind::kModule;
+  if (!is_module && (kind == ProgramKind::kBinary || !name.ends_with(kPythonSuffix))) {
     return {find_executable(name, environment), words, false};
   }
-  if (::access(name.c_str(), R_OK) != 0) {
+  if (is_module && name.front() == '-') {
+    throw ConfigError(
+        "lockstep launch", fmt::format("'{}' cannot be a Python module; expected its name", name));
+  }
+  if (!is_module && ::access(name.c_str(), R_OK) != 0) {
     refuse(name, errno, "");
   }
   const std::string python = environment.text("LOCKSTEP_PYTHON").value_or("python3");
   std::vector<std::string> argv = {python};
+  if (is_module) {
+    argv.emplace_back("-m");
+  }
   argv.insert(argv.end(), words.begin(), words.end());
   return {find_executable(python, environment), std::move(argv), true};
 }

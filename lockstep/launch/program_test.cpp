@@ -91,5 +91,14 @@ TEST_F(FindProgram, APythonScriptIsRunByPythonWithoutBeingExecutable) {
       ThrowsMessage<ConfigError>(HasSubstr("none.py")));
 }
 
+TEST_F(FindProgram, TakesAModuleOrABinaryWhereThatWasSaid) {
+  const auto environment = Environment::of({{"LOCKSTEP_PYTHON", "/bin/sh"}});
+  const Program module = find_program({"a.b", "-x"}, environment, ProgramKind::kModule);
+  EXPECT_EQ(module.path, "/bin/sh");
+  EXPECT_THAT(module.argv, testing::ElementsAre("/bin/sh", "-m", "a.b", "-x"));
+  EXPECT_TRUE(module.is_python);
+  EXPECT_THROW(find_program({"-c"}, environment, ProgramKind::kModule), ConfigError);
+}
+
 }  // namespace
 }  // namespace lockstep::launcher

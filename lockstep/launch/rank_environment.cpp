@@ -6,9 +6,11 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <map>
+#include <set>
 #include <string_view>
 #include <sys/random.h>
+#include <unistd.h>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -19,8 +21,15 @@ namespace {
 
 constexpr std::array<std::string_view, 5> kForeignPrefixes = {
     "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "MV2_"};
-constexpr std::array<std::string_view, 4> kForeignNames = {
-    "SLURM_PROCID", "SLURM_LOCALID", "TORCHELASTIC_USE_AGENT_STORE", "LOCKSTEP_TERMINAL"};
+constexpr std::array<std::string_view, 8> kForeignNames = {
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "LOCKSTEP_TERMINAL",
+    "LOCKSTEP_FLIGHT",
+    "LOCKSTEP_HOST_ADDR",
+    "LOCKSTEP_JOB_TOKEN",
+    "LOCKSTEP_NODE_SPEC"};
 
 bool is_foreign(std::string_view name) {
   return std::any_of(
@@ -30,57 +39,96 @@ bool is_foreign(std::string_view name) {
          std::find(kForeignNames.begin(), kForeignNames.end(), name) != kForeignNames.end();
 }
 
-std::map<std::string, std::string, std::less<>> variables_of(const JobLayout& layout, int rank) {
-  const std::string number = std::to_string(rank);
-  const std::string world = std::to_string(layout.ranks);
-  std::map<std::string, std::string, std::less<>> variables = {
-      {"RANK", number},
+}  // namespace
+
+void set_variable(std::vector<EnvVariable>& variables, EnvVariable variable) {
+  const auto same = std::find_if(variables.begin(), variables.end(), [&](const EnvVariable& other) {
+    return other.name == variable.name;
+  });
+  if (same == variables.end()) {
+    variables.push_back(std::move(variable));
+  } else {
+    same->value = std::move(variable.value);
+  }
+}
+
+std::vector<EnvVariable> rank_variables(const JobLayout& layout, int local_rank) {
+  const int global_rank = layout.first_rank + local_rank;
+  const std::string rank = std::to_string(global_rank);
+  const std::string world = std::to_string(layout.world_size);
+  std::vector<EnvVariable> variables = {
+      {"RANK", rank},
       {"WORLD_SIZE", world},
-      {"LOCAL_RANK", number},
-      {"LOCAL_WORLD_SIZE", world},
-      {"MASTER_ADDR", "127.0.0.1"},
+      {"LOCAL_RANK", std::to_string(local_rank)},
+      {"LOCAL_WORLD_SIZE", std::to_string(layout.local_size)},
+      {"MASTER_ADDR", layout.master_addr},
       {"MASTER_PORT", std::to_string(layout.master_port)},
-      {"GROUP_RANK", "0"},
-      {"GROUP_WORLD_SIZE", "1"},
-      {"ROLE_RANK", number},
+      {"GROUP_RANK", std::to_string(layout.node_rank)},
+      {"GROUP_WORLD_SIZE", std::to_string(layout.nodes)},
+      {"ROLE_RANK", rank},
       {"ROLE_WORLD_SIZE", world},
-      {"ROLE_NAME", "default"},
-      {"TORCHELASTIC_RESTART_COUNT", "0"},
-      {"TORCHELASTIC_MAX_RESTARTS", "0"},
+      {"ROLE_NAME", layout.role},
+      {"TORCHELASTIC_RESTART_COUNT", std::to_string(layout.restart_count)},
+      {"TORCHELASTIC_MAX_RESTARTS", std::to_string(layout.max_restarts)},
       {"TORCHELASTIC_RUN_ID", layout.run_id},
-      {"OMP_NUM_THREADS", layout.omp_num_threads},
       {"LOCKSTEP_LAUNCHER", "1"},
+      {"OMP_NUM_THREADS", layout.omp_num_threads},
   };
-  if (rank == 0 && layout.terminal_columns > 0) {
-    variables["LOCKSTEP_TERMINAL"] = std::to_string(layout.terminal_columns);
+  if (global_rank == 0 && layout.terminal_columns > 0) {
+    variables.push_back({"LOCKSTEP_TERMINAL", std::to_string(layout.terminal_columns)});
   }
   if (layout.resume) {
-    variables["LOCKSTEP_RESUME"] = "1";
+    variables.push_back({"LOCKSTEP_RESUME", "1"});
+  }
+  for (const EnvVariable& variable : layout.extra) {
+    set_variable(variables, variable);
   }
   return variables;
 }
 
-}  // namespace
+bool is_set_by_launcher(std::string_view name) {
+  if (is_foreign(name)) {
+    return true;
+  }
+  // OMP_NUM_THREADS is the user's where it is given.
+  const std::vector<EnvVariable> variables = rank_variables({}, 0);
+  return name != "OMP_NUM_THREADS" &&
+         std::any_of(variables.begin(), variables.end(), [&](const EnvVariable& variable) {
+           return variable.name == name;
+         });
+}
 
 std::vector<std::string> rank_environment(
-    const std::vector<std::string>& inherited, const JobLayout& layout, int rank) {
-  const auto variables = variables_of(layout, rank);
+    const std::vector<std::string>& inherited, const JobLayout& layout, int local_rank) {
+  const std::vector<EnvVariable> variables = rank_variables(layout, local_rank);
+  std::set<std::string_view> set;
+  for (const EnvVariable& variable : variables) {
+    set.insert(variable.name);
+  }
   std::vector<std::string> environment;
-  bool buffering_said = false;
+  bool buffering_said = set.count("PYTHONUNBUFFERED") != 0;
   for (const std::string& entry : inherited) {
     const std::string_view name = std::string_view(entry).substr(0, entry.find('='));
     buffering_said = buffering_said || name == "PYTHONUNBUFFERED";
-    if (!is_foreign(name) && variables.find(name) == variables.end()) {
+    if (!is_foreign(name) && set.count(name) == 0) {
       environment.push_back(entry);
     }
   }
-  for (const auto& [name, value] : variables) {
-    environment.push_back(fmt::format("{}={}", name, value));
+  for (const EnvVariable& variable : variables) {
+    environment.push_back(fmt::format("{}={}", variable.name, variable.value));
   }
   if (layout.is_python && !buffering_said) {
     environment.emplace_back("PYTHONUNBUFFERED=1");
   }
   return environment;
+}
+
+std::vector<std::string> own_environment() {
+  std::vector<std::string> entries;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    entries.emplace_back(*entry);
+  }
+  return entries;
 }
 
 std::string random_run_id() {

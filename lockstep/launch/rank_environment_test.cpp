@@ -13,8 +13,17 @@ using testing::IsSupersetOf;
 using testing::Not;
 using testing::StartsWith;
 
-const JobLayout kLayout = {
-    .ranks = 3, .omp_num_threads = "4", .master_port = 1234, .run_id = "abc"};
+JobLayout layout_of_three() {
+  JobLayout layout;
+  layout.world_size = 3;
+  layout.local_size = 3;
+  layout.omp_num_threads = "4";
+  layout.master_port = 1234;
+  layout.run_id = "abc";
+  return layout;
+}
+
+const JobLayout kLayout = layout_of_three();
 
 TEST(RankEnvironment, SpeaksTorchrun) {
   EXPECT_THAT(
@@ -36,6 +45,61 @@ TEST(RankEnvironment, SpeaksTorchrun) {
           "TORCHELASTIC_RUN_ID=abc",
           "OMP_NUM_THREADS=4",
           "LOCKSTEP_LAUNCHER=1"));
+}
+
+TEST(RankEnvironment, CountsTheRanksOfTheHostsBefore) {
+  JobLayout layout = kLayout;
+  layout.world_size = 8;
+  layout.first_rank = 5;
+  layout.nodes = 3;
+  layout.node_rank = 2;
+  layout.master_addr = "node1";
+  layout.terminal_columns = 80;
+  const auto environment = rank_environment({}, layout, 0);
+  EXPECT_THAT(
+      environment,
+      IsSupersetOf(
+          {"RANK=5",
+           "WORLD_SIZE=8",
+           "LOCAL_RANK=0",
+           "LOCAL_WORLD_SIZE=3",
+           "GROUP_RANK=2",
+           "GROUP_WORLD_SIZE=3",
+           "ROLE_RANK=5",
+           "ROLE_WORLD_SIZE=8",
+           "MASTER_ADDR=node1"}));
+  EXPECT_THAT(environment, Each(Not(StartsWith("LOCKSTEP_TERMINAL"))));
+}
+
+TEST(RankEnvironment, TellsARestartedRankHowOftenAndToGoOn) {
+  JobLayout layout = kLayout;
+  layout.restart_count = 2;
+  layout.max_restarts = 5;
+  layout.resume = true;
+  EXPECT_THAT(
+      rank_environment({}, layout, 1),
+      IsSupersetOf(
+          {"TORCHELASTIC_RESTART_COUNT=2", "TORCHELASTIC_MAX_RESTARTS=5", "LOCKSTEP_RESUME=1"}));
+}
+
+TEST(RankEnvironment, WhatTheUserSetWinsAndStandsThereOnce) {
+  JobLayout layout = kLayout;
+  layout.resume = true;
+  layout.extra = {{"KEPT", "new"}, {"OMP_NUM_THREADS", "9"}, {"LOCKSTEP_RESUME", "0"}};
+  const auto environment = rank_environment({"KEPT=old"}, layout, 0);
+  EXPECT_THAT(environment, IsSupersetOf({"KEPT=new", "OMP_NUM_THREADS=9", "LOCKSTEP_RESUME=0"}));
+  for (const char* name : {"KEPT=", "OMP_NUM_THREADS=", "LOCKSTEP_RESUME="}) {
+    EXPECT_THAT(environment, Contains(StartsWith(name)).Times(1));
+  }
+}
+
+TEST(RankEnvironment, KnowsWhichVariablesAreItsOwn) {
+  for (const char* name : {"RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK"}) {
+    EXPECT_TRUE(is_set_by_launcher(name)) << name;
+  }
+  for (const char* name : {"HOME", "OMP_NUM_THREADS", "RANKS", "LOCKSTEP_RESUME"}) {
+    EXPECT_FALSE(is_set_by_launcher(name)) << name;
+  }
 }
 
 TEST(RankEnvironment, KeepsTheRestAndReplacesWhatIsSet) {

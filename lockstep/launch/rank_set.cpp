@@ -40,7 +40,8 @@ void reap_orphans(pid_t group) {
 
 }  // namespace
 
-RankSet::RankSet(Sink& out, Sink& err, bool prefix) : out_(&out), err_(&err), prefix_(prefix) {
+RankSet::RankSet(Sink& out, Sink& err, bool prefix, int first_rank)
+    : out_(&out), err_(&err), prefix_(prefix), first_rank_(first_rank) {
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
 
@@ -50,7 +51,7 @@ RankSet::~RankSet() {
 
 void RankSet::add(Child child) {
   const int rank = static_cast<int>(ranks_.size());
-  const std::string prefix = prefix_ ? fmt::format("[rank {}] ", rank) : "";
+  const std::string prefix = prefix_ ? fmt::format("[rank {}] ", first_rank_ + rank) : "";
   ranks_.push_back(
       {.pid = child.pid,
        .pidfd = std::move(child.pidfd),

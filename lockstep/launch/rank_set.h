@@ -31,8 +31,9 @@ struct RankProcess {
 /// group (setsid), in which case it is let be. Not thread-safe.
 class RankSet {
  public:
-  /// Sinks must outlive the set; `prefix` puts "[rank N] " before each line.
-  RankSet(Sink& out, Sink& err, bool prefix);
+  /// Sinks must outlive the set; `prefix` puts "[rank N] " before each line, where N counts from
+  /// `first_rank`, the number of ranks on the hosts before this one.
+  RankSet(Sink& out, Sink& err, bool prefix, int first_rank = 0);
   /// As close().
   ~RankSet();
   RankSet(const RankSet&) = delete;
@@ -40,6 +41,8 @@ class RankSet {
 
   /// Takes over the next rank, in order from 0.
   void add(Child child);
+  /// The rank of the first.
+  int first_rank() const { return first_rank_; }
   std::vector<RankProcess>& all() { return ranks_; }
   const std::vector<RankProcess>& all() const { return ranks_; }
   /// Records who has ended since the last call; returns those ranks. `seconds` is the time now.
@@ -60,6 +63,7 @@ class RankSet {
   Sink* out_;  // [not null]
   Sink* err_;  // [not null]
   bool prefix_;
+  int first_rank_;
   std::vector<RankProcess> ranks_;
   bool closed_ = false;
 };

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/launch/report.h"
 
-#include <array>
-#include <unistd.h>
+#include <utility>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -23,9 +22,28 @@ std::string fate_of_the_others(const FailureReport& report) {
       "; {} other rank{} stopped", report.stopped, report.stopped == 1 ? " was" : "s were");
 }
 
+std::string attempts_text(const FailureReport& report) {
+  std::string text = fmt::format("  attempts:   {}, all failed\n", report.attempts);
+  const auto listed = static_cast<int>(report.failed_attempts.size());
+  if (listed < report.attempts) {
+    text += fmt::format("    ... {} before these\n", report.attempts - listed);
+  }
+  for (const FailedAttempt& attempt : report.failed_attempts) {
+    text += fmt::format(
+        "    attempt {}: rank {} {} after {:.1f} s\n",
+        attempt.number,
+        attempt.cause.rank,
+        attempt.cause.description(),
+        attempt.cause.seconds);
+  }
+  return text;
+}
+
 nlohmann::ordered_json as_json(const RankFailure& failure) {
   nlohmann::ordered_json object = {{"rank", failure.rank}, {"pid", failure.pid}};
-  if (failure.ending.by_signal) {
+  if (failure.stalled) {
+    object["stalled"] = true;
+  } else if (failure.ending.by_signal) {
     object["signal"] = failure.ending.value;
     object["signal_name"] = signal_name(failure.ending.value);
     object["core_dumped"] = failure.ending.core_dumped;
@@ -46,7 +64,7 @@ std::string text_report(const FailureReport& report) {
       "lockstep: rank {} of {} {} after {:.1f} s{}{}\n",
       report.cause.rank,
       report.ranks,
-      report.cause.ending.description(),
+      report.cause.description(),
       report.cause.seconds,
       report.cause.remark.empty() ? "" : "; " + report.cause.remark,
       fate_of_the_others(report));
@@ -55,6 +73,18 @@ std::string text_report(const FailureReport& report) {
   text += fmt::format("  exit code:  {}\n", report.exit_code);
   for (const RankFailure& other : report.also_failed) {
     text += fmt::format("  also:       rank {} {}\n", other.rank, other.ending.description());
+  }
+  if (!report.log_file.empty()) {
+    text += fmt::format("  log:        {}\n", report.log_file);
+  }
+  for (const std::string& line : report.doing) {
+    text += fmt::format("  {}\n", line);
+  }
+  if (!report.flight.empty()) {
+    text += fmt::format("  flight:     lockstep flight {}\n", shell_quoted({report.flight}));
+  }
+  if (report.attempts > 1) {
+    text += attempts_text(report);
   }
   if (!report.last_lines.empty()) {
     text += "  last lines of its stderr:\n";
@@ -75,17 +105,28 @@ std::string json_report(const FailureReport& report) {
   object["command"] = report.command;
   object["cause"] = as_json(report.cause);
   object["cause"]["last_lines"] = report.last_lines;
+  if (!report.log_file.empty()) {
+    object["cause"]["log_file"] = report.log_file;
+  }
+  if (!report.doing.empty()) {
+    object["doing"] = report.doing;
+  }
+  if (!report.flight.empty()) {
+    object["flight"] = report.flight;
+  }
   object["also_failed"] = nlohmann::ordered_json::array();
   for (const RankFailure& other : report.also_failed) {
     object["also_failed"].push_back(as_json(other));
   }
   object["stopped"] = report.stopped;
+  object["attempts"] = report.attempts;
+  object["failed_attempts"] = nlohmann::ordered_json::array();
+  for (const FailedAttempt& attempt : report.failed_attempts) {
+    nlohmann::ordered_json entry = as_json(attempt.cause);
+    entry["attempt"] = attempt.number;
+    object["failed_attempts"].push_back(std::move(entry));
+  }
   return object.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
 }
 
 }  // namespace lockstep::launcher

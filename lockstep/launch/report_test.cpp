@@ -3,6 +3,7 @@
 
 #include <csignal>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -72,8 +73,27 @@ TEST(JsonReport, IsOneLineWithTheSameFacts) {
   EXPECT_EQ(object["command"][2], "a b");
 }
 
-TEST(HostName, IsKnown) {
-  EXPECT_FALSE(host_name().empty());
+TEST(TextReport, NamesTheLogAndSumsUpTheAttempts) {
+  FailureReport report = killed_rank();
+  report.last_lines.clear();
+  report.log_file = "logs/x/attempt_3/1/stderr.log";
+  report.attempts = 4;
+  report.failed_attempts = {
+      {.number = 2, .cause = {.rank = 0, .ending = {.by_signal = false, .value = 3}, .seconds = 1}},
+      {.number = 3, .cause = report.cause}};
+  EXPECT_THAT(
+      text_report(report),
+      testing::EndsWith("  exit code:  137\n"
+                        "  log:        logs/x/attempt_3/1/stderr.log\n"
+                        "  attempts:   4, all failed\n"
+                        "    ... 2 before these\n"
+                        "    attempt 2: rank 0 ended with exit code 3 after 1.0 s\n"
+                        "    attempt 3: rank 1 was killed by SIGKILL (signal 9) after 3.2 s\n"));
+  const auto object = nlohmann::json::parse(json_report(report));
+  EXPECT_EQ(object["cause"]["log_file"], report.log_file);
+  EXPECT_EQ(object["attempts"], 4);
+  EXPECT_EQ(object["failed_attempts"][0]["attempt"], 2);
+  EXPECT_EQ(object["failed_attempts"][1]["signal_name"], "SIGKILL");
 }
 
 }  // namespace

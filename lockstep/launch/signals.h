@@ -3,20 +3,27 @@
 
 #include <csignal>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "lockstep/launch/unique_fd.h"
 
 namespace lockstep::launcher {
 
+/// The signals in `text`, like "SIGTERM,INT"; ConfigError naming `flag` for one that a launcher
+/// cannot pass on.
+std::vector<int> parse_signals(const std::string& text, const std::string& flag);
+
 /// Receives, instead of dying of them, the signals that a launcher passes on to its ranks: SIGINT,
 /// SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2. SIGHUP is left alone when it was ignored (nohup).
-/// SIGPIPE is ignored meanwhile, so that a write says EPIPE.
+/// SIGPIPE and SIGXFSZ are ignored meanwhile, so that a write says EPIPE, or EFBIG.
 ///
 /// The signals are blocked in the calling thread for the object's life: make it before other
 /// threads.
 class SignalInbox {
  public:
-  SignalInbox();
+  /// `wanted_signals`: some of those; all, if it is empty. The others stay as they were.
+  explicit SignalInbox(const std::vector<int>& wanted_signals = {});
   ~SignalInbox();
   SignalInbox(const SignalInbox&) = delete;
   SignalInbox& operator=(const SignalInbox&) = delete;
@@ -30,6 +37,7 @@ class SignalInbox {
   UniqueFd fd_;
   sigset_t previous_mask_{};
   struct sigaction previous_pipe_ {};
+  struct sigaction previous_size_ {};
 };
 
 }  // namespace lockstep::launcher

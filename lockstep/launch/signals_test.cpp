@@ -3,7 +3,10 @@
 
 #include <poll.h>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "lockstep/base/error.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -40,6 +43,26 @@ TEST(SignalInbox, PutsBackWhatWasThere) {
   struct sigaction pipe {};
   ::sigaction(SIGPIPE, nullptr, &pipe);
   EXPECT_EQ(pipe.sa_handler, SIG_DFL);
+}
+
+TEST(SignalInbox, ReceivesThoseAskedForOnly) {
+  const SignalInbox inbox({SIGTERM});
+  sigset_t blocked;
+  ::sigprocmask(SIG_BLOCK, nullptr, &blocked);
+  EXPECT_EQ(sigismember(&blocked, SIGTERM), 1);
+  EXPECT_EQ(sigismember(&blocked, SIGUSR1), 0);
+}
+
+TEST(ParseSignals, TakesNamesWithAndWithoutSig) {
+  EXPECT_THAT(parse_signals("SIGTERM,USR1", "--f"), testing::ElementsAre(SIGTERM, SIGUSR1));
+  EXPECT_THAT(parse_signals("", "--f"), testing::IsEmpty());
+  for (const char* text : {"SIGKILL", "15", "term", "SIG"}) {
+    EXPECT_THAT(
+        [&] { parse_signals(text, "--f"); },
+        testing::ThrowsMessage<ConfigError>(
+            testing::HasSubstr("--f names '" + std::string(text) + "', which cannot")))
+        << text;
+  }
 }
 
 }  // namespace

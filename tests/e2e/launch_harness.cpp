@@ -41,15 +41,6 @@ std::vector<char*> pointers_to(const std::vector<std::string>& words) {
   return pointers;
 }
 
-int count(const std::string& text, const std::string& part) {
-  int found = 0;
-  for (size_t at = text.find(part); at != std::string::npos;
-       at = text.find(part, at + part.size())) {
-    ++found;
-  }
-  return found;
-}
-
 /// What kill() takes for "every process there is", "my own group" and init is never meant.
 void send_to(pid_t pid, int signal) {
   if (pid <= 1) {
@@ -237,6 +228,26 @@ Outcome run_lockstep(
     const std::string& input) {
   LockstepRun run(arguments, variables, input);
   return run.wait();
+}
+
+Outcome run_clean(
+    const std::vector<std::string>& arguments, const std::vector<std::string>& variables) {
+  constexpr std::chrono::seconds kLimit{10};
+  const auto start = Clock::now();
+  LockstepRun run(arguments, variables);
+  Outcome outcome = run.wait();
+  EXPECT_LT(Clock::now() - start, kLimit) << outcome.err;
+  EXPECT_EQ(run.survivors(), std::vector<pid_t>());
+  return outcome;
+}
+
+int count(const std::string& text, const std::string& part) {
+  int found = 0;
+  for (size_t at = text.find(part); at != std::string::npos;
+       at = text.find(part, at + part.size())) {
+    ++found;
+  }
+  return found;
 }
 
 std::vector<std::string> launch(const std::string& ranks, const std::vector<std::string>& rest) {

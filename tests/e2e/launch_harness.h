@@ -70,6 +70,13 @@ Outcome run_lockstep(
     const std::vector<std::string>& variables = {},
     const std::string& input = "");
 
+/// The same, but the test fails unless that comes within ten seconds and leaves no process.
+Outcome run_clean(
+    const std::vector<std::string>& arguments, const std::vector<std::string>& variables = {});
+
+/// How often `part` is in `text`.
+int count(const std::string& text, const std::string& part);
+
 /// The words of `lockstep launch -n RANKS REST...`.
 std::vector<std::string> launch(const std::string& ranks, const std::vector<std::string>& rest);
 

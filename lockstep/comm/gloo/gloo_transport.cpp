@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/flight.h"
 #include "lockstep/comm/gloo/rendezvous.h"
 #include "lockstep/comm/ordered_worker.h"
 
@@ -27,6 +28,8 @@ using Tensors = std::vector<at::Tensor>;
 constexpr int kSenderHeader = 1;
 constexpr int kReceiverHeader = 2;
 constexpr int kPayload = 3;
+
+constexpr uint64_t kWorldGroup = 0;
 
 c10d::ReduceOp to_c10d(ReduceOp op) {
   switch (op) {
@@ -258,8 +261,9 @@ class GlooTransport final : public Transport {
       std::string address,
       int rank,
       int size,
-      Milliseconds join_timeout)
-      : address_(std::move(address)), link_(std::make_shared<Link>()) {
+      Milliseconds join_timeout,
+      uint64_t group)
+      : address_(std::move(address)), group_(group), link_(std::make_shared<Link>()) {
     auto options = c10d::ProcessGroupGloo::Options::create(join_timeout);
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address_));
     link_->store = store;
@@ -287,15 +291,20 @@ class GlooTransport final : public Transport {
     const auto on_timeout = [link = link_](const std::string& why) { link->die(why); };
     if (op == Op::kSend || op == Op::kRecv) {
       OrderedWorker& worker = op == Op::kSend ? sends_ : receives_;
+      const FlightNote note(collective, group_, -1);
       return worker.submit(
           name_of(op),
-          [link = link_, c = std::move(collective), timeout] { link->point_to_point(c, timeout); },
+          [link = link_, note, c = std::move(collective), timeout] {
+            note.run([&] { link->point_to_point(c, timeout); });
+          },
           on_timeout);
     }
+    const int64_t sequence = sequence_++;
+    const FlightNote note(collective, group_, sequence);
     return collectives_.submit(
         name_of(op),
-        [link = link_, c = std::move(collective), n = sequence_++, timeout] {
-          link->collective(c, n, timeout);
+        [link = link_, note, c = std::move(collective), sequence, timeout] {
+          note.run([&] { link->collective(c, sequence, timeout); });
         },
         on_timeout);
   }
@@ -317,8 +326,9 @@ class GlooTransport final : public Transport {
       }
     }
     auto store = c10::make_intrusive<c10d::PrefixStore>(
-        fmt::format("split_{}_{}/", splits_++, color), link_->store);
-    return std::make_shared<GlooTransport>(store, address_, new_rank, new_size, timeout);
+        fmt::format("split_{}_{}/", splits_, color), link_->store);
+    const uint64_t group = flight_group(group_, splits_++, color);
+    return std::make_shared<GlooTransport>(store, address_, new_rank, new_size, timeout, group);
   }
 
  private:
@@ -333,6 +343,7 @@ class GlooTransport final : public Transport {
   }
 
   std::string address_;
+  uint64_t group_;  ///< In the flight record.
   std::shared_ptr<Link> link_;
   OrderedWorker collectives_;
   OrderedWorker sends_;
@@ -346,7 +357,7 @@ class GlooTransport final : public Transport {
 std::shared_ptr<Transport> make_gloo_transport(const WorldSpec& world, Milliseconds join_timeout) {
   auto store = join_store(world, join_timeout);
   return std::make_shared<GlooTransport>(
-      store, data_address(world), world.rank, world.size, join_timeout);
+      store, data_address(world), world.rank, world.size, join_timeout, kWorldGroup);
 }
 
 }  // namespace lockstep::comm

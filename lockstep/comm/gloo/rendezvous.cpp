@@ -24,12 +24,15 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep::comm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr const char* kLoopback = "127.0.0.1";
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -46,7 +49,10 @@ int bind_store_port(const WorldSpec& world) {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(world.master_port));
-  address.sin_addr.s_addr = htonl(world.on_one_host() ? INADDR_LOOPBACK : INADDR_ANY);
+  // Several launchers of ours carry what the ranks of other hosts say to rank 0's loopback.
+  const bool behind_door = world.master_addr == kLoopback;
+  address.sin_addr.s_addr =
+      htonl(world.on_one_host() || behind_door ? INADDR_LOOPBACK : INADDR_ANY);
   const bool bound = ::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
   if (!bound || ::listen(fd, SOMAXCONN) != 0) {
     const int error = errno;
@@ -194,7 +200,7 @@ c10::intrusive_ptr<c10d::Store> join_store(const WorldSpec& world, Milliseconds 
   }
   // Bound to loopback, the server is not to be found under any other of the host's names.
   const bool local = world.on_one_host() && !world.agent_store;
-  const std::string host = local ? "127.0.0.1" : world.master_addr;
+  const std::string host = local ? kLoopback : world.master_addr;
   quieten_c10d();
   try {
     if (!options.isServer) {
@@ -225,7 +231,11 @@ c10::intrusive_ptr<c10d::Store> join_store(const WorldSpec& world, Milliseconds 
 
 std::string data_address(const WorldSpec& world) {
   if (world.on_one_host()) {
-    return "127.0.0.1";
+    return kLoopback;
+  }
+  // The master's address says nothing where launchers carry the way to it.
+  if (const auto told = Environment::process().text("LOCKSTEP_HOST_ADDR")) {
+    return *told;
   }
   addrinfo hints{};
   hints.ai_socktype = SOCK_DGRAM;

@@ -1,0 +1,26 @@
+# What `lockstep env` says of the build: a library of its own, since each commit makes it anew.
+set(commit_header "${CMAKE_CURRENT_BINARY_DIR}/build_facts/lockstep_commit.h")
+set(git_log "${PROJECT_SOURCE_DIR}/.git/logs/HEAD")
+if(NOT EXISTS "${git_log}")
+  set(git_log "")
+endif()
+add_custom_command(OUTPUT "${commit_header}"
+  COMMAND "${CMAKE_COMMAND}" "-DSOURCE=${PROJECT_SOURCE_DIR}" "-DHEADER=${commit_header}"
+    -P "${CMAKE_CURRENT_SOURCE_DIR}/build_commit.cmake"
+  DEPENDS build_commit.cmake ${git_log}
+  VERBATIM)
+
+string(TOUPPER "${CMAKE_BUILD_TYPE}" build_type)
+set(build_flags "${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_${build_type}}")
+if(LOCKSTEP_SANITIZE)
+  string(APPEND build_flags " -fsanitize=${LOCKSTEP_SANITIZE}")
+endif()
+string(STRIP "${build_flags}" build_flags)
+
+add_library(lockstep_build_facts STATIC build_facts.cpp "${commit_header}")
+target_include_directories(lockstep_build_facts PRIVATE
+  "${PROJECT_SOURCE_DIR}" "${CMAKE_CURRENT_BINARY_DIR}/build_facts")
+target_compile_definitions(lockstep_build_facts PRIVATE
+  LOCKSTEP_VERSION="${PROJECT_VERSION}" LOCKSTEP_BUILD_TYPE="${CMAKE_BUILD_TYPE}"
+  LOCKSTEP_BUILD_FLAGS="${build_flags}" LOCKSTEP_BUILD_TORCH="${Torch_VERSION}")
+lockstep_warnings(lockstep_build_facts)

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/launch_settings.h"
+
+#include <algorithm>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/config/config_file.h"
+#include "lockstep/config/settings.h"
+#include "lockstep/launch/rank_environment.h"
+
+namespace lockstep::cli {
+namespace {
+
+using config::Settings;
+
+/// A setting, the flags that overrule it, and where its value goes.
+struct Target {
+  const char* setting;
+  std::vector<const char*> flags;
+  std::function<void(LaunchFlags& flags, const std::string& text)> set;
+};
+
+/// The field of the options that a text goes to as it is.
+auto to_text(std::string launcher::JobOptions::*field) {
+  return [field](LaunchFlags& flags, const std::string& text) { flags.options.*field = text; };
+}
+
+auto to_flag_text(std::string LaunchFlags::*field) {
+  return [field](LaunchFlags& flags, const std::string& text) { flags.*field = text; };
+}
+
+auto to_number(int launcher::JobOptions::*field) {
+  return [field](LaunchFlags& flags, const std::string& text) {
+    flags.options.*field = static_cast<int>(parse_integer(text).value());
+  };
+}
+
+auto to_flag(bool launcher::JobOptions::*field) {
+  return [field](LaunchFlags& flags, const std::string& /*text*/) { flags.options.*field = true; };
+}
+
+auto to_variable(const char* name) {
+  return [name](LaunchFlags& flags, const std::string& text) {
+    launcher::set_variable(flags.options.env, {name, text});
+  };
+}
+
+std::vector<Target> targets() {
+  using Options = launcher::JobOptions;
+  return {
+      {"num_processes",
+       {"--nproc-per-node", "--num-processes"},
+       to_flag_text(&LaunchFlags::num_processes)},
+      {"num_machines", {"--nnodes", "--hostfile"}, to_flag_text(&LaunchFlags::nnodes)},
+      {"machine_rank", {"--node-rank", "--hostfile"}, to_number(&Options::node_rank)},
+      {"main_process_ip", {"--master-addr", "--rdzv-endpoint"}, to_text(&Options::master_addr)},
+      {"main_process_port",
+       {"--master-port", "--rdzv-endpoint", "--standalone"},
+       to_number(&Options::master_port)},
+      {"mixed_precision", {"--mixed-precision"}, to_text(&Options::mixed_precision)},
+      {"gradient_accumulation_steps",
+       {"--gradient-accumulation-steps"},
+       to_number(&Options::gradient_accumulation_steps)},
+      {"launcher",
+       {"--launcher"},
+       [](LaunchFlags& flags, const std::string& text) {
+         // A hostfile on the command line is of other hosts, whatever the file is made for.
+         flags.launcher = text == "local" && !flags.options.hostfile.empty() ? "" : text;
+       }},
+      {"hostfile", {"--hostfile", "--nnodes", "--standalone"}, to_text(&Options::hostfile)},
+      {"include", {"--include", "--exclude"}, to_text(&Options::include)},
+      {"exclude", {"--exclude", "--include"}, to_text(&Options::exclude)},
+      {"max_restarts", {"--max-restarts"}, to_number(&Options::max_restarts)},
+      {"log_dir", {"--log-dir"}, to_text(&Options::log_dir)},
+      {"redirects", {"--redirects"}, to_text(&Options::redirects)},
+      {"tee", {"--tee"}, to_text(&Options::tee)},
+      {"cpu_bind",
+       {"--cpu-bind", "--bind-cores-to-rank", "--numa-binding"},
+       to_flag_text(&LaunchFlags::cpu_bind)},
+      {"deepspeed_config_file",
+       {"--deepspeed-config-file"},
+       to_variable("LOCKSTEP_DEEPSPEED_CONFIG_FILE")}};
+}
+
+struct SecondsTarget {
+  const char* setting;
+  const char* flag;
+  double launcher::JobOptions::*field;
+};
+
+constexpr SecondsTarget kSeconds[] = {
+    {"restart_backoff_seconds",
+     "--restart-backoff-seconds",
+     &launcher::JobOptions::restart_backoff_seconds},
+    {"stall_timeout_seconds", "--stall-timeout", &launcher::JobOptions::stall_timeout_seconds},
+    {"grace_seconds", "--grace-seconds", &launcher::JobOptions::grace_seconds},
+    {"join_timeout_seconds", "--join-timeout", &launcher::JobOptions::join_timeout_seconds},
+    {"timeout_seconds", "--timeout", &launcher::JobOptions::timeout_seconds}};
+
+bool is_given(const CLI::App& command, const char* flag) {
+  return command.get_option(flag)->count() > 0;
+}
+
+/// Somebody has said it, though not by a flag.
+bool is_said(const Settings& settings, const char* name) {
+  return settings.is_set(name) && settings.at(name).origin != "default";
+}
+
+void set_threads(const Settings& settings, LaunchFlags& flags) {
+  const config::Setting& threads = settings.at("num_cpu_threads_per_process");
+  if (threads.origin == "OMP_NUM_THREADS" || !is_said(settings, "num_cpu_threads_per_process")) {
+    return;  // The ranks inherit it as it is.
+  }
+  if (const auto number = parse_integer(threads.text)) {
+    flags.options.threads_per_rank = static_cast<int>(*number);
+  } else {
+    launcher::set_variable(flags.options.env, {"OMP_NUM_THREADS", threads.text});
+  }
+}
+
+}  // namespace
+
+LaunchFlags with_settings(
+    const CLI::App& command, const LaunchFlags& flags, const Environment& environment) {
+  const std::optional<std::string> chosen =
+      flags.config_file.empty() ? std::nullopt : std::optional(flags.config_file);
+  const Settings settings =
+      config::resolve({}, environment, config::read_config(chosen, environment));
+  LaunchFlags all = flags;
+  for (const auto& [name, variable] : settings.variables()) {
+    launcher::set_variable(all.options.env, {name, variable.text});
+  }
+  for (const Target& target : targets()) {
+    const bool overruled =
+        std::any_of(target.flags.begin(), target.flags.end(), [&command](const char* flag) {
+          return is_given(command, flag);
+        });
+    if (!overruled && is_said(settings, target.setting)) {
+      const std::string& text = settings.at(target.setting).text;
+      const bool is_path = std::string(target.setting) == "hostfile" ||
+                           std::string(target.setting) == "log_dir" ||
+                           std::string(target.setting) == "deepspeed_config_file";
+      target.set(all, is_path ? config::expand_home(text, environment) : text);
+    }
+  }
+  for (const SecondsTarget& target : kSeconds) {
+    if (!is_given(command, target.flag) && is_said(settings, target.setting)) {
+      all.options.*target.field = settings.seconds(target.setting).value();
+    }
+  }
+  if (!is_given(command, "--threads-per-rank")) {
+    set_threads(settings, all);
+  }
+  if (is_said(settings, "rank_prefix") && settings.boolean("rank_prefix")) {
+    to_flag (&launcher::JobOptions::rank_prefix)(all, "");
+  }
+  if (is_said(settings, "debug") && settings.boolean("debug")) {
+    to_flag (&launcher::JobOptions::debug)(all, "");
+  }
+  return all;
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+
+#include "cli/launch_flags.h"
+#include "lockstep/base/env.h"
+#include "lockstep/launch/fan_out.h"
+#include "lockstep/launch/plan.h"
+
+namespace lockstep::cli {
+
+/// What --launcher leaves for the plan to know: under SLURM the first host of the allocation is
+/// where ranks meet. ConfigError for a launcher nobody knows, or one that lacks what it needs.
+void prepare_starter(
+    const LaunchFlags& flags, const Environment& environment, launcher::JobOptions& options);
+
+/// Who starts the launchers of `plan`'s hosts; nothing if this process is one of them itself.
+std::optional<launcher::Starter> starter_of(
+    const LaunchFlags& flags, const launcher::JobPlan& plan);
+
+}  // namespace lockstep::cli

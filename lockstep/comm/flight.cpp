@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/comm/flight.h"
+
+#include <algorithm>
+#include <array>
+
+#include <c10/core/ScalarType.h>
+
+#include "lockstep/watch/flight_recorder.h"
+
+namespace lockstep::comm {
+namespace {
+
+using watch::FlightRecorder;
+
+std::array<char, 20> dtype_text(int64_t dtype) {
+  auto text = watch::short_text<20>(c10::toString(static_cast<c10::ScalarType>(dtype)));
+  std::transform(text.begin(), text.end(), text.begin(), [](char c) {
+    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  });
+  return text;
+}
+
+watch::Operation operation_of(const Collective& collective, uint64_t group, int64_t sequence) {
+  const Fingerprint print = fingerprint_of(collective, sequence);
+  watch::Operation operation;
+  operation.group = group;
+  operation.sequence = sequence;
+  operation.name = watch::short_text<operation.name.size()>(name_of(collective.op));
+  switch (collective.op) {
+    case Op::kAllReduce:
+    case Op::kReduceScatter:
+      operation.reduce =
+          watch::short_text<operation.reduce.size()>(lockstep::name_of(collective.reduce));
+      break;
+    case Op::kBroadcast:
+    case Op::kGather:
+    case Op::kScatter:
+    case Op::kSend:
+    case Op::kRecv:
+      operation.peer = collective.root;
+      break;
+    default:
+      break;
+  }
+  operation.dims = static_cast<int32_t>(print.dims);
+  if (print.dims >= 0) {
+    operation.dtype = dtype_text(print.dtype);
+    std::copy_n(print.sizes.begin(), operation.sizes.size(), operation.sizes.begin());
+  }
+  return operation;
+}
+
+}  // namespace
+
+FlightNote::FlightNote(const Collective& collective, uint64_t group, int64_t sequence)
+    : number_(FlightRecorder::process().issue(operation_of(collective, group, sequence))) {}
+
+void FlightNote::begin() const {
+  FlightRecorder::process().start(number_);
+}
+
+void FlightNote::end(bool well) const {
+  FlightRecorder::process().end(number_, well);
+}
+
+uint64_t flight_group(uint64_t parent, int64_t split, int color) {
+  // Any mixing does, as long as all members do the same; 0 is the job's own group.
+  uint64_t id = parent * 0x9e3779b97f4a7c15U + static_cast<uint64_t>(split) * 0xbf58476d1ce4e5b9U +
+                static_cast<uint64_t>(color) * 0x94d049bb133111ebU + 1;
+  id ^= id >> 29U;
+  return id == watch::Operation::kWorld ? 1 : id;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/config/config_file.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <system_error>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/config/scalars.h"
+#include "lockstep/config/settings.h"
+
+namespace lockstep::config {
+namespace {
+
+namespace fs = std::filesystem;
+using Type = SettingType;
+
+[[noreturn]] void fail_to_write(const fs::path& path, int error) {
+  throw Error(path.native(), fmt::format("cannot be written; {}", std::strerror(error)));
+}
+
+/// A file being written: of no name that anybody looks for, and gone unless it was renamed.
+class NewFile {
+ public:
+  explicit NewFile(const fs::path& target) : name_(target.native() + ".tmp-XXXXXX") {
+    // mkostemp gives it to this user alone.
+    file_ = ::mkostemp(name_.data(), O_CLOEXEC);
+    if (file_ < 0) {
+      fail_to_write(target, errno);
+    }
+  }
+  ~NewFile() {
+    ::close(file_);
+    if (!renamed_) {
+      ::unlink(name_.c_str());
+    }
+  }
+  NewFile(const NewFile&) = delete;
+  NewFile& operator=(const NewFile&) = delete;
+
+  void write(const std::string& text) const {
+    for (size_t at = 0; at < text.size();) {
+      const ssize_t size = ::write(file_, text.data() + at, text.size() - at);
+      if (size < 0 && errno != EINTR) {
+        fail_to_write(name_, errno);
+      }
+      at += size > 0 ? static_cast<size_t>(size) : 0;
+    }
+    if (::fsync(file_) != 0) {
+      fail_to_write(name_, errno);
+    }
+  }
+
+  /// False if the name is taken and `replace` is not set.
+  bool rename_to(const fs::path& target, bool replace) {
+    if (replace) {
+      if (::rename(name_.c_str(), target.c_str()) != 0) {
+        fail_to_write(target, errno);
+      }
+      renamed_ = true;
+      return true;
+    }
+    // Somebody may have made one meanwhile.
+    if (::renameat2(AT_FDCWD, name_.c_str(), AT_FDCWD, target.c_str(), RENAME_NOREPLACE) == 0) {
+      renamed_ = true;
+      return true;
+    }
+    // File systems that cannot do that can link.
+    if (errno == EINVAL && ::link(name_.c_str(), target.c_str()) == 0) {
+      return true;
+    }
+    if (errno != EEXIST) {
+      fail_to_write(target, errno);
+    }
+    return false;
+  }
+
+ private:
+  std::string name_;
+  int file_ = -1;
+  bool renamed_ = false;
+};
+
+void make_folder(const fs::path& folder) {
+  if (folder.empty() || fs::is_directory(folder)) {
+    return;
+  }
+  make_folder(folder.parent_path());
+  // Only this user may enter, as the XDG specification asks.
+  if (::mkdir(folder.c_str(), S_IRWXU) != 0 && errno != EEXIST) {
+    fail_to_write(folder, errno);
+  }
+}
+
+/// Where writing ends up: people keep such files elsewhere, and link to them.
+fs::path behind_links(const fs::path& path) {
+  std::error_code error;
+  if (!fs::is_symlink(path, error)) {
+    return path;
+  }
+  const fs::path target = fs::weakly_canonical(path, error);
+  return error || fs::is_symlink(target, error) ? path : target;
+}
+
+std::string render_value(const SettingSpec& spec, const std::string& text) {
+  const bool is_plain =
+      spec.type == Type::kInteger || spec.type == Type::kSeconds || spec.type == Type::kBoolean;
+  return is_plain ? text : yaml_text(text);
+}
+
+std::string render_variables(const std::map<std::string, std::string>& variables) {
+  std::string lines = "env:\n";
+  for (const auto& [name, text] : variables) {
+    lines += fmt::format("  {}: {}\n", name, yaml_text(text));
+  }
+  return lines;
+}
+
+/// What a line in a comment shows of a setting that is not set.
+std::string example_of(const SettingSpec& spec) {
+  if (spec.type == Type::kVariables) {
+    return "{NCCL_DEBUG: INFO}";
+  }
+  if (!spec.default_value.empty()) {
+    return spec.default_value;
+  }
+  switch (spec.type) {
+    case Type::kInteger:
+      return spec.choices.empty() ? std::to_string(spec.min) : spec.choices.front();
+    case Type::kChoice:
+      return yaml_text(spec.choices.front());
+    default:
+      return "...";
+  }
+}
+
+}  // namespace
+
+std::optional<ConfigLocation> find_config(
+    const std::optional<std::string>& flag, const Environment& environment) {
+  if (flag) {
+    return ConfigLocation{*flag, "--config-file"};
+  }
+  if (const auto variable = environment.text("LOCKSTEP_CONFIG_FILE")) {
+    return ConfigLocation{expand_home(*variable, environment), "LOCKSTEP_CONFIG_FILE"};
+  }
+  const auto xdg = environment.text("XDG_CONFIG_HOME");
+  if (xdg && fs::path(*xdg).is_absolute()) {
+    return ConfigLocation{fs::path(*xdg) / "lockstep" / "config.yaml", ""};
+  }
+  if (const auto home = environment.text("HOME")) {
+    return ConfigLocation{fs::path(*home) / ".config" / "lockstep" / "config.yaml", ""};
+  }
+  return std::nullopt;
+}
+
+std::optional<Document> read_config(
+    const std::optional<std::string>& flag, const Environment& environment) {
+  const auto location = find_config(flag, environment);
+  if (!location) {
+    return std::nullopt;
+  }
+  std::error_code error;
+  const bool is_missing = fs::status(location->path, error).type() == fs::file_type::not_found;
+  if (is_missing && location->chosen_by.empty()) {
+    return std::nullopt;
+  }
+  if (is_missing) {
+    throw ConfigError(
+        location->path.native(),
+        fmt::format(
+            "there is no such file, and {} asks for it; try lockstep config --config-file {}",
+            location->chosen_by,
+            location->path.native()));
+  }
+  return read_document(location->path);
+}
+
+std::string render_config(const ConfigValues& values) {
+  std::string text =
+      "# Settings of `lockstep launch`. Flags and the environment override them;\n"
+      "# `lockstep config show` says what holds, and who said it.\n";
+  for (const SettingSpec& spec : all_settings()) {
+    text += "\n# " + spec.what;
+    text += spec.unset.empty() ? "" : fmt::format(". Not set: {}", spec.unset);
+    text += spec.type == Type::kText || spec.type == Type::kPath || spec.type == Type::kVariables
+                ? ".\n"
+                : fmt::format(".\n# Expects {}.\n", expected_of(spec));
+    const auto found = values.settings.find(spec.name);
+    if (spec.type == Type::kVariables && !values.variables.empty()) {
+      text += render_variables(values.variables);
+    } else if (found != values.settings.end() && !found->second.empty()) {
+      text += fmt::format("{}: {}\n", spec.name, render_value(spec, found->second));
+    } else {
+      text += fmt::format("# {}: {}\n", spec.name, example_of(spec));
+    }
+  }
+  return text;
+}
+
+bool write_config(const fs::path& path, const std::string& text, bool replace) {
+  std::error_code error;
+  const fs::path target = behind_links(path);
+  const fs::file_type type = fs::symlink_status(target, error).type();
+  if (type != fs::file_type::not_found && type != fs::file_type::none) {
+    if (!replace) {
+      return false;
+    }
+    if (type != fs::file_type::regular) {
+      throw ConfigError(path.native(), "is no file, so it cannot be replaced; try another name");
+    }
+  }
+  make_folder(target.parent_path());
+  NewFile file(target);
+  file.write(text);
+  return file.rename_to(target, replace);
+}
+
+bool write_basic_config(const std::string& mixed_precision, const fs::path& path) {
+  check_value(
+      *find_setting("mixed_precision"), mixed_precision, "write_basic_config", "mixed_precision");
+  fs::path target = path;
+  if (target.empty()) {
+    const auto location = find_config(std::nullopt, Environment::process());
+    if (!location) {
+      throw ConfigError(
+          "write_basic_config", "HOME is not set, so no place is known; set it, or give a path");
+    }
+    target = location->path;
+  }
+  const std::string text = render_config(
+      {.settings = {{"num_processes", "auto"}, {"mixed_precision", mixed_precision}},
+       .variables = {}});
+  return write_config(target, text, false);
+}
+
+}  // namespace lockstep::config

@@ -1,0 +1,279 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/config/import_accelerate.h"
+
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/test_folder.h"
+#include "lockstep/config/settings.h"
+
+namespace lockstep::config {
+namespace {
+
+using testing::AllOf;
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Pair;
+using testing::StartsWith;
+using testing::UnorderedElementsAre;
+
+const Environment kHome = Environment::of({{"HOME", "/home/me"}});
+
+/// What Accelerate 1.15 itself wrote, see tests/golden/make_config.py.
+Import golden(const std::string& name) {
+  return import_accelerate(
+      read_document(LOCKSTEP_SOURCE_DIR "/tests/golden/config/" + name + ".yaml"), kHome);
+}
+
+Import import_of(const std::string& text) {
+  return import_accelerate(parse_document("a.yaml", text, Format::kYaml), kHome);
+}
+
+std::string fault_of(const std::string& text) {
+  try {
+    import_of(text);
+    return "";
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+}
+
+std::string golden_fault(const std::string& name) {
+  try {
+    golden(name);
+    return "";
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+}
+
+TEST(ImportAccelerate, TakesWhatConfigDefaultWrites) {
+  for (const std::string precision : {"no", "fp16", "bf16"}) {
+    const Import import = golden("basic_" + precision);
+    EXPECT_THAT(
+        import.values.settings,
+        UnorderedElementsAre(
+            Pair("mixed_precision", precision),
+            Pair("num_processes", "1"),
+            Pair("num_machines", "1"),
+            Pair("machine_rank", "0"),
+            Pair("debug", "false")));
+    EXPECT_THAT(import.values.variables, ElementsAre(Pair("CUDA_VISIBLE_DEVICES", "")));
+    EXPECT_THAT(
+        import.without_meaning,
+        UnorderedElementsAre(
+            "downcast_bf16",
+            "main_training_function",
+            "rdzv_backend",
+            "same_network",
+            "tpu_use_cluster",
+            "tpu_use_sudo"));
+    EXPECT_THAT(import.notes, ElementsAre(StartsWith("use_cpu: ")));
+  }
+}
+
+TEST(ImportAccelerate, TakesAJobOfSeveralMachines) {
+  EXPECT_THAT(
+      golden("multi_cpu").values.settings,
+      UnorderedElementsAre(
+          Pair("num_processes", "4"),
+          Pair("num_machines", "2"),
+          Pair("machine_rank", "1"),
+          Pair("main_process_ip", "10.0.0.1"),
+          Pair("main_process_port", "29501"),
+          Pair("mixed_precision", "bf16"),
+          Pair("debug", "true")));
+}
+
+TEST(ImportAccelerate, ChoosesGpusAndCores) {
+  const Import import = golden("multi_gpu");
+  EXPECT_THAT(import.values.variables, ElementsAre(Pair("CUDA_VISIBLE_DEVICES", "0,2")));
+  EXPECT_EQ(import.values.settings.at("cpu_bind"), "numa");
+  EXPECT_EQ(import.values.settings.at("mixed_precision"), "fp16");
+}
+
+TEST(ImportAccelerate, TakesMpirunsHostfile) {
+  const Import import = golden("mpirun");
+  EXPECT_EQ(import.values.settings.at("launcher"), "openmpi");
+  EXPECT_EQ(import.values.settings.at("hostfile"), "/etc/hosts.mpi");
+  EXPECT_THAT(import.without_meaning, Contains("mpirun_config.mpirun_ccl"));
+}
+
+TEST(ImportAccelerate, TakesDeepSpeedsValues) {
+  const Import import = golden("deepspeed_inline");
+  const auto& settings = import.values.settings;
+  EXPECT_EQ(settings.at("gradient_accumulation_steps"), "4");
+  EXPECT_EQ(settings.at("launcher"), "ssh");
+  EXPECT_EQ(settings.at("hostfile"), "/job/hostfile");
+  EXPECT_EQ(settings.at("include"), "node1:0,1@node2");
+  EXPECT_EQ(settings.count("exclude"), 0U);
+  EXPECT_THAT(
+      import.notes,
+      UnorderedElementsAre(
+          StartsWith("deepspeed_config.zero_stage: 2: "),
+          HasSubstr("clip_grad_norm_(parameters, 1.0)"),
+          StartsWith("deepspeed_config.offload_optimizer_device: cpu: ")));
+}
+
+TEST(ImportAccelerate, EveryGoldenFileThatIsTakenIsAValidConfiguration) {
+  for (const char* name :
+       {"basic_no", "multi_cpu", "multi_gpu", "mpirun", "deepspeed_inline", "dynamo"}) {
+    const std::string text = render_config(golden(name).values);
+    EXPECT_THAT(faults_of(parse_document(name, text, Format::kYaml)), IsEmpty()) << text;
+  }
+}
+
+TEST(ImportAccelerate, RefusesWhatCannotBeDoneHereAndSaysWhy) {
+  EXPECT_THAT(
+      golden_fault("fsdp"),
+      AllOf(
+          HasSubstr("fsdp.yaml:3:19] distributed_type FSDP cannot be imported"),
+          HasSubstr("try distributed_type: MULTI_GPU")));
+  EXPECT_THAT(golden_fault("tpu"), HasSubstr("that is a TPU; Lockstep runs on CPUs and CUDA"));
+  EXPECT_THAT(golden_fault("fp8"), HasSubstr("fp16 or bf16; try bf16"));
+  EXPECT_THAT(
+      fault_of("compute_environment: AMAZON_SAGEMAKER\ndistributed_type: 'NO'\niam_role_name: x\n"),
+      StartsWith("[a.yaml:1:22] compute_environment AMAZON_SAGEMAKER cannot be imported"));
+  EXPECT_THAT(fault_of("distributed_type: MULTI_XPU\n"), HasSubstr("CPUs and CUDA devices alone"));
+  EXPECT_THAT(
+      fault_of("distributed_type: MULTI_GPU\nparallelism_config:\n"
+               "  parallelism_config_dp_replicate_size: 2\n  parallelism_config_tp_size: 4\n"),
+      StartsWith("[a.yaml:4:31] parallelism_config_tp_size: 4 cannot be imported"));
+}
+
+TEST(ImportAccelerate, TakesAnUnquotedNo) {
+  const std::string type = "distributed_type: NO\n";
+  EXPECT_EQ(import_of(type + "mixed_precision: no\n").values.settings.at("mixed_precision"), "no");
+  EXPECT_EQ(
+      import_of(type + "mixed_precision: false\n").values.settings.at("mixed_precision"), "no");
+  EXPECT_EQ(
+      import_of(type + "mixed_precision: BF16\n").values.settings.at("mixed_precision"), "bf16");
+  EXPECT_EQ(import_of(type + "fp16: true\n").values.settings.at("mixed_precision"), "fp16");
+  EXPECT_EQ(import_of(type + "mixed_precision:\n").values.settings.count("mixed_precision"), 0U);
+}
+
+TEST(ImportAccelerate, RefusesWhatAccelerateWouldRefuse) {
+  EXPECT_THAT(
+      fault_of("distributed_type: MULTI_CPU\nnum_procesess: 2\n"),
+      StartsWith("[a.yaml:2:1] unknown key 'num_procesess', which Accelerate 1.15 has not either; "
+                 "did you mean 'num_processes'?"));
+  EXPECT_THAT(fault_of("num_processes: 2\n"), HasSubstr("is no configuration of Accelerate"));
+  EXPECT_THAT(fault_of("distributed_type: MULTI_CUP\n"), HasSubstr("did you mean 'MULTI_CPU'?"));
+  EXPECT_THAT(
+      fault_of("distributed_type: MULTI_CPU\nnum_processes: two\n"),
+      StartsWith("[a.yaml:2:16] num_processes makes no sense; got 'two'"));
+  EXPECT_THAT(
+      fault_of("distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stag: 2}\n"),
+      HasSubstr("unknown key 'deepspeed_config.zero_stag'; did you mean 'zero_stage'?"));
+  EXPECT_THAT(
+      fault_of(
+          "distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_multinode_launcher: mpich}\n"),
+      HasSubstr("deepspeed_multinode_launcher mpich cannot be imported"));
+  EXPECT_THAT(
+      fault_of("distributed_type: MULTI_CPU\nuse_cpu: [1]\n"),
+      HasSubstr("got a list, expected one"));
+  EXPECT_THAT(
+      fault_of("distributed_type: MULTI_CPU\nmpirun_config: x\n"), HasSubstr("keys and values"));
+}
+
+TEST(ImportAccelerate, QuotedNumbersAreNumbers) {
+  const Import import =
+      import_of("distributed_type: MULTI_CPU\nnum_processes: '2'\nmain_process_port: \"29500\"\n");
+  EXPECT_EQ(import.values.settings.at("num_processes"), "2");
+  EXPECT_EQ(import.values.settings.at("main_process_port"), "29500");
+}
+
+TEST(ImportAccelerate, OneProcessIsOneProcess) {
+  const Import import = import_of("distributed_type: 'NO'\nnum_processes: 4\n");
+  EXPECT_EQ(import.values.settings.at("num_processes"), "1");
+  EXPECT_THAT(import.notes, ElementsAre(HasSubstr("num_processes: 4 is 1 here")));
+  const Import open = import_of("distributed_type: MULTI_CPU\nnum_processes: -1\n");
+  EXPECT_EQ(open.values.settings.count("num_processes"), 0U);
+}
+
+class ImportDeepSpeedFile : public testing::Test {
+ protected:
+  /// With a JSON of this text.
+  Import import_with(const std::string& json, const std::string& more = "") {
+    std::ofstream(folder_ / "ds.json") << json;
+    return import_of(
+        "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: " + path() +
+        "\n" + more);
+  }
+  std::string fault_with(const std::string& json, const std::string& more = "") {
+    try {
+      import_with(json, more);
+      return "";
+    } catch (const ConfigError& error) {
+      return error.what();
+    }
+  }
+  std::string path() const { return (folder_ / "ds.json").native(); }
+
+  TestFolder folder_;
+};
+
+TEST_F(ImportDeepSpeedFile, GivesPrecisionAndAccumulation) {
+  const Import import = import_with(
+      R"({"bf16": {"enabled": true}, "fp16": {"enabled": false, "loss_scale": 0},
+          "gradient_accumulation_steps": 8, "gradient_clipping": 0.5,
+          "zero_optimization": {"stage": 2}})");
+  EXPECT_THAT(
+      import.values.settings,
+      UnorderedElementsAre(
+          Pair("mixed_precision", "bf16"),
+          Pair("gradient_accumulation_steps", "8"),
+          Pair("deepspeed_config_file", path())));
+  EXPECT_THAT(import.notes, ElementsAre(StartsWith("gradient_clipping: 0.5 of ")));
+}
+
+TEST_F(ImportDeepSpeedFile, AutoLeavesItToTheRest) {
+  const Import import = import_with(
+      R"({"fp16": {"enabled": "auto"}, "gradient_accumulation_steps": "auto",
+          "gradient_clipping": "auto"})",
+      "mixed_precision: fp16\n");
+  EXPECT_EQ(import.values.settings.at("mixed_precision"), "fp16");
+  EXPECT_EQ(import.values.settings.count("gradient_accumulation_steps"), 0U);
+  EXPECT_THAT(import.notes, IsEmpty());
+}
+
+TEST_F(ImportDeepSpeedFile, RefusesContradictions) {
+  EXPECT_THAT(
+      fault_with(R"({"fp16": {"enabled": true}})", "mixed_precision: bf16\n"),
+      AllOf(StartsWith("[" + path() + ":1:22]"), HasSubstr("got fp16 here and bf16 (a.yaml:4:1)")));
+  EXPECT_THAT(
+      fault_with(R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})"),
+      HasSubstr("two mixed precisions"));
+  EXPECT_THAT(
+      fault_with("{\"fp16\": {\"enabled\": true},}"), HasSubstr("ds.json:1:28] is no valid JSON"));
+  EXPECT_THAT(
+      fault_with(R"({"gradient_accumulation_steps": 0})"),
+      HasSubstr("ds.json:1:33] gradient_accumulation_steps makes no sense; got '0'"));
+}
+
+TEST_F(ImportDeepSpeedFile, MustBeThere) {
+  EXPECT_THAT(
+      fault_of("distributed_type: DEEPSPEED\ndeepspeed_config: {deepspeed_config_file: no.json}\n"),
+      AllOf(StartsWith("[a.yaml:2:43] there is no file "), HasSubstr("/no.json; a relative path")));
+}
+
+TEST(AccelerateConfigPath, IsWhereAccelerateKeepsIt) {
+  EXPECT_EQ(
+      accelerate_config_path(kHome), "/home/me/.cache/huggingface/accelerate/default_config.yaml");
+  EXPECT_EQ(
+      accelerate_config_path(Environment::of({{"XDG_CACHE_HOME", "/c"}})),
+      "/c/huggingface/accelerate/default_config.yaml");
+  EXPECT_EQ(
+      accelerate_config_path(Environment::of({{"HF_HOME", "/hf"}, {"XDG_CACHE_HOME", "/c"}})),
+      "/hf/accelerate/default_config.yaml");
+}
+
+}  // namespace
+}  // namespace lockstep::config

@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/launch/attempt.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cmath>
+#include <csignal>
+#include <ctime>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
+#include "lockstep/launch/machine_name.h"
+#include "lockstep/watch/flight_dump.h"
+
+namespace lockstep::launcher {
+namespace {
+
+constexpr int kDefaultColumns = 80;
+constexpr auto kSameSignal = std::chrono::seconds(2);
+
+int terminal_columns() {
+  if (::isatty(STDERR_FILENO) == 0) {
+    return 0;
+  }
+  winsize size{};
+  const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
+  return known ? size.ws_col : kDefaultColumns;
+}
+
+Shown shown(bool by_rank, bool file_only) {
+  if (!by_rank) {
+    return Shown::kNever;
+  }
+  return file_only ? Shown::kWithoutFile : Shown::kAlways;
+}
+
+double stall_timeout_seconds(const JobOptions& options) {
+  return options.stall_timeout_seconds >= 0 ? options.stall_timeout_seconds
+                                            : default_stall_timeout_seconds(Environment::process());
+}
+
+std::string utc_now() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  ::gmtime_r(&now, &parts);
+  std::array<char, 32> text{};
+  std::strftime(text.data(), text.size(), "%Y-%m-%dT%H:%M:%SZ", &parts);
+  return text.data();
+}
+
+}  // namespace
+
+Attempt::Attempt(const AttemptSpec& spec, Console& console, SignalInbox& inbox)
+    : spec_(spec),
+      console_(console),
+      inbox_(inbox),
+      ranks_(
+          console.out(),
+          console.err(),
+          spec.options->rank_prefix,
+          spec.plan->hosts[spec.plan->here].first_rank),
+      course_(
+          ranks_,
+          spec.options->grace_seconds,
+          [this](const std::string& text) { console_.say(text); }),
+      flights_(
+          spec.plan->local_size(),
+          spec.plan->hosts[spec.plan->here].first_rank,
+          stall_timeout_seconds(*spec.options)) {}
+
+AttemptResult Attempt::run() {
+  while (!course_.is_over()) {
+    wait();
+  }
+  ranks_.close();
+  watchdog_.dismiss();
+  watch_output();
+  AttemptResult result{.exit_code = course_.exit_code()};
+  if (const auto cause = course_.cause()) {
+    if (flight_.empty()) {
+      flight_ = dump_flights(fmt::format("rank {} {}", cause->rank, cause->description()));
+    }
+    result.failure = failure_report(result.exit_code);
+    result.may_restart = course_.has_failed() && !told_to_end_ && result.exit_code != kExitUsage;
+  } else {
+    course_.say_how_it_ended();
+  }
+  return result;
+}
+
+void Attempt::start() {
+  const JobPlan& plan = *spec_.plan;
+  const int count = plan.local_size();
+  JobLayout layout = host_layout(plan, plan.here);
+  layout.master_port = spec_.master_port;
+  layout.restart_count = spec_.number;
+  layout.resume = layout.resume || spec_.number > 0;
+  layout.terminal_columns = terminal_columns();
+  layout.is_python = spec_.program->is_python;
+  std::vector<RankLogs> logs = open_logs();
+  if (spec_.outside != nullptr && spec_.outside->session() != nullptr) {
+    NodeSession& session = *spec_.outside->session();
+    layout.master_addr = "127.0.0.1";
+    layout.master_port = session.store_port(spec_.master_port);
+    set_variable(layout.extra, {"LOCKSTEP_HOST_ADDR", session.host_address()});
+  }
+  const std::vector<std::string> inherited = own_environment();
+  const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  // A launcher that was started by another one takes its orders from there.
+  const bool shares_stdin =
+      spec_.outside == nullptr && ::isatty(STDIN_FILENO) == 0 && layout.first_rank == 0;
+  for (int rank = 0; rank < count; ++rank) {
+    const auto index = static_cast<size_t>(rank);
+    std::vector<std::string> environment = rank_environment(inherited, layout, rank);
+    environment.push_back("LOCKSTEP_FLIGHT=" + flights_.path(rank));
+    ranks_.add(start_child(
+        {.program = spec_.program,
+         .environment = std::move(environment),
+         .stdin_fd = rank == 0 && shares_stdin ? STDIN_FILENO : nothing.get(),
+         .registration_fd = watchdog_.registration_fd(),
+         .cores = plan.cores.empty() ? std::vector<int>() : plan.cores[index]},
+        fmt::format("rank {} of {}", layout.first_rank + rank, layout.world_size)));
+    const OutputPlan& output = plan.outputs[index];
+    RankProcess& process = ranks_.all().back();
+    process.out.copy_to(std::move(logs[index].out), shown(output.shown, output.files_only.out));
+    process.err.copy_to(std::move(logs[index].err), shown(output.shown, output.files_only.err));
+  }
+}
+
+std::vector<RankLogs> Attempt::open_logs() const {
+  std::vector<Streams> files;
+  for (const OutputPlan& output : spec_.plan->outputs) {
+    files.push_back(output.files);
+  }
+  if (spec_.logs != nullptr) {
+    try {
+      return spec_.logs->open(
+          spec_.number, files, [this](const std::string& text) { console_.say(text); });
+    } catch (const ConfigError& error) {
+      if (spec_.number == 0) {
+        throw;
+      }
+      // A job that has run is not given up for its logs.
+      console_.say(fmt::format("{}; this attempt is shown on the console only", error.what()));
+    }
+  }
+  return std::vector<RankLogs>(files.size());
+}
+
+int Attempt::poll_timeout_ms() const {
+  std::optional<Course::Clock::time_point> next = course_.deadline();
+  if (spec_.time_limit && (!next || *spec_.time_limit < *next)) {
+    next = spec_.time_limit;
+  }
+  next = next ? std::min(*next, flights_.deadline()) : flights_.deadline();
+  if (spec_.outside != nullptr) {
+    next = std::min(*next, spec_.outside->reactor().deadline().value_or(*next));
+  }
+  constexpr double kLongestPoll = 1e9;
+  const std::chrono::duration<double, std::milli> left = *next - Course::Clock::now();
+  return static_cast<int>(std::ceil(std::clamp(left.count(), 0.0, kLongestPoll)));
+}
+
+/// Waits for anything to happen and deals with it.
+void Attempt::wait() {
+  std::vector<pollfd> items = {{.fd = inbox_.fd(), .events = POLLIN, .revents = 0}};
+  if (spec_.outside != nullptr) {
+    items.push_back({.fd = spec_.outside->reactor().fd(), .events = POLLIN, .revents = 0});
+  }
+  console_.await_room(items);
+  for (const RankProcess& process : ranks_.all()) {
+    if (!process.ending) {
+      items.push_back({.fd = process.pidfd.get(), .events = POLLIN, .revents = 0});
+    }
+  }
+  const size_t first_stream = items.size();
+  std::vector<LinePump*> streams;
+  for (RankProcess& process : ranks_.all()) {
+    for (LinePump* stream : {&process.out, &process.err}) {
+      if (stream->is_open() && !stream->must_wait()) {
+        items.push_back({.fd = stream->fd(), .events = POLLIN, .revents = 0});
+        streams.push_back(stream);
+      }
+    }
+  }
+  ::poll(items.data(), items.size(), poll_timeout_ms());
+  for (size_t i = 0; i < streams.size(); ++i) {
+    if (items[first_stream + i].revents != 0) {
+      streams[i]->pump();
+    }
+  }
+  course_.on_endings();
+  take_signals();
+  hear_outside();
+  watch_flights();
+  watch_output();
+  const auto now = Course::Clock::now();
+  if (course_.deadline() && now >= *course_.deadline()) {
+    course_.on_deadline();
+  }
+  if (spec_.time_limit && now >= *spec_.time_limit) {
+    spec_.time_limit.reset();
+    course_.on_timeout(spec_.options->timeout_seconds);
+  }
+}
+
+void Attempt::take_signals() {
+  while (const std::optional<int> signal = inbox_.next()) {
+    // mpirun and srun pass a signal to every launcher, and so do the launchers.
+    if (heard_ && heard_->first == *signal && Course::Clock::now() - heard_->second < kSameSignal) {
+      continue;
+    }
+    on_signal(*signal);
+    if (spec_.outside != nullptr && spec_.outside->session() != nullptr) {
+      spec_.outside->session()->tell_signal(*signal);
+      heard_ = {*signal, Course::Clock::now()};
+    }
+  }
+}
+
+void Attempt::on_signal(int signal) {
+  told_to_end_ = told_to_end_ || (signal != SIGUSR1 && signal != SIGUSR2);
+  course_.on_signal(signal);
+}
+
+void Attempt::hear_outside() {
+  if (spec_.outside == nullptr) {
+    return;
+  }
+  Outside& outside = *spec_.outside;
+  NodeSession* session = outside.session();
+  outside.reactor().dispatch();
+  while (const std::optional<int> signal = outside.next_order()) {
+    on_signal(*signal);
+    if (session != nullptr) {
+      session->tell_signal(*signal);
+    }
+  }
+  while (session != nullptr) {
+    const std::optional<int> signal = session->next_signal();
+    if (!signal) {
+      break;
+    }
+    const auto now = Course::Clock::now();
+    if (!heard_ || heard_->first != *signal || now - heard_->second >= kSameSignal) {
+      heard_ = {*signal, now};
+      on_signal(*signal);
+    }
+  }
+  if (outside.end()) {
+    course_.on_end_elsewhere();
+  }
+  tell_of_failure();
+}
+
+/// At once, and not when all ranks here have ended: those of the other hosts wait for them.
+void Attempt::tell_of_failure() {
+  NodeSession* session = spec_.outside->session();
+  if (session != nullptr && course_.has_failed() && !failure_told_) {
+    failure_told_ = true;
+    const int code = course_.cause()->exit_code();
+    session->tell_failure(
+        {.exit_code = code,
+         .failure = failure_report(code),
+         .may_restart = !told_to_end_ && code != kExitUsage});
+  }
+}
+
+std::vector<watch::RankView> Attempt::all_views() {
+  std::vector<watch::RankView> views = flights_.look(ranks_);
+  NodeSession* session = spec_.outside == nullptr ? nullptr : spec_.outside->session();
+  if (session != nullptr) {
+    session->tell_views(views);
+    const std::vector<watch::RankView> others = session->other_views();
+    views.insert(views.end(), others.begin(), others.end());
+  }
+  return views;
+}
+
+void Attempt::watch_flights() {
+  if (FlightWatch::Clock::now() < flights_.deadline()) {
+    return;
+  }
+  const std::vector<watch::RankView> views = all_views();
+  if (spec_.plan->here != 0 || !course_.is_running()) {
+    return;  // Who sees all ranks judges.
+  }
+  if (const auto slow = flights_.slow_rank()) {
+    console_.say(slow->what);
+  }
+  if (const auto stall = flights_.stall(views)) {
+    end_stalled(*stall, views);
+  }
+}
+
+void Attempt::end_stalled(const watch::Stall& stall, const std::vector<watch::RankView>& views) {
+  const int64_t now = watch::now_ns();
+  pid_t pid = 0;
+  for (const watch::RankView& view : views) {
+    doing_.push_back(fmt::format("rank {:<5}  {}", view.rank, watch::describe(view, now)));
+    if (view.rank == stall.ranks.front()) {
+      pid = static_cast<pid_t>(view.record.pid);
+    }
+  }
+  flight_ = dump_flights(stall.what);
+  course_.on_stall(
+      {.rank = stall.ranks.front(),
+       .pid = pid,
+       .ending = {},
+       .remark = stall.what,
+       .stalled = true});
+}
+
+std::string Attempt::dump_flights(const std::string& why) {
+  watch::FlightDump dump{
+      .run_id = spec_.plan->common.run_id,
+      .why = why,
+      .time = utc_now(),
+      .now_ns = watch::now_ns(),
+      .ranks = all_views()};
+  const bool any = std::any_of(dump.ranks.begin(), dump.ranks.end(), [](const auto& view) {
+    return !view.record.operations.empty();
+  });
+  if (!any || spec_.plan->here != 0) {
+    return "";
+  }
+  try {
+    if (spec_.logs != nullptr) {
+      const std::string path =
+          fmt::format("{}/attempt_{}/flight.json", spec_.logs->path(), spec_.number);
+      watch::write_dump(dump, path);
+      return path;
+    }
+    if (const auto folder = flight_folder(Environment::process())) {
+      const std::string path =
+          *folder / fmt::format("{}-{}.json", spec_.plan->common.run_id, spec_.number);
+      watch::write_dump(dump, path);
+      return path;
+    }
+  } catch (const std::exception& error) {
+    console_.say(fmt::format("the flight record could not be kept: {}", error.what()));
+  }
+  return "";
+}
+
+void Attempt::watch_output() {
+  if (const int error = console_.flush(); error != 0) {
+    course_.on_output_lost(error);
+  }
+}
+
+FailureReport Attempt::failure_report(int exit_code) {
+  const RankFailure cause = *course_.cause();
+  FailureReport report = {
+      .ranks = spec_.plan->world_size(),
+      .cause = cause,
+      .also_failed = course_.also_failed(),
+      .stopped = course_.stopped(),
+      .exit_code = exit_code,
+      .host = host_name(),
+      .command = spec_.program->argv,
+      .last_lines = {},
+      .doing = doing_,
+      .flight = flight_};
+  const int local_rank = cause.rank - ranks_.first_rank();
+  if (local_rank >= 0 && local_rank < spec_.plan->local_size()) {
+    const LinePump& err = ranks_.all()[static_cast<size_t>(local_rank)].err;
+    report.last_lines = {err.last_lines().begin(), err.last_lines().end()};
+    report.log_file = err.file();
+  }
+  return report;
+}
+
+}  // namespace lockstep::launcher

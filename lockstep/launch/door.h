@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <map>
+#include <string>
+
+#include "lockstep/launch/address.h"
+#include "lockstep/launch/reactor.h"
+#include "lockstep/launch/unique_fd.h"
+
+namespace lockstep::launcher {
+
+/// The one port of a job that other hosts can reach: lets in who has the job's token.
+///
+/// A guest says one line, `LOCKSTEP1 TOKEN PURPOSE`, and is answered `OK`, or `NO` and why, before
+/// anything else is read or written. Who says anything else, says it too slowly (5 s) or has
+/// another token is turned away. At most 64 guests may be at that point; of more, the one that came
+/// first has to go: neither garbage nor hundreds of idle connections keep anybody out, who tries
+/// again. The token is compared in constant time. Neither it nor what follows is encrypted: this
+/// keeps out strangers and other jobs, not who can read the network.
+///
+/// Not thread-safe.
+class Door {
+ public:
+  /// `socket` does not block; `read` is what came after the line.
+  using OnGuest =
+      std::function<void(const std::string& purpose, UniqueFd socket, std::string read)>;
+  using OnRefused = std::function<void(const std::string& text)>;
+
+  static constexpr size_t kMostGuests = 64;
+
+  /// `address`: where to listen; port 0 for any. ConfigError that names the port if that cannot be
+  /// done. `on_refused` is told, once in ten seconds at most.
+  Door(
+      Reactor& reactor,
+      const Address& address,
+      std::string token,
+      OnGuest on_guest,
+      OnRefused on_refused);
+  ~Door();
+  Door(const Door&) = delete;
+  Door& operator=(const Door&) = delete;
+
+  int port() const { return port_; }
+
+ private:
+  struct Guest {
+    UniqueFd fd;
+    std::string read;
+    Reactor::TimerId timer = 0;
+  };
+
+  void accept();
+  void on_ready(uint64_t number);
+  void judge(uint64_t number, const std::string& line);
+  void turn_away(uint64_t number, const std::string& why, const char* answer = "");
+
+  Reactor& reactor_;
+  UniqueFd listener_;
+  int port_ = 0;
+  std::string token_;
+  OnGuest on_guest_;
+  OnRefused on_refused_;
+  std::map<uint64_t, Guest> guests_;  // In the order they came.
+  uint64_t last_guest_ = 0;
+  size_t refused_ = 0;  // Since it was last told of.
+  Reactor::Clock::time_point told_{};
+};
+
+/// Whether a text can be a token: 16 to 128 letters, digits, `-` and `_`.
+bool is_token(const std::string& text);
+/// 128 random bits.
+std::string random_token();
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lockstep/launch/job_options.h"
+#include "lockstep/launch/plan.h"
+#include "lockstep/launch/program.h"
+
+namespace lockstep::launcher {
+
+/// What starts a launcher on every host of a job.
+enum class Starter { kSsh, kMpirun, kSrun };
+
+/// Starts `lockstep node` on each of `plan`'s hosts, tells it what to do (NodeSpec) and waits for
+/// all of them; returns the job's exit code. This process runs no rank itself: on this machine,
+/// too, a launcher of its own does. Their output is copied to ours. Signals go to the launcher of
+/// node 0, which passes them to all.
+///
+/// With ssh the launchers end when their stdin does, so that nothing runs on any host when this
+/// process is gone, however it went. A host that cannot be reached ends the job, and is named.
+///
+/// ConfigError if the starter is not installed.
+int run_fan_out(
+    Starter starter,
+    const std::vector<std::string>& words,
+    ProgramKind kind,
+    const JobOptions& options,
+    const JobPlan& plan);
+
+/// The command that runs `lockstep node` on `host`. Nothing of a user's but the host's name and the
+/// port is in it; `lockstep` is this program's path there.
+std::vector<std::string> ssh_command(
+    const std::string& host, const JobOptions& options, const std::string& lockstep);
+/// The same for all hosts at once. The spec is in the environment's kNodeSpecVariable.
+std::vector<std::string> mpirun_command(
+    const std::vector<PlannedHost>& hosts,
+    const JobOptions& options,
+    const std::string& lockstep,
+    bool as_root);
+std::vector<std::string> srun_command(
+    const std::vector<PlannedHost>& hosts, const JobOptions& options, const std::string& lockstep);
+
+inline constexpr const char* kNodeSpecVariable = "LOCKSTEP_NODE_SPEC";
+
+}  // namespace lockstep::launcher

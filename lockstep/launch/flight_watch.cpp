@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/launch/flight_watch.h"
+
+#include <algorithm>
+#include <system_error>
+#include <utility>
+
+#include "lockstep/launch/machine_name.h"
+
+namespace lockstep::launcher {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int64_t kNsPerMs = 1'000'000;
+constexpr double kNsPerSecond = 1e9;
+// A process that waits still wakes up now and then; one that works uses a core or more.
+constexpr int64_t kBusyPercent = 2;
+constexpr auto kLongestInterval = std::chrono::milliseconds(1000);
+constexpr auto kShortestInterval = std::chrono::milliseconds(50);
+constexpr auto kWarnAgainAfter = std::chrono::minutes(5);
+
+}  // namespace
+
+FlightWatch::FlightWatch(int ranks, int first_rank, double stall_timeout_seconds)
+    : progress_(static_cast<size_t>(ranks)),
+      first_rank_(first_rank),
+      stall_timeout_seconds_(stall_timeout_seconds),
+      interval_(kLongestInterval),
+      warned_(static_cast<size_t>(ranks)) {
+  for (int rank = 0; rank < ranks; ++rank) {
+    memories_.push_back(watch::FlightMemory::create());
+  }
+  if (stall_timeout_seconds > 0) {
+    constexpr double kMsPerSecond = 1000;
+    constexpr double kLooks = 10;
+    const auto wanted = std::chrono::milliseconds(
+        static_cast<int64_t>(std::min(stall_timeout_seconds, 1e6) * kMsPerSecond / kLooks));
+    interval_ = std::clamp(wanted, kShortestInterval, kLongestInterval);
+  }
+  next_look_ = Clock::now() + interval_;
+}
+
+const std::vector<watch::RankView>& FlightWatch::look(const RankSet& ranks) {
+  static const std::string host = host_name();
+  next_look_ = Clock::now() + interval_;
+  const int64_t now = watch::now_ns();
+  views_.clear();
+  for (size_t i = 0; i < memories_.size(); ++i) {
+    watch::RankView& view = views_.emplace_back();
+    view.rank = first_rank_ + static_cast<int>(i);
+    view.host = host;
+    view.running = i < ranks.all().size() && !ranks.all()[i].ending;
+    view.record = memories_[i].read();
+    if (const auto state = watch::process_state(view.record.pid); view.running && state) {
+      view.process = *state;
+    }
+    note_idleness(view, progress_[i], now);
+  }
+  return views_;
+}
+
+void FlightWatch::note_idleness(watch::RankView& view, Progress& progress, int64_t now) const {
+  const int64_t elapsed_ms = (now - progress.since_ns) / kNsPerMs;
+  const int64_t used_ms = view.process.cpu_ms - progress.cpu_ms;
+  const bool moved = view.record.progress_ns != progress.progress_ns;
+  const bool worked = used_ms * 100 > elapsed_ms * kBusyPercent && used_ms > 0;
+  if (moved || worked || progress.since_ns == 0) {
+    progress = {view.record.progress_ns, view.process.cpu_ms, now};
+  }
+  view.idle_ns = now - progress.since_ns;
+}
+
+std::optional<watch::Stall> FlightWatch::stall(const std::vector<watch::RankView>& views) const {
+  if (stall_timeout_seconds_ <= 0) {
+    return std::nullopt;
+  }
+  return watch::find_stall(
+      views, watch::now_ns(), static_cast<int64_t>(stall_timeout_seconds_ * kNsPerSecond));
+}
+
+std::optional<watch::SlowRank> FlightWatch::slow_rank() {
+  auto slow = watch::find_slow_rank(views_);
+  if (!slow) {
+    return std::nullopt;
+  }
+  Clock::time_point& warned = warned_[static_cast<size_t>(slow->rank - first_rank_)];
+  const Clock::time_point now = Clock::now();
+  if (warned != Clock::time_point() && now - warned < kWarnAgainAfter) {
+    return std::nullopt;
+  }
+  warned = now;
+  return slow;
+}
+
+double default_stall_timeout_seconds(const Environment& environment) {
+  constexpr int64_t kDefaultMs = 600'000;
+  constexpr int64_t kWeekMs = 7LL * 24 * 3600 * 1000;
+  const int64_t operation_ms =
+      environment.integer("LOCKSTEP_TIMEOUT_MS", 1, kWeekMs).value_or(kDefaultMs);
+  return static_cast<double>(operation_ms) * 0.9 / 1000;
+}
+
+std::optional<fs::path> flight_folder(const Environment& environment) {
+  constexpr size_t kMostDumps = 20;
+  fs::path folder;
+  if (const auto state = environment.text("XDG_STATE_HOME"); state && state->starts_with('/')) {
+    folder = fs::path(*state);
+  } else if (const auto home = environment.text("HOME"); home && home->starts_with('/')) {
+    folder = fs::path(*home) / ".local" / "state";
+  } else {
+    return std::nullopt;
+  }
+  folder = folder / "lockstep" / "flights";
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) {
+    return std::nullopt;
+  }
+  std::vector<std::pair<fs::file_time_type, fs::path>> dumps;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
+       entry.increment(error)) {
+    std::error_code gone;
+    const auto time = fs::last_write_time(entry->path(), gone);
+    if (!gone && entry->path().extension() == ".json") {
+      dumps.emplace_back(time, entry->path());
+    }
+  }
+  std::sort(dumps.begin(), dumps.end());
+  // One is about to be added.
+  for (size_t i = 0; i + kMostDumps <= dumps.size(); ++i) {
+    fs::remove(dumps[i].second, error);
+  }
+  return folder;
+}
+
+}  // namespace lockstep::launcher

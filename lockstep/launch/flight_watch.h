@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/env.h"
+#include "lockstep/launch/rank_set.h"
+#include "lockstep/watch/flight_memory.h"
+#include "lockstep/watch/rank_view.h"
+#include "lockstep/watch/slow_rank.h"
+#include "lockstep/watch/stall.h"
+
+namespace lockstep::launcher {
+
+/// Looks at what the ranks of this host note of themselves, from the launcher's side.
+///
+/// Cost: a look reads 45 KiB a rank and one line of /proc. Not thread-safe.
+class FlightWatch {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// `stall_timeout_seconds` 0: it judges nobody.
+  FlightWatch(int ranks, int first_rank, double stall_timeout_seconds);
+
+  /// LOCKSTEP_FLIGHT of local rank `local_rank`.
+  const std::string& path(int local_rank) const {
+    return memories_[static_cast<size_t>(local_rank)].path();
+  }
+  /// When look() is wanted next: often enough to notice a stall within a tenth of its timeout.
+  Clock::time_point deadline() const { return next_look_; }
+  /// What the ranks are doing now.
+  const std::vector<watch::RankView>& look(const RankSet& ranks);
+  /// The stall of all `views`, which may be of several hosts.
+  std::optional<watch::Stall> stall(const std::vector<watch::RankView>& views) const;
+  /// A rank of this host to be warned of; each at most once in five minutes.
+  std::optional<watch::SlowRank> slow_rank();
+
+ private:
+  /// When a rank last did anything, and what its clock then said.
+  struct Progress {
+    int64_t progress_ns = 0;
+    int64_t cpu_ms = 0;
+    int64_t since_ns = 0;
+  };
+
+  void note_idleness(watch::RankView& view, Progress& progress, int64_t now) const;
+
+  std::vector<watch::FlightMemory> memories_;
+  std::vector<Progress> progress_;
+  std::vector<watch::RankView> views_;
+  int first_rank_;
+  double stall_timeout_seconds_;
+  std::chrono::milliseconds interval_;
+  Clock::time_point next_look_;
+  std::vector<Clock::time_point> warned_;
+};
+
+/// Seconds without progress after which a job counts as stalled unless the user says otherwise:
+/// nine tenths of what an operation may take (LOCKSTEP_TIMEOUT_MS, 10 minutes), so that the
+/// launcher, who sees all ranks, speaks first.
+double default_stall_timeout_seconds(const Environment& environment);
+
+/// Where dumps go that no log folder takes: $XDG_STATE_HOME/lockstep/flights, by default in
+/// ~/.local/state. Made if it is not there; the oldest of more than 20 dumps are removed. Nothing
+/// if that cannot be.
+std::optional<std::filesystem::path> flight_folder(const Environment& environment);
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,392 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/launch/node_coordinator.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/base/error.h"
+#include "lockstep/launch/address.h"
+
+namespace lockstep::launcher {
+namespace {
+
+using std::chrono_literals::operator""ms;
+using Json = nlohmann::json;
+using Clock = Reactor::Clock;
+
+// The death of a rank and of the peers that it takes along are heard of in any order.
+constexpr auto kSettle = 200ms;
+constexpr auto kBetweenTries = 10ms;
+
+Clock::duration seconds(double count) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(count));
+}
+
+/// Whether a socket of this machine can have that address.
+bool is_own(const Address& address) {
+  const UniqueFd fd(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  return fd.is_open() && ::bind(fd.get(), address.get(), address.length) == 0;
+}
+
+/// The address that the others were told, if it is one of this host's: then nothing else listens.
+/// Many a host calls itself 127.0.1.1, where nobody else could find it.
+Address door_address(const std::string& master_addr, int port) {
+  for (const Address& address : resolve(master_addr, port)) {
+    if (is_own(address) && (!address.is_loopback() || is_numeric(master_addr))) {
+      return address;
+    }
+  }
+  const UniqueFd ipv6(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  return any_address(port, ipv6.is_open());
+}
+
+}  // namespace
+
+NodeCoordinator::NodeCoordinator(
+    Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say)
+    : reactor_(reactor), plan_(plan), options_(options), say_(std::move(say)) {
+  door_ = std::make_unique<Door>(
+      reactor_,
+      door_address(plan.common.master_addr, plan.common.master_port),
+      options.token,
+      [this](const std::string& purpose, UniqueFd socket, std::string read) {
+        on_guest(purpose, std::move(socket), std::move(read));
+      },
+      [this](const std::string& text) { say_(text); });
+}
+
+NodeCoordinator::~NodeCoordinator() {
+  reactor_.cancel(settling_);
+  while (!store_guests_.empty()) {
+    forget_store_guest(store_guests_.begin()->first);
+  }
+}
+
+void NodeCoordinator::on_guest(const std::string& purpose, UniqueFd socket, std::string read) {
+  const uint64_t number = ++last_number_;
+  if (purpose == "store") {
+    StoreGuest& guest = store_guests_[number];
+    guest.from_door = std::move(socket);
+    guest.read = std::move(read);
+    guest.deadline = Clock::now() + seconds(options_.join_timeout_seconds);
+    connect_to_store(number);
+  } else if (purpose == "control") {
+    newcomers_[number] = std::make_unique<Link>(
+        reactor_,
+        std::move(socket),
+        std::move(read),
+        [this, number](const Json& message) { on_newcomer(number, message); },
+        [this, number](const std::string& /*why*/) { newcomers_.erase(number); });
+  }
+}
+
+void NodeCoordinator::on_newcomer(uint64_t number, const Json& message) {
+  const NodeHello hello = hello_of(message.at("hello"));
+  std::string fault;
+  if (hello.protocol == kNodeProtocol && (hello.node < 1 || hello.node >= plan_.common.nodes)) {
+    fault = fmt::format(
+        "there is no node {} to come; expected 1 to {}", hello.node, plan_.common.nodes - 1);
+  } else {
+    fault = mismatch(hello, NodeHello::of(plan_, static_cast<size_t>(std::max(hello.node, 1))));
+  }
+  if (fault.empty() && members_.contains(hello.node)) {
+    fault = fmt::format(
+        "node {} is there already, on {}; give every launcher a --node-rank of its own",
+        hello.node,
+        members_.at(hello.node).host);
+  }
+  auto link = std::move(newcomers_.extract(number).mapped());
+  if (!fault.empty()) {
+    link->send({{"refused", fault}});
+    say_(fmt::format(
+        "refused a launcher on {} ({}): {}", hello.host, peer_address(link->fd()).host(), fault));
+    link->hand_over([](const Json& /*message*/) {}, [](const std::string& /*why*/) {});
+    unwanted_.push_back(std::move(link));
+    return;
+  }
+  if (host_address_.empty()) {
+    host_address_ = own_address(link->fd()).host();
+  }
+  link->hand_over(
+      [this, node = hello.node](const Json& later) { on_message(node, later); },
+      [this, node = hello.node](const std::string& why) { on_lost(node, why); });
+  members_[hello.node] = {.link = std::move(link), .host = hello.host};
+}
+
+bool NodeCoordinator::join(int interrupt) {
+  const auto deadline = Clock::now() + seconds(options_.join_timeout_seconds);
+  const auto told = Clock::now() + seconds(2);
+  bool said = false;
+  while (members_.size() + 1 < plan_.hosts.size()) {
+    reactor_.wait(100ms, interrupt);
+    reactor_.dispatch();
+    pollfd item{.fd = interrupt, .events = POLLIN, .revents = 0};
+    if (::poll(&item, 1, 0) == 1) {
+      return false;
+    }
+    if (!said && Clock::now() >= told) {
+      say_(fmt::format(
+          "waiting at {} port {} for {}",
+          plan_.common.master_addr,
+          door_->port(),
+          missing_nodes()));
+      said = true;
+    }
+    if (Clock::now() >= deadline) {
+      throw Error(
+          "lockstep launch",
+          fmt::format(
+              "{} did not come to {} port {} within {:g} s; is a launcher running there, with the "
+              "same --master-addr, --master-port and token? (--join-timeout says how long to wait)",
+              missing_nodes(),
+              plan_.common.master_addr,
+              door_->port(),
+              options_.join_timeout_seconds));
+    }
+  }
+  broadcast({{"start", plan_.common.run_id}});
+  return true;
+}
+
+std::string NodeCoordinator::missing_nodes() const {
+  std::vector<std::string> missing;
+  for (int node = 1; node < plan_.common.nodes; ++node) {
+    if (!members_.contains(node)) {
+      const std::string& name = plan_.hosts[static_cast<size_t>(node)].name;
+      missing.push_back(name.empty() ? std::to_string(node) : fmt::format("{} ({})", node, name));
+    }
+  }
+  return fmt::format(
+      "node{} {} of {}",
+      missing.size() == 1 ? "" : "s",
+      fmt::join(missing, ", "),
+      plan_.common.nodes);
+}
+
+int NodeCoordinator::store_port(int held) {
+  store_port_ = held;
+  return held;
+}
+
+void NodeCoordinator::begin_attempt() {
+  NodeSession::begin_attempt();
+  ++attempt_;
+  results_.clear();
+  failures_.clear();
+  other_cause_.reset();
+  stopped_ = false;
+  for (const auto& [node, member] : members_) {
+    if (!member.link) {
+      results_[node] = {.exit_code = 1};
+      end_all(fmt::format("the launcher of node {} ({}) is gone", node, member.host), 1);
+    }
+  }
+  for (const Json& message : std::exchange(early_, {})) {
+    on_message(message.at("node").get<int>(), message);
+  }
+}
+
+/// Rank 0 may not serve the store yet: tried until it does.
+void NodeCoordinator::connect_to_store(uint64_t number) {
+  StoreGuest& guest = store_guests_.at(number);
+  const Address address = loopback(store_port_);
+  guest.to_store = UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  // At loopback a connection is made or refused at once.
+  const bool there = store_port_ != 0 && guest.to_store.is_open() &&
+                     ::connect(guest.to_store.get(), address.get(), address.length) == 0;
+  if (there) {
+    const int on = 1;
+    ::setsockopt(guest.to_store.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    ::setsockopt(guest.from_door.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+    guest.relay = std::make_unique<Relay>(
+        reactor_,
+        std::move(guest.from_door),
+        std::move(guest.to_store),
+        std::move(guest.read),
+        [this, number] { forget_store_guest(number); });
+  } else if (Clock::now() >= guest.deadline) {
+    forget_store_guest(number);
+  } else {
+    guest.timer =
+        reactor_.at(Clock::now() + kBetweenTries, [this, number] { connect_to_store(number); });
+  }
+}
+
+void NodeCoordinator::forget_store_guest(uint64_t number) {
+  const auto found = store_guests_.find(number);
+  if (found != store_guests_.end()) {
+    reactor_.cancel(found->second.timer);
+    store_guests_.erase(found);
+  }
+}
+
+void NodeCoordinator::broadcast(const Json& message, int except) {
+  for (auto& [node, member] : members_) {
+    if (node != except && member.link) {
+      member.link->send(message);
+    }
+  }
+}
+
+void NodeCoordinator::on_message(int node, const Json& message) {
+  if (message.contains("attempt") && message.at("attempt") != attempt_) {
+    if (message.at("attempt") > attempt_) {
+      early_.push_back(message);
+      early_.back()["node"] = node;
+    }
+    return;
+  }
+  if (message.contains("failure")) {
+    note_failure(node, result_of(message.at("failure")));
+  } else if (message.contains("result")) {
+    note_result(node, result_of(message.at("result")));
+  } else if (message.contains("signal")) {
+    const int signal = message.at("signal").get<int>();
+    broadcast(message, node);
+    be_signalled(signal);
+  } else if (message.contains("views")) {
+    members_.at(node).views = views_of(message.at("views"), watch::now_ns());
+  }
+}
+
+void NodeCoordinator::on_lost(int node, const std::string& why) {
+  Member& member = members_.at(node);
+  // Destroyed later: this is its own callback.
+  reactor_.at(Clock::now(), [gone = std::shared_ptr<Link>(std::move(member.link))] {});
+  member.views.clear();
+  if (!results_.contains(node)) {
+    end_all(fmt::format("the launcher of node {} ({}) is gone: {}", node, member.host, why), 1);
+    results_[node] = {.exit_code = 1};
+    judge();
+  }
+}
+
+void NodeCoordinator::tell_failure(const NodeResult& result) {
+  note_failure(0, result);
+}
+
+void NodeCoordinator::note_failure(int node, const NodeResult& result) {
+  if (stopped_ || !result.failure) {
+    return;
+  }
+  failures_.emplace_back(node, result);
+  if (settling_ == 0) {
+    settling_ = reactor_.at(Clock::now() + kSettle, [this] {
+      settling_ = 0;
+      stop_all();
+    });
+  }
+}
+
+void NodeCoordinator::stop_all() {
+  if (stopped_) {
+    return;
+  }
+  stopped_ = true;
+  std::string why = other_cause_ ? other_cause_->first : "";
+  if (!failures_.empty()) {
+    const FailureReport& first = *failures_.front().second.failure;
+    why = fmt::format("rank {} on {} {}", first.cause.rank, first.host, first.cause.description());
+  }
+  broadcast({{"stop", why}, {"attempt", attempt_}});
+  be_stopped(why);
+}
+
+void NodeCoordinator::tell_signal(int signal) {
+  broadcast({{"signal", signal}});
+}
+
+void NodeCoordinator::tell_views(const std::vector<watch::RankView>& /*views*/) {}
+
+void NodeCoordinator::end_all(const std::string& why, int exit_code) {
+  if (!other_cause_ && failures_.empty()) {
+    other_cause_ = {why, exit_code};
+  }
+  stop_all();
+}
+
+void NodeCoordinator::tell_result(const NodeResult& result) {
+  note_result(0, result);
+}
+
+void NodeCoordinator::note_result(int node, const NodeResult& result) {
+  const auto known = std::find_if(
+      failures_.begin(), failures_.end(), [node](const auto& each) { return each.first == node; });
+  if (known != failures_.end()) {
+    known->second = result;  // The whole of what it has told the beginning of.
+  } else {
+    note_failure(node, result);
+  }
+  results_[node] = result;
+  judge();
+}
+
+void NodeCoordinator::judge() {
+  if (results_.size() < plan_.hosts.size() || verdict()) {
+    return;
+  }
+  // All have ended: nobody needs to be told any more, least of all in the next attempt.
+  reactor_.cancel(settling_);
+  settling_ = 0;
+  Verdict verdict;
+  for (const auto& [node, result] : results_) {
+    verdict.exit_code = std::max(verdict.exit_code, result.exit_code);
+  }
+  std::erase_if(failures_, [](const auto& each) { return !each.second.failure.has_value(); });
+  if (other_cause_) {
+    verdict.cause = other_cause_->first;
+    verdict.exit_code = other_cause_->second;
+  } else if (!failures_.empty()) {
+    std::vector<RankFailure> causes;
+    for (const auto& [node, result] : failures_) {
+      causes.push_back(result.failure->cause);
+      causes.back().round = static_cast<int>(causes.size());  // What was heard of first.
+    }
+    const int rank = root_cause(causes).rank;
+    const auto& root = std::find_if(failures_.begin(), failures_.end(), [rank](const auto& each) {
+                         return each.second.failure->cause.rank == rank;
+                       })->second;
+    verdict.failure = root.failure;
+    verdict.failure->ranks = plan_.world_size();
+    verdict.failure->stopped =
+        plan_.world_size() - 1 - static_cast<int>(verdict.failure->also_failed.size());
+    verdict.exit_code = root.exit_code;
+    verdict.cause = fmt::format(
+        "rank {} on {} {}", rank, root.failure->host, root.failure->cause.description());
+    const bool all_there = std::all_of(members_.begin(), members_.end(), [](const auto& each) {
+      return each.second.link != nullptr;
+    });
+    verdict.restart = root.may_restart && attempt_ < options_.max_restarts && all_there;
+  }
+  broadcast(
+      {{"verdict",
+        {{"exit_code", verdict.exit_code}, {"cause", verdict.cause}, {"restart", verdict.restart}}},
+       {"attempt", attempt_}});
+  be_judged(std::move(verdict));
+}
+
+bool NodeCoordinator::others_left() const {
+  return std::all_of(members_.begin(), members_.end(), [](const auto& each) {
+    return each.second.link == nullptr;
+  });
+}
+
+std::vector<watch::RankView> NodeCoordinator::other_views() const {
+  std::vector<watch::RankView> all;
+  for (const auto& [node, member] : members_) {
+    all.insert(all.end(), member.views.begin(), member.views.end());
+  }
+  return all;
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/launch/door.h"
+#include "lockstep/launch/link.h"
+#include "lockstep/launch/node_message.h"
+#include "lockstep/launch/node_session.h"
+#include "lockstep/launch/relay.h"
+
+namespace lockstep::launcher {
+
+/// The part of node 0: the door, and the judgement. See NodeSession.
+class NodeCoordinator final : public NodeSession {
+ public:
+  NodeCoordinator(Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say);
+  ~NodeCoordinator() override;
+
+  bool join(int interrupt) override;
+  int store_port(int held) override;
+  std::string host_address() const override { return host_address_; }
+  void begin_attempt() override;
+  void tell_failure(const NodeResult& result) override;
+  void tell_signal(int signal) override;
+  void tell_views(const std::vector<watch::RankView>& views) override;
+  void tell_result(const NodeResult& result) override;
+  std::vector<watch::RankView> other_views() const override;
+  bool others_left() const override;
+
+ private:
+  /// A launcher that has come, and what it has told.
+  struct Member {
+    std::unique_ptr<Link> link;  // Null once it is gone.
+    std::string host;
+    std::vector<watch::RankView> views{};
+  };
+  /// A rank of another host on its way to the store.
+  struct StoreGuest {
+    UniqueFd from_door;
+    std::string read;
+    UniqueFd to_store{};
+    Reactor::TimerId timer = 0;
+    Reactor::Clock::time_point deadline{};
+    std::unique_ptr<Relay> relay{};
+  };
+
+  void on_guest(const std::string& purpose, UniqueFd socket, std::string read);
+  void on_newcomer(uint64_t number, const nlohmann::json& message);
+  void on_message(int node, const nlohmann::json& message);
+  void on_lost(int node, const std::string& why);
+  void connect_to_store(uint64_t number);
+  void forget_store_guest(uint64_t number);
+  void broadcast(const nlohmann::json& message, int except = 0);
+  void note_result(int node, const NodeResult& result);
+  void note_failure(int node, const NodeResult& result);
+  void stop_all();
+  void end_all(const std::string& why, int exit_code);
+  void judge();
+  std::string missing_nodes() const;
+
+  Reactor& reactor_;
+  const JobPlan& plan_;
+  NodeOptions options_;
+  Say say_;
+  std::unique_ptr<Door> door_;
+  std::map<uint64_t, std::unique_ptr<Link>> newcomers_;  // That have not said who they are.
+  std::vector<std::unique_ptr<Link>> unwanted_;          // Told why, until they hang up.
+  std::map<int, Member> members_;
+  std::map<uint64_t, StoreGuest> store_guests_;
+  uint64_t last_number_ = 0;
+  int store_port_ = 0;
+  std::string host_address_;
+  int attempt_ = -1;
+  std::vector<nlohmann::json> early_;                       // Messages of the next attempt.
+  std::map<int, NodeResult> results_;                       // By node, of this attempt.
+  std::vector<std::pair<int, NodeResult>> failures_;        // In the order they were heard of.
+  std::optional<std::pair<std::string, int>> other_cause_;  // Why else it ends; exit code.
+  Reactor::TimerId settling_ = 0;
+  bool stopped_ = false;
+};
+
+}  // namespace lockstep::launcher

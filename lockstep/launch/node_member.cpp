@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/launch/node_member.h"
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <utility>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/base/error.h"
+#include "lockstep/launch/machine_name.h"
+
+namespace lockstep::launcher {
+namespace {
+
+using std::chrono_literals::operator""ms;
+using Json = nlohmann::json;
+using Clock = Reactor::Clock;
+
+Clock::duration seconds(double count) {
+  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(count));
+}
+
+}  // namespace
+
+NodeMember::NodeMember(Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say)
+    : reactor_(reactor),
+      plan_(plan),
+      options_(options),
+      say_(std::move(say)),
+      master_(resolve(plan.common.master_addr, plan.common.master_port)) {
+  listen_for_ranks();
+}
+
+NodeMember::~NodeMember() {
+  if (listener_.is_open()) {
+    reactor_.unwatch(listener_.get());
+  }
+}
+
+bool NodeMember::join(int interrupt) {
+  const std::string where =
+      fmt::format("{} port {}", plan_.common.master_addr, plan_.common.master_port);
+  const auto deadline = Clock::now() + seconds(options_.join_timeout_seconds);
+  knock_ = std::make_unique<Knock>(
+      reactor_, master_, options_.token, "control", deadline, [this, where](Knock::Answer answer) {
+        if (!answer.socket.is_open()) {
+          refused_ = answer.final
+                         ? fmt::format(
+                               "node 0 at {} answers: {}; is it of another job?", where, answer.why)
+                         : fmt::format(
+                               "node 0 was not to be reached at {} within {:g} s: {}; is "
+                               "--master-addr right, and the launcher there running?",
+                               where,
+                               options_.join_timeout_seconds,
+                               answer.why);
+          return;
+        }
+        host_address_ = own_address(answer.socket.get()).host();
+        link_ = std::make_unique<Link>(
+            reactor_,
+            std::move(answer.socket),
+            std::move(answer.read),
+            [this](const Json& message) { on_message(message); },
+            [this](const std::string& why) { on_lost(why); });
+        NodeHello hello = NodeHello::of(plan_, plan_.here);
+        hello.host = host_name();
+        link_->send({{"hello", to_json(hello)}});
+      });
+  while (!started_) {
+    reactor_.wait(100ms, interrupt);
+    reactor_.dispatch();
+    pollfd item{.fd = interrupt, .events = POLLIN, .revents = 0};
+    if (::poll(&item, 1, 0) == 1) {
+      return false;
+    }
+    if (!lost_.empty()) {
+      throw Error(
+          "lockstep launch",
+          fmt::format("node 0 at {} has left before the job began: {}", where, lost_));
+    }
+    if (!refused_.empty()) {
+      throw ConfigError("lockstep launch", refused_);
+    }
+    // Node 0 waits as long for the others, and says who is missing: a little more for it to say so.
+    if (link_ && Clock::now() >= deadline + seconds(options_.join_timeout_seconds)) {
+      throw Error(
+          "lockstep launch",
+          fmt::format("node 0 at {} did not start the job; it waits for other nodes", where));
+    }
+  }
+  return true;
+}
+
+void NodeMember::listen_for_ranks() {
+  listener_ = UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  const Address any = loopback(0);
+  if (!listener_.is_open() || ::bind(listener_.get(), any.get(), any.length) != 0 ||
+      ::listen(listener_.get(), SOMAXCONN) != 0) {
+    throw Error(
+        "lockstep launch", fmt::format("cannot listen at loopback: {}", std::strerror(errno)));
+  }
+  store_port_ = own_address(listener_.get()).port();
+  reactor_.watch(listener_.get(), EPOLLIN, [this](uint32_t /*events*/) { accept_rank(); });
+}
+
+void NodeMember::accept_rank() {
+  UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!fd.is_open()) {
+    return;
+  }
+  const uint64_t number = ++last_number_;
+  StoreGuest& guest = store_guests_[number];
+  guest.from_rank = std::move(fd);
+  guest.knock = std::make_unique<Knock>(
+      reactor_,
+      master_,
+      options_.token,
+      "store",
+      Clock::now() + seconds(options_.join_timeout_seconds),
+      [this, number](Knock::Answer answer) { carry(number, std::move(answer)); });
+}
+
+void NodeMember::carry(uint64_t number, Knock::Answer answer) {
+  StoreGuest& guest = store_guests_.at(number);
+  if (!answer.socket.is_open()) {
+    store_guests_.erase(number);
+    return;
+  }
+  const int on = 1;
+  ::setsockopt(guest.from_rank.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+  guest.relay = std::make_unique<Relay>(
+      reactor_,
+      std::move(answer.socket),
+      std::move(guest.from_rank),
+      std::move(answer.read),
+      [this, number] { store_guests_.erase(number); });
+  guest.knock.reset();
+}
+
+void NodeMember::on_message(const Json& message) {
+  if (message.contains("refused")) {
+    refused_ = message.at("refused").get<std::string>();
+  } else if (message.contains("start")) {
+    started_ = true;
+  } else if (message.contains("attempt") && message.at("attempt") != attempt_) {
+    if (message.at("attempt") > attempt_) {
+      early_.push_back(message);
+    }
+  } else if (message.contains("stop")) {
+    be_stopped(message.at("stop").get<std::string>());
+  } else if (message.contains("signal")) {
+    be_signalled(message.at("signal").get<int>());
+  } else if (message.contains("verdict")) {
+    const Json& verdict = message.at("verdict");
+    be_judged(
+        {.exit_code = verdict.at("exit_code").get<int>(),
+         .cause = verdict.at("cause").get<std::string>(),
+         .restart = verdict.at("restart").get<bool>()});
+  }
+}
+
+void NodeMember::on_lost(const std::string& why) {
+  lost_ = why;
+  // Destroyed later: this is its own callback.
+  reactor_.at(Clock::now(), [gone = std::shared_ptr<Link>(std::move(link_))] {});
+  if (started_ && !verdict()) {
+    be_stopped("the launcher of node 0 is gone: " + why);
+    judge_alone();
+  }
+}
+
+/// Without node 0 there is nobody to wait for.
+void NodeMember::judge_alone() {
+  if (told_result_ && !lost_.empty() && !verdict()) {
+    be_judged({.exit_code = 1, .cause = "the launcher of node 0 is gone: " + lost_});
+  }
+}
+
+void NodeMember::begin_attempt() {
+  NodeSession::begin_attempt();
+  ++attempt_;
+  told_result_ = false;
+  if (!lost_.empty()) {
+    be_stopped("the launcher of node 0 is gone: " + lost_);
+  }
+  for (const Json& message : std::exchange(early_, {})) {
+    on_message(message);
+  }
+}
+
+void NodeMember::send(Json message) {
+  if (link_) {
+    message["attempt"] = attempt_;
+    link_->send(message);
+  }
+}
+
+void NodeMember::tell_failure(const NodeResult& result) {
+  send({{"failure", to_json(result)}});
+}
+
+void NodeMember::tell_signal(int signal) {
+  if (link_) {
+    link_->send({{"signal", signal}});
+  }
+}
+
+void NodeMember::tell_views(const std::vector<watch::RankView>& views) {
+  send({{"views", views_to_json(views, watch::now_ns())}});
+}
+
+void NodeMember::tell_result(const NodeResult& result) {
+  told_result_ = true;
+  send({{"result", to_json(result)}});
+  judge_alone();
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/launch/address.h"
+#include "lockstep/launch/knock.h"
+#include "lockstep/launch/link.h"
+#include "lockstep/launch/node_message.h"
+#include "lockstep/launch/node_session.h"
+#include "lockstep/launch/relay.h"
+
+namespace lockstep::launcher {
+
+/// The part of every node but 0. See NodeSession.
+class NodeMember final : public NodeSession {
+ public:
+  NodeMember(Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say);
+  ~NodeMember() override;
+
+  bool join(int interrupt) override;
+  int store_port(int /*held*/) override { return store_port_; }
+  std::string host_address() const override { return host_address_; }
+  void begin_attempt() override;
+  void tell_failure(const NodeResult& result) override;
+  void tell_signal(int signal) override;
+  void tell_views(const std::vector<watch::RankView>& views) override;
+  void tell_result(const NodeResult& result) override;
+
+ private:
+  /// A rank of this host on its way to the store.
+  struct StoreGuest {
+    UniqueFd from_rank;
+    std::unique_ptr<Knock> knock{};
+    std::unique_ptr<Relay> relay{};
+  };
+
+  void listen_for_ranks();
+  void accept_rank();
+  void carry(uint64_t number, Knock::Answer answer);
+  void on_message(const nlohmann::json& message);
+  void on_lost(const std::string& why);
+  void send(nlohmann::json message);
+  void judge_alone();
+
+  Reactor& reactor_;
+  const JobPlan& plan_;
+  NodeOptions options_;
+  Say say_;
+  std::vector<Address> master_;
+  std::unique_ptr<Knock> knock_;
+  std::unique_ptr<Link> link_;
+  bool started_ = false;
+  std::string refused_;  // Why node 0 does not want this launcher.
+  std::string lost_;     // Why node 0 is gone.
+  std::string host_address_;
+  UniqueFd listener_;
+  int store_port_ = 0;
+  std::map<uint64_t, StoreGuest> store_guests_;
+  uint64_t last_number_ = 0;
+  int attempt_ = -1;
+  std::vector<nlohmann::json> early_;  // Messages of the next attempt.
+  bool told_result_ = false;
+};
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/launch/plan.h"
+#include "lockstep/launch/reactor.h"
+#include "lockstep/launch/report.h"
+#include "lockstep/watch/rank_view.h"
+
+namespace lockstep::launcher {
+
+/// What one launcher of a job has to know to find the others.
+struct NodeOptions {
+  std::string token{};                ///< The job's; see door.h.
+  double join_timeout_seconds = 120;  ///< For all launchers to appear.
+  int max_restarts = 0;
+};
+
+/// How a start of the job ended on one host.
+struct NodeResult {
+  int exit_code = 0;
+  std::optional<FailureReport> failure{};  ///< If a rank's failure ended it there.
+  bool may_restart = false;                ///< As in AttemptResult.
+};
+
+/// How it ended on all of them.
+struct Verdict {
+  int exit_code = 0;
+  /// Of all hosts', the failure that the others follow from. Known to the launcher of node 0 alone.
+  std::optional<FailureReport> failure{};
+  std::string cause{};   ///< What ended the job, in a line; empty: it ran to its end.
+  bool restart = false;  ///< All hosts start their ranks anew.
+};
+
+/// One launcher's part in a job of several hosts, each of which has a launcher.
+///
+/// That of node 0 listens at the job's address and port, behind a Door; the others come to it. The
+/// ranks' store is rank 0's, at loopback of node 0: the other launchers hold a port at loopback of
+/// their own hosts, and what a rank says there is carried through the door. So nothing of the
+/// rendezvous listens for other hosts but the door, and any program that meets by MASTER_ADDR and
+/// MASTER_PORT passes through it.
+///
+/// A job starts when all launchers are there, and ends on all hosts when it ends on one: by a
+/// failure, a signal, or a launcher that is gone. Not thread-safe; everything comes from the
+/// reactor.
+class NodeSession {
+ public:
+  using Say = std::function<void(const std::string& text)>;
+
+  /// `plan` outlives it; `say` gets remarks for the user. ConfigError if node 0 cannot listen where
+  /// the others look for it.
+  static std::unique_ptr<NodeSession> make(
+      Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say);
+  NodeSession() = default;
+  virtual ~NodeSession() = default;
+  NodeSession(const NodeSession&) = delete;
+  NodeSession& operator=(const NodeSession&) = delete;
+
+  /// Waits until all launchers are there; false if `interrupt` is readable before. ConfigError or
+  /// Error that names who is missing, or says why this one is not wanted.
+  virtual bool join(int interrupt) = 0;
+  /// Where the ranks of this host find the store, at loopback. `held`: the port that rank 0 is to
+  /// serve it at, were it here.
+  virtual int store_port(int held) = 0;
+  /// How the other hosts reach this one.
+  virtual std::string host_address() const = 0;
+
+  /// A new start of the ranks: forgets how the last one ended.
+  virtual void begin_attempt();
+  /// A rank here has failed.
+  virtual void tell_failure(const NodeResult& result) = 0;
+  /// The user has signalled this launcher.
+  virtual void tell_signal(int signal) = 0;
+  /// What the ranks here are doing, by this host's clock.
+  virtual void tell_views(const std::vector<watch::RankView>& views) = 0;
+  /// How the ranks here have ended, all of them.
+  virtual void tell_result(const NodeResult& result) = 0;
+
+  /// Why the ranks here are to stop, if it is because of another host.
+  const std::optional<std::string>& stop() const { return stop_; }
+  /// The next signal of another launcher's user.
+  std::optional<int> next_signal();
+  /// What the other hosts' ranks are doing, by this host's clock. Node 0 alone knows.
+  virtual std::vector<watch::RankView> other_views() const { return {}; }
+  /// The launchers of the other hosts have heard the verdict, and gone.
+  virtual bool others_left() const { return true; }
+  /// Known some time after tell_result(), when the ranks of all hosts have ended.
+  const std::optional<Verdict>& verdict() const { return verdict_; }
+
+ protected:
+  void be_stopped(const std::string& why);
+  void be_signalled(int signal) { signals_.push_back(signal); }
+  void be_judged(Verdict verdict) { verdict_ = std::move(verdict); }
+
+ private:
+  std::optional<std::string> stop_;
+  std::deque<int> signals_;
+  std::optional<Verdict> verdict_;
+};
+
+}  // namespace lockstep::launcher

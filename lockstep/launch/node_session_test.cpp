@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/launch/node_session.h"
+
+#include <csignal>
+#include <functional>
+#include <future>
+#include <memory>
+#include <string>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/launch/address.h"
+
+namespace lockstep::launcher {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr const char* kToken = "0123456789abcdef";
+
+UniqueFd listen_at_loopback(int port = 0) {
+  UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const Address address = loopback(port);
+  EXPECT_EQ(::bind(fd.get(), address.get(), address.length), 0);
+  EXPECT_EQ(::listen(fd.get(), 10), 0);
+  return fd;
+}
+
+int free_port() {
+  return own_address(listen_at_loopback().get()).port();
+}
+
+/// Two hosts of two ranks each, which meet at loopback.
+JobPlan plan_of(size_t here, int port, int hosts = 2) {
+  JobPlan plan;
+  for (int host = 0; host < hosts; ++host) {
+    plan.hosts.push_back({.name = "", .slots = {0, 1}, .first_rank = 2 * host});
+  }
+  plan.here = here;
+  plan.common.nodes = hosts;
+  plan.common.world_size = 2 * hosts;
+  plan.common.master_port = port;
+  plan.common.run_id = "run";
+  return plan;
+}
+
+NodeResult killed(int rank, const std::string& host, int signal) {
+  FailureReport report;
+  report.cause = {.rank = rank, .pid = 77, .ending = {.by_signal = true, .value = signal}};
+  report.host = host;
+  report.last_lines = {"last words"};
+  return {.exit_code = 128 + signal, .failure = report, .may_restart = true};
+}
+
+/// A launcher in a thread of its own.
+class Node {
+ public:
+  Node(size_t here, int port, NodeOptions options, int hosts = 2)
+      : plan_(plan_of(here, port, hosts)) {
+    options.token = options.token.empty() ? kToken : options.token;
+    session_ = NodeSession::make(
+        reactor_, plan_, options, [this](const std::string& text) { said_.push_back(text); });
+  }
+
+  NodeSession& session() { return *session_; }
+  const std::vector<std::string>& said() const { return said_; }
+  bool join() { return session_->join(never_readable()); }
+  /// Lets the session work until `done`; false if that takes too long for anything but a hang.
+  bool run_until(const std::function<bool()>& done) {
+    const auto end = Reactor::Clock::now() + 30s;
+    bool is_done = done();
+    while (!is_done && Reactor::Clock::now() < end) {
+      reactor_.wait(20ms);
+      reactor_.dispatch();
+      is_done = done();
+    }
+    return is_done;
+  }
+  Verdict conclude(const NodeResult& result) {
+    session_->tell_result(result);
+    EXPECT_TRUE(run_until([&] { return session_->verdict().has_value(); }));
+    return session_->verdict().value_or(Verdict{.exit_code = -1});
+  }
+  /// Until the other hosts end the job.
+  std::string await_stop() {
+    EXPECT_TRUE(run_until([&] { return session_->stop().has_value(); }));
+    return session_->stop().value_or("");
+  }
+  void leave() { session_.reset(); }
+
+ private:
+  static int never_readable() {
+    static int ends[2] = {-1, -1};
+    static const int made = ::pipe(ends);
+    EXPECT_EQ(made, 0);
+    return ends[0];
+  }
+
+  JobPlan plan_;
+  Reactor reactor_;
+  std::vector<std::string> said_;
+  std::unique_ptr<NodeSession> session_;
+};
+
+/// Runs both launchers, each in a thread: first node 0 is made, so that the port is its own.
+void run_both(
+    const std::function<void(Node&)>& coordinator,
+    const std::function<void(Node&)>& member,
+    const NodeOptions& options = {}) {
+  const int port = free_port();
+  Node first(0, port, options);
+  auto second = std::async(std::launch::async, [&] {
+    Node node(1, port, options);
+    ASSERT_TRUE(node.join());
+    node.session().begin_attempt();
+    member(node);
+  });
+  ASSERT_TRUE(first.join());
+  first.session().begin_attempt();
+  coordinator(first);
+  second.get();
+}
+
+TEST(NodeSession, EndsWhenAllHostsHave) {
+  const auto ends_well = [](Node& node) {
+    const Verdict verdict = node.conclude({.exit_code = 0});
+    EXPECT_EQ(verdict.exit_code, 0);
+    EXPECT_EQ(verdict.cause, "");
+    EXPECT_FALSE(verdict.restart);
+  };
+  run_both(ends_well, ends_well);
+}
+
+TEST(NodeSession, TakesTheExitCodeOfRanksThatSaved) {
+  run_both(
+      [](Node& node) { EXPECT_EQ(node.conclude({.exit_code = 75}).exit_code, 75); },
+      [](Node& node) { EXPECT_EQ(node.conclude({.exit_code = 0}).exit_code, 75); });
+}
+
+TEST(NodeSession, EndsOnAllHostsWhenARankOfOneFails) {
+  run_both(
+      [](Node& node) {
+        EXPECT_EQ(node.await_stop(), "rank 3 on hostb was killed by SIGKILL (signal 9)");
+        const Verdict verdict = node.conclude({.exit_code = 143});
+        EXPECT_EQ(verdict.exit_code, 137);
+        ASSERT_TRUE(verdict.failure);
+        EXPECT_EQ(verdict.failure->ranks, 4);
+        EXPECT_EQ(verdict.failure->host, "hostb");
+        EXPECT_EQ(verdict.failure->last_lines, std::vector<std::string>{"last words"});
+      },
+      [](Node& node) {
+        const NodeResult result = killed(3, "hostb", SIGKILL);
+        node.session().tell_failure(result);
+        const Verdict verdict = node.conclude(result);
+        EXPECT_EQ(verdict.exit_code, 137);
+        EXPECT_THAT(verdict.cause, HasSubstr("rank 3 on hostb was killed by SIGKILL"));
+      });
+}
+
+TEST(NodeSession, BlamesTheRankThatWasKilledNotThePeersItTookAlong) {
+  NodeResult consequence = killed(0, "hosta", 0);
+  consequence.failure->cause.ending = {.by_signal = false, .value = 1};
+  consequence.exit_code = 1;
+  run_both(
+      [&](Node& node) {
+        node.session().tell_failure(consequence);
+        const Verdict verdict = node.conclude(consequence);
+        EXPECT_EQ(verdict.exit_code, 137);
+        EXPECT_EQ(verdict.failure->cause.rank, 2);
+      },
+      [](Node& node) { EXPECT_EQ(node.conclude(killed(2, "hostb", SIGKILL)).exit_code, 137); });
+}
+
+TEST(NodeSession, StartsAnewAsOftenAsItMay) {
+  const auto coordinator = [](Node& node) {
+    const NodeResult failed = killed(0, "hosta", SIGKILL);
+    EXPECT_TRUE(node.conclude(failed).restart);
+    node.session().begin_attempt();
+    EXPECT_FALSE(node.conclude(failed).restart);
+  };
+  const auto member = [](Node& node) {
+    EXPECT_TRUE(node.conclude({.exit_code = 143}).restart);
+    node.session().begin_attempt();
+    EXPECT_FALSE(node.conclude({.exit_code = 143}).restart);
+  };
+  run_both(coordinator, member, {.max_restarts = 1});
+}
+
+TEST(NodeSession, HearsOfTheNextAttemptBeforeItHasBegunIt) {
+  std::promise<void> told;
+  const NodeResult failed = killed(2, "hostb", SIGKILL);
+  run_both(
+      [&](Node& node) {
+        EXPECT_TRUE(node.conclude({.exit_code = 143}).restart);
+        told.get_future().wait();
+        node.run_until([deadline = Reactor::Clock::now() + 100ms] {
+          return Reactor::Clock::now() >= deadline;
+        });
+        EXPECT_FALSE(node.session().stop());
+        node.session().begin_attempt();
+        EXPECT_THAT(node.await_stop(), HasSubstr("rank 2 on hostb"));
+        EXPECT_EQ(node.conclude({.exit_code = 143}).exit_code, 137);
+      },
+      [&](Node& node) {
+        EXPECT_TRUE(node.conclude(failed).restart);
+        node.session().begin_attempt();
+        node.session().tell_failure(failed);
+        told.set_value();
+        EXPECT_EQ(node.conclude(failed).exit_code, 137);
+      },
+      {.max_restarts = 1});
+}
+
+TEST(NodeSession, PassesSignalsToTheOtherHosts) {
+  const auto hears = [](Node& node, int signal) {
+    std::optional<int> heard;
+    EXPECT_TRUE(node.run_until([&] {
+      heard = node.session().next_signal();
+      return heard.has_value();
+    }));
+    EXPECT_EQ(heard, signal);
+  };
+  run_both(
+      [&](Node& node) {
+        hears(node, SIGUSR1);
+        node.session().tell_signal(SIGINT);
+        EXPECT_EQ(node.conclude({.exit_code = 130}).exit_code, 130);
+      },
+      [&](Node& node) {
+        node.session().tell_signal(SIGUSR1);
+        hears(node, SIGINT);
+        EXPECT_EQ(node.conclude({.exit_code = 130}).exit_code, 130);
+      });
+}
+
+TEST(NodeSession, EndsWhenNode0IsGone) {
+  run_both(
+      [](Node& node) { node.leave(); },
+      [](Node& node) {
+        EXPECT_THAT(node.await_stop(), HasSubstr("the launcher of node 0 is gone"));
+        const Verdict verdict = node.conclude({.exit_code = 143});
+        EXPECT_EQ(verdict.exit_code, 1);
+        EXPECT_THAT(verdict.cause, HasSubstr("the launcher of node 0 is gone"));
+      });
+}
+
+TEST(NodeSession, EndsWhenAnotherLauncherIsGone) {
+  run_both(
+      [](Node& node) {
+        EXPECT_THAT(node.await_stop(), HasSubstr("the launcher of node 1"));
+        const Verdict verdict = node.conclude({.exit_code = 143});
+        EXPECT_EQ(verdict.exit_code, 1);
+        EXPECT_THAT(verdict.cause, AllOf(HasSubstr("node 1"), HasSubstr("is gone")));
+        EXPECT_FALSE(verdict.restart);
+      },
+      [](Node& node) { node.leave(); },
+      {.max_restarts = 5});
+}
+
+TEST(NodeSession, CarriesRanksToTheStoreAlsoBeforeItIsServed) {
+  run_both(
+      [](Node& node) {
+        const int port = free_port();
+        node.session().store_port(port);
+        // Its first visitors find nobody.
+        node.run_until(
+            [end = Reactor::Clock::now() + 100ms] { return Reactor::Clock::now() >= end; });
+        const UniqueFd store = listen_at_loopback(port);
+        auto served = std::async(std::launch::async, [&] {
+          const UniqueFd rank(::accept4(store.get(), nullptr, nullptr, SOCK_CLOEXEC));
+          char text[6] = {};
+          EXPECT_EQ(::recv(rank.get(), text, 5, MSG_WAITALL), 5);
+          EXPECT_STREQ(text, "hello");
+          EXPECT_EQ(::send(rank.get(), "you too", 7, 0), 7);
+        });
+        EXPECT_EQ(node.conclude({.exit_code = 0}).exit_code, 0);
+        served.get();
+        EXPECT_EQ(node.session().host_address(), "127.0.0.1");
+      },
+      [](Node& node) {
+        const int port = node.session().store_port(0);
+        auto rank = std::async(std::launch::async, [port] {
+          const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+          const Address address = loopback(port);
+          EXPECT_EQ(::connect(fd.get(), address.get(), address.length), 0);
+          EXPECT_EQ(::send(fd.get(), "hello", 5, 0), 5);
+          char text[8] = {};
+          EXPECT_EQ(::recv(fd.get(), text, 7, MSG_WAITALL), 7);
+          EXPECT_STREQ(text, "you too");
+        });
+        EXPECT_TRUE(node.run_until([&] { return rank.wait_for(0s) == std::future_status::ready; }));
+        EXPECT_EQ(node.conclude({.exit_code = 0}).exit_code, 0);
+      });
+}
+
+TEST(NodeSession, NamesTheNodesThatDoNotCome) {
+  Node first(0, free_port(), {.join_timeout_seconds = 0.2}, 3);
+  EXPECT_THAT(
+      [&] { first.join(); },
+      testing::ThrowsMessage<Error>(AllOf(
+          HasSubstr("nodes 1, 2 of 3 did not come to 127.0.0.1"), HasSubstr("within 0.2 s"))));
+}
+
+TEST(NodeSession, SaysThatNode0IsNotThere) {
+  Node second(1, free_port(), {.join_timeout_seconds = 0.2});
+  EXPECT_THAT(
+      [&] { second.join(); },
+      testing::ThrowsMessage<ConfigError>(
+          AllOf(HasSubstr("not to be reached at 127.0.0.1"), HasSubstr("Connection refused"))));
+}
+
+TEST(NodeSession, RefusesWhoDoesNotBelongToTheJob) {
+  const int port = free_port();
+  Node first(0, port, {.join_timeout_seconds = 3});
+  auto joined = std::async(std::launch::async, [&] { EXPECT_THROW(first.join(), Error); });
+  EXPECT_THAT(
+      [&] {
+        Node other_job(1, port, {.token = "another_token_0000"});
+        other_job.join();
+      },
+      testing::ThrowsMessage<ConfigError>(
+          AllOf(HasSubstr("another token is needed here"), HasSubstr("of another job?"))));
+  EXPECT_THAT(
+      [&] {
+        Node other_world(1, port, {}, 3);
+        other_world.join();
+      },
+      testing::ThrowsMessage<ConfigError>(HasSubstr(
+          "node 1 has ranks 2 to 3 of 6 on 3 hosts, and in the job of node 0 it has ranks "
+          "2 to 3 of 4 on 2 hosts")));
+  EXPECT_THAT(
+      [&] {
+        Node no_such_node(2, port, {}, 3);
+        no_such_node.join();
+      },
+      testing::ThrowsMessage<ConfigError>(HasSubstr("there is no node 2 to come")));
+  joined.get();
+}
+
+}  // namespace
+}  // namespace lockstep::launcher

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+#include "lockstep/launch/job_options.h"
+#include "lockstep/launch/plan.h"
+#include "lockstep/launch/program.h"
+
+namespace lockstep::launcher {
+
+/// Everything that the launcher of one host has to know of a job of several hosts. Travels as a
+/// line of JSON on its stdin: nothing a user wrote becomes part of a remote shell's command, and
+/// the token is in no list of processes.
+struct NodeSpec {
+  static constexpr int kHere = -1;
+
+  std::string token;
+  int node = kHere;  ///< kHere: whoever reads it finds out (mpirun's or srun's rank).
+  std::vector<PlannedHost> hosts;
+  JobOptions options;              ///< Without a hostfile: `hosts` is what it said.
+  std::vector<std::string> words;  ///< The program and its arguments, as the user wrote them.
+  ProgramKind kind = ProgramKind::kAny;
+  std::string folder;  ///< To run in.
+};
+
+nlohmann::json to_json(const NodeSpec& spec);
+/// ConfigError for what is no such line.
+NodeSpec node_spec_of(const std::string& line);
+
+}  // namespace lockstep::launcher

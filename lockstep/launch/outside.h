@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "lockstep/launch/node_session.h"
+#include "lockstep/launch/reactor.h"
+
+namespace lockstep::launcher {
+
+/// What reaches a launcher from beyond its own ranks and its user: from the other launchers of its
+/// job, and from the process that started it on this host, as lines on its stdin. Not thread-safe.
+class Outside {
+ public:
+  /// `orders`: where lines `signal N` come from; when it ends, so does the job. -1: nobody orders.
+  explicit Outside(int orders);
+  ~Outside();
+  Outside(const Outside&) = delete;
+  Outside& operator=(const Outside&) = delete;
+
+  Reactor& reactor() { return reactor_; }
+  /// Null in a job of one host.
+  NodeSession* session() { return session_.get(); }
+  void set_session(std::unique_ptr<NodeSession> session) { session_ = std::move(session); }
+
+  /// The next signal that was ordered: as if the user had sent it to this process.
+  std::optional<int> next_order();
+  /// Who started this launcher is gone.
+  bool orders_ended() const { return orders_ended_; }
+  /// Why the ranks here are to stop, if they are.
+  std::optional<std::string> end() const;
+
+ private:
+  void on_ready();
+
+  Reactor reactor_;
+  std::unique_ptr<NodeSession> session_;
+  int orders_;
+  std::string read_;
+  std::deque<int> signals_;
+  bool orders_ended_ = false;
+};
+
+}  // namespace lockstep::launcher

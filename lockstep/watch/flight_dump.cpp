@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/watch/flight_dump.h"
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <fcntl.h>
+#include <fstream>
+#include <iterator>
+#include <unistd.h>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/unique_fd.h"
+
+namespace lockstep::watch {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kFormat = "lockstep-flight";
+constexpr int kVersion = 1;
+constexpr uintmax_t kMaxBytes = uintmax_t{256} << 20;
+
+Json to_json(const Operation& operation) {
+  Json json = {
+      {"number", operation.number},
+      {"group", operation.group},
+      {"sequence", operation.sequence},
+      {"step", operation.step},
+      {"name", text_of(operation.name)},
+      {"reduce", text_of(operation.reduce)},
+      {"dtype", text_of(operation.dtype)},
+      {"dims", operation.dims},
+      {"sizes", operation.sizes},
+      {"peer", operation.peer},
+      {"stage", name_of(operation.stage)},
+      {"issued_ns", operation.issued_ns},
+      {"started_ns", operation.started_ns},
+      {"ended_ns", operation.ended_ns}};
+  return json;
+}
+
+Stage stage_of(const std::string& name) {
+  for (const Stage stage : {Stage::kIssued, Stage::kRunning, Stage::kDone, Stage::kFailed}) {
+    if (name == name_of(stage)) {
+      return stage;
+    }
+  }
+  throw std::invalid_argument("unknown stage " + name);
+}
+
+Operation operation_of(const Json& json) {
+  Operation operation;
+  operation.number = json.at("number").get<uint64_t>();
+  operation.group = json.at("group").get<uint64_t>();
+  operation.sequence = json.at("sequence").get<int64_t>();
+  operation.step = json.at("step").get<int64_t>();
+  operation.name = short_text<operation.name.size()>(json.at("name").get<std::string>());
+  operation.reduce = short_text<operation.reduce.size()>(json.at("reduce").get<std::string>());
+  operation.dtype = short_text<operation.dtype.size()>(json.at("dtype").get<std::string>());
+  operation.dims = json.at("dims").get<int32_t>();
+  operation.sizes = json.at("sizes").get<decltype(operation.sizes)>();
+  operation.peer = json.at("peer").get<int32_t>();
+  operation.stage = stage_of(json.at("stage").get<std::string>());
+  operation.issued_ns = json.at("issued_ns").get<int64_t>();
+  operation.started_ns = json.at("started_ns").get<int64_t>();
+  operation.ended_ns = json.at("ended_ns").get<int64_t>();
+  return operation;
+}
+
+void write_all(int fd, const std::string& text, const std::filesystem::path& path) {
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t written = ::write(fd, text.data() + done, text.size() - done);
+    if (written < 0 && errno == EINTR) {
+      continue;
+    }
+    if (written <= 0) {
+      throw Error("watch", fmt::format("cannot write {}: {}", path.string(), std::strerror(errno)));
+    }
+    done += static_cast<size_t>(written);
+  }
+}
+
+}  // namespace
+
+Json to_json(const RankView& view) {
+  Json operations = Json::array();
+  for (const Operation& operation : view.record.operations) {
+    operations.push_back(to_json(operation));
+  }
+  return {
+      {"rank", view.rank},
+      {"host", view.host},
+      {"running", view.running},
+      {"pid", view.record.pid},
+      {"left", view.record.left},
+      {"step", view.record.step},
+      {"issued", view.record.issued},
+      {"ended", view.record.ended},
+      {"progress_ns", view.record.progress_ns},
+      {"process_state", std::string(1, view.process.state)},
+      {"cpu_ms", view.process.cpu_ms},
+      {"idle_ns", view.idle_ns},
+      {"operations", std::move(operations)}};
+}
+
+RankView view_of(const Json& json) {
+  RankView view;
+  view.rank = json.at("rank").get<int>();
+  view.host = json.at("host").get<std::string>();
+  view.running = json.at("running").get<bool>();
+  view.record.rank = view.rank;
+  view.record.pid = json.at("pid").get<int64_t>();
+  view.record.left = json.at("left").get<bool>();
+  view.record.step = json.at("step").get<int64_t>();
+  view.record.issued = json.at("issued").get<uint64_t>();
+  view.record.ended = json.at("ended").get<uint64_t>();
+  view.record.progress_ns = json.at("progress_ns").get<int64_t>();
+  const auto state = json.at("process_state").get<std::string>();
+  view.process.state = state.empty() ? 'R' : state[0];
+  view.process.cpu_ms = json.at("cpu_ms").get<int64_t>();
+  view.idle_ns = json.at("idle_ns").get<int64_t>();
+  for (const Json& operation : json.at("operations")) {
+    view.record.operations.push_back(operation_of(operation));
+  }
+  return view;
+}
+
+void write_dump(const FlightDump& dump, const std::filesystem::path& path) {
+  Json ranks = Json::array();
+  for (const RankView& view : dump.ranks) {
+    ranks.push_back(to_json(view));
+  }
+  const Json json = {
+      {"format", kFormat},
+      {"version", kVersion},
+      {"run_id", dump.run_id},
+      {"why", dump.why},
+      {"time", dump.time},
+      {"now_ns", dump.now_ns},
+      {"ranks", std::move(ranks)}};
+  const std::string text = json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  const std::filesystem::path unfinished = path.string() + fmt::format(".tmp-{}", ::getpid());
+  const UniqueFd file(
+      ::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
+  if (!file.is_open()) {
+    throw Error(
+        "watch", fmt::format("cannot make {}: {}", unfinished.string(), std::strerror(errno)));
+  }
+  try {
+    write_all(file.get(), text, unfinished);
+    std::filesystem::rename(unfinished, path);
+  } catch (const std::exception&) {
+    ::unlink(unfinished.c_str());
+    throw;
+  }
+}
+
+FlightDump read_dump(const std::filesystem::path& path) {
+  std::error_code error;
+  const uintmax_t bytes = std::filesystem::file_size(path, error);
+  std::ifstream file(path, std::ios::binary);
+  if (error || !file) {
+    throw ConfigError(path.string(), "cannot be read; expected a dump of `lockstep launch`");
+  }
+  if (bytes > kMaxBytes) {
+    throw ConfigError(
+        path.string(),
+        fmt::format("has {} bytes; no flight dump is larger than {}", bytes, kMaxBytes));
+  }
+  try {
+    const Json json = Json::parse(std::string(std::istreambuf_iterator<char>(file), {}));
+    if (json.value("format", "") != kFormat) {
+      throw ConfigError(
+          path.string(), "is no flight dump: it lacks \"format\": \"lockstep-flight\"");
+    }
+    if (json.at("version") != kVersion) {
+      throw ConfigError(
+          path.string(),
+          fmt::format(
+              "is a flight dump of version {}; this lockstep reads version {}",
+              json.at("version").dump(),
+              kVersion));
+    }
+    FlightDump dump{
+        .run_id = json.at("run_id").get<std::string>(),
+        .why = json.at("why").get<std::string>(),
+        .time = json.at("time").get<std::string>(),
+        .now_ns = json.at("now_ns").get<int64_t>(),
+        .ranks = {}};
+    for (const Json& view : json.at("ranks")) {
+      dump.ranks.push_back(view_of(view));
+    }
+    return dump;
+  } catch (const ConfigError&) {
+    throw;
+  } catch (const std::exception& problem) {
+    throw ConfigError(path.string(), fmt::format("is no whole flight dump: {}", problem.what()));
+  }
+}
+
+}  // namespace lockstep::watch

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace lockstep::watch {
+
+enum class Stage : uint32_t { kIssued, kRunning, kDone, kFailed };
+
+const char* name_of(Stage stage);
+
+/// One collective or message of one rank, as it lies in the memory that the launcher reads: plain
+/// bytes, no pointers. Times are those of CLOCK_MONOTONIC, the same for all processes of a host; 0
+/// where the stage was not reached.
+struct Operation {
+  static constexpr size_t kSizes = 6;
+  static constexpr uint64_t kWorld = 0;
+
+  uint64_t number = 0;      ///< Of this process, from 1.
+  uint64_t group = kWorld;  ///< Equal on all members of a group; the job's own group is kWorld.
+  int64_t sequence = -1;    ///< Of the collectives of the group, from 0; -1 for send and recv.
+  int64_t step = 0;         ///< The training step it belongs to.
+  int64_t issued_ns = 0;    ///< The program asked for it.
+  int64_t started_ns = 0;   ///< Those before it were done.
+  int64_t ended_ns = 0;
+  std::array<int64_t, kSizes> sizes{};  ///< Of the tensor; what does not fit is left out.
+  std::array<char, 20> name{};          ///< "all_reduce", and so on; cut if longer.
+  std::array<char, 12> reduce{};        ///< "sum"; empty where nothing is reduced.
+  std::array<char, 20> dtype{};         ///< "float32"; empty where there is no tensor.
+  int32_t dims = -1;                    ///< -1: no tensor.
+  int32_t peer = -1;                    ///< Of send and recv, and a root; -1: none.
+  Stage stage = Stage::kIssued;
+
+  bool is_over() const { return stage == Stage::kDone || stage == Stage::kFailed; }
+  /// "all_reduce(sum) of float32[10, 20]", "send to rank 1 of int64[3]".
+  std::string describe() const;
+};
+static_assert(sizeof(Operation) % sizeof(uint64_t) == 0, "travels as words");
+
+/// `text`, cut to what fits, and zeros.
+template <size_t N>
+std::array<char, N> short_text(std::string_view text) {
+  std::array<char, N> out{};
+  text.substr(0, N - 1).copy(out.data(), N - 1);
+  return out;
+}
+
+/// What short_text kept; safe also for bytes that a rank has spoilt.
+template <size_t N>
+std::string_view text_of(const std::array<char, N>& text) {
+  const std::string_view all(text.data(), N);
+  return all.substr(0, all.find('\0'));
+}
+
+}  // namespace lockstep::watch

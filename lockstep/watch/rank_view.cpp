@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/watch/rank_view.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <fcntl.h>
+#include <sstream>
+#include <string>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/unique_fd.h"
+
+namespace lockstep::watch {
+namespace {
+
+double seconds(int64_t ns) {
+  return static_cast<double>(ns) / 1e9;
+}
+
+}  // namespace
+
+std::optional<ProcessState> process_state(int64_t pid) {
+  const UniqueFd file(::open(fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));
+  std::array<char, 1024> text{};
+  if (!file.is_open() || ::read(file.get(), text.data(), text.size() - 1) <= 0) {
+    return std::nullopt;
+  }
+  // The program's name may hold spaces and parentheses: what follows the last one is ours.
+  const char* after_name = std::strrchr(text.data(), ')');
+  if (after_name == nullptr) {
+    return std::nullopt;
+  }
+  ProcessState found;
+  int64_t user = 0;
+  int64_t system = 0;
+  std::istringstream fields(after_name + 1);
+  fields >> found.state;
+  constexpr int kBetween = 10;  // Parents, groups, faults.
+  std::string skipped;
+  for (int i = 0; i < kBetween; ++i) {
+    fields >> skipped;
+  }
+  if (!(fields >> user >> system)) {
+    return std::nullopt;
+  }
+  static const int64_t ticks_per_second = ::sysconf(_SC_CLK_TCK);
+  found.cpu_ms = (user + system) * 1000 / ticks_per_second;
+  return found;
+}
+
+const Operation* RankView::in_flight() const {
+  const auto found =
+      std::find_if(record.operations.begin(), record.operations.end(), [](const auto& operation) {
+        return !operation.is_over();
+      });
+  return found == record.operations.end() ? nullptr : &*found;
+}
+
+const Operation* RankView::last_done() const {
+  const auto found =
+      std::find_if(record.operations.rbegin(), record.operations.rend(), [](const auto& operation) {
+        return operation.is_over();
+      });
+  return found == record.operations.rend() ? nullptr : &*found;
+}
+
+std::string describe(const RankView& view, int64_t now) {
+  if (view.record.pid == 0) {
+    return view.running ? "has not joined the job" : "has ended without joining the job";
+  }
+  std::string text = fmt::format("step {}", view.record.step);
+  if (!view.running) {
+    text += ", has ended";
+  } else if (view.process.state == 'T' || view.process.state == 't') {
+    text += ", stopped by a signal or a debugger";
+  }
+  if (const Operation* operation = view.in_flight()) {
+    text += fmt::format(
+        ", in {} (operation {}) for {:.1f} s",
+        operation->describe(),
+        operation->number,
+        seconds(now - operation->issued_ns));
+  } else if (const Operation* done = view.last_done()) {
+    text += fmt::format(
+        ", in no operation; the last was {} (operation {}), {:.1f} s ago",
+        done->describe(),
+        done->number,
+        seconds(now - done->ended_ns));
+  } else {
+    text += ", in no operation yet";
+  }
+  return text;
+}
+
+}  // namespace lockstep::watch

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "lockstep/watch/flight_memory.h"
+
+namespace lockstep::watch {
+
+/// What the kernel says of a process.
+struct ProcessState {
+  char state = 'R';    ///< As in /proc/PID/stat: R runs, S sleeps, D waits for a disk, T stopped.
+  int64_t cpu_ms = 0;  ///< Used since its start, by all its threads.
+};
+
+/// Nothing if there is no such process.
+std::optional<ProcessState> process_state(int64_t pid);
+
+/// One rank at one moment, as its launcher sees it.
+struct RankView {
+  int rank = 0;
+  std::string host{};
+  bool running = true;    ///< Its process has not ended.
+  FlightRecord record{};  ///< pid 0: it has not joined, and is not watched.
+  ProcessState process{};
+  int64_t idle_ns = 0;  ///< For how long it has neither noted anything nor used the processor.
+
+  bool watched() const { return running && record.pid != 0 && !record.left; }
+  /// The operation it asked for first of those that are not over.
+  const Operation* in_flight() const;
+  const Operation* last_done() const;
+};
+
+/// "step 20, in all_reduce(sum) of float32[10] (operation 81) for 30.0 s", for people.
+std::string describe(const RankView& view, int64_t now);
+
+}  // namespace lockstep::watch

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/watch/stall.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace lockstep::watch {
+namespace {
+
+double seconds(int64_t ns) {
+  return static_cast<double>(ns) / 1e9;
+}
+
+std::string ranks_text(const std::vector<int>& ranks) {
+  return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
+}
+
+const char* has(const std::vector<int>& ranks) {
+  return ranks.size() == 1 ? "has" : "have";
+}
+
+bool is_stopped(const RankView& view) {
+  return view.running && (view.process.state == 'T' || view.process.state == 't');
+}
+
+bool is_member(const RankView& view, uint64_t group) {
+  return group == Operation::kWorld ||
+         std::any_of(
+             view.record.operations.begin(),
+             view.record.operations.end(),
+             [group](const Operation& operation) { return operation.group == group; });
+}
+
+/// Whether the rank has asked for the operation of that group and sequence, as far as is known.
+bool has_come_to(const RankView& view, const Operation& wanted) {
+  return std::any_of(
+      view.record.operations.begin(), view.record.operations.end(), [&](const Operation& own) {
+        return own.group == wanted.group && own.sequence >= wanted.sequence;
+      });
+}
+
+struct Waiting {
+  const RankView* view;
+  const Operation* operation;
+};
+
+/// The longest wait in an operation of a group.
+std::optional<Waiting> longest_wait(const std::vector<RankView>& ranks) {
+  std::optional<Waiting> longest;
+  for (const RankView& view : ranks) {
+    const Operation* operation = view.watched() ? view.in_flight() : nullptr;
+    if (operation != nullptr &&
+        (!longest || operation->issued_ns < longest->operation->issued_ns)) {
+      longest = {&view, operation};
+    }
+  }
+  return longest;
+}
+
+Stall blame_for(const Waiting& waiting, const std::vector<RankView>& ranks, int64_t now) {
+  const Operation& operation = *waiting.operation;
+  const std::string what = fmt::format(
+      "{}, where rank {} waits for {:.1f} s",
+      operation.describe(),
+      waiting.view->rank,
+      seconds(now - operation.issued_ns));
+  std::vector<int> absent;
+  std::vector<int> stopped;
+  std::vector<int> inside;
+  for (const RankView& view : ranks) {
+    const bool member =
+        operation.sequence < 0 ? view.rank == operation.peer : is_member(view, operation.group);
+    if (view.rank == waiting.view->rank || !member) {
+      continue;
+    }
+    if (is_stopped(view)) {
+      stopped.push_back(view.rank);
+    } else if (operation.sequence < 0 || !has_come_to(view, operation)) {
+      absent.push_back(view.rank);
+    } else {
+      inside.push_back(view.rank);
+    }
+  }
+  if (is_stopped(*waiting.view)) {
+    stopped.push_back(waiting.view->rank);
+  }
+  if (!stopped.empty()) {
+    return {
+        stopped,
+        fmt::format(
+            "{} {} stopped (SIGSTOP, SIGTSTP or a debugger); needed in {}",
+            ranks_text(stopped),
+            stopped.size() == 1 ? "is" : "are",
+            what)};
+  }
+  if (!absent.empty()) {
+    return {absent, fmt::format("{} {} not come to {}", ranks_text(absent), has(absent), what)};
+  }
+  inside.push_back(waiting.view->rank);
+  std::sort(inside.begin(), inside.end());
+  return {
+      inside,
+      fmt::format("{} are all in {}: nothing passes between them", ranks_text(inside), what)};
+}
+
+}  // namespace
+
+std::optional<Stall> find_stall(
+    const std::vector<RankView>& ranks, int64_t now, int64_t timeout_ns) {
+  const auto waiting = longest_wait(ranks);
+  if (waiting && now - waiting->operation->issued_ns >= timeout_ns) {
+    return blame_for(*waiting, ranks, now);
+  }
+  std::vector<int> stopped;
+  std::vector<int> idle;
+  size_t watched = 0;
+  int64_t shortest = 0;
+  for (const RankView& view : ranks) {
+    if (!view.watched()) {
+      continue;
+    }
+    ++watched;
+    if (view.idle_ns >= timeout_ns) {
+      shortest = idle.empty() ? view.idle_ns : std::min(shortest, view.idle_ns);
+      idle.push_back(view.rank);
+      if (is_stopped(view)) {
+        stopped.push_back(view.rank);
+      }
+    }
+  }
+  if (!stopped.empty()) {
+    return Stall{
+        stopped,
+        fmt::format(
+            "{} {} been stopped (SIGSTOP, SIGTSTP or a debugger) for {:.1f} s",
+            ranks_text(stopped),
+            has(stopped),
+            seconds(timeout_ns))};
+  }
+  if (watched > 0 && idle.size() == watched) {
+    return Stall{
+        idle,
+        fmt::format(
+            "{} {} done nothing for {:.1f} s: no operation, no step, no use of the processor",
+            ranks_text(idle),
+            has(idle),
+            seconds(shortest))};
+  }
+  return std::nullopt;
+}
+
+}  // namespace lockstep::watch

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/watch/rank_view.h"
+
+namespace lockstep::watch {
+
+/// A job that does not go on.
+struct Stall {
+  std::vector<int> ranks;  ///< Those the others wait for; never empty.
+  std::string what;        ///< "rank 1 has not come to all_reduce(sum) of float32[10], ..."
+};
+
+/// The stall of these ranks, if there is one that has lasted for `timeout_ns`:
+///
+/// - a rank waits that long in an operation of a group. To blame are the members that have not
+///   asked for it, or are stopped; if all of them are in it, all, since then it is what lies
+///   between them;
+/// - a watched rank has been stopped that long;
+/// - every watched rank has been idle that long: no operation, no step, no use of the processor.
+///
+/// A rank that computes while nobody waits for it is not stalled, however long it takes. Of a
+/// group's members those count that have an operation of it among their last; of the job's own
+/// group all ranks do.
+std::optional<Stall> find_stall(
+    const std::vector<RankView>& ranks, int64_t now, int64_t timeout_ns);
+
+}  // namespace lockstep::watch

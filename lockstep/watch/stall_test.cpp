@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/watch/stall.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/watch/test_views.h"
+
+namespace lockstep::watch {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+constexpr int64_t kTimeout = 30 * kSecondNs;
+constexpr int64_t kNow = 100 * kSecondNs;
+constexpr int64_t kLongAgo = kNow - kTimeout;
+constexpr int64_t kJustNow = kNow - kTimeout + 1;
+
+TEST(Stall, IsBlamedOnThoseWhoHaveNotComeToTheOperation) {
+  const auto stall = find_stall(
+      {view_of(0, {all_reduce(1, 5, Stage::kDone), all_reduce(2, kLongAgo, Stage::kRunning)}),
+       view_of(1, {all_reduce(1, 5, Stage::kDone)}),
+       view_of(2, {all_reduce(1, 5, Stage::kDone), all_reduce(2, kNow, Stage::kRunning)}),
+       view_of(3, {})},
+      kNow,
+      kTimeout);
+  ASSERT_TRUE(stall);
+  EXPECT_THAT(stall->ranks, ElementsAre(1, 3));
+  EXPECT_EQ(
+      stall->what,
+      "ranks 1, 3 have not come to all_reduce(sum) of float32[10], where rank 0 waits for 30.0 s");
+}
+
+TEST(Stall, IsNoneBeforeItsTime) {
+  EXPECT_FALSE(find_stall(
+      {view_of(0, {all_reduce(1, kJustNow, Stage::kRunning)}), view_of(1, {})}, kNow, kTimeout));
+}
+
+TEST(Stall, NamesAStoppedRankAlsoIfItHasComeToTheOperation) {
+  RankView stopped = view_of(1, {all_reduce(1, kLongAgo, Stage::kRunning)});
+  stopped.process.state = 'T';
+  const auto stall =
+      find_stall({view_of(0, {all_reduce(1, kLongAgo, Stage::kRunning)}), stopped}, kNow, kTimeout);
+  ASSERT_TRUE(stall);
+  EXPECT_THAT(stall->ranks, ElementsAre(1));
+  EXPECT_THAT(stall->what, HasSubstr("rank 1 is stopped"));
+}
+
+TEST(Stall, IsBetweenTheRanksIfAllAreInTheOperation) {
+  const auto stall = find_stall(
+      {view_of(0, {all_reduce(1, kLongAgo, Stage::kRunning)}),
+       view_of(1, {all_reduce(1, kLongAgo + 1, Stage::kRunning)})},
+      kNow,
+      kTimeout);
+  ASSERT_TRUE(stall);
+  EXPECT_THAT(stall->ranks, ElementsAre(0, 1));
+  EXPECT_THAT(stall->what, HasSubstr("nothing passes between them"));
+}
+
+TEST(Stall, OfAGroupIsNoMatterOfOtherRanks) {
+  Operation before = all_reduce(1, 1, Stage::kDone);
+  Operation waiting = all_reduce(2, kLongAgo, Stage::kRunning);
+  before.group = waiting.group = 77;
+  const auto stall = find_stall(
+      {view_of(0, {before, waiting}), view_of(1, {before}), view_of(2, {})}, kNow, kTimeout);
+  ASSERT_TRUE(stall);
+  EXPECT_THAT(stall->ranks, ElementsAre(1));
+}
+
+TEST(Stall, OfAMessageIsBlamedOnItsOtherEnd) {
+  Operation receive = all_reduce(1, kLongAgo, Stage::kRunning);
+  receive.name = short_text<20>("recv");
+  receive.reduce = {};
+  receive.sequence = -1;
+  receive.peer = 2;
+  const auto stall =
+      find_stall({view_of(0, {receive}), view_of(1, {}), view_of(2, {})}, kNow, kTimeout);
+  ASSERT_TRUE(stall);
+  EXPECT_THAT(stall->ranks, ElementsAre(2));
+}
+
+TEST(Stall, IsNotARankThatComputesWhileNobodyWaits) {
+  RankView computing = view_of(0, {all_reduce(1, 5, Stage::kDone)});
+  computing.idle_ns = 0;
+  RankView idle = view_of(1, {all_reduce(1, 5, Stage::kDone)});
+  idle.idle_ns = 10 * kTimeout;
+  EXPECT_FALSE(find_stall({computing, idle}, kNow, kTimeout));
+  computing.idle_ns = kTimeout;
+  const auto stall = find_stall({computing, idle}, kNow, kTimeout);
+  ASSERT_TRUE(stall);
+  EXPECT_THAT(stall->ranks, ElementsAre(0, 1));
+  EXPECT_THAT(stall->what, HasSubstr("done nothing for 30.0 s"));
+}
+
+TEST(Stall, NamesARankThatIsStoppedThoughNobodyWaitsYet) {
+  RankView stopped = view_of(0, {});
+  stopped.process.state = 'T';
+  stopped.idle_ns = kTimeout;
+  const auto stall = find_stall({stopped, view_of(1, {})}, kNow, kTimeout);
+  ASSERT_TRUE(stall);
+  EXPECT_THAT(stall->ranks, ElementsAre(0));
+}
+
+TEST(Stall, IsNoMatterOfWhoHasLeftOrNeverJoined) {
+  RankView left = view_of(0, {});
+  left.record.left = true;
+  left.idle_ns = 10 * kTimeout;
+  RankView unknown;
+  unknown.rank = 1;
+  unknown.idle_ns = 10 * kTimeout;
+  EXPECT_FALSE(find_stall({left, unknown}, kNow, kTimeout));
+}
+
+}  // namespace
+}  // namespace lockstep::watch

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// Jobs of several hosts that one `lockstep launch` starts: over ssh between network namespaces,
+// which have an sshd and an address of their own each, and with mpirun and srun on this machine.
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/base/test_folder.h"
+#include "tests/e2e/launch_harness.h"
+#include "tests/e2e/shell.h"
+
+namespace lockstep::e2e {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+constexpr int kSkipped = 77;
+
+/// Runs `lockstep launch OPTIONS PROGRAM` on the first of two hosts.
+class Hosts : public testing::Test {
+ protected:
+  /// `beside` is a piece of shell that runs there beside it, $job being its pid.
+  Outcome run(const std::string& rest, const std::string& beside = "") {
+    const std::string folder = folder_.path().string();
+    const std::string command = std::string(LOCKSTEP) + " launch --launcher-args '-F " + folder +
+                                "/ssh_config' --hostfile " + folder + "/hosts " + rest;
+    const std::string script =
+        "cd " + folder + "; " +
+        (beside.empty() ? command : command + " & job=$!; " + beside + "; wait $job");
+    Outcome outcome = run_command(
+        {SEVERAL_HOSTS, "2", folder, "bash", "-c", script},
+        {"XDG_STATE_HOME=" + folder, "LOCKSTEP_JOB_TOKEN="});
+    skipped_ = outcome.code == kSkipped;
+    return outcome;
+  }
+
+  TestFolder folder_;
+  bool skipped_ = false;
+};
+
+TEST_F(Hosts, TrainTogetherOverSsh) {
+  const Outcome outcome = run(std::string(WATCH_FIXTURE));
+  if (skipped_) {
+    GTEST_SKIP() << outcome.err;
+  }
+  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("trained 4 ranks, master 127.0.0.1"));
+}
+
+TEST_F(Hosts, TakeTheEnvironmentFolderAndSlotsAlong) {
+  std::ofstream(folder_ / ".lockstep_env") << "FROM_FILE=of the file\n";
+  const Outcome outcome =
+      run("--env \"GIVEN=a 'b' \\$HOME\" --include 10.77.0.1:0@10.77.0.2 --rank-prefix sh -c "
+          "'echo $RANK of $WORLD_SIZE: $GIVEN, $FROM_FILE, $PWD, ${LOCKSTEP_NODE_SPEC:-no spec}; "
+          "ip -o -4 addr show eth0'");
+  if (skipped_) {
+    GTEST_SKIP() << outcome.err;
+  }
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const std::string rest = ": a 'b' $HOME, of the file, " + folder_.path().string() + ", no spec\n";
+  EXPECT_THAT(
+      outcome.out,
+      AllOf(
+          HasSubstr("[rank 0] 0 of 3" + rest),
+          HasSubstr("[rank 1] 1 of 3" + rest),
+          HasSubstr("[rank 2] 2 of 3" + rest),
+          HasSubstr("inet 10.77.0.1/24"),
+          HasSubstr("inet 10.77.0.2/24")));
+}
+
+TEST_F(Hosts, AllEndWhenARankOfTheOtherIsKilled) {
+  const Outcome outcome = run("sh -c 'test $RANK != 3 || kill -9 $$; sleep 100'");
+  if (skipped_) {
+    GTEST_SKIP() << outcome.err;
+  }
+  EXPECT_EQ(outcome.code, 137) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("rank 3 of 4 was killed by SIGKILL"));
+}
+
+/// Namespaces share their processes: whoever is left can be seen.
+TEST_F(Hosts, LeaveNobodyBehindWhenTheLauncherIsKilled) {
+  const std::string folder = folder_.path().string();
+  const Outcome outcome = run(
+      "sh -c 'touch " + folder + "/up_$RANK; exec sleep 98765'",
+      "until [ -e " + folder + "/up_0 -a -e " + folder + "/up_1 -a -e " + folder + "/up_2 -a -e " +
+          folder +
+          "/up_3 ]; do sleep 0.1; done; kill -9 $job; "
+          "for i in $(seq 100); do pgrep -xf 'sleep 98765' >/dev/null || break; sleep 0.1; done; "
+          "pgrep -xfc 'sleep 98765' | sed 's/^/left: /'");
+  if (skipped_) {
+    GTEST_SKIP() << outcome.err;
+  }
+  EXPECT_THAT(outcome.out, HasSubstr("left: 0\n")) << outcome.err;
+}
+
+TEST_F(Hosts, EndWithASignalToTheLauncher) {
+  const std::string folder = folder_.path().string();
+  const Outcome outcome =
+      run("sh -c 'trap \"echo $RANK heard; exit 75\" TERM; touch " + folder +
+              "/up_$RANK; while :; do sleep 0.1; done'",
+          "until [ -e " + folder + "/up_0 -a -e " + folder + "/up_1 -a -e " + folder +
+              "/up_2 -a -e " + folder + "/up_3 ]; do sleep 0.1; done; kill -TERM $job");
+  if (skipped_) {
+    GTEST_SKIP() << outcome.err;
+  }
+  EXPECT_EQ(outcome.code, 75) << outcome.err;
+  EXPECT_THAT(
+      outcome.out,
+      AllOf(
+          HasSubstr("0 heard"), HasSubstr("1 heard"), HasSubstr("2 heard"), HasSubstr("3 heard")));
+}
+
+TEST_F(Hosts, AHostThatCannotBeReachedIsNamed) {
+  const std::string folder = folder_.path().string();
+  std::ofstream(folder_ / "hosts") << "10.77.0.9 slots=1\n";  // Before those that are there.
+  const Outcome outcome = run("sleep 100");
+  if (skipped_) {
+    GTEST_SKIP() << outcome.err;
+  }
+  EXPECT_NE(outcome.code, 0);
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("ssh to 10.77.0.9"), HasSubstr("No route to host")));
+}
+
+TEST_F(Hosts, AreStartedByMpirun) {
+  const TestFolder folder;
+  std::ofstream(folder / "hosts") << "localhost slots=2\n";
+  const Outcome outcome = run_command(
+      {LOCKSTEP,
+       "launch",
+       "--launcher",
+       "openmpi",
+       "--launcher-args",
+       "--oversubscribe",
+       "--hostfile",
+       (folder / "hosts").string(),
+       WATCH_FIXTURE});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("trained 2 ranks"));
+}
+
+}  // namespace
+}  // namespace lockstep::e2e

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// Jobs of several hosts: launchers started by hand, which here share a machine and meet at
+// loopback.
+#include <csignal>
+#include <memory>
+#include <string>
+#include <sys/socket.h>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/base/test_folder.h"
+#include "lockstep/launch/address.h"
+#include "lockstep/launch/unique_fd.h"
+#include "tests/e2e/launch_harness.h"
+
+namespace lockstep::e2e {
+namespace {
+
+using launcher::UniqueFd;
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+constexpr const char* kToken = "0123456789abcdef";
+
+int free_port() {
+  const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const launcher::Address any = launcher::loopback(0);
+  EXPECT_EQ(::bind(fd.get(), any.get(), any.length), 0);
+  return launcher::own_address(fd.get()).port();
+}
+
+/// Launchers of one job; all gone, with their ranks, at the end of the test.
+class Nodes : public testing::Test {
+ protected:
+  LockstepRun& start(
+      int node, const std::vector<std::string>& rest, const std::string& token = kToken) {
+    std::vector<std::string> words = {
+        "--nnodes",
+        "2",
+        "--node-rank",
+        std::to_string(node),
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        std::to_string(port_)};
+    words.insert(words.end(), rest.begin(), rest.end());
+    jobs_.push_back(std::make_unique<LockstepRun>(
+        launch("2", words),
+        std::vector<std::string>{
+            "LOCKSTEP_JOB_TOKEN=" + token, "XDG_STATE_HOME=" + folder_.path().string()}));
+    return *jobs_.back();
+  }
+  void expect_nobody_left() {
+    for (const auto& job : jobs_) {
+      EXPECT_THAT(job->survivors(), IsEmpty());
+    }
+  }
+  std::vector<std::string> training(
+      const std::string& fault, std::vector<std::string> options = {}) {
+    options.insert(options.end(), {WATCH_FIXTURE, fault});
+    return options;
+  }
+
+  TestFolder folder_;
+  int port_ = free_port();
+  std::vector<std::unique_ptr<LockstepRun>> jobs_;
+};
+
+TEST_F(Nodes, TrainTogether) {
+  LockstepRun& second = start(1, training(""));
+  LockstepRun& first = start(0, training(""));
+  const Outcome at_first = first.wait();
+  const Outcome at_second = second.wait();
+  EXPECT_EQ(at_first.code, 0) << at_first.err;
+  EXPECT_EQ(at_second.code, 0) << at_second.err;
+  EXPECT_THAT(at_first.out, HasSubstr("trained 4 ranks, master 127.0.0.1"));
+  expect_nobody_left();
+}
+
+TEST_F(Nodes, TellTheirRanksWhoTheyAre) {
+  const std::vector<std::string> words = {
+      "sh",
+      "-c",
+      "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK "
+      "${LOCKSTEP_JOB_TOKEN:-none}"};
+  LockstepRun& second = start(1, words);
+  LockstepRun& first = start(0, words);
+  EXPECT_THAT(
+      first.wait().out, AllOf(HasSubstr("0 0 4 2 0 none\n"), HasSubstr("1 1 4 2 0 none\n")));
+  EXPECT_THAT(
+      second.wait().out, AllOf(HasSubstr("2 0 4 2 1 none\n"), HasSubstr("3 1 4 2 1 none\n")));
+}
+
+TEST_F(Nodes, AllEndWhenARankOfOneIsKilled) {
+  LockstepRun& first = start(0, {"sh", "-c", "test $RANK != 3 || kill -9 $$; sleep 60"});
+  LockstepRun& second = start(1, {"sh", "-c", "test $RANK != 3 || kill -9 $$; sleep 60"});
+  const Outcome at_first = first.wait();
+  const Outcome at_second = second.wait();
+  EXPECT_EQ(at_first.code, 137) << at_first.err;
+  EXPECT_EQ(at_second.code, 137) << at_second.err;
+  EXPECT_THAT(at_first.err, HasSubstr("rank 3 of 4 was killed by SIGKILL (signal 9)"));
+  EXPECT_THAT(at_second.err, HasSubstr("rank 3 on "));
+  expect_nobody_left();
+}
+
+TEST_F(Nodes, AllEndWhenALauncherIsKilled) {
+  LockstepRun& first = start(0, {LAUNCH_FIXTURE, "hold"});
+  LockstepRun& second = start(1, {LAUNCH_FIXTURE, "hold"});
+  first.rank_pid(0);
+  second.rank_pid(2);
+  second.send(SIGKILL);
+  const Outcome at_first = first.wait();
+  EXPECT_EQ(at_first.code, 1) << at_first.err;
+  EXPECT_THAT(at_first.err, AllOf(HasSubstr("the launcher of node 1"), HasSubstr("is gone")));
+  second.wait();
+  expect_nobody_left();
+}
+
+TEST_F(Nodes, PassSignalsOn) {
+  LockstepRun& first = start(0, {LAUNCH_FIXTURE, "hold"});
+  LockstepRun& second = start(1, {LAUNCH_FIXTURE, "hold"});
+  first.rank_pid(0);
+  second.rank_pid(2);
+  second.send(SIGTERM);
+  EXPECT_EQ(first.wait().code, 143);
+  EXPECT_EQ(second.wait().code, 143);
+  expect_nobody_left();
+}
+
+TEST_F(Nodes, GoOnTogetherAfterAFailure) {
+  const std::vector<std::string> options = {
+      "--max-restarts", "1", "--restart-backoff-seconds", "0.01"};
+  LockstepRun& first = start(0, training("kill-once", options));
+  LockstepRun& second = start(1, training("kill-once", options));
+  const Outcome at_first = first.wait();
+  EXPECT_EQ(at_first.code, 0) << at_first.err;
+  EXPECT_EQ(second.wait().code, 0);
+  EXPECT_THAT(at_first.err, HasSubstr("restart 1 of 1"));
+  EXPECT_THAT(at_first.out, HasSubstr("trained 4 ranks"));
+  expect_nobody_left();
+}
+
+TEST_F(Nodes, AreJudgedTogetherWhenARankStalls) {
+  // Rank 1, on the first host; and rank 0 and those of the other host wait.
+  LockstepRun& second = start(1, training("stop", {"--stall-timeout", "2"}));
+  LockstepRun& first = start(0, training("stop", {"--stall-timeout", "2"}));
+  const Outcome at_first = first.wait();
+  EXPECT_EQ(at_first.code, 124) << at_first.err;
+  EXPECT_THAT(
+      at_first.err,
+      AllOf(HasSubstr("rank 1 is stopped"), HasSubstr("rank 3      step 5, in all_reduce")));
+  EXPECT_EQ(second.wait().code, 124);
+  expect_nobody_left();
+}
+
+TEST_F(Nodes, SayWhoDoesNotCome) {
+  LockstepRun& first = start(0, {"--join-timeout", "1", "true"});
+  const Outcome outcome = first.wait();
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("node 1 of 2 did not come to 127.0.0.1 port"));
+}
+
+TEST_F(Nodes, SayThatNode0IsNotThere) {
+  const Outcome outcome = start(1, {"--join-timeout", "1", "true"}).wait();
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("node 0 was not to be reached at 127.0.0.1 port"));
+}
+
+TEST_F(Nodes, OfAnotherJobAreTurnedAway) {
+  LockstepRun& first = start(0, {LAUNCH_FIXTURE, "hold"});
+  const Outcome stranger = start(1, {"true"}, "another_token_1234").wait();
+  EXPECT_EQ(stranger.code, 2);
+  EXPECT_THAT(stranger.err, HasSubstr("another token is needed here; is it of another job?"));
+  const Outcome second_job = start(0, {"true"}).wait();
+  EXPECT_EQ(second_job.code, 2);
+  EXPECT_THAT(second_job.err, HasSubstr("another job may use it"));
+  LockstepRun& second = start(1, {LAUNCH_FIXTURE, "hold"});
+  second.rank_pid(2);
+  first.send(SIGTERM);
+  EXPECT_EQ(first.wait().code, 143);
+  EXPECT_EQ(second.wait().code, 143);
+}
+
+TEST_F(Nodes, NeedAToken) {
+  const Outcome outcome = start(0, {"true"}, "short").wait();
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(
+      outcome.err, AllOf(HasSubstr("LOCKSTEP_JOB_TOKEN can be no token"), HasSubstr("export ")));
+}
+
+/// Idle connections, and such that say something else, are there all the time.
+TEST_F(Nodes, MeetThroughACrowdOfStrangers) {
+  LockstepRun& first = start(0, training(""));
+  std::vector<UniqueFd> strangers;
+  const launcher::Address door = launcher::loopback(port_);
+  for (int i = 0; i < 500;) {
+    UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (::connect(fd.get(), door.get(), door.length) != 0) {
+      continue;  // It does not listen yet.
+    }
+    if (i % 2 == 0) {
+      [[maybe_unused]] const ssize_t sent = ::send(fd.get(), "\x16\x03\x01 hello", 9, MSG_NOSIGNAL);
+    }
+    strangers.push_back(std::move(fd));
+    ++i;
+  }
+  LockstepRun& second = start(1, training(""));
+  const Outcome at_first = first.wait();
+  EXPECT_EQ(at_first.code, 0) << at_first.err;
+  EXPECT_EQ(second.wait().code, 0);
+  EXPECT_THAT(at_first.err, HasSubstr("turned away"));
+}
+
+}  // namespace
+}  // namespace lockstep::e2e

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// A small training loop that goes wrong in the way that its first argument names, on rank 1, at
+// step
+// 5. Started by watch_e2e_test.cpp and nodes_e2e_test.cpp.
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <unistd.h>
+
+#include <torch/nn/modules/linear.h>
+
+#include "lockstep/lockstep.h"
+
+namespace {
+
+constexpr int64_t kStepOfFault = 5;
+constexpr auto kForEver = std::chrono::hours(1);
+// Long beside what a step takes here otherwise.
+constexpr auto kSlowness = std::chrono::milliseconds(30);
+
+void go_wrong(const std::string& how, int64_t step) {
+  if (how == "slow") {
+    std::this_thread::sleep_for(kSlowness);
+  }
+  if (step != kStepOfFault) {
+    return;
+  }
+  if (how == "stop") {
+    std::raise(SIGSTOP);
+  } else if (how == "sleep") {
+    std::this_thread::sleep_for(kForEver);
+  } else if (how == "kill") {
+    std::raise(SIGKILL);
+  } else if (how == "throw") {
+    throw std::runtime_error("rank 1 does not like step 5");
+  } else if (how == "kill-once" && std::string(std::getenv("TORCHELASTIC_RESTART_COUNT")) == "0") {
+    std::raise(SIGKILL);
+  }
+}
+
+int train(const std::string& how, int64_t steps) {
+  lockstep::Accelerator accelerator;
+  torch::nn::Linear net(4, 2);
+  auto [model, optimizer] =
+      accelerator.prepare(net, lockstep::optim::SGD(net->parameters(), {.lr = 0.01}));
+  if (accelerator.process_index() == 0 && how == "alone") {
+    std::this_thread::sleep_for(kForEver);
+  }
+  for (int64_t step = 0; step < steps; ++step) {
+    if (accelerator.process_index() == 1) {
+      go_wrong(how, step);
+    }
+    accelerator.backward(model->forward(torch::ones({8, 4})).sum());
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  const auto sum = accelerator.reduce(net->weight.detach().clone());
+  if (accelerator.is_main_process()) {
+    std::printf(
+        "trained %d ranks, master %s, pid %d\n",
+        accelerator.num_processes(),
+        std::getenv("MASTER_ADDR"),
+        ::getpid());
+  }
+  (void)sum;
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return lockstep::run_main(
+      [&] { return train(argc > 1 ? argv[1] : "", argc > 2 ? std::stoll(argv[2]) : 20); });
+}
