@@ -4,11 +4,15 @@ set(git_log "${PROJECT_SOURCE_DIR}/.git/logs/HEAD")
 if(NOT EXISTS "${git_log}")
   set(git_log "")
 endif()
+set(write_commit "${CMAKE_COMMAND}" "-DSOURCE=${PROJECT_SOURCE_DIR}" "-DHEADER=${commit_header}"
+  -P "${CMAKE_CURRENT_SOURCE_DIR}/build_commit.cmake")
 add_custom_command(OUTPUT "${commit_header}"
-  COMMAND "${CMAKE_COMMAND}" "-DSOURCE=${PROJECT_SOURCE_DIR}" "-DHEADER=${commit_header}"
-    -P "${CMAKE_CURRENT_SOURCE_DIR}/build_commit.cmake"
+  COMMAND ${write_commit}
   DEPENDS build_commit.cmake ${git_log}
   VERBATIM)
+if(NOT EXISTS "${commit_header}")
+  execute_process(COMMAND ${write_commit})  # clang-tidy reads the sources before anything is built.
+endif()
 
 string(TOUPPER "${CMAKE_BUILD_TYPE}" build_type)
 set(build_flags "${CMAKE_CXX_FLAGS} ${CMAKE_CXX_FLAGS_${build_type}}")
