@@ -5,18 +5,10 @@
 #include <cctype>
 #include <memory>
 
+#include "lockstep/base/split.h"
+
 namespace lockstep::cli {
 namespace {
-
-std::vector<std::string> split(const std::string& text, char separator) {
-  std::vector<std::string> parts;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(separator, begin), text.size());
-    parts.push_back(text.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
-}
 
 bool is_capital(char letter) {
   return std::isupper(static_cast<unsigned char>(letter)) != 0;

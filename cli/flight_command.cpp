@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -36,13 +35,9 @@ Examples:
 
 Exit code: 0 if there is a dump; 2 if there is none, or the file is none.)";
 
-double seconds(int64_t ns) {
-  return static_cast<double>(ns) / 1e9;
-}
-
 std::string duration_of(const Operation& operation, int64_t now) {
   const int64_t end = operation.is_over() ? operation.ended_ns : now;
-  return fmt::format("{:.6f}", seconds(end - operation.issued_ns));
+  return fmt::format("{:.6f}", watch::seconds_of(end - operation.issued_ns));
 }
 
 /// The latest operations of a rank, or all.
@@ -64,7 +59,7 @@ std::string operations_table(const std::vector<Operation>& operations, int64_t n
          operation.sequence < 0 ? "-" : std::to_string(operation.sequence),
          name_of(operation.stage),
          duration_of(operation, now),
-         fmt::format("{:.3f}", seconds(now - operation.issued_ns)),
+         fmt::format("{:.3f}", watch::seconds_of(now - operation.issued_ns)),
          printable(operation.describe())});
   }
   return render_table(rows, {true, true, false, true, false, true, true, false});
@@ -72,26 +67,15 @@ std::string operations_table(const std::vector<Operation>& operations, int64_t n
 
 fs::path newest_dump() {
   const auto folder = launcher::flight_folder(Environment::process());
-  std::optional<std::pair<fs::file_time_type, fs::path>> newest;
-  std::error_code error;
-  if (folder) {
-    for (fs::directory_iterator entry(*folder, error), end; !error && entry != end;
-         entry.increment(error)) {
-      std::error_code gone;
-      const std::pair found(fs::last_write_time(entry->path(), gone), entry->path());
-      if (!gone && entry->path().extension() == ".json" && (!newest || *newest < found)) {
-        newest = found;
-      }
-    }
-  }
-  if (!newest) {
+  std::vector<fs::path> dumps = folder ? launcher::dumps_in(*folder) : std::vector<fs::path>();
+  if (dumps.empty()) {
     throw ConfigError(
         "lockstep flight",
         fmt::format(
             "there is no dump{}; a job that fails or stalls leaves one; expected a path",
             folder ? " in " + folder->string() : ""));
   }
-  return newest->second;
+  return std::move(dumps.back());
 }
 
 }  // namespace

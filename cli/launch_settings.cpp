@@ -38,16 +38,6 @@ auto to_number(int launcher::JobOptions::*field) {
   };
 }
 
-auto to_flag(bool launcher::JobOptions::*field) {
-  return [field](LaunchFlags& flags, const std::string& /*text*/) { flags.options.*field = true; };
-}
-
-auto to_variable(const char* name) {
-  return [name](LaunchFlags& flags, const std::string& text) {
-    launcher::set_variable(flags.options.env, {name, text});
-  };
-}
-
 std::vector<Target> targets() {
   using Options = launcher::JobOptions;
   return {
@@ -82,7 +72,7 @@ std::vector<Target> targets() {
        to_flag_text(&LaunchFlags::cpu_bind)},
       {"deepspeed_config_file",
        {"--deepspeed-config-file"},
-       to_variable("LOCKSTEP_DEEPSPEED_CONFIG_FILE")}};
+       to_flag_text(&LaunchFlags::deepspeed_config_file)}};
 }
 
 struct SecondsTarget {
@@ -140,9 +130,7 @@ LaunchFlags with_settings(
         });
     if (!overruled && is_said(settings, target.setting)) {
       const std::string& text = settings.at(target.setting).text;
-      const bool is_path = std::string(target.setting) == "hostfile" ||
-                           std::string(target.setting) == "log_dir" ||
-                           std::string(target.setting) == "deepspeed_config_file";
+      const bool is_path = config::find_setting(target.setting)->type == config::SettingType::kPath;
       target.set(all, is_path ? config::expand_home(text, environment) : text);
     }
   }
@@ -154,12 +142,8 @@ LaunchFlags with_settings(
   if (!is_given(command, "--threads-per-rank")) {
     set_threads(settings, all);
   }
-  if (is_said(settings, "rank_prefix") && settings.boolean("rank_prefix")) {
-    to_flag (&launcher::JobOptions::rank_prefix)(all, "");
-  }
-  if (is_said(settings, "debug") && settings.boolean("debug")) {
-    to_flag (&launcher::JobOptions::debug)(all, "");
-  }
+  all.options.rank_prefix |= is_said(settings, "rank_prefix") && settings.boolean("rank_prefix");
+  all.options.debug |= is_said(settings, "debug") && settings.boolean("debug");
   return all;
 }
 

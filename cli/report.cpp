@@ -5,11 +5,12 @@
 #include <cerrno>
 #include <cstdio>
 #include <iostream>
-#include <sys/ioctl.h>
 #include <system_error>
 #include <unistd.h>
 
 #include <fmt/format.h>
+
+#include "lockstep/base/terminal.h"
 
 namespace lockstep::cli {
 namespace {
@@ -107,10 +108,7 @@ std::string render_table(
 }
 
 size_t terminal_columns() {
-  winsize size{};
-  const bool known =
-      isatty(STDOUT_FILENO) != 0 && ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-  return known ? size.ws_col : 0;
+  return static_cast<size_t>(lockstep::terminal_columns(STDOUT_FILENO).value_or(0));
 }
 
 std::string shortened(const std::string& text, size_t most) {

@@ -7,13 +7,13 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
-#include <sys/ioctl.h>
 #include <unistd.h>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "lockstep/base/rank.h"
+#include "lockstep/base/terminal.h"
 
 namespace lockstep {
 namespace {
@@ -145,10 +145,7 @@ ProgressTerminal ProgressTerminal::from(
   terminal.blocks = terminal.utf8 && !no_colour;
   const int fallback = static_cast<int>(forwarded.value_or(kColumnsIfUnknown));
   terminal.columns = [fallback, stderr_is_terminal]() -> int {
-    winsize size{};
-    const bool known =
-        stderr_is_terminal && ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-    return known ? size.ws_col : fallback;
+    return stderr_is_terminal ? terminal_columns(STDERR_FILENO).value_or(fallback) : fallback;
   };
   terminal.write = write_all_to_stderr;
   terminal.now_s = [] {

@@ -3,10 +3,18 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 
 namespace lockstep {
+
+/// All bytes of a file; nothing if it cannot be read.
+inline std::string contents(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
 
 /// An empty folder of a test's own, removed with all it holds.
 class TestFolder {

@@ -3,16 +3,14 @@
 
 #include <cerrno>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <system_error>
-#include <unistd.h>
 
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/new_file.h"
 #include "lockstep/config/scalars.h"
 #include "lockstep/config/settings.h"
 
@@ -25,68 +23,6 @@ using Type = SettingType;
 [[noreturn]] void fail_to_write(const fs::path& path, int error) {
   throw Error(path.native(), fmt::format("cannot be written; {}", std::strerror(error)));
 }
-
-/// A file being written: of no name that anybody looks for, and gone unless it was renamed.
-class NewFile {
- public:
-  explicit NewFile(const fs::path& target) : name_(target.native() + ".tmp-XXXXXX") {
-    // mkostemp gives it to this user alone.
-    file_ = ::mkostemp(name_.data(), O_CLOEXEC);
-    if (file_ < 0) {
-      fail_to_write(target, errno);
-    }
-  }
-  ~NewFile() {
-    ::close(file_);
-    if (!renamed_) {
-      ::unlink(name_.c_str());
-    }
-  }
-  NewFile(const NewFile&) = delete;
-  NewFile& operator=(const NewFile&) = delete;
-
-  void write(const std::string& text) const {
-    for (size_t at = 0; at < text.size();) {
-      const ssize_t size = ::write(file_, text.data() + at, text.size() - at);
-      if (size < 0 && errno != EINTR) {
-        fail_to_write(name_, errno);
-      }
-      at += size > 0 ? static_cast<size_t>(size) : 0;
-    }
-    if (::fsync(file_) != 0) {
-      fail_to_write(name_, errno);
-    }
-  }
-
-  /// False if the name is taken and `replace` is not set.
-  bool rename_to(const fs::path& target, bool replace) {
-    if (replace) {
-      if (::rename(name_.c_str(), target.c_str()) != 0) {
-        fail_to_write(target, errno);
-      }
-      renamed_ = true;
-      return true;
-    }
-    // Somebody may have made one meanwhile.
-    if (::renameat2(AT_FDCWD, name_.c_str(), AT_FDCWD, target.c_str(), RENAME_NOREPLACE) == 0) {
-      renamed_ = true;
-      return true;
-    }
-    // File systems that cannot do that can link.
-    if (errno == EINVAL && ::link(name_.c_str(), target.c_str()) == 0) {
-      return true;
-    }
-    if (errno != EEXIST) {
-      fail_to_write(target, errno);
-    }
-    return false;
-  }
-
- private:
-  std::string name_;
-  int file_ = -1;
-  bool renamed_ = false;
-};
 
 void make_folder(const fs::path& folder) {
   if (folder.empty() || fs::is_directory(folder)) {

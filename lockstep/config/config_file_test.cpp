@@ -22,12 +22,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-std::string contents(const fs::path& path) {
-  std::stringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
-
 size_t files_in(const fs::path& folder) {
   size_t count = 0;
   for ([[maybe_unused]] const auto& entry : fs::directory_iterator(folder)) {

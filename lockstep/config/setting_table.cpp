@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "lockstep/base/split.h"
 #include "lockstep/config/scalars.h"
 
 namespace lockstep::config {
@@ -23,23 +24,13 @@ constexpr int64_t kMostRestarts = 1000;
 constexpr int64_t kDaySeconds = 86400;
 constexpr int64_t kYearSeconds = 366 * kDaySeconds;
 
-std::vector<std::string> parts_of(const std::string& text, char separator) {
-  std::vector<std::string> parts;
-  size_t begin = 0;
-  for (size_t end = 0; end != std::string::npos; begin = end + 1) {
-    end = text.find(separator, begin);
-    parts.push_back(text.substr(begin, end == std::string::npos ? end : end - begin));
-  }
-  return parts;
-}
-
 bool is_number_in(const std::string& text, int64_t min, int64_t max) {
   const auto number = whole_number(text);
   return number && *number >= min && *number <= max;
 }
 
 std::string check_threads(const std::string& text) {
-  for (const std::string& part : parts_of(text, ',')) {
+  for (const std::string& part : split(text, ',')) {
     if (!is_number_in(part, 1, kMostThreads)) {
       return fmt::format(
           "a whole number from 1 to {}, or one a level of nested parallelism, like 4,2",
@@ -63,7 +54,7 @@ std::string check_streams(const std::string& text) {
   if (is_number_in(text, 0, 3)) {
     return "";
   }
-  for (const std::string& part : parts_of(text, ',')) {
+  for (const std::string& part : split(text, ',')) {
     const size_t colon = part.find(':');
     if (colon == std::string::npos || !is_number_in(part.substr(0, colon), 0, kMostRanks) ||
         !is_number_in(part.substr(colon + 1), 0, 3)) {

@@ -9,7 +9,6 @@
 #include <ctime>
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/ioctl.h>
 #include <unistd.h>
 #include <utility>
 
@@ -17,6 +16,7 @@
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/terminal.h"
 #include "lockstep/launch/machine_name.h"
 #include "lockstep/watch/flight_dump.h"
 
@@ -26,13 +26,10 @@ namespace {
 constexpr int kDefaultColumns = 80;
 constexpr auto kSameSignal = std::chrono::seconds(2);
 
-int terminal_columns() {
-  if (::isatty(STDERR_FILENO) == 0) {
-    return 0;
-  }
-  winsize size{};
-  const bool known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
-  return known ? size.ws_col : kDefaultColumns;
+/// 0 when stderr is no terminal.
+int columns_of_stderr() {
+  return ::isatty(STDERR_FILENO) == 0 ? 0
+                                      : terminal_columns(STDERR_FILENO).value_or(kDefaultColumns);
 }
 
 Shown shown(bool by_rank, bool file_only) {
@@ -103,7 +100,7 @@ void Attempt::start() {
   layout.master_port = spec_.master_port;
   layout.restart_count = spec_.number;
   layout.resume = layout.resume || spec_.number > 0;
-  layout.terminal_columns = terminal_columns();
+  layout.terminal_columns = columns_of_stderr();
   layout.is_python = spec_.program->is_python;
   std::vector<RankLogs> logs = open_logs();
   if (spec_.outside != nullptr && spec_.outside->session() != nullptr) {
@@ -156,7 +153,7 @@ std::vector<RankLogs> Attempt::open_logs() const {
 }
 
 int Attempt::poll_timeout_ms() const {
-  std::optional<Course::Clock::time_point> next = course_.deadline();
+  std::optional<Clock::time_point> next = course_.deadline();
   if (spec_.time_limit && (!next || *spec_.time_limit < *next)) {
     next = spec_.time_limit;
   }
@@ -165,7 +162,7 @@ int Attempt::poll_timeout_ms() const {
     next = std::min(*next, spec_.outside->reactor().deadline().value_or(*next));
   }
   constexpr double kLongestPoll = 1e9;
-  const std::chrono::duration<double, std::milli> left = *next - Course::Clock::now();
+  const std::chrono::duration<double, std::milli> left = *next - Clock::now();
   return static_cast<int>(std::ceil(std::clamp(left.count(), 0.0, kLongestPoll)));
 }
 
@@ -202,7 +199,7 @@ void Attempt::wait() {
   hear_outside();
   watch_flights();
   watch_output();
-  const auto now = Course::Clock::now();
+  const auto now = Clock::now();
   if (course_.deadline() && now >= *course_.deadline()) {
     course_.on_deadline();
   }
@@ -215,13 +212,13 @@ void Attempt::wait() {
 void Attempt::take_signals() {
   while (const std::optional<int> signal = inbox_.next()) {
     // mpirun and srun pass a signal to every launcher, and so do the launchers.
-    if (heard_ && heard_->first == *signal && Course::Clock::now() - heard_->second < kSameSignal) {
+    if (heard_ && heard_->first == *signal && Clock::now() - heard_->second < kSameSignal) {
       continue;
     }
     on_signal(*signal);
     if (spec_.outside != nullptr && spec_.outside->session() != nullptr) {
       spec_.outside->session()->tell_signal(*signal);
-      heard_ = {*signal, Course::Clock::now()};
+      heard_ = {*signal, Clock::now()};
     }
   }
 }
@@ -249,7 +246,7 @@ void Attempt::hear_outside() {
     if (!signal) {
       break;
     }
-    const auto now = Course::Clock::now();
+    const auto now = Clock::now();
     if (!heard_ || heard_->first != *signal || now - heard_->second >= kSameSignal) {
       heard_ = {*signal, now};
       on_signal(*signal);
@@ -286,7 +283,7 @@ std::vector<watch::RankView> Attempt::all_views() {
 }
 
 void Attempt::watch_flights() {
-  if (FlightWatch::Clock::now() < flights_.deadline()) {
+  if (Clock::now() < flights_.deadline()) {
     return;
   }
   const std::vector<watch::RankView> views = all_views();
@@ -339,7 +336,7 @@ std::string Attempt::dump_flights(const std::string& why) {
       watch::write_dump(dump, path);
       return path;
     }
-    if (const auto folder = flight_folder(Environment::process())) {
+    if (const auto folder = prepare_flight_folder(Environment::process())) {
       const std::string path =
           *folder / fmt::format("{}-{}.json", spec_.plan->common.run_id, spec_.number);
       watch::write_dump(dump, path);

@@ -23,14 +23,14 @@ namespace lockstep::launcher {
 
 /// What an attempt is given. All that is pointed to outlives it.
 struct AttemptSpec {
-  const Program* program = nullptr;                       ///< [not null]
-  const JobOptions* options = nullptr;                    ///< [not null]
-  const JobPlan* plan = nullptr;                          ///< [not null]
-  const LogFolder* logs = nullptr;                        ///< Null: no files.
-  int number = 0;                                         ///< How often the job was started before.
-  int master_port = 0;                                    ///< Held for it.
-  std::optional<Course::Clock::time_point> time_limit{};  ///< Of the whole job.
-  Outside* outside = nullptr;                             ///< Null: this host is all there is.
+  const Program* program = nullptr;               ///< [not null]
+  const JobOptions* options = nullptr;            ///< [not null]
+  const JobPlan* plan = nullptr;                  ///< [not null]
+  const LogFolder* logs = nullptr;                ///< Null: no files.
+  int number = 0;                                 ///< How often the job was started before.
+  int master_port = 0;                            ///< Held for it.
+  std::optional<Clock::time_point> time_limit{};  ///< Of the whole job.
+  Outside* outside = nullptr;                     ///< Null: this host is all there is.
 };
 
 /// How it ended.
@@ -75,11 +75,11 @@ class Attempt {
   RankSet ranks_;
   Course course_;
   FlightWatch flights_;
-  std::vector<std::string> doing_;                                  // Of a stall.
-  std::string flight_;                                              // The dump's path.
-  bool failure_told_ = false;                                       // To the other hosts.
-  std::optional<std::pair<int, Course::Clock::time_point>> heard_;  // The last signal of anybody's.
-  bool told_to_end_ = false;                                        // By a signal, at any time.
+  std::vector<std::string> doing_;                          // Of a stall.
+  std::string flight_;                                      // The dump's path.
+  bool failure_told_ = false;                               // To the other hosts.
+  std::optional<std::pair<int, Clock::time_point>> heard_;  // The last signal of anybody's.
+  bool told_to_end_ = false;                                // By a signal, at any time.
 };
 
 }  // namespace lockstep::launcher

@@ -85,7 +85,7 @@ void Course::on_failure(const RankFailure& failure) {
   if (ended_well(failure.ending)) {
     if (reason_ == Reason::kNone) {
       reason_ = Reason::kPreempted;
-      set_deadline(grace_seconds_);
+      deadline_ = in_seconds(grace_seconds_);
     }
   } else if (
       is_undecided() && failure.ending.by_signal && passed_on_.count(failure.ending.value) != 0) {
@@ -170,13 +170,13 @@ bool Course::is_over() const {
 
 void Course::settle() {
   phase_ = Phase::kSettling;
-  set_deadline(kSettleSeconds);
+  deadline_ = in_seconds(kSettleSeconds);
 }
 
 void Course::stop(int signal, double grace_seconds) {
   on_endings();  // Who has failed by itself up to here is no consequence of the signal.
   phase_ = Phase::kStopping;
-  set_deadline(grace_seconds);
+  deadline_ = in_seconds(grace_seconds);
   stopped_ += ranks_.stop(signal);
 }
 
@@ -187,11 +187,6 @@ void Course::kill() {
   phase_ = Phase::kKilling;
   deadline_.reset();
   ranks_.send(SIGKILL);
-}
-
-void Course::set_deadline(double in_seconds) {
-  deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(
-                                 std::chrono::duration<double>(in_seconds));
 }
 
 int Course::exit_code() const {

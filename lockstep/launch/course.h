@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/launch/clock.h"
 #include "lockstep/launch/ending.h"
 #include "lockstep/launch/rank_set.h"
 
@@ -24,7 +25,6 @@ namespace lockstep::launcher {
 /// acts at once on the ranks. Not thread-safe.
 class Course {
  public:
-  using Clock = std::chrono::steady_clock;
   using Say = std::function<void(const std::string& text)>;
 
   /// `ranks` must outlive this; `say` gets each remark for the user, a line or more.
@@ -71,7 +71,6 @@ class Course {
   void settle();
   void stop(int signal, double grace_seconds);
   void kill();
-  void set_deadline(double in_seconds);
   bool is_undecided() const { return reason_ == Reason::kNone || reason_ == Reason::kPreempted; }
   std::optional<RankFailure> straggler() const;
   /// "SIGTERM", "its time limit".

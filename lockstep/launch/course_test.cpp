@@ -62,7 +62,7 @@ class CourseTest : public testing::Test {
       const bool nothing = ::poll(items.data(), items.size(), kTickMs) == 0;
       course_.on_endings();
       const auto deadline = course_.deadline();
-      if (nothing && deadline && (impatient || Course::Clock::now() >= *deadline)) {
+      if (nothing && deadline && (impatient || Clock::now() >= *deadline)) {
         course_.on_deadline();
       }
     }

@@ -8,13 +8,13 @@
 #include <cstring>
 #include <string_view>
 #include <sys/epoll.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/launch/rank_environment.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -109,9 +109,8 @@ void Door::accept() {
     const uint64_t number = ++last_guest_;
     Guest& guest = guests_[number];
     guest.fd = std::move(fd);
-    guest.timer = reactor_.at(Reactor::Clock::now() + kPatience, [this, number] {
-      turn_away(number, "it said nothing for 5 s");
-    });
+    guest.timer = reactor_.at(
+        Clock::now() + kPatience, [this, number] { turn_away(number, "it said nothing for 5 s"); });
     reactor_.watch(
         guest.fd.get(), EPOLLIN, [this, number](uint32_t /*events*/) { on_ready(number); });
   }
@@ -161,8 +160,8 @@ void Door::turn_away(uint64_t number, const std::string& why, const char* text) 
   reactor_.cancel(guest.timer);
   answer(guest.fd.get(), text);
   ++refused_;
-  const auto now = Reactor::Clock::now();
-  if (told_ == Reactor::Clock::time_point() || now - told_ >= kTellEvery) {
+  const auto now = Clock::now();
+  if (told_ == Clock::time_point() || now - told_ >= kTellEvery) {
     on_refused_(fmt::format(
         "turned away {} connection{} at port {}; the last, from {}: {}",
         refused_,
@@ -186,20 +185,8 @@ bool is_token(const std::string& text) {
 }
 
 std::string random_token() {
-  std::array<unsigned char, 16> bits;
-  size_t done = 0;
-  while (done < bits.size()) {
-    const ssize_t got = ::getrandom(bits.data() + done, bits.size() - done, 0);
-    if (got < 0 && errno != EINTR) {
-      throw Error("lockstep launch", fmt::format("getrandom: {}", std::strerror(errno)));
-    }
-    done += got > 0 ? static_cast<size_t>(got) : 0;
-  }
-  std::string text;
-  for (const unsigned char byte : bits) {
-    text += fmt::format("{:02x}", byte);
-  }
-  return text;
+  constexpr size_t kBytes = 16;
+  return random_hex(kBytes);
 }
 
 }  // namespace lockstep::launcher

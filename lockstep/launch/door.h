@@ -66,7 +66,7 @@ class Door {
   std::map<uint64_t, Guest> guests_;  // In the order they came.
   uint64_t last_guest_ = 0;
   size_t refused_ = 0;  // Since it was last told of.
-  Reactor::Clock::time_point told_{};
+  Clock::time_point told_{};
 };
 
 /// Whether a text can be a token: 16 to 128 letters, digits, `-` and `_`.

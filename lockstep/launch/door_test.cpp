@@ -33,8 +33,8 @@ class DoorTest : public testing::Test {
   /// Until `done`, or for so long that something must be wrong.
   template <typename Done>
   bool run_until(const Done& done, std::chrono::seconds limit = 20s) {
-    const auto end = Reactor::Clock::now() + limit;
-    while (!done() && Reactor::Clock::now() < end) {
+    const auto end = Clock::now() + limit;
+    while (!done() && Clock::now() < end) {
       reactor_.wait(50ms);
       reactor_.dispatch();
     }
@@ -76,7 +76,7 @@ class DoorTest : public testing::Test {
         std::vector<Address>{loopback(door_.port())},
         token,
         "control 1",
-        Reactor::Clock::now() + limit,
+        Clock::now() + limit,
         [&](Knock::Answer given) {
           answer = std::move(given);
           answered = true;
@@ -190,7 +190,7 @@ TEST(Knock, SaysWhyNobodyOpenedInTime) {
       {loopback(own_address(taken.get()).port())},
       kToken,
       "store",
-      Reactor::Clock::now() + 100ms,
+      Clock::now() + 100ms,
       [&](Knock::Answer answer) { why = answer.why; });
   while (why.empty()) {
     reactor.wait(1s);
@@ -210,12 +210,9 @@ TEST(Knock, FindsADoorThatOpensLater) {
   }
   bool opened = false;
   Knock knock(
-      reactor,
-      {loopback(port)},
-      kToken,
-      "store",
-      Reactor::Clock::now() + 20s,
-      [&](Knock::Answer answer) { opened = answer.socket.is_open(); });
+      reactor, {loopback(port)}, kToken, "store", Clock::now() + 20s, [&](Knock::Answer answer) {
+        opened = answer.socket.is_open();
+      });
   for (int i = 0; i < 5; ++i) {
     reactor.wait(10ms);
     reactor.dispatch();
@@ -227,8 +224,8 @@ TEST(Knock, FindsADoorThatOpensLater) {
       kToken,
       [&](const std::string&, UniqueFd, std::string) { ++came; },
       nullptr);
-  const auto end = Reactor::Clock::now() + 20s;
-  while (!opened && Reactor::Clock::now() < end) {
+  const auto end = Clock::now() + 20s;
+  while (!opened && Clock::now() < end) {
     reactor.wait(1s);
     reactor.dispatch();
   }

@@ -2,10 +2,8 @@
 #include "lockstep/launch/fan_out.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <chrono>
-#include <climits>
 #include <csignal>
 #include <cstring>
 #include <fcntl.h>
@@ -23,6 +21,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/shell.h"
 #include "lockstep/launch/child.h"
+#include "lockstep/launch/clock.h"
 #include "lockstep/launch/console.h"
 #include "lockstep/launch/door.h"
 #include "lockstep/launch/machine_name.h"
@@ -35,17 +34,6 @@
 
 namespace lockstep::launcher {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-std::string own_path() {
-  std::array<char, PATH_MAX> path{};
-  const ssize_t length = ::readlink("/proc/self/exe", path.data(), path.size() - 1);
-  if (length <= 0) {
-    throw Error("lockstep launch", fmt::format("/proc/self/exe: {}", std::strerror(errno)));
-  }
-  return {path.data(), static_cast<size_t>(length)};
-}
 
 void append(std::vector<std::string>& words, const std::vector<std::string>& more) {
   words.insert(words.end(), more.begin(), more.end());
@@ -317,7 +305,7 @@ int run_fan_out(
   spec.options.master_port = plan.common.master_port;
   spec.options.run_id = plan.common.run_id;
   spec.options.env = plan.common.extra;
-  const std::string lockstep = own_path();
+  const std::string lockstep = std::filesystem::read_symlink("/proc/self/exe");
   const std::vector<std::string> inherited = own_environment();
   const bool all_at_once = starter != Starter::kSsh;
   FanOut job(options, all_at_once ? 1 : plan.hosts.size());

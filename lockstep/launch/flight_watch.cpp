@@ -102,36 +102,48 @@ double default_stall_timeout_seconds(const Environment& environment) {
 }
 
 std::optional<fs::path> flight_folder(const Environment& environment) {
-  constexpr size_t kMostDumps = 20;
-  fs::path folder;
-  if (const auto state = environment.text("XDG_STATE_HOME"); state && state->starts_with('/')) {
-    folder = fs::path(*state);
+  fs::path state;
+  if (const auto told = environment.text("XDG_STATE_HOME"); told && told->starts_with('/')) {
+    state = *told;
   } else if (const auto home = environment.text("HOME"); home && home->starts_with('/')) {
-    folder = fs::path(*home) / ".local" / "state";
+    state = fs::path(*home) / ".local" / "state";
   } else {
     return std::nullopt;
   }
-  folder = folder / "lockstep" / "flights";
+  return state / "lockstep" / "flights";
+}
+
+std::optional<fs::path> prepare_flight_folder(const Environment& environment) {
+  constexpr size_t kMostDumps = 20;
+  auto folder = flight_folder(environment);
   std::error_code error;
-  fs::create_directories(folder, error);
-  if (error) {
+  if (!folder || (fs::create_directories(*folder, error), error)) {
     return std::nullopt;
   }
-  std::vector<std::pair<fs::file_time_type, fs::path>> dumps;
+  const std::vector<fs::path> dumps = dumps_in(*folder);
+  for (size_t i = 0; i + kMostDumps <= dumps.size(); ++i) {
+    fs::remove(dumps[i], error);
+  }
+  return folder;
+}
+
+std::vector<fs::path> dumps_in(const fs::path& folder) {
+  std::vector<std::pair<fs::file_time_type, fs::path>> by_time;
+  std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end;
        entry.increment(error)) {
     std::error_code gone;
     const auto time = fs::last_write_time(entry->path(), gone);
     if (!gone && entry->path().extension() == ".json") {
-      dumps.emplace_back(time, entry->path());
+      by_time.emplace_back(time, entry->path());
     }
   }
-  std::sort(dumps.begin(), dumps.end());
-  // One is about to be added.
-  for (size_t i = 0; i + kMostDumps <= dumps.size(); ++i) {
-    fs::remove(dumps[i].second, error);
+  std::sort(by_time.begin(), by_time.end());
+  std::vector<fs::path> dumps;
+  for (auto& [time, path] : by_time) {
+    dumps.push_back(std::move(path));
   }
-  return folder;
+  return dumps;
 }
 
 }  // namespace lockstep::launcher

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/base/env.h"
+#include "lockstep/launch/clock.h"
 #include "lockstep/launch/rank_set.h"
 #include "lockstep/watch/flight_memory.h"
 #include "lockstep/watch/rank_view.h"
@@ -21,8 +22,6 @@ namespace lockstep::launcher {
 /// Cost: a look reads 45 KiB a rank and one line of /proc. Not thread-safe.
 class FlightWatch {
  public:
-  using Clock = std::chrono::steady_clock;
-
   /// `stall_timeout_seconds` 0: it judges nobody.
   FlightWatch(int ranks, int first_rank, double stall_timeout_seconds);
 
@@ -65,8 +64,14 @@ class FlightWatch {
 double default_stall_timeout_seconds(const Environment& environment);
 
 /// Where dumps go that no log folder takes: $XDG_STATE_HOME/lockstep/flights, by default in
-/// ~/.local/state. Made if it is not there; the oldest of more than 20 dumps are removed. Nothing
-/// if that cannot be.
+/// ~/.local/state. Nothing if neither is known.
 std::optional<std::filesystem::path> flight_folder(const Environment& environment);
+
+/// The same, ready for one more dump: made if it is not there, without the oldest if there are 20.
+/// Nothing if that cannot be.
+std::optional<std::filesystem::path> prepare_flight_folder(const Environment& environment);
+
+/// The dumps in that folder, oldest first.
+std::vector<std::filesystem::path> dumps_in(const std::filesystem::path& folder);
 
 }  // namespace lockstep::launcher

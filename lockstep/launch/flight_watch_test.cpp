@@ -48,9 +48,7 @@ TEST_F(FlightWatchTest, CountsIdlenessUntilARankDoesSomething) {
 }
 
 TEST_F(FlightWatchTest, LooksOftenEnoughForItsTimeout) {
-  const auto wait = [](const FlightWatch& watch) {
-    return watch.deadline() - FlightWatch::Clock::now();
-  };
+  const auto wait = [](const FlightWatch& watch) { return watch.deadline() - Clock::now(); };
   EXPECT_LE(wait(FlightWatch(1, 0, 1)), std::chrono::milliseconds(100));
   EXPECT_LE(wait(FlightWatch(1, 0, 1000)), std::chrono::seconds(1));
   EXPECT_LE(wait(FlightWatch(1, 0, 0)), std::chrono::seconds(1));
@@ -72,7 +70,7 @@ TEST(DefaultStallTimeout, IsALittleLessThanAnOperationMayTake) {
 
 TEST(FlightFolder, KeepsTheLatestDumps) {
   const TestFolder home;
-  const auto folder = flight_folder(Environment::of({{"HOME", home.path().string()}}));
+  const auto folder = prepare_flight_folder(Environment::of({{"HOME", home.path().string()}}));
   ASSERT_TRUE(folder);
   EXPECT_EQ(*folder, home.path() / ".local/state/lockstep/flights");
   for (int i = 0; i < 25; ++i) {
@@ -81,7 +79,7 @@ TEST(FlightFolder, KeepsTheLatestDumps) {
     std::filesystem::last_write_time(
         path, std::filesystem::file_time_type() + std::chrono::seconds(i));
   }
-  flight_folder(Environment::of({{"XDG_STATE_HOME", (home / ".local/state").string()}}));
+  prepare_flight_folder(Environment::of({{"XDG_STATE_HOME", (home / ".local/state").string()}}));
   size_t left = 0;
   for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(*folder)) {
     ++left;
@@ -91,9 +89,18 @@ TEST(FlightFolder, KeepsTheLatestDumps) {
   EXPECT_TRUE(std::filesystem::exists(*folder / "dump6.json"));
 }
 
+TEST(FlightFolder, IsLeftAloneByWhoOnlyReads) {
+  const TestFolder home;
+  const auto folder = flight_folder(Environment::of({{"HOME", home.path().string()}}));
+  ASSERT_TRUE(folder);
+  EXPECT_FALSE(std::filesystem::exists(*folder));
+  EXPECT_TRUE(dumps_in(*folder).empty());
+}
+
 TEST(FlightFolder, IsNoneWhereNoneCanBeMade) {
+  EXPECT_FALSE(prepare_flight_folder(Environment::of({})));
   EXPECT_FALSE(flight_folder(Environment::of({})));
-  EXPECT_FALSE(flight_folder(Environment::of({{"HOME", "/proc/nowhere"}})));
+  EXPECT_FALSE(prepare_flight_folder(Environment::of({{"HOME", "/proc/nowhere"}})));
 }
 
 }  // namespace

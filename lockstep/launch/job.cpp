@@ -33,15 +33,8 @@
 namespace lockstep::launcher {
 namespace {
 
-using Clock = Course::Clock;
-
 constexpr size_t kMostAttemptsListed = 10;
 constexpr double kLongestDelaySeconds = 30;
-
-Clock::time_point in_seconds(double seconds) {
-  return Clock::now() +
-         std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
-}
 
 constexpr auto kLinger = std::chrono::seconds(2);
 constexpr double kDefaultJoinTimeoutSeconds = 120;

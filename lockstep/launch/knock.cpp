@@ -29,14 +29,14 @@ Knock::Knock(
     std::vector<Address> addresses,
     std::string token,
     std::string purpose,
-    Reactor::Clock::time_point deadline,
+    Clock::time_point deadline,
     OnAnswer on_answer)
     : reactor_(reactor),
       addresses_(std::move(addresses)),
       hello_("LOCKSTEP1 " + std::move(token) + " " + std::move(purpose) + "\n"),
       deadline_(deadline),
       on_answer_(std::move(on_answer)) {
-  timer_ = reactor_.at(Reactor::Clock::now(), [this] { try_next(); });
+  timer_ = reactor_.at(Clock::now(), [this] { try_next(); });
 }
 
 Knock::~Knock() {
@@ -53,7 +53,7 @@ void Knock::drop() {
 
 void Knock::try_next() {
   drop();
-  const auto now = Reactor::Clock::now();
+  const auto now = Clock::now();
   if (now >= deadline_) {
     finish({.socket = {}, .read = {}, .why = last_failure_});
     return;
@@ -73,7 +73,7 @@ void Knock::try_next() {
     return;
   }
   reactor_.watch(fd_.get(), EPOLLOUT, [this](uint32_t /*events*/) { on_ready(); });
-  timer_ = reactor_.at(std::min<Reactor::Clock::time_point>(now + kPerTry, deadline_), [this] {
+  timer_ = reactor_.at(std::min<Clock::time_point>(now + kPerTry, deadline_), [this] {
     last_failure_ = said_ ? "it takes connections and says nothing" : "it does not answer";
     try_next();
   });
@@ -82,7 +82,7 @@ void Knock::try_next() {
 void Knock::failed(const std::string& why) {
   drop();
   last_failure_ = why;
-  timer_ = reactor_.at(Reactor::Clock::now() + kBetweenTries, [this] { try_next(); });
+  timer_ = reactor_.at(Clock::now() + kBetweenTries, [this] { try_next(); });
 }
 
 void Knock::on_ready() {

@@ -29,7 +29,7 @@ class Knock {
       std::vector<Address> addresses,
       std::string token,
       std::string purpose,
-      Reactor::Clock::time_point deadline,
+      Clock::time_point deadline,
       OnAnswer on_answer);
   ~Knock();
   Knock(const Knock&) = delete;
@@ -45,7 +45,7 @@ class Knock {
   Reactor& reactor_;
   std::vector<Address> addresses_;
   std::string hello_;
-  Reactor::Clock::time_point deadline_;
+  Clock::time_point deadline_;
   OnAnswer on_answer_;
   size_t next_ = 0;
   UniqueFd fd_;

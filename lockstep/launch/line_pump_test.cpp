@@ -3,8 +3,6 @@
 
 #include <array>
 #include <fcntl.h>
-#include <fstream>
-#include <iterator>
 #include <poll.h>
 #include <unistd.h>
 
@@ -35,11 +33,6 @@ std::unique_ptr<LogFile> open_log(const std::string& path) {
       path,
       UniqueFd(::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600)),
       [](const std::string& /*text*/) {});
-}
-
-std::string contents(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 /// Three ranks, one sink.

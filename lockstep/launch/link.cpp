@@ -46,7 +46,7 @@ Link::Link(Reactor& reactor, UniqueFd socket, std::string read, OnMessage on_mes
   keep_alive(fd_.get());
   reactor_.watch(fd_.get(), EPOLLIN, [this](uint32_t events) { on_ready(events); });
   if (!read_.empty()) {
-    timer_ = reactor_.at(Reactor::Clock::now(), [this] { deliver(); });
+    timer_ = reactor_.at(Clock::now(), [this] { deliver(); });
   }
 }
 

@@ -22,15 +22,10 @@ namespace {
 
 using std::chrono_literals::operator""ms;
 using Json = nlohmann::json;
-using Clock = Reactor::Clock;
 
 // The death of a rank and of the peers that it takes along are heard of in any order.
 constexpr auto kSettle = 200ms;
 constexpr auto kBetweenTries = 10ms;
-
-Clock::duration seconds(double count) {
-  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(count));
-}
 
 /// Whether a socket of this machine can have that address.
 bool is_own(const Address& address) {
@@ -78,7 +73,7 @@ void NodeCoordinator::on_guest(const std::string& purpose, UniqueFd socket, std:
     StoreGuest& guest = store_guests_[number];
     guest.from_door = std::move(socket);
     guest.read = std::move(read);
-    guest.deadline = Clock::now() + seconds(options_.join_timeout_seconds);
+    guest.deadline = in_seconds(options_.join_timeout_seconds);
     connect_to_store(number);
   } else if (purpose == "control") {
     newcomers_[number] = std::make_unique<Link>(
@@ -124,8 +119,8 @@ void NodeCoordinator::on_newcomer(uint64_t number, const Json& message) {
 }
 
 bool NodeCoordinator::join(int interrupt) {
-  const auto deadline = Clock::now() + seconds(options_.join_timeout_seconds);
-  const auto told = Clock::now() + seconds(2);
+  const auto deadline = in_seconds(options_.join_timeout_seconds);
+  const auto told = in_seconds(2);
   bool said = false;
   while (members_.size() + 1 < plan_.hosts.size()) {
     reactor_.wait(100ms, interrupt);

@@ -45,7 +45,7 @@ class NodeCoordinator final : public NodeSession {
     std::string read;
     UniqueFd to_store{};
     Reactor::TimerId timer = 0;
-    Reactor::Clock::time_point deadline{};
+    Clock::time_point deadline{};
     std::unique_ptr<Relay> relay{};
   };
 

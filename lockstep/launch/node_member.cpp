@@ -22,11 +22,6 @@ namespace {
 
 using std::chrono_literals::operator""ms;
 using Json = nlohmann::json;
-using Clock = Reactor::Clock;
-
-Clock::duration seconds(double count) {
-  return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(count));
-}
 
 }  // namespace
 
@@ -48,7 +43,9 @@ NodeMember::~NodeMember() {
 bool NodeMember::join(int interrupt) {
   const std::string where =
       fmt::format("{} port {}", plan_.common.master_addr, plan_.common.master_port);
-  const auto deadline = Clock::now() + seconds(options_.join_timeout_seconds);
+  const auto deadline = in_seconds(options_.join_timeout_seconds);
+  // Node 0 waits as long for the others, and says who is missing: a little more for it to say so.
+  const auto last = in_seconds(2 * options_.join_timeout_seconds);
   knock_ = std::make_unique<Knock>(
       reactor_, master_, options_.token, "control", deadline, [this, where](Knock::Answer answer) {
         if (!answer.socket.is_open()) {
@@ -89,8 +86,7 @@ bool NodeMember::join(int interrupt) {
     if (!refused_.empty()) {
       throw ConfigError("lockstep launch", refused_);
     }
-    // Node 0 waits as long for the others, and says who is missing: a little more for it to say so.
-    if (link_ && Clock::now() >= deadline + seconds(options_.join_timeout_seconds)) {
+    if (link_ && Clock::now() >= last) {
       throw Error(
           "lockstep launch",
           fmt::format("node 0 at {} did not start the job; it waits for other nodes", where));
@@ -124,7 +120,7 @@ void NodeMember::accept_rank() {
       master_,
       options_.token,
       "store",
-      Clock::now() + seconds(options_.join_timeout_seconds),
+      in_seconds(options_.join_timeout_seconds),
       [this, number](Knock::Answer answer) { carry(number, std::move(answer)); });
 }
 

@@ -75,9 +75,9 @@ class Node {
   bool join() { return session_->join(never_readable()); }
   /// Lets the session work until `done`; false if that takes too long for anything but a hang.
   bool run_until(const std::function<bool()>& done) {
-    const auto end = Reactor::Clock::now() + 30s;
+    const auto end = Clock::now() + 30s;
     bool is_done = done();
-    while (!is_done && Reactor::Clock::now() < end) {
+    while (!is_done && Clock::now() < end) {
       reactor_.wait(20ms);
       reactor_.dispatch();
       is_done = done();
@@ -201,9 +201,7 @@ TEST(NodeSession, HearsOfTheNextAttemptBeforeItHasBegunIt) {
       [&](Node& node) {
         EXPECT_TRUE(node.conclude({.exit_code = 143}).restart);
         told.get_future().wait();
-        node.run_until([deadline = Reactor::Clock::now() + 100ms] {
-          return Reactor::Clock::now() >= deadline;
-        });
+        node.run_until([deadline = Clock::now() + 100ms] { return Clock::now() >= deadline; });
         EXPECT_FALSE(node.session().stop());
         node.session().begin_attempt();
         EXPECT_THAT(node.await_stop(), HasSubstr("rank 2 on hostb"));
@@ -271,8 +269,7 @@ TEST(NodeSession, CarriesRanksToTheStoreAlsoBeforeItIsServed) {
         const int port = free_port();
         node.session().store_port(port);
         // Its first visitors find nobody.
-        node.run_until(
-            [end = Reactor::Clock::now() + 100ms] { return Reactor::Clock::now() >= end; });
+        node.run_until([end = Clock::now() + 100ms] { return Clock::now() >= end; });
         const UniqueFd store = listen_at_loopback(port);
         auto served = std::async(std::launch::async, [&] {
           const UniqueFd rank(::accept4(store.get(), nullptr, nullptr, SOCK_CLOEXEC));

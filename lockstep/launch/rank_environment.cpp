@@ -131,13 +131,18 @@ std::vector<std::string> own_environment() {
   return entries;
 }
 
-std::string random_run_id() {
-  uint64_t bits = 0;
-  if (::getrandom(&bits, sizeof(bits), 0) != sizeof(bits)) {
+std::string random_hex(size_t bytes) {
+  std::string bits(bytes, '\0');
+  // As few as anybody wants come whole, or not at all.
+  if (::getrandom(bits.data(), bits.size(), 0) != static_cast<ssize_t>(bytes)) {
     throw Error(
         "lockstep launch", fmt::format("no random numbers to be had; {}", std::strerror(errno)));
   }
-  return fmt::format("{:016x}", bits);
+  std::string text;
+  for (const char byte : bits) {
+    text += fmt::format("{:02x}", static_cast<unsigned char>(byte));
+  }
+  return text;
 }
 
 }  // namespace lockstep::launcher

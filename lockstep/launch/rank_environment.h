@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -53,7 +55,12 @@ std::vector<std::string> rank_environment(
 /// The environment of this process, as `NAME=value`.
 std::vector<std::string> own_environment();
 
-/// 16 random hexadecimal digits.
-std::string random_run_id();
+/// Twice as many hexadecimal digits as `bytes`, of random numbers that nobody can guess.
+std::string random_hex(size_t bytes);
+
+/// 64 random bits.
+inline std::string random_run_id() {
+  return random_hex(sizeof(uint64_t));
+}
 
 }  // namespace lockstep::launcher

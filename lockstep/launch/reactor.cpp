@@ -28,7 +28,7 @@ Reactor::Reactor() : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
   }
 }
 
-std::optional<Reactor::Clock::time_point> Reactor::deadline() const {
+std::optional<Clock::time_point> Reactor::deadline() const {
   return timers_.empty() ? std::nullopt : std::optional(timers_.begin()->first.first);
 }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 
+#include "lockstep/launch/clock.h"
 #include "lockstep/launch/unique_fd.h"
 
 namespace lockstep::launcher {
@@ -19,7 +20,6 @@ namespace lockstep::launcher {
 /// A callback may add and remove anything, itself included. Not thread-safe.
 class Reactor {
  public:
-  using Clock = std::chrono::steady_clock;
   using OnReady = std::function<void(uint32_t events)>;
   using OnTime = std::function<void()>;
   using TimerId = uint64_t;

@@ -2,12 +2,12 @@
 #include "lockstep/launch/stream_choice.h"
 
 #include <optional>
-#include <sstream>
 
 #include <fmt/format.h>
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/split.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -36,18 +36,6 @@ size_t rank_of(
   return static_cast<size_t>(*rank);
 }
 
-std::vector<std::string> parts_of(const std::string& text) {
-  std::vector<std::string> parts;
-  std::istringstream stream(text);
-  for (std::string part; std::getline(stream, part, ',');) {
-    parts.push_back(part);
-  }
-  if (text.ends_with(',')) {
-    parts.emplace_back();
-  }
-  return parts;
-}
-
 }  // namespace
 
 std::vector<Streams> parse_streams(const std::string& text, int ranks, const std::string& flag) {
@@ -62,7 +50,7 @@ std::vector<Streams> parse_streams(const std::string& text, int ranks, const std
   }
   std::vector<Streams> streams(count);
   std::vector<bool> named(count);
-  for (const std::string& part : parts_of(text)) {
+  for (const std::string& part : split(text, ',')) {
     const size_t colon = part.find(':');
     const auto chosen =
         colon == std::string::npos ? std::nullopt : streams_of(part.substr(colon + 1));
@@ -84,7 +72,7 @@ std::vector<bool> parse_shown_ranks(const std::string& text, int ranks, const st
     return std::vector<bool>(static_cast<size_t>(ranks), true);
   }
   std::vector<bool> shown(static_cast<size_t>(ranks));
-  for (const std::string& part : parts_of(text)) {
+  for (const std::string& part : split(text, ',')) {
     shown[rank_of(part, ranks, flag, text)] = true;
   }
   return shown;

@@ -1,19 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/watch/flight_dump.h"
 
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
-#include <fcntl.h>
 #include <fstream>
 #include <iterator>
-#include <unistd.h>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/unique_fd.h"
+#include "lockstep/base/new_file.h"
 
 namespace lockstep::watch {
 namespace {
@@ -69,19 +64,6 @@ Operation operation_of(const Json& json) {
   operation.started_ns = json.at("started_ns").get<int64_t>();
   operation.ended_ns = json.at("ended_ns").get<int64_t>();
   return operation;
-}
-
-void write_all(int fd, const std::string& text, const std::filesystem::path& path) {
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t written = ::write(fd, text.data() + done, text.size() - done);
-    if (written < 0 && errno == EINTR) {
-      continue;
-    }
-    if (written <= 0) {
-      throw Error("watch", fmt::format("cannot write {}: {}", path.string(), std::strerror(errno)));
-    }
-    done += static_cast<size_t>(written);
-  }
 }
 
 }  // namespace
@@ -143,20 +125,9 @@ void write_dump(const FlightDump& dump, const std::filesystem::path& path) {
       {"now_ns", dump.now_ns},
       {"ranks", std::move(ranks)}};
   const std::string text = json.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
-  const std::filesystem::path unfinished = path.string() + fmt::format(".tmp-{}", ::getpid());
-  const UniqueFd file(
-      ::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
-  if (!file.is_open()) {
-    throw Error(
-        "watch", fmt::format("cannot make {}: {}", unfinished.string(), std::strerror(errno)));
-  }
-  try {
-    write_all(file.get(), text, unfinished);
-    std::filesystem::rename(unfinished, path);
-  } catch (const std::exception&) {
-    ::unlink(unfinished.c_str());
-    throw;
-  }
+  NewFile file(path);
+  file.write(text);
+  file.rename_to(path, true);
 }
 
 FlightDump read_dump(const std::filesystem::path& path) {

@@ -40,6 +40,11 @@ struct Operation {
 };
 static_assert(sizeof(Operation) % sizeof(uint64_t) == 0, "travels as words");
 
+/// For people.
+inline double seconds_of(int64_t ns) {
+  return static_cast<double>(ns) / 1e9;
+}
+
 /// `text`, cut to what fits, and zeros.
 template <size_t N>
 std::array<char, N> short_text(std::string_view text) {

@@ -14,14 +14,6 @@
 #include "lockstep/base/unique_fd.h"
 
 namespace lockstep::watch {
-namespace {
-
-double seconds(int64_t ns) {
-  return static_cast<double>(ns) / 1e9;
-}
-
-}  // namespace
-
 std::optional<ProcessState> process_state(int64_t pid) {
   const UniqueFd file(::open(fmt::format("/proc/{}/stat", pid).c_str(), O_RDONLY | O_CLOEXEC));
   std::array<char, 1024> text{};
@@ -74,7 +66,7 @@ std::string describe(const RankView& view, int64_t now) {
   std::string text = fmt::format("step {}", view.record.step);
   if (!view.running) {
     text += ", has ended";
-  } else if (view.process.state == 'T' || view.process.state == 't') {
+  } else if (view.is_stopped()) {
     text += ", stopped by a signal or a debugger";
   }
   if (const Operation* operation = view.in_flight()) {
@@ -82,13 +74,13 @@ std::string describe(const RankView& view, int64_t now) {
         ", in {} (operation {}) for {:.1f} s",
         operation->describe(),
         operation->number,
-        seconds(now - operation->issued_ns));
+        seconds_of(now - operation->issued_ns));
   } else if (const Operation* done = view.last_done()) {
     text += fmt::format(
         ", in no operation; the last was {} (operation {}), {:.1f} s ago",
         done->describe(),
         done->number,
-        seconds(now - done->ended_ns));
+        seconds_of(now - done->ended_ns));
   } else {
     text += ", in no operation yet";
   }

@@ -28,6 +28,8 @@ struct RankView {
   int64_t idle_ns = 0;  ///< For how long it has neither noted anything nor used the processor.
 
   bool watched() const { return running && record.pid != 0 && !record.left; }
+  /// By a signal or a debugger.
+  bool is_stopped() const { return running && (process.state == 'T' || process.state == 't'); }
   /// The operation it asked for first of those that are not over.
   const Operation* in_flight() const;
   const Operation* last_done() const;

@@ -9,20 +9,12 @@
 namespace lockstep::watch {
 namespace {
 
-double seconds(int64_t ns) {
-  return static_cast<double>(ns) / 1e9;
-}
-
 std::string ranks_text(const std::vector<int>& ranks) {
   return fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "));
 }
 
 const char* has(const std::vector<int>& ranks) {
   return ranks.size() == 1 ? "has" : "have";
-}
-
-bool is_stopped(const RankView& view) {
-  return view.running && (view.process.state == 'T' || view.process.state == 't');
 }
 
 bool is_member(const RankView& view, uint64_t group) {
@@ -65,7 +57,7 @@ Stall blame_for(const Waiting& waiting, const std::vector<RankView>& ranks, int6
       "{}, where rank {} waits for {:.1f} s",
       operation.describe(),
       waiting.view->rank,
-      seconds(now - operation.issued_ns));
+      seconds_of(now - operation.issued_ns));
   std::vector<int> absent;
   std::vector<int> stopped;
   std::vector<int> inside;
@@ -75,7 +67,7 @@ Stall blame_for(const Waiting& waiting, const std::vector<RankView>& ranks, int6
     if (view.rank == waiting.view->rank || !member) {
       continue;
     }
-    if (is_stopped(view)) {
+    if (view.is_stopped()) {
       stopped.push_back(view.rank);
     } else if (operation.sequence < 0 || !has_come_to(view, operation)) {
       absent.push_back(view.rank);
@@ -83,7 +75,7 @@ Stall blame_for(const Waiting& waiting, const std::vector<RankView>& ranks, int6
       inside.push_back(view.rank);
     }
   }
-  if (is_stopped(*waiting.view)) {
+  if (waiting.view->is_stopped()) {
     stopped.push_back(waiting.view->rank);
   }
   if (!stopped.empty()) {
@@ -125,7 +117,7 @@ std::optional<Stall> find_stall(
     if (view.idle_ns >= timeout_ns) {
       shortest = idle.empty() ? view.idle_ns : std::min(shortest, view.idle_ns);
       idle.push_back(view.rank);
-      if (is_stopped(view)) {
+      if (view.is_stopped()) {
         stopped.push_back(view.rank);
       }
     }
@@ -137,7 +129,7 @@ std::optional<Stall> find_stall(
             "{} {} been stopped (SIGSTOP, SIGTSTP or a debugger) for {:.1f} s",
             ranks_text(stopped),
             has(stopped),
-            seconds(timeout_ns))};
+            seconds_of(timeout_ns))};
   }
   if (watched > 0 && idle.size() == watched) {
     return Stall{
@@ -146,7 +138,7 @@ std::optional<Stall> find_stall(
             "{} {} done nothing for {:.1f} s: no operation, no step, no use of the processor",
             ranks_text(idle),
             has(idle),
-            seconds(shortest))};
+            seconds_of(shortest))};
   }
   return std::nullopt;
 }

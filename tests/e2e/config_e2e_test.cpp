@@ -31,12 +31,6 @@ using testing::Not;
 using testing::StartsWith;
 using Json = nlohmann::json;
 
-std::string contents(const fs::path& path) {
-  std::stringstream text;
-  text << std::ifstream(path).rdbuf();
-  return text.str();
-}
-
 class ConfigCommands : public testing::Test {
  protected:
   /// `lockstep config ...` of a user whose configuration lies in the test's folder.

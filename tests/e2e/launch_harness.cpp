@@ -8,8 +8,6 @@
 #include <csignal>
 #include <fcntl.h>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <poll.h>
 #include <spawn.h>
 #include <sstream>
@@ -20,6 +18,7 @@
 
 #include <gtest/gtest.h>
 
+#include "lockstep/base/test_folder.h"
 #include "lockstep/launch/rank_environment.h"
 
 namespace lockstep::e2e {
@@ -48,11 +47,6 @@ void send_to(pid_t pid, int signal) {
     return;
   }
   ::kill(pid, signal);
-}
-
-std::string contents(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
 }
 
 }  // namespace

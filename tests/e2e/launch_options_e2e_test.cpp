@@ -3,7 +3,6 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -24,11 +23,6 @@ using testing::IsEmpty;
 using testing::Not;
 
 const std::string kFixture = LAUNCH_FIXTURE;
-
-std::string contents(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 std::string write(const std::filesystem::path& path, const std::string& text) {
   std::ofstream(path) << text;

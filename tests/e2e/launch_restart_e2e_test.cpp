@@ -2,8 +2,6 @@
 // When the real `lockstep launch` starts a job anew, and when it ends one whose time is up.
 #include <csignal>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,11 +20,6 @@ using testing::IsEmpty;
 using testing::Not;
 
 const std::string kFixture = LAUNCH_FIXTURE;
-
-std::string contents(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
 
 /// The options of a restarted job that does not take its time.
 std::vector<std::string> restarted(int times, const std::vector<std::string>& rest) {

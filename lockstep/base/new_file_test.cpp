@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/base/new_file.h"
+
+#include <fstream>
+#include <sys/stat.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/test_folder.h"
+
+namespace lockstep {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(NewFile, IsThereForItsOwnerOnceRenamed) {
+  const TestFolder folder;
+  NewFile file(folder / "a");
+  file.write("text");
+  EXPECT_FALSE(std::filesystem::exists(folder / "a"));
+  EXPECT_TRUE(file.rename_to(folder / "a", false));
+  EXPECT_EQ(contents(folder / "a"), "text");
+  struct stat status {};
+  ASSERT_EQ(::stat((folder / "a").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777U, 0600U);
+}
+
+TEST(NewFile, TakesAnothersPlaceOnlyIfItMay) {
+  const TestFolder folder;
+  std::ofstream(folder / "a") << "old";
+  {
+    NewFile file(folder / "a");
+    file.write("new");
+    EXPECT_FALSE(file.rename_to(folder / "a", false));
+    EXPECT_EQ(contents(folder / "a"), "old");
+  }
+  NewFile file(folder / "a");
+  file.write("new");
+  EXPECT_TRUE(file.rename_to(folder / "a", true));
+  EXPECT_EQ(contents(folder / "a"), "new");
+}
+
+TEST(NewFile, LeavesNothingIfItWasNotRenamed) {
+  const TestFolder folder;
+  { NewFile(folder / "a").write("text"); }
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+TEST(NewFile, NamesWhatCannotBeWritten) {
+  EXPECT_THAT(
+      [] { NewFile("/proc/none/a"); },
+      testing::ThrowsMessage<Error>(HasSubstr("/proc/none/a] cannot be written")));
+}
+
+}  // namespace
+}  // namespace lockstep
