@@ -25,8 +25,8 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-VENV = ROOT / "build/bench-peers"
+from peers import ROOT, own_python, versions
+
 PEERS = ("torch", "safetensors", "dcp", "accelerate")
 OURS = "lockstep"
 # Ours, what limits it, and every peer's name for the same.
@@ -57,26 +57,6 @@ def parse_arguments():
         parser.error("--rounds must be at least 1, --warm-ups 0, --bytes at least 10000")
     options.lockstep = options.lockstep or str(Path(options.bin) / "lockstep")
     return options
-
-
-def own_python():
-    """The Python of build/bench-peers, which is made if it is not there."""
-    python = VENV / "bin/python"
-    wanted = ["torch", "accelerate", "safetensors"]
-    if (VENV / "complete").is_file():
-        return python
-    print(f"installing {', '.join(wanted)} into {VENV}", file=sys.stderr)
-    shutil.rmtree(VENV, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "venv", str(VENV)], check=True)
-    pip = [str(python), "-m", "pip", "install", "--no-input", "--disable-pip-version-check", "--quiet"]
-    index = os.environ.get("LOCKSTEP_PIP_INDEX_URL")
-    # An index of torch's may hold nothing else, hence the second way.
-    ways = [[*pip, "--index-url", index, *wanted]] if index else []
-    ways.append([*pip, *wanted])
-    if not any(subprocess.run(way, stdout=sys.stderr, check=False).returncode == 0 for way in ways):
-        sys.exit("checkpoint: pip could not install the peers; try --peers-python, or LOCKSTEP_PIP_INDEX_URL")
-    (VENV / "complete").touch()
-    return python
 
 
 def run(command):
@@ -153,12 +133,6 @@ def print_tables(times):
             print(f"{name:24}{row[0]:10.3f}{row[1]:8.3f}{row[2]:8.3f}{row[0] / ours:9.2f}")
     stall = times[OURS][STALL]
     print(f"\nsave_state(async) keeps the loop {statistics.median(stall):.3f} s ({min(stall):.3f} to {max(stall):.3f})")
-
-
-def versions(python):
-    text = "import accelerate, safetensors, torch; print(torch.__version__, accelerate.__version__, safetensors.__version__)"
-    told = subprocess.run([str(python), "-W", "ignore", "-c", text], capture_output=True, text=True, check=True)
-    return dict(zip(("torch", "accelerate", "safetensors"), told.stdout.split()))
 
 
 def main():

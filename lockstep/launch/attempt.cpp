@@ -67,7 +67,8 @@ Attempt::Attempt(const AttemptSpec& spec, Console& console, SignalInbox& inbox)
       course_(
           ranks_,
           spec.options->grace_seconds,
-          [this](const std::string& text) { console_.say(text); }),
+          [this](const std::string& text) { console_.say(text); },
+          [this](size_t local_rank) { return flights_.lost_peer(local_rank); }),
       flights_(
           spec.plan->local_size(),
           spec.plan->hosts[spec.plan->here].first_rank,

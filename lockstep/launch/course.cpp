@@ -30,8 +30,11 @@ bool died_of(const Ending& ending, int signal) {
 
 }  // namespace
 
-Course::Course(RankSet& ranks, double grace_seconds, Say say)
-    : ranks_(ranks), grace_seconds_(grace_seconds), say_(std::move(say)) {}
+Course::Course(RankSet& ranks, double grace_seconds, Say say, LostPeer lost_peer)
+    : ranks_(ranks),
+      grace_seconds_(grace_seconds),
+      say_(std::move(say)),
+      lost_peer_(std::move(lost_peer)) {}
 
 void Course::on_signal(int signal) {
   if (signal == SIGUSR1 || signal == SIGUSR2) {
@@ -76,7 +79,8 @@ void Course::on_endings() {
            .pid = process.pid,
            .ending = *process.ending,
            .seconds = seconds,
-           .round = round_});
+           .round = round_,
+           .lost_peer = lost_peer_ && lost_peer_(static_cast<size_t>(rank))});
     }
   }
 }

@@ -26,9 +26,11 @@ namespace lockstep::launcher {
 class Course {
  public:
   using Say = std::function<void(const std::string& text)>;
+  /// Whether a rank that has ended had lost another one before.
+  using LostPeer = std::function<bool(size_t local_rank)>;
 
   /// `ranks` must outlive this; `say` gets each remark for the user, a line or more.
-  Course(RankSet& ranks, double grace_seconds, Say say);
+  Course(RankSet& ranks, double grace_seconds, Say say, LostPeer lost_peer = {});
 
   void on_signal(int signal);
   /// Looks who has ended; call whenever something happened.
@@ -79,6 +81,7 @@ class Course {
   RankSet& ranks_;
   double grace_seconds_;
   Say say_;
+  LostPeer lost_peer_;  // Empty: nobody knows.
   Clock::time_point started_ = Clock::now();
   Phase phase_ = Phase::kRunning;
   Reason reason_ = Reason::kNone;  // Why the job ends otherwise than by all ranks' ending with 0.

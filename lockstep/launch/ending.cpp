@@ -16,7 +16,7 @@ namespace {
 auto order_of_blame(const RankFailure& failure) {
   const Ending& ending = failure.ending;
   const bool struck = ending.by_signal && ending.value != SIGABRT && ending.value != SIGPIPE;
-  return std::make_tuple(!struck, failure.round, failure.rank);
+  return std::make_tuple(!struck, failure.lost_peer, failure.round, failure.rank);
 }
 
 }  // namespace

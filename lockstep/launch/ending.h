@@ -31,10 +31,11 @@ struct RankFailure {
   int rank = 0;
   pid_t pid = 0;
   Ending ending;
-  std::string remark{};  ///< Why this is a failure, where the ending alone does not say.
-  double seconds = 0;    ///< Since the job's start.
-  int round = 0;         ///< Of the launcher's loop: equal ones were seen at once.
-  bool stalled = false;  ///< It did not end, but stopped going on; `remark` says how.
+  std::string remark{};    ///< Why this is a failure, where the ending alone does not say.
+  double seconds = 0;      ///< Since the job's start.
+  int round = 0;           ///< Of the launcher's loop: equal ones were seen at once.
+  bool lost_peer = false;  ///< Its last operation had failed: likely for want of another rank.
+  bool stalled = false;    ///< It did not end, but stopped going on; `remark` says how.
 
   /// "was killed by SIGKILL (signal 9)", "stalled".
   std::string description() const;
@@ -47,7 +48,8 @@ struct RankFailure {
 /// A rank killed from outside (or by its own fault, like SIGSEGV) takes its peers along within
 /// milliseconds, and which death is noticed first is chance; so such a signal comes before an exit
 /// code. SIGABRT and SIGPIPE do not count as such: they are how a peer's loss ends many a program.
-/// Then the earlier round, then the lower rank. `failures` must not be empty.
+/// Then one whose last operation did not fail, the earlier round, the lower rank. `failures` must
+/// not be empty.
 RankFailure root_cause(const std::vector<RankFailure>& failures);
 
 }  // namespace lockstep::launcher

@@ -41,6 +41,13 @@ TEST(RootCause, AnAbortIsNoBetterThanAnExitCode) {
   EXPECT_EQ(root_cause({killed(1, SIGABRT, 1), exited(0, 1, 2)}).rank, 1);
 }
 
+TEST(RootCause, ARankThatOnlyLostAnotherIsNotToBlame) {
+  RankFailure early = exited(0, 1, 1);
+  early.lost_peer = true;
+  EXPECT_EQ(root_cause({early, exited(1, 1, 2)}).rank, 1);
+  EXPECT_EQ(root_cause({early, killed(2, SIGKILL, 3)}).rank, 2);
+}
+
 TEST(RootCause, ThenTheEarlierThenTheLowerRank) {
   EXPECT_EQ(root_cause({exited(0, 1, 2), exited(2, 1, 1)}).rank, 2);
   EXPECT_EQ(root_cause({exited(2, 1, 1), exited(1, 5, 1)}).rank, 1);

@@ -41,6 +41,11 @@ FlightWatch::FlightWatch(int ranks, int first_rank, double stall_timeout_seconds
   next_look_ = Clock::now() + interval_;
 }
 
+bool FlightWatch::lost_peer(size_t local_rank) const {
+  const watch::FlightRecord record = memories_[local_rank].read();
+  return !record.operations.empty() && record.operations.back().stage == watch::Stage::kFailed;
+}
+
 const std::vector<watch::RankView>& FlightWatch::look(const RankSet& ranks) {
   static const std::string host = host_name();
   next_look_ = Clock::now() + interval_;

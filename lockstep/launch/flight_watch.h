@@ -35,6 +35,8 @@ class FlightWatch {
   const std::vector<watch::RankView>& look(const RankSet& ranks);
   /// The stall of all `views`, which may be of several hosts.
   std::optional<watch::Stall> stall(const std::vector<watch::RankView>& views) const;
+  /// Whether the last operation that a rank has noted failed.
+  bool lost_peer(size_t local_rank) const;
   /// A rank of this host to be warned of; each at most once in five minutes.
   std::optional<watch::SlowRank> slow_rank();
 

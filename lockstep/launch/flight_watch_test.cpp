@@ -34,6 +34,17 @@ TEST_F(FlightWatchTest, SeesWhatARankNotes) {
   EXPECT_FALSE(views[1].host.empty());
 }
 
+TEST_F(FlightWatchTest, KnowsWhoseLastOperationFailed) {
+  FlightWatch watch(2, 0, 1);
+  watch::FlightRecorder recorder(Environment::of({{"LOCKSTEP_FLIGHT", watch.path(0)}}));
+  recorder.join(0, 2);
+  recorder.end(recorder.issue({}), /*well=*/true);
+  EXPECT_FALSE(watch.lost_peer(0));
+  recorder.end(recorder.issue({}), /*well=*/false);
+  EXPECT_TRUE(watch.lost_peer(0));
+  EXPECT_FALSE(watch.lost_peer(1));
+}
+
 TEST_F(FlightWatchTest, CountsIdlenessUntilARankDoesSomething) {
   FlightWatch watch(1, 0, 1);
   watch::FlightRecorder recorder(Environment::of({{"LOCKSTEP_FLIGHT", watch.path(0)}}));

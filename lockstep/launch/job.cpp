@@ -63,12 +63,14 @@ class Job {
   Job(const Program& program,
       const JobOptions& options,
       const JobPlan& plan,
-      const NodePlace& place)
+      const NodePlace& place,
+      FailureSink on_failure)
       : program_(program),
         options_(options),
         plan_(plan),
         console_(plan.local_size(), options.quiet),
-        inbox_(options.signals) {
+        inbox_(options.signals),
+        on_failure_(std::move(on_failure)) {
     if (options.timeout_seconds > 0) {
       time_limit_ = in_seconds(options.timeout_seconds);
     }
@@ -308,7 +310,11 @@ class Job {
     failure.exit_code = exit_code;
     failure.attempts = attempts;
     failure.failed_attempts = {failed_.begin(), failed_.end()};
-    console_.report(options_.json ? json_report(failure) : text_report(failure));
+    if (on_failure_) {
+      on_failure_(failure);
+    } else {
+      console_.report(options_.json ? json_report(failure) : text_report(failure));
+    }
     return exit_code;
   }
 
@@ -317,6 +323,7 @@ class Job {
   const JobPlan& plan_;
   Console console_;
   SignalInbox inbox_;
+  FailureSink on_failure_;            // Empty: stderr.
   std::unique_ptr<Outside> outside_;  // Null: this host is all there is.
   NodeSession* session_ = nullptr;    // Its.
   std::optional<PidFile> pid_file_;
@@ -337,13 +344,14 @@ int run_planned_job(
     const Program& program,
     const JobOptions& options,
     const JobPlan& plan,
-    const NodePlace& place) {
+    const NodePlace& place,
+    FailureSink on_failure) {
   open_standard_streams();
-  return Job(program, options, plan, place).run();
+  return Job(program, options, plan, place, std::move(on_failure)).run();
 }
 
-int run_job(const Program& program, const JobOptions& options) {
-  return run_planned_job(program, options, plan_job(options, own_environment()), {});
+int run_job(const Program& program, const JobOptions& options, const FailureSink& on_failure) {
+  return run_planned_job(program, options, plan_job(options, own_environment()), {}, on_failure);
 }
 
 }  // namespace lockstep::launcher

@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "lockstep/launch/job_options.h"
 #include "lockstep/launch/plan.h"
 #include "lockstep/launch/program.h"
+#include "lockstep/launch/report.h"
 
 namespace lockstep::launcher {
+
+/// Gets the report of a job that failed, instead of stderr.
+using FailureSink = std::function<void(const FailureReport& failure)>;
 
 /// Runs `program` as the ranks that `options` ask for, on this machine, and returns the job's exit
 /// code:
@@ -33,9 +38,9 @@ namespace lockstep::launcher {
 /// In a job of several hosts each has a launcher, which is this one here: see NodeSession.
 ///
 /// Throws ConfigError or Error when not all ranks could be started, or not all launchers came.
-/// Memory: a few hundred bytes a rank, plus at most 64 KiB for each unfinished line. Call from a
-/// single-threaded process.
-int run_job(const Program& program, const JobOptions& options);
+/// Memory: a few hundred bytes a rank, plus at most 64 KiB for each unfinished line. Other threads
+/// may run, but none that waits for children that are not its own (waitpid(-1)).
+int run_job(const Program& program, const JobOptions& options, const FailureSink& on_failure = {});
 
 /// How a launcher finds the others of its job, if another process has started it.
 struct NodePlace {
@@ -47,7 +52,11 @@ inline constexpr const char* kTokenVariable = "LOCKSTEP_JOB_TOKEN";
 
 /// The same, of a plan that is made.
 int run_planned_job(
-    const Program& program, const JobOptions& options, const JobPlan& plan, const NodePlace& place);
+    const Program& program,
+    const JobOptions& options,
+    const JobPlan& plan,
+    const NodePlace& place,
+    FailureSink on_failure = {});
 
 /// How long to wait before restart `number`, from 1.
 double restart_delay_seconds(double backoff_seconds, int number);

@@ -25,7 +25,8 @@ Json to_json(const RankFailure& failure) {
       {"core_dumped", failure.ending.core_dumped},
       {"remark", failure.remark},
       {"seconds", failure.seconds},
-      {"stalled", failure.stalled}};
+      {"stalled", failure.stalled},
+      {"lost_peer", failure.lost_peer}};
 }
 
 RankFailure failure_of(const Json& json) {
@@ -38,6 +39,7 @@ RankFailure failure_of(const Json& json) {
   failure.remark = json.at("remark").get<std::string>();
   failure.seconds = json.at("seconds").get<double>();
   failure.stalled = json.at("stalled").get<bool>();
+  failure.lost_peer = json.at("lost_peer").get<bool>();
   return failure;
 }
 

@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <sstream>
 #include <sys/signalfd.h>
+#include <unistd.h>
 
 #include <fmt/format.h>
 
@@ -16,6 +18,15 @@ namespace lockstep::launcher {
 namespace {
 
 constexpr std::array kPassedOn = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+
+std::atomic<pid_t> receiver = 0;  // The thread of the inbox.
+static_assert(std::atomic<pid_t>::is_always_lock_free, "used in a signal handler");
+
+void pass_on_to_receiver(int signal) {
+  const int error = errno;
+  ::tgkill(::getpid(), receiver, signal);
+  errno = error;
+}
 
 }  // namespace
 
@@ -55,11 +66,23 @@ SignalInbox::SignalInbox(const std::vector<int>& wanted_signals) {
       sigaddset(&wanted, signal);
     }
   }
-  ::sigprocmask(SIG_BLOCK, &wanted, &previous_mask_);
-  struct sigaction ignore {};
-  ignore.sa_handler = SIG_IGN;
-  ::sigaction(SIGPIPE, &ignore, &previous_pipe_);
-  ::sigaction(SIGXFSZ, &ignore, &previous_size_);
+  ::pthread_sigmask(SIG_BLOCK, &wanted, &previous_mask_);
+  receiver = ::gettid();
+  const auto handle = [this](int signal, void (*handler)(int)) {
+    struct sigaction action {};
+    action.sa_handler = handler;
+    action.sa_flags = SA_RESTART;
+    struct sigaction previous {};
+    ::sigaction(signal, &action, &previous);
+    previous_.emplace_back(signal, previous);
+  };
+  for (const int signal : kPassedOn) {
+    if (sigismember(&wanted, signal) == 1) {
+      handle(signal, pass_on_to_receiver);
+    }
+  }
+  handle(SIGPIPE, SIG_IGN);
+  handle(SIGXFSZ, SIG_IGN);
   fd_.reset(::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd_.is_open()) {
     throw Error(
@@ -68,9 +91,10 @@ SignalInbox::SignalInbox(const std::vector<int>& wanted_signals) {
 }
 
 SignalInbox::~SignalInbox() {
-  ::sigaction(SIGXFSZ, &previous_size_, nullptr);
-  ::sigaction(SIGPIPE, &previous_pipe_, nullptr);
-  ::sigprocmask(SIG_SETMASK, &previous_mask_, nullptr);
+  for (const auto& [signal, action] : previous_) {
+    ::sigaction(signal, &action, nullptr);
+  }
+  ::pthread_sigmask(SIG_SETMASK, &previous_mask_, nullptr);
 }
 
 std::optional<int> SignalInbox::next() {

@@ -4,6 +4,7 @@
 #include <csignal>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/launch/unique_fd.h"
@@ -18,8 +19,9 @@ std::vector<int> parse_signals(const std::string& text, const std::string& flag)
 /// SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2. SIGHUP is left alone when it was ignored (nohup).
 /// SIGPIPE and SIGXFSZ are ignored meanwhile, so that a write says EPIPE, or EFBIG.
 ///
-/// The signals are blocked in the calling thread for the object's life: make it before other
-/// threads.
+/// The signals are blocked in the calling thread for the object's life, which is also who reads
+/// them. Where other threads run, a handler in them passes on to this one what they are sent. One
+/// inbox at a time in a process.
 class SignalInbox {
  public:
   /// `wanted_signals`: some of those; all, if it is empty. The others stay as they were.
@@ -36,8 +38,7 @@ class SignalInbox {
  private:
   UniqueFd fd_;
   sigset_t previous_mask_{};
-  struct sigaction previous_pipe_ {};
-  struct sigaction previous_size_ {};
+  std::vector<std::pair<int, struct sigaction>> previous_;
 };
 
 }  // namespace lockstep::launcher

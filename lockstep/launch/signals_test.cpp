@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/launch/signals.h"
 
+#include <atomic>
 #include <poll.h>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,6 +23,28 @@ TEST(SignalInbox, ReceivesWhatWouldHaveKilledUs) {
     EXPECT_EQ(inbox.next(), signal);
   }
   EXPECT_EQ(inbox.next(), std::nullopt);
+}
+
+TEST(SignalInbox, ReceivesWhatAnotherThreadIsSent) {
+  std::atomic<bool> done = false;
+  std::thread other([&] {
+    while (!done) {
+      std::this_thread::yield();
+    }
+  });
+  {
+    SignalInbox inbox;
+    // The only thread that does not block it.
+    ::pthread_kill(other.native_handle(), SIGTERM);
+    pollfd item{.fd = inbox.fd(), .events = POLLIN, .revents = 0};
+    EXPECT_EQ(::poll(&item, 1, 10'000), 1);
+    EXPECT_EQ(inbox.next(), SIGTERM);
+  }
+  done = true;
+  other.join();
+  struct sigaction action {};
+  ::sigaction(SIGTERM, nullptr, &action);
+  EXPECT_EQ(action.sa_handler, SIG_DFL);
 }
 
 TEST(SignalInbox, HangupStaysIgnoredUnderNohup) {

@@ -25,13 +25,15 @@ constexpr int kSkipped = 77;
 /// Runs `lockstep launch OPTIONS PROGRAM` on the first of two hosts.
 class Hosts : public testing::Test {
  protected:
-  /// `beside` is a piece of shell that runs there beside it, $job being its pid.
-  Outcome run(const std::string& rest, const std::string& beside = "") {
+  /// `beside` is a piece of shell that runs there beside it, $job being its pid; `before` runs
+  /// before.
+  Outcome run(
+      const std::string& rest, const std::string& beside = "", const std::string& before = ":") {
     const std::string folder = folder_.path().string();
     const std::string command = std::string(LOCKSTEP) + " launch --launcher-args '-F " + folder +
                                 "/ssh_config' --hostfile " + folder + "/hosts " + rest;
     const std::string script =
-        "cd " + folder + "; " +
+        "cd " + folder + "; " + before + "; " +
         (beside.empty() ? command : command + " & job=$!; " + beside + "; wait $job");
     Outcome outcome = run_command(
         {SEVERAL_HOSTS, "2", folder, "bash", "-c", script},
@@ -125,6 +127,16 @@ TEST_F(Hosts, AHostThatCannotBeReachedIsNamed) {
   }
   EXPECT_NE(outcome.code, 0);
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("ssh to 10.77.0.9"), HasSubstr("No route to host")));
+}
+
+TEST_F(Hosts, AHostWhoseKeyIsUnknownIsNamed) {
+  const Outcome outcome = run("sleep 100", "", "sed -i s/accept-new/yes/ ssh_config");
+  if (skipped_) {
+    GTEST_SKIP() << outcome.err;
+  }
+  EXPECT_NE(outcome.code, 0);
+  EXPECT_THAT(
+      outcome.err, AllOf(HasSubstr("ssh to 10.77.0.2"), HasSubstr("Host key verification failed")));
 }
 
 TEST_F(Hosts, AreStartedByMpirun) {

@@ -49,20 +49,33 @@ void send_to(pid_t pid, int signal) {
   ::kill(pid, signal);
 }
 
+void put(std::vector<std::string>& environment, const std::string& variable) {
+  const std::string name = variable.substr(0, variable.find('=') + 1);
+  std::erase_if(environment, [&](const std::string& other) { return other.starts_with(name); });
+  environment.push_back(variable);
+}
+
+/// This process's, where `variables` do not say otherwise, without the user's own configuration.
+std::vector<std::string> environment_with(const std::vector<std::string>& variables) {
+  std::vector<std::string> environment = launcher::own_environment();
+  put(environment, "XDG_CONFIG_HOME=/nonexistent");
+  for (const std::string& variable : variables) {
+    put(environment, variable);
+  }
+  return environment;
+}
+
 }  // namespace
 
 LockstepRun::LockstepRun(
     const std::vector<std::string>& arguments,
     const std::vector<std::string>& variables,
-    const std::string& input)
+    const std::string& input,
+    const std::string& program)
     : mark_("LOCKSTEP_TEST_MARK=" + launcher::random_run_id()) {
-  std::vector<std::string> words = {"lockstep"};
+  std::vector<std::string> words = {program.substr(program.rfind('/') + 1)};
   words.insert(words.end(), arguments.begin(), arguments.end());
-  std::vector<std::string> environment;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    environment.emplace_back(*entry);
-  }
-  environment.insert(environment.end(), variables.begin(), variables.end());
+  std::vector<std::string> environment = environment_with(variables);
   environment.push_back(mark_);
   int out[2];
   int err[2];
@@ -84,13 +97,13 @@ LockstepRun::LockstepRun(
   ::posix_spawn_file_actions_adddup2(&actions, err_end.get(), STDERR_FILENO);
   const int error = ::posix_spawn(
       &pid_,
-      LOCKSTEP_BIN_DIR "/lockstep",
+      program.c_str(),
       &actions,
       nullptr,
       pointers_to(words).data(),
       pointers_to(environment).data());
   ::posix_spawn_file_actions_destroy(&actions);
-  EXPECT_EQ(error, 0) << LOCKSTEP_BIN_DIR "/lockstep";
+  EXPECT_EQ(error, 0) << program;
   if (error != 0) {
     pid_ = -1;
   }

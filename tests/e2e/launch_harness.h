@@ -15,15 +15,18 @@ struct Outcome {
   std::string err;
 };
 
-/// One run of the real `lockstep`, whose processes can all be found by a mark in their environment.
-/// What waits here waits for an event, and fails the test after half a minute.
+/// One run of the real `lockstep`, or another program that starts ranks, whose processes can all be
+/// found by a mark in their environment. What waits here waits for an event, and fails the test
+/// after half a minute.
 class LockstepRun {
  public:
-  /// `variables`: NAME=value, added to this process's environment. `input`: its stdin.
+  /// `variables`: NAME=value, added to this process's environment, in which no configuration file
+  /// of the user's is found. `input`: its stdin.
   explicit LockstepRun(
       const std::vector<std::string>& arguments,
       const std::vector<std::string>& variables = {},
-      const std::string& input = "");
+      const std::string& input = "",
+      const std::string& program = LOCKSTEP_BIN_DIR "/lockstep");
   /// Kills what is left.
   ~LockstepRun();
   LockstepRun(const LockstepRun&) = delete;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A small training loop that goes wrong in the way that its first argument names, on rank 1, at
-// step
-// 5. Started by watch_e2e_test.cpp and nodes_e2e_test.cpp.
+// step 5; with "reduce", one all-reduce of 64 MiB after another. For tests of whole jobs.
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -42,8 +41,21 @@ void go_wrong(const std::string& how, int64_t step) {
   }
 }
 
+/// Until somebody ends it.
+[[noreturn]] void reduce_for_ever(lockstep::Accelerator& accelerator) {
+  const torch::Tensor values = torch::ones({16 << 20});
+  std::printf("ready %d %d\n", static_cast<int>(accelerator.process_index()), ::getpid());
+  std::fflush(stdout);
+  for (;;) {
+    accelerator.reduce(values);
+  }
+}
+
 int train(const std::string& how, int64_t steps) {
   lockstep::Accelerator accelerator;
+  if (how == "reduce") {
+    reduce_for_ever(accelerator);
+  }
   torch::nn::Linear net(4, 2);
   auto [model, optimizer] =
       accelerator.prepare(net, lockstep::optim::SGD(net->parameters(), {.lr = 0.01}));

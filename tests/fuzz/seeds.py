@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What fuzzing begins with: whole files of safetensors, headers, manifests and sets of files, good and bad.
+"""What fuzzing begins with: whole files of safetensors, headers, manifests, sets of files and settings,
+good and bad.
 
-    seeds.py FOLDER     writes FOLDER/safetensors, FOLDER/manifest and FOLDER/tensor_set, a file a seed,
-                        for libFuzzer
+    seeds.py FOLDER     writes FOLDER/safetensors, FOLDER/manifest, FOLDER/tensor_set and FOLDER/settings, a
+                        file a seed, for libFuzzer
 """
 import json
 import pathlib
@@ -154,6 +155,26 @@ def tensor_sets():
         yield b"\2" + json.dumps(index).encode() + b"\0" + b"".join(map(file, files))
 
 
+def settings():
+    """What settings_fuzz.cpp reads, after the byte that says with which reader."""
+    golden = sorted((ROOT / "tests" / "golden" / "config").rglob("*"))
+    for path in golden:
+        if path.suffix in (".yaml", ".json"):
+            for reader in (0, 2) if path.suffix == ".yaml" else (1,):
+                yield bytes([reader]) + path.read_bytes()
+    for text in [
+        "num_processes: 4\nmax_restarts: 2\nenv:\n  A: b\n", "mixed_precision: no\n", "a: &x [1]\nb: *x\n",
+        "timeout: 1e3\ntimeout: 2\n", "'a': |\n  b\n", "num_procesess: 2\n", "hostfile: ~/hosts\n", "{}", "# c\n",
+    ]:  # fmt: skip
+        yield b"\0" + text.encode()
+    yield b"\1" + b'{"num_processes": 2, "env": {"A": "b"}}'
+    for text in ["a slots=2\nb:4 # c\n\r\n[::1]:2\nc slots=2 max_slots=4\n", "-oProxyCommand=x\n"]:
+        yield b"\3" + text.encode()
+    yield b"\4" + b"export A='b c'\n# d\nE=\"f\"\n"
+    for text in ["one:0,1@two", "two:3", "one:9", "@"]:
+        yield b"\5" + text.encode()
+
+
 def main(folder):
     def write(kind, contents):
         target = folder / kind
@@ -168,6 +189,7 @@ def main(folder):
         + [b"\1" + struct.pack(">H", len(data)) + header for header, data in headers()],
     )
     write("tensor_set", tensor_sets())
+    write("settings", settings())
     write("manifest", [(json.dumps(m, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode() for m in manifests()])
 
 

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include "lockstep/base/packed.h"
+
+namespace lockstep {
+
+/// A tensor's dtype, shape and values; it arrives on the CPU, contiguous, without its graph. Dense
+/// tensors that have values only: else ConfigError.
+template <>
+struct Packed<at::Tensor> {
+  static void put(const at::Tensor& tensor, std::string& bytes);
+  static at::Tensor take(PackedReader& reader);
+};
+
+}  // namespace lockstep

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// libFuzzer's way into the readers of what users write by hand: the first byte of an input says
+// which, the rest is the text.
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
+#include "lockstep/config/config_file.h"
+#include "lockstep/config/document.h"
+#include "lockstep/config/import_accelerate.h"
+#include "lockstep/config/settings.h"
+#include "lockstep/launch/env_file.h"
+#include "lockstep/launch/host_filter.h"
+#include "lockstep/launch/hostfile.h"
+#include "tests/fuzz/require.h"
+
+namespace {
+
+using lockstep::ConfigError;
+using lockstep::Environment;
+using lockstep::config::Document;
+using lockstep::config::Format;
+using lockstep::fuzz::require;
+
+constexpr const char* kPath = "the/file";
+
+enum class Reader : uint8_t { kYaml, kJson, kAccelerate, kHostfile, kEnvFile, kHostFilter, kCount };
+
+/// A file of settings that is right says the same when it is written anew.
+void try_settings(const Document& document) {
+  const bool right = lockstep::config::faults_of(document).empty();
+  bool resolved = false;
+  try {
+    lockstep::config::resolve({}, Environment::of({}), document);
+    resolved = true;
+  } catch (const ConfigError& error) {
+    lockstep::fuzz::require_fit_to_print(error, kPath);
+  }
+  require(right || !resolved, "settings with faults were taken");
+  if (!resolved) {
+    return;
+  }
+  const lockstep::config::ConfigValues values = lockstep::config::values_of(document);
+  const Document again = lockstep::config::parse_document(
+      kPath, lockstep::config::render_config(values), Format::kYaml);
+  const lockstep::config::ConfigValues back = lockstep::config::values_of(again);
+  require(
+      back.settings == values.settings && back.variables == values.variables,
+      "other settings after a round trip");
+}
+
+void try_reader(Reader reader, const std::string& text) {
+  switch (reader) {
+    case Reader::kYaml:
+      try_settings(lockstep::config::parse_document(kPath, text, Format::kYaml));
+      return;
+    case Reader::kJson:
+      try_settings(lockstep::config::parse_document(kPath, text, Format::kJson));
+      return;
+    case Reader::kAccelerate:
+      lockstep::config::import_accelerate(
+          lockstep::config::parse_document(kPath, text, Format::kYaml), Environment::of({}));
+      return;
+    case Reader::kHostfile:
+      for (const lockstep::launcher::Host& host : lockstep::launcher::parse_hostfile(text, kPath)) {
+        require(lockstep::launcher::host_name_fault(host.name).empty(), "a name unfit for ssh");
+        require(host.slots > 0, "a host without slots");
+      }
+      return;
+    case Reader::kEnvFile:
+      for (const lockstep::launcher::EnvVariable& variable :
+           lockstep::launcher::parse_env_file(text, kPath)) {
+        require(
+            lockstep::launcher::variable_fault(variable.name).empty(), "a name unfit to be set");
+      }
+      return;
+    default:
+      return;
+  }
+}
+
+/// It names hosts, and no file.
+void try_filter(const std::string& text) {
+  try {
+    const auto hosts =
+        lockstep::launcher::filter_hosts({{"one", 2}, {"two", 4}, {"::1", 1}}, text, "", 0);
+    require(!hosts.empty(), "a filter that leaves nothing");
+  } catch (const ConfigError& error) {
+    lockstep::fuzz::require_fit_to_print(error, "");
+  }
+}
+
+}  // namespace
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
+  if (size == 0) {
+    return 0;
+  }
+  const auto reader = static_cast<Reader>(*input % static_cast<uint8_t>(Reader::kCount));
+  const std::string text(reinterpret_cast<const char*>(input) + 1, size - 1);
+  if (reader == Reader::kHostFilter) {
+    try_filter(text);
+    return 0;
+  }
+  try {
+    try_reader(reader, text);
+  } catch (const ConfigError& error) {
+    lockstep::fuzz::require_fit_to_print(error, kPath);
+  }
+  return 0;
+}
