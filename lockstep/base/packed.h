@@ -47,8 +47,9 @@ struct Packed {
     bytes.append(reinterpret_cast<const char*>(&value), sizeof(Value));
   }
   static Value take(PackedReader& reader) {
+    const std::string_view bytes = reader.take(sizeof(Value));
     Value value;
-    std::memcpy(&value, reader.take(sizeof(Value)).data(), sizeof(Value));
+    std::memcpy(&value, bytes.data(), bytes.size());
     return value;
   }
 };

@@ -18,7 +18,7 @@ inline void require(bool condition, const std::string& what) {
 }
 
 /// Whatever the input, what is said about it names the file and is one short line of text.
-inline void require_fit_to_print(const Error& error, const std::string& path) {
+inline void require_fit_to_print(const CheckpointError& error, const std::string& path) {
   const std::string message = error.what();
   require(message.find(path) != std::string::npos, "a message without the path: " + message);
   require(message.size() < 1500, "a message that is too long: " + message);
