@@ -28,8 +28,8 @@ function(lockstep_configure_torch target)
   lockstep_warnings(${target})
 endfunction()
 
-# What runs once need not be optimized: a third of gcc's time.
-function(lockstep_compiled_for_tests target)
+# Commands and tests: nothing in them runs often enough to be worth a third of gcc's time.
+function(lockstep_runs_once target)
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
 endfunction()
 
@@ -41,7 +41,7 @@ function(lockstep_add_test_headers)
   set_target_properties(lockstep_test_headers PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/test")
   target_link_libraries(lockstep_test_headers PRIVATE lockstep GTest::gmock)
   target_precompile_headers(lockstep_test_headers PRIVATE "${PROJECT_SOURCE_DIR}/tests/precompiled.h")
-  lockstep_compiled_for_tests(lockstep_test_headers)
+  lockstep_runs_once(lockstep_test_headers)
   lockstep_warnings(lockstep_test_headers)
 endfunction()
 
@@ -52,7 +52,7 @@ function(lockstep_fixture name)
   target_link_libraries(${name} PRIVATE ${arg_LIBRARIES})
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}")
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/test")
-  lockstep_compiled_for_tests(${name})
+  lockstep_runs_once(${name})
   lockstep_warnings(${name})
 endfunction()
 
@@ -70,7 +70,7 @@ function(lockstep_test name)
   target_link_libraries(${name} PRIVATE ${arg_LIBRARIES} GTest::gmock GTest::gtest_main)
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}")
   target_include_directories(${name} SYSTEM PRIVATE "${CMAKE_BINARY_DIR}/fmt_only")
-  lockstep_compiled_for_tests(${name})
+  lockstep_runs_once(${name})
   if("lockstep" IN_LIST arg_LIBRARIES)
     target_precompile_headers(${name} REUSE_FROM lockstep_test_headers)
     target_compile_options(${name} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)  # For ccache.

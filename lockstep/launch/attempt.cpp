@@ -355,8 +355,26 @@ void Attempt::watch_output() {
   }
 }
 
+std::string Attempt::who_had_left() {
+  for (const watch::RankView& view : flights_.look(ranks_)) {
+    const RankProcess& process = ranks_.all()[static_cast<size_t>(view.rank - ranks_.first_rank())];
+    if (process.ending && process.ending->is_success() && !process.told_to_stop &&
+        view.record.pid != 0) {
+      return fmt::format(
+          "rank {} had ended before, after step {} and with exit code 0; all ranks must take the "
+          "same steps (else see join_uneven_inputs)",
+          view.rank,
+          view.record.step);
+    }
+  }
+  return "";
+}
+
 FailureReport Attempt::failure_report(int exit_code) {
-  const RankFailure cause = *course_.cause();
+  RankFailure cause = *course_.cause();
+  if (cause.lost_peer && cause.remark.empty()) {
+    cause.remark = who_had_left();
+  }
   FailureReport report = {
       .ranks = spec_.plan->world_size(),
       .cause = cause,

@@ -67,6 +67,8 @@ class Attempt {
   /// Keeps what the ranks were doing; the path, or nothing.
   std::string dump_flights(const std::string& why);
   FailureReport failure_report(int exit_code);
+  /// Whom the others missed, though it ended well; empty if there is none.
+  std::string who_had_left();
 
   AttemptSpec spec_;
   Console& console_;

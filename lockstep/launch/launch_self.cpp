@@ -52,7 +52,8 @@ struct Outcome {
 };
 
 struct Calls {
-  int64_t count = 0;  // launch() calls of this process.
+  int64_t count = 0;     // launch() calls of this process.
+  bool in_rank = false;  // The last of them is what this process was started for.
   std::vector<Outcome> done;
 };
 
@@ -106,6 +107,8 @@ std::optional<Errand> errand() {
 }
 
 [[noreturn]] void run_errand(const Errand& errand, const std::function<std::string()>& body) {
+  calls().in_rank = true;
+  ::unsetenv(kCallVariable);  // Other programs that the rank starts are on no errand.
   const int code = run_main([&] {
     try {
       Mailbox::write_mail(errand.own_box, kResult + body());
@@ -123,7 +126,7 @@ std::optional<Errand> errand() {
 
 void refuse_unless_alone(const JobOptions& options) {
   const WorldSpec world = world_from_environment(Environment::process());
-  if (calls().count > 0 && Environment::process().text(kCallVariable)) {
+  if (calls().in_rank) {
     throw ConfigError(kWhere, "a rank of launch() cannot launch ranks of its own");
   }
   if (world.source != "alone") {

@@ -84,6 +84,26 @@ TEST_F(Watch, NamesTheRankThatLeavesTheOthersAlone) {
   EXPECT_THAT(outcome.err, ContainsRegex("rank 0 has not come to .*, where rank 1 waits"));
 }
 
+TEST_F(Watch, NamesARankThatEndsBeforeTheOthers) {
+  const Outcome outcome = run("leave");
+  EXPECT_EQ(outcome.code, 1) << outcome.err;
+  EXPECT_THAT(
+      outcome.err,
+      ContainsRegex("rank 0 of 2 ended with exit code 1 after .*; rank 1 had ended before, after "
+                    "step 5 and with exit code 0; all ranks must take the same steps"));
+}
+
+TEST_F(Watch, RanksWithDifferentNumbersOfBatchesAreToldSo) {
+  const Outcome outcome = run("fewer");
+  EXPECT_EQ(outcome.code, 1) << outcome.err;
+  // Both sides, on both ranks.
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          ContainsRegex("\\[rank 0\\] error: .*all_reduce\\(avg\\)"),
+          ContainsRegex("\\[rank 1\\] error: .*all_reduce\\(sum\\)")));
+}
+
 TEST_F(Watch, SaysNothingOfAJobThatGoesOn) {
   const Outcome outcome = run("");
   EXPECT_EQ(outcome.code, 0) << outcome.err;

@@ -66,6 +66,12 @@ int train(const std::string& how, int64_t steps) {
     if (accelerator.process_index() == 1) {
       go_wrong(how, step);
     }
+    if (accelerator.process_index() == 1 && step == kStepOfFault && how == "leave") {
+      return 0;
+    }
+    if (accelerator.process_index() == 1 && step == kStepOfFault && how == "fewer") {
+      break;
+    }
     accelerator.backward(model->forward(torch::ones({8, 4})).sum());
     optimizer.step();
     optimizer.zero_grad();
