@@ -8,7 +8,8 @@ own; a warm-up round before the first is not counted. A save counts until the di
 file and the folder (fsync): ours does that itself before it commits, for the others the bench does
 it. A load counts until model and optimizer of every rank have their values; "warm" with the files in
 the page cache, "cold" with them dropped from it. The limits: for a save `cp -r` of our files, with
-the same fsync; for a load the bytes of our files read into memory that is there, by every rank.
+the same fsync; for a load the bytes of our files read into memory that is there, by every rank. Ours
+loads twice: with every checksum compared, as by default, and, as the peers do, with none.
 
 Prints a table and writes all times to build/bench/checkpoint.json. Peers run in build/bench-peers,
 made when missing from the package index (LOCKSTEP_PIP_INDEX_URL), or in a Python of your own.
@@ -116,6 +117,8 @@ def rows_of(times, what):
     limit_name, names = COMPARED[what]
     limit = times[OURS]["cp" if what == "save" else what.replace("load", "copy")]
     yield OURS, times[OURS][what]
+    if what != "save":
+        yield f"{OURS}, unchecked", times[OURS][what.replace("load", "load_unchecked")]
     yield limit_name, limit
     for peer, measured in times.items():
         for name in names if peer != OURS else ():

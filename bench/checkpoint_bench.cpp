@@ -105,9 +105,12 @@ class Bench {
   void run() {
     const fs::path saved = folder_ / "saved";
     time("save", [&] { accelerator_.save_state(saved); });
-    time_load("load_warm", saved);
-    drop(saved);
-    time_load("load_cold", saved);
+    for (const bool verify : {true, false}) {
+      const std::string name = verify ? "load" : "load_unchecked";
+      time_load(name + "_warm", saved, verify);
+      drop(saved);
+      time_load(name + "_cold", saved, verify);
+    }
     std::vector<char> memory = memory_for(saved);
     time("copy_warm", [&] { read_all(saved, memory); });
     drop(saved);
@@ -136,14 +139,14 @@ class Bench {
         nlohmann::json{{"measured", what}, {"seconds", all.max().item<double>()}}.dump());
   }
 
-  void time_load(const std::string& what, const fs::path& folder) {
+  void time_load(const std::string& what, const fs::path& folder, bool verify) {
     {
       const torch::NoGradGuard no_grad;
       for (torch::Tensor& parameter : model_->parameters()) {
         parameter.zero_();
       }
     }
-    time(what, [&] { accelerator_.load_state(folder); });
+    time(what, [&] { accelerator_.load_state(folder, {.verify = verify}); });
     if (!torch::equal(samples(), wanted_)) {
       throw lockstep::CheckpointError(
           folder.string(), "load_state did not bring back what was saved");

@@ -74,19 +74,20 @@ def commands_of(options, python, script):
     }
 
 
-def run(command, ranks, environment):
-    """{measurement: value} of one run, but for the job's name; ends the program if it failed."""
+def run(job, command, ranks, environment):
+    """{measurement: value} of one run; ends the program if it failed."""
     began = time.monotonic()
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, env=environment, check=False)
     seconds = time.monotonic() - began
     told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
-    if done.returncode != 0 or any(line["ranks"] != ranks for line in told) or len(told) not in (0, ranks):
+    expected = [ranks] * (ranks if job == "ready" else 0)
+    if done.returncode != 0 or [line["ranks"] for line in told] != expected:
         sys.exit(f"launch: {' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
-    if not told:
-        return {"end": 1000 * seconds}
+    if job != "ready":
+        return {job: 1000 * seconds}
     return {
-        "": 1000 * (max(line["ready"] for line in told) - began),
-        "end": 1000 * seconds,
+        "ready": 1000 * (max(line["ready"] for line in told) - began),
+        "ready_end": 1000 * seconds,
         "launcher_peak_kib": max(line["launcher_peak_kib"] for line in told),
     }
 
@@ -98,10 +99,10 @@ def measure(commands, options, python):
     for repetition in range(options.repetitions + 1):
         order = list(commands) if repetition % 2 else list(reversed(commands))
         for job, launcher in order:
-            measured = run(commands[job, launcher], options.ranks, environment)
-            names = {"": job, "end": f"{job}_end" if job == "ready" else job}
-            for what, value in measured.items() if repetition > 0 else ():
-                values[names.get(what, what)].setdefault(launcher, []).append(value)
+            measured = run(job, commands[job, launcher], options.ranks, environment)
+            if repetition > 0:
+                for what, value in measured.items():
+                    values[what].setdefault(launcher, []).append(value)
         if sys.stderr.isatty():
             print(f"\r{repetition}/{options.repetitions}\r", end="", file=sys.stderr, flush=True)
     return values

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/report.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/suggest.h"
 
@@ -168,6 +169,15 @@ Arguments split_arguments(const CLI::App& app, const std::vector<std::string>& w
   }
   arguments.program.assign(words.begin() + static_cast<std::ptrdiff_t>(next), words.end());
   return arguments;
+}
+
+void expect_no_words(const std::string& command, const std::vector<std::string>& words) {
+  if (!words.empty()) {
+    throw ConfigError(
+        command,
+        fmt::format(
+            "got '{}', expected no words; try {} --help", printable(words.front()), command));
+  }
 }
 
 }  // namespace lockstep::cli

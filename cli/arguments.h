@@ -25,4 +25,7 @@ struct Arguments {
 /// and for an option without its value.
 Arguments split_arguments(const CLI::App& app, const std::vector<std::string>& words);
 
+/// ConfigError if a command that takes no words, like "lockstep env", got some.
+void expect_no_words(const std::string& command, const std::vector<std::string>& words);
+
 }  // namespace lockstep::cli

@@ -46,7 +46,7 @@ constexpr const char* kDiffFooter = R"(Examples:
   lockstep checkpoint diff a/checkpoint_1 a/checkpoint_2 --json | jq '.tensors[].name'
 
 Compares tensors by name, however they are divided among files, then the other files and
-meta. Equal checksums are not read again. For floats says the largest difference.
+meta, but for the random save_id that each has. Equal checksums are not read again. For floats says the largest difference.
 
 Exit code: 0 if they are the same; 1 if they differ, or one cannot be read; 2 for a
 wrong call.)";
@@ -55,10 +55,12 @@ constexpr const char* kPruneFooter = R"(Examples:
   lockstep checkpoint prune runs/a/checkpoints --keep 3 --dry-run
   lockstep checkpoint prune runs/a/checkpoints --keep 3
 
-Removes the oldest, by the order of commits, until so many valid ones are left, whatever
+Removes the oldest, by the order of commits, until so many whole ones are left, whatever
 their names; a program's own total_limit counts and removes those alone that it numbered,
-checkpoint_<N>. What is no checkpoint is not touched, but for what a killed save or prune
-of this host left.
+checkpoint_<N>. Reads every byte of those that stay: a damaged one does not count, is
+named, and goes only if it is older than all of them. What is no checkpoint is not touched,
+but for what a killed save or prune left, at once if that was on this host, after a day if
+on another.
 
 Exit code: 0; 1 if one cannot be removed; 2 for a wrong call.)";
 

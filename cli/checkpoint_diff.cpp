@@ -162,9 +162,11 @@ std::map<std::string, const char*> compare_files(
   return changes;
 }
 
-/// The keys of two metas that differ, and how.
-std::map<std::string, const char*> compare_meta(const Json& one, const Json& other) {
+/// The keys of two metas that differ, and how. Not the id of the save, which no two share.
+std::map<std::string, const char*> compare_meta(Json one, Json other) {
   std::map<std::string, const char*> changes;
+  one.erase(checkpoint::kSaveIdKey);
+  other.erase(checkpoint::kSaveIdKey);
   for (const auto& [key, value] : one.items()) {
     if (!other.contains(key)) {
       changes[key] = "removed";

@@ -167,7 +167,16 @@ Report prune_report(const fs::path& folder, const checkpoint::PruneOptions& opti
     }
   }
   const std::vector<Listed> before = checkpoint::list_checkpoints(folder);
-  const std::vector<fs::path> old = checkpoint::prune(folder, options);
+  Json damaged = Json::array();
+  checkpoint::PruneOptions telling = options;
+  telling.not_counted = [&](const checkpoint::Skipped& skipped) {
+    damaged.push_back({{"name", skipped.path.filename().native()}, {"why", skipped.why}});
+    report.text += fmt::format(
+        "{} is damaged, and does not count: {}\n",
+        printable(skipped.path),
+        printable(without_folder(skipped.why, skipped.path)));
+  };
+  const std::vector<fs::path> old = checkpoint::prune(folder, telling);
   Json removed = Json::array();
   Json kept = Json::array();
   uint64_t bytes = 0;
@@ -205,6 +214,7 @@ Report prune_report(const fs::path& folder, const checkpoint::PruneOptions& opti
       {"dry_run", options.dry_run},
       {"removed", std::move(removed)},
       {"kept", std::move(kept)},
+      {"damaged", std::move(damaged)},
       {"cleaned_up", std::move(cleaned_up)},
       {"bytes", bytes}};
   return report;

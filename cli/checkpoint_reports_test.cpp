@@ -249,6 +249,25 @@ TEST_F(CheckpointReports, PruneSaysWhatGoesAndWhatStays) {
   EXPECT_THAT(checkpoint::names_in(folder_.path()), ElementsAre("other", "three"));
 }
 
+TEST_F(CheckpointReports, PruneReadsWhatStaysAndNamesWhatDoesNotCount) {
+  save("one", {});
+  const fs::path flipped = save("two", some_files());
+  checkpoint::flip_bit(flipped / "state.json", 2);
+  const Report none = prune_report(folder_.path(), {.keep = 1});
+  EXPECT_EQ(none.json["removed"].size(), 0U);
+  EXPECT_EQ(none.json["kept"], Json({"one", "two"}));
+  EXPECT_EQ(none.json["damaged"][0]["name"], "two");
+  EXPECT_THAT(none.json["damaged"][0]["why"].get<std::string>(), HasSubstr("is damaged"));
+  EXPECT_THAT(
+      none.text,
+      AllOf(
+          HasSubstr("two is damaged, and does not count: [state.json] is damaged"),
+          HasSubstr("0 checkpoints removed")));
+  save("three", {});
+  EXPECT_EQ(prune_report(folder_.path(), {.keep = 1}).json["removed"].size(), 2U);
+  EXPECT_THAT(checkpoint::names_in(folder_.path()), ElementsAre("three"));
+}
+
 TEST_F(CheckpointReports, MergedWeightsAreThoseOfTheModelAskedFor) {
   Files files = some_files();
   files["model_1-00001-of-00002.safetensors"] = {
@@ -338,6 +357,17 @@ TEST_F(CheckpointReports, WhatAKilledProcessLeftIsCalledThatAndPrunedFirst) {
   EXPECT_EQ(pruned.json["cleaned_up"], Json({name}));
   EXPECT_THAT(pruned.text, HasSubstr("cleaned up " + (folder_ / name).string()));
   EXPECT_THAT(checkpoint::names_in(folder_.path()), ElementsAre("one"));
+}
+
+TEST_F(CheckpointReports, DiffOfTwoRunsThatDidTheSameIsNoneThoughEachSaveHasItsId) {
+  for (const char* name : {"one", "other"}) {
+    checkpoint::edit_manifest(
+        save(name, some_files()), [&](Json& manifest) { manifest["meta"]["save_id"] = name; });
+  }
+  const Report report = diff_report(folder_ / "one", folder_ / "other");
+  EXPECT_EQ(report.exit_code, 0);
+  EXPECT_EQ(report.json["same"], true);
+  EXPECT_EQ(report.json["meta_changed"], false);
 }
 
 TEST_F(CheckpointReports, DiffNamesTheKeysOfMetaThatDiffer) {

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/arguments.h"
 #include "cli/man_page.h"
 #include "cli/report.h"
 #include "cli/usage_formatter.h"
@@ -63,11 +64,7 @@ ShellCommands::ShellCommands(CLI::App& app)
 
 int ShellCommands::run(const std::vector<std::string>& words) const {
   const std::string where = man_->parsed() ? "lockstep man" : "lockstep completion";
-  if (!words.empty()) {
-    throw ConfigError(
-        where,
-        fmt::format("got '{}', expected no words; try {} --help", printable(words[0]), where));
-  }
+  expect_no_words(where, words);
   const CommandEntry root = command_tree(app_);
   std::string text;
   if (man_->parsed()) {

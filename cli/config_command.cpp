@@ -209,13 +209,6 @@ Report ConfigCommand::write_default() const {
   return report;
 }
 
-Report ConfigCommand::show() const {
-  const Environment environment = Environment::process();
-  const auto file = config::read_config(chosen_file(), environment);
-  return settings_report(
-      config::resolve({}, environment, file), file ? std::optional(file->path) : std::nullopt);
-}
-
 Report ConfigCommand::validate(const std::vector<std::string>& words) const {
   std::vector<std::string> paths = words;
   if (paths.empty()) {
@@ -288,7 +281,7 @@ Report ConfigCommand::make_report(const std::vector<std::string>& words) const {
   }
   check_count(
       default_->parsed() ? "lockstep config default" : "lockstep config show", words, 0, "none");
-  return default_->parsed() ? write_default() : show();
+  return default_->parsed() ? write_default() : own_settings_report(chosen_file());
 }
 
 int ConfigCommand::run(const std::vector<std::string>& words) const {

@@ -31,7 +31,6 @@ class ConfigCommand {
   int ask() const;
   Report make_report(const std::vector<std::string>& words) const;
   Report write_default() const;
-  Report show() const;
   Report validate(const std::vector<std::string>& words) const;
   Report import_file(const std::vector<std::string>& words) const;
 

@@ -4,10 +4,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "cli/arguments.h"
 #include "cli/build_facts.h"
 #include "cli/settings_report.h"
 #include "cli/usage_formatter.h"
-#include "lockstep/config/config_file.h"
 
 namespace lockstep::cli {
 namespace {
@@ -231,13 +231,6 @@ void add_configuration(const Configured& configured, Block& block, Json& json) {
       {"error", configured.fault.empty() ? Json() : Json(configured.fault)}};
 }
 
-Report explain_report() {
-  const Environment environment = Environment::process();
-  const auto file = config::read_config(std::nullopt, environment);
-  return settings_report(
-      config::resolve({}, environment, file), file ? std::optional(file->path) : std::nullopt);
-}
-
 }  // namespace
 
 Report env_report(const EnvFacts& facts) {
@@ -286,13 +279,8 @@ EnvCommand::EnvCommand(CLI::App& app)
 
 int EnvCommand::run(const std::vector<std::string>& words) const {
   return print_report(explain_ ? "lockstep.env.explain" : "lockstep.env", json_, [&] {
-    if (!words.empty()) {
-      throw ConfigError(
-          "lockstep env",
-          fmt::format(
-              "got '{}', expected no words; try lockstep env --help", printable(words.front())));
-    }
-    return explain_ ? explain_report() : env_report(gather_env_facts());
+    expect_no_words("lockstep env", words);
+    return explain_ ? own_settings_report(std::nullopt) : env_report(gather_env_facts());
   });
 }
 

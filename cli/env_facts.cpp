@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <string_view>
-#include <unistd.h>
 
 #include <fmt/format.h>
 
@@ -11,14 +9,15 @@
 #include "cli/env_programs.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/secrets.h"
 #include "lockstep/config/config_file.h"
+#include "lockstep/launch/rank_environment.h"
 
 namespace lockstep::cli {
 namespace {
 
 constexpr int kProgramMs = 2000;
 constexpr int kPythonMs = 5000;
-constexpr const char* kHidden = "(hidden)";
 
 constexpr std::array<std::string_view, 15> kPrefixes = {
     "LOCKSTEP_",
@@ -50,41 +49,12 @@ constexpr std::array<std::string_view, 13> kNames = {
     "NO_COLOR",
     "CLICOLOR_FORCE",
     "TERM"};
-constexpr std::array<std::string_view, 7> kSecretWords = {
-    "TOKEN", "KEY", "PASSWORD", "PASSWD", "SECRET", "CREDENTIAL", "AUTH"};
 
 bool is_relevant(std::string_view name) {
   return std::find(kNames.begin(), kNames.end(), name) != kNames.end() ||
          std::any_of(kPrefixes.begin(), kPrefixes.end(), [&](std::string_view prefix) {
            return name.starts_with(prefix);
          });
-}
-
-bool is_secret(std::string name) {
-  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) {
-    return static_cast<char>(std::toupper(c));
-  });
-  return std::any_of(kSecretWords.begin(), kSecretWords.end(), [&](std::string_view word) {
-    return name.find(word) != std::string::npos;
-  });
-}
-
-/// "http://me:secret@host" as "http://(hidden)@host".
-std::string without_password(std::string value) {
-  constexpr std::string_view kScheme = "://";
-  for (size_t at = value.find(kScheme); at != std::string::npos; at = value.find(kScheme, at)) {
-    at += kScheme.size();
-    const size_t host_end = std::min(value.find_first_of("/ ,", at), value.size());
-    const size_t sign = value.rfind('@', host_end);
-    if (sign != std::string::npos && sign > at && sign < host_end) {
-      value.replace(at, sign - at, kHidden);
-    }
-  }
-  return value;
-}
-
-std::string shown_value(const std::string& name, const std::string& value) {
-  return is_secret(name) ? kHidden : without_password(value);
 }
 
 std::string first_line(const std::string& text) {
@@ -176,11 +146,7 @@ EnvFacts gather_env_facts() {
       answer && answer->exit_code == 0) {
     facts.nvidia_smi = answer->text;
   }
-  std::vector<std::string> variables;
-  for (char** entry = ::environ; *entry != nullptr; ++entry) {
-    variables.emplace_back(*entry);
-  }
-  facts.variables = relevant_variables(variables);
+  facts.variables = relevant_variables(launcher::own_environment());
   facts.configured = configured_values(environment);
   return facts;
 }

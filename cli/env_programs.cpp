@@ -15,13 +15,13 @@
 #include <unistd.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/launch/unique_fd.h"
+#include "lockstep/base/split.h"
+#include "lockstep/base/unique_fd.h"
 
 namespace lockstep::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using launcher::UniqueFd;
 
 constexpr size_t kMostText = 65536;
 
@@ -127,17 +127,11 @@ std::string find_in_path(const std::string& name, const Environment& environment
     return runs(name) ? name : "";
   }
   const std::string path = environment.text("PATH").value_or("/bin:/usr/bin");
-  for (size_t begin = 0; begin <= path.size();) {
-    const size_t end = std::min(path.find(':', begin), path.size());
-    std::string candidate = path.substr(begin, end - begin);
-    if (candidate.empty()) {
-      candidate = ".";
-    }
-    candidate.append("/").append(name);
+  for (const std::string& folder : split(path, ':')) {
+    const std::string candidate = (folder.empty() ? "." : folder) + "/" + name;
     if (runs(candidate)) {
       return candidate;
     }
-    begin = end + 1;
   }
   return "";
 }

@@ -10,8 +10,10 @@
 
 #include "cli/estimate_memory.h"
 #include "cli/estimate_memory_model.h"
+#include "cli/numbers.h"
 #include "cli/usage_formatter.h"
 #include "lockstep/base/env.h"
+#include "lockstep/base/split.h"
 #include "lockstep/base/suggest.h"
 
 namespace lockstep::cli {
@@ -36,16 +38,6 @@ and what libraries and the device's driver take for themselves.
 
 Exit code: 0; 1 if a file cannot be read; 2 for a wrong call.)";
 
-std::vector<std::string> words_of(const std::string& list) {
-  std::vector<std::string> words;
-  for (size_t begin = 0; begin <= list.size();) {
-    const size_t end = std::min(list.find(',', begin), list.size());
-    words.push_back(list.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return words;
-}
-
 int64_t parse_number(const std::string& option, const std::string& text, int64_t most) {
   const std::optional<int64_t> number = parse_integer(text);
   if (!number || *number < 1 || *number > most) {
@@ -62,7 +54,7 @@ int64_t parse_number(const std::string& option, const std::string& text, int64_t
 
 std::vector<std::string> checked_dtypes(const std::string& list) {
   const std::vector<std::string> known(kEstimateDtypes.begin(), kEstimateDtypes.end());
-  std::vector<std::string> dtypes = words_of(list);
+  std::vector<std::string> dtypes = split(list, ',');
   for (const std::string& dtype : dtypes) {
     if (std::find(known.begin(), known.end(), dtype) == known.end()) {
       throw ConfigError(
@@ -92,7 +84,7 @@ int64_t optimizer_numbers(const std::string& optimizer, const ModelSize& size) {
 
 std::vector<int64_t> checked_ranks(const std::string& list, int64_t hosts) {
   std::vector<int64_t> numbers;
-  for (const std::string& word : words_of(list)) {
+  for (const std::string& word : split(list, ',')) {
     numbers.push_back(parse_number("--ranks", word, kMostRanks));
     if (numbers.back() % hosts != 0) {
       throw ConfigError(
@@ -135,7 +127,7 @@ EstimateMemoryCommand::EstimateMemoryCommand(CLI::App& app)
   command_
       ->add_option("--model", model_, "Which of a checkpoint: 0 is the set model, 1 is model_1 (0)")
       ->type_name("N")
-      ->check(CLI::Range(0, std::numeric_limits<int>::max()));
+      ->check(whole_number_between(0, std::numeric_limits<int>::max()));
   command_->add_flag("--json", json_, "Say it as one object of JSON, errors too");
 }
 

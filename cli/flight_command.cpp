@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "cli/numbers.h"
 #include "cli/usage_formatter.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
@@ -127,7 +128,7 @@ FlightCommand::FlightCommand(CLI::App& app)
   set_help(*command_, "lockstep flight [DUMP] [OPTIONS]", kFooter);
   command_->add_option("--rank", options_.rank, "Operations of this rank only")
       ->type_name("R")
-      ->check(CLI::Range(0, kMostRanks));
+      ->check(whole_number_between(0, kMostRanks));
   command_
       ->add_option(
           "--last",

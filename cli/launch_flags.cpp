@@ -4,6 +4,8 @@
 #include <limits>
 #include <utility>
 
+#include "cli/numbers.h"
+
 namespace lockstep::cli {
 namespace {
 
@@ -13,12 +15,6 @@ constexpr int kLastPort = 65535;
 constexpr double kDaySeconds = 86400;
 constexpr double kYearSeconds = 366 * kDaySeconds;
 constexpr double kShortestSeconds = 0.001;
-
-/// A check the help says nothing of.
-template <typename T>
-CLI::Validator between(T least, T most) {
-  return CLI::Range(least, most).description("");
-}
 
 /// Adds options of one group of the help.
 class Group {
@@ -34,11 +30,11 @@ class Group {
     command_.add_flag(names, value, help)->group(name_);
   }
   void count(const std::string& names, int& value, int least, const std::string& help) {
-    option(names, value, "N", help)->check(between(least, kMost));
+    option(names, value, "N", help)->check(whole_number_between(least, kMost));
   }
   void seconds(
       const std::string& names, double& value, double least, double most, const std::string& help) {
-    option(names, value, "S", help)->check(between(least, most));
+    option(names, value, "S", help)->check(seconds_between(least, most));
   }
 
  private:
@@ -98,7 +94,7 @@ void add_host_flags(CLI::App& command, LaunchFlags& flags) {
       "Who starts a launcher on each host: ssh, the default with a hostfile, openmpi or slurm");
   hosts.option("--launcher-args", flags.launcher_args, "WORDS", "Options for ssh, mpirun or srun");
   hosts.option("--ssh-port", options.ssh_port, "P", "Port of ssh on the other hosts")
-      ->check(between(1, kLastPort));
+      ->check(whole_number_between(1, kLastPort));
   hosts.option(
       "--nnodes,--num-machines",
       flags.nnodes,
@@ -116,7 +112,7 @@ void add_host_flags(CLI::App& command, LaunchFlags& flags) {
           options.master_port,
           "P",
           "Port where they meet; on one host any free one, which 0 stands for, else 29500")
-      ->check(between(0, kLastPort));
+      ->check(whole_number_between(0, kLastPort));
   hosts.option("--rdzv-endpoint", flags.rdzv_endpoint, "HOST:P", "Both in one, as torchrun has it");
   hosts.option("--rdzv-backend", flags.rdzv_backend, "NAME", "c10d or static: the same here");
   hosts.option("--rdzv-id", options.run_id, "ID", "Name of the run; a random one without");
@@ -209,7 +205,7 @@ void add_environment_flags(CLI::App& command, LaunchFlags& flags) {
           options.threads_per_rank,
           "T",
           "OMP_NUM_THREADS of each rank; without it the environment's, else cores / ranks")
-      ->check(between(1, kMostThreads));
+      ->check(whole_number_between(1, kMostThreads));
   environment.option(
       "--cpu-bind",
       flags.cpu_bind,

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <array>
 #include <string>
 
@@ -7,6 +6,7 @@
 
 #include "cli/launch_flags.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/split.h"
 
 namespace lockstep::cli {
 namespace {
@@ -114,11 +114,7 @@ constexpr std::array kRefusals = {
 
 void add_refused_flags(CLI::App& command) {
   for (const Refusal& refusal : kRefusals) {
-    const std::string names = refusal.names;
-    for (size_t begin = 0; begin < names.size();) {
-      const size_t end = std::min(names.find(' ', begin), names.size());
-      std::string name = names.substr(begin, end - begin);
-      begin = end + 1;
+    for (std::string name : split(refusal.names, ' ')) {
       const bool has_value = name.back() == '=';
       name.erase(name.size() - (has_value ? 1 : 0));
       const auto refuse = [name, reason = refusal.reason] {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/config/config_file.h"
+#include "lockstep/config/scalars.h"
 #include "lockstep/config/settings.h"
 #include "lockstep/launch/rank_environment.h"
 
@@ -44,9 +45,15 @@ std::vector<Target> targets() {
       {"num_processes",
        {"--nproc-per-node", "--num-processes"},
        to_flag_text(&LaunchFlags::num_processes)},
-      {"num_machines", {"--nnodes", "--hostfile"}, to_flag_text(&LaunchFlags::nnodes)},
-      {"machine_rank", {"--node-rank", "--hostfile"}, to_number(&Options::node_rank)},
-      {"main_process_ip", {"--master-addr", "--rdzv-endpoint"}, to_text(&Options::master_addr)},
+      {"num_machines",
+       {"--nnodes", "--standalone", "--hostfile"},
+       to_flag_text(&LaunchFlags::nnodes)},
+      {"machine_rank",
+       {"--node-rank", "--standalone", "--hostfile"},
+       to_number(&Options::node_rank)},
+      {"main_process_ip",
+       {"--master-addr", "--rdzv-endpoint", "--standalone"},
+       to_text(&Options::master_addr)},
       {"main_process_port",
        {"--master-port", "--rdzv-endpoint", "--standalone"},
        to_number(&Options::master_port)},
@@ -96,7 +103,33 @@ bool is_given(const CLI::App& command, const char* flag) {
 
 /// Somebody has said it, though not by a flag.
 bool is_said(const Settings& settings, const char* name) {
-  return settings.is_set(name) && settings.at(name).origin != "default";
+  return settings.is_set(name) && settings.at(name).origin != "default" &&
+         !settings.at(name).origin.starts_with("--");
+}
+
+/// What the flags say of the hosts, which only makes sense together with what others say of them.
+std::vector<config::FlagValue> given_hosts(const CLI::App& command, const LaunchFlags& flags) {
+  if (is_given(command, "--standalone") || flags.nnodes == "1") {
+    const char* const flag = is_given(command, "--standalone") ? "--standalone" : "--nnodes";
+    return {{"num_machines", flag, "1"}, {"machine_rank", flag, "0"}};
+  }
+  std::vector<config::FlagValue> given;
+  if (config::whole_number(flags.nnodes)) {  // Else it is refused later, with what torchrun's mean.
+    given.push_back({"num_machines", "--nnodes", flags.nnodes});
+  }
+  if (is_given(command, "--node-rank")) {
+    given.push_back({"machine_rank", "--node-rank", std::to_string(flags.options.node_rank)});
+  }
+  return given;
+}
+
+/// Settings that say nothing more, since another one says which hosts there are.
+bool is_idle(const Settings& settings, const std::string& name) {
+  const bool of_machines = name == "num_machines" || name == "machine_rank";
+  const bool one_by_flag = settings.at("num_machines").text == "1" &&
+                           settings.at("num_machines").origin.starts_with("--");
+  return (of_machines && is_said(settings, "hostfile")) ||
+         ((of_machines || name == "main_process_ip") && one_by_flag);
 }
 
 void set_threads(const Settings& settings, LaunchFlags& flags) {
@@ -117,8 +150,8 @@ LaunchFlags with_settings(
     const CLI::App& command, const LaunchFlags& flags, const Environment& environment) {
   const std::optional<std::string> chosen =
       flags.config_file.empty() ? std::nullopt : std::optional(flags.config_file);
-  const Settings settings =
-      config::resolve({}, environment, config::read_config(chosen, environment));
+  const Settings settings = config::resolve(
+      given_hosts(command, flags), environment, config::read_config(chosen, environment));
   LaunchFlags all = flags;
   for (const auto& [name, variable] : settings.variables()) {
     launcher::set_variable(all.options.env, {name, variable.text});
@@ -128,10 +161,8 @@ LaunchFlags with_settings(
         std::any_of(target.flags.begin(), target.flags.end(), [&command](const char* flag) {
           return is_given(command, flag);
         });
-    if (!overruled && is_said(settings, target.setting)) {
-      const std::string& text = settings.at(target.setting).text;
-      const bool is_path = config::find_setting(target.setting)->type == config::SettingType::kPath;
-      target.set(all, is_path ? config::expand_home(text, environment) : text);
+    if (!overruled && is_said(settings, target.setting) && !is_idle(settings, target.setting)) {
+      target.set(all, settings.at(target.setting).text);
     }
   }
   for (const SecondsTarget& target : kSeconds) {

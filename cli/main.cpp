@@ -94,13 +94,24 @@ int fail(const std::exception& error, int exit_code) {
   return exit_code;
 }
 
-/// Of those commands that print reports. A wrong call is answered with JSON, too.
-int run_reporting(const std::vector<std::string>& words) {
+/// Whether a wrong call is answered with JSON, as every other is.
+bool wants_json(const std::vector<std::string>& words) {
+  // What follows is the program's own.
+  const auto end = std::find(words.begin(), words.end(), "--");
+  const auto has = [&](const char* word) { return std::find(words.begin(), end, word) != end; };
+  return has("--json") && (words[0] != "launch" || has("--dry-run"));
+}
+
+int run(const std::vector<std::string>& words) {
+  // No command of a user's: `lockstep launch` calls it on every host.
+  if (words == std::vector<std::string>{"node"}) {
+    return lockstep::launcher::run_node();
+  }
   try {
     try {
       return dispatch(words);
     } catch (const lockstep::ConfigError&) {
-      if (std::find(words.begin(), words.end(), "--json") == words.end()) {
+      if (words.empty() || !wants_json(words)) {
         throw;
       }
       return lockstep::cli::print_report(
@@ -111,18 +122,6 @@ int run_reporting(const std::vector<std::string>& words) {
   } catch (const std::exception& error) {
     return fail(error, lockstep::kExitFailure);
   }
-}
-
-int run(const std::vector<std::string>& words) {
-  // No command of a user's: `lockstep launch` calls it on every host.
-  if (words == std::vector<std::string>{"node"}) {
-    return lockstep::launcher::run_node();
-  }
-  const std::vector<std::string> reporting = {
-      "checkpoint", "merge-weights", "config", "env", "estimate-memory", "flight", "test"};
-  const bool reports =
-      !words.empty() && std::find(reporting.begin(), reporting.end(), words[0]) != reporting.end();
-  return reports ? run_reporting(words) : dispatch(words);
 }
 
 }  // namespace

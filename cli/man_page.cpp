@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/man_page.h"
 
-#include <sstream>
-
 #include <fmt/format.h>
 
 #include "cli/build_facts.h"

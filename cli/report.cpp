@@ -176,10 +176,6 @@ std::string with_commas(int64_t number) {
   return text;
 }
 
-std::string counted(size_t count, const std::string& noun) {
-  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
-}
-
 std::string without_folder(const std::string& why, const std::filesystem::path& folder) {
   const std::string whole = fmt::format("[{}] ", folder.native());
   if (why.starts_with(whole)) {

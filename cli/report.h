@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/words.h"
 
 namespace lockstep::cli {
 
@@ -48,9 +49,6 @@ std::string printable(const std::string& text);
 
 /// "1,234,567".
 std::string with_commas(int64_t number);
-
-/// "12 files", "1 file".
-std::string counted(size_t count, const std::string& noun);
 
 /// What an error said of something in `folder`, without saying the folder again.
 std::string without_folder(const std::string& why, const std::filesystem::path& folder);

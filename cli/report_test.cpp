@@ -81,12 +81,6 @@ TEST(WithCommas, GroupsByThree) {
   EXPECT_EQ(with_commas(-123456), "-123,456");
 }
 
-TEST(Counted, KnowsOneFromMany) {
-  EXPECT_EQ(counted(0, "file"), "0 files");
-  EXPECT_EQ(counted(1, "file"), "1 file");
-  EXPECT_EQ(counted(2, "file"), "2 files");
-}
-
 TEST(WithoutFolder, KeepsWhatIsWithinIt) {
   EXPECT_EQ(without_folder("[a/b] is none", "a/b"), "is none");
   EXPECT_EQ(without_folder("[a/b/c.json: x] is none", "a/b"), "[c.json: x] is none");

@@ -5,6 +5,9 @@
 
 #include <nlohmann/json.hpp>
 
+#include "lockstep/base/env.h"
+#include "lockstep/base/words.h"
+#include "lockstep/config/config_file.h"
 #include "lockstep/config/scalars.h"
 #include "lockstep/config/setting_table.h"
 
@@ -21,7 +24,7 @@ Json json_of(const SettingSpec& spec, const std::string& text) {
     return nullptr;
   }
   if (spec.type == SettingType::kBoolean) {
-    return config::truth_value(text).value_or(false);
+    return truth_value(text).value_or(false);
   }
   const auto number =
       spec.type == SettingType::kInteger ? config::whole_number(text) : std::nullopt;
@@ -69,6 +72,13 @@ Report settings_report(const config::Settings& settings, const std::optional<std
       {"settings", list},
       {"env", variables}};
   return report;
+}
+
+Report own_settings_report(const std::optional<std::string>& chosen_file) {
+  const Environment environment = Environment::process();
+  const auto file = config::read_config(chosen_file, environment);
+  return settings_report(
+      config::resolve({}, environment, file), file ? std::optional(file->path) : std::nullopt);
 }
 
 }  // namespace lockstep::cli

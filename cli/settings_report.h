@@ -17,4 +17,8 @@ namespace lockstep::cli {
 /// is null.
 Report settings_report(const config::Settings& settings, const std::optional<std::string>& file);
 
+/// That of this process' environment and of the file it finds. `chosen_file`: a --config-file, if
+/// there is one. ConfigError as config::read_config and config::resolve.
+Report own_settings_report(const std::optional<std::string>& chosen_file);
+
 }  // namespace lockstep::cli

@@ -4,7 +4,6 @@
 #include <array>
 #include <atomic>
 #include <csignal>
-#include <unistd.h>
 
 namespace lockstep::cli {
 namespace {

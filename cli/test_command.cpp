@@ -4,13 +4,12 @@
 #include <algorithm>
 #include <csignal>
 #include <fstream>
-#include <optional>
-#include <sstream>
 #include <system_error>
 #include <unistd.h>
 
 #include <fmt/format.h>
 
+#include "cli/arguments.h"
 #include "cli/usage_formatter.h"
 #include "lockstep/launch/cores.h"
 #include "lockstep/launch/job.h"
@@ -186,12 +185,7 @@ Report TestCommand::make_report() const {
 
 int TestCommand::run(const std::vector<std::string>& words) const {
   return print_report("lockstep.test", json_, [&] {
-    if (!words.empty()) {
-      throw ConfigError(
-          kWhere,
-          fmt::format(
-              "got '{}', expected no words; try lockstep test --help", printable(words[0])));
-    }
+    expect_no_words(kWhere, words);
     return make_report();
   });
 }

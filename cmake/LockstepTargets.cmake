@@ -57,7 +57,9 @@ function(lockstep_fixture name)
 endfunction()
 
 # lockstep_test(NAME [SERIAL] SOURCES... [LIBRARIES ...] [LABELS ...] [TIMEOUT s]): one GoogleTest
-# program a folder. SERIAL: its tests need the whole machine.
+# program a folder. SERIAL: its tests need the whole machine. Those that see torch are known to ctest twice,
+# one by one and together, because loading torch takes 0.3 s: `./dev test` runs them together, with
+# arguments (-R NAME) one by one.
 function(lockstep_test name)
   if(NOT LOCKSTEP_BUILD_TESTS)
     return()
@@ -79,6 +81,11 @@ function(lockstep_test name)
     LOCKSTEP_SOURCE_DIR="${PROJECT_SOURCE_DIR}" LOCKSTEP_BIN_DIR="${CMAKE_BINARY_DIR}/bin")
   lockstep_warnings(${name})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/test")
+  if("lockstep" IN_LIST arg_LIBRARIES AND NOT arg_LABELS)
+    set(arg_LABELS one_by_one)
+    add_test(NAME together.${name} COMMAND ${name} WORKING_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}")
+    set_tests_properties(together.${name} PROPERTIES TIMEOUT 600 LABELS together)
+  endif()
   gtest_discover_tests(${name} DISCOVERY_TIMEOUT 60
     PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" RUN_SERIAL ${arg_SERIAL})
 endfunction()

@@ -2,6 +2,7 @@
 #include "lockstep/accelerator/accelerator.h"
 
 #include <algorithm>
+#include <exception>
 #include <optional>
 #include <string>
 #include <thread>
@@ -135,7 +136,10 @@ Accelerator::~Accelerator() {
   // Loaders may outlive this.
   state_->active->set_before_pass(nullptr);
   state_->active->set_between_batches(nullptr);
-  watch::FlightRecorder::process().leave();
+  if (std::uncaught_exceptions() ==
+      0) {  // Else it has failed, which the others are not to take for leaving.
+    watch::FlightRecorder::process().leave();
+  }
 }
 
 void Accelerator::configure() {

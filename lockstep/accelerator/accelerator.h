@@ -309,7 +309,8 @@ class Accelerator {
   /// Writes all that the run is made of to `folder`, which must not exist: whole or absent. Models,
   /// optimizers, schedulers, the loss scaler, what was registered, and of every process its random
   /// state, the positions of its loaders and its place in an accumulation group. Collective.
-  /// CheckpointError on every process if it fails on any.
+  /// CheckpointError on every process if it fails on any, or they have not done equally many
+  /// updates.
   ///
   /// With `async`, it copies all that to host memory and returns; a failure to write it is thrown
   /// by the next save, load, wait_for_save() or end_training().
@@ -337,12 +338,14 @@ class Accelerator {
   /// Restores what save_state wrote, into the objects prepared in the same order, in any number of
   /// processes: loaders go on after the samples that all have seen together; processes that were
   /// not there get random numbers of their own, which depend on what was saved. Collective. Checks
-  /// everything before it changes anything; CheckpointError names file and tensor.
-  void load_state(const std::filesystem::path& folder);
+  /// everything before it changes anything; CheckpointError names file and tensor, or ranks that
+  /// would not load the same save.
+  void load_state(const std::filesystem::path& folder, const LoadStateOptions& options = {});
   /// From the newest whole checkpoint of `<project_dir>/checkpoints`. Folders that are torn are
-  /// named and passed over. CheckpointError if there is none.
+  /// named and passed over. CheckpointError if there is none, or a newer Lockstep's.
   std::filesystem::path load_state();
-  /// load_state() if there is a checkpoint; nothing, and nothing changed, if there is none. Under
+  /// load_state() if there is a checkpoint; nothing, and nothing changed, if there is none.
+  /// CheckpointError if there are some of which none can be used, or a newer Lockstep's. Under
   /// `lockstep launch --resume` it happens by itself in epochs() or before the first batch, unless
   /// the program has loaded something by then.
   std::optional<std::filesystem::path> resume_latest();
@@ -438,6 +441,7 @@ class Accelerator {
       const std::filesystem::path& folder,
       const SaveStateOptions& options,
       const AfterCommit& after);
+  std::string agree_on_save(const std::filesystem::path& folder);
   checkpoint::Contents collect_state(nlohmann::json& meta);
   void collect_training(
       checkpoint::Contents& contents, nlohmann::json& meta, const std::set<size_t>& taken_over);
@@ -445,9 +449,20 @@ class Accelerator {
   void collect_accumulation(checkpoint::Contents& contents);
   void collect_objects(checkpoint::Contents& contents, nlohmann::json& meta);
   struct Loading;
+  /// What tells one save from others: its id, or where it has none what it was after.
+  struct SavedAs {
+    std::string id;
+    std::vector<int64_t> steps;  ///< Updates of each optimizer.
+    bool verified = true;        ///< Its files were to be proven.
+  };
   /// Check a folder of ours, or of Accelerate's, and add what puts it in place.
-  void check_saved(const std::filesystem::path& folder, std::vector<std::function<void()>>& apply);
-  void check_import(const std::filesystem::path& folder, std::vector<std::function<void()>>& apply);
+  SavedAs check_saved(
+      const std::filesystem::path& folder,
+      const LoadStateOptions& options,
+      std::vector<std::function<void()>>& apply);
+  SavedAs check_import(
+      const std::filesystem::path& folder, std::vector<std::function<void()>>& apply);
+  void expect_same_save(const std::filesystem::path& folder, const SavedAs& saved);
   void check_models(Loading& loading);
   void check_own_buffers(Loading& loading, size_t model);
   void check_optimizers(Loading& loading);

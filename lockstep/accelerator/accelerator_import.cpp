@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <filesystem>
 #include <functional>
+#include <system_error>
 #include <vector>
 
 #include <fmt/format.h>
@@ -12,11 +14,12 @@
 #include "lockstep/base/log.h"
 #include "lockstep/checkpoint/load_model.h"
 #include "lockstep/optim/optimizer_state.h"
+#include "lockstep/storage/safetensors_header.h"
 
 namespace lockstep {
 
 /// What Accelerate has written, as far as it is no pickle.
-void Accelerator::check_import(
+Accelerator::SavedAs Accelerator::check_import(
     const std::filesystem::path& folder, std::vector<std::function<void()>>& apply) {
   State& state = *state_;
   const ParameterName names = state.parameter_names("load_state");
@@ -46,7 +49,10 @@ void Accelerator::check_import(
     const auto& saved = imported.optimizers[i];
     apply.push_back(check_optimizer(
         state.optimizers[i].inner(), names, saved.tensors, saved.settings, saved.path));
-    apply.emplace_back([&state, i, steps = saved.steps] { state.optimizers[i].set_steps(steps); });
+    apply.emplace_back([&state, i, steps = saved.steps] {
+      state.optimizers[i].set_steps(steps);
+      state.steps_at_save = i == 0 ? steps : state.steps_at_save;
+    });
   }
   for (size_t i = 0; i < imported.schedulers.size(); ++i) {
     apply.push_back(state.schedulers[i].check_state(imported.schedulers[i], folder.string()));
@@ -55,6 +61,16 @@ void Accelerator::check_import(
       "{} was saved by Accelerate: models, optimizers and schedulers go on; {} begin anew",
       folder.string(),
       fmt::join(imported.left_out, ", ")));
+  SavedAs saved;
+  for (const ImportedState::Optimizer& optimizer : imported.optimizers) {
+    saved.steps.push_back(optimizer.steps);
+  }
+  // Accelerate gives a save no id. On one host it is its folder, whatever ranks call that.
+  std::error_code error;
+  saved.id = state.world.on_one_host()
+                 ? checkpoint::in_quotes(std::filesystem::canonical(folder, error).string())
+                 : "by Accelerate";
+  return saved;
 }
 
 }  // namespace lockstep

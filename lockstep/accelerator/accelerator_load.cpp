@@ -10,6 +10,9 @@
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/accelerator/import_accelerate.h"
+#include "lockstep/accelerator/non_finite_json.h"
+#include "lockstep/accelerator/saved_state.h"
+#include "lockstep/accelerator/saved_values.h"
 #include "lockstep/accelerator/state_files.h"
 #include "lockstep/accelerator/training_state.h"
 #include "lockstep/base/error.h"
@@ -35,9 +38,10 @@ std::vector<NamedTensors> of_all_ranks(
   return all;
 }
 
-/// The processes of a host read the same files: each proves a part, and all hear of what one finds.
-checkpoint::ProofShare share_of_proof(const WorldSpec& world) {
-  return {.index = world.local_rank, .of = world.local_size};
+/// "5", or "5, 6" of two optimizers.
+std::string updates_text(const nlohmann::json& steps) {
+  return steps.empty() ? "no"
+                       : fmt::format("{}", fmt::join(steps.get<std::vector<int64_t>>(), ", "));
 }
 
 }  // namespace
@@ -45,17 +49,18 @@ checkpoint::ProofShare share_of_proof(const WorldSpec& world) {
 /// What is being loaded, and what puts it in place once all of it was found good.
 struct Accelerator::Loading {
   checkpoint::Reader reader;
-  int saved_by = 1;  ///< Processes.
+  SavedMeta saved;
+  checkpoint::ProofShare share;  ///< Of this process.
+  int saved_by = 1;              ///< Processes.
   bool resharded = false;
   std::vector<std::function<void()>> apply = {};
 
-  const nlohmann::json& meta() const { return reader.meta(); }
   std::string path(const std::string& file) const { return (reader.path() / file).string(); }
-  void must_match(const char* what, size_t saved, size_t here) const {
-    if (saved != here) {
+  void must_match(const char* what, size_t there, size_t here) const {
+    if (there != here) {
       throw CheckpointError(
           reader.path().string(),
-          fmt::format("holds {} {}, this program prepared {}", saved, what, here));
+          fmt::format("holds {} {}, this program prepared {}", there, what, here));
     }
   }
 };
@@ -64,13 +69,12 @@ void Accelerator::check_models(Loading& loading) {
   State& state = *state_;
   StateBeingLoaded being_loaded{.checkpoint = loading.reader, .models = state.models.size()};
   state.load_hooks.run(being_loaded);
-  loading.must_match("models", loading.meta().at("models").get<size_t>(), state.models.size());
-  const auto saved_by_hook = loading.meta().at("models_taken_over").get<std::set<size_t>>();
+  loading.must_match("models", loading.saved.models, state.models.size());
   for (size_t i = 0; i < state.models.size(); ++i) {
     if (being_loaded.taken_over.contains(i)) {
       continue;
     }
-    if (saved_by_hook.contains(i)) {
+    if (loading.saved.models_taken_over.contains(i)) {
       throw CheckpointError(
           loading.reader.path().string(),
           fmt::format(
@@ -81,7 +85,7 @@ void Accelerator::check_models(Loading& loading) {
     loading.apply.push_back(check_model(
         without_ties(state.models[i].parameters(), state.models[i].buffers()),
         loading.reader.tensor_set(
-            files::numbered("model", i), state.writers_per_rank, share_of_proof(state.world)),
+            files::numbered("model", i), state.writers_per_rank, loading.share),
         loading.path(files::model(i))));
     check_own_buffers(loading, i);
   }
@@ -107,7 +111,7 @@ void Accelerator::check_own_buffers(Loading& loading, size_t model) {
   }
   std::vector<NamedTensors> all(1);
   for (NamedTensor& item : loading.reader.tensor_set(
-           files::numbered("model", model), state.writers_per_rank, share_of_proof(state.world))) {
+           files::numbered("model", model), state.writers_per_rank, loading.share)) {
     const bool is_buffer = std::any_of(buffers.begin(), buffers.end(), [&](const auto& buffer) {
       return buffer.name == item.name;
     });
@@ -126,9 +130,9 @@ void Accelerator::check_own_buffers(Loading& loading, size_t model) {
 void Accelerator::check_optimizers(Loading& loading) {
   State& state = *state_;
   const ParameterName names = state.parameter_names("load_state");
-  const nlohmann::json& meta = loading.meta();
-  const bool local = meta.contains("local_sgd_steps");
-  loading.must_match("optimizers", meta.at("optimizer_steps").size(), state.optimizers.size());
+  const SavedMeta& saved = loading.saved;
+  const bool local = saved.local_sgd_steps.has_value();
+  loading.must_match("optimizers", saved.optimizer_steps.size(), state.optimizers.size());
   for (size_t i = 0; i < state.optimizers.size(); ++i) {
     std::string stem = files::optimizer(i);
     NamedTensors tensors;
@@ -141,8 +145,7 @@ void Accelerator::check_optimizers(Loading& loading) {
       stem = files::optimizer_of_rank(i, process_index());
       tensors = loading.reader.tensors(stem + ".safetensors");
     } else {
-      tensors =
-          loading.reader.tensor_set(stem, state.writers_per_rank, share_of_proof(state.world));
+      tensors = loading.reader.tensor_set(stem, state.writers_per_rank, loading.share);
     }
     loading.apply.push_back(check_optimizer(
         state.optimizers[i].inner(),
@@ -150,23 +153,21 @@ void Accelerator::check_optimizers(Loading& loading) {
         tensors,
         loading.reader.json(stem + ".json"),
         loading.path(stem + ".safetensors")));
-    loading.apply.emplace_back(
-        [&state, i, steps = meta.at("optimizer_steps").at(i).get<int64_t>()] {
-          state.optimizers[i].set_steps(steps);
-          state.steps_at_save = i == 0 ? steps : state.steps_at_save;
-        });
+    loading.apply.emplace_back([&state, i, steps = saved.optimizer_steps[i]] {
+      state.optimizers[i].set_steps(steps);
+      state.steps_at_save = i == 0 ? steps : state.steps_at_save;
+    });
   }
   if (local) {
     loading.apply.emplace_back(
-        [&state, counters = meta.at("local_sgd_steps"), resharded = loading.resharded] {
+        [&state, counters = *saved.local_sgd_steps, resharded = loading.resharded] {
           state.optimizers_differ = !resharded && state.local_sgds.size() < counters.size();
           for (size_t i = 0; i < counters.size(); ++i) {
-            const auto steps = counters[i].get<int64_t>();
             if (i < state.local_sgds.size()) {
-              state.local_sgds[i].second->load_steps(steps);
+              state.local_sgds[i].second->load_steps(counters[i]);
               state.restored_local_steps.emplace_back();
             } else {
-              state.restored_local_steps.emplace_back(steps);
+              state.restored_local_steps.emplace_back(counters[i]);
             }
           }
         });
@@ -188,11 +189,11 @@ void Accelerator::check_comm_hooks(Loading& loading) {
       });
       continue;
     }
+    const std::string counter = files::of_rank(stem, source, ".json");
+    const nlohmann::json counted = loading.reader.json(counter);
     // What ranks have still to send counts by its mean.
     CommHookState hook{
-        .iteration = loading.reader.json(files::of_rank(stem, source, ".json"))
-                         .at("iteration")
-                         .get<int64_t>(),
+        .iteration = SavedValues(counted, loading.path(counter)).count("iteration"),
         .tensors = loading.resharded
                        ? mean_of(of_all_ranks(loading.reader, loading.saved_by, tensors_of))
                        : loading.reader.tensors(tensors_of(source))};
@@ -207,37 +208,34 @@ void Accelerator::check_accumulation(Loading& loading) {
   State& state = *state_;
   LoopState& loop = *state.loop;
   const int source = loading.resharded ? 0 : process_index();
-  const std::string file = files::of_rank("accumulation", source, ".json");
-  const nlohmann::json saved = loading.reader.json(file);
-  const bool within = saved.at("within").get<bool>();
-  if (within && saved.at("num_steps") != loop.accumulation.num_steps) {
+  const auto read = [&](int rank) {
+    return read_saved_accumulation(
+        loading.reader, files::of_rank("accumulation", rank, ".json"), state.optimizers.size());
+  };
+  const SavedAccumulation saved = read(source);
+  if (saved.within && saved.num_steps != loop.accumulation.num_steps) {
     throw CheckpointError(
-        loading.path(file),
+        loading.path(files::of_rank("accumulation", source, ".json")),
         fmt::format(
             "was saved within a group of {} accumulation steps; this program has {}",
-            saved.at("num_steps").dump(),
+            saved.num_steps,
             loop.accumulation.num_steps));
   }
-  std::optional<double> counted;
-  if (saved.at("counted").is_number()) {
-    counted = saved.at("counted").get<double>();
-    for (int rank = 1; loading.resharded && rank < loading.saved_by; ++rank) {
-      *counted += loading.reader.json(files::of_rank("accumulation", rank, ".json"))
-                      .at("counted")
-                      .get<double>();
+  std::optional<double> counted = saved.counted;
+  if (counted && loading.resharded) {
+    for (int rank = 1; rank < loading.saved_by; ++rank) {
+      *counted += read(rank).counted.value_or(0);
     }
-    if (loading.resharded) {
-      *counted /= num_processes();
-    }
+    *counted /= num_processes();
   }
-  loading.apply.emplace_back([&state, &loop, saved, within, counted] {
-    loop.step = saved.at("step").get<int64_t>();
-    loop.in_group = saved.at("in_group").get<int64_t>();
-    loop.sync_gradients = !within;
+  loading.apply.emplace_back([&state, &loop, saved, counted] {
+    loop.step = saved.step;
+    loop.in_group = saved.in_group;
+    loop.sync_gradients = !saved.within;
     loop.counted = counted;
-    loop.finite->load_state(saved.at("non_finite"));
+    loop.finite->load_state(saved.non_finite);
     for (size_t i = 0; i < state.optimizers.size(); ++i) {
-      state.optimizers[i].set_gradients_due(saved.at("due").at(i).get<bool>());
+      state.optimizers[i].set_gradients_due(saved.due[i]);
     }
   });
   for (size_t i = 0; i < state.models.size(); ++i) {
@@ -262,63 +260,70 @@ void Accelerator::check_accumulation(Loading& loading) {
 void Accelerator::check_loop(Loading& loading) {
   State& state = *state_;
   LoopState& loop = *state.loop;
-  const nlohmann::json& meta = loading.meta();
-  if (loop.scaler.has_value() != meta.contains("scaler")) {
+  const SavedMeta& saved = loading.saved;
+  const std::string manifest = loading.path(checkpoint::kManifestName);
+  if (loop.scaler.has_value() != saved.scaler.has_value()) {
     throw CheckpointError(
         loading.reader.path().string(),
         loop.scaler ? "was saved without fp16's loss scaler; this program uses fp16"
                     : "was saved with fp16's loss scaler; this program does not use fp16");
   }
   if (loop.scaler) {
-    loop.scaler->check_state(meta.at("scaler"));
-    loading.apply.emplace_back([&loop, saved = meta.at("scaler")] {
+    try {
+      loop.scaler->check_state(*saved.scaler);
+    } catch (const ConfigError& error) {
+      throw CheckpointError(
+          manifest, "holds no loss scale in meta.scaler; " + without_rank_suffix(error.what()));
+    }
+    loading.apply.emplace_back([&loop, scaler = *saved.scaler] {
       loop.scaler_update_due = false;
-      loop.scaler->load_state(saved);
+      loop.scaler->load_state(scaler);
     });
   }
-  loading.must_match("schedulers", meta.at("schedulers").size(), state.schedulers.size());
+  loading.must_match("schedulers", saved.schedulers.size(), state.schedulers.size());
   for (size_t i = 0; i < state.schedulers.size(); ++i) {
     loading.apply.push_back(state.schedulers[i].check_state(
-        meta.at("schedulers").at(i), loading.reader.path().string()));
+        saved.schedulers[i], manifest, fmt::format("meta.schedulers[{}]", i)));
   }
   check_accumulation(loading);
 }
 
 void Accelerator::check_positions(Loading& loading) {
   State& state = *state_;
-  loading.must_match("loaders", loading.meta().at("loaders").get<size_t>(), state.loaders.size());
-  const auto file_of = [](int rank) { return files::of_rank("loaders", rank, ".json"); };
-  const nlohmann::json own = loading.reader.json(file_of(loading.resharded ? 0 : process_index()));
+  loading.must_match("loaders", loading.saved.loaders, state.loaders.size());
+  const auto positions_of = [&](int rank) {
+    const std::string file = files::of_rank("loaders", rank, ".json");
+    return read_saved_positions(loading.reader, file, state.loaders.size());
+  };
+  const auto own = positions_of(loading.resharded ? 0 : process_index());
   for (size_t i = 0; i < state.loaders.size(); ++i) {
     // Of ranks with unequally many batches rank 0 has the most: what it has seen, all have.
-    const bool other_rounds = own.at(i).at("round_rows") != state.loaders[i]->layout().round_rows();
-    const std::string file = file_of(other_rounds || loading.resharded ? 0 : process_index());
-    loading.apply.push_back(check_loader(
-        state.loaders[i],
-        other_rounds ? loading.reader.json(file).at(i) : own.at(i),
-        loading.path(file)));
+    const bool other_rounds = own[i].round_rows != state.loaders[i]->layout().round_rows();
+    loading.apply.push_back(
+        check_loader(state.loaders[i], other_rounds ? positions_of(0)[i] : own[i]));
   }
   const int random_source = process_index() % loading.saved_by;
   const std::string random_file = files::of_rank("random_states", random_source, ".safetensors");
   loading.apply.push_back(check_random_state(
       loading.reader.tensors(random_file),
       process_index() < loading.saved_by ? 0 : process_index(),
-      loading.path(random_file)));
+      loading.path(random_file),
+      device()));
 }
 
 void Accelerator::check_objects(Loading& loading) {
   State& state = *state_;
-  const nlohmann::json& kinds = loading.meta().at("custom_objects");
-  if (kinds.size() != state.objects.size()) {
+  const std::vector<bool>& differ = loading.saved.objects_differ;
+  if (differ.size() != state.objects.size()) {
     throw CheckpointError(
         loading.reader.path().string(),
         fmt::format(
             "holds {} custom objects, this program registered {} for checkpointing",
-            kinds.size(),
+            differ.size(),
             state.objects.size()));
   }
   for (size_t i = 0; i < state.objects.size(); ++i) {
-    const bool each = kinds[i] == "each";
+    const bool each = differ[i];
     if (each && loading.resharded) {
       throw CheckpointError(
           loading.reader.path().string(),
@@ -331,7 +336,7 @@ void Accelerator::check_objects(Loading& loading) {
               loading.saved_by));
     }
     const std::string stem = each ? files::object_of_rank(i, process_index()) : files::object(i);
-    ObjectState saved(loading.reader.json(stem + ".json"));
+    ObjectState saved(with_non_finite(loading.reader.json(stem + ".json")));
     if (loading.reader.has(stem + ".safetensors")) {
       saved.tensors = loading.reader.tensors(stem + ".safetensors");
     }
@@ -340,9 +345,18 @@ void Accelerator::check_objects(Loading& loading) {
   }
 }
 
-void Accelerator::check_saved(const fs::path& folder, std::vector<std::function<void()>>& apply) {
-  Loading loading{.reader = checkpoint::Reader(folder)};
-  loading.saved_by = loading.meta().at("processes").get<int>();
+Accelerator::SavedAs Accelerator::check_saved(
+    const fs::path& folder,
+    const LoadStateOptions& options,
+    std::vector<std::function<void()>>& apply) {
+  checkpoint::Reader reader(folder);
+  // The processes of a host read the same files: each proves a part, and all hear what one finds.
+  const WorldSpec& world = state_->world;
+  Loading loading{
+      .reader = reader,
+      .saved = read_saved_meta(reader),
+      .share = {.index = world.local_rank, .of = world.local_size, .nothing = !options.verify}};
+  loading.saved_by = loading.saved.processes;
   loading.resharded = loading.saved_by != num_processes();
   if (loading.resharded && loading.reader.world_size() != loading.saved_by) {
     throw CheckpointError(
@@ -370,9 +384,50 @@ void Accelerator::check_saved(const fs::path& folder, std::vector<std::function<
       apply.end(),
       std::make_move_iterator(loading.apply.begin()),
       std::make_move_iterator(loading.apply.end()));
+  return {
+      .id = loading.saved.save_id,
+      .steps = loading.saved.optimizer_steps,
+      .verified = options.verify};
 }
 
-void Accelerator::load_state(const fs::path& folder) {
+/// All ranks go on, or all throw that they would not go on from the same state. Collective.
+void Accelerator::expect_same_save(const fs::path& folder, const SavedAs& saved) {
+  const nlohmann::json own{
+      {"folder", checkpoint::in_quotes(folder.string())},
+      {"id", saved.id},
+      {"steps", saved.steps},
+      {"verified", saved.verified}};
+  const std::vector<nlohmann::json> all = gather_object(own);
+  const nlohmann::json& first = all.front();
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    const nlohmann::json& other = all[rank];
+    if (other.at("id") != first.at("id") || other.at("steps") != first.at("steps")) {
+      throw CheckpointError(
+          folder.string(),
+          fmt::format(
+              "cannot be loaded, because ranks would go on from different saves; rank {} got {}, "
+              "after {} updates, expected that of rank 0, {}, after {}; give all ranks the same "
+              "checkpoint",
+              rank,
+              other.at("folder").get<std::string>(),
+              updates_text(other.at("steps")),
+              first.at("folder").get<std::string>(),
+              updates_text(first.at("steps"))));
+    }
+    if (other.at("verified") != first.at("verified")) {
+      throw ConfigError(
+          "load_state",
+          fmt::format(
+              "the ranks of a host prove the files together; got verify = {} on rank {} and {} on "
+              "rank 0, expected the same on all",
+              other.at("verified").get<bool>(),
+              rank,
+              first.at("verified").get<bool>()));
+    }
+  }
+}
+
+void Accelerator::load_state(const fs::path& folder, const LoadStateOptions& options) {
   State& state = *state_;
   wait_for_save();
   if (state.resume_pending) {
@@ -390,17 +445,16 @@ void Accelerator::load_state(const fs::path& folder) {
     state_->restored_local_steps.clear();
     state_->optimizers_differ = false;
   });
+  SavedAs saved;
   std::string failure;
   try {
-    if (is_accelerate_folder(folder)) {
-      check_import(folder, apply);
-    } else {
-      check_saved(folder, apply);
-    }
+    saved = is_accelerate_folder(folder) ? check_import(folder, apply)
+                                         : check_saved(folder, options, apply);
   } catch (const std::exception& error) {
     failure = without_rank_suffix(error.what());
   }
   throw_together(state.group, failure, folder, "cannot load it");
+  expect_same_save(folder, saved);
   try {
     for (const auto& step : apply) {
       step();

@@ -3,10 +3,12 @@
 #include <chrono>
 #include <cstdio>
 #include <iostream>
+#include <set>
 #include <system_error>
 #include <unistd.h>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <ATen/Functions.h>
@@ -38,15 +40,43 @@ constexpr double kSecondsBetweenAsking = 0.2;
 constexpr int64_t kMostBatchesBetweenAsking = 64;
 
 /// What is done for people once the new checkpoint is safe: no reason to stop if it fails.
-void tidy_up(const fs::path& folder, const std::string& newest, std::optional<int> limit) {
+/// `damaged`: the names of those that do not count for the limit.
+void tidy_up(
+    const fs::path& folder,
+    const std::string& newest,
+    std::optional<int> limit,
+    const std::set<std::string>& damaged) {
   try {
     checkpoint::write_latest(folder, newest);
     if (limit) {
-      checkpoint::prune(folder, {.keep = *limit, .only_numbered = true});
+      // Reading them all through at each save would take longer than saving.
+      checkpoint::prune(
+          folder,
+          {.keep = *limit,
+           .only_numbered = true,
+           .verify = checkpoint::Verify::kSizes,
+           .damaged = damaged});
     }
   } catch (const std::exception& error) {
     log_warning(fmt::format("{} is saved, but {}", (folder / newest).string(), error.what()));
   }
+}
+
+/// There are checkpoints, and none can be used. To begin anew would look like going on.
+[[noreturn]] void refuse_to_begin_anew(
+    const fs::path& folder, const std::vector<checkpoint::Skipped>& skipped) {
+  std::vector<std::string> reasons;
+  for (const checkpoint::Skipped& each : skipped) {
+    reasons.push_back(without_rank_suffix(each.why));
+  }
+  throw CheckpointError(
+      folder.string(),
+      fmt::format(
+          "holds {}, of which none can be used: {}; to start anew, remove {}, or set another "
+          "project_dir",
+          reasons.size() == 1 ? "a checkpoint" : fmt::format("{} checkpoints", reasons.size()),
+          fmt::join(reasons, "; "),
+          reasons.size() == 1 ? "it" : "them"));
 }
 
 /// Finds out before training, and not at the first save, that a folder cannot be written.
@@ -210,12 +240,14 @@ fs::path Accelerator::save_numbered(const SaveStateOptions& options) {
     number = std::max<int64_t>(number, std::stoll(text));
   }
   const std::string name = fmt::format("checkpoint_{}", number);
+  state.damaged.erase(name);  // That one was removed, and this is another.
   save(
       folder / name,
       options,
-      [folder, name, limit = project.total_limit](const SavingGroups& groups) {
+      [folder, name, limit = project.total_limit, damaged = state.damaged](
+          const SavingGroups& groups) {
         told_by_disks(groups, folder, [&] {
-          tidy_up(folder, name, limit);
+          tidy_up(folder, name, limit, damaged);
           return "";
         });
       });
@@ -230,8 +262,16 @@ std::optional<fs::path> Accelerator::newest_checkpoint(checkpoint::Verify verify
         // Also mends what a save that was cut short has left between two names.
         checkpoint::remove_stale(folder);
         const checkpoint::Newest newest = checkpoint::find_newest(folder, verify);
+        std::vector<checkpoint::Skipped> damaged;
         for (const checkpoint::Skipped& skipped : newest.skipped) {
           log_warning(fmt::format("passed over {}: {}", skipped.path.string(), skipped.why));
+          if (skipped.was_checkpoint) {
+            damaged.push_back(skipped);
+            state.damaged.insert(skipped.path.filename());
+          }
+        }
+        if (!newest.path && !damaged.empty()) {
+          refuse_to_begin_anew(folder, damaged);
         }
         return newest.path ? newest.path->filename().string() : "";
       });

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <chrono>
 #include <memory>
+#include <random>
 #include <utility>
 
 #include <fmt/format.h>
@@ -9,6 +10,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/accelerator/non_finite_json.h"
 #include "lockstep/accelerator/state_files.h"
 #include "lockstep/accelerator/training_state.h"
 #include "lockstep/base/crc32c.h"
@@ -20,6 +22,7 @@
 #include "lockstep/checkpoint/writer.h"
 #include "lockstep/comm/bytes.h"
 #include "lockstep/optim/optimizer_state.h"
+#include "lockstep/watch/flight_recorder.h"
 
 namespace lockstep {
 namespace {
@@ -30,6 +33,12 @@ using Clock = std::chrono::steady_clock;
 
 double milliseconds_since(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+/// Not from torch's generators, whose numbers are the training's.
+std::string random_id() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
 }
 
 /// Equal for equal states, as far as a checksum can say.
@@ -134,7 +143,7 @@ void Accelerator::collect_position(checkpoint::Contents& contents) {
   }
   contents.add_json(files::of_rank("loaders", rank, ".json"), std::move(cursors));
   contents.add_tensors(
-      files::of_rank("random_states", rank, ".safetensors"), {{"cpu", random_state()}});
+      files::of_rank("random_states", rank, ".safetensors"), random_states(device()));
   collect_accumulation(contents);
 }
 
@@ -178,6 +187,7 @@ void Accelerator::collect_objects(checkpoint::Contents& contents, nlohmann::json
   try {
     for (const AnyCheckpointable& object : state.objects) {
       own.push_back(object.state_dict());
+      own.back().values = without_non_finite(own.back().values);
       fingerprints.push_back(fingerprint(own.back()));
     }
   } catch (const std::exception& error) {
@@ -215,6 +225,30 @@ void Accelerator::collect_objects(checkpoint::Contents& contents, nlohmann::json
   }
 }
 
+/// The id of a new save, the same for all ranks, once it is known that they have done equally many
+/// updates. Collective.
+std::string Accelerator::agree_on_save(const fs::path& folder) {
+  std::vector<int64_t> steps;
+  for (const Optimizer& optimizer : state_->optimizers) {
+    steps.push_back(optimizer.steps());
+  }
+  const std::vector<nlohmann::json> all =
+      gather_object({{"id", is_main_process() ? random_id() : ""}, {"steps", steps}});
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank].at("steps") != all[0].at("steps")) {
+      throw CheckpointError(
+          folder.string(),
+          fmt::format(
+              "is not saved; rank {} has done {} updates, expected {}, as rank 0; save after the "
+              "same one on all",
+              rank,
+              fmt::join(all[rank].at("steps").get<std::vector<int64_t>>(), ", "),
+              fmt::join(all[0].at("steps").get<std::vector<int64_t>>(), ", ")));
+    }
+  }
+  return all[0].at("id").get<std::string>();
+}
+
 checkpoint::Contents Accelerator::collect_state(nlohmann::json& meta) {
   State& state = *state_;
   checkpoint::Contents contents;
@@ -250,11 +284,13 @@ void Accelerator::save(
   SaveTimings timings;
   wait_for_save();
   timings.waited_ms = milliseconds_since(began);
+  const std::string save_id = agree_on_save(folder);
   for (const auto& [model, local_sgd] : state.local_sgds) {
     local_sgd->average();
   }
   nlohmann::json meta;
   auto contents = std::make_shared<checkpoint::Contents>(collect_state(meta));
+  meta[checkpoint::kSaveIdKey] = save_id;
   try {
     timings.bytes = contents->tensor_bytes();
     if (options.async) {
@@ -265,27 +301,31 @@ void Accelerator::save(
     contents = std::make_shared<checkpoint::Contents>();
     contents->fail(error.what());
   }
-  const auto write = [folder, contents, meta, after, threads = state.writers_per_rank](
-                         const SavingGroups& groups) {
-    std::string failure;
-    try {
-      checkpoint::Writer writer(groups.disk, folder, {.threads = threads});
-      writer.write(*contents);
-      writer.commit(meta);
-    } catch (const CheckpointError& error) {
-      failure = without_rank_suffix(error.what());
-      if (groups.disk.size() == groups.all.size()) {
-        throw;  // All were told the same.
-      }
-    }
-    if (groups.disk.size() != groups.all.size()) {
-      Group all = groups.all;
-      throw_together(all, failure, folder, "cannot save it");
-    }
-    if (after) {
-      after(groups);
-    }
-  };
+  const auto write =
+      [folder, contents, meta, after, threads = state.writers_per_rank](const SavingGroups& given) {
+        // Of what follows, too: an old checkpoint may take long to remove.
+        const watch::Saving saving;
+        const SavingGroups groups = {
+            .all = checkpoint::patient(given.all), .disk = checkpoint::patient(given.disk)};
+        std::string failure;
+        try {
+          checkpoint::Writer writer(groups.disk, folder, {.threads = threads});
+          writer.write(*contents);
+          writer.commit(meta);
+        } catch (const CheckpointError& error) {
+          failure = without_rank_suffix(error.what());
+          if (groups.disk.size() == groups.all.size()) {
+            throw;  // All were told the same.
+          }
+        }
+        if (groups.disk.size() != groups.all.size()) {
+          Group all = groups.all;
+          throw_together(all, failure, folder, "cannot save it");
+        }
+        if (after) {
+          after(groups);
+        }
+      };
   if (options.async) {
     if (!state.background_groups) {
       // Of its own, so that what it says does not get between the training's collectives.
@@ -338,7 +378,10 @@ void Accelerator::save_state(const fs::path& folder, const SaveStateOptions& opt
 
 void Accelerator::save_model_tensors(
     const NamedTensors& tensors, const fs::path& folder, const std::string& max_shard_size) {
-  told_by_disks({.all = state_->group, .disk = *state_->saving}, folder, [&] {
+  const watch::Saving saving;
+  const SavingGroups groups = {
+      .all = checkpoint::patient(state_->group), .disk = checkpoint::patient(*state_->saving)};
+  told_by_disks(groups, folder, [&] {
     checkpoint::save_model(tensors, folder, max_shard_size);
     return "";
   });

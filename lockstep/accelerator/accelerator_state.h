@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -78,6 +79,8 @@ struct Accelerator::State {
   int writers_per_rank = 1;     ///< The same on all ranks.
   bool loaded = false;          ///< The program has loaded a state, or tried to.
   bool resume_pending = false;
+  /// Names of checkpoints that a resume passed over; known to the process that looked.
+  std::set<std::string> damaged;
   int64_t steps_at_save = 0;  ///< Updates at the last save that was made by itself, or loaded.
 
   std::unique_ptr<StopRequests> stop_requests;

@@ -18,6 +18,8 @@
 #include "lockstep/base/error.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/data/tensor_dataset.h"
+#include "lockstep/storage/safetensors_map.h"
+#include "lockstep/storage/test_files.h"
 
 namespace lockstep {
 namespace {
@@ -233,6 +235,36 @@ TEST_F(SaveState, a_flipped_bit_is_refused_on_every_rank) {
     ++refused;
   });
   EXPECT_EQ(refused, 2);
+}
+
+TEST_F(SaveState, an_unchecked_load_takes_what_the_files_hold_but_no_other_size) {
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    Linear net(2, 2);
+    accelerator.prepare(net);
+    accelerator.save_state(folder_ / "c");
+  });
+  const fs::path file = folder_ / "c" / "model.safetensors";
+  checkpoint::flip_bit(file, fs::file_size(file) - 1);  // In its last tensor.
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    Linear net(2, 2);
+    accelerator.prepare(net);
+    EXPECT_THAT(load_error(accelerator, folder_ / "c"), HasSubstr("is damaged"));
+    const checkpoint::SafetensorsMap saved(file);
+    accelerator.load_state(folder_ / "c", {.verify = false});
+    for (const auto& item : net->named_parameters()) {
+      const std::string_view bytes = saved.bytes(saved.entry(item.key()));
+      EXPECT_EQ(
+          std::string_view(
+              static_cast<const char*>(item.value().const_data_ptr()), item.value().nbytes()),
+          bytes);
+    }
+  });
+  fs::resize_file(file, fs::file_size(file) - 1);
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    Linear net(2, 2);
+    accelerator.prepare(net);
+    EXPECT_THROW(accelerator.load_state(folder_ / "c", {.verify = false}), CheckpointError);
+  });
 }
 
 TEST_F(SaveState, without_a_project_dir_says_what_to_set) {

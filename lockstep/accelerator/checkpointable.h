@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-/// What an object of the user's keeps in a checkpoint: small values, and tensors by name. JSON has
-/// no infinity: a best loss that begins there is saved as null, or as text.
+/// What an object of the user's keeps in a checkpoint: small values, and tensors by name.
+/// Infinities and NaN, which JSON has not, come back all the same.
 struct ObjectState {
   ObjectState() = default;
   // Implicit, so that an object without tensors may return its values alone.

@@ -17,6 +17,7 @@
 #include "lockstep/storage/files.h"
 #include "lockstep/storage/json_text.h"
 #include "lockstep/storage/manifest.h"
+#include "lockstep/storage/model_files.h"
 #include "lockstep/storage/safetensors_map.h"
 
 namespace lockstep {
@@ -217,6 +218,7 @@ NamedTensors by_name(
           fmt::format("belongs to no parameter; expected 0 to {}", names.size()),
           in_quotes(entry.name));
     }
+    file.fetch(entry);
     tensors.push_back({names[index] + entry.name.substr(dot), tensor_of(file, entry)});
   }
   return tensors;
@@ -297,8 +299,10 @@ ImportedState import_accelerate(const fs::path& folder, const ImportTarget& targ
   std::set<std::string> used;
   for (size_t i = 0; i < target.models; ++i) {
     const FileNames names = model_names(i);
-    const bool readable = checkpoint::name_exists(folder / names.readable);
-    state.models.push_back(folder / (readable ? names.readable : names.pickle));
+    if (!checkpoint::name_exists(folder / names.readable)) {
+      checkpoint::refuse_pickles({folder / names.pickle}, folder / names.readable);
+    }
+    state.models.push_back(folder / names.readable);
     used.insert({names.pickle, names.readable});
   }
   for (size_t i = 0; i < target.optimizers.size(); ++i) {

@@ -45,9 +45,10 @@ bool is_accelerate_folder(const std::filesystem::path& folder);
 /// Reads what Accelerate's `save_state` wrote: the weights of its models as they are; optimizers
 /// and schedulers, which Accelerate pickles, from the files that a one-line Python command makes of
 /// them, `optimizer(_i).safetensors`, `optimizer(_i).json` and `scheduler(_i).json`. No pickle is
-/// read, for reading one runs code in it: where those files are missing a CheckpointError gives the
-/// command. Random states, the positions of loaders, a loss scaler and custom objects are pickles
-/// too, and not imported: the names of their files come back in `left_out`.
+/// read, for reading one runs code in it: where those files are missing, or weights are pickled, a
+/// CheckpointError gives the command. Random states, the positions of loaders, a loss scaler and
+/// custom objects are pickles too, and not imported: the names of their files come back in
+/// `left_out`.
 ///
 /// An optimizer's state goes to parameters by name where Python's optimizer knew names and they are
 /// the program's, else by their order in it, which must be the order of the program's. Options of

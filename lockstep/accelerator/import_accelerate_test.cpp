@@ -23,6 +23,7 @@
 #include <torch/optim/sgd.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/shell.h"
 #include "lockstep/checkpoint/load_model.h"
 #include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/optim/adam.h"
@@ -363,12 +364,64 @@ TEST(ImportAccelerateState, NeverReadsAPickleAndSaysHowToConvertIt) {
           HasSubstr("weights_only=True")));
 }
 
-/// Run as it is told to the user, in a folder whose name needs all of the quoting.
-TEST(ImportAccelerateState, TheCommandConvertsAllOfAFolder) {
+/// What is told to be run.
+std::string command_in(const std::string& message) {
+  const size_t begin = message.find("python -c ");
+  const size_t end = message.rfind('\'') + 1;
+  return begin == std::string::npos ? "" : message.substr(begin + 6, end - begin - 6);
+}
+
+bool python_has(const std::string& modules) {
   const std::string python = LOCKSTEP_PYTHON;
-  if (python.empty() || shell(python + " -c 'import torch, safetensors'").second != 0) {
+  return !python.empty() && shell(python + " -c 'import " + modules + "'").second == 0;
+}
+
+TEST(ImportAccelerateState, TheCommandsThatItGivesOneByOneConvertAFolderWithPickledWeights) {
+  if (!python_has("torch, safetensors")) {
     GTEST_SKIP() << "LOCKSTEP_PYTHON names no Python that has torch and safetensors";
   }
+  const std::string python = LOCKSTEP_PYTHON;
+  const Net net;
+  const OptimizerPointer adam = kCases[0].make(net);
+  const Folder original("adam", /*converted=*/false);
+  const TestFolder parent;
+  const fs::path folder = parent.path() / "it's [a] \"folder\" $HOME";
+  fs::copy(original.path(), folder);
+  // As Accelerate's save_state(safe_serialization=False) has it.
+  const auto [made, ok] = shell(
+      python +
+      " -c 'import sys, torch; from safetensors.torch import load_file; "
+      "torch.save(load_file(sys.argv[1]), sys.argv[2])' " +
+      shell_quoted(
+          {(kGolden / "adam" / "model.safetensors").string(),
+           (folder / "pytorch_model.bin").string()}));
+  ASSERT_EQ(ok, 0) << made;
+  fs::remove(folder / "model.safetensors");
+  int commands = 0;
+  for (std::string message = refusal(folder, target_of(net, *adam)); message != "no error";
+       message = refusal(folder, target_of(net, *adam))) {
+    ASSERT_LT(commands++, 2) << message;
+    const auto [output, code] = shell(python + command_in(message));
+    ASSERT_EQ(code, 0) << output << message;
+  }
+  EXPECT_EQ(commands, 2) << "one for the weights, one for the rest";
+  const ImportedState state = import_accelerate(folder, target_of(net, *adam));
+  EXPECT_EQ(state.optimizers[0].steps, 2);
+  NamedTensors model = net.parameters;
+  model.insert(model.end(), net.buffers.begin(), net.buffers.end());
+  checkpoint::load_checkpoint_in_model(model, state.models.at(0));
+  const SafetensorsMap saved(kGolden / "adam" / "model.safetensors");
+  for (const NamedTensor& item : net.parameters) {
+    EXPECT_TRUE(at::equal(item.tensor, tensor_of(saved, item.name))) << item.name;
+  }
+}
+
+/// Run as it is told to the user, in a folder whose name needs all of the quoting.
+TEST(ImportAccelerateState, TheCommandConvertsAllOfAFolder) {
+  if (!python_has("torch, safetensors")) {
+    GTEST_SKIP() << "LOCKSTEP_PYTHON names no Python that has torch and safetensors";
+  }
+  const std::string python = LOCKSTEP_PYTHON;
   const Net net;
   const OptimizerPointer adamw = kCases[1].make(net);
   const Folder original("adamw", /*converted=*/false);
@@ -376,10 +429,8 @@ TEST(ImportAccelerateState, TheCommandConvertsAllOfAFolder) {
   const fs::path folder = parent.path() / "it's [a] \"folder\" $HOME";
   fs::copy(original.path(), folder);
   const std::string message = refusal(folder, target_of(net, *adamw));
-  const size_t begin = message.find("python -c ");
-  ASSERT_NE(begin, std::string::npos) << message;
-  const size_t end = message.rfind('\'') + 1;
-  const std::string command = message.substr(begin + 6, end - begin - 6);
+  const std::string command = command_in(message);
+  ASSERT_NE(command, "") << message;
   const auto [output, code] = shell(python + command);
   ASSERT_EQ(code, 0) << output << command;
   for (const std::string name : {"optimizer.json", "optimizer.safetensors", "scheduler.json"}) {

@@ -257,6 +257,10 @@ TEST(SaveOnEachNode, every_host_keeps_a_whole_checkpoint_on_its_own_disk) {
     EXPECT_EQ(reader.world_size(), 2);
     EXPECT_TRUE(reader.has("model.safetensors"));
   }
+  const auto meta_of = [&](const char* host) {
+    return checkpoint::Reader(folder / host / "checkpoints" / "checkpoint_2").meta();
+  };
+  EXPECT_EQ(meta_of("host0").at("save_id"), meta_of("host1").at("save_id"));
   // One host got no further than the first.
   fs::remove_all(folder / "host1" / "checkpoints" / "checkpoint_2");
   on_two_hosts([&](Accelerator& accelerator) {
@@ -265,6 +269,20 @@ TEST(SaveOnEachNode, every_host_keeps_a_whole_checkpoint_on_its_own_disk) {
     accelerator.prepare(net);
     accelerator.register_for_checkpointing(counter);
     EXPECT_EQ(accelerator.resume_latest()->filename(), "checkpoint_1");
+  });
+  // And here it holds that of another run.
+  checkpoint::edit_manifest(
+      folder / "host1" / "checkpoints" / "checkpoint_1",
+      [](nlohmann::json& manifest) { manifest["meta"]["save_id"] = "another"; });
+  on_two_hosts([&](Accelerator& accelerator) {
+    Linear net(2, 2);
+    Counter counter;
+    accelerator.prepare(net);
+    accelerator.register_for_checkpointing(counter);
+    EXPECT_THAT(
+        [&] { accelerator.resume_latest(); },
+        ThrowsMessage<CheckpointError>(
+            HasSubstr("ranks would go on from different saves; rank 2")));
   });
 }
 

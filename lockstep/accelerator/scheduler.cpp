@@ -10,7 +10,9 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/accelerator/loop_state.h"
+#include "lockstep/accelerator/saved_values.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/rank.h"
 #include "lockstep/optim/momentum.h"
 
 namespace lockstep {
@@ -31,6 +33,21 @@ struct Scheduler::State {
   /// Null for one that goes by a metric.
   const optim::Schedule* of_steps() const { return std::get_if<optim::Schedule>(&schedule); }
 };
+
+namespace {
+
+/// [optimizer][group]
+std::vector<std::vector<double>> base_rates_of(const SavedValues& values) {
+  std::vector<std::vector<double>> rates;
+  for (const nlohmann::json& of_optimizer : values.list("base_rates")) {
+    const nlohmann::json whole{{"rates", of_optimizer}};
+    const std::string place = fmt::format("{}[{}]", values.place_of("base_rates"), rates.size());
+    rates.push_back(SavedValues(whole, values.path(), place).numbers("rates"));
+  }
+  return rates;
+}
+
+}  // namespace
 
 Scheduler::Scheduler(AnySchedule schedule, SchedulerPolicy policy, std::shared_ptr<LoopState> loop)
     : state_(std::make_shared<State>(State{std::move(schedule), policy, std::move(loop)})) {
@@ -194,14 +211,15 @@ nlohmann::json Scheduler::state() const {
 }
 
 std::function<void()> Scheduler::check_state(
-    const nlohmann::json& saved, const std::string& path) const {
+    const nlohmann::json& saved, const std::string& path, const std::string& where) const {
   State& state = *state_;
+  const SavedValues values(saved, path, where);
   const std::string is = state.plateau ? "plateau" : "schedule";
   if (!saved.contains(is) || (is == "schedule" && saved.at(is) != state.of_steps()->name())) {
     throw CheckpointError(
         path, fmt::format("holds another schedule than this program prepared: {}", saved.dump()));
   }
-  auto rates = saved.at("base_rates").get<std::vector<std::vector<double>>>();
+  std::vector<std::vector<double>> rates = base_rates_of(values);
   const bool fits = std::equal(
       rates.begin(),
       rates.end(),
@@ -211,7 +229,7 @@ std::function<void()> Scheduler::check_state(
   if (!fits) {
     throw CheckpointError(path, "holds a schedule of other parameter groups");
   }
-  const auto steps = saved.at("steps").get<int64_t>();
+  const int64_t steps = values.count("steps");
   if (!state.plateau && state.of_steps()->total_steps().value_or(steps) < steps) {
     throw CheckpointError(
         path,
@@ -220,13 +238,29 @@ std::function<void()> Scheduler::check_state(
             steps,
             *state.of_steps()->total_steps()));
   }
-  return [scheduler = *this, kept = state_, saved, rates = std::move(rates)] {
-    kept->steps = saved.at("steps").get<int64_t>();
-    kept->counted = saved.at("counted").get<int64_t>();
-    kept->base_rates = rates;
-    if (kept->plateau) {
-      kept->plateau->load_state(saved.at("plateau"));
+  std::optional<optim::ReduceOnPlateau> plateau = state.plateau;
+  if (plateau) {
+    try {
+      plateau->load_state(values.any("plateau"));
+    } catch (const ConfigError& error) {
+      throw CheckpointError(
+          path,
+          fmt::format(
+              "holds no state of a plateau in {}; {}",
+              values.place_of("plateau"),
+              without_rank_suffix(error.what())));
     }
+  }
+  return [scheduler = *this,
+          kept = state_,
+          steps,
+          counted = values.count("counted"),
+          rates = std::move(rates),
+          plateau = std::move(plateau)] {
+    kept->steps = steps;
+    kept->counted = counted;
+    kept->base_rates = rates;
+    kept->plateau = plateau;
     scheduler.apply();  // The schedule may be another one than the rates were saved under.
   };
 }

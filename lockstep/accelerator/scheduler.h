@@ -62,7 +62,8 @@ class Scheduler {
   nlohmann::json state() const;
   /// Checks that `state` is of this schedule, changes nothing and returns what puts it in.
   /// CheckpointError naming `path`.
-  std::function<void()> check_state(const nlohmann::json& state, const std::string& path) const;
+  std::function<void()> check_state(
+      const nlohmann::json& state, const std::string& path, const std::string& where = "") const;
 
   friend bool operator==(const Scheduler&, const Scheduler&) = default;
 

@@ -14,10 +14,10 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/Functions.h>
-#include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/bytes.h"
+#include "lockstep/flat/copy_values.h"
 
 namespace lockstep {
 
@@ -35,6 +35,14 @@ NamedTensors without_ties(NamedTensors parameters, const NamedTensors& buffers) 
 
 at::Tensor random_state() {
   return at::globalContext().defaultGenerator(at::kCPU).get_state();
+}
+
+NamedTensors random_states(at::Device device) {
+  NamedTensors states{{"cpu", random_state()}};
+  if (device.is_cuda()) {
+    states.push_back({"cuda", at::globalContext().defaultGenerator(device).get_state()});
+  }
+  return states;
 }
 
 std::function<void()> check_model(
@@ -79,28 +87,23 @@ std::function<void()> check_model(
             fmt::join(unexpected, ", ")));
   }
   return [copies = std::move(copies)] {
-    const c10::AutoGradMode no_grad(false);
     for (const auto& [parameter, value] : copies) {
-      parameter.detach().copy_(value);
+      flat::copy_values(parameter, value);
     }
   };
 }
 
 std::function<void()> check_loader(
-    const std::shared_ptr<data::LoaderCore>& loader,
-    const nlohmann::json& saved,
-    const std::filesystem::path& path) {
-  const auto samples = saved.at("samples").get<int64_t>();
-  if (samples != loader->layout().samples()) {
+    const std::shared_ptr<data::LoaderCore>& loader, const SavedPosition& saved) {
+  if (saved.samples != loader->layout().samples()) {
     throw CheckpointError(
-        path.string(),
+        saved.path,
         fmt::format(
             "was saved with {} samples, this loader has {}; give it the same data",
-            samples,
+            saved.samples,
             loader->layout().samples()));
   }
-  const data::Cursor cursor = loader->resharded(
-      saved.at("cursor").get<data::Cursor>(), saved.at("round_rows").get<int64_t>());
+  const data::Cursor cursor = loader->resharded(saved.cursor, saved.round_rows);
   loader->check_cursor(cursor);
   return [loader, cursor] { loader->load_cursor(cursor); };
 }
@@ -120,18 +123,30 @@ uint64_t seed_of_stream(const at::Tensor& state, int stream) {
 }  // namespace
 
 std::function<void()> check_random_state(
-    const NamedTensors& saved, int stream, const std::string& path) {
-  const at::Tensor current = random_state();
-  if (saved.size() != 1 || saved[0].tensor.scalar_type() != current.scalar_type() ||
-      saved[0].tensor.sizes() != current.sizes()) {
-    throw CheckpointError(path, "holds no random state of this version of torch");
+    const NamedTensors& saved, int stream, const std::string& path, at::Device device) {
+  std::map<std::string, at::Tensor> values;
+  for (const NamedTensor& current : random_states(device)) {
+    const auto found = std::find_if(saved.begin(), saved.end(), [&](const NamedTensor& item) {
+      return item.name == current.name;
+    });
+    if (found == saved.end() && current.name != "cpu") {
+      continue;
+    }
+    if (found == saved.end() || found->tensor.scalar_type() != current.tensor.scalar_type() ||
+        found->tensor.sizes() != current.tensor.sizes()) {
+      throw CheckpointError(path, "holds no random state of this version of torch", current.name);
+    }
+    values.emplace(current.name, found->tensor.clone());
   }
-  return [value = saved[0].tensor.clone(), stream] {
-    at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
-    if (stream == 0) {
-      generator.set_state(value);
-    } else {
-      generator.set_current_seed(seed_of_stream(value, stream));
+  return [values = std::move(values), stream, device] {
+    for (const auto& [name, value] : values) {
+      at::Generator generator =
+          at::globalContext().defaultGenerator(name == "cpu" ? at::Device(at::kCPU) : device);
+      if (stream == 0) {
+        generator.set_state(value);
+      } else {
+        generator.set_current_seed(seed_of_stream(values.at("cpu"), stream));
+      }
     }
   };
 }

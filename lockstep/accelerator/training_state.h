@@ -7,10 +7,9 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json_fwd.hpp>
-
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/accelerator/saved_state.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/named_tensor.h"
 #include "lockstep/data/loader_core.h"
@@ -25,6 +24,8 @@ NamedTensors without_ties(NamedTensors parameters, const NamedTensors& buffers);
 
 /// State of torch's default CPU generator.
 at::Tensor random_state();
+/// The same as "cpu", and with a CUDA `device` that of its default generator as "cuda".
+NamedTensors random_states(at::Device device);
 
 /// Checks that `saved` is `current`'s names, shapes and dtypes.
 std::function<void()> check_model(
@@ -33,14 +34,13 @@ std::function<void()> check_model(
 /// A loader's position, which means something only over the same data. Where rounds have another
 /// size now, it goes on after the same samples.
 std::function<void()> check_loader(
-    const std::shared_ptr<data::LoaderCore>& loader,
-    const nlohmann::json& saved,
-    const std::filesystem::path& path);
+    const std::shared_ptr<data::LoaderCore>& loader, const SavedPosition& saved);
 
 /// `stream` 0: the random numbers go on as saved. Else: as a stream of their own that depends on
-/// what was saved and on `stream`, for processes that were not there.
+/// what was saved and on `stream`, for processes that were not there. What was saved on a CPU says
+/// nothing of a CUDA `device`'s, which then stay as they are, and the other way round.
 std::function<void()> check_random_state(
-    const NamedTensors& saved, int stream, const std::string& path);
+    const NamedTensors& saved, int stream, const std::string& path, at::Device device = at::kCPU);
 
 /// By name, over what several ranks saved: the sum times `factor`; tensors that are no floating
 /// point must be equal, or are the first's. A tensor some ranks lack counts as zero there.

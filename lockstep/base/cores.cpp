@@ -6,23 +6,31 @@
 #include <cstddef>
 #include <sched.h>
 #include <thread>
-#include <vector>
 
 namespace lockstep {
 
-int available_cores() {
+std::vector<int> available_core_ids() {
+  std::vector<int> ids;
   // The mask must be as large as the kernel's, which is not known beforehand.
-  for (int bits = 1024; bits <= (1 << 20); bits *= 2) {
-    std::vector<unsigned char> mask(static_cast<size_t>(bits) / 8);
+  for (size_t bits = 1024; bits <= (size_t{1} << 20) && ids.empty(); bits *= 2) {
+    std::vector<unsigned char> mask(bits / 8);
     auto* set = reinterpret_cast<cpu_set_t*>(mask.data());
-    if (sched_getaffinity(0, mask.size(), set) == 0) {
-      return std::max(1, CPU_COUNT_S(mask.size(), set));
-    }
-    if (errno != EINVAL) {
+    if (::sched_getaffinity(0, mask.size(), set) == 0) {
+      for (size_t id = 0; id < bits; ++id) {
+        if (CPU_ISSET_S(id, mask.size(), set)) {
+          ids.push_back(static_cast<int>(id));
+        }
+      }
+    } else if (errno != EINVAL) {
       break;
     }
   }
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  return ids;
+}
+
+int available_cores() {
+  const size_t allowed = available_core_ids().size();
+  return std::max(1, static_cast<int>(allowed > 0 ? allowed : std::thread::hardware_concurrency()));
 }
 
 }  // namespace lockstep

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/base/env.h"
 
-#include <algorithm>
-#include <cctype>
 #include <charconv>
 #include <cstdlib>
 #include <utility>
@@ -10,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/words.h"
 
 namespace lockstep {
 
@@ -62,20 +61,16 @@ std::optional<bool> Environment::boolean(const std::string& name) const {
   if (!value) {
     return std::nullopt;
   }
-  std::string lower = *value;
-  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) {
-    return static_cast<char>(std::tolower(c));
-  });
-  if (lower == "1" || lower == "true" || lower == "yes" || lower == "on") {
-    return true;
+  const std::optional<bool> truth = truth_value(*value);
+  if (!truth) {
+    throw ConfigError(
+        "environment",
+        fmt::format(
+            "{} makes no sense; got '{}', expected 1 or 0, true or false, yes or no",
+            name,
+            *value));
   }
-  if (lower == "0" || lower == "false" || lower == "no" || lower == "off") {
-    return false;
-  }
-  throw ConfigError(
-      "environment",
-      fmt::format(
-          "{} makes no sense; got '{}', expected 1 or 0, true or false, yes or no", name, *value));
+  return truth;
 }
 
 std::optional<int64_t> parse_integer(const std::string& text) {

@@ -11,20 +11,20 @@ namespace lockstep {
 /// A message reads `[where] what happened; got X, expected Y; try Z (rank r of n)`. The constructor
 /// adds the brackets and the rank; the thrower writes the rest. There are exactly three children,
 /// one for each thing a caller can do about it.
-class Error : public std::runtime_error {
+class [[nodiscard]] Error : public std::runtime_error {
  public:
   Error(const std::string& where, const std::string& what);
 };
 
 /// The user can mend it: a value, a file, a call out of order. The job should end with exit code 2.
-class ConfigError : public Error {
+class [[nodiscard]] ConfigError : public Error {
  public:
   using Error::Error;
 };
 
 /// A collective failed, timed out, or the ranks disagree on what to do. The group is dead: build a
 /// new one, which in practice means restart the job.
-class CommError : public Error {
+class [[nodiscard]] CommError : public Error {
  public:
   /// `op`: the operation's name. `peer`: the rank it failed on, -1 if unknown. `seconds`: how long
   /// it took.
@@ -40,7 +40,7 @@ class CommError : public Error {
 };
 
 /// A checkpoint cannot be written, or must not be trusted.
-class CheckpointError : public Error {
+class [[nodiscard]] CheckpointError : public Error {
  public:
   /// `path`: the file or folder; `tensor`: the tensor's name, empty if the whole file is meant.
   CheckpointError(const std::string& path, const std::string& what, const std::string& tensor = "");

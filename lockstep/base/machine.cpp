@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <arpa/inet.h>
-#include <cctype>
 #include <cstring>
 #include <fstream>
 #include <functional>
@@ -13,7 +12,6 @@
 #include <net/if.h>
 #include <netinet/in.h>
 #include <sstream>
-#include <string_view>
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <sys/utsname.h>

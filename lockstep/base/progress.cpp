@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cctype>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -14,6 +13,7 @@
 
 #include "lockstep/base/rank.h"
 #include "lockstep/base/terminal.h"
+#include "lockstep/base/words.h"
 
 namespace lockstep {
 namespace {
@@ -33,9 +33,7 @@ bool locale_is_utf8(const Environment& environment) {
       break;
     }
   }
-  std::transform(locale.begin(), locale.end(), locale.begin(), [](unsigned char c) {
-    return static_cast<char>(std::tolower(c));
-  });
+  locale = lower(locale);
   return locale.find("utf-8") != std::string::npos || locale.find("utf8") != std::string::npos;
 }
 

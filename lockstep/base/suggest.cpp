@@ -2,18 +2,12 @@
 #include "lockstep/base/suggest.h"
 
 #include <algorithm>
-#include <cctype>
 #include <cstddef>
+
+#include "lockstep/base/words.h"
 
 namespace lockstep {
 namespace {
-
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) {
-    return static_cast<char>(std::tolower(c));
-  });
-  return text;
-}
 
 /// Insertions, deletions, substitutions and swaps of neighbours (Damerau, restricted) from a to b.
 size_t edits(const std::string& a, const std::string& b) {

@@ -8,10 +8,10 @@
 #include <fmt/ranges.h>
 
 #include <ATen/Functions.h>
-#include <c10/core/GradMode.h>
 
 #include "lockstep/base/crc32c.h"
 #include "lockstep/checkpoint/even_shares.h"
+#include "lockstep/flat/copy_values.h"
 #include "lockstep/storage/slices.h"
 
 namespace lockstep::checkpoint {
@@ -141,7 +141,6 @@ int64_t Contents::tensor_bytes() const {
 }
 
 void Contents::copy_to_host(const Contents& former) {
-  const c10::AutoGradMode no_grad(false);
   std::map<std::string, std::map<std::string, at::Tensor>> memory;
   for (const FileContents& file : former.files_) {
     for (const NamedTensor& item : file.tensors) {
@@ -158,7 +157,7 @@ void Contents::copy_to_host(const Contents& former) {
                         found->second.sizes() == source.sizes();
       at::Tensor copy =
           fits ? found->second : at::empty(source.sizes(), source.options().device(at::kCPU));
-      copy.copy_(source);
+      flat::copy_values(copy, source);
       item.tensor = std::move(copy);
     }
   }

@@ -2,6 +2,8 @@
 #include "lockstep/checkpoint/load_model.h"
 
 #include <algorithm>
+#include <memory>
+#include <optional>
 #include <string_view>
 #include <utility>
 
@@ -15,6 +17,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/checkpoint/tied_tensors.h"
+#include "lockstep/flat/copy_values.h"
 #include "lockstep/storage/model_files.h"
 
 namespace lockstep::checkpoint {
@@ -26,8 +29,13 @@ constexpr size_t kNamesShown = 20;
 struct Source {
   const SafetensorsMap* file;
   const TensorEntry* entry;
-  std::string_view bytes() const { return file->bytes(*entry); }
+  std::string_view bytes() const {
+    file->fetch(*entry);
+    return file->bytes(*entry);
+  }
 };
+
+using Files = std::vector<SafetensorsMap>;
 
 /// By the names they have here.
 using Sources = std::map<std::string, Source>;
@@ -43,8 +51,7 @@ std::string renamed(const std::string& name, const std::map<std::string, std::st
   return longest == nullptr ? name : longest->second + name.substr(longest->first.size());
 }
 
-Sources sources_in(
-    const std::vector<SafetensorsMap>& files, const std::map<std::string, std::string>& prefixes) {
+Sources sources_in(const Files& files, const std::map<std::string, std::string>& prefixes) {
   Sources sources;
   for (const SafetensorsMap& file : files) {
     for (const TensorEntry& entry : file.entries()) {
@@ -149,7 +156,8 @@ bool is_on(const at::Tensor& tensor, at::Device device) {
 /// One tensor of the model, under all of its names.
 struct Place {
   std::vector<at::Tensor> tied;
-  at::Tensor value;  ///< Undefined: nothing was saved for it.
+  at::Tensor value;                ///< Undefined: nothing was saved for it.
+  std::optional<Source> source{};  ///< Where it lies in the plan's files.
   at::ScalarType dtype;
   at::Device device;
 };
@@ -159,8 +167,8 @@ class Plan {
   Plan(const std::filesystem::path& path, const LoadModelOptions& options)
       : path_(path.string()),
         options_(&options),
-        files_(open_model_files(path)),
-        left_(sources_in(files_, options.prefix_map)) {}
+        files_(std::make_shared<const Files>(open_model_files(path))),
+        left_(sources_in(*files_, options.prefix_map)) {}
 
   void add(const NamedTensors& model, const std::vector<size_t>& group) {
     const NamedTensor& first = model[group.front()];
@@ -219,6 +227,7 @@ class Plan {
   }
 
   const std::vector<Place>& places() const { return places_; }
+  const std::shared_ptr<const Files>& files() const { return files_; }
 
  private:
   void check_ties(const std::vector<std::pair<std::string, Source>>& saved) {
@@ -249,11 +258,12 @@ class Plan {
       place.dtype = *options_->dtype;
     }
     place.value = tensor_of(*source.file, entry);
+    place.source = source;
   }
 
   std::string path_;
   const LoadModelOptions* options_;
-  std::vector<SafetensorsMap> files_;
+  std::shared_ptr<const Files> files_;
   Sources left_;  ///< What nobody has taken yet; points into the files.
   std::vector<Place> places_;
   std::vector<std::string> different_;
@@ -261,10 +271,13 @@ class Plan {
 };
 
 void put(const Place& place) {
+  if (place.source) {
+    place.source->file->fetch(*place.source->entry);
+  }
   const at::Tensor& first = place.tied.front();
   if (is_on(first, place.device) && first.scalar_type() == place.dtype) {
     if (place.value.defined()) {
-      first.detach().copy_(place.value);
+      flat::copy_values(first, place.value);
     }
     return;
   }
@@ -292,7 +305,7 @@ CheckedWeights check_checkpoint_in_model(
     plan.add(model, group);
   }
   LoadedNames names = plan.finish();
-  return {std::move(names), [places = plan.places()] {
+  return {std::move(names), [places = plan.places(), files = plan.files()] {
             const c10::AutoGradMode no_grad(false);
             for (const Place& place : places) {
               put(place);

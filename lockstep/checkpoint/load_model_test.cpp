@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/checkpoint/load_model.h"
 
+#include <filesystem>
 #include <string>
+#include <sys/mman.h>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -251,6 +253,22 @@ TEST(LoadCheckpointInModel, CanBeCheckedFirstAndAppliedLater) {
   EXPECT_TRUE(holds(w, 1));
 }
 
+TEST(LoadCheckpointInModel, NamesATensorThatCannotBeRead) {
+  if (madvise(nullptr, 0, MADV_POPULATE_READ) != 0) {
+    GTEST_SKIP() << "Linux before 5.14 ends the process";
+  }
+  constexpr int64_t kPages = 4096;  // Of floats.
+  const Saved saved({{"a", at::ones({kPages})}, {"b", at::ones({1024 * kPages})}});
+  const at::Tensor b = parameter({1024 * kPages});
+  const CheckedWeights checked =
+      check_checkpoint_in_model({{"a", parameter({kPages})}, {"b", b}}, saved.path());
+  std::filesystem::resize_file(saved.path() / "model.safetensors", 1 << 20);
+  EXPECT_THAT(
+      [&] { checked.apply(); },
+      ThrowsMessage<CheckpointError>(
+          HasSubstr("model.safetensors: \"b\"] cannot be read: the file became shorter")));
+}
+
 TEST(LoadCheckpointInModel, ReadsOneFileOrAnIndexAsWellAsAFolder) {
   const Saved whole({{"w", at::ones({2})}});
   const Saved shards({{"w", at::ones({2})}, {"x", at::ones({2})}}, "8");
@@ -282,6 +300,11 @@ TEST(LoadCheckpointInModel, TakesNothingFromACheckpointThatIsNotWhatWasWritten) 
   EXPECT_THAT(
       [&] {
         load_checkpoint_in_model({{"w", w}}, path);
+      },
+      ThrowsMessage<CheckpointError>(HasSubstr("\"w\"] is damaged")));
+  EXPECT_THAT(
+      [&] {
+        load_checkpoint_in_model({{"w", w}}, path / "model.safetensors");
       },
       ThrowsMessage<CheckpointError>(HasSubstr("\"w\"] is damaged")));
   EXPECT_TRUE(holds(w, 0));

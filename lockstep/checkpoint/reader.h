@@ -14,6 +14,7 @@ namespace lockstep::checkpoint {
 struct ProofShare {
   int index = 0;
   int of = 1;
+  bool nothing = false;  ///< Nobody proves anything; only what cannot be read is noticed.
 };
 
 /// A StoredCheckpoint whose files of tensors are handed out as such.

@@ -59,14 +59,18 @@ at::ScalarType scalar_type(Dtype dtype) {
 
 at::Tensor tensor_of(const SafetensorsMap& file, const TensorEntry& entry) {
   const std::string_view content = file.bytes(entry);
+  const auto options = at::TensorOptions().dtype(scalar_type(entry.dtype));
+  std::byte* data = file.private_bytes(entry);
+  const bool aligned = std::bit_cast<uintptr_t>(data) % dtype_bytes(entry.dtype) == 0;
+  if (entry.dtype == Dtype::kBool || !aligned) {
+    file.fetch(entry);  // It is looked at now.
+  }
   if (entry.dtype == Dtype::kBool &&
       std::any_of(content.begin(), content.end(), [](char value) { return (value & ~1) != 0; })) {
     // To C++ such a bool is undefined behaviour.
     throw CheckpointError(file.path(), "has a BOOL that is neither 0 nor 1", in_quotes(entry.name));
   }
-  const auto options = at::TensorOptions().dtype(scalar_type(entry.dtype));
-  std::byte* data = file.private_bytes(entry);
-  if (std::bit_cast<uintptr_t>(data) % dtype_bytes(entry.dtype) != 0) {
+  if (!aligned) {
     at::Tensor copy = at::empty(entry.shape, options);
     if (!content.empty()) {
       std::memcpy(copy.mutable_data_ptr(), content.data(), content.size());

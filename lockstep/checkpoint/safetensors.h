@@ -34,7 +34,8 @@ at::ScalarType scalar_type(Dtype dtype);
 /// A tensor of a mapped file: a view of it, which keeps it mapped as long as the tensor or a view
 /// of it lives. Writing to it is allowed, costs a copy of each page touched, and changes neither
 /// the file nor what another map of it sees. Data not aligned to its dtype is copied.
-/// CheckpointError if a BOOL is neither 0 nor 1.
+/// CheckpointError if a BOOL is neither 0 nor 1. Its bytes should have been fetched, or be before
+/// they are read: see SafetensorsMap.
 at::Tensor tensor_of(const SafetensorsMap& file, const TensorEntry& entry);
 at::Tensor tensor_of(const SafetensorsMap& file, const std::string& name);
 

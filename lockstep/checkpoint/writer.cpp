@@ -2,6 +2,7 @@
 #include "lockstep/checkpoint/writer.h"
 
 #include <algorithm>
+#include <chrono>
 #include <iterator>
 #include <sys/stat.h>
 #include <system_error>
@@ -65,9 +66,14 @@ FileSummary write_text(const fs::path& path, const std::string& text) {
 
 }  // namespace
 
+Group patient(const Group& group) {
+  constexpr comm::Milliseconds kSavingTimeout = std::chrono::hours(6);
+  return group.with_timeout(std::max(group.timeout(), kSavingTimeout));
+}
+
 // Delegates, so that the destructor runs should the rest throw.
-Writer::Writer(Group group, const fs::path& target, WriterOptions options)
-    : Writer(std::move(group), target, Unstarted()) {
+Writer::Writer(const Group& group, const fs::path& target, WriterOptions options)
+    : Writer(group, target, Unstarted()) {
   overwrite_ = options.overwrite;
   threads_ = std::max(1, options.threads);
   attempt([&] { target_ = plain_target(target); });
@@ -94,8 +100,8 @@ Writer::Writer(Group group, const fs::path& target, WriterOptions options)
   throw_first(all_gather_bytes(group_, failure_.empty() ? std::string(1, kGood) : kBad + failure_));
 }
 
-Writer::Writer(Group group, const fs::path& target, Unstarted /*unstarted*/)
-    : group_(std::move(group)), target_(target) {}
+Writer::Writer(const Group& group, const fs::path& target, Unstarted /*unstarted*/)
+    : group_(patient(group)), target_(target) {}
 
 Writer::~Writer() {
   abandon();
@@ -284,6 +290,7 @@ void Writer::commit_on_disk(const Json& meta, const std::vector<std::string>& re
   sync_folder(folder_);
   publish(folder_, target_, check_target());
   folder_.clear();
+  owned_.reset();  // Done; whoever prunes need not wait for this Writer to go.
 }
 
 void Writer::abandon() noexcept {

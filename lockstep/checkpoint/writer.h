@@ -14,10 +14,16 @@
 #include "lockstep/comm/named_tensor.h"
 #include "lockstep/storage/manifest.h"
 #include "lockstep/storage/temp_folder.h"
+#include "lockstep/watch/flight_recorder.h"
 
 namespace lockstep::checkpoint {
 
 class Contents;
+
+/// The group for operations that wait for other ranks' disks: they may take 6 hours, or the group's
+/// timeout if that is longer. That is made for a step; `lockstep launch`, who sees whether bytes
+/// move, ends a save that does not go on after its --stall-timeout. Other launchers do not.
+Group patient(const Group& group);
 
 struct WriterOptions {
   /// Replace an earlier checkpoint at the target. It stays until the new one is whole, then goes
@@ -48,7 +54,7 @@ class Writer {
  public:
   /// Collective. CheckpointError on every rank if the target exists (see `overwrite`), cannot be
   /// made, differs between ranks, or some rank cannot see the new folder. Missing parents are made.
-  Writer(Group group, const std::filesystem::path& target, WriterOptions options = {});
+  Writer(const Group& group, const std::filesystem::path& target, WriterOptions options = {});
   /// Without a commit: removes what this rank wrote, and on rank 0 the folder. Never communicates.
   ~Writer();
   Writer(const Writer&) = delete;
@@ -77,7 +83,7 @@ class Writer {
 
  private:
   struct Unstarted {};
-  Writer(Group group, const std::filesystem::path& target, Unstarted unstarted);
+  Writer(const Group& group, const std::filesystem::path& target, Unstarted unstarted);
   /// Keeps what `step` throws as this rank's failure; skips it if there is one already.
   void attempt(const std::function<void()>& step);
   void make_folder();
@@ -92,6 +98,7 @@ class Writer {
   void commit_on_disk(const nlohmann::json& meta, const std::vector<std::string>& reports);
   void abandon() noexcept;
 
+  watch::Saving saving_;
   Group group_;
   std::filesystem::path target_;
   bool overwrite_ = false;

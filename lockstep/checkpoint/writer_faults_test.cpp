@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <cerrno>
-#include <csignal>
 #include <fcntl.h>
 #include <functional>
 #include <sched.h>
@@ -171,7 +170,6 @@ std::pair<int, std::string> in_child(const std::function<int(std::string& said)>
 
 TEST_F(WriterFaults, AFileSizeLimitLeavesTheOldOne) {
   const auto [code, said] = in_child([&](std::string& why) {
-    signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{100'000, 100'000};
     setrlimit(RLIMIT_FSIZE, &limit);
     try {

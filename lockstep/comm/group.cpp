@@ -253,6 +253,12 @@ void Group::barrier() {
   }
 }
 
+Group Group::with_timeout(comm::Milliseconds timeout) const {
+  Group other = *this;
+  other.timeout_ = timeout;
+  return other;
+}
+
 Group Group::split(int color, int key) {
   if (size() == 1) {
     return *this;

@@ -58,6 +58,8 @@ class Group {
   /// "gloo", "thread", or "none" for a group of one.
   const char* transport_name() const;
   comm::Milliseconds timeout() const { return timeout_; }
+  /// A handle of the same group, whose operations may take as long as that.
+  Group with_timeout(comm::Milliseconds timeout) const;
 
   /// Reduces `tensor` in place over the ranks; all of them get the same bits. kAvg needs a floating
   /// point tensor. Result: `tensor`.

@@ -290,6 +290,20 @@ TEST_P(GroupTest, a_rank_that_does_not_come_is_a_timeout) {
   EXPECT_EQ(errors, size() - 1);
 }
 
+TEST_P(GroupTest, another_timeout_is_that_of_its_own_operations) {
+  run(
+      [&](const Group& group) {
+        const at::Tensor tensor = at::ones({4});
+        if (group.rank() == 0) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(700));
+        }
+        group.with_timeout(std::chrono::seconds(60)).all_reduce(tensor).wait();
+        EXPECT_EQ(tensor[0].item<float>(), static_cast<float>(size()));
+        EXPECT_EQ(group.timeout(), std::chrono::milliseconds(400));
+      },
+      std::chrono::milliseconds(400));
+}
+
 TEST(GroupOfOne, returns_its_input_at_once) {
   Group group;
   at::Tensor tensor = at::ones({4, 2});

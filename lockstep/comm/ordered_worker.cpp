@@ -8,6 +8,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/rank.h"
+#include "lockstep/comm/sigpipe.h"
 
 namespace lockstep::comm {
 namespace {
@@ -117,6 +118,7 @@ std::shared_ptr<Work> OrderedWorker::submit(const char* name, Job job, OnTimeout
 }
 
 void OrderedWorker::run(const std::shared_ptr<Queue>& queue) {
+  const SigpipeBlocked no_sigpipe;
   const ThreadRankScope label(queue->label);
   std::unique_lock<std::mutex> lock(queue->mutex);
   while (true) {

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/comm/ordered_worker.h"
 
+#include <cerrno>
+#include <chrono>
 #include <future>
+#include <thread>
+#include <unistd.h>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -33,6 +37,26 @@ TEST(OrderedWorker, hands_the_jobs_error_to_every_waiter) {
   const auto work = worker.submit("job", [] { throw CommError("job", "broken"); });
   EXPECT_THROW(work->wait(kPatience), CommError);
   EXPECT_THROW(work->wait(kPatience), CommError);
+}
+
+TEST(OrderedWorker, a_peer_that_is_gone_is_an_error_of_the_write_and_no_signal) {
+  OrderedWorker worker;
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  ::close(ends[0]);
+  int error = 0;
+  worker
+      .submit(
+          "write",
+          [&] {
+            std::thread([&] {  // As a library's own.
+              error = ::write(ends[1], "x", 1) < 0 ? errno : 0;
+            })
+                .join();
+          })
+      ->wait(std::chrono::seconds(30));
+  ::close(ends[1]);
+  EXPECT_EQ(error, EPIPE);
 }
 
 TEST(OrderedWorker, a_waiter_whose_patience_ends_gets_an_error) {

@@ -2,7 +2,6 @@
 #include "lockstep/config/config_file.h"
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <sys/stat.h>
 #include <system_error>

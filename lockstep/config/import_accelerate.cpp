@@ -11,9 +11,9 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/suggest.h"
+#include "lockstep/base/words.h"
 #include "lockstep/config/import_deepspeed.h"
 #include "lockstep/config/import_section.h"
-#include "lockstep/config/scalars.h"
 
 namespace lockstep::config {
 namespace {
@@ -196,10 +196,7 @@ class Importer {
   }
 
   void mixed_precision(const Entry& entry) {
-    std::string text = root_.text("mixed_precision").value_or("");
-    std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) {
-      return static_cast<char>(std::tolower(c));
-    });
+    std::string text = lower(root_.text("mixed_precision").value_or(""));
     if (text == "fp8") {
       throw ConfigError(
           where(file_, entry.value.place),

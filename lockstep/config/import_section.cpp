@@ -8,7 +8,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/suggest.h"
-#include "lockstep/config/scalars.h"
+#include "lockstep/base/words.h"
 
 namespace lockstep::config {
 

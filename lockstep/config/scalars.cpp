@@ -7,13 +7,13 @@
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
-#include <limits>
 #include <string_view>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/env.h"
+#include "lockstep/base/words.h"
 
 namespace lockstep::config {
 namespace {
@@ -24,13 +24,6 @@ bool is_digit(char c) {
 
 bool all_digits(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), is_digit);
-}
-
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) {
-    return static_cast<char>(std::tolower(c));
-  });
-  return text;
 }
 
 /// Something that every reader of YAML takes for text without quotes.
@@ -68,17 +61,6 @@ std::optional<double> decimal_number(const std::string& text) {
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   return error == std::errc() && stop == text.data() + text.size() ? std::optional(number)
                                                                    : std::nullopt;
-}
-
-std::optional<bool> truth_value(const std::string& text) {
-  const std::string word = lower(text);
-  if (word == "1" || word == "true" || word == "yes" || word == "on") {
-    return true;
-  }
-  if (word == "0" || word == "false" || word == "no" || word == "off") {
-    return false;
-  }
-  return std::nullopt;
 }
 
 std::string number_hint(const std::string& text) {

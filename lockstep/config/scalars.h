@@ -7,8 +7,9 @@
 
 namespace lockstep::config {
 
-// What the text of a setting means. The same rules hold in a file, in the environment and on the
-// command line, so that a value means one thing wherever it stands.
+// What the text of a setting means; of truths, see truth_value of base/words.h. The same rules hold
+// in a file, in the environment and on the command line, so that a value means one thing wherever
+// it stands.
 
 /// A whole decimal number: digits, with '-' before them. 010, 1_000, 0x10, 1e3, +1 and 1.0 are
 /// none: other readers of YAML take each for something else.
@@ -17,9 +18,6 @@ std::optional<int64_t> whole_number(const std::string& text);
 /// A decimal number that is not negative: digits, with '.' and digits after them. 1e3, .5 and inf
 /// are none.
 std::optional<double> decimal_number(const std::string& text);
-
-/// true or false, yes or no, on or off, 1 or 0, in any case.
-std::optional<bool> truth_value(const std::string& text);
 
 /// For text that is no whole_number but looks like one: "; write 16". Else nothing.
 std::string number_hint(const std::string& text);

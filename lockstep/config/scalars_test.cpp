@@ -55,18 +55,6 @@ TEST(DecimalNumber, TakesDigitsAndAPoint) {
   }
 }
 
-TEST(TruthValue, TakesTheUsualWords) {
-  for (const char* text : {"true", "Yes", "ON", "1"}) {
-    EXPECT_EQ(truth_value(text), true) << text;
-  }
-  for (const char* text : {"false", "No", "OFF", "0"}) {
-    EXPECT_EQ(truth_value(text), false) << text;
-  }
-  for (const char* text : {"", "y", "2", "none", " true"}) {
-    EXPECT_EQ(truth_value(text), std::nullopt) << text;
-  }
-}
-
 TEST(NumberHint, SaysWhatWasMeant) {
   EXPECT_EQ(number_hint("1e3"), "; write 1000");
   EXPECT_EQ(number_hint("0x10"), "; write 16");

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <array>
-#include <cctype>
-#include <string_view>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/suggest.h"
+#include "lockstep/base/variable_name.h"
+#include "lockstep/base/words.h"
 #include "lockstep/config/scalars.h"
 #include "lockstep/config/setting_table.h"
 
@@ -84,24 +83,7 @@ void check_value(
 }
 
 void check_variable_name(const std::string& name, const std::string& where) {
-  constexpr std::array<std::string_view, 12> kOurs = {
-      "RANK",
-      "WORLD_SIZE",
-      "LOCAL_RANK",
-      "LOCAL_WORLD_SIZE",
-      "MASTER_ADDR",
-      "MASTER_PORT",
-      "GROUP_RANK",
-      "GROUP_WORLD_SIZE",
-      "ROLE_RANK",
-      "ROLE_WORLD_SIZE",
-      "ROLE_NAME",
-      "LOCKSTEP_LAUNCHER"};
-  const bool fits = !name.empty() && (name[0] < '0' || name[0] > '9') &&
-                    std::all_of(name.begin(), name.end(), [](unsigned char c) {
-                      return std::isalnum(c) != 0 || c == '_';
-                    });
-  if (!fits) {
+  if (!is_variable_name(name)) {
     throw ConfigError(
         where,
         fmt::format(
@@ -109,8 +91,7 @@ void check_variable_name(const std::string& name, const std::string& where) {
             "_, like NCCL_DEBUG",
             name));
   }
-  if (std::find(kOurs.begin(), kOurs.end(), name) != kOurs.end() ||
-      name.starts_with("TORCHELASTIC_")) {
+  if (is_set_by_launcher(name)) {
     throw ConfigError(
         where, fmt::format("{} is what a launch sets itself, for each process; remove it", name));
   }

@@ -193,7 +193,7 @@ std::vector<SettingSpec> make_settings() {
        .variables = {"LOCKSTEP_JOIN_TIMEOUT_SECONDS", "LOCKSTEP_JOIN_TIMEOUT_MS"},
        .unset = "as the program says, which is 120 if it says nothing",
        .min = 0,
-       .max = kYearSeconds},
+       .max = kDaySeconds},
       {.name = "timeout_seconds",
        .type = Type::kSeconds,
        .what = "The job is ended after so long; 0: never",

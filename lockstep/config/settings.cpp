@@ -2,12 +2,12 @@
 #include "lockstep/config/settings.h"
 
 #include <algorithm>
-#include <utility>
 
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/suggest.h"
+#include "lockstep/base/words.h"
 #include "lockstep/config/scalars.h"
 
 namespace lockstep::config {
@@ -140,26 +140,11 @@ Source from_environment(const Environment& environment) {
   return source;
 }
 
-void read_variable_flag(const FlagValue& flag, Values& variables) {
-  const size_t equals = flag.value.find('=');
-  if (equals == std::string::npos) {
-    throw ConfigError(
-        flag.flag, fmt::format("got '{}', expected a name and a value, NAME=VALUE", flag.value));
-  }
-  const std::string name = flag.value.substr(0, equals);
-  check_variable_name(name, flag.flag);
-  variables[name] = {flag.value.substr(equals + 1), flag.flag};
-}
-
 Source from_flags(const std::vector<FlagValue>& flags) {
   Source source;
   for (const FlagValue& flag : flags) {
     const SettingSpec* const spec = find_setting(flag.setting);
     LOCKSTEP_ASSERT(spec != nullptr, "a flag for a setting that there is not: " + flag.setting);
-    if (spec->type == Type::kVariables) {
-      read_variable_flag(flag, source.variables);
-      continue;
-    }
     check_value(*spec, flag.value, flag.flag, flag.setting);
     source.settings[flag.setting] = {flag.value, flag.flag};
   }
@@ -179,7 +164,8 @@ Source defaults() {
 void check_together(const Settings& settings) {
   const int64_t machines = settings.integer("num_machines").value_or(1);
   const int64_t rank = settings.integer("machine_rank").value_or(0);
-  if (rank < machines) {
+  // Whoever takes a flag for it names that.
+  if (rank < machines || settings.at("machine_rank").origin.starts_with("--")) {
     return;
   }
   throw ConfigError(

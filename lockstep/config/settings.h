@@ -31,7 +31,7 @@ struct ConfigValues {
 struct FlagValue {
   std::string setting;  ///< Which of all_settings it sets.
   std::string flag;     ///< As messages name it: "--max-restarts".
-  std::string value;    ///< For a flag without value "true"; of `env` NAME=VALUE, one a FlagValue.
+  std::string value;
 };
 
 /// What a job is to be started with. Every value has been checked. Names are those of all_settings;

@@ -168,28 +168,26 @@ TEST(Resolve, ReadsTheVariablesThatProgramsRead) {
       from_environment({{"LOCKSTEP_JOIN_TIMEOUT_MS", "20000"}}).text("join_timeout_seconds"), "20");
 }
 
-TEST(Resolve, VariablesOfTheProcessesComeTogetherFromFileAndFlags) {
+TEST(Resolve, VariablesOfTheProcessesAreTextWhateverTheyLookLike) {
   const Document file =
       parse_document("c.yaml", "env:\n  A: no\n  B: 1e3\n  C: ''\n", Format::kYaml);
-  const Settings settings =
-      resolve({{"env", "--env", "B=flag=x"}, {"env", "--env", "D="}}, kNothing, file);
+  const Settings settings = resolve({}, kNothing, file);
   std::string all;
   for (const auto& [name, value] : settings.variables()) {
     all += name + "='" + value.text + "' " + value.origin + "; ";
   }
-  EXPECT_EQ(all, "A='no' c.yaml:2:3; B='flag=x' --env; C='' c.yaml:4:3; D='' --env; ");
+  EXPECT_EQ(all, "A='no' c.yaml:2:3; B='1e3' c.yaml:3:3; C='' c.yaml:4:3; ");
 }
 
 TEST(Resolve, VariablesThatALaunchSetsItselfAreRefused) {
   EXPECT_THAT(fault_of("env: {RANK: 1}\n"), StartsWith("[c.yaml:1:7] RANK is what a launch sets"));
+  EXPECT_THAT(
+      fault_of("env:\n  LOCKSTEP_FLIGHT: x\n"),
+      StartsWith("[c.yaml:2:3] LOCKSTEP_FLIGHT is what a launch sets"));
+  EXPECT_THAT(fault_of("env: {SLURM_PROCID: 0}\n"), HasSubstr("is what a launch sets"));
   EXPECT_THAT(fault_of("env: {a-b: 1}\n"), HasSubstr("got 'a-b', expected letters"));
   EXPECT_THAT(fault_of("env: [A=1]\n"), HasSubstr("got a list, expected a map"));
   EXPECT_THAT(fault_of("env: {A: }\n"), HasSubstr("env: A makes no sense; got nothing"));
-  EXPECT_THAT(
-      [] {
-        resolve({{"env", "--env", "A"}}, kNothing, std::nullopt);
-      },
-      ThrowsMessage<ConfigError>(HasSubstr("NAME=VALUE")));
 }
 
 TEST(Resolve, TheRankOfAMachineMustHaveAPlace) {

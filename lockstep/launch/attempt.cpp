@@ -26,6 +26,10 @@ namespace {
 constexpr int kDefaultColumns = 80;
 constexpr auto kSameSignal = std::chrono::seconds(2);
 
+bool ends_job(int signal) {
+  return signal != SIGUSR1 && signal != SIGUSR2;
+}
+
 /// 0 when stderr is no terminal.
 int columns_of_stderr() {
   return ::isatty(STDERR_FILENO) == 0 ? 0
@@ -55,6 +59,18 @@ std::string utc_now() {
 
 }  // namespace
 
+void name_who_left(RankFailure& cause, const std::vector<watch::RankView>& ranks) {
+  const watch::RankView* const left = watch::who_left(ranks);
+  if (!cause.lost_peer || !cause.remark.empty() || left == nullptr) {
+    return;
+  }
+  cause.remark = fmt::format(
+      "rank {} had left the job before, after step {}; all ranks must take the same steps (else "
+      "see join_uneven_inputs)",
+      left->rank,
+      left->record.step);
+}
+
 Attempt::Attempt(const AttemptSpec& spec, Console& console, SignalInbox& inbox)
     : spec_(spec),
       console_(console),
@@ -68,26 +84,27 @@ Attempt::Attempt(const AttemptSpec& spec, Console& console, SignalInbox& inbox)
           ranks_,
           spec.options->grace_seconds,
           [this](const std::string& text) { console_.say(text); },
-          [this](size_t local_rank) { return flights_.lost_peer(local_rank); }),
+          [this](size_t local_rank) { return flights_.lost_peer(local_rank); },
+          [this] { return flights_.is_saving(ranks_); }),
       flights_(
           spec.plan->local_size(),
           spec.plan->hosts[spec.plan->here].first_rank,
           stall_timeout_seconds(*spec.options)) {}
 
-AttemptResult Attempt::run() {
+NodeResult Attempt::run() {
   while (!course_.is_over()) {
     wait();
   }
   ranks_.close();
   watchdog_.dismiss();
   watch_output();
-  AttemptResult result{.exit_code = course_.exit_code()};
+  NodeResult result{.exit_code = course_.exit_code()};
   if (const auto cause = course_.cause()) {
     if (flight_.empty()) {
       flight_ = dump_flights(fmt::format("rank {} {}", cause->rank, cause->description()));
     }
     result.failure = failure_report(result.exit_code);
-    result.may_restart = course_.has_failed() && !told_to_end_ && result.exit_code != kExitUsage;
+    result.may_restart = course_.has_failed() && may_restart_after(result.exit_code);
   } else {
     course_.say_how_it_ended();
   }
@@ -104,11 +121,10 @@ void Attempt::start() {
   layout.terminal_columns = columns_of_stderr();
   layout.is_python = spec_.program->is_python;
   std::vector<RankLogs> logs = open_logs();
-  if (spec_.outside != nullptr && spec_.outside->session() != nullptr) {
-    NodeSession& session = *spec_.outside->session();
+  if (session() != nullptr) {
     layout.master_addr = "127.0.0.1";
-    layout.master_port = session.store_port(spec_.master_port);
-    set_variable(layout.extra, {"LOCKSTEP_HOST_ADDR", session.host_address()});
+    layout.master_port = session()->store_port(spec_.master_port);
+    set_variable(layout.extra, {"LOCKSTEP_HOST_ADDR", session()->host_address()});
   }
   const std::vector<std::string> inherited = own_environment();
   const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
@@ -174,29 +190,15 @@ void Attempt::wait() {
     items.push_back({.fd = spec_.outside->reactor().fd(), .events = POLLIN, .revents = 0});
   }
   console_.await_room(items);
-  for (const RankProcess& process : ranks_.all()) {
-    if (!process.ending) {
-      items.push_back({.fd = process.pidfd.get(), .events = POLLIN, .revents = 0});
-    }
-  }
-  const size_t first_stream = items.size();
-  std::vector<LinePump*> streams;
-  for (RankProcess& process : ranks_.all()) {
-    for (LinePump* stream : {&process.out, &process.err}) {
-      if (stream->is_open() && !stream->must_wait()) {
-        items.push_back({.fd = stream->fd(), .events = POLLIN, .revents = 0});
-        streams.push_back(stream);
-      }
-    }
-  }
+  ranks_.await(items);
   ::poll(items.data(), items.size(), poll_timeout_ms());
-  for (size_t i = 0; i < streams.size(); ++i) {
-    if (items[first_stream + i].revents != 0) {
-      streams[i]->pump();
-    }
+  ranks_.pump(items);
+  if (course_.on_endings() && session() != nullptr) {
+    all_views();  // Whoever judges is to know it before what others fail of because of it.
   }
-  course_.on_endings();
-  take_signals();
+  while (const std::optional<int> signal = inbox_.next()) {
+    on_own_signal(*signal);
+  }
   hear_outside();
   watch_flights();
   watch_output();
@@ -207,25 +209,42 @@ void Attempt::wait() {
   if (spec_.time_limit && now >= *spec_.time_limit) {
     spec_.time_limit.reset();
     course_.on_timeout(spec_.options->timeout_seconds);
+    if (session() != nullptr) {
+      session()->tell_timeout(spec_.options->timeout_seconds);
+    }
   }
 }
 
-void Attempt::take_signals() {
-  while (const std::optional<int> signal = inbox_.next()) {
-    // mpirun and srun pass a signal to every launcher, and so do the launchers.
-    if (heard_ && heard_->first == *signal && Clock::now() - heard_->second < kSameSignal) {
-      continue;
-    }
-    on_signal(*signal);
-    if (spec_.outside != nullptr && spec_.outside->session() != nullptr) {
-      spec_.outside->session()->tell_signal(*signal);
-      heard_ = {*signal, Clock::now()};
+bool Attempt::is_heard(int signal) const {
+  return heard_ && heard_->signal == signal && Clock::now() - heard_->time < kSameSignal;
+}
+
+/// A signal that this launcher's user has sent, or who started it.
+void Attempt::on_own_signal(int signal) {
+  // mpirun and srun pass one signal on to every launcher, and so do the launchers.
+  if (is_heard(signal) && !heard_->own) {
+    heard_->own = true;
+    return;
+  }
+  const bool again = told_to_end_ && ends_job(signal);
+  heard_ = {.signal = signal, .time = Clock::now(), .own = true};
+  on_signal(signal);
+  if (session() != nullptr) {
+    session()->tell_signal({.signal = signal, .again = again});
+  }
+}
+
+void Attempt::hear_signals() {
+  while (const std::optional<NodeSignal> told = session()->next_signal()) {
+    if (told->again || !is_heard(told->signal)) {
+      heard_ = {.signal = told->signal, .time = Clock::now(), .own = false};
+      on_signal(told->signal);
     }
   }
 }
 
 void Attempt::on_signal(int signal) {
-  told_to_end_ = told_to_end_ || (signal != SIGUSR1 && signal != SIGUSR2);
+  told_to_end_ = told_to_end_ || ends_job(signal);
   course_.on_signal(signal);
 }
 
@@ -234,26 +253,18 @@ void Attempt::hear_outside() {
     return;
   }
   Outside& outside = *spec_.outside;
-  NodeSession* session = outside.session();
   outside.reactor().dispatch();
   while (const std::optional<int> signal = outside.next_order()) {
-    on_signal(*signal);
-    if (session != nullptr) {
-      session->tell_signal(*signal);
-    }
+    on_own_signal(*signal);
   }
-  while (session != nullptr) {
-    const std::optional<int> signal = session->next_signal();
-    if (!signal) {
-      break;
-    }
-    const auto now = Clock::now();
-    if (!heard_ || heard_->first != *signal || now - heard_->second >= kSameSignal) {
-      heard_ = {*signal, now};
-      on_signal(*signal);
-    }
+  if (session() != nullptr) {
+    hear_signals();
   }
-  if (outside.end()) {
+  if (const auto why = outside.end(); why && !ended_elsewhere_) {
+    ended_elsewhere_ = true;
+    if (flight_.empty() && !told_to_end_) {
+      flight_ = dump_flights(*why);  // While the ranks still do what they did.
+    }
     course_.on_end_elsewhere();
   }
   tell_of_failure();
@@ -261,23 +272,21 @@ void Attempt::hear_outside() {
 
 /// At once, and not when all ranks here have ended: those of the other hosts wait for them.
 void Attempt::tell_of_failure() {
-  NodeSession* session = spec_.outside->session();
-  if (session != nullptr && course_.has_failed() && !failure_told_) {
+  if (session() != nullptr && course_.has_failed() && !failure_told_) {
     failure_told_ = true;
     const int code = course_.cause()->exit_code();
-    session->tell_failure(
+    session()->tell_failure(
         {.exit_code = code,
          .failure = failure_report(code),
-         .may_restart = !told_to_end_ && code != kExitUsage});
+         .may_restart = may_restart_after(code)});
   }
 }
 
 std::vector<watch::RankView> Attempt::all_views() {
   std::vector<watch::RankView> views = flights_.look(ranks_);
-  NodeSession* session = spec_.outside == nullptr ? nullptr : spec_.outside->session();
-  if (session != nullptr) {
-    session->tell_views(views);
-    const std::vector<watch::RankView> others = session->other_views();
+  if (session() != nullptr) {
+    session()->tell_views(views);
+    const std::vector<watch::RankView> others = session()->other_views();
     views.insert(views.end(), others.begin(), others.end());
   }
   return views;
@@ -291,7 +300,7 @@ void Attempt::watch_flights() {
   if (spec_.plan->here != 0 || !course_.is_running()) {
     return;  // Who sees all ranks judges.
   }
-  if (const auto slow = flights_.slow_rank()) {
+  if (const auto slow = flights_.slow_rank(views)) {
     console_.say(slow->what);
   }
   if (const auto stall = flights_.stall(views)) {
@@ -306,6 +315,7 @@ void Attempt::end_stalled(const watch::Stall& stall, const std::vector<watch::Ra
     doing_.push_back(fmt::format("rank {:<5}  {}", view.rank, watch::describe(view, now)));
     if (view.rank == stall.ranks.front()) {
       pid = static_cast<pid_t>(view.record.pid);
+      stalled_host_ = view.host;
     }
   }
   flight_ = dump_flights(stall.what);
@@ -355,33 +365,16 @@ void Attempt::watch_output() {
   }
 }
 
-std::string Attempt::who_had_left() {
-  for (const watch::RankView& view : flights_.look(ranks_)) {
-    const RankProcess& process = ranks_.all()[static_cast<size_t>(view.rank - ranks_.first_rank())];
-    if (process.ending && process.ending->is_success() && !process.told_to_stop &&
-        view.record.pid != 0) {
-      return fmt::format(
-          "rank {} had ended before, after step {} and with exit code 0; all ranks must take the "
-          "same steps (else see join_uneven_inputs)",
-          view.rank,
-          view.record.step);
-    }
-  }
-  return "";
-}
-
 FailureReport Attempt::failure_report(int exit_code) {
   RankFailure cause = *course_.cause();
-  if (cause.lost_peer && cause.remark.empty()) {
-    cause.remark = who_had_left();
-  }
+  name_who_left(cause, all_views());
   FailureReport report = {
       .ranks = spec_.plan->world_size(),
       .cause = cause,
       .also_failed = course_.also_failed(),
       .stopped = course_.stopped(),
       .exit_code = exit_code,
-      .host = host_name(),
+      .host = stalled_host_.empty() ? host_name() : stalled_host_,
       .command = spec_.program->argv,
       .last_lines = {},
       .doing = doing_,

@@ -3,9 +3,9 @@
 
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
+#include "lockstep/base/error.h"
 #include "lockstep/launch/console.h"
 #include "lockstep/launch/course.h"
 #include "lockstep/launch/flight_watch.h"
@@ -33,12 +33,8 @@ struct AttemptSpec {
   Outside* outside = nullptr;                     ///< Null: this host is all there is.
 };
 
-/// How it ended.
-struct AttemptResult {
-  int exit_code = 0;
-  std::optional<FailureReport> failure{};  ///< If a rank's failure ended it.
-  bool may_restart = false;  ///< It did, and that is no reason to believe that it would again.
-};
+/// Adds who had left before to a cause that failed for want of another rank.
+void name_who_left(RankFailure& cause, const std::vector<watch::RankView>& ranks);
 
 /// One start of this host's ranks: from none to none. Not thread-safe.
 class Attempt {
@@ -50,14 +46,32 @@ class Attempt {
   /// gone.
   void start();
   /// Stays with the ranks until none is left.
-  AttemptResult run();
+  NodeResult run();
+  /// Where node 0 has kept what the ranks were doing when they failed; empty if nowhere.
+  const std::string& flight() const { return flight_; }
+  /// What the ranks here were doing last.
+  std::vector<watch::RankView> views() { return flights_.look(ranks_); }
 
  private:
+  /// The last signal of anybody's.
+  struct Heard {
+    int signal;
+    Clock::time_point time;
+    bool own;  // This launcher itself has been sent it.
+  };
+
   void wait();
   std::vector<RankLogs> open_logs() const;
   int poll_timeout_ms() const;
-  void take_signals();
+  NodeSession* session() const {
+    return spec_.outside == nullptr ? nullptr : spec_.outside->session();
+  }
+  bool is_heard(int signal) const;
+  void on_own_signal(int signal);
+  void hear_signals();
   void on_signal(int signal);
+  /// That the job was not told to end, and not called wrongly: no reason to fail again.
+  bool may_restart_after(int exit_code) const { return !told_to_end_ && exit_code != kExitUsage; }
   void watch_output();
   void hear_outside();
   void watch_flights();
@@ -67,8 +81,6 @@ class Attempt {
   /// Keeps what the ranks were doing; the path, or nothing.
   std::string dump_flights(const std::string& why);
   FailureReport failure_report(int exit_code);
-  /// Whom the others missed, though it ended well; empty if there is none.
-  std::string who_had_left();
 
   AttemptSpec spec_;
   Console& console_;
@@ -77,11 +89,13 @@ class Attempt {
   RankSet ranks_;
   Course course_;
   FlightWatch flights_;
-  std::vector<std::string> doing_;                          // Of a stall.
-  std::string flight_;                                      // The dump's path.
-  bool failure_told_ = false;                               // To the other hosts.
-  std::optional<std::pair<int, Clock::time_point>> heard_;  // The last signal of anybody's.
-  bool told_to_end_ = false;                                // By a signal, at any time.
+  std::vector<std::string> doing_;  // Of a stall.
+  std::string stalled_host_;        // Whose rank has stalled.
+  std::string flight_;              // The dump's path.
+  bool failure_told_ = false;       // To the other hosts.
+  bool ended_elsewhere_ = false;
+  std::optional<Heard> heard_;
+  bool told_to_end_ = false;  // By a signal, at any time.
 };
 
 }  // namespace lockstep::launcher

@@ -5,8 +5,8 @@
 #include <sys/types.h>
 #include <vector>
 
+#include "lockstep/base/unique_fd.h"
 #include "lockstep/launch/program.h"
-#include "lockstep/launch/unique_fd.h"
 
 namespace lockstep::launcher {
 

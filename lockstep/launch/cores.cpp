@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <sstream>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -12,15 +11,13 @@
 #include "lockstep/base/cores.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/split.h"
+#include "lockstep/base/words.h"
 
 namespace lockstep::launcher {
 namespace {
 
 constexpr int kMaxRanks = 1 << 20;
-
-std::string counted(int64_t count, const char* noun) {
-  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
-}
 
 }  // namespace
 
@@ -45,9 +42,10 @@ int visible_gpus(
     return present;
   }
   int listed = 0;
-  std::istringstream parts(*cuda_visible_devices);
-  // CUDA reads the list up to the first device that is none.
-  for (std::string part; std::getline(parts, part, ',') && !part.empty() && part[0] != '-';) {
+  for (const std::string& device : split(*cuda_visible_devices, ',')) {
+    if (device.empty() || device[0] == '-') {
+      break;  // CUDA reads the list up to the first device that is none.
+    }
     ++listed;
   }
   return listed;
@@ -93,14 +91,14 @@ void check_rank_limit(int ranks, int cores, bool force) {
             "you mean it",
             ranks,
             limit,
-            counted(cores, "core")));
+            counted(static_cast<size_t>(cores), "core")));
   }
 }
 
 ThreadPlan plan_threads(
     int requested, const std::optional<std::string>& omp_num_threads, int cores, int ranks) {
-  const std::string world = counted(ranks, "rank");
-  const std::string machine = counted(cores, "core");
+  const std::string world = counted(static_cast<size_t>(ranks), "rank");
+  const std::string machine = counted(static_cast<size_t>(cores), "core");
   if (requested == 0 && omp_num_threads) {
     return {
         *omp_num_threads,
@@ -110,7 +108,8 @@ ThreadPlan plan_threads(
   const int threads = requested > 0 ? requested : std::max(1, cores / ranks);
   return {
       std::to_string(threads),
-      fmt::format("{} x {} on {}", world, counted(threads, "thread"), machine)};
+      fmt::format(
+          "{} x {} on {}", world, counted(static_cast<size_t>(threads), "thread"), machine)};
 }
 
 }  // namespace lockstep::launcher

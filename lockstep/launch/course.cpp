@@ -18,6 +18,7 @@ namespace {
 constexpr double kSettleSeconds = 0.1;
 /// A failed job has nothing left worth saving; this is for handlers that remove temporary files.
 constexpr double kFailureGraceSeconds = 2;
+constexpr double kSavingLookSeconds = 0.2;
 
 bool ended_well(const Ending& ending) {
   return ending.is_success() || (!ending.by_signal && ending.value == kExitPreempted);
@@ -30,11 +31,13 @@ bool died_of(const Ending& ending, int signal) {
 
 }  // namespace
 
-Course::Course(RankSet& ranks, double grace_seconds, Say say, LostPeer lost_peer)
+Course::Course(
+    RankSet& ranks, double grace_seconds, Say say, LostPeer lost_peer, IsSaving is_saving)
     : ranks_(ranks),
       grace_seconds_(grace_seconds),
       say_(std::move(say)),
-      lost_peer_(std::move(lost_peer)) {}
+      lost_peer_(std::move(lost_peer)),
+      is_saving_(std::move(is_saving)) {}
 
 void Course::on_signal(int signal) {
   if (signal == SIGUSR1 || signal == SIGUSR2) {
@@ -68,10 +71,11 @@ void Course::on_signal(int signal) {
   }
 }
 
-void Course::on_endings() {
+bool Course::on_endings() {
   ++round_;
   const double seconds = std::chrono::duration<double>(Clock::now() - started_).count();
-  for (const int rank : ranks_.notice_endings(seconds)) {
+  const std::vector<int> ended = ranks_.notice_endings(seconds);
+  for (const int rank : ended) {
     const RankProcess& process = ranks_.all()[static_cast<size_t>(rank)];
     if (!process.told_to_stop && !process.ending->is_success()) {
       on_failure(
@@ -83,6 +87,7 @@ void Course::on_endings() {
            .lost_peer = lost_peer_ && lost_peer_(static_cast<size_t>(rank))});
     }
   }
+  return !ended.empty();
 }
 
 void Course::on_failure(const RankFailure& failure) {
@@ -106,7 +111,7 @@ void Course::on_failure(const RankFailure& failure) {
 }
 
 void Course::on_timeout(double seconds) {
-  if (phase_ != Phase::kRunning || !is_undecided()) {
+  if (!is_running()) {
     return;  // It ends already.
   }
   reason_ = Reason::kTimeout;
@@ -119,18 +124,28 @@ void Course::on_timeout(double seconds) {
 }
 
 void Course::on_stall(RankFailure stall) {
-  if (phase_ != Phase::kRunning || !is_undecided()) {
+  if (!is_running()) {
     return;
   }
   stall.seconds = std::chrono::duration<double>(Clock::now() - started_).count();
   stall.round = round_;
+  const int local_rank = stall.rank - ranks_.first_rank();
+  const bool is_here = local_rank >= 0 && local_rank < static_cast<int>(ranks_.all().size());
   failures_.push_back(std::move(stall));
   reason_ = Reason::kFailure;
   stop(SIGTERM, kFailureGraceSeconds);
+  stopped_ -= is_here ? 1 : 0;  // Of the others.
 }
 
 void Course::on_end_elsewhere() {
-  if (phase_ != Phase::kRunning && phase_ != Phase::kSettling) {
+  ended_elsewhere_ = true;
+  if (phase_ == Phase::kStopping) {
+    // What the ranks were given time for cannot be finished without the others.
+    const Clock::time_point soon = in_seconds(kFailureGraceSeconds);
+    deadline_ = deadline_ ? std::min(*deadline_, soon) : soon;
+    return;
+  }
+  if (phase_ == Phase::kKilling) {
     return;
   }
   // What failed here in the same moment stays a failure: who judges hears of it.
@@ -160,7 +175,18 @@ void Course::on_deadline() {
   if (phase_ == Phase::kRunning || phase_ == Phase::kSettling) {
     stop(SIGTERM, kFailureGraceSeconds);
   } else if (phase_ == Phase::kStopping) {
-    if (reason_ == Reason::kSignal || reason_ == Reason::kTimeout) {
+    const bool by_order = reason_ == Reason::kSignal || reason_ == Reason::kTimeout;
+    const bool saving = by_order && !ended_elsewhere_ && is_saving_ && is_saving_();
+    if (saving && !waits_for_save_) {
+      say_("a rank is still saving, and is waited for; a second SIGTERM or SIGINT kills it");
+    }
+    if (saving || (waits_for_save_ && !ended_elsewhere_)) {
+      // Once it has saved, it has heard the signal no sooner than this, and may save because of it.
+      deadline_ = in_seconds(saving ? kSavingLookSeconds : grace_seconds_);
+      waits_for_save_ = saving;
+      return;
+    }
+    if (by_order) {
       say_(fmt::format("not everything has ended in time after {}; killing it", what_ended_it()));
     }
     kill();

@@ -21,25 +21,33 @@ namespace lockstep::launcher {
 ///
 /// While settling nobody is told anything, so that what falls, falls by itself: the death of a rank
 /// and that of the peers it takes along arrive in any order. A rank that ends with 75 has saved and
-/// left, and the others have grace_seconds to do so, too. Events come in by the on_ functions; each
+/// left, and the others have grace_seconds to do so, too. Nobody is killed for the time while a
+/// rank still saves, unless the job goes on nowhere else. Events come in by the on_ functions; each
 /// acts at once on the ranks. Not thread-safe.
 class Course {
  public:
   using Say = std::function<void(const std::string& text)>;
   /// Whether a rank that has ended had lost another one before.
   using LostPeer = std::function<bool(size_t local_rank)>;
+  /// Whether a rank saves what would be lost if it were killed.
+  using IsSaving = std::function<bool()>;
 
   /// `ranks` must outlive this; `say` gets each remark for the user, a line or more.
-  Course(RankSet& ranks, double grace_seconds, Say say, LostPeer lost_peer = {});
+  Course(
+      RankSet& ranks,
+      double grace_seconds,
+      Say say,
+      LostPeer lost_peer = {},
+      IsSaving is_saving = {});
 
   void on_signal(int signal);
-  /// Looks who has ended; call whenever something happened.
-  void on_endings();
+  /// Looks who has ended; call whenever something happened. Returns whether anybody has.
+  bool on_endings();
   /// The job has run for `seconds`, as long as it may.
   void on_timeout(double seconds);
   /// A rank does not go on, as `stall.remark` says: a failure, but of a process that lives.
   void on_stall(RankFailure stall);
-  /// The job has ended on another host, which says why.
+  /// The job has ended on another host, which says why, or whoever wanted it is gone. Call once.
   void on_end_elsewhere();
   /// Our own output cannot be written any more.
   void on_output_lost(int error);
@@ -52,9 +60,9 @@ class Course {
 
   /// The rest is for a job that is over and whose ranks are closed.
   int exit_code() const;
-  /// The job ended by the failure of a rank, and not because it had been told to stop before.
   /// Nothing has begun to end it.
   bool is_running() const { return phase_ == Phase::kRunning && is_undecided(); }
+  /// The job ended by the failure of a rank, and not because it had been told to stop before.
   bool has_failed() const { return reason_ == Reason::kFailure; }
   /// The failure to report, if the job ended by one.
   std::optional<RankFailure> cause() const;
@@ -82,6 +90,9 @@ class Course {
   double grace_seconds_;
   Say say_;
   LostPeer lost_peer_;  // Empty: nobody knows.
+  IsSaving is_saving_;  // Empty: nobody does.
+  bool waits_for_save_ = false;
+  bool ended_elsewhere_ = false;
   Clock::time_point started_ = Clock::now();
   Phase phase_ = Phase::kRunning;
   Reason reason_ = Reason::kNone;  // Why the job ends otherwise than by all ranks' ending with 0.

@@ -48,18 +48,10 @@ class CourseTest : public testing::Test {
   int finish(bool impatient = false) {
     while (!course_.is_over()) {
       std::vector<pollfd> items;
-      for (RankProcess& process : ranks_.all()) {
-        for (LinePump* stream : {&process.out, &process.err}) {
-          if (stream->is_open()) {
-            stream->pump();
-          }
-        }
-        if (!process.ending) {
-          items.push_back({.fd = process.pidfd.get(), .events = POLLIN, .revents = 0});
-        }
-      }
+      ranks_.await(items);
       constexpr int kTickMs = 20;
       const bool nothing = ::poll(items.data(), items.size(), kTickMs) == 0;
+      ranks_.pump(items);
       course_.on_endings();
       const auto deadline = course_.deadline();
       if (nothing && deadline && (impatient || Clock::now() >= *deadline)) {
@@ -76,7 +68,13 @@ class CourseTest : public testing::Test {
   std::vector<Program> programs_;
   RankSet ranks_{screen_, screen_, false};
   std::string said_;
-  Course course_{ranks_, 30, [this](const std::string& text) { said_ += text + "\n"; }};
+  bool is_saving_ = false;
+  Course course_{
+      ranks_,
+      30,
+      [this](const std::string& text) { said_ += text + "\n"; },
+      {},
+      [this] { return is_saving_; }};
 };
 
 TEST_F(CourseTest, EndsWithZeroWhenAllDo) {
@@ -91,6 +89,48 @@ TEST_F(CourseTest, ARankThatLeavesWithZeroStopsNobody) {
   EXPECT_EQ(finish(), 4);
   EXPECT_EQ(course_.cause()->rank, 1);
   EXPECT_EQ(course_.stopped(), 0);
+}
+
+TEST_F(CourseTest, AStalledRankIsNoneOfTheOthersThatAreStopped) {
+  start({"exec sleep 1000", "exec sleep 1000"});
+  course_.on_stall({.rank = 1, .ending = {}, .remark = "stands still", .stalled = true});
+  finish();
+  EXPECT_EQ(course_.stopped(), 1);
+}
+
+TEST_F(CourseTest, ARankThatSavesIsWaitedFor) {
+  start({"trap '' TERM; echo ready; for i in 1 2 3 4 5 6 7 8 9; do sleep 0.1; done; exit 75"});
+  await_line(0);
+  is_saving_ = true;
+  course_.on_signal(SIGTERM);
+  course_.on_deadline();
+  EXPECT_THAT(said_, HasSubstr("a rank is still saving, and is waited for"));
+  course_.on_deadline();
+  is_saving_ = false;
+  course_.on_deadline();  // The grace begins anew.
+  EXPECT_GT(*course_.deadline(), in_seconds(25));
+  EXPECT_EQ(finish(), 75);
+  EXPECT_EQ(said_.find("killing"), std::string::npos);
+}
+
+TEST_F(CourseTest, ARankThatSavesIsNotWaitedForOnceItIsKnownToBeInVain) {
+  start({"trap '' TERM; echo ready; while :; do sleep 0.1; done"});
+  await_line(0);
+  is_saving_ = true;
+  course_.on_signal(SIGTERM);
+  course_.on_end_elsewhere();
+  course_.on_deadline();
+  EXPECT_EQ(finish(), 143);
+}
+
+TEST_F(CourseTest, AnEndElsewhereLeavesNoMoreThanTwoSecondsOfTheGrace) {
+  start({"trap '' TERM; echo ready; while :; do sleep 1; done"});
+  await_line(0);
+  course_.on_signal(SIGTERM);
+  EXPECT_GT(*course_.deadline(), in_seconds(25));
+  course_.on_end_elsewhere();
+  EXPECT_LE(*course_.deadline(), in_seconds(2));
+  EXPECT_EQ(finish(), 143);
 }
 
 TEST_F(CourseTest, TheFirstFailureStopsTheOthersAndIsTheCause) {

@@ -4,14 +4,13 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <map>
-#include <sched.h>
 #include <sstream>
 #include <tuple>
 
 #include <fmt/format.h>
 
+#include "lockstep/base/cores.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/suggest.h"
@@ -41,23 +40,6 @@ std::map<int, int> nodes_of_cores(const std::filesystem::path& system) {
     }
   }
   return nodes;
-}
-
-std::vector<int> affinity() {
-  std::vector<int> ids;
-  // The mask must be as large as the kernel's, which is not known beforehand.
-  for (size_t bits = 1024; bits <= (size_t{1} << 20) && ids.empty(); bits *= 2) {
-    std::vector<unsigned char> mask(bits / 8);
-    auto* set = reinterpret_cast<cpu_set_t*>(mask.data());
-    if (::sched_getaffinity(0, mask.size(), set) == 0) {
-      for (size_t id = 0; id < bits; ++id) {
-        if (CPU_ISSET_S(id, mask.size(), set)) {
-          ids.push_back(static_cast<int>(id));
-        }
-      }
-    }
-  }
-  return ids;
 }
 
 /// Part `index` of `of` of the numbers below `size`: where it begins.
@@ -94,7 +76,7 @@ CpuBind parse_cpu_bind(const std::string& text, const std::string& flag) {
 std::vector<Core> allowed_cores(const std::string& system) {
   const std::map<int, int> nodes = nodes_of_cores(system);
   std::vector<Core> cores;
-  for (const int id : affinity()) {
+  for (const int id : available_core_ids()) {
     const auto node = nodes.find(id);
     const std::vector<int> siblings = parse_core_list(
         line_of(fmt::format("{}/cpu/cpu{}/topology/thread_siblings_list", system, id)));

@@ -6,7 +6,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <string_view>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <utility>
@@ -21,7 +20,6 @@ namespace {
 
 using std::chrono_literals::operator""s;
 
-constexpr std::string_view kGreeting = "LOCKSTEP1 ";
 constexpr size_t kLongestLine = 300;
 constexpr auto kPatience = 5s;
 constexpr auto kTellEvery = 10s;

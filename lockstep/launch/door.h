@@ -5,12 +5,16 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <string_view>
 
+#include "lockstep/base/unique_fd.h"
 #include "lockstep/launch/address.h"
 #include "lockstep/launch/reactor.h"
-#include "lockstep/launch/unique_fd.h"
 
 namespace lockstep::launcher {
+
+/// What a guest's line begins with.
+inline constexpr std::string_view kGreeting = "LOCKSTEP1 ";
 
 /// The one port of a job that other hosts can reach: lets in who has the job's token.
 ///

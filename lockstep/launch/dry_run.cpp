@@ -6,7 +6,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "lockstep/base/secrets.h"
 #include "lockstep/base/shell.h"
+#include "lockstep/base/words.h"
 #include "lockstep/launch/cpu_bind.h"
 
 namespace lockstep::launcher {
@@ -25,10 +27,6 @@ JobLayout layout_of(const JobPlan& plan, size_t host, const Program& program) {
   JobLayout layout = host_layout(plan, host);
   layout.is_python = program.is_python;
   return layout;
-}
-
-std::string counted(size_t count, const char* noun) {
-  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
 }  // namespace
@@ -59,7 +57,9 @@ std::string dry_run_text(const JobPlan& plan, const Program& program) {
           planned.slots[local],
           cores.empty() ? "" : ", cores " + core_list(cores));
       for (const EnvVariable& variable : rank_variables(layout, static_cast<int>(local))) {
-        text += "    " + shell_quoted({variable.name + "=" + variable.value}) + "\n";
+        text += "    " +
+                shell_quoted({variable.name + "=" + shown_value(variable.name, variable.value)}) +
+                "\n";
       }
     }
   }
@@ -95,7 +95,7 @@ nlohmann::json dry_run_json(const JobPlan& plan, const Program& program) {
       rank["cores"] = cores_of(plan, host, local);
       rank["environment"] = nlohmann::json::object();
       for (const EnvVariable& variable : rank_variables(layout, static_cast<int>(local))) {
-        rank["environment"][variable.name] = variable.value;
+        rank["environment"][variable.name] = shown_value(variable.name, variable.value);
       }
       entry["ranks"].push_back(std::move(rank));
     }

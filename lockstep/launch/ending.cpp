@@ -45,6 +45,17 @@ std::string RankFailure::description() const {
   return stalled ? "stalled" : ending.description();
 }
 
+std::string RankFailure::sentence(int ranks) const {
+  return fmt::format(
+      "rank {} of {} {} after {:.1f} s{}{}",
+      rank,
+      ranks,
+      description(),
+      seconds,
+      remark.empty() ? "" : "; ",
+      remark);
+}
+
 int RankFailure::exit_code() const {
   return stalled ? kExitTimedOut : ending.exit_code();
 }

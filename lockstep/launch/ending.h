@@ -39,6 +39,8 @@ struct RankFailure {
 
   /// "was killed by SIGKILL (signal 9)", "stalled".
   std::string description() const;
+  /// "rank 3 of 4 ended with exit code 3 after 1.2 s; it did not say why".
+  std::string sentence(int ranks) const;
   /// What the job's exit code is because of it.
   int exit_code() const;
 };

@@ -2,6 +2,7 @@
 #include "lockstep/launch/env_file.h"
 
 #include <algorithm>
+#include <array>
 #include <string_view>
 #include <unistd.h>
 #include <utility>
@@ -9,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/variable_name.h"
 #include "lockstep/launch/rank_environment.h"
 #include "lockstep/launch/text_position.h"
 
@@ -16,8 +18,6 @@ namespace lockstep::launcher {
 namespace {
 
 constexpr const char* kSpaces = " \t";
-constexpr const char* kNameLetters =
-    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_";
 
 std::string trimmed(const std::string& text) {
   const size_t begin = text.find_first_not_of(kSpaces);
@@ -84,12 +84,27 @@ std::vector<EnvVariable> read_env_files(const std::vector<std::string>& folders)
   return all;
 }
 
+std::vector<EnvVariable> travelling_variables(const std::vector<std::string>& inherited) {
+  constexpr std::array kPrefixes = {"NCCL", "PYTHON", "MV2", "UCX", "MLFLOW"};
+  std::vector<EnvVariable> variables;
+  for (const std::string& entry : inherited) {
+    const size_t equals = entry.find('=');
+    const std::string name = entry.substr(0, equals);
+    const bool travels = std::any_of(kPrefixes.begin(), kPrefixes.end(), [&](const char* prefix) {
+      return name.starts_with(prefix);
+    });
+    if (equals != std::string::npos && travels && variable_fault(name).empty()) {
+      variables.push_back({name, entry.substr(equals + 1)});
+    }
+  }
+  return variables;
+}
+
 std::string variable_fault(const std::string& name) {
   if (name.empty()) {
     return "is empty";
   }
-  if (name.find_first_not_of(kNameLetters) != std::string::npos ||
-      (name.front() >= '0' && name.front() <= '9')) {
+  if (!is_variable_name(name)) {
     return "is none; expected letters, digits and _, and no digit first";
   }
   if (is_set_by_launcher(name)) {

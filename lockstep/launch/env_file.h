@@ -23,6 +23,10 @@ std::vector<EnvVariable> parse_env_file(const std::string& text, const std::stri
 /// there but cannot be read is a ConfigError.
 std::vector<EnvVariable> read_env_files(const std::vector<std::string>& folders);
 
+/// Those of `inherited` that go along to other hosts, as DeepSpeed's: named NCCL..., PYTHON...,
+/// MV2..., UCX... or MLFLOW....
+std::vector<EnvVariable> travelling_variables(const std::vector<std::string>& inherited);
+
 /// Why `name` is no name of a variable that a job may set ("is empty", "is set by the launcher
 /// itself"); empty if it is one.
 std::string variable_fault(const std::string& name);

@@ -82,5 +82,19 @@ TEST(ParseEnvFlag, SetsOrPassesOn) {
   }
 }
 
+TEST(TravellingVariables, AreThoseOfPythonAndTheNetworks) {
+  std::vector<std::string> names;
+  for (const EnvVariable& variable : travelling_variables(
+           {"NCCL_DEBUG=INFO",
+            "PYTHONPATH=/a:/b=c",
+            "PATH=/bin",
+            "MY_NCCL=1",
+            "UCX_TLS=",
+            "PYTHON"})) {
+    names.push_back(variable.name + "=" + variable.value);
+  }
+  EXPECT_THAT(names, testing::ElementsAre("NCCL_DEBUG=INFO", "PYTHONPATH=/a:/b=c", "UCX_TLS="));
+}
+
 }  // namespace
 }  // namespace lockstep::launcher

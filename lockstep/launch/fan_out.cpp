@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/launch/fan_out.h"
 
-#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -14,8 +13,6 @@
 #include <utility>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
-#include <nlohmann/json.hpp>
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
@@ -47,189 +44,8 @@ std::string names_of(const std::vector<PlannedHost>& hosts) {
   return names;
 }
 
-/// A process that runs the launcher of one host, or of all.
-struct Station {
-  std::string what;  // "the launcher on node7"
-  UniqueFd orders;   // Its stdin; closed: it is to end.
-};
-
-class FanOut {
- public:
-  FanOut(const JobOptions& options, size_t stations)
-      : console_(static_cast<int>(stations), options.quiet),
-        inbox_(options.signals),
-        pid_file_(options.pid_file),
-        grace_seconds_(options.grace_seconds) {}
-
-  /// `spec`: its first order; none if it is told otherwise.
-  void start(
-      const std::string& what,
-      const std::vector<std::string>& command,
-      const std::vector<std::string>& environment,
-      const std::string& spec) {
-    // The searched PATH is that of this process.
-    const Program program = find_program(command, Environment::process(), ProgramKind::kBinary);
-    int ends[2];
-    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-      throw Error("lockstep launch", fmt::format("socketpair: {}", std::strerror(errno)));
-    }
-    UniqueFd orders(ends[0]);
-    const UniqueFd its(ends[1]);
-    processes_.add(start_child(
-        {.program = &program,
-         .environment = environment,
-         .stdin_fd = its.get(),
-         .registration_fd = watchdog_.registration_fd()},
-        what));
-    stations_.push_back({what, std::move(orders)});
-    if (!spec.empty()) {
-      order(stations_.back(), spec);
-    }
-  }
-
-  int run() {
-    while (!processes_.silent() && !(ended_since_ && killed_)) {
-      wait();
-    }
-    processes_.close();
-    watchdog_.dismiss();
-    console_.flush_all(inbox_.fd());
-    return exit_code();
-  }
-
- private:
-  static void order(const Station& station, const std::string& line) {
-    const std::string text = line + "\n";
-    for (size_t done = 0; done < text.size();) {
-      const ssize_t sent =
-          ::send(station.orders.get(), text.data() + done, text.size() - done, MSG_NOSIGNAL);
-      if (sent <= 0) {
-        return;  // It has ended, which is noticed elsewhere.
-      }
-      done += static_cast<size_t>(sent);
-    }
-  }
-
-  void wait() {
-    std::vector<pollfd> items = {{.fd = inbox_.fd(), .events = POLLIN, .revents = 0}};
-    console_.await_room(items);
-    for (const RankProcess& process : processes_.all()) {
-      if (!process.ending) {
-        items.push_back({.fd = process.pidfd.get(), .events = POLLIN, .revents = 0});
-      }
-      for (const LinePump* stream : {&process.out, &process.err}) {
-        if (stream->is_open() && !stream->must_wait()) {
-          items.push_back({.fd = stream->fd(), .events = POLLIN, .revents = 0});
-        }
-      }
-    }
-    ::poll(items.data(), items.size(), ended_since_ || patience_ ? 50 : -1);
-    for (RankProcess& process : processes_.all()) {
-      for (LinePump* stream : {&process.out, &process.err}) {
-        if (stream->is_open() && !stream->must_wait()) {
-          stream->pump();
-        }
-      }
-    }
-    notice_endings();
-    while (const auto signal = inbox_.next()) {
-      on_signal(*signal);
-    }
-    console_.flush();
-    lose_patience();
-  }
-
-  /// When one has failed, the others hear of it from each other, and end within the ranks' grace;
-  /// one that never joined them would wait for it until its own time is up.
-  void notice_endings() {
-    for (const int index : processes_.notice_endings(0)) {
-      const auto at = static_cast<size_t>(index);
-      const Ending& ending = *processes_.all()[at].ending;
-      stations_[at].orders.reset();
-      if (!ending.is_success() && !first_failed_) {
-        first_failed_ = at;
-        ended_since_ = Clock::now();
-      }
-    }
-  }
-
-  void on_signal(int signal) {
-    const bool ends = signal != SIGUSR1 && signal != SIGUSR2;
-    if (ends && patience_) {
-      console_.say(signal_name(signal) + " received again; ending all launchers now");
-      end_all();
-      return;
-    }
-    console_.say(signal_name(signal) + " received and passed on");
-    order(stations_.front(), fmt::format("signal {}", signal));
-    if (ends) {
-      patience_ = Clock::now();
-    }
-  }
-
-  void end_all() {
-    for (Station& station : stations_) {
-      station.orders.reset();
-    }
-    killed_at_ = killed_at_ ? killed_at_ : Clock::now();
-  }
-
-  void lose_patience() {
-    const auto now = Clock::now();
-    const auto after = [now](const std::optional<Clock::time_point>& since, double seconds) {
-      return since && std::chrono::duration<double>(now - *since).count() >= seconds;
-    };
-    constexpr double kForOthersSeconds = 5;
-    constexpr double kForEndingSeconds = 5;
-    if (after(ended_since_, kForOthersSeconds) ||
-        after(patience_, grace_seconds_ + kForOthersSeconds)) {
-      end_all();
-    }
-    if (after(killed_at_, kForEndingSeconds) && !killed_) {
-      killed_ = true;
-      processes_.send(SIGKILL);
-    }
-  }
-
-  int exit_code() {
-    int code = 0;
-    for (const RankProcess& process : processes_.all()) {
-      code = code != 0 ? code : process.ending->exit_code();
-    }
-    if (!first_failed_) {
-      return code;
-    }
-    const RankProcess& failed = processes_.all()[*first_failed_];
-    constexpr int kSshFailed = 255;
-    if (failed.ending->by_signal || failed.ending->value == kSshFailed) {
-      // What every other ending means, the launcher there has said itself.
-      std::string text =
-          fmt::format("{} {}", stations_[*first_failed_].what, failed.ending->description());
-      for (const std::string& line : failed.err.last_lines()) {
-        text += "\n  " + line;
-      }
-      console_.report("lockstep: " + text + "\n");
-      console_.flush_all(inbox_.fd());
-    }
-    return failed.ending->exit_code();
-  }
-
-  Console console_;
-  SignalInbox inbox_;
-  PidFile pid_file_;
-  double grace_seconds_;
-  Watchdog watchdog_;
-  RankSet processes_{console_.out(), console_.err(), false};
-  std::vector<Station> stations_;
-  std::optional<size_t> first_failed_;
-  std::optional<Clock::time_point> ended_since_;  // The first that failed.
-  std::optional<Clock::time_point> patience_;     // A signal to end was passed on.
-  std::optional<Clock::time_point> killed_at_;    // All were told to end.
-  bool killed_ = false;
-};
-
-}  // namespace
-
+/// The command that runs `lockstep node` on `host`. Nothing of a user's but the host's name and the
+/// port is in it; `lockstep` is this program's path there.
 std::vector<std::string> ssh_command(
     const std::string& host, const JobOptions& options, const std::string& lockstep) {
   std::vector<std::string> command = {
@@ -248,6 +64,7 @@ std::vector<std::string> ssh_command(
   return command;
 }
 
+/// The same for all hosts at once. The spec is in the environment's kNodeSpecVariable.
 std::vector<std::string> mpirun_command(
     const std::vector<PlannedHost>& hosts,
     const JobOptions& options,
@@ -287,6 +104,201 @@ std::vector<std::string> srun_command(
   return command;
 }
 
+/// A process that runs the launcher of one host, or of all.
+struct Station {
+  std::string what;  // "the launcher on node7"
+  UniqueFd orders;   // Its stdin; closed: it is to end.
+};
+
+class FanOut {
+  /// For the launchers that are left to end by themselves, and say why.
+  static constexpr double kForOthersSeconds = 5;
+
+ public:
+  FanOut(const JobOptions& options, size_t stations)
+      : console_(static_cast<int>(stations), options.quiet),
+        inbox_(options.signals),
+        pid_file_(options.pid_file),
+        answer_seconds_(options.quiet ? 0 : options.grace_seconds + kForOthersSeconds) {}
+
+  /// `spec`: its first order; none if it is told otherwise.
+  void start(
+      const std::string& what,
+      const std::vector<std::string>& command,
+      const std::vector<std::string>& environment,
+      const std::string& spec) {
+    // The searched PATH is that of this process.
+    const Program program = find_program(command, Environment::process(), ProgramKind::kBinary);
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+      throw Error("lockstep launch", fmt::format("socketpair: {}", std::strerror(errno)));
+    }
+    UniqueFd orders(ends[0]);
+    const UniqueFd its(ends[1]);
+    processes_.add(start_child(
+        {.program = &program,
+         .environment = environment,
+         .stdin_fd = its.get(),
+         .registration_fd = watchdog_.registration_fd()},
+        what));
+    stations_.push_back({what, std::move(orders)});
+    if (!spec.empty()) {
+      order(stations_.back(), spec);
+    }
+  }
+
+  int run() {
+    while (!processes_.silent() && !(ended_since_ && killed_)) {
+      wait();
+    }
+    processes_.close();
+    watchdog_.dismiss();
+    const int code = exit_code();
+    console_.flush_all(inbox_.fd());
+    return code;
+  }
+
+ private:
+  static void order(const Station& station, const std::string& line) {
+    const std::string text = line + "\n";
+    for (size_t done = 0; done < text.size();) {
+      const ssize_t sent =
+          ::send(station.orders.get(), text.data() + done, text.size() - done, MSG_NOSIGNAL);
+      if (sent <= 0) {
+        return;  // It has ended, which is noticed elsewhere.
+      }
+      done += static_cast<size_t>(sent);
+    }
+  }
+
+  void wait() {
+    std::vector<pollfd> items = {{.fd = inbox_.fd(), .events = POLLIN, .revents = 0}};
+    console_.await_room(items);
+    processes_.await(items);
+    ::poll(items.data(), items.size(), ended_since_ || killed_at_ || told_to_end_ ? 50 : -1);
+    processes_.pump(items);
+    notice_endings();
+    while (const auto signal = inbox_.next()) {
+      on_signal(*signal);
+    }
+    console_.flush();
+    lose_patience();
+  }
+
+  /// When one has failed, the others hear of it from each other, and end within the ranks' grace;
+  /// one that never joined them would wait for it until its own time is up.
+  void notice_endings() {
+    for (const int index : processes_.notice_endings(0)) {
+      const auto at = static_cast<size_t>(index);
+      const Ending& ending = *processes_.all()[at].ending;
+      stations_[at].orders.reset();
+      if (!ending.is_success() && !first_failed_) {
+        first_failed_ = at;
+        ended_since_ = Clock::now();
+        // A launcher that could not even be started, or is gone, tells the others nothing.
+        for_others_seconds_ = is_own_failure(ending) ? 1 : kForOthersSeconds;
+      }
+    }
+  }
+
+  void on_signal(int signal) {
+    const bool ends = signal != SIGUSR1 && signal != SIGUSR2;
+    if (ends && told_to_end_) {
+      console_.say(signal_name(signal) + " received again; ending all launchers now");
+      end_all();
+      return;
+    }
+    console_.say(signal_name(signal) + " received and passed on");
+    order(stations_.front(), fmt::format("signal {}", signal));
+    if (ends) {
+      told_to_end_ =
+          Clock::now();  // How long it may take, the launcher of node 0 knows: it answers.
+      answered_bytes_ = bytes_of_node_0();
+    }
+  }
+
+  void end_all() {
+    for (Station& station : stations_) {
+      station.orders.reset();
+    }
+    killed_at_ = killed_at_ ? killed_at_ : Clock::now();
+  }
+
+  uint64_t bytes_of_node_0() const {
+    const RankProcess& process = processes_.all().front();
+    return process.out.bytes() + process.err.bytes();
+  }
+
+  void lose_patience() {
+    const auto now = Clock::now();
+    const auto after = [now](const std::optional<Clock::time_point>& since, double seconds) {
+      return since && std::chrono::duration<double>(now - *since).count() >= seconds;
+    };
+    constexpr double kForEndingSeconds = 4;
+    constexpr double kForDyingSeconds = 1;
+    if (answer_seconds_ > 0 && after(told_to_end_, answer_seconds_) &&
+        bytes_of_node_0() == answered_bytes_ && !killed_at_) {
+      console_.say(stations_.front().what + " has not answered; ending all launchers now");
+      end_all();
+    }
+    if (after(ended_since_, for_others_seconds_)) {
+      end_all();
+    }
+    if (after(killed_at_, kForEndingSeconds) && !terminated_) {
+      terminated_ = true;
+      processes_.send(SIGTERM);  // mpirun and srun take along what they have started.
+    }
+    if (after(killed_at_, kForEndingSeconds + kForDyingSeconds) && !killed_) {
+      killed_ = true;
+      processes_.send(SIGKILL);
+    }
+  }
+
+  /// Of ssh, mpirun or srun itself: what every other ending means, the launcher there has said.
+  static bool is_own_failure(const Ending& ending) {
+    constexpr int kSshFailed = 255;
+    return ending.by_signal || ending.value == kSshFailed;
+  }
+
+  int exit_code() {
+    int code = 0;
+    for (const RankProcess& process : processes_.all()) {
+      code = code != 0 ? code : process.ending->exit_code();
+    }
+    if (!first_failed_) {
+      return code;
+    }
+    const RankProcess& failed = processes_.all()[*first_failed_];
+    if (is_own_failure(*failed.ending)) {
+      std::string text =
+          fmt::format("{} {}", stations_[*first_failed_].what, failed.ending->description());
+      for (const std::string& line : failed.err.last_lines()) {
+        text += "\n  " + line;
+      }
+      console_.report("lockstep: " + text + "\n");
+    }
+    return failed.ending->exit_code();
+  }
+
+  Console console_;
+  SignalInbox inbox_;
+  PidFile pid_file_;
+  Watchdog watchdog_;
+  RankSet processes_{console_.out(), console_.err(), false};
+  std::vector<Station> stations_;
+  std::optional<size_t> first_failed_;
+  std::optional<Clock::time_point> ended_since_;  // The first that failed.
+  std::optional<Clock::time_point> killed_at_;    // All were told to end.
+  double for_others_seconds_ = kForOthersSeconds;
+  double answer_seconds_;  // Within which node 0's says that it got a signal; 0: it is quiet.
+  uint64_t answered_bytes_ = 0;
+  std::optional<Clock::time_point> told_to_end_;  // By a signal, which was passed on.
+  bool terminated_ = false;
+  bool killed_ = false;
+};
+
+}  // namespace
+
 int run_fan_out(
     Starter starter,
     const std::vector<std::string>& words,
@@ -311,7 +323,7 @@ int run_fan_out(
   FanOut job(options, all_at_once ? 1 : plan.hosts.size());
   if (all_at_once) {
     std::vector<std::string> environment = inherited;
-    environment.push_back(std::string(kNodeSpecVariable) + "=" + to_json(spec).dump());
+    environment.push_back(std::string(kNodeSpecVariable) + "=" + line_of(spec));
     const bool mpirun = starter == Starter::kMpirun;
     job.start(
         mpirun ? "mpirun" : "srun",
@@ -329,7 +341,7 @@ int run_fan_out(
         is_this_host(host) ? std::vector<std::string>{lockstep, "node"}
                            : ssh_command(host, options, lockstep),
         inherited,
-        to_json(spec).dump());
+        line_of(spec));
   }
   return job.run();
 }

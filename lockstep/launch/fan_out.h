@@ -29,19 +29,6 @@ int run_fan_out(
     const JobOptions& options,
     const JobPlan& plan);
 
-/// The command that runs `lockstep node` on `host`. Nothing of a user's but the host's name and the
-/// port is in it; `lockstep` is this program's path there.
-std::vector<std::string> ssh_command(
-    const std::string& host, const JobOptions& options, const std::string& lockstep);
-/// The same for all hosts at once. The spec is in the environment's kNodeSpecVariable.
-std::vector<std::string> mpirun_command(
-    const std::vector<PlannedHost>& hosts,
-    const JobOptions& options,
-    const std::string& lockstep,
-    bool as_root);
-std::vector<std::string> srun_command(
-    const std::vector<PlannedHost>& hosts, const JobOptions& options, const std::string& lockstep);
-
 inline constexpr const char* kNodeSpecVariable = "LOCKSTEP_NODE_SPEC";
 
 }  // namespace lockstep::launcher

@@ -26,8 +26,7 @@ FlightWatch::FlightWatch(int ranks, int first_rank, double stall_timeout_seconds
     : progress_(static_cast<size_t>(ranks)),
       first_rank_(first_rank),
       stall_timeout_seconds_(stall_timeout_seconds),
-      interval_(kLongestInterval),
-      warned_(static_cast<size_t>(ranks)) {
+      interval_(kLongestInterval) {
   for (int rank = 0; rank < ranks; ++rank) {
     memories_.push_back(watch::FlightMemory::create());
   }
@@ -42,8 +41,14 @@ FlightWatch::FlightWatch(int ranks, int first_rank, double stall_timeout_seconds
 }
 
 bool FlightWatch::lost_peer(size_t local_rank) const {
-  const watch::FlightRecord record = memories_[local_rank].read();
-  return !record.operations.empty() && record.operations.back().stage == watch::Stage::kFailed;
+  return memories_[local_rank].read().lost_peer();
+}
+
+bool FlightWatch::is_saving(const RankSet& ranks) {
+  constexpr double kLongestPauseSeconds = 540;  // Of a disk, where no time-out says otherwise.
+  const double pause_seconds =
+      stall_timeout_seconds_ > 0 ? stall_timeout_seconds_ : kLongestPauseSeconds;
+  return watch::save_gets_on(look(ranks), static_cast<int64_t>(pause_seconds * kNsPerSecond));
 }
 
 const std::vector<watch::RankView>& FlightWatch::look(const RankSet& ranks) {
@@ -56,7 +61,11 @@ const std::vector<watch::RankView>& FlightWatch::look(const RankSet& ranks) {
     view.rank = first_rank_ + static_cast<int>(i);
     view.host = host;
     view.running = i < ranks.all().size() && !ranks.all()[i].ending;
+    if (i < ranks.all().size() && ranks.all()[i].ending) {
+      view.exit_code = ranks.all()[i].ending->exit_code();
+    }
     view.record = memories_[i].read();
+    view.in_operations = watch::part_in_operations(view.record);
     if (const auto state = watch::process_state(view.record.pid); view.running && state) {
       view.process = *state;
     }
@@ -70,8 +79,11 @@ void FlightWatch::note_idleness(watch::RankView& view, Progress& progress, int64
   const int64_t used_ms = view.process.cpu_ms - progress.cpu_ms;
   const bool moved = view.record.progress_ns != progress.progress_ns;
   const bool worked = used_ms * 100 > elapsed_ms * kBusyPercent && used_ms > 0;
-  if (moved || worked || progress.since_ns == 0) {
-    progress = {view.record.progress_ns, view.process.cpu_ms, now};
+  // A slow disk needs little of the processor.
+  const int64_t bytes =
+      view.record.saving ? watch::process_bytes(view.record.pid).value_or(0) : progress.bytes;
+  if (moved || worked || bytes != progress.bytes || progress.since_ns == 0) {
+    progress = {view.record.progress_ns, view.process.cpu_ms, bytes, now};
   }
   view.idle_ns = now - progress.since_ns;
 }
@@ -84,17 +96,17 @@ std::optional<watch::Stall> FlightWatch::stall(const std::vector<watch::RankView
       views, watch::now_ns(), static_cast<int64_t>(stall_timeout_seconds_ * kNsPerSecond));
 }
 
-std::optional<watch::SlowRank> FlightWatch::slow_rank() {
-  auto slow = watch::find_slow_rank(views_);
+std::optional<watch::SlowRank> FlightWatch::slow_rank(const std::vector<watch::RankView>& views) {
+  auto slow = watch::find_slow_rank(views);
   if (!slow) {
     return std::nullopt;
   }
-  Clock::time_point& warned = warned_[static_cast<size_t>(slow->rank - first_rank_)];
   const Clock::time_point now = Clock::now();
-  if (warned != Clock::time_point() && now - warned < kWarnAgainAfter) {
+  const auto [warned, is_first] = warned_.try_emplace(slow->rank, now);
+  if (!is_first && now - warned->second < kWarnAgainAfter) {
     return std::nullopt;
   }
-  warned = now;
+  warned->second = now;
   return slow;
 }
 

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -37,14 +38,18 @@ class FlightWatch {
   std::optional<watch::Stall> stall(const std::vector<watch::RankView>& views) const;
   /// Whether the last operation that a rank has noted failed.
   bool lost_peer(size_t local_rank) const;
-  /// A rank of this host to be warned of; each at most once in five minutes.
-  std::optional<watch::SlowRank> slow_rank();
+  /// Whether a rank of this host saves a checkpoint and gets on with it, see watch::save_gets_on.
+  /// A disk may keep it waiting as long as ranks may stall.
+  bool is_saving(const RankSet& ranks);
+  /// A rank of `views` to be warned of; each at most once in five minutes.
+  std::optional<watch::SlowRank> slow_rank(const std::vector<watch::RankView>& views);
 
  private:
   /// When a rank last did anything, and what its clock then said.
   struct Progress {
     int64_t progress_ns = 0;
     int64_t cpu_ms = 0;
+    int64_t bytes = 0;  // Known while it saves.
     int64_t since_ns = 0;
   };
 
@@ -57,7 +62,7 @@ class FlightWatch {
   double stall_timeout_seconds_;
   std::chrono::milliseconds interval_;
   Clock::time_point next_look_;
-  std::vector<Clock::time_point> warned_;
+  std::map<int, Clock::time_point> warned_;  // By rank.
 };
 
 /// Seconds without progress after which a job counts as stalled unless the user says otherwise:

@@ -9,6 +9,7 @@
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/split.h"
 #include "lockstep/base/suggest.h"
 
 namespace lockstep::launcher {
@@ -72,10 +73,8 @@ class Filter {
       return at + 1;
     }
     const size_t end = std::min(text_.find('@', at), text_.size());
-    for (size_t begin = at + 1; begin <= end;) {
-      const size_t comma = std::min(text_.find(',', begin), end);
-      named_[host].insert(slot_of(hosts_[host], text_.substr(begin, comma - begin)));
-      begin = comma + 1;
+    for (const std::string& slot : split(text_.substr(at + 1, end - at - 1), ',')) {
+      named_[host].insert(slot_of(hosts_[host], slot));
     }
     return end + 1;
   }

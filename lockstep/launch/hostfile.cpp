@@ -57,7 +57,10 @@ std::optional<size_t> number_colon(const std::string& word) {
   }
   const bool bracketed = word.front() == '[';
   const bool counts = bracketed ? word[colon - 1] == ']' : word.find(':') == colon;
-  return counts ? std::optional(colon) : std::nullopt;
+  if (!counts) {
+    return std::nullopt;
+  }
+  return colon;
 }
 
 /// Its `slots=` and `max_slots=`; the rest of a line after the name.
@@ -123,6 +126,10 @@ std::string host_name_fault(const std::string& name) {
   }
   if (name.front() == '-') {
     return "begins with '-', as an option of ssh would";
+  }
+  if (const size_t at = name.find('@');
+      at != std::string::npos && (at == 0 || at + 1 == name.size())) {
+    return "has an '@' without a user before it and a host behind it";
   }
   if (name.size() > kLongestName) {
     return fmt::format("is longer than {} characters", kLongestName);

@@ -37,7 +37,6 @@ constexpr size_t kMostAttemptsListed = 10;
 constexpr double kLongestDelaySeconds = 30;
 
 constexpr auto kLinger = std::chrono::seconds(2);
-constexpr double kDefaultJoinTimeoutSeconds = 120;
 
 /// The job's secret in a job whose launchers a user starts by hand.
 std::string token_of_environment() {
@@ -76,12 +75,8 @@ class Job {
     }
     meet(place);
     hold_port();
-    if (plan.needs_files()) {
-      // A file system that the hosts share must not mix their ranks.
-      logs_.emplace(
-          options.log_dir,
-          session_ == nullptr ? plan.common.run_id
-                              : fmt::format("{}/node_{}", plan.common.run_id, plan.here));
+    if (session_ == nullptr) {
+      open_logs(plan_.common.run_id);
     }
     pid_file_.emplace(options.pid_file);  // Last: it takes the place of another job's.
   }
@@ -118,25 +113,57 @@ class Job {
     session_ = outside_->session();
   }
 
+  void open_logs(const std::string& folder) {
+    if (plan_.needs_files()) {
+      logs_.emplace(options_.log_dir, folder);
+    }
+  }
+
+  /// The next signal to this process, or order to it as if it were one.
+  std::optional<int> next_signal() {
+    const std::optional<int> signal = inbox_.next();
+    return signal || !outside_ ? signal : outside_->next_order();
+  }
+
+  /// An exit code, if the job ends before all launchers were there.
+  std::optional<int> join() {
+    std::optional<int> ordered;
+    const auto called_off = [&] {
+      ordered = ordered ? ordered : outside_->next_order();
+      return ordered || outside_->orders_ended();
+    };
+    if (session_->join(inbox_.fd(), called_off)) {
+      plan_.common.run_id = session_->run_id();
+      // A file system that the hosts share must not mix their ranks.
+      open_logs(fmt::format("{}/node_{}", plan_.common.run_id, plan_.here));
+      return std::nullopt;
+    }
+    const std::optional<int> signal = ordered ? ordered : inbox_.next();
+    if (!signal) {
+      return kExitFailure;  // Nobody is there to be told.
+    }
+    console_.say(signal_name(*signal) + " received before all launchers were there");
+    return kExitSignalBase + *signal;
+  }
+
   /// As run_attempts(), where all hosts do the same.
   int run_attempts_together() {
-    if (!session_->join(inbox_.fd())) {
-      const int signal = inbox_.next().value_or(SIGTERM);
-      console_.say(signal_name(signal) + " received before all launchers were there");
-      return kExitSignalBase + signal;
+    if (const std::optional<int> end = join()) {
+      return *end;
     }
     for (int number = 0;; ++number) {
       session_->begin_attempt();
-      const AttemptResult result = run_attempt(number);
-      session_->tell_result(
-          {.exit_code = result.exit_code,
-           .failure = result.failure,
-           .may_restart = result.may_restart});
+      AttemptEnd end_here;
+      session_->tell_result(run_attempt(number, &end_here));
       if (const std::optional<int> end = await_verdict()) {
         return *end;
       }
-      const Verdict verdict = *session_->verdict();
+      Verdict verdict = *session_->verdict();
       if (verdict.failure) {
+        verdict.failure->flight = end_here.flight;
+        const std::vector<watch::RankView> others = session_->other_views();
+        end_here.views.insert(end_here.views.end(), others.begin(), others.end());
+        name_who_left(verdict.failure->cause, end_here.views);
         remember(number, verdict.failure->cause);
       }
       std::optional<int> end = verdict.exit_code;
@@ -172,9 +199,9 @@ class Job {
       outside_->reactor().wait(kLongestWait, inbox_.fd());
       outside_->reactor().dispatch();
       console_.flush();
-      while (const std::optional<int> signal = inbox_.next()) {
-        session_->tell_signal(*signal);
+      while (const std::optional<int> signal = next_signal()) {
         signals += *signal == SIGINT || *signal == SIGTERM ? 1 : 0;
+        session_->tell_signal({.signal = *signal, .again = signals == 2});
         if (signals == 2) {
           console_.say(signal_name(*signal) + " received; not waiting for the other hosts");
           return kExitSignalBase + *signal;
@@ -186,7 +213,7 @@ class Job {
 
   int run_attempts() {
     for (int number = 0;; ++number) {
-      AttemptResult result = run_attempt(number);
+      NodeResult result = run_attempt(number, nullptr);
       if (!result.failure) {
         return result.exit_code;
       }
@@ -195,15 +222,7 @@ class Job {
       if (!result.may_restart || number == options_.max_restarts) {
         end = result.exit_code;
       } else {
-        const FailureReport& failure = *result.failure;
-        end = await_restart(
-            number + 1,
-            fmt::format(
-                "rank {} of {} {} after {:.1f} s",
-                failure.cause.rank,
-                failure.ranks,
-                failure.cause.description(),
-                failure.cause.seconds));
+        end = await_restart(number + 1, result.failure->cause.sentence(result.failure->ranks));
       }
       if (end) {
         return report(std::move(*result.failure), *end, number + 1);
@@ -211,7 +230,14 @@ class Job {
     }
   }
 
-  AttemptResult run_attempt(int number) {
+  /// What an attempt leaves to whoever judges all hosts.
+  struct AttemptEnd {
+    std::string flight;
+    std::vector<watch::RankView> views;
+  };
+
+  /// `end` may be null.
+  NodeResult run_attempt(int number, AttemptEnd* end) {
     if (number > 0) {
       hold_port();
     }
@@ -233,7 +259,11 @@ class Job {
         console_.say("the ranks' output goes to " + logs_->path());
       }
     }
-    return attempt.run();
+    NodeResult result = attempt.run();
+    if (end != nullptr) {
+      *end = {attempt.flight(), attempt.views()};
+    }
+    return result;
   }
 
   /// A port of the job's choice is held for its whole life; any other anew for each attempt, so
@@ -296,14 +326,34 @@ class Job {
     if (const int error = console_.flush(); error != 0) {
       return error == EPIPE ? kExitSignalBase + SIGPIPE : kExitFailure;
     }
-    while (const std::optional<int> signal = inbox_.next()) {
-      if (*signal != SIGUSR1 && *signal != SIGUSR2) {
-        console_.say(signal_name(*signal) + " received; the job is not restarted");
-        return kExitSignalBase + *signal;
+    while (const std::optional<int> signal = next_signal()) {
+      if (session_ != nullptr) {
+        session_->tell_signal({.signal = *signal});
       }
-      console_.say(signal_name(*signal) + " received; there is no rank to pass it on to");
+      if (const std::optional<int> end = end_by(*signal)) {
+        return end;
+      }
+    }
+    while (session_ != nullptr) {
+      const std::optional<NodeSignal> told = session_->next_signal();
+      if (!told) {
+        break;
+      }
+      if (const std::optional<int> end = end_by(told->signal)) {
+        return end;
+      }
     }
     return std::nullopt;
+  }
+
+  /// A signal between two attempts. An exit code, if the job ends of it.
+  std::optional<int> end_by(int signal) {
+    if (signal == SIGUSR1 || signal == SIGUSR2) {
+      console_.say(signal_name(signal) + " received; there is no rank to pass it on to");
+      return std::nullopt;
+    }
+    console_.say(signal_name(signal) + " received; the job is not restarted");
+    return kExitSignalBase + signal;
   }
 
   int report(FailureReport failure, int exit_code, int attempts) {
@@ -320,7 +370,7 @@ class Job {
 
   const Program& program_;
   const JobOptions& options_;
-  const JobPlan& plan_;
+  JobPlan plan_;
   Console console_;
   SignalInbox inbox_;
   FailureSink on_failure_;            // Empty: stderr.

@@ -11,6 +11,8 @@
 #include <sys/socket.h>
 #include <utility>
 
+#include "lockstep/launch/door.h"
+
 namespace lockstep::launcher {
 namespace {
 
@@ -33,7 +35,7 @@ Knock::Knock(
     OnAnswer on_answer)
     : reactor_(reactor),
       addresses_(std::move(addresses)),
-      hello_("LOCKSTEP1 " + std::move(token) + " " + std::move(purpose) + "\n"),
+      hello_(std::string(kGreeting) + std::move(token) + " " + std::move(purpose) + "\n"),
       deadline_(deadline),
       on_answer_(std::move(on_answer)) {
   timer_ = reactor_.at(Clock::now(), [this] { try_next(); });

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/unique_fd.h"
 #include "lockstep/launch/address.h"
 #include "lockstep/launch/reactor.h"
-#include "lockstep/launch/unique_fd.h"
 
 namespace lockstep::launcher {
 

@@ -158,17 +158,12 @@ Program this_program() {
 
 /// What went wrong in the rank that failed first.
 Outcome failed(const RankFailure& cause, int ranks, const std::string& mail) {
-  const std::string who = fmt::format("rank {} of {}", cause.rank, ranks);
   if (!mail.empty() && mail.front() != kResult) {
     return {
-        .error = fmt::format("{} failed: {}", who, mail.substr(1)),
+        .error = fmt::format("rank {} of {} failed: {}", cause.rank, ranks, mail.substr(1)),
         .by_user = mail.front() == kConfigError};
   }
-  std::string what = fmt::format("{} {} after {:.1f} s", who, cause.description(), cause.seconds);
-  if (!cause.remark.empty()) {
-    what += "; " + cause.remark;
-  }
-  return {.error = what};
+  return {.error = cause.sentence(ranks)};
 }
 
 /// The job has ended without a rank to blame.

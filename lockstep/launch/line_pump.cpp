@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/launch/line_pump.h"
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <sys/ioctl.h>
@@ -47,6 +46,7 @@ void LinePump::take(std::string_view bytes) {
   if (file_) {
     file_->write(bytes);
   }
+  bytes_ += bytes.size();
   unfinished_ += bytes;
   pass_on_finished_lines();
 }

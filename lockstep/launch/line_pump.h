@@ -7,9 +7,9 @@
 #include <string>
 #include <string_view>
 
+#include "lockstep/base/unique_fd.h"
 #include "lockstep/launch/log_files.h"
 #include "lockstep/launch/sink.h"
-#include "lockstep/launch/unique_fd.h"
 
 namespace lockstep::launcher {
 
@@ -45,6 +45,7 @@ class LinePump {
   void pump();
   /// Reads what has been written so far and closes the stream, whoever still holds the other end.
   void drain();
+  uint64_t bytes() const { return bytes_; }  ///< Read so far.
   const std::deque<std::string>& last_lines() const { return last_lines_; }
   /// The path of the file that copy_to() gave; empty if there is none.
   std::string file() const { return file_ ? file_->path() : ""; }
@@ -70,6 +71,7 @@ class LinePump {
   std::string unfinished_;
   size_t searched_ = 0;        // Of unfinished_: holds no line end before here.
   bool after_return_ = false;  // The last byte passed on was a lone '\r': a '\n' now belongs to it.
+  uint64_t bytes_ = 0;
   std::deque<std::string> last_lines_;
 };
 

@@ -10,7 +10,6 @@
 #include <sys/socket.h>
 #include <utility>
 
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 namespace lockstep::launcher {

@@ -6,8 +6,8 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "lockstep/base/unique_fd.h"
 #include "lockstep/launch/reactor.h"
-#include "lockstep/launch/unique_fd.h"
 
 namespace lockstep::launcher {
 
@@ -31,8 +31,6 @@ class Link {
   void hand_over(OnMessage on_message, OnEnd on_end);
   /// Sends as soon as the other side takes it.
   void send(const nlohmann::json& message);
-  /// Everything that was sent has left this process.
-  bool flushed() const { return waiting_.empty(); }
   int fd() const { return fd_.get(); }
 
  private:

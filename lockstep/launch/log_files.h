@@ -7,8 +7,8 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/base/unique_fd.h"
 #include "lockstep/launch/stream_choice.h"
-#include "lockstep/launch/unique_fd.h"
 
 namespace lockstep::launcher {
 

@@ -1,24 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/launch/machine_name.h"
 
-#include <algorithm>
 #include <arpa/inet.h>
 #include <array>
-#include <cctype>
 #include <ifaddrs.h>
 #include <memory>
 #include <netinet/in.h>
 #include <unistd.h>
 
+#include "lockstep/base/words.h"
+
 namespace lockstep::launcher {
 namespace {
-
-std::string lower(std::string text) {
-  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) {
-    return static_cast<char>(std::tolower(c));
-  });
-  return text;
-}
 
 bool is_interface_address(const std::string& name) {
   in_addr wanted4{};

@@ -2,11 +2,8 @@
 #include "lockstep/launch/node_coordinator.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
+#include <csignal>
 #include <sys/socket.h>
 #include <utility>
 
@@ -118,15 +115,16 @@ void NodeCoordinator::on_newcomer(uint64_t number, const Json& message) {
   members_[hello.node] = {.link = std::move(link), .host = hello.host};
 }
 
-bool NodeCoordinator::join(int interrupt) {
+bool NodeCoordinator::join(int interrupt, const std::function<bool()>& called_off) {
   const auto deadline = in_seconds(options_.join_timeout_seconds);
   const auto told = in_seconds(2);
   bool said = false;
   while (members_.size() + 1 < plan_.hosts.size()) {
-    reactor_.wait(100ms, interrupt);
+    if (reactor_.wait(100ms, interrupt)) {
+      return false;
+    }
     reactor_.dispatch();
-    pollfd item{.fd = interrupt, .events = POLLIN, .revents = 0};
-    if (::poll(&item, 1, 0) == 1) {
+    if (called_off()) {
       return false;
     }
     if (!said && Clock::now() >= told) {
@@ -175,7 +173,6 @@ int NodeCoordinator::store_port(int held) {
 
 void NodeCoordinator::begin_attempt() {
   NodeSession::begin_attempt();
-  ++attempt_;
   results_.clear();
   failures_.clear();
   other_cause_.reset();
@@ -186,7 +183,7 @@ void NodeCoordinator::begin_attempt() {
       end_all(fmt::format("the launcher of node {} ({}) is gone", node, member.host), 1);
     }
   }
-  for (const Json& message : std::exchange(early_, {})) {
+  for (const Json& message : take_early()) {
     on_message(message.at("node").get<int>(), message);
   }
 }
@@ -200,9 +197,6 @@ void NodeCoordinator::connect_to_store(uint64_t number) {
   const bool there = store_port_ != 0 && guest.to_store.is_open() &&
                      ::connect(guest.to_store.get(), address.get(), address.length) == 0;
   if (there) {
-    const int on = 1;
-    ::setsockopt(guest.to_store.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
-    ::setsockopt(guest.from_door.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     guest.relay = std::make_unique<Relay>(
         reactor_,
         std::move(guest.from_door),
@@ -234,11 +228,7 @@ void NodeCoordinator::broadcast(const Json& message, int except) {
 }
 
 void NodeCoordinator::on_message(int node, const Json& message) {
-  if (message.contains("attempt") && message.at("attempt") != attempt_) {
-    if (message.at("attempt") > attempt_) {
-      early_.push_back(message);
-      early_.back()["node"] = node;
-    }
+  if (!is_due(message, node)) {
     return;
   }
   if (message.contains("failure")) {
@@ -246,9 +236,10 @@ void NodeCoordinator::on_message(int node, const Json& message) {
   } else if (message.contains("result")) {
     note_result(node, result_of(message.at("result")));
   } else if (message.contains("signal")) {
-    const int signal = message.at("signal").get<int>();
     broadcast(message, node);
-    be_signalled(signal);
+    be_signalled(signal_of(message));
+  } else if (message.contains("timeout")) {
+    on_timeout(node, message.at("timeout").get<double>());
   } else if (message.contains("views")) {
     members_.at(node).views = views_of(message.at("views"), watch::now_ns());
   }
@@ -256,8 +247,7 @@ void NodeCoordinator::on_message(int node, const Json& message) {
 
 void NodeCoordinator::on_lost(int node, const std::string& why) {
   Member& member = members_.at(node);
-  // Destroyed later: this is its own callback.
-  reactor_.at(Clock::now(), [gone = std::shared_ptr<Link>(std::move(member.link))] {});
+  member.link.reset();
   member.views.clear();
   if (!results_.contains(node)) {
     end_all(fmt::format("the launcher of node {} ({}) is gone: {}", node, member.host, why), 1);
@@ -293,12 +283,29 @@ void NodeCoordinator::stop_all() {
     const FailureReport& first = *failures_.front().second.failure;
     why = fmt::format("rank {} on {} {}", first.cause.rank, first.host, first.cause.description());
   }
-  broadcast({{"stop", why}, {"attempt", attempt_}});
+  broadcast({{"stop", why}, {"attempt", attempt()}});
   be_stopped(why);
 }
 
-void NodeCoordinator::tell_signal(int signal) {
-  broadcast({{"signal", signal}});
+void NodeCoordinator::tell_signal(const NodeSignal& signal) {
+  broadcast(to_json(signal));
+}
+
+void NodeCoordinator::tell_timeout(double seconds) {
+  on_timeout(0, seconds);
+}
+
+/// What fails of it on the other hosts is no failure, in whichever order it is heard of.
+void NodeCoordinator::on_timeout(int node, double seconds) {
+  if (other_cause_ || stopped_) {
+    return;
+  }
+  other_cause_ = {fmt::format("it has run for {:g} s, its time limit", seconds), kExitTimedOut};
+  const NodeSignal signal{.signal = SIGTERM};
+  broadcast(to_json(signal), node);
+  if (node != 0) {
+    be_signalled(signal);
+  }
 }
 
 void NodeCoordinator::tell_views(const std::vector<watch::RankView>& /*views*/) {}
@@ -361,12 +368,12 @@ void NodeCoordinator::judge() {
     const bool all_there = std::all_of(members_.begin(), members_.end(), [](const auto& each) {
       return each.second.link != nullptr;
     });
-    verdict.restart = root.may_restart && attempt_ < options_.max_restarts && all_there;
+    verdict.restart = root.may_restart && attempt() < options_.max_restarts && all_there;
   }
   broadcast(
       {{"verdict",
         {{"exit_code", verdict.exit_code}, {"cause", verdict.cause}, {"restart", verdict.restart}}},
-       {"attempt", attempt_}});
+       {"attempt", attempt()}});
   be_judged(std::move(verdict));
 }
 

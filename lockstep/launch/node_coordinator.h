@@ -21,12 +21,14 @@ class NodeCoordinator final : public NodeSession {
   NodeCoordinator(Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say);
   ~NodeCoordinator() override;
 
-  bool join(int interrupt) override;
+  bool join(int interrupt, const std::function<bool()>& called_off) override;
+  const std::string& run_id() const override { return plan_.common.run_id; }
   int store_port(int held) override;
   std::string host_address() const override { return host_address_; }
   void begin_attempt() override;
   void tell_failure(const NodeResult& result) override;
-  void tell_signal(int signal) override;
+  void tell_signal(const NodeSignal& signal) override;
+  void tell_timeout(double seconds) override;
   void tell_views(const std::vector<watch::RankView>& views) override;
   void tell_result(const NodeResult& result) override;
   std::vector<watch::RankView> other_views() const override;
@@ -53,6 +55,7 @@ class NodeCoordinator final : public NodeSession {
   void on_newcomer(uint64_t number, const nlohmann::json& message);
   void on_message(int node, const nlohmann::json& message);
   void on_lost(int node, const std::string& why);
+  void on_timeout(int node, double seconds);
   void connect_to_store(uint64_t number);
   void forget_store_guest(uint64_t number);
   void broadcast(const nlohmann::json& message, int except = 0);
@@ -75,8 +78,6 @@ class NodeCoordinator final : public NodeSession {
   uint64_t last_number_ = 0;
   int store_port_ = 0;
   std::string host_address_;
-  int attempt_ = -1;
-  std::vector<nlohmann::json> early_;                       // Messages of the next attempt.
   std::map<int, NodeResult> results_;                       // By node, of this attempt.
   std::vector<std::pair<int, NodeResult>> failures_;        // In the order they were heard of.
   std::optional<std::pair<std::string, int>> other_cause_;  // Why else it ends; exit code.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/launch/node_main.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -50,13 +51,26 @@ std::string first_line() {
 }
 
 /// Which node this is, by whoever has started one process a host.
-int node_of_environment(const Environment& environment, int64_t nodes) {
+int node_of_environment(const Environment& environment, const std::vector<PlannedHost>& hosts) {
+  // srun numbers its tasks by the hosts' names, in whatever order they were asked for.
+  const auto here = std::find_if(hosts.begin(), hosts.end(), [&](const PlannedHost& host) {
+    return !host.name.empty() && host.name == environment.text("SLURMD_NODENAME");
+  });
+  if (here != hosts.end()) {
+    return static_cast<int>(here - hosts.begin());
+  }
   for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
-    if (const auto node = environment.integer(name, 0, nodes - 1)) {
+    if (const auto node = environment.integer(name, 0, static_cast<int64_t>(hosts.size()) - 1)) {
       return static_cast<int>(*node);
     }
   }
   throw ConfigError(kWhere, "neither mpirun nor srun says which node this is");
+}
+
+/// Whether stdin carries the orders of the command that the user has called: ssh and srun copy it
+/// to every host, mpirun to its first process alone, which tells the others.
+bool hears_orders(bool by_ssh, const Environment& environment) {
+  return by_ssh || environment.text("OMPI_COMM_WORLD_RANK").value_or("0") == "0";
 }
 
 }  // namespace
@@ -67,7 +81,7 @@ int run_node() {
   NodeSpec spec = node_spec_of(text ? *text : first_line());
   ::unsetenv(kNodeSpecVariable);  // It holds the token.
   if (spec.node == NodeSpec::kHere) {
-    spec.node = node_of_environment(environment, static_cast<int64_t>(spec.hosts.size()));
+    spec.node = node_of_environment(environment, spec.hosts);
   }
   if (::chdir(spec.folder.c_str()) != 0) {
     throw ConfigError(
@@ -81,8 +95,8 @@ int run_node() {
   const Program program = find_program(spec.words, environment, spec.kind);
   const JobPlan plan =
       plan_node(spec.options, spec.hosts, static_cast<size_t>(spec.node), own_environment());
-  return run_planned_job(
-      program, spec.options, plan, {.token = spec.token, .orders = text ? -1 : STDIN_FILENO});
+  const int orders = hears_orders(!text, environment) ? STDIN_FILENO : -1;
+  return run_planned_job(program, spec.options, plan, {.token = spec.token, .orders = orders});
 }
 
 }  // namespace lockstep::launcher

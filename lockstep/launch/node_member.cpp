@@ -4,9 +4,6 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <utility>
@@ -25,11 +22,10 @@ using Json = nlohmann::json;
 
 }  // namespace
 
-NodeMember::NodeMember(Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say)
+NodeMember::NodeMember(Reactor& reactor, const JobPlan& plan, const NodeOptions& options)
     : reactor_(reactor),
       plan_(plan),
       options_(options),
-      say_(std::move(say)),
       master_(resolve(plan.common.master_addr, plan.common.master_port)) {
   listen_for_ranks();
 }
@@ -40,7 +36,7 @@ NodeMember::~NodeMember() {
   }
 }
 
-bool NodeMember::join(int interrupt) {
+bool NodeMember::join(int interrupt, const std::function<bool()>& called_off) {
   const std::string where =
       fmt::format("{} port {}", plan_.common.master_addr, plan_.common.master_port);
   const auto deadline = in_seconds(options_.join_timeout_seconds);
@@ -72,10 +68,11 @@ bool NodeMember::join(int interrupt) {
         link_->send({{"hello", to_json(hello)}});
       });
   while (!started_) {
-    reactor_.wait(100ms, interrupt);
+    if (reactor_.wait(100ms, interrupt)) {
+      return false;
+    }
     reactor_.dispatch();
-    pollfd item{.fd = interrupt, .events = POLLIN, .revents = 0};
-    if (::poll(&item, 1, 0) == 1) {
+    if (called_off()) {
       return false;
     }
     if (!lost_.empty()) {
@@ -130,8 +127,6 @@ void NodeMember::carry(uint64_t number, Knock::Answer answer) {
     store_guests_.erase(number);
     return;
   }
-  const int on = 1;
-  ::setsockopt(guest.from_rank.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
   guest.relay = std::make_unique<Relay>(
       reactor_,
       std::move(answer.socket),
@@ -145,15 +140,14 @@ void NodeMember::on_message(const Json& message) {
   if (message.contains("refused")) {
     refused_ = message.at("refused").get<std::string>();
   } else if (message.contains("start")) {
+    run_id_ = message.at("start").get<std::string>();
     started_ = true;
-  } else if (message.contains("attempt") && message.at("attempt") != attempt_) {
-    if (message.at("attempt") > attempt_) {
-      early_.push_back(message);
-    }
+  } else if (!is_due(message, 0)) {
+    return;
   } else if (message.contains("stop")) {
     be_stopped(message.at("stop").get<std::string>());
   } else if (message.contains("signal")) {
-    be_signalled(message.at("signal").get<int>());
+    be_signalled(signal_of(message));
   } else if (message.contains("verdict")) {
     const Json& verdict = message.at("verdict");
     be_judged(
@@ -165,8 +159,7 @@ void NodeMember::on_message(const Json& message) {
 
 void NodeMember::on_lost(const std::string& why) {
   lost_ = why;
-  // Destroyed later: this is its own callback.
-  reactor_.at(Clock::now(), [gone = std::shared_ptr<Link>(std::move(link_))] {});
+  link_.reset();
   if (started_ && !verdict()) {
     be_stopped("the launcher of node 0 is gone: " + why);
     judge_alone();
@@ -182,19 +175,18 @@ void NodeMember::judge_alone() {
 
 void NodeMember::begin_attempt() {
   NodeSession::begin_attempt();
-  ++attempt_;
   told_result_ = false;
   if (!lost_.empty()) {
     be_stopped("the launcher of node 0 is gone: " + lost_);
   }
-  for (const Json& message : std::exchange(early_, {})) {
+  for (const Json& message : take_early()) {
     on_message(message);
   }
 }
 
 void NodeMember::send(Json message) {
   if (link_) {
-    message["attempt"] = attempt_;
+    message["attempt"] = attempt();
     link_->send(message);
   }
 }
@@ -203,10 +195,14 @@ void NodeMember::tell_failure(const NodeResult& result) {
   send({{"failure", to_json(result)}});
 }
 
-void NodeMember::tell_signal(int signal) {
+void NodeMember::tell_signal(const NodeSignal& signal) {
   if (link_) {
-    link_->send({{"signal", signal}});
+    link_->send(to_json(signal));
   }
+}
+
+void NodeMember::tell_timeout(double seconds) {
+  send({{"timeout", seconds}});
 }
 
 void NodeMember::tell_views(const std::vector<watch::RankView>& views) {

@@ -19,15 +19,17 @@ namespace lockstep::launcher {
 /// The part of every node but 0. See NodeSession.
 class NodeMember final : public NodeSession {
  public:
-  NodeMember(Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say);
+  NodeMember(Reactor& reactor, const JobPlan& plan, const NodeOptions& options);
   ~NodeMember() override;
 
-  bool join(int interrupt) override;
+  bool join(int interrupt, const std::function<bool()>& called_off) override;
+  const std::string& run_id() const override { return run_id_; }
   int store_port(int /*held*/) override { return store_port_; }
   std::string host_address() const override { return host_address_; }
   void begin_attempt() override;
   void tell_failure(const NodeResult& result) override;
-  void tell_signal(int signal) override;
+  void tell_signal(const NodeSignal& signal) override;
+  void tell_timeout(double seconds) override;
   void tell_views(const std::vector<watch::RankView>& views) override;
   void tell_result(const NodeResult& result) override;
 
@@ -50,10 +52,10 @@ class NodeMember final : public NodeSession {
   Reactor& reactor_;
   const JobPlan& plan_;
   NodeOptions options_;
-  Say say_;
   std::vector<Address> master_;
   std::unique_ptr<Knock> knock_;
   std::unique_ptr<Link> link_;
+  std::string run_id_;
   bool started_ = false;
   std::string refused_;  // Why node 0 does not want this launcher.
   std::string lost_;     // Why node 0 is gone.
@@ -62,8 +64,6 @@ class NodeMember final : public NodeSession {
   int store_port_ = 0;
   std::map<uint64_t, StoreGuest> store_guests_;
   uint64_t last_number_ = 0;
-  int attempt_ = -1;
-  std::vector<nlohmann::json> early_;  // Messages of the next attempt.
   bool told_result_ = false;
 };
 

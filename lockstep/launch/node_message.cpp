@@ -170,6 +170,14 @@ NodeResult result_of(const Json& json) {
   return result;
 }
 
+Json to_json(const NodeSignal& signal) {
+  return {{"signal", signal.signal}, {"again", signal.again}};
+}
+
+NodeSignal signal_of(const Json& json) {
+  return {.signal = json.at("signal").get<int>(), .again = json.at("again").get<bool>()};
+}
+
 Json views_to_json(const std::vector<watch::RankView>& views, int64_t now) {
   Json json = Json::array();
   for (watch::RankView view : views) {

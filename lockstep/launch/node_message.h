@@ -13,7 +13,7 @@
 namespace lockstep::launcher {
 
 /// Raised when launchers of two builds could misunderstand each other.
-inline constexpr int kNodeProtocol = 1;
+inline constexpr int kNodeProtocol = 2;
 
 /// What a launcher says of itself when it comes, and what node 0 expects of it.
 struct NodeHello {
@@ -36,6 +36,9 @@ std::string mismatch(const NodeHello& got, const NodeHello& expected);
 
 nlohmann::json to_json(const NodeResult& result);
 NodeResult result_of(const nlohmann::json& json);
+
+nlohmann::json to_json(const NodeSignal& signal);
+NodeSignal signal_of(const nlohmann::json& json);
 
 /// Times relative to `now`, for hosts whose clocks have nothing to do with each other; of the
 /// operations only what a judge of stalls needs.

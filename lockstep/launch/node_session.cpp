@@ -13,19 +13,32 @@ std::unique_ptr<NodeSession> NodeSession::make(
   if (plan.here == 0) {
     return std::make_unique<NodeCoordinator>(reactor, plan, options, std::move(say));
   }
-  return std::make_unique<NodeMember>(reactor, plan, options, std::move(say));
+  return std::make_unique<NodeMember>(reactor, plan, options);
 }
 
 void NodeSession::begin_attempt() {
+  ++attempt_;
   stop_.reset();
   verdict_.reset();
 }
 
-std::optional<int> NodeSession::next_signal() {
+bool NodeSession::is_due(const nlohmann::json& message, int node) {
+  const auto attempt = message.find("attempt");
+  if (attempt == message.end() || *attempt == attempt_) {
+    return true;
+  }
+  if (*attempt > attempt_) {
+    early_.push_back(message);
+    early_.back()["node"] = node;
+  }
+  return false;
+}
+
+std::optional<NodeSignal> NodeSession::next_signal() {
   if (signals_.empty()) {
     return std::nullopt;
   }
-  const int signal = signals_.front();
+  const NodeSignal signal = signals_.front();
   signals_.pop_front();
   return signal;
 }

@@ -6,7 +6,10 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include <nlohmann/json.hpp>
 
 #include "lockstep/launch/plan.h"
 #include "lockstep/launch/reactor.h"
@@ -15,10 +18,12 @@
 
 namespace lockstep::launcher {
 
+inline constexpr double kDefaultJoinTimeoutSeconds = 120;
+
 /// What one launcher of a job has to know to find the others.
 struct NodeOptions {
-  std::string token{};                ///< The job's; see door.h.
-  double join_timeout_seconds = 120;  ///< For all launchers to appear.
+  std::string token{};                                       ///< The job's; see door.h.
+  double join_timeout_seconds = kDefaultJoinTimeoutSeconds;  ///< For all launchers to appear.
   int max_restarts = 0;
 };
 
@@ -26,7 +31,13 @@ struct NodeOptions {
 struct NodeResult {
   int exit_code = 0;
   std::optional<FailureReport> failure{};  ///< If a rank's failure ended it there.
-  bool may_restart = false;                ///< As in AttemptResult.
+  bool may_restart = false;  ///< It did, and that is no reason to believe that it would again.
+};
+
+/// A signal to the whole job.
+struct NodeSignal {
+  int signal = 0;
+  bool again = false;  ///< To a job that was told to end before: its user will not wait any more.
 };
 
 /// How it ended on all of them.
@@ -62,9 +73,12 @@ class NodeSession {
   NodeSession(const NodeSession&) = delete;
   NodeSession& operator=(const NodeSession&) = delete;
 
-  /// Waits until all launchers are there; false if `interrupt` is readable before. ConfigError or
-  /// Error that names who is missing, or says why this one is not wanted.
-  virtual bool join(int interrupt) = 0;
+  /// Waits until all launchers are there; false if `interrupt` is readable before, or `called_off`
+  /// says so of what the reactor has brought. ConfigError or Error that names who is missing, or
+  /// says why this one is not wanted.
+  virtual bool join(int interrupt, const std::function<bool()>& called_off) = 0;
+  /// The id of the run, of node 0's making, once all are there.
+  virtual const std::string& run_id() const = 0;
   /// Where the ranks of this host find the store, at loopback. `held`: the port that rank 0 is to
   /// serve it at, were it here.
   virtual int store_port(int held) = 0;
@@ -76,7 +90,9 @@ class NodeSession {
   /// A rank here has failed.
   virtual void tell_failure(const NodeResult& result) = 0;
   /// The user has signalled this launcher.
-  virtual void tell_signal(int signal) = 0;
+  virtual void tell_signal(const NodeSignal& signal) = 0;
+  /// The ranks here have run as long as the job may.
+  virtual void tell_timeout(double seconds) = 0;
   /// What the ranks here are doing, by this host's clock.
   virtual void tell_views(const std::vector<watch::RankView>& views) = 0;
   /// How the ranks here have ended, all of them.
@@ -85,7 +101,7 @@ class NodeSession {
   /// Why the ranks here are to stop, if it is because of another host.
   const std::optional<std::string>& stop() const { return stop_; }
   /// The next signal of another launcher's user.
-  std::optional<int> next_signal();
+  std::optional<NodeSignal> next_signal();
   /// What the other hosts' ranks are doing, by this host's clock. Node 0 alone knows.
   virtual std::vector<watch::RankView> other_views() const { return {}; }
   /// The launchers of the other hosts have heard the verdict, and gone.
@@ -95,12 +111,20 @@ class NodeSession {
 
  protected:
   void be_stopped(const std::string& why);
-  void be_signalled(int signal) { signals_.push_back(signal); }
+  void be_signalled(const NodeSignal& signal) { signals_.push_back(signal); }
   void be_judged(Verdict verdict) { verdict_ = std::move(verdict); }
+  /// From 0.
+  int attempt() const { return attempt_; }
+  /// Whether `message` is about this attempt, or none; one of the next is kept for take_early(),
+  /// its "node" being who has sent it.
+  bool is_due(const nlohmann::json& message, int node);
+  std::vector<nlohmann::json> take_early() { return std::exchange(early_, {}); }
 
  private:
+  int attempt_ = -1;
+  std::vector<nlohmann::json> early_;  // Messages of the next attempt.
   std::optional<std::string> stop_;
-  std::deque<int> signals_;
+  std::deque<NodeSignal> signals_;
   std::optional<Verdict> verdict_;
 };
 

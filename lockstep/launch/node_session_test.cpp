@@ -48,7 +48,7 @@ JobPlan plan_of(size_t here, int port, int hosts = 2) {
   plan.common.nodes = hosts;
   plan.common.world_size = 2 * hosts;
   plan.common.master_port = port;
-  plan.common.run_id = "run";
+  plan.common.run_id = "run of node " + std::to_string(here);
   return plan;
 }
 
@@ -72,7 +72,9 @@ class Node {
 
   NodeSession& session() { return *session_; }
   const std::vector<std::string>& said() const { return said_; }
-  bool join() { return session_->join(never_readable()); }
+  bool join(const std::function<bool()>& called_off = [] { return false; }) {
+    return session_->join(never_readable(), called_off);
+  }
   /// Lets the session work until `done`; false if that takes too long for anything but a hang.
   bool run_until(const std::function<bool()>& done) {
     const auto end = Clock::now() + 30s;
@@ -219,21 +221,22 @@ TEST(NodeSession, HearsOfTheNextAttemptBeforeItHasBegunIt) {
 
 TEST(NodeSession, PassesSignalsToTheOtherHosts) {
   const auto hears = [](Node& node, int signal) {
-    std::optional<int> heard;
+    std::optional<NodeSignal> heard;
     EXPECT_TRUE(node.run_until([&] {
       heard = node.session().next_signal();
       return heard.has_value();
     }));
-    EXPECT_EQ(heard, signal);
+    EXPECT_EQ(heard->signal, signal);
+    EXPECT_EQ(heard->again, signal == SIGUSR1);
   };
   run_both(
       [&](Node& node) {
         hears(node, SIGUSR1);
-        node.session().tell_signal(SIGINT);
+        node.session().tell_signal({.signal = SIGINT});
         EXPECT_EQ(node.conclude({.exit_code = 130}).exit_code, 130);
       },
       [&](Node& node) {
-        node.session().tell_signal(SIGUSR1);
+        node.session().tell_signal({.signal = SIGUSR1, .again = true});
         hears(node, SIGINT);
         EXPECT_EQ(node.conclude({.exit_code = 130}).exit_code, 130);
       });
@@ -304,6 +307,53 @@ TEST(NodeSession, NamesTheNodesThatDoNotCome) {
       [&] { first.join(); },
       testing::ThrowsMessage<Error>(AllOf(
           HasSubstr("nodes 1, 2 of 3 did not come to 127.0.0.1"), HasSubstr("within 0.2 s"))));
+}
+
+TEST(NodeSession, HasTheRunIdOfNode0) {
+  run_both(
+      [](Node& node) {
+        EXPECT_EQ(node.session().run_id(), "run of node 0");
+        node.conclude({});
+      },
+      [](Node& node) {
+        EXPECT_EQ(node.session().run_id(), "run of node 0");
+        node.conclude({});
+      });
+}
+
+TEST(NodeSession, DoesNotWaitForOthersOnceItIsCalledOff) {
+  const int port = free_port();
+  Node first(0, port, {});
+  EXPECT_FALSE(first.join([] { return true; }));
+  Node second(1, port, {}, 3);  // Node 2 is missing.
+  EXPECT_FALSE(second.join([] { return true; }));
+}
+
+TEST(NodeSession, EndsWith124OnAllHostsWhenTheTimeIsUpOnOne) {
+  const auto ends = [](Node& node) {
+    // Of the time limit, on one host; of its signal, on the other.
+    const Verdict verdict = node.conclude(killed(2, "a", SIGTERM));
+    EXPECT_EQ(verdict.exit_code, kExitTimedOut);
+    EXPECT_EQ(verdict.cause, "it has run for 5 s, its time limit");
+    EXPECT_FALSE(verdict.restart);
+  };
+  const auto hears = [](Node& node) {
+    EXPECT_TRUE(node.run_until([&] { return node.session().next_signal().has_value(); }));
+  };
+  for (const bool at_node_0 : {true, false}) {
+    const auto tells = [&](Node& node) {
+      node.session().tell_timeout(5);
+      ends(node);
+    };
+    const auto is_told = [&](Node& node) {
+      hears(node);
+      ends(node);
+    };
+    run_both(
+        [&](Node& node) { at_node_0 ? tells(node) : is_told(node); },
+        [&](Node& node) { at_node_0 ? is_told(node) : tells(node); },
+        {.max_restarts = 1});
+  }
 }
 
 TEST(NodeSession, SaysThatNode0IsNotThere) {

@@ -64,9 +64,44 @@ JobOptions options_of(const Json& json) {
   return options;
 }
 
+/// The characters U+0000 to U+00FF in UTF-8.
+std::string characters_of(const std::string& bytes) {
+  std::string text;
+  for (const char c : bytes) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x80) {
+      text += c;
+    } else {
+      text += static_cast<char>(0xc0 | (byte >> 6));
+      text += static_cast<char>(0x80 | (byte & 0x3f));
+    }
+  }
+  return text;
+}
+
+std::string bytes_of(const std::string& text) {
+  std::string bytes;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    const bool is_first = byte >= 0x80 && i + 1 < text.size();
+    bytes += is_first ? static_cast<char>((byte << 6) | (text[++i] & 0x3f)) : text[i];
+  }
+  return bytes;
+}
+
+void convert_strings(Json& json, std::string (*convert)(const std::string&)) {
+  if (json.is_string()) {
+    json = convert(json.get<std::string>());
+  } else if (json.is_structured()) {
+    for (Json& part : json) {
+      convert_strings(part, convert);
+    }
+  }
+}
+
 }  // namespace
 
-Json to_json(const NodeSpec& spec) {
+std::string line_of(const NodeSpec& spec) {
   Json hosts = Json::array();
   for (const PlannedHost& host : spec.hosts) {
     hosts.push_back(
@@ -75,7 +110,7 @@ Json to_json(const NodeSpec& spec) {
          {"all_slots", host.all_slots},
          {"first_rank", host.first_rank}});
   }
-  return {
+  Json json = {
       {"token", spec.token},
       {"node", spec.node},
       {"hosts", std::move(hosts)},
@@ -83,11 +118,14 @@ Json to_json(const NodeSpec& spec) {
       {"words", spec.words},
       {"kind", spec.kind},
       {"folder", spec.folder}};
+  convert_strings(json, characters_of);
+  return json.dump(-1, ' ', /*ensure_ascii=*/true);
 }
 
 NodeSpec node_spec_of(const std::string& line) {
   try {
-    const Json json = Json::parse(line);
+    Json json = Json::parse(line);
+    convert_strings(json, bytes_of);
     NodeSpec spec{
         .token = json.at("token").get<std::string>(),
         .node = json.at("node").get<int>(),

@@ -4,8 +4,6 @@
 #include <string>
 #include <vector>
 
-#include <nlohmann/json_fwd.hpp>
-
 #include "lockstep/launch/job_options.h"
 #include "lockstep/launch/plan.h"
 #include "lockstep/launch/program.h"
@@ -27,7 +25,9 @@ struct NodeSpec {
   std::string folder;  ///< To run in.
 };
 
-nlohmann::json to_json(const NodeSpec& spec);
+/// A line of ASCII. Arguments and paths are bytes, of which JSON has none: each travels as the
+/// character of its number.
+std::string line_of(const NodeSpec& spec);
 /// ConfigError for what is no such line.
 NodeSpec node_spec_of(const std::string& line);
 

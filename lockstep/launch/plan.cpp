@@ -161,8 +161,16 @@ std::string run_id(const JobOptions& options) {
 
 /// What the options put into every rank's environment besides torchrun's variables.
 std::vector<EnvVariable> extra_variables(
-    const JobOptions& options, const std::vector<std::string>& env_folders) {
-  std::vector<EnvVariable> extra = read_env_files(env_folders);
+    const JobOptions& options,
+    const std::vector<std::string>& env_folders,
+    const std::vector<std::string>& inherited) {
+  std::vector<EnvVariable> extra;
+  if (!options.hostfile.empty()) {
+    extra = travelling_variables(inherited);
+  }
+  for (EnvVariable& variable : read_env_files(env_folders)) {
+    set_variable(extra, std::move(variable));
+  }
   // Programs of ours read either name, LOCKSTEP_ first.
   const auto set_both = [&extra](const std::string& name, const std::string& value) {
     set_variable(extra, {"ACCELERATE_" + name, value});
@@ -302,7 +310,7 @@ void finish_plan(
   plan.common.role = options.role;
   plan.common.max_restarts = options.max_restarts;
   plan.common.resume = options.resume;
-  plan.common.extra = extra_variables(options, env_folders(options, inherited));
+  plan.common.extra = extra_variables(options, env_folders(options, inherited), inherited);
   const int cores = available_cores();
   if (plan.includes_this_host) {
     check_rank_limit(plan.local_size(), cores, options.force);

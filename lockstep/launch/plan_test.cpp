@@ -168,12 +168,17 @@ TEST_F(PlanJob, ReadsTheFileOfVariablesWithAHostfileOnly) {
   std::ofstream(folder_ / ".lockstep_env") << "FROM_FILE=1\nBOTH=file\n";
   options_.ranks = 1;
   options_.env = {{"BOTH", "flag"}};
-  const std::vector<std::string> inherited = {"HOME=" + folder_.path().string()};
+  const std::vector<std::string> inherited = {
+      "HOME=" + folder_.path().string(), "PYTHONPATH=/lib", "NCCL_DEBUG=INFO", "OTHER=1"};
   const auto without = host_layout(plan_job(options_, inherited), 0);
   EXPECT_THAT(rank_environment({}, without, 0), testing::Not(Contains("FROM_FILE=1")));
   options_.hostfile = hostfile("localhost slots=1\n");
   const auto with = host_layout(plan_job(options_, inherited), 0);
-  EXPECT_THAT(rank_environment({}, with, 0), IsSupersetOf({"FROM_FILE=1", "BOTH=flag"}));
+  EXPECT_THAT(
+      rank_environment({}, with, 0),
+      testing::AllOf(
+          IsSupersetOf({"FROM_FILE=1", "BOTH=flag", "PYTHONPATH=/lib", "NCCL_DEBUG=INFO"}),
+          testing::Not(Contains("OTHER=1"))));
 }
 
 TEST_F(PlanJob, SaysWhichStreamsGoWhere) {

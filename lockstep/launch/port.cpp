@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/launch/address.h"
 #include "lockstep/launch/socket_owner.h"
 
 namespace lockstep::launcher {
@@ -42,13 +43,8 @@ void allow_reuse(const UniqueFd& fd) {
 
 /// 0, or errno.
 int bind_loopback(const UniqueFd& fd, int port) {
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  return ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0
-             ? 0
-             : errno;
+  const Address address = loopback(port);
+  return ::bind(fd.get(), address.get(), address.length) == 0 ? 0 : errno;
 }
 
 int bound_port(const UniqueFd& fd) {

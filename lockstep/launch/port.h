@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "lockstep/launch/unique_fd.h"
+#include "lockstep/base/unique_fd.h"
 
 namespace lockstep::launcher {
 

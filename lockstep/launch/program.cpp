@@ -12,6 +12,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/shell.h"
+#include "lockstep/base/split.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -36,9 +37,7 @@ int executable_error(const std::string& path) {
 std::string search_path(const std::string& name, const Environment& environment) {
   const std::string path = environment.text("PATH").value_or("/bin:/usr/bin");
   int first_error = ENOENT;
-  for (size_t begin = 0; begin <= path.size();) {
-    const size_t end = std::min(path.find(':', begin), path.size());
-    const std::string folder = path.substr(begin, end - begin);
+  for (const std::string& folder : split(path, ':')) {
     std::string candidate = fmt::format("{}/{}", folder.empty() ? "." : folder, name);
     const int error = executable_error(candidate);
     if (error == 0) {
@@ -47,7 +46,6 @@ std::string search_path(const std::string& name, const Environment& environment)
     if (error == EACCES) {
       first_error = EACCES;
     }
-    begin = end + 1;
   }
   if (executable_error("./" + name) == 0) {
     refuse(name, ENOENT, fmt::format(" in PATH; try ./{}", name));

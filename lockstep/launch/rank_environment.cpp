@@ -2,7 +2,6 @@
 #include "lockstep/launch/rank_environment.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -15,31 +14,9 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/variable_name.h"
 
 namespace lockstep::launcher {
-namespace {
-
-constexpr std::array<std::string_view, 5> kForeignPrefixes = {
-    "OMPI_", "PMI_", "PMIX_", "MPI_LOCAL", "MV2_"};
-constexpr std::array<std::string_view, 8> kForeignNames = {
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
-    "TORCHELASTIC_USE_AGENT_STORE",
-    "LOCKSTEP_TERMINAL",
-    "LOCKSTEP_FLIGHT",
-    "LOCKSTEP_HOST_ADDR",
-    "LOCKSTEP_JOB_TOKEN",
-    "LOCKSTEP_NODE_SPEC"};
-
-bool is_foreign(std::string_view name) {
-  return std::any_of(
-             kForeignPrefixes.begin(),
-             kForeignPrefixes.end(),
-             [&](std::string_view prefix) { return name.starts_with(prefix); }) ||
-         std::find(kForeignNames.begin(), kForeignNames.end(), name) != kForeignNames.end();
-}
-
-}  // namespace
 
 void set_variable(std::vector<EnvVariable>& variables, EnvVariable variable) {
   const auto same = std::find_if(variables.begin(), variables.end(), [&](const EnvVariable& other) {
@@ -86,18 +63,6 @@ std::vector<EnvVariable> rank_variables(const JobLayout& layout, int local_rank)
   return variables;
 }
 
-bool is_set_by_launcher(std::string_view name) {
-  if (is_foreign(name)) {
-    return true;
-  }
-  // OMP_NUM_THREADS is the user's where it is given.
-  const std::vector<EnvVariable> variables = rank_variables({}, 0);
-  return name != "OMP_NUM_THREADS" &&
-         std::any_of(variables.begin(), variables.end(), [&](const EnvVariable& variable) {
-           return variable.name == name;
-         });
-}
-
 std::vector<std::string> rank_environment(
     const std::vector<std::string>& inherited, const JobLayout& layout, int local_rank) {
   const std::vector<EnvVariable> variables = rank_variables(layout, local_rank);
@@ -110,7 +75,7 @@ std::vector<std::string> rank_environment(
   for (const std::string& entry : inherited) {
     const std::string_view name = std::string_view(entry).substr(0, entry.find('='));
     buffering_said = buffering_said || name == "PYTHONUNBUFFERED";
-    if (!is_foreign(name) && set.count(name) == 0) {
+    if (!is_of_launchers(name) && set.count(name) == 0) {
       environment.push_back(entry);
     }
   }

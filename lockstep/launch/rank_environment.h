@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "lockstep/launch/job_options.h"
@@ -34,12 +33,9 @@ struct JobLayout {
 /// Puts `variable` among `variables`, instead of one of that name.
 void set_variable(std::vector<EnvVariable>& variables, EnvVariable variable);
 
-/// What the launcher itself sets for local rank `local_rank`: torchrun's variables, ours, and
-/// `layout.extra`.
+/// What the launcher itself sets for local rank `local_rank`: torchrun's variables and ours, each
+/// of which is_set_by_launcher() but OMP_NUM_THREADS, LOCKSTEP_RESUME, and `layout.extra`.
 std::vector<EnvVariable> rank_variables(const JobLayout& layout, int local_rank);
-
-/// One of those that are not in `layout.extra`: what a user may not set for all ranks alike.
-bool is_set_by_launcher(std::string_view name);
 
 /// The environment of local rank `local_rank`, as `NAME=value`: `inherited` with rank_variables().
 ///

@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "lockstep/base/variable_name.h"
+
 namespace lockstep::launcher {
 namespace {
 
@@ -94,6 +96,12 @@ TEST(RankEnvironment, WhatTheUserSetWinsAndStandsThereOnce) {
 }
 
 TEST(RankEnvironment, KnowsWhichVariablesAreItsOwn) {
+  JobLayout layout = kLayout;
+  layout.terminal_columns = 80;
+  for (const EnvVariable& variable : rank_variables(layout, 0)) {
+    EXPECT_EQ(is_set_by_launcher(variable.name), variable.name != "OMP_NUM_THREADS")
+        << variable.name;
+  }
   for (const char* name : {"RANK", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "OMPI_COMM_WORLD_RANK"}) {
     EXPECT_TRUE(is_set_by_launcher(name)) << name;
   }

@@ -10,6 +10,8 @@
 
 #include <fmt/format.h>
 
+#include "lockstep/base/error.h"
+
 namespace lockstep::launcher {
 namespace {
 
@@ -18,8 +20,13 @@ constexpr size_t kKeptLines = 20;
 std::optional<Ending> ending_of(pid_t pid) {
   siginfo_t info{};
   // WNOWAIT: the pid stays taken.
-  if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
-      info.si_pid == 0) {
+  if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0) {
+    // Reaped by somebody else in this process: how it ended is lost, and it need not have been
+    // well.
+    return errno == ECHILD ? std::optional(Ending{.by_signal = false, .value = kExitFailure})
+                           : std::nullopt;
+  }
+  if (info.si_pid == 0) {
     return std::nullopt;
   }
   return Ending{
@@ -42,6 +49,7 @@ void reap_orphans(pid_t group) {
 
 RankSet::RankSet(Sink& out, Sink& err, bool prefix, int first_rank)
     : out_(&out), err_(&err), prefix_(prefix), first_rank_(first_rank) {
+  ::prctl(PR_GET_CHILD_SUBREAPER, &was_subreaper_);
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
 }
 
@@ -57,6 +65,32 @@ void RankSet::add(Child child) {
        .pidfd = std::move(child.pidfd),
        .out = LinePump(std::move(child.out), *out_, rank, prefix, 0),
        .err = LinePump(std::move(child.err), *err_, rank, prefix, kKeptLines)});
+}
+
+void RankSet::await(std::vector<pollfd>& items) {
+  for (const RankProcess& process : ranks_) {
+    if (!process.ending) {
+      items.push_back({.fd = process.pidfd.get(), .events = POLLIN, .revents = 0});
+    }
+  }
+  first_awaited_ = items.size();
+  awaited_.clear();
+  for (RankProcess& process : ranks_) {
+    for (LinePump* stream : {&process.out, &process.err}) {
+      if (stream->is_open() && !stream->must_wait()) {
+        items.push_back({.fd = stream->fd(), .events = POLLIN, .revents = 0});
+        awaited_.push_back(stream);
+      }
+    }
+  }
+}
+
+void RankSet::pump(const std::vector<pollfd>& items) {
+  for (size_t i = 0; i < awaited_.size(); ++i) {
+    if (items[first_awaited_ + i].revents != 0) {
+      awaited_[i]->pump();
+    }
+  }
 }
 
 std::vector<int> RankSet::notice_endings(double seconds) {
@@ -123,10 +157,17 @@ void RankSet::close() {
       }
     }
   }
-  for (const RankProcess& process : ranks_) {
+  for (RankProcess& process : ranks_) {
+    // The rank itself was killed just now, or is kept as it ended: it is not gone before we look.
+    while (!process.ending) {
+      siginfo_t info{};
+      ::waitid(P_PID, static_cast<id_t>(process.pid), &info, WEXITED | WNOWAIT);
+      process.ending = ending_of(process.pid);
+    }
     while (::waitpid(-process.pid, nullptr, 0) > 0 || errno == EINTR) {
     }
   }
+  ::prctl(PR_SET_CHILD_SUBREAPER, was_subreaper_);
 }
 
 }  // namespace lockstep::launcher

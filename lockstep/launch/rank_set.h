@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <poll.h>
 #include <vector>
 
 #include "lockstep/launch/child.h"
@@ -45,6 +46,10 @@ class RankSet {
   int first_rank() const { return first_rank_; }
   std::vector<RankProcess>& all() { return ranks_; }
   const std::vector<RankProcess>& all() const { return ranks_; }
+  /// Adds to `items` what poll() is to wait for: ranks' ends, and output there is room for.
+  void await(std::vector<pollfd>& items);
+  /// Copies what poll() has found in the `items` of the last await().
+  void pump(const std::vector<pollfd>& items);
   /// Records who has ended since the last call; returns those ranks. `seconds` is the time now.
   std::vector<int> notice_endings(double seconds);
   /// Sends `signal` to every rank's group, also where only children of the rank are left.
@@ -56,7 +61,8 @@ class RankSet {
   bool ended() const;
   /// And nobody holds its output open any more: what it started has ended, too.
   bool silent() const;
-  /// Kills what is left, collects what was written, reaps. When it returns, the groups are empty.
+  /// Kills what is left, collects what was written, reaps. When it returns, the groups are empty,
+  /// and every rank has its ending.
   void close();
 
  private:
@@ -65,6 +71,9 @@ class RankSet {
   bool prefix_;
   int first_rank_;
   std::vector<RankProcess> ranks_;
+  size_t first_awaited_ = 0;  // Of the items of the last await().
+  std::vector<LinePump*> awaited_;
+  int was_subreaper_ = 0;  // This process, before.
   bool closed_ = false;
 };
 

@@ -59,7 +59,7 @@ void Reactor::dispatch() {
   }
 }
 
-void Reactor::wait(std::chrono::milliseconds timeout, int interrupt) const {
+bool Reactor::wait(std::chrono::milliseconds timeout, int interrupt) const {
   if (const auto next = deadline()) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(*next - Clock::now());
     timeout = std::clamp(left, std::chrono::milliseconds(0), timeout);
@@ -67,7 +67,7 @@ void Reactor::wait(std::chrono::milliseconds timeout, int interrupt) const {
   pollfd items[] = {
       {.fd = epoll_.get(), .events = POLLIN, .revents = 0},
       {.fd = interrupt, .events = POLLIN, .revents = 0}};
-  ::poll(items, 2, static_cast<int>(timeout.count()));
+  return ::poll(items, 2, static_cast<int>(timeout.count())) > 0 && items[1].revents != 0;
 }
 
 void Reactor::watch(int fd, uint32_t events, OnReady on_ready) {

@@ -8,8 +8,8 @@
 #include <memory>
 #include <optional>
 
+#include "lockstep/base/unique_fd.h"
 #include "lockstep/launch/clock.h"
-#include "lockstep/launch/unique_fd.h"
 
 namespace lockstep::launcher {
 
@@ -31,8 +31,9 @@ class Reactor {
   std::optional<Clock::time_point> deadline() const;
   /// Calls back whoever is ready or due; does not wait.
   void dispatch();
-  /// Waits for up to `timeout` for something to do, and for `interrupt` (-1: none) to be readable.
-  void wait(std::chrono::milliseconds timeout, int interrupt = -1) const;
+  /// Waits for up to `timeout` for something to do, or for `interrupt` (-1: none) to be readable;
+  /// returns whether that is.
+  bool wait(std::chrono::milliseconds timeout, int interrupt = -1) const;
 
   /// `events` as of epoll (EPOLLIN, EPOLLOUT); errors and hang-ups are told always. A descriptor is
   /// watched once; it must be unwatched before it is closed.

@@ -2,9 +2,10 @@
 #include "lockstep/launch/relay.h"
 
 #include <cerrno>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
-#include <unistd.h>
 #include <utility>
 
 namespace lockstep::launcher {
@@ -29,6 +30,8 @@ Relay::Relay(
   sides_[1].fd = std::move(second);
   sides_[1].waiting = std::move(to_second);
   for (size_t side = 0; side < 2; ++side) {
+    const int on = 1;
+    ::setsockopt(sides_[side].fd.get(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
     sides_[side].events = EPOLLIN | (sides_[side].waiting.empty() ? 0U : EPOLLOUT);
     reactor_.watch(sides_[side].fd.get(), sides_[side].events, [this, side](uint32_t events) {
       on_ready(side, events);

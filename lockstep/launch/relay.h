@@ -6,13 +6,14 @@
 #include <string>
 #include <sys/types.h>
 
+#include "lockstep/base/unique_fd.h"
 #include "lockstep/launch/reactor.h"
-#include "lockstep/launch/unique_fd.h"
 
 namespace lockstep::launcher {
 
 /// Copies what either of two connected sockets sends to the other, until both have ended or one
-/// breaks. The end of one direction is passed on, so that half-closed conversations work.
+/// breaks. The end of one direction is passed on, so that half-closed conversations work, and so is
+/// at once what is sent: TCP_NODELAY.
 ///
 /// Memory: up to 64 KiB waiting in each direction; a side that does not read makes the other wait.
 /// Not thread-safe.

@@ -61,13 +61,7 @@ nlohmann::ordered_json as_json(const RankFailure& failure) {
 
 std::string text_report(const FailureReport& report) {
   std::string text = fmt::format(
-      "lockstep: rank {} of {} {} after {:.1f} s{}{}\n",
-      report.cause.rank,
-      report.ranks,
-      report.cause.description(),
-      report.cause.seconds,
-      report.cause.remark.empty() ? "" : "; " + report.cause.remark,
-      fate_of_the_others(report));
+      "lockstep: {}{}\n", report.cause.sentence(report.ranks), fate_of_the_others(report));
   text += fmt::format("  host:       {}, pid {}\n", report.host, report.cause.pid);
   text += fmt::format("  command:    {}\n", shell_quoted(report.command));
   text += fmt::format("  exit code:  {}\n", report.exit_code);

@@ -83,6 +83,11 @@ SignalInbox::SignalInbox(const std::vector<int>& wanted_signals) {
   }
   handle(SIGPIPE, SIG_IGN);
   handle(SIGXFSZ, SIG_IGN);
+  struct sigaction on_child {};
+  ::sigaction(SIGCHLD, nullptr, &on_child);
+  if (on_child.sa_handler == SIG_IGN || (on_child.sa_flags & SA_NOCLDWAIT) != 0) {
+    handle(SIGCHLD, SIG_DFL);
+  }
   fd_.reset(::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd_.is_open()) {
     throw Error(

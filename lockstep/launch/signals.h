@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/launch/unique_fd.h"
+#include "lockstep/base/unique_fd.h"
 
 namespace lockstep::launcher {
 
@@ -17,7 +17,8 @@ std::vector<int> parse_signals(const std::string& text, const std::string& flag)
 
 /// Receives, instead of dying of them, the signals that a launcher passes on to its ranks: SIGINT,
 /// SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2. SIGHUP is left alone when it was ignored (nohup).
-/// SIGPIPE and SIGXFSZ are ignored meanwhile, so that a write says EPIPE, or EFBIG.
+/// SIGPIPE and SIGXFSZ are ignored meanwhile, so that a write says EPIPE, or EFBIG; an ignored
+/// SIGCHLD is not, or nobody could learn how a rank ended.
 ///
 /// The signals are blocked in the calling thread for the object's life, which is also who reads
 /// them. Where other threads run, a handler in them passes on to this one what they are sent. One

@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-#include "lockstep/launch/unique_fd.h"
+#include "lockstep/base/unique_fd.h"
 
 namespace lockstep::launcher {
 namespace {

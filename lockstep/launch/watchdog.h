@@ -3,7 +3,7 @@
 
 #include <sys/types.h>
 
-#include "lockstep/launch/unique_fd.h"
+#include "lockstep/base/unique_fd.h"
 
 namespace lockstep::launcher {
 

@@ -12,6 +12,7 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/flat/copy_values.h"
 
 namespace lockstep::optim {
 namespace {
@@ -364,10 +365,9 @@ void FlatOptimizer::set_state(const at::Tensor& parameter, const ParameterState&
     }
     const bool shaped = state.fields[field].sizes() == parameter.sizes();
     const StateShape wanted = shape(param_groups_[place.group].options(), parameter, field);
-    groups_[place.group]
-        .place_state(
-            item, field, wanted == StateShape::kNone && shaped ? StateShape::kParameter : wanted)
-        .copy_(state.fields[field]);
+    const StateShape placed =
+        wanted == StateShape::kNone && shaped ? StateShape::kParameter : wanted;
+    flat::copy_values(groups_[place.group].place_state(item, field, placed), state.fields[field]);
   }
 }
 

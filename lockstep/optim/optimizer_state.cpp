@@ -17,6 +17,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/flat/copy_values.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/optimizer_settings.h"
 #include "lockstep/optim/torch_state.h"
@@ -264,7 +265,9 @@ std::function<void()> check_torch(
     for (const auto& [field, tensor] : fields.tensors) {
       const at::Tensor saved = take(left, name + field, parameter.sizes(), path);
       if (saved.defined()) {
-        *tensor = at::empty_like(parameter.detach()).to(saved.scalar_type()).copy_(saved);
+        *tensor =
+            at::empty_like(parameter.detach(), parameter.options().dtype(saved.scalar_type()));
+        flat::copy_values(*tensor, saved);
       }
       completeness.note(name + field, saved.defined(), torch_wants(field, named));
     }

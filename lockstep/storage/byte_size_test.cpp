@@ -17,7 +17,8 @@ using testing::ThrowsMessage;
 
 TEST(ByteSize, IsReadAsHuggingfaceHubReadsIt) {
   std::ifstream golden(LOCKSTEP_SOURCE_DIR "/tests/golden/model_shards.json");
-  for (const auto& [text, bytes] : nlohmann::json::parse(golden)["sizes"].items()) {
+  const auto sizes = nlohmann::json::parse(golden).at("sizes");
+  for (const auto& [text, bytes] : sizes.items()) {
     EXPECT_EQ(parse_bytes("limit", text), bytes.get<uint64_t>()) << text;
   }
 }

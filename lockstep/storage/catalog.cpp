@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <functional>
 #include <limits>
+#include <string_view>
 #include <sys/stat.h>
 #include <system_error>
 #include <unistd.h>
@@ -25,6 +27,9 @@ namespace fs = std::filesystem;
 
 constexpr const char* kLatestName = "latest";
 constexpr const char* kUnfinished = "is what a save left that did not end, or is going on";
+constexpr std::string_view kNumberedPrefix = "checkpoint_";
+/// So that there is always a number after it.
+constexpr size_t kMostDigits = 18;
 
 /// Folders that could be checkpoints; links to some are left to those who made them.
 std::vector<fs::path> folders_in(const fs::path& parent) {
@@ -49,8 +54,12 @@ std::vector<fs::path> folders_in(const fs::path& parent) {
 
 /// The manifest of a folder that has one, or why there is none to be had. Throws where one is
 /// there and an I/O error keeps it from being read: it may be the newest, and is not to be taken
-/// for absent. A folder nobody lets us into belongs to somebody else.
-std::optional<Manifest> manifest_of(const fs::path& folder, std::string& why_not) {
+/// for absent. A folder nobody lets us into belongs to somebody else. `of_newer`: called for one
+/// that a newer Lockstep wrote.
+std::optional<Manifest> manifest_of(
+    const fs::path& folder,
+    std::string& why_not,
+    const std::function<void(const CheckpointError&)>& of_newer) {
   const fs::path path = folder / kManifestName;
   struct stat status {};
   if (lstat(path.c_str(), &status) != 0) {
@@ -74,9 +83,19 @@ std::optional<Manifest> manifest_of(const fs::path& folder, std::string& why_not
   try {
     return parse_manifest(path, text);
   } catch (const CheckpointError& invalid) {
+    if (is_newer_manifest(path, text)) {
+      of_newer(invalid);
+    }
     why_not = invalid.what();
     return std::nullopt;
   }
+}
+
+/// Whether there was a checkpoint once, though there is no valid manifest.
+bool was_checkpoint(const fs::path& folder) {
+  std::error_code error;
+  const auto type = fs::symlink_status(folder / kManifestName, error).type();
+  return checkpoint_number(folder) || (type != fs::file_type::not_found && !error);
 }
 
 }  // namespace
@@ -90,10 +109,12 @@ Newest find_newest(const fs::path& folder, Verify verify) {
       continue;
     }
     std::string why_not;
-    if (const auto manifest = manifest_of(path, why_not)) {
+    // It may be the newest, and going back behind it would lose what it has.
+    const auto refuse = [](const CheckpointError& error) { throw CheckpointError(error); };
+    if (const auto manifest = manifest_of(path, why_not, refuse)) {
       candidates.emplace_back(manifest->sequence, path);
     } else {
-      newest.skipped.push_back({path, why_not});
+      newest.skipped.push_back({path, why_not, was_checkpoint(path)});
     }
   }
   std::sort(candidates.rbegin(), candidates.rend());
@@ -103,7 +124,7 @@ Newest find_newest(const fs::path& folder, Verify verify) {
       newest.path = path;
       break;
     } catch (const CheckpointError& error) {
-      newest.skipped.push_back({path, error.what()});
+      newest.skipped.push_back({path, error.what(), true});
     }
   }
   std::sort(newest.skipped.begin(), newest.skipped.end(), [](const auto& left, const auto& right) {
@@ -138,14 +159,24 @@ std::vector<Listed> list_checkpoints(const fs::path& folder, Verify verify) {
   return found;
 }
 
+std::optional<int64_t> checkpoint_number(const fs::path& path) {
+  const std::string name = path.filename();
+  const bool numbered =
+      name.starts_with(kNumberedPrefix) && name.size() > kNumberedPrefix.size() &&
+      name.size() <= kNumberedPrefix.size() + kMostDigits &&
+      name.find_first_not_of("0123456789", kNumberedPrefix.size()) == std::string::npos;
+  return numbered ? std::optional(std::stoll(name.substr(kNumberedPrefix.size()))) : std::nullopt;
+}
+
 int64_t next_sequence(const fs::path& folder) {
   int64_t highest = 0;
   for (const fs::path& path : folders_in(folder)) {
-    std::string why_not;
     if (is_temporary_name(path.filename().native())) {
       continue;
     }
-    if (const auto manifest = manifest_of(path, why_not)) {
+    highest = std::max(highest, checkpoint_number(path).value_or(0));
+    std::string why_not;
+    if (const auto manifest = manifest_of(path, why_not, [](const auto& /*newer*/) {})) {
       highest = std::max(highest, manifest->sequence);
     }
   }

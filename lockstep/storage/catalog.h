@@ -15,6 +15,9 @@ namespace lockstep::checkpoint {
 struct Skipped {
   std::filesystem::path path;
   std::string why;
+  /// It was a checkpoint: it has a manifest, whatever is in it, or is called checkpoint_<number>.
+  /// Not what a save left that did not end.
+  bool was_checkpoint = false;
 };
 
 struct Newest {
@@ -24,9 +27,10 @@ struct Newest {
 
 /// The checkpoint in `folder` that was committed last and passes `verify`. Committed last means the
 /// highest sequence number, not the clock, so that copying files about changes nothing.
-/// CheckpointError where a manifest is there and cannot be read: it may be the newest's.
-/// No checkpoint older than the one found is looked into beyond its manifest. An absent folder
-/// holds none. Local: with several ranks let one ask and tell the others.
+/// CheckpointError where a manifest is there and cannot be read, or was written by a newer
+/// Lockstep: it may be the newest's. No checkpoint older than the one found is looked into beyond
+/// its manifest. An absent folder holds none. Local: with several ranks let one ask and tell the
+/// others.
 Newest find_newest(const std::filesystem::path& folder, Verify verify = Verify::kSizes);
 
 /// A folder that is a checkpoint, or could have been one.
@@ -42,8 +46,13 @@ struct Listed {
 std::vector<Listed> list_checkpoints(
     const std::filesystem::path& folder, Verify verify = Verify::kSizes);
 
-/// One more than the highest sequence number in `folder`; 1 if there is none. CheckpointError where
-/// a manifest is there and cannot be read.
+/// The number in `checkpoint_<number>`, the names an Accelerator gives; nothing for another name,
+/// and for a number that none of its checkpoints will have.
+std::optional<int64_t> checkpoint_number(const std::filesystem::path& path);
+
+/// One more than the highest sequence number in `folder`, and than the highest checkpoint_number,
+/// for the sequence number of one whose manifest is damaged is not known; 1 if there is none.
+/// CheckpointError where a manifest is there and cannot be read.
 int64_t next_sequence(const std::filesystem::path& folder);
 
 /// Replaces `<folder>/latest`, a line of text for people and scripts, by `name`; readers see the

@@ -22,6 +22,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::ThrowsMessage;
 namespace fs = std::filesystem;
+using Json = nlohmann::json;
 
 class Catalog : public testing::Test {
  protected:
@@ -74,6 +75,54 @@ TEST_F(Catalog, SkipsAFlippedBitIfAskedToReadEverything) {
   flip_bit(flipped / "state.json", 5);
   EXPECT_EQ(find_newest(folder_.path(), Verify::kSizes).path, flipped);
   EXPECT_EQ(find_newest(folder_.path(), Verify::kFull).path, good);
+}
+
+void set_version(const fs::path& checkpoint, int version) {
+  edit_manifest(checkpoint, [&](Json& manifest) { manifest["version"] = version; });
+}
+
+TEST_F(Catalog, DoesNotGoBackBehindWhatANewerLockstepWrote) {
+  const fs::path old = save("checkpoint_1");
+  const fs::path newer = save("checkpoint_2");
+  set_version(newer, kFormatVersion + 8);
+  EXPECT_THAT(
+      [&] { find_newest(folder_.path()); },
+      ThrowsMessage<CheckpointError>(HasSubstr("got version \"9\", expected version 1")));
+  EXPECT_EQ(list_checkpoints(folder_.path()).size(), 2U);
+  EXPECT_EQ(next_sequence(folder_.path()), 3);
+  // The same digit, by one flipped bit.
+  set_version(newer, kFormatVersion);
+  const size_t digit = read_bytes(newer / kManifestName).find("\"version\": 1") + 11;
+  flip_bit(newer / kManifestName, digit, 3);
+  ASSERT_THAT(read_bytes(newer / kManifestName), HasSubstr("\"version\": 9"));
+  EXPECT_EQ(find_newest(folder_.path()).path, old);
+}
+
+TEST_F(Catalog, TellsWhatWasACheckpointFromWhatNeverWasOne) {
+  fs::remove(save("checkpoint_4") / kManifestName);
+  flip_bit(save("flipped") / kManifestName, 100);
+  fs::remove(save("truncated") / "state.json");
+  fs::create_directory(folder_ / "logs");
+  fs::create_directory(temporary_name(folder_ / "checkpoint_5"));
+  std::vector<std::string> were;
+  for (const Skipped& skipped : find_newest(folder_.path()).skipped) {
+    if (skipped.was_checkpoint) {
+      were.push_back(skipped.path.filename());
+    }
+  }
+  EXPECT_THAT(were, ElementsAre("checkpoint_4", "flipped", "truncated"));
+}
+
+TEST_F(Catalog, CountsTheNumberOfOneWhoseManifestIsDamaged) {
+  save("checkpoint_1");
+  const fs::path damaged = save("checkpoint_7");
+  EXPECT_EQ(next_sequence(folder_.path()), 9) << "it was given one more than its number";
+  flip_bit(damaged / kManifestName, 100);
+  EXPECT_EQ(next_sequence(folder_.path()), 8);
+  fs::create_directory(folder_ / "checkpoint_99999999999999999999");
+  fs::create_directory(folder_ / "checkpoint_");
+  fs::create_directory(folder_ / "checkpoint_12x");
+  EXPECT_EQ(next_sequence(folder_.path()), 8);
 }
 
 TEST_F(Catalog, AnAbsentOrEmptyFolderHoldsNone) {

@@ -21,7 +21,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr const char* kFormatName = "lockstep-checkpoint";
 // Keys are sorted, so the checksum comes first and can cover everything behind it.
 constexpr std::string_view kBeforeCrc = "{\n  \"crc32c\": \"";
 constexpr size_t kHexDigits = 8;
@@ -72,10 +71,11 @@ void expect_keys(const std::string& path, const Json& object, const std::set<std
 
 /// Before anything else is looked at: another version may look different in every other way.
 void check_version(const std::string& path, const Json& json) {
-  if (!json.is_object() || !json.contains("format") || json["format"] != kFormatName ||
+  if (!json.is_object() || !json.contains("format") || json["format"] != kManifestFormat ||
       !json.contains("version")) {
     refuse(
-        path, fmt::format("expected an object with \"format\": \"{}\" and a version", kFormatName));
+        path,
+        fmt::format("expected an object with \"format\": \"{}\" and a version", kManifestFormat));
   }
   if (json["version"] != kFormatVersion) {
     throw CheckpointError(
@@ -88,9 +88,17 @@ void check_version(const std::string& path, const Json& json) {
   }
 }
 
+constexpr size_t covered_from() {
+  return kBeforeCrc.size() + kHexDigits;
+}
+
+bool begins_with_crc(const std::string& text) {
+  return text.size() >= covered_from() && text.starts_with(kBeforeCrc);
+}
+
 void check_own_crc(const std::string& path, const std::string& text) {
-  const size_t covered = kBeforeCrc.size() + kHexDigits;
-  if (text.size() < covered || !text.starts_with(kBeforeCrc)) {
+  const size_t covered = covered_from();
+  if (!begins_with_crc(text)) {
     refuse(path, "it does not begin with its checksum");
   }
   const std::string stored = text.substr(kBeforeCrc.size(), kHexDigits);
@@ -174,7 +182,7 @@ std::string render_manifest(const std::string& path, const Manifest& manifest) {
       path,
       {{"crc32c", std::string(kHexDigits, '0')},
        {"files", std::move(files)},
-       {"format", kFormatName},
+       {"format", kManifestFormat},
        {"meta", manifest.meta},
        {"sequence", manifest.sequence},
        {"version", kFormatVersion},
@@ -217,6 +225,26 @@ Manifest parse_manifest(const std::string& path, const std::string& text) {
     }
   }
   return manifest;
+}
+
+bool is_newer_manifest(const std::string& path, const std::string& text) {
+  try {
+    const Json outline = parse_json_outline(path, text);
+    if (!outline.is_object() || outline.value("format", Json()) != kManifestFormat) {
+      return false;
+    }
+    const Json version = outline.value("version", Json());
+    if (!version.is_number_unsigned() || version <= kFormatVersion) {
+      return false;
+    }
+    // One flipped bit makes a 9 of a 1, too.
+    if (begins_with_crc(text)) {
+      check_own_crc(path, text);
+    }
+    return true;
+  } catch (const CheckpointError&) {
+    return false;
+  }
 }
 
 CheckpointError no_checkpoint(const std::filesystem::path& folder) {

@@ -16,6 +16,10 @@ namespace lockstep::checkpoint {
 /// The version of the manifest this code writes, and the only one it reads.
 constexpr int kFormatVersion = 1;
 constexpr const char* kManifestName = "manifest.json";
+/// What a manifest says it is.
+constexpr const char* kManifestFormat = "lockstep-checkpoint";
+/// In the meta of what an Accelerator saves: a random text, the same wherever ranks saved together.
+constexpr const char* kSaveIdKey = "save_id";
 /// Enough for some 600,000 tensors; a longer one is neither written nor read.
 constexpr uint64_t kMaxManifestBytes = uint64_t{32} << 20;
 
@@ -57,6 +61,9 @@ std::string render_manifest(const std::string& path, const Manifest& manifest);
 /// The strict inverse. CheckpointError, naming `path`, for an unknown version, with both; a key
 /// that is missing or not known; a name that is not plain or given twice; a wrong checksum.
 Manifest parse_manifest(const std::string& path, const std::string& text);
+
+/// Whether parse_manifest refuses it because a newer Lockstep wrote it, and not for damage.
+bool is_newer_manifest(const std::string& path, const std::string& text);
 
 /// Reads `<folder>/manifest.json`. CheckpointError also if there is none, or if it is a symbolic
 /// link.

@@ -5,6 +5,7 @@
 #include <array>
 #include <cctype>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -45,13 +46,6 @@ std::string conversion(const std::vector<fs::path>& pickles, const fs::path& out
          "save_file({k: v.contiguous().clone() for k, v in d.items()}, sys.argv[1], "
          "metadata={'format': 'pt'})\" " +
          shell_quoted(arguments);
-}
-
-[[noreturn]] void refuse_pickles(const std::vector<fs::path>& pickles, const fs::path& output) {
-  throw CheckpointError(
-      pickles.front(),
-      "is a pickle, which is never read because reading one runs code in it; to convert it, run: " +
-          conversion(pickles, output));
 }
 
 std::vector<fs::path> files_in(const fs::path& folder) {
@@ -126,6 +120,12 @@ Links links_of(const fs::path& path) {
   return name_exists(path.parent_path() / kManifestName) ? Links::kRefuse : Links::kFollow;
 }
 
+/// As far as it can still be told.
+bool is_manifest_of_ours(const fs::path& folder) {
+  const std::string text = read_file(folder / kManifestName, kMaxManifestBytes, Links::kFollow);
+  return text.find(kManifestFormat) != std::string::npos;
+}
+
 void refuse_slices(const SafetensorsMap& file) {
   if (file.metadata().contains(kSlicesKey)) {
     throw CheckpointError(
@@ -137,8 +137,27 @@ void refuse_slices(const SafetensorsMap& file) {
   }
 }
 
+/// The checkpoint a file lies in. Others call files manifest.json, too; but one that was ours and
+/// is damaged vouches for nothing.
+std::optional<StoredCheckpoint> checkpoint_around(const fs::path& path) {
+  const fs::path folder = path.parent_path();
+  if (!name_exists(folder / kManifestName)) {
+    return std::nullopt;
+  }
+  try {
+    return StoredCheckpoint(folder, Verify::kManifest);
+  } catch (const CheckpointError&) {
+    if (is_manifest_of_ours(folder)) {
+      throw;
+    }
+    return std::nullopt;
+  }
+}
+
 SafetensorsMap open_whole(const fs::path& path) {
-  SafetensorsMap file(path, links_of(path));
+  const std::optional<StoredCheckpoint> stored = checkpoint_around(path);
+  SafetensorsMap file =
+      stored ? stored->tensor_map(path.filename()) : SafetensorsMap(path, links_of(path));
   refuse_slices(file);
   return file;
 }
@@ -261,6 +280,13 @@ std::vector<SafetensorsMap> open_folder(const fs::path& folder) {
 }
 
 }  // namespace
+
+void refuse_pickles(const std::vector<fs::path>& pickles, const fs::path& output) {
+  throw CheckpointError(
+      pickles.front(),
+      "is a pickle, which is never read because reading one runs code in it; to convert it, run: " +
+          conversion(pickles, output));
+}
 
 bool is_model_shard(std::string_view name) {
   constexpr std::string_view kLike = "model-#####-of-#####.safetensors";  // With digits for #.

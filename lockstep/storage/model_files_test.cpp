@@ -170,6 +170,21 @@ TEST_F(ModelFiles, OfACheckpointAreWhatWasWritten) {
   refuses(path, path / kManifestName, "");
 }
 
+TEST_F(ModelFiles, OneFileOfACheckpointIsWhatWasWritten) {
+  const fs::path path = folder_ / "step_1";
+  commit_checkpoint(path, {{"step", 1}}, {{kModelFile, {{tensor("a", 2), tensor("b", 3)}}}});
+  const fs::path file = path / kModelFile;
+  EXPECT_THAT(open_model_files(file).at(0).names(), ElementsAre("a", "b"));
+  fs::copy(file, path / "copy.safetensors");
+  refuses(path / "copy.safetensors", path, "holds no file \"copy.safetensors\"");
+  flip_bit(file, fs::file_size(file) - 1);
+  refuses(file, file, "\"b\"] is damaged");
+  fs::resize_file(path / kManifestName, fs::file_size(path / kManifestName) - 1);
+  refuses(file, path / kManifestName, "");
+  write_bytes(path / kManifestName, R"({"name": "an app for browsers"})");
+  EXPECT_THAT(open_model_files(file).at(0).names(), ElementsAre("a", "b"));
+}
+
 TEST_F(ModelFiles, OfASaveThatDidNotEndAreNotToBeNamedOneByOne) {
   fs::remove(folder_ / kModelIndex);
   refuses(folder_.path(), folder_.path(), "which is written last; the save did not end");

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -20,6 +21,19 @@ constexpr size_t kChunkBytes = size_t{256} << 10;
 // has little left to wait for.
 constexpr uint64_t kDiskBytes = uint64_t{32} << 20;
 
+/// A limit on file sizes (ulimit -f) ends a process by default; a write is then to fail like any
+/// other. A handler and not SIG_IGN, which programs that this one starts would inherit.
+void survive_size_limit() {
+  struct sigaction present {};
+  if (sigaction(SIGXFSZ, nullptr, &present) == 0 && (present.sa_flags & SA_SIGINFO) == 0 &&
+      present.sa_handler == SIG_DFL) {
+    struct sigaction nothing {};
+    nothing.sa_handler = [](int) {};
+    nothing.sa_flags = SA_RESTART;
+    sigaction(SIGXFSZ, &nothing, nullptr);
+  }
+}
+
 }  // namespace
 
 OutputFile::OutputFile(const std::filesystem::path& path)
@@ -28,6 +42,7 @@ OutputFile::OutputFile(const std::filesystem::path& path)
   if (!file_) {
     throw_errno(path_, "cannot be made");
   }
+  survive_size_limit();
   buffer_.reserve(kChunkBytes);
 }
 
@@ -82,13 +97,24 @@ void OutputFile::write_out(const std::byte* data, size_t size) {
     written_ += static_cast<uint64_t>(done);
   }
   if (written_ - begun_ >= kDiskBytes) {
-    // Only a hint: file systems without it may refuse, and what fails is for fsync to tell.
-    sync_file_range(
-        file_.get(),
-        static_cast<off64_t>(begun_),
-        static_cast<off64_t>(written_ - begun_),
-        SYNC_FILE_RANGE_WRITE);
+    // What came before has to be there before more is begun with. So the bytes written follow the
+    // disk, by which a launcher sees that a save gets on; else a slow one would be silent in fsync.
+    sync(waited_, begun_, SYNC_FILE_RANGE_WAIT_BEFORE);
+    sync(begun_, written_, SYNC_FILE_RANGE_WRITE);
+    waited_ = begun_;
     begun_ = written_;
+  }
+}
+
+void OutputFile::sync(uint64_t from, uint64_t to, unsigned how) {
+  const bool done =
+      from == to ||
+      sync_file_range(
+          file_.get(), static_cast<off64_t>(from), static_cast<off64_t>(to - from), how) == 0;
+  // File systems without it refuse, and leave all to fsync. Of a failed write fsync no longer
+  // tells once it was told here.
+  if (!done && errno != EINVAL && errno != ENOSYS && errno != ESPIPE) {
+    throw_errno(path_, "cannot be written");
   }
 }
 

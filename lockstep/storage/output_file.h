@@ -16,7 +16,8 @@ namespace lockstep::checkpoint {
 /// not): the disk begins long before `finish` waits for it.
 ///
 /// The name must be free: nothing is overwritten and no symbolic link followed. CheckpointError for
-/// all that the disk refuses, be it at the very end. Thread safety: none.
+/// all that the disk refuses, be it at the very end, and for a file beyond the limit on sizes: from
+/// the first of these on, SIGXFSZ does nothing unless the program handles it. Thread safety: none.
 class OutputFile {
  public:
   explicit OutputFile(const std::filesystem::path& path);
@@ -39,12 +40,14 @@ class OutputFile {
   void put(const std::byte* data, size_t size);
   void flush();
   void write_out(const std::byte* data, size_t size);
+  void sync(uint64_t from, uint64_t to, unsigned how);
 
   std::filesystem::path path_;
   Descriptor file_;
   std::vector<std::byte> buffer_;
   uint64_t written_ = 0;  ///< Has left the buffer.
   uint64_t begun_ = 0;    ///< Of that, what the disk was told to begin with.
+  uint64_t waited_ = 0;   ///< Of that, what is there.
   uint64_t bytes_ = 0;
   uint32_t crc32c_ = 0;
 };

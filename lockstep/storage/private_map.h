@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <string>
 #include <string_view>
 
 #include "lockstep/storage/files.h"
@@ -10,8 +11,12 @@
 namespace lockstep::checkpoint {
 
 /// A whole file in memory, to be read, or written without the file ever changing: a page costs
-/// memory of its own once written to, and nothing before. The file must not shrink while it is
-/// mapped: the kernel answers a read beyond its end with SIGBUS.
+/// memory of its own once written to, and nothing before.
+///
+/// What the disk cannot read, or a file that became shorter, the kernel answers with SIGBUS where
+/// memory is merely touched. So `fetch` comes before that. It cannot help where a file shrinks, or
+/// its pages are dropped from memory and the disk then fails, between a fetch and the touch: that
+/// still ends the process. Whoever must survive even that reads blocks, as check_content does.
 ///
 /// Thread safety: immutable.
 class PrivateMap {
@@ -26,8 +31,13 @@ class PrivateMap {
   /// Null if the file is empty.
   std::byte* data() const { return data_; }
   std::string_view bytes() const { return {reinterpret_cast<const char*>(data_), size_}; }
+  /// Has that part of the file read. CheckpointError, naming the path and `tensor`, which it
+  /// belongs to, if it cannot be read. Costs what touching it costs, which then costs nothing.
+  /// Linux before 5.14 knows no such thing; there it does nothing.
+  void fetch(size_t begin, size_t size, const std::string& tensor = "") const;
 
  private:
+  std::string path_;
   std::byte* data_ = nullptr;
   size_t size_ = 0;
 };

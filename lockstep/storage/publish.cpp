@@ -69,6 +69,8 @@ fs::path detail::replace_in_two_steps(const fs::path& folder, const fs::path& ta
 
 void publish(const fs::path& folder, const fs::path& target, bool replace) {
   fs::path old;  // The name it has from now on.
+  // Others clean up what has a temporary name and nobody's mark.
+  const Descriptor held = replace ? mark_as_in_use(target) : Descriptor();
   if (replace) {
     old = exchange_names(folder, target) ? folder : detail::replace_in_two_steps(folder, target);
   } else {

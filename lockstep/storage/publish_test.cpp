@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/storage/temp_folder.h"
 #include "lockstep/storage/test_files.h"
+#include "lockstep/storage/traced_child.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -58,6 +60,25 @@ TEST_F(Publish, ReplacesWhereNamesCannotBeExchanged) {
   const fs::path old = detail::replace_in_two_steps(folder_ / "new", folder_ / "target");
   EXPECT_EQ(target_content(), "new");
   EXPECT_EQ(read_bytes(old / "content"), "old");
+}
+
+TEST_F(Publish, IsNotDisturbedByOneWhoCleansUpBetweenTheTwoSteps) {
+  make_target();
+  const TracedChild child = run_traced(
+      [&] {
+        publish(folder_ / "new", folder_ / "target", true);
+        return 0;
+      },
+      [&](long number) {
+        EXPECT_TRUE(remove_stale(folder_.path()).empty());
+        return number == SYS_renameat2 ? EINVAL : 0;
+      });
+  if (child.end == TracedChild::End::kCannotTrace) {
+    GTEST_SKIP() << "processes cannot be traced here";
+  }
+  EXPECT_EQ(child.code, 0);
+  EXPECT_THAT(names_in(folder_.path()), ElementsAre("target"));
+  EXPECT_EQ(target_content(), "new");
 }
 
 TEST_F(Publish, PutsTheOldBackIfTheNewCannotTakeItsPlace) {

@@ -4,13 +4,12 @@
 #include <cerrno>
 #include <cstdio>
 #include <string>
-#include <string_view>
 #include <system_error>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/storage/catalog.h"
 #include "lockstep/storage/files.h"
 #include "lockstep/storage/temp_folder.h"
 
@@ -19,29 +18,42 @@ namespace {
 
 namespace fs = std::filesystem;
 
-bool is_numbered(const fs::path& path) {
-  constexpr std::string_view kPrefix = "checkpoint_";
-  const std::string name = path.filename();
-  return name.starts_with(kPrefix) && name.size() > kPrefix.size() &&
-         name.find_first_not_of("0123456789", kPrefix.size()) == std::string::npos;
+/// Why it does not count among those that stay; empty if it does.
+std::string why_not_counted(const Listed& listed, const PruneOptions& options) {
+  if (!listed.why.empty()) {
+    return listed.why;
+  }
+  if (options.damaged.contains(listed.path.filename())) {
+    return "was found damaged";
+  }
+  try {
+    const StoredCheckpoint proven(listed.path, options.verify);
+    return "";
+  } catch (const CheckpointError& error) {
+    return error.what();
+  }
 }
 
 /// Oldest first.
 std::vector<fs::path> beyond_newest(const fs::path& folder, const PruneOptions& options) {
   std::vector<Listed> listed = list_checkpoints(folder);
   if (options.only_numbered) {
-    std::erase_if(listed, [](const Listed& item) { return !is_numbered(item.path); });
+    std::erase_if(listed, [](const Listed& item) { return !checkpoint_number(item.path); });
   }
+  std::erase_if(listed, [](const Listed& item) { return !item.manifest; });
   size_t kept_from = listed.size();
   for (int kept = 0; kept_from > 0 && kept < options.keep; --kept_from) {
     const Listed& candidate = listed[kept_from - 1];
-    kept += candidate.manifest && candidate.why.empty() ? 1 : 0;
+    const std::string why = why_not_counted(candidate, options);
+    if (why.empty()) {
+      ++kept;
+    } else {
+      options.not_counted({candidate.path, why, true});
+    }
   }
   std::vector<fs::path> old;
   for (size_t i = 0; i < kept_from; ++i) {
-    if (listed[i].manifest) {
-      old.push_back(listed[i].path);
-    }
+    old.push_back(listed[i].path);
   }
   return old;
 }
@@ -59,9 +71,15 @@ std::vector<fs::path> prune(const fs::path& folder, const PruneOptions& options)
   }
   std::vector<fs::path> removed;
   std::vector<fs::path> renamed;
+  std::vector<Descriptor> held;  // So that nobody else cleans these up at the same time.
   for (const fs::path& path : old) {
     const fs::path name = temporary_name(path);
+    Descriptor mark = mark_as_in_use(path);
+    if (!mark) {
+      continue;
+    }
     if (std::rename(path.c_str(), name.c_str()) == 0) {
+      held.push_back(std::move(mark));
       removed.push_back(path);
       renamed.push_back(name);
     } else if (errno != ENOENT) {

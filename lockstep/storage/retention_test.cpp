@@ -86,6 +86,43 @@ TEST_F(Retention, ADamagedOneIsNotAmongThoseKept) {
   EXPECT_EQ(find_newest(folder_.path()).path, good);
 }
 
+TEST_F(Retention, TheOnlyWholeOneStaysWhateverIsNewer) {
+  const fs::path good = save("good");
+  const fs::path flipped = save("flipped");
+  flip_bit(flipped / "state.json", 5);
+  std::vector<std::string> told;
+  const PruneOptions options{.keep = 1, .not_counted = [&](const Skipped& skipped) {
+                               told.push_back(skipped.path.filename().string() + skipped.why);
+                             }};
+  EXPECT_THAT(prune(folder_.path(), options), IsEmpty());
+  EXPECT_EQ(find_newest(folder_.path(), Verify::kFull).path, good);
+  EXPECT_THAT(
+      told, ElementsAre(testing::AllOf(HasSubstr("flipped"), HasSubstr("state.json] is damaged"))));
+  save("newest");
+  EXPECT_THAT(prune_to(2), IsEmpty());
+  EXPECT_THAT(prune_to(1), ElementsAre(good, flipped));
+}
+
+TEST_F(Retention, OneThatIsKnownToBeDamagedDoesNotCount) {
+  const fs::path oldest = save("oldest");
+  const fs::path old = save("old");
+  const fs::path flipped = save("flipped");
+  flip_bit(flipped / "state.json", 5);
+  save("newest");
+  PruneOptions options{.keep = 2, .verify = Verify::kSizes, .damaged = {"flipped"}};
+  EXPECT_THAT(prune(folder_.path(), options), ElementsAre(oldest));
+  options.damaged.clear();
+  EXPECT_THAT(prune(folder_.path(), options), ElementsAre(old)) << "sizes alone do not tell";
+}
+
+TEST_F(Retention, OneThatSomebodyElseIsAtIsPassedOver) {
+  save("one");
+  save("two");
+  const Descriptor mark = mark_as_in_use(folder_ / "one");
+  EXPECT_THAT(prune_to(1), IsEmpty());
+  EXPECT_THAT(names_in(folder_.path()), ElementsAre("one", "two"));
+}
+
 TEST_F(Retention, OnlyNumberedNeitherTouchesNorCountsTheNamesOfOthers) {
   save("best");
   save("checkpoint_2");

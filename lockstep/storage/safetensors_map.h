@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -20,8 +21,9 @@ class PrivateMap;
 ///
 /// Refuses what parse_safetensors_header refuses, symbolic links unless `links` allows them, and
 /// what is no regular file.
-/// Checks structure, not content: a StoredCheckpoint compares checksums, this does not. The file
-/// must not shrink while it is mapped: the kernel answers a read beyond its end with SIGBUS.
+/// Checks structure, not content: a StoredCheckpoint compares checksums, this does not. Bytes of a
+/// tensor that were not fetched, in one of the ways below, end the process with SIGBUS if they
+/// cannot be read, and so do those of a file that shrinks after that: see PrivateMap.
 ///
 /// Thread safety: immutable.
 class SafetensorsMap {
@@ -42,6 +44,12 @@ class SafetensorsMap {
   std::string_view bytes() const;
   std::string_view header_bytes() const { return bytes().substr(0, header_.data_begin); }
   std::string_view bytes(const TensorEntry& entry) const;
+  /// Has them read, or CheckpointError, naming the tensor, if that cannot be.
+  void fetch(const TensorEntry& entry) const;
+  /// The same piece by piece, in order, each of which is handed to `visit` while it is there: one
+  /// tensor may be longer than memory.
+  void fetch(
+      const TensorEntry& entry, const std::function<void(std::string_view piece)>& visit) const;
   /// The same to be written to, which changes neither the file nor what others see of it.
   std::byte* private_bytes(const TensorEntry& entry) const;
   /// Keeps the memory behind all these alive.

@@ -60,7 +60,7 @@ class StoredCheckpoint {
 };
 
 /// Compares one tensor of a file with what was written, as `record`, the file's, has it.
-/// CheckpointError, naming the tensor, if it is damaged. Reads its bytes once.
+/// CheckpointError, naming the tensor, if it is damaged or cannot be read. Reads its bytes once.
 void verify_tensor(const SafetensorsMap& file, const TensorEntry& entry, const FileRecord& record);
 
 }  // namespace lockstep::checkpoint

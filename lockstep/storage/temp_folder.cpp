@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/storage/temp_folder.h"
 
+#include <algorithm>
 #include <array>
 #include <cctype>
 #include <cerrno>
 #include <charconv>
 #include <csignal>
+#include <ctime>
 #include <fcntl.h>
 #include <mutex>
 #include <optional>
@@ -28,6 +30,10 @@ namespace fs = std::filesystem;
 constexpr std::string_view kTemporaryMark = ".tmp-";
 constexpr std::string_view kAsideMark = ".old-";
 constexpr size_t kHexDigits = 16;
+/// No save goes on for so long without writing anything.
+constexpr time_t kForgottenSeconds = time_t{24} * 60 * 60;
+/// How often another process may come between making a folder and marking it.
+constexpr int kMostTries = 100;
 
 /// Keeps remove_stale of one thread out of the moment in which another has made a folder and not
 /// yet locked it.
@@ -92,28 +98,90 @@ std::optional<Owner> owner_of(std::string_view name) {
   return owner;
 }
 
+enum class Mark {
+  kOurs,
+  kOthers,
+  kNone,  ///< Some network file systems have no such locks.
+};
+
+Mark mark(const Descriptor& file, int how) {
+  int result = flock(file.get(), how);
+  while (result != 0 && errno == EINTR) {
+    result = flock(file.get(), how);
+  }
+  if (result == 0) {
+    return Mark::kOurs;
+  }
+  return errno == EWOULDBLOCK ? Mark::kOthers : Mark::kNone;
+}
+
+time_t last_change(const fs::path& path) {
+  struct stat status {};
+  return lstat(path.c_str(), &status) == 0 ? status.st_mtime : 0;
+}
+
+/// A long file being written changes itself, and not the folder it is in.
+bool is_forgotten(const fs::path& path) {
+  time_t newest = last_change(path);
+  std::error_code error;
+  for (fs::directory_iterator entry(path, error), end; !error && entry != end;
+       entry.increment(error)) {
+    newest = std::max(newest, last_change(entry->path()));
+  }
+  return newest < time(nullptr) - kForgottenSeconds;
+}
+
+bool is_dead(const Owner& owner) {
+  return owner.host == host_name() && kill(owner.pid, 0) != 0 && errno == ESRCH;
+}
+
+/// `file`: what it is, open; marked as in use where that decides.
+bool is_abandoned(const Descriptor& file, const fs::path& path, const Owner& owner) {
+  struct stat status {};
+  if (fstat(file.get(), &status) != 0 || status.st_uid != geteuid()) {
+    return false;
+  }
+  if (!S_ISDIR(status.st_mode)) {
+    return S_ISREG(status.st_mode) && (is_dead(owner) || is_forgotten(path));
+  }
+  switch (mark(file, LOCK_EX | LOCK_NB)) {
+    case Mark::kOurs:
+      return owner.host == host_name() || is_forgotten(path);
+    case Mark::kOthers:
+      return false;
+    case Mark::kNone:
+      break;
+  }
+  return is_dead(owner);
+}
+
 /// What it is, open and marked as in use so that no other process deals with it at the same time;
 /// closed if it is not abandoned.
 Descriptor take_abandoned(const fs::path& path, const Owner& owner) {
-  if (owner.host != host_name()) {
-    return Descriptor();
-  }
   Descriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC));
-  struct stat status {};
-  if (!file || fstat(file.get(), &status) != 0 || status.st_uid != geteuid()) {
-    return Descriptor();
+  return file && is_abandoned(file, path, owner) ? std::move(file) : Descriptor();
+}
+
+/// Whether what is open is what has that name now.
+bool is_named(const Descriptor& file, const fs::path& path) {
+  struct stat open_one {};
+  struct stat named {};
+  return fstat(file.get(), &open_one) == 0 && lstat(path.c_str(), &named) == 0 &&
+         open_one.st_dev == named.st_dev && open_one.st_ino == named.st_ino;
+}
+
+Descriptor make_and_open(const fs::path& path) {
+  if (mkdir(path.c_str(), 0700) != 0) {
+    throw_errno(path, "cannot be made");
   }
-  const bool dead = kill(owner.pid, 0) != 0 && errno == ESRCH;
-  bool abandoned = false;
-  if (!S_ISDIR(status.st_mode)) {
-    abandoned = dead && S_ISREG(status.st_mode);  // Such a file is locked by nobody.
-  } else if (flock(file.get(), LOCK_EX | LOCK_NB) == 0) {
-    abandoned = dead || owner.pid == getpid();
-  } else {
-    // Some network file systems have no such locks; there the process alone decides.
-    abandoned = dead && errno != EWOULDBLOCK;
+  Descriptor file(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!file && errno != ENOENT) {
+    const int why = errno;
+    rmdir(path.c_str());
+    errno = why;
+    throw_errno(path, "cannot be opened");
   }
-  return abandoned ? std::move(file) : Descriptor();
+  return file;
 }
 
 bool may_be_only_weights(const fs::path& folder, const Owner& owner) {
@@ -167,18 +235,28 @@ bool is_temporary_name(std::string_view name) {
 
 OwnedFolder::OwnedFolder(const fs::path& path) {
   const std::lock_guard<std::mutex> guard(naming_mutex());
-  if (mkdir(path.c_str(), 0700) != 0) {
-    throw_errno(path, "cannot be made");
+  for (int tries = 0; tries < kMostTries; ++tries) {
+    lock_ = make_and_open(path);
+    // Another process that cleans up may have found it before it was marked, and removed it: that
+    // one is waited for here.
+    if (lock_ && (mark(lock_, LOCK_EX) == Mark::kNone || is_named(lock_, path))) {
+      return;
+    }
   }
-  lock_ = Descriptor(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
-  if (!lock_) {
-    const int why = errno;
-    rmdir(path.c_str());
-    errno = why;
+  throw CheckpointError(path, "was removed by another process each time it was made");
+}
+
+OwnedFolder::~OwnedFolder() {
+  // Closing does not do it if another process has it open.
+  flock(lock_.get(), LOCK_UN);
+}
+
+Descriptor mark_as_in_use(const fs::path& path) {
+  Descriptor file(open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+  if (!file && errno != ENOENT) {
     throw_errno(path, "cannot be opened");
   }
-  // May fail on network file systems; the process's number is then all there is to go by.
-  flock(lock_.get(), LOCK_EX | LOCK_NB);
+  return file && mark(file, LOCK_EX | LOCK_NB) != Mark::kOthers ? std::move(file) : Descriptor();
 }
 
 std::vector<fs::path> remove_stale(

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/storage/temp_folder.h"
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <sys/stat.h>
@@ -12,6 +13,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/storage/test_files.h"
+#include "lockstep/storage/traced_child.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -86,9 +88,78 @@ TEST(TempFolder, WhatIsInUseStays) {
   EXPECT_THAT(remove_stale(folder.path()), ElementsAre(path));
 }
 
-TEST(TempFolder, WhatBelongsToALiveProcessOrAnotherHostOrNobodyStays) {
+TEST(TempFolder, WhatNobodyMarksIsRemovedThoughItsProcesssNumberIsAnothersNow) {
   const TestFolder folder;
-  left_by(getppid(), temporary_name(folder / "step_1"));
+  const fs::path left = left_by(getppid(), temporary_name(folder / "step_1"));
+  const fs::path marked = left_by(getppid(), temporary_name(folder / "step_2"));
+  Descriptor mark = mark_as_in_use(marked);
+  EXPECT_FALSE(mark_as_in_use(marked)) << "it is marked already";
+  EXPECT_THAT(remove_stale(folder.path()), ElementsAre(left));
+  mark = Descriptor();
+  EXPECT_THAT(remove_stale(folder.path()), ElementsAre(marked));
+  EXPECT_FALSE(mark_as_in_use(marked)) << "it is gone";
+}
+
+/// As if nothing had been written to it for so long.
+void age(const fs::path& folder, std::chrono::hours hours) {
+  const auto then = fs::file_time_type::clock::now() - hours;
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    fs::last_write_time(entry.path(), then);
+  }
+  fs::last_write_time(folder, then);
+}
+
+TEST(TempFolder, WhatAnotherHostLeftIsRemovedADayAfterTheLastWriting) {
+  const TestFolder folder;
+  const fs::path left = folder / "step_1.tmp-elsewhere-1-0123456789abcdef";
+  fs::create_directory(left);
+  write_bytes(left / "model.safetensors", "half");
+  EXPECT_THAT(remove_stale(folder.path()), IsEmpty());
+  age(left, std::chrono::hours(23));
+  EXPECT_THAT(remove_stale(folder.path()), IsEmpty());
+  age(left, std::chrono::hours(25));
+  fs::last_write_time(left / "model.safetensors", fs::file_time_type::clock::now());
+  EXPECT_THAT(remove_stale(folder.path()), IsEmpty()) << "a long file may be being written";
+  age(left, std::chrono::hours(25));
+  {
+    const Descriptor mark = mark_as_in_use(left);
+    EXPECT_THAT(remove_stale(folder.path()), IsEmpty());
+  }
+  EXPECT_THAT(remove_stale(folder.path()), ElementsAre(left));
+}
+
+TEST(TempFolder, AFileIsRemovedOnceItsProcessIsGoneOrADayHasPassed) {
+  const TestFolder folder;
+  const fs::path file = write_bytes(temporary_name(folder / "latest"), "step_1");
+  EXPECT_THAT(remove_stale(folder.path()), IsEmpty());
+  fs::last_write_time(file, fs::file_time_type::clock::now() - std::chrono::hours(25));
+  EXPECT_THAT(remove_stale(folder.path()), ElementsAre(file));
+}
+
+TEST(TempFolder, IsMadeAgainIfOneWhoCleansUpComesBetweenItsMakingAndItsMarking) {
+  for (const long moment : {SYS_openat, SYS_flock}) {
+    const TestFolder folder;
+    const fs::path path = temporary_name(folder / "step_1");
+    size_t removed = 0;
+    const TracedChild child = run_traced(
+        [&] {
+          const OwnedFolder owned(path);
+          return fs::exists(path) ? 0 : 1;
+        },
+        [&](long number) {
+          removed += number == moment && removed < 3 ? remove_stale(folder.path()).size() : 0;
+          return 0;
+        });
+    if (child.end == TracedChild::End::kCannotTrace) {
+      GTEST_SKIP() << "processes cannot be traced here";
+    }
+    EXPECT_EQ(child.code, 0) << moment;
+    EXPECT_EQ(removed, 3U) << moment;
+  }
+}
+
+TEST(TempFolder, WhatIsFreshOfAnotherHostOrBelongsToNobodyStays) {
+  const TestFolder folder;
   fs::create_directory(folder / "step_1.tmp-elsewhere-1-0123456789abcdef");
   fs::create_directory(folder / "step_1.tmp-notes");
   write_bytes(temporary_name(folder / "file"), "");

@@ -2,17 +2,22 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iterator>
 #include <map>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <unistd.h>
 #include <vector>
 
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "lockstep/base/crc32c.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/storage/catalog.h"
 #include "lockstep/storage/manifest.h"
@@ -52,6 +57,20 @@ inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
   }
   std::sort(names.begin(), names.end());
   return names;
+}
+
+/// Changes manifest.json, and gives it the checksum that fits.
+inline void edit_manifest(
+    const std::filesystem::path& checkpoint,
+    const std::function<void(nlohmann::json& manifest)>& edit) {
+  const std::filesystem::path path = checkpoint / kManifestName;
+  nlohmann::json manifest = nlohmann::json::parse(read_bytes(path));
+  edit(manifest);
+  std::string text = manifest.dump(2) + "\n";
+  const std::string before = "\"crc32c\": \"";
+  const size_t digits = text.find(before) + before.size();
+  const uint32_t crc = lockstep::crc32c(std::string_view(text).substr(digits + 8));
+  write_bytes(path, text.replace(digits, 8, fmt::format("{:08x}", crc)));
 }
 
 /// A tensor of a test, with elements of its own.

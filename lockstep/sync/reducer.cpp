@@ -307,7 +307,11 @@ std::vector<at::Tensor> Reducer::zero_grad(const std::vector<at::Tensor>& parame
       ours.push_back(found->second);
     }
   }
-  const bool all = ours.size() == parameters_.size();
+  // Where there is no gradient, `start` or whoever brings one overwrites what lies in its view.
+  const bool all = ours.size() == parameters_.size() &&
+                   std::all_of(parameters_.begin(), parameters_.end(), [](const NamedTensor& item) {
+                     return item.tensor.grad().defined();
+                   });
   if (all) {
     for (flat::GradBucket& bucket : buckets_) {
       bucket.zero_gradients();
@@ -317,10 +321,13 @@ std::vector<at::Tensor> Reducer::zero_grad(const std::vector<at::Tensor>& parame
     has_gradient_[index] = false;
     averaged_[index] = false;
     at::Tensor& gradient = parameters_[index].tensor.mutable_grad();
+    if (!gradient.defined()) {
+      continue;
+    }
     if (!all) {
       view(index).zero_();
     }
-    if (gradient.defined() && !aliases(gradient, view(index))) {
+    if (!aliases(gradient, view(index))) {
       gradient = view(index);
     }
   }

@@ -16,7 +16,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kFormat = "lockstep-flight";
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 constexpr uintmax_t kMaxBytes = uintmax_t{256} << 20;
 
 Json to_json(const Operation& operation) {
@@ -79,6 +79,7 @@ Json to_json(const RankView& view) {
       {"running", view.running},
       {"pid", view.record.pid},
       {"left", view.record.left},
+      {"saving", view.record.saving},
       {"step", view.record.step},
       {"issued", view.record.issued},
       {"ended", view.record.ended},
@@ -86,6 +87,8 @@ Json to_json(const RankView& view) {
       {"process_state", std::string(1, view.process.state)},
       {"cpu_ms", view.process.cpu_ms},
       {"idle_ns", view.idle_ns},
+      {"exit_code", view.exit_code ? Json(*view.exit_code) : Json()},
+      {"in_operations", view.in_operations ? Json(*view.in_operations) : Json()},
       {"operations", std::move(operations)}};
 }
 
@@ -97,6 +100,7 @@ RankView view_of(const Json& json) {
   view.record.rank = view.rank;
   view.record.pid = json.at("pid").get<int64_t>();
   view.record.left = json.at("left").get<bool>();
+  view.record.saving = json.at("saving").get<bool>();
   view.record.step = json.at("step").get<int64_t>();
   view.record.issued = json.at("issued").get<uint64_t>();
   view.record.ended = json.at("ended").get<uint64_t>();
@@ -105,6 +109,12 @@ RankView view_of(const Json& json) {
   view.process.state = state.empty() ? 'R' : state[0];
   view.process.cpu_ms = json.at("cpu_ms").get<int64_t>();
   view.idle_ns = json.at("idle_ns").get<int64_t>();
+  if (const Json& code = json.at("exit_code"); !code.is_null()) {
+    view.exit_code = code.get<int>();
+  }
+  if (const Json& part = json.at("in_operations"); !part.is_null()) {
+    view.in_operations = part.get<double>();
+  }
   for (const Json& operation : json.at("operations")) {
     view.record.operations.push_back(operation_of(operation));
   }

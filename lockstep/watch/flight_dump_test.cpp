@@ -76,8 +76,8 @@ TEST(FlightDump, NamesAFileThatIsNone) {
   refuses("", "is no whole flight dump");
   refuses("[]", "is no whole flight dump");
   refuses("{}", "is no flight dump");
-  refuses(R"({"format": "lockstep-flight", "version": 2})", "of version 2; this lockstep reads");
-  refuses(R"({"format": "lockstep-flight", "version": 1})", "is no whole flight dump");
+  refuses(R"({"format": "lockstep-flight", "version": 1})", "of version 1; this lockstep reads");
+  refuses(R"({"format": "lockstep-flight", "version": 2})", "is no whole flight dump");
   EXPECT_THAT(
       [&] { read_dump(folder / "none.json"); },
       ThrowsMessage<ConfigError>(AllOf(HasSubstr("none.json"), HasSubstr("cannot be read"))));

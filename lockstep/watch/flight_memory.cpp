@@ -21,7 +21,7 @@ namespace lockstep::watch {
 namespace {
 
 // Raised whenever the layout changes: a rank may be of another build than its launcher.
-constexpr uint64_t kMagic = 0x6c6b2d666c743031;  // "lk-flt01"
+constexpr uint64_t kMagic = 0x6c6b2d666c743032;  // "lk-flt02"
 constexpr size_t kWords = sizeof(Operation) / sizeof(uint64_t);
 using Words = std::array<uint64_t, kWords>;
 constexpr int kTries = 100;  // Of a reader that meets a writer; the writer needs nanoseconds.
@@ -70,6 +70,7 @@ struct FlightMemory::Layout {
   std::atomic<int64_t> rank{0};
   std::atomic<int64_t> world{1};
   std::atomic<int64_t> left{0};
+  std::atomic<int64_t> saving{0};
   std::atomic<int64_t> step{0};
   std::atomic<uint64_t> issued{0};
   std::atomic<uint64_t> ended{0};
@@ -118,16 +119,13 @@ std::optional<FlightMemory> FlightMemory::open(const std::string& path) {
   return opened;
 }
 
-void FlightMemory::clear() {
-  new (layout_.get()) Layout;
-}
-
 bool FlightMemory::claim(int64_t pid, int64_t rank, int64_t world) {
   int64_t nobody = 0;
   if (!layout_->pid.compare_exchange_strong(nobody, pid) && nobody != pid) {
     return false;
   }
   layout_->left.store(0);
+  layout_->saving.store(0);
   layout_->rank.store(rank);
   layout_->world.store(world);
   touch();
@@ -172,12 +170,18 @@ void FlightMemory::set_left() {
   touch();
 }
 
+void FlightMemory::set_saving(bool saving) {
+  layout_->saving.store(saving ? 1 : 0, std::memory_order_relaxed);
+  touch();
+}
+
 FlightRecord FlightMemory::read() const {
   FlightRecord record{
       .pid = layout_->pid.load(),
       .rank = layout_->rank.load(),
       .world = layout_->world.load(),
       .left = layout_->left.load() != 0,
+      .saving = layout_->saving.load() != 0,
       .step = layout_->step.load(),
       .issued = layout_->issued.load(),
       .ended = layout_->ended.load(),

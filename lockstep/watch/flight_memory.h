@@ -19,11 +19,17 @@ struct FlightRecord {
   int64_t rank = 0;
   int64_t world = 1;
   bool left = false;    ///< It has said that it takes part no more.
+  bool saving = false;  ///< It writes a checkpoint, or waits for the others that do.
   int64_t step = 0;     ///< Training steps done.
   uint64_t issued = 0;  ///< Operations.
   uint64_t ended = 0;
   int64_t progress_ns = 0;            ///< When anything of this last changed.
   std::vector<Operation> operations;  ///< The last ones, oldest first.
+
+  /// Its last operation failed: likely for want of another rank.
+  bool lost_peer() const {
+    return !operations.empty() && operations.back().stage == Stage::kFailed;
+  }
 };
 
 /// The memory in which a rank notes what it does and its launcher reads it: also while the rank is
@@ -52,8 +58,6 @@ class FlightMemory {
   /// Where open() of another process of this user finds it, while this process lives; empty for
   /// memory that was opened.
   const std::string& path() const { return path_; }
-  /// Empties it, for the next process.
-  void clear();
 
   /// Makes this process (or `pid`) the writer; false if another one is.
   bool claim(int64_t pid, int64_t rank, int64_t world);
@@ -64,6 +68,7 @@ class FlightMemory {
   std::optional<Operation> find(uint64_t number) const;
   void set_step(int64_t step);
   void set_left();
+  void set_saving(bool saving);
 
   FlightRecord read() const;
 

@@ -73,6 +73,18 @@ void FlightRecorder::set_step(int64_t step) {
   memory_.set_step(step_);
 }
 
+void FlightRecorder::begin_saving() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++savings_;
+  memory_.set_saving(true);
+}
+
+void FlightRecorder::end_saving() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  --savings_;
+  memory_.set_saving(savings_ > 0);
+}
+
 void FlightRecorder::leave() {
   const std::lock_guard<std::mutex> lock(mutex_);
   memory_.set_left();

@@ -34,6 +34,9 @@ class FlightRecorder {
   void end(uint64_t number, bool well);
   /// Training steps done: of several optimizers the one that has done most counts.
   void set_step(int64_t step);
+  /// A checkpoint is being saved, which the others wait for as long as it goes on; see Saving.
+  void begin_saving();
+  void end_saving();
   /// From now on this process need not make progress.
   void leave();
 
@@ -44,6 +47,16 @@ class FlightRecorder {
   FlightMemory memory_;
   uint64_t issued_ = 0;
   int64_t step_ = 0;
+  int savings_ = 0;  // Under way.
+};
+
+/// While one of these lives, this process saves a checkpoint.
+class Saving {
+ public:
+  Saving() { FlightRecorder::process().begin_saving(); }
+  ~Saving() { FlightRecorder::process().end_saving(); }
+  Saving(const Saving&) = delete;
+  Saving& operator=(const Saving&) = delete;
 };
 
 }  // namespace lockstep::watch

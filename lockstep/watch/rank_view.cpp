@@ -3,14 +3,17 @@
 
 #include <algorithm>
 #include <array>
+#include <csignal>
 #include <cstring>
 #include <fcntl.h>
+#include <fstream>
 #include <sstream>
 #include <string>
 #include <unistd.h>
 
 #include <fmt/format.h>
 
+#include "lockstep/base/error.h"
 #include "lockstep/base/unique_fd.h"
 
 namespace lockstep::watch {
@@ -43,6 +46,17 @@ std::optional<ProcessState> process_state(int64_t pid) {
   return found;
 }
 
+std::optional<int64_t> process_bytes(int64_t pid) {
+  std::ifstream fields(fmt::format("/proc/{}/io", pid));
+  std::string name;
+  int64_t read = 0;
+  int64_t written = 0;
+  if (!(fields >> name >> read >> name >> written)) {  // rchar: and wchar:, the first lines.
+    return std::nullopt;
+  }
+  return read + written;
+}
+
 const Operation* RankView::in_flight() const {
   const auto found =
       std::find_if(record.operations.begin(), record.operations.end(), [](const auto& operation) {
@@ -59,6 +73,16 @@ const Operation* RankView::last_done() const {
   return found == record.operations.rend() ? nullptr : &*found;
 }
 
+const RankView* who_left(const std::vector<RankView>& ranks) {
+  const auto found = std::find_if(ranks.begin(), ranks.end(), [](const RankView& view) {
+    // It may still be ending, and be told to stop while it does.
+    const int code = view.exit_code.value_or(kExitOk);
+    return view.record.left && !view.record.lost_peer() &&
+           (code == kExitOk || code == kExitSignalBase + SIGTERM);
+  });
+  return found == ranks.end() ? nullptr : &*found;
+}
+
 std::string describe(const RankView& view, int64_t now) {
   if (view.record.pid == 0) {
     return view.running ? "has not joined the job" : "has ended without joining the job";
@@ -68,6 +92,9 @@ std::string describe(const RankView& view, int64_t now) {
     text += ", has ended";
   } else if (view.is_stopped()) {
     text += ", stopped by a signal or a debugger";
+  }
+  if (view.record.saving) {
+    text += ", saving";
   }
   if (const Operation* operation = view.in_flight()) {
     text += fmt::format(

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "lockstep/watch/flight_memory.h"
 
@@ -17,6 +18,8 @@ struct ProcessState {
 
 /// Nothing if there is no such process.
 std::optional<ProcessState> process_state(int64_t pid);
+/// What it has read and written in all its life, files and sockets and all; nothing if unknown.
+std::optional<int64_t> process_bytes(int64_t pid);
 
 /// One rank at one moment, as its launcher sees it.
 struct RankView {
@@ -26,6 +29,9 @@ struct RankView {
   FlightRecord record{};  ///< pid 0: it has not joined, and is not watched.
   ProcessState process{};
   int64_t idle_ns = 0;  ///< For how long it has neither noted anything nor used the processor.
+  std::optional<int> exit_code{};  ///< Of a process that has ended: as a shell says it.
+  /// Part of the time that it has spent in the job's operations lately; nothing if there were few.
+  std::optional<double> in_operations{};
 
   bool watched() const { return running && record.pid != 0 && !record.left; }
   /// By a signal or a debugger.
@@ -34,6 +40,10 @@ struct RankView {
   const Operation* in_flight() const;
   const Operation* last_done() const;
 };
+
+/// A rank that left the job in good order while others went on, whom they may have missed; nothing
+/// if there is none.
+const RankView* who_left(const std::vector<RankView>& ranks);
 
 /// "step 20, in all_reduce(sum) of float32[10] (operation 81) for 30.0 s", for people.
 std::string describe(const RankView& view, int64_t now);

@@ -38,15 +38,68 @@ std::vector<Arrivals> common_arrivals(const std::vector<RankView>& ranks) {
   return common;
 }
 
+bool on_one_host(const std::vector<RankView>& ranks) {
+  return std::all_of(ranks.begin(), ranks.end(), [&ranks](const RankView& view) {
+    return view.host == ranks.front().host;
+  });
+}
+
+/// By what each rank's own clock says.
+std::optional<SlowRank> slow_by_own_clocks(std::vector<RankView> ranks) {
+  const bool known = std::all_of(
+      ranks.begin(), ranks.end(), [](const auto& view) { return view.in_operations.has_value(); });
+  if (!known) {
+    return std::nullopt;
+  }
+  std::sort(ranks.begin(), ranks.end(), [](const RankView& a, const RankView& b) {
+    return *a.in_operations < *b.in_operations;
+  });
+  const RankView& slow = ranks[0];
+  const double others = *ranks[1].in_operations;
+  if (others - *slow.in_operations < kWaitingAtLeast) {
+    return std::nullopt;
+  }
+  return SlowRank{
+      slow.rank,
+      fmt::format(
+          "rank {} on {} is slow: the others spend {:.0f} % of their time or more in operations, "
+          "where they wait for it, and it spends {:.0f} %",
+          slow.rank,
+          slow.host,
+          others * 100,
+          *slow.in_operations * 100)};
+}
+
 }  // namespace
+
+std::optional<double> part_in_operations(const FlightRecord& record) {
+  size_t count = 0;
+  int64_t first = 0;
+  int64_t last = 0;
+  int64_t inside = 0;
+  for (const Operation& operation : record.operations) {
+    if (operation.group != Operation::kWorld || operation.stage != Stage::kDone) {
+      continue;
+    }
+    first = count++ == 0 ? operation.issued_ns : first;
+    // Those under way together count once.
+    inside += std::max<int64_t>(0, operation.ended_ns - std::max(operation.issued_ns, last));
+    last = std::max(last, operation.ended_ns);
+  }
+  if (count < kFewest || last <= first) {
+    return std::nullopt;
+  }
+  return static_cast<double>(inside) / static_cast<double>(last - first);
+}
 
 std::optional<SlowRank> find_slow_rank(const std::vector<RankView>& ranks) {
   if (ranks.size() < 2) {
     return std::nullopt;
   }
-  const std::vector<Arrivals> operations = common_arrivals(ranks);
+  const std::vector<Arrivals> operations =
+      on_one_host(ranks) ? common_arrivals(ranks) : std::vector<Arrivals>();
   if (operations.size() < kFewest) {
-    return std::nullopt;
+    return slow_by_own_clocks(ranks);
   }
   std::map<int, std::pair<size_t, int64_t>> last;  // How often, and how long after the one before.
   for (const Arrivals& arrivals : operations) {
@@ -62,7 +115,6 @@ std::optional<SlowRank> find_slow_rank(const std::vector<RankView>& ranks) {
     if (static_cast<double>(times) >= kLastOf * count && waiting >= kWaitingAtLeast) {
       return SlowRank{
           rank,
-          waiting,
           fmt::format(
               "rank {} is slow: it came last to {} of the last {} operations, and the others spent "
               "{:.0f} % of {:.1f} s waiting for it",

@@ -30,8 +30,11 @@ TEST(SlowRank, IsTheOneTheOthersWaitFor) {
   const auto slow = find_slow_rank(job(50, 500, [](auto) { return true; }));
   ASSERT_TRUE(slow);
   EXPECT_EQ(slow->rank, 1);
-  EXPECT_NEAR(slow->waiting, 0.5, 0.02);
-  EXPECT_THAT(slow->what, testing::HasSubstr("rank 1 is slow: it came last to 50 of the last 50"));
+  EXPECT_THAT(
+      slow->what,
+      testing::AllOf(
+          testing::HasSubstr("rank 1 is slow: it came last to 50 of the last 50"),
+          testing::HasSubstr("the others spent 50 %")));
 }
 
 TEST(SlowRank, IsNobodyWhoIsLateByLittleOrSeldom) {
@@ -48,6 +51,38 @@ TEST(SlowRank, IsJudgedByOperationsThatAllHaveComeTo) {
   auto& forgotten = views[2].record.operations;
   forgotten.erase(forgotten.begin(), forgotten.end() - 10);
   EXPECT_FALSE(find_slow_rank(views));
+}
+
+TEST(SlowRank, OfAnotherHostIsWhoSpendsLeastOfItsTimeInOperations) {
+  std::vector<RankView> views = {view_of(0, {}), view_of(1, {}), view_of(2, {})};
+  views[2].host = "node7";
+  const auto spend = [&views](double first, double second, double third) {
+    views[0].in_operations = first;
+    views[1].in_operations = second;
+    views[2].in_operations = third;
+    return find_slow_rank(views);
+  };
+  EXPECT_FALSE(spend(0.3, 0.4, 0.25));
+  EXPECT_FALSE(spend(0.8, 0.3, 0.25));  // Two of them are slow.
+  const auto slow = spend(0.8, 0.7, 0.25);
+  ASSERT_TRUE(slow);
+  EXPECT_EQ(slow->rank, 2);
+  EXPECT_THAT(
+      slow->what,
+      testing::HasSubstr("rank 2 on node7 is slow: the others spend 70 % of their time or more"));
+  views[0].in_operations.reset();
+  EXPECT_FALSE(find_slow_rank(views));
+}
+
+TEST(SlowRank, APartOfTimeCountsOperationsUnderWayTogetherOnce) {
+  FlightRecord record;
+  for (uint64_t number = 1; number <= 20; ++number) {
+    EXPECT_FALSE(part_in_operations(record));
+    const auto at = static_cast<int64_t>((number + 1) / 2) * 1000;  // Two at a time, every 1000.
+    record.operations.push_back(all_reduce(number, at, Stage::kDone));
+    record.operations.back().ended_ns = at + 500;
+  }
+  EXPECT_NEAR(part_in_operations(record).value(), 10 * 500.0 / (9 * 1000.0 + 500), 1e-9);
 }
 
 }  // namespace

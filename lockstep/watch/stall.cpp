@@ -97,10 +97,32 @@ Stall blame_for(const Waiting& waiting, const std::vector<RankView>& ranks, int6
       fmt::format("{} are all in {}: nothing passes between them", ranks_text(inside), what)};
 }
 
+bool is_saver(const RankView& view) {
+  return view.watched() && view.record.saving;
+}
+
+/// Whether one of them writes a checkpoint and gets on with it: then the others wait for that.
+bool somebody_writes(const std::vector<RankView>& ranks, int64_t pause_ns) {
+  return std::any_of(ranks.begin(), ranks.end(), [pause_ns](const RankView& view) {
+    return is_saver(view) && view.in_flight() == nullptr && view.idle_ns < pause_ns;
+  });
+}
+
 }  // namespace
+
+bool save_gets_on(const std::vector<RankView>& ranks, int64_t pause_ns) {
+  const bool all_wait = std::all_of(ranks.begin(), ranks.end(), [](const RankView& view) {
+    return !is_saver(view) || view.in_flight() != nullptr;
+  });
+  return somebody_writes(ranks, pause_ns) ||
+         (all_wait && std::any_of(ranks.begin(), ranks.end(), is_saver));
+}
 
 std::optional<Stall> find_stall(
     const std::vector<RankView>& ranks, int64_t now, int64_t timeout_ns) {
+  if (somebody_writes(ranks, timeout_ns)) {
+    return std::nullopt;
+  }
   const auto waiting = longest_wait(ranks);
   if (waiting && now - waiting->operation->issued_ns >= timeout_ns) {
     return blame_for(*waiting, ranks, now);

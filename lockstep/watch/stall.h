@@ -30,4 +30,9 @@ struct Stall {
 std::optional<Stall> find_stall(
     const std::vector<RankView>& ranks, int64_t now, int64_t timeout_ns);
 
+/// Whether a save of these ranks, which are all of one host, is to be waited for: one that writes
+/// has done something within `pause_ns`; or all that save wait, which can only be for a rank of
+/// another host, whose launcher sees it.
+bool save_gets_on(const std::vector<RankView>& ranks, int64_t pause_ns);
+
 }  // namespace lockstep::watch

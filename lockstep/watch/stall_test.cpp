@@ -37,6 +37,31 @@ TEST(Stall, IsNoneBeforeItsTime) {
       {view_of(0, {all_reduce(1, kJustNow, Stage::kRunning)}), view_of(1, {})}, kNow, kTimeout));
 }
 
+TEST(Stall, IsNoneWhileARankSavesThatTheOthersWaitFor) {
+  RankView saver = view_of(1, {});
+  saver.record.saving = true;
+  RankView waiting = view_of(0, {all_reduce(1, kLongAgo, Stage::kRunning)});
+  waiting.record.saving = true;
+  EXPECT_FALSE(find_stall({waiting, saver}, kNow, kTimeout));
+  saver.idle_ns = kTimeout;  // Neither writes nor computes any more.
+  const auto stall = find_stall({waiting, saver}, kNow, kTimeout);
+  ASSERT_TRUE(stall);
+  EXPECT_THAT(stall->ranks, ElementsAre(1));
+}
+
+TEST(SaveGetsOn, WhileAWriterDoesSomethingOrAllWaitForAnotherHost) {
+  RankView writer = view_of(1, {});
+  writer.record.saving = true;
+  RankView waiting = view_of(0, {all_reduce(1, kLongAgo, Stage::kRunning)});
+  waiting.record.saving = true;
+  waiting.idle_ns = kTimeout;
+  EXPECT_TRUE(save_gets_on({waiting, writer}, kTimeout));
+  EXPECT_TRUE(save_gets_on({waiting}, kTimeout));
+  writer.idle_ns = kTimeout;  // Its disk hangs.
+  EXPECT_FALSE(save_gets_on({waiting, writer}, kTimeout));
+  EXPECT_FALSE(save_gets_on({view_of(0, {}), view_of(1, {})}, kTimeout));
+}
+
 TEST(Stall, NamesAStoppedRankAlsoIfItHasComeToTheOperation) {
   RankView stopped = view_of(1, {all_reduce(1, kLongAgo, Stage::kRunning)});
   stopped.process.state = 'T';

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Jobs of several hosts that one `lockstep launch` starts: over ssh between network namespaces,
 // which have an sshd and an address of their own each, and with mpirun and srun on this machine.
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -57,15 +58,16 @@ TEST_F(Hosts, TrainTogetherOverSsh) {
 
 TEST_F(Hosts, TakeTheEnvironmentFolderAndSlotsAlong) {
   std::ofstream(folder_ / ".lockstep_env") << "FROM_FILE=of the file\n";
-  const Outcome outcome =
-      run("--env \"GIVEN=a 'b' \\$HOME\" --include 10.77.0.1:0@10.77.0.2 --rank-prefix sh -c "
-          "'echo $RANK of $WORLD_SIZE: $GIVEN, $FROM_FILE, $PWD, ${LOCKSTEP_NODE_SPEC:-no spec}; "
-          "ip -o -4 addr show eth0'");
+  const Outcome outcome = run(
+      "--env $'GIVEN=\\xe9 a \\'b\\' $HOME' --include 10.77.0.1:0@10.77.0.2 --rank-prefix sh -c "
+      "'echo $RANK of $WORLD_SIZE: $GIVEN, $FROM_FILE, $PWD, ${LOCKSTEP_NODE_SPEC:-no spec}; "
+      "ip -o -4 addr show eth0'");
   if (skipped_) {
     GTEST_SKIP() << outcome.err;
   }
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  const std::string rest = ": a 'b' $HOME, of the file, " + folder_.path().string() + ", no spec\n";
+  const std::string rest =
+      ": \xe9 a 'b' $HOME, of the file, " + folder_.path().string() + ", no spec\n";
   EXPECT_THAT(
       outcome.out,
       AllOf(
@@ -118,6 +120,22 @@ TEST_F(Hosts, EndWithASignalToTheLauncher) {
           HasSubstr("0 heard"), HasSubstr("1 heard"), HasSubstr("2 heard"), HasSubstr("3 heard")));
 }
 
+/// As SLURM does it: a signal, and soon the end, though the ranks would have had half a minute.
+TEST_F(Hosts, LeaveNobodyBehindWhenTheLauncherIsKilledAfterASignal) {
+  const std::string folder = folder_.path().string();
+  const Outcome outcome =
+      run("sh -c 'trap \"\" TERM; touch " + folder + "/up_$RANK; while :; do sleep 0.198765; done'",
+          "until [ -e " + folder + "/up_0 -a -e " + folder + "/up_1 -a -e " + folder +
+              "/up_2 -a -e " + folder +
+              "/up_3 ]; do sleep 0.1; done; kill $job; sleep 0.5; kill -9 $job; "
+              "for i in $(seq 100); do pgrep -xf 'sleep 0.198765' >/dev/null || break; sleep 0.1; "
+              "done; echo left: $(pgrep -xfc 'sleep 0.198765')");
+  if (skipped_) {
+    GTEST_SKIP() << outcome.err;
+  }
+  EXPECT_THAT(outcome.out, HasSubstr("left: 0\n")) << outcome.err;
+}
+
 TEST_F(Hosts, AHostThatCannotBeReachedIsNamed) {
   const std::string folder = folder_.path().string();
   std::ofstream(folder_ / "hosts") << "10.77.0.9 slots=1\n";  // Before those that are there.
@@ -126,7 +144,12 @@ TEST_F(Hosts, AHostThatCannotBeReachedIsNamed) {
     GTEST_SKIP() << outcome.err;
   }
   EXPECT_NE(outcome.code, 0);
-  EXPECT_THAT(outcome.err, AllOf(HasSubstr("ssh to 10.77.0.9"), HasSubstr("No route to host")));
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          HasSubstr("ssh to 10.77.0.9"),
+          HasSubstr("No route to host"),
+          testing::Not(HasSubstr("SIGKILL"))));
 }
 
 TEST_F(Hosts, AHostWhoseKeyIsUnknownIsNamed) {
@@ -139,21 +162,55 @@ TEST_F(Hosts, AHostWhoseKeyIsUnknownIsNamed) {
       outcome.err, AllOf(HasSubstr("ssh to 10.77.0.2"), HasSubstr("Host key verification failed")));
 }
 
-TEST_F(Hosts, AreStartedByMpirun) {
-  const TestFolder folder;
-  std::ofstream(folder / "hosts") << "localhost slots=2\n";
-  const Outcome outcome = run_command(
-      {LOCKSTEP,
-       "launch",
-       "--launcher",
-       "openmpi",
-       "--launcher-args",
-       "--oversubscribe",
-       "--hostfile",
-       (folder / "hosts").string(),
-       WATCH_FIXTURE});
+/// Launchers that mpirun starts, on this machine.
+class Mpirun : public testing::Test {
+ protected:
+  std::vector<std::string> words(const std::vector<std::string>& rest) const {
+    std::ofstream(folder_ / "hosts") << "localhost slots=2\n";
+    std::vector<std::string> all = {
+        "launch",
+        "--launcher",
+        "openmpi",
+        "--launcher-args",
+        "--oversubscribe",
+        "--hostfile",
+        (folder_ / "hosts").string()};
+    all.insert(all.end(), rest.begin(), rest.end());
+    return all;
+  }
+
+  TestFolder folder_;
+};
+
+TEST_F(Mpirun, LaunchersThatItStartsTrainTogether) {
+  const Outcome outcome = run_clean(words({WATCH_FIXTURE}));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.out, HasSubstr("trained 2 ranks"));
+}
+
+TEST_F(Mpirun, PassesSignalsOnToTheRanks) {
+  LockstepRun job(words(
+      {"sh",
+       "-c",
+       "trap 'echo $RANK heard USR1' USR1; trap 'exit 75' TERM; echo ready $RANK $$; "
+       "while :; do sleep 0.1; done"}));
+  job.rank_pid(0);
+  job.rank_pid(1);
+  job.send(SIGUSR1);
+  job.await_out("0 heard USR1");
+  job.await_out("1 heard USR1");
+  job.send(SIGTERM);
+  EXPECT_EQ(job.wait().code, 75);
+  EXPECT_THAT(job.survivors(), testing::IsEmpty());
+}
+
+TEST_F(Mpirun, LeavesNobodyBehindWhenTheLauncherIsKilled) {
+  LockstepRun job(words({"sh", "-c", "echo ready $RANK $$; exec sleep 1000"}));
+  job.rank_pid(0);
+  job.rank_pid(1);
+  job.send(SIGKILL);
+  job.wait();
+  EXPECT_THAT(job.survivors(), testing::IsEmpty());
 }
 
 }  // namespace

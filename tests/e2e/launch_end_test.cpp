@@ -54,6 +54,17 @@ TEST(LaunchFailure, CanBeReportedAsJson) {
   EXPECT_EQ(report["world_size"], 2);
 }
 
+/// As some init and container tools leave it.
+TEST(LaunchFailure, IsSeenWhereChildrenAreIgnored) {
+  LockstepRun run(
+      {"-c", "trap '' CHLD; exec \"$0\" launch -n 1 sh -c 'exit 3'", LOCKSTEP_BIN_DIR "/lockstep"},
+      {},
+      "",
+      "/bin/bash");
+  const Outcome outcome = run.wait();
+  EXPECT_EQ(outcome.code, 3) << outcome.err;
+}
+
 class LaunchKilledRank : public testing::TestWithParam<int> {};
 
 TEST_P(LaunchKilledRank, EndsTheJobWith137AndIsNamed) {

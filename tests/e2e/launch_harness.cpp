@@ -25,7 +25,6 @@ namespace lockstep::e2e {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using launcher::UniqueFd;
 
 constexpr int kPatienceMs = 30000;
 constexpr std::chrono::seconds kSurvivalLimit{2};

@@ -5,7 +5,7 @@
 #include <sys/types.h>
 #include <vector>
 
-#include "lockstep/launch/unique_fd.h"
+#include "lockstep/base/unique_fd.h"
 
 namespace lockstep::e2e {
 
@@ -61,8 +61,8 @@ class LockstepRun {
 
   pid_t pid_ = -1;
   std::string mark_;
-  launcher::UniqueFd out_fd_;
-  launcher::UniqueFd err_fd_;
+  UniqueFd out_fd_;
+  UniqueFd err_fd_;
   std::string out_;
   std::string err_;
 };

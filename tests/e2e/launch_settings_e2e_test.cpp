@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Flag before environment before file: what the real `lockstep launch` starts.
+#include <array>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -69,6 +70,40 @@ TEST_F(LaunchSettings, OfFlagsComeBeforeAll) {
       {"-n", "1", "--mixed-precision", "fp16", "--threads-per-rank", "1", "--env", "GREETING=hi"},
       {"LOCKSTEP_NUM_PROCESSES=3", "LOCKSTEP_MIXED_PRECISION=bf16"});
   EXPECT_EQ(outcome.out, "[rank 0] 0 of 1, fp16 1 hi\n") << outcome.err;
+}
+
+TEST_F(LaunchSettings, OfSeveralHostsYieldToAFlagThatSaysOne) {
+  const std::string file = "num_machines: 2\nmachine_rank: 1\nmain_process_ip: 10.0.0.7\n";
+  for (const std::vector<std::string>& one :
+       {std::vector<std::string>{"--standalone"}, {"--nnodes", "1"}}) {
+    std::vector<std::string> flags = {"-n", "1"};
+    flags.insert(flags.end(), one.begin(), one.end());
+    EXPECT_THAT(launch_with(file, flags).out, HasSubstr("0 of 1,"));
+  }
+  // Whether a rank has a place is asked of what all of them say together.
+  const Outcome outcome = launch_with(
+      "",
+      {"-n", "1", "--nnodes", "2", "--master-addr", "node0", "--dry-run"},
+      {"LOCKSTEP_MACHINE_RANK=1"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+}
+
+TEST_F(LaunchSettings, OfMachinesYieldToAHostfile) {
+  const std::string hosts = (folder_ / "hosts").string();
+  std::ofstream(hosts) << "localhost slots=1\n";
+  const Outcome outcome = launch_with("num_machines: 2\nhostfile: " + hosts + "\n", {});
+  EXPECT_THAT(outcome.out, HasSubstr("0 of 1,")) << outcome.err;
+}
+
+TEST_F(LaunchSettings, AreNumbersInFlagsAsInFiles) {
+  for (const auto& [flag, value, hint] :
+       {std::array{"--max-restarts", "010", "; write 10"},
+        std::array{"--timeout", "nan", "expected seconds from"},
+        std::array{"--master-port", "0x50", "; write 80"}}) {
+    const Outcome outcome = launch_with("", {"-n", "1", flag, value});
+    EXPECT_EQ(outcome.code, 2) << flag;
+    EXPECT_THAT(outcome.err, AllOf(HasSubstr(flag), HasSubstr(value), HasSubstr(hint)));
+  }
 }
 
 TEST_F(LaunchSettings, ThatAreWrongAreRefusedWithTheirPlace) {

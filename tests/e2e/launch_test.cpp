@@ -97,11 +97,11 @@ TEST(LaunchEnvironment, OnlyRankZeroReadsStdin) {
 }
 
 TEST(LaunchEnvironment, RankZeroIsToldTheWidthOfTheTerminal) {
-  const launcher::UniqueFd master(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
+  const UniqueFd master(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
   ASSERT_EQ(::grantpt(master.get()), 0);
   ASSERT_EQ(::unlockpt(master.get()), 0);
   const std::string terminal = ::ptsname(master.get());
-  const launcher::UniqueFd slave(::open(terminal.c_str(), O_RDWR | O_NOCTTY | O_CLOEXEC));
+  const UniqueFd slave(::open(terminal.c_str(), O_RDWR | O_NOCTTY | O_CLOEXEC));
   winsize size{.ws_row = 40, .ws_col = 132, .ws_xpixel = 0, .ws_ypixel = 0};
   ASSERT_EQ(::ioctl(master.get(), TIOCSWINSZ, &size), 0);
   const std::string command =

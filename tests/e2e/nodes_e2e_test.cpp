@@ -2,6 +2,8 @@
 // Jobs of several hosts: launchers started by hand, which here share a machine and meet at
 // loopback.
 #include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <memory>
 #include <string>
 #include <sys/socket.h>
@@ -11,17 +13,17 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/test_folder.h"
+#include "lockstep/base/unique_fd.h"
 #include "lockstep/launch/address.h"
-#include "lockstep/launch/unique_fd.h"
 #include "tests/e2e/launch_harness.h"
 
 namespace lockstep::e2e {
 namespace {
 
-using launcher::UniqueFd;
 using testing::AllOf;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 constexpr const char* kToken = "0123456789abcdef";
 
@@ -156,6 +158,78 @@ TEST_F(Nodes, AreJudgedTogetherWhenARankStalls) {
   expect_nobody_left();
 }
 
+TEST_F(Nodes, KnowOfTheOthersRanksWhatTheyKnowOfTheirOwn) {
+  const std::vector<std::string> fault_of_rank_3 = {"--env", "FAULT_RANK=3"};
+  const auto err_at_node_0 = [&](const std::vector<std::string>& words) {
+    LockstepRun& second = start(1, words);
+    LockstepRun& first = start(0, words);
+    second.wait();
+    return first.wait().err;
+  };
+  std::vector<std::string> slow = training("slow", fault_of_rank_3);
+  slow.emplace_back("80");
+  EXPECT_THAT(
+      err_at_node_0(slow), testing::ContainsRegex("rank 3 on [^ ]+ is slow: the others spend"));
+  EXPECT_THAT(
+      err_at_node_0(training("leave", fault_of_rank_3)),
+      HasSubstr("rank 3 had left the job before, after step 5; all ranks must"));
+  EXPECT_THAT(
+      err_at_node_0(training("kill", fault_of_rank_3)),
+      AllOf(HasSubstr("rank 3 of 4 was killed by SIGKILL"), HasSubstr("lockstep flight")));
+}
+
+TEST_F(Nodes, EndWith124OnAllHostsAtTheTimeLimit) {
+  LockstepRun& second = start(1, training("reduce", {"--timeout", "1.5", "--max-restarts", "1"}));
+  LockstepRun& first = start(0, training("reduce", {"--timeout", "1.5", "--max-restarts", "1"}));
+  const Outcome at_first = first.wait();
+  EXPECT_EQ(at_first.code, 124) << at_first.err;
+  EXPECT_THAT(
+      at_first.err,
+      AllOf(HasSubstr("it has run for 1.5 s, its time limit"), Not(HasSubstr("restart"))));
+  EXPECT_EQ(second.wait().code, 124);
+  expect_nobody_left();
+}
+
+TEST_F(Nodes, AreKilledAtOnceByASecondSignalToOne) {
+  const std::vector<std::string> words = {
+      "--grace-seconds",
+      "1000",
+      "sh",
+      "-c",
+      "trap '' TERM; echo ready $RANK $$; while :; do sleep 0.1; done"};
+  LockstepRun& first = start(0, words);
+  LockstepRun& second = start(1, words);
+  first.rank_pid(0);
+  second.rank_pid(2);
+  second.send(SIGTERM);
+  first.await_err("SIGTERM received and passed on");
+  second.await_err("SIGTERM received and passed on");
+  second.send(SIGTERM);
+  EXPECT_EQ(first.wait().code, 143);
+  EXPECT_EQ(second.wait().code, 143);
+  expect_nobody_left();
+}
+
+TEST_F(Nodes, ASignalBetweenTwoAttemptsEndsThemAll) {
+  const std::vector<std::string> words = {
+      "--max-restarts", "1", "--restart-backoff-seconds", "1000", "sh", "-c", "exit 3"};
+  LockstepRun& first = start(0, words);
+  LockstepRun& second = start(1, words);
+  first.await_err("restart 1 of 1");
+  second.await_err("restart 1 of 1");
+  second.send(SIGTERM);
+  EXPECT_EQ(first.wait().code, 143);
+  EXPECT_EQ(second.wait().code, 143);
+}
+
+TEST_F(Nodes, HaveOneRunId) {
+  LockstepRun& first = start(0, {"sh", "-c", "echo id=$TORCHELASTIC_RUN_ID"});
+  LockstepRun& second = start(1, {"sh", "-c", "echo id=$TORCHELASTIC_RUN_ID"});
+  const std::string out = first.wait().out;
+  EXPECT_THAT(out, testing::StartsWith("id="));
+  EXPECT_EQ(second.wait().out, out);
+}
+
 TEST_F(Nodes, SayWhoDoesNotCome) {
   LockstepRun& first = start(0, {"--join-timeout", "1", "true"});
   const Outcome outcome = first.wait();
@@ -212,6 +286,23 @@ TEST_F(Nodes, MeetThroughACrowdOfStrangers) {
   EXPECT_EQ(at_first.code, 0) << at_first.err;
   EXPECT_EQ(second.wait().code, 0);
   EXPECT_THAT(at_first.err, HasSubstr("turned away"));
+}
+
+/// What a start-up file of a user's on a disk that is away does.
+TEST(FanOut, DoesNotWaitForALauncherThatNeverAnswersASignal) {
+  const TestFolder folder;
+  std::ofstream(folder / "hosts") << "elsewhere slots=1\n";
+  std::ofstream(folder / "ssh") << "#!/bin/sh\necho connected >&2\nexec sleep 1000\n";
+  std::filesystem::permissions(folder / "ssh", std::filesystem::perms::owner_all);
+  LockstepRun run(
+      {"launch", "--hostfile", folder / "hosts", "--grace-seconds", "0.5", "true"},
+      {"PATH=" + folder.path().string() + ":/usr/bin:/bin"});
+  run.await_err("connected");
+  run.send(SIGTERM);
+  const Outcome outcome = run.wait();
+  EXPECT_NE(outcome.code, 0);
+  EXPECT_THAT(
+      outcome.err, HasSubstr("ssh to elsewhere has not answered; ending all launchers now"));
 }
 
 }  // namespace

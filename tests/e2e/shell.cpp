@@ -9,7 +9,7 @@
 
 #include <gtest/gtest.h>
 
-#include "lockstep/launch/unique_fd.h"
+#include "lockstep/base/unique_fd.h"
 
 namespace lockstep::e2e {
 namespace {
@@ -40,8 +40,8 @@ Outcome run_command(
   for (char** entry = environ; *entry != nullptr; ++entry) {
     environment.emplace_back(*entry);
   }
-  const launcher::UniqueFd out(::memfd_create("stdout", MFD_CLOEXEC));
-  const launcher::UniqueFd err(::memfd_create("stderr", MFD_CLOEXEC));
+  const UniqueFd out(::memfd_create("stdout", MFD_CLOEXEC));
+  const UniqueFd err(::memfd_create("stderr", MFD_CLOEXEC));
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);

@@ -73,5 +73,26 @@ TEST_F(Slurm, AKilledRankEndsTheJobAndIsNamed) {
   EXPECT_THAT(outcome.err, HasSubstr("rank 1 of 2 was killed by SIGKILL"));
 }
 
+TEST_F(Slurm, SignalsToTheLauncherReachTheRanks) {
+  const std::string ranks =
+      "trap 'echo $RANK heard; exit 75' TERM; touch $0/up_$RANK; while :; do sleep 0.1; done";
+  const Outcome outcome = run(
+      {"salloc",
+       "-N",
+       "1",
+       "bash",
+       "-c",
+       "$0 launch --launcher slurm -n 2 sh -c \"$1\" $2 & "
+       "until [ -e $2/up_0 -a -e $2/up_1 ]; do sleep 0.1; done; kill $!; wait $!",
+       LOCKSTEP,
+       ranks,
+       folder_.path().string()});
+  if (skipped_) {
+    GTEST_SKIP() << outcome.err;
+  }
+  EXPECT_EQ(outcome.code, 75) << outcome.err;
+  EXPECT_THAT(outcome.out, testing::AllOf(HasSubstr("0 heard"), HasSubstr("1 heard")));
+}
+
 }  // namespace
 }  // namespace lockstep::e2e

@@ -36,17 +36,19 @@ struct Options {
   fs::path output;
 };
 
-/// The same initial weights in every world. Ranks that are threads share one random generator.
-Net same_net() {
+/// The same initial weights in every world, and then a generator of the rank's own. Ranks that are
+/// threads share one: nobody may seed it while another one's weights are drawn.
+Net same_net(int rank) {
   static std::mutex mutex;
   const std::lock_guard<std::mutex> lock(mutex);
   torch::manual_seed(1);
-  return Net();
+  Net net;
+  torch::manual_seed(100 + rank);
+  return net;
 }
 
 void train(lockstep::Accelerator& accelerator, const Options& options, const std::string& file) {
-  Net net = same_net();
-  torch::manual_seed(100 + accelerator.process_index());
+  Net net = same_net(accelerator.process_index());
   auto [model, optimizer, loader] = accelerator.prepare(
       net,
       // A small step: a rounding error that pushes an activation across ReLU's kink is no rounding

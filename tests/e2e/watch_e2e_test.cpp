@@ -89,8 +89,8 @@ TEST_F(Watch, NamesARankThatEndsBeforeTheOthers) {
   EXPECT_EQ(outcome.code, 1) << outcome.err;
   EXPECT_THAT(
       outcome.err,
-      ContainsRegex("rank 0 of 2 ended with exit code 1 after .*; rank 1 had ended before, after "
-                    "step 5 and with exit code 0; all ranks must take the same steps"));
+      ContainsRegex("rank 0 of 2 ended with exit code 1 after .*; rank 1 had left the job before, "
+                    "after step 5; all ranks must take the same steps"));
 }
 
 TEST_F(Watch, RanksWithDifferentNumbersOfBatchesAreToldSo) {

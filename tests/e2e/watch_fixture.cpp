@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A small training loop that goes wrong in the way that its first argument names, on rank 1, at
-// step 5; with "reduce", one all-reduce of 64 MiB after another. For tests of whole jobs.
+// A small training loop that goes wrong in the way that its first argument names, on rank 1 (or
+// FAULT_RANK), at step 5; with "reduce", one all-reduce of 64 MiB after another. For tests of whole
+// jobs.
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -32,12 +33,12 @@ void go_wrong(const std::string& how, int64_t step) {
     std::raise(SIGSTOP);
   } else if (how == "sleep") {
     std::this_thread::sleep_for(kForEver);
-  } else if (how == "kill") {
+  } else if (
+      how == "kill" ||
+      (how == "kill-once" && std::string(std::getenv("TORCHELASTIC_RESTART_COUNT")) == "0")) {
     std::raise(SIGKILL);
   } else if (how == "throw") {
-    throw std::runtime_error("rank 1 does not like step 5");
-  } else if (how == "kill-once" && std::string(std::getenv("TORCHELASTIC_RESTART_COUNT")) == "0") {
-    std::raise(SIGKILL);
+    throw std::runtime_error("this rank does not like step 5");
   }
 }
 
@@ -62,14 +63,16 @@ int train(const std::string& how, int64_t steps) {
   if (accelerator.process_index() == 0 && how == "alone") {
     std::this_thread::sleep_for(kForEver);
   }
+  const char* const told = std::getenv("FAULT_RANK");
+  const bool is_faulty = accelerator.process_index() == (told == nullptr ? 1 : std::stoi(told));
   for (int64_t step = 0; step < steps; ++step) {
-    if (accelerator.process_index() == 1) {
+    if (is_faulty) {
       go_wrong(how, step);
     }
-    if (accelerator.process_index() == 1 && step == kStepOfFault && how == "leave") {
+    if (is_faulty && step == kStepOfFault && how == "leave") {
       return 0;
     }
-    if (accelerator.process_index() == 1 && step == kStepOfFault && how == "fewer") {
+    if (is_faulty && step == kStepOfFault && how == "fewer") {
       break;
     }
     accelerator.backward(model->forward(torch::ones({8, 4})).sum());

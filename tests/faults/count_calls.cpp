@@ -8,8 +8,8 @@
 //   LOCKSTEP_FAULT_KINDS    counted are these alone: "write,fsync"; all, if not set
 //   LOCKSTEP_FAULT_CALL     the number, from 1, of the call that goes wrong; 0 none, -1 every one
 //   LOCKSTEP_FAULT_ACTION   "kill" (SIGKILL, before the call), "short" (a write does half of it),
-//   or
-//                           the number of an errno
+//                           "delay" (it takes LOCKSTEP_FAULT_DELAY_MS, else 0.4 s), "signal"
+//                           (SIGTERM to the launcher, and a delay), or the number of an errno
 //   LOCKSTEP_FAULT_LOG      gets a line for each counted call: "<number> <kind> <path>"
 //
 // The libraries this stands before must not notice: it allocates nothing, and calls the kernel or
@@ -22,6 +22,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <sys/syscall.h>
@@ -84,7 +85,7 @@ Verdict judge(const char* kind, const char* path) {
   }
   const int number = ++calls;
   say(number, kind, path);
-  const int wanted = atoi(setting("LOCKSTEP_FAULT_CALL"));
+  const long wanted = strtol(setting("LOCKSTEP_FAULT_CALL"), nullptr, 10);
   if (wanted != number && wanted != -1) {
     return {};
   }
@@ -95,7 +96,19 @@ Verdict judge(const char* kind, const char* path) {
   if (strcmp(action, "short") == 0) {
     return {.halve = true};
   }
-  return {.error = atoi(action)};
+  const bool signals = strcmp(action, "signal") == 0;
+  if (signals && number == 1) {
+    kill(getppid(), SIGTERM);
+  }
+  if (signals || strcmp(action, "delay") == 0) {
+    const long delay_ms = strtol(setting("LOCKSTEP_FAULT_DELAY_MS"), nullptr, 10);
+    const long left_ms = delay_ms > 0 ? delay_ms : 400;
+    timespec left = {.tv_sec = left_ms / 1000, .tv_nsec = left_ms % 1000 * 1'000'000};
+    while (nanosleep(&left, &left) != 0 && errno == EINTR) {
+    }  // A signal does not end an fsync either.
+    return {};
+  }
+  return {.error = static_cast<int>(strtol(action, nullptr, 10))};
 }
 
 /// Of a descriptor; of a path that is relative to one, or to the working folder, as it was given.

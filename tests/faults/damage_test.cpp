@@ -17,6 +17,7 @@ namespace {
 using checkpoint::read_bytes;
 using checkpoint::write_bytes;
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
@@ -119,9 +120,47 @@ TEST_F(Damage, AManifestOfAnotherStepsCheckpoint) {
   expect_refused(HasSubstr("checkpoint_2"));
 }
 
-TEST_F(Damage, ACheckpointOfANewerVersion) {
+TEST_F(Damage, ACheckpointOfANewerVersionIsNotGoneBackBehind) {
   edit_manifest(newest_, [](nlohmann::json& manifest) { manifest["version"] = 9; });
-  expect_refused_and_passed_over(AllOf(HasSubstr("version \"9\""), HasSubstr("newer")));
+  const auto says_all =
+      AllOf(HasSubstr("checkpoint_2"), HasSubstr("version \"9\""), HasSubstr("newer"));
+  expect_refused(says_all);
+  const Outcome outcome = run(damaged_, {"--resume"});
+  EXPECT_EQ(outcome.code, kFailed);
+  EXPECT_THAT(outcome.err, says_all);
+  EXPECT_EQ(last_step(damaged_, 0), 0);
+}
+
+TEST_F(Damage, OfTheOnlyCheckpointIsNoReasonToBeginAnew) {
+  damaged_ = project("damaged", 1);
+  const fs::path file = checkpoint(damaged_, 1) / "model.safetensors";
+  checkpoint::flip_bit(file, fs::file_size(file) - 1);
+  const Outcome outcome = run(damaged_, {"--resume"});
+  EXPECT_EQ(outcome.code, kFailed);
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          HasSubstr("none can be used"),
+          HasSubstr("model.safetensors"),
+          HasSubstr("to start anew, remove it, or set another project_dir")));
+  EXPECT_EQ(last_step(damaged_, 0), 0);
+  EXPECT_THAT(
+      checkpoint::names_in(damaged_ / "checkpoints"), ElementsAre("checkpoint_1", "latest"));
+}
+
+TEST_F(Damage, RanksThatLoadDifferentCheckpointsAreToldSo) {
+  const std::string script = "exec " FAULT_FIXTURE " --project " + damaged_.string() + " --load " +
+                             (damaged_ / "checkpoints").string() + "/checkpoint_$((RANK+1))";
+  const Outcome outcome = e2e::run_lockstep(e2e::launch("2", {"sh", "-c", script}));
+  EXPECT_EQ(outcome.code, kFailed);
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          HasSubstr("rank 1 got"),
+          HasSubstr("checkpoint_2\", after 8 updates"),
+          HasSubstr("checkpoint_1\", after 4;")));
+  EXPECT_EQ(last_step(damaged_, 0), 0);
+  EXPECT_EQ(last_step(damaged_, 1), 0);
 }
 
 TEST_F(Damage, AFieldThisProgramDoesNotKnow) {

@@ -108,6 +108,36 @@ TEST_F(Disk, AFullOneFailsTheSaveAndLeavesTheOldCheckpoint) {
   expect_resumes(end, 1);
 }
 
+TEST(FileSizeLimit, FailsTheSaveWithTheFilesNameAndEndsNoRankBySignal) {
+  const TestFolder folder;
+  const Outcome outcome = e2e::run_command(
+      {"bash",
+       "-c",
+       "ulimit -f 1024; exec \"$@\"",
+       "bash",
+       LOCKSTEP_BIN_DIR "/lockstep",
+       "launch",
+       "-n",
+       "2",
+       FAULT_FIXTURE,
+       "--project",
+       folder.path().string(),
+       "--width",
+       "300000"},
+      {"OMP_NUM_THREADS=1"});
+  EXPECT_EQ(outcome.code, kFailed) << outcome.err;
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          HasSubstr("is not saved; rank "),
+          HasSubstr(".safetensors] cannot be written; File too large"),
+          Not(HasSubstr("SIGXFSZ"))));
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(failure_of(folder.path(), rank), HasSubstr("File too large"));
+  }
+  EXPECT_THAT(strangers_in(folder.path()), IsEmpty());
+}
+
 TEST_F(Disk, TrainingMayGoOnAfterAFullOne) {
   if (!can_mount_) {
     GTEST_SKIP() << "no disk can be mounted here";

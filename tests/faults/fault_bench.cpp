@@ -10,7 +10,6 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 
-#include "lockstep/base/crc32c.h"
 #include "lockstep/base/env.h"
 #include "lockstep/storage/temp_folder.h"
 
@@ -190,20 +189,6 @@ int last_step(const fs::path& project, int rank) {
 std::string failure_of(const fs::path& project, int rank) {
   const fs::path file = project / fmt::format("failure_{}", rank);
   return fs::exists(file) ? checkpoint::read_bytes(file) : "";
-}
-
-void edit_manifest(
-    const fs::path& checkpoint, const std::function<void(nlohmann::json& manifest)>& edit) {
-  const fs::path path = checkpoint / checkpoint::kManifestName;
-  nlohmann::json manifest = nlohmann::json::parse(checkpoint::read_bytes(path));
-  edit(manifest);
-  std::string text = manifest.dump(2) + "\n";
-  constexpr size_t kDigits = 8;
-  const size_t covered =
-      text.find("\"crc32c\": \"") + std::string("\"crc32c\": \"").size() + kDigits;
-  const uint32_t crc = crc32c(std::string_view(text).substr(covered));
-  checkpoint::write_bytes(
-      path, text.replace(covered - kDigits, kDigits, fmt::format("{:08x}", crc)));
 }
 
 }  // namespace lockstep::faults

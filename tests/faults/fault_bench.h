@@ -2,13 +2,11 @@
 #pragma once
 
 #include <filesystem>
-#include <functional>
 #include <map>
 #include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 
 #include "lockstep/storage/test_files.h"
 #include "tests/e2e/launch_harness.h"
@@ -16,6 +14,7 @@
 namespace lockstep::faults {
 
 namespace fs = std::filesystem;
+using checkpoint::edit_manifest;
 using e2e::Outcome;
 
 /// The step after which fault_fixture saves for the first, second and third time. The second save
@@ -89,9 +88,5 @@ int last_step(const fs::path& project, int rank);
 
 /// What a rank wrote down of a save that failed; empty if none did.
 std::string failure_of(const fs::path& project, int rank);
-
-/// Changes manifest.json, and gives it the checksum that fits.
-void edit_manifest(
-    const fs::path& checkpoint, const std::function<void(nlohmann::json& manifest)>& edit);
 
 }  // namespace lockstep::faults

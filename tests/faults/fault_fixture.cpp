@@ -6,8 +6,10 @@
 // of all weights. What went wrong in a save it writes to <project>/failure_<rank>, once all ranks
 // have come to know of it.
 #include <bit>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <dlfcn.h>
 #include <fstream>
 #include <optional>
@@ -40,6 +42,7 @@ struct Options {
   fs::path load;         ///< This checkpoint, instead of the newest one.
   int64_t fault_at = 0;  ///< The step whose save may go wrong (count_calls.cpp).
   bool go_on = false;    ///< Train on if a save fails.
+  int64_t kill_at = 0;   ///< Rank 1 is killed after this step, the first time.
 };
 
 class NetImpl : public torch::nn::Module {
@@ -97,6 +100,10 @@ class Run {
         steps << line_of(optimizer.steps(), batch.target, loss.item<float>()) << std::flush;
         if (optimizer.steps() % options_.save_every == 0) {
           save(optimizer.steps());
+        }
+        if (optimizer.steps() == options_.kill_at && accelerator_.process_index() == 1 &&
+            std::string(std::getenv("TORCHELASTIC_RESTART_COUNT")) == "0") {
+          std::raise(SIGKILL);
         }
         if (optimizer.steps() == options_.steps) {
           break;
@@ -165,6 +172,7 @@ int main(int argc, char** argv) {
   app.add_option("--load", options.load);
   app.add_option("--fault-at", options.fault_at);
   app.add_flag("--go-on", options.go_on);
+  app.add_option("--kill-at", options.kill_at);
   CLI11_PARSE(app, argc, argv);
   return lockstep::run_main([&] {
     Run(options).train();

@@ -54,6 +54,22 @@ TEST_F(Kill, Rank0AtAnyCallOfASaveLeavesTheOldOrTheNewCheckpoint) {
   EXPECT_TRUE(kill_at(0, calls));
 }
 
+/// What `--max-restarts` is for: nobody does anything.
+TEST_F(Kill, AJobThatIsRestartedGoesOnByItselfFromItsLastCheckpoint) {
+  const fs::path killed = project("killed", 0);
+  const Outcome outcome =
+      run(killed,
+          {"--kill-at", std::to_string(kSecondSave - 1)},
+          {"LOCKSTEP_MAX_RESTARTS=1", "LOCKSTEP_RESTART_BACKOFF_SECONDS=0.01"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("rank 1 of 2 was killed by SIGKILL"));
+  EXPECT_THAT(outcome.err, HasSubstr("restart 1 of 1"));
+  expect_unbroken(killed);
+  EXPECT_TRUE(fs::is_directory(checkpoint(killed, 3)));
+  // From the start it would have saved once more.
+  EXPECT_FALSE(fs::exists(checkpoint(killed, 4)));
+}
+
 TEST_F(Kill, Rank1AtAnyCallOfASaveLeavesTheOldCheckpoint) {
   const int calls = calls_of_a_save(1);
   ASSERT_GT(calls, 8);

@@ -31,13 +31,20 @@ rm -rf "$work"
 mkdir -p "$work"
 clean "$cmake" --install "$build" --prefix "$prefix" >"$work/install.log"
 
-for file in bin/lockstep include/lockstep/base/error.h; do
+share=share/man/man1/lockstep.1
+share="$share share/bash-completion/completions/lockstep share/zsh/site-functions/_lockstep"
+share="$share share/fish/vendor_completions.d/lockstep.fish"
+for file in bin/lockstep include/lockstep/base/error.h libexec/lockstep/lockstep_selftest $share; do
   [[ -f $prefix/$file ]] || fail "$file was not installed"
 done
 if find "$prefix/include" -type f ! -name '*.h' | grep .; then
   fail "these are no headers"
 fi
 clean "$prefix/bin/lockstep" --help >/dev/null
+clean "$prefix/bin/lockstep" test -n 2 >"$work/selftest.log" || {
+  cat "$work/selftest.log"
+  fail "lockstep test does not pass where it is installed"
+}
 if ldd "$prefix/bin/lockstep" | grep -i torch; then
   fail "the lockstep executable links torch"
 fi

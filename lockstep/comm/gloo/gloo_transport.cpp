@@ -17,6 +17,7 @@
 #include "lockstep/comm/flight.h"
 #include "lockstep/comm/gloo/rendezvous.h"
 #include "lockstep/comm/ordered_worker.h"
+#include "lockstep/comm/sigpipe.h"
 
 namespace lockstep::comm {
 namespace {
@@ -264,6 +265,7 @@ class GlooTransport final : public Transport {
       Milliseconds join_timeout,
       uint64_t group)
       : address_(std::move(address)), group_(group), link_(std::make_shared<Link>()) {
+    const SigpipeBlocked no_sigpipe;  // For Gloo's threads, which begin here.
     auto options = c10d::ProcessGroupGloo::Options::create(join_timeout);
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address_));
     link_->store = store;

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/numbers.h"
+
+#include <optional>
+#include <string>
+
+#include <fmt/format.h>
+
+#include "lockstep/config/scalars.h"
+
+namespace lockstep::cli {
+namespace {
+
+template <typename Number>
+CLI::Validator between(
+    std::optional<Number> (*parse)(const std::string&),
+    Number least,
+    Number most,
+    const char* expected) {
+  return {
+      [=](const std::string& text) -> std::string {
+        const std::optional<Number> number = parse(text);
+        if (number && *number >= least && *number <= most) {
+          return "";
+        }
+        return fmt::format(
+            "got '{}', expected {} from {} to {}{}",
+            text,
+            expected,
+            least,
+            most,
+            number ? "" : config::number_hint(text));
+      },
+      ""};  // The help says nothing of it.
+}
+
+}  // namespace
+
+CLI::Validator whole_number_between(int64_t least, int64_t most) {
+  return between<int64_t>(config::whole_number, least, most, "a whole number");
+}
+
+CLI::Validator seconds_between(double least, double most) {
+  return between<double>(config::decimal_number, least, most, "seconds");
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,455 @@
+// SPDX-License-Identifier: Apache-2.0
+// What load_state and resume_latest refuse, and go on from.
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/linear.h>
+
+#include "lockstep/accelerator/non_finite_json.h"
+#include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/accelerator/training_state.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/test_folder.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/data/tensor_dataset.h"
+#include "lockstep/optim/adam.h"
+#include "lockstep/optim/decay_schedules.h"
+#include "lockstep/optim/reduce_on_plateau.h"
+#include "lockstep/optim/warmup_schedules.h"
+#include "lockstep/storage/json_text.h"
+#include "lockstep/storage/temp_folder.h"
+#include "lockstep/storage/test_files.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::edit_manifest;
+using checkpoint::flip_bit;
+using checkpoint::names_in;
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::ThrowsMessage;
+using torch::nn::Linear;
+
+struct Training {
+  Linear net{2, 2};
+  Optimizer optimizer;
+
+  explicit Training(Accelerator& accelerator)
+      : optimizer(
+            std::get<1>(accelerator.prepare(net, optim::Adam(net->parameters(), {.lr = 0.01})))) {}
+  void update(Accelerator& accelerator) {
+    accelerator.backward(net->forward(at::ones({1, 2})).sum());
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+};
+
+std::string load_error(Accelerator& accelerator, const fs::path& folder) {
+  try {
+    accelerator.load_state(folder);
+  } catch (const CheckpointError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+// --- the same on all ranks
+
+class SameSave : public ::testing::Test {
+ protected:
+  SameSave() {
+    accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+      Training run(accelerator);
+      run.update(accelerator);
+      accelerator.save_state(folder_ / "one");
+      accelerator.save_state(folder_ / "one_again");
+      run.update(accelerator);
+      accelerator.save_state(folder_ / "two");
+    });
+  }
+
+  void expect_refused(
+      const std::string& first,
+      const std::string& second,
+      const testing::Matcher<std::string>& says) {
+    accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+      Training run(accelerator);
+      const at::Tensor before = run.net->weight.detach().clone();
+      EXPECT_THAT(
+          load_error(accelerator, folder_ / (accelerator.is_main_process() ? first : second)),
+          says);
+      EXPECT_TRUE(at::equal(run.net->weight.detach(), before));
+      EXPECT_EQ(run.optimizer.steps(), 0);
+    });
+  }
+  void expect_loaded(const std::string& first, const std::string& second) {
+    accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+      Training run(accelerator);
+      EXPECT_EQ(
+          load_error(accelerator, folder_ / (accelerator.is_main_process() ? first : second)),
+          "no error");
+    });
+  }
+  void forget_id(const std::string& name) {
+    edit_manifest(folder_ / name, [](json& manifest) { manifest["meta"].erase("save_id"); });
+  }
+
+  TestFolder folder_;
+};
+
+TEST_F(SameSave, ranks_that_load_different_checkpoints_are_told_together_and_nothing_changes) {
+  expect_refused(
+      "one",
+      "two",
+      AllOf(
+          HasSubstr("ranks would go on from different saves"),
+          HasSubstr("rank 1 got \"" + (folder_ / "two").string() + "\", after 2 updates"),
+          HasSubstr("rank 0, \"" + (folder_ / "one").string() + "\", after 1;")));
+  expect_refused("one", "one_again", HasSubstr("rank 1 got"));
+}
+
+TEST_F(SameSave, copies_of_one_on_several_disks_are_the_same) {
+  fs::copy(folder_ / "one", folder_ / "copy", fs::copy_options::recursive);
+  expect_loaded("one", "copy");
+}
+
+TEST_F(SameSave, without_an_id_goes_by_the_updates) {
+  for (const char* name : {"one", "one_again", "two"}) {
+    forget_id(name);
+  }
+  expect_loaded("one", "one_again");
+  expect_refused("one", "two", HasSubstr("after 2 updates"));
+}
+
+TEST_F(SameSave, is_not_made_by_ranks_that_have_done_unequally_many_updates) {
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    Training run(accelerator);
+    run.update(accelerator);
+    if (!accelerator.is_main_process()) {
+      run.optimizer.step();
+    }
+    for (const bool async : {false, true}) {
+      EXPECT_THAT(
+          [&] { accelerator.save_state(folder_ / "new", {.async = async}); },
+          ThrowsMessage<CheckpointError>(
+              HasSubstr("is not saved; rank 1 has done 2 updates, expected 1, as rank 0")));
+    }
+  });
+  EXPECT_THAT(names_in(folder_.path()), ElementsAre("one", "one_again", "two"));
+}
+
+// --- beginning anew
+
+class ResumeLatest : public ::testing::Test {
+ protected:
+  ResumeLatest() {
+    accelerated_ranks(2, options_, [&](Accelerator& accelerator) {
+      Training run(accelerator);
+      accelerator.save_state();
+      accelerator.save_state();
+    });
+  }
+  void expect_refused(const testing::Matcher<std::string>& says) {
+    accelerated_ranks(2, options_, [&](Accelerator& accelerator) {
+      Training run(accelerator);
+      EXPECT_THAT([&] { accelerator.resume_latest(); }, ThrowsMessage<CheckpointError>(says));
+      EXPECT_THAT([&] { accelerator.load_state(); }, ThrowsMessage<CheckpointError>(says));
+    });
+  }
+  void expect_resumes_from(const std::string& name) {
+    accelerated_ranks(2, options_, [&](Accelerator& accelerator) {
+      Training run(accelerator);
+      const auto from = accelerator.resume_latest();
+      EXPECT_EQ(from ? from->filename().string() : "nothing", name);
+    });
+  }
+
+  TestFolder folder_;
+  AcceleratorOptions options_{.project_dir = folder_.path()};
+  fs::path checkpoints_ = folder_ / "checkpoints";
+  fs::path first_ = checkpoints_ / "checkpoint_1";
+  fs::path second_ = checkpoints_ / "checkpoint_2";
+};
+
+TEST_F(ResumeLatest, refuses_to_begin_anew_where_no_checkpoint_can_be_used_and_says_why) {
+  fs::remove(first_ / "manifest.json");
+  const fs::path model = second_ / "model.safetensors";
+  flip_bit(model, fs::file_size(model) - 1);
+  expect_refused(AllOf(
+      HasSubstr("holds 2 checkpoints, of which none can be used"),
+      HasSubstr("checkpoint_1] is no checkpoint; it holds no manifest.json"),
+      HasSubstr("checkpoint_2/model.safetensors: \"weight\"] is damaged"),
+      HasSubstr("to start anew, remove them, or set another project_dir")));
+  fs::remove_all(first_);
+  fs::resize_file(model, 10);
+  expect_refused(
+      AllOf(HasSubstr("holds a checkpoint, of which none can be used"), HasSubstr("got 10 bytes")));
+}
+
+TEST_F(ResumeLatest, begins_anew_where_there_is_none_but_what_a_save_left_that_did_not_end) {
+  fs::remove_all(first_);
+  fs::rename(second_, checkpoint::temporary_name(second_));
+  fs::create_directory(checkpoints_ / "plots");
+  expect_resumes_from("nothing");
+}
+
+TEST_F(ResumeLatest, does_not_go_back_behind_what_a_newer_lockstep_wrote) {
+  expect_resumes_from("checkpoint_2");
+  edit_manifest(second_, [](json& manifest) { manifest["version"] = 9; });
+  expect_refused(
+      AllOf(HasSubstr("checkpoint_2"), HasSubstr("got version \"9\", expected version 1")));
+}
+
+TEST_F(ResumeLatest, what_it_passed_over_takes_the_place_of_no_whole_one) {
+  const fs::path model = second_ / "model.safetensors";
+  flip_bit(model, fs::file_size(model) - 1);
+  const auto save_two = [&](int limit) {
+    options_.project_config.total_limit = limit;
+    accelerated_ranks(2, options_, [&](Accelerator& accelerator) {
+      Training run(accelerator);
+      EXPECT_EQ(accelerator.resume_latest()->filename(), "checkpoint_1");
+      accelerator.save_state();
+      accelerator.save_state({.async = true});
+    });
+  };
+  save_two(3);
+  EXPECT_THAT(
+      names_in(checkpoints_),
+      ElementsAre("checkpoint_1", "checkpoint_2", "checkpoint_3", "checkpoint_4", "latest"));
+}
+
+// --- what a manifest may say
+
+using Edit = std::function<void(json& meta)>;
+
+TEST(SavedMetaValues, that_no_save_writes_are_refused_with_file_and_key) {
+  const TestFolder folder;
+  const auto prepare_and = [](const std::function<void(Accelerator&)>& body) {
+    Accelerator accelerator({}, WorldSpec{}, Group());
+    Linear net(2, 2);
+    accelerator.prepare(
+        net,
+        optim::Adam(net->parameters(), {.lr = 0.01}),
+        optim::warmup_cosine({.warmup_steps = 2, .total_steps = 20}),
+        data::Loader(data::TensorDataset(at::zeros({6, 2}), at::arange(6)), {.batch_size = 2}));
+    body(accelerator);
+  };
+  prepare_and([&](Accelerator& accelerator) { accelerator.save_state(folder / "good"); });
+  const std::vector<std::pair<Edit, std::string>> cases = {
+      {[](json& meta) { meta.clear(); }, "lacks meta.processes"},
+      {[](json& meta) { meta["processes"] = 0; },
+       "got \"0\" for meta.processes, expected a whole number from 1"},
+      {[](json& meta) { meta["processes"] = "many"; }, "for meta.processes"},
+      {[](json& meta) { meta["processes"] = 1e18; }, "for meta.processes"},
+      {[](json& meta) { meta.erase("models"); }, "lacks meta.models"},
+      {[](json& meta) { meta["models"] = -1; }, "got \"-1\" for meta.models"},
+      {[](json& meta) { meta["models_taken_over"] = {7}; }, "for meta.models_taken_over[0]"},
+      {[](json& meta) { meta["loaders"] = nullptr; }, "for meta.loaders"},
+      {[](json& meta) { meta["optimizer_steps"] = {-5}; },
+       "got \"-5\" for meta.optimizer_steps[0], expected a whole number from 0 on"},
+      {[](json& meta) { meta["optimizer_steps"] = {1.5}; }, "for meta.optimizer_steps[0]"},
+      {[](json& meta) { meta["optimizer_steps"] = 3; },
+       "for meta.optimizer_steps, expected a list"},
+      {[](json& meta) { meta["custom_objects"] = {"none"}; }, "for meta.custom_objects"},
+      {[](json& meta) { meta["local_sgd_steps"] = {"x"}; }, "for meta.local_sgd_steps[0]"},
+      {[](json& meta) { meta["save_id"] = 5; }, "for meta.save_id, expected a text"},
+      {[](json& meta) { meta["schedulers"] = {3}; }, "for meta.schedulers[0], expected an object"},
+      {[](json& meta) { meta["schedulers"][0]["steps"] = -1; }, "for meta.schedulers[0].steps"},
+      {[](json& meta) { meta["schedulers"][0].erase("counted"); },
+       "lacks meta.schedulers[0].counted"},
+      {[](json& meta) { meta["schedulers"][0]["base_rates"] = {{"x"}}; },
+       "for meta.schedulers[0].base_rates[0].rates, expected a list of numbers"}};
+  for (const auto& [edit, expected] : cases) {
+    fs::remove_all(folder / "bad");
+    fs::copy(folder / "good", folder / "bad", fs::copy_options::recursive);
+    edit_manifest(
+        folder / "bad", [&, &change = edit](json& manifest) { change(manifest["meta"]); });
+    prepare_and([&, &says = expected](Accelerator& accelerator) {
+      EXPECT_THAT(
+          load_error(accelerator, folder / "bad"),
+          AllOf(HasSubstr((folder / "bad" / "manifest.json").string()), HasSubstr(says)));
+    });
+  }
+  prepare_and([&](Accelerator& accelerator) {
+    EXPECT_EQ(load_error(accelerator, folder / "good"), "no error");
+  });
+}
+
+TEST(SavedMetaValues, of_a_plateau_and_a_loss_scale_are_checked_before_anything_changes) {
+  const TestFolder folder;
+  const auto prepare_and = [](const std::function<void(Accelerator&, Linear&)>& body) {
+    Accelerator accelerator({.mixed_precision = Precision::kFP16}, WorldSpec{}, Group());
+    Linear net(2, 2);
+    accelerator.prepare(
+        net, optim::Adam(net->parameters(), {.lr = 0.01}), optim::reduce_on_plateau({}));
+    body(accelerator, net);
+  };
+  prepare_and([&](Accelerator& accelerator, Linear&) { accelerator.save_state(folder / "c"); });
+  const auto expect_refused = [&](const Edit& edit, const std::string& says) {
+    edit_manifest(folder / "c", [&](json& manifest) { edit(manifest["meta"]); });
+    prepare_and([&](Accelerator& accelerator, Linear& net) {
+      const at::Tensor before = net->weight.detach().clone();
+      EXPECT_THAT(
+          load_error(accelerator, folder / "c"),
+          AllOf(HasSubstr("c/manifest.json"), HasSubstr(says), HasSubstr("cannot load it")));
+      EXPECT_TRUE(at::equal(net->weight.detach(), before));
+    });
+  };
+  expect_refused(
+      [](json& meta) { meta["schedulers"][0]["plateau"]["bad_steps"] = -3; },
+      "meta.schedulers[0].plateau");
+  expect_refused([](json& meta) { meta["scaler"]["growth_tracker"] = -3; }, "meta.scaler");
+}
+
+// --- numbers JSON has not
+
+TEST(NonFiniteJson, comes_back_as_the_same_numbers_and_text_as_text) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const json value{
+      {"best", kInfinity},
+      {"worst", {1.5, -kInfinity, {{"deep", kInfinity}}}},
+      {"text", {"inf", "-inf", "nan", nullptr}},
+      {"ours", {{"lockstep.non_finite", "inf"}}},
+      {"nested", {{"lockstep.non_finite", {{"lockstep.non_finite", kInfinity}}}}},
+      {"list", {{"lockstep.non_finite", {1, 2}}}}};
+  const json plain = without_non_finite(value);
+  EXPECT_EQ(plain["best"], json({{"lockstep.non_finite", "inf"}}));
+  const json stored = checkpoint::parse_json("x", checkpoint::render_json("x", plain));
+  EXPECT_EQ(with_non_finite(stored), value);
+  const json nan = with_non_finite(without_non_finite(std::numeric_limits<double>::quiet_NaN()));
+  EXPECT_TRUE(std::isnan(nan.get<double>()));
+  EXPECT_EQ(with_non_finite(json{{"best", 0.5}}), json({{"best", 0.5}}));
+}
+
+struct Best {
+  double loss = std::numeric_limits<double>::infinity();
+  json state_dict() const { return {{"loss", loss}}; }
+  void load_state_dict(const json& state) { loss = state.at("loss").get<double>(); }
+};
+
+TEST(RegisterForCheckpointing, numbers_that_are_not_finite_come_back) {
+  for (const double loss : {Best().loss, -Best().loss, std::nan("")}) {
+    const TestFolder folder;
+    accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+      Best best{.loss = loss};
+      accelerator.register_for_checkpointing(best);
+      accelerator.save_state(folder / "c");
+      best.loss = 3;
+      accelerator.load_state(folder / "c");
+      EXPECT_TRUE(best.loss == loss || (std::isnan(best.loss) && std::isnan(loss))) << best.loss;
+    });
+    EXPECT_TRUE(fs::exists(folder / "c" / "custom_checkpoint_0.json"));
+  }
+}
+
+TEST(RegisterForCheckpointing, infinities_that_differ_between_processes_are_kept_for_each) {
+  const TestFolder folder;
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    Best best;
+    best.loss *= accelerator.is_main_process() ? 1 : -1;
+    const double own = best.loss;
+    accelerator.register_for_checkpointing(best);
+    accelerator.save_state(folder / "c");
+    best.loss = 3;
+    accelerator.load_state(folder / "c");
+    EXPECT_EQ(best.loss, own);
+  });
+}
+
+// --- random numbers
+
+TEST(RandomState, of_a_device_that_is_not_here_is_passed_over) {
+  NamedTensors saved = random_states(at::kCPU);
+  ASSERT_EQ(saved.size(), 1U);
+  saved.insert(saved.begin(), {"cuda", at::zeros({16}, at::kByte)});
+  const at::Tensor expected = at::rand({4});
+  check_random_state(saved, 0, "file", at::kCPU)();
+  EXPECT_TRUE(at::equal(at::rand({4}), expected));
+  EXPECT_THROW(check_random_state({{"cuda", saved[0].tensor}}, 0, "file"), CheckpointError);
+}
+
+// --- from Accelerate
+
+/// The model of make_accelerate_state.py.
+class NetImpl : public torch::nn::Module {
+ public:
+  NetImpl()
+      : fc_(register_module("fc", Linear(3, 4))),
+        norm_(register_module("norm", torch::nn::BatchNorm1d(4))),
+        out_(register_module("out", Linear(4, 2))) {}
+  at::Tensor forward(const at::Tensor& x) { return out_->forward(norm_->forward(fc_->forward(x))); }
+
+ private:
+  Linear fc_;
+  torch::nn::BatchNorm1d norm_;
+  Linear out_;
+};
+TORCH_MODULE(Net);
+
+/// A folder that Accelerate saved after two updates, with its pickles converted.
+fs::path accelerate_folder(const fs::path& folder) {
+  const fs::path golden = LOCKSTEP_SOURCE_DIR "/tests/golden/accelerate_state/adam";
+  fs::copy(golden, folder);
+  fs::copy(golden / "converted", folder);
+  fs::remove(folder / "after.safetensors");
+  checkpoint::write_bytes(folder / "random_states_0.pkl", "never read");
+  return folder;
+}
+
+TEST(ImportedByAccelerator, the_first_batch_after_it_is_no_reason_to_save) {
+  const TestFolder folder;
+  const fs::path imported = accelerate_folder(folder / "theirs");
+  Accelerator accelerator(
+      {.project_config = {.project_dir = folder.path(), .checkpointing_steps = 2}},
+      WorldSpec{},
+      Group());
+  Net net;
+  auto [model, optimizer, scheduler, loader] = accelerator.prepare(
+      net,
+      optim::Adam(net->parameters(), {.lr = 0.1}),
+      optim::step_decay({.step_size = 1, .gamma = 0.5}),
+      data::Loader(data::TensorDataset(at::rand({8, 3}), at::arange(8)), {.batch_size = 2}));
+  accelerator.load_state(imported);
+  EXPECT_EQ(optimizer.steps(), 2);
+  std::vector<int64_t> saved;
+  for (auto& batch : loader) {
+    saved.push_back(checkpoint::next_sequence(folder / "checkpoints") - 1);
+    accelerator.backward(model->forward(batch.data).sum());
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  EXPECT_THAT(saved, ElementsAre(0, 0, 1, 1)) << "after the fourth update of all";
+}
+
+TEST(ImportedByAccelerator, ranks_of_one_host_import_one_folder) {
+  const TestFolder folder;
+  accelerate_folder(folder / "a");
+  accelerate_folder(folder / "b");
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    Net net;
+    accelerator.prepare(
+        net,
+        optim::Adam(net->parameters(), {.lr = 0.1}),
+        optim::step_decay({.step_size = 1, .gamma = 0.5}));
+    EXPECT_EQ(load_error(accelerator, folder / "a"), "no error");
+    EXPECT_THAT(
+        load_error(accelerator, folder / (accelerator.is_main_process() ? "a" : "b")),
+        HasSubstr("ranks would go on from different saves"));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep

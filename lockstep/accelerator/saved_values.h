@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json_fwd.hpp>
+
+namespace lockstep {
+
+/// The values of a JSON object in a checkpoint, each of the type and in the range it must have. A
+/// checksum says that they are what was written, not that it was a program like this that did.
+/// CheckpointError, naming the file and the key, for anything else. Refers to the object.
+///
+/// Thread safety: immutable.
+class SavedValues {
+ public:
+  /// `where`: of which part of the file, for messages: "meta", "[0]"; empty if it is all of it.
+  SavedValues(const nlohmann::json& object, std::string path, std::string where = "");
+
+  bool has(const char* key) const;
+  bool flag(const char* key) const;
+  std::string text(const char* key) const;
+  double number(const char* key) const;
+  /// A whole number.
+  int64_t count(
+      const char* key, int64_t least = 0, int64_t most = std::numeric_limits<int64_t>::max()) const;
+  std::vector<int64_t> counts(
+      const char* key, int64_t most = std::numeric_limits<int64_t>::max()) const;
+  std::vector<double> numbers(const char* key) const;
+  /// A list, of `size` elements unless that is negative.
+  const nlohmann::json& list(const char* key, int64_t size = -1) const;
+  const nlohmann::json& any(const char* key) const;
+  /// An object within.
+  SavedValues object(const char* key) const;
+  /// What is wrong with a value that is found out elsewhere.
+  [[noreturn]] void refuse(const char* key, const std::string& expected) const;
+
+  const std::string& path() const { return path_; }
+  /// "meta.processes".
+  std::string place_of(const std::string& key) const;
+
+ private:
+  [[noreturn]] void refuse_value(
+      const std::string& place, const nlohmann::json& got, const std::string& expected) const;
+  int64_t count_at(
+      const std::string& place, const nlohmann::json& value, int64_t least, int64_t most) const;
+
+  const nlohmann::json* object_;
+  std::string path_;
+  std::string where_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <string>
+
+namespace lockstep {
+
+/// The text with the ASCII letters A to Z as a to z.
+std::string lower(std::string text);
+
+/// true or false, yes or no, on or off, 1 or 0, in any case.
+std::optional<bool> truth_value(const std::string& text);
+
+/// "12 files", "1 file".
+std::string counted(size_t count, const std::string& noun);
+
+}  // namespace lockstep

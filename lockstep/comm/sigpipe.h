@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <csignal>
+
+namespace lockstep::comm {
+
+/// While it lives, this thread, and those that it starts, get EPIPE where a peer is gone, and not
+/// SIGPIPE, of which the process would die without a word: Gloo writes as if nobody ever left.
+class SigpipeBlocked {
+ public:
+  SigpipeBlocked() {
+    sigemptyset(&sigpipe_);
+    sigaddset(&sigpipe_, SIGPIPE);
+    ::pthread_sigmask(SIG_BLOCK, &sigpipe_, &before_);
+  }
+  ~SigpipeBlocked() {
+    if (sigismember(&before_, SIGPIPE) == 1) {
+      return;
+    }
+    const timespec at_once{};
+    while (::sigtimedwait(&sigpipe_, nullptr, &at_once) == SIGPIPE) {
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  SigpipeBlocked(const SigpipeBlocked&) = delete;
+  SigpipeBlocked& operator=(const SigpipeBlocked&) = delete;
+
+ private:
+  sigset_t sigpipe_{};
+  sigset_t before_{};
+};
+
+}  // namespace lockstep::comm

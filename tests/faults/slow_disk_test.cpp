@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// A disk on which a save takes longer than a training step ever may.
+#include <chrono>
+#include <cstdlib>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/faults/fault_bench.h"
+
+namespace lockstep::faults {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+
+constexpr int kPreempted = 75;
+
+/// Every fsync of rank 0 takes 0.4 s: a save 3 s at least.
+class SlowDisk : public FaultBench {
+ protected:
+  Outcome save_slowly(
+      const fs::path& project, const std::string& action, const char* limit, const char* seconds) {
+    ::setenv(limit, seconds, 1);
+    const auto [outcome, calls] =
+        run_with_fault(project, {.rank = 0, .call = -1, .action = action, .kinds = "fsync"});
+    ::unsetenv(limit);
+    EXPECT_GE(calls.size(), 8U);
+    return outcome;
+  }
+};
+
+TEST_F(SlowDisk, IsNoStallAndNoTimeout) {
+  const fs::path slow = project("slow", 1);
+  ::setenv("LOCKSTEP_TIMEOUT_MS", "1500", 1);  // Of an operation; the others wait 2.4 s in one.
+  const Outcome outcome = save_slowly(slow, "delay", "LOCKSTEP_STALL_TIMEOUT_SECONDS", "2");
+  ::unsetenv("LOCKSTEP_TIMEOUT_MS");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  expect_unbroken(slow);
+}
+
+TEST_F(SlowDisk, IsWaitedForAfterASignal) {
+  const fs::path slow = project("slow", 1);
+  const Outcome outcome = save_slowly(slow, "signal", "LOCKSTEP_GRACE_SECONDS", "1");
+  EXPECT_EQ(outcome.code, kPreempted) << outcome.err;
+  EXPECT_THAT(outcome.err, HasSubstr("a rank is still saving, and is waited for"));
+  EXPECT_THAT(outcome.err, Not(HasSubstr("killing")));
+  EXPECT_TRUE(fs::is_directory(checkpoint(slow, 2)));
+  expect_resumes(slow, 3);  // Saved once more on leaving.
+}
+
+TEST_F(SlowDisk, ThatHangsIsNotWaitedForLongerThanAStall) {
+  const fs::path hung = project("hung", 1);
+  ::setenv("LOCKSTEP_GRACE_SECONDS", "1", 1);
+  ::setenv("LOCKSTEP_STALL_TIMEOUT_SECONDS", "2", 1);
+  ::setenv("LOCKSTEP_FAULT_DELAY_MS", "60000", 1);
+  const auto began = std::chrono::steady_clock::now();
+  const auto [outcome, calls] =
+      run_with_fault(hung, {.rank = 0, .call = 1, .action = "signal", .kinds = "fsync"});
+  for (const char* name :
+       {"LOCKSTEP_GRACE_SECONDS", "LOCKSTEP_STALL_TIMEOUT_SECONDS", "LOCKSTEP_FAULT_DELAY_MS"}) {
+    ::unsetenv(name);
+  }
+  EXPECT_EQ(outcome.code, 143) << outcome.err;
+  EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(30));
+  EXPECT_THAT(outcome.err, HasSubstr("not everything has ended in time after SIGTERM; killing it"));
+  expect_resumes(hung, 1);
+}
+
+}  // namespace
+}  // namespace lockstep::faults
