@@ -186,8 +186,9 @@ void add_interfaces(const Machine& machine, Block& block, Json& json) {
 
 void add_backends(Block& block, Json& json) {
   constexpr const char* kNoNccl = "this version of Lockstep has no transport over NCCL";
-  block.add("backends", fmt::format("gloo; not nccl: {}", kNoNccl));
+  block.add("backends", fmt::format("shm (within a host), gloo; not nccl: {}", kNoNccl));
   json["backends"] = {
+      {{"name", "shm"}, {"available", true}, {"why", ""}},
       {{"name", "gloo"}, {"available", true}, {"why", ""}},
       {{"name", "nccl"}, {"available", false}, {"why", kNoNccl}}};
 }

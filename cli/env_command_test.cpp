@@ -116,7 +116,7 @@ TEST(EnvReport, SaysAllOfItInLines) {
           HasSubstr("environment:  RANK=1\n"),
           HasSubstr("config file:  /a/config.yaml\n"),
           HasSubstr("config:       mixed_precision=bf16 (/a/config.yaml:1:18)\n"),
-          HasSubstr("gloo; not nccl: ")));
+          HasSubstr("shm (within a host), gloo; not nccl: ")));
 }
 
 TEST(EnvReport, SaysTheSameAsJson) {
@@ -126,7 +126,7 @@ TEST(EnvReport, SaysTheSameAsJson) {
   EXPECT_EQ(json["limits"]["nofile"]["hard"], nullptr);
   EXPECT_EQ(json["interfaces"][0]["addresses"].size(), 2U);
   EXPECT_EQ(json["environment"]["RANK"], "1");
-  EXPECT_EQ(json["backends"][1]["available"], false);
+  EXPECT_EQ(json["backends"][2]["available"], false);
   EXPECT_NE(json["lockstep"]["compiler"], "");
 }
 

@@ -200,14 +200,14 @@ std::string Scheduler::describe(int64_t steps) const {
 
 nlohmann::json Scheduler::state() const {
   State& state = *state_;
-  nlohmann::json json{
+  nlohmann::json saved{
       {"steps", state.steps}, {"counted", state.counted}, {"base_rates", state.base_rates}};
   if (state.plateau) {
-    json["plateau"] = state.plateau->state();
+    saved["plateau"] = state.plateau->state();
   } else {
-    json["schedule"] = state.of_steps()->name();
+    saved["schedule"] = state.of_steps()->name();
   }
-  return json;
+  return saved;
 }
 
 std::function<void()> Scheduler::check_state(

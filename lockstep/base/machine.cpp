@@ -161,15 +161,6 @@ Machine::Cpu describe_cpu(const fs::path& root) {
   return cpu;
 }
 
-Machine::Memory describe_memory(const fs::path& root) {
-  constexpr uint64_t kKibibyte = 1024;
-  const std::string info = text_of(root / "proc/meminfo");
-  return {
-      .bytes = leading_number(field(info, "MemTotal", ':')) * kKibibyte,
-      .available_bytes = leading_number(field(info, "MemAvailable", ':')) * kKibibyte,
-      .cgroup_bytes = least_limit<uint64_t>(root, "memory", memory_limit)};
-}
-
 std::optional<Machine::SharedMemory> describe_shared_memory(const fs::path& root) {
   struct statvfs status {};
   if (::statvfs((root / "dev/shm").c_str(), &status) != 0) {
@@ -237,6 +228,15 @@ std::vector<Machine::Interface> describe_interfaces() {
 }
 
 }  // namespace
+
+Machine::Memory describe_memory(const fs::path& root) {
+  constexpr uint64_t kKibibyte = 1024;
+  const std::string info = text_of(root / "proc/meminfo");
+  return {
+      .bytes = leading_number(field(info, "MemTotal", ':')) * kKibibyte,
+      .available_bytes = leading_number(field(info, "MemAvailable", ':')) * kKibibyte,
+      .cgroup_bytes = least_limit<uint64_t>(root, "memory", memory_limit)};
+}
 
 Machine describe_machine(const fs::path& root) {
   Machine machine;

@@ -58,6 +58,9 @@ struct Machine {
   std::string gpu_driver;                     ///< What NVIDIA's kernel module says of itself.
 };
 
+/// Only that, in 0.1 ms; else as below.
+Machine::Memory describe_memory(const std::filesystem::path& root = "/");
+
 /// Looks. Reads files below `root`, which tests make up; what has no file is asked of the kernel.
 /// Takes milliseconds, runs no program, and throws nothing for what is missing or unreadable.
 /// Thread-safe.

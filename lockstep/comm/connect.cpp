@@ -2,11 +2,72 @@
 #include "lockstep/comm/connect.h"
 
 #include <cstdint>
+#include <string>
+#include <utility>
 
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/rank.h"
 #include "lockstep/comm/gloo/gloo_transport.h"
+#include "lockstep/comm/gloo/rendezvous.h"
+#include "lockstep/comm/hierarchy/hierarchy_transport.h"
+#include "lockstep/comm/shm/shm_transport.h"
 #include "lockstep/watch/flight_recorder.h"
 
 namespace lockstep {
+namespace {
+
+TransportKind transport_of(const std::string& text) {
+  if (text == "auto") {
+    return TransportKind::kAuto;
+  }
+  if (text == "shm") {
+    return TransportKind::kShm;
+  }
+  if (text == "gloo") {
+    return TransportKind::kGloo;
+  }
+  throw ConfigError(
+      "LOCKSTEP_COMM",
+      fmt::format("no such transport; got '{}', expected auto, shm or gloo", text));
+}
+
+std::shared_ptr<comm::Transport> make_transport(
+    const WorldSpec& world, const ConnectOptions& options) {
+  if (options.transport == TransportKind::kShm && !world.on_one_host()) {
+    throw ConfigError(
+        "LOCKSTEP_COMM",
+        fmt::format(
+            "shared memory does not reach from host to host; got {} ranks, {} of them on this "
+            "host; set it to auto",
+            world.size,
+            world.local_size));
+  }
+  if (options.transport != TransportKind::kGloo && world.on_one_host()) {
+    try {
+      return comm::make_shm_transport(world, options.join_timeout);
+    } catch (const CommError&) {
+      throw;
+    } catch (const ConfigError&) {
+      throw;
+    } catch (const Error& error) {
+      if (options.transport == TransportKind::kShm) {
+        throw;
+      }
+      log_warning(
+          "Gloo instead of shared memory, which is slower: " + without_rank_suffix(error.what()));
+    }
+  }
+  auto gloo = comm::make_gloo_transport(
+      world, comm::join_store(world, options.join_timeout), options.join_timeout);
+  return options.transport == TransportKind::kAuto && !world.on_one_host()
+             ? comm::over_hosts(world, std::move(gloo), options.join_timeout)
+             : gloo;
+}
+
+}  // namespace
 
 ConnectOptions ConnectOptions::from_environment(const Environment& environment) {
   constexpr int64_t kWeekMs = 7LL * 24 * 3600 * 1000;
@@ -17,6 +78,9 @@ ConnectOptions ConnectOptions::from_environment(const Environment& environment) 
   if (const auto timeout_ms = environment.integer("LOCKSTEP_JOIN_TIMEOUT_MS", 1, kWeekMs)) {
     options.join_timeout = comm::Milliseconds(*timeout_ms);
   }
+  if (const auto transport = environment.text("LOCKSTEP_COMM")) {
+    options.transport = transport_of(*transport);
+  }
   return options;
 }
 
@@ -25,7 +89,9 @@ Group connect(const WorldSpec& world, ConnectOptions options) {
   if (world.size == 1) {
     return {};
   }
-  return Group(comm::make_gloo_transport(world, options.join_timeout), options.timeout);
+  auto transport = make_transport(world, options);
+  log_debug(fmt::format("{} ranks talk over {}", world.size, transport->name()));
+  return Group(std::move(transport), options.timeout);
 }
 
 }  // namespace lockstep

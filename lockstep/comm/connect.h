@@ -7,11 +7,19 @@
 
 namespace lockstep {
 
+enum class TransportKind {
+  kAuto,  ///< Shared memory within a host where it can be had, Gloo else.
+  kShm,
+  kGloo
+};
+
 struct ConnectOptions {
   /// How long any operation may take. LOCKSTEP_TIMEOUT_MS.
   comm::Milliseconds timeout{std::chrono::minutes(10)};
   /// How long to wait for all ranks to appear. LOCKSTEP_JOIN_TIMEOUT_MS.
   comm::Milliseconds join_timeout{std::chrono::minutes(2)};
+  /// How bytes travel. LOCKSTEP_COMM = auto|shm|gloo.
+  TransportKind transport = TransportKind::kAuto;
 
   /// The defaults, overridden by the variables above; ConfigError if they make no sense.
   static ConnectOptions from_environment(const Environment& environment);
@@ -22,11 +30,11 @@ struct ConnectOptions {
 ///
 /// Rank 0 serves the store at master_addr:master_port (a client like all others under torchrun,
 /// whose agent serves it). When all ranks share a host, store and data connections bind to loopback
-/// only.
+/// only, and, unless Gloo is asked for, the ranks talk over shared memory.
 ///
-/// ConfigError: the port is taken. CommError, within join_timeout: the store cannot be reached
-/// (names the address), ranks are missing (names them), two processes claim one rank, or worlds of
-/// different size meet.
+/// ConfigError: the port is taken; shared memory is asked for and the ranks are on several hosts.
+/// CommError, within join_timeout: the store cannot be reached (names the address), ranks are
+/// missing (names them), two processes claim one rank, or worlds of different size meet.
 Group connect(const WorldSpec& world, ConnectOptions options = {});
 
 }  // namespace lockstep

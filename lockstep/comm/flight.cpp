@@ -13,6 +13,10 @@ namespace {
 
 using watch::FlightRecorder;
 
+constexpr uint64_t kUnnoted = ~uint64_t{0};
+
+thread_local int silences = 0;
+
 std::array<char, 20> dtype_text(int64_t dtype) {
   auto text = watch::short_text<20>(c10::toString(static_cast<c10::ScalarType>(dtype)));
   std::transform(text.begin(), text.end(), text.begin(), [](char c) {
@@ -54,14 +58,29 @@ watch::Operation operation_of(const Collective& collective, uint64_t group, int6
 }  // namespace
 
 FlightNote::FlightNote(const Collective& collective, uint64_t group, int64_t sequence)
-    : number_(FlightRecorder::process().issue(operation_of(collective, group, sequence))) {}
+    : number_(
+          silences > 0
+              ? kUnnoted
+              : FlightRecorder::process().issue(operation_of(collective, group, sequence))) {}
 
 void FlightNote::begin() const {
-  FlightRecorder::process().start(number_);
+  if (number_ != kUnnoted) {
+    FlightRecorder::process().start(number_);
+  }
 }
 
 void FlightNote::end(bool well) const {
-  FlightRecorder::process().end(number_, well);
+  if (number_ != kUnnoted) {
+    FlightRecorder::process().end(number_, well);
+  }
+}
+
+FlightSilence::FlightSilence() {
+  ++silences;
+}
+
+FlightSilence::~FlightSilence() {
+  --silences;
 }
 
 uint64_t flight_group(uint64_t parent, int64_t split, int color) {

@@ -7,6 +7,9 @@
 
 namespace lockstep::comm {
 
+/// The group of all ranks of the job.
+inline constexpr uint64_t kWorldGroup = 0;
+
 /// An operation in this process's flight record (watch/flight_recorder.h), from start() of a
 /// transport on. Copies stand for the same operation.
 class FlightNote {
@@ -28,11 +31,20 @@ class FlightNote {
     end(true);
   }
 
- private:
   void begin() const;
   void end(bool well) const;
 
+ private:
   uint64_t number_;
+};
+
+/// While it lives, operations that this thread starts are not noted: they are parts of one that is.
+class FlightSilence {
+ public:
+  FlightSilence();
+  ~FlightSilence();
+  FlightSilence(const FlightSilence&) = delete;
+  FlightSilence& operator=(const FlightSilence&) = delete;
 };
 
 /// The id of the group that is made of `parent` by its `split`-th split, for those of `color`.

@@ -8,6 +8,7 @@
 #include <fmt/ranges.h>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include "lockstep/base/error.h"
 
@@ -91,6 +92,33 @@ void check_rank(Op op, int rank, int size, const char* what) {
   }
 }
 
+/// Whether `output` is `input` with its first dimension multiplied by `times` and divided by
+/// `parts`.
+void check_output(Op op, const at::Tensor& output, const at::Tensor& input, int times, int parts) {
+  check_tensor(op, output);
+  const bool fits = output.dim() == input.dim() && output.scalar_type() == input.scalar_type() &&
+                    output.device() == input.device() &&
+                    output.size(0) * parts == input.size(0) * times &&
+                    output.sizes().slice(1) == input.sizes().slice(1);
+  if (!fits) {
+    throw ConfigError(
+        comm::name_of(op),
+        fmt::format(
+            "the output does not fit the input; got output {}, input {}, expected {}/{} of its "
+            "rows",
+            shape_text(output),
+            shape_text(input),
+            times,
+            parts));
+  }
+}
+
+/// `tensor` without its history, which an operation must not keep alive. Most have none, and
+/// detach() costs as much as a small operation.
+at::Tensor plain(const at::Tensor& tensor) {
+  return tensor.requires_grad() ? tensor.detach() : tensor;
+}
+
 /// `like` with its first dimension multiplied by `times` and divided by `parts`.
 at::Tensor scaled(const at::Tensor& like, int times, int parts) {
   std::vector<int64_t> sizes(like.sizes().begin(), like.sizes().end());
@@ -146,38 +174,60 @@ Pending Group::all_reduce(at::Tensor tensor, ReduceOp op) {
   if (size() == 1) {
     return Pending(std::move(tensor));
   }
-  return start({.op = Op::kAllReduce, .output = tensor.detach(), .reduce = op}, tensor);
+  return start({.op = Op::kAllReduce, .output = plain(tensor), .reduce = op}, tensor);
 }
 
 Pending Group::reduce_scatter(const at::Tensor& input, ReduceOp op) {
   check_reducible(Op::kReduceScatter, input, op);
   check_divisible(Op::kReduceScatter, input, size());
+  return size() == 1 ? Pending(input) : reduce_scatter_into(scaled(input, 1, size()), input, op);
+}
+
+Pending Group::reduce_scatter_into(at::Tensor output, const at::Tensor& input, ReduceOp op) {
+  check_reducible(Op::kReduceScatter, input, op);
+  check_divisible(Op::kReduceScatter, input, size());
+  check_output(Op::kReduceScatter, output, input, 1, size());
   if (size() == 1) {
-    return Pending(input);
+    output.detach().copy_(input);
+    return Pending(std::move(output));
   }
-  const at::Tensor output = scaled(input, 1, size());
   return start(
-      {.op = Op::kReduceScatter, .input = input.detach(), .output = output, .reduce = op}, output);
+      {.op = Op::kReduceScatter, .input = plain(input), .output = plain(output), .reduce = op},
+      output);
 }
 
 Pending Group::all_gather(const at::Tensor& input) {
   check_tensor(Op::kAllGather, input);
   const at::Tensor rows = input.dim() == 0 ? input.reshape({1}) : input;
+  return size() == 1 ? Pending(rows) : all_gather_into(scaled(rows, size(), 1), rows);
+}
+
+Pending Group::all_gather_into(at::Tensor output, const at::Tensor& input) {
+  check_tensor(Op::kAllGather, input);
+  const at::Tensor rows = input.dim() == 0 ? input.reshape({1}) : input;
+  check_output(Op::kAllGather, output, rows, size(), 1);
   if (size() == 1) {
-    return Pending(rows);
+    output.detach().copy_(rows);
+    return Pending(std::move(output));
   }
-  const at::Tensor output = scaled(rows, size(), 1);
-  return start({.op = Op::kAllGather, .input = rows.detach(), .output = output}, output);
+  return start({.op = Op::kAllGather, .input = plain(rows), .output = plain(output)}, output);
 }
 
 Pending Group::all_to_all(const at::Tensor& input) {
   check_tensor(Op::kAllToAll, input);
   check_divisible(Op::kAllToAll, input, size());
+  return size() == 1 ? Pending(input) : all_to_all_into(scaled(input, 1, 1), input);
+}
+
+Pending Group::all_to_all_into(at::Tensor output, const at::Tensor& input) {
+  check_tensor(Op::kAllToAll, input);
+  check_divisible(Op::kAllToAll, input, size());
+  check_output(Op::kAllToAll, output, input, 1, 1);
   if (size() == 1) {
-    return Pending(input);
+    output.detach().copy_(input);
+    return Pending(std::move(output));
   }
-  const at::Tensor output = scaled(input, 1, 1);
-  return start({.op = Op::kAllToAll, .input = input.detach(), .output = output}, output);
+  return start({.op = Op::kAllToAll, .input = plain(input), .output = plain(output)}, output);
 }
 
 Pending Group::broadcast(at::Tensor tensor, int root) {
@@ -186,7 +236,7 @@ Pending Group::broadcast(at::Tensor tensor, int root) {
   if (size() == 1) {
     return Pending(std::move(tensor));
   }
-  return start({.op = Op::kBroadcast, .output = tensor.detach(), .root = root}, tensor);
+  return start({.op = Op::kBroadcast, .output = plain(tensor), .root = root}, tensor);
 }
 
 Pending Group::gather(const at::Tensor& input, int root) {
@@ -197,17 +247,17 @@ Pending Group::gather(const at::Tensor& input, int root) {
     return Pending(rows);
   }
   const at::Tensor output = rank() == root ? scaled(rows, size(), 1) : at::Tensor();
-  return start({.op = Op::kGather, .input = rows.detach(), .output = output, .root = root}, output);
+  return start({.op = Op::kGather, .input = plain(rows), .output = output, .root = root}, output);
 }
 
 Pending Group::scatter(at::Tensor output, const at::Tensor& input, int root) {
   check_tensor(Op::kScatter, output);
   check_rank(Op::kScatter, root, size(), "root");
-  Collective collective{.op = Op::kScatter, .output = output.detach(), .root = root};
+  Collective collective{.op = Op::kScatter, .output = plain(output), .root = root};
   if (rank() == root) {
     check_tensor(Op::kScatter, input);
     check_divisible(Op::kScatter, input, size());
-    collective.input = input.detach();
+    collective.input = plain(input);
     const bool fits = output.dim() > 0 && input.numel() == output.numel() * size() &&
                       input.dim() == output.dim() &&
                       input.sizes().slice(1) == output.sizes().slice(1) &&
@@ -235,7 +285,7 @@ Pending Group::send(const at::Tensor& tensor, int peer) {
   if (peer == rank()) {
     throw ConfigError("send", "a rank cannot send to itself");
   }
-  return start({.op = Op::kSend, .input = tensor.detach(), .root = peer}, tensor);
+  return start({.op = Op::kSend, .input = plain(tensor), .root = peer}, tensor);
 }
 
 Pending Group::recv(const at::Tensor& tensor, int peer) {
@@ -244,13 +294,33 @@ Pending Group::recv(const at::Tensor& tensor, int peer) {
   if (peer == rank()) {
     throw ConfigError("recv", "a rank cannot receive from itself");
   }
-  return start({.op = Op::kRecv, .output = tensor.detach(), .root = peer}, tensor);
+  return start({.op = Op::kRecv, .output = plain(tensor), .root = peer}, tensor);
 }
 
 void Group::barrier() {
   if (size() > 1) {
     start({.op = Op::kBarrier}, {}).wait();
   }
+}
+
+at::Tensor Group::empty(at::IntArrayRef sizes, const at::TensorOptions& options) const {
+  if (!transport_ || !options.device().is_cpu()) {
+    return at::empty(sizes, options);
+  }
+  const auto bytes =
+      c10::multiply_integers(sizes) * static_cast<int64_t>(options.dtype().itemsize());
+  return transport_->allocate(bytes).view(c10::typeMetaToScalarType(options.dtype())).view(sizes);
+}
+
+at::Tensor Group::shared_zeros(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  if (!transport_) {
+    return at::zeros(sizes, options);
+  }
+  const auto bytes =
+      c10::multiply_integers(sizes) * static_cast<int64_t>(options.dtype().itemsize());
+  const at::Tensor memory = transport_->allocate_shared(bytes, timeout_);
+  return memory.defined() ? memory.view(c10::typeMetaToScalarType(options.dtype())).view(sizes)
+                          : memory;
 }
 
 Group Group::with_timeout(comm::Milliseconds timeout) const {

@@ -55,7 +55,7 @@ class Group {
 
   int rank() const;
   int size() const;
-  /// "gloo", "thread", or "none" for a group of one.
+  /// "shm", "gloo", "shm+gloo", "thread", or "none" for a group of one.
   const char* transport_name() const;
   comm::Milliseconds timeout() const { return timeout_; }
   /// A handle of the same group, whose operations may take as long as that.
@@ -66,10 +66,17 @@ class Group {
   Pending all_reduce(at::Tensor tensor, ReduceOp op = ReduceOp::kSum);
   /// Reduces `input` (N*k, ...) and gives rank r rows [r*k, (r+1)*k). Result: (k, ...).
   Pending reduce_scatter(const at::Tensor& input, ReduceOp op = ReduceOp::kSum);
+  /// The same, into an `output` of (k, ...).
+  Pending reduce_scatter_into(
+      at::Tensor output, const at::Tensor& input, ReduceOp op = ReduceOp::kSum);
   /// Concatenates `input` of every rank along dim 0, in rank order; a 0-d tensor counts as (1).
   Pending all_gather(const at::Tensor& input);
+  /// The same, into an `output` of (N*k, ...), for an `input` of (k, ...); 0-d counts as (1).
+  Pending all_gather_into(at::Tensor output, const at::Tensor& input);
   /// Part i of `input` (N*k, ...) goes to rank i. Result: (N*k, ...), part i from rank i.
   Pending all_to_all(const at::Tensor& input);
+  /// The same, into an `output` of the shape of `input`.
+  Pending all_to_all_into(at::Tensor output, const at::Tensor& input);
   /// Overwrites `tensor` with root's. Result: `tensor`.
   Pending broadcast(at::Tensor tensor, int root = 0);
   /// all_gather for `root` alone; the result is undefined elsewhere.
@@ -82,6 +89,16 @@ class Group {
   Pending recv(const at::Tensor& tensor, int peer);
   /// Returns when every rank has called it.
   void barrier();
+
+  /// As at::empty. On the CPU the memory is such that operations on the tensor need the fewest
+  /// copies: over shared memory none, the ranks reduce it where it lies. A tensor that has its
+  /// pages to itself, so for large ones. Local: ranks need not call it together, but an operation
+  /// saves its copies only where the tensors of all ranks come from here.
+  at::Tensor empty(at::IntArrayRef sizes, const at::TensorOptions& options) const;
+  /// One tensor of zeros on the CPU that all ranks have in common: what one writes, the others read
+  /// after the next operation of both. Undefined where ranks have no memory in common, on every
+  /// rank alike. Its memory is not given back before the group is gone. Collective.
+  at::Tensor shared_zeros(at::IntArrayRef sizes, const at::TensorOptions& options);
 
   /// Ranks with equal `color` form a new group, ordered by `key`, then by rank. Collective.
   Group split(int color, int key = 0);

@@ -11,7 +11,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/bytes.h"
-#include "lockstep/comm/gloo/gloo_ranks.h"
+#include "lockstep/comm/connected_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
 
 namespace lockstep {
@@ -40,7 +40,11 @@ INSTANTIATE_TEST_SUITE_P(
     Transports,
     GroupTest,
     ::testing::Combine(
-        ::testing::Values(Runner{"thread", &ranks}, Runner{"gloo", &gloo_ranks}),
+        ::testing::Values(
+            Runner{"thread", &ranks},
+            Runner{"gloo", &gloo_ranks},
+            Runner{"shm", &shm_ranks},
+            Runner{"hierarchy", &two_host_ranks}),
         ::testing::Values(2, 3, 4)),
     [](const auto& test) {
       return std::string(std::get<0>(test.param).name) + "_" +
@@ -130,6 +134,46 @@ TEST_P(GroupTest, moves_rows_between_ranks) {
       EXPECT_TRUE(at::equal(part, mine.reshape({1, 2})));
     }
     group.barrier();
+  });
+}
+
+TEST_P(GroupTest, results_go_where_they_are_told) {
+  run([&](Group group) {
+    const int n = group.size();
+    const int me = group.rank();
+    const at::Tensor input = at::arange(2 * n, at::kFloat) + 100 * me;
+    const at::Tensor rows = at::empty({2 * n, 3}, at::kLong);
+    EXPECT_TRUE(group.all_gather_into(rows, at::full({2, 3}, me, at::kLong)).wait().is_same(rows));
+    EXPECT_TRUE(at::equal(rows, group.all_gather(at::full({2, 3}, me, at::kLong)).wait()));
+    at::Tensor part = at::empty({2});
+    group.reduce_scatter_into(part, input, ReduceOp::kMax).wait();
+    EXPECT_TRUE(at::equal(part, group.reduce_scatter(input, ReduceOp::kMax).wait()));
+    const at::Tensor exchanged = at::empty({2 * n});
+    group.all_to_all_into(exchanged, input).wait();
+    EXPECT_TRUE(at::equal(exchanged, group.all_to_all(input).wait()));
+    EXPECT_THROW(group.all_gather_into(part, input), ConfigError);
+    EXPECT_THROW(group.reduce_scatter_into(input, input), ConfigError);
+    EXPECT_THROW(group.all_to_all_into(part, input), ConfigError);
+  });
+}
+
+TEST_P(GroupTest, tensors_from_the_group_are_reduced_like_others) {
+  run([&](Group group) {
+    at::Tensor own = group.empty({3, 5}, at::kBFloat16).fill_(group.rank() + 1);
+    EXPECT_EQ(own.sizes(), at::IntArrayRef({3, 5}));
+    const int n = group.size();
+    const int64_t all = int64_t{15} * n * (n + 1) / 2;
+    EXPECT_EQ(group.all_reduce(own).wait().sum().item<float>(), static_cast<float>(all));
+    const at::Tensor common = group.shared_zeros({2, n}, at::kDouble);
+    if (common.defined()) {
+      EXPECT_EQ(common.sizes(), at::IntArrayRef({2, n}));
+      common.select(1, group.rank()).fill_(group.rank() + 1);
+      group.barrier();
+      EXPECT_EQ(common.sum().item<double>(), n * (n + 1.0));
+      group.barrier();
+    } else {
+      EXPECT_STRNE(group.transport_name(), "shm");
+    }
   });
 }
 

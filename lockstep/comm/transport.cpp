@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 
 namespace lockstep {
@@ -171,6 +172,14 @@ std::optional<std::string> mismatch(const std::vector<Fingerprint>& by_rank) {
   }
   return "the ranks disagree on what to do; " + all +
          "; every rank must start the same operations in the same order";
+}
+
+at::Tensor Transport::allocate(int64_t bytes) {
+  return at::empty({bytes}, at::TensorOptions(at::kByte));
+}
+
+at::Tensor Transport::allocate_shared(int64_t /*bytes*/, Milliseconds /*timeout*/) {
+  return {};
 }
 
 }  // namespace comm

@@ -106,6 +106,11 @@ class Transport {
   /// Starts `collective`; operations of one rank take effect in the order started. The tensors stay
   /// alive through `collective` until the work is done.
   virtual std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) = 0;
+  /// `bytes` of memory on the CPU, not initialised, which operations reach with the fewest copies.
+  virtual at::Tensor allocate(int64_t bytes);
+  /// `bytes` zeros that all ranks have in common, or, on all of them, an undefined tensor.
+  /// Collective.
+  virtual at::Tensor allocate_shared(int64_t bytes, Milliseconds timeout);
   /// Ranks with the same `color` form a new transport, ordered by (key, rank). Collective.
   virtual std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) = 0;
 };

@@ -9,11 +9,12 @@
 
 namespace lockstep::flat {
 
-GradBucket::GradBucket(BucketPlan plan, const std::vector<at::Tensor>& parameters)
+GradBucket::GradBucket(
+    BucketPlan plan, const std::vector<at::Tensor>& parameters, const Group& group)
     : plan_(std::move(plan)) {
   const at::Tensor& first = parameters[plan_.slots.front().parameter];
   const auto count = static_cast<int64_t>(plan_.slots.size());
-  buffer_ = at::zeros({plan_.numel + count}, first.options().requires_grad(false));
+  buffer_ = group.empty({plan_.numel + count}, first.options().requires_grad(false)).zero_();
   gradients_ = buffer_.narrow(0, 0, plan_.numel);
   flags_ = buffer_.narrow(0, plan_.numel, count);
   for (const Slot& slot : plan_.slots) {

@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/comm/group.h"
 #include "lockstep/flat/layout.h"
 
 namespace lockstep::flat {
@@ -18,7 +19,9 @@ namespace lockstep::flat {
 /// lies.
 class GradBucket {
  public:
-  GradBucket(BucketPlan plan, const std::vector<at::Tensor>& parameters);
+  /// In memory that `group` reduces with the fewest copies (Group::empty).
+  GradBucket(
+      BucketPlan plan, const std::vector<at::Tensor>& parameters, const Group& group = Group());
 
   const std::vector<Slot>& slots() const { return plan_.slots; }
   /// The gradient of the parameter in slot `index`, shaped like it.

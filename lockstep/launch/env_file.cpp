@@ -17,8 +17,6 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr const char* kSpaces = " \t";
-
 std::string trimmed(const std::string& text) {
   const size_t begin = text.find_first_not_of(kSpaces);
   return begin == std::string::npos

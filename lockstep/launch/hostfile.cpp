@@ -16,7 +16,6 @@ namespace lockstep::launcher {
 namespace {
 
 constexpr int64_t kMostSlots = 65536;
-constexpr const char* kSpaces = " \t";
 
 struct Word {
   std::string text;

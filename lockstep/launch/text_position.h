@@ -7,6 +7,9 @@
 
 namespace lockstep::launcher {
 
+/// What separates words of a line.
+inline constexpr const char* kSpaces = " \t";
+
 /// A line of a file of ours and where it is, for errors that say so.
 struct FileLine {
   const std::string& file;

@@ -23,10 +23,10 @@ namespace lockstep::optim {
 namespace {
 
 /// Tensors of one device and dtype, which is what the foreach kernels take at once.
-using Groups = std::vector<std::vector<at::Tensor>>;
+using TensorGroups = std::vector<std::vector<at::Tensor>>;
 
-Groups by_device_and_dtype(const std::vector<at::Tensor>& tensors) {
-  Groups groups;
+TensorGroups by_device_and_dtype(const std::vector<at::Tensor>& tensors) {
+  TensorGroups groups;
   for (const at::Tensor& tensor : tensors) {
     const auto same = [&](const std::vector<at::Tensor>& group) {
       return group[0].device() == tensor.device() && group[0].scalar_type() == tensor.scalar_type();

@@ -12,7 +12,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/gloo/gloo_ranks.h"
+#include "lockstep/comm/connected_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/sync/test_local_net.h"
 

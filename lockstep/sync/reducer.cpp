@@ -60,7 +60,7 @@ Reducer::Reducer(
     for (size_t slot = 0; slot < plan.slots.size(); ++slot) {
       places_[static_cast<size_t>(plan.slots[slot].parameter)] = {buckets_.size(), slot};
     }
-    buckets_.emplace_back(std::move(plan), tensors);
+    buckets_.emplace_back(std::move(plan), tensors, group_);
   }
   for (size_t i = 0; i < tensors.size(); ++i) {
     index_of_[tensors[i].unsafeGetTensorImpl()] = i;

@@ -20,7 +20,7 @@
 #include "lockstep/accelerator/local_sgd.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/comm/gloo/gloo_ranks.h"
+#include "lockstep/comm/connected_ranks.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/data/tensor_dataset.h"
 #include "lockstep/optim/adam.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/comm/gloo/gloo_transport.h"
 
+#include <cstddef>
 #include <mutex>
 #include <string>
 #include <utility>
@@ -17,7 +18,9 @@
 #include "lockstep/comm/flight.h"
 #include "lockstep/comm/gloo/rendezvous.h"
 #include "lockstep/comm/ordered_worker.h"
+#include "lockstep/comm/reduce.h"
 #include "lockstep/comm/sigpipe.h"
+#include "lockstep/comm/tensor_bytes.h"
 
 namespace lockstep::comm {
 namespace {
@@ -29,8 +32,6 @@ using Tensors = std::vector<at::Tensor>;
 constexpr int kSenderHeader = 1;
 constexpr int kReceiverHeader = 2;
 constexpr int kPayload = 3;
-
-constexpr uint64_t kWorldGroup = 0;
 
 c10d::ReduceOp to_c10d(ReduceOp op) {
   switch (op) {
@@ -45,13 +46,6 @@ c10d::ReduceOp to_c10d(ReduceOp op) {
       return c10d::ReduceOp::PRODUCT;
   }
   return c10d::ReduceOp::SUM;
-}
-
-/// The memory of a contiguous tensor as bytes: what only moves data need not know the dtype, and
-/// Gloo does not know all of them.
-at::Tensor bytes_of(const at::Tensor& tensor) {
-  return at::from_blob(
-      tensor.data_ptr(), {static_cast<int64_t>(tensor.nbytes())}, at::TensorOptions(at::kByte));
 }
 
 at::Tensor print_tensor(Fingerprint& print) {
@@ -69,7 +63,7 @@ Tensors parts_of(const at::Tensor& bytes, int count) {
 
 /// What the progress threads share with the transport; it outlives the transport if an operation
 /// does.
-struct Link {
+struct GlooLink {
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::Backend> backend;
   int rank = 0;
@@ -144,18 +138,29 @@ struct Link {
     }
   }
 
+  void all_to_all(at::Tensor output, at::Tensor input, Milliseconds timeout) {
+    c10d::AllToAllOptions options;
+    options.timeout = timeout;
+    std::vector<int64_t> even;
+    backend->alltoall_base(output, input, even, even, options)->wait();
+  }
+
   void perform(const Collective& c, Milliseconds timeout) {
     switch (c.op) {
       case Op::kAllReduce:
         all_reduce(c.output, c.reduce, timeout);
         break;
       case Op::kReduceScatter: {
-        // By an all-reduce, which is what c10d's own does over Gloo, some versions of it always
-        // summing.
-        at::Tensor whole = c.input.clone();
-        all_reduce(whole, c.reduce, timeout);
-        c.output.view({-1}).copy_(
-            whole.view({-1}).narrow(0, rank * c.output.numel(), c.output.numel()));
+        // c10d's own is an all-reduce over Gloo, some versions of it always summing.
+        const at::Tensor parts = at::empty_like(c.input);
+        all_to_all(bytes_of(parts), bytes_of(c.input), timeout);
+        std::vector<const void*> sources;
+        const auto* first = static_cast<const std::byte*>(parts.const_data_ptr());
+        for (int from = 0; from < size; ++from) {
+          sources.push_back(first + static_cast<size_t>(from) * c.output.nbytes());
+        }
+        void* target = c.output.data_ptr();
+        reduce(c.output.scalar_type(), c.reduce, sources, target, c.output.numel());
         break;
       }
       case Op::kAllGather: {
@@ -164,15 +169,9 @@ struct Link {
         all_gather(output, input, timeout);
         break;
       }
-      case Op::kAllToAll: {
-        c10d::AllToAllOptions options;
-        options.timeout = timeout;
-        at::Tensor output = bytes_of(c.output);
-        at::Tensor input = bytes_of(c.input);
-        std::vector<int64_t> even;
-        backend->alltoall_base(output, input, even, even, options)->wait();
+      case Op::kAllToAll:
+        all_to_all(bytes_of(c.output), bytes_of(c.input), timeout);
         break;
-      }
       case Op::kBroadcast: {
         c10d::BroadcastOptions options;
         options.rootRank = c.root;
@@ -264,7 +263,7 @@ class GlooTransport final : public Transport {
       int size,
       Milliseconds join_timeout,
       uint64_t group)
-      : address_(std::move(address)), group_(group), link_(std::make_shared<Link>()) {
+      : address_(std::move(address)), group_(group), link_(std::make_shared<GlooLink>()) {
     const SigpipeBlocked no_sigpipe;  // For Gloo's threads, which begin here.
     auto options = c10d::ProcessGroupGloo::Options::create(join_timeout);
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address_));
@@ -346,7 +345,7 @@ class GlooTransport final : public Transport {
 
   std::string address_;
   uint64_t group_;  ///< In the flight record.
-  std::shared_ptr<Link> link_;
+  std::shared_ptr<GlooLink> link_;
   OrderedWorker collectives_;
   OrderedWorker sends_;
   OrderedWorker receives_;
@@ -356,8 +355,10 @@ class GlooTransport final : public Transport {
 
 }  // namespace
 
-std::shared_ptr<Transport> make_gloo_transport(const WorldSpec& world, Milliseconds join_timeout) {
-  auto store = join_store(world, join_timeout);
+std::shared_ptr<Transport> make_gloo_transport(
+    const WorldSpec& world,
+    const c10::intrusive_ptr<c10d::Store>& store,
+    Milliseconds join_timeout) {
   return std::make_shared<GlooTransport>(
       store, data_address(world), world.rank, world.size, join_timeout, kWorldGroup);
 }

@@ -2,6 +2,7 @@
 #include "lockstep/comm/gloo/gloo_transport.h"
 
 #include <arpa/inet.h>
+#include <array>
 #include <fstream>
 #include <netinet/in.h>
 #include <sstream>
@@ -13,9 +14,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ATen/ATen.h>
+
 #include "lockstep/base/error.h"
 #include "lockstep/comm/connect.h"
-#include "lockstep/comm/gloo/gloo_ranks.h"
+#include "lockstep/comm/connected_ranks.h"
 
 namespace lockstep {
 namespace {
@@ -63,7 +66,9 @@ WorldSpec world_of(int rank, int size, int port) {
 template <typename Expected>
 std::string error_of(const WorldSpec& world, int join_timeout_ms) {
   try {
-    connect(world, {.join_timeout = comm::Milliseconds(join_timeout_ms)});
+    connect(
+        world,
+        {.join_timeout = comm::Milliseconds(join_timeout_ms), .transport = TransportKind::kGloo});
   } catch (const Expected& error) {
     return error.what();
   }
@@ -175,14 +180,50 @@ TEST(GlooGroup, one_that_lost_a_peer_says_so_and_stays_dead) {
   });
 }
 
+TEST(GlooGroup, reduce_scatter_adds_in_rank_order_and_rounds_once) {
+  // As over shared memory: 1e8 swallows the ones one by one.
+  gloo_ranks(3, [](Group group) {
+    const std::array<float, 3> values{1e8F, 1.0F, 1.0F};
+    const at::Tensor own = at::full({3000}, values[static_cast<size_t>(group.rank())]);
+    EXPECT_TRUE(at::equal(group.reduce_scatter(own).wait(), at::full({1000}, 1e8F)));
+    // 257 is no bfloat16, and the sum of the three is one.
+    const std::array<float, 3> narrow{256.0F, 1.0F, 1.0F};
+    const at::Tensor bf16 =
+        at::full({3000}, narrow[static_cast<size_t>(group.rank())], at::kBFloat16);
+    EXPECT_EQ(group.reduce_scatter(bf16).wait()[999].item<float>(), 258.0F);
+    const at::Tensor large = at::full({3000}, 60'000.0F, at::kHalf);
+    EXPECT_EQ(
+        group.reduce_scatter(large, ReduceOp::kAvg).wait()[0].item<float>(),
+        large[0].item<float>());
+  });
+}
+
 TEST(ConnectOptions, are_read_from_the_environment) {
-  const auto options = ConnectOptions::from_environment(
-      Environment::of({{"LOCKSTEP_TIMEOUT_MS", "1500"}, {"LOCKSTEP_JOIN_TIMEOUT_MS", "20"}}));
+  const auto options = ConnectOptions::from_environment(Environment::of(
+      {{"LOCKSTEP_TIMEOUT_MS", "1500"},
+       {"LOCKSTEP_JOIN_TIMEOUT_MS", "20"},
+       {"LOCKSTEP_COMM", "shm"}}));
+  EXPECT_EQ(options.transport, TransportKind::kShm);
+  EXPECT_EQ(ConnectOptions::from_environment(Environment::of({})).transport, TransportKind::kAuto);
   EXPECT_EQ(options.timeout.count(), 1500);
   EXPECT_EQ(options.join_timeout.count(), 20);
   EXPECT_THROW(
       ConnectOptions::from_environment(Environment::of({{"LOCKSTEP_TIMEOUT_MS", "0"}})),
       ConfigError);
+  EXPECT_THROW(
+      ConnectOptions::from_environment(Environment::of({{"LOCKSTEP_COMM", "nccl2"}})), ConfigError);
+}
+
+TEST(Connect, shared_memory_is_refused_where_ranks_are_on_several_hosts) {
+  WorldSpec world = world_of(0, 4, 1);
+  world.local_size = 2;
+  try {
+    connect(world, {.transport = TransportKind::kShm});
+    FAIL() << "two hosts share no memory";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(
+        error.what(), AllOf(HasSubstr("4 ranks, 2 of them on this host"), HasSubstr("auto")));
+  }
 }
 
 }  // namespace

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+//
+// The same as collectives_bench.cpp over MPI; bench/collectives.py compiles it with mpicxx.
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <mpi.h>
+#include <utility>
+#include <vector>
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Operation = std::function<void()>;
+
+double seconds_of(const Operation& operation, int64_t times) {
+  const auto start = Clock::now();
+  for (int64_t i = 0; i < times; ++i) {
+    operation();
+  }
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+double slowest(double value) {
+  MPI_Allreduce(MPI_IN_PLACE, &value, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
+  return value;
+}
+
+double microseconds(const Operation& operation, double seconds) {
+  seconds_of(operation, 2);
+  const double once = slowest(seconds_of(operation, 3) / 3);
+  const auto times = static_cast<int64_t>(seconds / once) + 2;
+  MPI_Barrier(MPI_COMM_WORLD);
+  return slowest(seconds_of(operation, times) / static_cast<double>(times)) * 1e6;
+}
+
+}  // namespace
+
+// Usage: collectives_mpi SECONDS BYTES...
+int main(int argc, char** argv) {
+  MPI_Init(&argc, &argv);
+  int rank = 0;
+  int size = 1;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm_size(MPI_COMM_WORLD, &size);
+  const double seconds = std::atof(argv[1]);
+  for (int i = 2; i < argc; ++i) {
+    const long bytes = std::atol(argv[i]);
+    const int count = static_cast<int>(bytes / 4);
+    std::vector<float> whole(static_cast<size_t>(count));
+    std::vector<float> other(static_cast<size_t>(count));
+    std::vector<float> part(static_cast<size_t>(count / size));
+    const std::vector<std::pair<const char*, Operation>> operations{
+        {"all_reduce",
+         [&] {
+           MPI_Allreduce(MPI_IN_PLACE, whole.data(), count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+         }},
+        {"reduce_scatter",
+         [&] {
+           MPI_Reduce_scatter_block(
+               whole.data(), part.data(), count / size, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+         }},
+        {"all_gather",
+         [&] {
+           MPI_Allgather(
+               part.data(),
+               count / size,
+               MPI_FLOAT,
+               whole.data(),
+               count / size,
+               MPI_FLOAT,
+               MPI_COMM_WORLD);
+         }},
+        {"all_to_all",
+         [&] {
+           MPI_Alltoall(
+               whole.data(),
+               count / size,
+               MPI_FLOAT,
+               other.data(),
+               count / size,
+               MPI_FLOAT,
+               MPI_COMM_WORLD);
+         }},
+        {"broadcast", [&] { MPI_Bcast(whole.data(), count, MPI_FLOAT, 0, MPI_COMM_WORLD); }},
+    };
+    for (const auto& [name, operation] : operations) {
+      const double us = microseconds(operation, seconds);
+      if (rank == 0) {
+        std::printf("{\"operation\": \"%s\", \"bytes\": %ld, \"us\": %.4f}\n", name, bytes, us);
+        std::fflush(stdout);
+      }
+    }
+  }
+  MPI_Finalize();
+  return 0;
+}

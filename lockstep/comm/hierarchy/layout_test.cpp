@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/comm/hierarchy/layout.h"
+
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::comm {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::vector<std::vector<int>> hosts_of(const Layout& layout) {
+  std::vector<std::vector<int>> hosts;
+  for (int host = 0; host < layout.hosts(); ++host) {
+    hosts.push_back(layout.ranks_of(host));
+  }
+  return hosts;
+}
+
+Whereabouts at(uint64_t machine, int64_t local_rank, int64_t local_size) {
+  return {
+      .machine = machine,
+      .token = machine * 100 + static_cast<uint64_t>(local_rank),
+      .local_rank = local_rank,
+      .local_size = local_size};
+}
+
+TEST(Layout, ranks_of_one_machine_are_a_host) {
+  const Layout layout = Layout::of({at(7, 0, 2), at(7, 1, 2), at(3, 0, 2), at(3, 1, 2)});
+  EXPECT_THAT(hosts_of(layout), ElementsAre(ElementsAre(0, 1), ElementsAre(2, 3)));
+  EXPECT_TRUE(layout.equal());
+  EXPECT_EQ(layout.largest(), 2);
+  EXPECT_EQ(layout.size(), 4);
+  EXPECT_EQ(layout.host_of(2), 1);
+  EXPECT_EQ(layout.index_of(2), 0);
+  EXPECT_EQ(layout.index_of(3), 1);
+}
+
+TEST(Layout, ranks_may_be_dealt_out_round_robin) {
+  const Layout layout = Layout::of({at(1, 0, 2), at(2, 0, 2), at(1, 1, 2), at(2, 1, 2)});
+  EXPECT_THAT(hosts_of(layout), ElementsAre(ElementsAre(0, 2), ElementsAre(1, 3)));
+}
+
+TEST(Layout, two_launchers_on_one_machine_are_two_hosts) {
+  EXPECT_THAT(
+      hosts_of(Layout::of({at(1, 0, 2), at(1, 1, 2), at(1, 0, 2), at(1, 1, 2)})),
+      ElementsAre(ElementsAre(0, 1), ElementsAre(2, 3)));
+  EXPECT_THAT(
+      hosts_of(Layout::of({at(1, 0, 2), at(1, 0, 2), at(1, 1, 2), at(1, 1, 2)})),
+      ElementsAre(ElementsAre(0, 2), ElementsAre(1, 3)));
+}
+
+TEST(Layout, hosts_may_have_different_numbers_of_ranks) {
+  const Layout layout =
+      Layout::of({at(1, 0, 1), at(1, 0, 3), at(1, 1, 3), at(1, 2, 3), at(2, 0, 1)});
+  EXPECT_THAT(hosts_of(layout), ElementsAre(ElementsAre(0), ElementsAre(1, 2, 3), ElementsAre(4)));
+  EXPECT_FALSE(layout.equal());
+  EXPECT_EQ(layout.largest(), 3);
+}
+
+TEST(Layout, a_host_whose_ranks_cannot_share_memory_is_refused_by_name) {
+  try {
+    Layout::of({at(1, 0, 2), at(1, 1, 2), at(2, 0, 2), at(3, 1, 2)});
+    FAIL() << "ranks 2 and 3 are in two containers";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("rank 2 can share memory with no others"));
+    EXPECT_THAT(error.what(), HasSubstr("got 1 ranks, expected 2"));
+  }
+}
+
+TEST(Whereabouts, name_one_machine_but_no_process_twice) {
+  WorldSpec world;
+  world.local_rank = 1;
+  world.local_size = 4;
+  const Whereabouts one = Whereabouts::of(world);
+  const Whereabouts other = Whereabouts::of(world);
+  EXPECT_EQ(one.machine, other.machine);
+  EXPECT_NE(one.token, other.token);
+  EXPECT_EQ(one.local_rank, 1);
+  EXPECT_EQ(one.local_size, 4);
+}
+
+}  // namespace
+}  // namespace lockstep::comm

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/comm/shm/collective_run.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include <c10/util/SmallVector.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/reduce.h"
+
+namespace lockstep::comm::shm {
+namespace {
+
+// Up to here every rank reduces everything: one exchange less is worth more than the work saved.
+constexpr size_t kOneShotBytes = size_t{64} << 10U;
+
+constexpr size_t kLine = 64;
+
+using Sources = c10::SmallVector<const void*, 16>;
+using Targets = c10::SmallVector<void*, 16>;
+
+std::byte* data_of(const at::Tensor& tensor) {
+  return tensor.defined() ? static_cast<std::byte*>(tensor.data_ptr()) : nullptr;
+}
+
+void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
+  if (bytes > 0 && to != from) {
+    std::memcpy(to, from, bytes);
+  }
+}
+
+}  // namespace
+
+CollectiveRun::CollectiveRun(
+    const Member& member, const Collective& collective, const Fingerprint& print)
+    : collective_(collective),
+      print_(print),
+      input_(data_of(collective.input)),
+      output_(data_of(collective.output)),
+      ranks_(member.size()) {
+  const at::Tensor& any = collective.output.defined() ? collective.output : collective.input;
+  if (any.defined()) {
+    dtype_ = any.scalar_type();
+    element_bytes_ = any.element_size();
+  }
+  measure(member);
+}
+
+bool CollectiveRun::in_place() const {
+  return collective_.op == Op::kAllReduce || collective_.op == Op::kBroadcast;
+}
+
+bool CollectiveRun::needs_others_parts() const {
+  return collective_.op == Op::kReduceScatter || collective_.op == Op::kAllToAll ||
+         collective_.op == Op::kScatter;
+}
+
+bool CollectiveRun::is_source(int rank) const {
+  switch (collective_.op) {
+    case Op::kBroadcast:
+    case Op::kScatter:
+      return rank == collective_.root;
+    case Op::kGather:
+      return rank != collective_.root;
+    case Op::kBarrier:
+      return false;
+    default:
+      return true;
+  }
+}
+
+void CollectiveRun::measure(const Member& member) {
+  switch (collective_.op) {
+    case Op::kAllReduce:
+    case Op::kBroadcast:
+    case Op::kReduceScatter:
+    case Op::kScatter:
+      share_bytes_ = collective_.output.nbytes();
+      break;
+    case Op::kAllGather:
+    case Op::kGather:
+      share_bytes_ = collective_.input.nbytes();
+      break;
+    case Op::kAllToAll:
+      share_bytes_ = collective_.input.nbytes() / static_cast<size_t>(ranks_);
+      break;
+    default:
+      break;
+  }
+  const size_t slot = member.segment().sizes().slot_bytes;
+  stretch_bytes_ = needs_others_parts() ? slot / static_cast<size_t>(ranks_) / kLine * kLine : slot;
+  two_phases_ = collective_.op == Op::kAllReduce && share_bytes_ > kOneShotBytes;
+  const std::byte* read = in_place() ? output_ : input_;
+  const std::byte* arena = member.segment().arena(member.rank());
+  const bool inside = read >= arena && read < arena + member.segment().sizes().arena_bytes;
+  if (inside && is_source(member.rank()) && share_bytes_ > 0) {
+    own_offset_ = read - arena;
+  }
+}
+
+CollectiveRun::Stretch CollectiveRun::stretch() const {
+  return {done_bytes_, std::min(stretch_bytes_, share_bytes_ - done_bytes_)};
+}
+
+CollectiveRun::Stretch CollectiveRun::part(size_t length, int rank) const {
+  const size_t lines = static_cast<size_t>(ranks_) * kLine;
+  const size_t each = (length + lines - 1) / lines * kLine;
+  const size_t begin = std::min(length, each * static_cast<size_t>(rank));
+  return {begin, std::min(each, length - begin)};
+}
+
+void CollectiveRun::fill(Member& member) {
+  const int me = member.rank();
+  if (!agreed_) {
+    Notice& notice = member.own_notice();
+    notice.print = print_;
+    notice.shared_offset = own_offset_;
+    if (own_offset_ >= 0) {
+      return;
+    }
+  }
+  if (!is_source(me)) {
+    return;
+  }
+  std::byte* slot = member.own_slot();
+  const auto [begin, length] = stretch();
+  if (needs_others_parts()) {
+    for (int to = 0; to < ranks_; ++to) {
+      if (to != me) {
+        const auto index = static_cast<size_t>(to);
+        copy_bytes(slot + index * stretch_bytes_, input_ + index * share_bytes_ + begin, length);
+      }
+    }
+  } else if (two_phases_) {
+    // Nobody reads this rank's own part: it is reduced from where it is.
+    const Stretch own = part(length, me);
+    const size_t rest = own.begin + own.length;
+    copy_bytes(slot, output_ + begin, own.begin);
+    copy_bytes(slot + rest, output_ + begin + rest, length - rest);
+  } else {
+    copy_bytes(slot, (in_place() ? output_ : input_) + begin, length);
+  }
+}
+
+std::byte* CollectiveRun::tensor_of(const Member& member, int rank) const {
+  return member.segment().arena(rank) + member.notice_of(rank).shared_offset;
+}
+
+const std::byte* CollectiveRun::source(const Member& member, int rank) const {
+  const auto mine = static_cast<size_t>(member.rank());
+  const size_t own_share = needs_others_parts() ? mine * share_bytes_ : 0;
+  if (rank == member.rank()) {
+    return (in_place() ? output_ : input_) + own_share + done_bytes_;
+  }
+  if (direct_) {
+    return tensor_of(member, rank) + own_share;
+  }
+  return member.slot_of(rank) + (needs_others_parts() ? mine * stretch_bytes_ : 0);
+}
+
+void CollectiveRun::use(Member& member) {
+  const int me = member.rank();
+  const auto [begin, length] = stretch();
+  switch (collective_.op) {
+    case Op::kAllReduce:
+    case Op::kReduceScatter:
+      reduce_part(member);
+      break;
+    case Op::kAllGather:
+    case Op::kGather:
+    case Op::kAllToAll:
+      for (int from = 0; output_ != nullptr && from < ranks_; ++from) {
+        copy_bytes(
+            output_ + static_cast<size_t>(from) * share_bytes_ + begin,
+            source(member, from),
+            length);
+      }
+      break;
+    case Op::kBroadcast:
+    case Op::kScatter:
+      if (me != collective_.root || !in_place()) {
+        copy_bytes(output_ + begin, source(member, collective_.root), length);
+      }
+      break;
+    default:
+      break;
+  }
+}
+
+void CollectiveRun::reduce_part(Member& member) const {
+  const bool all = collective_.op == Op::kAllReduce;
+  const auto [begin, length] = stretch();
+  const Stretch own =
+      all && (two_phases_ || direct_) ? part(length, member.rank()) : Stretch{0, length};
+  Sources sources;
+  Targets targets;
+  for (int from = 0; from < ranks_; ++from) {
+    sources.push_back(source(member, from) + own.begin);
+    if (all && direct_) {
+      targets.push_back(tensor_of(member, from) + own.begin);
+    }
+  }
+  if (targets.empty()) {
+    targets.push_back(output_ + begin + own.begin);
+    if (two_phases_) {
+      targets.push_back(member.own_slot() + own.begin);
+    }
+  }
+  reduce(
+      dtype_,
+      collective_.reduce,
+      sources,
+      targets,
+      static_cast<int64_t>(own.length / element_bytes_));
+}
+
+void CollectiveRun::collect(const Member& member) {
+  const auto [begin, length] = stretch();
+  for (int from = 0; from < ranks_; ++from) {
+    if (from != member.rank()) {
+      const Stretch theirs = part(length, from);
+      copy_bytes(
+          output_ + begin + theirs.begin, member.slot_of(from) + theirs.begin, theirs.length);
+    }
+  }
+}
+
+void CollectiveRun::agree(const Member& member) {
+  int sources = 0;
+  int in_arenas = 0;
+  bool same = true;
+  for (int rank = 0; rank < ranks_; ++rank) {
+    const Notice& notice = member.notice_of(rank);
+    same = same && notice.print == print_;
+    sources += is_source(rank) ? 1 : 0;
+    in_arenas += notice.shared_offset >= 0 ? 1 : 0;
+  }
+  if (!same) {
+    std::vector<Fingerprint> prints;
+    for (int rank = 0; rank < ranks_; ++rank) {
+      prints.push_back(member.notice_of(rank).print);
+    }
+    throw CommError(name_of(collective_.op), mismatch(prints).value_or("the ranks disagree"));
+  }
+  agreed_ = true;
+  direct_ = in_arenas > 0 && in_arenas == sources;
+  if (direct_) {
+    stretch_bytes_ = share_bytes_;
+    two_phases_ = false;
+  }
+  // Some have not filled their slots, since their tensors lie in arenas, but not all do.
+  fill_again_ = in_arenas > 0 && !direct_;
+}
+
+bool CollectiveRun::advance(Member& member) {
+  while (stage_ != Stage::kDone) {
+    if (stage_ != Stage::kFill && !member.all_published()) {
+      return false;
+    }
+    switch (stage_) {
+      case Stage::kFill:
+        fill(member);
+        member.publish();
+        stage_ = Stage::kUse;
+        break;
+      case Stage::kUse:
+        if (!agreed_) {
+          agree(member);
+          if (fill_again_) {
+            stage_ = Stage::kFill;
+            break;
+          }
+        }
+        use(member);
+        if (two_phases_ || direct_) {
+          member.publish();
+          stage_ = Stage::kCollect;
+        } else {
+          next_stretch();
+        }
+        break;
+      case Stage::kCollect:
+        // Where ranks read each other's tensors, this phase only says that all have.
+        if (!direct_) {
+          collect(member);
+        }
+        next_stretch();
+        break;
+      case Stage::kDone:
+        break;
+    }
+  }
+  return true;
+}
+
+void CollectiveRun::next_stretch() {
+  done_bytes_ += stretch().length;
+  stage_ = done_bytes_ < share_bytes_ ? Stage::kFill : Stage::kDone;
+}
+
+}  // namespace lockstep::comm::shm

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/comm/shm/message_run.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/shm/bell.h"
+
+namespace lockstep::comm::shm {
+namespace {
+
+const at::Tensor& tensor_of(const Collective& collective) {
+  return collective.op == Op::kSend ? collective.input : collective.output;
+}
+
+}  // namespace
+
+MessageRun::MessageRun(const Member& member, const Collective& collective, const Fingerprint& print)
+    : collective_(collective),
+      print_(print),
+      bytes_(tensor_of(collective).nbytes()),
+      piece_bytes_(member.segment().sizes().piece_bytes),
+      pieces_(
+          static_cast<uint32_t>(std::max<size_t>(1, (bytes_ + piece_bytes_ - 1) / piece_bytes_))) {}
+
+size_t MessageRun::piece_length(uint32_t number) const {
+  return std::min(piece_bytes_, bytes_ - number * piece_bytes_);
+}
+
+bool MessageRun::advance(Member& member) {
+  return collective_.op == Op::kSend ? send(member) : receive(member);
+}
+
+bool MessageRun::send(Member& member) {
+  const int to = collective_.root;
+  Segment& segment = member.segment();
+  Channel& channel = member.channel(member.rank(), to);
+  if (!begun_) {
+    before_ = channel.posted.load(std::memory_order_relaxed);
+    channel.sent = print_;
+    begun_ = true;
+  }
+  const auto* data = static_cast<const std::byte*>(collective_.input.const_data_ptr());
+  while (true) {
+    const uint32_t taken = channel.taken.load(std::memory_order_acquire) - before_;
+    if (channel.refused.load(std::memory_order_acquire) != 0) {
+      throw CommError(
+          name_of(Op::kSend),
+          mismatch(print_, member.rank(), channel.expected, to).value_or("the ends disagree"),
+          to);
+    }
+    if (taken == pieces_) {
+      return true;
+    }
+    if (done_ == pieces_ || done_ - taken == 2) {
+      return false;
+    }
+    if (bytes_ > 0) {
+      std::memcpy(
+          segment.piece(member.rank(), to, before_ + done_),
+          data + done_ * piece_bytes_,
+          piece_length(done_));
+    }
+    channel.posted.store(before_ + ++done_, std::memory_order_seq_cst);
+    ring(segment.control(to));
+  }
+}
+
+bool MessageRun::receive(Member& member) {
+  const int from = collective_.root;
+  Segment& segment = member.segment();
+  Channel& channel = member.channel(from, member.rank());
+  auto* data = static_cast<std::byte*>(collective_.output.mutable_data_ptr());
+  if (!begun_) {
+    before_ = channel.taken.load(std::memory_order_relaxed);
+  }
+  while (done_ < pieces_) {
+    if (channel.posted.load(std::memory_order_acquire) - before_ <= done_) {
+      return false;
+    }
+    if (!begun_) {
+      begun_ = true;
+      if (const auto sides = mismatch(channel.sent, from, print_, member.rank())) {
+        channel.expected = print_;
+        channel.refused.store(1, std::memory_order_seq_cst);
+        ring(segment.control(from));
+        throw CommError(name_of(Op::kRecv), *sides, from);
+      }
+    }
+    if (bytes_ > 0) {
+      std::memcpy(
+          data + done_ * piece_bytes_,
+          segment.piece(from, member.rank(), before_ + done_),
+          piece_length(done_));
+    }
+    channel.taken.store(before_ + ++done_, std::memory_order_seq_cst);
+    ring(segment.control(from));
+  }
+  return true;
+}
+
+}  // namespace lockstep::comm::shm

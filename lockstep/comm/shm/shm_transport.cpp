@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/comm/shm/shm_transport.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <string>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/rank.h"
+#include "lockstep/comm/flight.h"
+#include "lockstep/comm/shm/arena.h"
+#include "lockstep/comm/shm/engine.h"
+#include "lockstep/comm/shm/meeting.h"
+#include "lockstep/comm/shm/member.h"
+
+namespace lockstep::comm {
+namespace {
+
+using shm::Engine;
+using shm::Member;
+using shm::Segment;
+
+class ShmTransport final : public Transport {
+ public:
+  /// Meets the other ranks.
+  ShmTransport(const shm::MeetingPlace& place, uint64_t group, Milliseconds timeout)
+      : ShmTransport(place.name, shm::meet(place, timeout), place.rank, group) {
+    start({.op = Op::kBarrier}, timeout)->wait(timeout);
+    engine_->watch_peers();
+    // Nobody may end, and its number come to mean another process, before all watch it.
+    start({.op = Op::kBarrier}, timeout)->wait(timeout);
+  }
+  ShmTransport(std::string name, std::shared_ptr<Segment> segment, int rank, uint64_t group)
+      : name_(std::move(name)),
+        arena_(std::make_shared<shm::Arena>(segment, rank)),
+        engine_(
+            std::make_shared<Engine>(std::make_unique<Member>(std::move(segment), rank), group)) {}
+  ~ShmTransport() override { engine_->close(); }
+
+  const char* name() const override { return "shm"; }
+  int rank() const override { return engine_->rank(); }
+  int size() const override { return engine_->size(); }
+
+  std::shared_ptr<Work> start(Collective collective, Milliseconds /*timeout*/) override {
+    for (const at::Tensor& tensor : {collective.input, collective.output}) {
+      if (tensor.defined() && !tensor.is_cpu()) {
+        throw ConfigError(
+            name_of(collective.op),
+            fmt::format(
+                "shared memory moves CPU tensors only; got one on {}", tensor.device().str()));
+      }
+    }
+    return engine_->start(std::move(collective));
+  }
+
+  at::Tensor allocate(int64_t bytes) override { return arena_->allocate(bytes); }
+
+  at::Tensor allocate_shared(int64_t bytes, Milliseconds timeout) override {
+    // In rank 0's arena for good: who still has a tensor over it when rank 0 leaves keeps it.
+    struct Place {
+      int64_t offset = -1;
+      std::array<char, 192> fault{};
+    };
+    Place mine;
+    if (rank() == 0) {
+      try {
+        mine.offset = arena_->take(static_cast<size_t>(bytes)) - engine_->segment()->arena(0);
+      } catch (const Error& error) {
+        without_rank_suffix(error.what()).copy(mine.fault.data(), mine.fault.size() - 1);
+      }
+    }
+    const Place place = exchange(mine, timeout).front();
+    if (place.offset < 0) {
+      throw Error("shared_zeros", fmt::format("rank 0: {}", place.fault.data()));
+    }
+    return at::from_blob(
+        engine_->segment()->arena(0) + place.offset,
+        {bytes},
+        [segment = engine_->segment()](void*) {},
+        at::TensorOptions(at::kByte));
+  }
+
+  std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override {
+    struct Choice {
+      int64_t color, key;
+    };
+    const auto choices = exchange(Choice{color, key}, timeout);
+    std::vector<int> members;
+    for (int other = 0; other < size(); ++other) {
+      if (choices[static_cast<size_t>(other)].color == color) {
+        members.push_back(other);
+      }
+    }
+    std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
+      return choices[static_cast<size_t>(a)].key < choices[static_cast<size_t>(b)].key;
+    });
+    const auto place = std::find(members.begin(), members.end(), rank()) - members.begin();
+    const int64_t split = splits_++;
+    return std::make_shared<ShmTransport>(
+        shm::MeetingPlace{
+            .name = fmt::format("{}/{}.{}", name_, split, color),
+            .rank = static_cast<int>(place),
+            .size = static_cast<int>(members.size())},
+        flight_group(engine_->group(), split, color),
+        timeout);
+  }
+
+ private:
+  /// All ranks' `mine`.
+  template <typename T>
+  std::vector<T> exchange(const T& mine, Milliseconds timeout) {
+    at::Tensor input = at::empty({static_cast<int64_t>(sizeof(T))}, at::kByte);
+    std::memcpy(input.mutable_data_ptr(), &mine, sizeof(T));
+    const at::Tensor output = at::empty({static_cast<int64_t>(sizeof(T)) * size()}, at::kByte);
+    start({.op = Op::kAllGather, .input = input, .output = output}, timeout)->wait(timeout);
+    std::vector<T> all(static_cast<size_t>(size()));
+    std::memcpy(all.data(), output.const_data_ptr(), sizeof(T) * all.size());
+    return all;
+  }
+
+  std::string name_;  ///< Of the meeting place, under which those of parts lie.
+  std::shared_ptr<shm::Arena> arena_;
+  std::shared_ptr<Engine> engine_;
+  int64_t splits_ = 0;
+};
+
+/// Of this user's job, by its port, which the kernel or the scheduler has made sure no other job of
+/// this host has, and, as it may be restarted, by how often it was.
+std::string meeting_name(const WorldSpec& world) {
+  return fmt::format("lockstep/{}/{}/{}", ::geteuid(), world.master_port, world.restart_count);
+}
+
+}  // namespace
+
+std::shared_ptr<Transport> make_shm_transport(const WorldSpec& world, Milliseconds join_timeout) {
+  return make_shm_transport(
+      shm::MeetingPlace{.name = meeting_name(world), .rank = world.rank, .size = world.size},
+      kWorldGroup,
+      join_timeout);
+}
+
+std::shared_ptr<Transport> make_shm_transport(
+    const shm::MeetingPlace& place, uint64_t group, Milliseconds join_timeout) {
+  return std::make_shared<ShmTransport>(place, group, join_timeout);
+}
+
+std::vector<std::shared_ptr<Transport>> make_shm_thread_transports(shm::SegmentSizes sizes) {
+  static std::atomic<int> groups{0};
+  const std::string name = fmt::format("lockstep/threads/{}/{}", ::getpid(), groups++);
+  const auto segment = Segment::create(sizes);
+  std::vector<std::shared_ptr<Transport>> transports;
+  for (int rank = 0; rank < sizes.ranks; ++rank) {
+    transports.push_back(std::make_shared<ShmTransport>(name, segment, rank, kWorldGroup));
+  }
+  return transports;
+}
+
+}  // namespace lockstep::comm
