@@ -14,6 +14,9 @@ namespace {
 constexpr size_t kFewest = 20;
 constexpr double kLastOf = 0.8;  // Of the operations: chance makes everybody last at times.
 constexpr double kWaitingAtLeast = 0.2;
+// Over shared memory dozens of operations fit into the time for which a kernel lets a rank wait for
+// its core.
+constexpr int64_t kWaitedAtLeastNs = 100'000'000;
 
 /// When each rank came to an operation, and which rank.
 using Arrivals = std::vector<std::pair<int64_t, int>>;
@@ -112,7 +115,8 @@ std::optional<SlowRank> find_slow_rank(const std::vector<RankView>& ranks) {
     const auto& [times, waited_ns] = sums;
     const double waiting = span > 0 ? static_cast<double>(waited_ns) / span : 0;
     const auto count = static_cast<double>(operations.size());
-    if (static_cast<double>(times) >= kLastOf * count && waiting >= kWaitingAtLeast) {
+    if (static_cast<double>(times) >= kLastOf * count && waiting >= kWaitingAtLeast &&
+        waited_ns >= kWaitedAtLeastNs) {
       return SlowRank{
           rank,
           fmt::format(

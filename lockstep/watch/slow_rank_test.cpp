@@ -9,18 +9,22 @@
 namespace lockstep::watch {
 namespace {
 
-constexpr int64_t kStepNs = 1000;
+constexpr int64_t kThousandth = 10'000;
 
-/// Operations a step apart; rank 1 comes `late_ns` after the others, to those that `is_late` says.
+/// Operations a step of `step_ns` apart; rank 1 comes `late` thousandths of a step after the
+/// others, to those that `is_late` says.
 template <typename IsLate>
-std::vector<RankView> job(uint64_t operations, int64_t late_ns, IsLate is_late) {
+std::vector<RankView> job(
+    uint64_t operations, int64_t late, IsLate is_late, int64_t step_ns = 1000 * kThousandth) {
   std::vector<RankView> views = {view_of(0, {}), view_of(1, {}), view_of(2, {})};
   for (uint64_t number = 1; number <= operations; ++number) {
-    const auto at = static_cast<int64_t>(number) * kStepNs;
+    const auto at = static_cast<int64_t>(number) * step_ns;
     for (RankView& view : views) {
-      const bool late = view.rank == 1 && is_late(number);
-      view.record.operations.push_back(
-          all_reduce(number, at + (late ? late_ns : view.rank), Stage::kDone));
+      const bool is_late_now = view.rank == 1 && is_late(number);
+      view.record.operations.push_back(all_reduce(
+          number,
+          at + (is_late_now ? late * step_ns / 1000 : view.rank * step_ns / 1000),
+          Stage::kDone));
     }
   }
   return views;
@@ -40,6 +44,11 @@ TEST(SlowRank, IsTheOneTheOthersWaitFor) {
 TEST(SlowRank, IsNobodyWhoIsLateByLittleOrSeldom) {
   EXPECT_FALSE(find_slow_rank(job(50, 100, [](auto) { return true; })));
   EXPECT_FALSE(find_slow_rank(job(50, 900, [](auto number) { return number % 2 == 0; })));
+}
+
+TEST(SlowRank, IsNobodyWhereWaitingTakesNoTimeToSpeakOf) {
+  EXPECT_FALSE(find_slow_rank(job(
+      50, 500, [](auto) { return true; }, 1000)));
 }
 
 TEST(SlowRank, IsNotJudgedByAFewOperations) {
