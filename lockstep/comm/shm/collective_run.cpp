@@ -15,6 +15,9 @@ namespace {
 // Up to here every rank reduces everything: one exchange less is worth more than the work saved.
 constexpr size_t kOneShotBytes = size_t{64} << 10U;
 
+// Less is not worth an exchange.
+constexpr size_t kLeastStretch = size_t{16} << 10U;
+
 constexpr size_t kLine = 64;
 
 using Sources = c10::SmallVector<const void*, 16>;
@@ -90,6 +93,12 @@ void CollectiveRun::measure(const Member& member) {
   }
   const size_t slot = member.segment().sizes().slot_bytes;
   stretch_bytes_ = needs_others_parts() ? slot / static_cast<size_t>(ranks_) / kLine * kLine : slot;
+  if (collective_.op == Op::kBroadcast || collective_.op == Op::kScatter ||
+      collective_.op == Op::kGather) {
+    // One side writes while the other reads, if there are several stretches.
+    const size_t quarter = (share_bytes_ / 4 + kLine - 1) / kLine * kLine;
+    stretch_bytes_ = std::min(stretch_bytes_, std::max(quarter, kLeastStretch));
+  }
   two_phases_ = collective_.op == Op::kAllReduce && share_bytes_ > kOneShotBytes;
   const std::byte* read = in_place() ? output_ : input_;
   const std::byte* arena = member.segment().arena(member.rank());

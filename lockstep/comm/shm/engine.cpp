@@ -25,6 +25,7 @@ using Clock = std::chrono::steady_clock;
 // (shared/reference/performance.md, 2).
 constexpr int kSpinsAlone = 4000;
 constexpr int kSpinsShared = 100;
+constexpr int kYieldsShared = 200;  // Then the core is offered to them, which is faster than sleep.
 
 // A sleeping rank sees this often whether a peer has died.
 constexpr Milliseconds kLongestSleep{100};
@@ -100,7 +101,7 @@ class QueuedOperation final : public Work, public std::enable_shared_from_this<Q
 Engine::Engine(std::unique_ptr<Member> member, uint64_t group)
     : member_(std::move(member)),
       group_(group),
-      spins_(member_->size() <= available_cores() ? kSpinsAlone : kSpinsShared) {}
+      shares_cores_(member_->size() > available_cores()) {}
 
 Engine::~Engine() = default;
 
@@ -253,8 +254,13 @@ void Engine::wait(QueuedOperation& operation, Milliseconds timeout) {
 }
 
 bool Engine::spin(const QueuedOperation& operation) {
-  for (int i = 0; i < spins_ && !operation.finished(); ++i) {
+  const int spins = shares_cores_ ? kSpinsShared : kSpinsAlone;
+  for (int i = 0; i < spins && !operation.finished(); ++i) {
     relax();
+    progress();
+  }
+  for (int i = 0; shares_cores_ && i < kYieldsShared && !operation.finished(); ++i) {
+    std::this_thread::yield();
     progress();
   }
   return operation.finished();

@@ -77,7 +77,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   std::mutex mutex_;
   std::unique_ptr<Member> member_;
   const uint64_t group_;
-  const int spins_;
+  const bool shares_cores_;  ///< There are more ranks than cores.
   int64_t sequence_ = 0;
   Queue collectives_;
   std::map<std::pair<bool, int>, Queue> messages_;  ///< By (whether it sends, peer).
