@@ -18,9 +18,9 @@ struct SlowRank {
 /// The rank that the others wait for.
 ///
 /// On one host, whose clock is one: who came last, and alone, to nearly all of the latest
-/// operations of all ranks, if that cost the others more than a fifth of the time, and 0.1 s. On several, or
-/// where too few operations are known of all: who spends less of its time in operations than every
-/// other, by more than a fifth of the time. Judges by no fewer than 20 operations.
+/// operations of all ranks, if that cost the others more than a fifth of the time, and 0.1 s. On
+/// several, or where too few operations are known of all: who spends less of its time in operations
+/// than every other, by more than a fifth of the time. Judges by no fewer than 20 operations.
 std::optional<SlowRank> find_slow_rank(const std::vector<RankView>& ranks);
 
 /// Part of the time since the first operation of the job's own group that `record` remembers which
