@@ -129,6 +129,16 @@ at::Tensor scaled(const at::Tensor& like, int times, int parts) {
   return at::empty(sizes, like.options().requires_grad(false));
 }
 
+int64_t bytes_needed(at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return c10::multiply_integers(sizes) * static_cast<int64_t>(options.dtype().itemsize());
+}
+
+/// So many bytes as the tensor they are for.
+at::Tensor shaped(
+    const at::Tensor& bytes, at::IntArrayRef sizes, const at::TensorOptions& options) {
+  return bytes.view(c10::typeMetaToScalarType(options.dtype())).view(sizes);
+}
+
 }  // namespace
 
 at::Tensor Pending::wait() {
@@ -307,20 +317,15 @@ at::Tensor Group::empty(at::IntArrayRef sizes, const at::TensorOptions& options)
   if (!transport_ || !options.device().is_cpu()) {
     return at::empty(sizes, options);
   }
-  const auto bytes =
-      c10::multiply_integers(sizes) * static_cast<int64_t>(options.dtype().itemsize());
-  return transport_->allocate(bytes).view(c10::typeMetaToScalarType(options.dtype())).view(sizes);
+  return shaped(transport_->allocate(bytes_needed(sizes, options)), sizes, options);
 }
 
 at::Tensor Group::shared_zeros(at::IntArrayRef sizes, const at::TensorOptions& options) {
   if (!transport_) {
     return at::zeros(sizes, options);
   }
-  const auto bytes =
-      c10::multiply_integers(sizes) * static_cast<int64_t>(options.dtype().itemsize());
-  const at::Tensor memory = transport_->allocate_shared(bytes, timeout_);
-  return memory.defined() ? memory.view(c10::typeMetaToScalarType(options.dtype())).view(sizes)
-                          : memory;
+  const at::Tensor memory = transport_->allocate_shared(bytes_needed(sizes, options), timeout_);
+  return memory.defined() ? shaped(memory, sizes, options) : memory;
 }
 
 Group Group::with_timeout(comm::Milliseconds timeout) const {

@@ -8,6 +8,8 @@
 
 #include <ATen/ATen.h>
 
+#include "lockstep/comm/thread/reduce_in_order.h"
+
 namespace lockstep::comm {
 namespace {
 
@@ -18,29 +20,7 @@ at::Tensor numbers(int source, int64_t count, at::ScalarType dtype) {
 
 /// What the slow reference makes of it, in the same order.
 at::Tensor expected(const std::vector<at::Tensor>& inputs, ReduceOp op) {
-  const at::ScalarType dtype = inputs[0].scalar_type();
-  const bool narrow = dtype == at::kHalf || dtype == at::kBFloat16;
-  at::Tensor total = inputs[0].to(narrow ? at::kFloat : dtype).clone();
-  for (size_t i = 1; i < inputs.size(); ++i) {
-    const at::Tensor next = inputs[i].to(total.scalar_type());
-    switch (op) {
-      case ReduceOp::kMin:
-        total = at::minimum(total, next);
-        break;
-      case ReduceOp::kMax:
-        total = at::maximum(total, next);
-        break;
-      case ReduceOp::kProduct:
-        total = total * next;
-        break;
-      default:
-        total = total + next;
-    }
-  }
-  if (op == ReduceOp::kAvg) {
-    total = total / static_cast<double>(inputs.size());
-  }
-  return total.to(dtype);
+  return reduce_in_order(inputs, op).to(inputs[0].scalar_type());
 }
 
 at::Tensor reduced(const std::vector<at::Tensor>& inputs, ReduceOp op, bool in_place) {

@@ -2,7 +2,6 @@
 #include "lockstep/comm/gloo/gloo_transport.h"
 
 #include <cstddef>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -15,11 +14,15 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/blocking_operations.h"
+#include "lockstep/comm/cause_of_death.h"
+#include "lockstep/comm/cpu_only.h"
 #include "lockstep/comm/flight.h"
 #include "lockstep/comm/gloo/rendezvous.h"
-#include "lockstep/comm/ordered_worker.h"
+#include "lockstep/comm/plain_values.h"
 #include "lockstep/comm/reduce.h"
 #include "lockstep/comm/sigpipe.h"
+#include "lockstep/comm/split_choice.h"
 #include "lockstep/comm/tensor_bytes.h"
 
 namespace lockstep::comm {
@@ -68,27 +71,14 @@ struct GlooLink {
   c10::intrusive_ptr<c10d::Backend> backend;
   int rank = 0;
   int size = 1;
-  std::mutex mutex;
-  std::string dead;
+  CauseOfDeath death;
 
-  std::string cause_of_death() {
-    const std::lock_guard<std::mutex> lock(mutex);
-    return dead;
-  }
-  void die(const std::string& why) {
-    const std::lock_guard<std::mutex> lock(mutex);
-    if (dead.empty()) {
-      dead = why;
-    }
-  }
+  void die(const std::string& why) { death.die(why); }
 
   /// Runs one operation, translating what c10d throws at the edge of comm/.
   template <typename Body>
   void guarded(Op op, const Body& body) {
-    const std::string cause = cause_of_death();
-    if (!cause.empty()) {
-      throw CommError(name_of(op), "the group is dead since an earlier failure: " + cause);
-    }
+    death.refuse(op);
     const auto start = Clock::now();
     const c10::AutoGradMode no_grad(false);
     try {
@@ -263,7 +253,10 @@ class GlooTransport final : public Transport {
       int size,
       Milliseconds join_timeout,
       uint64_t group)
-      : address_(std::move(address)), group_(group), link_(std::make_shared<GlooLink>()) {
+      : address_(std::move(address)),
+        group_(group),
+        link_(std::make_shared<GlooLink>()),
+        operations_(link_, group) {
     const SigpipeBlocked no_sigpipe;  // For Gloo's threads, which begin here.
     auto options = c10d::ProcessGroupGloo::Options::create(join_timeout);
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address_));
@@ -287,69 +280,30 @@ class GlooTransport final : public Transport {
   int size() const override { return link_->size; }
 
   std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) override {
-    check_on_cpu(collective);
-    const Op op = collective.op;
-    const auto on_timeout = [link = link_](const std::string& why) { link->die(why); };
-    if (op == Op::kSend || op == Op::kRecv) {
-      OrderedWorker& worker = op == Op::kSend ? sends_ : receives_;
-      const FlightNote note(collective, group_, -1);
-      return worker.submit(
-          name_of(op),
-          [link = link_, note, c = std::move(collective), timeout] {
-            note.run([&] { link->point_to_point(c, timeout); });
-          },
-          on_timeout);
-    }
-    const int64_t sequence = sequence_++;
-    const FlightNote note(collective, group_, sequence);
-    return collectives_.submit(
-        name_of(op),
-        [link = link_, note, c = std::move(collective), sequence, timeout] {
-          note.run([&] { link->collective(c, sequence, timeout); });
-        },
-        on_timeout);
+    refuse_other_devices(collective, "Gloo moves");
+    return operations_.start(std::move(collective), timeout);
   }
 
   std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override {
-    at::Tensor choices = at::empty({int64_t{2} * size()}, at::kLong);
-    Collective gather{
-        .op = Op::kAllGather, .input = at::tensor({color, key}, at::kLong), .output = choices};
-    start(std::move(gather), timeout)->wait(timeout);
-    const int64_t* choice = choices.const_data_ptr<int64_t>();
-    int new_rank = 0;
-    int new_size = 0;
-    for (int64_t other = 0; other < size(); ++other) {
-      if (choice[2 * other] == color) {
-        ++new_size;
-        new_rank +=
-            std::pair(choice[2 * other + 1], other) < std::pair(int64_t{key}, int64_t{rank()}) ? 1
-                                                                                               : 0;
-      }
-    }
+    const std::vector<int> members =
+        members_of(exchange(*this, SplitChoice{color, key}, timeout), color);
     auto store = c10::make_intrusive<c10d::PrefixStore>(
         fmt::format("split_{}_{}/", splits_, color), link_->store);
     const uint64_t group = flight_group(group_, splits_++, color);
-    return std::make_shared<GlooTransport>(store, address_, new_rank, new_size, timeout, group);
+    return std::make_shared<GlooTransport>(
+        store,
+        address_,
+        place_of(members, rank()),
+        static_cast<int>(members.size()),
+        timeout,
+        group);
   }
 
  private:
-  static void check_on_cpu(const Collective& collective) {
-    for (const at::Tensor& tensor : {collective.input, collective.output}) {
-      if (tensor.defined() && !tensor.is_cpu()) {
-        throw ConfigError(
-            name_of(collective.op),
-            fmt::format("Gloo moves CPU tensors only; got one on {}", tensor.device().str()));
-      }
-    }
-  }
-
   std::string address_;
   uint64_t group_;  ///< In the flight record.
   std::shared_ptr<GlooLink> link_;
-  OrderedWorker collectives_;
-  OrderedWorker sends_;
-  OrderedWorker receives_;
-  int64_t sequence_ = 0;
+  BlockingOperations<GlooLink> operations_;
   int64_t splits_ = 0;
 };
 

@@ -16,11 +16,14 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
+#include "lockstep/comm/blocking_operations.h"
+#include "lockstep/comm/cause_of_death.h"
+#include "lockstep/comm/cpu_only.h"
 #include "lockstep/comm/flight.h"
 #include "lockstep/comm/hierarchy/host_collectives.h"
-#include "lockstep/comm/hierarchy/plain_values.h"
-#include "lockstep/comm/ordered_worker.h"
+#include "lockstep/comm/plain_values.h"
 #include "lockstep/comm/shm/shm_transport.h"
+#include "lockstep/comm/split_choice.h"
 
 namespace lockstep::comm {
 namespace {
@@ -49,12 +52,7 @@ class Link {
     return local_;
   }
 
-  void die(const std::string& why) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (dead_.empty()) {
-      dead_ = why;
-    }
-  }
+  void die(const std::string& why) { death_.die(why); }
 
   /// On the thread of the collectives.
   void collective(const Collective& c, int64_t sequence, Milliseconds timeout) {
@@ -70,7 +68,7 @@ class Link {
     guarded(c.op, [&] {
       const auto link = flat();
       if (!link) {
-        refuse_if_dead(c.op);
+        death_.refuse(c.op);
       }
       link->start(c, timeout)->wait(timeout);
     });
@@ -78,7 +76,7 @@ class Link {
 
   template <typename Body>
   void guarded(Op op, const Body& body) {
-    refuse_if_dead(op);
+    death_.refuse(op);
     const FlightSilence parts_of_one;
     const c10::AutoGradMode no_grad(false);
     try {
@@ -94,13 +92,6 @@ class Link {
   }
 
  private:
-  void refuse_if_dead(Op op) const {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (!dead_.empty()) {
-      throw CommError(name_of(op), "the group is dead since an earlier failure: " + dead_);
-    }
-  }
-
   /// Closes what others wait at for this rank.
   void leave() {
     collectives_.reset();
@@ -112,8 +103,8 @@ class Link {
   }
 
   const Layout layout_;
-  mutable std::mutex mutex_;
-  std::string dead_;
+  CauseOfDeath death_;
+  mutable std::mutex mutex_;  ///< Of the two below.
   std::shared_ptr<Transport> flat_, local_;
   std::optional<HostCollectives> collectives_;  ///< Only the collectives' thread touches it.
 };
@@ -124,42 +115,16 @@ class HierarchyTransport final : public Transport {
       : rank_(links.flat->rank()),
         size_(links.flat->size()),
         group_(group),
-        link_(std::make_shared<Link>(std::move(layout), links)) {}
+        link_(std::make_shared<Link>(std::move(layout), links)),
+        operations_(link_, group) {}
 
   const char* name() const override { return "shm+gloo"; }
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
   std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) override {
-    for (const at::Tensor& tensor : {collective.input, collective.output}) {
-      if (tensor.defined() && !tensor.is_cpu()) {
-        throw ConfigError(
-            name_of(collective.op),
-            fmt::format(
-                "shared memory and Gloo move CPU tensors only; got one on {}",
-                tensor.device().str()));
-      }
-    }
-    const Op op = collective.op;
-    const auto on_timeout = [link = link_](const std::string& why) { link->die(why); };
-    if (op == Op::kSend || op == Op::kRecv) {
-      OrderedWorker& worker = op == Op::kSend ? sends_ : receives_;
-      const FlightNote note(collective, group_, -1);
-      return worker.submit(
-          name_of(op),
-          [link = link_, note, c = std::move(collective), timeout] {
-            note.run([&] { link->point_to_point(c, timeout); });
-          },
-          on_timeout);
-    }
-    const int64_t sequence = sequence_++;
-    const FlightNote note(collective, group_, sequence);
-    return collectives_.submit(
-        name_of(op),
-        [link = link_, note, c = std::move(collective), sequence, timeout] {
-          note.run([&] { link->collective(c, sequence, timeout); });
-        },
-        on_timeout);
+    refuse_other_devices(collective, "shared memory and Gloo move");
+    return operations_.start(std::move(collective), timeout);
   }
 
   at::Tensor allocate(int64_t bytes) override {
@@ -173,28 +138,13 @@ class HierarchyTransport final : public Transport {
   int rank_, size_;
   uint64_t group_;  ///< In the flight record.
   std::shared_ptr<Link> link_;
-  OrderedWorker collectives_;
-  OrderedWorker sends_;
-  OrderedWorker receives_;
-  int64_t sequence_ = 0;
+  BlockingOperations<Link> operations_;
   int64_t splits_ = 0;
 };
 
-struct Choice {
-  int64_t color, key;
-};
-
 /// Where the members of a part are, by their ranks in it.
-Layout layout_of_part(const Layout& whole, const std::vector<Choice>& choices, int64_t color) {
-  std::vector<int> members;
-  for (int rank = 0; rank < whole.size(); ++rank) {
-    if (choices[static_cast<size_t>(rank)].color == color) {
-      members.push_back(rank);
-    }
-  }
-  std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-    return choices[static_cast<size_t>(a)].key < choices[static_cast<size_t>(b)].key;
-  });
+Layout layout_of_part(const Layout& whole, const std::vector<SplitChoice>& choices, int64_t color) {
+  const std::vector<int> members = members_of(choices, color);
   std::vector<std::vector<int>> hosts(static_cast<size_t>(whole.hosts()));
   for (size_t rank = 0; rank < members.size(); ++rank) {
     hosts[static_cast<size_t>(whole.host_of(members[rank]))].push_back(static_cast<int>(rank));
@@ -205,12 +155,12 @@ Layout layout_of_part(const Layout& whole, const std::vector<Choice>& choices, i
 
 std::shared_ptr<Transport> HierarchyTransport::split(int color, int key, Milliseconds timeout) {
   // In order after all that was started before: from here on nothing else is under way.
-  const auto choices = exchange(*this, Choice{color, key}, timeout);
+  const auto choices = exchange(*this, SplitChoice{color, key}, timeout);
   Layout part = layout_of_part(link_->layout(), choices, color);
   const uint64_t group = flight_group(group_, kLocalSplit - 1 - splits_++, color);
   const bool here_only = part.hosts() == 1;
   std::vector<int64_t> far_colors;
-  for (const Choice& choice : choices) {
+  for (const SplitChoice& choice : choices) {
     if (layout_of_part(link_->layout(), choices, choice.color).hosts() > 1) {
       far_colors.push_back(choice.color);
     }

@@ -14,7 +14,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/hierarchy/plain_values.h"
+#include "lockstep/comm/plain_values.h"
 #include "lockstep/comm/tensor_bytes.h"
 
 namespace lockstep::comm {

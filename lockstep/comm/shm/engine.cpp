@@ -10,6 +10,7 @@
 
 #include "lockstep/base/cores.h"
 #include "lockstep/base/rank.h"
+#include "lockstep/comm/cause_of_death.h"
 #include "lockstep/comm/flight.h"
 #include "lockstep/comm/shm/bell.h"
 #include "lockstep/comm/shm/collective_run.h"
@@ -42,8 +43,8 @@ class QueuedOperation final : public Work, public std::enable_shared_from_this<Q
       std::shared_ptr<Engine> engine, Collective collective, uint64_t group, int64_t sequence)
       : engine_(std::move(engine)),
         collective_(std::move(collective)),
-        note_(collective_, group, is_message() ? -1 : sequence),
-        run_(make_run(is_message() ? 0 : sequence)) {}
+        note_(collective_, group, sequence),
+        run_(make_run(sequence)) {}
 
   bool done() const override {
     return finished_.load(std::memory_order_acquire) ||
@@ -59,7 +60,7 @@ class QueuedOperation final : public Work, public std::enable_shared_from_this<Q
   }
 
   // For the engine, with its mutex held:
-  bool is_message() const { return collective_.op == Op::kSend || collective_.op == Op::kRecv; }
+  bool is_message() const { return std::holds_alternative<MessageRun>(run_); }
   std::pair<bool, int> channel() const { return {collective_.op == Op::kSend, collective_.root}; }
   Op op() const { return collective_.op; }
   int peer() const { return collective_.root; }
@@ -83,7 +84,7 @@ class QueuedOperation final : public Work, public std::enable_shared_from_this<Q
   using Run = std::variant<CollectiveRun, MessageRun>;
   Run make_run(int64_t sequence) {
     const Fingerprint print = fingerprint_of(collective_, sequence);
-    if (is_message()) {
+    if (collective_.op == Op::kSend || collective_.op == Op::kRecv) {
       return MessageRun(*engine_->member_, collective_, print);
     }
     return CollectiveRun(*engine_->member_, collective_, print);
@@ -119,8 +120,7 @@ std::shared_ptr<Work> Engine::start(Collective collective) {
     operation = std::make_shared<QueuedOperation>(
         shared_from_this(), std::move(collective), group_, message ? -1 : sequence_++);
     if (!dead_.empty()) {
-      operation->finish(std::make_exception_ptr(CommError(
-          name_of(operation->op()), "the group is dead since an earlier failure: " + dead_)));
+      operation->finish(std::make_exception_ptr(error_after(dead_, operation->op())));
       return operation;
     }
     Queue& queue = message ? messages_[operation->channel()] : collectives_;
@@ -170,19 +170,20 @@ bool Engine::is_idle() const {
 void Engine::fail(QueuedOperation& culprit, const CommError& error) {
   dead_ = without_rank_suffix(error.what());
   member_->fail(dead_);
+  for (const Operation& operation : take_all()) {
+    operation->finish(std::make_exception_ptr(
+        operation.get() == &culprit ? error : error_after(dead_, operation->op())));
+  }
+}
+
+std::vector<Engine::Operation> Engine::take_all() {
   std::vector<Operation> all(collectives_.begin(), collectives_.end());
   collectives_.clear();
   for (auto& [unused, queue] : messages_) {
     all.insert(all.end(), queue.begin(), queue.end());
     queue.clear();
   }
-  for (const Operation& operation : all) {
-    operation->finish(
-        operation.get() == &culprit ? std::make_exception_ptr(error)
-                                    : std::make_exception_ptr(CommError(
-                                          name_of(operation->op()),
-                                          "the group is dead since an earlier failure: " + dead_)));
-  }
+  return all;
 }
 
 std::vector<int> Engine::awaited(const QueuedOperation& operation) const {
@@ -330,13 +331,7 @@ void Engine::close() {
   const std::lock_guard<std::mutex> lock(mutex_);
   member_->leave();
   dead_ = dead_.empty() ? "it was destroyed" : dead_;
-  std::vector<Operation> dropped(collectives_.begin(), collectives_.end());
-  collectives_.clear();
-  for (auto& [unused, queue] : messages_) {
-    dropped.insert(dropped.end(), queue.begin(), queue.end());
-    queue.clear();
-  }
-  for (const Operation& operation : dropped) {
+  for (const Operation& operation : take_all()) {
     operation->finish(std::make_exception_ptr(
         CommError(name_of(operation->op()), "the group was destroyed before this was done")));
   }

@@ -66,6 +66,7 @@ class Engine : public std::enable_shared_from_this<Engine> {
   bool is_idle() const;
   /// Ends all operations, `culprit` with the error, and tells the other ranks.
   void fail(QueuedOperation& culprit, const CommError& error);
+  std::vector<Operation> take_all();
   std::vector<int> awaited(const QueuedOperation& operation) const;
   /// Fails `operation` if a rank that it waits for will not come.
   void check_peers(QueuedOperation& operation, double seconds);

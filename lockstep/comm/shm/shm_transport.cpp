@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/comm/shm/shm_transport.h"
 
-#include <algorithm>
 #include <array>
 #include <atomic>
-#include <cstring>
 #include <string>
 #include <unistd.h>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/rank.h"
+#include "lockstep/comm/cpu_only.h"
 #include "lockstep/comm/flight.h"
+#include "lockstep/comm/plain_values.h"
 #include "lockstep/comm/shm/arena.h"
 #include "lockstep/comm/shm/engine.h"
 #include "lockstep/comm/shm/meeting.h"
 #include "lockstep/comm/shm/member.h"
+#include "lockstep/comm/split_choice.h"
 
 namespace lockstep::comm {
 namespace {
@@ -51,14 +51,7 @@ class ShmTransport final : public Transport {
   int size() const override { return engine_->size(); }
 
   std::shared_ptr<Work> start(Collective collective, Milliseconds /*timeout*/) override {
-    for (const at::Tensor& tensor : {collective.input, collective.output}) {
-      if (tensor.defined() && !tensor.is_cpu()) {
-        throw ConfigError(
-            name_of(collective.op),
-            fmt::format(
-                "shared memory moves CPU tensors only; got one on {}", tensor.device().str()));
-      }
-    }
+    refuse_other_devices(collective, "shared memory moves");
     return engine_->start(std::move(collective));
   }
 
@@ -78,7 +71,7 @@ class ShmTransport final : public Transport {
         without_rank_suffix(error.what()).copy(mine.fault.data(), mine.fault.size() - 1);
       }
     }
-    const Place place = exchange(mine, timeout).front();
+    const Place place = exchange(*this, mine, timeout).front();
     if (place.offset < 0) {
       throw Error("shared_zeros", fmt::format("rank 0: {}", place.fault.data()));
     }
@@ -90,43 +83,19 @@ class ShmTransport final : public Transport {
   }
 
   std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override {
-    struct Choice {
-      int64_t color, key;
-    };
-    const auto choices = exchange(Choice{color, key}, timeout);
-    std::vector<int> members;
-    for (int other = 0; other < size(); ++other) {
-      if (choices[static_cast<size_t>(other)].color == color) {
-        members.push_back(other);
-      }
-    }
-    std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
-      return choices[static_cast<size_t>(a)].key < choices[static_cast<size_t>(b)].key;
-    });
-    const auto place = std::find(members.begin(), members.end(), rank()) - members.begin();
+    const std::vector<int> members =
+        members_of(exchange(*this, SplitChoice{color, key}, timeout), color);
     const int64_t split = splits_++;
     return std::make_shared<ShmTransport>(
         shm::MeetingPlace{
             .name = fmt::format("{}/{}.{}", name_, split, color),
-            .rank = static_cast<int>(place),
+            .rank = place_of(members, rank()),
             .size = static_cast<int>(members.size())},
         flight_group(engine_->group(), split, color),
         timeout);
   }
 
  private:
-  /// All ranks' `mine`.
-  template <typename T>
-  std::vector<T> exchange(const T& mine, Milliseconds timeout) {
-    at::Tensor input = at::empty({static_cast<int64_t>(sizeof(T))}, at::kByte);
-    std::memcpy(input.mutable_data_ptr(), &mine, sizeof(T));
-    const at::Tensor output = at::empty({static_cast<int64_t>(sizeof(T)) * size()}, at::kByte);
-    start({.op = Op::kAllGather, .input = input, .output = output}, timeout)->wait(timeout);
-    std::vector<T> all(static_cast<size_t>(size()));
-    std::memcpy(all.data(), output.const_data_ptr(), sizeof(T) * all.size());
-    return all;
-  }
-
   std::string name_;  ///< Of the meeting place, under which those of parts lie.
   std::shared_ptr<shm::Arena> arena_;
   std::shared_ptr<Engine> engine_;

@@ -15,41 +15,11 @@
 #include <ATen/Functions.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/split_choice.h"
+#include "lockstep/comm/thread/reduce_in_order.h"
 
 namespace lockstep::comm {
 namespace {
-
-at::ScalarType accumulate_type(at::ScalarType type) {
-  return type == at::kHalf || type == at::kBFloat16 ? at::kFloat : type;
-}
-
-/// Inputs in rank order -> one tensor. The order of additions is the contract: rank 0 first.
-at::Tensor reduce_in_order(const std::vector<at::Tensor>& inputs, ReduceOp op) {
-  const at::ScalarType type = accumulate_type(inputs[0].scalar_type());
-  at::Tensor total = inputs[0].to(type, /*non_blocking=*/false, /*copy=*/true);
-  for (size_t i = 1; i < inputs.size(); ++i) {
-    const at::Tensor next = inputs[i].to(type);
-    switch (op) {
-      case ReduceOp::kSum:
-      case ReduceOp::kAvg:
-        total.add_(next);
-        break;
-      case ReduceOp::kMin:
-        total = at::minimum(total, next);
-        break;
-      case ReduceOp::kMax:
-        total = at::maximum(total, next);
-        break;
-      case ReduceOp::kProduct:
-        total.mul_(next);
-        break;
-    }
-  }
-  if (op == ReduceOp::kAvg) {
-    total.div_(static_cast<double>(inputs.size()));
-  }
-  return total;
-}
 
 class FinishedWork final : public Work {
  public:
@@ -70,7 +40,7 @@ struct Letter {
 class ThreadHub {
  public:
   explicit ThreadHub(int size)
-      : size_(size), slots_(size), prints_(size), present_(size, false), colors_(size) {}
+      : size_(size), slots_(size), prints_(size), present_(size, false), choices_(size) {}
 
   int size() const { return size_; }
 
@@ -89,26 +59,19 @@ class ThreadHub {
 
   std::shared_ptr<ThreadHub> split(
       int rank, int color, int key, int& new_rank, Milliseconds timeout) {
-    colors_[rank] = {color, key};
+    choices_[rank] = {color, key};
     meet(rank, "split", timeout, [&] {
       parts_.clear();
-      for (const auto& [other, unused] : colors_) {
-        const auto members = std::count_if(
-            colors_.begin(), colors_.end(), [&](const auto& c) { return c.first == other; });
-        parts_.emplace(other, std::make_shared<ThreadHub>(static_cast<int>(members)));
+      for (const SplitChoice& choice : choices_) {
+        const auto members = static_cast<int>(members_of(choices_, choice.color).size());
+        parts_.emplace(choice.color, std::make_shared<ThreadHub>(members));
       }
       std::lock_guard<std::mutex> lock(children_mutex_);
       for (const auto& [unused, part] : parts_) {
         children_.push_back(part);
       }
     });
-    new_rank = 0;
-    for (int other = 0; other < size_; ++other) {
-      if (colors_[other].first == color &&
-          std::pair(colors_[other].second, other) < std::pair(key, rank)) {
-        ++new_rank;
-      }
-    }
+    new_rank = place_of(members_of(choices_, color), rank);
     auto part = parts_.at(color);
     meet(rank, "split", timeout, [] {
     });  // Nobody may start the next split before all have read this one.
@@ -298,8 +261,8 @@ class ThreadHub {
   std::vector<Collective> slots_;
   std::vector<Fingerprint> prints_;
   std::vector<bool> present_;
-  std::vector<std::pair<int, int>> colors_;
-  std::map<int, std::shared_ptr<ThreadHub>> parts_;
+  std::vector<SplitChoice> choices_;
+  std::map<int64_t, std::shared_ptr<ThreadHub>> parts_;
   std::mutex children_mutex_;
   std::vector<std::weak_ptr<ThreadHub>> children_;
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<Letter>>> mail_;

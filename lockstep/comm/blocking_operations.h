@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "lockstep/comm/flight.h"
+#include "lockstep/comm/ordered_worker.h"
+#include "lockstep/comm/transport.h"
+
+namespace lockstep::comm {
+
+/// The progress threads of a transport whose operations block: collectives run one after the other
+/// on one; send and recv have threads of their own, so that two ranks may send to each other before
+/// they receive. Each operation is noted in the flight record.
+///
+/// `Link` is what those threads work on; it outlives the transport if an operation does. It has
+/// `collective(c, sequence, timeout)`, `point_to_point(c, timeout)`, and `die(why)`, which hears of
+/// a caller whose patience ended.
+///
+/// Thread safety: one thread at a time.
+template <typename Link>
+class BlockingOperations {
+ public:
+  /// `group`: in the flight record.
+  BlockingOperations(std::shared_ptr<Link> link, uint64_t group)
+      : link_(std::move(link)), group_(group) {}
+
+  std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) {
+    const Op op = collective.op;
+    const auto on_timeout = [link = link_](const std::string& why) { link->die(why); };
+    if (op == Op::kSend || op == Op::kRecv) {
+      OrderedWorker& worker = op == Op::kSend ? sends_ : receives_;
+      const FlightNote note(collective, group_, -1);
+      return worker.submit(
+          name_of(op),
+          [link = link_, note, c = std::move(collective), timeout] {
+            note.run([&] { link->point_to_point(c, timeout); });
+          },
+          on_timeout);
+    }
+    const int64_t sequence = sequence_++;
+    const FlightNote note(collective, group_, sequence);
+    return collectives_.submit(
+        name_of(op),
+        [link = link_, note, c = std::move(collective), sequence, timeout] {
+          note.run([&] { link->collective(c, sequence, timeout); });
+        },
+        on_timeout);
+  }
+
+ private:
+  std::shared_ptr<Link> link_;
+  uint64_t group_;
+  OrderedWorker collectives_;
+  OrderedWorker sends_;
+  OrderedWorker receives_;
+  int64_t sequence_ = 0;
+};
+
+}  // namespace lockstep::comm
