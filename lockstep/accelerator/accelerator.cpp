@@ -15,6 +15,7 @@
 #include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/keep_memory.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
 #include "lockstep/watch/flight_recorder.h"
@@ -74,7 +75,7 @@ GradientAccumulationPlugin accumulation_of(
 
 /// Two buckets cannot both hold one gradient.
 template <typename Models>
-void refuse_shared_parameters(const Models& models, const NamedTensors& parameters) {
+void refuse_common_parameters(const Models& models, const NamedTensors& parameters) {
   for (const auto& model : models) {
     for (const NamedTensor& theirs : model.parameters()) {
       for (const NamedTensor& ours : parameters) {
@@ -143,6 +144,7 @@ Accelerator::~Accelerator() {
 }
 
 void Accelerator::configure() {
+  keep_freed_memory();
   State& state = *state_;
   const AcceleratorOptions& options = state.options;
   const Environment environment = Environment::process();
@@ -222,7 +224,7 @@ void Accelerator::add_model(const void* id, Tensors parameters, Tensors buffers)
       })) {
     return;
   }
-  refuse_shared_parameters(state.models, parameters());
+  refuse_common_parameters(state.models, parameters());
   const size_t index = state.models.size();
   const std::string prefix = index == 0 ? "" : fmt::format("model_{}.", index);
   if (!state.loop->scaler) {
@@ -238,7 +240,7 @@ void Accelerator::add_model(const void* id, Tensors parameters, Tensors buffers)
   auto parallel = std::make_shared<DataParallel>(
       parameters(), buffers(), std::move(group), state.options.data_parallel);
   state.models.push_back({id, prefix, std::move(parameters), std::move(buffers), parallel});
-  state.parallels->push_back(std::move(parallel));
+  state.parallels.push_back(std::move(parallel));
 }
 
 void Accelerator::add_loader(std::shared_ptr<data::LoaderCore> loader) {
@@ -264,7 +266,7 @@ Optimizer Accelerator::add_optimizer(std::shared_ptr<torch::optim::Optimizer> op
         return &prepared.inner() == optimizer.get();
       });
   if (known == state.optimizers.end()) {
-    state.optimizers.emplace_back(std::move(optimizer), state.parallels, state.loop);
+    state.optimizers.emplace_back(std::move(optimizer), state.loop);
     known = state.optimizers.end() - 1;
   }
   state.optimizers_in_call.push_back(*known);
@@ -298,6 +300,7 @@ void Accelerator::end_prepare() {
     }
   }
   state.unbound.clear();
+  share_parameters();
 }
 
 std::ranges::iota_view<int64_t, int64_t> Accelerator::epochs(int64_t count) {

@@ -38,6 +38,9 @@
 
 namespace lockstep {
 
+class DataParallel;
+using DataParallels = std::vector<std::shared_ptr<DataParallel>>;
+
 struct JoinUnevenInputs {
   /// For the loop, loaders go by this instead of AcceleratorOptions::even_batches.
   std::optional<bool> even_batches = std::nullopt;
@@ -406,6 +409,9 @@ class Accelerator {
   void end_prepare();
   void add_model(const void* id, Tensors parameters, Tensors buffers);
   void add_loader(std::shared_ptr<data::LoaderCore> loader);
+  void share_parameters();
+  /// ConfigError, in the name of `where`, if parameters are shared, since `because`.
+  void refuse_shared_parameters(const char* where, const char* because) const;
   Optimizer add_optimizer(std::shared_ptr<torch::optim::Optimizer> optimizer);
   Scheduler add_schedule(AnySchedule schedule);
 

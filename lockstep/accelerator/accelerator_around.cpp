@@ -173,7 +173,7 @@ void Accelerator::forget_prepared() {
   state.optimizers.clear();
   state.optimizers_in_call.clear();
   state.models.clear();
-  state.parallels->clear();
+  state.parallels.clear();
   for (const auto& loader : state.loaders) {
     loader->set_observer(nullptr);
   }

@@ -114,6 +114,8 @@ void Accelerator::join_uneven_inputs(
         "join_uneven_inputs",
         state.joining ? "inside another one" : "does not go with LocalSgd; finish() it first");
   }
+  refuse_shared_parameters(
+      "join_uneven_inputs", "a process without data is not there to update its share");
   LoopState& loop = *state.loop;
   if (loop.finite->policy() != NonFinitePolicy::kIgnore && use_distributed()) {
     throw ConfigError(
@@ -137,7 +139,7 @@ void Accelerator::join_uneven_inputs(
     state.joining = false;
     agree_among(state.group);
   });
-  run_joined(*state.parallels, body, options.join);
+  run_joined(state.parallels, body, options.join);
   loop.update_scaler_if_due();
   if (!use_distributed()) {
     return;

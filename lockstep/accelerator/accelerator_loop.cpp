@@ -91,7 +91,7 @@ DataParallels Accelerator::parallels_of(const std::vector<const void*>& models) 
     }
     chosen.push_back(found->parallel);
   }
-  return models.empty() ? *state_->parallels : chosen;
+  return models.empty() ? state_->parallels : chosen;
 }
 
 DataParallels Accelerator::hold_back(DataParallels parallels) {
@@ -209,12 +209,8 @@ void Accelerator::backward(const at::Tensor& loss_sum, double count) {
 
 void Accelerator::clear_gradients() {
   for (const State::Model& model : state_->models) {
-    std::vector<at::Tensor> parameters;
     for (const NamedTensor& item : model.parameters()) {
-      parameters.push_back(item.tensor);
-    }
-    for (at::Tensor& left : model.parallel->zero_grad(parameters)) {
-      left.mutable_grad().reset();
+      item.tensor.mutable_grad().reset();
     }
   }
   state_->loop->clipped.clear();

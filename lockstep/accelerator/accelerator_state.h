@@ -44,7 +44,7 @@ struct Accelerator::State {
   Group group;
   std::vector<Model> models;
   /// Those of `models`, as the optimizers see them: also of models prepared after an optimizer.
-  std::shared_ptr<DataParallels> parallels = std::make_shared<DataParallels>();
+  DataParallels parallels;
   /// Scopes under way in which a model's gradients stay here.
   std::map<const DataParallel*, int> holds;
   std::vector<Optimizer> optimizers;

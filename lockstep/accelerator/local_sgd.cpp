@@ -68,6 +68,7 @@ LocalSgd::LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOpt
         "does not go with sync_each_batch, which averages the gradients that shall stay local");
   }
   if (options.enabled) {
+    accelerator.refuse_shared_parameters("local_sgd", "each process goes its own way for a while");
     // finish() makes optimizers equal by name: seen now rather than after the training.
     state.optimizer_names("local_sgd");
   }

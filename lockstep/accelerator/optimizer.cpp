@@ -9,14 +9,12 @@
 
 #include "lockstep/accelerator/loop_state.h"
 #include "lockstep/base/error.h"
-#include "lockstep/sync/data_parallel.h"
 #include "lockstep/watch/flight_recorder.h"
 
 namespace lockstep {
 
 struct Optimizer::State {
   std::shared_ptr<torch::optim::Optimizer> inner;
-  std::shared_ptr<const DataParallels> models;
   std::shared_ptr<LoopState> loop;
   int64_t steps = 0;
   bool skipped = false;
@@ -24,11 +22,8 @@ struct Optimizer::State {
 };
 
 Optimizer::Optimizer(
-    std::shared_ptr<torch::optim::Optimizer> inner,
-    std::shared_ptr<const DataParallels> models,
-    std::shared_ptr<LoopState> loop)
-    : state_(std::make_shared<State>(State{std::move(inner), std::move(models), std::move(loop)})) {
-}
+    std::shared_ptr<torch::optim::Optimizer> inner, std::shared_ptr<LoopState> loop)
+    : state_(std::make_shared<State>(State{std::move(inner), std::move(loop)})) {}
 
 void Optimizer::step() {
   State& state = *state_;
@@ -93,11 +88,7 @@ void Optimizer::zero_grad() {
   }
   state_->loop->clipped.clear();
   state_->used_up = state_->loop->backwards;
-  std::vector<at::Tensor> left = parameters();
-  for (const auto& model : *state_->models) {
-    left = model->zero_grad(left);
-  }
-  for (at::Tensor& parameter : left) {
+  for (const at::Tensor& parameter : parameters()) {
     parameter.mutable_grad().reset();
   }
 }

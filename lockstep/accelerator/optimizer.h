@@ -14,31 +14,26 @@ class Optimizer;
 
 namespace lockstep {
 
-class DataParallel;
-using DataParallels = std::vector<std::shared_ptr<DataParallel>>;
 struct LoopState;
 
 /// A prepared optimizer: what `Accelerator::prepare` makes of one of ours or of torch::optim's. A
 /// handle.
 ///
 /// `step` and `zero_grad` do nothing in a micro-step that only accumulates. With fp16, `step` takes
-/// the scale off the gradients and leaves the update out where they overflowed. `zero_grad` keeps
-/// gradients in their buckets, where torch's own would free them to be copied there again.
-/// Everything else is the optimizer within. Thread safety: none.
+/// the scale off the gradients and leaves the update out where they overflowed. Everything else is
+/// the optimizer within. Thread safety: none.
 class Optimizer {
  public:
   Optimizer() = default;  ///< Empty; only to be assigned to.
-  Optimizer(
-      std::shared_ptr<torch::optim::Optimizer> inner,
-      std::shared_ptr<const DataParallels> models,
-      std::shared_ptr<LoopState> loop);
+  Optimizer(std::shared_ptr<torch::optim::Optimizer> inner, std::shared_ptr<LoopState> loop);
 
   /// One update by the wrapped optimizer. With fp16 or a NonFinitePolicy: collective.
   void step();
   /// The same with a closure that computes the loss again, for optimizers that need one. Not with
   /// fp16.
   at::Tensor step(const std::function<at::Tensor()>& closure);
-  /// Zeroes the gradients of this optimizer's parameters.
+  /// Drops the gradients of this optimizer's parameters, as torch's does; the next backward's lie
+  /// in their buckets again.
   void zero_grad();
   /// Whether the last step() that was due left the update out: gradients had overflowed, or were
   /// not finite.

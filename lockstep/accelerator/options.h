@@ -95,6 +95,14 @@ struct AcceleratorOptions {
   /// Called with the checkpoint's folder before the process leaves; throw to stay.
   std::function<void(const std::filesystem::path& folder)> on_preempted = nullptr;
   DataParallelOptions data_parallel = {};
+  /// On the CPUs of one host: prepared optimizers (of lockstep::optim) keep parameters and state
+  /// once for all processes, in memory that they have in common. Each process updates its share,
+  /// which all others then have without a message; to the bit what each would have computed.
+  ///
+  /// `Optimizer::step` is collective then. A program that changes parameters itself must do so on
+  /// one process, between two barriers: what every process does would be done many times over. Not
+  /// with LocalSgd, nor join_uneven_inputs.
+  bool shared_parameters = false;
   /// LOCKSTEP_TIMEOUT_MS and LOCKSTEP_JOIN_TIMEOUT_MS, unless set here.
   ConnectOptions connect = ConnectOptions::from_environment(Environment::process());
 };

@@ -43,8 +43,4 @@ std::vector<bool> GradBucket::flags() const {
   return present;
 }
 
-void GradBucket::zero_gradients() {
-  gradients_.zero_();
-}
-
 }  // namespace lockstep::flat

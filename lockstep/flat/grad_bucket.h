@@ -38,8 +38,6 @@ class GradBucket {
   void set_flags(const std::vector<bool>& present);
   /// After a sum or an average: which flags any rank had set.
   std::vector<bool> flags() const;
-  /// Zeroes all gradients in one pass.
-  void zero_gradients();
 
  private:
   BucketPlan plan_;

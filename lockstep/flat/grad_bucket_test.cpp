@@ -43,14 +43,5 @@ TEST(GradBucket, flags_of_any_rank_survive_an_average) {
   }
 }
 
-TEST(GradBucket, zeroing_gradients_leaves_the_flags) {
-  GradBucket bucket = make({at::ones({2}), at::ones({3})});
-  bucket.view(1).fill_(7);
-  bucket.set_flags({true, true});
-  bucket.zero_gradients();
-  EXPECT_EQ(bucket.view(1).sum().item<double>(), 0);
-  EXPECT_EQ(bucket.flags(), (std::vector<bool>{true, true}));
-}
-
 }  // namespace
 }  // namespace lockstep::flat

@@ -3,12 +3,16 @@
 
 #include <utility>
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
 
+#include "lockstep/base/error.h"
 #include "lockstep/flat/layout.h"
 
 namespace lockstep::optim {
@@ -18,10 +22,26 @@ namespace {
 constexpr int64_t kCapBytes = int64_t{25} << 20;
 constexpr int64_t kFirstCapBytes = int64_t{1} << 20;
 
+constexpr const char* kHeldElsewhere =
+    "something else holds its memory too (a view, a second parameter over it), or it has gaps";
+
 bool may_move(const at::Tensor& parameter) {
   return parameter.requires_grad() && parameter.numel() > 0 && parameter.layout() == at::kStrided &&
          parameter.is_non_overlapping_and_dense() && parameter.has_storage() &&
          parameter.storage().use_count() == 1;
+}
+
+bool is_updated(const at::Tensor& parameter) {
+  return parameter.requires_grad() && parameter.numel() > 0;
+}
+
+[[noreturn]] void refuse_to_share(const at::Tensor& parameter, const char* why) {
+  throw ConfigError(
+      "optim",
+      fmt::format(
+          "a parameter of shape [{}] cannot lie in memory that ranks share: {}",
+          fmt::join(parameter.sizes(), ", "),
+          why));
 }
 
 bool shares_memory(const at::Tensor& a, const at::Tensor& b) {
@@ -52,40 +72,142 @@ bool same_strides(const at::Tensor& a, const at::Tensor& b) {
   return true;
 }
 
+FlatParameter FlatGroup::new_item(const at::Tensor& parameter) const {
+  return {
+      .parameter = parameter,
+      .sizes = parameter.sizes().vec(),
+      .state = std::vector<at::Tensor>(field_count_)};
+}
+
+at::Tensor FlatGroup::memory(int64_t numel, const at::TensorOptions& options) {
+  if (!group_) {
+    return at::zeros({numel}, options);
+  }
+  at::Tensor zeros = group_->shared_zeros({numel}, options);
+  if (!zeros.defined()) {
+    throw ConfigError(
+        "optim",
+        fmt::format(
+            "parameters can be shared by ranks that have memory in common; these talk over {}: run "
+            "all of them on one host with LOCKSTEP_COMM=auto, or leave shared_parameters off",
+            group_->transport_name()));
+  }
+  return zeros;
+}
+
+at::Tensor FlatGroup::shared(const at::Tensor& from) {
+  at::Tensor to = memory(from.numel(), from.options().requires_grad(false))
+                      .as_strided(from.sizes(), from.strides());
+  if (group_->rank() == 0) {
+    to.copy_(from);
+  }
+  return to;
+}
+
+void FlatGroup::lay_out(const flat::BucketPlan& plan, std::vector<at::Tensor>& moving) {
+  const at::Tensor buffer = memory(plan.numel, moving[plan.slots[0].parameter].detach().options());
+  for (const flat::Slot& slot : plan.slots) {
+    at::Tensor& parameter = moving[slot.parameter];
+    const at::Tensor place = flat::view_like(buffer, slot, parameter);
+    if (!group_ || group_->rank() == 0) {
+      place.copy_(parameter);
+    }
+    parameter.set_data(place);
+    FlatParameter item = new_item(parameter);
+    item.buffer = buffers_.size();
+    item.offset = slot.offset;
+    items_.push_back(std::move(item));
+  }
+  buffers_.push_back({.parameters = buffer, .state = std::vector<at::Tensor>(field_count_)});
+}
+
 void FlatGroup::add(const std::vector<at::Tensor>& parameters) {
   const c10::AutoGradMode no_grad(false);
   std::vector<at::Tensor> moving;
   std::vector<at::Tensor> staying;
   for (const at::Tensor& parameter : parameters) {
-    (may_move(parameter) ? moving : staying).push_back(parameter);
+    const bool moves = may_move(parameter);
+    if (group_ && !moves && is_updated(parameter)) {
+      refuse_to_share(parameter, kHeldElsewhere);
+    }
+    (moves ? moving : staying).push_back(parameter);
   }
-  const auto new_item = [this](const at::Tensor& parameter) {
-    return FlatParameter{
-        .parameter = parameter,
-        .sizes = parameter.sizes().vec(),
-        .state = std::vector<at::Tensor>(field_count_)};
-  };
   for (const flat::BucketPlan& plan : flat::plan_buckets(moving, kCapBytes, kFirstCapBytes)) {
-    if (plan.slots.size() == 1) {
+    if (plan.slots.size() == 1 && !group_) {
       staying.push_back(moving[plan.slots[0].parameter]);
-      continue;
+    } else {
+      lay_out(plan, moving);
     }
-    const at::Tensor buffer =
-        at::zeros({plan.numel}, moving[plan.slots[0].parameter].detach().options());
-    for (const flat::Slot& slot : plan.slots) {
-      at::Tensor& parameter = moving[slot.parameter];
-      const at::Tensor place = flat::view_like(buffer, slot, parameter);
-      place.copy_(parameter);
-      parameter.set_data(place);
-      FlatParameter item = new_item(parameter);
-      item.buffer = buffers_.size();
-      item.offset = slot.offset;
-      items_.push_back(std::move(item));
-    }
-    buffers_.push_back({.parameters = buffer, .state = std::vector<at::Tensor>(field_count_)});
   }
   for (const at::Tensor& parameter : staying) {
     items_.push_back(new_item(parameter));
+  }
+  if (group_) {
+    group_->barrier();  // Rank 0's values are there.
+  }
+}
+
+void FlatGroup::share(const Group& group) {
+  const c10::AutoGradMode no_grad(false);
+  for (const FlatParameter& item : items_) {
+    const bool loose = item.buffer == FlatParameter::kLoose;
+    if (is_updated(item.parameter) && !(loose ? may_move(item.parameter) : at_home(item))) {
+      refuse_to_share(item.parameter, kHeldElsewhere);
+    }
+  }
+  group_ = group;
+  for (FlatParameter& item : items_) {
+    if (item.buffer == FlatParameter::kLoose && is_updated(item.parameter)) {
+      item.buffer = buffers_.size();
+      buffers_.push_back(
+          {.parameters = memory_of(item.parameter.detach()),
+           .state = std::vector<at::Tensor>(field_count_)});
+      for (size_t field = 0; field < field_count_; ++field) {
+        if (item.state[field].defined() && item.state[field].sizes() == item.parameter.sizes()) {
+          buffers_.back().state[field] = memory_of(item.state[field]);
+        }
+      }
+    }
+  }
+  for (size_t index = 0; index < buffers_.size(); ++index) {
+    share_buffer(index);
+  }
+  group_->barrier();  // Rank 0's values are there.
+}
+
+void FlatGroup::share_buffer(size_t index) {
+  const Buffer before = buffers_[index];
+  Buffer& buffer = buffers_[index];
+  buffer.parameters = shared(before.parameters);
+  for (at::Tensor& state : buffer.state) {
+    state = state.defined() ? shared(state) : state;
+  }
+  for (FlatParameter& item : items_) {
+    if (item.buffer != index) {
+      continue;
+    }
+    at::Tensor& parameter = item.parameter;
+    const auto place_in = [&](const at::Tensor& memory) {
+      return memory.as_strided(parameter.sizes(), parameter.strides(), item.offset);
+    };
+    for (size_t field = 0; field < field_count_; ++field) {
+      at::Tensor& state = item.state[field];
+      if (state.defined()) {
+        const at::Tensor& whole = before.state[field];
+        const bool flat = whole.defined() && lies_behind(whole, state, item.offset);
+        state = flat ? place_in(buffer.state[field]) : shared(state);
+      }
+    }
+    parameter.set_data(place_in(buffer.parameters));
+  }
+}
+
+void FlatGroup::check_place(const FlatParameter& item) const {
+  if (group_ && !at_home(item)) {
+    refuse_to_share(
+        item.parameter,
+        "it was frozen when it was shared, or has moved since (set_data, Module::to); unfreeze and "
+        "move before prepare()");
   }
 }
 
@@ -96,11 +218,15 @@ at::Tensor& FlatGroup::place_state(FlatParameter& item, size_t field, StateShape
   if (shape == StateShape::kRow || shape == StateShape::kColumn) {
     std::vector<int64_t> sizes = parameter.sizes().vec();
     sizes[sizes.size() - (shape == StateShape::kRow ? 1 : 2)] = 1;
-    state = at::empty(sizes, options);
+    if (!group_) {
+      state = at::empty(sizes, options);
+    } else if (!state.defined() || state.sizes() != sizes) {
+      state = memory(c10::multiply_integers(sizes), options).view(sizes);
+    }
   } else if (at_home(item)) {
     at::Tensor& buffer = buffers_[item.buffer].state[field];
     if (!buffer.defined()) {
-      buffer = at::zeros_like(buffers_[item.buffer].parameters);
+      buffer = memory(buffers_[item.buffer].parameters.numel(), options);
     }
     state = buffer.as_strided(parameter.sizes(), parameter.strides(), item.offset);
   } else if (parameter.is_non_overlapping_and_dense()) {

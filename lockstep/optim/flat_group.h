@@ -3,10 +3,13 @@
 
 #include <cstdint>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/comm/group.h"
+#include "lockstep/flat/layout.h"
 #include "lockstep/optim/rule.h"
 
 namespace lockstep::optim {
@@ -31,6 +34,9 @@ struct FlatParameter {
 /// share their memory with any other tensor (a view somebody holds would be cut off), those whose
 /// memory has gaps, and those that would be alone in their buffer.
 ///
+/// Once shared, buffers lie in memory that several ranks have in common: what one of them writes is
+/// there for all of them.
+///
 /// Memory: while laying out, one buffer (25 MiB, or the largest parameter) above what there was. A
 /// buffer lives as long as this or any parameter in it. `torch::save` of one such parameter writes
 /// its whole buffer, as of any view; of a module, each buffer once.
@@ -40,6 +46,12 @@ class FlatGroup {
 
   /// Takes in more parameters.
   void add(const std::vector<at::Tensor>& parameters);
+  /// Moves what is laid out, and what follows, into memory that the ranks of `group` have in
+  /// common. The values are rank 0's. From then on a parameter with a gradient must stay where it
+  /// was put. ConfigError, on all ranks, if they have none in common or a parameter cannot be
+  /// moved. Collective, as are `add` and `place_state` from then on.
+  void share(const Group& group);
+
   /// In the order they lie in memory; those without a place last.
   std::vector<FlatParameter>& items() { return items_; }
   const std::vector<FlatParameter>& items() const { return items_; }
@@ -49,6 +61,9 @@ class FlatGroup {
   at::Tensor& place_state(FlatParameter& item, size_t field, StateShape shape);
   /// Takes state to where its parameter has moved: another device, dtype or order of dimensions.
   void follow_parameter(FlatParameter& item);
+
+  /// ConfigError for a parameter that is not, or no longer, where all ranks have it.
+  void check_place(const FlatParameter& item) const;
 
   /// Whether items `a` to `b` of one buffer, their gradients and their state lie with the same
   /// distances between them; that those in between do is for the caller to know.
@@ -65,7 +80,16 @@ class FlatGroup {
   };
 
   bool at_home(const FlatParameter& item) const;
+  void share_buffer(size_t index);
+  /// A buffer for the slots of `plan`, which `moving` are moved to.
+  void lay_out(const flat::BucketPlan& plan, std::vector<at::Tensor>& moving);
+  FlatParameter new_item(const at::Tensor& parameter) const;
+  /// Zeros, in common if shared.
+  at::Tensor memory(int64_t numel, const at::TensorOptions& options);
+  /// `from` moved to memory in common.
+  at::Tensor shared(const at::Tensor& from);
 
+  std::optional<Group> group_;  ///< Of the ranks that have the buffers in common.
   size_t field_count_;
   std::vector<Buffer> buffers_;
   std::vector<FlatParameter> items_;

@@ -8,11 +8,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/flat/copy_values.h"
+#include "lockstep/optim/gathering.h"
+#include "lockstep/optim/share_of.h"
 
 namespace lockstep::optim {
 namespace {
@@ -62,82 +63,6 @@ Groups checked(const char* rule, Groups groups) {
   return groups;
 }
 
-/// `gradient` in the dtype and order of `parameter`: the fused kernels walk memory, not indices.
-at::Tensor laid_out_like(const at::Tensor& gradient, const at::Tensor& parameter) {
-  if (same_strides(gradient, parameter) && gradient.scalar_type() == parameter.scalar_type()) {
-    return gradient;
-  }
-  return at::empty_strided(parameter.sizes(), parameter.strides(), parameter.options())
-      .copy_(gradient);
-}
-
-/// Sorts runs of neighbouring parameters into batches.
-class Gathering {
- public:
-  Gathering(const FlatGroup& group, size_t field_count)
-      : group_(group), field_count_(field_count) {}
-
-  /// The run from `first` to `last`, which may be the same; `fresh`: its state is new.
-  void add(const FlatParameter& first, const FlatParameter& last, bool fresh) {
-    Batch& batch = batch_for(first.parameter, fresh);
-    batch.steps.push_back(first.step);
-    if (&first == &last) {
-      add_one(batch, first);
-      return;
-    }
-    batch.parameters.push_back(group_.parameters_between(first, last));
-    batch.gradients.push_back(group_.gradients_between(first, last));
-    for (size_t field = 0; field < field_count_; ++field) {
-      batch.state[field].push_back(group_.state_between(first, last, field));
-    }
-    for (const FlatParameter* item = &first; item <= &last; ++item) {
-      // Autograd must notice that what it saved has changed.
-      item->parameter.unsafeGetTensorImpl()->bump_version();
-    }
-  }
-
-  const std::vector<Batch>& batches() const { return batches_; }
-
-  /// Puts what was updated in a dense copy where it belongs.
-  void copy_back() const {
-    for (const auto& [parameter, updated] : copies_) {
-      parameter.copy_(updated);
-    }
-  }
-
- private:
-  Batch& batch_for(const at::Tensor& parameter, bool fresh) {
-    for (Batch& batch : batches_) {
-      if (batch.first == fresh && batch.parameters[0].scalar_type() == parameter.scalar_type() &&
-          batch.parameters[0].device() == parameter.device()) {
-        return batch;
-      }
-    }
-    Batch& batch = batches_.emplace_back();
-    batch.first = fresh;
-    batch.state.resize(field_count_);
-    return batch;
-  }
-
-  void add_one(Batch& batch, const FlatParameter& item) {
-    at::Tensor parameter = item.parameter;
-    if (!parameter.is_non_overlapping_and_dense()) {
-      parameter = parameter.contiguous();
-      copies_.emplace_back(item.parameter, parameter);
-    }
-    batch.parameters.push_back(parameter);
-    batch.gradients.push_back(laid_out_like(item.parameter.grad(), parameter));
-    for (size_t field = 0; field < field_count_; ++field) {
-      batch.state[field].push_back(item.state[field]);
-    }
-  }
-
-  const FlatGroup& group_;
-  size_t field_count_;
-  std::vector<Batch> batches_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
-};
-
 }  // namespace
 
 FlatOptimizer::FlatOptimizer(
@@ -160,11 +85,49 @@ at::Tensor FlatOptimizer::step(LossClosure closure) {
       }
     }
   }
+  std::vector<Gathering> gatherings;
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    gatherings.push_back(gather(group));
+  }
+  if (sharers_) {
+    sharers_->barrier();  // All state is made, and nobody computes with the old values any more.
+  }
   run_count_ = 0;
   for (size_t group = 0; group < groups_.size(); ++group) {
-    step_group(group);
+    for (const Batch& batch : gatherings[group].batches()) {
+      update_share(param_groups_[group].options(), batch);
+    }
+    gatherings[group].copy_back();
+  }
+  if (sharers_) {
+    sharers_->barrier();
   }
   return loss;
+}
+
+void FlatOptimizer::update_share(
+    const torch::optim::OptimizerOptions& options, const Batch& batch) {
+  if (!sharers_) {
+    run_count_ += batch.parameters.size();
+    update(options, batch);
+    return;
+  }
+  const Batch share = share_of(batch, traits_.elementwise, sharers_->rank(), sharers_->size());
+  run_count_ += share.parameters.size();
+  if (!share.parameters.empty()) {
+    update(options, share);
+  }
+}
+
+void FlatOptimizer::share(const Group& group) {
+  if (group.size() == 1) {
+    return;
+  }
+  adopt_parameters();
+  for (FlatGroup& flat : groups_) {
+    flat.share(group);
+  }
+  sharers_ = group;
 }
 
 void FlatOptimizer::save(torch::serialize::OutputArchive& /*archive*/) const {
@@ -187,6 +150,9 @@ void FlatOptimizer::adopt_parameters() {
     if (index == groups_.size()) {
       check(group.options());
       groups_.emplace_back(traits_.fields.size());
+      if (sharers_) {
+        groups_.back().share(*sharers_);
+      }
       known_.emplace_back();
     }
     std::vector<at::TensorImpl*>& known = known_[index];
@@ -293,7 +259,7 @@ void FlatOptimizer::check_sizes(const FlatParameter& item) const {
   }
 }
 
-void FlatOptimizer::step_group(size_t group_index) {
+Gathering FlatOptimizer::gather(size_t group_index) {
   FlatGroup& group = groups_[group_index];
   Gathering gathering(group, traits_.fields.size());
   const FlatParameter* first = nullptr;  // The run that is being gathered.
@@ -311,6 +277,7 @@ void FlatOptimizer::step_group(size_t group_index) {
       continue;
     }
     ++item.step;
+    group.check_place(item);
     group.follow_parameter(item);
     const bool created = create_missing_state(group_index, item);
     const bool joins = first != nullptr && traits_.elementwise && created == fresh &&
@@ -324,12 +291,7 @@ void FlatOptimizer::step_group(size_t group_index) {
     last = &item;
   }
   end_run();
-
-  for (const Batch& batch : gathering.batches()) {
-    update(param_groups_[group_index].options(), batch);
-    run_count_ += batch.parameters.size();
-  }
-  gathering.copy_back();
+  return gathering;
 }
 
 FlatOptimizer::Place FlatOptimizer::place_of(const at::Tensor& parameter) const {

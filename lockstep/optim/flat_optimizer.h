@@ -4,14 +4,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <torch/optim/optimizer.h>
 
+#include "lockstep/comm/group.h"
 #include "lockstep/optim/flat_group.h"
 #include "lockstep/optim/rule.h"
 
 namespace lockstep::optim {
+
+class Gathering;
 
 /// What every optimizer of this folder has in common: a torch::optim::Optimizer, so schedulers,
 /// `Accelerator::prepare` and everything else that takes one takes these.
@@ -28,6 +32,8 @@ namespace lockstep::optim {
 ///   the old buffer keeps its memory. One whose shape changes is a ConfigError at the next step.
 /// - State has the parameter's dtype, as in torch.optim, so bf16 parameters have bf16 state.
 ///   Nothing is kept in `state()`; `optimizer_tensors` (optimizer_state.h) has it by name.
+/// - Ranks of one host may share parameters and state (`share`): these exist once then, each rank
+///   updates its share of them, and all have the result, without a message. To the bit the same.
 /// - `zero_grad` is torch's: it frees gradients, or zeroes them where they lie if passed false.
 ///
 /// Dense real parameters; sparse gradients are a ConfigError. Thread safety: none.
@@ -48,6 +54,12 @@ class FlatOptimizer : public torch::optim::Optimizer {
   /// Lays out what has been added to `param_groups()`, as `step` does. ConfigError, if it does not
   /// fit.
   void adopt_parameters();
+  /// Parameters and state lie in memory common to the ranks of `group` from now on; see
+  /// FlatGroup::share. `step` then is collective, and wants the same gradients on all ranks: each
+  /// updates its share, when no rank needs the old values any more, and returns when all have.
+  /// Collective.
+  void share(const Group& group);
+  bool is_shared() const { return sharers_.has_value(); }
   /// Makes what the options want of parameters that have other state: for options switched on
   /// since.
   void complete_state();
@@ -87,11 +99,14 @@ class FlatOptimizer : public torch::optim::Optimizer {
   };
 
   void check_sizes(const FlatParameter& item) const;
-  void step_group(size_t group);
+  /// What there is to update in a group, its state made.
+  Gathering gather(size_t group);
+  void update_share(const torch::optim::OptimizerOptions& options, const Batch& batch);
   bool create_missing_state(size_t group, FlatParameter& item);
   Place place_of(const at::Tensor& parameter) const;
 
   RuleTraits traits_;
+  std::optional<Group> sharers_;
   std::vector<FlatGroup> groups_;
   std::vector<std::vector<at::TensorImpl*>> known_;  ///< [group] In the order of its params().
   size_t run_count_ = 0;

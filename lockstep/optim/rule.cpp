@@ -23,11 +23,6 @@ constexpr int64_t kStretch = int64_t{1} << 17;
 // 64 bytes of fp32: libtorch's longest vectors.
 constexpr int64_t kLanes = 16;
 
-/// The memory of a dense tensor, whatever its strides.
-at::Tensor memory_of(const at::Tensor& tensor) {
-  return tensor.as_strided({tensor.numel()}, {1});
-}
-
 /// The lists of tensors of a batch: [0] parameters, [1] gradients, [2 ...] the fields of state.
 std::vector<std::vector<at::Tensor>*> lists_of(Batch& batch) {
   std::vector<std::vector<at::Tensor>*> lists = {&batch.parameters, &batch.gradients};
@@ -43,6 +38,10 @@ void copy_memory(const at::Tensor& to, const at::Tensor& from) {
 }
 
 }  // namespace
+
+at::Tensor memory_of(const at::Tensor& tensor) {
+  return tensor.as_strided({tensor.numel()}, {1});
+}
 
 void require_option(
     bool good, const char* rule, const char* option, double value, const char* want) {

@@ -70,6 +70,9 @@ void require_adam_like(const char* rule, const Options& options) {
   require_not_negative(rule, "weight_decay", options.weight_decay);
 }
 
+/// The memory of a dense tensor as one of one dimension, whatever its strides.
+at::Tensor memory_of(const at::Tensor& tensor);
+
 /// Calls `visit` with 1-D stretches of `batch`'s tensors: [0] parameter, [1] gradient, [2 ...] the
 /// fields of state (undefined where there is none). On the CPU they are short enough that a rule of
 /// several passes finds them in the cache each time. For elementwise rules.

@@ -22,7 +22,7 @@ double train(const Runner& run, int size, const CommHookOptions& hook) {
     DataParallel parallel(
         net.named(), {}, group, {.cap_bytes = 4096, .first_cap_bytes = 2048, .comm_hook = hook});
     for (int step = 0; step < kSteps; ++step) {
-      net.step(parallel, group.rank(), step);
+      net.step(group.rank(), step);
     }
     EXPECT_TRUE(has_compressed(parallel) || !is_power_sgd(hook));
     losses[static_cast<size_t>(group.rank())] = net.total_loss(size);

@@ -14,6 +14,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/sync/data_parallel.h"
+#include "lockstep/sync/test_gradients.h"
 #include "lockstep/sync/test_hooks.h"
 
 namespace lockstep {
@@ -43,7 +44,7 @@ TEST(CommHook, continues_bit_for_bit_from_its_state) {
             saved.push_back(parameter.detach().clone());
           }
         }
-        straight.step(parallel, group.rank(), step);
+        straight.step(group.rank(), step);
       }
       EXPECT_EQ(state.iteration, saved_at);
       const Mlp resumed;
@@ -53,7 +54,7 @@ TEST(CommHook, continues_bit_for_bit_from_its_state) {
       DataParallel again(resumed.named(), {}, group, options);
       again.load_hook_state(state);
       for (int step = saved_at; step < steps; ++step) {
-        resumed.step(again, group.rank(), step);
+        resumed.step(group.rank(), step);
       }
       for (size_t i = 0; i < saved.size(); ++i) {
         EXPECT_TRUE(at::equal(resumed.all()[i].data(), straight.all()[i].data())) << c.name;
@@ -93,7 +94,7 @@ at::Tensor sum_of_averages(
   DataParallel parallel({{"weight", weight}}, {}, std::move(group), {.comm_hook = hook});
   at::Tensor sum = at::zeros_like(gradient, at::kDouble);
   for (int step = 0; step < steps; ++step) {
-    parallel.zero_grad({weight});
+    zero_grad({weight});
     (weight * gradient).sum().backward();
     sum += weight.grad();
   }
@@ -141,7 +142,7 @@ TEST(CommHook, what_float16_cannot_hold_is_inf_everywhere_and_leaves_the_error_f
         group,
         {.comm_hook = {.type = CommHookType::kFp16, .use_error_feedback = true}});
     for (const double value : {1e6, 1.0}) {
-      parallel.zero_grad({weight});
+      zero_grad({weight});
       (weight * (group.rank() == 0 ? value : 1.0)).sum().backward();
       EXPECT_EQ(at::isfinite(weight.grad()).all().item<bool>(), value == 1.0);
     }
@@ -231,7 +232,7 @@ TEST(CommHook, refuses_the_state_of_another_model_and_changes_nothing) {
         {},
         group,
         {.comm_hook = {.type = CommHookType::kFp16, .use_error_feedback = true}});
-    net.step(parallel, group.rank(), 0);
+    net.step(group.rank(), 0);
     const at::Tensor before = parallel.hook_state().tensors[0].tensor.clone();
     const std::string name = parallel.hook_state().tensors[0].name;
     const CommHookState unknown{
@@ -253,7 +254,7 @@ TEST(CommHook, checking_a_state_changes_nothing) {
       const Mlp net;
       DataParallel parallel(net.named(), {}, group, {.comm_hook = c.options});
       for (int step = 0; step < 12; ++step) {
-        net.step(parallel, group.rank(), step);
+        net.step(group.rank(), step);
       }
       CommHookState other{.iteration = 3, .tensors = {}};
       std::vector<at::Tensor> before;

@@ -63,10 +63,6 @@ void DataParallel::set_local(bool local) {
   reducer_->set_local(local);
 }
 
-std::vector<at::Tensor> DataParallel::zero_grad(const std::vector<at::Tensor>& parameters) {
-  return reducer_->zero_grad(parameters);
-}
-
 CommHookState DataParallel::hook_state() const {
   const CommHook* hook = reducer_->hook();
   return hook != nullptr ? hook->state() : CommHookState{};

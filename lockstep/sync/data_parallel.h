@@ -32,6 +32,10 @@ class Reducer;
 /// buckets, in reverse order of registration; a full bucket is averaged at once, and buckets start
 /// in index order on every rank, so control flow may differ between ranks.
 ///
+/// - Gradients may be zeroed in place or dropped (`mutable_grad().reset()`, what torch's zero_grad
+///   does): the next backward's lie in the buckets again. Dropping is the faster: autograd then
+///   hands its result over, which is copied once, where zeroing and adding passes over the memory
+///   three times more.
 /// - A parameter that took no part on this rank counts as zero; one that took part on no rank
 ///   keeps an undefined `grad`, so that optimizers leave it alone, as in one process.
 /// - After a backward that only accumulates, what took no part on this rank since it was zeroed has
@@ -75,10 +79,6 @@ class DataParallel {
   /// While true, nothing travels, whatever `set_sync` says: for strategies that average parameters
   /// instead of gradients.
   void set_local(bool local);
-
-  /// Zeroes the gradients of those of `parameters` that are ours; one pass over memory when it is
-  /// all of them. Gradients stay views in the buckets. Returns the ones that are not ours.
-  std::vector<at::Tensor> zero_grad(const std::vector<at::Tensor>& parameters);
 
   /// What the comm hook remembers, for a checkpoint; each rank's own. Empty (iteration 0, no
   /// tensors) without compression and in a group of one.

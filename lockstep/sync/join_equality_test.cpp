@@ -10,6 +10,7 @@
 #include "lockstep/comm/connected_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/sync/join.h"
+#include "lockstep/sync/test_gradients.h"
 #include "lockstep/sync/test_join_net.h"
 
 namespace lockstep {
@@ -105,12 +106,12 @@ TEST_P(JoinTest, equals_one_process_that_sees_every_batch) {
         {.divide_by_initial_world_size = c.divide_by_initial},
         [&] { return std::vector<at::Tensor>{net.velocity}; });
     if (group.size() == 1) {
-      parallel->zero_grad({net.w, net.extra});
+      net.zero();
     }
     expect_equal(net, expected, "rank " + std::to_string(rank));
     // The group is in step again, and the models are ordinary ones.
     parallel->set_sync(true);
-    parallel->zero_grad({net.w, net.extra});
+    net.zero();
     net.zero();
     net.forward(JoinNet::batch(0, 0), 0).backward();
     EXPECT_TRUE(net.w.grad().defined());

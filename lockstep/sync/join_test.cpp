@@ -17,6 +17,7 @@
 #include "lockstep/comm/connected_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/sync/data_parallel.h"
+#include "lockstep/sync/test_gradients.h"
 #include "lockstep/sync/test_hooks.h"
 #include "lockstep/sync/test_join_net.h"
 
@@ -166,7 +167,7 @@ TEST(Join, throws_everywhere_when_the_first_rank_ends_if_asked) {
           [&] {
             for (int i = 0; i < (group.rank() == 1 ? 2 : 5); ++i) {
               net.forward(JoinNet::batch(group.rank(), i), i).backward();
-              parallel->zero_grad({net.w, net.extra});
+              net.zero();
               ++done;
             }
           },
@@ -226,7 +227,7 @@ TEST(Join, works_with_compressed_gradients) {
             .comm_hook = {.type = CommHookType::kPowerSgd, .power_sgd = {.start_iter = 0}}});
     run_joined({parallel}, [&] {
       for (int i = 0; i < (group.rank() == 0 ? 5 : 2); ++i) {
-        parallel->zero_grad({w});
+        zero_grad({w});
         (w * 2).sum().backward();
         const double expected = i < 2 ? 2 : 1;
         EXPECT_NEAR(w.grad().mean().item<double>(), expected, 1e-4);

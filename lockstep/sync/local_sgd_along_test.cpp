@@ -12,6 +12,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/sync/local_sgd.h"
+#include "lockstep/sync/test_gradients.h"
 #include "lockstep/sync/test_local_net.h"
 
 namespace lockstep {
@@ -162,7 +163,7 @@ TEST(LocalSgd, a_parameter_that_took_part_once_is_left_alone_afterwards_as_in_on
       for (int step = 0; step < steps; ++step) {
         loss(net, step).backward();
         adam.step(net);
-        parallel->zero_grad(net);
+        zero_grad(net);
         local.step();
       }
       local.finish();

@@ -14,6 +14,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/connected_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
+#include "lockstep/sync/test_gradients.h"
 #include "lockstep/sync/test_local_net.h"
 
 namespace lockstep {
@@ -98,7 +99,7 @@ TEST_P(LocalSgdTest, equals_one_process_that_averages_parameters) {
       if (group.size() == 1) {
         net.zero();
       }
-      parallel->zero_grad(net.trained());
+      zero_grad(net.trained());
       net.loss(group.rank(), step).backward();
       net.update();
       const bool averaged = local.step();
@@ -108,7 +109,7 @@ TEST_P(LocalSgdTest, equals_one_process_that_averages_parameters) {
     }
     local.finish();
     EXPECT_EQ(local.steps(), c.steps);
-    EXPECT_TRUE(averages(*parallel, net, group));
+    EXPECT_TRUE(averages(net, group));
     const LocalNet& reference_net = expected[static_cast<size_t>(group.rank())];
     EXPECT_TRUE(at::allclose(net.w.detach(), reference_net.w.detach(), 1e-5, 1e-6));
     EXPECT_TRUE(at::allclose(net.half.detach(), reference_net.half.detach(), 1e-2, 1e-2));
@@ -130,10 +131,10 @@ TEST(LocalSgd, with_a_period_of_one_is_data_parallel_bit_for_bit) {
       LocalSgdCore local(
           parallel, local_net.parameters(), local_net.buffers(), group, {.local_sgd_steps = 1});
       for (int step = 0; step < 20; ++step) {
-        plain_parallel->zero_grad(plain.trained());
+        zero_grad(plain.trained());
         plain.loss(group.rank(), step).backward();
         plain.update();
-        parallel->zero_grad(local_net.trained());
+        zero_grad(local_net.trained());
         local_net.loss(group.rank(), step).backward();
         local_net.update();
         local.step();
@@ -169,7 +170,7 @@ TEST(LocalSgd, gradients_stay_local_whatever_set_sync_says_and_accumulate) {
     }
     EXPECT_TRUE(at::allclose(net.w.grad(), alone.w.grad(), 1e-6, 1e-7));
     local.abandon();
-    EXPECT_TRUE(averages(*parallel, net, group));
+    EXPECT_TRUE(averages(net, group));
   });
 }
 
@@ -219,7 +220,7 @@ TEST(LocalSgd, disabled_is_data_parallel) {
     const auto parallel = data_parallel(net, group);
     LocalSgdCore local(
         parallel, net.parameters(), net.buffers(), group, {.local_sgd_steps = 2, .enabled = false});
-    EXPECT_TRUE(averages(*parallel, net, group));
+    EXPECT_TRUE(averages(net, group));
     EXPECT_FALSE(local.step() || local.step() || local.finish());
   });
 }
@@ -241,7 +242,7 @@ TEST(LocalSgd, an_exception_ends_it_without_communication) {
       EXPECT_EQ(group.rank(), 0);
     }
     EXPECT_EQ(net.w.detach().mean().item<double>(), group.rank());
-    EXPECT_TRUE(averages(*parallel, net, group));
+    EXPECT_TRUE(averages(net, group));
   });
 }
 
@@ -255,7 +256,7 @@ TEST(LocalSgd, goes_on_in_the_middle_of_a_period) {
       auto local =
           std::make_unique<LocalSgdCore>(parallel, net.parameters(), net.buffers(), group, options);
       for (int step = 0; step < 10; ++step) {
-        parallel->zero_grad(net.trained());
+        zero_grad(net.trained());
         net.loss(group.rank(), step).backward();
         net.update();
         local->step();

@@ -16,6 +16,7 @@
 #include "lockstep/sync/backward_hooks.h"
 #include "lockstep/sync/data_parallel.h"
 #include "lockstep/sync/low_rank.h"
+#include "lockstep/sync/test_gradients.h"
 #include "lockstep/sync/test_hooks.h"
 
 namespace lockstep {
@@ -41,9 +42,7 @@ struct Given {
         loss = loss + (parameters[i].tensor * gradients[i]).sum();
       }
     }
-    for (const at::Tensor& parameter : parallel.zero_grad(ours)) {
-      parameter.mutable_grad().reset();  // A group of one has no say in them.
-    }
+    zero_grad(ours);
     parallel.begin_backward();
     loss.backward();
     parallel.finish_backward();

@@ -172,10 +172,13 @@ void Reducer::gradient_arrived(size_t index) {
   }
 }
 
+bool Reducer::holds_average(size_t index) const {
+  return averaged_[index] && aliases(parameters_[index].tensor.grad(), view(index));
+}
+
 bool Reducer::adds_to_average() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (averaged_[i] && aliases(parameters_[i].tensor.grad(), view(i)) &&
-        static_cast<int64_t>(view(i)._version()) == versions_[i]) {
+    if (holds_average(i) && static_cast<int64_t>(view(i)._version()) == versions_[i]) {
       return true;
     }
   }
@@ -268,9 +271,14 @@ void Reducer::finish_locked() {
 void Reducer::average_without_data(bool keep) {
   const std::lock_guard<std::mutex> lock(mutex_);
   // What was accumulated here and never averaged is still to be sent; an average is spent.
-  const bool spent = std::find(averaged_.begin(), averaged_.end(), true) != averaged_.end();
+  bool spent = false;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    spent = spent || holds_average(i);
+  }
   if (!keep && spent) {
-    zero_grad(tensors_of(parameters_));
+    for (NamedTensor& item : parameters_) {
+      item.tensor.mutable_grad().reset();
+    }
   }
   expected_ = true;
   announced_ = true;  // By those who have data.
@@ -294,44 +302,6 @@ void Reducer::take_average(const flat::GradBucket& bucket) {
     versions_[index] = bucket.view(slot)._version();
     parameters_[index].tensor.mutable_grad() = anywhere[slot] ? bucket.view(slot) : at::Tensor();
   }
-}
-
-std::vector<at::Tensor> Reducer::zero_grad(const std::vector<at::Tensor>& parameters) {
-  std::vector<at::Tensor> foreign;
-  std::vector<size_t> ours;
-  for (const at::Tensor& parameter : parameters) {
-    const auto found = index_of_.find(parameter.unsafeGetTensorImpl());
-    if (found == index_of_.end()) {
-      foreign.push_back(parameter);
-    } else {
-      ours.push_back(found->second);
-    }
-  }
-  // Where there is no gradient, `start` or whoever brings one overwrites what lies in its view.
-  const bool all = ours.size() == parameters_.size() &&
-                   std::all_of(parameters_.begin(), parameters_.end(), [](const NamedTensor& item) {
-                     return item.tensor.grad().defined();
-                   });
-  if (all) {
-    for (flat::GradBucket& bucket : buckets_) {
-      bucket.zero_gradients();
-    }
-  }
-  for (size_t index : ours) {
-    has_gradient_[index] = false;
-    averaged_[index] = false;
-    at::Tensor& gradient = parameters_[index].tensor.mutable_grad();
-    if (!gradient.defined()) {
-      continue;
-    }
-    if (!all) {
-      view(index).zero_();
-    }
-    if (!aliases(gradient, view(index))) {
-      gradient = view(index);
-    }
-  }
-  return foreign;
 }
 
 }  // namespace lockstep

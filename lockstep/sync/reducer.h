@@ -45,8 +45,6 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   /// once more instead of zeroed.
   void average_without_data(bool keep);
 
-  std::vector<at::Tensor> zero_grad(const std::vector<at::Tensor>& parameters);
-
   void set_sync(bool sync) { sync_ = sync; }
   void set_local(bool local) { local_ = local; }
 
@@ -75,6 +73,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void gradient_arrived(size_t index);
   void start(size_t bucket);
   void announce();
+  /// Whether a parameter's gradient is what the last averaging left, or was added to or zeroed in
+  /// place since.
+  bool holds_average(size_t index) const;
   /// Whether gradients still hold what was averaged, as far as known: an average that was zeroed,
   /// or written to by others, does not count.
   bool adds_to_average() const;

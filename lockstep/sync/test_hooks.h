@@ -13,6 +13,7 @@
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/sync/comm_hook.h"
 #include "lockstep/sync/data_parallel.h"
+#include "lockstep/sync/test_gradients.h"
 
 namespace lockstep {
 
@@ -41,8 +42,8 @@ struct Mlp {
     return (at::tanh(x.matmul(w1) + b1).matmul(w2) + b2 - targets(x)).pow(2).mean();
   }
   /// Plain SGD.
-  void step(DataParallel& parallel, int rank, int step) const {
-    parallel.zero_grad(all());
+  void step(int rank, int step) const {
+    zero_grad(all());
     loss(inputs(rank, step)).backward();
     const c10::AutoGradMode no_grad(false);
     for (const at::Tensor& parameter : all()) {

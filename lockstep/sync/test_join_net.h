@@ -7,6 +7,7 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/sync/data_parallel.h"
+#include "lockstep/sync/test_gradients.h"
 
 namespace lockstep {
 
@@ -41,10 +42,7 @@ struct JoinNet {
       extra.data().sub_(extra.grad(), 0.1);
     }
   }
-  void zero() {
-    w.mutable_grad().reset();
-    extra.mutable_grad().reset();
-  }
+  void zero() { zero_grad({w, extra}); }
   std::shared_ptr<DataParallel> parallel(const Group& group) const {
     return std::make_shared<DataParallel>(
         parameters(), buffers(), group, DataParallelOptions{.cap_bytes = 1, .first_cap_bytes = 1});
@@ -66,7 +64,7 @@ inline void train(
     if (last) {
       net.update();
       if (!zero_in_place) {
-        parallel.zero_grad({net.w, net.extra});
+        net.zero();
       } else {
         for (const at::Tensor& parameter : {net.w, net.extra}) {
           if (parameter.grad().defined()) {

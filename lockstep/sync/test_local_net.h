@@ -9,6 +9,7 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/sync/data_parallel.h"
+#include "lockstep/sync/test_gradients.h"
 
 namespace lockstep {
 
@@ -40,11 +41,7 @@ struct LocalNet {
       parameter.data().sub_(parameter.grad(), 0.1);
     }
   }
-  void zero() const {
-    for (const at::Tensor& parameter : trained()) {
-      parameter.mutable_grad().reset();
-    }
-  }
+  void zero() const { zero_grad(trained()); }
 };
 
 inline std::shared_ptr<DataParallel> data_parallel(
@@ -53,13 +50,12 @@ inline std::shared_ptr<DataParallel> data_parallel(
       net.parameters(), net.buffers(), group, DataParallelOptions{.comm_hook = hook});
 }
 
-/// Whether gradients travel. Leaves them zero. Collective.
-inline bool averages(DataParallel& parallel, const LocalNet& net, const Group& group) {
-  parallel.zero_grad(net.trained());
+/// Whether gradients travel. Leaves none. Collective.
+inline bool averages(const LocalNet& net, const Group& group) {
   net.zero();
   (net.w * (group.rank() == 0 ? 1 : 0)).sum().backward();
   const double found = net.w.grad()[0][0].item<double>();
-  parallel.zero_grad(net.trained());
+  net.zero();
   return std::abs(found - 1.0 / group.size()) < 1e-6;
 }
 

@@ -92,6 +92,7 @@ std::vector<Strategy> strategies() {
   const auto accumulate = [](int64_t steps) {
     return [steps] { return AcceleratorOptions{.gradient_accumulation_steps = steps}; };
   };
+  const auto shared = [] { return AcceleratorOptions{.shared_parameters = true}; };
   return {
       {.name = "data_parallel"},
       {.name = "tiny_buckets", .options = buckets(1)},
@@ -102,6 +103,23 @@ std::vector<Strategy> strategies() {
        .options = accumulate(2),
        .micro_steps = 2,
        .clip = true},
+      {.name = "shared_parameters", .options = shared},
+      {.name = "shared_parameters_accumulation_and_clipping",
+       .options =
+           [] {
+             return AcceleratorOptions{.gradient_accumulation_steps = 2, .shared_parameters = true};
+           },
+       .micro_steps = 2,
+       .clip = true},
+      {.name = "shared_parameters_fp16",
+       .options =
+           [] {
+             return AcceleratorOptions{
+                 .mixed_precision = lockstep::Precision::kFP16,
+                 .grad_scaler = {.init_scale = 256},
+                 .shared_parameters = true};
+           },
+       .tolerance = 4e-2},
       {.name = "local_sgd_every_step", .local_sgd_steps = 1},
       // Eight bits of mantissa in the products: 12 steps of AdamW at 0.01 end a few steps' length
       // apart where a gradient is near zero.

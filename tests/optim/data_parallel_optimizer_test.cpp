@@ -57,10 +57,7 @@ void expect_equal_to(const Toy& expected, int size, typename Ours::Options optio
     Ours optimizer(toy.list(), options);
     DataParallel parallel(toy.named(), {}, group);
     for (int step = 0; step < kSteps; ++step) {
-      if (group.size() == 1) {
-        optimizer.zero_grad();
-      }
-      parallel.zero_grad(toy.list());
+      optimizer.zero_grad();
       toy.loss(group.rank(), step).backward();
       optimizer.step();
       if (group.size() > 1 && step == 0) {

@@ -57,6 +57,15 @@ class ThreadHub {
     });
   }
 
+  at::Tensor share(int rank, int64_t bytes, Milliseconds timeout) {
+    meet(rank, "shared_zeros", timeout, [&] { common_ = at::zeros({bytes}, at::kByte); });
+    // As processes see it: each has a storage of its own over the same memory.
+    at::Tensor mine = at::from_blob(
+        common_.mutable_data_ptr(), {bytes}, [keep = common_](void*) {}, at::kByte);
+    meet(rank, "shared_zeros", timeout, [&] { common_.reset(); });
+    return mine;
+  }
+
   std::shared_ptr<ThreadHub> split(
       int rank, int color, int key, int& new_rank, Milliseconds timeout) {
     choices_[rank] = {color, key};
@@ -262,6 +271,7 @@ class ThreadHub {
   std::vector<Fingerprint> prints_;
   std::vector<bool> present_;
   std::vector<SplitChoice> choices_;
+  at::Tensor common_;
   std::map<int64_t, std::shared_ptr<ThreadHub>> parts_;
   std::mutex children_mutex_;
   std::vector<std::weak_ptr<ThreadHub>> children_;
@@ -316,6 +326,10 @@ class ThreadTransport final : public Transport {
   const char* name() const override { return "thread"; }
   int rank() const override { return rank_; }
   int size() const override { return hub_->size(); }
+
+  at::Tensor allocate_shared(int64_t bytes, Milliseconds timeout) override {
+    return hub_->share(rank_, bytes, timeout);
+  }
 
   std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) override {
     const int peer = collective.root;
