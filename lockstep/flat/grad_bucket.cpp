@@ -2,7 +2,6 @@
 #include "lockstep/flat/grad_bucket.h"
 
 #include <algorithm>
-#include <iterator>
 #include <utility>
 
 #include <ATen/ops/zeros.h>
@@ -17,6 +16,7 @@ GradBucket::GradBucket(
   buffer_ = group.empty({plan_.numel + count}, first.options().requires_grad(false)).zero_();
   gradients_ = buffer_.narrow(0, 0, plan_.numel);
   flags_ = buffer_.narrow(0, plan_.numel, count);
+  host_flags_ = at::zeros({count}, at::kFloat);
   for (const Slot& slot : plan_.slots) {
     // Not a view to autograd, though it shares the memory: torch's own zero_grad detaches gradients
     // in place, which views refuse.
@@ -29,17 +29,15 @@ at::Tensor GradBucket::flat(size_t index) const {
 }
 
 void GradBucket::set_flags(const std::vector<bool>& present) {
-  at::Tensor host = at::zeros({flags_.numel()}, at::kFloat);
-  std::copy(present.begin(), present.end(), host.mutable_data_ptr<float>());
-  flags_.copy_(host);
+  std::copy(present.begin(), present.end(), host_flags_.mutable_data_ptr<float>());
+  flags_.copy_(host_flags_);
 }
 
 std::vector<bool> GradBucket::flags() const {
-  const at::Tensor host = flags_.to(at::kCPU, at::kFloat);
-  const float* begin = host.const_data_ptr<float>();
-  std::vector<bool> present;
-  std::transform(
-      begin, begin + host.numel(), std::back_inserter(present), [](float sum) { return sum > 0; });
+  host_flags_.copy_(flags_);
+  const float* begin = host_flags_.const_data_ptr<float>();
+  std::vector<bool> present(plan_.slots.size());
+  std::transform(begin, begin + present.size(), present.begin(), [](float sum) { return sum > 0; });
   return present;
 }
 

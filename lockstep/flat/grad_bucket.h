@@ -44,6 +44,7 @@ class GradBucket {
   at::Tensor buffer_;
   at::Tensor gradients_;
   at::Tensor flags_;
+  at::Tensor host_flags_;  ///< To write and read them by, as float32 on the CPU.
   std::vector<at::Tensor> views_;
 };
 
