@@ -8,6 +8,7 @@
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/keep_memory.h"
 #include "lockstep/optim/flat_optimizer.h"
 
 namespace lockstep {
@@ -51,6 +52,7 @@ void Accelerator::share_parameters() {
     }
     if (!flat->is_shared()) {
       flat->share(state.group);
+      release_freed_memory();  // Where parameters were before.
     }
   }
 }

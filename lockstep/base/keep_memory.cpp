@@ -19,4 +19,8 @@ void keep_freed_memory() {
   ::mallopt(M_TRIM_THRESHOLD, kNever);
 }
 
+void release_freed_memory() {
+  ::malloc_trim(0);
+}
+
 }  // namespace lockstep

@@ -13,4 +13,8 @@ namespace lockstep {
 /// MALLOC_TRIM_THRESHOLD_ or GLIBC_TUNABLES, or where malloc is another library's. Thread-safe.
 void keep_freed_memory();
 
+/// Gives back what has been freed so far: for after something large has gone for good. Walks all of
+/// malloc's memory.
+void release_freed_memory();
+
 }  // namespace lockstep

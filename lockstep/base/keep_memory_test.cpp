@@ -52,6 +52,17 @@ TEST(KeepFreedMemory, the_second_use_of_a_size_costs_no_pages) {
       0);
 }
 
+TEST(KeepFreedMemory, is_given_back_when_asked) {
+  EXPECT_EQ(
+      in_a_child([] {
+        keep_freed_memory();
+        faults_of_one_use();
+        release_freed_memory();
+        return faults_of_one_use() < 16 ? 1 : 0;
+      }),
+      0);
+}
+
 TEST(KeepFreedMemory, leaves_a_users_choice_alone) {
   EXPECT_EQ(
       in_a_child([] {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // lockstep::launch in a real program: results, errors, signals, and that nothing is left.
 #include <csignal>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -88,6 +89,17 @@ TEST(LaunchFromCode, RefusesWhatCannotBe) {
   const Outcome rank = run_lockstep(launch("2", {LAUNCH_SELF_FIXTURE, "results"}));
   EXPECT_EQ(rank.code, 2);
   EXPECT_THAT(rank.err, HasSubstr("this process is rank "));
+}
+
+TEST(SharedParameters, AreInTheMemoryOfAHostOnce) {
+  const Outcome outcome = run_fixture({"memory"});
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  double own = 0;
+  double shared = 0;
+  std::istringstream(outcome.out) >> own >> shared;
+  EXPECT_GT(own, 3 * (16 + 32 + 16)) << "or this measures nothing";
+  // Two of three copies of 16 MiB of parameters and 32 of state.
+  EXPECT_GT(own - shared, 0.95 * 2 * 48) << own << " MiB, shared " << shared;
 }
 
 TEST(LaunchFromCode, PassesSignalsOnAndEndsAsTheRanksDo) {

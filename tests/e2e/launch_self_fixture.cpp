@@ -6,7 +6,9 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <map>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <unistd.h>
@@ -41,6 +43,51 @@ torch::Tensor train() {
     optimizer.zero_grad();
   }
   return net->weight.detach();
+}
+
+/// MiB that this process has, what it has in common with others divided among them.
+double own_mib() {
+  std::ifstream rollup("/proc/self/smaps_rollup");
+  for (std::string word; rollup >> word;) {
+    if (word == "Pss:") {
+      double kib = 0;
+      rollup >> kib;
+      return kib / 1024;
+    }
+  }
+  return 0;
+}
+
+/// MiB that training adds to each of three ranks: 16 of parameters, 32 of Adam's state, 16 of
+/// gradients.
+std::vector<double> train_large(bool shared) {
+  return lockstep::launch(
+      [shared] {
+        Accelerator accelerator({.shared_parameters = shared});
+        const double before = own_mib();
+        torch::nn::Sequential net(torch::nn::Linear(2048, 1024), torch::nn::Linear(1024, 2048));
+        auto [model, optimizer] =
+            accelerator.prepare(net, lockstep::optim::AdamW(net->parameters(), {.lr = 0.1}));
+        for (int step = 0; step < 2; ++step) {
+          accelerator.backward(model->forward(torch::ones({1, 2048})).sum());
+          optimizer.step();
+          optimizer.zero_grad();
+        }
+        accelerator.wait_for_everyone();
+        const double after = own_mib();
+        accelerator.wait_for_everyone();
+        return after - before;
+      },
+      3);
+}
+
+int memory() {
+  const auto total = [](const std::vector<double>& each) {
+    return std::accumulate(each.begin(), each.end(), 0.0);
+  };
+  const double own = total(train_large(false));
+  print({own, total(train_large(true))});
+  return 0;
 }
 
 int results() {
@@ -168,6 +215,9 @@ int run(const std::vector<std::string>& arguments) {
   const std::string& how = arguments.at(1);
   if (how == "results") {
     return results();
+  }
+  if (how == "memory") {
+    return memory();
   }
   if (how == "tensors") {
     return tensors();
