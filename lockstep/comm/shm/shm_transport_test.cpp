@@ -289,10 +289,13 @@ TEST(ShmGroup, one_that_left_is_named_at_once) {
 }
 
 TEST(ShmGroup, a_timeout_names_who_is_missing_and_the_others_learn_of_it) {
-  shm_ranks(3, [](Group group) {
+  std::atomic<int> told = 0;
+  shm_ranks(3, [&](Group group) {
     group.barrier();
     if (group.rank() == 2) {
-      std::this_thread::sleep_for(std::chrono::seconds(1));
+      while (told < 2) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
       return;
     }
     const auto timeout = std::chrono::milliseconds(group.rank() == 0 ? 300 : 60'000);
@@ -302,6 +305,7 @@ TEST(ShmGroup, a_timeout_names_who_is_missing_and_the_others_learn_of_it) {
     } catch (const CommError& error) {
       EXPECT_THAT(error.what(), HasSubstr("rank 2 did not come within 0.3 s"));
     }
+    ++told;
   });
 }
 
