@@ -5,9 +5,10 @@
 //   lockstep launch -n 2 checkpoint_bench --bytes 1000000000 --folder /disk/bench
 //
 // A JSON line from rank 0 for each measurement, its seconds those of the slowest rank between two
-// barriers: save; load, and the bytes of all files copied into memory by every rank as its limit,
-// with the files in the page cache and not; what an asynchronous save keeps the loop. The first
-// save's folder is left at <folder>/saved.
+// barriers: save; load, and until all that was loaded has been written once in place ("ready"), and
+// the bytes of all files copied into memory by every rank as its limit, with the files in the page
+// cache and not; what an asynchronous save keeps the loop. The first save's folder is left at
+// <folder>/saved.
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -25,6 +26,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/lockstep.h"
+#include "lockstep/optim/optimizer_state.h"
 
 namespace {
 
@@ -106,7 +108,7 @@ class Bench {
     const fs::path saved = folder_ / "saved";
     time("save", [&] { accelerator_.save_state(saved); });
     for (const bool verify : {true, false}) {
-      const std::string name = verify ? "load" : "load_unchecked";
+      const std::string name = verify ? "" : "_unchecked";
       time_load(name + "_warm", saved, verify);
       drop(saved);
       time_load(name + "_cold", saved, verify);
@@ -127,29 +129,57 @@ class Bench {
   }
 
  private:
-  template <typename Body>
-  void time(const std::string& what, const Body& body) {
-    accelerator_.on_main_process([] { sync(); });  // What others left to be written is not ours.
+  /// All ranks at once. What others have left to be written to disk is not ours.
+  Clock::time_point begin() {
+    accelerator_.on_main_process([] { sync(); });
     accelerator_.wait_for_everyone();
-    const auto began = Clock::now();
-    body();
-    const double own = std::chrono::duration<double>(Clock::now() - began).count();
+    return Clock::now();
+  }
+
+  void tell(const std::string& what, double own) {
     const auto all = accelerator_.gather(torch::tensor({own}, torch::kDouble));
     accelerator_.print(
         nlohmann::json{{"measured", what}, {"seconds", all.max().item<double>()}}.dump());
   }
 
+  template <typename Body>
+  void time(const std::string& what, const Body& body) {
+    const Clock::time_point began = begin();
+    body();
+    tell(what, seconds_since(began));
+  }
+
+  /// `what` is added to the names of both measurements.
   void time_load(const std::string& what, const fs::path& folder, bool verify) {
-    {
-      const torch::NoGradGuard no_grad;
-      for (torch::Tensor& parameter : model_->parameters()) {
-        parameter.zero_();
-      }
+    const torch::NoGradGuard no_grad;
+    for (torch::Tensor& parameter : model_->parameters()) {
+      parameter.zero_();
     }
-    time(what, [&] { accelerator_.load_state(folder, {.verify = verify}); });
+    const Clock::time_point began = begin();
+    accelerator_.load_state(folder, {.verify = verify});
+    const double loaded = seconds_since(began);
+    write_once();
+    const double ready = seconds_since(began);
+    tell("load" + what, loaded);
+    tell("ready" + what, ready);
     if (!torch::equal(samples(), wanted_)) {
       throw lockstep::CheckpointError(
           folder.string(), "load_state did not bring back what was saved");
+    }
+  }
+
+  static double seconds_since(Clock::time_point began) {
+    return std::chrono::duration<double>(Clock::now() - began).count();
+  }
+
+  /// Everything that was loaded, in place, as the first training step does.
+  void write_once() {
+    for (torch::Tensor& parameter : model_->parameters()) {
+      parameter.mul_(1);
+    }
+    const auto any_name = [](const torch::Tensor&) { return std::string(); };
+    for (auto& [name, state] : lockstep::optimizer_tensors(optimizer_.inner(), any_name)) {
+      state.mul_(1);
     }
   }
 

@@ -5,8 +5,9 @@
     torchrun --nproc-per-node 2 bench/checkpoint_peers.py --peer torch --folder /disk/bench
 
 The model is that of checkpoint_bench.cpp, and so is what is printed: a JSON line for each
-measurement, its seconds those between two barriers. A save ends when rank 0 has flushed every file
-and the folder to disk (fsync), a load when model and optimizer of both ranks have their values.
+measurement, its seconds those of the slowest rank after a barrier. A save ends when rank 0 has flushed
+every file and the folder to disk (fsync), a load when the call for it has returned; what was loaded is
+"ready" when all of it has been written once in place.
 """
 import argparse
 import gc
@@ -60,14 +61,9 @@ class Torch:
         state = torch.load(folder / "state.pt", weights_only=True, mmap=mmap)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if mmap:
-            # The optimizer has taken tensors that are still on disk, to be read in its next step.
-            for of_parameter in self.optimizer.state.values():
-                for field, value in of_parameter.items():
-                    of_parameter[field] = value.clone()
 
     def loads(self):
-        return {"load": self.load, "load_mmap": lambda folder: self.load(folder, mmap=True)}
+        return {"": self.load, "_mmap": lambda folder: self.load(folder, mmap=True)}
 
 
 class Safetensors:
@@ -93,7 +89,7 @@ class Safetensors:
             moments[name].copy_(saved)
 
     def loads(self):
-        return {"load": self.load}
+        return {"": self.load}
 
 
 class Dcp:
@@ -116,7 +112,7 @@ class Dcp:
         dcp.load(self.state(), checkpoint_id=folder)
 
     def loads(self):
-        return {"load": self.load}
+        return {"": self.load}
 
 
 class Accelerate:
@@ -135,7 +131,7 @@ class Accelerate:
         self.accelerator.load_state(str(folder))
 
     def loads(self):
-        return {"load": self.load}
+        return {"": self.load}
 
 
 PEERS = {"torch": Torch, "safetensors": Safetensors, "dcp": Dcp, "accelerate": Accelerate}
@@ -169,18 +165,51 @@ def drop(folder):
     dist.barrier()
 
 
-def timed(what, body, after=lambda: None):
-    """Times `body` on all ranks, and `after` on rank 0."""
+def begin():
+    """All ranks at once. What others have left to be written to disk is not this one's."""
     if dist.get_rank() == 0:
-        os.sync()  # What others left to be written is not this one's.
+        os.sync()
     dist.barrier()
-    began = time.perf_counter()
-    body()
+    return time.perf_counter()
+
+
+def tell(what, own):
+    seconds = torch.tensor([own], dtype=torch.float64)
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)
+    if dist.get_rank() == 0:
+        print(json.dumps({"measured": what, "seconds": seconds.item()}), flush=True)
+
+
+def time_save(peer, folder):
+    began = begin()
+    peer.save(folder)
     dist.barrier()
     if dist.get_rank() == 0:
-        after()
-        print(json.dumps({"measured": what, "seconds": time.perf_counter() - began}), flush=True)
-    dist.barrier()
+        flush(folder)
+    tell("save", time.perf_counter() - began)
+
+
+def time_load(what, load, model, optimizer):
+    """`what` is added to the names of both measurements."""
+    began = begin()
+    load()
+    loaded = time.perf_counter() - began
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *adam_moments(model, optimizer).values()):
+            tensor.mul_(1)  # As the first training step does.
+    ready = time.perf_counter() - began
+    tell(f"load{what}", loaded)
+    tell(f"ready{what}", ready)
+
+
+def forget(model, optimizer):
+    """Zeroes what will be loaded. The optimizer's tensors are new ones: those it has may be a file's, mapped."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    for state in optimizer.state.values():
+        for field in ("exp_avg", "exp_avg_sq"):
+            state[field] = torch.zeros_like(state[field])
 
 
 def samples(model, optimizer):
@@ -192,17 +221,15 @@ def samples(model, optimizer):
 def measure(peer, model, optimizer, folder):
     wanted = samples(model, optimizer)
     saved = folder / "saved"
-    timed("save", lambda: peer.save(saved), lambda: flush(saved))
+    time_save(peer, saved)
     for name, load in peer.loads().items():
         for cache in ("warm", "cold"):
-            with torch.no_grad():
-                for tensor in (*model.parameters(), *adam_moments(model, optimizer).values()):
-                    tensor.zero_()
+            forget(model, optimizer)
             if cache == "cold":
                 drop(saved)
-            timed(f"{name}_{cache}", lambda load=load: load(saved))
+            time_load(f"{name}_{cache}", lambda load=load: load(saved), model, optimizer)
             if not torch.equal(samples(model, optimizer), wanted):
-                raise SystemExit(f"checkpoint_peers: {name} did not bring back what was saved")
+                raise SystemExit(f"checkpoint_peers: load{name} did not bring back what was saved")
 
 
 def main():

@@ -2,51 +2,18 @@
 //
 // A rank of bench/collectives.py: times each operation at each size and prints a JSON line for
 // each, from rank 0. Started under `lockstep launch`; LOCKSTEP_COMM chooses the transport.
-#include <chrono>
-#include <functional>
-#include <iostream>
 #include <string>
 #include <vector>
 
 #include <CLI/CLI.hpp>
-#include <nlohmann/json.hpp>
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include "bench/timing.h"
 #include "lockstep/comm/connect.h"
 #include "lockstep/comm/reduce.h"
 #include "lockstep/lockstep.h"
-
-namespace {
-
-using Clock = std::chrono::steady_clock;
-using Operation = std::function<void()>;
-
-double seconds_of(const Operation& operation, int64_t times) {
-  const auto start = Clock::now();
-  for (int64_t i = 0; i < times; ++i) {
-    operation();
-  }
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-/// Microseconds of one operation among as many as take `seconds`, back to back, on the slowest
-/// rank.
-double microseconds(lockstep::Group& group, const Operation& operation, double seconds) {
-  seconds_of(operation, 2);
-  const auto agreed = [&](double value) {
-    return group.all_reduce(at::full({1}, value, at::kDouble), lockstep::ReduceOp::kMax)
-        .wait()
-        .item<double>();
-  };
-  const double once = agreed(seconds_of(operation, 3) / 3);
-  const auto times = static_cast<int64_t>(seconds / once) + 2;
-  group.barrier();
-  return agreed(seconds_of(operation, times) / static_cast<double>(times)) * 1e6;
-}
-
-}  // namespace
 
 int main(int argc, char** argv) {
   return lockstep::run_main([&] {
@@ -62,13 +29,18 @@ int main(int argc, char** argv) {
     lockstep::Group group =
         lockstep::connect(world, lockstep::ConnectOptions::from_environment(environment));
     at::set_num_threads(1);
+    const auto slowest = [&](double value) {
+      return group.all_reduce(at::full({1}, value, at::kDouble), lockstep::ReduceOp::kMax)
+          .wait()
+          .item<double>();
+    };
     for (const int64_t bytes : sizes) {
       const int64_t count = bytes / 4;
       const at::Tensor plain = at::zeros({count});
       const at::Tensor shared = group.empty({count}, plain.options()).zero_();
       const at::Tensor other = at::zeros({count});
       const at::Tensor part = at::zeros({count / group.size()});
-      const std::vector<std::pair<const char*, Operation>> operations{
+      const std::vector<std::pair<const char*, bench::Operation>> operations{
           {"all_reduce", [&] { group.all_reduce(plain).wait(); }},
           {"all_reduce_in_place", [&] { group.all_reduce(shared).wait(); }},
           {"all_reduce_bf16",
@@ -88,10 +60,10 @@ int main(int argc, char** argv) {
           {"memcpy", [&, to = at::zeros({count})] { to.copy_(plain); }},
       };
       for (const auto& [name, operation] : operations) {
-        const double us = microseconds(group, operation, seconds);
+        const double us =
+            bench::microseconds(operation, seconds, slowest, [&] { group.barrier(); });
         if (group.rank() == 0) {
-          const nlohmann::json line = {{"operation", name}, {"bytes", bytes}, {"us", us}};
-          std::cout << line.dump() << "\n" << std::flush;
+          bench::print_collective(name, bytes, us);
         }
       }
     }

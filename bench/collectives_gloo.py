@@ -2,31 +2,16 @@
 """The same as collectives_bench.cpp over torch.distributed's Gloo; started by torchrun from bench/collectives.py."""
 import argparse
 import json
-import time
 
 import torch
 import torch.distributed as dist
-
-
-def seconds_of(operation, times):
-    began = time.perf_counter()
-    for _ in range(times):
-        operation()
-    return time.perf_counter() - began
+from timing import microseconds
 
 
 def slowest(value):
     tensor = torch.tensor([value], dtype=torch.float64)
     dist.all_reduce(tensor, dist.ReduceOp.MAX)
     return tensor.item()
-
-
-def microseconds(operation, seconds):
-    seconds_of(operation, 2)
-    once = slowest(seconds_of(operation, 3) / 3)
-    times = int(seconds / once) + 2
-    dist.barrier()
-    return slowest(seconds_of(operation, times) / times) * 1e6
 
 
 def main():
@@ -49,10 +34,11 @@ def main():
             "broadcast": lambda: dist.broadcast(whole, 0),
         }
         for name, operation in operations.items():
-            us = microseconds(operation, options.seconds)
+            us = microseconds(operation, options.seconds, slowest, dist.barrier)
             if dist.get_rank() == 0:
                 print(json.dumps({"operation": name, "bytes": size, "us": us}), flush=True)
     dist.destroy_process_group()
 
 
-main()
+if __name__ == "__main__":
+    main()

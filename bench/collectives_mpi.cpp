@@ -1,39 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // The same as collectives_bench.cpp over MPI; bench/collectives.py compiles it with mpicxx.
-#include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <cstdlib>
-#include <functional>
 #include <mpi.h>
 #include <utility>
 #include <vector>
 
+#include "bench/timing.h"
+
 namespace {
-
-using Clock = std::chrono::steady_clock;
-using Operation = std::function<void()>;
-
-double seconds_of(const Operation& operation, int64_t times) {
-  const auto start = Clock::now();
-  for (int64_t i = 0; i < times; ++i) {
-    operation();
-  }
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 double slowest(double value) {
   MPI_Allreduce(MPI_IN_PLACE, &value, 1, MPI_DOUBLE, MPI_MAX, MPI_COMM_WORLD);
   return value;
 }
 
-double microseconds(const Operation& operation, double seconds) {
-  seconds_of(operation, 2);
-  const double once = slowest(seconds_of(operation, 3) / 3);
-  const auto times = static_cast<int64_t>(seconds / once) + 2;
+void barrier() {
   MPI_Barrier(MPI_COMM_WORLD);
-  return slowest(seconds_of(operation, times) / static_cast<double>(times)) * 1e6;
 }
 
 }  // namespace
@@ -52,7 +36,7 @@ int main(int argc, char** argv) {
     std::vector<float> whole(static_cast<size_t>(count));
     std::vector<float> other(static_cast<size_t>(count));
     std::vector<float> part(static_cast<size_t>(count / size));
-    const std::vector<std::pair<const char*, Operation>> operations{
+    const std::vector<std::pair<const char*, bench::Operation>> operations{
         {"all_reduce",
          [&] {
            MPI_Allreduce(MPI_IN_PLACE, whole.data(), count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
@@ -87,10 +71,9 @@ int main(int argc, char** argv) {
         {"broadcast", [&] { MPI_Bcast(whole.data(), count, MPI_FLOAT, 0, MPI_COMM_WORLD); }},
     };
     for (const auto& [name, operation] : operations) {
-      const double us = microseconds(operation, seconds);
+      const double us = bench::microseconds(operation, seconds, slowest, barrier);
       if (rank == 0) {
-        std::printf("{\"operation\": \"%s\", \"bytes\": %ld, \"us\": %.4f}\n", name, bytes, us);
-        std::fflush(stdout);
+        bench::print_collective(name, bytes, us);
       }
     }
   }

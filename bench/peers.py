@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Python that the benches' peers run in: build/bench-peers, made when it is missing."""
+import json
 import os
 import shutil
 import subprocess
@@ -8,13 +9,15 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / "build/bench-peers"
-PACKAGES = ("torch", "accelerate", "safetensors")
+PEERS = ("torch", "accelerate", "safetensors", "deepspeed")
+PACKAGES = (*PEERS, "matplotlib")
 
 
 def own_python():
     """Installs from LOCKSTEP_PIP_INDEX_URL or the package index; ends the program if that fails."""
-    python = VENV / "bin/python"
-    if (VENV / "complete").is_file():
+    python, complete = VENV / "bin/python", VENV / "complete"
+    wanted = " ".join(PACKAGES)
+    if complete.is_file() and complete.read_text(encoding="utf-8") == wanted:
         return python
     print(f"installing {', '.join(PACKAGES)} into {VENV}", file=sys.stderr)
     shutil.rmtree(VENV, ignore_errors=True)
@@ -26,12 +29,16 @@ def own_python():
     ways.append([*pip, *PACKAGES])
     if not any(subprocess.run(way, stdout=sys.stderr, check=False).returncode == 0 for way in ways):
         sys.exit("bench: pip could not install the peers; try --peers-python, or LOCKSTEP_PIP_INDEX_URL")
-    (VENV / "complete").touch()
+    complete.write_text(wanted, encoding="utf-8")
     return python
 
 
 def versions(python):
-    """{package: version} of the peers."""
-    text = "import accelerate, safetensors, torch; print(torch.__version__, accelerate.__version__, safetensors.__version__)"
-    told = subprocess.run([str(python), "-W", "ignore", "-c", text], capture_output=True, text=True, check=True)
-    return dict(zip(PACKAGES, told.stdout.split()))
+    """{package: version} of those peers that are there."""
+    text = (
+        "import importlib.metadata as m, json, sys\n"
+        "there = {d.metadata['Name'].lower(): d.version for d in m.distributions()}\n"
+        "print(json.dumps({name: there[name] for name in sys.argv[1:] if name in there}))"
+    )
+    told = subprocess.run([str(python), "-c", text, *PEERS], capture_output=True, text=True, check=True)
+    return json.loads(told.stdout)

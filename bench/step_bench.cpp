@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A rank of bench/step.py: trains a model on one resident batch and prints, from rank 0, what a
-// step takes. The same models as in step_peers.py.
-#include <algorithm>
-#include <chrono>
+// A rank of bench/step.py and bench/loader.py: trains a model and prints, from rank 0, what a step
+// takes. The same as step_peers.py.
 #include <iostream>
 #include <string>
 
@@ -12,18 +10,19 @@
 
 #include <torch/torch.h>
 
-#include "examples/char_lm/model.h"
+#include "bench/models.h"
+#include "bench/timing.h"
 #include "examples/fashion_mnist/net.h"
+#include "lockstep/base/keep_memory.h"
 #include "lockstep/lockstep.h"
 
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 struct Options {
   std::string model = "mlp";
   bool alone = false;
   bool loader = false;  ///< cnn only: batches of Fashion-MNIST from a loader, not one resident one.
+  bool shared = false;  ///< Shared parameters.
   int64_t steps = 100;
   int64_t accumulate = 1;
 };
@@ -32,20 +31,9 @@ struct Batch {
   at::Tensor input, target;
 };
 
-/// Runs `step` a few times to warm up, then `steps` times; us of each in the mean, on the slowest
-/// rank. Ranks that are alone do not talk, and each says its own.
-template <typename Step>
-double microseconds(const Options& options, const Step& step) {
-  const int64_t warm_up = std::clamp<int64_t>(options.steps / 5, 3, 50);
-  for (int64_t i = 0; i < warm_up; ++i) {
-    step();
-  }
-  const auto start = Clock::now();
-  for (int64_t i = 0; i < options.steps; ++i) {
-    step();
-  }
-  return std::chrono::duration<double>(Clock::now() - start).count() * 1e6 /
-         static_cast<double>(options.steps);
+double slowest(lockstep::Accelerator& accelerator, double own) {
+  return accelerator.reduce(at::full({}, own, at::kDouble), lockstep::ReduceOp::kMax)
+      .item<double>();
 }
 
 /// One process or several, each on its share: as the example trains.
@@ -59,7 +47,7 @@ double train_from_loader(const Options& options) {
           lockstep::data::fashion_mnist(lockstep::data::FashionMnistSplit::kTrain),
           lockstep::data::LoaderOptions{.batch_size = 64, .shuffle = true}));
   auto batches = loader.begin();
-  const double own = microseconds(options, [&] {
+  const auto step = [&] {
     if (batches == loader.end()) {
       batches = loader.begin();
     }
@@ -69,35 +57,35 @@ double train_from_loader(const Options& options) {
     optimizer.step();
     optimizer.zero_grad();
     ++batches;
-  });
-  return accelerator.reduce(at::full({}, own, at::kDouble), lockstep::ReduceOp::kMax)
-      .item<double>();
+  };
+  return slowest(accelerator, bench::step_microseconds(step, options.steps));
 }
 
 template <typename Model, typename Loss>
 double train(const Options& options, Model net, const Batch& batch, const Loss& loss_of) {
   lockstep::optim::AdamW plain(net->parameters(), {.lr = 1e-4});
   if (options.alone) {
-    return microseconds(options, [&] {
+    const auto step = [&] {
       for (int64_t i = 0; i < options.accumulate; ++i) {
         loss_of(net->forward(batch.input), batch.target).backward();
       }
       plain.step();
       plain.zero_grad();
-    });
+    };
+    return bench::step_microseconds(step, options.steps);
   }
-  lockstep::Accelerator accelerator({.gradient_accumulation_steps = options.accumulate});
+  lockstep::Accelerator accelerator(
+      {.gradient_accumulation_steps = options.accumulate, .shared_parameters = options.shared});
   auto [model, optimizer] = accelerator.prepare(net, std::move(plain));
-  const double own = microseconds(options, [&] {
+  const auto step = [&] {
     for (int64_t i = 0; i < options.accumulate; ++i) {
       auto micro_step = accelerator.accumulate(model);
       accelerator.backward(loss_of(model->forward(batch.input), batch.target));
       optimizer.step();
       optimizer.zero_grad();
     }
-  });
-  return accelerator.reduce(at::full({}, own, at::kDouble), lockstep::ReduceOp::kMax)
-      .template item<double>();
+  };
+  return slowest(accelerator, bench::step_microseconds(step, options.steps));
 }
 
 double measure(const Options& options) {
@@ -105,10 +93,11 @@ double measure(const Options& options) {
     return at::cross_entropy_loss(scores.flatten(0, -2), target.flatten());
   };
   if (options.model == "mlp") {
-    torch::nn::Sequential net(
-        torch::nn::Linear(784, 256), torch::nn::ReLU(), torch::nn::Linear(256, 10));
     return train(
-        options, net, {at::randn({64, 784}), at::randint(10, {64}, at::kLong)}, cross_entropy);
+        options,
+        bench::mlp(),
+        {at::randn({64, 784}), at::randint(10, {64}, at::kLong)},
+        cross_entropy);
   }
   if (options.model == "cnn" && options.loader) {
     return train_from_loader(options);
@@ -121,10 +110,8 @@ double measure(const Options& options) {
         cross_entropy);
   }
   if (options.model == "lm") {
-    const examples::ModelOptions sizes{
-        .vocabulary = 256, .context = 128, .layers = 12, .heads = 8, .width = 256, .dropout = 0};
     const at::Tensor text = at::randint(256, {8, 128}, at::kLong);
-    return train(options, examples::CharModel(sizes), {text, text}, cross_entropy);
+    return train(options, bench::transformer(), {text, text}, cross_entropy);
   }
   throw lockstep::ConfigError("step_bench", "no such model: " + options.model);
 }
@@ -133,15 +120,17 @@ double measure(const Options& options) {
 
 int main(int argc, char** argv) {
   return lockstep::run_main([&] {
-    CLI::App app("one rank of bench/step.py");
+    CLI::App app("one rank of bench/step.py and bench/loader.py");
     Options options;
     app.add_option("--model", options.model);
     app.add_flag("--alone", options.alone);
     app.add_flag("--loader", options.loader);
+    app.add_flag("--shared", options.shared);
     app.add_option("--steps", options.steps);
     app.add_option("--accumulate", options.accumulate);
     CLI11_PARSE(app, argc, argv);
     at::set_num_threads(1);
+    lockstep::keep_freed_memory();  // As the Accelerator does: alone is the limit.
     torch::manual_seed(0);
     const double us = measure(options);
     if (lockstep::world_from_environment(lockstep::Environment::process()).rank == 0) {

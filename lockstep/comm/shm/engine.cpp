@@ -25,8 +25,8 @@ using Clock = std::chrono::steady_clock;
 // share cores, long looking keeps the one who is waited for from running: ten times slower
 // (shared/reference/performance.md, 2).
 constexpr int kSpinsAlone = 4000;
-constexpr int kSpinsShared = 100;
-constexpr int kYieldsShared = 200;  // Then the core is offered to them, which is faster than sleep.
+constexpr int kSpinsShared = 10;
+constexpr int kYieldsShared = 500;  // Then the core is offered to them, which is faster than sleep.
 
 // A sleeping rank sees this often whether a peer has died.
 constexpr Milliseconds kLongestSleep{100};
@@ -236,7 +236,7 @@ void Engine::wait(QueuedOperation& operation, Milliseconds timeout) {
                   "rank{} {} did not come within {:.1f} s",
                   missing.size() == 1 ? "" : "s",
                   fmt::join(missing, ", "),
-                  seconds),
+                  std::chrono::duration<double>(timeout).count()),
               missing.empty() ? -1 : missing.front(),
               seconds));
       return;

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <torch/torch.h>
+
+#include "examples/char_lm/model.h"
+
+// What the benches train; the same as models.py.
+namespace bench {
+
+inline torch::nn::Sequential mlp() {
+  return torch::nn::Sequential(
+      torch::nn::Linear(784, 256), torch::nn::ReLU(), torch::nn::Linear(256, 10));
+}
+
+/// A transformer of 10 million parameters.
+inline examples::CharModel transformer() {
+  return examples::CharModel(examples::ModelOptions{
+      .vocabulary = 256, .context = 128, .layers = 12, .heads = 8, .width = 256, .dropout = 0});
+}
+
+}  // namespace bench

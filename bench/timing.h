@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+
+// How the benches' C++ programs time what they do. Without torch: MPI's program includes it, too.
+namespace bench {
+
+using Operation = std::function<void()>;
+
+inline double seconds_of(const Operation& operation, int64_t times) {
+  const auto began = std::chrono::steady_clock::now();
+  for (int64_t i = 0; i < times; ++i) {
+    operation();
+  }
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
+}
+
+/// Of one of `steps` steps in the mean, after a few to warm up.
+inline double step_microseconds(const Operation& step, int64_t steps) {
+  seconds_of(step, std::clamp<int64_t>(steps / 5, 3, 50));
+  return seconds_of(step, steps) * 1e6 / static_cast<double>(steps);
+}
+
+/// Of one operation among as many as take `seconds`, back to back. `slowest` is the largest of all
+/// ranks' values.
+inline double microseconds(
+    const Operation& operation,
+    double seconds,
+    const std::function<double(double)>& slowest,
+    const Operation& barrier) {
+  seconds_of(operation, 2);
+  const double once = slowest(seconds_of(operation, 3) / 3);
+  const auto times = static_cast<int64_t>(seconds / once) + 2;
+  barrier();
+  return slowest(seconds_of(operation, times) / static_cast<double>(times)) * 1e6;
+}
+
+/// A line of collectives.py.
+inline void print_collective(const char* operation, int64_t bytes, double us) {
+  std::printf(
+      "{\"operation\": \"%s\", \"bytes\": %lld, \"us\": %.4f}\n",
+      operation,
+      static_cast<long long>(bytes),
+      us);
+  std::fflush(stdout);
+}
+
+}  // namespace bench

@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the peers' Python programs time what they do; the same as timing.h."""
+import time
+
+
+def seconds_of(operation, times):
+    began = time.perf_counter()
+    for _ in range(times):
+        operation()
+    return time.perf_counter() - began
+
+
+def step_microseconds(step, steps):
+    """Of one of `steps` steps in the mean, after a few to warm up."""
+    seconds_of(step, min(max(steps // 5, 3), 50))
+    return seconds_of(step, steps) * 1e6 / steps
+
+
+def microseconds(operation, seconds, slowest, barrier):
+    """Of one operation among as many as take `seconds`, back to back. `slowest` is the largest of all ranks' values."""
+    seconds_of(operation, 2)
+    once = slowest(seconds_of(operation, 3) / 3)
+    times = int(seconds / once) + 2
+    barrier()
+    return slowest(seconds_of(operation, times) / times) * 1e6
