@@ -100,8 +100,8 @@ struct AcceleratorOptions {
   /// which all others then have without a message; to the bit what each would have computed.
   ///
   /// `Optimizer::step` is collective then. A program that changes parameters itself must do so on
-  /// one process, between two barriers: what every process does would be done many times over. Not
-  /// with LocalSgd, nor join_uneven_inputs.
+  /// one process, between two barriers: what every process does would be done many times over. The
+  /// memory is given back when the Accelerator is gone. Not with LocalSgd, nor join_uneven_inputs.
   bool shared_parameters = false;
   /// LOCKSTEP_TIMEOUT_MS and LOCKSTEP_JOIN_TIMEOUT_MS, unless set here.
   ConnectOptions connect = ConnectOptions::from_environment(Environment::process());

@@ -124,12 +124,17 @@ TEST_F(Hosts, EndWithASignalToTheLauncher) {
 TEST_F(Hosts, LeaveNobodyBehindWhenTheLauncherIsKilledAfterASignal) {
   const std::string folder = folder_.path().string();
   const Outcome outcome =
-      run("sh -c 'trap \"\" TERM; touch " + folder + "/up_$RANK; while :; do sleep 0.198765; done'",
+      // By pid: between two sleeps a rank's shell would not be seen by the name of what it runs.
+      run("sh -c 'trap \"\" TERM; echo $$ > " + folder + "/pid_$RANK; mv " + folder +
+              "/pid_$RANK " + folder + "/up_$RANK; while :; do sleep 0.198765; done'",
           "until [ -e " + folder + "/up_0 -a -e " + folder + "/up_1 -a -e " + folder +
               "/up_2 -a -e " + folder +
               "/up_3 ]; do sleep 0.1; done; kill $job; sleep 0.5; kill -9 $job; "
-              "for i in $(seq 100); do pgrep -xf 'sleep 0.198765' >/dev/null || break; sleep 0.1; "
-              "done; echo left: $(pgrep -xfc 'sleep 0.198765')");
+              "left() { for pid in $(cat " +
+              folder +
+              "/up_*); do ! kill -0 $pid 2>/dev/null || echo $pid; done; }; "
+              "for i in $(seq 100); do [ -n \"$(left)\" ] || break; sleep 0.1; done; "
+              "echo left: $(left | wc -l)");
   if (skipped_) {
     GTEST_SKIP() << outcome.err;
   }
