@@ -2,14 +2,18 @@
 #include "lockstep/comm/connect.h"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
+#include "lockstep/comm/device/device_transport.h"
+#include "lockstep/comm/flight.h"
 #include "lockstep/comm/gloo/gloo_transport.h"
 #include "lockstep/comm/gloo/rendezvous.h"
 #include "lockstep/comm/hierarchy/hierarchy_transport.h"
@@ -19,19 +23,25 @@
 namespace lockstep {
 namespace {
 
-TransportKind transport_of(const std::string& text) {
-  if (text == "auto") {
-    return TransportKind::kAuto;
+/// The one of `choices` that the variable `name` says; nothing if it is not set.
+template <typename Kind>
+std::optional<Kind> choice_of(
+    const Environment& environment,
+    const char* name,
+    const std::vector<std::pair<std::string, Kind>>& choices) {
+  const auto text = environment.text(name);
+  if (!text) {
+    return std::nullopt;
   }
-  if (text == "shm") {
-    return TransportKind::kShm;
-  }
-  if (text == "gloo") {
-    return TransportKind::kGloo;
+  std::string all;
+  for (const auto& [word, kind] : choices) {
+    if (word == *text) {
+      return kind;
+    }
+    all += (all.empty() ? "" : ", ") + word;
   }
   throw ConfigError(
-      "LOCKSTEP_COMM",
-      fmt::format("no such transport; got '{}', expected auto, shm or gloo", text));
+      name, fmt::format("no such transport; got '{}', expected one of {}", *text, all));
 }
 
 std::shared_ptr<comm::Transport> make_transport(
@@ -78,9 +88,20 @@ ConnectOptions ConnectOptions::from_environment(const Environment& environment) 
   if (const auto timeout_ms = environment.integer("LOCKSTEP_JOIN_TIMEOUT_MS", 1, kWeekMs)) {
     options.join_timeout = comm::Milliseconds(*timeout_ms);
   }
-  if (const auto transport = environment.text("LOCKSTEP_COMM")) {
-    options.transport = transport_of(*transport);
-  }
+  options.transport = choice_of<TransportKind>(
+                          environment,
+                          "LOCKSTEP_COMM",
+                          {{"auto", TransportKind::kAuto},
+                           {"shm", TransportKind::kShm},
+                           {"gloo", TransportKind::kGloo}})
+                          .value_or(options.transport);
+  options.device_comm = choice_of<comm::DeviceCommKind>(
+                            environment,
+                            "LOCKSTEP_DEVICE_COMM",
+                            {{"auto", comm::DeviceCommKind::kAuto},
+                             {"nccl", comm::DeviceCommKind::kNccl},
+                             {"host", comm::DeviceCommKind::kHost}})
+                            .value_or(options.device_comm);
   return options;
 }
 
@@ -91,7 +112,9 @@ Group connect(const WorldSpec& world, ConnectOptions options) {
   }
   auto transport = make_transport(world, options);
   log_debug(fmt::format("{} ranks talk over {}", world.size, transport->name()));
-  return Group(std::move(transport), options.timeout);
+  return Group(
+      comm::with_devices(std::move(transport), options.device_comm, comm::kWorldGroup),
+      options.timeout);
 }
 
 }  // namespace lockstep

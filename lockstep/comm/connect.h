@@ -3,6 +3,7 @@
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/world.h"
+#include "lockstep/comm/device/device_transport.h"
 #include "lockstep/comm/group.h"
 
 namespace lockstep {
@@ -20,6 +21,8 @@ struct ConnectOptions {
   comm::Milliseconds join_timeout{std::chrono::minutes(2)};
   /// How bytes travel. LOCKSTEP_COMM = auto|shm|gloo.
   TransportKind transport = TransportKind::kAuto;
+  /// How tensors on devices travel. LOCKSTEP_DEVICE_COMM = auto|nccl|host.
+  comm::DeviceCommKind device_comm = comm::DeviceCommKind::kAuto;
 
   /// The defaults, overridden by the variables above; ConfigError if they make no sense.
   static ConnectOptions from_environment(const Environment& environment);

@@ -17,6 +17,7 @@
 #include "lockstep/comm/blocking_operations.h"
 #include "lockstep/comm/cause_of_death.h"
 #include "lockstep/comm/cpu_only.h"
+#include "lockstep/comm/first_line.h"
 #include "lockstep/comm/flight.h"
 #include "lockstep/comm/gloo/rendezvous.h"
 #include "lockstep/comm/plain_values.h"

@@ -26,6 +26,7 @@
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
+#include "lockstep/comm/first_line.h"
 
 namespace lockstep::comm {
 namespace {
@@ -183,10 +184,6 @@ void sign_in(
 }
 
 }  // namespace
-
-std::string first_line(const std::string& text) {
-  return text.substr(0, text.find('\n'));
-}
 
 c10::intrusive_ptr<c10d::Store> join_store(const WorldSpec& world, Milliseconds timeout) {
   const auto start = Clock::now();

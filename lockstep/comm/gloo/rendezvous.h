@@ -19,7 +19,4 @@ c10::intrusive_ptr<c10d::Store> join_store(const WorldSpec& world, Milliseconds 
 /// otherwise the one on the way to the master.
 std::string data_address(const WorldSpec& world);
 
-/// What of c10d's messages is for people: the rest is a stack of frames.
-std::string first_line(const std::string& text);
-
 }  // namespace lockstep::comm

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "lockstep/comm/transport.h"
+
+namespace lockstep::comm {
+
+/// How ranks that talk already, over `host` transports, work on tensors of a device together.
+class DeviceLink {
+ public:
+  DeviceLink() = default;
+  virtual ~DeviceLink() = default;
+  DeviceLink(const DeviceLink&) = delete;
+  DeviceLink& operator=(const DeviceLink&) = delete;
+
+  virtual const char* name() const = 0;
+  /// As Transport::start, of collectives on tensors of the device. After the work's wait() the
+  /// result may be read by what is put on the current stream then; the host need not have waited.
+  virtual std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) = 0;
+};
+
+}  // namespace lockstep::comm

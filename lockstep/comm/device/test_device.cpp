@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/comm/device/test_device.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <optional>
+#include <utility>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/EmptyTensor.h>
+#include <ATen/Functions.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
+#include <ATen/native/CPUFallback.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_native.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/library.h>
+
+namespace lockstep {
+namespace {
+
+constexpr at::DeviceType kType = at::kPrivateUse1;
+constexpr at::DeviceIndex kCount = 2;
+thread_local at::DeviceIndex current = 0;
+std::atomic<int64_t> bytes_in_use{0};
+
+// --- what libtorch asks of a device
+
+class Memory final : public at::Allocator {
+ public:
+  at::DataPtr allocate(size_t bytes) override {
+    auto* const block = static_cast<size_t*>(std::aligned_alloc(64, (bytes + 127) / 64 * 64));
+    *block = bytes;
+    bytes_in_use += static_cast<int64_t>(bytes);
+    return {block + 8, block, &release, at::Device(kType, current)};
+  }
+  void copy_data(void* to, const void* from, size_t count) const override {
+    default_copy_data(to, from, count);
+  }
+
+ private:
+  static void release(void* block) {
+    if (block != nullptr) {
+      bytes_in_use -= static_cast<int64_t>(*static_cast<size_t*>(block));
+      std::free(block);
+    }
+  }
+};
+
+struct Guard final : c10::impl::DeviceGuardImplInterface {
+  static constexpr at::DeviceType static_type = kType;
+  at::DeviceType type() const override { return kType; }
+  at::Device exchangeDevice(at::Device device) const override {
+    const at::Device before = getDevice();
+    current = device.index();
+    return before;
+  }
+  at::Device getDevice() const override { return {kType, current}; }
+  void setDevice(at::Device device) const override { current = device.index(); }
+  void uncheckedSetDevice(at::Device device) const noexcept override { current = device.index(); }
+  at::DeviceIndex deviceCount() const noexcept override { return kCount; }
+
+  c10::Stream getStream(at::Device device) const override {
+    return c10::Stream(c10::Stream::DEFAULT, device);
+  }
+  c10::Stream getDefaultStream(at::Device device) const override { return getStream(device); }
+  c10::Stream getStreamFromGlobalPool(at::Device device, bool /*high*/) const override {
+    return getStream(device);
+  }
+  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
+  void* getStreamNativeHandle(const c10::Stream /*stream*/) const override { return nullptr; }
+  void record(
+      void** event, const c10::Stream& /*stream*/, at::DeviceIndex, c10::EventFlag) const override {
+    *event = &bytes_in_use;
+  }
+  void block(void* /*event*/, const c10::Stream& /*stream*/) const override {}
+  bool queryEvent(void* /*event*/) const override { return true; }
+  bool queryStream(const c10::Stream& /*stream*/) const override { return true; }
+  void synchronizeStream(const c10::Stream& /*stream*/) const override {}
+  void synchronizeEvent(void* /*event*/) const override {}
+  void synchronizeDevice(at::DeviceIndex /*index*/) const override {}
+  void recordDataPtrOnStream(const at::DataPtr& /*memory*/, const c10::Stream&) const override {}
+};
+
+struct Hooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(at::DeviceIndex /*index*/) const override { return true; }
+  at::DeviceIndex deviceCount() const override { return kCount; }
+  void setCurrentDevice(at::DeviceIndex index) const override { current = index; }
+  at::DeviceIndex getCurrentDevice() const override { return current; }
+  at::DeviceIndex exchangeDevice(at::DeviceIndex index) const override {
+    return std::exchange(current, index);
+  }
+  at::DeviceIndex maybeExchangeDevice(at::DeviceIndex index) const override {
+    return exchangeDevice(index);
+  }
+  const at::Generator& getDefaultGenerator(at::DeviceIndex /*index*/) const override {
+    static const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>();
+    return generator;
+  }
+};
+
+Memory memory;
+C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard)
+
+// --- its tensors
+
+constexpr at::DispatchKeySet kKeys(at::DispatchKey::PrivateUse1);
+
+at::Tensor empty(
+    at::IntArrayRef sizes,
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout> /*layout*/,
+    std::optional<at::Device> device,
+    std::optional<bool> /*pinned*/,
+    std::optional<at::MemoryFormat> format) {
+  const c10::OptionalDeviceGuard on(device);
+  return at::detail::empty_generic(
+      sizes, &memory, kKeys, dtype.value_or(at::get_default_dtype_as_scalartype()), format);
+}
+
+at::Tensor empty_strided(
+    at::IntArrayRef sizes,
+    at::IntArrayRef strides,
+    std::optional<at::ScalarType> dtype,
+    std::optional<at::Layout> /*layout*/,
+    std::optional<at::Device> device,
+    std::optional<bool> /*pinned*/) {
+  const c10::OptionalDeviceGuard on(device);
+  return at::detail::empty_strided_generic(
+      sizes, strides, &memory, kKeys, dtype.value_or(at::get_default_dtype_as_scalartype()));
+}
+
+/// The same memory, as libtorch's own kernels take it.
+at::Tensor on_host(const at::Tensor& tensor) {
+  return tensor.is_cpu() ? tensor
+                         : at::from_blob(
+                               tensor.mutable_data_ptr(),
+                               tensor.sizes(),
+                               tensor.strides(),
+                               tensor.options().device(at::kCPU));
+}
+
+at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool /*non_blocking*/) {
+  on_host(to).copy_(on_host(self));
+  return to;
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& to) {
+  to.resize_(self.sizes());
+  return copy_from(self, to, false);
+}
+
+const at::Tensor& resize_(
+    const at::Tensor& self, at::IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
+  const at::Tensor fresh = at::empty(sizes, self.options(), format);
+  self.unsafeGetTensorImpl()->set_storage_keep_dtype(fresh.storage());
+  self.unsafeGetTensorImpl()->set_sizes_and_strides(fresh.sizes(), fresh.strides());
+  return self;
+}
+
+at::Scalar item(const at::Tensor& self) {
+  return on_host(self).item();
+}
+
+at::Tensor& fill(at::Tensor& self, const at::Scalar& value) {
+  on_host(self).fill_(value);
+  return self;
+}
+
+at::Tensor& zero(at::Tensor& self) {
+  on_host(self).zero_();
+  return self;
+}
+
+void compute_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  at::native::cpu_fallback(op, stack);
+}
+
+TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
+  library.fallback(torch::CppFunction::makeFromBoxedFunction<&compute_on_cpu>());
+}
+
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
+  library.impl("empty.memory_format", &empty);
+  library.impl("empty_strided", &empty_strided);
+  library.impl("as_strided", &at::native::as_strided_tensorimpl);
+  library.impl("view", &at::native::view);
+  library.impl("view.dtype", &at::native::view_dtype);
+  library.impl("_reshape_alias", &at::native::_reshape_alias);
+  library.impl("unfold", &at::native::unfold);
+  library.impl("set_.source_Storage_storage_offset", &at::native::set_storage_cpu_);
+  library.impl("set_.source_Tensor", &at::native::set_tensor_);
+  library.impl("resize_", &resize_);
+  library.impl("_copy_from", &copy_from);
+  library.impl("_copy_from_and_resize", &copy_from_and_resize);
+  library.impl("_local_scalar_dense", &item);
+  library.impl("fill_.Scalar", &fill);
+  library.impl("zero_", &zero);
+}
+
+}  // namespace
+
+at::Device test_device(int index) {
+  static const bool registered = [] {
+    c10::register_privateuse1_backend("test");
+    static Hooks hooks;
+    at::RegisterPrivateUse1HooksInterface(&hooks);
+    return true;
+  }();
+  return {registered ? kType : at::kCPU, static_cast<at::DeviceIndex>(index)};
+}
+
+int64_t test_device_bytes() {
+  return bytes_in_use;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include <c10/core/Device.h>
+
+namespace lockstep {
+
+/// A device for tests, with two of its kind, whose memory is the host's: what a program does with a
+/// GPU (moving models, batches and optimizer state there, working on it from several threads) can be
+/// tested where there is none. Libtorch takes its tensors for those of another device, as it does a
+/// plug-in's ("PrivateUse1"), and computes on the CPU. From the first call on it is this process's
+/// accelerator.
+///
+/// What it cannot show: anything of streams. All work on it is done when a call returns.
+at::Device test_device(int index = 0);
+
+/// Bytes that tensors on it take now.
+int64_t test_device_bytes();
+
+}  // namespace lockstep

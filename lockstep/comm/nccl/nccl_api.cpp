@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/comm/nccl/nccl_api.h"
+
+#include <dlfcn.h>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/rank.h"
+
+#if __has_include(<nccl.h>)
+#include <nccl.h>
+#endif
+
+namespace lockstep::comm {
+namespace {
+
+#if __has_include(<nccl.h>)
+static_assert(sizeof(ncclUniqueId) == sizeof(NcclApi::UniqueId));
+static_assert(offsetof(ncclConfig_t, blocking) == offsetof(NcclApi::Config, blocking));
+static_assert(ncclInt8 == NcclApi::kInt8 && ncclUint8 == NcclApi::kUint8);
+static_assert(ncclInt32 == NcclApi::kInt32 && ncclInt64 == NcclApi::kInt64);
+static_assert(ncclFloat16 == NcclApi::kFloat16 && ncclFloat32 == NcclApi::kFloat32);
+static_assert(ncclFloat64 == NcclApi::kFloat64 && ncclBfloat16 == NcclApi::kBfloat16);
+static_assert(ncclSum == NcclApi::kSum && ncclProd == NcclApi::kProd && ncclAvg == NcclApi::kAvg);
+static_assert(ncclMax == NcclApi::kMax && ncclMin == NcclApi::kMin);
+static_assert(ncclSuccess == NcclApi::kSuccess && ncclInProgress == NcclApi::kInProgress);
+#endif
+
+constexpr int kFirstVersion = 21400;
+
+template <typename Function>
+void find_in(void* library, const char* name, Function& function) {
+  function = reinterpret_cast<Function>(::dlsym(library, name));
+  if (function == nullptr) {
+    throw Error("nccl", fmt::format("there is no {}; expected NCCL 2.14 or later", name));
+  }
+}
+
+NcclApi functions_in(void* library) {
+  NcclApi api{};
+  find_in(library, "ncclGetVersion", api.get_version);
+  int version = 0;
+  if (api.get_version(&version) != NcclApi::kSuccess || version < kFirstVersion) {
+    throw Error(
+        "nccl", fmt::format("too old; got version code {}, expected 21400 or more", version));
+  }
+  find_in(library, "ncclGetUniqueId", api.get_unique_id);
+  find_in(library, "ncclCommInitRankConfig", api.comm_init_rank_config);
+  find_in(library, "ncclCommAbort", api.comm_abort);
+  find_in(library, "ncclCommGetAsyncError", api.comm_get_async_error);
+  find_in(library, "ncclGetErrorString", api.get_error_string);
+  find_in(library, "ncclGetLastError", api.get_last_error);
+  find_in(library, "ncclGroupStart", api.group_start);
+  find_in(library, "ncclGroupEnd", api.group_end);
+  find_in(library, "ncclAllReduce", api.all_reduce);
+  find_in(library, "ncclReduceScatter", api.reduce_scatter);
+  find_in(library, "ncclAllGather", api.all_gather);
+  find_in(library, "ncclBroadcast", api.broadcast);
+  find_in(library, "ncclSend", api.send);
+  find_in(library, "ncclRecv", api.recv);
+  return api;
+}
+
+/// Libtorch's own, whether linked into it or beside it.
+NcclApi load_any() {
+  if (::dlsym(RTLD_DEFAULT, "ncclGetVersion") != nullptr) {
+    return functions_in(RTLD_DEFAULT);
+  }
+  return NcclApi::load("libnccl.so.2");
+}
+
+}  // namespace
+
+NcclApi NcclApi::load(const std::string& path) {
+  void* const library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    throw Error("nccl", fmt::format("cannot load {}: {}", path, ::dlerror()));
+  }
+  return functions_in(library);
+}
+
+const NcclApi* NcclApi::find() {
+  struct Found {
+    NcclApi api{};
+    bool there = false;
+  };
+  static const Found found = [] {
+    Found result;
+    try {
+      const auto path = Environment::process().text("LOCKSTEP_NCCL_LIBRARY");
+      result.api = path ? load(*path) : load_any();
+      result.there = true;
+    } catch (const Error& error) {
+      log_debug(without_rank_suffix(error.what()));
+    }
+    return result;
+  }();
+  return found.there ? &found.api : nullptr;
+}
+
+std::string NcclApi::version() const {
+  int code = 0;
+  get_version(&code);
+  return fmt::format("{}.{}.{}", code / 10000, code / 100 % 100, code % 100);
+}
+
+}  // namespace lockstep::comm

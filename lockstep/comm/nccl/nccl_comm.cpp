@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/comm/nccl/nccl_comm.h"
+
+#include <chrono>
+#include <exception>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <c10/core/DeviceGuard.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/rank.h"
+#include "lockstep/comm/first_line.h"
+
+namespace lockstep::comm {
+namespace {
+
+constexpr auto kSettlePause = std::chrono::microseconds(20);
+constexpr auto kWatchPause = std::chrono::milliseconds(10);
+
+double seconds(Milliseconds time) {
+  return std::chrono::duration<double>(time).count();
+}
+
+}  // namespace
+
+NcclComm::NcclComm(
+    const NcclApi& api, const NcclApi::UniqueId& id, int rank, int size, at::Device device)
+    : api_(api), label_{rank, size}, device_(device) {
+  const c10::DeviceGuard guard(device_);
+  NcclApi::Config config;
+  const NcclApi::Result result = api_.comm_init_rank_config(&comm_, size, id, rank, &config);
+  if (result != NcclApi::kSuccess && result != NcclApi::kInProgress) {
+    throw CommError("join", reason(result));
+  }
+}
+
+void NcclComm::join(Milliseconds timeout) {
+  settle("join", NcclApi::kInProgress, timeout);
+  watcher_ = std::thread([this] {
+    const ThreadRankScope label(label_);
+    watch_all();
+  });
+}
+
+NcclComm::~NcclComm() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  if (watcher_.joinable()) {
+    watcher_.join();
+  }
+  abort();
+}
+
+std::string NcclComm::reason(NcclApi::Result result) const {
+  const char* const last = comm_ != nullptr ? api_.get_last_error(comm_) : nullptr;
+  return fmt::format(
+      "NCCL: {}{}{}",
+      api_.get_error_string(result),
+      last != nullptr && *last != '\0' ? ": " : "",
+      last != nullptr ? last : "");
+}
+
+void NcclComm::settle(const char* what, NcclApi::Result result, Milliseconds timeout) {
+  const auto start = Clock::now();
+  while (result == NcclApi::kInProgress && comm_ != nullptr) {
+    if (Clock::now() - start > timeout) {
+      throw CommError(
+          what, fmt::format("NCCL was not done with it in {} s", seconds(timeout)));
+    }
+    std::this_thread::sleep_for(kSettlePause);
+    const NcclApi::Result asked = api_.comm_get_async_error(comm_, &result);
+    result = asked == NcclApi::kSuccess ? result : asked;
+  }
+  if (result != NcclApi::kSuccess) {
+    throw CommError(what, reason(result));
+  }
+}
+
+void NcclComm::run(
+    Op op,
+    Milliseconds timeout,
+    const std::function<NcclApi::Result(const NcclApi& api, NcclApi::Comm comm)>& launch) {
+  std::unique_lock<std::mutex> lock(comm_mutex_);
+  refuse(op);
+  try {
+    settle(name_of(op), launch(api_, comm_), timeout);
+  } catch (const CommError& error) {
+    lock.unlock();
+    fail(error.what());
+    throw;
+  }
+}
+
+void NcclComm::watch(
+    std::shared_ptr<c10::Event> done, const FlightNote& note, Op op, Milliseconds timeout) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    under_way_.push_back({std::move(done), note, op, Clock::now(), timeout});
+  }
+  changed_.notify_all();
+}
+
+std::string NcclComm::trouble_of(const UnderWay& first) {
+  if (Clock::now() - first.started > first.timeout) {
+    return fmt::format(
+        "{} was not done within {} s; a rank may be stuck, or its GPU",
+        name_of(first.op),
+        seconds(first.timeout));
+  }
+  const std::lock_guard<std::mutex> lock(comm_mutex_);
+  NcclApi::Result result = NcclApi::kSuccess;
+  if (comm_ == nullptr) {
+    return fmt::format("{} was cut off", name_of(first.op));
+  }
+  const NcclApi::Result asked = api_.comm_get_async_error(comm_, &result);
+  result = asked == NcclApi::kSuccess ? result : asked;
+  return result == NcclApi::kSuccess || result == NcclApi::kInProgress
+             ? ""
+             : fmt::format("{}: {}", name_of(first.op), reason(result));
+}
+
+void NcclComm::watch_all() {
+  const c10::DeviceGuard guard(device_);
+  std::unique_lock<std::mutex> lock(mutex_);
+  while (!stopping_) {
+    if (under_way_.empty()) {
+      changed_.wait(lock);
+      continue;
+    }
+    const UnderWay first = under_way_.front();
+    lock.unlock();
+    bool done = false;
+    std::string trouble;
+    try {
+      done = first.done->query();
+      trouble = done ? "" : trouble_of(first);
+    } catch (const std::exception& error) {  // CUDA itself has failed.
+      trouble = fmt::format("{}: {}", name_of(first.op), first_line(error.what()));
+    }
+    if (!trouble.empty()) {
+      first.note.end(false);
+      fail(trouble);
+      return;
+    }
+    if (done) {
+      first.note.end(true);
+    }
+    lock.lock();
+    if (done) {
+      under_way_.pop_front();
+    } else {
+      changed_.wait_for(lock, kWatchPause, [this] { return stopping_; });
+    }
+  }
+}
+
+void NcclComm::fail(const std::string& why) {
+  death_.die(why);
+  log_error("NCCL's communicator is ended: " + without_rank_suffix(why));
+  abort();
+}
+
+void NcclComm::abort() {
+  const std::lock_guard<std::mutex> lock(comm_mutex_);
+  if (comm_ != nullptr) {
+    api_.comm_abort(comm_);
+    comm_ = nullptr;
+  }
+}
+
+}  // namespace lockstep::comm
