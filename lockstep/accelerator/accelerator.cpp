@@ -18,6 +18,8 @@
 #include "lockstep/base/keep_memory.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
+#include "lockstep/flat/move_in_place.h"
+#include "lockstep/optim/follow_parameters.h"
 #include "lockstep/watch/flight_recorder.h"
 
 namespace lockstep {
@@ -170,6 +172,7 @@ void Accelerator::configure() {
   if (state.precision == Precision::kFP16) {
     loop.scaler.emplace(options.grad_scaler, state.group);
   }
+  choose_device();
   configure_project();
 }
 
@@ -202,11 +205,14 @@ bool Accelerator::use_distributed() const {
 }
 
 std::string Accelerator::distributed_type() const {
-  return use_distributed() ? "MULTI_CPU" : "NO";
+  if (!use_distributed()) {
+    return "NO";
+  }
+  return device().is_cpu() ? "MULTI_CPU" : "MULTI_GPU";
 }
 
 at::Device Accelerator::device() const {
-  return at::kCPU;
+  return state_->device;
 }
 
 const WorldSpec& Accelerator::world() const {
@@ -225,6 +231,10 @@ void Accelerator::add_model(const void* id, Tensors parameters, Tensors buffers)
     return;
   }
   refuse_common_parameters(state.models, parameters());
+  if (state.options.device_placement) {
+    flat::move_in_place(tensors_of(parameters()), state.device);
+    flat::move_in_place(tensors_of(buffers()), state.device);
+  }
   const size_t index = state.models.size();
   const std::string prefix = index == 0 ? "" : fmt::format("model_{}.", index);
   if (!state.loop->scaler) {
@@ -255,6 +265,9 @@ void Accelerator::add_loader(std::shared_ptr<data::LoaderCore> loader) {
        .split_batches = state.options.split_batches,
        .dispatch_batches = state.options.dispatch_batches},
       state.group);
+  if (state.options.device_placement && !state.device.is_cpu() && !loader->options().device) {
+    loader->set_device(state.device);
+  }
   loader->set_observer(state.active);
   state.loaders.push_back(std::move(loader));
 }
@@ -266,6 +279,7 @@ Optimizer Accelerator::add_optimizer(std::shared_ptr<torch::optim::Optimizer> op
         return &prepared.inner() == optimizer.get();
       });
   if (known == state.optimizers.end()) {
+    optim::follow_parameters(*optimizer);
     state.optimizers.emplace_back(std::move(optimizer), state.loop);
     known = state.optimizers.end() - 1;
   }

@@ -81,8 +81,10 @@ class Accelerator {
   bool is_local_main_process() const;
   bool is_last_process() const;
   bool use_distributed() const;
-  /// "NO" or "MULTI_CPU", as Accelerate calls them.
+  /// "NO", "MULTI_CPU" or "MULTI_GPU", as Accelerate calls them.
   std::string distributed_type() const;
+  /// Where prepared models compute: this process's GPU, or the CPU where there is none or
+  /// AcceleratorOptions::cpu says so.
   at::Device device() const;
   const WorldSpec& world() const;
   /// The group of all processes, for collectives of your own.
@@ -92,16 +94,16 @@ class Accelerator {
   /// Makes models, optimizers and loaders ready, in any order and number; returns them in that
   /// order (a single one bare). Collective. Preparing something again does nothing.
   ///
-  /// - A model (a module holder or shared_ptr) keeps its type and is the same module: rank 0's
-  /// weights
-  ///   everywhere, gradients averaged during backward.
+  /// - A model (a module holder or shared_ptr) keeps its type and is the same module: on device(),
+  ///   rank 0's weights everywhere, gradients averaged during backward.
   /// - An optimizer of lockstep::optim or torch::optim becomes a lockstep::Optimizer. Passed as an
   ///   lvalue it is referred to and must outlive the result; as an rvalue it is moved in, as a
   ///   shared_ptr shared.
   /// - A schedule (optim::warmup_cosine(...), optim::reduce_on_plateau(...)) becomes a
   /// lockstep::Scheduler
   ///   of the optimizers in the same call, or of all prepared ones if the call has none.
-  /// - A data::Loader is the same loader, giving this process its share.
+  /// - A data::Loader is the same loader, giving this process its share, on device() unless it has
+  ///   a device of its own.
   template <typename... Objects>
   auto prepare(Objects&&... objects) {
     begin_prepare();
@@ -405,6 +407,7 @@ class Accelerator {
   using Tensors = std::function<NamedTensors()>;
 
   void configure();
+  void choose_device();
   void begin_prepare();
   void end_prepare();
   void add_model(const void* id, Tensors parameters, Tensors buffers);

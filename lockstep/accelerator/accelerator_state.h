@@ -42,6 +42,7 @@ struct Accelerator::State {
   AcceleratorOptions options;
   WorldSpec world;
   Group group;
+  at::Device device = at::kCPU;
   std::vector<Model> models;
   /// Those of `models`, as the optimizers see them: also of models prepared after an optimizer.
   DataParallels parallels;

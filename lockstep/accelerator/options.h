@@ -47,6 +47,11 @@ struct AutocastOptions {
 };
 
 struct AcceleratorOptions {
+  /// Train on the CPU even where there is a GPU. Not set: ACCELERATE_USE_CPU or LOCKSTEP_USE_CPU,
+  /// else a GPU if libtorch has one, each process of a host the next.
+  std::optional<bool> cpu = std::nullopt;
+  /// Whether prepare() moves models, optimizer state and batches to device().
+  bool device_placement = true;
   /// What autocast() computes in. Not set: ACCELERATE_MIXED_PRECISION or LOCKSTEP_MIXED_PRECISION,
   /// else no mixed precision. fp16 scales the loss.
   std::optional<Precision> mixed_precision = std::nullopt;

@@ -39,8 +39,10 @@ at::Tensor random_state() {
 
 NamedTensors random_states(at::Device device) {
   NamedTensors states{{"cpu", random_state()}};
-  if (device.is_cuda()) {
-    states.push_back({"cuda", at::globalContext().defaultGenerator(device).get_state()});
+  if (!device.is_cpu()) {
+    states.push_back(
+        {c10::DeviceTypeName(device.type(), /*lower_case=*/true),
+         at::globalContext().defaultGenerator(device).get_state()});
   }
   return states;
 }

@@ -16,4 +16,12 @@ struct NamedTensor {
 
 using NamedTensors = std::vector<NamedTensor>;
 
+inline std::vector<at::Tensor> tensors_of(const NamedTensors& items) {
+  std::vector<at::Tensor> tensors;
+  for (const NamedTensor& item : items) {
+    tensors.push_back(item.tensor);
+  }
+  return tensors;
+}
+
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/optim/flat_group.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
@@ -273,6 +274,12 @@ bool FlatGroup::at_home(const FlatParameter& item) const {
   const at::Tensor& buffer = buffers_[item.buffer].parameters;
   return item.parameter.has_storage() && lies_behind(buffer, item.parameter, item.offset) &&
          item.parameter.is_non_overlapping_and_dense();
+}
+
+bool FlatGroup::all_at_home() const {
+  return std::all_of(items_.begin(), items_.end(), [this](const FlatParameter& item) {
+    return item.buffer == FlatParameter::kLoose || at_home(item);
+  });
 }
 
 bool FlatGroup::lie_alike(const FlatParameter& a, const FlatParameter& b) const {

@@ -59,6 +59,8 @@ class FlatGroup {
   /// Makes field `field` of `item`'s state, in its flat place if it has the parameter's shape. What
   /// it holds is for the caller to write.
   at::Tensor& place_state(FlatParameter& item, size_t field, StateShape shape);
+  /// Whether all parameters that were laid out lie there still.
+  bool all_at_home() const;
   /// Takes state to where its parameter has moved: another device, dtype or order of dimensions.
   void follow_parameter(FlatParameter& item);
 

@@ -130,6 +130,22 @@ void FlatOptimizer::share(const Group& group) {
   sharers_ = group;
 }
 
+void FlatOptimizer::follow_parameters() {
+  const c10::AutoGradMode no_grad(false);
+  adopt_parameters();
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    if (groups_[group].all_at_home() || sharers_) {
+      continue;  // What is shared must stay where it is; the next step says so.
+    }
+    const std::vector<FlatParameter> before = groups_[group].items();
+    groups_[group] = FlatGroup(traits_.fields.size());
+    groups_[group].add(param_groups_[group].params());
+    for (const FlatParameter& item : before) {
+      set_state(item.parameter, {.step = item.step, .fields = item.state});
+    }
+  }
+}
+
 void FlatOptimizer::save(torch::serialize::OutputArchive& /*archive*/) const {
   throw ConfigError(
       "optim",

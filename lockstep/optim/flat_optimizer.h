@@ -27,9 +27,10 @@ class Gathering;
 ///   is not: on the CPU, libtorch rounds the last elements of a tensor otherwise than the rest.
 /// - A parameter without gradient is skipped, and does not count the step, as in torch. One that
 ///   comes twice in a group is updated once; one in two groups is a ConfigError.
-/// - Move the model first (`Module::to`), then construct this. A parameter that is moved later
-///   (`set_data`) keeps its state, which follows at its next step, but is not joined any more, and
-///   the old buffer keeps its memory. One whose shape changes is a ConfigError at the next step.
+/// - Move the model first (`Module::to`), then construct this, or call `follow_parameters`, as
+///   `Accelerator::prepare` does. Without, a parameter that is moved later (`set_data`) keeps its
+///   state, which follows at its next step, but is not joined any more, and the old buffer keeps its
+///   memory. One whose shape changes is a ConfigError at the next step.
 /// - State has the parameter's dtype, as in torch.optim, so bf16 parameters have bf16 state.
 ///   Nothing is kept in `state()`; `optimizer_tensors` (optimizer_state.h) has it by name.
 /// - Ranks of one host may share parameters and state (`share`): these exist once then, each rank
@@ -54,6 +55,8 @@ class FlatOptimizer : public torch::optim::Optimizer {
   /// Lays out what has been added to `param_groups()`, as `step` does. ConfigError, if it does not
   /// fit.
   void adopt_parameters();
+  /// Where parameters have been moved, to another device say, lays them and their state out anew.
+  void follow_parameters();
   /// Parameters and state lie in memory common to the ranks of `group` from now on; see
   /// FlatGroup::share. `step` then is collective, and wants the same gradients on all ranks: each
   /// updates its share, when no rank needs the old values any more, and returns when all have.

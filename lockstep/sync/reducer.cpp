@@ -35,14 +35,6 @@ NamedTensors trainable(const NamedTensors& parameters) {
   return unique;
 }
 
-std::vector<at::Tensor> tensors_of(const NamedTensors& items) {
-  std::vector<at::Tensor> tensors;
-  for (const NamedTensor& item : items) {
-    tensors.push_back(item.tensor);
-  }
-  return tensors;
-}
-
 Reducer::Reducer(
     const NamedTensors& parameters,
     std::vector<at::Tensor> buffers,

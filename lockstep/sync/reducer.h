@@ -21,8 +21,6 @@ class RollCall;
 /// empty.
 NamedTensors trainable(const NamedTensors& parameters);
 
-std::vector<at::Tensor> tensors_of(const NamedTensors& items);
-
 /// What a DataParallel does between the first gradient of a backward and the last average: which
 /// parameters have come, which buckets are full, what is under way. In a group of one it has no
 /// buckets and no hooks.

@@ -151,7 +151,9 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool /*non_bl
 }
 
 at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& to) {
-  to.resize_(self.sizes());
+  if (to.sizes() != self.sizes()) {
+    to.resize_(self.sizes());
+  }
   return copy_from(self, to, false);
 }
 
@@ -159,6 +161,7 @@ const at::Tensor& resize_(
     const at::Tensor& self, at::IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
   const at::Tensor fresh = at::empty(sizes, self.options(), format);
   self.unsafeGetTensorImpl()->set_storage_keep_dtype(fresh.storage());
+  self.unsafeGetTensorImpl()->set_storage_offset(0);
   self.unsafeGetTensorImpl()->set_sizes_and_strides(fresh.sizes(), fresh.strides());
   return self;
 }
@@ -175,6 +178,11 @@ at::Tensor& fill(at::Tensor& self, const at::Scalar& value) {
 at::Tensor& zero(at::Tensor& self) {
   on_host(self).zero_();
   return self;
+}
+
+/// A parameter's memory may move between the host and it, as between the host and a GPU.
+bool may_change_places(const at::Tensor& self, const at::Tensor& from) {
+  return self.layout() == at::kStrided && from.layout() == at::kStrided;
 }
 
 void compute_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
@@ -201,6 +209,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("_local_scalar_dense", &item);
   library.impl("fill_.Scalar", &fill);
   library.impl("zero_", &zero);
+  library.impl("_has_compatible_shallow_copy_type", &may_change_places);
 }
 
 }  // namespace

@@ -10,24 +10,8 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
 
-#if __has_include(<nccl.h>)
-#include <nccl.h>
-#endif
-
 namespace lockstep::comm {
 namespace {
-
-#if __has_include(<nccl.h>)
-static_assert(sizeof(ncclUniqueId) == sizeof(NcclApi::UniqueId));
-static_assert(offsetof(ncclConfig_t, blocking) == offsetof(NcclApi::Config, blocking));
-static_assert(ncclInt8 == NcclApi::kInt8 && ncclUint8 == NcclApi::kUint8);
-static_assert(ncclInt32 == NcclApi::kInt32 && ncclInt64 == NcclApi::kInt64);
-static_assert(ncclFloat16 == NcclApi::kFloat16 && ncclFloat32 == NcclApi::kFloat32);
-static_assert(ncclFloat64 == NcclApi::kFloat64 && ncclBfloat16 == NcclApi::kBfloat16);
-static_assert(ncclSum == NcclApi::kSum && ncclProd == NcclApi::kProd && ncclAvg == NcclApi::kAvg);
-static_assert(ncclMax == NcclApi::kMax && ncclMin == NcclApi::kMin);
-static_assert(ncclSuccess == NcclApi::kSuccess && ncclInProgress == NcclApi::kInProgress);
-#endif
 
 constexpr int kFirstVersion = 21400;
 

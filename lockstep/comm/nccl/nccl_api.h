@@ -10,8 +10,8 @@ namespace lockstep::comm {
 /// them along, else in libnccl.so.2. So this library compiles, and is tested, without CUDA's
 /// headers, and one build serves machines with GPUs and without.
 ///
-/// The types are those of nccl.h, whose layout and numbers NCCL has kept since 2.14 (August 2022);
-/// nccl_api.cpp compares them with the header where there is one.
+/// The types and numbers are those of nccl.h, which NCCL has kept since 2.14 (August 2022) up to
+/// 2.32, the newest looked at.
 struct NcclApi {
   using Comm = struct OpaqueNcclComm*;
   using Stream = void*;  ///< cudaStream_t.

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which device this process computes on.
+#include <optional>
+
+#include <fmt/format.h>
+
+#include <ATen/DeviceAccelerator.h>
+
+#include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+
+namespace lockstep {
+
+void Accelerator::choose_device() {
+  State& state = *state_;
+  const Environment environment = Environment::process();
+  const auto told = environment.boolean("LOCKSTEP_USE_CPU");
+  const bool cpu = state.options.cpu.value_or(
+      told ? *told : environment.boolean("ACCELERATE_USE_CPU").value_or(false));
+  const auto type = cpu ? std::nullopt : at::getAccelerator();
+  const int count = type ? at::accelerator::deviceCount() : 0;
+  if (count == 0) {
+    return;
+  }
+  if (state.options.shared_parameters) {
+    throw ConfigError(
+        "accelerator",
+        "shared_parameters is for processes that train on CPUs; leave it out, or set cpu");
+  }
+  const int local_rank = state.world.local_rank;
+  state.device = at::Device(*type, static_cast<at::DeviceIndex>(local_rank % count));
+  at::accelerator::setDeviceIndex(state.device.index());
+  if (state.world.local_size > count && local_rank == 0) {
+    log_warning(fmt::format(
+        "{} processes of this host share {} device{}: what they compute takes turns, and goes from "
+        "one to the other by way of the host's memory",
+        state.world.local_size,
+        count,
+        count == 1 ? "" : "s"));
+  }
+}
+
+}  // namespace lockstep

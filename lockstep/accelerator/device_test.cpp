@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: Apache-2.0
+// Training on a device that is not the CPU, see comm/device/test_device.h: the loop is the same, and so
+// are the numbers.
+#include <cstdlib>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+
+#include "lockstep/base/log.h"
+#include "lockstep/base/test_folder.h"
+#include "lockstep/comm/connected_ranks.h"
+#include "lockstep/comm/device/test_device.h"
+#include "lockstep/lockstep.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    first = register_module("first", torch::nn::Linear(4, 8));
+    running = register_buffer("running", torch::zeros({8}));
+    second = register_module("second", torch::nn::Linear(8, 8));
+    tied = register_parameter("tied", second->weight);
+    last = register_module("last", torch::nn::Linear(8, 1));
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) {  // Ranks are threads, which share torch's random numbers.
+      parameter.copy_(
+          torch::sin(torch::arange(parameter.numel(), torch::kFloat)).reshape(parameter.sizes()));
+    }
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    auto h = torch::tanh(first(x));
+    running.mul_(0.9).add_(h.detach().mean(0), 0.1);
+    h = torch::tanh(second(h - running));
+    return last(h + torch::matmul(h, tied));
+  }
+  torch::nn::Linear first{nullptr}, second{nullptr}, last{nullptr};
+  torch::Tensor tied, running;
+};
+TORCH_MODULE(Net);
+
+data::TensorDataset samples() {
+  const at::Tensor x = at::sin(at::arange(160, at::kFloat)).reshape({40, 4});
+  return data::TensorDataset(x, x.sum(1, true));
+}
+
+/// Runs `body` on two ranks over shared memory, on the devices that the options give them.
+void two_ranks(const AcceleratorOptions& options, const std::function<void(Accelerator&)>& body) {
+  shm_ranks(2, [&](Group group) {
+    WorldSpec world;
+    world.rank = world.local_rank = group.rank();
+    world.size = world.local_size = group.size();
+    Accelerator accelerator(options, world, std::move(group));
+    body(accelerator);
+  });
+}
+
+/// All that a training leaves, on the host.
+struct Left {
+  std::vector<at::Tensor> tensors;
+  std::vector<double> losses;
+};
+
+void expect_equal(const Left& a, const Left& b) {
+  EXPECT_EQ(a.losses, b.losses);
+  ASSERT_EQ(a.tensors.size(), b.tensors.size());
+  for (size_t i = 0; i < a.tensors.size(); ++i) {
+    EXPECT_TRUE(at::equal(a.tensors[i], b.tensors[i])) << i;
+  }
+}
+
+/// A loop with most of what an Accelerator does in one.
+template <typename MakeOptimizer>
+void train(
+    Accelerator& accelerator,
+    const MakeOptimizer& make_optimizer,
+    Left& left,
+    const std::filesystem::path& folder = {}) {
+  Net net;
+  auto [model, optimizer, loader] = accelerator.prepare(
+      net, make_optimizer(net->parameters()), data::Loader(samples(), {.batch_size = 5}));
+  for (int64_t epoch = 0; epoch < 3; ++epoch) {
+    for (const auto& [x, y] : loader) {
+      auto micro_step = accelerator.accumulate(model);
+      const at::Tensor loss = (model->forward(x) - y).square().mean();
+      EXPECT_EQ(loss.device(), accelerator.device());
+      accelerator.backward(loss);
+      accelerator.clip_grad_norm_(model->parameters(), 0.1);
+      optimizer.step();
+      optimizer.zero_grad();
+      const at::Tensor all = accelerator.gather_for_metrics(loss.detach().reshape({1}));
+      EXPECT_EQ(all.device(), accelerator.device());
+      left.losses.push_back(all.sum().item<double>());
+    }
+    if (epoch == 1 && !folder.empty()) {
+      accelerator.save_state(folder);
+    }
+  }
+  for (const at::Tensor& parameter : model->parameters()) {
+    EXPECT_EQ(parameter.device(), accelerator.device());
+    left.tensors.push_back(parameter.detach().cpu());
+  }
+  for (const at::Tensor& buffer : model->buffers()) {
+    EXPECT_EQ(buffer.device(), accelerator.device());
+    left.tensors.push_back(buffer.cpu());
+  }
+}
+
+template <typename MakeOptimizer>
+void expect_as_on_the_cpu(const MakeOptimizer& make_optimizer) {
+  test_device();
+  std::vector<Left> cpu(2);
+  std::vector<Left> device(2);
+  const auto run = [&](bool on_cpu, std::vector<Left>& all) {
+    two_ranks(
+        {.cpu = on_cpu, .gradient_accumulation_steps = 2}, [&](Accelerator& accelerator) {
+          const auto rank = static_cast<size_t>(accelerator.process_index());
+          EXPECT_EQ(accelerator.device().is_cpu(), on_cpu);
+          train(accelerator, make_optimizer, all[rank]);
+        });
+  };
+  run(true, cpu);
+  run(false, device);
+  expect_equal(cpu[0], device[0]);
+  expect_equal(device[0], device[1]);
+}
+
+const auto adamw = [](const auto& parameters) {
+  return optim::AdamW(parameters, {.lr = 0.01});
+};
+
+TEST(Device, a_training_loop_gives_the_numbers_of_the_cpu) {
+  expect_as_on_the_cpu(adamw);
+}
+
+TEST(Device, state_that_an_optimizer_has_from_the_start_comes_along) {
+  expect_as_on_the_cpu(
+      [](const auto& parameters) { return optim::Adagrad(parameters, {.lr = 0.01}); });
+  expect_as_on_the_cpu([](const auto& parameters) {
+    return torch::optim::Adagrad(parameters, torch::optim::AdagradOptions(0.01));
+  });
+  expect_as_on_the_cpu([](const auto& parameters) {
+    return torch::optim::Adam(parameters, torch::optim::AdamOptions(0.01));
+  });
+}
+
+TEST(Device, each_process_of_a_host_has_the_next_one) {
+  test_device();
+  two_ranks({}, [](Accelerator& accelerator) {
+    EXPECT_EQ(accelerator.device(), test_device(accelerator.process_index()));
+    EXPECT_EQ(accelerator.distributed_type(), "MULTI_GPU");
+  });
+}
+
+TEST(Device, processes_that_share_one_are_told_so) {
+  test_device();
+  std::string said;
+  set_log_sink([&](const std::string& line) { said += line; });
+  shm_ranks(3, [](Group group) {
+    WorldSpec world;
+    world.rank = world.local_rank = group.rank();
+    world.size = world.local_size = group.size();
+    const Accelerator accelerator({}, world, std::move(group));
+    EXPECT_EQ(accelerator.device(), test_device(world.rank % 2));
+  });
+  set_log_sink(nullptr);
+  EXPECT_THAT(said, HasSubstr("3 processes of this host share 2 devices"));
+}
+
+TEST(Device, the_environment_may_keep_a_program_on_the_cpu) {
+  test_device();
+  for (const char* name : {"LOCKSTEP_USE_CPU", "ACCELERATE_USE_CPU"}) {
+    ::setenv(name, "true", 1);
+    EXPECT_TRUE(Accelerator().device().is_cpu()) << name;
+    EXPECT_FALSE(Accelerator({.cpu = false}).device().is_cpu());
+    ::unsetenv(name);
+  }
+  EXPECT_EQ(Accelerator().device(), test_device());
+}
+
+TEST(Device, without_placement_all_stays_where_it_is) {
+  test_device();
+  Accelerator accelerator({.device_placement = false});
+  Net net;
+  auto [model, loader] = accelerator.prepare(net, data::Loader(samples(), {.batch_size = 5}));
+  EXPECT_TRUE(model->parameters()[0].is_cpu());
+  for (const auto& [x, y] : loader) {
+    EXPECT_TRUE(x.is_cpu());
+  }
+}
+
+TEST(Device, a_loader_keeps_the_device_it_was_given) {
+  test_device();
+  Accelerator accelerator;
+  auto loader =
+      accelerator.prepare(data::Loader(samples(), {.batch_size = 5, .device = at::kCPU}));
+  for (const auto& [x, y] : loader) {
+    EXPECT_TRUE(x.is_cpu());
+  }
+}
+
+TEST(Device, the_memory_on_the_host_is_given_back_and_that_of_the_device_too) {
+  test_device();
+  const int64_t before = test_device_bytes();
+  {
+    Accelerator accelerator;
+    torch::nn::Linear net(1000, 1000);
+    auto [model, optimizer] =
+        accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
+    const double parameters = 1001 * 1000 * 4;
+    const auto taken = [&] { return static_cast<double>(test_device_bytes() - before); };
+    EXPECT_NEAR(taken(), parameters, parameters / 100);
+    accelerator.backward(model->forward(at::ones({2, 1000}, accelerator.device())).sum());
+    optimizer.step();
+    EXPECT_NEAR(taken(), 4 * parameters, parameters / 50);
+  }
+  EXPECT_EQ(test_device_bytes(), before);
+}
+
+TEST(Device, a_checkpoint_goes_from_device_to_device_and_to_the_cpu) {
+  test_device();
+  const TestFolder folder;
+  std::vector<Left> unbroken(2);
+  const auto on = [&](bool cpu, const std::function<void(Accelerator&, size_t)>& body) {
+    two_ranks({.cpu = cpu}, [&](Accelerator& accelerator) {
+      body(accelerator, static_cast<size_t>(accelerator.process_index()));
+    });
+  };
+  on(false, [&](Accelerator& accelerator, size_t rank) {
+    train(accelerator, adamw, unbroken[rank], folder.path() / "saved");
+  });
+  for (const bool cpu : {false, true}) {
+    std::vector<Left> resumed(2);
+    on(cpu, [&](Accelerator& accelerator, size_t rank) {
+      Net net;
+      auto [model, optimizer, loader] = accelerator.prepare(
+          net, adamw(net->parameters()), data::Loader(samples(), {.batch_size = 5}));
+      accelerator.load_state(folder.path() / "saved");
+      for (const auto& [x, y] : loader) {
+        accelerator.backward((model->forward(x) - y).square().mean());
+        accelerator.clip_grad_norm_(model->parameters(), 0.1);
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      for (const at::Tensor& parameter : model->parameters()) {
+        resumed[rank].tensors.push_back(parameter.detach().cpu());
+      }
+    });
+    for (size_t i = 0; i < resumed[0].tensors.size(); ++i) {
+      EXPECT_TRUE(at::equal(resumed[0].tensors[i], unbroken[0].tensors[i])) << cpu << i;
+    }
+  }
+}
+
+TEST(Device, parameters_in_memory_of_the_host_are_refused) {
+  test_device();
+  EXPECT_THAT(
+      [] { Accelerator({.shared_parameters = true}); },
+      ::testing::ThrowsMessage<ConfigError>(HasSubstr("shared_parameters is for processes")));
+}
+
+}  // namespace
+}  // namespace lockstep
