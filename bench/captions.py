@@ -6,7 +6,7 @@ TITLES = {
     "launch": {
         "nothing": "`true`, to the job's end, ms",
         "script": "an empty Python script, the same for all, ms",
-        "ready": "until all ranks have met over Gloo, ms",
+        "ready": "until all ranks have met, ms",
         "ready_end": "to the end of that job, ms",
         "launcher_peak_kib": "the launcher's memory at most, KiB",
     },
@@ -20,7 +20,7 @@ TITLES = {
         "async_stall": "an asynchronous save keeps the loop, s",
     },
 }
-UNITS = {"step": "us", "optimizers": "us"}
+UNITS = {"step": "us", "optimizers": "us", "gpu": "us"}
 
 
 def report_from(path):

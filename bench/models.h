@@ -19,4 +19,10 @@ inline examples::CharModel transformer() {
       .vocabulary = 256, .context = 128, .layers = 12, .heads = 8, .width = 256, .dropout = 0});
 }
 
+/// GPT-2 small: 124 million parameters.
+inline examples::CharModel gpt2() {
+  return examples::CharModel(examples::ModelOptions{
+      .vocabulary = 50304, .context = 1024, .layers = 12, .heads = 12, .width = 768, .dropout = 0});
+}
+
 }  // namespace bench

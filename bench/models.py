@@ -55,7 +55,7 @@ class CharModel(nn.Module):
                 nn.init.normal_(parameter, 0, 0.02 / math.sqrt(2 * layers))
 
     def forward(self, text):
-        x = self.characters(text) + self.places(torch.arange(text.size(1)))
+        x = self.characters(text) + self.places(torch.arange(text.size(1), device=text.device))
         for block in self.blocks:
             x = block(x)
         return functional.linear(self.norm(x), self.characters.weight)
@@ -67,5 +67,8 @@ def model_and_batch(name):
         return net, torch.randn(64, 784), torch.randint(10, (64,))
     if name == "cnn":
         return Net(), torch.randn(64, 1, 28, 28), torch.randint(10, (64,))
+    if name == "gpt2":
+        text = torch.randint(50304, (8, 1024))
+        return CharModel(50304, 1024, 12, 12, 768), text, text
     text = torch.randint(256, (8, 128))
     return CharModel(), text, text

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A rank of bench/step.py and bench/loader.py: trains a model and prints, from rank 0, what a step
-// takes. The same as step_peers.py.
+// A rank of bench/step.py, bench/loader.py and bench/gpu.py: trains a model and prints, from rank
+// 0, what a step takes. The same as step_peers.py.
 #include <iostream>
 #include <string>
 
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include <ATen/DeviceAccelerator.h>
 #include <torch/torch.h>
 
 #include "bench/models.h"
@@ -23,6 +24,7 @@ struct Options {
   bool alone = false;
   bool loader = false;  ///< cnn only: batches of Fashion-MNIST from a loader, not one resident one.
   bool shared = false;  ///< Shared parameters.
+  std::string precision = "no";
   int64_t steps = 100;
   int64_t accumulate = 1;
 };
@@ -75,17 +77,31 @@ double train(const Options& options, Model net, const Batch& batch, const Loss& 
     return bench::step_microseconds(step, options.steps);
   }
   lockstep::Accelerator accelerator(
-      {.gradient_accumulation_steps = options.accumulate, .shared_parameters = options.shared});
+      {.mixed_precision = lockstep::parse_precision(options.precision),
+       .gradient_accumulation_steps = options.accumulate,
+       .shared_parameters = options.shared});
   auto [model, optimizer] = accelerator.prepare(net, std::move(plain));
+  const at::Device device = accelerator.device();
+  const Batch here{batch.input.to(device), batch.target.to(device)};
   const auto step = [&] {
     for (int64_t i = 0; i < options.accumulate; ++i) {
       auto micro_step = accelerator.accumulate(model);
-      accelerator.backward(loss_of(model->forward(batch.input), batch.target));
+      at::Tensor loss;
+      {
+        auto cast = accelerator.autocast();
+        loss = loss_of(model->forward(here.input), here.target);
+      }
+      accelerator.backward(loss);
       optimizer.step();
       optimizer.zero_grad();
     }
   };
-  return slowest(accelerator, bench::step_microseconds(step, options.steps));
+  const auto finish = [&] {
+    if (!device.is_cpu()) {
+      at::accelerator::synchronizeDevice(device.index());
+    }
+  };
+  return slowest(accelerator, bench::step_microseconds(step, options.steps, finish));
 }
 
 double measure(const Options& options) {
@@ -113,6 +129,10 @@ double measure(const Options& options) {
     const at::Tensor text = at::randint(256, {8, 128}, at::kLong);
     return train(options, bench::transformer(), {text, text}, cross_entropy);
   }
+  if (options.model == "gpt2") {
+    const at::Tensor text = at::randint(50304, {8, 1024}, at::kLong);
+    return train(options, bench::gpt2(), {text, text}, cross_entropy);
+  }
   throw lockstep::ConfigError("step_bench", "no such model: " + options.model);
 }
 
@@ -120,12 +140,13 @@ double measure(const Options& options) {
 
 int main(int argc, char** argv) {
   return lockstep::run_main([&] {
-    CLI::App app("one rank of bench/step.py and bench/loader.py");
+    CLI::App app("one rank of bench/step.py, bench/loader.py and bench/gpu.py");
     Options options;
     app.add_option("--model", options.model);
     app.add_flag("--alone", options.alone);
     app.add_flag("--loader", options.loader);
     app.add_flag("--shared", options.shared);
+    app.add_option("--precision", options.precision);
     app.add_option("--steps", options.steps);
     app.add_option("--accumulate", options.accumulate);
     CLI11_PARSE(app, argc, argv);

@@ -18,16 +18,23 @@ def cross_entropy(scores, target):
     return functional.cross_entropy(scores.flatten(0, -2), target.flatten())
 
 
+def loss_of(options, net, data, target):
+    if options.precision == "no":
+        return cross_entropy(net(data), target)
+    with torch.autocast(options.device, torch.bfloat16):
+        return cross_entropy(net(data), target)
+
+
 def adamw(net):
     return torch.optim.AdamW(net.parameters(), lr=1e-4, fused=True)
 
 
-def plain_step(net, optimizer, batches, accumulate, no_sync):
+def plain_step(options, net, optimizer, batches, no_sync):
     def step():
-        for i in range(accumulate):
+        for i in range(options.accumulate):
             data, target = next(batches)
             with no_sync(i):
-                cross_entropy(net(data), target).backward()
+                loss_of(options, net, data, target).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -37,7 +44,11 @@ def plain_step(net, optimizer, batches, accumulate, no_sync):
 def accelerate_step(options, net, optimizer, batches):
     from accelerate import Accelerator  # Importing it costs the other peers nothing.
 
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=options.accumulate)
+    accelerator = Accelerator(
+        cpu=options.device == "cpu",
+        mixed_precision=options.precision,
+        gradient_accumulation_steps=options.accumulate,
+    )
     assert accelerator.num_processes == int(os.environ["WORLD_SIZE"])
     model, optimizer = accelerator.prepare(net, optimizer)
     if options.workers is not None:
@@ -47,7 +58,9 @@ def accelerate_step(options, net, optimizer, batches):
         for _ in range(options.accumulate):
             data, target = next(batches)
             with accelerator.accumulate(model):
-                accelerator.backward(cross_entropy(model(data), target))
+                with accelerator.autocast():
+                    loss = cross_entropy(model(data), target)
+                accelerator.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
 
@@ -55,13 +68,13 @@ def accelerate_step(options, net, optimizer, batches):
 
 
 def ddp_step(options, net, batches):
-    torch.distributed.init_process_group("gloo")
+    torch.distributed.init_process_group("gloo" if options.device == "cpu" else "nccl")
     net = nn.parallel.DistributedDataParallel(net)
     last = options.accumulate - 1
     if options.workers is not None:
         batches = iter(endless(picture_loader(options.workers, dealt_out=True)))
     no_sync = lambda i: contextlib.nullcontext() if i == last else net.no_sync()  # noqa: E731
-    return plain_step(net, adamw(net), batches, options.accumulate, no_sync)
+    return plain_step(options, net, adamw(net), batches, no_sync)
 
 
 def main():
@@ -71,20 +84,24 @@ def main():
     parser.add_argument("--steps", type=int)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--workers", type=int, help="from a DataLoader with so many, not one resident batch; cnn only")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--precision", choices=("no", "bf16"), default="no")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     torch.manual_seed(0)
-    net, data, target = model_and_batch(options.model)
+    net, data, target = (part.to(options.device) for part in model_and_batch(options.model))
     batches = itertools.repeat((data, target))
     if options.peer == "accelerate":
         step = accelerate_step(options, net, adamw(net), batches)
     elif options.peer == "ddp":
         step = ddp_step(options, net, batches)
     else:
-        step = plain_step(net, adamw(net), batches, options.accumulate, lambda i: contextlib.nullcontext())
-    us = step_microseconds(step, options.steps)
+        step = plain_step(options, net, adamw(net), batches, lambda i: contextlib.nullcontext())
+    us = step_microseconds(step, options.steps, torch.cuda.synchronize if options.device == "cuda" else lambda: None)
     if torch.distributed.is_initialized():
-        slowest = torch.tensor([us])
+        slowest = torch.tensor([us], device=options.device)
         torch.distributed.all_reduce(slowest, torch.distributed.ReduceOp.MAX)
         us = slowest.item()
     if int(os.environ.get("RANK", "0")) == 0:

@@ -20,10 +20,14 @@ inline double seconds_of(const Operation& operation, int64_t times) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
 }
 
-/// Of one of `steps` steps in the mean, after a few to warm up.
-inline double step_microseconds(const Operation& step, int64_t steps) {
+/// Of one of `steps` steps in the mean, after a few to warm up. `finish` waits for what a step has
+/// left to a device.
+inline double step_microseconds(
+    const Operation& step, int64_t steps, const Operation& finish = [] {}) {
   seconds_of(step, std::clamp<int64_t>(steps / 5, 3, 50));
-  return seconds_of(step, steps) * 1e6 / static_cast<double>(steps);
+  finish();
+  const double seconds = seconds_of([&] { seconds_of(step, steps), finish(); }, 1);
+  return seconds * 1e6 / static_cast<double>(steps);
 }
 
 /// Of one operation among as many as take `seconds`, back to back. `slowest` is the largest of all

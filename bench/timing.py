@@ -10,10 +10,11 @@ def seconds_of(operation, times):
     return time.perf_counter() - began
 
 
-def step_microseconds(step, steps):
-    """Of one of `steps` steps in the mean, after a few to warm up."""
+def step_microseconds(step, steps, finish=lambda: None):
+    """Of one of `steps` steps in the mean, after a few to warm up. `finish` waits for what a step has left to a device."""
     seconds_of(step, min(max(steps // 5, 3), 50))
-    return seconds_of(step, steps) * 1e6 / steps
+    finish()
+    return seconds_of(lambda: (seconds_of(step, steps), finish()), 1) * 1e6 / steps
 
 
 def microseconds(operation, seconds, slowest, barrier):

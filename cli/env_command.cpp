@@ -184,13 +184,18 @@ void add_interfaces(const Machine& machine, Block& block, Json& json) {
   }
 }
 
-void add_backends(Block& block, Json& json) {
-  constexpr const char* kNoNccl = "this version of Lockstep has no transport over NCCL";
-  block.add("backends", fmt::format("shm (within a host), gloo; not nccl: {}", kNoNccl));
+/// `machine`'s libtorch is not asked: this program does without it.
+void add_backends(const Machine& machine, Block& block, Json& json) {
+  const bool has_gpu = !machine.gpus.empty();
+  const std::string why = has_gpu ? "" : "there is no GPU of NVIDIA's here";
+  block.add(
+      "backends",
+      "shm (within a host), gloo; " +
+          (has_gpu ? "nccl between GPUs, with a libtorch for CUDA" : "not nccl: " + why));
   json["backends"] = {
       {{"name", "shm"}, {"available", true}, {"why", ""}},
       {{"name", "gloo"}, {"available", true}, {"why", ""}},
-      {{"name", "nccl"}, {"available", false}, {"why", kNoNccl}}};
+      {{"name", "nccl"}, {"available", has_gpu}, {"why", why}}};
 }
 
 void add_programs(const EnvFacts& facts, Block& block, Json& json) {
@@ -259,7 +264,7 @@ Report env_report(const EnvFacts& facts) {
   add_limits(machine, block, json);
   add_gpus(facts, block, json);
   add_interfaces(machine, block, json);
-  add_backends(block, json);
+  add_backends(machine, block, json);
   add_programs(facts, block, json);
   add_configuration(facts.configured, block, json);
   json["environment"] = facts.variables;

@@ -116,7 +116,7 @@ TEST(EnvReport, SaysAllOfItInLines) {
           HasSubstr("environment:  RANK=1\n"),
           HasSubstr("config file:  /a/config.yaml\n"),
           HasSubstr("config:       mixed_precision=bf16 (/a/config.yaml:1:18)\n"),
-          HasSubstr("shm (within a host), gloo; not nccl: ")));
+          HasSubstr("shm (within a host), gloo; nccl between GPUs")));
 }
 
 TEST(EnvReport, SaysTheSameAsJson) {
@@ -126,7 +126,11 @@ TEST(EnvReport, SaysTheSameAsJson) {
   EXPECT_EQ(json["limits"]["nofile"]["hard"], nullptr);
   EXPECT_EQ(json["interfaces"][0]["addresses"].size(), 2U);
   EXPECT_EQ(json["environment"]["RANK"], "1");
-  EXPECT_EQ(json["backends"][2]["available"], false);
+  EXPECT_EQ(json["backends"][2]["available"], true);
+  EnvFacts without = made_up_facts();
+  without.machine.gpus.clear();
+  EXPECT_EQ(env_report(without).json["backends"][2]["available"], false);
+  EXPECT_THAT(env_report(without).text, HasSubstr("not nccl: there is no GPU"));
   EXPECT_NE(json["lockstep"]["compiler"], "");
 }
 

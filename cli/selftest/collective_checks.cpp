@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <ATen/ATen.h>
+#include <ATen/DeviceAccelerator.h>
 
 #include "cli/selftest/check.h"
 #include "lockstep/base/error.h"
@@ -203,6 +204,20 @@ void large(Rank& rank, Expect& expect) {
   expect.equal("all_reduce of 16 MiB", got, at::full({kNumbers}, rank.group.size(), at::kFloat));
 }
 
+/// The same numbers on this process's GPU.
+void device(Rank& rank, Expect& expect) {
+  Group& group = rank.group;
+  const int index = rank.world.local_rank % at::accelerator::deviceCount();
+  const at::Device gpu(*at::getAccelerator(), static_cast<at::DeviceIndex>(index));
+  const at::Tensor own = signed_rows(group.rank(), 2, at::kFloat);
+  const at::Tensor summed = group.all_reduce(own.to(gpu)).wait();
+  expect.equal("all_reduce on a device", summed.cpu(), group.all_reduce(own.clone()).wait());
+  const at::Tensor all = group.all_gather(own.to(gpu)).wait();
+  expect.equal("all_gather on a device", all.cpu(), of_all_ranks(group, 2, at::kFloat));
+  const at::Tensor first = group.broadcast(own.to(gpu)).wait();
+  expect.equal("broadcast on a device", first.cpu(), signed_rows(0, 2, at::kFloat));
+}
+
 /// Ranks that disagree are told so. Within a group of its own: that one is dead afterwards.
 void mismatch(Rank& rank, Expect& expect) {
   Group group = rank.group.split(0, rank.group.rank());
@@ -228,7 +243,7 @@ std::vector<Check> collective_checks() {
       "int8";
   constexpr const char* kMoved =
       "of float32, float64, float16, bfloat16, int32, int64, uint8, int8";
-  return {
+  std::vector<Check> checks = {
       {"barrier", "ten of them", barrier},
       {"all_reduce", kReduced, all_reduce},
       {"reduce_scatter", kReduced, reduce_scatter},
@@ -242,6 +257,10 @@ std::vector<Check> collective_checks() {
       {"large", "an all_reduce of 16 MiB", large},
       {"mismatch", "different shapes are refused, with both named", mismatch},
   };
+  if (at::getAccelerator() && at::accelerator::deviceCount() > 0) {
+    checks.push_back({"device", "all_reduce, all_gather, broadcast on each rank's GPU", device});
+  }
+  return checks;
 }
 
 }  // namespace lockstep::selftest

@@ -127,7 +127,7 @@ at::Tensor loss_of(Net& net, const at::Tensor& x) {
 at::Tensor weights_of(const Net& net) {
   std::vector<at::Tensor> parts;
   for (const at::Tensor& parameter : net->parameters()) {
-    parts.push_back(parameter.detach().reshape({-1}));
+    parts.push_back(parameter.detach().reshape({-1}).cpu());
   }
   return at::cat(parts);
 }
@@ -154,7 +154,7 @@ struct Training {
   }
   void train(Accelerator& accelerator, const at::Tensor& batch, int steps) {
     for (int step = 0; step < steps; ++step) {
-      accelerator.backward(loss_of(net, batch));
+      accelerator.backward(loss_of(net, batch.to(accelerator.device())));
       optimizer->step();
       optimizer->zero_grad();
     }

@@ -61,7 +61,7 @@ double evaluate(
     lockstep::Accelerator& accelerator, CharModel& model, data::Loader<Stretches>& held_back) {
   const torch::NoGradGuard no_grad;
   model->eval();
-  at::Tensor losses = torch::zeros({0});
+  at::Tensor losses = torch::zeros({0}, accelerator.device());
   for (auto& batch : held_back) {
     auto cast = accelerator.autocast();
     const auto scores = model->forward(batch.data).to(torch::kFloat);
@@ -78,14 +78,15 @@ std::string write_text(
     CharModel& model, const Text& text, const std::string& prompt, int64_t length) {
   const torch::NoGradGuard no_grad;
   model->eval();
-  auto tokens = text.encode(prompt).to(torch::kLong).unsqueeze(0);
+  const at::Device device = model->characters->weight.device();
+  auto tokens = text.encode(prompt).to(device, torch::kLong).unsqueeze(0);
   for (int64_t i = 0; i < length; ++i) {
     const int64_t seen = std::min(tokens.size(1), model->options.context);
     const auto scores = model->forward(tokens.slice(1, tokens.size(1) - seen));
     const auto next = torch::multinomial(torch::softmax(scores.select(1, seen - 1) / 0.8, 1), 1);
     tokens = torch::cat({tokens, next}, 1);
   }
-  return text.decode(tokens[0]);
+  return text.decode(tokens[0].cpu());
 }
 
 int train(const Options& options) {

@@ -89,7 +89,7 @@ struct CharModelImpl : torch::nn::Module {
 
   /// (batch, time) characters to (batch, time, vocabulary) scores of the character that follows.
   torch::Tensor forward(const torch::Tensor& input) {
-    auto x = characters(input) + places(torch::arange(input.size(1)));
+    auto x = characters(input) + places(torch::arange(input.size(1), input.device()));
     x = torch::dropout(x, options.dropout, is_training());
     for (auto& block : blocks) {
       x = block(x);

@@ -47,7 +47,7 @@ examples::Evaluation evaluate(
     targets.push_back(all_targets);
   }
   model->train();
-  return {at::cat(probabilities), at::cat(targets)};
+  return {at::cat(probabilities).cpu(), at::cat(targets).cpu()};
 }
 
 int train(const Options& options) {

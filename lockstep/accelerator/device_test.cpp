@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Training on a device that is not the CPU, see comm/device/test_device.h: the loop is the same, and so
-// are the numbers.
+// Training on a device that is not the CPU, see comm/device/test_device.h: the loop is the same,
+// and so are the numbers.
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
@@ -26,6 +26,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
+// `./dev test` keeps all other tests on the CPU by it.
+[[maybe_unused]] const int kCleared = ::unsetenv("LOCKSTEP_USE_CPU");
+
 struct NetImpl : torch::nn::Module {
   NetImpl() {
     first = register_module("first", torch::nn::Linear(4, 8));
@@ -34,7 +37,8 @@ struct NetImpl : torch::nn::Module {
     tied = register_parameter("tied", second->weight);
     last = register_module("last", torch::nn::Linear(8, 1));
     const torch::NoGradGuard no_grad;
-    for (auto& parameter : parameters()) {  // Ranks are threads, which share torch's random numbers.
+    for (auto& parameter :
+         parameters()) {  // Ranks are threads, which share torch's random numbers.
       parameter.copy_(
           torch::sin(torch::arange(parameter.numel(), torch::kFloat)).reshape(parameter.sizes()));
     }
@@ -123,12 +127,11 @@ void expect_as_on_the_cpu(const MakeOptimizer& make_optimizer) {
   std::vector<Left> cpu(2);
   std::vector<Left> device(2);
   const auto run = [&](bool on_cpu, std::vector<Left>& all) {
-    two_ranks(
-        {.cpu = on_cpu, .gradient_accumulation_steps = 2}, [&](Accelerator& accelerator) {
-          const auto rank = static_cast<size_t>(accelerator.process_index());
-          EXPECT_EQ(accelerator.device().is_cpu(), on_cpu);
-          train(accelerator, make_optimizer, all[rank]);
-        });
+    two_ranks({.cpu = on_cpu, .gradient_accumulation_steps = 2}, [&](Accelerator& accelerator) {
+      const auto rank = static_cast<size_t>(accelerator.process_index());
+      EXPECT_EQ(accelerator.device().is_cpu(), on_cpu);
+      train(accelerator, make_optimizer, all[rank]);
+    });
   };
   run(true, cpu);
   run(false, device);
@@ -136,9 +139,7 @@ void expect_as_on_the_cpu(const MakeOptimizer& make_optimizer) {
   expect_equal(device[0], device[1]);
 }
 
-const auto adamw = [](const auto& parameters) {
-  return optim::AdamW(parameters, {.lr = 0.01});
-};
+const auto adamw = [](const auto& parameters) { return optim::AdamW(parameters, {.lr = 0.01}); };
 
 TEST(Device, a_training_loop_gives_the_numbers_of_the_cpu) {
   expect_as_on_the_cpu(adamw);
@@ -203,8 +204,7 @@ TEST(Device, without_placement_all_stays_where_it_is) {
 TEST(Device, a_loader_keeps_the_device_it_was_given) {
   test_device();
   Accelerator accelerator;
-  auto loader =
-      accelerator.prepare(data::Loader(samples(), {.batch_size = 5, .device = at::kCPU}));
+  auto loader = accelerator.prepare(data::Loader(samples(), {.batch_size = 5, .device = at::kCPU}));
   for (const auto& [x, y] : loader) {
     EXPECT_TRUE(x.is_cpu());
   }

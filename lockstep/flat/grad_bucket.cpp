@@ -29,14 +29,22 @@ at::Tensor GradBucket::flat(size_t index) const {
 }
 
 void GradBucket::set_flags(const std::vector<bool>& present) {
+  all_here_ = std::find(present.begin(), present.end(), false) == present.end();
+  if (all_here_) {
+    flags_.fill_(1);  // Nothing to copy, for which a GPU would have to be waited for.
+    return;
+  }
   std::copy(present.begin(), present.end(), host_flags_.mutable_data_ptr<float>());
   flags_.copy_(host_flags_);
 }
 
 std::vector<bool> GradBucket::flags() const {
+  std::vector<bool> present(plan_.slots.size(), true);
+  if (all_here_) {
+    return present;
+  }
   host_flags_.copy_(flags_);
   const float* begin = host_flags_.const_data_ptr<float>();
-  std::vector<bool> present(plan_.slots.size());
   std::transform(begin, begin + present.size(), present.begin(), [](float sum) { return sum > 0; });
   return present;
 }

@@ -36,7 +36,8 @@ class GradBucket {
   at::Tensor flat(size_t index) const;
   /// One flag a slot.
   void set_flags(const std::vector<bool>& present);
-  /// After a sum or an average: which flags any rank had set.
+  /// After a sum or an average: which flags any rank had set. Waits for the device only where this
+  /// rank had not set all of them.
   std::vector<bool> flags() const;
 
  private:
@@ -45,6 +46,7 @@ class GradBucket {
   at::Tensor gradients_;
   at::Tensor flags_;
   at::Tensor host_flags_;  ///< To write and read them by, as float32 on the CPU.
+  bool all_here_ = false;  ///< All were set on this rank: so they are on any.
   std::vector<at::Tensor> views_;
 };
 

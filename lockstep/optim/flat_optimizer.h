@@ -29,8 +29,8 @@ class Gathering;
 ///   comes twice in a group is updated once; one in two groups is a ConfigError.
 /// - Move the model first (`Module::to`), then construct this, or call `follow_parameters`, as
 ///   `Accelerator::prepare` does. Without, a parameter that is moved later (`set_data`) keeps its
-///   state, which follows at its next step, but is not joined any more, and the old buffer keeps its
-///   memory. One whose shape changes is a ConfigError at the next step.
+///   state, which follows at its next step, but is not joined any more, and the old buffer keeps
+///   its memory. One whose shape changes is a ConfigError at the next step.
 /// - State has the parameter's dtype, as in torch.optim, so bf16 parameters have bf16 state.
 ///   Nothing is kept in `state()`; `optimizer_tensors` (optimizer_state.h) has it by name.
 /// - Ranks of one host may share parameters and state (`share`): these exist once then, each rank

@@ -49,8 +49,7 @@ class DeviceTransport final : public Transport {
   int size() const override { return host_->size(); }
 
   std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) override {
-    const at::Tensor& tensor =
-        collective.output.defined() ? collective.output : collective.input;
+    const at::Tensor& tensor = collective.output.defined() ? collective.output : collective.input;
     if (!tensor.defined() || tensor.is_cpu()) {
       return host_->start(std::move(collective), timeout);
     }

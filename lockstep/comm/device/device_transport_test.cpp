@@ -41,7 +41,8 @@ void expect_same(const at::Tensor& own, const at::Tensor& host) {
 void expect_all_operations_as_on_the_host(Group group) {
   const at::Tensor own = numbers(group.rank());
   for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kProduct}) {
-    expect_same(group.all_reduce(on_device(own), op).wait(), group.all_reduce(own.clone(), op).wait());
+    expect_same(
+        group.all_reduce(on_device(own), op).wait(), group.all_reduce(own.clone(), op).wait());
     expect_same(
         group.reduce_scatter(on_device(own), op).wait(), group.reduce_scatter(own, op).wait());
   }
@@ -55,7 +56,8 @@ void expect_all_operations_as_on_the_host(Group group) {
     expect_same(gathered, all);
   }
   expect_same(
-      group.scatter(on_device(at::zeros({12, 2})), on_device(all), 1).wait(), numbers(group.rank()));
+      group.scatter(on_device(at::zeros({12, 2})), on_device(all), 1).wait(),
+      numbers(group.rank()));
 }
 
 TEST(DeviceTransport, all_operations_are_those_of_the_host) {
@@ -136,8 +138,8 @@ TEST(DeviceTransport, what_differs_is_an_error_on_all_ranks) {
 }
 
 TEST(DeviceTransport, nccl_is_refused_where_it_cannot_be) {
-  const auto options = ConnectOptions::from_environment(
-      Environment::of({{"LOCKSTEP_DEVICE_COMM", "nccl"}}));
+  const auto options =
+      ConnectOptions::from_environment(Environment::of({{"LOCKSTEP_DEVICE_COMM", "nccl"}}));
   std::vector<std::thread> threads;
   for (const auto& host : comm::make_shm_thread_transports({.ranks = 2})) {
     threads.emplace_back([&, host] {

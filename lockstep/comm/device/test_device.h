@@ -8,10 +8,10 @@
 namespace lockstep {
 
 /// A device for tests, with two of its kind, whose memory is the host's: what a program does with a
-/// GPU (moving models, batches and optimizer state there, working on it from several threads) can be
-/// tested where there is none. Libtorch takes its tensors for those of another device, as it does a
-/// plug-in's ("PrivateUse1"), and computes on the CPU. From the first call on it is this process's
-/// accelerator.
+/// GPU (moving models, batches and optimizer state there, working on it from several threads) can
+/// be tested where there is none. Libtorch takes its tensors for those of another device, as it
+/// does a plug-in's ("PrivateUse1"), and computes on the CPU. From the first call on it is this
+/// process's accelerator.
 ///
 /// What it cannot show: anything of streams. All work on it is done when a call returns.
 at::Device test_device(int index = 0);

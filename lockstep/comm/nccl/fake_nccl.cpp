@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// For tests: NCCL's functions for ranks that are threads of one process and "devices" whose memory is
-// the host's. A shared library of its own, loaded as NCCL is.
+// For tests: NCCL's functions for ranks that are threads of one process and "devices" whose memory
+// is the host's. A shared library of its own, loaded as NCCL is.
 //
-// It answers like a communicator that does not block: joining is in progress until all are there. Its
-// operations are done when they return. What the environment can make of it:
+// It answers like a communicator that does not block: joining is in progress until all are there.
+// Its operations are done when they return. What the environment can make of it:
 //   FAKE_NCCL_NO_JOIN=R        rank R cannot join ("Duplicate GPU detected")
 //   FAKE_NCCL_FAIL_REDUCE=N    all_reduce of N elements reports an error later, by the communicator
 #include <condition_variable>
@@ -56,7 +56,8 @@ size_t size_of(int type) {
 }
 
 template <typename T>
-void reduce_typed(const std::vector<const void*>& from, size_t offset, void* to, size_t count, int op) {
+void reduce_typed(
+    const std::vector<const void*>& from, size_t offset, void* to, size_t count, int op) {
   std::vector<T> result(count);
   for (size_t i = 0; i < count; ++i) {
     T value = static_cast<const T*>(from[0])[offset + i];
@@ -302,7 +303,8 @@ Result ncclReduceScatter(
 Result ncclAllGather(
     const void* in, void* out, size_t count, int type, NcclApi::Comm comm, NcclApi::Stream) {
   return from(comm)->ring->run(
-      from(comm)->rank, {.kind = Call::kGather, .in = in, .out = out, .count = count, .type = type});
+      from(comm)->rank,
+      {.kind = Call::kGather, .in = in, .out = out, .count = count, .type = type});
 }
 
 Result ncclBroadcast(

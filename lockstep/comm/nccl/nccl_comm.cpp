@@ -70,8 +70,7 @@ void NcclComm::settle(const char* what, NcclApi::Result result, Milliseconds tim
   const auto start = Clock::now();
   while (result == NcclApi::kInProgress && comm_ != nullptr) {
     if (Clock::now() - start > timeout) {
-      throw CommError(
-          what, fmt::format("NCCL was not done with it in {} s", seconds(timeout)));
+      throw CommError(what, fmt::format("NCCL was not done with it in {} s", seconds(timeout)));
     }
     std::this_thread::sleep_for(kSettlePause);
     const NcclApi::Result asked = api_.comm_get_async_error(comm_, &result);

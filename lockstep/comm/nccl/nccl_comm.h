@@ -26,8 +26,7 @@ namespace lockstep::comm {
 class NcclComm {
  public:
   /// Begins to join the others that have `id`. CommError with NCCL's reason.
-  NcclComm(
-      const NcclApi& api, const NcclApi::UniqueId& id, int rank, int size, at::Device device);
+  NcclComm(const NcclApi& api, const NcclApi::UniqueId& id, int rank, int size, at::Device device);
   /// Until all are there. CommError.
   void join(Milliseconds timeout);
   /// Ends it, whatever is under way. Never waits for another rank.

@@ -84,8 +84,7 @@ class Launcher {
     const auto numel = static_cast<size_t>(c.output.defined() ? c.output.numel() : 0);
     switch (c.op) {
       case Op::kAllReduce:
-        return api_.all_reduce(
-            out, out, numel, type_of(c.output), op_of(c.reduce), comm_, stream_);
+        return api_.all_reduce(out, out, numel, type_of(c.output), op_of(c.reduce), comm_, stream_);
       case Op::kReduceScatter:
         return api_.reduce_scatter(
             in, out, numel, type_of(c.output), op_of(c.reduce), comm_, stream_);
@@ -208,8 +207,7 @@ class NcclLink final : public DeviceLink {
     const c10::DeviceGuard on_device(device_);
     begin_behind_current_stream();
     comm_->run(collective.op, timeout, [&](const NcclApi& api, NcclApi::Comm comm) {
-      return Launcher(api, comm, stream_.native_handle(), host_->rank(), host_->size())(
-          collective);
+      return Launcher(api, comm, stream_.native_handle(), host_->rank(), host_->size())(collective);
     });
     auto done = std::make_shared<c10::Event>(device_.type());
     done->record(stream_);

@@ -100,53 +100,58 @@ TEST(NcclApi, knows_its_version_and_refuses_what_is_no_nccl) {
 
 TEST(NcclLink, every_operation_gives_what_it_says) {
   for (const int size : {2, 3}) {
-    EXPECT_THAT(linked_ranks(size, [size](Rank& rank) {
-      ASSERT_TRUE(rank.link) << rank.why;
-      const int me = rank.host->rank();
-      std::vector<at::Tensor> each;
-      for (int r = 0; r < size; ++r) {
-        each.push_back(numbers(r));
-      }
-      const at::Tensor all = at::cat(each);
-      const at::Tensor stacked = at::stack(each);
-      const at::Tensor own = device(numbers(me));
-      const int64_t part = 12 / size;
-      const auto reduced = [&](ReduceOp op) {
-        return rank.run({.op = Op::kAllReduce, .output = own.clone(), .reduce = op});
-      };
-      EXPECT_TRUE(at::equal(reduced(ReduceOp::kSum), stacked.sum(0)));
-      EXPECT_TRUE(at::equal(reduced(ReduceOp::kAvg), stacked.mean(0)));
-      EXPECT_TRUE(at::equal(reduced(ReduceOp::kMax), numbers(size - 1)));
-      EXPECT_TRUE(at::equal(reduced(ReduceOp::kMin), numbers(0)));
-      EXPECT_TRUE(at::equal(reduced(ReduceOp::kProduct), stacked.prod(0)));
-      const at::Tensor rows = device(at::zeros({part, 2}));
-      EXPECT_TRUE(at::equal(
-          rank.run({.op = Op::kReduceScatter, .input = own, .output = rows}),
-          stacked.sum(0).narrow(0, me * part, part)));
-      const at::Tensor room = device(at::zeros({12 * size, 2}));
-      EXPECT_TRUE(at::equal(rank.run({.op = Op::kAllGather, .input = own, .output = room}), all));
-      const at::Tensor swapped = rank.run(
-          {.op = Op::kAllToAll, .input = own, .output = device(at::zeros({12, 2}))});
-      for (int r = 0; r < size; ++r) {
-        EXPECT_TRUE(at::equal(
-            swapped.narrow(0, r * part, part), numbers(r).narrow(0, me * part, part)));
-      }
-      EXPECT_TRUE(at::equal(
-          rank.run({.op = Op::kBroadcast, .output = own.clone(), .root = 1}), numbers(1)));
-      const at::Tensor gathered = rank.run(
-          {.op = Op::kGather,
-           .input = own,
-           .output = me == 1 ? device(at::zeros_like(all)) : at::Tensor(),
-           .root = 1});
-      EXPECT_TRUE(me == 1 ? at::equal(gathered, all) : !gathered.defined());
-      EXPECT_TRUE(at::equal(
-          rank.run(
-              {.op = Op::kScatter,
-               .input = me == 1 ? device(all) : at::Tensor(),
-               .output = device(at::zeros({12, 2})),
-               .root = 1}),
-          numbers(me)));
-    }), Each(""));
+    EXPECT_THAT(
+        linked_ranks(
+            size,
+            [size](Rank& rank) {
+              ASSERT_TRUE(rank.link) << rank.why;
+              const int me = rank.host->rank();
+              std::vector<at::Tensor> each;
+              for (int r = 0; r < size; ++r) {
+                each.push_back(numbers(r));
+              }
+              const at::Tensor all = at::cat(each);
+              const at::Tensor stacked = at::stack(each);
+              const at::Tensor own = device(numbers(me));
+              const int64_t part = 12 / size;
+              const auto reduced = [&](ReduceOp op) {
+                return rank.run({.op = Op::kAllReduce, .output = own.clone(), .reduce = op});
+              };
+              EXPECT_TRUE(at::equal(reduced(ReduceOp::kSum), stacked.sum(0)));
+              EXPECT_TRUE(at::equal(reduced(ReduceOp::kAvg), stacked.mean(0)));
+              EXPECT_TRUE(at::equal(reduced(ReduceOp::kMax), numbers(size - 1)));
+              EXPECT_TRUE(at::equal(reduced(ReduceOp::kMin), numbers(0)));
+              EXPECT_TRUE(at::equal(reduced(ReduceOp::kProduct), stacked.prod(0)));
+              const at::Tensor rows = device(at::zeros({part, 2}));
+              EXPECT_TRUE(at::equal(
+                  rank.run({.op = Op::kReduceScatter, .input = own, .output = rows}),
+                  stacked.sum(0).narrow(0, me * part, part)));
+              const at::Tensor room = device(at::zeros({12 * size, 2}));
+              EXPECT_TRUE(
+                  at::equal(rank.run({.op = Op::kAllGather, .input = own, .output = room}), all));
+              const at::Tensor swapped = rank.run(
+                  {.op = Op::kAllToAll, .input = own, .output = device(at::zeros({12, 2}))});
+              for (int r = 0; r < size; ++r) {
+                EXPECT_TRUE(at::equal(
+                    swapped.narrow(0, r * part, part), numbers(r).narrow(0, me * part, part)));
+              }
+              EXPECT_TRUE(at::equal(
+                  rank.run({.op = Op::kBroadcast, .output = own.clone(), .root = 1}), numbers(1)));
+              const at::Tensor gathered = rank.run(
+                  {.op = Op::kGather,
+                   .input = own,
+                   .output = me == 1 ? device(at::zeros_like(all)) : at::Tensor(),
+                   .root = 1});
+              EXPECT_TRUE(me == 1 ? at::equal(gathered, all) : !gathered.defined());
+              EXPECT_TRUE(at::equal(
+                  rank.run(
+                      {.op = Op::kScatter,
+                       .input = me == 1 ? device(all) : at::Tensor(),
+                       .output = device(at::zeros({12, 2})),
+                       .root = 1}),
+                  numbers(me)));
+            }),
+        Each(""));
   }
 }
 
@@ -173,14 +178,12 @@ TEST(NcclLink, after_a_failure_it_is_dead_and_says_why) {
   const Variable bad("FAKE_NCCL_FAIL_REDUCE", "7");
   set_log_sink([](const std::string&) {});
   const auto told = linked_ranks(2, [](Rank& rank) {
-    EXPECT_THROW(
-        rank.run({.op = Op::kAllReduce, .output = device(at::ones({7}))}), CommError);
+    EXPECT_THROW(rank.run({.op = Op::kAllReduce, .output = device(at::ones({7}))}), CommError);
     rank.run({.op = Op::kAllReduce, .output = device(at::ones({8}))});
   });
   set_log_sink(nullptr);
   EXPECT_THAT(
-      told,
-      Each(AllOf(HasSubstr("the group is dead"), HasSubstr("NCCL: unhandled system error"))));
+      told, Each(AllOf(HasSubstr("the group is dead"), HasSubstr("NCCL: unhandled system error"))));
 }
 
 TEST(NcclLink, tensors_of_another_device_are_refused) {

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+// What only a GPU can show: streams, NCCL itself, and that a loop trains there as on the CPU. One
+// GPU is enough: NCCL in a world of one, and two ranks that share it.
+#include <cstdlib>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/DeviceAccelerator.h>
+#include <torch/nn/modules/linear.h>
+
+#include "lockstep/base/test_folder.h"
+#include "lockstep/comm/connected_ranks.h"
+#include "lockstep/comm/nccl/nccl_link.h"
+#include "lockstep/comm/shm/shm_transport.h"
+#include "lockstep/lockstep.h"
+
+namespace lockstep {
+namespace {
+
+// `./dev test` keeps all other tests on the CPU by it.
+[[maybe_unused]] const int kCleared = ::unsetenv("LOCKSTEP_USE_CPU");
+
+class Gpu : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA() || at::accelerator::deviceCount() == 0) {
+      GTEST_SKIP() << "needs a CUDA device, and a libtorch built for it";
+    }
+  }
+};
+
+at::Device gpu() {
+  return {at::kCUDA, 0};
+}
+
+struct NetImpl : torch::nn::Module {
+  NetImpl() {
+    first = register_module("first", torch::nn::Linear(16, 64));
+    last = register_module("last", torch::nn::Linear(64, 1));
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) {
+      parameter.copy_(
+          torch::sin(torch::arange(parameter.numel(), torch::kFloat)).reshape(parameter.sizes()));
+    }
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return last(torch::tanh(first(x))); }
+  torch::nn::Linear first{nullptr}, last{nullptr};
+};
+TORCH_MODULE(Net);
+
+data::TensorDataset samples() {
+  const at::Tensor x = at::sin(at::arange(64 * 16, at::kFloat)).reshape({64, 16});
+  return data::TensorDataset(x, x.sum(1, true));
+}
+
+/// The weights after an epoch or so, on the host.
+std::vector<at::Tensor> trained(Accelerator& accelerator) {
+  Net net;
+  auto [model, optimizer, loader] = accelerator.prepare(
+      net,
+      optim::AdamW(net->parameters(), {.lr = 0.01}),
+      data::Loader(samples(), {.batch_size = 64 / accelerator.num_processes() / 4}));
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    for (const auto& [x, y] : loader) {
+      at::Tensor loss;
+      {
+        auto cast = accelerator.autocast();
+        loss = (model->forward(x) - y).square().mean();
+      }
+      accelerator.backward(loss);
+      accelerator.clip_grad_norm_(model->parameters(), 1.0);
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+  }
+  std::vector<at::Tensor> weights;
+  for (const at::Tensor& parameter : model->parameters()) {
+    weights.push_back(parameter.detach().cpu());
+  }
+  return weights;
+}
+
+std::vector<at::Tensor> trained_alone(const AcceleratorOptions& options) {
+  Accelerator accelerator(options);
+  return trained(accelerator);
+}
+
+void expect_near(
+    const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b, double tolerance) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    EXPECT_TRUE(at::allclose(a[i], b[i], tolerance, tolerance))
+        << i << ": " << (a[i] - b[i]).abs().max().item<double>();
+  }
+}
+
+TEST_F(Gpu, a_loop_trains_as_on_the_cpu) {
+  // Sums are formed in another order, and TF32 is off.
+  expect_near(trained_alone({}), trained_alone({.cpu = true}), 1e-4);
+}
+
+TEST_F(Gpu, a_loop_trains_in_bf16_and_fp16) {
+  for (const Precision precision : {Precision::kBF16, Precision::kFP16}) {
+    expect_near(trained_alone({.mixed_precision = precision}), trained_alone({.cpu = true}), 5e-2);
+  }
+}
+
+TEST_F(Gpu, two_ranks_may_share_one) {
+  std::vector<std::vector<at::Tensor>> weights(2);
+  shm_ranks(2, [&](Group group) {
+    WorldSpec world;
+    world.rank = world.local_rank = group.rank();
+    world.size = world.local_size = group.size();
+    Accelerator accelerator({}, world, std::move(group));
+    EXPECT_TRUE(accelerator.device().is_cuda());
+    weights[static_cast<size_t>(accelerator.process_index())] = trained(accelerator);
+    if (at::accelerator::deviceCount() == 1) {
+      EXPECT_STREQ(accelerator.group().transport_name(), "shm, host");
+    }
+  });
+  expect_near(weights[0], weights[1], 0);
+  expect_near(weights[0], trained_alone({.cpu = true}), 1e-4);
+}
+
+TEST_F(Gpu, nccl_itself_joins_and_does_every_operation_on_its_stream) {
+  const comm::NcclApi* const nccl = comm::NcclApi::find();
+  ASSERT_NE(nccl, nullptr) << "libtorch for CUDA brings NCCL along";
+  const auto host = comm::make_shm_thread_transports({.ranks = 1}).front();
+  const comm::Milliseconds timeout = std::chrono::seconds(60);
+  std::string why;
+  const auto link = comm::nccl_link(host, gpu(), *nccl, 1, timeout, why);
+  ASSERT_TRUE(link) << why;
+  const at::Tensor numbers = at::arange(1 << 20, at::kFloat);
+  for (int round = 0; round < 20; ++round) {
+    // Not yet computed when the operation is started, and read when it is only enqueued.
+    const at::Tensor own = numbers.to(gpu(), /*non_blocking=*/true) * 2 + round;
+    const auto run = [&](comm::Op op, const at::Tensor& input, const at::Tensor& output) {
+      const auto work = link->start({.op = op, .input = input, .output = output}, timeout);
+      work->wait(timeout);
+      return output + 1;
+    };
+    const at::Tensor expected = numbers * 2 + round + 1;
+    EXPECT_TRUE(at::equal(run(comm::Op::kAllReduce, {}, own.clone()).cpu(), expected));
+    EXPECT_TRUE(at::equal(run(comm::Op::kBroadcast, {}, own.clone()).cpu(), expected));
+    for (const comm::Op op :
+         {comm::Op::kReduceScatter,
+          comm::Op::kAllGather,
+          comm::Op::kAllToAll,
+          comm::Op::kGather,
+          comm::Op::kScatter}) {
+      EXPECT_TRUE(at::equal(run(op, own, at::zeros_like(own)).cpu(), expected))
+          << comm::name_of(op);
+    }
+  }
+}
+
+TEST_F(Gpu, a_checkpoint_comes_back_with_its_random_numbers) {
+  const TestFolder folder;
+  Accelerator accelerator({.save_when_preempted = false});
+  Net net;
+  auto model = accelerator.prepare(net);
+  accelerator.save_state(folder.path() / "saved");
+  const at::Tensor drawn = at::rand({8}, accelerator.device());
+  const at::Tensor weight = model->last->weight.detach().clone();
+  {
+    const torch::NoGradGuard no_grad;
+    model->last->weight.zero_();
+  }
+  accelerator.load_state(folder.path() / "saved");
+  EXPECT_TRUE(at::equal(model->last->weight, weight));
+  EXPECT_TRUE(at::equal(at::rand({8}, accelerator.device()), drawn));
+}
+
+}  // namespace
+}  // namespace lockstep
