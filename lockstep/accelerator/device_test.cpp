@@ -15,11 +15,15 @@
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
 
+#include "lockstep/accelerator/accelerator.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/comm/connected_ranks.h"
 #include "lockstep/comm/device/test_device.h"
-#include "lockstep/lockstep.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/data/tensor_dataset.h"
+#include "lockstep/optim/adagrad.h"
+#include "lockstep/optim/adam.h"
 
 namespace lockstep {
 namespace {

@@ -27,6 +27,11 @@ void check_tensor(Op op, const at::Tensor& tensor) {
   if (!tensor.defined()) {
     throw ConfigError(comm::name_of(op), "the tensor is undefined");
   }
+  if (tensor.is_meta()) {
+    throw ConfigError(
+        comm::name_of(op),
+        fmt::format("{} is on meta and has no values; pass one of a real device", shape_text(tensor)));
+  }
   if (tensor.layout() != at::kStrided || !tensor.is_contiguous()) {
     throw ConfigError(
         comm::name_of(op),

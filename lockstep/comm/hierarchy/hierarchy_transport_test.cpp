@@ -308,7 +308,7 @@ TEST(Hierarchy, an_operation_is_one_in_the_flight_record) {
   });
 }
 
-TEST(Hierarchy, moves_cpu_tensors_only) {
+TEST(Hierarchy, refuses_tensors_without_values) {
   ranks_on_hosts({0, 0, 1}, [](Group group) {
     const at::Tensor elsewhere = at::empty({4}, at::TensorOptions().device(at::kMeta));
     EXPECT_THROW(group.all_reduce(elsewhere), ConfigError);

@@ -357,7 +357,7 @@ TEST(ShmGroup, one_that_is_killed_is_named_within_two_seconds) {
   }
 }
 
-TEST(ShmGroup, moves_cpu_tensors_only) {
+TEST(ShmGroup, refuses_tensors_without_values) {
   shm_ranks(2, [](Group group) {
     const at::Tensor elsewhere = at::empty({4}, at::TensorOptions().device(at::kMeta));
     EXPECT_THROW(group.all_reduce(elsewhere), ConfigError);
