@@ -4,9 +4,10 @@
 
 Models: mlp (784-256-10), cnn (the Fashion-MNIST example), lm (a transformer of 10 million parameters),
 each trained with AdamW on one resident batch of 64, 64 and 8 x 128, one thread a rank; mlp and lm with
-4 micro-batches a step, too. Shared parameters: AcceleratorOptions::shared_parameters. Alone: as many processes at once, which do not talk: the limit. One process:
-one of them with the machine to itself. Accelerate runs in its real form of two processes, under torchrun
-with ACCELERATE_USE_CPU=true. All programs in turn (rounds.py). Prints tables and writes all figures to
+4 micro-batches a step, too. Shared parameters: AcceleratorOptions::shared_parameters; ZeRO 1 and 2:
+AcceleratorOptions::zero. Alone: as many processes at once, which do not talk: the limit. One process: one of
+them with the machine to itself. Accelerate runs in its real form of two processes, under torchrun with
+ACCELERATE_USE_CPU=true. All programs in turn (rounds.py). Prints tables and writes all figures to
 build/bench/step.json.
 """
 from rounds import Bench, json_lines, parser_of
@@ -31,6 +32,8 @@ def programs_of(bench, model, accumulate):
     return {
         "lockstep": bench.launch(ranks, "step_bench", *what),
         "lockstep, shared parameters": bench.launch(ranks, "step_bench", *what, "--shared"),
+        "lockstep, ZeRO 1": bench.launch(ranks, "step_bench", *what, "--zero", 1),
+        "lockstep, ZeRO 2": bench.launch(ranks, "step_bench", *what, "--zero", 2),
         "alone, C++": bench.launch(ranks, "step_bench", *what, "--alone"),
         "one process, C++": bench.launch(1, "step_bench", *what, "--alone"),
         "alone, Python": bench.torchrun(ranks, "step_peers.py", *what, "--peer", "alone"),

@@ -3,6 +3,7 @@
 // A rank of bench/step.py, bench/loader.py and bench/gpu.py: trains a model and prints, from rank
 // 0, what a step takes. The same as step_peers.py.
 #include <iostream>
+#include <optional>
 #include <string>
 
 #include <CLI/CLI.hpp>
@@ -24,6 +25,7 @@ struct Options {
   bool alone = false;
   bool loader = false;  ///< cnn only: batches of Fashion-MNIST from a loader, not one resident one.
   bool shared = false;  ///< Shared parameters.
+  int zero = 0;         ///< ZeRO's stage; 0: none.
   std::string precision = "no";
   int64_t steps = 100;
   int64_t accumulate = 1;
@@ -79,6 +81,8 @@ double train(const Options& options, Model net, const Batch& batch, const Loss& 
   lockstep::Accelerator accelerator(
       {.mixed_precision = lockstep::parse_precision(options.precision),
        .gradient_accumulation_steps = options.accumulate,
+       .zero = options.zero == 0 ? std::nullopt
+                                 : std::optional(lockstep::ZeroPlugin{.stage = options.zero}),
        .shared_parameters = options.shared});
   auto [model, optimizer] = accelerator.prepare(net, std::move(plain));
   const at::Device device = accelerator.device();
@@ -146,6 +150,7 @@ int main(int argc, char** argv) {
     app.add_flag("--alone", options.alone);
     app.add_flag("--loader", options.loader);
     app.add_flag("--shared", options.shared);
+    app.add_option("--zero", options.zero);
     app.add_option("--precision", options.precision);
     app.add_option("--steps", options.steps);
     app.add_option("--accumulate", options.accumulate);

@@ -173,6 +173,7 @@ void Accelerator::configure() {
     loop.scaler.emplace(options.grad_scaler, state.group);
   }
   choose_device();
+  check_zero();
   configure_project();
 }
 
@@ -248,8 +249,13 @@ void Accelerator::add_model(const void* id, Tensors parameters, Tensors buffers)
   // own.
   Group group = index == 0 ? state.group : state.group.split(0);
   auto parallel = std::make_shared<DataParallel>(
-      parameters(), buffers(), std::move(group), state.options.data_parallel);
-  state.models.push_back({id, prefix, std::move(parameters), std::move(buffers), parallel});
+      parameters(),
+      buffers(),
+      is_sharded() ? Group() : std::move(group),
+      state.options.data_parallel);
+  std::shared_ptr<GradientSync> sync = is_sharded() ? nullptr : parallel;
+  state.models.push_back(
+      {id, prefix, std::move(parameters), std::move(buffers), parallel, std::move(sync)});
   state.parallels.push_back(std::move(parallel));
 }
 
@@ -279,7 +285,6 @@ Optimizer Accelerator::add_optimizer(std::shared_ptr<torch::optim::Optimizer> op
         return &prepared.inner() == optimizer.get();
       });
   if (known == state.optimizers.end()) {
-    optim::follow_parameters(*optimizer);
     state.optimizers.emplace_back(std::move(optimizer), state.loop);
     known = state.optimizers.end() - 1;
   }
@@ -314,7 +319,11 @@ void Accelerator::end_prepare() {
     }
   }
   state.unbound.clear();
+  for (const Optimizer& optimizer : state.optimizers) {  // Of earlier calls, too.
+    optim::follow_parameters(optimizer.inner());
+  }
   share_parameters();
+  shard_parameters();
 }
 
 std::ranges::iota_view<int64_t, int64_t> Accelerator::epochs(int64_t count) {

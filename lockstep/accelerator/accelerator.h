@@ -34,6 +34,7 @@
 #include "lockstep/comm/named_tensor.h"
 #include "lockstep/data/loader_core.h"
 #include "lockstep/precision/autocast.h"
+#include "lockstep/sync/gradient_sync.h"
 #include "lockstep/sync/join.h"
 
 namespace lockstep {
@@ -413,6 +414,11 @@ class Accelerator {
   void add_model(const void* id, Tensors parameters, Tensors buffers);
   void add_loader(std::shared_ptr<data::LoaderCore> loader);
   void share_parameters();
+  bool is_sharded() const;
+  void check_zero() const;
+  void shard_parameters();
+  /// ConfigError, in the name of `where`, under ZeRO, since `because`.
+  void refuse_zero(const char* where, const char* because) const;
   /// ConfigError, in the name of `where`, if parameters are shared, since `because`.
   void refuse_shared_parameters(const char* where, const char* because) const;
   Optimizer add_optimizer(std::shared_ptr<torch::optim::Optimizer> optimizer);
@@ -421,9 +427,9 @@ class Accelerator {
   GradientScope begin_micro_step(const std::vector<const void*>& models);
   GradientScope begin_no_sync(const std::vector<const void*>& models);
   void trigger_sync_of(const std::vector<const void*>& models);
-  DataParallels parallels_of(const std::vector<const void*>& models) const;
-  DataParallels hold_back(DataParallels parallels);
-  void release(const DataParallels& held);
+  GradientSyncs syncs_of(const std::vector<const void*>& models) const;
+  GradientSyncs hold_back(GradientSyncs syncs);
+  void release(const GradientSyncs& held);
   void scale_gradients(double factor);
   void run_backward(const at::Tensor& loss, double factor);
   void warn_of_unused_precision();
@@ -450,6 +456,7 @@ class Accelerator {
       const std::filesystem::path& folder,
       const SaveStateOptions& options,
       const AfterCommit& after);
+  void expect_finished_device() const;
   std::string agree_on_save(const std::filesystem::path& folder);
   checkpoint::Contents collect_state(nlohmann::json& meta);
   void collect_training(

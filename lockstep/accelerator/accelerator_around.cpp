@@ -174,6 +174,7 @@ void Accelerator::forget_prepared() {
   state.optimizers_in_call.clear();
   state.models.clear();
   state.parallels.clear();
+  state.sharding.reset();
   for (const auto& loader : state.loaders) {
     loader->set_observer(nullptr);
   }

@@ -2,15 +2,12 @@
 // Which device this process computes on.
 #include <optional>
 
-#include <fmt/format.h>
-
 #include <ATen/DeviceAccelerator.h>
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/log.h"
 
 namespace lockstep {
 
@@ -30,17 +27,9 @@ void Accelerator::choose_device() {
         "accelerator",
         "shared_parameters is for processes that train on CPUs; leave it out, or set cpu");
   }
-  const int local_rank = state.world.local_rank;
-  state.device = at::Device(*type, static_cast<at::DeviceIndex>(local_rank % count));
+  const int index = state.world.local_rank % count;
+  state.device = at::Device(*type, static_cast<at::DeviceIndex>(index));
   at::accelerator::setDeviceIndex(state.device.index());
-  if (state.world.local_size > count && local_rank == 0) {
-    log_warning(fmt::format(
-        "{} processes of this host share {} device{}: what they compute takes turns, and goes from "
-        "one to the other by way of the host's memory",
-        state.world.local_size,
-        count,
-        count == 1 ? "" : "s"));
-  }
 }
 
 }  // namespace lockstep

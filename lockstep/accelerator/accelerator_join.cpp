@@ -79,7 +79,7 @@ void broadcast_optimizer(
     }
   }
   for (NamedTensor& item : tensors) {
-    at::Tensor contiguous = item.tensor.contiguous();
+    at::Tensor contiguous = item.tensor.to(at::kCPU).contiguous();  // As those who have none.
     item.tensor = group.broadcast(contiguous, root).wait();
   }
   if (!mine) {
@@ -116,6 +116,7 @@ void Accelerator::join_uneven_inputs(
   }
   refuse_shared_parameters(
       "join_uneven_inputs", "a process without data is not there to update its share");
+  refuse_zero("join_uneven_inputs", "a process without data is not there to update its share");
   LoopState& loop = *state.loop;
   if (loop.finite->policy() != NonFinitePolicy::kIgnore && use_distributed()) {
     throw ConfigError(

@@ -13,6 +13,7 @@
 #include "lockstep/accelerator/non_finite_json.h"
 #include "lockstep/accelerator/saved_state.h"
 #include "lockstep/accelerator/saved_values.h"
+#include "lockstep/accelerator/sharded_state.h"
 #include "lockstep/accelerator/state_files.h"
 #include "lockstep/accelerator/training_state.h"
 #include "lockstep/base/error.h"
@@ -146,6 +147,9 @@ void Accelerator::check_optimizers(Loading& loading) {
       tensors = loading.reader.tensors(stem + ".safetensors");
     } else {
       tensors = loading.reader.tensor_set(stem, state.writers_per_rank, loading.share);
+    }
+    if (state.sharding) {
+      tensors = own_slices(std::move(tensors), *state.sharding, names);
     }
     loading.apply.push_back(check_optimizer(
         state.optimizers[i].inner(),

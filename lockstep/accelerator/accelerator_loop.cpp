@@ -35,7 +35,7 @@ GradientScope Accelerator::begin_micro_step(const std::vector<const void*>& mode
     throw ConfigError(
         "accumulate", "inside another accumulate(); pass all models of the micro-step to one");
   }
-  DataParallels parallels = parallels_of(models);
+  GradientSyncs syncs = syncs_of(models);
   loop.update_scaler_if_due();
   if (loop.sync_gradients) {
     loop.in_group = 0;
@@ -51,15 +51,16 @@ GradientScope Accelerator::begin_micro_step(const std::vector<const void*>& mode
     // What is there was divided by num_steps, of which there may turn out to be fewer.
     scale_gradients(static_cast<double>(plugin.num_steps) / static_cast<double>(loop.in_group));
   }
-  const bool hold = !loop.sync_gradients && !plugin.sync_each_batch;
-  return GradientScope([this, held = hold_back(hold ? parallels : DataParallels())] {
+  const bool each = plugin.sync_each_batch || (is_sharded() && state.options.zero->stage >= 2);
+  const bool hold = !loop.sync_gradients && !each;
+  return GradientScope([this, held = hold_back(hold ? syncs : GradientSyncs())] {
     release(held);
     state_->loop->in_micro_step = false;
   });
 }
 
 GradientScope Accelerator::begin_no_sync(const std::vector<const void*>& models) {
-  DataParallels held = hold_back(parallels_of(models));
+  GradientSyncs held = hold_back(syncs_of(models));
   ++state_->loop->no_sync_depth;
   return GradientScope([this, held = std::move(held)] {
     release(held);
@@ -74,13 +75,18 @@ void Accelerator::trigger_sync_of(const std::vector<const void*>& models) {
         "trigger_sync_in_backward", "outside of no_sync(), where every backward averages anyway");
   }
   state_->loop->sync_triggered = true;
-  for (const auto& parallel : parallels_of(models)) {
-    parallel->set_sync(true);
+  for (const auto& sync : syncs_of(models)) {
+    sync->set_sync(true);
   }
 }
 
-DataParallels Accelerator::parallels_of(const std::vector<const void*>& models) const {
-  DataParallels chosen;
+GradientSyncs Accelerator::syncs_of(const std::vector<const void*>& models) const {
+  GradientSyncs chosen;
+  for (const State::Model& model : state_->models) {
+    if (models.empty()) {
+      chosen.push_back(model.sync);
+    }
+  }
   for (const void* id : models) {
     const auto found =
         std::find_if(state_->models.begin(), state_->models.end(), [&](const State::Model& model) {
@@ -89,24 +95,24 @@ DataParallels Accelerator::parallels_of(const std::vector<const void*>& models) 
     if (found == state_->models.end()) {
       throw ConfigError("accumulate", "one of the models was not prepared; prepare it first");
     }
-    chosen.push_back(found->parallel);
+    chosen.push_back(found->sync);
   }
-  return models.empty() ? state_->parallels : chosen;
+  return chosen;
 }
 
-DataParallels Accelerator::hold_back(DataParallels parallels) {
-  for (const auto& parallel : parallels) {
-    ++state_->holds[parallel.get()];
-    parallel->set_sync(false);
+GradientSyncs Accelerator::hold_back(GradientSyncs syncs) {
+  for (const auto& sync : syncs) {
+    ++state_->holds[sync.get()];
+    sync->set_sync(false);
   }
-  return parallels;
+  return syncs;
 }
 
-void Accelerator::release(const DataParallels& held) {
-  for (const auto& parallel : held) {
-    const auto count = state_->holds.find(parallel.get());
+void Accelerator::release(const GradientSyncs& held) {
+  for (const auto& sync : held) {
+    const auto count = state_->holds.find(sync.get());
     if (count != state_->holds.end() && --count->second == 0) {
-      parallel->set_sync(true);
+      sync->set_sync(true);
     }
   }
 }
@@ -237,7 +243,7 @@ void Accelerator::run_backward(const at::Tensor& loss, double factor) {
     scaled = loop.scaler->scale(scaled);
   }
   if (state.models.size() == 1) {
-    state.models[0].parallel->begin_backward();
+    state.models[0].sync->begin_backward();
   }
   try {
     // With a single model a loss that depends on no parameter is this rank's zero; the others wait
@@ -246,11 +252,11 @@ void Accelerator::run_backward(const at::Tensor& loss, double factor) {
       scaled.backward();
     }
     for (State::Model& model : state.models) {
-      model.parallel->finish_backward();
+      model.sync->finish_backward();
     }
   } catch (...) {
     for (State::Model& model : state.models) {
-      model.parallel->abandon_backward();
+      model.sync->abandon_backward();
     }
     throw;
   }
@@ -323,6 +329,10 @@ void Accelerator::unscale_gradients_of(const std::vector<at::Tensor>& parameters
   }
   // Not every optimizer's: the turn of another may come after a backward of its own.
   std::set<const void*> chosen;
+  if (state_->sharding) {
+    unscale_gradients();  // Of the one optimizer there is, of which this rank may have no piece.
+    return;
+  }
   for (const at::Tensor& parameter : parameters) {
     chosen.insert(parameter.unsafeGetTensorImpl());
   }
@@ -352,7 +362,17 @@ at::Tensor Accelerator::clip_grad_norm_(
     }
   }
   unscale_gradients_of(parameters);
-  at::Tensor norm = optim::clip_grad_norm_(parameters, max_norm, norm_type);
+  at::Tensor norm;
+  if (state.sharding) {
+    norm = optim::clip_grad_norm_(
+        state.sharding->pieces_of(parameters),
+        max_norm,
+        norm_type,
+        /*error_if_nonfinite=*/false,
+        [&](const at::Tensor& own) { return state.sharding->norm_over_ranks(own, norm_type); });
+  } else {
+    norm = optim::clip_grad_norm_(parameters, max_norm, norm_type);
+  }
   state.norms.before = norm;
   state.norms.after =
       at::mul(norm, at::clamp_max(at::mul(at::reciprocal(at::add(norm, 1e-6)), max_norm), 1));
@@ -365,7 +385,8 @@ void Accelerator::clip_grad_value_(const std::vector<at::Tensor>& parameters, do
     return;
   }
   unscale_gradients_of(parameters);
-  optim::clip_grad_value_(parameters, clip_value);
+  optim::clip_grad_value_(
+      state_->sharding ? state_->sharding->pieces_of(parameters) : parameters, clip_value);
 }
 
 const GradientNorms& Accelerator::gradient_norms() const {

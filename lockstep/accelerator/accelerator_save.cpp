@@ -8,9 +8,12 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include <ATen/DeviceAccelerator.h>
+
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/accelerator/non_finite_json.h"
+#include "lockstep/accelerator/sharded_state.h"
 #include "lockstep/accelerator/state_files.h"
 #include "lockstep/accelerator/training_state.h"
 #include "lockstep/base/crc32c.h"
@@ -81,6 +84,13 @@ void Accelerator::collect_training(
   for (size_t i = 0; i < state.optimizers.size(); ++i) {
     steps.push_back(state.optimizers[i].steps());
     torch::optim::Optimizer& inner = state.optimizers[i].inner();
+    if (state.sharding) {
+      add_sharded_optimizer(contents, files::optimizer(i), inner, *state.sharding, names);
+      if (state.saving->rank() == 0) {
+        contents.add_json(files::optimizer(i) + ".json", optimizer_settings(inner));
+      }
+      continue;
+    }
     const NamedTensors tensors = optimizer_tensors(inner, names);
     if (own_optimizers) {
       const std::string stem = files::optimizer_of_rank(i, process_index());
@@ -164,6 +174,11 @@ void Accelerator::collect_accumulation(checkpoint::Contents& contents) {
   for (const Optimizer& optimizer : state.optimizers) {
     accumulation["due"].push_back(optimizer.gradients_are_due());
     if (optimizer.gradients_are_due()) {
+      if (state.sharding) {
+        contents.fail(
+            "gradients that no update has used yet cannot be saved with ZeRO; save where an "
+            "accumulation group ends, after step() and zero_grad()");
+      }
       for (const at::Tensor& parameter : optimizer.parameters()) {
         due.insert(parameter.unsafeGetTensorImpl());
       }
@@ -277,6 +292,18 @@ checkpoint::Contents Accelerator::collect_state(nlohmann::json& meta) {
   return contents;
 }
 
+/// The device has done what training left to it, and done it well: what ranks computed together of
+/// an operation that failed is not to be saved.
+void Accelerator::expect_finished_device() const {
+  if (device().is_cpu()) {
+    return;
+  }
+  at::accelerator::synchronizeDevice(device().index());
+  for (const State::Model& model : state_->models) {
+    model.sync->check_alive();
+  }
+}
+
 void Accelerator::save(
     const fs::path& folder, const SaveStateOptions& options, const AfterCommit& after) {
   State& state = *state_;
@@ -292,6 +319,7 @@ void Accelerator::save(
   auto contents = std::make_shared<checkpoint::Contents>(collect_state(meta));
   meta[checkpoint::kSaveIdKey] = save_id;
   try {
+    expect_finished_device();
     timings.bytes = contents->tensor_bytes();
     if (options.async) {
       contents->copy_to_host(*state.snapshot);

@@ -12,6 +12,11 @@ ParameterName Accelerator::State::parameter_names(const char* where) const {
       names->emplace(item.tensor.unsafeGetTensorImpl(), model.prefix + item.name);
     }
   }
+  if (sharding) {
+    for (const auto& [piece, of] : sharding->pieces()) {
+      names->emplace(piece, names->at(of.parameter.unsafeGetTensorImpl()));
+    }
+  }
   return [names, where = std::string(where)](const at::Tensor& parameter) {
     const auto found = names->find(parameter.unsafeGetTensorImpl());
     if (found == names->end()) {

@@ -19,6 +19,7 @@
 #include "lockstep/sync/data_parallel.h"
 #include "lockstep/sync/local_sgd.h"
 #include "lockstep/tracking/tracker.h"
+#include "lockstep/zero/sharding.h"
 
 namespace lockstep {
 
@@ -30,7 +31,8 @@ struct Accelerator::State {
         prefix;  ///< Of its parameters' names in checkpoints: "" for the first, "model_1." ...
     Tensors parameters;
     Tensors buffers;
-    std::shared_ptr<DataParallel> parallel;
+    std::shared_ptr<DataParallel> parallel;  ///< Under ZeRO one that does nothing.
+    std::shared_ptr<GradientSync> sync;      ///< `parallel`, or what shards; null until it does.
   };
 
   /// What checkpoints call the parameters of all models. ConfigError, in the name of `where`, for
@@ -47,7 +49,9 @@ struct Accelerator::State {
   /// Those of `models`, as the optimizers see them: also of models prepared after an optimizer.
   DataParallels parallels;
   /// Scopes under way in which a model's gradients stay here.
-  std::map<const DataParallel*, int> holds;
+  std::map<const GradientSync*, int> holds;
+  /// Under ZeRO, once model and optimizer are prepared.
+  std::shared_ptr<zero::Sharding> sharding;
   std::vector<Optimizer> optimizers;
   std::vector<Scheduler> schedulers;
   std::shared_ptr<LoopState> loop = std::make_shared<LoopState>();

@@ -69,6 +69,7 @@ LocalSgd::LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOpt
   }
   if (options.enabled) {
     accelerator.refuse_shared_parameters("local_sgd", "each process goes its own way for a while");
+    accelerator.refuse_zero("local_sgd", "each process would need all of the optimizer's state");
     // finish() makes optimizers equal by name: seen now rather than after the training.
     state.optimizer_names("local_sgd");
   }

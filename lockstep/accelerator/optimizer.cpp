@@ -10,6 +10,7 @@
 #include "lockstep/accelerator/loop_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/watch/flight_recorder.h"
+#include "lockstep/zero/sharding.h"
 
 namespace lockstep {
 
@@ -19,6 +20,15 @@ struct Optimizer::State {
   int64_t steps = 0;
   bool skipped = false;
   int64_t used_up = 0;  ///< LoopState::backwards at the last step or zero_grad.
+  std::shared_ptr<zero::Sharding> sharding = nullptr;
+
+  at::Tensor update(const std::function<at::Tensor()>& closure = nullptr) const {
+    at::Tensor loss = inner->step(closure);
+    if (sharding) {
+      sharding->gather_parameters();
+    }
+    return loss;
+  }
 };
 
 Optimizer::Optimizer(
@@ -38,15 +48,14 @@ void Optimizer::step() {
     // The scaler must know that these gradients have had their turn.
     loop.scaler->unscale_(state.inner.get(), parameters());
   } else if (loop.scaler) {
-    state.skipped =
-        !loop.scaler->step(state.inner.get(), parameters(), [&] { state.inner->step(); });
+    state.skipped = !loop.scaler->step(state.inner.get(), parameters(), [&] { state.update(); });
     if (state.skipped && loop.finite->policy() != NonFinitePolicy::kIgnore &&
         loop.scaler->get_scale() <= 1) {
       // Overflow is how a scale is found; without any scale it is the model's own.
       loop.finite->overflowed_unscaled(parameters(), state.steps);
     }
   } else if (!state.skipped) {
-    state.inner->step();
+    state.update();
   }
   loop.scaler_update_due = true;
   if (!state.skipped) {
@@ -75,7 +84,7 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
   }
   state.loop->clipped.clear();
   state.skipped = false;
-  at::Tensor loss = state.inner->step(closure);
+  at::Tensor loss = state.update(closure);
   state.used_up = state.loop->backwards;
   ++state.steps;
   watch::FlightRecorder::process().set_step(state.steps);
@@ -88,6 +97,10 @@ void Optimizer::zero_grad() {
   }
   state_->loop->clipped.clear();
   state_->used_up = state_->loop->backwards;
+  if (state_->sharding) {
+    state_->sharding->drop_gradients();
+    return;
+  }
   for (const at::Tensor& parameter : parameters()) {
     parameter.mutable_grad().reset();
   }
@@ -111,6 +124,14 @@ bool Optimizer::gradients_are_due() const {
 
 void Optimizer::set_gradients_due(bool due) {
   state_->used_up = due ? -1 : state_->loop->backwards;
+}
+
+void Optimizer::set_sharding(std::shared_ptr<zero::Sharding> sharding) {
+  state_->sharding = std::move(sharding);
+}
+
+bool Optimizer::is_sharded() const {
+  return state_->sharding != nullptr;
 }
 
 torch::optim::Optimizer& Optimizer::inner() const {

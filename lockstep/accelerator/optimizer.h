@@ -15,6 +15,9 @@ class Optimizer;
 namespace lockstep {
 
 struct LoopState;
+namespace zero {
+class Sharding;
+}
 
 /// A prepared optimizer: what `Accelerator::prepare` makes of one of ours or of torch::optim's. A
 /// handle.
@@ -46,8 +49,12 @@ class Optimizer {
   bool gradients_are_due() const;
   void set_gradients_due(bool due);
 
+  /// From now on each rank updates its part, and all get the others'; see zero::Sharding.
+  void set_sharding(std::shared_ptr<zero::Sharding> sharding);
+  bool is_sharded() const;
+
   torch::optim::Optimizer& inner() const;
-  /// All parameters of all groups, in order.
+  /// All parameters of all groups, in order; under ZeRO this rank's pieces of them.
   std::vector<at::Tensor> parameters() const;
   /// Learning rates, one a parameter group.
   std::vector<double> learning_rates() const;

@@ -40,6 +40,17 @@ struct GradientAccumulationPlugin {
   bool sync_each_batch = false;
 };
 
+/// ZeRO: what of the training each process has only a part of. Numbers are those of data parallel.
+/// One model and one elementwise optimizer of lockstep::optim, prepared in one call.
+struct ZeroPlugin {
+  /// 1: optimizer state, and gradients from one backward that averages to the update. Micro-steps
+  /// that only accumulate keep whole gradients and send nothing.
+  /// 2: gradients always; each micro-step averages its own, and they are added up in parts.
+  int stage = 2;
+  /// Largest bucket of gradients that travels at a time; smaller ones take less memory.
+  int64_t bucket_cap_bytes = int64_t{25} << 20;
+};
+
 struct AutocastOptions {
   bool enabled = true;
   /// Keep casts of weights until the outermost autocast ends.
@@ -100,6 +111,9 @@ struct AcceleratorOptions {
   /// Called with the checkpoint's folder before the process leaves; throw to stay.
   std::function<void(const std::filesystem::path& folder)> on_preempted = nullptr;
   DataParallelOptions data_parallel = {};
+  /// Sharded optimizer state and gradients. Without effect in one process, which has all anyway.
+  /// Not with shared_parameters, a comm hook, LocalSgd, or join_uneven_inputs.
+  std::optional<ZeroPlugin> zero = std::nullopt;
   /// On the CPUs of one host: prepared optimizers (of lockstep::optim) keep parameters and state
   /// once for all processes, in memory that they have in common. Each process updates its share,
   /// which all others then have without a message; to the bit what each would have computed.

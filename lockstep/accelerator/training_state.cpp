@@ -230,7 +230,13 @@ std::function<void()> check_gradients(
     if (owner == parameters.end()) {
       throw CheckpointError(path, "is the gradient of no parameter of this program", item.name);
     }
-    pairs.emplace_back(owner->tensor, item.tensor.clone());
+    pairs.emplace_back(
+        owner->tensor,
+        item.tensor.to(
+            owner->tensor.device(),
+            item.tensor.scalar_type(),
+            /*non_blocking=*/false,
+            /*copy=*/true));
   }
   return [pairs = std::move(pairs)] {
     for (const auto& [parameter, gradient] : pairs) {

@@ -30,7 +30,8 @@ void check_tensor(Op op, const at::Tensor& tensor) {
   if (tensor.is_meta()) {
     throw ConfigError(
         comm::name_of(op),
-        fmt::format("{} is on meta and has no values; pass one of a real device", shape_text(tensor)));
+        fmt::format(
+            "{} is on meta and has no values; pass one of a real device", shape_text(tensor)));
   }
   if (tensor.layout() != at::kStrided || !tensor.is_contiguous()) {
     throw ConfigError(
@@ -315,6 +316,12 @@ Pending Group::recv(const at::Tensor& tensor, int peer) {
 void Group::barrier() {
   if (size() > 1) {
     start({.op = Op::kBarrier}, {}).wait();
+  }
+}
+
+void Group::check_alive() const {
+  if (transport_) {
+    transport_->check_alive(Op::kBarrier);
   }
 }
 

@@ -25,6 +25,9 @@ class Pending {
   bool done() const { return !work_ || work_->done(); }
   /// The result, when it may be read. Throws CommError, with the operation, seconds and what the
   /// ranks disagreed on; after that the group is dead. Uses the group's timeout unless given one.
+  /// Over NCCL it does not wait: what is put on the current stream next finds the result, unless
+  /// the operation fails, or takes longer than the timeout that it was started with; then the next
+  /// operation throws.
   at::Tensor wait();
   at::Tensor wait(comm::Milliseconds timeout);
 
@@ -89,6 +92,9 @@ class Group {
   Pending recv(const at::Tensor& tensor, int peer);
   /// Returns when every rank has called it.
   void barrier();
+  /// CommError if an operation on a device has failed. These are told of by the next operation; who
+  /// uses their results without one, to save them, asks here, once the device is done. Local.
+  void check_alive() const;
 
   /// As at::empty. On the CPU the memory is such that operations on the tensor need the fewest
   /// copies: over shared memory none, the ranks reduce it where it lies. A tensor that has its

@@ -106,6 +106,9 @@ class Transport {
   /// Starts `collective`; operations of one rank take effect in the order started. The tensors stay
   /// alive through `collective` until the work is done.
   virtual std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) = 0;
+  /// CommError if an operation on a device has failed, which nobody may have noticed: its results
+  /// are worthless. Operations on the CPU that have failed have told so.
+  virtual void check_alive(Op /*op*/) const {}
   /// `bytes` of memory on the CPU, not initialised, which operations reach with the fewest copies.
   virtual at::Tensor allocate(int64_t bytes);
   /// `bytes` zeros that all ranks have in common, or, on all of them, an undefined tensor.

@@ -7,7 +7,7 @@ namespace lockstep::flat {
 
 void move_in_place(const std::vector<at::Tensor>& tensors, at::Device device) {
   const c10::AutoGradMode no_grad(false);
-  for (at::Tensor tensor : tensors) {
+  for (const at::Tensor& tensor : tensors) {
     if (!tensor.defined() || tensor.device() == device) {
       continue;
     }

@@ -144,7 +144,8 @@ at::Tensor clip_grad_norm_(
     const std::vector<at::Tensor>& parameters,
     double max_norm,
     double norm_type,
-    bool error_if_nonfinite) {
+    bool error_if_nonfinite,
+    const std::function<at::Tensor(const at::Tensor& own)>& over_ranks) {
   constexpr double kEpsilon = 1e-6;  // torch's, so that clipped gradients are equal.
   const char* where = "clip_grad_norm_";
   check_norm_type(where, norm_type);
@@ -154,6 +155,9 @@ at::Tensor clip_grad_norm_(
   const c10::AutoGradMode no_grad(false);
   const std::vector<at::Tensor> gradients = writable_gradients_of(where, parameters);
   at::Tensor norm = total_norm(gradients, norm_type);
+  if (over_ranks) {
+    norm = over_ranks(norm);
+  }
   if (error_if_nonfinite) {
     check_finite(norm);
   }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -25,12 +26,14 @@ at::Tensor weight_norm(const std::vector<at::Tensor>& parameters, double norm_ty
 /// Scales all gradients by max_norm / (norm + 1e-6) if that is below 1, and returns the norm they
 /// had before. An infinite `max_norm` scales nothing. A norm that is not finite makes the
 /// gradients zero or NaN, as in torch; with `error_if_nonfinite` it is a ConfigError instead, and
-/// finding that out waits for the device.
+/// finding that out waits for the device. `over_ranks`, where each rank has a part of the
+/// gradients: what makes the norm of all of them of this rank's.
 at::Tensor clip_grad_norm_(
     const std::vector<at::Tensor>& parameters,
     double max_norm,
     double norm_type = 2,
-    bool error_if_nonfinite = false);
+    bool error_if_nonfinite = false,
+    const std::function<at::Tensor(const at::Tensor& own)>& over_ranks = nullptr);
 
 /// Limits every element of every gradient to [-clip_value, clip_value].
 void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value);

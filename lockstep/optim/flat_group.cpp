@@ -148,6 +148,16 @@ void FlatGroup::add(const std::vector<at::Tensor>& parameters) {
   }
 }
 
+void FlatGroup::add_in_place(const at::Tensor& buffer, const std::vector<at::Tensor>& pieces) {
+  for (const at::Tensor& piece : pieces) {
+    FlatParameter item = new_item(piece);
+    item.buffer = buffers_.size();
+    item.offset = piece.storage_offset() - buffer.storage_offset();
+    items_.push_back(std::move(item));
+  }
+  buffers_.push_back({.parameters = buffer, .state = std::vector<at::Tensor>(field_count_)});
+}
+
 void FlatGroup::share(const Group& group) {
   const c10::AutoGradMode no_grad(false);
   for (const FlatParameter& item : items_) {
@@ -204,7 +214,7 @@ void FlatGroup::share_buffer(size_t index) {
 }
 
 void FlatGroup::check_place(const FlatParameter& item) const {
-  if (group_ && !at_home(item)) {
+  if (group_ && item.parameter.numel() > 0 && !at_home(item)) {
     refuse_to_share(
         item.parameter,
         "it was frozen when it was shared, or has moved since (set_data, Module::to); unfreeze and "

@@ -46,6 +46,8 @@ class FlatGroup {
 
   /// Takes in more parameters.
   void add(const std::vector<at::Tensor>& parameters);
+  /// Takes in `pieces`, which lie in `buffer` already, in order and without overlap.
+  void add_in_place(const at::Tensor& buffer, const std::vector<at::Tensor>& pieces);
   /// Moves what is laid out, and what follows, into memory that the ranks of `group` have in
   /// common. The values are rank 0's. From then on a parameter with a gradient must stay where it
   /// was put. ConfigError, on all ranks, if they have none in common or a parameter cannot be

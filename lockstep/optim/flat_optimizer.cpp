@@ -146,6 +146,50 @@ void FlatOptimizer::follow_parameters() {
   }
 }
 
+void FlatOptimizer::update_instead(const std::vector<std::vector<Pieces>>& pieces) {
+  const c10::AutoGradMode no_grad(false);
+  adopt_parameters();
+  if (!traits_.elementwise) {
+    throw ConfigError(
+        "optim",
+        fmt::format(
+            "{} needs every parameter whole, and cannot update a part of one; expected AdamW, "
+            "Adam, "
+            "SGD, Lion, Adagrad or RMSprop",
+            traits_.name));
+  }
+  for (const FlatGroup& group : groups_) {
+    for (const FlatParameter& item : group.items()) {
+      if (item.step > 0 || sharers_) {
+        throw ConfigError(
+            "optim",
+            fmt::format(
+                "{} has state of its own already; prepare it before its first step, and load "
+                "checkpoints after",
+                traits_.name));
+      }
+    }
+  }
+  for (size_t group = 0; group < param_groups_.size(); ++group) {
+    std::vector<at::Tensor>& parameters = param_groups_[group].params();
+    parameters.clear();
+    known_[group].clear();
+    groups_[group] = FlatGroup(traits_.fields.size());
+    for (const Pieces& each : pieces[group]) {
+      groups_[group].add_in_place(each.buffer, each.tensors);
+      for (const at::Tensor& piece : each.tensors) {
+        parameters.push_back(piece);
+        known_[group].push_back(piece.unsafeGetTensorImpl());
+      }
+    }
+    if (traits_.eager_state) {
+      for (FlatParameter& item : groups_[group].items()) {
+        create_missing_state(group, item);
+      }
+    }
+  }
+}
+
 void FlatOptimizer::save(torch::serialize::OutputArchive& /*archive*/) const {
   throw ConfigError(
       "optim",

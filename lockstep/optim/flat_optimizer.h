@@ -63,6 +63,14 @@ class FlatOptimizer : public torch::optim::Optimizer {
   /// Collective.
   void share(const Group& group);
   bool is_shared() const { return sharers_.has_value(); }
+  /// One flat buffer, and what of it is to be updated.
+  struct Pieces {
+    at::Tensor buffer;
+    std::vector<at::Tensor> tensors;  ///< Views of the buffer, in order; leaves.
+  };
+  /// Updates `pieces`, [group][buffer], from now on in place of its parameters, of which this rank
+  /// owns them. ConfigError for a rule that needs parameters whole, and after the first step.
+  void update_instead(const std::vector<std::vector<Pieces>>& pieces);
   /// Makes what the options want of parameters that have other state: for options switched on
   /// since.
   void complete_state();

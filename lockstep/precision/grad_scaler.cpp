@@ -174,7 +174,10 @@ void GradScaler::unscale_(const void* key, const std::vector<at::Tensor>& parame
 
 void GradScaler::agree(OptimizerState& optimizer) {
   if (!optimizer.agreed) {
-    optimizer.found_inf = group_.all_reduce(optimizer.found_inf, ReduceOp::kMax).wait();
+    if (group_.size() > 1) {  // On the host, which reads it anyway: not all losses are on a device.
+      optimizer.found_inf =
+          group_.all_reduce(optimizer.found_inf.to(at::kCPU), ReduceOp::kMax).wait();
+    }
     optimizer.agreed = true;
   }
 }

@@ -23,14 +23,17 @@ namespace {
 
 std::string describe(const NamedTensor& item) {
   return fmt::format(
-      "{} {}[{}]{}{}",
+      "{} {}[{}]{}{}{}",
       item.name,
       c10::toString(item.tensor.scalar_type()),
       fmt::join(item.tensor.sizes(), ", "),
       item.tensor.is_contiguous()
           ? ""
           : fmt::format(" strides [{}]", fmt::join(item.tensor.strides(), ", ")),
-      item.tensor.requires_grad() ? "" : " (frozen)");
+      item.tensor.requires_grad() ? "" : " (frozen)",
+      item.tensor.is_cpu()
+          ? ""
+          : std::string(" on ") + c10::DeviceTypeName(item.tensor.device().type()));
 }
 
 std::vector<std::string> lines_of(const std::string& text) {

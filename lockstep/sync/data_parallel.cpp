@@ -59,6 +59,10 @@ void DataParallel::set_sync(bool sync) {
   reducer_->set_sync(sync);
 }
 
+void DataParallel::check_alive() const {
+  reducer_->group().check_alive();
+}
+
 void DataParallel::set_local(bool local) {
   reducer_->set_local(local);
 }

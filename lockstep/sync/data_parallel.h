@@ -7,6 +7,7 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/named_tensor.h"
 #include "lockstep/sync/comm_hook.h"
+#include "lockstep/sync/gradient_sync.h"
 #include "lockstep/sync/join.h"
 
 namespace lockstep {
@@ -52,7 +53,7 @@ class Reducer;
 /// A group of one: no hooks, no buckets, nothing happens.
 ///
 /// Thread safety: none; one backward at a time. After: Li et al., "PyTorch Distributed", VLDB 2020.
-class DataParallel {
+class DataParallel final : public GradientSync {
  public:
   DataParallel(
       const NamedTensors& parameters,
@@ -60,22 +61,13 @@ class DataParallel {
       Group group,
       DataParallelOptions options = {});
   /// Removes the hooks; gradients stay as they are. Never communicates.
-  ~DataParallel();
-  DataParallel(const DataParallel&) = delete;
-  DataParallel& operator=(const DataParallel&) = delete;
+  ~DataParallel() override;
 
-  /// Says that a backward is about to run in which this rank takes part, whether or not it reaches
-  /// the model.
-  void begin_backward();
-  /// Completes the averaging of the backward begun, unless autograd has already. Throws CommError.
-  void finish_backward();
-  /// After a backward that threw: forgets it, once nothing is under way in the buckets any more.
-  /// The gradients are worthless then.
-  void abandon_backward() noexcept;
-
-  /// While false, backward only accumulates locally: nothing travels until the next backward with
-  /// true, which averages all that was accumulated.
-  void set_sync(bool sync);
+  void begin_backward() override;
+  void finish_backward() override;
+  void abandon_backward() noexcept override;
+  void set_sync(bool sync) override;
+  void check_alive() const override;
   /// While true, nothing travels, whatever `set_sync` says: for strategies that average parameters
   /// instead of gradients.
   void set_local(bool local);

@@ -93,6 +93,18 @@ std::vector<Strategy> strategies() {
     return [steps] { return AcceleratorOptions{.gradient_accumulation_steps = steps}; };
   };
   const auto shared = [] { return AcceleratorOptions{.shared_parameters = true}; };
+  const auto zero = [](int stage,
+                       int64_t micro_steps,
+                       int64_t cap_bytes = int64_t{25} << 20,
+                       lockstep::Precision precision = lockstep::Precision::kNo) {
+    return [=] {
+      return AcceleratorOptions{
+          .mixed_precision = precision,
+          .grad_scaler = {.init_scale = 256},
+          .gradient_accumulation_steps = micro_steps,
+          .zero = lockstep::ZeroPlugin{.stage = stage, .bucket_cap_bytes = cap_bytes}};
+    };
+  };
   return {
       {.name = "data_parallel"},
       {.name = "tiny_buckets", .options = buckets(1)},
@@ -119,6 +131,23 @@ std::vector<Strategy> strategies() {
                  .grad_scaler = {.init_scale = 256},
                  .shared_parameters = true};
            },
+       .tolerance = 4e-2},
+      {.name = "zero_1", .options = zero(1, 1)},
+      {.name = "zero_2", .options = zero(2, 1)},
+      {.name = "zero_1_accumulation_and_clipping",
+       .options = zero(1, 2),
+       .micro_steps = 2,
+       .clip = true},
+      {.name = "zero_2_accumulation_and_clipping",
+       .options = zero(2, 2),
+       .micro_steps = 2,
+       .clip = true},
+      {.name = "zero_2_tiny_buckets", .options = zero(2, 1, 1)},
+      {.name = "zero_1_fp16",
+       .options = zero(1, 1, int64_t{25} << 20, lockstep::Precision::kFP16),
+       .tolerance = 4e-2},
+      {.name = "zero_2_bf16",
+       .options = zero(2, 1, int64_t{25} << 20, lockstep::Precision::kBF16),
        .tolerance = 4e-2},
       {.name = "local_sgd_every_step", .local_sgd_steps = 1},
       // Eight bits of mantissa in the products: 12 steps of AdamW at 0.01 end a few steps' length

@@ -51,6 +51,7 @@ class DeviceTransport final : public Transport {
   std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) override {
     const at::Tensor& tensor = collective.output.defined() ? collective.output : collective.input;
     if (!tensor.defined() || tensor.is_cpu()) {
+      check_alive(collective.op);
       return host_->start(std::move(collective), timeout);
     }
     if (collective.op == Op::kSend || collective.op == Op::kRecv) {
@@ -63,6 +64,12 @@ class DeviceTransport final : public Transport {
           "operations on {} go over {}", c10::DeviceTypeName(tensor.device().type()), name_));
     }
     return link_->start(std::move(collective), timeout);
+  }
+
+  void check_alive(Op op) const override {
+    if (link_) {
+      link_->check_alive(op);
+    }
   }
 
   at::Tensor allocate(int64_t bytes) override { return host_->allocate(bytes); }
@@ -79,7 +86,11 @@ class DeviceTransport final : public Transport {
  private:
   std::unique_ptr<DeviceLink> choose(at::Device device, Milliseconds timeout) {
     const FlightSilence parts_of_one;
-    const NcclApi* const nccl = device.is_cuda() ? NcclApi::find() : nullptr;
+    std::string no_nccl;
+    const NcclApi* const nccl = device.is_cuda() ? NcclApi::find(no_nccl) : nullptr;
+    if (!no_nccl.empty() && kind_ != DeviceCommKind::kHost) {
+      log_warning(no_nccl, LogAudience::kEveryRank);
+    }
     const DeviceFacts mine{
         .type = static_cast<int64_t>(device.type()), .has_nccl = nccl != nullptr ? 1 : 0};
     std::vector<int64_t> has_nccl;
@@ -102,7 +113,7 @@ class DeviceTransport final : public Transport {
     if (const std::vector<size_t> without = ranks_without(has_nccl); !without.empty()) {
       why = device.is_cuda()
                 ? fmt::format(
-                      "libnccl.so.2 of 2.14 or later cannot be loaded on rank{} {}; name it in "
+                      "rank{} {} cannot load NCCL 2.14 or later; name a libnccl.so.2 in "
                       "LOCKSTEP_NCCL_LIBRARY",
                       without.size() == 1 ? "" : "s",
                       fmt::join(without, ", "))

@@ -26,6 +26,7 @@ constexpr at::DeviceType kType = at::kPrivateUse1;
 constexpr at::DeviceIndex kCount = 2;
 thread_local at::DeviceIndex current = 0;
 std::atomic<int64_t> bytes_in_use{0};
+std::atomic<bool> events_held{false};
 
 // --- what libtorch asks of a device
 
@@ -51,7 +52,6 @@ class Memory final : public at::Allocator {
 };
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
-  static constexpr at::DeviceType static_type = kType;
   at::DeviceType type() const override { return kType; }
   at::Device exchangeDevice(at::Device device) const override {
     const at::Device before = getDevice();
@@ -77,7 +77,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     *event = &bytes_in_use;
   }
   void block(void* /*event*/, const c10::Stream& /*stream*/) const override {}
-  bool queryEvent(void* /*event*/) const override { return true; }
+  bool queryEvent(void* /*event*/) const override { return !events_held; }
   bool queryStream(const c10::Stream& /*stream*/) const override { return true; }
   void synchronizeStream(const c10::Stream& /*stream*/) const override {}
   void synchronizeEvent(void* /*event*/) const override {}
@@ -157,6 +157,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& to) {
   return copy_from(self, to, false);
 }
 
+// NOLINTBEGIN(bugprone-return-const-ref-from-parameter): libtorch's signature.
 const at::Tensor& resize_(
     const at::Tensor& self, at::IntArrayRef sizes, std::optional<at::MemoryFormat> format) {
   const at::Tensor fresh = at::empty(sizes, self.options(), format);
@@ -165,6 +166,7 @@ const at::Tensor& resize_(
   self.unsafeGetTensorImpl()->set_sizes_and_strides(fresh.sizes(), fresh.strides());
   return self;
 }
+// NOLINTEND(bugprone-return-const-ref-from-parameter)
 
 at::Scalar item(const at::Tensor& self) {
   return on_host(self).item();
@@ -222,6 +224,10 @@ at::Device test_device(int index) {
     return true;
   }();
   return {registered ? kType : at::kCPU, static_cast<at::DeviceIndex>(index)};
+}
+
+void hold_test_device_events(bool hold) {
+  events_held = hold;
 }
 
 int64_t test_device_bytes() {

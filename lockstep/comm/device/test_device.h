@@ -13,8 +13,12 @@ namespace lockstep {
 /// does a plug-in's ("PrivateUse1"), and computes on the CPU. From the first call on it is this
 /// process's accelerator.
 ///
-/// What it cannot show: anything of streams. All work on it is done when a call returns.
+/// What it cannot show: the order of streams. All work on it is done when a call returns, though
+/// events may say otherwise.
 at::Device test_device(int index = 0);
+
+/// While true, its events say that what comes before them is not done.
+void hold_test_device_events(bool hold);
 
 /// Bytes that tensors on it take now.
 int64_t test_device_bytes();

@@ -5,7 +5,10 @@
 // It answers like a communicator that does not block: joining is in progress until all are there.
 // Its operations are done when they return. What the environment can make of it:
 //   FAKE_NCCL_NO_JOIN=R        rank R cannot join ("Duplicate GPU detected")
-//   FAKE_NCCL_FAIL_REDUCE=N    all_reduce of N elements reports an error later, by the communicator
+//   FAKE_NCCL_FAIL_REDUCE=N    all_reduce of N elements reports an error by the communicator, at
+//   once FAKE_NCCL_LATE_ERROR=N     the same, once it is under way
+// And how communicators have ended: fake_nccl_destroyed() and fake_nccl_aborted() count them.
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
@@ -174,6 +177,8 @@ class Ring {
 std::mutex rings_mutex;
 std::map<std::string, std::shared_ptr<Ring>> rings;
 int next_id = 0;
+std::atomic<int> destroyed{0};
+std::atomic<int> aborted{0};
 
 struct Comm {
   std::shared_ptr<Ring> ring;
@@ -191,11 +196,12 @@ thread_local Comm* grouped = nullptr;
 
 long number(const char* name) {
   const char* const text = std::getenv(name);
-  return text == nullptr ? -1 : std::atol(text);
+  return text == nullptr ? -1 : std::strtol(text, nullptr, 10);
 }
 
 }  // namespace
 
+// NOLINTBEGIN(readability-identifier-naming): NCCL's names.
 extern "C" {
 
 Result ncclGetVersion(int* version) {
@@ -226,7 +232,22 @@ Result ncclCommInitRankConfig(
   return NcclApi::kInProgress;
 }
 
+int fake_nccl_destroyed() {
+  return destroyed;
+}
+
+int fake_nccl_aborted() {
+  return aborted;
+}
+
+Result ncclCommDestroy(NcclApi::Comm comm) {
+  ++destroyed;
+  delete from(comm);
+  return NcclApi::kSuccess;
+}
+
 Result ncclCommAbort(NcclApi::Comm comm) {
+  ++aborted;
   from(comm)->ring->give_up();
   delete from(comm);
   return NcclApi::kSuccess;
@@ -282,6 +303,9 @@ Result ncclAllReduce(
     from(comm)->error = kSystemError;
     return NcclApi::kInProgress;
   }
+  if (static_cast<long>(count) == number("FAKE_NCCL_LATE_ERROR")) {
+    from(comm)->error = kSystemError;
+  }
   return from(comm)->ring->run(
       from(comm)->rank,
       {.kind = Call::kReduce, .in = in, .out = out, .count = count, .type = type, .op = op});
@@ -321,3 +345,4 @@ Result ncclBroadcast(
 }
 
 }  // extern "C"
+// NOLINTEND(readability-identifier-naming)

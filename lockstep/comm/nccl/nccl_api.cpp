@@ -33,6 +33,7 @@ NcclApi functions_in(void* library) {
   }
   find_in(library, "ncclGetUniqueId", api.get_unique_id);
   find_in(library, "ncclCommInitRankConfig", api.comm_init_rank_config);
+  find_in(library, "ncclCommDestroy", api.comm_destroy);
   find_in(library, "ncclCommAbort", api.comm_abort);
   find_in(library, "ncclCommGetAsyncError", api.comm_get_async_error);
   find_in(library, "ncclGetErrorString", api.get_error_string);
@@ -51,7 +52,11 @@ NcclApi functions_in(void* library) {
 /// Libtorch's own, whether linked into it or beside it.
 NcclApi load_any() {
   if (::dlsym(RTLD_DEFAULT, "ncclGetVersion") != nullptr) {
-    return functions_in(RTLD_DEFAULT);
+    try {
+      return functions_in(RTLD_DEFAULT);
+    } catch (const Error& error) {
+      log_debug("the NCCL within this program: " + without_rank_suffix(error.what()));
+    }
   }
   return NcclApi::load("libnccl.so.2");
 }
@@ -66,23 +71,23 @@ NcclApi NcclApi::load(const std::string& path) {
   return functions_in(library);
 }
 
-const NcclApi* NcclApi::find() {
+const NcclApi* NcclApi::find(std::string& why) {
   struct Found {
     NcclApi api{};
-    bool there = false;
+    std::string why;
   };
   static const Found found = [] {
     Found result;
     try {
       const auto path = Environment::process().text("LOCKSTEP_NCCL_LIBRARY");
       result.api = path ? load(*path) : load_any();
-      result.there = true;
     } catch (const Error& error) {
-      log_debug(without_rank_suffix(error.what()));
+      result.why = without_rank_suffix(error.what());
     }
     return result;
   }();
-  return found.there ? &found.api : nullptr;
+  why = found.why;
+  return why.empty() ? &found.api : nullptr;
 }
 
 std::string NcclApi::version() const {

@@ -34,6 +34,7 @@ struct NcclApi {
   Result (*get_version)(int*);
   Result (*get_unique_id)(UniqueId*);
   Result (*comm_init_rank_config)(Comm*, int size, UniqueId, int rank, Config*);
+  Result (*comm_destroy)(Comm);
   Result (*comm_abort)(Comm);
   Result (*comm_get_async_error)(Comm, Result*);
   const char* (*get_error_string)(Result);
@@ -47,9 +48,9 @@ struct NcclApi {
   Result (*send)(const void*, size_t count, int type, int peer, Comm, Stream);
   Result (*recv)(void*, size_t count, int type, int peer, Comm, Stream);
 
-  /// The one of this process, of LOCKSTEP_NCCL_LIBRARY if that is set; null where there is none, or
-  /// one before 2.14. Thread-safe.
-  static const NcclApi* find();
+  /// The one of this process, of LOCKSTEP_NCCL_LIBRARY if that is set; null, with the reason in
+  /// `why`, where there is none, or one before 2.14. Thread-safe.
+  static const NcclApi* find(std::string& why);
   /// That of one file; nothing of it is unloaded again. Error, with the reason.
   static NcclApi load(const std::string& path);
   /// "2.27.5".

@@ -33,7 +33,9 @@ NcclComm::NcclComm(
   NcclApi::Config config;
   const NcclApi::Result result = api_.comm_init_rank_config(&comm_, size, id, rank, &config);
   if (result != NcclApi::kSuccess && result != NcclApi::kInProgress) {
-    throw CommError("join", reason(result));
+    const std::string why = reason(result);
+    abort();
+    throw CommError("join", why);
   }
 }
 
@@ -46,15 +48,23 @@ void NcclComm::join(Milliseconds timeout) {
 }
 
 NcclComm::~NcclComm() {
+  bool well = watcher_.joinable() && std::uncaught_exceptions() == 0;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (well) {  // The watcher sees to it that nothing takes longer than its timeout.
+      changed_.wait(lock, [this] { return under_way_.empty() || failed_; });
+    }
+    well = well && !failed_;
     stopping_ = true;
   }
   changed_.notify_all();
   if (watcher_.joinable()) {
     watcher_.join();
   }
-  abort();
+  const std::lock_guard<std::mutex> lock(comm_mutex_);
+  if (comm_ != nullptr) {
+    well ? api_.comm_destroy(comm_) : api_.comm_abort(comm_);
+  }
 }
 
 std::string NcclComm::reason(NcclApi::Result result) const {
@@ -100,6 +110,10 @@ void NcclComm::watch(
     std::shared_ptr<c10::Event> done, const FlightNote& note, Op op, Milliseconds timeout) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (failed_) {
+      note.end(false);
+      return;
+    }
     under_way_.push_back({std::move(done), note, op, Clock::now(), timeout});
   }
   changed_.notify_all();
@@ -127,7 +141,7 @@ std::string NcclComm::trouble_of(const UnderWay& first) {
 void NcclComm::watch_all() {
   const c10::DeviceGuard guard(device_);
   std::unique_lock<std::mutex> lock(mutex_);
-  while (!stopping_) {
+  while (!stopping_ && !failed_) {
     if (under_way_.empty()) {
       changed_.wait(lock);
       continue;
@@ -143,7 +157,6 @@ void NcclComm::watch_all() {
       trouble = fmt::format("{}: {}", name_of(first.op), first_line(error.what()));
     }
     if (!trouble.empty()) {
-      first.note.end(false);
       fail(trouble);
       return;
     }
@@ -151,10 +164,14 @@ void NcclComm::watch_all() {
       first.note.end(true);
     }
     lock.lock();
+    if (failed_) {
+      return;
+    }
     if (done) {
       under_way_.pop_front();
+      changed_.notify_all();
     } else {
-      changed_.wait_for(lock, kWatchPause, [this] { return stopping_; });
+      changed_.wait_for(lock, kWatchPause, [this] { return stopping_ || failed_; });
     }
   }
 }
@@ -163,6 +180,13 @@ void NcclComm::fail(const std::string& why) {
   death_.die(why);
   log_error("NCCL's communicator is ended: " + without_rank_suffix(why));
   abort();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  failed_ = true;
+  for (const UnderWay& each : under_way_) {
+    each.note.end(false);
+  }
+  under_way_.clear();
+  changed_.notify_all();
 }
 
 void NcclComm::abort() {

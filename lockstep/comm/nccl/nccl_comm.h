@@ -29,7 +29,9 @@ class NcclComm {
   NcclComm(const NcclApi& api, const NcclApi::UniqueId& id, int rank, int size, at::Device device);
   /// Until all are there. CommError.
   void join(Milliseconds timeout);
-  /// Ends it, whatever is under way. Never waits for another rank.
+  /// Waits until what this rank has started is done, or has failed: others may need its part, and
+  /// whoever has waited already reads the result when the device comes to it. While an exception is
+  /// on its way it ends at once, whatever is under way.
   ~NcclComm();
   NcclComm(const NcclComm&) = delete;
   NcclComm& operator=(const NcclComm&) = delete;
@@ -43,6 +45,8 @@ class NcclComm {
   void watch(std::shared_ptr<c10::Event> done, const FlightNote& note, Op op, Milliseconds timeout);
   /// Throws if an operation has failed.
   void refuse(Op op) const { death_.refuse(op); }
+  /// Ends it on this rank, for good.
+  void fail(const std::string& why);
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -60,7 +64,6 @@ class NcclComm {
   void watch_all();
   /// Why `first` will not end well; empty while it may.
   std::string trouble_of(const UnderWay& first);
-  void fail(const std::string& why);
   void abort();
 
   const NcclApi& api_;
@@ -69,9 +72,10 @@ class NcclComm {
   std::mutex comm_mutex_;  ///< Of calls of NCCL.
   NcclApi::Comm comm_ = nullptr;
   CauseOfDeath death_;
-  std::mutex mutex_;  ///< Of the two below.
+  std::mutex mutex_;  ///< Of what follows.
   std::deque<UnderWay> under_way_;
   bool stopping_ = false;
+  bool failed_ = false;
   std::condition_variable changed_;
   std::thread watcher_;
 };

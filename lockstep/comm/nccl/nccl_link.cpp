@@ -160,7 +160,13 @@ class NcclWork final : public Work {
   NcclWork(std::shared_ptr<NcclComm> comm, std::shared_ptr<c10::Event> done, Collective collective)
       : comm_(std::move(comm)), done_(std::move(done)), collective_(std::move(collective)) {}
 
-  bool done() const override { return done_->query(); }
+  bool done() const override {
+    try {
+      return done_->query();
+    } catch (const c10::Error&) {
+      return true;  // CUDA itself has failed, which wait() says.
+    }
+  }
   void wait(Milliseconds /*timeout*/) override {
     comm_->refuse(collective_.op);
     const c10::impl::VirtualGuardImpl device(done_->device_type());
@@ -189,6 +195,8 @@ class NcclLink final : public DeviceLink {
 
   const char* name() const override { return "nccl"; }
 
+  void check_alive(Op op) const override { comm_->refuse(op); }
+
   std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) override {
     comm_->refuse(collective.op);
     for (const at::Tensor* tensor : {&collective.input, &collective.output}) {
@@ -205,12 +213,18 @@ class NcclLink final : public DeviceLink {
     const FlightNote note(collective, group_, sequence_++);
     note.begin();
     const c10::DeviceGuard on_device(device_);
-    begin_behind_current_stream();
-    comm_->run(collective.op, timeout, [&](const NcclApi& api, NcclApi::Comm comm) {
-      return Launcher(api, comm, stream_.native_handle(), host_->rank(), host_->size())(collective);
-    });
     auto done = std::make_shared<c10::Event>(device_.type());
-    done->record(stream_);
+    try {
+      begin_behind_current_stream();
+      comm_->run(collective.op, timeout, [&](const NcclApi& api, NcclApi::Comm comm) {
+        return Launcher(
+            api, comm, stream_.native_handle(), host_->rank(), host_->size())(collective);
+      });
+      done->record(stream_);
+    } catch (...) {
+      note.end(false);
+      throw;
+    }
     for (const at::Tensor* tensor : {&collective.input, &collective.output}) {
       if (tensor->defined()) {  // Whoever drops it before the end must not get its memory reused.
         guard_.recordDataPtrOnStream(tensor->storage().data_ptr(), stream_);
@@ -226,6 +240,7 @@ class NcclLink final : public DeviceLink {
     const FlightSilence part_of_one;
     const auto all = exchange(*host_, fingerprint_of(collective, sequence_), timeout);
     if (const auto sides = mismatch(all)) {
+      comm_->fail(fmt::format("{}: {}", name_of(collective.op), *sides));
       throw CommError(name_of(collective.op), *sides);
     }
   }
@@ -245,14 +260,6 @@ class NcclLink final : public DeviceLink {
   int64_t sequence_ = 0;
 };
 
-NcclApi::UniqueId agreed_id(Transport& host, const NcclApi& api, Milliseconds timeout) {
-  NcclApi::UniqueId mine{};
-  if (host.rank() == 0) {
-    api.get_unique_id(&mine);  // Should it fail, joining says so.
-  }
-  return exchange(host, mine, timeout)[0];
-}
-
 /// Takes `step` and hears of all ranks whether they could: who could not, and why; else nothing.
 std::string trouble_of_any(
     Transport& host, const std::function<void()>& step, Milliseconds timeout) {
@@ -263,7 +270,8 @@ std::string trouble_of_any(
     const std::string trouble = without_rank_suffix(first_line(error.what()));
     std::strncpy(mine.trouble.data(), trouble.c_str(), mine.trouble.size() - 1);
   }
-  const std::vector<Joining> all = exchange(host, mine, timeout);
+  // Another rank may still be taking the step.
+  const std::vector<Joining> all = exchange(host, mine, timeout + kJoinTimeout);
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (all[rank].trouble[0] != '\0') {
       return fmt::format("rank {}: {}", rank, all[rank].trouble.data());
@@ -282,12 +290,22 @@ std::unique_ptr<DeviceLink> nccl_link(
     Milliseconds timeout,
     std::string& why) {
   const FlightSilence parts_of_one;
-  const NcclApi::UniqueId id = agreed_id(*host, api, timeout);
+  NcclApi::UniqueId id{};
   std::shared_ptr<NcclComm> comm;
   const auto all_can = [&](const std::function<void()>& step) {
     why = trouble_of_any(*host, step, timeout);
     return why.empty();
   };
+  const auto make_id = [&] {
+    const NcclApi::Result result = host->rank() == 0 ? api.get_unique_id(&id) : NcclApi::kSuccess;
+    if (result != NcclApi::kSuccess) {
+      throw CommError("join", fmt::format("NCCL gives no id: {}", api.get_error_string(result)));
+    }
+  };
+  if (!all_can(make_id)) {
+    return nullptr;
+  }
+  id = exchange(*host, id, timeout)[0];
   // One who cannot even begin is not waited for.
   if (!all_can([&] {
         comm = std::make_shared<NcclComm>(api, id, host->rank(), host->size(), device);

@@ -2,7 +2,9 @@
 // Over a library that answers as NCCL does (fake_nccl.cpp): CI has no GPU.
 #include "lockstep/comm/nccl/nccl_link.h"
 
+#include <chrono>
 #include <cstdlib>
+#include <dlfcn.h>
 #include <functional>
 #include <memory>
 #include <string>
@@ -184,6 +186,80 @@ TEST(NcclLink, after_a_failure_it_is_dead_and_says_why) {
   set_log_sink(nullptr);
   EXPECT_THAT(
       told, Each(AllOf(HasSubstr("the group is dead"), HasSubstr("NCCL: unhandled system error"))));
+}
+
+/// How many communicators have ended so: "fake_nccl_destroyed", "fake_nccl_aborted".
+int count(const char* how) {
+  void* const library = ::dlopen(FAKE_NCCL, RTLD_NOW | RTLD_NOLOAD);
+  return reinterpret_cast<int (*)()>(::dlsym(library, how))();
+}
+
+/// Events of the device say that nothing is done; nothing is logged meanwhile.
+class HeldEvents {
+ public:
+  HeldEvents() {
+    hold_test_device_events(true);
+    set_log_sink([](const std::string&) {});
+  }
+  ~HeldEvents() {
+    hold_test_device_events(false);
+    set_log_sink(nullptr);
+  }
+  HeldEvents(const HeldEvents&) = delete;
+  HeldEvents& operator=(const HeldEvents&) = delete;
+};
+
+/// Until the link is dead; what it says then.
+std::string cause_of_death(const DeviceLink& link) {
+  for (int i = 0; i < 2000; ++i) {
+    try {
+      link.check_alive(Op::kAllReduce);
+    } catch (const CommError& error) {
+      return error.what();
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return "it lives";
+}
+
+TEST(NcclLink, what_takes_longer_than_its_timeout_ends_it) {
+  const HeldEvents held;
+  linked_ranks(2, [](Rank& rank) {
+    const auto work = rank.link->start(
+        {.op = Op::kAllReduce, .output = device(at::ones({3}))}, Milliseconds(100));
+    EXPECT_FALSE(work->done());
+    work->wait(kLong);  // The stream waits, not the host.
+    EXPECT_THAT(cause_of_death(*rank.link), HasSubstr("all_reduce was not done within 0.1 s"));
+    EXPECT_THROW(work->wait(kLong), CommError);
+  });
+}
+
+TEST(NcclLink, an_error_while_it_is_under_way_ends_it) {
+  const Variable bad("FAKE_NCCL_LATE_ERROR", "7");
+  const HeldEvents held;
+  linked_ranks(2, [](Rank& rank) {
+    rank.run({.op = Op::kAllReduce, .output = device(at::ones({7}))});
+    EXPECT_THAT(
+        cause_of_death(*rank.link),
+        AllOf(HasSubstr("all_reduce"), HasSubstr("NCCL: unhandled system error")));
+  });
+}
+
+TEST(NcclLink, lets_go_when_its_own_work_is_done_and_aborts_none_of_it) {
+  const int aborted = count("fake_nccl_aborted");
+  const int destroyed = count("fake_nccl_destroyed");
+  hold_test_device_events(true);
+  linked_ranks(2, [](Rank& rank) {
+    rank.run({.op = Op::kAllReduce, .output = device(at::ones({3}))});
+    std::thread later([] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      hold_test_device_events(false);
+    });
+    rank.link.reset();
+    later.join();
+  });
+  EXPECT_EQ(count("fake_nccl_aborted"), aborted);
+  EXPECT_EQ(count("fake_nccl_destroyed"), destroyed + 2);
 }
 
 TEST(NcclLink, tensors_of_another_device_are_refused) {

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// ZeRO: parts of the training instead of copies of it.
+#include <algorithm>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/keep_memory.h"
+#include "lockstep/optim/flat_optimizer.h"
+
+namespace lockstep {
+namespace {
+
+std::vector<std::vector<at::Tensor>> groups_of(torch::optim::Optimizer& optimizer) {
+  std::vector<std::vector<at::Tensor>> groups;
+  for (const auto& group : optimizer.param_groups()) {
+    groups.push_back(group.params());
+  }
+  return groups;
+}
+
+std::vector<std::vector<optim::FlatOptimizer::Pieces>> pieces_of(const zero::Sharding& sharding) {
+  std::vector<std::vector<optim::FlatOptimizer::Pieces>> pieces;
+  for (const auto& group : sharding.shards()) {
+    auto& here = pieces.emplace_back();
+    for (const zero::Sharding::Shard& shard : group) {
+      here.push_back({shard.values, shard.pieces});
+    }
+  }
+  return pieces;
+}
+
+}  // namespace
+
+bool Accelerator::is_sharded() const {
+  return state_->options.zero.has_value() && use_distributed();
+}
+
+void Accelerator::refuse_zero(const char* where, const char* because) const {
+  if (is_sharded()) {
+    throw ConfigError(
+        where,
+        fmt::format("does not go with ZeRO: {}; construct the Accelerator without", because));
+  }
+}
+
+void Accelerator::check_zero() const {
+  const AcceleratorOptions& options = state_->options;
+  if (!options.zero) {
+    return;
+  }
+  if (options.zero->stage == 3) {
+    throw ConfigError("zero", "stage 3 is not there yet; got 3, expected 1 or 2");
+  }
+  if (options.zero->stage < 1 || options.zero->stage > 3) {
+    throw ConfigError(
+        "zero",
+        fmt::format(
+            "no such stage; got {}, expected 1 or 2; leave zero unset for data parallel",
+            options.zero->stage));
+  }
+  if (options.shared_parameters) {
+    throw ConfigError(
+        "zero", "does not go with shared_parameters, of which each host has one copy anyway");
+  }
+  if (options.data_parallel.comm_hook.type != CommHookType::kNone) {
+    throw ConfigError(
+        "zero",
+        fmt::format(
+            "does not go with the comm hook {}, which compresses all-reduces; leave one of them "
+            "out",
+            name_of(options.data_parallel.comm_hook.type)));
+  }
+  if (options.project_config.save_on_each_node) {
+    throw ConfigError(
+        "zero",
+        "does not go with save_on_each_node: no host has all of the state; save to a disk that all "
+        "see");
+  }
+}
+
+void Accelerator::shard_parameters() {
+  State& state = *state_;
+  const bool new_model = std::any_of(
+      state.models.begin(), state.models.end(), [](const auto& model) { return !model.sync; });
+  const bool new_optimizer = std::any_of(
+      state.optimizers_in_call.begin(), state.optimizers_in_call.end(), [](const auto& optimizer) {
+        return !optimizer.is_sharded();
+      });
+  if (!is_sharded() || !(new_model || new_optimizer)) {
+    return;
+  }
+  if (state.models.size() != 1 || state.optimizers.size() != 1 || !new_model || !new_optimizer) {
+    throw ConfigError(
+        "prepare",
+        fmt::format(
+            "ZeRO divides one model and its one optimizer, and must know both at once; got {} "
+            "models and {} optimizers so far; prepare(model, optimizer, ...) in one call",
+            state.models.size(),
+            state.optimizers.size()));
+  }
+  Optimizer& optimizer = state.optimizers.front();
+  auto* flat = dynamic_cast<optim::FlatOptimizer*>(&optimizer.inner());
+  if (flat == nullptr) {
+    throw ConfigError(
+        "prepare",
+        "ZeRO needs an optimizer of lockstep::optim, which can update a part of a parameter; got "
+        "another");
+  }
+  State::Model& model = state.models.front();
+  const ZeroPlugin& plugin = *state.options.zero;
+  state.sharding = std::make_shared<zero::Sharding>(
+      model.parameters(),
+      model.buffers(),
+      groups_of(*flat),
+      state.group,
+      zero::ShardingOptions{
+          .cap_bytes = plugin.bucket_cap_bytes,
+          .first_cap_bytes =
+              std::min(plugin.bucket_cap_bytes, zero::ShardingOptions().first_cap_bytes),
+          .broadcast_buffers = state.options.data_parallel.broadcast_buffers});
+  flat->update_instead(pieces_of(*state.sharding));
+  optimizer.set_sharding(state.sharding);
+  model.sync = state.sharding;
+  state.sharding->watch();
+  release_freed_memory();  // Where parameters were before.
+}
+
+}  // namespace lockstep

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/sharded_state.h"
+
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "lockstep/storage/slices.h"
+
+namespace lockstep {
+
+void add_sharded_optimizer(
+    checkpoint::Contents& contents,
+    const std::string& stem,
+    torch::optim::Optimizer& optimizer,
+    const zero::Sharding& sharding,
+    const ParameterName& names) {
+  // A rank has one piece of a parameter at most, so its name is the parameter's here.
+  std::map<std::string, zero::PieceOf> pieces;
+  const ParameterName name_of = [&](const at::Tensor& piece) {
+    std::string name = names(piece);
+    pieces[name] = *sharding.parameter_of(piece);
+    return name;
+  };
+  NamedTensors own;
+  checkpoint::Slices slices;
+  for (NamedTensor& item : optimizer_tensors(optimizer, name_of)) {
+    const zero::PieceOf& piece = pieces.at(item.name.substr(0, item.name.rfind('.')));
+    if (item.tensor.dim() == 1) {
+      slices[item.name] = {.shape = piece.parameter.sizes().vec(), .begin = piece.begin};
+    } else if (piece.begin > 0) {
+      continue;  // A count, which the rank with the first element saves.
+    }
+    own.push_back(std::move(item));
+  }
+  std::map<std::string, std::string> metadata;
+  if (!slices.empty()) {
+    metadata[checkpoint::kSlicesKey] = checkpoint::render_slices(stem, slices);
+  }
+  contents.add_tensors(
+      fmt::format(
+          "{}-{:05}-of-{:05}.safetensors",
+          stem,
+          sharding.group().rank() + 1,
+          sharding.group().size()),
+      std::move(own),
+      std::move(metadata));
+}
+
+NamedTensors own_slices(
+    NamedTensors saved, const zero::Sharding& sharding, const ParameterName& names) {
+  struct Known {
+    at::Tensor parameter;
+    const zero::PieceOf* piece = nullptr;  ///< Null: other ranks own all of it.
+    int64_t numel = 0;
+  };
+  std::map<std::string, Known> known;
+  for (const at::Tensor& parameter : sharding.parameters()) {
+    known[names(parameter)].parameter = parameter;
+    for (const at::Tensor& piece : sharding.pieces_of({parameter})) {
+      known[names(parameter)].piece = sharding.parameter_of(piece);
+      known[names(parameter)].numel = piece.numel();
+    }
+  }
+  NamedTensors own;
+  for (NamedTensor& item : saved) {
+    const auto found = known.find(item.name.substr(0, item.name.rfind('.')));
+    const bool shaped =
+        found != known.end() && item.tensor.sizes() == found->second.parameter.sizes();
+    if (found != known.end() && found->second.piece == nullptr &&
+        (shaped || item.tensor.dim() == 0)) {
+      continue;
+    }
+    if (shaped && item.name.substr(item.name.rfind('.') + 1) != "step") {
+      item.tensor =
+          item.tensor.reshape({-1}).narrow(0, found->second.piece->begin, found->second.numel);
+    }
+    own.push_back(std::move(item));
+  }
+  return own;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "lockstep/checkpoint/contents.h"
+#include "lockstep/comm/named_tensor.h"
+#include "lockstep/optim/optimizer_state.h"
+#include "lockstep/zero/sharding.h"
+
+namespace lockstep {
+
+/// Adds what this rank has of the optimizer's state, as its part of the set of tensors `stem`: by
+/// the names of parameters, so that any number of ranks of any stage may load it.
+void add_sharded_optimizer(
+    checkpoint::Contents& contents,
+    const std::string& stem,
+    torch::optim::Optimizer& optimizer,
+    const zero::Sharding& sharding,
+    const ParameterName& names);
+
+/// Of an optimizer's saved state, what belongs to this rank's pieces of the parameters: slices of
+/// tensors that are shaped as their parameter is. What is not, and what belongs to no parameter,
+/// stays as it is, to be refused.
+NamedTensors own_slices(
+    NamedTensors saved, const zero::Sharding& sharding, const ParameterName& names);
+
+}  // namespace lockstep

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/zero/sharded_bucket.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+namespace lockstep::zero {
+namespace {
+
+// A shard begins on a cache line, and is made of whole vectors of any dtype.
+constexpr int64_t kGrain = 64;
+
+int64_t shard_length(int64_t numel, int size) {
+  const int64_t each = (numel + size - 1) / size;
+  return (each + kGrain - 1) / kGrain * kGrain;
+}
+
+}  // namespace
+
+ShardedBucket::ShardedBucket(
+    const flat::BucketPlan& plan, const std::vector<at::Tensor>& parameters, const Group& group)
+    : slots_(plan.slots), taken_(plan.slots.size(), false) {
+  const c10::AutoGradMode no_grad(false);
+  const int64_t length = shard_length(plan.numel, group.size());
+  const at::TensorOptions options = parameters[slots_[0].parameter].detach().options();
+  values_ = group.empty({length * group.size()}, options).zero_();
+  shard_ = values_.narrow(0, length * group.rank(), length);
+  const int64_t first = length * group.rank();
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const flat::Slot& slot = slots_[i];
+    at::Tensor parameter = parameters[slot.parameter];
+    const at::Tensor place = values_.narrow(0, slot.offset, slot.numel).view(parameter.sizes());
+    place.copy_(parameter);
+    parameter.set_data(place);
+    parameters_.push_back(parameter);
+    const int64_t begin = std::max(slot.offset, first);
+    const int64_t end = std::min(slot.offset + slot.numel, first + length);
+    if (begin < end) {
+      // A leaf of its own: views of what requires gradients could not be updated.
+      const at::Tensor values = values_.narrow(0, begin, end - begin).variable_data();
+      values.set_requires_grad(true);
+      pieces_.push_back({parameter, begin - slot.offset, values});
+      slot_of_piece_.push_back(i);
+    }
+  }
+}
+
+at::Tensor ShardedBucket::gradient_of(size_t slot) const {
+  return gradients_.narrow(0, slots_[slot].offset, slots_[slot].numel);
+}
+
+void ShardedBucket::take_gradient(size_t slot) {
+  at::Tensor& gradient = parameters_[slot].mutable_grad();
+  if (!gradients_.defined()) {
+    gradients_ = at::empty(values_.sizes(), values_.options());
+  }
+  gradient_of(slot).view(gradient.sizes()).copy_(gradient);
+  gradient.reset();
+  taken_[slot] = true;
+}
+
+void ShardedBucket::start_reduce(Group& group) {
+  if (!gradients_.defined()) {
+    gradients_ = at::empty(values_.sizes(), values_.options());
+  }
+  int64_t end = 0;  // Of what has values; the gaps between travel, too.
+  for (size_t slot = 0; slot < slots_.size(); ++slot) {
+    gradients_.narrow(0, end, slots_[slot].offset - end).zero_();
+    if (!taken_[slot]) {
+      gradient_of(slot).zero_();
+    }
+    end = slots_[slot].offset + slots_[slot].numel;
+  }
+  gradients_.narrow(0, end, gradients_.numel() - end).zero_();
+  if (!reduced_.defined()) {
+    reduced_ = at::empty(shard_.sizes(), shard_.options());
+  }
+  pending_ = group.reduce_scatter_into(reduced_, gradients_, ReduceOp::kAvg);
+}
+
+void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
+  pending_->wait();
+  pending_.reset();
+  gradients_.reset();
+  taken_.assign(slots_.size(), false);
+  const auto has_gradient = [](const Piece& piece) { return piece.values.grad().defined(); };
+  if (std::none_of(pieces_.begin(), pieces_.end(), has_gradient)) {
+    std::swap(shard_gradient_, reduced_);
+  } else {
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      if (!has_gradient(pieces_[i])) {  // Dropped since: what is there still is of before.
+        const at::Tensor& values = pieces_[i].values;
+        shard_gradient_.narrow(0, values.storage_offset() - shard_.storage_offset(), values.numel())
+            .zero_();
+      }
+    }
+    shard_gradient_.add_(reduced_);
+    reduced_.reset();
+  }
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    const at::Tensor& values = pieces_[i].values;
+    if (anywhere[slot_of_piece_[i]] || has_gradient(pieces_[i])) {
+      values.mutable_grad() = shard_gradient_.narrow(
+          0, values.storage_offset() - shard_.storage_offset(), values.numel());
+    }
+  }
+}
+
+void ShardedBucket::abandon(bool wait) noexcept {
+  if (pending_ && wait) {
+    try {
+      pending_->wait();
+    } catch (const std::exception&) {
+      // The caller is about to report what came first.
+    }
+  }
+  pending_.reset();
+  gradients_.reset();
+  reduced_.reset();
+  taken_.assign(slots_.size(), false);
+}
+
+Pending ShardedBucket::start_gather(Group& group) {
+  for (const at::Tensor& parameter : parameters_) {
+    parameter.unsafeGetTensorImpl()->bump_version();  // Autograd must notice.
+  }
+  return group.all_gather_into(values_, shard_);
+}
+
+}  // namespace lockstep::zero

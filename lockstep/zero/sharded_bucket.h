@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/flat/layout.h"
+
+namespace lockstep::zero {
+
+/// What this rank owns of one parameter: consecutive elements.
+struct Piece {
+  at::Tensor parameter;  ///< The model's.
+  int64_t begin = 0;     ///< First element of the flattened parameter.
+  at::Tensor values;     ///< 1-D and a leaf; a view of the bucket's shard. What is updated.
+};
+
+/// Some parameters in one flat buffer, of which each rank owns an equal part, its shard.
+///
+/// Laying out moves the parameters' memory, row by row whatever their strides were. All ranks hold
+/// all values; gradients are held whole between the first that arrives and the reduce-scatter, and
+/// after it only the shard's.
+///
+/// Memory: parameters; a shard of gradients; a bucket of gradients while they are under way.
+/// Thread safety: none.
+class ShardedBucket {
+ public:
+  /// `plan`: of `parameters`, as flat::plan_buckets makes it.
+  ShardedBucket(
+      const flat::BucketPlan& plan, const std::vector<at::Tensor>& parameters, const Group& group);
+
+  const std::vector<flat::Slot>& slots() const { return slots_; }
+  const std::vector<Piece>& pieces() const { return pieces_; }
+  /// All values, and those of this rank's shard.
+  const at::Tensor& values() const { return values_; }
+  const at::Tensor& shard() const { return shard_; }
+
+  /// Takes what autograd has put into the gradient of a slot's parameter, which is undefined then.
+  void take_gradient(size_t slot);
+  /// Starts to average: what was not taken counts as zero.
+  void start_reduce(Group& group);
+  /// Adds the average to the shard's gradient, and gives it to the pieces of those slots of which
+  /// any rank had a gradient. Throws CommError.
+  void finish_reduce(const std::vector<bool>& anywhere);
+  /// Forgets what was started; with `wait`, once nothing is under way any more.
+  void abandon(bool wait) noexcept;
+
+  /// Starts to bring all shards' values together. Collective.
+  Pending start_gather(Group& group);
+
+ private:
+  at::Tensor gradient_of(size_t slot) const;
+
+  std::vector<flat::Slot> slots_;
+  std::vector<at::Tensor> parameters_;  ///< [slot]
+  at::Tensor values_;
+  at::Tensor shard_;
+  std::vector<Piece> pieces_;
+  std::vector<size_t> slot_of_piece_;
+  at::Tensor gradients_;       ///< Of all; undefined most of the time.
+  std::vector<bool> taken_;    ///< [slot] Since the last reduction.
+  at::Tensor reduced_;         ///< What the reduction under way gives.
+  at::Tensor shard_gradient_;  ///< Behind those of the pieces.
+  std::optional<Pending> pending_;
+};
+
+}  // namespace lockstep::zero

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/zero/sharding.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/pow.h>
+#include <c10/core/GradMode.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/flat/coalesce.h"
+#include "lockstep/sync/agreement.h"
+#include "lockstep/sync/reducer.h"
+
+namespace lockstep::zero {
+namespace {
+
+/// The trainable parameters, group by group, those of one group in their order in the model.
+std::vector<NamedTensors> by_group(
+    const NamedTensors& all, const std::vector<std::vector<at::Tensor>>& groups) {
+  std::map<const at::TensorImpl*, size_t> group_of;
+  for (size_t group = 0; group < groups.size(); ++group) {
+    for (const at::Tensor& parameter : groups[group]) {
+      group_of[parameter.unsafeGetTensorImpl()] = group;
+    }
+  }
+  std::vector<NamedTensors> sorted(groups.size());
+  for (const NamedTensor& item : all) {
+    const auto found = group_of.find(item.tensor.unsafeGetTensorImpl());
+    if (found == group_of.end()) {
+      throw ConfigError(
+          "zero",
+          fmt::format(
+              "{} is trained by no optimizer of this prepare(); give it to one, or freeze it",
+              item.name));
+    }
+    sorted[found->second].push_back(item);
+    group_of.erase(found);
+  }
+  if (std::any_of(group_of.begin(), group_of.end(), [](const auto& item) {
+        return item.first->requires_grad();
+      })) {
+    throw ConfigError(
+        "zero",
+        "an optimizer has a parameter that is not the prepared model's; prepare one model that "
+        "holds all");
+  }
+  return sorted;
+}
+
+}  // namespace
+
+Sharding::Sharding(
+    const NamedTensors& parameters,
+    const NamedTensors& buffers,
+    const std::vector<std::vector<at::Tensor>>& groups,
+    Group group,
+    const ShardingOptions& options)
+    : group_(std::move(group)) {
+  if (options.cap_bytes < 1 || options.first_cap_bytes < 1) {
+    throw ConfigError(
+        "zero",
+        fmt::format(
+            "a bucket needs at least one byte; got cap_bytes={}, first_cap_bytes={}",
+            options.cap_bytes,
+            options.first_cap_bytes));
+  }
+  check_same_on_all_ranks(group_, parameters, "parameter");
+  check_same_on_all_ranks(group_, buffers, "buffer");
+  std::vector<at::Tensor> everything = tensors_of(parameters);
+  buffers_ = tensors_of(buffers);
+  everything.insert(everything.end(), buffers_.begin(), buffers_.end());
+  flat::broadcast_coalesced(group_, everything);
+  if (!options.broadcast_buffers) {
+    buffers_.clear();
+  }
+  for (const NamedTensors& items : by_group(trainable(parameters), groups)) {
+    const std::vector<at::Tensor> tensors = tensors_of(items);
+    const size_t before = parameters_.size();
+    bucket_of_.resize(before + items.size());
+    std::vector<Shard>& shards = shards_.emplace_back();
+    for (const flat::BucketPlan& plan :
+         flat::plan_buckets(tensors, options.cap_bytes, options.first_cap_bytes)) {
+      std::vector<size_t>& members = members_.emplace_back();
+      for (const flat::Slot& slot : plan.slots) {
+        members.push_back(before + static_cast<size_t>(slot.parameter));
+        bucket_of_[members.back()] = buckets_.size();
+      }
+      const ShardedBucket& bucket = buckets_.emplace_back(plan, tensors, group_);
+      Shard& shard = shards.emplace_back(Shard{bucket.shard(), {}});
+      for (const Piece& piece : bucket.pieces()) {
+        shard.pieces.push_back(piece.values);
+        piece_of_[piece.values.unsafeGetTensorImpl()] = {piece.parameter, piece.begin};
+        pieces_of_[piece.parameter.unsafeGetTensorImpl()].push_back(piece.values);
+      }
+    }
+    parameters_.insert(parameters_.end(), items.begin(), items.end());
+  }
+  for (const NamedTensor& item : parameters_) {
+    pieces_of_.try_emplace(item.tensor.unsafeGetTensorImpl());  // Others may own all of it.
+  }
+  present_.assign(parameters_.size(), false);
+  reset_backward();
+}
+
+void Sharding::watch() {
+  // Hooks must not keep this alive: it owns them.
+  const std::weak_ptr<Sharding> weak = weak_from_this();
+  hooks_ = std::make_unique<BackwardHooks>(tensors_of(parameters_), [weak](size_t index) {
+    if (const auto self = weak.lock()) {
+      self->gradient_arrived(index);
+    }
+  });
+}
+
+void Sharding::reset_backward() {
+  expected_ = false;
+  in_backward_ = false;
+  next_bucket_ = 0;
+  arrived_.assign(parameters_.size(), false);
+  missing_.clear();
+  for (const ShardedBucket& bucket : buckets_) {
+    missing_.push_back(bucket.slots().size());
+  }
+}
+
+void Sharding::gradient_arrived(size_t index) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const c10::AutoGradMode no_grad(false);
+  if (!sync_) {
+    return;  // It stays with its parameter, for autograd to add to.
+  }
+  if (!in_backward_) {
+    in_backward_ = true;
+    BackwardHooks::at_end_of_backward([self = shared_from_this()] { self->finish_backward(); });
+  }
+  const at::Tensor& gradient = parameters_[index].tensor.grad();
+  if (gradient.defined() && gradient.layout() != at::kStrided) {
+    throw ConfigError(
+        "zero",
+        fmt::format(
+            "{} got a sparse gradient; build its layer with sparse=false",
+            parameters_[index].name));
+  }
+  const size_t bucket = bucket_of_[index];
+  if (arrived_[index]) {
+    if (bucket < next_bucket_ && gradient.defined()) {
+      throw ConfigError(
+          "zero",
+          fmt::format(
+              "{} got a second gradient within one backward, after the first was sent; a backward "
+              "inside a backward is only possible within no_sync()",
+              parameters_[index].name));
+    }
+    return;
+  }
+  arrived_[index] = true;
+  --missing_[bucket];
+  while (next_bucket_ < buckets_.size() && missing_[next_bucket_] == 0) {
+    start(next_bucket_++);
+  }
+}
+
+/// Gradients that an earlier backward left on this rank are taken along.
+void Sharding::start(size_t index) {
+  ShardedBucket& bucket = buckets_[index];
+  for (size_t slot = 0; slot < members_[index].size(); ++slot) {
+    const size_t i = members_[index][slot];
+    present_[i] = parameters_[i].tensor.grad().defined();
+    if (present_[i]) {
+      bucket.take_gradient(slot);
+    }
+  }
+  bucket.start_reduce(group_);
+}
+
+void Sharding::begin_backward() {
+  expected_ = sync_;
+}
+
+void Sharding::finish_backward() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (in_backward_ || expected_) {
+    finish_locked();
+  }
+}
+
+/// [parameter] Whether any rank had a gradient. Collective.
+std::vector<bool> Sharding::present_anywhere() {
+  at::Tensor flags = at::empty({static_cast<int64_t>(present_.size())}, at::kByte);
+  std::copy(present_.begin(), present_.end(), flags.mutable_data_ptr<uint8_t>());
+  group_.all_reduce(flags, ReduceOp::kMax).wait();
+  const auto* begin = flags.const_data_ptr<uint8_t>();
+  return std::vector<bool>(begin, begin + present_.size());
+}
+
+void Sharding::finish_locked() {
+  const c10::AutoGradMode no_grad(false);
+  try {
+    while (next_bucket_ < buckets_.size()) {
+      start(next_bucket_++);
+    }
+    const std::vector<bool> anywhere = present_anywhere();
+    for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+      std::vector<bool> of_slots;
+      for (const size_t parameter : members_[bucket]) {
+        of_slots.push_back(anywhere[parameter]);
+      }
+      buckets_[bucket].finish_reduce(of_slots);
+    }
+    flat::broadcast_coalesced(group_, buffers_);
+  } catch (...) {
+    for (ShardedBucket& bucket : buckets_) {
+      bucket.abandon(/*wait=*/false);
+    }
+    reset_backward();
+    throw;
+  }
+  reset_backward();
+}
+
+void Sharding::abandon_backward() noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (ShardedBucket& bucket : buckets_) {
+    bucket.abandon(/*wait=*/true);
+  }
+  reset_backward();
+}
+
+void Sharding::gather_parameters() {
+  const c10::AutoGradMode no_grad(false);
+  std::vector<Pending> pending;
+  pending.reserve(buckets_.size());
+  for (ShardedBucket& bucket : buckets_) {
+    pending.push_back(bucket.start_gather(group_));
+  }
+  for (Pending& each : pending) {
+    each.wait();
+  }
+}
+
+void Sharding::drop_gradients() {
+  for (const NamedTensor& item : parameters_) {
+    item.tensor.mutable_grad().reset();
+  }
+  for (const ShardedBucket& bucket : buckets_) {
+    for (const Piece& piece : bucket.pieces()) {
+      piece.values.mutable_grad().reset();
+    }
+  }
+}
+
+std::vector<at::Tensor> Sharding::pieces_of(const std::vector<at::Tensor>& parameters) const {
+  std::vector<at::Tensor> all;
+  std::set<const at::TensorImpl*> seen;
+  for (const at::Tensor& parameter : parameters) {
+    if (!parameter.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) {
+      continue;
+    }
+    const auto found = pieces_of_.find(parameter.unsafeGetTensorImpl());
+    if (found == pieces_of_.end()) {
+      all.push_back(parameter);
+    } else {
+      all.insert(all.end(), found->second.begin(), found->second.end());
+    }
+  }
+  return all;
+}
+
+const PieceOf* Sharding::parameter_of(const at::Tensor& piece) const {
+  const auto found = piece_of_.find(piece.unsafeGetTensorImpl());
+  return found == piece_of_.end() ? nullptr : &found->second;
+}
+
+at::Tensor Sharding::norm_over_ranks(const at::Tensor& own, double norm_type) {
+  if (std::isinf(norm_type)) {
+    return group_.all_reduce(own.clone(), ReduceOp::kMax).wait();
+  }
+  return at::pow(group_.all_reduce(at::pow(own, norm_type)).wait(), 1 / norm_type);
+}
+
+}  // namespace lockstep::zero

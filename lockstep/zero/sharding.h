@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/comm/named_tensor.h"
+#include "lockstep/sync/backward_hooks.h"
+#include "lockstep/sync/gradient_sync.h"
+#include "lockstep/zero/sharded_bucket.h"
+
+namespace lockstep::zero {
+
+struct ShardingOptions {
+  /// Largest bucket. Smaller: less memory for gradients under way, more messages.
+  int64_t cap_bytes = int64_t{25} << 20;
+  /// Largest first bucket, small so that the first message leaves early.
+  int64_t first_cap_bytes = int64_t{1} << 20;
+  bool broadcast_buffers = true;
+};
+
+/// Which stretch of a flattened parameter a piece is.
+struct PieceOf {
+  at::Tensor parameter;
+  int64_t begin = 0;
+};
+
+/// ZeRO's stages 1 and 2: each rank owns an equal part of every bucket of parameters, has the
+/// gradients and the optimizer state of that part alone, and updates it; then all get the result.
+///
+/// Buckets hold parameters of one optimizer group, in reverse order of registration. A full bucket
+/// is reduce-scattered while backward still runs, in index order on every rank; what took no part
+/// counts as zero, and what took part on no rank has no gradient, so it is left alone as in data
+/// parallel. The model's own gradients are undefined after a backward that averages. Without
+/// averaging (`set_sync`) they stay whole on this rank, and are averaged with the next ones: the
+/// same numbers as data parallel's. With averaging in every micro-step, averages are added up in
+/// the shard.
+///
+/// Sends a step and rank (N-1)/N * (gradient + parameter) bytes, as an all-reduce does, and a byte
+/// a parameter. Memory: parameters whole; of gradients and state 1/N, and while backward runs the
+/// buckets that are under way.
+///
+/// Thread safety: none; one backward at a time. After: Rajbhandari et al., "ZeRO", SC 2020, with
+/// every bucket cut evenly instead of the whole model.
+class Sharding final : public GradientSync, public std::enable_shared_from_this<Sharding> {
+ public:
+  /// `groups`: parameters that the same options update. ConfigError unless each trainable parameter
+  /// is in one of them, or ranks' models differ. All get rank 0's values. Collective.
+  Sharding(
+      const NamedTensors& parameters,
+      const NamedTensors& buffers,
+      const std::vector<std::vector<at::Tensor>>& groups,
+      Group group,
+      const ShardingOptions& options);
+  /// Hooks the parameters; apart from construction because hooks refer to this weakly.
+  void watch();
+
+  void begin_backward() override;
+  void finish_backward() override;
+  void abandon_backward() noexcept override;
+  void set_sync(bool sync) override { sync_ = sync; }
+  void check_alive() const override { group_.check_alive(); }
+
+  /// The shards to update in place of the parameters: of each optimizer group, flat, with the
+  /// pieces of parameters that lie in each.
+  struct Shard {
+    at::Tensor values;
+    std::vector<at::Tensor> pieces;
+  };
+  const std::vector<std::vector<Shard>>& shards() const { return shards_; }
+  /// After an update of the shards: all ranks have all values. Collective. Throws CommError.
+  void gather_parameters();
+
+  /// All that are trained.
+  std::vector<at::Tensor> parameters() const { return tensors_of(parameters_); }
+  /// What this rank owns of `parameters`; of one that is not ours, itself.
+  std::vector<at::Tensor> pieces_of(const std::vector<at::Tensor>& parameters) const;
+  /// Which part of which parameter that is; null for a tensor that is no piece.
+  const PieceOf* parameter_of(const at::Tensor& piece) const;
+  const std::map<const at::TensorImpl*, PieceOf>& pieces() const { return piece_of_; }
+  /// Those of the shards, and what backward without averaging has left with the parameters.
+  void drop_gradients();
+  /// The norm over all ranks' pieces, of this rank's. Collective.
+  at::Tensor norm_over_ranks(const at::Tensor& own, double norm_type);
+
+  const Group& group() const { return group_; }
+
+ private:
+  void gradient_arrived(size_t index);
+  void start(size_t bucket);
+  void finish_locked();
+  void reset_backward();
+  std::vector<bool> present_anywhere();
+
+  Group group_;
+  NamedTensors parameters_;
+  std::vector<at::Tensor> buffers_;
+  std::vector<ShardedBucket> buckets_;
+  std::vector<std::vector<size_t>> members_;  ///< [bucket][slot] Which parameter lies there.
+  std::vector<size_t> bucket_of_;             ///< [parameter]
+  std::vector<std::vector<Shard>> shards_;
+  std::map<const at::TensorImpl*, PieceOf> piece_of_;
+  std::map<const at::TensorImpl*, std::vector<at::Tensor>> pieces_of_;
+  std::unique_ptr<BackwardHooks> hooks_;
+
+  std::mutex mutex_;  // Gradients of GPUs arrive on autograd's own threads.
+  bool sync_ = true;
+  bool expected_ = false;
+  bool in_backward_ = false;
+  std::vector<bool> present_;  ///< [parameter] This rank has a gradient, in this backward or kept.
+  std::vector<bool> arrived_;  ///< [parameter] In this backward.
+  std::vector<size_t> missing_;  ///< [bucket] Parameters that have not arrived.
+  size_t next_bucket_ = 0;
+};
+
+}  // namespace lockstep::zero

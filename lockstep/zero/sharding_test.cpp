@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/zero/sharding.h"
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/thread/ranks.h"
+
+namespace lockstep::zero {
+namespace {
+
+using ::testing::HasSubstr;
+
+at::Tensor leaf(at::IntArrayRef sizes, double first) {
+  const int64_t numel = c10::multiply_integers(sizes);
+  return (at::arange(numel, at::kDouble).to(at::kFloat) / 100 + first)
+      .reshape(sizes)
+      .set_requires_grad(true);
+}
+
+/// A model of three parameters, one of them frozen, in one optimizer group.
+struct Model {
+  at::Tensor a = leaf({30, 7}, 1);
+  at::Tensor b = leaf({11}, 2);
+  at::Tensor c = leaf({100}, 3);
+  at::Tensor frozen = leaf({4}, 4).set_requires_grad(false);
+  NamedTensors named() const { return {{"a", a}, {"b", b}, {"c", c}, {"frozen", frozen}}; }
+  std::vector<at::Tensor> trained() const { return {a, b, c}; }
+  at::Tensor loss(double factor) const {
+    return (a.square().sum() + b.square().sum() + c.square().sum()) * factor;
+  }
+};
+
+std::shared_ptr<Sharding> shard(
+    const Model& model, const Group& group, const ShardingOptions& options = {}) {
+  auto sharding = std::make_shared<Sharding>(
+      model.named(),
+      NamedTensors(),
+      std::vector<std::vector<at::Tensor>>{model.trained()},
+      group,
+      options);
+  sharding->watch();
+  return sharding;
+}
+
+void run_backward(Sharding& sharding, const at::Tensor& loss) {
+  sharding.begin_backward();
+  loss.backward();
+  sharding.finish_backward();
+}
+
+/// What all ranks' pieces have of a parameter, put together.
+at::Tensor whole(
+    Group& group, const Sharding& sharding, const at::Tensor& parameter, bool gradient) {
+  at::Tensor all = at::zeros({parameter.numel()});
+  for (const at::Tensor& piece : sharding.pieces_of({parameter})) {
+    const PieceOf& of = *sharding.parameter_of(piece);
+    all.narrow(0, of.begin, piece.numel()).copy_(gradient ? piece.grad() : piece.detach());
+  }
+  return group.all_reduce(all).wait().reshape(parameter.sizes());
+}
+
+TEST(Sharding, every_element_has_one_owner_and_its_value) {
+  for (const int64_t cap : {int64_t{1}, int64_t{25} << 20}) {
+    ranks(3, [cap](Group group) {
+      Model model;
+      const at::Tensor before = model.a.detach().clone();
+      const auto sharding = shard(model, group, {.cap_bytes = cap, .first_cap_bytes = cap});
+      EXPECT_TRUE(at::equal(model.a, before));
+      for (const at::Tensor& parameter : model.trained()) {
+        EXPECT_TRUE(at::equal(whole(group, *sharding, parameter, false), parameter));
+        EXPECT_LE(sharding->pieces_of({parameter}).size(), 1U);
+      }
+      EXPECT_EQ(sharding->parameter_of(model.a), nullptr);
+    });
+  }
+}
+
+TEST(Sharding, pieces_have_the_average_and_parameters_none) {
+  ranks(3, [](Group group) {
+    Model model;
+    const auto sharding = shard(model, group);
+    run_backward(*sharding, model.loss(group.rank() + 1));  // Factors 1, 2, 3: 2 in the mean.
+    for (const at::Tensor& parameter : model.trained()) {
+      EXPECT_FALSE(parameter.grad().defined());
+      EXPECT_TRUE(
+          at::allclose(whole(group, *sharding, parameter, true), 4 * parameter.detach(), 1e-6));
+    }
+  });
+}
+
+TEST(Sharding, averages_add_up_in_the_shard_and_local_gradients_are_taken_along) {
+  ranks(2, [](Group group) {
+    Model model;
+    const auto sharding = shard(model, group);
+    run_backward(*sharding, model.loss(1));
+    run_backward(*sharding, model.loss(2));
+    EXPECT_TRUE(at::allclose(whole(group, *sharding, model.a, true), 6 * model.a.detach(), 1e-6));
+    sharding->drop_gradients();
+    sharding->set_sync(false);
+    run_backward(*sharding, model.loss(group.rank()));
+    EXPECT_TRUE(model.a.grad().defined());
+    sharding->set_sync(true);
+    run_backward(*sharding, model.loss(1));
+    EXPECT_TRUE(at::allclose(whole(group, *sharding, model.a, true), 3 * model.a.detach(), 1e-6));
+  });
+}
+
+TEST(Sharding, what_took_part_on_no_rank_has_no_gradient_and_on_one_rank_zeros_elsewhere) {
+  ranks(2, [](Group group) {
+    Model model;
+    const auto sharding = shard(model, group, {.cap_bytes = 1, .first_cap_bytes = 1});
+    at::Tensor loss = model.a.sum();
+    if (group.rank() == 1) {
+      loss = loss + model.c.sum();
+    }
+    run_backward(*sharding, loss);
+    for (const at::Tensor& piece : sharding->pieces_of({model.b})) {
+      EXPECT_FALSE(piece.grad().defined());
+    }
+    EXPECT_TRUE(at::equal(whole(group, *sharding, model.c, true), at::full({100}, 0.5)));
+  });
+}
+
+TEST(Sharding, a_rank_whose_loss_reaches_nothing_gives_zeros) {
+  ranks(2, [](Group group) {
+    Model model;
+    const auto sharding = shard(model, group);
+    sharding->begin_backward();
+    if (group.rank() == 0) {
+      model.loss(1).backward();
+    }
+    sharding->finish_backward();
+    EXPECT_TRUE(at::allclose(whole(group, *sharding, model.b, true), model.b.detach(), 1e-6));
+  });
+}
+
+TEST(Sharding, an_update_of_the_pieces_reaches_all_ranks) {
+  ranks(3, [](Group group) {
+    Model model;
+    const auto sharding = shard(model, group);
+    const at::Tensor before = model.a.detach().clone();
+    const auto version = model.a._version();
+    {
+      const c10::AutoGradMode no_grad(false);
+      for (at::Tensor& piece : sharding->pieces_of(model.trained())) {
+        piece.add_(1);
+      }
+    }
+    sharding->gather_parameters();
+    EXPECT_TRUE(at::equal(model.a, before + 1));
+    EXPECT_GT(model.a._version(), version);
+  });
+}
+
+TEST(Sharding, the_norm_is_that_of_all_pieces) {
+  ranks(2, [](Group group) {
+    Model model;
+    const auto sharding = shard(model, group);
+    const at::Tensor own = at::full({}, group.rank() == 0 ? 3.0 : 4.0);
+    EXPECT_EQ(sharding->norm_over_ranks(own, 2).item<double>(), 5);
+    EXPECT_EQ(sharding->norm_over_ranks(own, 1).item<double>(), 7);
+    EXPECT_EQ(sharding->norm_over_ranks(own, INFINITY).item<double>(), 4);
+  });
+}
+
+TEST(Sharding, says_which_parameter_no_optimizer_trains) {
+  ranks(2, [](Group group) {
+    Model model;
+    try {
+      Sharding(model.named(), NamedTensors(), {{model.a, model.b}}, std::move(group), {});
+      FAIL() << "nobody trains c";
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("c is trained by no optimizer"));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::zero
