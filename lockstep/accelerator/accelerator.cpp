@@ -13,6 +13,7 @@
 #include <ATen/Parallel.h>
 
 #include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/accelerator/either_variable.h"
 #include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/keep_memory.h"
@@ -34,17 +35,6 @@ void share_cores(const WorldSpec& world) {
   const int cores = available_cores();
   const int share = static_cast<int>(std::thread::hardware_concurrency()) / world.local_size;
   at::set_num_threads(cores > share ? std::max(1, cores / world.local_size) : cores);
-}
-
-/// LOCKSTEP_<name>, or else ACCELERATE_<name>.
-std::optional<std::string> either_text(const Environment& environment, const std::string& name) {
-  auto ours = environment.text("LOCKSTEP_" + name);
-  return ours ? ours : environment.text("ACCELERATE_" + name);
-}
-
-std::optional<bool> either_boolean(const Environment& environment, const std::string& name) {
-  const auto ours = environment.boolean("LOCKSTEP_" + name);
-  return ours ? ours : environment.boolean("ACCELERATE_" + name);
 }
 
 GradientAccumulationPlugin accumulation_of(

@@ -6,6 +6,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/accelerator/either_variable.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 
@@ -13,10 +14,8 @@ namespace lockstep {
 
 void Accelerator::choose_device() {
   State& state = *state_;
-  const Environment environment = Environment::process();
-  const auto told = environment.boolean("LOCKSTEP_USE_CPU");
-  const bool cpu = state.options.cpu.value_or(
-      told ? *told : environment.boolean("ACCELERATE_USE_CPU").value_or(false));
+  const bool cpu =
+      state.options.cpu.value_or(either_boolean(Environment::process(), "USE_CPU").value_or(false));
   const auto type = cpu ? std::nullopt : at::getAccelerator();
   const int count = type ? at::accelerator::deviceCount() : 0;
   if (count == 0) {

@@ -18,16 +18,16 @@ void add_sharded_optimizer(
     const zero::Sharding& sharding,
     const ParameterName& names) {
   // A rank has one piece of a parameter at most, so its name is the parameter's here.
-  std::map<std::string, zero::PieceOf> pieces;
+  std::map<std::string, zero::Piece> pieces;
   const ParameterName name_of = [&](const at::Tensor& piece) {
     std::string name = names(piece);
-    pieces[name] = *sharding.parameter_of(piece);
+    pieces[name] = *sharding.piece_with(piece);
     return name;
   };
   NamedTensors own;
   checkpoint::Slices slices;
   for (NamedTensor& item : optimizer_tensors(optimizer, name_of)) {
-    const zero::PieceOf& piece = pieces.at(item.name.substr(0, item.name.rfind('.')));
+    const zero::Piece& piece = pieces.at(item.name.substr(0, item.name.rfind('.')));
     if (item.tensor.dim() == 1) {
       slices[item.name] = {.shape = piece.parameter.sizes().vec(), .begin = piece.begin};
     } else if (piece.begin > 0) {
@@ -53,16 +53,14 @@ NamedTensors own_slices(
     NamedTensors saved, const zero::Sharding& sharding, const ParameterName& names) {
   struct Known {
     at::Tensor parameter;
-    const zero::PieceOf* piece = nullptr;  ///< Null: other ranks own all of it.
-    int64_t numel = 0;
+    const zero::Piece* piece = nullptr;  ///< Null: other ranks own all of it.
   };
   std::map<std::string, Known> known;
   for (const at::Tensor& parameter : sharding.parameters()) {
     known[names(parameter)].parameter = parameter;
-    for (const at::Tensor& piece : sharding.pieces_of({parameter})) {
-      known[names(parameter)].piece = sharding.parameter_of(piece);
-      known[names(parameter)].numel = piece.numel();
-    }
+  }
+  for (const auto& [values, piece] : sharding.pieces()) {
+    known[names(piece.parameter)].piece = &piece;
   }
   NamedTensors own;
   for (NamedTensor& item : saved) {
@@ -74,8 +72,8 @@ NamedTensors own_slices(
       continue;
     }
     if (shaped && item.name.substr(item.name.rfind('.') + 1) != "step") {
-      item.tensor =
-          item.tensor.reshape({-1}).narrow(0, found->second.piece->begin, found->second.numel);
+      const zero::Piece& piece = *found->second.piece;
+      item.tensor = item.tensor.reshape({-1}).narrow(0, piece.begin, piece.values.numel());
     }
     own.push_back(std::move(item));
   }

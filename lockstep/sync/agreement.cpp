@@ -17,6 +17,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/bytes.h"
+#include "lockstep/flat/coalesce.h"
 
 namespace lockstep {
 namespace {
@@ -121,6 +122,17 @@ NamedTensors held_everywhere(Group& group, const NamedTensors& tensors) {
     everywhere.push_back(item);
   }
   return everywhere;
+}
+
+std::vector<at::Tensor> start_alike(
+    Group& group, const NamedTensors& parameters, const NamedTensors& buffers) {
+  check_same_on_all_ranks(group, parameters, "parameter");
+  check_same_on_all_ranks(group, buffers, "buffer");
+  std::vector<at::Tensor> everything = tensors_of(parameters);
+  const std::vector<at::Tensor> all_buffers = tensors_of(buffers);
+  everything.insert(everything.end(), all_buffers.begin(), all_buffers.end());
+  flat::broadcast_coalesced(group, everything);
+  return everything;
 }
 
 }  // namespace lockstep

@@ -17,4 +17,9 @@ void check_same_on_all_ranks(Group& group, const NamedTensors& tensors, const st
 /// hold the same, of the names besides when not. Collective.
 NamedTensors held_everywhere(Group& group, const NamedTensors& tensors);
 
+/// Gives all ranks rank 0's parameters and buffers, once these were found to be the same kind
+/// everywhere; see check_same_on_all_ranks. Returns all of them. Collective.
+std::vector<at::Tensor> start_alike(
+    Group& group, const NamedTensors& parameters, const NamedTensors& buffers);
+
 }  // namespace lockstep

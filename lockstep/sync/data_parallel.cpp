@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/flat/coalesce.h"
 #include "lockstep/sync/agreement.h"
 #include "lockstep/sync/reducer.h"
 
@@ -27,15 +26,10 @@ DataParallel::DataParallel(
             options.first_cap_bytes));
   }
   check_options(options.comm_hook);
-  check_same_on_all_ranks(group, parameters, "parameter");
-  check_same_on_all_ranks(group, buffers, "buffer");
-  everything_ = tensors_of(parameters);
-  const std::vector<at::Tensor> all_buffers = tensors_of(buffers);
-  everything_.insert(everything_.end(), all_buffers.begin(), all_buffers.end());
-  flat::broadcast_coalesced(group, everything_);
+  everything_ = start_alike(group, parameters, buffers);
   reducer_ = std::make_shared<Reducer>(
       parameters,
-      options.broadcast_buffers ? all_buffers : std::vector<at::Tensor>(),
+      options.broadcast_buffers ? tensors_of(buffers) : std::vector<at::Tensor>(),
       std::move(group),
       options);
   reducer_->watch();

@@ -49,29 +49,32 @@ ShardedBucket::ShardedBucket(
   }
 }
 
-at::Tensor ShardedBucket::gradient_of(size_t slot) const {
+at::Tensor ShardedBucket::whole_gradient(size_t slot) {
+  if (!gradients_.defined()) {
+    gradients_ = at::empty(values_.sizes(), values_.options());
+  }
   return gradients_.narrow(0, slots_[slot].offset, slots_[slot].numel);
+}
+
+at::Tensor ShardedBucket::shard_gradient(const Piece& piece) const {
+  return shard_gradient_.narrow(
+      0, piece.values.storage_offset() - shard_.storage_offset(), piece.values.numel());
 }
 
 void ShardedBucket::take_gradient(size_t slot) {
   at::Tensor& gradient = parameters_[slot].mutable_grad();
-  if (!gradients_.defined()) {
-    gradients_ = at::empty(values_.sizes(), values_.options());
-  }
-  gradient_of(slot).view(gradient.sizes()).copy_(gradient);
+  whole_gradient(slot).view(gradient.sizes()).copy_(gradient);
   gradient.reset();
   taken_[slot] = true;
 }
 
 void ShardedBucket::start_reduce(Group& group) {
-  if (!gradients_.defined()) {
-    gradients_ = at::empty(values_.sizes(), values_.options());
-  }
   int64_t end = 0;  // Of what has values; the gaps between travel, too.
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
+    const at::Tensor gradient = whole_gradient(slot);
     gradients_.narrow(0, end, slots_[slot].offset - end).zero_();
     if (!taken_[slot]) {
-      gradient_of(slot).zero_();
+      gradient.zero_();
     }
     end = slots_[slot].offset + slots_[slot].numel;
   }
@@ -91,21 +94,17 @@ void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
   if (std::none_of(pieces_.begin(), pieces_.end(), has_gradient)) {
     std::swap(shard_gradient_, reduced_);
   } else {
-    for (size_t i = 0; i < pieces_.size(); ++i) {
-      if (!has_gradient(pieces_[i])) {  // Dropped since: what is there still is of before.
-        const at::Tensor& values = pieces_[i].values;
-        shard_gradient_.narrow(0, values.storage_offset() - shard_.storage_offset(), values.numel())
-            .zero_();
+    for (const Piece& piece : pieces_) {
+      if (!has_gradient(piece)) {  // Dropped since: what is there still is of before.
+        shard_gradient(piece).zero_();
       }
     }
     shard_gradient_.add_(reduced_);
     reduced_.reset();
   }
   for (size_t i = 0; i < pieces_.size(); ++i) {
-    const at::Tensor& values = pieces_[i].values;
     if (anywhere[slot_of_piece_[i]] || has_gradient(pieces_[i])) {
-      values.mutable_grad() = shard_gradient_.narrow(
-          0, values.storage_offset() - shard_.storage_offset(), values.numel());
+      pieces_[i].values.mutable_grad() = shard_gradient(pieces_[i]);
     }
   }
 }

@@ -54,7 +54,10 @@ class ShardedBucket {
   Pending start_gather(Group& group);
 
  private:
-  at::Tensor gradient_of(size_t slot) const;
+  /// Where the gradient of a slot lies in the whole bucket's, which is made if there is none.
+  at::Tensor whole_gradient(size_t slot);
+  /// Where that of a piece lies in the shard's.
+  at::Tensor shard_gradient(const Piece& piece) const;
 
   std::vector<flat::Slot> slots_;
   std::vector<at::Tensor> parameters_;  ///< [slot]

@@ -70,14 +70,9 @@ Sharding::Sharding(
             options.cap_bytes,
             options.first_cap_bytes));
   }
-  check_same_on_all_ranks(group_, parameters, "parameter");
-  check_same_on_all_ranks(group_, buffers, "buffer");
-  std::vector<at::Tensor> everything = tensors_of(parameters);
-  buffers_ = tensors_of(buffers);
-  everything.insert(everything.end(), buffers_.begin(), buffers_.end());
-  flat::broadcast_coalesced(group_, everything);
-  if (!options.broadcast_buffers) {
-    buffers_.clear();
+  start_alike(group_, parameters, buffers);
+  if (options.broadcast_buffers) {
+    buffers_ = tensors_of(buffers);
   }
   for (const NamedTensors& items : by_group(trainable(parameters), groups)) {
     const std::vector<at::Tensor> tensors = tensors_of(items);
@@ -95,7 +90,7 @@ Sharding::Sharding(
       Shard& shard = shards.emplace_back(Shard{bucket.shard(), {}});
       for (const Piece& piece : bucket.pieces()) {
         shard.pieces.push_back(piece.values);
-        piece_of_[piece.values.unsafeGetTensorImpl()] = {piece.parameter, piece.begin};
+        piece_with_[piece.values.unsafeGetTensorImpl()] = piece;
         pieces_of_[piece.parameter.unsafeGetTensorImpl()].push_back(piece.values);
       }
     }
@@ -272,9 +267,9 @@ std::vector<at::Tensor> Sharding::pieces_of(const std::vector<at::Tensor>& param
   return all;
 }
 
-const PieceOf* Sharding::parameter_of(const at::Tensor& piece) const {
-  const auto found = piece_of_.find(piece.unsafeGetTensorImpl());
-  return found == piece_of_.end() ? nullptr : &found->second;
+const Piece* Sharding::piece_with(const at::Tensor& values) const {
+  const auto found = piece_with_.find(values.unsafeGetTensorImpl());
+  return found == piece_with_.end() ? nullptr : &found->second;
 }
 
 at::Tensor Sharding::norm_over_ranks(const at::Tensor& own, double norm_type) {

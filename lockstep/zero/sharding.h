@@ -24,12 +24,6 @@ struct ShardingOptions {
   bool broadcast_buffers = true;
 };
 
-/// Which stretch of a flattened parameter a piece is.
-struct PieceOf {
-  at::Tensor parameter;
-  int64_t begin = 0;
-};
-
 /// ZeRO's stages 1 and 2: each rank owns an equal part of every bucket of parameters, has the
 /// gradients and the optimizer state of that part alone, and updates it; then all get the result.
 ///
@@ -80,9 +74,10 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   std::vector<at::Tensor> parameters() const { return tensors_of(parameters_); }
   /// What this rank owns of `parameters`; of one that is not ours, itself.
   std::vector<at::Tensor> pieces_of(const std::vector<at::Tensor>& parameters) const;
-  /// Which part of which parameter that is; null for a tensor that is no piece.
-  const PieceOf* parameter_of(const at::Tensor& piece) const;
-  const std::map<const at::TensorImpl*, PieceOf>& pieces() const { return piece_of_; }
+  /// The piece whose values these are; null for a tensor that is none.
+  const Piece* piece_with(const at::Tensor& values) const;
+  /// This rank's, by their values.
+  const std::map<const at::TensorImpl*, Piece>& pieces() const { return piece_with_; }
   /// Those of the shards, and what backward without averaging has left with the parameters.
   void drop_gradients();
   /// The norm over all ranks' pieces, of this rank's. Collective.
@@ -104,7 +99,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   std::vector<std::vector<size_t>> members_;  ///< [bucket][slot] Which parameter lies there.
   std::vector<size_t> bucket_of_;             ///< [parameter]
   std::vector<std::vector<Shard>> shards_;
-  std::map<const at::TensorImpl*, PieceOf> piece_of_;
+  std::map<const at::TensorImpl*, Piece> piece_with_;
   std::map<const at::TensorImpl*, std::vector<at::Tensor>> pieces_of_;
   std::unique_ptr<BackwardHooks> hooks_;
 

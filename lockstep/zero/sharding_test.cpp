@@ -62,7 +62,7 @@ at::Tensor whole(
     Group& group, const Sharding& sharding, const at::Tensor& parameter, bool gradient) {
   at::Tensor all = at::zeros({parameter.numel()});
   for (const at::Tensor& piece : sharding.pieces_of({parameter})) {
-    const PieceOf& of = *sharding.parameter_of(piece);
+    const Piece& of = *sharding.piece_with(piece);
     all.narrow(0, of.begin, piece.numel()).copy_(gradient ? piece.grad() : piece.detach());
   }
   return group.all_reduce(all).wait().reshape(parameter.sizes());
@@ -79,7 +79,7 @@ TEST(Sharding, every_element_has_one_owner_and_its_value) {
         EXPECT_TRUE(at::equal(whole(group, *sharding, parameter, false), parameter));
         EXPECT_LE(sharding->pieces_of({parameter}).size(), 1U);
       }
-      EXPECT_EQ(sharding->parameter_of(model.a), nullptr);
+      EXPECT_EQ(sharding->piece_with(model.a), nullptr);
     });
   }
 }
