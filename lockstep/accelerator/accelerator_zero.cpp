@@ -52,15 +52,22 @@ void Accelerator::check_zero() const {
   if (!options.zero) {
     return;
   }
-  if (options.zero->stage == 3) {
-    throw ConfigError("zero", "stage 3 is not there yet; got 3, expected 1 or 2");
-  }
   if (options.zero->stage < 1 || options.zero->stage > 3) {
     throw ConfigError(
         "zero",
         fmt::format(
-            "no such stage; got {}, expected 1 or 2; leave zero unset for data parallel",
+            "no such stage; got {}, expected 1, 2 or 3; leave zero unset for data parallel",
             options.zero->stage));
+  }
+  if (options.zero->stage3_max_live_parameters.value_or(0) < 0 ||
+      options.zero->stage3_param_persistence_threshold < 0) {
+    throw ConfigError(
+        "zero",
+        fmt::format(
+            "numbers of elements cannot be negative; got stage3_max_live_parameters={}, "
+            "stage3_param_persistence_threshold={}",
+            options.zero->stage3_max_live_parameters.value_or(0),
+            options.zero->stage3_param_persistence_threshold));
   }
   if (options.shared_parameters) {
     throw ConfigError(
@@ -121,7 +128,12 @@ void Accelerator::shard_parameters() {
           .cap_bytes = plugin.bucket_cap_bytes,
           .first_cap_bytes =
               std::min(plugin.bucket_cap_bytes, zero::ShardingOptions().first_cap_bytes),
-          .broadcast_buffers = state.options.data_parallel.broadcast_buffers});
+          .broadcast_buffers = state.options.data_parallel.broadcast_buffers,
+          .residence = plugin.stage == 3 ? zero::Residence::kPaged : zero::Residence::kKept,
+          .keep_up_to_elements = plugin.stage3_param_persistence_threshold,
+          .pager = {
+              .max_live_elements = plugin.stage3_max_live_parameters,
+              .prefetch = plugin.stage3_prefetch}});
   flat->update_instead(pieces_of(*state.sharding));
   optimizer.set_sharding(state.sharding);
   model.sync = state.sharding;

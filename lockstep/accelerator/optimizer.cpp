@@ -23,10 +23,17 @@ struct Optimizer::State {
   std::shared_ptr<zero::Sharding> sharding = nullptr;
 
   at::Tensor update(const std::function<at::Tensor()>& closure = nullptr) const {
-    at::Tensor loss = inner->step(closure);
-    if (sharding) {
-      sharding->gather_parameters();
+    if (!sharding) {
+      return inner->step(closure);
     }
+    sharding->settle_parameters();
+    const auto settling = [&] {
+      at::Tensor loss = closure();
+      sharding->settle_parameters();  // What it brought will be old.
+      return loss;
+    };
+    at::Tensor loss = closure ? inner->step(settling) : inner->step();
+    sharding->gather_parameters();
     return loss;
   }
 };

@@ -46,9 +46,18 @@ struct ZeroPlugin {
   /// 1: optimizer state, and gradients from one backward that averages to the update. Micro-steps
   /// that only accumulate keep whole gradients and send nothing.
   /// 2: gradients always; each micro-step averages its own, and they are added up in parts.
+  /// 3: parameters too, frozen ones included: they come when an operation touches them.
   int stage = 2;
-  /// Largest bucket of gradients that travels at a time; smaller ones take less memory.
+  /// Largest bucket of gradients that travels at a time; smaller ones take less memory. In stage 3
+  /// a bucket's parameters come and go together.
   int64_t bucket_cap_bytes = int64_t{25} << 20;
+  /// Stage 3: most elements of parameters that are whole at a time, unless one operation wants
+  /// more. None: as many as the three largest buckets have.
+  std::optional<int64_t> stage3_max_live_parameters = std::nullopt;
+  /// Stage 3: parameters of up to so many elements are whole all the time.
+  int64_t stage3_param_persistence_threshold = 0;
+  /// Stage 3: start to bring the bucket that came next the last time before it is needed.
+  bool stage3_prefetch = true;
 };
 
 struct AutocastOptions {

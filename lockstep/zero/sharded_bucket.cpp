@@ -14,6 +14,12 @@ namespace {
 // A shard begins on a cache line, and is made of whole vectors of any dtype.
 constexpr int64_t kGrain = 64;
 
+constexpr const char* kUntouchable =
+    "[zero] this parameter's values are not here: under ZeRO stage 3 each rank has a part of them, "
+    "and operations bring them together, but its memory was read past all operations (data_ptr, "
+    "accessor, serialisation); do that within Accelerator::with_gathered_parameters, or save with "
+    "save_model or save_state";
+
 int64_t shard_length(int64_t numel, int size) {
   const int64_t each = (numel + size - 1) / size;
   return (each + kGrain - 1) / kGrain * kGrain;
@@ -22,27 +28,47 @@ int64_t shard_length(int64_t numel, int size) {
 }  // namespace
 
 ShardedBucket::ShardedBucket(
-    const flat::BucketPlan& plan, const std::vector<at::Tensor>& parameters, const Group& group)
+    const flat::BucketPlan& plan,
+    const std::vector<at::Tensor>& parameters,
+    const Group& group,
+    Residence residence)
     : slots_(plan.slots), taken_(plan.slots.size(), false) {
   const c10::AutoGradMode no_grad(false);
-  const int64_t length = shard_length(plan.numel, group.size());
+  const int64_t part = shard_length(plan.numel, group.size());
+  length_ = part * group.size();
+  first_ = part * group.rank();
   const at::TensorOptions options = parameters[slots_[0].parameter].detach().options();
-  values_ = group.empty({length * group.size()}, options).zero_();
-  shard_ = values_.narrow(0, length * group.rank(), length);
-  const int64_t first = length * group.rank();
+  if (residence == Residence::kPaged) {
+    paged_ = std::make_unique<PagedBuffer>(length_, options, kUntouchable);
+    shard_ = group.empty({part}, options).zero_();
+  } else {
+    values_ = group.empty({length_}, options).zero_();
+    shard_ = values_.narrow(0, first_, part);
+  }
   for (size_t i = 0; i < slots_.size(); ++i) {
     const flat::Slot& slot = slots_[i];
     at::Tensor parameter = parameters[slot.parameter];
-    const at::Tensor place = values_.narrow(0, slot.offset, slot.numel).view(parameter.sizes());
-    place.copy_(parameter);
-    parameter.set_data(place);
-    parameters_.push_back(parameter);
-    const int64_t begin = std::max(slot.offset, first);
-    const int64_t end = std::min(slot.offset + slot.numel, first + length);
+    const int64_t begin = std::max(slot.offset, first_);
+    const int64_t end = std::min(slot.offset + slot.numel, first_ + part);
+    at::Tensor own;
     if (begin < end) {
+      own = shard_.narrow(0, begin - first_, end - begin);
+    }
+    if (paged_) {
+      if (own.defined()) {
+        own.copy_(parameter.reshape({-1}).narrow(0, begin - slot.offset, end - begin));
+      }
+      parameter.set_data(paged_->view(slot.offset, parameter.sizes()));
+    } else {
+      const at::Tensor place = values_.narrow(0, slot.offset, slot.numel).view(parameter.sizes());
+      place.copy_(parameter);
+      parameter.set_data(place);
+    }
+    parameters_.push_back(parameter);
+    if (own.defined()) {
       // A leaf of its own: views of what requires gradients could not be updated.
-      const at::Tensor values = values_.narrow(0, begin, end - begin).variable_data();
-      values.set_requires_grad(true);
+      const at::Tensor values = own.variable_data();
+      values.set_requires_grad(parameter.requires_grad());
       pieces_.push_back({parameter, begin - slot.offset, values});
       slot_of_piece_.push_back(i);
     }
@@ -51,7 +77,7 @@ ShardedBucket::ShardedBucket(
 
 at::Tensor ShardedBucket::whole_gradient(size_t slot) {
   if (!gradients_.defined()) {
-    gradients_ = at::empty(values_.sizes(), values_.options());
+    gradients_ = at::empty({length_}, shard_.options());
   }
   return gradients_.narrow(0, slots_[slot].offset, slots_[slot].numel);
 }
@@ -85,10 +111,16 @@ void ShardedBucket::start_reduce(Group& group) {
   pending_ = group.reduce_scatter_into(reduced_, gradients_, ReduceOp::kAvg);
 }
 
+void ShardedBucket::wait_reduce() {
+  if (pending_) {
+    pending_->wait();
+    pending_.reset();
+    gradients_.reset();
+  }
+}
+
 void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
-  pending_->wait();
-  pending_.reset();
-  gradients_.reset();
+  wait_reduce();
   taken_.assign(slots_.size(), false);
   const auto has_gradient = [](const Piece& piece) { return piece.values.grad().defined(); };
   if (std::none_of(pieces_.begin(), pieces_.end(), has_gradient)) {
@@ -123,11 +155,18 @@ void ShardedBucket::abandon(bool wait) noexcept {
   taken_.assign(slots_.size(), false);
 }
 
-Pending ShardedBucket::start_gather(Group& group) {
+void ShardedBucket::bump_versions() {
   for (const at::Tensor& parameter : parameters_) {
-    parameter.unsafeGetTensorImpl()->bump_version();  // Autograd must notice.
+    parameter.unsafeGetTensorImpl()->bump_version();
   }
-  return group.all_gather_into(values_, shard_);
+}
+
+Pending ShardedBucket::start_gather(Group& group) {
+  return group.all_gather_into(values(), shard_);
+}
+
+void ShardedBucket::write_back() {
+  shard_.copy_(paged_->values().narrow(0, first_, shard_.numel()));
 }
 
 }  // namespace lockstep::zero

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -10,6 +11,7 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/flat/layout.h"
+#include "lockstep/zero/pager.h"
 
 namespace lockstep::zero {
 
@@ -20,40 +22,63 @@ struct Piece {
   at::Tensor values;     ///< 1-D and a leaf; a view of the bucket's shard. What is updated.
 };
 
+/// What becomes of a bucket's values, all of which are in use now and then.
+enum class Residence {
+  kKept,  ///< Every rank has them all the time.
+  kPaged  ///< They come when an operation touches them, and go again: stage 3.
+};
+
 /// Some parameters in one flat buffer, of which each rank owns an equal part, its shard.
 ///
-/// Laying out moves the parameters' memory, row by row whatever their strides were. All ranks hold
-/// all values; gradients are held whole between the first that arrives and the reduce-scatter, and
-/// after it only the shard's.
+/// Laying out moves the parameters' memory, row by row whatever their strides were. Gradients are
+/// held whole between the first that arrives and the end of the reduce-scatter, and after it only
+/// the shard's.
 ///
-/// Memory: parameters; a shard of gradients; a bucket of gradients while they are under way.
-/// Thread safety: none.
-class ShardedBucket {
+/// Memory: parameters, or, if paged, a shard of them and all while a Pager says so; a shard of
+/// gradients; a bucket of gradients while they are under way. Thread safety: none.
+class ShardedBucket final : public Pageable {
  public:
-  /// `plan`: of `parameters`, as flat::plan_buckets makes it.
+  /// `plan`: of `parameters`, as flat::plan_buckets makes it. Where parameters are frozen there are
+  /// no gradients.
   ShardedBucket(
-      const flat::BucketPlan& plan, const std::vector<at::Tensor>& parameters, const Group& group);
+      const flat::BucketPlan& plan,
+      const std::vector<at::Tensor>& parameters,
+      const Group& group,
+      Residence residence);
 
   const std::vector<flat::Slot>& slots() const { return slots_; }
   const std::vector<Piece>& pieces() const { return pieces_; }
-  /// All values, and those of this rank's shard.
-  const at::Tensor& values() const { return values_; }
+  bool is_paged() const { return paged_ != nullptr; }
+  /// The values of this rank's shard.
   const at::Tensor& shard() const { return shard_; }
 
   /// Takes what autograd has put into the gradient of a slot's parameter, which is undefined then.
   void take_gradient(size_t slot);
   /// Starts to average: what was not taken counts as zero.
   void start_reduce(Group& group);
+  /// Whether `wait_reduce` would return at once.
+  bool is_reduced() const { return !pending_ || pending_->done(); }
+  /// Returns when the average is there; the memory of the whole gradients is given back. Throws
+  /// CommError.
+  void wait_reduce();
   /// Adds the average to the shard's gradient, and gives it to the pieces of those slots of which
   /// any rank had a gradient. Throws CommError.
   void finish_reduce(const std::vector<bool>& anywhere);
   /// Forgets what was started; with `wait`, once nothing is under way any more.
   void abandon(bool wait) noexcept;
 
+  /// Autograd must notice that values are about to change.
+  void bump_versions();
   /// Starts to bring all shards' values together. Collective.
-  Pending start_gather(Group& group);
+  Pending start_gather(Group& group) override;
+  /// If paged: what was written to the parameters is taken into the shard.
+  void write_back() override;
+  /// Only of one that is paged.
+  PagedBuffer& buffer() override { return *paged_; }
 
  private:
+  /// All values: of one that is paged, only to be touched while they are there.
+  const at::Tensor& values() const { return paged_ ? paged_->values() : values_; }
   /// Where the gradient of a slot lies in the whole bucket's, which is made if there is none.
   at::Tensor whole_gradient(size_t slot);
   /// Where that of a piece lies in the shard's.
@@ -61,8 +86,11 @@ class ShardedBucket {
 
   std::vector<flat::Slot> slots_;
   std::vector<at::Tensor> parameters_;  ///< [slot]
-  at::Tensor values_;
+  std::unique_ptr<PagedBuffer> paged_;
+  at::Tensor values_;  ///< Unless paged.
   at::Tensor shard_;
+  int64_t first_ = 0;  ///< Where the shard begins.
+  int64_t length_ = 0;  ///< Of the bucket, what pads the shards included.
   std::vector<Piece> pieces_;
   std::vector<size_t> slot_of_piece_;
   at::Tensor gradients_;       ///< Of all; undefined most of the time.

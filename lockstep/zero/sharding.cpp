@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -19,6 +20,9 @@
 
 namespace lockstep::zero {
 namespace {
+
+/// Buckets whose whole gradients exist at a time: one is filled, one travels, one may wait.
+constexpr size_t kUnderWay = 3;
 
 /// The trainable parameters, group by group, those of one group in their order in the model.
 std::vector<NamedTensors> by_group(
@@ -74,33 +78,83 @@ Sharding::Sharding(
   if (options.broadcast_buffers) {
     buffers_ = tensors_of(buffers);
   }
+  const bool paged = options.residence == Residence::kPaged;
+  if (paged) {
+    reduce_group_ = group_.split(0);
+    pager_ = std::make_unique<Pager>(group_, options.pager);
+  } else {
+    reduce_group_ = group_;
+  }
   for (const NamedTensors& items : by_group(trainable(parameters), groups)) {
-    const std::vector<at::Tensor> tensors = tensors_of(items);
-    const size_t before = parameters_.size();
-    bucket_of_.resize(before + items.size());
-    std::vector<Shard>& shards = shards_.emplace_back();
-    for (const flat::BucketPlan& plan :
-         flat::plan_buckets(tensors, options.cap_bytes, options.first_cap_bytes)) {
-      std::vector<size_t>& members = members_.emplace_back();
-      for (const flat::Slot& slot : plan.slots) {
-        members.push_back(before + static_cast<size_t>(slot.parameter));
-        bucket_of_[members.back()] = buckets_.size();
-      }
-      const ShardedBucket& bucket = buckets_.emplace_back(plan, tensors, group_);
-      Shard& shard = shards.emplace_back(Shard{bucket.shard(), {}});
-      for (const Piece& piece : bucket.pieces()) {
-        shard.pieces.push_back(piece.values);
-        piece_with_[piece.values.unsafeGetTensorImpl()] = piece;
-        pieces_of_[piece.parameter.unsafeGetTensorImpl()].push_back(piece.values);
-      }
+    shards_.emplace_back();
+    NamedTensors kept;
+    NamedTensors comes_and_goes;
+    for (const NamedTensor& item : items) {
+      const bool page = paged && item.tensor.numel() > options.keep_up_to_elements;
+      (page ? comes_and_goes : kept).push_back(item);
     }
-    parameters_.insert(parameters_.end(), items.begin(), items.end());
+    lay_out(comes_and_goes, options, Residence::kPaged);
+    lay_out(kept, options, Residence::kKept);
+  }
+  if (paged) {
+    page_frozen(parameters, options);
   }
   for (const NamedTensor& item : parameters_) {
     pieces_of_.try_emplace(item.tensor.unsafeGetTensorImpl());  // Others may own all of it.
   }
   present_.assign(parameters_.size(), false);
   reset_backward();
+}
+
+void Sharding::lay_out(
+    const NamedTensors& items, const ShardingOptions& options, Residence residence) {
+  const std::vector<at::Tensor> tensors = tensors_of(items);
+  const size_t before = parameters_.size();
+  bucket_of_.resize(before + items.size());
+  for (const flat::BucketPlan& plan :
+       flat::plan_buckets(tensors, options.cap_bytes, options.first_cap_bytes)) {
+    std::vector<size_t>& members = members_.emplace_back();
+    for (const flat::Slot& slot : plan.slots) {
+      members.push_back(before + static_cast<size_t>(slot.parameter));
+      bucket_of_[members.back()] = buckets_.size();
+    }
+    buckets_.push_back(std::make_unique<ShardedBucket>(plan, tensors, group_, residence));
+    ShardedBucket& bucket = *buckets_.back();
+    if (residence == Residence::kPaged) {
+      pager_->add(bucket, items[static_cast<size_t>(plan.slots.back().parameter)].name);
+    }
+    Shard& shard = shards_.back().emplace_back(Shard{bucket.shard(), {}});
+    for (const Piece& piece : bucket.pieces()) {
+      shard.pieces.push_back(piece.values);
+    }
+    note_pieces(bucket);
+  }
+  parameters_.insert(parameters_.end(), items.begin(), items.end());
+}
+
+void Sharding::note_pieces(const ShardedBucket& bucket) {
+  for (const Piece& piece : bucket.pieces()) {
+    piece_with_[piece.values.unsafeGetTensorImpl()] = piece;
+    pieces_of_[piece.parameter.unsafeGetTensorImpl()].push_back(piece.values);
+  }
+}
+
+void Sharding::page_frozen(const NamedTensors& items, const ShardingOptions& options) {
+  NamedTensors frozen;
+  std::copy_if(
+      items.begin(), items.end(), std::back_inserter(frozen), [&](const NamedTensor& item) {
+        return !item.tensor.requires_grad() && item.tensor.is_floating_point() &&
+               item.tensor.layout() == at::kStrided &&
+               item.tensor.numel() > options.keep_up_to_elements;
+      });
+  const std::vector<at::Tensor> tensors = tensors_of(frozen);
+  for (const flat::BucketPlan& plan :
+       flat::plan_buckets(tensors, options.cap_bytes, options.cap_bytes)) {
+    frozen_.push_back(
+        std::make_unique<ShardedBucket>(plan, tensors, group_, Residence::kPaged));
+    pager_->add(*frozen_.back(), frozen[static_cast<size_t>(plan.slots.back().parameter)].name);
+    note_pieces(*frozen_.back());
+  }
 }
 
 void Sharding::watch() {
@@ -114,13 +168,14 @@ void Sharding::watch() {
 }
 
 void Sharding::reset_backward() {
+  begun_ = false;
   expected_ = false;
   in_backward_ = false;
   next_bucket_ = 0;
   arrived_.assign(parameters_.size(), false);
   missing_.clear();
-  for (const ShardedBucket& bucket : buckets_) {
-    missing_.push_back(bucket.slots().size());
+  for (const auto& bucket : buckets_) {
+    missing_.push_back(bucket->slots().size());
   }
 }
 
@@ -163,7 +218,13 @@ void Sharding::gradient_arrived(size_t index) {
 
 /// Gradients that an earlier backward left on this rank are taken along.
 void Sharding::start(size_t index) {
-  ShardedBucket& bucket = buckets_[index];
+  ShardedBucket& bucket = *buckets_[index];
+  for (size_t before = 0; before < index; ++before) {
+    // Only what is done, in stage 3: others may wait for us to bring a parameter before they reduce.
+    if (!pager_ ? before + kUnderWay <= index : buckets_[before]->is_reduced()) {
+      buckets_[before]->wait_reduce();
+    }
+  }
   for (size_t slot = 0; slot < members_[index].size(); ++slot) {
     const size_t i = members_[index][slot];
     present_[i] = parameters_[i].tensor.grad().defined();
@@ -171,10 +232,11 @@ void Sharding::start(size_t index) {
       bucket.take_gradient(slot);
     }
   }
-  bucket.start_reduce(group_);
+  bucket.start_reduce(reduce_group_);
 }
 
 void Sharding::begin_backward() {
+  begun_ = true;
   expected_ = sync_;
 }
 
@@ -182,6 +244,9 @@ void Sharding::finish_backward() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (in_backward_ || expected_) {
     finish_locked();
+  } else if (begun_ && pager_) {
+    begun_ = false;
+    pager_->settle();  // Others may not be done, and want parameters brought.
   }
 }
 
@@ -200,18 +265,21 @@ void Sharding::finish_locked() {
     while (next_bucket_ < buckets_.size()) {
       start(next_bucket_++);
     }
+    if (pager_) {
+      pager_->settle();
+    }
     const std::vector<bool> anywhere = present_anywhere();
     for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
       std::vector<bool> of_slots;
       for (const size_t parameter : members_[bucket]) {
         of_slots.push_back(anywhere[parameter]);
       }
-      buckets_[bucket].finish_reduce(of_slots);
+      buckets_[bucket]->finish_reduce(of_slots);
     }
     flat::broadcast_coalesced(group_, buffers_);
   } catch (...) {
-    for (ShardedBucket& bucket : buckets_) {
-      bucket.abandon(/*wait=*/false);
+    for (const auto& bucket : buckets_) {
+      bucket->abandon(/*wait=*/false);
     }
     reset_backward();
     throw;
@@ -221,18 +289,30 @@ void Sharding::finish_locked() {
 
 void Sharding::abandon_backward() noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (ShardedBucket& bucket : buckets_) {
-    bucket.abandon(/*wait=*/true);
+  for (const auto& bucket : buckets_) {
+    bucket->abandon(/*wait=*/true);
+  }
+  if (pager_) {
+    pager_->abandon();
   }
   reset_backward();
+}
+
+void Sharding::settle_parameters() {
+  if (pager_) {
+    pager_->release_all();
+  }
 }
 
 void Sharding::gather_parameters() {
   const c10::AutoGradMode no_grad(false);
   std::vector<Pending> pending;
   pending.reserve(buckets_.size());
-  for (ShardedBucket& bucket : buckets_) {
-    pending.push_back(bucket.start_gather(group_));
+  for (const auto& bucket : buckets_) {
+    bucket->bump_versions();
+    if (!bucket->is_paged()) {
+      pending.push_back(bucket->start_gather(group_));
+    }
   }
   for (Pending& each : pending) {
     each.wait();
@@ -243,8 +323,8 @@ void Sharding::drop_gradients() {
   for (const NamedTensor& item : parameters_) {
     item.tensor.mutable_grad().reset();
   }
-  for (const ShardedBucket& bucket : buckets_) {
-    for (const Piece& piece : bucket.pieces()) {
+  for (const auto& bucket : buckets_) {
+    for (const Piece& piece : bucket->pieces()) {
       piece.values.mutable_grad().reset();
     }
   }

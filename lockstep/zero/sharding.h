@@ -12,6 +12,7 @@
 #include "lockstep/comm/named_tensor.h"
 #include "lockstep/sync/backward_hooks.h"
 #include "lockstep/sync/gradient_sync.h"
+#include "lockstep/zero/pager.h"
 #include "lockstep/zero/sharded_bucket.h"
 
 namespace lockstep::zero {
@@ -22,10 +23,16 @@ struct ShardingOptions {
   /// Largest first bucket, small so that the first message leaves early.
   int64_t first_cap_bytes = int64_t{1} << 20;
   bool broadcast_buffers = true;
+  /// kPaged is stage 3: all ranks have whole parameters only while operations touch them.
+  Residence residence = Residence::kKept;
+  /// Paged parameters of up to so many elements are kept all the same.
+  int64_t keep_up_to_elements = 0;
+  PagerOptions pager = {};
 };
 
-/// ZeRO's stages 1 and 2: each rank owns an equal part of every bucket of parameters, has the
-/// gradients and the optimizer state of that part alone, and updates it; then all get the result.
+/// ZeRO's stages: each rank owns an equal part of every bucket of parameters, has the gradients and
+/// the optimizer state of that part alone, and updates it; then all get the result. In stage 3 they
+/// get it when an operation touches a parameter, frozen ones included; see Pager.
 ///
 /// Buckets hold parameters of one optimizer group, in reverse order of registration. A full bucket
 /// is reduce-scattered while backward still runs, in index order on every rank; what took no part
@@ -36,8 +43,9 @@ struct ShardingOptions {
 /// the shard.
 ///
 /// Sends a step and rank (N-1)/N * (gradient + parameter) bytes, as an all-reduce does, and a byte
-/// a parameter. Memory: parameters whole; of gradients and state 1/N, and while backward runs the
-/// buckets that are under way.
+/// a parameter; in stage 3 parameters come twice, for forward and for backward. Memory: parameters
+/// whole, or in stage 3 1/N and the units in use; of gradients and state 1/N, and while backward
+/// runs up to three buckets that are under way.
 ///
 /// Thread safety: none; one backward at a time. After: Rajbhandari et al., "ZeRO", SC 2020, with
 /// every bucket cut evenly instead of the whole model.
@@ -58,7 +66,10 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   void finish_backward() override;
   void abandon_backward() noexcept override;
   void set_sync(bool sync) override { sync_ = sync; }
-  void check_alive() const override { group_.check_alive(); }
+  void check_alive() const override {
+    group_.check_alive();
+    reduce_group_.check_alive();
+  }
 
   /// The shards to update in place of the parameters: of each optimizer group, flat, with the
   /// pieces of parameters that lie in each.
@@ -67,8 +78,14 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
     std::vector<at::Tensor> pieces;
   };
   const std::vector<std::vector<Shard>>& shards() const { return shards_; }
-  /// After an update of the shards: all ranks have all values. Collective. Throws CommError.
+  /// Before the shards are updated or read: they have what was written to parameters. Whole
+  /// parameters that come when they are touched go.
+  void settle_parameters();
+  /// After an update of the shards: all ranks have all values, or will when they touch them.
+  /// Collective. Throws CommError.
   void gather_parameters();
+  /// Who brings parameters in stage 3; null in others.
+  Pager* pager() { return pager_.get(); }
 
   /// All that are trained.
   std::vector<at::Tensor> parameters() const { return tensors_of(parameters_); }
@@ -91,11 +108,21 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   void finish_locked();
   void reset_backward();
   std::vector<bool> present_anywhere();
+  /// Buckets of `items`, which belong to the newest group.
+  void lay_out(
+      const NamedTensors& items, const ShardingOptions& options, Residence residence);
+  void page_frozen(const NamedTensors& items, const ShardingOptions& options);
+  void note_pieces(const ShardedBucket& bucket);
 
   Group group_;
+  /// Where gradients travel: in stage 3 apart from parameters, which come in the order of the
+  /// operations.
+  Group reduce_group_;
   NamedTensors parameters_;
   std::vector<at::Tensor> buffers_;
-  std::vector<ShardedBucket> buckets_;
+  std::vector<std::unique_ptr<ShardedBucket>> buckets_;
+  std::vector<std::unique_ptr<ShardedBucket>> frozen_;
+  std::unique_ptr<Pager> pager_;
   std::vector<std::vector<size_t>> members_;  ///< [bucket][slot] Which parameter lies there.
   std::vector<size_t> bucket_of_;             ///< [parameter]
   std::vector<std::vector<Shard>> shards_;
@@ -105,6 +132,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
 
   std::mutex mutex_;  // Gradients of GPUs arrive on autograd's own threads.
   bool sync_ = true;
+  bool begun_ = false;
   bool expected_ = false;
   bool in_backward_ = false;
   std::vector<bool> present_;  ///< [parameter] This rank has a gradient, in this backward or kept.

@@ -21,10 +21,14 @@
 namespace lockstep::comm {
 namespace {
 
-class FinishedWork final : public Work {
- public:
-  bool done() const override { return true; }
-  void wait(Milliseconds /*timeout*/) override {}
+/// A collective: who has come, and with what. Guarded by the hub's mutex.
+struct Gathering {
+  explicit Gathering(int size) : slots(size), prints(size), present(size, false) {}
+  std::vector<Collective> slots;
+  std::vector<Fingerprint> prints;
+  std::vector<bool> present;
+  int arrived = 0;
+  bool done = false;
 };
 
 /// A message on its way between two threads; both ends hold it.
@@ -39,22 +43,51 @@ struct Letter {
 
 class ThreadHub {
  public:
-  explicit ThreadHub(int size)
-      : size_(size), slots_(size), prints_(size), present_(size, false), choices_(size) {}
+  explicit ThreadHub(int size) : size_(size), present_(size, false), choices_(size) {}
 
   int size() const { return size_; }
 
-  void collective(int rank, Collective mine, const Fingerprint& print, Milliseconds timeout) {
-    const char* name = name_of(mine.op);
-    slots_[rank] = std::move(mine);
-    prints_[rank] = print;
-    meet(rank, name, timeout, [&] {
-      if (const auto sides = mismatch(prints_)) {
+  /// Never waits: the last rank to come does the work of all.
+  std::shared_ptr<Gathering> join(int rank, Collective mine, const Fingerprint& print) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!dead_.empty()) {
+      throw CommError(name_of(mine.op), "the group is dead: " + dead_);
+    }
+    auto& place = gatherings_[print.sequence];
+    if (!place) {
+      place = std::make_shared<Gathering>(size_);
+    }
+    const std::shared_ptr<Gathering> gathering = place;
+    gathering->slots[rank] = std::move(mine);
+    gathering->prints[rank] = print;
+    gathering->present[rank] = true;
+    if (++gathering->arrived == size_) {
+      gatherings_.erase(print.sequence);
+      if (const auto sides = mismatch(gathering->prints)) {
         dead_ = *sides;
       } else {
-        perform();
+        perform(gathering->slots);
+        gathering->done = true;
       }
-    });
+      changed_.notify_all();
+    }
+    return gathering;
+  }
+
+  bool is_over(const Gathering& gathering) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return gathering.done || !dead_.empty();
+  }
+
+  void await(const Gathering& gathering, const char* name, Milliseconds timeout) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto over = [&] { return gathering.done || !dead_.empty(); };
+    if (!changed_.wait_for(lock, timeout, over)) {
+      die_without(gathering.present, timeout);
+    }
+    if (!gathering.done) {
+      throw CommError(name, dead_);
+    }
   }
 
   at::Tensor share(int rank, int64_t bytes, Milliseconds timeout) {
@@ -142,6 +175,20 @@ class ThreadHub {
   }
 
  private:
+  void die_without(const std::vector<bool>& present, Milliseconds timeout) {
+    std::vector<int> missing;
+    for (int rank = 0; rank < size_; ++rank) {
+      if (!present[rank]) {
+        missing.push_back(rank);
+      }
+    }
+    dead_ = fmt::format(
+        "rank {} did not come within {:.1f} s",
+        fmt::join(missing, ", "),
+        static_cast<double>(timeout.count()) / 1000);
+    changed_.notify_all();
+  }
+
   /// A barrier at which the last rank to come runs `act` while the others wait.
   template <typename Act>
   void meet(int rank, const char* name, Milliseconds timeout, const Act& act) {
@@ -160,17 +207,7 @@ class ThreadHub {
     } else {
       const auto come = [&] { return round_ != round || !dead_.empty(); };
       if (!changed_.wait_for(lock, timeout, come)) {
-        std::vector<int> missing;
-        for (int other = 0; other < size_; ++other) {
-          if (!present_[other]) {
-            missing.push_back(other);
-          }
-        }
-        dead_ = fmt::format(
-            "rank {} did not come within {:.1f} s",
-            fmt::join(missing, ", "),
-            static_cast<double>(timeout.count()) / 1000);
-        changed_.notify_all();
+        die_without(present_, timeout);
       }
     }
     if (!dead_.empty()) {
@@ -202,35 +239,36 @@ class ThreadHub {
     return whole.narrow(0, rank * rows, rows);
   }
 
-  std::vector<at::Tensor> all(at::Tensor Collective::*member) const {
+  static std::vector<at::Tensor> all(
+      const std::vector<Collective>& slots, at::Tensor Collective::*member) {
     std::vector<at::Tensor> tensors;
-    for (const Collective& slot : slots_) {
+    for (const Collective& slot : slots) {
       tensors.push_back(slot.*member);
     }
     return tensors;
   }
 
-  void perform() {
-    const int root = slots_[0].root;
-    switch (slots_[0].op) {
+  void perform(std::vector<Collective>& slots) const {
+    const int root = slots[0].root;
+    switch (slots[0].op) {
       case Op::kAllReduce: {
-        const at::Tensor total = reduce_in_order(all(&Collective::output), slots_[0].reduce);
-        for (Collective& slot : slots_) {
+        const at::Tensor total = reduce_in_order(all(slots, &Collective::output), slots[0].reduce);
+        for (Collective& slot : slots) {
           slot.output.copy_(total);
         }
         break;
       }
       case Op::kReduceScatter: {
-        const at::Tensor total = reduce_in_order(all(&Collective::input), slots_[0].reduce);
+        const at::Tensor total = reduce_in_order(all(slots, &Collective::input), slots[0].reduce);
         for (int rank = 0; rank < size_; ++rank) {
-          slots_[rank].output.copy_(part(total, rank));
+          slots[rank].output.copy_(part(total, rank));
         }
         break;
       }
       case Op::kAllGather:
       case Op::kGather: {
-        const at::Tensor whole = at::cat(all(&Collective::input));
-        for (Collective& slot : slots_) {
+        const at::Tensor whole = at::cat(all(slots, &Collective::input));
+        for (Collective& slot : slots) {
           if (slot.output.defined()) {
             slot.output.copy_(whole);
           }
@@ -240,26 +278,26 @@ class ThreadHub {
       case Op::kAllToAll:
         for (int to = 0; to < size_; ++to) {
           for (int from = 0; from < size_; ++from) {
-            part(slots_[to].output, from).copy_(part(slots_[from].input, to));
+            part(slots[to].output, from).copy_(part(slots[from].input, to));
           }
         }
         break;
       case Op::kBroadcast:
         for (int rank = 0; rank < size_; ++rank) {
           if (rank != root) {
-            slots_[rank].output.copy_(slots_[root].output);
+            slots[rank].output.copy_(slots[root].output);
           }
         }
         break;
       case Op::kScatter:
         for (int rank = 0; rank < size_; ++rank) {
-          slots_[rank].output.copy_(part(slots_[root].input, rank));
+          slots[rank].output.copy_(part(slots[root].input, rank));
         }
         break;
       default:
         break;
     }
-    for (Collective& slot : slots_) {
+    for (Collective& slot : slots) {
       slot = {};
     }
   }
@@ -267,8 +305,7 @@ class ThreadHub {
   const int size_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::vector<Collective> slots_;
-  std::vector<Fingerprint> prints_;
+  std::map<int64_t, std::shared_ptr<Gathering>> gatherings_;  ///< By their place in the order.
   std::vector<bool> present_;
   std::vector<SplitChoice> choices_;
   at::Tensor common_;
@@ -282,6 +319,20 @@ class ThreadHub {
 };
 
 namespace {
+
+class CollectiveWork final : public Work {
+ public:
+  CollectiveWork(
+      std::shared_ptr<ThreadHub> hub, std::shared_ptr<Gathering> gathering, const char* name)
+      : hub_(std::move(hub)), gathering_(std::move(gathering)), name_(name) {}
+  bool done() const override { return hub_->is_over(*gathering_); }
+  void wait(Milliseconds timeout) override { hub_->await(*gathering_, name_, timeout); }
+
+ private:
+  std::shared_ptr<ThreadHub> hub_;
+  std::shared_ptr<Gathering> gathering_;
+  const char* name_;
+};
 
 /// Both ends of a message wait lazily: two ranks that send to each other before they receive are
 /// fine.
@@ -331,7 +382,7 @@ class ThreadTransport final : public Transport {
     return hub_->share(rank_, bytes, timeout);
   }
 
-  std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) override {
+  std::shared_ptr<Work> start(Collective collective, Milliseconds /*timeout*/) override {
     const int peer = collective.root;
     if (collective.op == Op::kSend) {
       const Fingerprint print = fingerprint_of(collective, 0);
@@ -343,8 +394,9 @@ class ThreadTransport final : public Transport {
       return std::make_shared<RecvWork>(hub_, peer, rank_, std::move(collective), print);
     }
     const Fingerprint print = fingerprint_of(collective, sequence_++);
-    hub_->collective(rank_, std::move(collective), print, timeout);
-    return std::make_shared<FinishedWork>();
+    const char* name = name_of(collective.op);
+    return std::make_shared<CollectiveWork>(
+        hub_, hub_->join(rank_, std::move(collective), print), name);
   }
 
   std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override {

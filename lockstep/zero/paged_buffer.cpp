@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/zero/paged_buffer.h"
+
+#include <algorithm>
+#include <mutex>
+#include <shared_mutex>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/SmallVector.h>
+#include <torch/library.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::zero {
+namespace {
+
+constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
+
+/// The buffers there are, by the storage of their tensors.
+class Registry {
+ public:
+  void add(const c10::StorageImpl* storage, PagedBuffer* buffer) {
+    const std::unique_lock<std::shared_mutex> lock(mutex_);
+    buffers_[storage] = buffer;
+  }
+  void remove(const c10::StorageImpl* storage) {
+    const std::unique_lock<std::shared_mutex> lock(mutex_);
+    buffers_.erase(storage);
+  }
+  PagedBuffer* find(const at::Tensor& tensor) {
+    const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
+    if (!impl.key_set().has(kKey) || !impl.has_storage()) {
+      return nullptr;
+    }
+    const std::shared_lock<std::shared_mutex> lock(mutex_);
+    const auto found = buffers_.find(impl.unsafe_storage().unsafeGetStorageImpl());
+    return found == buffers_.end() ? nullptr : found->second;
+  }
+
+ private:
+  std::shared_mutex mutex_;
+  std::unordered_map<const c10::StorageImpl*, PagedBuffer*> buffers_;
+};
+
+Registry& registry() {
+  static auto* const all = new Registry;  // Parameters may outlive the end of main.
+  return *all;
+}
+
+/// What an operation touches, until it is done.
+class Pins {
+ public:
+  Pins() = default;
+  ~Pins() {
+    for (PageOwner* owner : owners_) {
+      owner->unpin();
+    }
+  }
+  Pins(const Pins&) = delete;
+  Pins& operator=(const Pins&) = delete;
+
+  void add(const c10::IValue& value, bool writes) {
+    if (value.isTensor()) {
+      add(value.toTensor(), writes);
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) {
+        add(tensor, writes);
+      }
+    } else if (value.isList()) {
+      for (const c10::IValue& item : value.toListRef()) {
+        if (item.isTensor()) {
+          add(item.toTensor(), writes);
+        }
+      }
+    }
+  }
+
+ private:
+  void add(const at::Tensor& tensor, bool writes) {
+    PagedBuffer* buffer = tensor.defined() ? registry().find(tensor) : nullptr;
+    if (buffer == nullptr || buffer->owner() == nullptr) {
+      return;
+    }
+    PageOwner* owner = buffer->owner();
+    const bool is_new = std::find(owners_.begin(), owners_.end(), owner) == owners_.end();
+    if (is_new || writes) {
+      owner->pin(writes);
+      owners_.push_back(owner);
+    }
+  }
+
+  c10::SmallVector<PageOwner*, 4> owners_;
+};
+
+bool begins_with(std::string_view text, std::string_view beginning) {
+  return text.substr(0, beginning.size()) == beginning;
+}
+
+bool ends_with(std::string_view text, std::string_view ending) {
+  return text.size() >= ending.size() && text.substr(text.size() - ending.size()) == ending;
+}
+
+/// Whether an operation looks at values, as far as its declaration tells. What returns a view of
+/// its argument does not: where it copies after all (reshape, contiguous, to), it does so by an
+/// operation of its own, which is told of in its turn.
+bool touches_values(const c10::FunctionSchema& schema) {
+  std::string_view name = schema.name();
+  name.remove_prefix(std::min(name.find("::"), name.size()) + 2);
+  if (ends_with(name, "_like") || begins_with(name, "new_") ||
+      (begins_with(name, "is_") && name != "is_pinned") || begins_with(name, "sym_") || name == "size" || name == "stride" || name == "detach_" ||
+      name == "requires_grad_" || name == "retain_grad" || name == "_version") {
+    return false;
+  }
+  return std::none_of(schema.returns().begin(), schema.returns().end(), [](const auto& result) {
+    return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  });
+}
+
+bool touches_values_cached(const c10::FunctionSchema& schema) {
+  thread_local std::unordered_map<const c10::FunctionSchema*, bool> known;
+  const auto found = known.find(&schema);
+  if (found != known.end()) {
+    return found->second;
+  }
+  return known[&schema] = touches_values(schema);
+}
+
+void bring_what_it_touches(
+    const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const c10::FunctionSchema& schema = op.schema();
+  Pins pins;
+  if (touches_values_cached(schema)) {
+    const size_t count = schema.arguments().size();
+    for (size_t i = 0; i < count; ++i) {
+      const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
+      pins.add((*stack)[stack->size() - count + i], alias != nullptr && alias->isWrite());
+    }
+  }
+  op.redispatchBoxed(
+      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+}
+
+/// Not when the library is loaded, where an error would end the program.
+void take_key() {
+  static torch::Library* const library = [] {
+    try {
+      auto* made = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
+      made->fallback(torch::CppFunction::makeFromBoxedFunction<&bring_what_it_touches>());
+      return made;
+    } catch (const c10::Error& error) {
+      throw ConfigError(
+          "zero",
+          fmt::format(
+              "stage 3 needs torch's dispatch key DeferredInit, which something else in this "
+              "process has taken (torchdistx?); go without it, or use stage 2: {}",
+              error.what_without_backtrace()));
+    }
+  }();
+  static_cast<void>(library);
+}
+
+}  // namespace
+
+PagedBuffer::PagedBuffer(
+    int64_t numel, const at::TensorOptions& options, std::string untouchable)
+    : untouchable_(std::move(untouchable)) {
+  take_key();
+  const c10::InferenceMode ordinary(false);  // Views of inference tensors could not be trained.
+  values_ = at::empty({0}, options.requires_grad(false));
+  c10::StorageImpl* storage = values_.storage().unsafeGetStorageImpl();
+  // The size stays what it is while there is no memory: views are checked against it.
+  storage->set_nbytes(static_cast<size_t>(numel) * values_.element_size());
+  values_.unsafeGetTensorImpl()->set_sizes_contiguous({numel});
+  registry().add(storage, this);
+  free_memory();
+}
+
+PagedBuffer::~PagedBuffer() {
+  registry().remove(values_.storage().unsafeGetStorageImpl());
+}
+
+at::Tensor PagedBuffer::view(int64_t offset, at::IntArrayRef sizes) const {
+  auto impl = c10::make_intrusive<c10::TensorImpl>(
+      c10::Storage(values_.storage()), values_.key_set().add(kKey), values_.dtype());
+  impl->set_storage_offset(values_.storage_offset() + offset);
+  impl->set_sizes_contiguous(sizes);
+  return at::Tensor(std::move(impl));
+}
+
+void PagedBuffer::make_memory() {
+  LOCKSTEP_ASSERT(!has_memory_, "a unit was brought that is here already");
+  const c10::DeviceGuard device(values_.device());
+  c10::StorageImpl* storage = values_.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(storage->allocator()->allocate(storage->nbytes()));
+  storage->clear_data_ptr_access_error_msg_();
+  has_memory_ = true;
+}
+
+void PagedBuffer::free_memory() {
+  c10::StorageImpl* storage = values_.storage().unsafeGetStorageImpl();
+  storage->set_data_ptr_noswap(at::DataPtr(nullptr, values_.device()));
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(untouchable_);
+  has_memory_ = false;
+}
+
+bool PagedBuffer::is_paged(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kKey);
+}
+
+PageOwner* PagedBuffer::owner_of(const at::Tensor& tensor) {
+  const PagedBuffer* buffer = tensor.defined() ? registry().find(tensor) : nullptr;
+  return buffer == nullptr ? nullptr : buffer->owner();
+}
+
+}  // namespace lockstep::zero

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep::zero {
+
+/// Who is told when an operation is about to touch the tensors of a PagedBuffer.
+class PageOwner {
+ public:
+  PageOwner() = default;
+  virtual ~PageOwner() = default;
+  PageOwner(const PageOwner&) = delete;
+  PageOwner& operator=(const PageOwner&) = delete;
+
+  /// Returns when the values are there, and keeps them until `unpin`. `writes`: the operation will
+  /// change them. What it throws comes out of the operation.
+  virtual void pin(bool writes) = 0;
+  virtual void unpin() noexcept = 0;
+};
+
+/// One flat tensor whose memory comes and goes while tensors that lie in it stay what they are:
+/// demand paging for the parameters of unmodified modules.
+///
+/// `view` gives tensors with a dispatch key that no part of torch uses. An operation on one of
+/// them, or on a view of one, forward or backward, is told to the owner first, who sees to it that
+/// the values are there. What only makes a view, or reads sizes, is not. Memory that is read past
+/// all operations (`data_ptr` and all that is built on it) while there is none is an error that
+/// says what to do.
+///
+/// This file is the only one that knows of the key. Cost: 1 to 4 us an operation on such a tensor,
+/// none on others. Thread safety: registration is safe; the rest is its owner's. After torchdistx's
+/// deferred initialisation, which had the key first.
+class PagedBuffer {
+ public:
+  /// No memory yet. `untouchable`: what is said to whoever reads it while there is none.
+  /// ConfigError if something else in this process has taken the key.
+  PagedBuffer(int64_t numel, const at::TensorOptions& options, std::string untouchable);
+  /// The tensors that lie here cannot be read any more, unless memory is there.
+  ~PagedBuffer();
+  PagedBuffer(const PagedBuffer&) = delete;
+  PagedBuffer& operator=(const PagedBuffer&) = delete;
+
+  /// Must be set before a view is used, and live as long as this.
+  void set_owner(PageOwner* owner) { owner_ = owner; }
+  PageOwner* owner() const { return owner_; }
+
+  /// `sizes` at element `offset`; an operation on it is told of.
+  at::Tensor view(int64_t offset, at::IntArrayRef sizes) const;
+  /// All of it, 1-D, for who owns it: nobody is told. Only to be touched while there is memory.
+  const at::Tensor& values() const { return values_; }
+  int64_t numel() const { return values_.numel(); }
+
+  bool has_memory() const { return has_memory_; }
+  /// Memory that is not initialised, on the current stream of a device.
+  void make_memory();
+  void free_memory();
+
+  /// Whether operations on `tensor` are told of.
+  static bool is_paged(const at::Tensor& tensor);
+  /// Who is told of operations on `tensor`; null if nobody is (any more).
+  static PageOwner* owner_of(const at::Tensor& tensor);
+
+ private:
+  at::Tensor values_;
+  std::string untouchable_;
+  PageOwner* owner_ = nullptr;
+  bool has_memory_ = false;
+};
+
+}  // namespace lockstep::zero

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stage 3: parameters that come when they are touched.
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
+#include <torch/nn/modules/rnn.h>
+#include <torch/nn/modules/transformerlayer.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/thread/ranks.h"
+#include "lockstep/zero/sharding.h"
+
+namespace lockstep::zero {
+namespace {
+
+using ::testing::HasSubstr;
+
+NamedTensors named(const torch::nn::Module& module) {
+  NamedTensors all;
+  for (const auto& item : module.named_parameters()) {
+    all.push_back({item.key(), item.value()});
+  }
+  return all;
+}
+
+void fill(torch::nn::Module& module) {
+  const torch::NoGradGuard no_grad;
+  double phase = 0;
+  for (auto& parameter : module.parameters()) {
+    parameter.copy_(
+        torch::sin(torch::arange(parameter.numel(), torch::kFloat) + ++phase)
+            .reshape(parameter.sizes()) /
+        4);
+  }
+}
+
+std::shared_ptr<Sharding> page(
+    const torch::nn::Module& module, const Group& group, int64_t cap_bytes, PagerOptions pager = {}) {
+  std::vector<at::Tensor> trained;
+  for (const NamedTensor& item : named(module)) {
+    if (item.tensor.requires_grad()) {
+      trained.push_back(item.tensor);
+    }
+  }
+  auto sharding = std::make_shared<Sharding>(
+      named(module),
+      NamedTensors(),
+      std::vector<std::vector<at::Tensor>>{trained},
+      group,
+      ShardingOptions{
+          .cap_bytes = cap_bytes,
+          .first_cap_bytes = cap_bytes,
+          .residence = Residence::kPaged,
+          .pager = pager});
+  sharding->watch();
+  return sharding;
+}
+
+void run_backward(Sharding& sharding, const at::Tensor& loss) {
+  sharding.begin_backward();
+  loss.backward();
+  sharding.finish_backward();
+}
+
+/// One step of SGD on the shards.
+void update(Sharding& sharding, double lr) {
+  sharding.settle_parameters();
+  {
+    const c10::AutoGradMode no_grad(false);
+    for (const auto& group : sharding.shards()) {
+      for (const auto& shard : group) {
+        for (at::Tensor piece : shard.pieces) {
+          if (piece.grad().defined()) {
+            piece.sub_(piece.grad() * lr);
+          }
+        }
+      }
+    }
+  }
+  sharding.gather_parameters();
+  sharding.drop_gradients();
+}
+
+torch::nn::Sequential mlp(int64_t layers) {
+  torch::nn::Sequential net;
+  for (int64_t i = 0; i < layers; ++i) {
+    net->push_back(torch::nn::Linear(16, 16));
+  }
+  fill(*net);
+  return net;
+}
+
+/// A bit of everything: tied, recurrent, attention.
+struct VariedImpl : torch::nn::Module {
+  VariedImpl() {
+    embedding = register_module("embedding", torch::nn::Embedding(32, 16));
+    norm = register_module(
+        "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions(std::vector<int64_t>{16})));
+    linear = register_module("linear", mlp(4));
+    lstm = register_module(
+        "lstm",
+        torch::nn::LSTM(torch::nn::LSTMOptions(16, 16).num_layers(2).bidirectional(true)));
+    layer = register_module(
+        "layer",
+        torch::nn::TransformerEncoderLayer(
+            torch::nn::TransformerEncoderLayerOptions(16, 2).dim_feedforward(32).dropout(0)));
+    fill(*this);
+  }
+  at::Tensor loss(int step) {
+    const at::Tensor ids = (at::arange(24, at::kLong).reshape({4, 6}) * (step + 3)) % 32;
+    at::Tensor x = norm(embedding(ids));
+    x = layer(linear->forward(x)) + std::get<0>(lstm(x)).slice(2, 0, 16);
+    return torch::matmul(x, embedding->weight.t()).square().mean();
+  }
+  torch::nn::Embedding embedding{nullptr};
+  torch::nn::LayerNorm norm{nullptr};
+  torch::nn::Sequential linear{nullptr};
+  torch::nn::LSTM lstm{nullptr};
+  torch::nn::TransformerEncoderLayer layer{nullptr};
+};
+TORCH_MODULE(Varied);
+
+/// Losses of some steps, every rank with the same batch, so that one process is the oracle.
+std::vector<double> oracle(
+    torch::nn::Module& net, const std::function<at::Tensor(int)>& loss_of, int steps) {
+  std::vector<double> losses;
+  for (int step = 0; step < steps; ++step) {
+    const at::Tensor loss = loss_of(step);
+    losses.push_back(loss.item<double>());
+    loss.backward();
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : net.parameters()) {
+      if (parameter.grad().defined()) {
+        parameter.sub_(parameter.grad() * 0.05);
+        parameter.mutable_grad().reset();
+      }
+    }
+  }
+  return losses;
+}
+
+TEST(Paging, values_are_here_while_touched_and_gone_after) {
+  ranks(2, [](Group group) {
+    auto net = mlp(6);
+    const at::Tensor expected = net->parameters()[0].detach().clone();
+    const auto sharding = page(*net, group, 1, {.max_live_elements = 600});
+    EXPECT_EQ(sharding->pager()->live_elements(), 0);
+    EXPECT_TRUE(at::equal(net->parameters()[0], expected));
+    EXPECT_GT(sharding->pager()->live_elements(), 0);
+    EXPECT_LE(sharding->pager()->live_elements(), 600);
+    const at::Tensor view = net->parameters()[0].t();
+    net->forward(at::ones({2, 16}));
+    EXPECT_LE(sharding->pager()->most_live_elements(), 600);
+    EXPECT_TRUE(at::equal(view, expected.t())) << "views bring values, too";
+  });
+}
+
+TEST(Paging, memory_that_is_not_there_cannot_be_read) {
+  ranks(2, [](Group group) {
+    auto net = mlp(2);
+    const auto sharding = page(*net, group, 1);
+    try {
+      net->parameters()[0].data_ptr<float>();
+      FAIL() << "there is no memory";
+    } catch (const std::exception& error) {
+      EXPECT_THAT(error.what(), HasSubstr("with_gathered_parameters"));
+    }
+  });
+}
+
+TEST(Paging, trains_as_one_process) {
+  Varied alone;
+  const auto expected = oracle(*alone, [&](int step) { return alone->loss(step); }, 5);
+  for (const int world : {2, 3}) {
+    for (const int64_t cap : {int64_t{1}, int64_t{6000}}) {
+      for (const int64_t live : {int64_t{1}, int64_t{1} << 30}) {
+        ranks(world, [&](Group group) {
+          Varied net;
+          const auto sharding = page(*net, group, cap, {.max_live_elements = live});
+          for (int step = 0; step < 5; ++step) {
+            const at::Tensor loss = net->loss(step);
+            EXPECT_NEAR(loss.item<double>(), expected[step], 2e-6) << step;
+            run_backward(*sharding, loss);
+            update(*sharding, 0.05);
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST(Paging, the_next_unit_is_on_its_way_from_the_second_step_on) {
+  ranks(2, [](Group group) {
+    auto net = mlp(6);
+    const auto sharding = page(*net, group, 1, {.max_live_elements = 3 * 600});
+    for (int step = 0; step < 2; ++step) {
+      run_backward(*sharding, net->forward(at::ones({2, 16})).square().sum());
+      update(*sharding, 0.01);
+    }
+    const int64_t before = sharding->pager()->gathers();
+    const int64_t prefetched = sharding->pager()->prefetches();
+    run_backward(*sharding, net->forward(at::ones({2, 16})).square().sum());
+    const int64_t gathers = sharding->pager()->gathers() - before;
+    EXPECT_GE(sharding->pager()->prefetches() - prefetched, gathers - 4);
+    EXPECT_LE(gathers, 2 * 12) << "twice each at most";
+  });
+}
+
+TEST(Paging, ranks_may_use_other_parameters_than_others) {
+  ranks(3, [](Group group) {
+    auto net = mlp(5);
+    const auto sharding = page(*net, group, 1);
+    for (int step = 0; step < 4; ++step) {
+      at::Tensor x = at::ones({2, 16});
+      const auto layers = net->children();
+      for (size_t i = 0; i < layers.size(); ++i) {
+        if ((static_cast<int>(i) + step) % 3 != group.rank()) {
+          x = layers[i]->as<torch::nn::Linear>()->forward(x);
+        }
+      }
+      run_backward(*sharding, x.sum());
+      update(*sharding, 0.01);
+    }
+    const at::Tensor first = net->parameters()[0].detach().clone();
+    EXPECT_TRUE(at::equal(first, group.broadcast(first.clone()).wait()));
+  });
+}
+
+TEST(Paging, evaluation_touches_as_training_does) {
+  ranks(2, [](Group group) {
+    auto net = mlp(4);
+    const at::Tensor expected = net->forward(at::ones({2, 16})).detach();
+    const auto sharding = page(*net, group, 1, {.max_live_elements = 600});
+    {
+      const torch::NoGradGuard no_grad;
+      EXPECT_TRUE(at::equal(net->forward(at::ones({2, 16})), expected));
+    }
+    {
+      const c10::InferenceMode inference;
+      EXPECT_TRUE(at::equal(net->forward(at::ones({2, 16})), expected));
+    }
+    run_backward(*sharding, net->forward(at::ones({2, 16})).sum());
+    update(*sharding, 0.01);
+  });
+}
+
+TEST(Paging, what_is_written_to_parameters_stays) {
+  ranks(2, [](Group group) {
+    auto net = mlp(4);
+    const auto sharding = page(*net, group, 1, {.max_live_elements = 1});
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : net->parameters()) {
+        parameter.mul_(2);
+        parameter.add_(1);
+      }
+    }
+    auto twice = mlp(4);
+    for (size_t i = 0; i < twice->parameters().size(); ++i) {
+      EXPECT_TRUE(at::equal(net->parameters()[i], twice->parameters()[i] * 2 + 1));
+    }
+  });
+}
+
+TEST(Paging, frozen_parameters_come_and_go_too) {
+  ranks(2, [](Group group) {
+    auto net = mlp(3);
+    for (auto& parameter : net->children()[0]->parameters()) {
+      parameter.set_requires_grad(false);
+    }
+    const auto sharding = page(*net, group, 1, {.max_live_elements = 600});
+    EXPECT_TRUE(PagedBuffer::is_paged(net->parameters()[0]));
+    run_backward(*sharding, net->forward(at::ones({2, 16})).sum());
+    EXPECT_FALSE(sharding->pieces_of({net->parameters()[0]})[0].grad().defined());
+    EXPECT_TRUE(sharding->pieces_of({net->parameters()[2]})[0].grad().defined());
+  });
+}
+
+TEST(Paging, small_parameters_may_stay) {
+  ranks(2, [](Group group) {
+    auto net = mlp(3);
+    const auto sharding = std::make_shared<Sharding>(
+        named(*net),
+        NamedTensors(),
+        std::vector<std::vector<at::Tensor>>{net->parameters()},
+        group,
+        ShardingOptions{.residence = Residence::kPaged, .keep_up_to_elements = 16});
+    sharding->watch();
+    EXPECT_TRUE(PagedBuffer::is_paged(net->parameters()[0]));
+    EXPECT_FALSE(PagedBuffer::is_paged(net->parameters()[1]));
+    run_backward(*sharding, net->forward(at::ones({2, 16})).sum());
+    update(*sharding, 0.01);
+  });
+}
+
+TEST(Paging, a_rank_that_touches_alone_is_told_so) {
+  ranks(2, [](Group group) {
+    auto net = mlp(3);
+    const auto sharding = page(*net, group, 1);
+    if (group.rank() == 0) {
+      try {
+        net->parameters()[2].sum();
+        FAIL() << "rank 1 is elsewhere";
+      } catch (const CommError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("an operation touched 1.weight"));
+        EXPECT_THAT(error.what(), HasSubstr("rank 1 calls barrier"));
+      }
+    } else {
+      EXPECT_THROW(group.barrier(), CommError);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::zero
