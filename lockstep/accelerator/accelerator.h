@@ -338,6 +338,26 @@ class Accelerator {
     tensors.insert(tensors.end(), buffers.begin(), buffers.end());
     save_model_tensors(tensors, folder, max_shard_size);
   }
+  /// Builds a model that no process could hold: `auto net = accelerator.zero_init([] { return
+  /// Net(); })`. Under ZeRO stage 3 each tensor of 4096 elements or more is divided as soon as the
+  /// next one is made, with rank 0's values, on the device of this process; else it just builds.
+  /// prepare() takes the parts over. Collective.
+  template <typename Build>
+  auto zero_init(const Build& build) {
+    std::shared_ptr<void> scope = begin_zero_init();
+    auto built = build();
+    scope.reset();
+    finish_zero_init();
+    return built;
+  }
+  /// Runs `body` while the values of `parameters` are whole on every process, to be read through
+  /// pointers too: of use under ZeRO stage 3, where they are not here otherwise (and harmless
+  /// elsewhere). What `body` writes to them is lost, unless `modifier_rank` names the process whose
+  /// values all shall have then. Collective.
+  void with_gathered_parameters(
+      const std::vector<at::Tensor>& parameters,
+      const std::function<void()>& body,
+      std::optional<int> modifier_rank = std::nullopt);
   /// What the last save cost; how long training stood still for it.
   const SaveTimings& last_save() const;
 
@@ -416,6 +436,8 @@ class Accelerator {
   void share_parameters();
   bool is_sharded() const;
   void check_zero() const;
+  std::shared_ptr<void> begin_zero_init();
+  void finish_zero_init();
   void shard_parameters();
   /// ConfigError, in the name of `where`, under ZeRO, since `because`.
   void refuse_zero(const char* where, const char* because) const;

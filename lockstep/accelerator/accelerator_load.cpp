@@ -83,11 +83,16 @@ void Accelerator::check_models(Loading& loading) {
               "reads it",
               i));
     }
-    loading.apply.push_back(check_model(
-        without_ties(state.models[i].parameters(), state.models[i].buffers()),
-        loading.reader.tensor_set(
-            files::numbered("model", i), state.writers_per_rank, loading.share),
-        loading.path(files::model(i))));
+    ModelPieces pieces{
+        .current = without_ties(state.models[i].parameters(), state.models[i].buffers()),
+        .saved = loading.reader.tensor_set(
+            files::numbered("model", i), state.writers_per_rank, loading.share)};
+    if (state.is_paged()) {
+      loading.apply.emplace_back([&state] { state.sharding->settle_parameters(); });
+      pieces = own_model_pieces(pieces.current, std::move(pieces.saved), *state.sharding);
+    }
+    loading.apply.push_back(
+        check_model(pieces.current, std::move(pieces.saved), loading.path(files::model(i))));
     check_own_buffers(loading, i);
   }
 }

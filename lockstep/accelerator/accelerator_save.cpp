@@ -68,6 +68,11 @@ void Accelerator::collect_training(
       continue;
     }
     NamedTensors tensors = without_ties(state.models[i].parameters(), state.models[i].buffers());
+    if (state.is_paged()) {
+      state.sharding->pager()->write_back();
+      add_sharded_model(contents, files::numbered("model", i), tensors, *state.sharding);
+      continue;
+    }
     int64_t bytes = 0;
     for (const NamedTensor& item : tensors) {
       bytes += static_cast<int64_t>(item.tensor.nbytes());
@@ -409,8 +414,23 @@ void Accelerator::save_model_tensors(
   const watch::Saving saving;
   const SavingGroups groups = {
       .all = checkpoint::patient(state_->group), .disk = checkpoint::patient(*state_->saving)};
+  // In stage 3 the writer touches one tensor after the other, and the others help to bring them.
+  const auto until_all_are_done = [&] {
+    if (state_->is_paged()) {
+      state_->sharding->pager()->settle();
+    }
+  };
+  if (groups.disk.rank() != 0) {
+    until_all_are_done();
+  }
   told_by_disks(groups, folder, [&] {
-    checkpoint::save_model(tensors, folder, max_shard_size);
+    try {
+      checkpoint::save_model(tensors, folder, max_shard_size);
+    } catch (const std::exception&) {
+      until_all_are_done();
+      throw;
+    }
+    until_all_are_done();
     return "";
   });
 }

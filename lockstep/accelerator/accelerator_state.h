@@ -19,6 +19,7 @@
 #include "lockstep/sync/data_parallel.h"
 #include "lockstep/sync/local_sgd.h"
 #include "lockstep/tracking/tracker.h"
+#include "lockstep/zero/init.h"
 #include "lockstep/zero/sharding.h"
 
 namespace lockstep {
@@ -52,6 +53,10 @@ struct Accelerator::State {
   std::map<const GradientSync*, int> holds;
   /// Under ZeRO, once model and optimizer are prepared.
   std::shared_ptr<zero::Sharding> sharding;
+  /// What zero_init has built and prepare() not yet taken over.
+  std::vector<std::unique_ptr<zero::Init>> inits;
+  /// Stage 3: parameters come and go.
+  bool is_paged() const { return sharding != nullptr && sharding->pager() != nullptr; }
   std::vector<Optimizer> optimizers;
   std::vector<Scheduler> schedulers;
   std::shared_ptr<LoopState> loop = std::make_shared<LoopState>();

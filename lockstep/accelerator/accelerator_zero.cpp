@@ -5,11 +5,14 @@
 
 #include <fmt/format.h>
 
+#include <c10/core/GradMode.h>
+
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/keep_memory.h"
 #include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/zero/paged_buffer.h"
 
 namespace lockstep {
 namespace {
@@ -89,6 +92,47 @@ void Accelerator::check_zero() const {
   }
 }
 
+std::shared_ptr<void> Accelerator::begin_zero_init() {
+  State& state = *state_;
+  if (!is_sharded() || state.options.zero->stage < 3) {
+    return nullptr;
+  }
+  constexpr int64_t kMinElements = 4096;  // A message for less is not worth it.
+  state.inits.push_back(std::make_unique<zero::Init>(state.group, device(), kMinElements));
+  return std::make_shared<zero::WatchNewTensors>(*state.inits.back());
+}
+
+void Accelerator::finish_zero_init() {
+  if (!state_->inits.empty()) {
+    state_->inits.back()->finish();
+  }
+}
+
+void Accelerator::with_gathered_parameters(
+    const std::vector<at::Tensor>& parameters,
+    const std::function<void()>& body,
+    std::optional<int> modifier_rank) {
+  if (modifier_rank && (*modifier_rank < 0 || *modifier_rank >= num_processes())) {
+    throw ConfigError(
+        "with_gathered_parameters",
+        fmt::format(
+            "no such modifier_rank; got {}, expected 0 to {}",
+            *modifier_rank,
+            num_processes() - 1));
+  }
+  const zero::Gathered gathered(parameters, modifier_rank.has_value());
+  body();
+  if (modifier_rank) {
+    const c10::AutoGradMode no_grad(false);
+    for (const at::Tensor& parameter : parameters) {
+      // By way of a tensor that is not paged, which transports read through pointers.
+      at::Tensor values = parameter.detach().clone();
+      state_->group.broadcast(values, *modifier_rank).wait();
+      parameter.detach().copy_(values);
+    }
+  }
+}
+
 void Accelerator::shard_parameters() {
   State& state = *state_;
   const bool new_model = std::any_of(
@@ -138,6 +182,7 @@ void Accelerator::shard_parameters() {
   optimizer.set_sharding(state.sharding);
   model.sync = state.sharding;
   state.sharding->watch();
+  state.inits.clear();
   release_freed_memory();  // Where parameters were before.
 }
 

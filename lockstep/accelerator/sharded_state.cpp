@@ -7,9 +7,34 @@
 
 #include <fmt/format.h>
 
+#include "lockstep/flat/paged.h"
 #include "lockstep/storage/slices.h"
 
 namespace lockstep {
+namespace {
+
+/// This rank's part of the set of tensors `stem`.
+void add_part(
+    checkpoint::Contents& contents,
+    const std::string& stem,
+    const zero::Sharding& sharding,
+    NamedTensors own,
+    const checkpoint::Slices& slices) {
+  std::map<std::string, std::string> metadata;
+  if (!slices.empty()) {
+    metadata[checkpoint::kSlicesKey] = checkpoint::render_slices(stem, slices);
+  }
+  contents.add_tensors(
+      fmt::format(
+          "{}-{:05}-of-{:05}.safetensors",
+          stem,
+          sharding.group().rank() + 1,
+          sharding.group().size()),
+      std::move(own),
+      std::move(metadata));
+}
+
+}  // namespace
 
 void add_sharded_optimizer(
     checkpoint::Contents& contents,
@@ -35,18 +60,59 @@ void add_sharded_optimizer(
     }
     own.push_back(std::move(item));
   }
-  std::map<std::string, std::string> metadata;
-  if (!slices.empty()) {
-    metadata[checkpoint::kSlicesKey] = checkpoint::render_slices(stem, slices);
+  add_part(contents, stem, sharding, std::move(own), slices);
+}
+
+void add_sharded_model(
+    checkpoint::Contents& contents,
+    const std::string& stem,
+    const NamedTensors& tensors,
+    const zero::Sharding& sharding) {
+  NamedTensors own;
+  checkpoint::Slices slices;
+  for (const NamedTensor& item : tensors) {
+    if (!flat::is_paged(item.tensor)) {
+      if (sharding.group().rank() == 0) {
+        own.push_back(item);
+      }
+      continue;
+    }
+    for (const at::Tensor& values : sharding.pieces_of({item.tensor})) {
+      slices[item.name] = {
+          .shape = item.tensor.sizes().vec(), .begin = sharding.piece_with(values)->begin};
+      own.push_back({item.name, values.detach()});
+    }
   }
-  contents.add_tensors(
-      fmt::format(
-          "{}-{:05}-of-{:05}.safetensors",
-          stem,
-          sharding.group().rank() + 1,
-          sharding.group().size()),
-      std::move(own),
-      std::move(metadata));
+  add_part(contents, stem, sharding, std::move(own), slices);
+}
+
+ModelPieces own_model_pieces(
+    const NamedTensors& current, NamedTensors saved, const zero::Sharding& sharding) {
+  std::map<std::string, at::Tensor> values;
+  for (NamedTensor& item : saved) {
+    values[item.name] = std::move(item.tensor);
+  }
+  ModelPieces pieces;
+  for (const NamedTensor& item : current) {
+    const auto found = values.find(item.name);
+    if (found == values.end() || !flat::is_paged(item.tensor) ||
+        found->second.sizes() != item.tensor.sizes()) {
+      pieces.current.push_back(item);
+      continue;
+    }
+    for (const at::Tensor& piece : sharding.pieces_of({item.tensor})) {
+      pieces.current.push_back({item.name, piece});
+      pieces.saved.push_back(
+          {item.name,
+           found->second.reshape({-1}).narrow(
+               0, sharding.piece_with(piece)->begin, piece.numel())});
+    }
+    values.erase(found);
+  }
+  for (auto& [name, tensor] : values) {
+    pieces.saved.push_back({name, std::move(tensor)});
+  }
+  return pieces;
 }
 
 NamedTensors own_slices(

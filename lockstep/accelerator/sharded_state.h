@@ -19,6 +19,24 @@ void add_sharded_optimizer(
     const zero::Sharding& sharding,
     const ParameterName& names);
 
+/// Adds what this rank has of a model in stage 3, by the same rules: slices of parameters that come
+/// and go, and, on rank 0, all else of `tensors`.
+void add_sharded_model(
+    checkpoint::Contents& contents,
+    const std::string& stem,
+    const NamedTensors& tensors,
+    const zero::Sharding& sharding);
+
+/// A model's tensors and their saved values, as this rank has them in stage 3: a parameter that
+/// comes and goes becomes this rank's piece of it, 1-D, on both sides; one of which other ranks own
+/// all is left out. What does not fit together stays as it is, to be refused.
+struct ModelPieces {
+  NamedTensors current;
+  NamedTensors saved;
+};
+ModelPieces own_model_pieces(
+    const NamedTensors& current, NamedTensors saved, const zero::Sharding& sharding);
+
 /// Of an optimizer's saved state, what belongs to this rank's pieces of the parameters: slices of
 /// tensors that are shaped as their parameter is. What is not, and what belongs to no parameter,
 /// stays as it is, to be refused.

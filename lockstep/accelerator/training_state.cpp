@@ -27,7 +27,7 @@ NamedTensors without_ties(NamedTensors parameters, const NamedTensors& buffers) 
   NamedTensors unique;
   for (NamedTensor& item : parameters) {
     if (seen.insert(item.tensor.unsafeGetTensorImpl()).second) {
-      unique.push_back({std::move(item.name), item.tensor.detach()});
+      unique.push_back(std::move(item));
     }
   }
   return unique;

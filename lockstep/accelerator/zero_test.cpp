@@ -92,7 +92,7 @@ void expect_bits_of_data_parallel(int number, const MakeOptimizer& make_optimize
 }
 
 TEST(Zero, two_ranks_have_the_bits_of_data_parallel) {
-  for (const int number : {1, 2}) {
+  for (const int number : {1, 2, 3}) {
     expect_bits_of_data_parallel(number, [](const Net& net) {
       return optim::AdamW(net->parameters(), {.lr = 0.01, .weight_decay = 0.1});
     });
@@ -164,7 +164,7 @@ TEST(Zero, a_checkpoint_goes_to_any_stage_and_any_number_of_ranks) {
     AcceleratorOptions options;
   };
   const std::vector<Setup> setups = {
-      {1, {}}, {2, {}}, {2, stage(1)}, {3, stage(2)}, {4, stage(2)}, {1, stage(2)}};
+      {1, {}}, {2, {}}, {2, stage(1)}, {3, stage(2)}, {4, stage(3)}, {1, stage(2)}, {2, stage(3)}};
   for (size_t saved = 0; saved < setups.size(); ++saved) {
     const auto path = folder.path() / std::to_string(saved);
     accelerated_ranks(setups[saved].world, setups[saved].options, [&](Accelerator& accelerator) {
@@ -217,8 +217,11 @@ std::string error_of(
 
 TEST(Zero, what_it_cannot_do_is_refused_with_the_reason) {
   const auto nothing = [](Accelerator&) {};
-  EXPECT_THAT(error_of(stage(3), nothing), HasSubstr("stage 3 is not there yet"));
   EXPECT_THAT(error_of(stage(0), nothing), HasSubstr("no such stage"));
+  EXPECT_THAT(error_of(stage(4), nothing), HasSubstr("no such stage"));
+  AcceleratorOptions negative = stage(3);
+  negative.zero->stage3_max_live_parameters = -1;
+  EXPECT_THAT(error_of(negative, nothing), HasSubstr("cannot be negative"));
   AcceleratorOptions shared = stage(1);
   shared.shared_parameters = true;
   EXPECT_THAT(error_of(shared, nothing), HasSubstr("shared_parameters"));

@@ -9,6 +9,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/flat/paged.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -42,7 +43,8 @@ std::vector<OutputTensor> output_tensors(const std::string& path, const NamedTen
   for (const NamedTensor& named : tensors) {
     const auto bytes = [tensor = named.tensor, plain] {
       plain->reset();  // Before the next needs its memory.
-      *plain = tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
+      const at::Tensor here = flat::is_paged(tensor) ? tensor.detach().clone() : tensor.detach();
+      *plain = here.to(at::kCPU).resolve_conj().resolve_neg().contiguous();
       return std::string_view(static_cast<const char*>(plain->const_data_ptr()), plain->nbytes());
     };
     output.push_back({named.name, dtype_of(path, named), named.tensor.sizes().vec(), bytes});

@@ -8,8 +8,9 @@
 namespace lockstep::checkpoint {
 
 std::vector<std::vector<size_t>> tied_groups(const NamedTensors& tensors) {
+  // By storage and place, not by address: memory that comes and goes has none for a while.
   using Identity =
-      std::tuple<const void*, at::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
+      std::tuple<const void*, int64_t, at::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
   std::map<Identity, size_t> group_of;
   std::vector<std::vector<size_t>> groups;
   for (size_t i = 0; i < tensors.size(); ++i) {
@@ -20,7 +21,8 @@ std::vector<std::vector<size_t>> tied_groups(const NamedTensors& tensors) {
                            !tensor.is_meta() && tensor.numel() > 0;
     if (in_memory) {
       const Identity identity{
-          tensor.const_data_ptr(),
+          tensor.storage().unsafeGetStorageImpl(),
+          tensor.storage_offset(),
           tensor.scalar_type(),
           tensor.sizes().vec(),
           tensor.strides().vec()};

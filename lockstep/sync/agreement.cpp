@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <set>
 #include <string>
@@ -18,6 +19,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/bytes.h"
 #include "lockstep/flat/coalesce.h"
+#include "lockstep/flat/paged.h"
 
 namespace lockstep {
 namespace {
@@ -131,7 +133,16 @@ std::vector<at::Tensor> start_alike(
   std::vector<at::Tensor> everything = tensors_of(parameters);
   const std::vector<at::Tensor> all_buffers = tensors_of(buffers);
   everything.insert(everything.end(), all_buffers.begin(), all_buffers.end());
-  flat::broadcast_coalesced(group, everything);
+  std::vector<at::Tensor> whole;
+  std::copy_if(
+      everything.begin(),
+      everything.end(),
+      std::back_inserter(whole),
+      [](const at::Tensor& tensor) {
+        return !flat::is_paged(
+            tensor);  // Others were given rank 0's values when they were divided.
+      });
+  flat::broadcast_coalesced(group, whole);
   return everything;
 }
 

@@ -15,15 +15,17 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/TensorImpl.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 #include <torch/library.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/flat/paged.h"
 
 namespace lockstep::zero {
 namespace {
 
-constexpr c10::DispatchKey kKey = c10::DispatchKey::DeferredInit;
+using flat::kPagedKey;
 
 /// The buffers there are, by the storage of their tensors.
 class Registry {
@@ -38,7 +40,7 @@ class Registry {
   }
   PagedBuffer* find(const at::Tensor& tensor) {
     const c10::TensorImpl& impl = *tensor.unsafeGetTensorImpl();
-    if (!impl.key_set().has(kKey) || !impl.has_storage()) {
+    if (!impl.key_set().has(kPagedKey) || !impl.has_storage()) {
       return nullptr;
     }
     const std::shared_lock<std::shared_mutex> lock(mutex_);
@@ -116,13 +118,34 @@ bool touches_values(const c10::FunctionSchema& schema) {
   std::string_view name = schema.name();
   name.remove_prefix(std::min(name.find("::"), name.size()) + 2);
   if (ends_with(name, "_like") || begins_with(name, "new_") ||
-      (begins_with(name, "is_") && name != "is_pinned") || begins_with(name, "sym_") || name == "size" || name == "stride" || name == "detach_" ||
-      name == "requires_grad_" || name == "retain_grad" || name == "_version") {
+      (begins_with(name, "is_") && name != "is_pinned") || begins_with(name, "sym_") ||
+      name == "size" || name == "stride" || name == "detach_" || name == "requires_grad_" ||
+      name == "retain_grad" || name == "_version") {
     return false;
   }
   return std::none_of(schema.returns().begin(), schema.returns().end(), [](const auto& result) {
     return result.alias_info() != nullptr && !result.alias_info()->isWrite();
   });
+}
+
+thread_local TensorTaker* g_taker = nullptr;
+
+/// What an operation that was given no tensors has made is offered to the taker.
+void offer(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
+  c10::IValue& result = stack->back();
+  if (schema.returns().size() != 1 || !result.isTensor() || !result.toTensor().defined() ||
+      flat::is_paged(result.toTensor())) {
+    return;
+  }
+  const c10::impl::ExcludeDispatchKeyGuard own_work(kPagedKey);
+  result = g_taker->take(result.toTensor(), !begins_with(schema.name(), "aten::empty"));
+}
+
+bool takes_tensors(const c10::FunctionSchema& schema) {
+  return std::any_of(
+      schema.arguments().begin(), schema.arguments().end(), [](const c10::Argument& argument) {
+        return argument.type()->str().find("Tensor") != std::string::npos;
+      });
 }
 
 bool touches_values_cached(const c10::FunctionSchema& schema) {
@@ -139,21 +162,24 @@ void bring_what_it_touches(
   const c10::FunctionSchema& schema = op.schema();
   Pins pins;
   if (touches_values_cached(schema)) {
+    const c10::impl::ExcludeDispatchKeyGuard own_work(kPagedKey);
     const size_t count = schema.arguments().size();
     for (size_t i = 0; i < count; ++i) {
       const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
       pins.add((*stack)[stack->size() - count + i], alias != nullptr && alias->isWrite());
     }
   }
-  op.redispatchBoxed(
-      keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPagedKey), stack);
+  if (g_taker != nullptr && !takes_tensors(schema)) {
+    offer(schema, stack);
+  }
 }
 
 /// Not when the library is loaded, where an error would end the program.
 void take_key() {
   static torch::Library* const library = [] {
     try {
-      auto* made = new torch::Library(torch::Library::IMPL, "_", kKey, __FILE__, __LINE__);
+      auto* made = new torch::Library(torch::Library::IMPL, "_", kPagedKey, __FILE__, __LINE__);
       made->fallback(torch::CppFunction::makeFromBoxedFunction<&bring_what_it_touches>());
       return made;
     } catch (const c10::Error& error) {
@@ -170,8 +196,7 @@ void take_key() {
 
 }  // namespace
 
-PagedBuffer::PagedBuffer(
-    int64_t numel, const at::TensorOptions& options, std::string untouchable)
+PagedBuffer::PagedBuffer(int64_t numel, const at::TensorOptions& options, std::string untouchable)
     : untouchable_(std::move(untouchable)) {
   take_key();
   const c10::InferenceMode ordinary(false);  // Views of inference tensors could not be trained.
@@ -190,7 +215,7 @@ PagedBuffer::~PagedBuffer() {
 
 at::Tensor PagedBuffer::view(int64_t offset, at::IntArrayRef sizes) const {
   auto impl = c10::make_intrusive<c10::TensorImpl>(
-      c10::Storage(values_.storage()), values_.key_set().add(kKey), values_.dtype());
+      c10::Storage(values_.storage()), values_.key_set().add(kPagedKey), values_.dtype());
   impl->set_storage_offset(values_.storage_offset() + offset);
   impl->set_sizes_contiguous(sizes);
   return at::Tensor(std::move(impl));
@@ -212,13 +237,43 @@ void PagedBuffer::free_memory() {
   has_memory_ = false;
 }
 
-bool PagedBuffer::is_paged(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kKey);
-}
-
 PageOwner* PagedBuffer::owner_of(const at::Tensor& tensor) {
   const PagedBuffer* buffer = tensor.defined() ? registry().find(tensor) : nullptr;
   return buffer == nullptr ? nullptr : buffer->owner();
+}
+
+WatchNewTensors::WatchNewTensors(TensorTaker& taker) {
+  LOCKSTEP_ASSERT(g_taker == nullptr, "tensors are watched already");
+  take_key();
+  g_taker = &taker;
+  c10::impl::tls_set_dispatch_key_included(kPagedKey, true);
+}
+
+WatchNewTensors::~WatchNewTensors() {
+  c10::impl::tls_set_dispatch_key_included(kPagedKey, false);
+  g_taker = nullptr;
+}
+
+Gathered::Gathered(const std::vector<at::Tensor>& tensors, bool writes) {
+  try {
+    for (const at::Tensor& tensor : tensors) {
+      if (PageOwner* owner = PagedBuffer::owner_of(tensor)) {
+        owner->pin(writes);
+        owners_.push_back(owner);
+      }
+    }
+  } catch (...) {
+    for (PageOwner* owner : owners_) {
+      owner->unpin();
+    }
+    throw;
+  }
+}
+
+Gathered::~Gathered() {
+  for (PageOwner* owner : owners_) {
+    owner->unpin();
+  }
 }
 
 }  // namespace lockstep::zero

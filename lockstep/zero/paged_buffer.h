@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -31,7 +32,7 @@ class PageOwner {
 /// all operations (`data_ptr` and all that is built on it) while there is none is an error that
 /// says what to do.
 ///
-/// This file is the only one that knows of the key. Cost: 1 to 4 us an operation on such a tensor,
+/// Only this file and flat/paged.h know of the key. Cost: 1 to 4 us an operation on such a tensor,
 /// none on others. Thread safety: registration is safe; the rest is its owner's. After torchdistx's
 /// deferred initialisation, which had the key first.
 class PagedBuffer {
@@ -59,8 +60,6 @@ class PagedBuffer {
   void make_memory();
   void free_memory();
 
-  /// Whether operations on `tensor` are told of.
-  static bool is_paged(const at::Tensor& tensor);
   /// Who is told of operations on `tensor`; null if nobody is (any more).
   static PageOwner* owner_of(const at::Tensor& tensor);
 
@@ -69,6 +68,41 @@ class PagedBuffer {
   std::string untouchable_;
   PageOwner* owner_ = nullptr;
   bool has_memory_ = false;
+};
+
+/// Who may have what operations make from nothing.
+class TensorTaker {
+ public:
+  TensorTaker() = default;
+  virtual ~TensorTaker() = default;
+  TensorTaker(const TensorTaker&) = delete;
+  TensorTaker& operator=(const TensorTaker&) = delete;
+  /// What is to be used in the place of `made`: itself, or a view of a PagedBuffer.
+  virtual at::Tensor take(const at::Tensor& made, bool has_values) = 0;
+};
+
+/// While it lives, `taker` is asked about every tensor that operations of this thread make from
+/// nothing. Not one in another.
+class WatchNewTensors {
+ public:
+  explicit WatchNewTensors(TensorTaker& taker);
+  ~WatchNewTensors();
+  WatchNewTensors(const WatchNewTensors&) = delete;
+  WatchNewTensors& operator=(const WatchNewTensors&) = delete;
+};
+
+/// Keeps values of paged tensors here while it lives; of others nothing is needed. Collective, in
+/// the order of `tensors`.
+class Gathered {
+ public:
+  /// `writes`: they will be changed, through pointers maybe.
+  Gathered(const std::vector<at::Tensor>& tensors, bool writes);
+  ~Gathered();
+  Gathered(const Gathered&) = delete;
+  Gathered& operator=(const Gathered&) = delete;
+
+ private:
+  std::vector<PageOwner*> owners_;
 };
 
 }  // namespace lockstep::zero

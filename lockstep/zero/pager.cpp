@@ -44,8 +44,8 @@ Pager::~Pager() {
 }
 
 void Pager::add(Pageable& pageable, std::string name) {
-  units_.push_back(std::make_unique<Unit>(
-      this, static_cast<Index>(units_.size()), &pageable, std::move(name)));
+  units_.push_back(
+      std::make_unique<Unit>(this, static_cast<Index>(units_.size()), &pageable, std::move(name)));
   Unit& unit = *units_.back();
   pageable.buffer().set_owner(&unit);
   if (pageable.buffer().has_memory()) {
@@ -82,7 +82,8 @@ void Pager::pin(Unit& unit, bool writes) {
       throw CommError(
           "zero",
           fmt::format(
-              "an operation touched {}, of which each rank has a part under ZeRO stage 3, and waits "
+              "an operation touched {}, of which each rank has a part under ZeRO stage 3, and "
+              "waits "
               "for all ranks to do so; touch parameters on all ranks alike, or hold them with "
               "Accelerator::with_gathered_parameters; {}",
               unit.name,
@@ -100,8 +101,7 @@ void Pager::unpin(Unit& unit) noexcept {
 
 /// Every rank says (what it waits for, whether that must be brought, what it expects next).
 void Pager::round(Index wanted) {
-  const Index expected =
-      wanted == kNone || !options_.prefetch ? kNone : expected_after(wanted);
+  const Index expected = wanted == kNone || !options_.prefetch ? kNone : expected_after(wanted);
   at::Tensor mine = at::empty({3}, at::kLong);
   auto* said = mine.mutable_data_ptr<int64_t>();
   said[0] = wanted;
@@ -116,7 +116,8 @@ void Pager::round(Index wanted) {
   all_settled_ = true;
   for (int rank = 0; rank < group_.size(); ++rank) {
     const int64_t* theirs = each + 3 * static_cast<ptrdiff_t>(rank);
-    if (theirs[1] != 0 && std::find(to_bring.begin(), to_bring.end(), theirs[0]) == to_bring.end()) {
+    if (theirs[1] != 0 &&
+        std::find(to_bring.begin(), to_bring.end(), theirs[0]) == to_bring.end()) {
       to_bring.push_back(theirs[0]);
     }
     unanimous = unanimous && theirs[0] == each[0];
@@ -218,6 +219,18 @@ Pager::Index Pager::expected_after(Index index) const {
 void Pager::learn(Index next) {
   next_[history_] = next;
   history_ = {history_[1], history_[2], next, BackwardHooks::current_backward() != -1 ? 1 : 0};
+}
+
+void Pager::make_room_for(int64_t elements) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  make_room(elements, kNone);
+}
+
+void Pager::mark_written(const Pageable& pageable) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& unit : units_) {
+    unit->written = unit->written || unit->what == &pageable;
+  }
 }
 
 void Pager::settle() {

@@ -64,6 +64,11 @@ class Pager {
   /// all ranks. `pageable` must outlive this.
   void add(Pageable& pageable, std::string name);
 
+  /// Its values are new: they have to be written back.
+  void mark_written(const Pageable& pageable);
+  /// So that with `elements` more there are no more than there may be, if that is possible.
+  void make_room_for(int64_t elements);
+
   /// Backward is done on this rank: returns when it is on all. Collective. Throws CommError.
   void settle();
   /// What was written to units goes to the ranks' own parts.

@@ -17,6 +17,9 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/thread/ranks.h"
+#include "lockstep/flat/paged.h"
+#include "lockstep/zero/activation_checkpoint.h"
+#include "lockstep/zero/init.h"
 #include "lockstep/zero/sharding.h"
 
 namespace lockstep::zero {
@@ -44,7 +47,10 @@ void fill(torch::nn::Module& module) {
 }
 
 std::shared_ptr<Sharding> page(
-    const torch::nn::Module& module, const Group& group, int64_t cap_bytes, PagerOptions pager = {}) {
+    const torch::nn::Module& module,
+    const Group& group,
+    int64_t cap_bytes,
+    PagerOptions pager = {}) {
   std::vector<at::Tensor> trained;
   for (const NamedTensor& item : named(module)) {
     if (item.tensor.requires_grad()) {
@@ -107,8 +113,7 @@ struct VariedImpl : torch::nn::Module {
         "norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions(std::vector<int64_t>{16})));
     linear = register_module("linear", mlp(4));
     lstm = register_module(
-        "lstm",
-        torch::nn::LSTM(torch::nn::LSTMOptions(16, 16).num_layers(2).bidirectional(true)));
+        "lstm", torch::nn::LSTM(torch::nn::LSTMOptions(16, 16).num_layers(2).bidirectional(true)));
     layer = register_module(
         "layer",
         torch::nn::TransformerEncoderLayer(
@@ -179,7 +184,8 @@ TEST(Paging, memory_that_is_not_there_cannot_be_read) {
 
 TEST(Paging, trains_as_one_process) {
   Varied alone;
-  const auto expected = oracle(*alone, [&](int step) { return alone->loss(step); }, 5);
+  const auto expected = oracle(
+      *alone, [&](int step) { return alone->loss(step); }, 5);
   for (const int world : {2, 3}) {
     for (const int64_t cap : {int64_t{1}, int64_t{6000}}) {
       for (const int64_t live : {int64_t{1}, int64_t{1} << 30}) {
@@ -278,7 +284,7 @@ TEST(Paging, frozen_parameters_come_and_go_too) {
       parameter.set_requires_grad(false);
     }
     const auto sharding = page(*net, group, 1, {.max_live_elements = 600});
-    EXPECT_TRUE(PagedBuffer::is_paged(net->parameters()[0]));
+    EXPECT_TRUE(flat::is_paged(net->parameters()[0]));
     run_backward(*sharding, net->forward(at::ones({2, 16})).sum());
     EXPECT_FALSE(sharding->pieces_of({net->parameters()[0]})[0].grad().defined());
     EXPECT_TRUE(sharding->pieces_of({net->parameters()[2]})[0].grad().defined());
@@ -295,8 +301,8 @@ TEST(Paging, small_parameters_may_stay) {
         group,
         ShardingOptions{.residence = Residence::kPaged, .keep_up_to_elements = 16});
     sharding->watch();
-    EXPECT_TRUE(PagedBuffer::is_paged(net->parameters()[0]));
-    EXPECT_FALSE(PagedBuffer::is_paged(net->parameters()[1]));
+    EXPECT_TRUE(flat::is_paged(net->parameters()[0]));
+    EXPECT_FALSE(flat::is_paged(net->parameters()[1]));
     run_backward(*sharding, net->forward(at::ones({2, 16})).sum());
     update(*sharding, 0.01);
   });
@@ -316,6 +322,150 @@ TEST(Paging, a_rank_that_touches_alone_is_told_so) {
       }
     } else {
       EXPECT_THROW(group.barrier(), CommError);
+    }
+  });
+}
+
+/// Elements of memory that a model's parameters have here, by storage.
+int64_t built_elements(Init& init, const Group& group, int64_t layers) {
+  torch::nn::Sequential net;
+  {
+    const WatchNewTensors watching(init);
+    for (int64_t i = 0; i < layers; ++i) {
+      net->push_back(torch::nn::Linear(64, 64));
+    }
+  }
+  init.finish();
+  int64_t paged = 0;
+  for (const at::Tensor& parameter : net->parameters()) {
+    paged += flat::is_paged(parameter) ? parameter.numel() : 0;
+  }
+  EXPECT_EQ(paged, layers * 64 * 64) << "on rank " << group.rank();
+  return paged;
+}
+
+TEST(ZeroInit, all_ranks_have_rank_0s_values) {
+  ranks(3, [&](Group group) {
+    Init init(group, at::kCPU, 1000);
+    torch::nn::Sequential net;
+    {
+      const WatchNewTensors watching(init);
+      for (const int64_t out : {64, 64, 8}) {
+        torch::nn::Linear layer(64, out);
+        const torch::NoGradGuard no_grad;
+        layer->weight.copy_(
+            at::arange(out * 64, at::kFloat).reshape({out, 64}) / (1 + group.rank()));
+        layer->bias.fill_(group.rank());
+        net->push_back(layer);
+      }
+    }
+    init.finish();
+    EXPECT_TRUE(flat::is_paged(net->parameters()[0]));
+    EXPECT_FALSE(flat::is_paged(net->parameters()[1]));
+    const auto sharding = page(*net, group, 1, {.max_live_elements = 1});
+    EXPECT_TRUE(at::equal(net->parameters()[0], at::arange(64 * 64, at::kFloat).reshape({64, 64})));
+    EXPECT_TRUE(at::equal(net->parameters()[1], at::zeros({64})));
+    run_backward(*sharding, net->forward(at::ones({2, 64})).square().mean());
+    update(*sharding, 0.01);
+  });
+}
+
+TEST(ZeroInit, initialises_as_without) {
+  torch::manual_seed(3);
+  const torch::nn::Linear expected(64, 64);
+  ranks(2, [&](Group group) {
+    Init init(group, at::kCPU, 1000);
+    torch::nn::Linear layer{nullptr};
+    // One rank after the other: threads share torch's generator.
+    const WatchNewTensors watching(init);
+    if (group.rank() == 0) {
+      torch::manual_seed(3);
+      layer = torch::nn::Linear(64, 64);
+      group.barrier();
+    } else {
+      group.barrier();
+      layer = torch::nn::Linear(64, 64);
+    }
+    init.finish();
+    EXPECT_TRUE(at::equal(layer->weight, expected->weight));
+  });
+}
+
+TEST(ZeroInit, no_rank_has_more_than_its_part_and_one_tensor) {
+  ranks(2, [](Group group) {
+    Init init(group, at::kCPU, 4096);
+    EXPECT_EQ(built_elements(init, group, 10), 10 * 64 * 64);
+    EXPECT_LE(init.most_live_elements(), 64 * 64);
+  });
+}
+
+TEST(ActivationCheckpoint, changes_nothing_but_what_is_kept) {
+  Varied plain;
+  Varied again;
+  for (int step = 0; step < 2; ++step) {
+    const at::Tensor ids = (at::arange(24, at::kLong).reshape({4, 6}) * (step + 3)) % 32;
+    const at::Tensor plain_loss =
+        plain->layer(plain->linear->forward(plain->embedding(ids))).square().mean();
+    plain_loss.backward();
+    const at::Tensor x = activation_checkpoint(
+        [&](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
+          return {again->linear->forward(in[0])};
+        },
+        {again->embedding(ids)},
+        again->linear->parameters())[0];
+    const at::Tensor loss = activation_checkpoint(again->layer, x).square().mean();
+    loss.backward();
+    EXPECT_TRUE(at::equal(plain_loss, loss));
+  }
+  const auto expected = plain->named_parameters();
+  for (const auto& item : again->named_parameters()) {
+    const at::Tensor& gradient = expected[item.key()].grad();
+    ASSERT_EQ(item.value().grad().defined(), gradient.defined()) << item.key();
+    EXPECT_TRUE(!gradient.defined() || at::equal(item.value().grad(), gradient)) << item.key();
+  }
+}
+
+TEST(ActivationCheckpoint, draws_the_same_random_numbers_again_and_leaves_the_generator_alone) {
+  const auto noisy = [](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
+    return {torch::dropout(in[0], 0.5, true).square()};
+  };
+  const at::Tensor x = at::ones({100}).requires_grad_();
+  torch::manual_seed(5);
+  noisy({x})[0].sum().backward();
+  const at::Tensor expected = x.grad().clone();
+  x.mutable_grad().reset();
+  torch::manual_seed(5);
+  const at::Tensor sum = activation_checkpoint(noisy, {x}, {})[0].sum();
+  const at::Tensor next = torch::rand({3});
+  torch::manual_seed(6);
+  sum.backward();
+  EXPECT_TRUE(at::equal(x.grad(), expected));
+  EXPECT_FALSE(at::equal(next, torch::rand({3})));
+  torch::manual_seed(6);
+  const at::Tensor undisturbed = torch::rand({3});
+  torch::manual_seed(6);
+  EXPECT_TRUE(at::equal(undisturbed, torch::rand({3})));
+}
+
+TEST(ActivationCheckpoint, goes_with_every_stage) {
+  Varied alone;
+  const auto loss_of = [](Varied& net, int step) {
+    const at::Tensor ids = (at::arange(24, at::kLong).reshape({4, 6}) * (step + 3)) % 32;
+    at::Tensor x = net->embedding(ids);
+    x = activation_checkpoint(net->layer, x);
+    x = activation_checkpoint(net->layer, x);  // One layer twice.
+    return x.square().mean();
+  };
+  const auto expected = oracle(
+      *alone, [&](int step) { return loss_of(alone, step); }, 4);
+  ranks(2, [&](Group group) {
+    Varied net;
+    const auto sharding = page(*net, group, 1, {.max_live_elements = 1});
+    for (int step = 0; step < 4; ++step) {
+      const at::Tensor loss = loss_of(net, step);
+      EXPECT_NEAR(loss.item<double>(), expected[step], 2e-6) << step;
+      run_backward(*sharding, loss);
+      update(*sharding, 0.05);
     }
   });
 }

@@ -47,6 +47,8 @@ class ShardedBucket final : public Pageable {
       Residence residence);
 
   const std::vector<flat::Slot>& slots() const { return slots_; }
+  /// By slots.
+  const std::vector<at::Tensor>& parameters() const { return parameters_; }
   const std::vector<Piece>& pieces() const { return pieces_; }
   bool is_paged() const { return paged_ != nullptr; }
   /// The values of this rank's shard.
@@ -89,7 +91,7 @@ class ShardedBucket final : public Pageable {
   std::unique_ptr<PagedBuffer> paged_;
   at::Tensor values_;  ///< Unless paged.
   at::Tensor shard_;
-  int64_t first_ = 0;  ///< Where the shard begins.
+  int64_t first_ = 0;   ///< Where the shard begins.
   int64_t length_ = 0;  ///< Of the bucket, what pads the shards included.
   std::vector<Piece> pieces_;
   std::vector<size_t> slot_of_piece_;

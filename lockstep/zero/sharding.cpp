@@ -99,9 +99,6 @@ Sharding::Sharding(
   if (paged) {
     page_frozen(parameters, options);
   }
-  for (const NamedTensor& item : parameters_) {
-    pieces_of_.try_emplace(item.tensor.unsafeGetTensorImpl());  // Others may own all of it.
-  }
   present_.assign(parameters_.size(), false);
   reset_backward();
 }
@@ -133,6 +130,9 @@ void Sharding::lay_out(
 }
 
 void Sharding::note_pieces(const ShardedBucket& bucket) {
+  for (const at::Tensor& parameter : bucket.parameters()) {
+    pieces_of_.try_emplace(parameter.unsafeGetTensorImpl());  // Others may own all of it.
+  }
   for (const Piece& piece : bucket.pieces()) {
     piece_with_[piece.values.unsafeGetTensorImpl()] = piece;
     pieces_of_[piece.parameter.unsafeGetTensorImpl()].push_back(piece.values);
@@ -150,8 +150,7 @@ void Sharding::page_frozen(const NamedTensors& items, const ShardingOptions& opt
   const std::vector<at::Tensor> tensors = tensors_of(frozen);
   for (const flat::BucketPlan& plan :
        flat::plan_buckets(tensors, options.cap_bytes, options.cap_bytes)) {
-    frozen_.push_back(
-        std::make_unique<ShardedBucket>(plan, tensors, group_, Residence::kPaged));
+    frozen_.push_back(std::make_unique<ShardedBucket>(plan, tensors, group_, Residence::kPaged));
     pager_->add(*frozen_.back(), frozen[static_cast<size_t>(plan.slots.back().parameter)].name);
     note_pieces(*frozen_.back());
   }
@@ -220,7 +219,8 @@ void Sharding::gradient_arrived(size_t index) {
 void Sharding::start(size_t index) {
   ShardedBucket& bucket = *buckets_[index];
   for (size_t before = 0; before < index; ++before) {
-    // Only what is done, in stage 3: others may wait for us to bring a parameter before they reduce.
+    // Only what is done, in stage 3: others may wait for us to bring a parameter before they
+    // reduce.
     if (!pager_ ? before + kUnderWay <= index : buckets_[before]->is_reduced()) {
       buckets_[before]->wait_reduce();
     }

@@ -109,8 +109,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   void reset_backward();
   std::vector<bool> present_anywhere();
   /// Buckets of `items`, which belong to the newest group.
-  void lay_out(
-      const NamedTensors& items, const ShardingOptions& options, Residence residence);
+  void lay_out(const NamedTensors& items, const ShardingOptions& options, Residence residence);
   void page_frozen(const NamedTensors& items, const ShardingOptions& options);
   void note_pieces(const ShardedBucket& bucket);
 

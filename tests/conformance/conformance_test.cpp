@@ -149,6 +149,15 @@ std::vector<Strategy> strategies() {
       {.name = "zero_2_bf16",
        .options = zero(2, 1, int64_t{25} << 20, lockstep::Precision::kBF16),
        .tolerance = 4e-2},
+      {.name = "zero_3", .options = zero(3, 1)},
+      {.name = "zero_3_accumulation_and_clipping",
+       .options = zero(3, 2),
+       .micro_steps = 2,
+       .clip = true},
+      {.name = "zero_3_tiny_buckets", .options = zero(3, 1, 1)},
+      {.name = "zero_3_bf16",
+       .options = zero(3, 1, 1, lockstep::Precision::kBF16),
+       .tolerance = 4e-2},
       {.name = "local_sgd_every_step", .local_sgd_steps = 1},
       // Eight bits of mantissa in the products: 12 steps of AdamW at 0.01 end a few steps' length
       // apart where a gradient is near zero.

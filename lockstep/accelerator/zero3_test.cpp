@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+// ZeRO stage 3, as who writes a training loop meets it.
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/test_folder.h"
+#include "lockstep/checkpoint/load_model.h"
+#include "lockstep/comm/connected_ranks.h"
+#include "lockstep/flat/paged.h"
+#include "lockstep/optim/adam.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+
+AcceleratorOptions stage3(int64_t cap_bytes = 4000) {
+  return {.zero = ZeroPlugin{.stage = 3, .bucket_cap_bytes = cap_bytes}};
+}
+
+torch::nn::Sequential new_net(int64_t layers = 3, int64_t width = 32) {
+  torch::nn::Sequential net;
+  for (int64_t i = 0; i < layers; ++i) {
+    net->push_back(torch::nn::Linear(width, width));
+  }
+  const torch::NoGradGuard no_grad;
+  for (auto& parameter : net->parameters()) {
+    parameter.copy_(
+        torch::sin(torch::arange(parameter.numel(), torch::kFloat)).reshape(parameter.sizes()) / 4);
+  }
+  return net;
+}
+
+std::vector<at::Tensor> values_of(const torch::nn::Sequential& net) {
+  std::vector<at::Tensor> values;
+  for (const at::Tensor& parameter : net->parameters()) {
+    values.push_back(parameter.detach().clone());
+  }
+  return values;
+}
+
+TEST(Zero3, a_rank_has_its_part_of_everything_between_steps) {
+  for (const int world : {2, 4}) {
+    accelerated_ranks(world, stage3(), [world](Accelerator& accelerator) {
+      auto net = new_net(6, 64);
+      auto [model, optimizer] =
+          accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
+      accelerator.backward(model->forward(at::ones({2, 64})).sum());
+      optimizer.step();
+      optimizer.zero_grad();
+      double own = 0;
+      for (const at::Tensor& piece : optimizer.parameters()) {
+        own += static_cast<double>(piece.numel());
+      }
+      const double all = 6 * 64 * 65;
+      EXPECT_NEAR(own, all / world, all / world / 20);
+      for (const at::Tensor& parameter : model->parameters()) {
+        EXPECT_TRUE(flat::is_paged(parameter));
+        EXPECT_THROW(static_cast<void>(parameter.const_data_ptr()), c10::Error) << "no memory";
+      }
+    });
+  }
+}
+
+TEST(Zero3, memory_can_be_read_while_it_is_held) {
+  accelerated_ranks(2, stage3(), [](Accelerator& accelerator) {
+    auto net = new_net();
+    const std::vector<at::Tensor> expected = values_of(net);
+    auto [model, optimizer] =
+        accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
+    const std::vector<at::Tensor> parameters = model->parameters();
+    accelerator.with_gathered_parameters({parameters[0]}, [&] {
+      const auto* values = parameters[0].const_data_ptr<float>();
+      EXPECT_EQ(values[5], expected[0].reshape({-1})[5].item<float>());
+    });
+  });
+}
+
+TEST(Zero3, what_one_process_writes_while_it_is_held_all_have) {
+  for (const int stage : {2, 3}) {
+    AcceleratorOptions options = stage3();
+    options.zero->stage = stage;
+    accelerated_ranks(2, options, [](Accelerator& accelerator) {
+      auto net = new_net();
+      auto [model, optimizer] =
+          accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0}));
+      at::Tensor weight = model->parameters()[2];
+      accelerator.with_gathered_parameters(
+          {weight},
+          [&] {
+            if (accelerator.process_index() == 1) {
+              weight.const_data_ptr();
+              weight.detach().fill_(7);
+            }
+          },
+          1);
+      EXPECT_TRUE(at::equal(weight, at::full_like(weight, 7)));
+      accelerator.backward(model->forward(at::ones({2, 32})).sum());
+      optimizer.step();
+      EXPECT_NEAR(weight.detach().mean().item<double>(), 7, 1e-5) << "the shards have it too";
+      EXPECT_THROW(
+          accelerator.with_gathered_parameters(
+              {weight}, [] {}, 2),
+          ConfigError);
+    });
+  }
+}
+
+TEST(Zero3, weights_are_written_whole_and_read_back) {
+  const TestFolder folder;
+  const auto expected = values_of(new_net());
+  accelerated_ranks(2, stage3(), [&](Accelerator& accelerator) {
+    auto net = new_net();
+    auto [model, optimizer] =
+        accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
+    accelerator.save_model(model, folder.path() / "weights");
+    for (at::Tensor& parameter : model->parameters()) {
+      const torch::NoGradGuard no_grad;
+      parameter.zero_();
+    }
+    checkpoint::load_checkpoint_in_model(*model, folder.path() / "weights");
+    EXPECT_TRUE(at::equal(model->parameters()[3], expected[3])) << "into divided parameters";
+  });
+  auto plain = new_net();
+  for (auto& parameter : plain->parameters()) {
+    parameter.detach().zero_();
+  }
+  checkpoint::load_checkpoint_in_model(*plain, folder.path() / "weights");
+  for (size_t i = 0; i < expected.size(); ++i) {
+    EXPECT_TRUE(at::equal(plain->parameters()[i], expected[i]));
+  }
+}
+
+TEST(Zero3, a_model_built_in_parts_trains_as_one_that_was_not) {
+  std::vector<std::vector<at::Tensor>> weights(2);
+  for (const bool in_parts : {false, true}) {
+    accelerated_ranks(2, stage3(20000), [&](Accelerator& accelerator) {
+      const auto build = [] { return new_net(3, 96); };
+      auto net = in_parts ? accelerator.zero_init(build) : build();
+      EXPECT_EQ(flat::is_paged(net->parameters()[0]), in_parts);
+      auto [model, optimizer] =
+          accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
+      for (int step = 0; step < 3; ++step) {
+        accelerator.backward(model->forward(at::ones({2, 96})).square().mean());
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      const std::vector<at::Tensor> values = values_of(model);
+      if (accelerator.is_main_process()) {
+        weights[in_parts ? 1 : 0] = values;
+      }
+    });
+  }
+  for (size_t i = 0; i < weights[0].size(); ++i) {
+    EXPECT_TRUE(at::equal(weights[0][i], weights[1][i]));
+  }
+}
+
+TEST(Zero3, nothing_is_built_in_parts_without_it) {
+  accelerated_ranks(2, {.zero = ZeroPlugin{.stage = 2}}, [](Accelerator& accelerator) {
+    auto net = accelerator.zero_init([] { return new_net(1, 96); });
+    EXPECT_FALSE(flat::is_paged(net->parameters()[0]));
+  });
+}
+
+TEST(Zero3, who_touches_a_parameter_alone_is_told_what_to_do) {
+  try {
+    accelerated_ranks(2, stage3(), [](Accelerator& accelerator) {
+      auto net = new_net();
+      auto [model, optimizer] =
+          accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
+      if (accelerator.is_main_process()) {
+        model->parameters()[0].sum();
+      }
+      accelerator.wait_for_everyone();
+    });
+    FAIL() << "rank 1 was waiting elsewhere";
+  } catch (const CommError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("barrier"));
+  }
+}
+
+TEST(Zero3, goes_over_sockets_and_shared_memory) {
+  const auto train = [](Group group) {
+    WorldSpec world;
+    world.rank = world.local_rank = group.rank();
+    world.size = world.local_size = group.size();
+    Accelerator accelerator(stage3(), world, std::move(group));
+    auto net = new_net();
+    auto [model, optimizer] =
+        accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
+    for (int step = 0; step < 4; ++step) {
+      accelerator.backward(
+          model->forward(at::ones({2, 32}) * (accelerator.process_index() + 1)).square().mean());
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    const at::Tensor mine = model->parameters()[0].detach().clone();
+    EXPECT_TRUE(at::equal(mine, accelerator.gather(mine.unsqueeze(0))[0]));
+  };
+  gloo_ranks(2, train);
+  shm_ranks(3, train);
+}
+
+}  // namespace
+}  // namespace lockstep

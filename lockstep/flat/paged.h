@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DispatchKey.h>
+
+namespace lockstep::flat {
+
+/// What marks tensors whose values come when an operation touches them; zero/paged_buffer.h makes
+/// them. torch has the key for deferred initialisation, which it does not do.
+constexpr c10::DispatchKey kPagedKey = c10::DispatchKey::DeferredInit;
+
+/// Whether the memory of `tensor` may be elsewhere: it is reached by operations, not by pointers.
+inline bool is_paged(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kPagedKey);
+}
+
+}  // namespace lockstep::flat
