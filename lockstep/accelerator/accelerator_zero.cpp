@@ -36,6 +36,18 @@ std::vector<std::vector<optim::FlatOptimizer::Pieces>> pieces_of(const zero::Sha
   return pieces;
 }
 
+int64_t bucket_cap(const ZeroPlugin& plugin, const NamedTensors& parameters) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  if (plugin.bucket_cap_bytes || plugin.stage < 3) {
+    return plugin.bucket_cap_bytes.value_or(25 * kMiB);
+  }
+  int64_t bytes = 0;
+  for (const NamedTensor& item : parameters) {
+    bytes += static_cast<int64_t>(item.tensor.nbytes());
+  }
+  return std::clamp(bytes / 16, kMiB, 25 * kMiB);
+}
+
 }  // namespace
 
 bool Accelerator::is_sharded() const {
@@ -163,15 +175,15 @@ void Accelerator::shard_parameters() {
   }
   State::Model& model = state.models.front();
   const ZeroPlugin& plugin = *state.options.zero;
+  const int64_t cap_bytes = bucket_cap(plugin, model.parameters());
   state.sharding = std::make_shared<zero::Sharding>(
       model.parameters(),
       model.buffers(),
       groups_of(*flat),
       state.group,
       zero::ShardingOptions{
-          .cap_bytes = plugin.bucket_cap_bytes,
-          .first_cap_bytes =
-              std::min(plugin.bucket_cap_bytes, zero::ShardingOptions().first_cap_bytes),
+          .cap_bytes = cap_bytes,
+          .first_cap_bytes = std::min(cap_bytes, zero::ShardingOptions().first_cap_bytes),
           .broadcast_buffers = state.options.data_parallel.broadcast_buffers,
           .residence = plugin.stage == 3 ? zero::Residence::kPaged : zero::Residence::kKept,
           .keep_up_to_elements = plugin.stage3_param_persistence_threshold,

@@ -49,8 +49,9 @@ struct ZeroPlugin {
   /// 3: parameters too, frozen ones included: they come when an operation touches them.
   int stage = 2;
   /// Largest bucket of gradients that travels at a time; smaller ones take less memory. In stage 3
-  /// a bucket's parameters come and go together.
-  int64_t bucket_cap_bytes = int64_t{25} << 20;
+  /// a bucket's parameters come and go together. None: 25 MiB; in stage 3 a sixteenth of the model,
+  /// between 1 and 25 MiB.
+  std::optional<int64_t> bucket_cap_bytes = std::nullopt;
   /// Stage 3: most elements of parameters that are whole at a time, unless one operation wants
   /// more. None: as many as the three largest buckets have.
   std::optional<int64_t> stage3_max_live_parameters = std::nullopt;

@@ -206,7 +206,7 @@ PagedBuffer::PagedBuffer(int64_t numel, const at::TensorOptions& options, std::s
   storage->set_nbytes(static_cast<size_t>(numel) * values_.element_size());
   values_.unsafeGetTensorImpl()->set_sizes_contiguous({numel});
   registry().add(storage, this);
-  free_memory();
+  take_memory();
 }
 
 PagedBuffer::~PagedBuffer() {
@@ -221,20 +221,23 @@ at::Tensor PagedBuffer::view(int64_t offset, at::IntArrayRef sizes) const {
   return at::Tensor(std::move(impl));
 }
 
-void PagedBuffer::make_memory() {
+void PagedBuffer::make_memory(at::DataPtr given) {
   LOCKSTEP_ASSERT(!has_memory_, "a unit was brought that is here already");
   const c10::DeviceGuard device(values_.device());
   c10::StorageImpl* storage = values_.storage().unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(storage->allocator()->allocate(storage->nbytes()));
+  storage->set_data_ptr_noswap(
+      given ? std::move(given) : storage->allocator()->allocate(storage->nbytes()));
   storage->clear_data_ptr_access_error_msg_();
   has_memory_ = true;
 }
 
-void PagedBuffer::free_memory() {
+at::DataPtr PagedBuffer::take_memory() {
   c10::StorageImpl* storage = values_.storage().unsafeGetStorageImpl();
-  storage->set_data_ptr_noswap(at::DataPtr(nullptr, values_.device()));
+  at::DataPtr taken(nullptr, values_.device());
+  std::swap(taken, storage->_mutable_data_ptr_no_checks());
   storage->release_data_and_set_meta_custom_data_ptr_error_msg_(untouchable_);
   has_memory_ = false;
+  return taken;
 }
 
 PageOwner* PagedBuffer::owner_of(const at::Tensor& tensor) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -56,9 +57,12 @@ class PagedBuffer {
   int64_t numel() const { return values_.numel(); }
 
   bool has_memory() const { return has_memory_; }
-  /// Memory that is not initialised, on the current stream of a device.
-  void make_memory();
-  void free_memory();
+  size_t nbytes() const { return values_.nbytes(); }
+  /// Memory that is not initialised: `given`, of at least as many bytes, or new, on the current
+  /// stream of a device.
+  void make_memory(at::DataPtr given = {});
+  /// Returns what it was.
+  at::DataPtr take_memory();
 
   /// Who is told of operations on `tensor`; null if nobody is (any more).
   static PageOwner* owner_of(const at::Tensor& tensor);

@@ -15,6 +15,11 @@
 #include "lockstep/sync/backward_hooks.h"
 
 namespace lockstep::zero {
+namespace {
+
+constexpr size_t kSlabs = 3;
+
+}  // namespace
 
 struct Pager::Unit final : PageOwner {
   Unit(Pager* pager_, Index index_, Pageable* what_, std::string name_)
@@ -161,7 +166,7 @@ void Pager::bring(Index index) {
 
 void Pager::start(Unit& unit) {
   if (unit.state == State::kAbsent) {
-    unit.what->buffer().make_memory();
+    unit.what->buffer().make_memory(find_slab(unit.what->buffer()));
     live_elements_ += unit.elements();
     most_live_elements_ = std::max(most_live_elements_, live_elements_);
   }
@@ -188,10 +193,35 @@ void Pager::let_go(Unit& unit) {
     unit.written = false;
   }
   if (unit.state == State::kHere) {
-    unit.what->buffer().free_memory();
+    PagedBuffer& buffer = unit.what->buffer();
+    at::DataPtr memory = buffer.take_memory();
+    if (buffer.values().is_cpu() && slabs_.size() < kSlabs) {
+      slabs_.push_back({std::move(memory), buffer.nbytes()});
+    }
     unit.state = State::kAbsent;
     live_elements_ -= unit.elements();
   }
+}
+
+/// The smallest that is large enough, and not much too large. One that was left too small for
+/// anything is given back, so that no more than the largest units' worth lies idle.
+at::DataPtr Pager::find_slab(const PagedBuffer& buffer) {
+  auto best = slabs_.end();
+  for (auto slab = slabs_.begin(); slab != slabs_.end(); ++slab) {
+    if (slab->bytes >= buffer.nbytes() && slab->bytes <= 2 * buffer.nbytes() &&
+        (best == slabs_.end() || slab->bytes < best->bytes)) {
+      best = slab;
+    }
+  }
+  if (best == slabs_.end()) {
+    if (slabs_.size() == kSlabs) {
+      slabs_.erase(slabs_.begin());
+    }
+    return {};
+  }
+  at::DataPtr memory = std::move(best->memory);
+  slabs_.erase(best);
+  return memory;
 }
 
 void Pager::make_room(int64_t elements, Index keep) {

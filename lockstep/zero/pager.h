@@ -98,6 +98,7 @@ class Pager {
   void start(Unit& unit);
   void arrive(Unit& unit);
   void let_go(Unit& unit);
+  at::DataPtr find_slab(const PagedBuffer& buffer);
   void make_room(int64_t elements, Index keep);
   int64_t most() const;
   Index expected_after(Index index) const;
@@ -106,6 +107,13 @@ class Pager {
   Group group_;
   PagerOptions options_;
   std::vector<std::unique_ptr<Unit>> units_;
+  /// Of the CPU's memory that units have left: fetched anew it would have to be mapped anew, and
+  /// lie between what training leaves.
+  struct Slab {
+    at::DataPtr memory;
+    size_t bytes;
+  };
+  std::vector<Slab> slabs_;
   std::mutex mutex_;
   bool all_settled_ = false;
 
