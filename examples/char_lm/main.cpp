@@ -94,7 +94,10 @@ int train(const Options& options) {
       {.mixed_precision = lockstep::parse_precision(options.precision),
        .gradient_accumulation_steps = options.common.accumulation_steps,
        .log_with = {"tensorboard", "jsonl"},
-       .project_dir = options.common.output});
+       .project_dir = options.common.output,
+       .zero = options.common.zero > 0
+                   ? std::optional(lockstep::ZeroPlugin{.stage = options.common.zero})
+                   : std::nullopt});
   examples::check_output(options.common.output, options.common.resume);
   const Text text(options.text);
   const int64_t characters = text.tokens().size(0);
@@ -186,12 +189,16 @@ int train(const Options& options) {
     held_back_loss = evaluate(accelerator, model, held_back);
   }
 
+  // On all processes: with --zero 3 none has the weights alone.
+  const std::string written = options.sample_length > 0
+                                  ? write_text(model, text, options.prompt, options.sample_length)
+                                  : "";
   accelerator.on_main_process([&] {
     const auto seen = static_cast<double>(
         (optimizer.steps() - steps_before) * options.common.batch_size *
         options.common.accumulation_steps * accelerator.num_processes() * shape.context);
     if (options.sample_length > 0) {
-      accelerator.print("\n" + write_text(model, text, options.prompt, options.sample_length));
+      accelerator.print("\n" + written);
     }
     if (options.common.json) {
       accelerator.print(nlohmann::json{
@@ -214,6 +221,7 @@ int main(int argc, char** argv) {
       "  char_lm --steps 200\n"
       "  lockstep launch -n 2 char_lm --output runs/two\n"
       "  lockstep launch -n 2 char_lm --output runs/two --steps 800 --resume\n"
+      "  lockstep launch -n 2 char_lm --zero 3 --output runs/sharded\n"
       "  char_lm --data my.txt --prompt 'Once upon a time' --layers 6 --width 192");
   examples::add_common_options(app, options.common);
   app.add_option("--lr", options.lr, "Highest learning rate of AdamW")

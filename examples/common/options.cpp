@@ -25,6 +25,9 @@ void add_common_options(CLI::App& app, CommonOptions& options) {
   app.add_option("--accumulate", options.accumulation_steps, "Batches an update, on each process")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  app.add_option("--zero", options.zero, "Stage of ZeRO: what each process has only a part of")
+      ->check(CLI::Range(0, 3))
+      ->capture_default_str();
   app.add_option("--seed", options.seed, "Seed of the initial weights and of the order of samples")
       ->capture_default_str();
   app.add_option("--output", options.output, "Folder for logs, checkpoints and pictures")

@@ -19,13 +19,14 @@ struct CommonOptions {
   int64_t batch_size = 64;
   uint64_t seed = 42;
   int64_t accumulation_steps = 1;
+  int zero = 0;  ///< ZeRO's stage; 0: data parallel.
   std::string output;
   bool resume = false;
   bool json = false;
 };
 
-/// Adds --epochs, --steps, --batch-size, --accumulate, --seed, --output, --resume and --json, with
-/// `options`' values as defaults.
+/// Adds --epochs, --steps, --batch-size, --accumulate, --zero, --seed, --output, --resume and
+/// --json, with `options`' values as defaults.
 void add_common_options(CLI::App& app, CommonOptions& options);
 
 /// Parses; an exit code if there is nothing left to do (--help) or the arguments make no sense (2).

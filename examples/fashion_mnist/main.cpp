@@ -55,7 +55,10 @@ int train(const Options& options) {
   lockstep::Accelerator accelerator(
       {.gradient_accumulation_steps = options.common.accumulation_steps,
        .log_with = {"tensorboard", "jsonl"},
-       .project_dir = output});
+       .project_dir = output,
+       .zero = options.common.zero > 0
+                   ? std::optional(lockstep::ZeroPlugin{.stage = options.common.zero})
+                   : std::nullopt});
   examples::check_output(output, options.common.resume);
 
   torch::manual_seed(options.common.seed);
@@ -168,7 +171,8 @@ int main(int argc, char** argv) {
       "Trains a small CNN on Fashion-MNIST.\n\nExamples:\n"
       "  fashion_mnist --epochs 1\n"
       "  lockstep launch -n 2 fashion_mnist --epochs 3 --output runs/two\n"
-      "  lockstep launch -n 2 fashion_mnist --epochs 5 --output runs/two --resume");
+      "  lockstep launch -n 2 fashion_mnist --epochs 5 --output runs/two --resume\n"
+      "  lockstep launch -n 2 fashion_mnist --zero 3 --output runs/sharded");
   examples::add_common_options(app, options.common);
   app.add_option(
          "--lr",
