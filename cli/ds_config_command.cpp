@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/ds_config_command.h"
 
-#include <limits>
-
 #include <fmt/format.h>
 
 #include "cli/arguments.h"
@@ -15,6 +13,7 @@ namespace lockstep::cli {
 namespace {
 
 constexpr int64_t kMostRanks = 1'000'000;
+constexpr double kMostRate = 1e6;
 
 constexpr const char* kFooter = R"(Examples:
   lockstep ds-config check ds_config.json --world 8
@@ -109,9 +108,9 @@ ScheduleCommand::ScheduleCommand(CLI::App& app)
       ->check(whole_number_between(1, kMostScheduleSteps));
   command_->add_option("--lr", lr_, "The optimizer's rate, in place of the file's")
       ->type_name("RATE")
-      ->check(CLI::Range(0.0, std::numeric_limits<double>::max()));
-  CLI::Option* const json = command_->add_flag("--json", json_, "Say it as one object of JSON");
-  command_->add_flag("--plot", plot_, "Draw it")->excludes(json);
+      ->check(number_between(0, kMostRate));
+  command_->add_flag("--json", json_, "Say it as one object of JSON, errors too");
+  command_->add_flag("--plot", plot_, "Draw it");
 }
 
 int ScheduleCommand::run(const std::vector<std::string>& words) const {
@@ -120,6 +119,9 @@ int ScheduleCommand::run(const std::vector<std::string>& words) const {
     const std::string file = file_among(name, words);
     if (!steps_) {
       throw ConfigError(name, "how many steps? expected --steps N");
+    }
+    if (json_ && plot_) {
+      throw ConfigError(name, "got --json and --plot, expected one of them");
     }
     return schedule_report(
         {.file = file, .steps = *steps_, .base_lr = lr_, .plot = plot_, .log_errors = !json_});

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/ds_config/ds_config.h"
 
+#include <algorithm>
 #include <fstream>
+#include <random>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -271,6 +273,76 @@ TEST(DsConfig, KeysThatGoAgainstEachOtherAreErrors) {
   EXPECT_TRUE(config.wall_clock_breakdown.value);
   EXPECT_EQ(
       described(config.wall_clock_breakdown.origin), "derived: flops_profiler.enabled turns it on");
+}
+
+TEST(DsConfig, MessagesStayShortWhateverTheFileHolds) {
+  const std::string large(5000, 'x');
+  for (const std::string& keys :
+       {"\"" + large + "\": 1",
+        "\"fp16\": {\"" + large + "\": 1, \"enabled\": \"" + large + "\"}",
+        "\"optimizer\": {\"type\": \"" + large + "\"}",
+        "\"optimizer\": {\"type\": \"Adam\", \"params\": {\"" + large + "\": 1}}",
+        "\"gradient_clipping\": \"" + std::string(5000, '1') + "\"",
+        "\"log_level\": 1." + std::string(5000, '0')}) {
+    const Reading reading = reading_with(keys);
+    EXPECT_FALSE(reading.errors.empty());
+    for (const Remark& error : reading.errors) {
+      EXPECT_LT(error.what.size(), 500U) << error.what;
+    }
+  }
+}
+
+/// `text` with a few random edits.
+std::string edited(std::string text, std::mt19937& random) {
+  const std::vector<std::string> pieces = {
+      "{",
+      "}",
+      "[",
+      "]",
+      ":",
+      ",",
+      "\"",
+      "null",
+      "true",
+      "\"auto\"",
+      "-1",
+      "1e999",
+      "0.5",
+      "//",
+      "#",
+      "/*",
+      "{}"};
+  const size_t edits = 1 + random() % 4;
+  for (size_t i = 0; i < edits; ++i) {
+    const size_t at = random() % (text.size() + 1);
+    const size_t size = std::min<size_t>(text.size() - at, random() % 12);
+    text.replace(at, size, pieces[random() % pieces.size()]);
+  }
+  return text;
+}
+
+TEST(DsConfig, RandomEditsAreReadOrRefusedWithPlaces) {
+  const std::string seed = R"({"train_batch_size": 8, "zero_optimization": {"stage": 3,
+    "offload_param": {"device": "cpu"}, "cpu_offload": true, "leaf_module": {"names": ["a"]}},
+    "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "betas": [0.9, 0.99]}},
+    "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 2000,
+    "warmup_max_lr": "auto", "warmup_min_lr": [0, 1]}}, "bfloat16": {"enabled": true},
+    "fp16": {"enabled": false, "loss_scale": 0}, "comms_logger": {"prof_ops": ["all_reduce"]}})";
+  std::mt19937 random(20'261'123);
+  size_t right = 0;
+  for (int i = 0; i < 20'000; ++i) {
+    const std::string text = edited(seed, random);
+    try {
+      const Reading reading = reading_of(text, 2);
+      right += reading.errors.empty() ? 1 : 0;
+      for (const Remark& error : reading.errors) {
+        EXPECT_THAT(error.where, testing::MatchesRegex("ds.json:[1-9]:[1-9][0-9]*")) << text;
+      }
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), StartsWith("[ds.json:")) << text;
+    }
+  }
+  EXPECT_GT(right, 30U);
 }
 
 TEST(DsConfig, AFileThatIsNoMapIsNone) {

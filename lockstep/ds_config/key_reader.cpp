@@ -193,7 +193,8 @@ void KeyReader::note(Place place, const std::string& what) {
 
 void KeyReader::unknown(
     const Entry& entry, const std::string& name, const std::vector<std::string>& known) {
-  error(entry.place, fmt::format("unknown key '{}'{}", name, did_you_mean(entry.key, known)));
+  error(
+      entry.place, fmt::format("unknown key '{}'{}", shown(name), did_you_mean(entry.key, known)));
 }
 
 void KeyReader::set(const Node& node, std::vector<std::string>& value) {

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is seen and kept of a run.
+#include <fmt/format.h>
+
 #include "lockstep/ds_config/key_specs.h"
 
 namespace lockstep::ds_config {
@@ -33,7 +35,7 @@ void add_monitors(std::vector<KeySpec>& keys) {
       const KeyKind kind = name == "samples_log_interval" ? KeyKind::kInteger
                            : name == "online"             ? KeyKind::kBoolean
                                                           : KeyKind::kText;
-      keys.push_back(nullable(nothing(section + "." + name, kind, off)));
+      keys.push_back(nullable(nothing(fmt::format("{}.{}", section, name), kind, off)));
     }
   }
 }

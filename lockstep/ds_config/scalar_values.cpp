@@ -118,7 +118,7 @@ std::string hint_for(const KeySpec& spec, const Node& node) {
   Node bare = node;
   bare.quoted = !node.quoted;
   if (is_right(spec, bare)) {
-    return node.quoted ? "; write " + node.text : fmt::format("; write \"{}\"", node.text);
+    return node.quoted ? "; write " + shown(node.text) : fmt::format("; write \"{}\"", node.text);
   }
   const auto truth = spec.kind == KeyKind::kBoolean ? truth_value(node.text) : std::nullopt;
   if (truth) {
@@ -180,12 +180,24 @@ std::optional<std::string> fault_of(const KeySpec& spec, const Node& node) {
   return fmt::format("got {}, expected {}{}", shown(node), expected_of(spec), hint_for(spec, node));
 }
 
+std::string shown(const std::string& text) {
+  constexpr size_t kMost = 80;
+  if (text.size() <= kMost) {
+    return text;
+  }
+  size_t end = kMost;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0U) == 0x80U) {
+    --end;  // Not within a character.
+  }
+  return text.substr(0, end) + "...";
+}
+
 std::string shown(const Node& node) {
   switch (node.kind) {
     case Kind::kNull:
       return "null";
     case Kind::kScalar:
-      return node.quoted ? fmt::format("\"{}\" in quotes", node.text) : node.text;
+      return node.quoted ? fmt::format("\"{}\" in quotes", shown(node.text)) : shown(node.text);
     case Kind::kList:
       return "a list";
     case Kind::kMap:

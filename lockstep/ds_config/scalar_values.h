@@ -32,5 +32,7 @@ std::optional<std::string> fault_of(const KeySpec& spec, const config::Node& nod
 
 /// A value as a message shows it: `"2" in quotes`, `a list`.
 std::string shown(const config::Node& node);
+/// The beginning of a text that may be as long as a file.
+std::string shown(const std::string& text);
 
 }  // namespace lockstep::ds_config

@@ -93,7 +93,7 @@ class TypedSection {
           fmt::format(
               "{}.type is nothing that Lockstep has; got \"{}\", expected one of {}{}",
               path_,
-              name,
+              shown(name),
               fmt::join(names_of(types, false), ", "),
               did_you_mean(name, names_of(types, true))));
       return nullptr;
@@ -121,7 +121,7 @@ class TypedSection {
             fmt::format(
                 "{} has no parameter '{}'{}",
                 type.name,
-                entry.key,
+                shown(entry.key),
                 did_you_mean(entry.key, names_of(type))));
       } else if (reader_.check_entry(spec->key, entry, name)) {
         found[static_cast<size_t>(spec - type.parameters.data())] =

@@ -226,7 +226,7 @@ TEST_F(DsConfigCommands, ARateThatTheFileLacksIsAskedFor) {
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(outcome.err, HasSubstr("has no optimizer, whose learning rate"));
   const Json json =
-      json_of({"schedule", path, "--steps", "9", "--lr", "0.5"}, 0, "lockstep.schedule/1");
+      json_of({"schedule", path, "--steps", "9", "--lr", "5e-1"}, 0, "lockstep.schedule/1");
   EXPECT_EQ(json["lr"][9], 0.5);
 }
 
@@ -234,10 +234,11 @@ TEST_F(DsConfigCommands, ScheduleRefusesWhatMakesNoSense) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> calls = {
       {{"schedule", file(kWarmup)}, "expected --steps N"},
       {{"schedule", file(kWarmup), "--steps", "x"}, "expected a whole number"},
+      {{"schedule", file(kWarmup), "--steps", "5", "--lr", "-1"}, "expected a number from 0"},
       {{"schedule", "--steps", "5"}, "expected one file"},
       {{"schedule", file(kSeed), "--steps", "5"}, "has no scheduler"},
       {{"schedule", file(kWrong), "--steps", "5"}, "unknown key 'gradient_clipp1ng'"},
-      {{"schedule", file(kWarmup), "--steps", "5", "--json", "--plot"}, "--json"}};
+      {{"schedule", file(kWarmup), "--steps", "5", "--json", "--plot"}, "got --json and --plot"}};
   for (const auto& [words, why] : calls) {
     const Outcome outcome = run_lockstep(words);
     EXPECT_EQ(outcome.code, 2) << why;
