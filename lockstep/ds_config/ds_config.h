@@ -114,7 +114,7 @@ struct DsConfig {
   AutocastSection torch_autocast;
 
   /// Largest norm of all gradients; 0: they are not clipped. 1.0 unless the file says otherwise, as
-  /// in DeepSpeed 0.19; until 0.18 it was 0.
+  /// in DeepSpeed 0.19; in 0.16 it was 0.
   Resolved<double> gradient_clipping{1.0};
   Resolved<bool> prescale_gradients{false};
   Resolved<double> gradient_predivide_factor{1.0};

@@ -241,9 +241,19 @@ TEST(DsConfig, AutoIsADefaultWhereThereIsOneAndElseRefused) {
         R"("scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": "auto"}})"}) {
     EXPECT_THAT(
         errors_of(keys),
-        AllOf(HasSubstr(" is \"auto\", which is for"), HasSubstr("write the value")))
+        AllOf(HasSubstr(" is \"auto\", which is for"), HasSubstr("read alone; write ")))
         << keys;
   }
+}
+
+TEST(DsConfig, AutoThatIsRefusedSaysWhatToWrite) {
+  EXPECT_EQ(
+      errors_of(R"("fp16": {"enabled": "auto"})"),
+      "[ds.json:2:21] fp16.enabled is \"auto\", which is for Accelerate or the Trainer to fill in, "
+      "and this file is read alone; write true or false\n");
+  EXPECT_THAT(
+      errors_of(R"("optimizer": {"type": "AdamW", "params": {"betas": "auto"}})"),
+      HasSubstr("write a list of two numbers from 0 to 1\n"));
 }
 
 TEST(DsConfig, PrecisionIsSaidOnce) {

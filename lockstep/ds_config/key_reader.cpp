@@ -89,13 +89,18 @@ void KeyReader::check(const Node& section, const std::string& path) {
 }
 
 void KeyReader::check_old_name(const KeySpec& spec, const Node& section, const Entry& entry) {
-  const std::string successor = spec.successor.substr(spec.successor.rfind('.') + 1);
+  // Behind the section's own path, with its dot.
+  const std::string prefix = spec.path.substr(0, spec.path.size() - entry.key.size());
   for (const Entry& other : section.entries) {
-    if (other.key == successor) {
+    const KeySpec* const other_spec = find_key(prefix + other.key);
+    const bool same =
+        other_spec != nullptr && &other != &entry &&
+        (other_spec->path == spec.successor || other_spec->successor == spec.successor);
+    if (same) {
       error(
           entry.place,
           fmt::format(
-              "{} is the old name of {}, which is in line {} already; remove {}",
+              "{} is an old name of {}, which line {} says already; remove {}",
               spec.path,
               spec.successor,
               other.place.line,
@@ -132,8 +137,9 @@ bool KeyReader::check_entry(const KeySpec& spec, const Entry& entry, const std::
           value.place,
           fmt::format(
               "{} is \"auto\", which is for Accelerate or the Trainer to fill in, and this file is "
-              "read alone; write the value",
-              name));
+              "read alone; write {}",
+              name,
+              expected_of(spec)));
     }
     return spec.auto_rule == AutoRule::kDefault && spec.status == KeyStatus::kWorks;
   }

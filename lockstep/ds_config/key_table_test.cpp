@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/ds_config/key_table.h"
 
+#include <algorithm>
 #include <fstream>
 #include <set>
 #include <sstream>
@@ -93,6 +94,51 @@ TEST(KeyTable, KnowsDeepSpeedsKeysAndHasItsDefaults) {
       EXPECT_EQ(json_of(field.value), golden.at(path)) << path;
     }
   });
+}
+
+/// Whether a parameter's default, or the one value that is not refused, is the golden one.
+bool agrees(const ParameterSpec& spec, const nlohmann::json& golden) {
+  if (golden.is_null() || spec.key.status == KeyStatus::kNothing ||
+      (spec.key.status == KeyStatus::kRefused && spec.key.fine.empty())) {
+    return true;
+  }
+  if (spec.key.status == KeyStatus::kRefused) {
+    return golden.dump() == spec.key.fine;
+  }
+  const nlohmann::json ours = json_of(*spec.default_value);
+  return spec.key.kind == KeyKind::kNumbers ? ours == nlohmann::json::array({golden})
+                                            : ours == golden;
+}
+
+void expect_parameters_of(const std::vector<TypeSpec>& types, const std::string& golden_key) {
+  const nlohmann::json golden =
+      nlohmann::json::parse(text_of_file("tests/golden/ds_config.json")).at(golden_key);
+  for (const auto& [type_name, parameters] : golden.items()) {
+    const TypeSpec* const type = find_type(types, type_name, false);
+    ASSERT_NE(type, nullptr) << type_name;
+    for (const auto& [name, value] : parameters.items()) {
+      const auto found = std::find_if(
+          type->parameters.begin(),
+          type->parameters.end(),
+          [&, wanted = name](const ParameterSpec& spec) { return spec.key.path == wanted; });
+      ASSERT_NE(found, type->parameters.end()) << type_name << " " << name;
+      EXPECT_TRUE(agrees(*found, value)) << type_name << " " << name << " " << value;
+    }
+  }
+  EXPECT_GE(golden.size(), 7U);
+}
+
+TEST(TypeTable, HasTheParametersAndDefaultsOfTheRealOptimizers) {
+  expect_parameters_of(optimizer_types(), "optimizers");
+}
+
+TEST(TypeTable, HasTheParametersAndDefaultsOfTheRealSchedules) {
+  expect_parameters_of(schedule_types(), "schedules");
+}
+
+TEST(TypeTable, NamesAreFoundInAnyCaseWhereAsked) {
+  EXPECT_NE(find_type(optimizer_types(), "ADAM", true), nullptr);
+  EXPECT_EQ(find_type(schedule_types(), "warmuplr", false), nullptr);
 }
 
 }  // namespace

@@ -18,6 +18,13 @@ std::vector<ParameterSpec> with_common(std::vector<ParameterSpec> own) {
   own.push_back(without_effect("foreach", fused));
   own.push_back(without_effect("fused", fused));
   own.push_back(without_effect("set_grad_none", "zero_grad always lets gradients go"));
+  for (const char* name : {"differentiable", "capturable"}) {
+    own.push_back(fixed(
+        name,
+        KeyKind::kBoolean,
+        "false",
+        "an update is neither differentiated nor captured; delete it"));
+  }
   own.push_back(fixed(
       "fp32_optimizer_states",
       KeyKind::kBoolean,
@@ -113,7 +120,7 @@ std::vector<TypeSpec> make_types() {
   }
   for (const char* name : {"OneBitAdam", "OneBitLamb", "ZeroOneAdam"}) {
     types.push_back(refused_type(
-        name, "was removed in DeepSpeed 0.19; write Adam or Lamb, and communication_data_type"));
+        name, "is gone from DeepSpeed 0.19; write Adam or Lamb, and communication_data_type"));
   }
   return types;
 }

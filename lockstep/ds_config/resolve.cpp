@@ -32,7 +32,7 @@ void note_clipping(KeyReader& reader, Place file, const DsConfig& config) {
         file,
         fmt::format(
             "gradient_clipping is not given, so gradients are clipped to a norm of {:.1f}, as in "
-            "DeepSpeed 0.19; until 0.18 they were not: write 0 for that",
+            "DeepSpeed 0.19; older versions, such as 0.16, did not clip: write 0 for that",
             config.gradient_clipping.value));
   }
 }

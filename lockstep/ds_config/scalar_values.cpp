@@ -36,32 +36,6 @@ std::string limits_of(const KeySpec& spec) {
                             : fmt::format(" from {} to {}", text(spec.least), text(spec.most));
 }
 
-std::string expected_of(const KeySpec& spec) {
-  switch (spec.kind) {
-    case KeyKind::kBoolean:
-      return "true or false";
-    case KeyKind::kInteger:
-      return "a whole number" + limits_of(spec);
-    case KeyKind::kNumber:
-      return "a number" + limits_of(spec);
-    case KeyKind::kText:
-      return "text in quotes";
-    case KeyKind::kTexts:
-      return "a list of texts in quotes";
-    case KeyKind::kNumbers:
-      return fmt::format(
-          "a number{}, or a list of them, one for each parameter group", limits_of(spec));
-    case KeyKind::kPair:
-      return fmt::format("a list of two numbers{}", limits_of(spec));
-    case KeyKind::kWholes:
-      return fmt::format("a list of whole numbers{}", limits_of(spec));
-    case KeyKind::kChoice:
-      return fmt::format("one of \"{}\"", fmt::join(spec.choices, "\", \""));
-    default:
-      return "a section: keys and values in { }";
-  }
-}
-
 bool fits(const KeySpec& spec, std::optional<double> number) {
   return number && *number >= spec.least && *number <= spec.most;
 }
@@ -128,6 +102,32 @@ std::string hint_for(const KeySpec& spec, const Node& node) {
 }
 
 }  // namespace
+
+std::string expected_of(const KeySpec& spec) {
+  switch (spec.kind) {
+    case KeyKind::kBoolean:
+      return "true or false";
+    case KeyKind::kInteger:
+      return "a whole number" + limits_of(spec);
+    case KeyKind::kNumber:
+      return "a number" + limits_of(spec);
+    case KeyKind::kText:
+      return "text in quotes";
+    case KeyKind::kTexts:
+      return "a list of texts in quotes";
+    case KeyKind::kNumbers:
+      return fmt::format(
+          "a number{}, or a list of them, one for each parameter group", limits_of(spec));
+    case KeyKind::kPair:
+      return fmt::format("a list of two numbers{}", limits_of(spec));
+    case KeyKind::kWholes:
+      return fmt::format("a list of whole numbers{}", limits_of(spec));
+    case KeyKind::kChoice:
+      return fmt::format("one of \"{}\"", fmt::join(spec.choices, "\", \""));
+    default:
+      return "a section: keys and values in { }";
+  }
+}
 
 std::optional<bool> truth_of(const Node& node) {
   if (!is_bare(node) || (node.text != "true" && node.text != "false")) {

@@ -30,6 +30,9 @@ std::optional<std::string> word_among(
 /// sections only that they are maps is looked at.
 std::optional<std::string> fault_of(const KeySpec& spec, const config::Node& node);
 
+/// What values of it look like: "a whole number from 0 to 3".
+std::string expected_of(const KeySpec& spec);
+
 /// A value as a message shows it: `"2" in quotes`, `a list`.
 std::string shown(const config::Node& node);
 /// The beginning of a text that may be as long as a file.

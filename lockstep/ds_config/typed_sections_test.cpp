@@ -80,7 +80,7 @@ TEST(OptimizerSection, WhatAnOptimizerDoesNotHaveIsAnError) {
       {R"("optimizer": {"params": {"lr": 1}})", "[ds.json:2:1] optimizer has no type"},
       {R"("optimizer": {"type": 3})", "optimizer.type makes no sense; got 3"},
       {optimizer("Muon"), "optimizer.type Muon is refused: there is no Muon"},
-      {optimizer("OneBitAdam"), "was removed in DeepSpeed 0.19"},
+      {optimizer("OneBitAdam"), "is gone from DeepSpeed 0.19"},
       {optimizer("AdamX"), "expected one of Adam, AdamW, Lamb, Lion"}};
   for (const auto& [keys, what] : cases) {
     EXPECT_THAT(errors_of(keys), HasSubstr(what)) << keys;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fstream>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include "lockstep/ds_config/test_reading.h"
 
@@ -24,6 +27,11 @@ TEST(ZeroSection, ATruthIsTheOldWayToWriteAStage) {
   const Reading off = reading_with("\"zero_optimization\": false");
   EXPECT_EQ(off.config.zero.stage.value, 0);
   EXPECT_THAT(lines_of(off.notes), HasSubstr("write {\"stage\": 0}"));
+  // What DeepSpeed itself makes of it: tests/golden/make_ds_config.py.
+  std::ifstream file(LOCKSTEP_SOURCE_DIR "/tests/golden/ds_config.json");
+  const nlohmann::json golden = nlohmann::json::parse(file).at("zero_bool");
+  EXPECT_EQ(on.config.zero.stage.value, golden.at("true"));
+  EXPECT_EQ(off.config.zero.stage.value, golden.at("false"));
 }
 
 TEST(ZeroSection, OldNamesMeanTheNewOnesAndAreNoted) {
@@ -50,12 +58,16 @@ TEST(ZeroSection, OldNamesMeanTheNewOnesAndAreNoted) {
 TEST(ZeroSection, AnOldNameBesideTheNewOneIsAnError) {
   EXPECT_THAT(
       errors_of(zero("\"stage\": 2, \"cpu_offload\": true,\n\"offload_optimizer\": {}")),
-      HasSubstr("[ds.json:2:35] zero_optimization.cpu_offload is the old name of "
-                "zero_optimization.offload_optimizer, which is in line 3 already; remove "
+      HasSubstr("[ds.json:2:35] zero_optimization.cpu_offload is an old name of "
+                "zero_optimization.offload_optimizer, which line 3 says already; remove "
                 "cpu_offload\n"));
   EXPECT_THAT(
       errors_of("\"bf16\": {\"enabled\": true}, \"bfloat16\": {\"enabled\": true}"),
-      HasSubstr("bfloat16 is the old name of bf16"));
+      HasSubstr("bfloat16 is an old name of bf16"));
+  EXPECT_THAT(
+      errors_of(zero(R"("stage": 3, "gather_16bit_weights_on_model_save": true,
+        "stage3_gather_fp16_weights_on_model_save": false)")),
+      HasSubstr("which line 3 says already; remove gather_16bit_weights_on_model_save\n"));
 }
 
 TEST(ZeroSection, OffloadingGoesWithAStageAndAFolder) {

@@ -10,9 +10,11 @@ Run with deepspeed 0.19.8 installed:
 `batch_sizes`: [train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps] as given, null
 where a file does not say it, and as resolved, null where DeepSpeed refuses. `defaults`: by the path of a key,
 those of a file with a batch size and nothing else. `zero_bool`: the stage of "zero_optimization": true, false.
+`optimizers`, `schedules`: the parameters that a type takes, with their defaults, null for one that must be given.
 """
 
 import enum
+import inspect
 import itertools
 import json
 import logging
@@ -20,7 +22,11 @@ import pathlib
 
 import deepspeed
 import torch
+from deepspeed.ops.adam import FusedAdam
+from deepspeed.ops.lamb import FusedLamb
+from deepspeed.ops.lion import FusedLion
 from deepspeed.runtime import config as ds
+from deepspeed.runtime import lr_schedules
 
 WORDS = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
@@ -94,6 +100,12 @@ def defaults():
     return {key: value for key, value in sorted(values.items()) if isinstance(value, scalars)}
 
 
+def parameters(of):
+    """What a class takes beside the parameters or the optimizer that it is for."""
+    found = list(inspect.signature(of.__init__).parameters.values())[2:]
+    return {p.name: None if p.default is inspect.Parameter.empty else p.default for p in found}
+
+
 def main():
     logging.disable(logging.CRITICAL)
     whole = {
@@ -104,6 +116,24 @@ def main():
             for on in (True, False)
         },
         "defaults": defaults(),
+        "optimizers": {
+            name: parameters(of)
+            for name, of in {
+                "AdamW": FusedAdam, "Lamb": FusedLamb, "Lion": FusedLion, "Adagrad": torch.optim.Adagrad,
+                "SGD": torch.optim.SGD, "RMSprop": torch.optim.RMSprop, "Adafactor": torch.optim.Adafactor,
+            }.items()
+        },  # fmt: skip
+        "schedules": {
+            name: parameters(getattr(module, name))
+            for module, names in {
+                lr_schedules: ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRangeTest"),
+                torch.optim.lr_scheduler: (
+                    "StepLR", "MultiStepLR", "ExponentialLR", "PolynomialLR", "CosineAnnealingLR",
+                    "CosineAnnealingWarmRestarts", "OneCycleLR",
+                ),
+            }.items()
+            for name in names
+        },  # fmt: skip
     }
     lines = json.dumps(whole, indent=1)
     path = pathlib.Path(__file__).parent / "ds_config.json"
