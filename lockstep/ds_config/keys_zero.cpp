@@ -4,17 +4,17 @@
 namespace lockstep::ds_config {
 namespace {
 
-constexpr const char* kZero = "zero_optimization.";
+constexpr const char* kZeroPrefix = "zero_optimization.";
 
 KeySpec in_zero(KeySpec spec) {
-  spec.path = kZero + spec.path;
+  spec.path = kZeroPrefix + spec.path;
   if (!spec.successor.empty()) {
-    spec.successor = kZero + spec.successor;
+    spec.successor = kZeroPrefix + spec.successor;
   }
   return spec;
 }
 
-KeySpec count(const std::string& path, const std::string& why) {
+KeySpec tuning(const std::string& path, const std::string& why) {
   KeySpec spec = nothing(path, KeyKind::kInteger, why);
   spec.least = 0;
   return spec;
@@ -23,7 +23,7 @@ KeySpec count(const std::string& path, const std::string& why) {
 void add_buckets(std::vector<KeySpec>& keys) {
   keys.push_back(in_zero(nullable(whole(
       "reduce_bucket_size", 1, "elements of the largest bucket of gradients; not set: 25 MiB"))));
-  keys.push_back(in_zero(count(
+  keys.push_back(in_zero(tuning(
       "allgather_bucket_size", "what is updated is gathered in the buckets of the gradients")));
   keys.push_back(in_zero(
       nothing("contiguous_gradients", KeyKind::kBoolean, "gradients always lie in flat buckets")));
@@ -43,7 +43,7 @@ void add_buckets(std::vector<KeySpec>& keys) {
       "parameter_alignment", KeyKind::kBoolean, "how buckets are laid out is the same for all")));
   keys.push_back(in_zero(
       nothing("legacy_stage1", KeyKind::kBoolean, "there is one implementation of stage 1")));
-  keys.push_back(in_zero(count("sub_group_size", "the update goes bucket by bucket")));
+  keys.push_back(in_zero(tuning("sub_group_size", "the update goes bucket by bucket")));
 }
 
 void add_state(std::vector<KeySpec>& keys) {
@@ -90,7 +90,7 @@ void add_offload(std::vector<KeySpec>& keys) {
     keys.push_back(in_zero(
         nullable(works(key("nvme_path"), KeyKind::kText, "a folder; needed with device nvme"))));
     keys.push_back(in_zero(works(key("pin_memory"), KeyKind::kBoolean, "page-locked memory")));
-    keys.push_back(in_zero(count(key("buffer_count"), "buffers are as many as are under way")));
+    keys.push_back(in_zero(tuning(key("buffer_count"), "buffers are as many as are under way")));
     if (optimizer) {
       keys.push_back(in_zero(
           {.path = key("ratio"),
@@ -118,7 +118,7 @@ void add_offload(std::vector<KeySpec>& keys) {
           "is made for one kind of machine (GH200); delete it, and device: cpu does the same "
           "work")));
     } else {
-      keys.push_back(in_zero(count(key("buffer_size"), "a buffer is as large as what it is for")));
+      keys.push_back(in_zero(tuning(key("buffer_size"), "a buffer is as large as what it is for")));
       keys.push_back(in_zero(
           whole(key("max_in_cpu"), 0, "elements that stay in the host's memory with device nvme")));
     }
@@ -128,8 +128,8 @@ void add_offload(std::vector<KeySpec>& keys) {
 void add_stage3(std::vector<KeySpec>& keys) {
   // Both names are DeepSpeed's, and neither is old.
   const auto both = [&](const std::string& name, const std::string& why) {
-    keys.push_back(in_zero(count("stage3_" + name, why)));
-    keys.push_back(in_zero(count(name, why)));
+    keys.push_back(in_zero(tuning("stage3_" + name, why)));
+    keys.push_back(in_zero(tuning(name, why)));
   };
   const std::string gathered =
       "parameters are gathered unit by unit, a small one along with its neighbours";
@@ -197,7 +197,7 @@ void add_old(std::vector<KeySpec>& keys) {
       "cpu_offload_use_pin_memory",
       KeyKind::kBoolean,
       "an old name that DeepSpeed ignores, too; pin_memory of the two sections says it"))));
-  KeySpec size = count("allgather_size", "an old name of allgather_bucket_size");
+  KeySpec size = tuning("allgather_size", "an old name of allgather_bucket_size");
   keys.push_back(std::move(size));  // At the top, beside zero_optimization: true.
 }
 

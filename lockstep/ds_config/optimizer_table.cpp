@@ -56,11 +56,7 @@ TypeSpec adam(const std::string& name, const std::string& words) {
                "Adam is always corrected; delete it")})};
 }
 
-TypeSpec refused_type(const std::string& name, const std::string& words) {
-  return {.name = name, .words = words, .refused = true};
-}
-
-std::vector<TypeSpec> make_types() {
+std::vector<TypeSpec> make_optimizer_types() {
   std::vector<TypeSpec> types = {
       adam("Adam", "is AdamW unless adam_w_mode is false"),
       adam("AdamW", "with torch_adam, weight_decay is 0.01 unless given, as torch's"),
@@ -128,7 +124,7 @@ std::vector<TypeSpec> make_types() {
 }  // namespace
 
 const std::vector<TypeSpec>& optimizer_types() {
-  static const std::vector<TypeSpec> types = make_types();
+  static const std::vector<TypeSpec> types = make_optimizer_types();
   return types;
 }
 

@@ -60,4 +60,8 @@ inline ParameterSpec without_effect(std::string name, std::string words) {
   return spec;
 }
 
+inline TypeSpec refused_type(const std::string& name, const std::string& words) {
+  return {.name = name, .words = words, .refused = true};
+}
+
 }  // namespace lockstep::ds_config

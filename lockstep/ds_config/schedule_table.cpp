@@ -42,10 +42,6 @@ TypeSpec torchs(const std::string& name, std::vector<ParameterSpec> own) {
   return {.name = name, .words = "torch's", .parameters = std::move(own)};
 }
 
-TypeSpec refused_type(const std::string& name, const std::string& words) {
-  return {.name = name, .words = words, .refused = true};
-}
-
 ParameterSpec warmup_type() {
   return choice("warmup_type", {"log", "linear"});
 }
@@ -119,7 +115,7 @@ void add_torchs(std::vector<TypeSpec>& types) {
             refused("steps_per_epoch", "write total_steps, which is epochs * steps_per_epoch")}}));
 }
 
-std::vector<TypeSpec> make_types() {
+std::vector<TypeSpec> make_schedule_types() {
   std::vector<TypeSpec> types;
   add_deepspeeds(types);
   add_torchs(types);
@@ -137,7 +133,7 @@ std::vector<TypeSpec> make_types() {
 }  // namespace
 
 const std::vector<TypeSpec>& schedule_types() {
-  static const std::vector<TypeSpec> types = make_types();
+  static const std::vector<TypeSpec> types = make_schedule_types();
   return types;
 }
 

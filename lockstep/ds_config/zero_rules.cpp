@@ -11,7 +11,7 @@ namespace {
 
 constexpr const char* kZero = "zero_optimization";
 
-std::string in_zero(const std::string& key) {
+std::string zero_path(const std::string& key) {
   return std::string(kZero) + "." + key;
 }
 
@@ -44,7 +44,7 @@ void read_old_zero(KeyReader& reader, ZeroSection& zero) {
 
 /// cpu_offload: true is a section with device cpu.
 void read_old_offload(KeyReader& reader, const std::string& name, Resolved<OffloadDevice>& device) {
-  const Found* const found = reader.find(in_zero(name));
+  const Found* const found = reader.find(zero_path(name));
   if (found == nullptr || found->is_auto) {
     return;
   }
@@ -74,8 +74,8 @@ void check_offload(KeyReader& reader, const std::string& path, const Section& se
 void check_offloads(KeyReader& reader, const ZeroSection& zero) {
   const auto& optimizer = zero.offload_optimizer;
   const auto& param = zero.offload_param;
-  const std::string optimizer_path = in_zero("offload_optimizer");
-  const std::string param_path = in_zero("offload_param");
+  const std::string optimizer_path = zero_path("offload_optimizer");
+  const std::string param_path = zero_path("offload_param");
   check_offload(reader, optimizer_path, optimizer);
   check_offload(reader, param_path, param);
   const auto needs = [&](const Resolved<OffloadDevice>& device,
@@ -91,7 +91,7 @@ void check_offloads(KeyReader& reader, const ZeroSection& zero) {
         stage,
         stage < 3 ? " or more" : "");
     const std::string section_key = path + ".device";
-    fail(reader, reader.find(section_key) == nullptr ? in_zero(old) : section_key, what);
+    fail(reader, reader.find(section_key) == nullptr ? zero_path(old) : section_key, what);
   };
   needs(optimizer.device, optimizer_path, "cpu_offload", 1);
   needs(param.device, param_path, "cpu_offload_param", 3);
@@ -105,11 +105,11 @@ void check_offloads(KeyReader& reader, const ZeroSection& zero) {
 
 void check_plus_plus(
     KeyReader& reader, std::optional<int64_t> world_size, const ZeroSection& zero) {
-  const std::string hpz = in_zero("zero_hpz_partition_size");
+  const std::string hpz = zero_path("zero_hpz_partition_size");
   const int64_t size = zero.hpz_partition_size.value;
   for (const auto& [path, is_on] : std::vector<std::pair<std::string, bool>>{
-           {in_zero("zero_quantized_weights"), zero.quantized_weights.value},
-           {in_zero("zero_quantized_gradients"), zero.quantized_gradients.value},
+           {zero_path("zero_quantized_weights"), zero.quantized_weights.value},
+           {zero_path("zero_quantized_gradients"), zero.quantized_gradients.value},
            {hpz, size > 1}}) {
     if (is_on && zero.stage.value != 3) {
       fail(
@@ -159,7 +159,7 @@ void apply_zero_rules(KeyReader& reader, std::optional<int64_t> world_size, DsCo
   if (config.gradient_allreduce_op.value == AllreduceOp::kSum && zero.stage.value == 3) {
     fail(reader, sum, "sum does not work in stage 3; write mean, and scale the loss");
   }
-  const std::string save = in_zero("stage3_gather_16bit_weights_on_model_save");
+  const std::string save = zero_path("stage3_gather_16bit_weights_on_model_save");
   if (is_given(zero.gather_16bit_weights_on_model_save.origin) && zero.stage.value != 3) {
     reader.note(
         reader.find(save)->key,
