@@ -10,7 +10,6 @@
 
 #include "cli/ds_config_report.h"
 #include "cli/plot.h"
-#include "lockstep/ds_config/schedule_of.h"
 
 namespace lockstep::cli {
 namespace {
@@ -180,7 +179,7 @@ Report schedule_report(const ScheduleRequest& request) {
         "has no scheduler, so the learning rate stays as it is; expected a section \"scheduler\"");
   }
   const ds_config::SchedulerSection& section = *reading.config.scheduler;
-  const Schedule schedule = ds_config::schedule_of(section);
+  const Schedule& schedule = section.schedule.value();
   const double base_lr = base_lr_of(request, reading.config, schedule);
   const Curves curves = curves_of(schedule, base_lr, request.steps);
   Report report;

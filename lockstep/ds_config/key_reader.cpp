@@ -47,8 +47,7 @@ bool asks_for_auto(const KeySpec& spec, const Node& node) {
   }
 }
 
-/// The value of an enum that `text` is the word for, in any case; float16 and half words are known,
-/// too.
+/// The value of an enum that `text` is the word for, in any case.
 template <typename E>
 E value_of(const std::string& text) {
   size_t index = 0;

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "lockstep/ds_config/origin.h"
+#include "lockstep/schedule/schedule.h"
 
 namespace lockstep::ds_config {
 
@@ -60,6 +62,8 @@ struct OptimizerSection {
 struct SchedulerSection {
   Resolved<std::string> name;  ///< As in the file: "WarmupLR", "StepLR".
   Parameters parameters;
+  std::optional<optim::Schedule> schedule =
+      std::nullopt;  ///< What these say; set if they are right.
 };
 
 }  // namespace lockstep::ds_config

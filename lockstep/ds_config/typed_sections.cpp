@@ -240,7 +240,7 @@ void read_scheduler(KeyReader& reader, DsConfig& config) {
     return;
   }
   try {
-    schedule_of(*config.scheduler);
+    config.scheduler->schedule = schedule_of(*config.scheduler);
   } catch (const ConfigError& error) {
     reader.error(typed.type()->key, fmt::format("scheduler.params: {}", error.what()));
   }

@@ -27,7 +27,7 @@ std::string scheduler(const std::string& type, const std::string& params = "") {
 optim::Schedule schedule(const std::string& type, const std::string& params) {
   const Reading reading = reading_with(scheduler(type, params));
   EXPECT_EQ(lines_of(reading.errors), "");
-  return schedule_of(*reading.config.scheduler);
+  return reading.config.scheduler->schedule.value();
 }
 
 TEST(OptimizerSection, NamesAreKnownInAnyCase) {

@@ -205,6 +205,16 @@ TEST_F(DsConfigCommands, SeveralParameterGroupsHaveAColumnEach) {
   EXPECT_EQ(json["lr"], Json({{0.1, 0.2}, {0.2, 0.4}}));
 }
 
+TEST_F(DsConfigCommands, AWarmUpThatIsTooLongIsAWarningOnce) {
+  const std::string path = file(R"({"scheduler": {"type": "WarmupDecayLR", "params": {
+    "total_num_steps": 100, "warmup_num_steps": 200}}})");
+  const Outcome outcome = run_lockstep({"schedule", path, "--steps", "100"});
+  EXPECT_EQ(outcome.code, 0);
+  EXPECT_THAT(
+      outcome.err,
+      testing::MatchesRegex("warning: [^\n]*the warm-up of 200 steps is longer[^\n]*100\n"));
+}
+
 TEST_F(DsConfigCommands, SchedulePlotsWithinEightyColumns) {
   const Outcome outcome = run_lockstep({"schedule", file(kCycle), "--steps", "3000", "--plot"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;

@@ -13,7 +13,6 @@
 #include "lockstep/config/import_accelerate.h"
 #include "lockstep/config/settings.h"
 #include "lockstep/ds_config/ds_config.h"
-#include "lockstep/ds_config/schedule_of.h"
 #include "lockstep/launch/env_file.h"
 #include "lockstep/launch/host_filter.h"
 #include "lockstep/launch/hostfile.h"
@@ -86,7 +85,7 @@ void try_ds_config(const std::string& text) {
           batch.train_micro_batch_size_per_gpu.value * batch.gradient_accumulation_steps.value * 4,
       "batch sizes that do not come out");
   if (reading.config.scheduler) {
-    lockstep::ds_config::schedule_of(*reading.config.scheduler).lr(0, 1);
+    reading.config.scheduler->schedule.value().lr(0, 1);
   }
 }
 
