@@ -66,6 +66,10 @@ struct ZeroSection {
   Resolved<std::optional<int64_t>> reduce_bucket_size;
   Resolved<bool> ignore_unused_parameters{true};
   Resolved<bool> gather_16bit_weights_on_model_save{false};
+  /// Stage 3: elements of parameters that are whole at a time; not set: Lockstep's own.
+  Resolved<std::optional<int64_t>> max_live_parameters;
+  Resolved<int64_t> param_persistence_threshold{100'000};  ///< Smaller ones stay whole.
+  Resolved<int64_t> prefetch_bucket_size{50'000'000};  ///< 0: nothing comes before it is needed.
   OffloadOptimizerSection offload_optimizer;
   OffloadParamSection offload_param;
   Resolved<int64_t> hpz_partition_size{1};

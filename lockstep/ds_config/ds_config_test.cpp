@@ -199,7 +199,7 @@ TEST(DsConfig, WhatLockstepDoesNotCarryOutIsRefusedWithWhatToDo) {
   }
   EXPECT_THAT(
       errors_of(R"("activation_checkpointing": {"cpu_checkpointing": true})"),
-      HasSubstr("cpu_checkpointing, unless it is false, is refused: activations are kept"));
+      HasSubstr("cpu_checkpointing, unless it is false, is refused: the program says"));
   EXPECT_THAT(errors_of(R"("wandb": {"enabled": true})"), HasSubstr("set tensorboard.enabled"));
   EXPECT_THAT(errors_of(R"("data_types": {"grad_accum_dtype": "bf16"})"), HasSubstr("is refused"));
 }

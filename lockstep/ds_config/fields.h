@@ -45,6 +45,9 @@ void visit_fields(Config& config, const Visit& visit) {
   visit("zero_optimization.offload_param.nvme_path", param.nvme_path);
   visit("zero_optimization.offload_param.pin_memory", param.pin_memory);
   visit("zero_optimization.offload_param.max_in_cpu", param.max_in_cpu);
+  visit("zero_optimization.stage3_prefetch_bucket_size", zero.prefetch_bucket_size);
+  visit("zero_optimization.stage3_param_persistence_threshold", zero.param_persistence_threshold);
+  visit("zero_optimization.stage3_max_live_parameters", zero.max_live_parameters);
   visit(
       "zero_optimization.stage3_gather_16bit_weights_on_model_save",
       zero.gather_16bit_weights_on_model_save);

@@ -70,7 +70,7 @@ void KeyReader::check(const Node& section, const std::string& path) {
       continue;
     }
     if (!spec->successor.empty()) {
-      check_old_name(*spec, section, entry);
+      check_other_name(*spec, section, entry);
       continue;
     }
     // The old way to write a stage.
@@ -87,7 +87,7 @@ void KeyReader::check(const Node& section, const std::string& path) {
   }
 }
 
-void KeyReader::check_old_name(const KeySpec& spec, const Node& section, const Entry& entry) {
+void KeyReader::check_other_name(const KeySpec& spec, const Node& section, const Entry& entry) {
   // Behind the section's own path, with its dot.
   const std::string prefix = spec.path.substr(0, spec.path.size() - entry.key.size());
   for (const Entry& other : section.entries) {
@@ -99,7 +99,7 @@ void KeyReader::check_old_name(const KeySpec& spec, const Node& section, const E
       error(
           entry.place,
           fmt::format(
-              "{} is an old name of {}, which line {} says already; remove {}",
+              "{} is another name of {}, which line {} says already; remove {}",
               spec.path,
               spec.successor,
               other.place.line,
@@ -107,17 +107,18 @@ void KeyReader::check_old_name(const KeySpec& spec, const Node& section, const E
       return;
     }
   }
-  if (!check_entry(spec, entry, spec.path)) {
+  const KeySpec& now = *find_key(spec.successor);
+  const bool same_kind = now.kind == spec.kind;
+  if (!check_entry(same_kind ? now : spec, entry, spec.path)) {
     return;
   }
-  note(entry.place, fmt::format("{} is an old name; write {}", spec.path, spec.successor));
-  const KeySpec& now = *find_key(spec.successor);
+  note(entry.place, fmt::format("{} is another name of {}; write that", spec.path, spec.successor));
   // What was a truth and is a section now keeps its path; whoever knows what it means asks for it.
   keep(
-      now.kind == spec.kind ? spec.successor : spec.path,
+      same_kind ? spec.successor : spec.path,
       {.value = &entry.value,
        .key = entry.place,
-       .old_name = entry.key,
+       .other_name = entry.key,
        .is_auto = asks_for_auto(spec, entry.value)});
   if (spec.kind == KeyKind::kSection) {
     check(entry.value, spec.successor);
@@ -185,7 +186,7 @@ Origin KeyReader::origin_of(const Found& found) const {
   }
   return {
       Origin::Kind::kFile,
-      place + (found.old_name.empty() ? "" : fmt::format(", as {}", found.old_name))};
+      place + (found.other_name.empty() ? "" : fmt::format(", as {}", found.other_name))};
 }
 
 void KeyReader::error(Place place, const std::string& what) {

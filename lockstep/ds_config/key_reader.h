@@ -19,8 +19,8 @@ namespace lockstep::ds_config {
 struct Found {
   const config::Node* value;  // [not null]
   config::Place key;
-  std::string old_name = {};  ///< What the file calls it, if that is an old name.
-  bool is_auto = false;       ///< The value is to be the default.
+  std::string other_name = {};  ///< What the file calls it, if that is another name.
+  bool is_auto = false;         ///< The value is to be the default.
 };
 
 /// Reads a document by a table of keys: says what is wrong with each, and keeps those that are
@@ -66,7 +66,8 @@ class KeyReader {
       const config::Entry& entry, const std::string& name, const std::vector<std::string>& known);
 
  private:
-  void check_old_name(const KeySpec& spec, const config::Node& section, const config::Entry& entry);
+  void check_other_name(
+      const KeySpec& spec, const config::Node& section, const config::Entry& entry);
   void keep(const std::string& path, Found found);
 
   static void set(const config::Node& node, bool& value) { value = *truth_of(node); }

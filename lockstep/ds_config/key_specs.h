@@ -65,8 +65,8 @@ inline KeySpec refused(std::string path, std::string words) {
       .words = std::move(words)};
 }
 
-/// An old name of `successor`.
-inline KeySpec old_name(std::string path, KeyKind kind, std::string successor) {
+/// Another name of `successor`, an old one as a rule.
+inline KeySpec other_name(std::string path, KeyKind kind, std::string successor) {
   KeySpec spec = works(std::move(path), kind, "write " + successor);
   spec.successor = std::move(successor);
   return spec;

@@ -40,7 +40,7 @@ std::map<std::string, std::string> defaults() {
 
 std::string status_text(const KeySpec& spec) {
   if (!spec.successor.empty()) {
-    return "works, old name";
+    return "other name";
   }
   switch (spec.status) {
     case KeyStatus::kWorks:

@@ -47,7 +47,7 @@ struct KeySpec {
   AutoRule auto_rule = AutoRule::kDefault;
   bool may_be_null = false;    ///< null is as if the key were not there.
   std::string fine = {};       ///< Of kRefused.
-  std::string successor = {};  ///< Of an old name: the path of the key that took its place.
+  std::string successor = {};  ///< Of another name of a key: that key's path.
 };
 
 /// Every key, sections before what they hold, in the order of docs/ds_config.md. Thread-safe.

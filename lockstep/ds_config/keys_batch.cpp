@@ -73,7 +73,7 @@ void add_fp16(std::vector<KeySpec>& keys) {
 
 void add_bf16(std::vector<KeySpec>& keys) {
   keys.push_back(works("bf16", KeyKind::kSection, "computing in bfloat16"));
-  keys.push_back(old_name("bfloat16", KeyKind::kSection, "bf16"));
+  keys.push_back(other_name("bfloat16", KeyKind::kSection, "bf16"));
   keys.push_back(no_auto(works("bf16.enabled", KeyKind::kBoolean, "not together with fp16")));
   keys.push_back(works(
       "bf16.check_grad_overflow",

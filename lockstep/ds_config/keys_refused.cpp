@@ -10,7 +10,8 @@ KeySpec removed(std::string path, const std::string& instead) {
 }
 
 void add_recomputing(std::vector<KeySpec>& keys) {
-  const std::string why = "activations are kept, not computed again; delete it";
+  const std::string why =
+      "the program says what is computed again, by activation_checkpoint; delete it";
   keys.push_back(works("activation_checkpointing", KeyKind::kSection, ""));
   for (const char* name :
        {"partition_activations",

@@ -126,27 +126,38 @@ void add_offload(std::vector<KeySpec>& keys) {
 }
 
 void add_stage3(std::vector<KeySpec>& keys) {
-  // Both names are DeepSpeed's, and neither is old.
-  const auto both = [&](const std::string& name, const std::string& why) {
-    keys.push_back(in_zero(tuning("stage3_" + name, why)));
-    keys.push_back(in_zero(tuning(name, why)));
+  // Most have two names in DeepSpeed.
+  const auto with_other_name = [&](KeySpec spec) {
+    const std::string bare = spec.path.substr(std::string("stage3_").size());
+    keys.push_back(in_zero(spec));
+    keys.push_back(in_zero(other_name(bare, spec.kind, spec.path)));
   };
-  const std::string gathered =
-      "parameters are gathered unit by unit, a small one along with its neighbours";
-  both("prefetch_bucket_size", "the next unit is gathered while this one is computed");
-  both("param_persistence_threshold", gathered);
-  both("model_persistence_threshold", gathered);
-  both("max_live_parameters", "a unit is dropped as soon as it has been computed with");
-  both("max_reuse_distance", "a unit is dropped as soon as it has been computed with");
-  both("module_granularity_threshold", gathered);
-  for (const std::string prefix : {"stage3_", ""}) {
-    keys.push_back(in_zero(nothing(
-        prefix + "use_all_reduce_for_fetch_params",
-        KeyKind::kBoolean,
-        "a unit is one flat buffer, which one all-gather fills")));
-    keys.push_back(in_zero(nothing(
-        prefix + "allgather_sequential", KeyKind::kBoolean, "a unit is gathered in place")));
-  }
+  with_other_name(whole(
+      "stage3_prefetch_bucket_size",
+      0,
+      "0: no bucket comes before it is needed; else the one that came next the last time does"));
+  with_other_name(whole(
+      "stage3_param_persistence_threshold", 0, "parameters of up to so many elements stay whole"));
+  with_other_name(whole(
+      "stage3_max_live_parameters",
+      0,
+      "elements that are whole at a time; not set: as many as the three largest buckets have"));
+  with_other_name(refused_unless(
+      "stage3_model_persistence_threshold",
+      KeyKind::kInteger,
+      "9223372036854775807",
+      "small parameters stay whole, however many; lower stage3_param_persistence_threshold"));
+  with_other_name(
+      tuning("stage3_max_reuse_distance", "what was not touched for the longest time goes first"));
+  with_other_name(tuning(
+      "stage3_module_granularity_threshold",
+      "a bucket comes as a whole, whatever modules its parameters belong to"));
+  with_other_name(nothing(
+      "stage3_use_all_reduce_for_fetch_params",
+      KeyKind::kBoolean,
+      "a bucket is flat, and one all-gather fills it"));
+  with_other_name(nothing(
+      "stage3_allgather_sequential", KeyKind::kBoolean, "a bucket is filled without a copy"));
   keys.push_back(in_zero(works(
       "stage3_gather_16bit_weights_on_model_save",
       KeyKind::kBoolean,
@@ -154,21 +165,27 @@ void add_stage3(std::vector<KeySpec>& keys) {
   for (const char* name :
        {"gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save"}) {
     keys.push_back(
-        in_zero(old_name(name, KeyKind::kBoolean, "stage3_gather_16bit_weights_on_model_save")));
+        in_zero(other_name(name, KeyKind::kBoolean, "stage3_gather_16bit_weights_on_model_save")));
   }
   keys.push_back(in_zero(nothing(
-      "memory_efficient_linear", KeyKind::kBoolean, "a unit's weights are not kept for backward")));
+      "memory_efficient_linear",
+      KeyKind::kBoolean,
+      "backward brings again what it needs of parameters")));
   keys.push_back(in_zero(nothing(
       "override_module_apply", KeyKind::kBoolean, "nothing of torch::nn::Module is replaced")));
   keys.push_back(in_zero(nothing(
-      "log_trace_cache_warnings", KeyKind::kBoolean, "the order of units is fixed, not traced")));
-  keys.push_back(
-      in_zero(nothing("leaf_module", KeyKind::kSection, "a unit is always gathered as a whole")));
+      "log_trace_cache_warnings",
+      KeyKind::kBoolean,
+      "a wrong guess of what comes next costs time only")));
+  keys.push_back(in_zero(nothing(
+      "leaf_module",
+      KeyKind::kSection,
+      "parameters come when an operation touches them, whatever module they are of")));
   for (const char* name : {"classes", "names", "name_suffixes"}) {
     keys.push_back(in_zero(nothing(
         std::string("leaf_module.") + name,
         KeyKind::kTexts,
-        "a unit is always gathered as a whole")));
+        "parameters come when an operation touches them, whatever module they are of")));
   }
 }
 
@@ -190,9 +207,9 @@ void add_plus_plus(std::vector<KeySpec>& keys) {
 
 void add_old(std::vector<KeySpec>& keys) {
   keys.push_back(
-      in_zero(nullable(old_name("cpu_offload", KeyKind::kBoolean, "offload_optimizer"))));
+      in_zero(nullable(other_name("cpu_offload", KeyKind::kBoolean, "offload_optimizer"))));
   keys.push_back(
-      in_zero(nullable(old_name("cpu_offload_param", KeyKind::kBoolean, "offload_param"))));
+      in_zero(nullable(other_name("cpu_offload_param", KeyKind::kBoolean, "offload_param"))));
   keys.push_back(in_zero(nullable(nothing(
       "cpu_offload_use_pin_memory",
       KeyKind::kBoolean,

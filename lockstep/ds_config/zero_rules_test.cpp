@@ -47,8 +47,8 @@ TEST(ZeroSection, OldNamesMeanTheNewOnesAndAreNoted) {
       "ds.json:3:76, as stage3_gather_fp16_weights_on_model_save");
   EXPECT_THAT(
       lines_of(reading.notes),
-      HasSubstr("zero_optimization.cpu_offload is an old name; write "
-                "zero_optimization.offload_optimizer\n"));
+      HasSubstr("zero_optimization.cpu_offload is another name of "
+                "zero_optimization.offload_optimizer; write that\n"));
   EXPECT_EQ(
       reading_with(zero(R"("stage": 1, "cpu_offload": false)"))
           .config.zero.offload_optimizer.device.value,
@@ -58,12 +58,12 @@ TEST(ZeroSection, OldNamesMeanTheNewOnesAndAreNoted) {
 TEST(ZeroSection, AnOldNameBesideTheNewOneIsAnError) {
   EXPECT_THAT(
       errors_of(zero("\"stage\": 2, \"cpu_offload\": true,\n\"offload_optimizer\": {}")),
-      HasSubstr("[ds.json:2:35] zero_optimization.cpu_offload is an old name of "
+      HasSubstr("[ds.json:2:35] zero_optimization.cpu_offload is another name of "
                 "zero_optimization.offload_optimizer, which line 3 says already; remove "
                 "cpu_offload\n"));
   EXPECT_THAT(
       errors_of("\"bf16\": {\"enabled\": true}, \"bfloat16\": {\"enabled\": true}"),
-      HasSubstr("bfloat16 is an old name of bf16"));
+      HasSubstr("bfloat16 is another name of bf16"));
   EXPECT_THAT(
       errors_of(zero(R"("stage": 3, "gather_16bit_weights_on_model_save": true,
         "stage3_gather_fp16_weights_on_model_save": false)")),
@@ -92,6 +92,28 @@ TEST(ZeroSection, OffloadingGoesWithAStageAndAFolder) {
   EXPECT_THAT(
       notes_of(zero(R"("stage": 2, "offload_optimizer": {"device": "cpu", "nvme_path": "/x"})")),
       HasSubstr("nvme_path says nothing here: the device is cpu"));
+}
+
+TEST(ZeroSection, WhatStageThreeKeepsWholeIsKnownByBothNames) {
+  const ZeroSection section = reading_with(zero(R"("stage": 3, "stage3_max_live_parameters": 1e6,
+    "param_persistence_threshold": 10, "stage3_prefetch_bucket_size": 0)"))
+                                  .config.zero;
+  EXPECT_EQ(section.max_live_parameters.value, 1'000'000);
+  EXPECT_EQ(section.param_persistence_threshold.value, 10);
+  EXPECT_EQ(section.prefetch_bucket_size.value, 0);
+  EXPECT_FALSE(reading_with("").config.zero.max_live_parameters.value.has_value());
+  EXPECT_THAT(
+      errors_of(zero(R"("stage3_model_persistence_threshold": 1e9)")),
+      HasSubstr("lower stage3_param_persistence_threshold"));
+  EXPECT_THAT(
+      errors_of(zero(R"("model_persistence_threshold": 1e9)")),
+      HasSubstr("zero_optimization.model_persistence_threshold, unless it is"));
+  EXPECT_THAT(
+      errors_of(zero(R"("max_live_parameters": -1)")),
+      HasSubstr("zero_optimization.max_live_parameters makes no sense; got -1"));
+  EXPECT_THAT(
+      notes_of(zero(R"("max_reuse_distance": 5)")),
+      HasSubstr("zero_optimization.max_reuse_distance says nothing here: what was not touched"));
 }
 
 TEST(ZeroSection, PlusPlusIsForStageThree) {
