@@ -127,7 +127,7 @@ void add_offload(std::vector<KeySpec>& keys) {
 
 void add_stage3(std::vector<KeySpec>& keys) {
   // Most have two names in DeepSpeed.
-  const auto with_other_name = [&](KeySpec spec) {
+  const auto with_other_name = [&](const KeySpec& spec) {
     const std::string bare = spec.path.substr(std::string("stage3_").size());
     keys.push_back(in_zero(spec));
     keys.push_back(in_zero(other_name(bare, spec.kind, spec.path)));
