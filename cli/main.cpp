@@ -8,6 +8,7 @@
 #include "cli/checkpoint_command.h"
 #include "cli/completion.h"
 #include "cli/config_command.h"
+#include "cli/ds_config_command.h"
 #include "cli/env_command.h"
 #include "cli/estimate_memory_command.h"
 #include "cli/flight_command.h"
@@ -50,6 +51,8 @@ int dispatch(const std::vector<std::string>& words) {
   const lockstep::cli::EnvCommand env(app);
   const lockstep::cli::EstimateMemoryCommand estimate_memory(app);
   const lockstep::cli::ConfigCommand config(app);
+  const lockstep::cli::DsConfigCommand ds_config(app);
+  const lockstep::cli::ScheduleCommand schedule(app);
   const lockstep::cli::FlightCommand flight(app);
   const lockstep::cli::TestCommand test(app);
   const lockstep::cli::ShellCommands shell(app);
@@ -74,6 +77,12 @@ int dispatch(const std::vector<std::string>& words) {
   }
   if (config.was_given()) {
     return config.run(arguments.words);
+  }
+  if (ds_config.was_given()) {
+    return ds_config.run(arguments.words);
+  }
+  if (schedule.was_given()) {
+    return schedule.run(arguments.words);
   }
   if (flight.was_given()) {
     return flight.run(arguments.words);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/numbers.h"
 
+#include <charconv>
+#include <cmath>
 #include <optional>
 #include <string>
 
@@ -34,10 +36,22 @@ CLI::Validator between(
       ""};  // The help says nothing of it.
 }
 
+std::optional<double> number_with_exponent(const std::string& text) {
+  double number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  return error == std::errc() && stop == end && std::isfinite(number) ? std::optional(number)
+                                                                      : std::nullopt;
+}
+
 }  // namespace
 
 CLI::Validator whole_number_between(int64_t least, int64_t most) {
   return between<int64_t>(config::whole_number, least, most, "a whole number");
+}
+
+CLI::Validator number_between(double least, double most) {
+  return between<double>(number_with_exponent, least, most, "a number");
 }
 
 CLI::Validator seconds_between(double least, double most) {

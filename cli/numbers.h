@@ -11,5 +11,7 @@ namespace lockstep::cli {
 /// configuration has them: CLI11 by itself takes 010 for eight, and nan for any number.
 CLI::Validator whole_number_between(int64_t least, int64_t most);
 CLI::Validator seconds_between(double least, double most);
+/// Any decimal number, 1e-3 too, from `least` to `most`.
+CLI::Validator number_between(double least, double most);
 
 }  // namespace lockstep::cli

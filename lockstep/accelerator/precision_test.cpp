@@ -14,7 +14,7 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/optim/warmup_schedules.h"
+#include "lockstep/schedule/warmup_schedules.h"
 
 namespace lockstep {
 namespace {

@@ -12,8 +12,8 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "lockstep/accelerator/optimizer.h"
-#include "lockstep/optim/reduce_on_plateau.h"
-#include "lockstep/optim/schedule.h"
+#include "lockstep/schedule/reduce_on_plateau.h"
+#include "lockstep/schedule/schedule.h"
 
 namespace lockstep {
 

@@ -12,10 +12,10 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/optim/adam.h"
-#include "lockstep/optim/decay_schedules.h"
 #include "lockstep/optim/optimizer_state.h"
 #include "lockstep/optim/sgd.h"
-#include "lockstep/optim/warmup_schedules.h"
+#include "lockstep/schedule/decay_schedules.h"
+#include "lockstep/schedule/warmup_schedules.h"
 
 namespace lockstep {
 namespace {

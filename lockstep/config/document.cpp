@@ -105,15 +105,25 @@ Document parse_document(const std::string& path, std::string_view text, Format f
   }
   TreeBuilder builder(path);
   check_bytes(text, builder);
-  if (format == Format::kJson) {
-    read_json(text, builder);
-  } else {
-    read_yaml(text, builder);
+  switch (format) {
+    case Format::kYaml:
+      read_yaml(text, builder);
+      break;
+    case Format::kJson:
+      read_json(text, builder);
+      break;
+    case Format::kCommentedJson:
+      read_json(without_comments(text, builder), builder);
+      break;
   }
   return {path, builder.take()};
 }
 
 Document read_document(const std::filesystem::path& path) {
+  return read_document(path, path.extension() == ".json" ? Format::kJson : Format::kYaml);
+}
+
+Document read_document(const std::filesystem::path& path, Format format) {
   const std::unique_ptr<std::FILE, FileCloser> file(std::fopen(path.c_str(), "re"));
   if (file == nullptr) {
     fail_to_read(path, errno);
@@ -130,7 +140,6 @@ Document read_document(const std::filesystem::path& path) {
   if (std::ferror(file.get()) != 0) {
     fail_to_read(path, errno);
   }
-  const Format format = path.extension() == ".json" ? Format::kJson : Format::kYaml;
   return parse_document(path.native(), text, format);
 }
 

@@ -43,7 +43,11 @@ struct Document {
   Node root;
 };
 
-enum class Format { kYaml, kJson };
+enum class Format {
+  kYaml,
+  kJson,
+  kCommentedJson,  ///< As DeepSpeed reads its ds_config.json.
+};
 
 constexpr size_t kMaxDocumentBytes = size_t{1} << 20;
 constexpr int kMaxDocumentDepth = 64;
@@ -55,12 +59,15 @@ constexpr size_t kMaxDocumentNodes = 10'000;  ///< With every alias written out.
 /// characters.
 ///
 /// YAML is YAML 1.2 without tags, without a second document and without tabs before the first
-/// character of a line. JSON is strict: no comments, no trailing commas.
+/// character of a line. JSON is strict: no comments, no trailing commas. Commented JSON has both:
+/// what follows `#` or `//` in a line, what stands between `/*` and `*/`, and a comma before a
+/// closing bracket count as nothing. It is the part of HJSON that people use.
 Document parse_document(const std::string& path, std::string_view text, Format format);
 
 /// The same of a file: JSON if its name ends in .json, else YAML. ConfigError also if it cannot be
 /// read. Follows symbolic links.
 Document read_document(const std::filesystem::path& path);
+Document read_document(const std::filesystem::path& path, Format format);
 
 /// "path:line:column", which messages begin with.
 std::string where(const Document& document, Place place);

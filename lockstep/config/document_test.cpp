@@ -2,6 +2,7 @@
 #include "lockstep/config/document.h"
 
 #include <algorithm>
+#include <array>
 #include <fstream>
 #include <random>
 #include <string>
@@ -140,7 +141,7 @@ TEST(Yaml, KeysAreTextAndGivenOnce) {
 }
 
 TEST(Document, BytesThatAreNoTextAreRefused) {
-  for (const Format format : {Format::kYaml, Format::kJson}) {
+  for (const Format format : {Format::kYaml, Format::kJson, Format::kCommentedJson}) {
     EXPECT_THAT(fault_of("\"ab\xff\"", format), StartsWith("[f:1:4] is no UTF-8; got byte 0xff"));
     EXPECT_THAT(fault_of("\"\xed\xa0\x80\"", format), HasSubstr("is no UTF-8"));
     EXPECT_THAT(fault_of("\"\xc0\xaf\"", format), HasSubstr("is no UTF-8"));
@@ -155,7 +156,7 @@ TEST(Document, BytesThatAreNoTextAreRefused) {
 
 TEST(Document, DepthIsLimited) {
   const auto nest = [](int depth) { return std::string(depth, '[') + std::string(depth, ']'); };
-  for (const Format format : {Format::kYaml, Format::kJson}) {
+  for (const Format format : {Format::kYaml, Format::kJson, Format::kCommentedJson}) {
     EXPECT_EQ(fault_of(nest(kMaxDocumentDepth), format), "");
     EXPECT_THAT(
         fault_of(nest(kMaxDocumentDepth + 1), format), StartsWith("[f:1:65] nests too deep"));
@@ -239,6 +240,39 @@ TEST(Json, IsStrict) {
       fault("{\"a\": 1,\n \"a\": 2}"), StartsWith("[f:2:2] key 'a' is given twice, in line 1"));
 }
 
+TEST(CommentedJson, CommentsAndTrailingCommasCountAsNothing) {
+  const Document document = parse_document(
+      "ds.json",
+      "# head\n"
+      "{  // of \"all\"\n"
+      "  /* one,\n"
+      "     two */ \"a\": 1, # three\n"
+      "  \"list\": [1, 2 /* last */ , // end\n"
+      "  ],\n"
+      "  \"path\": \"http://x#y /* z */, }\",\n"
+      "}\n"
+      "// the end",
+      Format::kCommentedJson);
+  EXPECT_EQ(place_of(*document.root.find("a")), "4:18");
+  EXPECT_EQ(document.root.find("list")->items.size(), 2U);
+  EXPECT_EQ(document.root.find("path")->text, "http://x#y /* z */, }");
+  EXPECT_EQ(place_of(*document.root.find("path")), "7:11");
+}
+
+TEST(CommentedJson, IsStrictOtherwise) {
+  const auto fault = [](const std::string& text) { return fault_of(text, Format::kCommentedJson); };
+  EXPECT_THAT(fault(""), StartsWith("[f:1:1] is no valid JSON"));
+  EXPECT_THAT(fault("{\"a\": 1,, }"), StartsWith("[f:1:9] is no valid JSON"));
+  EXPECT_THAT(fault("{,}"), StartsWith("[f:1:2] is no valid JSON"));
+  EXPECT_THAT(fault("[,]"), StartsWith("[f:1:2] is no valid JSON"));
+  EXPECT_THAT(fault("{\"a\": ,}"), StartsWith("[f:1:7] is no valid JSON"));
+  EXPECT_THAT(fault("{a: 1}"), StartsWith("[f:1:2] is no valid JSON"));
+  EXPECT_THAT(fault("{\"a\": 1,\n \"a\": 2}"), StartsWith("[f:2:2] key 'a' is given twice"));
+  EXPECT_THAT(fault("{}\n /* open"), StartsWith("[f:2:2] a comment begins here and does not end"));
+  EXPECT_THAT(fault("{} /"), StartsWith("[f:1:4] is no valid JSON"));
+  EXPECT_THAT(fault("{\"a\": \"open # \\\" }"), HasSubstr("is no valid JSON"));
+}
+
 /// `text` with a few random edits of the kind that finds faults in parsers.
 std::string edited(std::string text, std::mt19937& random) {
   const std::string pieces = "{}[]:,-?&*!|>'\"%@`#~\n\t \\0a\r\xff";
@@ -273,9 +307,9 @@ TEST(Document, RandomEditsAreReadOrRefusedWithAPlace) {
   const std::string json_seed = R"({"a": [1, -2.5e3, true, null, {"b": "\u00e4\"\n"}], "c": {}})";
   std::mt19937 random(20'240'607);
   for (int i = 0; i < 20'000; ++i) {
-    const bool is_json = i % 2 == 0;
-    const std::string text = edited(is_json ? json_seed : yaml_seed, random);
-    const std::string fault = fault_of(text, is_json ? Format::kJson : Format::kYaml);
+    const Format format = std::array{Format::kYaml, Format::kJson, Format::kCommentedJson}[i % 3];
+    const std::string text = edited(format == Format::kYaml ? yaml_seed : json_seed, random);
+    const std::string fault = fault_of(text, format);
     ASSERT_THAT(fault, AnyOf(IsEmpty(), MatchesRegex("\\[f:[1-9][0-9]*:[1-9][0-9]*\\] (.|\n)+")))
         << text;
   }
@@ -287,6 +321,8 @@ TEST(ReadDocument, TellsTheFormatByTheName) {
   std::ofstream(folder / "a.yaml") << "{\"a\": 1,}";
   EXPECT_THROW(read_document(folder / "a.json"), ConfigError);
   EXPECT_EQ(read_document(folder / "a.yaml").root.find("a")->text, "1");
+  const Document commented = read_document(folder / "a.json", Format::kCommentedJson);
+  EXPECT_EQ(commented.root.find("a")->text, "1");
 }
 
 TEST(ReadDocument, WhatCannotBeReadIsNamed) {

@@ -223,8 +223,8 @@ class ImportDeepSpeedFile : public testing::Test {
 TEST_F(ImportDeepSpeedFile, GivesPrecisionAndAccumulation) {
   const Import import = import_with(
       R"({"bf16": {"enabled": true}, "fp16": {"enabled": false, "loss_scale": 0},
-          "gradient_accumulation_steps": 8, "gradient_clipping": 0.5,
-          "zero_optimization": {"stage": 2}})");
+          "gradient_accumulation_steps": 8, "gradient_clipping": 0.5,  # as DeepSpeed, not strictly
+          "zero_optimization": {"stage": 2},})");
   EXPECT_THAT(
       import.values.settings,
       UnorderedElementsAre(
@@ -252,7 +252,7 @@ TEST_F(ImportDeepSpeedFile, RefusesContradictions) {
       fault_with(R"({"fp16": {"enabled": true}, "bf16": {"enabled": true}})"),
       HasSubstr("two mixed precisions"));
   EXPECT_THAT(
-      fault_with("{\"fp16\": {\"enabled\": true},}"), HasSubstr("ds.json:1:28] is no valid JSON"));
+      fault_with("{\"fp16\": {\"enabled\": true},,}"), HasSubstr("ds.json:1:28] is no valid JSON"));
   EXPECT_THAT(
       fault_with(R"({"gradient_accumulation_steps": 0})"),
       HasSubstr("ds.json:1:33] gradient_accumulation_steps makes no sense; got '0'"));

@@ -97,7 +97,7 @@ Document read_json_of(
             "there is no file {}; a relative path starts at the folder that this command runs in",
             path.native()));
   }
-  return read_document(path);
+  return read_document(path, Format::kCommentedJson);
 }
 
 Setting read_file(const Section& section, const Environment& environment, Import& import) {

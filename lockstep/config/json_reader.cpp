@@ -67,14 +67,6 @@ class Walker {
   Place place_;
 };
 
-Place place_at(std::string_view text, size_t offset) {
-  const std::string_view before = text.substr(0, std::min(offset, text.size()));
-  const size_t line_begin = before.rfind('\n') + 1;  // npos + 1 is 0.
-  return {
-      static_cast<int>(std::count(before.begin(), before.end(), '\n')) + 1,
-      static_cast<int>(before.size() - line_begin) + 1};
-}
-
 class Handler : public nlohmann::json_sax<Json> {
  public:
   Handler(std::string_view text, TreeBuilder& builder)
@@ -138,6 +130,14 @@ class Handler : public nlohmann::json_sax<Json> {
 };
 
 }  // namespace
+
+Place place_at(std::string_view text, size_t offset) {
+  const std::string_view before = text.substr(0, std::min(offset, text.size()));
+  const size_t line_begin = before.rfind('\n') + 1;  // npos + 1 is 0.
+  return {
+      static_cast<int>(std::count(before.begin(), before.end(), '\n')) + 1,
+      static_cast<int>(before.size() - line_begin) + 1};
+}
 
 void read_json(std::string_view text, TreeBuilder& builder) {
   Handler handler(text, builder);

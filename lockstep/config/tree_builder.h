@@ -49,8 +49,15 @@ class TreeBuilder {
   size_t bytes_ = 0;
 };
 
+/// Where the byte at `offset` stands; the end for one behind it.
+Place place_at(std::string_view text, size_t offset);
+
 /// Tells `builder` what is in `text`. ConfigError for what is malformed.
 void read_yaml(std::string_view text, TreeBuilder& builder);
 void read_json(std::string_view text, TreeBuilder& builder);
+
+/// Commented JSON as JSON of the same length, in which everything stands where it stood.
+/// ConfigError by way of `builder` for a comment that does not end.
+std::string without_comments(std::string_view text, const TreeBuilder& builder);
 
 }  // namespace lockstep::config

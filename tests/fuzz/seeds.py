@@ -155,6 +155,23 @@ def tensor_sets():
         yield b"\2" + json.dumps(index).encode() + b"\0" + b"".join(map(file, files))
 
 
+def ds_configs():
+    """DeepSpeed's configurations, right ones and wrong ones."""
+    adam = {"type": "Adam", "params": {"lr": 1e-3, "betas": [0.9, 0.99], "adam_w_mode": False}}
+    yield {"train_batch_size": 8, "optimizer": adam, "fp16": {"enabled": True}, "zero_optimization": True}
+    yield {
+        "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": "auto", "bfloat16": {"enabled": True},
+        "zero_optimization": {"stage": 3, "cpu_offload": True, "offload_param": {"device": "cpu"},
+                              "reduce_bucket_size": 5e8, "zero_hpz_partition_size": 2},
+        "comms_logger": {"prof_ops": ["all_reduce"]}, "aio": {"block_size": 1}, "amp": {},
+    }  # fmt: skip
+    for kind, params in [
+        ("WarmupDecayLR", {"total_num_steps": 100, "warmup_max_lr": "auto"}), ("MultiStepLR", {"milestones": [1, 3]}),
+        ("OneCycle", {"cycle_min_lr": 0.1, "cycle_max_lr": [1, 2]}), ("StepLR", {"step_size": 3}),
+    ]:  # fmt: skip
+        yield {"train_batch_size": 4, "optimizer": adam, "scheduler": {"type": kind, "params": params}}
+
+
 def settings():
     """What settings_fuzz.cpp reads, after the byte that says with which reader."""
     golden = sorted((ROOT / "tests" / "golden" / "config").rglob("*"))
@@ -173,6 +190,8 @@ def settings():
     yield b"\4" + b"export A='b c'\n# d\nE=\"f\"\n"
     for text in ["one:0,1@two", "two:3", "one:9", "@"]:
         yield b"\5" + text.encode()
+    for config in ds_configs():
+        yield b"\6// by seeds.py\n" + json.dumps(config, indent=1).encode()
 
 
 def main(folder):

@@ -12,6 +12,7 @@
 #include "lockstep/config/document.h"
 #include "lockstep/config/import_accelerate.h"
 #include "lockstep/config/settings.h"
+#include "lockstep/ds_config/ds_config.h"
 #include "lockstep/launch/env_file.h"
 #include "lockstep/launch/host_filter.h"
 #include "lockstep/launch/hostfile.h"
@@ -27,7 +28,16 @@ using lockstep::fuzz::require;
 
 constexpr const char* kPath = "the/file";
 
-enum class Reader : uint8_t { kYaml, kJson, kAccelerate, kHostfile, kEnvFile, kHostFilter, kCount };
+enum class Reader : uint8_t {
+  kYaml,
+  kJson,
+  kAccelerate,
+  kHostfile,
+  kEnvFile,
+  kHostFilter,
+  kDsConfig,
+  kCount
+};
 
 /// What is said of a file names it, and does not repeat it; the command line makes it printable.
 void require_short(const ConfigError& error) {
@@ -59,6 +69,26 @@ void try_settings(const Document& document) {
       "other settings after a round trip");
 }
 
+/// Each error has a place; what has none can be used.
+void try_ds_config(const std::string& text) {
+  const auto reading = lockstep::ds_config::read_ds_config(
+      lockstep::config::parse_document(kPath, text, Format::kCommentedJson), 4);
+  for (const lockstep::ds_config::Remark& error : reading.errors) {
+    require_short(ConfigError(error.where, error.what));
+  }
+  if (!reading.errors.empty()) {
+    return;
+  }
+  const lockstep::ds_config::BatchSizes& batch = reading.config.batch;
+  require(
+      batch.train_batch_size.value ==
+          batch.train_micro_batch_size_per_gpu.value * batch.gradient_accumulation_steps.value * 4,
+      "batch sizes that do not come out");
+  if (reading.config.scheduler) {
+    reading.config.scheduler->schedule.value().lr(0, 1);
+  }
+}
+
 void try_reader(Reader reader, const std::string& text) {
   switch (reader) {
     case Reader::kYaml:
@@ -84,6 +114,9 @@ void try_reader(Reader reader, const std::string& text) {
         require(
             lockstep::launcher::variable_fault(variable.name).empty(), "a name unfit to be set");
       }
+      return;
+    case Reader::kDsConfig:
+      try_ds_config(text);
       return;
     default:
       return;

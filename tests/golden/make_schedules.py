@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes schedules.json: learning rates of torch, transformers and DeepSpeed, for lockstep/optim's tests.
+"""Writes schedules.json: learning rates of torch, transformers and DeepSpeed, for lockstep/schedule's tests.
 
 Run with the three installed (made with torch 2.13.0, transformers and deepspeed as `made_by` says):
 

@@ -12,10 +12,10 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/optim/decay_schedules.h"
-#include "lockstep/optim/deepspeed_schedules.h"
-#include "lockstep/optim/schedule.h"
-#include "lockstep/optim/warmup_schedules.h"
+#include "lockstep/schedule/decay_schedules.h"
+#include "lockstep/schedule/deepspeed_schedules.h"
+#include "lockstep/schedule/schedule.h"
+#include "lockstep/schedule/warmup_schedules.h"
 
 namespace lockstep::optim {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/schedule.h"
+#include "lockstep/schedule/schedule.h"
 
 #include <functional>
 #include <limits>
@@ -11,9 +11,9 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/optim/decay_schedules.h"
-#include "lockstep/optim/deepspeed_schedules.h"
-#include "lockstep/optim/warmup_schedules.h"
+#include "lockstep/schedule/decay_schedules.h"
+#include "lockstep/schedule/deepspeed_schedules.h"
+#include "lockstep/schedule/warmup_schedules.h"
 
 namespace lockstep::optim {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/decay_schedules.h"
+#include "lockstep/schedule/decay_schedules.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/optim/schedule_checks.h"
+#include "lockstep/schedule/schedule_checks.h"
 
 namespace lockstep::optim {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/reduce_on_plateau.h"
+#include "lockstep/schedule/reduce_on_plateau.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
-#include "lockstep/optim/schedule_checks.h"
+#include "lockstep/schedule/schedule_checks.h"
 
 namespace lockstep::optim {
 namespace {

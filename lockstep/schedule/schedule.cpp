@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/schedule.h"
+#include "lockstep/schedule/schedule.h"
 
 #include <algorithm>
 #include <map>

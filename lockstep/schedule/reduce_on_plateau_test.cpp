@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/reduce_on_plateau.h"
+#include "lockstep/schedule/reduce_on_plateau.h"
 
 #include <fstream>
 #include <limits>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/deepspeed_schedules.h"
+#include "lockstep/schedule/deepspeed_schedules.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/log.h"
-#include "lockstep/optim/schedule_checks.h"
+#include "lockstep/schedule/schedule_checks.h"
 
 namespace lockstep::optim {
 namespace {

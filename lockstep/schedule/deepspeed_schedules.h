@@ -5,7 +5,7 @@
 #include <optional>
 #include <vector>
 
-#include "lockstep/optim/schedule.h"
+#include "lockstep/schedule/schedule.h"
 
 /// DeepSpeed's five schedules, with the option names of ds_config.json. A list holds one value for
 /// all parameter groups, or one for each. As there, step 0 is a rate of its own (the minimum, or 0)

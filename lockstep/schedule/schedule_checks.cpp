@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/schedule_checks.h"
+#include "lockstep/schedule/schedule_checks.h"
 
 #include <cmath>
 #include <string>

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "lockstep/optim/schedule.h"
+#include "lockstep/schedule/schedule.h"
 
 /// The schedules of torch.optim.lr_scheduler, by their closed forms: equal to Python's up to the
 /// rounding of its step-by-step products. (libtorch's own StepLR drops one step late; these do

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "lockstep/optim/schedule.h"
+#include "lockstep/schedule/schedule.h"
 
 /// The schedules of transformers' `get_..._schedule`: a linear warm-up from 0 to the base rate in
 /// `warmup_steps` steps (0: none), then what the name says. All take the base rate from the

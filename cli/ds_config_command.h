@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+namespace lockstep::cli {
+
+/// `lockstep ds-config check|keys`: DeepSpeed's ds_config.json, and what becomes of its keys.
+class DsConfigCommand {
+ public:
+  /// Adds the commands to `app`, which must not outlive this.
+  explicit DsConfigCommand(CLI::App& app);
+
+  bool was_given() const { return command_->parsed(); }
+  /// Runs the one that was given with the file among its words; returns the exit code. ConfigError
+  /// for what makes no sense.
+  int run(const std::vector<std::string>& words) const;
+
+ private:
+  CLI::App* command_;  // [not null]
+  CLI::App* check_;    // [not null]
+  CLI::App* keys_;     // [not null]
+  std::optional<int64_t> world_size_;
+  bool json_ = false;
+};
+
+/// `lockstep schedule`: the learning rates that a ds_config.json asks for.
+class ScheduleCommand {
+ public:
+  /// Adds the command to `app`, which must not outlive this.
+  explicit ScheduleCommand(CLI::App& app);
+
+  bool was_given() const { return command_->parsed(); }
+  /// Runs with the file among its words; returns the exit code. ConfigError for what makes no
+  /// sense.
+  int run(const std::vector<std::string>& words) const;
+
+ private:
+  CLI::App* command_;  // [not null]
+  std::optional<int64_t> steps_;
+  std::optional<double> lr_;
+  bool json_ = false;
+  bool plot_ = false;
+};
+
+}  // namespace lockstep::cli

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/config/document.h"
+#include "lockstep/ds_config/choices.h"
+#include "lockstep/ds_config/origin.h"
+#include "lockstep/ds_config/parameters.h"
+
+/// DeepSpeed's ds_config.json, read strictly: a key that nobody knows, a value of another type, and
+/// an option that Lockstep does not carry out are errors with their place in the file, and all of
+/// them are told at once. What becomes of each key says key_table.h. Defaults are DeepSpeed
+/// 0.19.8's. No torch here, so that the command line can use it.
+namespace lockstep::ds_config {
+
+/// train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps * world size.
+struct BatchSizes {
+  Resolved<int64_t> train_batch_size;                ///< Samples an update, of all ranks together.
+  Resolved<int64_t> train_micro_batch_size_per_gpu;  ///< Samples a micro-step of one rank.
+  Resolved<int64_t> gradient_accumulation_steps;     ///< Micro-steps an update.
+};
+
+struct Fp16Section {
+  Resolved<bool> enabled{false};
+  Resolved<bool> auto_cast{false};  ///< Cast the inputs of the model.
+  Resolved<double> loss_scale{0};   ///< 0: dynamic.
+  Resolved<int64_t> initial_scale_power{16};
+  Resolved<int64_t> loss_scale_window{1000};
+  Resolved<int64_t> hysteresis{2};
+  Resolved<bool> consecutive_hysteresis{false};
+  Resolved<int64_t> min_loss_scale{1};
+};
+
+struct Bf16Section {
+  Resolved<bool> enabled{false};
+  Resolved<bool> check_grad_overflow{true};  ///< Leave out updates with an inf or NaN.
+};
+
+struct AutocastSection {
+  Resolved<bool> enabled{false};
+  Resolved<std::optional<Dtype>> dtype;  ///< kFloat16 or kBfloat16; given if it is enabled.
+};
+
+struct OffloadOptimizerSection {
+  Resolved<OffloadDevice> device{OffloadDevice::kNone};
+  Resolved<std::optional<std::string>> nvme_path;  ///< Given if the device is kNvme.
+  Resolved<bool> pin_memory{true};
+  Resolved<double> ratio{1};  ///< Part of the state that is offloaded; below 1 in stage 3 only.
+};
+
+struct OffloadParamSection {
+  Resolved<OffloadDevice> device{OffloadDevice::kNone};
+  Resolved<std::optional<std::string>> nvme_path;  ///< Given if the device is kNvme.
+  Resolved<bool> pin_memory{true};
+  Resolved<int64_t> max_in_cpu{1'000'000'000};  ///< Elements that stay in memory beside kNvme.
+};
+
+struct ZeroSection {
+  Resolved<int64_t> stage{0};
+  /// Elements of the largest bucket of gradients; not set: Lockstep's own 25 MiB.
+  Resolved<std::optional<int64_t>> reduce_bucket_size;
+  Resolved<bool> ignore_unused_parameters{true};
+  Resolved<bool> gather_16bit_weights_on_model_save{false};
+  /// Stage 3: elements of parameters that are whole at a time; not set: Lockstep's own.
+  Resolved<std::optional<int64_t>> max_live_parameters;
+  Resolved<int64_t> param_persistence_threshold{100'000};  ///< Smaller ones stay whole.
+  Resolved<int64_t> prefetch_bucket_size{50'000'000};  ///< 0: nothing comes before it is needed.
+  OffloadOptimizerSection offload_optimizer;
+  OffloadParamSection offload_param;
+  Resolved<int64_t> hpz_partition_size{1};
+  Resolved<bool> quantized_weights{false};
+  Resolved<bool> quantized_gradients{false};
+};
+
+/// Of TensorBoard, and of CSV files.
+struct MonitorSection {
+  Resolved<bool> enabled{false};
+  Resolved<std::string> output_path;
+  Resolved<std::string> job_name{"DeepSpeedJobName"};
+};
+
+struct FlopsProfilerSection {
+  Resolved<bool> enabled{false};
+  Resolved<double> recompute_fwd_factor{0};
+  Resolved<int64_t> profile_step{1};
+  Resolved<int64_t> module_depth{-1};
+  Resolved<int64_t> top_modules{1};
+  Resolved<bool> detailed{true};
+  Resolved<std::optional<std::string>> output_file;
+};
+
+struct CommsLoggerSection {
+  Resolved<bool> enabled{false};
+  Resolved<bool> verbose{false};
+  Resolved<bool> debug{false};
+  Resolved<bool> prof_all{true};
+  Resolved<std::vector<std::string>> prof_ops;
+};
+
+/// A whole file, resolved.
+struct DsConfig {
+  BatchSizes batch;
+  Resolved<bool> managed_gradient_accumulation{true};  ///< False: every step() is an update.
+
+  /// Absent without the section: the program brings its own, or none.
+  std::optional<OptimizerSection> optimizer;
+  std::optional<SchedulerSection> scheduler;
+
+  /// What the model computes in: that of fp16, bf16 or torch_autocast, else kFloat32.
+  Resolved<Dtype> precision{Dtype::kFloat32};
+  Fp16Section fp16;
+  Bf16Section bf16;
+  AutocastSection torch_autocast;
+
+  /// Largest norm of all gradients; 0: they are not clipped. 1.0 unless the file says otherwise, as
+  /// in DeepSpeed 0.19; in 0.16 it was 0.
+  Resolved<double> gradient_clipping{1.0};
+  Resolved<bool> prescale_gradients{false};
+  Resolved<double> gradient_predivide_factor{1.0};
+  Resolved<AllreduceOp> gradient_allreduce_op{AllreduceOp::kMean};
+  Resolved<std::optional<Dtype>> communication_data_type;  ///< Not set: that of the gradients.
+
+  ZeroSection zero;
+
+  Resolved<std::optional<int64_t>> steps_per_print;
+  Resolved<bool> wall_clock_breakdown{false};
+  Resolved<bool> dump_state{false};
+  Resolved<std::optional<std::string>> log_level;
+  Resolved<bool> throughput_timer{true};
+  Resolved<bool> dataloader_drop_last{false};
+  Resolved<TagValidation> tag_validation{TagValidation::kWarn};
+
+  MonitorSection tensorboard;
+  MonitorSection csv_monitor;
+  FlopsProfilerSection flops_profiler;
+  CommsLoggerSection comms_logger;
+};
+
+/// Something about a place in the file: an error, or what a person should know.
+struct Remark {
+  std::string where;  ///< "path:line:column".
+  config::Place place;
+  std::string what;
+};
+
+struct Reading {
+  DsConfig config;             ///< To be used only if there are no errors.
+  std::vector<Remark> errors;  ///< In the file's order.
+  std::vector<Remark> notes;   ///< Old names, and keys for which there is nothing to do.
+};
+
+/// Reads all of it and says all that is wrong. `world_size`: how many ranks share a batch; without
+/// one the batch sizes are not resolved, and stay 0.
+Reading read_ds_config(const config::Document& document, std::optional<int64_t> world_size);
+
+/// A file as a document: JSON with comments and trailing commas, whatever its name. ConfigError if
+/// it cannot be read or is malformed.
+config::Document read_ds_document(const std::filesystem::path& path);
+
+/// The same, for who wants the configuration or nothing: one ConfigError with all errors, each a
+/// line. Notes are logged, on the main process.
+DsConfig resolve_ds_config(const config::Document& document, int64_t world_size);
+
+}  // namespace lockstep::ds_config

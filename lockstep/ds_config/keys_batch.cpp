@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a step is made of: batch sizes, optimizer, schedule, precision, gradients.
+#include "lockstep/ds_config/key_specs.h"
+
+namespace lockstep::ds_config {
+namespace {
+
+constexpr const char* kMasterWeights =
+    "master weights, gradients and optimizer state are as wide as the parameters, float32; delete "
+    "it";
+
+void add_batch(std::vector<KeySpec>& keys) {
+  keys.push_back(nullable(whole("train_batch_size", 1, "samples an update, of all ranks")));
+  keys.push_back(
+      nullable(whole("train_micro_batch_size_per_gpu", 1, "samples a micro-step, of one rank")));
+  keys.push_back(nullable(whole("gradient_accumulation_steps", 1, "micro-steps an update")));
+  keys.push_back(works(
+      "managed_gradient_accumulation", KeyKind::kBoolean, "false: every step() is an update"));
+  keys.push_back(works(
+      "dataloader_drop_last", KeyKind::kBoolean, "leave out a last batch that is not a whole one"));
+}
+
+void add_optimizer(std::vector<KeySpec>& keys) {
+  keys.push_back(works("optimizer", KeyKind::kSection, "without it the program brings its own"));
+  keys.push_back(no_auto(
+      works("optimizer.type", KeyKind::kText, "its name, in any case; see [below](#optimizers)")));
+  keys.push_back(works("optimizer.params", KeyKind::kParams, "see [below](#optimizers)"));
+  keys.push_back(nothing(
+      "optimizer.legacy_fusion",
+      KeyKind::kBoolean,
+      "each optimizer has one implementation, which is fused"));
+  keys.push_back(nothing(
+      "zero_allow_untested_optimizer",
+      KeyKind::kBoolean,
+      "an optimizer of which ZeRO cannot keep parts is refused by name; all others are tested"));
+  keys.push_back(nothing(
+      "zero_force_ds_cpu_optimizer",
+      KeyKind::kBoolean,
+      "the optimizers that work on a GPU are those that work in the host's memory"));
+  keys.push_back(
+      works("scheduler", KeyKind::kSection, "without it the program brings its own, or none"));
+  keys.push_back(
+      no_auto(works("scheduler.type", KeyKind::kText, "its name; see [below](#schedules)")));
+  keys.push_back(works("scheduler.params", KeyKind::kParams, "see [below](#schedules)"));
+}
+
+void add_fp16(std::vector<KeySpec>& keys) {
+  keys.push_back(works("fp16", KeyKind::kSection, "computing in float16, with a scaled loss"));
+  keys.push_back(no_auto(works("fp16.enabled", KeyKind::kBoolean, "not together with bf16")));
+  keys.push_back(works("fp16.auto_cast", KeyKind::kBoolean, "cast the model's inputs to float16"));
+  keys.push_back(
+      {.path = "fp16.loss_scale",
+       .kind = KeyKind::kNumber,
+       .words = "what the loss is multiplied with; 0: found while training",
+       .least = 0});
+  keys.push_back(
+      {.path = "fp16.initial_scale_power",
+       .kind = KeyKind::kInteger,
+       .words = "the first scale is 2 to this power",
+       .least = 0,
+       .most = 127});
+  keys.push_back(whole(
+      "fp16.loss_scale_window", 1, "after so many updates without an overflow the scale doubles"));
+  keys.push_back(whole("fp16.hysteresis", 1, "overflows until the scale halves"));
+  keys.push_back(works(
+      "fp16.consecutive_hysteresis",
+      KeyKind::kBoolean,
+      "count overflows anew after each update without one"));
+  keys.push_back(whole("fp16.min_loss_scale", 1, "an overflow at this scale ends the run"));
+  keys.push_back(refused_unless(
+      "fp16.fp16_master_weights_and_grads", KeyKind::kBoolean, "false", kMasterWeights));
+}
+
+void add_bf16(std::vector<KeySpec>& keys) {
+  keys.push_back(works("bf16", KeyKind::kSection, "computing in bfloat16"));
+  keys.push_back(other_name("bfloat16", KeyKind::kSection, "bf16"));
+  keys.push_back(no_auto(works("bf16.enabled", KeyKind::kBoolean, "not together with fp16")));
+  keys.push_back(works(
+      "bf16.check_grad_overflow",
+      KeyKind::kBoolean,
+      "leave out an update whose gradients are not finite"));
+  keys.push_back(nothing(
+      "bf16.immediate_grad_update",
+      KeyKind::kBoolean,
+      "gradients are added to float32 ones as soon as they are there"));
+  keys.push_back(refused_unless(
+      "bf16.bf16_master_weights_and_grads", KeyKind::kBoolean, "false", kMasterWeights));
+  keys.push_back(
+      refused_unless("bf16.bf16_optimizer_states", KeyKind::kBoolean, "false", kMasterWeights));
+  keys.push_back(works("torch_autocast", KeyKind::kSection, "another way to say fp16 or bf16"));
+  keys.push_back(no_auto(
+      works("torch_autocast.enabled", KeyKind::kBoolean, "not together with fp16 or bf16")));
+  keys.push_back(nullable(
+      {.path = "torch_autocast.dtype",
+       .kind = KeyKind::kChoice,
+       .words = "needed where it is enabled; float16 and bfloat16 are the same words",
+       .choices = {"fp16", "bf16", "float16", "bfloat16"}}));
+  keys.push_back(
+      {.path = "torch_autocast.lower_precision_safe_modules",
+       .kind = KeyKind::kTexts,
+       .status = KeyStatus::kRefused,
+       .words = "classes of Python; autocast has torch's own list of operations. Delete it"});
+}
+
+void add_data_types(std::vector<KeySpec>& keys) {
+  constexpr const char* kWide =
+      "parameters, gradients and buffers are float32, and fp16 and bf16 say what is computed in; "
+      "delete it";
+  keys.push_back(works("data_types", KeyKind::kSection, ""));
+  for (const char* key :
+       {"data_types.grad_accum_dtype", "data_types.param_dtype", "data_types.buffer_dtype"}) {
+    keys.push_back(nullable(refused_unless(key, KeyKind::kText, "fp32", kWide)));
+  }
+  keys.push_back(nothing(
+      "data_types.keep_in_fp32_modules",
+      KeyKind::kTexts,
+      "parameters and buffers all stay in float32"));
+}
+
+void add_gradients(std::vector<KeySpec>& keys) {
+  keys.push_back(
+      {.path = "gradient_clipping",
+       .kind = KeyKind::kNumber,
+       .words = "largest norm of all gradients together; 0: not clipped",
+       .least = 0});
+  keys.push_back(works(
+      "prescale_gradients",
+      KeyKind::kBoolean,
+      "divide gradients by the number of ranks before they are added up"));
+  keys.push_back(
+      {.path = "gradient_predivide_factor",
+       .kind = KeyKind::kNumber,
+       .words = "without prescale_gradients: divide by this before, and by the rest after",
+       .least = std::numeric_limits<double>::min()});
+  keys.push_back(
+      {.path = "gradient_allreduce_op",
+       .kind = KeyKind::kChoice,
+       .words = "sum: gradients are added up and not averaged; not in stage 3",
+       .choices = {"mean", "sum"}});
+  keys.push_back(dtype("communication_data_type", "what gradients travel as"));
+  keys.push_back(nothing(
+      "disable_allgather",
+      KeyKind::kBoolean,
+      "whole buckets are gathered, never tensor by tensor, so there is nothing to fall back from"));
+}
+
+}  // namespace
+
+std::vector<KeySpec> batch_and_precision_keys() {
+  std::vector<KeySpec> keys;
+  add_batch(keys);
+  add_optimizer(keys);
+  add_fp16(keys);
+  add_bf16(keys);
+  add_data_types(keys);
+  add_gradients(keys);
+  return keys;
+}
+
+}  // namespace lockstep::ds_config

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/ds_config/key_specs.h"
+
+namespace lockstep::ds_config {
+namespace {
+
+constexpr const char* kZeroPrefix = "zero_optimization.";
+
+KeySpec in_zero(KeySpec spec) {
+  spec.path = kZeroPrefix + spec.path;
+  if (!spec.successor.empty()) {
+    spec.successor = kZeroPrefix + spec.successor;
+  }
+  return spec;
+}
+
+KeySpec tuning(const std::string& path, const std::string& why) {
+  KeySpec spec = nothing(path, KeyKind::kInteger, why);
+  spec.least = 0;
+  return spec;
+}
+
+void add_buckets(std::vector<KeySpec>& keys) {
+  keys.push_back(in_zero(nullable(whole(
+      "reduce_bucket_size", 1, "elements of the largest bucket of gradients; not set: 25 MiB"))));
+  keys.push_back(in_zero(tuning(
+      "allgather_bucket_size", "what is updated is gathered in the buckets of the gradients")));
+  keys.push_back(in_zero(
+      nothing("contiguous_gradients", KeyKind::kBoolean, "gradients always lie in flat buckets")));
+  keys.push_back(in_zero(nothing(
+      "reduce_scatter", KeyKind::kBoolean, "from stage 1 on a bucket is always reduce-scattered")));
+  keys.push_back(in_zero(nothing(
+      "use_multi_rank_bucket_allreduce",
+      KeyKind::kBoolean,
+      "each rank owns an equal share of every bucket, which one reduce-scatter brings it")));
+  keys.push_back(in_zero(nothing(
+      "allgather_partitions", KeyKind::kBoolean, "shares are always gathered by all-gather")));
+  keys.push_back(in_zero(nullable(nothing(
+      "overlap_comm", KeyKind::kBoolean, "a bucket always travels while backward goes on"))));
+  keys.push_back(in_zero(nothing(
+      "round_robin_gradients", KeyKind::kBoolean, "every bucket is shared out evenly already")));
+  keys.push_back(in_zero(nothing(
+      "parameter_alignment", KeyKind::kBoolean, "how buckets are laid out is the same for all")));
+  keys.push_back(in_zero(
+      nothing("legacy_stage1", KeyKind::kBoolean, "there is one implementation of stage 1")));
+  keys.push_back(in_zero(tuning("sub_group_size", "the update goes bucket by bucket")));
+}
+
+void add_state(std::vector<KeySpec>& keys) {
+  keys.push_back(in_zero(nothing(
+      "compute_grad_norm",
+      KeyKind::kBoolean,
+      "the norm is computed where gradients are clipped or it is asked for, and else not")));
+  keys.push_back(in_zero(refused_unless(
+      "load_from_fp32_weights",
+      KeyKind::kBoolean,
+      "true",
+      "a checkpoint has float32 weights, and nothing else to load from; delete it")));
+  keys.push_back(in_zero(nothing(
+      "elastic_checkpoint",
+      KeyKind::kBoolean,
+      "every checkpoint can be loaded by any number of ranks")));
+  keys.push_back(in_zero(works(
+      "ignore_unused_parameters",
+      KeyKind::kBoolean,
+      "false, in stage 2: a parameter without a gradient is an error")));
+  keys.push_back(in_zero(nothing(
+      "pipeline_loading_checkpoint", KeyKind::kBoolean, "each rank reads its own parts only")));
+  keys.push_back(in_zero(nothing(
+      "enable_sanity_checks",
+      KeyKind::kBoolean,
+      "ranks always compare what they are about to do")));
+}
+
+void add_offload(std::vector<KeySpec>& keys) {
+  for (const std::string section : {"offload_optimizer", "offload_param"}) {
+    const bool optimizer = section == "offload_optimizer";
+    const auto key = [&](const char* name) { return section + "." + name; };
+    keys.push_back(in_zero(nullable(works(
+        section,
+        KeyKind::kSection,
+        optimizer ? "optimizer state out of the device's memory; from stage 1 on"
+                  : "parameters out of the device's memory; in stage 3"))));
+    keys.push_back(in_zero(
+        {.path = key("device"),
+         .kind = KeyKind::kChoice,
+         .words = "where to",
+         .choices = {"none", "cpu", "nvme"},
+         .auto_rule = AutoRule::kRefused}));
+    keys.push_back(in_zero(
+        nullable(works(key("nvme_path"), KeyKind::kText, "a folder; needed with device nvme"))));
+    keys.push_back(in_zero(works(key("pin_memory"), KeyKind::kBoolean, "page-locked memory")));
+    keys.push_back(in_zero(tuning(key("buffer_count"), "buffers are as many as are under way")));
+    if (optimizer) {
+      keys.push_back(in_zero(
+          {.path = key("ratio"),
+           .kind = KeyKind::kNumber,
+           .words = "part of the state that goes; below 1 in stage 3 only",
+           .least = 0,
+           .most = 1}));
+      for (const char* name : {"pipeline_read", "pipeline_write"}) {
+        keys.push_back(in_zero(nothing(
+            key(name), KeyKind::kBoolean, "files are read and written while others are updated")));
+      }
+      keys.push_back(
+          in_zero(nothing(key("fast_init"), KeyKind::kBoolean, "state is made where it stays")));
+      keys.push_back(in_zero(
+          {.path = key("cpuadam_cores_perc"),
+           .kind = KeyKind::kNumber,
+           .status = KeyStatus::kNothing,
+           .words = "an update takes the threads that the launcher gave the rank",
+           .least = 0,
+           .most = 1}));
+      keys.push_back(in_zero(refused_unless(
+          key("super_offload"),
+          KeyKind::kBoolean,
+          "false",
+          "is made for one kind of machine (GH200); delete it, and device: cpu does the same "
+          "work")));
+    } else {
+      keys.push_back(in_zero(tuning(key("buffer_size"), "a buffer is as large as what it is for")));
+      keys.push_back(in_zero(
+          whole(key("max_in_cpu"), 0, "elements that stay in the host's memory with device nvme")));
+    }
+  }
+}
+
+void add_stage3(std::vector<KeySpec>& keys) {
+  // Most have two names in DeepSpeed.
+  const auto with_other_name = [&](const KeySpec& spec) {
+    const std::string bare = spec.path.substr(std::string("stage3_").size());
+    keys.push_back(in_zero(spec));
+    keys.push_back(in_zero(other_name(bare, spec.kind, spec.path)));
+  };
+  with_other_name(whole(
+      "stage3_prefetch_bucket_size",
+      0,
+      "0: no bucket comes before it is needed; else the one that came next the last time does"));
+  with_other_name(whole(
+      "stage3_param_persistence_threshold", 0, "parameters of up to so many elements stay whole"));
+  with_other_name(whole(
+      "stage3_max_live_parameters",
+      0,
+      "elements that are whole at a time; not set: as many as the three largest buckets have"));
+  with_other_name(refused_unless(
+      "stage3_model_persistence_threshold",
+      KeyKind::kInteger,
+      "9223372036854775807",
+      "small parameters stay whole, however many; lower stage3_param_persistence_threshold"));
+  with_other_name(
+      tuning("stage3_max_reuse_distance", "what was not touched for the longest time goes first"));
+  with_other_name(tuning(
+      "stage3_module_granularity_threshold",
+      "a bucket comes as a whole, whatever modules its parameters belong to"));
+  with_other_name(nothing(
+      "stage3_use_all_reduce_for_fetch_params",
+      KeyKind::kBoolean,
+      "a bucket is flat, and one all-gather fills it"));
+  with_other_name(nothing(
+      "stage3_allgather_sequential", KeyKind::kBoolean, "a bucket is filled without a copy"));
+  keys.push_back(in_zero(works(
+      "stage3_gather_16bit_weights_on_model_save",
+      KeyKind::kBoolean,
+      "save_16bit_model() writes whole weights in stage 3")));
+  for (const char* name :
+       {"gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save"}) {
+    keys.push_back(
+        in_zero(other_name(name, KeyKind::kBoolean, "stage3_gather_16bit_weights_on_model_save")));
+  }
+  keys.push_back(in_zero(nothing(
+      "memory_efficient_linear",
+      KeyKind::kBoolean,
+      "backward brings again what it needs of parameters")));
+  keys.push_back(in_zero(nothing(
+      "override_module_apply", KeyKind::kBoolean, "nothing of torch::nn::Module is replaced")));
+  keys.push_back(in_zero(nothing(
+      "log_trace_cache_warnings",
+      KeyKind::kBoolean,
+      "a wrong guess of what comes next costs time only")));
+  keys.push_back(in_zero(nothing(
+      "leaf_module",
+      KeyKind::kSection,
+      "parameters come when an operation touches them, whatever module they are of")));
+  for (const char* name : {"classes", "names", "name_suffixes"}) {
+    keys.push_back(in_zero(nothing(
+        std::string("leaf_module.") + name,
+        KeyKind::kTexts,
+        "parameters come when an operation touches them, whatever module they are of")));
+  }
+}
+
+void add_plus_plus(std::vector<KeySpec>& keys) {
+  keys.push_back(in_zero(
+      works("zero_quantized_weights", KeyKind::kBoolean, "ZeRO++: weights travel in 8 bits")));
+  keys.push_back(in_zero(whole(
+      "zero_hpz_partition_size",
+      0,
+      "ZeRO++: ranks that keep a second copy of the weights together")));
+  keys.push_back(in_zero(
+      works("zero_quantized_gradients", KeyKind::kBoolean, "ZeRO++: gradients travel in 4 bits")));
+  keys.push_back(in_zero(refused_unless(
+      "zero_quantized_nontrainable_weights",
+      KeyKind::kBoolean,
+      "false",
+      "weights are kept in the precision that they have; delete it")));
+}
+
+void add_old(std::vector<KeySpec>& keys) {
+  keys.push_back(
+      in_zero(nullable(other_name("cpu_offload", KeyKind::kBoolean, "offload_optimizer"))));
+  keys.push_back(
+      in_zero(nullable(other_name("cpu_offload_param", KeyKind::kBoolean, "offload_param"))));
+  keys.push_back(in_zero(nullable(nothing(
+      "cpu_offload_use_pin_memory",
+      KeyKind::kBoolean,
+      "an old name that DeepSpeed ignores, too; pin_memory of the two sections says it"))));
+  KeySpec size = tuning("allgather_size", "an old name of allgather_bucket_size");
+  keys.push_back(std::move(size));  // At the top, beside zero_optimization: true.
+}
+
+}  // namespace
+
+std::vector<KeySpec> zero_keys() {
+  std::vector<KeySpec> keys;
+  keys.push_back(works(
+      "zero_optimization",
+      KeyKind::kSection,
+      "true is the old way to write stage 1, false stage 0"));
+  keys.push_back(in_zero(
+      {.path = "stage",
+       .kind = KeyKind::kInteger,
+       .words =
+           "0: nothing is shared; 1: optimizer state is; 2: gradients, too; 3: parameters, too",
+       .least = 0,
+       .most = 3,
+       .auto_rule = AutoRule::kRefused}));
+  add_buckets(keys);
+  add_state(keys);
+  add_offload(keys);
+  add_stage3(keys);
+  add_plus_plus(keys);
+  add_old(keys);
+  return keys;
+}
+
+}  // namespace lockstep::ds_config

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/ds_config/parameter_specs.h"
+
+namespace lockstep::ds_config {
+namespace {
+
+constexpr double kAny = std::numeric_limits<double>::lowest();
+
+ParameterSpec betas(double first, double second) {
+  ParameterSpec spec = with_default("betas", KeyKind::kPair, 0, std::vector<double>{first, second});
+  spec.key.most = 1;
+  return spec;
+}
+
+/// What every optimizer refuses or leaves out alike.
+std::vector<ParameterSpec> with_common(std::vector<ParameterSpec> own) {
+  const std::string fused = "the update is one pass over memory, whatever this says";
+  own.push_back(without_effect("foreach", fused));
+  own.push_back(without_effect("fused", fused));
+  own.push_back(without_effect("set_grad_none", "zero_grad always lets gradients go"));
+  for (const char* name : {"differentiable", "capturable"}) {
+    own.push_back(fixed(
+        name,
+        KeyKind::kBoolean,
+        "false",
+        "an update is neither differentiated nor captured; delete it"));
+  }
+  own.push_back(fixed(
+      "fp32_optimizer_states",
+      KeyKind::kBoolean,
+      "true",
+      "state is as wide as the parameters, float32; delete it"));
+  own.push_back(
+      {.key = refused(
+           "max_grad_norm", "gradients are clipped by gradient_clipping; write that at the top")});
+  return own;
+}
+
+TypeSpec adam(const std::string& name, const std::string& words) {
+  return {
+      .name = name,
+      .words = words,
+      .parameters = with_common(
+          {number("lr", 0, 1e-3),
+           betas(0.9, 0.999),
+           number("eps", 0, 1e-8),
+           number("weight_decay", 0, 0.0),
+           flag("adam_w_mode", true),
+           flag("amsgrad", false),
+           flag("maximize", false),
+           flag("torch_adam", false),
+           fixed(
+               "bias_correction",
+               KeyKind::kBoolean,
+               "true",
+               "Adam is always corrected; delete it")})};
+}
+
+std::vector<TypeSpec> make_optimizer_types() {
+  std::vector<TypeSpec> types = {
+      adam("Adam", "is AdamW unless adam_w_mode is false"),
+      adam("AdamW", "with torch_adam, weight_decay is 0.01 unless given, as torch's"),
+      {.name = "Lamb",
+       .words = "stage 0 only, since it needs whole parameters",
+       .parameters = with_common(
+           {number("lr", 0, 1e-3),
+            betas(0.9, 0.999),
+            number("eps", 0, 1e-8),
+            number("weight_decay", 0, 0.0),
+            flag("bias_correction", true),
+            number("max_coeff", 0, 10.0),
+            number("min_coeff", 0, 0.01),
+            fixed("eps_inside_sqrt", KeyKind::kBoolean, "false", "eps stands outside; delete it"),
+            fixed("amsgrad", KeyKind::kBoolean, "false", "Lamb has none; delete it")})},
+      {.name = "Lion",
+       .parameters =
+           with_common({number("lr", 0, 1e-3), betas(0.9, 0.999), number("weight_decay", 0, 0.0)})},
+      {.name = "Adagrad",
+       .parameters = with_common(
+           {number("lr", 0, 1e-2),
+            number("eps", 0, 1e-10),
+            number("weight_decay", 0, 0.0),
+            number("lr_decay", 0, 0.0),
+            number("initial_accumulator_value", 0, 0.0),
+            flag("maximize", false)})},
+      {.name = "SGD",
+       .parameters = with_common(
+           {number("lr", 0, 1e-3),
+            number("momentum", 0, 0.0),
+            number("dampening", kAny, 0.0),
+            number("weight_decay", 0, 0.0),
+            flag("nesterov", false),
+            flag("maximize", false)})},
+      {.name = "RMSprop",
+       .parameters = with_common(
+           {number("lr", 0, 1e-2),
+            number("alpha", 0, 0.99),
+            number("eps", 0, 1e-8),
+            number("weight_decay", 0, 0.0),
+            number("momentum", 0, 0.0),
+            flag("centered", false),
+            flag("maximize", false)})},
+      {.name = "Adafactor",
+       .words = "stage 0 only, since it needs whole parameters",
+       .parameters = with_common(
+           {number("lr", 0, 1e-2),
+            number("beta2_decay", kAny, -0.8),
+            number("d", std::numeric_limits<double>::min(), 1.0),
+            number("weight_decay", 0, 0.0),
+            flag("maximize", false),
+            {.key = refused("eps", "always torch's (null, 0.001); delete it")}})}};
+  types.push_back(refused_type("Muon", "there is no Muon; try AdamW"));
+  for (const char* name : {"MuAdam", "MuAdamW", "MuSGD"}) {
+    types.push_back(refused_type(
+        name, "is of the Python package mup; write the optimizer, with learning rates to scale"));
+  }
+  for (const char* name : {"OneBitAdam", "OneBitLamb", "ZeroOneAdam"}) {
+    types.push_back(refused_type(
+        name, "is gone from DeepSpeed 0.19; write Adam or Lamb, and communication_data_type"));
+  }
+  return types;
+}
+
+}  // namespace
+
+const std::vector<TypeSpec>& optimizer_types() {
+  static const std::vector<TypeSpec> types = make_optimizer_types();
+  return types;
+}
+
+}  // namespace lockstep::ds_config

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/ds_config/parameters.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::ds_config {
+
+void Parameters::replace(Parameter parameter) {
+  const auto same = std::find_if(all_.begin(), all_.end(), [&](const Parameter& other) {
+    return other.name == parameter.name;
+  });
+  LOCKSTEP_ASSERT(same != all_.end(), "there is no parameter " + parameter.name);
+  *same = std::move(parameter);
+}
+
+const Resolved<ParameterValue>* Parameters::find(const std::string& name) const {
+  const auto found = std::find_if(
+      all_.begin(), all_.end(), [&](const Parameter& parameter) { return parameter.name == name; });
+  return found == all_.end() ? nullptr : &found->value;
+}
+
+const Resolved<ParameterValue>& Parameters::at(const std::string& name) const {
+  const Resolved<ParameterValue>* const found = find(name);
+  LOCKSTEP_ASSERT(found != nullptr, "there is no parameter " + name);
+  return *found;
+}
+
+}  // namespace lockstep::ds_config

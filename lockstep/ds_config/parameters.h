@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "lockstep/ds_config/origin.h"
+#include "lockstep/schedule/schedule.h"
+
+namespace lockstep::ds_config {
+
+/// A value of `params`. A list of numbers is one, or one for each parameter group.
+using ParameterValue = std::variant<bool, int64_t, double, std::string, std::vector<double>>;
+
+struct Parameter {
+  std::string name;
+  Resolved<ParameterValue> value;
+};
+
+/// The `params` of an optimizer or a schedule: each that it knows, with its default where the file
+/// says nothing. Those without a default are absent then.
+class Parameters {
+ public:
+  void add(Parameter parameter) { all_.push_back(std::move(parameter)); }
+  /// Of one that is there.
+  void replace(Parameter parameter);
+  const std::vector<Parameter>& all() const { return all_; }
+
+  bool has(const std::string& name) const { return find(name) != nullptr; }
+  /// Who said it; it must be there. The same holds for those below, which are of one type each.
+  const Origin& origin(const std::string& name) const { return at(name).origin; }
+  bool flag(const std::string& name) const { return get<bool>(name); }
+  int64_t whole(const std::string& name) const { return get<int64_t>(name); }
+  double number(const std::string& name) const { return get<double>(name); }
+  const std::string& text(const std::string& name) const { return get<std::string>(name); }
+  const std::vector<double>& numbers(const std::string& name) const {
+    return get<std::vector<double>>(name);
+  }
+
+ private:
+  const Resolved<ParameterValue>* find(const std::string& name) const;
+  const Resolved<ParameterValue>& at(const std::string& name) const;
+  template <typename T>
+  const T& get(const std::string& name) const {
+    return std::get<T>(at(name).value);
+  }
+
+  std::vector<Parameter> all_;
+};
+
+/// Of Lockstep's optimizers: what `type` means, and its parameters by the names and defaults of
+/// lockstep/optim.
+struct OptimizerSection {
+  Resolved<std::string> name;  ///< "adamw", "adam", "lamb", "lion", "adagrad", "sgd", "rmsprop".
+  Parameters parameters;
+};
+
+struct SchedulerSection {
+  Resolved<std::string> name;  ///< As in the file: "WarmupLR", "StepLR".
+  Parameters parameters;
+  std::optional<optim::Schedule> schedule =
+      std::nullopt;  ///< What these say; set if they are right.
+};
+
+}  // namespace lockstep::ds_config

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/ds_config/ds_config.h"
+
+namespace lockstep::ds_config {
+
+/// What is read of a text, as if it were the file ds.json.
+inline Reading reading_of(const std::string& text, std::optional<int64_t> world_size = 1) {
+  return read_ds_config(
+      config::parse_document("ds.json", text, config::Format::kCommentedJson), world_size);
+}
+
+/// The same of a text without its outer braces and a batch size.
+inline Reading reading_with(const std::string& keys, std::optional<int64_t> world_size = 1) {
+  return reading_of("{\"train_micro_batch_size_per_gpu\": 4,\n" + keys + "}", world_size);
+}
+
+/// "[where] what", each a line.
+inline std::string lines_of(const std::vector<Remark>& remarks) {
+  std::string lines;
+  for (const Remark& remark : remarks) {
+    lines += "[" + remark.where + "] " + remark.what + "\n";
+  }
+  return lines;
+}
+
+inline std::string errors_of(const std::string& keys, std::optional<int64_t> world_size = 1) {
+  return lines_of(reading_with(keys, world_size).errors);
+}
+
+inline std::string notes_of(const std::string& keys) {
+  return lines_of(reading_with(keys).notes);
+}
+
+}  // namespace lockstep::ds_config

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "lockstep/ds_config/choices.h"
+#include "lockstep/ds_config/parameters.h"
+
+namespace lockstep::ds_config {
+
+/// A value as the file would say it; null for one that is not set.
+inline nlohmann::json json_of(bool value) {
+  return value;
+}
+inline nlohmann::json json_of(int64_t value) {
+  return value;
+}
+inline nlohmann::json json_of(double value) {
+  return value;
+}
+inline nlohmann::json json_of(const std::string& value) {
+  return value;
+}
+inline nlohmann::json json_of(const std::vector<double>& value) {
+  return value;
+}
+inline nlohmann::json json_of(const std::vector<std::string>& value) {
+  return value;
+}
+inline nlohmann::json json_of(Dtype value) {
+  return word_of(value);
+}
+inline nlohmann::json json_of(OffloadDevice value) {
+  return word_of(value);
+}
+inline nlohmann::json json_of(TagValidation value) {
+  return word_of(value);
+}
+inline nlohmann::json json_of(AllreduceOp value) {
+  return word_of(value);
+}
+nlohmann::json json_of(const ParameterValue& value);
+template <typename T>
+nlohmann::json json_of(const std::optional<T>& value) {
+  return value ? json_of(*value) : nlohmann::json(nullptr);
+}
+
+/// The same for a person: "-" for what is not set, numbers as short as they can be, a list of one
+/// number as that.
+std::string text_of(const nlohmann::json& value);
+
+}  // namespace lockstep::ds_config

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/ds_config/test_reading.h"
+
+namespace lockstep::ds_config {
+namespace {
+
+using testing::HasSubstr;
+
+std::string zero(const std::string& keys) {
+  return "\"zero_optimization\": {" + keys + "}";
+}
+
+TEST(ZeroSection, ATruthIsTheOldWayToWriteAStage) {
+  const Reading on = reading_with("\"zero_optimization\": true, \"allgather_size\": 5e8");
+  EXPECT_EQ(lines_of(on.errors), "");
+  EXPECT_EQ(on.config.zero.stage.value, 1);
+  EXPECT_EQ(described(on.config.zero.stage.origin), "ds.json:2:22");
+  EXPECT_THAT(
+      lines_of(on.notes),
+      HasSubstr("zero_optimization: true is an old way to write stage 1; write {\"stage\": 1}"));
+  const Reading off = reading_with("\"zero_optimization\": false");
+  EXPECT_EQ(off.config.zero.stage.value, 0);
+  EXPECT_THAT(lines_of(off.notes), HasSubstr("write {\"stage\": 0}"));
+  // What DeepSpeed itself makes of it: tests/golden/make_ds_config.py.
+  std::ifstream file(LOCKSTEP_SOURCE_DIR "/tests/golden/ds_config.json");
+  const nlohmann::json golden = nlohmann::json::parse(file).at("zero_bool");
+  EXPECT_EQ(on.config.zero.stage.value, golden.at("true"));
+  EXPECT_EQ(off.config.zero.stage.value, golden.at("false"));
+}
+
+TEST(ZeroSection, OldNamesMeanTheNewOnesAndAreNoted) {
+  const Reading reading = reading_with(zero(R"("stage": 3, "cpu_offload": true,
+    "cpu_offload_param": true, "stage3_gather_fp16_weights_on_model_save": true)"));
+  EXPECT_EQ(lines_of(reading.errors), "");
+  const ZeroSection& section = reading.config.zero;
+  EXPECT_EQ(section.offload_optimizer.device.value, OffloadDevice::kCpu);
+  EXPECT_EQ(section.offload_param.device.value, OffloadDevice::kCpu);
+  EXPECT_TRUE(section.gather_16bit_weights_on_model_save.value);
+  EXPECT_EQ(
+      described(section.gather_16bit_weights_on_model_save.origin),
+      "ds.json:3:76, as stage3_gather_fp16_weights_on_model_save");
+  EXPECT_THAT(
+      lines_of(reading.notes),
+      HasSubstr("zero_optimization.cpu_offload is another name of "
+                "zero_optimization.offload_optimizer; write that\n"));
+  EXPECT_EQ(
+      reading_with(zero(R"("stage": 1, "cpu_offload": false)"))
+          .config.zero.offload_optimizer.device.value,
+      OffloadDevice::kNone);
+}
+
+TEST(ZeroSection, AnOldNameBesideTheNewOneIsAnError) {
+  EXPECT_THAT(
+      errors_of(zero("\"stage\": 2, \"cpu_offload\": true,\n\"offload_optimizer\": {}")),
+      HasSubstr("[ds.json:2:35] zero_optimization.cpu_offload is another name of "
+                "zero_optimization.offload_optimizer, which line 3 says already; remove "
+                "cpu_offload\n"));
+  EXPECT_THAT(
+      errors_of("\"bf16\": {\"enabled\": true}, \"bfloat16\": {\"enabled\": true}"),
+      HasSubstr("bfloat16 is another name of bf16"));
+  EXPECT_THAT(
+      errors_of(zero(R"("stage": 3, "gather_16bit_weights_on_model_save": true,
+        "stage3_gather_fp16_weights_on_model_save": false)")),
+      HasSubstr("which line 3 says already; remove gather_16bit_weights_on_model_save\n"));
+}
+
+TEST(ZeroSection, OffloadingGoesWithAStageAndAFolder) {
+  const std::string cpu = R"({"device": "cpu"})";
+  EXPECT_EQ(errors_of(zero(R"("stage": 1, "offload_optimizer": )" + cpu)), "");
+  EXPECT_EQ(errors_of(zero(R"("stage": 0, "offload_optimizer": null, "offload_param": {})")), "");
+  EXPECT_THAT(
+      errors_of(zero(R"("offload_optimizer": )" + cpu)),
+      HasSubstr("in stage 0; expected stage 1 or more"));
+  EXPECT_THAT(
+      errors_of(zero(R"("cpu_offload": true)")),
+      HasSubstr("zero_optimization.cpu_offload offloads"));
+  EXPECT_THAT(
+      errors_of(zero(R"("stage": 2, "offload_param": )" + cpu)),
+      HasSubstr("in stage 2; expected stage 3\n"));
+  EXPECT_THAT(
+      errors_of(zero(R"("stage": 3, "offload_param": {"device": "nvme"})")),
+      HasSubstr("nvme needs nvme_path"));
+  EXPECT_THAT(
+      errors_of(zero(R"("stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5})")),
+      HasSubstr("below 1 works in stage 3 only; got stage 2"));
+  EXPECT_THAT(
+      notes_of(zero(R"("stage": 2, "offload_optimizer": {"device": "cpu", "nvme_path": "/x"})")),
+      HasSubstr("nvme_path says nothing here: the device is cpu"));
+}
+
+TEST(ZeroSection, WhatStageThreeKeepsWholeIsKnownByBothNames) {
+  const ZeroSection section = reading_with(zero(R"("stage": 3, "stage3_max_live_parameters": 1e6,
+    "param_persistence_threshold": 10, "stage3_prefetch_bucket_size": 0)"))
+                                  .config.zero;
+  EXPECT_EQ(section.max_live_parameters.value, 1'000'000);
+  EXPECT_EQ(section.param_persistence_threshold.value, 10);
+  EXPECT_EQ(section.prefetch_bucket_size.value, 0);
+  EXPECT_FALSE(reading_with("").config.zero.max_live_parameters.value.has_value());
+  EXPECT_THAT(
+      errors_of(zero(R"("stage3_model_persistence_threshold": 1e9)")),
+      HasSubstr("lower stage3_param_persistence_threshold"));
+  EXPECT_THAT(
+      errors_of(zero(R"("model_persistence_threshold": 1e9)")),
+      HasSubstr("zero_optimization.model_persistence_threshold, unless it is"));
+  EXPECT_THAT(
+      errors_of(zero(R"("max_live_parameters": -1)")),
+      HasSubstr("zero_optimization.max_live_parameters makes no sense; got -1"));
+  EXPECT_THAT(
+      notes_of(zero(R"("max_reuse_distance": 5)")),
+      HasSubstr("zero_optimization.max_reuse_distance says nothing here: what was not touched"));
+}
+
+TEST(ZeroSection, PlusPlusIsForStageThree) {
+  EXPECT_EQ(
+      lines_of(reading_with(
+                   zero(R"("stage": 3, "zero_quantized_weights": true,
+        "zero_quantized_gradients": true, "zero_hpz_partition_size": 2)"),
+                   4)
+                   .errors),
+      "");
+  EXPECT_THAT(
+      errors_of(zero(R"("stage": 2, "zero_quantized_weights": true)")),
+      HasSubstr("zero_quantized_weights is a part of ZeRO++, for stage 3; got stage 2"));
+  EXPECT_THAT(
+      errors_of(zero(R"("stage": 3, "zero_hpz_partition_size": 3)"), 4),
+      HasSubstr("does not divide the ranks; got 3, expected a divisor of 4"));
+}
+
+}  // namespace
+}  // namespace lockstep::ds_config
