@@ -21,6 +21,7 @@
 #include "lockstep/data/pad.h"
 #include "lockstep/data/random.h"
 #include "lockstep/data/tensor_dataset.h"
+#include "lockstep/engine/engine.h"
 #include "lockstep/launch/launch.h"
 #include "lockstep/optim/adafactor.h"
 #include "lockstep/optim/adagrad.h"
@@ -33,3 +34,4 @@
 #include "lockstep/schedule/decay_schedules.h"
 #include "lockstep/schedule/deepspeed_schedules.h"
 #include "lockstep/schedule/warmup_schedules.h"
+#include "lockstep/zero/activation_checkpoint.h"

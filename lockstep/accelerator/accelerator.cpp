@@ -161,6 +161,7 @@ void Accelerator::configure() {
   loop.finite = std::make_shared<FiniteGuard>(options.non_finite, state.group);
   if (state.precision == Precision::kFP16) {
     loop.scaler.emplace(options.grad_scaler, state.group);
+    loop.loss_scale_rule = options.loss_scale_rule;
   }
   choose_device();
   check_zero();

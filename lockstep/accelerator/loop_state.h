@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -42,6 +43,7 @@ struct LoopState {
   /// With fp16. Its scale is updated once all optimizers had their step: at the next micro-step, or
   /// at the next backward outside of any, so that it never changes within an accumulation group.
   std::optional<GradScaler> scaler;
+  std::function<double(bool overflowed)> loss_scale_rule = nullptr;
   bool scaler_update_due = false;
   int64_t updates = 0;  ///< Of the scale.
   std::shared_ptr<FiniteGuard> finite;
@@ -59,7 +61,8 @@ struct LoopState {
 
   void update_scaler_if_due() {
     if (scaler && scaler_update_due) {
-      scaler->update();
+      scaler->update(
+          loss_scale_rule ? std::optional(loss_scale_rule(scaler->found_inf())) : std::nullopt);
       ++updates;
       scaler_update_due = false;
     }

@@ -78,6 +78,9 @@ struct AcceleratorOptions {
   std::optional<Precision> mixed_precision = std::nullopt;
   AutocastOptions autocast = {};
   GradScalerOptions grad_scaler = {};
+  /// With fp16: what the scale becomes after an update was made, or left out for an overflow,
+  /// instead of what grad_scaler's growth and backoff say. The same on every process.
+  std::function<double(bool overflowed)> loss_scale_rule = nullptr;
   /// Micro-steps an update; ACCELERATE_GRADIENT_ACCUMULATION_STEPS overrides it, as in Accelerate.
   int64_t gradient_accumulation_steps = 1;
   /// Instead of gradient_accumulation_steps.

@@ -9,6 +9,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/suggest.h"
+#include "lockstep/tracking/csv.h"
 #include "lockstep/tracking/jsonl.h"
 #include "lockstep/tracking/tensorboard.h"
 
@@ -25,6 +26,7 @@ struct Entry {
 
 const std::vector<Entry>& entries() {
   static const std::vector<Entry> all = {
+      {"csv", [](const Folder& folder) { return std::make_unique<CsvTracker>(folder); }},
       {"jsonl",
        [](const Folder& folder) {
          return std::make_unique<JsonlTracker>(folder / "metrics.jsonl");

@@ -21,6 +21,7 @@ std::vector<std::string> tracker_names();
 /// The tracker of that name, ready to write.
 ///
 /// - "tensorboard": an event file in <project_dir>/<project_name>
+/// - "csv": <project_dir>/<project_name>/<curve>.csv
 /// - "jsonl": <project_dir>/<project_name>/metrics.jsonl
 ///
 /// ConfigError for another name; for an empty folder or name, or a name that leads out of the

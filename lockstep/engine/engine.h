@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/accelerator/accelerator.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/engine/engine_core.h"
+
+namespace lockstep {
+
+/// DeepSpeed's engine: a training loop of three calls that a ds_config.json steers.
+///
+///     auto [engine, optimizer, loader, scheduler] =
+///         lockstep::initialize(net, {.config = "ds_config.json"}, dataset);
+///     for (auto& batch : loader) {
+///       auto loss = cross_entropy(engine(batch.data), batch.target);
+///       engine.backward(loss);
+///       engine.step();
+///     }
+///
+/// - `engine(inputs...)` runs the model's forward in the configured precision. Parameters stay
+///   float32 and are their own master copy; with fp16 and bf16, operations compute in these, and a
+///   result that is one tensor comes back as float32.
+/// - `backward(loss)` divides by the micro-steps an update, scales with fp16, and averages: at the
+///   boundary in stages 0 and 1, after every micro-step in stages 2 and 3.
+/// - `step()` counts a micro-step; at the boundary it clips, updates, steps the scheduler unless
+///   gradients had overflowed, and drops the gradients.
+///
+/// The file is read strictly; see docs/ds_config.md. A handle: copies are the same engine. Thread
+/// safety: none. After DeepSpeed 0.19's DeepSpeedEngine.
+template <ModuleHandle Model>
+class Engine {
+ public:
+  Engine(std::shared_ptr<EngineCore> core, Model model)
+      : core_(std::move(core)), model_(std::move(model)) {}
+
+  template <typename... Inputs>
+  auto operator()(Inputs&&... inputs) {
+    const auto began = StepTimers::Clock::now();
+    auto result = [&] {
+      auto cast = core_->accelerator().autocast();
+      return model_->forward(std::forward<Inputs>(inputs)...);
+    }();
+    if constexpr (std::is_same_v<decltype(result), at::Tensor>) {
+      if (result.is_floating_point() && result.scalar_type() != at::kDouble) {
+        result = result.to(at::kFloat);
+      }
+    }
+    StepTimers::add(core_->timers().forward_ms, began);
+    return result;
+  }
+  /// Returns the loss divided by the micro-steps an update, unless `scale_wrt_gas` is false.
+  /// ConfigError without an optimizer, and for a loss of several numbers.
+  at::Tensor backward(const at::Tensor& loss, bool scale_wrt_gas = true) {
+    return core_->backward(loss, scale_wrt_gas);
+  }
+  /// ConfigError within no_sync(). Error if a dynamic loss scale overflows at its minimum.
+  void step() { core_->step(); }
+
+  /// Whether the current micro-step is the update's last.
+  bool is_gradient_accumulation_boundary() const {
+    return core_->is_gradient_accumulation_boundary();
+  }
+  /// From the next forward on the program says where an update ends, instead of the count.
+  void set_gradient_accumulation_boundary(bool is_boundary) {
+    core_->set_gradient_accumulation_boundary(is_boundary);
+  }
+  /// Backwards within the scope average nothing. Stages 0 and 1.
+  GradientScope no_sync() { return core_->no_sync(); }
+
+  /// The model itself.
+  const Model& module() const { return model_; }
+  void train(bool on = true) { model_->train(on); }
+  void eval() { model_->eval(); }
+  Accelerator& accelerator() { return core_->accelerator(); }
+  const ds_config::DsConfig& config() const { return core_->config(); }
+
+  int64_t train_batch_size() const { return core_->train_batch_size(); }
+  int64_t train_micro_batch_size_per_gpu() const { return core_->train_micro_batch_size_per_gpu(); }
+  int64_t gradient_accumulation_steps() const { return core_->gradient_accumulation_steps(); }
+  /// Changes the micro-steps an update. ConfigError unless ranks times micro-batch divide it.
+  void set_train_batch_size(int64_t size) { core_->set_train_batch_size(size); }
+  /// What the program feeds from now on; loaders stay as they are.
+  void set_train_micro_batch_size(int64_t size) { core_->set_train_micro_batch_size(size); }
+  int zero_optimization_stage() const { return static_cast<int>(core_->config().zero.stage.value); }
+  /// Updates, those left out for overflows included.
+  int64_t global_steps() const { return core_->global_steps(); }
+  int64_t global_samples() const { return core_->global_samples(); }
+  int64_t skipped_steps() const { return core_->skipped_steps(); }
+  int64_t micro_steps() const { return core_->micro_steps(); }
+  /// Whether the last step() changed the parameters.
+  bool was_step_applied() const { return core_->was_step_applied(); }
+  /// Of the last update, before clipping; nothing if nothing is clipped. Waits for the device.
+  std::optional<double> get_global_grad_norm() const { return core_->get_global_grad_norm(); }
+  /// Of the configured micro-batch, shuffled: for loaders of more data.
+  data::LoaderOptions loader_options() const { return core_->loader_options(); }
+  /// One a parameter group.
+  std::vector<double> get_lr() const { return core_->get_lr(); }
+  /// SGD's momentum, or Adam's first beta; one a parameter group.
+  std::vector<double> get_mom() const { return core_->get_mom(); }
+  /// 1 without fp16.
+  double loss_scale() const { return core_->loss_scale(); }
+
+  /// Saves everything to `<save_dir>/<tag>`, `global_step<n>` by default, and lets
+  /// `<save_dir>/latest` name it. Whole or absent; see docs/checkpoints.md. Ranks whose tags differ
+  /// go by checkpoint.tag_validation; rank 0's counts. Returns the folder. Collective.
+  std::filesystem::path save_checkpoint(
+      const std::filesystem::path& save_dir,
+      std::optional<CheckpointTag> tag = std::nullopt,
+      const SaveCheckpointOptions& options = {}) {
+    return core_->save_checkpoint(save_dir, std::move(tag), options);
+  }
+  /// Goes on from `<load_dir>/<tag>`, by default what `latest` names; saved by any number of ranks
+  /// in any stage. Without `latest`: a warning, and an empty path. Collective.
+  LoadedCheckpoint load_checkpoint(
+      const std::filesystem::path& load_dir, std::optional<CheckpointTag> tag = std::nullopt) {
+    return core_->load_checkpoint(load_dir, std::move(tag));
+  }
+
+ private:
+  std::shared_ptr<EngineCore> core_;
+  Model model_;
+};
+
+/// In the place of a loader, where no dataset was given.
+struct NoLoader {};
+
+/// Makes an engine of a model: (engine, optimizer, NoLoader, scheduler). Both are empty if there is
+/// none. ConfigError for a configuration that makes no sense, with all that is wrong. Collective.
+template <ModuleHandle Model>
+auto initialize(const Model& model, InitializeOptions options) {
+  auto core = std::make_shared<EngineCore>(std::move(options));
+  auto plain = core->optimizer_of(model->parameters());
+  Optimizer optimizer;
+  if (plain) {
+    optimizer = std::get<1>(core->accelerator().prepare(model, plain));
+  } else {
+    core->accelerator().prepare(model);
+  }
+  core->start(std::move(optimizer), [model] { return model->parameters(); });
+  return std::tuple(Engine<Model>(core, model), core->optimizer(), NoLoader(), core->scheduler());
+}
+
+/// The same with a loader of `dataset`, in micro-batches, shuffled anew each epoch.
+template <ModuleHandle Model, typename Dataset>
+auto initialize(const Model& model, InitializeOptions options, Dataset dataset) {
+  auto [engine, optimizer, none, scheduler] = initialize(model, std::move(options));
+  auto loader =
+      engine.accelerator().prepare(data::Loader(std::move(dataset), engine.loader_options()));
+  return std::tuple(engine, optimizer, loader, scheduler);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "lockstep/accelerator/accelerator.h"
+#include "lockstep/ds_config/ds_config.h"
+#include "lockstep/engine/loss_scale.h"
+#include "lockstep/engine/step_report.h"
+
+namespace lockstep {
+
+/// What `initialize` takes besides the model.
+struct InitializeOptions {
+  /// The ds_config.json; or its text, as `config_json`. One of them.
+  std::filesystem::path config = {};
+  std::string config_json = {};
+  /// Instead of the file's optimizer: of lockstep::optim, or with stage 0 of torch::optim.
+  std::shared_ptr<torch::optim::Optimizer> optimizer = nullptr;
+  /// Instead of the file's scheduler.
+  std::optional<AnySchedule> lr_scheduler = std::nullopt;
+  /// What the file's optimizer trains; empty: all of the model's that require gradients.
+  std::vector<at::Tensor> model_parameters = {};
+  /// What the file says nothing of: project_dir, cpu, timeouts. Where both say something
+  /// (mixed_precision, zero, gradient_accumulation_steps, grad_scaler, non_finite) it is an error.
+  AcceleratorOptions accelerator = {};
+  /// A world that is connected already: ranks as threads, or part of a job.
+  struct Connected {
+    WorldSpec world;
+    Group group;
+  };
+  std::optional<Connected> connected = std::nullopt;
+};
+
+/// The name of a checkpoint's folder: a text, or a number, as it is written.
+class CheckpointTag {
+ public:
+  CheckpointTag(std::string text) : text_(std::move(text)) {}             // NOLINT
+  CheckpointTag(const char* text) : text_(text) {}                        // NOLINT
+  CheckpointTag(double number) : text_(nlohmann::json(number).dump()) {}  // NOLINT
+  CheckpointTag(int64_t number) : text_(std::to_string(number)) {}        // NOLINT
+  CheckpointTag(int number) : text_(std::to_string(number)) {}            // NOLINT
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+struct SaveCheckpointOptions {
+  /// The program's own, given back by load_checkpoint; the main process's counts. `client_sd` is
+  /// another name for it.
+  nlohmann::json client_state = nullptr;
+  nlohmann::json client_sd = nullptr;
+  /// Whether `<save_dir>/latest` shall name this one.
+  bool save_latest = true;
+};
+
+struct LoadedCheckpoint {
+  std::filesystem::path path;  ///< Empty: there was nothing to load.
+  nlohmann::json client_state;
+};
+
+/// What an engine is, whatever the type of its model. See Engine, which says what it does.
+class EngineCore {
+ public:
+  explicit EngineCore(InitializeOptions options);
+
+  // --- what initialize() does, in this order
+  Accelerator& accelerator() { return *accelerator_; }
+  const ds_config::DsConfig& config() const { return config_; }
+  /// The given optimizer, or the file's, of `parameters`; null if there is neither.
+  std::shared_ptr<torch::optim::Optimizer> optimizer_of(const std::vector<at::Tensor>& parameters);
+  void start(Optimizer optimizer, std::function<std::vector<at::Tensor>()> parameters);
+  const Optimizer& optimizer() const { return optimizer_; }
+  const Scheduler& scheduler() const { return scheduler_; }
+  /// Of the file's micro-batch, shuffled.
+  data::LoaderOptions loader_options() const;
+
+  // --- training
+  at::Tensor backward(const at::Tensor& loss, bool scale_wrt_gas);
+  void step();
+  bool is_gradient_accumulation_boundary() const;
+  void set_gradient_accumulation_boundary(bool is_boundary) { boundary_ = is_boundary; }
+  GradientScope no_sync();
+  StepTimers& timers() { return timers_; }
+
+  // --- looking
+  int64_t gradient_accumulation_steps() const { return gradient_accumulation_steps_; }
+  int64_t train_micro_batch_size_per_gpu() const { return micro_batch_size_; }
+  int64_t train_batch_size() const;
+  void set_train_batch_size(int64_t size);
+  void set_train_micro_batch_size(int64_t size);
+  int64_t global_steps() const { return global_steps_; }
+  int64_t global_samples() const { return global_samples_; }
+  int64_t skipped_steps() const { return skipped_steps_; }
+  int64_t micro_steps() const { return micro_steps_; }
+  bool was_step_applied() const { return step_applied_; }
+  std::optional<double> get_global_grad_norm() const;
+  std::vector<double> get_lr() const;
+  std::vector<double> get_mom() const;
+  double loss_scale() const;
+
+  // --- checkpoints
+  std::filesystem::path save_checkpoint(
+      const std::filesystem::path& save_dir,
+      std::optional<CheckpointTag> tag,
+      const SaveCheckpointOptions& options);
+  LoadedCheckpoint load_checkpoint(
+      const std::filesystem::path& load_dir, std::optional<CheckpointTag> tag);
+
+ private:
+  void register_hooks();
+  void check_overlap(const AcceleratorOptions& given) const;
+  AcceleratorOptions accelerator_options(AcceleratorOptions given);
+  void set_precision(AcceleratorOptions& options);
+  void set_zero(AcceleratorOptions& options) const;
+  std::string agreed_tag(const std::string& mine);
+  nlohmann::json state() const;
+  void load_state(const nlohmann::json& state, const std::string& path);
+  int64_t stage() const { return config_.zero.stage.value; }
+
+  ds_config::DsConfig config_;
+  InitializeOptions given_;
+  std::shared_ptr<DynamicLossScale> loss_scale_;  ///< With fp16 and no fixed scale.
+  std::unique_ptr<Accelerator> accelerator_;
+  Optimizer optimizer_;
+  Scheduler scheduler_;
+  bool has_optimizer_ = false;
+  bool has_scheduler_ = false;
+  std::function<std::vector<at::Tensor>()> parameters_;
+
+  int64_t gradient_accumulation_steps_ = 1;
+  int64_t micro_batch_size_ = 1;
+  std::optional<bool> boundary_;  ///< Set by the program instead of counted.
+  bool within_no_sync_ = false;
+  int64_t micro_steps_ = 0;
+  int64_t global_steps_ = 0;
+  int64_t global_samples_ = 0;
+  int64_t skipped_steps_ = 0;
+  bool step_applied_ = false;
+  at::Tensor norm_;
+  at::Tensor loss_sum_;  ///< Of the micro-steps since the last update, each divided.
+  StepTimers timers_;
+  std::unique_ptr<StepReport> report_;
+  nlohmann::json client_state_;  ///< To be saved.
+  nlohmann::json loaded_state_;  ///< What an engine had said of itself.
+  // Last: their removal functions refer to the Accelerator's lists.
+  std::vector<std::function<void()>> remove_hooks_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/engine/engine.h"
+
+#include <cmath>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/nn/modules/linear.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/test_folder.h"
+#include "lockstep/data/tensor_dataset.h"
+#include "lockstep/engine/test_engine.h"
+#include "lockstep/optim/adam.h"
+#include "lockstep/optim/clip.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+/// The configuration and the loop of the document that Lockstep comes from.
+constexpr const char* kSeed = R"({
+  "train_batch_size": 8,
+  "gradient_accumulation_steps": 1,
+  "optimizer": {"type": "Adam", "params": {"lr": 0.00015}},
+  "fp16": {"enabled": true},
+  "zero_optimization": true
+})";
+
+TEST(Engine, trains_by_the_seeds_configuration_on_a_cpu) {
+  for (const int world : {1, 2, 4}) {
+    on_engine_ranks(world, kSeed, [](InitializeOptions options) {
+      EngineNet net;
+      auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+      EXPECT_EQ(engine.train_batch_size(), 8);
+      EXPECT_EQ(engine.zero_optimization_stage(), 1);
+      EXPECT_EQ(engine.loss_scale(), 65536);
+      double first = 0;
+      double last = 0;
+      for (int step = 0; step < 30; ++step) {
+        const auto loss = engine(engine_batch(0)).square().mean();
+        engine.backward(loss);
+        engine.step();
+        last = loss.item<double>();
+        first = step == 0 ? last : first;
+      }
+      EXPECT_LT(last, first);
+      EXPECT_EQ(engine.global_steps(), 30);
+      EXPECT_EQ(engine.global_samples(), 240);
+    });
+  }
+}
+
+/// The same by hand: what the file says, in torch's words.
+std::vector<double> by_hand(int steps, int micro_steps, double clip) {
+  EngineNet net;
+  optim::AdamW optimizer(net->parameters(), {.lr = 0.01, .weight_decay = 0.1});
+  std::vector<double> losses;
+  for (int step = 0; step < steps; ++step) {
+    double mean = 0;
+    for (int micro_step = 0; micro_step < micro_steps; ++micro_step) {
+      const auto loss =
+          net->forward(engine_batch(step * micro_steps + micro_step)).square().mean() / micro_steps;
+      loss.backward();
+      mean += loss.item<double>();
+    }
+    optim::clip_grad_norm_(net->parameters(), clip);
+    optimizer.step();
+    optimizer.zero_grad();
+    losses.push_back(mean);
+  }
+  return losses;
+}
+
+TEST(Engine, every_stage_trains_as_the_loop_by_hand) {
+  const auto expected = by_hand(6, 2, 0.5);
+  for (const int world : {1, 2, 3}) {
+    for (int stage = 0; stage <= 3; ++stage) {
+      const std::string config = R"({
+        "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2,
+        "gradient_clipping": 0.5,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}},
+        "zero_optimization": {"stage3_param_persistence_threshold": 0, "stage": )" +
+                                 std::to_string(stage) + "}}";
+      on_engine_ranks(world, config, [&](InitializeOptions options) {
+        EngineNet net;
+        auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+        for (size_t step = 0; step < expected.size(); ++step) {
+          double mean = 0;
+          for (int micro_step = 0; micro_step < 2; ++micro_step) {
+            EXPECT_EQ(engine.is_gradient_accumulation_boundary(), micro_step == 1);
+            const auto loss =
+                engine(engine_batch(static_cast<int>(step) * 2 + micro_step)).square().mean();
+            mean += engine.backward(loss).item<double>();
+            engine.step();
+            EXPECT_EQ(engine.was_step_applied(), micro_step == 1);
+          }
+          EXPECT_NEAR(mean, expected[step], 1e-5) << "stage " << stage << ", world " << world;
+        }
+        EXPECT_EQ(engine.micro_steps(), 12);
+        EXPECT_EQ(engine.global_steps(), 6);
+        EXPECT_TRUE(engine.get_global_grad_norm().has_value());
+      });
+    }
+  }
+}
+
+TEST(Engine, steps_the_files_schedule_with_every_update_that_is_applied) {
+  on_engine_ranks(
+      1,
+      R"({"train_batch_size": 4, "gradient_accumulation_steps": 2,
+          "optimizer": {"type": "SGD", "params": {"lr": 0.5, "momentum": 0.9}},
+          "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 4,
+            "warmup_max_lr": 0.4, "warmup_type": "linear"}}})",
+      [](InitializeOptions options) {
+        EngineNet net;
+        auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+        std::vector<double> rates;
+        for (int step = 0; step < 10; ++step) {
+          engine.backward(engine(engine_batch(step)).square().mean());
+          engine.step();
+          rates.push_back(engine.get_lr().front());
+        }
+        EXPECT_EQ(scheduler.steps(), 5);
+        EXPECT_EQ(rates[0], 0) << "a micro-step is no update";
+        EXPECT_NEAR(rates[9], 0.4, 1e-9);
+        EXPECT_EQ(engine.get_mom(), std::vector<double>{0.9});
+      });
+}
+
+TEST(Engine, an_overflow_skips_the_update_and_the_schedule_and_counts_the_step) {
+  for (const int stage : {0, 2}) {
+    on_engine_ranks(
+        2,
+        R"({"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 0.01}},
+            "fp16": {"enabled": true, "initial_scale_power": 8, "hysteresis": 2},
+            "zero_optimization": {"stage": )" +
+            std::to_string(stage) + "}}",
+        [&](InitializeOptions options) {
+          EngineNet net;
+          auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+          for (int step = 0; step < 3; ++step) {
+            const bool overflow = step != 1;
+            engine.backward(engine(engine_batch(step)).mean() * (overflow ? INFINITY : 1));
+            engine.step();
+            EXPECT_EQ(engine.was_step_applied(), !overflow);
+          }
+          EXPECT_EQ(engine.skipped_steps(), 2);
+          EXPECT_EQ(engine.global_steps(), 3);
+          EXPECT_EQ(optimizer.steps(), 1);
+          // DeepSpeed has two scalers: with ZeRO the first overflow only counts.
+          EXPECT_EQ(engine.loss_scale(), stage == 0 ? 64 : 128);
+        });
+  }
+}
+
+TEST(Engine, the_sum_of_gradients_is_the_mean_times_the_ranks) {
+  std::vector<at::Tensor> weights;
+  for (const std::string op : {"mean", "sum"}) {
+    on_engine_ranks(
+        2,
+        R"({"train_batch_size": 2, "gradient_clipping": 0, "gradient_allreduce_op": ")" + op +
+            R"(", "optimizer": {"type": "SGD", "params": {"lr": 0.5}}})",
+        [&](InitializeOptions options) {
+          EngineNet net;
+          const at::Tensor before = net->fc->weight.detach().clone();
+          auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+          engine.backward(engine(engine_batch(0)).square().mean());
+          engine.step();
+          if (engine.accelerator().is_main_process()) {
+            weights.push_back(net->fc->weight.detach() - before);
+          }
+        });
+  }
+  EXPECT_TRUE(at::allclose(weights[1], 2 * weights[0], 1e-5, 1e-6));
+}
+
+TEST(Engine, the_program_may_say_where_an_update_ends) {
+  on_engine_ranks(1, simple_config(4), [](InitializeOptions options) {
+    EngineNet net;
+    auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+    for (const bool boundary : {false, true, true}) {
+      engine.set_gradient_accumulation_boundary(boundary);
+      engine.backward(engine(engine_batch(0)).mean());
+      engine.step();
+    }
+    EXPECT_EQ(engine.global_steps(), 2);
+  });
+}
+
+TEST(Engine, no_sync_is_for_stages_0_and_1_and_ends_before_step) {
+  on_engine_ranks(2, simple_config(1), [](InitializeOptions options) {
+    EngineNet net;
+    auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+    {
+      auto held = engine.no_sync();
+      EXPECT_THROW(engine.no_sync(), ConfigError);
+      engine.backward(engine(engine_batch(0)).mean());
+      EXPECT_THROW(engine.step(), ConfigError);
+    }
+    engine.backward(engine(engine_batch(1)).mean());
+    engine.step();
+  });
+  on_engine_ranks(2, simple_config(1, 2), [](InitializeOptions options) {
+    EngineNet net;
+    auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+    EXPECT_THROW(engine.no_sync(), ConfigError);
+  });
+}
+
+TEST(Engine, the_batch_size_changes_by_micro_steps) {
+  on_engine_ranks(2, simple_config(1), [](InitializeOptions options) {
+    EngineNet net;
+    auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+    EXPECT_EQ(engine.train_batch_size(), 8);
+    engine.set_train_batch_size(24);
+    EXPECT_EQ(engine.gradient_accumulation_steps(), 3);
+    EXPECT_THAT(
+        [&engine = engine] { engine.set_train_batch_size(20); },
+        ThrowsMessage<ConfigError>(HasSubstr("multiple of 8 samples")));
+  });
+}
+
+TEST(Engine, feeds_a_dataset_in_micro_batches) {
+  on_engine_ranks(2, simple_config(1), [](InitializeOptions options) {
+    EngineNet net;
+    auto [engine, optimizer, loader, scheduler] = initialize(
+        net, std::move(options), data::TensorDataset(at::randn({32, 6}), at::arange(32)));
+    int batches = 0;
+    for (auto& batch : loader) {
+      EXPECT_EQ(batch.data.size(0), 4);
+      engine.backward(engine(batch.data).square().mean());
+      engine.step();
+      ++batches;
+    }
+    EXPECT_EQ(batches, 4);
+  });
+}
+
+TEST(Engine, writes_the_monitors_curves_over_samples) {
+  const TestFolder folder;
+  on_engine_ranks(
+      2,
+      R"({"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 0.25}},
+          "csv_monitor": {"enabled": true, "job_name": "job", "output_path": ")" +
+          folder.path().string() + "\"}}",
+      [](InitializeOptions options) {
+        EngineNet net;
+        auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+        for (int step = 0; step < 2; ++step) {
+          engine.backward(engine(engine_batch(step)).mean());
+          engine.step();
+        }
+      });
+  std::ifstream file(folder.path() / "job" / "Train_Samples_lr.csv");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_EQ(text, "step,lr\n8,0.25\n16,0.25\n");
+  EXPECT_TRUE(std::filesystem::exists(folder.path() / "job" / "Train_Samples_train_loss.csv"));
+}
+
+TEST(Engine, says_what_is_missing_or_said_twice) {
+  const auto error_of = [](const std::string& config, const auto& change) {
+    std::string told = "no error";
+    on_engine_ranks(1, config, [&](InitializeOptions options) {
+      try {
+        change(options);
+        EngineNet net;
+        auto made = initialize(net, std::move(options));
+        auto& engine = std::get<0>(made);
+        engine.backward(engine(engine_batch(0)).mean());
+      } catch (const ConfigError& error) {
+        told = error.what();
+      }
+    });
+    return told;
+  };
+  const auto as_is = [](InitializeOptions&) {};
+  EXPECT_THAT(error_of(R"({"train_batch_size": 4})", as_is), HasSubstr("there is no optimizer"));
+  EXPECT_THAT(
+      error_of(simple_config(1), [](InitializeOptions& o) { o.config = "ds_config.json"; }),
+      HasSubstr("give one"));
+  EXPECT_THAT(
+      error_of(simple_config(1), [](InitializeOptions& o) { o.config_json.clear(); }),
+      HasSubstr("needs a configuration"));
+  EXPECT_THAT(
+      error_of(
+          simple_config(1),
+          [](InitializeOptions& o) { o.accelerator.mixed_precision = Precision::kBF16; }),
+      HasSubstr("as fp16.enabled or bf16.enabled"));
+  EXPECT_THAT(
+      error_of(
+          R"({"train_batch_size": 4, "scheduler": {"type": "WarmupLR", "params": {}}})", as_is),
+      HasSubstr("no optimizer"));
+  EXPECT_THAT(
+      error_of(R"({"train_batch_size": 4, "gradient_clipp1ng": 3})", as_is),
+      HasSubstr("did you mean 'gradient_clipping'"));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "lockstep/ds_config/ds_config.h"
+#include "lockstep/tracking/tracker.h"
+
+namespace lockstep {
+
+/// Time of the parts of one update, of all its micro-steps.
+struct StepTimers {
+  using Clock = std::chrono::steady_clock;
+  double forward_ms = 0;
+  double backward_ms = 0;
+  double step_ms = 0;
+
+  /// Adds the time from `begin` to now.
+  static void add(double& part_ms, Clock::time_point begin) {
+    part_ms += std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+  }
+};
+
+/// What is told of one update.
+struct StepFacts {
+  int64_t global_steps = 0;
+  int64_t global_samples = 0;
+  int64_t skipped_steps = 0;
+  std::optional<double> loss;  ///< Mean over the micro-steps, of this rank.
+  std::vector<double> lr;
+  std::vector<double> mom;
+  std::optional<double> loss_scale;
+  StepTimers timers;
+};
+
+/// What a ds_config.json wants said and kept of a run: steps_per_print, wall_clock_breakdown, the
+/// throughput timer, and the monitors, whose curves have DeepSpeed's names and are over samples.
+/// On the main process; nothing elsewhere. Thread safety: none.
+class StepReport {
+ public:
+  StepReport(const ds_config::DsConfig& config, bool is_main_process);
+
+  /// Whether `tell` would use the loss, which costs waiting for the device.
+  bool wants_loss() const { return !trackers_.empty(); }
+  void tell(const StepFacts& facts);
+
+ private:
+  std::optional<int64_t> steps_per_print_;
+  bool breakdown_ = false;
+  bool throughput_ = false;
+  std::vector<std::unique_ptr<tracking::Tracker>> trackers_;
+  std::chrono::steady_clock::time_point last_print_ = std::chrono::steady_clock::now();
+  int64_t samples_at_print_ = 0;
+};
+
+}  // namespace lockstep

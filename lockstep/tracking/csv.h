@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "lockstep/tracking/append_file.h"
+#include "lockstep/tracking/tracker.h"
+
+namespace lockstep::tracking {
+
+/// Writes one file a curve, for spreadsheets: "Train/Samples/lr" is Train_Samples_lr.csv,
+///
+///     step,lr
+///     8,0.001
+///
+/// as DeepSpeed's csv_monitor. Numbers read back as exactly the same double; others are NaN,
+/// Infinity and -Infinity. Settings and the run's end, which have no place in such a file, are not
+/// kept. Existing files are appended to, so a resumed run goes on in them. One write(2) a line.
+class CsvTracker final : public Tracker {
+ public:
+  /// Creates the folder where missing; ConfigError, naming the path, if it cannot.
+  explicit CsvTracker(std::filesystem::path folder);
+
+  std::string name() const override { return "csv"; }
+
+ private:
+  void do_store_config(const nlohmann::json& /*config*/) override {}
+  void do_log(const Values& values, int64_t step) override;
+  void do_flush() override;
+  void do_finish(RunStatus status) override;
+
+  std::filesystem::path folder_;
+  std::map<std::string, std::unique_ptr<AppendFile>> files_;  ///< By the curve's name.
+};
+
+}  // namespace lockstep::tracking
