@@ -27,8 +27,7 @@ struct BatchSizes {
 
 struct Fp16Section {
   Resolved<bool> enabled{false};
-  Resolved<bool> auto_cast{false};  ///< Cast the inputs of the model.
-  Resolved<double> loss_scale{0};   ///< 0: dynamic.
+  Resolved<double> loss_scale{0};  ///< 0: dynamic.
   Resolved<int64_t> initial_scale_power{16};
   Resolved<int64_t> loss_scale_window{1000};
   Resolved<int64_t> hysteresis{2};
@@ -46,32 +45,14 @@ struct AutocastSection {
   Resolved<std::optional<Dtype>> dtype;  ///< kFloat16 or kBfloat16; given if it is enabled.
 };
 
-struct OffloadOptimizerSection {
-  Resolved<OffloadDevice> device{OffloadDevice::kNone};
-  Resolved<std::optional<std::string>> nvme_path;  ///< Given if the device is kNvme.
-  Resolved<bool> pin_memory{true};
-  Resolved<double> ratio{1};  ///< Part of the state that is offloaded; below 1 in stage 3 only.
-};
-
-struct OffloadParamSection {
-  Resolved<OffloadDevice> device{OffloadDevice::kNone};
-  Resolved<std::optional<std::string>> nvme_path;  ///< Given if the device is kNvme.
-  Resolved<bool> pin_memory{true};
-  Resolved<int64_t> max_in_cpu{1'000'000'000};  ///< Elements that stay in memory beside kNvme.
-};
-
 struct ZeroSection {
   Resolved<int64_t> stage{0};
   /// Elements of the largest bucket of gradients; not set: Lockstep's own 25 MiB.
   Resolved<std::optional<int64_t>> reduce_bucket_size;
-  Resolved<bool> ignore_unused_parameters{true};
-  Resolved<bool> gather_16bit_weights_on_model_save{false};
   /// Stage 3: elements of parameters that are whole at a time; not set: Lockstep's own.
   Resolved<std::optional<int64_t>> max_live_parameters;
   Resolved<int64_t> param_persistence_threshold{100'000};  ///< Smaller ones stay whole.
   Resolved<int64_t> prefetch_bucket_size{50'000'000};  ///< 0: nothing comes before it is needed.
-  OffloadOptimizerSection offload_optimizer;
-  OffloadParamSection offload_param;
   Resolved<int64_t> hpz_partition_size{1};
   Resolved<bool> quantized_weights{false};
   Resolved<bool> quantized_gradients{false};
@@ -82,24 +63,6 @@ struct MonitorSection {
   Resolved<bool> enabled{false};
   Resolved<std::string> output_path;
   Resolved<std::string> job_name{"DeepSpeedJobName"};
-};
-
-struct FlopsProfilerSection {
-  Resolved<bool> enabled{false};
-  Resolved<double> recompute_fwd_factor{0};
-  Resolved<int64_t> profile_step{1};
-  Resolved<int64_t> module_depth{-1};
-  Resolved<int64_t> top_modules{1};
-  Resolved<bool> detailed{true};
-  Resolved<std::optional<std::string>> output_file;
-};
-
-struct CommsLoggerSection {
-  Resolved<bool> enabled{false};
-  Resolved<bool> verbose{false};
-  Resolved<bool> debug{false};
-  Resolved<bool> prof_all{true};
-  Resolved<std::vector<std::string>> prof_ops;
 };
 
 /// A whole file, resolved.
@@ -120,8 +83,6 @@ struct DsConfig {
   /// Largest norm of all gradients; 0: they are not clipped. 1.0 unless the file says otherwise, as
   /// in DeepSpeed 0.19; in 0.16 it was 0.
   Resolved<double> gradient_clipping{1.0};
-  Resolved<bool> prescale_gradients{false};
-  Resolved<double> gradient_predivide_factor{1.0};
   Resolved<AllreduceOp> gradient_allreduce_op{AllreduceOp::kMean};
   Resolved<std::optional<Dtype>> communication_data_type;  ///< Not set: that of the gradients.
 
@@ -129,7 +90,6 @@ struct DsConfig {
 
   Resolved<std::optional<int64_t>> steps_per_print;
   Resolved<bool> wall_clock_breakdown{false};
-  Resolved<bool> dump_state{false};
   Resolved<std::optional<std::string>> log_level;
   Resolved<bool> throughput_timer{true};
   Resolved<bool> dataloader_drop_last{false};
@@ -137,8 +97,6 @@ struct DsConfig {
 
   MonitorSection tensorboard;
   MonitorSection csv_monitor;
-  FlopsProfilerSection flops_profiler;
-  CommsLoggerSection comms_logger;
 };
 
 /// Something about a place in the file: an error, or what a person should know.

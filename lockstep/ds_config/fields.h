@@ -14,7 +14,6 @@ void visit_fields(Config& config, const Visit& visit) {
   visit("managed_gradient_accumulation", config.managed_gradient_accumulation);
   visit("dataloader_drop_last", config.dataloader_drop_last);
   visit("fp16.enabled", config.fp16.enabled);
-  visit("fp16.auto_cast", config.fp16.auto_cast);
   visit("fp16.loss_scale", config.fp16.loss_scale);
   visit("fp16.initial_scale_power", config.fp16.initial_scale_power);
   visit("fp16.loss_scale_window", config.fp16.loss_scale_window);
@@ -26,31 +25,15 @@ void visit_fields(Config& config, const Visit& visit) {
   visit("torch_autocast.enabled", config.torch_autocast.enabled);
   visit("torch_autocast.dtype", config.torch_autocast.dtype);
   visit("gradient_clipping", config.gradient_clipping);
-  visit("prescale_gradients", config.prescale_gradients);
-  visit("gradient_predivide_factor", config.gradient_predivide_factor);
   visit("gradient_allreduce_op", config.gradient_allreduce_op);
   visit("communication_data_type", config.communication_data_type);
 
   auto& zero = config.zero;
   visit("zero_optimization.stage", zero.stage);
   visit("zero_optimization.reduce_bucket_size", zero.reduce_bucket_size);
-  visit("zero_optimization.ignore_unused_parameters", zero.ignore_unused_parameters);
-  auto& optimizer = zero.offload_optimizer;
-  visit("zero_optimization.offload_optimizer.device", optimizer.device);
-  visit("zero_optimization.offload_optimizer.nvme_path", optimizer.nvme_path);
-  visit("zero_optimization.offload_optimizer.pin_memory", optimizer.pin_memory);
-  visit("zero_optimization.offload_optimizer.ratio", optimizer.ratio);
-  auto& param = zero.offload_param;
-  visit("zero_optimization.offload_param.device", param.device);
-  visit("zero_optimization.offload_param.nvme_path", param.nvme_path);
-  visit("zero_optimization.offload_param.pin_memory", param.pin_memory);
-  visit("zero_optimization.offload_param.max_in_cpu", param.max_in_cpu);
   visit("zero_optimization.stage3_prefetch_bucket_size", zero.prefetch_bucket_size);
   visit("zero_optimization.stage3_param_persistence_threshold", zero.param_persistence_threshold);
   visit("zero_optimization.stage3_max_live_parameters", zero.max_live_parameters);
-  visit(
-      "zero_optimization.stage3_gather_16bit_weights_on_model_save",
-      zero.gather_16bit_weights_on_model_save);
   visit("zero_optimization.zero_quantized_weights", zero.quantized_weights);
   visit("zero_optimization.zero_hpz_partition_size", zero.hpz_partition_size);
   visit("zero_optimization.zero_quantized_gradients", zero.quantized_gradients);
@@ -63,23 +46,8 @@ void visit_fields(Config& config, const Visit& visit) {
   visit("csv_monitor.job_name", config.csv_monitor.job_name);
   visit("steps_per_print", config.steps_per_print);
   visit("wall_clock_breakdown", config.wall_clock_breakdown);
-  visit("dump_state", config.dump_state);
   visit("log_level", config.log_level);
   visit("timers.throughput.enabled", config.throughput_timer);
-  auto& flops = config.flops_profiler;
-  visit("flops_profiler.enabled", flops.enabled);
-  visit("flops_profiler.recompute_fwd_factor", flops.recompute_fwd_factor);
-  visit("flops_profiler.profile_step", flops.profile_step);
-  visit("flops_profiler.module_depth", flops.module_depth);
-  visit("flops_profiler.top_modules", flops.top_modules);
-  visit("flops_profiler.detailed", flops.detailed);
-  visit("flops_profiler.output_file", flops.output_file);
-  auto& comms = config.comms_logger;
-  visit("comms_logger.enabled", comms.enabled);
-  visit("comms_logger.verbose", comms.verbose);
-  visit("comms_logger.debug", comms.debug);
-  visit("comms_logger.prof_all", comms.prof_all);
-  visit("comms_logger.prof_ops", comms.prof_ops);
   visit("checkpoint.tag_validation", config.tag_validation);
 }
 

@@ -107,15 +107,12 @@ void KeyReader::check_other_name(const KeySpec& spec, const Node& section, const
       return;
     }
   }
-  const KeySpec& now = *find_key(spec.successor);
-  const bool same_kind = now.kind == spec.kind;
-  if (!check_entry(same_kind ? now : spec, entry, spec.path)) {
+  if (!check_entry(*find_key(spec.successor), entry, spec.path)) {
     return;
   }
   note(entry.place, fmt::format("{} is another name of {}; write that", spec.path, spec.successor));
-  // What was a truth and is a section now keeps its path; whoever knows what it means asks for it.
   keep(
-      same_kind ? spec.successor : spec.path,
+      spec.successor,
       {.value = &entry.value,
        .key = entry.place,
        .other_name = entry.key,
@@ -203,25 +200,11 @@ void KeyReader::unknown(
       entry.place, fmt::format("unknown key '{}'{}", shown(name), did_you_mean(entry.key, known)));
 }
 
-void KeyReader::set(const Node& node, std::vector<std::string>& value) {
-  value.clear();
-  for (const Node& item : node.items) {
-    value.push_back(item.text);
-  }
-  if (node.kind == Node::Kind::kScalar) {
-    value = {node.text};
-  }
-}
-
 void KeyReader::set(const Node& node, Dtype& value) {
   const std::string word = lower(node.text);
   value = word == "float16"    ? Dtype::kFloat16
           : word == "bfloat16" ? Dtype::kBfloat16
                                : value_of<Dtype>(node.text);
-}
-
-void KeyReader::set(const Node& node, OffloadDevice& value) {
-  value = value_of<OffloadDevice>(node.text);
 }
 
 void KeyReader::set(const Node& node, TagValidation& value) {

@@ -91,7 +91,7 @@ std::string render_key_table() {
     }
     const auto text = texts.find(spec.path);
     std::string words = spec.words;
-    if (!spec.choices.empty()) {
+    if (!spec.choices.empty() && spec.status == KeyStatus::kWorks) {
       words += fmt::format(": {}", fmt::join(spec.choices, ", "));
     }
     table += fmt::format(

@@ -32,7 +32,9 @@ TEST(KeyTable, EachPathIsThereOnceBehindItsSection) {
       EXPECT_TRUE(seen.contains(spec.path.substr(0, dot))) << spec.path;
     }
     if (!spec.successor.empty()) {
-      EXPECT_NE(find_key(spec.successor), nullptr) << spec.path;
+      const KeySpec* const successor = find_key(spec.successor);
+      ASSERT_NE(successor, nullptr) << spec.path;
+      EXPECT_EQ(successor->kind, spec.kind) << spec.path;
     }
   }
   EXPECT_EQ(find_key("nothing"), nullptr);
@@ -83,7 +85,11 @@ TEST(KeyTable, KnowsDeepSpeedsKeysAndHasItsDefaults) {
   const nlohmann::json golden =
       nlohmann::json::parse(text_of_file("tests/golden/ds_config.json")).at("defaults");
   for (const auto& [path, value] : golden.items()) {
-    EXPECT_NE(find_key(path), nullptr) << path;
+    const KeySpec* const spec = find_key(path);
+    ASSERT_NE(spec, nullptr) << path;
+    if (!spec->fine.empty() && !value.is_null()) {
+      EXPECT_EQ(text_of(value), spec->fine) << path;  // A file that says its default is right.
+    }
   }
   const DsConfig config;
   visit_fields(config, [&](const std::string& path, const auto& field) {

@@ -47,7 +47,8 @@ void add_optimizer(std::vector<KeySpec>& keys) {
 void add_fp16(std::vector<KeySpec>& keys) {
   keys.push_back(works("fp16", KeyKind::kSection, "computing in float16, with a scaled loss"));
   keys.push_back(no_auto(works("fp16.enabled", KeyKind::kBoolean, "not together with bf16")));
-  keys.push_back(works("fp16.auto_cast", KeyKind::kBoolean, "cast the model's inputs to float16"));
+  keys.push_back(nothing(
+      "fp16.auto_cast", KeyKind::kBoolean, "operations that compute in float16 cast their inputs"));
   keys.push_back(
       {.path = "fp16.loss_scale",
        .kind = KeyKind::kNumber,
@@ -123,14 +124,13 @@ void add_gradients(std::vector<KeySpec>& keys) {
        .kind = KeyKind::kNumber,
        .words = "largest norm of all gradients together; 0: not clipped",
        .least = 0});
-  keys.push_back(works(
-      "prescale_gradients",
-      KeyKind::kBoolean,
-      "divide gradients by the number of ranks before they are added up"));
+  const std::string no_overflow = "gradients are averaged in float32, whose range no sum leaves";
+  keys.push_back(nothing("prescale_gradients", KeyKind::kBoolean, no_overflow));
   keys.push_back(
       {.path = "gradient_predivide_factor",
        .kind = KeyKind::kNumber,
-       .words = "without prescale_gradients: divide by this before, and by the rest after",
+       .status = KeyStatus::kNothing,
+       .words = no_overflow,
        .least = std::numeric_limits<double>::min()});
   keys.push_back(
       {.path = "gradient_allreduce_op",

@@ -7,6 +7,9 @@
 namespace lockstep::ds_config {
 namespace {
 
+/// Of what stands beside an `enabled` that is refused.
+constexpr const char* kOff = "means something with enabled only";
+
 void add_monitors(std::vector<KeySpec>& keys) {
   for (const std::string section : {"tensorboard", "csv_monitor"}) {
     keys.push_back(works(section, KeyKind::kSection, "curves of loss, learning rate and scale"));
@@ -17,7 +20,6 @@ void add_monitors(std::vector<KeySpec>& keys) {
   const std::string online =
       "talks to a service by a library of Python; set tensorboard.enabled instead, whose files it "
       "can import";
-  const std::string off = "means something with enabled only";
   for (const auto& [section, names] : std::vector<std::pair<std::string, std::vector<std::string>>>{
            {"wandb", {"group", "team", "project"}},
            {"comet",
@@ -35,7 +37,7 @@ void add_monitors(std::vector<KeySpec>& keys) {
       const KeyKind kind = name == "samples_log_interval" ? KeyKind::kInteger
                            : name == "online"             ? KeyKind::kBoolean
                                                           : KeyKind::kText;
-      keys.push_back(nullable(nothing(fmt::format("{}.{}", section, name), kind, off)));
+      keys.push_back(nullable(nothing(fmt::format("{}.{}", section, name), kind, kOff)));
     }
   }
 }
@@ -49,7 +51,11 @@ void add_prints(std::vector<KeySpec>& keys) {
       KeyKind::kBoolean,
       "false",
       "memory is not broken down by step; lockstep estimate-memory says what to expect"));
-  keys.push_back(works("dump_state", KeyKind::kBoolean, "say this configuration at the start"));
+  keys.push_back(refused_unless(
+      "dump_state",
+      KeyKind::kBoolean,
+      "false",
+      "lockstep ds-config check FILE --world N shows every value and who said it"));
   keys.push_back(nullable(
       {.path = "log_level",
        .kind = KeyKind::kChoice,
@@ -66,25 +72,34 @@ void add_prints(std::vector<KeySpec>& keys) {
 }
 
 void add_profilers(std::vector<KeySpec>& keys) {
-  keys.push_back(works("flops_profiler", KeyKind::kSection, "operations and time of one update"));
+  keys.push_back(works("flops_profiler", KeyKind::kSection, "refused if it is enabled"));
   const auto key = [](const char* name) { return std::string("flops_profiler.") + name; };
-  keys.push_back(works(key("enabled"), KeyKind::kBoolean, "turns on wall_clock_breakdown, too"));
-  keys.push_back(
-      {.path = key("recompute_fwd_factor"),
-       .kind = KeyKind::kNumber,
-       .words = "forwards that backward repeats",
-       .least = 0});
-  keys.push_back(whole(key("profile_step"), 1, "which update"));
-  keys.push_back(whole(key("module_depth"), -1, "how deep the tree is printed; -1: all of it"));
-  keys.push_back(whole(key("top_modules"), 1, "how many of the largest are listed"));
-  keys.push_back(works(key("detailed"), KeyKind::kBoolean, "print the tree"));
-  keys.push_back(nullable(works(key("output_file"), KeyKind::kText, "instead of stderr")));
-  keys.push_back(works("comms_logger", KeyKind::kSection, "count, bytes and time of collectives"));
-  keys.push_back(works("comms_logger.enabled", KeyKind::kBoolean, ""));
-  keys.push_back(works("comms_logger.verbose", KeyKind::kBoolean, "say each one"));
-  keys.push_back(works("comms_logger.debug", KeyKind::kBoolean, "say who called it"));
-  keys.push_back(works("comms_logger.prof_all", KeyKind::kBoolean, "false: prof_ops alone"));
-  keys.push_back(works("comms_logger.prof_ops", KeyKind::kTexts, "names of collectives"));
+  keys.push_back(refused_unless(
+      key("enabled"),
+      KeyKind::kBoolean,
+      "false",
+      "operations are not counted yet; Accelerator::profile shows where time goes"));
+  KeySpec factor = nothing(key("recompute_fwd_factor"), KeyKind::kNumber, kOff);
+  factor.least = 0;
+  keys.push_back(std::move(factor));
+  for (const auto& [name, least] : std::vector<std::pair<const char*, double>>{
+           {"profile_step", 1}, {"module_depth", -1}, {"top_modules", 1}}) {
+    KeySpec whole_one = nothing(key(name), KeyKind::kInteger, kOff);
+    whole_one.least = least;
+    keys.push_back(std::move(whole_one));
+  }
+  keys.push_back(nothing(key("detailed"), KeyKind::kBoolean, kOff));
+  keys.push_back(nullable(nothing(key("output_file"), KeyKind::kText, kOff)));
+  keys.push_back(works("comms_logger", KeyKind::kSection, "refused if it is enabled"));
+  keys.push_back(refused_unless(
+      "comms_logger.enabled",
+      KeyKind::kBoolean,
+      "false",
+      "collectives are not summed up yet; lockstep flight shows those of a job, with their times"));
+  for (const char* name : {"verbose", "debug", "prof_all"}) {
+    keys.push_back(nothing(std::string("comms_logger.") + name, KeyKind::kBoolean, kOff));
+  }
+  keys.push_back(nothing("comms_logger.prof_ops", KeyKind::kTexts, kOff));
 }
 
 void add_checkpoint(std::vector<KeySpec>& keys) {
@@ -116,7 +131,7 @@ void add_checkpoint(std::vector<KeySpec>& keys) {
 }
 
 void add_aio(std::vector<KeySpec>& keys) {
-  const std::string why = "how files of offloaded state are read and written is not for tuning";
+  const std::string why = "is for files of offloaded state, and nothing is offloaded yet";
   keys.push_back(nullable(nothing("aio", KeyKind::kSection, why)));
   for (const char* name : {"block_size", "queue_depth", "intra_op_parallelism", "thread_count"}) {
     KeySpec spec = nothing(std::string("aio.") + name, KeyKind::kInteger, why);

@@ -60,10 +60,11 @@ void add_state(std::vector<KeySpec>& keys) {
       "elastic_checkpoint",
       KeyKind::kBoolean,
       "every checkpoint can be loaded by any number of ranks")));
-  keys.push_back(in_zero(works(
+  keys.push_back(in_zero(refused_unless(
       "ignore_unused_parameters",
       KeyKind::kBoolean,
-      "false, in stage 2: a parameter without a gradient is an error")));
+      "true",
+      "a parameter without a gradient is left alone in every stage; delete it")));
   keys.push_back(in_zero(nothing(
       "pipeline_loading_checkpoint", KeyKind::kBoolean, "each rank reads its own parts only")));
   keys.push_back(in_zero(nothing(
@@ -73,56 +74,51 @@ void add_state(std::vector<KeySpec>& keys) {
 }
 
 void add_offload(std::vector<KeySpec>& keys) {
+  const std::string none_yet =
+      "nothing is offloaded yet; delete it, and divide more: a higher stage, more ranks";
+  const std::string off = "means something with a device only";
   for (const std::string section : {"offload_optimizer", "offload_param"}) {
-    const bool optimizer = section == "offload_optimizer";
     const auto key = [&](const char* name) { return section + "." + name; };
-    keys.push_back(in_zero(nullable(works(
-        section,
-        KeyKind::kSection,
-        optimizer ? "optimizer state out of the device's memory; from stage 1 on"
-                  : "parameters out of the device's memory; in stage 3"))));
+    keys.push_back(
+        in_zero(nullable(works(section, KeyKind::kSection, "refused unless its device is none"))));
     keys.push_back(in_zero(
         {.path = key("device"),
          .kind = KeyKind::kChoice,
-         .words = "where to",
+         .status = KeyStatus::kRefused,
+         .words = none_yet,
          .choices = {"none", "cpu", "nvme"},
-         .auto_rule = AutoRule::kRefused}));
-    keys.push_back(in_zero(
-        nullable(works(key("nvme_path"), KeyKind::kText, "a folder; needed with device nvme"))));
-    keys.push_back(in_zero(works(key("pin_memory"), KeyKind::kBoolean, "page-locked memory")));
-    keys.push_back(in_zero(tuning(key("buffer_count"), "buffers are as many as are under way")));
-    if (optimizer) {
-      keys.push_back(in_zero(
-          {.path = key("ratio"),
-           .kind = KeyKind::kNumber,
-           .words = "part of the state that goes; below 1 in stage 3 only",
-           .least = 0,
-           .most = 1}));
-      for (const char* name : {"pipeline_read", "pipeline_write"}) {
-        keys.push_back(in_zero(nothing(
-            key(name), KeyKind::kBoolean, "files are read and written while others are updated")));
-      }
-      keys.push_back(
-          in_zero(nothing(key("fast_init"), KeyKind::kBoolean, "state is made where it stays")));
-      keys.push_back(in_zero(
-          {.path = key("cpuadam_cores_perc"),
-           .kind = KeyKind::kNumber,
-           .status = KeyStatus::kNothing,
-           .words = "an update takes the threads that the launcher gave the rank",
-           .least = 0,
-           .most = 1}));
-      keys.push_back(in_zero(refused_unless(
-          key("super_offload"),
-          KeyKind::kBoolean,
-          "false",
-          "is made for one kind of machine (GH200); delete it, and device: cpu does the same "
-          "work")));
-    } else {
-      keys.push_back(in_zero(tuning(key("buffer_size"), "a buffer is as large as what it is for")));
-      keys.push_back(in_zero(
-          whole(key("max_in_cpu"), 0, "elements that stay in the host's memory with device nvme")));
+         .fine = "none"}));
+    keys.push_back(in_zero(nullable(nothing(key("nvme_path"), KeyKind::kText, off))));
+    keys.push_back(in_zero(nothing(key("pin_memory"), KeyKind::kBoolean, off)));
+    keys.push_back(in_zero(tuning(key("buffer_count"), off)));
+    if (section == "offload_param") {
+      keys.push_back(in_zero(tuning(key("buffer_size"), off)));
+      keys.push_back(in_zero(tuning(key("max_in_cpu"), off)));
+      continue;
     }
+    for (const char* name : {"ratio", "cpuadam_cores_perc"}) {
+      KeySpec part = nothing(key(name), KeyKind::kNumber, off);
+      part.least = 0;
+      part.most = 1;
+      keys.push_back(in_zero(std::move(part)));
+    }
+    for (const char* name : {"pipeline_read", "pipeline_write", "fast_init"}) {
+      keys.push_back(in_zero(nothing(key(name), KeyKind::kBoolean, off)));
+    }
+    keys.push_back(in_zero(refused_unless(
+        key("super_offload"),
+        KeyKind::kBoolean,
+        "false",
+        "is made for one kind of machine (GH200); delete it")));
   }
+  // Truths, which became sections.
+  for (const char* name : {"cpu_offload", "cpu_offload_param"}) {
+    keys.push_back(in_zero(nullable(refused_unless(name, KeyKind::kBoolean, "false", none_yet))));
+  }
+  keys.push_back(in_zero(nullable(nothing(
+      "cpu_offload_use_pin_memory",
+      KeyKind::kBoolean,
+      "an old name that DeepSpeed ignores, too"))));
 }
 
 void add_stage3(std::vector<KeySpec>& keys) {
@@ -158,10 +154,10 @@ void add_stage3(std::vector<KeySpec>& keys) {
       "a bucket is flat, and one all-gather fills it"));
   with_other_name(nothing(
       "stage3_allgather_sequential", KeyKind::kBoolean, "a bucket is filled without a copy"));
-  keys.push_back(in_zero(works(
+  keys.push_back(in_zero(nothing(
       "stage3_gather_16bit_weights_on_model_save",
       KeyKind::kBoolean,
-      "save_16bit_model() writes whole weights in stage 3")));
+      "Accelerator::save_model writes whole weights in every stage, tensor by tensor")));
   for (const char* name :
        {"gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save"}) {
     keys.push_back(
@@ -205,19 +201,6 @@ void add_plus_plus(std::vector<KeySpec>& keys) {
       "weights are kept in the precision that they have; delete it")));
 }
 
-void add_old(std::vector<KeySpec>& keys) {
-  keys.push_back(
-      in_zero(nullable(other_name("cpu_offload", KeyKind::kBoolean, "offload_optimizer"))));
-  keys.push_back(
-      in_zero(nullable(other_name("cpu_offload_param", KeyKind::kBoolean, "offload_param"))));
-  keys.push_back(in_zero(nullable(nothing(
-      "cpu_offload_use_pin_memory",
-      KeyKind::kBoolean,
-      "an old name that DeepSpeed ignores, too; pin_memory of the two sections says it"))));
-  KeySpec size = tuning("allgather_size", "an old name of allgather_bucket_size");
-  keys.push_back(std::move(size));  // At the top, beside zero_optimization: true.
-}
-
 }  // namespace
 
 std::vector<KeySpec> zero_keys() {
@@ -239,7 +222,8 @@ std::vector<KeySpec> zero_keys() {
   add_offload(keys);
   add_stage3(keys);
   add_plus_plus(keys);
-  add_old(keys);
+  // At the top, beside zero_optimization: true.
+  keys.push_back(tuning("allgather_size", "an old name of allgather_bucket_size"));
   return keys;
 }
 

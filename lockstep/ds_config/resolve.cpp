@@ -66,7 +66,6 @@ Reading read_ds_config(const Document& document, std::optional<int64_t> world_si
   visit_fields(config, [&](const std::string& path, auto& field) { reader.take(path, field); });
   read_typed_sections(reader, config);
   apply_precision_rules(reader, config);
-  apply_gradient_rules(reader, config);
   apply_zero_rules(reader, world_size, config);
   if (world_size) {
     apply_batch_rule(reader, root.place, *world_size, config);

@@ -11,14 +11,11 @@
 /// the reader.
 namespace lockstep::ds_config {
 
-/// Old ways to write a stage and offloading; what goes with which stage and device.
+/// The old way to write a stage; what goes with which stage.
 void apply_zero_rules(KeyReader& reader, std::optional<int64_t> world_size, DsConfig& config);
 
 /// One precision of three sections that may say it.
 void apply_precision_rules(KeyReader& reader, DsConfig& config);
-
-/// What of averaging, clipping and looking goes together.
-void apply_gradient_rules(KeyReader& reader, DsConfig& config);
 
 /// The batch sizes. `file`: where an error stands that is none of a key's.
 void apply_batch_rule(KeyReader& reader, config::Place file, int64_t world_size, DsConfig& config);

@@ -70,19 +70,6 @@ void apply_precision_rules(KeyReader& reader, DsConfig& config) {
   note_fixed_scale(reader, config.fp16);
 }
 
-void apply_gradient_rules(KeyReader& reader, DsConfig& config) {
-  if (config.prescale_gradients.value && config.gradient_predivide_factor.value != 1) {
-    reader.error(
-        reader.find("gradient_predivide_factor")->value->place,
-        "gradient_predivide_factor means nothing with prescale_gradients, which divides by the "
-        "number of ranks before; remove one of them");
-  }
-  if (config.flops_profiler.enabled.value && !config.wall_clock_breakdown.value) {
-    config.wall_clock_breakdown = {
-        true, {Origin::Kind::kDerived, "flops_profiler.enabled turns it on"}};
-  }
-}
-
 void apply_batch_rule(KeyReader& reader, config::Place file, int64_t world_size, DsConfig& config) {
   const std::vector<std::string> names = {
       "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"};

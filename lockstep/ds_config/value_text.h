@@ -29,13 +29,7 @@ inline nlohmann::json json_of(const std::string& value) {
 inline nlohmann::json json_of(const std::vector<double>& value) {
   return value;
 }
-inline nlohmann::json json_of(const std::vector<std::string>& value) {
-  return value;
-}
 inline nlohmann::json json_of(Dtype value) {
-  return word_of(value);
-}
-inline nlohmann::json json_of(OffloadDevice value) {
   return word_of(value);
 }
 inline nlohmann::json json_of(TagValidation value) {

@@ -15,10 +15,6 @@ std::string zero_path(const std::string& key) {
   return std::string(kZero) + "." + key;
 }
 
-bool is_given(const Origin& origin) {
-  return origin.kind == Origin::Kind::kFile;
-}
-
 /// An error at a key that is there.
 void fail(KeyReader& reader, const std::string& path, const std::string& what) {
   const Found* const found = reader.find(path);
@@ -40,67 +36,6 @@ void read_old_zero(KeyReader& reader, ZeroSection& zero) {
           "zero_optimization: {0} is an old way to write stage {1}; write {{\"stage\": {1}}}",
           *is_on,
           zero.stage.value));
-}
-
-/// cpu_offload: true is a section with device cpu.
-void read_old_offload(KeyReader& reader, const std::string& name, Resolved<OffloadDevice>& device) {
-  const Found* const found = reader.find(zero_path(name));
-  if (found == nullptr || found->is_auto) {
-    return;
-  }
-  device = {
-      *truth_of(*found->value) ? OffloadDevice::kCpu : OffloadDevice::kNone,
-      reader.origin_of(*found)};
-}
-
-/// What both sections that offload have.
-template <typename Section>
-void check_offload(KeyReader& reader, const std::string& path, const Section& section) {
-  const bool nvme = section.device.value == OffloadDevice::kNvme;
-  if (nvme && !section.nvme_path.value) {
-    fail(reader, path + ".device", "nvme needs nvme_path, a folder on that disk");
-  }
-  const Found* const folder = reader.find(path + ".nvme_path");
-  if (!nvme && folder != nullptr) {
-    reader.note(
-        folder->key,
-        fmt::format(
-            "{}.nvme_path says nothing here: the device is {}",
-            path,
-            word_of(section.device.value)));
-  }
-}
-
-void check_offloads(KeyReader& reader, const ZeroSection& zero) {
-  const auto& optimizer = zero.offload_optimizer;
-  const auto& param = zero.offload_param;
-  const std::string optimizer_path = zero_path("offload_optimizer");
-  const std::string param_path = zero_path("offload_param");
-  check_offload(reader, optimizer_path, optimizer);
-  check_offload(reader, param_path, param);
-  const auto needs = [&](const Resolved<OffloadDevice>& device,
-                         const std::string& path,
-                         const std::string& old,
-                         int64_t stage) {
-    if (device.value == OffloadDevice::kNone || zero.stage.value >= stage) {
-      return;
-    }
-    const std::string what = fmt::format(
-        "offloads what every rank keeps whole in stage {}; expected stage {}{}",
-        zero.stage.value,
-        stage,
-        stage < 3 ? " or more" : "");
-    const std::string section_key = path + ".device";
-    fail(reader, reader.find(section_key) == nullptr ? zero_path(old) : section_key, what);
-  };
-  needs(optimizer.device, optimizer_path, "cpu_offload", 1);
-  needs(param.device, param_path, "cpu_offload_param", 3);
-  if (optimizer.ratio.value < 1 && zero.stage.value != 3) {
-    fail(
-        reader,
-        optimizer_path + ".ratio",
-        fmt::format("below 1 works in stage 3 only; got stage {}", zero.stage.value));
-  }
 }
 
 void check_plus_plus(
@@ -150,21 +85,11 @@ void check_optimizer(KeyReader& reader, const DsConfig& config) {
 void apply_zero_rules(KeyReader& reader, std::optional<int64_t> world_size, DsConfig& config) {
   ZeroSection& zero = config.zero;
   read_old_zero(reader, zero);
-  read_old_offload(reader, "cpu_offload", zero.offload_optimizer.device);
-  read_old_offload(reader, "cpu_offload_param", zero.offload_param.device);
-  check_offloads(reader, zero);
   check_plus_plus(reader, world_size, zero);
   check_optimizer(reader, config);
   const std::string sum = "gradient_allreduce_op";
   if (config.gradient_allreduce_op.value == AllreduceOp::kSum && zero.stage.value == 3) {
     fail(reader, sum, "sum does not work in stage 3; write mean, and scale the loss");
-  }
-  const std::string save = zero_path("stage3_gather_16bit_weights_on_model_save");
-  if (is_given(zero.gather_16bit_weights_on_model_save.origin) && zero.stage.value != 3) {
-    reader.note(
-        reader.find(save)->key,
-        fmt::format(
-            "{} says nothing here: parameters are whole in stage {}", save, zero.stage.value));
   }
 }
 

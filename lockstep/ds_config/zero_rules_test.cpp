@@ -35,32 +35,26 @@ TEST(ZeroSection, ATruthIsTheOldWayToWriteAStage) {
 }
 
 TEST(ZeroSection, OldNamesMeanTheNewOnesAndAreNoted) {
-  const Reading reading = reading_with(zero(R"("stage": 3, "cpu_offload": true,
-    "cpu_offload_param": true, "stage3_gather_fp16_weights_on_model_save": true)"));
+  const Reading reading = reading_with(zero(R"("stage": 3, "prefetch_bucket_size": 0,
+    "max_live_parameters": 10)"));
   EXPECT_EQ(lines_of(reading.errors), "");
   const ZeroSection& section = reading.config.zero;
-  EXPECT_EQ(section.offload_optimizer.device.value, OffloadDevice::kCpu);
-  EXPECT_EQ(section.offload_param.device.value, OffloadDevice::kCpu);
-  EXPECT_TRUE(section.gather_16bit_weights_on_model_save.value);
-  EXPECT_EQ(
-      described(section.gather_16bit_weights_on_model_save.origin),
-      "ds.json:3:76, as stage3_gather_fp16_weights_on_model_save");
+  EXPECT_EQ(section.prefetch_bucket_size.value, 0);
+  EXPECT_EQ(section.max_live_parameters.value, 10);
+  EXPECT_EQ(described(section.max_live_parameters.origin), "ds.json:3:28, as max_live_parameters");
   EXPECT_THAT(
       lines_of(reading.notes),
-      HasSubstr("zero_optimization.cpu_offload is another name of "
-                "zero_optimization.offload_optimizer; write that\n"));
-  EXPECT_EQ(
-      reading_with(zero(R"("stage": 1, "cpu_offload": false)"))
-          .config.zero.offload_optimizer.device.value,
-      OffloadDevice::kNone);
+      HasSubstr("zero_optimization.max_live_parameters is another name of "
+                "zero_optimization.stage3_max_live_parameters; write that\n"));
 }
 
 TEST(ZeroSection, AnOldNameBesideTheNewOneIsAnError) {
   EXPECT_THAT(
-      errors_of(zero("\"stage\": 2, \"cpu_offload\": true,\n\"offload_optimizer\": {}")),
-      HasSubstr("[ds.json:2:35] zero_optimization.cpu_offload is another name of "
-                "zero_optimization.offload_optimizer, which line 3 says already; remove "
-                "cpu_offload\n"));
+      errors_of(
+          zero("\"stage\": 3, \"max_live_parameters\": 1,\n\"stage3_max_live_parameters\": 1")),
+      HasSubstr("[ds.json:2:35] zero_optimization.max_live_parameters is another name of "
+                "zero_optimization.stage3_max_live_parameters, which line 3 says already; remove "
+                "max_live_parameters\n"));
   EXPECT_THAT(
       errors_of("\"bf16\": {\"enabled\": true}, \"bfloat16\": {\"enabled\": true}"),
       HasSubstr("bfloat16 is another name of bf16"));
@@ -70,28 +64,41 @@ TEST(ZeroSection, AnOldNameBesideTheNewOneIsAnError) {
       HasSubstr("which line 3 says already; remove gather_16bit_weights_on_model_save\n"));
 }
 
-TEST(ZeroSection, OffloadingGoesWithAStageAndAFolder) {
-  const std::string cpu = R"({"device": "cpu"})";
-  EXPECT_EQ(errors_of(zero(R"("stage": 1, "offload_optimizer": )" + cpu)), "");
-  EXPECT_EQ(errors_of(zero(R"("stage": 0, "offload_optimizer": null, "offload_param": {})")), "");
+TEST(ZeroSection, OffloadingIsRefused) {
+  for (const std::string section : {"offload_optimizer", "offload_param"}) {
+    for (const std::string device : {"cpu", "nvme"}) {
+      const std::string keys = "{\"device\": \"" + device + "\", \"nvme_path\": \"/x\"}";
+      EXPECT_EQ(
+          errors_of(zero("\"stage\": 3,\n\"" + section + "\":\n" + keys)),
+          "[ds.json:4:2] zero_optimization." + section +
+              ".device, unless it is none, is refused: nothing is offloaded yet; delete it, and "
+              "divide more: a higher stage, more ranks\n");
+    }
+    EXPECT_THAT(
+        errors_of(zero("\"" + section + "\": {\"device\": \"gpu\"}")),
+        HasSubstr("device makes no sense; got \"gpu\" in quotes, expected one of \"none\""));
+    EXPECT_EQ(errors_of(zero("\"" + section + "\": {\"device\": \"none\"}")), "");
+    EXPECT_EQ(errors_of(zero("\"" + section + "\": {}")), "");
+    EXPECT_EQ(errors_of(zero("\"" + section + "\": null")), "");
+  }
+  for (const std::string name : {"cpu_offload", "cpu_offload_param"}) {
+    EXPECT_THAT(
+        errors_of(zero("\"stage\": 3, \"" + name + "\": true")),
+        HasSubstr(name + ", unless it is false, is refused: nothing is offloaded yet"));
+    EXPECT_EQ(errors_of(zero("\"" + name + "\": false")), "");
+    EXPECT_EQ(errors_of(zero("\"" + name + "\": null")), "");
+  }
+}
+
+TEST(ZeroSection, WhatSaysHowToOffloadIsCheckedAndNoted) {
   EXPECT_THAT(
-      errors_of(zero(R"("offload_optimizer": )" + cpu)),
-      HasSubstr("in stage 0; expected stage 1 or more"));
+      errors_of(zero(R"("offload_optimizer": {"ratio": 2})")),
+      HasSubstr("ratio makes no sense; got 2, expected a number from 0 to 1\n"));
   EXPECT_THAT(
-      errors_of(zero(R"("cpu_offload": true)")),
-      HasSubstr("zero_optimization.cpu_offload offloads"));
-  EXPECT_THAT(
-      errors_of(zero(R"("stage": 2, "offload_param": )" + cpu)),
-      HasSubstr("in stage 2; expected stage 3\n"));
-  EXPECT_THAT(
-      errors_of(zero(R"("stage": 3, "offload_param": {"device": "nvme"})")),
-      HasSubstr("nvme needs nvme_path"));
-  EXPECT_THAT(
-      errors_of(zero(R"("stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.5})")),
-      HasSubstr("below 1 works in stage 3 only; got stage 2"));
-  EXPECT_THAT(
-      notes_of(zero(R"("stage": 2, "offload_optimizer": {"device": "cpu", "nvme_path": "/x"})")),
-      HasSubstr("nvme_path says nothing here: the device is cpu"));
+      notes_of(zero(R"("offload_optimizer": {"ratio": 0.5, "nvme_path": "/x"})")),
+      HasSubstr(
+          "zero_optimization.offload_optimizer.ratio says nothing here: means something with "
+          "a device only\n[ds.json:2:59] zero_optimization.offload_optimizer.nvme_path says"));
 }
 
 TEST(ZeroSection, WhatStageThreeKeepsWholeIsKnownByBothNames) {

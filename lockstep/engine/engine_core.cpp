@@ -32,6 +32,13 @@ config::Document document_of(const InitializeOptions& options) {
   return config::parse_document("config_json", options.config_json, config::Format::kCommentedJson);
 }
 
+LogLevel log_level_of(const std::string& word) {
+  return word == "debug"     ? LogLevel::kDebug
+         : word == "warning" ? LogLevel::kWarning
+         : word == "error"   ? LogLevel::kError
+                             : LogLevel::kInfo;
+}
+
 }  // namespace
 
 EngineCore::EngineCore(InitializeOptions options) : given_(std::move(options)) {
@@ -46,6 +53,11 @@ EngineCore::EngineCore(InitializeOptions options) : given_(std::move(options)) {
                      ? std::make_unique<Accelerator>(
                            std::move(ours), given_.connected->world, given_.connected->group)
                      : std::make_unique<Accelerator>(std::move(ours));
+  if (config_.log_level.value) {
+    LogOptions log = LogOptions::from_environment();
+    log.level = log_level_of(*config_.log_level.value);
+    set_log_options(log);
+  }
   report_ = std::make_unique<StepReport>(config_, accelerator_->is_main_process());
   register_hooks();
 }
@@ -165,8 +177,7 @@ std::shared_ptr<torch::optim::Optimizer> EngineCore::optimizer_of(
   return make_optimizer(*config_.optimizer, trained);
 }
 
-void EngineCore::start(
-    Optimizer optimizer, std::function<std::vector<at::Tensor>()> parameters) {
+void EngineCore::start(Optimizer optimizer, std::function<std::vector<at::Tensor>()> parameters) {
   has_optimizer_ = optimizer != Optimizer();
   optimizer_ = std::move(optimizer);
   parameters_ = std::move(parameters);
