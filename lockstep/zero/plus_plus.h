@@ -14,7 +14,7 @@ struct PlusPlusOptions {
   /// hpZ: ranks r with equal r / P keep a second copy together, so that only the first gather after
   /// an update leaves their group. 1: none.
   int hpz_partition_size = 1;
-  /// Ranks of a host, for qgZ: those with equal r / size. 0: all ranks are taken for one host's.
+  /// Ranks of a host, for qgZ: those with equal r / size. 0 or 1: one hop over all ranks.
   int host_size = 0;
 
   bool any() const { return quantized_weights || quantized_gradients || hpz_partition_size > 1; }

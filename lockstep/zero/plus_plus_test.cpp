@@ -71,6 +71,7 @@ std::shared_ptr<Sharding> page(
     const Net& net,
     const Group& group,
     const PlusPlusOptions& plus_plus,
+    const PagerOptions& pager = {.max_live_elements = 1, .prefetch = false},
     Residence residence = Residence::kPaged) {
   NamedTensors all;
   for (const auto& item : net->named_parameters()) {
@@ -85,7 +86,7 @@ std::shared_ptr<Sharding> page(
           .cap_bytes = 1,  // One bucket a parameter.
           .first_cap_bytes = 1,
           .residence = residence,
-          .pager = {.max_live_elements = 1, .prefetch = false},
+          .pager = pager,
           .plus_plus = plus_plus});
   sharding->watch();
   return sharding;
@@ -123,13 +124,16 @@ at::Tensor loss_of(Net& net, int rank, int step) {
   return (net->forward(x) - x.detach().roll(1, 1) / 2).square().mean();
 }
 
+/// All but one of train's units.
+constexpr PagerOptions kWithPrefetch = {.max_live_elements = 3 * 64 * 64, .prefetch = true};
+
 /// Mean losses over the ranks of some steps.
 std::vector<double> train(const PlusPlusOptions& plus_plus, int steps = 30) {
   std::vector<double> losses(steps, 0);
   std::mutex mutex;
   ranks(4, [&](Group group) {
     Net net(3, 64);
-    const auto sharding = page(net, group, plus_plus);
+    const auto sharding = page(net, group, plus_plus, kWithPrefetch);
     for (int step = 0; step < steps; ++step) {
       const at::Tensor loss = loss_of(net, group.rank(), step);
       {
@@ -143,6 +147,7 @@ std::vector<double> train(const PlusPlusOptions& plus_plus, int steps = 30) {
       const at::Tensor here = parameter.detach().clone();
       EXPECT_TRUE(at::equal(here, group.broadcast(here.clone()).wait())) << "equal bits";
     }
+    EXPECT_GT(sharding->pager()->prefetches(), steps);
   });
   return losses;
 }
@@ -170,7 +175,7 @@ TEST(PlusPlus, trains_as_stage_3_within_a_band) {
 TEST(PlusPlus, goes_over_sockets_and_shared_memory) {
   const auto body = [](Group group) {
     Net net(3, 64);
-    const auto sharding = page(net, group, kAll);
+    const auto sharding = page(net, group, kAll, kWithPrefetch);
     for (int step = 0; step < 4; ++step) {
       run_backward(*sharding, loss_of(net, group.rank(), step));
       update(*sharding, 0.1);
@@ -366,7 +371,7 @@ TEST(PlusPlus, sizes_that_do_not_divide_and_stages_before_3_are_refused) {
   ranks(4, [](Group group) {
     const auto error_of = [&](const PlusPlusOptions& options, Residence residence) -> std::string {
       try {
-        page(Net(1, 64), group, options, residence);
+        page(Net(1, 64), group, options, {}, residence);
       } catch (const ConfigError& error) {
         return error.what();
       }
