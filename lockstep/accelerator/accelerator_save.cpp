@@ -415,6 +415,7 @@ void Accelerator::save_model_tensors(
   const SavingGroups groups = {
       .all = checkpoint::patient(state_->group), .disk = checkpoint::patient(*state_->saving)};
   // In stage 3 the writer touches one tensor after the other, and the others help to bring them.
+  const zero::ExactValues exact(state_->is_paged() ? state_->sharding->pager() : nullptr);
   const auto until_all_are_done = [&] {
     if (state_->is_paged()) {
       state_->sharding->pager()->settle();

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
 #include "lockstep/accelerator/accelerator.h"
@@ -48,6 +49,31 @@ int64_t bucket_cap(const ZeroPlugin& plugin, const NamedTensors& parameters) {
   return std::clamp(bytes / 16, kMiB, 25 * kMiB);
 }
 
+/// Processes of a host, if all hosts have equally many, and these follow each other; else 0.
+/// Collective.
+int host_size(const WorldSpec& world, Group& group) {
+  at::Tensor least = at::empty({3}, at::kLong);
+  auto* values = least.mutable_data_ptr<int64_t>();
+  values[0] = world.local_size;
+  values[1] = -world.local_size;
+  values[2] = world.rank % world.local_size == world.local_rank ? 1 : 0;
+  group.all_reduce(least, ReduceOp::kMin).wait();
+  return values[0] == -values[1] && values[2] == 1 ? world.local_size : 0;
+}
+
+zero::PlusPlusOptions plus_plus(const ZeroPlugin& plugin, const WorldSpec& world, Group& group) {
+  zero::PlusPlusOptions options{
+      .quantized_weights = plugin.zero_quantized_weights,
+      .quantized_gradients = plugin.zero_quantized_gradients,
+      .hpz_partition_size = std::max(1, plugin.zero_hpz_partition_size)};
+  if (options.hpz_partition_size > 1) {
+    options.host_size = options.hpz_partition_size;
+  } else if (options.quantized_gradients) {
+    options.host_size = host_size(world, group);
+  }
+  return options;
+}
+
 }  // namespace
 
 bool Accelerator::is_sharded() const {
@@ -83,6 +109,27 @@ void Accelerator::check_zero() const {
             "stage3_param_persistence_threshold={}",
             options.zero->stage3_max_live_parameters.value_or(0),
             options.zero->stage3_param_persistence_threshold));
+  }
+  const ZeroPlugin& zero = *options.zero;
+  if (zero.stage < 3 && (zero.zero_quantized_weights || zero.zero_quantized_gradients ||
+                         zero.zero_hpz_partition_size > 1)) {
+    throw ConfigError(
+        "zero",
+        fmt::format(
+            "ZeRO++ (zero_quantized_weights, zero_quantized_gradients, zero_hpz_partition_size) "
+            "changes how stage 3 sends; got stage {}, expected 3; try stage 3, or leave them out",
+            zero.stage));
+  }
+  const int partition = zero.zero_hpz_partition_size;
+  if (partition < 0 || (partition > 1 && is_sharded() && num_processes() % partition != 0)) {
+    throw ConfigError(
+        "zero",
+        fmt::format(
+            "processes cannot be divided into groups that keep second copies; got "
+            "zero_hpz_partition_size={}, expected a divisor of {}; try the number of processes of "
+            "a host, or 1 for none",
+            partition,
+            num_processes()));
   }
   if (options.shared_parameters) {
     throw ConfigError(
@@ -132,6 +179,7 @@ void Accelerator::with_gathered_parameters(
             *modifier_rank,
             num_processes() - 1));
   }
+  const zero::ExactValues exact(state_->sharding ? state_->sharding->pager() : nullptr);
   const zero::Gathered gathered(parameters, modifier_rank.has_value());
   body();
   if (modifier_rank) {
@@ -187,9 +235,10 @@ void Accelerator::shard_parameters() {
           .broadcast_buffers = state.options.data_parallel.broadcast_buffers,
           .residence = plugin.stage == 3 ? zero::Residence::kPaged : zero::Residence::kKept,
           .keep_up_to_elements = plugin.stage3_param_persistence_threshold,
-          .pager = {
-              .max_live_elements = plugin.stage3_max_live_parameters,
-              .prefetch = plugin.stage3_prefetch}});
+          .pager =
+              {.max_live_elements = plugin.stage3_max_live_parameters,
+               .prefetch = plugin.stage3_prefetch},
+          .plus_plus = plus_plus(plugin, state.world, state.group)});
   flat->update_instead(pieces_of(*state.sharding));
   optimizer.set_sharding(state.sharding);
   model.sync = state.sharding;

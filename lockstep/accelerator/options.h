@@ -59,6 +59,17 @@ struct ZeroPlugin {
   int64_t stage3_param_persistence_threshold = 0;
   /// Stage 3: start to bring the bucket that came next the last time before it is needed.
   bool stage3_prefetch = true;
+  /// ZeRO++, stage 3: parameters travel in 8 bits, in blocks of 2048 with a scale each, and are
+  /// computed with as they arrive. What is updated and saved is exact.
+  bool zero_quantized_weights = false;
+  /// ZeRO++, stage 3: gradients travel in 4 bits, in blocks of 512: averaged within hosts of
+  /// zero_hpz_partition_size processes (if that is 1, of as many as there are on each host, if
+  /// these are equally many), then between them.
+  bool zero_quantized_gradients = false;
+  /// ZeRO++, stage 3: so many processes, one after the other, keep a second copy of the parameters
+  /// together, so that backward brings them from these alone. Must divide the number of processes;
+  /// 0 and 1: none.
+  int zero_hpz_partition_size = 1;
 };
 
 struct AutocastOptions {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // ZeRO stage 3, as who writes a training loop meets it.
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@
 #include "lockstep/comm/connected_ranks.h"
 #include "lockstep/flat/paged.h"
 #include "lockstep/optim/adam.h"
+#include "lockstep/optim/sgd.h"
 
 namespace lockstep {
 namespace {
@@ -138,6 +140,66 @@ TEST(Zero3, weights_are_written_whole_and_read_back) {
   for (size_t i = 0; i < expected.size(); ++i) {
     EXPECT_TRUE(at::equal(plain->parameters()[i], expected[i]));
   }
+}
+
+/// Four processes, two a host.
+void on_two_hosts(const ZeroPlugin& plugin, const std::function<void(Accelerator&)>& body) {
+  ranks(4, [&](Group group) {
+    WorldSpec world;
+    world.rank = group.rank();
+    world.size = group.size();
+    world.local_rank = group.rank() % 2;
+    world.local_size = 2;
+    Accelerator accelerator({.zero = plugin}, world, std::move(group));
+    body(accelerator);
+  });
+}
+
+TEST(Zero3, plus_plus_trains_within_a_band_and_saves_what_is_exact) {
+  const TestFolder folder;
+  const ZeroPlugin plain = {.stage = 3, .bucket_cap_bytes = 4000};
+  ZeroPlugin rounded = plain;
+  rounded.zero_quantized_weights = rounded.zero_quantized_gradients = true;
+  ZeroPlugin all = rounded;
+  all.zero_hpz_partition_size = 2;
+  std::vector<double> losses;
+  for (const ZeroPlugin& plugin : {plain, rounded, all}) {
+    on_two_hosts(plugin, [&](Accelerator& accelerator) {
+      auto net = new_net();
+      const auto expected = values_of(net);
+      auto [model, optimizer] =
+          accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.05}));
+      accelerator.save_model(model, folder.path() / "weights");
+      accelerator.with_gathered_parameters(model->parameters(), [&] {
+        EXPECT_TRUE(at::equal(model->parameters()[2], expected[2])) << "exact while held";
+      });
+      at::Tensor loss;
+      for (int step = 0; step < 10; ++step) {
+        loss =
+            model->forward(at::ones({2, 32}) * (accelerator.process_index() + 1)).square().mean();
+        accelerator.backward(loss);
+        accelerator.clip_grad_norm_(model->parameters(), 1.0);
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      const at::Tensor mean = accelerator.reduce(loss.detach());
+      if (accelerator.is_main_process()) {
+        losses.push_back(mean.item<double>());
+      }
+    });
+    auto saved = new_net();
+    const auto expected = values_of(saved);
+    for (auto& parameter : saved->parameters()) {
+      parameter.detach().zero_();
+    }
+    checkpoint::load_checkpoint_in_model(*saved, folder.path() / "weights");
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(at::equal(saved->parameters()[i], expected[i])) << "exact in files";
+    }
+  }
+  EXPECT_NE(losses[0], losses[1]);
+  EXPECT_NEAR(losses[0], losses[1], 0.05 * losses[0]);
+  EXPECT_EQ(losses[1], losses[2]) << "second copies change nothing";
 }
 
 TEST(Zero3, a_model_built_in_parts_trains_as_one_that_was_not) {

@@ -222,6 +222,14 @@ TEST(Zero, what_it_cannot_do_is_refused_with_the_reason) {
   AcceleratorOptions negative = stage(3);
   negative.zero->stage3_max_live_parameters = -1;
   EXPECT_THAT(error_of(negative, nothing), HasSubstr("cannot be negative"));
+  AcceleratorOptions early = stage(2);
+  early.zero->zero_quantized_weights = true;
+  EXPECT_THAT(error_of(early, nothing), HasSubstr("got stage 2, expected 3"));
+  for (const int partition : {-1, 3}) {
+    AcceleratorOptions uneven = stage(3);
+    uneven.zero->zero_hpz_partition_size = partition;
+    EXPECT_THAT(error_of(uneven, nothing), HasSubstr("expected a divisor of 2"));
+  }
   AcceleratorOptions shared = stage(1);
   shared.shared_parameters = true;
   EXPECT_THAT(error_of(shared, nothing), HasSubstr("shared_parameters"));

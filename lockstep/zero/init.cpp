@@ -24,8 +24,8 @@ class Init::Part final : public Pageable {
   }
 
   PagedBuffer& buffer() override { return buffer_; }
-  Pending start_gather(Group& group) override {
-    return group.all_gather_into(buffer_.values(), shard_);
+  Pending start_gather(Source /*source*/) override {
+    return group_->all_gather_into(buffer_.values(), shard_);
   }
   void write_back() override {
     if (!shard_.defined()) {

@@ -19,6 +19,16 @@ namespace {
 
 constexpr size_t kSlabs = 3;
 
+/// What a rank says in a round.
+struct Message {
+  int64_t wanted;     ///< The unit that it waits for, or kNone.
+  int64_t must_come;  ///< Whether that has to be brought.
+  int64_t expected;   ///< What it will want next and does not have, or kNone.
+  int64_t stale;      ///< Whether second copies are, since the last round.
+  int64_t exact;      ///< Whether it wants values to the bit.
+};
+constexpr int64_t kWords = sizeof(Message) / sizeof(int64_t);
+
 }  // namespace
 
 struct Pager::Unit final : PageOwner {
@@ -35,6 +45,8 @@ struct Pager::Unit final : PageOwner {
   State state = State::kAbsent;
   int64_t pins = 0;
   bool written = false;
+  bool exact = false;          ///< What is here is what the shards are, to the bit.
+  bool has_secondary = false;  ///< On all ranks, or on none.
   int64_t touched = 0;
   std::optional<Pending> pending = std::nullopt;
 };
@@ -78,7 +90,7 @@ int64_t Pager::most() const {
 void Pager::pin(Unit& unit, bool writes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   ++unit.pins;  // Room that others need is not to be made here.
-  if (unit.state != State::kHere) {
+  if (unit.state != State::kHere || must_come(unit)) {
     const c10::AutoGradMode no_grad(false);
     try {
       round(unit.index);
@@ -96,6 +108,7 @@ void Pager::pin(Unit& unit, bool writes) {
     }
   }
   unit.written = unit.written || writes;
+  stale_ = stale_ || writes;
   unit.touched = ++clock_;
 }
 
@@ -104,52 +117,68 @@ void Pager::unpin(Unit& unit) noexcept {
   --unit.pins;
 }
 
-/// Every rank says (what it waits for, whether that must be brought, what it expects next).
+bool Pager::must_come(const Unit& unit) const {
+  return unit.state == State::kAbsent || (exact_ && !unit.exact);
+}
+
 void Pager::round(Index wanted) {
   const Index expected = wanted == kNone || !options_.prefetch ? kNone : expected_after(wanted);
-  at::Tensor mine = at::empty({3}, at::kLong);
-  auto* said = mine.mutable_data_ptr<int64_t>();
-  said[0] = wanted;
-  said[1] = wanted != kNone && units_[wanted]->state == State::kAbsent ? 1 : 0;
-  said[2] = expected != kNone && units_[expected]->state == State::kAbsent ? expected : kNone;
+  at::Tensor mine = at::empty({kWords}, at::kLong);
+  *reinterpret_cast<Message*>(mine.mutable_data_ptr<int64_t>()) = {
+      .wanted = wanted,
+      .must_come = wanted != kNone && must_come(*units_[wanted]) ? 1 : 0,
+      .expected = expected != kNone && units_[expected]->state == State::kAbsent ? expected : kNone,
+      .stale = stale_ ? 1 : 0,
+      .exact = exact_ ? 1 : 0};
   const at::Tensor all = group_.all_gather(mine).wait();
-  const auto* each = all.const_data_ptr<int64_t>();
+  const auto* each = reinterpret_cast<const Message*>(all.const_data_ptr<int64_t>());
 
   std::vector<Index> to_bring;
   bool unanimous = true;
   bool same_next = true;
+  bool stale = false;
+  bool exact = false;
   all_settled_ = true;
   for (int rank = 0; rank < group_.size(); ++rank) {
-    const int64_t* theirs = each + 3 * static_cast<ptrdiff_t>(rank);
-    if (theirs[1] != 0 &&
-        std::find(to_bring.begin(), to_bring.end(), theirs[0]) == to_bring.end()) {
-      to_bring.push_back(theirs[0]);
+    const Message& theirs = each[rank];
+    if (theirs.must_come != 0 &&
+        std::find(to_bring.begin(), to_bring.end(), theirs.wanted) == to_bring.end()) {
+      to_bring.push_back(theirs.wanted);
     }
-    unanimous = unanimous && theirs[0] == each[0];
-    same_next = same_next && theirs[2] == each[2];
-    all_settled_ = all_settled_ && theirs[0] == kNone;
+    unanimous = unanimous && theirs.wanted == each[0].wanted;
+    same_next = same_next && theirs.expected == each[0].expected;
+    stale = stale || theirs.stale != 0;
+    exact = exact || theirs.exact != 0;
+    all_settled_ = all_settled_ && theirs.wanted == kNone;
+  }
+  stale_ = false;
+  if (stale) {
+    for (const auto& unit : units_) {
+      unit->has_secondary = false;
+      unit->what->drop_secondary();
+    }
   }
   for (const Index index : to_bring) {
-    bring(index);
+    bring(index, exact);
   }
   if (wanted == kNone) {
     return;
   }
-  const Index next = unanimous && same_next ? each[2] : kNone;
+  const Index next = unanimous && same_next ? each[0].expected : kNone;
   if (unanimous) {
     learn(wanted);
   }
   // Before waiting for what is wanted: the two travel one right behind the other.
   if (next != kNone && most() >= units_[wanted]->elements() + units_[next]->elements()) {
     make_room(units_[next]->elements(), wanted);
-    start(*units_[next]);
+    start(*units_[next], exact);
     ++prefetches_;
   }
   arrive(*units_[wanted]);
 }
 
 /// On all ranks, whatever they have of it.
-void Pager::bring(Index index) {
+void Pager::bring(Index index, bool exact) {
   Unit& unit = *units_[index];
   if (unit.state == State::kOnItsWay) {
     arrive(unit);
@@ -161,10 +190,10 @@ void Pager::bring(Index index) {
   if (unit.state == State::kAbsent) {
     make_room(unit.elements(), index);
   }
-  start(unit);
+  start(unit, exact);
 }
 
-void Pager::start(Unit& unit) {
+void Pager::start(Unit& unit, bool exact) {
   if (unit.state == State::kAbsent) {
     unit.what->buffer().make_memory(find_slab(unit.what->buffer()));
     live_elements_ += unit.elements();
@@ -173,13 +202,22 @@ void Pager::start(Unit& unit) {
   unit.state = State::kOnItsWay;
   unit.touched = ++clock_;
   ++gathers_;
-  unit.pending = unit.what->start_gather(group_);
+  unit.exact = exact || !unit.what->travels_rounded();
+  const Source source = exact                ? Source::kExact
+                        : unit.has_secondary ? Source::kSecondary
+                                             : Source::kShards;
+  secondary_gathers_ += source == Source::kSecondary ? 1 : 0;
+  unit.has_secondary =
+      unit.has_secondary || (source == Source::kShards && unit.what->keeps_secondary());
+  unit.pending = unit.what->start_gather(source);
 }
 
 void Pager::arrive(Unit& unit) {
   if (unit.pending) {
-    unit.pending->wait();  // If it throws, the values have not come, and nobody may read them.
+    // If it throws, the values have not come, and nobody may read them.
+    const at::Tensor came = unit.pending->wait();
     unit.pending.reset();
+    unit.what->finish_gather(came);
   }
   unit.state = State::kHere;
 }
@@ -261,6 +299,20 @@ void Pager::mark_written(const Pageable& pageable) {
   for (const auto& unit : units_) {
     unit->written = unit->written || unit->what == &pageable;
   }
+  stale_ = true;
+}
+
+void Pager::set_exact(bool exact) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  exact_ = exact;
+}
+
+void Pager::drop_secondaries() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  stale_ = true;
+  for (const auto& unit : units_) {
+    unit->what->drop_secondary();
+  }
 }
 
 void Pager::settle() {
@@ -289,7 +341,9 @@ void Pager::release_all() {
   const c10::AutoGradMode no_grad(false);
   for (const auto& unit : units_) {
     let_go(*unit);
+    unit->what->drop_secondary();
   }
+  stale_ = true;
 }
 
 void Pager::abandon() noexcept {
@@ -304,6 +358,7 @@ void Pager::abandon() noexcept {
       }
     }
   }
+  stale_ = true;
   history_ = {kNone, kNone, kNone, 0};
 }
 

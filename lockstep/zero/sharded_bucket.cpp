@@ -6,7 +6,11 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
+
+#include "lockstep/zero/quantize.h"
 
 namespace lockstep::zero {
 namespace {
@@ -30,10 +34,11 @@ int64_t shard_length(int64_t numel, int size) {
 ShardedBucket::ShardedBucket(
     const flat::BucketPlan& plan,
     const std::vector<at::Tensor>& parameters,
-    const Group& group,
+    BucketTravel travel,
     Residence residence)
-    : slots_(plan.slots), taken_(plan.slots.size(), false) {
+    : travel_(std::move(travel)), slots_(plan.slots), taken_(plan.slots.size(), false) {
   const c10::AutoGradMode no_grad(false);
+  const Group& group = travel_.parameters;
   const int64_t part = shard_length(plan.numel, group.size());
   length_ = part * group.size();
   first_ = part * group.rank();
@@ -94,7 +99,7 @@ void ShardedBucket::take_gradient(size_t slot) {
   taken_[slot] = true;
 }
 
-void ShardedBucket::start_reduce(Group& group) {
+void ShardedBucket::start_reduce() {
   int64_t end = 0;  // Of what has values; the gaps between travel, too.
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
     const at::Tensor gradient = whole_gradient(slot);
@@ -108,10 +113,20 @@ void ShardedBucket::start_reduce(Group& group) {
   if (!reduced_.defined()) {
     reduced_ = at::empty(shard_.sizes(), shard_.options());
   }
-  pending_ = group.reduce_scatter_into(reduced_, gradients_, ReduceOp::kAvg);
+  if (travel_.quantized_gradients) {
+    quantized_ = std::make_unique<QuantizedReduction>(
+        travel_.plus_plus.within, travel_.plus_plus.between, gradients_);
+    gradients_.reset();
+  } else {
+    pending_ = travel_.gradients.reduce_scatter_into(reduced_, gradients_, ReduceOp::kAvg);
+  }
 }
 
 void ShardedBucket::wait_reduce() {
+  if (quantized_) {
+    quantized_->finish(reduced_);
+    quantized_.reset();
+  }
   if (pending_) {
     pending_->wait();
     pending_.reset();
@@ -142,14 +157,15 @@ void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
 }
 
 void ShardedBucket::abandon(bool wait) noexcept {
-  if (pending_ && wait) {
+  if (wait) {
     try {
-      pending_->wait();
+      wait_reduce();
     } catch (const std::exception&) {
       // The caller is about to report what came first.
     }
   }
   pending_.reset();
+  quantized_.reset();
   gradients_.reset();
   reduced_.reset();
   taken_.assign(slots_.size(), false);
@@ -161,12 +177,48 @@ void ShardedBucket::bump_versions() {
   }
 }
 
-Pending ShardedBucket::start_gather(Group& group) {
-  return group.all_gather_into(values(), shard_);
+at::Tensor ShardedBucket::quantized_shard() const {
+  at::Tensor wire =
+      at::empty({1, wire_bytes(shard_.numel(), Bits::k8)}, shard_.options().dtype(at::kByte));
+  quantize(shard_, Bits::k8, wire[0]);
+  return wire;
+}
+
+Pending ShardedBucket::start_gather(Source source) {
+  source_ = source;
+  if (source == Source::kSecondary) {
+    return travel_.plus_plus.close.all_gather_into(values(), secondary_);
+  }
+  return is_rounded() ? travel_.parameters.all_gather(quantized_shard())
+                      : travel_.parameters.all_gather_into(values(), shard_);
+}
+
+void ShardedBucket::finish_gather(const at::Tensor& came) {
+  if (source_ != Source::kShards) {
+    return;
+  }
+  if (is_rounded()) {
+    const int64_t part = shard_.numel();
+    for (int64_t rank = 0; rank < came.size(0); ++rank) {
+      dequantize_mean(came.narrow(0, rank, 1), Bits::k8, values().narrow(0, rank * part, part));
+    }
+  }
+  if (keeps_secondary()) {
+    const Group& close = travel_.plus_plus.close;
+    const int64_t part = length_ / close.size();
+    secondary_ = values().narrow(0, close.rank() * part, part).clone();
+  }
 }
 
 void ShardedBucket::write_back() {
-  shard_.copy_(paged_->values().narrow(0, first_, shard_.numel()));
+  at::Tensor own = paged_->values().narrow(0, first_, shard_.numel());
+  if (is_rounded()) {
+    const at::Tensor came = at::empty_like(shard_);
+    dequantize_mean(quantized_shard(), Bits::k8, came);
+    const at::Tensor unwritten = own.eq(came).logical_or_(own.isnan().logical_and_(came.isnan()));
+    own = at::where(unwritten, shard_, own);
+  }
+  shard_.copy_(own);
 }
 
 }  // namespace lockstep::zero

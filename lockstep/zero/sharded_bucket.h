@@ -12,6 +12,8 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/flat/layout.h"
 #include "lockstep/zero/pager.h"
+#include "lockstep/zero/plus_plus.h"
+#include "lockstep/zero/quantized_reduction.h"
 
 namespace lockstep::zero {
 
@@ -28,11 +30,24 @@ enum class Residence {
   kPaged  ///< They come when an operation touches them, and go again: stage 3.
 };
 
+/// How what a bucket needs travels.
+struct BucketTravel {
+  Group parameters;  ///< Among whom the bucket is divided.
+  Group gradients;   ///< The same ranks.
+  bool quantized_weights = false;
+  bool quantized_gradients = false;  ///< By the groups below.
+  PlusPlusGroups plus_plus = {};
+};
+
 /// Some parameters in one flat buffer, of which each rank owns an equal part, its shard.
 ///
 /// Laying out moves the parameters' memory, row by row whatever their strides were. Gradients are
 /// held whole between the first that arrives and the end of the reduce-scatter, and after it only
 /// the shard's.
+///
+/// With ZeRO++ parameters travel in 8 bits and are what these say, on the rank that owns them, too:
+/// all compute with equal bits. The shard stays exact: of what is written back only what differs
+/// from the rounded values is taken. A second copy is a part of those, equal for each close rank.
 ///
 /// Memory: parameters, or, if paged, a shard of them and all while a Pager says so; a shard of
 /// gradients; a bucket of gradients while they are under way. Thread safety: none.
@@ -43,7 +58,7 @@ class ShardedBucket final : public Pageable {
   ShardedBucket(
       const flat::BucketPlan& plan,
       const std::vector<at::Tensor>& parameters,
-      const Group& group,
+      BucketTravel travel,
       Residence residence);
 
   const std::vector<flat::Slot>& slots() const { return slots_; }
@@ -57,9 +72,14 @@ class ShardedBucket final : public Pageable {
   /// Takes what autograd has put into the gradient of a slot's parameter, which is undefined then.
   void take_gradient(size_t slot);
   /// Starts to average: what was not taken counts as zero.
-  void start_reduce(Group& group);
+  void start_reduce();
+  /// Of two hops, starts the second once the first is through, for which it waits if told to.
+  /// Returns whether all has been started. In the order of buckets.
+  bool advance_reduce(bool wait) { return !quantized_ || quantized_->advance(wait); }
   /// Whether `wait_reduce` would return at once.
-  bool is_reduced() const { return !pending_ || pending_->done(); }
+  bool is_reduced() const {
+    return quantized_ ? quantized_->done() : !pending_ || pending_->done();
+  }
   /// Returns when the average is there; the memory of the whole gradients is given back. Throws
   /// CommError.
   void wait_reduce();
@@ -72,7 +92,11 @@ class ShardedBucket final : public Pageable {
   /// Autograd must notice that values are about to change.
   void bump_versions();
   /// Starts to bring all shards' values together. Collective.
-  Pending start_gather(Group& group) override;
+  Pending start_gather(Source source) override;
+  void finish_gather(const at::Tensor& came) override;
+  bool travels_rounded() const override { return travel_.quantized_weights; }
+  bool keeps_secondary() const override { return travel_.plus_plus.close.size() > 1; }
+  void drop_secondary() override { secondary_.reset(); }
   /// If paged: what was written to the parameters is taken into the shard.
   void write_back() override;
   /// Only of one that is paged.
@@ -86,6 +110,12 @@ class ShardedBucket final : public Pageable {
   /// Where that of a piece lies in the shard's.
   at::Tensor shard_gradient(const Piece& piece) const;
 
+  /// Whether the values of the last gather were rounded on their way.
+  bool is_rounded() const { return travel_.quantized_weights && source_ != Source::kExact; }
+  /// What all ranks get of this rank's shard: (1, bytes).
+  at::Tensor quantized_shard() const;
+
+  BucketTravel travel_;
   std::vector<flat::Slot> slots_;
   std::vector<at::Tensor> parameters_;  ///< [slot]
   std::unique_ptr<PagedBuffer> paged_;
@@ -100,6 +130,9 @@ class ShardedBucket final : public Pageable {
   at::Tensor reduced_;         ///< What the reduction under way gives.
   at::Tensor shard_gradient_;  ///< Behind those of the pieces.
   std::optional<Pending> pending_;
+  std::unique_ptr<QuantizedReduction> quantized_;
+  Source source_ = Source::kExact;  ///< Of the last gather.
+  at::Tensor secondary_;            ///< Undefined if there is none.
 };
 
 }  // namespace lockstep::zero

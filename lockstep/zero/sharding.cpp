@@ -79,12 +79,24 @@ Sharding::Sharding(
     buffers_ = tensors_of(buffers);
   }
   const bool paged = options.residence == Residence::kPaged;
+  if (options.plus_plus.any() && !paged) {
+    throw ConfigError(
+        "zero",
+        "ZeRO++ changes how the parameters of stage 3 travel; got parameters that are kept, "
+        "expected paged ones; use stage 3");
+  }
   if (paged) {
     reduce_group_ = group_.split(0);
     pager_ = std::make_unique<Pager>(group_, options.pager);
   } else {
     reduce_group_ = group_;
   }
+  travel_ = {
+      .parameters = group_,
+      .gradients = reduce_group_,
+      .quantized_weights = options.plus_plus.quantized_weights,
+      .quantized_gradients = options.plus_plus.quantized_gradients,
+      .plus_plus = PlusPlusGroups(group_, options.plus_plus)};
   for (const NamedTensors& items : by_group(trainable(parameters), groups)) {
     shards_.emplace_back();
     NamedTensors kept;
@@ -115,7 +127,11 @@ void Sharding::lay_out(
       members.push_back(before + static_cast<size_t>(slot.parameter));
       bucket_of_[members.back()] = buckets_.size();
     }
-    buckets_.push_back(std::make_unique<ShardedBucket>(plan, tensors, group_, residence));
+    const BucketTravel travel =
+        residence == Residence::kPaged
+            ? travel_
+            : BucketTravel{.parameters = group_, .gradients = reduce_group_};
+    buckets_.push_back(std::make_unique<ShardedBucket>(plan, tensors, travel, residence));
     ShardedBucket& bucket = *buckets_.back();
     if (residence == Residence::kPaged) {
       pager_->add(bucket, items[static_cast<size_t>(plan.slots.back().parameter)].name);
@@ -150,7 +166,7 @@ void Sharding::page_frozen(const NamedTensors& items, const ShardingOptions& opt
   const std::vector<at::Tensor> tensors = tensors_of(frozen);
   for (const flat::BucketPlan& plan :
        flat::plan_buckets(tensors, options.cap_bytes, options.cap_bytes)) {
-    frozen_.push_back(std::make_unique<ShardedBucket>(plan, tensors, group_, Residence::kPaged));
+    frozen_.push_back(std::make_unique<ShardedBucket>(plan, tensors, travel_, Residence::kPaged));
     pager_->add(*frozen_.back(), frozen[static_cast<size_t>(plan.slots.back().parameter)].name);
     note_pieces(*frozen_.back());
   }
@@ -219,10 +235,14 @@ void Sharding::gradient_arrived(size_t index) {
 void Sharding::start(size_t index) {
   ShardedBucket& bucket = *buckets_[index];
   for (size_t before = 0; before < index; ++before) {
+    ShardedBucket& earlier = *buckets_[before];
     // Only what is done, in stage 3: others may wait for us to bring a parameter before they
     // reduce.
-    if (!pager_ ? before + kUnderWay <= index : buckets_[before]->is_reduced()) {
-      buckets_[before]->wait_reduce();
+    if (pager_ && !earlier.advance_reduce(/*wait=*/false)) {
+      break;
+    }
+    if (!pager_ ? before + kUnderWay <= index : earlier.is_reduced()) {
+      earlier.wait_reduce();
     }
   }
   for (size_t slot = 0; slot < members_[index].size(); ++slot) {
@@ -232,7 +252,7 @@ void Sharding::start(size_t index) {
       bucket.take_gradient(slot);
     }
   }
-  bucket.start_reduce(reduce_group_);
+  bucket.start_reduce();
 }
 
 void Sharding::begin_backward() {
@@ -267,6 +287,9 @@ void Sharding::finish_locked() {
     }
     if (pager_) {
       pager_->settle();
+    }
+    for (const auto& bucket : buckets_) {
+      bucket->advance_reduce(/*wait=*/true);
     }
     const std::vector<bool> anywhere = present_anywhere();
     for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
@@ -306,12 +329,15 @@ void Sharding::settle_parameters() {
 
 void Sharding::gather_parameters() {
   const c10::AutoGradMode no_grad(false);
+  if (pager_) {
+    pager_->drop_secondaries();
+  }
   std::vector<Pending> pending;
   pending.reserve(buckets_.size());
   for (const auto& bucket : buckets_) {
     bucket->bump_versions();
     if (!bucket->is_paged()) {
-      pending.push_back(bucket->start_gather(group_));
+      pending.push_back(bucket->start_gather(Source::kExact));
     }
   }
   for (Pending& each : pending) {

@@ -13,6 +13,7 @@
 #include "lockstep/sync/backward_hooks.h"
 #include "lockstep/sync/gradient_sync.h"
 #include "lockstep/zero/pager.h"
+#include "lockstep/zero/plus_plus.h"
 #include "lockstep/zero/sharded_bucket.h"
 
 namespace lockstep::zero {
@@ -28,6 +29,8 @@ struct ShardingOptions {
   /// Paged parameters of up to so many elements are kept all the same.
   int64_t keep_up_to_elements = 0;
   PagerOptions pager = {};
+  /// Only of paged parameters.
+  PlusPlusOptions plus_plus = {};
 };
 
 /// ZeRO's stages: each rank owns an equal part of every bucket of parameters, has the gradients and
@@ -43,7 +46,9 @@ struct ShardingOptions {
 /// the shard.
 ///
 /// Sends a step and rank (N-1)/N * (gradient + parameter) bytes, as an all-reduce does, and a byte
-/// a parameter; in stage 3 parameters come twice, for forward and for backward. Memory: parameters
+/// a parameter; in stage 3 parameters come twice, for forward and for backward. With ZeRO++
+/// (PlusPlusOptions) they, and gradients, are rounded on their way, or come from close ranks; what
+/// is kept whole, and what is updated and saved, is exact. Memory: parameters
 /// whole, or in stage 3 1/N and the units in use; of gradients and state 1/N, and while backward
 /// runs up to three buckets that are under way.
 ///
@@ -69,6 +74,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   void check_alive() const override {
     group_.check_alive();
     reduce_group_.check_alive();
+    travel_.plus_plus.check_alive();
   }
 
   /// The shards to update in place of the parameters: of each optimizer group, flat, with the
@@ -117,6 +123,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   /// Where gradients travel: in stage 3 apart from parameters, which come in the order of the
   /// operations.
   Group reduce_group_;
+  BucketTravel travel_;  ///< Of what is paged and trained.
   NamedTensors parameters_;
   std::vector<at::Tensor> buffers_;
   std::vector<std::unique_ptr<ShardedBucket>> buckets_;
