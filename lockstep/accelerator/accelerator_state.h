@@ -53,7 +53,7 @@ struct Accelerator::State {
   std::map<const GradientSync*, int> holds;
   /// Under ZeRO, once model and optimizer are prepared.
   std::shared_ptr<zero::Sharding> sharding;
-  /// What zero_init has built and prepare() not yet taken over.
+  /// What zero_init has built, as far as prepare() has not taken it over and somebody holds it.
   std::vector<std::unique_ptr<zero::Init>> inits;
   /// Stage 3: parameters come and go.
   bool is_paged() const { return sharding != nullptr && sharding->pager() != nullptr; }

@@ -12,6 +12,7 @@
 #include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/keep_memory.h"
+#include "lockstep/flat/move_in_place.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/zero/paged_buffer.h"
 
@@ -161,10 +162,10 @@ std::shared_ptr<void> Accelerator::begin_zero_init() {
   return std::make_shared<zero::WatchNewTensors>(*state.inits.back());
 }
 
-void Accelerator::finish_zero_init() {
-  if (!state_->inits.empty()) {
-    state_->inits.back()->finish();
-  }
+void Accelerator::finish_zero_init(const NamedTensors& tensors) {
+  state_->inits.back()->finish();
+  // Not when they are made: small ones are filled through pointers, as torch::tensor does.
+  flat::move_in_place(tensors_of(tensors), device());
 }
 
 void Accelerator::with_gathered_parameters(
@@ -186,7 +187,7 @@ void Accelerator::with_gathered_parameters(
     const c10::AutoGradMode no_grad(false);
     for (const at::Tensor& parameter : parameters) {
       // By way of a tensor that is not paged, which transports read through pointers.
-      at::Tensor values = parameter.detach().clone();
+      at::Tensor values = parameter.detach().clone(at::MemoryFormat::Contiguous);
       state_->group.broadcast(values, *modifier_rank).wait();
       parameter.detach().copy_(values);
     }
@@ -243,7 +244,13 @@ void Accelerator::shard_parameters() {
   optimizer.set_sharding(state.sharding);
   model.sync = state.sharding;
   state.sharding->watch();
-  state.inits.clear();
+  std::vector<at::Tensor> tensors = tensors_of(model.parameters());
+  const std::vector<at::Tensor> buffers = tensors_of(model.buffers());
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  std::erase_if(state.inits, [&](const auto& init) {
+    init->make_whole(tensors);
+    return !init->finish();
+  });
   release_freed_memory();  // Where parameters were before.
 }
 

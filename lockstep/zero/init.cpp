@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/zero/init.h"
 
+#include <algorithm>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "lockstep/comm/paged.h"
 
 namespace lockstep::zero {
 
@@ -24,6 +29,15 @@ class Init::Part final : public Pageable {
   }
 
   PagedBuffer& buffer() override { return buffer_; }
+  /// Whether a tensor lies here.
+  bool is_used() const { return buffer_.is_used(); }
+  bool has(const at::Tensor& tensor) const {
+    return tensor.defined() && tensor.has_storage() &&
+           tensor.storage().unsafeGetStorageImpl() ==
+               buffer_.values().storage().unsafeGetStorageImpl();
+  }
+  /// Of what no tensor lies in any more. The pager goes on counting it, as on all ranks.
+  void forget() { shard_.reset(); }
   Pending start_gather(Source /*source*/) override {
     return group_->all_gather_into(buffer_.values(), shard_);
   }
@@ -68,8 +82,40 @@ at::Tensor Init::take(const at::Tensor& made, bool has_values) {
   return taken;
 }
 
-void Init::finish() {
+bool Init::finish() {
   pager_.release_all();
+  if (parts_.empty()) {
+    return false;
+  }
+  // Together: what one rank still holds, it may touch, and all must have their parts then.
+  at::Tensor used = at::empty({static_cast<int64_t>(parts_.size())}, at::kByte);
+  std::transform(
+      parts_.begin(), parts_.end(), used.mutable_data_ptr<uint8_t>(), [](const auto& part) {
+        return part->is_used() ? 1 : 0;
+      });
+  group_.all_reduce(used, ReduceOp::kMax).wait();
+  const auto* flags = used.const_data_ptr<uint8_t>();
+  for (size_t i = 0; i < parts_.size(); ++i) {
+    if (flags[i] == 0) {
+      parts_[i]->forget();
+    }
+  }
+  return std::any_of(flags, flags + parts_.size(), [](uint8_t flag) { return flag != 0; });
+}
+
+void Init::make_whole(const std::vector<at::Tensor>& tensors) {
+  const c10::AutoGradMode no_grad(false);
+  for (const at::Tensor& tensor : tensors) {
+    const bool is_here = std::any_of(
+        parts_.begin(), parts_.end(), [&](const auto& part) { return part->has(tensor); });
+    if (!is_here) {
+      continue;
+    }
+    const Gathered gathered({tensor}, /*writes=*/false);
+    const c10::impl::ExcludeDispatchKeyGuard own_work(comm::kPagedKey);
+    // Its key is not passed on: the copy is an ordinary tensor.
+    tensor.set_data(tensor.detach().clone());
+  }
 }
 
 }  // namespace lockstep::zero

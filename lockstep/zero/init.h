@@ -17,19 +17,29 @@ namespace lockstep::zero {
 ///
 /// What an operation makes from nothing (`torch::empty`, `torch::randn`) between construction of a
 /// WatchNewTensors with this and its end counts, if it is floating point; a module's parameters are
-/// such. All ranks must build the same. Sharding then takes the parts over; this may go after.
+/// such. All ranks must build the same. Sharding takes the parts of what it divides over. Whatever
+/// else lies here (a second model, buffers) comes when an operation touches it, on all ranks, for
+/// as long as this lives, and is an error after; `make_whole` is for what shall stay.
 ///
-/// Memory: 1/N of the model, and its largest tensor. Sends 2 (N-1)/N of the model: once here, once
-/// when Sharding lays it out. Thread safety: none. After DeepSpeed's zero.Init.
+/// Memory: 1/N of what is in use, and its largest tensor. Sends 2 (N-1)/N of the model from each
+/// rank, where a tensor is initialised before the next is made and Sharding lays it out: a
+/// broadcast here, an all-gather there; as much again whenever values are changed later. Thread
+/// safety: none. After DeepSpeed's zero.Init.
 class Init final : public TensorTaker {
  public:
-  /// Tensors come to be on `device`. Smaller ones than `min_elements` stay whole.
+  /// Tensors come to be on `device`, those that operations make without values, too: these must not
+  /// be filled through pointers unless that is the CPU. Smaller ones than `min_elements` stay
+  /// whole, and where they are.
   Init(Group group, at::Device device, int64_t min_elements);
   ~Init() override;
 
   at::Tensor take(const at::Tensor& made, bool has_values) override;
-  /// What was built last is divided, too. Collective.
-  void finish();
+  /// What was built last is divided, too, and parts of tensors that nobody holds on any rank are
+  /// dropped. Returns whether there are others. Collective.
+  bool finish();
+  /// Those of `tensors` that were built here have all their values on all ranks from now on, and
+  /// are the same tensors. Collective.
+  void make_whole(const std::vector<at::Tensor>& tensors);
   /// Elements that were whole at a time.
   int64_t most_live_elements() const { return pager_.most_live_elements(); }
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <set>
 #include <utility>
 
@@ -17,45 +16,14 @@
 #include "lockstep/flat/coalesce.h"
 #include "lockstep/sync/agreement.h"
 #include "lockstep/sync/reducer.h"
+#include "lockstep/zero/common_memory.h"
+#include "lockstep/zero/divided.h"
 
 namespace lockstep::zero {
 namespace {
 
 /// Buckets whose whole gradients exist at a time: one is filled, one travels, one may wait.
 constexpr size_t kUnderWay = 3;
-
-/// The trainable parameters, group by group, those of one group in their order in the model.
-std::vector<NamedTensors> by_group(
-    const NamedTensors& all, const std::vector<std::vector<at::Tensor>>& groups) {
-  std::map<const at::TensorImpl*, size_t> group_of;
-  for (size_t group = 0; group < groups.size(); ++group) {
-    for (const at::Tensor& parameter : groups[group]) {
-      group_of[parameter.unsafeGetTensorImpl()] = group;
-    }
-  }
-  std::vector<NamedTensors> sorted(groups.size());
-  for (const NamedTensor& item : all) {
-    const auto found = group_of.find(item.tensor.unsafeGetTensorImpl());
-    if (found == group_of.end()) {
-      throw ConfigError(
-          "zero",
-          fmt::format(
-              "{} is trained by no optimizer of this prepare(); give it to one, or freeze it",
-              item.name));
-    }
-    sorted[found->second].push_back(item);
-    group_of.erase(found);
-  }
-  if (std::any_of(group_of.begin(), group_of.end(), [](const auto& item) {
-        return item.first->requires_grad();
-      })) {
-    throw ConfigError(
-        "zero",
-        "an optimizer has a parameter that is not the prepared model's; prepare one model that "
-        "holds all");
-  }
-  return sorted;
-}
 
 }  // namespace
 
@@ -74,11 +42,14 @@ Sharding::Sharding(
             options.cap_bytes,
             options.first_cap_bytes));
   }
+  const bool paged = options.residence == Residence::kPaged;
+  const NamedTensors frozen =
+      paged ? divided_though_frozen(parameters, options.keep_up_to_elements) : NamedTensors();
+  refuse_common_memory(joined(trainable(parameters), frozen), joined(parameters, buffers));
   start_alike(group_, parameters, buffers);
   if (options.broadcast_buffers) {
     buffers_ = tensors_of(buffers);
   }
-  const bool paged = options.residence == Residence::kPaged;
   if (options.plus_plus.any() && !paged) {
     throw ConfigError(
         "zero",
@@ -108,9 +79,7 @@ Sharding::Sharding(
     lay_out(comes_and_goes, options, Residence::kPaged);
     lay_out(kept, options, Residence::kKept);
   }
-  if (paged) {
-    page_frozen(parameters, options);
-  }
+  page_frozen(frozen, options);
   present_.assign(parameters_.size(), false);
   reset_backward();
 }
@@ -155,14 +124,7 @@ void Sharding::note_pieces(const ShardedBucket& bucket) {
   }
 }
 
-void Sharding::page_frozen(const NamedTensors& items, const ShardingOptions& options) {
-  NamedTensors frozen;
-  std::copy_if(
-      items.begin(), items.end(), std::back_inserter(frozen), [&](const NamedTensor& item) {
-        return !item.tensor.requires_grad() && item.tensor.is_floating_point() &&
-               item.tensor.layout() == at::kStrided &&
-               item.tensor.numel() > options.keep_up_to_elements;
-      });
+void Sharding::page_frozen(const NamedTensors& frozen, const ShardingOptions& options) {
   const std::vector<at::Tensor> tensors = tensors_of(frozen);
   for (const flat::BucketPlan& plan :
        flat::plan_buckets(tensors, options.cap_bytes, options.cap_bytes)) {
@@ -319,6 +281,23 @@ void Sharding::abandon_backward() noexcept {
     pager_->abandon();
   }
   reset_backward();
+}
+
+void Sharding::check_in_place() const {
+  for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    for (size_t slot = 0; slot < members_[bucket].size(); ++slot) {
+      if (!buckets_[bucket]->lies_here(slot)) {
+        throw ConfigError(
+            "optimizer",
+            fmt::format(
+                "{} is not what is trained: ZeRO updates the memory that prepare() gave it; got "
+                "other memory since (set_data, Module::to, loading into another dtype), expected "
+                "it to stay; change its values with copy_, or move and convert the model before "
+                "prepare()",
+                parameters_[members_[bucket][slot]].name));
+      }
+    }
+  }
 }
 
 void Sharding::settle_parameters() {

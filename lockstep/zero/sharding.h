@@ -57,7 +57,8 @@ struct ShardingOptions {
 class Sharding final : public GradientSync, public std::enable_shared_from_this<Sharding> {
  public:
   /// `groups`: parameters that the same options update. ConfigError unless each trainable parameter
-  /// is in one of them, or ranks' models differ. All get rank 0's values. Collective.
+  /// is in one of them, or if ranks' models differ, or two tensors have memory in common, which
+  /// dividing would end; one tensor by two names is fine. All get rank 0's values. Collective.
   Sharding(
       const NamedTensors& parameters,
       const NamedTensors& buffers,
@@ -84,6 +85,9 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
     std::vector<at::Tensor> pieces;
   };
   const std::vector<std::vector<Shard>>& shards() const { return shards_; }
+  /// ConfigError for a trained parameter that has got other memory since it was divided, and would
+  /// not be updated. Local.
+  void check_in_place() const;
   /// Before the shards are updated or read: they have what was written to parameters. Whole
   /// parameters that come when they are touched go.
   void settle_parameters();
@@ -116,7 +120,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   std::vector<bool> present_anywhere();
   /// Buckets of `items`, which belong to the newest group.
   void lay_out(const NamedTensors& items, const ShardingOptions& options, Residence residence);
-  void page_frozen(const NamedTensors& items, const ShardingOptions& options);
+  void page_frozen(const NamedTensors& frozen, const ShardingOptions& options);
   void note_pieces(const ShardedBucket& bucket);
 
   Group group_;
