@@ -24,7 +24,7 @@ Outcome train(const std::string& stage, int limit_mib) {
 }
 
 TEST(ZeroMemory, a_model_is_trained_under_a_limit_that_data_parallel_does_not_fit_in) {
-  constexpr int kLimitMib = 520;  // Parameters, gradients and AdamW's state are 800.
+  constexpr int kLimitMib = 600;  // Data parallel takes 800, stage 3 about 430.
   const Outcome divided = train("3", kLimitMib);
   EXPECT_EQ(divided.code, 0) << divided.err;
   EXPECT_THAT(divided.out, HasSubstr("loss "));
