@@ -53,8 +53,10 @@ struct Accelerator::State {
   std::map<const GradientSync*, int> holds;
   /// Under ZeRO, once model and optimizer are prepared.
   std::shared_ptr<zero::Sharding> sharding;
-  /// What zero_init has built, as far as prepare() has not taken it over and somebody holds it.
+  /// What zero_init has built before there is `sharding`.
   std::vector<std::unique_ptr<zero::Init>> inits;
+  /// What is left of it becomes the sharding's to bring. Collective.
+  void hand_over_inits();
   /// Stage 3: parameters come and go.
   bool is_paged() const { return sharding != nullptr && sharding->pager() != nullptr; }
   std::vector<Optimizer> optimizers;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // ZeRO: parts of the training instead of copies of it.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -166,6 +167,19 @@ void Accelerator::finish_zero_init(const NamedTensors& tensors) {
   state_->inits.back()->finish();
   // Not when they are made: small ones are filled through pointers, as torch::tensor does.
   flat::move_in_place(tensors_of(tensors), device());
+  if (state_->is_paged()) {
+    state_->hand_over_inits();
+  }
+}
+
+/// To the pager that training has: ranks that serve it must bring what others touch here, too.
+void Accelerator::State::hand_over_inits() {
+  for (const auto& init : inits) {
+    for (zero::Init::Part& left : init->release()) {
+      sharding->look_after(std::move(left.part), std::move(left.name));
+    }
+  }
+  inits.clear();
 }
 
 void Accelerator::with_gathered_parameters(
@@ -247,10 +261,10 @@ void Accelerator::shard_parameters() {
   std::vector<at::Tensor> tensors = tensors_of(model.parameters());
   const std::vector<at::Tensor> buffers = tensors_of(model.buffers());
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-  std::erase_if(state.inits, [&](const auto& init) {
+  for (const auto& init : state.inits) {
     init->make_whole(tensors);
-    return !init->finish();
-  });
+  }
+  state.hand_over_inits();
   release_freed_memory();  // Where parameters were before.
 }
 

@@ -230,31 +230,74 @@ TEST(ZeroInit, what_sharding_does_not_divide_can_be_made_whole) {
     init.make_whole({other, built, built});
     EXPECT_FALSE(comm::is_paged(built));
     EXPECT_TRUE(at::equal(built, at::full({16, 16}, 3.0F))) << "rank 0's";
-    EXPECT_FALSE(init.finish()) << "nothing is left in parts";
+    EXPECT_TRUE(init.release().empty()) << "nothing is left in parts";
   });
 }
 
-TEST(ZeroInit, what_somebody_holds_can_be_used_after_the_rest_was_divided) {
+TEST(ZeroInit, what_one_rank_holds_all_keep) {
   ranks(2, [](Group group) {
     Init init(group, at::kCPU, 100);
-    auto nets = build_in_parts(init, [] { return std::make_pair(mlp(2), mlp(3)); });
+    auto built = build_in_parts(init, [] { return mlp(2); });
+    const at::Tensor kept = group.rank() == 1 ? built->parameters()[2] : at::Tensor();
+    built = nullptr;
+    EXPECT_EQ(init.release().size(), 1) << "of two";
+  });
+}
+
+TEST(ZeroInit, gradients_go_through_a_second_model_to_the_one_that_is_divided) {
+  const at::Tensor x = at::ones({2, 16}) / 16;
+  auto plain_critic = mlp(4);
+  auto plain = mlp(6);
+  plain_critic->forward(plain->forward(x)).sum().backward();
+  ranks(2, [&](Group group) {
+    Init init(group, at::kCPU, 100);
+    auto nets = build_in_parts(init, [] { return std::make_pair(mlp(6), mlp(4)); });
     const auto sharding = divide(named(*nets.first), group);
-    EXPECT_TRUE(init.finish());
-    auto plain = mlp(3);
-    const at::Tensor x = at::ones({2, 16});
-    for (int step = 0; step < 2; ++step) {
-      EXPECT_TRUE(at::equal(nets.second->forward(x), plain->forward(x)));
-      const at::Tensor loss = nets.first->forward(x).sum();
+    for (Init::Part& left : init.release()) {
+      sharding->look_after(std::move(left.part), std::move(left.name));
+    }
+    for (const at::Tensor& parameter : nets.second->parameters()) {
+      parameter.set_requires_grad(false);
+    }
+    for (int step = 0; step < 3; ++step) {
+      const at::Tensor loss = nets.second->forward(nets.first->forward(x)).sum();
       sharding->begin_backward();
       loss.backward();
       sharding->finish_backward();
+      for (const auto& [unused, piece] : sharding->pieces()) {
+        for (size_t i = 0; i < plain->parameters().size(); ++i) {
+          if (piece.parameter.is_same(nets.first->parameters()[i])) {
+            EXPECT_TRUE(at::allclose(
+                piece.values.grad(),
+                plain->parameters()[i].grad().reshape({-1}).narrow(
+                    0, piece.begin, piece.values.numel())))
+                << i;
+          }
+        }
+      }
       sharding->settle_parameters();
       sharding->gather_parameters();
+      sharding->drop_gradients();
     }
-    const at::Tensor kept = group.rank() == 1 ? nets.second->parameters()[2] : at::Tensor();
-    nets.second = nullptr;
-    EXPECT_TRUE(init.finish()) << "rank 1 has one";
-    EXPECT_TRUE(group.rank() == 0 || comm::is_paged(kept));
+  });
+}
+
+TEST(ZeroInit, a_second_model_may_be_written_to_after_the_first_was_divided) {
+  ranks(2, [](Group group) {
+    Init init(group, at::kCPU, 100);
+    auto nets = build_in_parts(init, [] { return std::make_pair(mlp(1), mlp(2)); });
+    const auto sharding = divide(named(*nets.first), group);
+    for (Init::Part& left : init.release()) {
+      sharding->look_after(std::move(left.part), std::move(left.name));
+    }
+    const torch::NoGradGuard no_grad;
+    for (at::Tensor& parameter : nets.second->parameters()) {
+      parameter.fill_(0.5);
+    }
+    sharding->settle_parameters();
+    for (const at::Tensor& parameter : nets.second->parameters()) {
+      EXPECT_TRUE(at::equal(parameter, at::full_like(parameter, 0.5)));
+    }
   });
 }
 

@@ -134,6 +134,11 @@ void Sharding::page_frozen(const NamedTensors& frozen, const ShardingOptions& op
   }
 }
 
+void Sharding::look_after(std::unique_ptr<Pageable> part, std::string name) {
+  others_.push_back(std::move(part));
+  pager_->add(*others_.back(), std::move(name));
+}
+
 void Sharding::watch() {
   // Hooks must not keep this alive: it owns them.
   const std::weak_ptr<Sharding> weak = weak_from_this();

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "lockstep/comm/group.h"
@@ -94,6 +95,9 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   /// After an update of the shards: all ranks have all values, or will when they touch them.
   /// Collective. Throws CommError.
   void gather_parameters();
+  /// From now on brings `part`, too, which is none of the model's: `name` is what it is called. Only
+  /// in stage 3, on all ranks in the same order.
+  void look_after(std::unique_ptr<Pageable> part, std::string name);
   /// Who brings parameters in stage 3; null in others.
   Pager* pager() { return pager_.get(); }
 
@@ -132,6 +136,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   std::vector<at::Tensor> buffers_;
   std::vector<std::unique_ptr<ShardedBucket>> buckets_;
   std::vector<std::unique_ptr<ShardedBucket>> frozen_;
+  std::vector<std::unique_ptr<Pageable>> others_;
   std::unique_ptr<Pager> pager_;
   std::vector<std::vector<size_t>> members_;  ///< [bucket][slot] Which parameter lies there.
   std::vector<size_t> bucket_of_;             ///< [parameter]
