@@ -422,7 +422,8 @@ class Accelerator {
       add_model(
           object.get(),
           [object] { return parameters_of(*object); },
-          [object] { return buffers_of(*object); });
+          [object] { return buffers_of(*object); },
+          [object] { return classes_of(*object); });
     } else if constexpr (LoaderHandle<Type>) {
       add_loader(object.core());
     }
@@ -439,15 +440,17 @@ class Accelerator {
     }
   }
   using Tensors = std::function<NamedTensors()>;
+  using Classes = std::function<NamedClasses()>;
 
   void configure();
   void choose_device();
   void begin_prepare();
   void end_prepare();
-  void add_model(const void* id, Tensors parameters, Tensors buffers);
+  void add_model(const void* id, Tensors parameters, Tensors buffers, Classes classes);
   void add_loader(std::shared_ptr<data::LoaderCore> loader);
   void share_parameters();
   bool is_sharded() const;
+  void choose_zero();
   void check_zero() const;
   std::shared_ptr<void> begin_zero_init();
   void finish_zero_init(const NamedTensors& tensors);

@@ -32,6 +32,7 @@ struct Accelerator::State {
         prefix;  ///< Of its parameters' names in checkpoints: "" for the first, "model_1." ...
     Tensors parameters;
     Tensors buffers;
+    Classes classes;
     std::shared_ptr<DataParallel> parallel;  ///< Under ZeRO one that does nothing.
     std::shared_ptr<GradientSync> sync;      ///< `parallel`, or what shards; null until it does.
   };

@@ -11,6 +11,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/accelerator/zero_units.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/keep_memory.h"
 #include "lockstep/flat/move_in_place.h"
@@ -90,6 +91,23 @@ void Accelerator::refuse_zero(const char* where, const char* because) const {
   }
 }
 
+/// However it was said.
+void Accelerator::choose_zero() {
+  AcceleratorOptions& options = state_->options;
+  const int given =
+      (options.zero ? 1 : 0) + (options.fsdp_plugin ? 1 : 0) + (options.deepspeed_plugin ? 1 : 0);
+  if (given > 1) {
+    throw ConfigError(
+        "accelerator",
+        "zero, fsdp_plugin and deepspeed_plugin all say how the model is divided; give one");
+  }
+  if (options.fsdp_plugin) {
+    options.zero = options.fsdp_plugin->zero(host_size(state_->world, state_->group));
+  } else if (options.deepspeed_plugin) {
+    options.zero = options.deepspeed_plugin->zero();
+  }
+}
+
 void Accelerator::check_zero() const {
   const AcceleratorOptions& options = state_->options;
   if (!options.zero) {
@@ -120,6 +138,14 @@ void Accelerator::check_zero() const {
         fmt::format(
             "ZeRO++ (zero_quantized_weights, zero_quantized_gradients, zero_hpz_partition_size) "
             "changes how stage 3 sends; got stage {}, expected 3; try stage 3, or leave them out",
+            zero.stage));
+  }
+  if (zero.stage < 3 && !zero.stage3_unit_classes.empty()) {
+    throw ConfigError(
+        "zero",
+        fmt::format(
+            "stage3_unit_classes says which parameters come and go together; got stage {}, where "
+            "none do; leave it out, or use stage 3",
             zero.stage));
   }
   const int partition = zero.zero_hpz_partition_size;
@@ -248,6 +274,7 @@ void Accelerator::shard_parameters() {
           .cap_bytes = cap_bytes,
           .first_cap_bytes = std::min(cap_bytes, zero::ShardingOptions().first_cap_bytes),
           .broadcast_buffers = state.options.data_parallel.broadcast_buffers,
+          .units = units_of(model.parameters(), model.classes(), plugin.stage3_unit_classes),
           .residence = plugin.stage == 3 ? zero::Residence::kPaged : zero::Residence::kKept,
           .keep_up_to_elements = plugin.stage3_param_persistence_threshold,
           .pager =

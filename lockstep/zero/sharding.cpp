@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <set>
 #include <utility>
 
@@ -50,6 +51,11 @@ Sharding::Sharding(
   if (options.broadcast_buffers) {
     buffers_ = tensors_of(buffers);
   }
+  for (size_t unit = 0; unit < options.units.size(); ++unit) {
+    for (const at::Tensor& parameter : options.units[unit]) {
+      unit_of_[parameter.unsafeGetTensorImpl()] = unit;
+    }
+  }
   if (options.plus_plus.any() && !paged) {
     throw ConfigError(
         "zero",
@@ -84,13 +90,45 @@ Sharding::Sharding(
   reset_backward();
 }
 
+/// Units by themselves, and what lies between two of them.
+std::vector<flat::BucketPlan> Sharding::plan(
+    const std::vector<at::Tensor>& tensors,
+    const ShardingOptions& options,
+    int64_t first_cap_bytes) const {
+  constexpr size_t kNoUnit = std::numeric_limits<size_t>::max();
+  const auto unit_of = [&](const at::Tensor& tensor) {
+    const auto found = unit_of_.find(tensor.unsafeGetTensorImpl());
+    return found == unit_of_.end() ? kNoUnit : found->second;
+  };
+  std::vector<flat::BucketPlan> plans;
+  for (size_t end = tensors.size(); end > 0;) {
+    const size_t unit = unit_of(tensors[end - 1]);
+    size_t begin = end - 1;
+    while (begin > 0 && unit_of(tensors[begin - 1]) == unit) {
+      --begin;
+    }
+    const std::vector<at::Tensor> part(
+        tensors.begin() + static_cast<int64_t>(begin), tensors.begin() + static_cast<int64_t>(end));
+    constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+    const int64_t cap = unit == kNoUnit ? options.cap_bytes : kAny;
+    const int64_t first = unit != kNoUnit ? kAny : plans.empty() ? first_cap_bytes : cap;
+    for (flat::BucketPlan& bucket : flat::plan_buckets(part, cap, first)) {
+      for (flat::Slot& slot : bucket.slots) {
+        slot.parameter += static_cast<int64_t>(begin);
+      }
+      plans.push_back(std::move(bucket));
+    }
+    end = begin;
+  }
+  return plans;
+}
+
 void Sharding::lay_out(
     const NamedTensors& items, const ShardingOptions& options, Residence residence) {
   const std::vector<at::Tensor> tensors = tensors_of(items);
   const size_t before = parameters_.size();
   bucket_of_.resize(before + items.size());
-  for (const flat::BucketPlan& plan :
-       flat::plan_buckets(tensors, options.cap_bytes, options.first_cap_bytes)) {
+  for (const flat::BucketPlan& plan : plan(tensors, options, options.first_cap_bytes)) {
     std::vector<size_t>& members = members_.emplace_back();
     for (const flat::Slot& slot : plan.slots) {
       members.push_back(before + static_cast<size_t>(slot.parameter));
@@ -126,8 +164,7 @@ void Sharding::note_pieces(const ShardedBucket& bucket) {
 
 void Sharding::page_frozen(const NamedTensors& frozen, const ShardingOptions& options) {
   const std::vector<at::Tensor> tensors = tensors_of(frozen);
-  for (const flat::BucketPlan& plan :
-       flat::plan_buckets(tensors, options.cap_bytes, options.cap_bytes)) {
+  for (const flat::BucketPlan& plan : plan(tensors, options, options.cap_bytes)) {
     frozen_.push_back(std::make_unique<ShardedBucket>(plan, tensors, travel_, Residence::kPaged));
     pager_->add(*frozen_.back(), frozen[static_cast<size_t>(plan.slots.back().parameter)].name);
     note_pieces(*frozen_.back());

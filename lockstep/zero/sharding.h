@@ -25,6 +25,9 @@ struct ShardingOptions {
   /// Largest first bucket, small so that the first message leaves early.
   int64_t first_cap_bytes = int64_t{1} << 20;
   bool broadcast_buffers = true;
+  /// Parameters that lie in one bucket, with no others, whatever its size. Of one optimizer group;
+  /// where a unit has several, it has a bucket for each.
+  std::vector<std::vector<at::Tensor>> units = {};
   /// kPaged is stage 3: all ranks have whole parameters only while operations touch them.
   Residence residence = Residence::kKept;
   /// Paged parameters of up to so many elements are kept all the same.
@@ -95,8 +98,8 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   /// After an update of the shards: all ranks have all values, or will when they touch them.
   /// Collective. Throws CommError.
   void gather_parameters();
-  /// From now on brings `part`, too, which is none of the model's: `name` is what it is called. Only
-  /// in stage 3, on all ranks in the same order.
+  /// From now on brings `part`, too, which is none of the model's: `name` is what it is called.
+  /// Only in stage 3, on all ranks in the same order.
   void look_after(std::unique_ptr<Pageable> part, std::string name);
   /// Who brings parameters in stage 3; null in others.
   Pager* pager() { return pager_.get(); }
@@ -125,12 +128,17 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   /// Buckets of `items`, which belong to the newest group.
   void lay_out(const NamedTensors& items, const ShardingOptions& options, Residence residence);
   void page_frozen(const NamedTensors& frozen, const ShardingOptions& options);
+  std::vector<flat::BucketPlan> plan(
+      const std::vector<at::Tensor>& tensors,
+      const ShardingOptions& options,
+      int64_t first_cap_bytes) const;
   void note_pieces(const ShardedBucket& bucket);
 
   Group group_;
   /// Where gradients travel: in stage 3 apart from parameters, which come in the order of the
   /// operations.
   Group reduce_group_;
+  std::map<const at::TensorImpl*, size_t> unit_of_;
   BucketTravel travel_;  ///< Of what is paged and trained.
   NamedTensors parameters_;
   std::vector<at::Tensor> buffers_;
