@@ -6,7 +6,6 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
 
@@ -24,6 +23,10 @@ constexpr const char* kUntouchable =
     "accessor, serialisation); do that within Accelerator::with_gathered_parameters, or save with "
     "save_model or save_state";
 
+bool has_gradient(const Piece& piece) {
+  return piece.values.grad().defined();
+}
+
 int64_t shard_length(int64_t numel, int size) {
   const int64_t each = (numel + size - 1) / size;
   return (each + kGrain - 1) / kGrain * kGrain;
@@ -35,19 +38,22 @@ ShardedBucket::ShardedBucket(
     const flat::BucketPlan& plan,
     const std::vector<at::Tensor>& parameters,
     BucketTravel travel,
-    Residence residence)
+    Residence residence,
+    ShardPlaces* places)
     : travel_(std::move(travel)), slots_(plan.slots), taken_(plan.slots.size(), false) {
   const c10::AutoGradMode no_grad(false);
   const Group& group = travel_.parameters;
   const int64_t part = shard_length(plan.numel, group.size());
   length_ = part * group.size();
   first_ = part * group.rank();
-  const at::TensorOptions options = parameters[slots_[0].parameter].detach().options();
+  options_ = parameters[slots_[0].parameter].detach().options();
   if (residence == Residence::kPaged) {
-    paged_ = std::make_unique<PagedBuffer>(length_, options, kUntouchable);
-    shard_ = group.empty({part}, options).zero_();
+    paged_ = std::make_unique<PagedBuffer>(length_, options_, kUntouchable);
+    store_ = std::make_unique<ShardStore>(
+        group, part, options_, places != nullptr ? places->next(part) : ShardPlaces::Place());
+    shard_ = store_->values();
   } else {
-    values_ = group.empty({length_}, options).zero_();
+    values_ = group.empty({length_}, options_).zero_();
     shard_ = values_.narrow(0, first_, part);
   }
   for (size_t i = 0; i < slots_.size(); ++i) {
@@ -78,11 +84,14 @@ ShardedBucket::ShardedBucket(
       slot_of_piece_.push_back(i);
     }
   }
+  if (shard_file()) {
+    shard_file()->settle();
+  }
 }
 
 at::Tensor ShardedBucket::whole_gradient(size_t slot) {
   if (!gradients_.defined()) {
-    gradients_ = at::empty({length_}, shard_.options());
+    gradients_ = at::empty({length_}, options_);
   }
   return gradients_.narrow(0, slots_[slot].offset, slots_[slot].numel);
 }
@@ -99,6 +108,10 @@ void ShardedBucket::take_gradient(size_t slot) {
   taken_[slot] = true;
 }
 
+bool ShardedBucket::has_gradients() const {
+  return std::any_of(pieces_.begin(), pieces_.end(), has_gradient);
+}
+
 void ShardedBucket::start_reduce() {
   int64_t end = 0;  // Of what has values; the gaps between travel, too.
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
@@ -110,8 +123,12 @@ void ShardedBucket::start_reduce() {
     end = slots_[slot].offset + slots_[slot].numel;
   }
   gradients_.narrow(0, end, gradients_.numel() - end).zero_();
+  if (!reduced_.defined() && !has_gradients() && shard_gradient_.defined() &&
+      shard_gradient_.storage().use_count() == 1) {
+    reduced_ = std::move(shard_gradient_);  // The last ones, which nobody has any more.
+  }
   if (!reduced_.defined()) {
-    reduced_ = at::empty(shard_.sizes(), shard_.options());
+    reduced_ = at::empty(shard_.sizes(), options_);
   }
   if (travel_.quantized_gradients) {
     quantized_ = std::make_unique<QuantizedReduction>(
@@ -137,8 +154,7 @@ void ShardedBucket::wait_reduce() {
 void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
   wait_reduce();
   taken_.assign(slots_.size(), false);
-  const auto has_gradient = [](const Piece& piece) { return piece.values.grad().defined(); };
-  if (std::none_of(pieces_.begin(), pieces_.end(), has_gradient)) {
+  if (!has_gradients()) {
     std::swap(shard_gradient_, reduced_);
   } else {
     for (const Piece& piece : pieces_) {
@@ -177,10 +193,18 @@ void ShardedBucket::bump_versions() {
   }
 }
 
+at::Tensor ShardedBucket::shard_here() const {
+  if (!store_->is_away()) {
+    return shard_;
+  }
+  at::Tensor here = at::empty(shard_.sizes(), options_);
+  store_->load(here);
+  return here;
+}
+
 at::Tensor ShardedBucket::quantized_shard() const {
-  at::Tensor wire =
-      at::empty({1, wire_bytes(shard_.numel(), Bits::k8)}, shard_.options().dtype(at::kByte));
-  quantize(shard_, Bits::k8, wire[0]);
+  at::Tensor wire = at::empty({1, wire_bytes(shard_.numel(), Bits::k8)}, options_.dtype(at::kByte));
+  quantize(shard_here(), Bits::k8, wire[0]);
   return wire;
 }
 
@@ -189,8 +213,14 @@ Pending ShardedBucket::start_gather(Source source) {
   if (source == Source::kSecondary) {
     return travel_.plus_plus.close.all_gather_into(values(), secondary_);
   }
-  return is_rounded() ? travel_.parameters.all_gather(quantized_shard())
-                      : travel_.parameters.all_gather_into(values(), shard_);
+  if (is_rounded()) {
+    return travel_.parameters.all_gather(quantized_shard());
+  }
+  if (store_ && store_->is_away()) {
+    store_->load(own_part());
+    return travel_.parameters.all_gather_into(values(), own_part());
+  }
+  return travel_.parameters.all_gather_into(values(), shard_);
 }
 
 void ShardedBucket::finish_gather(const at::Tensor& came) {
@@ -211,14 +241,14 @@ void ShardedBucket::finish_gather(const at::Tensor& came) {
 }
 
 void ShardedBucket::write_back() {
-  at::Tensor own = paged_->values().narrow(0, first_, shard_.numel());
+  at::Tensor own = own_part();
   if (is_rounded()) {
-    const at::Tensor came = at::empty_like(shard_);
+    const at::Tensor came = at::empty(shard_.sizes(), options_);
     dequantize_mean(quantized_shard(), Bits::k8, came);
     const at::Tensor unwritten = own.eq(came).logical_or_(own.isnan().logical_and_(came.isnan()));
-    own = at::where(unwritten, shard_, own);
+    own = at::where(unwritten, shard_here(), own);
   }
-  shard_.copy_(own);
+  store_->store(own);
 }
 
 }  // namespace lockstep::zero
