@@ -418,7 +418,7 @@ void Accelerator::save_model_tensors(
   const zero::ExactValues exact(state_->is_paged() ? state_->sharding->pager() : nullptr);
   const auto until_all_are_done = [&] {
     if (state_->is_paged()) {
-      state_->sharding->pager()->settle();
+      state_->sharding->pager()->settle(0, groups.all);
     }
   };
   if (groups.disk.rank() != 0) {

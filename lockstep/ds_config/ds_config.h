@@ -49,7 +49,7 @@ struct OffloadOptimizerSection {
   Resolved<OffloadDevice> device{OffloadDevice::kNone};
   Resolved<std::optional<std::string>> nvme_path;  ///< Given if the device is kNvme.
   Resolved<bool> pin_memory{true};
-  Resolved<double> ratio{1};  ///< Part of the state that is offloaded, above 0.
+  Resolved<double> ratio{1};          ///< Part of the state that is offloaded, above 0.
   Resolved<int64_t> buffer_count{4};  ///< With kNvme; of one field of a bucket's state each.
   // With kNvme: whether files are read and written while others are updated; not set: yes.
   Resolved<std::optional<bool>> pipeline_read;

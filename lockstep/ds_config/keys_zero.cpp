@@ -78,9 +78,7 @@ void add_state(std::vector<KeySpec>& keys) {
 void add_offload_optimizer(std::vector<KeySpec>& keys) {
   const auto key = [](const char* name) { return std::string("offload_optimizer.") + name; };
   keys.push_back(in_zero(whole(
-      key("buffer_count"),
-      1,
-      "device nvme: buffers in memory, a bucket's field of state each")));
+      key("buffer_count"), 1, "device nvme: buffers in memory, a bucket's field of state each")));
   keys.push_back(in_zero(
       {.path = key("ratio"),
        .kind = KeyKind::kNumber,

@@ -41,8 +41,7 @@ TEST(EngineOffload, what_the_file_offloads_lies_where_it_says_and_trains_the_sam
         engine.step();
       }
       const auto& flat = dynamic_cast<optim::FlatOptimizer&>(optimizer.inner());
-      EXPECT_EQ(
-          flat.host_update() != nullptr && flat.host_update()->bytes_written() > 0, in_files);
+      EXPECT_EQ(flat.host_update() != nullptr && flat.host_update()->bytes_written() > 0, in_files);
       if (engine.global_rank() == 0) {
         seen = own;
       }
@@ -54,8 +53,10 @@ TEST(EngineOffload, what_the_file_offloads_lies_where_it_says_and_trains_the_sam
       SCOPED_TRACE(stage);
       const std::vector<double> plain = losses(world, config(stage, ""), false);
       EXPECT_EQ(
-          losses(world, config(stage, R"(, "offload_optimizer": {"device": "cpu"})"), false), plain);
-      EXPECT_EQ(losses(world, config(stage, ", \"offload_optimizer\": " + nvme + "}"), true), plain);
+          losses(world, config(stage, R"(, "offload_optimizer": {"device": "cpu"})"), false),
+          plain);
+      EXPECT_EQ(
+          losses(world, config(stage, ", \"offload_optimizer\": " + nvme + "}"), true), plain);
     }
     EXPECT_EQ(
         losses(

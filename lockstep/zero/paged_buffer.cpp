@@ -63,8 +63,8 @@ class Pins {
  public:
   Pins() = default;
   ~Pins() {
-    for (PageOwner* owner : owners_) {
-      owner->unpin();
+    for (const Pin& pin : pins_) {
+      pin.owner->unpin(pin.writes);
     }
   }
   Pins(const Pins&) = delete;
@@ -93,14 +93,20 @@ class Pins {
       return;
     }
     PageOwner* owner = buffer->owner();
-    const bool is_new = std::find(owners_.begin(), owners_.end(), owner) == owners_.end();
-    if (is_new || writes) {
+    const bool is_there = std::any_of(pins_.begin(), pins_.end(), [&](const Pin& pin) {
+      return pin.owner == owner && (pin.writes || !writes);
+    });
+    if (!is_there) {
       owner->pin(writes);
-      owners_.push_back(owner);
+      pins_.push_back({owner, writes});
     }
   }
 
-  c10::SmallVector<PageOwner*, 4> owners_;
+  struct Pin {
+    PageOwner* owner;
+    bool writes;
+  };
+  c10::SmallVector<Pin, 4> pins_;
 };
 
 bool begins_with(std::string_view text, std::string_view beginning) {
@@ -257,7 +263,7 @@ WatchNewTensors::~WatchNewTensors() {
   g_taker = nullptr;
 }
 
-Gathered::Gathered(const std::vector<at::Tensor>& tensors, bool writes) {
+Gathered::Gathered(const std::vector<at::Tensor>& tensors, bool writes) : writes_(writes) {
   try {
     for (const at::Tensor& tensor : tensors) {
       if (PageOwner* owner = PagedBuffer::owner_of(tensor)) {
@@ -266,16 +272,18 @@ Gathered::Gathered(const std::vector<at::Tensor>& tensors, bool writes) {
       }
     }
   } catch (...) {
-    for (PageOwner* owner : owners_) {
-      owner->unpin();
-    }
+    let_go();
     throw;
   }
 }
 
 Gathered::~Gathered() {
+  let_go();
+}
+
+void Gathered::let_go() noexcept {
   for (PageOwner* owner : owners_) {
-    owner->unpin();
+    owner->unpin(writes_);
   }
 }
 

@@ -21,7 +21,7 @@ class PageOwner {
   /// Returns when the values are there, and keeps them until `unpin`. `writes`: the operation will
   /// change them. What it throws comes out of the operation.
   virtual void pin(bool writes) = 0;
-  virtual void unpin() noexcept = 0;
+  virtual void unpin(bool writes) noexcept = 0;
 };
 
 /// One flat tensor whose memory comes and goes while tensors that lie in it stay what they are:
@@ -106,7 +106,10 @@ class Gathered {
   Gathered& operator=(const Gathered&) = delete;
 
  private:
+  void let_go() noexcept;
+
   std::vector<PageOwner*> owners_;
+  bool writes_;
 };
 
 }  // namespace lockstep::zero

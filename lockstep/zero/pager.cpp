@@ -2,6 +2,8 @@
 #include "lockstep/zero/pager.h"
 
 #include <algorithm>
+#include <chrono>
+#include <cstring>
 #include <exception>
 #include <functional>
 #include <utility>
@@ -19,35 +21,47 @@ namespace {
 
 constexpr size_t kSlabs = 3;
 
+}  // namespace
+
 /// What a rank says in a round.
-struct Message {
+struct Pager::Message {
   int64_t wanted;     ///< The unit that it waits for, or kNone.
   int64_t must_come;  ///< Whether that has to be brought.
-  int64_t expected;   ///< What it will want next and does not have, or kNone.
+  int64_t expected;   ///< What it will want next and is not live, or kNone.
   int64_t stale;      ///< Whether second copies are, since the last round.
   int64_t exact;      ///< Whether it wants values to the bit.
+  int64_t settled;    ///< Whether it is through, and with what.
+  int64_t mark;
+  int64_t live;  ///< Which units it takes to be live.
+  std::array<Index, kTouches> touches;
 };
-constexpr int64_t kWords = sizeof(Message) / sizeof(int64_t);
-
-}  // namespace
 
 struct Pager::Unit final : PageOwner {
   Unit(Pager* pager_, Index index_, Pageable* what_, std::string name_)
       : pager(pager_), index(index_), what(what_), name(std::move(name_)) {}
   void pin(bool writes) override { pager->pin(*this, writes); }
-  void unpin() noexcept override { pager->unpin(*this); }
+  void unpin(bool writes) noexcept override { pager->unpin(*this, writes); }
   int64_t elements() const { return what->buffer().numel(); }
+  bool has_memory() const { return what->buffer().has_memory(); }
+  /// Whether what is here may differ from the ranks' own parts.
+  bool is_dirty() const { return has_memory() && (written || writers > 0); }
 
   Pager* pager;
   Index index;
   Pageable* what;
   std::string name;
-  State state = State::kAbsent;
-  int64_t pins = 0;
-  bool written = false;
-  bool exact = false;          ///< What is here is what the shards are, to the bit.
-  bool has_secondary = false;  ///< On all ranks, or on none.
+
+  // The same on all ranks.
+  bool live = false;
+  bool prefetched = false;  ///< And no rank has waited for it yet.
   int64_t touched = 0;
+  bool exact = false;  ///< What came last is what the shards are, to the bit.
+  bool has_secondary = false;
+
+  // Of this rank.
+  int64_t pins = 0;
+  int64_t writers = 0;  ///< Those of the pins that write.
+  bool written = false;
   std::optional<Pending> pending = std::nullopt;
 };
 
@@ -56,6 +70,14 @@ Pager::Pager(Group group, const PagerOptions& options)
 
 Pager::~Pager() {
   for (const auto& unit : units_) {
+    if (unit->pending) {
+      // All ranks have started it, and it ends by itself. The model may outlive this.
+      try {
+        unit->what->finish_gather(unit->pending->wait(std::chrono::seconds(1)));
+      } catch (const std::exception&) {
+        // A rank is gone: then nobody is to read what came of it.
+      }
+    }
     unit->what->buffer().set_owner(nullptr);
   }
 }
@@ -65,11 +87,12 @@ void Pager::add(Pageable& pageable, std::string name) {
       std::make_unique<Unit>(this, static_cast<Index>(units_.size()), &pageable, std::move(name)));
   Unit& unit = *units_.back();
   pageable.buffer().set_owner(&unit);
-  if (pageable.buffer().has_memory()) {
-    unit.state = State::kHere;
+  if (unit.has_memory()) {
+    unit.live = true;
     unit.touched = ++clock_;
     live_elements_ += unit.elements();
-    most_live_elements_ = std::max(most_live_elements_, live_elements_);
+    whole_elements_ += unit.elements();
+    most_whole_elements_ = std::max(most_whole_elements_, whole_elements_);
   }
   std::vector<int64_t> sizes;
   for (const auto& each : units_) {
@@ -89,156 +112,283 @@ int64_t Pager::most() const {
 
 void Pager::pin(Unit& unit, bool writes) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  ++unit.pins;  // Room that others need is not to be made here.
-  if (unit.state != State::kHere || must_come(unit)) {
-    const c10::AutoGradMode no_grad(false);
+  const c10::AutoGradMode no_grad(false);
+  note_touch(unit.index);
+  ++unit.pins;
+  unit.writers += writes ? 1 : 0;
+  try {
+    if (needs_round(unit)) {
+      round(group_, unit.index);
+    }
+    arrive(unit);
+  } catch (...) {
+    --unit.pins;
+    unit.writers -= writes ? 1 : 0;
     try {
-      round(unit.index);
+      throw;
     } catch (const CommError& error) {
-      --unit.pins;
       throw CommError(
           "zero",
           fmt::format(
               "an operation touched {}, of which each rank has a part under ZeRO stage 3, and "
-              "waits "
-              "for all ranks to do so; touch parameters on all ranks alike, or hold them with "
-              "Accelerator::with_gathered_parameters; {}",
+              "waits for all ranks to do so; touch parameters on all ranks alike, or hold them "
+              "with Accelerator::with_gathered_parameters; {}",
               unit.name,
               error.what()));
     }
   }
-  unit.written = unit.written || writes;
   stale_ = stale_ || writes;
-  unit.touched = ++clock_;
 }
 
-void Pager::unpin(Unit& unit) noexcept {
+void Pager::unpin(Unit& unit, bool writes) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   --unit.pins;
+  if (writes) {
+    // Not before: a round since then may have taken what was there.
+    --unit.writers;
+    unit.written = true;
+    stale_ = true;
+  }
+  if (unit.pins == 0 && !unit.live) {
+    try {
+      const c10::AutoGradMode no_grad(false);
+      let_go(unit);
+    } catch (const std::exception&) {
+      // Whoever needs it next is told.
+    }
+  }
+}
+
+void Pager::note_touch(Index index) {
+  touches_.erase(std::remove(touches_.begin(), touches_.end(), index), touches_.end());
+  if (touches_.size() == kTouches) {
+    touches_.erase(touches_.begin());
+  }
+  touches_.push_back(index);
+}
+
+/// What is on its way because some rank waited for it has had its round.
+bool Pager::needs_round(const Unit& unit) const {
+  return !unit.has_memory() || (unit.pending && unit.prefetched) || (exact_ && !unit.exact);
 }
 
 bool Pager::must_come(const Unit& unit) const {
-  return unit.state == State::kAbsent || (exact_ && !unit.exact);
+  return !unit.live || !unit.has_memory() || (exact_ && !unit.exact);
 }
 
-void Pager::round(Index wanted) {
+bool Pager::round(Group& over, Index wanted, bool settled, int64_t mark) {
+  constexpr int64_t kWords = sizeof(Message) / sizeof(int64_t);
   const Index expected = wanted == kNone || !options_.prefetch ? kNone : expected_after(wanted);
   at::Tensor mine = at::empty({kWords}, at::kLong);
-  *reinterpret_cast<Message*>(mine.mutable_data_ptr<int64_t>()) = {
+  Message message = {
       .wanted = wanted,
       .must_come = wanted != kNone && must_come(*units_[wanted]) ? 1 : 0,
-      .expected = expected != kNone && units_[expected]->state == State::kAbsent ? expected : kNone,
+      .expected = expected != kNone && !units_[expected]->live ? expected : kNone,
       .stale = stale_ ? 1 : 0,
-      .exact = exact_ ? 1 : 0};
-  const at::Tensor all = group_.all_gather(mine).wait();
-  const auto* each = reinterpret_cast<const Message*>(all.const_data_ptr<int64_t>());
+      .exact = exact_ ? 1 : 0,
+      .settled = settled ? 1 : 0,
+      .mark = mark,
+      .live = live_hash(),
+      .touches = {kNone, kNone, kNone, kNone}};
+  std::copy(touches_.begin(), touches_.end(), message.touches.begin());
+  std::memcpy(mine.mutable_data_ptr(), &message, sizeof(message));
+  const at::Tensor all = over.all_gather(mine).wait();
+  std::vector<Message> each(static_cast<size_t>(group_.size()));
+  std::memcpy(each.data(), all.const_data_ptr(), each.size() * sizeof(Message));
+  take_notice(each);
 
   std::vector<Index> to_bring;
   bool unanimous = true;
   bool same_next = true;
-  bool stale = false;
   bool exact = false;
-  all_settled_ = true;
-  for (int rank = 0; rank < group_.size(); ++rank) {
-    const Message& theirs = each[rank];
-    if (theirs.must_come != 0 &&
-        std::find(to_bring.begin(), to_bring.end(), theirs.wanted) == to_bring.end()) {
-      to_bring.push_back(theirs.wanted);
+  bool all_settled = true;
+  for (const Message& theirs : each) {
+    if (theirs.wanted != kNone) {
+      Unit& unit = *units_[theirs.wanted];
+      unit.prefetched = false;
+      if ((theirs.must_come != 0 || !unit.live) &&
+          std::find(to_bring.begin(), to_bring.end(), theirs.wanted) == to_bring.end()) {
+        to_bring.push_back(theirs.wanted);
+      }
     }
     unanimous = unanimous && theirs.wanted == each[0].wanted;
     same_next = same_next && theirs.expected == each[0].expected;
-    stale = stale || theirs.stale != 0;
     exact = exact || theirs.exact != 0;
-    all_settled_ = all_settled_ && theirs.wanted == kNone;
+    all_settled = all_settled && theirs.settled != 0;
+  }
+  for (const Index index : to_bring) {
+    bring(index, exact);
+  }
+  const Index next = unanimous && same_next && wanted != kNone ? each[0].expected : kNone;
+  if (unanimous && wanted != kNone) {
+    learn(wanted);
+  }
+  // Before waiting for what is wanted: the two travel one right behind the other.
+  if (next != kNone && !units_[next]->live &&
+      most() >= units_[wanted]->elements() + units_[next]->elements()) {
+    make_room(units_[next]->elements(), wanted);
+    start(*units_[next], exact);
+    units_[next]->prefetched = true;
+    ++prefetches_;
+  }
+  for (const auto& unit : units_) {
+    if (unit->pins > 0) {
+      arrive(*unit);  // What operations around this one are about to use, too.
+    }
+  }
+  if (all_settled) {
+    for (size_t rank = 0; rank < each.size(); ++rank) {
+      if (each[rank].mark != each[0].mark) {
+        throw CommError(
+            "zero",
+            fmt::format(
+                "ranks ended a backward together that are not the same one: backward {} of rank 0 "
+                "and {} of rank {}; one that threw on some ranks cannot be left out there; end the "
+                "job, or let all ranks throw",
+                each[0].mark,
+                each[rank].mark,
+                rank),
+            static_cast<int>(rank));
+      }
+    }
+  }
+  return all_settled;
+}
+
+/// Of what concerns all units.
+void Pager::take_notice(const std::vector<Message>& messages) {
+  bool stale = false;
+  bool same_live = true;
+  for (const Message& theirs : messages) {
+    stale = stale || theirs.stale != 0;
+    same_live = same_live && theirs.live == messages[0].live;
+    for (const Index index : theirs.touches) {
+      if (index != kNone) {
+        units_[index]->touched = ++clock_;
+      }
+    }
   }
   stale_ = false;
-  if (stale) {
+  touches_.clear();
+  if (!same_live) {
+    evict_all();
+    next_.clear();
+    history_ = {kNone, kNone, kNone, 0};
+    clock_ = 0;
+  }
+  if (stale || !same_live) {
     for (const auto& unit : units_) {
       unit->has_secondary = false;
       unit->what->drop_secondary();
     }
   }
-  for (const Index index : to_bring) {
-    bring(index, exact);
+}
+
+/// Of what all ranks must agree on to go on together.
+int64_t Pager::live_hash() const {
+  uint64_t hash = 14695981039346656037U;  // FNV-1a, by words.
+  const auto add = [&](int64_t word) {
+    hash = (hash ^ static_cast<uint64_t>(word)) * 1099511628211U;
+  };
+  for (const auto& unit : units_) {
+    if (unit->live) {
+      add(unit->index);
+      add(unit->touched);
+      add(unit->prefetched ? 1 : 0);
+    }
   }
-  if (wanted == kNone) {
-    return;
-  }
-  const Index next = unanimous && same_next ? each[0].expected : kNone;
-  if (unanimous) {
-    learn(wanted);
-  }
-  // Before waiting for what is wanted: the two travel one right behind the other.
-  if (next != kNone && most() >= units_[wanted]->elements() + units_[next]->elements()) {
-    make_room(units_[next]->elements(), wanted);
-    start(*units_[next], exact);
-    ++prefetches_;
-  }
-  arrive(*units_[wanted]);
+  add(clock_);
+  return static_cast<int64_t>(hash);
 }
 
 /// On all ranks, whatever they have of it.
 void Pager::bring(Index index, bool exact) {
   Unit& unit = *units_[index];
-  if (unit.state == State::kOnItsWay) {
-    arrive(unit);
-  }
-  if (unit.state == State::kHere && unit.written) {
+  arrive(unit);
+  if (unit.is_dirty()) {
     unit.what->write_back();
     unit.written = false;
   }
-  if (unit.state == State::kAbsent) {
+  if (!unit.live) {
     make_room(unit.elements(), index);
   }
   start(unit, exact);
 }
 
 void Pager::start(Unit& unit, bool exact) {
-  if (unit.state == State::kAbsent) {
-    unit.what->buffer().make_memory(find_slab(unit.what->buffer()));
-    live_elements_ += unit.elements();
-    most_live_elements_ = std::max(most_live_elements_, live_elements_);
+  const bool had_memory = unit.has_memory();
+  try {
+    if (!had_memory) {
+      unit.what->buffer().make_memory(find_slab(unit.what->buffer()));
+    }
+    const Source source = exact                ? Source::kExact
+                          : unit.has_secondary ? Source::kSecondary
+                                               : Source::kShards;
+    unit.pending = unit.what->start_gather(source);
+    secondary_gathers_ += source == Source::kSecondary ? 1 : 0;
+    unit.has_secondary =
+        unit.has_secondary || (source == Source::kShards && unit.what->keeps_secondary());
+  } catch (...) {
+    if (unit.has_memory() && !had_memory) {
+      unit.what->buffer().take_memory();
+    }
+    throw;
   }
-  unit.state = State::kOnItsWay;
+  if (!had_memory) {
+    whole_elements_ += unit.elements();
+    most_whole_elements_ = std::max(most_whole_elements_, whole_elements_);
+  }
+  if (!unit.live) {
+    unit.live = true;
+    live_elements_ += unit.elements();
+  }
   unit.touched = ++clock_;
-  ++gathers_;
   unit.exact = exact || !unit.what->travels_rounded();
-  const Source source = exact                ? Source::kExact
-                        : unit.has_secondary ? Source::kSecondary
-                                             : Source::kShards;
-  secondary_gathers_ += source == Source::kSecondary ? 1 : 0;
-  unit.has_secondary =
-      unit.has_secondary || (source == Source::kShards && unit.what->keeps_secondary());
-  unit.pending = unit.what->start_gather(source);
+  ++gathers_;
 }
 
 void Pager::arrive(Unit& unit) {
-  if (unit.pending) {
-    // If it throws, the values have not come, and nobody may read them.
-    const at::Tensor came = unit.pending->wait();
-    unit.pending.reset();
-    unit.what->finish_gather(came);
+  if (!unit.pending) {
+    return;
   }
-  unit.state = State::kHere;
+  // If it throws, the values have not come, and nobody may read them: it stays on its way.
+  const at::Tensor came = unit.pending->wait();
+  unit.what->finish_gather(came);
+  unit.pending.reset();
+}
+
+void Pager::evict(Unit& unit) {
+  if (unit.live) {
+    unit.live = false;
+    unit.prefetched = false;
+    live_elements_ -= unit.elements();
+  }
+  if (unit.pins == 0) {
+    let_go(unit);
+  }
+}
+
+void Pager::evict_all() {
+  for (const auto& unit : units_) {
+    evict(*unit);
+  }
 }
 
 void Pager::let_go(Unit& unit) {
-  if (unit.state == State::kOnItsWay) {
-    arrive(unit);
+  if (!unit.has_memory()) {
+    return;
   }
-  if (unit.written) {
+  arrive(unit);
+  if (unit.is_dirty()) {
     unit.what->write_back();
     unit.written = false;
   }
-  if (unit.state == State::kHere) {
-    PagedBuffer& buffer = unit.what->buffer();
-    at::DataPtr memory = buffer.take_memory();
-    if (buffer.values().is_cpu() && slabs_.size() < kSlabs) {
-      slabs_.push_back({std::move(memory), buffer.nbytes()});
-    }
-    unit.state = State::kAbsent;
-    live_elements_ -= unit.elements();
+  PagedBuffer& buffer = unit.what->buffer();
+  at::DataPtr memory = buffer.take_memory();
+  if (buffer.values().is_cpu() && slabs_.size() < kSlabs) {
+    slabs_.push_back({std::move(memory), buffer.nbytes()});
   }
+  whole_elements_ -= unit.elements();
 }
 
 /// The smallest that is large enough, and not much too large. One that was left too small for
@@ -266,15 +416,15 @@ void Pager::make_room(int64_t elements, Index keep) {
   while (live_elements_ + elements > most()) {
     Unit* oldest = nullptr;
     for (const auto& unit : units_) {
-      if (unit->state != State::kAbsent && unit->pins == 0 && unit->index != keep &&
+      if (unit->live && unit->index != keep &&
           (oldest == nullptr || unit->touched < oldest->touched)) {
         oldest = unit.get();
       }
     }
     if (oldest == nullptr) {
-      return;  // All in use: then more are whole than was asked for.
+      return;  // One operation wants more than there may be.
     }
-    let_go(*oldest);
+    evict(*oldest);
   }
 }
 
@@ -315,12 +465,21 @@ void Pager::drop_secondaries() {
   }
 }
 
-void Pager::settle() {
+void Pager::serve() {
   const std::lock_guard<std::mutex> lock(mutex_);
   const c10::AutoGradMode no_grad(false);
-  do {
-    round(kNone);
-  } while (!all_settled_);
+  round(group_, kNone);
+}
+
+void Pager::settle(int64_t mark) {
+  settle(mark, group_);
+}
+
+void Pager::settle(int64_t mark, Group over) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const c10::AutoGradMode no_grad(false);
+  while (!round(over, kNone, /*settled=*/true, mark)) {
+  }
   learn(kNone);  // What comes next is stale before it is used: an update comes first.
   history_ = {kNone, kNone, kNone, 0};
 }
@@ -329,7 +488,8 @@ void Pager::write_back() {
   const std::lock_guard<std::mutex> lock(mutex_);
   const c10::AutoGradMode no_grad(false);
   for (const auto& unit : units_) {
-    if (unit->written) {
+    if (unit->is_dirty()) {
+      arrive(*unit);
       unit->what->write_back();
       unit->written = false;
     }
@@ -340,7 +500,17 @@ void Pager::release_all() {
   const std::lock_guard<std::mutex> lock(mutex_);
   const c10::AutoGradMode no_grad(false);
   for (const auto& unit : units_) {
-    let_go(*unit);
+    if (unit->pins > 0) {
+      throw ConfigError(
+          "zero",
+          fmt::format(
+              "parameters are about to be updated or loaded while {} is held whole; end "
+              "with_gathered_parameters before optimizer.step() or load_state()",
+              unit->name));
+    }
+  }
+  evict_all();
+  for (const auto& unit : units_) {
     unit->what->drop_secondary();
   }
   stale_ = true;
@@ -349,12 +519,11 @@ void Pager::release_all() {
 void Pager::abandon() noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& unit : units_) {
-    if (unit->state == State::kOnItsWay) {
+    if (unit->pending) {
       try {
-        let_go(*unit);
+        evict(*unit);
       } catch (const std::exception&) {
-        // The group is dead, and whoever touches the unit is told; its memory may still be written
-        // to.
+        // The group is dead, and whoever touches the unit is told.
       }
     }
   }

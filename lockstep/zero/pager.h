@@ -59,17 +59,20 @@ struct PagerOptions {
 /// is waiting for, and all that anybody waits for are brought, on all ranks. So ranks whose control
 /// flow differs do not hang: who is done with backward (`settle`) goes on taking part until all
 /// are. Where all wait for the same one, the unit that followed the last time is started along with
-/// it, if all expect the same. The decisions follow from what was exchanged alone.
+/// it, if all expect the same.
 ///
-/// A unit that keeps a second copy among close ranks comes from there from its second gather on,
+/// Which units are *live* follows from what was exchanged in rounds alone, and is the same on all
+/// ranks. When more than `max_live_elements` would be, what no rank has touched for the longest
+/// time goes. What an operation of this rank is using (`pins`) keeps its memory till it is done,
+/// live or not. Each round compares what ranks take to be live; where one has lost count, after an
+/// error say, all let go of everything and go on from there.
+///
+/// A unit that was written to (a loaded checkpoint, an initialisation) is written back before it
+/// goes. One that keeps a second copy among close ranks comes from there from its second gather on,
 /// until any rank says that values have changed: an update, or a write to any unit, drops all
 /// second copies, on all ranks in the same round.
 ///
-/// What was not touched for the longest time goes first when more than `max_live_elements` would be
-/// whole. A unit that was written to (a loaded checkpoint, an initialisation) is written back
-/// before it goes.
-///
-/// Cost: an all-gather of 40 bytes a rank and unit, besides the unit. Thread safety: units may be
+/// Cost: an all-gather of 96 bytes a rank and unit, besides the unit. Thread safety: units may be
 /// touched from any one thread at a time, autograd's included.
 class Pager {
  public:
@@ -92,18 +95,25 @@ class Pager {
   /// The ranks' own parts have changed, or will. To be called on all ranks, between rounds.
   void drop_secondaries();
 
-  /// Backward is done on this rank: returns when it is on all. Collective. Throws CommError.
-  void settle();
+  /// Brings what others wait for, once. For a rank that waits for something else that they have to
+  /// do. Collective, with what they touch.
+  void serve();
+  /// This rank is through: returns when all are. `mark`: what they are through with; CommError if
+  /// that differs. Collective. Throws CommError.
+  void settle(int64_t mark = 0);
+  /// Over a Group of the same transport, with more patience say.
+  void settle(int64_t mark, Group over);
   /// What was written to units goes to the ranks' own parts.
   void write_back();
-  /// All values go; what was written first goes to the ranks' own parts.
+  /// All values go; what was written first goes to the ranks' own parts. To be called on all ranks,
+  /// between rounds. ConfigError if something is held.
   void release_all();
   /// After an operation failed: forgets what was under way.
   void abandon() noexcept;
 
-  /// Elements that are whole, or on their way.
-  int64_t live_elements() const { return live_elements_; }
-  int64_t most_live_elements() const { return most_live_elements_; }
+  /// Elements that have memory here: whole, or on their way.
+  int64_t live_elements() const { return whole_elements_; }
+  int64_t most_live_elements() const { return most_whole_elements_; }
   /// Gathers since construction, and how many of them were started before they were needed.
   int64_t gathers() const { return gathers_; }
   int64_t prefetches() const { return prefetches_; }
@@ -111,19 +121,28 @@ class Pager {
   int64_t secondary_gathers() const { return secondary_gathers_; }
 
  private:
-  enum class State { kAbsent, kOnItsWay, kHere };
   struct Unit;
+  struct Message;
   using Index = int64_t;
   static constexpr Index kNone = -1;
+  static constexpr size_t kTouches = 4;
 
   void pin(Unit& unit, bool writes);
-  void unpin(Unit& unit) noexcept;
-  void round(Index wanted);
+  void unpin(Unit& unit, bool writes) noexcept;
+  void note_touch(Index index);
+  bool needs_round(const Unit& unit) const;
   bool must_come(const Unit& unit) const;
+  /// Returns whether all ranks are through. `settled`: this one is, with `mark`.
+  bool round(Group& over, Index wanted, bool settled = false, int64_t mark = 0);
+  void take_notice(const std::vector<Message>& messages);
   void bring(Index index, bool exact);
   void start(Unit& unit, bool exact);
   void arrive(Unit& unit);
+  /// No longer live; its memory goes, unless it is in use.
+  void evict(Unit& unit);
   void let_go(Unit& unit);
+  void evict_all();
+  int64_t live_hash() const;
   at::DataPtr find_slab(const PagedBuffer& buffer);
   void make_room(int64_t elements, Index keep);
   int64_t most() const;
@@ -141,7 +160,6 @@ class Pager {
   };
   std::vector<Slab> slabs_;
   std::mutex mutex_;
-  bool all_settled_ = false;
   bool exact_ = false;
   bool stale_ = false;  ///< Second copies, as this rank will say in the next round.
 
@@ -150,9 +168,11 @@ class Pager {
   History history_{kNone, kNone, kNone, 0};
   std::map<History, Index> next_;
 
-  int64_t clock_ = 0;
-  int64_t live_elements_ = 0;
-  int64_t most_live_elements_ = 0;
+  std::vector<Index> touches_;  ///< The last units that this rank touched since the last round.
+  int64_t clock_ = 0;           ///< Counts what was exchanged: the same on all ranks.
+  int64_t live_elements_ = 0;   ///< Of live units: the same on all ranks.
+  int64_t whole_elements_ = 0;
+  int64_t most_whole_elements_ = 0;
   int64_t three_largest_ = 0;
   int64_t gathers_ = 0;
   int64_t prefetches_ = 0;

@@ -23,10 +23,6 @@ constexpr const char* kUntouchable =
     "accessor, serialisation); do that within Accelerator::with_gathered_parameters, or save with "
     "save_model or save_state";
 
-bool has_gradient(const Piece& piece) {
-  return piece.values.grad().defined();
-}
-
 int64_t shard_length(int64_t numel, int size) {
   const int64_t each = (numel + size - 1) / size;
   return (each + kGrain - 1) / kGrain * kGrain;
@@ -101,15 +97,17 @@ at::Tensor ShardedBucket::shard_gradient(const Piece& piece) const {
       0, piece.values.storage_offset() - shard_.storage_offset(), piece.values.numel());
 }
 
+bool ShardedBucket::has_gradients() const {
+  return std::any_of(pieces_.begin(), pieces_.end(), [](const Piece& piece) {
+    return piece.values.grad().defined();
+  });
+}
+
 void ShardedBucket::take_gradient(size_t slot) {
   at::Tensor& gradient = parameters_[slot].mutable_grad();
   whole_gradient(slot).view(gradient.sizes()).copy_(gradient);
   gradient.reset();
   taken_[slot] = true;
-}
-
-bool ShardedBucket::has_gradients() const {
-  return std::any_of(pieces_.begin(), pieces_.end(), has_gradient);
 }
 
 void ShardedBucket::start_reduce() {
@@ -123,9 +121,8 @@ void ShardedBucket::start_reduce() {
     end = slots_[slot].offset + slots_[slot].numel;
   }
   gradients_.narrow(0, end, gradients_.numel() - end).zero_();
-  if (!reduced_.defined() && !has_gradients() && shard_gradient_.defined() &&
-      shard_gradient_.storage().use_count() == 1) {
-    reduced_ = std::move(shard_gradient_);  // The last ones, which nobody has any more.
+  if (!has_gradients()) {
+    reduced_ = std::move(shard_gradient_);  // Nothing is to be added to.
   }
   if (!reduced_.defined()) {
     reduced_ = at::empty(shard_.sizes(), options_);
@@ -155,10 +152,10 @@ void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
   wait_reduce();
   taken_.assign(slots_.size(), false);
   if (!has_gradients()) {
-    std::swap(shard_gradient_, reduced_);
+    shard_gradient_ = std::move(reduced_);
   } else {
     for (const Piece& piece : pieces_) {
-      if (!has_gradient(piece)) {  // Dropped since: what is there still is of before.
+      if (!piece.values.grad().defined()) {  // Dropped since: what is there still is of before.
         shard_gradient(piece).zero_();
       }
     }
@@ -166,7 +163,7 @@ void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
     reduced_.reset();
   }
   for (size_t i = 0; i < pieces_.size(); ++i) {
-    if (anywhere[slot_of_piece_[i]] || has_gradient(pieces_[i])) {
+    if (anywhere[slot_of_piece_[i]] || pieces_[i].values.grad().defined()) {
       pieces_[i].values.mutable_grad() = shard_gradient(pieces_[i]);
     }
   }

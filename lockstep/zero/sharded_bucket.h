@@ -116,8 +116,9 @@ class ShardedBucket final : public Pageable {
   /// Where that of a piece lies in the shard's.
   at::Tensor shard_gradient(const Piece& piece) const;
 
-  /// Of any piece.
+  /// Whether there are any to add to.
   bool has_gradients() const;
+
   /// Whether the values of the last gather were rounded on their way.
   bool is_rounded() const { return travel_.quantized_weights && source_ != Source::kExact; }
   /// Where this rank's shard lies among all values.

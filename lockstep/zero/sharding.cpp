@@ -88,8 +88,7 @@ Sharding::Sharding(
   if (options.offload.device != OffloadDevice::kNone && !paged) {
     throw ConfigError(
         "zero",
-        "offload_param is about parameters that come and go; got parameters that are kept, "
-        "expected "
+        "offload_param moves parameters that come and go; got parameters that are kept, expected "
         "paged ones; use stage 3");
   }
   if (paged) {
@@ -246,12 +245,22 @@ void Sharding::start(size_t index) {
   ShardedBucket& bucket = *buckets_[index];
   for (size_t before = 0; before < index; ++before) {
     ShardedBucket& earlier = *buckets_[before];
-    // Only what is done, in stage 3: others may wait for us to bring a parameter before they
-    // reduce.
-    if (pager_ && !earlier.advance_reduce(/*wait=*/false)) {
+    const bool must_end = before + kUnderWay <= index;
+    if (!pager_) {
+      if (must_end) {
+        earlier.wait_reduce();
+      }
+      continue;
+    }
+    bool on_its_way = earlier.advance_reduce(/*wait=*/false);
+    while (must_end && !(on_its_way && earlier.is_reduced())) {
+      pager_->serve();  // Others may wait for us to bring a parameter before they reduce.
+      on_its_way = earlier.advance_reduce(/*wait=*/false);
+    }
+    if (!on_its_way) {
       break;
     }
-    if (!pager_ ? before + kUnderWay <= index : earlier.is_reduced()) {
+    if (earlier.is_reduced()) {
       earlier.wait_reduce();
     }
   }
@@ -296,7 +305,7 @@ void Sharding::finish_locked() {
       start(next_bucket_++);
     }
     if (pager_) {
-      pager_->settle();
+      pager_->settle(backwards_);
     }
     for (const auto& bucket : buckets_) {
       bucket->advance_reduce(/*wait=*/true);
@@ -314,9 +323,11 @@ void Sharding::finish_locked() {
     for (const auto& bucket : buckets_) {
       bucket->abandon(/*wait=*/false);
     }
+    ++backwards_;
     reset_backward();
     throw;
   }
+  ++backwards_;
   reset_backward();
 }
 
@@ -327,6 +338,9 @@ void Sharding::abandon_backward() noexcept {
   }
   if (pager_) {
     pager_->abandon();
+  }
+  if (next_bucket_ > 0) {
+    ++backwards_;  // What it sent is out of step with ranks on which it did not fail.
   }
   reset_backward();
 }

@@ -151,6 +151,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   std::vector<bool> arrived_;  ///< [parameter] In this backward.
   std::vector<size_t> missing_;  ///< [bucket] Parameters that have not arrived.
   size_t next_bucket_ = 0;
+  int64_t backwards_ = 0;  ///< Those that reduced something, ended well or not.
 };
 
 }  // namespace lockstep::zero
