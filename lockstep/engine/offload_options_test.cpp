@@ -9,6 +9,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
+#include "lockstep/engine/engine.h"
 #include "lockstep/engine/test_engine.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/host_update.h"
@@ -42,7 +43,7 @@ TEST(EngineOffload, what_the_file_offloads_lies_where_it_says_and_trains_the_sam
       }
       const auto& flat = dynamic_cast<optim::FlatOptimizer&>(optimizer.inner());
       EXPECT_EQ(flat.host_update() != nullptr && flat.host_update()->bytes_written() > 0, in_files);
-      if (engine.global_rank() == 0) {
+      if (engine.accelerator().is_main_process()) {
         seen = own;
       }
     });

@@ -25,9 +25,8 @@ struct ConveyorOptions {
 /// worked on, and written again. With two slots reading the next or writing the last goes beside
 /// the work, with three both.
 ///
-/// Plain pread and pwrite by two threads: what a bucket's state is, tens of megabytes at a time,
-/// leaves nothing for an io_uring to win. Memory: `slots` times the largest set, kept.
-/// Thread safety: none.
+/// Plain pread and pwrite by two threads; docs/dependencies.md says why no io_uring. Memory:
+/// `slots` times the largest set, kept. Thread safety: none.
 class Conveyor {
  public:
   /// `slots` must be at least 1.
