@@ -27,6 +27,8 @@ struct Options {
   bool loader = false;  ///< cnn only: batches of Fashion-MNIST from a loader, not one resident one.
   bool shared = false;  ///< Shared parameters.
   int zero = 0;         ///< ZeRO's stage; 0: none.
+  std::string offload_optimizer;  ///< "cpu", or a folder for files.
+  std::string offload_param;
   std::string precision = "no";
   int64_t steps = 100;
   int64_t accumulate = 1;
@@ -35,6 +37,22 @@ struct Options {
 struct Batch {
   at::Tensor input, target;
 };
+
+lockstep::ZeroPlugin zero_plugin(const Options& options) {
+  lockstep::ZeroPlugin plugin{.stage = options.zero};
+  const auto set = [](const std::string& where, auto& offload) {
+    if (where == "cpu") {
+      offload.device = lockstep::OffloadDevice::kCpu;
+    } else if (!where.empty()) {
+      offload.device = lockstep::OffloadDevice::kNvme;
+      offload.nvme_path = where;
+    }
+  };
+  set(options.offload_optimizer, plugin.offload_optimizer);
+  set(options.offload_param, plugin.offload_param);
+  plugin.offload_param.max_in_cpu = 0;
+  return plugin;
+}
 
 double largest(lockstep::Accelerator& accelerator, double own) {
   return accelerator.reduce(at::full({}, own, at::kDouble), lockstep::ReduceOp::kMax)
@@ -102,8 +120,7 @@ Figures train(const Options& options, Model net, const Batch& batch, const Loss&
   lockstep::Accelerator accelerator(
       {.mixed_precision = lockstep::parse_precision(options.precision),
        .gradient_accumulation_steps = options.accumulate,
-       .zero = options.zero == 0 ? std::nullopt
-                                 : std::optional(lockstep::ZeroPlugin{.stage = options.zero}),
+       .zero = options.zero == 0 ? std::nullopt : std::optional(zero_plugin(options)),
        .shared_parameters = options.shared});
   auto [model, optimizer] = accelerator.prepare(net, std::move(plain));
   const at::Device device = accelerator.device();
@@ -140,6 +157,13 @@ Figures measure(const Options& options) {
         {at::randn({64, 784}), at::randint(10, {64}, at::kLong)},
         cross_entropy);
   }
+  if (options.model == "wide") {
+    return train(
+        options,
+        bench::wide(),
+        {at::randn({8, 2048}), at::randint(10, {8}, at::kLong)},
+        cross_entropy);
+  }
   if (options.model == "cnn" && options.loader) {
     return train_from_loader(options);
   }
@@ -172,6 +196,8 @@ int main(int argc, char** argv) {
     app.add_flag("--loader", options.loader);
     app.add_flag("--shared", options.shared);
     app.add_option("--zero", options.zero);
+    app.add_option("--offload-optimizer", options.offload_optimizer);
+    app.add_option("--offload-param", options.offload_param);
     app.add_option("--precision", options.precision);
     app.add_option("--steps", options.steps);
     app.add_option("--accumulate", options.accumulate);

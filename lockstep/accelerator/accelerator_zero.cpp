@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // ZeRO: parts of the training instead of copies of it.
 #include <algorithm>
+#include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -34,7 +36,7 @@ std::vector<std::vector<optim::FlatOptimizer::Pieces>> pieces_of(const zero::Sha
   for (const auto& group : sharding.shards()) {
     auto& here = pieces.emplace_back();
     for (const zero::Sharding::Shard& shard : group) {
-      here.push_back({shard.values, shard.pieces});
+      here.push_back({shard.values, shard.pieces, shard.file});
     }
   }
   return pieces;
@@ -77,10 +79,51 @@ zero::PlusPlusOptions plus_plus(const ZeroPlugin& plugin, const WorldSpec& world
   return options;
 }
 
+void check_offload(const ZeroPlugin& zero) {
+  const OffloadOptimizer& optimizer = zero.offload_optimizer;
+  const OffloadParam& param = zero.offload_param;
+  const auto refuse = [](const std::string& what) { throw ConfigError("zero", what); };
+  if (param.device != OffloadDevice::kNone && zero.stage != 3) {
+    refuse(fmt::format(
+        "offload_param moves what stage 3 divides; got stage {}, expected 3; use stage 3, or leave "
+        "it out",
+        zero.stage));
+  }
+  if (param.device != OffloadDevice::kNone && optimizer.device == OffloadDevice::kNone) {
+    refuse(
+        "parameters off the device can only be updated on the host; got offload_param and no "
+        "offload_optimizer, expected both; set offload_optimizer.device to cpu or nvme, too");
+  }
+  if (param.device != OffloadDevice::kNone && optimizer.ratio < 1) {
+    refuse(fmt::format(
+        "a part of the update can stay on the device where the parameters do; got offload_param, "
+        "and offload_optimizer.ratio={}, expected 1; leave one of them out",
+        optimizer.ratio));
+  }
+  for (const auto& [name, device, path] :
+       {std::tuple("offload_optimizer", optimizer.device, optimizer.nvme_path),
+        std::tuple("offload_param", param.device, param.nvme_path)}) {
+    if (device == OffloadDevice::kNvme && path.empty()) {
+      refuse(fmt::format(
+          "{0}.device nvme needs a folder for its files; got no {0}.nvme_path; set it to one on a "
+          "fast disk",
+          name));
+    }
+    if (device != OffloadDevice::kNvme && !path.empty()) {
+      refuse(fmt::format(
+          "{0}.nvme_path is for the device nvme; got '{1}' and another device; set {0}.device to "
+          "nvme, or leave the path out",
+          name,
+          path.string()));
+    }
+  }
+}
+
 }  // namespace
 
 bool Accelerator::is_sharded() const {
-  return state_->options.zero.has_value() && use_distributed();
+  const std::optional<ZeroPlugin>& zero = state_->options.zero;
+  return zero.has_value() && (use_distributed() || zero->offloads());
 }
 
 void Accelerator::refuse_zero(const char* where, const char* because) const {
@@ -159,6 +202,7 @@ void Accelerator::check_zero() const {
             partition,
             num_processes()));
   }
+  check_offload(zero);
   if (options.shared_parameters) {
     throw ConfigError(
         "zero", "does not go with shared_parameters, of which each host has one copy anyway");
@@ -280,8 +324,9 @@ void Accelerator::shard_parameters() {
           .pager =
               {.max_live_elements = plugin.stage3_max_live_parameters,
                .prefetch = plugin.stage3_prefetch},
-          .plus_plus = plus_plus(plugin, state.world, state.group)});
-  flat->update_instead(pieces_of(*state.sharding));
+          .plus_plus = plus_plus(plugin, state.world, state.group),
+          .offload = plugin.offload_param});
+  flat->update_instead(pieces_of(*state.sharding), plugin.offload_optimizer);
   optimizer.set_sharding(state.sharding);
   model.sync = state.sharding;
   state.sharding->watch();

@@ -13,6 +13,7 @@
 #include "lockstep/accelerator/zero_plugins.h"
 #include "lockstep/comm/connect.h"
 #include "lockstep/data/random.h"
+#include "lockstep/offload/options.h"
 #include "lockstep/precision/grad_scaler.h"
 #include "lockstep/precision/precision.h"
 #include "lockstep/sync/data_parallel.h"
@@ -74,6 +75,16 @@ struct ZeroPlugin {
   /// together, so that backward brings them from these alone. Must divide the number of processes;
   /// 0 and 1: none.
   int zero_hpz_partition_size = 1;
+  /// All stages: the optimizer's state in the host's memory or in files, and the update on the
+  /// host. In one process, too.
+  OffloadOptimizer offload_optimizer = {};
+  /// Stage 3: this process's part of the parameters there. Together with offload_optimizer only.
+  OffloadParam offload_param = {};
+
+  bool offloads() const {
+    return offload_optimizer.device != OffloadDevice::kNone ||
+           offload_param.device != OffloadDevice::kNone;
+  }
 };
 
 struct AutocastOptions {
@@ -139,7 +150,8 @@ struct AcceleratorOptions {
   /// Called with the checkpoint's folder before the process leaves; throw to stay.
   std::function<void(const std::filesystem::path& folder)> on_preempted = nullptr;
   DataParallelOptions data_parallel = {};
-  /// Sharded optimizer state and gradients. Without effect in one process, which has all anyway.
+  /// Sharded optimizer state and gradients. Without effect in one process, which has all anyway,
+  /// unless something is offloaded.
   /// Not with shared_parameters, a comm hook, LocalSgd, or join_uneven_inputs.
   std::optional<ZeroPlugin> zero = std::nullopt;
   /// The same in others' words; at most one of the three.

@@ -75,6 +75,7 @@ class KeyReader {
   static void set(const config::Node& node, double& value) { value = *number_of(node); }
   static void set(const config::Node& node, std::string& value) { value = node.text; }
   static void set(const config::Node& node, Dtype& value);
+  static void set(const config::Node& node, OffloadDevice& value);
   static void set(const config::Node& node, TagValidation& value);
   static void set(const config::Node& node, AllreduceOp& value);
   template <typename T>

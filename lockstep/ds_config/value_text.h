@@ -32,6 +32,9 @@ inline nlohmann::json json_of(const std::vector<double>& value) {
 inline nlohmann::json json_of(Dtype value) {
   return word_of(value);
 }
+inline nlohmann::json json_of(OffloadDevice value) {
+  return word_of(value);
+}
 inline nlohmann::json json_of(TagValidation value) {
   return word_of(value);
 }

@@ -14,6 +14,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/world.h"
 #include "lockstep/engine/make_optimizer.h"
+#include "lockstep/engine/offload_options.h"
 #include "lockstep/optim/flat_optimizer.h"
 
 namespace lockstep {
@@ -160,6 +161,7 @@ void EngineCore::set_zero(AcceleratorOptions& options) const {
   plugin.stage3_max_live_parameters = zero.max_live_parameters.value;
   plugin.stage3_param_persistence_threshold = zero.param_persistence_threshold.value;
   plugin.stage3_prefetch = zero.prefetch_bucket_size.value > 0;
+  set_offloads(zero, plugin);
   options.zero = plugin;
 }
 

@@ -62,7 +62,15 @@ Sharding::Sharding(
         "ZeRO++ changes how the parameters of stage 3 travel; got parameters that are kept, "
         "expected paged ones; use stage 3");
   }
+  if (options.offload.device != OffloadDevice::kNone && !paged) {
+    throw ConfigError(
+        "zero",
+        "offload_param moves parameters that come and go; got parameters that are kept, expected "
+        "paged ones; use stage 3");
+  }
   if (paged) {
+    places_.emplace(options.offload);
+    places_->reserve(parameters, options.keep_up_to_elements, group_.size());
     reduce_group_ = group_.split(0);
     pager_ = std::make_unique<Pager>(group_, options.pager);
   } else {
@@ -138,12 +146,12 @@ void Sharding::lay_out(
         residence == Residence::kPaged
             ? travel_
             : BucketTravel{.parameters = group_, .gradients = reduce_group_};
-    buckets_.push_back(std::make_unique<ShardedBucket>(plan, tensors, travel, residence));
+    buckets_.push_back(std::make_unique<ShardedBucket>(plan, tensors, travel, residence, places()));
     ShardedBucket& bucket = *buckets_.back();
     if (residence == Residence::kPaged) {
       pager_->add(bucket, items[static_cast<size_t>(plan.slots.back().parameter)].name);
     }
-    Shard& shard = shards_.back().emplace_back(Shard{bucket.shard(), {}});
+    Shard& shard = shards_.back().emplace_back(Shard{bucket.shard(), {}, bucket.shard_file()});
     for (const Piece& piece : bucket.pieces()) {
       shard.pieces.push_back(piece.values);
     }
@@ -165,7 +173,8 @@ void Sharding::note_pieces(const ShardedBucket& bucket) {
 void Sharding::page_frozen(const NamedTensors& frozen, const ShardingOptions& options) {
   const std::vector<at::Tensor> tensors = tensors_of(frozen);
   for (const flat::BucketPlan& plan : plan(tensors, options, options.cap_bytes)) {
-    frozen_.push_back(std::make_unique<ShardedBucket>(plan, tensors, travel_, Residence::kPaged));
+    frozen_.push_back(
+        std::make_unique<ShardedBucket>(plan, tensors, travel_, Residence::kPaged, places()));
     pager_->add(*frozen_.back(), frozen[static_cast<size_t>(plan.slots.back().parameter)].name);
     note_pieces(*frozen_.back());
   }

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,8 @@ struct ShardingOptions {
   PagerOptions pager = {};
   /// Only of paged parameters.
   PlusPlusOptions plus_plus = {};
+  /// Only of paged parameters: where each rank's part of them lies.
+  OffloadParam offload = {};
 };
 
 /// ZeRO's stages: each rank owns an equal part of every bucket of parameters, has the gradients and
@@ -53,8 +56,8 @@ struct ShardingOptions {
 /// a parameter; in stage 3 parameters come twice, for forward and for backward. With ZeRO++
 /// (PlusPlusOptions) they, and gradients, are rounded on their way, or come from close ranks; what
 /// is kept whole, and what is updated and saved, is exact. Memory: parameters
-/// whole, or in stage 3 1/N and the units in use; of gradients and state 1/N, and while backward
-/// runs up to three buckets that are under way.
+/// whole, or in stage 3 1/N (on the host or in files, if offloaded) and the units in use; of
+/// gradients and state 1/N, and while backward runs up to three buckets that are under way.
 ///
 /// Thread safety: none; one backward at a time. After: Rajbhandari et al., "ZeRO", SC 2020, with
 /// every bucket cut evenly instead of the whole model.
@@ -87,6 +90,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   struct Shard {
     at::Tensor values;
     std::vector<at::Tensor> pieces;
+    std::shared_ptr<offload::FileTensor> file;  ///< Where the values lie in one.
   };
   const std::vector<std::vector<Shard>>& shards() const { return shards_; }
   /// ConfigError for a trained parameter that has got other memory since it was divided, and would
@@ -132,6 +136,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
       const std::vector<at::Tensor>& tensors,
       const ShardingOptions& options,
       int64_t first_cap_bytes) const;
+  ShardPlaces* places() { return places_ ? &*places_ : nullptr; }
   void note_pieces(const ShardedBucket& bucket);
 
   Group group_;
@@ -145,6 +150,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   std::vector<std::unique_ptr<ShardedBucket>> buckets_;
   std::vector<std::unique_ptr<ShardedBucket>> frozen_;
   std::vector<std::unique_ptr<Pageable>> others_;
+  std::optional<ShardPlaces> places_;  ///< If paged.
   std::unique_ptr<Pager> pager_;
   std::vector<std::vector<size_t>> members_;  ///< [bucket][slot] Which parameter lies there.
   std::vector<size_t> bucket_of_;             ///< [parameter]

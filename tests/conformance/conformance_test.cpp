@@ -5,6 +5,7 @@
 // loop there is, without Lockstep.
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <ostream>
@@ -107,6 +108,20 @@ std::vector<Strategy> strategies() {
           .zero = lockstep::ZeroPlugin{.stage = stage, .bucket_cap_bytes = cap_bytes}};
     };
   };
+  // The files have no names, so any folder will do.
+  const auto in_files = [](int stage, int64_t micro_steps) {
+    return [=] {
+      lockstep::ZeroPlugin plugin{.stage = stage, .bucket_cap_bytes = 1000};
+      const std::filesystem::path folder = std::filesystem::temp_directory_path();
+      plugin.offload_optimizer = {
+          .device = lockstep::OffloadDevice::kNvme, .nvme_path = folder, .buffer_count = 4};
+      if (stage == 3) {
+        plugin.offload_param = {
+            .device = lockstep::OffloadDevice::kNvme, .nvme_path = folder, .max_in_cpu = 0};
+      }
+      return AcceleratorOptions{.gradient_accumulation_steps = micro_steps, .zero = plugin};
+    };
+  };
   std::vector<Strategy> all = {
       {.name = "data_parallel"},
       {.name = "tiny_buckets", .options = buckets(1)},
@@ -139,6 +154,11 @@ std::vector<Strategy> strategies() {
       {.name = "zero_1_fp16",
        .options = zero(1, 1, int64_t{25} << 20, Precision::kFP16),
        .tolerance = 4e-2},
+      {.name = "zero_2_in_files", .options = in_files(2, 1), .clip = true},
+      {.name = "zero_3_in_files_accumulation_and_clipping",
+       .options = in_files(3, 4),
+       .micro_steps = 4,
+       .clip = true},
       {.name = "local_sgd_every_step", .local_sgd_steps = 1},
       // Eight bits of mantissa in the products: 12 steps of AdamW at 0.01 end a few steps' length
       // apart where a gradient is near zero.
