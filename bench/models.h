@@ -8,6 +8,16 @@
 // What the benches train; the same as models.py.
 namespace bench {
 
+/// 50 million parameters, and little to compute with each: what their updates and travels cost.
+inline torch::nn::Sequential wide() {
+  torch::nn::Sequential net;
+  for (int layer = 0; layer < 12; ++layer) {
+    net->push_back(torch::nn::Linear(2048, 2048));
+    net->push_back(torch::nn::ReLU());
+  }
+  return net;
+}
+
 inline torch::nn::Sequential mlp() {
   return torch::nn::Sequential(
       torch::nn::Linear(784, 256), torch::nn::ReLU(), torch::nn::Linear(256, 10));

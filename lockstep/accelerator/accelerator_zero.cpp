@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // ZeRO: parts of the training instead of copies of it.
 #include <algorithm>
+#include <string>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -10,8 +13,10 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/accelerator/zero_units.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/keep_memory.h"
+#include "lockstep/flat/move_in_place.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/zero/paged_buffer.h"
 
@@ -31,7 +36,7 @@ std::vector<std::vector<optim::FlatOptimizer::Pieces>> pieces_of(const zero::Sha
   for (const auto& group : sharding.shards()) {
     auto& here = pieces.emplace_back();
     for (const zero::Sharding::Shard& shard : group) {
-      here.push_back({shard.values, shard.pieces});
+      here.push_back({shard.values, shard.pieces, shard.file});
     }
   }
   return pieces;
@@ -74,10 +79,51 @@ zero::PlusPlusOptions plus_plus(const ZeroPlugin& plugin, const WorldSpec& world
   return options;
 }
 
+void check_offload(const ZeroPlugin& zero) {
+  const OffloadOptimizer& optimizer = zero.offload_optimizer;
+  const OffloadParam& param = zero.offload_param;
+  const auto refuse = [](const std::string& what) { throw ConfigError("zero", what); };
+  if (param.device != OffloadDevice::kNone && zero.stage != 3) {
+    refuse(fmt::format(
+        "offload_param moves what stage 3 divides; got stage {}, expected 3; use stage 3, or leave "
+        "it out",
+        zero.stage));
+  }
+  if (param.device != OffloadDevice::kNone && optimizer.device == OffloadDevice::kNone) {
+    refuse(
+        "parameters off the device can only be updated on the host; got offload_param and no "
+        "offload_optimizer, expected both; set offload_optimizer.device to cpu or nvme, too");
+  }
+  if (param.device != OffloadDevice::kNone && optimizer.ratio < 1) {
+    refuse(fmt::format(
+        "a part of the update can stay on the device where the parameters do; got offload_param, "
+        "and offload_optimizer.ratio={}, expected 1; leave one of them out",
+        optimizer.ratio));
+  }
+  for (const auto& [name, device, path] :
+       {std::tuple("offload_optimizer", optimizer.device, optimizer.nvme_path),
+        std::tuple("offload_param", param.device, param.nvme_path)}) {
+    if (device == OffloadDevice::kNvme && path.empty()) {
+      refuse(fmt::format(
+          "{0}.device nvme needs a folder for its files; got no {0}.nvme_path; set it to one on a "
+          "fast disk",
+          name));
+    }
+    if (device != OffloadDevice::kNvme && !path.empty()) {
+      refuse(fmt::format(
+          "{0}.nvme_path is for the device nvme; got '{1}' and another device; set {0}.device to "
+          "nvme, or leave the path out",
+          name,
+          path.string()));
+    }
+  }
+}
+
 }  // namespace
 
 bool Accelerator::is_sharded() const {
-  return state_->options.zero.has_value() && use_distributed();
+  const std::optional<ZeroPlugin>& zero = state_->options.zero;
+  return zero.has_value() && (use_distributed() || zero->offloads());
 }
 
 void Accelerator::refuse_zero(const char* where, const char* because) const {
@@ -85,6 +131,23 @@ void Accelerator::refuse_zero(const char* where, const char* because) const {
     throw ConfigError(
         where,
         fmt::format("does not go with ZeRO: {}; construct the Accelerator without", because));
+  }
+}
+
+/// However it was said.
+void Accelerator::choose_zero() {
+  AcceleratorOptions& options = state_->options;
+  const int given =
+      (options.zero ? 1 : 0) + (options.fsdp_plugin ? 1 : 0) + (options.deepspeed_plugin ? 1 : 0);
+  if (given > 1) {
+    throw ConfigError(
+        "accelerator",
+        "zero, fsdp_plugin and deepspeed_plugin all say how the model is divided; give one");
+  }
+  if (options.fsdp_plugin) {
+    options.zero = options.fsdp_plugin->zero(host_size(state_->world, state_->group));
+  } else if (options.deepspeed_plugin) {
+    options.zero = options.deepspeed_plugin->zero();
   }
 }
 
@@ -120,6 +183,14 @@ void Accelerator::check_zero() const {
             "changes how stage 3 sends; got stage {}, expected 3; try stage 3, or leave them out",
             zero.stage));
   }
+  if (zero.stage < 3 && !zero.stage3_unit_classes.empty()) {
+    throw ConfigError(
+        "zero",
+        fmt::format(
+            "stage3_unit_classes says which parameters come and go together; got stage {}, where "
+            "none do; leave it out, or use stage 3",
+            zero.stage));
+  }
   const int partition = zero.zero_hpz_partition_size;
   if (partition < 0 || (partition > 1 && is_sharded() && num_processes() % partition != 0)) {
     throw ConfigError(
@@ -131,6 +202,7 @@ void Accelerator::check_zero() const {
             partition,
             num_processes()));
   }
+  check_offload(zero);
   if (options.shared_parameters) {
     throw ConfigError(
         "zero", "does not go with shared_parameters, of which each host has one copy anyway");
@@ -161,10 +233,23 @@ std::shared_ptr<void> Accelerator::begin_zero_init() {
   return std::make_shared<zero::WatchNewTensors>(*state.inits.back());
 }
 
-void Accelerator::finish_zero_init() {
-  if (!state_->inits.empty()) {
-    state_->inits.back()->finish();
+void Accelerator::finish_zero_init(const NamedTensors& tensors) {
+  state_->inits.back()->finish();
+  // Not when they are made: small ones are filled through pointers, as torch::tensor does.
+  flat::move_in_place(tensors_of(tensors), device());
+  if (state_->is_paged()) {
+    state_->hand_over_inits();
   }
+}
+
+/// To the pager that training has: ranks that serve it must bring what others touch here, too.
+void Accelerator::State::hand_over_inits() {
+  for (const auto& init : inits) {
+    for (zero::Init::Part& left : init->release()) {
+      sharding->look_after(std::move(left.part), std::move(left.name));
+    }
+  }
+  inits.clear();
 }
 
 void Accelerator::with_gathered_parameters(
@@ -186,7 +271,7 @@ void Accelerator::with_gathered_parameters(
     const c10::AutoGradMode no_grad(false);
     for (const at::Tensor& parameter : parameters) {
       // By way of a tensor that is not paged, which transports read through pointers.
-      at::Tensor values = parameter.detach().clone();
+      at::Tensor values = parameter.detach().clone(at::MemoryFormat::Contiguous);
       state_->group.broadcast(values, *modifier_rank).wait();
       parameter.detach().copy_(values);
     }
@@ -233,17 +318,25 @@ void Accelerator::shard_parameters() {
           .cap_bytes = cap_bytes,
           .first_cap_bytes = std::min(cap_bytes, zero::ShardingOptions().first_cap_bytes),
           .broadcast_buffers = state.options.data_parallel.broadcast_buffers,
+          .units = units_of(model.parameters(), model.classes(), plugin.stage3_unit_classes),
           .residence = plugin.stage == 3 ? zero::Residence::kPaged : zero::Residence::kKept,
           .keep_up_to_elements = plugin.stage3_param_persistence_threshold,
           .pager =
               {.max_live_elements = plugin.stage3_max_live_parameters,
                .prefetch = plugin.stage3_prefetch},
-          .plus_plus = plus_plus(plugin, state.world, state.group)});
-  flat->update_instead(pieces_of(*state.sharding));
+          .plus_plus = plus_plus(plugin, state.world, state.group),
+          .offload = plugin.offload_param});
+  flat->update_instead(pieces_of(*state.sharding), plugin.offload_optimizer);
   optimizer.set_sharding(state.sharding);
   model.sync = state.sharding;
   state.sharding->watch();
-  state.inits.clear();
+  std::vector<at::Tensor> tensors = tensors_of(model.parameters());
+  const std::vector<at::Tensor> buffers = tensors_of(model.buffers());
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  for (const auto& init : state.inits) {
+    init->make_whole(tensors);
+  }
+  state.hand_over_inits();
   release_freed_memory();  // Where parameters were before.
 }
 

@@ -11,6 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
@@ -116,7 +117,7 @@ void train(
   }
   for (const at::Tensor& parameter : model->parameters()) {
     EXPECT_EQ(parameter.device(), accelerator.device());
-    left.tensors.push_back(parameter.detach().cpu());
+    left.tensors.push_back(parameter.detach().cpu().clone());
   }
   for (const at::Tensor& buffer : model->buffers()) {
     EXPECT_EQ(buffer.device(), accelerator.device());
@@ -262,11 +263,141 @@ TEST(Device, a_checkpoint_goes_from_device_to_device_and_to_the_cpu) {
   }
 }
 
+/// Stages and what they may have elsewhere than on the device.
+std::vector<ZeroPlugin> offloading(const std::filesystem::path& folder) {
+  std::vector<ZeroPlugin> all;
+  for (const int stage : {1, 2, 3}) {
+    for (const OffloadDevice state : {OffloadDevice::kCpu, OffloadDevice::kNvme}) {
+      for (const OffloadDevice parameters :
+           {OffloadDevice::kNone, OffloadDevice::kCpu, OffloadDevice::kNvme}) {
+        ZeroPlugin plugin{.stage = stage, .bucket_cap_bytes = 200};
+        plugin.offload_optimizer.device = state;
+        plugin.offload_param = {.device = parameters, .max_in_cpu = 0};
+        if (state == OffloadDevice::kNvme) {
+          plugin.offload_optimizer.nvme_path = folder;
+        }
+        if (parameters == OffloadDevice::kNvme) {
+          plugin.offload_param.nvme_path = folder;
+        }
+        if (stage == 3 || parameters == OffloadDevice::kNone) {
+          all.push_back(plugin);
+        }
+      }
+    }
+  }
+  all.push_back(all.front());
+  all.back().offload_optimizer.ratio = 0.5;
+  return all;
+}
+
+TEST(Device, an_update_on_the_host_gives_the_numbers_of_the_cpu) {
+  test_device();
+  const TestFolder folder;
+  for (const ZeroPlugin& plugin : offloading(folder.path())) {
+    SCOPED_TRACE(plugin.stage);
+    std::vector<Left> cpu(2);
+    std::vector<Left> device(2);
+    const auto run = [&](const AcceleratorOptions& options, std::vector<Left>& all) {
+      two_ranks(options, [&](Accelerator& accelerator) {
+        train(accelerator, adamw, all[static_cast<size_t>(accelerator.process_index())]);
+      });
+    };
+    run({.cpu = true, .zero = ZeroPlugin{.stage = plugin.stage, .bucket_cap_bytes = 200}}, cpu);
+    run({.cpu = false, .zero = plugin}, device);
+    expect_equal(cpu[0], device[0]);
+    expect_equal(cpu[1], device[1]);
+  }
+}
+
+/// Whether one process can train a million parameters on a device with room for `bytes`.
+bool fits(const ZeroPlugin& plugin, int64_t bytes) {
+  Accelerator accelerator({.zero = plugin});
+  torch::nn::Sequential net;
+  for (int i = 0; i < 16; ++i) {
+    net->push_back(torch::nn::Linear(256, 256));
+  }
+  const int64_t before = test_device_bytes();
+  auto [model, optimizer] = accelerator.prepare(net, optim::AdamW(net->parameters()));
+  limit_test_device(before + bytes);
+  bool fitted = true;
+  try {
+    for (int step = 0; step < 2; ++step) {
+      accelerator.backward(model->forward(at::ones({2, 256}, accelerator.device())).sum());
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+  } catch (const c10::OutOfMemoryError&) {
+    fitted = false;
+  }
+  limit_test_device(std::nullopt);
+  return fitted;
+}
+
+TEST(Device, what_is_offloaded_needs_no_room_there) {
+  test_device();
+  const TestFolder folder;
+  const int64_t parameters = int64_t{16} * 256 * 257 * 4;
+  const int64_t bucket = parameters / 16;
+  ZeroPlugin plugin{.stage = 2, .bucket_cap_bytes = bucket};
+  // As much as a bucket's gradients, three times, and what one operation makes.
+  const int64_t under_way = 5 * bucket;
+  EXPECT_TRUE(fits({}, 4 * parameters + under_way)) << "parameters, gradients, twice the state";
+  plugin.offload_optimizer.device = OffloadDevice::kCpu;
+  EXPECT_TRUE(fits(plugin, 2 * parameters + under_way)) << "parameters, gradients";
+  EXPECT_FALSE(fits(plugin, 2 * parameters - bucket));
+  plugin.offload_optimizer.ratio = 0.5;
+  EXPECT_FALSE(fits(plugin, 2 * parameters + under_way));
+  EXPECT_TRUE(fits(plugin, 3 * parameters + under_way));
+  plugin.offload_optimizer.ratio = 1;
+  plugin.stage = 3;
+  plugin.offload_param.device = OffloadDevice::kCpu;
+  EXPECT_TRUE(fits(plugin, parameters + 4 * bucket + under_way)) << "gradients, what is in use";
+  plugin.offload_param = {
+      .device = OffloadDevice::kNvme, .nvme_path = folder.path(), .max_in_cpu = 0};
+  EXPECT_TRUE(fits(plugin, parameters + 4 * bucket + under_way));
+}
+
 TEST(Device, parameters_in_memory_of_the_host_are_refused) {
   test_device();
   EXPECT_THAT(
       [] { Accelerator({.shared_parameters = true}); },
       ::testing::ThrowsMessage<ConfigError>(HasSubstr("shared_parameters is for processes")));
+}
+
+/// Parameters large enough to be built in parts, others, and small buffers, one filled through a
+/// pointer.
+struct MixedImpl : torch::nn::Module {
+  MixedImpl() {
+    linear = register_module("linear", torch::nn::Linear(64, 64));
+    scale = register_buffer("scale", torch::tensor(std::vector<float>{2, 3}));
+    order = register_buffer("order", torch::tensor(std::vector<int64_t>{1, 0}));
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) {
+      parameter.fill_(0.25);
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return linear(x) * scale.index_select(0, order).unsqueeze(1);
+  }
+  torch::nn::Linear linear{nullptr};
+  at::Tensor scale, order;
+};
+TORCH_MODULE(Mixed);
+
+TEST(DeviceZero, a_model_built_in_parts_is_all_on_the_device_though_never_prepared) {
+  two_ranks({.zero = ZeroPlugin{.stage = 3}}, [](Accelerator& accelerator) {
+    auto teacher = accelerator.zero_init([] { return Mixed(); });
+    for (const at::Tensor& tensor : teacher->parameters()) {
+      EXPECT_EQ(tensor.device(), accelerator.device());
+    }
+    for (const at::Tensor& tensor : teacher->buffers()) {
+      EXPECT_EQ(tensor.device(), accelerator.device());
+    }
+    const torch::NoGradGuard no_grad;
+    const at::Tensor x = at::ones({2, 64});
+    const at::Tensor y = teacher->forward(x.to(accelerator.device()));
+    EXPECT_TRUE(at::equal(y.cpu(), Mixed()->forward(x)));
+  });
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 namespace lockstep::ds_config {
 
 enum class Dtype { kFloat32, kFloat16, kBfloat16 };
+enum class OffloadDevice { kNone, kCpu, kNvme };
 enum class TagValidation { kWarn, kIgnore, kFail };
 enum class AllreduceOp { kMean, kSum };
 
@@ -17,6 +18,8 @@ template <typename E>
 inline constexpr std::array<std::string_view, 0> kWords = {};
 template <>
 inline constexpr std::array<std::string_view, 3> kWords<Dtype> = {"fp32", "fp16", "bf16"};
+template <>
+inline constexpr std::array<std::string_view, 3> kWords<OffloadDevice> = {"none", "cpu", "nvme"};
 template <>
 inline constexpr std::array<std::string_view, 3> kWords<TagValidation> = {"WARN", "IGNORE", "FAIL"};
 template <>

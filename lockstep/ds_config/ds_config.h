@@ -45,6 +45,24 @@ struct AutocastSection {
   Resolved<std::optional<Dtype>> dtype;  ///< kFloat16 or kBfloat16; given if it is enabled.
 };
 
+struct OffloadOptimizerSection {
+  Resolved<OffloadDevice> device{OffloadDevice::kNone};
+  Resolved<std::optional<std::string>> nvme_path;  ///< Given if the device is kNvme.
+  Resolved<bool> pin_memory{true};
+  Resolved<double> ratio{1};          ///< Part of the state that is offloaded, above 0.
+  Resolved<int64_t> buffer_count{4};  ///< With kNvme; of one field of a bucket's state each.
+  // With kNvme: whether files are read and written while others are updated; not set: yes.
+  Resolved<std::optional<bool>> pipeline_read;
+  Resolved<std::optional<bool>> pipeline_write;
+};
+
+struct OffloadParamSection {
+  Resolved<OffloadDevice> device{OffloadDevice::kNone};
+  Resolved<std::optional<std::string>> nvme_path;  ///< Given if the device is kNvme.
+  Resolved<bool> pin_memory{true};
+  Resolved<int64_t> max_in_cpu{1'000'000'000};  ///< Elements that stay in memory beside kNvme.
+};
+
 struct ZeroSection {
   Resolved<int64_t> stage{0};
   /// Elements of the largest bucket of gradients; not set: Lockstep's own 25 MiB.
@@ -53,6 +71,8 @@ struct ZeroSection {
   Resolved<std::optional<int64_t>> max_live_parameters;
   Resolved<int64_t> param_persistence_threshold{100'000};  ///< Smaller ones stay whole.
   Resolved<int64_t> prefetch_bucket_size{50'000'000};  ///< 0: nothing comes before it is needed.
+  OffloadOptimizerSection offload_optimizer;
+  OffloadParamSection offload_param;
   Resolved<int64_t> hpz_partition_size{1};
   Resolved<bool> quantized_weights{false};
   Resolved<bool> quantized_gradients{false};

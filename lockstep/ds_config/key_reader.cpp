@@ -218,6 +218,10 @@ void KeyReader::set(const Node& node, Dtype& value) {
                                : value_of<Dtype>(node.text);
 }
 
+void KeyReader::set(const Node& node, OffloadDevice& value) {
+  value = value_of<OffloadDevice>(node.text);
+}
+
 void KeyReader::set(const Node& node, TagValidation& value) {
   value = value_of<TagValidation>(node.text);
 }

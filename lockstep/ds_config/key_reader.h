@@ -77,6 +77,7 @@ class KeyReader {
   /// A list, or one text that stands for itself.
   static void set(const config::Node& node, std::vector<std::string>& value);
   static void set(const config::Node& node, Dtype& value);
+  static void set(const config::Node& node, OffloadDevice& value);
   static void set(const config::Node& node, TagValidation& value);
   static void set(const config::Node& node, AllreduceOp& value);
   template <typename T>

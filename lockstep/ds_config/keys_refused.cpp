@@ -56,9 +56,7 @@ void add_elsewhere(std::vector<KeySpec>& keys) {
   keys.push_back(refused("weight_quantization", "is for inference; delete it"));
   keys.push_back(
       refused("datastates_ckpt", "checkpoints have one format, which all ranks write; delete it"));
-  keys.push_back(refused(
-      "zero_optimization.zenflow",
-      "the update is never late, and nothing is offloaded yet; delete it"));
+  keys.push_back(refused("zero_optimization.zenflow", "the update is never late; delete it"));
   keys.push_back(refused(
       "zero_optimization.save_muon_momentum_buffer_in_memory", "there is no Muon; delete it"));
   keys.push_back(nothing("disable_python_gc", KeyKind::kBoolean, "there is no Python"));

@@ -139,7 +139,7 @@ void add_checkpoint(std::vector<KeySpec>& keys) {
 }
 
 void add_aio(std::vector<KeySpec>& keys) {
-  const std::string why = "is for files of offloaded state, and nothing is offloaded yet";
+  const std::string why = "how files of offloaded state are read and written is not for tuning";
   keys.push_back(nullable(nothing("aio", KeyKind::kSection, why)));
   for (const char* name : {"block_size", "queue_depth", "intra_op_parallelism", "thread_count"}) {
     KeySpec spec = nothing(std::string("aio.") + name, KeyKind::kInteger, why);

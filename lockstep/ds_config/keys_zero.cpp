@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <utility>
+
 #include "lockstep/ds_config/key_specs.h"
 
 namespace lockstep::ds_config {
@@ -73,47 +75,80 @@ void add_state(std::vector<KeySpec>& keys) {
       "ranks always compare what they are about to do")));
 }
 
+void add_offload_optimizer(std::vector<KeySpec>& keys) {
+  const auto key = [](const char* name) { return std::string("offload_optimizer.") + name; };
+  keys.push_back(in_zero(whole(
+      key("buffer_count"), 1, "device nvme: buffers in memory, a bucket's field of state each")));
+  keys.push_back(in_zero(
+      {.path = key("ratio"),
+       .kind = KeyKind::kNumber,
+       .words = "part of the state that goes, in whole buckets; more than 0",
+       .least = 0,
+       .most = 1}));
+  keys.push_back(in_zero(works(
+      key("pipeline_read"),
+      KeyKind::kBoolean,
+      "device nvme: read the next bucket while one is updated; not set: true")));
+  keys.push_back(in_zero(works(
+      key("pipeline_write"),
+      KeyKind::kBoolean,
+      "device nvme: write the last bucket while one is updated; not set: true")));
+  keys.push_back(
+      in_zero(nothing(key("fast_init"), KeyKind::kBoolean, "state is made where it stays")));
+  KeySpec cores = nothing(
+      key("cpuadam_cores_perc"),
+      KeyKind::kNumber,
+      "an update takes the threads that the launcher gave the rank");
+  cores.least = 0;
+  cores.most = 1;
+  keys.push_back(in_zero(std::move(cores)));
+  keys.push_back(in_zero(refused_unless(
+      key("super_offload"),
+      KeyKind::kBoolean,
+      "false",
+      "is made for one kind of machine (GH200); delete it, and device cpu does the same work")));
+}
+
+void add_offload_param(std::vector<KeySpec>& keys) {
+  const auto key = [](const char* name) { return std::string("offload_param.") + name; };
+  const std::string why = "a bucket is read to where it is used";
+  keys.push_back(in_zero(tuning(key("buffer_count"), why)));
+  keys.push_back(in_zero(tuning(key("buffer_size"), why)));
+  keys.push_back(in_zero(
+      whole(key("max_in_cpu"), 0, "device nvme: elements of a rank's part that stay in memory")));
+}
+
 void add_offload(std::vector<KeySpec>& keys) {
-  const std::string none_yet =
-      "nothing is offloaded yet; delete it, and divide more: a higher stage, more ranks";
-  const std::string off = "means something with a device only";
   for (const std::string section : {"offload_optimizer", "offload_param"}) {
+    const bool optimizer = section == "offload_optimizer";
     const auto key = [&](const char* name) { return section + "." + name; };
-    keys.push_back(
-        in_zero(nullable(works(section, KeyKind::kSection, "refused unless its device is none"))));
+    keys.push_back(in_zero(nullable(works(
+        section,
+        KeyKind::kSection,
+        optimizer ? "optimizer state off the device, and the update on the host; from stage 1 on"
+                  : "each rank's part of the parameters off the device; in stage 3, together with "
+                    "offload_optimizer"))));
     keys.push_back(in_zero(
         {.path = key("device"),
          .kind = KeyKind::kChoice,
-         .status = KeyStatus::kRefused,
-         .words = none_yet,
+         .words = "where to",
          .choices = {"none", "cpu", "nvme"},
-         .fine = "none"}));
-    keys.push_back(in_zero(nullable(nothing(key("nvme_path"), KeyKind::kText, off))));
-    keys.push_back(in_zero(nothing(key("pin_memory"), KeyKind::kBoolean, off)));
-    keys.push_back(in_zero(tuning(key("buffer_count"), off)));
-    if (section == "offload_param") {
-      keys.push_back(in_zero(tuning(key("buffer_size"), off)));
-      keys.push_back(in_zero(tuning(key("max_in_cpu"), off)));
-      continue;
-    }
-    for (const char* name : {"ratio", "cpuadam_cores_perc"}) {
-      KeySpec part = nothing(key(name), KeyKind::kNumber, off);
-      part.least = 0;
-      part.most = 1;
-      keys.push_back(in_zero(std::move(part)));
-    }
-    for (const char* name : {"pipeline_read", "pipeline_write", "fast_init"}) {
-      keys.push_back(in_zero(nothing(key(name), KeyKind::kBoolean, off)));
-    }
-    keys.push_back(in_zero(refused_unless(
-        key("super_offload"),
-        KeyKind::kBoolean,
-        "false",
-        "is made for one kind of machine (GH200); delete it")));
+         .auto_rule = AutoRule::kRefused}));
+    keys.push_back(in_zero(nullable(works(
+        key("nvme_path"), KeyKind::kText, "a folder that is there; needed with device nvme"))));
+    keys.push_back(in_zero(works(
+        key("pin_memory"), KeyKind::kBoolean, "page-locked memory between a GPU and the host")));
+    optimizer ? add_offload_optimizer(keys) : add_offload_param(keys);
   }
   // Truths, which became sections.
-  for (const char* name : {"cpu_offload", "cpu_offload_param"}) {
-    keys.push_back(in_zero(nullable(refused_unless(name, KeyKind::kBoolean, "false", none_yet))));
+  for (const auto& [name, section] :
+       {std::pair("cpu_offload", "offload_optimizer"),
+        std::pair("cpu_offload_param", "offload_param")}) {
+    keys.push_back(in_zero(nullable(refused_unless(
+        name,
+        KeyKind::kBoolean,
+        "false",
+        std::string("is the old way; write \"") + section + "\": {\"device\": \"cpu\"}"))));
   }
   keys.push_back(in_zero(nullable(nothing(
       "cpu_offload_use_pin_memory",

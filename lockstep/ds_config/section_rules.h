@@ -11,7 +11,7 @@
 /// the reader.
 namespace lockstep::ds_config {
 
-/// The old way to write a stage; what goes with which stage.
+/// The old way to write a stage; what goes with which stage and device.
 void apply_zero_rules(KeyReader& reader, std::optional<int64_t> world_size, DsConfig& config);
 
 /// One precision of three sections that may say it.

@@ -35,6 +35,9 @@ inline nlohmann::json json_of(const std::vector<std::string>& value) {
 inline nlohmann::json json_of(Dtype value) {
   return word_of(value);
 }
+inline nlohmann::json json_of(OffloadDevice value) {
+  return word_of(value);
+}
 inline nlohmann::json json_of(TagValidation value) {
   return word_of(value);
 }

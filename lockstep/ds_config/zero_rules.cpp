@@ -38,6 +38,62 @@ void read_old_zero(KeyReader& reader, ZeroSection& zero) {
           zero.stage.value));
 }
 
+/// What both sections that offload have. `least`: the stage from which on there is what they move.
+template <typename Section>
+void check_offload(
+    KeyReader& reader,
+    const std::string& path,
+    const Section& section,
+    const ZeroSection& zero,
+    int64_t least) {
+  const OffloadDevice device = section.device.value;
+  if (device != OffloadDevice::kNone && zero.stage.value < least) {
+    fail(
+        reader,
+        path + ".device",
+        fmt::format(
+            "offloads what every rank keeps whole in stage {}; expected stage {}{}",
+            zero.stage.value,
+            least,
+            least < 3 ? " or more" : ""));
+  }
+  if (device == OffloadDevice::kNvme && !section.nvme_path.value) {
+    fail(reader, path + ".device", "nvme needs nvme_path, a folder on that disk");
+  }
+  if (const Found* const folder = reader.find(path + ".nvme_path");
+      device != OffloadDevice::kNvme && folder != nullptr) {
+    reader.note(
+        folder->key,
+        fmt::format("{}.nvme_path says nothing here: the device is {}", path, word_of(device)));
+  }
+}
+
+void check_offloads(KeyReader& reader, const ZeroSection& zero) {
+  const auto& optimizer = zero.offload_optimizer;
+  const std::string optimizer_path = zero_path("offload_optimizer");
+  const std::string param_path = zero_path("offload_param");
+  check_offload(reader, optimizer_path, optimizer, zero, 1);
+  check_offload(reader, param_path, zero.offload_param, zero, 3);
+  if (optimizer.ratio.value == 0) {
+    fail(reader, optimizer_path + ".ratio", "0 offloads nothing; write device none");
+  }
+  if (zero.offload_param.device.value == OffloadDevice::kNone) {
+    return;
+  }
+  if (optimizer.device.value == OffloadDevice::kNone) {
+    fail(
+        reader,
+        param_path + ".device",
+        "goes with offload_optimizer only: parameters off the device are updated on the host");
+  } else if (optimizer.ratio.value < 1) {
+    fail(
+        reader,
+        optimizer_path + ".ratio",
+        "below 1 leaves a part of the update on the device, where offload_param leaves no "
+        "parameters; delete one of them");
+  }
+}
+
 void check_plus_plus(
     KeyReader& reader, std::optional<int64_t> world_size, const ZeroSection& zero) {
   const std::string hpz = zero_path("zero_hpz_partition_size");
@@ -85,6 +141,7 @@ void check_optimizer(KeyReader& reader, const DsConfig& config) {
 void apply_zero_rules(KeyReader& reader, std::optional<int64_t> world_size, DsConfig& config) {
   ZeroSection& zero = config.zero;
   read_old_zero(reader, zero);
+  check_offloads(reader, zero);
   check_plus_plus(reader, world_size, zero);
   check_optimizer(reader, config);
   const std::string sum = "gradient_allreduce_op";

@@ -64,41 +64,81 @@ TEST(ZeroSection, AnOldNameBesideTheNewOneIsAnError) {
       HasSubstr("which line 3 says already; remove gather_16bit_weights_on_model_save\n"));
 }
 
-TEST(ZeroSection, OffloadingIsRefused) {
-  for (const std::string section : {"offload_optimizer", "offload_param"}) {
-    for (const std::string device : {"cpu", "nvme"}) {
-      const std::string keys = "{\"device\": \"" + device + "\", \"nvme_path\": \"/x\"}";
-      EXPECT_EQ(
-          errors_of(zero("\"stage\": 3,\n\"" + section + "\":\n" + keys)),
-          "[ds.json:4:2] zero_optimization." + section +
-              ".device, unless it is none, is refused: nothing is offloaded yet; delete it, and "
-              "divide more: a higher stage, more ranks\n");
-    }
+TEST(ZeroSection, OffloadingSaysWhereToAndHow) {
+  const Reading reading = reading_with(zero(R"("stage": 3,
+    "offload_optimizer": {"device": "nvme", "nvme_path": "/x", "ratio": 1, "buffer_count": 8,
+      "pipeline_read": false, "pin_memory": false},
+    "offload_param": {"device": "cpu", "max_in_cpu": 1e6})"));
+  EXPECT_EQ(lines_of(reading.errors), "");
+  const ZeroSection& section = reading.config.zero;
+  EXPECT_EQ(section.offload_optimizer.device.value, OffloadDevice::kNvme);
+  EXPECT_EQ(section.offload_optimizer.nvme_path.value, "/x");
+  EXPECT_EQ(section.offload_optimizer.buffer_count.value, 8);
+  EXPECT_EQ(section.offload_optimizer.pipeline_read.value, false);
+  EXPECT_EQ(section.offload_optimizer.pipeline_write.value, std::nullopt);
+  EXPECT_FALSE(section.offload_optimizer.pin_memory.value);
+  EXPECT_EQ(section.offload_param.device.value, OffloadDevice::kCpu);
+  EXPECT_EQ(section.offload_param.max_in_cpu.value, 1'000'000);
+  for (const std::string name : {"offload_optimizer", "offload_param"}) {
     EXPECT_THAT(
-        errors_of(zero("\"" + section + "\": {\"device\": \"gpu\"}")),
+        errors_of(zero("\"" + name + "\": {\"device\": \"gpu\"}")),
         HasSubstr("device makes no sense; got \"gpu\" in quotes, expected one of \"none\""));
-    EXPECT_EQ(errors_of(zero("\"" + section + "\": {\"device\": \"none\"}")), "");
-    EXPECT_EQ(errors_of(zero("\"" + section + "\": {}")), "");
-    EXPECT_EQ(errors_of(zero("\"" + section + "\": null")), "");
-  }
-  for (const std::string name : {"cpu_offload", "cpu_offload_param"}) {
-    EXPECT_THAT(
-        errors_of(zero("\"stage\": 3, \"" + name + "\": true")),
-        HasSubstr(name + ", unless it is false, is refused: nothing is offloaded yet"));
-    EXPECT_EQ(errors_of(zero("\"" + name + "\": false")), "");
+    EXPECT_EQ(errors_of(zero("\"" + name + "\": {\"device\": \"none\"}")), "");
+    EXPECT_EQ(errors_of(zero("\"" + name + "\": {}")), "");
     EXPECT_EQ(errors_of(zero("\"" + name + "\": null")), "");
   }
 }
 
-TEST(ZeroSection, WhatSaysHowToOffloadIsCheckedAndNoted) {
+TEST(ZeroSection, OffloadingGoesWithAStageAndAFolder) {
+  const std::string cpu = R"({"device": "cpu"})";
+  EXPECT_EQ(errors_of(zero(R"("stage": 1, "offload_optimizer": )" + cpu)), "");
+  EXPECT_THAT(
+      errors_of(zero(R"("offload_optimizer": )" + cpu)),
+      HasSubstr(
+          "offload_optimizer.device offloads what every rank keeps whole in stage 0; expected "
+          "stage 1 or more"));
+  EXPECT_THAT(
+      errors_of(
+          zero(R"("stage": 2, "offload_optimizer": {"device": "cpu"}, "offload_param": )" + cpu)),
+      HasSubstr("offload_param.device offloads what every rank keeps whole in stage 2; expected "
+                "stage 3\n"));
+  EXPECT_THAT(
+      errors_of(zero(R"("stage": 3, "offload_optimizer": {"device": "nvme"})")),
+      HasSubstr("offload_optimizer.device nvme needs nvme_path"));
+  EXPECT_THAT(
+      notes_of(zero(R"("stage": 2, "offload_optimizer": {"device": "cpu", "nvme_path": "/x"})")),
+      HasSubstr("nvme_path says nothing here: the device is cpu"));
+}
+
+TEST(ZeroSection, OffloadedParametersAreUpdatedOnTheHost) {
+  EXPECT_THAT(
+      errors_of(zero(R"("stage": 3, "offload_param": {"device": "cpu"})")),
+      HasSubstr("offload_param.device goes with offload_optimizer only"));
+  EXPECT_THAT(
+      errors_of(zero(R"("stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5},
+        "offload_param": {"device": "cpu"})")),
+      HasSubstr("offload_optimizer.ratio below 1 leaves a part of the update on the device"));
+  EXPECT_THAT(
+      errors_of(zero(R"("stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0})")),
+      HasSubstr("offload_optimizer.ratio 0 offloads nothing; write device none"));
   EXPECT_THAT(
       errors_of(zero(R"("offload_optimizer": {"ratio": 2})")),
       HasSubstr("ratio makes no sense; got 2, expected a number from 0 to 1\n"));
-  EXPECT_THAT(
-      notes_of(zero(R"("offload_optimizer": {"ratio": 0.5, "nvme_path": "/x"})")),
-      HasSubstr(
-          "zero_optimization.offload_optimizer.ratio says nothing here: means something with "
-          "a device only\n[ds.json:2:59] zero_optimization.offload_optimizer.nvme_path says"));
+}
+
+TEST(ZeroSection, TheOldTruthsOfOffloadingSayWhatToWrite) {
+  for (const auto& [name, section] :
+       {std::pair("cpu_offload", "offload_optimizer"),
+        std::pair("cpu_offload_param", "offload_param")}) {
+    const std::string key = std::string("\"") + name + "\"";
+    EXPECT_THAT(
+        errors_of(zero("\"stage\": 3, " + key + ": true")),
+        HasSubstr(
+            std::string(name) + ", unless it is false, is refused: is the old way; write \"" +
+            section + "\": {\"device\": \"cpu\"}"));
+    EXPECT_EQ(errors_of(zero(key + ": false")), "");
+    EXPECT_EQ(errors_of(zero(key + ": null")), "");
+  }
 }
 
 TEST(ZeroSection, WhatStageThreeKeepsWholeIsKnownByBothNames) {

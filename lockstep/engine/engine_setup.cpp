@@ -9,6 +9,7 @@
 #include "lockstep/engine/engine_core.h"
 #include "lockstep/engine/init_distributed.h"
 #include "lockstep/engine/make_optimizer.h"
+#include "lockstep/engine/offload_options.h"
 
 namespace lockstep {
 namespace {
@@ -167,6 +168,7 @@ void EngineCore::set_zero(AcceleratorOptions& options) const {
   plugin.zero_quantized_weights = zero.quantized_weights.value;
   plugin.zero_quantized_gradients = zero.quantized_gradients.value;
   plugin.zero_hpz_partition_size = static_cast<int>(zero.hpz_partition_size.value);
+  set_offloads(zero, plugin);
   options.zero = plugin;
 }
 

@@ -148,14 +148,47 @@ void FlatGroup::add(const std::vector<at::Tensor>& parameters) {
   }
 }
 
-void FlatGroup::add_in_place(const at::Tensor& buffer, const std::vector<at::Tensor>& pieces) {
+void FlatGroup::add_in_place(
+    const at::Tensor& buffer,
+    const std::vector<at::Tensor>& pieces,
+    std::shared_ptr<offload::FileTensor> file) {
   for (const at::Tensor& piece : pieces) {
     FlatParameter item = new_item(piece);
     item.buffer = buffers_.size();
     item.offset = piece.storage_offset() - buffer.storage_offset();
     items_.push_back(std::move(item));
   }
-  buffers_.push_back({.parameters = buffer, .state = std::vector<at::Tensor>(field_count_)});
+  buffers_.push_back(
+      {.parameters = buffer,
+       .state = std::vector<at::Tensor>(field_count_),
+       .parameter_file = std::move(file)});
+}
+
+void FlatGroup::offload_state(size_t buffer, std::shared_ptr<offload::ScratchFile> file) {
+  buffers_[buffer].state_on_host = true;
+  buffers_[buffer].scratch = std::move(file);
+}
+
+std::vector<offload::FileTensor*> FlatGroup::files_of(size_t buffer) const {
+  std::vector<offload::FileTensor*> files;
+  if (buffers_[buffer].parameter_file) {
+    files.push_back(buffers_[buffer].parameter_file.get());
+  }
+  for (const auto& file : buffers_[buffer].state_files) {
+    files.push_back(file.get());
+  }
+  return files;
+}
+
+at::Tensor FlatGroup::state_memory(Buffer& buffer, const at::TensorOptions& options) {
+  const int64_t numel = buffer.parameters.numel();
+  if (buffer.scratch) {
+    buffer.state_files.push_back(
+        std::make_shared<offload::FileTensor>(buffer.scratch, numel, options));
+    return buffer.state_files.back()->tensor();
+  }
+  return buffer.state_on_host ? at::zeros({numel}, options.device(at::kCPU))
+                              : memory(numel, options);
 }
 
 void FlatGroup::share(const Group& group) {
@@ -237,7 +270,7 @@ at::Tensor& FlatGroup::place_state(FlatParameter& item, size_t field, StateShape
   } else if (at_home(item)) {
     at::Tensor& buffer = buffers_[item.buffer].state[field];
     if (!buffer.defined()) {
-      buffer = memory(buffers_[item.buffer].parameters.numel(), options);
+      buffer = state_memory(buffers_[item.buffer], options);
     }
     state = buffer.as_strided(parameter.sizes(), parameter.strides(), item.offset);
   } else if (parameter.is_non_overlapping_and_dense()) {
@@ -257,6 +290,9 @@ at::Tensor& FlatGroup::place_state(FlatParameter& item, size_t field, StateShape
 void FlatGroup::follow_parameter(FlatParameter& item) {
   const at::Tensor& parameter = item.parameter;
   const bool dense = parameter.is_non_overlapping_and_dense();
+  if (item.buffer != FlatParameter::kLoose && buffers_[item.buffer].state_on_host) {
+    return;  // It is to lie elsewhere.
+  }
   for (at::Tensor& state : item.state) {
     if (!state.defined()) {
       continue;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <limits>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -10,6 +11,7 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/flat/layout.h"
+#include "lockstep/offload/file_tensor.h"
 #include "lockstep/optim/rule.h"
 
 namespace lockstep::optim {
@@ -46,8 +48,15 @@ class FlatGroup {
 
   /// Takes in more parameters.
   void add(const std::vector<at::Tensor>& parameters);
-  /// Takes in `pieces`, which lie in `buffer` already, in order and without overlap.
-  void add_in_place(const at::Tensor& buffer, const std::vector<at::Tensor>& pieces);
+  /// Takes in `pieces`, which lie in `buffer` already, in order and without overlap. `file`: where
+  /// that lies in a file.
+  void add_in_place(
+      const at::Tensor& buffer,
+      const std::vector<at::Tensor>& pieces,
+      std::shared_ptr<offload::FileTensor> file = nullptr);
+  /// State of the parameters in flat buffer `buffer` is made in the host's memory from now on, or
+  /// in `file` if there is one. Before there is any.
+  void offload_state(size_t buffer, std::shared_ptr<offload::ScratchFile> file);
   /// Moves what is laid out, and what follows, into memory that the ranks of `group` have in
   /// common. The values are rank 0's. From then on a parameter with a gradient must stay where it
   /// was put. ConfigError, on all ranks, if they have none in common or a parameter cannot be
@@ -57,6 +66,12 @@ class FlatGroup {
   /// In the order they lie in memory; those without a place last.
   std::vector<FlatParameter>& items() { return items_; }
   const std::vector<FlatParameter>& items() const { return items_; }
+  size_t buffer_count() const { return buffers_.size(); }
+  /// The parameters in buffer `buffer`, and what lies between them.
+  const at::Tensor& buffer_values(size_t buffer) const { return buffers_[buffer].parameters; }
+  bool state_is_offloaded(size_t buffer) const { return buffers_[buffer].state_on_host; }
+  /// What of buffer `buffer` lies in files: parameters, and the state that there is.
+  std::vector<offload::FileTensor*> files_of(size_t buffer) const;
 
   /// Makes field `field` of `item`'s state, in its flat place if it has the parameter's shape. What
   /// it holds is for the caller to write.
@@ -81,6 +96,10 @@ class FlatGroup {
   struct Buffer {
     at::Tensor parameters;
     std::vector<at::Tensor> state;  ///< [field] Undefined until first needed.
+    std::shared_ptr<offload::FileTensor> parameter_file = nullptr;
+    bool state_on_host = false;                               ///< Wherever the parameters are.
+    std::shared_ptr<offload::ScratchFile> scratch = nullptr;  ///< Where state goes, if given.
+    std::vector<std::shared_ptr<offload::FileTensor>> state_files = {};
   };
 
   bool at_home(const FlatParameter& item) const;
@@ -88,6 +107,8 @@ class FlatGroup {
   /// A buffer for the slots of `plan`, which `moving` are moved to.
   void lay_out(const flat::BucketPlan& plan, std::vector<at::Tensor>& moving);
   FlatParameter new_item(const at::Tensor& parameter) const;
+  /// Where a new field of the state of everything in `buffer` lies; zeros.
+  at::Tensor state_memory(Buffer& buffer, const at::TensorOptions& options);
   /// Zeros, in common if shared.
   at::Tensor memory(int64_t numel, const at::TensorOptions& options);
   /// `from` moved to memory in common.

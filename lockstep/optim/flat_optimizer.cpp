@@ -85,9 +85,13 @@ at::Tensor FlatOptimizer::step(LossClosure closure) {
       }
     }
   }
+  if (host_update_) {
+    update_by_buckets();
+    return loss;
+  }
   std::vector<Gathering> gatherings;
   for (size_t group = 0; group < groups_.size(); ++group) {
-    gatherings.push_back(gather(group));
+    gatherings.push_back(gather(group, 0, groups_[group].items().size()));
   }
   if (sharers_) {
     sharers_->barrier();  // All state is made, and nobody computes with the old values any more.
@@ -142,50 +146,6 @@ void FlatOptimizer::follow_parameters() {
     groups_[group].add(param_groups_[group].params());
     for (const FlatParameter& item : before) {
       set_state(item.parameter, {.step = item.step, .fields = item.state});
-    }
-  }
-}
-
-void FlatOptimizer::update_instead(const std::vector<std::vector<Pieces>>& pieces) {
-  const c10::AutoGradMode no_grad(false);
-  adopt_parameters();
-  if (!traits_.elementwise) {
-    throw ConfigError(
-        "optim",
-        fmt::format(
-            "{} needs every parameter whole, and cannot update a part of one; expected AdamW, "
-            "Adam, "
-            "SGD, Lion, Adagrad or RMSprop",
-            traits_.name));
-  }
-  for (const FlatGroup& group : groups_) {
-    for (const FlatParameter& item : group.items()) {
-      if (item.step > 0 || sharers_) {
-        throw ConfigError(
-            "optim",
-            fmt::format(
-                "{} has state of its own already; prepare it before its first step, and load "
-                "checkpoints after",
-                traits_.name));
-      }
-    }
-  }
-  for (size_t group = 0; group < param_groups_.size(); ++group) {
-    std::vector<at::Tensor>& parameters = param_groups_[group].params();
-    parameters.clear();
-    known_[group].clear();
-    groups_[group] = FlatGroup(traits_.fields.size());
-    for (const Pieces& each : pieces[group]) {
-      groups_[group].add_in_place(each.buffer, each.tensors);
-      for (const at::Tensor& piece : each.tensors) {
-        parameters.push_back(piece);
-        known_[group].push_back(piece.unsafeGetTensorImpl());
-      }
-    }
-    if (traits_.eager_state) {
-      for (FlatParameter& item : groups_[group].items()) {
-        create_missing_state(group, item);
-      }
     }
   }
 }
@@ -319,7 +279,7 @@ void FlatOptimizer::check_sizes(const FlatParameter& item) const {
   }
 }
 
-Gathering FlatOptimizer::gather(size_t group_index) {
+Gathering FlatOptimizer::gather(size_t group_index, size_t begin, size_t end) {
   FlatGroup& group = groups_[group_index];
   Gathering gathering(group, traits_.fields.size());
   const FlatParameter* first = nullptr;  // The run that is being gathered.
@@ -331,7 +291,8 @@ Gathering FlatOptimizer::gather(size_t group_index) {
     }
     first = nullptr;
   };
-  for (FlatParameter& item : group.items()) {
+  for (size_t i = begin; i < end; ++i) {
+    FlatParameter& item = group.items()[i];
     if (!item.parameter.grad().defined()) {
       end_run();
       continue;

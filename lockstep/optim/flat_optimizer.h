@@ -10,12 +10,14 @@
 #include <torch/optim/optimizer.h>
 
 #include "lockstep/comm/group.h"
+#include "lockstep/offload/options.h"
 #include "lockstep/optim/flat_group.h"
 #include "lockstep/optim/rule.h"
 
 namespace lockstep::optim {
 
 class Gathering;
+class HostUpdate;
 
 /// What every optimizer of this folder has in common: a torch::optim::Optimizer, so schedulers,
 /// `Accelerator::prepare` and everything else that takes one takes these.
@@ -67,10 +69,16 @@ class FlatOptimizer : public torch::optim::Optimizer {
   struct Pieces {
     at::Tensor buffer;
     std::vector<at::Tensor> tensors;  ///< Views of the buffer, in order; leaves.
+    std::shared_ptr<offload::FileTensor> file = nullptr;  ///< Where the buffer lies in one.
   };
   /// Updates `pieces`, [group][buffer], from now on in place of its parameters, of which this rank
-  /// owns them. ConfigError for a rule that needs parameters whole, and after the first step.
-  void update_instead(const std::vector<std::vector<Pieces>>& pieces);
+  /// owns them. Where these lie off the device, or `offload` says so of the state, the host does
+  /// the update, bucket by bucket; see HostUpdate. ConfigError for a rule that needs parameters
+  /// whole, after the first step, and for an offload that cannot be.
+  void update_instead(
+      const std::vector<std::vector<Pieces>>& pieces, const OffloadOptimizer& offload = {});
+  /// Null if the update is done where the parameters are.
+  const HostUpdate* host_update() const { return host_update_.get(); }
   /// Makes what the options want of parameters that have other state: for options switched on
   /// since.
   void complete_state();
@@ -110,8 +118,10 @@ class FlatOptimizer : public torch::optim::Optimizer {
   };
 
   void check_sizes(const FlatParameter& item) const;
-  /// What there is to update in a group, its state made.
-  Gathering gather(size_t group);
+  /// What there is to update of a group's items `begin` to `end`, its state made.
+  Gathering gather(size_t group, size_t begin, size_t end);
+  void update_by_buckets();
+  void offload_state(const OffloadOptimizer& offload);
   void update_share(const torch::optim::OptimizerOptions& options, const Batch& batch);
   bool create_missing_state(size_t group, FlatParameter& item);
   Place place_of(const at::Tensor& parameter) const;
@@ -121,6 +131,7 @@ class FlatOptimizer : public torch::optim::Optimizer {
   std::vector<FlatGroup> groups_;
   std::vector<std::vector<at::TensorImpl*>> known_;  ///< [group] In the order of its params().
   size_t run_count_ = 0;
+  std::shared_ptr<HostUpdate> host_update_;
 };
 
 }  // namespace lockstep::optim

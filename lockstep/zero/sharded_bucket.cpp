@@ -6,10 +6,11 @@
 #include <utility>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "lockstep/comm/paged.h"
 #include "lockstep/zero/quantize.h"
 
 namespace lockstep::zero {
@@ -35,24 +36,30 @@ ShardedBucket::ShardedBucket(
     const flat::BucketPlan& plan,
     const std::vector<at::Tensor>& parameters,
     BucketTravel travel,
-    Residence residence)
+    Residence residence,
+    ShardPlaces* places)
     : travel_(std::move(travel)), slots_(plan.slots), taken_(plan.slots.size(), false) {
   const c10::AutoGradMode no_grad(false);
   const Group& group = travel_.parameters;
   const int64_t part = shard_length(plan.numel, group.size());
   length_ = part * group.size();
   first_ = part * group.rank();
-  const at::TensorOptions options = parameters[slots_[0].parameter].detach().options();
+  options_ = parameters[slots_[0].parameter].detach().options();
   if (residence == Residence::kPaged) {
-    paged_ = std::make_unique<PagedBuffer>(length_, options, kUntouchable);
-    shard_ = group.empty({part}, options).zero_();
+    paged_ = std::make_unique<PagedBuffer>(length_, options_, kUntouchable);
+    store_ = std::make_unique<ShardStore>(
+        group, part, options_, places != nullptr ? places->next(part) : ShardPlaces::Place());
+    shard_ = store_->values();
   } else {
-    values_ = group.empty({length_}, options).zero_();
+    values_ = group.empty({length_}, options_).zero_();
     shard_ = values_.narrow(0, first_, part);
   }
   for (size_t i = 0; i < slots_.size(); ++i) {
     const flat::Slot& slot = slots_[i];
     at::Tensor parameter = parameters[slot.parameter];
+    // Of what was built in parts all ranks must bring all, also those who own nothing of it here.
+    const Gathered whole({parameter}, /*writes=*/false);
+    const c10::impl::ExcludeDispatchKeyGuard own_work(comm::kPagedKey);
     const int64_t begin = std::max(slot.offset, first_);
     const int64_t end = std::min(slot.offset + slot.numel, first_ + part);
     at::Tensor own;
@@ -78,11 +85,23 @@ ShardedBucket::ShardedBucket(
       slot_of_piece_.push_back(i);
     }
   }
+  if (shard_file()) {
+    shard_file()->settle();
+  }
+}
+
+bool ShardedBucket::lies_here(size_t slot) const {
+  const c10::TensorImpl& parameter = *parameters_[slot].unsafeGetTensorImpl();
+  const c10::TensorImpl& here = *values().unsafeGetTensorImpl();
+  return parameter.has_storage() &&
+         parameter.unsafe_storage().unsafeGetStorageImpl() ==
+             here.unsafe_storage().unsafeGetStorageImpl() &&
+         parameter.storage_offset() == here.storage_offset() + slots_[slot].offset;
 }
 
 at::Tensor ShardedBucket::whole_gradient(size_t slot) {
   if (!gradients_.defined()) {
-    gradients_ = at::empty({length_}, shard_.options());
+    gradients_ = at::empty({length_}, options_);
   }
   return gradients_.narrow(0, slots_[slot].offset, slots_[slot].numel);
 }
@@ -90,6 +109,12 @@ at::Tensor ShardedBucket::whole_gradient(size_t slot) {
 at::Tensor ShardedBucket::shard_gradient(const Piece& piece) const {
   return shard_gradient_.narrow(
       0, piece.values.storage_offset() - shard_.storage_offset(), piece.values.numel());
+}
+
+bool ShardedBucket::has_gradients() const {
+  return std::any_of(pieces_.begin(), pieces_.end(), [](const Piece& piece) {
+    return piece.values.grad().defined();
+  });
 }
 
 void ShardedBucket::take_gradient(size_t slot) {
@@ -110,8 +135,11 @@ void ShardedBucket::start_reduce() {
     end = slots_[slot].offset + slots_[slot].numel;
   }
   gradients_.narrow(0, end, gradients_.numel() - end).zero_();
+  if (!has_gradients()) {
+    reduced_ = std::move(shard_gradient_);  // Nothing is to be added to.
+  }
   if (!reduced_.defined()) {
-    reduced_ = at::empty(shard_.sizes(), shard_.options());
+    reduced_ = at::empty(shard_.sizes(), options_);
   }
   if (travel_.quantized_gradients) {
     quantized_ = std::make_unique<QuantizedReduction>(
@@ -137,12 +165,11 @@ void ShardedBucket::wait_reduce() {
 void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
   wait_reduce();
   taken_.assign(slots_.size(), false);
-  const auto has_gradient = [](const Piece& piece) { return piece.values.grad().defined(); };
-  if (std::none_of(pieces_.begin(), pieces_.end(), has_gradient)) {
-    std::swap(shard_gradient_, reduced_);
+  if (!has_gradients()) {
+    shard_gradient_ = std::move(reduced_);
   } else {
     for (const Piece& piece : pieces_) {
-      if (!has_gradient(piece)) {  // Dropped since: what is there still is of before.
+      if (!piece.values.grad().defined()) {  // Dropped since: what is there still is of before.
         shard_gradient(piece).zero_();
       }
     }
@@ -150,7 +177,7 @@ void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
     reduced_.reset();
   }
   for (size_t i = 0; i < pieces_.size(); ++i) {
-    if (anywhere[slot_of_piece_[i]] || has_gradient(pieces_[i])) {
+    if (anywhere[slot_of_piece_[i]] || pieces_[i].values.grad().defined()) {
       pieces_[i].values.mutable_grad() = shard_gradient(pieces_[i]);
     }
   }
@@ -177,10 +204,18 @@ void ShardedBucket::bump_versions() {
   }
 }
 
+at::Tensor ShardedBucket::shard_here() const {
+  if (!store_->is_away()) {
+    return shard_;
+  }
+  at::Tensor here = at::empty(shard_.sizes(), options_);
+  store_->load(here);
+  return here;
+}
+
 at::Tensor ShardedBucket::quantized_shard() const {
-  at::Tensor wire =
-      at::empty({1, wire_bytes(shard_.numel(), Bits::k8)}, shard_.options().dtype(at::kByte));
-  quantize(shard_, Bits::k8, wire[0]);
+  at::Tensor wire = at::empty({1, wire_bytes(shard_.numel(), Bits::k8)}, options_.dtype(at::kByte));
+  quantize(shard_here(), Bits::k8, wire[0]);
   return wire;
 }
 
@@ -189,8 +224,14 @@ Pending ShardedBucket::start_gather(Source source) {
   if (source == Source::kSecondary) {
     return travel_.plus_plus.close.all_gather_into(values(), secondary_);
   }
-  return is_rounded() ? travel_.parameters.all_gather(quantized_shard())
-                      : travel_.parameters.all_gather_into(values(), shard_);
+  if (is_rounded()) {
+    return travel_.parameters.all_gather(quantized_shard());
+  }
+  if (store_ && store_->is_away()) {
+    store_->load(own_part());
+    return travel_.parameters.all_gather_into(values(), own_part());
+  }
+  return travel_.parameters.all_gather_into(values(), shard_);
 }
 
 void ShardedBucket::finish_gather(const at::Tensor& came) {
@@ -211,14 +252,14 @@ void ShardedBucket::finish_gather(const at::Tensor& came) {
 }
 
 void ShardedBucket::write_back() {
-  at::Tensor own = paged_->values().narrow(0, first_, shard_.numel());
+  at::Tensor own = own_part();
   if (is_rounded()) {
-    const at::Tensor came = at::empty_like(shard_);
+    const at::Tensor came = at::empty(shard_.sizes(), options_);
     dequantize_mean(quantized_shard(), Bits::k8, came);
     const at::Tensor unwritten = own.eq(came).logical_or_(own.isnan().logical_and_(came.isnan()));
-    own = at::where(unwritten, shard_, own);
+    own = at::where(unwritten, shard_here(), own);
   }
-  shard_.copy_(own);
+  store_->store(own);
 }
 
 }  // namespace lockstep::zero

@@ -14,6 +14,7 @@
 #include "lockstep/zero/pager.h"
 #include "lockstep/zero/plus_plus.h"
 #include "lockstep/zero/quantized_reduction.h"
+#include "lockstep/zero/shard_store.h"
 
 namespace lockstep::zero {
 
@@ -41,9 +42,9 @@ struct BucketTravel {
 
 /// Some parameters in one flat buffer, of which each rank owns an equal part, its shard.
 ///
-/// Laying out moves the parameters' memory, row by row whatever their strides were. Gradients are
-/// held whole between the first that arrives and the end of the reduce-scatter, and after it only
-/// the shard's.
+/// Laying out moves the parameters' memory, row by row whatever their strides were; those that were
+/// built in parts are brought one after the other. Gradients are held whole between the first that
+/// arrives and the end of the reduce-scatter, and after it only the shard's.
 ///
 /// With ZeRO++ parameters travel in 8 bits and are what these say, on the rank that owns them, too:
 /// all compute with equal bits. The shard stays exact: of what is written back only what differs
@@ -54,20 +55,28 @@ struct BucketTravel {
 class ShardedBucket final : public Pageable {
  public:
   /// `plan`: of `parameters`, as flat::plan_buckets makes it. Where parameters are frozen there are
-  /// no gradients.
+  /// no gradients. `places`: where the shard of one that is paged may lie; null: with it.
+  /// Collective.
   ShardedBucket(
       const flat::BucketPlan& plan,
       const std::vector<at::Tensor>& parameters,
       BucketTravel travel,
-      Residence residence);
+      Residence residence,
+      ShardPlaces* places = nullptr);
 
   const std::vector<flat::Slot>& slots() const { return slots_; }
+  /// Whether a slot's parameter still is what lies here, and has got no other memory since.
+  bool lies_here(size_t slot) const;
   /// By slots.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   const std::vector<Piece>& pieces() const { return pieces_; }
   bool is_paged() const { return paged_ != nullptr; }
-  /// The values of this rank's shard.
+  /// The values of this rank's shard; see ShardStore for where.
   const at::Tensor& shard() const { return shard_; }
+  /// Null unless they lie in a file.
+  std::shared_ptr<offload::FileTensor> shard_file() const {
+    return store_ ? store_->file() : nullptr;
+  }
 
   /// Takes what autograd has put into the gradient of a slot's parameter, which is undefined then.
   void take_gradient(size_t slot);
@@ -110,8 +119,15 @@ class ShardedBucket final : public Pageable {
   /// Where that of a piece lies in the shard's.
   at::Tensor shard_gradient(const Piece& piece) const;
 
+  /// Whether there are any to add to.
+  bool has_gradients() const;
+
   /// Whether the values of the last gather were rounded on their way.
   bool is_rounded() const { return travel_.quantized_weights && source_ != Source::kExact; }
+  /// Where this rank's shard lies among all values.
+  at::Tensor own_part() const { return values().narrow(0, first_, shard_.numel()); }
+  /// The shard, where it can be computed with.
+  at::Tensor shard_here() const;
   /// What all ranks get of this rank's shard: (1, bytes).
   at::Tensor quantized_shard() const;
 
@@ -119,10 +135,12 @@ class ShardedBucket final : public Pageable {
   std::vector<flat::Slot> slots_;
   std::vector<at::Tensor> parameters_;  ///< [slot]
   std::unique_ptr<PagedBuffer> paged_;
-  at::Tensor values_;  ///< Unless paged.
+  at::Tensor values_;                  ///< Unless paged.
+  std::unique_ptr<ShardStore> store_;  ///< If paged.
   at::Tensor shard_;
-  int64_t first_ = 0;   ///< Where the shard begins.
-  int64_t length_ = 0;  ///< Of the bucket, what pads the shards included.
+  at::TensorOptions options_;  ///< Of all values, wherever the shard is.
+  int64_t first_ = 0;          ///< Where the shard begins.
+  int64_t length_ = 0;         ///< Of the bucket, what pads the shards included.
   std::vector<Piece> pieces_;
   std::vector<size_t> slot_of_piece_;
   at::Tensor gradients_;       ///< Of all; undefined most of the time.

@@ -13,6 +13,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/thread/ranks.h"
+#include "lockstep/zero/counting_transport.h"
 
 namespace lockstep::zero {
 namespace {
@@ -182,6 +183,71 @@ TEST(Sharding, says_which_parameter_no_optimizer_trains) {
       EXPECT_THAT(error.what(), HasSubstr("c is trained by no optimizer"));
     }
   });
+}
+
+TEST(Sharding, a_unit_has_a_bucket_of_its_own) {
+  ranks(2, [](Group group) {
+    const Model model;
+    const auto buckets = [&](int64_t cap, const std::vector<std::vector<at::Tensor>>& units) {
+      return shard(model, group, {.cap_bytes = cap, .first_cap_bytes = cap, .units = units})
+          ->shards()[0]
+          .size();
+    };
+    EXPECT_EQ(buckets(1, {}), 3U);
+    EXPECT_EQ(buckets(1, {{model.a, model.b}}), 2U);
+    EXPECT_EQ(buckets(1 << 20, {}), 1U);
+    EXPECT_EQ(buckets(1 << 20, {{model.b}}), 3U) << "what comes before and after is apart";
+    EXPECT_EQ(buckets(1 << 20, {{model.b}, {model.c}}), 3U);
+  });
+}
+
+/// Rajbhandari et al., section 7: as much as data parallel, and half as much again in stage 3.
+TEST(Sharding, a_step_sends_two_parameters_worth_and_three_in_stage_3) {
+  constexpr int64_t kLayers = 12;
+  constexpr int64_t kElements = 128 * 128;
+  for (const int world : {2, 4}) {
+    for (const Residence residence : {Residence::kKept, Residence::kPaged}) {
+      HostTraffic traffic(1);
+      ranks(world, [&](Group group) {
+        std::vector<at::Tensor> weights;
+        NamedTensors named;
+        for (int64_t i = 0; i < kLayers; ++i) {
+          weights.push_back(leaf({128, 128}, 0.1 * static_cast<double>(i)));
+          named.push_back({std::to_string(i), weights.back()});
+        }
+        auto sharding = std::make_shared<Sharding>(
+            named,
+            NamedTensors(),
+            std::vector<std::vector<at::Tensor>>{weights},
+            counted(group, traffic),
+            ShardingOptions{
+                .cap_bytes = kElements * 4,
+                .first_cap_bytes = kElements * 4,
+                .residence = residence,
+                .pager = {.max_live_elements = 2 * kElements}});
+        sharding->watch();
+        for (int step = 0; step < 3; ++step) {
+          group.barrier();
+          if (group.rank() == 0) {
+            traffic.reset();
+          }
+          group.barrier();
+          at::Tensor x = at::ones({1, 128});
+          for (const at::Tensor& weight : weights) {
+            x = at::matmul(x, weight).tanh();
+          }
+          run_backward(*sharding, x.sum());
+          sharding->settle_parameters();
+          sharding->gather_parameters();
+          sharding->drop_gradients();
+        }
+      });
+      const double m = 4.0 * kLayers * kElements * (world - 1);
+      // The last two layers are still here when backward begins, which does not need the first.
+      const double times = residence == Residence::kKept ? 2 : 3 - 3.0 / kLayers;
+      EXPECT_NEAR(static_cast<double>(traffic.total()) / m, times, 0.03) << world;
+    }
+  }
 }
 
 }  // namespace

@@ -5,12 +5,14 @@
 // loop there is, without Lockstep.
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <ostream>
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,10 +33,11 @@ namespace {
 
 using lockstep::Accelerator;
 using lockstep::AcceleratorOptions;
+using lockstep::Precision;
 using Weights = std::map<std::string, at::Tensor>;
 
-constexpr int64_t kSamples = 96;
-constexpr int64_t kGlobalBatch = 24;  // Divides by 1 to 4 ranks, and by 2 micro-steps there.
+constexpr int64_t kSamples = 192;
+constexpr int64_t kGlobalBatch = 48;  // Divides by 1 to 4 ranks, and by 4 micro-steps there.
 constexpr int kEpochs = 3;
 constexpr double kLr = 0.01;
 /// Large, so that an update does not magnify what rounding left of a gradient that is zero.
@@ -83,7 +86,7 @@ std::vector<Strategy> strategies() {
       return options;
     };
   };
-  const auto mixed = [](lockstep::Precision precision) {
+  const auto mixed = [](Precision precision) {
     // A scale that these gradients bear, or the first updates would be left out.
     return [precision] {
       return AcceleratorOptions{.mixed_precision = precision, .grad_scaler = {.init_scale = 256}};
@@ -96,7 +99,7 @@ std::vector<Strategy> strategies() {
   const auto zero = [](int stage,
                        int64_t micro_steps,
                        int64_t cap_bytes = int64_t{25} << 20,
-                       lockstep::Precision precision = lockstep::Precision::kNo) {
+                       Precision precision = Precision::kNo) {
     return [=] {
       return AcceleratorOptions{
           .mixed_precision = precision,
@@ -105,7 +108,21 @@ std::vector<Strategy> strategies() {
           .zero = lockstep::ZeroPlugin{.stage = stage, .bucket_cap_bytes = cap_bytes}};
     };
   };
-  return {
+  // The files have no names, so any folder will do.
+  const auto in_files = [](int stage, int64_t micro_steps) {
+    return [=] {
+      lockstep::ZeroPlugin plugin{.stage = stage, .bucket_cap_bytes = 1000};
+      const std::filesystem::path folder = std::filesystem::temp_directory_path();
+      plugin.offload_optimizer = {
+          .device = lockstep::OffloadDevice::kNvme, .nvme_path = folder, .buffer_count = 4};
+      if (stage == 3) {
+        plugin.offload_param = {
+            .device = lockstep::OffloadDevice::kNvme, .nvme_path = folder, .max_in_cpu = 0};
+      }
+      return AcceleratorOptions{.gradient_accumulation_steps = micro_steps, .zero = plugin};
+    };
+  };
+  std::vector<Strategy> all = {
       {.name = "data_parallel"},
       {.name = "tiny_buckets", .options = buckets(1)},
       {.name = "huge_buckets", .options = buckets(int64_t{1} << 30)},
@@ -127,47 +144,48 @@ std::vector<Strategy> strategies() {
        .options =
            [] {
              return AcceleratorOptions{
-                 .mixed_precision = lockstep::Precision::kFP16,
+                 .mixed_precision = Precision::kFP16,
                  .grad_scaler = {.init_scale = 256},
                  .shared_parameters = true};
            },
        .tolerance = 4e-2},
-      {.name = "zero_1", .options = zero(1, 1)},
-      {.name = "zero_2", .options = zero(2, 1)},
-      {.name = "zero_1_accumulation_and_clipping",
-       .options = zero(1, 2),
-       .micro_steps = 2,
-       .clip = true},
-      {.name = "zero_2_accumulation_and_clipping",
-       .options = zero(2, 2),
-       .micro_steps = 2,
-       .clip = true},
       {.name = "zero_2_tiny_buckets", .options = zero(2, 1, 1)},
-      {.name = "zero_1_fp16",
-       .options = zero(1, 1, int64_t{25} << 20, lockstep::Precision::kFP16),
-       .tolerance = 4e-2},
-      {.name = "zero_2_bf16",
-       .options = zero(2, 1, int64_t{25} << 20, lockstep::Precision::kBF16),
-       .tolerance = 4e-2},
-      {.name = "zero_3", .options = zero(3, 1)},
-      {.name = "zero_3_accumulation_and_clipping",
-       .options = zero(3, 2),
-       .micro_steps = 2,
-       .clip = true},
       {.name = "zero_3_tiny_buckets", .options = zero(3, 1, 1)},
-      {.name = "zero_3_bf16",
-       .options = zero(3, 1, 1, lockstep::Precision::kBF16),
+      {.name = "zero_1_fp16",
+       .options = zero(1, 1, int64_t{25} << 20, Precision::kFP16),
        .tolerance = 4e-2},
+      {.name = "zero_2_in_files", .options = in_files(2, 1), .clip = true},
+      {.name = "zero_3_in_files_accumulation_and_clipping",
+       .options = in_files(3, 4),
+       .micro_steps = 4,
+       .clip = true},
       {.name = "local_sgd_every_step", .local_sgd_steps = 1},
       // Eight bits of mantissa in the products: 12 steps of AdamW at 0.01 end a few steps' length
       // apart where a gradient is near zero.
-      {.name = "bf16", .options = mixed(lockstep::Precision::kBF16), .tolerance = 4e-2},
-      {.name = "fp16", .options = mixed(lockstep::Precision::kFP16), .tolerance = 4e-2},
+      {.name = "bf16", .options = mixed(Precision::kBF16), .tolerance = 4e-2},
+      {.name = "fp16", .options = mixed(Precision::kFP16), .tolerance = 4e-2},
       {.name = "fp16_hook", .options = hook(lockstep::CommHookType::kFp16), .tolerance = 4e-2},
       {.name = "bf16_hook", .options = hook(lockstep::CommHookType::kBf16), .tolerance = 4e-2},
       // Rank 7 is the whole of these matrices.
       {.name = "power_sgd", .options = hook(lockstep::CommHookType::kPowerSgd), .tolerance = 4e-2},
   };
+  for (const int stage : {1, 2, 3}) {
+    for (const bool bf16 : {false, true}) {
+      for (const int64_t micro_steps : {1, 4}) {
+        all.push_back(
+            {.name = fmt::format(
+                 "zero_{}{}{}",
+                 stage,
+                 micro_steps > 1 ? "_accumulation_and_clipping" : "",
+                 bf16 ? "_bf16" : ""),
+             .options = zero(stage, micro_steps, 1000, bf16 ? Precision::kBF16 : Precision::kNo),
+             .micro_steps = micro_steps,
+             .clip = micro_steps > 1,
+             .tolerance = bf16 ? 4e-2 : 2e-6});
+      }
+    }
+  }
+  return all;
 }
 
 Weights weights_of(AwkwardNet& net) {
@@ -360,6 +378,33 @@ TEST(ConformanceUneven, a_rank_without_a_batch_counts_as_zero) {
           });
       expect_close(weights_of(net), expected, 2e-6);
     });
+  }
+}
+
+/// Sums of two are the same in any order.
+TEST(ConformanceZero, every_stage_has_the_bits_of_data_parallel_on_two_ranks) {
+  Weights expected;
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const int64_t micro_steps : {1, 4}) {
+      AcceleratorOptions options{.gradient_accumulation_steps = micro_steps};
+      if (stage > 0) {
+        options.zero = lockstep::ZeroPlugin{.stage = stage, .bucket_cap_bytes = 1000};
+      }
+      Weights weights;
+      on_ranks(2, options, [&](Accelerator& accelerator) {
+        const Strategy strategy{.name = "stage", .micro_steps = micro_steps};
+        Job run = prepare(accelerator, strategy);
+        train(accelerator, strategy, run, kEpochs);
+        const Weights here = weights_of(run.model);  // On all ranks: a collective in stage 3.
+        if (accelerator.is_main_process()) {
+          weights = here;
+        }
+      });
+      if (stage == 0 && micro_steps == 1) {
+        expected = weights;
+      }
+      expect_close(weights, expected, micro_steps == 1 ? 0 : 2e-6);
+    }
   }
 }
 

@@ -110,6 +110,25 @@ TEST_F(Gpu, a_loop_trains_in_bf16_and_fp16) {
   }
 }
 
+TEST_F(Gpu, an_update_on_the_host_trains_as_one_on_the_gpu) {
+  const TestFolder folder;
+  for (const int stage : {2, 3}) {
+    for (const bool in_files : {false, true}) {
+      ZeroPlugin plugin{.stage = stage, .bucket_cap_bytes = 2000};
+      plugin.offload_optimizer.device = in_files ? OffloadDevice::kNvme : OffloadDevice::kCpu;
+      if (stage == 3) {
+        plugin.offload_param.device = plugin.offload_optimizer.device;
+        plugin.offload_param.max_in_cpu = 0;
+      }
+      if (in_files) {
+        plugin.offload_optimizer.nvme_path = folder.path();
+        plugin.offload_param.nvme_path = stage == 3 ? folder.path() : "";
+      }
+      expect_near(trained_alone({.zero = plugin}), trained_alone({}), 1e-4);
+    }
+  }
+}
+
 TEST_F(Gpu, two_processes_may_share_one) {
   // Collectives on it, training on it, a checkpoint; see cli/selftest. Processes, since those of
   // one have one thread for backward on each GPU.

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -26,6 +27,7 @@ constexpr at::DeviceType kType = at::kPrivateUse1;
 constexpr at::DeviceIndex kCount = 2;
 thread_local at::DeviceIndex current = 0;
 std::atomic<int64_t> bytes_in_use{0};
+std::atomic<int64_t> most_bytes{std::numeric_limits<int64_t>::max()};
 std::atomic<bool> events_held{false};
 
 // --- what libtorch asks of a device
@@ -33,9 +35,14 @@ std::atomic<bool> events_held{false};
 class Memory final : public at::Allocator {
  public:
   at::DataPtr allocate(size_t bytes) override {
+    const int64_t before = bytes_in_use.fetch_add(static_cast<int64_t>(bytes));
+    if (before + static_cast<int64_t>(bytes) > most_bytes) {
+      bytes_in_use -= static_cast<int64_t>(bytes);
+      TORCH_CHECK_WITH(
+          OutOfMemoryError, false, "the test device is full: ", before, " + ", bytes, " bytes");
+    }
     auto* const block = static_cast<size_t*>(std::aligned_alloc(64, (bytes + 127) / 64 * 64));
     *block = bytes;
-    bytes_in_use += static_cast<int64_t>(bytes);
     return {block + 8, block, &release, at::Device(kType, current)};
   }
   void copy_data(void* to, const void* from, size_t count) const override {
@@ -228,6 +235,10 @@ at::Device test_device(int index) {
 
 void hold_test_device_events(bool hold) {
   events_held = hold;
+}
+
+void limit_test_device(std::optional<int64_t> bytes) {
+  most_bytes = bytes.value_or(std::numeric_limits<int64_t>::max());
 }
 
 int64_t test_device_bytes() {

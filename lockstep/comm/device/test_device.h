@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include <c10/core/Device.h>
 
@@ -20,7 +21,11 @@ at::Device test_device(int index = 0);
 /// While true, its events say that what comes before them is not done.
 void hold_test_device_events(bool hold);
 
-/// Bytes that tensors on it take now.
+/// Bytes that tensors on it take now, on both of them together.
 int64_t test_device_bytes();
+
+/// From now on what would make it more than `bytes` is refused as a GPU refuses what it has no room
+/// for: c10::OutOfMemoryError. None: it has room for all.
+void limit_test_device(std::optional<int64_t> bytes);
 
 }  // namespace lockstep

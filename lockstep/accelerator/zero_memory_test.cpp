@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// What each stage of ZeRO leaves on a rank, counted by torch's allocator.
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <c10/core/Allocator.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/optim/adam.h"
+
+namespace lockstep {
+namespace {
+
+/// Bytes that the threads it watches have allocated and nobody has freed.
+class AllocatedBytes final : public c10::MemoryReportingInfoBase {
+ public:
+  void reportMemoryUsage(
+      void* memory,
+      int64_t size,
+      size_t /*allocated*/,
+      size_t /*reserved*/,
+      c10::Device /*device*/) override {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (size > 0) {
+      sizes_[memory] = size;
+      bytes_ += size;
+    } else if (const auto found = sizes_.find(memory); found != sizes_.end()) {
+      bytes_ -= found->second;
+      sizes_.erase(found);
+    }
+  }
+  bool memoryProfilingEnabled() const override { return true; }
+  int64_t bytes() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return bytes_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<void*, int64_t> sizes_;
+  int64_t bytes_ = 0;
+};
+
+/// Adam's two moments count as state; there is no other copy of fp32 parameters.
+TEST(ZeroMemory, of_parameters_gradients_and_state_is_what_the_formulas_say) {
+  constexpr int kLayers = 24;
+  constexpr int64_t kWidth = 256;
+  constexpr double kParameters = 4.0 * kLayers * kWidth * kWidth;
+  constexpr double kUnit = kParameters / kLayers;
+  for (const int world : {2, 4}) {
+    for (const int stage : {1, 2, 3}) {
+      const ZeroPlugin plugin{
+          .stage = stage,
+          .bucket_cap_bytes = static_cast<int64_t>(kUnit),
+          .stage3_max_live_parameters = kWidth * kWidth * 2};
+      accelerated_ranks(world, {.zero = plugin}, [&](Accelerator& accelerator) {
+        const auto counted = std::make_shared<AllocatedBytes>();
+        const c10::DebugInfoGuard watching(c10::DebugInfoKind::PROFILER_STATE, counted);
+        torch::nn::Sequential net;
+        for (int i = 0; i < kLayers; ++i) {
+          net->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
+        }
+        auto [model, optimizer] =
+            accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 1e-3}));
+        for (int step = 0; step < 3; ++step) {
+          optimizer.zero_grad();
+          accelerator.backward(model->forward(at::ones({1, kWidth})).square().sum());
+          optimizer.step();
+        }
+        const double state = 3 * kParameters / world;  // And the gradients.
+        const double ideal = state + (stage == 3 ? kParameters / world : kParameters);
+        const auto bytes = static_cast<double>(counted->bytes());
+        EXPECT_GE(bytes, ideal) << "stage " << stage << " of " << world;
+        // In stage 3 the memory of units stays for the next ones.
+        const double live = stage == 3 ? 3 * kUnit : 0;
+        EXPECT_LE(bytes, ideal * 1.05 + live) << "stage " << stage << " of " << world;
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

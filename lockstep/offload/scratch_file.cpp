@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/offload/scratch_file.h"
+
+#include <cerrno>
+#include <cstdlib>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/statvfs.h>
+#include <system_error>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::offload {
+namespace {
+
+// What begins here can be mapped, whatever the processor's pages are: 4, 16 or 64 KiB.
+constexpr int64_t kGrain = int64_t{1} << 16;
+
+std::string words(int error) {
+  return std::generic_category().message(error);
+}
+
+/// A file that has no name, or -1 and errno.
+int open_nameless(const std::filesystem::path& folder) {
+  const int file = open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+  if (file >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) {
+    return file;
+  }
+  // A file system that has none without a name: gone as soon as it is made.
+  std::string name = (folder / "lockstep-offload-XXXXXX").string();
+  const int named = mkostemp(name.data(), O_CLOEXEC);
+  if (named >= 0) {
+    unlink(name.c_str());
+  }
+  return named;
+}
+
+/// What a DataPtr of a mapping has to give back.
+struct Mapping {
+  void* begin;
+  size_t bytes;
+};
+
+void unmap(void* context) {
+  auto* const mapping = static_cast<Mapping*>(context);
+  munmap(mapping->begin, mapping->bytes);
+  delete mapping;
+}
+
+}  // namespace
+
+ScratchFile::ScratchFile(const std::filesystem::path& folder, std::string what)
+    : folder_(folder), what_(std::move(what)) {
+  std::error_code error;
+  if (!std::filesystem::is_directory(folder_, error)) {
+    throw ConfigError(
+        "offload",
+        fmt::format(
+            "{} cannot go to files, for there is no such folder; got nvme_path '{}', expected one "
+            "that is there; make it, on a fast disk",
+            what_,
+            folder_.string()));
+  }
+  file_.reset(open_nameless(folder_));
+  if (!file_.is_open()) {
+    throw ConfigError(
+        "offload",
+        fmt::format(
+            "{} cannot go to a file in nvme_path '{}': {}; try a folder that this user may write "
+            "to",
+            what_,
+            folder_.string(),
+            words(errno)));
+  }
+}
+
+int64_t ScratchFile::rounded(int64_t bytes) {
+  return (bytes + kGrain - 1) / kGrain * kGrain;
+}
+
+void ScratchFile::reserve(int64_t bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const int64_t wanted = taken_ + rounded(bytes);
+  if (wanted <= size_) {
+    return;
+  }
+  struct statvfs status {};
+  const bool known = fstatvfs(file_.get(), &status) == 0;
+  const auto free = known ? static_cast<int64_t>(status.f_bavail * status.f_frsize) : 0;
+  const auto no_room = [&](const std::string& because) {
+    throw ConfigError(
+        "offload",
+        fmt::format(
+            "there is no room for {} in nvme_path '{}': {}; got {} bytes free, expected {}; try "
+            "another disk, or more ranks on other hosts",
+            what_,
+            folder_.string(),
+            because,
+            free,
+            wanted - size_));
+  };
+  if (known && wanted - size_ > free) {
+    no_room(words(ENOSPC));
+  }
+  int failed = 0;
+  do {
+    failed = fallocate(file_.get(), 0, size_, wanted - size_) == 0 ? 0 : errno;
+  } while (failed == EINTR);
+  if (failed == EOPNOTSUPP) {
+    failed = ftruncate(file_.get(), wanted) == 0 ? 0 : errno;
+  }
+  if (failed != 0) {
+    no_room(words(failed));
+  }
+  size_ = wanted;
+}
+
+int64_t ScratchFile::take(int64_t bytes) {
+  reserve(bytes);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::exchange(taken_, taken_ + rounded(bytes));
+}
+
+void ScratchFile::refuse(const char* doing, int error) const {
+  throw ConfigError(
+      "offload",
+      fmt::format(
+          "{} could not be {} in nvme_path '{}': {}; its values are lost; try another disk, and go "
+          "on from the last checkpoint",
+          what_,
+          doing,
+          folder_.string(),
+          words(error)));
+}
+
+void ScratchFile::read(int64_t offset, void* to, int64_t bytes) const {
+  auto* place = static_cast<char*>(to);
+  while (bytes > 0) {
+    const ssize_t got = pread(file_.get(), place, static_cast<size_t>(bytes), offset);
+    if (got < 0 && errno == EINTR) {
+      continue;
+    }
+    if (got <= 0) {
+      refuse("read", got < 0 ? errno : EIO);
+    }
+    place += got;
+    offset += got;
+    bytes -= got;
+  }
+}
+
+void ScratchFile::write(int64_t offset, const void* from, int64_t bytes) {
+  const auto* place = static_cast<const char*>(from);
+  while (bytes > 0) {
+    const ssize_t done = pwrite(file_.get(), place, static_cast<size_t>(bytes), offset);
+    if (done < 0 && errno == EINTR) {
+      continue;
+    }
+    if (done <= 0) {
+      refuse("written", done < 0 ? errno : EIO);
+    }
+    place += done;
+    offset += done;
+    bytes -= done;
+  }
+}
+
+at::DataPtr ScratchFile::map(int64_t offset, int64_t bytes) const {
+  const auto length = static_cast<size_t>(rounded(bytes));
+  void* begin = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), offset);
+  if (begin == MAP_FAILED) {
+    refuse("mapped", errno);
+  }
+  return {begin, new Mapping{begin, length}, &unmap, at::kCPU};
+}
+
+void let_go_of_pages(void* begin, int64_t bytes) {
+  // Of a shared mapping what was written is in the page cache, and stays.
+  madvise(begin, static_cast<size_t>(bytes), MADV_DONTNEED);
+}
+
+}  // namespace lockstep::offload

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/offload/scratch_file.h"
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/test_folder.h"
+#include "lockstep/offload/file_tensor.h"
+
+namespace lockstep::offload {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+TEST(ScratchFile, what_was_written_is_read_and_the_rest_is_zeros) {
+  const TestFolder folder;
+  ScratchFile file(folder.path(), "state");
+  const int64_t first = file.take(100);
+  const int64_t second = file.take(100'000);
+  file.write(second, "abc", 3);
+  std::string text(5, '?');
+  file.read(second, text.data(), 5);
+  EXPECT_EQ(text, std::string("abc\0\0", 5));
+  file.read(first, text.data(), 5);
+  EXPECT_EQ(text, std::string(5, '\0'));
+  EXPECT_GE(second, first + 100);
+  EXPECT_GE(file.bytes_taken(), 100'100);
+}
+
+TEST(ScratchFile, nothing_in_the_folder_has_its_name) {
+  const TestFolder folder;
+  ScratchFile file(folder.path(), "state");
+  file.write(file.take(1000), "abc", 3);
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << "so nothing is left after kill -9";
+}
+
+TEST(ScratchFile, a_folder_that_is_not_there_is_named) {
+  const TestFolder folder;
+  EXPECT_THAT(
+      [&] { ScratchFile(folder / "missing", "the optimizer's state"); },
+      ThrowsMessage<ConfigError>(AllOf(
+          HasSubstr("the optimizer's state cannot go to files, for there is no such folder"),
+          HasSubstr((folder / "missing").string()))));
+}
+
+TEST(ScratchFile, too_little_room_is_said_before_anything_is_written) {
+  const TestFolder folder;
+  ScratchFile file(folder.path(), "the optimizer's state");
+  const auto free = std::filesystem::space(folder.path()).available;
+  const int64_t wanted = ScratchFile::rounded(static_cast<int64_t>(free) * 2);
+  EXPECT_THAT(
+      [&] { file.reserve(wanted); },
+      ThrowsMessage<ConfigError>(AllOf(
+          HasSubstr(
+              "there is no room for the optimizer's state in nvme_path '" + folder.path().string()),
+          HasSubstr("bytes free, expected " + std::to_string(wanted)))));
+  EXPECT_THROW(file.take(wanted), ConfigError);
+  EXPECT_EQ(file.take(10), 0) << "what fits is still given";
+}
+
+TEST(ScratchFile, room_is_taken_when_it_is_asked_for) {
+  const TestFolder folder;
+  const auto free = [&] { return std::filesystem::space(folder.path()).available; };
+  const auto before = free();
+  constexpr int64_t kBytes = int64_t{256} << 20;
+  ScratchFile file(folder.path(), "state");
+  file.reserve(kBytes);
+  EXPECT_LT(free() + kBytes / 2, before) << "half of it may have come free elsewhere";
+}
+
+TEST(FileTensor, the_tensor_and_the_file_are_the_same) {
+  const TestFolder folder;
+  const auto file = std::make_shared<ScratchFile>(folder.path(), "state");
+  FileTensor first(file, 100, at::kFloat);
+  FileTensor second(file, 100, at::kDouble);
+  EXPECT_TRUE(at::equal(second.tensor(), at::zeros({100}, at::kDouble)));
+  first.tensor().copy_(at::arange(100));
+  std::vector<float> read(100);
+  first.read(read.data());
+  EXPECT_EQ(read[7], 7);
+  read[7] = 70;
+  first.write(read.data());
+  first.settle();
+  EXPECT_EQ(first.tensor()[7].item<float>(), 70);
+  EXPECT_EQ(second.tensor()[7].item<double>(), 0);
+}
+
+TEST(FileTensor, views_see_the_memory_it_is_staged_in) {
+  const TestFolder folder;
+  FileTensor tensor(std::make_shared<ScratchFile>(folder.path(), "state"), 100, at::kFloat);
+  const at::Tensor view = tensor.tensor().narrow(0, 10, 5);
+  std::vector<float> memory(100, 3);
+  tensor.stage(memory.data());
+  EXPECT_EQ(view[0].item<float>(), 3);
+  view.fill_(4);
+  EXPECT_EQ(memory[12], 4);
+  tensor.unstage();
+  EXPECT_EQ(view[0].item<float>(), 0) << "nobody has written it to the file";
+}
+
+}  // namespace
+}  // namespace lockstep::offload

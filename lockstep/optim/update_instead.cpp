@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// FlatOptimizer where it updates parts of parameters: a rank's shards under ZeRO, wherever these
+// and their state lie.
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <c10/core/GradMode.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/optim/host_update.h"
+
+namespace lockstep::optim {
+namespace {
+
+/// Which of the flat buffers of `groups`, by [group][buffer], have their state offloaded: whole
+/// ones, the first, until they have `ratio` of all elements.
+std::vector<std::vector<bool>> offloaded_buffers(
+    const std::vector<FlatGroup>& groups, double ratio) {
+  double all = 0;
+  for (const FlatGroup& group : groups) {
+    for (size_t buffer = 0; buffer < group.buffer_count(); ++buffer) {
+      all += static_cast<double>(group.buffer_values(buffer).numel());
+    }
+  }
+  double so_far = 0;
+  std::vector<std::vector<bool>> chosen;
+  for (const FlatGroup& group : groups) {
+    chosen.emplace_back();
+    for (size_t buffer = 0; buffer < group.buffer_count(); ++buffer) {
+      chosen.back().push_back(so_far < ratio * all);
+      so_far += static_cast<double>(group.buffer_values(buffer).numel());
+    }
+  }
+  return chosen;
+}
+
+/// What made, saved or loaded them has touched pages of them.
+void settle_files(const FlatGroup& group, size_t buffer) {
+  if (buffer != FlatParameter::kLoose) {
+    for (offload::FileTensor* file : group.files_of(buffer)) {
+      file->settle();
+    }
+  }
+}
+
+}  // namespace
+
+void FlatOptimizer::update_instead(
+    const std::vector<std::vector<Pieces>>& pieces, const OffloadOptimizer& offload) {
+  const c10::AutoGradMode no_grad(false);
+  adopt_parameters();
+  if (!traits_.elementwise) {
+    throw ConfigError(
+        "optim",
+        fmt::format(
+            "{} needs every parameter whole, and cannot update a part of one; expected AdamW, "
+            "Adam, "
+            "SGD, Lion, Adagrad or RMSprop",
+            traits_.name));
+  }
+  for (const FlatGroup& group : groups_) {
+    for (const FlatParameter& item : group.items()) {
+      if (item.step > 0 || sharers_) {
+        throw ConfigError(
+            "optim",
+            fmt::format(
+                "{} has state of its own already; prepare it before its first step, and load "
+                "checkpoints after",
+                traits_.name));
+      }
+    }
+  }
+  for (size_t group = 0; group < param_groups_.size(); ++group) {
+    std::vector<at::Tensor>& parameters = param_groups_[group].params();
+    parameters.clear();
+    known_[group].clear();
+    groups_[group] = FlatGroup(traits_.fields.size());
+    for (const Pieces& each : pieces[group]) {
+      groups_[group].add_in_place(each.buffer, each.tensors, each.file);
+      for (const at::Tensor& piece : each.tensors) {
+        parameters.push_back(piece);
+        known_[group].push_back(piece.unsafeGetTensorImpl());
+      }
+    }
+  }
+  offload_state(offload);
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    if (traits_.eager_state) {
+      for (FlatParameter& item : groups_[group].items()) {
+        create_missing_state(group, item);
+      }
+      for (size_t buffer = 0; buffer < groups_[group].buffer_count(); ++buffer) {
+        settle_files(groups_[group], buffer);
+      }
+    }
+  }
+}
+
+void FlatOptimizer::offload_state(const OffloadOptimizer& offload) {
+  const bool in_files = offload.device == OffloadDevice::kNvme;
+  bool values_in_files = false;
+  for (const FlatGroup& group : groups_) {
+    for (size_t buffer = 0; buffer < group.buffer_count(); ++buffer) {
+      values_in_files = values_in_files || !group.files_of(buffer).empty();
+    }
+  }
+  if (offload.device == OffloadDevice::kNone) {
+    if (values_in_files) {
+      throw ConfigError(
+          "offload",
+          "parameters in files can only be updated on the host; got offload_optimizer.device none, "
+          "expected cpu or nvme");
+    }
+    return;
+  }
+  if (!(offload.ratio > 0 && offload.ratio <= 1)) {
+    throw ConfigError(
+        "offload",
+        fmt::format(
+            "no part of the state can be offloaded; got offload_optimizer.ratio={}, expected more "
+            "than 0, at most 1; leave offload_optimizer out to offload nothing",
+            offload.ratio));
+  }
+  const auto scratch =
+      in_files ? std::make_shared<offload::ScratchFile>(offload.nvme_path, "the optimizer's state")
+               : nullptr;
+  const auto chosen = offloaded_buffers(groups_, offload.ratio);
+  int64_t most_fields = 0;
+  int64_t bytes = 0;
+  for (size_t index = 0; index < groups_.size(); ++index) {
+    FlatGroup& group = groups_[index];
+    int64_t fields = 0;
+    if (!group.items().empty()) {
+      for (size_t field = 0; field < traits_.fields.size(); ++field) {
+        const StateShape wanted =
+            shape(param_groups_[index].options(), group.items()[0].parameter, field);
+        fields += wanted == StateShape::kNone ? 0 : 1;
+      }
+    }
+    most_fields = std::max(most_fields, fields);
+    for (size_t buffer = 0; buffer < group.buffer_count(); ++buffer) {
+      if (chosen[index][buffer]) {
+        group.offload_state(buffer, scratch);
+        bytes += fields * offload::ScratchFile::rounded(
+                              static_cast<int64_t>(group.buffer_values(buffer).nbytes()));
+      }
+    }
+  }
+  if (scratch) {
+    scratch->reserve(bytes);
+  }
+  host_update_ = std::make_shared<HostUpdate>(offload, in_files ? most_fields : 0, values_in_files);
+}
+
+void FlatOptimizer::update_by_buckets() {
+  std::vector<HostUpdate::Bucket> on_host;
+  std::vector<HostUpdate::Bucket> in_place;
+  for (size_t index = 0; index < groups_.size(); ++index) {
+    const FlatGroup& group = groups_[index];
+    const std::vector<FlatParameter>& items = group.items();
+    for (size_t begin = 0, end = 0; begin < items.size(); begin = end) {
+      const size_t buffer = items[begin].buffer;
+      bool any = false;
+      for (end = begin; end < items.size() && items[end].buffer == buffer; ++end) {
+        any = any || items[end].parameter.grad().defined();
+      }
+      if (!any) {
+        continue;
+      }
+      const bool offloaded = buffer != FlatParameter::kLoose && group.state_is_offloaded(buffer);
+      (offloaded ? on_host : in_place)
+          .push_back({.group = index, .buffer = buffer, .gathering = gather(index, begin, end)});
+      settle_files(group, buffer);
+    }
+  }
+  run_count_ = 0;
+  const auto update_one = [this](size_t group, const Batch& batch) {
+    run_count_ += batch.parameters.size();
+    update(param_groups_[group].options(), batch);
+  };
+  for (const HostUpdate::Bucket& bucket : in_place) {
+    for (const Batch& batch : bucket.gathering.batches()) {
+      update_one(bucket.group, batch);
+    }
+    bucket.gathering.copy_back();
+  }
+  host_update_->run(groups_, on_host, update_one);
+}
+
+}  // namespace lockstep::optim
