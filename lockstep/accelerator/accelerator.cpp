@@ -5,37 +5,22 @@
 #include <exception>
 #include <optional>
 #include <string>
-#include <thread>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <ATen/Parallel.h>
-
 #include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/accelerator/either_variable.h"
-#include "lockstep/base/cores.h"
+#include "lockstep/accelerator/enter_world.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/keep_memory.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/rank.h"
 #include "lockstep/flat/move_in_place.h"
 #include "lockstep/optim/follow_parameters.h"
 #include "lockstep/watch/flight_recorder.h"
 
 namespace lockstep {
 namespace {
-
-/// Without a launcher that says so, every rank would start a thread for every core.
-void share_cores(const WorldSpec& world) {
-  if (world.size == 1 || Environment::process().text("OMP_NUM_THREADS")) {
-    return;
-  }
-  // srun and mpirun may have bound this rank to its share already.
-  const int cores = available_cores();
-  const int share = static_cast<int>(std::thread::hardware_concurrency()) / world.local_size;
-  at::set_num_threads(cores > share ? std::max(1, cores / world.local_size) : cores);
-}
 
 GradientAccumulationPlugin accumulation_of(
     const AcceleratorOptions& options, const Environment& environment) {
@@ -96,17 +81,10 @@ void refuse_common_parameters(const Models& models, const NamedTensors& paramete
   }
 }
 
-WorldSpec find_world() {
-  WorldSpec world = world_from_environment(Environment::process());
-  set_process_rank({world.rank, world.size});
-  share_cores(world);
-  return world;
-}
-
 }  // namespace
 
 Accelerator::Accelerator(AcceleratorOptions options) : state_(std::make_unique<State>()) {
-  state_->world = find_world();
+  state_->world = enter_world(Environment::process());
   state_->group = connect(state_->world, options.connect);
   state_->options = std::move(options);
   configure();

@@ -30,6 +30,7 @@
 #include "lockstep/accelerator/scheduler.h"
 #include "lockstep/accelerator/state_hooks.h"
 #include "lockstep/base/world.h"
+#include "lockstep/checkpoint/save_model.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/named_tensor.h"
 #include "lockstep/data/loader_core.h"
@@ -327,16 +328,16 @@ class Accelerator {
   /// Returns once no asynchronous save is under way in this process, and throws if it failed.
   void wait_for_save();
   /// Writes the weights alone, as transformers reads them (see checkpoint/save_model.h), on the
-  /// main process. Collective: returns, or throws, on all of them.
+  /// main process, one tensor at a time. Collective: returns, or throws, on all of them.
   template <ModuleHandle Model>
   void save_model(
       const Model& model,
       const std::filesystem::path& folder,
-      const std::string& max_shard_size = "10GB") {
+      const checkpoint::SaveModelOptions& options = {}) {
     NamedTensors tensors = parameters_of(*model);
     const NamedTensors buffers = buffers_of(*model);
     tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-    save_model_tensors(tensors, folder, max_shard_size);
+    save_model_tensors(tensors, folder, options);
   }
   /// Builds a model that no process could hold: `auto net = accelerator.zero_init([] { return
   /// Net(); })`. Under ZeRO stage 3 each tensor of 4096 elements or more is divided as soon as the
@@ -529,7 +530,7 @@ class Accelerator {
   void save_model_tensors(
       const NamedTensors& tensors,
       const std::filesystem::path& folder,
-      const std::string& max_shard_size);
+      const checkpoint::SaveModelOptions& options);
 
   void resume_if_asked(bool in_epochs);
   void between_batches();

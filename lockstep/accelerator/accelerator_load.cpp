@@ -52,7 +52,8 @@ struct Accelerator::Loading {
   checkpoint::Reader reader;
   SavedMeta saved;
   checkpoint::ProofShare share;  ///< Of this process.
-  int saved_by = 1;              ///< Processes.
+  LoadStateOptions options;
+  int saved_by = 1;  ///< Processes.
   bool resharded = false;
   std::vector<std::function<void()>> apply = {};
 
@@ -91,8 +92,11 @@ void Accelerator::check_models(Loading& loading) {
       loading.apply.emplace_back([&state] { state.sharding->settle_parameters(); });
       pieces = own_model_pieces(pieces.current, std::move(pieces.saved), *state.sharding);
     }
-    loading.apply.push_back(
-        check_model(pieces.current, std::move(pieces.saved), loading.path(files::model(i))));
+    loading.apply.push_back(check_model(
+        pieces.current,
+        std::move(pieces.saved),
+        loading.path(files::model(i)),
+        loading.options.strict));
     check_own_buffers(loading, i);
   }
 }
@@ -271,13 +275,14 @@ void Accelerator::check_loop(Loading& loading) {
   LoopState& loop = *state.loop;
   const SavedMeta& saved = loading.saved;
   const std::string manifest = loading.path(checkpoint::kManifestName);
-  if (loop.scaler.has_value() != saved.scaler.has_value()) {
+  const bool with_scaler = loading.options.optimizers;
+  if (with_scaler && loop.scaler.has_value() != saved.scaler.has_value()) {
     throw CheckpointError(
         loading.reader.path().string(),
         loop.scaler ? "was saved without fp16's loss scaler; this program uses fp16"
                     : "was saved with fp16's loss scaler; this program does not use fp16");
   }
-  if (loop.scaler) {
+  if (with_scaler && loop.scaler) {
     try {
       loop.scaler->check_state(*saved.scaler);
     } catch (const ConfigError& error) {
@@ -289,12 +294,16 @@ void Accelerator::check_loop(Loading& loading) {
       loop.scaler->load_state(scaler);
     });
   }
-  loading.must_match("schedulers", saved.schedulers.size(), state.schedulers.size());
-  for (size_t i = 0; i < state.schedulers.size(); ++i) {
+  if (loading.options.schedulers) {
+    loading.must_match("schedulers", saved.schedulers.size(), state.schedulers.size());
+  }
+  for (size_t i = 0; loading.options.schedulers && i < state.schedulers.size(); ++i) {
     loading.apply.push_back(state.schedulers[i].check_state(
         saved.schedulers[i], manifest, fmt::format("meta.schedulers[{}]", i)));
   }
-  check_accumulation(loading);
+  if (loading.options.optimizers) {
+    check_accumulation(loading);
+  }
 }
 
 void Accelerator::check_positions(Loading& loading) {
@@ -364,7 +373,8 @@ Accelerator::SavedAs Accelerator::check_saved(
   Loading loading{
       .reader = reader,
       .saved = read_saved_meta(reader),
-      .share = {.index = world.local_rank, .of = world.local_size, .nothing = !options.verify}};
+      .share = {.index = world.local_rank, .of = world.local_size, .nothing = !options.verify},
+      .options = options};
   loading.saved_by = loading.saved.processes;
   loading.resharded = loading.saved_by != num_processes();
   if (loading.resharded && loading.reader.world_size() != loading.saved_by) {
@@ -377,11 +387,15 @@ Accelerator::SavedAs Accelerator::check_saved(
             num_processes()));
   }
   check_models(loading);
-  check_optimizers(loading);
-  check_comm_hooks(loading);
-  check_positions(loading);
-  check_loop(loading);
-  check_objects(loading);
+  if (options.optimizers && !options.models_only) {
+    check_optimizers(loading);
+  }
+  if (!options.models_only) {
+    check_comm_hooks(loading);
+    check_positions(loading);
+    check_loop(loading);
+    check_objects(loading);
+  }
   if (loading.resharded) {
     log_info(fmt::format(
         "{} was saved by {} processes and goes on with {}",
@@ -457,8 +471,17 @@ void Accelerator::load_state(const fs::path& folder, const LoadStateOptions& opt
   SavedAs saved;
   std::string failure;
   try {
-    saved = is_accelerate_folder(folder) ? check_import(folder, apply)
-                                         : check_saved(folder, options, apply);
+    const bool is_accelerates = is_accelerate_folder(folder);
+    if (is_accelerates &&
+        (options.models_only || !options.strict || !options.optimizers || !options.schedulers)) {
+      throw ConfigError(
+          "load_state",
+          fmt::format(
+              "{} was saved by Accelerate, and is loaded whole or not at all; leave the options "
+              "out, or load its weights with load_checkpoint_in_model",
+              folder.string()));
+    }
+    saved = is_accelerates ? check_import(folder, apply) : check_saved(folder, options, apply);
   } catch (const std::exception& error) {
     failure = without_rank_suffix(error.what());
   }

@@ -410,7 +410,9 @@ void Accelerator::save_state(const fs::path& folder, const SaveStateOptions& opt
 }
 
 void Accelerator::save_model_tensors(
-    const NamedTensors& tensors, const fs::path& folder, const std::string& max_shard_size) {
+    const NamedTensors& tensors,
+    const fs::path& folder,
+    const checkpoint::SaveModelOptions& options) {
   const watch::Saving saving;
   const SavingGroups groups = {
       .all = checkpoint::patient(state_->group), .disk = checkpoint::patient(*state_->saving)};
@@ -426,7 +428,7 @@ void Accelerator::save_model_tensors(
   }
   told_by_disks(groups, folder, [&] {
     try {
-      checkpoint::save_model(tensors, folder, max_shard_size);
+      checkpoint::save_model(tensors, folder, options);
     } catch (const std::exception&) {
       until_all_are_done();
       throw;

@@ -42,6 +42,16 @@ struct LoadStateOptions {
   /// what the disk has damaged goes into the models unseen: for files that were proven already, by
   /// `lockstep checkpoint verify` say. From memory, loading is a third faster then.
   bool verify = true;
+  /// A model's tensors and the checkpoint's must be the same ones. Without, those that only one of
+  /// them has stay as they are, and a warning names them; shapes must fit all the same.
+  bool strict = true;
+  /// What else is loaded. What is not stays as it is here, and need not be in the checkpoint.
+  /// With the number of their updates, fp16's loss scale, and gradients no update has used yet.
+  bool optimizers = true;
+  bool schedulers = true;
+  /// Models, and nothing else: no positions of loaders, random numbers, registered objects. The
+  /// two above do not matter then.
+  bool models_only = false;
 };
 
 /// What the last save cost, in this process.

@@ -16,6 +16,7 @@
 #include <ATen/Functions.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/comm/bytes.h"
 #include "lockstep/flat/copy_values.h"
 
@@ -48,7 +49,7 @@ NamedTensors random_states(at::Device device) {
 }
 
 std::function<void()> check_model(
-    const NamedTensors& current, NamedTensors saved, const std::string& path) {
+    const NamedTensors& current, NamedTensors saved, const std::string& path, bool strict) {
   std::map<std::string, at::Tensor> left;
   for (NamedTensor& item : saved) {
     left.emplace(item.name, item.tensor);
@@ -81,12 +82,12 @@ std::function<void()> check_model(
     unexpected.push_back(name);
   }
   if (!missing.empty() || !unexpected.empty()) {
-    throw CheckpointError(
-        path,
-        fmt::format(
-            "is of another model; missing: [{}], unexpected: [{}]",
-            fmt::join(missing, ", "),
-            fmt::join(unexpected, ", ")));
+    const std::string differences = fmt::format(
+        "missing: [{}], unexpected: [{}]", fmt::join(missing, ", "), fmt::join(unexpected, ", "));
+    if (strict) {
+      throw CheckpointError(path, "is of another model; " + differences);
+    }
+    log_warning(fmt::format("{} is of another model, and loaded in part; {}", path, differences));
   }
   return [copies = std::move(copies)] {
     for (const auto& [parameter, value] : copies) {

@@ -27,9 +27,10 @@ at::Tensor random_state();
 /// The same as "cpu", and with a CUDA `device` that of its default generator as "cuda".
 NamedTensors random_states(at::Device device);
 
-/// Checks that `saved` is `current`'s names, shapes and dtypes.
+/// Checks that `saved` is `current`'s names, shapes and dtypes. Unless `strict`, names that only
+/// one of them has are left out, with a warning.
 std::function<void()> check_model(
-    const NamedTensors& current, NamedTensors saved, const std::string& path);
+    const NamedTensors& current, NamedTensors saved, const std::string& path, bool strict = true);
 
 /// A loader's position, which means something only over the same data. Where rounds have another
 /// size now, it goes on after the same samples.

@@ -31,7 +31,7 @@ using testing::ThrowsMessage;
 class Saved {
  public:
   explicit Saved(const NamedTensors& tensors, const std::string& max_shard_size = "1GB") {
-    save_model(tensors, folder_.path(), max_shard_size);
+    save_model(tensors, folder_.path(), {.max_shard_size = max_shard_size});
   }
   std::filesystem::path path() const { return folder_.path(); }
 

@@ -14,7 +14,7 @@
 namespace lockstep::checkpoint {
 namespace {
 
-Dtype dtype_of(const std::string& path, const NamedTensor& named) {
+Dtype dtype_of(const std::string& path, const NamedTensor& named, at::ScalarType written_as) {
   const auto refused = [&](const std::string& why) {
     return CheckpointError(path, "cannot be written; " + why, in_quotes(named.name));
   };
@@ -27,27 +27,34 @@ Dtype dtype_of(const std::string& path, const NamedTensor& named) {
         "a sparse tensor, or one without data, has no place in the format; densify it first");
   }
   for (int i = 0; i <= static_cast<int>(Dtype::kU64); ++i) {
-    if (scalar_type(static_cast<Dtype>(i)) == tensor.scalar_type()) {
+    if (scalar_type(static_cast<Dtype>(i)) == written_as) {
       return static_cast<Dtype>(i);
     }
   }
-  throw refused(fmt::format(
-      "the format has no dtype {}; convert the tensor", c10::toString(tensor.scalar_type())));
+  throw refused(
+      fmt::format("the format has no dtype {}; convert the tensor", c10::toString(written_as)));
 }
 
 }  // namespace
 
-std::vector<OutputTensor> output_tensors(const std::string& path, const NamedTensors& tensors) {
+std::vector<OutputTensor> output_tensors(
+    const std::string& path, const NamedTensors& tensors, std::optional<at::ScalarType> floating) {
   const auto plain = std::make_shared<at::Tensor>();  // The one that is being written.
   std::vector<OutputTensor> output;
   for (const NamedTensor& named : tensors) {
-    const auto bytes = [tensor = named.tensor, plain] {
+    const bool is_floating = named.tensor.defined() && named.tensor.is_floating_point();
+    const at::ScalarType written_as =
+        !named.tensor.defined()
+            ? at::kFloat
+            : (is_floating ? floating : std::nullopt).value_or(named.tensor.scalar_type());
+    const auto bytes = [tensor = named.tensor, plain, written_as] {
       plain->reset();  // Before the next needs its memory.
       const at::Tensor here = comm::is_paged(tensor) ? tensor.detach().clone() : tensor.detach();
-      *plain = here.to(at::kCPU).resolve_conj().resolve_neg().contiguous();
+      *plain = here.to(at::kCPU, written_as).resolve_conj().resolve_neg().contiguous();
       return std::string_view(static_cast<const char*>(plain->const_data_ptr()), plain->nbytes());
     };
-    output.push_back({named.name, dtype_of(path, named), named.tensor.sizes().vec(), bytes});
+    output.push_back(
+        {named.name, dtype_of(path, named, written_as), named.tensor.sizes().vec(), bytes});
   }
   return output;
 }

@@ -2,13 +2,25 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include <c10/core/ScalarType.h>
 
 #include "lockstep/checkpoint/module_tensors.h"
 #include "lockstep/comm/named_tensor.h"
 
 namespace lockstep::checkpoint {
+
+struct SaveModelOptions {
+  /// "300MB", "10GB", in decimal units.
+  std::string max_shard_size = "10GB";
+  /// What floating-point tensors are written as, rounded one at a time; not set: as they are.
+  std::optional<at::ScalarType> dtype = std::nullopt;
+  /// All in one file of this name, however large, instead of model.safetensors or its shards.
+  std::string file_name = {};
+};
 
 /// Writes the weights of a model into `folder` as transformers reads them and Accelerate's
 /// save_model writes them, to the byte: `model.safetensors`, or shards of at most `max_shard_size`
@@ -21,21 +33,22 @@ namespace lockstep::checkpoint {
 ///   first and safetensors refuses: nothing is lost, and what is loaded into them is the same.
 /// - What is not contiguous, or on another device, is copied, one tensor at a time.
 ///
-/// One process calls it. `max_shard_size`: "300MB", "10GB", in decimal units; ConfigError for
-/// anything else. CheckpointError for a tensor that is undefined, sparse, without data or of a
+/// One process calls it. ConfigError for a max_shard_size that is none, a dtype that is no
+/// floating-point one, and a file_name that is a path or has not the ending .safetensors.
+/// CheckpointError for a tensor that is undefined, sparse, without data or of a
 /// dtype the format lacks, and for what write_model_files refuses. Thread-safe.
 std::vector<std::string> save_model(
     const NamedTensors& tensors,
     const std::filesystem::path& folder,
-    const std::string& max_shard_size = "10GB");
+    const SaveModelOptions& options = {});
 
 /// The same for a module with its buffers.
 template <ModuleLike Module>
 std::vector<std::string> save_model(
     const Module& module,
     const std::filesystem::path& folder,
-    const std::string& max_shard_size = "10GB") {
-  return save_model(tensors_of(module), folder, max_shard_size);
+    const SaveModelOptions& options = {}) {
+  return save_model(tensors_of(module), folder, options);
 }
 
 }  // namespace lockstep::checkpoint

@@ -76,14 +76,14 @@ TEST(SaveModel, WritesWhatAcceleratesSaveModelWrites) {
 
 TEST(SaveModel, WritesTheShardsThatAcceleratesSaveModelWrites) {
   const TestFolder folder;
-  EXPECT_EQ(save_model(Tied(), folder.path(), "0.1KB").size(), 5U);
+  EXPECT_EQ(save_model(Tied(), folder.path(), {.max_shard_size = "0.1KB"}).size(), 5U);
   expect_same_files(folder.path(), kGolden / "shards");
 }
 
 TEST(SaveModel, IsReadBackByEveryName) {
   const TestFolder folder;
   const Tied saved;
-  save_model(saved, folder.path(), "0.1KB");
+  save_model(saved, folder.path(), {.max_shard_size = "0.1KB"});
   Tied loaded;
   for (const NamedTensor& item : tensors_of(loaded)) {
     item.tensor.detach().zero_();
@@ -134,7 +134,53 @@ TEST(SaveModel, RefusesWhatTheFormatHasNoPlaceFor) {
   refuses(at::empty({2}, at::kMeta), "without data");
   refuses(at::ones({2, 2}).to_sparse(), "a sparse tensor");
   refuses(at::ones({2}, at::kComplexDouble), "the format has no dtype ComplexDouble");
-  EXPECT_THROW(save_model({{"a", at::ones({2})}}, folder.path(), "5 apples"), ConfigError);
+  EXPECT_THROW(
+      save_model({{"a", at::ones({2})}}, folder.path(), {.max_shard_size = "5 apples"}),
+      ConfigError);
+}
+
+TEST(SaveModel, RoundsFloatingPointTensorsToTheDtypeAsked) {
+  const TestFolder folder;
+  const at::Tensor third = at::full({3}, 1.0 / 3);
+  const at::Tensor count = at::full({1}, 70'000, at::kLong);
+  save_model(
+      {{"third", third}, {"count", count}},
+      folder.path(),
+      {.dtype = at::kHalf, .file_name = "half.safetensors"});
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("half.safetensors"));
+  const SafetensorsMap file(folder.path() / "half.safetensors");
+  EXPECT_EQ(tensor_of(file, "third").scalar_type(), at::kHalf);
+  EXPECT_TRUE(at::equal(tensor_of(file, "third"), third.to(at::kHalf)));
+  EXPECT_TRUE(at::equal(tensor_of(file, "count"), count)) << "no floating point";
+}
+
+TEST(SaveModel, AFileOfAnyNameReplacesItselfAndNoOtherWeights) {
+  const TestFolder folder;
+  save_model({{"a", at::ones({2})}}, folder.path());
+  save_model({{"a", at::ones({2})}}, folder.path(), {.file_name = "b.safetensors"});
+  save_model({{"a", at::zeros({2})}}, folder.path(), {.file_name = "b.safetensors"});
+  EXPECT_THAT(
+      names_in(folder.path()), testing::UnorderedElementsAre("b.safetensors", "model.safetensors"));
+  const SafetensorsMap file(folder.path() / "b.safetensors");
+  EXPECT_TRUE(at::equal(tensor_of(file, "a"), at::zeros({2})));
+  // One file, however large, takes the place of shards.
+  save_model(Tied(), folder.path(), {.max_shard_size = "0.1KB"});
+  EXPECT_THAT(
+      save_model(Tied(), folder.path(), {.file_name = "model.safetensors"}),
+      ElementsAre("model.safetensors"));
+  EXPECT_EQ(names_in(folder.path()).size(), 2U);
+}
+
+TEST(SaveModel, RefusesNamesThatAreNone) {
+  const TestFolder folder;
+  const NamedTensors tensors = {{"a", at::ones({2})}};
+  for (const char* name : {"a/b.safetensors", "pytorch_model.bin", ".safetensors"}) {
+    EXPECT_THROW(save_model(tensors, folder.path(), {.file_name = name}), ConfigError) << name;
+  }
+  EXPECT_THROW(
+      save_model(tensors, folder.path(), {.max_shard_size = "1GB", .file_name = "a.safetensors"}),
+      ConfigError);
+  EXPECT_THROW(save_model(tensors, folder.path(), {.dtype = at::kLong}), ConfigError);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include <c10/core/ScalarType.h>
 
@@ -16,6 +17,7 @@ using watch::FlightRecorder;
 constexpr uint64_t kUnnoted = ~uint64_t{0};
 
 thread_local int silences = 0;
+thread_local std::shared_ptr<OperationTimer> next_timer;
 
 std::array<char, 20> dtype_text(int64_t dtype) {
   auto text = watch::short_text<20>(c10::toString(static_cast<c10::ScalarType>(dtype)));
@@ -61,18 +63,36 @@ FlightNote::FlightNote(const Collective& collective, uint64_t group, int64_t seq
     : number_(
           silences > 0
               ? kUnnoted
-              : FlightRecorder::process().issue(operation_of(collective, group, sequence))) {}
+              : FlightRecorder::process().issue(operation_of(collective, group, sequence))),
+      timer_(silences > 0 ? nullptr : std::exchange(next_timer, nullptr)) {}
 
 void FlightNote::begin() const {
   if (number_ != kUnnoted) {
     FlightRecorder::process().start(number_);
   }
+  if (timer_) {
+    timer_->begin();
+  }
 }
 
-void FlightNote::end(bool well) const {
+void FlightNote::end(bool well, std::optional<double> measured_ms) const {
   if (number_ != kUnnoted) {
     FlightRecorder::process().end(number_, well);
   }
+  if (timer_) {
+    timer_->end(well, measured_ms);
+  }
+}
+
+TimedScope::TimedScope(std::shared_ptr<OperationTimer> timer)
+    : outer_(std::exchange(next_timer, std::move(timer))) {}
+
+TimedScope::~TimedScope() {
+  next_timer = std::move(outer_);
+}
+
+bool TimedScope::is_taken() const {
+  return next_timer == nullptr;
 }
 
 FlightSilence::FlightSilence() {

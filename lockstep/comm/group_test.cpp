@@ -11,6 +11,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/bytes.h"
+#include "lockstep/comm/comms_log.h"
 #include "lockstep/comm/connected_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
 
@@ -36,6 +37,12 @@ class GroupTest : public ::testing::TestWithParam<std::tuple<Runner, int>> {
   }
 };
 
+/// A group whose operations are logged is still that group.
+void logged_ranks(int size, const std::function<void(Group)>& body, comm::Milliseconds timeout) {
+  shm_ranks(
+      size, [&](Group group) { body(logged(group, std::make_shared<CommsLog>())); }, timeout);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Transports,
     GroupTest,
@@ -44,6 +51,7 @@ INSTANTIATE_TEST_SUITE_P(
             Runner{"thread", &ranks},
             Runner{"gloo", &gloo_ranks},
             Runner{"shm", &shm_ranks},
+            Runner{"logged", &logged_ranks},
             Runner{"hierarchy", &two_host_ranks}),
         ::testing::Values(2, 3, 4)),
     [](const auto& test) {

@@ -85,6 +85,25 @@ struct MonitorSection {
   Resolved<std::string> job_name{"DeepSpeedJobName"};
 };
 
+struct FlopsProfilerSection {
+  Resolved<bool> enabled{false};
+  /// How often backward computes forward again, by activation checkpointing: 1 for all of it.
+  Resolved<double> recompute_fwd_factor{0};
+  Resolved<int64_t> profile_step{1};  ///< Updates before the one that is profiled.
+  Resolved<int64_t> top_modules{1};   ///< Operations that are shown, unless detailed.
+  Resolved<bool> detailed{true};
+  Resolved<std::optional<std::string>> output_file;  ///< Not set: it is logged.
+};
+
+struct CommsLoggerSection {
+  Resolved<bool> enabled{false};
+  Resolved<bool> verbose{false};
+  Resolved<bool> debug{false};
+  Resolved<bool> prof_all{true};
+  /// Lockstep's names of operations, whatever the file calls them; they count without prof_all.
+  Resolved<std::vector<std::string>> prof_ops;
+};
+
 /// A whole file, resolved.
 struct DsConfig {
   BatchSizes batch;
@@ -117,6 +136,8 @@ struct DsConfig {
 
   MonitorSection tensorboard;
   MonitorSection csv_monitor;
+  FlopsProfilerSection flops_profiler;
+  CommsLoggerSection comms_logger;
 };
 
 /// Something about a place in the file: an error, or what a person should know.

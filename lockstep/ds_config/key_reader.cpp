@@ -200,6 +200,17 @@ void KeyReader::unknown(
       entry.place, fmt::format("unknown key '{}'{}", shown(name), did_you_mean(entry.key, known)));
 }
 
+void KeyReader::set(const Node& node, std::vector<std::string>& value) {
+  value.clear();
+  if (node.kind != Node::Kind::kList) {
+    value.push_back(node.text);
+    return;
+  }
+  for (const Node& item : node.items) {
+    value.push_back(item.text);
+  }
+}
+
 void KeyReader::set(const Node& node, Dtype& value) {
   const std::string word = lower(node.text);
   value = word == "float16"    ? Dtype::kFloat16

@@ -74,6 +74,8 @@ class KeyReader {
   static void set(const config::Node& node, int64_t& value) { value = *whole_of(node); }
   static void set(const config::Node& node, double& value) { value = *number_of(node); }
   static void set(const config::Node& node, std::string& value) { value = node.text; }
+  /// A list, or one text that stands for itself.
+  static void set(const config::Node& node, std::vector<std::string>& value);
   static void set(const config::Node& node, Dtype& value);
   static void set(const config::Node& node, OffloadDevice& value);
   static void set(const config::Node& node, TagValidation& value);

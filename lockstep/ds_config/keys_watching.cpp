@@ -72,34 +72,42 @@ void add_prints(std::vector<KeySpec>& keys) {
 }
 
 void add_profilers(std::vector<KeySpec>& keys) {
-  keys.push_back(works("flops_profiler", KeyKind::kSection, "refused if it is enabled"));
-  const auto key = [](const char* name) { return std::string("flops_profiler.") + name; };
-  keys.push_back(refused_unless(
-      key("enabled"),
-      KeyKind::kBoolean,
-      "false",
-      "operations are not counted yet; Accelerator::profile shows where time goes"));
-  KeySpec factor = nothing(key("recompute_fwd_factor"), KeyKind::kNumber, kOff);
+  keys.push_back(
+      works("flops_profiler", KeyKind::kSection, "count what one forward computes, by operation"));
+  const auto flops = [](const char* name) { return std::string("flops_profiler.") + name; };
+  keys.push_back(works(flops("enabled"), KeyKind::kBoolean, ""));
+  KeySpec factor = works(
+      flops("recompute_fwd_factor"),
+      KeyKind::kNumber,
+      "how much of forward backward computes again; 1: all of it");
   factor.least = 0;
   keys.push_back(std::move(factor));
-  for (const auto& [name, least] : std::vector<std::pair<const char*, double>>{
-           {"profile_step", 1}, {"module_depth", -1}, {"top_modules", 1}}) {
-    KeySpec whole_one = nothing(key(name), KeyKind::kInteger, kOff);
-    whole_one.least = least;
-    keys.push_back(std::move(whole_one));
-  }
-  keys.push_back(nothing(key("detailed"), KeyKind::kBoolean, kOff));
-  keys.push_back(nullable(nothing(key("output_file"), KeyKind::kText, kOff)));
-  keys.push_back(works("comms_logger", KeyKind::kSection, "refused if it is enabled"));
-  keys.push_back(refused_unless(
-      "comms_logger.enabled",
-      KeyKind::kBoolean,
-      "false",
-      "collectives are not summed up yet; lockstep flight shows those of a job, with their times"));
-  for (const char* name : {"verbose", "debug", "prof_all"}) {
-    keys.push_back(nothing(std::string("comms_logger.") + name, KeyKind::kBoolean, kOff));
-  }
-  keys.push_back(nothing("comms_logger.prof_ops", KeyKind::kTexts, kOff));
+  keys.push_back(whole(
+      flops("profile_step"),
+      1,
+      "so many updates come before the one of which a forward is counted"));
+  KeySpec depth = nothing(
+      flops("module_depth"),
+      KeyKind::kInteger,
+      "C++'s modules do not say when they run, so operations are counted, which have no depth");
+  depth.least = -1;
+  keys.push_back(std::move(depth));
+  keys.push_back(
+      whole(flops("top_modules"), 1, "without detailed: so many operations, those of most FLOPs"));
+  keys.push_back(works(flops("detailed"), KeyKind::kBoolean, "show every operation"));
+  keys.push_back(nullable(
+      works(flops("output_file"), KeyKind::kText, "write it there instead of logging it")));
+  keys.push_back(
+      works("comms_logger", KeyKind::kSection, "sum up what collectives cost; see log_summary()"));
+  keys.push_back(works("comms_logger.enabled", KeyKind::kBoolean, ""));
+  keys.push_back(works("comms_logger.verbose", KeyKind::kBoolean, "log each one as it ends"));
+  keys.push_back(
+      works("comms_logger.debug", KeyKind::kBoolean, "tell them apart by dtype and shape, too"));
+  keys.push_back(works("comms_logger.prof_all", KeyKind::kBoolean, "false: prof_ops alone"));
+  keys.push_back(works(
+      "comms_logger.prof_ops",
+      KeyKind::kTexts,
+      "names of operations: all_reduce, all_gather, ..."));
 }
 
 void add_checkpoint(std::vector<KeySpec>& keys) {

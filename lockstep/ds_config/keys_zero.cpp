@@ -192,7 +192,7 @@ void add_stage3(std::vector<KeySpec>& keys) {
   keys.push_back(in_zero(nothing(
       "stage3_gather_16bit_weights_on_model_save",
       KeyKind::kBoolean,
-      "Accelerator::save_model writes whole weights in every stage, tensor by tensor")));
+      "save_16bit_model writes whole weights in every stage, and needs the memory of one tensor")));
   for (const char* name :
        {"gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save"}) {
     keys.push_back(

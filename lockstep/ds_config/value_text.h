@@ -29,6 +29,9 @@ inline nlohmann::json json_of(const std::string& value) {
 inline nlohmann::json json_of(const std::vector<double>& value) {
   return value;
 }
+inline nlohmann::json json_of(const std::vector<std::string>& value) {
+  return value;
+}
 inline nlohmann::json json_of(Dtype value) {
   return word_of(value);
 }

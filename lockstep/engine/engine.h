@@ -44,7 +44,7 @@ class Engine {
 
   template <typename... Inputs>
   auto operator()(Inputs&&... inputs) {
-    const auto began = StepTimers::Clock::now();
+    const EngineCore::Forward forward(*core_);
     auto result = [&] {
       auto cast = core_->accelerator().autocast();
       return model_->forward(std::forward<Inputs>(inputs)...);
@@ -54,7 +54,6 @@ class Engine {
         result = result.to(at::kFloat);
       }
     }
-    StepTimers::add(core_->timers().forward_ms, began);
     return result;
   }
   /// Returns the loss divided by the micro-steps an update, unless `scale_wrt_gas` is false.
@@ -119,10 +118,34 @@ class Engine {
     return core_->save_checkpoint(save_dir, std::move(tag), options);
   }
   /// Goes on from `<load_dir>/<tag>`, by default what `latest` names; saved by any number of ranks
-  /// in any stage. Without `latest`: a warning, and an empty path. Collective.
+  /// in any stage. Returns its folder and the client state. Without `latest`: a warning, and an
+  /// empty path. Collective. CheckpointError, before anything is changed, for what does not fit.
   LoadedCheckpoint load_checkpoint(
-      const std::filesystem::path& load_dir, std::optional<CheckpointTag> tag = std::nullopt) {
-    return core_->load_checkpoint(load_dir, std::move(tag));
+      const std::filesystem::path& load_dir,
+      std::optional<CheckpointTag> tag = std::nullopt,
+      const LoadCheckpointOptions& options = {}) {
+    return core_->load_checkpoint(load_dir, std::move(tag), options);
+  }
+  /// Writes the whole model as one safetensors file, `<save_dir>/<save_filename>`, floating-point
+  /// tensors rounded to 16 bits: to what the model computes in, fp16 or bf16, or to `dtype`. In
+  /// every stage; in stage 3 each tensor is whole when it is its turn. Whole or absent; one of that
+  /// name is replaced. Returns true, as DeepSpeed where it has written; else it throws. Collective.
+  /// ConfigError for a model that computes in float32 without `dtype`, and for a name without
+  /// the ending .safetensors.
+  bool save_16bit_model(
+      const std::filesystem::path& save_dir,
+      const std::string& save_filename = "model.safetensors",
+      std::optional<at::ScalarType> dtype = std::nullopt) {
+    core_->accelerator().save_model(
+        model_, save_dir, core_->save_16bit_options(save_filename, dtype));
+    return true;
+  }
+
+  /// Logs, on the main process, what this rank's collectives have cost so far, and returns it: by
+  /// operation and size how many, their time, and their bandwidth; see CommsLog. `show_straggler`
+  /// compares ranks, and is collective. ConfigError unless comms_logger is enabled.
+  std::string log_summary(bool show_straggler = false) {
+    return core_->log_summary(show_straggler);
   }
 
  private:

@@ -69,13 +69,13 @@ nlohmann::json EngineCore::state() const {
       {"client_state", client_state_}};
 }
 
-void EngineCore::load_state(const nlohmann::json& saved, const std::string& path) {
+void EngineCore::load_state(const nlohmann::json& saved, const std::string& path, bool with_scale) {
   try {
     const auto global_steps = saved.at("global_steps").get<int64_t>();
     const auto global_samples = saved.at("global_samples").get<int64_t>();
     const auto skipped_steps = saved.at("skipped_steps").get<int64_t>();
     const auto micro_steps = saved.at("micro_steps").get<int64_t>();
-    if (loss_scale_ && !saved.at("loss_scale").is_null()) {
+    if (with_scale && loss_scale_ && !saved.at("loss_scale").is_null()) {
       loss_scale_->load_state(saved.at("loss_scale"));
     }
     global_steps_ = global_steps;
@@ -142,7 +142,9 @@ fs::path EngineCore::save_checkpoint(
 }
 
 LoadedCheckpoint EngineCore::load_checkpoint(
-    const fs::path& load_dir, std::optional<CheckpointTag> tag) {
+    const fs::path& load_dir,
+    std::optional<CheckpointTag> tag,
+    const LoadCheckpointOptions& options) {
   std::string name;
   if (tag) {
     name = tag->text();
@@ -159,11 +161,40 @@ LoadedCheckpoint EngineCore::load_checkpoint(
     return {};
   }
   check_tag(name);
-  accelerator_->load_state(load_dir / name);
-  load_state(loaded_state_, load_dir / name / kEngineFile);
+  accelerator_->load_state(
+      load_dir / name,
+      {.strict = options.load_module_strict,
+       .optimizers = options.load_optimizer_states,
+       .schedulers = options.load_lr_scheduler_states,
+       .models_only = options.load_module_only});
+  if (!options.load_module_only) {
+    load_state(loaded_state_, load_dir / name / kEngineFile, options.load_optimizer_states);
+  }
   norm_.reset();
   loss_sum_.reset();
   return {load_dir / name, loaded_state_.at("client_state")};
+}
+
+checkpoint::SaveModelOptions EngineCore::save_16bit_options(
+    const std::string& file_name, std::optional<at::ScalarType> dtype) const {
+  if (dtype && *dtype != at::kHalf && *dtype != at::kBFloat16) {
+    throw ConfigError(
+        "save_16bit_model",
+        fmt::format(
+            "expected a dtype of 16 bits, at::kHalf or at::kBFloat16; got {}",
+            c10::toString(*dtype)));
+  }
+  const ds_config::Dtype computes_in = config_.precision.value;
+  if (!dtype && computes_in == ds_config::Dtype::kFloat32) {
+    throw ConfigError(
+        "save_16bit_model",
+        "the model computes in float32, which does not say which 16 bits are meant; pass "
+        "at::kHalf or at::kBFloat16, or write float32 by accelerator().save_model");
+  }
+  return {
+      .dtype =
+          dtype.value_or(computes_in == ds_config::Dtype::kFloat16 ? at::kHalf : at::kBFloat16),
+      .file_name = file_name};
 }
 
 }  // namespace lockstep

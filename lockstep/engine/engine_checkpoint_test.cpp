@@ -7,8 +7,11 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include <torch/nn/modules/linear.h>
+
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
+#include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/test_engine.h"
 
@@ -157,6 +160,186 @@ TEST(EngineCheckpoint, what_no_engine_saved_is_refused) {
     EXPECT_THAT(
         [&] { std::get<0>(made).load_checkpoint(folder.path(), "plain"); },
         ThrowsMessage<CheckpointError>(HasSubstr("was not saved by an engine")));
+    EXPECT_THAT(
+        [&] {
+          std::get<0>(made).load_checkpoint(
+              LOCKSTEP_SOURCE_DIR "/tests/golden/accelerate_state",
+              "adam",
+              {.load_module_only = true});
+        },
+        ThrowsMessage<CheckpointError>(HasSubstr("is loaded whole or not at all")));
+  });
+}
+
+std::string scheduled_config(int stage, const std::string& more = "") {
+  return R"({"train_micro_batch_size_per_gpu": 4,
+    "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10, "warmup_max_lr": 0.1}},
+    "zero_optimization": {"stage3_param_persistence_threshold": 0, "stage": )" +
+         std::to_string(stage) + "}" + more + "}";
+}
+
+at::Tensor exact_weight(Accelerator& accelerator, const EngineNet& net) {
+  at::Tensor weight;
+  accelerator.with_gathered_parameters(
+      net->parameters(), [&] { weight = net->fc->weight.detach().clone(); });
+  return weight;
+}
+
+TEST(EngineCheckpoint, the_module_alone_comes_without_counters_optimizer_or_schedule) {
+  for (const int stage : {0, 3}) {
+    const TestFolder folder;
+    on_engine_ranks(2, scheduled_config(stage), [&](InitializeOptions options) {
+      EngineNet net;
+      auto made = initialize(net, options);
+      auto& engine = std::get<0>(made);
+      train(engine, 0, 3);
+      engine.save_checkpoint(folder.path(), "three", {.client_state = {{"epoch", 2}}});
+      const at::Tensor saved = exact_weight(engine.accelerator(), net);
+      EngineNet other;
+      auto second = initialize(other, options);
+      auto& fresh = std::get<0>(second);
+      const auto loaded =
+          fresh.load_checkpoint(folder.path(), std::nullopt, {.load_module_only = true});
+      EXPECT_EQ(loaded.path, folder.path() / "three");
+      EXPECT_EQ(loaded.client_state.at("epoch"), 2);
+      EXPECT_TRUE(at::equal(exact_weight(fresh.accelerator(), other), saved)) << stage;
+      EXPECT_EQ(fresh.global_steps(), 0);
+      EXPECT_EQ(std::get<1>(second).steps(), 0);
+      EXPECT_EQ(std::get<3>(second).steps(), 0);
+      train(fresh, 0, 1);
+      EXPECT_EQ(fresh.global_steps(), 1);
+    });
+  }
+}
+
+TEST(EngineCheckpoint, optimizer_and_schedule_may_stay_as_they_are) {
+  const TestFolder folder;
+  on_engine_ranks(2, scheduled_config(2), [&](InitializeOptions options) {
+    EngineNet net;
+    auto made = initialize(net, options);
+    auto& engine = std::get<0>(made);
+    train(engine, 0, 3);
+    engine.save_checkpoint(folder.path());
+    const at::Tensor saved = exact_weight(engine.accelerator(), net);
+    const auto load = [&](const LoadCheckpointOptions& what, int64_t updates, int64_t rates) {
+      EngineNet other;
+      auto second = initialize(other, options);
+      auto& fresh = std::get<0>(second);
+      fresh.load_checkpoint(folder.path(), std::nullopt, what);
+      EXPECT_TRUE(at::equal(exact_weight(fresh.accelerator(), other), saved));
+      EXPECT_EQ(fresh.global_steps(), 3);
+      EXPECT_EQ(std::get<1>(second).steps(), updates);
+      EXPECT_EQ(std::get<3>(second).steps(), rates);
+    };
+    load({}, 3, 3);
+    load({.load_optimizer_states = false}, 0, 3);
+    load({.load_lr_scheduler_states = false}, 3, 0);
+  });
+}
+
+TEST(EngineCheckpoint, without_the_optimizer_it_may_be_another_and_another_precision) {
+  const TestFolder folder;
+  on_engine_ranks(
+      1,
+      scheduled_config(0, R"(, "fp16": {"enabled": true, "initial_scale_power": 4})"),
+      [&](InitializeOptions options) {
+        EngineNet net;
+        auto made = initialize(net, std::move(options));
+        std::get<0>(made).save_checkpoint(folder.path());
+      });
+  on_engine_ranks(
+      1,
+      R"({"train_batch_size": 4, "optimizer": {"type": "SGD", "params": {"lr": 0.01}}})",
+      [&](InitializeOptions options) {
+        EngineNet net;
+        auto made = initialize(net, std::move(options));
+        auto& engine = std::get<0>(made);
+        EXPECT_THROW(engine.load_checkpoint(folder.path()), CheckpointError);
+        engine.load_checkpoint(
+            folder.path(),
+            std::nullopt,
+            {.load_optimizer_states = false, .load_lr_scheduler_states = false});
+        train(engine, 0, 1);
+      });
+}
+
+/// With a bias more than what is saved, and a layer of another name.
+struct OtherNetImpl : torch::nn::Module {
+  OtherNetImpl() {
+    fc = register_module("fc", torch::nn::Linear(6, 16));
+    tail = register_module("tail", torch::nn::Linear(16, 2));
+  }
+  at::Tensor forward(const at::Tensor& x) { return tail(at::tanh(fc(x))); }
+  torch::nn::Linear fc{nullptr}, tail{nullptr};
+};
+TORCH_MODULE(OtherNet);
+
+TEST(EngineCheckpoint, a_module_that_differs_loads_in_part_if_that_is_wanted) {
+  for (const int stage : {0, 3}) {
+    const TestFolder folder;
+    on_engine_ranks(2, simple_config(1, stage), [&](InitializeOptions options) {
+      EngineNet net;
+      auto made = initialize(net, options);
+      std::get<0>(made).save_checkpoint(folder.path());
+      const at::Tensor saved = exact_weight(std::get<0>(made).accelerator(), net);
+      OtherNet other;
+      auto second = initialize(other, options);
+      auto& engine = std::get<0>(second);
+      EXPECT_THAT(
+          [&] { engine.load_checkpoint(folder.path(), std::nullopt, {.load_module_only = true}); },
+          ThrowsMessage<CheckpointError>(HasSubstr("missing: [tail.weight, tail.bias]")));
+      engine.load_checkpoint(
+          folder.path(), std::nullopt, {.load_module_strict = false, .load_module_only = true});
+      engine.accelerator().with_gathered_parameters(
+          other->parameters(), [&] { EXPECT_TRUE(at::equal(other->fc->weight, saved)) << stage; });
+    });
+  }
+}
+
+TEST(Save16bitModel, writes_whole_weights_rounded_in_every_stage) {
+  const TestFolder folder;
+  for (int stage = 0; stage <= 3; ++stage) {
+    const auto dir = folder.path() / std::to_string(stage);
+    on_engine_ranks(
+        2,
+        scheduled_config(stage, R"(, "bf16": {"enabled": true})"),
+        [&](InitializeOptions options) {
+          EngineNet net;
+          auto made = initialize(net, std::move(options));
+          auto& engine = std::get<0>(made);
+          train(engine, 0, 2);
+          EXPECT_TRUE(engine.save_16bit_model(dir));
+          EXPECT_TRUE(engine.save_16bit_model(dir, "half.safetensors", at::kHalf));
+          const at::Tensor weight = exact_weight(engine.accelerator(), net);
+          if (engine.accelerator().is_main_process()) {
+            const checkpoint::SafetensorsMap rounded(dir / "model.safetensors");
+            EXPECT_EQ(rounded.names().size(), 4U);
+            EXPECT_TRUE(
+                at::equal(checkpoint::tensor_of(rounded, "fc.weight"), weight.to(at::kBFloat16)))
+                << "stage " << stage;
+            const checkpoint::SafetensorsMap half(dir / "half.safetensors");
+            EXPECT_TRUE(at::equal(checkpoint::tensor_of(half, "fc.weight"), weight.to(at::kHalf)));
+          }
+          train(engine, 2, 3);  // It has disturbed nothing.
+        });
+  }
+}
+
+TEST(Save16bitModel, asks_which_16_bits_and_for_a_name_that_says_what_it_is) {
+  const TestFolder folder;
+  on_engine_ranks(2, simple_config(1), [&](InitializeOptions options) {
+    EngineNet net;
+    auto made = initialize(net, std::move(options));
+    auto& engine = std::get<0>(made);
+    EXPECT_THAT(
+        [&] { engine.save_16bit_model(folder.path()); },
+        ThrowsMessage<ConfigError>(HasSubstr("computes in float32")));
+    EXPECT_THROW(
+        engine.save_16bit_model(folder.path(), "model.safetensors", at::kDouble), ConfigError);
+    EXPECT_THAT(
+        [&] { engine.save_16bit_model(folder.path(), "pytorch_model.bin", at::kHalf); },
+        ThrowsMessage<Error>(HasSubstr("file_name is the name of a safetensors file")));
   });
 }
 

@@ -2,9 +2,11 @@
 #include "lockstep/engine/engine_core.h"
 
 #include <algorithm>
+#include <functional>
 
 #include <fmt/format.h>
 
+#include <ATen/DeviceAccelerator.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/mul.h>
@@ -12,198 +14,84 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/world.h"
-#include "lockstep/engine/make_optimizer.h"
-#include "lockstep/engine/offload_options.h"
 #include "lockstep/optim/flat_optimizer.h"
 
 namespace lockstep {
-namespace {
 
-config::Document document_of(const InitializeOptions& options) {
-  if (options.config.empty() == options.config_json.empty()) {
+/// The micro-step whose backward the update follows, so that all three parts are of one.
+bool EngineCore::is_profiled() const {
+  return config_.flops_profiler.enabled.value && accelerator_->is_main_process() &&
+         global_steps_ == config_.flops_profiler.profile_step.value &&
+         is_gradient_accumulation_boundary();
+}
+
+StepTimers::Clock::time_point EngineCore::settled_now() const {
+  const at::Device device = accelerator_->device();
+  if (!device.is_cpu()) {  // Whose work may only have been launched.
+    at::accelerator::synchronizeDevice(device.index());
+  }
+  return StepTimers::Clock::now();
+}
+
+StepTimers::Clock::time_point EngineCore::now() const {
+  return report_->wants_times() || is_profiled() ? settled_now() : StepTimers::Clock::now();
+}
+
+EngineCore::Forward::Forward(EngineCore& core)
+    : core_(core), began_(core.now()), profiled_(core.is_profiled()) {
+  if (profiled_) {
+    const bool on_cpu = core.accelerator_->device().is_cpu();
+    core.profile_.forward.start(on_cpu ? std::function<void()>() : [&core] { core.settled_now(); });
+  }
+}
+
+EngineCore::Forward::~Forward() {
+  core_.profile_.forward.stop();
+  const double ms = StepTimers::add(core_.timers_.forward_ms, began_, core_.now());
+  if (profiled_) {
+    core_.profile_.forward_ms += ms;
+  }
+}
+
+void EngineCore::tell_profile() {
+  profile_.update = config_.flops_profiler.profile_step.value;
+  profile_.parameters = 0;
+  for (const at::Tensor& parameter : parameters_()) {
+    profile_.parameters += parameter.numel();
+  }
+  profile_.micro_batch_size = micro_batch_size_;
+  profile_.ranks = accelerator_->num_processes();
+  report_flops(profile_, config_.flops_profiler);
+  profile_.clear();
+}
+
+std::string EngineCore::log_summary(bool show_straggler) {
+  if (!comms_log_) {
     throw ConfigError(
-        "initialize",
-        options.config.empty() ? "needs a configuration; give `config`, a file, or `config_json`"
-                               : "got both `config` and `config_json`; give one");
+        "log_summary", "collectives are not summed up; set comms_logger.enabled in the file");
   }
-  if (!options.config.empty()) {
-    return ds_config::read_ds_document(options.config);
-  }
-  return config::parse_document("config_json", options.config_json, config::Format::kCommentedJson);
-}
-
-LogLevel log_level_of(const std::string& word) {
-  return word == "debug"     ? LogLevel::kDebug
-         : word == "warning" ? LogLevel::kWarning
-         : word == "error"   ? LogLevel::kError
-                             : LogLevel::kInfo;
-}
-
-}  // namespace
-
-EngineCore::EngineCore(InitializeOptions options) : given_(std::move(options)) {
-  const int world = given_.connected ? given_.connected->world.size
-                                     : world_from_environment(Environment::process()).size;
-  config_ = ds_config::resolve_ds_config(document_of(given_), world);
-  gradient_accumulation_steps_ = config_.batch.gradient_accumulation_steps.value;
-  micro_batch_size_ = config_.batch.train_micro_batch_size_per_gpu.value;
-  check_overlap(given_.accelerator);
-  AcceleratorOptions ours = accelerator_options(given_.accelerator);
-  accelerator_ = given_.connected
-                     ? std::make_unique<Accelerator>(
-                           std::move(ours), given_.connected->world, given_.connected->group)
-                     : std::make_unique<Accelerator>(std::move(ours));
-  if (config_.log_level.value) {
-    LogOptions log = LogOptions::from_environment();
-    log.level = log_level_of(*config_.log_level.value);
-    set_log_options(log);
-  }
-  report_ = std::make_unique<StepReport>(config_, accelerator_->is_main_process());
-  register_hooks();
-}
-
-void EngineCore::check_overlap(const AcceleratorOptions& given) const {
-  const AcceleratorOptions unset;
-  const auto refuse = [](const char* option, const char* key) {
-    throw ConfigError(
-        "initialize",
-        fmt::format(
-            "AcceleratorOptions::{} is for the configuration file to say, as {}; leave it out",
-            option,
-            key));
-  };
-  if (given.mixed_precision) {
-    refuse("mixed_precision", "fp16.enabled or bf16.enabled");
-  }
-  if (given.zero) {
-    refuse("zero", "zero_optimization");
-  }
-  if (given.gradient_accumulation_steps != unset.gradient_accumulation_steps ||
-      given.gradient_accumulation_plugin) {
-    refuse("gradient_accumulation_steps", "gradient_accumulation_steps");
-  }
-  if (given.non_finite != unset.non_finite) {
-    refuse("non_finite", "bf16.check_grad_overflow");
-  }
-}
-
-AcceleratorOptions EngineCore::accelerator_options(AcceleratorOptions given) {
-  AcceleratorOptions options = std::move(given);
-  set_precision(options);
-  set_zero(options);
-  // An environment made for Accelerate's launcher must not count micro-steps a second time.
-  options.gradient_accumulation_plugin =
-      GradientAccumulationPlugin{.num_steps = 1, .sync_with_dataloader = false};
-  const auto& wire = config_.communication_data_type;
-  if (wire.value && *wire.value != ds_config::Dtype::kFloat32) {
-    if (stage() > 0) {
-      throw ConfigError(
-          "initialize",
-          fmt::format(
-              "communication_data_type {} ({}) goes with stage 0 only; got stage {}: delete one",
-              ds_config::word_of(*wire.value),
-              wire.origin.text,
-              stage()));
+  const std::vector<CommsLogRow> rows = comms_log_->rows();
+  std::vector<double> fastest_ms;
+  if (show_straggler) {
+    nlohmann::json mine = nlohmann::json::object();
+    const auto key = [](const CommsLogRow& row) {
+      return fmt::format("{} {} {}", row.operation, row.bytes, row.ranks);
+    };
+    for (const CommsLogRow& row : rows) {
+      mine[key(row)] = row.total_ms;
     }
-    options.data_parallel.comm_hook.type =
-        *wire.value == ds_config::Dtype::kFloat16 ? CommHookType::kFp16 : CommHookType::kBf16;
-  }
-  return options;
-}
-
-void EngineCore::set_precision(AcceleratorOptions& options) {
-  switch (config_.precision.value) {
-    case ds_config::Dtype::kFloat32:
-      options.mixed_precision = Precision::kNo;
-      break;
-    case ds_config::Dtype::kBfloat16:
-      options.mixed_precision = Precision::kBF16;
-      if (config_.bf16.enabled.value && config_.bf16.check_grad_overflow.value) {
-        options.non_finite = NonFinitePolicy::kSkip;
+    const std::vector<nlohmann::json> all = accelerator_->gather_object(mine);
+    for (const CommsLogRow& row : rows) {
+      double least = row.total_ms;
+      for (const nlohmann::json& theirs : all) {
+        least = std::min(least, theirs.value(key(row), row.total_ms));
       }
-      break;
-    case ds_config::Dtype::kFloat16: {
-      options.mixed_precision = Precision::kFP16;
-      const ds_config::Fp16Section& fp16 = config_.fp16;
-      if (fp16.enabled.value && fp16.loss_scale.value > 0) {
-        const double fixed = fp16.loss_scale.value;
-        options.grad_scaler.init_scale = fixed;
-        options.loss_scale_rule = [fixed](bool) { return fixed; };
-        break;
-      }
-      loss_scale_ = std::make_shared<DynamicLossScale>(DynamicLossScaleOptions{
-          .init_scale = static_cast<double>(int64_t{1} << fp16.initial_scale_power.value),
-          .loss_scale_window = fp16.loss_scale_window.value,
-          .hysteresis = fp16.hysteresis.value,
-          .consecutive_hysteresis = fp16.consecutive_hysteresis.value,
-          .min_loss_scale = static_cast<double>(fp16.min_loss_scale.value),
-          .plain = stage() == 0});
-      options.grad_scaler.init_scale = loss_scale_->scale();
-      options.loss_scale_rule = [scale = loss_scale_](bool overflowed) {
-        return scale->update(overflowed);
-      };
-      break;
+      fastest_ms.push_back(least);
     }
   }
-}
-
-void EngineCore::set_zero(AcceleratorOptions& options) const {
-  const ds_config::ZeroSection& zero = config_.zero;
-  if (zero.stage.value == 0) {
-    return;
-  }
-  constexpr int64_t kElementBytes = 4;  // Parameters are float32, whatever is computed in.
-  ZeroPlugin plugin{.stage = static_cast<int>(zero.stage.value)};
-  if (zero.reduce_bucket_size.value) {
-    plugin.bucket_cap_bytes = *zero.reduce_bucket_size.value * kElementBytes;
-  }
-  plugin.stage3_max_live_parameters = zero.max_live_parameters.value;
-  plugin.stage3_param_persistence_threshold = zero.param_persistence_threshold.value;
-  plugin.stage3_prefetch = zero.prefetch_bucket_size.value > 0;
-  set_offloads(zero, plugin);
-  options.zero = plugin;
-}
-
-std::shared_ptr<torch::optim::Optimizer> EngineCore::optimizer_of(
-    const std::vector<at::Tensor>& parameters) {
-  if (given_.optimizer) {
-    return given_.optimizer;
-  }
-  if (!config_.optimizer) {
-    return nullptr;
-  }
-  std::vector<at::Tensor> trained =
-      given_.model_parameters.empty() ? parameters : given_.model_parameters;
-  std::erase_if(trained, [](const at::Tensor& parameter) { return !parameter.requires_grad(); });
-  return make_optimizer(*config_.optimizer, trained);
-}
-
-void EngineCore::start(Optimizer optimizer, std::function<std::vector<at::Tensor>()> parameters) {
-  has_optimizer_ = optimizer != Optimizer();
-  optimizer_ = std::move(optimizer);
-  parameters_ = std::move(parameters);
-  given_.optimizer.reset();
-  given_.model_parameters.clear();
-  has_scheduler_ = given_.lr_scheduler || config_.scheduler;
-  if (has_scheduler_ && !has_optimizer_) {
-    throw ConfigError(
-        "initialize", "got a scheduler, and no optimizer for it; add one to either of them");
-  }
-  if (given_.lr_scheduler) {
-    scheduler_ = std::visit(
-        [&](const auto& schedule) { return accelerator_->prepare(schedule); },
-        *given_.lr_scheduler);
-  } else if (config_.scheduler) {
-    scheduler_ = accelerator_->prepare(*config_.scheduler->schedule);
-  }
-}
-
-data::LoaderOptions EngineCore::loader_options() const {
-  return {
-      .batch_size = micro_batch_size_,
-      .shuffle = true,
-      .drop_last = config_.dataloader_drop_last.value};
+  const std::string table = render_comms(rows, fastest_ms);
+  log_info("comms logger\n" + table);
+  return table;
 }
 
 bool EngineCore::is_gradient_accumulation_boundary() const {
@@ -242,7 +130,7 @@ at::Tensor EngineCore::backward(const at::Tensor& loss, bool scale_wrt_gas) {
             "needs a loss of one number; got {}",
             loss.defined() ? fmt::format("{}", loss.numel()) : "none"));
   }
-  const auto began = StepTimers::Clock::now();
+  const auto began = now();
   const at::Tensor divided = scale_wrt_gas && gradient_accumulation_steps_ > 1
                                  ? at::div(loss, static_cast<double>(gradient_accumulation_steps_))
                                  : loss;
@@ -262,7 +150,10 @@ at::Tensor EngineCore::backward(const at::Tensor& loss, bool scale_wrt_gas) {
     const c10::AutoGradMode no_grad(false);
     loss_sum_ = loss_sum_.defined() ? at::add(loss_sum_, result) : result;
   }
-  StepTimers::add(timers_.backward_ms, began);
+  const double ms = StepTimers::add(timers_.backward_ms, began, now());
+  if (is_profiled()) {
+    profile_.backward_ms += ms;
+  }
   return result;
 }
 
@@ -273,8 +164,9 @@ void EngineCore::step() {
   if (!has_optimizer_) {
     throw ConfigError("step", "there is no optimizer; add one to the configuration");
   }
-  const auto began = StepTimers::Clock::now();
+  const auto began = now();
   const bool boundary = is_gradient_accumulation_boundary();
+  const bool profiled = is_profiled();
   if (boundary) {
     if (config_.gradient_clipping.value > 0) {
       norm_ = accelerator_->clip_grad_norm_(parameters_(), config_.gradient_clipping.value);
@@ -292,7 +184,11 @@ void EngineCore::step() {
     step_applied_ = false;
   }
   ++micro_steps_;
-  StepTimers::add(timers_.step_ms, began);
+  const double ms = StepTimers::add(timers_.step_ms, began, profiled ? settled_now() : now());
+  if (profiled) {
+    profile_.step_ms = ms;
+    tell_profile();
+  }
   if (!boundary) {
     return;
   }

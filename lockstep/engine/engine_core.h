@@ -13,7 +13,10 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/accelerator/accelerator.h"
+#include "lockstep/comm/comms_log.h"
 #include "lockstep/ds_config/ds_config.h"
+#include "lockstep/engine/flops_profiler.h"
+#include "lockstep/engine/init_distributed.h"
 #include "lockstep/engine/loss_scale.h"
 #include "lockstep/engine/step_report.h"
 
@@ -33,12 +36,10 @@ struct InitializeOptions {
   /// What the file says nothing of: project_dir, cpu, timeouts. Where both say something
   /// (mixed_precision, zero, gradient_accumulation_steps, grad_scaler, non_finite) it is an error.
   AcceleratorOptions accelerator = {};
-  /// A world that is connected already: ranks as threads, or part of a job.
-  struct Connected {
-    WorldSpec world;
-    Group group;
-  };
-  std::optional<Connected> connected = std::nullopt;
+  /// Instead of what init_distributed has met, or initialize meets: ranks as threads, or part of a
+  /// job.
+  using Connected = lockstep::Connected;
+  std::optional<lockstep::Connected> connected = std::nullopt;
 };
 
 /// The name of a checkpoint's folder: a text, or a number, as it is written.
@@ -62,6 +63,18 @@ struct SaveCheckpointOptions {
   nlohmann::json client_sd = nullptr;
   /// Whether `<save_dir>/latest` shall name this one.
   bool save_latest = true;
+};
+
+/// What load_checkpoint loads. What it does not load stays as it is here.
+struct LoadCheckpointOptions {
+  /// Unless set, tensors that only the model or only the checkpoint has are left, with a warning.
+  bool load_module_strict = true;
+  /// With the dynamic loss scale.
+  bool load_optimizer_states = true;
+  bool load_lr_scheduler_states = true;
+  /// The model's tensors, and nothing else but the client state: no counters, no positions of
+  /// loaders, no random numbers.
+  bool load_module_only = false;
 };
 
 struct LoadedCheckpoint {
@@ -91,7 +104,19 @@ class EngineCore {
   bool is_gradient_accumulation_boundary() const;
   void set_gradient_accumulation_boundary(bool is_boundary) { boundary_ = is_boundary; }
   GradientScope no_sync();
-  StepTimers& timers() { return timers_; }
+  /// A forward of the model, for as long as what it returns lives.
+  class Forward {
+   public:
+    explicit Forward(EngineCore& core);
+    ~Forward();
+    Forward(const Forward&) = delete;
+    Forward& operator=(const Forward&) = delete;
+
+   private:
+    EngineCore& core_;
+    StepTimers::Clock::time_point began_;
+    bool profiled_ = false;
+  };
 
   // --- looking
   int64_t gradient_accumulation_steps() const { return gradient_accumulation_steps_; }
@@ -108,6 +133,7 @@ class EngineCore {
   std::vector<double> get_lr() const;
   std::vector<double> get_mom() const;
   double loss_scale() const;
+  std::string log_summary(bool show_straggler);
 
   // --- checkpoints
   std::filesystem::path save_checkpoint(
@@ -115,7 +141,12 @@ class EngineCore {
       std::optional<CheckpointTag> tag,
       const SaveCheckpointOptions& options);
   LoadedCheckpoint load_checkpoint(
-      const std::filesystem::path& load_dir, std::optional<CheckpointTag> tag);
+      const std::filesystem::path& load_dir,
+      std::optional<CheckpointTag> tag,
+      const LoadCheckpointOptions& options);
+  /// How save_model writes 16-bit weights. ConfigError if nobody says which 16 bits.
+  checkpoint::SaveModelOptions save_16bit_options(
+      const std::string& file_name, std::optional<at::ScalarType> dtype) const;
 
  private:
   void register_hooks();
@@ -125,8 +156,13 @@ class EngineCore {
   void set_zero(AcceleratorOptions& options) const;
   std::string agreed_tag(const std::string& mine);
   nlohmann::json state() const;
-  void load_state(const nlohmann::json& state, const std::string& path);
+  void load_state(const nlohmann::json& state, const std::string& path, bool with_scale);
   int64_t stage() const { return config_.zero.stage.value; }
+  bool is_profiled() const;
+  /// Once the device has done what it was given, if anybody looks at times.
+  StepTimers::Clock::time_point now() const;
+  StepTimers::Clock::time_point settled_now() const;
+  void tell_profile();
 
   ds_config::DsConfig config_;
   InitializeOptions given_;
@@ -151,6 +187,8 @@ class EngineCore {
   at::Tensor loss_sum_;  ///< Of the micro-steps since the last update, each divided.
   StepTimers timers_;
   std::unique_ptr<StepReport> report_;
+  std::shared_ptr<CommsLog> comms_log_;  ///< With comms_logger.
+  FlopsProfile profile_;
   nlohmann::json client_state_;  ///< To be saved.
   nlohmann::json loaded_state_;  ///< What an engine had said of itself.
   // Last: their removal functions refer to the Accelerator's lists.

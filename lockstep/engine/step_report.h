@@ -19,9 +19,11 @@ struct StepTimers {
   double backward_ms = 0;
   double step_ms = 0;
 
-  /// Adds the time from `begin` to now.
-  static void add(double& part_ms, Clock::time_point begin) {
-    part_ms += std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+  /// Adds the time from `begin` to `end`, and returns it.
+  static double add(double& part_ms, Clock::time_point begin, Clock::time_point end) {
+    const double ms = std::chrono::duration<double, std::milli>(end - begin).count();
+    part_ms += ms;
+    return ms;
   }
 };
 
@@ -46,6 +48,8 @@ class StepReport {
 
   /// Whether `tell` would use the loss, which costs waiting for the device.
   bool wants_loss() const { return !trackers_.empty(); }
+  /// Whether `tell` would use the timers, of which a device's need waiting for it.
+  bool wants_times() const { return breakdown_; }
   void tell(const StepFacts& facts);
 
  private:

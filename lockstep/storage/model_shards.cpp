@@ -175,6 +175,18 @@ void finish_stale(const fs::path& work) {
   }
 }
 
+/// A name for a folder to write in, once `folder` is there, is no checkpoint, and is rid of what
+/// was left.
+fs::path ready_work_folder(const fs::path& folder) {
+  make_folders(folder);
+  if (name_exists(folder / kManifestName)) {
+    throw CheckpointError(
+        folder, "is a checkpoint, whose files must stay what they are; try another folder");
+  }
+  remove_stale(folder, finish_stale);
+  return temporary_name(folder / "model");
+}
+
 }  // namespace
 
 std::vector<std::vector<size_t>> split_into_shards(
@@ -208,13 +220,7 @@ std::vector<std::string> write_model_files(
     sizes.push_back(output_bytes(folder, tensor));
     total_bytes += sizes.back();
   }
-  make_folders(folder);
-  if (name_exists(folder / kManifestName)) {
-    throw CheckpointError(
-        folder, "is a checkpoint, whose files must stay what they are; try another folder");
-  }
-  remove_stale(folder, finish_stale);
-  WorkFolder work(temporary_name(folder / "model"));
+  WorkFolder work(ready_work_folder(folder));
   const std::vector<std::vector<size_t>> shards = split_into_shards(sizes, max_shard_bytes);
   std::vector<std::string> names;
   std::map<std::string, std::string> places;
@@ -243,6 +249,14 @@ std::vector<std::string> write_model_files(
     throw;
   }
   return names;
+}
+
+void write_model_file(
+    const fs::path& folder, const std::string& name, const std::vector<OutputTensor>& tensors) {
+  const WorkFolder work(ready_work_folder(folder));
+  write_safetensors_file(work.path() / name, tensors, {{"format", "pt"}});
+  move_file(work.path() / name, folder / name);
+  sync_folder(folder);
 }
 
 }  // namespace lockstep::checkpoint

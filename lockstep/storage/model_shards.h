@@ -38,4 +38,11 @@ std::vector<std::string> write_model_files(
     const std::vector<OutputTensor>& tensors,
     uint64_t max_shard_bytes);
 
+/// The same as one file of any `name`, which is replaced if it is there. Other weights in `folder`
+/// stay. Whole or, after a kill or a failure, what was there before.
+void write_model_file(
+    const std::filesystem::path& folder,
+    const std::string& name,
+    const std::vector<OutputTensor>& tensors);
+
 }  // namespace lockstep::checkpoint

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <exception>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -107,14 +108,18 @@ void NcclComm::run(
 }
 
 void NcclComm::watch(
-    std::shared_ptr<c10::Event> done, const FlightNote& note, Op op, Milliseconds timeout) {
+    std::shared_ptr<c10::Event> begun,
+    std::shared_ptr<c10::Event> done,
+    const FlightNote& note,
+    Op op,
+    Milliseconds timeout) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (failed_) {
       note.end(false);
       return;
     }
-    under_way_.push_back({std::move(done), note, op, Clock::now(), timeout});
+    under_way_.push_back({std::move(begun), std::move(done), note, op, Clock::now(), timeout});
   }
   changed_.notify_all();
 }
@@ -149,9 +154,13 @@ void NcclComm::watch_all() {
     const UnderWay first = under_way_.front();
     lock.unlock();
     bool done = false;
+    std::optional<double> measured_ms;
     std::string trouble;
     try {
       done = first.done->query();
+      if (done && first.begun) {  // This thread looks too seldom to time it by itself.
+        measured_ms = first.begun->elapsedTime(*first.done);
+      }
       trouble = done ? "" : trouble_of(first);
     } catch (const std::exception& error) {  // CUDA itself has failed.
       trouble = fmt::format("{}: {}", name_of(first.op), first_line(error.what()));
@@ -161,7 +170,7 @@ void NcclComm::watch_all() {
       return;
     }
     if (done) {
-      first.note.end(true);
+      first.note.end(true, measured_ms);
     }
     lock.lock();
     if (failed_) {

@@ -41,8 +41,14 @@ class NcclComm {
       Op op,
       Milliseconds timeout,
       const std::function<NcclApi::Result(const NcclApi& api, NcclApi::Comm comm)>& launch);
-  /// From now on looks after what ends with `done`.
-  void watch(std::shared_ptr<c10::Event> done, const FlightNote& note, Op op, Milliseconds timeout);
+  /// From now on looks after what ends with `done`. `begun`: where its time is wanted, an event as
+  /// `done` is, that knows the device's time; else null.
+  void watch(
+      std::shared_ptr<c10::Event> begun,
+      std::shared_ptr<c10::Event> done,
+      const FlightNote& note,
+      Op op,
+      Milliseconds timeout);
   /// Throws if an operation has failed.
   void refuse(Op op) const { death_.refuse(op); }
   /// Ends it on this rank, for good.
@@ -51,6 +57,7 @@ class NcclComm {
  private:
   using Clock = std::chrono::steady_clock;
   struct UnderWay {
+    std::shared_ptr<c10::Event> begun;
     std::shared_ptr<c10::Event> done;
     FlightNote note;
     Op op;

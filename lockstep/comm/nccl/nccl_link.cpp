@@ -213,9 +213,16 @@ class NcclLink final : public DeviceLink {
     const FlightNote note(collective, group_, sequence_++);
     note.begin();
     const c10::DeviceGuard on_device(device_);
-    auto done = std::make_shared<c10::Event>(device_.type());
+    const auto flag =
+        note.is_timed() ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT;
+    auto done = std::make_shared<c10::Event>(device_.type(), flag);
+    std::shared_ptr<c10::Event> begun;
     try {
       begin_behind_current_stream();
+      if (note.is_timed()) {
+        begun = std::make_shared<c10::Event>(device_.type(), flag);
+        begun->record(stream_);
+      }
       comm_->run(collective.op, timeout, [&](const NcclApi& api, NcclApi::Comm comm) {
         return Launcher(
             api, comm, stream_.native_handle(), host_->rank(), host_->size())(collective);
@@ -230,7 +237,7 @@ class NcclLink final : public DeviceLink {
         guard_.recordDataPtrOnStream(tensor->storage().data_ptr(), stream_);
       }
     }
-    comm_->watch(done, note, collective.op, timeout);
+    comm_->watch(std::move(begun), done, note, collective.op, timeout);
     return std::make_shared<NcclWork>(comm_, std::move(done), std::move(collective));
   }
 

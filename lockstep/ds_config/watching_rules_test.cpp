@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/ds_config/test_reading.h"
+
+namespace lockstep::ds_config {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+DsConfig config_of(const std::string& keys) {
+  return reading_of("{\"train_batch_size\": 8,\n" + keys + "}", 1).config;
+}
+
+TEST(CommsLogger, IsReadWithTorchsNamesOfOperationsToo) {
+  const DsConfig config = config_of(
+      R"("comms_logger": {"enabled": true, "verbose": true, "prof_all": false,
+          "prof_ops": ["all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "isend"]})");
+  EXPECT_TRUE(config.comms_logger.enabled.value);
+  EXPECT_TRUE(config.comms_logger.verbose.value);
+  EXPECT_FALSE(config.comms_logger.prof_all.value);
+  EXPECT_THAT(
+      config.comms_logger.prof_ops.value,
+      ElementsAre("all_reduce", "all_gather", "reduce_scatter", "send"));
+  EXPECT_THAT(
+      config_of(R"("comms_logger": {"prof_ops": "barrier"})").comms_logger.prof_ops.value,
+      ElementsAre("barrier"));
+}
+
+TEST(CommsLogger, ANameThatIsNoOperationIsAnError) {
+  EXPECT_THAT(
+      errors_of(R"("comms_logger": {"enabled": false, "prof_ops": ["all_redcue"]})"),
+      HasSubstr("comms_logger.prof_ops names no operation; got \"all_redcue\", expected one of "
+                "all_reduce"));
+}
+
+TEST(CommsLogger, WhatWouldKeepNothingIsAnErrorAndWhatSaysNothingANote) {
+  EXPECT_THAT(
+      errors_of(R"("comms_logger": {"enabled": true, "prof_all": false})"),
+      HasSubstr("comms_logger keeps nothing; got prof_all false and no prof_ops"));
+  EXPECT_THAT(
+      notes_of(R"("comms_logger": {"enabled": true, "prof_ops": ["barrier"]})"),
+      HasSubstr("prof_ops says nothing beside prof_all"));
+}
+
+TEST(FlopsProfiler, IsReadAndItsDepthSaysNothing) {
+  const DsConfig config = config_of(
+      R"("flops_profiler": {"enabled": true, "profile_step": 3, "top_modules": 5,
+          "detailed": false, "recompute_fwd_factor": 0.5, "output_file": "flops.txt"})");
+  EXPECT_TRUE(config.flops_profiler.enabled.value);
+  EXPECT_EQ(config.flops_profiler.profile_step.value, 3);
+  EXPECT_EQ(config.flops_profiler.top_modules.value, 5);
+  EXPECT_FALSE(config.flops_profiler.detailed.value);
+  EXPECT_EQ(config.flops_profiler.recompute_fwd_factor.value, 0.5);
+  EXPECT_EQ(config.flops_profiler.output_file.value, "flops.txt");
+  EXPECT_THAT(
+      notes_of(R"("flops_profiler": {"enabled": true, "module_depth": -1})"),
+      HasSubstr("module_depth says nothing here: C++'s modules do not say when they run"));
+  EXPECT_THAT(
+      errors_of(R"("flops_profiler": {"enabled": true, "profile_step": 0})"),
+      HasSubstr("flops_profiler.profile_step makes no sense"));
+}
+
+}  // namespace
+}  // namespace lockstep::ds_config

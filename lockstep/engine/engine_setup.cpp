@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// How an engine is made: what the file says, in the Accelerator's words.
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/engine/engine_core.h"
+#include "lockstep/engine/init_distributed.h"
+#include "lockstep/engine/make_optimizer.h"
+#include "lockstep/engine/offload_options.h"
+
+namespace lockstep {
+namespace {
+
+config::Document document_of(const InitializeOptions& options) {
+  if (options.config.empty() == options.config_json.empty()) {
+    throw ConfigError(
+        "initialize",
+        options.config.empty() ? "needs a configuration; give `config`, a file, or `config_json`"
+                               : "got both `config` and `config_json`; give one");
+  }
+  if (!options.config.empty()) {
+    return ds_config::read_ds_document(options.config);
+  }
+  return config::parse_document("config_json", options.config_json, config::Format::kCommentedJson);
+}
+
+LogLevel log_level_of(const std::string& word) {
+  return word == "debug"     ? LogLevel::kDebug
+         : word == "warning" ? LogLevel::kWarning
+         : word == "error"   ? LogLevel::kError
+                             : LogLevel::kInfo;
+}
+
+}  // namespace
+
+EngineCore::EngineCore(InitializeOptions options) : given_(std::move(options)) {
+  // First the file: where it is wrong no rank waits for the others.
+  const int size = given_.connected ? given_.connected->world.size : world_to_connect().size;
+  config_ = ds_config::resolve_ds_config(document_of(given_), size);
+  gradient_accumulation_steps_ = config_.batch.gradient_accumulation_steps.value;
+  micro_batch_size_ = config_.batch.train_micro_batch_size_per_gpu.value;
+  check_overlap(given_.accelerator);
+  AcceleratorOptions ours = accelerator_options(given_.accelerator);
+  if (!given_.connected) {
+    given_.connected = connected_once(given_.accelerator.connect);
+  }
+  Group group = given_.connected->group;
+  if (const ds_config::CommsLoggerSection& comms = config_.comms_logger; comms.enabled.value) {
+    CommsLogOptions log{.verbose = comms.verbose.value, .with_shapes = comms.debug.value};
+    if (!comms.prof_all.value) {
+      log.operations = {comms.prof_ops.value.begin(), comms.prof_ops.value.end()};
+    }
+    comms_log_ = std::make_shared<CommsLog>(std::move(log));
+    group = logged(group, comms_log_);
+  }
+  accelerator_ =
+      std::make_unique<Accelerator>(std::move(ours), given_.connected->world, std::move(group));
+  if (config_.log_level.value) {
+    LogOptions log = LogOptions::from_environment();
+    log.level = log_level_of(*config_.log_level.value);
+    set_log_options(log);
+  }
+  report_ = std::make_unique<StepReport>(config_, accelerator_->is_main_process());
+  register_hooks();
+}
+
+void EngineCore::check_overlap(const AcceleratorOptions& given) const {
+  const AcceleratorOptions unset;
+  const auto refuse = [](const char* option, const char* key) {
+    throw ConfigError(
+        "initialize",
+        fmt::format(
+            "AcceleratorOptions::{} is for the configuration file to say, as {}; leave it out",
+            option,
+            key));
+  };
+  if (given.mixed_precision) {
+    refuse("mixed_precision", "fp16.enabled or bf16.enabled");
+  }
+  if (given.zero) {
+    refuse("zero", "zero_optimization");
+  }
+  if (given.gradient_accumulation_steps != unset.gradient_accumulation_steps ||
+      given.gradient_accumulation_plugin) {
+    refuse("gradient_accumulation_steps", "gradient_accumulation_steps");
+  }
+  if (given.non_finite != unset.non_finite) {
+    refuse("non_finite", "bf16.check_grad_overflow");
+  }
+}
+
+AcceleratorOptions EngineCore::accelerator_options(AcceleratorOptions given) {
+  AcceleratorOptions options = std::move(given);
+  set_precision(options);
+  set_zero(options);
+  // An environment made for Accelerate's launcher must not count micro-steps a second time.
+  options.gradient_accumulation_plugin =
+      GradientAccumulationPlugin{.num_steps = 1, .sync_with_dataloader = false};
+  const auto& wire = config_.communication_data_type;
+  if (wire.value && *wire.value != ds_config::Dtype::kFloat32) {
+    if (stage() > 0) {
+      throw ConfigError(
+          "initialize",
+          fmt::format(
+              "communication_data_type {} ({}) goes with stage 0 only; got stage {}: delete one",
+              ds_config::word_of(*wire.value),
+              wire.origin.text,
+              stage()));
+    }
+    options.data_parallel.comm_hook.type =
+        *wire.value == ds_config::Dtype::kFloat16 ? CommHookType::kFp16 : CommHookType::kBf16;
+  }
+  return options;
+}
+
+void EngineCore::set_precision(AcceleratorOptions& options) {
+  switch (config_.precision.value) {
+    case ds_config::Dtype::kFloat32:
+      options.mixed_precision = Precision::kNo;
+      break;
+    case ds_config::Dtype::kBfloat16:
+      options.mixed_precision = Precision::kBF16;
+      if (config_.bf16.enabled.value && config_.bf16.check_grad_overflow.value) {
+        options.non_finite = NonFinitePolicy::kSkip;
+      }
+      break;
+    case ds_config::Dtype::kFloat16: {
+      options.mixed_precision = Precision::kFP16;
+      const ds_config::Fp16Section& fp16 = config_.fp16;
+      if (fp16.enabled.value && fp16.loss_scale.value > 0) {
+        const double fixed = fp16.loss_scale.value;
+        options.grad_scaler.init_scale = fixed;
+        options.loss_scale_rule = [fixed](bool) { return fixed; };
+        break;
+      }
+      loss_scale_ = std::make_shared<DynamicLossScale>(DynamicLossScaleOptions{
+          .init_scale = static_cast<double>(int64_t{1} << fp16.initial_scale_power.value),
+          .loss_scale_window = fp16.loss_scale_window.value,
+          .hysteresis = fp16.hysteresis.value,
+          .consecutive_hysteresis = fp16.consecutive_hysteresis.value,
+          .min_loss_scale = static_cast<double>(fp16.min_loss_scale.value),
+          .plain = stage() == 0});
+      options.grad_scaler.init_scale = loss_scale_->scale();
+      options.loss_scale_rule = [scale = loss_scale_](bool overflowed) {
+        return scale->update(overflowed);
+      };
+      break;
+    }
+  }
+}
+
+void EngineCore::set_zero(AcceleratorOptions& options) const {
+  const ds_config::ZeroSection& zero = config_.zero;
+  if (zero.stage.value == 0) {
+    return;
+  }
+  constexpr int64_t kElementBytes = 4;  // Parameters are float32, whatever is computed in.
+  ZeroPlugin plugin{.stage = static_cast<int>(zero.stage.value)};
+  if (zero.reduce_bucket_size.value) {
+    plugin.bucket_cap_bytes = *zero.reduce_bucket_size.value * kElementBytes;
+  }
+  plugin.stage3_max_live_parameters = zero.max_live_parameters.value;
+  plugin.stage3_param_persistence_threshold = zero.param_persistence_threshold.value;
+  plugin.stage3_prefetch = zero.prefetch_bucket_size.value > 0;
+  plugin.zero_quantized_weights = zero.quantized_weights.value;
+  plugin.zero_quantized_gradients = zero.quantized_gradients.value;
+  plugin.zero_hpz_partition_size = static_cast<int>(zero.hpz_partition_size.value);
+  set_offloads(zero, plugin);
+  options.zero = plugin;
+}
+
+std::shared_ptr<torch::optim::Optimizer> EngineCore::optimizer_of(
+    const std::vector<at::Tensor>& parameters) {
+  if (given_.optimizer) {
+    return given_.optimizer;
+  }
+  if (!config_.optimizer) {
+    return nullptr;
+  }
+  std::vector<at::Tensor> trained =
+      given_.model_parameters.empty() ? parameters : given_.model_parameters;
+  std::erase_if(trained, [](const at::Tensor& parameter) { return !parameter.requires_grad(); });
+  return make_optimizer(*config_.optimizer, trained);
+}
+
+void EngineCore::start(Optimizer optimizer, std::function<std::vector<at::Tensor>()> parameters) {
+  has_optimizer_ = optimizer != Optimizer();
+  optimizer_ = std::move(optimizer);
+  parameters_ = std::move(parameters);
+  given_.optimizer.reset();
+  given_.model_parameters.clear();
+  has_scheduler_ = given_.lr_scheduler || config_.scheduler;
+  if (has_scheduler_ && !has_optimizer_) {
+    throw ConfigError(
+        "initialize", "got a scheduler, and no optimizer for it; add one to either of them");
+  }
+  if (given_.lr_scheduler) {
+    scheduler_ = std::visit(
+        [&](const auto& schedule) { return accelerator_->prepare(schedule); },
+        *given_.lr_scheduler);
+  } else if (config_.scheduler) {
+    scheduler_ = accelerator_->prepare(*config_.scheduler->schedule);
+  }
+}
+
+data::LoaderOptions EngineCore::loader_options() const {
+  return {
+      .batch_size = micro_batch_size_,
+      .shuffle = true,
+      .drop_last = config_.dataloader_drop_last.value};
+}
+
+}  // namespace lockstep
