@@ -29,6 +29,8 @@ def report_from(path):
 
 def title_of(benchmark, row):
     """Of one row of figures, with their unit."""
+    if benchmark == "zero":
+        return row  # Each says its unit.
     if benchmark in UNITS:
         return f"{row}, {UNITS[benchmark]}"
     return TITLES[benchmark][row]

@@ -2,6 +2,7 @@
 //
 // A rank of bench/step.py, bench/loader.py and bench/gpu.py: trains a model and prints, from rank
 // 0, what a step takes. The same as step_peers.py.
+#include <fstream>
 #include <iostream>
 #include <optional>
 #include <string>
@@ -53,13 +54,33 @@ lockstep::ZeroPlugin zero_plugin(const Options& options) {
   return plugin;
 }
 
-double slowest(lockstep::Accelerator& accelerator, double own) {
+double largest(lockstep::Accelerator& accelerator, double own) {
   return accelerator.reduce(at::full({}, own, at::kDouble), lockstep::ReduceOp::kMax)
       .item<double>();
 }
 
+/// The most memory that this process has had resident.
+double own_peak_mib() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.starts_with("VmHWM:")) {
+      return std::stod(line.substr(6)) / 1024;
+    }
+  }
+  return 0;
+}
+
+/// Of the slowest rank, and of the one with the most.
+struct Figures {
+  double us, peak_mib;
+};
+
+Figures of_all(lockstep::Accelerator& accelerator, double us) {
+  return {largest(accelerator, us), largest(accelerator, own_peak_mib())};
+}
+
 /// One process or several, each on its share: as the example trains.
-double train_from_loader(const Options& options) {
+Figures train_from_loader(const Options& options) {
   lockstep::Accelerator accelerator;
   examples::Net net;
   auto [model, optimizer, loader] = accelerator.prepare(
@@ -80,11 +101,11 @@ double train_from_loader(const Options& options) {
     optimizer.zero_grad();
     ++batches;
   };
-  return slowest(accelerator, bench::step_microseconds(step, options.steps));
+  return of_all(accelerator, bench::step_microseconds(step, options.steps));
 }
 
 template <typename Model, typename Loss>
-double train(const Options& options, Model net, const Batch& batch, const Loss& loss_of) {
+Figures train(const Options& options, Model net, const Batch& batch, const Loss& loss_of) {
   lockstep::optim::AdamW plain(net->parameters(), {.lr = 1e-4});
   if (options.alone) {
     const auto step = [&] {
@@ -94,7 +115,7 @@ double train(const Options& options, Model net, const Batch& batch, const Loss& 
       plain.step();
       plain.zero_grad();
     };
-    return bench::step_microseconds(step, options.steps);
+    return {bench::step_microseconds(step, options.steps), own_peak_mib()};
   }
   lockstep::Accelerator accelerator(
       {.mixed_precision = lockstep::parse_precision(options.precision),
@@ -122,10 +143,10 @@ double train(const Options& options, Model net, const Batch& batch, const Loss& 
       at::accelerator::synchronizeDevice(device.index());
     }
   };
-  return slowest(accelerator, bench::step_microseconds(step, options.steps, finish));
+  return of_all(accelerator, bench::step_microseconds(step, options.steps, finish));
 }
 
-double measure(const Options& options) {
+Figures measure(const Options& options) {
   const auto cross_entropy = [](const at::Tensor& scores, const at::Tensor& target) {
     return at::cross_entropy_loss(scores.flatten(0, -2), target.flatten());
   };
@@ -184,9 +205,10 @@ int main(int argc, char** argv) {
     at::set_num_threads(1);
     lockstep::keep_freed_memory();  // As the Accelerator does: alone is the limit.
     torch::manual_seed(0);
-    const double us = measure(options);
+    const Figures figures = measure(options);
     if (lockstep::world_from_environment(lockstep::Environment::process()).rank == 0) {
-      std::cout << nlohmann::json{{"us", us}}.dump() + "\n" << std::flush;
+      std::cout << nlohmann::json{{"us", figures.us}, {"peak_mib", figures.peak_mib}}.dump() + "\n"
+                << std::flush;
     }
     return 0;
   });

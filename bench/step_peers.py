@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same as step_bench.cpp in PyTorch: alone, with DistributedDataParallel or with Accelerate, as told."""
+"""The same as step_bench.cpp in PyTorch: alone, with DistributedDataParallel, Accelerate, DeepSpeed or FSDP2, as told."""
 import argparse
 import contextlib
 import itertools
 import json
 import os
+import re
+from pathlib import Path
 
 import torch
 from models import model_and_batch
@@ -77,9 +79,60 @@ def ddp_step(options, net, batches):
     return plain_step(options, net, adamw(net), batches, no_sync)
 
 
+def deepspeed_step(options, net, batches):
+    import deepspeed  # With DS_ACCELERATOR=cpu.
+
+    deepspeed.init_distributed("gloo" if options.device == "cpu" else "nccl")
+    world = int(os.environ["WORLD_SIZE"])
+    config = {
+        "train_batch_size": options.accumulate * world,  # Of rows it knows nothing.
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": options.accumulate,
+        "gradient_clipping": 0,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": options.zero},
+        "bf16": {"enabled": options.precision == "bf16"},
+    }
+    engine, *_ = deepspeed.initialize(model=net, optimizer=adamw(net), config=config)
+
+    def step():
+        for _ in range(options.accumulate):
+            data, target = next(batches)
+            engine.backward(cross_entropy(engine(data), target))
+            engine.step()
+
+    return step
+
+
+def fsdp2_step(options, net, batches):
+    """Each block a unit, as its documentation has it. Stage 2 keeps parameters from forward to backward."""
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group("gloo" if options.device == "cpu" else "nccl")
+    mesh = torch.distributed.device_mesh.init_device_mesh(options.device, (int(os.environ["WORLD_SIZE"]),))
+    how = {"mesh": mesh, "reshard_after_forward": options.zero == 3}
+    for block in getattr(net, "blocks", [layer for layer in net.children() if list(layer.parameters())]):
+        fully_shard(block, **how)
+    fully_shard(net, **how)
+
+    @contextlib.contextmanager
+    def no_sync(i):
+        net.set_requires_gradient_sync(i == options.accumulate - 1)
+        yield
+
+    return plain_step(options, net, adamw(net), batches, no_sync)
+
+
+def peak_mib():
+    """The most memory that this process has had resident."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024
+
+
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--peer", choices=("alone", "ddp", "accelerate"))
+    parser.add_argument("--peer", choices=("alone", "ddp", "accelerate", "deepspeed", "fsdp2"))
+    parser.add_argument("--zero", type=int, default=0, help="ZeRO's stage; fsdp2 has 2 and 3")
     parser.add_argument("--model")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--accumulate", type=int, default=1)
@@ -97,15 +150,20 @@ def main():
         step = accelerate_step(options, net, adamw(net), batches)
     elif options.peer == "ddp":
         step = ddp_step(options, net, batches)
+    elif options.peer == "deepspeed":
+        step = deepspeed_step(options, net, batches)
+    elif options.peer == "fsdp2":
+        step = fsdp2_step(options, net, batches)
     else:
         step = plain_step(options, net, adamw(net), batches, lambda i: contextlib.nullcontext())
     us = step_microseconds(step, options.steps, torch.cuda.synchronize if options.device == "cuda" else lambda: None)
+    peak = peak_mib()
     if torch.distributed.is_initialized():
-        slowest = torch.tensor([us], device=options.device)
+        slowest = torch.tensor([us, peak], device=options.device)
         torch.distributed.all_reduce(slowest, torch.distributed.ReduceOp.MAX)
-        us = slowest.item()
+        us, peak = slowest.tolist()
     if int(os.environ.get("RANK", "0")) == 0:
-        print(json.dumps({"us": us}), flush=True)
+        print(json.dumps({"us": us, "peak_mib": peak}), flush=True)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

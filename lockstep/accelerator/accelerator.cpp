@@ -44,8 +44,19 @@ GradientAccumulationPlugin accumulation_of(
         "accelerator",
         "gradient_accumulation_steps and gradient_accumulation_plugin are both set; give one");
   }
-  GradientAccumulationPlugin plugin = options.gradient_accumulation_plugin.value_or(
-      GradientAccumulationPlugin{.num_steps = options.gradient_accumulation_steps});
+  const auto deepspeed = options.deepspeed_plugin
+                             ? options.deepspeed_plugin->gradient_accumulation_steps
+                             : std::nullopt;
+  if (deepspeed &&
+      (options.gradient_accumulation_plugin || options.gradient_accumulation_steps != 1)) {
+    throw ConfigError(
+        "accelerator",
+        "deepspeed_plugin and the Accelerator's own options both say how many steps gradients are "
+        "accumulated; say it once");
+  }
+  GradientAccumulationPlugin plugin =
+      options.gradient_accumulation_plugin.value_or(GradientAccumulationPlugin{
+          .num_steps = deepspeed.value_or(options.gradient_accumulation_steps)});
   const std::string name = "GRADIENT_ACCUMULATION_STEPS";
   for (const std::string prefix : {"ACCELERATE_", "LOCKSTEP_"}) {
     plugin.num_steps =
@@ -164,6 +175,7 @@ void Accelerator::configure() {
     loop.loss_scale_rule = options.loss_scale_rule;
   }
   choose_device();
+  choose_zero();
   check_zero();
   configure_project();
 }
@@ -215,7 +227,7 @@ Group& Accelerator::group() {
   return state_->group;
 }
 
-void Accelerator::add_model(const void* id, Tensors parameters, Tensors buffers) {
+void Accelerator::add_model(const void* id, Tensors parameters, Tensors buffers, Classes classes) {
   State& state = *state_;
   if (std::any_of(state.models.begin(), state.models.end(), [&](const auto& model) {
         return model.id == id;
@@ -246,7 +258,13 @@ void Accelerator::add_model(const void* id, Tensors parameters, Tensors buffers)
       state.options.data_parallel);
   std::shared_ptr<GradientSync> sync = is_sharded() ? nullptr : parallel;
   state.models.push_back(
-      {id, prefix, std::move(parameters), std::move(buffers), parallel, std::move(sync)});
+      {id,
+       prefix,
+       std::move(parameters),
+       std::move(buffers),
+       std::move(classes),
+       parallel,
+       std::move(sync)});
   state.parallels.push_back(std::move(parallel));
 }
 

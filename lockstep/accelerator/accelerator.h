@@ -340,14 +340,27 @@ class Accelerator {
   }
   /// Builds a model that no process could hold: `auto net = accelerator.zero_init([] { return
   /// Net(); })`. Under ZeRO stage 3 each tensor of 4096 elements or more is divided as soon as the
-  /// next one is made, with rank 0's values, on the device of this process; else it just builds.
-  /// prepare() takes the parts over. Collective.
+  /// next one is made, with rank 0's values, on the device of this process, to which a module's
+  /// other parameters and buffers go in the end; else it just builds.
+  ///
+  /// prepare() takes the parts over, and makes whole what it does not divide: buffers, and frozen
+  /// parameters up to the persistence threshold. A second model, such as a teacher, stays divided,
+  /// and its values come on all processes when an operation touches them, for as long as this
+  /// Accelerator lives. Collective.
   template <typename Build>
   auto zero_init(const Build& build) {
     std::shared_ptr<void> scope = begin_zero_init();
     auto built = build();
-    scope.reset();
-    finish_zero_init();
+    if (scope) {
+      scope.reset();
+      NamedTensors tensors;
+      if constexpr (ModuleHandle<decltype(built)>) {
+        tensors = parameters_of(*built);
+        const NamedTensors buffers = buffers_of(*built);
+        tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+      }
+      finish_zero_init(tensors);
+    }
     return built;
   }
   /// Runs `body` while the values of `parameters` are whole on every process, to be read through
@@ -409,7 +422,8 @@ class Accelerator {
       add_model(
           object.get(),
           [object] { return parameters_of(*object); },
-          [object] { return buffers_of(*object); });
+          [object] { return buffers_of(*object); },
+          [object] { return classes_of(*object); });
     } else if constexpr (LoaderHandle<Type>) {
       add_loader(object.core());
     }
@@ -426,18 +440,20 @@ class Accelerator {
     }
   }
   using Tensors = std::function<NamedTensors()>;
+  using Classes = std::function<NamedClasses()>;
 
   void configure();
   void choose_device();
   void begin_prepare();
   void end_prepare();
-  void add_model(const void* id, Tensors parameters, Tensors buffers);
+  void add_model(const void* id, Tensors parameters, Tensors buffers, Classes classes);
   void add_loader(std::shared_ptr<data::LoaderCore> loader);
   void share_parameters();
   bool is_sharded() const;
+  void choose_zero();
   void check_zero() const;
   std::shared_ptr<void> begin_zero_init();
-  void finish_zero_init();
+  void finish_zero_init(const NamedTensors& tensors);
   void shard_parameters();
   /// ConfigError, in the name of `where`, under ZeRO, since `because`.
   void refuse_zero(const char* where, const char* because) const;

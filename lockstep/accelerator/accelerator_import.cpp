@@ -22,6 +22,12 @@ namespace lockstep {
 Accelerator::SavedAs Accelerator::check_import(
     const std::filesystem::path& folder, std::vector<std::function<void()>>& apply) {
   State& state = *state_;
+  refuse_zero(
+      "load_state",
+      "what Accelerate saved is of whole parameters, of which each process has a part; load it "
+      "once "
+      "without ZeRO in as many processes as you like, and save_state(): that loads under any "
+      "stage");
   const ParameterName names = state.parameter_names("load_state");
   ImportTarget target;
   target.models = state.models.size();

@@ -219,6 +219,9 @@ void Accelerator::clear_gradients() {
       item.tensor.mutable_grad().reset();
     }
   }
+  if (state_->sharding) {
+    state_->sharding->drop_gradients();  // Of the pieces.
+  }
   state_->loop->clipped.clear();
   state_->norms = {};
 }

@@ -32,6 +32,7 @@ struct Accelerator::State {
         prefix;  ///< Of its parameters' names in checkpoints: "" for the first, "model_1." ...
     Tensors parameters;
     Tensors buffers;
+    Classes classes;
     std::shared_ptr<DataParallel> parallel;  ///< Under ZeRO one that does nothing.
     std::shared_ptr<GradientSync> sync;      ///< `parallel`, or what shards; null until it does.
   };
@@ -53,8 +54,10 @@ struct Accelerator::State {
   std::map<const GradientSync*, int> holds;
   /// Under ZeRO, once model and optimizer are prepared.
   std::shared_ptr<zero::Sharding> sharding;
-  /// What zero_init has built and prepare() not yet taken over.
+  /// What zero_init has built before there is `sharding`.
   std::vector<std::unique_ptr<zero::Init>> inits;
+  /// What is left of it becomes the sharding's to bring. Collective.
+  void hand_over_inits();
   /// Stage 3: parameters come and go.
   bool is_paged() const { return sharding != nullptr && sharding->pager() != nullptr; }
   std::vector<Optimizer> optimizers;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -12,8 +13,10 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/accelerator/zero_units.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/keep_memory.h"
+#include "lockstep/flat/move_in_place.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/zero/paged_buffer.h"
 
@@ -131,6 +134,23 @@ void Accelerator::refuse_zero(const char* where, const char* because) const {
   }
 }
 
+/// However it was said.
+void Accelerator::choose_zero() {
+  AcceleratorOptions& options = state_->options;
+  const int given =
+      (options.zero ? 1 : 0) + (options.fsdp_plugin ? 1 : 0) + (options.deepspeed_plugin ? 1 : 0);
+  if (given > 1) {
+    throw ConfigError(
+        "accelerator",
+        "zero, fsdp_plugin and deepspeed_plugin all say how the model is divided; give one");
+  }
+  if (options.fsdp_plugin) {
+    options.zero = options.fsdp_plugin->zero(host_size(state_->world, state_->group));
+  } else if (options.deepspeed_plugin) {
+    options.zero = options.deepspeed_plugin->zero();
+  }
+}
+
 void Accelerator::check_zero() const {
   const AcceleratorOptions& options = state_->options;
   if (!options.zero) {
@@ -161,6 +181,14 @@ void Accelerator::check_zero() const {
         fmt::format(
             "ZeRO++ (zero_quantized_weights, zero_quantized_gradients, zero_hpz_partition_size) "
             "changes how stage 3 sends; got stage {}, expected 3; try stage 3, or leave them out",
+            zero.stage));
+  }
+  if (zero.stage < 3 && !zero.stage3_unit_classes.empty()) {
+    throw ConfigError(
+        "zero",
+        fmt::format(
+            "stage3_unit_classes says which parameters come and go together; got stage {}, where "
+            "none do; leave it out, or use stage 3",
             zero.stage));
   }
   const int partition = zero.zero_hpz_partition_size;
@@ -205,10 +233,23 @@ std::shared_ptr<void> Accelerator::begin_zero_init() {
   return std::make_shared<zero::WatchNewTensors>(*state.inits.back());
 }
 
-void Accelerator::finish_zero_init() {
-  if (!state_->inits.empty()) {
-    state_->inits.back()->finish();
+void Accelerator::finish_zero_init(const NamedTensors& tensors) {
+  state_->inits.back()->finish();
+  // Not when they are made: small ones are filled through pointers, as torch::tensor does.
+  flat::move_in_place(tensors_of(tensors), device());
+  if (state_->is_paged()) {
+    state_->hand_over_inits();
   }
+}
+
+/// To the pager that training has: ranks that serve it must bring what others touch here, too.
+void Accelerator::State::hand_over_inits() {
+  for (const auto& init : inits) {
+    for (zero::Init::Part& left : init->release()) {
+      sharding->look_after(std::move(left.part), std::move(left.name));
+    }
+  }
+  inits.clear();
 }
 
 void Accelerator::with_gathered_parameters(
@@ -230,7 +271,7 @@ void Accelerator::with_gathered_parameters(
     const c10::AutoGradMode no_grad(false);
     for (const at::Tensor& parameter : parameters) {
       // By way of a tensor that is not paged, which transports read through pointers.
-      at::Tensor values = parameter.detach().clone();
+      at::Tensor values = parameter.detach().clone(at::MemoryFormat::Contiguous);
       state_->group.broadcast(values, *modifier_rank).wait();
       parameter.detach().copy_(values);
     }
@@ -277,6 +318,7 @@ void Accelerator::shard_parameters() {
           .cap_bytes = cap_bytes,
           .first_cap_bytes = std::min(cap_bytes, zero::ShardingOptions().first_cap_bytes),
           .broadcast_buffers = state.options.data_parallel.broadcast_buffers,
+          .units = units_of(model.parameters(), model.classes(), plugin.stage3_unit_classes),
           .residence = plugin.stage == 3 ? zero::Residence::kPaged : zero::Residence::kKept,
           .keep_up_to_elements = plugin.stage3_param_persistence_threshold,
           .pager =
@@ -288,7 +330,13 @@ void Accelerator::shard_parameters() {
   optimizer.set_sharding(state.sharding);
   model.sync = state.sharding;
   state.sharding->watch();
-  state.inits.clear();
+  std::vector<at::Tensor> tensors = tensors_of(model.parameters());
+  const std::vector<at::Tensor> buffers = tensors_of(model.buffers());
+  tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+  for (const auto& init : state.inits) {
+    init->make_whole(tensors);
+  }
+  state.hand_over_inits();
   release_freed_memory();  // Where parameters were before.
 }
 

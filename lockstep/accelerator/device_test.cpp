@@ -364,5 +364,41 @@ TEST(Device, parameters_in_memory_of_the_host_are_refused) {
       ::testing::ThrowsMessage<ConfigError>(HasSubstr("shared_parameters is for processes")));
 }
 
+/// Parameters large enough to be built in parts, others, and small buffers, one filled through a
+/// pointer.
+struct MixedImpl : torch::nn::Module {
+  MixedImpl() {
+    linear = register_module("linear", torch::nn::Linear(64, 64));
+    scale = register_buffer("scale", torch::tensor(std::vector<float>{2, 3}));
+    order = register_buffer("order", torch::tensor(std::vector<int64_t>{1, 0}));
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : parameters()) {
+      parameter.fill_(0.25);
+    }
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return linear(x) * scale.index_select(0, order).unsqueeze(1);
+  }
+  torch::nn::Linear linear{nullptr};
+  at::Tensor scale, order;
+};
+TORCH_MODULE(Mixed);
+
+TEST(DeviceZero, a_model_built_in_parts_is_all_on_the_device_though_never_prepared) {
+  two_ranks({.zero = ZeroPlugin{.stage = 3}}, [](Accelerator& accelerator) {
+    auto teacher = accelerator.zero_init([] { return Mixed(); });
+    for (const at::Tensor& tensor : teacher->parameters()) {
+      EXPECT_EQ(tensor.device(), accelerator.device());
+    }
+    for (const at::Tensor& tensor : teacher->buffers()) {
+      EXPECT_EQ(tensor.device(), accelerator.device());
+    }
+    const torch::NoGradGuard no_grad;
+    const at::Tensor x = at::ones({2, 64});
+    const at::Tensor y = teacher->forward(x.to(accelerator.device()));
+    EXPECT_TRUE(at::equal(y.cpu(), Mixed()->forward(x)));
+  });
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -26,6 +26,7 @@ struct Optimizer::State {
     if (!sharding) {
       return inner->step(closure);
     }
+    sharding->check_in_place();
     sharding->settle_parameters();
     const auto settling = [&] {
       at::Tensor loss = closure();

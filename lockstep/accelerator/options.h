@@ -10,6 +10,7 @@
 
 #include "lockstep/accelerator/finite_guard.h"
 #include "lockstep/accelerator/project_configuration.h"
+#include "lockstep/accelerator/zero_plugins.h"
 #include "lockstep/comm/connect.h"
 #include "lockstep/data/random.h"
 #include "lockstep/offload/options.h"
@@ -60,6 +61,9 @@ struct ZeroPlugin {
   int64_t stage3_param_persistence_threshold = 0;
   /// Stage 3: start to bring the bucket that came next the last time before it is needed.
   bool stage3_prefetch = true;
+  /// Stage 3: the parameters of each module of these classes ("TransformerEncoderLayer", without
+  /// namespace and Impl) come and go together, whatever bucket_cap_bytes says.
+  std::vector<std::string> stage3_unit_classes = {};
   /// ZeRO++, stage 3: parameters travel in 8 bits, in blocks of 2048 with a scale each, and are
   /// computed with as they arrive. What is updated and saved is exact.
   bool zero_quantized_weights = false;
@@ -150,6 +154,9 @@ struct AcceleratorOptions {
   /// unless something is offloaded.
   /// Not with shared_parameters, a comm hook, LocalSgd, or join_uneven_inputs.
   std::optional<ZeroPlugin> zero = std::nullopt;
+  /// The same in others' words; at most one of the three.
+  std::optional<FsdpPlugin> fsdp_plugin = std::nullopt;
+  std::optional<DeepSpeedPlugin> deepspeed_plugin = std::nullopt;
   /// On the CPUs of one host: prepared optimizers (of lockstep::optim) keep parameters and state
   /// once for all processes, in memory that they have in common. Each process updates its share,
   /// which all others then have without a message; to the bit what each would have computed.

@@ -8,6 +8,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include "lockstep/accelerator/zero_units.h"
 #include "lockstep/comm/named_tensor.h"
 #include "lockstep/data/loader_core.h"
 
@@ -48,6 +49,15 @@ NamedTensors buffers_of(Module& module) {
   NamedTensors all;
   for (const auto& item : module.named_buffers()) {
     all.push_back({item.key(), item.value()});
+  }
+  return all;
+}
+
+template <typename Module>
+NamedClasses classes_of(Module& module) {
+  NamedClasses all;
+  for (const auto& item : module.named_modules("", /*include_self=*/true)) {
+    all.push_back({item.key(), item.value()->name()});
   }
   return all;
 }

@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/flat/paged.h"
+#include "lockstep/comm/paged.h"
 #include "lockstep/storage/slices.h"
 
 namespace lockstep {
@@ -71,7 +71,7 @@ void add_sharded_model(
   NamedTensors own;
   checkpoint::Slices slices;
   for (const NamedTensor& item : tensors) {
-    if (!flat::is_paged(item.tensor)) {
+    if (!comm::is_paged(item.tensor)) {
       if (sharding.group().rank() == 0) {
         own.push_back(item);
       }
@@ -95,7 +95,7 @@ ModelPieces own_model_pieces(
   ModelPieces pieces;
   for (const NamedTensor& item : current) {
     const auto found = values.find(item.name);
-    if (found == values.end() || !flat::is_paged(item.tensor) ||
+    if (found == values.end() || !comm::is_paged(item.tensor) ||
         found->second.sizes() != item.tensor.sizes()) {
       pieces.current.push_back(item);
       continue;
@@ -126,7 +126,10 @@ NamedTensors own_slices(
     known[names(parameter)].parameter = parameter;
   }
   for (const auto& [values, piece] : sharding.pieces()) {
-    known[names(piece.parameter)].piece = &piece;
+    const auto found = known.find(names(piece.parameter));
+    if (found != known.end()) {  // Else it is frozen, and no optimizer has state of it.
+      found->second.piece = &piece;
+    }
   }
   NamedTensors own;
   for (NamedTensor& item : saved) {

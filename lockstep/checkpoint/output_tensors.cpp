@@ -9,7 +9,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/safetensors.h"
-#include "lockstep/flat/paged.h"
+#include "lockstep/comm/paged.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -43,7 +43,7 @@ std::vector<OutputTensor> output_tensors(const std::string& path, const NamedTen
   for (const NamedTensor& named : tensors) {
     const auto bytes = [tensor = named.tensor, plain] {
       plain->reset();  // Before the next needs its memory.
-      const at::Tensor here = flat::is_paged(tensor) ? tensor.detach().clone() : tensor.detach();
+      const at::Tensor here = comm::is_paged(tensor) ? tensor.detach().clone() : tensor.detach();
       *plain = here.to(at::kCPU).resolve_conj().resolve_neg().contiguous();
       return std::string_view(static_cast<const char*>(plain->const_data_ptr()), plain->nbytes());
     };

@@ -11,6 +11,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/paged.h"
 
 namespace lockstep {
 namespace {
@@ -32,6 +33,17 @@ void check_tensor(Op op, const at::Tensor& tensor) {
         comm::name_of(op),
         fmt::format(
             "{} is on meta and has no values; pass one of a real device", shape_text(tensor)));
+  }
+  if (comm::is_paged(tensor)) {
+    throw ConfigError(
+        comm::name_of(op),
+        fmt::format(
+            "{} has its memory here only while operations of torch touch it (ZeRO stage 3, "
+            "zero_init), and a transport works on memory; got the parameter itself, expected a "
+            "tensor of its own; pass tensor.detach().clone(), and copy_ the result back if it is "
+            "to "
+            "stay, or give all ranks one's values by Accelerator::with_gathered_parameters",
+            shape_text(tensor)));
   }
   if (tensor.layout() != at::kStrided || !tensor.is_contiguous()) {
     throw ConfigError(

@@ -6,14 +6,14 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/stream_copy.h"
-#include "lockstep/flat/paged.h"
+#include "lockstep/comm/paged.h"
 
 namespace lockstep::flat {
 namespace {
 
 /// Whether the bytes of one, as they lie in memory, are those of the other.
 bool same_memory_order(const at::Tensor& to, const at::Tensor& from) {
-  return !is_paged(to) && !is_paged(from) && to.is_cpu() && from.is_cpu() &&
+  return !comm::is_paged(to) && !comm::is_paged(from) && to.is_cpu() && from.is_cpu() &&
          to.layout() == at::kStrided && from.layout() == at::kStrided &&
          to.scalar_type() == from.scalar_type() && to.sizes() == from.sizes() &&
          to.strides() == from.strides() && to.is_non_overlapping_and_dense() &&

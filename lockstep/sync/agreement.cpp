@@ -18,8 +18,8 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/bytes.h"
+#include "lockstep/comm/paged.h"
 #include "lockstep/flat/coalesce.h"
-#include "lockstep/flat/paged.h"
 
 namespace lockstep {
 namespace {
@@ -139,7 +139,7 @@ std::vector<at::Tensor> start_alike(
       everything.end(),
       std::back_inserter(whole),
       [](const at::Tensor& tensor) {
-        return !flat::is_paged(
+        return !comm::is_paged(
             tensor);  // Others were given rank 0's values when they were divided.
       });
   flat::broadcast_coalesced(group, whole);

@@ -106,6 +106,14 @@ struct Recompute : torch::autograd::Function<Recompute> {
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    if (c10::GradMode::is_enabled()) {
+      // Its second gradient would miss what goes through the inputs and parameters of `forward`.
+      throw ConfigError(
+          "activation_checkpoint",
+          "gradients of gradients do not go through what is computed again; got a backward with "
+          "create_graph, expected one without; run this part of the model without "
+          "activation_checkpoint, or take the gradient without create_graph");
+    }
     const auto holder =
         c10::static_intrusive_pointer_cast<Holder>(context->saved_data["call"].toCapsule());
     Call& call = *holder->call;

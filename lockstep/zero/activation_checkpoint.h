@@ -21,6 +21,7 @@ using CheckpointedForward =
 /// and every ZeRO stage see nothing of it. Random numbers (dropout) are those of the first time,
 /// and so are autocast's settings. To the bit what it is without, where `forward` is a function of
 /// its inputs, parameters and random numbers. `forward` must be callable until backward is done.
+/// A backward with create_graph throws ConfigError: gradients of gradients would be incomplete.
 ///
 /// Thread safety: as of autograd. After torch.utils.checkpoint, and Chen et al., "Training Deep
 /// Nets with Sublinear Memory Cost", 2016.

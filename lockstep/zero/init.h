@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "lockstep/comm/group.h"
@@ -17,30 +18,51 @@ namespace lockstep::zero {
 ///
 /// What an operation makes from nothing (`torch::empty`, `torch::randn`) between construction of a
 /// WatchNewTensors with this and its end counts, if it is floating point; a module's parameters are
-/// such. All ranks must build the same. Sharding then takes the parts over; this may go after.
+/// such. All ranks must build the same. Sharding takes the parts of what it divides over. Whatever
+/// else lies here (a second model, buffers) comes when an operation touches it, on all ranks, for
+/// as long as this lives, or who has got it by `release`; `make_whole` is for what shall stay.
 ///
-/// Memory: 1/N of the model, and its largest tensor. Sends 2 (N-1)/N of the model: once here, once
-/// when Sharding lays it out. Thread safety: none. After DeepSpeed's zero.Init.
+/// Memory: 1/N of what is in use, and its largest tensor. Sends 2 (N-1)/N of the model from each
+/// rank, where a tensor is initialised before the next is made and Sharding lays it out: a
+/// broadcast here, an all-gather there; as much again whenever values are changed later. Thread
+/// safety: none. After DeepSpeed's zero.Init.
 class Init final : public TensorTaker {
  public:
-  /// Tensors come to be on `device`. Smaller ones than `min_elements` stay whole.
+  /// Tensors come to be on `device`, those that operations make without values, too: these must not
+  /// be filled through pointers unless that is the CPU. Smaller ones than `min_elements` stay
+  /// whole, and where they are.
   Init(Group group, at::Device device, int64_t min_elements);
   ~Init() override;
 
   at::Tensor take(const at::Tensor& made, bool has_values) override;
-  /// What was built last is divided, too. Collective.
+  /// What was built last is divided, too, and parts of tensors that nobody holds on any rank are
+  /// dropped. Collective.
   void finish();
+  /// Those of `tensors` that were built here have all their values on all ranks from now on, and
+  /// are the same tensors. Collective.
+  void make_whole(const std::vector<at::Tensor>& tensors);
+
+  /// A tensor in parts, for another Pager; that takes what is written there as equal on all ranks.
+  struct Part {
+    std::unique_ptr<Pageable> part;
+    std::string name;
+  };
+  /// Finishes, and gives up the parts of what is held on any rank: a Pager beside the one that
+  /// training has would wait for ranks that serve that one. This is empty then, and builds no more.
+  /// Collective.
+  std::vector<Part> release();
   /// Elements that were whole at a time.
-  int64_t most_live_elements() const { return pager_.most_live_elements(); }
+  int64_t most_live_elements() const { return pager_->most_live_elements(); }
 
  private:
-  class Part;
+  class Built;
+  std::vector<bool> held_anywhere();
 
   Group group_;
   at::Device device_;
   int64_t min_elements_;
-  std::vector<std::unique_ptr<Part>> parts_;
-  Pager pager_;
+  std::vector<std::unique_ptr<Built>> parts_;
+  std::unique_ptr<Pager> pager_;
 };
 
 }  // namespace lockstep::zero

@@ -2,6 +2,7 @@
 #include "lockstep/zero/paged_buffer.h"
 
 #include <algorithm>
+#include <array>
 #include <mutex>
 #include <shared_mutex>
 #include <string_view>
@@ -20,12 +21,17 @@
 #include <torch/library.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/flat/paged.h"
+#include "lockstep/comm/paged.h"
 
 namespace lockstep::zero {
 namespace {
 
-using flat::kPagedKey;
+using comm::kPagedKey;
+
+constexpr const char* kGone =
+    "[zero] these values are gone: each rank had a part of them, and the Accelerator (or what it "
+    "holds) that brought the parts together is no more; keep the Accelerator for as long as its "
+    "model is used, or before it goes save_model(), or clone() parameters on all ranks";
 
 /// The buffers there are, by the storage of their tensors.
 class Registry {
@@ -117,16 +123,56 @@ bool ends_with(std::string_view text, std::string_view ending) {
   return text.size() >= ending.size() && text.substr(text.size() - ending.size()) == ending;
 }
 
+/// torch's operations that are told from their declaration to touch values, and do not: they look
+/// at a tensor's sizes, or say which memory is its own. Some are not dispatched at all where they
+/// are methods. Not here: what may look into the memory (resize_, set_, record_stream, is_pinned).
+constexpr std::array kLooksAtNoValues = std::to_array<std::string_view>(
+    {"_assert_tensor_metadata",
+     "_debug_has_internal_overlap",
+     "_has_compatible_shallow_copy_type",
+     "_has_same_storage_numel",
+     "_is_zerotensor",
+     "_version",
+     "as_strided_",
+     "cudnn_is_acceptable",
+     "data",
+     "dense_dim",
+     "detach_",
+     "dim",
+     "element_size",
+     "get_device",
+     "numel",
+     "output_nr",
+     "requires_grad_",
+     "result_type",
+     "retain_grad",
+     "retains_grad",
+     "set_data",
+     "size",
+     "sparse_dim",
+     "squeeze_",
+     "storage_offset",
+     "stride",
+     "swapaxes_",
+     "swapdims_",
+     "t_",
+     "transpose_",
+     "unsqueeze_"});
+
 /// Whether an operation looks at values, as far as its declaration tells. What returns a view of
 /// its argument does not: where it copies after all (reshape, contiguous, to), it does so by an
-/// operation of its own, which is told of in its turn.
+/// operation of its own, which is told of in its turn. That, and what names mean, goes for torch's
+/// own operations; of others nothing is known.
 bool touches_values(const c10::FunctionSchema& schema) {
+  constexpr std::string_view kOwn = "aten::";
   std::string_view name = schema.name();
-  name.remove_prefix(std::min(name.find("::"), name.size()) + 2);
+  if (!begins_with(name, kOwn)) {
+    return true;
+  }
+  name.remove_prefix(kOwn.size());
   if (ends_with(name, "_like") || begins_with(name, "new_") ||
       (begins_with(name, "is_") && name != "is_pinned") || begins_with(name, "sym_") ||
-      name == "size" || name == "stride" || name == "detach_" || name == "requires_grad_" ||
-      name == "retain_grad" || name == "_version") {
+      std::find(kLooksAtNoValues.begin(), kLooksAtNoValues.end(), name) != kLooksAtNoValues.end()) {
     return false;
   }
   return std::none_of(schema.returns().begin(), schema.returns().end(), [](const auto& result) {
@@ -140,7 +186,7 @@ thread_local TensorTaker* g_taker = nullptr;
 void offer(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
   c10::IValue& result = stack->back();
   if (schema.returns().size() != 1 || !result.isTensor() || !result.toTensor().defined() ||
-      flat::is_paged(result.toTensor())) {
+      comm::is_paged(result.toTensor())) {
     return;
   }
   const c10::impl::ExcludeDispatchKeyGuard own_work(kPagedKey);
@@ -216,7 +262,10 @@ PagedBuffer::PagedBuffer(int64_t numel, const at::TensorOptions& options, std::s
 }
 
 PagedBuffer::~PagedBuffer() {
-  registry().remove(values_.storage().unsafeGetStorageImpl());
+  c10::StorageImpl* storage = values_.storage().unsafeGetStorageImpl();
+  registry().remove(storage);
+  // Whether there is memory or not, which differs between ranks, and between parameters.
+  storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kGone);
 }
 
 at::Tensor PagedBuffer::view(int64_t offset, at::IntArrayRef sizes) const {

@@ -29,11 +29,11 @@ class PageOwner {
 ///
 /// `view` gives tensors with a dispatch key that no part of torch uses. An operation on one of
 /// them, or on a view of one, forward or backward, is told to the owner first, who sees to it that
-/// the values are there. What only makes a view, or reads sizes, is not. Memory that is read past
-/// all operations (`data_ptr` and all that is built on it) while there is none is an error that
-/// says what to do.
+/// the values are there. What only makes a view, or reads sizes, is not; of operations that are not
+/// torch's own all count as touching what they are given. Memory that is read past all operations
+/// (`data_ptr` and all that is built on it) while there is none is an error that says what to do.
 ///
-/// Only this file and flat/paged.h know of the key. Cost: 1 to 4 us an operation on such a tensor,
+/// Only this file and comm/paged.h know of the key. Cost: 1 to 4 us an operation on such a tensor,
 /// none on others. Thread safety: registration is safe; the rest is its owner's. After torchdistx's
 /// deferred initialisation, which had the key first.
 class PagedBuffer {
@@ -41,7 +41,8 @@ class PagedBuffer {
   /// No memory yet. `untouchable`: what is said to whoever reads it while there is none.
   /// ConfigError if something else in this process has taken the key.
   PagedBuffer(int64_t numel, const at::TensorOptions& options, std::string untouchable);
-  /// The tensors that lie here cannot be read any more, unless memory is there.
+  /// The tensors that lie here cannot be read any more, and an error says so; memory that is there
+  /// goes with the last of them, since something may still be on its way into it.
   ~PagedBuffer();
   PagedBuffer(const PagedBuffer&) = delete;
   PagedBuffer& operator=(const PagedBuffer&) = delete;
@@ -57,6 +58,8 @@ class PagedBuffer {
   int64_t numel() const { return values_.numel(); }
 
   bool has_memory() const { return has_memory_; }
+  /// Whether any tensor lies here.
+  bool is_used() const { return values_.storage().use_count() > 1; }
   size_t nbytes() const { return values_.nbytes(); }
   /// Memory that is not initialised: `given`, of at least as many bytes, or new, on the current
   /// stream of a device.

@@ -16,8 +16,8 @@
 #include <torch/nn/modules/transformerlayer.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/paged.h"
 #include "lockstep/comm/thread/ranks.h"
-#include "lockstep/flat/paged.h"
 #include "lockstep/zero/activation_checkpoint.h"
 #include "lockstep/zero/init.h"
 #include "lockstep/zero/sharding.h"
@@ -284,7 +284,7 @@ TEST(Paging, frozen_parameters_come_and_go_too) {
       parameter.set_requires_grad(false);
     }
     const auto sharding = page(*net, group, 1, {.max_live_elements = 600});
-    EXPECT_TRUE(flat::is_paged(net->parameters()[0]));
+    EXPECT_TRUE(comm::is_paged(net->parameters()[0]));
     run_backward(*sharding, net->forward(at::ones({2, 16})).sum());
     EXPECT_FALSE(sharding->pieces_of({net->parameters()[0]})[0].grad().defined());
     EXPECT_TRUE(sharding->pieces_of({net->parameters()[2]})[0].grad().defined());
@@ -301,8 +301,8 @@ TEST(Paging, small_parameters_may_stay) {
         group,
         ShardingOptions{.residence = Residence::kPaged, .keep_up_to_elements = 16});
     sharding->watch();
-    EXPECT_TRUE(flat::is_paged(net->parameters()[0]));
-    EXPECT_FALSE(flat::is_paged(net->parameters()[1]));
+    EXPECT_TRUE(comm::is_paged(net->parameters()[0]));
+    EXPECT_FALSE(comm::is_paged(net->parameters()[1]));
     run_backward(*sharding, net->forward(at::ones({2, 16})).sum());
     update(*sharding, 0.01);
   });
@@ -338,7 +338,7 @@ int64_t built_elements(Init& init, const Group& group, int64_t layers) {
   init.finish();
   int64_t paged = 0;
   for (const at::Tensor& parameter : net->parameters()) {
-    paged += flat::is_paged(parameter) ? parameter.numel() : 0;
+    paged += comm::is_paged(parameter) ? parameter.numel() : 0;
   }
   EXPECT_EQ(paged, layers * 64 * 64) << "on rank " << group.rank();
   return paged;
@@ -360,8 +360,8 @@ TEST(ZeroInit, all_ranks_have_rank_0s_values) {
       }
     }
     init.finish();
-    EXPECT_TRUE(flat::is_paged(net->parameters()[0]));
-    EXPECT_FALSE(flat::is_paged(net->parameters()[1]));
+    EXPECT_TRUE(comm::is_paged(net->parameters()[0]));
+    EXPECT_FALSE(comm::is_paged(net->parameters()[1]));
     const auto sharding = page(*net, group, 1, {.max_live_elements = 1});
     EXPECT_TRUE(at::equal(net->parameters()[0], at::arange(64 * 64, at::kFloat).reshape({64, 64})));
     EXPECT_TRUE(at::equal(net->parameters()[1], at::zeros({64})));

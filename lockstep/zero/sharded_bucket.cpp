@@ -8,7 +8,9 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include "lockstep/comm/paged.h"
 #include "lockstep/zero/quantize.h"
 
 namespace lockstep::zero {
@@ -55,6 +57,9 @@ ShardedBucket::ShardedBucket(
   for (size_t i = 0; i < slots_.size(); ++i) {
     const flat::Slot& slot = slots_[i];
     at::Tensor parameter = parameters[slot.parameter];
+    // Of what was built in parts all ranks must bring all, also those who own nothing of it here.
+    const Gathered whole({parameter}, /*writes=*/false);
+    const c10::impl::ExcludeDispatchKeyGuard own_work(comm::kPagedKey);
     const int64_t begin = std::max(slot.offset, first_);
     const int64_t end = std::min(slot.offset + slot.numel, first_ + part);
     at::Tensor own;
@@ -83,6 +88,15 @@ ShardedBucket::ShardedBucket(
   if (shard_file()) {
     shard_file()->settle();
   }
+}
+
+bool ShardedBucket::lies_here(size_t slot) const {
+  const c10::TensorImpl& parameter = *parameters_[slot].unsafeGetTensorImpl();
+  const c10::TensorImpl& here = *values().unsafeGetTensorImpl();
+  return parameter.has_storage() &&
+         parameter.unsafe_storage().unsafeGetStorageImpl() ==
+             here.unsafe_storage().unsafeGetStorageImpl() &&
+         parameter.storage_offset() == here.storage_offset() + slots_[slot].offset;
 }
 
 at::Tensor ShardedBucket::whole_gradient(size_t slot) {

@@ -42,9 +42,9 @@ struct BucketTravel {
 
 /// Some parameters in one flat buffer, of which each rank owns an equal part, its shard.
 ///
-/// Laying out moves the parameters' memory, row by row whatever their strides were. Gradients are
-/// held whole between the first that arrives and the end of the reduce-scatter, and after it only
-/// the shard's.
+/// Laying out moves the parameters' memory, row by row whatever their strides were; those that were
+/// built in parts are brought one after the other. Gradients are held whole between the first that
+/// arrives and the end of the reduce-scatter, and after it only the shard's.
 ///
 /// With ZeRO++ parameters travel in 8 bits and are what these say, on the rank that owns them, too:
 /// all compute with equal bits. The shard stays exact: of what is written back only what differs
@@ -56,6 +56,7 @@ class ShardedBucket final : public Pageable {
  public:
   /// `plan`: of `parameters`, as flat::plan_buckets makes it. Where parameters are frozen there are
   /// no gradients. `places`: where the shard of one that is paged may lie; null: with it.
+  /// Collective.
   ShardedBucket(
       const flat::BucketPlan& plan,
       const std::vector<at::Tensor>& parameters,
@@ -64,6 +65,8 @@ class ShardedBucket final : public Pageable {
       ShardPlaces* places = nullptr);
 
   const std::vector<flat::Slot>& slots() const { return slots_; }
+  /// Whether a slot's parameter still is what lies here, and has got no other memory since.
+  bool lies_here(size_t slot) const;
   /// By slots.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   const std::vector<Piece>& pieces() const { return pieces_; }

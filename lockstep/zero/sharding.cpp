@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
+#include <limits>
 #include <set>
 #include <utility>
 
@@ -17,45 +17,14 @@
 #include "lockstep/flat/coalesce.h"
 #include "lockstep/sync/agreement.h"
 #include "lockstep/sync/reducer.h"
+#include "lockstep/zero/common_memory.h"
+#include "lockstep/zero/divided.h"
 
 namespace lockstep::zero {
 namespace {
 
 /// Buckets whose whole gradients exist at a time: one is filled, one travels, one may wait.
 constexpr size_t kUnderWay = 3;
-
-/// The trainable parameters, group by group, those of one group in their order in the model.
-std::vector<NamedTensors> by_group(
-    const NamedTensors& all, const std::vector<std::vector<at::Tensor>>& groups) {
-  std::map<const at::TensorImpl*, size_t> group_of;
-  for (size_t group = 0; group < groups.size(); ++group) {
-    for (const at::Tensor& parameter : groups[group]) {
-      group_of[parameter.unsafeGetTensorImpl()] = group;
-    }
-  }
-  std::vector<NamedTensors> sorted(groups.size());
-  for (const NamedTensor& item : all) {
-    const auto found = group_of.find(item.tensor.unsafeGetTensorImpl());
-    if (found == group_of.end()) {
-      throw ConfigError(
-          "zero",
-          fmt::format(
-              "{} is trained by no optimizer of this prepare(); give it to one, or freeze it",
-              item.name));
-    }
-    sorted[found->second].push_back(item);
-    group_of.erase(found);
-  }
-  if (std::any_of(group_of.begin(), group_of.end(), [](const auto& item) {
-        return item.first->requires_grad();
-      })) {
-    throw ConfigError(
-        "zero",
-        "an optimizer has a parameter that is not the prepared model's; prepare one model that "
-        "holds all");
-  }
-  return sorted;
-}
 
 }  // namespace
 
@@ -74,11 +43,19 @@ Sharding::Sharding(
             options.cap_bytes,
             options.first_cap_bytes));
   }
+  const bool paged = options.residence == Residence::kPaged;
+  const NamedTensors frozen =
+      paged ? divided_though_frozen(parameters, options.keep_up_to_elements) : NamedTensors();
+  refuse_common_memory(joined(trainable(parameters), frozen), joined(parameters, buffers));
   start_alike(group_, parameters, buffers);
   if (options.broadcast_buffers) {
     buffers_ = tensors_of(buffers);
   }
-  const bool paged = options.residence == Residence::kPaged;
+  for (size_t unit = 0; unit < options.units.size(); ++unit) {
+    for (const at::Tensor& parameter : options.units[unit]) {
+      unit_of_[parameter.unsafeGetTensorImpl()] = unit;
+    }
+  }
   if (options.plus_plus.any() && !paged) {
     throw ConfigError(
         "zero",
@@ -116,11 +93,42 @@ Sharding::Sharding(
     lay_out(comes_and_goes, options, Residence::kPaged);
     lay_out(kept, options, Residence::kKept);
   }
-  if (paged) {
-    page_frozen(parameters, options);
-  }
+  page_frozen(frozen, options);
   present_.assign(parameters_.size(), false);
   reset_backward();
+}
+
+/// Units by themselves, and what lies between two of them.
+std::vector<flat::BucketPlan> Sharding::plan(
+    const std::vector<at::Tensor>& tensors,
+    const ShardingOptions& options,
+    int64_t first_cap_bytes) const {
+  constexpr size_t kNoUnit = std::numeric_limits<size_t>::max();
+  const auto unit_of = [&](const at::Tensor& tensor) {
+    const auto found = unit_of_.find(tensor.unsafeGetTensorImpl());
+    return found == unit_of_.end() ? kNoUnit : found->second;
+  };
+  std::vector<flat::BucketPlan> plans;
+  for (size_t end = tensors.size(); end > 0;) {
+    const size_t unit = unit_of(tensors[end - 1]);
+    size_t begin = end - 1;
+    while (begin > 0 && unit_of(tensors[begin - 1]) == unit) {
+      --begin;
+    }
+    const std::vector<at::Tensor> part(
+        tensors.begin() + static_cast<int64_t>(begin), tensors.begin() + static_cast<int64_t>(end));
+    constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+    const int64_t cap = unit == kNoUnit ? options.cap_bytes : kAny;
+    const int64_t first = unit != kNoUnit ? kAny : plans.empty() ? first_cap_bytes : cap;
+    for (flat::BucketPlan& bucket : flat::plan_buckets(part, cap, first)) {
+      for (flat::Slot& slot : bucket.slots) {
+        slot.parameter += static_cast<int64_t>(begin);
+      }
+      plans.push_back(std::move(bucket));
+    }
+    end = begin;
+  }
+  return plans;
 }
 
 void Sharding::lay_out(
@@ -128,8 +136,7 @@ void Sharding::lay_out(
   const std::vector<at::Tensor> tensors = tensors_of(items);
   const size_t before = parameters_.size();
   bucket_of_.resize(before + items.size());
-  for (const flat::BucketPlan& plan :
-       flat::plan_buckets(tensors, options.cap_bytes, options.first_cap_bytes)) {
+  for (const flat::BucketPlan& plan : plan(tensors, options, options.first_cap_bytes)) {
     std::vector<size_t>& members = members_.emplace_back();
     for (const flat::Slot& slot : plan.slots) {
       members.push_back(before + static_cast<size_t>(slot.parameter));
@@ -163,22 +170,19 @@ void Sharding::note_pieces(const ShardedBucket& bucket) {
   }
 }
 
-void Sharding::page_frozen(const NamedTensors& items, const ShardingOptions& options) {
-  NamedTensors frozen;
-  std::copy_if(
-      items.begin(), items.end(), std::back_inserter(frozen), [&](const NamedTensor& item) {
-        return !item.tensor.requires_grad() && item.tensor.is_floating_point() &&
-               item.tensor.layout() == at::kStrided &&
-               item.tensor.numel() > options.keep_up_to_elements;
-      });
+void Sharding::page_frozen(const NamedTensors& frozen, const ShardingOptions& options) {
   const std::vector<at::Tensor> tensors = tensors_of(frozen);
-  for (const flat::BucketPlan& plan :
-       flat::plan_buckets(tensors, options.cap_bytes, options.cap_bytes)) {
+  for (const flat::BucketPlan& plan : plan(tensors, options, options.cap_bytes)) {
     frozen_.push_back(
         std::make_unique<ShardedBucket>(plan, tensors, travel_, Residence::kPaged, places()));
     pager_->add(*frozen_.back(), frozen[static_cast<size_t>(plan.slots.back().parameter)].name);
     note_pieces(*frozen_.back());
   }
+}
+
+void Sharding::look_after(std::unique_ptr<Pageable> part, std::string name) {
+  others_.push_back(std::move(part));
+  pager_->add(*others_.back(), std::move(name));
 }
 
 void Sharding::watch() {
@@ -343,6 +347,23 @@ void Sharding::abandon_backward() noexcept {
     ++backwards_;  // What it sent is out of step with ranks on which it did not fail.
   }
   reset_backward();
+}
+
+void Sharding::check_in_place() const {
+  for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    for (size_t slot = 0; slot < members_[bucket].size(); ++slot) {
+      if (!buckets_[bucket]->lies_here(slot)) {
+        throw ConfigError(
+            "optimizer",
+            fmt::format(
+                "{} is not what is trained: ZeRO updates the memory that prepare() gave it; got "
+                "other memory since (set_data, Module::to, loading into another dtype), expected "
+                "it to stay; change its values with copy_, or move and convert the model before "
+                "prepare()",
+                parameters_[members_[bucket][slot]].name));
+      }
+    }
+  }
 }
 
 void Sharding::settle_parameters() {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "lockstep/comm/group.h"
@@ -25,6 +26,9 @@ struct ShardingOptions {
   /// Largest first bucket, small so that the first message leaves early.
   int64_t first_cap_bytes = int64_t{1} << 20;
   bool broadcast_buffers = true;
+  /// Parameters that lie in one bucket, with no others, whatever its size. Of one optimizer group;
+  /// where a unit has several, it has a bucket for each.
+  std::vector<std::vector<at::Tensor>> units = {};
   /// kPaged is stage 3: all ranks have whole parameters only while operations touch them.
   Residence residence = Residence::kKept;
   /// Paged parameters of up to so many elements are kept all the same.
@@ -60,7 +64,8 @@ struct ShardingOptions {
 class Sharding final : public GradientSync, public std::enable_shared_from_this<Sharding> {
  public:
   /// `groups`: parameters that the same options update. ConfigError unless each trainable parameter
-  /// is in one of them, or ranks' models differ. All get rank 0's values. Collective.
+  /// is in one of them, or if ranks' models differ, or two tensors have memory in common, which
+  /// dividing would end; one tensor by two names is fine. All get rank 0's values. Collective.
   Sharding(
       const NamedTensors& parameters,
       const NamedTensors& buffers,
@@ -88,12 +93,18 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
     std::shared_ptr<offload::FileTensor> file;  ///< Where the values lie in one.
   };
   const std::vector<std::vector<Shard>>& shards() const { return shards_; }
+  /// ConfigError for a trained parameter that has got other memory since it was divided, and would
+  /// not be updated. Local.
+  void check_in_place() const;
   /// Before the shards are updated or read: they have what was written to parameters. Whole
   /// parameters that come when they are touched go.
   void settle_parameters();
   /// After an update of the shards: all ranks have all values, or will when they touch them.
   /// Collective. Throws CommError.
   void gather_parameters();
+  /// From now on brings `part`, too, which is none of the model's: `name` is what it is called.
+  /// Only in stage 3, on all ranks in the same order.
+  void look_after(std::unique_ptr<Pageable> part, std::string name);
   /// Who brings parameters in stage 3; null in others.
   Pager* pager() { return pager_.get(); }
 
@@ -120,7 +131,11 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   std::vector<bool> present_anywhere();
   /// Buckets of `items`, which belong to the newest group.
   void lay_out(const NamedTensors& items, const ShardingOptions& options, Residence residence);
-  void page_frozen(const NamedTensors& items, const ShardingOptions& options);
+  void page_frozen(const NamedTensors& frozen, const ShardingOptions& options);
+  std::vector<flat::BucketPlan> plan(
+      const std::vector<at::Tensor>& tensors,
+      const ShardingOptions& options,
+      int64_t first_cap_bytes) const;
   ShardPlaces* places() { return places_ ? &*places_ : nullptr; }
   void note_pieces(const ShardedBucket& bucket);
 
@@ -128,11 +143,13 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   /// Where gradients travel: in stage 3 apart from parameters, which come in the order of the
   /// operations.
   Group reduce_group_;
+  std::map<const at::TensorImpl*, size_t> unit_of_;
   BucketTravel travel_;  ///< Of what is paged and trained.
   NamedTensors parameters_;
   std::vector<at::Tensor> buffers_;
   std::vector<std::unique_ptr<ShardedBucket>> buckets_;
   std::vector<std::unique_ptr<ShardedBucket>> frozen_;
+  std::vector<std::unique_ptr<Pageable>> others_;
   std::optional<ShardPlaces> places_;  ///< If paged.
   std::unique_ptr<Pager> pager_;
   std::vector<std::vector<size_t>> members_;  ///< [bucket][slot] Which parameter lies there.

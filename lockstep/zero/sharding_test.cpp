@@ -185,6 +185,22 @@ TEST(Sharding, says_which_parameter_no_optimizer_trains) {
   });
 }
 
+TEST(Sharding, a_unit_has_a_bucket_of_its_own) {
+  ranks(2, [](Group group) {
+    const Model model;
+    const auto buckets = [&](int64_t cap, const std::vector<std::vector<at::Tensor>>& units) {
+      return shard(model, group, {.cap_bytes = cap, .first_cap_bytes = cap, .units = units})
+          ->shards()[0]
+          .size();
+    };
+    EXPECT_EQ(buckets(1, {}), 3U);
+    EXPECT_EQ(buckets(1, {{model.a, model.b}}), 2U);
+    EXPECT_EQ(buckets(1 << 20, {}), 1U);
+    EXPECT_EQ(buckets(1 << 20, {{model.b}}), 3U) << "what comes before and after is apart";
+    EXPECT_EQ(buckets(1 << 20, {{model.b}, {model.c}}), 3U);
+  });
+}
+
 /// Rajbhandari et al., section 7: as much as data parallel, and half as much again in stage 3.
 TEST(Sharding, a_step_sends_two_parameters_worth_and_three_in_stage_3) {
   constexpr int64_t kLayers = 12;

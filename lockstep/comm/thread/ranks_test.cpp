@@ -2,11 +2,15 @@
 #include "lockstep/comm/thread/ranks.h"
 
 #include <atomic>
+#include <optional>
+#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <c10/core/InferenceMode.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/rank.h"
@@ -57,6 +61,72 @@ TEST(Ranks, reduction_order_is_rank_order) {
         group.all_reduce(at::full({1}, reverse[group.rank()] * 4, at::kFloat)).wait();
     EXPECT_EQ(other.item<float>(), 8.0F + 4e8F);
   });
+}
+
+/// Rank 0 comes last if `rank_0_is_last`, else rank 1.
+template <typename Start>
+void in_turn(const Group& group, std::atomic<int>& started, bool rank_0_is_last, Start start) {
+  while ((group.rank() == 0) == rank_0_is_last && started == 0) {
+    std::this_thread::yield();
+  }
+  start();
+  ++started;
+}
+
+TEST(Ranks, the_modes_of_whoever_comes_last_do_not_show_in_results) {
+  for (const bool last : {false, true}) {
+    std::atomic<int> started{0};
+    ranks(2, [&](Group group) {
+      std::optional<c10::InferenceMode> inference;
+      if (group.rank() == 0) {
+        inference.emplace(true);
+        at::autocast::set_autocast_enabled(at::kCPU, true);
+      }
+      std::optional<Pending> sum;
+      in_turn(group, started, last, [&] { sum.emplace(group.all_reduce(at::ones({4}))); });
+      const at::Tensor result = sum->wait();
+      EXPECT_TRUE(at::equal(result, at::full({4}, 2)));
+      EXPECT_EQ(result.is_inference(), group.rank() == 0);
+      const at::Tensor all = group.all_gather(at::ones({1})).wait();
+      EXPECT_EQ(all.is_inference(), group.rank() == 0);
+      at::autocast::set_autocast_enabled(at::kCPU, false);
+    });
+  }
+}
+
+TEST(Ranks, a_result_may_be_waited_for_in_another_mode_than_it_was_asked_for) {
+  ranks(2, [](Group group) {
+    if (group.rank() == 0) {
+      group.send(at::ones({4}), 1).wait();
+      return;
+    }
+    std::optional<Pending> received;
+    {
+      const c10::InferenceMode inference;
+      received.emplace(group.recv(at::zeros({4}), 0));
+    }
+    EXPECT_TRUE(at::equal(received->wait(), at::ones({4})));
+  });
+}
+
+TEST(Ranks, what_fails_for_one_all_are_told_of_at_once) {
+  std::atomic<int> told{0};
+  ranks(3, [&](Group group) {
+    const at::Tensor mine = at::ones({4});
+    if (group.rank() == 1) {
+      mine.storage().unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
+          "no memory here");
+    }
+    try {
+      group.all_gather(mine).wait();
+    } catch (const CommError& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("all_gather could not be carried out"));
+      EXPECT_THAT(error.what(), ::testing::HasSubstr("no memory here"));
+      ++told;
+    }
+    EXPECT_THROW(group.barrier(), CommError) << "the group is dead";
+  });
+  EXPECT_EQ(told, 3);
 }
 
 TEST(Ranks, refuses_an_empty_world) {

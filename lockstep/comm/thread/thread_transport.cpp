@@ -5,6 +5,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -13,8 +14,12 @@
 #include <fmt/ranges.h>
 
 #include <ATen/Functions.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/first_line.h"
+#include "lockstep/comm/paged.h"
 #include "lockstep/comm/split_choice.h"
 #include "lockstep/comm/thread/reduce_in_order.h"
 
@@ -29,6 +34,20 @@ struct Gathering {
   std::vector<bool> present;
   int arrived = 0;
   bool done = false;
+};
+
+/// Work that one rank does for others must not depend on what that rank's thread happens to be in:
+/// autocast, the construction of a model in parts, a gradient or inference mode. Inference mode it
+/// is, in which tensors of either mode may be written to; what is written to stays what it was.
+class WorkForAll {
+ public:
+  WorkForAll()
+      : without_(c10::autocast_dispatch_keyset | c10::DispatchKeySet(kPagedKey)),
+        inference_(true) {}
+
+ private:
+  c10::impl::ExcludeDispatchKeyGuard without_;
+  c10::InferenceMode inference_;
 };
 
 /// A message on its way between two threads; both ends hold it.
@@ -58,6 +77,7 @@ class ThreadHub {
       place = std::make_shared<Gathering>(size_);
     }
     const std::shared_ptr<Gathering> gathering = place;
+    const char* name = name_of(mine.op);
     gathering->slots[rank] = std::move(mine);
     gathering->prints[rank] = print;
     gathering->present[rank] = true;
@@ -65,8 +85,7 @@ class ThreadHub {
       gatherings_.erase(print.sequence);
       if (const auto sides = mismatch(gathering->prints)) {
         dead_ = *sides;
-      } else {
-        perform(gathering->slots);
+      } else if (attempt(name, [&] { perform(gathering->slots); })) {
         gathering->done = true;
       }
       changed_.notify_all();
@@ -150,7 +169,9 @@ class ThreadHub {
       letter->refusal = *sides;
     } else {
       at::Tensor output = into.output;
-      output.copy_(letter->sent.input);
+      if (!attempt("recv", [&] { output.copy_(letter->sent.input); })) {
+        letter->refusal = dead_;
+      }
     }
     changed_.notify_all();
     if (!letter->refusal.empty()) {
@@ -175,6 +196,20 @@ class ThreadHub {
   }
 
  private:
+  /// Does what one rank does for others, who wait for it. If it throws, the group is dead, and all
+  /// of them are told why.
+  template <typename Act>
+  bool attempt(const char* name, const Act& act) {
+    const WorkForAll alone;
+    try {
+      act();
+      return true;
+    } catch (const std::exception& error) {
+      dead_ = fmt::format("{} could not be carried out: {}", name, first_line(error.what()));
+      return false;
+    }
+  }
+
   void die_without(const std::vector<bool>& present, Milliseconds timeout) {
     std::vector<int> missing;
     for (int rank = 0; rank < size_; ++rank) {
@@ -199,10 +234,11 @@ class ThreadHub {
     const int64_t round = round_;
     present_[rank] = true;
     if (++arrived_ == size_) {
-      act();
-      arrived_ = 0;
-      present_.assign(size_, false);
-      ++round_;
+      if (attempt(name, act)) {
+        arrived_ = 0;
+        present_.assign(size_, false);
+        ++round_;
+      }
       changed_.notify_all();
     } else {
       const auto come = [&] { return round_ != round || !dead_.empty(); };

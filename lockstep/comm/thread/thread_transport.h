@@ -14,8 +14,8 @@ namespace lockstep::comm {
 ///
 /// An operation takes effect when the last rank has come: that rank does it for all, reducing in
 /// rank order (in float32 for float16 and bfloat16), so the result is the same bits everywhere and
-/// every run. For tests and as the slow reference; a collective's `start` blocks until all ranks
-/// are there.
+/// every run, whatever modes of torch (inference, autocast) that rank's thread is in. If it fails,
+/// all are told why, and the group is dead. For tests and as the slow reference.
 class ThreadHub;
 
 /// `size` transports over one hub; hand one to each thread.

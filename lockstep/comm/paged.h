@@ -4,10 +4,11 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKey.h>
 
-namespace lockstep::flat {
+namespace lockstep::comm {
 
 /// What marks tensors whose values come when an operation touches them; zero/paged_buffer.h makes
-/// them. torch has the key for deferred initialisation, which it does not do.
+/// them. torch has the key for deferred initialisation, which it does not do. It stands here since
+/// transports, which read and write through pointers, must tell such tensors.
 constexpr c10::DispatchKey kPagedKey = c10::DispatchKey::DeferredInit;
 
 /// Whether the memory of `tensor` may be elsewhere: it is reached by operations, not by pointers.
@@ -15,4 +16,4 @@ inline bool is_paged(const at::Tensor& tensor) {
   return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kPagedKey);
 }
 
-}  // namespace lockstep::flat
+}  // namespace lockstep::comm

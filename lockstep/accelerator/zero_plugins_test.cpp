@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/zero_plugins.h"
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/transformerlayer.h>
+
+#include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/accelerator/zero_units.h"
+#include "lockstep/base/error.h"
+#include "lockstep/optim/adam.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// Two transformer layers between two linear ones.
+torch::nn::Sequential transformer() {
+  torch::nn::Sequential net;
+  net->push_back(torch::nn::Linear(8, 16));
+  for (int i = 0; i < 2; ++i) {
+    net->push_back(torch::nn::TransformerEncoderLayer(
+        torch::nn::TransformerEncoderLayerOptions(16, 2).dim_feedforward(32).dropout(0)));
+  }
+  net->push_back(torch::nn::Linear(16, 2));
+  double phase = 0;
+  const torch::NoGradGuard no_grad;
+  for (auto& parameter : net->parameters()) {
+    parameter.copy_(
+        torch::sin(torch::arange(parameter.numel(), torch::kFloat) + ++phase)
+            .reshape(parameter.sizes()) /
+        4);
+  }
+  return net;
+}
+
+/// All weights after some steps on two processes.
+at::Tensor trained(const AcceleratorOptions& options) {
+  at::Tensor weights;
+  accelerated_ranks(2, options, [&](Accelerator& accelerator) {
+    auto net = transformer();
+    auto [model, optimizer] =
+        accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
+    for (int step = 0; step < 3; ++step) {
+      auto micro_step = accelerator.accumulate(model);
+      const at::Tensor x = at::sin(at::arange(5 * 3 * 8, at::kFloat) + step).reshape({5, 3, 8});
+      accelerator.backward(model->forward(x).square().sum());
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    std::vector<at::Tensor> all;
+    for (const at::Tensor& parameter : model->parameters()) {
+      all.push_back(parameter.detach().reshape({-1}).clone());
+    }
+    if (accelerator.is_main_process()) {
+      weights = at::cat(all);
+    }
+  });
+  return weights;
+}
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const ConfigError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(FsdpPlugin, every_strategy_trains_with_the_bits_of_data_parallel) {
+  const at::Tensor expected = trained({});
+  for (const ShardingStrategy strategy :
+       {ShardingStrategy::kFullShard,
+        ShardingStrategy::kShardGradOp,
+        ShardingStrategy::kNoShard,
+        ShardingStrategy::kHybridShard,
+        ShardingStrategy::kHybridShardZero2}) {
+    EXPECT_TRUE(
+        at::equal(trained({.fsdp_plugin = FsdpPlugin{.sharding_strategy = strategy}}), expected))
+        << static_cast<int>(strategy);
+  }
+  for (const AutoWrapPolicy policy : {AutoWrapPolicy::kSize, AutoWrapPolicy::kTransformer}) {
+    FsdpPlugin plugin{.auto_wrap_policy = policy, .min_num_params = 500};
+    if (policy == AutoWrapPolicy::kTransformer) {
+      plugin.transformer_layer_cls_to_wrap = {"TransformerEncoderLayer"};
+    }
+    EXPECT_TRUE(at::equal(trained({.fsdp_plugin = plugin}), expected));
+  }
+}
+
+TEST(FsdpPlugin, says_what_zero_does) {
+  EXPECT_EQ(FsdpPlugin().zero(4)->stage, 3);
+  EXPECT_EQ(FsdpPlugin{.reshard_after_forward = false}.zero(4)->stage, 2);
+  EXPECT_EQ(FsdpPlugin{.reshard_after_forward = true}.zero(4)->stage, 3);
+  EXPECT_FALSE(FsdpPlugin{.sharding_strategy = ShardingStrategy::kNoShard}.zero(4));
+  EXPECT_EQ(
+      FsdpPlugin{.sharding_strategy = ShardingStrategy::kHybridShard}
+          .zero(4)
+          ->zero_hpz_partition_size,
+      4);
+  EXPECT_FALSE(FsdpPlugin{.backward_prefetch = BackwardPrefetch::kNone}.zero(4)->stage3_prefetch);
+  EXPECT_EQ(
+      (FsdpPlugin{.auto_wrap_policy = AutoWrapPolicy::kSize, .min_num_params = 1000})
+          .zero(4)
+          ->bucket_cap_bytes,
+      4000);
+}
+
+TEST(FsdpPlugin, what_goes_against_itself_is_refused) {
+  const auto refused = [](const FsdpPlugin& plugin, int local_size = 4) {
+    return error_of([&] { plugin.zero(local_size); });
+  };
+  EXPECT_THAT(
+      refused({.sharding_strategy = ShardingStrategy::kShardGradOp, .reshard_after_forward = true}),
+      HasSubstr("reshard_after_forward and sharding_strategy are both set"));
+  EXPECT_THAT(
+      refused({.auto_wrap_policy = AutoWrapPolicy::kTransformer}), HasSubstr("belong together"));
+  EXPECT_THAT(
+      refused({.transformer_layer_cls_to_wrap = {"Linear"}}), HasSubstr("give both or neither"));
+  EXPECT_THAT(
+      refused({.auto_wrap_policy = AutoWrapPolicy::kSize, .min_num_params = 0}),
+      HasSubstr("min_num_params is 0"));
+  EXPECT_THAT(
+      refused({.sharding_strategy = ShardingStrategy::kHybridShard}, 0),
+      HasSubstr("equally many processes on each host"));
+  EXPECT_THAT(
+      error_of([] {
+        Accelerator(
+            {.zero = ZeroPlugin(), .deepspeed_plugin = DeepSpeedPlugin()}, WorldSpec(), Group());
+      }),
+      HasSubstr("give one"));
+}
+
+TEST(DeepSpeedPlugin, trains_and_accumulates_as_it_says) {
+  for (const int stage : {0, 1, 2, 3}) {
+    const at::Tensor expected = trained({.gradient_accumulation_steps = 3});
+    const at::Tensor here = trained(
+        {.deepspeed_plugin =
+             DeepSpeedPlugin{.zero_stage = stage, .gradient_accumulation_steps = 3}});
+    EXPECT_TRUE(at::allclose(here, expected, 1e-5, 1e-6)) << stage;
+  }
+  EXPECT_THAT(
+      error_of([] { static_cast<void>(DeepSpeedPlugin{.zero_stage = 4}.zero()); }),
+      HasSubstr("expected 0, 1, 2 or 3"));
+  EXPECT_THAT(
+      error_of([] {
+        Accelerator(
+            {.gradient_accumulation_steps = 2,
+             .deepspeed_plugin = DeepSpeedPlugin{.gradient_accumulation_steps = 2}},
+            WorldSpec(),
+            Group());
+      }),
+      HasSubstr("say it once"));
+}
+
+TEST(ZeroUnits, are_the_parameters_of_modules_of_a_class) {
+  auto net = transformer();
+  const NamedTensors parameters = parameters_of(*net);
+  const NamedClasses classes = classes_of(*net);
+  const auto layers = units_of(parameters, classes, {"TransformerEncoderLayer"});
+  ASSERT_EQ(layers.size(), 2U);
+  EXPECT_EQ(layers[0].size(), 12U);
+  EXPECT_TRUE(layers[1][0].is_same(net[2]->parameters()[0]));
+  EXPECT_TRUE(units_of(parameters, classes, {}).empty());
+  EXPECT_THAT(
+      error_of([&] { units_of(parameters, classes, {"Block"}); }),
+      HasSubstr("no module of the model is a Block; its modules are"));
+}
+
+TEST(ZeroUnits, come_together_in_stage_3) {
+  const ZeroPlugin plugin{
+      .stage = 3, .bucket_cap_bytes = 1, .stage3_unit_classes = {"TransformerEncoderLayer"}};
+  EXPECT_TRUE(at::equal(trained({.zero = plugin}), trained({})));
+  ZeroPlugin second = plugin;
+  second.stage = 2;
+  EXPECT_THAT(
+      error_of([&] { Accelerator({.zero = second}, WorldSpec(), Group()); }),
+      HasSubstr("stage3_unit_classes"));
+}
+
+}  // namespace
+}  // namespace lockstep
