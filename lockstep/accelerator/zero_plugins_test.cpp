@@ -146,8 +146,7 @@ TEST(FsdpPlugin, offloads_what_a_stage_has) {
   const FsdpPlugin full{.cpu_offload = true};
   EXPECT_EQ(full.zero(4)->offload_optimizer.device, OffloadDevice::kCpu);
   EXPECT_EQ(full.zero(4)->offload_param.device, OffloadDevice::kCpu);
-  const FsdpPlugin second{
-      .sharding_strategy = ShardingStrategy::kShardGradOp, .cpu_offload = true};
+  const FsdpPlugin second{.sharding_strategy = ShardingStrategy::kShardGradOp, .cpu_offload = true};
   EXPECT_EQ(second.zero(4)->offload_optimizer.device, OffloadDevice::kCpu);
   EXPECT_EQ(second.zero(4)->offload_param.device, OffloadDevice::kNone);
   EXPECT_THAT(
