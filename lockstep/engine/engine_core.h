@@ -24,7 +24,8 @@ namespace lockstep {
 
 /// What `initialize` takes besides the model.
 struct InitializeOptions {
-  /// The ds_config.json; or its text, as `config_json`. One of them.
+  /// The ds_config.json; or its text, as `config_json`. One of them, or else what
+  /// LOCKSTEP_DEEPSPEED_CONFIG_FILE names (`lockstep launch --deepspeed-config-file`).
   std::filesystem::path config = {};
   std::string config_json = {};
   /// Instead of the file's optimizer: of lockstep::optim, or with stage 0 of torch::optim.

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "lockstep/accelerator/either_variable.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/engine/engine_core.h"
@@ -15,11 +16,18 @@ namespace lockstep {
 namespace {
 
 config::Document document_of(const InitializeOptions& options) {
-  if (options.config.empty() == options.config_json.empty()) {
+  if (options.config.empty() && options.config_json.empty()) {
+    // `lockstep launch --deepspeed-config-file FILE`.
+    if (const auto file = either_text(Environment::process(), "DEEPSPEED_CONFIG_FILE")) {
+      return ds_config::read_ds_document(*file);
+    }
     throw ConfigError(
         "initialize",
-        options.config.empty() ? "needs a configuration; give `config`, a file, or `config_json`"
-                               : "got both `config` and `config_json`; give one");
+        "needs a configuration; give `config`, a file, or `config_json`, or launch with "
+        "--deepspeed-config-file");
+  }
+  if (!options.config.empty() && !options.config_json.empty()) {
+    throw ConfigError("initialize", "got both `config` and `config_json`; give one");
   }
   if (!options.config.empty()) {
     return ds_config::read_ds_document(options.config);

@@ -64,6 +64,25 @@ TEST(Engine, the_seeds_loop_and_file_train_save_and_go_on_in_real_processes) {
   EXPECT_THAT(more.out, HasSubstr("ranks 1 sum 1 steps 9"));
 }
 
+TEST(Engine, trains_by_the_file_that_the_launcher_was_told_of) {
+  const TestFolder folder;
+  const std::string file = seeds_config(folder);
+  const Outcome outcome = run_lockstep(
+      {"launch",
+       "-n",
+       "2",
+       "--deepspeed-config-file",
+       file,
+       ENGINE_FIXTURE,
+       "--checkpoints",
+       (folder / "checkpoints").string(),
+       "--updates",
+       "2"},
+      kOneThread);
+  ASSERT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("ranks 2 sum 2 steps 2"));
+}
+
 TEST(Engine, a_rank_that_cannot_read_the_file_ends_the_job_with_its_place) {
   const TestFolder folder;
   const std::string path = seeds_config(folder, ",\n\"gradient_clipp1ng\": 3");
