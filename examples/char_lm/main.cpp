@@ -49,6 +49,7 @@ struct Options {
   std::string text = examples::default_text().string();
   std::string prompt = "ROMEO.\n";
   int64_t sample_length = 400;
+  int zero_plus_plus = 0;  ///< Processes of a host; 0: plain stages.
 };
 
 at::Tensor loss_of(CharModel& model, const data::Batch& batch) {
@@ -89,15 +90,25 @@ std::string write_text(
   return text.decode(tokens[0].cpu());
 }
 
+std::optional<lockstep::ZeroPlugin> zero_of(const Options& options) {
+  if (options.common.zero == 0 && options.zero_plus_plus == 0) {
+    return std::nullopt;
+  }
+  const bool plus_plus = options.zero_plus_plus > 0;
+  return lockstep::ZeroPlugin{
+      .stage = options.common.zero,
+      .zero_quantized_weights = plus_plus,
+      .zero_quantized_gradients = plus_plus,
+      .zero_hpz_partition_size = options.zero_plus_plus};
+}
+
 int train(const Options& options) {
   lockstep::Accelerator accelerator(
       {.mixed_precision = lockstep::parse_precision(options.precision),
        .gradient_accumulation_steps = options.common.accumulation_steps,
        .log_with = {"tensorboard", "jsonl"},
        .project_dir = options.common.output,
-       .zero = options.common.zero > 0
-                   ? std::optional(lockstep::ZeroPlugin{.stage = options.common.zero})
-                   : std::nullopt});
+       .zero = zero_of(options)});
   examples::check_output(options.common.output, options.common.resume);
   const Text text(options.text);
   const int64_t characters = text.tokens().size(0);
@@ -222,8 +233,15 @@ int main(int argc, char** argv) {
       "  lockstep launch -n 2 char_lm --output runs/two\n"
       "  lockstep launch -n 2 char_lm --output runs/two --steps 800 --resume\n"
       "  lockstep launch -n 2 char_lm --zero 3 --output runs/sharded\n"
+      "  lockstep launch -n 4 char_lm --zero 3 --zero-plus-plus 2 --output runs/rounded\n"
       "  char_lm --data my.txt --prompt 'Once upon a time' --layers 6 --width 192");
   examples::add_common_options(app, options.common);
+  app.add_option(
+         "--zero-plus-plus",
+         options.zero_plus_plus,
+         "With --zero 3: all of ZeRO++, for hosts of so many processes; 0: none")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   app.add_option("--lr", options.lr, "Highest learning rate of AdamW")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

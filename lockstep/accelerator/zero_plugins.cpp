@@ -56,6 +56,12 @@ std::optional<ZeroPlugin> FsdpPlugin::zero(int local_size) const {
         throw ConfigError(
             "fsdp_plugin", "NO_SHARD divides nothing, so an auto_wrap_policy has nothing to say");
       }
+      if (cpu_offload) {
+        throw ConfigError(
+            "fsdp_plugin",
+            "NO_SHARD keeps everything on the device; for cpu_offload use SHARD_GRAD_OP or "
+            "FULL_SHARD");
+      }
       return std::nullopt;
     case ShardingStrategy::kShardGradOp:
     case ShardingStrategy::kHybridShardZero2:
@@ -73,6 +79,10 @@ std::optional<ZeroPlugin> FsdpPlugin::zero(int local_size) const {
     case ShardingStrategy::kFullShard:
       zero.stage = 3;
   }
+  if (cpu_offload) {
+    zero.offload_optimizer.device = OffloadDevice::kCpu;
+    zero.offload_param.device = zero.stage == 3 ? OffloadDevice::kCpu : OffloadDevice::kNone;
+  }
   zero.stage3_prefetch = backward_prefetch == BackwardPrefetch::kPre;
   set_units(*this, zero);
   return zero;
@@ -83,7 +93,23 @@ std::optional<ZeroPlugin> DeepSpeedPlugin::zero() const {
     throw ConfigError(
         "deepspeed_plugin", fmt::format("zero_stage is {}; expected 0, 1, 2 or 3", zero_stage));
   }
-  return zero_stage == 0 ? std::nullopt : std::optional(ZeroPlugin{.stage = zero_stage});
+  const bool offloads = offload_optimizer_device != OffloadDevice::kNone ||
+                        offload_param_device != OffloadDevice::kNone;
+  if (zero_stage == 0 && offloads) {
+    throw ConfigError(
+        "deepspeed_plugin",
+        "stage 0 keeps everything on the device; got an offload device, expected none; offload "
+        "the optimizer's state from stage 1 on, parameters in stage 3");
+  }
+  if (zero_stage == 0) {
+    return std::nullopt;
+  }
+  ZeroPlugin zero{.stage = zero_stage};
+  zero.offload_optimizer.device = offload_optimizer_device;
+  zero.offload_optimizer.nvme_path = offload_optimizer_nvme_path;
+  zero.offload_param.device = offload_param_device;
+  zero.offload_param.nvme_path = offload_param_nvme_path;
+  return zero;
 }
 
 }  // namespace lockstep

@@ -2,9 +2,12 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "lockstep/offload/options.h"
 
 namespace lockstep {
 
@@ -54,6 +57,8 @@ struct FsdpPlugin {
   /// kTransformer: each module of these classes ("TransformerEncoderLayer") is one bucket.
   std::vector<std::string> transformer_layer_cls_to_wrap = {};
   BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
+  /// The optimizer's state, and in stage 3 the parameters, in the host's memory; the host updates.
+  bool cpu_offload = false;
 
   /// ConfigError for what goes against itself. None: data parallel. `local_size`: processes of a
   /// host; 0: hosts differ.
@@ -67,6 +72,11 @@ struct DeepSpeedPlugin {
   int zero_stage = 2;
   /// Instead of AcceleratorOptions::gradient_accumulation_steps.
   std::optional<int64_t> gradient_accumulation_steps = std::nullopt;
+  /// See ZeroPlugin::offload_optimizer and offload_param, which say more.
+  OffloadDevice offload_optimizer_device = OffloadDevice::kNone;
+  OffloadDevice offload_param_device = OffloadDevice::kNone;
+  std::filesystem::path offload_optimizer_nvme_path = {};
+  std::filesystem::path offload_param_nvme_path = {};
 
   /// ConfigError for a stage that there is not. None: data parallel.
   std::optional<ZeroPlugin> zero() const;

@@ -16,6 +16,7 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/accelerator/zero_units.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/test_folder.h"
 #include "lockstep/optim/adam.h"
 
 namespace lockstep {
@@ -139,6 +140,41 @@ TEST(FsdpPlugin, what_goes_against_itself_is_refused) {
             {.zero = ZeroPlugin(), .deepspeed_plugin = DeepSpeedPlugin()}, WorldSpec(), Group());
       }),
       HasSubstr("give one"));
+}
+
+TEST(FsdpPlugin, offloads_what_a_stage_has) {
+  const FsdpPlugin full{.cpu_offload = true};
+  EXPECT_EQ(full.zero(4)->offload_optimizer.device, OffloadDevice::kCpu);
+  EXPECT_EQ(full.zero(4)->offload_param.device, OffloadDevice::kCpu);
+  const FsdpPlugin second{.sharding_strategy = ShardingStrategy::kShardGradOp, .cpu_offload = true};
+  EXPECT_EQ(second.zero(4)->offload_optimizer.device, OffloadDevice::kCpu);
+  EXPECT_EQ(second.zero(4)->offload_param.device, OffloadDevice::kNone);
+  EXPECT_THAT(
+      error_of([] {
+        static_cast<void>(
+            FsdpPlugin{.sharding_strategy = ShardingStrategy::kNoShard, .cpu_offload = true}.zero(
+                4));
+      }),
+      HasSubstr("for cpu_offload use"));
+  EXPECT_TRUE(at::equal(trained({.fsdp_plugin = full}), trained({})));
+}
+
+TEST(DeepSpeedPlugin, offloads_to_files) {
+  const TestFolder folder;
+  const DeepSpeedPlugin plugin{
+      .zero_stage = 3,
+      .offload_optimizer_device = OffloadDevice::kNvme,
+      .offload_param_device = OffloadDevice::kNvme,
+      .offload_optimizer_nvme_path = folder.path(),
+      .offload_param_nvme_path = folder.path()};
+  EXPECT_TRUE(at::equal(trained({.deepspeed_plugin = plugin}), trained({})));
+  EXPECT_THAT(
+      error_of([] {
+        static_cast<void>(
+            DeepSpeedPlugin{.zero_stage = 0, .offload_optimizer_device = OffloadDevice::kCpu}
+                .zero());
+      }),
+      HasSubstr("from stage 1 on"));
 }
 
 TEST(DeepSpeedPlugin, trains_and_accumulates_as_it_says) {
