@@ -2,7 +2,9 @@
 #include "lockstep/base/run_main.h"
 
 #include <exception>
+#include <string>
 
+#include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 
@@ -21,6 +23,22 @@ void report(const std::string& message) {
   }
 }
 
+/// torch's errors end with thirty lines of its own functions, among which what happened is lost.
+std::string without_frames(std::string message) {
+  if (Environment::process().text("TORCH_SHOW_CPP_STACKTRACES").value_or("0") != "0") {
+    return message;
+  }
+  for (const char* beginning : {"\nException raised from ", "\nframe #0: "}) {
+    const size_t frames = message.find(beginning);
+    if (frames != std::string::npos) {
+      message.resize(frames);
+      message += " (TORCH_SHOW_CPP_STACKTRACES=1 shows where)";
+      break;
+    }
+  }
+  return message;
+}
+
 }  // namespace
 
 int run_main(const std::function<int()>& body) {
@@ -30,7 +48,7 @@ int run_main(const std::function<int()>& body) {
     report(error.what());
     return kExitUsage;
   } catch (const std::exception& error) {
-    report(error.what());
+    report(without_frames(error.what()));
     return kExitFailure;
   } catch (...) {
     report("the program threw something that is no std::exception");

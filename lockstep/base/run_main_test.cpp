@@ -48,6 +48,20 @@ TEST_F(RunMain, EverythingElseEndsWithOne) {
       ElementsAre("error: [barrier] lost\n", "error: odd\n", HasSubstr("no std::exception")));
 }
 
+TEST_F(RunMain, TorchsFramesAreLeftOut) {
+  run_main([]() -> int {
+    throw std::runtime_error("no memory\nframe #0: c10::alloc_cpu\nframe #1: main");
+  });
+  run_main([]() -> int {
+    throw std::runtime_error("bad shape\nException raised from f at g.cpp:1\nframe #0: f");
+  });
+  EXPECT_THAT(
+      lines_,
+      ElementsAre(
+          "error: no memory (TORCH_SHOW_CPP_STACKTRACES=1 shows where)\n",
+          "error: bad shape (TORCH_SHOW_CPP_STACKTRACES=1 shows where)\n"));
+}
+
 // Options are read once a process, so this needs one of its own.
 TEST(RunMainDeathTest, ReportsEvenIfTheLogVariablesAreWrong) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");

@@ -99,7 +99,8 @@ void Pager::add(Pageable& pageable, std::string name) {
     sizes.push_back(each->elements());
   }
   const size_t count = std::min<size_t>(3, sizes.size());
-  std::partial_sort(sizes.begin(), sizes.begin() + count, sizes.end(), std::greater<>());
+  std::partial_sort(
+      sizes.begin(), sizes.begin() + static_cast<int64_t>(count), sizes.end(), std::greater<>());
   three_largest_ = 0;
   for (size_t i = 0; i < count; ++i) {
     three_largest_ += sizes[i];
