@@ -20,7 +20,7 @@ using testing::ThrowsMessage;
 
 TEST(MakeTracker, MakesEveryOneItNames) {
   const TestFolder folder;
-  EXPECT_THAT(tracker_names(), testing::ElementsAre("jsonl", "tensorboard"));
+  EXPECT_THAT(tracker_names(), testing::ElementsAre("csv", "jsonl", "tensorboard"));
   for (const std::string& name : tracker_names()) {
     const auto tracker = make_tracker(
         name, {.project_dir = folder.path() / "deep" / "runs", .project_name = "mnist"});
