@@ -193,6 +193,26 @@ void offer(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
   result = g_taker->take(result.toTensor(), !begins_with(schema.name(), "aten::empty"));
 }
 
+/// Nobody is asked about what an operation makes for itself.
+class Unwatched {
+ public:
+  explicit Unwatched(bool unwatched) : was_(g_taker) { g_taker = unwatched ? nullptr : was_; }
+  ~Unwatched() { g_taker = was_; }
+  Unwatched(const Unwatched&) = delete;
+  Unwatched& operator=(const Unwatched&) = delete;
+
+ private:
+  TensorTaker* was_;
+};
+
+/// What it returns is what it was given, so what it makes on its way is not for the caller.
+bool only_writes(const c10::FunctionSchema& schema) {
+  return std::any_of(
+      schema.arguments().begin(), schema.arguments().end(), [](const c10::Argument& argument) {
+        return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+      });
+}
+
 bool takes_tensors(const c10::FunctionSchema& schema) {
   return std::any_of(
       schema.arguments().begin(), schema.arguments().end(), [](const c10::Argument& argument) {
@@ -221,7 +241,11 @@ void bring_what_it_touches(
       pins.add((*stack)[stack->size() - count + i], alias != nullptr && alias->isWrite());
     }
   }
-  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPagedKey), stack);
+  {
+    const Unwatched own_tensors(g_taker != nullptr && only_writes(schema));
+    op.redispatchBoxed(
+        keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPagedKey), stack);
+  }
   if (g_taker != nullptr && !takes_tensors(schema)) {
     offer(schema, stack);
   }

@@ -12,8 +12,10 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/paged.h"
 #include "lockstep/sync/backward_hooks.h"
 
 namespace lockstep::zero {
@@ -153,6 +155,8 @@ void Pager::unpin(Unit& unit, bool writes) noexcept {
   if (unit.pins == 0 && !unit.live) {
     try {
       const c10::AutoGradMode no_grad(false);
+      // The operation's own thread may be watched for new tensors, and these are ours.
+      const c10::impl::ExcludeDispatchKeyGuard own_work(comm::kPagedKey);
       let_go(unit);
     } catch (const std::exception&) {
       // Whoever needs it next is told.
