@@ -10,6 +10,8 @@
 #include <utility>
 #include <vector>
 
+#include <ATen/ops/full.h>
+
 #include "lockstep/base/error.h"
 #include "lockstep/comm/group.h"
 
