@@ -78,7 +78,7 @@ void choose_backend(const std::string& name, ConnectOptions& how) {
 ConnectOptions how_to_connect(const InitDistributedOptions& options) {
   const Environment environment = Environment::process();
   ConnectOptions how = ConnectOptions::from_environment(environment);
-  constexpr int64_t kDayOfMinutes = 24 * 60;
+  constexpr int64_t kDayOfMinutes = int64_t{24} * 60;
   const auto minutes = environment.integer("DEEPSPEED_TIMEOUT", 1, kDayOfMinutes);
   if (options.timeout) {
     if (options.timeout->count() <= 0) {

@@ -6,16 +6,10 @@
 #include <ATen/ops/empty.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/offload/alignment.h"
 
 namespace lockstep::offload {
 namespace {
-
-// Where a tensor of a set begins: as an allocator's memory does.
-constexpr int64_t kAlignment = 64;
-
-int64_t aligned(int64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
 
 int64_t bytes_of(const Conveyor::Set& set) {
   int64_t bytes = 0;

@@ -5,16 +5,9 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include "lockstep/offload/alignment.h"
+
 namespace lockstep::offload {
-namespace {
-
-constexpr int64_t kAlignment = 64;
-
-int64_t aligned(int64_t bytes) {
-  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
-}  // namespace
 
 void Ferry::begin(at::Device device) {
   if (device.is_cpu()) {
