@@ -74,7 +74,8 @@ std::optional<OperationCount> convolution(Inputs inputs) {
   for (size_t dim = 0; dim + 2 < static_cast<size_t>(input->dim()); ++dim) {
     const int64_t reach = of(5, dim) * (weight->size(static_cast<int64_t>(dim) + 2) - 1) + 1;
     const int64_t room = input->size(static_cast<int64_t>(dim) + 2) + 2 * of(4, dim) - reach;
-    places *= static_cast<double>(room / of(3, dim) + 1);
+    const int64_t along = room / of(3, dim) + 1;
+    places *= static_cast<double>(along);
   }
   return products(batch * places * elements(*weight));
 }

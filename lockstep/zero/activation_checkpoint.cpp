@@ -164,7 +164,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
   }
 
   struct Holder final : torch::CustomClassHolder {
-    explicit Holder(std::shared_ptr<Call> call_) : call(std::move(call_)) {}
+    explicit Holder(std::shared_ptr<Call> held) : call(std::move(held)) {}
     std::shared_ptr<Call> call;
   };
 };

@@ -39,8 +39,8 @@ struct Pager::Message {
 };
 
 struct Pager::Unit final : PageOwner {
-  Unit(Pager* pager_, Index index_, Pageable* what_, std::string name_)
-      : pager(pager_), index(index_), what(what_), name(std::move(name_)) {}
+  Unit(Pager* owner, Index place, Pageable* pageable, std::string said)
+      : pager(owner), index(place), what(pageable), name(std::move(said)) {}
   void pin(bool writes) override { pager->pin(*this, writes); }
   void unpin(bool writes) noexcept override { pager->unpin(*this, writes); }
   int64_t elements() const { return what->buffer().numel(); }

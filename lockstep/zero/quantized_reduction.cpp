@@ -12,7 +12,7 @@ namespace lockstep::zero {
 QuantizedReduction::QuantizedReduction(Group within, Group between, const at::Tensor& gradients)
     : within_(std::move(within)),
       between_(std::move(between)),
-      part_(gradients.numel() / (within_.size() * between_.size())),
+      part_(gradients.numel() / within_.size() / between_.size()),
       wire_(wire_bytes(part_, Bits::k4)),
       bytes_(gradients.options().dtype(at::kByte)),
       pending_(at::Tensor()) {
