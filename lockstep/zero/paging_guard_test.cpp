@@ -21,7 +21,7 @@
 #include "lockstep/zero/activation_checkpoint.h"
 #include "lockstep/zero/counting_transport.h"
 #include "lockstep/zero/init.h"
-#include "lockstep/zero/sharding.h"
+#include "lockstep/zero/test_sharding.h"
 
 namespace lockstep::zero {
 namespace {
@@ -29,14 +29,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
-
-NamedTensors named(const torch::nn::Module& module) {
-  NamedTensors all;
-  for (const auto& item : module.named_parameters()) {
-    all.push_back({item.key(), item.value()});
-  }
-  return all;
-}
 
 torch::nn::Sequential mlp(int64_t layers, int64_t width = 16) {
   torch::nn::Sequential net;
@@ -57,24 +49,14 @@ std::shared_ptr<Sharding> divide(
     Residence residence = Residence::kPaged,
     const NamedTensors& buffers = {},
     int64_t cap_bytes = 1) {
-  std::vector<at::Tensor> trained;
-  for (const NamedTensor& item : parameters) {
-    if (item.tensor.requires_grad()) {
-      trained.push_back(item.tensor);
-    }
-  }
-  auto sharding = std::make_shared<Sharding>(
+  return divided(
       parameters,
-      buffers,
-      std::vector<std::vector<at::Tensor>>{trained},
       group,
-      ShardingOptions{
-          .cap_bytes = cap_bytes,
-          .first_cap_bytes = cap_bytes,
-          .residence = residence,
-          .pager = {.max_live_elements = 1, .prefetch = false}});
-  sharding->watch();
-  return sharding;
+      {.cap_bytes = cap_bytes,
+       .first_cap_bytes = cap_bytes,
+       .residence = residence,
+       .pager = {.max_live_elements = 1, .prefetch = false}},
+      buffers);
 }
 
 /// What `build` makes, in parts.

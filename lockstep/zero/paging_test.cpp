@@ -20,20 +20,12 @@
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/zero/activation_checkpoint.h"
 #include "lockstep/zero/init.h"
-#include "lockstep/zero/sharding.h"
+#include "lockstep/zero/test_sharding.h"
 
 namespace lockstep::zero {
 namespace {
 
 using ::testing::HasSubstr;
-
-NamedTensors named(const torch::nn::Module& module) {
-  NamedTensors all;
-  for (const auto& item : module.named_parameters()) {
-    all.push_back({item.key(), item.value()});
-  }
-  return all;
-}
 
 void fill(torch::nn::Module& module) {
   const torch::NoGradGuard no_grad;
@@ -51,49 +43,13 @@ std::shared_ptr<Sharding> page(
     const Group& group,
     int64_t cap_bytes,
     PagerOptions pager = {}) {
-  std::vector<at::Tensor> trained;
-  for (const NamedTensor& item : named(module)) {
-    if (item.tensor.requires_grad()) {
-      trained.push_back(item.tensor);
-    }
-  }
-  auto sharding = std::make_shared<Sharding>(
+  return divided(
       named(module),
-      NamedTensors(),
-      std::vector<std::vector<at::Tensor>>{trained},
       group,
-      ShardingOptions{
-          .cap_bytes = cap_bytes,
-          .first_cap_bytes = cap_bytes,
-          .residence = Residence::kPaged,
-          .pager = pager});
-  sharding->watch();
-  return sharding;
-}
-
-void run_backward(Sharding& sharding, const at::Tensor& loss) {
-  sharding.begin_backward();
-  loss.backward();
-  sharding.finish_backward();
-}
-
-/// One step of SGD on the shards.
-void update(Sharding& sharding, double lr) {
-  sharding.settle_parameters();
-  {
-    const c10::AutoGradMode no_grad(false);
-    for (const auto& group : sharding.shards()) {
-      for (const auto& shard : group) {
-        for (at::Tensor piece : shard.pieces) {
-          if (piece.grad().defined()) {
-            piece.sub_(piece.grad() * lr);
-          }
-        }
-      }
-    }
-  }
-  sharding.gather_parameters();
-  sharding.drop_gradients();
+      {.cap_bytes = cap_bytes,
+       .first_cap_bytes = cap_bytes,
+       .residence = Residence::kPaged,
+       .pager = pager});
 }
 
 torch::nn::Sequential mlp(int64_t layers) {
@@ -294,13 +250,8 @@ TEST(Paging, frozen_parameters_come_and_go_too) {
 TEST(Paging, small_parameters_may_stay) {
   ranks(2, [](Group group) {
     auto net = mlp(3);
-    const auto sharding = std::make_shared<Sharding>(
-        named(*net),
-        NamedTensors(),
-        std::vector<std::vector<at::Tensor>>{net->parameters()},
-        group,
-        ShardingOptions{.residence = Residence::kPaged, .keep_up_to_elements = 16});
-    sharding->watch();
+    const auto sharding =
+        divided(named(*net), group, {.residence = Residence::kPaged, .keep_up_to_elements = 16});
     EXPECT_TRUE(comm::is_paged(net->parameters()[0]));
     EXPECT_FALSE(comm::is_paged(net->parameters()[1]));
     run_backward(*sharding, net->forward(at::ones({2, 16})).sum());

@@ -21,7 +21,7 @@
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/zero/counting_transport.h"
 #include "lockstep/zero/quantized_reduction.h"
-#include "lockstep/zero/sharding.h"
+#include "lockstep/zero/test_sharding.h"
 
 namespace lockstep::zero {
 namespace {
@@ -73,32 +73,18 @@ std::shared_ptr<Sharding> page(
     const PlusPlusOptions& plus_plus,
     const PagerOptions& pager = {.max_live_elements = 1, .prefetch = false},
     Residence residence = Residence::kPaged) {
-  NamedTensors all;
-  for (const auto& item : net->named_parameters()) {
-    all.push_back({item.key(), item.value()});
-  }
-  auto sharding = std::make_shared<Sharding>(
-      all,
-      NamedTensors(),
-      std::vector<std::vector<at::Tensor>>{net->parameters()},
+  return divided(
+      named(*net),
       group,
-      ShardingOptions{
-          .cap_bytes = 1,  // One bucket a parameter.
-          .first_cap_bytes = 1,
-          .residence = residence,
-          .pager = pager,
-          .plus_plus = plus_plus});
-  sharding->watch();
-  return sharding;
+      {.cap_bytes = 1,  // One bucket a parameter.
+       .first_cap_bytes = 1,
+       .residence = residence,
+       .pager = pager,
+       .plus_plus = plus_plus});
 }
 
-void run_backward(Sharding& sharding, const at::Tensor& loss) {
-  sharding.begin_backward();
-  loss.backward();
-  sharding.finish_backward();
-}
-
-void update(Sharding& sharding, double lr) {
+/// As of test_sharding.h, where every piece must have a gradient.
+void update_all(Sharding& sharding, double lr) {
   sharding.settle_parameters();
   {
     const c10::AutoGradMode no_grad(false);
@@ -141,7 +127,7 @@ std::vector<double> train(const PlusPlusOptions& plus_plus, int steps = 30) {
         losses[step] += loss.item<double>() / 4;
       }
       run_backward(*sharding, loss);
-      update(*sharding, 0.5);
+      update_all(*sharding, 0.5);
     }
     for (const at::Tensor& parameter : net->parameters()) {
       const at::Tensor here = parameter.detach().clone();
@@ -178,7 +164,7 @@ TEST(PlusPlus, goes_over_sockets_and_shared_memory) {
     const auto sharding = page(net, group, kAll, kWithPrefetch);
     for (int step = 0; step < 4; ++step) {
       run_backward(*sharding, loss_of(net, group.rank(), step));
-      update(*sharding, 0.1);
+      update_all(*sharding, 0.1);
     }
     const at::Tensor here = net->parameters()[0].detach().clone();
     EXPECT_TRUE(at::equal(here, group.broadcast(here.clone()).wait()));
@@ -203,7 +189,7 @@ int64_t bytes_of_a_step(
       group.barrier();
       const at::Tensor x = batch_of(group.rank(), step, width, dtype);
       run_backward(*sharding, net->forward(x).square().mean());
-      update(*sharding, 0.1);
+      update_all(*sharding, 0.1);
     }
   });
   return traffic.total();
@@ -258,7 +244,7 @@ TEST(PlusPlus, backward_gathers_cross_nothing) {
       EXPECT_EQ(traffic.of(comm::Op::kAllGather, at::kFloat), before);
     }
     EXPECT_EQ(pager.gathers() - pager.secondary_gathers(), 5) << "each unit once from all";
-    update(*sharding, 0.1);
+    update_all(*sharding, 0.1);
     const int64_t gathers = pager.gathers();
     const int64_t close = pager.secondary_gathers();
     loss_of(net, group.rank(), 1);
@@ -293,7 +279,7 @@ TEST(PlusPlus, ranks_may_use_other_parameters_than_others) {
         }
       }
       run_backward(*sharding, (x * net->gain).square().mean());
-      update(*sharding, 0.01);
+      update_all(*sharding, 0.01);
     }
     const at::Tensor first = net->parameters()[0].detach().clone();
     EXPECT_TRUE(at::equal(first, group.broadcast(first.clone()).wait()));
@@ -306,7 +292,7 @@ TEST(PlusPlus, what_is_updated_and_saved_is_exact_though_what_is_computed_with_i
     Net net(3, 64);
     const auto sharding = page(net, group, kWeights);
     run_backward(*sharding, loss_of(net, group.rank(), 0));
-    update(*sharding, 0);
+    update_all(*sharding, 0);
     for (size_t i = 0; i < 3; ++i) {
       const at::Tensor expected = alone->stack->parameters()[i].detach();
       const at::Tensor parameter = net->stack->parameters()[i];

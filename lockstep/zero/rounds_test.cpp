@@ -20,7 +20,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/connected_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
-#include "lockstep/zero/sharding.h"
+#include "lockstep/zero/test_sharding.h"
 
 namespace lockstep::zero {
 namespace {
@@ -49,37 +49,23 @@ std::shared_ptr<Sharding> page(
     int64_t cap_bytes,
     PagerOptions pager = {},
     bool two_groups = false) {
-  NamedTensors all;
   std::vector<std::vector<at::Tensor>> groups(two_groups ? 2 : 1);
-  for (const auto& item : net->named_parameters()) {
-    all.push_back({item.key(), item.value()});
-    groups[all.size() % groups.size()].push_back(item.value());
+  size_t place = 0;
+  for (const at::Tensor& parameter : net->parameters()) {
+    groups[++place % groups.size()].push_back(parameter);
   }
-  auto sharding = std::make_shared<Sharding>(
-      all,
-      NamedTensors(),
-      groups,
+  return divided(
+      named(*net),
       group,
-      ShardingOptions{
-          .cap_bytes = cap_bytes,
-          .first_cap_bytes = cap_bytes,
-          .residence = Residence::kPaged,
-          .pager = pager});
-  sharding->watch();
-  return sharding;
+      {.cap_bytes = cap_bytes,
+       .first_cap_bytes = cap_bytes,
+       .residence = Residence::kPaged,
+       .pager = pager},
+      {},
+      groups);
 }
 
-void run_backward(Sharding& sharding, const at::Tensor& loss) {
-  sharding.begin_backward();
-  try {
-    loss.backward();
-  } catch (...) {
-    sharding.abandon_backward();
-    throw;
-  }
-  sharding.finish_backward();
-}
-
+/// The end of a step, which changes nothing.
 void update(Sharding& sharding) {
   sharding.settle_parameters();
   sharding.gather_parameters();

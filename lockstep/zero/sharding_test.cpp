@@ -14,6 +14,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/zero/counting_transport.h"
+#include "lockstep/zero/test_sharding.h"
 
 namespace lockstep::zero {
 namespace {
@@ -42,20 +43,7 @@ struct Model {
 
 std::shared_ptr<Sharding> shard(
     const Model& model, const Group& group, const ShardingOptions& options = {}) {
-  auto sharding = std::make_shared<Sharding>(
-      model.named(),
-      NamedTensors(),
-      std::vector<std::vector<at::Tensor>>{model.trained()},
-      group,
-      options);
-  sharding->watch();
-  return sharding;
-}
-
-void run_backward(Sharding& sharding, const at::Tensor& loss) {
-  sharding.begin_backward();
-  loss.backward();
-  sharding.finish_backward();
+  return divided(model.named(), group, options, {}, {model.trained()});
 }
 
 /// What all ranks' pieces have of a parameter, put together.
@@ -215,17 +203,13 @@ TEST(Sharding, a_step_sends_two_parameters_worth_and_three_in_stage_3) {
           weights.push_back(leaf({128, 128}, 0.1 * static_cast<double>(i)));
           named.push_back({std::to_string(i), weights.back()});
         }
-        auto sharding = std::make_shared<Sharding>(
+        const auto sharding = divided(
             named,
-            NamedTensors(),
-            std::vector<std::vector<at::Tensor>>{weights},
             counted(group, traffic),
-            ShardingOptions{
-                .cap_bytes = kElements * 4,
-                .first_cap_bytes = kElements * 4,
-                .residence = residence,
-                .pager = {.max_live_elements = 2 * kElements}});
-        sharding->watch();
+            {.cap_bytes = kElements * 4,
+             .first_cap_bytes = kElements * 4,
+             .residence = residence,
+             .pager = {.max_live_elements = 2 * kElements}});
         for (int step = 0; step < 3; ++step) {
           group.barrier();
           if (group.rank() == 0) {
