@@ -16,15 +16,8 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/paged.h"
-#include "lockstep/sync/backward_hooks.h"
 
 namespace lockstep::zero {
-namespace {
-
-constexpr size_t kSlabs = 3;
-
-}  // namespace
-
 /// What a rank says in a round.
 struct Pager::Message {
   int64_t wanted;     ///< The unit that it waits for, or kNone.
@@ -183,7 +176,7 @@ bool Pager::must_come(const Unit& unit) const {
 
 bool Pager::round(Group& over, Index wanted, bool settled, int64_t mark) {
   constexpr int64_t kWords = sizeof(Message) / sizeof(int64_t);
-  const Index expected = wanted == kNone || !options_.prefetch ? kNone : expected_after(wanted);
+  const Index expected = wanted == kNone || !options_.prefetch ? kNone : forecast_.after(wanted);
   at::Tensor mine = at::empty({kWords}, at::kLong);
   Message message = {
       .wanted = wanted,
@@ -226,7 +219,7 @@ bool Pager::round(Group& over, Index wanted, bool settled, int64_t mark) {
   }
   const Index next = unanimous && same_next && wanted != kNone ? each[0].expected : kNone;
   if (unanimous && wanted != kNone) {
-    learn(wanted);
+    forecast_.learn(wanted);
   }
   // Before waiting for what is wanted: the two travel one right behind the other.
   if (next != kNone && !units_[next]->live &&
@@ -277,8 +270,7 @@ void Pager::take_notice(const std::vector<Message>& messages) {
   touches_.clear();
   if (!same_live) {
     evict_all();
-    next_.clear();
-    history_ = {kNone, kNone, kNone, 0};
+    forecast_.forget();
     clock_ = 0;
   }
   if (stale || !same_live) {
@@ -324,7 +316,7 @@ void Pager::start(Unit& unit, bool exact) {
   const bool had_memory = unit.has_memory();
   try {
     if (!had_memory) {
-      unit.what->buffer().make_memory(find_slab(unit.what->buffer()));
+      unit.what->buffer().make_memory(slabs_.find(unit.what->buffer().nbytes()));
     }
     const Source source = exact                ? Source::kExact
                           : unit.has_secondary ? Source::kSecondary
@@ -390,31 +382,10 @@ void Pager::let_go(Unit& unit) {
   }
   PagedBuffer& buffer = unit.what->buffer();
   at::DataPtr memory = buffer.take_memory();
-  if (buffer.values().is_cpu() && slabs_.size() < kSlabs) {
-    slabs_.push_back({std::move(memory), buffer.nbytes()});
+  if (buffer.values().is_cpu()) {
+    slabs_.keep(std::move(memory), buffer.nbytes());
   }
   whole_elements_ -= unit.elements();
-}
-
-/// The smallest that is large enough, and not much too large. One that was left too small for
-/// anything is given back, so that no more than the largest units' worth lies idle.
-at::DataPtr Pager::find_slab(const PagedBuffer& buffer) {
-  auto best = slabs_.end();
-  for (auto slab = slabs_.begin(); slab != slabs_.end(); ++slab) {
-    if (slab->bytes >= buffer.nbytes() && slab->bytes <= 2 * buffer.nbytes() &&
-        (best == slabs_.end() || slab->bytes < best->bytes)) {
-      best = slab;
-    }
-  }
-  if (best == slabs_.end()) {
-    if (slabs_.size() == kSlabs) {
-      slabs_.erase(slabs_.begin());
-    }
-    return {};
-  }
-  at::DataPtr memory = std::move(best->memory);
-  slabs_.erase(best);
-  return memory;
 }
 
 void Pager::make_room(int64_t elements, Index keep) {
@@ -431,17 +402,6 @@ void Pager::make_room(int64_t elements, Index keep) {
     }
     evict(*oldest);
   }
-}
-
-Pager::Index Pager::expected_after(Index index) const {
-  const auto found = next_.find(
-      {history_[1], history_[2], index, BackwardHooks::current_backward() != -1 ? 1 : 0});
-  return found == next_.end() ? kNone : found->second;
-}
-
-void Pager::learn(Index next) {
-  next_[history_] = next;
-  history_ = {history_[1], history_[2], next, BackwardHooks::current_backward() != -1 ? 1 : 0};
 }
 
 void Pager::make_room_for(int64_t elements) {
@@ -485,8 +445,7 @@ void Pager::settle(int64_t mark, Group over) {
   const c10::AutoGradMode no_grad(false);
   while (!round(over, kNone, /*settled=*/true, mark)) {
   }
-  learn(kNone);  // What comes next is stale before it is used: an update comes first.
-  history_ = {kNone, kNone, kNone, 0};
+  forecast_.end();  // What comes next is stale before it is used: an update comes first.
 }
 
 void Pager::write_back() {
@@ -533,7 +492,7 @@ void Pager::abandon() noexcept {
     }
   }
   stale_ = true;
-  history_ = {kNone, kNone, kNone, 0};
+  forecast_.restart();
 }
 
 }  // namespace lockstep::zero

@@ -4,7 +4,6 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -12,7 +11,9 @@
 #include <vector>
 
 #include "lockstep/comm/group.h"
+#include "lockstep/zero/forecast.h"
 #include "lockstep/zero/paged_buffer.h"
+#include "lockstep/zero/slabs.h"
 
 namespace lockstep::zero {
 
@@ -123,8 +124,8 @@ class Pager {
  private:
   struct Unit;
   struct Message;
-  using Index = int64_t;
-  static constexpr Index kNone = -1;
+  using Index = Forecast::Index;
+  static constexpr Index kNone = Forecast::kNone;
   static constexpr size_t kTouches = 4;
 
   void pin(Unit& unit, bool writes);
@@ -143,31 +144,18 @@ class Pager {
   void let_go(Unit& unit);
   void evict_all();
   int64_t live_hash() const;
-  at::DataPtr find_slab(const PagedBuffer& buffer);
   void make_room(int64_t elements, Index keep);
   int64_t most() const;
-  Index expected_after(Index index) const;
-  void learn(Index next);
 
   Group group_;
   PagerOptions options_;
   std::vector<std::unique_ptr<Unit>> units_;
-  /// Of the CPU's memory that units have left: fetched anew it would have to be mapped anew, and
-  /// lie between what training leaves.
-  struct Slab {
-    at::DataPtr memory;
-    size_t bytes;
-  };
-  std::vector<Slab> slabs_;
+  Slabs slabs_;
   std::mutex mutex_;
   bool exact_ = false;
   bool stale_ = false;  ///< Second copies, as this rank will say in the next round.
 
-  /// The last three units and whether in backward: what came next.
-  using History = std::array<Index, 4>;
-  History history_{kNone, kNone, kNone, 0};
-  std::map<History, Index> next_;
-
+  Forecast forecast_;
   std::vector<Index> touches_;  ///< The last units that this rank touched since the last round.
   int64_t clock_ = 0;           ///< Counts what was exchanged: the same on all ranks.
   int64_t live_elements_ = 0;   ///< Of live units: the same on all ranks.
