@@ -108,8 +108,32 @@ std::vector<TypeSpec> make_optimizer_types() {
             number("d", std::numeric_limits<double>::min(), 1.0),
             number("weight_decay", 0, 0.0),
             flag("maximize", false),
-            {.key = refused("eps", "always torch's (null, 0.001); delete it")}})}};
-  types.push_back(refused_type("Muon", "there is no Muon; try AdamW"));
+            {.key = refused("eps", "always torch's (null, 0.001); delete it")}})},
+      {.name = "Muon",
+       .words =
+           "stage 0 only, since it needs whole parameters; those that are no matrices, or have embed "
+           "or lm_head in their names, are updated as by AdamW: with adam_lr, else lr if that is "
+           "given, else 0.0003",
+       .parameters = with_common(
+           {number("lr", 0, 2e-2),
+            optional(number("muon_lr", 0, 0)),
+            optional(number("adam_lr", 0, 0)),
+            number("momentum", 0, 0.95),
+            number("weight_decay", 0, 0.0),
+            choice("ns_method", {"gram", "standard"}),
+            betas(0.9, 0.95),
+            number("eps", 0, 1e-10),
+            without_effect("torch_adam", "the update is one pass over memory, whatever this says"),
+            fixed(
+                "adam_w_mode",
+                KeyKind::kBoolean,
+                "true",
+                "weight decay is taken from the parameters, never added to gradients; delete it"),
+            fixed(
+                "per_head_muon",
+                KeyKind::kBoolean,
+                "false",
+                "attention heads are not told apart; delete it")})}};
   for (const char* name : {"MuAdam", "MuAdamW", "MuSGD"}) {
     types.push_back(refused_type(
         name, "is of the Python package mup; write the optimizer, with learning rates to scale"));

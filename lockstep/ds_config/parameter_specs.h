@@ -4,6 +4,7 @@
 #include <limits>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "lockstep/ds_config/key_specs.h"
 #include "lockstep/ds_config/parameter_table.h"
@@ -29,6 +30,13 @@ inline ParameterSpec count(std::string name, double least, int64_t value) {
 
 inline ParameterSpec flag(std::string name, bool value) {
   return with_default(std::move(name), KeyKind::kBoolean, 0, value);
+}
+
+/// The first of `words` unless another is given.
+inline ParameterSpec choice(std::string name, std::vector<std::string> words) {
+  ParameterSpec spec = with_default(std::move(name), KeyKind::kChoice, 0, words.front());
+  spec.key.choices = std::move(words);
+  return spec;
 }
 
 /// One number for all parameter groups, or one for each.

@@ -6,12 +6,6 @@ namespace {
 
 constexpr double kAboveZero = std::numeric_limits<double>::min();
 
-ParameterSpec choice(std::string name, std::vector<std::string> words) {
-  ParameterSpec spec = with_default(std::move(name), KeyKind::kChoice, 0, words.front());
-  spec.key.choices = std::move(words);
-  return spec;
-}
-
 ParameterSpec at_most(ParameterSpec spec, double most) {
   spec.key.most = most;
   return spec;

@@ -79,7 +79,9 @@ TEST(OptimizerSection, WhatAnOptimizerDoesNotHaveIsAnError) {
       {optimizer("SGD", R"("nesterov": true)"), "nesterov needs a momentum"},
       {R"("optimizer": {"params": {"lr": 1}})", "[ds.json:2:1] optimizer has no type"},
       {R"("optimizer": {"type": 3})", "optimizer.type makes no sense; got 3"},
-      {optimizer("Muon"), "optimizer.type Muon is refused: there is no Muon"},
+      {optimizer("Muon", R"("ns_method": "svd")"), "expected one of \"gram\", \"standard\""},
+      {optimizer("Muon", R"("per_head_muon": true)"), "attention heads are not told apart"},
+      {optimizer("MuAdam"), "optimizer.type MuAdam is refused: is of the Python package mup"},
       {optimizer("OneBitAdam"), "is gone from DeepSpeed 0.19"},
       {optimizer("AdamX"), "expected one of Adam, AdamW, Lamb, Lion"}};
   for (const auto& [keys, what] : cases) {
@@ -92,6 +94,9 @@ TEST(OptimizerSection, ThoseThatNeedWholeParametersAreForStageZero) {
   EXPECT_THAT(
       errors_of(optimizer("Lamb") + R"(, "zero_optimization": {"stage": 1})"),
       HasSubstr("lamb needs whole parameters, of which stage 1 keeps parts"));
+  EXPECT_THAT(
+      errors_of(optimizer("Muon") + R"(, "zero_optimization": {"stage": 2})"),
+      HasSubstr("muon needs whole parameters, of which stage 2 keeps parts"));
 }
 
 TEST(SchedulerSection, DeepSpeedsSchedulesTakeTheirParameters) {

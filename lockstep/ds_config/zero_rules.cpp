@@ -124,7 +124,7 @@ void check_optimizer(KeyReader& reader, const DsConfig& config) {
     return;
   }
   const std::string& name = config.optimizer->name.value;
-  if (name == "lamb" || name == "adafactor") {
+  if (name == "lamb" || name == "adafactor" || name == "muon") {
     fail(
         reader,
         "optimizer.type",

@@ -161,7 +161,7 @@ struct NoLoader {};
 template <ModuleHandle Model>
 auto initialize(const Model& model, InitializeOptions options) {
   auto core = std::make_shared<EngineCore>(std::move(options));
-  auto plain = core->optimizer_of(model->parameters());
+  auto plain = core->optimizer_of(parameters_of(*model));
   Optimizer optimizer;
   if (plain) {
     optimizer = std::get<1>(core->accelerator().prepare(model, plain));

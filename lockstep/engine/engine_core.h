@@ -92,7 +92,7 @@ class EngineCore {
   Accelerator& accelerator() { return *accelerator_; }
   const ds_config::DsConfig& config() const { return config_; }
   /// The given optimizer, or the file's, of `parameters`; null if there is neither.
-  std::shared_ptr<torch::optim::Optimizer> optimizer_of(const std::vector<at::Tensor>& parameters);
+  std::shared_ptr<torch::optim::Optimizer> optimizer_of(NamedTensors parameters);
   void start(Optimizer optimizer, std::function<std::vector<at::Tensor>()> parameters);
   const Optimizer& optimizer() const { return optimizer_; }
   const Scheduler& scheduler() const { return scheduler_; }

@@ -42,6 +42,18 @@ LogLevel log_level_of(const std::string& word) {
                              : LogLevel::kInfo;
 }
 
+/// `tensors` by the names that they have in a model; those of others have none.
+NamedTensors named_among(const NamedTensors& all, const std::vector<at::Tensor>& tensors) {
+  NamedTensors named;
+  for (const at::Tensor& tensor : tensors) {
+    const auto found = std::find_if(all.begin(), all.end(), [&](const NamedTensor& item) {
+      return item.tensor.is_same(tensor);
+    });
+    named.push_back({found == all.end() ? "" : found->name, tensor});
+  }
+  return named;
+}
+
 }  // namespace
 
 EngineCore::EngineCore(InitializeOptions options) : given_(std::move(options)) {
@@ -181,17 +193,18 @@ void EngineCore::set_zero(AcceleratorOptions& options) const {
 }
 
 std::shared_ptr<torch::optim::Optimizer> EngineCore::optimizer_of(
-    const std::vector<at::Tensor>& parameters) {
+    NamedTensors parameters) {
   if (given_.optimizer) {
     return given_.optimizer;
   }
   if (!config_.optimizer) {
     return nullptr;
   }
-  std::vector<at::Tensor> trained =
-      given_.model_parameters.empty() ? parameters : given_.model_parameters;
-  std::erase_if(trained, [](const at::Tensor& parameter) { return !parameter.requires_grad(); });
-  return make_optimizer(*config_.optimizer, trained);
+  if (!given_.model_parameters.empty()) {
+    parameters = named_among(parameters, given_.model_parameters);
+  }
+  std::erase_if(parameters, [](const NamedTensor& item) { return !item.tensor.requires_grad(); });
+  return make_optimizer(*config_.optimizer, parameters);
 }
 
 void EngineCore::start(Optimizer optimizer, std::function<std::vector<at::Tensor>()> parameters) {

@@ -15,6 +15,7 @@
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/lamb.h"
 #include "lockstep/optim/lion.h"
+#include "lockstep/optim/muon.h"
 #include "lockstep/optim/rmsprop.h"
 #include "lockstep/optim/sgd.h"
 
@@ -26,7 +27,7 @@ using Made = std::shared_ptr<torch::optim::Optimizer>;
 
 /// Sets each option that the section has by the option's own name.
 template <typename Rule>
-Made make(const Parameters& given, const std::vector<at::Tensor>& parameters) {
+Made make(const Parameters& given, const NamedTensors& parameters) {
   typename Rule::Options options;
   for (const optim::NamedOption& option : Rule::named(options)) {
     if (!given.has(option.name)) {
@@ -46,14 +47,33 @@ Made make(const Parameters& given, const std::vector<at::Tensor>& parameters) {
         },
         option.value);
   }
-  return std::make_shared<optim::RuleOptimizer<Rule>>(parameters, options);
+  return std::make_shared<optim::RuleOptimizer<Rule>>(tensors_of(parameters), options);
+}
+
+Made make_muon(const Parameters& given, const NamedTensors& parameters) {
+  constexpr double kAdamRate = 3e-4;  // DeepSpeed's.
+  const auto rate = [&](const char* own, double otherwise) {
+    return given.has(own) ? given.number(own) : otherwise;
+  };
+  const bool has_rate = given.origin("lr").kind != ds_config::Origin::Kind::kDefault;
+  const std::vector<double>& betas = given.numbers("betas");
+  optim::MuonOptions matrices{
+      .lr = rate("muon_lr", given.number("lr")),
+      .weight_decay = given.number("weight_decay"),
+      .momentum = given.number("momentum"),
+      .gram = given.text("ns_method") == "gram",
+      .betas = {betas.at(0), betas.at(1)},
+      .adam_eps = given.number("eps")};
+  optim::MuonOptions others = matrices;
+  others.lr = rate("adam_lr", has_rate ? given.number("lr") : kAdamRate);
+  return std::make_shared<optim::Muon>(optim::muon_groups(parameters, matrices, others));
 }
 
 }  // namespace
 
 Made make_optimizer(
-    const ds_config::OptimizerSection& section, const std::vector<at::Tensor>& parameters) {
-  static const std::map<std::string, Made (*)(const Parameters&, const std::vector<at::Tensor>&)>
+    const ds_config::OptimizerSection& section, const NamedTensors& parameters) {
+  static const std::map<std::string, Made (*)(const Parameters&, const NamedTensors&)>
       makers = {
           {"adam", make<optim::AdamRule>},
           {"adamw", make<optim::AdamWRule>},
@@ -62,7 +82,8 @@ Made make_optimizer(
           {"adagrad", make<optim::AdagradRule>},
           {"sgd", make<optim::SGDRule>},
           {"rmsprop", make<optim::RMSpropRule>},
-          {"adafactor", make<optim::AdafactorRule>}};
+          {"adafactor", make<optim::AdafactorRule>},
+          {"muon", make_muon}};
   const auto found = makers.find(section.name.value);
   LOCKSTEP_ASSERT(
       found != makers.end(),

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <memory>
-#include <vector>
 
 #include <torch/optim/optimizer.h>
 
+#include "lockstep/comm/named_tensor.h"
 #include "lockstep/ds_config/parameters.h"
 
 namespace lockstep {
@@ -13,6 +13,6 @@ namespace lockstep {
 /// The optimizer of lockstep::optim that a ds_config.json's section describes, of `parameters`.
 /// ConfigError for options that it refuses.
 std::shared_ptr<torch::optim::Optimizer> make_optimizer(
-    const ds_config::OptimizerSection& section, const std::vector<at::Tensor>& parameters);
+    const ds_config::OptimizerSection& section, const NamedTensors& parameters);
 
 }  // namespace lockstep

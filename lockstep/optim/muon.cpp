@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/optim/muon.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <string>
+
+#include <fmt/format.h>
+
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/matmul.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/optim/adam.h"
+
+namespace lockstep::optim {
+namespace {
+
+enum Field : size_t { kMomentumBuffer, kExpAvg, kExpAvgSq };
+
+constexpr int kIterations = 5;
+// Of the polynomial whose slope at 0 is the largest that still keeps singular values near 1.
+constexpr double kA = 3.4445;
+constexpr double kB = -4.7750;
+constexpr double kC = 2.0315;
+
+/// In bf16. Rows are at most as many as columns.
+at::Tensor orthogonal(const at::Tensor& matrix, double eps) {
+  at::Tensor x = matrix.to(at::kBFloat16);
+  x = x.div(x.norm().clamp_min(eps));
+  for (int i = 0; i < kIterations; ++i) {
+    const at::Tensor gram = at::matmul(x, x.t());
+    const at::Tensor step = at::addmm(gram, gram, gram, kB, kC);
+    x = at::addmm(x, step, x, kA, 1);
+  }
+  return x;
+}
+
+/// The same polynomials of x, gathered in one factor before it: products are of rows x rows. Begins
+/// anew after two iterations, before errors of low precision grow.
+at::Tensor orthogonal_by_gram(const at::Tensor& matrix, double eps) {
+  at::Tensor x = matrix.to(at::kFloat);
+  x = x.div(x.norm().add(eps)).to(matrix.is_cpu() ? at::kFloat : at::kHalf);
+  if (x.size(0) == x.size(1)) {
+    for (int i = 0; i < kIterations; ++i) {
+      const at::Tensor gram = at::matmul(x, x.t());
+      x = at::addmm(x, at::addmm(gram, gram, gram, kB, kC), x, kA, 1);
+    }
+    return x;
+  }
+  constexpr int kAnew = 2;
+  at::Tensor gram = at::matmul(x, x.t());
+  at::Tensor factor;
+  for (int i = 0; i < kIterations; ++i) {
+    if (i == kAnew) {
+      x = at::matmul(factor, x);
+      gram = at::matmul(x, x.t());
+      factor = at::Tensor();
+    }
+    const at::Tensor step = at::addmm(gram, gram, gram, kB, kC);
+    if (factor.defined()) {
+      factor = at::addmm(factor, step, factor, kA, 1);
+    } else {
+      factor = step.clone();
+      factor.diagonal().add_(kA);
+    }
+    if (i + 1 < kIterations && i + 1 != kAnew) {
+      const at::Tensor next = at::addmm(gram, step, gram, kA, 1);
+      gram = at::addmm(next, step, next, kA, 1);
+    }
+  }
+  return at::matmul(factor, x);
+}
+
+void update_matrix(
+    const MuonOptions& options,
+    const at::Tensor& parameter,
+    const at::Tensor& gradient,
+    const at::Tensor& buffer) {
+  buffer.lerp_(gradient, 1 - options.momentum);
+  at::Tensor update = options.nesterov ? gradient.lerp(buffer, options.momentum) : buffer;
+  update = update.flatten(1);
+  const bool tall = update.size(0) > update.size(1);
+  update = tall ? update.t() : update;
+  update = options.gram ? orthogonal_by_gram(update, options.eps) : orthogonal(update, options.eps);
+  update = tall ? update.t() : update;
+  // Of a convolution's kernel DeepSpeed, too, takes height and width here.
+  const auto rows = static_cast<double>(parameter.size(-2));
+  const auto columns = static_cast<double>(parameter.size(-1));
+  const double scale = options.match_rms_adamw ? 0.2 * std::sqrt(std::max(rows, columns))
+                                               : std::sqrt(std::max(1.0, rows / columns));
+  scale_(parameter, 1 - options.lr * options.weight_decay);
+  parameter.add_(update.reshape(parameter.sizes()), -options.lr * scale);
+}
+
+bool is_matrix(const at::Tensor& parameter) {
+  return parameter.dim() == 2 || parameter.dim() == 4;
+}
+
+bool is_hidden_matrix(const NamedTensor& item) {
+  std::string name = item.name;
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) {
+    return static_cast<char>(std::tolower(c));
+  });
+  return is_matrix(item.tensor) && name.find("embed") == std::string::npos &&
+         name.find("lm_head") == std::string::npos;
+}
+
+}  // namespace
+
+RuleTraits MuonRule::traits() {
+  return {
+      .name = "Muon",
+      .fields = {"momentum_buffer", "exp_avg", "exp_avg_sq"},
+      .elementwise = false,
+      .eager_state = true};  // So that a parameter that is no matrix is refused at once.
+}
+
+NamedOptions MuonRule::named(Options& options) {
+  return {
+      {"lr", &options.lr},
+      {"weight_decay", &options.weight_decay},
+      {"momentum", &options.momentum},
+      {"nesterov", &options.nesterov},
+      {"eps", &options.eps},
+      {"match_rms_adamw", &options.match_rms_adamw},
+      {"gram", &options.gram},
+      {"use_muon", &options.use_muon},
+      {"betas", &options.betas},
+      {"adam_eps", &options.adam_eps}};
+}
+
+void MuonRule::check(const Options& options) {
+  const char* rule = "Muon";
+  require_adam_like(rule, options);
+  require_not_negative(rule, "eps", options.eps);
+  require_not_negative(rule, "adam_eps", options.adam_eps);
+  require_option(
+      options.momentum >= 0 && options.momentum < 1,
+      rule,
+      "momentum",
+      options.momentum,
+      "at least 0, below 1");
+}
+
+StateShape MuonRule::shape(const Options& options, const at::Tensor& parameter, size_t field) {
+  if (options.use_muon && !is_matrix(parameter)) {
+    throw ConfigError(
+        "optim",
+        fmt::format(
+            "Muon makes matrices orthogonal; got a parameter of {} dimensions, expected 2, or 4 of "
+            "a convolution; put it into a group with use_muon = false, as optim::muon_groups does",
+            parameter.dim()));
+  }
+  return options.use_muon == (field == kMomentumBuffer) ? StateShape::kParameter
+                                                        : StateShape::kNone;
+}
+
+void MuonRule::update(const Options& options, const Batch& batch) {
+  if (options.use_muon) {
+    for (size_t i = 0; i < batch.parameters.size(); ++i) {
+      update_matrix(
+          options, batch.parameters[i], batch.gradients[i], batch.state[kMomentumBuffer][i]);
+    }
+    return;
+  }
+  Batch others = batch;
+  others.state = {
+      batch.state[kExpAvg],
+      batch.state[kExpAvgSq],
+      std::vector<at::Tensor>(batch.parameters.size())};
+  AdamWRule::update(
+      {.lr = options.lr,
+       .betas = options.betas,
+       .eps = options.adam_eps,
+       .weight_decay = options.weight_decay},
+      others);
+}
+
+std::vector<Muon::Group> muon_groups(
+    const NamedTensors& parameters, MuonOptions matrices, MuonOptions others) {
+  matrices.use_muon = true;
+  others.use_muon = false;
+  std::vector<Muon::Group> groups = {{{}, matrices}, {{}, others}};
+  for (const NamedTensor& item : parameters) {
+    if (item.tensor.requires_grad()) {
+      groups[is_hidden_matrix(item) ? 0 : 1].parameters.push_back(item.tensor);
+    }
+  }
+  std::erase_if(groups, [](const Muon::Group& group) { return group.parameters.empty(); });
+  return groups;
+}
+
+}  // namespace lockstep::optim
