@@ -101,7 +101,7 @@ bool ShardedBucket::lies_here(size_t slot) const {
 
 at::Tensor ShardedBucket::whole_gradient(size_t slot) {
   if (!gradients_.defined()) {
-    gradients_ = at::empty({length_}, options_);
+    gradients_ = travel_.spares->take(travel_.gradients, length_, options_);
   }
   return gradients_.narrow(0, slots_[slot].offset, slots_[slot].numel);
 }
@@ -158,7 +158,7 @@ void ShardedBucket::wait_reduce() {
   if (pending_) {
     pending_->wait();
     pending_.reset();
-    gradients_.reset();
+    travel_.spares->give(std::move(gradients_));
   }
 }
 

@@ -145,7 +145,8 @@ void Sharding::lay_out(
     const BucketTravel travel =
         residence == Residence::kPaged
             ? travel_
-            : BucketTravel{.parameters = group_, .gradients = reduce_group_};
+            : BucketTravel{
+                  .parameters = group_, .gradients = reduce_group_, .spares = travel_.spares};
     buckets_.push_back(std::make_unique<ShardedBucket>(plan, tensors, travel, residence, places()));
     ShardedBucket& bucket = *buckets_.back();
     if (residence == Residence::kPaged) {
@@ -293,13 +294,11 @@ void Sharding::finish_backward() {
   }
 }
 
-/// [parameter] Whether any rank had a gradient. Collective.
-std::vector<bool> Sharding::present_anywhere() {
+/// [parameter] Whether any rank had a gradient; 0 or 1. Collective.
+Pending Sharding::start_presence() {
   at::Tensor flags = at::empty({static_cast<int64_t>(present_.size())}, at::kByte);
   std::copy(present_.begin(), present_.end(), flags.mutable_data_ptr<uint8_t>());
-  group_.all_reduce(flags, ReduceOp::kMax).wait();
-  const auto* begin = flags.const_data_ptr<uint8_t>();
-  return std::vector<bool>(begin, begin + present_.size());
+  return group_.all_reduce(flags, ReduceOp::kMax);
 }
 
 void Sharding::finish_locked() {
@@ -311,14 +310,16 @@ void Sharding::finish_locked() {
     if (pager_) {
       pager_->settle(backwards_);
     }
+    Pending presence = start_presence();  // Right behind the last bucket: one waiting for both.
     for (const auto& bucket : buckets_) {
       bucket->advance_reduce(/*wait=*/true);
     }
-    const std::vector<bool> anywhere = present_anywhere();
+    const at::Tensor present = presence.wait();
+    const auto* anywhere = present.const_data_ptr<uint8_t>();
     for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
       std::vector<bool> of_slots;
       for (const size_t parameter : members_[bucket]) {
-        of_slots.push_back(anywhere[parameter]);
+        of_slots.push_back(anywhere[parameter] != 0);
       }
       buckets_[bucket]->finish_reduce(of_slots);
     }

@@ -128,7 +128,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   void start(size_t bucket);
   void finish_locked();
   void reset_backward();
-  std::vector<bool> present_anywhere();
+  Pending start_presence();
   /// Buckets of `items`, which belong to the newest group.
   void lay_out(const NamedTensors& items, const ShardingOptions& options, Residence residence);
   void page_frozen(const NamedTensors& frozen, const ShardingOptions& options);
