@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <chrono>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <random>
 #include <utility>
@@ -57,9 +59,13 @@ std::string fingerprint(const ObjectState& state) {
 
 }  // namespace
 
-/// Models and optimizers.
+/// Models and optimizers. `whole`: what is to be touched under `bring_while` alone, on the main
+/// process.
 void Accelerator::collect_training(
-    checkpoint::Contents& contents, nlohmann::json& meta, const std::set<size_t>& taken_over) {
+    checkpoint::Contents& contents,
+    checkpoint::Contents& whole,
+    nlohmann::json& meta,
+    const std::set<size_t>& taken_over) {
   State& state = *state_;
   checkpoint::EvenShares shares(
       static_cast<size_t>(state.saving->size()) * static_cast<size_t>(state.writers_per_rank));
@@ -70,6 +76,12 @@ void Accelerator::collect_training(
     NamedTensors tensors = without_ties(state.models[i].parameters(), state.models[i].buffers());
     if (state.is_paged()) {
       state.sharding->pager()->write_back();
+      if (state.saves_whole()) {
+        if (state.saving->rank() == 0) {
+          whole.add_tensors(files::model(i), std::move(tensors), {{"format", "pt"}});
+        }
+        continue;
+      }
       add_sharded_model(contents, files::numbered("model", i), tensors, *state.sharding);
       continue;
     }
@@ -269,7 +281,7 @@ std::string Accelerator::agree_on_save(const fs::path& folder) {
   return all[0].at("id").get<std::string>();
 }
 
-checkpoint::Contents Accelerator::collect_state(nlohmann::json& meta) {
+checkpoint::Contents Accelerator::collect_state(checkpoint::Contents& whole, nlohmann::json& meta) {
   State& state = *state_;
   checkpoint::Contents contents;
   StateBeingSaved being_saved{.contents = contents, .models = state.models.size()};
@@ -278,7 +290,7 @@ checkpoint::Contents Accelerator::collect_state(nlohmann::json& meta) {
   try {
     // Thrown on one process, the others would wait in the commit.
     state.save_hooks.run(being_saved);
-    collect_training(contents, meta, being_saved.taken_over);
+    collect_training(contents, whole, meta, being_saved.taken_over);
     collect_position(contents);
   } catch (const std::exception& error) {
     contents.fail(error.what());
@@ -309,6 +321,27 @@ void Accelerator::expect_finished_device() const {
   }
 }
 
+/// Runs `body` on the main process, which may touch parameters of stage 3 there, one after the
+/// other; the other processes help to bring them, and return when it is done. Collective.
+void Accelerator::bring_while(const SavingGroups& groups, const std::function<void()>& body) {
+  zero::Pager* const pager = state_->is_paged() ? state_->sharding->pager() : nullptr;
+  const zero::ExactValues exact(pager);
+  const auto until_all_are_done = [&] {
+    if (pager != nullptr) {
+      pager->settle(0, groups.all);
+    }
+  };
+  if (groups.disk.rank() == 0) {
+    try {
+      body();
+    } catch (const std::exception&) {
+      until_all_are_done();
+      throw;
+    }
+  }
+  until_all_are_done();
+}
+
 void Accelerator::save(
     const fs::path& folder, const SaveStateOptions& options, const AfterCommit& after) {
   State& state = *state_;
@@ -321,13 +354,21 @@ void Accelerator::save(
     local_sgd->average();
   }
   nlohmann::json meta;
-  auto contents = std::make_shared<checkpoint::Contents>(collect_state(meta));
+  checkpoint::Contents whole;
+  auto contents = std::make_shared<checkpoint::Contents>(collect_state(whole, meta));
   meta[checkpoint::kSaveIdKey] = save_id;
   try {
+    if (state.saves_whole() && options.async) {
+      // The writing thread cannot; and before anything may fail on one process alone.
+      bring_while({.all = checkpoint::patient(state.group), .disk = *state.saving}, [&] {
+        whole.copy_to_host(*state.snapshot);
+      });
+    }
     expect_finished_device();
-    timings.bytes = contents->tensor_bytes();
+    timings.bytes = contents->tensor_bytes() + whole.tensor_bytes();
     if (options.async) {
       contents->copy_to_host(*state.snapshot);
+      contents->append(std::move(whole));
     }
   } catch (const std::exception& error) {
     // Out of memory, say: the others are to hear of it instead of waiting.
@@ -335,7 +376,9 @@ void Accelerator::save(
     contents->fail(error.what());
   }
   const auto write =
-      [folder, contents, meta, after, threads = state.writers_per_rank](const SavingGroups& given) {
+      [folder, contents, meta, after, threads = state.writers_per_rank](
+          const SavingGroups& given,
+          const std::function<void(checkpoint::Writer&, const SavingGroups&)>& first = nullptr) {
         // Of what follows, too: an old checkpoint may take long to remove.
         const watch::Saving saving;
         const SavingGroups groups = {
@@ -343,6 +386,9 @@ void Accelerator::save(
         std::string failure;
         try {
           checkpoint::Writer writer(groups.disk, folder, {.threads = threads});
+          if (first) {
+            first(writer, groups);
+          }
           writer.write(*contents);
           writer.commit(meta);
         } catch (const CheckpointError& error) {
@@ -376,7 +422,13 @@ void Accelerator::save(
     });
     return;
   }
-  write({.all = state.group, .disk = *state.saving});
+  write(
+      {.all = state.group, .disk = *state.saving},
+      [&](checkpoint::Writer& writer, const SavingGroups& groups) {
+        if (state.saves_whole()) {
+          bring_while(groups, [&] { writer.write(whole); });
+        }
+      });
   timings.write_ms = milliseconds_since(began) - timings.waited_ms;
   timings.stall_ms = milliseconds_since(began);
   state.timings = timings;
@@ -416,24 +468,18 @@ void Accelerator::save_model_tensors(
   const watch::Saving saving;
   const SavingGroups groups = {
       .all = checkpoint::patient(state_->group), .disk = checkpoint::patient(*state_->saving)};
-  // In stage 3 the writer touches one tensor after the other, and the others help to bring them.
-  const zero::ExactValues exact(state_->is_paged() ? state_->sharding->pager() : nullptr);
-  const auto until_all_are_done = [&] {
-    if (state_->is_paged()) {
-      state_->sharding->pager()->settle(0, groups.all);
-    }
-  };
-  if (groups.disk.rank() != 0) {
-    until_all_are_done();
-  }
-  told_by_disks(groups, folder, [&] {
+  std::exception_ptr failure;
+  bring_while(groups, [&] {
     try {
       checkpoint::save_model(tensors, folder, options);
     } catch (const std::exception&) {
-      until_all_are_done();
-      throw;
+      failure = std::current_exception();
     }
-    until_all_are_done();
+  });
+  told_by_disks(groups, folder, [&] {
+    if (failure) {
+      std::rethrow_exception(failure);
+    }
     return "";
   });
 }
