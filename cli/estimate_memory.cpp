@@ -96,6 +96,21 @@ DtypeEstimate estimate_dtype(
   return estimate;
 }
 
+ZeroEstimate estimate_lockstep(
+    const TrainingState& state, int stage, Offload offload, int64_t ranks) {
+  constexpr int64_t kWidth = 4;
+  const auto part = [&](int64_t numbers, int from_stage) {
+    return stage >= from_stage ? share(kWidth * numbers, ranks) : kWidth * numbers;
+  };
+  const int64_t parameters = part(state.parameters, 3);
+  const int64_t gradients = part(state.parameters, 2);
+  const int64_t optimizer = part(state.optimizer_numbers, 1);
+  ZeroEstimate estimate{.device = gradients, .host = 0};
+  (offload == Offload::kNone ? estimate.device : estimate.host) += optimizer;
+  (offload == Offload::kOptimizerAndParameters ? estimate.host : estimate.device) += parameters;
+  return estimate;
+}
+
 ZeroEstimate estimate_zero(const TrainingState& state, int stage, Offload offload, int64_t ranks) {
   const int64_t width = state.mixed_precision ? 2 : 4;
   const int64_t parameters = width * state.parameters;

@@ -57,12 +57,21 @@ struct TrainingState {
   bool mixed_precision = true;
 };
 
-/// What each of `ranks` holds of parameters, gradients and optimizer state in ZeRO's `stage`
-/// (Rajbhandari et al., SC'20): 0 divides nothing, 1 the optimizer's state and master copy, 2 the
-/// gradients too, 3 the parameters too. A share is rounded up. Offloading the optimizer brings its
-/// share of the state, of a master copy and of float32 gradients to the host, and from stage 2 on
-/// leaves no gradients on the device (Ren et al., ZeRO-Offload, ATC'21); offloading parameters, in
-/// stage 3, brings their share, too. A layer gathered in stage 3 comes on top.
+/// What each of `ranks` holds of parameters, gradients and optimizer state when Lockstep trains:
+/// all float32, whatever is computed in, and once. Stage 1 divides the optimizer's state (gradients
+/// are whole between micro-steps that accumulate, and divided after the last), 2 gradients too, 3
+/// parameters too. Offloading brings the share of the optimizer's state, and of the parameters, to
+/// the host as they are; gradients stay. A share is rounded up. The buckets in use in stage 3 come
+/// on top. Files (nvme) hold what would lie in the host's memory.
+ZeroEstimate estimate_lockstep(
+    const TrainingState& state, int stage, Offload offload, int64_t ranks);
+
+/// What the papers say of the same. What each of `ranks` holds in ZeRO's `stage` (Rajbhandari et
+/// al., SC'20): 0 divides nothing, 1 the optimizer's state and master copy, 2 the gradients too, 3
+/// the parameters too. A share is rounded up. Offloading the optimizer brings its share of the
+/// state, of a master copy and of float32 gradients to the host, and from stage 2 on leaves no
+/// gradients on the device (Ren et al., ZeRO-Offload, ATC'21); offloading parameters, in stage 3,
+/// brings their share, too. A layer gathered in stage 3 comes on top.
 ZeroEstimate estimate_zero(const TrainingState& state, int stage, Offload offload, int64_t ranks);
 
 /// What DeepSpeed 0.19.8 says to the same: estimate_zero2_model_states_mem_needs and its twin of

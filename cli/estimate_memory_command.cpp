@@ -28,9 +28,10 @@ constexpr const char* kFooter = R"(Examples:
 
 PATH is a .safetensors file, a folder or index of them, or a checkpoint; headers alone are
 read. The first table is that of accelerate estimate-memory: to load the model in each
-dtype, and to train it with a batch of one. The second says what each rank holds of
-parameters, gradients and optimizer state in each stage of ZeRO, and beside it what
-DeepSpeed's estimate_zero2/3_model_states_mem_needs say to 16-bit training with Adam.
+dtype, and to train it with a batch of one. The second says what each rank of Lockstep
+holds of parameters, gradients and optimizer state in each stage of ZeRO, all float32,
+and beside it what the papers of ZeRO and ZeRO-Offload say (by --mixed-precision), and
+DeepSpeed's estimate_zero2/3_model_states_mem_needs to 16-bit training with Adam.
 With --parameters alone nothing is known of layers.
 
 Not counted: activations, which grow with the batch, buffers for communication, data,
@@ -121,7 +122,7 @@ EstimateMemoryCommand::EstimateMemoryCommand(CLI::App& app)
       ->check(CLI::IsMember(estimate_optimizers()));
   command_
       ->add_option(
-          "--mixed-precision", mixed_precision_, "Of the second table: no is all float32 (bf16)")
+          "--mixed-precision", mixed_precision_, "Of the papers' columns: no is all float32 (bf16)")
       ->type_name("NAME")
       ->check(CLI::IsMember({"no", "fp16", "bf16"}));
   command_

@@ -85,14 +85,20 @@ void add_zero_row(
     Offload offload,
     std::vector<std::vector<std::string>>& rows,
     Json& json) {
-  const ZeroEstimate own = estimate_zero(layout.state, stage, offload, layout.ranks);
-  const int64_t host = own.host * (layout.ranks / layout.hosts);
+  const int64_t ranks_per_host = layout.ranks / layout.hosts;
+  const auto host_text = [&](const ZeroEstimate& of) {
+    return of.host == 0 ? "-" : memory_text(of.host * ranks_per_host);
+  };
+  const ZeroEstimate own = estimate_lockstep(layout.state, stage, offload, layout.ranks);
+  const ZeroEstimate papers = estimate_zero(layout.state, stage, offload, layout.ranks);
   const std::optional<DeepSpeedRow> theirs = deepspeed_row(layout, stage, offload);
   rows.push_back(
       {std::to_string(stage),
        name_of(offload),
        memory_text(own.device),
-       host == 0 ? "-" : memory_text(host),
+       host_text(own),
+       memory_text(papers.device),
+       host_text(papers),
        theirs ? memory_text(theirs->estimate.device) : "-",
        theirs ? memory_text(theirs->estimate.host) : "-"});
   Json row = {
@@ -101,8 +107,9 @@ void add_zero_row(
       {"stage", stage},
       {"offload_optimizer", offload != Offload::kNone},
       {"offload_parameters", offload == Offload::kOptimizerAndParameters},
-      {"device_bytes_per_rank", own.device},
-      {"host_bytes_per_rank", own.host},
+      {"lockstep", {{"device_bytes_per_rank", own.device}, {"host_bytes_per_rank", own.host}}},
+      {"device_bytes_per_rank", papers.device},
+      {"host_bytes_per_rank", papers.host},
       {"deepspeed", nullptr}};
   if (theirs) {
     row["deepspeed"] = {
@@ -121,6 +128,8 @@ void add_zero_table(const Layout& layout, const std::string& title, Report& repo
        "OFFLOADED",
        "DEVICE, EACH RANK",
        "MEMORY, EACH HOST",
+       "ZERO'S PAPERS: DEVICE",
+       "HOST",
        "DEEPSPEED: DEVICE",
        "DEEPSPEED: HOST"}};
   for (int stage = 0; stage <= 3; ++stage) {
@@ -132,7 +141,8 @@ void add_zero_table(const Layout& layout, const std::string& title, Report& repo
       }
     }
   }
-  report.text += "\n" + title + "\n" + render_table(rows, {false, false, true, true, true, true});
+  report.text +=
+      "\n" + title + "\n" + render_table(rows, {false, false, true, true, true, true, true, true});
 }
 
 /// The table of `accelerate estimate-memory`.
@@ -244,8 +254,11 @@ Report estimate_report(const EstimateRequest& request) {
   if (const auto& layer = layout.largest_layer_parameters) {
     report.text += fmt::format(
         "Stage 3 gathers a layer at a time, which comes on top: {}. DeepSpeed counts it.\n",
-        memory_text((mixed ? 2 : 4) * *layer));
+        memory_text(4 * *layer));
   }
+  report.text +=
+      "Lockstep keeps float32, once, whatever is computed in: no 16-bit copy, no master copy, no "
+      "gradients on the host.\n";
   report.text += std::string(kNotCounted) + "\n";
   return report;
 }

@@ -114,6 +114,28 @@ TEST(EstimateZero, OffloadingMovesSharesToTheHost) {
   EXPECT_EQ(three.host, 450);
 }
 
+/// What ZeroMemory and ZeroOffload of accelerator_test, and Device.* of accelerator_device_test
+/// count in real trainings.
+TEST(EstimateLockstep, IsFloat32OnceAndOffloadingMovesItAsItIs) {
+  for (const bool mixed : {false, true}) {
+    const TrainingState state{
+        .parameters = 100, .optimizer_numbers = 200, .mixed_precision = mixed};
+    const auto expect = [&](int stage, Offload offload, int64_t device, int64_t host) {
+      const ZeroEstimate got = estimate_lockstep(state, stage, offload, 4);
+      EXPECT_EQ(got.device, device) << stage;
+      EXPECT_EQ(got.host, host) << stage;
+    };
+    expect(0, Offload::kNone, 1600, 0);
+    expect(1, Offload::kNone, 400 + 400 + 200, 0);
+    expect(2, Offload::kNone, 400 + 100 + 200, 0);
+    expect(3, Offload::kNone, 100 + 100 + 200, 0);
+    expect(1, Offload::kOptimizer, 400 + 400, 200);
+    expect(2, Offload::kOptimizer, 400 + 100, 200);
+    expect(3, Offload::kOptimizer, 100 + 100, 200);
+    expect(3, Offload::kOptimizerAndParameters, 100, 300);
+  }
+}
+
 TEST(ModelSizes, AdafactorKeepsARowAndAColumn) {
   using checkpoint::Dtype;
   const ModelSize size = size_of_model(

@@ -233,6 +233,13 @@ void add_environment_flags(CLI::App& command, LaunchFlags& flags) {
       options.gradient_accumulation_steps,
       1,
       "Micro-steps an update, whatever the program sets");
+  environment
+      .option(
+          "--zero-stage",
+          options.zero_stage,
+          "N",
+          "ZeRO's stage, 0 to 3, for a program that sets none; 0 is data parallel")
+      ->check(CLI::IsMember({"0", "1", "2", "3"}));
   environment.option(
       "--deepspeed-config-file",
       flags.deepspeed_config_file,

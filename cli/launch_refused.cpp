@@ -18,15 +18,16 @@ struct Refusal {
 };
 
 constexpr const char* kFsdp =
-    "FSDP is PyTorch's own way to share out a model, which Lockstep does not drive; leave it out";
+    "how a model is divided is said in the program, as FsdpPlugin, or by --zero-stage: 3 is "
+    "FULL_SHARD, 2 is SHARD_GRAD_OP; leave it out";
 constexpr const char* kMegatron = "Megatron-LM is another library; leave it out";
 constexpr const char* kTpu = "there is no TPU backend: ranks run on CPUs and GPUs; leave it out";
 constexpr const char* kDynamo =
     "torch.compile is for Python models and is called there; leave it out";
 constexpr const char* kFp8 = "fp8 is not supported; try --mixed-precision bf16";
 constexpr const char* kDeepSpeed =
-    "what DeepSpeed's configuration says is said in the program, when it makes its Accelerator; "
-    "leave it out";
+    "what DeepSpeed's configuration says is said in the program, when it makes its Accelerator, or "
+    "by --zero-stage and --deepspeed-config-file; leave it out";
 constexpr const char* kParallelism =
     "ranks share out the data, and neither layers nor sequences; leave it out";
 constexpr const char* kMany = "the number of ranks alone says that; leave it out";
@@ -93,7 +94,7 @@ constexpr std::array kRefusals = {
         kFp8},
     Refusal{"--use-deepspeed", kDeepSpeed},
     Refusal{
-        "--zero-stage= --zero3-init-flag= --zero3-save-16bit-model= --offload-optimizer-device= "
+        "--zero3-init-flag= --zero3-save-16bit-model= --offload-optimizer-device= "
         "--offload-param-device= --offload-optimizer-nvme-path= --offload-param-nvme-path= "
         "--gradient-clipping= --deepspeed-moe-layer-cls-names=",
         kDeepSpeed},

@@ -61,6 +61,7 @@ std::vector<Target> targets() {
       {"gradient_accumulation_steps",
        {"--gradient-accumulation-steps"},
        to_number(&Options::gradient_accumulation_steps)},
+      {"zero_stage", {"--zero-stage"}, to_text(&Options::zero_stage)},
       {"launcher",
        {"--launcher"},
        [](LaunchFlags& flags, const std::string& text) {

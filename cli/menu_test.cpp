@@ -259,7 +259,7 @@ TEST_F(MenuOnAPipe, TheEndOfInputNamesTheQuestion) {
 }
 
 TEST_F(MenuOnAPipe, AQuestionnaireOfEmptyLinesSaysAlmostNothing) {
-  Menu menu = this->menu("\n\n\n\n\n\n\n");
+  Menu menu = this->menu("\n\n\n\n\n\n\n\n");
   const config::ConfigValues values = ask_settings(menu, {});
   EXPECT_THAT(values.settings, ElementsAre(Pair("num_processes", "auto")));
   EXPECT_THAT(values.variables, IsEmpty());
@@ -274,6 +274,7 @@ TEST_F(MenuOnAPipe, AQuestionnaireAsksForWhatTheAnswersNeed) {
       "\n"  // port
       "a number\n16\n"
       "bf16\n"
+      "stage 2\n"
       "1e3\n3\n"  // restarts
       "/logs\n"
       "yes\n"
@@ -290,7 +291,8 @@ TEST_F(MenuOnAPipe, AQuestionnaireAsksForWhatTheAnswersNeed) {
           Pair("max_restarts", "3"),
           Pair("mixed_precision", "bf16"),
           Pair("num_machines", "2"),
-          Pair("num_processes", "16")));
+          Pair("num_processes", "16"),
+          Pair("zero_stage", "2")));
   EXPECT_THAT(
       printed(), HasSubstr("got '1e3', expected a whole number from 0 to 1000; write 1000"));
 }
@@ -306,9 +308,9 @@ TEST_F(MenuOnAPipe, AQuestionnaireKeepsWhatItDoesNotAskFor) {
            {"log_dir", "/logs"},
            {"debug", "true"}},
       .variables = {{"A", "b"}}};
-  Menu same = menu("\n\n\n\n\n\n\n\n\n\n");
+  Menu same = menu("\n\n\n\n\n\n\n\n\n\n\n");
   EXPECT_EQ(ask_settings(same, present).settings, present.settings);
-  Menu changed = menu("1\n\n\n\n\nnone\nno\n\n");
+  Menu changed = menu("1\n\n\n\n\n\nnone\nno\n\n");
   const config::ConfigValues values = ask_settings(changed, present);
   EXPECT_EQ(values.variables, present.variables);
   EXPECT_EQ(values.settings.at("grace_seconds"), "5");

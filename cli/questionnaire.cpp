@@ -35,6 +35,15 @@ class Questionnaire {
          {"fp16", "half precision, with loss scaling"},
          {"bf16", "bfloat16"}},
         {"", "no", "fp16", "bf16"});
+    choose(
+        "zero_stage",
+        "What should each process have only a part of (ZeRO)?",
+        {{"as the program says", ""},
+         {"nothing", "data parallel"},
+         {"stage 1", "the optimizer's state"},
+         {"stage 2", "gradients, too"},
+         {"stage 3", "parameters, too"}},
+        {"", "0", "1", "2", "3"});
     ask("max_restarts", "How often should a job that failed be started again?");
     ask_optional("log_dir", "Which folder should get a file for each process's output?");
     choose(

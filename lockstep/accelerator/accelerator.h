@@ -335,9 +335,13 @@ class Accelerator {
       const std::filesystem::path& folder,
       const checkpoint::SaveModelOptions& options = {}) {
     NamedTensors tensors = parameters_of(*model);
+    checkpoint::SaveModelOptions rest = options;
+    if (std::exchange(rest.exclude_frozen_parameters, false)) {
+      std::erase_if(tensors, [](const NamedTensor& item) { return !item.tensor.requires_grad(); });
+    }
     const NamedTensors buffers = buffers_of(*model);
     tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-    save_model_tensors(tensors, folder, options);
+    save_model_tensors(tensors, folder, rest);
   }
   /// Builds a model that no process could hold: `auto net = accelerator.zero_init([] { return
   /// Net(); })`. Under ZeRO stage 3 each tensor of 4096 elements or more is divided as soon as the
@@ -497,9 +501,13 @@ class Accelerator {
       const AfterCommit& after);
   void expect_finished_device() const;
   std::string agree_on_save(const std::filesystem::path& folder);
-  checkpoint::Contents collect_state(nlohmann::json& meta);
+  checkpoint::Contents collect_state(checkpoint::Contents& whole, nlohmann::json& meta);
   void collect_training(
-      checkpoint::Contents& contents, nlohmann::json& meta, const std::set<size_t>& taken_over);
+      checkpoint::Contents& contents,
+      checkpoint::Contents& whole,
+      nlohmann::json& meta,
+      const std::set<size_t>& taken_over);
+  void bring_while(const SavingGroups& groups, const std::function<void()>& body);
   void collect_position(checkpoint::Contents& contents);
   void collect_accumulation(checkpoint::Contents& contents);
   void collect_objects(checkpoint::Contents& contents, nlohmann::json& meta);

@@ -1,14 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <chrono>
+// What a save is made of; accelerator_write.cpp writes it.
 #include <memory>
-#include <random>
 #include <utility>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
-
-#include <ATen/DeviceAccelerator.h>
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
@@ -18,31 +15,14 @@
 #include "lockstep/accelerator/training_state.h"
 #include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/log.h"
-#include "lockstep/base/rank.h"
 #include "lockstep/checkpoint/even_shares.h"
-#include "lockstep/checkpoint/save_model.h"
-#include "lockstep/checkpoint/writer.h"
 #include "lockstep/comm/bytes.h"
 #include "lockstep/optim/optimizer_state.h"
-#include "lockstep/watch/flight_recorder.h"
 
 namespace lockstep {
 namespace {
 
-namespace fs = std::filesystem;
 namespace files = state_files;
-using Clock = std::chrono::steady_clock;
-
-double milliseconds_since(Clock::time_point start) {
-  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
-
-/// Not from torch's generators, whose numbers are the training's.
-std::string random_id() {
-  std::random_device random;
-  return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
-}
 
 /// Equal for equal states, as far as a checksum can say.
 std::string fingerprint(const ObjectState& state) {
@@ -57,9 +37,13 @@ std::string fingerprint(const ObjectState& state) {
 
 }  // namespace
 
-/// Models and optimizers.
+/// Models and optimizers. `whole`: what is to be touched under `bring_while` alone, on the main
+/// process.
 void Accelerator::collect_training(
-    checkpoint::Contents& contents, nlohmann::json& meta, const std::set<size_t>& taken_over) {
+    checkpoint::Contents& contents,
+    checkpoint::Contents& whole,
+    nlohmann::json& meta,
+    const std::set<size_t>& taken_over) {
   State& state = *state_;
   checkpoint::EvenShares shares(
       static_cast<size_t>(state.saving->size()) * static_cast<size_t>(state.writers_per_rank));
@@ -70,6 +54,12 @@ void Accelerator::collect_training(
     NamedTensors tensors = without_ties(state.models[i].parameters(), state.models[i].buffers());
     if (state.is_paged()) {
       state.sharding->pager()->write_back();
+      if (state.saves_whole()) {
+        if (state.saving->rank() == 0) {
+          whole.add_tensors(files::model(i), std::move(tensors), {{"format", "pt"}});
+        }
+        continue;
+      }
       add_sharded_model(contents, files::numbered("model", i), tensors, *state.sharding);
       continue;
     }
@@ -245,31 +235,7 @@ void Accelerator::collect_objects(checkpoint::Contents& contents, nlohmann::json
   }
 }
 
-/// The id of a new save, the same for all ranks, once it is known that they have done equally many
-/// updates. Collective.
-std::string Accelerator::agree_on_save(const fs::path& folder) {
-  std::vector<int64_t> steps;
-  for (const Optimizer& optimizer : state_->optimizers) {
-    steps.push_back(optimizer.steps());
-  }
-  const std::vector<nlohmann::json> all =
-      gather_object({{"id", is_main_process() ? random_id() : ""}, {"steps", steps}});
-  for (size_t rank = 1; rank < all.size(); ++rank) {
-    if (all[rank].at("steps") != all[0].at("steps")) {
-      throw CheckpointError(
-          folder.string(),
-          fmt::format(
-              "is not saved; rank {} has done {} updates, expected {}, as rank 0; save after the "
-              "same one on all",
-              rank,
-              fmt::join(all[rank].at("steps").get<std::vector<int64_t>>(), ", "),
-              fmt::join(all[0].at("steps").get<std::vector<int64_t>>(), ", ")));
-    }
-  }
-  return all[0].at("id").get<std::string>();
-}
-
-checkpoint::Contents Accelerator::collect_state(nlohmann::json& meta) {
+checkpoint::Contents Accelerator::collect_state(checkpoint::Contents& whole, nlohmann::json& meta) {
   State& state = *state_;
   checkpoint::Contents contents;
   StateBeingSaved being_saved{.contents = contents, .models = state.models.size()};
@@ -278,7 +244,7 @@ checkpoint::Contents Accelerator::collect_state(nlohmann::json& meta) {
   try {
     // Thrown on one process, the others would wait in the commit.
     state.save_hooks.run(being_saved);
-    collect_training(contents, meta, being_saved.taken_over);
+    collect_training(contents, whole, meta, being_saved.taken_over);
     collect_position(contents);
   } catch (const std::exception& error) {
     contents.fail(error.what());
@@ -295,147 +261,6 @@ checkpoint::Contents Accelerator::collect_state(nlohmann::json& meta) {
     meta["scaler"] = state.loop->scaler->state();
   }
   return contents;
-}
-
-/// The device has done what training left to it, and done it well: what ranks computed together of
-/// an operation that failed is not to be saved.
-void Accelerator::expect_finished_device() const {
-  if (device().is_cpu()) {
-    return;
-  }
-  at::accelerator::synchronizeDevice(device().index());
-  for (const State::Model& model : state_->models) {
-    model.sync->check_alive();
-  }
-}
-
-void Accelerator::save(
-    const fs::path& folder, const SaveStateOptions& options, const AfterCommit& after) {
-  State& state = *state_;
-  const auto began = Clock::now();
-  SaveTimings timings;
-  wait_for_save();
-  timings.waited_ms = milliseconds_since(began);
-  const std::string save_id = agree_on_save(folder);
-  for (const auto& [model, local_sgd] : state.local_sgds) {
-    local_sgd->average();
-  }
-  nlohmann::json meta;
-  auto contents = std::make_shared<checkpoint::Contents>(collect_state(meta));
-  meta[checkpoint::kSaveIdKey] = save_id;
-  try {
-    expect_finished_device();
-    timings.bytes = contents->tensor_bytes();
-    if (options.async) {
-      contents->copy_to_host(*state.snapshot);
-    }
-  } catch (const std::exception& error) {
-    // Out of memory, say: the others are to hear of it instead of waiting.
-    contents = std::make_shared<checkpoint::Contents>();
-    contents->fail(error.what());
-  }
-  const auto write =
-      [folder, contents, meta, after, threads = state.writers_per_rank](const SavingGroups& given) {
-        // Of what follows, too: an old checkpoint may take long to remove.
-        const watch::Saving saving;
-        const SavingGroups groups = {
-            .all = checkpoint::patient(given.all), .disk = checkpoint::patient(given.disk)};
-        std::string failure;
-        try {
-          checkpoint::Writer writer(groups.disk, folder, {.threads = threads});
-          writer.write(*contents);
-          writer.commit(meta);
-        } catch (const CheckpointError& error) {
-          failure = without_rank_suffix(error.what());
-          if (groups.disk.size() == groups.all.size()) {
-            throw;  // All were told the same.
-          }
-        }
-        if (groups.disk.size() != groups.all.size()) {
-          Group all = groups.all;
-          throw_together(all, failure, folder, "cannot save it");
-        }
-        if (after) {
-          after(groups);
-        }
-      };
-  if (options.async) {
-    if (!state.background_groups) {
-      // Of its own, so that what it says does not get between the training's collectives.
-      state.background_groups.emplace();
-      state.background_groups->all = state.group.split(0);
-      state.background_groups->disk = state.saving->split(0);
-    }
-    state.snapshot = std::move(contents);
-    timings.stall_ms = milliseconds_since(began);
-    timings.in_flight = true;
-    state.timings = timings;
-    state.background.start([&state, write, began] {
-      write(*state.background_groups);
-      state.background_write_ms = milliseconds_since(began);
-    });
-    return;
-  }
-  write({.all = state.group, .disk = *state.saving});
-  timings.write_ms = milliseconds_since(began) - timings.waited_ms;
-  timings.stall_ms = milliseconds_since(began);
-  state.timings = timings;
-}
-
-void Accelerator::wait_for_save() {
-  State& state = *state_;
-  const bool was_in_flight = state.timings.in_flight;
-  state.timings.in_flight = false;
-  state.background.wait();
-  if (was_in_flight) {
-    state.timings.write_ms = state.background_write_ms - state.timings.stall_ms;
-    log_info(fmt::format(
-        "saved {:.1f} MB asynchronously: training stood still for {:.0f} ms{}, writing took {:.0f} "
-        "ms",
-        static_cast<double>(state.timings.bytes) / 1e6,
-        state.timings.stall_ms,
-        state.timings.waited_ms >= 1
-            ? fmt::format(", {:.0f} of it for the save before", state.timings.waited_ms)
-            : "",
-        state.timings.write_ms));
-  }
-}
-
-const SaveTimings& Accelerator::last_save() const {
-  return state_->timings;
-}
-
-void Accelerator::save_state(const fs::path& folder, const SaveStateOptions& options) {
-  save(folder, options, nullptr);
-}
-
-void Accelerator::save_model_tensors(
-    const NamedTensors& tensors,
-    const fs::path& folder,
-    const checkpoint::SaveModelOptions& options) {
-  const watch::Saving saving;
-  const SavingGroups groups = {
-      .all = checkpoint::patient(state_->group), .disk = checkpoint::patient(*state_->saving)};
-  // In stage 3 the writer touches one tensor after the other, and the others help to bring them.
-  const zero::ExactValues exact(state_->is_paged() ? state_->sharding->pager() : nullptr);
-  const auto until_all_are_done = [&] {
-    if (state_->is_paged()) {
-      state_->sharding->pager()->settle(0, groups.all);
-    }
-  };
-  if (groups.disk.rank() != 0) {
-    until_all_are_done();
-  }
-  told_by_disks(groups, folder, [&] {
-    try {
-      checkpoint::save_model(tensors, folder, options);
-    } catch (const std::exception&) {
-      until_all_are_done();
-      throw;
-    }
-    until_all_are_done();
-    return "";
-  });
 }
 
 std::function<void()> Accelerator::register_save_state_pre_hook(SaveStatePreHook hook) {

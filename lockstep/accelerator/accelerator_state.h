@@ -60,6 +60,10 @@ struct Accelerator::State {
   void hand_over_inits();
   /// Stage 3: parameters come and go.
   bool is_paged() const { return sharding != nullptr && sharding->pager() != nullptr; }
+  /// Their model is saved by the main process, as whole tensors.
+  bool saves_whole() const {
+    return is_paged() && options.zero->state_dict_type == StateDictType::kFullStateDict;
+  }
   std::vector<Optimizer> optimizers;
   std::vector<Scheduler> schedulers;
   std::shared_ptr<LoopState> loop = std::make_shared<LoopState>();

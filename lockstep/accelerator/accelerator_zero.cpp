@@ -130,7 +130,10 @@ void Accelerator::refuse_zero(const char* where, const char* because) const {
   if (is_sharded()) {
     throw ConfigError(
         where,
-        fmt::format("does not go with ZeRO: {}; construct the Accelerator without", because));
+        fmt::format(
+            "does not go with ZeRO: {}; construct the Accelerator without, and launch without "
+            "--zero-stage",
+            because));
   }
 }
 
@@ -148,6 +151,11 @@ void Accelerator::choose_zero() {
     options.zero = options.fsdp_plugin->zero(host_size(state_->world, state_->group));
   } else if (options.deepspeed_plugin) {
     options.zero = options.deepspeed_plugin->zero();
+  } else if (!options.zero) {
+    const auto stage = Environment::process().integer("LOCKSTEP_ZERO_STAGE", 0, 3);
+    if (stage.value_or(0) > 0) {
+      options.zero = ZeroPlugin{.stage = static_cast<int>(*stage)};
+    }
   }
 }
 
@@ -163,6 +171,7 @@ void Accelerator::check_zero() const {
             "no such stage; got {}, expected 1, 2 or 3; leave zero unset for data parallel",
             options.zero->stage));
   }
+  refuse_local_state_dict(options.zero->state_dict_type, "zero");
   if (options.zero->stage3_max_live_parameters.value_or(0) < 0 ||
       options.zero->stage3_param_persistence_threshold < 0) {
     throw ConfigError(

@@ -22,6 +22,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/comm/connected_ranks.h"
+#include "lockstep/offload/test_scratch.h"
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/host_update.h"
@@ -30,6 +31,7 @@
 namespace lockstep {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
@@ -276,6 +278,44 @@ TEST(ZeroOffload, saved_beside_the_training_is_what_was_there_when_it_was_saved)
       expect_equal(own, unbroken);
     }
   });
+}
+
+TEST(ZeroOffload, a_disk_that_fails_while_a_checkpoint_is_saved_is_an_error_on_all_ranks) {
+  for (const bool of_parameters : {false, true}) {
+    for (const bool async : {false, true}) {
+      const TestFolder folder;
+      std::filesystem::create_directory(folder / "scratch");
+      ZeroPlugin plugin{.stage = 3, .bucket_cap_bytes = 4000};
+      plugin.offload_optimizer = {.device = OffloadDevice::kCpu};
+      if (of_parameters) {
+        plugin.offload_param = {
+            .device = OffloadDevice::kNvme, .nvme_path = folder / "scratch", .max_in_cpu = 0};
+      } else {
+        plugin.offload_optimizer = {
+            .device = OffloadDevice::kNvme, .nvme_path = folder / "scratch"};
+      }
+      accelerated_ranks(2, {.zero = plugin}, [&](Accelerator& accelerator) {
+        Training training(accelerator);
+        training.train(0, 1);
+        accelerator.wait_for_everyone();
+        if (accelerator.is_main_process()) {
+          EXPECT_GE(offload::cut_off_scratch_files(folder / "scratch"), 2);
+        }
+        accelerator.wait_for_everyone();
+        EXPECT_THAT(
+            [&] {
+              accelerator.save_state(folder / "saved", {.async = async});
+              accelerator.wait_for_save();
+            },
+            ThrowsMessage<CheckpointError>(AllOf(
+                HasSubstr(
+                    of_parameters ? "parameters could not be read"
+                                  : "the optimizer's state could not be read"),
+                HasSubstr("nvme_path '" + (folder / "scratch").string()))));
+        EXPECT_FALSE(std::filesystem::exists(folder / "saved"));
+      });
+    }
+  }
 }
 
 TEST(ZeroOffload, what_a_program_writes_to_its_parameters_is_updated) {

@@ -64,6 +64,8 @@ struct ZeroPlugin {
   /// Stage 3: the parameters of each module of these classes ("TransformerEncoderLayer", without
   /// namespace and Impl) come and go together, whatever bucket_cap_bytes says.
   std::vector<std::string> stage3_unit_classes = {};
+  /// Stage 3: how save_state writes the parameters. Other stages write them whole.
+  StateDictType state_dict_type = StateDictType::kShardedStateDict;
   /// ZeRO++, stage 3: parameters travel in 8 bits, in blocks of 2048 with a scale each, and are
   /// computed with as they arrive. What is updated and saved is exact.
   bool zero_quantized_weights = false;
@@ -153,6 +155,9 @@ struct AcceleratorOptions {
   /// Sharded optimizer state and gradients. Without effect in one process, which has all anyway,
   /// unless something is offloaded.
   /// Not with shared_parameters, a comm hook, LocalSgd, or join_uneven_inputs.
+  ///
+  /// If none of the three is set, the stage is what LOCKSTEP_ZERO_STAGE says
+  /// (`lockstep launch --zero-stage`), 0 for data parallel.
   std::optional<ZeroPlugin> zero = std::nullopt;
   /// The same in others' words; at most one of the three.
   std::optional<FsdpPlugin> fsdp_plugin = std::nullopt;

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // What each stage of ZeRO leaves on a rank, counted by torch's allocator.
+#include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,7 +17,9 @@
 #include <torch/nn/modules/linear.h>
 
 #include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/base/test_folder.h"
 #include "lockstep/optim/adam.h"
+#include "lockstep/optim/sgd.h"
 
 namespace lockstep {
 namespace {
@@ -32,6 +37,7 @@ class AllocatedBytes final : public c10::MemoryReportingInfoBase {
     if (size > 0) {
       sizes_[memory] = size;
       bytes_ += size;
+      most_ = std::max(most_, bytes_);
     } else if (const auto found = sizes_.find(memory); found != sizes_.end()) {
       bytes_ -= found->second;
       sizes_.erase(found);
@@ -42,11 +48,17 @@ class AllocatedBytes final : public c10::MemoryReportingInfoBase {
     const std::lock_guard<std::mutex> lock(mutex_);
     return bytes_;
   }
+  /// More than there are now, at any time since it was last called.
+  int64_t take_most() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return std::exchange(most_, bytes_) - bytes_;
+  }
 
  private:
   std::mutex mutex_;
   std::unordered_map<void*, int64_t> sizes_;
   int64_t bytes_ = 0;
+  int64_t most_ = 0;
 };
 
 /// Adam's two moments count as state; there is no other copy of fp32 parameters.
@@ -85,6 +97,32 @@ TEST(ZeroMemory, of_parameters_gradients_and_state_is_what_the_formulas_say) {
       });
     }
   }
+}
+
+TEST(ZeroMemory, a_full_state_dict_takes_that_of_a_few_tensors_on_any_rank) {
+  constexpr int kLayers = 24;
+  constexpr int64_t kWidth = 256;
+  constexpr int64_t kUnit = 4 * kWidth * kWidth;
+  const TestFolder folder;
+  const ZeroPlugin plugin{
+      .stage = 3,
+      .bucket_cap_bytes = kUnit,
+      .stage3_max_live_parameters = kWidth * kWidth * 2,
+      .state_dict_type = StateDictType::kFullStateDict};
+  accelerated_ranks(3, {.zero = plugin}, [&](Accelerator& accelerator) {
+    const auto counted = std::make_shared<AllocatedBytes>();
+    const c10::DebugInfoGuard watching(c10::DebugInfoKind::PROFILER_STATE, counted);
+    torch::nn::Sequential net;
+    for (int i = 0; i < kLayers; ++i) {
+      net->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
+    }
+    accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 1e-3}));
+    counted->take_most();
+    accelerator.save_state(folder.path() / "full");
+    EXPECT_LE(counted->take_most(), 5 * kUnit) << "of " << kLayers;
+  });
+  EXPECT_GE(
+      std::filesystem::file_size(folder.path() / "full" / "model.safetensors"), kLayers * kUnit);
 }
 
 }  // namespace

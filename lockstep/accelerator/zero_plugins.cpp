@@ -48,8 +48,18 @@ void set_units(const FsdpPlugin& plugin, ZeroPlugin& zero) {
 
 }  // namespace
 
+void refuse_local_state_dict(StateDictType type, const char* where) {
+  if (type == StateDictType::kLocalStateDict) {
+    throw ConfigError(
+        where,
+        "state_dict_type LOCAL_STATE_DICT writes flat memory that only as many processes can load; "
+        "use SHARDED_STATE_DICT, which also writes what each process has, by name");
+  }
+}
+
 std::optional<ZeroPlugin> FsdpPlugin::zero(int local_size) const {
-  ZeroPlugin zero;
+  refuse_local_state_dict(state_dict_type, "fsdp_plugin");
+  ZeroPlugin zero{.state_dict_type = state_dict_type};
   switch (strategy_of(*this)) {
     case ShardingStrategy::kNoShard:
       if (auto_wrap_policy != AutoWrapPolicy::kNone) {

@@ -39,13 +39,25 @@ enum class AutoWrapPolicy {
   kTransformer  ///< TRANSFORMER_BASED_WRAP, by transformer_layer_cls_to_wrap.
 };
 
+/// How `save_state` writes a model that is divided among processes. Either is loaded by any number
+/// of processes at any stage, and without ZeRO. The optimizer's state is in slices with both.
+enum class StateDictType {
+  kShardedStateDict,  ///< SHARDED_STATE_DICT: each process the parts that it has.
+  /// FULL_STATE_DICT: whole tensors in model.safetensors, as data parallel has it. They come one
+  /// after the other to the main process, which writes alone meanwhile: slower, and no process has
+  /// more than one of them besides what it computes with. Saved with `async`, the main process has
+  /// a copy of all of the model in the host's memory.
+  kFullStateDict,
+  /// LOCAL_STATE_DICT: flat memory as a process has it, for as many processes alone. Refused.
+  kLocalStateDict
+};
+
 /// How a model is divided, in the words of torch's FSDP and Accelerate's
 /// FullyShardedDataParallelPlugin. What it says is what ZeroPlugin does.
 ///
 /// What of theirs is missing here is always so: original parameters stay (use_orig_params), modules
-/// start alike (sync_module_states), gathers are limited (limit_all_gathers), checkpoints are
-/// sharded (SHARDED_STATE_DICT) and load on any number of processes, and `save_model` writes whole
-/// weights. Accelerator::zero_init builds a model that does not fit (cpu_ram_efficient_loading),
+/// start alike (sync_module_states), and gathers are limited (limit_all_gathers).
+/// Accelerator::zero_init builds a model that does not fit (cpu_ram_efficient_loading),
 /// activation_checkpoint computes activations again.
 struct FsdpPlugin {
   ShardingStrategy sharding_strategy = ShardingStrategy::kFullShard;
@@ -59,6 +71,7 @@ struct FsdpPlugin {
   BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
   /// The optimizer's state, and in stage 3 the parameters, in the host's memory; the host updates.
   bool cpu_offload = false;
+  StateDictType state_dict_type = StateDictType::kShardedStateDict;
 
   /// ConfigError for what goes against itself. None: data parallel. `local_size`: processes of a
   /// host; 0: hosts differ.
@@ -81,5 +94,8 @@ struct DeepSpeedPlugin {
   /// ConfigError for a stage that there is not. None: data parallel.
   std::optional<ZeroPlugin> zero() const;
 };
+
+/// ConfigError, in the name of `where`, for kLocalStateDict.
+void refuse_local_state_dict(StateDictType type, const char* where);
 
 }  // namespace lockstep

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/zero_plugins.h"
 
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <functional>
+#include <iterator>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -17,6 +22,8 @@
 #include "lockstep/accelerator/zero_units.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
+#include "lockstep/checkpoint/load_model.h"
+#include "lockstep/comm/paged.h"
 #include "lockstep/optim/adam.h"
 
 namespace lockstep {
@@ -157,6 +164,170 @@ TEST(FsdpPlugin, offloads_what_a_stage_has) {
       }),
       HasSubstr("for cpu_offload use"));
   EXPECT_TRUE(at::equal(trained({.fsdp_plugin = full}), trained({})));
+}
+
+/// `from` to `to` steps in which all processes have the same batch: to the bit what one does, if
+/// their number is a power of two.
+void take_steps(
+    Accelerator& accelerator,
+    torch::nn::Sequential& model,
+    Optimizer& optimizer,
+    int from,
+    int to) {
+  for (int step = from; step < to; ++step) {
+    const at::Tensor x = at::sin(at::arange(5 * 3 * 8, at::kFloat) + step).reshape({5, 3, 8});
+    accelerator.backward(model->forward(x).square().sum());
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+}
+
+/// All weights once `world` processes have done `use` with a model and its optimizer.
+at::Tensor weights_after(
+    int world,
+    const AcceleratorOptions& options,
+    const std::function<void(Accelerator&, torch::nn::Sequential&, Optimizer&)>& use) {
+  at::Tensor weights;
+  accelerated_ranks(world, options, [&](Accelerator& accelerator) {
+    auto net = transformer();
+    auto [model, optimizer] =
+        accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
+    use(accelerator, model, optimizer);
+    std::vector<at::Tensor> all;
+    for (const at::Tensor& parameter : model->parameters()) {
+      all.push_back(parameter.detach().reshape({-1}).clone());
+    }
+    if (accelerator.is_main_process()) {
+      weights = at::cat(all);
+    }
+  });
+  return weights;
+}
+
+AcceleratorOptions full_state_dict() {
+  return {
+      .fsdp_plugin = FsdpPlugin{
+          .auto_wrap_policy = AutoWrapPolicy::kSize,
+          .min_num_params = 500,
+          .state_dict_type = StateDictType::kFullStateDict}};
+}
+
+TEST(FsdpPlugin, a_full_state_dict_is_the_file_of_data_parallel) {
+  const TestFolder folder;
+  const auto save = [&](const AcceleratorOptions& options, const std::string& name, bool async) {
+    const auto path = folder.path() / name;
+    weights_after(2, options, [&](Accelerator& accelerator, auto& model, Optimizer& optimizer) {
+      take_steps(accelerator, model, optimizer, 0, 2);
+      accelerator.save_state(path / "first", {.async = async});  // Whose memory the next one uses.
+      take_steps(accelerator, model, optimizer, 2, 3);
+      accelerator.save_state(path / "second", {.async = async});
+      take_steps(accelerator, model, optimizer, 3, 4);
+      accelerator.wait_for_save();
+    });
+    std::string both;
+    for (const char* which : {"first", "second"}) {
+      std::ifstream file(path / which / "model.safetensors", std::ios::binary);
+      EXPECT_TRUE(file.is_open()) << path;
+      both.append(std::istreambuf_iterator<char>(file), {});
+    }
+    return both;
+  };
+  const std::string expected = save({}, "plain", false);
+  EXPECT_EQ(save(full_state_dict(), "full", false), expected);
+  EXPECT_EQ(save(full_state_dict(), "async", true), expected);
+  EXPECT_FALSE(std::filesystem::exists(
+      folder.path() / "full" / "second" / "model-00001-of-00002.safetensors"));
+}
+
+TEST(FsdpPlugin, a_full_state_dict_goes_to_any_strategy_and_without_any) {
+  const TestFolder folder;
+  const auto path = folder.path() / "full";
+  const at::Tensor unbroken =
+      weights_after(1, {}, [](Accelerator& accelerator, auto& model, Optimizer& optimizer) {
+        take_steps(accelerator, model, optimizer, 0, 5);
+      });
+  const at::Tensor saved = weights_after(
+      4, full_state_dict(), [&](Accelerator& accelerator, auto& model, Optimizer& optimizer) {
+        take_steps(accelerator, model, optimizer, 0, 3);
+        accelerator.save_state(path);
+      });
+  auto plain = transformer();
+  checkpoint::load_checkpoint_in_model(*plain, path / "model.safetensors");
+  std::vector<at::Tensor> loaded;
+  for (const at::Tensor& parameter : plain->parameters()) {
+    loaded.push_back(parameter.detach().reshape({-1}));
+  }
+  EXPECT_TRUE(at::equal(at::cat(loaded), saved));
+  const AcceleratorOptions second{
+      .fsdp_plugin = FsdpPlugin{.sharding_strategy = ShardingStrategy::kShardGradOp}};
+  const AcceleratorOptions sharded{.fsdp_plugin = FsdpPlugin()};
+  for (const auto& [world, options] : std::vector<std::pair<int, AcceleratorOptions>>{
+           {1, {}}, {2, second}, {2, full_state_dict()}, {4, sharded}}) {
+    const at::Tensor resumed = weights_after(
+        world, options, [&](Accelerator& accelerator, auto& model, Optimizer& optimizer) {
+          accelerator.load_state(path);
+          take_steps(accelerator, model, optimizer, 3, 5);
+        });
+    EXPECT_TRUE(at::equal(resumed, unbroken)) << world;
+  }
+}
+
+TEST(FsdpPlugin, a_local_state_dict_is_refused) {
+  EXPECT_THAT(
+      error_of([] {
+        static_cast<void>(FsdpPlugin{.state_dict_type = StateDictType::kLocalStateDict}.zero(4));
+      }),
+      HasSubstr("use SHARDED_STATE_DICT"));
+  EXPECT_THAT(
+      error_of([] {
+        Accelerator(
+            {.zero = ZeroPlugin{.state_dict_type = StateDictType::kLocalStateDict}},
+            WorldSpec(),
+            Group());
+      }),
+      HasSubstr("use SHARDED_STATE_DICT"));
+}
+
+/// LOCKSTEP_ZERO_STAGE, for as long as it lives.
+class LaunchedStage {
+ public:
+  explicit LaunchedStage(const char* stage) { setenv("LOCKSTEP_ZERO_STAGE", stage, 1); }
+  ~LaunchedStage() { unsetenv("LOCKSTEP_ZERO_STAGE"); }
+  LaunchedStage(const LaunchedStage&) = delete;
+  LaunchedStage& operator=(const LaunchedStage&) = delete;
+};
+
+TEST(LaunchedZeroStage, counts_where_the_program_says_nothing) {
+  const auto parts = [](const AcceleratorOptions& options) {
+    int64_t elements = 0;
+    weights_after(2, options, [&](Accelerator& accelerator, auto& model, Optimizer& optimizer) {
+      take_steps(accelerator, model, optimizer, 0, 1);
+      if (accelerator.is_main_process()) {
+        elements = comm::is_paged(model->parameters()[0]) ? 3 : 0;
+        for (const at::Tensor& piece : optimizer.parameters()) {
+          elements += piece.numel();
+        }
+      }
+    });
+    return elements;
+  };
+  const int64_t whole = parts({});
+  const int64_t divided = parts({.zero = ZeroPlugin{.stage = 3}});
+  ASSERT_LT(divided, whole);
+  {
+    const LaunchedStage stage("3");
+    EXPECT_EQ(parts({}), divided);
+    EXPECT_EQ(parts({.deepspeed_plugin = DeepSpeedPlugin{.zero_stage = 0}}), whole);
+    EXPECT_EQ(
+        parts({.fsdp_plugin = FsdpPlugin{.sharding_strategy = ShardingStrategy::kNoShard}}), whole);
+  }
+  {
+    const LaunchedStage stage("0");
+    EXPECT_EQ(parts({}), whole);
+  }
+  const LaunchedStage stage("4");
+  EXPECT_THAT(
+      error_of([] { Accelerator({}, WorldSpec(), Group()); }), HasSubstr("LOCKSTEP_ZERO_STAGE"));
 }
 
 TEST(DeepSpeedPlugin, offloads_to_files) {

@@ -10,9 +10,7 @@
 #include "lockstep/base/error.h"
 
 namespace lockstep {
-namespace {
 
-/// "torch::nn::LinearImpl" is a Linear to whoever writes a model.
 std::string plain_class(std::string name) {
   const size_t colon = name.rfind("::");
   name = colon == std::string::npos ? name : name.substr(colon + 2);
@@ -22,8 +20,6 @@ std::string plain_class(std::string name) {
   }
   return name;
 }
-
-}  // namespace
 
 std::vector<std::vector<at::Tensor>> units_of(
     const NamedTensors& parameters,

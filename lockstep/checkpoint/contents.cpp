@@ -2,6 +2,7 @@
 #include "lockstep/checkpoint/contents.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include <fmt/format.h>
@@ -11,7 +12,9 @@
 
 #include "lockstep/base/crc32c.h"
 #include "lockstep/checkpoint/even_shares.h"
+#include "lockstep/comm/paged.h"
 #include "lockstep/flat/copy_values.h"
+#include "lockstep/offload/scratch_file.h"
 #include "lockstep/storage/slices.h"
 
 namespace lockstep::checkpoint {
@@ -122,6 +125,10 @@ void Contents::add_shared(
   }
 }
 
+void Contents::append(Contents other) {
+  std::ranges::move(other.files_, std::back_inserter(files_));
+}
+
 void Contents::must_agree(const std::string& what, const std::string& value) {
   agreed_[what] = value;
 }
@@ -150,7 +157,9 @@ void Contents::copy_to_host(const Contents& former) {
   for (FileContents& file : files_) {
     auto& reusable = memory[file.name];
     for (NamedTensor& item : file.tensors) {
-      const at::Tensor source = item.tensor.detach();
+      const at::Tensor source = comm::is_paged(item.tensor)
+                                    ? item.tensor.detach()
+                                    : offload::in_memory(item.tensor.detach());
       const auto found = reusable.find(item.name);
       const bool fits = found != reusable.end() &&
                         found->second.scalar_type() == source.scalar_type() &&

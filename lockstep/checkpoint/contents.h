@@ -42,6 +42,8 @@ class Contents {
       int rank,
       size_t writers_per_rank,
       EvenShares& shares);
+  /// The files of `other`, behind these.
+  void append(Contents other);
   /// Something every rank must say the same of, or the save is refused.
   void must_agree(const std::string& what, const std::string& value);
   /// Makes the save fail on every rank with `why`. The first call counts.

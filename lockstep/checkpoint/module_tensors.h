@@ -17,24 +17,28 @@ concept ModuleLike = requires(const T& module) {
 };
 
 /// Parameters and buffers in the order of Python's state_dict: a module's own parameters, its own
-/// buffers, then its children's. Tied ones under each of their names.
+/// buffers, then its children's. Tied ones under each of their names. `with_frozen`: parameters
+/// that require no gradient, too.
 template <ModuleLike Module>
-void append_tensors(NamedTensors& all, const Module& module, const std::string& prefix) {
+void append_tensors(
+    NamedTensors& all, const Module& module, const std::string& prefix, bool with_frozen) {
   for (const auto& item : module.named_parameters(/*recurse=*/false)) {
-    all.push_back({prefix + item.key(), item.value()});
+    if (with_frozen || item.value().requires_grad()) {
+      all.push_back({prefix + item.key(), item.value()});
+    }
   }
   for (const auto& item : module.named_buffers(/*recurse=*/false)) {
     all.push_back({prefix + item.key(), item.value()});
   }
   for (const auto& child : module.named_children()) {
-    append_tensors(all, *child.value(), prefix + child.key() + ".");
+    append_tensors(all, *child.value(), prefix + child.key() + ".", with_frozen);
   }
 }
 
 template <ModuleLike Module>
-NamedTensors tensors_of(const Module& module) {
+NamedTensors tensors_of(const Module& module, bool with_frozen = true) {
   NamedTensors all;
-  append_tensors(all, module, "");
+  append_tensors(all, module, "", with_frozen);
   return all;
 }
 

@@ -13,7 +13,8 @@
 namespace lockstep::checkpoint {
 
 /// `tensors` for a file: those on other devices, or not contiguous, are copied one at a time, when
-/// they are written. Shared memory is written once per name. The result holds the tensors.
+/// they are written, and so are those that lie in files (offload::in_memory). Shared memory is
+/// written once per name. The result holds the tensors.
 /// `floating`: what floating-point tensors are written as, each rounded when it is its turn.
 ///
 /// CheckpointError, naming `path`, for a tensor that is undefined, sparse, without data, or of a

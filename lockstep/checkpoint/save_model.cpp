@@ -23,6 +23,12 @@ void check(const SaveModelOptions& options) {
             "weights are rounded to a floating-point dtype; got {}, try kHalf or kBFloat16",
             c10::toString(*options.dtype)));
   }
+  if (options.exclude_frozen_parameters) {
+    throw ConfigError(
+        "save_model",
+        "exclude_frozen_parameters needs to know which tensors are parameters, which tensors by "
+        "name do not say; pass the module, or leave them out of the list");
+  }
   const std::string& name = options.file_name;
   if (name.empty()) {
     return;

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <c10/core/ScalarType.h>
@@ -20,6 +21,9 @@ struct SaveModelOptions {
   std::optional<at::ScalarType> dtype = std::nullopt;
   /// All in one file of this name, however large, instead of model.safetensors or its shards.
   std::string file_name = {};
+  /// Leave parameters that require no gradient out; buffers stay. Of a module: tensors by name do
+  /// not say which are parameters.
+  bool exclude_frozen_parameters = false;
 };
 
 /// Writes the weights of a model into `folder` as transformers reads them and Accelerate's
@@ -34,7 +38,8 @@ struct SaveModelOptions {
 /// - What is not contiguous, or on another device, is copied, one tensor at a time.
 ///
 /// One process calls it. ConfigError for a max_shard_size that is none, a dtype that is no
-/// floating-point one, and a file_name that is a path or has not the ending .safetensors.
+/// floating-point one, a file_name that is a path or has not the ending .safetensors, and
+/// exclude_frozen_parameters.
 /// CheckpointError for a tensor that is undefined, sparse, without data or of a
 /// dtype the format lacks, and for what write_model_files refuses. Thread-safe.
 std::vector<std::string> save_model(
@@ -48,7 +53,9 @@ std::vector<std::string> save_model(
     const Module& module,
     const std::filesystem::path& folder,
     const SaveModelOptions& options = {}) {
-  return save_model(tensors_of(module), folder, options);
+  SaveModelOptions rest = options;
+  const bool with_frozen = !std::exchange(rest.exclude_frozen_parameters, false);
+  return save_model(tensors_of(module, with_frozen), folder, rest);
 }
 
 }  // namespace lockstep::checkpoint

@@ -120,6 +120,28 @@ TEST(SaveModel, KeepsTensorsWithoutElementsApart) {
   EXPECT_EQ(SafetensorsMap(folder.path() / "model.safetensors").names().size(), 3U);
 }
 
+TEST(SaveModel, LeavesFrozenParametersOutIfToldTo) {
+  const TestFolder folder;
+  const Tied saved;
+  saved.embed->weight.set_requires_grad(false);  // And so the head's, which is it.
+  save_model(saved, folder.path(), {.exclude_frozen_parameters = true});
+  const SafetensorsMap file(folder.path() / "model.safetensors");
+  EXPECT_THAT(
+      file.names(),
+      testing::UnorderedElementsAre(
+          "block.bias",
+          "block.weight",
+          "norm.bias",
+          "norm.num_batches_tracked",
+          "norm.running_mean",
+          "norm.running_var",
+          "norm.weight",
+          "positions"));
+  EXPECT_THAT(
+      [&] { save_model(tensors_of(saved), folder / "names", {.exclude_frozen_parameters = true}); },
+      ThrowsMessage<ConfigError>(HasSubstr("pass the module")));
+}
+
 TEST(SaveModel, RefusesWhatTheFormatHasNoPlaceFor) {
   const TestFolder folder;
   const auto refuses = [&](const at::Tensor& tensor, const std::string& why) {

@@ -5,6 +5,7 @@
 
 #include "lockstep/comm/comms_log.h"
 #include "lockstep/comm/flight.h"
+#include "lockstep/comm/pass_on.h"
 
 namespace lockstep {
 namespace {
@@ -99,7 +100,7 @@ class LoggedTransport final : public comm::Transport {
   std::shared_ptr<comm::Work> start(Collective collective, Milliseconds timeout) override {
     auto timer = std::make_shared<LoggedOperation>(log_, collective, size());
     const comm::TimedScope timed(timer);
-    Pending pending = pass_on(collective, inner_.with_timeout(timeout));
+    Pending pending = comm::pass_on(collective, inner_.with_timeout(timeout));
     return std::make_shared<LoggedWork>(
         std::move(pending),
         timed.is_taken() ? nullptr : timer,
@@ -116,33 +117,6 @@ class LoggedTransport final : public comm::Transport {
   }
 
  private:
-  static Pending pass_on(const Collective& it, Group group) {
-    switch (it.op) {
-      case Op::kAllReduce:
-        return group.all_reduce(it.output, it.reduce);
-      case Op::kReduceScatter:
-        return group.reduce_scatter_into(it.output, it.input, it.reduce);
-      case Op::kAllGather:
-        return group.all_gather_into(it.output, it.input);
-      case Op::kAllToAll:
-        return group.all_to_all_into(it.output, it.input);
-      case Op::kBroadcast:
-        return group.broadcast(it.output, it.root);
-      case Op::kGather:
-        return group.gather(it.input, it.root);
-      case Op::kScatter:
-        return group.scatter(it.output, it.input, it.root);
-      case Op::kSend:
-        return group.send(it.input, it.root);
-      case Op::kRecv:
-        return group.recv(it.output, it.root);
-      case Op::kBarrier:
-        group.barrier();
-        break;
-    }
-    return Pending(at::Tensor());
-  }
-
   Group inner_;
   std::shared_ptr<CommsLog> log_;
 };

@@ -13,6 +13,7 @@
 #include "lockstep/base/suggest.h"
 #include "lockstep/base/words.h"
 #include "lockstep/config/import_deepspeed.h"
+#include "lockstep/config/import_fsdp.h"
 #include "lockstep/config/import_section.h"
 
 namespace lockstep::config {
@@ -24,9 +25,6 @@ using Kind = Node::Kind;
 const std::map<std::string, std::string>& refused_types() {
   constexpr const char* kNoDevice = "Lockstep runs on CPUs and CUDA devices alone";
   static const std::map<std::string, std::string> types = {
-      {"FSDP",
-       "a launch cannot tell a program to shard its parameters; try distributed_type: MULTI_GPU "
-       "(or MULTI_CPU) without fsdp_config"},
       {"MEGATRON_LM",
        "Lockstep splits no layers among processes; try distributed_type: MULTI_GPU without "
        "megatron_lm_config"},
@@ -64,6 +62,9 @@ class Importer {
         (this->*found->second)(entry);
       }
     }
+    if (type_ == "FSDP" && import_.values.settings.count("zero_stage") == 0) {
+      import_fsdp(file_, {}, import_);  // What it is if nothing is said.
+    }
     finish_processes();
     finish_precision();
     return std::move(import_);
@@ -93,7 +94,7 @@ class Importer {
         {"parallelism_config", &Importer::parallelism},
         {"dynamo_config", nullptr},
         {"dynamo_backend", nullptr},
-        {"fsdp_config", nullptr},
+        {"fsdp_config", &Importer::fsdp},
         {"megatron_lm_config", nullptr},
         {"fp8_config", nullptr},
         {"rdzv_backend", nullptr},
@@ -161,13 +162,13 @@ class Importer {
           where(file_, node.place),
           fmt::format("distributed_type {} cannot be imported; {}", type_, refused->second));
     }
-    const std::vector<std::string> known = {"NO", "MULTI_CPU", "MULTI_GPU", "DEEPSPEED"};
+    const std::vector<std::string> known = {"NO", "MULTI_CPU", "MULTI_GPU", "DEEPSPEED", "FSDP"};
     if (std::find(known.begin(), known.end(), type_) == known.end()) {
       throw ConfigError(
           where(file_, node.place),
           fmt::format(
               "distributed_type makes no sense; got '{}', expected one of NO, MULTI_CPU, "
-              "MULTI_GPU, DEEPSPEED{}",
+              "MULTI_GPU, DEEPSPEED, FSDP{}",
               type_,
               did_you_mean(type_, known)));
     }
@@ -276,6 +277,14 @@ class Importer {
       return;
     }
     deepspeed_precision_ = import_deepspeed(file_, entry.value, environment_, import_);
+  }
+
+  void fsdp(const Entry& entry) {
+    if (type_ != "FSDP") {
+      import_.without_meaning.push_back(entry.key);
+      return;
+    }
+    import_fsdp(file_, entry.value, import_);
   }
 
   void parallelism(const Entry& entry) {

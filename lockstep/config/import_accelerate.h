@@ -19,12 +19,12 @@ struct Import {
 };
 
 /// Reads what `accelerate config` of release 1.15 or before wrote, YAML or JSON, and the DeepSpeed
-/// file that it names (relative to the current folder, as in Accelerate), of which mixed precision
-/// and gradient accumulation are taken over. `mixed_precision: no` needs no quotes, numbers may
-/// have some.
+/// file that it names (relative to the current folder, as in Accelerate), of which mixed precision,
+/// ZeRO's stage and gradient accumulation are taken over. `mixed_precision: no` needs no quotes,
+/// numbers may have some.
 ///
-/// ConfigError, with file:line:column, for what Lockstep cannot do (TPU, SageMaker, FSDP,
-/// Megatron-LM, fp8, other accelerators than CUDA's), for keys that Accelerate does not know
+/// ConfigError, with file:line:column, for what Lockstep cannot do (TPU, SageMaker, Megatron-LM,
+/// fp8, other accelerators than CUDA's), for keys that Accelerate does not know
 /// either, and for values that make no sense.
 Import import_accelerate(const Document& file, const Environment& environment);
 

@@ -114,28 +114,75 @@ TEST(ImportAccelerate, TakesDeepSpeedsValues) {
   EXPECT_EQ(settings.at("hostfile"), "/job/hostfile");
   EXPECT_EQ(settings.at("include"), "node1:0,1@node2");
   EXPECT_EQ(settings.count("exclude"), 0U);
+  EXPECT_EQ(settings.at("zero_stage"), "2");
   EXPECT_THAT(
       import.notes,
       UnorderedElementsAre(
-          StartsWith("deepspeed_config.zero_stage: 2: "),
           HasSubstr("clip_grad_norm_(parameters, 1.0)"),
           StartsWith("deepspeed_config.offload_optimizer_device: cpu: ")));
 }
 
+TEST(ImportAccelerate, WhatFsdpDividesBecomesAStage) {
+  const Import golden_file = golden("fsdp");
+  EXPECT_EQ(golden_file.values.settings.at("zero_stage"), "3");
+  EXPECT_THAT(
+      golden_file.notes,
+      ElementsAre(HasSubstr("fsdp_config.fsdp_reshard_after_forward: true: became zero_stage: 3")));
+  const std::string type = "distributed_type: FSDP\n";
+  const auto stage_of = [&](const std::string& text) {
+    return import_of(type + "fsdp_config: {" + text + "}\n").values.settings.at("zero_stage");
+  };
+  EXPECT_EQ(import_of(type).values.settings.at("zero_stage"), "3");
+  EXPECT_EQ(stage_of("fsdp_version: 2, fsdp_reshard_after_forward: false"), "2");
+  EXPECT_EQ(stage_of("fsdp_reshard_after_forward: SHARD_GRAD_OP"), "2");
+  EXPECT_EQ(stage_of("fsdp_sharding_strategy: FULL_SHARD"), "3");
+  EXPECT_EQ(stage_of("fsdp_sharding_strategy: 2"), "2");
+  EXPECT_EQ(stage_of("fsdp_sharding_strategy: NO_SHARD"), "0");
+  EXPECT_EQ(stage_of("fsdp_sharding_strategy: HYBRID_SHARD_ZERO2"), "2");
+  EXPECT_EQ(stage_of("fsdp_sharding_strategy: HYBRID_SHARD"), "3");
+  EXPECT_THAT(
+      import_of(type + "fsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}\n").notes,
+      Contains(HasSubstr("ShardingStrategy::kHybridShard")));
+}
+
+TEST(ImportAccelerate, WhatElseFsdpSaysIsLeftToTheProgramAndListed) {
+  const Import import = import_of(
+      "distributed_type: FSDP\nfsdp_config:\n  fsdp_offload_params: true\n"
+      "  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+      "  fsdp_transformer_layer_cls_to_wrap: Block\n  fsdp_backward_prefetch: BACKWARD_PRE\n"
+      "  fsdp_state_dict_type: FULL_STATE_DICT\n  fsdp_activation_checkpointing: false\n"
+      "  fsdp_use_orig_params: true\n");
+  EXPECT_THAT(
+      import.notes,
+      UnorderedElementsAre(
+          HasSubstr("became zero_stage: 3"),
+          HasSubstr("FsdpPlugin::cpu_offload"),
+          HasSubstr("FsdpPlugin::auto_wrap_policy"),
+          HasSubstr("FsdpPlugin::state_dict_type")));
+  EXPECT_THAT(
+      import.without_meaning,
+      UnorderedElementsAre(
+          "fsdp_config.fsdp_transformer_layer_cls_to_wrap", "fsdp_config.fsdp_use_orig_params"));
+  EXPECT_THAT(
+      fault_of("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: SOME}\n"),
+      AllOf(StartsWith("[a.yaml:2:39] "), HasSubstr("got 'SOME', expected FULL_SHARD")));
+  EXPECT_THAT(
+      fault_of("distributed_type: FSDP\nfsdp_config: {fsdp_shard: x}\n"),
+      HasSubstr("unknown key 'fsdp_config.fsdp_shard'"));
+  EXPECT_THAT(
+      import_of("distributed_type: MULTI_CPU\nfsdp_config: {fsdp_version: 1}\n").without_meaning,
+      Contains("fsdp_config"));
+}
+
 TEST(ImportAccelerate, EveryGoldenFileThatIsTakenIsAValidConfiguration) {
   for (const char* name :
-       {"basic_no", "multi_cpu", "multi_gpu", "mpirun", "deepspeed_inline", "dynamo"}) {
+       {"basic_no", "multi_cpu", "multi_gpu", "mpirun", "deepspeed_inline", "dynamo", "fsdp"}) {
     const std::string text = render_config(golden(name).values);
     EXPECT_THAT(faults_of(parse_document(name, text, Format::kYaml)), IsEmpty()) << text;
   }
 }
 
 TEST(ImportAccelerate, RefusesWhatCannotBeDoneHereAndSaysWhy) {
-  EXPECT_THAT(
-      golden_fault("fsdp"),
-      AllOf(
-          HasSubstr("fsdp.yaml:3:19] distributed_type FSDP cannot be imported"),
-          HasSubstr("try distributed_type: MULTI_GPU")));
   EXPECT_THAT(golden_fault("tpu"), HasSubstr("that is a TPU; Lockstep runs on CPUs and CUDA"));
   EXPECT_THAT(golden_fault("fp8"), HasSubstr("fp16 or bf16; try bf16"));
   EXPECT_THAT(
@@ -230,6 +277,7 @@ TEST_F(ImportDeepSpeedFile, GivesPrecisionAndAccumulation) {
       UnorderedElementsAre(
           Pair("mixed_precision", "bf16"),
           Pair("gradient_accumulation_steps", "8"),
+          Pair("zero_stage", "2"),
           Pair("deepspeed_config_file", path())));
   EXPECT_THAT(import.notes, ElementsAre(StartsWith("gradient_clipping: 0.5 of ")));
 }
@@ -237,10 +285,11 @@ TEST_F(ImportDeepSpeedFile, GivesPrecisionAndAccumulation) {
 TEST_F(ImportDeepSpeedFile, AutoLeavesItToTheRest) {
   const Import import = import_with(
       R"({"fp16": {"enabled": "auto"}, "gradient_accumulation_steps": "auto",
-          "gradient_clipping": "auto"})",
+          "gradient_clipping": "auto", "zero_optimization": {"stage": "auto"}})",
       "mixed_precision: fp16\n");
   EXPECT_EQ(import.values.settings.at("mixed_precision"), "fp16");
   EXPECT_EQ(import.values.settings.count("gradient_accumulation_steps"), 0U);
+  EXPECT_EQ(import.values.settings.count("zero_stage"), 0U);
   EXPECT_THAT(import.notes, IsEmpty());
 }
 

@@ -115,6 +115,10 @@ Setting read_file(const Section& section, const Environment& environment, Import
   if (root.text("gradient_accumulation_steps").value_or("auto") != "auto") {
     root.set(import.values, "gradient_accumulation_steps", "gradient_accumulation_steps");
   }
+  const Section zero = part_of(json, "zero_optimization");
+  if (zero.text("stage").value_or("auto") != "auto") {
+    zero.set(import.values, "stage", "zero_stage");
+  }
   const auto clipping = root.text("gradient_clipping");
   if (clipping && *clipping != "auto" && *clipping != "0" && *clipping != "0.0") {
     import.notes.push_back(fmt::format(
@@ -127,14 +131,6 @@ Setting read_file(const Section& section, const Environment& environment, Import
 }
 
 void note_program_matters(const Section& section, Import& import) {
-  const auto stage = section.text("zero_stage");
-  if (stage && *stage != "0") {
-    import.notes.push_back(fmt::format(
-        "{}zero_stage: {}: is for the program to ask for; without, each process keeps all of the "
-        "optimizer's state, and the numbers are the same",
-        kPrefix,
-        *stage));
-  }
   const auto clipping = section.text("gradient_clipping");
   if (clipping) {
     import.notes.push_back(fmt::format(
@@ -174,6 +170,7 @@ Setting import_deepspeed(
   if (section.text("gradient_accumulation_steps").value_or("auto") != "auto") {
     section.set(import.values, "gradient_accumulation_steps", "gradient_accumulation_steps");
   }
+  section.set(import.values, "zero_stage", "zero_stage");
   read_launcher(section, import);
   section.set(import.values, "deepspeed_hostfile", "hostfile");
   section.set(import.values, "deepspeed_inclusion_filter", "include");

@@ -6,10 +6,11 @@
 #include <string>
 #include <string_view>
 
+#include "lockstep/base/offload_device.h"
+
 namespace lockstep::ds_config {
 
 enum class Dtype { kFloat32, kFloat16, kBfloat16 };
-enum class OffloadDevice { kNone, kCpu, kNvme };
 enum class TagValidation { kWarn, kIgnore, kFail };
 enum class AllreduceOp { kMean, kSum };
 

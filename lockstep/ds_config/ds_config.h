@@ -90,8 +90,10 @@ struct FlopsProfilerSection {
   /// How often backward computes forward again, by activation checkpointing: 1 for all of it.
   Resolved<double> recompute_fwd_factor{0};
   Resolved<int64_t> profile_step{1};  ///< Updates before the one that is profiled.
-  Resolved<int64_t> top_modules{1};   ///< Operations that are shown, unless detailed.
-  Resolved<bool> detailed{true};
+  /// Depths that are summed up: the model alone is 0; -1: all.
+  Resolved<int64_t> module_depth{-1};
+  Resolved<int64_t> top_modules{1};  ///< Classes of modules that are shown at each of them.
+  Resolved<bool> detailed{true};     ///< Show every module, and every operation.
   Resolved<std::optional<std::string>> output_file;  ///< Not set: it is logged.
 };
 

@@ -234,15 +234,13 @@ TEST(DsConfig, WhatNeedsNothingIsANoteThatSaysWhy) {
   EXPECT_EQ(
       notes_of(R"("fp16": {"auto_cast": true}, "prescale_gradients": true,
     "gradient_predivide_factor": 2, "gradient_clipping": 1,
-    "flops_profiler": {"module_depth": 3}, "comms_logger": {"verbose": true})"),
+    "comms_logger": {"verbose": true})"),
       "[ds.json:2:10] fp16.auto_cast says nothing here: operations that compute in float16 cast "
       "their inputs\n"
       "[ds.json:2:30] prescale_gradients says nothing here: gradients are averaged in float32, "
       "whose range no sum leaves\n"
       "[ds.json:3:5] gradient_predivide_factor says nothing here: gradients are averaged in "
-      "float32, whose range no sum leaves\n"
-      "[ds.json:4:24] flops_profiler.module_depth says nothing here: C++'s modules do not say when "
-      "they run, so operations are counted, which have no depth\n");
+      "float32, whose range no sum leaves\n");
 }
 
 TEST(DsConfig, AutoIsADefaultWhereThereIsOneAndElseRefused) {

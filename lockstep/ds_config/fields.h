@@ -61,6 +61,7 @@ void visit_fields(Config& config, const Visit& visit) {
   visit("flops_profiler.enabled", flops.enabled);
   visit("flops_profiler.recompute_fwd_factor", flops.recompute_fwd_factor);
   visit("flops_profiler.profile_step", flops.profile_step);
+  visit("flops_profiler.module_depth", flops.module_depth);
   visit("flops_profiler.top_modules", flops.top_modules);
   visit("flops_profiler.detailed", flops.detailed);
   visit("flops_profiler.output_file", flops.output_file);

@@ -72,8 +72,10 @@ void add_prints(std::vector<KeySpec>& keys) {
 }
 
 void add_profilers(std::vector<KeySpec>& keys) {
-  keys.push_back(
-      works("flops_profiler", KeyKind::kSection, "count what one forward computes, by operation"));
+  keys.push_back(works(
+      "flops_profiler",
+      KeyKind::kSection,
+      "count what one forward computes, by module and by operation"));
   const auto flops = [](const char* name) { return std::string("flops_profiler.") + name; };
   keys.push_back(works(flops("enabled"), KeyKind::kBoolean, ""));
   KeySpec factor = works(
@@ -86,15 +88,11 @@ void add_profilers(std::vector<KeySpec>& keys) {
       flops("profile_step"),
       1,
       "so many updates come before the one of which a forward is counted"));
-  KeySpec depth = nothing(
-      flops("module_depth"),
-      KeyKind::kInteger,
-      "C++'s modules do not say when they run, so operations are counted, which have no depth");
-  depth.least = -1;
-  keys.push_back(std::move(depth));
+  keys.push_back(whole(
+      flops("module_depth"), -1, "down to which depth modules are summed up by class; -1: all"));
+  keys.push_back(whole(flops("top_modules"), 1, "so many classes of modules at each depth"));
   keys.push_back(
-      whole(flops("top_modules"), 1, "without detailed: so many operations, those of most FLOPs"));
-  keys.push_back(works(flops("detailed"), KeyKind::kBoolean, "show every operation"));
+      works(flops("detailed"), KeyKind::kBoolean, "show every module, and every operation"));
   keys.push_back(nullable(
       works(flops("output_file"), KeyKind::kText, "write it there instead of logging it")));
   keys.push_back(

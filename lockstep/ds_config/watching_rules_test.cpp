@@ -45,19 +45,21 @@ TEST(CommsLogger, WhatWouldKeepNothingIsAnErrorAndWhatSaysNothingANote) {
       HasSubstr("prof_ops says nothing beside prof_all"));
 }
 
-TEST(FlopsProfiler, IsReadAndItsDepthSaysNothing) {
+TEST(FlopsProfiler, IsRead) {
   const DsConfig config = config_of(
       R"("flops_profiler": {"enabled": true, "profile_step": 3, "top_modules": 5,
-          "detailed": false, "recompute_fwd_factor": 0.5, "output_file": "flops.txt"})");
+          "module_depth": 2, "detailed": false, "recompute_fwd_factor": 0.5, "output_file": "flops.txt"})");
   EXPECT_TRUE(config.flops_profiler.enabled.value);
   EXPECT_EQ(config.flops_profiler.profile_step.value, 3);
   EXPECT_EQ(config.flops_profiler.top_modules.value, 5);
+  EXPECT_EQ(config.flops_profiler.module_depth.value, 2);
+  EXPECT_EQ(config_of(R"("dump_state": false)").flops_profiler.module_depth.value, -1);
   EXPECT_FALSE(config.flops_profiler.detailed.value);
   EXPECT_EQ(config.flops_profiler.recompute_fwd_factor.value, 0.5);
   EXPECT_EQ(config.flops_profiler.output_file.value, "flops.txt");
   EXPECT_THAT(
-      notes_of(R"("flops_profiler": {"enabled": true, "module_depth": -1})"),
-      HasSubstr("module_depth says nothing here: C++'s modules do not say when they run"));
+      errors_of(R"("flops_profiler": {"enabled": true, "module_depth": -2})"),
+      HasSubstr("flops_profiler.module_depth makes no sense"));
   EXPECT_THAT(
       errors_of(R"("flops_profiler": {"enabled": true, "profile_step": 0})"),
       HasSubstr("flops_profiler.profile_step makes no sense"));

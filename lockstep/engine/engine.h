@@ -129,15 +129,18 @@ class Engine {
   /// Writes the whole model as one safetensors file, `<save_dir>/<save_filename>`, floating-point
   /// tensors rounded to 16 bits: to what the model computes in, fp16 or bf16, or to `dtype`. In
   /// every stage; in stage 3 each tensor is whole when it is its turn. Whole or absent; one of that
-  /// name is replaced. Returns true, as DeepSpeed where it has written; else it throws. Collective.
+  /// name is replaced. `exclude_frozen_parameters`: without those that require no gradient; buffers
+  /// stay. Returns true, as DeepSpeed where it has written; else it throws. Collective.
   /// ConfigError for a model that computes in float32 without `dtype`, and for a name without
   /// the ending .safetensors.
   bool save_16bit_model(
       const std::filesystem::path& save_dir,
       const std::string& save_filename = "model.safetensors",
-      std::optional<at::ScalarType> dtype = std::nullopt) {
-    core_->accelerator().save_model(
-        model_, save_dir, core_->save_16bit_options(save_filename, dtype));
+      std::optional<at::ScalarType> dtype = std::nullopt,
+      bool exclude_frozen_parameters = false) {
+    checkpoint::SaveModelOptions options = core_->save_16bit_options(save_filename, dtype);
+    options.exclude_frozen_parameters = exclude_frozen_parameters;
+    core_->accelerator().save_model(model_, save_dir, options);
     return true;
   }
 
@@ -168,7 +171,10 @@ auto initialize(const Model& model, InitializeOptions options) {
   } else {
     core->accelerator().prepare(model);
   }
-  core->start(std::move(optimizer), [model] { return model->parameters(); });
+  core->start(
+      std::move(optimizer),
+      [model] { return model->parameters(); },
+      [model] { return ModuleTree(classes_of(*model), parameters_of(*model)); });
   return std::tuple(Engine<Model>(core, model), core->optimizer(), NoLoader(), core->scheduler());
 }
 

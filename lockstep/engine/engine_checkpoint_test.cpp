@@ -326,6 +326,28 @@ TEST(Save16bitModel, writes_whole_weights_rounded_in_every_stage) {
   }
 }
 
+TEST(Save16bitModel, leaves_frozen_parameters_out_if_told_to) {
+  for (const int stage : {0, 2, 3}) {
+    const TestFolder folder;
+    on_engine_ranks(2, simple_config(1, stage), [&](InitializeOptions options) {
+      EngineNet net;
+      net->register_buffer("scale", at::ones({3}));
+      net->fc->weight.set_requires_grad(false);
+      auto made = initialize(net, std::move(options));
+      auto& engine = std::get<0>(made);
+      engine.save_16bit_model(folder.path(), "all.safetensors", at::kHalf);
+      engine.save_16bit_model(folder.path(), "trained.safetensors", at::kHalf, true);
+    });
+    const checkpoint::SafetensorsMap all(folder / "all.safetensors");
+    EXPECT_EQ(all.names().size(), 5U) << stage;
+    const checkpoint::SafetensorsMap trained(folder / "trained.safetensors");
+    EXPECT_THAT(
+        trained.names(),
+        ::testing::UnorderedElementsAre("fc.bias", "head.bias", "head.weight", "scale"))
+        << stage;
+  }
+}
+
 TEST(Save16bitModel, asks_which_16_bits_and_for_a_name_that_says_what_it_is) {
   const TestFolder folder;
   on_engine_ranks(2, simple_config(1), [&](InitializeOptions options) {

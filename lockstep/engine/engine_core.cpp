@@ -41,7 +41,9 @@ EngineCore::Forward::Forward(EngineCore& core)
     : core_(core), began_(core.now()), profiled_(core.is_profiled()) {
   if (profiled_) {
     const bool on_cpu = core.accelerator_->device().is_cpu();
-    core.profile_.forward.start(on_cpu ? std::function<void()>() : [&core] { core.settled_now(); });
+    core.profile_.modules = core.modules_();
+    core.profile_.forward.start(
+        on_cpu ? std::function<void()>() : [&core] { core.settled_now(); }, &core.profile_.modules);
   }
 }
 
@@ -55,10 +57,6 @@ EngineCore::Forward::~Forward() {
 
 void EngineCore::tell_profile() {
   profile_.update = config_.flops_profiler.profile_step.value;
-  profile_.parameters = 0;
-  for (const at::Tensor& parameter : parameters_()) {
-    profile_.parameters += parameter.numel();
-  }
   profile_.micro_batch_size = micro_batch_size_;
   profile_.ranks = accelerator_->num_processes();
   report_flops(profile_, config_.flops_profiler);

@@ -18,6 +18,7 @@
 #include "lockstep/engine/flops_profiler.h"
 #include "lockstep/engine/init_distributed.h"
 #include "lockstep/engine/loss_scale.h"
+#include "lockstep/engine/module_tree.h"
 #include "lockstep/engine/step_report.h"
 
 namespace lockstep {
@@ -93,7 +94,10 @@ class EngineCore {
   const ds_config::DsConfig& config() const { return config_; }
   /// The given optimizer, or the file's, of `parameters`; null if there is neither.
   std::shared_ptr<torch::optim::Optimizer> optimizer_of(NamedTensors parameters);
-  void start(Optimizer optimizer, std::function<std::vector<at::Tensor>()> parameters);
+  void start(
+      Optimizer optimizer,
+      std::function<std::vector<at::Tensor>()> parameters,
+      std::function<ModuleTree()> modules);
   const Optimizer& optimizer() const { return optimizer_; }
   const Scheduler& scheduler() const { return scheduler_; }
   /// Of the file's micro-batch, shuffled.
@@ -174,6 +178,7 @@ class EngineCore {
   bool has_optimizer_ = false;
   bool has_scheduler_ = false;
   std::function<std::vector<at::Tensor>()> parameters_;
+  std::function<ModuleTree()> modules_;
 
   int64_t gradient_accumulation_steps_ = 1;
   int64_t micro_batch_size_ = 1;

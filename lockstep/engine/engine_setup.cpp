@@ -100,8 +100,8 @@ void EngineCore::check_overlap(const AcceleratorOptions& given) const {
   if (given.mixed_precision) {
     refuse("mixed_precision", "fp16.enabled or bf16.enabled");
   }
-  if (given.zero) {
-    refuse("zero", "zero_optimization");
+  if (given.zero || given.fsdp_plugin || given.deepspeed_plugin) {
+    refuse("zero, fsdp_plugin or deepspeed_plugin", "zero_optimization");
   }
   if (given.gradient_accumulation_steps != unset.gradient_accumulation_steps ||
       given.gradient_accumulation_plugin) {
@@ -175,6 +175,8 @@ void EngineCore::set_precision(AcceleratorOptions& options) {
 void EngineCore::set_zero(AcceleratorOptions& options) const {
   const ds_config::ZeroSection& zero = config_.zero;
   if (zero.stage.value == 0) {
+    // Else LOCKSTEP_ZERO_STAGE would count.
+    options.deepspeed_plugin = DeepSpeedPlugin{.zero_stage = 0};
     return;
   }
   constexpr int64_t kElementBytes = 4;  // Parameters are float32, whatever is computed in.
@@ -207,10 +209,14 @@ std::shared_ptr<torch::optim::Optimizer> EngineCore::optimizer_of(
   return make_optimizer(*config_.optimizer, parameters);
 }
 
-void EngineCore::start(Optimizer optimizer, std::function<std::vector<at::Tensor>()> parameters) {
+void EngineCore::start(
+    Optimizer optimizer,
+    std::function<std::vector<at::Tensor>()> parameters,
+    std::function<ModuleTree()> modules) {
   has_optimizer_ = optimizer != Optimizer();
   optimizer_ = std::move(optimizer);
   parameters_ = std::move(parameters);
+  modules_ = std::move(modules);
   given_.optimizer.reset();
   given_.model_parameters.clear();
   has_scheduler_ = given_.lr_scheduler || config_.scheduler;

@@ -1,15 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <ATen/core/ivalue.h>
 #include <ATen/record_function.h>
 #include <c10/util/ArrayRef.h>
+
+#include "lockstep/engine/module_tree.h"
 
 namespace lockstep {
 
@@ -43,11 +48,17 @@ class FlopsCounter {
   FlopsCounter(const FlopsCounter&) = delete;
   FlopsCounter& operator=(const FlopsCounter&) = delete;
 
-  void start(std::function<void()> wait_for_device);
+  /// `modules`, if given, tells whose parameters operations touch; it must live until stop().
+  void start(std::function<void()> wait_for_device, const ModuleTree* modules = nullptr);
   void stop();
   /// By name; added up over all that was counted since clear().
   const std::map<std::string, OperationCount>& operations() const { return operations_; }
-  void clear() { operations_.clear(); }
+  /// What modules cost, one each and in the tree's order, added up as well; empty without any.
+  const std::vector<ModuleTree::Cost>& modules() const { return modules_; }
+  void clear() {
+    operations_.clear();
+    modules_.clear();
+  }
 
  private:
   struct Running;
@@ -55,8 +66,13 @@ class FlopsCounter {
   static void end(const at::RecordFunction& function, at::ObserverContext* context);
 
   std::map<std::string, OperationCount> operations_;
+  std::vector<ModuleTree::Cost> modules_;
   std::function<void()> wait_for_device_;
   std::optional<at::CallbackHandle> handle_;
+  // Between start and stop.
+  const ModuleTree* tree_ = nullptr;
+  std::vector<ModuleEvent> events_;
+  std::chrono::steady_clock::time_point began_;
 };
 
 }  // namespace lockstep

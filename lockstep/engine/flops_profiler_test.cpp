@@ -158,13 +158,17 @@ TEST(FlopsProfiler, writes_one_micro_step_of_the_update_that_was_asked_for) {
     EXPECT_THAT(text, HasSubstr("backward FLOPs                    2.18 K (forward x 2)"));
     EXPECT_THAT(text, HasSubstr("\n  addmm "));
     EXPECT_THAT(text, HasSubstr("\n  tanh "));
+    EXPECT_THAT(
+        text, HasSubstr("depth 1:\n    params        Linear 146\n    MACs          Linear 512"));
+    EXPECT_THAT(text, ::testing::ContainsRegex("\n  EngineNet +146 +100.0% +512 +100.0% "));
+    EXPECT_THAT(text, ::testing::ContainsRegex("\n    .fc. Linear +112 +76.7% +384 +75.0% "));
   }
 }
 
-TEST(FlopsProfiler, shows_so_many_operations_and_counts_what_backward_computes_again) {
+TEST(FlopsProfiler, shows_what_it_is_asked_for_and_counts_what_backward_computes_again) {
   const TestFolder folder;
   const auto path = folder.path() / "flops";
-  const std::string more = R"(, "detailed": false, "top_modules": 1, "recompute_fwd_factor": 1)";
+  const std::string more = R"(, "detailed": false, "module_depth": 0, "recompute_fwd_factor": 1)";
   on_engine_ranks(1, profiled_config(path, more, 0), [&](InitializeOptions options) {
     EngineNet net;
     auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
@@ -174,9 +178,10 @@ TEST(FlopsProfiler, shows_so_many_operations_and_counts_what_backward_computes_a
     }
   });
   const std::string text = text_of(path);
-  EXPECT_THAT(text, HasSubstr("\n  addmm "));
-  EXPECT_THAT(text, Not(HasSubstr("\n  tanh ")));
-  EXPECT_THAT(text, HasSubstr("(1 more; flops_profiler.detailed shows them)"));
+  EXPECT_THAT(text, Not(HasSubstr("\n  addmm ")));
+  EXPECT_THAT(text, Not(HasSubstr("(fc) Linear")));
+  EXPECT_THAT(text, HasSubstr("depth 0:\n    params        EngineNet 146\n"));
+  EXPECT_THAT(text, Not(HasSubstr("depth 1")));
   EXPECT_THAT(text, HasSubstr("(forward x 3)"));
 }
 

@@ -4,22 +4,10 @@
 namespace lockstep {
 namespace {
 
-OffloadDevice device_of(ds_config::OffloadDevice device) {
-  switch (device) {
-    case ds_config::OffloadDevice::kNone:
-      break;
-    case ds_config::OffloadDevice::kCpu:
-      return OffloadDevice::kCpu;
-    case ds_config::OffloadDevice::kNvme:
-      return OffloadDevice::kNvme;
-  }
-  return OffloadDevice::kNone;
-}
-
 /// What both kinds of offloading have.
 template <typename Section, typename Options>
 void set_offload(const Section& section, Options& options) {
-  options.device = device_of(section.device.value);
+  options.device = section.device.value;
   if (options.device == OffloadDevice::kNvme) {
     options.nvme_path = section.nvme_path.value.value_or("");
   }

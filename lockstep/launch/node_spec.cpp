@@ -40,6 +40,7 @@ void for_each_field(Options& options, const Visit& visit) {
   visit("visible_devices", options.visible_devices);
   visit("mixed_precision", options.mixed_precision);
   visit("gradient_accumulation_steps", options.gradient_accumulation_steps);
+  visit("zero_stage", options.zero_stage);
   visit("role", options.role);
 }
 

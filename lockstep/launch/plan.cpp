@@ -182,6 +182,9 @@ std::vector<EnvVariable> extra_variables(
   if (options.gradient_accumulation_steps > 0) {
     set_both("GRADIENT_ACCUMULATION_STEPS", std::to_string(options.gradient_accumulation_steps));
   }
+  if (!options.zero_stage.empty()) {
+    set_variable(extra, {"LOCKSTEP_ZERO_STAGE", options.zero_stage});
+  }
   if (options.debug) {
     set_variable(extra, {"LOCKSTEP_DEBUG_MODE", "1"});
   }

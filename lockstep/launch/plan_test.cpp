@@ -142,6 +142,7 @@ TEST_F(PlanJob, OptionsBecomeVariablesUnderBothNames) {
   options_.ranks = 1;
   options_.mixed_precision = "bf16";
   options_.gradient_accumulation_steps = 4;
+  options_.zero_stage = "2";
   options_.debug = true;
   options_.join_timeout_seconds = 1.5;
   options_.cpu = true;
@@ -155,6 +156,7 @@ TEST_F(PlanJob, OptionsBecomeVariablesUnderBothNames) {
            "LOCKSTEP_MIXED_PRECISION=bf16",
            "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4",
            "LOCKSTEP_GRADIENT_ACCUMULATION_STEPS=4",
+           "LOCKSTEP_ZERO_STAGE=2",
            "LOCKSTEP_DEBUG_MODE=1",
            "LOCKSTEP_JOIN_TIMEOUT_MS=1500",
            "ACCELERATE_USE_CPU=true",

@@ -4,14 +4,9 @@
 #include <cstdint>
 #include <filesystem>
 
-namespace lockstep {
+#include "lockstep/base/offload_device.h"
 
-/// Where what the device has no room for lies.
-enum class OffloadDevice {
-  kNone,  ///< On the device.
-  kCpu,   ///< In the host's memory.
-  kNvme   ///< In files, best on a disk of one's own that is fast.
-};
+namespace lockstep {
 
 /// Where the optimizer's state lies, and where the update is done: on the host, unless kNone. The
 /// names are DeepSpeed's.

@@ -12,7 +12,10 @@
 
 #include <fmt/format.h>
 
+#include <ATen/ops/empty.h>
+
 #include "lockstep/base/error.h"
+#include "lockstep/base/unique_fd.h"
 
 namespace lockstep::offload {
 namespace {
@@ -39,10 +42,32 @@ int open_nameless(const std::filesystem::path& folder) {
   return named;
 }
 
-/// What a DataPtr of a mapping has to give back.
+}  // namespace
+
+class ScratchFile::Opened {
+ public:
+  Opened(const std::filesystem::path& folder, std::string what);
+
+  int fd() const { return file_.get(); }
+  const std::filesystem::path& folder() const { return folder_; }
+  const std::string& what() const { return what_; }
+  void read(int64_t offset, void* to, int64_t bytes) const;
+  [[noreturn]] void refuse(const char* doing, const std::string& because) const;
+
+ private:
+  std::filesystem::path folder_;
+  std::string what_;
+  UniqueFd file_;
+};
+
+namespace {
+
+/// What a DataPtr of a mapping has to give back, and where in a file it begins.
 struct Mapping {
   void* begin;
   size_t bytes;
+  std::shared_ptr<const ScratchFile::Opened> file;
+  int64_t offset;
 };
 
 void unmap(void* context) {
@@ -53,7 +78,7 @@ void unmap(void* context) {
 
 }  // namespace
 
-ScratchFile::ScratchFile(const std::filesystem::path& folder, std::string what)
+ScratchFile::Opened::Opened(const std::filesystem::path& folder, std::string what)
     : folder_(folder), what_(std::move(what)) {
   std::error_code error;
   if (!std::filesystem::is_directory(folder_, error)) {
@@ -78,6 +103,37 @@ ScratchFile::ScratchFile(const std::filesystem::path& folder, std::string what)
   }
 }
 
+void ScratchFile::Opened::refuse(const char* doing, const std::string& because) const {
+  throw ConfigError(
+      "offload",
+      fmt::format(
+          "{} could not be {} in nvme_path '{}': {}; its values are lost; try another disk, and go "
+          "on from the last checkpoint",
+          what_,
+          doing,
+          folder_.string(),
+          because));
+}
+
+void ScratchFile::Opened::read(int64_t offset, void* to, int64_t bytes) const {
+  auto* place = static_cast<char*>(to);
+  while (bytes > 0) {
+    const ssize_t got = pread(fd(), place, static_cast<size_t>(bytes), offset);
+    if (got < 0 && errno == EINTR) {
+      continue;
+    }
+    if (got <= 0) {
+      refuse("read", got < 0 ? words(errno) : "the file became shorter");
+    }
+    place += got;
+    offset += got;
+    bytes -= got;
+  }
+}
+
+ScratchFile::ScratchFile(const std::filesystem::path& folder, std::string what)
+    : file_(std::make_shared<Opened>(folder, std::move(what))) {}
+
 int64_t ScratchFile::rounded(int64_t bytes) {
   return (bytes + kGrain - 1) / kGrain * kGrain;
 }
@@ -89,7 +145,7 @@ void ScratchFile::reserve(int64_t bytes) {
     return;
   }
   struct statvfs status {};
-  const bool known = fstatvfs(file_.get(), &status) == 0;
+  const bool known = fstatvfs(file_->fd(), &status) == 0;
   const auto free = known ? static_cast<int64_t>(status.f_bavail * status.f_frsize) : 0;
   const auto no_room = [&](const std::string& because) {
     throw ConfigError(
@@ -97,8 +153,8 @@ void ScratchFile::reserve(int64_t bytes) {
         fmt::format(
             "there is no room for {} in nvme_path '{}': {}; got {} bytes free, expected {}; try "
             "another disk, or more ranks on other hosts",
-            what_,
-            folder_.string(),
+            file_->what(),
+            file_->folder().string(),
             because,
             free,
             wanted - size_));
@@ -108,10 +164,10 @@ void ScratchFile::reserve(int64_t bytes) {
   }
   int failed = 0;
   do {
-    failed = fallocate(file_.get(), 0, size_, wanted - size_) == 0 ? 0 : errno;
+    failed = fallocate(file_->fd(), 0, size_, wanted - size_) == 0 ? 0 : errno;
   } while (failed == EINTR);
   if (failed == EOPNOTSUPP) {
-    failed = ftruncate(file_.get(), wanted) == 0 ? 0 : errno;
+    failed = ftruncate(file_->fd(), wanted) == 0 ? 0 : errno;
   }
   if (failed != 0) {
     no_room(words(failed));
@@ -125,43 +181,19 @@ int64_t ScratchFile::take(int64_t bytes) {
   return std::exchange(taken_, taken_ + rounded(bytes));
 }
 
-void ScratchFile::refuse(const char* doing, int error) const {
-  throw ConfigError(
-      "offload",
-      fmt::format(
-          "{} could not be {} in nvme_path '{}': {}; its values are lost; try another disk, and go "
-          "on from the last checkpoint",
-          what_,
-          doing,
-          folder_.string(),
-          words(error)));
-}
-
 void ScratchFile::read(int64_t offset, void* to, int64_t bytes) const {
-  auto* place = static_cast<char*>(to);
-  while (bytes > 0) {
-    const ssize_t got = pread(file_.get(), place, static_cast<size_t>(bytes), offset);
-    if (got < 0 && errno == EINTR) {
-      continue;
-    }
-    if (got <= 0) {
-      refuse("read", got < 0 ? errno : EIO);
-    }
-    place += got;
-    offset += got;
-    bytes -= got;
-  }
+  file_->read(offset, to, bytes);
 }
 
 void ScratchFile::write(int64_t offset, const void* from, int64_t bytes) {
   const auto* place = static_cast<const char*>(from);
   while (bytes > 0) {
-    const ssize_t done = pwrite(file_.get(), place, static_cast<size_t>(bytes), offset);
+    const ssize_t done = pwrite(file_->fd(), place, static_cast<size_t>(bytes), offset);
     if (done < 0 && errno == EINTR) {
       continue;
     }
     if (done <= 0) {
-      refuse("written", done < 0 ? errno : EIO);
+      file_->refuse("written", words(done < 0 ? errno : EIO));
     }
     place += done;
     offset += done;
@@ -171,11 +203,30 @@ void ScratchFile::write(int64_t offset, const void* from, int64_t bytes) {
 
 at::DataPtr ScratchFile::map(int64_t offset, int64_t bytes) const {
   const auto length = static_cast<size_t>(rounded(bytes));
-  void* begin = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), offset);
+  void* begin = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file_->fd(), offset);
   if (begin == MAP_FAILED) {
-    refuse("mapped", errno);
+    file_->refuse("mapped", words(errno));
   }
-  return {begin, new Mapping{begin, length}, &unmap, at::kCPU};
+  return {begin, new Mapping{begin, length, file_, offset}, &unmap, at::kCPU};
+}
+
+at::Tensor in_memory(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.has_storage() || tensor.numel() == 0) {
+    return tensor;
+  }
+  const auto* const mapping = tensor.storage().data_ptr().cast_context<Mapping>(&unmap);
+  if (mapping == nullptr) {
+    return tensor;
+  }
+  int64_t span = 1;
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    span += (tensor.size(i) - 1) * tensor.stride(i);
+  }
+  const auto width = static_cast<int64_t>(tensor.itemsize());
+  at::Tensor copy = at::empty({span}, tensor.options());
+  mapping->file->read(
+      mapping->offset + tensor.storage_offset() * width, copy.mutable_data_ptr(), span * width);
+  return copy.as_strided(tensor.sizes(), tensor.strides());
 }
 
 void let_go_of_pages(void* begin, int64_t bytes) {

@@ -3,12 +3,12 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <memory>
 #include <mutex>
 #include <string>
 
+#include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
-
-#include "lockstep/base/unique_fd.h"
 
 namespace lockstep::offload {
 
@@ -41,23 +41,28 @@ class ScratchFile {
   void read(int64_t offset, void* to, int64_t bytes) const;
   void write(int64_t offset, const void* from, int64_t bytes);
   /// The file itself as memory, which may be read and written: the same bytes as `read` and `write`
-  /// know, as they are now. Must not outlive this. A disk that fails while it is touched ends the
-  /// process (SIGBUS), and every first touch of a page waits for the disk, so for what is rare.
+  /// know, as they are now. A disk that fails while it is touched ends the
+  /// process (SIGBUS), and every first touch of a page waits for the disk, so for what is rare; who
+  /// only reads takes `in_memory` of the tensor.
   at::DataPtr map(int64_t offset, int64_t bytes) const;
 
   int64_t bytes_taken() const { return taken_; }
-  const std::filesystem::path& folder() const { return folder_; }
+
+  /// The file itself, which stays for as long as any memory is it.
+  class Opened;
 
  private:
-  [[noreturn]] void refuse(const char* doing, int error) const;
-
-  std::filesystem::path folder_;
-  std::string what_;
-  UniqueFd file_;
+  std::shared_ptr<Opened> file_;
   std::mutex mutex_;
   int64_t taken_ = 0;
   int64_t size_ = 0;
 };
+
+/// `tensor` itself, or, where its memory is what ScratchFile::map gave, a copy of its values that
+/// was read from the file: ConfigError, naming the folder, if the disk refuses or the file became
+/// shorter, where a touch would end the process. `tensor` is strided, and its memory may be asked
+/// for (not of comm::is_paged). Thread-safe, as long as nobody writes to it.
+at::Tensor in_memory(const at::Tensor& tensor);
 
 /// The pages of a mapping that lie within leave this process; the file has them.
 void let_go_of_pages(void* begin, int64_t bytes);

@@ -15,6 +15,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/offload/file_tensor.h"
+#include "lockstep/offload/test_scratch.h"
 
 namespace lockstep::offload {
 namespace {
@@ -107,6 +108,42 @@ TEST(FileTensor, views_see_the_memory_it_is_staged_in) {
   EXPECT_EQ(memory[12], 4);
   tensor.unstage();
   EXPECT_EQ(view[0].item<float>(), 0) << "nobody has written it to the file";
+}
+
+TEST(ScratchFile, what_is_in_memory_is_the_tensor_and_what_lies_in_a_file_a_copy) {
+  const TestFolder folder;
+  FileTensor tensor(std::make_shared<ScratchFile>(folder.path(), "state"), 20'000, at::kFloat);
+  tensor.tensor().copy_(at::arange(20'000, at::kFloat));
+  const at::Tensor matrix = tensor.tensor().slice(0, 10, 16).reshape({2, 3}).transpose(0, 1);
+  for (const at::Tensor& view : {tensor.tensor(), matrix, matrix.select(0, 1)}) {
+    const at::Tensor copy = in_memory(view);
+    EXPECT_TRUE(at::equal(copy, view));
+    EXPECT_FALSE(copy.is_alias_of(view));
+  }
+  std::vector<float> buffer(20'000, 3);
+  tensor.stage(buffer.data());
+  EXPECT_TRUE(in_memory(tensor.tensor()).is_same(tensor.tensor())) << "it is in memory now";
+  tensor.unstage();
+  const at::Tensor plain = at::zeros({4});
+  EXPECT_TRUE(in_memory(plain).is_same(plain));
+  EXPECT_FALSE(in_memory(at::Tensor()).defined());
+}
+
+TEST(ScratchFile, a_file_that_lost_its_end_is_an_error_that_names_it) {
+  const TestFolder folder;
+  at::Tensor left;
+  {
+    const FileTensor tensor(
+        std::make_shared<ScratchFile>(folder.path(), "the optimizer's state"), 20'000, at::kFloat);
+    left = tensor.tensor();  // Outlives all else.
+  }
+  EXPECT_EQ(in_memory(left).sum().item<float>(), 0);
+  ASSERT_EQ(cut_off_scratch_files(folder.path()), 1);
+  EXPECT_THAT(
+      [&] { in_memory(left); },
+      ThrowsMessage<ConfigError>(HasSubstr(
+          "the optimizer's state could not be read in nvme_path '" + folder.path().string() +
+          "': the file became shorter")));
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/group.h"
+#include "lockstep/comm/pass_on.h"
 
 namespace lockstep::zero {
 
@@ -77,10 +78,13 @@ class CountingTransport final : public comm::Transport {
 
   std::shared_ptr<comm::Work> start(
       comm::Collective collective, comm::Milliseconds /*timeout*/) override {
+    if (!is_counted(collective.op)) {
+      throw ConfigError(comm::name_of(collective.op), "is not counted");
+    }
     if (inner_.rank() == 0) {
       count(collective);
     }
-    return std::make_shared<PendingWork>(pass_on(collective));
+    return std::make_shared<PendingWork>(comm::pass_on(collective, inner_));
   }
 
   std::shared_ptr<comm::Transport> split(
@@ -104,21 +108,9 @@ class CountingTransport final : public comm::Transport {
     Pending pending_;
   };
 
-  Pending pass_on(const comm::Collective& it) {
-    switch (it.op) {
-      case comm::Op::kAllGather:
-        return inner_.all_gather_into(it.output, it.input);
-      case comm::Op::kReduceScatter:
-        return inner_.reduce_scatter_into(it.output, it.input, it.reduce);
-      case comm::Op::kAllReduce:
-        return inner_.all_reduce(it.output, it.reduce);
-      case comm::Op::kAllToAll:
-        return inner_.all_to_all_into(it.output, it.input);
-      case comm::Op::kBroadcast:
-        return inner_.broadcast(it.output, it.root);
-      default:
-        throw ConfigError(comm::name_of(it.op), "is not counted");
-    }
+  static bool is_counted(comm::Op op) {
+    return op == comm::Op::kAllGather || op == comm::Op::kReduceScatter ||
+           op == comm::Op::kAllReduce || op == comm::Op::kAllToAll || op == comm::Op::kBroadcast;
   }
 
   void count(const comm::Collective& it) {

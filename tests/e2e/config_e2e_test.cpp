@@ -144,10 +144,13 @@ TEST_F(ConfigCommands, ImportTakesAcceleratesFile) {
   EXPECT_EQ(Json::parse(json.out)["settings"]["num_processes"], "2");
   EXPECT_EQ(Json::parse(json.out)["env"]["CUDA_VISIBLE_DEVICES"], "0,2");
 
-  const Outcome refused = config({"import", golden + "fsdp.yaml", "--force"});
+  const Outcome refused = config({"import", golden + "tpu.yaml", "--force"});
   EXPECT_EQ(refused.code, 2);
-  EXPECT_THAT(refused.err, HasSubstr("fsdp.yaml:3:19] distributed_type FSDP cannot be imported"));
+  EXPECT_THAT(refused.err, HasSubstr("tpu.yaml:3:19] distributed_type XLA cannot be imported"));
   EXPECT_THAT(contents(default_path()), HasSubstr("CUDA_VISIBLE_DEVICES: \"0,2\""));
+
+  EXPECT_EQ(config({"import", golden + "fsdp.yaml", "--force"}).code, 0);
+  EXPECT_THAT(contents(default_path()), HasSubstr("\nzero_stage: 3\n"));
 }
 
 TEST_F(ConfigCommands, ImportKnowsAcceleratesPlace) {
@@ -159,7 +162,7 @@ TEST_F(ConfigCommands, ImportKnowsAcceleratesPlace) {
 }
 
 TEST_F(ConfigCommands, QuestionsThroughAPipe) {
-  const Outcome outcome = config({}, {}, "1\ngpu\nbf16\n2\nnone\nyes\n\n");
+  const Outcome outcome = config({}, {}, "1\ngpu\nbf16\nstage 3\n2\nnone\nyes\n\n");
   ASSERT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(
       outcome.out,
@@ -170,9 +173,10 @@ TEST_F(ConfigCommands, QuestionsThroughAPipe) {
       config({"show"}).out,
       AllOf(
           ContainsRegex("\n  num_processes +gpu +/"),
+          ContainsRegex("\n  zero_stage +3 +/"),
           ContainsRegex("\n  max_restarts +2 +/"),
           ContainsRegex("\n  debug +true +/")));
-  const Outcome again = config({}, {}, "\n\n\n\n\n\n\n");
+  const Outcome again = config({}, {}, "\n\n\n\n\n\n\n\n");
   ASSERT_EQ(again.code, 0) << again.err;
   EXPECT_THAT(again.out, HasSubstr("replaced "));
   EXPECT_THAT(config({"show"}).out, ContainsRegex("\n  mixed_precision +bf16 +/"));
@@ -208,6 +212,8 @@ TEST_F(ConfigOnATerminal, AnswersWithArrowKeys) {
   pty.type("\x1b[B\r");
   pty.await("  bf16");
   pty.type("\x1b[A\r");
+  pty.await("  stage 3");
+  pty.type("\r");
   pty.await("started again? [0]: ");
   pty.type(
       "9\x7f"

@@ -243,6 +243,8 @@ TEST(LaunchVariables, ComeFromFlags) {
            "bf16",
            "--gradient_accumulation_steps",
            "4",
+           "--zero_stage",
+           "3",
            "--debug",
            "--gpu_ids",
            "1,2",
@@ -262,6 +264,7 @@ TEST(LaunchVariables, ComeFromFlags) {
         "ACCELERATE_MIXED_PRECISION=bf16",
         "LOCKSTEP_MIXED_PRECISION=bf16",
         "ACCELERATE_GRADIENT_ACCUMULATION_STEPS=4",
+        "LOCKSTEP_ZERO_STAGE=3",
         "LOCKSTEP_DEBUG_MODE=1",
         "CUDA_VISIBLE_DEVICES=1,2",
         "ROLE_NAME=r",
@@ -328,7 +331,8 @@ TEST(LaunchFlags, OfTorchrunAccelerateAndDeepSpeedMeanTheSame) {
 
 TEST(LaunchFlags, ThatMeanNothingHereAreRefusedWithTheReason) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
-      {{"--use_fsdp"}, "--use-fsdp means nothing here: FSDP"},
+      {{"--use_fsdp"}, "or by --zero-stage: 3 is FULL_SHARD"},
+      {{"--zero-stage", "4"}, "--zero-stage"},
       {{"--tpu"}, "there is no TPU backend"},
       {{"--dynamo_backend", "inductor"}, "torch.compile"},
       {{"--virtual-local-rank"}, "every rank finds its true LOCAL_RANK"},

@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Stage 3 trains what data parallelism has no room for.
+// Stage 3 trains what data parallelism has no room for, and what it saved becomes whole weights
+// again where there is no room for them.
+#include <filesystem>
 #include <string>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/e2e/launch_harness.h"
+#include "lockstep/base/test_folder.h"
+#include "lockstep/storage/safetensors_map.h"
+#include "tests/e2e/shell.h"
 
 namespace lockstep::e2e {
 namespace {
@@ -33,6 +37,52 @@ TEST(ZeroMemory, a_model_is_trained_under_a_limit_that_data_parallel_does_not_fi
   EXPECT_THAT(whole.err, HasSubstr("memory"));
   const Outcome unlimited = train("0", 0);
   EXPECT_EQ(unlimited.out, divided.out) << "and to the digits printed the same";
+}
+
+/// `lockstep merge-weights` with so much address space; what it reads is mapped into it.
+Outcome merge(const std::filesystem::path& from, const std::filesystem::path& to, int64_t limit) {
+  return run_command(
+      {"sh",
+       "-c",
+       "ulimit -v " + std::to_string(limit / 1024) +
+           "; exec " LOCKSTEP_BIN_DIR "/lockstep merge-weights " + from.string() + " " +
+           to.string()});
+}
+
+TEST(ZeroMerge, makes_one_file_of_trained_parameters_with_memory_for_a_few_tensors) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  constexpr int kLayers = 24;
+  const TestFolder folder;
+  const auto saved_at = [&](const std::string& stage) {
+    const std::filesystem::path path = folder / ("stage" + stage);
+    const Outcome trained = run_lockstep(
+        {"launch", "-n", "2", "--quiet", ZERO_FIXTURE, stage, path, std::to_string(kLayers)},
+        {"OMP_NUM_THREADS=1"});
+    EXPECT_EQ(trained.code, 0) << trained.err;
+    return path;
+  };
+  // Two ranks have the bits of data parallel, whose file is whole.
+  const checkpoint::SafetensorsMap expected(saved_at("0") / "model.safetensors");
+  EXPECT_EQ(expected.names().size(), 2U * kLayers);
+  for (const std::string stage : {"1", "2", "3"}) {
+    const std::filesystem::path from = saved_at(stage);
+    EXPECT_EQ(std::filesystem::exists(from / "model-00002-of-00002.safetensors"), stage == "3");
+    const std::filesystem::path to = folder / ("merged" + stage);
+    // The program itself has 20; all weights would have 97 more.
+    const int64_t mapped = kLayers * 4 * kMiB;
+    const Outcome merged = merge(from, to, mapped + 48 * kMiB);
+    ASSERT_EQ(merged.code, 0) << merged.err;
+    const checkpoint::SafetensorsMap whole(to / "model.safetensors");
+    ASSERT_EQ(whole.names(), expected.names());
+    for (const checkpoint::TensorEntry& entry : expected.entries()) {
+      const checkpoint::TensorEntry& got = whole.entry(entry.name);
+      EXPECT_EQ(got.dtype, checkpoint::Dtype::kF32);
+      EXPECT_EQ(got.shape, entry.shape);
+      EXPECT_TRUE(whole.bytes(got) == expected.bytes(entry)) << entry.name;
+    }
+    EXPECT_NE(merge(from, folder / "little", mapped).code, 0) << "the limit is one";
+    std::filesystem::remove_all(from);
+  }
 }
 
 }  // namespace
