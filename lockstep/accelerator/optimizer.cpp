@@ -142,6 +142,10 @@ bool Optimizer::is_sharded() const {
   return state_->sharding != nullptr;
 }
 
+zero::Sharding* Optimizer::sharding() const {
+  return state_->sharding.get();
+}
+
 torch::optim::Optimizer& Optimizer::inner() const {
   return *state_->inner;
 }

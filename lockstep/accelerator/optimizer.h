@@ -52,6 +52,8 @@ class Optimizer {
   /// From now on each rank updates its part, and all get the others'; see zero::Sharding.
   void set_sharding(std::shared_ptr<zero::Sharding> sharding);
   bool is_sharded() const;
+  /// Null unless it is.
+  zero::Sharding* sharding() const;
 
   torch::optim::Optimizer& inner() const;
   /// All parameters of all groups, in order; under ZeRO this rank's pieces of them.

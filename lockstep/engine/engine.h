@@ -151,6 +151,30 @@ class Engine {
     return core_->log_summary(show_straggler);
   }
 
+  /// Of one trained parameter, whole, in every stage: its values in float32, the averaged gradient
+  /// (undefined if there is none), a field of the optimizer's state; and what shall be in their
+  /// place. For looking and editing between backward and step. Collective; see FullValues.
+  at::Tensor safe_get_full_fp32_param(const at::Tensor& parameter) {
+    return core_->full_values().parameter(parameter);
+  }
+  at::Tensor safe_get_full_grad(const at::Tensor& parameter) {
+    return core_->full_values().gradient(parameter);
+  }
+  at::Tensor safe_get_full_optimizer_state(
+      const at::Tensor& parameter, const std::string& optim_state_key) {
+    return core_->full_values().state(parameter, optim_state_key);
+  }
+  void safe_set_full_fp32_param(const at::Tensor& parameter, const at::Tensor& value) {
+    core_->full_values().set_parameter(parameter, value);
+  }
+  void safe_set_full_grad(const at::Tensor& parameter, const at::Tensor& value) {
+    core_->full_values().set_gradient(parameter, value);
+  }
+  void safe_set_full_optimizer_state(
+      const at::Tensor& parameter, const at::Tensor& value, const std::string& optim_state_key) {
+    core_->full_values().set_state(parameter, optim_state_key, value);
+  }
+
  private:
   std::shared_ptr<EngineCore> core_;
   Model model_;

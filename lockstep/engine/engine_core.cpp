@@ -242,6 +242,13 @@ std::optional<double> EngineCore::get_global_grad_norm() const {
   return norm_.defined() ? std::optional(norm_.item<double>()) : std::nullopt;
 }
 
+FullValues EngineCore::full_values() const {
+  if (!has_optimizer_) {
+    throw ConfigError("engine", "without an optimizer no parameter is trained; give it one");
+  }
+  return {accelerator_->group(), optimizer_};
+}
+
 std::vector<double> EngineCore::get_lr() const {
   return has_optimizer_ ? optimizer_.learning_rates() : std::vector<double>();
 }

@@ -16,6 +16,7 @@
 #include "lockstep/comm/comms_log.h"
 #include "lockstep/ds_config/ds_config.h"
 #include "lockstep/engine/flops_profiler.h"
+#include "lockstep/engine/full_values.h"
 #include "lockstep/engine/init_distributed.h"
 #include "lockstep/engine/loss_scale.h"
 #include "lockstep/engine/module_tree.h"
@@ -139,6 +140,8 @@ class EngineCore {
   std::vector<double> get_mom() const;
   double loss_scale() const;
   std::string log_summary(bool show_straggler);
+  /// ConfigError without an optimizer.
+  FullValues full_values() const;
 
   // --- checkpoints
   std::filesystem::path save_checkpoint(

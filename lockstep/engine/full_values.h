@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <utility>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/accelerator/optimizer.h"
+#include "lockstep/comm/group.h"
+
+namespace lockstep {
+
+/// What all ranks have together of one trained parameter: its values in float32, its averaged
+/// gradient, a field of its optimizer state ("exp_avg", "step"), whole, for looking at and for
+/// editing between `backward` and `step` or between two updates. In every stage of ZeRO, where ranks
+/// have parts of them; without it each rank has them anyway.
+///
+/// Each call is collective: all ranks, in one order, with the same parameter. Costs an all-reduce
+/// of the parameter's size. ConfigError on all ranks for what nobody has. Thread safety: none. After
+/// deepspeed.utils.safe_get_full_* and safe_set_full_*.
+class FullValues {
+ public:
+  FullValues(Group group, Optimizer optimizer)
+      : group_(std::move(group)), optimizer_(std::move(optimizer)) {}
+
+  /// A copy, shaped as the parameter, on its device.
+  at::Tensor parameter(const at::Tensor& parameter) const;
+  /// A copy; undefined if no rank has one.
+  at::Tensor gradient(const at::Tensor& parameter) const;
+  /// A copy; of no dimensions for a count.
+  at::Tensor state(const at::Tensor& parameter, const std::string& field) const;
+
+  /// `value`: whole, the same on every rank. Of the parameter all ranks, and low-precision copies,
+  /// follow.
+  void set_parameter(const at::Tensor& parameter, const at::Tensor& value) const;
+  void set_gradient(const at::Tensor& parameter, const at::Tensor& value) const;
+  void set_state(
+      const at::Tensor& parameter, const std::string& field, const at::Tensor& value) const;
+
+ private:
+  /// Consecutive elements of the flattened parameter; undefined values: this rank has none.
+  struct Part {
+    at::Tensor values;
+    int64_t begin = 0;
+  };
+  /// Which tensor of a parameter, or of a piece of one.
+  using Field = std::function<at::Tensor(const at::Tensor& owned)>;
+
+  Part part_of(const at::Tensor& parameter, const Field& field) const;
+  at::Tensor whole(const at::Tensor& parameter, const Part& part) const;
+  void write(const at::Tensor& parameter, const Part& part, const at::Tensor& value) const;
+  Field state_field(const std::string& name) const;
+  bool anywhere(bool here) const;
+
+  Group group_;
+  Optimizer optimizer_;
+};
+
+}  // namespace lockstep
