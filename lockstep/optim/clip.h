@@ -14,7 +14,8 @@
 /// tensor is), and nothing here waits for a device: reading the tensor does. Sparse gradients are a
 /// ConfigError. Clipping replaces an expanded gradient by a copy, which it can write to.
 ///
-/// Cost: one pass over the gradients for the norm, one more to scale them. Thread safety: none.
+/// Cost: one pass over the gradients for the norm, and one more to scale them; on the CPU that is
+/// left out where nothing is to be clipped. Thread safety: none.
 namespace lockstep::optim {
 
 /// The norm of all gradients, as if they were one vector; 0 without any.

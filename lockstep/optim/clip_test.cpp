@@ -95,6 +95,15 @@ TEST(ClipGradNorm, leaves_small_gradients_to_the_bit) {
   }
 }
 
+TEST(ClipGradNorm, does_not_write_to_gradients_on_the_host_that_are_small_enough) {
+  const Tensors parameters = {parameter_with(at::ones({4}))};
+  const auto version = parameters[0].grad()._version();
+  clip_grad_norm_(parameters, 2.1);
+  EXPECT_EQ(parameters[0].grad()._version(), version);
+  clip_grad_norm_(parameters, 1.9);
+  EXPECT_GT(parameters[0].grad()._version(), version);
+}
+
 TEST(ClipGradNorm, clips_gradients_in_place_in_the_buffer_they_lie_in) {
   const at::Tensor buffer = at::full({6}, 2.0F);
   Tensors parameters = {at::zeros({2}).requires_grad_(), at::zeros({4}).requires_grad_()};
