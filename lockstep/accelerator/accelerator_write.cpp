@@ -124,7 +124,7 @@ void Accelerator::save(
     timings.bytes = contents->tensor_bytes() + whole.tensor_bytes();
     if (options.async) {
       contents->copy_to_host(*state.snapshot);
-      contents->append(std::move(whole));
+      contents->append(std::exchange(whole, {}));
     }
   } catch (const std::exception& error) {
     // Out of memory, say: the others are to hear of it instead of waiting.

@@ -87,7 +87,7 @@ std::string render_classes(
 }
 
 std::string render_modules(const ModuleTree& tree, const std::vector<ModuleTree::Cost>& costs) {
-  constexpr int kIndent = 2;
+  constexpr size_t kIndent = 2;
   std::string text = fmt::format(
       "  {:<34}{:>10}{:>8}{:>12}{:>8}{:>14}{:>8}{:>16}\n",
       "module",
@@ -103,7 +103,8 @@ std::string render_modules(const ModuleTree& tree, const std::vector<ModuleTree:
     const ModuleTree::Module& module = tree.modules()[i];
     const std::string name =
         module.name.empty() ? module.type : fmt::format("({}) {}", module.name, module.type);
-    text += fmt::format("  {:<34}", std::string(module.depth * kIndent, ' ') + name);
+    text += fmt::format(
+        "  {:<34}", std::string(static_cast<size_t>(module.depth) * kIndent, ' ') + name);
     if (module.parameters == 0 && i > 0) {
       any_unknown = true;
       text += fmt::format("{:>10}{:>8}{:>12}\n", 0, "-", "-");

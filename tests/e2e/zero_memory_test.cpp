@@ -39,6 +39,20 @@ TEST(ZeroMemory, a_model_is_trained_under_a_limit_that_data_parallel_does_not_fi
   EXPECT_EQ(unlimited.out, divided.out) << "and to the digits printed the same";
 }
 
+TEST(ZeroLaunch, a_program_that_sets_no_stage_trains_at_that_of_its_launch) {
+  const TestFolder folder;
+  const auto saved_with = [&](const std::vector<std::string>& flags, const std::string& name) {
+    std::vector<std::string> words = {"launch", "-n", "2", "--quiet"};
+    words.insert(words.end(), flags.begin(), flags.end());
+    words.insert(words.end(), {ZERO_FIXTURE, "0", folder / name, "2"});
+    const Outcome trained = run_lockstep(words, {"OMP_NUM_THREADS=1"});
+    EXPECT_EQ(trained.code, 0) << trained.err;
+    return std::filesystem::exists(folder / name / "model-00002-of-00002.safetensors");
+  };
+  EXPECT_FALSE(saved_with({}, "whole"));
+  EXPECT_TRUE(saved_with({"--zero-stage", "3"}, "divided"));
+}
+
 /// `lockstep merge-weights` with so much address space; what it reads is mapped into it.
 Outcome merge(const std::filesystem::path& from, const std::filesystem::path& to, int64_t limit) {
   return run_command(
