@@ -149,6 +149,20 @@ TEST(Device, a_training_loop_gives_the_numbers_of_the_cpu) {
   expect_as_on_the_cpu(adamw);
 }
 
+TEST(Device, a_capturable_optimizer_gives_the_numbers_of_the_cpu) {
+  // A rate that float32 has.
+  expect_as_on_the_cpu([](const auto& parameters) {
+    return optim::AdamW(parameters, {.lr = 0.0078125, .capturable = true});
+  });
+}
+
+TEST(Device, batches_that_are_copied_ahead_are_there_when_the_loop_has_them) {
+  test_device();
+  hold_test_device_streams(true);
+  expect_as_on_the_cpu(adamw);
+  hold_test_device_streams(false);
+}
+
 TEST(Device, state_that_an_optimizer_has_from_the_start_comes_along) {
   expect_as_on_the_cpu(
       [](const auto& parameters) { return optim::Adagrad(parameters, {.lr = 0.01}); });

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
 #include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,6 +14,7 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/optim/adam.h"
+#include "lockstep/optim/sgd.h"
 
 namespace lockstep {
 namespace {
@@ -50,6 +53,82 @@ TEST(SharedParameters, are_there_once_and_gradients_are_not) {
     EXPECT_EQ(model->weight.mean().item<double>(), 5);
     accelerator.wait_for_everyone();
   });
+}
+
+/// How two models with an optimizer each are prepared.
+enum class Prepared { kInOneCall, kOneAfterTheOther, kWithOneOptimizer };
+
+torch::nn::Linear filled(double value) {
+  torch::nn::Linear net(40, 30);
+  const torch::NoGradGuard no_grad;
+  net->weight.copy_(at::sin(at::arange(1200, at::kFloat) * value).reshape({30, 40}));
+  net->bias.fill_(value);
+  return net;
+}
+
+/// Two models, the second on what the first gives; alternating steps, as with a GAN.
+std::vector<at::Tensor> trained_in_turn(Accelerator& accelerator, Prepared how) {
+  torch::nn::Linear first = filled(0.3);
+  torch::nn::Linear second = filled(0.7);
+  std::vector<at::Tensor> both = first->parameters();
+  for (const at::Tensor& parameter : second->parameters()) {
+    both.push_back(parameter);
+  }
+  std::vector<Optimizer> optimizers;
+  if (how == Prepared::kInOneCall) {
+    auto [a, b, of_a, of_b] = accelerator.prepare(
+        first,
+        second,
+        optim::AdamW(first->parameters(), {.lr = 0.1}),
+        optim::SGD(second->parameters(), {.lr = 0.1, .momentum = 0.9}));
+    optimizers = {of_a, of_b};
+  } else if (how == Prepared::kOneAfterTheOther) {
+    auto [a, of_a] = accelerator.prepare(first, optim::AdamW(first->parameters(), {.lr = 0.1}));
+    auto [b, of_b] =
+        accelerator.prepare(second, optim::SGD(second->parameters(), {.lr = 0.1, .momentum = 0.9}));
+    optimizers = {of_a, of_b};
+  } else {
+    auto [a, b, of_both] = accelerator.prepare(first, second, optim::AdamW(both, {.lr = 0.1}));
+    optimizers = {of_both};
+  }
+  for (int step = 0; step < 6; ++step) {
+    const at::Tensor x = at::ones({2, 40}) * (1 + accelerator.process_index() + step);
+    accelerator.backward(first->forward(x).square().mean());
+    accelerator.backward(second->forward(x.cos()).square().mean());
+    const size_t turn = static_cast<size_t>(step) % optimizers.size();
+    optimizers[turn].step();
+    for (Optimizer& optimizer : optimizers) {
+      optimizer.zero_grad();
+    }
+  }
+  std::vector<at::Tensor> weights;
+  for (const at::Tensor& parameter : both) {
+    weights.push_back(parameter.detach().clone());
+  }
+  accelerator.wait_for_everyone();
+  return weights;
+}
+
+TEST(SharedParameters, of_two_models_train_as_own_ones) {
+  for (const Prepared how :
+       {Prepared::kInOneCall, Prepared::kOneAfterTheOther, Prepared::kWithOneOptimizer}) {
+    std::vector<std::vector<at::Tensor>> own(3);
+    std::vector<std::vector<at::Tensor>> shared(3);
+    const auto train = [how](const AcceleratorOptions& options, auto& weights) {
+      accelerated_ranks(3, options, [&](Accelerator& accelerator) {
+        weights[static_cast<size_t>(accelerator.process_index())] =
+            trained_in_turn(accelerator, how);
+      });
+    };
+    train({}, own);
+    train(kShared, shared);
+    for (size_t rank = 0; rank < 3; ++rank) {
+      ASSERT_EQ(shared[rank].size(), own[0].size());
+      for (size_t k = 0; k < own[0].size(); ++k) {
+        EXPECT_TRUE(at::equal(shared[rank][k], own[0][k])) << rank << " " << k;
+      }
+    }
+  }
 }
 
 TEST(SharedParameters, change_nothing_in_a_world_of_one) {

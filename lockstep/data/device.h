@@ -25,11 +25,4 @@ T to_device(T value, at::Device device, bool non_blocking = false) {
   return value;
 }
 
-/// `value` with all its tensors in pinned memory. Needs CUDA.
-template <Transferable T>
-T pinned(T value) {
-  for_each_tensor(value, [](at::Tensor& tensor) { tensor = pinned_tensor(tensor); });
-  return value;
-}
-
 }  // namespace lockstep::data

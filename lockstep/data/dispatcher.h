@@ -77,20 +77,22 @@ class DispatchLink {
 /// Cost: rank 0 reads everything and copies what it sends once; one small scatter and N - 1
 /// messages a step. After Accelerate's DataLoaderDispatcher, whose ranks must have one shape.
 template <typename Batch>
-class Dispatcher final : public Steps<Batch> {
+class Dispatcher final : public Steps<Arriving<Batch>> {
  public:
-  /// `source`: the steps of all ranks, on rank 0; null elsewhere. `ready` sees this rank's own
+  using Own = Arriving<Batch>;
+
+  /// `source`: the steps of all ranks, on rank 0; null elsewhere. `own` sees this rank's own
   /// batches, on the transfer's thread. Starts the first transfer.
   Dispatcher(
       Group group,
       std::unique_ptr<Steps<Batch>> source,
       const ShardLayout& layout,
       const Cursor& cursor,
-      ReadyBatch<Batch> ready)
+      SendBatch<Batch> own)
       : link_(std::move(group), layout, cursor.epoch),
         layout_(layout),
         source_(std::move(source)),
-        ready_(std::move(ready)) {
+        own_(std::move(own)) {
     start(cursor.batches);
   }
   ~Dispatcher() override {
@@ -111,11 +113,11 @@ class Dispatcher final : public Steps<Batch> {
   Dispatcher(const Dispatcher&) = delete;
   Dispatcher& operator=(const Dispatcher&) = delete;
 
-  std::optional<Step<Batch>> next() override {
+  std::optional<Step<Own>> next() override {
     if (!transfer_.valid()) {
       return std::nullopt;
     }
-    std::optional<Step<Batch>> step = transfer_.get();
+    std::optional<Step<Own>> step = transfer_.get();
     if (!step) {
       return std::nullopt;
     }
@@ -136,8 +138,9 @@ class Dispatcher final : public Steps<Batch> {
     });
   }
 
-  std::optional<Step<Batch>> send(int64_t index) {
+  std::optional<Step<Own>> send(int64_t index) {
     std::optional<Step<Batch>> step;
+    std::optional<Step<Own>> own;
     std::vector<at::Tensor> parcels;
     try {
       step = source_->next();
@@ -145,8 +148,10 @@ class Dispatcher final : public Steps<Batch> {
         const std::optional<Batch>& batch = step->batches[static_cast<size_t>(rank)];
         parcels.push_back(batch ? packed(*batch) : at::Tensor());
       }
-      if (step && step->batches.front()) {
-        step->batches.front() = ready_(*std::move(step->batches.front()));
+      if (step) {
+        own.emplace(Step<Own>{step->index, step->layout, {}});
+        std::optional<Batch>& front = step->batches.front();
+        own->batches.push_back(front ? std::optional(own_(*std::move(front))) : std::nullopt);
       }
     } catch (const std::exception& error) {
       link_.send_failure(index, error.what());
@@ -160,21 +165,21 @@ class Dispatcher final : public Steps<Batch> {
     } else {
       link_.send_end(index);
     }
-    return step;
+    return own;
   }
 
-  std::optional<Step<Batch>> receive(int64_t index) {
+  std::optional<Step<Own>> receive(int64_t index) {
     const std::optional<DispatchLink::Arrival> arrival = link_.receive(index);
     if (!arrival) {
       return std::nullopt;
     }
-    Step<Batch> step{index, layout_.with_samples(arrival->samples), {}};
+    Step<Own> step{index, layout_.with_samples(arrival->samples), {}};
     step.batches.emplace_back();
     if (arrival->parcel.defined()) {
       ParcelReader parcel(arrival->parcel);
       Batch batch{};
       unpack(batch, parcel);
-      step.batches.front() = ready_(std::move(batch));
+      step.batches.front() = own_(std::move(batch));
     }
     return step;
   }
@@ -188,10 +193,10 @@ class Dispatcher final : public Steps<Batch> {
   DispatchLink link_;
   ShardLayout layout_;
   std::unique_ptr<Steps<Batch>> source_;
-  ReadyBatch<Batch> ready_;
+  SendBatch<Batch> own_;
   int64_t under_way_ = 0;  ///< Its index.
   /// The step under way; last, for its end is awaited before anything it uses goes.
-  std::future<std::optional<Step<Batch>>> transfer_;
+  std::future<std::optional<Step<Own>>> transfer_;
 };
 
 }  // namespace lockstep::data

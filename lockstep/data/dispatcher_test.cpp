@@ -211,7 +211,7 @@ TEST(Dispatcher, WorksOverRealSockets) {
   gloo_ranks(3, dispatch_ragged);
 }
 
-TEST(Dispatcher, MakesReadyWhatThisRankKeepsAndNotOnTheLoopsThread) {
+TEST(Dispatcher, SendsWhatThisRankKeepsOnItsWayAndNotOnTheLoopsThread) {
   ranks(2, [](Group group) {
     const ShardLayout layout(20, 2, false, {.rank = group.rank(), .world = 2});
     std::unique_ptr<Steps<Numbers::Batch>> source;
@@ -223,7 +223,7 @@ TEST(Dispatcher, MakesReadyWhatThisRankKeepsAndNotOnTheLoopsThread) {
           RankRange{.first = 0, .count = 2},
           LoaderOptions());
     }
-    std::atomic<int> made_ready{0};
+    std::atomic<int> sent{0};
     Dispatcher<Numbers::Batch> dispatcher(
         group,
         std::move(source),
@@ -231,16 +231,16 @@ TEST(Dispatcher, MakesReadyWhatThisRankKeepsAndNotOnTheLoopsThread) {
         Cursor{},
         [&, loop = std::this_thread::get_id()](Numbers::Batch batch) {
           EXPECT_NE(std::this_thread::get_id(), loop);
-          ++made_ready;
+          ++sent;
           batch.push_back(-1);
-          return batch;
+          return Arriving<Numbers::Batch>{batch};
         });
     int64_t first = 2 * group.rank();
     while (const auto step = dispatcher.next()) {
-      EXPECT_THAT(*step->batches.front(), testing::ElementsAre(first, first + 1, -1));
+      EXPECT_THAT(step->batches.front()->batch, testing::ElementsAre(first, first + 1, -1));
       first += 4;
     }
-    EXPECT_EQ(made_ready, 5);
+    EXPECT_EQ(sent, 5);
   });
 }
 

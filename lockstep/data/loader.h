@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "lockstep/data/collate.h"
+#include "lockstep/data/copy_ahead.h"
 #include "lockstep/data/dataset.h"
-#include "lockstep/data/device.h"
 #include "lockstep/data/dispatcher.h"
 #include "lockstep/data/loader_core.h"
 #include "lockstep/data/steps.h"
@@ -37,6 +37,8 @@ requires(IterableDataset<D> && !Dataset<D>) struct BatchOfDataset<D> {
 ///   order are the same for any number of workers. No thread lives outside a pass.
 /// - What the dataset throws for a batch is thrown where that batch would have been handed out, and
 ///   again by an iterator that is incremented again.
+/// - With a device, batches ahead are copied there on a stream of their own, and wait there; see
+///   CopyAhead. One that is handed out may be used at once by work on the current stream.
 /// - The position is a Cursor, and a pass can resume at any; what was skipped is not read.
 /// - A loop left early (break, exception) ends its pass at once; the next pass is the next epoch.
 ///
@@ -44,7 +46,8 @@ requires(IterableDataset<D> && !Dataset<D>) struct BatchOfDataset<D> {
 /// reads, a resumed pass reads and drops what it skips, and an error comes one batch earlier. If
 /// sharded with dispatch_batches, rank 0 reads for all; see Dispatcher.
 ///
-/// Copies are handles of one and the same loader. Memory: 8 bytes a sample and the batches ahead.
+/// Copies are handles of one and the same loader. Memory: 8 bytes a sample and the batches ahead,
+/// on the device where there is one.
 /// Thread safety: none; a loader belongs to one thread at a time.
 template <typename D>
 requires(Dataset<D> || IterableDataset<D>) class Loader {
@@ -106,80 +109,70 @@ requires(Dataset<D> || IterableDataset<D>) class Loader {
    private:
     void take_step() {
       current_.reset();
-      std::optional<Step<Batch>> step = steps_->next();
+      std::optional<Step<Arriving<Batch>>> step = steps_->next();
       if (!step) {
         steps_.reset();
         done_ = true;
         state_->core.finish_pass();
         return;
       }
-      current_ = std::move(step->batches.front());
-      if constexpr (Transferable<Batch>) {
-        if (const auto& device = state_->core.options().device) {
-          current_ = to_device(*std::move(current_), *device, /*non_blocking=*/true);
-        }
-      }
+      current_ = copy_ahead_.receive(*std::move(step->batches.front()));
       state_->core.begin_batch(step->layout);
     }
 
-    std::unique_ptr<Steps<Batch>> make_steps() {
+    std::unique_ptr<Steps<Arriving<Batch>>> make_steps() {
       const LoaderCore& core = state_->core;
       const ShardLayout layout = core.layout();
       const ShardSpec& spec = layout.spec();
-      const ReadyBatch<Batch> ready = [state = state_.get()](Batch batch) {
-        return pinned_if_needed(*state, std::move(batch));
+      copy_ahead_ = CopyAhead(core.options().device);
+      // On a worker, or on the thread that dispatches: the loop need wait for neither the copy nor
+      // the pinning.
+      const SendBatch<Batch> send = [this](Batch batch) {
+        return copy_ahead_.send(std::move(batch));
       };
       if constexpr (Transferable<Batch>) {
         if (core.dispatches()) {
-          const auto as_it_is = [](Batch batch) { return batch; };
+          const std::function<Batch(Batch)> as_it_is = [](Batch batch) { return batch; };
           auto source =
               spec.rank == 0 ? read_steps({.first = 0, .count = spec.world}, as_it_is) : nullptr;
           return std::make_unique<Dispatcher<Batch>>(
-              core.dispatch_group(), std::move(source), layout, core.cursor(), ready);
+              core.dispatch_group(), std::move(source), layout, core.cursor(), send);
         }
       }
-      return read_steps({.first = spec.rank, .count = 1}, ready);
+      return read_steps({.first = spec.rank, .count = 1}, send);
     }
 
-    std::unique_ptr<Steps<Batch>> read_steps(RankRange ranks, const ReadyBatch<Batch>& ready) {
+    /// `finish` is given each batch where it was read.
+    template <typename Item>
+    std::unique_ptr<Steps<Item>> read_steps(
+        RankRange ranks, const std::function<Item(Batch)>& finish) {
       const State* state = state_.get();
       const LoaderCore& core = state->core;
       if constexpr (Dataset<D>) {
-        return std::make_unique<MapSteps<Batch>>(
-            [state, ready](std::span<const int64_t> indices) {
-              return ready(state->dataset.get_batch(indices));
+        return std::make_unique<MapSteps<Item>>(
+            [state, finish](std::span<const int64_t> indices) {
+              return finish(state->dataset.get_batch(indices));
             },
             plan_,
             core.cursor().batches,
             ranks,
             core.options());
       } else {
-        return std::make_unique<StreamSteps<D, Batch>>(
+        return std::make_unique<StreamSteps<D, Item>>(
             state->dataset,
-            [state, ready](std::vector<SampleOf<D>> samples) {
-              return ready(collate_samples(state->dataset, std::move(samples)));
+            [state, finish](std::vector<SampleOf<D>> samples) {
+              return finish(collate_samples(state->dataset, std::move(samples)));
             },
             core,
             ranks);
       }
     }
 
-    /// On a worker, or on the thread that dispatches: pinning copies, which the loop need not wait
-    /// for.
-    static Batch pinned_if_needed(const State& state, Batch batch) {
-      if constexpr (Transferable<Batch>) {
-        const auto& device = state.core.options().device;
-        if (device && device->is_cuda()) {
-          return pinned(std::move(batch));
-        }
-      }
-      return batch;
-    }
-
     std::shared_ptr<State> state_;
     std::shared_ptr<const ShardPlan> plan_;
+    CopyAhead copy_ahead_;
     std::optional<Batch> current_;
-    std::unique_ptr<Steps<Batch>> steps_;
+    std::unique_ptr<Steps<Arriving<Batch>>> steps_;  ///< Its threads use all of the above.
     std::exception_ptr failure_;  ///< What ended the pass; asking again is no way around it.
     bool done_ = false;
   };

@@ -26,8 +26,8 @@ struct LoaderOptions {
   /// Threads that compute batches ahead; 0: none, the loop computes its own. An iterable dataset
   /// is read by one at most.
   int workers = 1;
-  /// Batches computed ahead beside the one each worker is at; without effect when there are no
-  /// workers.
+  /// Batches computed ahead, and copied to `device`, beside the one each worker is at; without
+  /// effect when there are no workers.
   int prefetch_batches = 2;
   /// Where batches arrive; unset: where the dataset made them. See to_device().
   std::optional<at::Device> device = std::nullopt;

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/data/copy_ahead.h"
 #include "lockstep/data/loader_core.h"
 #include "lockstep/data/prefetcher.h"
 #include "lockstep/data/shard.h"
@@ -32,10 +33,10 @@ struct Step {
   std::vector<std::optional<Batch>> batches;
 };
 
-/// What is done to a rank's own batch before its loop gets it, on another thread than the loop's if
-/// there is one. It copies, so it is not done to batches that only pass through.
+/// Sends a rank's own batch to where its loop wants it, on another thread than the loop's if there
+/// is one. Not done to batches that only pass through.
 template <typename Batch>
-using ReadyBatch = std::function<Batch(Batch)>;
+using SendBatch = std::function<Arriving<Batch>(Batch)>;
 
 /// Where a pass gets its batches from. Thread safety: none.
 template <typename Batch>

@@ -29,7 +29,7 @@ void check_promised_samples(std::optional<int64_t> promised, int64_t read);
 ///
 /// Memory: the ranks' samples of two rounds, the batches ahead, and, to fill up the last round, the
 /// epoch's first round of all ranks.
-template <IterableDataset D, typename Batch>
+template <IterableDataset D, typename Batch>  // What `collate` makes of samples.
 class StreamSteps final : public Steps<Batch> {
  public:
   using Sample = SampleOf<D>;

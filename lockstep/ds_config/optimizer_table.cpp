@@ -13,18 +13,20 @@ ParameterSpec betas(double first, double second) {
 }
 
 /// What every optimizer refuses or leaves out alike.
-std::vector<ParameterSpec> with_common(std::vector<ParameterSpec> own) {
+std::vector<ParameterSpec> with_common(std::vector<ParameterSpec> own, bool capturable = true) {
   const std::string fused = "the update is one pass over memory, whatever this says";
   own.push_back(without_effect("foreach", fused));
   own.push_back(without_effect("fused", fused));
   own.push_back(without_effect("set_grad_none", "zero_grad always lets gradients go"));
-  for (const char* name : {"differentiable", "capturable"}) {
-    own.push_back(fixed(
-        name,
-        KeyKind::kBoolean,
-        "false",
-        "an update is neither differentiated nor captured; delete it"));
-  }
+  own.push_back(fixed(
+      "differentiable", KeyKind::kBoolean, "false", "an update is not differentiated; delete it"));
+  own.push_back(
+      capturable ? flag("capturable", false)
+                 : fixed(
+                       "capturable",
+                       KeyKind::kBoolean,
+                       "false",
+                       "its update reads from the device, and cannot be captured; try AdamW"));
   own.push_back(fixed(
       "fp32_optimizer_states",
       KeyKind::kBoolean,
@@ -108,7 +110,8 @@ std::vector<TypeSpec> make_optimizer_types() {
             number("d", std::numeric_limits<double>::min(), 1.0),
             number("weight_decay", 0, 0.0),
             flag("maximize", false),
-            {.key = refused("eps", "always torch's (null, 0.001); delete it")}})},
+            {.key = refused("eps", "always torch's (null, 0.001); delete it")}},
+           /*capturable=*/false)},
       {.name = "Muon",
        .words =
            "stage 0 only, since it needs whole parameters; those that are no matrices, or have embed "
@@ -133,7 +136,8 @@ std::vector<TypeSpec> make_optimizer_types() {
                 "per_head_muon",
                 KeyKind::kBoolean,
                 "false",
-                "attention heads are not told apart; delete it")})}};
+                "attention heads are not told apart; delete it")},
+           /*capturable=*/false)}};
   for (const char* name : {"MuAdam", "MuAdamW", "MuSGD"}) {
     types.push_back(refused_type(
         name, "is of the Python package mup; write the optimizer, with learning rates to scale"));

@@ -79,6 +79,24 @@ std::vector<double> by_hand(int steps, int micro_steps, double clip) {
   return losses;
 }
 
+TEST(Engine, a_file_asks_for_an_update_that_can_be_captured) {
+  const auto config = [](const std::string& type) {
+    return R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": ")" + type +
+           R"(", "params": {"lr": 0.01, "capturable": true}}})";
+  };
+  on_engine_ranks(1, config("AdamW"), [](InitializeOptions options) {
+    EngineNet net;
+    auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+    EXPECT_TRUE(dynamic_cast<optim::AdamW&>(optimizer.inner()).options().capturable);
+  });
+  on_engine_ranks(1, config("Adafactor"), [](InitializeOptions options) {
+    EngineNet net;
+    EXPECT_THAT(
+        [&] { initialize(net, std::move(options)); },
+        ::testing::ThrowsMessage<ConfigError>(::testing::HasSubstr("cannot be captured")));
+  });
+}
+
 TEST(Engine, every_stage_trains_as_the_loop_by_hand) {
   const auto expected = by_hand(6, 2, 0.5);
   for (const int world : {1, 2, 3}) {

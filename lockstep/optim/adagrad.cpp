@@ -16,7 +16,8 @@ NamedOptions AdagradRule::named(Options& options) {
       {"weight_decay", &options.weight_decay},
       {"initial_accumulator_value", &options.initial_accumulator_value},
       {"eps", &options.eps},
-      {"maximize", &options.maximize}};
+      {"maximize", &options.maximize},
+      {"capturable", &options.capturable}};
 }
 
 void AdagradRule::check(const Options& options) {
@@ -41,16 +42,18 @@ double AdagradRule::initial(const Options& options) {
 
 void AdagradRule::update(const Options& options, const Batch& batch) {
   run_fused(batch, [&](const Batch& whole) {
-    at::_fused_adagrad_(
-        whole.parameters,
-        whole.gradients,
-        whole.state[0],
-        step_tensors(whole),
-        options.lr,
-        options.lr_decay,
-        options.weight_decay,
-        options.eps,
-        options.maximize);
+    with_rate(whole, options.lr, [&](const auto& lr) {
+      at::_fused_adagrad_(
+          whole.parameters,
+          whole.gradients,
+          whole.state[0],
+          step_tensors(whole),
+          lr,
+          options.lr_decay,
+          options.weight_decay,
+          options.eps,
+          options.maximize);
+    });
   });
 }
 

@@ -13,6 +13,7 @@ struct AdagradOptions {
   double initial_accumulator_value = 0;
   double eps = 1e-10;
   bool maximize = false;
+  bool capturable = false;  ///< See FlatOptimizer.
 };
 
 /// One pass over memory by libtorch's fused kernel. State exists from the beginning, as in Python.

@@ -21,7 +21,8 @@ NamedOptions adam_options(Options& options) {
       {"eps", &options.eps},
       {"weight_decay", &options.weight_decay},
       {"amsgrad", &options.amsgrad},
-      {"maximize", &options.maximize}};
+      {"maximize", &options.maximize},
+      {"capturable", &options.capturable}};
 }
 
 template <typename Options>
@@ -38,20 +39,22 @@ template <typename Options, typename Kernel>
 void update_adam(const Options& options, const Batch& batch, const Kernel& kernel) {
   const at::TensorList none;
   run_fused(batch, [&](const Batch& whole) {
-    kernel(
-        whole.parameters,
-        whole.gradients,
-        whole.state[kExpAvg],
-        whole.state[kExpAvgSq],
-        options.amsgrad ? at::TensorList(whole.state[kMaxExpAvgSq]) : none,
-        step_tensors(whole),
-        options.lr,
-        options.betas.first,
-        options.betas.second,
-        options.weight_decay,
-        options.eps,
-        options.amsgrad,
-        options.maximize);
+    with_rate(whole, options.lr, [&](const auto& lr) {
+      kernel(
+          whole.parameters,
+          whole.gradients,
+          whole.state[kExpAvg],
+          whole.state[kExpAvgSq],
+          options.amsgrad ? at::TensorList(whole.state[kMaxExpAvgSq]) : none,
+          step_tensors(whole),
+          lr,
+          options.betas.first,
+          options.betas.second,
+          options.weight_decay,
+          options.eps,
+          options.amsgrad,
+          options.maximize);
+    });
   });
 }
 

@@ -15,6 +15,7 @@ struct AdamOptions {
   double weight_decay = 0;  ///< Added to the gradient.
   bool amsgrad = false;
   bool maximize = false;
+  bool capturable = false;  ///< See FlatOptimizer.
 };
 
 /// torch.optim.AdamW's, by its names and defaults.
@@ -25,6 +26,7 @@ struct AdamWOptions {
   double weight_decay = 1e-2;  ///< Taken from the parameter, times lr.
   bool amsgrad = false;
   bool maximize = false;
+  bool capturable = false;  ///< See FlatOptimizer.
 };
 
 /// One pass over memory by libtorch's fused kernel. After: Kingma & Ba, "Adam", ICLR 2015; Reddi et

@@ -21,11 +21,16 @@ struct FlatParameter {
   static constexpr size_t kLoose = std::numeric_limits<size_t>::max();
 
   at::Tensor parameter;
-  std::vector<int64_t> sizes;  ///< The parameter's when it came: its state has them.
-  int64_t step = 0;
+  std::vector<int64_t> sizes;     ///< The parameter's when it came: its state has them.
+  int64_t step = 0;               ///< Not kept up while `device_step` counts.
   std::vector<at::Tensor> state;  ///< [field] Undefined until first needed.
-  size_t buffer = kLoose;         ///< Which flat buffer has a place for it.
-  int64_t offset = 0;             ///< First element there.
+  at::Tensor device_step = {};    ///< 0-d, where updates are counted on the device.
+  /// See DeviceSteps. Below 0: as all that have come to the same count since the last step.
+  int64_t history = new_history(0);
+  size_t buffer = kLoose;  ///< Which flat buffer has a place for it.
+  int64_t offset = 0;      ///< First element there.
+
+  static constexpr int64_t new_history(int64_t step) { return -1 - step; }
 };
 
 /// The parameters of one group, side by side in flat buffers, and their state in the same layout.

@@ -85,12 +85,18 @@ at::Tensor FlatOptimizer::step(LossClosure closure) {
       }
     }
   }
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    place_numbers(group);
+  }
   if (host_update_) {
     update_by_buckets();
     return loss;
   }
   std::vector<Gathering> gatherings;
   for (size_t group = 0; group < groups_.size(); ++group) {
+    if (device_rates_[group] && traits_.counts_steps) {
+      device_steps_[group].advance(groups_[group].items());
+    }
     gatherings.push_back(gather(group, 0, groups_[group].items().size()));
   }
   if (sharers_) {
@@ -145,7 +151,7 @@ void FlatOptimizer::follow_parameters() {
     groups_[group] = FlatGroup(traits_.fields.size());
     groups_[group].add(param_groups_[group].params());
     for (const FlatParameter& item : before) {
-      set_state(item.parameter, {.step = item.step, .fields = item.state});
+      set_state(item.parameter, {.step = steps_of(item), .fields = item.state});
     }
   }
 }
@@ -170,6 +176,8 @@ void FlatOptimizer::adopt_parameters() {
     if (index == groups_.size()) {
       check(group.options());
       groups_.emplace_back(traits_.fields.size());
+      device_steps_.emplace_back();
+      device_rates_.emplace_back();
       if (sharers_) {
         groups_.back().share(*sharers_);
       }
@@ -227,6 +235,14 @@ bool FlatOptimizer::create_missing_state(size_t group, FlatParameter& item) {
     }
     const StateShape wanted = shape(options, item.parameter, field);
     if (wanted != StateShape::kNone) {
+      if (is_capturing(item.parameter.device())) {
+        throw ConfigError(
+            "optim",
+            fmt::format(
+                "{}: a parameter got its first gradient while a graph is being captured, which "
+                "would make its state anew in every replay; take a step with it before",
+                traits_.name));
+      }
       groups_[group].place_state(item, field, wanted).fill_(initial(options));
       created = true;
     }
@@ -281,10 +297,14 @@ void FlatOptimizer::check_sizes(const FlatParameter& item) const {
 
 Gathering FlatOptimizer::gather(size_t group_index, size_t begin, size_t end) {
   FlatGroup& group = groups_[group_index];
-  Gathering gathering(group, traits_.fields.size());
+  const std::shared_ptr<DeviceRate>& rate = device_rates_[group_index];
+  Gathering gathering(group, traits_.fields.size(), rate ? rate->tensor() : at::Tensor());
   const FlatParameter* first = nullptr;  // The run that is being gathered.
   const FlatParameter* last = nullptr;
   bool fresh = false;  // Whether its state is new.
+  const auto as_often = [](const FlatParameter& a, const FlatParameter& b) {
+    return a.device_step.defined() ? a.history == b.history : a.step == b.step;
+  };
   const auto end_run = [&] {
     if (first != nullptr) {
       gathering.add(*first, *last, fresh);
@@ -302,7 +322,7 @@ Gathering FlatOptimizer::gather(size_t group_index, size_t begin, size_t end) {
     group.follow_parameter(item);
     const bool created = create_missing_state(group_index, item);
     const bool joins = first != nullptr && traits_.elementwise && created == fresh &&
-                       (!traits_.counts_steps || item.step == first->step) &&
+                       (!traits_.counts_steps || as_often(item, *first)) &&
                        group.lie_alike(*first, item);
     if (!joins) {
       end_run();
@@ -331,7 +351,7 @@ FlatOptimizer::Place FlatOptimizer::place_of(const at::Tensor& parameter) const 
 FlatOptimizer::ParameterState FlatOptimizer::state_of(const at::Tensor& parameter) const {
   const Place place = place_of(parameter);
   const FlatParameter& item = groups_[place.group].items()[place.item];
-  return {.step = item.step, .fields = item.state};
+  return {.step = steps_of(item), .fields = item.state};
 }
 
 void FlatOptimizer::set_state(const at::Tensor& parameter, const ParameterState& state) {
@@ -340,6 +360,10 @@ void FlatOptimizer::set_state(const at::Tensor& parameter, const ParameterState&
   FlatParameter& item = groups_[place.group].items()[place.item];
   check_sizes(item);
   item.step = state.step;
+  item.history = FlatParameter::new_history(state.step);
+  if (item.device_step.defined()) {
+    item.device_step.fill_(state.step);
+  }
   for (size_t field = 0; field < item.state.size(); ++field) {
     const bool given = field < state.fields.size() && state.fields[field].defined();
     if (!given) {

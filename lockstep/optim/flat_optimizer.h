@@ -11,6 +11,7 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/offload/options.h"
+#include "lockstep/optim/capturable.h"
 #include "lockstep/optim/flat_group.h"
 #include "lockstep/optim/rule.h"
 
@@ -37,6 +38,15 @@ class HostUpdate;
 ///   Nothing is kept in `state()`; `optimizer_tensors` (optimizer_state.h) has it by name.
 /// - Ranks of one host may share parameters and state (`share`): these exist once then, each rank
 ///   updates its share of them, and all have the result, without a message. To the bit the same.
+/// - `capturable`, as torch.optim's: with parameters on a device, `step` can be captured in a graph
+///   (at::accelerator::Graph, at::cuda::CUDAGraph) and replayed. Steps and the learning rate lie on
+///   the device, in float32, and `step` reads nothing from there. `set_lr` and schedules write the
+///   rate, so replays follow it; every other option is what it was at the capture. Take a step or
+///   more before it, for that makes the state; parameters, and gradients, must stay where they
+///   were. A capture of a group that is not capturable, or has no state yet, is a ConfigError. The
+///   numbers are those without, the rate rounded to float32 (RMSprop, Lion and LAMB form a product
+///   with it in another order: a last bit). Nothing is different on the CPU, and an update that is
+///   offloaded to it is refused.
 /// - `zero_grad` is torch's: it frees gradients, or zeroes them where they lie if passed false.
 ///
 /// Dense real parameters; sparse gradients are a ConfigError. Thread safety: none.
@@ -77,6 +87,8 @@ class FlatOptimizer : public torch::optim::Optimizer {
   /// whole, after the first step, and for an offload that cannot be.
   void update_instead(
       const std::vector<std::vector<Pieces>>& pieces, const OffloadOptimizer& offload = {});
+  /// Takes learning rates that were changed to where updates read them, as `step` does.
+  void write_rates();
   /// Null if the update is done where the parameters are.
   const HostUpdate* host_update() const { return host_update_.get(); }
   /// Makes what the options want of parameters that have other state: for options switched on
@@ -96,7 +108,8 @@ class FlatOptimizer : public torch::optim::Optimizer {
 
   /// Copies, but for tensors. No fields: it has not been updated yet.
   ParameterState state_of(const at::Tensor& parameter) const;
-  /// Copies `state`'s tensors in, cast to the parameter's dtype. Undefined fields: none yet.
+  /// Copies `state`'s tensors in, cast to the parameter's dtype. Undefined fields: none yet. Of all
+  /// parameters that are set, with no step or replay between.
   void set_state(const at::Tensor& parameter, const ParameterState& state);
 
   /// Tensors the last step updated, joined ones counted once: for tests and tuning.
@@ -117,6 +130,9 @@ class FlatOptimizer : public torch::optim::Optimizer {
     size_t item = 0;
   };
 
+  /// Steps and rate of a group go where its updates read them. ConfigError while capturing what
+  /// cannot be.
+  void place_numbers(size_t group);
   void check_sizes(const FlatParameter& item) const;
   /// What there is to update of a group's items `begin` to `end`, its state made.
   Gathering gather(size_t group, size_t begin, size_t end);
@@ -130,6 +146,8 @@ class FlatOptimizer : public torch::optim::Optimizer {
   std::optional<Group> sharers_;
   std::vector<FlatGroup> groups_;
   std::vector<std::vector<at::TensorImpl*>> known_;  ///< [group] In the order of its params().
+  std::vector<DeviceSteps> device_steps_;            ///< [group]
+  std::vector<std::shared_ptr<DeviceRate>> device_rates_;  ///< [group] Null: the host's is read.
   size_t run_count_ = 0;
   std::shared_ptr<HostUpdate> host_update_;
 };

@@ -20,6 +20,9 @@ at::Tensor laid_out_like(const at::Tensor& gradient, const at::Tensor& parameter
 void Gathering::add(const FlatParameter& first, const FlatParameter& last, bool fresh) {
   Batch& batch = batch_for(first.parameter, fresh);
   batch.steps.push_back(first.step);
+  if (first.device_step.defined()) {
+    batch.device_steps.push_back(first.device_step);
+  }
   for (const FlatParameter* item = &first; item <= &last; ++item) {
     // Autograd must notice that what it saved has changed, also where another rank does it.
     item->parameter.unsafeGetTensorImpl()->bump_version();
@@ -50,6 +53,7 @@ Batch& Gathering::batch_for(const at::Tensor& parameter, bool fresh) {
   }
   Batch& batch = batches_.emplace_back();
   batch.first = fresh;
+  batch.device_lr = device_lr_;
   batch.state.resize(field_count_);
   return batch;
 }

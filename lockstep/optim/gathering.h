@@ -15,9 +15,9 @@ namespace lockstep::optim {
 /// Sorts runs of neighbouring parameters into batches for an update rule.
 class Gathering {
  public:
-  /// `group` must outlive this.
-  Gathering(const FlatGroup& group, size_t field_count)
-      : group_(&group), field_count_(field_count) {}
+  /// `group` must outlive this. `device_lr`: see Batch.
+  Gathering(const FlatGroup& group, size_t field_count, at::Tensor device_lr = {})
+      : group_(&group), field_count_(field_count), device_lr_(std::move(device_lr)) {}
 
   /// The run from `first` to `last`, which may be the same; `fresh`: its state is new.
   void add(const FlatParameter& first, const FlatParameter& last, bool fresh);
@@ -33,6 +33,7 @@ class Gathering {
 
   const FlatGroup* group_;
   size_t field_count_;
+  at::Tensor device_lr_;
   std::vector<Batch> batches_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
 };

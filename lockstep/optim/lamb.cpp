@@ -5,6 +5,8 @@
 
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones_like.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/rsub.h>
 #include <ATen/ops/where.h>
 
 namespace lockstep::optim {
@@ -18,6 +20,20 @@ at::Tensor trust_ratio(
   const at::Tensor update_size = at::linalg_vector_norm(update);
   const at::Tensor ratio = size.div(update_size).clamp_(options.min_coeff, options.max_coeff);
   return at::where(size.gt(0).logical_and_(update_size.gt(0)), ratio, at::ones_like(ratio));
+}
+
+/// moment /= 1 - beta^step, or its root.
+void correct_(const at::Tensor& moment, const Batch& batch, size_t index, double beta, bool root) {
+  if (batch.device_steps.empty()) {
+    const double correction = 1 - std::pow(beta, static_cast<double>(batch.steps[index]));
+    moment.div_(root ? std::sqrt(correction) : correction);
+    return;
+  }
+  // In float64, as on the host; with a dimension, for a scalar would be cut to half precision.
+  const at::Tensor correction =
+      at::rsub(at::pow(beta, batch.device_steps[index].to(at::kDouble)), 1);
+  const at::ScalarType wide = moment.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  memory_of(moment).div_((root ? correction.sqrt() : correction).to(wide).view({1}));
 }
 
 }  // namespace
@@ -34,7 +50,8 @@ NamedOptions LAMBRule::named(Options& options) {
       {"weight_decay", &options.weight_decay},
       {"bias_correction", &options.bias_correction},
       {"max_coeff", &options.max_coeff},
-      {"min_coeff", &options.min_coeff}};
+      {"min_coeff", &options.min_coeff},
+      {"capturable", &options.capturable}};
 }
 
 void LAMBRule::check(const Options& options) {
@@ -65,15 +82,18 @@ void LAMBRule::update(const Options& options, const Batch& batch) {
     scale_(exp_avg, beta1).add_(gradient, 1 - beta1);
     scale_(exp_avg_sq, beta2).addcmul_(gradient, gradient, 1 - beta2);
 
-    const auto step = static_cast<double>(batch.steps[i]);
-    const double correction1 = options.bias_correction ? 1 - std::pow(beta1, step) : 1;
-    const double correction2 = options.bias_correction ? 1 - std::pow(beta2, step) : 1;
-    at::Tensor update = exp_avg_sq.sqrt().div_(std::sqrt(correction2)).add_(options.eps);
-    update = update.reciprocal_().mul_(exp_avg).div_(correction1);
+    const at::Tensor update = exp_avg_sq.sqrt();
+    if (options.bias_correction) {
+      correct_(update, batch, i, beta2, /*root=*/true);
+    }
+    update.add_(options.eps).reciprocal_().mul_(exp_avg);
+    if (options.bias_correction) {
+      correct_(update, batch, i, beta1, /*root=*/false);
+    }
     if (options.weight_decay != 0) {
       update.add_(parameter, options.weight_decay);
     }
-    parameter.sub_(update.mul_(trust_ratio(options, parameter, update)), options.lr);
+    descend_(parameter, update.mul_(trust_ratio(options, parameter, update)), batch, options.lr);
   }
 }
 

@@ -17,6 +17,7 @@ struct LAMBOptions {
   bool bias_correction = true;
   double max_coeff = 10;    ///< Largest trust ratio.
   double min_coeff = 0.01;  ///< Smallest.
+  bool capturable = false;  ///< See FlatOptimizer.
 };
 
 /// Adam's update, scaled for each parameter by |parameter| / |update|, the trust ratio (1 if either

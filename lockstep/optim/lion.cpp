@@ -8,7 +8,11 @@ RuleTraits LionRule::traits() {
 }
 
 NamedOptions LionRule::named(Options& options) {
-  return {{"lr", &options.lr}, {"betas", &options.betas}, {"weight_decay", &options.weight_decay}};
+  return {
+      {"lr", &options.lr},
+      {"betas", &options.betas},
+      {"weight_decay", &options.weight_decay},
+      {"capturable", &options.capturable}};
 }
 
 void LionRule::check(const Options& options) {
@@ -29,9 +33,9 @@ void LionRule::update(const Options& options, const Batch& batch) {
                                      .add_(gradient, 1 - options.betas.first)
                                      .sign_();
     if (options.weight_decay != 0) {
-      scale_(parameter, 1 - options.lr * options.weight_decay);
+      decay_(parameter, options.weight_decay, batch, options.lr);
     }
-    parameter.add_(direction, -options.lr);
+    descend_(parameter, direction, batch, options.lr);
     scale_(exp_avg, options.betas.second).add_(gradient, 1 - options.betas.second);
   });
 }

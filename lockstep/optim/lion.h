@@ -12,6 +12,7 @@ struct LionOptions {
   double lr = 1e-4;  ///< A third to a tenth of AdamW's.
   std::pair<double, double> betas = {0.9, 0.99};
   double weight_decay = 0;  ///< Taken from the parameter, times lr: three to ten times AdamW's.
+  bool capturable = false;  ///< See FlatOptimizer.
 };
 
 /// Moves every element by lr, in the direction of the sign of a momentum. State: one tensor a

@@ -24,6 +24,15 @@ void set_momentum(
   const NamedOptions named =
       ours != nullptr ? ours->named_options(options) : torch_named_options(options);
   for (const NamedOption& option : named) {
+    if (option.name == std::string_view("capturable") && *std::get<bool*>(option.value)) {
+      throw ConfigError(
+          "scheduler",
+          "this schedule cycles momentum, which a capturable optimizer's graph does not read "
+          "again; "
+          "switch cycle_momentum off, or leave capturable out");
+    }
+  }
+  for (const NamedOption& option : named) {
     const std::string_view name = option.name;
     if (name == "betas") {
       if (auto* const* pair = std::get_if<std::pair<double, double>*>(&option.value)) {

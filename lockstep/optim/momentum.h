@@ -12,7 +12,7 @@ namespace lockstep::optim {
 
 /// What schedules that cycle momentum set: the first of an optimizer's betas (and the second, if
 /// given), or else its momentum, of one parameter group. Works on ours and on torch::optim's.
-/// ConfigError for an optimizer that has neither.
+/// ConfigError for an optimizer that has neither, and for a capturable one.
 void set_momentum(
     torch::optim::Optimizer& optimizer,
     size_t group,

@@ -49,7 +49,14 @@ const char* type_of(torch_optim::Optimizer& optimizer) {
 optim::NamedOptions named_options(
     torch_optim::Optimizer& optimizer, torch_optim::OptimizerOptions& options) {
   const auto* flat = dynamic_cast<optim::FlatOptimizer*>(&optimizer);
-  return flat != nullptr ? flat->named_options(options) : optim::torch_named_options(options);
+  if (flat == nullptr) {
+    return optim::torch_named_options(options);
+  }
+  optim::NamedOptions named = flat->named_options(options);
+  // How a program runs its updates, not what they are.
+  std::erase_if(
+      named, [](const auto& option) { return option.name == std::string_view("capturable"); });
+  return named;
 }
 
 NamedTensors flat_tensors(optim::FlatOptimizer& optimizer, const ParameterName& name_of) {
@@ -358,6 +365,9 @@ std::function<void()> check_optimizer(
       optim::options_from_json(named, settings["param_groups"][i], path);
     }
     put_state();
+    if (auto* ours = dynamic_cast<optim::FlatOptimizer*>(&optimizer)) {
+      ours->write_rates();
+    }
   };
 }
 

@@ -26,7 +26,8 @@ using ParameterName = std::function<std::string(const at::Tensor& parameter)>;
 NamedTensors optimizer_tensors(torch::optim::Optimizer& optimizer, const ParameterName& name_of);
 
 /// {"type": "Adam", "param_groups": [{"lr": 0.1, "betas": [0.9, 0.999], ...}]}: what is not a
-/// tensor, all hyperparameters of every group by their Python names.
+/// tensor, all hyperparameters of every group by their Python names. Without `capturable`: that is
+/// how a program runs, and no business of the file's.
 nlohmann::json optimizer_settings(torch::optim::Optimizer& optimizer);
 
 /// Checks that both fit `optimizer`, changes nothing, and returns what puts them into it: state

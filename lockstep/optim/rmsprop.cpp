@@ -20,7 +20,8 @@ NamedOptions RMSpropRule::named(Options& options) {
       {"weight_decay", &options.weight_decay},
       {"momentum", &options.momentum},
       {"centered", &options.centered},
-      {"maximize", &options.maximize}};
+      {"maximize", &options.maximize},
+      {"capturable", &options.capturable}};
 }
 
 void RMSpropRule::check(const Options& options) {
@@ -62,7 +63,9 @@ void RMSpropRule::update(const Options& options, const Batch& batch) {
     root.add_(options.eps);
     if (options.momentum > 0) {
       scale_(state[kMomentumBuffer], options.momentum).addcdiv_(gradient, root);
-      parameter.add_(state[kMomentumBuffer], -options.lr);
+      descend_(parameter, state[kMomentumBuffer], batch, options.lr);
+    } else if (batch.device_lr.defined()) {
+      descend_(parameter, gradient.div(root), batch, options.lr);
     } else {
       parameter.addcdiv_(gradient, root, -options.lr);
     }

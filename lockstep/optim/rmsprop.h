@@ -14,6 +14,7 @@ struct RMSpropOptions {
   double momentum = 0;
   bool centered = false;
   bool maximize = false;
+  bool capturable = false;  ///< See FlatOptimizer.
 };
 
 /// Libtorch has no fused kernel: the passes torch.optim makes, over stretches that stay in the

@@ -9,6 +9,7 @@
 
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/rsub.h>
 #include <ATen/ops/zeros.h>
 
 #include "lockstep/base/error.h"
@@ -130,6 +131,9 @@ at::Tensor scale_(const at::Tensor& tensor, double factor) {
 }
 
 std::vector<at::Tensor> step_tensors(const Batch& batch) {
+  if (!batch.device_steps.empty()) {
+    return batch.device_steps;
+  }
   std::vector<at::Tensor> tensors;
   for (size_t i = 0; i < batch.steps.size(); ++i) {
     if (i > 0 && batch.steps[i] == batch.steps[i - 1]) {
@@ -140,6 +144,24 @@ std::vector<at::Tensor> step_tensors(const Batch& batch) {
     }
   }
   return tensors;
+}
+
+void descend_(
+    const at::Tensor& parameter, const at::Tensor& direction, const Batch& batch, double lr) {
+  if (!batch.device_lr.defined()) {
+    parameter.add_(direction, -lr);
+    return;
+  }
+  // A scalar would be cut to the dtype of a half-precision parameter; a dimension keeps it whole.
+  memory_of(parameter).sub_(memory_of(direction).mul(batch.device_lr.view({1})));
+}
+
+void decay_(const at::Tensor& parameter, double weight_decay, const Batch& batch, double lr) {
+  if (!batch.device_lr.defined()) {
+    scale_(parameter, 1 - lr * weight_decay);
+    return;
+  }
+  memory_of(parameter).mul_(at::rsub(batch.device_lr.view({1}).mul(weight_decay), 1));
 }
 
 }  // namespace lockstep::optim

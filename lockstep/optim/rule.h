@@ -22,6 +22,10 @@ struct Batch {
   std::vector<std::vector<at::Tensor>> state;  ///< [field][tensor]; undefined if it has none.
   std::vector<int64_t> steps;                  ///< [tensor] Steps it has seen, this one included.
   bool first = false;                          ///< The state was made for this call.
+  /// Where the update is to be part of a graph, the learning rate, 0-d, and, if the rule counts
+  /// them, the steps, [tensor]: to be read on the device, not the host's numbers. Else undefined.
+  at::Tensor device_lr = {};
+  std::vector<at::Tensor> device_steps = {};
 };
 
 /// How large a parameter's tensor of one state field is.
@@ -91,5 +95,22 @@ at::Tensor scale_(const at::Tensor& tensor, double factor);
 
 /// The steps of `batch` as libtorch's fused kernels want them: scalars beside the parameters.
 std::vector<at::Tensor> step_tensors(const Batch& batch);
+
+/// Calls `kernel` with the rate of `batch`: the host's, which is `lr`, or the device's.
+template <typename Kernel>
+void with_rate(const Batch& batch, double lr, const Kernel& kernel) {
+  if (batch.device_lr.defined()) {
+    kernel(batch.device_lr);
+  } else {
+    kernel(lr);
+  }
+}
+
+/// parameter -= direction * lr, of the same strides, the rate of `batch` as above. Where it is the
+/// device's the product is formed in float32 at least, and rounded once more than with the host's.
+void descend_(
+    const at::Tensor& parameter, const at::Tensor& direction, const Batch& batch, double lr);
+/// parameter *= 1 - lr * weight_decay: decoupled weight decay.
+void decay_(const at::Tensor& parameter, double weight_decay, const Batch& batch, double lr);
 
 }  // namespace lockstep::optim

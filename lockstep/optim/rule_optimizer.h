@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/optim/capturable.h"
 #include "lockstep/optim/flat_optimizer.h"
 
 namespace lockstep::optim {
@@ -21,14 +22,26 @@ struct ParameterGroup {
 
 /// An options struct as torch::optim keeps them, so that its schedulers can set the learning rate.
 template <typename Options>
-class GroupOptions final : public torch::optim::OptimizerOptions {
+class GroupOptions final : public CapturableOptions {
  public:
   explicit GroupOptions(Options options) : values(std::move(options)) {}
   std::unique_ptr<torch::optim::OptimizerOptions> clone() const override {
     return std::make_unique<GroupOptions>(*this);
   }
   double get_lr() const override { return values.lr; }
-  void set_lr(const double lr) override { values.lr = lr; }
+  void set_lr(const double lr) override {
+    values.lr = lr;
+    if (device_rate) {
+      device_rate->write(lr);
+    }
+  }
+  bool capturable() const override {
+    if constexpr (requires { values.capturable; }) {
+      return values.capturable;
+    } else {
+      return false;
+    }
+  }
 
   Options values;
 };

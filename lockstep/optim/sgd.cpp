@@ -43,7 +43,8 @@ NamedOptions SGDRule::named(Options& options) {
       {"dampening", &options.dampening},
       {"weight_decay", &options.weight_decay},
       {"nesterov", &options.nesterov},
-      {"maximize", &options.maximize}};
+      {"maximize", &options.maximize},
+      {"capturable", &options.capturable}};
 }
 
 void SGDRule::check(const Options& options) {
@@ -78,17 +79,19 @@ void SGDRule::update(const Options& options, const Batch& batch) {
   }
   const at::TensorList none;
   run_fused(batch, [&](const Batch& whole) {
-    at::_fused_sgd_(
-        whole.parameters,
-        whole.gradients,
-        options.momentum != 0 ? at::TensorList(whole.state[0]) : none,
-        options.weight_decay,
-        options.momentum,
-        options.lr,
-        options.dampening,
-        options.nesterov,
-        options.maximize,
-        whole.first);
+    with_rate(whole, options.lr, [&](const auto& lr) {
+      at::_fused_sgd_(
+          whole.parameters,
+          whole.gradients,
+          options.momentum != 0 ? at::TensorList(whole.state[0]) : none,
+          options.weight_decay,
+          options.momentum,
+          lr,
+          options.dampening,
+          options.nesterov,
+          options.maximize,
+          whole.first);
+    });
   });
 }
 

@@ -13,6 +13,7 @@ struct SGDOptions {
   double weight_decay = 0;
   bool nesterov = false;  ///< Needs a momentum, and no dampening.
   bool maximize = false;
+  bool capturable = false;  ///< See FlatOptimizer.
 };
 
 /// Stochastic gradient descent, one pass over memory by libtorch's fused kernel.

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Parameters and state that ranks have in common: the bits of a rank that has its own.
+#include <memory>
 #include <string>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -117,6 +119,38 @@ TEST(SharedParameters, may_be_shared_after_steps_of_their_own) {
     }
     for (size_t k = 0; k < own.size(); ++k) {
       EXPECT_TRUE(at::equal(own[k], shared[k])) << "parameter " << k;
+    }
+    group.barrier();
+  });
+}
+
+TEST(SharedParameters, may_belong_to_several_groups) {
+  const Parameters own = some_parameters(0, at::kFloat);
+  AdamW alone(own, {.lr = 0.01});
+  for (int64_t t = 0; t < 6; ++t) {
+    put_all_gradients(own, t);
+    alone.step();
+  }
+  shm_ranks(4, [&](Group group) {
+    Group half = group.split(group.rank() % 2, group.rank());
+    Group again = group.split(0, -group.rank());  // All, in the other order.
+    std::vector<Parameters> all;
+    std::vector<std::unique_ptr<AdamW>> optimizers;
+    for (const Group& sharers : {group, half, again, half}) {
+      all.push_back(some_parameters(sharers.rank(), at::kFloat));
+      optimizers.push_back(std::make_unique<AdamW>(all.back(), AdamWOptions{.lr = 0.01}));
+      optimizers.back()->share(sharers);
+    }
+    for (int64_t t = 0; t < 6; ++t) {
+      for (size_t i = 0; i < all.size(); ++i) {
+        put_all_gradients(all[i], t);
+        optimizers[i]->step();
+      }
+    }
+    for (size_t i = 0; i < all.size(); ++i) {
+      for (size_t k = 0; k < own.size(); ++k) {
+        EXPECT_TRUE(at::equal(own[k], all[i][k])) << "optimizer " << i << ", parameter " << k;
+      }
     }
     group.barrier();
   });

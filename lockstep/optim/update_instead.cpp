@@ -126,6 +126,17 @@ void FlatOptimizer::offload_state(const OffloadOptimizer& offload) {
             "than 0, at most 1; leave offload_optimizer out to offload nothing",
             offload.ratio));
   }
+  for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
+    const auto* options = dynamic_cast<const CapturableOptions*>(&group.options());
+    if (options != nullptr && options->capturable()) {
+      throw ConfigError(
+          "offload",
+          fmt::format(
+              "{}: an update on the host cannot be part of a graph; got capturable and "
+              "offload_optimizer; leave one of them out",
+              traits_.name));
+    }
+  }
   const auto scratch =
       in_files ? std::make_shared<offload::ScratchFile>(offload.nvme_path, "the optimizer's state")
                : nullptr;

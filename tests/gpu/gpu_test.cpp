@@ -3,6 +3,7 @@
 // GPU is enough: NCCL in a world of one, and two processes that share it.
 #include <cstdlib>
 #include <functional>
+#include <initializer_list>
 #include <string>
 #include <vector>
 
@@ -10,7 +11,18 @@
 #include <gtest/gtest.h>
 
 #include <ATen/DeviceAccelerator.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/version.h>
+
+// Where libtorch has graphs of any device; a program for CUDA alone has at::cuda::CUDAGraph.
+#if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
+#define LOCKSTEP_GRAPHS 1
+#include <ATen/accelerator/Graph.h>
+#else
+#define LOCKSTEP_GRAPHS 0
+#endif
 
 #include "lockstep/base/test_folder.h"
 #include "lockstep/comm/nccl/nccl_link.h"
@@ -128,6 +140,90 @@ TEST_F(Gpu, an_update_on_the_host_trains_as_one_on_the_gpu) {
     }
   }
 }
+
+TEST_F(Gpu, batches_are_copied_ahead_of_what_computes) {
+  data::Loader loader(samples(), {.batch_size = 8, .workers = 2, .device = gpu()});
+  const at::Tensor busy = at::eye(2048, at::TensorOptions(gpu()));
+  for (int pass = 0; pass < 5; ++pass) {
+    int64_t first = 0;
+    for (const auto& [x, y] : loader) {
+      at::Tensor work = busy;
+      for (int i = 0; i < 10; ++i) {
+        work = at::matmul(work, busy);  // The stream is behind the host, and behind the copies.
+      }
+      EXPECT_TRUE(at::equal(x.cpu(), samples().data().slice(0, first, first + 8)));
+      EXPECT_TRUE(at::equal(y.cpu(), samples().target().slice(0, first, first + 8)));
+      first += 8;
+    }
+    EXPECT_EQ(first, 64);
+  }
+}
+
+#if LOCKSTEP_GRAPHS
+
+template <typename Optimizer>
+void expect_replays(typename Optimizer::Options options) {
+  const auto parameters_on = [](at::Device device) {
+    const Net net;
+    std::vector<at::Tensor> parameters;
+    for (const at::Tensor& parameter : net->parameters()) {
+      parameters.push_back(parameter.detach().to(device).requires_grad_());
+      parameters.back().mutable_grad() = at::zeros_like(parameters.back().detach());
+    }
+    return parameters;
+  };
+  const auto step = [](const std::vector<at::Tensor>& parameters, int t, const auto& update) {
+    for (const at::Tensor& parameter : parameters) {
+      parameter.mutable_grad().copy_(
+          at::cos(at::arange(parameter.numel(), at::kFloat) + t).reshape(parameter.sizes()));
+    }
+    update();
+  };
+  const std::vector<at::Tensor> on_host = parameters_on(at::kCPU);
+  const std::vector<at::Tensor> on_gpu = parameters_on(gpu());
+  Optimizer host(on_host, options);
+  options.capturable = true;
+  Optimizer device(on_gpu, options);
+  const auto set_rate = [&](int t) {
+    for (torch::optim::Optimizer* each :
+         std::initializer_list<torch::optim::Optimizer*>{&host, &device}) {
+      each->param_groups()[0].options().set_lr(0.01 * (1 + t % 3));
+    }
+  };
+  // A graph is captured on another than the default stream.
+  const c10::StreamGuard beside(
+      c10::impl::VirtualGuardImpl(at::kCUDA).getStreamFromGlobalPool(gpu()));
+  at::accelerator::Graph graph;
+  for (int t = 0; t < 20; ++t) {
+    set_rate(t);
+    step(on_host, t, [&] { host.step(); });
+    if (t == 3) {
+      at::accelerator::synchronizeDevice(gpu().index());
+      graph.capture_begin();
+      device.step();
+      graph.capture_end();
+    }
+    step(on_gpu, t, [&] { t < 3 ? static_cast<void>(device.step()) : graph.replay(); });
+  }
+  for (size_t k = 0; k < on_host.size(); ++k) {
+    EXPECT_EQ(device.state_of(on_gpu[k]).step, host.state_of(on_host[k]).step);
+  }
+  std::vector<at::Tensor> got;
+  for (const at::Tensor& parameter : on_gpu) {
+    got.push_back(parameter.detach().cpu());
+  }
+  expect_near(got, on_host, 1e-4);
+}
+
+TEST_F(Gpu, a_graph_replays_updates_at_the_rate_that_was_set) {
+  expect_replays<optim::AdamW>({});
+  expect_replays<optim::Adam>({.amsgrad = true});
+  expect_replays<optim::Adagrad>({});
+  expect_replays<optim::RMSprop>({});
+  expect_replays<optim::LAMB>({.weight_decay = 0.1});
+}
+
+#endif
 
 TEST_F(Gpu, two_processes_may_share_one) {
   // Collectives on it, training on it, a checkpoint; see cli/selftest. Processes, since those of

@@ -20,6 +20,9 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/library.h>
 
+#include "lockstep/comm/device/test_device_graph.h"
+#include "lockstep/comm/device/test_device_streams.h"
+
 namespace lockstep {
 namespace {
 
@@ -29,6 +32,8 @@ thread_local at::DeviceIndex current = 0;
 std::atomic<int64_t> bytes_in_use{0};
 std::atomic<int64_t> most_bytes{std::numeric_limits<int64_t>::max()};
 std::atomic<bool> events_held{false};
+std::atomic<int64_t> reads{0};
+thread_local bool computing = false;  // A kernel is: what it copies is none of the program's doing.
 
 // --- what libtorch asks of a device
 
@@ -42,7 +47,8 @@ class Memory final : public at::Allocator {
           OutOfMemoryError, false, "the test device is full: ", before, " + ", bytes, " bytes");
     }
     auto* const block = static_cast<size_t*>(std::aligned_alloc(64, (bytes + 127) / 64 * 64));
-    *block = bytes;
+    block[0] = bytes;
+    block[1] = kOfNoStream;
     return {block + 8, block, &release, at::Device(kType, current)};
   }
   void copy_data(void* to, const void* from, size_t count) const override {
@@ -50,6 +56,8 @@ class Memory final : public at::Allocator {
   }
 
  private:
+  static constexpr size_t kOfNoStream = std::numeric_limits<size_t>::max();
+
   static void release(void* block) {
     if (block != nullptr) {
       bytes_in_use -= static_cast<int64_t>(*static_cast<size_t*>(block));
@@ -57,6 +65,11 @@ class Memory final : public at::Allocator {
     }
   }
 };
+
+void note_read(const char* what) {
+  test_graphs::refuse_while_capturing(what);
+  ++reads;
+}
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   at::DeviceType type() const override { return kType; }
@@ -70,26 +83,54 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   void uncheckedSetDevice(at::Device device) const noexcept override { current = device.index(); }
   at::DeviceIndex deviceCount() const noexcept override { return kCount; }
 
-  c10::Stream getStream(at::Device device) const override {
+  c10::Stream getStream(at::Device device) const override { return test_streams::current(device); }
+  c10::Stream getDefaultStream(at::Device device) const override {
     return c10::Stream(c10::Stream::DEFAULT, device);
   }
-  c10::Stream getDefaultStream(at::Device device) const override { return getStream(device); }
   c10::Stream getStreamFromGlobalPool(at::Device device, bool /*high*/) const override {
-    return getStream(device);
+    return test_streams::from_pool(device);
   }
-  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
-  void* getStreamNativeHandle(const c10::Stream /*stream*/) const override { return nullptr; }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    return test_streams::exchange(stream);
+  }
+#if LOCKSTEP_TEST_GRAPHS
+  bool isStreamCapturing(const c10::Stream& /*stream*/) const override {
+    return test_graphs::capturing();
+  }
+#endif
+  void* getStreamNativeHandle(const c10::Stream /*stream*/) const override {
+    return nullptr;
+  }
   void record(
-      void** event, const c10::Stream& /*stream*/, at::DeviceIndex, c10::EventFlag) const override {
-    *event = &bytes_in_use;
+      void** event, const c10::Stream& stream, at::DeviceIndex, c10::EventFlag) const override {
+    test_streams::record(event, stream);
   }
-  void block(void* /*event*/, const c10::Stream& /*stream*/) const override {}
-  bool queryEvent(void* /*event*/) const override { return !events_held; }
-  bool queryStream(const c10::Stream& /*stream*/) const override { return true; }
-  void synchronizeStream(const c10::Stream& /*stream*/) const override {}
-  void synchronizeEvent(void* /*event*/) const override {}
-  void synchronizeDevice(at::DeviceIndex /*index*/) const override {}
-  void recordDataPtrOnStream(const at::DataPtr& /*memory*/, const c10::Stream&) const override {}
+  void destroyEvent(void* event, at::DeviceIndex /*index*/) const noexcept override {
+    test_streams::destroy(event);
+  }
+  void block(void* event, const c10::Stream& /*stream*/) const override {
+    test_streams::wait_for(event);
+  }
+  bool queryEvent(void* event) const override {
+    return !events_held && test_streams::is_done(event);
+  }
+  bool queryStream(const c10::Stream& /*stream*/) const override {
+    return true;
+  }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    note_read("wait for a stream");
+    test_streams::wait_for(stream);
+  }
+  void synchronizeEvent(void* event) const override {
+    note_read("wait for an event");
+    test_streams::wait_for(event);
+  }
+  void synchronizeDevice(at::DeviceIndex /*index*/) const override {
+    note_read("wait for it");
+  }
+  void recordDataPtrOnStream(const at::DataPtr& data, const c10::Stream& stream) const override {
+    static_cast<size_t*>(data.get_context())[1] = static_cast<size_t>(stream.id());
+  }
 };
 
 struct Hooks final : at::PrivateUse1HooksInterface {
@@ -153,7 +194,21 @@ at::Tensor on_host(const at::Tensor& tensor) {
 }
 
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool /*non_blocking*/) {
-  on_host(to).copy_(on_host(self));
+  if (computing) {
+    on_host(to).copy_(on_host(self));
+  } else if (to.is_cpu()) {
+    note_read("copy from it");
+    test_streams::wait_for(test_streams::current(self.device()));
+    to.copy_(on_host(self));
+  } else if (self.is_cpu()) {
+    test_graphs::refuse_while_capturing("copy to it from memory that is not pinned");
+    // As from memory that is not pinned: the host's may change from now on.
+    test_streams::tell(test_streams::current(to.device()), [to, values = self.clone()] {
+      on_host(to).copy_(values);
+    });
+  } else {
+    test_graphs::tell([to, self] { on_host(to).copy_(on_host(self)); });
+  }
   return to;
 }
 
@@ -176,16 +231,17 @@ const at::Tensor& resize_(
 // NOLINTEND(bugprone-return-const-ref-from-parameter)
 
 at::Scalar item(const at::Tensor& self) {
+  note_read("read a number");
   return on_host(self).item();
 }
 
 at::Tensor& fill(at::Tensor& self, const at::Scalar& value) {
-  on_host(self).fill_(value);
+  test_graphs::tell([self, value] { on_host(self).fill_(value); });
   return self;
 }
 
 at::Tensor& zero(at::Tensor& self) {
-  on_host(self).zero_();
+  test_graphs::tell([self] { on_host(self).zero_(); });
   return self;
 }
 
@@ -194,8 +250,23 @@ bool may_change_places(const at::Tensor& self, const at::Tensor& from) {
   return self.layout() == at::kStrided && from.layout() == at::kStrided;
 }
 
+void compute(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const bool before = std::exchange(computing, true);
+  try {
+    at::native::cpu_fallback(op, stack);
+  } catch (...) {
+    computing = before;
+    throw;
+  }
+  computing = before;
+}
+
 void compute_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  at::native::cpu_fallback(op, stack);
+  if (computing) {
+    compute(op, stack);
+  } else {
+    test_graphs::call(op, *stack, &compute);
+  }
 }
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
@@ -228,6 +299,7 @@ at::Device test_device(int index) {
     c10::register_privateuse1_backend("test");
     static Hooks hooks;
     at::RegisterPrivateUse1HooksInterface(&hooks);
+    test_graphs::register_graphs();
     return true;
   }();
   return {registered ? kType : at::kCPU, static_cast<at::DeviceIndex>(index)};
@@ -235,6 +307,19 @@ at::Device test_device(int index) {
 
 void hold_test_device_events(bool hold) {
   events_held = hold;
+}
+
+void hold_test_device_streams(bool hold) {
+  test_streams::hold(hold);
+}
+
+bool test_device_keeps_for(const at::Tensor& tensor, c10::Stream stream) {
+  return static_cast<const size_t*>(tensor.storage().data_ptr().get_context())[1] ==
+         static_cast<size_t>(stream.id());
+}
+
+int64_t test_device_reads() {
+  return reads;
 }
 
 void limit_test_device(std::optional<int64_t> bytes) {
