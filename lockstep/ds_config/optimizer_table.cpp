@@ -26,7 +26,7 @@ std::vector<ParameterSpec> with_common(std::vector<ParameterSpec> own, bool capt
                        "capturable",
                        KeyKind::kBoolean,
                        "false",
-                       "its update reads from the device, and cannot be captured; try AdamW"));
+                       "its update takes numbers from the host each time, and cannot be captured; try AdamW"));
   own.push_back(fixed(
       "fp32_optimizer_states",
       KeyKind::kBoolean,
