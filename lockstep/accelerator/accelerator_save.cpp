@@ -68,8 +68,8 @@ void Accelerator::collect_training(
       continue;
     }
     NamedTensors tensors = without_ties(state.models[i].parameters(), state.models[i].buffers());
-    if (state.is_paged()) {
-      state.sharding->pager()->write_back();
+    if (state.is_paged() || (state.sharding && state.sharding->has_masters())) {
+      state.sharding->write_back();
       add_sharded_model(contents, files::numbered("model", i), tensors, *state.sharding);
       continue;
     }
