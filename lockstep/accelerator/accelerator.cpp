@@ -17,7 +17,9 @@
 #include "lockstep/base/log.h"
 #include "lockstep/flat/move_in_place.h"
 #include "lockstep/optim/follow_parameters.h"
+#include "lockstep/sync/reducer.h"
 #include "lockstep/watch/flight_recorder.h"
+#include "lockstep/zero/shard_store.h"
 
 namespace lockstep {
 namespace {
@@ -225,6 +227,10 @@ void Accelerator::add_model(const void* id, Tensors parameters, Tensors buffers,
       item.name = prefix + item.name;
     }
     state.loop->finite->watch(named);
+  }
+  for (const NamedTensor& item : trainable(parameters())) {
+    state.trains_in_16_bits =
+        state.trains_in_16_bits || zero::update_dtype(item.tensor) != item.tensor.scalar_type();
   }
   // Buckets of different models must not wait for each other: each further model has a group of its
   // own.

@@ -173,6 +173,7 @@ void Accelerator::forget_prepared() {
   state.optimizers.clear();
   state.optimizers_in_call.clear();
   state.models.clear();
+  state.trains_in_16_bits = false;
   state.parallels.clear();
   state.sharding.reset();
   for (const auto& loader : state.loaders) {

@@ -20,6 +20,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
 #include "lockstep/checkpoint/reader.h"
+#include "lockstep/flat/copy_values.h"
 
 namespace lockstep {
 namespace {
@@ -88,7 +89,7 @@ void Accelerator::check_models(Loading& loading) {
         .current = without_ties(state.models[i].parameters(), state.models[i].buffers()),
         .saved = loading.reader.tensor_set(
             files::numbered("model", i), state.writers_per_rank, loading.share)};
-    if (state.is_paged()) {
+    if (state.sharding) {
       loading.apply.emplace_back([&state] { state.sharding->settle_parameters(); });
       pieces = own_model_pieces(pieces.current, std::move(pieces.saved), *state.sharding);
     }
@@ -97,6 +98,11 @@ void Accelerator::check_models(Loading& loading) {
         std::move(pieces.saved),
         loading.path(files::model(i)),
         loading.options.strict));
+    loading.apply.emplace_back([whole = std::move(pieces.whole)] {
+      for (const auto& [parameter, value] : whole) {
+        flat::copy_values(parameter, value);  // What the masters round to.
+      }
+    });
     check_own_buffers(loading, i);
   }
 }

@@ -52,8 +52,8 @@ void Accelerator::collect_training(
       continue;
     }
     NamedTensors tensors = without_ties(state.models[i].parameters(), state.models[i].buffers());
-    if (state.is_paged()) {
-      state.sharding->pager()->write_back();
+    if (state.is_paged() || (state.sharding && state.sharding->has_masters())) {
+      state.sharding->write_back();
       if (state.saves_whole()) {
         if (state.saving->rank() == 0) {
           whole.add_tensors(files::model(i), std::move(tensors), {{"format", "pt"}});

@@ -79,6 +79,18 @@ zero::PlusPlusOptions plus_plus(const ZeroPlugin& plugin, const WorldSpec& world
   return options;
 }
 
+/// Where fp32 masters lie: where all of the state does, else on the device.
+OffloadParam with_the_state(const OffloadOptimizer& optimizer) {
+  if (optimizer.ratio < 1) {
+    return {};
+  }
+  return {
+      .device = optimizer.device,
+      .nvme_path = optimizer.nvme_path,
+      .pin_memory = optimizer.pin_memory,
+      .max_in_cpu = 0};
+}
+
 void check_offload(const ZeroPlugin& zero) {
   const OffloadOptimizer& optimizer = zero.offload_optimizer;
   const OffloadParam& param = zero.offload_param;
@@ -123,7 +135,7 @@ void check_offload(const ZeroPlugin& zero) {
 
 bool Accelerator::is_sharded() const {
   const std::optional<ZeroPlugin>& zero = state_->options.zero;
-  return zero.has_value() && (use_distributed() || zero->offloads());
+  return zero.has_value() && (use_distributed() || zero->offloads() || state_->trains_in_16_bits);
 }
 
 void Accelerator::refuse_zero(const char* where, const char* because) const {
@@ -334,7 +346,8 @@ void Accelerator::shard_parameters() {
               {.max_live_elements = plugin.stage3_max_live_parameters,
                .prefetch = plugin.stage3_prefetch},
           .plus_plus = plus_plus(plugin, state.world, state.group),
-          .offload = plugin.offload_param});
+          .offload = plugin.offload_param,
+          .offload_masters = with_the_state(plugin.offload_optimizer)});
   flat->update_instead(pieces_of(*state.sharding), plugin.offload_optimizer);
   optimizer.set_sharding(state.sharding);
   model.sync = state.sharding;

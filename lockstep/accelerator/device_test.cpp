@@ -94,14 +94,16 @@ void train(
     Accelerator& accelerator,
     const MakeOptimizer& make_optimizer,
     Left& left,
-    const std::filesystem::path& folder = {}) {
+    const std::filesystem::path& folder = {},
+    at::ScalarType dtype = at::kFloat) {
   Net net;
+  net->to(dtype);
   auto [model, optimizer, loader] = accelerator.prepare(
       net, make_optimizer(net->parameters()), data::Loader(samples(), {.batch_size = 5}));
   for (int64_t epoch = 0; epoch < 3; ++epoch) {
     for (const auto& [x, y] : loader) {
       auto micro_step = accelerator.accumulate(model);
-      const at::Tensor loss = (model->forward(x) - y).square().mean();
+      const at::Tensor loss = (model->forward(x.to(dtype)) - y).square().mean();
       EXPECT_EQ(loss.device(), accelerator.device());
       accelerator.backward(loss);
       accelerator.clip_grad_norm_(model->parameters(), 0.1);
@@ -304,7 +306,7 @@ std::vector<ZeroPlugin> offloading(const std::filesystem::path& folder) {
   return all;
 }
 
-TEST(Device, an_update_on_the_host_gives_the_numbers_of_the_cpu) {
+void expect_offloaded_as_on_the_cpu(at::ScalarType dtype) {
   test_device();
   const TestFolder folder;
   for (const ZeroPlugin& plugin : offloading(folder.path())) {
@@ -313,7 +315,7 @@ TEST(Device, an_update_on_the_host_gives_the_numbers_of_the_cpu) {
     std::vector<Left> device(2);
     const auto run = [&](const AcceleratorOptions& options, std::vector<Left>& all) {
       two_ranks(options, [&](Accelerator& accelerator) {
-        train(accelerator, adamw, all[static_cast<size_t>(accelerator.process_index())]);
+        train(accelerator, adamw, all[static_cast<size_t>(accelerator.process_index())], {}, dtype);
       });
     };
     run({.cpu = true, .zero = ZeroPlugin{.stage = plugin.stage, .bucket_cap_bytes = 200}}, cpu);
@@ -321,6 +323,14 @@ TEST(Device, an_update_on_the_host_gives_the_numbers_of_the_cpu) {
     expect_equal(cpu[0], device[0]);
     expect_equal(cpu[1], device[1]);
   }
+}
+
+TEST(Device, an_update_on_the_host_gives_the_numbers_of_the_cpu) {
+  expect_offloaded_as_on_the_cpu(at::kFloat);
+}
+
+TEST(Device, masters_on_the_host_give_the_numbers_of_the_cpu) {
+  expect_offloaded_as_on_the_cpu(at::kBFloat16);
 }
 
 /// Whether one process can train a million parameters on a device with room for `bytes`.

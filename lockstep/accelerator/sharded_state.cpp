@@ -13,6 +13,11 @@
 namespace lockstep {
 namespace {
 
+/// Whether what counts of a tensor are the ranks' pieces.
+bool is_in_pieces(const at::Tensor& tensor, const zero::Sharding& sharding) {
+  return comm::is_paged(tensor) || sharding.has_masters_of(tensor);
+}
+
 /// This rank's part of the set of tensors `stem`.
 void add_part(
     checkpoint::Contents& contents,
@@ -71,7 +76,7 @@ void add_sharded_model(
   NamedTensors own;
   checkpoint::Slices slices;
   for (const NamedTensor& item : tensors) {
-    if (!comm::is_paged(item.tensor)) {
+    if (!is_in_pieces(item.tensor, sharding)) {
       if (sharding.group().rank() == 0) {
         own.push_back(item);
       }
@@ -95,17 +100,21 @@ ModelPieces own_model_pieces(
   ModelPieces pieces;
   for (const NamedTensor& item : current) {
     const auto found = values.find(item.name);
-    if (found == values.end() || !comm::is_paged(item.tensor) ||
+    if (found == values.end() || !is_in_pieces(item.tensor, sharding) ||
         found->second.sizes() != item.tensor.sizes()) {
       pieces.current.push_back(item);
       continue;
     }
+    const at::Tensor& value = found->second;
+    const bool is_own = value.scalar_type() == item.tensor.scalar_type();
     for (const at::Tensor& piece : sharding.pieces_of({item.tensor})) {
       pieces.current.push_back({item.name, piece});
-      pieces.saved.push_back(
-          {item.name,
-           found->second.reshape({-1}).narrow(
-               0, sharding.piece_with(piece)->begin, piece.numel())});
+      const at::Tensor part =
+          value.reshape({-1}).narrow(0, sharding.piece_with(piece)->begin, piece.numel());
+      pieces.saved.push_back({item.name, is_own ? part.to(piece.scalar_type()) : part});
+    }
+    if (sharding.has_masters_of(item.tensor)) {
+      pieces.whole.emplace_back(item.tensor, value);
     }
     values.erase(found);
   }

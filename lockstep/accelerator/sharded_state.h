@@ -2,6 +2,8 @@
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "lockstep/checkpoint/contents.h"
 #include "lockstep/comm/named_tensor.h"
@@ -19,20 +21,23 @@ void add_sharded_optimizer(
     const zero::Sharding& sharding,
     const ParameterName& names);
 
-/// Adds what this rank has of a model in stage 3, by the same rules: slices of parameters that come
-/// and go, and, on rank 0, all else of `tensors`.
+/// Adds what this rank has of a model, by the same rules: slices of parameters that come and go,
+/// and of the fp32 masters of others, and, on rank 0, all else of `tensors`.
 void add_sharded_model(
     checkpoint::Contents& contents,
     const std::string& stem,
     const NamedTensors& tensors,
     const zero::Sharding& sharding);
 
-/// A model's tensors and their saved values, as this rank has them in stage 3: a parameter that
-/// comes and goes becomes this rank's piece of it, 1-D, on both sides; one of which other ranks own
-/// all is left out. What does not fit together stays as it is, to be refused.
+/// A model's tensors and their saved values, as this rank has them: a parameter that comes and
+/// goes, or has fp32 masters, becomes this rank's piece of it, 1-D, on both sides; one of which
+/// other ranks own all is left out. What was saved in the parameter's own dtype is in its piece's
+/// then. What does not fit together stays as it is, to be refused.
 struct ModelPieces {
   NamedTensors current;
   NamedTensors saved;
+  /// Parameters with masters that this rank has whole, and what they were saved as.
+  std::vector<std::pair<at::Tensor, at::Tensor>> whole = {};
 };
 ModelPieces own_model_pieces(
     const NamedTensors& current, NamedTensors saved, const zero::Sharding& sharding);

@@ -2,6 +2,7 @@
 #include "lockstep/accelerator/training_state.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 #include <set>
 #include <utility>
@@ -48,6 +49,16 @@ NamedTensors random_states(at::Device device) {
   return states;
 }
 
+namespace {
+
+/// ZeRO saves fp32 masters of what has 16 bits.
+bool is_master(const at::Tensor& saved, const at::Tensor& current) {
+  return saved.scalar_type() == at::kFloat &&
+         (current.scalar_type() == at::kHalf || current.scalar_type() == at::kBFloat16);
+}
+
+}  // namespace
+
 std::function<void()> check_model(
     const NamedTensors& current, NamedTensors saved, const std::string& path, bool strict) {
   std::map<std::string, at::Tensor> left;
@@ -56,6 +67,7 @@ std::function<void()> check_model(
   }
   std::vector<std::string> missing;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+  int64_t rounded = 0;
   for (const NamedTensor& item : current) {
     const auto found = left.find(item.name);
     if (found == left.end()) {
@@ -63,7 +75,9 @@ std::function<void()> check_model(
       continue;
     }
     const at::Tensor& value = found->second;
-    if (value.sizes() != item.tensor.sizes() || value.scalar_type() != item.tensor.scalar_type()) {
+    const bool rounds = is_master(value, item.tensor);
+    if (value.sizes() != item.tensor.sizes() ||
+        !(rounds || value.scalar_type() == item.tensor.scalar_type())) {
       throw CheckpointError(
           path,
           fmt::format(
@@ -74,6 +88,7 @@ std::function<void()> check_model(
               fmt::join(item.tensor.sizes(), ", ")),
           item.name);
     }
+    rounded += rounds ? 1 : 0;
     copies.emplace_back(item.tensor, value);
     left.erase(found);
   }
@@ -88,6 +103,13 @@ std::function<void()> check_model(
       throw CheckpointError(path, "is of another model; " + differences);
     }
     log_warning(fmt::format("{} is of another model, and loaded in part; {}", path, differences));
+  }
+  if (rounded > 0) {
+    log_warning(fmt::format(
+        "{} holds fp32 values of {} tensors that are trained in 16 bits here, without masters: "
+        "they are rounded; ZeRO's stages 1 to 3 keep them",
+        path,
+        rounded));
   }
   return [copies = std::move(copies)] {
     for (const auto& [parameter, value] : copies) {

@@ -27,8 +27,8 @@ at::Tensor random_state();
 /// The same as "cpu", and with a CUDA `device` that of its default generator as "cuda".
 NamedTensors random_states(at::Device device);
 
-/// Checks that `saved` is `current`'s names, shapes and dtypes. Unless `strict`, names that only
-/// one of them has are left out, with a warning.
+/// Checks that `saved` is `current`'s names, shapes and dtypes; fp32 may become fp16 or bf16, with
+/// a warning. Unless `strict`, names that only one of them has are left out, with a warning.
 std::function<void()> check_model(
     const NamedTensors& current, NamedTensors saved, const std::string& path, bool strict = true);
 

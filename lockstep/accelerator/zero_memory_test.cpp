@@ -61,17 +61,20 @@ class AllocatedBytes final : public c10::MemoryReportingInfoBase {
   int64_t most_ = 0;
 };
 
-/// Adam's two moments count as state; there is no other copy of fp32 parameters.
-TEST(ZeroMemory, of_parameters_gradients_and_state_is_what_the_formulas_say) {
+/// Adam's two moments count as state; there is no other copy of fp32 parameters, and one in fp32 of
+/// this rank's part of those in 16 bits.
+void expect_formulas(at::ScalarType dtype) {
   constexpr int kLayers = 24;
   constexpr int64_t kWidth = 256;
-  constexpr double kParameters = 4.0 * kLayers * kWidth * kWidth;
-  constexpr double kUnit = kParameters / kLayers;
+  constexpr double kElements = 1.0 * kLayers * kWidth * kWidth;
+  const bool masters = dtype != at::kFloat;
+  const double parameters = kElements * static_cast<double>(c10::elementSize(dtype));
+  const double unit = parameters / kLayers;
   for (const int world : {2, 4}) {
     for (const int stage : {1, 2, 3}) {
       const ZeroPlugin plugin{
           .stage = stage,
-          .bucket_cap_bytes = static_cast<int64_t>(kUnit),
+          .bucket_cap_bytes = static_cast<int64_t>(unit),
           .stage3_max_live_parameters = kWidth * kWidth * 2};
       accelerated_ranks(world, {.zero = plugin}, [&](Accelerator& accelerator) {
         const auto counted = std::make_shared<AllocatedBytes>();
@@ -80,23 +83,34 @@ TEST(ZeroMemory, of_parameters_gradients_and_state_is_what_the_formulas_say) {
         for (int i = 0; i < kLayers; ++i) {
           net->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
         }
+        net->to(dtype);
         auto [model, optimizer] =
             accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 1e-3}));
         for (int step = 0; step < 3; ++step) {
           optimizer.zero_grad();
-          accelerator.backward(model->forward(at::ones({1, kWidth})).square().sum());
+          accelerator.backward(model->forward(at::ones({1, kWidth}, dtype)).square().sum());
           optimizer.step();
         }
-        const double state = 3 * kParameters / world;  // And the gradients.
-        const double ideal = state + (stage == 3 ? kParameters / world : kParameters);
+        // Two moments, the gradients, and this rank's part of what is updated where it is not the
+        // parameters themselves.
+        const double own = (masters || stage == 3 ? 4 : 3) * 4 * kElements / world;
+        const double ideal = own + (stage == 3 ? 0 : parameters);
         const auto bytes = static_cast<double>(counted->bytes());
         EXPECT_GE(bytes, ideal) << "stage " << stage << " of " << world;
         // In stage 3 the memory of units stays for the next ones.
-        const double live = stage == 3 ? 3 * kUnit : 0;
+        const double live = stage == 3 ? 3 * unit : 0;
         EXPECT_LE(bytes, ideal * 1.05 + live) << "stage " << stage << " of " << world;
       });
     }
   }
+}
+
+TEST(ZeroMemory, of_parameters_gradients_and_state_is_what_the_formulas_say) {
+  expect_formulas(at::kFloat);
+}
+
+TEST(ZeroMemory, of_parameters_in_16_bits_is_that_and_masters_of_this_ranks_part) {
+  expect_formulas(at::kBFloat16);
 }
 
 TEST(ZeroMemory, a_full_state_dict_takes_that_of_a_few_tensors_on_any_rank) {

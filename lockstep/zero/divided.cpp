@@ -2,12 +2,14 @@
 #include "lockstep/zero/divided.h"
 
 #include <algorithm>
+#include <iterator>
 #include <map>
 #include <set>
 
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/zero/shard_store.h"
 
 namespace lockstep::zero {
 
@@ -54,6 +56,15 @@ NamedTensors divided_though_frozen(const NamedTensors& all, int64_t keep_up_to_e
     }
   }
   return frozen;
+}
+
+NamedTensors with_masters(const NamedTensors& all, int64_t elements) {
+  NamedTensors found;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(found), [&](const NamedTensor& item) {
+    return item.tensor.numel() <= elements &&
+           update_dtype(item.tensor) != item.tensor.scalar_type();
+  });
+  return found;
 }
 
 NamedTensors joined(NamedTensors first, const NamedTensors& second) {

@@ -18,6 +18,10 @@ std::vector<NamedTensors> by_group(
 /// nothing trains. Each once, whatever names it has.
 NamedTensors divided_though_frozen(const NamedTensors& all, int64_t keep_up_to_elements);
 
+/// Those of at most `elements` elements that are trained, and updated in another dtype than their
+/// own.
+NamedTensors with_masters(const NamedTensors& all, int64_t elements);
+
 /// Those of `first`, then those of `second`.
 NamedTensors joined(NamedTensors first, const NamedTensors& second);
 

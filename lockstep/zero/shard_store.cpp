@@ -5,12 +5,20 @@
 
 #include <fmt/format.h>
 
+#include <ATen/ops/all.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include "lockstep/base/error.h"
 
 namespace lockstep::zero {
+
+at::ScalarType update_dtype(const at::Tensor& parameter) {
+  const at::ScalarType own = parameter.scalar_type();
+  const bool is_short = own == at::kHalf || own == at::kBFloat16;
+  return parameter.requires_grad() && is_short ? at::kFloat : own;
+}
 
 ShardPlaces::ShardPlaces(const OffloadParam& options) : options_(options) {
   if (options_.max_in_cpu < 0) {
@@ -30,8 +38,9 @@ void ShardPlaces::reserve(const NamedTensors& parameters, int64_t kept, int rank
   int64_t bytes = 0;
   for (const NamedTensor& item : parameters) {
     if (item.tensor.numel() > kept) {
-      elements += item.tensor.numel() / ranks;
-      bytes += static_cast<int64_t>(item.tensor.nbytes()) / ranks;
+      const int64_t own = item.tensor.numel() / ranks;
+      elements += own;
+      bytes += own * static_cast<int64_t>(c10::elementSize(update_dtype(item.tensor)));
     }
   }
   if (file_ && elements > options_.max_in_cpu) {
@@ -54,40 +63,63 @@ ShardStore::ShardStore(
     const Group& group,
     int64_t elements,
     const at::TensorOptions& options,
+    at::ScalarType dtype,
     const ShardPlaces::Place& place)
-    : device_(options.device()) {
+    : device_(options.device()), are_masters_(c10::typeMetaToScalarType(options.dtype()) != dtype) {
+  const at::TensorOptions own = options.dtype(dtype);
   if (place.device == OffloadDevice::kNvme) {
-    file_ = std::make_shared<offload::FileTensor>(place.file, elements, options);
+    file_ = std::make_shared<offload::FileTensor>(place.file, elements, own);
     values_ = file_->tensor();
   } else if (place.device == OffloadDevice::kCpu && !device_.is_cpu()) {
     values_ = at::zeros(
-        {elements}, options.device(at::kCPU).pinned_memory(place.pinned && device_.is_cuda()));
+        {elements}, own.device(at::kCPU).pinned_memory(place.pinned && device_.is_cuda()));
+  } else if (are_masters_) {
+    values_ = at::zeros({elements}, own);  // They do not travel themselves.
   } else {
-    values_ = group.empty({elements}, options).zero_();
+    values_ = group.empty({elements}, own).zero_();
   }
+}
+
+at::Tensor ShardStore::in_memory() const {
+  if (!file_) {
+    return values_;
+  }
+  at::Tensor host = at::empty(values_.sizes(), values_.options());
+  file_->read(host.mutable_data_ptr());
+  return host;
 }
 
 void ShardStore::load(const at::Tensor& to) const {
-  if (!file_) {
-    to.copy_(values_, /*non_blocking=*/values_.is_pinned());
-    return;
-  }
-  if (to.is_cpu()) {
+  if (file_ && to.is_cpu() && !are_masters_) {
     file_->read(to.mutable_data_ptr());
     return;
   }
-  const at::Tensor host = at::empty(values_.sizes(), values_.options());
-  file_->read(host.mutable_data_ptr());
-  to.copy_(host);
+  to.copy_(in_memory(), /*non_blocking=*/values_.is_pinned() && !are_masters_);
 }
 
 void ShardStore::store(const at::Tensor& from) {
-  if (!file_) {
+  if (are_masters_) {
+    store_written(from);
+  } else if (file_) {
+    const at::Tensor host = from.to(at::kCPU).contiguous();
+    file_->write(host.const_data_ptr());
+  } else {
     values_.copy_(from);
-    return;
   }
-  const at::Tensor host = from.to(at::kCPU).contiguous();
-  file_->write(host.const_data_ptr());
+}
+
+void ShardStore::store_written(const at::Tensor& from) {
+  const at::Tensor now = in_memory();
+  const at::Tensor given = from.to(now.device());
+  // By bits: a NaN is what it was, too.
+  const at::Tensor unwritten =
+      now.to(given.scalar_type()).view(at::kShort).eq(given.view(at::kShort));
+  if (!file_) {
+    at::where_out(values_, unwritten, values_, given);
+  } else if (!unwritten.all().item<bool>()) {
+    const at::Tensor mixed = at::where(unwritten, now, given);
+    file_->write(mixed.const_data_ptr());
+  }
 }
 
 }  // namespace lockstep::zero

@@ -13,7 +13,11 @@
 
 namespace lockstep::zero {
 
-/// Decides where the shards of paged buckets lie, in the order they are made: those of
+/// What a parameter is updated in: a trained one of fp16 or bf16 in fp32, of which its own values
+/// are the rounding; any other in its own dtype.
+at::ScalarType update_dtype(const at::Tensor& parameter);
+
+/// Decides where shards that lie apart from their buckets do, in the order they are made: those of
 /// OffloadParam's kNvme in one file of this rank, but for the first of them, up to max_in_cpu
 /// elements. Always the same ones: buckets are used one after the other, so of any that come and go
 /// each would have gone when its turn comes.
@@ -21,8 +25,9 @@ class ShardPlaces {
  public:
   /// ConfigError if there is no such folder.
   explicit ShardPlaces(const OffloadParam& options);
-  /// Room for this rank's part of those of `parameters` that have more than `kept` elements, all at
-  /// once, so that it is missed before anything is laid out. ConfigError if there is none.
+  /// Room for this rank's part of those of `parameters` that have more than `kept` elements, as
+  /// they are updated, all at once, so that it is missed before anything is laid out. ConfigError
+  /// if there is none.
   void reserve(const NamedTensors& parameters, int64_t kept, int ranks);
 
   struct Place {
@@ -39,30 +44,41 @@ class ShardPlaces {
   int64_t in_memory_ = 0;  ///< Elements.
 };
 
-/// The values of a paged bucket that this rank owns, wherever they lie: with the bucket, in the
-/// host's memory, or in a file. Thread safety: none.
+/// The values of a bucket that this rank owns, wherever they lie: with the bucket, in the host's
+/// memory, or in a file; in the bucket's dtype, or in fp32 where that is fp16 or bf16. Then they
+/// are masters: the bucket has what they round to, and what is stored and is that already changes
+/// nothing, so that only what a program wrote takes the place of what the rounding has lost.
+/// Memory, while such are stored: of one bucket's shard 7 bytes an element, in files 15. Thread
+/// safety: none.
 class ShardStore {
  public:
-  /// Zeros. `options`: of the bucket, which `group` shares out.
+  /// Zeros of `dtype`. `options`: of the bucket, which `group` shares out.
   ShardStore(
       const Group& group,
       int64_t elements,
       const at::TensorOptions& options,
+      at::ScalarType dtype,
       const ShardPlaces::Place& place);
 
   /// All of them, 1-D; it may be on the host while the bucket is not, or in a file.
   const at::Tensor& values() const { return values_; }
   /// Whether they have to be brought to be computed with: by `load`.
-  bool is_away() const { return file_ != nullptr || values_.device() != device_; }
-  /// Onto `to`, a tensor of the bucket's device, in the order of its current stream.
+  bool is_away() const { return file_ != nullptr || are_masters_ || values_.device() != device_; }
+  bool are_masters() const { return are_masters_; }
+  /// Onto `to`, a tensor of the bucket, in the order of its current stream.
   void load(const at::Tensor& to) const;
-  /// `from`, of the bucket's device, is what they are from now on.
+  /// `from`, of the bucket, is what they are from now on.
   void store(const at::Tensor& from);
   /// Null unless they lie in one.
   const std::shared_ptr<offload::FileTensor>& file() const { return file_; }
 
  private:
+  /// In memory.
+  at::Tensor in_memory() const;
+  void store_written(const at::Tensor& from);
+
   at::Device device_;
+  bool are_masters_;
   at::Tensor values_;
   std::shared_ptr<offload::FileTensor> file_;
 };

@@ -47,11 +47,19 @@ ShardedBucket::ShardedBucket(
   options_ = parameters[slots_[0].parameter].detach().options();
   if (residence == Residence::kPaged) {
     paged_ = std::make_unique<PagedBuffer>(length_, options_, kUntouchable);
-    store_ = std::make_unique<ShardStore>(
-        group, part, options_, places != nullptr ? places->next(part) : ShardPlaces::Place());
-    shard_ = store_->values();
   } else {
     values_ = group.empty({length_}, options_).zero_();
+  }
+  const at::Tensor& any = parameters[slots_[0].parameter];
+  if (paged_ || update_dtype(any) != any.scalar_type()) {
+    store_ = std::make_unique<ShardStore>(
+        group,
+        part,
+        options_,
+        update_dtype(any),
+        places != nullptr ? places->next(part) : ShardPlaces::Place());
+    shard_ = store_->values();
+  } else {
     shard_ = values_.narrow(0, first_, part);
   }
   for (size_t i = 0; i < slots_.size(); ++i) {
@@ -66,10 +74,10 @@ ShardedBucket::ShardedBucket(
     if (begin < end) {
       own = shard_.narrow(0, begin - first_, end - begin);
     }
+    if (store_ && own.defined()) {
+      own.copy_(parameter.reshape({-1}).narrow(0, begin - slot.offset, end - begin));
+    }
     if (paged_) {
-      if (own.defined()) {
-        own.copy_(parameter.reshape({-1}).narrow(0, begin - slot.offset, end - begin));
-      }
       parameter.set_data(paged_->view(slot.offset, parameter.sizes()));
     } else {
       const at::Tensor place = values_.narrow(0, slot.offset, slot.numel).view(parameter.sizes());
@@ -135,7 +143,7 @@ void ShardedBucket::start_reduce() {
     end = slots_[slot].offset + slots_[slot].numel;
   }
   gradients_.narrow(0, end, gradients_.numel() - end).zero_();
-  if (!has_gradients()) {
+  if (!has_gradients() && !has_masters()) {
     reduced_ = std::move(shard_gradient_);  // Nothing is to be added to.
   }
   if (!reduced_.defined()) {
@@ -165,8 +173,14 @@ void ShardedBucket::wait_reduce() {
 void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
   wait_reduce();
   taken_.assign(slots_.size(), false);
-  if (!has_gradients()) {
+  if (!has_gradients() && !has_masters()) {
     shard_gradient_ = std::move(reduced_);
+  } else if (!has_gradients()) {
+    if (!shard_gradient_.defined()) {
+      shard_gradient_ = at::empty(shard_.sizes(), options_.dtype(shard_.scalar_type()));
+    }
+    shard_gradient_.copy_(reduced_);
+    reduced_.reset();
   } else {
     for (const Piece& piece : pieces_) {
       if (!piece.values.grad().defined()) {  // Dropped since: what is there still is of before.

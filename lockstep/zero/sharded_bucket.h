@@ -23,7 +23,8 @@ namespace lockstep::zero {
 struct Piece {
   at::Tensor parameter;  ///< The model's.
   int64_t begin = 0;     ///< First element of the flattened parameter.
-  at::Tensor values;     ///< 1-D and a leaf; a view of the bucket's shard. What is updated.
+  at::Tensor values;     ///< 1-D and a leaf; a view of the bucket's shard. What is updated: fp32
+                         ///< where a trained parameter is fp16 or bf16.
 };
 
 /// What becomes of a bucket's values, all of which are in use now and then.
@@ -52,12 +53,16 @@ struct BucketTravel {
 /// all compute with equal bits. The shard stays exact: of what is written back only what differs
 /// from the rounded values is taken. A second copy is a part of those, equal for each close rank.
 ///
+/// Trained parameters of fp16 or bf16 have fp32 masters, which are the shard then, and a shard of
+/// gradients in fp32. The averages travel in the parameters' dtype, and add up in fp32.
+///
 /// Memory: parameters, or, if paged, a shard of them and all while a Pager says so; a shard of
-/// gradients; a bucket of gradients while they are under way. Thread safety: none.
+/// gradients; with masters a shard of these, as they are updated; a bucket of gradients while they
+/// are under way. Thread safety: none.
 class ShardedBucket final : public Pageable {
  public:
   /// `plan`: of `parameters`, as flat::plan_buckets makes it. Where parameters are frozen there are
-  /// no gradients. `places`: where the shard of one that is paged may lie; null: with it.
+  /// no gradients. `places`: where a shard may lie that is paged, or masters; null: with it.
   /// Collective.
   ShardedBucket(
       const flat::BucketPlan& plan,
@@ -73,6 +78,7 @@ class ShardedBucket final : public Pageable {
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   const std::vector<Piece>& pieces() const { return pieces_; }
   bool is_paged() const { return paged_ != nullptr; }
+  bool has_masters() const { return store_ && store_->are_masters(); }
   /// The values of this rank's shard; see ShardStore for where.
   const at::Tensor& shard() const { return shard_; }
   /// Null unless they lie in a file.
@@ -108,7 +114,7 @@ class ShardedBucket final : public Pageable {
   bool travels_rounded() const override { return travel_.quantized_weights; }
   bool keeps_secondary() const override { return travel_.plus_plus.close.size() > 1; }
   void drop_secondary() override { secondary_.reset(); }
-  /// If paged: what was written to the parameters is taken into the shard.
+  /// If paged, or with masters: what was written to the parameters is taken into the shard.
   void write_back() override;
   /// Only of one that is paged.
   PagedBuffer& buffer() override { return *paged_; }
@@ -138,7 +144,7 @@ class ShardedBucket final : public Pageable {
   std::vector<at::Tensor> parameters_;  ///< [slot]
   std::unique_ptr<PagedBuffer> paged_;
   at::Tensor values_;                  ///< Unless paged.
-  std::unique_ptr<ShardStore> store_;  ///< If paged.
+  std::unique_ptr<ShardStore> store_;  ///< If paged, or with masters.
   at::Tensor shard_;
   at::TensorOptions options_;  ///< Of all values, wherever the shard is.
   int64_t first_ = 0;          ///< Where the shard begins.

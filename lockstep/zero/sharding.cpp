@@ -76,6 +76,12 @@ Sharding::Sharding(
   } else {
     reduce_group_ = group_;
   }
+  const int64_t largest_kept =
+      paged ? options.keep_up_to_elements : std::numeric_limits<int64_t>::max();
+  if (const NamedTensors masters = with_masters(parameters, largest_kept); !masters.empty()) {
+    master_places_.emplace(options.offload_masters);
+    master_places_->reserve(masters, /*kept=*/0, group_.size());
+  }
   travel_ = {
       .parameters = group_,
       .gradients = reduce_group_,
@@ -147,7 +153,8 @@ void Sharding::lay_out(
             ? travel_
             : BucketTravel{
                   .parameters = group_, .gradients = reduce_group_, .spares = travel_.spares};
-    buckets_.push_back(std::make_unique<ShardedBucket>(plan, tensors, travel, residence, places()));
+    buckets_.push_back(
+        std::make_unique<ShardedBucket>(plan, tensors, travel, residence, places(residence)));
     ShardedBucket& bucket = *buckets_.back();
     if (residence == Residence::kPaged) {
       pager_->add(bucket, items[static_cast<size_t>(plan.slots.back().parameter)].name);
@@ -164,6 +171,9 @@ void Sharding::lay_out(
 void Sharding::note_pieces(const ShardedBucket& bucket) {
   for (const at::Tensor& parameter : bucket.parameters()) {
     pieces_of_.try_emplace(parameter.unsafeGetTensorImpl());  // Others may own all of it.
+    if (bucket.has_masters() && !bucket.is_paged()) {
+      mastered_.insert(parameter.unsafeGetTensorImpl());
+    }
   }
   for (const Piece& piece : bucket.pieces()) {
     piece_with_[piece.values.unsafeGetTensorImpl()] = piece;
@@ -174,8 +184,8 @@ void Sharding::note_pieces(const ShardedBucket& bucket) {
 void Sharding::page_frozen(const NamedTensors& frozen, const ShardingOptions& options) {
   const std::vector<at::Tensor> tensors = tensors_of(frozen);
   for (const flat::BucketPlan& plan : plan(tensors, options, options.cap_bytes)) {
-    frozen_.push_back(
-        std::make_unique<ShardedBucket>(plan, tensors, travel_, Residence::kPaged, places()));
+    frozen_.push_back(std::make_unique<ShardedBucket>(
+        plan, tensors, travel_, Residence::kPaged, places(Residence::kPaged)));
     pager_->add(*frozen_.back(), frozen[static_cast<size_t>(plan.slots.back().parameter)].name);
     note_pieces(*frozen_.back());
   }
@@ -371,6 +381,23 @@ void Sharding::settle_parameters() {
   if (pager_) {
     pager_->release_all();
   }
+  write_back_masters();
+}
+
+void Sharding::write_back() {
+  if (pager_) {
+    pager_->write_back();
+  }
+  write_back_masters();
+}
+
+void Sharding::write_back_masters() {
+  const c10::AutoGradMode no_grad(false);
+  for (const auto& bucket : buckets_) {
+    if (bucket->has_masters() && !bucket->is_paged()) {
+      bucket->write_back();
+    }
+  }
 }
 
 void Sharding::gather_parameters() {
@@ -417,6 +444,10 @@ std::vector<at::Tensor> Sharding::pieces_of(const std::vector<at::Tensor>& param
     }
   }
   return all;
+}
+
+bool Sharding::has_masters_of(const at::Tensor& parameter) const {
+  return mastered_.contains(parameter.unsafeGetTensorImpl());
 }
 
 const Piece* Sharding::piece_with(const at::Tensor& values) const {

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -38,6 +39,8 @@ struct ShardingOptions {
   PlusPlusOptions plus_plus = {};
   /// Only of paged parameters: where each rank's part of them lies.
   OffloadParam offload = {};
+  /// Where fp32 masters lie of parameters that are kept.
+  OffloadParam offload_masters = {};
 };
 
 /// ZeRO's stages: each rank owns an equal part of every bucket of parameters, has the gradients and
@@ -55,9 +58,15 @@ struct ShardingOptions {
 /// Sends a step and rank (N-1)/N * (gradient + parameter) bytes, as an all-reduce does, and a byte
 /// a parameter; in stage 3 parameters come twice, for forward and for backward. With ZeRO++
 /// (PlusPlusOptions) they, and gradients, are rounded on their way, or come from close ranks; what
-/// is kept whole, and what is updated and saved, is exact. Memory: parameters
-/// whole, or in stage 3 1/N (on the host or in files, if offloaded) and the units in use; of
-/// gradients and state 1/N, and while backward runs up to three buckets that are under way.
+/// is kept whole, and what is updated and saved, is exact.
+///
+/// Parameters of fp16 and bf16 are updated in fp32: this rank's part has masters, a second copy,
+/// with fp32 gradients, and after an update the parameters are what these round to. What a program
+/// writes to a parameter, and is not that already, is its master's value from the next update on.
+///
+/// Memory: parameters whole, or in stage 3 1/N (on the host or in files, if offloaded) and the
+/// units in use; of gradients, state and masters 1/N, and while backward runs up to three buckets
+/// that are under way.
 ///
 /// Thread safety: none; one backward at a time. After: Rajbhandari et al., "ZeRO", SC 2020, with
 /// every bucket cut evenly instead of the whole model.
@@ -96,9 +105,11 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   /// ConfigError for a trained parameter that has got other memory since it was divided, and would
   /// not be updated. Local.
   void check_in_place() const;
-  /// Before the shards are updated or read: they have what was written to parameters. Whole
-  /// parameters that come when they are touched go.
+  /// Before the shards are updated: they have what was written to parameters. Whole parameters that
+  /// come when they are touched go.
   void settle_parameters();
+  /// Before the shards are read: the same, but what is whole stays.
+  void write_back();
   /// After an update of the shards: all ranks have all values, or will when they touch them.
   /// Collective. Throws CommError.
   void gather_parameters();
@@ -114,6 +125,10 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   std::vector<at::Tensor> pieces_of(const std::vector<at::Tensor>& parameters) const;
   /// The piece whose values these are; null for a tensor that is none.
   const Piece* piece_with(const at::Tensor& values) const;
+  /// Whether the pieces of a parameter that all ranks have whole are fp32 masters of it.
+  bool has_masters_of(const at::Tensor& parameter) const;
+  /// Of any.
+  bool has_masters() const { return !mastered_.empty(); }
   /// This rank's, by their values.
   const std::map<const at::TensorImpl*, Piece>& pieces() const { return piece_with_; }
   /// Those of the shards, and what backward without averaging has left with the parameters.
@@ -136,8 +151,12 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
       const std::vector<at::Tensor>& tensors,
       const ShardingOptions& options,
       int64_t first_cap_bytes) const;
-  ShardPlaces* places() { return places_ ? &*places_ : nullptr; }
+  ShardPlaces* places(Residence residence) {
+    std::optional<ShardPlaces>& places = residence == Residence::kPaged ? places_ : master_places_;
+    return places ? &*places : nullptr;
+  }
   void note_pieces(const ShardedBucket& bucket);
+  void write_back_masters();
 
   Group group_;
   /// Where gradients travel: in stage 3 apart from parameters, which come in the order of the
@@ -150,13 +169,15 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   std::vector<std::unique_ptr<ShardedBucket>> buckets_;
   std::vector<std::unique_ptr<ShardedBucket>> frozen_;
   std::vector<std::unique_ptr<Pageable>> others_;
-  std::optional<ShardPlaces> places_;  ///< If paged.
+  std::optional<ShardPlaces> places_;         ///< If paged.
+  std::optional<ShardPlaces> master_places_;  ///< If any that is kept has masters.
   std::unique_ptr<Pager> pager_;
   std::vector<std::vector<size_t>> members_;  ///< [bucket][slot] Which parameter lies there.
   std::vector<size_t> bucket_of_;             ///< [parameter]
   std::vector<std::vector<Shard>> shards_;
   std::map<const at::TensorImpl*, Piece> piece_with_;
   std::map<const at::TensorImpl*, std::vector<at::Tensor>> pieces_of_;
+  std::set<const at::TensorImpl*> mastered_;  ///< Kept parameters.
   std::unique_ptr<BackwardHooks> hooks_;
 
   std::mutex mutex_;  // Gradients of GPUs arrive on autograd's own threads.

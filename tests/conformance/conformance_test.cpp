@@ -58,7 +58,8 @@ struct Strategy {
   int64_t local_sgd_steps = 0;  ///< 0: none.
   bool clip = false;
   /// Largest difference of a weight, against weights of about 0.5, and why it is not 0.
-  double tolerance = 2e-6;  ///< Sums over ranks are in another order than over a batch.
+  double tolerance = 2e-6;            ///< Sums over ranks are in another order than over a batch.
+  at::ScalarType dtype = at::kFloat;  ///< Of the parameters.
 };
 
 std::ostream& operator<<(std::ostream& out, const Strategy& strategy) {
@@ -184,6 +185,22 @@ std::vector<Strategy> strategies() {
              .tolerance = bf16 ? 4e-2 : 2e-6});
       }
     }
+    for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+      for (const int64_t micro_steps : {1, 4}) {
+        const bool half = dtype == at::kHalf;
+        all.push_back(
+            {.name = fmt::format(
+                 "zero_{}_{}_parameters{}",
+                 stage,
+                 half ? "fp16" : "bf16",
+                 micro_steps > 1 ? "_accumulation_and_clipping" : ""),
+             .options = zero(stage, micro_steps, 1000, half ? Precision::kFP16 : Precision::kNo),
+             .micro_steps = micro_steps,
+             .clip = micro_steps > 1,
+             .tolerance = 4e-2,
+             .dtype = dtype});
+      }
+    }
   }
   return all;
 }
@@ -191,13 +208,15 @@ std::vector<Strategy> strategies() {
 Weights weights_of(AwkwardNet& net) {
   Weights weights;
   for (const auto& item : net->named_parameters()) {
-    weights[item.key()] = item.value().detach().clone();
+    weights[item.key()] =
+        item.value().detach().to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
   }
   return weights;
 }
 
 at::Tensor loss_of(AwkwardNet& net, const at::Tensor& x, const at::Tensor& y) {
-  return (net->forward(x).to(at::kFloat) - y).pow(2).mean();
+  const at::Tensor input = x.to(net->first->weight.scalar_type());
+  return (net->forward(input).to(at::kFloat) - y).pow(2).mean();
 }
 
 /// One process on whole batches, by torch alone.
@@ -246,6 +265,7 @@ struct Job {
 
 Job prepare(Accelerator& accelerator, const Strategy& strategy) {
   AwkwardNet net;
+  net->to(strategy.dtype);
   const int64_t rows = kGlobalBatch / accelerator.num_processes() / strategy.micro_steps;
   auto [model, optimizer, loader] = accelerator.prepare(
       net,

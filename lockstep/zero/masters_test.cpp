@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameters of fp16 and bf16, and the fp32 masters that the ranks have of them.
+#include <cmath>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include "lockstep/base/test_folder.h"
+#include "lockstep/comm/thread/ranks.h"
+#include "lockstep/zero/shard_store.h"
+#include "lockstep/zero/test_sharding.h"
+
+namespace lockstep::zero {
+namespace {
+
+/// A parameter and one that is frozen, of more elements than come together for nothing.
+struct Model {
+  explicit Model(at::ScalarType dtype)
+      : weight((at::arange(700, at::kFloat) / 100 + 1).to(dtype).set_requires_grad(true)),
+        other(at::full({33}, 0.5, dtype).set_requires_grad(true)),
+        frozen(at::full({40}, 2, dtype)) {}
+  NamedTensors named() const { return {{"weight", weight}, {"other", other}, {"frozen", frozen}}; }
+  std::vector<at::Tensor> trained() const { return {weight, other}; }
+
+  at::Tensor weight;
+  at::Tensor other;
+  at::Tensor frozen;
+};
+
+struct Setup {
+  std::string name;
+  at::ScalarType dtype;
+  ShardingOptions options;
+};
+
+std::vector<Setup> setups(const std::filesystem::path& folder) {
+  const OffloadParam in_file{.device = OffloadDevice::kNvme, .nvme_path = folder, .max_in_cpu = 0};
+  std::vector<Setup> all;
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+    const ShardingOptions kept{.residence = Residence::kKept};
+    const ShardingOptions paged{.residence = Residence::kPaged};
+    ShardingOptions partly = paged;
+    partly.keep_up_to_elements = 100;
+    ShardingOptions kept_in_files = kept;
+    kept_in_files.offload_masters = in_file;
+    ShardingOptions paged_in_files = partly;
+    paged_in_files.offload = paged_in_files.offload_masters = in_file;
+    for (const auto& [name, options] :
+         {std::pair("kept", kept),
+          std::pair("paged", paged),
+          std::pair("partly paged", partly),
+          std::pair("kept, in files", kept_in_files),
+          std::pair("paged, in files", paged_in_files)}) {
+      all.push_back({std::string(c10::toString(dtype)) + " " + name, dtype, options});
+    }
+  }
+  return all;
+}
+
+/// What all ranks' pieces have of a parameter, put together; fp32.
+at::Tensor masters_of(Group& group, const Sharding& sharding, const at::Tensor& parameter) {
+  at::Tensor all = at::zeros({parameter.numel()});
+  for (const at::Tensor& piece : sharding.pieces_of({parameter})) {
+    EXPECT_EQ(piece.scalar_type(), at::kFloat);
+    all.narrow(0, sharding.piece_with(piece)->begin, piece.numel()).copy_(piece.detach());
+  }
+  return group.all_reduce(all).wait().reshape(parameter.sizes());
+}
+
+void on_ranks(const std::function<void(Group group, Model& model, Sharding& sharding)>& body) {
+  const TestFolder folder;
+  for (const int world : {1, 2, 3}) {
+    for (const Setup& setup : setups(folder.path())) {
+      SCOPED_TRACE(setup.name + ", ranks " + std::to_string(world));
+      ranks(world, [&](Group group) {
+        Model model(setup.dtype);
+        const auto sharding = divided(model.named(), group, setup.options, {}, {model.trained()});
+        body(group, model, *sharding);
+      });
+    }
+  }
+}
+
+void add_to_masters(Sharding& sharding, const std::vector<at::Tensor>& of, double value) {
+  sharding.settle_parameters();
+  {
+    const c10::AutoGradMode no_grad(false);
+    for (at::Tensor& piece : sharding.pieces_of(of)) {
+      piece.add_(value);
+    }
+  }
+  sharding.gather_parameters();
+}
+
+TEST(Masters, are_the_values_in_fp32_and_the_frozen_have_none) {
+  on_ranks([](Group group, Model& model, Sharding& sharding) {
+    for (const at::Tensor& parameter : model.trained()) {
+      EXPECT_TRUE(
+          at::equal(masters_of(group, sharding, parameter), parameter.detach().to(at::kFloat)));
+    }
+    for (const at::Tensor& piece : sharding.pieces_of({model.frozen})) {
+      EXPECT_EQ(piece.scalar_type(), model.frozen.scalar_type());
+    }
+  });
+}
+
+TEST(Masters, collect_updates_that_the_parameters_would_lose) {
+  on_ranks([](Group group, Model& model, Sharding& sharding) {
+    const at::ScalarType dtype = model.weight.scalar_type();
+    const at::Tensor before = model.weight.detach().to(at::kFloat);
+    const float step = 1.0F / 8192;
+    ASSERT_TRUE(at::equal((before.to(dtype) + step).to(dtype), before.to(dtype)));
+    at::Tensor expected = before;
+    for (int i = 0; i < 200; ++i) {
+      add_to_masters(sharding, model.trained(), step);
+      expected = expected + step;
+    }
+    EXPECT_TRUE(at::equal(masters_of(group, sharding, model.weight), expected));
+    EXPECT_TRUE(at::equal(model.weight.detach(), expected.to(dtype)));
+    EXPECT_FALSE(at::equal(model.weight.detach(), before.to(dtype)));
+  });
+}
+
+TEST(Masters, take_what_a_program_writes_and_keep_the_rest) {
+  on_ranks([](Group group, Model& model, Sharding& sharding) {
+    const at::ScalarType dtype = model.weight.scalar_type();
+    const float step = 1.0F / 8192;
+    add_to_masters(sharding, model.trained(), step);
+    at::Tensor expected = masters_of(group, sharding, model.weight);
+    {
+      const c10::AutoGradMode no_grad(false);
+      model.weight.slice(0, 10, 400).fill_(-3.5);
+      model.weight.slice(0, 500, 510).mul_(1);  // Writes what is there.
+      model.weight.slice(0, 600, 601).fill_(NAN);
+      expected.slice(0, 10, 400).fill_(-3.5);
+      expected.slice(0, 600, 601).fill_(NAN);
+    }
+    sharding.write_back();
+    EXPECT_TRUE(at::allclose(
+        masters_of(group, sharding, model.weight), expected, 0, 0, /*equal_nan=*/true));
+    add_to_masters(sharding, model.trained(), step);
+    expected = expected + step;
+    EXPECT_TRUE(at::allclose(
+        masters_of(group, sharding, model.weight), expected, 0, 0, /*equal_nan=*/true));
+    EXPECT_TRUE(at::allclose(
+        model.weight.detach().to(at::kFloat),
+        expected.to(dtype).to(at::kFloat),
+        0,
+        0,
+        /*equal_nan=*/true));
+  });
+}
+
+TEST(Masters, have_gradients_in_fp32_which_add_up_there) {
+  on_ranks([](Group /*group*/, Model& model, Sharding& sharding) {
+    const auto backward = [&](double factor) {
+      const at::Tensor each = at::full({700}, factor, model.weight.scalar_type());
+      run_backward(sharding, (model.weight * each).sum() + (model.other * 0).sum());
+    };
+    backward(4096);
+    backward(1);  // 4097 is neither an fp16 nor a bf16 number.
+    backward(1);
+    EXPECT_FALSE(model.weight.grad().defined());
+    for (const at::Tensor& piece : sharding.pieces_of({model.weight})) {
+      ASSERT_EQ(piece.grad().scalar_type(), at::kFloat);
+      EXPECT_TRUE(at::equal(piece.grad(), at::full(piece.sizes(), 4098.0F)));
+    }
+    sharding.drop_gradients();
+    backward(2);  // Nothing of before is left.
+    for (const at::Tensor& piece : sharding.pieces_of({model.weight})) {
+      EXPECT_TRUE(at::equal(piece.grad(), at::full(piece.sizes(), 2.0F)));
+    }
+  });
+}
+
+TEST(Masters, are_exact_where_parameters_travel_rounded) {
+  ranks(2, [](Group group) {
+    Model model(at::kBFloat16);
+    const ShardingOptions options{
+        .residence = Residence::kPaged,
+        .pager = {.max_live_elements = 1, .prefetch = false},
+        .plus_plus = {.quantized_weights = true, .quantized_gradients = true}};
+    const auto sharding = divided(model.named(), group, options, {}, {model.trained()});
+    const float step = 1.0F / 8192;
+    add_to_masters(*sharding, model.trained(), step);
+    at::Tensor expected = masters_of(group, *sharding, model.weight);
+    EXPECT_FALSE(at::equal(model.weight.detach().to(at::kFloat), expected));
+    run_backward(*sharding, model.weight.sum() + model.other.sum());
+    for (const at::Tensor& piece : sharding->pieces_of({model.weight})) {
+      EXPECT_TRUE(at::allclose(piece.grad(), at::ones(piece.sizes()), 0.1));
+    }
+    {
+      const c10::AutoGradMode no_grad(false);
+      model.weight.slice(0, 10, 400).fill_(-64);
+      expected.slice(0, 10, 400).fill_(-64);
+    }
+    sharding->settle_parameters();
+    EXPECT_TRUE(at::equal(masters_of(group, *sharding, model.weight), expected));
+  });
+}
+
+TEST(Masters, take_the_average_of_the_ranks_rounded_as_it_travels) {
+  ranks(2, [](Group group) {
+    Model model(at::kBFloat16);
+    const auto sharding = divided(model.named(), group, ShardingOptions(), {}, {model.trained()});
+    // 1 and 1 + 2^-7, next to each other in bf16: the average is a tie, and goes to the even one.
+    const double factor = group.rank() == 0 ? 1 : 1 + 1.0 / 128;
+    const at::Tensor each = at::full({700}, factor, at::kBFloat16);
+    run_backward(*sharding, (model.weight * each).sum() + (model.other * 0).sum());
+    for (const at::Tensor& piece : sharding->pieces_of({model.weight})) {
+      EXPECT_TRUE(at::equal(piece.grad(), at::ones(piece.sizes())));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::zero
