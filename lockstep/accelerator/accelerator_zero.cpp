@@ -226,21 +226,23 @@ void Accelerator::check_zero() const {
   check_offload(zero);
   if (options.shared_parameters) {
     throw ConfigError(
-        "zero", "does not go with shared_parameters, of which each host has one copy anyway");
+        "zero",
+        "does not go with shared_parameters, of which each host has one copy anyway; leave it out, "
+        "or zero and --zero-stage");
   }
   if (options.data_parallel.comm_hook.type != CommHookType::kNone) {
     throw ConfigError(
         "zero",
         fmt::format(
-            "does not go with the comm hook {}, which compresses all-reduces; leave one of them "
-            "out",
+            "does not go with the comm hook {}, which compresses all-reduces; leave it out, or zero "
+            "and --zero-stage",
             name_of(options.data_parallel.comm_hook.type)));
   }
   if (options.project_config.save_on_each_node) {
     throw ConfigError(
         "zero",
         "does not go with save_on_each_node: no host has all of the state; save to a disk that all "
-        "see");
+        "see, or leave zero and --zero-stage out");
   }
 }
 
@@ -348,6 +350,12 @@ void Accelerator::shard_parameters() {
           .plus_plus = plus_plus(plugin, state.world, state.group),
           .offload = plugin.offload_param,
           .offload_masters = with_the_state(plugin.offload_optimizer)});
+  if (plugin.state_dict_type == StateDictType::kFullStateDict && state.sharding->has_masters()) {
+    throw ConfigError(
+        "zero",
+        "FULL_STATE_DICT saves parameters as they are; got some in 16 bits, whose fp32 masters "
+        "would be lost; use SHARDED_STATE_DICT, of which `lockstep merge-weights` makes one file");
+  }
   flat->update_instead(pieces_of(*state.sharding), plugin.offload_optimizer);
   optimizer.set_sharding(state.sharding);
   model.sync = state.sharding;

@@ -282,6 +282,15 @@ TEST_F(ImportDeepSpeedFile, GivesPrecisionAndAccumulation) {
   EXPECT_THAT(import.notes, ElementsAre(StartsWith("gradient_clipping: 0.5 of ")));
 }
 
+TEST_F(ImportDeepSpeedFile, OffloadIsForTheProgramToAskFor) {
+  const Import import = import_with(
+      R"({"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "nvme"},
+          "offload_param": {"device": "none"}}})");
+  EXPECT_THAT(
+      import.notes,
+      ElementsAre(StartsWith("zero_optimization.offload_optimizer.device: nvme of ")));
+}
+
 TEST_F(ImportDeepSpeedFile, AutoLeavesItToTheRest) {
   const Import import = import_with(
       R"({"fp16": {"enabled": "auto"}, "gradient_accumulation_steps": "auto",

@@ -119,6 +119,19 @@ Setting read_file(const Section& section, const Environment& environment, Import
   if (zero.text("stage").value_or("auto") != "auto") {
     zero.set(import.values, "stage", "zero_stage");
   }
+  for (const std::string key : {"offload_optimizer", "offload_param"}) {
+    const Node* const whole = json.root.find("zero_optimization");
+    const Node* const part = whole == nullptr ? nullptr : whole->find(key);
+    const auto device = part == nullptr ? std::nullopt : Section(json, *part, "").text("device");
+    if (device && *device != "none" && *device != "auto") {
+      import.notes.push_back(fmt::format(
+          "zero_optimization.{}.device: {} of {}: is for the program to ask for; without, nothing is "
+          "moved out of the way",
+          key,
+          *device,
+          path.native()));
+    }
+  }
   const auto clipping = root.text("gradient_clipping");
   if (clipping && *clipping != "auto" && *clipping != "0" && *clipping != "0.0") {
     import.notes.push_back(fmt::format(

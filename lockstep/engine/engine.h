@@ -153,7 +153,9 @@ class Engine {
 
   /// Of one trained parameter, whole, in every stage: its values in float32, the averaged gradient
   /// (undefined if there is none), a field of the optimizer's state; and what shall be in their
-  /// place. For looking and editing between backward and step. Collective; see FullValues.
+  /// place. For looking and editing between backward and step; gradients without the loss scale, and
+  /// only where the last backward averaged (in stages 0 and 1 the boundary's). Collective; see
+  /// FullValues.
   at::Tensor safe_get_full_fp32_param(const at::Tensor& parameter) {
     return core_->full_values().parameter(parameter);
   }

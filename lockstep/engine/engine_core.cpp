@@ -48,7 +48,11 @@ EngineCore::Forward::Forward(EngineCore& core)
 }
 
 EngineCore::Forward::~Forward() {
-  core_.profile_.forward.stop();
+  try {
+    core_.profile_.forward.stop();
+  } catch (const std::exception&) {
+    // No memory for the table of modules, which will lack this forward.
+  }
   const double ms = StepTimers::add(core_.timers_.forward_ms, began_, core_.now());
   if (profiled_) {
     core_.profile_.forward_ms += ms;
@@ -143,6 +147,7 @@ at::Tensor EngineCore::backward(const at::Tensor& loss, bool scale_wrt_gas) {
   } else {
     accelerator_->backward(rooted);
   }
+  averaged_ = !waits;
   at::Tensor result = divided.detach();
   if (report_->wants_loss()) {
     const c10::AutoGradMode no_grad(false);
@@ -175,6 +180,7 @@ void EngineCore::step() {
       scheduler_.step();  // It stands still itself where the update was left out.
     }
     optimizer_.zero_grad();
+    averaged_ = true;  // There is nothing left that is not.
     ++global_steps_;
     global_samples_ += train_batch_size();
     skipped_steps_ += step_applied_ ? 0 : 1;
@@ -242,11 +248,11 @@ std::optional<double> EngineCore::get_global_grad_norm() const {
   return norm_.defined() ? std::optional(norm_.item<double>()) : std::nullopt;
 }
 
-FullValues EngineCore::full_values() const {
+FullValues EngineCore::full_values() {
   if (!has_optimizer_) {
     throw ConfigError("engine", "without an optimizer no parameter is trained; give it one");
   }
-  return {accelerator_->group(), optimizer_};
+  return {accelerator_->group(), optimizer_, loss_scale(), averaged_};
 }
 
 std::vector<double> EngineCore::get_lr() const {

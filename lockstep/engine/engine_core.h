@@ -141,7 +141,7 @@ class EngineCore {
   double loss_scale() const;
   std::string log_summary(bool show_straggler);
   /// ConfigError without an optimizer.
-  FullValues full_values() const;
+  FullValues full_values();
 
   // --- checkpoints
   std::filesystem::path save_checkpoint(
@@ -187,6 +187,7 @@ class EngineCore {
   int64_t micro_batch_size_ = 1;
   std::optional<bool> boundary_;  ///< Set by the program instead of counted.
   bool within_no_sync_ = false;
+  bool averaged_ = true;  ///< By the last backward, if any.
   int64_t micro_steps_ = 0;
   int64_t global_steps_ = 0;
   int64_t global_samples_ = 0;

@@ -2,6 +2,7 @@
 #include "lockstep/engine/full_values.h"
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include <fmt/format.h>
@@ -12,6 +13,7 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/offload/scratch_file.h"
 #include "lockstep/optim/optimizer_state.h"
 #include "lockstep/zero/sharding.h"
 
@@ -59,17 +61,27 @@ FullValues::Part FullValues::part_of(const at::Tensor& parameter, const Field& f
 }
 
 at::Tensor FullValues::whole(const at::Tensor& parameter, const Part& part) const {
-  if (optimizer_.sharding() == nullptr) {
-    return part.values.to(at::kFloat, /*non_blocking=*/false, /*copy=*/true);
+  at::Tensor all = at::zeros(parameter.sizes(), at::device(parameter.device()).dtype(at::kFloat));
+  std::string failure;
+  try {
+    if (part.values.defined()) {
+      all.view({-1})
+          .narrow(0, part.begin, part.values.numel())
+          .copy_(offload::in_memory(part.values).flatten());
+    }
+  } catch (const std::exception& error) {
+    failure = error.what();  // Of a disk. The other ranks are about to wait for this one.
   }
-  at::Tensor all =
-      at::zeros({parameter.numel()}, at::device(parameter.device()).dtype(at::kFloat));
-  if (part.values.defined()) {
-    all.narrow(0, part.begin, part.values.numel()).copy_(part.values);
+  if (anywhere(!failure.empty())) {
+    throw ConfigError(
+        "engine",
+        failure.empty() ? "another rank could not read its part of this parameter" : failure);
   }
-  Group group = group_;
-  group.all_reduce(all, ReduceOp::kSum).wait();  // All others have zeros there: exact.
-  return all.view(parameter.sizes());
+  if (optimizer_.sharding() != nullptr) {
+    Group group = group_;
+    group.all_reduce(all, ReduceOp::kSum).wait();  // All others have zeros there: exact.
+  }
+  return all;
 }
 
 void FullValues::write(
@@ -82,50 +94,65 @@ void FullValues::write(
             fmt::join(value.sizes(), ", "),
             fmt::join(parameter.sizes(), ", ")));
   }
-  if (!part.values.defined()) {
-    return;
+  // It may be a parameter that all ranks must bring, also those with no part of this one.
+  const at::Tensor own = value.detach().clone();
+  Group group = group_;
+  group.barrier();  // Without ZeRO others may still read what they have in common with this rank.
+  if (part.values.defined() && optimizer_.sharding() == nullptr) {
+    part.values.copy_(own);
+  } else if (part.values.defined()) {
+    part.values.copy_(own.reshape({-1}).narrow(0, part.begin, part.values.numel()));
   }
-  if (optimizer_.sharding() == nullptr) {
-    part.values.copy_(value);
-  } else {
-    part.values.copy_(value.reshape({-1}).narrow(0, part.begin, part.values.numel()));
-  }
+  group.barrier();
 }
 
 at::Tensor FullValues::parameter(const at::Tensor& parameter) const {
   const c10::AutoGradMode no_grad(false);
+  const Part part = part_of(parameter, itself);
   if (zero::Sharding* sharding = optimizer_.sharding()) {
-    sharding->settle_parameters();
+    sharding->write_back();
   }
-  return whole(parameter, part_of(parameter, itself));
+  return whole(parameter, part);
 }
 
 void FullValues::set_parameter(const at::Tensor& parameter, const at::Tensor& value) const {
   const c10::AutoGradMode no_grad(false);
   zero::Sharding* sharding = optimizer_.sharding();
+  const Part part = part_of(parameter, itself);
   if (sharding != nullptr) {
     sharding->settle_parameters();
   }
-  write(parameter, part_of(parameter, itself), value);
+  write(parameter, part, value);
   if (sharding != nullptr) {
     sharding->gather_parameters();
   }
 }
 
+void FullValues::check_averaged() const {
+  if (!averaged_) {
+    throw ConfigError(
+        "engine",
+        "gradients are averaged at the end of an update's micro-steps in this stage, and each rank "
+        "has its own until then; call it after the backward of the boundary");
+  }
+}
+
 at::Tensor FullValues::gradient(const at::Tensor& parameter) const {
   const c10::AutoGradMode no_grad(false);
+  check_averaged();
   const Part part = part_of(parameter, gradient_of);
-  return anywhere(part.values.defined()) ? whole(parameter, part) : at::Tensor();
+  return anywhere(part.values.defined()) ? whole(parameter, part).div_(loss_scale_) : at::Tensor();
 }
 
 void FullValues::set_gradient(const at::Tensor& parameter, const at::Tensor& value) const {
   const c10::AutoGradMode no_grad(false);
+  check_averaged();
   const Part part = part_of(parameter, gradient_of);
   if (!anywhere(part.values.defined())) {
     throw ConfigError(
         "engine", "this parameter has no gradient to set; call it between backward and step");
   }
-  write(parameter, part, value);
+  write(parameter, part, value.detach() * loss_scale_);
 }
 
 FullValues::Field FullValues::state_field(const std::string& name) const {
@@ -166,14 +193,15 @@ void FullValues::set_state(
     const at::Tensor& parameter, const std::string& field, const at::Tensor& value) const {
   const c10::AutoGradMode no_grad(false);
   const Part part = part_of(parameter, state_field(field));
-  const bool is_field = part.values.defined() && part.values.numel() == parameter.numel();
-  const bool is_piece = part.values.defined() && part.values.dim() == 1;
-  if (!anywhere(is_field || is_piece)) {
+  const bool divided = optimizer_.sharding() != nullptr;
+  const bool fits = part.values.defined() && (divided ? part.values.dim() == 1
+                                                      : part.values.sizes() == parameter.sizes());
+  if (!anywhere(fits)) {
     throw ConfigError(
         "engine",
         fmt::format(
             "the optimizer has no '{}' of this parameter that could be set; state is there after "
-            "the first step, and what is a count belongs to all of a group",
+            "the first step, and only what is shaped as its parameter can be set",
             field));
   }
   write(parameter, part, value);

@@ -18,13 +18,20 @@ namespace lockstep {
 /// editing between `backward` and `step` or between two updates. In every stage of ZeRO, where ranks
 /// have parts of them; without it each rank has them anyway.
 ///
-/// Each call is collective: all ranks, in one order, with the same parameter. Costs an all-reduce
-/// of the parameter's size. ConfigError on all ranks for what nobody has. Thread safety: none. After
+/// Each call is collective: all ranks, in one order, with the same parameter. A read costs an
+/// all-reduce of the parameter's size; setting a parameter under ZeRO an all-gather of all that is
+/// trained, or, in stage 3, that whole parameters come anew. ConfigError on all ranks for what
+/// nobody has, and for what one rank cannot read. Thread safety: none. After
 /// deepspeed.utils.safe_get_full_* and safe_set_full_*.
 class FullValues {
  public:
-  FullValues(Group group, Optimizer optimizer)
-      : group_(std::move(group)), optimizer_(std::move(optimizer)) {}
+  /// `loss_scale`: what gradients carry until `step`; those that are given and taken do not.
+  /// `averaged`: whether the last backward averaged; without, gradients are refused.
+  FullValues(Group group, Optimizer optimizer, double loss_scale, bool averaged)
+      : group_(std::move(group)),
+        optimizer_(std::move(optimizer)),
+        loss_scale_(loss_scale),
+        averaged_(averaged) {}
 
   /// A copy, shaped as the parameter, on its device.
   at::Tensor parameter(const at::Tensor& parameter) const;
@@ -51,12 +58,15 @@ class FullValues {
 
   Part part_of(const at::Tensor& parameter, const Field& field) const;
   at::Tensor whole(const at::Tensor& parameter, const Part& part) const;
+  void check_averaged() const;
   void write(const at::Tensor& parameter, const Part& part, const at::Tensor& value) const;
   Field state_field(const std::string& name) const;
   bool anywhere(bool here) const;
 
   Group group_;
   Optimizer optimizer_;
+  double loss_scale_;
+  bool averaged_;
 };
 
 }  // namespace lockstep

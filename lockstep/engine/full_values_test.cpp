@@ -5,12 +5,14 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/test_folder.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/test_engine.h"
 
 namespace lockstep {
 namespace {
 
+using std::string_literals::operator""s;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
@@ -68,6 +70,75 @@ TEST(FullValues, are_those_of_one_process_in_every_stage_and_so_is_what_follows_
       EXPECT_TRUE(at::equal(seen.edited_state, at::full({16, 6}, 3.0)));
       EXPECT_TRUE(at::allclose(seen.after_step, alone.after_step));
     }
+  }
+}
+
+/// The gradient and the values of the first layer's weight after an update, with `extra` in the
+/// file.
+std::pair<at::Tensor, at::Tensor> seen_with(const std::string& extra, int world) {
+  std::pair<at::Tensor, at::Tensor> seen;
+  const std::string config =
+      R"({"train_micro_batch_size_per_gpu": 4,
+          "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, )" +
+      extra + "}";
+  on_engine_ranks(world, config, [&](InitializeOptions options) {
+    EngineNet net;
+    const bool first = options.connected->group.rank() == 0;
+    auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+    engine.backward(engine(engine_batch(0)).square().mean());
+    const at::Tensor gradient = engine.safe_get_full_grad(net->fc->weight);
+    engine.safe_set_full_grad(net->fc->weight, gradient);
+    engine.step();
+    const at::Tensor values = engine.safe_get_full_fp32_param(net->fc->weight);
+    EXPECT_GT(
+        engine.safe_get_full_optimizer_state(net->fc->weight, "exp_avg_sq").max().item<float>(), 0);
+    if (first) {
+      seen = {gradient, values};
+    }
+  });
+  return seen;
+}
+
+TEST(FullValues, are_there_whatever_is_offloaded_or_stays_whole_and_without_a_loss_scale) {
+  const TestFolder folder;
+  const std::string nvme =
+      R"({"device": "nvme", "nvme_path": ")" + folder.path().native() + R"("})";
+  const auto [gradient, values] = seen_with(R"("zero_optimization": {"stage": 0})", 1);
+  for (const std::string& extra : {
+           std::string(R"("zero_optimization": {"stage": 3})"),  // All small enough to stay whole.
+           R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}})"s,
+           R"("zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0,
+               "offload_optimizer": )" +
+               nvme + R"(, "offload_param": )" + nvme + "}",
+           R"("zero_optimization": {"stage": 0}, "fp16": {"enabled": true, "loss_scale": 1024})"s,
+           R"("zero_optimization": {"stage": 2}, "fp16": {"enabled": true, "loss_scale": 1024})"s}) {
+    SCOPED_TRACE(extra);
+    const auto [their_gradient, their_values] = seen_with(extra, 2);
+    const double allowed = extra.find("fp16") == std::string::npos ? 1e-6 : 2e-3;
+    EXPECT_TRUE(at::allclose(their_gradient, gradient, allowed, allowed));
+    EXPECT_TRUE(at::allclose(their_values, values, allowed, allowed));
+  }
+}
+
+TEST(FullValues, gradients_that_no_stage_has_averaged_yet_are_refused) {
+  for (const int stage : {0, 1, 2, 3}) {
+    on_engine_ranks(2, simple_config(2, stage), [&](InitializeOptions options) {
+      EngineNet net;
+      auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+      auto& ours = engine;
+      const auto gradient = [&] { return ours.safe_get_full_grad(net->fc->weight); };
+      engine.backward(engine(engine_batch(0)).square().mean());
+      if (stage < 2) {
+        EXPECT_THAT(gradient, ThrowsMessage<ConfigError>(HasSubstr("backward of the boundary")));
+      } else {
+        EXPECT_TRUE(gradient().defined());
+      }
+      engine.step();
+      engine.backward(engine(engine_batch(1)).square().mean());
+      EXPECT_TRUE(gradient().defined());
+      engine.step();
+      EXPECT_FALSE(gradient().defined());
+    });
   }
 }
 

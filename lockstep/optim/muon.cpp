@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <map>
 #include <string>
 
 #include <fmt/format.h>
@@ -81,13 +82,12 @@ void update_matrix(
   buffer.lerp_(gradient, 1 - options.momentum);
   at::Tensor update = options.nesterov ? gradient.lerp(buffer, options.momentum) : buffer;
   update = update.flatten(1);
+  const auto rows = static_cast<double>(update.size(0));
+  const auto columns = static_cast<double>(update.size(1));
   const bool tall = update.size(0) > update.size(1);
   update = tall ? update.t() : update;
   update = options.gram ? orthogonal_by_gram(update, options.eps) : orthogonal(update, options.eps);
   update = tall ? update.t() : update;
-  // Of a convolution's kernel DeepSpeed, too, takes height and width here.
-  const auto rows = static_cast<double>(parameter.size(-2));
-  const auto columns = static_cast<double>(parameter.size(-1));
   const double scale = options.match_rms_adamw ? 0.2 * std::sqrt(std::max(rows, columns))
                                                : std::sqrt(std::max(1.0, rows / columns));
   scale_(parameter, 1 - options.lr * options.weight_decay);
@@ -98,13 +98,11 @@ bool is_matrix(const at::Tensor& parameter) {
   return parameter.dim() == 2 || parameter.dim() == 4;
 }
 
-bool is_hidden_matrix(const NamedTensor& item) {
-  std::string name = item.name;
+bool is_of_an_end(std::string name) {
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) {
     return static_cast<char>(std::tolower(c));
   });
-  return is_matrix(item.tensor) && name.find("embed") == std::string::npos &&
-         name.find("lm_head") == std::string::npos;
+  return name.find("embed") != std::string::npos || name.find("lm_head") != std::string::npos;
 }
 
 }  // namespace
@@ -118,24 +116,28 @@ RuleTraits MuonRule::traits() {
 }
 
 NamedOptions MuonRule::named(Options& options) {
-  return {
+  NamedOptions names = {
       {"lr", &options.lr},
       {"weight_decay", &options.weight_decay},
-      {"momentum", &options.momentum},
-      {"nesterov", &options.nesterov},
-      {"eps", &options.eps},
-      {"match_rms_adamw", &options.match_rms_adamw},
-      {"gram", &options.gram},
-      {"use_muon", &options.use_muon},
-      {"betas", &options.betas},
-      {"adam_eps", &options.adam_eps}};
+      {"use_muon", &options.use_muon}};
+  // What the other kind of group does not read must not be taken for its momentum, either.
+  const NamedOptions own =
+      options.use_muon ? NamedOptions{
+                             {"momentum", &options.momentum},
+                             {"nesterov", &options.nesterov},
+                             {"eps", &options.eps},
+                             {"match_rms_adamw", &options.match_rms_adamw},
+                             {"gram", &options.gram}}
+                       : NamedOptions{{"betas", &options.betas}, {"adam_eps", &options.adam_eps}};
+  names.insert(names.end(), own.begin(), own.end());
+  return names;
 }
 
 void MuonRule::check(const Options& options) {
   const char* rule = "Muon";
   require_adam_like(rule, options);
-  require_not_negative(rule, "eps", options.eps);
-  require_not_negative(rule, "adam_eps", options.adam_eps);
+  require_option(options.eps > 0, rule, "eps", options.eps, "more than 0");
+  require_option(options.adam_eps > 0, rule, "adam_eps", options.adam_eps, "more than 0");
   require_option(
       options.momentum >= 0 && options.momentum < 1,
       rule,
@@ -183,9 +185,17 @@ std::vector<Muon::Group> muon_groups(
   matrices.use_muon = true;
   others.use_muon = false;
   std::vector<Muon::Group> groups = {{{}, matrices}, {{}, others}};
+  std::map<const at::TensorImpl*, bool> hidden;  // By all the names of one.
   for (const NamedTensor& item : parameters) {
-    if (item.tensor.requires_grad()) {
-      groups[is_hidden_matrix(item) ? 0 : 1].parameters.push_back(item.tensor);
+    const bool here = is_matrix(item.tensor) && !is_of_an_end(item.name);
+    const auto [found, fresh] = hidden.try_emplace(item.tensor.unsafeGetTensorImpl(), here);
+    found->second = found->second && here;
+  }
+  for (const NamedTensor& item : parameters) {
+    const auto found = hidden.find(item.tensor.unsafeGetTensorImpl());
+    if (item.tensor.requires_grad() && found != hidden.end()) {
+      groups[found->second ? 0 : 1].parameters.push_back(item.tensor);
+      hidden.erase(found);
     }
   }
   std::erase_if(groups, [](const Muon::Group& group) { return group.parameters.empty(); });

@@ -53,7 +53,8 @@ using Muon = RuleOptimizer<MuonRule>;
 
 /// Two groups, or one if the other were empty: as DeepSpeed divides them, parameters of two or four
 /// dimensions whose names have neither "embed" nor "lm_head" in them, and all others, which get
-/// `others` with use_muon false. Frozen ones are left out.
+/// `others` with use_muon false. One of several names is no hidden matrix if any of them says so.
+/// Frozen ones are left out.
 std::vector<Muon::Group> muon_groups(
     const NamedTensors& parameters, MuonOptions matrices, MuonOptions others);
 

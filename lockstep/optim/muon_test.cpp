@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
+#include "lockstep/optim/momentum.h"
 #include "lockstep/optim/muon.h"
 #include "lockstep/optim/test_parameters.h"
 
@@ -116,15 +117,19 @@ TEST(Muon, a_step_is_nearly_orthogonal_however_long_and_wide_the_gradient) {
 }
 
 TEST(Muon, the_kernel_of_a_convolution_is_a_matrix_of_one_row_a_filter) {
-  const at::Tensor kernel = at::zeros({8, 3, 5, 5}).requires_grad_();
-  const at::Tensor matrix = at::zeros({8, 75}).requires_grad_();
-  kernel.mutable_grad() = numbers({8, 3, 5, 5}, 1, 7, 18, 8).to(at::kFloat);
-  matrix.mutable_grad() = kernel.grad().reshape({8, 75});
-  Muon convolution({kernel}, {.gram = true});
-  Muon plain({matrix}, {.gram = true});
-  convolution.step();
-  plain.step();
-  EXPECT_TRUE(at::allclose(kernel.flatten(1), matrix));
+  for (const bool match_rms_adamw : {false, true}) {
+    for (const auto& shape : {std::vector<int64_t>{8, 3, 5, 5}, {20, 1, 3, 3}}) {
+      const at::Tensor kernel = at::zeros(shape).requires_grad_();
+      kernel.mutable_grad() = numbers(shape, 1, 7, 18, 8).to(at::kFloat);
+      const at::Tensor matrix = at::zeros_like(kernel).flatten(1).requires_grad_();
+      matrix.mutable_grad() = kernel.grad().flatten(1);
+      Muon convolution({kernel}, {.match_rms_adamw = match_rms_adamw, .gram = true});
+      Muon plain({matrix}, {.match_rms_adamw = match_rms_adamw, .gram = true});
+      convolution.step();
+      plain.step();
+      EXPECT_TRUE(at::allclose(kernel.flatten(1), matrix));
+    }
+  }
 }
 
 TEST(Muon, refuses_what_is_no_matrix_and_impossible_options_when_it_is_made) {
@@ -143,7 +148,7 @@ TEST(Muon, refuses_what_is_no_matrix_and_impossible_options_when_it_is_made) {
                 "group with use_muon = false"));
   const at::Tensor matrix = at::zeros({3, 3}).requires_grad_();
   EXPECT_THAT(error_of([&] { Muon({matrix}, {.momentum = 1}); }), HasSubstr("momentum"));
-  EXPECT_THAT(error_of([&] { Muon({matrix}, {.eps = -1}); }), HasSubstr("eps"));
+  EXPECT_THAT(error_of([&] { Muon({matrix}, {.eps = 0}); }), HasSubstr("eps"));
 }
 
 TEST(Muon, groups_are_divided_by_shape_and_name) {
@@ -166,6 +171,28 @@ TEST(Muon, groups_are_divided_by_shape_and_name) {
   EXPECT_FALSE(groups[1].options.use_muon);
   EXPECT_EQ(groups[1].options.lr, 0.003);
   EXPECT_EQ(muon_groups({model[1]}, {}, {}).size(), 1U);
+}
+
+TEST(Muon, a_tied_matrix_is_in_one_group_and_hidden_by_none_of_its_names_alone) {
+  const at::Tensor tied = at::zeros({10, 4}).requires_grad_();
+  const at::Tensor block = at::zeros({4, 4}).requires_grad_();
+  const auto groups = muon_groups(
+      {{"head.weight", tied}, {"embed.weight", tied}, {"a.w", block}, {"b.w", block}}, {}, {});
+  ASSERT_EQ(groups.size(), 2U);
+  ASSERT_EQ(groups[0].parameters.size(), 1U);
+  EXPECT_TRUE(groups[0].parameters[0].is_same(block));
+  ASSERT_EQ(groups[1].parameters.size(), 1U);
+  EXPECT_TRUE(groups[1].parameters[0].is_same(tied));
+}
+
+TEST(Muon, a_cycle_of_momentum_reaches_both_kinds_of_group) {
+  const at::Tensor matrix = at::zeros({3, 4}).requires_grad_();
+  const at::Tensor bias = at::zeros({4}).requires_grad_();
+  Muon optimizer(muon_groups({{"w", matrix}, {"b", bias}}, {}, {}));
+  set_momentum(optimizer, 0, 0.7, 0.99);
+  set_momentum(optimizer, 1, 0.7, 0.99);
+  EXPECT_EQ(optimizer.options(0).momentum, 0.7);
+  EXPECT_EQ(optimizer.options(1).betas, (std::pair{0.7, 0.99}));
 }
 
 TEST(Muon, keeps_one_number_of_state_an_element_of_a_matrix_and_two_of_others) {

@@ -109,7 +109,10 @@ bool ShardedBucket::lies_here(size_t slot) const {
 
 at::Tensor ShardedBucket::whole_gradient(size_t slot) {
   if (!gradients_.defined()) {
-    gradients_ = travel_.spares->take(travel_.gradients, length_, options_);
+    // What is quantized on its way is read by nobody else.
+    gradients_ = travel_.quantized_gradients
+                     ? at::empty({length_}, options_)
+                     : travel_.spares->take(travel_.gradients, length_, options_);
   }
   return gradients_.narrow(0, slots_[slot].offset, slots_[slot].numel);
 }
