@@ -99,7 +99,7 @@ void call(
   for (const auto& [tensor, values] : before) {
     memory_of(tensor).copy_(values);
   }
-  recording->push_back([op, compute, arguments, places = last(stack, schema.returns().size())] {
+  recording->emplace_back([op, compute, arguments, places = last(stack, schema.returns().size())] {
     torch::jit::Stack again(arguments.begin(), arguments.end());
     compute(op, &again);
     put(again, places);
