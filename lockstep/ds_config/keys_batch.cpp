@@ -6,8 +6,7 @@ namespace lockstep::ds_config {
 namespace {
 
 constexpr const char* kMasterWeights =
-    "master weights, gradients and optimizer state are as wide as the parameters, float32; delete "
-    "it";
+    "master weights, gradients and optimizer state are float32; delete it";
 
 void add_batch(std::vector<KeySpec>& keys) {
   keys.push_back(nullable(whole("train_batch_size", 1, "samples an update, of all ranks")));

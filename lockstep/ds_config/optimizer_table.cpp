@@ -31,7 +31,7 @@ std::vector<ParameterSpec> with_common(std::vector<ParameterSpec> own, bool capt
       "fp32_optimizer_states",
       KeyKind::kBoolean,
       "true",
-      "state is as wide as the parameters, float32; delete it"));
+      "state is float32; delete it"));
   own.push_back(
       {.key = refused(
            "max_grad_norm", "gradients are clipped by gradient_clipping; write that at the top")});

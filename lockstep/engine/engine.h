@@ -26,9 +26,10 @@ namespace lockstep {
 ///       engine.step();
 ///     }
 ///
-/// - `engine(inputs...)` runs the model's forward in the configured precision. Parameters stay
-///   float32 and are their own master copy; with fp16 and bf16, operations compute in these, and a
-///   result that is one tensor comes back as float32.
+/// - `engine(inputs...)` runs the model's forward in the configured precision. Parameters stay as
+///   wide as they are: float32 ones are their own master copy, of 16-bit ones the stages from 1 on
+///   keep float32 masters. With fp16 and bf16, operations compute in these, and a result that is one
+///   tensor comes back as float32.
 /// - `backward(loss)` divides by the micro-steps an update, scales with fp16, and averages: at the
 ///   boundary in stages 0 and 1, after every micro-step in stages 2 and 3.
 /// - `step()` counts a micro-step; at the boundary it clips, updates, steps the scheduler unless
