@@ -119,15 +119,15 @@ Setting read_file(const Section& section, const Environment& environment, Import
   if (zero.text("stage").value_or("auto") != "auto") {
     zero.set(import.values, "stage", "zero_stage");
   }
-  for (const std::string key : {"offload_optimizer", "offload_param"}) {
+  for (const std::string part_name : {"offload_optimizer", "offload_param"}) {
     const Node* const whole = json.root.find("zero_optimization");
-    const Node* const part = whole == nullptr ? nullptr : whole->find(key);
+    const Node* const part = whole == nullptr ? nullptr : whole->find(part_name);
     const auto device = part == nullptr ? std::nullopt : Section(json, *part, "").text("device");
     if (device && *device != "none" && *device != "auto") {
       import.notes.push_back(fmt::format(
           "zero_optimization.{}.device: {} of {}: is for the program to ask for; without, nothing is "
           "moved out of the way",
-          key,
+          part_name,
           *device,
           path.native()));
     }

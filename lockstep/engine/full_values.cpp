@@ -9,6 +9,7 @@
 #include <fmt/ranges.h>
 
 #include <ATen/ops/full.h>
+#include <ATen/ops/mul.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -152,7 +153,7 @@ void FullValues::set_gradient(const at::Tensor& parameter, const at::Tensor& val
     throw ConfigError(
         "engine", "this parameter has no gradient to set; call it between backward and step");
   }
-  write(parameter, part, value.detach() * loss_scale_);
+  write(parameter, part, at::mul(value.detach(), loss_scale_));
 }
 
 FullValues::Field FullValues::state_field(const std::string& name) const {
