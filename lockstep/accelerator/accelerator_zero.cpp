@@ -234,7 +234,8 @@ void Accelerator::check_zero() const {
     throw ConfigError(
         "zero",
         fmt::format(
-            "does not go with the comm hook {}, which compresses all-reduces; leave it out, or zero "
+            "does not go with the comm hook {}, which compresses all-reduces; leave it out, or "
+            "zero "
             "and --zero-stage",
             name_of(options.data_parallel.comm_hook.type)));
   }

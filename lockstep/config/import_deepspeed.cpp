@@ -125,7 +125,8 @@ Setting read_file(const Section& section, const Environment& environment, Import
     const auto device = part == nullptr ? std::nullopt : Section(json, *part, "").text("device");
     if (device && *device != "none" && *device != "auto") {
       import.notes.push_back(fmt::format(
-          "zero_optimization.{}.device: {} of {}: is for the program to ask for; without, nothing is "
+          "zero_optimization.{}.device: {} of {}: is for the program to ask for; without, nothing "
+          "is "
           "moved out of the way",
           part_name,
           *device,

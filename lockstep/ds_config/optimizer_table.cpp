@@ -26,12 +26,10 @@ std::vector<ParameterSpec> with_common(std::vector<ParameterSpec> own, bool capt
                        "capturable",
                        KeyKind::kBoolean,
                        "false",
-                       "its update takes numbers from the host each time, and cannot be captured; try AdamW"));
-  own.push_back(fixed(
-      "fp32_optimizer_states",
-      KeyKind::kBoolean,
-      "true",
-      "state is float32; delete it"));
+                       "its update takes numbers from the host each time, and cannot be captured; "
+                       "try AdamW"));
+  own.push_back(
+      fixed("fp32_optimizer_states", KeyKind::kBoolean, "true", "state is float32; delete it"));
   own.push_back(
       {.key = refused(
            "max_grad_norm", "gradients are clipped by gradient_clipping; write that at the top")});
@@ -114,7 +112,8 @@ std::vector<TypeSpec> make_optimizer_types() {
            /*capturable=*/false)},
       {.name = "Muon",
        .words =
-           "stage 0 only, since it needs whole parameters; those that are no matrices, or have embed "
+           "stage 0 only, since it needs whole parameters; those that are no matrices, or have "
+           "embed "
            "or lm_head in their names, are updated as by AdamW: with adam_lr, else lr if that is "
            "given, else 0.0003",
        .parameters = with_common(

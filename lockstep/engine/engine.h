@@ -28,8 +28,8 @@ namespace lockstep {
 ///
 /// - `engine(inputs...)` runs the model's forward in the configured precision. Parameters stay as
 ///   wide as they are: float32 ones are their own master copy, of 16-bit ones the stages from 1 on
-///   keep float32 masters. With fp16 and bf16, operations compute in these, and a result that is one
-///   tensor comes back as float32.
+///   keep float32 masters. With fp16 and bf16, operations compute in these, and a result that is
+///   one tensor comes back as float32.
 /// - `backward(loss)` divides by the micro-steps an update, scales with fp16, and averages: at the
 ///   boundary in stages 0 and 1, after every micro-step in stages 2 and 3.
 /// - `step()` counts a micro-step; at the boundary it clips, updates, steps the scheduler unless
@@ -154,8 +154,8 @@ class Engine {
 
   /// Of one trained parameter, whole, in every stage: its values in float32, the averaged gradient
   /// (undefined if there is none), a field of the optimizer's state; and what shall be in their
-  /// place. For looking and editing between backward and step; gradients without the loss scale, and
-  /// only where the last backward averaged (in stages 0 and 1 the boundary's). Collective; see
+  /// place. For looking and editing between backward and step; gradients without the loss scale,
+  /// and only where the last backward averaged (in stages 0 and 1 the boundary's). Collective; see
   /// FullValues.
   at::Tensor safe_get_full_fp32_param(const at::Tensor& parameter) {
     return core_->full_values().parameter(parameter);

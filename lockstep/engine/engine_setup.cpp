@@ -194,8 +194,7 @@ void EngineCore::set_zero(AcceleratorOptions& options) const {
   options.zero = plugin;
 }
 
-std::shared_ptr<torch::optim::Optimizer> EngineCore::optimizer_of(
-    NamedTensors parameters) {
+std::shared_ptr<torch::optim::Optimizer> EngineCore::optimizer_of(NamedTensors parameters) {
   if (given_.optimizer) {
     return given_.optimizer;
   }

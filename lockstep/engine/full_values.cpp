@@ -42,9 +42,8 @@ FullValues::Part FullValues::part_of(const at::Tensor& parameter, const Field& f
   zero::Sharding* sharding = optimizer_.sharding();
   const std::vector<at::Tensor> trained =
       sharding == nullptr ? optimizer_.parameters() : sharding->parameters();
-  const bool is_trained = std::any_of(trained.begin(), trained.end(), [&](const auto& each) {
-    return each.is_same(parameter);
-  });
+  const bool is_trained = std::any_of(
+      trained.begin(), trained.end(), [&](const auto& each) { return each.is_same(parameter); });
   if (!is_trained) {
     throw ConfigError(
         "engine",
@@ -195,8 +194,8 @@ void FullValues::set_state(
   const c10::AutoGradMode no_grad(false);
   const Part part = part_of(parameter, state_field(field));
   const bool divided = optimizer_.sharding() != nullptr;
-  const bool fits = part.values.defined() && (divided ? part.values.dim() == 1
-                                                      : part.values.sizes() == parameter.sizes());
+  const bool fits = part.values.defined() &&
+                    (divided ? part.values.dim() == 1 : part.values.sizes() == parameter.sizes());
   if (!anywhere(fits)) {
     throw ConfigError(
         "engine",

@@ -15,8 +15,8 @@ namespace lockstep {
 
 /// What all ranks have together of one trained parameter: its values in float32, its averaged
 /// gradient, a field of its optimizer state ("exp_avg", "step"), whole, for looking at and for
-/// editing between `backward` and `step` or between two updates. In every stage of ZeRO, where ranks
-/// have parts of them; without it each rank has them anyway.
+/// editing between `backward` and `step` or between two updates. In every stage of ZeRO, where
+/// ranks have parts of them; without it each rank has them anyway.
 ///
 /// Each call is collective: all ranks, in one order, with the same parameter. A read costs an
 /// all-reduce of the parameter's size; setting a parameter under ZeRO an all-gather of all that is

@@ -34,11 +34,11 @@ Seen seen_in_stage(int stage, int world) {
       engine.step();
     }
     engine.backward(engine(engine_batch(2)).square().mean());
-    Seen here{
-        engine.safe_get_full_fp32_param(weight),
-        engine.safe_get_full_grad(weight),
-        engine.safe_get_full_optimizer_state(weight, "exp_avg"),
-        engine.safe_get_full_optimizer_state(weight, "step")};
+    Seen here;
+    here.parameter = engine.safe_get_full_fp32_param(weight);
+    here.gradient = engine.safe_get_full_grad(weight);
+    here.exp_avg = engine.safe_get_full_optimizer_state(weight, "exp_avg");
+    here.step = engine.safe_get_full_optimizer_state(weight, "step");
     engine.safe_set_full_fp32_param(weight, at::full_like(here.parameter, 2));
     engine.safe_set_full_optimizer_state(weight, at::full_like(here.exp_avg, 3), "exp_avg");
     engine.safe_set_full_grad(weight, at::full_like(here.gradient, 0.5));
@@ -104,14 +104,14 @@ TEST(FullValues, are_there_whatever_is_offloaded_or_stays_whole_and_without_a_lo
   const std::string nvme =
       R"({"device": "nvme", "nvme_path": ")" + folder.path().native() + R"("})";
   const auto [gradient, values] = seen_with(R"("zero_optimization": {"stage": 0})", 1);
-  for (const std::string& extra : {
-           std::string(R"("zero_optimization": {"stage": 3})"),  // All small enough to stay whole.
-           R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}})"s,
-           R"("zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0,
+  for (const std::string& extra :
+       {std::string(R"("zero_optimization": {"stage": 3})"),  // All small enough to stay whole.
+        R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}})"s,
+        R"("zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0,
                "offload_optimizer": )" +
-               nvme + R"(, "offload_param": )" + nvme + "}",
-           R"("zero_optimization": {"stage": 0}, "fp16": {"enabled": true, "loss_scale": 1024})"s,
-           R"("zero_optimization": {"stage": 2}, "fp16": {"enabled": true, "loss_scale": 1024})"s}) {
+            nvme + R"(, "offload_param": )" + nvme + "}",
+        R"("zero_optimization": {"stage": 0}, "fp16": {"enabled": true, "loss_scale": 1024})"s,
+        R"("zero_optimization": {"stage": 2}, "fp16": {"enabled": true, "loss_scale": 1024})"s}) {
     SCOPED_TRACE(extra);
     const auto [their_gradient, their_values] = seen_with(extra, 2);
     const double allowed = extra.find("fp16") == std::string::npos ? 1e-6 : 2e-3;
@@ -154,10 +154,14 @@ TEST(FullValues, refuse_what_nobody_has_on_all_ranks) {
         [&] { ours.safe_get_full_optimizer_state(net->fc->weight, "exp_avg"); },
         ThrowsMessage<ConfigError>(HasSubstr("state is there after the first step")));
     EXPECT_THAT(
-        [&] { ours.safe_set_full_grad(net->fc->weight, at::ones({16, 6})); },
+        [&] {
+          ours.safe_set_full_grad(net->fc->weight, at::ones({16, 6}));
+        },
         ThrowsMessage<ConfigError>(HasSubstr("call it between backward and step")));
     EXPECT_THAT(
-        [&] { ours.safe_set_full_fp32_param(net->fc->weight, at::ones({6, 16})); },
+        [&] {
+          ours.safe_set_full_fp32_param(net->fc->weight, at::ones({6, 16}));
+        },
         ThrowsMessage<ConfigError>(HasSubstr("got [6, 16], expected [16, 6]")));
   });
 }

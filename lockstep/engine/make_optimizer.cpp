@@ -71,19 +71,17 @@ Made make_muon(const Parameters& given, const NamedTensors& parameters) {
 
 }  // namespace
 
-Made make_optimizer(
-    const ds_config::OptimizerSection& section, const NamedTensors& parameters) {
-  static const std::map<std::string, Made (*)(const Parameters&, const NamedTensors&)>
-      makers = {
-          {"adam", make<optim::AdamRule>},
-          {"adamw", make<optim::AdamWRule>},
-          {"lamb", make<optim::LAMBRule>},
-          {"lion", make<optim::LionRule>},
-          {"adagrad", make<optim::AdagradRule>},
-          {"sgd", make<optim::SGDRule>},
-          {"rmsprop", make<optim::RMSpropRule>},
-          {"adafactor", make<optim::AdafactorRule>},
-          {"muon", make_muon}};
+Made make_optimizer(const ds_config::OptimizerSection& section, const NamedTensors& parameters) {
+  static const std::map<std::string, Made (*)(const Parameters&, const NamedTensors&)> makers = {
+      {"adam", make<optim::AdamRule>},
+      {"adamw", make<optim::AdamWRule>},
+      {"lamb", make<optim::LAMBRule>},
+      {"lion", make<optim::LionRule>},
+      {"adagrad", make<optim::AdagradRule>},
+      {"sgd", make<optim::SGDRule>},
+      {"rmsprop", make<optim::RMSpropRule>},
+      {"adafactor", make<optim::AdafactorRule>},
+      {"muon", make_muon}};
   const auto found = makers.find(section.name.value);
   LOCKSTEP_ASSERT(
       found != makers.end(),

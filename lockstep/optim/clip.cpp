@@ -165,8 +165,10 @@ at::Tensor clip_grad_norm_(
     return norm;
   }
   const at::Tensor factor = norm.add(kEpsilon).reciprocal().mul(max_norm).clamp_max(1.0);
-  const bool on_host = std::all_of(
-      gradients.begin(), gradients.end(), [](const at::Tensor& gradient) { return gradient.is_cpu(); });
+  const bool on_host =
+      std::all_of(gradients.begin(), gradients.end(), [](const at::Tensor& gradient) {
+        return gradient.is_cpu();
+      });
   if (on_host && factor.item<double>() == 1) {
     return norm;  // Where looking costs nothing, the pass over the gradients is saved.
   }

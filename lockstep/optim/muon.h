@@ -34,11 +34,12 @@ struct MuonOptions {
 /// Newton-Schulz iterations in place of a singular value decomposition.
 ///
 /// For the hidden layers' matrices; kernels of 2-D convolutions, which have four dimensions, count
-/// as matrices of one row a filter. Embeddings, the last layer, biases and norms want AdamW, in groups
-/// of their own; muon_groups makes both. One parameter at a time, nothing is read back to the host.
-/// State of a matrix: one number an element; of others two. After: Keller Jordan et al., "Muon: An
-/// optimizer for hidden layers in neural networks", 2024, in torch.optim's form; Liu et al., "Muon
-/// is Scalable for LLM Training", 2025 (match_rms_adamw); DeepSpeed (gram, the second kind of group).
+/// as matrices of one row a filter. Embeddings, the last layer, biases and norms want AdamW, in
+/// groups of their own; muon_groups makes both. One parameter at a time, nothing is read back to
+/// the host. State of a matrix: one number an element; of others two. After: Keller Jordan et al.,
+/// "Muon: An optimizer for hidden layers in neural networks", 2024, in torch.optim's form; Liu et
+/// al., "Muon is Scalable for LLM Training", 2025 (match_rms_adamw); DeepSpeed (gram, the second
+/// kind of group).
 struct MuonRule {
   using Options = MuonOptions;
   static RuleTraits traits();

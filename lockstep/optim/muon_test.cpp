@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Against tests/golden/muon.json, which torch.optim's and DeepSpeed's Muon wrote.
+#include "lockstep/optim/muon.h"
+
 #include <cmath>
 #include <fstream>
 #include <string>
@@ -10,7 +12,6 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/optim/momentum.h"
-#include "lockstep/optim/muon.h"
 #include "lockstep/optim/test_parameters.h"
 
 namespace lockstep::optim {
@@ -99,7 +100,7 @@ INSTANTIATE_TEST_SUITE_P(
             false,
             8e-3},
         Case{"TorchPlainMomentum", {.lr = 0.02, .nesterov = false}, false, 4e-3}),
-    [](const auto& info) { return std::string(info.param.name); });
+    [](const auto& instance) { return std::string(instance.param.name); });
 
 TEST(Muon, a_step_is_nearly_orthogonal_however_long_and_wide_the_gradient) {
   for (const bool gram : {false, true}) {
@@ -108,7 +109,8 @@ TEST(Muon, a_step_is_nearly_orthogonal_however_long_and_wide_the_gradient) {
       Muon optimizer({matrix}, {.lr = 1, .weight_decay = 0, .gram = gram});
       matrix.mutable_grad() = at::randn(shape) * 1e3;
       optimizer.step();
-      const double scale = std::sqrt(std::max(1.0, static_cast<double>(shape[0]) / shape[1]));
+      const double scale =
+          std::sqrt(std::max(1.0, static_cast<double>(shape[0]) / static_cast<double>(shape[1])));
       const at::Tensor singular = at::linalg_svdvals(matrix.detach() / scale);
       EXPECT_LT(singular.max().item<double>(), 1.3);
       EXPECT_GT(singular.median().item<double>(), 0.6);

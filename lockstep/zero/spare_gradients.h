@@ -10,10 +10,11 @@
 
 namespace lockstep::zero {
 
-/// Memory for whole buckets of gradients, which exist only while they are under way. On the CPU that
-/// of small ones, up to 1 MiB each and 4 MiB in all, is kept from one backward to the next and is the
-/// group's own (Group::empty), so that peers reduce it where it lies: what a small network is
-/// sent by would else cost more in copies than in sums. Large ones come and go. Thread safety: none.
+/// Memory for whole buckets of gradients, which exist only while they are under way. On the CPU
+/// that of small ones, up to 1 MiB each and 4 MiB in all, is kept from one backward to the next and
+/// is the group's own (Group::empty), so that peers reduce it where it lies: what a small network
+/// is sent by would else cost more in copies than in sums. Large ones come and go. Thread safety:
+/// none.
 class SpareGradients {
  public:
   /// Not initialised, 1-D.
