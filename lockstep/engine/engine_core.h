@@ -16,7 +16,7 @@
 #include "lockstep/comm/comms_log.h"
 #include "lockstep/ds_config/ds_config.h"
 #include "lockstep/engine/flops_profiler.h"
-#include "lockstep/engine/full_values.h"
+#include "lockstep/accelerator/full_values.h"
 #include "lockstep/engine/init_distributed.h"
 #include "lockstep/engine/loss_scale.h"
 #include "lockstep/engine/module_tree.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/engine/full_values.h"
+#include "lockstep/accelerator/full_values.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/engine/full_values.h"
+#include "lockstep/accelerator/full_values.h"
 
 #include <algorithm>
 #include <exception>
@@ -46,7 +46,7 @@ FullValues::Part FullValues::part_of(const at::Tensor& parameter, const Field& f
       trained.begin(), trained.end(), [&](const auto& each) { return each.is_same(parameter); });
   if (!is_trained) {
     throw ConfigError(
-        "engine",
+        "full_values",
         "only what the optimizer trains has full values; got a tensor that it does not; read a "
         "frozen parameter within with_gathered_parameters");
   }
@@ -74,7 +74,7 @@ at::Tensor FullValues::whole(const at::Tensor& parameter, const Part& part) cons
   }
   if (anywhere(!failure.empty())) {
     throw ConfigError(
-        "engine",
+        "full_values",
         failure.empty() ? "another rank could not read its part of this parameter" : failure);
   }
   if (optimizer_.sharding() != nullptr) {
@@ -88,7 +88,7 @@ void FullValues::write(
     const at::Tensor& parameter, const Part& part, const at::Tensor& value) const {
   if (value.sizes() != parameter.sizes()) {
     throw ConfigError(
-        "engine",
+        "full_values",
         fmt::format(
             "a whole value is shaped as its parameter; got [{}], expected [{}]",
             fmt::join(value.sizes(), ", "),
@@ -131,7 +131,7 @@ void FullValues::set_parameter(const at::Tensor& parameter, const at::Tensor& va
 void FullValues::check_averaged() const {
   if (!averaged_) {
     throw ConfigError(
-        "engine",
+        "full_values",
         "gradients are averaged at the end of an update's micro-steps in this stage, and each rank "
         "has its own until then; call it after the backward of the boundary");
   }
@@ -150,7 +150,7 @@ void FullValues::set_gradient(const at::Tensor& parameter, const at::Tensor& val
   const Part part = part_of(parameter, gradient_of);
   if (!anywhere(part.values.defined())) {
     throw ConfigError(
-        "engine", "this parameter has no gradient to set; call it between backward and step");
+        "full_values", "this parameter has no gradient to set; call it between backward and step");
   }
   write(parameter, part, at::mul(value.detach(), loss_scale_));
 }
@@ -174,7 +174,7 @@ at::Tensor FullValues::state(const at::Tensor& parameter, const std::string& fie
   const Part part = part_of(parameter, state_field(field));
   if (!anywhere(part.values.defined())) {
     throw ConfigError(
-        "engine",
+        "full_values",
         fmt::format(
             "the optimizer has no '{}' of this parameter; state is there after the first step, by "
             "the names of Python's state_dict (exp_avg, exp_avg_sq, momentum_buffer, step)",
@@ -198,7 +198,7 @@ void FullValues::set_state(
                     (divided ? part.values.dim() == 1 : part.values.sizes() == parameter.sizes());
   if (!anywhere(fits)) {
     throw ConfigError(
-        "engine",
+        "full_values",
         fmt::format(
             "the optimizer has no '{}' of this parameter that could be set; state is there after "
             "the first step, and only what is shaped as its parameter can be set",
