@@ -13,10 +13,10 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/full_values.h"
 #include "lockstep/comm/comms_log.h"
 #include "lockstep/ds_config/ds_config.h"
 #include "lockstep/engine/flops_profiler.h"
-#include "lockstep/accelerator/full_values.h"
 #include "lockstep/engine/init_distributed.h"
 #include "lockstep/engine/loss_scale.h"
 #include "lockstep/engine/module_tree.h"
