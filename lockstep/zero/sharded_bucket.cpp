@@ -109,10 +109,7 @@ bool ShardedBucket::lies_here(size_t slot) const {
 
 at::Tensor ShardedBucket::whole_gradient(size_t slot) {
   if (!gradients_.defined()) {
-    // What is quantized on its way is read by nobody else.
-    gradients_ = travel_.quantized_gradients
-                     ? at::empty({length_}, options_)
-                     : travel_.spares->take(travel_.gradients, length_, options_);
+    gradients_ = at::empty({length_}, options_);
   }
   return gradients_.narrow(0, slots_[slot].offset, slots_[slot].numel);
 }
@@ -169,7 +166,7 @@ void ShardedBucket::wait_reduce() {
   if (pending_) {
     pending_->wait();
     pending_.reset();
-    travel_.spares->give(std::move(gradients_));
+    gradients_.reset();
   }
 }
 

@@ -15,7 +15,6 @@
 #include "lockstep/zero/plus_plus.h"
 #include "lockstep/zero/quantized_reduction.h"
 #include "lockstep/zero/shard_store.h"
-#include "lockstep/zero/spare_gradients.h"
 
 namespace lockstep::zero {
 
@@ -40,7 +39,6 @@ struct BucketTravel {
   bool quantized_weights = false;
   bool quantized_gradients = false;  ///< By the groups below.
   PlusPlusGroups plus_plus = {};
-  std::shared_ptr<SpareGradients> spares = std::make_shared<SpareGradients>();
 };
 
 /// Some parameters in one flat buffer, of which each rank owns an equal part, its shard.

@@ -151,8 +151,7 @@ void Sharding::lay_out(
     const BucketTravel travel =
         residence == Residence::kPaged
             ? travel_
-            : BucketTravel{
-                  .parameters = group_, .gradients = reduce_group_, .spares = travel_.spares};
+            : BucketTravel{.parameters = group_, .gradients = reduce_group_};
     buckets_.push_back(
         std::make_unique<ShardedBucket>(plan, tensors, travel, residence, places(residence)));
     ShardedBucket& bucket = *buckets_.back();
