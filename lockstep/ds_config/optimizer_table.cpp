@@ -36,6 +36,15 @@ std::vector<ParameterSpec> with_common(std::vector<ParameterSpec> own, bool capt
   return own;
 }
 
+/// A rate in the place of lr, which may be left out.
+ParameterSpec own_rate(std::string name) {
+  ParameterSpec spec{.key = works(std::move(name), KeyKind::kNumber, "")};
+  spec.key.least = 0;
+  spec.key.may_be_null = true;
+  spec.key.auto_rule = AutoRule::kRefused;
+  return spec;
+}
+
 TypeSpec adam(const std::string& name, const std::string& words) {
   return {
       .name = name,
@@ -118,8 +127,8 @@ std::vector<TypeSpec> make_optimizer_types() {
            "given, else 0.0003",
        .parameters = with_common(
            {number("lr", 0, 2e-2),
-            optional(number("muon_lr", 0, 0)),
-            optional(number("adam_lr", 0, 0)),
+            own_rate("muon_lr"),
+            own_rate("adam_lr"),
             number("momentum", 0, 0.95),
             number("weight_decay", 0, 0.0),
             choice("ns_method", {"gram", "standard"}),
