@@ -16,7 +16,7 @@
 namespace lockstep::config {
 namespace {
 
-constexpr const char* kPrefix = "fsdp_config.";
+constexpr const char* kFsdpPrefix = "fsdp_config.";
 
 /// What is for the program to ask for: a key, and what to say of it; unless it has the value.
 struct ProgramsMatter {
@@ -58,7 +58,7 @@ constexpr const char* kWithoutMeaning[] = {
     "fsdp_sync_module_states",
     "fsdp_cpu_ram_efficient_loading"};
 
-std::vector<std::string> known_keys() {
+std::vector<std::string> known_fsdp_keys() {
   std::vector<std::string> keys = {
       "fsdp_version", "fsdp_sharding_strategy", "fsdp_reshard_after_forward"};
   for (const ProgramsMatter& matter : kProgramsMatters) {
@@ -105,7 +105,7 @@ void read_strategy(const Section& section, Import& import) {
         section.place_of(key),
         fmt::format(
             "{}{} makes no sense; got '{}', expected {}",
-            kPrefix,
+            kFsdpPrefix,
             key,
             text,
             second ? "true or false, as fsdp_version is 2"
@@ -114,7 +114,7 @@ void read_strategy(const Section& section, Import& import) {
   import.values.settings["zero_stage"] = *stage;
   import.notes.push_back(fmt::format(
       "{}{}: {}: became zero_stage: {}, for programs that do not say themselves",
-      kPrefix,
+      kFsdpPrefix,
       key,
       text,
       *stage));
@@ -122,7 +122,7 @@ void read_strategy(const Section& section, Import& import) {
     import.notes.push_back(fmt::format(
         "{}{}: the second copy that processes of a host keep is for the program to ask for, as "
         "ShardingStrategy::kHybridShard; without, the numbers are the same",
-        kPrefix,
+        kFsdpPrefix,
         key));
   }
 }
@@ -130,24 +130,26 @@ void read_strategy(const Section& section, Import& import) {
 }  // namespace
 
 void import_fsdp(const Document& file, const Node& map, Import& import) {
-  const Section section(file, map, kPrefix);
-  section.refuse_unknown(known_keys());
+  const Section section(file, map, kFsdpPrefix);
+  section.refuse_unknown(known_fsdp_keys());
   const auto version = section.text("fsdp_version");
   if (version && *version != "1" && *version != "2") {
     throw ConfigError(
         section.place_of("fsdp_version"),
-        fmt::format("{}fsdp_version makes no sense; got '{}', expected 1 or 2", kPrefix, *version));
+        fmt::format(
+            "{}fsdp_version makes no sense; got '{}', expected 1 or 2", kFsdpPrefix, *version));
   }
   read_strategy(section, import);
   for (const ProgramsMatter& matter : kProgramsMatters) {
     const auto text = section.text(matter.key);
     if (text && lower(*text) != matter.unless) {
-      import.notes.push_back(fmt::format("{}{}: {}: {}", kPrefix, matter.key, *text, matter.say));
+      import.notes.push_back(
+          fmt::format("{}{}: {}: {}", kFsdpPrefix, matter.key, *text, matter.say));
     }
   }
   for (const char* key : kWithoutMeaning) {
     if (section.text(key)) {
-      import.without_meaning.push_back(std::string(kPrefix) + key);
+      import.without_meaning.push_back(std::string(kFsdpPrefix) + key);
     }
   }
 }
