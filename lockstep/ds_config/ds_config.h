@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -70,12 +71,16 @@ struct ZeroSection {
   /// Stage 3: elements of parameters that are whole at a time; not set: Lockstep's own.
   Resolved<std::optional<int64_t>> max_live_parameters;
   Resolved<int64_t> param_persistence_threshold{100'000};  ///< Smaller ones stay whole.
+  /// Elements that do in all.
+  Resolved<int64_t> model_persistence_threshold{std::numeric_limits<int64_t>::max()};
   Resolved<int64_t> prefetch_bucket_size{50'000'000};  ///< 0: nothing comes before it is needed.
   OffloadOptimizerSection offload_optimizer;
   OffloadParamSection offload_param;
   Resolved<int64_t> hpz_partition_size{1};
   Resolved<bool> quantized_weights{false};
   Resolved<bool> quantized_gradients{false};
+  Resolved<bool> quantized_nontrainable_weights{false};
+  Resolved<bool> ignore_unused_parameters{true};
 };
 
 /// Of TensorBoard, and of CSV files.
@@ -131,10 +136,13 @@ struct DsConfig {
 
   Resolved<std::optional<int64_t>> steps_per_print;
   Resolved<bool> wall_clock_breakdown{false};
+  Resolved<bool> memory_breakdown{false};
+  Resolved<bool> dump_state{false};
   Resolved<std::optional<std::string>> log_level;
   Resolved<bool> throughput_timer{true};
   Resolved<bool> dataloader_drop_last{false};
   Resolved<TagValidation> tag_validation{TagValidation::kWarn};
+  Resolved<bool> use_node_local_storage{false};
 
   MonitorSection tensorboard;
   MonitorSection csv_monitor;
