@@ -26,8 +26,9 @@ constexpr int64_t kWidth = 256;
 constexpr int64_t kElements = kWidth * (kWidth + 1);
 
 /// A process that trains a layer on the device; in 16 bits ZeRO has masters in one process, too.
-struct Run {
-  explicit Run(std::optional<ZeroPlugin> zero = std::nullopt, at::ScalarType dtype = at::kFloat)
+struct Training {
+  explicit Training(
+      std::optional<ZeroPlugin> zero = std::nullopt, at::ScalarType dtype = at::kFloat)
       : accelerator({.zero = zero}) {
     test_device();
     const torch::NoGradGuard no_grad;
@@ -59,9 +60,9 @@ TEST(Device, offloaded_states_leave_their_room_to_others_and_come_back_the_same)
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const std::optional<ZeroPlugin> zero =
         dtype == at::kFloat ? std::nullopt : std::optional(ZeroPlugin{.stage = 2});
-    Run plain(zero, dtype);
-    Run moved(zero, dtype);
-    for (Run* run : {&plain, &moved}) {
+    Training plain(zero, dtype);
+    Training moved(zero, dtype);
+    for (Training* run : {&plain, &moved}) {
       run->step();
     }
     const int64_t before = test_device_bytes();
