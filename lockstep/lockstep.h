@@ -36,3 +36,4 @@
 #include "lockstep/schedule/deepspeed_schedules.h"
 #include "lockstep/schedule/warmup_schedules.h"
 #include "lockstep/zero/activation_checkpoint.h"
+#include "lockstep/zero/activation_checkpointing.h"
