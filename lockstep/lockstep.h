@@ -30,6 +30,7 @@
 #include "lockstep/optim/lamb.h"
 #include "lockstep/optim/lion.h"
 #include "lockstep/optim/muon.h"
+#include "lockstep/optim/mup.h"
 #include "lockstep/optim/rmsprop.h"
 #include "lockstep/optim/sgd.h"
 #include "lockstep/schedule/decay_schedules.h"
