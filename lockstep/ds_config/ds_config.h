@@ -106,6 +106,18 @@ struct CommsLoggerSection {
   Resolved<std::vector<std::string>> prof_ops;
 };
 
+/// How the checkpoints of the engine's model keep their inputs until backward.
+struct ActivationCheckpointingSection {
+  /// Over ranks that share inputs, as model-parallel ones do, of which there is one: says nothing.
+  Resolved<bool> partition_activations{false};
+  Resolved<bool> contiguous_memory_optimization{false};
+  Resolved<bool> cpu_checkpointing{false};
+  /// Given with contiguous_memory_optimization: how many a forward has.
+  Resolved<std::optional<int64_t>> number_checkpoints;
+  Resolved<bool> synchronize_checkpoint_boundary{false};
+  Resolved<bool> profile{false};
+};
+
 /// A whole file, resolved.
 struct DsConfig {
   BatchSizes batch;
@@ -140,6 +152,7 @@ struct DsConfig {
   MonitorSection csv_monitor;
   FlopsProfilerSection flops_profiler;
   CommsLoggerSection comms_logger;
+  ActivationCheckpointingSection activation_checkpointing;
 };
 
 /// Something about a place in the file: an error, or what a person should know.

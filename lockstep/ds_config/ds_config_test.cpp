@@ -198,9 +198,6 @@ TEST(DsConfig, WhatLockstepDoesNotCarryOutIsRefusedWithWhatToDo) {
         "data_efficiency"}) {
     EXPECT_THAT(errors_of("\"" + key + "\": {}"), HasSubstr(key + " is refused: ")) << key;
   }
-  EXPECT_THAT(
-      errors_of(R"("activation_checkpointing": {"cpu_checkpointing": true})"),
-      HasSubstr("cpu_checkpointing, unless it is false, is refused: the program says"));
   EXPECT_THAT(errors_of(R"("wandb": {"enabled": true})"), HasSubstr("set tensorboard.enabled"));
   EXPECT_THAT(
       errors_of(R"("dump_state": true)"),

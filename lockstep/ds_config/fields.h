@@ -71,6 +71,17 @@ void visit_fields(Config& config, const Visit& visit) {
   visit("comms_logger.debug", comms.debug);
   visit("comms_logger.prof_all", comms.prof_all);
   visit("comms_logger.prof_ops", comms.prof_ops);
+  auto& activations = config.activation_checkpointing;
+  visit("activation_checkpointing.partition_activations", activations.partition_activations);
+  visit("activation_checkpointing.cpu_checkpointing", activations.cpu_checkpointing);
+  visit(
+      "activation_checkpointing.contiguous_memory_optimization",
+      activations.contiguous_memory_optimization);
+  visit("activation_checkpointing.number_checkpoints", activations.number_checkpoints);
+  visit(
+      "activation_checkpointing.synchronize_checkpoint_boundary",
+      activations.synchronize_checkpoint_boundary);
+  visit("activation_checkpointing.profile", activations.profile);
   visit("steps_per_print", config.steps_per_print);
   visit("wall_clock_breakdown", config.wall_clock_breakdown);
   visit("log_level", config.log_level);

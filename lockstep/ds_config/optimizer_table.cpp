@@ -65,6 +65,23 @@ TypeSpec adam(const std::string& name, const std::string& words) {
                "Adam is always corrected; delete it")})};
 }
 
+constexpr const char* kMup =
+    "by maximal update parametrization: the program gives mup_shapes, see optim::set_base_shapes; ";
+
+TypeSpec mu_adam(const std::string& name, const std::string& like) {
+  return {
+      .name = name,
+      .words = kMup + like + ", with lr / m and weight_decay * m for matrices m times as wide",
+      .parameters = with_common(
+          {required(number("lr", 0, 0.0)),
+           betas(0.9, 0.999),
+           number("eps", 0, 1e-8),
+           number("weight_decay", 0, 0.0),
+           flag("amsgrad", false),
+           flag("maximize", false),
+           flag("decoupled_wd", false)})};
+}
+
 std::vector<TypeSpec> make_optimizer_types() {
   std::vector<TypeSpec> types = {
       adam("Adam", "is AdamW unless adam_w_mode is false"),
@@ -145,11 +162,20 @@ std::vector<TypeSpec> make_optimizer_types() {
                 KeyKind::kBoolean,
                 "false",
                 "attention heads are not told apart; delete it")},
-           /*capturable=*/false)}};
-  for (const char* name : {"MuAdam", "MuAdamW", "MuSGD"}) {
-    types.push_back(refused_type(
-        name, "is of the Python package mup; write the optimizer, with learning rates to scale"));
-  }
+           /*capturable=*/false)},
+      mu_adam("MuAdam", "torch's Adam"),
+      mu_adam("MuAdamW", "torch's AdamW"),
+      {.name = "MuSGD",
+       .words = kMup + std::string("SGD, with lr * m and weight_decay / m for vectors m times as "
+                                   "wide; of matrices m is fan-out's over fan-in's"),
+       .parameters = with_common(
+           {required(number("lr", 0, 0.0)),
+            number("momentum", 0, 0.0),
+            number("dampening", kAny, 0.0),
+            number("weight_decay", 0, 0.0),
+            flag("nesterov", false),
+            flag("maximize", false),
+            flag("decoupled_wd", false)})}};
   for (const char* name : {"OneBitAdam", "OneBitLamb", "ZeroOneAdam"}) {
     types.push_back(refused_type(
         name, "is gone from DeepSpeed 0.19; write Adam or Lamb, and communication_data_type"));

@@ -55,7 +55,7 @@ class Parameters {
 /// Of Lockstep's optimizers: what `type` means, and its parameters by the names and defaults of
 /// lockstep/optim.
 struct OptimizerSection {
-  Resolved<std::string> name;  ///< "adamw", "adam", "lamb", "lion", "adagrad", "sgd", "rmsprop".
+  Resolved<std::string> name;  ///< "adamw", "adam", "lamb", "lion", "adagrad", "sgd", "rmsprop"...
   Parameters parameters;
 };
 

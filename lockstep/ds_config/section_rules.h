@@ -20,6 +20,9 @@ void apply_precision_rules(KeyReader& reader, DsConfig& config);
 /// Which operations the comms logger keeps.
 void apply_watching_rules(KeyReader& reader, DsConfig& config);
 
+/// What contiguous memory for activations needs.
+void apply_activation_rules(KeyReader& reader, const DsConfig& config);
+
 /// The batch sizes. `file`: where an error stands that is none of a key's.
 void apply_batch_rule(KeyReader& reader, config::Place file, int64_t world_size, DsConfig& config);
 

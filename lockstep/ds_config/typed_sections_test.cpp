@@ -13,6 +13,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 using testing::StartsWith;
 
 std::string optimizer(const std::string& type, const std::string& params = "") {
@@ -81,7 +82,8 @@ TEST(OptimizerSection, WhatAnOptimizerDoesNotHaveIsAnError) {
       {R"("optimizer": {"type": 3})", "optimizer.type makes no sense; got 3"},
       {optimizer("Muon", R"("ns_method": "svd")"), "expected one of \"gram\", \"standard\""},
       {optimizer("Muon", R"("per_head_muon": true)"), "attention heads are not told apart"},
-      {optimizer("MuAdam"), "optimizer.type MuAdam is refused: is of the Python package mup"},
+      {optimizer("MuAdam"), "optimizer.params.lr is missing, which has no default"},
+      {optimizer("MuSGD", R"("lr": 0.1, "nesterov": true)"), "nesterov needs a momentum"},
       {optimizer("OneBitAdam"), "is gone from DeepSpeed 0.19"},
       {optimizer("AdamX"), "expected one of Adam, AdamW, Lamb, Lion"}};
   for (const auto& [keys, what] : cases) {
@@ -160,6 +162,22 @@ TEST(SchedulerSection, AutoForTheHighestRateIsTheOptimizers) {
       StartsWith("derived: optimizer.params.lr, \"auto\" at ds.json:2:"));
   EXPECT_THAT(parameters.numbers("warmup_min_lr"), ElementsAre(0));
   EXPECT_THAT(errors_of(decay), HasSubstr("there is no optimizer in the file; write the rate"));
+}
+
+TEST(SchedulerSection, OneRateForAllGroupsIsANoteBesideAnOptimizerThatScalesRates) {
+  const std::string mup = optimizer("MuAdamW", R"("lr": 0.5)") + ", ";
+  const std::string what = "sets one rate for all parameter groups";
+  EXPECT_THAT(
+      notes_of(mup + scheduler("WarmupLR", R"("warmup_max_lr": 0.5)")),
+      HasSubstr("WarmupLR " + what + ", and so undoes those that MuAdamW scales"));
+  EXPECT_THAT(notes_of(mup + scheduler("WarmupLR")), Not(HasSubstr(what)));
+  EXPECT_THAT(notes_of(mup + scheduler("StepLR", R"("step_size": 5)")), Not(HasSubstr(what)));
+  EXPECT_THAT(
+      notes_of(mup + scheduler("WarmupLR", R"("warmup_max_lr": [0.5, 0.1])")),
+      Not(HasSubstr(what)));
+  EXPECT_THAT(
+      errors_of(optimizer("MuSGD") + ", " + scheduler("WarmupLR", R"("warmup_max_lr": "auto")")),
+      HasSubstr("optimizer.params.lr is missing"));
 }
 
 /// A table's row that nobody can make would be found by its first user.

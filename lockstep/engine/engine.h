@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/engine/engine_core.h"
+#include "lockstep/zero/activation_checkpoint.h"
 
 namespace lockstep {
 
@@ -57,6 +59,22 @@ class Engine {
     }
     return result;
   }
+  /// activation_checkpoint by the file's activation_checkpointing, as it is within `engine(...)`
+  /// anyway: for what a program computes outside of it.
+  std::vector<at::Tensor> checkpoint(
+      CheckpointedForward forward,
+      const std::vector<at::Tensor>& inputs,
+      const std::vector<at::Tensor>& parameters) {
+    const ActivationCheckpointing::Scope scope(core_->activation_checkpointing());
+    return activation_checkpoint(std::move(forward), inputs, parameters);
+  }
+  template <typename Module, std::convertible_to<at::Tensor>... Inputs>
+  requires requires(const Module& module) { module->parameters(); }
+  at::Tensor checkpoint(const Module& module, const Inputs&... inputs) {
+    const ActivationCheckpointing::Scope scope(core_->activation_checkpointing());
+    return activation_checkpoint(module, inputs...);
+  }
+
   /// Returns the loss divided by the micro-steps an update, unless `scale_wrt_gas` is false.
   /// ConfigError without an optimizer, and for a loss of several numbers.
   at::Tensor backward(const at::Tensor& loss, bool scale_wrt_gas = true) {

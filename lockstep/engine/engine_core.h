@@ -21,6 +21,8 @@
 #include "lockstep/engine/loss_scale.h"
 #include "lockstep/engine/module_tree.h"
 #include "lockstep/engine/step_report.h"
+#include "lockstep/optim/mup.h"
+#include "lockstep/zero/activation_checkpointing.h"
 
 namespace lockstep {
 
@@ -36,6 +38,8 @@ struct InitializeOptions {
   std::optional<AnySchedule> lr_scheduler = std::nullopt;
   /// What the file's optimizer trains; empty: all of the model's that require gradients.
   std::vector<at::Tensor> model_parameters = {};
+  /// For the file's MuAdam, MuAdamW and MuSGD: what optim::set_base_shapes gave of the model.
+  optim::InfShapes mup_shapes = {};
   /// What the file says nothing of: project_dir, cpu, timeouts. Where both say something
   /// (mixed_precision, zero, gradient_accumulation_steps, grad_scaler, non_finite) it is an error.
   AcceleratorOptions accelerator = {};
@@ -120,9 +124,15 @@ class EngineCore {
 
    private:
     EngineCore& core_;
+    ActivationCheckpointing::Scope checkpoints_;
     StepTimers::Clock::time_point began_;
     bool profiled_ = false;
   };
+
+  /// Of the file's activation_checkpointing; null if that asks for nothing.
+  const std::shared_ptr<ActivationCheckpointing>& activation_checkpointing() const {
+    return activation_checkpointing_;
+  }
 
   // --- looking
   int64_t gradient_accumulation_steps() const { return gradient_accumulation_steps_; }
@@ -174,6 +184,7 @@ class EngineCore {
 
   ds_config::DsConfig config_;
   InitializeOptions given_;
+  std::shared_ptr<ActivationCheckpointing> activation_checkpointing_;
   std::shared_ptr<DynamicLossScale> loss_scale_;  ///< With fp16 and no fixed scale.
   std::unique_ptr<Accelerator> accelerator_;
   Optimizer optimizer_;

@@ -54,6 +54,20 @@ NamedTensors named_among(const NamedTensors& all, const std::vector<at::Tensor>&
   return named;
 }
 
+/// Null where the file asks for nothing.
+std::shared_ptr<ActivationCheckpointing> checkpointing_of(
+    const ds_config::ActivationCheckpointingSection& section) {
+  const ActivationCheckpointingOptions options{
+      .cpu_checkpointing = section.cpu_checkpointing.value,
+      .contiguous_memory_optimization = section.contiguous_memory_optimization.value,
+      .number_checkpoints = section.number_checkpoints.value,
+      .synchronize_checkpoint_boundary = section.synchronize_checkpoint_boundary.value,
+      .profile = section.profile.value};
+  const bool any = options.cpu_checkpointing || options.contiguous_memory_optimization ||
+                   options.synchronize_checkpoint_boundary || options.profile;
+  return any ? std::make_shared<ActivationCheckpointing>(options) : nullptr;
+}
+
 }  // namespace
 
 EngineCore::EngineCore(InitializeOptions options) : given_(std::move(options)) {
@@ -62,6 +76,7 @@ EngineCore::EngineCore(InitializeOptions options) : given_(std::move(options)) {
   config_ = ds_config::resolve_ds_config(document_of(given_), size);
   gradient_accumulation_steps_ = config_.batch.gradient_accumulation_steps.value;
   micro_batch_size_ = config_.batch.train_micro_batch_size_per_gpu.value;
+  activation_checkpointing_ = checkpointing_of(config_.activation_checkpointing);
   check_overlap(given_.accelerator);
   AcceleratorOptions ours = accelerator_options(given_.accelerator);
   if (!given_.connected) {
@@ -205,7 +220,7 @@ std::shared_ptr<torch::optim::Optimizer> EngineCore::optimizer_of(NamedTensors p
     parameters = named_among(parameters, given_.model_parameters);
   }
   std::erase_if(parameters, [](const NamedTensor& item) { return !item.tensor.requires_grad(); });
-  return make_optimizer(*config_.optimizer, parameters);
+  return make_optimizer(*config_.optimizer, parameters, given_.mup_shapes);
 }
 
 void EngineCore::start(
@@ -218,6 +233,7 @@ void EngineCore::start(
   modules_ = std::move(modules);
   given_.optimizer.reset();
   given_.model_parameters.clear();
+  given_.mup_shapes.clear();
   has_scheduler_ = given_.lr_scheduler || config_.scheduler;
   if (has_scheduler_ && !has_optimizer_) {
     throw ConfigError(

@@ -25,9 +25,14 @@ namespace {
 using ds_config::Parameters;
 using Made = std::shared_ptr<torch::optim::Optimizer>;
 
+struct Subject {
+  const NamedTensors& parameters;
+  const optim::InfShapes& mup_shapes;
+};
+
 /// Sets each option that the section has by the option's own name.
 template <typename Rule>
-Made make(const Parameters& given, const NamedTensors& parameters) {
+typename Rule::Options options_of(const Parameters& given) {
   typename Rule::Options options;
   for (const optim::NamedOption& option : Rule::named(options)) {
     if (!given.has(option.name)) {
@@ -47,10 +52,41 @@ Made make(const Parameters& given, const NamedTensors& parameters) {
         },
         option.value);
   }
-  return std::make_shared<optim::RuleOptimizer<Rule>>(tensors_of(parameters), options);
+  return options;
 }
 
-Made make_muon(const Parameters& given, const NamedTensors& parameters) {
+template <typename Rule>
+Made make(const Parameters& given, const Subject& subject) {
+  return std::make_shared<optim::RuleOptimizer<Rule>>(
+      tensors_of(subject.parameters), options_of<Rule>(given));
+}
+
+/// Of maximal update parametrization; `scaling` is its rule for the rates.
+template <typename Rule>
+Made make_mup(const Parameters& given, const Subject& subject, optim::MupScaling scaling) {
+  if (subject.mup_shapes.empty()) {
+    throw ConfigError(
+        "initialize",
+        "the file's optimizer scales rates by how much wider the model is than a base model, which "
+        "nobody gave; call optim::set_base_shapes(*net, *base, *delta) before initialize, and give "
+        "it what that returns, as mup_shapes");
+  }
+  const std::vector<optim::MupGroup> groups = optim::mup_groups(
+      subject.parameters, subject.mup_shapes, scaling, given.flag("decoupled_wd"));
+  return std::make_shared<optim::RuleOptimizer<Rule>>(
+      optim::with_options(groups, options_of<Rule>(given)));
+}
+
+template <typename Rule>
+Made make_mu_adam(const Parameters& given, const Subject& subject) {
+  return make_mup<Rule>(given, subject, optim::MupScaling::kAdam);
+}
+
+Made make_mu_sgd(const Parameters& given, const Subject& subject) {
+  return make_mup<optim::SGDRule>(given, subject, optim::MupScaling::kSgd);
+}
+
+Made make_muon(const Parameters& given, const Subject& subject) {
   constexpr double kAdamRate = 3e-4;  // DeepSpeed's.
   const auto rate = [&](const char* own, double otherwise) {
     return given.has(own) ? given.number(own) : otherwise;
@@ -66,13 +102,16 @@ Made make_muon(const Parameters& given, const NamedTensors& parameters) {
       .adam_eps = given.number("eps")};
   optim::MuonOptions others = matrices;
   others.lr = rate("adam_lr", has_rate ? given.number("lr") : kAdamRate);
-  return std::make_shared<optim::Muon>(optim::muon_groups(parameters, matrices, others));
+  return std::make_shared<optim::Muon>(optim::muon_groups(subject.parameters, matrices, others));
 }
 
 }  // namespace
 
-Made make_optimizer(const ds_config::OptimizerSection& section, const NamedTensors& parameters) {
-  static const std::map<std::string, Made (*)(const Parameters&, const NamedTensors&)> makers = {
+Made make_optimizer(
+    const ds_config::OptimizerSection& section,
+    const NamedTensors& parameters,
+    const optim::InfShapes& mup_shapes) {
+  static const std::map<std::string, Made (*)(const Parameters&, const Subject&)> makers = {
       {"adam", make<optim::AdamRule>},
       {"adamw", make<optim::AdamWRule>},
       {"lamb", make<optim::LAMBRule>},
@@ -81,12 +120,15 @@ Made make_optimizer(const ds_config::OptimizerSection& section, const NamedTenso
       {"sgd", make<optim::SGDRule>},
       {"rmsprop", make<optim::RMSpropRule>},
       {"adafactor", make<optim::AdafactorRule>},
-      {"muon", make_muon}};
+      {"muon", make_muon},
+      {"muadam", make_mu_adam<optim::AdamRule>},
+      {"muadamw", make_mu_adam<optim::AdamWRule>},
+      {"musgd", make_mu_sgd}};
   const auto found = makers.find(section.name.value);
   LOCKSTEP_ASSERT(
       found != makers.end(),
       "ds_config knows an optimizer that nobody makes: " + section.name.value);
-  return found->second(section.parameters, parameters);
+  return found->second(section.parameters, {parameters, mup_shapes});
 }
 
 }  // namespace lockstep

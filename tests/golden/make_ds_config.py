@@ -93,6 +93,9 @@ def defaults():
     for name in ("enabled", "recompute_fwd_factor", "profile_step", "module_depth", "top_modules", "detailed",
                  "output_file"):
         values[f"flops_profiler.{name}"] = getattr(config.flops_profiler_config, name)
+    for name in ("partition_activations", "contiguous_memory_optimization", "cpu_checkpointing", "number_checkpoints",
+                 "synchronize_checkpoint_boundary", "profile"):
+        values[f"activation_checkpointing.{name}"] = getattr(config.activation_checkpointing_config, name)
     values["torch_autocast.enabled"] = config.torch_autocast_enabled
     values["torch_autocast.dtype"] = config.torch_autocast_dtype
     values["checkpoint.tag_validation"] = config.checkpoint_config["tag_validation"]
