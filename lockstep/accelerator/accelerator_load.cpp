@@ -21,6 +21,7 @@
 #include "lockstep/base/rank.h"
 #include "lockstep/checkpoint/reader.h"
 #include "lockstep/flat/copy_values.h"
+#include "lockstep/optim/flat_optimizer.h"
 
 namespace lockstep {
 namespace {
@@ -164,7 +165,8 @@ void Accelerator::check_optimizers(Loading& loading) {
       tensors = loading.reader.tensor_set(stem, state.writers_per_rank, loading.share);
     }
     if (state.sharding) {
-      tensors = own_slices(std::move(tensors), *state.sharding, names);
+      const auto& flat = dynamic_cast<optim::FlatOptimizer&>(state.optimizers[i].inner());
+      tensors = own_slices(std::move(tensors), *state.sharding, names, flat.traits().factors);
     }
     loading.apply.push_back(check_optimizer(
         state.optimizers[i].inner(),

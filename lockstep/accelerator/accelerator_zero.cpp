@@ -36,7 +36,7 @@ std::vector<std::vector<optim::FlatOptimizer::Pieces>> pieces_of(const zero::Sha
   for (const auto& group : sharding.shards()) {
     auto& here = pieces.emplace_back();
     for (const zero::Sharding::Shard& shard : group) {
-      here.push_back({shard.values, shard.pieces, shard.file});
+      here.push_back({shard.values, shard.pieces, shard.file, shard.wholes});
     }
   }
   return pieces;
@@ -357,7 +357,8 @@ void Accelerator::shard_parameters() {
         "FULL_STATE_DICT saves parameters as they are; got some in 16 bits, whose fp32 masters "
         "would be lost; use SHARDED_STATE_DICT, of which `lockstep merge-weights` makes one file");
   }
-  flat->update_instead(pieces_of(*state.sharding), plugin.offload_optimizer);
+  flat->update_instead(
+      pieces_of(*state.sharding), plugin.offload_optimizer, state.sharding->group());
   optimizer.set_sharding(state.sharding);
   model.sync = state.sharding;
   state.sharding->watch();

@@ -186,6 +186,14 @@ at::Tensor FullValues::state(const at::Tensor& parameter, const std::string& fie
     const double own = part.values.defined() ? part.values.item<double>() : 0;
     return group.all_reduce(at::full({}, own, at::kDouble), ReduceOp::kMax).wait();
   }
+  const at::Tensor values = part_of(parameter, itself).values;
+  if (anywhere(part.values.defined() && part.values.numel() != values.numel())) {
+    throw ConfigError(
+        "full_values",
+        fmt::format(
+            "'{}' is of rows or columns, not of the parameter's elements; read it in a checkpoint",
+            field));
+  }
   return whole(parameter, part);
 }
 

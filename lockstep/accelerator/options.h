@@ -43,7 +43,7 @@ struct GradientAccumulationPlugin {
 };
 
 /// ZeRO: what of the training each process has only a part of. Numbers are those of data parallel.
-/// One model and one elementwise optimizer of lockstep::optim, prepared in one call.
+/// One model and one optimizer of lockstep::optim, prepared in one call.
 struct ZeroPlugin {
   /// 1: optimizer state, and gradients from one backward that averages to the update. Micro-steps
   /// that only accumulate keep whole gradients and send nothing.

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/sharded_state.h"
 
+#include <algorithm>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -125,7 +127,10 @@ ModelPieces own_model_pieces(
 }
 
 NamedTensors own_slices(
-    NamedTensors saved, const zero::Sharding& sharding, const ParameterName& names) {
+    NamedTensors saved,
+    const zero::Sharding& sharding,
+    const ParameterName& names,
+    const std::vector<const char*>& factors) {
   struct Known {
     at::Tensor parameter;
     const zero::Piece* piece = nullptr;  ///< Null: other ranks own all of it.
@@ -143,13 +148,15 @@ NamedTensors own_slices(
   NamedTensors own;
   for (NamedTensor& item : saved) {
     const auto found = known.find(item.name.substr(0, item.name.rfind('.')));
-    const bool shaped =
-        found != known.end() && item.tensor.sizes() == found->second.parameter.sizes();
+    const std::string field = item.name.substr(item.name.rfind('.') + 1);
+    const bool is_factor = std::ranges::find(factors, field) != factors.end();
+    const bool shaped = !is_factor && found != known.end() &&
+                        item.tensor.sizes() == found->second.parameter.sizes();
     if (found != known.end() && found->second.piece == nullptr &&
-        (shaped || item.tensor.dim() == 0)) {
+        (shaped || is_factor || item.tensor.dim() == 0)) {
       continue;
     }
-    if (shaped && item.name.substr(item.name.rfind('.') + 1) != "step") {
+    if (shaped && field != "step") {
       const zero::Piece& piece = *found->second.piece;
       item.tensor = item.tensor.reshape({-1}).narrow(0, piece.begin, piece.values.numel());
     }

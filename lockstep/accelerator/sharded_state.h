@@ -43,9 +43,12 @@ ModelPieces own_model_pieces(
     const NamedTensors& current, NamedTensors saved, const zero::Sharding& sharding);
 
 /// Of an optimizer's saved state, what belongs to this rank's pieces of the parameters: slices of
-/// tensors that are shaped as their parameter is. What is not, and what belongs to no parameter,
-/// stays as it is, to be refused.
+/// tensors that are shaped as their parameter is, and `factors`, the fields of rows and columns,
+/// whole. What is neither, and what belongs to no parameter, stays as it is, to be refused.
 NamedTensors own_slices(
-    NamedTensors saved, const zero::Sharding& sharding, const ParameterName& names);
+    NamedTensors saved,
+    const zero::Sharding& sharding,
+    const ParameterName& names,
+    const std::vector<const char*>& factors);
 
 }  // namespace lockstep

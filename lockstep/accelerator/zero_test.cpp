@@ -14,7 +14,6 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/optim/adafactor.h"
 #include "lockstep/optim/adagrad.h"
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/flat_optimizer.h"
@@ -236,14 +235,6 @@ TEST(Zero, what_it_cannot_do_is_refused_with_the_reason) {
   AcceleratorOptions hook = stage(1);
   hook.data_parallel.comm_hook.type = CommHookType::kFp16;
   EXPECT_THAT(error_of(hook, nothing), HasSubstr("comm hook fp16"));
-  EXPECT_THAT(
-      error_of(
-          stage(2),
-          [](Accelerator& accelerator) {
-            Net net;
-            accelerator.prepare(net, optim::Adafactor(net->parameters()));
-          }),
-      HasSubstr("Adafactor needs every parameter whole"));
   EXPECT_THAT(
       error_of(
           stage(2),

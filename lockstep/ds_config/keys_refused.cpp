@@ -41,7 +41,7 @@ void add_elsewhere(std::vector<KeySpec>& keys) {
   keys.push_back(refused("zero_optimization.zenflow", "the update is never late; delete it"));
   keys.push_back(refused(
       "zero_optimization.save_muon_momentum_buffer_in_memory",
-      "Muon is for stage 0, where nothing is swapped out; delete it"));
+      "Muon's state is never swapped out; delete it"));
   keys.push_back(nothing("disable_python_gc", KeyKind::kBoolean, "there is no Python"));
   KeySpec words = nothing(
       "vocabulary_size", KeyKind::kInteger, "DeepSpeed only warns by it of sizes that are slow");

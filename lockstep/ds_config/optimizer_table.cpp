@@ -82,12 +82,14 @@ TypeSpec mu_adam(const std::string& name, const std::string& like) {
            flag("decoupled_wd", false)})};
 }
 
+constexpr const char* kNeedsWhole = "not with offload_optimizer, since it needs whole parameters";
+
 std::vector<TypeSpec> make_optimizer_types() {
   std::vector<TypeSpec> types = {
       adam("Adam", "is AdamW unless adam_w_mode is false"),
       adam("AdamW", "with torch_adam, weight_decay is 0.01 unless given, as torch's"),
       {.name = "Lamb",
-       .words = "stage 0 only, since it needs whole parameters",
+       .words = kNeedsWhole,
        .parameters = with_common(
            {number("lr", 0, 1e-3),
             betas(0.9, 0.999),
@@ -127,7 +129,7 @@ std::vector<TypeSpec> make_optimizer_types() {
             flag("centered", false),
             flag("maximize", false)})},
       {.name = "Adafactor",
-       .words = "stage 0 only, since it needs whole parameters",
+       .words = kNeedsWhole,
        .parameters = with_common(
            {number("lr", 0, 1e-2),
             number("beta2_decay", kAny, -0.8),
@@ -138,10 +140,9 @@ std::vector<TypeSpec> make_optimizer_types() {
            /*capturable=*/false)},
       {.name = "Muon",
        .words =
-           "stage 0 only, since it needs whole parameters; those that are no matrices, or have "
-           "embed "
-           "or lm_head in their names, are updated as by AdamW: with adam_lr, else lr if that is "
-           "given, else 0.0003",
+           "not with offload_optimizer, since it needs whole parameters; gradients are clipped "
+           "before, in every stage; those that are no matrices, or have embed or lm_head in their "
+           "names, are updated as by AdamW: with adam_lr, else lr if that is given, else 0.0003",
        .parameters = with_common(
            {number("lr", 0, 2e-2),
             own_rate("muon_lr"),

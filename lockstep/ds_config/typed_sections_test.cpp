@@ -91,14 +91,16 @@ TEST(OptimizerSection, WhatAnOptimizerDoesNotHaveIsAnError) {
   }
 }
 
-TEST(OptimizerSection, ThoseThatNeedWholeParametersAreForStageZero) {
-  EXPECT_EQ(errors_of(optimizer("Lamb")), "");
-  EXPECT_THAT(
-      errors_of(optimizer("Lamb") + R"(, "zero_optimization": {"stage": 1})"),
-      HasSubstr("lamb needs whole parameters, of which stage 1 keeps parts"));
-  EXPECT_THAT(
-      errors_of(optimizer("Muon") + R"(, "zero_optimization": {"stage": 2})"),
-      HasSubstr("muon needs whole parameters, of which stage 2 keeps parts"));
+TEST(OptimizerSection, ThoseThatNeedWholeParametersKeepTheirStateOnTheDevice) {
+  for (const std::string name : {"Lamb", "Adafactor", "Muon"}) {
+    EXPECT_EQ(errors_of(optimizer(name) + R"(, "zero_optimization": {"stage": 3})"), "") << name;
+    EXPECT_THAT(
+        errors_of(
+            optimizer(name) +
+            R"(, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}})"),
+        HasSubstr("needs whole parameters, which come together on the device"))
+        << name;
+  }
 }
 
 TEST(SchedulerSection, DeepSpeedsSchedulesTakeTheirParameters) {

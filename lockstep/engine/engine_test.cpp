@@ -17,7 +17,6 @@
 #include "lockstep/engine/test_engine.h"
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/clip.h"
-#include "lockstep/optim/muon.h"
 
 namespace lockstep {
 namespace {
@@ -150,33 +149,6 @@ TEST(Engine, steps_the_files_schedule_with_every_update_that_is_applied) {
         EXPECT_EQ(rates[0], 0) << "a micro-step is no update";
         EXPECT_NEAR(rates[9], 0.4, 1e-9);
         EXPECT_EQ(engine.get_mom(), std::vector<double>{0.9});
-      });
-}
-
-TEST(Engine, muon_takes_the_matrices_and_adam_beside_it_the_rest) {
-  on_engine_ranks(
-      2,
-      R"({"train_micro_batch_size_per_gpu": 4,
-          "optimizer": {"type": "Muon", "params": {"adam_lr": 0.003, "ns_method": "standard"}}})",
-      [](InitializeOptions options) {
-        EngineNet net;
-        EngineNet alone;
-        auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
-        EXPECT_EQ(engine.get_lr(), (std::vector<double>{0.02, 0.003}));
-        optim::Muon by_hand(optim::muon_groups(
-            parameters_of(*alone),
-            {.lr = 0.02, .weight_decay = 0},
-            {.lr = 0.003, .weight_decay = 0}));
-        for (int step = 0; step < 3; ++step) {
-          engine.backward(engine(engine_batch(step)).square().mean());
-          engine.step();
-          by_hand.zero_grad();
-          alone->forward(engine_batch(step)).square().mean().backward();
-          optim::clip_grad_norm_(alone->parameters(), 1.0);
-          by_hand.step();
-        }
-        EXPECT_TRUE(at::allclose(net->fc->weight, alone->fc->weight, 0, 2e-3));
-        EXPECT_TRUE(at::allclose(net->fc->bias, alone->fc->bias, 0, 1e-4));
       });
 }
 

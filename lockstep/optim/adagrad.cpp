@@ -32,7 +32,7 @@ void AdagradRule::check(const Options& options) {
 }
 
 StateShape AdagradRule::shape(
-    const Options& /*options*/, const at::Tensor& /*parameter*/, size_t /*field*/) {
+    const Options& /*options*/, at::IntArrayRef /*sizes*/, size_t /*field*/) {
   return StateShape::kParameter;
 }
 

@@ -72,7 +72,7 @@ void AdamRule::check(const Options& options) {
   check_adam("Adam", options);
 }
 
-StateShape AdamRule::shape(const Options& options, const at::Tensor& /*parameter*/, size_t field) {
+StateShape AdamRule::shape(const Options& options, at::IntArrayRef /*sizes*/, size_t field) {
   return adam_shape(options.amsgrad, field);
 }
 
@@ -92,7 +92,7 @@ void AdamWRule::check(const Options& options) {
   check_adam("AdamW", options);
 }
 
-StateShape AdamWRule::shape(const Options& options, const at::Tensor& /*parameter*/, size_t field) {
+StateShape AdamWRule::shape(const Options& options, at::IntArrayRef /*sizes*/, size_t field) {
   return adam_shape(options.amsgrad, field);
 }
 

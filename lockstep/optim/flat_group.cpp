@@ -260,7 +260,7 @@ at::Tensor& FlatGroup::place_state(FlatParameter& item, size_t field, StateShape
   const at::TensorOptions options = parameter.options();
   at::Tensor& state = item.state[field];
   if (shape == StateShape::kRow || shape == StateShape::kColumn) {
-    std::vector<int64_t> sizes = parameter.sizes().vec();
+    std::vector<int64_t> sizes = item.whole_sizes();
     sizes[sizes.size() - (shape == StateShape::kRow ? 1 : 2)] = 1;
     if (!group_) {
       state = at::empty(sizes, options);

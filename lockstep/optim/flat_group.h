@@ -29,6 +29,10 @@ struct FlatParameter {
   int64_t history = new_history(0);
   size_t buffer = kLoose;  ///< Which flat buffer has a place for it.
   int64_t offset = 0;      ///< First element there.
+  /// Of the parameter that this is a slice of, where an update needs that whole; else none.
+  std::vector<int64_t> whole = {};
+
+  const std::vector<int64_t>& whole_sizes() const { return whole.empty() ? sizes : whole; }
 
   static constexpr int64_t new_history(int64_t step) { return -1 - step; }
 };

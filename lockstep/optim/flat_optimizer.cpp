@@ -92,12 +92,14 @@ at::Tensor FlatOptimizer::step(LossClosure closure) {
     update_by_buckets();
     return loss;
   }
+  const std::vector<std::vector<bool>> updated_wholes = agree_on_gradients();
   std::vector<Gathering> gatherings;
   for (size_t group = 0; group < groups_.size(); ++group) {
     if (device_rates_[group] && traits_.counts_steps) {
       device_steps_[group].advance(groups_[group].items());
     }
-    gatherings.push_back(gather(group, 0, groups_[group].items().size()));
+    const bool divided = !updated_wholes[group].empty();
+    gatherings.push_back(gather(group, 0, divided ? 0 : groups_[group].items().size()));
   }
   if (sharers_) {
     sharers_->barrier();  // All state is made, and nobody computes with the old values any more.
@@ -108,6 +110,9 @@ at::Tensor FlatOptimizer::step(LossClosure closure) {
       update_share(param_groups_[group].options(), batch);
     }
     gatherings[group].copy_back();
+    if (!updated_wholes[group].empty()) {
+      update_wholes(group, updated_wholes[group]);
+    }
   }
   if (sharers_) {
     sharers_->barrier();
@@ -122,7 +127,7 @@ void FlatOptimizer::update_share(
     update(options, batch);
     return;
   }
-  const Batch share = share_of(batch, traits_.elementwise, sharers_->rank(), sharers_->size());
+  const Batch share = share_of(batch, !needs_whole(options), sharers_->rank(), sharers_->size());
   run_count_ += share.parameters.size();
   if (!share.parameters.empty()) {
     update(options, share);
@@ -217,6 +222,7 @@ void FlatOptimizer::adopt_parameters() {
     if (added.empty()) {
       continue;
     }
+    check_added(index, added);
     groups_[index].add(added);
     if (traits_.eager_state) {
       for (FlatParameter& item : groups_[index].items()) {
@@ -233,7 +239,7 @@ bool FlatOptimizer::create_missing_state(size_t group, FlatParameter& item) {
     if (item.state[field].defined()) {
       continue;
     }
-    const StateShape wanted = shape(options, item.parameter, field);
+    const StateShape wanted = shape(options, item.whole_sizes(), field);
     if (wanted != StateShape::kNone) {
       if (is_capturing(item.parameter.device())) {
         throw ConfigError(
@@ -302,6 +308,7 @@ Gathering FlatOptimizer::gather(size_t group_index, size_t begin, size_t end) {
   const FlatParameter* first = nullptr;  // The run that is being gathered.
   const FlatParameter* last = nullptr;
   bool fresh = false;  // Whether its state is new.
+  const bool elementwise = !group_needs_whole(group_index);
   const auto as_often = [](const FlatParameter& a, const FlatParameter& b) {
     return a.device_step.defined() ? a.history == b.history : a.step == b.step;
   };
@@ -321,7 +328,7 @@ Gathering FlatOptimizer::gather(size_t group_index, size_t begin, size_t end) {
     group.check_place(item);
     group.follow_parameter(item);
     const bool created = create_missing_state(group_index, item);
-    const bool joins = first != nullptr && traits_.elementwise && created == fresh &&
+    const bool joins = first != nullptr && elementwise && created == fresh &&
                        (!traits_.counts_steps || as_often(item, *first)) &&
                        group.lie_alike(*first, item);
     if (!joins) {
@@ -371,7 +378,8 @@ void FlatOptimizer::set_state(const at::Tensor& parameter, const ParameterState&
       continue;
     }
     const bool shaped = state.fields[field].sizes() == parameter.sizes();
-    const StateShape wanted = shape(param_groups_[place.group].options(), parameter, field);
+    const StateShape wanted =
+        shape(param_groups_[place.group].options(), item.whole_sizes(), field);
     const StateShape placed =
         wanted == StateShape::kNone && shaped ? StateShape::kParameter : wanted;
     flat::copy_values(groups_[place.group].place_state(item, field, placed), state.fields[field]);

@@ -10,6 +10,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "lockstep/comm/group.h"
+#include "lockstep/flat/division.h"
 #include "lockstep/offload/options.h"
 #include "lockstep/optim/capturable.h"
 #include "lockstep/optim/flat_group.h"
@@ -19,6 +20,7 @@ namespace lockstep::optim {
 
 class Gathering;
 class HostUpdate;
+struct DividedBatch;
 
 /// What every optimizer of this folder has in common: a torch::optim::Optimizer, so schedulers,
 /// `Accelerator::prepare` and everything else that takes one takes these.
@@ -80,13 +82,20 @@ class FlatOptimizer : public torch::optim::Optimizer {
     at::Tensor buffer;
     std::vector<at::Tensor> tensors;  ///< Views of the buffer, in order; leaves.
     std::shared_ptr<offload::FileTensor> file = nullptr;  ///< Where the buffer lies in one.
+    /// What they are slices of, and all that other ranks alone have slices of, in order. The same
+    /// on all ranks.
+    std::vector<flat::Division> wholes = {};
   };
   /// Updates `pieces`, [group][buffer], from now on in place of its parameters, of which this rank
   /// owns them. Where these lie off the device, or `offload` says so of the state, the host does
-  /// the update, bucket by bucket; see HostUpdate. ConfigError for a rule that needs parameters
-  /// whole, after the first step, and for an offload that cannot be.
+  /// the update, bucket by bucket; see HostUpdate. A rule that needs parameters whole has `ranks`
+  /// help each other, which own the rest: `step` then is collective, and wants gradients of the
+  /// same parameters on all of them. ConfigError for such a rule without ranks or with `offload`,
+  /// after the first step, and for an offload that cannot be.
   void update_instead(
-      const std::vector<std::vector<Pieces>>& pieces, const OffloadOptimizer& offload = {});
+      const std::vector<std::vector<Pieces>>& pieces,
+      const OffloadOptimizer& offload = {},
+      const std::optional<Group>& ranks = std::nullopt);
   /// Takes learning rates that were changed to where updates read them, as `step` does.
   void write_rates();
   /// Null if the update is done where the parameters are.
@@ -100,11 +109,14 @@ class FlatOptimizer : public torch::optim::Optimizer {
   virtual NamedOptions named_options(torch::optim::OptimizerOptions& options) const = 0;
   /// ConfigError unless `options` are this optimizer's, and possible.
   virtual void check(const torch::optim::OptimizerOptions& options) const = 0;
-  /// The shape of `field` for `parameter` with `options`.
+  /// The shape of `field` for a parameter of `sizes` with `options`. ConfigError for one that the
+  /// rule cannot update.
   virtual StateShape shape(
-      const torch::optim::OptimizerOptions& options,
-      const at::Tensor& parameter,
-      size_t field) const = 0;
+      const torch::optim::OptimizerOptions& options, at::IntArrayRef sizes, size_t field) const = 0;
+  /// Whether an update with `options` needs parameters whole.
+  virtual bool needs_whole(const torch::optim::OptimizerOptions& options) const = 0;
+  /// Of the parameter, or of what it is a slice of.
+  std::vector<int64_t> whole_sizes(const at::Tensor& parameter) const;
 
   /// Copies, but for tensors. No fields: it has not been updated yet.
   ParameterState state_of(const at::Tensor& parameter) const;
@@ -123,8 +135,16 @@ class FlatOptimizer : public torch::optim::Optimizer {
 
   virtual double initial(const torch::optim::OptimizerOptions& options) const = 0;
   virtual void update(const torch::optim::OptimizerOptions& options, const Batch& batch) const = 0;
+  virtual void update_divided(
+      const torch::optim::OptimizerOptions& options, const DividedBatch& batch) const = 0;
 
  private:
+  /// A parameter that an update needs whole, and ranks have slices of.
+  struct Whole {
+    flat::Division division;
+    at::TensorOptions options;   ///< Of the slices.
+    std::optional<size_t> item;  ///< This rank's slice, if it has one.
+  };
   struct Place {
     size_t group = 0;
     size_t item = 0;
@@ -136,6 +156,14 @@ class FlatOptimizer : public torch::optim::Optimizer {
   void check_sizes(const FlatParameter& item) const;
   /// What there is to update of a group's items `begin` to `end`, its state made.
   Gathering gather(size_t group, size_t begin, size_t end);
+  bool group_needs_whole(size_t group) const { return needs_whole(param_groups_[group].options()); }
+  void check_divided(const OffloadOptimizer& offload, const std::optional<Group>& ranks) const;
+  /// ConfigError for what the group's rule cannot update, or not any more.
+  void check_added(size_t group, const std::vector<at::Tensor>& added) const;
+  void note_wholes(size_t group, const Pieces& pieces);
+  std::vector<std::vector<bool>> agree_on_gradients();
+  void update_wholes(size_t group, const std::vector<bool>& updated);
+  void append_slice(size_t group, const Whole& whole, DividedBatch& batch);
   void update_by_buckets();
   void offload_state(const OffloadOptimizer& offload);
   void update_share(const torch::optim::OptimizerOptions& options, const Batch& batch);
@@ -144,6 +172,8 @@ class FlatOptimizer : public torch::optim::Optimizer {
 
   RuleTraits traits_;
   std::optional<Group> sharers_;
+  std::optional<Group> dividers_;           ///< Who has the other slices of wholes.
+  std::vector<std::vector<Whole>> wholes_;  ///< [group] If divided.
   std::vector<FlatGroup> groups_;
   std::vector<std::vector<at::TensorImpl*>> known_;  ///< [group] In the order of its params().
   std::vector<DeviceSteps> device_steps_;            ///< [group]

@@ -20,7 +20,7 @@ void LionRule::check(const Options& options) {
 }
 
 StateShape LionRule::shape(
-    const Options& /*options*/, const at::Tensor& /*parameter*/, size_t /*field*/) {
+    const Options& /*options*/, at::IntArrayRef /*sizes*/, size_t /*field*/) {
   return StateShape::kParameter;
 }
 

@@ -210,14 +210,17 @@ class Completeness {
   std::string missing_;
 };
 
-std::vector<int64_t> sizes_of(const at::Tensor& parameter, optim::StateShape shape) {
-  std::vector<int64_t> sizes = parameter.sizes().vec();
+/// `whole`: sizes of what the parameter is a slice of, or its own.
+std::vector<int64_t> sizes_of(
+    const at::Tensor& parameter, std::vector<int64_t> whole, optim::StateShape shape) {
   if (shape == optim::StateShape::kRow) {
-    sizes[sizes.size() - 1] = 1;
+    whole[whole.size() - 1] = 1;
   } else if (shape == optim::StateShape::kColumn) {
-    sizes[sizes.size() - 2] = 1;
+    whole[whole.size() - 2] = 1;
+  } else {
+    return parameter.sizes().vec();
   }
-  return sizes;
+  return whole;
 }
 
 std::function<void()> check_flat(
@@ -231,12 +234,13 @@ std::function<void()> check_flat(
   const optim::RuleTraits& traits = optimizer.traits();
   for_each_parameter(optimizer, [&](const at::Tensor& parameter, size_t group) {
     const std::string name = name_of(parameter) + ".";
+    const std::vector<int64_t> whole = optimizer.whole_sizes(parameter);
     State state;
     Completeness completeness;
     for (size_t field = 0; field < traits.fields.size(); ++field) {
-      const optim::StateShape shape = optimizer.shape(*options[group], parameter, field);
+      const optim::StateShape shape = optimizer.shape(*options[group], whole, field);
       const std::string field_name = name + traits.fields[field];
-      state.fields.push_back(take(left, field_name, sizes_of(parameter, shape), path));
+      state.fields.push_back(take(left, field_name, sizes_of(parameter, whole, shape), path));
       completeness.note(
           field_name, state.fields.back().defined(), shape != optim::StateShape::kNone);
     }

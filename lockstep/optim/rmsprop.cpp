@@ -35,8 +35,7 @@ void RMSpropRule::check(const Options& options) {
   at_least_0("momentum", options.momentum);
 }
 
-StateShape RMSpropRule::shape(
-    const Options& options, const at::Tensor& /*parameter*/, size_t field) {
+StateShape RMSpropRule::shape(const Options& options, at::IntArrayRef /*sizes*/, size_t field) {
   const bool used = field == kSquareAvg || (field == kMomentumBuffer && options.momentum > 0) ||
                     (field == kGradAvg && options.centered);
   return used ? StateShape::kParameter : StateShape::kNone;

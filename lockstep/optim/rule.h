@@ -43,6 +43,9 @@ struct RuleTraits {
   bool elementwise = true;          ///< Each element by itself: parameters may be joined.
   bool counts_steps = true;         ///< "step" is state too; only equal ones may be joined.
   bool eager_state = false;         ///< State exists before the first step.
+  /// Those of `fields` that have numbers of rows and columns, not of elements: where ranks have
+  /// slices of a parameter, each of these ranks has all of them.
+  std::vector<const char*> factors = {};
 };
 
 /// A hyperparameter under the name Python gives it.

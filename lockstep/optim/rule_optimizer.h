@@ -9,6 +9,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/optim/capturable.h"
+#include "lockstep/optim/divided.h"
 #include "lockstep/optim/flat_optimizer.h"
 
 namespace lockstep::optim {
@@ -50,7 +51,9 @@ class GroupOptions final : public CapturableOptions {
 ///
 /// A rule is a struct with `Options` (an aggregate with an `lr`) and the static functions `traits`,
 /// `named`, `check`, `shape`, `update`, and `initial` if its state does not begin at 0. It knows
-/// tensors, not parameters, so it serves pieces of flat buffers as well.
+/// tensors, not parameters, so it serves pieces of flat buffers as well. One that is not
+/// elementwise has an `update_divided`, too, for ranks that have slices of parameters, and, if it
+/// is with some options, a `needs_whole` that says with which it is not.
 template <typename Rule>
 class RuleOptimizer final : public FlatOptimizer {
  public:
@@ -91,9 +94,16 @@ class RuleOptimizer final : public FlatOptimizer {
   }
   StateShape shape(
       const torch::optim::OptimizerOptions& options,
-      const at::Tensor& parameter,
+      at::IntArrayRef sizes,
       size_t field) const override {
-    return Rule::shape(values(options), parameter, field);
+    return Rule::shape(values(options), sizes, field);
+  }
+  bool needs_whole(const torch::optim::OptimizerOptions& options) const override {
+    if constexpr (requires { Rule::needs_whole(values(options)); }) {
+      return Rule::needs_whole(values(options));
+    } else {
+      return !traits().elementwise;
+    }
   }
 
  protected:
@@ -106,6 +116,14 @@ class RuleOptimizer final : public FlatOptimizer {
   }
   void update(const torch::optim::OptimizerOptions& options, const Batch& batch) const override {
     Rule::update(values(options), batch);
+  }
+  void update_divided(
+      const torch::optim::OptimizerOptions& options, const DividedBatch& batch) const override {
+    if constexpr (requires { Rule::update_divided(values(options), batch); }) {
+      Rule::update_divided(values(options), batch);
+    } else {
+      LOCKSTEP_ASSERT(!needs_whole(options), "a rule needs whole parameters, and brings none");
+    }
   }
 
  private:

@@ -65,8 +65,7 @@ void SGDRule::check(const Options& options) {
       "0, which nesterov needs");
 }
 
-StateShape SGDRule::shape(
-    const Options& options, const at::Tensor& /*parameter*/, size_t /*field*/) {
+StateShape SGDRule::shape(const Options& options, at::IntArrayRef /*sizes*/, size_t /*field*/) {
   return options.momentum != 0 ? StateShape::kParameter : StateShape::kNone;
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -51,18 +52,12 @@ void settle_files(const FlatGroup& group, size_t buffer) {
 }  // namespace
 
 void FlatOptimizer::update_instead(
-    const std::vector<std::vector<Pieces>>& pieces, const OffloadOptimizer& offload) {
+    const std::vector<std::vector<Pieces>>& pieces,
+    const OffloadOptimizer& offload,
+    const std::optional<Group>& ranks) {
   const c10::AutoGradMode no_grad(false);
   adopt_parameters();
-  if (!traits_.elementwise) {
-    throw ConfigError(
-        "optim",
-        fmt::format(
-            "{} needs every parameter whole, and cannot update a part of one; expected AdamW, "
-            "Adam, "
-            "SGD, Lion, Adagrad or RMSprop",
-            traits_.name));
-  }
+  check_divided(offload, ranks);
   for (const FlatGroup& group : groups_) {
     for (const FlatParameter& item : group.items()) {
       if (item.step > 0 || sharers_) {
@@ -75,6 +70,8 @@ void FlatOptimizer::update_instead(
       }
     }
   }
+  dividers_ = ranks;
+  wholes_.resize(param_groups_.size());
   for (size_t group = 0; group < param_groups_.size(); ++group) {
     std::vector<at::Tensor>& parameters = param_groups_[group].params();
     parameters.clear();
@@ -82,6 +79,7 @@ void FlatOptimizer::update_instead(
     groups_[group] = FlatGroup(traits_.fields.size());
     for (const Pieces& each : pieces[group]) {
       groups_[group].add_in_place(each.buffer, each.tensors, each.file);
+      note_wholes(group, each);
       for (const at::Tensor& piece : each.tensors) {
         parameters.push_back(piece);
         known_[group].push_back(piece.unsafeGetTensorImpl());
@@ -149,7 +147,7 @@ void FlatOptimizer::offload_state(const OffloadOptimizer& offload) {
     if (!group.items().empty()) {
       for (size_t field = 0; field < traits_.fields.size(); ++field) {
         const StateShape wanted =
-            shape(param_groups_[index].options(), group.items()[0].parameter, field);
+            shape(param_groups_[index].options(), group.items()[0].whole_sizes(), field);
         fields += wanted == StateShape::kNone ? 0 : 1;
       }
     }

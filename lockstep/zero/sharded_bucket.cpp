@@ -107,6 +107,19 @@ bool ShardedBucket::lies_here(size_t slot) const {
          parameter.storage_offset() == here.storage_offset() + slots_[slot].offset;
 }
 
+std::vector<flat::Division> ShardedBucket::divisions() const {
+  std::vector<flat::Division> all;
+  for (size_t slot = 0; slot < slots_.size(); ++slot) {
+    flat::Division& division = all.emplace_back();
+    division.sizes = parameters_[slot].sizes().vec();
+    for (int64_t end = 0; end <= length_; end += shard_.numel()) {
+      division.bounds.push_back(
+          std::clamp(end - slots_[slot].offset, int64_t{0}, slots_[slot].numel));
+    }
+  }
+  return all;
+}
+
 at::Tensor ShardedBucket::whole_gradient(size_t slot) {
   if (!gradients_.defined()) {
     gradients_ = at::empty({length_}, options_);

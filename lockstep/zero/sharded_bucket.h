@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/comm/group.h"
+#include "lockstep/flat/division.h"
 #include "lockstep/flat/layout.h"
 #include "lockstep/zero/pager.h"
 #include "lockstep/zero/plus_plus.h"
@@ -75,6 +76,8 @@ class ShardedBucket final : public Pageable {
   /// By slots.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   const std::vector<Piece>& pieces() const { return pieces_; }
+  /// By slots, which of their elements each rank has.
+  std::vector<flat::Division> divisions() const;
   bool is_paged() const { return paged_ != nullptr; }
   bool has_masters() const { return store_ && store_->are_masters(); }
   /// The values of this rank's shard; see ShardStore for where.

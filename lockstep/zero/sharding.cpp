@@ -158,7 +158,8 @@ void Sharding::lay_out(
     if (residence == Residence::kPaged) {
       pager_->add(bucket, items[static_cast<size_t>(plan.slots.back().parameter)].name);
     }
-    Shard& shard = shards_.back().emplace_back(Shard{bucket.shard(), {}, bucket.shard_file()});
+    Shard& shard = shards_.back().emplace_back(
+        Shard{bucket.shard(), {}, bucket.shard_file(), bucket.divisions()});
     for (const Piece& piece : bucket.pieces()) {
       shard.pieces.push_back(piece.values);
     }

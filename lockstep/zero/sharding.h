@@ -100,6 +100,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
     at::Tensor values;
     std::vector<at::Tensor> pieces;
     std::shared_ptr<offload::FileTensor> file;  ///< Where the values lie in one.
+    std::vector<flat::Division> wholes;         ///< Of all that any rank has pieces of, in order.
   };
   const std::vector<std::vector<Shard>>& shards() const { return shards_; }
   /// ConfigError for a trained parameter that has got other memory since it was divided, and would
