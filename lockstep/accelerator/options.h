@@ -90,9 +90,12 @@ struct ZeroPlugin {
   /// Without masters: the optimizer's state is fp32 all the same; else of the parameters' dtype.
   bool fp32_optimizer_states = true;
   /// With masters: what micro-steps' gradients of parameters of fp16 and bf16 add up in: at::kFloat
-  /// or the parameters' dtype. Where they are averaged after they have added up (stage 1) they
-  /// travel so, too. None: at::kFloat if averages add up, else the parameters'.
+  /// or the parameters' dtype. None: at::kFloat if averages add up (stages 2 and 3), else the
+  /// parameters'.
   std::optional<at::ScalarType> grad_accum_dtype = std::nullopt;
+  /// at::kFloat: sums of stage 1 that have added up so travel so. None: gradients travel in the
+  /// parameters' dtype.
+  std::optional<at::ScalarType> communication_data_type = std::nullopt;
   /// What a checkpoint's fp32 weights make of 16-bit parameters' masters: their values; or, if not,
   /// what these round to.
   bool load_from_fp32_weights = true;

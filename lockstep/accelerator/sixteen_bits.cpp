@@ -15,10 +15,21 @@ zero::SixteenBits sixteen_bits(const ZeroPlugin& plugin) {
   return {
       .fp32_masters = plugin.fp32_masters,
       .fp32_gradients = plugin.stage == 1 && sums == at::kFloat,
+      .fp32_travel = plugin.communication_data_type == at::kFloat,
       .rounded_sums = sums && sums != at::kFloat};
 }
 
 void check_sums(const ZeroPlugin& plugin, const NamedTensors& parameters) {
+  const std::optional<at::ScalarType>& wire = plugin.communication_data_type;
+  if (wire && !(wire == at::kFloat && sixteen_bits(plugin).fp32_gradients)) {
+    throw ConfigError(
+        "zero",
+        fmt::format(
+            "communication_data_type is for sums of stage 1 in fp32; got {} in stage {}; expected "
+            "at::kFloat, with grad_accum_dtype=at::kFloat; leave it out",
+            c10::toString(*wire),
+            plugin.stage));
+  }
   if (!plugin.grad_accum_dtype) {
     return;
   }

@@ -83,7 +83,8 @@ struct Recipe {
   /// Stage 1 adds up what one backward after the other gives, and averages that; the others add
   /// averages in fp32.
   bool average_each = true;
-  bool fp32_sums = false;  ///< What adds up before it is averaged, and its average.
+  bool fp32_sums = false;    ///< What adds up before it is averaged,
+  bool fp32_travel = false;  ///< and its average.
   double scale = 1;
   double max_norm = 0;  ///< 0: no clipping.
 };
@@ -118,12 +119,13 @@ at::Tensor oracle(const Recipe& recipe) {
         for (size_t i = 0; i < parameters.size(); ++i) {
           const at::Tensor gradient =
               recipe.fp32_sums ? own[i] : parameters[i].grad().to(at::kFloat);
-          sums[i] = sums[i].defined() ? sums[i] + gradient : gradient;
+          const at::Tensor sent = recipe.fp32_travel ? gradient : gradient.to(recipe.dtype);
+          sums[i] = sums[i].defined() ? sums[i] + sent : sent.to(at::kFloat);
         }
       }
       for (size_t i = 0; i < parameters.size(); ++i) {
         const at::Tensor exact = sums[i] / recipe.world;
-        const at::Tensor mean = recipe.fp32_sums ? exact : exact.to(recipe.dtype).to(at::kFloat);
+        const at::Tensor mean = recipe.fp32_travel ? exact : exact.to(recipe.dtype).to(at::kFloat);
         at::Tensor& gradient = masters[i].mutable_grad();
         gradient = gradient.defined() ? gradient + mean : mean;
       }
@@ -211,17 +213,23 @@ TEST_P(ZeroMasters, train_as_one_process_with_fp32_masters_to_the_bit) {
 TEST(ZeroMastersSums, of_stage_1_are_fp32_if_told_so) {
   for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
     for (const int world : {1, 2, 4}) {
-      AcceleratorOptions options = stage(1, 4);
-      options.zero->grad_accum_dtype = at::kFloat;
-      const at::Tensor expected = oracle(
-          {.dtype = dtype,
-           .world = world,
-           .micro_steps = 4,
-           .average_each = false,
-           .fp32_sums = true});
-      const at::Tensor trained = weights_after(
-          options, world, dtype, [](Training& training) { training.train(0, kSteps * 4); });
-      EXPECT_TRUE(at::equal(trained, expected)) << world;
+      for (const bool travels : {false, true}) {
+        AcceleratorOptions options = stage(1, 4);
+        options.zero->grad_accum_dtype = at::kFloat;
+        if (travels) {
+          options.zero->communication_data_type = at::kFloat;
+        }
+        const at::Tensor expected = oracle(
+            {.dtype = dtype,
+             .world = world,
+             .micro_steps = 4,
+             .average_each = false,
+             .fp32_sums = true,
+             .fp32_travel = travels});
+        const at::Tensor trained = weights_after(
+            options, world, dtype, [](Training& training) { training.train(0, kSteps * 4); });
+        EXPECT_TRUE(at::equal(trained, expected)) << world << " ranks, travels " << travels;
+      }
     }
   }
 }

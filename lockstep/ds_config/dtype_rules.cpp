@@ -164,19 +164,19 @@ void check_gradients(KeyReader& reader, const DsConfig& config) {
             "fp32 conflicts with {0}.{0}_master_weights_and_grads; delete one of them",
             word_of(param)));
   }
-  const bool sums_travel = sum.value == Dtype::kFloat32 && config.zero.stage.value < 2;
-  const Dtype travels = sums_travel ? Dtype::kFloat32 : param;
+  const bool has_wide_sums = sum.value == Dtype::kFloat32 && config.zero.stage.value < 2;
   const auto& wire = config.communication_data_type;
-  if (param != Dtype::kFloat32 && wire.value && *wire.value != travels) {
+  if (param != Dtype::kFloat32 && wire.value && *wire.value != param &&
+      !(has_wide_sums && *wire.value == Dtype::kFloat32)) {
     refuse_key(
         reader,
         "communication_data_type",
         fmt::format(
-            "{} is not what gradients of {} parameters travel as here, {}; write that, or delete "
+            "{0} is not what gradients of {1} parameters travel as here; write {1}{2}, or delete "
             "it",
             word_of(*wire.value),
             word_of(param),
-            word_of(travels)));
+            has_wide_sums ? " or fp32, as grad_accum_dtype" : ""));
   }
 }
 

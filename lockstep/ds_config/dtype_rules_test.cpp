@@ -82,17 +82,21 @@ TEST(DtypeRules, GradientsAddUpInFloat32OrTheParametersDtype) {
       HasSubstr("gradients of bf16 parameters cannot add up in fp16"));
 }
 
-TEST(DtypeRules, GradientsOfNarrowParametersTravelAsTheyAddUp) {
-  const auto of = [](const std::string& wire, const std::string& more) {
+TEST(DtypeRules, GradientsOfNarrowParametersTravelSoOrAsTheyAddUp) {
+  const auto of = [](const std::string& wire, const std::string& more, int stage = 1) {
     return errors_of(bf16(
-        R"("communication_data_type": ")" + wire + R"(", "data_types": {"param_dtype": "bf16")" +
-        more + "}"));
+        R"("communication_data_type": ")" + wire + R"(", "zero_optimization": {"stage": )" +
+        std::to_string(stage) + R"(}, "data_types": {"param_dtype": "bf16")" + more + "}"));
   };
+  const std::string sums = R"(, "grad_accum_dtype": "fp32")";
   EXPECT_EQ(of("bf16", ""), "");
-  EXPECT_EQ(of("fp32", R"(, "grad_accum_dtype": "fp32")"), "");
-  EXPECT_THAT(of("fp32", ""), HasSubstr("gradients of bf16 parameters travel as here, bf16"));
+  EXPECT_EQ(of("bf16", sums), "");
+  EXPECT_EQ(of("fp32", sums), "");
+  EXPECT_EQ(of("fp32", sums, 0), "");
   EXPECT_THAT(
-      of("bf16", R"(, "grad_accum_dtype": "fp32")"), HasSubstr("parameters travel as here, fp32"));
+      of("fp32", ""), HasSubstr("gradients of bf16 parameters travel as here; write bf16,"));
+  EXPECT_THAT(of("fp16", sums), HasSubstr("write bf16 or fp32, as grad_accum_dtype, or delete"));
+  EXPECT_THAT(of("fp32", sums, 2), HasSubstr("write bf16, or delete it"));
 }
 
 TEST(DtypeRules, NarrowMastersMakeTheParametersNarrow) {

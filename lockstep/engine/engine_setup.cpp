@@ -196,6 +196,10 @@ void EngineCore::set_sixteen_bits(AcceleratorOptions& options, ZeroPlugin& plugi
   options.grad_scaler.allow_fp16 = fp16.master_weights_and_grads.value;
   if (const auto& sums = config_.data_types.grad_accum_dtype; sums.value && narrow_) {
     plugin.grad_accum_dtype = scalar_type_of(*sums.value);
+    if (config_.communication_data_type.value == ds_config::Dtype::kFloat32 &&
+        sums.value == ds_config::Dtype::kFloat32) {
+      plugin.communication_data_type = at::kFloat;
+    }
   }
   plugin.load_from_fp32_weights = config_.zero.load_from_fp32_weights.value;
 }

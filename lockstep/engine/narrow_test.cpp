@@ -43,6 +43,7 @@ struct File {
   std::string data_types = {};  ///< All of it.
   std::string zero = {};        ///< More of it.
   std::string optimizer = {};   ///< More of its params.
+  std::string more = {};        ///< Of the file.
 };
 
 std::string text_of(const File& file) {
@@ -53,7 +54,7 @@ std::string text_of(const File& file) {
          scale + file.section + R"(}, "data_types": {)" + file.data_types +
          R"(}, "optimizer": {"type": "AdamW", "params": {"lr": 0.01)" + file.optimizer +
          R"(}}, "zero_optimization": {"stage3_param_persistence_threshold": 0, "stage": )" +
-         std::to_string(file.stage) + file.zero + "}}";
+         std::to_string(file.stage) + file.zero + "}" + file.more + "}";
 }
 
 std::string param_dtype(at::ScalarType dtype) {
@@ -64,6 +65,7 @@ std::string param_dtype(at::ScalarType dtype) {
 struct Recipe {
   at::ScalarType dtype = at::kBFloat16;
   at::ScalarType sums = at::kBFloat16;  ///< What micro-steps add up in.
+  at::ScalarType sent = at::kFloat;     ///< What sums are rounded to.
   at::ScalarType masters = at::kFloat;
   at::ScalarType state = at::kFloat;
 };
@@ -97,8 +99,8 @@ std::vector<double> by_hand(const Recipe& recipe) {
         const at::Tensor gradient = parameters[i].grad().to(recipe.sums);
         sums[i] = sums[i].defined() ? sums[i] + gradient : gradient.clone();
         parameters[i].mutable_grad().reset();
-        if (micro_step == kMicroSteps - 1 && scale != 1) {
-          sums[i] = sums[i].to(recipe.masters) / scale;
+        if (micro_step == kMicroSteps - 1) {
+          sums[i] = sums[i].to(recipe.sent).to(recipe.masters) / scale;
         }
       }
     }
@@ -179,13 +181,30 @@ TEST(EngineNarrow, gradients_add_up_in_grad_accum_dtype) {
         by_hand({.dtype = dtype, .sums = dtype}), by_hand({.dtype = dtype, .sums = at::kFloat}));
     for (int stage = 0; stage <= 3; ++stage) {
       for (const at::ScalarType sums : {dtype, at::kFloat}) {
+        // As DeepSpeed's BF16_Optimizer, wide sums of stage 1 travel as the parameters are.
         expect_training(
             {.dtype = dtype,
              .stage = stage,
              .data_types = param_dtype(dtype) + R"(, "grad_accum_dtype": ")" +
                            (sums == at::kFloat ? "fp32" : word(dtype)) + "\""},
-            {.dtype = dtype, .sums = sums});
+            {.dtype = dtype, .sums = sums, .sent = stage < 2 ? dtype : at::kFloat});
       }
+    }
+  }
+}
+
+TEST(EngineNarrow, wide_sums_travel_so_if_told_so) {
+  for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
+    ASSERT_NE(
+        by_hand({.dtype = dtype, .sums = at::kFloat, .sent = dtype}),
+        by_hand({.dtype = dtype, .sums = at::kFloat}));
+    for (int stage = 0; stage <= 1; ++stage) {
+      expect_training(
+          {.dtype = dtype,
+           .stage = stage,
+           .data_types = param_dtype(dtype) + R"(, "grad_accum_dtype": "fp32")",
+           .more = R"(, "communication_data_type": "fp32")"},
+          {.dtype = dtype, .sums = at::kFloat});
     }
   }
 }

@@ -203,25 +203,44 @@ at::Tensor loss_with(const Model& model, double factor) {
 }
 
 TEST(Masters, hold_gradients_in_fp32_until_they_are_averaged_if_told_so) {
-  on_kept_ranks({.fp32_gradients = true}, [](Group group, Model& model, Sharding& sharding) {
+  on_kept_ranks(
+      {.fp32_gradients = true, .fp32_travel = true},
+      [](Group group, Model& model, Sharding& sharding) {
+        sharding.set_sync(false);
+        run_backward(sharding, loss_with(model, 4096));
+        run_backward(sharding, loss_with(model, 1));  // 4097 is neither an fp16 nor a bf16 number.
+        EXPECT_FALSE(model.weight.grad().defined());
+        ASSERT_EQ(sharding.held_gradients().size(), 1U);
+        EXPECT_TRUE(at::equal(sharding.held_gradients()[0], at::full({700}, 4097.0F)));
+        sharding.set_sync(true);
+        // 2^-7 more in bf16, and each rank another: the average would be rounded.
+        run_backward(
+            sharding, loss_with(model, 1.0 / 128 * group.rank()) + (model.other * 0).sum());
+        EXPECT_TRUE(sharding.held_gradients().empty());
+        const double mean = 4097 + (group.size() - 1) / 256.0;
+        for (const at::Tensor& piece : sharding.pieces_of({model.weight})) {
+          EXPECT_TRUE(
+              at::allclose(piece.grad(), at::full(piece.sizes(), mean, at::kFloat), 2e-7, 0));
+        }
+        sharding.set_sync(false);
+        run_backward(sharding, loss_with(model, 8));
+        sharding.drop_gradients();
+        EXPECT_TRUE(sharding.held_gradients().empty());
+      });
+}
+
+TEST(Masters, round_what_is_held_once_to_send_it) {
+  on_kept_ranks({.fp32_gradients = true}, [](Group /*group*/, Model& model, Sharding& sharding) {
     sharding.set_sync(false);
     run_backward(sharding, loss_with(model, 4096));
-    run_backward(sharding, loss_with(model, 1));  // 4097 is neither an fp16 nor a bf16 number.
-    EXPECT_FALSE(model.weight.grad().defined());
-    ASSERT_EQ(sharding.held_gradients().size(), 1U);
-    EXPECT_TRUE(at::equal(sharding.held_gradients()[0], at::full({700}, 4097.0F)));
-    sharding.set_sync(true);
-    // 2^-7 more in bf16, and each rank another: the average would be rounded.
-    run_backward(sharding, loss_with(model, 1.0 / 128 * group.rank()) + (model.other * 0).sum());
-    EXPECT_TRUE(sharding.held_gradients().empty());
-    const double mean = 4097 + (group.size() - 1) / 256.0;
-    for (const at::Tensor& piece : sharding.pieces_of({model.weight})) {
-      EXPECT_TRUE(at::allclose(piece.grad(), at::full(piece.sizes(), mean, at::kFloat), 2e-7, 0));
+    for (int i = 0; i < 15; ++i) {
+      run_backward(sharding, loss_with(model, 2));  // Each alone would be lost.
     }
-    sharding.set_sync(false);
-    run_backward(sharding, loss_with(model, 8));
-    sharding.drop_gradients();
-    EXPECT_TRUE(sharding.held_gradients().empty());
+    sharding.set_sync(true);
+    run_backward(sharding, loss_with(model, 2) + (model.other * 0).sum());
+    for (const at::Tensor& piece : sharding.pieces_of({model.weight})) {
+      EXPECT_TRUE(at::equal(piece.grad(), at::full(piece.sizes(), 4128.0F)));
+    }
   });
 }
 

@@ -18,9 +18,11 @@ struct SixteenBits {
   /// They are updated as fp32 masters, of which their own values are the rounding. Unless: as they
   /// are, with gradients of their dtype.
   bool fp32_masters = true;
-  /// With masters: what a rank's backwards give before they are averaged adds up in fp32, and
-  /// travels so. Unless: in their dtype, as autograd adds.
+  /// With masters: what a rank's backwards give before they are averaged adds up in fp32. Unless:
+  /// in their dtype, as autograd adds.
   bool fp32_gradients = false;
+  /// With masters: gradients travel in fp32. Unless: in their dtype.
+  bool fp32_travel = false;
   /// With masters: averages add up rounded to their dtype each time. Unless: in fp32.
   bool rounded_sums = false;
 };

@@ -5,6 +5,7 @@
 #include <exception>
 #include <utility>
 
+#include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
 #include <c10/core/GradMode.h>
@@ -54,8 +55,7 @@ ShardedBucket::ShardedBucket(
   const at::Tensor& any = parameters[slots_[0].parameter];
   const at::ScalarType updated_in = update_dtype(any, sixteen_bits);
   const bool masters = updated_in != any.scalar_type();
-  gradient_options_ =
-      masters && sixteen_bits.fp32_gradients ? options_.dtype(at::kFloat) : options_;
+  gradient_options_ = masters && sixteen_bits.fp32_travel ? options_.dtype(at::kFloat) : options_;
   rounds_sums_ = masters && sixteen_bits.rounded_sums;
   if (paged_ || masters) {
     store_ = std::make_unique<ShardStore>(
@@ -137,10 +137,7 @@ void ShardedBucket::take_gradient(size_t slot, const at::Tensor& held) {
   if (!held.defined()) {
     place.copy_(gradient);
   } else {
-    place.copy_(held);
-    if (gradient.defined()) {
-      place.add_(gradient);
-    }
+    place.copy_(gradient.defined() ? at::add(held, gradient) : held);
   }
   gradient.reset();
   taken_[slot] = true;
