@@ -92,7 +92,11 @@ void Accelerator::check_models(Loading& loading) {
             files::numbered("model", i), state.writers_per_rank, loading.share)};
     if (state.sharding) {
       loading.apply.emplace_back([&state] { state.sharding->settle_parameters(); });
-      pieces = own_model_pieces(pieces.current, std::move(pieces.saved), *state.sharding);
+      pieces = own_model_pieces(
+          pieces.current,
+          std::move(pieces.saved),
+          *state.sharding,
+          state.options.zero->load_from_fp32_weights);
     }
     loading.apply.push_back(check_model(
         pieces.current,

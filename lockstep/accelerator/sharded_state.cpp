@@ -94,7 +94,10 @@ void add_sharded_model(
 }
 
 ModelPieces own_model_pieces(
-    const NamedTensors& current, NamedTensors saved, const zero::Sharding& sharding) {
+    const NamedTensors& current,
+    NamedTensors saved,
+    const zero::Sharding& sharding,
+    bool from_fp32_weights) {
   std::map<std::string, at::Tensor> values;
   for (NamedTensor& item : saved) {
     values[item.name] = std::move(item.tensor);
@@ -108,11 +111,15 @@ ModelPieces own_model_pieces(
       continue;
     }
     const at::Tensor& value = found->second;
-    const bool is_own = value.scalar_type() == item.tensor.scalar_type();
+    const at::ScalarType own = item.tensor.scalar_type();
+    const bool is_own = value.scalar_type() == own;
     for (const at::Tensor& piece : sharding.pieces_of({item.tensor})) {
       pieces.current.push_back({item.name, piece});
-      const at::Tensor part =
+      at::Tensor part =
           value.reshape({-1}).narrow(0, sharding.piece_with(piece)->begin, piece.numel());
+      if (!from_fp32_weights && piece.scalar_type() != own) {
+        part = part.to(own).to(value.scalar_type());
+      }
       pieces.saved.push_back({item.name, is_own ? part.to(piece.scalar_type()) : part});
     }
     if (sharding.has_masters_of(item.tensor)) {

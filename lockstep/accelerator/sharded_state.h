@@ -32,7 +32,8 @@ void add_sharded_model(
 /// A model's tensors and their saved values, as this rank has them: a parameter that comes and
 /// goes, or has fp32 masters, becomes this rank's piece of it, 1-D, on both sides; one of which
 /// other ranks own all is left out. What was saved in the parameter's own dtype is in its piece's
-/// then. What does not fit together stays as it is, to be refused.
+/// then; unless `from_fp32_weights`, a master is what the parameter's dtype has of it. What does
+/// not fit together stays as it is, to be refused.
 struct ModelPieces {
   NamedTensors current;
   NamedTensors saved;
@@ -40,7 +41,10 @@ struct ModelPieces {
   std::vector<std::pair<at::Tensor, at::Tensor>> whole = {};
 };
 ModelPieces own_model_pieces(
-    const NamedTensors& current, NamedTensors saved, const zero::Sharding& sharding);
+    const NamedTensors& current,
+    NamedTensors saved,
+    const zero::Sharding& sharding,
+    bool from_fp32_weights);
 
 /// Of an optimizer's saved state, what belongs to this rank's pieces of the parameters: slices of
 /// tensors that are shaped as their parameter is, and `factors`, the fields of rows and columns,

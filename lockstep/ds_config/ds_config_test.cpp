@@ -205,7 +205,6 @@ TEST(DsConfig, WhatLockstepDoesNotCarryOutIsRefusedWithWhatToDo) {
   EXPECT_THAT(
       errors_of(R"("zero_optimization": {"stage": 2, "ignore_unused_parameters": false})"),
       HasSubstr("ignore_unused_parameters, unless it is true, is refused: a parameter without"));
-  EXPECT_THAT(errors_of(R"("data_types": {"grad_accum_dtype": "bf16"})"), HasSubstr("is refused"));
 }
 
 TEST(DsConfig, WhatSaysWhatHappensAnywayIsFine) {

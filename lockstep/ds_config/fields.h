@@ -20,10 +20,17 @@ void visit_fields(Config& config, const Visit& visit) {
   visit("fp16.hysteresis", config.fp16.hysteresis);
   visit("fp16.consecutive_hysteresis", config.fp16.consecutive_hysteresis);
   visit("fp16.min_loss_scale", config.fp16.min_loss_scale);
+  visit("fp16.fp16_master_weights_and_grads", config.fp16.master_weights_and_grads);
   visit("bf16.enabled", config.bf16.enabled);
   visit("bf16.check_grad_overflow", config.bf16.check_grad_overflow);
+  visit("bf16.bf16_master_weights_and_grads", config.bf16.master_weights_and_grads);
+  visit("bf16.bf16_optimizer_states", config.bf16.optimizer_states);
   visit("torch_autocast.enabled", config.torch_autocast.enabled);
   visit("torch_autocast.dtype", config.torch_autocast.dtype);
+  visit("data_types.grad_accum_dtype", config.data_types.grad_accum_dtype);
+  visit("data_types.param_dtype", config.data_types.param_dtype);
+  visit("data_types.buffer_dtype", config.data_types.buffer_dtype);
+  visit("data_types.keep_in_fp32_modules", config.data_types.keep_in_fp32_modules);
   visit("gradient_clipping", config.gradient_clipping);
   visit("gradient_allreduce_op", config.gradient_allreduce_op);
   visit("communication_data_type", config.communication_data_type);
@@ -31,6 +38,7 @@ void visit_fields(Config& config, const Visit& visit) {
   auto& zero = config.zero;
   visit("zero_optimization.stage", zero.stage);
   visit("zero_optimization.reduce_bucket_size", zero.reduce_bucket_size);
+  visit("zero_optimization.load_from_fp32_weights", zero.load_from_fp32_weights);
   auto& optimizer = zero.offload_optimizer;
   visit("zero_optimization.offload_optimizer.device", optimizer.device);
   visit("zero_optimization.offload_optimizer.nvme_path", optimizer.nvme_path);

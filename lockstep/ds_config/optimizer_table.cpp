@@ -13,7 +13,8 @@ ParameterSpec betas(double first, double second) {
 }
 
 /// What every optimizer refuses or leaves out alike.
-std::vector<ParameterSpec> with_common(std::vector<ParameterSpec> own, bool capturable = true) {
+std::vector<ParameterSpec> with_common(
+    std::vector<ParameterSpec> own, bool capturable = true, bool narrow_state = false) {
   const std::string fused = "the update is one pass over memory, whatever this says";
   own.push_back(without_effect("foreach", fused));
   own.push_back(without_effect("fused", fused));
@@ -29,7 +30,12 @@ std::vector<ParameterSpec> with_common(std::vector<ParameterSpec> own, bool capt
                        "its update takes numbers from the host each time, and cannot be captured; "
                        "try AdamW"));
   own.push_back(
-      fixed("fp32_optimizer_states", KeyKind::kBoolean, "true", "state is float32; delete it"));
+      narrow_state ? flag("fp32_optimizer_states", true)
+                   : fixed(
+                         "fp32_optimizer_states",
+                         KeyKind::kBoolean,
+                         "true",
+                         "only Adam has narrower state; delete it"));
   own.push_back(
       {.key = refused(
            "max_grad_norm", "gradients are clipped by gradient_clipping; write that at the top")});
@@ -62,7 +68,9 @@ TypeSpec adam(const std::string& name, const std::string& words) {
                "bias_correction",
                KeyKind::kBoolean,
                "true",
-               "Adam is always corrected; delete it")})};
+               "Adam is always corrected; delete it")},
+          /*capturable=*/true,
+          /*narrow_state=*/true)};
 }
 
 constexpr const char* kMup =

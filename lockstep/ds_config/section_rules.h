@@ -17,6 +17,9 @@ void apply_zero_rules(KeyReader& reader, std::optional<int64_t> world_size, DsCo
 /// One precision of three sections that may say it.
 void apply_precision_rules(KeyReader& reader, DsConfig& config);
 
+/// What dtypes go with each other, and with what is computed in. 16-bit masters set `param_dtype`.
+void apply_dtype_rules(KeyReader& reader, DsConfig& config);
+
 /// Which operations the comms logger keeps.
 void apply_watching_rules(KeyReader& reader, DsConfig& config);
 

@@ -29,9 +29,10 @@ namespace lockstep {
 ///     }
 ///
 /// - `engine(inputs...)` runs the model's forward in the configured precision. Parameters stay as
-///   wide as they are: float32 ones are their own master copy, of 16-bit ones the stages from 1 on
-///   keep float32 masters. With fp16 and bf16, operations compute in these, and a result that is
-///   one tensor comes back as float32.
+///   wide as they are, unless data_types.param_dtype says otherwise: float32 ones are their own
+///   master copy; of 16-bit ones, with fp16 or bf16, ranks keep float32 masters, divided in stage
+///   0, too. With fp16 and bf16, operations compute in these, and a result that is one tensor comes
+///   back as float32.
 /// - `backward(loss)` divides by the micro-steps an update, scales with fp16, and averages: at the
 ///   boundary in stages 0 and 1, after every micro-step in stages 2 and 3.
 /// - `step()` counts a micro-step; at the boundary it clips, updates, steps the scheduler unless
@@ -205,10 +206,12 @@ class Engine {
 struct NoLoader {};
 
 /// Makes an engine of a model: (engine, optimizer, NoLoader, scheduler). Both are empty if there is
-/// none. ConfigError for a configuration that makes no sense, with all that is wrong. Collective.
+/// none. The model is cast as data_types says. ConfigError for a configuration that makes no sense,
+/// with all that is wrong. Collective.
 template <ModuleHandle Model>
 auto initialize(const Model& model, InitializeOptions options) {
-  auto core = std::make_shared<EngineCore>(std::move(options));
+  auto core =
+      std::make_shared<EngineCore>(std::move(options), parameters_of(*model), buffers_of(*model));
   auto plain = core->optimizer_of(parameters_of(*model));
   Optimizer optimizer;
   if (plain) {

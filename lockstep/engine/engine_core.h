@@ -92,7 +92,9 @@ struct LoadedCheckpoint {
 /// What an engine is, whatever the type of its model. See Engine, which says what it does.
 class EngineCore {
  public:
-  explicit EngineCore(InitializeOptions options);
+  /// Casts what it is given as the file says; see cast_model.
+  EngineCore(
+      InitializeOptions options, const NamedTensors& parameters, const NamedTensors& buffers);
 
   // --- what initialize() does, in this order
   Accelerator& accelerator() { return *accelerator_; }
@@ -172,10 +174,15 @@ class EngineCore {
   AcceleratorOptions accelerator_options(AcceleratorOptions given);
   void set_precision(AcceleratorOptions& options);
   void set_zero(AcceleratorOptions& options) const;
+  void set_sixteen_bits(AcceleratorOptions& options, ZeroPlugin& plugin) const;
   std::string agreed_tag(const std::string& mine);
   nlohmann::json state() const;
   void load_state(const nlohmann::json& state, const std::string& path, bool with_scale);
   int64_t stage() const { return config_.zero.stage.value; }
+  /// While it is made: in stage 0, too, since whole ones would be two more models on each rank.
+  bool divides_masters() const {
+    return narrow_ && stage() == 0 && (given_.optimizer || config_.optimizer);
+  }
   bool is_profiled() const;
   /// Once the device has done what it was given, if anybody looks at times.
   StepTimers::Clock::time_point now() const;
@@ -185,6 +192,7 @@ class EngineCore {
   ds_config::DsConfig config_;
   InitializeOptions given_;
   std::shared_ptr<ActivationCheckpointing> activation_checkpointing_;
+  bool narrow_ = false;  ///< With fp16 or bf16, some parameters are trained in 16 bits.
   std::shared_ptr<DynamicLossScale> loss_scale_;  ///< With fp16 and no fixed scale.
   std::unique_ptr<Accelerator> accelerator_;
   Optimizer optimizer_;

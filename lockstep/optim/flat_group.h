@@ -53,7 +53,9 @@ struct FlatParameter {
 /// its whole buffer, as of any view; of a module, each buffer once.
 class FlatGroup {
  public:
-  explicit FlatGroup(size_t field_count) : field_count_(field_count) {}
+  /// `fp32_state`: that of parameters of fp16 and bf16 is fp32; else of their dtype.
+  explicit FlatGroup(size_t field_count, bool fp32_state = false)
+      : field_count_(field_count), fp32_state_(fp32_state) {}
 
   /// Takes in more parameters.
   void add(const std::vector<at::Tensor>& parameters);
@@ -78,6 +80,8 @@ class FlatGroup {
   size_t buffer_count() const { return buffers_.size(); }
   /// The parameters in buffer `buffer`, and what lies between them.
   const at::Tensor& buffer_values(size_t buffer) const { return buffers_[buffer].parameters; }
+  /// Of one field of the state of all in buffer `buffer`.
+  int64_t state_bytes(size_t buffer) const;
   bool state_is_offloaded(size_t buffer) const { return buffers_[buffer].state_on_host; }
   /// What of buffer `buffer` lies in files: parameters, and the state that there is.
   std::vector<offload::FileTensor*> files_of(size_t buffer) const;
@@ -116,6 +120,8 @@ class FlatGroup {
   /// A buffer for the slots of `plan`, which `moving` are moved to.
   void lay_out(const flat::BucketPlan& plan, std::vector<at::Tensor>& moving);
   FlatParameter new_item(const at::Tensor& parameter) const;
+  /// What the state of `parameter` is made as.
+  at::TensorOptions state_options(const at::Tensor& parameter) const;
   /// Where a new field of the state of everything in `buffer` lies; zeros.
   at::Tensor state_memory(Buffer& buffer, const at::TensorOptions& options);
   /// Zeros, in common if shared.
@@ -125,6 +131,7 @@ class FlatGroup {
 
   std::optional<Group> group_;  ///< Of the ranks that have the buffers in common.
   size_t field_count_;
+  bool fp32_state_ = false;
   std::vector<Buffer> buffers_;
   std::vector<FlatParameter> items_;
 };

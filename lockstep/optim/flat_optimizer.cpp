@@ -14,6 +14,7 @@
 #include "lockstep/flat/copy_values.h"
 #include "lockstep/optim/gathering.h"
 #include "lockstep/optim/share_of.h"
+#include "lockstep/optim/update_in_fp32.h"
 
 namespace lockstep::optim {
 namespace {
@@ -123,14 +124,23 @@ at::Tensor FlatOptimizer::step(LossClosure closure) {
 void FlatOptimizer::update_share(
     const torch::optim::OptimizerOptions& options, const Batch& batch) {
   if (!sharers_) {
-    run_count_ += batch.parameters.size();
-    update(options, batch);
+    update_piece(options, batch);
     return;
   }
   const Batch share = share_of(batch, !needs_whole(options), sharers_->rank(), sharers_->size());
   run_count_ += share.parameters.size();
   if (!share.parameters.empty()) {
     update(options, share);
+  }
+}
+
+void FlatOptimizer::update_piece(
+    const torch::optim::OptimizerOptions& options, const Batch& batch) {
+  run_count_ += batch.parameters.size();
+  if (has_pieces_) {
+    update_in_fp32(batch, [&](const Batch& wide) { update(options, wide); });
+  } else {
+    update(options, batch);
   }
 }
 

@@ -36,8 +36,10 @@ struct DividedBatch;
 ///   `Accelerator::prepare` does. Without, a parameter that is moved later (`set_data`) keeps its
 ///   state, which follows at its next step, but is not joined any more, and the old buffer keeps
 ///   its memory. One whose shape changes is a ConfigError at the next step.
-/// - State has the parameter's dtype, as in torch.optim, so bf16 parameters have bf16 state.
-///   Nothing is kept in `state()`; `optimizer_tensors` (optimizer_state.h) has it by name.
+/// - State has the parameter's dtype, as in torch.optim, so bf16 parameters have bf16 state; but
+/// see
+///   `update_instead`. Nothing is kept in `state()`; `optimizer_tensors` (optimizer_state.h) has it
+///   by name.
 /// - Ranks of one host may share parameters and state (`share`): these exist once then, each rank
 ///   updates its share of them, and all have the result, without a message. To the bit the same.
 /// - `capturable`, as torch.optim's: with parameters on a device, `step` can be captured in a graph
@@ -88,14 +90,16 @@ class FlatOptimizer : public torch::optim::Optimizer {
   };
   /// Updates `pieces`, [group][buffer], from now on in place of its parameters, of which this rank
   /// owns them. Where these lie off the device, or `offload` says so of the state, the host does
-  /// the update, bucket by bucket; see HostUpdate. A rule that needs parameters whole has `ranks`
-  /// help each other, which own the rest: `step` then is collective, and wants gradients of the
-  /// same parameters on all of them. ConfigError for such a rule without ranks or with `offload`,
-  /// after the first step, and for an offload that cannot be.
+  /// the update, bucket by bucket; see HostUpdate. Those of fp16 and bf16 are updated in fp32, and
+  /// rounded once; their state has their dtype, or with `fp32_state` is fp32. A rule that needs
+  /// parameters whole has `ranks` help each other, which own the rest: `step` then is collective,
+  /// and wants gradients of the same parameters on all of them. ConfigError for such a rule without
+  /// ranks or with `offload`, after the first step, and for an offload that cannot be.
   void update_instead(
       const std::vector<std::vector<Pieces>>& pieces,
       const OffloadOptimizer& offload = {},
-      const std::optional<Group>& ranks = std::nullopt);
+      const std::optional<Group>& ranks = std::nullopt,
+      bool fp32_state = false);
   /// Takes learning rates that were changed to where updates read them, as `step` does.
   void write_rates();
   /// Null if the update is done where the parameters are.
@@ -120,8 +124,8 @@ class FlatOptimizer : public torch::optim::Optimizer {
 
   /// Copies, but for tensors. No fields: it has not been updated yet.
   ParameterState state_of(const at::Tensor& parameter) const;
-  /// Copies `state`'s tensors in, cast to the parameter's dtype. Undefined fields: none yet. Of all
-  /// parameters that are set, with no step or replay between.
+  /// Copies `state`'s tensors in, cast to the dtype that state has. Undefined fields: none yet. Of
+  /// all parameters that are set, with no step or replay between.
   void set_state(const at::Tensor& parameter, const ParameterState& state);
 
   /// Tensors the last step updated, joined ones counted once: for tests and tuning.
@@ -167,6 +171,7 @@ class FlatOptimizer : public torch::optim::Optimizer {
   void update_by_buckets();
   void offload_state(const OffloadOptimizer& offload);
   void update_share(const torch::optim::OptimizerOptions& options, const Batch& batch);
+  void update_piece(const torch::optim::OptimizerOptions& options, const Batch& batch);
   bool create_missing_state(size_t group, FlatParameter& item);
   Place place_of(const at::Tensor& parameter) const;
 
@@ -179,6 +184,7 @@ class FlatOptimizer : public torch::optim::Optimizer {
   std::vector<DeviceSteps> device_steps_;            ///< [group]
   std::vector<std::shared_ptr<DeviceRate>> device_rates_;  ///< [group] Null: the host's is read.
   size_t run_count_ = 0;
+  bool has_pieces_ = false;  ///< In place of its parameters.
   std::shared_ptr<HostUpdate> host_update_;
 };
 

@@ -54,7 +54,8 @@ void settle_files(const FlatGroup& group, size_t buffer) {
 void FlatOptimizer::update_instead(
     const std::vector<std::vector<Pieces>>& pieces,
     const OffloadOptimizer& offload,
-    const std::optional<Group>& ranks) {
+    const std::optional<Group>& ranks,
+    bool fp32_state) {
   const c10::AutoGradMode no_grad(false);
   adopt_parameters();
   check_divided(offload, ranks);
@@ -76,7 +77,7 @@ void FlatOptimizer::update_instead(
     std::vector<at::Tensor>& parameters = param_groups_[group].params();
     parameters.clear();
     known_[group].clear();
-    groups_[group] = FlatGroup(traits_.fields.size());
+    groups_[group] = FlatGroup(traits_.fields.size(), fp32_state);
     for (const Pieces& each : pieces[group]) {
       groups_[group].add_in_place(each.buffer, each.tensors, each.file);
       note_wholes(group, each);
@@ -86,6 +87,7 @@ void FlatOptimizer::update_instead(
       }
     }
   }
+  has_pieces_ = true;
   offload_state(offload);
   for (size_t group = 0; group < groups_.size(); ++group) {
     if (traits_.eager_state) {
@@ -155,8 +157,7 @@ void FlatOptimizer::offload_state(const OffloadOptimizer& offload) {
     for (size_t buffer = 0; buffer < group.buffer_count(); ++buffer) {
       if (chosen[index][buffer]) {
         group.offload_state(buffer, scratch);
-        bytes += fields * offload::ScratchFile::rounded(
-                              static_cast<int64_t>(group.buffer_values(buffer).nbytes()));
+        bytes += fields * offload::ScratchFile::rounded(group.state_bytes(buffer));
       }
     }
   }
@@ -189,8 +190,7 @@ void FlatOptimizer::update_by_buckets() {
   }
   run_count_ = 0;
   const auto update_one = [this](size_t group, const Batch& batch) {
-    run_count_ += batch.parameters.size();
-    update(param_groups_[group].options(), batch);
+    update_piece(param_groups_[group].options(), batch);
   };
   for (const HostUpdate::Bucket& bucket : in_place) {
     for (const Batch& batch : bucket.gathering.batches()) {

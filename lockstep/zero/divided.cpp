@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/zero/shard_store.h"
 
 namespace lockstep::zero {
 
@@ -58,11 +57,12 @@ NamedTensors divided_though_frozen(const NamedTensors& all, int64_t keep_up_to_e
   return frozen;
 }
 
-NamedTensors with_masters(const NamedTensors& all, int64_t elements) {
+NamedTensors with_masters(
+    const NamedTensors& all, int64_t elements, const SixteenBits& sixteen_bits) {
   NamedTensors found;
   std::copy_if(all.begin(), all.end(), std::back_inserter(found), [&](const NamedTensor& item) {
     return item.tensor.numel() <= elements &&
-           update_dtype(item.tensor) != item.tensor.scalar_type();
+           update_dtype(item.tensor, sixteen_bits) != item.tensor.scalar_type();
   });
   return found;
 }

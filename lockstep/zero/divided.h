@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "lockstep/comm/named_tensor.h"
+#include "lockstep/zero/shard_store.h"
 
 namespace lockstep::zero {
 
@@ -20,7 +21,8 @@ NamedTensors divided_though_frozen(const NamedTensors& all, int64_t keep_up_to_e
 
 /// Those of at most `elements` elements that are trained, and updated in another dtype than their
 /// own.
-NamedTensors with_masters(const NamedTensors& all, int64_t elements);
+NamedTensors with_masters(
+    const NamedTensors& all, int64_t elements, const SixteenBits& sixteen_bits);
 
 /// Those of `first`, then those of `second`.
 NamedTensors joined(NamedTensors first, const NamedTensors& second);

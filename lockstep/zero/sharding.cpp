@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <set>
 #include <utility>
@@ -34,7 +35,7 @@ Sharding::Sharding(
     const std::vector<std::vector<at::Tensor>>& groups,
     Group group,
     const ShardingOptions& options)
-    : group_(std::move(group)) {
+    : group_(std::move(group)), sixteen_bits_(options.sixteen_bits) {
   if (options.cap_bytes < 1 || options.first_cap_bytes < 1) {
     throw ConfigError(
         "zero",
@@ -70,7 +71,7 @@ Sharding::Sharding(
   }
   if (paged) {
     places_.emplace(options.offload);
-    places_->reserve(parameters, options.keep_up_to_elements, group_.size());
+    places_->reserve(parameters, options.keep_up_to_elements, group_.size(), options.sixteen_bits);
     reduce_group_ = group_.split(0);
     pager_ = std::make_unique<Pager>(group_, options.pager);
   } else {
@@ -78,9 +79,10 @@ Sharding::Sharding(
   }
   const int64_t largest_kept =
       paged ? options.keep_up_to_elements : std::numeric_limits<int64_t>::max();
-  if (const NamedTensors masters = with_masters(parameters, largest_kept); !masters.empty()) {
+  if (const NamedTensors masters = with_masters(parameters, largest_kept, options.sixteen_bits);
+      !masters.empty()) {
     master_places_.emplace(options.offload_masters);
-    master_places_->reserve(masters, /*kept=*/0, group_.size());
+    master_places_->reserve(masters, /*kept=*/0, group_.size(), options.sixteen_bits);
   }
   travel_ = {
       .parameters = group_,
@@ -101,6 +103,7 @@ Sharding::Sharding(
   }
   page_frozen(frozen, options);
   present_.assign(parameters_.size(), false);
+  held_.resize(parameters_.size());
   reset_backward();
 }
 
@@ -152,8 +155,8 @@ void Sharding::lay_out(
         residence == Residence::kPaged
             ? travel_
             : BucketTravel{.parameters = group_, .gradients = reduce_group_};
-    buckets_.push_back(
-        std::make_unique<ShardedBucket>(plan, tensors, travel, residence, places(residence)));
+    buckets_.push_back(std::make_unique<ShardedBucket>(
+        plan, tensors, travel, residence, places(residence), options.sixteen_bits));
     ShardedBucket& bucket = *buckets_.back();
     if (residence == Residence::kPaged) {
       pager_->add(bucket, items[static_cast<size_t>(plan.slots.back().parameter)].name);
@@ -218,11 +221,30 @@ void Sharding::reset_backward() {
   }
 }
 
+/// Else it stays with its parameter, for autograd to add to.
+void Sharding::hold(size_t index) {
+  const at::Tensor& parameter = parameters_[index].tensor;
+  at::Tensor& gradient = parameter.mutable_grad();
+  const bool holds = sixteen_bits_.fp32_masters && sixteen_bits_.fp32_gradients &&
+                     is_trained_in_16_bits(parameter);
+  if (!holds || !gradient.defined() || gradient.layout() != at::kStrided) {
+    return;
+  }
+  at::Tensor& sum = held_[index];
+  if (sum.defined()) {
+    sum.add_(gradient);
+  } else {
+    sum = gradient.to(at::kFloat);
+  }
+  gradient.reset();
+}
+
 void Sharding::gradient_arrived(size_t index) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const c10::AutoGradMode no_grad(false);
   if (!sync_) {
-    return;  // It stays with its parameter, for autograd to add to.
+    hold(index);
+    return;
   }
   if (!in_backward_) {
     in_backward_ = true;
@@ -281,9 +303,9 @@ void Sharding::start(size_t index) {
   }
   for (size_t slot = 0; slot < members_[index].size(); ++slot) {
     const size_t i = members_[index][slot];
-    present_[i] = parameters_[i].tensor.grad().defined();
+    present_[i] = parameters_[i].tensor.grad().defined() || held_[i].defined();
     if (present_[i]) {
-      bucket.take_gradient(slot);
+      bucket.take_gradient(slot, std::exchange(held_[i], {}));
     }
   }
   bucket.start_reduce();
@@ -418,7 +440,16 @@ void Sharding::gather_parameters() {
   }
 }
 
+std::vector<at::Tensor> Sharding::held_gradients() const {
+  std::vector<at::Tensor> all;
+  std::copy_if(held_.begin(), held_.end(), std::back_inserter(all), [](const at::Tensor& held) {
+    return held.defined();
+  });
+  return all;
+}
+
 void Sharding::drop_gradients() {
+  held_.assign(parameters_.size(), at::Tensor());
   for (const NamedTensor& item : parameters_) {
     item.tensor.mutable_grad().reset();
   }

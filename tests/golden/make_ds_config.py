@@ -80,6 +80,8 @@ def defaults():
         "log_level", "dataloader_drop_last",
     ):
         values[name] = plain(getattr(config, name))
+    for name in ("grad_accum_dtype", "param_dtype", "buffer_dtype", "keep_in_fp32_modules"):
+        values[f"data_types.{name}"] = plain(getattr(config, name))
     model("fp16", config.float16_config)
     model("bf16", config.bfloat16_config)
     model("zero_optimization", config.zero_config)
