@@ -149,7 +149,7 @@ NamedTensors own_slices(
         (shaped || item.tensor.dim() == 0)) {
       continue;
     }
-    if (shaped && item.name.substr(item.name.rfind('.') + 1) != "step") {
+    if (shaped && !is_scalar_state(item.name)) {
       const zero::Piece& piece = *found->second.piece;
       item.tensor = item.tensor.reshape({-1}).narrow(0, piece.begin, piece.values.numel());
     }

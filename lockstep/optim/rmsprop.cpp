@@ -43,7 +43,7 @@ StateShape RMSpropRule::shape(
 }
 
 void RMSpropRule::update(const Options& options, const Batch& batch) {
-  for_each_stretch(batch, [&](const std::vector<at::Tensor>& stretch) {
+  for_each_stretch(batch, [&](const std::vector<at::Tensor>& stretch, size_t /*index*/) {
     const at::Tensor& parameter = stretch[0];
     const at::Tensor* state = &stretch[2];
     at::Tensor gradient = options.maximize ? -stretch[1] : stretch[1];

@@ -58,9 +58,8 @@ void FlatOptimizer::update_instead(
     throw ConfigError(
         "optim",
         fmt::format(
-            "{} needs every parameter whole, and cannot update a part of one; expected AdamW, "
-            "Adam, "
-            "SGD, Lion, Adagrad or RMSprop",
+            "{} needs every parameter whole, and cannot update a part of one; expected AdamW, or "
+            "another one that works element by element (all but LAMB, Adafactor and Muon)",
             traits_.name));
   }
   for (const FlatGroup& group : groups_) {
