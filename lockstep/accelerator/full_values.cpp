@@ -202,7 +202,7 @@ void FullValues::set_state(
   const c10::AutoGradMode no_grad(false);
   const Part part = part_of(parameter, state_field(field));
   const bool divided = optimizer_.sharding() != nullptr;
-  const bool fits = part.values.defined() &&
+  const bool fits = part.values.defined() && !is_scalar_state(field) &&
                     (divided ? part.values.dim() == 1 : part.values.sizes() == parameter.sizes());
   if (!anywhere(fits)) {
     throw ConfigError(

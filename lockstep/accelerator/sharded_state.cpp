@@ -163,7 +163,7 @@ NamedTensors own_slices(
         (shaped || is_factor || item.tensor.dim() == 0)) {
       continue;
     }
-    if (shaped && field != "step") {
+    if (shaped && !is_scalar_state(item.name)) {
       const zero::Piece& piece = *found->second.piece;
       item.tensor = item.tensor.reshape({-1}).narrow(0, piece.begin, piece.values.numel());
     }

@@ -6,9 +6,23 @@ namespace {
 
 constexpr double kAny = std::numeric_limits<double>::lowest();
 
-ParameterSpec betas(double first, double second) {
-  ParameterSpec spec = with_default("betas", KeyKind::kPair, 0, std::vector<double>{first, second});
+ParameterSpec pair(std::string name, double first, double second) {
+  return with_default(std::move(name), KeyKind::kPair, 0, std::vector<double>{first, second});
+}
+
+ParameterSpec at_most_1(ParameterSpec spec) {
   spec.key.most = 1;
+  return spec;
+}
+
+ParameterSpec betas(double first, double second) {
+  return at_most_1(pair("betas", first, second));
+}
+
+/// null, here NaN, is the dtype's epsilon.
+ParameterSpec adafactor_eps() {
+  ParameterSpec spec = pair("eps", std::numeric_limits<double>::quiet_NaN(), 1e-3);
+  spec.key.first_may_be_null = true;
   return spec;
 }
 
@@ -64,13 +78,69 @@ TypeSpec adam(const std::string& name, const std::string& words) {
            flag("amsgrad", false),
            flag("maximize", false),
            flag("torch_adam", false),
-           fixed(
-               "bias_correction",
-               KeyKind::kBoolean,
-               "true",
-               "Adam is always corrected; delete it")},
+           flag("bias_correction", true)},
           /*capturable=*/true,
           /*narrow_state=*/true)};
+}
+
+/// torch.optim's that DeepSpeed finds by their names.
+void add_torchs_other_optimizers(std::vector<TypeSpec>& types) {
+  constexpr bool kNotCapturable = false;
+  const ParameterSpec decay = number("weight_decay", 0, 0.0);
+  const ParameterSpec eps = number("eps", 0, 1e-8);
+  const ParameterSpec decoupled = flag("decoupled_weight_decay", false);
+  const ParameterSpec maximize = flag("maximize", false);
+  types.push_back(
+      {.name = "Adadelta",
+       .parameters = with_common(
+           {number("lr", 0, 1.0),
+            at_most_1(number("rho", 0, 0.9)),
+            number("eps", 0, 1e-6),
+            decay,
+            maximize})});
+  types.push_back(
+      {.name = "Adamax",
+       .parameters =
+           with_common({number("lr", 0, 2e-3), betas(0.9, 0.999), eps, decay, maximize})});
+  types.push_back(
+      {.name = "NAdam",
+       .parameters = with_common(
+           {number("lr", 0, 2e-3),
+            betas(0.9, 0.999),
+            eps,
+            decay,
+            number("momentum_decay", 0, 4e-3),
+            decoupled,
+            maximize},
+           kNotCapturable)});
+  types.push_back(
+      {.name = "RAdam",
+       .parameters = with_common(
+           {number("lr", 0, 1e-3), betas(0.9, 0.999), eps, decay, decoupled, maximize})});
+  types.push_back(
+      {.name = "ASGD",
+       .parameters = with_common(
+           {number("lr", 0, 1e-2),
+            number("lambd", 0, 1e-4),
+            number("alpha", kAny, 0.75),
+            number("t0", kAny, 1e6),
+            decay,
+            maximize},
+           kNotCapturable)});
+  types.push_back(
+      {.name = "Rprop",
+       .words = "lr is the first step's alone",
+       .parameters = with_common(
+           {number("lr", 0, 1e-2),
+            pair("etas", 0.5, 1.2),
+            pair("step_sizes", 1e-6, 50),
+            maximize})});
+  types.push_back(refused_type(
+      "LBFGS",
+      "asks for the loss several times an update, by a closure, which the engine's step() does not "
+      "have; write AdamW, or call torch::optim::LBFGS in the program"));
+  types.push_back(refused_type(
+      "SparseAdam", "is for sparse gradients, and those of ranks are averaged dense; write Adam"));
 }
 
 constexpr const char* kMup =
@@ -106,7 +176,7 @@ std::vector<TypeSpec> make_optimizer_types() {
             flag("bias_correction", true),
             number("max_coeff", 0, 10.0),
             number("min_coeff", 0, 0.01),
-            fixed("eps_inside_sqrt", KeyKind::kBoolean, "false", "eps stands outside; delete it"),
+            flag("eps_inside_sqrt", false),
             fixed("amsgrad", KeyKind::kBoolean, "false", "Lamb has none; delete it")})},
       {.name = "Lion",
        .parameters =
@@ -144,7 +214,7 @@ std::vector<TypeSpec> make_optimizer_types() {
             number("d", std::numeric_limits<double>::min(), 1.0),
             number("weight_decay", 0, 0.0),
             flag("maximize", false),
-            {.key = refused("eps", "always torch's (null, 0.001); delete it")}},
+            adafactor_eps()},
            /*capturable=*/false)},
       {.name = "Muon",
        .words =
@@ -185,6 +255,7 @@ std::vector<TypeSpec> make_optimizer_types() {
             flag("nesterov", false),
             flag("maximize", false),
             flag("decoupled_wd", false)})}};
+  add_torchs_other_optimizers(types);
   for (const char* name : {"OneBitAdam", "OneBitLamb", "ZeroOneAdam"}) {
     types.push_back(refused_type(
         name, "is gone from DeepSpeed 0.19; write Adam or Lamb, and communication_data_type"));

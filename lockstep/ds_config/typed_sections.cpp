@@ -2,6 +2,7 @@
 #include "lockstep/ds_config/typed_sections.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include <fmt/format.h>
@@ -35,7 +36,8 @@ ParameterValue value_of(const KeySpec& spec, const Node& node) {
   }
   std::vector<double> numbers;
   for (const Node& item : node.items) {
-    numbers.push_back(*number_of(item));
+    const bool is_null = item.kind == Node::Kind::kNull;
+    numbers.push_back(is_null ? std::numeric_limits<double>::quiet_NaN() : *number_of(item));
   }
   return node.kind == Node::Kind::kList ? numbers : std::vector<double>{*number_of(node)};
 }

@@ -1,22 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/engine/make_optimizer.h"
 
+#include <cmath>
 #include <map>
+#include <optional>
 #include <string>
 #include <type_traits>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/optim/adadelta.h"
 #include "lockstep/optim/adafactor.h"
 #include "lockstep/optim/adagrad.h"
 #include "lockstep/optim/adam.h"
+#include "lockstep/optim/adamax.h"
+#include "lockstep/optim/asgd.h"
 #include "lockstep/optim/lamb.h"
 #include "lockstep/optim/lion.h"
 #include "lockstep/optim/muon.h"
+#include "lockstep/optim/nadam.h"
+#include "lockstep/optim/radam.h"
 #include "lockstep/optim/rmsprop.h"
+#include "lockstep/optim/rprop.h"
 #include "lockstep/optim/sgd.h"
 
 namespace lockstep {
@@ -48,6 +57,10 @@ typename Rule::Options options_of(const Parameters& given) {
           } else if constexpr (std::is_same_v<Value, std::pair<double, double>>) {
             const std::vector<double>& pair = given.numbers(option.name);
             *value = {pair.at(0), pair.at(1)};
+          } else if constexpr (std::is_same_v<Value, std::pair<std::optional<double>, double>>) {
+            const std::vector<double>& pair = given.numbers(option.name);
+            *value = {
+                std::isnan(pair.at(0)) ? std::nullopt : std::optional(pair.at(0)), pair.at(1)};
           }
         },
         option.value);
@@ -120,6 +133,12 @@ Made make_optimizer(
       {"sgd", make<optim::SGDRule>},
       {"rmsprop", make<optim::RMSpropRule>},
       {"adafactor", make<optim::AdafactorRule>},
+      {"adadelta", make<optim::AdadeltaRule>},
+      {"adamax", make<optim::AdamaxRule>},
+      {"nadam", make<optim::NAdamRule>},
+      {"radam", make<optim::RAdamRule>},
+      {"asgd", make<optim::ASGDRule>},
+      {"rprop", make<optim::RpropRule>},
       {"muon", make_muon},
       {"muadam", make_mu_adam<optim::AdamRule>},
       {"muadamw", make_mu_adam<optim::AdamWRule>},

@@ -36,7 +36,7 @@ StateShape AdagradRule::shape(
   return StateShape::kParameter;
 }
 
-double AdagradRule::initial(const Options& options) {
+double AdagradRule::initial(const Options& options, size_t /*field*/) {
   return options.initial_accumulator_value;
 }
 

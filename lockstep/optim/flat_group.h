@@ -21,10 +21,12 @@ struct FlatParameter {
   static constexpr size_t kLoose = std::numeric_limits<size_t>::max();
 
   at::Tensor parameter;
-  std::vector<int64_t> sizes;     ///< The parameter's when it came: its state has them.
-  int64_t step = 0;               ///< Not kept up while `device_step` counts.
-  std::vector<at::Tensor> state;  ///< [field] Undefined until first needed.
-  at::Tensor device_step = {};    ///< 0-d, where updates are counted on the device.
+  std::vector<int64_t> sizes;        ///< The parameter's when it came: its state has them.
+  int64_t step = 0;                  ///< Not kept up while `device_step` counts.
+  std::vector<at::Tensor> state;     ///< [field] Undefined until first needed.
+  std::vector<float> scalars = {};   ///< As in `traits().scalars`; empty before the first update.
+  std::vector<double> factors = {};  ///< What `advance` made of them for this update.
+  at::Tensor device_step = {};       ///< 0-d, where updates are counted on the device.
   /// See DeviceSteps. Below 0: as all that have come to the same count since the last step.
   int64_t history = new_history(0);
   size_t buffer = kLoose;  ///< Which flat buffer has a place for it.

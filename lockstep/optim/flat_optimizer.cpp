@@ -166,7 +166,8 @@ void FlatOptimizer::follow_parameters() {
     groups_[group] = FlatGroup(traits_.fields.size());
     groups_[group].add(param_groups_[group].params());
     for (const FlatParameter& item : before) {
-      set_state(item.parameter, {.step = steps_of(item), .fields = item.state});
+      set_state(
+          item.parameter, {.step = steps_of(item), .fields = item.state, .scalars = item.scalars});
     }
   }
 }
@@ -259,7 +260,7 @@ bool FlatOptimizer::create_missing_state(size_t group, FlatParameter& item) {
                 "would make its state anew in every replay; take a step with it before",
                 traits_.name));
       }
-      groups_[group].place_state(item, field, wanted).fill_(initial(options));
+      groups_[group].place_state(item, field, wanted).fill_(initial(options, field));
       created = true;
     }
   }
@@ -338,9 +339,10 @@ Gathering FlatOptimizer::gather(size_t group_index, size_t begin, size_t end) {
     group.check_place(item);
     group.follow_parameter(item);
     const bool created = create_missing_state(group_index, item);
+    item.factors = advance(param_groups_[group_index].options(), item.step, item.scalars);
     const bool joins = first != nullptr && elementwise && created == fresh &&
                        (!traits_.counts_steps || as_often(item, *first)) &&
-                       group.lie_alike(*first, item);
+                       item.factors == first->factors && group.lie_alike(*first, item);
     if (!joins) {
       end_run();
       first = &item;
@@ -368,7 +370,7 @@ FlatOptimizer::Place FlatOptimizer::place_of(const at::Tensor& parameter) const 
 FlatOptimizer::ParameterState FlatOptimizer::state_of(const at::Tensor& parameter) const {
   const Place place = place_of(parameter);
   const FlatParameter& item = groups_[place.group].items()[place.item];
-  return {.step = steps_of(item), .fields = item.state};
+  return {.step = steps_of(item), .fields = item.state, .scalars = item.scalars};
 }
 
 void FlatOptimizer::set_state(const at::Tensor& parameter, const ParameterState& state) {
@@ -378,6 +380,7 @@ void FlatOptimizer::set_state(const at::Tensor& parameter, const ParameterState&
   check_sizes(item);
   item.step = state.step;
   item.history = FlatParameter::new_history(state.step);
+  item.scalars = state.scalars;
   if (item.device_step.defined()) {
     item.device_step.fill_(state.step);
   }

@@ -48,9 +48,9 @@ struct DividedBatch;
 ///   rate, so replays follow it; every other option is what it was at the capture. Take a step or
 ///   more before it, for that makes the state; parameters, and gradients, must stay where they
 ///   were. A capture of a group that is not capturable, or has no state yet, is a ConfigError. The
-///   numbers are those without, the rate rounded to float32 (RMSprop, Lion and LAMB form a product
-///   with it in another order: a last bit). Nothing is different on the CPU, and an update that is
-///   offloaded to it is refused.
+///   numbers are those without, the rate rounded to float32 (those without a fused kernel form a
+///   product with it in another order: a last bit). Nothing is different on the CPU, and an update
+///   that is offloaded to it is refused.
 /// - `zero_grad` is torch's: it frees gradients, or zeroes them where they lie if passed false.
 ///
 /// Dense real parameters; sparse gradients are a ConfigError. Thread safety: none.
@@ -59,7 +59,8 @@ class FlatOptimizer : public torch::optim::Optimizer {
   /// The state of one parameter.
   struct ParameterState {
     int64_t step = 0;
-    std::vector<at::Tensor> fields;  ///< As in `traits().fields`; undefined if it has none.
+    std::vector<at::Tensor> fields;   ///< As in `traits().fields`; undefined if it has none.
+    std::vector<float> scalars = {};  ///< As in `traits().scalars`.
   };
 
   /// Calls `closure` with gradients enabled, if there is one; then one update. Returns its loss.
@@ -137,7 +138,14 @@ class FlatOptimizer : public torch::optim::Optimizer {
       std::vector<torch::optim::OptimizerParamGroup> groups,
       std::unique_ptr<torch::optim::OptimizerOptions> defaults);
 
-  virtual double initial(const torch::optim::OptimizerOptions& options) const = 0;
+  /// What `field` of state begins at.
+  virtual double initial(const torch::optim::OptimizerOptions& options, size_t field) const = 0;
+  /// Takes a parameter's `scalars`, empty at first, one step on, to `step`: what the update of that
+  /// step is to know of them.
+  virtual std::vector<double> advance(
+      const torch::optim::OptimizerOptions& options,
+      int64_t step,
+      std::vector<float>& scalars) const = 0;
   virtual void update(const torch::optim::OptimizerOptions& options, const Batch& batch) const = 0;
   virtual void update_divided(
       const torch::optim::OptimizerOptions& options, const DividedBatch& batch) const = 0;

@@ -7,8 +7,6 @@
 
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones_like.h>
-#include <ATen/ops/pow.h>
-#include <ATen/ops/rsub.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
@@ -26,15 +24,12 @@ at::Tensor trust_ratio(
 /// moment /= 1 - beta^step, or its root.
 void correct_(const at::Tensor& moment, const Batch& batch, size_t index, double beta, bool root) {
   if (batch.device_steps.empty()) {
-    const double correction = 1 - std::pow(beta, static_cast<double>(batch.steps[index]));
+    const double correction = bias_correction(batch, index, beta);
     moment.div_(root ? std::sqrt(correction) : correction);
     return;
   }
-  // In float64, as on the host; with a dimension, for a scalar would be cut to half precision.
-  const at::Tensor correction =
-      at::rsub(at::pow(beta, batch.device_steps[index].to(at::kDouble)), 1);
-  const at::ScalarType wide = moment.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  memory_of(moment).div_((root ? correction.sqrt() : correction).to(wide).view({1}));
+  const at::Tensor correction = device_bias_correction(batch, index, beta);
+  memory_of(moment).div_(device_factor(root ? correction.sqrt() : correction, moment));
 }
 
 /// Moves the moments of tensor `i`; what they give, of its shape.
@@ -45,11 +40,21 @@ at::Tensor unscaled_update(const LAMBOptions& options, const Batch& batch, size_
   const at::Tensor& exp_avg_sq = batch.state[kExpAvgSq][i];
   scale_(exp_avg, beta1).add_(gradient, 1 - beta1);
   scale_(exp_avg_sq, beta2).addcmul_(gradient, gradient, 1 - beta2);
-  at::Tensor update = exp_avg_sq.sqrt();
-  if (options.bias_correction) {
-    correct_(update, batch, i, beta2, /*root=*/true);
+  at::Tensor update;
+  if (options.eps_inside_sqrt) {
+    update = exp_avg_sq.clone();
+    if (options.bias_correction) {
+      correct_(update, batch, i, beta2, /*root=*/false);
+    }
+    update.add_(options.eps).sqrt_();
+  } else {
+    update = exp_avg_sq.sqrt();
+    if (options.bias_correction) {
+      correct_(update, batch, i, beta2, /*root=*/true);
+    }
+    update.add_(options.eps);
   }
-  update.add_(options.eps).reciprocal_().mul_(exp_avg);
+  update.reciprocal_().mul_(exp_avg);
   if (options.bias_correction) {
     correct_(update, batch, i, beta1, /*root=*/false);
   }
@@ -72,6 +77,7 @@ NamedOptions LAMBRule::named(Options& options) {
       {"eps", &options.eps},
       {"weight_decay", &options.weight_decay},
       {"bias_correction", &options.bias_correction},
+      {"eps_inside_sqrt", &options.eps_inside_sqrt},
       {"max_coeff", &options.max_coeff},
       {"min_coeff", &options.min_coeff},
       {"capturable", &options.capturable}};

@@ -16,9 +16,10 @@ struct LAMBOptions {
   double eps = 1e-8;
   double weight_decay = 0;
   bool bias_correction = true;
-  double max_coeff = 10;    ///< Largest trust ratio.
-  double min_coeff = 0.01;  ///< Smallest.
-  bool capturable = false;  ///< See FlatOptimizer.
+  bool eps_inside_sqrt = false;  ///< Adds eps to the second moment, not to its root.
+  double max_coeff = 10;         ///< Largest trust ratio.
+  double min_coeff = 0.01;       ///< Smallest.
+  bool capturable = false;       ///< See FlatOptimizer.
 };
 
 /// Adam's update, scaled for each parameter by |parameter| / |update|, the trust ratio (1 if either

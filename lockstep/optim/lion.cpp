@@ -25,7 +25,7 @@ StateShape LionRule::shape(
 }
 
 void LionRule::update(const Options& options, const Batch& batch) {
-  for_each_stretch(batch, [&](const std::vector<at::Tensor>& stretch) {
+  for_each_stretch(batch, [&](const std::vector<at::Tensor>& stretch, size_t /*index*/) {
     const at::Tensor& parameter = stretch[0];
     const at::Tensor& gradient = stretch[1];
     const at::Tensor& exp_avg = stretch[2];

@@ -42,7 +42,7 @@ StateShape RMSpropRule::shape(const Options& options, at::IntArrayRef /*sizes*/,
 }
 
 void RMSpropRule::update(const Options& options, const Batch& batch) {
-  for_each_stretch(batch, [&](const std::vector<at::Tensor>& stretch) {
+  for_each_stretch(batch, [&](const std::vector<at::Tensor>& stretch, size_t /*index*/) {
     const at::Tensor& parameter = stretch[0];
     const at::Tensor* state = &stretch[2];
     at::Tensor gradient = options.maximize ? -stretch[1] : stretch[1];

@@ -71,7 +71,7 @@ StateShape SGDRule::shape(const Options& options, at::IntArrayRef /*sizes*/, siz
 
 void SGDRule::update(const Options& options, const Batch& batch) {
   if (fused_is_wrong(batch.parameters[0])) {
-    for_each_stretch(batch, [&](const std::vector<at::Tensor>& stretch) {
+    for_each_stretch(batch, [&](const std::vector<at::Tensor>& stretch, size_t /*index*/) {
       update_stretch(options, stretch, batch.first);
     });
     return;

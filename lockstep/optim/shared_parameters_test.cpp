@@ -9,13 +9,19 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/connected_ranks.h"
+#include "lockstep/optim/adadelta.h"
 #include "lockstep/optim/adafactor.h"
 #include "lockstep/optim/adagrad.h"
 #include "lockstep/optim/adam.h"
+#include "lockstep/optim/adamax.h"
+#include "lockstep/optim/asgd.h"
 #include "lockstep/optim/lamb.h"
 #include "lockstep/optim/lion.h"
 #include "lockstep/optim/muon.h"
+#include "lockstep/optim/nadam.h"
+#include "lockstep/optim/radam.h"
 #include "lockstep/optim/rmsprop.h"
+#include "lockstep/optim/rprop.h"
 #include "lockstep/optim/sgd.h"
 #include "lockstep/optim/share_of.h"
 #include "lockstep/optim/test_parameters.h"
@@ -68,6 +74,7 @@ void expect_shared_equals_own(const typename Optimizer::Options& options) {
           const auto expected = alone.state_of(own[k]);
           const auto got = optimizer.state_of(shared[k]);
           EXPECT_EQ(got.step, expected.step);
+          EXPECT_EQ(got.scalars, expected.scalars);
           for (size_t field = 0; field < expected.fields.size(); ++field) {
             ASSERT_EQ(got.fields[field].defined(), expected.fields[field].defined());
             if (got.fields[field].defined()) {
@@ -96,6 +103,12 @@ TEST(SharedParameters, have_the_bits_of_own_ones_others) {
   expect_shared_equals_own<Lion>({.lr = 0.01});
   expect_shared_equals_own<Adagrad>({.lr = 0.01});
   expect_shared_equals_own<RMSprop>({.lr = 0.01, .momentum = 0.5});
+  expect_shared_equals_own<Adadelta>({});
+  expect_shared_equals_own<Adamax>({.lr = 0.01});
+  expect_shared_equals_own<NAdam>({.lr = 0.01});
+  expect_shared_equals_own<RAdam>({.lr = 0.01});
+  expect_shared_equals_own<ASGD>({.lr = 0.01, .t0 = 4});
+  expect_shared_equals_own<Rprop>({.lr = 0.01});
 }
 
 TEST(SharedParameters, have_the_bits_of_own_ones_by_whole_parameters) {

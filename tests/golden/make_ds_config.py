@@ -126,6 +126,8 @@ def main():
             for name, of in {
                 "AdamW": FusedAdam, "Lamb": FusedLamb, "Lion": FusedLion, "Adagrad": torch.optim.Adagrad,
                 "SGD": torch.optim.SGD, "RMSprop": torch.optim.RMSprop, "Adafactor": torch.optim.Adafactor,
+                "Adadelta": torch.optim.Adadelta, "Adamax": torch.optim.Adamax, "NAdam": torch.optim.NAdam,
+                "RAdam": torch.optim.RAdam, "ASGD": torch.optim.ASGD, "Rprop": torch.optim.Rprop,
             }.items()
         },  # fmt: skip
         "schedules": {
@@ -134,7 +136,7 @@ def main():
                 lr_schedules: ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRangeTest"),
                 torch.optim.lr_scheduler: (
                     "StepLR", "MultiStepLR", "ExponentialLR", "PolynomialLR", "CosineAnnealingLR",
-                    "CosineAnnealingWarmRestarts", "OneCycleLR",
+                    "CosineAnnealingWarmRestarts", "OneCycleLR", "ConstantLR", "LinearLR", "CyclicLR",
                 ),
             }.items()
             for name in names
