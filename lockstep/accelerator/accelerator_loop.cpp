@@ -230,6 +230,11 @@ void Accelerator::clear_gradients() {
 }
 
 void Accelerator::run_backward(const at::Tensor& loss, double factor) {
+  const auto is_away = [&](OffloadStateType type) { return state_->offloaded.contains(type); };
+  if (is_away(OffloadStateType::kLpParams) || is_away(OffloadStateType::kHpParams) ||
+      is_away(OffloadStateType::kLpGrads)) {
+    refuse_offloaded("backward");
+  }
   state_->active->mark_trained();
   ++state_->loop->backwards;
   State& state = *state_;

@@ -70,6 +70,7 @@ int host_size(const WorldSpec& world, Group& group) {
 zero::PlusPlusOptions plus_plus(const ZeroPlugin& plugin, const WorldSpec& world, Group& group) {
   zero::PlusPlusOptions options{
       .quantized_weights = plugin.zero_quantized_weights,
+      .quantized_frozen = plugin.zero_quantized_nontrainable_weights,
       .quantized_gradients = plugin.zero_quantized_gradients,
       .hpz_partition_size = std::max(1, plugin.zero_hpz_partition_size)};
   if (options.hpz_partition_size > 1) {
@@ -112,6 +113,11 @@ void check_offload(const ZeroPlugin& zero) {
         "a part of the update can stay on the device where the parameters do; got offload_param, "
         "and offload_optimizer.ratio={}, expected 1; leave one of them out",
         optimizer.ratio));
+  }
+  if (param.device != OffloadDevice::kNone && zero.zero_quantized_nontrainable_weights) {
+    refuse(
+        "zero_quantized_nontrainable_weights keeps frozen parameters in 8 bits on the device; got "
+        "offload_param, too, which has them off it as they are; leave one of them out");
   }
   for (const auto& [name, device, path] :
        {std::tuple("offload_optimizer", optimizer.device, optimizer.nvme_path),
@@ -186,23 +192,27 @@ void Accelerator::check_zero() const {
   }
   refuse_local_state_dict(options.zero->state_dict_type, "zero");
   if (options.zero->stage3_max_live_parameters.value_or(0) < 0 ||
-      options.zero->stage3_param_persistence_threshold < 0) {
+      options.zero->stage3_param_persistence_threshold < 0 ||
+      options.zero->stage3_model_persistence_threshold < 0) {
     throw ConfigError(
         "zero",
         fmt::format(
             "numbers of elements cannot be negative; got stage3_max_live_parameters={}, "
-            "stage3_param_persistence_threshold={}",
+            "stage3_param_persistence_threshold={}, stage3_model_persistence_threshold={}",
             options.zero->stage3_max_live_parameters.value_or(0),
-            options.zero->stage3_param_persistence_threshold));
+            options.zero->stage3_param_persistence_threshold,
+            options.zero->stage3_model_persistence_threshold));
   }
   const ZeroPlugin& zero = *options.zero;
-  if (zero.stage < 3 && (zero.zero_quantized_weights || zero.zero_quantized_gradients ||
-                         zero.zero_hpz_partition_size > 1)) {
+  if (zero.stage < 3 &&
+      (zero.zero_quantized_weights || zero.zero_quantized_gradients ||
+       zero.zero_quantized_nontrainable_weights || zero.zero_hpz_partition_size > 1)) {
     throw ConfigError(
         "zero",
         fmt::format(
-            "ZeRO++ (zero_quantized_weights, zero_quantized_gradients, zero_hpz_partition_size) "
-            "changes how stage 3 sends; got stage {}, expected 3; try stage 3, or leave them out",
+            "ZeRO++ (zero_quantized_weights, zero_quantized_gradients, zero_hpz_partition_size, "
+            "zero_quantized_nontrainable_weights) changes how stage 3 sends; got stage {}, "
+            "expected 3; try stage 3, or leave them out",
             zero.stage));
   }
   if (zero.stage < 3 && !zero.stage3_unit_classes.empty()) {
@@ -239,12 +249,6 @@ void Accelerator::check_zero() const {
             "zero "
             "and --zero-stage",
             name_of(options.data_parallel.comm_hook.type)));
-  }
-  if (options.project_config.save_on_each_node) {
-    throw ConfigError(
-        "zero",
-        "does not go with save_on_each_node: no host has all of the state; save to a disk that all "
-        "see, or leave zero and --zero-stage out");
   }
 }
 
@@ -347,6 +351,7 @@ void Accelerator::shard_parameters() {
           .units = units_of(model.parameters(), model.classes(), plugin.stage3_unit_classes),
           .residence = plugin.stage == 3 ? zero::Residence::kPaged : zero::Residence::kKept,
           .keep_up_to_elements = plugin.stage3_param_persistence_threshold,
+          .keep_in_all = plugin.stage3_model_persistence_threshold,
           .pager =
               {.max_live_elements = plugin.stage3_max_live_parameters,
                .prefetch = plugin.stage3_prefetch},

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -61,6 +62,9 @@ struct ZeroPlugin {
   std::optional<int64_t> stage3_max_live_parameters = std::nullopt;
   /// Stage 3: parameters of up to so many elements are whole all the time.
   int64_t stage3_param_persistence_threshold = 0;
+  /// Stage 3: but no more than so many elements in all, in the model's order; a parameter for which
+  /// there is no room left is divided.
+  int64_t stage3_model_persistence_threshold = std::numeric_limits<int64_t>::max();
   /// Stage 3: start to bring the bucket that came next the last time before it is needed.
   bool stage3_prefetch = true;
   /// Stage 3: the parameters of each module of these classes ("TransformerEncoderLayer", without
@@ -79,6 +83,10 @@ struct ZeroPlugin {
   /// together, so that backward brings them from these alone. Must divide the number of processes;
   /// 0 and 1: none.
   int zero_hpz_partition_size = 1;
+  /// ZeRO++, stage 3: each process keeps its part of the frozen parameters in 8 bits, as they
+  /// travel, in blocks of 2048 with a scale each: a LoRA's base takes a quarter of fp32 then. They
+  /// are rounded once, in prepare(), and saved as they are from then on. Not with offload_param.
+  bool zero_quantized_nontrainable_weights = false;
   /// All stages: the optimizer's state in the host's memory or in files, and the update on the
   /// host. In one process, too.
   OffloadOptimizer offload_optimizer = {};

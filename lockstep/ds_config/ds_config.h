@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -82,6 +83,8 @@ struct ZeroSection {
   /// Stage 3: elements of parameters that are whole at a time; not set: Lockstep's own.
   Resolved<std::optional<int64_t>> max_live_parameters;
   Resolved<int64_t> param_persistence_threshold{100'000};  ///< Smaller ones stay whole.
+  /// Elements that do in all.
+  Resolved<int64_t> model_persistence_threshold{std::numeric_limits<int64_t>::max()};
   Resolved<int64_t> prefetch_bucket_size{50'000'000};  ///< 0: nothing comes before it is needed.
   OffloadOptimizerSection offload_optimizer;
   OffloadParamSection offload_param;
@@ -89,6 +92,8 @@ struct ZeroSection {
   Resolved<bool> quantized_weights{false};
   Resolved<bool> quantized_gradients{false};
   Resolved<bool> load_from_fp32_weights{true};  ///< False: from what these round to.
+  Resolved<bool> quantized_nontrainable_weights{false};
+  Resolved<bool> ignore_unused_parameters{true};
 };
 
 /// Of TensorBoard, and of CSV files.
@@ -157,10 +162,13 @@ struct DsConfig {
 
   Resolved<std::optional<int64_t>> steps_per_print;
   Resolved<bool> wall_clock_breakdown{false};
+  Resolved<bool> memory_breakdown{false};
+  Resolved<bool> dump_state{false};
   Resolved<std::optional<std::string>> log_level;
   Resolved<bool> throughput_timer{true};
   Resolved<bool> dataloader_drop_last{false};
   Resolved<TagValidation> tag_validation{TagValidation::kWarn};
+  Resolved<bool> use_node_local_storage{false};
 
   MonitorSection tensorboard;
   MonitorSection csv_monitor;

@@ -39,6 +39,7 @@ void visit_fields(Config& config, const Visit& visit) {
   visit("zero_optimization.stage", zero.stage);
   visit("zero_optimization.reduce_bucket_size", zero.reduce_bucket_size);
   visit("zero_optimization.load_from_fp32_weights", zero.load_from_fp32_weights);
+  visit("zero_optimization.ignore_unused_parameters", zero.ignore_unused_parameters);
   auto& optimizer = zero.offload_optimizer;
   visit("zero_optimization.offload_optimizer.device", optimizer.device);
   visit("zero_optimization.offload_optimizer.nvme_path", optimizer.nvme_path);
@@ -55,9 +56,12 @@ void visit_fields(Config& config, const Visit& visit) {
   visit("zero_optimization.stage3_prefetch_bucket_size", zero.prefetch_bucket_size);
   visit("zero_optimization.stage3_param_persistence_threshold", zero.param_persistence_threshold);
   visit("zero_optimization.stage3_max_live_parameters", zero.max_live_parameters);
+  visit("zero_optimization.stage3_model_persistence_threshold", zero.model_persistence_threshold);
   visit("zero_optimization.zero_quantized_weights", zero.quantized_weights);
   visit("zero_optimization.zero_hpz_partition_size", zero.hpz_partition_size);
   visit("zero_optimization.zero_quantized_gradients", zero.quantized_gradients);
+  visit(
+      "zero_optimization.zero_quantized_nontrainable_weights", zero.quantized_nontrainable_weights);
 
   visit("tensorboard.enabled", config.tensorboard.enabled);
   visit("tensorboard.output_path", config.tensorboard.output_path);
@@ -92,9 +96,12 @@ void visit_fields(Config& config, const Visit& visit) {
   visit("activation_checkpointing.profile", activations.profile);
   visit("steps_per_print", config.steps_per_print);
   visit("wall_clock_breakdown", config.wall_clock_breakdown);
+  visit("memory_breakdown", config.memory_breakdown);
+  visit("dump_state", config.dump_state);
   visit("log_level", config.log_level);
   visit("timers.throughput.enabled", config.throughput_timer);
   visit("checkpoint.tag_validation", config.tag_validation);
+  visit("checkpoint.use_node_local_storage", config.use_node_local_storage);
 }
 
 }  // namespace lockstep::ds_config

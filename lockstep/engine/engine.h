@@ -94,6 +94,13 @@ class Engine {
   }
   /// Backwards within the scope average nothing. Stages 0 and 1.
   GradientScope no_sync() { return core_->no_sync(); }
+  /// Runs `body`, whose backwards send nothing, and then averages all their gradients at once:
+  /// several losses for one update, at the cost of one. Stages 1 to 3. Gradients stay whole on each
+  /// rank meanwhile. step() comes after it. If `body` throws, nothing is averaged. Collective.
+  /// ConfigError within no_sync(), and with managed_gradient_accumulation false.
+  void coalesce_grad_reduction(const std::function<void()>& body) {
+    core_->coalesce_grad_reduction(body);
+  }
 
   /// The model itself.
   const Model& module() const { return model_; }
@@ -163,6 +170,17 @@ class Engine {
     core_->accelerator().save_model(model_, save_dir, options);
     return true;
   }
+
+  /// Takes what the run keeps on the device to the host's memory, and back; see
+  /// Accelerator::offload_states.
+  void offload_states(const OffloadStatesOptions& options = {}) { core_->offload_states(options); }
+  void reload_states(bool non_blocking = false) { core_->reload_states(non_blocking); }
+  /// Ends the engine: waits for a save under way, closes monitors, and lets go of all that it
+  /// holds, whoever has another handle to it. What is used of it after that is a ConfigError; in
+  /// stage 3 the model's values are gone. Its optimizer is not to be used any more; what memory the
+  /// program's own handles hold (optimizer, loader) goes with them. Never communicates. Again: does
+  /// nothing.
+  void destroy() { core_->destroy(); }
 
   /// Logs, on the main process, what this rank's collectives have cost so far, and returns it: by
   /// operation and size how many, their time, and their bandwidth; see CommsLog. `show_straggler`

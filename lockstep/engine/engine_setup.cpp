@@ -8,6 +8,8 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/engine/cast_model.h"
+#include "lockstep/ds_config/described_values.h"
+#include "lockstep/ds_config/value_text.h"
 #include "lockstep/engine/engine_core.h"
 #include "lockstep/engine/init_distributed.h"
 #include "lockstep/engine/make_optimizer.h"
@@ -18,6 +20,18 @@ namespace lockstep {
 namespace {
 
 config::Document document_of(const InitializeOptions& options) {
+  const std::filesystem::path& argument = options.args.deepspeed_config;
+  if (!argument.empty() && !(options.config.empty() && options.config_json.empty())) {
+    throw ConfigError(
+        "initialize",
+        fmt::format(
+            "got a configuration from the program, and --deepspeed_config {} on the command line; "
+            "give one",
+            argument.string()));
+  }
+  if (!argument.empty()) {
+    return ds_config::read_ds_document(argument);
+  }
   if (options.config.empty() && options.config_json.empty()) {
     // `lockstep launch --deepspeed-config-file FILE`.
     if (const auto file = either_text(Environment::process(), "DEEPSPEED_CONFIG_FILE")) {
@@ -26,7 +40,7 @@ config::Document document_of(const InitializeOptions& options) {
     throw ConfigError(
         "initialize",
         "needs a configuration; give `config`, a file, or `config_json`, or launch with "
-        "--deepspeed-config-file");
+        "--deepspeed-config-file, or pass what add_config_arguments finds as `args`");
   }
   if (!options.config.empty() && !options.config_json.empty()) {
     throw ConfigError("initialize", "got both `config` and `config_json`; give one");
@@ -42,6 +56,14 @@ LogLevel log_level_of(const std::string& word) {
          : word == "warning" ? LogLevel::kWarning
          : word == "error"   ? LogLevel::kError
                              : LogLevel::kInfo;
+}
+
+std::string dumped(const ds_config::DsConfig& config) {
+  std::string text = "the engine's configuration:";
+  for (const ds_config::DescribedValue& each : ds_config::described_values(config)) {
+    text += fmt::format("\n  {} = {} ({})", each.path, ds_config::text_of(each.value), each.origin);
+  }
+  return text;
 }
 
 /// `tensors` by the names that they have in a model; those of others have none.
@@ -106,6 +128,9 @@ EngineCore::EngineCore(
     set_log_options(log);
   }
   report_ = std::make_unique<StepReport>(config_, accelerator_->is_main_process());
+  if (config_.dump_state.value && accelerator_->is_main_process()) {
+    log_info(dumped(config_));
+  }
   register_hooks();
 }
 
@@ -138,6 +163,10 @@ AcceleratorOptions EngineCore::accelerator_options(AcceleratorOptions given) {
   AcceleratorOptions options = std::move(given);
   set_precision(options);
   set_zero(options);
+  if (config_.use_node_local_storage.value) {
+    options.project_config.save_on_each_node = true;
+  }
+  saves_on_each_host_ = options.project_config.save_on_each_node;
   // An environment made for Accelerate's launcher must not count micro-steps a second time.
   options.gradient_accumulation_plugin =
       GradientAccumulationPlugin{.num_steps = 1, .sync_with_dataloader = false};
@@ -234,9 +263,11 @@ void EngineCore::set_zero(AcceleratorOptions& options) const {
   }
   plugin.stage3_max_live_parameters = zero.max_live_parameters.value;
   plugin.stage3_param_persistence_threshold = zero.param_persistence_threshold.value;
+  plugin.stage3_model_persistence_threshold = zero.model_persistence_threshold.value;
   plugin.stage3_prefetch = zero.prefetch_bucket_size.value > 0;
   plugin.zero_quantized_weights = zero.quantized_weights.value;
   plugin.zero_quantized_gradients = zero.quantized_gradients.value;
+  plugin.zero_quantized_nontrainable_weights = zero.quantized_nontrainable_weights.value;
   plugin.zero_hpz_partition_size = static_cast<int>(zero.hpz_partition_size.value);
   set_offloads(zero, plugin);
   options.zero = plugin;

@@ -38,16 +38,13 @@ ShardPlaces::ShardPlaces(const OffloadParam& options) : options_(options) {
 }
 
 void ShardPlaces::reserve(
-    const NamedTensors& parameters, int64_t kept, int ranks, const SixteenBits& sixteen_bits) {
+    const NamedTensors& parameters, int ranks, const SixteenBits& sixteen_bits) {
   int64_t elements = 0;
   int64_t bytes = 0;
   for (const NamedTensor& item : parameters) {
-    if (item.tensor.numel() > kept) {
-      const int64_t own = item.tensor.numel() / ranks;
-      elements += own;
-      bytes +=
-          own * static_cast<int64_t>(c10::elementSize(update_dtype(item.tensor, sixteen_bits)));
-    }
+    const int64_t own = item.tensor.numel() / ranks;
+    elements += own;
+    bytes += own * static_cast<int64_t>(c10::elementSize(update_dtype(item.tensor, sixteen_bits)));
   }
   if (file_ && elements > options_.max_in_cpu) {
     file_->reserve(bytes / elements * (elements - options_.max_in_cpu));

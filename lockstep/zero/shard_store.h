@@ -40,11 +40,9 @@ class ShardPlaces {
  public:
   /// ConfigError if there is no such folder.
   explicit ShardPlaces(const OffloadParam& options);
-  /// Room for this rank's part of those of `parameters` that have more than `kept` elements, as
-  /// they are updated, all at once, so that it is missed before anything is laid out. ConfigError
-  /// if there is none.
-  void reserve(
-      const NamedTensors& parameters, int64_t kept, int ranks, const SixteenBits& sixteen_bits);
+  /// Room for this rank's part of `parameters`, as they are updated, all at once, so that it is
+  /// missed before anything is laid out. ConfigError if there is none.
+  void reserve(const NamedTensors& parameters, int ranks, const SixteenBits& sixteen_bits);
 
   struct Place {
     OffloadDevice device = OffloadDevice::kNone;

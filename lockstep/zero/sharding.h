@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -34,6 +35,8 @@ struct ShardingOptions {
   Residence residence = Residence::kKept;
   /// Paged parameters of up to so many elements are kept all the same.
   int64_t keep_up_to_elements = 0;
+  /// But no more than so many elements in all, in the order of the parameters.
+  int64_t keep_in_all = std::numeric_limits<int64_t>::max();
   PagerOptions pager = {};
   /// Only of paged parameters.
   PlusPlusOptions plus_plus = {};
@@ -126,6 +129,13 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   std::vector<at::Tensor> parameters() const { return tensors_of(parameters_); }
   /// What this rank owns of `parameters`; of one that is not ours, itself.
   std::vector<at::Tensor> pieces_of(const std::vector<at::Tensor>& parameters) const;
+  /// What this rank has of a parameter whose values it owns parts of, as it is saved: its pieces,
+  /// or, where it is kept in 8 bits, copies.
+  std::vector<Piece> saved_pieces(const at::Tensor& parameter) const;
+  /// Whether its pieces are copies, which `pack` takes back once they have been written to. On all
+  /// ranks, between rounds.
+  bool is_kept_in_8_bits(const at::Tensor& parameter) const;
+  void pack(const std::vector<Piece>& copies);
   /// The piece whose values these are; null for a tensor that is none.
   const Piece* piece_with(const at::Tensor& values) const;
   /// Whether the pieces of a parameter that all ranks have whole are fp32 masters of it.
@@ -139,6 +149,17 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   /// What backward without averaging has left of this rank's gradients apart from the parameters:
   /// sums in fp32.
   std::vector<at::Tensor> held_gradients() const;
+  /// Names of the trained parameters of which no rank had a gradient in what was averaged since
+  /// gradients were dropped. The same on all ranks; local.
+  std::vector<std::string> without_gradient() const;
+  /// Memory of what this rank keeps: parameters that are kept or paged, masters, the shards'
+  /// gradients. Not what lies in files. For who moves it elsewhere, between backward and step.
+  struct Memory {
+    std::vector<at::Tensor> parameters;
+    std::vector<at::Tensor> masters;
+    std::vector<at::Tensor> gradients;
+  };
+  Memory memory() const;
   /// The norm over all ranks' pieces, of this rank's. Collective.
   at::Tensor norm_over_ranks(const at::Tensor& own, double norm_type);
 
@@ -187,6 +208,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   std::map<const at::TensorImpl*, Piece> piece_with_;
   std::map<const at::TensorImpl*, std::vector<at::Tensor>> pieces_of_;
   std::set<const at::TensorImpl*> mastered_;  ///< Kept parameters.
+  std::map<const at::TensorImpl*, ShardedBucket*> in_8_bits_;
   std::unique_ptr<BackwardHooks> hooks_;
 
   std::mutex mutex_;  // Gradients of GPUs arrive on autograd's own threads.
@@ -198,6 +220,8 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   std::vector<bool> arrived_;  ///< [parameter] In this backward.
   std::vector<at::Tensor> held_;  ///< [parameter] In fp32, of earlier ones; undefined if none.
   std::vector<size_t> missing_;   ///< [bucket] Parameters that have not arrived.
+  std::vector<bool> had_gradient_;  ///< [parameter] On any rank, since gradients were dropped.
+  std::vector<size_t> missing_;     ///< [bucket] Parameters that have not arrived.
   size_t next_bucket_ = 0;
   int64_t backwards_ = 0;  ///< Those that reduced something, ended well or not.
 };

@@ -77,7 +77,7 @@ def defaults():
     for name in (
         "managed_gradient_accumulation", "gradient_clipping", "prescale_gradients", "gradient_predivide_factor",
         "gradient_allreduce_op", "communication_data_type", "steps_per_print", "wall_clock_breakdown", "dump_state",
-        "log_level", "dataloader_drop_last",
+        "memory_breakdown", "log_level", "dataloader_drop_last",
     ):
         values[name] = plain(getattr(config, name))
     for name in ("grad_accum_dtype", "param_dtype", "buffer_dtype", "keep_in_fp32_modules"):
@@ -101,6 +101,7 @@ def defaults():
     values["torch_autocast.enabled"] = config.torch_autocast_enabled
     values["torch_autocast.dtype"] = config.torch_autocast_dtype
     values["checkpoint.tag_validation"] = config.checkpoint_config["tag_validation"]
+    values["checkpoint.use_node_local_storage"] = config.use_node_local_storage
     scalars = (bool, int, float, str, list, type(None))
     return {key: value for key, value in sorted(values.items()) if isinstance(value, scalars)}
 
