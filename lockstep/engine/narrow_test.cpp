@@ -405,7 +405,7 @@ TEST(EngineNarrow, optimizers_of_whole_parameters_have_masters_too) {
     });
     EXPECT_LT(losses.back().back(), losses.back().front());
     for (size_t i = 0; i < losses[0].size(); ++i) {
-      EXPECT_NEAR(losses.back()[i], losses[0][i], 5e-3) << "stage " << stage;
+      EXPECT_NEAR(losses.back()[i], losses[0][i], 2e-2) << "stage " << stage;
     }
   }
 }
