@@ -180,25 +180,6 @@ void check_gradients(KeyReader& reader, const DsConfig& config) {
   }
 }
 
-/// Their masters are divided over the ranks in stage 0, too.
-void check_whole_parameters(KeyReader& reader, const DsConfig& config) {
-  if (!config.optimizer || config.zero.stage.value > 0 ||
-      !is_narrow(config.data_types.param_dtype)) {
-    return;
-  }
-  const std::string& name = config.optimizer->name.value;
-  if (name == "lamb" || name == "adafactor" || name == "muon") {
-    refuse_key(
-        reader,
-        "optimizer.type",
-        fmt::format(
-            "{} needs whole parameters, and ranks have parts of the float32 masters of {} ones; "
-            "use another optimizer, or delete data_types.param_dtype",
-            name,
-            word_of(*config.data_types.param_dtype.value)));
-  }
-}
-
 }  // namespace
 
 void apply_dtype_rules(KeyReader& reader, DsConfig& config) {
@@ -207,7 +188,6 @@ void apply_dtype_rules(KeyReader& reader, DsConfig& config) {
   apply_narrow_masters(reader, config);
   check_narrow_state(reader, config);
   check_gradients(reader, config);
-  check_whole_parameters(reader, config);
 }
 
 }  // namespace lockstep::ds_config

@@ -157,13 +157,5 @@ TEST(DtypeRules, NarrowStateNeedsNarrowMasters) {
       HasSubstr("state is as wide as what is updated, and masters are float32"));
 }
 
-TEST(DtypeRules, OptimizersOfWholeParametersAreForFloat32Ones) {
-  EXPECT_THAT(
-      errors_of(bf16(R"("optimizer": {"type": "Lamb", "params": {"lr": 0.1}},
-        "data_types": {"param_dtype": "bf16"})")),
-      HasSubstr(
-          "lamb needs whole parameters, and ranks have parts of the float32 masters of bf16"));
-}
-
 }  // namespace
 }  // namespace lockstep::ds_config

@@ -103,7 +103,9 @@ void add_bf16(std::vector<KeySpec>& keys) {
       {.path = "torch_autocast.lower_precision_safe_modules",
        .kind = KeyKind::kTexts,
        .status = KeyStatus::kRefused,
-       .words = "classes of Python; autocast has torch's own list of operations. Delete it"});
+       .words = "classes of Python, whose parameters and gradients DeepSpeed sends in "
+                "torch_autocast.dtype; "
+                "here they travel as wide as they are. Delete it"});
 }
 
 void add_data_types(std::vector<KeySpec>& keys) {

@@ -78,7 +78,8 @@ std::vector<double> by_hand(const Recipe& recipe) {
   std::vector<std::vector<at::Tensor>> state;
   for (const at::Tensor& parameter : parameters) {
     masters.push_back(parameter.detach().to(recipe.masters).clone());
-    state.emplace_back(2, at::zeros(parameter.sizes(), recipe.state));
+    state.push_back(
+        {at::zeros(parameter.sizes(), recipe.state), at::zeros(parameter.sizes(), recipe.state)});
   }
   std::vector<double> losses;
   for (int update = 0; update < kUpdates; ++update) {
@@ -385,6 +386,28 @@ TEST(EngineNarrow, stage_0_needs_no_optimizer_to_look) {
     EXPECT_EQ(std::get<0>(made)(engine_batch(0)).scalar_type(), at::kFloat);
     EXPECT_EQ(net->fc->weight.scalar_type(), at::kBFloat16);
   });
+}
+
+TEST(EngineNarrow, optimizers_of_whole_parameters_have_masters_too) {
+  std::vector<std::vector<double>> losses;
+  for (int stage = 0; stage <= 3; ++stage) {
+    std::string text = text_of({.stage = stage, .data_types = param_dtype(at::kBFloat16)});
+    text.replace(text.find("AdamW"), 5, "Lamb");
+    on_engine_ranks(2, text, [&](InitializeOptions options) {
+      const bool is_main = options.connected->world.rank == 0;
+      EngineNet net;
+      auto made = initialize(net, std::move(options));
+      EXPECT_EQ(std::get<1>(made).parameters().at(0).scalar_type(), at::kFloat);
+      const std::vector<double> of_rank = train(std::get<0>(made), 0, kUpdates);
+      if (is_main) {
+        losses.push_back(of_rank);
+      }
+    });
+    EXPECT_LT(losses.back().back(), losses.back().front());
+    for (size_t i = 0; i < losses[0].size(); ++i) {
+      EXPECT_NEAR(losses.back()[i], losses[0][i], 2e-2) << "stage " << stage;
+    }
+  }
 }
 
 TEST(EngineNarrow, stage_0_refuses_an_optimizer_that_needs_whole_masters) {

@@ -175,6 +175,7 @@ class FlatOptimizer : public torch::optim::Optimizer {
   void note_wholes(size_t group, const Pieces& pieces);
   std::vector<std::vector<bool>> agree_on_gradients();
   void update_wholes(size_t group, const std::vector<bool>& updated);
+  void update_slices(size_t group, DividedBatch batch);
   void append_slice(size_t group, const Whole& whole, DividedBatch& batch);
   void update_by_buckets();
   void offload_state(const OffloadOptimizer& offload);

@@ -2,6 +2,7 @@
 // FlatOptimizer where ranks have slices of parameters, and the rule needs them whole.
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -12,6 +13,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/optim/divided.h"
 #include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/optim/update_in_fp32.h"
 
 namespace lockstep::optim {
 
@@ -160,6 +162,20 @@ void FlatOptimizer::append_slice(size_t group, const Whole& whole, DividedBatch&
   }
 }
 
+/// Those of fp16 and bf16 in fp32, and rounded once.
+void FlatOptimizer::update_slices(size_t group, DividedBatch batch) {
+  const torch::optim::OptimizerOptions& options = param_groups_[group].options();
+  if (batch.options.dtype().itemsize() >= 4) {
+    update_divided(options, batch);
+    return;
+  }
+  const WideCopies copies(batch.slices);
+  batch.slices = copies.wide();
+  batch.options = batch.options.dtype(at::kFloat);
+  update_divided(options, batch);
+  copies.round_back();
+}
+
 /// A batch for each dtype, in an order that all ranks have.
 void FlatOptimizer::update_wholes(size_t group, const std::vector<bool>& updated) {
   const std::vector<Whole>& wholes = wholes_[group];
@@ -187,7 +203,7 @@ void FlatOptimizer::update_wholes(size_t group, const std::vector<bool>& updated
     }
     if (!batch.wholes.empty()) {
       run_count_ += batch.slices.parameters.size();
-      update_divided(param_groups_[group].options(), batch);
+      update_slices(group, std::move(batch));
     }
   }
 }

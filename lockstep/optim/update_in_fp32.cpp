@@ -4,58 +4,62 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <utility>
-#include <vector>
 
 namespace lockstep::optim {
 namespace {
 
 constexpr int64_t kWideStretch = int64_t{1} << 20;  // Elements.
 
-/// Elements of one tensor, by its order in memory.
-struct Part {
-  int64_t begin;
-  int64_t length;
-  at::Tensor of(const at::Tensor& tensor) const {
+/// Elements `begin` to `begin + length`, by their order in memory, of one tensor of a batch.
+Batch part_of(const Batch& batch, size_t index, int64_t begin, int64_t length) {
+  const auto cut = [&](const at::Tensor& tensor) {
     return tensor.defined() ? memory_of(tensor).narrow(0, begin, length) : at::Tensor();
-  }
-};
-
-at::Tensor widened(const at::Tensor& tensor) {
-  return tensor.defined() ? tensor.to(at::kFloat) : at::Tensor();
-}
-
-void update_part(
-    const Batch& batch,
-    size_t index,
-    const Part& part,
-    const std::function<void(const Batch& wide)>& update) {
-  const at::Tensor parameter = part.of(batch.parameters[index]);
-  Batch wide{
-      .parameters = {widened(parameter)},
-      .gradients = {widened(part.of(batch.gradients[index]))},
+  };
+  Batch part{
+      .parameters = {cut(batch.parameters[index])},
+      .gradients = {cut(batch.gradients[index])},
       .state = {},
       .steps = {batch.steps[index]},
       .first = batch.first,
       .device_lr = batch.device_lr};
-  if (!batch.device_steps.empty()) {
-    wide.device_steps = {batch.device_steps[index]};
-  }
-  std::vector<std::pair<at::Tensor, at::Tensor>> rounded = {{parameter, wide.parameters[0]}};
   for (const std::vector<at::Tensor>& field : batch.state) {
-    const at::Tensor kept = part.of(field[index]);
-    const at::Tensor& used = wide.state.emplace_back().emplace_back(widened(kept));
-    if (kept.defined() && !used.is_same(kept)) {
-      rounded.emplace_back(kept, used);
-    }
+    part.state.push_back({cut(field[index])});
   }
-  update(wide);
-  for (const auto& [to, from] : rounded) {
-    to.copy_(from);
+  if (!batch.device_steps.empty()) {
+    part.device_steps = {batch.device_steps[index]};
   }
+  return part;
 }
 
 }  // namespace
+
+WideCopies::WideCopies(const Batch& batch) : wide_(batch) {
+  for (at::Tensor& parameter : wide_.parameters) {
+    parameter = widened(parameter);
+  }
+  for (std::vector<at::Tensor>& field : wide_.state) {
+    for (at::Tensor& tensor : field) {
+      tensor = widened(tensor);
+    }
+  }
+  for (at::Tensor& gradient : wide_.gradients) {
+    gradient = gradient.to(wide_.parameters[0].scalar_type());  // Only read.
+  }
+}
+
+at::Tensor WideCopies::widened(const at::Tensor& tensor) {
+  if (!tensor.defined() || tensor.element_size() >= 4) {
+    return tensor;
+  }
+  rounded_.emplace_back(tensor, tensor.to(at::kFloat));
+  return rounded_.back().second;
+}
+
+void WideCopies::round_back() const {
+  for (const auto& [to, from] : rounded_) {
+    to.copy_(from);
+  }
+}
 
 void update_in_fp32(const Batch& batch, const std::function<void(const Batch& wide)>& update) {
   if (batch.parameters.empty() || batch.parameters[0].element_size() >= 4) {
@@ -65,7 +69,9 @@ void update_in_fp32(const Batch& batch, const std::function<void(const Batch& wi
   for (size_t i = 0; i < batch.parameters.size(); ++i) {
     const int64_t numel = batch.parameters[i].numel();
     for (int64_t begin = 0; begin < numel; begin += kWideStretch) {
-      update_part(batch, i, {begin, std::min(kWideStretch, numel - begin)}, update);
+      const WideCopies copies(part_of(batch, i, begin, std::min(kWideStretch, numel - begin)));
+      update(copies.wide());
+      copies.round_back();
     }
   }
 }

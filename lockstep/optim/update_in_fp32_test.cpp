@@ -9,7 +9,10 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include "lockstep/comm/thread/ranks.h"
+#include "lockstep/flat/division.h"
 #include "lockstep/optim/adam.h"
+#include "lockstep/optim/lamb.h"
 
 namespace lockstep::optim {
 namespace {
@@ -20,13 +23,15 @@ at::Tensor some(double phase) {
   return at::sin(at::arange(kNumel, at::kFloat) + phase);
 }
 
-/// A step of AdamW on float32 copies, whose results are rounded: what a 16-bit update shall be.
+/// A step on float32 copies, whose results are rounded: what a 16-bit update shall be.
+template <typename Optimizer>
 struct ByHand {
   ByHand(at::ScalarType parameter, at::ScalarType state)
-      : value(some(0).to(parameter)), fields(2, at::zeros({kNumel}, state)) {}
+      : value(some(0).to(parameter)),
+        fields({at::zeros({kNumel}, state), at::zeros({kNumel}, state)}) {}
   void step(const at::Tensor& gradient) {
     const at::Tensor wide = value.to(at::kFloat).set_requires_grad(true);
-    AdamW optimizer({wide}, {.lr = 0.01});
+    Optimizer optimizer({wide}, {.lr = 0.01});
     optimizer.set_state(
         wide,
         {.step = steps++,
@@ -54,7 +59,7 @@ TEST(UpdateInFp32, rounds_16_bit_pieces_and_their_state_once_a_step) {
       std::vector<FlatOptimizer::Pieces> pieces;
       pieces.push_back({.buffer = buffer, .tensors = {first, second}});
       optimizer.update_instead({pieces}, {}, std::nullopt, fp32_state);
-      ByHand by_hand(dtype, fp32_state ? at::kFloat : dtype);
+      ByHand<AdamW> by_hand(dtype, fp32_state ? at::kFloat : dtype);
       for (int step = 0; step < 5; ++step) {
         const at::Tensor gradient = some(step + 1).to(dtype);
         first.mutable_grad() = gradient.narrow(0, 0, 600);
@@ -70,6 +75,32 @@ TEST(UpdateInFp32, rounds_16_bit_pieces_and_their_state_once_a_step) {
       }
     }
   }
+}
+
+TEST(UpdateInFp32, is_that_of_rules_that_need_parameters_whole_too) {
+  ranks(2, [](Group group) {
+    const c10::AutoGradMode no_grad(false);
+    const flat::Division division{.sizes = {kNumel}, .bounds = {0, 501, kNumel}};
+    const int64_t begin = division.begin(group.rank());
+    const int64_t length = division.length(group.rank());
+    const at::Tensor own = some(0).to(at::kBFloat16).narrow(0, begin, length).clone();
+    std::vector<FlatOptimizer::Pieces> pieces;
+    pieces.push_back({.buffer = own, .tensors = {own}, .wholes = {division}});
+    LAMB optimizer({at::zeros({1}).set_requires_grad(true)}, {.lr = 0.01});
+    optimizer.update_instead({pieces}, {}, group, /*fp32_state=*/true);
+    ByHand<LAMB> by_hand(at::kBFloat16, at::kFloat);
+    for (int step = 0; step < 5; ++step) {
+      const at::Tensor gradient = some(step + 1).to(at::kBFloat16);
+      own.mutable_grad() = gradient.narrow(0, begin, length).clone();
+      optimizer.step();
+      by_hand.step(gradient);
+    }
+    // Norms are sums of two ranks' here: a value now and then rounds to the neighbour.
+    const at::Tensor expected = by_hand.value.narrow(0, begin, length);
+    EXPECT_LT(own.ne(expected).sum().item<int64_t>(), length / 50);
+    EXPECT_TRUE(at::allclose(own.to(at::kFloat), expected.to(at::kFloat), 2e-2, 1e-3));
+    EXPECT_EQ(optimizer.state_of(own).fields[0].scalar_type(), at::kFloat);
+  });
 }
 
 TEST(UpdateInFp32, goes_by_stretches_and_leaves_wide_ones_alone) {
