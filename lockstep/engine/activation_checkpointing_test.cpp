@@ -26,7 +26,7 @@ using ::testing::ThrowsMessage;
 struct RecomputedImpl : torch::nn::Module {
   RecomputedImpl() {
     for (int i = 0; i < 3; ++i) {
-      layers.push_back(register_module("layer" + std::to_string(i), torch::nn::Linear(6, 6)));
+      layers.emplace_back(register_module("layer" + std::to_string(i), torch::nn::Linear(6, 6)));
     }
     const at::NoGradGuard no_grad;
     for (auto& parameter : parameters()) {
@@ -100,7 +100,7 @@ TEST(EngineCheckpointing, fewer_checkpoints_than_the_model_has_is_an_error) {
 TEST(EngineCheckpointing, is_each_engines_own_and_not_of_what_runs_outside) {
   const std::string one =
       config_with(R"("contiguous_memory_optimization": true, "number_checkpoints": 1)");
-  on_engine_ranks(1, one, [](InitializeOptions options) {
+  on_engine_ranks(1, one, [](const InitializeOptions& options) {
     Recomputed net;
     auto [engine, optimizer, none, scheduler] = initialize(net, options);
     Recomputed other;

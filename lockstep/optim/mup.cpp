@@ -223,12 +223,8 @@ std::vector<MupGroup> mup_groups(
     const InfShapes& shapes,
     MupScaling scaling,
     bool decoupled_wd) {
-  struct Key {
-    bool matrix;
-    double lr_factor;
-    bool operator==(const Key&) const = default;
-  };
-  std::vector<std::pair<Key, MupGroup>> groups;
+  std::vector<MupGroup> matrices;
+  std::vector<MupGroup> others;
   std::vector<const at::TensorImpl*> seen;
   for (const NamedTensor& item : parameters) {
     const at::TensorImpl* const identity = item.tensor.unsafeGetTensorImpl();
@@ -243,21 +239,17 @@ std::vector<MupGroup> mup_groups(
           shape.ninf(),
           item.name));
     }
-    const Key key{.matrix = shape.ninf() == 2, .lr_factor = lr_factor_of(shape, scaling)};
-    auto found = std::ranges::find(groups, key, [](const auto& group) { return group.first; });
+    std::vector<MupGroup>& groups = shape.ninf() == 2 ? matrices : others;
+    const double factor = lr_factor_of(shape, scaling);
+    auto found = std::ranges::find(groups, factor, &MupGroup::lr_factor);
     if (found == groups.end()) {
-      const double weight_decay_factor = decoupled_wd ? 1 : 1 / key.lr_factor;
-      groups.push_back({key, {{}, key.lr_factor, weight_decay_factor}});
+      groups.push_back({{}, factor, decoupled_wd ? 1 : 1 / factor});
       found = groups.end() - 1;
     }
-    found->second.parameters.push_back(item.tensor);
+    found->parameters.push_back(item.tensor);
   }
-  std::ranges::stable_partition(groups, [](const auto& group) { return group.first.matrix; });
-  std::vector<MupGroup> result;
-  for (auto& group : groups) {
-    result.push_back(std::move(group.second));
-  }
-  return result;
+  matrices.insert(matrices.end(), others.begin(), others.end());
+  return matrices;
 }
 
 MuReadoutImpl::MuReadoutImpl(int64_t in_features, int64_t out_features, MuReadoutOptions options)
