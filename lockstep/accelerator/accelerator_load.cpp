@@ -22,6 +22,7 @@
 #include "lockstep/base/rank.h"
 #include "lockstep/checkpoint/reader.h"
 #include "lockstep/flat/copy_values.h"
+#include "lockstep/optim/flat_optimizer.h"
 
 namespace lockstep {
 namespace {
@@ -98,7 +99,11 @@ void Accelerator::check_models(Loading& loading) {
       loading.apply.emplace_back([&state] { state.sharding->settle_parameters(); });
       pieces = in_parts
                    ? own_model_part(loading.reader, stem, pieces.current, *state.sharding)
-                   : own_model_pieces(pieces.current, std::move(pieces.saved), *state.sharding);
+                   : own_model_pieces(
+                         pieces.current,
+                         std::move(pieces.saved),
+                         *state.sharding,
+                         state.options.zero->load_from_fp32_weights);
     }
     loading.apply.push_back(check_model(
         pieces.current,
@@ -179,7 +184,8 @@ void Accelerator::check_optimizers(Loading& loading) {
     } else {
       tensors = loading.reader.tensor_set(stem, state.writers_per_rank, loading.share);
       if (state.sharding) {
-        tensors = own_slices(std::move(tensors), *state.sharding, names);
+        const auto& flat = dynamic_cast<optim::FlatOptimizer&>(state.optimizers[i].inner());
+        tensors = own_slices(std::move(tensors), *state.sharding, names, flat.traits().factors);
       }
     }
     loading.apply.push_back(check_optimizer(

@@ -138,6 +138,9 @@ void Accelerator::scale_gradients(double factor) {
       gradients.push_back(parameter.grad());
     }
   };
+  if (state_->sharding) {
+    gradients = state_->sharding->held_gradients();
+  }
   for (const State::Model& model : state_->models) {
     for (const NamedTensor& item : model.parameters()) {
       add(item.tensor);

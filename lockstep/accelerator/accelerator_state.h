@@ -49,7 +49,7 @@ struct Accelerator::State {
   Group group;
   at::Device device = at::kCPU;
   std::vector<Model> models;
-  bool trains_in_16_bits = false;  ///< Parameters of a model: ZeRO has masters of them.
+  bool trains_in_16_bits = false;  ///< Parameters of a model, which ZeRO may have masters of.
   /// Those of `models`, as the optimizers see them: also of models prepared after an optimizer.
   DataParallels parallels;
   /// Scopes under way in which a model's gradients stay here.

@@ -13,6 +13,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/accelerator/sixteen_bits.h"
 #include "lockstep/accelerator/zero_units.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/keep_memory.h"
@@ -36,7 +37,7 @@ std::vector<std::vector<optim::FlatOptimizer::Pieces>> pieces_of(const zero::Sha
   for (const auto& group : sharding.shards()) {
     auto& here = pieces.emplace_back();
     for (const zero::Sharding::Shard& shard : group) {
-      here.push_back({shard.values, shard.pieces, shard.file});
+      here.push_back({shard.values, shard.pieces, shard.file, shard.wholes});
     }
   }
   return pieces;
@@ -336,6 +337,7 @@ void Accelerator::shard_parameters() {
   }
   State::Model& model = state.models.front();
   const ZeroPlugin& plugin = *state.options.zero;
+  check_sums(plugin, model.parameters());
   const int64_t cap_bytes = bucket_cap(plugin, model.parameters());
   state.sharding = std::make_shared<zero::Sharding>(
       model.parameters(),
@@ -355,14 +357,19 @@ void Accelerator::shard_parameters() {
                .prefetch = plugin.stage3_prefetch},
           .plus_plus = plus_plus(plugin, state.world, state.group),
           .offload = plugin.offload_param,
-          .offload_masters = with_the_state(plugin.offload_optimizer)});
+          .offload_masters = with_the_state(plugin.offload_optimizer),
+          .sixteen_bits = sixteen_bits(plugin)});
   if (plugin.state_dict_type == StateDictType::kFullStateDict && state.sharding->has_masters()) {
     throw ConfigError(
         "zero",
         "FULL_STATE_DICT saves parameters as they are; got some in 16 bits, whose fp32 masters "
         "would be lost; use SHARDED_STATE_DICT, of which `lockstep merge-weights` makes one file");
   }
-  flat->update_instead(pieces_of(*state.sharding), plugin.offload_optimizer);
+  flat->update_instead(
+      pieces_of(*state.sharding),
+      plugin.offload_optimizer,
+      state.sharding->group(),
+      plugin.fp32_optimizer_states);
   optimizer.set_sharding(state.sharding);
   model.sync = state.sharding;
   state.sharding->watch();

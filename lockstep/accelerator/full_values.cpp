@@ -186,6 +186,14 @@ at::Tensor FullValues::state(const at::Tensor& parameter, const std::string& fie
     const double own = part.values.defined() ? part.values.item<double>() : 0;
     return group.all_reduce(at::full({}, own, at::kDouble), ReduceOp::kMax).wait();
   }
+  const at::Tensor values = part_of(parameter, itself).values;
+  if (anywhere(part.values.defined() && part.values.numel() != values.numel())) {
+    throw ConfigError(
+        "full_values",
+        fmt::format(
+            "'{}' is of rows or columns, not of the parameter's elements; read it in a checkpoint",
+            field));
+  }
   return whole(parameter, part);
 }
 
@@ -194,7 +202,7 @@ void FullValues::set_state(
   const c10::AutoGradMode no_grad(false);
   const Part part = part_of(parameter, state_field(field));
   const bool divided = optimizer_.sharding() != nullptr;
-  const bool fits = part.values.defined() &&
+  const bool fits = part.values.defined() && !is_scalar_state(field) &&
                     (divided ? part.values.dim() == 1 : part.values.sizes() == parameter.sizes());
   if (!anywhere(fits)) {
     throw ConfigError(

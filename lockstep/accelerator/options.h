@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include <c10/core/ScalarType.h>
+
 #include "lockstep/accelerator/finite_guard.h"
 #include "lockstep/accelerator/project_configuration.h"
 #include "lockstep/accelerator/zero_plugins.h"
@@ -44,7 +46,7 @@ struct GradientAccumulationPlugin {
 };
 
 /// ZeRO: what of the training each process has only a part of. Numbers are those of data parallel.
-/// One model and one elementwise optimizer of lockstep::optim, prepared in one call.
+/// One model and one optimizer of lockstep::optim, prepared in one call.
 struct ZeroPlugin {
   /// 1: optimizer state, and gradients from one backward that averages to the update. Micro-steps
   /// that only accumulate keep whole gradients and send nothing.
@@ -90,6 +92,21 @@ struct ZeroPlugin {
   OffloadOptimizer offload_optimizer = {};
   /// Stage 3: this process's part of the parameters there. Together with offload_optimizer only.
   OffloadParam offload_param = {};
+  /// Parameters of fp16 and bf16 have fp32 masters. Unless: they are updated themselves, in fp32,
+  /// and rounded after each update, with gradients of their dtype.
+  bool fp32_masters = true;
+  /// Without masters: the optimizer's state is fp32 all the same; else of the parameters' dtype.
+  bool fp32_optimizer_states = true;
+  /// With masters: what micro-steps' gradients of parameters of fp16 and bf16 add up in: at::kFloat
+  /// or the parameters' dtype. None: at::kFloat if averages add up (stages 2 and 3), else the
+  /// parameters'.
+  std::optional<at::ScalarType> grad_accum_dtype = std::nullopt;
+  /// at::kFloat: sums of stage 1 that have added up so travel so. None: gradients travel in the
+  /// parameters' dtype.
+  std::optional<at::ScalarType> communication_data_type = std::nullopt;
+  /// What a checkpoint's fp32 weights make of 16-bit parameters' masters: their values; or, if not,
+  /// what these round to.
+  bool load_from_fp32_weights = true;
 
   bool offloads() const {
     return offload_optimizer.device != OffloadDevice::kNone ||

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -216,7 +217,10 @@ void add_sharded_model(
 }
 
 ModelPieces own_model_pieces(
-    const NamedTensors& current, NamedTensors saved, const zero::Sharding& sharding) {
+    const NamedTensors& current,
+    NamedTensors saved,
+    const zero::Sharding& sharding,
+    bool from_fp32_weights) {
   std::map<std::string, at::Tensor> values;
   for (NamedTensor& item : saved) {
     values[item.name] = std::move(item.tensor);
@@ -230,10 +234,14 @@ ModelPieces own_model_pieces(
       continue;
     }
     const at::Tensor& value = found->second;
-    const bool is_own = value.scalar_type() == item.tensor.scalar_type();
+    const at::ScalarType own = item.tensor.scalar_type();
+    const bool is_own = value.scalar_type() == own;
     for (const zero::Piece& piece : sharding.saved_pieces(item.tensor)) {
       pieces.current.push_back({item.name, piece.values});
-      const at::Tensor part = value.reshape({-1}).narrow(0, piece.begin, piece.values.numel());
+      at::Tensor part = value.reshape({-1}).narrow(0, piece.begin, piece.values.numel());
+      if (!from_fp32_weights && piece.values.scalar_type() != own) {
+        part = part.to(own).to(value.scalar_type());
+      }
       pieces.saved.push_back({item.name, is_own ? part.to(piece.values.scalar_type()) : part});
       if (sharding.is_kept_in_8_bits(item.tensor)) {
         pieces.packed.push_back(piece);
@@ -251,7 +259,10 @@ ModelPieces own_model_pieces(
 }
 
 NamedTensors own_slices(
-    NamedTensors saved, const zero::Sharding& sharding, const ParameterName& names) {
+    NamedTensors saved,
+    const zero::Sharding& sharding,
+    const ParameterName& names,
+    const std::vector<const char*>& factors) {
   struct Known {
     at::Tensor parameter;
     const zero::Piece* piece = nullptr;  ///< Null: other ranks own all of it.
@@ -269,13 +280,15 @@ NamedTensors own_slices(
   NamedTensors own;
   for (NamedTensor& item : saved) {
     const auto found = known.find(item.name.substr(0, item.name.rfind('.')));
-    const bool shaped =
-        found != known.end() && item.tensor.sizes() == found->second.parameter.sizes();
+    const std::string field = item.name.substr(item.name.rfind('.') + 1);
+    const bool is_factor = std::ranges::find(factors, field) != factors.end();
+    const bool shaped = !is_factor && found != known.end() &&
+                        item.tensor.sizes() == found->second.parameter.sizes();
     if (found != known.end() && found->second.piece == nullptr &&
-        (shaped || item.tensor.dim() == 0)) {
+        (shaped || is_factor || item.tensor.dim() == 0)) {
       continue;
     }
-    if (shaped && item.name.substr(item.name.rfind('.') + 1) != "step") {
+    if (shaped && !is_scalar_state(item.name)) {
       const zero::Piece& piece = *found->second.piece;
       item.tensor = item.tensor.reshape({-1}).narrow(0, piece.begin, piece.values.numel());
     }

@@ -55,7 +55,8 @@ NamedTensors own_optimizer_part(
 /// A model's tensors and their saved values, as this rank has them: a parameter that comes and
 /// goes, or has fp32 masters, becomes this rank's piece of it, 1-D, on both sides; one of which
 /// other ranks own all is left out. What was saved in the parameter's own dtype is in its piece's
-/// then. What does not fit together stays as it is, to be refused.
+/// then; unless `from_fp32_weights`, a master is what the parameter's dtype has of it. What does
+/// not fit together stays as it is, to be refused.
 struct ModelPieces {
   NamedTensors current;
   NamedTensors saved;
@@ -65,7 +66,10 @@ struct ModelPieces {
   std::vector<zero::Piece> packed = {};
 };
 ModelPieces own_model_pieces(
-    const NamedTensors& current, NamedTensors saved, const zero::Sharding& sharding);
+    const NamedTensors& current,
+    NamedTensors saved,
+    const zero::Sharding& sharding,
+    bool from_fp32_weights);
 
 /// The same of what was saved on each host, in parts. `whole` is empty: where there are masters,
 /// the ranks get their parameters by Sharding::gather_parameters. CheckpointError as above.
@@ -76,9 +80,12 @@ ModelPieces own_model_part(
     const zero::Sharding& sharding);
 
 /// Of an optimizer's saved state, what belongs to this rank's pieces of the parameters: slices of
-/// tensors that are shaped as their parameter is. What is not, and what belongs to no parameter,
-/// stays as it is, to be refused.
+/// tensors that are shaped as their parameter is, and `factors`, the fields of rows and columns,
+/// whole. What is neither, and what belongs to no parameter, stays as it is, to be refused.
 NamedTensors own_slices(
-    NamedTensors saved, const zero::Sharding& sharding, const ParameterName& names);
+    NamedTensors saved,
+    const zero::Sharding& sharding,
+    const ParameterName& names,
+    const std::vector<const char*>& factors);
 
 }  // namespace lockstep

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/checkpoint/reader.h"
 #include "lockstep/checkpoint/safetensors.h"
@@ -81,6 +83,8 @@ struct Recipe {
   /// Stage 1 adds up what one backward after the other gives, and averages that; the others add
   /// averages in fp32.
   bool average_each = true;
+  bool fp32_sums = false;    ///< What adds up before it is averaged,
+  bool fp32_travel = false;  ///< and its average.
   double scale = 1;
   double max_norm = 0;  ///< 0: no clipping.
 };
@@ -100,19 +104,28 @@ at::Tensor oracle(const Recipe& recipe) {
     for (int64_t average = 0; average < averages; ++average) {
       std::vector<at::Tensor> sums(parameters.size());
       for (int rank = 0; rank < recipe.world; ++rank) {
+        std::vector<at::Tensor> own(parameters.size());
         net->zero_grad();
         for (int64_t backward = 0; backward < backwards; ++backward) {
           const int64_t micro_step = step * recipe.micro_steps + average * backwards + backward;
           const double factor = recipe.scale / static_cast<double>(recipe.micro_steps);
           (loss_of(net, rank, micro_step) * factor).backward();
+          for (size_t i = 0; recipe.fp32_sums && i < parameters.size(); ++i) {
+            const at::Tensor gradient = parameters[i].grad().to(at::kFloat);
+            own[i] = own[i].defined() ? own[i] + gradient : gradient;
+            parameters[i].mutable_grad().reset();
+          }
         }
         for (size_t i = 0; i < parameters.size(); ++i) {
-          const at::Tensor gradient = parameters[i].grad().to(at::kFloat);
-          sums[i] = sums[i].defined() ? sums[i] + gradient : gradient;
+          const at::Tensor gradient =
+              recipe.fp32_sums ? own[i] : parameters[i].grad().to(at::kFloat);
+          const at::Tensor sent = recipe.fp32_travel ? gradient : gradient.to(recipe.dtype);
+          sums[i] = sums[i].defined() ? sums[i] + sent : sent.to(at::kFloat);
         }
       }
       for (size_t i = 0; i < parameters.size(); ++i) {
-        const at::Tensor mean = (sums[i] / recipe.world).to(recipe.dtype).to(at::kFloat);
+        const at::Tensor exact = sums[i] / recipe.world;
+        const at::Tensor mean = recipe.fp32_travel ? exact : exact.to(recipe.dtype).to(at::kFloat);
         at::Tensor& gradient = masters[i].mutable_grad();
         gradient = gradient.defined() ? gradient + mean : mean;
       }
@@ -195,6 +208,54 @@ TEST_P(ZeroMasters, train_as_one_process_with_fp32_masters_to_the_bit) {
       EXPECT_TRUE(at::equal(trained, expected)) << (trained - expected).abs().max().item<double>();
     }
   }
+}
+
+TEST(ZeroMastersSums, of_stage_1_are_fp32_if_told_so) {
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+    for (const int world : {1, 2, 4}) {
+      for (const bool travels : {false, true}) {
+        AcceleratorOptions options = stage(1, 4);
+        options.zero->grad_accum_dtype = at::kFloat;
+        if (travels) {
+          options.zero->communication_data_type = at::kFloat;
+        }
+        const at::Tensor expected = oracle(
+            {.dtype = dtype,
+             .world = world,
+             .micro_steps = 4,
+             .average_each = false,
+             .fp32_sums = true,
+             .fp32_travel = travels});
+        const at::Tensor trained = weights_after(
+            options, world, dtype, [](Training& training) { training.train(0, kSteps * 4); });
+        EXPECT_TRUE(at::equal(trained, expected)) << world << " ranks, travels " << travels;
+      }
+    }
+  }
+}
+
+TEST(ZeroMastersSums, that_cannot_be_are_refused) {
+  const auto prepared = [](std::optional<at::ScalarType> sums, bool masters, at::ScalarType dtype) {
+    AcceleratorOptions options = stage(2);
+    options.zero->grad_accum_dtype = sums;
+    options.zero->fp32_masters = masters;
+    std::string error = "none";
+    accelerated_ranks(1, options, [&](Accelerator& accelerator) {
+      try {
+        const Training training(accelerator, dtype);
+      } catch (const ConfigError& refused) {
+        error = refused.what();
+      }
+    });
+    return error;
+  };
+  EXPECT_EQ(prepared(at::kBFloat16, true, at::kBFloat16), "none");
+  EXPECT_THAT(
+      prepared(at::kHalf, true, at::kBFloat16),
+      ::testing::HasSubstr("gradients of first.weight (BFloat16) cannot add up in"));
+  EXPECT_THAT(
+      prepared(at::kFloat, false, at::kBFloat16),
+      ::testing::HasSubstr("without fp32 masters gradients are of the parameters' dtype"));
 }
 
 TEST_P(ZeroMasters, clip_by_the_norm_of_all_ranks_pieces) {

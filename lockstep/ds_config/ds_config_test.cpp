@@ -198,14 +198,8 @@ TEST(DsConfig, WhatLockstepDoesNotCarryOutIsRefusedWithWhatToDo) {
         "data_efficiency"}) {
     EXPECT_THAT(errors_of("\"" + key + "\": {}"), HasSubstr(key + " is refused: ")) << key;
   }
-  EXPECT_THAT(
-      errors_of(R"("activation_checkpointing": {"cpu_checkpointing": true})"),
-      HasSubstr("cpu_checkpointing, unless it is false, is refused: the program says"));
   EXPECT_THAT(errors_of(R"("wandb": {"enabled": true})"), HasSubstr("set tensorboard.enabled"));
   EXPECT_THAT(
-      errors_of(R"("zero_optimization": {"stage": 2, "load_from_fp32_weights": false})"),
-      HasSubstr("load_from_fp32_weights, unless it is true, is refused: a checkpoint has"));
-  EXPECT_THAT(errors_of(R"("data_types": {"grad_accum_dtype": "bf16"})"), HasSubstr("is refused"));
 }
 
 TEST(DsConfig, WhatSaysWhatHappensAnywayIsFine) {

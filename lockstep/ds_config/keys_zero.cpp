@@ -53,11 +53,10 @@ void add_state(std::vector<KeySpec>& keys) {
       "compute_grad_norm",
       KeyKind::kBoolean,
       "the norm is computed where gradients are clipped or it is asked for, and else not")));
-  keys.push_back(in_zero(refused_unless(
+  keys.push_back(in_zero(works(
       "load_from_fp32_weights",
       KeyKind::kBoolean,
-      "true",
-      "a checkpoint has float32 weights, and nothing else to load from; delete it")));
+      "false: 16-bit parameters' masters are loaded as what they round to")));
   keys.push_back(in_zero(nothing(
       "elastic_checkpoint",
       KeyKind::kBoolean,

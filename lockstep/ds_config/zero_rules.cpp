@@ -196,21 +196,21 @@ void check_unused(KeyReader& reader, const ZeroSection& zero) {
   }
 }
 
-/// Optimizers that work with whole parameters alone.
+/// Optimizers that work with whole parameters alone, which ranks bring together on the device.
 void check_optimizer(KeyReader& reader, const DsConfig& config) {
-  if (!config.optimizer || config.zero.stage.value == 0) {
+  const bool offloads = config.zero.offload_optimizer.device.value != OffloadDevice::kNone;
+  if (!config.optimizer || !offloads) {
     return;
   }
   const std::string& name = config.optimizer->name.value;
   if (name == "lamb" || name == "adafactor" || name == "muon") {
     fail(
         reader,
-        "optimizer.type",
+        zero_path("offload_optimizer.device"),
         fmt::format(
-            "{} needs whole parameters, of which stage {} keeps parts; use another optimizer, or "
-            "stage 0",
-            name,
-            config.zero.stage.value));
+            "leaves the state on the host, and {} needs whole parameters, which come together on "
+            "the device; delete it, or use another optimizer",
+            name));
   }
 }
 

@@ -46,7 +46,10 @@ StepTimers::Clock::time_point EngineCore::now() const {
 }
 
 EngineCore::Forward::Forward(EngineCore& core)
-    : core_(core), began_(core.now()), profiled_(core.is_profiled()) {
+    : core_(core),
+      checkpoints_(core.activation_checkpointing_),
+      began_(core.now()),
+      profiled_(core.is_profiled()) {
   core.tell_memory("before forward");
   if (profiled_) {
     const bool on_cpu = core.accelerator().device().is_cpu();
@@ -227,12 +230,16 @@ void EngineCore::step() {
       .lr = get_lr(),
       .mom = get_mom(),
       .loss_scale = std::nullopt,
-      .timers = timers_};
+      .timers = timers_,
+      .checkpoints = std::nullopt};
   if (report_->wants_loss() && loss_sum_.defined()) {
     facts.loss = loss_sum_.item<double>();
   }
   if (config_.precision.value == ds_config::Dtype::kFloat16) {
     facts.loss_scale = loss_scale();
+  }
+  if (config_.activation_checkpointing.profile.value) {
+    facts.checkpoints = activation_checkpointing_->take_times();
   }
   report_->tell(facts);
   loss_sum_.reset();

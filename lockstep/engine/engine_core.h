@@ -22,6 +22,8 @@
 #include "lockstep/engine/loss_scale.h"
 #include "lockstep/engine/module_tree.h"
 #include "lockstep/engine/step_report.h"
+#include "lockstep/optim/mup.h"
+#include "lockstep/zero/activation_checkpointing.h"
 
 namespace lockstep {
 
@@ -40,6 +42,8 @@ struct InitializeOptions {
   std::optional<AnySchedule> lr_scheduler = std::nullopt;
   /// What the file's optimizer trains; empty: all of the model's that require gradients.
   std::vector<at::Tensor> model_parameters = {};
+  /// For the file's MuAdam, MuAdamW and MuSGD: what optim::set_base_shapes gave of the model.
+  optim::InfShapes mup_shapes = {};
   /// What the file says nothing of: project_dir, cpu, timeouts. Where both say something
   /// (mixed_precision, zero, gradient_accumulation_steps, grad_scaler, non_finite) it is an error.
   AcceleratorOptions accelerator = {};
@@ -92,7 +96,9 @@ struct LoadedCheckpoint {
 /// What an engine is, whatever the type of its model. See Engine, which says what it does.
 class EngineCore {
  public:
-  explicit EngineCore(InitializeOptions options);
+  /// Casts what it is given as the file says; see cast_model.
+  EngineCore(
+      InitializeOptions options, const NamedTensors& parameters, const NamedTensors& buffers);
 
   // --- what initialize() does, in this order
   /// ConfigError once the engine is destroyed.
@@ -126,9 +132,15 @@ class EngineCore {
 
    private:
     EngineCore& core_;
+    ActivationCheckpointing::Scope checkpoints_;
     StepTimers::Clock::time_point began_;
     bool profiled_ = false;
   };
+
+  /// Of the file's activation_checkpointing; null if that asks for nothing.
+  const std::shared_ptr<ActivationCheckpointing>& activation_checkpointing() const {
+    return activation_checkpointing_;
+  }
 
   // --- looking
   int64_t gradient_accumulation_steps() const { return gradient_accumulation_steps_; }
@@ -173,6 +185,7 @@ class EngineCore {
   AcceleratorOptions accelerator_options(AcceleratorOptions given);
   void set_precision(AcceleratorOptions& options);
   void set_zero(AcceleratorOptions& options) const;
+  void set_sixteen_bits(AcceleratorOptions& options, ZeroPlugin& plugin) const;
   void check_unused() const;
   /// With memory_breakdown: how much there is in use `when`.
   void tell_memory(const char* when) const;
@@ -185,6 +198,10 @@ class EngineCore {
   nlohmann::json state() const;
   void load_state(const nlohmann::json& state, const std::string& path, bool with_scale);
   int64_t stage() const { return config_.zero.stage.value; }
+  /// While it is made: in stage 0, too, since whole ones would be two more models on each rank.
+  bool divides_masters() const {
+    return narrow_ && stage() == 0 && (given_.optimizer || config_.optimizer);
+  }
   bool is_profiled() const;
   /// Once the device has done what it was given, if anybody looks at times.
   StepTimers::Clock::time_point now() const;
@@ -193,6 +210,8 @@ class EngineCore {
 
   ds_config::DsConfig config_;
   InitializeOptions given_;
+  std::shared_ptr<ActivationCheckpointing> activation_checkpointing_;
+  bool narrow_ = false;  ///< With fp16 or bf16, some parameters are trained in 16 bits.
   std::shared_ptr<DynamicLossScale> loss_scale_;  ///< With fp16 and no fixed scale.
   std::unique_ptr<Accelerator> accelerator_;
   Optimizer optimizer_;

@@ -120,6 +120,25 @@ TEST(FullValues, are_there_whatever_is_offloaded_or_stays_whole_and_without_a_lo
   }
 }
 
+TEST(FullValues, what_is_of_rows_and_not_of_elements_is_refused) {
+  for (const int stage : {0, 2}) {
+    on_engine_ranks(
+        2,
+        R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adafactor"},
+            "zero_optimization": {"stage": )" +
+            std::to_string(stage) + "}}",
+        [](InitializeOptions options) {
+          EngineNet net;
+          auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+          engine.backward(engine(engine_batch(0)).square().mean());
+          engine.step();
+          EXPECT_THROW(
+              engine.safe_get_full_optimizer_state(net->fc->weight, "row_var"), ConfigError);
+          EXPECT_TRUE(engine.safe_get_full_optimizer_state(net->fc->bias, "variance").defined());
+        });
+  }
+}
+
 TEST(FullValues, gradients_that_no_stage_has_averaged_yet_are_refused) {
   for (const int stage : {0, 1, 2, 3}) {
     on_engine_ranks(2, simple_config(2, stage), [&](InitializeOptions options) {

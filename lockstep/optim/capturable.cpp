@@ -157,8 +157,9 @@ void FlatOptimizer::place_numbers(size_t index) {
           "optim",
           fmt::format(
               "{}: a graph is being captured, and would repeat this step's numbers for ever; "
-              "construct the optimizer with .capturable = true (Adafactor and Muon have none: use "
-              "another)",
+              "construct the optimizer with .capturable = true (Adafactor, ASGD, Muon and NAdam "
+              "have "
+              "none: use another)",
               traits_.name));
     }
     device_steps_[index].take_back(items);

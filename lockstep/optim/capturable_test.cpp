@@ -11,12 +11,16 @@
 
 #include "lockstep/comm/device/test_device.h"
 #include "lockstep/comm/device/test_device_graph.h"
+#include "lockstep/optim/adadelta.h"
 #include "lockstep/optim/adagrad.h"
 #include "lockstep/optim/adam.h"
+#include "lockstep/optim/adamax.h"
 #include "lockstep/optim/lamb.h"
 #include "lockstep/optim/lion.h"
 #include "lockstep/optim/momentum.h"
+#include "lockstep/optim/radam.h"
 #include "lockstep/optim/rmsprop.h"
+#include "lockstep/optim/rprop.h"
 #include "lockstep/optim/sgd.h"
 #include "lockstep/optim/test_training.h"
 
@@ -122,9 +126,32 @@ TEST(Capturable, rmsprop_has_nearly_the_numbers_of_the_other_one) {
   expect_capturable<RMSprop>({.weight_decay = 0.1, .momentum = 0.9, .centered = true}, 1e-6);
 }
 
+TEST(Capturable, adam_without_bias_correction_has_the_numbers_of_the_other_one) {
+  expect_capturable<AdamW>({.bias_correction = false});
+}
+
+TEST(Capturable, adadelta_has_nearly_the_numbers_of_the_other_one) {
+  expect_capturable<Adadelta>({.weight_decay = 0.1}, 1e-6);
+}
+
+TEST(Capturable, adamax_has_nearly_the_numbers_of_the_other_one) {
+  expect_capturable<Adamax>({.weight_decay = 0.1}, 1e-6);
+}
+
+TEST(Capturable, radam_has_nearly_the_numbers_of_the_other_one) {
+  expect_capturable<RAdam>({.weight_decay = 0.1}, 1e-6);
+  // Its second moment counts from the sixth step on, so both kinds of steps are among the twelve.
+  expect_capturable<RAdam>({.weight_decay = 0.1, .decoupled_weight_decay = true}, 1e-6);
+}
+
+TEST(Capturable, rprop_has_the_numbers_of_the_other_one) {
+  expect_capturable<Rprop>({.lr = rate(0)});
+}
+
 TEST(Capturable, lamb_has_nearly_the_numbers_of_the_other_one) {
   expect_capturable<LAMB>({.weight_decay = 0.1}, 1e-6);
   expect_capturable<LAMB>({.bias_correction = false}, 1e-6);
+  expect_capturable<LAMB>({.eps = 1e-3, .eps_inside_sqrt = true}, 1e-6);
 }
 
 TEST(Capturable, half_precision_keeps_the_rate_whole) {

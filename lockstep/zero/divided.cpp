@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/zero/shard_store.h"
 
 namespace lockstep::zero {
 
@@ -72,10 +71,10 @@ NamedTensors divided_though_frozen(
   return frozen;
 }
 
-NamedTensors with_masters(const NamedTensors& all) {
+NamedTensors with_masters(const NamedTensors& all, const SixteenBits& sixteen_bits) {
   NamedTensors found;
   std::copy_if(all.begin(), all.end(), std::back_inserter(found), [&](const NamedTensor& item) {
-    return update_dtype(item.tensor) != item.tensor.scalar_type();
+    return update_dtype(item.tensor, sixteen_bits) != item.tensor.scalar_type();
   });
   return found;
 }

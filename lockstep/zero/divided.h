@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lockstep/comm/named_tensor.h"
+#include "lockstep/zero/shard_store.h"
 
 namespace lockstep::zero {
 
@@ -26,7 +27,7 @@ NamedTensors divided_though_frozen(
     const NamedTensors& all, const std::set<const at::TensorImpl*>& kept);
 
 /// Those that are trained, and updated in another dtype than their own.
-NamedTensors with_masters(const NamedTensors& all);
+NamedTensors with_masters(const NamedTensors& all, const SixteenBits& sixteen_bits);
 
 /// Those of `first`, then those of `second`.
 NamedTensors joined(NamedTensors first, const NamedTensors& second);

@@ -5,6 +5,7 @@
 #include <exception>
 #include <utility>
 
+#include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
@@ -38,7 +39,8 @@ ShardedBucket::ShardedBucket(
     const std::vector<at::Tensor>& parameters,
     BucketTravel travel,
     Residence residence,
-    ShardPlaces* places)
+    ShardPlaces* places,
+    const SixteenBits& sixteen_bits)
     : travel_(std::move(travel)), slots_(plan.slots), taken_(plan.slots.size(), false) {
   const c10::AutoGradMode no_grad(false);
   const Group& group = travel_.parameters;
@@ -52,14 +54,18 @@ ShardedBucket::ShardedBucket(
     values_ = group.empty({length_}, options_).zero_();
   }
   const at::Tensor& any = parameters[slots_[0].parameter];
+  const at::ScalarType updated_in = update_dtype(any, sixteen_bits);
+  const bool masters = updated_in != any.scalar_type() && !travel_.kept_in_8_bits;
+  gradient_options_ = masters && sixteen_bits.fp32_travel ? options_.dtype(at::kFloat) : options_;
+  rounds_sums_ = masters && sixteen_bits.rounded_sums;
   if (travel_.kept_in_8_bits) {
     shard_ = at::zeros({part}, options_);  // Until it is rounded, below.
-  } else if (paged_ || update_dtype(any) != any.scalar_type()) {
+  } else if (paged_ || masters) {
     store_ = std::make_unique<ShardStore>(
         group,
         part,
         options_,
-        update_dtype(any),
+        updated_in,
         places != nullptr ? places->next(part) : ShardPlaces::Place());
     shard_ = store_->values();
   } else {
@@ -150,9 +156,22 @@ bool ShardedBucket::lies_here(size_t slot) const {
          parameter.storage_offset() == here.storage_offset() + slots_[slot].offset;
 }
 
+std::vector<flat::Division> ShardedBucket::divisions() const {
+  std::vector<flat::Division> all;
+  for (size_t slot = 0; slot < slots_.size(); ++slot) {
+    flat::Division& division = all.emplace_back();
+    division.sizes = parameters_[slot].sizes().vec();
+    for (int64_t end = 0; end <= length_; end += shard_.numel()) {
+      division.bounds.push_back(
+          std::clamp(end - slots_[slot].offset, int64_t{0}, slots_[slot].numel));
+    }
+  }
+  return all;
+}
+
 at::Tensor ShardedBucket::whole_gradient(size_t slot) {
   if (!gradients_.defined()) {
-    gradients_ = at::empty({length_}, options_);
+    gradients_ = at::empty({length_}, gradient_options_);
   }
   return gradients_.narrow(0, slots_[slot].offset, slots_[slot].numel);
 }
@@ -168,9 +187,14 @@ bool ShardedBucket::has_gradients() const {
   });
 }
 
-void ShardedBucket::take_gradient(size_t slot) {
+void ShardedBucket::take_gradient(size_t slot, const at::Tensor& held) {
   at::Tensor& gradient = parameters_[slot].mutable_grad();
-  whole_gradient(slot).view(gradient.sizes()).copy_(gradient);
+  const at::Tensor place = whole_gradient(slot).view(parameters_[slot].sizes());
+  if (!held.defined()) {
+    place.copy_(gradient);
+  } else {
+    place.copy_(gradient.defined() ? at::add(held, gradient) : held);
+  }
   gradient.reset();
   taken_[slot] = true;
 }
@@ -186,11 +210,11 @@ void ShardedBucket::start_reduce() {
     end = slots_[slot].offset + slots_[slot].numel;
   }
   gradients_.narrow(0, end, gradients_.numel() - end).zero_();
-  if (!has_gradients() && !has_masters()) {
+  if (!has_gradients() && come_as_kept()) {
     reduced_ = std::move(shard_gradient_);  // Nothing is to be added to.
   }
   if (!reduced_.defined()) {
-    reduced_ = at::empty(shard_.sizes(), options_);
+    reduced_ = at::empty(shard_.sizes(), gradient_options_);
   }
   if (travel_.quantized_gradients) {
     quantized_ = std::make_unique<QuantizedReduction>(
@@ -216,7 +240,7 @@ void ShardedBucket::wait_reduce() {
 void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
   wait_reduce();
   taken_.assign(slots_.size(), false);
-  if (!has_gradients() && !has_masters()) {
+  if (!has_gradients() && come_as_kept()) {
     shard_gradient_ = std::move(reduced_);
   } else if (!has_gradients()) {
     if (!shard_gradient_.defined()) {
@@ -231,6 +255,9 @@ void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
       }
     }
     shard_gradient_.add_(reduced_);
+    if (rounds_sums_) {
+      shard_gradient_.copy_(shard_gradient_.to(c10::typeMetaToScalarType(options_.dtype())));
+    }
     reduced_.reset();
   }
   for (size_t i = 0; i < pieces_.size(); ++i) {

@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/comm/group.h"
+#include "lockstep/flat/division.h"
 #include "lockstep/flat/layout.h"
 #include "lockstep/zero/pager.h"
 #include "lockstep/zero/plus_plus.h"
@@ -54,7 +55,8 @@ struct BucketTravel {
 /// from the rounded values is taken. A second copy is a part of those, equal for each close rank.
 ///
 /// Trained parameters of fp16 or bf16 have fp32 masters, which are the shard then, and a shard of
-/// gradients in fp32. The averages travel in the parameters' dtype, and add up in fp32.
+/// gradients in fp32. The averages travel in the parameters' dtype, and add up in fp32; unless
+/// SixteenBits says otherwise.
 ///
 /// Frozen ones may be kept in 8 bits, as they travel: rounded once, that is what they are then.
 /// This rank has no pieces of such, only copies (`unpacked`).
@@ -72,7 +74,8 @@ class ShardedBucket final : public Pageable {
       const std::vector<at::Tensor>& parameters,
       BucketTravel travel,
       Residence residence,
-      ShardPlaces* places = nullptr);
+      ShardPlaces* places = nullptr,
+      const SixteenBits& sixteen_bits = {});
 
   const std::vector<flat::Slot>& slots() const { return slots_; }
   /// Whether a slot's parameter still is what lies here, and has got no other memory since.
@@ -80,6 +83,8 @@ class ShardedBucket final : public Pageable {
   /// By slots.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   const std::vector<Piece>& pieces() const { return pieces_; }
+  /// By slots, which of their elements each rank has.
+  std::vector<flat::Division> divisions() const;
   bool is_paged() const { return paged_ != nullptr; }
   bool has_masters() const { return store_ && store_->are_masters(); }
   /// The values of this rank's shard; see ShardStore for where.
@@ -93,8 +98,9 @@ class ShardedBucket final : public Pageable {
     return store_ ? store_->file() : nullptr;
   }
 
-  /// Takes what autograd has put into the gradient of a slot's parameter, which is undefined then.
-  void take_gradient(size_t slot);
+  /// Takes what autograd has put into the gradient of a slot's parameter, which is undefined then,
+  /// and `held`, if defined, of earlier backwards. One of them is.
+  void take_gradient(size_t slot, const at::Tensor& held = {});
   /// Starts to average: what was not taken counts as zero.
   void start_reduce();
   /// Of two hops, starts the second once the first is through, for which it waits if told to.
@@ -144,6 +150,8 @@ class ShardedBucket final : public Pageable {
 
   /// Whether there are any to add to.
   bool has_gradients() const;
+  /// Whether averages come in the dtype in which they are kept.
+  bool come_as_kept() const { return gradient_options_.dtype() == shard_.dtype(); }
 
   /// Whether the values of the last gather came in 8 bits.
   bool is_rounded() const {
@@ -170,10 +178,12 @@ class ShardedBucket final : public Pageable {
   at::Tensor values_;                  ///< Unless paged.
   std::unique_ptr<ShardStore> store_;  ///< If paged, or with masters.
   at::Tensor shard_;
-  at::Tensor kept_;            ///< In the place of both, if kept in 8 bits.
-  at::TensorOptions options_;  ///< Of all values, wherever the shard is.
-  int64_t first_ = 0;          ///< Where the shard begins.
-  int64_t length_ = 0;         ///< Of the bucket, what pads the shards included.
+  at::Tensor kept_;                     ///< In the place of both, if kept in 8 bits.
+  at::TensorOptions options_;           ///< Of all values, wherever the shard is.
+  at::TensorOptions gradient_options_;  ///< Of whole gradients.
+  bool rounds_sums_ = false;
+  int64_t first_ = 0;   ///< Where the shard begins.
+  int64_t length_ = 0;  ///< Of the bucket, what pads the shards included.
   std::vector<Piece> pieces_;
   std::vector<size_t> slot_of_piece_;
   at::Tensor gradients_;       ///< Of all; undefined most of the time.

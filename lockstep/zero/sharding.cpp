@@ -32,7 +32,7 @@ Sharding::Sharding(
     const std::vector<std::vector<at::Tensor>>& groups,
     Group group,
     const ShardingOptions& options)
-    : group_(std::move(group)) {
+    : group_(std::move(group)), sixteen_bits_(options.sixteen_bits) {
   if (options.cap_bytes < 1 || options.first_cap_bytes < 1) {
     throw ConfigError(
         "zero",
@@ -76,17 +76,17 @@ Sharding::Sharding(
     places_.emplace(options.offload);
     NamedTensors divided = parameters;
     std::erase_if(divided, is_kept);
-    places_->reserve(divided, group_.size());
+    places_->reserve(divided, group_.size(), options.sixteen_bits);
     reduce_group_ = group_.split(0);
     pager_ = std::make_unique<Pager>(group_, options.pager);
   } else {
     reduce_group_ = group_;
   }
-  NamedTensors masters = with_masters(parameters);
+  NamedTensors masters = with_masters(parameters, options.sixteen_bits);
   std::erase_if(masters, std::not_fn(is_kept));
   if (!masters.empty()) {
     master_places_.emplace(options.offload_masters);
-    master_places_->reserve(masters, group_.size());
+    master_places_->reserve(masters, group_.size(), options.sixteen_bits);
   }
   travel_ = {
       .parameters = group_,
@@ -106,6 +106,7 @@ Sharding::Sharding(
   }
   page_frozen(frozen, options);
   present_.assign(parameters_.size(), false);
+  held_.resize(parameters_.size());
   had_gradient_.assign(parameters_.size(), false);
   reset_backward();
 }
@@ -158,13 +159,14 @@ void Sharding::lay_out(
         residence == Residence::kPaged
             ? travel_
             : BucketTravel{.parameters = group_, .gradients = reduce_group_};
-    buckets_.push_back(
-        std::make_unique<ShardedBucket>(plan, tensors, travel, residence, places(residence)));
+    buckets_.push_back(std::make_unique<ShardedBucket>(
+        plan, tensors, travel, residence, places(residence), options.sixteen_bits));
     ShardedBucket& bucket = *buckets_.back();
     if (residence == Residence::kPaged) {
       pager_->add(bucket, items[static_cast<size_t>(plan.slots.back().parameter)].name);
     }
-    Shard& shard = shards_.back().emplace_back(Shard{bucket.shard(), {}, bucket.shard_file()});
+    Shard& shard = shards_.back().emplace_back(
+        Shard{bucket.shard(), {}, bucket.shard_file(), bucket.divisions()});
     for (const Piece& piece : bucket.pieces()) {
       shard.pieces.push_back(piece.values);
     }
@@ -230,11 +232,30 @@ void Sharding::reset_backward() {
   }
 }
 
+/// Else it stays with its parameter, for autograd to add to.
+void Sharding::hold(size_t index) {
+  const at::Tensor& parameter = parameters_[index].tensor;
+  at::Tensor& gradient = parameter.mutable_grad();
+  const bool holds = sixteen_bits_.fp32_masters && sixteen_bits_.fp32_gradients &&
+                     is_trained_in_16_bits(parameter);
+  if (!holds || !gradient.defined() || gradient.layout() != at::kStrided) {
+    return;
+  }
+  at::Tensor& sum = held_[index];
+  if (sum.defined()) {
+    sum.add_(gradient);
+  } else {
+    sum = gradient.to(at::kFloat);
+  }
+  gradient.reset();
+}
+
 void Sharding::gradient_arrived(size_t index) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const c10::AutoGradMode no_grad(false);
   if (!sync_) {
-    return;  // It stays with its parameter, for autograd to add to.
+    hold(index);
+    return;
   }
   if (!in_backward_) {
     in_backward_ = true;
@@ -293,9 +314,9 @@ void Sharding::start(size_t index) {
   }
   for (size_t slot = 0; slot < members_[index].size(); ++slot) {
     const size_t i = members_[index][slot];
-    present_[i] = parameters_[i].tensor.grad().defined();
+    present_[i] = parameters_[i].tensor.grad().defined() || held_[i].defined();
     if (present_[i]) {
-      bucket.take_gradient(slot);
+      bucket.take_gradient(slot, std::exchange(held_[i], {}));
     }
   }
   bucket.start_reduce();

@@ -44,6 +44,7 @@ struct ShardingOptions {
   OffloadParam offload = {};
   /// Where fp32 masters lie of parameters that are kept.
   OffloadParam offload_masters = {};
+  SixteenBits sixteen_bits = {};
 };
 
 /// ZeRO's stages: each rank owns an equal part of every bucket of parameters, has the gradients and
@@ -66,6 +67,7 @@ struct ShardingOptions {
 /// Parameters of fp16 and bf16 are updated in fp32: this rank's part has masters, a second copy,
 /// with fp32 gradients, and after an update the parameters are what these round to. What a program
 /// writes to a parameter, and is not that already, is its master's value from the next update on.
+/// SixteenBits can say otherwise.
 ///
 /// Memory: parameters whole, or in stage 3 1/N (on the host or in files, if offloaded) and the
 /// units in use; of gradients, state and masters 1/N, and while backward runs up to three buckets
@@ -103,6 +105,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
     at::Tensor values;
     std::vector<at::Tensor> pieces;
     std::shared_ptr<offload::FileTensor> file;  ///< Where the values lie in one.
+    std::vector<flat::Division> wholes;         ///< Of all that any rank has pieces of, in order.
   };
   const std::vector<std::vector<Shard>>& shards() const { return shards_; }
   /// ConfigError for a trained parameter that has got other memory since it was divided, and would
@@ -141,8 +144,11 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   bool has_masters() const { return !mastered_.empty(); }
   /// This rank's, by their values.
   const std::map<const at::TensorImpl*, Piece>& pieces() const { return piece_with_; }
-  /// Those of the shards, and what backward without averaging has left with the parameters.
+  /// Those of the shards, and what backward without averaging has left on this rank.
   void drop_gradients();
+  /// What backward without averaging has left of this rank's gradients apart from the parameters:
+  /// sums in fp32.
+  std::vector<at::Tensor> held_gradients() const;
   /// Names of the trained parameters of which no rank had a gradient in what was averaged since
   /// gradients were dropped. The same on all ranks; local.
   std::vector<std::string> without_gradient() const;
@@ -161,6 +167,8 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
 
  private:
   void gradient_arrived(size_t index);
+  /// Adds the gradient that autograd has given a parameter to what this rank holds of it.
+  void hold(size_t index);
   void start(size_t bucket);
   void finish_locked();
   void reset_backward();
@@ -185,6 +193,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   Group reduce_group_;
   std::map<const at::TensorImpl*, size_t> unit_of_;
   BucketTravel travel_;  ///< Of what is paged and trained.
+  SixteenBits sixteen_bits_;
   NamedTensors parameters_;
   std::vector<at::Tensor> buffers_;
   std::vector<std::unique_ptr<ShardedBucket>> buckets_;
@@ -209,6 +218,8 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   bool in_backward_ = false;
   std::vector<bool> present_;  ///< [parameter] This rank has a gradient, in this backward or kept.
   std::vector<bool> arrived_;  ///< [parameter] In this backward.
+  std::vector<at::Tensor> held_;  ///< [parameter] In fp32, of earlier ones; undefined if none.
+  std::vector<size_t> missing_;   ///< [bucket] Parameters that have not arrived.
   std::vector<bool> had_gradient_;  ///< [parameter] On any rank, since gradients were dropped.
   std::vector<size_t> missing_;     ///< [bucket] Parameters that have not arrived.
   size_t next_bucket_ = 0;

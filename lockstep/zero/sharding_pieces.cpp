@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a rank has of the parameters and gradients, for who asks.
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/ops/pow.h>
@@ -12,7 +15,16 @@
 
 namespace lockstep::zero {
 
+std::vector<at::Tensor> Sharding::held_gradients() const {
+  std::vector<at::Tensor> all;
+  std::copy_if(held_.begin(), held_.end(), std::back_inserter(all), [](const at::Tensor& held) {
+    return held.defined();
+  });
+  return all;
+}
+
 void Sharding::drop_gradients() {
+  held_.assign(parameters_.size(), at::Tensor());
   for (const NamedTensor& item : parameters_) {
     item.tensor.mutable_grad().reset();
   }
@@ -45,6 +57,9 @@ Sharding::Memory Sharding::memory() const {
     if (item.tensor.grad().defined()) {
       memory.gradients.push_back(item.tensor.grad());
     }
+  }
+  for (at::Tensor& held : held_gradients()) {
+    memory.gradients.push_back(std::move(held));
   }
   return memory;
 }

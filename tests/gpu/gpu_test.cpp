@@ -220,6 +220,9 @@ TEST_F(Gpu, a_graph_replays_updates_at_the_rate_that_was_set) {
   expect_replays<optim::Adam>({.amsgrad = true});
   expect_replays<optim::Adagrad>({});
   expect_replays<optim::RMSprop>({});
+  expect_replays<optim::Adadelta>({});
+  expect_replays<optim::Adamax>({});
+  expect_replays<optim::RAdam>({});
   expect_replays<optim::LAMB>({.weight_decay = 0.1});
 }
 
