@@ -219,7 +219,6 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   std::vector<bool> present_;  ///< [parameter] This rank has a gradient, in this backward or kept.
   std::vector<bool> arrived_;  ///< [parameter] In this backward.
   std::vector<at::Tensor> held_;  ///< [parameter] In fp32, of earlier ones; undefined if none.
-  std::vector<size_t> missing_;   ///< [bucket] Parameters that have not arrived.
   std::vector<bool> had_gradient_;  ///< [parameter] On any rank, since gradients were dropped.
   std::vector<size_t> missing_;     ///< [bucket] Parameters that have not arrived.
   size_t next_bucket_ = 0;
