@@ -48,8 +48,9 @@ std::vector<at::Tensor> KeptInputs::restored(const std::vector<at::Tensor>& save
     const Moved& moved = *moved_[i];
     at::Tensor flat = saved[i];
     if (flat.device() != moved.device) {
-      if (there_) {
-        there_->block(c10::impl::VirtualGuardImpl(moved.device.type()).getStream(moved.device));
+      if (moved.there) {
+        moved.there->block(
+            c10::impl::VirtualGuardImpl(moved.device.type()).getStream(moved.device));
       }
       flat = flat.to(moved.device, /*non_blocking=*/true);
     }
@@ -107,8 +108,7 @@ at::Tensor ActivationCheckpointing::place_for(size_t index, const at::Tensor& fl
   return slots->take(flat.numel(), flat.scalar_type());
 }
 
-void ActivationCheckpointing::copy_to_host(
-    const at::Tensor& flat, const at::Tensor& host, KeptInputs& kept) {
+c10::Event ActivationCheckpointing::copy_to_host(const at::Tensor& flat, const at::Tensor& host) {
   const at::Device device = flat.device();
   const c10::impl::VirtualGuardImpl guard(device.type());
   c10::Stream beside = guard.getStream(device);
@@ -125,8 +125,9 @@ void ActivationCheckpointing::copy_to_host(
   const c10::StreamGuard within(beside);
   host.copy_(flat, /*non_blocking=*/true);
   guard.recordDataPtrOnStream(flat.storage().data_ptr(), beside);
-  kept.there_.emplace(device.type());
-  kept.there_->record(beside);
+  c10::Event there(device.type());
+  there.record(beside);
+  return there;
 }
 
 std::vector<at::Tensor> ActivationCheckpointing::keep(
@@ -142,8 +143,9 @@ std::vector<at::Tensor> ActivationCheckpointing::keep(
     const at::Tensor flat = extent_of(input);
     const bool to_host = options_.cpu_checkpointing && !input.is_cpu();
     saved[i] = place_for(i, flat, to_host);
+    std::optional<c10::Event> there;
     if (to_host) {
-      copy_to_host(flat, saved[i], kept);
+      there = copy_to_host(flat, saved[i]);
     } else {
       saved[i].copy_(flat);
     }
@@ -151,7 +153,8 @@ std::vector<at::Tensor> ActivationCheckpointing::keep(
         .device = input.device(),
         .sizes = input.sizes().vec(),
         .strides = input.strides().vec(),
-        .requires_grad = input.requires_grad()};
+        .requires_grad = input.requires_grad(),
+        .there = std::move(there)};
   }
   return saved;
 }

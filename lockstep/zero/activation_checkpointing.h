@@ -56,9 +56,9 @@ class KeptInputs {
     std::vector<int64_t> sizes;
     std::vector<int64_t> strides;
     bool requires_grad;
+    std::optional<c10::Event> there;  ///< Behind what copies it to the host, if anything does.
   };
   std::vector<std::optional<Moved>> moved_;  ///< [input] None: saved as it is.
-  std::optional<c10::Event> there_;          ///< Behind what copies them to the host.
 };
 
 /// What becomes of the inputs of activation_checkpoint between forward and backward: see the
@@ -107,7 +107,8 @@ class ActivationCheckpointing {
  private:
   bool moves(const at::Tensor& input) const;
   at::Tensor place_for(size_t index, const at::Tensor& flat, bool to_host);
-  void copy_to_host(const at::Tensor& flat, const at::Tensor& host, KeptInputs& kept);
+  /// Starts to; what it returns comes behind that.
+  c10::Event copy_to_host(const at::Tensor& flat, const at::Tensor& host);
 
   ActivationCheckpointingOptions options_;
   std::mutex mutex_;

@@ -218,9 +218,9 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   bool in_backward_ = false;
   std::vector<bool> present_;  ///< [parameter] This rank has a gradient, in this backward or kept.
   std::vector<bool> arrived_;  ///< [parameter] In this backward.
-  std::vector<at::Tensor> held_;  ///< [parameter] In fp32, of earlier ones; undefined if none.
-  std::vector<bool> had_gradient_;  ///< [parameter] On any rank, since gradients were dropped.
+  std::vector<at::Tensor> held_;    ///< [parameter] In fp32, of earlier ones; undefined if none.
   std::vector<size_t> missing_;     ///< [bucket] Parameters that have not arrived.
+  std::vector<bool> had_gradient_;  ///< [parameter] On any rank, since gradients were dropped.
   size_t next_bucket_ = 0;
   int64_t backwards_ = 0;  ///< Those that reduced something, ended well or not.
 };
