@@ -97,12 +97,13 @@ void Accelerator::check_models(Loading& loading) {
     }
     if (state.sharding) {
       loading.apply.emplace_back([&state] { state.sharding->settle_parameters(); });
-      pieces = in_parts ? own_model_part(loading.reader, stem, pieces.current, *state.sharding)
-                        : own_model_pieces(
-                              pieces.current,
-                              std::move(pieces.saved),
-                              *state.sharding,
-                              state.options.zero->load_from_fp32_weights);
+      const bool from_fp32_weights = state.options.zero->load_from_fp32_weights;
+      pieces =
+          in_parts
+              ? own_model_part(
+                    loading.reader, stem, pieces.current, *state.sharding, from_fp32_weights)
+              : own_model_pieces(
+                    pieces.current, std::move(pieces.saved), *state.sharding, from_fp32_weights);
     }
     loading.apply.push_back(check_model(
         pieces.current,

@@ -137,7 +137,8 @@ ModelPieces own_model_part(
     const checkpoint::Reader& reader,
     const std::string& stem,
     const NamedTensors& current,
-    const zero::Sharding& sharding) {
+    const zero::Sharding& sharding,
+    bool from_fp32_weights) {
   ModelPieces parts;
   std::map<std::string, zero::Piece> pieces;
   for (const NamedTensor& item : current) {
@@ -155,6 +156,13 @@ ModelPieces own_model_part(
   }
   parts.saved =
       read_part(reader, stem, sharding, pieces, [](const std::string& name) { return name; });
+  for (NamedTensor& item : parts.saved) {
+    const auto piece = pieces.find(item.name);
+    if (!from_fp32_weights && piece != pieces.end()) {
+      const at::ScalarType saved = item.tensor.scalar_type();
+      item.tensor = item.tensor.to(piece->second.parameter.scalar_type()).to(saved);
+    }
+  }
   for (NamedTensor& item : reader.tensors(state_files::undivided(stem))) {
     parts.saved.push_back(std::move(item));
   }

@@ -77,7 +77,8 @@ ModelPieces own_model_part(
     const checkpoint::Reader& reader,
     const std::string& stem,
     const NamedTensors& current,
-    const zero::Sharding& sharding);
+    const zero::Sharding& sharding,
+    bool from_fp32_weights);
 
 /// Of an optimizer's saved state, what belongs to this rank's pieces of the parameters: slices of
 /// tensors that are shaped as their parameter is, and `factors`, the fields of rows and columns,
