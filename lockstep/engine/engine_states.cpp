@@ -108,6 +108,7 @@ void EngineCore::destroy() {
   accelerator_->free_memory();
   accelerator_.reset();
   comms_log_.reset();
+  activation_checkpointing_.reset();
   given_.connected.reset();
 }
 
