@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <functional>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,7 +16,6 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/test_ranks.h"
-#include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/checkpoint/reader.h"
 #include "lockstep/checkpoint/safetensors.h"
@@ -232,30 +230,6 @@ TEST(ZeroMastersSums, of_stage_1_are_fp32_if_told_so) {
       }
     }
   }
-}
-
-TEST(ZeroMastersSums, that_cannot_be_are_refused) {
-  const auto prepared = [](std::optional<at::ScalarType> sums, bool masters, at::ScalarType dtype) {
-    AcceleratorOptions options = stage(2);
-    options.zero->grad_accum_dtype = sums;
-    options.zero->fp32_masters = masters;
-    std::string error = "none";
-    accelerated_ranks(1, options, [&](Accelerator& accelerator) {
-      try {
-        const Training training(accelerator, dtype);
-      } catch (const ConfigError& refused) {
-        error = refused.what();
-      }
-    });
-    return error;
-  };
-  EXPECT_EQ(prepared(at::kBFloat16, true, at::kBFloat16), "none");
-  EXPECT_THAT(
-      prepared(at::kHalf, true, at::kBFloat16),
-      ::testing::HasSubstr("gradients of first.weight (BFloat16) cannot add up in"));
-  EXPECT_THAT(
-      prepared(at::kFloat, false, at::kBFloat16),
-      ::testing::HasSubstr("without fp32 masters gradients are of the parameters' dtype"));
 }
 
 TEST_P(ZeroMasters, clip_by_the_norm_of_all_ranks_pieces) {
