@@ -21,7 +21,6 @@
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/clip.h"
 #include "lockstep/optim/lamb.h"
-#include "lockstep/optim/muon.h"
 #include "lockstep/optim/rprop.h"
 
 namespace lockstep {
@@ -105,14 +104,13 @@ TEST(Engine, a_file_asks_for_an_update_that_can_be_captured) {
 /// A row of the table that nobody makes would be found by its first user.
 TEST(Engine, every_optimizer_of_the_table_trains) {
   for (const ds_config::TypeSpec& type : ds_config::optimizer_types()) {
-    if (type.refused) {
+    const bool wants_shapes = type.name.starts_with("Mu") && type.name != "Muon";
+    if (type.refused || wants_shapes) {
       continue;
     }
-    const bool whole = type.name == "Lamb" || type.name == "Adafactor" || type.name == "Muon";
     const std::string config =
         R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": ")" + type.name +
-        R"("}, "zero_optimization": {"stage3_param_persistence_threshold": 0, "stage": )" +
-        (whole ? "0" : "3") + "}}";
+        R"("}, "zero_optimization": {"stage3_param_persistence_threshold": 0, "stage": 3}})";
     on_engine_ranks(2, config, [&](InitializeOptions options) {
       EngineNet net;
       auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));

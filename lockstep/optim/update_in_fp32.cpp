@@ -20,10 +20,14 @@ Batch part_of(const Batch& batch, size_t index, int64_t begin, int64_t length) {
       .gradients = {cut(batch.gradients[index])},
       .state = {},
       .steps = {batch.steps[index]},
+      .factors = {},
       .first = batch.first,
       .device_lr = batch.device_lr};
   for (const std::vector<at::Tensor>& field : batch.state) {
     part.state.push_back({cut(field[index])});
+  }
+  if (!batch.factors.empty()) {
+    part.factors = {batch.factors[index]};
   }
   if (!batch.device_steps.empty()) {
     part.device_steps = {batch.device_steps[index]};

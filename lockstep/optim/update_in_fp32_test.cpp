@@ -114,12 +114,18 @@ TEST(UpdateInFp32, goes_by_stretches_and_leaves_wide_ones_alone) {
     batch.parameters[0].mul_(0.5);
   };
   update_in_fp32(
-      {.parameters = {wide}, .gradients = {wide.clone()}, .state = {}, .steps = {7}}, halve);
+      {.parameters = {wide}, .gradients = {wide.clone()}, .state = {}, .steps = {7}, .factors = {}},
+      halve);
   EXPECT_EQ(calls, 1);
   EXPECT_TRUE(at::equal(wide, at::full({5}, 0.5)));
   const at::Tensor narrow = at::ones({3, 700'000}, at::kBFloat16);
   update_in_fp32(
-      {.parameters = {narrow}, .gradients = {narrow.clone()}, .state = {}, .steps = {7}}, halve);
+      {.parameters = {narrow},
+       .gradients = {narrow.clone()},
+       .state = {},
+       .steps = {7},
+       .factors = {}},
+      halve);
   EXPECT_EQ(calls, 4);
   EXPECT_TRUE(at::equal(narrow, at::full({3, 700'000}, 0.5, at::kBFloat16)));
 }
