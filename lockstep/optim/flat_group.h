@@ -19,18 +19,17 @@ namespace lockstep::optim {
 /// One parameter and its optimizer state.
 struct FlatParameter {
   static constexpr size_t kLoose = std::numeric_limits<size_t>::max();
+  static constexpr int64_t kNoHistory = -1;
 
   at::Tensor parameter;
   std::vector<int64_t> sizes;     ///< The parameter's when it came: its state has them.
   int64_t step = 0;               ///< Not kept up while `device_step` counts.
   std::vector<at::Tensor> state;  ///< [field] Undefined until first needed.
   at::Tensor device_step = {};    ///< 0-d, where updates are counted on the device.
-  /// See DeviceSteps. Below 0: as all that have come to the same count since the last step.
-  int64_t history = new_history(0);
-  size_t buffer = kLoose;  ///< Which flat buffer has a place for it.
-  int64_t offset = 0;      ///< First element there.
-
-  static constexpr int64_t new_history(int64_t step) { return -1 - step; }
+  int64_t history = kNoHistory;   ///< See DeviceSteps.
+  bool count_was_set = true;      ///< To `step`, since the last update that the host saw.
+  size_t buffer = kLoose;         ///< Which flat buffer has a place for it.
+  int64_t offset = 0;             ///< First element there.
 };
 
 /// The parameters of one group, side by side in flat buffers, and their state in the same layout.
@@ -84,6 +83,7 @@ class FlatGroup {
   /// Whether all parameters that were laid out lie there still.
   bool all_at_home() const;
   /// Takes state to where its parameter has moved: another device, dtype or order of dimensions.
+  /// ConfigError while capturing.
   void follow_parameter(FlatParameter& item);
 
   /// ConfigError for a parameter that is not, or no longer, where all ranks have it.

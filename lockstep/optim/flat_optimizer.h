@@ -138,6 +138,7 @@ class FlatOptimizer : public torch::optim::Optimizer {
   Gathering gather(size_t group, size_t begin, size_t end);
   void update_by_buckets();
   void offload_state(const OffloadOptimizer& offload);
+  [[noreturn]] void refuse_to_capture_offloaded() const;
   void update_share(const torch::optim::OptimizerOptions& options, const Batch& batch);
   bool create_missing_state(size_t group, FlatParameter& item);
   Place place_of(const at::Tensor& parameter) const;
