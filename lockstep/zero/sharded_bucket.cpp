@@ -161,7 +161,7 @@ std::vector<flat::Division> ShardedBucket::divisions() const {
   for (size_t slot = 0; slot < slots_.size(); ++slot) {
     flat::Division& division = all.emplace_back();
     division.sizes = parameters_[slot].sizes().vec();
-    for (int64_t end = 0; end <= length_; end += shard_.numel()) {
+    for (int64_t end = 0; end <= length_; end += shard_numel()) {
       division.bounds.push_back(
           std::clamp(end - slots_[slot].offset, int64_t{0}, slots_[slot].numel));
     }
