@@ -10,6 +10,7 @@
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/promote_types.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -61,7 +62,10 @@ FullValues::Part FullValues::part_of(const at::Tensor& parameter, const Field& f
 }
 
 at::Tensor FullValues::whole(const at::Tensor& parameter, const Part& part) const {
-  at::Tensor all = at::zeros(parameter.sizes(), at::device(parameter.device()).dtype(at::kFloat));
+  const at::TensorOptions options = at::device(parameter.device()).dtype(at::kFloat);
+  const bool divided = optimizer_.sharding() != nullptr;
+  at::Tensor all = at::zeros(
+      part.values.defined() && !divided ? part.values.sizes() : parameter.sizes(), options);
   std::string failure;
   try {
     if (part.values.defined()) {
@@ -77,7 +81,7 @@ at::Tensor FullValues::whole(const at::Tensor& parameter, const Part& part) cons
         "full_values",
         failure.empty() ? "another rank could not read its part of this parameter" : failure);
   }
-  if (optimizer_.sharding() != nullptr) {
+  if (divided) {
     Group group = group_;
     group.all_reduce(all, ReduceOp::kSum).wait();  // All others have zeros there: exact.
   }
@@ -152,7 +156,9 @@ void FullValues::set_gradient(const at::Tensor& parameter, const at::Tensor& val
     throw ConfigError(
         "full_values", "this parameter has no gradient to set; call it between backward and step");
   }
-  write(parameter, part, at::mul(value.detach(), loss_scale_));
+  // In 16 bits the scaled ones might not be finite.
+  const at::ScalarType wide = at::promote_types(value.scalar_type(), at::kFloat);
+  write(parameter, part, at::mul(value.detach().to(wide), loss_scale_));
 }
 
 FullValues::Field FullValues::state_field(const std::string& name) const {
@@ -202,6 +208,7 @@ void FullValues::set_state(
   const c10::AutoGradMode no_grad(false);
   const Part part = part_of(parameter, state_field(field));
   const bool divided = optimizer_.sharding() != nullptr;
+  // A count of a parameter without dimensions is shaped as that.
   const bool fits = part.values.defined() && !is_scalar_state(field) &&
                     (divided ? part.values.dim() == 1 : part.values.sizes() == parameter.sizes());
   if (!anywhere(fits)) {
@@ -209,7 +216,7 @@ void FullValues::set_state(
         "full_values",
         fmt::format(
             "the optimizer has no '{}' of this parameter that could be set; state is there after "
-            "the first step, and only what is shaped as its parameter can be set",
+            "the first step, and only what is shaped as its parameter, and no count, can be set",
             field));
   }
   write(parameter, part, value);

@@ -37,7 +37,8 @@ class FullValues {
   at::Tensor parameter(const at::Tensor& parameter) const;
   /// A copy; undefined if no rank has one.
   at::Tensor gradient(const at::Tensor& parameter) const;
-  /// A copy; of no dimensions for a count.
+  /// A copy; of no dimensions for a count, and smaller than the parameter where the optimizer keeps
+  /// sums of rows and columns.
   at::Tensor state(const at::Tensor& parameter, const std::string& field) const;
 
   /// `value`: whole, the same on every rank. Of the parameter all ranks, and low-precision copies,

@@ -199,7 +199,6 @@ TEST(DsConfig, WhatLockstepDoesNotCarryOutIsRefusedWithWhatToDo) {
     EXPECT_THAT(errors_of("\"" + key + "\": {}"), HasSubstr(key + " is refused: ")) << key;
   }
   EXPECT_THAT(errors_of(R"("wandb": {"enabled": true})"), HasSubstr("set tensorboard.enabled"));
-  EXPECT_THAT(
 }
 
 TEST(DsConfig, WhatSaysWhatHappensAnywayIsFine) {

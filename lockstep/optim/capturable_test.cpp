@@ -201,6 +201,24 @@ TEST(Capturable, parameters_that_were_updated_less_often_have_their_own_count) {
   expect_same_state(optimizer, device.parameters, reference, plain.parameters, 0);
 }
 
+TEST(Capturable, joins_neighbours_that_were_updated_as_often_and_no_others) {
+  const Training plain(test_device());
+  AdamW reference(plain.parameters, {.lr = 0.5});
+  Buckets of_plain(plain.parameters);
+  const Training device(test_device());
+  AdamW optimizer(device.parameters, {.lr = 0.5, .capturable = true});
+  Buckets of_device(device.parameters);
+  for (int64_t t = 0; t < kSteps; ++t) {
+    of_plain.put(t);
+    reference.step();
+    of_device.put(t);
+    optimizer.step();
+    EXPECT_EQ(optimizer.run_count(), reference.run_count());
+    EXPECT_LE(optimizer.run_count(), t == 0 ? 2U : 5U);  // Three of four lie side by side.
+  }
+  expect_same_state(optimizer, device.parameters, reference, plain.parameters, 1e-6);
+}
+
 TEST(Capturable, may_be_switched_on_and_off) {
   const Training plain(test_device());
   AdamW reference(plain.parameters, {});
@@ -252,10 +270,13 @@ TEST(Capturable, a_schedule_that_cycles_momentum_is_refused) {
 }
 
 TEST(Capturable, a_group_on_two_devices_is_refused) {
-  Parameters parameters = Training(test_device()).parameters;
-  parameters.push_back(at::ones({3}).requires_grad_());
-  AdamW optimizer(parameters, {.capturable = true});
-  EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("give each device a group"));
+  for (const bool host_first : {false, true}) {
+    Parameters parameters = Training(test_device()).parameters;
+    parameters.insert(
+        host_first ? parameters.begin() : parameters.end(), at::ones({3}).requires_grad_());
+    AdamW optimizer(parameters, {.capturable = true});
+    EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("give each device a group"));
+  }
 }
 
 TEST(Capturable, an_update_on_the_host_is_refused) {
@@ -268,6 +289,15 @@ TEST(Capturable, an_update_on_the_host_is_refused) {
             {{{.buffer = buffer, .tensors = {piece}}}}, {.device = OffloadDevice::kCpu});
       }),
       HasSubstr("capturable and offload_optimizer"));
+
+  // Nor if it is switched on later, when only the state is on the host.
+  const at::Tensor there = at::ones({64}, at::TensorOptions(test_device()));
+  const at::Tensor part = there.narrow(0, 0, 64).detach().requires_grad_();
+  AdamW later({at::ones({64}, at::TensorOptions(test_device())).requires_grad_()}, {});
+  later.update_instead({{{.buffer = there, .tensors = {part}}}}, {.device = OffloadDevice::kCpu});
+  part.mutable_grad() = at::ones_like(part.detach());
+  later.options().capturable = true;
+  EXPECT_THAT(error_of([&] { later.step(); }), HasSubstr("capturable and offload_optimizer"));
 }
 
 }  // namespace

@@ -15,6 +15,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/flat/layout.h"
+#include "lockstep/optim/capturable.h"
 
 namespace lockstep::optim {
 namespace {
@@ -283,16 +284,17 @@ at::Tensor& FlatGroup::place_state(FlatParameter& item, size_t field, StateShape
       buffer = state_memory(buffers_[item.buffer], options);
     }
     state = buffer.as_strided(parameter.sizes(), parameter.strides(), item.offset);
-  } else if (parameter.is_non_overlapping_and_dense()) {
-    // New memory costs more than what is then written to it: a page fault every 4 KiB.
-    const bool fits = state.defined() && state.sizes() == parameter.sizes() &&
-                      same_strides(state, parameter) && state.device() == parameter.device() &&
-                      state.dtype() == options.dtype();
-    if (!fits) {
-      state = at::empty_strided(parameter.sizes(), parameter.strides(), options);
-    }
   } else {
-    state = at::empty(parameter.sizes(), options);
+    // New memory costs more than what is then written to it, a page fault every 4 KiB, and graphs
+    // know the old.
+    const bool dense = parameter.is_non_overlapping_and_dense();
+    const bool fits = state.defined() && state.sizes() == parameter.sizes() &&
+                      (dense ? same_strides(state, parameter) : state.is_contiguous()) &&
+                      state.device() == parameter.device() && state.dtype() == options.dtype();
+    if (!fits) {
+      state = dense ? at::empty_strided(parameter.sizes(), parameter.strides(), options)
+                    : at::empty(parameter.sizes(), options);
+    }
   }
   return state;
 }
@@ -313,6 +315,12 @@ void FlatGroup::follow_parameter(FlatParameter& item) {
     const at::TensorOptions options = state_options(parameter);
     if (state.device() == parameter.device() && state.dtype() == options.dtype() && strided) {
       continue;
+    }
+    if (is_capturing(parameter.device())) {
+      throw ConfigError(
+          "optim",
+          "a parameter has moved since its last step, and a graph is being captured, which would "
+          "bring its state of now in every replay; take a step before");
     }
     if (shaped && dense) {
       state = at::empty_strided(parameter.sizes(), parameter.strides(), options).copy_(state);

@@ -19,6 +19,7 @@ namespace lockstep::optim {
 /// One parameter and its optimizer state.
 struct FlatParameter {
   static constexpr size_t kLoose = std::numeric_limits<size_t>::max();
+  static constexpr int64_t kNoHistory = -1;
 
   at::Tensor parameter;
   std::vector<int64_t> sizes;        ///< The parameter's when it came: its state has them.
@@ -27,16 +28,14 @@ struct FlatParameter {
   std::vector<float> scalars = {};   ///< As in `traits().scalars`; empty before the first update.
   std::vector<double> factors = {};  ///< What `advance` made of them for this update.
   at::Tensor device_step = {};       ///< 0-d, where updates are counted on the device.
-  /// See DeviceSteps. Below 0: as all that have come to the same count since the last step.
-  int64_t history = new_history(0);
-  size_t buffer = kLoose;  ///< Which flat buffer has a place for it.
-  int64_t offset = 0;      ///< First element there.
+  int64_t history = kNoHistory;      ///< See DeviceSteps.
+  bool count_was_set = true;         ///< To `step`, since the last update that the host saw.
+  size_t buffer = kLoose;            ///< Which flat buffer has a place for it.
+  int64_t offset = 0;                ///< First element there.
   /// Of the parameter that this is a slice of, where an update needs that whole; else none.
   std::vector<int64_t> whole = {};
 
   const std::vector<int64_t>& whole_sizes() const { return whole.empty() ? sizes : whole; }
-
-  static constexpr int64_t new_history(int64_t step) { return -1 - step; }
 };
 
 /// The parameters of one group, side by side in flat buffers, and their state in the same layout.
@@ -94,6 +93,7 @@ class FlatGroup {
   /// Whether all parameters that were laid out lie there still.
   bool all_at_home() const;
   /// Takes state to where its parameter has moved: another device, dtype or order of dimensions.
+  /// ConfigError while capturing.
   void follow_parameter(FlatParameter& item);
 
   /// ConfigError for a parameter that is not, or no longer, where all ranks have it.

@@ -320,8 +320,9 @@ Gathering FlatOptimizer::gather(size_t group_index, size_t begin, size_t end) {
   const FlatParameter* last = nullptr;
   bool fresh = false;  // Whether its state is new.
   const bool elementwise = !group_needs_whole(group_index);
-  const auto as_often = [](const FlatParameter& a, const FlatParameter& b) {
-    return a.device_step.defined() ? a.history == b.history : a.step == b.step;
+  const bool in_graph = begin < end && is_capturing(group.items()[begin].parameter.device());
+  const auto as_often = [in_graph](const FlatParameter& a, const FlatParameter& b) {
+    return a.device_step.defined() ? !in_graph && a.history == b.history : a.step == b.step;
   };
   const auto end_run = [&] {
     if (first != nullptr) {
@@ -379,7 +380,7 @@ void FlatOptimizer::set_state(const at::Tensor& parameter, const ParameterState&
   FlatParameter& item = groups_[place.group].items()[place.item];
   check_sizes(item);
   item.step = state.step;
-  item.history = FlatParameter::new_history(state.step);
+  item.count_was_set = true;
   item.scalars = state.scalars;
   if (item.device_step.defined()) {
     item.device_step.fill_(state.step);

@@ -179,6 +179,7 @@ class FlatOptimizer : public torch::optim::Optimizer {
   void append_slice(size_t group, const Whole& whole, DividedBatch& batch);
   void update_by_buckets();
   void offload_state(const OffloadOptimizer& offload);
+  [[noreturn]] void refuse_to_capture_offloaded() const;
   void update_share(const torch::optim::OptimizerOptions& options, const Batch& batch);
   void update_piece(const torch::optim::OptimizerOptions& options, const Batch& batch);
   bool create_missing_state(size_t group, FlatParameter& item);

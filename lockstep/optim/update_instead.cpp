@@ -129,12 +129,7 @@ void FlatOptimizer::offload_state(const OffloadOptimizer& offload) {
   for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
     const auto* options = dynamic_cast<const CapturableOptions*>(&group.options());
     if (options != nullptr && options->capturable()) {
-      throw ConfigError(
-          "offload",
-          fmt::format(
-              "{}: an update on the host cannot be part of a graph; got capturable and "
-              "offload_optimizer; leave one of them out",
-              traits_.name));
+      refuse_to_capture_offloaded();
     }
   }
   const auto scratch =
@@ -165,6 +160,15 @@ void FlatOptimizer::offload_state(const OffloadOptimizer& offload) {
     scratch->reserve(bytes);
   }
   host_update_ = std::make_shared<HostUpdate>(offload, in_files ? most_fields : 0, values_in_files);
+}
+
+void FlatOptimizer::refuse_to_capture_offloaded() const {
+  throw ConfigError(
+      "offload",
+      fmt::format(
+          "{}: an update on the host cannot be part of a graph; got capturable and "
+          "offload_optimizer; leave one of them out",
+          traits_.name));
 }
 
 void FlatOptimizer::update_by_buckets() {
