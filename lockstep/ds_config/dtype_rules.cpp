@@ -3,6 +3,7 @@
 #include <cctype>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
 
@@ -57,15 +58,24 @@ void check_mode(KeyReader& reader, const DsConfig& config) {
   }
 }
 
-void check_patterns(KeyReader& reader, const DsConfig& config) {
+void read_patterns(KeyReader& reader, DsConfig& config) {
+  const std::string path = "data_types.keep_in_fp32_modules";
+  std::vector<std::string>& patterns = config.data_types.keep_in_fp32_modules.value;
+  const Found* const found = reader.find(path);
+  if (found != nullptr && found->value->kind != config::Node::Kind::kList) {
+    if (!is_auto(*found->value)) {
+      refuse_key(reader, path, "is a list of parts of names, or \"auto\"; write [ ] around it");
+    }
+    patterns.clear();  // "auto" is what a transformers model lists itself; no module of C++ does.
+  }
   const auto is_plain = [](unsigned char letter) {
     return std::isalnum(letter) != 0 || letter == '_' || letter == '.' || letter == '*';
   };
-  for (const std::string& pattern : config.data_types.keep_in_fp32_modules.value) {
+  for (const std::string& pattern : patterns) {
     if (pattern.empty() || !std::all_of(pattern.begin(), pattern.end(), is_plain)) {
       refuse_key(
           reader,
-          "data_types.keep_in_fp32_modules",
+          path,
           fmt::format(
               "has parts of names, of letters, digits, _ and ., in which * is any text; got "
               "\"{}\"",
@@ -184,7 +194,7 @@ void check_gradients(KeyReader& reader, const DsConfig& config) {
 
 void apply_dtype_rules(KeyReader& reader, DsConfig& config) {
   check_mode(reader, config);
-  check_patterns(reader, config);
+  read_patterns(reader, config);
   apply_narrow_masters(reader, config);
   check_narrow_state(reader, config);
   check_gradients(reader, config);

@@ -57,6 +57,10 @@ TEST(DtypeRules, NamesToKeepWideAreTextAndStars) {
       reading_with(R"("data_types": {"keep_in_fp32_modules": "auto"})")
           .config.data_types.keep_in_fp32_modules.value.size(),
       0U);
+  EXPECT_EQ(errors_of(R"("data_types": {"keep_in_fp32_modules": ["auto", "gate"]})"), "");
+  EXPECT_THAT(
+      errors_of(R"("data_types": {"keep_in_fp32_modules": "gate"})"),
+      HasSubstr("is a list of parts of names, or \"auto\"; write [ ] around it"));
   EXPECT_THAT(
       errors_of(R"("data_types": {"keep_in_fp32_modules": ["bias$"]})"),
       HasSubstr("* is any text; got \"bias$\""));
