@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <exception>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -11,6 +12,7 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/promote_types.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -86,6 +88,21 @@ at::Tensor FullValues::whole(const at::Tensor& parameter, const Part& part) cons
     group.all_reduce(all, ReduceOp::kSum).wait();  // All others have zeros there: exact.
   }
   return all;
+}
+
+at::Tensor FullValues::undivided(const at::Tensor& parameter, const Part& part) const {
+  std::vector<int64_t> sizes(static_cast<size_t>(parameter.dim()));
+  if (part.values.defined()) {
+    sizes = part.values.sizes().vec();
+  }
+  Group group = group_;
+  const at::Tensor agreed = group.all_reduce(at::tensor(sizes, at::kLong), ReduceOp::kMax).wait();
+  std::copy_n(agreed.const_data_ptr<int64_t>(), sizes.size(), sizes.begin());
+  at::Tensor all = at::zeros(sizes, at::device(parameter.device()).dtype(at::kFloat));
+  if (part.values.defined() && part.begin == 0) {
+    all.copy_(part.values);
+  }
+  return group.all_reduce(all, ReduceOp::kSum).wait();
 }
 
 void FullValues::write(
@@ -192,15 +209,10 @@ at::Tensor FullValues::state(const at::Tensor& parameter, const std::string& fie
     const double own = part.values.defined() ? part.values.item<double>() : 0;
     return group.all_reduce(at::full({}, own, at::kDouble), ReduceOp::kMax).wait();
   }
-  const at::Tensor values = part_of(parameter, itself).values;
-  if (anywhere(part.values.defined() && part.values.numel() != values.numel())) {
-    throw ConfigError(
-        "full_values",
-        fmt::format(
-            "'{}' is of rows or columns, not of the parameter's elements; read it in a checkpoint",
-            field));
-  }
-  return whole(parameter, part);
+  // Slices have one dimension.
+  const bool is_factor =
+      optimizer_.sharding() != nullptr && part.values.defined() && part.values.dim() > 1;
+  return anywhere(is_factor) ? undivided(parameter, part) : whole(parameter, part);
 }
 
 void FullValues::set_state(

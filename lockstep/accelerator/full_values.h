@@ -59,6 +59,8 @@ class FullValues {
 
   Part part_of(const at::Tensor& parameter, const Field& field) const;
   at::Tensor whole(const at::Tensor& parameter, const Part& part) const;
+  /// Of state that each rank with a slice of the parameter has all of: rows, columns.
+  at::Tensor undivided(const at::Tensor& parameter, const Part& part) const;
   void check_averaged() const;
   void write(const at::Tensor& parameter, const Part& part, const at::Tensor& value) const;
   Field state_field(const std::string& name) const;

