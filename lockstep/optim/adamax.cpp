@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/optim/adamax.h"
 
+#include <ATen/ops/abs.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/maximum.h>
 
 namespace lockstep::optim {
@@ -40,7 +42,10 @@ void AdamaxRule::update(const Options& options, const Batch& batch) {
     }
     exp_avg.lerp_(gradient, 1 - options.betas.first);
     scale_(exp_inf, options.betas.second);
-    exp_inf.copy_(at::maximum(exp_inf, gradient.abs().add_(options.eps)));
+    // at::abs sizes its result when it runs, which what a graph records does not.
+    at::Tensor magnitude = at::empty_like(gradient);
+    at::abs_out(magnitude, gradient);
+    exp_inf.copy_(at::maximum(exp_inf, magnitude.add_(options.eps)));
     if (!batch.device_lr.defined()) {
       const double rate = options.lr / bias_correction(batch, index, options.betas.first);
       parameter.addcdiv_(exp_avg, exp_inf, -rate);
