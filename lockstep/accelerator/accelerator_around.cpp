@@ -169,6 +169,8 @@ bool Accelerator::debug() const {
 
 void Accelerator::forget_prepared() {
   State& state = *state_;
+  state.offloaded.clear();
+  state.loop->offloaded = false;
   state.schedulers.clear();
   state.optimizers.clear();
   state.optimizers_in_call.clear();
