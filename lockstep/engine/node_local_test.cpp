@@ -185,7 +185,7 @@ TEST(NodeLocal, a_part_that_is_missing_is_named_with_its_host) {
 
 std::string adafactor_config(const std::string& zero_keys = "") {
   return R"({"train_micro_batch_size_per_gpu": 4, "checkpoint": {"use_node_local_storage": true},
-      "optimizer": {"type": "Adafactor"}, "zero_optimization": {"stage": 1)" +
+      "optimizer": {"type": "Adafactor", "params": {"lr": 0.01}}, "zero_optimization": {"stage": 1)" +
          zero_keys + "}}";
 }
 
