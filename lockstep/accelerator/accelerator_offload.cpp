@@ -10,6 +10,7 @@
 #include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/optim/capturable.h"
 #include "lockstep/optim/flat_optimizer.h"
 
 namespace lockstep {
@@ -28,6 +29,20 @@ void add_optimizer_state(const Optimizer& optimizer, std::vector<at::Tensor>& me
   for (const at::Tensor& parameter : optimizer.parameters()) {
     const auto fields = flat->state_of(parameter).fields;
     memory.insert(memory.end(), fields.begin(), fields.end());
+  }
+}
+
+/// Its graphs know where all of this lies, and would be replayed on memory that others have by
+/// then.
+void refuse_graphs(const Optimizer& optimizer) {
+  for (const auto& group : optimizer.inner().param_groups()) {
+    const auto* options = dynamic_cast<const optim::CapturableOptions*>(&group.options());
+    if (options != nullptr && options->capturable()) {
+      throw ConfigError(
+          "offload_states",
+          "moves what graphs of an update read and write, which would go on where it was; got an "
+          "optimizer with capturable true; leave capturable out, or the states where they are");
+    }
   }
 }
 
@@ -53,6 +68,11 @@ void Accelerator::offload_states(const OffloadStatesOptions& options) {
   }
   if (state.optimizers.empty()) {
     throw ConfigError("offload_states", "there is no optimizer; prepare one with its model first");
+  }
+  for (const Optimizer& optimizer : state.optimizers) {
+    if (!device().is_cpu()) {
+      refuse_graphs(optimizer);
+    }
   }
   const auto wanted = [&](OffloadStateType type) {
     return !state.offloaded.contains(type) && (!options.include || options.include->contains(type));

@@ -87,6 +87,27 @@ TEST(Device, offloaded_states_leave_their_room_to_others_and_come_back_the_same)
   }
 }
 
+TEST(Device, a_model_outlives_an_accelerator_that_was_freed_while_states_were_away) {
+  test_device();
+  Training run;
+  run.step();
+  const at::Tensor before = run.net->weight.detach().cpu();
+  run.accelerator.offload_states();
+  run.accelerator.free_memory();
+  EXPECT_TRUE(at::equal(run.net->weight.detach().cpu(), before));
+}
+
+TEST(Device, states_that_graphs_of_an_update_know_stay_where_they_are) {
+  test_device();
+  Accelerator accelerator;
+  torch::nn::Linear net(4, 4);
+  accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01, .capturable = true}));
+  EXPECT_THAT(
+      [&] { accelerator.offload_states(); },
+      ThrowsMessage<ConfigError>(HasSubstr("capturable true")));
+  EXPECT_NO_THROW(net->weight.detach().sum());
+}
+
 TEST(Device, the_states_of_stage_3_go_and_come_back_on_every_rank) {
   test_device();
   std::vector<std::vector<double>> losses(2);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "lockstep/accelerator/state_files.h"
 #include "lockstep/base/error.h"
@@ -58,9 +59,64 @@ void add_part(
       std::move(metadata));
 }
 
+/// By the names of parameters, this rank's pieces of what the optimizer trains.
+std::map<std::string, zero::Piece> trained_pieces(
+    const zero::Sharding& sharding, const ParameterName& names) {
+  std::map<std::string, zero::Piece> pieces;
+  for (const auto& [values, piece] : sharding.pieces()) {
+    if (piece.values.requires_grad()) {
+      pieces[names(piece.parameter)] = piece;
+    }
+  }
+  return pieces;
+}
+
+[[noreturn]] void refuse_division(
+    const std::string& path, const std::string& name, const std::string& there, int64_t begin) {
+  throw CheckpointError(
+      path,
+      fmt::format(
+          "is divided otherwise than this run: it has {}, and this rank's part begins at element "
+          "{}; load it with the stage, the bucket size, and the ranks that saved it",
+          there,
+          begin),
+      name);
+}
+
+/// All ranks' beginnings together say how a parameter was divided, also where its state has no
+/// slices: rows and columns, which a rank that had no slice has none of.
+void check_beginnings(
+    const std::string& path,
+    const std::map<std::string, zero::Piece>& pieces,
+    const checkpoint::Slices& slices) {
+  for (const auto& [name, piece] : pieces) {
+    const auto saved = slices.find(name);
+    if (saved == slices.end()) {
+      refuse_division(path, name, "no part of this parameter", piece.begin);
+    }
+    if (saved->second.begin != piece.begin ||
+        piece.parameter.sizes() != at::IntArrayRef(saved->second.shape)) {
+      refuse_division(
+          path,
+          name,
+          fmt::format(
+              "elements from {} on of [{}]",
+              saved->second.begin,
+              fmt::join(saved->second.shape, ", ")),
+          piece.begin);
+    }
+  }
+}
+
+struct SavedPart {
+  std::string path;
+  NamedTensors tensors;
+  checkpoint::Slices slices;
+};
+
 /// What this rank saved of `stem` on its host, once it is known to be divided as it is now.
 /// `pieces`: this rank's, by the names of parameters; `parameter_of`: a tensor's name to that.
-NamedTensors read_part(
+SavedPart read_part(
     const checkpoint::Reader& reader,
     const std::string& stem,
     const zero::Sharding& sharding,
@@ -81,7 +137,7 @@ NamedTensors read_part(
   if (text == metadata.end()) {
     throw CheckpointError(path, fmt::format("does not say what it is a part of ({})", kPartKey));
   }
-  const checkpoint::Slices slices = checkpoint::parse_slices(path, text->second);
+  checkpoint::Slices slices = checkpoint::parse_slices(path, text->second);
   NamedTensors own = reader.tensors(file);
   for (const NamedTensor& item : own) {
     const auto slice = slices.find(item.name);
@@ -104,7 +160,7 @@ NamedTensors read_part(
           item.name);
     }
   }
-  return own;
+  return {path, std::move(own), std::move(slices)};
 }
 
 }  // namespace
@@ -122,15 +178,12 @@ NamedTensors own_optimizer_part(
     const std::string& stem,
     const zero::Sharding& sharding,
     const ParameterName& names) {
-  std::map<std::string, zero::Piece> pieces;
-  for (const auto& [values, piece] : sharding.pieces()) {
-    if (piece.parameter.requires_grad()) {
-      pieces[names(piece.parameter)] = piece;
-    }
-  }
-  return read_part(reader, stem, sharding, pieces, [](const std::string& name) {
+  const std::map<std::string, zero::Piece> pieces = trained_pieces(sharding, names);
+  SavedPart part = read_part(reader, stem, sharding, pieces, [](const std::string& name) {
     return name.substr(0, name.rfind('.'));
   });
+  check_beginnings(part.path, pieces, part.slices);
+  return std::move(part.tensors);
 }
 
 ModelPieces own_model_part(
@@ -154,8 +207,9 @@ ModelPieces own_model_part(
       pieces[item.name] = std::move(piece);
     }
   }
-  parts.saved =
-      read_part(reader, stem, sharding, pieces, [](const std::string& name) { return name; });
+  parts.saved = read_part(reader, stem, sharding, pieces, [](const std::string& name) {
+                  return name;
+                }).tensors;
   for (NamedTensor& item : parts.saved) {
     const auto piece = pieces.find(item.name);
     if (!from_fp32_weights && piece != pieces.end()) {
@@ -193,6 +247,11 @@ void add_sharded_optimizer(
       continue;  // A count, which the rank with the first element saves.
     }
     own.push_back(std::move(item));
+  }
+  if (where.on_each_host) {
+    for (const auto& [name, piece] : trained_pieces(sharding, names)) {
+      slices[name] = {.shape = piece.parameter.sizes().vec(), .begin = piece.begin};
+    }
   }
   add_part(contents, stem, sharding, std::move(own), slices, where);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a ds_config.json's activation_checkpointing does to the checkpoints of an engine's model.
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -71,6 +72,55 @@ std::vector<double> losses_of(const std::string& section, int world, int stage) 
     }
   });
   return losses;
+}
+
+/// Hands frozen matrices of unequal sizes to its checkpoints.
+struct FrozenInputsImpl : torch::nn::Module {
+  FrozenInputsImpl() {
+    first = register_module("first", torch::nn::Linear(6, 6));
+    narrow = register_parameter("narrow", at::eye(6), /*requires_grad=*/false);
+    wide = register_parameter("wide", at::ones({6, 2048}) / 8, /*requires_grad=*/false);
+    const at::NoGradGuard no_grad;
+    first->weight.copy_(at::eye(6));
+    first->bias.zero_();
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    at::Tensor h = first(x);
+    for (const at::Tensor& matrix : {narrow, wide}) {
+      h = activation_checkpoint(
+          [](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
+            return {at::tanh(at::matmul(in[0], in[1]))};
+          },
+          {h, matrix},
+          {})[0];
+    }
+    return h;
+  }
+  torch::nn::Linear first{nullptr};
+  at::Tensor narrow, wide;
+};
+TORCH_MODULE(FrozenInputs);
+
+TEST(EngineCheckpointing, what_stage_3_divides_needs_no_place_of_its_own) {
+  std::vector<std::vector<double>> losses(2);
+  for (const bool kept : {false, true}) {
+    const std::string section =
+        kept ? R"("contiguous_memory_optimization": true, "number_checkpoints": 2)" : "";
+    on_engine_ranks(2, config_with(section, 3), [&](InitializeOptions options) {
+      FrozenInputs net;
+      auto made = initialize(net, std::move(options));
+      auto& engine = std::get<0>(made);
+      for (int step = 0; step < 4; ++step) {
+        const at::Tensor loss = engine(engine_batch(step)).square().mean();
+        engine.backward(loss);
+        engine.step();
+        if (engine.accelerator().is_main_process()) {
+          losses[kept ? 1 : 0].push_back(loss.item<double>());
+        }
+      }
+    });
+  }
+  EXPECT_EQ(losses[0], losses[1]);
 }
 
 TEST(EngineCheckpointing, trains_to_the_bit_as_without_in_every_stage) {

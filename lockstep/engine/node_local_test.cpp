@@ -9,6 +9,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <torch/nn/modules/linear.h>
+
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/engine/engine.h"
@@ -179,6 +181,52 @@ TEST(NodeLocal, a_part_that_is_missing_is_named_with_its_host) {
   fs::remove_all(disk_of(folder, 2) / "global_step2");
   expect_refused(
       folder, config, AllOf(HasSubstr("rank 2: host "), HasSubstr("has no global_step2")));
+}
+
+std::string adafactor_config(const std::string& zero_keys = "") {
+  return R"({"train_micro_batch_size_per_gpu": 4, "checkpoint": {"use_node_local_storage": true},
+      "optimizer": {"type": "Adafactor", "params": {"lr": 0.01}}, "zero_optimization": {"stage": 1)" +
+         zero_keys + "}}";
+}
+
+/// A matrix of 240 elements, of which rank 3 has none where the bias lies in its bucket, and some
+/// where it does not.
+TEST(NodeLocal, rows_and_columns_are_not_begun_anew_where_a_matrix_is_divided_otherwise) {
+  const TestFolder folder;
+  const auto with_engine = [&](const std::string& config, const auto& body) {
+    on_hosts(config, [&](InitializeOptions options, int rank) {
+      torch::nn::Linear net(6, 40);
+      {
+        const at::NoGradGuard no_grad;
+        net->weight.fill_(0.5);
+        net->bias.zero_();
+      }
+      auto made = initialize(net, std::move(options));
+      body(std::get<0>(made), net, disk_of(folder, rank));
+    });
+  };
+  at::Tensor expected;
+  with_engine(adafactor_config(), [&](auto& engine, const auto& net, const fs::path& disk) {
+    train(engine, 0, 2);
+    engine.save_checkpoint(disk);
+    train(engine, 2, 4);
+    if (engine.accelerator().is_main_process()) {
+      expected = net->weight.detach().clone();
+    }
+  });
+  with_engine(adafactor_config(), [&](auto& engine, const auto& net, const fs::path& disk) {
+    engine.load_checkpoint(disk);
+    train(engine, 2, 4);
+    EXPECT_TRUE(at::equal(net->weight.detach(), expected));
+  });
+  with_engine(
+      adafactor_config(R"(, "reduce_bucket_size": 40)"),
+      [&](auto& engine, const auto& /*net*/, const fs::path& disk) {
+        EXPECT_THAT(
+            [&] { engine.load_checkpoint(disk); },
+            ThrowsMessage<CheckpointError>(
+                AllOf(HasSubstr("is divided otherwise"), HasSubstr("optimizer_part_of_rank_"))));
+      });
 }
 
 TEST(NodeLocal, a_host_without_latest_takes_the_others_name) {

@@ -29,7 +29,7 @@ void FlatOptimizer::check_divided(
         fmt::format(
             "{} needs every parameter whole, and brings it together where the parameters are "
             "computed with; got offload_optimizer, which leaves its state on the host; leave that "
-            "out, or use AdamW, Adam, SGD, Lion, Adagrad or RMSprop",
+            "out, or use one that works element by element, as AdamW does",
             traits_.name));
   }
   if (any && !ranks) {

@@ -11,6 +11,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/paged.h"
 
 namespace lockstep {
 namespace {
@@ -82,9 +83,10 @@ std::shared_ptr<ActivationCheckpointing> ActivationCheckpointing::current() {
 }
 
 bool ActivationCheckpointing::moves(const at::Tensor& input) const {
-  if (!input.defined() || !input.is_floating_point() || input.layout() != at::kStrided ||
-      !input.has_storage() || input.is_neg() || input.numel() == 0 ||
-      (input.is_leaf() && input.requires_grad())) {
+  // What stage 3 divides is not kept whole, and comes when backward touches it.
+  if (!input.defined() || comm::is_paged(input) || !input.is_floating_point() ||
+      input.layout() != at::kStrided || !input.has_storage() || input.is_neg() ||
+      input.numel() == 0 || (input.is_leaf() && input.requires_grad())) {
     return false;
   }
   return options_.contiguous_memory_optimization || (options_.cpu_checkpointing && !input.is_cpu());

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Frozen parameters of stage 3 that are kept in 8 bits, as those that a LoRA stands on are.
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -153,6 +154,34 @@ TEST(KeptIn8Bits, pieces_are_copies_that_can_be_put_back) {
     sharding->settle_parameters();
     sharding->pack(pieces);
     EXPECT_TRUE(at::allclose(net->base->weight.detach(), -before, 1e-5));
+  });
+}
+
+TEST(KeptIn8Bits, small_values_are_not_put_on_the_grid_of_large_ones_that_they_replace) {
+  ranks(2, [](Group group) {
+    Lora net;
+    const auto sharding = divided(
+        named(*net),
+        group,
+        {.residence = Residence::kPaged,
+         .pager = {.max_live_elements = 1, .prefetch = false},
+         .plus_plus = {.quantized_frozen = true}});
+    const std::vector<at::Tensor> frozen = {net->base->weight, net->base->bias};
+    std::vector<at::Tensor> wanted;
+    std::vector<Piece> pieces;
+    for (const at::Tensor& parameter : frozen) {
+      wanted.push_back(parameter.detach() / 1000);
+      for (Piece& piece : sharding->saved_pieces(parameter)) {
+        piece.values.div_(1000);
+        pieces.push_back(std::move(piece));
+      }
+    }
+    sharding->settle_parameters();
+    sharding->pack(pieces);
+    const double step = 1.0 / 8 / 1000 / 127;
+    for (size_t i = 0; i < frozen.size(); ++i) {
+      EXPECT_TRUE(at::allclose(frozen[i].detach(), wanted[i], 0, 0.51 * step)) << i;
+    }
   });
 }
 

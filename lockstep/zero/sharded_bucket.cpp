@@ -133,15 +133,19 @@ std::vector<Piece> ShardedBucket::unpacked() const {
 }
 
 void ShardedBucket::pack(const Piece& copy) {
-  const at::Tensor all = unrounded(kept_);
+  // Parameters share blocks, and come one by one: rounded each time together with what is to be
+  // overwritten, they would be on the grid of that. So all stay exact until they travel.
+  if (!shard_.defined()) {
+    shard_ = unrounded(kept_);
+  }
   for (size_t i = 0; i < slots_.size(); ++i) {
     if (parameters_[i].is_same(copy.parameter)) {
       const at::Tensor place =
-          all.narrow(0, own_range(slots_[i]).first - first_, copy.values.numel());
+          shard_.narrow(0, own_range(slots_[i]).first - first_, copy.values.numel());
       // What was rounded already stays as it is, to the bit.
       if (!place.equal(copy.values)) {
         place.copy_(copy.values);
-        kept_ = rounded(all);
+        kept_ = rounded(shard_);
       }
     }
   }
@@ -336,6 +340,9 @@ at::Tensor ShardedBucket::unrounded(const at::Tensor& wire) const {
 
 Pending ShardedBucket::start_gather(Source source) {
   source_ = source;
+  if (kept_.defined()) {
+    shard_.reset();  // All that was to be packed is.
+  }
   if (source == Source::kSecondary) {
     return travel_.plus_plus.close.all_gather_into(values(), secondary_);
   }
