@@ -143,6 +143,14 @@ void add_torchs_other_optimizers(std::vector<TypeSpec>& types) {
       "SparseAdam", "is for sparse gradients, and those of ranks are averaged dense; write Adam"));
 }
 
+/// Must be given. Not required(number(...)): gcc 12 misreads that in a unity build.
+ParameterSpec required_rate() {
+  ParameterSpec spec = own_rate("lr");
+  spec.key.may_be_null = false;
+  spec.required = true;
+  return spec;
+}
+
 constexpr const char* kMup =
     "by maximal update parametrization: the program gives mup_shapes, see optim::set_base_shapes; ";
 
@@ -151,7 +159,7 @@ TypeSpec mu_adam(const std::string& name, const std::string& like) {
       .name = name,
       .words = kMup + like + ", with lr / m and weight_decay * m for matrices m times as wide",
       .parameters = with_common(
-          {required(number("lr", 0, 0.0)),
+          {required_rate(),
            betas(0.9, 0.999),
            number("eps", 0, 1e-8),
            number("weight_decay", 0, 0.0),
@@ -248,7 +256,7 @@ std::vector<TypeSpec> make_optimizer_types() {
        .words = kMup + std::string("SGD, with lr * m and weight_decay / m for vectors m times as "
                                    "wide; of matrices m is fan-out's over fan-in's"),
        .parameters = with_common(
-           {required(number("lr", 0, 0.0)),
+           {required_rate(),
             number("momentum", 0, 0.0),
             number("dampening", kAny, 0.0),
             number("weight_decay", 0, 0.0),
