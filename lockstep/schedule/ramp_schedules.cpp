@@ -17,6 +17,7 @@ namespace {
 double cyclic_height(const CyclicOptions& options, int64_t step) {
   const int64_t up = options.step_size_up;
   const int64_t length = up + options.step_size_down.value_or(up);
+  const int64_t cycle = step / length;
   const int64_t within = step % length;
   const double height =
       within <= up ? static_cast<double>(within) / static_cast<double>(up)
@@ -25,7 +26,7 @@ double cyclic_height(const CyclicOptions& options, int64_t step) {
     case CyclicMode::kTriangular:
       return height;
     case CyclicMode::kTriangular2:
-      return height * std::pow(0.5, static_cast<double>(step / length));
+      return height * std::pow(0.5, static_cast<double>(cycle));
     case CyclicMode::kExpRange:
       return height * std::pow(options.gamma, static_cast<double>(step));
   }
