@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/log.h"
-#include "lockstep/ds_config/fields.h"
+#include "lockstep/ds_config/described_values.h"
 #include "lockstep/ds_config/key_table.h"
 #include "lockstep/ds_config/parameter_table.h"
 #include "lockstep/ds_config/value_text.h"
@@ -17,7 +17,6 @@ namespace lockstep::cli {
 namespace {
 
 using Json = nlohmann::json;
-using ds_config::DsConfig;
 using ds_config::Remark;
 
 Json json_of_remarks(const std::vector<Remark>& remarks) {
@@ -34,51 +33,6 @@ Json json_of_remarks(const std::vector<Remark>& remarks) {
 
 std::string line_of(const Remark& remark) {
   return printable(fmt::format("[{}] {}", remark.where, remark.what));
-}
-
-/// The rows of the table, and the same as JSON.
-class Values {
- public:
-  template <typename T>
-  void add(const std::string& path, const ds_config::Resolved<T>& field) {
-    const Json value = ds_config::json_of(field.value);
-    const std::string origin = ds_config::described(field.origin);
-    rows_.push_back({path, printable(ds_config::text_of(value)), printable(origin)});
-    json_[path] = {{"value", value}, {"origin", origin}};
-  }
-
-  template <typename Section>
-  void add_typed(const std::string& path, const std::optional<Section>& section) {
-    if (!section) {
-      rows_.push_back({path, "-", "default"});
-      json_[path] = {{"value", nullptr}, {"origin", "default"}};
-      return;
-    }
-    add(path + ".type", section->name);
-    for (const ds_config::Parameter& parameter : section->parameters.all()) {
-      add(path + ".params." + parameter.name, parameter.value);
-    }
-  }
-
-  const std::vector<std::vector<std::string>>& rows() const { return rows_; }
-  const Json& json() const { return json_; }
-
- private:
-  std::vector<std::vector<std::string>> rows_ = {{"KEY", "VALUE", "SAID BY"}};
-  Json json_ = Json::object();
-};
-
-Values values_of(const DsConfig& config) {
-  Values values;
-  values.add("train_batch_size", config.batch.train_batch_size);
-  values.add("train_micro_batch_size_per_gpu", config.batch.train_micro_batch_size_per_gpu);
-  values.add("gradient_accumulation_steps", config.batch.gradient_accumulation_steps);
-  values.add_typed("optimizer", config.optimizer);
-  values.add_typed("scheduler", config.scheduler);
-  values.add("precision", config.precision);
-  ds_config::visit_fields(
-      config, [&](const std::string& path, const auto& field) { values.add(path, field); });
-  return values;
 }
 
 }  // namespace
@@ -110,20 +64,25 @@ Report ds_config_report(const std::filesystem::path& file, int64_t world_size, b
   if (std::optional<Report> refusal = refusal_of(reading, log_errors)) {
     return *std::move(refusal);
   }
-  const Values values = values_of(reading.config);
+  std::vector<std::vector<std::string>> rows = {{"KEY", "VALUE", "SAID BY"}};
+  Json values = Json::object();
+  for (const ds_config::DescribedValue& each : ds_config::described_values(reading.config)) {
+    rows.push_back({each.path, printable(ds_config::text_of(each.value)), printable(each.origin)});
+    values[each.path] = {{"value", each.value}, {"origin", each.origin}};
+  }
   Report report;
   report.text = fmt::format(
       "{} on {}\n\n{}",
       printable(file.native()),
       counted(static_cast<size_t>(world_size), "rank"),
-      render_table(values.rows(), {false, false, false}, terminal_columns()));
+      render_table(rows, {false, false, false}, terminal_columns()));
   for (const Remark& note : reading.notes) {
     report.text += (&note == reading.notes.data() ? "\n" : "") + line_of(note) + "\n";
   }
   report.json = {
       {"file", file.native()},
       {"world_size", world_size},
-      {"values", values.json()},
+      {"values", std::move(values)},
       {"notes", json_of_remarks(reading.notes)}};
   return report;
 }

@@ -47,7 +47,13 @@ const std::map<std::string, int64_t>& optimizers() {
       {"sgd-momentum", 1},
       {"lion", 1},
       {"adagrad", 1},
-      {"rmsprop", 1}};
+      {"rmsprop", 1},
+      {"adadelta", 2},
+      {"adamax", 2},
+      {"nadam", 2},
+      {"radam", 2},
+      {"asgd", 1},
+      {"rprop", 2}};
   return numbers;
 }
 

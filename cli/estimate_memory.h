@@ -86,8 +86,8 @@ struct DeepSpeedSetup {
 ZeroEstimate deepspeed_zero2(const DeepSpeedSetup& setup, bool offload_optimizer);
 ZeroEstimate deepspeed_zero3(const DeepSpeedSetup& setup, Offload offload, bool zero_init);
 
-/// Numbers that an optimizer keeps of each parameter: adam, adamw, lamb 2; sgd-momentum, lion,
-/// adagrad, rmsprop 1; sgd 0. Nothing for others.
+/// Numbers that an optimizer keeps of each parameter: adam, adamw, lamb, adadelta, adamax, nadam,
+/// radam, rprop 2; sgd-momentum, lion, adagrad, rmsprop, asgd 1; sgd 0. Nothing for others.
 std::optional<int64_t> state_numbers_of(const std::string& optimizer);
 /// All that --optimizer takes: those, and adafactor, whose state depends on shapes.
 std::vector<std::string> estimate_optimizers();

@@ -229,8 +229,7 @@ void Accelerator::add_model(const void* id, Tensors parameters, Tensors buffers,
     state.loop->finite->watch(named);
   }
   for (const NamedTensor& item : trainable(parameters())) {
-    state.trains_in_16_bits =
-        state.trains_in_16_bits || zero::update_dtype(item.tensor) != item.tensor.scalar_type();
+    state.trains_in_16_bits = state.trains_in_16_bits || zero::is_trained_in_16_bits(item.tensor);
   }
   // Buckets of different models must not wait for each other: each further model has a group of its
   // own.

@@ -21,6 +21,7 @@
 #include "lockstep/accelerator/checkpointable.h"
 #include "lockstep/accelerator/gradient_scope.h"
 #include "lockstep/accelerator/nested_operations.h"
+#include "lockstep/accelerator/offload_states.h"
 #include "lockstep/accelerator/operations.h"
 #include "lockstep/accelerator/optimizer.h"
 #include "lockstep/accelerator/options.h"
@@ -184,6 +185,12 @@ class Accelerator {
   void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value);
   /// What the last clip_grad_norm_ found and left.
   const GradientNorms& gradient_norms() const;
+  /// Averages what backwards within no_sync have left with the models, as a backward after it
+  /// would. Collective. ConfigError within no_sync.
+  void average_gradients();
+  /// Names of the parameters that an optimizer trains and of which no process had a gradient since
+  /// they were dropped: after a backward that averages the same on all processes.
+  std::vector<std::string> parameters_without_gradient() const;
 
   // --- one process at a time
   /// Runs `body` on one kind of process only; the others go on at once.
@@ -304,6 +311,14 @@ class Accelerator {
   void join_uneven_inputs(const std::function<void()>& body);
 
   // --- letting go
+  /// Takes what the run keeps on the device to the host's memory, so that others have the room: a
+  /// model that generates between two phases of training, say. On the CPU it lies there already,
+  /// and nothing moves. Until reload_states() there is no update, save or load (ConfigError), and
+  /// what touches a value that is away is told so (c10::Error). Under ZeRO on all processes.
+  /// ConfigError for optimizers of torch::optim, with kOptimStates, and with offload_param.
+  void offload_states(const OffloadStatesOptions& options = {});
+  /// Brings it back. Does nothing if there is nothing away.
+  void reload_states(bool non_blocking = false);
   /// Forgets all that was prepared and gives memory back; the objects passed become empty (null).
   /// Trackers stay.
   template <typename... Objects>
@@ -462,6 +477,8 @@ class Accelerator {
   void shard_parameters();
   /// ConfigError, in the name of `where`, under ZeRO, since `because`.
   void refuse_zero(const char* where, const char* because) const;
+  /// ConfigError, in the name of `where`, after offload_states.
+  void refuse_offloaded(const char* where) const;
   /// ConfigError, in the name of `where`, if parameters are shared, since `because`.
   void refuse_shared_parameters(const char* where, const char* because) const;
   Optimizer add_optimizer(std::shared_ptr<torch::optim::Optimizer> optimizer);

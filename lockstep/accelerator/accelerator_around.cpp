@@ -169,6 +169,13 @@ bool Accelerator::debug() const {
 
 void Accelerator::forget_prepared() {
   State& state = *state_;
+  // The model is the program's, and nobody could bring it back later.
+  if (const auto away = state.offloaded.find(OffloadStateType::kLpParams);
+      away != state.offloaded.end()) {
+    away->second.bring_back(/*non_blocking=*/false);
+  }
+  state.offloaded.clear();
+  state.loop->offloaded = false;
   state.schedulers.clear();
   state.optimizers.clear();
   state.optimizers_in_call.clear();

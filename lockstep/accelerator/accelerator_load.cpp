@@ -18,9 +18,11 @@
 #include "lockstep/accelerator/training_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/machine.h"
 #include "lockstep/base/rank.h"
 #include "lockstep/checkpoint/reader.h"
 #include "lockstep/flat/copy_values.h"
+#include "lockstep/optim/flat_optimizer.h"
 
 namespace lockstep {
 namespace {
@@ -85,19 +87,36 @@ void Accelerator::check_models(Loading& loading) {
               "reads it",
               i));
     }
+    const std::string stem = files::numbered("model", i);
+    const bool in_parts = is_in_parts(loading.reader, stem);
     ModelPieces pieces{
         .current = without_ties(state.models[i].parameters(), state.models[i].buffers()),
-        .saved = loading.reader.tensor_set(
-            files::numbered("model", i), state.writers_per_rank, loading.share)};
+        .saved = {}};
+    if (!in_parts) {
+      pieces.saved = loading.reader.tensor_set(stem, state.writers_per_rank, loading.share);
+    }
     if (state.sharding) {
       loading.apply.emplace_back([&state] { state.sharding->settle_parameters(); });
-      pieces = own_model_pieces(pieces.current, std::move(pieces.saved), *state.sharding);
+      const bool from_fp32_weights = state.options.zero->load_from_fp32_weights;
+      pieces =
+          in_parts
+              ? own_model_part(
+                    loading.reader, stem, pieces.current, *state.sharding, from_fp32_weights)
+              : own_model_pieces(
+                    pieces.current, std::move(pieces.saved), *state.sharding, from_fp32_weights);
     }
     loading.apply.push_back(check_model(
         pieces.current,
         std::move(pieces.saved),
         loading.path(files::model(i)),
         loading.options.strict));
+    if (state.sharding) {
+      loading.apply.emplace_back(
+          [&state, packed = std::move(pieces.packed)] { state.sharding->pack(packed); });
+    }
+    if (in_parts) {
+      loading.apply.emplace_back([&state] { state.sharding->gather_parameters(); });
+    }
     loading.apply.emplace_back([whole = std::move(pieces.whole)] {
       for (const auto& [parameter, value] : whole) {
         flat::copy_values(parameter, value);  // What the masters round to.
@@ -160,11 +179,14 @@ void Accelerator::check_optimizers(Loading& loading) {
     } else if (local) {
       stem = files::optimizer_of_rank(i, process_index());
       tensors = loading.reader.tensors(stem + ".safetensors");
+    } else if (is_in_parts(loading.reader, stem)) {
+      tensors = own_optimizer_part(loading.reader, stem, *state.sharding, names);
     } else {
       tensors = loading.reader.tensor_set(stem, state.writers_per_rank, loading.share);
-    }
-    if (state.sharding) {
-      tensors = own_slices(std::move(tensors), *state.sharding, names);
+      if (state.sharding) {
+        const auto& flat = dynamic_cast<optim::FlatOptimizer&>(state.optimizers[i].inner());
+        tensors = own_slices(std::move(tensors), *state.sharding, names, flat.traits().factors);
+      }
     }
     loading.apply.push_back(check_optimizer(
         state.optimizers[i].inner(),
@@ -392,6 +414,13 @@ Accelerator::SavedAs Accelerator::check_saved(
             loading.saved_by,
             num_processes()));
   }
+  if (!state_->sharding &&
+      (is_in_parts(loading.reader, "model") || is_in_parts(loading.reader, "optimizer"))) {
+    throw CheckpointError(
+        folder.string(),
+        "has the parts of a state that ZeRO divided and each host saved for itself; load it with "
+        "the stage, hosts and ranks that saved it");
+  }
   check_models(loading);
   if (options.optimizers && !options.models_only) {
     check_optimizers(loading);
@@ -458,6 +487,7 @@ void Accelerator::expect_same_save(const fs::path& folder, const SavedAs& saved)
 
 void Accelerator::load_state(const fs::path& folder, const LoadStateOptions& options) {
   State& state = *state_;
+  refuse_offloaded("load_state");
   wait_for_save();
   if (state.resume_pending) {
     log_warning(fmt::format(
@@ -490,6 +520,9 @@ void Accelerator::load_state(const fs::path& folder, const LoadStateOptions& opt
     saved = is_accelerates ? check_import(folder, apply) : check_saved(folder, options, apply);
   } catch (const std::exception& error) {
     failure = without_rank_suffix(error.what());
+    if (state.saves_on_each_host()) {
+      failure = fmt::format("on host {}: {}", describe_machine().system.host, failure);
+    }
   }
   throw_together(state.group, failure, folder, "cannot load it");
   expect_same_save(folder, saved);

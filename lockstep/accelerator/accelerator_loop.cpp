@@ -138,6 +138,9 @@ void Accelerator::scale_gradients(double factor) {
       gradients.push_back(parameter.grad());
     }
   };
+  if (state_->sharding) {
+    gradients = state_->sharding->held_gradients();
+  }
   for (const State::Model& model : state_->models) {
     for (const NamedTensor& item : model.parameters()) {
       add(item.tensor);
@@ -227,6 +230,11 @@ void Accelerator::clear_gradients() {
 }
 
 void Accelerator::run_backward(const at::Tensor& loss, double factor) {
+  const auto is_away = [&](OffloadStateType type) { return state_->offloaded.contains(type); };
+  if (is_away(OffloadStateType::kLpParams) || is_away(OffloadStateType::kHpParams) ||
+      is_away(OffloadStateType::kLpGrads)) {
+    refuse_offloaded("backward");
+  }
   state_->active->mark_trained();
   ++state_->loop->backwards;
   State& state = *state_;

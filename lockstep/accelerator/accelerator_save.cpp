@@ -45,6 +45,8 @@ void Accelerator::collect_training(
     nlohmann::json& meta,
     const std::set<size_t>& taken_over) {
   State& state = *state_;
+  const SavedWhere where{
+      .on_each_host = state.saves_on_each_host(), .leads = state.saving->rank() == 0};
   checkpoint::EvenShares shares(
       static_cast<size_t>(state.saving->size()) * static_cast<size_t>(state.writers_per_rank));
   for (size_t i = 0; i < state.models.size(); ++i) {
@@ -60,7 +62,7 @@ void Accelerator::collect_training(
         }
         continue;
       }
-      add_sharded_model(contents, files::numbered("model", i), tensors, *state.sharding);
+      add_sharded_model(contents, files::numbered("model", i), tensors, *state.sharding, where);
       continue;
     }
     int64_t bytes = 0;
@@ -80,7 +82,7 @@ void Accelerator::collect_training(
     steps.push_back(state.optimizers[i].steps());
     torch::optim::Optimizer& inner = state.optimizers[i].inner();
     if (state.sharding) {
-      add_sharded_optimizer(contents, files::optimizer(i), inner, *state.sharding, names);
+      add_sharded_optimizer(contents, files::optimizer(i), inner, *state.sharding, names, where);
       if (state.saving->rank() == 0) {
         contents.add_json(files::optimizer(i) + ".json", optimizer_settings(inner));
       }

@@ -15,6 +15,7 @@
 #include "lockstep/accelerator/loop_state.h"
 #include "lockstep/base/stop_request.h"
 #include "lockstep/checkpoint/background_save.h"
+#include "lockstep/offload/stowed.h"
 #include "lockstep/optim/optimizer_state.h"
 #include "lockstep/sync/data_parallel.h"
 #include "lockstep/sync/local_sgd.h"
@@ -48,7 +49,7 @@ struct Accelerator::State {
   Group group;
   at::Device device = at::kCPU;
   std::vector<Model> models;
-  bool trains_in_16_bits = false;  ///< Parameters of a model: ZeRO has masters of them.
+  bool trains_in_16_bits = false;  ///< Parameters of a model, which ZeRO may have masters of.
   /// Those of `models`, as the optimizers see them: also of models prepared after an optimizer.
   DataParallels parallels;
   /// Scopes under way in which a model's gradients stay here.
@@ -87,6 +88,8 @@ struct Accelerator::State {
   std::vector<std::optional<int64_t>> restored_local_steps;
   bool triggered = false;
   GradientNorms norms;
+  /// Since offload_states.
+  std::map<OffloadStateType, offload::Stowed> offloaded;
   std::vector<std::unique_ptr<tracking::Tracker>> trackers;
   bool trackers_open = false;
 
@@ -94,8 +97,10 @@ struct Accelerator::State {
   HookList<SaveStatePreHook> save_hooks;
   HookList<LoadStatePreHook> load_hooks;
   std::optional<Group> saving;  ///< Those who write one checkpoint together.
-  int writers_per_rank = 1;     ///< The same on all ranks.
-  bool loaded = false;          ///< The program has loaded a state, or tried to.
+  /// Each host's processes write to a disk of their own.
+  bool saves_on_each_host() const { return saving->size() != group.size(); }
+  int writers_per_rank = 1;  ///< The same on all ranks.
+  bool loaded = false;       ///< The program has loaded a state, or tried to.
   bool resume_pending = false;
   /// Names of checkpoints that a resume passed over; known to the process that looked.
   std::set<std::string> damaged;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <system_error>
 #include <utility>
 
 #include <fmt/format.h>
@@ -101,6 +102,7 @@ void Accelerator::bring_while(const SavingGroups& groups, const std::function<vo
 void Accelerator::save(
     const fs::path& folder, const SaveStateOptions& options, const AfterCommit& after) {
   State& state = *state_;
+  refuse_offloaded("save_state");
   const auto began = Clock::now();
   SaveTimings timings;
   wait_for_save();
@@ -155,7 +157,15 @@ void Accelerator::save(
         }
         if (groups.disk.size() != groups.all.size()) {
           Group all = groups.all;
-          throw_together(all, failure, folder, "cannot save it");
+          try {
+            throw_together(all, failure, folder, "cannot save it");
+          } catch (const CheckpointError&) {
+            if (failure.empty() && groups.disk.rank() == 0) {
+              std::error_code ignored;  // What is left of it is no checkpoint of the job's.
+              fs::remove_all(folder, ignored);
+            }
+            throw;
+          }
         }
         if (after) {
           after(groups);
@@ -221,6 +231,7 @@ void Accelerator::save_model_tensors(
     const NamedTensors& tensors,
     const fs::path& folder,
     const checkpoint::SaveModelOptions& options) {
+  refuse_offloaded("save_model");
   const watch::Saving saving;
   const SavingGroups groups = {
       .all = checkpoint::patient(state_->group), .disk = checkpoint::patient(*state_->saving)};

@@ -13,6 +13,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/accelerator/sixteen_bits.h"
 #include "lockstep/accelerator/zero_units.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/keep_memory.h"
@@ -36,7 +37,7 @@ std::vector<std::vector<optim::FlatOptimizer::Pieces>> pieces_of(const zero::Sha
   for (const auto& group : sharding.shards()) {
     auto& here = pieces.emplace_back();
     for (const zero::Sharding::Shard& shard : group) {
-      here.push_back({shard.values, shard.pieces, shard.file});
+      here.push_back({shard.values, shard.pieces, shard.file, shard.wholes});
     }
   }
   return pieces;
@@ -69,6 +70,7 @@ int host_size(const WorldSpec& world, Group& group) {
 zero::PlusPlusOptions plus_plus(const ZeroPlugin& plugin, const WorldSpec& world, Group& group) {
   zero::PlusPlusOptions options{
       .quantized_weights = plugin.zero_quantized_weights,
+      .quantized_frozen = plugin.zero_quantized_nontrainable_weights,
       .quantized_gradients = plugin.zero_quantized_gradients,
       .hpz_partition_size = std::max(1, plugin.zero_hpz_partition_size)};
   if (options.hpz_partition_size > 1) {
@@ -111,6 +113,11 @@ void check_offload(const ZeroPlugin& zero) {
         "a part of the update can stay on the device where the parameters do; got offload_param, "
         "and offload_optimizer.ratio={}, expected 1; leave one of them out",
         optimizer.ratio));
+  }
+  if (param.device != OffloadDevice::kNone && zero.zero_quantized_nontrainable_weights) {
+    refuse(
+        "zero_quantized_nontrainable_weights keeps frozen parameters in 8 bits on the device; got "
+        "offload_param, too, which has them off it as they are; leave one of them out");
   }
   for (const auto& [name, device, path] :
        {std::tuple("offload_optimizer", optimizer.device, optimizer.nvme_path),
@@ -185,23 +192,27 @@ void Accelerator::check_zero() const {
   }
   refuse_local_state_dict(options.zero->state_dict_type, "zero");
   if (options.zero->stage3_max_live_parameters.value_or(0) < 0 ||
-      options.zero->stage3_param_persistence_threshold < 0) {
+      options.zero->stage3_param_persistence_threshold < 0 ||
+      options.zero->stage3_model_persistence_threshold < 0) {
     throw ConfigError(
         "zero",
         fmt::format(
             "numbers of elements cannot be negative; got stage3_max_live_parameters={}, "
-            "stage3_param_persistence_threshold={}",
+            "stage3_param_persistence_threshold={}, stage3_model_persistence_threshold={}",
             options.zero->stage3_max_live_parameters.value_or(0),
-            options.zero->stage3_param_persistence_threshold));
+            options.zero->stage3_param_persistence_threshold,
+            options.zero->stage3_model_persistence_threshold));
   }
   const ZeroPlugin& zero = *options.zero;
-  if (zero.stage < 3 && (zero.zero_quantized_weights || zero.zero_quantized_gradients ||
-                         zero.zero_hpz_partition_size > 1)) {
+  if (zero.stage < 3 &&
+      (zero.zero_quantized_weights || zero.zero_quantized_gradients ||
+       zero.zero_quantized_nontrainable_weights || zero.zero_hpz_partition_size > 1)) {
     throw ConfigError(
         "zero",
         fmt::format(
-            "ZeRO++ (zero_quantized_weights, zero_quantized_gradients, zero_hpz_partition_size) "
-            "changes how stage 3 sends; got stage {}, expected 3; try stage 3, or leave them out",
+            "ZeRO++ (zero_quantized_weights, zero_quantized_gradients, zero_hpz_partition_size, "
+            "zero_quantized_nontrainable_weights) changes how stage 3 sends; got stage {}, "
+            "expected 3; try stage 3, or leave them out",
             zero.stage));
   }
   if (zero.stage < 3 && !zero.stage3_unit_classes.empty()) {
@@ -238,12 +249,6 @@ void Accelerator::check_zero() const {
             "zero "
             "and --zero-stage",
             name_of(options.data_parallel.comm_hook.type)));
-  }
-  if (options.project_config.save_on_each_node) {
-    throw ConfigError(
-        "zero",
-        "does not go with save_on_each_node: no host has all of the state; save to a disk that all "
-        "see, or leave zero and --zero-stage out");
   }
 }
 
@@ -332,6 +337,7 @@ void Accelerator::shard_parameters() {
   }
   State::Model& model = state.models.front();
   const ZeroPlugin& plugin = *state.options.zero;
+  check_sums(plugin, model.parameters());
   const int64_t cap_bytes = bucket_cap(plugin, model.parameters());
   state.sharding = std::make_shared<zero::Sharding>(
       model.parameters(),
@@ -345,19 +351,25 @@ void Accelerator::shard_parameters() {
           .units = units_of(model.parameters(), model.classes(), plugin.stage3_unit_classes),
           .residence = plugin.stage == 3 ? zero::Residence::kPaged : zero::Residence::kKept,
           .keep_up_to_elements = plugin.stage3_param_persistence_threshold,
+          .keep_in_all = plugin.stage3_model_persistence_threshold,
           .pager =
               {.max_live_elements = plugin.stage3_max_live_parameters,
                .prefetch = plugin.stage3_prefetch},
           .plus_plus = plus_plus(plugin, state.world, state.group),
           .offload = plugin.offload_param,
-          .offload_masters = with_the_state(plugin.offload_optimizer)});
+          .offload_masters = with_the_state(plugin.offload_optimizer),
+          .sixteen_bits = sixteen_bits(plugin)});
   if (plugin.state_dict_type == StateDictType::kFullStateDict && state.sharding->has_masters()) {
     throw ConfigError(
         "zero",
         "FULL_STATE_DICT saves parameters as they are; got some in 16 bits, whose fp32 masters "
         "would be lost; use SHARDED_STATE_DICT, of which `lockstep merge-weights` makes one file");
   }
-  flat->update_instead(pieces_of(*state.sharding), plugin.offload_optimizer);
+  flat->update_instead(
+      pieces_of(*state.sharding),
+      plugin.offload_optimizer,
+      state.sharding->group(),
+      plugin.fp32_optimizer_states);
   optimizer.set_sharding(state.sharding);
   model.sync = state.sharding;
   state.sharding->watch();

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <ATen/DeviceAccelerator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/Exception.h>
 
 #include "lockstep/base/error.h"
@@ -28,7 +29,9 @@ bool is_out_of_memory(const std::exception& failure) {
 }
 
 void release_cached_memory() {
-  if (at::accelerator::getAccelerator().has_value()) {
+  const auto device = at::accelerator::getAccelerator();
+  // torch asserts that there is a cache; a device of another library may have none.
+  if (device && dynamic_cast<const c10::DeviceAllocator*>(c10::GetAllocator(*device)) != nullptr) {
     at::accelerator::emptyCache();
   }
   malloc_trim(0);

@@ -4,12 +4,15 @@
 #include <algorithm>
 #include <exception>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/promote_types.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 
@@ -61,7 +64,10 @@ FullValues::Part FullValues::part_of(const at::Tensor& parameter, const Field& f
 }
 
 at::Tensor FullValues::whole(const at::Tensor& parameter, const Part& part) const {
-  at::Tensor all = at::zeros(parameter.sizes(), at::device(parameter.device()).dtype(at::kFloat));
+  const at::TensorOptions options = at::device(parameter.device()).dtype(at::kFloat);
+  const bool divided = optimizer_.sharding() != nullptr;
+  at::Tensor all = at::zeros(
+      part.values.defined() && !divided ? part.values.sizes() : parameter.sizes(), options);
   std::string failure;
   try {
     if (part.values.defined()) {
@@ -77,11 +83,26 @@ at::Tensor FullValues::whole(const at::Tensor& parameter, const Part& part) cons
         "full_values",
         failure.empty() ? "another rank could not read its part of this parameter" : failure);
   }
-  if (optimizer_.sharding() != nullptr) {
+  if (divided) {
     Group group = group_;
     group.all_reduce(all, ReduceOp::kSum).wait();  // All others have zeros there: exact.
   }
   return all;
+}
+
+at::Tensor FullValues::undivided(const at::Tensor& parameter, const Part& part) const {
+  std::vector<int64_t> sizes(static_cast<size_t>(parameter.dim()));
+  if (part.values.defined()) {
+    sizes = part.values.sizes().vec();
+  }
+  Group group = group_;
+  const at::Tensor agreed = group.all_reduce(at::tensor(sizes, at::kLong), ReduceOp::kMax).wait();
+  std::copy_n(agreed.const_data_ptr<int64_t>(), sizes.size(), sizes.begin());
+  at::Tensor all = at::zeros(sizes, at::device(parameter.device()).dtype(at::kFloat));
+  if (part.values.defined() && part.begin == 0) {
+    all.copy_(part.values);
+  }
+  return group.all_reduce(all, ReduceOp::kSum).wait();
 }
 
 void FullValues::write(
@@ -152,7 +173,9 @@ void FullValues::set_gradient(const at::Tensor& parameter, const at::Tensor& val
     throw ConfigError(
         "full_values", "this parameter has no gradient to set; call it between backward and step");
   }
-  write(parameter, part, at::mul(value.detach(), loss_scale_));
+  // In 16 bits the scaled ones might not be finite.
+  const at::ScalarType wide = at::promote_types(value.scalar_type(), at::kFloat);
+  write(parameter, part, at::mul(value.detach().to(wide), loss_scale_));
 }
 
 FullValues::Field FullValues::state_field(const std::string& name) const {
@@ -186,7 +209,10 @@ at::Tensor FullValues::state(const at::Tensor& parameter, const std::string& fie
     const double own = part.values.defined() ? part.values.item<double>() : 0;
     return group.all_reduce(at::full({}, own, at::kDouble), ReduceOp::kMax).wait();
   }
-  return whole(parameter, part);
+  // Slices have one dimension.
+  const bool is_factor =
+      optimizer_.sharding() != nullptr && part.values.defined() && part.values.dim() > 1;
+  return anywhere(is_factor) ? undivided(parameter, part) : whole(parameter, part);
 }
 
 void FullValues::set_state(
@@ -194,14 +220,15 @@ void FullValues::set_state(
   const c10::AutoGradMode no_grad(false);
   const Part part = part_of(parameter, state_field(field));
   const bool divided = optimizer_.sharding() != nullptr;
-  const bool fits = part.values.defined() &&
+  // A count of a parameter without dimensions is shaped as that.
+  const bool fits = part.values.defined() && !is_scalar_state(field) &&
                     (divided ? part.values.dim() == 1 : part.values.sizes() == parameter.sizes());
   if (!anywhere(fits)) {
     throw ConfigError(
         "full_values",
         fmt::format(
             "the optimizer has no '{}' of this parameter that could be set; state is there after "
-            "the first step, and only what is shaped as its parameter can be set",
+            "the first step, and only what is shaped as its parameter, and no count, can be set",
             field));
   }
   write(parameter, part, value);

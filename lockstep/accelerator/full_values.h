@@ -37,7 +37,8 @@ class FullValues {
   at::Tensor parameter(const at::Tensor& parameter) const;
   /// A copy; undefined if no rank has one.
   at::Tensor gradient(const at::Tensor& parameter) const;
-  /// A copy; of no dimensions for a count.
+  /// A copy; of no dimensions for a count, and smaller than the parameter where the optimizer keeps
+  /// sums of rows and columns.
   at::Tensor state(const at::Tensor& parameter, const std::string& field) const;
 
   /// `value`: whole, the same on every rank. Of the parameter all ranks, and low-precision copies,
@@ -58,6 +59,8 @@ class FullValues {
 
   Part part_of(const at::Tensor& parameter, const Field& field) const;
   at::Tensor whole(const at::Tensor& parameter, const Part& part) const;
+  /// Of state that each rank with a slice of the parameter has all of: rows, columns.
+  at::Tensor undivided(const at::Tensor& parameter, const Part& part) const;
   void check_averaged() const;
   void write(const at::Tensor& parameter, const Part& part, const at::Tensor& value) const;
   Field state_field(const std::string& name) const;

@@ -33,7 +33,8 @@ NamedTensors momenta_of(const std::vector<Optimizer>& optimizers, const NamedTen
   NamedTensors momenta;
   for (size_t i = 0; i < optimizers.size(); ++i) {
     for (NamedTensor& item : optimizer_tensors(optimizers[i].inner(), name_of)) {
-      if (item.tensor.is_floating_point() && !item.name.starts_with(another + ".")) {
+      if (item.tensor.is_floating_point() && !is_scalar_state(item.name) &&
+          !item.name.starts_with(another + ".")) {
         momenta.push_back({fmt::format("{}/{}", i, item.name), item.tensor});
       }
     }

@@ -39,6 +39,18 @@ struct Optimizer::State {
   }
 };
 
+namespace {
+
+void refuse_offloaded(const LoopState& loop) {
+  if (loop.offloaded) {
+    throw ConfigError(
+        "optimizer",
+        "states lie in the host's memory since offload_states(); call reload_states() first");
+  }
+}
+
+}  // namespace
+
 Optimizer::Optimizer(
     std::shared_ptr<torch::optim::Optimizer> inner, std::shared_ptr<LoopState> loop)
     : state_(std::make_shared<State>(State{std::move(inner), std::move(loop)})) {}
@@ -49,6 +61,7 @@ void Optimizer::step() {
   if (!loop.sync_gradients) {
     return;
   }
+  refuse_offloaded(loop);
   loop.clipped.clear();
   state.used_up = loop.backwards;
   state.skipped = !loop.finite->may_step(state.steps);
@@ -90,6 +103,7 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
   if (!state.loop->sync_gradients) {
     return {};
   }
+  refuse_offloaded(*state.loop);
   state.loop->clipped.clear();
   state.skipped = false;
   at::Tensor loss = state.update(closure);

@@ -4,9 +4,12 @@
 #include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include <c10/core/ScalarType.h>
 
 #include "lockstep/accelerator/finite_guard.h"
 #include "lockstep/accelerator/project_configuration.h"
@@ -43,7 +46,7 @@ struct GradientAccumulationPlugin {
 };
 
 /// ZeRO: what of the training each process has only a part of. Numbers are those of data parallel.
-/// One model and one elementwise optimizer of lockstep::optim, prepared in one call.
+/// One model and one optimizer of lockstep::optim, prepared in one call.
 struct ZeroPlugin {
   /// 1: optimizer state, and gradients from one backward that averages to the update. Micro-steps
   /// that only accumulate keep whole gradients and send nothing.
@@ -59,6 +62,9 @@ struct ZeroPlugin {
   std::optional<int64_t> stage3_max_live_parameters = std::nullopt;
   /// Stage 3: parameters of up to so many elements are whole all the time.
   int64_t stage3_param_persistence_threshold = 0;
+  /// Stage 3: but no more than so many elements in all, in the model's order; a parameter for which
+  /// there is no room left is divided.
+  int64_t stage3_model_persistence_threshold = std::numeric_limits<int64_t>::max();
   /// Stage 3: start to bring the bucket that came next the last time before it is needed.
   bool stage3_prefetch = true;
   /// Stage 3: the parameters of each module of these classes ("TransformerEncoderLayer", without
@@ -77,11 +83,30 @@ struct ZeroPlugin {
   /// together, so that backward brings them from these alone. Must divide the number of processes;
   /// 0 and 1: none.
   int zero_hpz_partition_size = 1;
+  /// ZeRO++, stage 3: each process keeps its part of the frozen parameters in 8 bits, as they
+  /// travel, in blocks of 2048 with a scale each: a LoRA's base takes a quarter of fp32 then. They
+  /// are rounded once, in prepare(), and saved as they are from then on. Not with offload_param.
+  bool zero_quantized_nontrainable_weights = false;
   /// All stages: the optimizer's state in the host's memory or in files, and the update on the
   /// host. In one process, too.
   OffloadOptimizer offload_optimizer = {};
   /// Stage 3: this process's part of the parameters there. Together with offload_optimizer only.
   OffloadParam offload_param = {};
+  /// Parameters of fp16 and bf16 have fp32 masters. Unless: they are updated themselves, in fp32,
+  /// and rounded after each update, with gradients of their dtype.
+  bool fp32_masters = true;
+  /// Without masters: the optimizer's state is fp32 all the same; else of the parameters' dtype.
+  bool fp32_optimizer_states = true;
+  /// With masters: what micro-steps' gradients of parameters of fp16 and bf16 add up in: at::kFloat
+  /// or the parameters' dtype. None: at::kFloat if averages add up (stages 2 and 3), else the
+  /// parameters'.
+  std::optional<at::ScalarType> grad_accum_dtype = std::nullopt;
+  /// at::kFloat: sums of stage 1 that have added up so travel so. None: gradients travel in the
+  /// parameters' dtype.
+  std::optional<at::ScalarType> communication_data_type = std::nullopt;
+  /// What a checkpoint's fp32 weights make of 16-bit parameters' masters: their values; or, if not,
+  /// what these round to.
+  bool load_from_fp32_weights = true;
 
   bool offloads() const {
     return offload_optimizer.device != OffloadDevice::kNone ||

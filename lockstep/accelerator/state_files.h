@@ -36,6 +36,15 @@ inline std::string optimizer_of_rank(size_t index, int rank) {
   return fmt::format("{}_of_rank_{}", optimizer(index), rank);
 }
 
+/// What one process has of a state that ZeRO divides, where each host keeps its own processes'
+/// alone: "optimizer_part_of_rank_3.safetensors"; and beside these, what is not divided.
+inline std::string part_of_rank(const std::string& stem, int rank) {
+  return of_rank(stem + "_part_of_rank", rank, ".safetensors");
+}
+inline std::string undivided(const std::string& stem) {
+  return stem + "_undivided.safetensors";
+}
+
 /// "custom_checkpoint_0" of all, "custom_checkpoint_0_of_rank_1".
 inline std::string object(size_t index) {
   return fmt::format("custom_checkpoint_{}", index);

@@ -81,6 +81,8 @@ struct Recipe {
   /// Stage 1 adds up what one backward after the other gives, and averages that; the others add
   /// averages in fp32.
   bool average_each = true;
+  bool fp32_sums = false;    ///< What adds up before it is averaged,
+  bool fp32_travel = false;  ///< and its average.
   double scale = 1;
   double max_norm = 0;  ///< 0: no clipping.
 };
@@ -100,19 +102,28 @@ at::Tensor oracle(const Recipe& recipe) {
     for (int64_t average = 0; average < averages; ++average) {
       std::vector<at::Tensor> sums(parameters.size());
       for (int rank = 0; rank < recipe.world; ++rank) {
+        std::vector<at::Tensor> own(parameters.size());
         net->zero_grad();
         for (int64_t backward = 0; backward < backwards; ++backward) {
           const int64_t micro_step = step * recipe.micro_steps + average * backwards + backward;
           const double factor = recipe.scale / static_cast<double>(recipe.micro_steps);
           (loss_of(net, rank, micro_step) * factor).backward();
+          for (size_t i = 0; recipe.fp32_sums && i < parameters.size(); ++i) {
+            const at::Tensor gradient = parameters[i].grad().to(at::kFloat);
+            own[i] = own[i].defined() ? own[i] + gradient : gradient;
+            parameters[i].mutable_grad().reset();
+          }
         }
         for (size_t i = 0; i < parameters.size(); ++i) {
-          const at::Tensor gradient = parameters[i].grad().to(at::kFloat);
-          sums[i] = sums[i].defined() ? sums[i] + gradient : gradient;
+          const at::Tensor gradient =
+              recipe.fp32_sums ? own[i] : parameters[i].grad().to(at::kFloat);
+          const at::Tensor sent = recipe.fp32_travel ? gradient : gradient.to(recipe.dtype);
+          sums[i] = sums[i].defined() ? sums[i] + sent : sent.to(at::kFloat);
         }
       }
       for (size_t i = 0; i < parameters.size(); ++i) {
-        const at::Tensor mean = (sums[i] / recipe.world).to(recipe.dtype).to(at::kFloat);
+        const at::Tensor exact = sums[i] / recipe.world;
+        const at::Tensor mean = recipe.fp32_travel ? exact : exact.to(recipe.dtype).to(at::kFloat);
         at::Tensor& gradient = masters[i].mutable_grad();
         gradient = gradient.defined() ? gradient + mean : mean;
       }
@@ -193,6 +204,30 @@ TEST_P(ZeroMasters, train_as_one_process_with_fp32_masters_to_the_bit) {
             training.train(0, kSteps * micro_steps);
           });
       EXPECT_TRUE(at::equal(trained, expected)) << (trained - expected).abs().max().item<double>();
+    }
+  }
+}
+
+TEST(ZeroMastersSums, of_stage_1_are_fp32_if_told_so) {
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+    for (const int world : {1, 2, 4}) {
+      for (const bool travels : {false, true}) {
+        AcceleratorOptions options = stage(1, 4);
+        options.zero->grad_accum_dtype = at::kFloat;
+        if (travels) {
+          options.zero->communication_data_type = at::kFloat;
+        }
+        const at::Tensor expected = oracle(
+            {.dtype = dtype,
+             .world = world,
+             .micro_steps = 4,
+             .average_each = false,
+             .fp32_sums = true,
+             .fp32_travel = travels});
+        const at::Tensor trained = weights_after(
+            options, world, dtype, [](Training& training) { training.train(0, kSteps * 4); });
+        EXPECT_TRUE(at::equal(trained, expected)) << world << " ranks, travels " << travels;
+      }
     }
   }
 }

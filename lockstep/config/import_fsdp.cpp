@@ -47,7 +47,7 @@ constexpr ProgramsMatter kProgramsMatters[] = {
      "is for the program: it calls activation_checkpoint(module, x)"},
     {"fsdp_activation_checkpointing_offload",
      "false",
-     "has no counterpart: what activation_checkpoint keeps stays where it is"}};
+     "is for the program: it opens an ActivationCheckpointing::Scope with cpu_checkpointing"}};
 
 /// Always so here, or of no consequence.
 constexpr const char* kWithoutMeaning[] = {

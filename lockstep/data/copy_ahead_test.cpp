@@ -76,6 +76,31 @@ TEST(CopyAhead, memory_is_kept_for_the_stream_that_receives) {
   EXPECT_TRUE(test_device_keeps_for(ahead.receive(ahead.send(batch))[0], other));
 }
 
+TEST(CopyAhead, all_copies_go_by_one_stream_which_has_their_memory_again) {
+  const Held held;
+  // Values of no other test, in whose memory these may lie.
+  const auto first = CopyAhead(test_device()).send(at::full({10}, 71.0));
+  const auto other = CopyAhead(test_device(1)).send(at::full({10}, 72.0));
+  const CopyAhead later(test_device());
+  later.receive(later.send(at::full({10}, 73.0)));
+  // What waits for one, waits for those before.
+  EXPECT_TRUE(at::equal(first.batch.cpu(), at::full({10}, 71.0)));
+  EXPECT_FALSE(at::equal(other.batch.cpu(), at::full({10}, 72.0)));
+}
+
+TEST(CopyAhead, what_was_made_on_the_device_is_waited_for_too) {
+  const Held held;
+  const CopyAhead ahead(test_device());
+  const at::Tensor values = at::arange(1, 100, at::kFloat) * 0.321;
+  const auto arriving = [&] {
+    const c10::StreamGuard elsewhere(c10::impl::VirtualGuardImpl(test_device().type())
+                                         .getStreamFromGlobalPool(test_device(), false));
+    return ahead.send(values.to(test_device()));
+  }();
+  EXPECT_FALSE(at::equal(arriving.batch.cpu(), values));
+  EXPECT_TRUE(at::equal(ahead.receive(arriving).cpu(), values));
+}
+
 TEST(CopyAhead, leaves_the_host_and_its_batches_alone) {
   const at::Tensor values = at::full({10}, 3.0);
   EXPECT_TRUE(CopyAhead().send(values).batch.is_same(values));
@@ -124,6 +149,8 @@ TEST(LoaderCopyAhead, as_many_batches_wait_on_the_device_as_the_options_say) {
   for (const auto& each : loader) {
     EXPECT_EQ(each.data.device(), test_device());
     EXPECT_TRUE(comes_to_hold(before + 4 * batch)) << test_device_bytes() - before;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_EQ(test_device_bytes(), before + 4 * batch);  // And no more come.
     break;
   }
   EXPECT_EQ(test_device_bytes(), before);

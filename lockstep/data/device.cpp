@@ -14,6 +14,21 @@ at::Tensor tensor_to_device(const at::Tensor& tensor, at::Device device, bool no
   return tensor.to(device, /*non_blocking=*/false);
 }
 
+std::vector<at::Tensor> stored_parts(const at::Tensor& tensor) {
+  switch (tensor.layout()) {
+    case at::kSparse:
+      return {tensor._indices(), tensor._values()};
+    case at::kSparseCsr:
+    case at::kSparseBsr:
+      return {tensor.crow_indices(), tensor.col_indices(), tensor.values()};
+    case at::kSparseCsc:
+    case at::kSparseBsc:
+      return {tensor.ccol_indices(), tensor.row_indices(), tensor.values()};
+    default:
+      return tensor.has_storage() ? std::vector<at::Tensor>{tensor} : std::vector<at::Tensor>{};
+  }
+}
+
 at::Tensor pinned_tensor(const at::Tensor& tensor) {
   if (!tensor.defined() || !tensor.is_cpu() || tensor.is_pinned()) {
     return tensor;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -14,6 +15,9 @@ namespace lockstep::data {
 /// that is not to block is made from pinned memory, without which it would block; the values may be
 /// used at once by work on the current stream. Every other copy is complete on return.
 at::Tensor tensor_to_device(const at::Tensor& tensor, at::Device device, bool non_blocking = false);
+/// The tensors with memory that a defined `tensor` is made of: itself, or a sparse one's indices
+/// and values.
+std::vector<at::Tensor> stored_parts(const at::Tensor& tensor);
 /// `tensor` in pinned memory; itself if it is there already, not on the host, or undefined.
 at::Tensor pinned_tensor(const at::Tensor& tensor);
 

@@ -15,6 +15,7 @@
 #include <ATen/Context.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/eye.h>
 #include <ATen/ops/ones.h>
 
 #include "lockstep/base/error.h"
@@ -65,6 +66,25 @@ TEST(ToDevice, LeavesWhatIsThere) {
   const at::Tensor tensor = at::ones({2});
   EXPECT_TRUE(to_device(tensor, at::kCPU).is_same(tensor));
   EXPECT_TRUE(to_device(tensor, at::kCPU, /*non_blocking=*/true).is_same(tensor));
+}
+
+TEST(StoredParts, AreAllThatASparseTensorKeepsMemoryFor) {
+  const at::Tensor dense = at::eye(4);
+  EXPECT_TRUE(stored_parts(dense)[0].is_same(dense));
+  for (const auto& [sparse, parts] :
+       {std::pair(dense.to_sparse(), 2U),
+        std::pair(dense.to_sparse_csr(), 3U),
+        std::pair(dense.to_sparse_csc(), 3U),
+        std::pair(dense.to_sparse_bsr({2, 2}), 3U)}) {
+    const std::vector<at::Tensor> stored = stored_parts(sparse);
+    ASSERT_EQ(stored.size(), parts);
+    for (const at::Tensor& part : stored) {
+      EXPECT_TRUE(part.has_storage());
+    }
+    EXPECT_EQ(
+        stored.back().const_data_ptr(),
+        (parts == 2 ? sparse._values() : sparse.values()).const_data_ptr());
+  }
 }
 
 TEST(ToDevice, ToTheHostIsCompleteOnReturn) {

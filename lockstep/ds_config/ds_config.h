@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -33,16 +34,28 @@ struct Fp16Section {
   Resolved<int64_t> hysteresis{2};
   Resolved<bool> consecutive_hysteresis{false};
   Resolved<int64_t> min_loss_scale{1};
+  Resolved<bool> master_weights_and_grads{false};  ///< Parameters are their own masters.
 };
 
 struct Bf16Section {
   Resolved<bool> enabled{false};
-  Resolved<bool> check_grad_overflow{true};  ///< Leave out updates with an inf or NaN.
+  Resolved<bool> check_grad_overflow{true};        ///< Leave out updates with an inf or NaN.
+  Resolved<bool> master_weights_and_grads{false};  ///< Parameters are their own masters.
+  Resolved<bool> optimizer_states{false};          ///< State is bf16, too.
 };
 
 struct AutocastSection {
   Resolved<bool> enabled{false};
   Resolved<std::optional<Dtype>> dtype;  ///< kFloat16 or kBfloat16; given if it is enabled.
+};
+
+/// In which dtypes tensors are. Not set: as the model has them.
+struct DataTypesSection {
+  Resolved<std::optional<Dtype>> param_dtype;       ///< Of what is computed in, or kFloat32.
+  Resolved<std::optional<Dtype>> grad_accum_dtype;  ///< kFloat32, or the parameters'.
+  Resolved<std::optional<Dtype>> buffer_dtype;
+  /// Patterns of buffers' names, of text and *.
+  Resolved<std::vector<std::string>> keep_in_fp32_modules;
 };
 
 struct OffloadOptimizerSection {
@@ -70,12 +83,17 @@ struct ZeroSection {
   /// Stage 3: elements of parameters that are whole at a time; not set: Lockstep's own.
   Resolved<std::optional<int64_t>> max_live_parameters;
   Resolved<int64_t> param_persistence_threshold{100'000};  ///< Smaller ones stay whole.
+  /// Elements that do in all.
+  Resolved<int64_t> model_persistence_threshold{std::numeric_limits<int64_t>::max()};
   Resolved<int64_t> prefetch_bucket_size{50'000'000};  ///< 0: nothing comes before it is needed.
   OffloadOptimizerSection offload_optimizer;
   OffloadParamSection offload_param;
   Resolved<int64_t> hpz_partition_size{1};
   Resolved<bool> quantized_weights{false};
   Resolved<bool> quantized_gradients{false};
+  Resolved<bool> load_from_fp32_weights{true};  ///< False: from what these round to.
+  Resolved<bool> quantized_nontrainable_weights{false};
+  Resolved<bool> ignore_unused_parameters{true};
 };
 
 /// Of TensorBoard, and of CSV files.
@@ -106,6 +124,18 @@ struct CommsLoggerSection {
   Resolved<std::vector<std::string>> prof_ops;
 };
 
+/// How the checkpoints of the engine's model keep their inputs until backward.
+struct ActivationCheckpointingSection {
+  /// Over ranks that share inputs, as model-parallel ones do, of which there is one: says nothing.
+  Resolved<bool> partition_activations{false};
+  Resolved<bool> contiguous_memory_optimization{false};
+  Resolved<bool> cpu_checkpointing{false};
+  /// Given with contiguous_memory_optimization: how many a forward has.
+  Resolved<std::optional<int64_t>> number_checkpoints;
+  Resolved<bool> synchronize_checkpoint_boundary{false};
+  Resolved<bool> profile{false};
+};
+
 /// A whole file, resolved.
 struct DsConfig {
   BatchSizes batch;
@@ -120,6 +150,7 @@ struct DsConfig {
   Fp16Section fp16;
   Bf16Section bf16;
   AutocastSection torch_autocast;
+  DataTypesSection data_types;
 
   /// Largest norm of all gradients; 0: they are not clipped. 1.0 unless the file says otherwise, as
   /// in DeepSpeed 0.19; in 0.16 it was 0.
@@ -131,15 +162,19 @@ struct DsConfig {
 
   Resolved<std::optional<int64_t>> steps_per_print;
   Resolved<bool> wall_clock_breakdown{false};
+  Resolved<bool> memory_breakdown{false};
+  Resolved<bool> dump_state{false};
   Resolved<std::optional<std::string>> log_level;
   Resolved<bool> throughput_timer{true};
   Resolved<bool> dataloader_drop_last{false};
   Resolved<TagValidation> tag_validation{TagValidation::kWarn};
+  Resolved<bool> use_node_local_storage{false};
 
   MonitorSection tensorboard;
   MonitorSection csv_monitor;
   FlopsProfilerSection flops_profiler;
   CommsLoggerSection comms_logger;
+  ActivationCheckpointingSection activation_checkpointing;
 };
 
 /// Something about a place in the file: an error, or what a person should know.

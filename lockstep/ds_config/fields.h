@@ -20,10 +20,17 @@ void visit_fields(Config& config, const Visit& visit) {
   visit("fp16.hysteresis", config.fp16.hysteresis);
   visit("fp16.consecutive_hysteresis", config.fp16.consecutive_hysteresis);
   visit("fp16.min_loss_scale", config.fp16.min_loss_scale);
+  visit("fp16.fp16_master_weights_and_grads", config.fp16.master_weights_and_grads);
   visit("bf16.enabled", config.bf16.enabled);
   visit("bf16.check_grad_overflow", config.bf16.check_grad_overflow);
+  visit("bf16.bf16_master_weights_and_grads", config.bf16.master_weights_and_grads);
+  visit("bf16.bf16_optimizer_states", config.bf16.optimizer_states);
   visit("torch_autocast.enabled", config.torch_autocast.enabled);
   visit("torch_autocast.dtype", config.torch_autocast.dtype);
+  visit("data_types.grad_accum_dtype", config.data_types.grad_accum_dtype);
+  visit("data_types.param_dtype", config.data_types.param_dtype);
+  visit("data_types.buffer_dtype", config.data_types.buffer_dtype);
+  visit("data_types.keep_in_fp32_modules", config.data_types.keep_in_fp32_modules);
   visit("gradient_clipping", config.gradient_clipping);
   visit("gradient_allreduce_op", config.gradient_allreduce_op);
   visit("communication_data_type", config.communication_data_type);
@@ -31,6 +38,8 @@ void visit_fields(Config& config, const Visit& visit) {
   auto& zero = config.zero;
   visit("zero_optimization.stage", zero.stage);
   visit("zero_optimization.reduce_bucket_size", zero.reduce_bucket_size);
+  visit("zero_optimization.load_from_fp32_weights", zero.load_from_fp32_weights);
+  visit("zero_optimization.ignore_unused_parameters", zero.ignore_unused_parameters);
   auto& optimizer = zero.offload_optimizer;
   visit("zero_optimization.offload_optimizer.device", optimizer.device);
   visit("zero_optimization.offload_optimizer.nvme_path", optimizer.nvme_path);
@@ -47,9 +56,12 @@ void visit_fields(Config& config, const Visit& visit) {
   visit("zero_optimization.stage3_prefetch_bucket_size", zero.prefetch_bucket_size);
   visit("zero_optimization.stage3_param_persistence_threshold", zero.param_persistence_threshold);
   visit("zero_optimization.stage3_max_live_parameters", zero.max_live_parameters);
+  visit("zero_optimization.stage3_model_persistence_threshold", zero.model_persistence_threshold);
   visit("zero_optimization.zero_quantized_weights", zero.quantized_weights);
   visit("zero_optimization.zero_hpz_partition_size", zero.hpz_partition_size);
   visit("zero_optimization.zero_quantized_gradients", zero.quantized_gradients);
+  visit(
+      "zero_optimization.zero_quantized_nontrainable_weights", zero.quantized_nontrainable_weights);
 
   visit("tensorboard.enabled", config.tensorboard.enabled);
   visit("tensorboard.output_path", config.tensorboard.output_path);
@@ -71,11 +83,25 @@ void visit_fields(Config& config, const Visit& visit) {
   visit("comms_logger.debug", comms.debug);
   visit("comms_logger.prof_all", comms.prof_all);
   visit("comms_logger.prof_ops", comms.prof_ops);
+  auto& activations = config.activation_checkpointing;
+  visit("activation_checkpointing.partition_activations", activations.partition_activations);
+  visit("activation_checkpointing.cpu_checkpointing", activations.cpu_checkpointing);
+  visit(
+      "activation_checkpointing.contiguous_memory_optimization",
+      activations.contiguous_memory_optimization);
+  visit("activation_checkpointing.number_checkpoints", activations.number_checkpoints);
+  visit(
+      "activation_checkpointing.synchronize_checkpoint_boundary",
+      activations.synchronize_checkpoint_boundary);
+  visit("activation_checkpointing.profile", activations.profile);
   visit("steps_per_print", config.steps_per_print);
   visit("wall_clock_breakdown", config.wall_clock_breakdown);
+  visit("memory_breakdown", config.memory_breakdown);
+  visit("dump_state", config.dump_state);
   visit("log_level", config.log_level);
   visit("timers.throughput.enabled", config.throughput_timer);
   visit("checkpoint.tag_validation", config.tag_validation);
+  visit("checkpoint.use_node_local_storage", config.use_node_local_storage);
 }
 
 }  // namespace lockstep::ds_config

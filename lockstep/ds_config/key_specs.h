@@ -76,6 +76,7 @@ inline KeySpec other_name(std::string path, KeyKind kind, std::string successor)
 std::vector<KeySpec> batch_and_precision_keys();
 std::vector<KeySpec> zero_keys();
 std::vector<KeySpec> watching_keys();
+std::vector<KeySpec> activation_keys();
 std::vector<KeySpec> refused_keys();
 
 }  // namespace lockstep::ds_config

@@ -15,7 +15,8 @@ namespace {
 
 std::vector<KeySpec> join_parts() {
   std::vector<KeySpec> keys;
-  for (const auto part : {batch_and_precision_keys, zero_keys, watching_keys, refused_keys}) {
+  for (const auto part :
+       {batch_and_precision_keys, zero_keys, watching_keys, activation_keys, refused_keys}) {
     for (KeySpec& spec : part()) {
       keys.push_back(std::move(spec));
     }

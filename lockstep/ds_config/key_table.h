@@ -45,9 +45,10 @@ struct KeySpec {
   double most = std::numeric_limits<double>::max();
   std::vector<std::string> choices = {};
   AutoRule auto_rule = AutoRule::kDefault;
-  bool may_be_null = false;    ///< null is as if the key were not there.
-  std::string fine = {};       ///< Of kRefused.
-  std::string successor = {};  ///< Of another name of a key: that key's path.
+  bool may_be_null = false;        ///< null is as if the key were not there.
+  bool first_may_be_null = false;  ///< Of a kPair, whose first number is NaN then.
+  std::string fine = {};           ///< Of kRefused.
+  std::string successor = {};      ///< Of another name of a key: that key's path.
 };
 
 /// Every key, sections before what they hold, in the order of docs/ds_config.md. Thread-safe.

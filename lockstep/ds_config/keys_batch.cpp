@@ -5,9 +5,6 @@
 namespace lockstep::ds_config {
 namespace {
 
-constexpr const char* kMasterWeights =
-    "master weights, gradients and optimizer state are float32; delete it";
-
 void add_batch(std::vector<KeySpec>& keys) {
   keys.push_back(nullable(whole("train_batch_size", 1, "samples an update, of all ranks")));
   keys.push_back(
@@ -67,8 +64,10 @@ void add_fp16(std::vector<KeySpec>& keys) {
       KeyKind::kBoolean,
       "count overflows anew after each update without one"));
   keys.push_back(whole("fp16.min_loss_scale", 1, "an overflow at this scale ends the run"));
-  keys.push_back(refused_unless(
-      "fp16.fp16_master_weights_and_grads", KeyKind::kBoolean, "false", kMasterWeights));
+  keys.push_back(works(
+      "fp16.fp16_master_weights_and_grads",
+      KeyKind::kBoolean,
+      "float16 parameters without float32 masters; stages 1 to 3, Adam, offload_optimizer"));
 }
 
 void add_bf16(std::vector<KeySpec>& keys) {
@@ -82,11 +81,16 @@ void add_bf16(std::vector<KeySpec>& keys) {
   keys.push_back(nothing(
       "bf16.immediate_grad_update",
       KeyKind::kBoolean,
-      "gradients are added to float32 ones as soon as they are there"));
-  keys.push_back(refused_unless(
-      "bf16.bf16_master_weights_and_grads", KeyKind::kBoolean, "false", kMasterWeights));
-  keys.push_back(
-      refused_unless("bf16.bf16_optimizer_states", KeyKind::kBoolean, "false", kMasterWeights));
+      "gradients are added to those of before as soon as they are there"));
+  keys.push_back(works(
+      "bf16.bf16_master_weights_and_grads",
+      KeyKind::kBoolean,
+      "bfloat16 parameters without float32 masters; stages 1 to 3; with Adam and "
+      "offload_optimizer, or bf16_optimizer_states"));
+  keys.push_back(works(
+      "bf16.bf16_optimizer_states",
+      KeyKind::kBoolean,
+      "optimizer state is bfloat16; with bf16_master_weights_and_grads"));
   keys.push_back(works("torch_autocast", KeyKind::kSection, "another way to say fp16 or bf16"));
   keys.push_back(no_auto(
       works("torch_autocast.enabled", KeyKind::kBoolean, "not together with fp16 or bf16")));
@@ -99,22 +103,28 @@ void add_bf16(std::vector<KeySpec>& keys) {
       {.path = "torch_autocast.lower_precision_safe_modules",
        .kind = KeyKind::kTexts,
        .status = KeyStatus::kRefused,
-       .words = "classes of Python; autocast has torch's own list of operations. Delete it"});
+       .words = "classes of Python, whose parameters and gradients DeepSpeed sends in "
+                "torch_autocast.dtype; "
+                "here they travel as wide as they are. Delete it"});
 }
 
 void add_data_types(std::vector<KeySpec>& keys) {
-  constexpr const char* kWide =
-      "parameters, gradients and buffers are float32, and fp16 and bf16 say what is computed in; "
-      "delete it";
   keys.push_back(works("data_types", KeyKind::kSection, ""));
-  for (const char* key :
-       {"data_types.grad_accum_dtype", "data_types.param_dtype", "data_types.buffer_dtype"}) {
-    keys.push_back(nullable(refused_unless(key, KeyKind::kText, "fp32", kWide)));
-  }
-  keys.push_back(nothing(
+  keys.push_back(dtype(
+      "data_types.grad_accum_dtype",
+      "what micro-steps' gradients of 16-bit parameters add up in: fp32, or the parameters'; not "
+      "set: fp32 in stages 2 and 3, else the parameters'"));
+  keys.push_back(dtype(
+      "data_types.param_dtype",
+      "initialize casts the parameters to it: fp32, or what fp16.enabled or bf16.enabled says; not "
+      "set: they stay as they are"));
+  keys.push_back(dtype(
+      "data_types.buffer_dtype",
+      "initialize casts floating-point buffers to it; not set: they stay as they are"));
+  keys.push_back(works(
       "data_types.keep_in_fp32_modules",
       KeyKind::kTexts,
-      "parameters and buffers all stay in float32"));
+      "buffers with one of these in their names are float32; * is any text"));
 }
 
 void add_gradients(std::vector<KeySpec>& keys) {

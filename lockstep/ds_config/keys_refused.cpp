@@ -9,24 +9,6 @@ KeySpec removed(std::string path, const std::string& instead) {
   return refused(std::move(path), "removed in DeepSpeed 0.19 (" + instead + "); delete it");
 }
 
-void add_recomputing(std::vector<KeySpec>& keys) {
-  const std::string why =
-      "the program says what is computed again, by activation_checkpoint; delete it";
-  keys.push_back(works("activation_checkpointing", KeyKind::kSection, ""));
-  for (const char* name :
-       {"partition_activations",
-        "cpu_checkpointing",
-        "contiguous_memory_optimization",
-        "synchronize_checkpoint_boundary",
-        "profile"}) {
-    keys.push_back(refused_unless(
-        std::string("activation_checkpointing.") + name, KeyKind::kBoolean, "false", why));
-  }
-  KeySpec number = refused("activation_checkpointing.number_checkpoints", why);
-  number.may_be_null = true;
-  keys.push_back(std::move(number));
-}
-
 void add_elsewhere(std::vector<KeySpec>& keys) {
   keys.push_back(refused(
       "autotuning",
@@ -59,7 +41,7 @@ void add_elsewhere(std::vector<KeySpec>& keys) {
   keys.push_back(refused("zero_optimization.zenflow", "the update is never late; delete it"));
   keys.push_back(refused(
       "zero_optimization.save_muon_momentum_buffer_in_memory",
-      "Muon is for stage 0, where nothing is swapped out; delete it"));
+      "Muon's state is never swapped out; delete it"));
   keys.push_back(nothing("disable_python_gc", KeyKind::kBoolean, "there is no Python"));
   KeySpec words = nothing(
       "vocabulary_size", KeyKind::kInteger, "DeepSpeed only warns by it of sizes that are slow");
@@ -71,7 +53,6 @@ void add_elsewhere(std::vector<KeySpec>& keys) {
 
 std::vector<KeySpec> refused_keys() {
   std::vector<KeySpec> keys;
-  add_recomputing(keys);
   add_elsewhere(keys);
   keys.push_back(removed("amp", "use fp16 or bf16"));
   keys.push_back(removed("compression_training", "train without it"));

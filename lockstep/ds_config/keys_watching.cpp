@@ -46,16 +46,12 @@ void add_prints(std::vector<KeySpec>& keys) {
   keys.push_back(
       nullable(whole("steps_per_print", 1, "say progress every so many updates; not set: never")));
   keys.push_back(works("wall_clock_breakdown", KeyKind::kBoolean, "say where a step's time goes"));
-  keys.push_back(refused_unless(
+  keys.push_back(works(
       "memory_breakdown",
       KeyKind::kBoolean,
-      "false",
-      "memory is not broken down by step; lockstep estimate-memory says what to expect"));
-  keys.push_back(refused_unless(
-      "dump_state",
-      KeyKind::kBoolean,
-      "false",
-      "lockstep ds-config check FILE --world N shows every value and who said it"));
+      "log the memory in use around forward, backward and step"));
+  keys.push_back(works(
+      "dump_state", KeyKind::kBoolean, "log every value and who said it, before training begins"));
   keys.push_back(nullable(
       {.path = "log_level",
        .kind = KeyKind::kChoice,
@@ -119,21 +115,19 @@ void add_checkpoint(std::vector<KeySpec>& keys) {
       "checkpoint.load_universal",
       KeyKind::kBoolean,
       "every checkpoint can be loaded by any number of ranks, and need not be converted"));
-  keys.push_back(refused_unless(
+  keys.push_back(works(
       "checkpoint.use_node_local_storage",
       KeyKind::kBoolean,
-      "false",
-      "a checkpoint is one folder that all hosts see; save to a shared one and delete it"));
+      "each host keeps what its ranks wrote on a disk of its own"));
   keys.push_back(nothing(
       "checkpoint.checkpoint_serialization", KeyKind::kBoolean, "files are safetensors and JSON"));
   keys.push_back(refused(
       "checkpoint.writer", "there is one way to write, in parallel and flushed; delete it"));
   keys.push_back(works("checkpoint.parallel_write", KeyKind::kSection, ""));
-  keys.push_back(refused_unless(
+  keys.push_back(nothing(
       "checkpoint.parallel_write.pipeline_stage",
       KeyKind::kBoolean,
-      "false",
-      "there are no pipeline stages; delete it"));
+      "all ranks write at the same time, and there are no pipeline stages"));
 }
 
 void add_aio(std::vector<KeySpec>& keys) {

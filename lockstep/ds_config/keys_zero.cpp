@@ -53,20 +53,19 @@ void add_state(std::vector<KeySpec>& keys) {
       "compute_grad_norm",
       KeyKind::kBoolean,
       "the norm is computed where gradients are clipped or it is asked for, and else not")));
-  keys.push_back(in_zero(refused_unless(
+  keys.push_back(in_zero(works(
       "load_from_fp32_weights",
       KeyKind::kBoolean,
-      "true",
-      "a checkpoint has float32 weights, and nothing else to load from; delete it")));
+      "false: 16-bit parameters' masters are loaded as what they round to")));
   keys.push_back(in_zero(nothing(
       "elastic_checkpoint",
       KeyKind::kBoolean,
       "every checkpoint can be loaded by any number of ranks")));
-  keys.push_back(in_zero(refused_unless(
+  keys.push_back(in_zero(works(
       "ignore_unused_parameters",
       KeyKind::kBoolean,
-      "true",
-      "a parameter without a gradient is left alone in every stage; delete it")));
+      "stages 1 and 2; false: a trained parameter without a gradient in an update is an error that "
+      "names it")));
   keys.push_back(in_zero(nothing(
       "pipeline_loading_checkpoint", KeyKind::kBoolean, "each rank reads its own parts only")));
   keys.push_back(in_zero(nothing(
@@ -144,16 +143,16 @@ void add_offload(std::vector<KeySpec>& keys) {
   for (const auto& [name, section] :
        {std::pair("cpu_offload", "offload_optimizer"),
         std::pair("cpu_offload_param", "offload_param")}) {
-    keys.push_back(in_zero(nullable(refused_unless(
+    keys.push_back(in_zero(nullable(works(
         name,
         KeyKind::kBoolean,
-        "false",
-        std::string("is the old way; write \"") + section + "\": {\"device\": \"cpu\"}"))));
+        std::string("true is the old way to write \"") + section +
+            "\": {\"device\": \"cpu\"}; an error beside that section"))));
   }
   keys.push_back(in_zero(nullable(nothing(
       "cpu_offload_use_pin_memory",
       KeyKind::kBoolean,
-      "an old name that DeepSpeed ignores, too"))));
+      "an old name that DeepSpeed ignores, too; the sections have pin_memory"))));
 }
 
 void add_stage3(std::vector<KeySpec>& keys) {
@@ -173,11 +172,11 @@ void add_stage3(std::vector<KeySpec>& keys) {
       "stage3_max_live_parameters",
       0,
       "elements that are whole at a time; not set: as many as the three largest buckets have"));
-  with_other_name(refused_unless(
+  with_other_name(whole(
       "stage3_model_persistence_threshold",
-      KeyKind::kInteger,
-      "9223372036854775807",
-      "small parameters stay whole, however many; lower stage3_param_persistence_threshold"));
+      0,
+      "elements that stay whole in all, in the model's order; a parameter for which there is no "
+      "room left is divided"));
   with_other_name(
       tuning("stage3_max_reuse_distance", "what was not touched for the longest time goes first"));
   with_other_name(tuning(
@@ -229,11 +228,10 @@ void add_plus_plus(std::vector<KeySpec>& keys) {
       "ZeRO++: ranks that keep a second copy of the weights together")));
   keys.push_back(in_zero(
       works("zero_quantized_gradients", KeyKind::kBoolean, "ZeRO++: gradients travel in 4 bits")));
-  keys.push_back(in_zero(refused_unless(
+  keys.push_back(in_zero(works(
       "zero_quantized_nontrainable_weights",
       KeyKind::kBoolean,
-      "false",
-      "weights are kept in the precision that they have; delete it")));
+      "ZeRO++: frozen weights are kept in 8 bits, and travel so")));
 }
 
 }  // namespace

@@ -13,7 +13,8 @@
 
 namespace lockstep::ds_config {
 
-/// A value of `params`. A list of numbers is one, or one for each parameter group.
+/// A value of `params`. A list of numbers is one, or one for each parameter group; or a pair, of
+/// which a null is NaN.
 using ParameterValue = std::variant<bool, int64_t, double, std::string, std::vector<double>>;
 
 struct Parameter {
@@ -55,7 +56,7 @@ class Parameters {
 /// Of Lockstep's optimizers: what `type` means, and its parameters by the names and defaults of
 /// lockstep/optim.
 struct OptimizerSection {
-  Resolved<std::string> name;  ///< "adamw", "adam", "lamb", "lion", "adagrad", "sgd", "rmsprop".
+  Resolved<std::string> name;  ///< In lower case: "adamw", "lamb", "nadam".
   Parameters parameters;
 };
 

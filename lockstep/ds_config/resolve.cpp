@@ -67,7 +67,9 @@ Reading read_ds_config(const Document& document, std::optional<int64_t> world_si
   read_typed_sections(reader, config);
   apply_precision_rules(reader, config);
   apply_zero_rules(reader, world_size, config);
+  apply_dtype_rules(reader, config);
   apply_watching_rules(reader, config);
+  apply_activation_rules(reader, config);
   if (world_size) {
     apply_batch_rule(reader, root.place, *world_size, config);
   }

@@ -47,6 +47,15 @@ bool all_fit(const KeySpec& spec, const Node& node) {
          });
 }
 
+bool is_pair(const KeySpec& spec, const Node& node) {
+  if (node.kind != Kind::kList || node.items.size() != 2) {
+    return false;
+  }
+  const bool null_first = spec.first_may_be_null && node.items[0].kind == Kind::kNull;
+  return (null_first || fits(spec, number_of(node.items[0]))) &&
+         fits(spec, number_of(node.items[1]));
+}
+
 bool is_right(const KeySpec& spec, const Node& node) {
   switch (spec.kind) {
     case KeyKind::kBoolean:
@@ -66,7 +75,7 @@ bool is_right(const KeySpec& spec, const Node& node) {
     case KeyKind::kNumbers:
       return fits(spec, number_of(node)) || (all_fit(spec, node) && !node.items.empty());
     case KeyKind::kPair:
-      return all_fit(spec, node) && node.items.size() == 2;
+      return is_pair(spec, node);
     case KeyKind::kWholes:
       return all_fit(spec, node) &&
              std::all_of(node.items.begin(), node.items.end(), [](const Node& item) {
@@ -119,7 +128,10 @@ std::string expected_of(const KeySpec& spec) {
       return fmt::format(
           "a number{}, or a list of them, one for each parameter group", limits_of(spec));
     case KeyKind::kPair:
-      return fmt::format("a list of two numbers{}", limits_of(spec));
+      return fmt::format(
+          "a list of two numbers{}{}",
+          limits_of(spec),
+          spec.first_may_be_null ? ", the first of which may be null" : "");
     case KeyKind::kWholes:
       return fmt::format("a list of whole numbers{}", limits_of(spec));
     case KeyKind::kChoice:

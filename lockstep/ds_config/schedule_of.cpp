@@ -8,6 +8,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/schedule/decay_schedules.h"
 #include "lockstep/schedule/deepspeed_schedules.h"
+#include "lockstep/schedule/ramp_schedules.h"
 
 namespace lockstep::ds_config {
 namespace {
@@ -107,6 +108,34 @@ Schedule cosine_warm_restarts(const Parameters& from) {
        .min_lr = from.number("eta_min")});
 }
 
+Schedule constant_lr(const Parameters& from) {
+  return optim::constant_factor(
+      {.factor = from.number("factor"), .num_steps = from.whole("total_iters")});
+}
+
+Schedule linear_lr(const Parameters& from) {
+  return optim::linear_factor(
+      {.start_factor = from.number("start_factor"),
+       .end_factor = from.number("end_factor"),
+       .num_steps = from.whole("total_iters")});
+}
+
+Schedule cyclic_lr(const Parameters& from) {
+  const std::string& mode = from.text("mode");
+  return optim::cyclic(
+      {.base_lr = from.numbers("base_lr"),
+       .max_lr = from.numbers("max_lr"),
+       .step_size_up = from.whole("step_size_up"),
+       .step_size_down = whole_if_there(from, "step_size_down"),
+       .mode = mode == "triangular2" ? optim::CyclicMode::kTriangular2
+               : mode == "exp_range" ? optim::CyclicMode::kExpRange
+                                     : optim::CyclicMode::kTriangular,
+       .gamma = from.number("gamma"),
+       .cycle_momentum = from.flag("cycle_momentum"),
+       .base_momentum = from.numbers("base_momentum"),
+       .max_momentum = from.numbers("max_momentum")});
+}
+
 Schedule one_cycle_lr(const Parameters& from) {
   return optim::one_cycle(
       {.max_lr = from.numbers("max_lr"),
@@ -137,6 +166,9 @@ optim::Schedule schedule_of(const SchedulerSection& section) {
       {"PolynomialLR", polynomial_lr},
       {"CosineAnnealingLR", cosine_annealing_lr},
       {"CosineAnnealingWarmRestarts", cosine_warm_restarts},
+      {"ConstantLR", constant_lr},
+      {"LinearLR", linear_lr},
+      {"CyclicLR", cyclic_lr},
       {"OneCycleLR", one_cycle_lr}};
   const auto maker = makers.find(section.name.value);
   LOCKSTEP_ASSERT(maker != makers.end(), "the table of schedules has one that nobody makes");

@@ -92,6 +92,26 @@ void add_torchs(std::vector<TypeSpec>& types) {
   types.push_back(torchs(
       "CosineAnnealingWarmRestarts",
       {required(count("T_0", 1, 0)), count("T_mult", 1, 1), number("eta_min", 0, 0.0)}));
+  types.push_back(
+      torchs("ConstantLR", {at_most(number("factor", 0, 1.0 / 3), 1), count("total_iters", 1, 5)}));
+  types.push_back(torchs(
+      "LinearLR",
+      {at_most(number("start_factor", kAboveZero, 1.0 / 3), 1),
+       at_most(number("end_factor", 0, 1.0), 1),
+       count("total_iters", 1, 5)}));
+  types.push_back(torchs(
+      "CyclicLR",
+      {required(numbers("base_lr", 0)),
+       required(numbers("max_lr", 0)),
+       count("step_size_up", 1, 2000),
+       optional(count("step_size_down", 0, 0)),
+       choice("mode", {"triangular", "triangular2", "exp_range"}),
+       number("gamma", 0, 1.0),
+       flag("cycle_momentum", true),
+       numbers("base_momentum", 0.8),
+       numbers("max_momentum", 0.9),
+       {.key = nullable(refused("scale_fn", "is a function, which no file can hold; write mode"))},
+       {.key = nothing("scale_mode", KeyKind::kText, "is for scale_fn; mode says its own")}}));
   types.push_back(torchs(
       "OneCycleLR",
       {required(numbers("max_lr", 0)),
@@ -117,6 +137,12 @@ std::vector<TypeSpec> make_schedule_types() {
       "ReduceLROnPlateau",
       "goes by a metric, which the engine's step() does not have; prepare "
       "optim::reduce_on_plateau in the program instead"));
+  for (const char* name : {"SequentialLR", "ChainedScheduler"}) {
+    types.push_back(refused_type(
+        name,
+        "takes other schedules, which DeepSpeed's file cannot hold either; give the program "
+        "optim::custom instead"));
+  }
   for (const char* name : {"LambdaLR", "MultiplicativeLR"}) {
     types.push_back(refused_type(
         name, "takes a function, which no file can hold; give the program optim::custom instead"));

@@ -17,8 +17,14 @@ void apply_zero_rules(KeyReader& reader, std::optional<int64_t> world_size, DsCo
 /// One precision of three sections that may say it.
 void apply_precision_rules(KeyReader& reader, DsConfig& config);
 
+/// What dtypes go with each other, and with what is computed in. 16-bit masters set `param_dtype`.
+void apply_dtype_rules(KeyReader& reader, DsConfig& config);
+
 /// Which operations the comms logger keeps.
 void apply_watching_rules(KeyReader& reader, DsConfig& config);
+
+/// What contiguous memory for activations needs.
+void apply_activation_rules(KeyReader& reader, const DsConfig& config);
 
 /// The batch sizes. `file`: where an error stands that is none of a key's.
 void apply_batch_rule(KeyReader& reader, config::Place file, int64_t world_size, DsConfig& config);

@@ -2,6 +2,7 @@
 #include "lockstep/ds_config/typed_sections.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include <fmt/format.h>
@@ -35,7 +36,8 @@ ParameterValue value_of(const KeySpec& spec, const Node& node) {
   }
   std::vector<double> numbers;
   for (const Node& item : node.items) {
-    numbers.push_back(*number_of(item));
+    const bool is_null = item.kind == Node::Kind::kNull;
+    numbers.push_back(is_null ? std::numeric_limits<double>::quiet_NaN() : *number_of(item));
   }
   return node.kind == Node::Kind::kList ? numbers : std::vector<double>{*number_of(node)};
 }
@@ -217,6 +219,9 @@ void fill_rate(KeyReader& reader, const Found& type, DsConfig& config) {
         "optimizer in the file; write the rate");
     return;
   }
+  if (!config.optimizer->parameters.has("lr")) {
+    return;  // An error of its own.
+  }
   parameters.replace(
       {name,
        {std::vector<double>{config.optimizer->parameters.number("lr")},
@@ -246,11 +251,34 @@ void read_scheduler(KeyReader& reader, DsConfig& config) {
   }
 }
 
+/// muP's optimizers are groups of different rates, for which a schedule may have but one.
+void note_one_rate(KeyReader& reader, const DsConfig& config) {
+  if (!config.optimizer || !config.optimizer->parameters.has("decoupled_wd") || !config.scheduler ||
+      !config.scheduler->schedule) {
+    return;
+  }
+  const optim::Schedule& schedule = *config.scheduler->schedule;
+  constexpr int64_t kLong = 1'000'000;
+  const int64_t step = schedule.total_steps().value_or(kLong) / 2;
+  const double rate = schedule.lr(step, 1);
+  if (schedule.groups() || rate == 0 || rate != schedule.lr(step, 2)) {
+    return;
+  }
+  reader.note(
+      reader.find("scheduler.type")->value->place,
+      fmt::format(
+          "{} sets one rate for all parameter groups, and so undoes those that {} scales to the "
+          "model's width; take a schedule of factors, as WarmupLR without warmup_max_lr is",
+          config.scheduler->name.value,
+          reader.find("optimizer.type")->value->text));
+}
+
 }  // namespace
 
 void read_typed_sections(KeyReader& reader, DsConfig& config) {
   read_optimizer(reader, config);
   read_scheduler(reader, config);
+  note_one_rate(reader, config);
 }
 
 }  // namespace lockstep::ds_config

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/ds_config/typed_sections.h"
 
+#include <cmath>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -13,6 +15,7 @@ namespace {
 
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 using testing::StartsWith;
 
 std::string optimizer(const std::string& type, const std::string& params = "") {
@@ -68,20 +71,39 @@ TEST(OptimizerSection, ParametersHaveDeepSpeedsDefaultsAndOrigins) {
   EXPECT_EQ(described(torchs.origin("weight_decay")), "derived: torch_adam: torch's default");
 }
 
+TEST(OptimizerSection, TorchsOthersAreKnownWithTheirParameters) {
+  const Parameters nadam = reading_with(optimizer("NAdam", R"("decoupled_weight_decay": true)"))
+                               .config.optimizer->parameters;
+  EXPECT_TRUE(nadam.flag("decoupled_weight_decay"));
+  EXPECT_EQ(nadam.number("momentum_decay"), 4e-3);
+  const Parameters eps =
+      reading_with(optimizer("Adafactor", R"("eps": [null, 0.5])")).config.optimizer->parameters;
+  EXPECT_TRUE(std::isnan(eps.numbers("eps").at(0)));
+  EXPECT_EQ(eps.numbers("eps").at(1), 0.5);
+}
+
 TEST(OptimizerSection, WhatAnOptimizerDoesNotHaveIsAnError) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {optimizer("Lion", R"("eps": 1e-8)"), "Lion has no parameter 'eps'"},
       {optimizer("SGD", R"("momentum": "0.9")"), "optimizer.params.momentum makes no sense; got"},
       {optimizer("Adam", R"("lr": -1)"), "expected a number of at least 0\n"},
       {optimizer("Adam", R"("betas": [0.9])"), "expected a list of two numbers from 0 to 1\n"},
-      {optimizer("Adam", R"("bias_correction": false)"), "unless it is true, is refused"},
+      {optimizer("Adam", R"("differentiable": true)"), "unless it is false, is refused"},
+      {optimizer("Adafactor", R"("eps": [0.1, null])"), "the first of which may be null"},
+      {optimizer("Rprop", R"("etas": [null, 1.2])"),
+       "expected a list of two numbers of at least 0"},
+      {optimizer("Adadelta", R"("rho": 1.5)"), "from 0 to 1"},
+      {optimizer("NAdam", R"("capturable": true)"), "cannot be captured"},
+      {optimizer("LBFGS"), "by a closure"},
+      {optimizer("SparseAdam"), "averaged dense"},
       {optimizer("Adam", R"("max_grad_norm": 1)"), "gradients are clipped by gradient_clipping"},
       {optimizer("SGD", R"("nesterov": true)"), "nesterov needs a momentum"},
       {R"("optimizer": {"params": {"lr": 1}})", "[ds.json:2:1] optimizer has no type"},
       {R"("optimizer": {"type": 3})", "optimizer.type makes no sense; got 3"},
       {optimizer("Muon", R"("ns_method": "svd")"), "expected one of \"gram\", \"standard\""},
       {optimizer("Muon", R"("per_head_muon": true)"), "attention heads are not told apart"},
-      {optimizer("MuAdam"), "optimizer.type MuAdam is refused: is of the Python package mup"},
+      {optimizer("MuAdam"), "optimizer.params.lr is missing, which has no default"},
+      {optimizer("MuSGD", R"("lr": 0.1, "nesterov": true)"), "nesterov needs a momentum"},
       {optimizer("OneBitAdam"), "is gone from DeepSpeed 0.19"},
       {optimizer("AdamX"), "expected one of Adam, AdamW, Lamb, Lion"}};
   for (const auto& [keys, what] : cases) {
@@ -89,14 +111,16 @@ TEST(OptimizerSection, WhatAnOptimizerDoesNotHaveIsAnError) {
   }
 }
 
-TEST(OptimizerSection, ThoseThatNeedWholeParametersAreForStageZero) {
-  EXPECT_EQ(errors_of(optimizer("Lamb")), "");
-  EXPECT_THAT(
-      errors_of(optimizer("Lamb") + R"(, "zero_optimization": {"stage": 1})"),
-      HasSubstr("lamb needs whole parameters, of which stage 1 keeps parts"));
-  EXPECT_THAT(
-      errors_of(optimizer("Muon") + R"(, "zero_optimization": {"stage": 2})"),
-      HasSubstr("muon needs whole parameters, of which stage 2 keeps parts"));
+TEST(OptimizerSection, ThoseThatNeedWholeParametersKeepTheirStateOnTheDevice) {
+  for (const std::string name : {"Lamb", "Adafactor", "Muon"}) {
+    EXPECT_EQ(errors_of(optimizer(name) + R"(, "zero_optimization": {"stage": 3})"), "") << name;
+    EXPECT_THAT(
+        errors_of(
+            optimizer(name) +
+            R"(, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}})"),
+        HasSubstr("needs whole parameters, which come together on the device"))
+        << name;
+  }
 }
 
 TEST(SchedulerSection, DeepSpeedsSchedulesTakeTheirParameters) {
@@ -124,6 +148,15 @@ TEST(SchedulerSection, TorchsSchedulesAreKnownByTheirNames) {
   EXPECT_EQ(schedule("PolynomialLR", "").lr(100, 1), 0);
   EXPECT_NEAR(schedule("CosineAnnealingLR", R"("T_max": 10)").lr(10, 1), 0, 1e-12);
   EXPECT_EQ(schedule("CosineAnnealingWarmRestarts", R"("T_0": 4)").lr(4, 1), 1);
+  EXPECT_DOUBLE_EQ(schedule("ConstantLR", R"("factor": 0.5)").lr(4, 1), 0.5);
+  EXPECT_DOUBLE_EQ(schedule("ConstantLR", R"("factor": 0.5)").lr(5, 1), 1);
+  EXPECT_DOUBLE_EQ(schedule("LinearLR", R"("start_factor": 0.5, "total_iters": 2)").lr(1, 1), 0.75);
+  const optim::Schedule cyclic = schedule(
+      "CyclicLR",
+      R"("base_lr": 1, "max_lr": 3, "step_size_up": 2, "mode": "triangular2", "scale_fn": null)");
+  EXPECT_DOUBLE_EQ(cyclic.lr(1, 9), 2);
+  EXPECT_DOUBLE_EQ(cyclic.lr(6, 9), 2);
+  EXPECT_DOUBLE_EQ(cyclic.momentum(2).value(), 0.8);
   EXPECT_NEAR(schedule("OneCycleLR", R"("max_lr": 1, "total_steps": 10)").lr(0, 5), 0.04, 1e-15);
 }
 
@@ -140,6 +173,10 @@ TEST(SchedulerSection, WhatAScheduleDoesNotHaveIsAnError) {
       {scheduler("StepLR", R"("step_size": 1, "last_epoch": 3)"), "unless it is -1, is refused"},
       {scheduler("OneCycleLR", R"("max_lr": 1, "epochs": 3)"), "write total_steps"},
       {scheduler("ReduceLROnPlateau"), "goes by a metric"},
+      {scheduler("CyclicLR", R"("base_lr": 1, "max_lr": 3, "scale_fn": "f")"), "write mode"},
+      {scheduler("CyclicLR", R"("max_lr": 3)"), "scheduler.params.base_lr is missing"},
+      {scheduler("LinearLR", R"("start_factor": 0)"), "scheduler.params.start_factor makes"},
+      {scheduler("SequentialLR"), "takes other schedules"},
       {scheduler("LambdaLR"), "takes a function, which no file can hold"},
       {scheduler("MultiStepLR", R"("milestones": [1.5])"), "a list of whole numbers"}};
   for (const auto& [keys, what] : cases) {
@@ -160,6 +197,22 @@ TEST(SchedulerSection, AutoForTheHighestRateIsTheOptimizers) {
       StartsWith("derived: optimizer.params.lr, \"auto\" at ds.json:2:"));
   EXPECT_THAT(parameters.numbers("warmup_min_lr"), ElementsAre(0));
   EXPECT_THAT(errors_of(decay), HasSubstr("there is no optimizer in the file; write the rate"));
+}
+
+TEST(SchedulerSection, OneRateForAllGroupsIsANoteBesideAnOptimizerThatScalesRates) {
+  const std::string mup = optimizer("MuAdamW", R"("lr": 0.5)") + ", ";
+  const std::string what = "sets one rate for all parameter groups";
+  EXPECT_THAT(
+      notes_of(mup + scheduler("WarmupLR", R"("warmup_max_lr": 0.5)")),
+      HasSubstr("WarmupLR " + what + ", and so undoes those that MuAdamW scales"));
+  EXPECT_THAT(notes_of(mup + scheduler("WarmupLR")), Not(HasSubstr(what)));
+  EXPECT_THAT(notes_of(mup + scheduler("StepLR", R"("step_size": 5)")), Not(HasSubstr(what)));
+  EXPECT_THAT(
+      notes_of(mup + scheduler("WarmupLR", R"("warmup_max_lr": [0.5, 0.1])")),
+      Not(HasSubstr(what)));
+  EXPECT_THAT(
+      errors_of(optimizer("MuSGD") + ", " + scheduler("WarmupLR", R"("warmup_max_lr": "auto")")),
+      HasSubstr("optimizer.params.lr is missing"));
 }
 
 /// A table's row that nobody can make would be found by its first user.

@@ -1,12 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/ds_config/value_text.h"
 
+#include <cmath>
+
 #include <fmt/format.h>
 
 namespace lockstep::ds_config {
 
 nlohmann::json json_of(const ParameterValue& value) {
-  return std::visit([](const auto& held) -> nlohmann::json { return held; }, value);
+  nlohmann::json json = std::visit([](const auto& held) -> nlohmann::json { return held; }, value);
+  for (nlohmann::json& item : json) {
+    if (json.is_array() && std::isnan(item.get<double>())) {
+      item = nullptr;
+    }
+  }
+  return json;
 }
 
 std::string text_of(const nlohmann::json& value) {
@@ -19,7 +27,7 @@ std::string text_of(const nlohmann::json& value) {
   if (value.is_array()) {
     std::string text;
     for (const nlohmann::json& item : value) {
-      text += (text.empty() ? "" : ", ") + text_of(item);
+      text += (text.empty() ? "" : ", ") + (item.is_null() ? "null" : text_of(item));
     }
     return "[" + text + "]";
   }

@@ -38,11 +38,53 @@ void read_old_zero(KeyReader& reader, ZeroSection& zero) {
           zero.stage.value));
 }
 
-/// What both sections that offload have. `least`: the stage from which on there is what they move.
+/// A truth that became the section `name`.
+template <typename Section>
+void read_old_offload(
+    KeyReader& reader, const std::string& old_name, const std::string& name, Section& section) {
+  const Found* const old = reader.find(zero_path(old_name));
+  if (old == nullptr || old->is_auto) {
+    return;
+  }
+  if (const Found* const now = reader.find(zero_path(name))) {
+    reader.error(
+        old->key,
+        fmt::format(
+            "{} is the old way to say {}, which line {} says already; remove {}",
+            zero_path(old_name),
+            zero_path(name),
+            now->key.line,
+            old_name));
+    return;
+  }
+  const bool is_on = truth_of(*old->value).value_or(false);
+  if (is_on) {
+    section.device = {OffloadDevice::kCpu, reader.origin_of(*old)};
+  }
+  reader.note(
+      old->key,
+      is_on ? fmt::format(
+                  "{}: true is the old way to write \"{}\": {{\"device\": \"cpu\"}}; write that",
+                  zero_path(old_name),
+                  name)
+            : fmt::format("{}: false says what is so anyway; delete it", zero_path(old_name)));
+}
+
+/// What the file says the device of section `name` by.
+std::string device_path(
+    const KeyReader& reader, const std::string& old_name, const std::string& name) {
+  const bool is_old =
+      reader.find(zero_path(name)) == nullptr && reader.find(zero_path(old_name)) != nullptr;
+  return is_old ? zero_path(old_name) : zero_path(name) + ".device";
+}
+
+/// What both sections that offload have. `device_key`: what says where to; `least`: the stage from
+/// which on there is what they move.
 template <typename Section>
 void check_offload(
     KeyReader& reader,
     const std::string& path,
+    const std::string& device_key,
     const Section& section,
     const ZeroSection& zero,
     int64_t least) {
@@ -50,7 +92,7 @@ void check_offload(
   if (device != OffloadDevice::kNone && zero.stage.value < least) {
     fail(
         reader,
-        path + ".device",
+        device_key,
         fmt::format(
             "offloads what every rank keeps whole in stage {}; expected stage {}{}",
             zero.stage.value,
@@ -68,12 +110,23 @@ void check_offload(
   }
 }
 
-void check_offloads(KeyReader& reader, const ZeroSection& zero) {
+void check_offloads(KeyReader& reader, ZeroSection& zero) {
+  const char* const old_optimizer = "cpu_offload";
+  const char* const old_param = "cpu_offload_param";
+  read_old_offload(reader, old_optimizer, "offload_optimizer", zero.offload_optimizer);
+  read_old_offload(reader, old_param, "offload_param", zero.offload_param);
   const auto& optimizer = zero.offload_optimizer;
   const std::string optimizer_path = zero_path("offload_optimizer");
   const std::string param_path = zero_path("offload_param");
-  check_offload(reader, optimizer_path, optimizer, zero, 1);
-  check_offload(reader, param_path, zero.offload_param, zero, 3);
+  const std::string param_device = device_path(reader, old_param, "offload_param");
+  check_offload(
+      reader,
+      optimizer_path,
+      device_path(reader, old_optimizer, "offload_optimizer"),
+      optimizer,
+      zero,
+      1);
+  check_offload(reader, param_path, param_device, zero.offload_param, zero, 3);
   if (optimizer.ratio.value == 0) {
     fail(reader, optimizer_path + ".ratio", "0 offloads nothing; write device none");
   }
@@ -83,7 +136,7 @@ void check_offloads(KeyReader& reader, const ZeroSection& zero) {
   if (optimizer.device.value == OffloadDevice::kNone) {
     fail(
         reader,
-        param_path + ".device",
+        param_device,
         "goes with offload_optimizer only: parameters off the device are updated on the host");
   } else if (optimizer.ratio.value < 1) {
     fail(
@@ -101,6 +154,8 @@ void check_plus_plus(
   for (const auto& [path, is_on] : std::vector<std::pair<std::string, bool>>{
            {zero_path("zero_quantized_weights"), zero.quantized_weights.value},
            {zero_path("zero_quantized_gradients"), zero.quantized_gradients.value},
+           {zero_path("zero_quantized_nontrainable_weights"),
+            zero.quantized_nontrainable_weights.value},
            {hpz, size > 1}}) {
     if (is_on && zero.stage.value != 3) {
       fail(
@@ -108,6 +163,14 @@ void check_plus_plus(
           path,
           fmt::format("is a part of ZeRO++, for stage 3; got stage {}", zero.stage.value));
     }
+  }
+  if (zero.quantized_nontrainable_weights.value &&
+      zero.offload_param.device.value != OffloadDevice::kNone) {
+    fail(
+        reader,
+        zero_path("zero_quantized_nontrainable_weights"),
+        "does not go with offload_param: one keeps frozen weights in 8 bits on the device, the "
+        "other as they are off it; delete one of them");
   }
   if (size > 1 && world_size && *world_size % size != 0) {
     fail(
@@ -118,21 +181,36 @@ void check_plus_plus(
   }
 }
 
-/// Optimizers that work with whole parameters alone.
+void check_unused(KeyReader& reader, const ZeroSection& zero) {
+  const std::string path = zero_path("ignore_unused_parameters");
+  const Found* const found = reader.find(path);
+  if (found != nullptr && !zero.ignore_unused_parameters.value && zero.stage.value != 1 &&
+      zero.stage.value != 2) {
+    reader.note(
+        found->key,
+        fmt::format(
+            "{} says nothing here: DeepSpeed looks for unused parameters in stages 1 and 2, and "
+            "this is stage {}",
+            path,
+            zero.stage.value));
+  }
+}
+
+/// Optimizers that work with whole parameters alone, which ranks bring together on the device.
 void check_optimizer(KeyReader& reader, const DsConfig& config) {
-  if (!config.optimizer || config.zero.stage.value == 0) {
+  const bool offloads = config.zero.offload_optimizer.device.value != OffloadDevice::kNone;
+  if (!config.optimizer || !offloads) {
     return;
   }
   const std::string& name = config.optimizer->name.value;
   if (name == "lamb" || name == "adafactor" || name == "muon") {
     fail(
         reader,
-        "optimizer.type",
+        zero_path("offload_optimizer.device"),
         fmt::format(
-            "{} needs whole parameters, of which stage {} keeps parts; use another optimizer, or "
-            "stage 0",
-            name,
-            config.zero.stage.value));
+            "leaves the state on the host, and {} needs whole parameters, which come together on "
+            "the device; delete it, or use another optimizer",
+            name));
   }
 }
 
@@ -143,6 +221,7 @@ void apply_zero_rules(KeyReader& reader, std::optional<int64_t> world_size, DsCo
   read_old_zero(reader, zero);
   check_offloads(reader, zero);
   check_plus_plus(reader, world_size, zero);
+  check_unused(reader, zero);
   check_optimizer(reader, config);
   const std::string sum = "gradient_allreduce_op";
   if (config.gradient_allreduce_op.value == AllreduceOp::kSum && zero.stage.value == 3) {

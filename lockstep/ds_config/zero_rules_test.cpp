@@ -126,18 +126,59 @@ TEST(ZeroSection, OffloadedParametersAreUpdatedOnTheHost) {
       HasSubstr("ratio makes no sense; got 2, expected a number from 0 to 1\n"));
 }
 
-TEST(ZeroSection, TheOldTruthsOfOffloadingSayWhatToWrite) {
-  for (const auto& [name, section] :
+TEST(ZeroSection, TheOldTruthsOfOffloadingAreTheNewSections) {
+  const Reading both = reading_with(zero(R"("stage": 3, "cpu_offload": true,
+    "cpu_offload_param": true, "cpu_offload_use_pin_memory": true)"));
+  EXPECT_EQ(lines_of(both.errors), "");
+  const ZeroSection& section = both.config.zero;
+  EXPECT_EQ(section.offload_optimizer.device.value, OffloadDevice::kCpu);
+  EXPECT_EQ(section.offload_param.device.value, OffloadDevice::kCpu);
+  EXPECT_EQ(described(section.offload_param.device.origin), "ds.json:3:26");
+  for (const auto& [name, now] :
        {std::pair("cpu_offload", "offload_optimizer"),
         std::pair("cpu_offload_param", "offload_param")}) {
-    const std::string key = std::string("\"") + name + "\"";
     EXPECT_THAT(
-        errors_of(zero("\"stage\": 3, " + key + ": true")),
+        lines_of(both.notes),
         HasSubstr(
-            std::string(name) + ", unless it is false, is refused: is the old way; write \"" +
-            section + "\": {\"device\": \"cpu\"}"));
+            std::string("zero_optimization.") + name + ": true is the old way to write \"" + now +
+            "\": {\"device\": \"cpu\"}; write that\n"));
+    const std::string key = std::string("\"") + name + "\"";
     EXPECT_EQ(errors_of(zero(key + ": false")), "");
     EXPECT_EQ(errors_of(zero(key + ": null")), "");
+    EXPECT_EQ(errors_of(zero(key + ": \"auto\"")), "");
+    EXPECT_THAT(
+        errors_of(zero(
+            "\"stage\": 3, \"" + std::string(now) + "\": {\"device\": \"none\"},\n" + key +
+            ": false")),
+        HasSubstr(
+            std::string("[ds.json:3:1] zero_optimization.") + name +
+            " is the old way to say zero_optimization." + now + ", which line 2 says already; "));
+  }
+}
+
+TEST(ZeroSection, TheOldTruthsOfOffloadingGoWithTheSameStages) {
+  EXPECT_THAT(
+      errors_of(zero(R"("cpu_offload": true)")),
+      HasSubstr("zero_optimization.cpu_offload offloads what every rank keeps whole in stage 0"));
+  EXPECT_THAT(
+      errors_of(zero(R"("stage": 3, "cpu_offload_param": true)")),
+      HasSubstr("zero_optimization.cpu_offload_param goes with offload_optimizer only"));
+  EXPECT_EQ(
+      errors_of(zero(R"("stage": 3, "cpu_offload": true, "offload_param": {"device": "cpu"})")),
+      "");
+}
+
+TEST(ZeroSection, UnusedParametersAreLookedForInStagesOneAndTwo) {
+  const std::string key = R"("ignore_unused_parameters": false)";
+  EXPECT_TRUE(reading_with(zero(R"("stage": 2)")).config.zero.ignore_unused_parameters.value);
+  for (const int stage : {0, 1, 2, 3}) {
+    const Reading reading = reading_with(zero("\"stage\": " + std::to_string(stage) + ", " + key));
+    EXPECT_EQ(lines_of(reading.errors), "");
+    EXPECT_FALSE(reading.config.zero.ignore_unused_parameters.value);
+    EXPECT_EQ(
+        lines_of(reading.notes).find("looks for unused parameters in stages 1 and 2") !=
+            std::string::npos,
+        stage == 0 || stage == 3);
   }
 }
 
@@ -149,12 +190,15 @@ TEST(ZeroSection, WhatStageThreeKeepsWholeIsKnownByBothNames) {
   EXPECT_EQ(section.param_persistence_threshold.value, 10);
   EXPECT_EQ(section.prefetch_bucket_size.value, 0);
   EXPECT_FALSE(reading_with("").config.zero.max_live_parameters.value.has_value());
+  for (const std::string key :
+       {"model_persistence_threshold", "stage3_model_persistence_threshold"}) {
+    EXPECT_EQ(
+        reading_with(zero("\"" + key + "\": 1e9")).config.zero.model_persistence_threshold.value,
+        1'000'000'000);
+  }
   EXPECT_THAT(
-      errors_of(zero(R"("stage3_model_persistence_threshold": 1e9)")),
-      HasSubstr("lower stage3_param_persistence_threshold"));
-  EXPECT_THAT(
-      errors_of(zero(R"("model_persistence_threshold": 1e9)")),
-      HasSubstr("zero_optimization.model_persistence_threshold, unless it is"));
+      errors_of(zero(R"("model_persistence_threshold": -1)")),
+      HasSubstr("zero_optimization.model_persistence_threshold makes no sense; got -1"));
   EXPECT_THAT(
       errors_of(zero(R"("max_live_parameters": -1)")),
       HasSubstr("zero_optimization.max_live_parameters makes no sense; got -1"));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -13,6 +14,7 @@
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/engine/engine_core.h"
+#include "lockstep/zero/activation_checkpoint.h"
 
 namespace lockstep {
 
@@ -27,9 +29,10 @@ namespace lockstep {
 ///     }
 ///
 /// - `engine(inputs...)` runs the model's forward in the configured precision. Parameters stay as
-///   wide as they are: float32 ones are their own master copy, of 16-bit ones the stages from 1 on
-///   keep float32 masters. With fp16 and bf16, operations compute in these, and a result that is
-///   one tensor comes back as float32.
+///   wide as they are, unless data_types.param_dtype says otherwise: float32 ones are their own
+///   master copy; of 16-bit ones, with fp16 or bf16, ranks keep float32 masters, divided in stage
+///   0, too. With fp16 and bf16, operations compute in these, and a result that is one tensor comes
+///   back as float32.
 /// - `backward(loss)` divides by the micro-steps an update, scales with fp16, and averages: at the
 ///   boundary in stages 0 and 1, after every micro-step in stages 2 and 3.
 /// - `step()` counts a micro-step; at the boundary it clips, updates, steps the scheduler unless
@@ -57,6 +60,22 @@ class Engine {
     }
     return result;
   }
+  /// activation_checkpoint by the file's activation_checkpointing, as it is within `engine(...)`
+  /// anyway: for what a program computes outside of it.
+  std::vector<at::Tensor> checkpoint(
+      CheckpointedForward forward,
+      const std::vector<at::Tensor>& inputs,
+      const std::vector<at::Tensor>& parameters) {
+    const ActivationCheckpointing::Scope scope(core_->activation_checkpointing());
+    return activation_checkpoint(std::move(forward), inputs, parameters);
+  }
+  template <typename Module, std::convertible_to<at::Tensor>... Inputs>
+  requires requires(const Module& module) { module->parameters(); }
+  at::Tensor checkpoint(const Module& module, const Inputs&... inputs) {
+    const ActivationCheckpointing::Scope scope(core_->activation_checkpointing());
+    return activation_checkpoint(module, inputs...);
+  }
+
   /// Returns the loss divided by the micro-steps an update, unless `scale_wrt_gas` is false.
   /// ConfigError without an optimizer, and for a loss of several numbers.
   at::Tensor backward(const at::Tensor& loss, bool scale_wrt_gas = true) {
@@ -75,6 +94,13 @@ class Engine {
   }
   /// Backwards within the scope average nothing. Stages 0 and 1.
   GradientScope no_sync() { return core_->no_sync(); }
+  /// Runs `body`, whose backwards send nothing, and then averages all their gradients at once:
+  /// several losses for one update, at the cost of one. Stages 1 to 3. Gradients stay whole on each
+  /// rank meanwhile. step() comes after it. If `body` throws, nothing is averaged. Collective.
+  /// ConfigError within no_sync(), and with managed_gradient_accumulation false.
+  void coalesce_grad_reduction(const std::function<void()>& body) {
+    core_->coalesce_grad_reduction(body);
+  }
 
   /// The model itself.
   const Model& module() const { return model_; }
@@ -145,6 +171,17 @@ class Engine {
     return true;
   }
 
+  /// Takes what the run keeps on the device to the host's memory, and back; see
+  /// Accelerator::offload_states.
+  void offload_states(const OffloadStatesOptions& options = {}) { core_->offload_states(options); }
+  void reload_states(bool non_blocking = false) { core_->reload_states(non_blocking); }
+  /// Ends the engine: waits for a save under way, closes monitors, and lets go of all that it
+  /// holds, whoever has another handle to it. What is used of it after that is a ConfigError; in
+  /// stage 3 the model's values are gone. Its optimizer is not to be used any more; what memory the
+  /// program's own handles hold (optimizer, loader) goes with them. Never communicates. Again: does
+  /// nothing.
+  void destroy() { core_->destroy(); }
+
   /// Logs, on the main process, what this rank's collectives have cost so far, and returns it: by
   /// operation and size how many, their time, and their bandwidth; see CommsLog. `show_straggler`
   /// compares ranks, and is collective. ConfigError unless comms_logger is enabled.
@@ -187,10 +224,12 @@ class Engine {
 struct NoLoader {};
 
 /// Makes an engine of a model: (engine, optimizer, NoLoader, scheduler). Both are empty if there is
-/// none. ConfigError for a configuration that makes no sense, with all that is wrong. Collective.
+/// none. The model is cast as data_types says. ConfigError for a configuration that makes no sense,
+/// with all that is wrong. Collective.
 template <ModuleHandle Model>
 auto initialize(const Model& model, InitializeOptions options) {
-  auto core = std::make_shared<EngineCore>(std::move(options));
+  auto core =
+      std::make_shared<EngineCore>(std::move(options), parameters_of(*model), buffers_of(*model));
   auto plain = core->optimizer_of(parameters_of(*model));
   Optimizer optimizer;
   if (plain) {

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an engine saves, and goes on from.
+#include <algorithm>
 #include <fstream>
-#include <sstream>
+#include <functional>
+#include <optional>
 #include <vector>
 
 #include <fmt/format.h>
@@ -10,6 +12,7 @@
 #include "lockstep/accelerator/state_hooks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/machine.h"
 #include "lockstep/base/new_file.h"
 #include "lockstep/engine/engine_core.h"
 
@@ -43,13 +46,13 @@ std::optional<std::string> latest_in(const fs::path& folder) {
 
 void EngineCore::register_hooks() {
   remove_hooks_.push_back(
-      accelerator_->register_save_state_pre_hook([this](StateBeingSaved& saved) {
-        if (accelerator_->is_main_process()) {
+      accelerator().register_save_state_pre_hook([this](StateBeingSaved& saved) {
+        if (leads_disk()) {
           saved.contents.add_json(kEngineFile, state());
         }
       }));
   remove_hooks_.push_back(
-      accelerator_->register_load_state_pre_hook([this](StateBeingLoaded& loaded) {
+      accelerator().register_load_state_pre_hook([this](StateBeingLoaded& loaded) {
         if (!loaded.checkpoint.has(kEngineFile)) {
           throw CheckpointError(
               loaded.checkpoint.path().string(),
@@ -91,7 +94,7 @@ void EngineCore::load_state(const nlohmann::json& saved, const std::string& path
 std::string EngineCore::agreed_tag(const std::string& mine) {
   std::vector<std::string> tags;
   bool differ = false;
-  for (const nlohmann::json& tag : accelerator_->gather_object(mine)) {
+  for (const nlohmann::json& tag : accelerator().gather_object(mine)) {
     tags.push_back(tag.get<std::string>());
     differ = differ || tags.back() != tags.front();
   }
@@ -119,40 +122,137 @@ fs::path EngineCore::save_checkpoint(
       agreed_tag(tag ? tag->text() : fmt::format("global_step{}", global_steps_));
   check_tag(name);
   client_state_ = options.client_state.is_null() ? options.client_sd : options.client_state;
-  const fs::path folder = save_dir / name;
-  accelerator_->save_state(folder);
-  client_state_ = nullptr;
-  std::string failure;
-  if (options.save_latest && accelerator_->is_main_process()) {
-    try {
-      NewFile latest(save_dir / kLatest);
-      latest.write(name + "\n");
-      latest.rename_to(save_dir / kLatest, /*replace=*/true);
-    } catch (const std::exception& error) {
-      failure = error.what();
-    }
+  if (saves_on_each_host()) {
+    client_state_ =
+        accelerator().broadcast_object(client_state_);  // Of which each host has a copy.
   }
-  // Nobody goes on before the name is there, or without hearing that it is not.
-  failure = accelerator_->gather_object(failure).front().get<std::string>();
-  if (!failure.empty()) {
-    throw CheckpointError(
-        folder.string(), fmt::format("is saved, but not named latest: {}", failure));
+  const fs::path folder = save_dir / name;
+  accelerator().save_state(folder);
+  client_state_ = nullptr;
+  if (options.save_latest) {
+    name_latest(save_dir, name);
+  } else {
+    accelerator().wait_for_everyone();
   }
   return folder;
+}
+
+bool EngineCore::saves_on_each_host() const {
+  return saves_on_each_host_ && !accelerator().world().on_one_host();
+}
+
+/// Whether this rank writes what a disk has once.
+bool EngineCore::leads_disk() const {
+  return saves_on_each_host() ? accelerator().is_local_main_process()
+                              : accelerator().is_main_process();
+}
+
+/// What any rank says of a failure; empty if there is none. Collective.
+std::string EngineCore::first_failure(const std::string& mine) {
+  const std::vector<nlohmann::json> all = accelerator().gather_object(mine);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (const auto text = all[rank].get<std::string>(); !text.empty()) {
+      return fmt::format("rank {}: {}", rank, text);
+    }
+  }
+  return "";
+}
+
+/// Lets `latest` name `name`, on every disk or on none. Nobody goes on before the name is there, or
+/// without hearing that it is not. Collective.
+void EngineCore::name_latest(const fs::path& save_dir, const std::string& name) {
+  std::optional<NewFile> prepared;
+  std::optional<std::string> before;
+  bool is_named = false;
+  const auto attempt = [&](const std::function<void()>& step) {
+    std::string failure;
+    if (leads_disk()) {
+      try {
+        step();
+      } catch (const std::exception& error) {
+        failure = error.what();
+      }
+    }
+    return first_failure(failure);
+  };
+  // A disk that is full or read-only is found before any other has got the name.
+  std::string failure = attempt([&] {
+    before = latest_in(save_dir);
+    prepared.emplace(save_dir / kLatest);
+    prepared->write(name + "\n");
+  });
+  if (failure.empty()) {
+    failure = attempt([&] {
+      prepared->rename_to(save_dir / kLatest, /*replace=*/true);
+      is_named = true;
+    });
+    if (!failure.empty()) {
+      attempt([&] {
+        if (is_named && before) {
+          NewFile again(save_dir / kLatest);
+          again.write(*before + "\n");
+          again.rename_to(save_dir / kLatest, /*replace=*/true);
+        } else if (is_named) {
+          fs::remove(save_dir / kLatest);
+        }
+      });
+    }
+  }
+  if (!failure.empty()) {
+    throw CheckpointError(
+        (save_dir / name).string(), fmt::format("is saved, but not named latest: {}", failure));
+  }
+}
+
+/// What `latest` names; empty if there is none. Where hosts have disks of their own, and died
+/// between one's and another's naming, a name that all of them have. Collective.
+std::string EngineCore::agreed_latest(const fs::path& load_dir) {
+  const std::string mine = leads_disk() ? latest_in(load_dir).value_or("") : "";
+  const std::vector<nlohmann::json> all = accelerator().gather_object(mine);
+  if (!saves_on_each_host()) {
+    return all.front().get<std::string>();
+  }
+  std::vector<std::string> names;
+  for (const nlohmann::json& each : all) {
+    const auto name = each.get<std::string>();
+    if (!name.empty() && std::find(names.begin(), names.end(), name) == names.end()) {
+      names.push_back(name);
+    }
+  }
+  for (const std::string& name : names) {
+    check_tag(name);
+    const std::string lacking =
+        fs::exists(load_dir / name)
+            ? ""
+            : fmt::format("host {} has no {}", describe_machine().system.host, name);
+    const std::string told = first_failure(lacking);
+    if (told.empty()) {
+      if (names.size() > 1) {
+        log_warning(fmt::format(
+            "hosts name different checkpoints in {}: {}; {} is loaded, which all have",
+            (load_dir / kLatest).string(),
+            fmt::join(names, ", "),
+            name));
+      }
+      return name;
+    }
+    if (name == names.back()) {
+      throw CheckpointError(
+          (load_dir / name).string(),
+          told +
+              "; each host needs what its own ranks saved: copy it there, or give a tag that "
+              "all have");
+    }
+  }
+  return "";
 }
 
 LoadedCheckpoint EngineCore::load_checkpoint(
     const fs::path& load_dir,
     std::optional<CheckpointTag> tag,
     const LoadCheckpointOptions& options) {
-  std::string name;
-  if (tag) {
-    name = tag->text();
-  } else if (accelerator_->is_main_process()) {
-    name = latest_in(load_dir).value_or("");
-  }
-  // Rank 0's of `latest`: another save may be under way.
-  name = tag ? name : accelerator_->gather_object(name).front().get<std::string>();
+  // One rank's of `latest`: another save may be under way.
+  const std::string name = tag ? tag->text() : agreed_latest(load_dir);
   if (name.empty()) {
     log_warning(fmt::format(
         "{} has no file {}; nothing is loaded; give a tag, or start anew",
@@ -161,7 +261,7 @@ LoadedCheckpoint EngineCore::load_checkpoint(
     return {};
   }
   check_tag(name);
-  accelerator_->load_state(
+  accelerator().load_state(
       load_dir / name,
       {.strict = options.load_module_strict,
        .optimizers = options.load_optimizer_states,

@@ -20,27 +20,39 @@ namespace lockstep {
 
 /// The micro-step whose backward the update follows, so that all three parts are of one.
 bool EngineCore::is_profiled() const {
-  return config_.flops_profiler.enabled.value && accelerator_->is_main_process() &&
+  return config_.flops_profiler.enabled.value && accelerator().is_main_process() &&
          global_steps_ == config_.flops_profiler.profile_step.value &&
          is_gradient_accumulation_boundary();
 }
 
 StepTimers::Clock::time_point EngineCore::settled_now() const {
-  const at::Device device = accelerator_->device();
+  const at::Device device = accelerator().device();
   if (!device.is_cpu()) {  // Whose work may only have been launched.
     at::accelerator::synchronizeDevice(device.index());
   }
   return StepTimers::Clock::now();
 }
 
+Accelerator& EngineCore::accelerator() const {
+  if (!accelerator_) {
+    throw ConfigError("engine", "is destroyed; initialize() makes another");
+  }
+  return *accelerator_;
+}
+
 StepTimers::Clock::time_point EngineCore::now() const {
+  accelerator();  // Else what is asked next is gone.
   return report_->wants_times() || is_profiled() ? settled_now() : StepTimers::Clock::now();
 }
 
 EngineCore::Forward::Forward(EngineCore& core)
-    : core_(core), began_(core.now()), profiled_(core.is_profiled()) {
+    : core_(core),
+      checkpoints_(core.activation_checkpointing_),
+      began_(core.now()),
+      profiled_(core.is_profiled()) {
+  core.tell_memory("before forward");
   if (profiled_) {
-    const bool on_cpu = core.accelerator_->device().is_cpu();
+    const bool on_cpu = core.accelerator().device().is_cpu();
     core.profile_.modules = core.modules_();
     core.profile_.forward.start(
         on_cpu ? std::function<void()>() : [&core] { core.settled_now(); }, &core.profile_.modules);
@@ -48,8 +60,12 @@ EngineCore::Forward::Forward(EngineCore& core)
 }
 
 EngineCore::Forward::~Forward() {
+  if (!core_.accelerator_) {
+    return;
+  }
   try {
     core_.profile_.forward.stop();
+    core_.tell_memory("after forward");
   } catch (const std::exception&) {
     // No memory for the table of modules, which will lack this forward.
   }
@@ -62,7 +78,7 @@ EngineCore::Forward::~Forward() {
 void EngineCore::tell_profile() {
   profile_.update = config_.flops_profiler.profile_step.value;
   profile_.micro_batch_size = micro_batch_size_;
-  profile_.ranks = accelerator_->num_processes();
+  profile_.ranks = accelerator().num_processes();
   report_flops(profile_, config_.flops_profiler);
   profile_.clear();
 }
@@ -82,7 +98,7 @@ std::string EngineCore::log_summary(bool show_straggler) {
     for (const CommsLogRow& row : rows) {
       mine[key(row)] = row.total_ms;
     }
-    const std::vector<nlohmann::json> all = accelerator_->gather_object(mine);
+    const std::vector<nlohmann::json> all = accelerator().gather_object(mine);
     for (const CommsLogRow& row : rows) {
       double least = row.total_ms;
       for (const nlohmann::json& theirs : all) {
@@ -121,6 +137,7 @@ GradientScope EngineCore::no_sync() {
 }
 
 at::Tensor EngineCore::backward(const at::Tensor& loss, bool scale_wrt_gas) {
+  tell_memory("before backward");
   if (!has_optimizer_) {
     throw ConfigError(
         "backward", "there is no optimizer; add one to the configuration, or give initialize one");
@@ -138,14 +155,14 @@ at::Tensor EngineCore::backward(const at::Tensor& loss, bool scale_wrt_gas) {
                                  : loss;
   const bool sum = config_.gradient_allreduce_op.value == ds_config::AllreduceOp::kSum;
   const at::Tensor rooted =
-      sum ? at::mul(divided, static_cast<double>(accelerator_->num_processes())) : divided;
+      sum ? at::mul(divided, static_cast<double>(accelerator().num_processes())) : divided;
   // Stages 2 and 3 divide gradients after each backward, so that none is whole for long.
   const bool waits = within_no_sync_ || (stage() < 2 && !is_gradient_accumulation_boundary());
   if (waits) {
-    const GradientScope held = accelerator_->no_sync();
-    accelerator_->backward(rooted);
+    const GradientScope held = accelerator().no_sync();
+    accelerator().backward(rooted);
   } else {
-    accelerator_->backward(rooted);
+    accelerator().backward(rooted);
   }
   averaged_ = !waits;
   at::Tensor result = divided.detach();
@@ -157,12 +174,19 @@ at::Tensor EngineCore::backward(const at::Tensor& loss, bool scale_wrt_gas) {
   if (is_profiled()) {
     profile_.backward_ms += ms;
   }
+  tell_memory("after backward");
   return result;
 }
 
 void EngineCore::step() {
+  tell_memory("before step");
   if (within_no_sync_) {
-    throw ConfigError("step", "within no_sync(), whose gradients are not averaged; leave it first");
+    throw ConfigError(
+        "step",
+        coalescing_
+            ? "within coalesce_grad_reduction(), whose gradients are averaged at its end; step "
+              "after it"
+            : "within no_sync(), whose gradients are not averaged; leave it first");
   }
   if (!has_optimizer_) {
     throw ConfigError("step", "there is no optimizer; add one to the configuration");
@@ -171,8 +195,9 @@ void EngineCore::step() {
   const bool boundary = is_gradient_accumulation_boundary();
   const bool profiled = is_profiled();
   if (boundary) {
+    check_unused();
     if (config_.gradient_clipping.value > 0) {
-      norm_ = accelerator_->clip_grad_norm_(parameters_(), config_.gradient_clipping.value);
+      norm_ = accelerator().clip_grad_norm_(parameters_(), config_.gradient_clipping.value);
     }
     optimizer_.step();
     step_applied_ = !optimizer_.step_was_skipped();
@@ -193,6 +218,7 @@ void EngineCore::step() {
     profile_.step_ms = ms;
     tell_profile();
   }
+  tell_memory("after step");
   if (!boundary) {
     return;
   }
@@ -204,12 +230,16 @@ void EngineCore::step() {
       .lr = get_lr(),
       .mom = get_mom(),
       .loss_scale = std::nullopt,
-      .timers = timers_};
+      .timers = timers_,
+      .checkpoints = std::nullopt};
   if (report_->wants_loss() && loss_sum_.defined()) {
     facts.loss = loss_sum_.item<double>();
   }
   if (config_.precision.value == ds_config::Dtype::kFloat16) {
     facts.loss_scale = loss_scale();
+  }
+  if (config_.activation_checkpointing.profile.value) {
+    facts.checkpoints = activation_checkpointing_->take_times();
   }
   report_->tell(facts);
   loss_sum_.reset();
@@ -217,11 +247,11 @@ void EngineCore::step() {
 }
 
 int64_t EngineCore::train_batch_size() const {
-  return micro_batch_size_ * gradient_accumulation_steps_ * accelerator_->num_processes();
+  return micro_batch_size_ * gradient_accumulation_steps_ * accelerator().num_processes();
 }
 
 void EngineCore::set_train_batch_size(int64_t size) {
-  const int64_t a_micro_step = micro_batch_size_ * accelerator_->num_processes();
+  const int64_t a_micro_step = micro_batch_size_ * accelerator().num_processes();
   if (size < 1 || size % a_micro_step != 0) {
     throw ConfigError(
         "set_train_batch_size",
@@ -230,7 +260,7 @@ void EngineCore::set_train_batch_size(int64_t size) {
             "({} ranks of {})",
             size,
             a_micro_step,
-            accelerator_->num_processes(),
+            accelerator().num_processes(),
             micro_batch_size_));
   }
   gradient_accumulation_steps_ = size / a_micro_step;
@@ -249,10 +279,11 @@ std::optional<double> EngineCore::get_global_grad_norm() const {
 }
 
 FullValues EngineCore::full_values() {
+  Group& group = accelerator().group();
   if (!has_optimizer_) {
     throw ConfigError("engine", "without an optimizer no parameter is trained; give it one");
   }
-  return {accelerator_->group(), optimizer_, loss_scale(), averaged_};
+  return {group, optimizer_, loss_scale(), averaged_};
 }
 
 std::vector<double> EngineCore::get_lr() const {
@@ -287,10 +318,10 @@ std::vector<double> EngineCore::get_mom() const {
 
 double EngineCore::loss_scale() const {
   if (loss_scale_) {
-    accelerator_->scaler();  // What the last update did to it counts from now on.
+    accelerator().scaler();  // What the last update did to it counts from now on.
     return loss_scale_->scale();
   }
-  GradScaler* scaler = accelerator_->scaler();
+  GradScaler* scaler = accelerator().scaler();
   return scaler == nullptr ? 1 : scaler->get_scale();
 }
 

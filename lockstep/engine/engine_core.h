@@ -16,26 +16,34 @@
 #include "lockstep/accelerator/full_values.h"
 #include "lockstep/comm/comms_log.h"
 #include "lockstep/ds_config/ds_config.h"
+#include "lockstep/engine/config_arguments.h"
 #include "lockstep/engine/flops_profiler.h"
 #include "lockstep/engine/init_distributed.h"
 #include "lockstep/engine/loss_scale.h"
 #include "lockstep/engine/module_tree.h"
 #include "lockstep/engine/step_report.h"
+#include "lockstep/optim/mup.h"
+#include "lockstep/zero/activation_checkpointing.h"
 
 namespace lockstep {
 
 /// What `initialize` takes besides the model.
 struct InitializeOptions {
-  /// The ds_config.json; or its text, as `config_json`. One of them, or else what
-  /// LOCKSTEP_DEEPSPEED_CONFIG_FILE names (`lockstep launch --deepspeed-config-file`).
+  /// The ds_config.json; or its text, as `config_json`; or what the command line names, by `args`.
+  /// One of them, or else what LOCKSTEP_DEEPSPEED_CONFIG_FILE names
+  /// (`lockstep launch --deepspeed-config-file`).
   std::filesystem::path config = {};
   std::string config_json = {};
+  /// What add_config_arguments has found.
+  ConfigArguments args = {};
   /// Instead of the file's optimizer: of lockstep::optim, or with stage 0 of torch::optim.
   std::shared_ptr<torch::optim::Optimizer> optimizer = nullptr;
   /// Instead of the file's scheduler.
   std::optional<AnySchedule> lr_scheduler = std::nullopt;
   /// What the file's optimizer trains; empty: all of the model's that require gradients.
   std::vector<at::Tensor> model_parameters = {};
+  /// For the file's MuAdam, MuAdamW and MuSGD: what optim::set_base_shapes gave of the model.
+  optim::InfShapes mup_shapes = {};
   /// What the file says nothing of: project_dir, cpu, timeouts. Where both say something
   /// (mixed_precision, zero, gradient_accumulation_steps, grad_scaler, non_finite) it is an error.
   AcceleratorOptions accelerator = {};
@@ -88,10 +96,13 @@ struct LoadedCheckpoint {
 /// What an engine is, whatever the type of its model. See Engine, which says what it does.
 class EngineCore {
  public:
-  explicit EngineCore(InitializeOptions options);
+  /// Casts what it is given as the file says; see cast_model.
+  EngineCore(
+      InitializeOptions options, const NamedTensors& parameters, const NamedTensors& buffers);
 
   // --- what initialize() does, in this order
-  Accelerator& accelerator() { return *accelerator_; }
+  /// ConfigError once the engine is destroyed.
+  Accelerator& accelerator() const;
   const ds_config::DsConfig& config() const { return config_; }
   /// The given optimizer, or the file's, of `parameters`; null if there is neither.
   std::shared_ptr<torch::optim::Optimizer> optimizer_of(NamedTensors parameters);
@@ -110,6 +121,7 @@ class EngineCore {
   bool is_gradient_accumulation_boundary() const;
   void set_gradient_accumulation_boundary(bool is_boundary) { boundary_ = is_boundary; }
   GradientScope no_sync();
+  void coalesce_grad_reduction(const std::function<void()>& body);
   /// A forward of the model, for as long as what it returns lives.
   class Forward {
    public:
@@ -120,9 +132,15 @@ class EngineCore {
 
    private:
     EngineCore& core_;
+    ActivationCheckpointing::Scope checkpoints_;
     StepTimers::Clock::time_point began_;
     bool profiled_ = false;
   };
+
+  /// Of the file's activation_checkpointing; null if that asks for nothing.
+  const std::shared_ptr<ActivationCheckpointing>& activation_checkpointing() const {
+    return activation_checkpointing_;
+  }
 
   // --- looking
   int64_t gradient_accumulation_steps() const { return gradient_accumulation_steps_; }
@@ -143,6 +161,11 @@ class EngineCore {
   /// ConfigError without an optimizer.
   FullValues full_values();
 
+  // --- letting go
+  void offload_states(const OffloadStatesOptions& options);
+  void reload_states(bool non_blocking);
+  void destroy();
+
   // --- checkpoints
   std::filesystem::path save_checkpoint(
       const std::filesystem::path& save_dir,
@@ -162,10 +185,23 @@ class EngineCore {
   AcceleratorOptions accelerator_options(AcceleratorOptions given);
   void set_precision(AcceleratorOptions& options);
   void set_zero(AcceleratorOptions& options) const;
+  void set_sixteen_bits(AcceleratorOptions& options, ZeroPlugin& plugin) const;
+  void check_unused() const;
+  /// With memory_breakdown: how much there is in use `when`.
+  void tell_memory(const char* when) const;
   std::string agreed_tag(const std::string& mine);
+  bool saves_on_each_host() const;
+  bool leads_disk() const;
+  std::string first_failure(const std::string& mine);
+  void name_latest(const std::filesystem::path& save_dir, const std::string& name);
+  std::string agreed_latest(const std::filesystem::path& load_dir);
   nlohmann::json state() const;
   void load_state(const nlohmann::json& state, const std::string& path, bool with_scale);
   int64_t stage() const { return config_.zero.stage.value; }
+  /// While it is made: in stage 0, too, since whole ones would be two more models on each rank.
+  bool divides_masters() const {
+    return narrow_ && stage() == 0 && (given_.optimizer || config_.optimizer);
+  }
   bool is_profiled() const;
   /// Once the device has done what it was given, if anybody looks at times.
   StepTimers::Clock::time_point now() const;
@@ -174,6 +210,8 @@ class EngineCore {
 
   ds_config::DsConfig config_;
   InitializeOptions given_;
+  std::shared_ptr<ActivationCheckpointing> activation_checkpointing_;
+  bool narrow_ = false;  ///< With fp16 or bf16, some parameters are trained in 16 bits.
   std::shared_ptr<DynamicLossScale> loss_scale_;  ///< With fp16 and no fixed scale.
   std::unique_ptr<Accelerator> accelerator_;
   Optimizer optimizer_;
@@ -185,8 +223,10 @@ class EngineCore {
 
   int64_t gradient_accumulation_steps_ = 1;
   int64_t micro_batch_size_ = 1;
-  std::optional<bool> boundary_;  ///< Set by the program instead of counted.
+  bool saves_on_each_host_ = false;  ///< If there are several.
+  std::optional<bool> boundary_;     ///< Set by the program instead of counted.
   bool within_no_sync_ = false;
+  bool coalescing_ = false;
   bool averaged_ = true;  ///< By the last backward, if any.
   int64_t micro_steps_ = 0;
   int64_t global_steps_ = 0;

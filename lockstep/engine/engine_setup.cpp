@@ -7,15 +7,31 @@
 #include "lockstep/accelerator/either_variable.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/ds_config/described_values.h"
+#include "lockstep/ds_config/value_text.h"
+#include "lockstep/engine/cast_model.h"
 #include "lockstep/engine/engine_core.h"
 #include "lockstep/engine/init_distributed.h"
 #include "lockstep/engine/make_optimizer.h"
 #include "lockstep/engine/offload_options.h"
+#include "lockstep/optim/flat_optimizer.h"
 
 namespace lockstep {
 namespace {
 
 config::Document document_of(const InitializeOptions& options) {
+  const std::filesystem::path& argument = options.args.deepspeed_config;
+  if (!argument.empty() && !(options.config.empty() && options.config_json.empty())) {
+    throw ConfigError(
+        "initialize",
+        fmt::format(
+            "got a configuration from the program, and --deepspeed_config {} on the command line; "
+            "give one",
+            argument.string()));
+  }
+  if (!argument.empty()) {
+    return ds_config::read_ds_document(argument);
+  }
   if (options.config.empty() && options.config_json.empty()) {
     // `lockstep launch --deepspeed-config-file FILE`.
     if (const auto file = either_text(Environment::process(), "DEEPSPEED_CONFIG_FILE")) {
@@ -24,7 +40,7 @@ config::Document document_of(const InitializeOptions& options) {
     throw ConfigError(
         "initialize",
         "needs a configuration; give `config`, a file, or `config_json`, or launch with "
-        "--deepspeed-config-file");
+        "--deepspeed-config-file, or pass what add_config_arguments finds as `args`");
   }
   if (!options.config.empty() && !options.config_json.empty()) {
     throw ConfigError("initialize", "got both `config` and `config_json`; give one");
@@ -42,6 +58,14 @@ LogLevel log_level_of(const std::string& word) {
                              : LogLevel::kInfo;
 }
 
+std::string dumped(const ds_config::DsConfig& config) {
+  std::string text = "the engine's configuration:";
+  for (const ds_config::DescribedValue& each : ds_config::described_values(config)) {
+    text += fmt::format("\n  {} = {} ({})", each.path, ds_config::text_of(each.value), each.origin);
+  }
+  return text;
+}
+
 /// `tensors` by the names that they have in a model; those of others have none.
 NamedTensors named_among(const NamedTensors& all, const std::vector<at::Tensor>& tensors) {
   NamedTensors named;
@@ -54,15 +78,35 @@ NamedTensors named_among(const NamedTensors& all, const std::vector<at::Tensor>&
   return named;
 }
 
+/// Null where the file asks for nothing.
+std::shared_ptr<ActivationCheckpointing> checkpointing_of(
+    const ds_config::ActivationCheckpointingSection& section) {
+  const ActivationCheckpointingOptions options{
+      .cpu_checkpointing = section.cpu_checkpointing.value,
+      .contiguous_memory_optimization = section.contiguous_memory_optimization.value,
+      .number_checkpoints = section.number_checkpoints.value,
+      .synchronize_checkpoint_boundary = section.synchronize_checkpoint_boundary.value,
+      .profile = section.profile.value};
+  const bool any = options.cpu_checkpointing || options.contiguous_memory_optimization ||
+                   options.synchronize_checkpoint_boundary || options.profile;
+  return any ? std::make_shared<ActivationCheckpointing>(options) : nullptr;
+}
+
 }  // namespace
 
-EngineCore::EngineCore(InitializeOptions options) : given_(std::move(options)) {
+EngineCore::EngineCore(
+    InitializeOptions options, const NamedTensors& parameters, const NamedTensors& buffers)
+    : given_(std::move(options)) {
   // First the file: where it is wrong no rank waits for the others.
   const int size = given_.connected ? given_.connected->world.size : world_to_connect().size;
   config_ = ds_config::resolve_ds_config(document_of(given_), size);
   gradient_accumulation_steps_ = config_.batch.gradient_accumulation_steps.value;
   micro_batch_size_ = config_.batch.train_micro_batch_size_per_gpu.value;
+  activation_checkpointing_ = checkpointing_of(config_.activation_checkpointing);
   check_overlap(given_.accelerator);
+  cast_model(parameters, buffers, model_dtypes(config_.data_types));
+  narrow_ = (config_.fp16.enabled.value || config_.bf16.enabled.value) &&
+            any_trained_in_16_bits(parameters);
   AcceleratorOptions ours = accelerator_options(given_.accelerator);
   if (!given_.connected) {
     given_.connected = connected_once(given_.accelerator.connect);
@@ -84,6 +128,9 @@ EngineCore::EngineCore(InitializeOptions options) : given_(std::move(options)) {
     set_log_options(log);
   }
   report_ = std::make_unique<StepReport>(config_, accelerator_->is_main_process());
+  if (config_.dump_state.value && accelerator_->is_main_process()) {
+    log_info(dumped(config_));
+  }
   register_hooks();
 }
 
@@ -116,19 +163,28 @@ AcceleratorOptions EngineCore::accelerator_options(AcceleratorOptions given) {
   AcceleratorOptions options = std::move(given);
   set_precision(options);
   set_zero(options);
+  if (config_.use_node_local_storage.value) {
+    options.project_config.save_on_each_node = true;
+  }
+  saves_on_each_host_ = options.project_config.save_on_each_node;
   // An environment made for Accelerate's launcher must not count micro-steps a second time.
   options.gradient_accumulation_plugin =
       GradientAccumulationPlugin{.num_steps = 1, .sync_with_dataloader = false};
   const auto& wire = config_.communication_data_type;
-  if (wire.value && *wire.value != ds_config::Dtype::kFloat32) {
-    if (stage() > 0) {
+  // Those of 16-bit parameters travel as the file says, or it is refused.
+  const bool narrowed = config_.data_types.param_dtype.value.value_or(ds_config::Dtype::kFloat32) !=
+                        ds_config::Dtype::kFloat32;
+  if (wire.value && !narrowed && (narrow_ || *wire.value != ds_config::Dtype::kFloat32)) {
+    if (stage() > 0 || narrow_) {
       throw ConfigError(
           "initialize",
           fmt::format(
-              "communication_data_type {} ({}) goes with stage 0 only; got stage {}: delete one",
+              "communication_data_type {} ({}) goes with stage 0 and float32 parameters only; got "
+              "stage {}{}: delete one",
               ds_config::word_of(*wire.value),
               wire.origin.text,
-              stage()));
+              stage(),
+              narrow_ ? " and 16-bit parameters" : ""));
     }
     options.data_parallel.comm_hook.type =
         *wire.value == ds_config::Dtype::kFloat16 ? CommHookType::kFp16 : CommHookType::kBf16;
@@ -172,23 +228,46 @@ void EngineCore::set_precision(AcceleratorOptions& options) {
   }
 }
 
+void EngineCore::set_sixteen_bits(AcceleratorOptions& options, ZeroPlugin& plugin) const {
+  const ds_config::Fp16Section& fp16 = config_.fp16;
+  const ds_config::Bf16Section& bf16 = config_.bf16;
+  plugin.fp32_masters =
+      !(fp16.master_weights_and_grads.value || bf16.master_weights_and_grads.value);
+  const bool told = config_.optimizer && config_.optimizer->parameters.has("fp32_optimizer_states");
+  plugin.fp32_optimizer_states =
+      !bf16.optimizer_states.value &&
+      !(told && !config_.optimizer->parameters.flag("fp32_optimizer_states"));
+  options.grad_scaler.allow_fp16 = fp16.master_weights_and_grads.value;
+  if (const auto& sums = config_.data_types.grad_accum_dtype; sums.value && narrow_) {
+    plugin.grad_accum_dtype = scalar_type_of(*sums.value);
+    if (config_.communication_data_type.value == ds_config::Dtype::kFloat32 &&
+        sums.value == ds_config::Dtype::kFloat32) {
+      plugin.communication_data_type = at::kFloat;
+    }
+  }
+  plugin.load_from_fp32_weights = config_.zero.load_from_fp32_weights.value;
+}
+
 void EngineCore::set_zero(AcceleratorOptions& options) const {
   const ds_config::ZeroSection& zero = config_.zero;
-  if (zero.stage.value == 0) {
+  if (zero.stage.value == 0 && !divides_masters()) {
     // Else LOCKSTEP_ZERO_STAGE would count.
     options.deepspeed_plugin = DeepSpeedPlugin{.zero_stage = 0};
     return;
   }
-  constexpr int64_t kElementBytes = 4;  // Parameters are float32, whatever is computed in.
-  ZeroPlugin plugin{.stage = static_cast<int>(zero.stage.value)};
+  ZeroPlugin plugin{.stage = divides_masters() ? 1 : static_cast<int>(zero.stage.value)};
+  set_sixteen_bits(options, plugin);
   if (zero.reduce_bucket_size.value) {
-    plugin.bucket_cap_bytes = *zero.reduce_bucket_size.value * kElementBytes;
+    const int64_t element_bytes = narrow_ ? 2 : 4;
+    plugin.bucket_cap_bytes = *zero.reduce_bucket_size.value * element_bytes;
   }
   plugin.stage3_max_live_parameters = zero.max_live_parameters.value;
   plugin.stage3_param_persistence_threshold = zero.param_persistence_threshold.value;
+  plugin.stage3_model_persistence_threshold = zero.model_persistence_threshold.value;
   plugin.stage3_prefetch = zero.prefetch_bucket_size.value > 0;
   plugin.zero_quantized_weights = zero.quantized_weights.value;
   plugin.zero_quantized_gradients = zero.quantized_gradients.value;
+  plugin.zero_quantized_nontrainable_weights = zero.quantized_nontrainable_weights.value;
   plugin.zero_hpz_partition_size = static_cast<int>(zero.hpz_partition_size.value);
   set_offloads(zero, plugin);
   options.zero = plugin;
@@ -196,6 +275,14 @@ void EngineCore::set_zero(AcceleratorOptions& options) const {
 
 std::shared_ptr<torch::optim::Optimizer> EngineCore::optimizer_of(NamedTensors parameters) {
   if (given_.optimizer) {
+    if (divides_masters() &&
+        dynamic_cast<optim::FlatOptimizer*>(given_.optimizer.get()) == nullptr) {
+      throw ConfigError(
+          "initialize",
+          "16-bit parameters are updated as float32 masters, of which each rank has a part in "
+          "stage 0, too; got an optimizer that needs whole ones, expected one of lockstep::optim; "
+          "or keep the parameters in float32");
+    }
     return given_.optimizer;
   }
   if (!config_.optimizer) {
@@ -205,7 +292,7 @@ std::shared_ptr<torch::optim::Optimizer> EngineCore::optimizer_of(NamedTensors p
     parameters = named_among(parameters, given_.model_parameters);
   }
   std::erase_if(parameters, [](const NamedTensor& item) { return !item.tensor.requires_grad(); });
-  return make_optimizer(*config_.optimizer, parameters);
+  return make_optimizer(*config_.optimizer, parameters, given_.mup_shapes);
 }
 
 void EngineCore::start(
@@ -218,6 +305,7 @@ void EngineCore::start(
   modules_ = std::move(modules);
   given_.optimizer.reset();
   given_.model_parameters.clear();
+  given_.mup_shapes.clear();
   has_scheduler_ = given_.lr_scheduler || config_.scheduler;
   if (has_scheduler_ && !has_optimizer_) {
     throw ConfigError(

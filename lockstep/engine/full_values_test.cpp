@@ -8,6 +8,8 @@
 #include "lockstep/base/test_folder.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/test_engine.h"
+#include "lockstep/optim/adafactor.h"
+#include "lockstep/optim/adam.h"
 
 namespace lockstep {
 namespace {
@@ -15,6 +17,14 @@ namespace {
 using std::string_literals::operator""s;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
+
+/// One number, trained.
+struct ScaleNetImpl : torch::nn::Module {
+  ScaleNetImpl() { scale = register_parameter("scale", at::full({}, 0.5)); }
+  at::Tensor forward(const at::Tensor& x) { return x * scale; }
+  at::Tensor scale;
+};
+TORCH_MODULE(ScaleNet);
 
 /// What an engine of one stage has after two updates and a backward, on rank 0, and after edits.
 struct Seen {
@@ -118,6 +128,75 @@ TEST(FullValues, are_there_whatever_is_offloaded_or_stays_whole_and_without_a_lo
     EXPECT_TRUE(at::allclose(their_gradient, gradient, allowed, allowed));
     EXPECT_TRUE(at::allclose(their_values, values, allowed, allowed));
   }
+}
+
+TEST(FullValues, rows_are_whole_in_every_stage) {
+  at::Tensor alone;  // (16, 1)
+  for (const int stage : {0, 1, 2, 3}) {
+    on_engine_ranks(
+        stage == 0 ? 1 : 3,
+        R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adafactor"},
+            "zero_optimization": {"stage3_param_persistence_threshold": 0, "stage": )" +
+            std::to_string(stage) + "}}",
+        [&](InitializeOptions options) {
+          EngineNet net;
+          auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+          engine.backward(engine(engine_batch(0)).square().mean());
+          engine.step();
+          const at::Tensor rows = engine.safe_get_full_optimizer_state(net->fc->weight, "row_var");
+          if (stage == 0) {
+            alone = rows;
+          }
+          EXPECT_TRUE(at::allclose(rows, alone)) << stage;
+          EXPECT_TRUE(engine.safe_get_full_optimizer_state(net->fc->bias, "variance").defined());
+        });
+  }
+}
+
+TEST(FullValues, state_that_is_smaller_than_its_parameter_is_whole_too) {
+  on_engine_ranks(2, R"({"train_micro_batch_size_per_gpu": 4})", [](InitializeOptions options) {
+    EngineNet net;
+    const auto inner = std::make_shared<optim::Adafactor>(net->parameters());
+    options.optimizer = inner;
+    auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+    engine.backward(engine(engine_batch(0)).square().mean());
+    engine.step();
+    const auto state = inner->state_of(net->fc->weight);
+    const at::Tensor rows = engine.safe_get_full_optimizer_state(net->fc->weight, "row_var");
+    EXPECT_EQ(rows.sizes().vec(), (std::vector<int64_t>{16, 1}));
+    EXPECT_TRUE(at::equal(rows, state.fields[0]));
+  });
+}
+
+TEST(FullValues, a_count_is_not_set_in_a_parameter_without_dimensions_either) {
+  on_engine_ranks(1, R"({"train_micro_batch_size_per_gpu": 4})", [](InitializeOptions options) {
+    ScaleNet net;
+    options.optimizer = std::make_shared<optim::AdamW>(net->parameters());
+    auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+    engine.backward(engine(engine_batch(0)).square().mean());
+    engine.step();
+    auto& ours = engine;
+    EXPECT_THAT(
+        [&] { ours.safe_set_full_optimizer_state(net->scale, at::full({}, 7), "step"); },
+        ThrowsMessage<ConfigError>(HasSubstr("no count, can be set")));
+    engine.safe_set_full_optimizer_state(net->scale, at::full({}, 7.0), "exp_avg");
+    EXPECT_EQ(engine.safe_get_full_optimizer_state(net->scale, "exp_avg").item<double>(), 7);
+  });
+}
+
+TEST(FullValues, a_gradient_given_in_16_bits_survives_the_loss_scale) {
+  const std::string config =
+      R"({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2},
+          "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+          "fp16": {"enabled": true, "loss_scale": 65536}})";
+  on_engine_ranks(2, config, [](InitializeOptions options) {
+    EngineNet net;
+    auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+    engine.backward(engine(engine_batch(0)).square().mean());
+    const at::Tensor twos = at::full({16, 6}, 2, at::kHalf);
+    engine.safe_set_full_grad(net->fc->weight, twos);
+    EXPECT_TRUE(at::equal(engine.safe_get_full_grad(net->fc->weight), twos.to(at::kFloat)));
+  });
 }
 
 TEST(FullValues, gradients_that_no_stage_has_averaged_yet_are_refused) {

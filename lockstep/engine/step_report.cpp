@@ -12,6 +12,7 @@ namespace lockstep {
 StepReport::StepReport(const ds_config::DsConfig& config, bool is_main_process)
     : steps_per_print_(is_main_process ? config.steps_per_print.value : std::nullopt),
       breakdown_(is_main_process && config.wall_clock_breakdown.value),
+      checkpoints_(is_main_process && config.activation_checkpointing.profile.value),
       throughput_(config.throughput_timer.value) {
   const auto add = [&](const char* name, const ds_config::MonitorSection& section) {
     if (is_main_process && section.enabled.value) {
@@ -52,6 +53,13 @@ void StepReport::tell(const StepFacts& facts) {
         facts.timers.forward_ms,
         facts.timers.backward_ms,
         facts.timers.step_ms));
+  }
+  if (checkpoints_ && facts.checkpoints) {
+    log_info(fmt::format(
+        "time (ms) | checkpoint forward: {:.2f} | checkpoint backward: {:.2f} | checkpoints: {}",
+        facts.checkpoints->forward_ms,
+        facts.checkpoints->backward_ms,
+        facts.checkpoints->checkpoints));
   }
   if (steps_per_print_ && facts.global_steps % *steps_per_print_ == 0) {
     std::string line = fmt::format(

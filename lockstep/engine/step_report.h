@@ -9,6 +9,7 @@
 
 #include "lockstep/ds_config/ds_config.h"
 #include "lockstep/tracking/tracker.h"
+#include "lockstep/zero/activation_checkpointing.h"
 
 namespace lockstep {
 
@@ -37,11 +38,12 @@ struct StepFacts {
   std::vector<double> mom;
   std::optional<double> loss_scale;
   StepTimers timers;
+  std::optional<CheckpointTimes> checkpoints;  ///< With activation_checkpointing.profile.
 };
 
 /// What a ds_config.json wants said and kept of a run: steps_per_print, wall_clock_breakdown, the
-/// throughput timer, and the monitors, whose curves have DeepSpeed's names and are over samples.
-/// On the main process; nothing elsewhere. Thread safety: none.
+/// checkpoints' profile, the throughput timer, and the monitors, whose curves have DeepSpeed's
+/// names and are over samples. On the main process; nothing elsewhere. Thread safety: none.
 class StepReport {
  public:
   StepReport(const ds_config::DsConfig& config, bool is_main_process);
@@ -55,6 +57,7 @@ class StepReport {
  private:
   std::optional<int64_t> steps_per_print_;
   bool breakdown_ = false;
+  bool checkpoints_ = false;
   bool throughput_ = false;
   std::vector<std::unique_ptr<tracking::Tracker>> trackers_;
   std::chrono::steady_clock::time_point last_print_ = std::chrono::steady_clock::now();

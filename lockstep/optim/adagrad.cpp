@@ -32,11 +32,11 @@ void AdagradRule::check(const Options& options) {
 }
 
 StateShape AdagradRule::shape(
-    const Options& /*options*/, const at::Tensor& /*parameter*/, size_t /*field*/) {
+    const Options& /*options*/, at::IntArrayRef /*sizes*/, size_t /*field*/) {
   return StateShape::kParameter;
 }
 
-double AdagradRule::initial(const Options& options) {
+double AdagradRule::initial(const Options& options, size_t /*field*/) {
   return options.initial_accumulator_value;
 }
 

@@ -1,8 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/optim/adam.h"
 
+#include <limits>
+#include <vector>
+
 #include <ATen/ops/_fused_adam.h>
 #include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/full.h>
 
 namespace lockstep::optim {
 namespace {
@@ -22,6 +26,7 @@ NamedOptions adam_options(Options& options) {
       {"weight_decay", &options.weight_decay},
       {"amsgrad", &options.amsgrad},
       {"maximize", &options.maximize},
+      {"bias_correction", &options.bias_correction},
       {"capturable", &options.capturable}};
 }
 
@@ -35,6 +40,13 @@ StateShape adam_shape(bool amsgrad, size_t field) {
   return field != kMaxExpAvgSq || amsgrad ? StateShape::kParameter : StateShape::kNone;
 }
 
+/// Steps after which beta^step is 0, and a correction exactly 1: the kernel has no other switch.
+std::vector<at::Tensor> endless_steps(const Batch& batch) {
+  const at::Tensor endless = at::full(
+      {}, std::numeric_limits<double>::infinity(), batch.parameters[0].options().dtype(at::kFloat));
+  return std::vector<at::Tensor>(batch.parameters.size(), endless);
+}
+
 template <typename Options, typename Kernel>
 void update_adam(const Options& options, const Batch& batch, const Kernel& kernel) {
   const at::TensorList none;
@@ -46,7 +58,7 @@ void update_adam(const Options& options, const Batch& batch, const Kernel& kerne
           whole.state[kExpAvg],
           whole.state[kExpAvgSq],
           options.amsgrad ? at::TensorList(whole.state[kMaxExpAvgSq]) : none,
-          step_tensors(whole),
+          options.bias_correction ? step_tensors(whole) : endless_steps(whole),
           lr,
           options.betas.first,
           options.betas.second,
@@ -72,7 +84,7 @@ void AdamRule::check(const Options& options) {
   check_adam("Adam", options);
 }
 
-StateShape AdamRule::shape(const Options& options, const at::Tensor& /*parameter*/, size_t field) {
+StateShape AdamRule::shape(const Options& options, at::IntArrayRef /*sizes*/, size_t field) {
   return adam_shape(options.amsgrad, field);
 }
 
@@ -92,7 +104,7 @@ void AdamWRule::check(const Options& options) {
   check_adam("AdamW", options);
 }
 
-StateShape AdamWRule::shape(const Options& options, const at::Tensor& /*parameter*/, size_t field) {
+StateShape AdamWRule::shape(const Options& options, at::IntArrayRef /*sizes*/, size_t field) {
   return adam_shape(options.amsgrad, field);
 }
 

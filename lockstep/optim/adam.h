@@ -7,7 +7,7 @@
 
 namespace lockstep::optim {
 
-/// torch.optim.Adam's, by its names and defaults.
+/// torch.optim.Adam's, by its names and defaults, and one of DeepSpeed's.
 struct AdamOptions {
   double lr = 1e-3;
   std::pair<double, double> betas = {0.9, 0.999};
@@ -15,10 +15,11 @@ struct AdamOptions {
   double weight_decay = 0;  ///< Added to the gradient.
   bool amsgrad = false;
   bool maximize = false;
-  bool capturable = false;  ///< See FlatOptimizer.
+  bool bias_correction = true;  ///< DeepSpeed's; false: moments are used as they are.
+  bool capturable = false;      ///< See FlatOptimizer.
 };
 
-/// torch.optim.AdamW's, by its names and defaults.
+/// torch.optim.AdamW's, by its names and defaults, and one of DeepSpeed's.
 struct AdamWOptions {
   double lr = 1e-3;
   std::pair<double, double> betas = {0.9, 0.999};
@@ -26,7 +27,8 @@ struct AdamWOptions {
   double weight_decay = 1e-2;  ///< Taken from the parameter, times lr.
   bool amsgrad = false;
   bool maximize = false;
-  bool capturable = false;  ///< See FlatOptimizer.
+  bool bias_correction = true;  ///< DeepSpeed's; false: moments are used as they are.
+  bool capturable = false;      ///< See FlatOptimizer.
 };
 
 /// One pass over memory by libtorch's fused kernel. After: Kingma & Ba, "Adam", ICLR 2015; Reddi et
@@ -36,7 +38,7 @@ struct AdamRule {
   static RuleTraits traits();
   static NamedOptions named(Options& options);
   static void check(const Options& options);
-  static StateShape shape(const Options& options, const at::Tensor& parameter, size_t field);
+  static StateShape shape(const Options& options, at::IntArrayRef sizes, size_t field);
   static void update(const Options& options, const Batch& batch);
 };
 
@@ -46,7 +48,7 @@ struct AdamWRule {
   static RuleTraits traits();
   static NamedOptions named(Options& options);
   static void check(const Options& options);
-  static StateShape shape(const Options& options, const at::Tensor& parameter, size_t field);
+  static StateShape shape(const Options& options, at::IntArrayRef sizes, size_t field);
   static void update(const Options& options, const Batch& batch);
 };
 

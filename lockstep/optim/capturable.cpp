@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -99,19 +100,22 @@ void DeviceSteps::take_back(std::vector<FlatParameter>& items) {
   for (FlatParameter& item : items) {
     item.step = steps_of(item);
     item.device_step.reset();
-    item.history = FlatParameter::new_history(item.step);
+    item.history = FlatParameter::kNoHistory;
+    item.count_was_set = true;
   }
   counts_.reset();
 }
 
 void DeviceSteps::advance(std::vector<FlatParameter>& items) {
-  std::map<int64_t, int64_t> begun;  // Those of the same count that have come since.
+  std::map<std::pair<int64_t, int64_t>, int64_t> begun;  // By the history before, and the count.
   std::set<int64_t> left_behind;
   for (FlatParameter& item : items) {
-    if (item.history < 0) {
-      const auto [known, fresh] = begun.try_emplace(item.history, next_history_);
+    if (item.count_was_set) {
+      const auto [known, fresh] =
+          begun.try_emplace(std::pair(item.history, item.step), next_history_);
       next_history_ += fresh ? 1 : 0;
       item.history = known->second;
+      item.count_was_set = false;
     }
     if (!item.parameter.grad().defined()) {
       left_behind.insert(item.history);
@@ -150,15 +154,19 @@ void FlatOptimizer::place_numbers(size_t index) {
   if (items.empty() || options == nullptr) {
     return;
   }
-  const at::Device device = items[0].parameter.device();
+  const auto on_device = std::ranges::find_if(
+      items, [](const FlatParameter& item) { return !item.parameter.is_cpu(); });
+  const at::Device device =
+      on_device == items.end() ? at::Device(at::kCPU) : on_device->parameter.device();
   if (!options->capturable() || device.is_cpu()) {
     if (is_capturing(device)) {
       throw ConfigError(
           "optim",
           fmt::format(
               "{}: a graph is being captured, and would repeat this step's numbers for ever; "
-              "construct the optimizer with .capturable = true (Adafactor and Muon have none: use "
-              "another)",
+              "construct the optimizer with .capturable = true (Adafactor, ASGD, Muon and NAdam "
+              "have "
+              "none: use another)",
               traits_.name));
     }
     device_steps_[index].take_back(items);
@@ -177,15 +185,18 @@ void FlatOptimizer::place_numbers(size_t index) {
               item.parameter.device().str()));
     }
   }
+  if (host_update_) {
+    refuse_to_capture_offloaded();
+  }
   if (traits_.counts_steps) {
     device_steps_[index].place(items, device);
   }
-  if (!device_rates_[index]) {
-    device_rates_[index] = std::make_shared<DeviceRate>();
-  }
-  device_rates_[index]->place(device);
-  device_rates_[index]->write(options->get_lr());
-  options->device_rate = device_rates_[index];
+  const std::shared_ptr<DeviceRate> rate =
+      device_rates_[index] ? device_rates_[index] : std::make_shared<DeviceRate>();
+  rate->place(device);
+  rate->write(options->get_lr());
+  device_rates_[index] = rate;
+  options->device_rate = rate;
 }
 
 void FlatOptimizer::write_rates() {

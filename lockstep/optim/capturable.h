@@ -49,7 +49,8 @@ class CapturableOptions : public torch::optim::OptimizerOptions {
 ///
 /// What may be updated as one must have seen as many. The host cannot know how many these are, as
 /// it does not see replays, but which are equal: parameters have one `history` as long as every
-/// update was of all of them or of none.
+/// update, and every capture, was of all of them or of none, and they were set to the same count.
+/// That holds for the next update only, so a graph, which is replayed among others, joins none.
 class DeviceSteps {
  public:
   /// The counts of `items` go to `device`, if they are not there. ConfigError while capturing.

@@ -11,12 +11,16 @@
 
 #include "lockstep/comm/device/test_device.h"
 #include "lockstep/comm/device/test_device_graph.h"
+#include "lockstep/optim/adadelta.h"
 #include "lockstep/optim/adagrad.h"
 #include "lockstep/optim/adam.h"
+#include "lockstep/optim/adamax.h"
 #include "lockstep/optim/lamb.h"
 #include "lockstep/optim/lion.h"
 #include "lockstep/optim/momentum.h"
+#include "lockstep/optim/radam.h"
 #include "lockstep/optim/rmsprop.h"
+#include "lockstep/optim/rprop.h"
 #include "lockstep/optim/sgd.h"
 #include "lockstep/optim/test_training.h"
 
@@ -122,9 +126,32 @@ TEST(Capturable, rmsprop_has_nearly_the_numbers_of_the_other_one) {
   expect_capturable<RMSprop>({.weight_decay = 0.1, .momentum = 0.9, .centered = true}, 1e-6);
 }
 
+TEST(Capturable, adam_without_bias_correction_has_the_numbers_of_the_other_one) {
+  expect_capturable<AdamW>({.bias_correction = false});
+}
+
+TEST(Capturable, adadelta_has_nearly_the_numbers_of_the_other_one) {
+  expect_capturable<Adadelta>({.weight_decay = 0.1}, 1e-6);
+}
+
+TEST(Capturable, adamax_has_nearly_the_numbers_of_the_other_one) {
+  expect_capturable<Adamax>({.weight_decay = 0.1}, 1e-6);
+}
+
+TEST(Capturable, radam_has_nearly_the_numbers_of_the_other_one) {
+  expect_capturable<RAdam>({.weight_decay = 0.1}, 1e-6);
+  // Its second moment counts from the sixth step on, so both kinds of steps are among the twelve.
+  expect_capturable<RAdam>({.weight_decay = 0.1, .decoupled_weight_decay = true}, 1e-6);
+}
+
+TEST(Capturable, rprop_has_the_numbers_of_the_other_one) {
+  expect_capturable<Rprop>({.lr = rate(0)});
+}
+
 TEST(Capturable, lamb_has_nearly_the_numbers_of_the_other_one) {
   expect_capturable<LAMB>({.weight_decay = 0.1}, 1e-6);
   expect_capturable<LAMB>({.bias_correction = false}, 1e-6);
+  expect_capturable<LAMB>({.eps = 1e-3, .eps_inside_sqrt = true}, 1e-6);
 }
 
 TEST(Capturable, half_precision_keeps_the_rate_whole) {
@@ -172,6 +199,24 @@ TEST(Capturable, parameters_that_were_updated_less_often_have_their_own_count) {
     step(device, optimizer, t);
   }
   expect_same_state(optimizer, device.parameters, reference, plain.parameters, 0);
+}
+
+TEST(Capturable, joins_neighbours_that_were_updated_as_often_and_no_others) {
+  const Training plain(test_device());
+  AdamW reference(plain.parameters, {.lr = 0.5});
+  Buckets of_plain(plain.parameters);
+  const Training device(test_device());
+  AdamW optimizer(device.parameters, {.lr = 0.5, .capturable = true});
+  Buckets of_device(device.parameters);
+  for (int64_t t = 0; t < kSteps; ++t) {
+    of_plain.put(t);
+    reference.step();
+    of_device.put(t);
+    optimizer.step();
+    EXPECT_EQ(optimizer.run_count(), reference.run_count());
+    EXPECT_LE(optimizer.run_count(), t == 0 ? 2U : 5U);  // Three of four lie side by side.
+  }
+  expect_same_state(optimizer, device.parameters, reference, plain.parameters, 1e-6);
 }
 
 TEST(Capturable, may_be_switched_on_and_off) {
@@ -225,10 +270,13 @@ TEST(Capturable, a_schedule_that_cycles_momentum_is_refused) {
 }
 
 TEST(Capturable, a_group_on_two_devices_is_refused) {
-  Parameters parameters = Training(test_device()).parameters;
-  parameters.push_back(at::ones({3}).requires_grad_());
-  AdamW optimizer(parameters, {.capturable = true});
-  EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("give each device a group"));
+  for (const bool host_first : {false, true}) {
+    Parameters parameters = Training(test_device()).parameters;
+    parameters.insert(
+        host_first ? parameters.begin() : parameters.end(), at::ones({3}).requires_grad_());
+    AdamW optimizer(parameters, {.capturable = true});
+    EXPECT_THAT(error_of([&] { optimizer.step(); }), HasSubstr("give each device a group"));
+  }
 }
 
 TEST(Capturable, an_update_on_the_host_is_refused) {
@@ -241,6 +289,15 @@ TEST(Capturable, an_update_on_the_host_is_refused) {
             {{{.buffer = buffer, .tensors = {piece}}}}, {.device = OffloadDevice::kCpu});
       }),
       HasSubstr("capturable and offload_optimizer"));
+
+  // Nor if it is switched on later, when only the state is on the host.
+  const at::Tensor there = at::ones({64}, at::TensorOptions(test_device()));
+  const at::Tensor part = there.narrow(0, 0, 64).detach().requires_grad_();
+  AdamW later({at::ones({64}, at::TensorOptions(test_device())).requires_grad_()}, {});
+  later.update_instead({{{.buffer = there, .tensors = {part}}}}, {.device = OffloadDevice::kCpu});
+  part.mutable_grad() = at::ones_like(part.detach());
+  later.options().capturable = true;
+  EXPECT_THAT(error_of([&] { later.step(); }), HasSubstr("capturable and offload_optimizer"));
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "lockstep/optim/adafactor.h"
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/clip.h"
+#include "lockstep/optim/sgd.h"
 #include "lockstep/optim/test_training.h"
 
 namespace lockstep::optim {
@@ -130,6 +131,98 @@ TEST(Capturable, a_graph_of_some_parameters_counts_those) {
   expect_same_state(optimizer, device.parameters, reference, plain.parameters, 0);
 }
 
+/// A step of `optimizer` as `graph`.
+void capture_step(at::accelerator::Graph& graph, AdamW& optimizer) {
+  graph.capture_begin();
+  optimizer.step();
+  graph.capture_end();
+}
+
+TEST(Capturable, graphs_of_all_and_of_some_parameters_take_turns) {
+  const Training plain(test_device());
+  AdamW reference(plain.parameters, {.lr = 0.5});
+  Buckets of_plain(plain.parameters);
+  const Training device(test_device());
+  AdamW optimizer(device.parameters, {.lr = 0.5, .capturable = true});
+  Buckets of_device(device.parameters);
+  of_plain.put(0, /*all=*/true);
+  reference.step();
+  of_device.put(0, /*all=*/true);
+  optimizer.step();
+  ASSERT_LT(optimizer.run_count(), device.parameters.size());  // Neighbours are joined.
+  at::accelerator::Graph all;
+  capture_step(all, optimizer);
+  device.parameters[1].mutable_grad().reset();
+  at::accelerator::Graph some;
+  capture_step(some, optimizer);
+  for (int64_t t = 1; t < 8; ++t) {
+    of_plain.put(t, /*all=*/true);
+    of_device.put(t, /*all=*/true);
+    if (t % 2 == 0) {
+      plain.parameters[1].mutable_grad().reset();
+    }
+    reference.step();
+    (t % 2 == 0 ? some : all).replay();
+  }
+  of_plain.put(8, /*all=*/true);
+  reference.step();
+  of_device.put(8, /*all=*/true);
+  optimizer.step();
+  expect_same_state(optimizer, device.parameters, reference, plain.parameters, 1e-6);
+}
+
+TEST(Capturable, what_a_graph_of_some_does_after_loading_is_known_to_the_next_step) {
+  const Training plain(test_device());
+  AdamW reference(plain.parameters, {.lr = 0.5});
+  Buckets of_plain(plain.parameters);
+  const Training device(test_device());
+  AdamW optimizer(device.parameters, {.lr = 0.5, .capturable = true});
+  Buckets of_device(device.parameters);
+  of_device.put(0, /*all=*/true);
+  optimizer.step();
+  device.parameters[1].mutable_grad().reset();
+  at::accelerator::Graph some;
+  capture_step(some, optimizer);
+  for (size_t k = 0; k < device.parameters.size(); ++k) {
+    const at::Tensor ones = at::ones_like(device.parameters[k].detach());
+    optimizer.set_state(device.parameters[k], {.step = 5, .fields = {ones, ones}});
+    reference.set_state(plain.parameters[k], {.step = 5, .fields = {ones, ones}});
+    plain.parameters[k].data().copy_(device.parameters[k]);
+  }
+  for (int64_t t = 1; t < 3; ++t) {
+    of_plain.put(t, /*all=*/true);
+    of_device.put(t, /*all=*/true);
+    if (t == 1) {
+      plain.parameters[1].mutable_grad().reset();
+      some.replay();
+    } else {
+      optimizer.step();
+    }
+    reference.step();
+  }
+  expect_same_state(optimizer, device.parameters, reference, plain.parameters, 1e-6);
+}
+
+TEST(Capturable, loading_writes_to_the_same_memory_whatever_the_parameters_lie_in) {
+  const at::TensorOptions there(test_device());
+  const at::Tensor with_gaps = at::ones({4, 8}, there).narrow(1, 0, 4).detach().requires_grad_();
+  const at::Tensor alone = at::ones({8}, there).requires_grad_();
+  AdamW optimizer({with_gaps, alone}, {.capturable = true});
+  for (const at::Tensor& parameter : {with_gaps, alone}) {
+    parameter.mutable_grad() = at::ones(parameter.sizes(), there);
+  }
+  optimizer.step();
+  for (const at::Tensor& parameter : {with_gaps, alone}) {
+    const at::Tensor before = optimizer.state_of(parameter).fields[0];
+    const at::Tensor twos = at::full(parameter.sizes(), 2, there);
+    optimizer.set_state(parameter, {.step = 3, .fields = {twos, twos}});
+    const auto state = optimizer.state_of(parameter);
+    EXPECT_EQ(state.fields[0].const_data_ptr(), before.const_data_ptr());
+    EXPECT_TRUE(at::equal(before.cpu(), twos.cpu()));
+    EXPECT_EQ(state.step, 3);
+  }
+}
+
 TEST(Capturable, clipping_may_be_in_the_graph) {
   const Training plain(test_device());
   AdamW reference(plain.parameters, {.lr = 0.5});
@@ -168,6 +261,10 @@ TEST(Capturable, what_a_graph_would_repeat_is_refused) {
   AdamW fresh(Training(test_device()).parameters, {.capturable = true});
   EXPECT_THAT(
       error_while_capturing([&] { fresh.step(); }), HasSubstr("take a step or more before"));
+  SGD no_rate(Training(test_device()).parameters, {.capturable = true});
+  EXPECT_THAT(
+      error_while_capturing([&] { no_rate.step(); }), HasSubstr("take a step or more before"));
+  EXPECT_NO_THROW(no_rate.write_rates());
 
   const Training training(test_device());
   AdamW optimizer(training.parameters, {.capturable = true});
@@ -179,6 +276,14 @@ TEST(Capturable, what_a_graph_would_repeat_is_refused) {
   optimizer.options().lr = 0.4;
   EXPECT_THAT(
       error_while_capturing([&] { optimizer.step(); }), HasSubstr("the learning rate was changed"));
+
+  const Training moved(test_device());
+  AdamW follower(moved.parameters, {.capturable = true});
+  moved.step(follower, 0);
+  at::Tensor weight = moved.parameters[0];
+  weight.set_data(weight.detach().t().contiguous().t());
+  EXPECT_THAT(
+      error_while_capturing([&] { follower.step(); }), HasSubstr("has moved since its last step"));
 
   const Training late(test_device());
   AdamW partial(late.parameters, {.capturable = true});

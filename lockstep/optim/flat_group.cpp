@@ -15,6 +15,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/flat/layout.h"
+#include "lockstep/optim/capturable.h"
 
 namespace lockstep::optim {
 namespace {
@@ -78,6 +79,16 @@ FlatParameter FlatGroup::new_item(const at::Tensor& parameter) const {
       .parameter = parameter,
       .sizes = parameter.sizes().vec(),
       .state = std::vector<at::Tensor>(field_count_)};
+}
+
+at::TensorOptions FlatGroup::state_options(const at::Tensor& parameter) const {
+  const bool is_short = parameter.element_size() < 4;
+  return fp32_state_ && is_short ? parameter.options().dtype(at::kFloat) : parameter.options();
+}
+
+int64_t FlatGroup::state_bytes(size_t buffer) const {
+  const at::Tensor& parameters = buffers_[buffer].parameters;
+  return parameters.numel() * static_cast<int64_t>(state_options(parameters).dtype().itemsize());
 }
 
 at::Tensor FlatGroup::memory(int64_t numel, const at::TensorOptions& options) {
@@ -257,10 +268,10 @@ void FlatGroup::check_place(const FlatParameter& item) const {
 
 at::Tensor& FlatGroup::place_state(FlatParameter& item, size_t field, StateShape shape) {
   const at::Tensor& parameter = item.parameter;
-  const at::TensorOptions options = parameter.options();
+  const at::TensorOptions options = state_options(parameter);
   at::Tensor& state = item.state[field];
   if (shape == StateShape::kRow || shape == StateShape::kColumn) {
-    std::vector<int64_t> sizes = parameter.sizes().vec();
+    std::vector<int64_t> sizes = item.whole_sizes();
     sizes[sizes.size() - (shape == StateShape::kRow ? 1 : 2)] = 1;
     if (!group_) {
       state = at::empty(sizes, options);
@@ -273,16 +284,17 @@ at::Tensor& FlatGroup::place_state(FlatParameter& item, size_t field, StateShape
       buffer = state_memory(buffers_[item.buffer], options);
     }
     state = buffer.as_strided(parameter.sizes(), parameter.strides(), item.offset);
-  } else if (parameter.is_non_overlapping_and_dense()) {
-    // New memory costs more than what is then written to it: a page fault every 4 KiB.
-    const bool fits = state.defined() && state.sizes() == parameter.sizes() &&
-                      same_strides(state, parameter) && state.device() == parameter.device() &&
-                      state.scalar_type() == parameter.scalar_type();
-    if (!fits) {
-      state = at::empty_strided(parameter.sizes(), parameter.strides(), options);
-    }
   } else {
-    state = at::empty(parameter.sizes(), options);
+    // New memory costs more than what is then written to it, a page fault every 4 KiB, and graphs
+    // know the old.
+    const bool dense = parameter.is_non_overlapping_and_dense();
+    const bool fits = state.defined() && state.sizes() == parameter.sizes() &&
+                      (dense ? same_strides(state, parameter) : state.is_contiguous()) &&
+                      state.device() == parameter.device() && state.dtype() == options.dtype();
+    if (!fits) {
+      state = dense ? at::empty_strided(parameter.sizes(), parameter.strides(), options)
+                    : at::empty(parameter.sizes(), options);
+    }
   }
   return state;
 }
@@ -300,15 +312,20 @@ void FlatGroup::follow_parameter(FlatParameter& item) {
     const bool shaped = state.sizes() == parameter.sizes();
     const bool strided =
         !shaped || (dense ? same_strides(state, parameter) : state.is_contiguous());
-    if (state.device() == parameter.device() && state.scalar_type() == parameter.scalar_type() &&
-        strided) {
+    const at::TensorOptions options = state_options(parameter);
+    if (state.device() == parameter.device() && state.dtype() == options.dtype() && strided) {
       continue;
     }
+    if (is_capturing(parameter.device())) {
+      throw ConfigError(
+          "optim",
+          "a parameter has moved since its last step, and a graph is being captured, which would "
+          "bring its state of now in every replay; take a step before");
+    }
     if (shaped && dense) {
-      state = at::empty_strided(parameter.sizes(), parameter.strides(), parameter.options())
-                  .copy_(state);
+      state = at::empty_strided(parameter.sizes(), parameter.strides(), options).copy_(state);
     } else {
-      state = state.to(parameter.options()).contiguous();
+      state = state.to(options).contiguous();
     }
   }
 }

@@ -19,18 +19,23 @@ namespace lockstep::optim {
 /// One parameter and its optimizer state.
 struct FlatParameter {
   static constexpr size_t kLoose = std::numeric_limits<size_t>::max();
+  static constexpr int64_t kNoHistory = -1;
 
   at::Tensor parameter;
-  std::vector<int64_t> sizes;     ///< The parameter's when it came: its state has them.
-  int64_t step = 0;               ///< Not kept up while `device_step` counts.
-  std::vector<at::Tensor> state;  ///< [field] Undefined until first needed.
-  at::Tensor device_step = {};    ///< 0-d, where updates are counted on the device.
-  /// See DeviceSteps. Below 0: as all that have come to the same count since the last step.
-  int64_t history = new_history(0);
-  size_t buffer = kLoose;  ///< Which flat buffer has a place for it.
-  int64_t offset = 0;      ///< First element there.
+  std::vector<int64_t> sizes;        ///< The parameter's when it came: its state has them.
+  int64_t step = 0;                  ///< Not kept up while `device_step` counts.
+  std::vector<at::Tensor> state;     ///< [field] Undefined until first needed.
+  std::vector<float> scalars = {};   ///< As in `traits().scalars`; empty before the first update.
+  std::vector<double> factors = {};  ///< What `advance` made of them for this update.
+  at::Tensor device_step = {};       ///< 0-d, where updates are counted on the device.
+  int64_t history = kNoHistory;      ///< See DeviceSteps.
+  bool count_was_set = true;         ///< To `step`, since the last update that the host saw.
+  size_t buffer = kLoose;            ///< Which flat buffer has a place for it.
+  int64_t offset = 0;                ///< First element there.
+  /// Of the parameter that this is a slice of, where an update needs that whole; else none.
+  std::vector<int64_t> whole = {};
 
-  static constexpr int64_t new_history(int64_t step) { return -1 - step; }
+  const std::vector<int64_t>& whole_sizes() const { return whole.empty() ? sizes : whole; }
 };
 
 /// The parameters of one group, side by side in flat buffers, and their state in the same layout.
@@ -49,7 +54,9 @@ struct FlatParameter {
 /// its whole buffer, as of any view; of a module, each buffer once.
 class FlatGroup {
  public:
-  explicit FlatGroup(size_t field_count) : field_count_(field_count) {}
+  /// `fp32_state`: that of parameters of fp16 and bf16 is fp32; else of their dtype.
+  explicit FlatGroup(size_t field_count, bool fp32_state = false)
+      : field_count_(field_count), fp32_state_(fp32_state) {}
 
   /// Takes in more parameters.
   void add(const std::vector<at::Tensor>& parameters);
@@ -74,6 +81,8 @@ class FlatGroup {
   size_t buffer_count() const { return buffers_.size(); }
   /// The parameters in buffer `buffer`, and what lies between them.
   const at::Tensor& buffer_values(size_t buffer) const { return buffers_[buffer].parameters; }
+  /// Of one field of the state of all in buffer `buffer`.
+  int64_t state_bytes(size_t buffer) const;
   bool state_is_offloaded(size_t buffer) const { return buffers_[buffer].state_on_host; }
   /// What of buffer `buffer` lies in files: parameters, and the state that there is.
   std::vector<offload::FileTensor*> files_of(size_t buffer) const;
@@ -84,6 +93,7 @@ class FlatGroup {
   /// Whether all parameters that were laid out lie there still.
   bool all_at_home() const;
   /// Takes state to where its parameter has moved: another device, dtype or order of dimensions.
+  /// ConfigError while capturing.
   void follow_parameter(FlatParameter& item);
 
   /// ConfigError for a parameter that is not, or no longer, where all ranks have it.
@@ -112,6 +122,8 @@ class FlatGroup {
   /// A buffer for the slots of `plan`, which `moving` are moved to.
   void lay_out(const flat::BucketPlan& plan, std::vector<at::Tensor>& moving);
   FlatParameter new_item(const at::Tensor& parameter) const;
+  /// What the state of `parameter` is made as.
+  at::TensorOptions state_options(const at::Tensor& parameter) const;
   /// Where a new field of the state of everything in `buffer` lies; zeros.
   at::Tensor state_memory(Buffer& buffer, const at::TensorOptions& options);
   /// Zeros, in common if shared.
@@ -121,6 +133,7 @@ class FlatGroup {
 
   std::optional<Group> group_;  ///< Of the ranks that have the buffers in common.
   size_t field_count_;
+  bool fp32_state_ = false;
   std::vector<Buffer> buffers_;
   std::vector<FlatParameter> items_;
 };

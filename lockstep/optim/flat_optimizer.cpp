@@ -14,6 +14,7 @@
 #include "lockstep/flat/copy_values.h"
 #include "lockstep/optim/gathering.h"
 #include "lockstep/optim/share_of.h"
+#include "lockstep/optim/update_in_fp32.h"
 
 namespace lockstep::optim {
 namespace {
@@ -92,12 +93,14 @@ at::Tensor FlatOptimizer::step(LossClosure closure) {
     update_by_buckets();
     return loss;
   }
+  const std::vector<std::vector<bool>> updated_wholes = agree_on_gradients();
   std::vector<Gathering> gatherings;
   for (size_t group = 0; group < groups_.size(); ++group) {
     if (device_rates_[group] && traits_.counts_steps) {
       device_steps_[group].advance(groups_[group].items());
     }
-    gatherings.push_back(gather(group, 0, groups_[group].items().size()));
+    const bool divided = !updated_wholes[group].empty();
+    gatherings.push_back(gather(group, 0, divided ? 0 : groups_[group].items().size()));
   }
   if (sharers_) {
     sharers_->barrier();  // All state is made, and nobody computes with the old values any more.
@@ -108,6 +111,9 @@ at::Tensor FlatOptimizer::step(LossClosure closure) {
       update_share(param_groups_[group].options(), batch);
     }
     gatherings[group].copy_back();
+    if (!updated_wholes[group].empty()) {
+      update_wholes(group, updated_wholes[group]);
+    }
   }
   if (sharers_) {
     sharers_->barrier();
@@ -118,14 +124,23 @@ at::Tensor FlatOptimizer::step(LossClosure closure) {
 void FlatOptimizer::update_share(
     const torch::optim::OptimizerOptions& options, const Batch& batch) {
   if (!sharers_) {
-    run_count_ += batch.parameters.size();
-    update(options, batch);
+    update_piece(options, batch);
     return;
   }
-  const Batch share = share_of(batch, traits_.elementwise, sharers_->rank(), sharers_->size());
+  const Batch share = share_of(batch, !needs_whole(options), sharers_->rank(), sharers_->size());
   run_count_ += share.parameters.size();
   if (!share.parameters.empty()) {
     update(options, share);
+  }
+}
+
+void FlatOptimizer::update_piece(
+    const torch::optim::OptimizerOptions& options, const Batch& batch) {
+  run_count_ += batch.parameters.size();
+  if (has_pieces_) {
+    update_in_fp32(batch, [&](const Batch& wide) { update(options, wide); });
+  } else {
+    update(options, batch);
   }
 }
 
@@ -151,7 +166,8 @@ void FlatOptimizer::follow_parameters() {
     groups_[group] = FlatGroup(traits_.fields.size());
     groups_[group].add(param_groups_[group].params());
     for (const FlatParameter& item : before) {
-      set_state(item.parameter, {.step = steps_of(item), .fields = item.state});
+      set_state(
+          item.parameter, {.step = steps_of(item), .fields = item.state, .scalars = item.scalars});
     }
   }
 }
@@ -217,6 +233,7 @@ void FlatOptimizer::adopt_parameters() {
     if (added.empty()) {
       continue;
     }
+    check_added(index, added);
     groups_[index].add(added);
     if (traits_.eager_state) {
       for (FlatParameter& item : groups_[index].items()) {
@@ -233,7 +250,7 @@ bool FlatOptimizer::create_missing_state(size_t group, FlatParameter& item) {
     if (item.state[field].defined()) {
       continue;
     }
-    const StateShape wanted = shape(options, item.parameter, field);
+    const StateShape wanted = shape(options, item.whole_sizes(), field);
     if (wanted != StateShape::kNone) {
       if (is_capturing(item.parameter.device())) {
         throw ConfigError(
@@ -243,7 +260,7 @@ bool FlatOptimizer::create_missing_state(size_t group, FlatParameter& item) {
                 "would make its state anew in every replay; take a step with it before",
                 traits_.name));
       }
-      groups_[group].place_state(item, field, wanted).fill_(initial(options));
+      groups_[group].place_state(item, field, wanted).fill_(initial(options, field));
       created = true;
     }
   }
@@ -302,8 +319,10 @@ Gathering FlatOptimizer::gather(size_t group_index, size_t begin, size_t end) {
   const FlatParameter* first = nullptr;  // The run that is being gathered.
   const FlatParameter* last = nullptr;
   bool fresh = false;  // Whether its state is new.
-  const auto as_often = [](const FlatParameter& a, const FlatParameter& b) {
-    return a.device_step.defined() ? a.history == b.history : a.step == b.step;
+  const bool elementwise = !group_needs_whole(group_index);
+  const bool in_graph = begin < end && is_capturing(group.items()[begin].parameter.device());
+  const auto as_often = [in_graph](const FlatParameter& a, const FlatParameter& b) {
+    return a.device_step.defined() ? !in_graph && a.history == b.history : a.step == b.step;
   };
   const auto end_run = [&] {
     if (first != nullptr) {
@@ -321,9 +340,10 @@ Gathering FlatOptimizer::gather(size_t group_index, size_t begin, size_t end) {
     group.check_place(item);
     group.follow_parameter(item);
     const bool created = create_missing_state(group_index, item);
-    const bool joins = first != nullptr && traits_.elementwise && created == fresh &&
+    item.factors = advance(param_groups_[group_index].options(), item.step, item.scalars);
+    const bool joins = first != nullptr && elementwise && created == fresh &&
                        (!traits_.counts_steps || as_often(item, *first)) &&
-                       group.lie_alike(*first, item);
+                       item.factors == first->factors && group.lie_alike(*first, item);
     if (!joins) {
       end_run();
       first = &item;
@@ -351,7 +371,7 @@ FlatOptimizer::Place FlatOptimizer::place_of(const at::Tensor& parameter) const 
 FlatOptimizer::ParameterState FlatOptimizer::state_of(const at::Tensor& parameter) const {
   const Place place = place_of(parameter);
   const FlatParameter& item = groups_[place.group].items()[place.item];
-  return {.step = steps_of(item), .fields = item.state};
+  return {.step = steps_of(item), .fields = item.state, .scalars = item.scalars};
 }
 
 void FlatOptimizer::set_state(const at::Tensor& parameter, const ParameterState& state) {
@@ -360,7 +380,8 @@ void FlatOptimizer::set_state(const at::Tensor& parameter, const ParameterState&
   FlatParameter& item = groups_[place.group].items()[place.item];
   check_sizes(item);
   item.step = state.step;
-  item.history = FlatParameter::new_history(state.step);
+  item.count_was_set = true;
+  item.scalars = state.scalars;
   if (item.device_step.defined()) {
     item.device_step.fill_(state.step);
   }
@@ -371,7 +392,8 @@ void FlatOptimizer::set_state(const at::Tensor& parameter, const ParameterState&
       continue;
     }
     const bool shaped = state.fields[field].sizes() == parameter.sizes();
-    const StateShape wanted = shape(param_groups_[place.group].options(), parameter, field);
+    const StateShape wanted =
+        shape(param_groups_[place.group].options(), item.whole_sizes(), field);
     const StateShape placed =
         wanted == StateShape::kNone && shaped ? StateShape::kParameter : wanted;
     flat::copy_values(groups_[place.group].place_state(item, field, placed), state.fields[field]);

@@ -10,6 +10,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "lockstep/comm/group.h"
+#include "lockstep/flat/division.h"
 #include "lockstep/offload/options.h"
 #include "lockstep/optim/capturable.h"
 #include "lockstep/optim/flat_group.h"
@@ -19,6 +20,7 @@ namespace lockstep::optim {
 
 class Gathering;
 class HostUpdate;
+struct DividedBatch;
 
 /// What every optimizer of this folder has in common: a torch::optim::Optimizer, so schedulers,
 /// `Accelerator::prepare` and everything else that takes one takes these.
@@ -34,8 +36,10 @@ class HostUpdate;
 ///   `Accelerator::prepare` does. Without, a parameter that is moved later (`set_data`) keeps its
 ///   state, which follows at its next step, but is not joined any more, and the old buffer keeps
 ///   its memory. One whose shape changes is a ConfigError at the next step.
-/// - State has the parameter's dtype, as in torch.optim, so bf16 parameters have bf16 state.
-///   Nothing is kept in `state()`; `optimizer_tensors` (optimizer_state.h) has it by name.
+/// - State has the parameter's dtype, as in torch.optim, so bf16 parameters have bf16 state; but
+/// see
+///   `update_instead`. Nothing is kept in `state()`; `optimizer_tensors` (optimizer_state.h) has it
+///   by name.
 /// - Ranks of one host may share parameters and state (`share`): these exist once then, each rank
 ///   updates its share of them, and all have the result, without a message. To the bit the same.
 /// - `capturable`, as torch.optim's: with parameters on a device, `step` can be captured in a graph
@@ -44,9 +48,9 @@ class HostUpdate;
 ///   rate, so replays follow it; every other option is what it was at the capture. Take a step or
 ///   more before it, for that makes the state; parameters, and gradients, must stay where they
 ///   were. A capture of a group that is not capturable, or has no state yet, is a ConfigError. The
-///   numbers are those without, the rate rounded to float32 (RMSprop, Lion and LAMB form a product
-///   with it in another order: a last bit). Nothing is different on the CPU, and an update that is
-///   offloaded to it is refused.
+///   numbers are those without, the rate rounded to float32 (those without a fused kernel form a
+///   product with it in another order: a last bit). Nothing is different on the CPU, and an update
+///   that is offloaded to it is refused.
 /// - `zero_grad` is torch's: it frees gradients, or zeroes them where they lie if passed false.
 ///
 /// Dense real parameters; sparse gradients are a ConfigError. Thread safety: none.
@@ -55,7 +59,8 @@ class FlatOptimizer : public torch::optim::Optimizer {
   /// The state of one parameter.
   struct ParameterState {
     int64_t step = 0;
-    std::vector<at::Tensor> fields;  ///< As in `traits().fields`; undefined if it has none.
+    std::vector<at::Tensor> fields;   ///< As in `traits().fields`; undefined if it has none.
+    std::vector<float> scalars = {};  ///< As in `traits().scalars`.
   };
 
   /// Calls `closure` with gradients enabled, if there is one; then one update. Returns its loss.
@@ -80,13 +85,22 @@ class FlatOptimizer : public torch::optim::Optimizer {
     at::Tensor buffer;
     std::vector<at::Tensor> tensors;  ///< Views of the buffer, in order; leaves.
     std::shared_ptr<offload::FileTensor> file = nullptr;  ///< Where the buffer lies in one.
+    /// What they are slices of, and all that other ranks alone have slices of, in order. The same
+    /// on all ranks.
+    std::vector<flat::Division> wholes = {};
   };
   /// Updates `pieces`, [group][buffer], from now on in place of its parameters, of which this rank
   /// owns them. Where these lie off the device, or `offload` says so of the state, the host does
-  /// the update, bucket by bucket; see HostUpdate. ConfigError for a rule that needs parameters
-  /// whole, after the first step, and for an offload that cannot be.
+  /// the update, bucket by bucket; see HostUpdate. Those of fp16 and bf16 are updated in fp32, and
+  /// rounded once; their state has their dtype, or with `fp32_state` is fp32. A rule that needs
+  /// parameters whole has `ranks` help each other, which own the rest: `step` then is collective,
+  /// and wants gradients of the same parameters on all of them. ConfigError for such a rule without
+  /// ranks or with `offload`, after the first step, and for an offload that cannot be.
   void update_instead(
-      const std::vector<std::vector<Pieces>>& pieces, const OffloadOptimizer& offload = {});
+      const std::vector<std::vector<Pieces>>& pieces,
+      const OffloadOptimizer& offload = {},
+      const std::optional<Group>& ranks = std::nullopt,
+      bool fp32_state = false);
   /// Takes learning rates that were changed to where updates read them, as `step` does.
   void write_rates();
   /// Null if the update is done where the parameters are.
@@ -100,16 +114,19 @@ class FlatOptimizer : public torch::optim::Optimizer {
   virtual NamedOptions named_options(torch::optim::OptimizerOptions& options) const = 0;
   /// ConfigError unless `options` are this optimizer's, and possible.
   virtual void check(const torch::optim::OptimizerOptions& options) const = 0;
-  /// The shape of `field` for `parameter` with `options`.
+  /// The shape of `field` for a parameter of `sizes` with `options`. ConfigError for one that the
+  /// rule cannot update.
   virtual StateShape shape(
-      const torch::optim::OptimizerOptions& options,
-      const at::Tensor& parameter,
-      size_t field) const = 0;
+      const torch::optim::OptimizerOptions& options, at::IntArrayRef sizes, size_t field) const = 0;
+  /// Whether an update with `options` needs parameters whole.
+  virtual bool needs_whole(const torch::optim::OptimizerOptions& options) const = 0;
+  /// Of the parameter, or of what it is a slice of.
+  std::vector<int64_t> whole_sizes(const at::Tensor& parameter) const;
 
   /// Copies, but for tensors. No fields: it has not been updated yet.
   ParameterState state_of(const at::Tensor& parameter) const;
-  /// Copies `state`'s tensors in, cast to the parameter's dtype. Undefined fields: none yet. Of all
-  /// parameters that are set, with no step or replay between.
+  /// Copies `state`'s tensors in, cast to the dtype that state has. Undefined fields: none yet. Of
+  /// all parameters that are set, with no step or replay between.
   void set_state(const at::Tensor& parameter, const ParameterState& state);
 
   /// Tensors the last step updated, joined ones counted once: for tests and tuning.
@@ -121,10 +138,25 @@ class FlatOptimizer : public torch::optim::Optimizer {
       std::vector<torch::optim::OptimizerParamGroup> groups,
       std::unique_ptr<torch::optim::OptimizerOptions> defaults);
 
-  virtual double initial(const torch::optim::OptimizerOptions& options) const = 0;
+  /// What `field` of state begins at.
+  virtual double initial(const torch::optim::OptimizerOptions& options, size_t field) const = 0;
+  /// Takes a parameter's `scalars`, empty at first, one step on, to `step`: what the update of that
+  /// step is to know of them.
+  virtual std::vector<double> advance(
+      const torch::optim::OptimizerOptions& options,
+      int64_t step,
+      std::vector<float>& scalars) const = 0;
   virtual void update(const torch::optim::OptimizerOptions& options, const Batch& batch) const = 0;
+  virtual void update_divided(
+      const torch::optim::OptimizerOptions& options, const DividedBatch& batch) const = 0;
 
  private:
+  /// A parameter that an update needs whole, and ranks have slices of.
+  struct Whole {
+    flat::Division division;
+    at::TensorOptions options;   ///< Of the slices.
+    std::optional<size_t> item;  ///< This rank's slice, if it has one.
+  };
   struct Place {
     size_t group = 0;
     size_t item = 0;
@@ -136,19 +168,33 @@ class FlatOptimizer : public torch::optim::Optimizer {
   void check_sizes(const FlatParameter& item) const;
   /// What there is to update of a group's items `begin` to `end`, its state made.
   Gathering gather(size_t group, size_t begin, size_t end);
+  bool group_needs_whole(size_t group) const { return needs_whole(param_groups_[group].options()); }
+  void check_divided(const OffloadOptimizer& offload, const std::optional<Group>& ranks) const;
+  /// ConfigError for what the group's rule cannot update, or not any more.
+  void check_added(size_t group, const std::vector<at::Tensor>& added) const;
+  void note_wholes(size_t group, const Pieces& pieces);
+  std::vector<std::vector<bool>> agree_on_gradients();
+  void update_wholes(size_t group, const std::vector<bool>& updated);
+  void update_slices(size_t group, DividedBatch batch);
+  void append_slice(size_t group, const Whole& whole, DividedBatch& batch);
   void update_by_buckets();
   void offload_state(const OffloadOptimizer& offload);
+  [[noreturn]] void refuse_to_capture_offloaded() const;
   void update_share(const torch::optim::OptimizerOptions& options, const Batch& batch);
+  void update_piece(const torch::optim::OptimizerOptions& options, const Batch& batch);
   bool create_missing_state(size_t group, FlatParameter& item);
   Place place_of(const at::Tensor& parameter) const;
 
   RuleTraits traits_;
   std::optional<Group> sharers_;
+  std::optional<Group> dividers_;           ///< Who has the other slices of wholes.
+  std::vector<std::vector<Whole>> wholes_;  ///< [group] If divided.
   std::vector<FlatGroup> groups_;
   std::vector<std::vector<at::TensorImpl*>> known_;  ///< [group] In the order of its params().
   std::vector<DeviceSteps> device_steps_;            ///< [group]
   std::vector<std::shared_ptr<DeviceRate>> device_rates_;  ///< [group] Null: the host's is read.
   size_t run_count_ = 0;
+  bool has_pieces_ = false;  ///< In place of its parameters.
   std::shared_ptr<HostUpdate> host_update_;
 };
 

@@ -20,6 +20,7 @@ at::Tensor laid_out_like(const at::Tensor& gradient, const at::Tensor& parameter
 void Gathering::add(const FlatParameter& first, const FlatParameter& last, bool fresh) {
   Batch& batch = batch_for(first.parameter, fresh);
   batch.steps.push_back(first.step);
+  batch.factors.push_back(first.factors);
   if (first.device_step.defined()) {
     batch.device_steps.push_back(first.device_step);
   }

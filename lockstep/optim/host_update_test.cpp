@@ -16,14 +16,20 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
+#include "lockstep/optim/adadelta.h"
 #include "lockstep/optim/adafactor.h"
 #include "lockstep/optim/adagrad.h"
 #include "lockstep/optim/adam.h"
+#include "lockstep/optim/adamax.h"
+#include "lockstep/optim/asgd.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/lamb.h"
 #include "lockstep/optim/lion.h"
+#include "lockstep/optim/nadam.h"
 #include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/radam.h"
 #include "lockstep/optim/rmsprop.h"
+#include "lockstep/optim/rprop.h"
 #include "lockstep/optim/sgd.h"
 
 namespace lockstep::optim {
@@ -117,7 +123,13 @@ const std::vector<std::pair<std::string, Make>> kRules = {
     {"SGD, momentum", making<SGD>({.lr = 0.01, .momentum = 0.9, .nesterov = true})},
     {"Lion", making<Lion>({.lr = 0.01})},
     {"Adagrad", making<Adagrad>({.lr = 0.01, .initial_accumulator_value = 0.5})},
-    {"RMSprop", making<RMSprop>({.lr = 0.01, .momentum = 0.5, .centered = true})}};
+    {"RMSprop", making<RMSprop>({.lr = 0.01, .momentum = 0.5, .centered = true})},
+    {"Adadelta", making<Adadelta>({})},
+    {"Adamax", making<Adamax>({.lr = 0.01})},
+    {"NAdam", making<NAdam>({.lr = 0.01})},
+    {"RAdam", making<RAdam>({.lr = 0.01})},
+    {"ASGD", making<ASGD>({.lr = 0.01, .t0 = 2})},
+    {"Rprop", making<Rprop>({.lr = 0.01})}};
 
 TEST(HostUpdate, offloaded_state_gives_the_same_bits) {
   const TestFolder folder;

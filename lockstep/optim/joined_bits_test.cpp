@@ -5,12 +5,18 @@
 
 #include <gtest/gtest.h>
 
+#include "lockstep/optim/adadelta.h"
 #include "lockstep/optim/adafactor.h"
 #include "lockstep/optim/adagrad.h"
 #include "lockstep/optim/adam.h"
+#include "lockstep/optim/adamax.h"
+#include "lockstep/optim/asgd.h"
 #include "lockstep/optim/lamb.h"
 #include "lockstep/optim/lion.h"
+#include "lockstep/optim/nadam.h"
+#include "lockstep/optim/radam.h"
 #include "lockstep/optim/rmsprop.h"
+#include "lockstep/optim/rprop.h"
 #include "lockstep/optim/sgd.h"
 #include "lockstep/optim/test_parameters.h"
 
@@ -106,6 +112,13 @@ TEST(FlatOptimizer, gives_the_same_bits_however_parameters_are_joined) {
   expect_same_however_joined<Adagrad>({.lr = 0.1, .lr_decay = 0.1, .weight_decay = 0.1});
   expect_same_however_joined<RMSprop>({.weight_decay = 0.1, .momentum = 0.9, .centered = true});
   expect_same_however_joined<RMSprop>({.maximize = true});
+  expect_same_however_joined<Adadelta>({.weight_decay = 0.1});
+  expect_same_however_joined<Adamax>({.weight_decay = 0.1, .maximize = true});
+  expect_same_however_joined<NAdam>({.weight_decay = 0.1});
+  expect_same_however_joined<RAdam>({.betas = {0.9, 0.8}, .weight_decay = 0.1});
+  expect_same_however_joined<ASGD>({.lr = 0.1, .lambd = 0.1, .t0 = 3});
+  expect_same_however_joined<Rprop>({.lr = 0.1});
+  expect_same_however_joined<AdamW>({.bias_correction = false});
   expect_same_however_joined<Lion>({.lr = 0.01, .weight_decay = 0.1});
   expect_same_however_joined<Adafactor>({.lr = 0.1, .weight_decay = 0.1});
   expect_same_however_joined<LAMB>({.lr = 0.1, .weight_decay = 0.1});

@@ -2,12 +2,13 @@
 #include "lockstep/optim/lamb.h"
 
 #include <cmath>
+#include <cstdint>
+#include <vector>
 
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/ones_like.h>
-#include <ATen/ops/pow.h>
-#include <ATen/ops/rsub.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 
 namespace lockstep::optim {
 namespace {
@@ -15,9 +16,7 @@ namespace {
 enum Field : size_t { kExpAvg, kExpAvgSq };
 
 at::Tensor trust_ratio(
-    const LAMBOptions& options, const at::Tensor& parameter, const at::Tensor& update) {
-  const at::Tensor size = at::linalg_vector_norm(parameter);
-  const at::Tensor update_size = at::linalg_vector_norm(update);
+    const LAMBOptions& options, const at::Tensor& size, const at::Tensor& update_size) {
   const at::Tensor ratio = size.div(update_size).clamp_(options.min_coeff, options.max_coeff);
   return at::where(size.gt(0).logical_and_(update_size.gt(0)), ratio, at::ones_like(ratio));
 }
@@ -25,15 +24,44 @@ at::Tensor trust_ratio(
 /// moment /= 1 - beta^step, or its root.
 void correct_(const at::Tensor& moment, const Batch& batch, size_t index, double beta, bool root) {
   if (batch.device_steps.empty()) {
-    const double correction = 1 - std::pow(beta, static_cast<double>(batch.steps[index]));
+    const double correction = bias_correction(batch, index, beta);
     moment.div_(root ? std::sqrt(correction) : correction);
     return;
   }
-  // In float64, as on the host; with a dimension, for a scalar would be cut to half precision.
-  const at::Tensor correction =
-      at::rsub(at::pow(beta, batch.device_steps[index].to(at::kDouble)), 1);
-  const at::ScalarType wide = moment.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  memory_of(moment).div_((root ? correction.sqrt() : correction).to(wide).view({1}));
+  const at::Tensor correction = device_bias_correction(batch, index, beta);
+  memory_of(moment).div_(device_factor(root ? correction.sqrt() : correction, moment));
+}
+
+/// Moves the moments of tensor `i`; what they give, of its shape.
+at::Tensor unscaled_update(const LAMBOptions& options, const Batch& batch, size_t i) {
+  const auto [beta1, beta2] = options.betas;
+  const at::Tensor& gradient = batch.gradients[i];
+  const at::Tensor& exp_avg = batch.state[kExpAvg][i];
+  const at::Tensor& exp_avg_sq = batch.state[kExpAvgSq][i];
+  scale_(exp_avg, beta1).add_(gradient, 1 - beta1);
+  scale_(exp_avg_sq, beta2).addcmul_(gradient, gradient, 1 - beta2);
+  at::Tensor update;
+  if (options.eps_inside_sqrt) {
+    update = exp_avg_sq.clone();
+    if (options.bias_correction) {
+      correct_(update, batch, i, beta2, /*root=*/false);
+    }
+    update.add_(options.eps).sqrt_();
+  } else {
+    update = exp_avg_sq.sqrt();
+    if (options.bias_correction) {
+      correct_(update, batch, i, beta2, /*root=*/true);
+    }
+    update.add_(options.eps);
+  }
+  update.reciprocal_().mul_(exp_avg);
+  if (options.bias_correction) {
+    correct_(update, batch, i, beta1, /*root=*/false);
+  }
+  if (options.weight_decay != 0) {
+    update.add_(batch.parameters[i], options.weight_decay);
+  }
+  return update;
 }
 
 }  // namespace
@@ -49,6 +77,7 @@ NamedOptions LAMBRule::named(Options& options) {
       {"eps", &options.eps},
       {"weight_decay", &options.weight_decay},
       {"bias_correction", &options.bias_correction},
+      {"eps_inside_sqrt", &options.eps_inside_sqrt},
       {"max_coeff", &options.max_coeff},
       {"min_coeff", &options.min_coeff},
       {"capturable", &options.capturable}};
@@ -68,32 +97,37 @@ void LAMBRule::check(const Options& options) {
 }
 
 StateShape LAMBRule::shape(
-    const Options& /*options*/, const at::Tensor& /*parameter*/, size_t /*field*/) {
+    const Options& /*options*/, at::IntArrayRef /*sizes*/, size_t /*field*/) {
   return StateShape::kParameter;
 }
 
 void LAMBRule::update(const Options& options, const Batch& batch) {
-  const auto [beta1, beta2] = options.betas;
   for (size_t i = 0; i < batch.parameters.size(); ++i) {
     const at::Tensor& parameter = batch.parameters[i];
-    const at::Tensor& gradient = batch.gradients[i];
-    const at::Tensor& exp_avg = batch.state[kExpAvg][i];
-    const at::Tensor& exp_avg_sq = batch.state[kExpAvgSq][i];
-    scale_(exp_avg, beta1).add_(gradient, 1 - beta1);
-    scale_(exp_avg_sq, beta2).addcmul_(gradient, gradient, 1 - beta2);
+    const at::Tensor update = unscaled_update(options, batch, i);
+    const at::Tensor ratio =
+        trust_ratio(options, at::linalg_vector_norm(parameter), at::linalg_vector_norm(update));
+    descend_(parameter, update.mul_(ratio), batch, options.lr);
+  }
+}
 
-    const at::Tensor update = exp_avg_sq.sqrt();
-    if (options.bias_correction) {
-      correct_(update, batch, i, beta2, /*root=*/true);
-    }
-    update.add_(options.eps).reciprocal_().mul_(exp_avg);
-    if (options.bias_correction) {
-      correct_(update, batch, i, beta1, /*root=*/false);
-    }
-    if (options.weight_decay != 0) {
-      update.add_(parameter, options.weight_decay);
-    }
-    descend_(parameter, update.mul_(trust_ratio(options, parameter, update)), batch, options.lr);
+void LAMBRule::update_divided(const Options& options, const DividedBatch& batch) {
+  const Batch& slices = batch.slices;
+  const auto count = static_cast<int64_t>(batch.wholes.size());
+  const at::Tensor squares = at::zeros({2, count}, batch.options.dtype(at::kDouble));
+  std::vector<at::Tensor> updates;
+  for (size_t i = 0; i < slices.parameters.size(); ++i) {
+    updates.push_back(unscaled_update(options, slices, i));
+    const auto whole = static_cast<int64_t>(batch.whole_of[i]);
+    squares[0][whole].copy_(at::linalg_vector_norm(slices.parameters[i])).square_();
+    squares[1][whole].copy_(at::linalg_vector_norm(updates.back())).square_();
+  }
+  Group ranks = batch.ranks;
+  const at::Tensor sizes = ranks.all_reduce(squares).wait().sqrt().to(batch.options.dtype());
+  for (size_t i = 0; i < updates.size(); ++i) {
+    const auto whole = static_cast<int64_t>(batch.whole_of[i]);
+    const at::Tensor ratio = trust_ratio(options, sizes[0][whole], sizes[1][whole]);
+    descend_(slices.parameters[i], updates[i].mul_(ratio), slices, options.lr);
   }
 }
 

@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "lockstep/optim/divided.h"
 #include "lockstep/optim/rule_optimizer.h"
 
 namespace lockstep::optim {
@@ -15,9 +16,10 @@ struct LAMBOptions {
   double eps = 1e-8;
   double weight_decay = 0;
   bool bias_correction = true;
-  double max_coeff = 10;    ///< Largest trust ratio.
-  double min_coeff = 0.01;  ///< Smallest.
-  bool capturable = false;  ///< See FlatOptimizer.
+  bool eps_inside_sqrt = false;  ///< Adds eps to the second moment, not to its root.
+  double max_coeff = 10;         ///< Largest trust ratio.
+  double min_coeff = 0.01;       ///< Smallest.
+  bool capturable = false;       ///< See FlatOptimizer.
 };
 
 /// Adam's update, scaled for each parameter by |parameter| / |update|, the trust ratio (1 if either
@@ -25,15 +27,19 @@ struct LAMBOptions {
 ///
 /// One parameter at a time, since each has its own norms, which stay on the device. Where DeepSpeed
 /// folds the bias correction into the learning rate, so that eps and weight decay are scaled with
-/// it, this corrects the moments, as the paper does. After: You et al., "Large Batch Optimization
-/// for Deep Learning", ICLR 2020, algorithm 2.
+/// it, this corrects the moments, as the paper does. Where ranks have slices, as under ZeRO, the
+/// squares of both norms are added up over ranks in one all-reduce, of two numbers a parameter: the
+/// numbers of one process but for the order of those sums. Until then each rank holds its slices'
+/// updates. After: You et al., "Large Batch Optimization for Deep Learning", ICLR 2020,
+/// algorithm 2.
 struct LAMBRule {
   using Options = LAMBOptions;
   static RuleTraits traits();
   static NamedOptions named(Options& options);
   static void check(const Options& options);
-  static StateShape shape(const Options& options, const at::Tensor& parameter, size_t field);
+  static StateShape shape(const Options& options, at::IntArrayRef sizes, size_t field);
   static void update(const Options& options, const Batch& batch);
+  static void update_divided(const Options& options, const DividedBatch& batch);
 };
 
 using LAMB = RuleOptimizer<LAMBRule>;

@@ -20,12 +20,12 @@ void LionRule::check(const Options& options) {
 }
 
 StateShape LionRule::shape(
-    const Options& /*options*/, const at::Tensor& /*parameter*/, size_t /*field*/) {
+    const Options& /*options*/, at::IntArrayRef /*sizes*/, size_t /*field*/) {
   return StateShape::kParameter;
 }
 
 void LionRule::update(const Options& options, const Batch& batch) {
-  for_each_stretch(batch, [&](const std::vector<at::Tensor>& stretch) {
+  for_each_stretch(batch, [&](const std::vector<at::Tensor>& stretch, size_t /*index*/) {
     const at::Tensor& parameter = stretch[0];
     const at::Tensor& gradient = stretch[1];
     const at::Tensor& exp_avg = stretch[2];

@@ -23,7 +23,7 @@ struct LionRule {
   static RuleTraits traits();
   static NamedOptions named(Options& options);
   static void check(const Options& options);
-  static StateShape shape(const Options& options, const at::Tensor& parameter, size_t field);
+  static StateShape shape(const Options& options, at::IntArrayRef sizes, size_t field);
   static void update(const Options& options, const Batch& batch);
 };
 

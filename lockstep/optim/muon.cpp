@@ -6,6 +6,7 @@
 #include <cmath>
 #include <map>
 #include <string>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -74,28 +75,52 @@ at::Tensor orthogonal_by_gram(const at::Tensor& matrix, double eps) {
   return at::matmul(factor, x);
 }
 
-void update_matrix(
+/// What is to be made orthogonal; elementwise.
+at::Tensor direction(
+    const MuonOptions& options, const at::Tensor& gradient, const at::Tensor& buffer) {
+  buffer.lerp_(gradient, 1 - options.momentum);
+  return options.nesterov ? gradient.lerp(buffer, options.momentum) : buffer;
+}
+
+/// A matrix of one row a filter, whatever the dimensions of `update`.
+at::Tensor orthogonalised(const MuonOptions& options, const at::Tensor& update) {
+  at::Tensor matrix = update.flatten(1);
+  const bool tall = matrix.size(0) > matrix.size(1);
+  matrix = tall ? matrix.t() : matrix;
+  matrix = options.gram ? orthogonal_by_gram(matrix, options.eps) : orthogonal(matrix, options.eps);
+  return tall ? matrix.t() : matrix;
+}
+
+at::ScalarType orthogonal_dtype(const MuonOptions& options, at::Device device) {
+  if (!options.gram) {
+    return at::kBFloat16;
+  }
+  return device.is_cpu() ? at::kFloat : at::kHalf;
+}
+
+struct MatrixSizes {
+  explicit MatrixSizes(at::IntArrayRef sizes)
+      : rows(static_cast<double>(sizes[0])),
+        columns(static_cast<double>(c10::multiply_integers(sizes.slice(1)))) {}
+  double rows;
+  double columns;
+};
+
+/// Elementwise; `sizes`: of the whole matrix.
+void apply_step(
     const MuonOptions& options,
     const at::Tensor& parameter,
-    const at::Tensor& gradient,
-    const at::Tensor& buffer) {
-  buffer.lerp_(gradient, 1 - options.momentum);
-  at::Tensor update = options.nesterov ? gradient.lerp(buffer, options.momentum) : buffer;
-  update = update.flatten(1);
-  const auto rows = static_cast<double>(update.size(0));
-  const auto columns = static_cast<double>(update.size(1));
-  const bool tall = update.size(0) > update.size(1);
-  update = tall ? update.t() : update;
-  update = options.gram ? orthogonal_by_gram(update, options.eps) : orthogonal(update, options.eps);
-  update = tall ? update.t() : update;
+    const at::Tensor& step,
+    at::IntArrayRef sizes) {
+  const auto [rows, columns] = MatrixSizes(sizes);
   const double scale = options.match_rms_adamw ? 0.2 * std::sqrt(std::max(rows, columns))
                                                : std::sqrt(std::max(1.0, rows / columns));
   scale_(parameter, 1 - options.lr * options.weight_decay);
-  parameter.add_(update.reshape(parameter.sizes()), -options.lr * scale);
+  parameter.add_(step.reshape(parameter.sizes()), -options.lr * scale);
 }
 
-bool is_matrix(const at::Tensor& parameter) {
-  return parameter.dim() == 2 || parameter.dim() == 4;
+bool is_matrix(at::IntArrayRef sizes) {
+  return sizes.size() == 2 || sizes.size() == 4;
 }
 
 bool is_of_an_end(std::string name) {
@@ -109,10 +134,7 @@ bool is_of_an_end(std::string name) {
 
 RuleTraits MuonRule::traits() {
   return {
-      .name = "Muon",
-      .fields = {"momentum_buffer", "exp_avg", "exp_avg_sq"},
-      .elementwise = false,
-      .eager_state = true};  // So that a parameter that is no matrix is refused at once.
+      .name = "Muon", .fields = {"momentum_buffer", "exp_avg", "exp_avg_sq"}, .elementwise = false};
 }
 
 NamedOptions MuonRule::named(Options& options) {
@@ -146,14 +168,14 @@ void MuonRule::check(const Options& options) {
       "at least 0, below 1");
 }
 
-StateShape MuonRule::shape(const Options& options, const at::Tensor& parameter, size_t field) {
-  if (options.use_muon && !is_matrix(parameter)) {
+StateShape MuonRule::shape(const Options& options, at::IntArrayRef sizes, size_t field) {
+  if (options.use_muon && !is_matrix(sizes)) {
     throw ConfigError(
         "optim",
         fmt::format(
             "Muon makes matrices orthogonal; got a parameter of {} dimensions, expected 2, or 4 of "
             "a convolution; put it into a group with use_muon = false, as optim::muon_groups does",
-            parameter.dim()));
+            sizes.size()));
   }
   return options.use_muon == (field == kMomentumBuffer) ? StateShape::kParameter
                                                         : StateShape::kNone;
@@ -162,8 +184,10 @@ StateShape MuonRule::shape(const Options& options, const at::Tensor& parameter, 
 void MuonRule::update(const Options& options, const Batch& batch) {
   if (options.use_muon) {
     for (size_t i = 0; i < batch.parameters.size(); ++i) {
-      update_matrix(
-          options, batch.parameters[i], batch.gradients[i], batch.state[kMomentumBuffer][i]);
+      const at::Tensor& parameter = batch.parameters[i];
+      const at::Tensor step = orthogonalised(
+          options, direction(options, batch.gradients[i], batch.state[kMomentumBuffer][i]));
+      apply_step(options, parameter, step, parameter.sizes());
     }
     return;
   }
@@ -180,6 +204,28 @@ void MuonRule::update(const Options& options, const Batch& batch) {
       others);
 }
 
+void MuonRule::update_divided(const Options& options, const DividedBatch& batch) {
+  const Batch& slices = batch.slices;
+  std::vector<double> costs;
+  for (const flat::Division* whole : batch.wholes) {
+    const auto [rows, columns] = MatrixSizes(whole->sizes);
+    costs.push_back(rows * columns * std::min(rows, columns));
+  }
+  on_owners(
+      batch,
+      {.costs = std::move(costs),
+       .result = orthogonal_dtype(options, batch.options.device()),
+       .give =
+           [&](size_t i) {
+             return direction(options, slices.gradients[i], slices.state[kMomentumBuffer][i]);
+           },
+       .work = [&](const at::Tensor& whole) { return orthogonalised(options, whole); },
+       .take =
+           [&](size_t i, const at::Tensor& step) {
+             apply_step(options, slices.parameters[i], step, batch.whole(i).sizes);
+           }});
+}
+
 std::vector<Muon::Group> muon_groups(
     const NamedTensors& parameters, MuonOptions matrices, MuonOptions others) {
   matrices.use_muon = true;
@@ -187,7 +233,7 @@ std::vector<Muon::Group> muon_groups(
   std::vector<Muon::Group> groups = {{{}, matrices}, {{}, others}};
   std::map<const at::TensorImpl*, bool> hidden;  // By all the names of one.
   for (const NamedTensor& item : parameters) {
-    const bool here = is_matrix(item.tensor) && !is_of_an_end(item.name);
+    const bool here = is_matrix(item.tensor.sizes()) && !is_of_an_end(item.name);
     const auto [found, fresh] = hidden.try_emplace(item.tensor.unsafeGetTensorImpl(), here);
     found->second = found->second && here;
   }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "lockstep/comm/named_tensor.h"
+#include "lockstep/optim/divided.h"
 #include "lockstep/optim/rule_optimizer.h"
 
 namespace lockstep::optim {
@@ -36,7 +37,10 @@ struct MuonOptions {
 /// For the hidden layers' matrices; kernels of 2-D convolutions, which have four dimensions, count
 /// as matrices of one row a filter. Embeddings, the last layer, biases and norms want AdamW, in
 /// groups of their own; muon_groups makes both. One parameter at a time, nothing is read back to
-/// the host. State of a matrix: one number an element; of others two. After: Keller Jordan et al.,
+/// the host. State of a matrix: one number an element; of others two. Where ranks have slices, as
+/// under ZeRO, each has the momentum of its own; a matrix's updates come together on one rank,
+/// which makes them orthogonal, and go back (on_owners): the bits of one process, for matrices that
+/// lie row by row. After: Keller Jordan et al.,
 /// "Muon: An optimizer for hidden layers in neural networks", 2024, in torch.optim's form; Liu et
 /// al., "Muon is Scalable for LLM Training", 2025 (match_rms_adamw); DeepSpeed (gram, the second
 /// kind of group).
@@ -46,8 +50,10 @@ struct MuonRule {
   static NamedOptions named(Options& options);
   static void check(const Options& options);
   /// ConfigError for a parameter that is no matrix in a group with use_muon.
-  static StateShape shape(const Options& options, const at::Tensor& parameter, size_t field);
+  static StateShape shape(const Options& options, at::IntArrayRef sizes, size_t field);
+  static bool needs_whole(const Options& options) { return options.use_muon; }
   static void update(const Options& options, const Batch& batch);
+  static void update_divided(const Options& options, const DividedBatch& batch);
 };
 
 using Muon = RuleOptimizer<MuonRule>;

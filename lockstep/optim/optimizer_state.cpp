@@ -76,6 +76,10 @@ NamedTensors flat_tensors(optim::FlatOptimizer& optimizer, const ParameterName& 
         tensors.push_back({name + "." + traits.fields[field], state.fields[field].detach()});
       }
     }
+    for (size_t i = 0; i < state.scalars.size(); ++i) {
+      tensors.push_back(
+          {name + "." + traits.scalars[i], at::full({}, state.scalars[i], at::kFloat)});
+    }
     if (traits.counts_steps) {
       tensors.push_back({name + ".step", at::full({}, state.step, at::kLong)});
     }
@@ -110,6 +114,12 @@ at::Tensor take(
 /// The options of each parameter group.
 using GroupOptions = std::vector<std::unique_ptr<torch_optim::OptimizerOptions>>;
 
+/// torch::optim's options have no maximize, torch.optim's none of DeepSpeed's own, and files of
+/// both fit ours.
+bool may_be_missing(std::string_view option) {
+  return option == "maximize" || option == "bias_correction" || option == "eps_inside_sqrt";
+}
+
 /// The saved options of one group, on top of the program's `options`.
 void check_group(
     torch_optim::Optimizer& optimizer,
@@ -119,8 +129,7 @@ void check_group(
   const optim::NamedOptions named = named_options(optimizer, options);
   optim::options_from_json(named, group, path);
   for (const optim::NamedOption& option : named) {
-    // torch::optim's have no maximize, and their files fit ours.
-    if (!group.contains(option.name) && option.name != std::string_view("maximize")) {
+    if (!group.contains(option.name) && !may_be_missing(option.name)) {
       throw CheckpointError(
           path, fmt::format("a parameter group lacks the option {}", option.name));
     }
@@ -210,14 +219,17 @@ class Completeness {
   std::string missing_;
 };
 
-std::vector<int64_t> sizes_of(const at::Tensor& parameter, optim::StateShape shape) {
-  std::vector<int64_t> sizes = parameter.sizes().vec();
+/// `whole`: sizes of what the parameter is a slice of, or its own.
+std::vector<int64_t> sizes_of(
+    const at::Tensor& parameter, std::vector<int64_t> whole, optim::StateShape shape) {
   if (shape == optim::StateShape::kRow) {
-    sizes[sizes.size() - 1] = 1;
+    whole[whole.size() - 1] = 1;
   } else if (shape == optim::StateShape::kColumn) {
-    sizes[sizes.size() - 2] = 1;
+    whole[whole.size() - 2] = 1;
+  } else {
+    return parameter.sizes().vec();
   }
-  return sizes;
+  return whole;
 }
 
 std::function<void()> check_flat(
@@ -231,14 +243,22 @@ std::function<void()> check_flat(
   const optim::RuleTraits& traits = optimizer.traits();
   for_each_parameter(optimizer, [&](const at::Tensor& parameter, size_t group) {
     const std::string name = name_of(parameter) + ".";
+    const std::vector<int64_t> whole = optimizer.whole_sizes(parameter);
     State state;
     Completeness completeness;
     for (size_t field = 0; field < traits.fields.size(); ++field) {
-      const optim::StateShape shape = optimizer.shape(*options[group], parameter, field);
+      const optim::StateShape shape = optimizer.shape(*options[group], whole, field);
       const std::string field_name = name + traits.fields[field];
-      state.fields.push_back(take(left, field_name, sizes_of(parameter, shape), path));
+      state.fields.push_back(take(left, field_name, sizes_of(parameter, whole, shape), path));
       completeness.note(
           field_name, state.fields.back().defined(), shape != optim::StateShape::kNone);
+    }
+    for (const char* scalar : traits.scalars) {
+      const at::Tensor value = take(left, name + scalar, {}, path);
+      completeness.note(name + scalar, value.defined(), true);
+      if (value.defined()) {
+        state.scalars.push_back(value.item<float>());
+      }
     }
     const at::Tensor step =
         traits.counts_steps ? take(left, name + "step", {}, path) : at::Tensor();
@@ -299,6 +319,11 @@ std::function<void()> check_torch(
 }
 
 }  // namespace
+
+bool is_scalar_state(std::string_view name) {
+  const std::string_view field = name.substr(name.rfind('.') + 1);
+  return field == "step" || field == "mu_product" || field == "eta" || field == "mu";
+}
 
 NamedTensors optimizer_tensors(torch_optim::Optimizer& optimizer, const ParameterName& name_of) {
   if (auto* flat = dynamic_cast<optim::FlatOptimizer*>(&optimizer)) {

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <string>
+#include <string_view>
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -24,6 +25,10 @@ using ParameterName = std::function<std::string(const at::Tensor& parameter)>;
 /// ... A parameter without state yet has no entries. For all of lockstep::optim, and torch::optim's
 /// SGD, Adam, AdamW, Adagrad and RMSprop; ConfigError for any other.
 NamedTensors optimizer_tensors(torch::optim::Optimizer& optimizer, const ParameterName& name_of);
+
+/// Whether what is called `name` there, or in a file of Python's, is one number of a parameter,
+/// whatever the parameter's shape: its "step", NAdam's "mu_product", ASGD's "eta" and "mu".
+bool is_scalar_state(std::string_view name);
 
 /// {"type": "Adam", "param_groups": [{"lr": 0.1, "betas": [0.9, 0.999], ...}]}: what is not a
 /// tensor, all hyperparameters of every group by their Python names. Without `capturable`: that is

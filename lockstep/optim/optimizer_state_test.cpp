@@ -19,12 +19,18 @@
 #include <torch/optim/sgd.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/optim/adadelta.h"
 #include "lockstep/optim/adafactor.h"
 #include "lockstep/optim/adagrad.h"
 #include "lockstep/optim/adam.h"
+#include "lockstep/optim/adamax.h"
+#include "lockstep/optim/asgd.h"
 #include "lockstep/optim/lamb.h"
 #include "lockstep/optim/lion.h"
+#include "lockstep/optim/nadam.h"
+#include "lockstep/optim/radam.h"
 #include "lockstep/optim/rmsprop.h"
+#include "lockstep/optim/rprop.h"
 #include "lockstep/optim/sgd.h"
 
 namespace lockstep {
@@ -66,6 +72,12 @@ INSTANTIATE_TEST_SUITE_P(
             "OurRMSprop", optim::RMSpropOptions{.lr = 0.1, .momentum = 0.5, .centered = true}),
         make_case<optim::Lion>("OurLion", optim::LionOptions{.lr = 0.1}),
         make_case<optim::Adafactor>("OurAdafactor", optim::AdafactorOptions{.lr = 0.1}),
+        make_case<optim::Adadelta>("OurAdadelta", optim::AdadeltaOptions{.lr = 0.1}),
+        make_case<optim::Adamax>("OurAdamax", optim::AdamaxOptions{.lr = 0.1}),
+        make_case<optim::NAdam>("OurNAdam", optim::NAdamOptions{.lr = 0.1, .momentum_decay = 0.1}),
+        make_case<optim::RAdam>("OurRAdam", optim::RAdamOptions{.lr = 0.1}),
+        make_case<optim::ASGD>("OurASGD", optim::ASGDOptions{.lr = 0.1, .lambd = 0.5, .t0 = 2}),
+        make_case<optim::Rprop>("OurRprop", optim::RpropOptions{.lr = 0.1}),
         make_case<optim::LAMB>("OurLAMB", optim::LAMBOptions{.lr = 0.1})),
     [](const auto& test) { return test.param.name; });
 
@@ -286,11 +298,28 @@ TEST_P(OptimizerStateTest, refuses_settings_of_which_a_part_is_missing) {
     const auto check = [&, &kept = some] {
       check_optimizer(*optimizer, namer(parameters), {}, kept, "file");
     };
-    if (option == "maximize") {
-      EXPECT_NO_THROW(check()) << "torch::optim's have none";
+    if (option == "maximize" || option == "bias_correction" || option == "eps_inside_sqrt") {
+      EXPECT_NO_THROW(check()) << "torch's have none";
     } else {
       EXPECT_THROW(check(), CheckpointError) << option;
     }
+  }
+}
+
+/// As state of a parameter of any shape, where a whole tensor of one element might be meant.
+TEST(OptimizerState, keeps_numbers_of_a_parameter_as_torch_optim_does) {
+  const Parameters parameters = make_parameters();
+  optim::ASGD optimizer(parameters, {.lr = 0.5, .lambd = 1, .alpha = 1, .t0 = 0});
+  train(optimizer, parameters, 0, 2);
+  const NamedTensors tensors = optimizer_tensors(optimizer, namer(parameters));
+  ASSERT_EQ(tensors.size(), 8U);
+  EXPECT_EQ(tensors[1].name, "weight.eta");
+  EXPECT_EQ(tensors[1].tensor.scalar_type(), at::kFloat);
+  EXPECT_EQ(tensors[1].tensor.item<float>(), 0.25F) << "0.5 / (1 + 0.5 * 2), for the third step";
+  EXPECT_EQ(tensors[2].name, "weight.mu");
+  EXPECT_EQ(tensors[2].tensor.item<float>(), 0.5F);
+  for (const NamedTensor& item : tensors) {
+    EXPECT_EQ(is_scalar_state(item.name), !item.name.ends_with(".ax")) << item.name;
   }
 }
 
@@ -307,6 +336,7 @@ TEST(OptimizerState, needs_what_the_saved_options_need) {
       missing_in(plain, parameters, tensors, optimizer_settings(saved)), "weight.max_exp_avg_sq");
   nlohmann::json settings = optimizer_settings(saved);
   settings["param_groups"][0].erase("maximize");
+  settings["param_groups"][0].erase("bias_correction");
   EXPECT_EQ(missing_in(theirs, parameters, tensors, settings), "weight.max_exp_avg_sq");
 }
 

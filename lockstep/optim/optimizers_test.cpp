@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// All eight optimizers against tests/golden/optimizers.json, which torch.optim wrote.
+// Every optimizer but Muon (muon_test.cpp) against tests/golden/optimizers.json, which torch.optim
+// wrote.
 #include <cmath>
 #include <fstream>
 #include <map>
@@ -9,13 +10,19 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
+#include "lockstep/optim/adadelta.h"
 #include "lockstep/optim/adafactor.h"
 #include "lockstep/optim/adagrad.h"
 #include "lockstep/optim/adam.h"
+#include "lockstep/optim/adamax.h"
+#include "lockstep/optim/asgd.h"
 #include "lockstep/optim/lamb.h"
 #include "lockstep/optim/lion.h"
+#include "lockstep/optim/nadam.h"
 #include "lockstep/optim/optimizer_settings.h"
+#include "lockstep/optim/radam.h"
 #include "lockstep/optim/rmsprop.h"
+#include "lockstep/optim/rprop.h"
 #include "lockstep/optim/sgd.h"
 #include "lockstep/optim/test_parameters.h"
 
@@ -63,7 +70,13 @@ std::unique_ptr<FlatOptimizer> make(
       {"RMSprop", make<RMSprop>},
       {"Lion", make<Lion>},
       {"Adafactor", make<Adafactor>},
-      {"LAMB", make<LAMB>}};
+      {"LAMB", make<LAMB>},
+      {"Adadelta", make<Adadelta>},
+      {"Adamax", make<Adamax>},
+      {"NAdam", make<NAdam>},
+      {"RAdam", make<RAdam>},
+      {"ASGD", make<ASGD>},
+      {"Rprop", make<Rprop>}};
   return makers.at(type)(parameters, groups);
 }
 
@@ -181,7 +194,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(Optimizers, equal_pythons_in_half_precision_to_the_bit_beyond_one_vector) {
   const json& cases = golden_file().at("long_cases");
-  ASSERT_GE(cases.size(), 12U);
+  ASSERT_GE(cases.size(), 24U);
   const std::vector<int64_t> shape = {8, 125};
   for (const json& item : cases) {
     SCOPED_TRACE(item["type"].dump() + item["dtype"].dump());
@@ -213,6 +226,14 @@ TEST(Optimizers, refuse_impossible_options) {
   EXPECT_THROW(Adafactor(parameters, {.d = 0.5}), ConfigError);
   EXPECT_THROW(LAMB(parameters, {.max_coeff = 0.1, .min_coeff = 0.2}), ConfigError);
   EXPECT_THROW(SGD(parameters, {.lr = std::nan("")}), ConfigError);
+  EXPECT_THROW(Adadelta(parameters, {.rho = 1.1}), ConfigError);
+  EXPECT_THROW(Adamax(parameters, {.eps = -1}), ConfigError);
+  EXPECT_THROW(NAdam(parameters, {.momentum_decay = -1}), ConfigError);
+  EXPECT_THROW(RAdam(parameters, {.betas = {0.9, 1.0}}), ConfigError);
+  EXPECT_THROW(ASGD(parameters, {.weight_decay = -1}), ConfigError);
+  EXPECT_THROW(Rprop(parameters, {.etas = {0.5, 1.0}}), ConfigError);
+  EXPECT_THROW(Rprop(parameters, {.etas = {1.0, 1.2}}), ConfigError);
+  EXPECT_THROW(Rprop(parameters, {.step_sizes = {1, 0.1}}), ConfigError);
 }
 
 TEST(Optimizers, lamb_of_the_paper_has_an_unbounded_trust_ratio) {

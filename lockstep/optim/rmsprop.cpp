@@ -35,15 +35,14 @@ void RMSpropRule::check(const Options& options) {
   at_least_0("momentum", options.momentum);
 }
 
-StateShape RMSpropRule::shape(
-    const Options& options, const at::Tensor& /*parameter*/, size_t field) {
+StateShape RMSpropRule::shape(const Options& options, at::IntArrayRef /*sizes*/, size_t field) {
   const bool used = field == kSquareAvg || (field == kMomentumBuffer && options.momentum > 0) ||
                     (field == kGradAvg && options.centered);
   return used ? StateShape::kParameter : StateShape::kNone;
 }
 
 void RMSpropRule::update(const Options& options, const Batch& batch) {
-  for_each_stretch(batch, [&](const std::vector<at::Tensor>& stretch) {
+  for_each_stretch(batch, [&](const std::vector<at::Tensor>& stretch, size_t /*index*/) {
     const at::Tensor& parameter = stretch[0];
     const at::Tensor* state = &stretch[2];
     at::Tensor gradient = options.maximize ? -stretch[1] : stretch[1];

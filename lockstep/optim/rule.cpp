@@ -2,6 +2,7 @@
 #include "lockstep/optim/rule.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -9,6 +10,7 @@
 
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/pow.h>
 #include <ATen/ops/rsub.h>
 #include <ATen/ops/zeros.h>
 
@@ -58,7 +60,8 @@ void require_not_negative(const char* rule, const char* option, double value) {
 }
 
 void for_each_stretch(
-    const Batch& batch, const std::function<void(const std::vector<at::Tensor>& stretch)>& visit) {
+    const Batch& batch,
+    const std::function<void(const std::vector<at::Tensor>& stretch, size_t index)>& visit) {
   for (size_t i = 0; i < batch.parameters.size(); ++i) {
     std::vector<at::Tensor> whole = {memory_of(batch.parameters[i]), memory_of(batch.gradients[i])};
     for (const auto& field : batch.state) {
@@ -66,7 +69,7 @@ void for_each_stretch(
     }
     const int64_t numel = whole[0].numel();
     if (numel <= kStretch || !whole[0].is_cpu()) {
-      visit(whole);
+      visit(whole, i);
       continue;
     }
     std::vector<at::Tensor> stretch(whole.size());
@@ -76,7 +79,7 @@ void for_each_stretch(
           stretch[k] = whole[k].narrow(0, begin, std::min(kStretch, numel - begin));
         }
       }
-      visit(stretch);
+      visit(stretch, i);
     }
   }
 }
@@ -130,6 +133,10 @@ at::Tensor scale_(const at::Tensor& tensor, double factor) {
   return tensor;
 }
 
+at::Tensor divided(const at::Tensor& tensor, double divisor) {
+  return tensor.div(at::native::wrapped_scalar_tensor(divisor));
+}
+
 std::vector<at::Tensor> step_tensors(const Batch& batch) {
   if (!batch.device_steps.empty()) {
     return batch.device_steps;
@@ -162,6 +169,18 @@ void decay_(const at::Tensor& parameter, double weight_decay, const Batch& batch
     return;
   }
   memory_of(parameter).mul_(at::rsub(batch.device_lr.view({1}).mul(weight_decay), 1));
+}
+
+double bias_correction(const Batch& batch, size_t index, double beta) {
+  return 1 - std::pow(beta, static_cast<double>(batch.steps[index]));
+}
+
+at::Tensor device_bias_correction(const Batch& batch, size_t index, double beta) {
+  return at::rsub(at::pow(beta, batch.device_steps[index].to(at::kDouble)), 1);
+}
+
+at::Tensor device_factor(const at::Tensor& number, const at::Tensor& tensor) {
+  return number.to(tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat).view({1});
 }
 
 }  // namespace lockstep::optim

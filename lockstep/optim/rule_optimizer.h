@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <type_traits>
@@ -9,6 +11,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/optim/capturable.h"
+#include "lockstep/optim/divided.h"
 #include "lockstep/optim/flat_optimizer.h"
 
 namespace lockstep::optim {
@@ -49,8 +52,10 @@ class GroupOptions final : public CapturableOptions {
 /// The optimizer that a rule makes: `AdamW optimizer(net->parameters(), {.lr = 3e-4});`
 ///
 /// A rule is a struct with `Options` (an aggregate with an `lr`) and the static functions `traits`,
-/// `named`, `check`, `shape`, `update`, and `initial` if its state does not begin at 0. It knows
-/// tensors, not parameters, so it serves pieces of flat buffers as well.
+/// `named`, `check`, `shape`, `update`, `initial` if its state does not begin at 0, and `advance`
+/// if some of it is scalars. It knows tensors, not parameters, so it serves pieces of flat buffers
+/// as well. One that is not elementwise has an `update_divided`, too, for ranks that have slices of
+/// parameters, and, if it is with some options, a `needs_whole` that says with which it is not.
 template <typename Rule>
 class RuleOptimizer final : public FlatOptimizer {
  public:
@@ -91,21 +96,46 @@ class RuleOptimizer final : public FlatOptimizer {
   }
   StateShape shape(
       const torch::optim::OptimizerOptions& options,
-      const at::Tensor& parameter,
+      at::IntArrayRef sizes,
       size_t field) const override {
-    return Rule::shape(values(options), parameter, field);
+    return Rule::shape(values(options), sizes, field);
+  }
+  bool needs_whole(const torch::optim::OptimizerOptions& options) const override {
+    if constexpr (requires { Rule::needs_whole(values(options)); }) {
+      return Rule::needs_whole(values(options));
+    } else {
+      return !traits().elementwise;
+    }
   }
 
  protected:
-  double initial(const torch::optim::OptimizerOptions& options) const override {
-    if constexpr (requires { Rule::initial(values(options)); }) {
-      return Rule::initial(values(options));
+  double initial(const torch::optim::OptimizerOptions& options, size_t field) const override {
+    if constexpr (requires { Rule::initial(values(options), field); }) {
+      return Rule::initial(values(options), field);
     } else {
       return 0;
     }
   }
+  std::vector<double> advance(
+      const torch::optim::OptimizerOptions& options,
+      int64_t step,
+      std::vector<float>& scalars) const override {
+    if constexpr (requires { Rule::advance(values(options), step, scalars); }) {
+      return Rule::advance(values(options), step, scalars);
+    } else {
+      return {};
+    }
+  }
   void update(const torch::optim::OptimizerOptions& options, const Batch& batch) const override {
     Rule::update(values(options), batch);
+  }
+  void update_divided(
+      const torch::optim::OptimizerOptions& options, const DividedBatch& batch) const override {
+    if constexpr (requires { Rule::update_divided(values(options), batch); }) {
+      Rule::update_divided(values(options), batch);
+    } else {
+      LOCKSTEP_ASSERT(!needs_whole(options), "a rule needs whole parameters, and brings none");
+    }
   }
 
  private:

@@ -65,14 +65,13 @@ void SGDRule::check(const Options& options) {
       "0, which nesterov needs");
 }
 
-StateShape SGDRule::shape(
-    const Options& options, const at::Tensor& /*parameter*/, size_t /*field*/) {
+StateShape SGDRule::shape(const Options& options, at::IntArrayRef /*sizes*/, size_t /*field*/) {
   return options.momentum != 0 ? StateShape::kParameter : StateShape::kNone;
 }
 
 void SGDRule::update(const Options& options, const Batch& batch) {
   if (fused_is_wrong(batch.parameters[0])) {
-    for_each_stretch(batch, [&](const std::vector<at::Tensor>& stretch) {
+    for_each_stretch(batch, [&](const std::vector<at::Tensor>& stretch, size_t /*index*/) {
       update_stretch(options, stretch, batch.first);
     });
     return;

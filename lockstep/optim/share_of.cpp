@@ -21,6 +21,9 @@ void append(Batch& to, const Batch& from, size_t index, int64_t begin, int64_t l
     to.state[field].push_back(part(from.state[field][index]));
   }
   to.steps.push_back(from.steps[index]);
+  if (!from.factors.empty()) {
+    to.factors.push_back(from.factors[index]);
+  }
 }
 
 }  // namespace

@@ -9,12 +9,19 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/connected_ranks.h"
+#include "lockstep/optim/adadelta.h"
 #include "lockstep/optim/adafactor.h"
 #include "lockstep/optim/adagrad.h"
 #include "lockstep/optim/adam.h"
+#include "lockstep/optim/adamax.h"
+#include "lockstep/optim/asgd.h"
 #include "lockstep/optim/lamb.h"
 #include "lockstep/optim/lion.h"
+#include "lockstep/optim/muon.h"
+#include "lockstep/optim/nadam.h"
+#include "lockstep/optim/radam.h"
 #include "lockstep/optim/rmsprop.h"
+#include "lockstep/optim/rprop.h"
 #include "lockstep/optim/sgd.h"
 #include "lockstep/optim/share_of.h"
 #include "lockstep/optim/test_parameters.h"
@@ -67,6 +74,7 @@ void expect_shared_equals_own(const typename Optimizer::Options& options) {
           const auto expected = alone.state_of(own[k]);
           const auto got = optimizer.state_of(shared[k]);
           EXPECT_EQ(got.step, expected.step);
+          EXPECT_EQ(got.scalars, expected.scalars);
           for (size_t field = 0; field < expected.fields.size(); ++field) {
             ASSERT_EQ(got.fields[field].defined(), expected.fields[field].defined());
             if (got.fields[field].defined()) {
@@ -95,11 +103,61 @@ TEST(SharedParameters, have_the_bits_of_own_ones_others) {
   expect_shared_equals_own<Lion>({.lr = 0.01});
   expect_shared_equals_own<Adagrad>({.lr = 0.01});
   expect_shared_equals_own<RMSprop>({.lr = 0.01, .momentum = 0.5});
+  expect_shared_equals_own<Adadelta>({});
+  expect_shared_equals_own<Adamax>({.lr = 0.01});
+  expect_shared_equals_own<NAdam>({.lr = 0.01});
+  expect_shared_equals_own<RAdam>({.lr = 0.01});
+  expect_shared_equals_own<ASGD>({.lr = 0.01, .t0 = 4});
+  expect_shared_equals_own<Rprop>({.lr = 0.01});
 }
 
 TEST(SharedParameters, have_the_bits_of_own_ones_by_whole_parameters) {
   expect_shared_equals_own<LAMB>({.lr = 0.01});
   expect_shared_equals_own<Adafactor>({});
+}
+
+TEST(SharedParameters, have_the_bits_of_own_ones_muon) {
+  // Matrices: each is orthogonalised by one rank. Others: each rank updates a stretch of them.
+  const std::vector<std::vector<int64_t>> shapes = {{30, 20}, {8, 90}, {4, 3, 3, 3}, {41}, {7}};
+  constexpr size_t kMatrices = 3;
+  const auto make = [&](double first) {
+    Parameters parameters;
+    for (const auto& shape : shapes) {
+      parameters.push_back((numbers(shape, 1, 5, 11, 4).to(at::kFloat) + first).requires_grad_());
+    }
+    return parameters;
+  };
+  const auto optimizer_of = [](const Parameters& parameters) {
+    const Parameters matrices(parameters.begin(), parameters.begin() + kMatrices);
+    const Parameters others(parameters.begin() + kMatrices, parameters.end());
+    return Muon(std::vector<Muon::Group>{
+        {matrices, {.lr = 0.02}}, {others, {.lr = 0.003, .use_muon = false}}});
+  };
+  const auto step = [](Muon& optimizer, const Parameters& parameters, int64_t t) {
+    for (const at::Tensor& parameter : parameters) {
+      parameter.mutable_grad() = numbers(parameter.sizes(), 13 * t, 7, 18, 8).to(at::kFloat);
+    }
+    optimizer.step();
+  };
+  const Parameters own = make(0);
+  Muon alone = optimizer_of(own);
+  for (int64_t t = 0; t < 6; ++t) {
+    step(alone, own, t);
+  }
+  for (const int size : {2, 3}) {
+    shm_ranks(size, [&](Group group) {
+      const Parameters shared = make(group.rank());
+      Muon optimizer = optimizer_of(shared);
+      optimizer.share(group);
+      for (int64_t t = 0; t < 6; ++t) {
+        step(optimizer, shared, t);
+      }
+      for (size_t k = 0; k < own.size(); ++k) {
+        EXPECT_TRUE(at::equal(own[k], shared[k])) << "parameter " << k;
+      }
+      group.barrier();
+    });
+  }
 }
 
 TEST(SharedParameters, may_be_shared_after_steps_of_their_own) {

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include <fmt/format.h>
@@ -51,18 +52,13 @@ void settle_files(const FlatGroup& group, size_t buffer) {
 }  // namespace
 
 void FlatOptimizer::update_instead(
-    const std::vector<std::vector<Pieces>>& pieces, const OffloadOptimizer& offload) {
+    const std::vector<std::vector<Pieces>>& pieces,
+    const OffloadOptimizer& offload,
+    const std::optional<Group>& ranks,
+    bool fp32_state) {
   const c10::AutoGradMode no_grad(false);
   adopt_parameters();
-  if (!traits_.elementwise) {
-    throw ConfigError(
-        "optim",
-        fmt::format(
-            "{} needs every parameter whole, and cannot update a part of one; expected AdamW, "
-            "Adam, "
-            "SGD, Lion, Adagrad or RMSprop",
-            traits_.name));
-  }
+  check_divided(offload, ranks);
   for (const FlatGroup& group : groups_) {
     for (const FlatParameter& item : group.items()) {
       if (item.step > 0 || sharers_) {
@@ -75,19 +71,23 @@ void FlatOptimizer::update_instead(
       }
     }
   }
+  dividers_ = ranks;
+  wholes_.resize(param_groups_.size());
   for (size_t group = 0; group < param_groups_.size(); ++group) {
     std::vector<at::Tensor>& parameters = param_groups_[group].params();
     parameters.clear();
     known_[group].clear();
-    groups_[group] = FlatGroup(traits_.fields.size());
+    groups_[group] = FlatGroup(traits_.fields.size(), fp32_state);
     for (const Pieces& each : pieces[group]) {
       groups_[group].add_in_place(each.buffer, each.tensors, each.file);
+      note_wholes(group, each);
       for (const at::Tensor& piece : each.tensors) {
         parameters.push_back(piece);
         known_[group].push_back(piece.unsafeGetTensorImpl());
       }
     }
   }
+  has_pieces_ = true;
   offload_state(offload);
   for (size_t group = 0; group < groups_.size(); ++group) {
     if (traits_.eager_state) {
@@ -129,12 +129,7 @@ void FlatOptimizer::offload_state(const OffloadOptimizer& offload) {
   for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
     const auto* options = dynamic_cast<const CapturableOptions*>(&group.options());
     if (options != nullptr && options->capturable()) {
-      throw ConfigError(
-          "offload",
-          fmt::format(
-              "{}: an update on the host cannot be part of a graph; got capturable and "
-              "offload_optimizer; leave one of them out",
-              traits_.name));
+      refuse_to_capture_offloaded();
     }
   }
   const auto scratch =
@@ -149,7 +144,7 @@ void FlatOptimizer::offload_state(const OffloadOptimizer& offload) {
     if (!group.items().empty()) {
       for (size_t field = 0; field < traits_.fields.size(); ++field) {
         const StateShape wanted =
-            shape(param_groups_[index].options(), group.items()[0].parameter, field);
+            shape(param_groups_[index].options(), group.items()[0].whole_sizes(), field);
         fields += wanted == StateShape::kNone ? 0 : 1;
       }
     }
@@ -157,8 +152,7 @@ void FlatOptimizer::offload_state(const OffloadOptimizer& offload) {
     for (size_t buffer = 0; buffer < group.buffer_count(); ++buffer) {
       if (chosen[index][buffer]) {
         group.offload_state(buffer, scratch);
-        bytes += fields * offload::ScratchFile::rounded(
-                              static_cast<int64_t>(group.buffer_values(buffer).nbytes()));
+        bytes += fields * offload::ScratchFile::rounded(group.state_bytes(buffer));
       }
     }
   }
@@ -166,6 +160,15 @@ void FlatOptimizer::offload_state(const OffloadOptimizer& offload) {
     scratch->reserve(bytes);
   }
   host_update_ = std::make_shared<HostUpdate>(offload, in_files ? most_fields : 0, values_in_files);
+}
+
+void FlatOptimizer::refuse_to_capture_offloaded() const {
+  throw ConfigError(
+      "offload",
+      fmt::format(
+          "{}: an update on the host cannot be part of a graph; got capturable and "
+          "offload_optimizer; leave one of them out",
+          traits_.name));
 }
 
 void FlatOptimizer::update_by_buckets() {
@@ -191,8 +194,7 @@ void FlatOptimizer::update_by_buckets() {
   }
   run_count_ = 0;
   const auto update_one = [this](size_t group, const Batch& batch) {
-    run_count_ += batch.parameters.size();
-    update(param_groups_[group].options(), batch);
+    update_piece(param_groups_[group].options(), batch);
   };
   for (const HostUpdate::Bucket& bucket : in_place) {
     for (const Batch& batch : bucket.gathering.batches()) {

@@ -45,7 +45,7 @@ struct Gradients {
   }
 };
 
-std::vector<Gradients> gradients_of(const std::vector<at::Tensor>& parameters) {
+std::vector<Gradients> gradients_of(const std::vector<at::Tensor>& parameters, bool allow_fp16) {
   std::vector<Gradients> groups;
   std::unordered_set<const at::TensorImpl*> seen;
   for (const at::Tensor& parameter : parameters) {
@@ -53,11 +53,12 @@ std::vector<Gradients> gradients_of(const std::vector<at::Tensor>& parameters) {
     if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) {
       continue;
     }
-    if (gradient.scalar_type() == at::kHalf) {
+    if (gradient.scalar_type() == at::kHalf && !allow_fp16) {
       throw ConfigError(
           kName,
           "got an fp16 gradient, which scaling cannot save; expected fp32 parameters, which "
-          "autocast casts by itself; try leaving the model in fp32");
+          "autocast casts by itself; leave the model in fp32, or use ZeRO's stages 1 to 3, which "
+          "keep fp32 masters of fp16 parameters");
     }
     if (gradient.is_sparse()) {
       gradient = gradient._values();
@@ -153,7 +154,7 @@ GradScaler::OptimizerState& GradScaler::unscaled(
   // In fp64, so that the reciprocal of an odd scale is rounded once.
   const at::Tensor inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
   at::Tensor found = at::zeros_like(scale_);
-  for (Gradients& gradients : gradients_of(parameters)) {
+  for (Gradients& gradients : gradients_of(parameters, options_.allow_fp16)) {
     at::Tensor found_here = at::zeros({}, scale_.options().device(gradients.device()));
     at::_amp_foreach_non_finite_check_and_unscale_(
         gradients.tensors, found_here, inverse.to(gradients.device(), /*non_blocking=*/true));

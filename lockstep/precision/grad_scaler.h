@@ -21,6 +21,8 @@ struct GradScalerOptions {
   double backoff_factor = 0.5;     ///< Between 0 and 1.
   int64_t growth_interval = 2000;  ///< Clean updates in a row after which the scale grows.
   bool enabled = true;             ///< If not, every function passes its input through.
+  /// Unscale fp16 gradients where they lie, whose small ones vanish then.
+  bool allow_fp16 = false;
 };
 
 /// Scales the loss so that small fp16 gradients do not vanish, and skips the updates whose
@@ -48,7 +50,7 @@ class GradScaler {
 
   /// Divides the gradients of `parameters` by the scale, the first time since `update`; calling it
   /// again changes nothing. Call it when all gradients are there and, with several ranks, averaged.
-  /// ConfigError for fp16 gradients, and if nothing was ever scaled.
+  /// ConfigError for fp16 gradients unless allowed, and if nothing was ever scaled.
   void unscale_(const void* key, const std::vector<at::Tensor>& parameters);
 
   /// Unscales unless that is done, then calls `update_parameters` unless a gradient on any rank is

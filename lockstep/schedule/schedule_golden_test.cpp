@@ -14,6 +14,7 @@
 
 #include "lockstep/schedule/decay_schedules.h"
 #include "lockstep/schedule/deepspeed_schedules.h"
+#include "lockstep/schedule/ramp_schedules.h"
 #include "lockstep/schedule/schedule.h"
 #include "lockstep/schedule/warmup_schedules.h"
 
@@ -50,7 +51,36 @@ Schedules torchs() {
        one_cycle({.max_lr = {0.5}, .total_steps = 30, .pct_start = 0.4, .three_phase = true})},
       {"one_cycle/no_momentum",
        one_cycle({.max_lr = {0.5}, .total_steps = 11, .pct_start = 0, .cycle_momentum = false})},
-      {"one_cycle/groups", one_cycle({.max_lr = {0.5, 0.1}, .total_steps = 11})}};
+      {"one_cycle/groups", one_cycle({.max_lr = {0.5, 0.1}, .total_steps = 11})},
+      {"constant_factor", constant_factor({})},
+      {"constant_factor/2", constant_factor({.factor = 0.2, .num_steps = 9})},
+      {"linear_factor", linear_factor({})},
+      {"linear_factor/falls",
+       linear_factor({.start_factor = 0.9, .end_factor = 0.1, .num_steps = 12})},
+      {"cyclic", cyclic({.base_lr = {0.05}, .max_lr = {0.5}, .step_size_up = 6})},
+      {"cyclic/triangular2",
+       cyclic(
+           {.base_lr = {0.05},
+            .max_lr = {0.5},
+            .step_size_up = 4,
+            .step_size_down = 7,
+            .mode = CyclicMode::kTriangular2,
+            .base_momentum = {0.7},
+            .max_momentum = {0.95}})},
+      {"cyclic/exp_range",
+       cyclic(
+           {.base_lr = {0.05},
+            .max_lr = {0.5},
+            .step_size_up = 3,
+            .mode = CyclicMode::kExpRange,
+            .gamma = 0.97})},
+      {"cyclic/groups",
+       cyclic(
+           {.base_lr = {0.05, 0.01},
+            .max_lr = {0.5, 0.2},
+            .step_size_up = 5,
+            .step_size_down = 0,
+            .cycle_momentum = false})}};
 }
 
 Schedules transformers() {
@@ -183,7 +213,9 @@ void expect_close(double ours, double theirs, const std::string& where) {
 void expect_equal_to_golden(const Schedules& schedules) {
   // The rates at construction that the script gives its optimizers' groups.
   const std::map<std::string, std::vector<double>> base_lrs = {
-      {"one_cycle/groups", {0.3, 0.2}}, {"deepspeed_warmup/groups", {0.3, 0.4}}};
+      {"one_cycle/groups", {0.3, 0.2}},
+      {"cyclic/groups", {0.3, 0.2}},
+      {"deepspeed_warmup/groups", {0.3, 0.4}}};
   for (const auto& [name, ended] : schedules) {
     const nlohmann::json& entry = golden().at("schedules").at(name);
     const auto bases = base_lrs.contains(name) ? base_lrs.at(name)

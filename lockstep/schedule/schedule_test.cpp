@@ -13,6 +13,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/schedule/decay_schedules.h"
 #include "lockstep/schedule/deepspeed_schedules.h"
+#include "lockstep/schedule/ramp_schedules.h"
 #include "lockstep/schedule/warmup_schedules.h"
 
 namespace lockstep::optim {
@@ -134,6 +135,18 @@ TEST(Schedule, refuses_options_without_sense_at_construction) {
        [] { one_cycle({.max_lr = {1}, .total_steps = 5, .pct_start = 0.6, .three_phase = true}); }},
       {"final_div_factor",
        [] { one_cycle({.max_lr = {1}, .total_steps = 5, .final_div_factor = 0}); }},
+      {"factor", [] { constant_factor({.factor = 1.5}); }},
+      {"num_steps", [] { constant_factor({.num_steps = 0}); }},
+      {"start_factor must be above 0", [] { linear_factor({.start_factor = 0}); }},
+      {"end_factor", [] { linear_factor({.end_factor = -0.1}); }},
+      {"base_lr", [] { cyclic({.max_lr = {1}}); }},
+      {"step_size_up", [] { cyclic({.base_lr = {0}, .max_lr = {1}, .step_size_up = 0}); }},
+      {"step_size_down", [] { cyclic({.base_lr = {0}, .max_lr = {1}, .step_size_down = -1}); }},
+      {"a momentum", [] { cyclic({.base_lr = {0}, .max_lr = {1}, .max_momentum = {1.5}}); }},
+      {"disagree",
+       [] {
+         cyclic({.base_lr = {0, 0}, .max_lr = {1, 1, 1}});
+       }},
       {"warmup_num_steps", [] { deepspeed_warmup({.warmup_num_steps = 0}); }},
       {"warmup_max_lr",
        [] {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/zero/activation_checkpoint.h"
 
+#include <algorithm>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -12,6 +14,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/zero/activation_checkpointing.h"
 
 namespace lockstep {
 namespace {
@@ -94,15 +97,28 @@ struct Call {
   std::vector<at::Tensor> parameters;
   std::optional<at::Device> device;
   std::optional<Surroundings> surroundings;
+  std::shared_ptr<ActivationCheckpointing> settings;  ///< Null: inputs are kept as they are.
+  KeptInputs kept;
 };
+
+/// As the settings have it, if there are any.
+variable_list run_part(
+    const Call& call,
+    ActivationCheckpointing::Part part,
+    const std::function<variable_list()>& work) {
+  return call.settings ? call.settings->run(part, call.device, work) : work();
+}
 
 struct Recompute : torch::autograd::Function<Recompute> {
   static variable_list forward(
       AutogradContext* context, at::TensorList all, const std::shared_ptr<Call>& call) {
     const std::vector<at::Tensor> inputs(all.begin(), all.begin() + call->inputs);
-    context->save_for_backward(inputs);
     context->saved_data["call"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(call));
-    return call->forward(inputs);
+    return run_part(*call, ActivationCheckpointing::Part::kForward, [&] {
+      context->save_for_backward(
+          call->settings ? call->settings->keep(inputs, call->kept) : inputs);
+      return call->forward(inputs);
+    });
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -117,20 +133,25 @@ struct Recompute : torch::autograd::Function<Recompute> {
     const auto holder =
         c10::static_intrusive_pointer_cast<Holder>(context->saved_data["call"].toCapsule());
     Call& call = *holder->call;
-    std::vector<at::Tensor> inputs;
-    std::vector<at::Tensor> wanted;
-    for (const at::Tensor& saved : context->get_saved_variables()) {
-      inputs.push_back(saved.defined() ? saved.detach() : saved);
-      if (saved.defined() && saved.requires_grad()) {
-        inputs.back().set_requires_grad(true);
-        wanted.push_back(inputs.back());
-      }
-    }
+    return run_part(call, ActivationCheckpointing::Part::kBackward, [&] {
+      return gradients_of(call, context->get_saved_variables(), gradients);
+    });
+  }
+
+  /// Of all that `forward` below was given.
+  static variable_list gradients_of(
+      Call& call, const variable_list& saved, const variable_list& gradients) {
+    const variable_list inputs = call.kept.restored(saved);
+    variable_list wanted;
+    std::ranges::copy_if(inputs, std::back_inserter(wanted), [](const at::Tensor& input) {
+      return input.defined() && input.requires_grad();
+    });
     const size_t wanted_inputs = wanted.size();
     wanted.insert(wanted.end(), call.parameters.begin(), call.parameters.end());
-    std::vector<at::Tensor> outputs;
+    variable_list outputs;
     {
       const RestoreOnExit restore(call.device);
+      const ActivationCheckpointing::Scope plain(nullptr);
       call.surroundings->restore();
       const c10::AutoGradMode grad(true);
       outputs = call.forward(inputs);
@@ -194,6 +215,7 @@ std::vector<at::Tensor> activation_checkpoint(
     }
   }
   call->surroundings.emplace(call->device);
+  call->settings = ActivationCheckpointing::current();
   return Recompute::apply(at::TensorList(all), call);
 }
 

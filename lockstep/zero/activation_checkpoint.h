@@ -22,6 +22,8 @@ using CheckpointedForward =
 /// and so are autocast's settings. To the bit what it is without, where `forward` is a function of
 /// its inputs, parameters and random numbers. `forward` must be callable until backward is done.
 /// A backward with create_graph throws ConfigError: gradients of gradients would be incomplete.
+/// Where the inputs wait meanwhile, ActivationCheckpointing::Scope says, which an engine's forward
+/// opens for its ds_config.json.
 ///
 /// Thread safety: as of autograd. After torch.utils.checkpoint, and Chen et al., "Training Deep
 /// Nets with Sublinear Memory Cost", 2016.

@@ -9,7 +9,6 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/zero/shard_store.h"
 
 namespace lockstep::zero {
 
@@ -45,24 +44,37 @@ std::vector<NamedTensors> by_group(
   return sorted;
 }
 
-NamedTensors divided_though_frozen(const NamedTensors& all, int64_t keep_up_to_elements) {
+std::set<const at::TensorImpl*> kept_whole(const NamedTensors& all, int64_t up_to, int64_t in_all) {
+  std::set<const at::TensorImpl*> kept;
+  int64_t left = in_all;
+  for (const NamedTensor& item : all) {
+    const int64_t numel = item.tensor.numel();
+    if (numel <= std::min(up_to, left) && kept.insert(item.tensor.unsafeGetTensorImpl()).second) {
+      left -= numel;
+    }
+  }
+  return kept;
+}
+
+NamedTensors divided_though_frozen(
+    const NamedTensors& all, const std::set<const at::TensorImpl*>& kept) {
   NamedTensors frozen;
   std::set<const at::TensorImpl*> seen;
   for (const NamedTensor& item : all) {
     const at::Tensor& tensor = item.tensor;
     if (!tensor.requires_grad() && tensor.is_floating_point() && tensor.layout() == at::kStrided &&
-        tensor.numel() > keep_up_to_elements && seen.insert(tensor.unsafeGetTensorImpl()).second) {
+        !kept.contains(tensor.unsafeGetTensorImpl()) &&
+        seen.insert(tensor.unsafeGetTensorImpl()).second) {
       frozen.push_back(item);
     }
   }
   return frozen;
 }
 
-NamedTensors with_masters(const NamedTensors& all, int64_t elements) {
+NamedTensors with_masters(const NamedTensors& all, const SixteenBits& sixteen_bits) {
   NamedTensors found;
   std::copy_if(all.begin(), all.end(), std::back_inserter(found), [&](const NamedTensor& item) {
-    return item.tensor.numel() <= elements &&
-           update_dtype(item.tensor) != item.tensor.scalar_type();
+    return update_dtype(item.tensor, sixteen_bits) != item.tensor.scalar_type();
   });
   return found;
 }

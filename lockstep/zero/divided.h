@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <vector>
 
 #include "lockstep/comm/named_tensor.h"
+#include "lockstep/zero/shard_store.h"
 
 namespace lockstep::zero {
 
@@ -14,13 +16,18 @@ namespace lockstep::zero {
 std::vector<NamedTensors> by_group(
     const NamedTensors& all, const std::vector<std::vector<at::Tensor>>& groups);
 
-/// What stage 3 divides besides: floating point parameters of more than `keep_up_to_elements` that
-/// nothing trains. Each once, whatever names it has.
-NamedTensors divided_though_frozen(const NamedTensors& all, int64_t keep_up_to_elements);
+/// Those of `all` that stage 3 leaves whole: each of at most `up_to` elements, trained or not, in
+/// their order, for which there is room left among `in_all`. The same ones as DeepSpeed 0.19's
+/// mark_persistent_parameters.
+std::set<const at::TensorImpl*> kept_whole(const NamedTensors& all, int64_t up_to, int64_t in_all);
 
-/// Those of at most `elements` elements that are trained, and updated in another dtype than their
-/// own.
-NamedTensors with_masters(const NamedTensors& all, int64_t elements);
+/// What stage 3 divides besides: floating point parameters that nothing trains, and that are not
+/// among `kept`. Each once, whatever names it has.
+NamedTensors divided_though_frozen(
+    const NamedTensors& all, const std::set<const at::TensorImpl*>& kept);
+
+/// Those that are trained, and updated in another dtype than their own.
+NamedTensors with_masters(const NamedTensors& all, const SixteenBits& sixteen_bits);
 
 /// Those of `first`, then those of `second`.
 NamedTensors joined(NamedTensors first, const NamedTensors& second);

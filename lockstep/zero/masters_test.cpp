@@ -181,6 +181,116 @@ TEST(Masters, have_gradients_in_fp32_which_add_up_there) {
   });
 }
 
+/// On kept parameters, in both dtypes, by one to three ranks.
+void on_kept_ranks(
+    const SixteenBits& sixteen_bits,
+    const std::function<void(Group group, Model& model, Sharding& sharding)>& body) {
+  for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+    for (const int world : {1, 2, 3}) {
+      ranks(world, [&](Group group) {
+        Model model(dtype);
+        const ShardingOptions options{.sixteen_bits = sixteen_bits};
+        const auto sharding = divided(model.named(), group, options, {}, {model.trained()});
+        body(group, model, *sharding);
+      });
+    }
+  }
+}
+
+at::Tensor loss_with(const Model& model, double factor) {
+  const at::Tensor each = at::full({700}, factor, model.weight.scalar_type());
+  return (model.weight * each).sum();
+}
+
+TEST(Masters, hold_gradients_in_fp32_until_they_are_averaged_if_told_so) {
+  on_kept_ranks(
+      {.fp32_gradients = true, .fp32_travel = true},
+      [](Group group, Model& model, Sharding& sharding) {
+        sharding.set_sync(false);
+        run_backward(sharding, loss_with(model, 4096));
+        run_backward(sharding, loss_with(model, 1));  // 4097 is neither an fp16 nor a bf16 number.
+        EXPECT_FALSE(model.weight.grad().defined());
+        ASSERT_EQ(sharding.held_gradients().size(), 1U);
+        EXPECT_TRUE(at::equal(sharding.held_gradients()[0], at::full({700}, 4097.0F)));
+        sharding.set_sync(true);
+        // 2^-7 more in bf16, and each rank another: the average would be rounded.
+        run_backward(
+            sharding, loss_with(model, 1.0 / 128 * group.rank()) + (model.other * 0).sum());
+        EXPECT_TRUE(sharding.held_gradients().empty());
+        const double mean = 4097 + (group.size() - 1) / 256.0;
+        for (const at::Tensor& piece : sharding.pieces_of({model.weight})) {
+          EXPECT_TRUE(
+              at::allclose(piece.grad(), at::full(piece.sizes(), mean, at::kFloat), 2e-7, 0));
+        }
+        sharding.set_sync(false);
+        run_backward(sharding, loss_with(model, 8));
+        sharding.drop_gradients();
+        EXPECT_TRUE(sharding.held_gradients().empty());
+      });
+}
+
+TEST(Masters, round_what_is_held_once_to_send_it) {
+  on_kept_ranks({.fp32_gradients = true}, [](Group /*group*/, Model& model, Sharding& sharding) {
+    sharding.set_sync(false);
+    run_backward(sharding, loss_with(model, 4096));
+    for (int i = 0; i < 15; ++i) {
+      run_backward(sharding, loss_with(model, 2));  // Each alone would be lost.
+    }
+    sharding.set_sync(true);
+    run_backward(sharding, loss_with(model, 2) + (model.other * 0).sum());
+    for (const at::Tensor& piece : sharding.pieces_of({model.weight})) {
+      EXPECT_TRUE(at::equal(piece.grad(), at::full(piece.sizes(), 4128.0F)));
+    }
+  });
+}
+
+TEST(Masters, average_what_is_held_of_parameters_that_the_last_backward_left_out) {
+  on_kept_ranks({.fp32_gradients = true}, [](Group /*group*/, Model& model, Sharding& sharding) {
+    sharding.set_sync(false);
+    run_backward(sharding, loss_with(model, 3));
+    sharding.set_sync(true);
+    run_backward(sharding, model.other.sum());
+    for (const at::Tensor& piece : sharding.pieces_of({model.weight})) {
+      ASSERT_TRUE(piece.grad().defined());
+      EXPECT_TRUE(at::equal(piece.grad(), at::full(piece.sizes(), 3.0F)));
+    }
+  });
+}
+
+TEST(Masters, add_averages_up_rounded_if_told_so) {
+  on_kept_ranks({.rounded_sums = true}, [](Group /*group*/, Model& model, Sharding& sharding) {
+    for (const double factor : {4096, 1, 1, 1}) {
+      run_backward(sharding, loss_with(model, factor) + (model.other * 0).sum());
+    }
+    for (const at::Tensor& piece : sharding.pieces_of({model.weight})) {
+      EXPECT_EQ(piece.grad().scalar_type(), at::kFloat);
+      EXPECT_TRUE(at::equal(piece.grad(), at::full(piece.sizes(), 4096.0F)));
+    }
+  });
+}
+
+TEST(Masters, are_the_parameters_themselves_if_told_so) {
+  for (const Residence residence : {Residence::kKept, Residence::kPaged}) {
+    for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
+      ranks(2, [&](Group group) {
+        Model model(dtype);
+        const ShardingOptions options{
+            .residence = residence, .sixteen_bits = {.fp32_masters = false}};
+        const auto sharding = divided(model.named(), group, options, {}, {model.trained()});
+        EXPECT_FALSE(sharding->has_masters());
+        run_backward(*sharding, loss_with(model, 2) + (model.other * 0).sum());
+        for (const at::Tensor& piece : sharding->pieces_of({model.weight})) {
+          EXPECT_EQ(piece.scalar_type(), dtype);
+          EXPECT_EQ(piece.grad().scalar_type(), dtype);
+        }
+        const at::Tensor before = model.weight.detach().clone();
+        add_to_masters(*sharding, model.trained(), 1);
+        EXPECT_TRUE(at::equal(model.weight.detach(), before + 1));
+      });
+    }
+  }
+}
+
 TEST(Masters, are_exact_where_parameters_travel_rounded) {
   ranks(2, [](Group group) {
     Model model(at::kBFloat16);

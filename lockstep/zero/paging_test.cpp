@@ -19,6 +19,7 @@
 #include "lockstep/comm/paged.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/zero/activation_checkpoint.h"
+#include "lockstep/zero/divided.h"
 #include "lockstep/zero/init.h"
 #include "lockstep/zero/test_sharding.h"
 
@@ -257,6 +258,47 @@ TEST(Paging, small_parameters_may_stay) {
     run_backward(*sharding, net->forward(at::ones({2, 16})).sum());
     update(*sharding, 0.01);
   });
+}
+
+TEST(Paging, no_more_small_ones_stay_than_there_is_room_for_in_the_models_order) {
+  ranks(2, [](Group group) {
+    auto net = mlp(3);
+    // Biases of 16, and a weight of 256 that is too large for the first bound alone.
+    net->parameters()[3].set_requires_grad(false);
+    const auto sharding = divided(
+        named(*net),
+        group,
+        {.residence = Residence::kPaged, .keep_up_to_elements = 16, .keep_in_all = 40});
+    EXPECT_FALSE(comm::is_paged(net->parameters()[1]));
+    EXPECT_FALSE(comm::is_paged(net->parameters()[3]));  // Frozen ones count, too.
+    EXPECT_TRUE(comm::is_paged(net->parameters()[5]));
+    run_backward(*sharding, net->forward(at::ones({2, 16})).sum());
+    update(*sharding, 0.01);
+  });
+}
+
+/// What DeepSpeed 0.19.8's mark_persistent_parameters marks.
+TEST(Paging, what_does_not_fit_is_passed_over_and_a_smaller_one_behind_it_stays) {
+  NamedTensors all;
+  for (const int64_t numel : {6, 5, 20, 2, 3}) {
+    all.push_back({"p" + std::to_string(numel), at::zeros({numel})});
+  }
+  all.push_back({"again", all[0].tensor});
+  const auto kept_sizes = [&](int64_t up_to, int64_t in_all) {
+    const auto kept = kept_whole(all, up_to, in_all);
+    std::vector<int64_t> sizes;
+    for (const NamedTensor& item : all) {
+      if (item.name != "again" && kept.contains(item.tensor.unsafeGetTensorImpl())) {
+        sizes.push_back(item.tensor.numel());
+      }
+    }
+    return sizes;
+  };
+  EXPECT_EQ(kept_sizes(10, 10), (std::vector<int64_t>{6, 2}));
+  EXPECT_EQ(kept_sizes(10, 100), (std::vector<int64_t>{6, 5, 2, 3}));
+  EXPECT_EQ(kept_sizes(100, 25), (std::vector<int64_t>{6, 5, 2, 3}));
+  EXPECT_EQ(kept_sizes(4, 4), (std::vector<int64_t>{2}));
+  EXPECT_TRUE(kept_sizes(100, 0).empty());
 }
 
 TEST(Paging, a_rank_that_touches_alone_is_told_so) {

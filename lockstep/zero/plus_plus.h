@@ -9,6 +9,8 @@ namespace lockstep::zero {
 struct PlusPlusOptions {
   /// qwZ: parameters travel in 8 bits. What is updated and saved is exact.
   bool quantized_weights = false;
+  /// Frozen parameters are kept in 8 bits, and travel so: all ranks compute with these.
+  bool quantized_frozen = false;
   /// qgZ: gradients travel in 4 bits, within hosts first, then between them.
   bool quantized_gradients = false;
   /// hpZ: ranks r with equal r / P keep a second copy together, so that only the first gather after
@@ -17,7 +19,9 @@ struct PlusPlusOptions {
   /// Ranks of a host, for qgZ: those with equal r / size. 0 or 1: one hop over all ranks.
   int host_size = 0;
 
-  bool any() const { return quantized_weights || quantized_gradients || hpz_partition_size > 1; }
+  bool any() const {
+    return quantized_weights || quantized_frozen || quantized_gradients || hpz_partition_size > 1;
+  }
 };
 
 /// The groups that they need; of one rank where there is no need.

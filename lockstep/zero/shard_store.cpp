@@ -14,10 +14,14 @@
 
 namespace lockstep::zero {
 
-at::ScalarType update_dtype(const at::Tensor& parameter) {
+bool is_trained_in_16_bits(const at::Tensor& parameter) {
   const at::ScalarType own = parameter.scalar_type();
-  const bool is_short = own == at::kHalf || own == at::kBFloat16;
-  return parameter.requires_grad() && is_short ? at::kFloat : own;
+  return parameter.requires_grad() && (own == at::kHalf || own == at::kBFloat16);
+}
+
+at::ScalarType update_dtype(const at::Tensor& parameter, const SixteenBits& sixteen_bits) {
+  return sixteen_bits.fp32_masters && is_trained_in_16_bits(parameter) ? at::kFloat
+                                                                       : parameter.scalar_type();
 }
 
 ShardPlaces::ShardPlaces(const OffloadParam& options) : options_(options) {
@@ -33,15 +37,14 @@ ShardPlaces::ShardPlaces(const OffloadParam& options) : options_(options) {
   }
 }
 
-void ShardPlaces::reserve(const NamedTensors& parameters, int64_t kept, int ranks) {
+void ShardPlaces::reserve(
+    const NamedTensors& parameters, int ranks, const SixteenBits& sixteen_bits) {
   int64_t elements = 0;
   int64_t bytes = 0;
   for (const NamedTensor& item : parameters) {
-    if (item.tensor.numel() > kept) {
-      const int64_t own = item.tensor.numel() / ranks;
-      elements += own;
-      bytes += own * static_cast<int64_t>(c10::elementSize(update_dtype(item.tensor)));
-    }
+    const int64_t own = item.tensor.numel() / ranks;
+    elements += own;
+    bytes += own * static_cast<int64_t>(c10::elementSize(update_dtype(item.tensor, sixteen_bits)));
   }
   if (file_ && elements > options_.max_in_cpu) {
     file_->reserve(bytes / elements * (elements - options_.max_in_cpu));

@@ -13,9 +13,24 @@
 
 namespace lockstep::zero {
 
-/// What a parameter is updated in: a trained one of fp16 or bf16 in fp32, of which its own values
-/// are the rounding; any other in its own dtype.
-at::ScalarType update_dtype(const at::Tensor& parameter);
+/// What becomes of trained parameters of fp16 and bf16.
+struct SixteenBits {
+  /// They are updated as fp32 masters, of which their own values are the rounding. Unless: as they
+  /// are, with gradients of their dtype.
+  bool fp32_masters = true;
+  /// With masters: what a rank's backwards give before they are averaged adds up in fp32. Unless:
+  /// in their dtype, as autograd adds.
+  bool fp32_gradients = false;
+  /// With masters: gradients travel in fp32. Unless: in their dtype.
+  bool fp32_travel = false;
+  /// With masters: averages add up rounded to their dtype each time. Unless: in fp32.
+  bool rounded_sums = false;
+};
+
+/// Whether it is a trained one of fp16 or bf16.
+bool is_trained_in_16_bits(const at::Tensor& parameter);
+/// What a parameter is updated in: fp32 where there are masters, else its own dtype.
+at::ScalarType update_dtype(const at::Tensor& parameter, const SixteenBits& sixteen_bits = {});
 
 /// Decides where shards that lie apart from their buckets do, in the order they are made: those of
 /// OffloadParam's kNvme in one file of this rank, but for the first of them, up to max_in_cpu
@@ -25,10 +40,9 @@ class ShardPlaces {
  public:
   /// ConfigError if there is no such folder.
   explicit ShardPlaces(const OffloadParam& options);
-  /// Room for this rank's part of those of `parameters` that have more than `kept` elements, as
-  /// they are updated, all at once, so that it is missed before anything is laid out. ConfigError
-  /// if there is none.
-  void reserve(const NamedTensors& parameters, int64_t kept, int ranks);
+  /// Room for this rank's part of `parameters`, as they are updated, all at once, so that it is
+  /// missed before anything is laid out. ConfigError if there is none.
+  void reserve(const NamedTensors& parameters, int ranks, const SixteenBits& sixteen_bits);
 
   struct Place {
     OffloadDevice device = OffloadDevice::kNone;

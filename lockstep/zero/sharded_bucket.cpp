@@ -5,8 +5,10 @@
 #include <exception>
 #include <utility>
 
+#include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -37,7 +39,8 @@ ShardedBucket::ShardedBucket(
     const std::vector<at::Tensor>& parameters,
     BucketTravel travel,
     Residence residence,
-    ShardPlaces* places)
+    ShardPlaces* places,
+    const SixteenBits& sixteen_bits)
     : travel_(std::move(travel)), slots_(plan.slots), taken_(plan.slots.size(), false) {
   const c10::AutoGradMode no_grad(false);
   const Group& group = travel_.parameters;
@@ -51,12 +54,18 @@ ShardedBucket::ShardedBucket(
     values_ = group.empty({length_}, options_).zero_();
   }
   const at::Tensor& any = parameters[slots_[0].parameter];
-  if (paged_ || update_dtype(any) != any.scalar_type()) {
+  const at::ScalarType updated_in = update_dtype(any, sixteen_bits);
+  const bool masters = updated_in != any.scalar_type() && !travel_.kept_in_8_bits;
+  gradient_options_ = masters && sixteen_bits.fp32_travel ? options_.dtype(at::kFloat) : options_;
+  rounds_sums_ = masters && sixteen_bits.rounded_sums;
+  if (travel_.kept_in_8_bits) {
+    shard_ = at::zeros({part}, options_);  // Until it is rounded, below.
+  } else if (paged_ || masters) {
     store_ = std::make_unique<ShardStore>(
         group,
         part,
         options_,
-        update_dtype(any),
+        updated_in,
         places != nullptr ? places->next(part) : ShardPlaces::Place());
     shard_ = store_->values();
   } else {
@@ -68,13 +77,12 @@ ShardedBucket::ShardedBucket(
     // Of what was built in parts all ranks must bring all, also those who own nothing of it here.
     const Gathered whole({parameter}, /*writes=*/false);
     const c10::impl::ExcludeDispatchKeyGuard own_work(comm::kPagedKey);
-    const int64_t begin = std::max(slot.offset, first_);
-    const int64_t end = std::min(slot.offset + slot.numel, first_ + part);
+    const auto [begin, end] = own_range(slot);
     at::Tensor own;
     if (begin < end) {
       own = shard_.narrow(0, begin - first_, end - begin);
     }
-    if (store_ && own.defined()) {
+    if ((store_ || travel_.kept_in_8_bits) && own.defined()) {
       own.copy_(parameter.reshape({-1}).narrow(0, begin - slot.offset, end - begin));
     }
     if (paged_) {
@@ -85,7 +93,7 @@ ShardedBucket::ShardedBucket(
       parameter.set_data(place);
     }
     parameters_.push_back(parameter);
-    if (own.defined()) {
+    if (own.defined() && !travel_.kept_in_8_bits) {
       // A leaf of its own: views of what requires gradients could not be updated.
       const at::Tensor values = own.variable_data();
       values.set_requires_grad(parameter.requires_grad());
@@ -95,6 +103,51 @@ ShardedBucket::ShardedBucket(
   }
   if (shard_file()) {
     shard_file()->settle();
+  }
+  if (travel_.kept_in_8_bits) {
+    kept_ = rounded(std::exchange(shard_, {}));
+  }
+}
+
+std::pair<int64_t, int64_t> ShardedBucket::own_range(const flat::Slot& slot) const {
+  return {
+      std::max(slot.offset, first_), std::min(slot.offset + slot.numel, first_ + shard_numel())};
+}
+
+std::vector<Piece> ShardedBucket::unpacked() const {
+  std::vector<Piece> copies;
+  if (!kept_.defined()) {
+    return copies;
+  }
+  const at::Tensor all = unrounded(kept_);
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    const auto [begin, end] = own_range(slots_[i]);
+    if (begin < end) {
+      copies.push_back(
+          {parameters_[i],
+           begin - slots_[i].offset,
+           all.narrow(0, begin - first_, end - begin).clone()});
+    }
+  }
+  return copies;
+}
+
+void ShardedBucket::pack(const Piece& copy) {
+  // Parameters share blocks, and come one by one: rounded each time together with what is to be
+  // overwritten, they would be on the grid of that. So all stay exact until they travel.
+  if (!shard_.defined()) {
+    shard_ = unrounded(kept_);
+  }
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (parameters_[i].is_same(copy.parameter)) {
+      const at::Tensor place =
+          shard_.narrow(0, own_range(slots_[i]).first - first_, copy.values.numel());
+      // What was rounded already stays as it is, to the bit.
+      if (!place.equal(copy.values)) {
+        place.copy_(copy.values);
+        kept_ = rounded(shard_);
+      }
+    }
   }
 }
 
@@ -107,9 +160,22 @@ bool ShardedBucket::lies_here(size_t slot) const {
          parameter.storage_offset() == here.storage_offset() + slots_[slot].offset;
 }
 
+std::vector<flat::Division> ShardedBucket::divisions() const {
+  std::vector<flat::Division> all;
+  for (size_t slot = 0; slot < slots_.size(); ++slot) {
+    flat::Division& division = all.emplace_back();
+    division.sizes = parameters_[slot].sizes().vec();
+    for (int64_t end = 0; end <= length_; end += shard_numel()) {
+      division.bounds.push_back(
+          std::clamp(end - slots_[slot].offset, int64_t{0}, slots_[slot].numel));
+    }
+  }
+  return all;
+}
+
 at::Tensor ShardedBucket::whole_gradient(size_t slot) {
   if (!gradients_.defined()) {
-    gradients_ = at::empty({length_}, options_);
+    gradients_ = at::empty({length_}, gradient_options_);
   }
   return gradients_.narrow(0, slots_[slot].offset, slots_[slot].numel);
 }
@@ -125,9 +191,14 @@ bool ShardedBucket::has_gradients() const {
   });
 }
 
-void ShardedBucket::take_gradient(size_t slot) {
+void ShardedBucket::take_gradient(size_t slot, const at::Tensor& held) {
   at::Tensor& gradient = parameters_[slot].mutable_grad();
-  whole_gradient(slot).view(gradient.sizes()).copy_(gradient);
+  const at::Tensor place = whole_gradient(slot).view(parameters_[slot].sizes());
+  if (!held.defined()) {
+    place.copy_(gradient);
+  } else {
+    place.copy_(gradient.defined() ? at::add(held, gradient) : held);
+  }
   gradient.reset();
   taken_[slot] = true;
 }
@@ -143,11 +214,11 @@ void ShardedBucket::start_reduce() {
     end = slots_[slot].offset + slots_[slot].numel;
   }
   gradients_.narrow(0, end, gradients_.numel() - end).zero_();
-  if (!has_gradients() && !has_masters()) {
+  if (!has_gradients() && come_as_kept()) {
     reduced_ = std::move(shard_gradient_);  // Nothing is to be added to.
   }
   if (!reduced_.defined()) {
-    reduced_ = at::empty(shard_.sizes(), options_);
+    reduced_ = at::empty(shard_.sizes(), gradient_options_);
   }
   if (travel_.quantized_gradients) {
     quantized_ = std::make_unique<QuantizedReduction>(
@@ -173,7 +244,7 @@ void ShardedBucket::wait_reduce() {
 void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
   wait_reduce();
   taken_.assign(slots_.size(), false);
-  if (!has_gradients() && !has_masters()) {
+  if (!has_gradients() && come_as_kept()) {
     shard_gradient_ = std::move(reduced_);
   } else if (!has_gradients()) {
     if (!shard_gradient_.defined()) {
@@ -188,12 +259,36 @@ void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
       }
     }
     shard_gradient_.add_(reduced_);
+    if (rounds_sums_) {
+      shard_gradient_.copy_(shard_gradient_.to(c10::typeMetaToScalarType(options_.dtype())));
+    }
     reduced_.reset();
   }
   for (size_t i = 0; i < pieces_.size(); ++i) {
     if (anywhere[slot_of_piece_[i]] || pieces_[i].values.grad().defined()) {
       pieces_[i].values.mutable_grad() = shard_gradient(pieces_[i]);
     }
+  }
+}
+
+void ShardedBucket::add_memory(
+    std::vector<at::Tensor>& parameters,
+    std::vector<at::Tensor>& masters,
+    std::vector<at::Tensor>& gradients) const {
+  if (!paged_) {
+    parameters.push_back(values_);
+  }
+  if (store_ && !store_->file()) {
+    (has_masters() ? masters : parameters).push_back(shard_);
+  }
+  if (kept_.defined()) {
+    parameters.push_back(kept_);
+  }
+  if (secondary_.defined()) {
+    parameters.push_back(secondary_);
+  }
+  if (shard_gradient_.defined()) {
+    gradients.push_back(shard_gradient_);
   }
 }
 
@@ -228,13 +323,26 @@ at::Tensor ShardedBucket::shard_here() const {
 }
 
 at::Tensor ShardedBucket::quantized_shard() const {
-  at::Tensor wire = at::empty({1, wire_bytes(shard_.numel(), Bits::k8)}, options_.dtype(at::kByte));
-  quantize(shard_here(), Bits::k8, wire[0]);
+  return kept_.defined() ? kept_ : rounded(shard_here());
+}
+
+at::Tensor ShardedBucket::rounded(const at::Tensor& shard) const {
+  at::Tensor wire = at::empty({1, wire_bytes(shard.numel(), Bits::k8)}, options_.dtype(at::kByte));
+  quantize(shard, Bits::k8, wire[0]);
   return wire;
+}
+
+at::Tensor ShardedBucket::unrounded(const at::Tensor& wire) const {
+  at::Tensor values = at::empty({shard_numel()}, options_);
+  dequantize_mean(wire, Bits::k8, values);
+  return values;
 }
 
 Pending ShardedBucket::start_gather(Source source) {
   source_ = source;
+  if (kept_.defined()) {
+    shard_.reset();  // All that was to be packed is.
+  }
   if (source == Source::kSecondary) {
     return travel_.plus_plus.close.all_gather_into(values(), secondary_);
   }
@@ -249,16 +357,18 @@ Pending ShardedBucket::start_gather(Source source) {
 }
 
 void ShardedBucket::finish_gather(const at::Tensor& came) {
-  if (source_ != Source::kShards) {
+  if (source_ == Source::kSecondary) {
     return;
   }
   if (is_rounded()) {
-    const int64_t part = shard_.numel();
     for (int64_t rank = 0; rank < came.size(0); ++rank) {
-      dequantize_mean(came.narrow(0, rank, 1), Bits::k8, values().narrow(0, rank * part, part));
+      dequantize_mean(
+          came.narrow(0, rank, 1),
+          Bits::k8,
+          values().narrow(0, rank * shard_numel(), shard_numel()));
     }
   }
-  if (keeps_secondary()) {
+  if (source_ == Source::kShards && keeps_secondary()) {
     const Group& close = travel_.plus_plus.close;
     const int64_t part = length_ / close.size();
     secondary_ = values().narrow(0, close.rank() * part, part).clone();
@@ -268,9 +378,14 @@ void ShardedBucket::finish_gather(const at::Tensor& came) {
 void ShardedBucket::write_back() {
   at::Tensor own = own_part();
   if (is_rounded()) {
-    const at::Tensor came = at::empty(shard_.sizes(), options_);
-    dequantize_mean(quantized_shard(), Bits::k8, came);
+    const at::Tensor came = unrounded(quantized_shard());
     const at::Tensor unwritten = own.eq(came).logical_or_(own.isnan().logical_and_(came.isnan()));
+    if (travel_.kept_in_8_bits) {
+      if (!unwritten.all().item<bool>()) {
+        kept_ = rounded(own);
+      }
+      return;
+    }
     own = at::where(unwritten, shard_here(), own);
   }
   store_->store(own);

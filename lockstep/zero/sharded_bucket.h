@@ -5,11 +5,13 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/comm/group.h"
+#include "lockstep/flat/division.h"
 #include "lockstep/flat/layout.h"
 #include "lockstep/zero/pager.h"
 #include "lockstep/zero/plus_plus.h"
@@ -38,6 +40,7 @@ struct BucketTravel {
   Group gradients;   ///< The same ranks.
   bool quantized_weights = false;
   bool quantized_gradients = false;  ///< By the groups below.
+  bool kept_in_8_bits = false;       ///< Only of what is paged and frozen.
   PlusPlusGroups plus_plus = {};
 };
 
@@ -52,7 +55,11 @@ struct BucketTravel {
 /// from the rounded values is taken. A second copy is a part of those, equal for each close rank.
 ///
 /// Trained parameters of fp16 or bf16 have fp32 masters, which are the shard then, and a shard of
-/// gradients in fp32. The averages travel in the parameters' dtype, and add up in fp32.
+/// gradients in fp32. The averages travel in the parameters' dtype, and add up in fp32; unless
+/// SixteenBits says otherwise.
+///
+/// Frozen ones may be kept in 8 bits, as they travel: rounded once, that is what they are then.
+/// This rank has no pieces of such, only copies (`unpacked`).
 ///
 /// Memory: parameters, or, if paged, a shard of them and all while a Pager says so; a shard of
 /// gradients; with masters a shard of these, as they are updated; a bucket of gradients while they
@@ -67,7 +74,8 @@ class ShardedBucket final : public Pageable {
       const std::vector<at::Tensor>& parameters,
       BucketTravel travel,
       Residence residence,
-      ShardPlaces* places = nullptr);
+      ShardPlaces* places = nullptr,
+      const SixteenBits& sixteen_bits = {});
 
   const std::vector<flat::Slot>& slots() const { return slots_; }
   /// Whether a slot's parameter still is what lies here, and has got no other memory since.
@@ -75,17 +83,24 @@ class ShardedBucket final : public Pageable {
   /// By slots.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   const std::vector<Piece>& pieces() const { return pieces_; }
+  /// By slots, which of their elements each rank has.
+  std::vector<flat::Division> divisions() const;
   bool is_paged() const { return paged_ != nullptr; }
   bool has_masters() const { return store_ && store_->are_masters(); }
   /// The values of this rank's shard; see ShardStore for where.
   const at::Tensor& shard() const { return shard_; }
+  /// Of what is kept in 8 bits, this rank's pieces, as copies; else nothing.
+  std::vector<Piece> unpacked() const;
+  /// The values of such a copy are what is kept from now on.
+  void pack(const Piece& copy);
   /// Null unless they lie in a file.
   std::shared_ptr<offload::FileTensor> shard_file() const {
     return store_ ? store_->file() : nullptr;
   }
 
-  /// Takes what autograd has put into the gradient of a slot's parameter, which is undefined then.
-  void take_gradient(size_t slot);
+  /// Takes what autograd has put into the gradient of a slot's parameter, which is undefined then,
+  /// and `held`, if defined, of earlier backwards. One of them is.
+  void take_gradient(size_t slot, const at::Tensor& held = {});
   /// Starts to average: what was not taken counts as zero.
   void start_reduce();
   /// Of two hops, starts the second once the first is through, for which it waits if told to.
@@ -101,6 +116,12 @@ class ShardedBucket final : public Pageable {
   /// Adds the average to the shard's gradient, and gives it to the pieces of those slots of which
   /// any rank had a gradient. Throws CommError.
   void finish_reduce(const std::vector<bool>& anywhere);
+  /// Adds the memory that is kept here: parameters, masters, and the shard's gradients. Not what
+  /// lies in a file, nor what comes and goes.
+  void add_memory(
+      std::vector<at::Tensor>& parameters,
+      std::vector<at::Tensor>& masters,
+      std::vector<at::Tensor>& gradients) const;
   /// Forgets what was started; with `wait`, once nothing is under way any more.
   void abandon(bool wait) noexcept;
 
@@ -109,7 +130,9 @@ class ShardedBucket final : public Pageable {
   /// Starts to bring all shards' values together. Collective.
   Pending start_gather(Source source) override;
   void finish_gather(const at::Tensor& came) override;
-  bool travels_rounded() const override { return travel_.quantized_weights; }
+  bool travels_rounded() const override {
+    return travel_.quantized_weights && !travel_.kept_in_8_bits;
+  }
   bool keeps_secondary() const override { return travel_.plus_plus.close.size() > 1; }
   void drop_secondary() override { secondary_.reset(); }
   /// If paged, or with masters: what was written to the parameters is taken into the shard.
@@ -127,11 +150,22 @@ class ShardedBucket final : public Pageable {
 
   /// Whether there are any to add to.
   bool has_gradients() const;
+  /// Whether averages come in the dtype in which they are kept.
+  bool come_as_kept() const { return gradient_options_.dtype() == shard_.dtype(); }
 
-  /// Whether the values of the last gather were rounded on their way.
-  bool is_rounded() const { return travel_.quantized_weights && source_ != Source::kExact; }
+  /// Whether the values of the last gather came in 8 bits.
+  bool is_rounded() const {
+    return travel_.kept_in_8_bits || (travel_.quantized_weights && source_ != Source::kExact);
+  }
+  /// Elements of a shard.
+  int64_t shard_numel() const { return length_ / travel_.parameters.size(); }
   /// Where this rank's shard lies among all values.
-  at::Tensor own_part() const { return values().narrow(0, first_, shard_.numel()); }
+  at::Tensor own_part() const { return values().narrow(0, first_, shard_numel()); }
+  /// The elements of a slot that lie in this rank's shard: from and to, in the bucket.
+  std::pair<int64_t, int64_t> own_range(const flat::Slot& slot) const;
+  /// As the elements of a shard travel in 8 bits: (1, bytes); and back.
+  at::Tensor rounded(const at::Tensor& shard) const;
+  at::Tensor unrounded(const at::Tensor& wire) const;
   /// The shard, where it can be computed with.
   at::Tensor shard_here() const;
   /// What all ranks get of this rank's shard: (1, bytes).
@@ -144,9 +178,12 @@ class ShardedBucket final : public Pageable {
   at::Tensor values_;                  ///< Unless paged.
   std::unique_ptr<ShardStore> store_;  ///< If paged, or with masters.
   at::Tensor shard_;
-  at::TensorOptions options_;  ///< Of all values, wherever the shard is.
-  int64_t first_ = 0;          ///< Where the shard begins.
-  int64_t length_ = 0;         ///< Of the bucket, what pads the shards included.
+  at::Tensor kept_;                     ///< In the place of both, if kept in 8 bits.
+  at::TensorOptions options_;           ///< Of all values, wherever the shard is.
+  at::TensorOptions gradient_options_;  ///< Of whole gradients.
+  bool rounds_sums_ = false;
+  int64_t first_ = 0;   ///< Where the shard begins.
+  int64_t length_ = 0;  ///< Of the bucket, what pads the shards included.
   std::vector<Piece> pieces_;
   std::vector<size_t> slot_of_piece_;
   at::Tensor gradients_;       ///< Of all; undefined most of the time.

@@ -2,15 +2,13 @@
 #include "lockstep/zero/sharding.h"
 
 #include <algorithm>
-#include <cmath>
+#include <functional>
 #include <limits>
-#include <set>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/pow.h>
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
@@ -34,7 +32,7 @@ Sharding::Sharding(
     const std::vector<std::vector<at::Tensor>>& groups,
     Group group,
     const ShardingOptions& options)
-    : group_(std::move(group)) {
+    : group_(std::move(group)), sixteen_bits_(options.sixteen_bits) {
   if (options.cap_bytes < 1 || options.first_cap_bytes < 1) {
     throw ConfigError(
         "zero",
@@ -44,8 +42,14 @@ Sharding::Sharding(
             options.first_cap_bytes));
   }
   const bool paged = options.residence == Residence::kPaged;
-  const NamedTensors frozen =
-      paged ? divided_though_frozen(parameters, options.keep_up_to_elements) : NamedTensors();
+  const auto whole = kept_whole(
+      parameters,
+      paged ? options.keep_up_to_elements : std::numeric_limits<int64_t>::max(),
+      paged ? options.keep_in_all : std::numeric_limits<int64_t>::max());
+  const auto is_kept = [&](const NamedTensor& item) {
+    return whole.contains(item.tensor.unsafeGetTensorImpl());
+  };
+  const NamedTensors frozen = paged ? divided_though_frozen(parameters, whole) : NamedTensors();
   refuse_common_memory(joined(trainable(parameters), frozen), joined(parameters, buffers));
   start_alike(group_, parameters, buffers);
   if (options.broadcast_buffers) {
@@ -70,17 +74,19 @@ Sharding::Sharding(
   }
   if (paged) {
     places_.emplace(options.offload);
-    places_->reserve(parameters, options.keep_up_to_elements, group_.size());
+    NamedTensors divided = parameters;
+    std::erase_if(divided, is_kept);
+    places_->reserve(divided, group_.size(), options.sixteen_bits);
     reduce_group_ = group_.split(0);
     pager_ = std::make_unique<Pager>(group_, options.pager);
   } else {
     reduce_group_ = group_;
   }
-  const int64_t largest_kept =
-      paged ? options.keep_up_to_elements : std::numeric_limits<int64_t>::max();
-  if (const NamedTensors masters = with_masters(parameters, largest_kept); !masters.empty()) {
+  NamedTensors masters = with_masters(parameters, options.sixteen_bits);
+  std::erase_if(masters, std::not_fn(is_kept));
+  if (!masters.empty()) {
     master_places_.emplace(options.offload_masters);
-    master_places_->reserve(masters, /*kept=*/0, group_.size());
+    master_places_->reserve(masters, group_.size(), options.sixteen_bits);
   }
   travel_ = {
       .parameters = group_,
@@ -93,14 +99,15 @@ Sharding::Sharding(
     NamedTensors kept;
     NamedTensors comes_and_goes;
     for (const NamedTensor& item : items) {
-      const bool page = paged && item.tensor.numel() > options.keep_up_to_elements;
-      (page ? comes_and_goes : kept).push_back(item);
+      (is_kept(item) ? kept : comes_and_goes).push_back(item);
     }
     lay_out(comes_and_goes, options, Residence::kPaged);
     lay_out(kept, options, Residence::kKept);
   }
   page_frozen(frozen, options);
   present_.assign(parameters_.size(), false);
+  held_.resize(parameters_.size());
+  had_gradient_.assign(parameters_.size(), false);
   reset_backward();
 }
 
@@ -152,13 +159,14 @@ void Sharding::lay_out(
         residence == Residence::kPaged
             ? travel_
             : BucketTravel{.parameters = group_, .gradients = reduce_group_};
-    buckets_.push_back(
-        std::make_unique<ShardedBucket>(plan, tensors, travel, residence, places(residence)));
+    buckets_.push_back(std::make_unique<ShardedBucket>(
+        plan, tensors, travel, residence, places(residence), options.sixteen_bits));
     ShardedBucket& bucket = *buckets_.back();
     if (residence == Residence::kPaged) {
       pager_->add(bucket, items[static_cast<size_t>(plan.slots.back().parameter)].name);
     }
-    Shard& shard = shards_.back().emplace_back(Shard{bucket.shard(), {}, bucket.shard_file()});
+    Shard& shard = shards_.back().emplace_back(
+        Shard{bucket.shard(), {}, bucket.shard_file(), bucket.divisions()});
     for (const Piece& piece : bucket.pieces()) {
       shard.pieces.push_back(piece.values);
     }
@@ -182,9 +190,16 @@ void Sharding::note_pieces(const ShardedBucket& bucket) {
 
 void Sharding::page_frozen(const NamedTensors& frozen, const ShardingOptions& options) {
   const std::vector<at::Tensor> tensors = tensors_of(frozen);
+  BucketTravel travel = travel_;
+  travel.kept_in_8_bits = options.plus_plus.quantized_frozen;
   for (const flat::BucketPlan& plan : plan(tensors, options, options.cap_bytes)) {
     frozen_.push_back(std::make_unique<ShardedBucket>(
-        plan, tensors, travel_, Residence::kPaged, places(Residence::kPaged)));
+        plan, tensors, travel, Residence::kPaged, places(Residence::kPaged)));
+    if (travel.kept_in_8_bits) {
+      for (const at::Tensor& parameter : frozen_.back()->parameters()) {
+        in_8_bits_[parameter.unsafeGetTensorImpl()] = frozen_.back().get();
+      }
+    }
     pager_->add(*frozen_.back(), frozen[static_cast<size_t>(plan.slots.back().parameter)].name);
     note_pieces(*frozen_.back());
   }
@@ -217,11 +232,30 @@ void Sharding::reset_backward() {
   }
 }
 
+/// Else it stays with its parameter, for autograd to add to.
+void Sharding::hold(size_t index) {
+  const at::Tensor& parameter = parameters_[index].tensor;
+  at::Tensor& gradient = parameter.mutable_grad();
+  const bool holds = sixteen_bits_.fp32_masters && sixteen_bits_.fp32_gradients &&
+                     is_trained_in_16_bits(parameter);
+  if (!holds || !gradient.defined() || gradient.layout() != at::kStrided) {
+    return;
+  }
+  at::Tensor& sum = held_[index];
+  if (sum.defined()) {
+    sum.add_(gradient);
+  } else {
+    sum = gradient.to(at::kFloat);
+  }
+  gradient.reset();
+}
+
 void Sharding::gradient_arrived(size_t index) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const c10::AutoGradMode no_grad(false);
   if (!sync_) {
-    return;  // It stays with its parameter, for autograd to add to.
+    hold(index);
+    return;
   }
   if (!in_backward_) {
     in_backward_ = true;
@@ -280,9 +314,9 @@ void Sharding::start(size_t index) {
   }
   for (size_t slot = 0; slot < members_[index].size(); ++slot) {
     const size_t i = members_[index][slot];
-    present_[i] = parameters_[i].tensor.grad().defined();
+    present_[i] = parameters_[i].tensor.grad().defined() || held_[i].defined();
     if (present_[i]) {
-      bucket.take_gradient(slot);
+      bucket.take_gradient(slot, std::exchange(held_[i], {}));
     }
   }
   bucket.start_reduce();
@@ -329,6 +363,7 @@ void Sharding::finish_locked() {
       std::vector<bool> of_slots;
       for (const size_t parameter : members_[bucket]) {
         of_slots.push_back(anywhere[parameter] != 0);
+        had_gradient_[parameter] = had_gradient_[parameter] || anywhere[parameter] != 0;
       }
       buckets_[bucket]->finish_reduce(of_slots);
     }
@@ -415,50 +450,6 @@ void Sharding::gather_parameters() {
   for (Pending& each : pending) {
     each.wait();
   }
-}
-
-void Sharding::drop_gradients() {
-  for (const NamedTensor& item : parameters_) {
-    item.tensor.mutable_grad().reset();
-  }
-  for (const auto& bucket : buckets_) {
-    for (const Piece& piece : bucket->pieces()) {
-      piece.values.mutable_grad().reset();
-    }
-  }
-}
-
-std::vector<at::Tensor> Sharding::pieces_of(const std::vector<at::Tensor>& parameters) const {
-  std::vector<at::Tensor> all;
-  std::set<const at::TensorImpl*> seen;
-  for (const at::Tensor& parameter : parameters) {
-    if (!parameter.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) {
-      continue;
-    }
-    const auto found = pieces_of_.find(parameter.unsafeGetTensorImpl());
-    if (found == pieces_of_.end()) {
-      all.push_back(parameter);
-    } else {
-      all.insert(all.end(), found->second.begin(), found->second.end());
-    }
-  }
-  return all;
-}
-
-bool Sharding::has_masters_of(const at::Tensor& parameter) const {
-  return mastered_.contains(parameter.unsafeGetTensorImpl());
-}
-
-const Piece* Sharding::piece_with(const at::Tensor& values) const {
-  const auto found = piece_with_.find(values.unsafeGetTensorImpl());
-  return found == piece_with_.end() ? nullptr : &found->second;
-}
-
-at::Tensor Sharding::norm_over_ranks(const at::Tensor& own, double norm_type) {
-  if (std::isinf(norm_type)) {
-    return group_.all_reduce(own.clone(), ReduceOp::kMax).wait();
-  }
-  return at::pow(group_.all_reduce(at::pow(own, norm_type)).wait(), 1 / norm_type);
 }
 
 }  // namespace lockstep::zero

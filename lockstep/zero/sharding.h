@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -34,6 +35,8 @@ struct ShardingOptions {
   Residence residence = Residence::kKept;
   /// Paged parameters of up to so many elements are kept all the same.
   int64_t keep_up_to_elements = 0;
+  /// But no more than so many elements in all, in the order of the parameters.
+  int64_t keep_in_all = std::numeric_limits<int64_t>::max();
   PagerOptions pager = {};
   /// Only of paged parameters.
   PlusPlusOptions plus_plus = {};
@@ -41,6 +44,7 @@ struct ShardingOptions {
   OffloadParam offload = {};
   /// Where fp32 masters lie of parameters that are kept.
   OffloadParam offload_masters = {};
+  SixteenBits sixteen_bits = {};
 };
 
 /// ZeRO's stages: each rank owns an equal part of every bucket of parameters, has the gradients and
@@ -63,6 +67,7 @@ struct ShardingOptions {
 /// Parameters of fp16 and bf16 are updated in fp32: this rank's part has masters, a second copy,
 /// with fp32 gradients, and after an update the parameters are what these round to. What a program
 /// writes to a parameter, and is not that already, is its master's value from the next update on.
+/// SixteenBits can say otherwise.
 ///
 /// Memory: parameters whole, or in stage 3 1/N (on the host or in files, if offloaded) and the
 /// units in use; of gradients, state and masters 1/N, and while backward runs up to three buckets
@@ -100,6 +105,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
     at::Tensor values;
     std::vector<at::Tensor> pieces;
     std::shared_ptr<offload::FileTensor> file;  ///< Where the values lie in one.
+    std::vector<flat::Division> wholes;         ///< Of all that any rank has pieces of, in order.
   };
   const std::vector<std::vector<Shard>>& shards() const { return shards_; }
   /// ConfigError for a trained parameter that has got other memory since it was divided, and would
@@ -123,6 +129,13 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   std::vector<at::Tensor> parameters() const { return tensors_of(parameters_); }
   /// What this rank owns of `parameters`; of one that is not ours, itself.
   std::vector<at::Tensor> pieces_of(const std::vector<at::Tensor>& parameters) const;
+  /// What this rank has of a parameter whose values it owns parts of, as it is saved: its pieces,
+  /// or, where it is kept in 8 bits, copies.
+  std::vector<Piece> saved_pieces(const at::Tensor& parameter) const;
+  /// Whether its pieces are copies, which `pack` takes back once they have been written to. On all
+  /// ranks, between rounds.
+  bool is_kept_in_8_bits(const at::Tensor& parameter) const;
+  void pack(const std::vector<Piece>& copies);
   /// The piece whose values these are; null for a tensor that is none.
   const Piece* piece_with(const at::Tensor& values) const;
   /// Whether the pieces of a parameter that all ranks have whole are fp32 masters of it.
@@ -131,8 +144,22 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   bool has_masters() const { return !mastered_.empty(); }
   /// This rank's, by their values.
   const std::map<const at::TensorImpl*, Piece>& pieces() const { return piece_with_; }
-  /// Those of the shards, and what backward without averaging has left with the parameters.
+  /// Those of the shards, and what backward without averaging has left on this rank.
   void drop_gradients();
+  /// What backward without averaging has left of this rank's gradients apart from the parameters:
+  /// sums in fp32.
+  std::vector<at::Tensor> held_gradients() const;
+  /// Names of the trained parameters of which no rank had a gradient in what was averaged since
+  /// gradients were dropped. The same on all ranks; local.
+  std::vector<std::string> without_gradient() const;
+  /// Memory of what this rank keeps: parameters that are kept or paged, masters, the shards'
+  /// gradients. Not what lies in files. For who moves it elsewhere, between backward and step.
+  struct Memory {
+    std::vector<at::Tensor> parameters;
+    std::vector<at::Tensor> masters;
+    std::vector<at::Tensor> gradients;
+  };
+  Memory memory() const;
   /// The norm over all ranks' pieces, of this rank's. Collective.
   at::Tensor norm_over_ranks(const at::Tensor& own, double norm_type);
 
@@ -140,6 +167,8 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
 
  private:
   void gradient_arrived(size_t index);
+  /// Adds the gradient that autograd has given a parameter to what this rank holds of it.
+  void hold(size_t index);
   void start(size_t bucket);
   void finish_locked();
   void reset_backward();
@@ -164,6 +193,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   Group reduce_group_;
   std::map<const at::TensorImpl*, size_t> unit_of_;
   BucketTravel travel_;  ///< Of what is paged and trained.
+  SixteenBits sixteen_bits_;
   NamedTensors parameters_;
   std::vector<at::Tensor> buffers_;
   std::vector<std::unique_ptr<ShardedBucket>> buckets_;
@@ -178,6 +208,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   std::map<const at::TensorImpl*, Piece> piece_with_;
   std::map<const at::TensorImpl*, std::vector<at::Tensor>> pieces_of_;
   std::set<const at::TensorImpl*> mastered_;  ///< Kept parameters.
+  std::map<const at::TensorImpl*, ShardedBucket*> in_8_bits_;
   std::unique_ptr<BackwardHooks> hooks_;
 
   std::mutex mutex_;  // Gradients of GPUs arrive on autograd's own threads.
@@ -187,7 +218,9 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   bool in_backward_ = false;
   std::vector<bool> present_;  ///< [parameter] This rank has a gradient, in this backward or kept.
   std::vector<bool> arrived_;  ///< [parameter] In this backward.
-  std::vector<size_t> missing_;  ///< [bucket] Parameters that have not arrived.
+  std::vector<at::Tensor> held_;    ///< [parameter] In fp32, of earlier ones; undefined if none.
+  std::vector<size_t> missing_;     ///< [bucket] Parameters that have not arrived.
+  std::vector<bool> had_gradient_;  ///< [parameter] On any rank, since gradients were dropped.
   size_t next_bucket_ = 0;
   int64_t backwards_ = 0;  ///< Those that reduced something, ended well or not.
 };

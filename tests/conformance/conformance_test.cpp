@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <memory>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -26,6 +27,7 @@
 #include "lockstep/data/loader.h"
 #include "lockstep/data/tensor_dataset.h"
 #include "lockstep/optim/adam.h"
+#include "lockstep/optim/muon.h"
 #include "tests/conformance/awkward_net.h"
 
 namespace conformance {
@@ -60,6 +62,7 @@ struct Strategy {
   /// Largest difference of a weight, against weights of about 0.5, and why it is not 0.
   double tolerance = 2e-6;            ///< Sums over ranks are in another order than over a batch.
   at::ScalarType dtype = at::kFloat;  ///< Of the parameters.
+  bool muon = false;                  ///< Of the matrices, AdamW of the rest; else AdamW alone.
 };
 
 std::ostream& operator<<(std::ostream& out, const Strategy& strategy) {
@@ -185,6 +188,17 @@ std::vector<Strategy> strategies() {
              .tolerance = bf16 ? 4e-2 : 2e-6});
       }
     }
+    for (const int64_t micro_steps : {1, 4}) {
+      // Five iterations make steps of what rounding left of a gradient.
+      all.push_back(
+          {.name = fmt::format(
+               "zero_{}_muon{}", stage, micro_steps > 1 ? "_accumulation_and_clipping" : ""),
+           .options = zero(stage, micro_steps, 200),
+           .micro_steps = micro_steps,
+           .clip = micro_steps > 1,
+           .tolerance = 2e-5,
+           .muon = true});
+    }
     for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
       for (const int64_t micro_steps : {1, 4}) {
         const bool half = dtype == at::kHalf;
@@ -219,9 +233,20 @@ at::Tensor loss_of(AwkwardNet& net, const at::Tensor& x, const at::Tensor& y) {
   return (net->forward(input).to(at::kFloat) - y).pow(2).mean();
 }
 
-/// One process on whole batches, by torch alone.
+/// By the Gram matrix, in fp32: products of 16 bits would hide what differs.
+lockstep::optim::Muon muon_of(AwkwardNet& net) {
+  return lockstep::optim::Muon(lockstep::optim::muon_groups(
+      lockstep::parameters_of(*net),
+      {.lr = kLr, .weight_decay = 0.01, .gram = true},
+      {.lr = kLr, .weight_decay = 0.01, .adam_eps = kEps}));
+}
+
+/// One process on whole batches, by torch alone, but for Muon, which is ours.
 Weights oracle(
-    bool clip, const std::vector<at::Tensor>& batches, const std::vector<double>& parts) {
+    bool clip,
+    const std::vector<at::Tensor>& batches,
+    const std::vector<double>& parts,
+    bool muon = false) {
   AwkwardNet net;
   // torch's would update a parameter twice that has two names.
   std::vector<at::Tensor> parameters;
@@ -232,8 +257,13 @@ Weights oracle(
       parameters.push_back(parameter);
     }
   }
-  torch::optim::AdamW optimizer(
-      parameters, torch::optim::AdamWOptions(kLr).eps(kEps).weight_decay(0.01));
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+  if (muon) {
+    optimizer = std::make_unique<lockstep::optim::Muon>(muon_of(net));
+  } else {
+    optimizer = std::make_unique<torch::optim::AdamW>(
+        parameters, torch::optim::AdamWOptions(kLr).eps(kEps).weight_decay(0.01));
+  }
   for (size_t i = 0; i < batches.size(); ++i) {
     const at::Tensor& rows = batches[i];
     (loss_of(net, inputs().index_select(0, rows), targets().index_select(0, rows)) * parts[i])
@@ -241,20 +271,20 @@ Weights oracle(
     if (clip) {
       torch::nn::utils::clip_grad_norm_(parameters, kMaxNorm);
     }
-    optimizer.step();
-    optimizer.zero_grad();
+    optimizer->step();
+    optimizer->zero_grad();
   }
   return weights_of(net);
 }
 
-Weights whole_batches(bool clip) {
+Weights whole_batches(bool clip, bool muon = false) {
   std::vector<at::Tensor> batches;
   for (int epoch = 0; epoch < kEpochs; ++epoch) {
     for (int64_t begin = 0; begin < kSamples; begin += kGlobalBatch) {
       batches.push_back(at::arange(begin, begin + kGlobalBatch));
     }
   }
-  return oracle(clip, batches, std::vector<double>(batches.size(), 1));
+  return oracle(clip, batches, std::vector<double>(batches.size(), 1), muon);
 }
 
 struct Job {
@@ -267,9 +297,17 @@ Job prepare(Accelerator& accelerator, const Strategy& strategy) {
   AwkwardNet net;
   net->to(strategy.dtype);
   const int64_t rows = kGlobalBatch / accelerator.num_processes() / strategy.micro_steps;
+  std::shared_ptr<torch::optim::Optimizer> plain;
+  if (strategy.muon) {
+    plain = std::make_shared<lockstep::optim::Muon>(muon_of(net));
+  } else {
+    plain = std::make_shared<lockstep::optim::AdamW>(
+        net->parameters(),
+        lockstep::optim::AdamWOptions{.lr = kLr, .eps = kEps, .weight_decay = 0.01});
+  }
   auto [model, optimizer, loader] = accelerator.prepare(
       net,
-      lockstep::optim::AdamW(net->parameters(), {.lr = kLr, .eps = kEps, .weight_decay = 0.01}),
+      plain,
       lockstep::data::Loader(
           lockstep::data::TensorDataset(inputs(), targets()), {.batch_size = rows}));
   return {model, optimizer, std::make_shared<decltype(loader)>(loader)};
@@ -323,7 +361,7 @@ class Conformance : public ::testing::TestWithParam<std::tuple<Strategy, int>> {
 /// Rows of the whole batch must be those of the ranks' batches together: contiguous rounds are.
 TEST_P(Conformance, trains_as_one_process_on_the_whole_batch) {
   const auto& [strategy, world] = GetParam();
-  const Weights expected = whole_batches(strategy.clip);
+  const Weights expected = whole_batches(strategy.clip, strategy.muon);
   on_ranks(world, strategy.options(), [&, &strategy = strategy](Accelerator& accelerator) {
     Job run = prepare(accelerator, strategy);
     train(accelerator, strategy, run, kEpochs);

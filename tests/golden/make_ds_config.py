@@ -77,9 +77,11 @@ def defaults():
     for name in (
         "managed_gradient_accumulation", "gradient_clipping", "prescale_gradients", "gradient_predivide_factor",
         "gradient_allreduce_op", "communication_data_type", "steps_per_print", "wall_clock_breakdown", "dump_state",
-        "log_level", "dataloader_drop_last",
+        "memory_breakdown", "log_level", "dataloader_drop_last",
     ):
         values[name] = plain(getattr(config, name))
+    for name in ("grad_accum_dtype", "param_dtype", "buffer_dtype", "keep_in_fp32_modules"):
+        values[f"data_types.{name}"] = plain(getattr(config, name))
     model("fp16", config.float16_config)
     model("bf16", config.bfloat16_config)
     model("zero_optimization", config.zero_config)
@@ -93,9 +95,13 @@ def defaults():
     for name in ("enabled", "recompute_fwd_factor", "profile_step", "module_depth", "top_modules", "detailed",
                  "output_file"):
         values[f"flops_profiler.{name}"] = getattr(config.flops_profiler_config, name)
+    for name in ("partition_activations", "contiguous_memory_optimization", "cpu_checkpointing", "number_checkpoints",
+                 "synchronize_checkpoint_boundary", "profile"):
+        values[f"activation_checkpointing.{name}"] = getattr(config.activation_checkpointing_config, name)
     values["torch_autocast.enabled"] = config.torch_autocast_enabled
     values["torch_autocast.dtype"] = config.torch_autocast_dtype
     values["checkpoint.tag_validation"] = config.checkpoint_config["tag_validation"]
+    values["checkpoint.use_node_local_storage"] = config.use_node_local_storage
     scalars = (bool, int, float, str, list, type(None))
     return {key: value for key, value in sorted(values.items()) if isinstance(value, scalars)}
 
@@ -121,6 +127,8 @@ def main():
             for name, of in {
                 "AdamW": FusedAdam, "Lamb": FusedLamb, "Lion": FusedLion, "Adagrad": torch.optim.Adagrad,
                 "SGD": torch.optim.SGD, "RMSprop": torch.optim.RMSprop, "Adafactor": torch.optim.Adafactor,
+                "Adadelta": torch.optim.Adadelta, "Adamax": torch.optim.Adamax, "NAdam": torch.optim.NAdam,
+                "RAdam": torch.optim.RAdam, "ASGD": torch.optim.ASGD, "Rprop": torch.optim.Rprop,
             }.items()
         },  # fmt: skip
         "schedules": {
@@ -129,7 +137,7 @@ def main():
                 lr_schedules: ("WarmupLR", "WarmupDecayLR", "WarmupCosineLR", "OneCycle", "LRRangeTest"),
                 torch.optim.lr_scheduler: (
                     "StepLR", "MultiStepLR", "ExponentialLR", "PolynomialLR", "CosineAnnealingLR",
-                    "CosineAnnealingWarmRestarts", "OneCycleLR",
+                    "CosineAnnealingWarmRestarts", "OneCycleLR", "ConstantLR", "LinearLR", "CyclicLR",
                 ),
             }.items()
             for name in names

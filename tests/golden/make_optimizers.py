@@ -8,7 +8,7 @@ Run with the torch that Lockstep is built against (made with torch 2.13.0+cpu, .
     python tests/golden/make_optimizers.py
 
 torch.optim runs as it does by default on the CPU, one parameter at a time, but for "fused" cases. Lion
-and LAMB, which it has not, are written out below from their papers. Parameters, gradients and learning
+and LAMB, which it has not, are written out below from their papers, and so are the two options that DeepSpeed adds, from its kernels. Parameters, gradients and learning
 rates come from integer formulas that C++ repeats; the test knows them too.
 """
 
@@ -68,10 +68,10 @@ class LAMB(torch.optim.Optimizer):
     """You et al. 2020, algorithm 2, the trust ratio held between DeepSpeed's two bounds."""
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0,
-                 bias_correction=True, max_coeff=10.0, min_coeff=0.01):
+                 bias_correction=True, eps_inside_sqrt=False, max_coeff=10.0, min_coeff=0.01):
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay,
-                                      bias_correction=bias_correction, max_coeff=max_coeff,
-                                      min_coeff=min_coeff))
+                                      bias_correction=bias_correction, eps_inside_sqrt=eps_inside_sqrt,
+                                      max_coeff=max_coeff, min_coeff=min_coeff))
 
     @torch.no_grad()
     def step(self):
@@ -90,7 +90,8 @@ class LAMB(torch.optim.Optimizer):
                 if group["bias_correction"]:
                     m_hat = m / (1 - beta1 ** state["step"])
                     v_hat = v / (1 - beta2 ** state["step"])
-                u = m_hat / (v_hat.sqrt() + group["eps"]) + group["weight_decay"] * p
+                root = (v_hat + group["eps"]).sqrt() if group["eps_inside_sqrt"] else v_hat.sqrt() + group["eps"]
+                u = m_hat / root + group["weight_decay"] * p
                 size, update_size = p.norm().item(), u.norm().item()
                 trust = 1.0
                 if size > 0 and update_size > 0:
@@ -98,8 +99,43 @@ class LAMB(torch.optim.Optimizer):
                 p.copy_(p - group["lr"] * trust * u)
 
 
-CLASSES = {name: getattr(torch.optim, name) for name in ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adafactor")}
+class UncorrectedAdam(torch.optim.Optimizer):
+    """DeepSpeed's FusedAdam with bias_correction off; weight decay as `adam_w_mode` says."""
+
+    adam_w_mode = False
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, bias_correction=True):
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                state["step"] = state.get("step", 0) + 1
+                m = state.setdefault("exp_avg", torch.zeros_like(p))
+                v = state.setdefault("exp_avg_sq", torch.zeros_like(p))
+                grad = p.grad if self.adam_w_mode else p.grad + group["weight_decay"] * p
+                m.copy_(beta1 * m + (1 - beta1) * grad)
+                v.copy_(beta2 * v + (1 - beta2) * grad**2)
+                u = m / (v.sqrt() + group["eps"])
+                p.copy_(p - group["lr"] * (u + group["weight_decay"] * p if self.adam_w_mode else u))
+
+
+class UncorrectedAdamW(UncorrectedAdam):
+    adam_w_mode = True
+
+
+CLASSES = {
+    name: getattr(torch.optim, name)
+    for name in ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "Adafactor", "Adadelta", "Adamax", "NAdam", "RAdam",
+                 "ASGD", "Rprop")
+}
 CLASSES |= {"Lion": Lion, "LAMB": LAMB}
+UNCORRECTED = {"Adam": UncorrectedAdam, "AdamW": UncorrectedAdamW}
 
 # Type, dtype, options of the one group, or of two: the even parameters and the odd ones.
 CASES = [
@@ -136,6 +172,34 @@ CASES = [
     ("LAMB", "float64", [{"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1,
                           "bias_correction": False}]),
     ("LAMB", "float64", [{"lr": 0.02, "max_coeff": 0.4, "min_coeff": 0.3}, {"lr": 0.1, "weight_decay": 0.02}]),
+    ("LAMB", "float64", [{"lr": 0.02, "eps": 1e-2, "weight_decay": 0.1, "eps_inside_sqrt": True},
+                         {"lr": 0.02, "eps": 1e-2, "eps_inside_sqrt": True, "bias_correction": False}]),
+    ("Adam", "float64", [{"lr": 0.02, "eps": 1e-3, "weight_decay": 0.1, "bias_correction": False}]),
+    ("AdamW", "float32", [{"lr": 0.02, "weight_decay": 0.1, "bias_correction": False}]),
+    ("AdamW", "float64", [{"lr": 0.02, "weight_decay": 0.1, "bias_correction": False}]),
+    ("Adadelta", "float32", [{}]),
+    ("Adadelta", "float64", [{"lr": 0.5, "rho": 0.8, "eps": 1e-4, "weight_decay": 0.1, "maximize": True}]),
+    ("Adadelta", "float32", [{"maximize": True}, {"lr": 2.0, "weight_decay": 0.1}]),
+    ("Adadelta", "bfloat16", [{}]),
+    ("Adamax", "float32", [{}]),
+    ("Adamax", "float64", [{"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1, "maximize": True}]),
+    ("Adamax", "bfloat16", [{"lr": 0.02}]),
+    ("NAdam", "float32", [{}]),
+    ("NAdam", "float64", [{"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1, "momentum_decay": 0.1,
+                           "maximize": True}]),
+    ("NAdam", "float32", [{"lr": 0.02, "weight_decay": 0.1, "decoupled_weight_decay": True}, {"maximize": True}]),
+    ("NAdam", "bfloat16", [{"lr": 0.02}]),
+    ("RAdam", "float32", [{}]),
+    ("RAdam", "float64", [{"lr": 0.02, "betas": (0.8, 0.95), "eps": 1e-3, "weight_decay": 0.1, "maximize": True}]),
+    ("RAdam", "float32", [{"lr": 0.02, "weight_decay": 0.1, "decoupled_weight_decay": True}, {"maximize": True}]),
+    ("RAdam", "bfloat16", [{"lr": 0.02}]),
+    ("ASGD", "float32", [{}]),
+    ("ASGD", "float64", [{"lr": 0.1, "lambd": 0.1, "alpha": 0.6, "t0": 5, "weight_decay": 0.1, "maximize": True}]),
+    ("ASGD", "float32", [{"lr": 0.1, "t0": 20}, {"lr": 0.02, "lambd": 0.5, "maximize": True}]),
+    ("ASGD", "bfloat16", [{"lr": 0.1, "t0": 30}]),
+    ("Rprop", "float32", [{}]),
+    ("Rprop", "float64", [{"lr": 0.1, "etas": (0.7, 1.1), "step_sizes": (1e-3, 0.2), "maximize": True}]),
+    ("Rprop", "bfloat16", [{"lr": 0.02}]),
 ]
 
 
@@ -145,7 +209,8 @@ LONG_SHAPE = (8, 125)
 LONG_STEPS = 20
 LONG_CASES = [(name, dtype, {"lr": 0.02, **options})
               for name, options in (("SGD", {"momentum": 0.9, "weight_decay": 0.1}), ("Adam", {}), ("AdamW", {}),
-                                    ("Adagrad", {}), ("RMSprop", {}), ("Adafactor", {}))
+                                    ("Adagrad", {}), ("RMSprop", {}), ("Adafactor", {}), ("Adadelta", {}), ("Adamax", {}),
+                                    ("NAdam", {}), ("RAdam", {}), ("ASGD", {"t0": 5}), ("Rprop", {}))
               for dtype in ("bfloat16", "float16")]
 
 
@@ -182,7 +247,8 @@ def run(name, dtype, options):
     # fused SGD is wrong there in 2.13 (parameters stay unchanged), so C++ follows the loop.
     extra = fused_where_cpp_is(name, dtype)
     groups = [{"params": parameters[g :: len(options)], **group} for g, group in enumerate(options)]
-    optimizer = CLASSES[name](groups, **extra)
+    uncorrected = any(not group.get("bias_correction", True) for group in options) and name in UNCORRECTED
+    optimizer = (UNCORRECTED if uncorrected else CLASSES)[name](groups, **extra)
     bases = [group["lr"] for group in optimizer.param_groups]
     middle = None
     for t in range(STEPS):

@@ -76,6 +76,19 @@ def torch_cases():
         lambda o: tl.OneCycleLR(o, 0.5, total_steps=30, pct_start=0.4, three_phase=True), 29, momentum="momentum")
     yield "one_cycle/no_momentum", trace(
         lambda o: tl.OneCycleLR(o, 0.5, total_steps=11, pct_start=0.0, cycle_momentum=False), 10)
+    yield "constant_factor", trace(tl.ConstantLR, 8)
+    yield "constant_factor/2", trace(lambda o: tl.ConstantLR(o, 0.2, 9), 12)
+    yield "linear_factor", trace(tl.LinearLR, 8)
+    yield "linear_factor/falls", trace(lambda o: tl.LinearLR(o, 0.9, 0.1, 12), 15)
+    yield "cyclic", trace(lambda o: tl.CyclicLR(o, 0.05, 0.5, 6), momentum="momentum")
+    yield "cyclic/triangular2", trace(
+        lambda o: tl.CyclicLR(o, 0.05, 0.5, 4, 7, mode="triangular2", base_momentum=0.7, max_momentum=0.95),
+        momentum="betas",
+    )
+    yield "cyclic/exp_range", trace(
+        lambda o: tl.CyclicLR(o, 0.05, 0.5, 3, mode="exp_range", gamma=0.97), momentum="momentum")
+    yield "cyclic/groups", trace(
+        lambda o: tl.CyclicLR(o, [0.05, 0.01], [0.5, 0.2], 5, 0, cycle_momentum=False), 16, (0.3, 0.2))
     yield "one_cycle/groups", trace(lambda o: tl.OneCycleLR(o, [0.5, 0.1], total_steps=11), 10, (0.3, 0.2))
 
 

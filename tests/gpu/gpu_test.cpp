@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include <ATen/DeviceAccelerator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/nn/modules/linear.h>
@@ -141,6 +142,24 @@ TEST_F(Gpu, an_update_on_the_host_trains_as_one_on_the_gpu) {
   }
 }
 
+TEST_F(Gpu, passes_do_not_take_more_memory_each) {
+  // The allocator gives memory to the stream alone that has had it.
+  const auto reserved_after = [](int passes) {
+    for (int pass = 0; pass < passes; ++pass) {
+      data::Loader loader(
+          data::TensorDataset(at::ones({8, 1 << 20}), at::ones({8})),
+          {.batch_size = 2, .device = gpu()});
+      for (const auto& batch : loader) {
+        EXPECT_EQ(batch.data.sum().item<float>(), static_cast<float>(2 << 20));
+      }
+    }
+    constexpr auto kAll = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    return at::accelerator::getDeviceStats(gpu().index()).reserved_bytes[kAll].current;
+  };
+  const int64_t before = reserved_after(3);
+  EXPECT_LE(reserved_after(10), before + (int64_t{32} << 20));
+}
+
 TEST_F(Gpu, batches_are_copied_ahead_of_what_computes) {
   data::Loader loader(samples(), {.batch_size = 8, .workers = 2, .device = gpu()});
   const at::Tensor busy = at::eye(2048, at::TensorOptions(gpu()));
@@ -190,7 +209,9 @@ void expect_replays(typename Optimizer::Options options) {
       each->param_groups()[0].options().set_lr(0.01 * (1 + t % 3));
     }
   };
-  // A graph is captured on another than the default stream.
+  // A graph is captured on another than the default stream, which does not wait for what that was
+  // told: the gradients' zeros, and state that is made early.
+  at::accelerator::synchronizeDevice(gpu().index());
   const c10::StreamGuard beside(
       c10::impl::VirtualGuardImpl(at::kCUDA).getStreamFromGlobalPool(gpu()));
   at::accelerator::Graph graph;
@@ -220,6 +241,9 @@ TEST_F(Gpu, a_graph_replays_updates_at_the_rate_that_was_set) {
   expect_replays<optim::Adam>({.amsgrad = true});
   expect_replays<optim::Adagrad>({});
   expect_replays<optim::RMSprop>({});
+  expect_replays<optim::Adadelta>({});
+  expect_replays<optim::Adamax>({});
+  expect_replays<optim::RAdam>({});
   expect_replays<optim::LAMB>({.weight_decay = 0.1});
 }
 

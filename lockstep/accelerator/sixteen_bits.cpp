@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/sixteen_bits.h"
+
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/sync/reducer.h"
+
+namespace lockstep {
+
+zero::SixteenBits sixteen_bits(const ZeroPlugin& plugin) {
+  const std::optional<at::ScalarType>& sums = plugin.grad_accum_dtype;
+  return {
+      .fp32_masters = plugin.fp32_masters,
+      .fp32_gradients = plugin.stage == 1 && sums == at::kFloat,
+      .fp32_travel = plugin.communication_data_type == at::kFloat,
+      .rounded_sums = sums && sums != at::kFloat};
+}
+
+void check_sums(const ZeroPlugin& plugin, const NamedTensors& parameters) {
+  const std::optional<at::ScalarType>& wire = plugin.communication_data_type;
+  if (wire && !(wire == at::kFloat && sixteen_bits(plugin).fp32_gradients)) {
+    throw ConfigError(
+        "zero",
+        fmt::format(
+            "communication_data_type is for sums of stage 1 in fp32; got {} in stage {}; expected "
+            "at::kFloat, with grad_accum_dtype=at::kFloat; leave it out",
+            c10::toString(*wire),
+            plugin.stage));
+  }
+  if (!plugin.grad_accum_dtype) {
+    return;
+  }
+  const at::ScalarType sums = *plugin.grad_accum_dtype;
+  if (!plugin.fp32_masters) {
+    throw ConfigError(
+        "zero",
+        fmt::format(
+            "without fp32 masters gradients are of the parameters' dtype; got "
+            "grad_accum_dtype={} and no fp32_masters; leave one of them out",
+            c10::toString(sums)));
+  }
+  for (const NamedTensor& item : trainable(parameters)) {
+    if (sums != at::kFloat && item.tensor.scalar_type() != sums) {
+      throw ConfigError(
+          "zero",
+          fmt::format(
+              "gradients of {} ({}) cannot add up in grad_accum_dtype={}; expected at::kFloat, or "
+              "the parameters' dtype; leave it out, or convert the model before prepare()",
+              item.name,
+              c10::toString(item.tensor.scalar_type()),
+              c10::toString(sums)));
+    }
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// activation_checkpointing: its keys, and what they say together.
+#include "lockstep/ds_config/key_specs.h"
+#include "lockstep/ds_config/section_rules.h"
+
+namespace lockstep::ds_config {
+namespace {
+
+std::string activation_path(const char* name) {
+  return std::string("activation_checkpointing.") + name;
+}
+
+}  // namespace
+
+std::vector<KeySpec> activation_keys() {
+  const auto flag = [](const char* name, const char* words) {
+    return works(activation_path(name), KeyKind::kBoolean, words);
+  };
+  return {
+      works(
+          "activation_checkpointing",
+          KeyKind::kSection,
+          "how activation_checkpoint, where the model calls it, keeps its inputs until backward"),
+      flag(
+          "partition_activations",
+          "divides nothing: model-parallel ranks would share inputs, and each rank has its own"),
+      flag("cpu_checkpointing", "they wait in the host's memory"),
+      flag(
+          "contiguous_memory_optimization",
+          "they are copied into memory that is allocated once, for number_checkpoints of them"),
+      nullable(whole(
+          activation_path("number_checkpoints"),
+          1,
+          "checkpoints between a forward and its backward; one more is an error")),
+      flag(
+          "synchronize_checkpoint_boundary",
+          "wait for the device before and after each checkpoint, forward and backward"),
+      flag("profile", "say after each update how long its checkpoints took, forward and backward")};
+}
+
+void apply_activation_rules(KeyReader& reader, const DsConfig& config) {
+  const ActivationCheckpointingSection& section = config.activation_checkpointing;
+  const Found* const contiguous = reader.find(activation_path("contiguous_memory_optimization"));
+  const Found* const number = reader.find(activation_path("number_checkpoints"));
+  const Found* const partition = reader.find(activation_path("partition_activations"));
+  if (section.partition_activations.value && partition != nullptr) {
+    reader.note(
+        partition->key,
+        "activation_checkpointing.partition_activations divides nothing here: it is for "
+        "model-parallel ranks, which share inputs; each rank keeps its own");
+  }
+  if (section.contiguous_memory_optimization.value && contiguous != nullptr) {
+    if (!section.number_checkpoints.value) {
+      reader.error(
+          contiguous->value->place,
+          "activation_checkpointing.contiguous_memory_optimization needs number_checkpoints, to "
+          "know how much memory to allocate; give how many a forward has");
+    }
+    if (!section.partition_activations.value) {
+      reader.note(
+          contiguous->key,
+          "activation_checkpointing.contiguous_memory_optimization works without "
+          "partition_activations here; DeepSpeed refuses that");
+    }
+  } else if (number != nullptr) {
+    reader.note(
+        number->key,
+        "activation_checkpointing.number_checkpoints says nothing without "
+        "contiguous_memory_optimization");
+  }
+}
+
+}  // namespace lockstep::ds_config

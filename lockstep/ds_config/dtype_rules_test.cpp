@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which dtypes go together. Where DeepSpeed 0.19.8 asserts, so does this.
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/ds_config/test_reading.h"
+
+namespace lockstep::ds_config {
+namespace {
+
+using testing::HasSubstr;
+
+std::string bf16(const std::string& more) {
+  return R"("bf16": {"enabled": true}, )" + more;
+}
+
+std::string adam() {
+  return R"("optimizer": {"type": "Adam", "params": {"lr": 0.1}}, )";
+}
+
+std::string on_host() {
+  return R"("zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}, )";
+}
+
+TEST(DtypeRules, ANarrowParamDtypeIsWhatIsComputedIn) {
+  const Reading reading =
+      reading_with(bf16(R"("data_types": {"param_dtype": "BF16", "buffer_dtype": "fp16",
+              "grad_accum_dtype": "fp32", "keep_in_fp32_modules": ["router.*bias", "inv_freq"]})"));
+  EXPECT_EQ(lines_of(reading.errors), "");
+  const DataTypesSection& types = reading.config.data_types;
+  EXPECT_EQ(types.param_dtype.value, Dtype::kBfloat16);
+  EXPECT_EQ(types.buffer_dtype.value, Dtype::kFloat16);
+  EXPECT_EQ(types.grad_accum_dtype.value, Dtype::kFloat32);
+  EXPECT_THAT(types.keep_in_fp32_modules.value, testing::ElementsAre("router.*bias", "inv_freq"));
+  EXPECT_EQ(errors_of(bf16(R"("data_types": {"param_dtype": "fp32"})")), "");
+  EXPECT_EQ(errors_of(R"("data_types": {"param_dtype": null, "grad_accum_dtype": "fp32"})"), "");
+  EXPECT_THAT(
+      errors_of(bf16(R"("data_types": {"param_dtype": "fp16"})")),
+      HasSubstr("got fp16 and bf16.enabled; set fp16.enabled, or delete it"));
+  EXPECT_THAT(
+      errors_of(R"("data_types": {"param_dtype": "bf16"})"),
+      HasSubstr("got bf16 and neither fp16.enabled nor bf16.enabled"));
+  EXPECT_THAT(
+      errors_of(R"("torch_autocast": {"enabled": true, "dtype": "bf16"},
+        "data_types": {"param_dtype": "bf16", "buffer_dtype": "bf16"})"),
+      testing::AllOf(
+          HasSubstr("data_types.param_dtype conflicts"),
+          HasSubstr("data_types.buffer_dtype bf16 goes with fp16.enabled or bf16.enabled")));
+  EXPECT_THAT(
+      errors_of(bf16(R"("data_types": {"param_dtype": "float8"})")), HasSubstr("expected one of"));
+}
+
+TEST(DtypeRules, NamesToKeepWideAreTextAndStars) {
+  EXPECT_EQ(
+      reading_with(R"("data_types": {"keep_in_fp32_modules": "auto"})")
+          .config.data_types.keep_in_fp32_modules.value.size(),
+      0U);
+  EXPECT_EQ(errors_of(R"("data_types": {"keep_in_fp32_modules": ["auto", "gate"]})"), "");
+  EXPECT_THAT(
+      errors_of(R"("data_types": {"keep_in_fp32_modules": "gate"})"),
+      HasSubstr("is a list of parts of names, or \"auto\"; write [ ] around it"));
+  EXPECT_THAT(
+      errors_of(R"("data_types": {"keep_in_fp32_modules": ["bias$"]})"),
+      HasSubstr("* is any text; got \"bias$\""));
+}
+
+TEST(DtypeRules, GradientsAddUpInFloat32OrTheParametersDtype) {
+  for (const int stage : {0, 1, 2, 3}) {
+    const std::string zero = R"("zero_optimization": {"stage": )" + std::to_string(stage) + "}, ";
+    for (const std::string sums : {"fp32", "bf16"}) {
+      EXPECT_EQ(
+          errors_of(bf16(
+              zero + R"("data_types": {"param_dtype": "bf16", "grad_accum_dtype": ")" + sums +
+              "\"}")),
+          "");
+    }
+  }
+  EXPECT_THAT(
+      errors_of(bf16(R"("data_types": {"grad_accum_dtype": "bf16"})")),
+      HasSubstr("gradients of fp32 parameters cannot add up in bf16; set data_types.param_dtype to "
+                "bf16, or write fp32"));
+  EXPECT_THAT(
+      errors_of(bf16(R"("data_types": {"param_dtype": "bf16", "grad_accum_dtype": "fp16"})")),
+      HasSubstr("gradients of bf16 parameters cannot add up in fp16"));
+}
+
+TEST(DtypeRules, GradientsOfNarrowParametersTravelSoOrAsTheyAddUp) {
+  const auto of = [](const std::string& wire, const std::string& more, int stage = 1) {
+    return errors_of(bf16(
+        R"("communication_data_type": ")" + wire + R"(", "zero_optimization": {"stage": )" +
+        std::to_string(stage) + R"(}, "data_types": {"param_dtype": "bf16")" + more + "}"));
+  };
+  const std::string sums = R"(, "grad_accum_dtype": "fp32")";
+  EXPECT_EQ(of("bf16", ""), "");
+  EXPECT_EQ(of("bf16", sums), "");
+  EXPECT_EQ(of("fp32", sums), "");
+  EXPECT_EQ(of("fp32", sums, 0), "");
+  EXPECT_THAT(
+      of("fp32", ""), HasSubstr("gradients of bf16 parameters travel as here; write bf16,"));
+  EXPECT_THAT(of("fp16", sums), HasSubstr("write bf16 or fp32, as grad_accum_dtype, or delete"));
+  EXPECT_THAT(of("fp32", sums, 2), HasSubstr("write bf16, or delete it"));
+}
+
+TEST(DtypeRules, NarrowMastersMakeTheParametersNarrow) {
+  const Reading reading =
+      reading_with(adam() + R"("zero_optimization": {"stage": 1}, "bf16": {"enabled": true,
+        "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true})");
+  EXPECT_EQ(lines_of(reading.errors), "");
+  EXPECT_EQ(reading.config.data_types.param_dtype.value, Dtype::kBfloat16);
+  EXPECT_EQ(
+      described(reading.config.data_types.param_dtype.origin),
+      "derived: bf16.bf16_master_weights_and_grads");
+  EXPECT_EQ(
+      errors_of(
+          adam() + on_host() +
+          R"("fp16": {"enabled": true, "fp16_master_weights_and_grads": true})"),
+      "");
+  EXPECT_EQ(
+      errors_of(
+          on_host() +
+          R"("fp16": {"enabled": true, "fp16_master_weights_and_grads": true}, "optimizer":
+        {"type": "AdamW", "params": {"lr": 0.1, "fp32_optimizer_states": false}})"),
+      "");
+}
+
+TEST(DtypeRules, NarrowMastersNeedAStageAndWhatDeepSpeedAsksFor) {
+  const std::string fp16 = R"("fp16": {"enabled": true, "fp16_master_weights_and_grads": true})";
+  EXPECT_THAT(
+      errors_of(adam() + fp16), HasSubstr("is about ZeRO's masters; got stage 0, expected 1, 2"));
+  EXPECT_THAT(
+      errors_of(adam() + R"("zero_optimization": {"stage": 2}, )" + fp16),
+      HasSubstr("set zero_optimization.offload_optimizer.device"));
+  EXPECT_THAT(
+      errors_of(adam() + R"("zero_optimization": {"stage": 2}, "bf16": {"enabled": true,
+        "bf16_master_weights_and_grads": true})"),
+      HasSubstr("offload_optimizer.device, or bf16.bf16_optimizer_states"));
+  EXPECT_THAT(
+      errors_of(adam() + on_host() + R"("fp16": {"fp16_master_weights_and_grads": true})"),
+      HasSubstr("needs fp16.enabled"));
+  EXPECT_THAT(
+      errors_of(on_host() + R"("optimizer": {"type": "Lion"}, )" + fp16),
+      HasSubstr("goes with Adam or AdamW, without torch_adam"));
+  EXPECT_THAT(
+      errors_of(adam() + on_host() + fp16 + R"(, "data_types": {"param_dtype": "fp32"})"),
+      HasSubstr("fp32 conflicts with fp16.fp16_master_weights_and_grads"));
+  EXPECT_THAT(
+      errors_of(adam() + on_host() + fp16 + R"(, "data_types": {"grad_accum_dtype": "fp32"})"),
+      HasSubstr("fp32 conflicts with fp16.fp16_master_weights_and_grads"));
+}
+
+TEST(DtypeRules, NarrowStateNeedsNarrowMasters) {
+  EXPECT_THAT(
+      errors_of(adam() + R"("zero_optimization": {"stage": 2}, "bf16": {"enabled": true,
+        "bf16_optimizer_states": true})"),
+      HasSubstr("bf16.bf16_optimizer_states needs bf16.bf16_master_weights_and_grads"));
+  EXPECT_THAT(
+      errors_of(bf16(
+          R"("optimizer": {"type": "Adam", "params": {"lr": 0.1, "fp32_optimizer_states": false}})")),
+      HasSubstr("state is as wide as what is updated, and masters are float32"));
+}
+
+}  // namespace
+}  // namespace lockstep::ds_config

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a rank has of the parameters and gradients, for who asks.
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/ops/pow.h>
+#include <c10/core/GradMode.h>
+
+#include "lockstep/zero/sharding.h"
+
+namespace lockstep::zero {
+
+std::vector<at::Tensor> Sharding::held_gradients() const {
+  std::vector<at::Tensor> all;
+  std::copy_if(held_.begin(), held_.end(), std::back_inserter(all), [](const at::Tensor& held) {
+    return held.defined();
+  });
+  return all;
+}
+
+void Sharding::drop_gradients() {
+  held_.assign(parameters_.size(), at::Tensor());
+  for (const NamedTensor& item : parameters_) {
+    item.tensor.mutable_grad().reset();
+  }
+  for (const auto& bucket : buckets_) {
+    for (const Piece& piece : bucket->pieces()) {
+      piece.values.mutable_grad().reset();
+    }
+  }
+  had_gradient_.assign(parameters_.size(), false);
+}
+
+std::vector<std::string> Sharding::without_gradient() const {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!had_gradient_[i]) {
+      names.push_back(parameters_[i].name);
+    }
+  }
+  return names;
+}
+
+Sharding::Memory Sharding::memory() const {
+  Memory memory;
+  for (const auto* const buckets : {&buckets_, &frozen_}) {
+    for (const auto& bucket : *buckets) {
+      bucket->add_memory(memory.parameters, memory.masters, memory.gradients);
+    }
+  }
+  for (const NamedTensor& item : parameters_) {
+    if (item.tensor.grad().defined()) {
+      memory.gradients.push_back(item.tensor.grad());
+    }
+  }
+  for (at::Tensor& held : held_gradients()) {
+    memory.gradients.push_back(std::move(held));
+  }
+  return memory;
+}
+
+std::vector<at::Tensor> Sharding::pieces_of(const std::vector<at::Tensor>& parameters) const {
+  std::vector<at::Tensor> all;
+  std::set<const at::TensorImpl*> seen;
+  for (const at::Tensor& parameter : parameters) {
+    if (!parameter.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) {
+      continue;
+    }
+    const auto found = pieces_of_.find(parameter.unsafeGetTensorImpl());
+    if (found == pieces_of_.end()) {
+      all.push_back(parameter);
+    } else {
+      all.insert(all.end(), found->second.begin(), found->second.end());
+    }
+  }
+  return all;
+}
+
+std::vector<Piece> Sharding::saved_pieces(const at::Tensor& parameter) const {
+  std::vector<Piece> pieces;
+  const auto packed = in_8_bits_.find(parameter.unsafeGetTensorImpl());
+  if (packed != in_8_bits_.end()) {
+    pieces = packed->second->unpacked();
+    std::erase_if(pieces, [&](const Piece& piece) { return !piece.parameter.is_same(parameter); });
+    return pieces;
+  }
+  for (const at::Tensor& values : pieces_of({parameter})) {
+    pieces.push_back(*piece_with(values));
+  }
+  return pieces;
+}
+
+bool Sharding::is_kept_in_8_bits(const at::Tensor& parameter) const {
+  return in_8_bits_.contains(parameter.unsafeGetTensorImpl());
+}
+
+void Sharding::pack(const std::vector<Piece>& copies) {
+  const c10::AutoGradMode no_grad(false);
+  for (const Piece& copy : copies) {
+    in_8_bits_.at(copy.parameter.unsafeGetTensorImpl())->pack(copy);
+  }
+  if (pager_ && !in_8_bits_.empty()) {
+    pager_->drop_secondaries();
+  }
+}
+
+bool Sharding::has_masters_of(const at::Tensor& parameter) const {
+  return mastered_.contains(parameter.unsafeGetTensorImpl());
+}
+
+const Piece* Sharding::piece_with(const at::Tensor& values) const {
+  const auto found = piece_with_.find(values.unsafeGetTensorImpl());
+  return found == piece_with_.end() ? nullptr : &found->second;
+}
+
+at::Tensor Sharding::norm_over_ranks(const at::Tensor& own, double norm_type) {
+  if (std::isinf(norm_type)) {
+    return group_.all_reduce(own.clone(), ReduceOp::kMax).wait();
+  }
+  return at::pow(group_.all_reduce(at::pow(own, norm_type)).wait(), 1 / norm_type);
+}
+
+}  // namespace lockstep::zero
