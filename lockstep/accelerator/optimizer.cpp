@@ -9,6 +9,7 @@
 
 #include "lockstep/accelerator/loop_state.h"
 #include "lockstep/base/error.h"
+#include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/watch/flight_recorder.h"
 #include "lockstep/zero/sharding.h"
 
@@ -150,6 +151,27 @@ void Optimizer::set_gradients_due(bool due) {
 
 void Optimizer::set_sharding(std::shared_ptr<zero::Sharding> sharding) {
   state_->sharding = std::move(sharding);
+  auto* flat = dynamic_cast<optim::FlatOptimizer*>(state_->inner.get());
+  if (flat == nullptr || !flat->may_begin_early()) {
+    return;
+  }
+  // A sharding may live longer than an optimizer of its user's.
+  const std::weak_ptr<const void> alive = flat->early_alive();
+  state_->sharding->set_early_updates(
+      {.begin =
+           [flat, alive, loop = state_->loop](
+               size_t group, size_t shard, const at::Tensor& gradient) {
+             // Gradients of fp16 are unscaled first.
+             if (!alive.expired() && loop->sync_gradients && !loop->scaler) {
+               flat->begin_early(group, shard, gradient);
+             }
+           },
+       .forget =
+           [flat, alive](size_t group, size_t shard) {
+             if (!alive.expired()) {
+               flat->forget_early(group, shard);
+             }
+           }});
 }
 
 bool Optimizer::is_sharded() const {

@@ -67,6 +67,7 @@ struct OffloadOptimizerSection {
   // With kNvme: whether files are read and written while others are updated; not set: yes.
   Resolved<std::optional<bool>> pipeline_read;
   Resolved<std::optional<bool>> pipeline_write;
+  Resolved<bool> super_offload{false};  ///< With kCpu.
 };
 
 struct OffloadParamSection {

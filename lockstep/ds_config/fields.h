@@ -45,6 +45,7 @@ void visit_fields(Config& config, const Visit& visit) {
   visit("zero_optimization.offload_optimizer.nvme_path", optimizer.nvme_path);
   visit("zero_optimization.offload_optimizer.pin_memory", optimizer.pin_memory);
   visit("zero_optimization.offload_optimizer.ratio", optimizer.ratio);
+  visit("zero_optimization.offload_optimizer.super_offload", optimizer.super_offload);
   visit("zero_optimization.offload_optimizer.buffer_count", optimizer.buffer_count);
   visit("zero_optimization.offload_optimizer.pipeline_read", optimizer.pipeline_read);
   visit("zero_optimization.offload_optimizer.pipeline_write", optimizer.pipeline_write);

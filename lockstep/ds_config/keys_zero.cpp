@@ -101,11 +101,10 @@ void add_offload_optimizer(std::vector<KeySpec>& keys) {
   cores.least = 0;
   cores.most = 1;
   keys.push_back(in_zero(std::move(cores)));
-  keys.push_back(in_zero(refused_unless(
+  keys.push_back(in_zero(works(
       key("super_offload"),
       KeyKind::kBoolean,
-      "false",
-      "is made for one kind of machine (GH200); delete it, and device cpu does the same work")));
+      "device cpu: updates begin while backward runs, on copies in the host's memory")));
 }
 
 void add_offload_param(std::vector<KeySpec>& keys) {

@@ -130,6 +130,14 @@ void check_offloads(KeyReader& reader, ZeroSection& zero) {
   if (optimizer.ratio.value == 0) {
     fail(reader, optimizer_path + ".ratio", "0 offloads nothing; write device none");
   }
+  if (optimizer.super_offload.value && optimizer.device.value != OffloadDevice::kCpu) {
+    fail(
+        reader,
+        optimizer_path + ".super_offload",
+        fmt::format(
+            "begins updates of state in the host's memory early; got device {}, expected cpu",
+            word_of(optimizer.device.value)));
+  }
   if (zero.offload_param.device.value == OffloadDevice::kNone) {
     return;
   }

@@ -122,6 +122,11 @@ TEST(ZeroSection, OffloadedParametersAreUpdatedOnTheHost) {
       errors_of(zero(R"("stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0})")),
       HasSubstr("offload_optimizer.ratio 0 offloads nothing; write device none"));
   EXPECT_THAT(
+      errors_of(zero(
+          R"("stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/x", "super_offload": true})")),
+      HasSubstr("offload_optimizer.super_offload begins updates of state in the host's memory "
+                "early; got device nvme, expected cpu"));
+  EXPECT_THAT(
       errors_of(zero(R"("offload_optimizer": {"ratio": 2})")),
       HasSubstr("ratio makes no sense; got 2, expected a number from 0 to 1\n"));
 }

@@ -379,6 +379,9 @@ void FlatOptimizer::set_state(const at::Tensor& parameter, const ParameterState&
   const Place place = place_of(parameter);
   FlatParameter& item = groups_[place.group].items()[place.item];
   check_sizes(item);
+  if (early_) {
+    early_->forget();
+  }
   item.step = state.step;
   item.count_was_set = true;
   item.scalars = state.scalars;

@@ -126,6 +126,12 @@ void FlatOptimizer::offload_state(const OffloadOptimizer& offload) {
             "than 0, at most 1; leave offload_optimizer out to offload nothing",
             offload.ratio));
   }
+  if (offload.super_offload && offload.device != OffloadDevice::kCpu) {
+    throw ConfigError(
+        "offload",
+        "an update can only begin early where its state is in memory; got "
+        "offload_optimizer.super_offload and device nvme, expected cpu; leave super_offload out");
+  }
   for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
     const auto* options = dynamic_cast<const CapturableOptions*>(&group.options());
     if (options != nullptr && options->capturable()) {
@@ -160,6 +166,9 @@ void FlatOptimizer::offload_state(const OffloadOptimizer& offload) {
     scratch->reserve(bytes);
   }
   host_update_ = std::make_shared<HostUpdate>(offload, in_files ? most_fields : 0, values_in_files);
+  if (offload.super_offload) {
+    early_ = std::make_shared<EarlyUpdate>(offload.pin_memory);
+  }
 }
 
 void FlatOptimizer::refuse_to_capture_offloaded() const {
@@ -183,7 +192,7 @@ void FlatOptimizer::update_by_buckets() {
       for (end = begin; end < items.size() && items[end].buffer == buffer; ++end) {
         any = any || items[end].parameter.grad().defined();
       }
-      if (!any) {
+      if (!any || take_early(index, begin, end)) {
         continue;
       }
       const bool offloaded = buffer != FlatParameter::kLoose && group.state_is_offloaded(buffer);

@@ -241,9 +241,11 @@ void ShardedBucket::wait_reduce() {
   }
 }
 
-void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
+const at::Tensor& ShardedBucket::add_average() {
+  if (std::exchange(added_, true)) {
+    return shard_gradient_;
+  }
   wait_reduce();
-  taken_.assign(slots_.size(), false);
   if (!has_gradients() && come_as_kept()) {
     shard_gradient_ = std::move(reduced_);
   } else if (!has_gradients()) {
@@ -264,6 +266,13 @@ void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
     }
     reduced_.reset();
   }
+  return shard_gradient_;
+}
+
+void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
+  add_average();
+  added_ = false;
+  taken_.assign(slots_.size(), false);
   for (size_t i = 0; i < pieces_.size(); ++i) {
     if (anywhere[slot_of_piece_[i]] || pieces_[i].values.grad().defined()) {
       pieces_[i].values.mutable_grad() = shard_gradient(pieces_[i]);
@@ -304,6 +313,7 @@ void ShardedBucket::abandon(bool wait) noexcept {
   quantized_.reset();
   gradients_.reset();
   reduced_.reset();
+  added_ = false;
   taken_.assign(slots_.size(), false);
 }
 

@@ -113,8 +113,10 @@ class ShardedBucket final : public Pageable {
   /// Returns when the average is there; the memory of the whole gradients is given back. Throws
   /// CommError.
   void wait_reduce();
-  /// Adds the average to the shard's gradient, and gives it to the pieces of those slots of which
-  /// any rank had a gradient. Throws CommError.
+  /// Adds the average to the shard's gradient, which it gives. Of one that is reduced.
+  const at::Tensor& add_average();
+  /// Does so, if it was not yet, and gives it to the pieces of those slots of which any rank had a
+  /// gradient. Throws CommError.
   void finish_reduce(const std::vector<bool>& anywhere);
   /// Adds the memory that is kept here: parameters, masters, and the shard's gradients. Not what
   /// lies in a file, nor what comes and goes.
@@ -190,6 +192,7 @@ class ShardedBucket final : public Pageable {
   std::vector<bool> taken_;    ///< [slot] Since the last reduction.
   at::Tensor reduced_;         ///< What the reduction under way gives.
   at::Tensor shard_gradient_;  ///< Behind those of the pieces.
+  bool added_ = false;         ///< Of the last reduction, to that.
   std::optional<Pending> pending_;
   std::unique_ptr<QuantizedReduction> quantized_;
   Source source_ = Source::kExact;  ///< Of the last gather.

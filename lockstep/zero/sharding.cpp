@@ -105,6 +105,7 @@ Sharding::Sharding(
     lay_out(kept, options, Residence::kKept);
   }
   page_frozen(frozen, options);
+  begun_early_.resize(buckets_.size());
   present_.assign(parameters_.size(), false);
   held_.resize(parameters_.size());
   had_gradient_.assign(parameters_.size(), false);
@@ -170,6 +171,7 @@ void Sharding::lay_out(
     for (const Piece& piece : bucket.pieces()) {
       shard.pieces.push_back(piece.values);
     }
+    shard_of_.emplace_back(shards_.size() - 1, shards_.back().size() - 1);
     note_pieces(bucket);
   }
   parameters_.insert(parameters_.end(), items.begin(), items.end());
@@ -295,8 +297,9 @@ void Sharding::start(size_t index) {
     ShardedBucket& earlier = *buckets_[before];
     const bool must_end = before + kUnderWay <= index;
     if (!pager_) {
-      if (must_end) {
+      if (must_end || (early_.begin && earlier.is_reduced())) {
         earlier.wait_reduce();
+        begin_early(before);
       }
       continue;
     }
@@ -310,8 +313,10 @@ void Sharding::start(size_t index) {
     }
     if (earlier.is_reduced()) {
       earlier.wait_reduce();
+      begin_early(before);
     }
   }
+  forget_early(index);
   for (size_t slot = 0; slot < members_[index].size(); ++slot) {
     const size_t i = members_[index][slot];
     present_[i] = parameters_[i].tensor.grad().defined() || held_[i].defined();
@@ -369,6 +374,7 @@ void Sharding::finish_locked() {
     }
     flat::broadcast_coalesced(group_, buffers_);
   } catch (...) {
+    forget_early(/*only_if_written=*/false);
     for (const auto& bucket : buckets_) {
       bucket->abandon(/*wait=*/false);
     }
@@ -382,6 +388,7 @@ void Sharding::finish_locked() {
 
 void Sharding::abandon_backward() noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
+  forget_early(/*only_if_written=*/false);
   for (const auto& bucket : buckets_) {
     bucket->abandon(/*wait=*/true);
   }
@@ -416,6 +423,7 @@ void Sharding::settle_parameters() {
     pager_->release_all();
   }
   write_back_masters();
+  forget_early(/*only_if_written=*/true);
 }
 
 void Sharding::write_back() {

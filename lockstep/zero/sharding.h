@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -10,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/comm/group.h"
@@ -99,6 +101,16 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
     travel_.plus_plus.check_alive();
   }
 
+  /// Who begins to update shards while backward still runs, on copies.
+  struct EarlyUpdates {
+    /// The pieces of shard `index` of a group will have `gradient`, if nothing more is done to it:
+    /// it lies as the shard does. Called by the threads of autograd.
+    std::function<void(size_t group, size_t index, const at::Tensor& gradient)> begin;
+    /// Before that gradient is written to, or where its parameters were.
+    std::function<void(size_t group, size_t index)> forget;
+  };
+  void set_early_updates(EarlyUpdates early) { early_ = std::move(early); }
+
   /// The shards to update in place of the parameters: of each optimizer group, flat, with the
   /// pieces of parameters that lie in each.
   struct Shard {
@@ -185,6 +197,13 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
     return places ? &*places : nullptr;
   }
   void note_pieces(const ShardedBucket& bucket);
+  /// Once bucket `index` is reduced; nothing but the first time.
+  void begin_early(size_t index);
+  /// Of all, or of those alone whose parameters were written to.
+  void forget_early(bool only_if_written);
+  void forget_early(size_t index);
+  /// That goes up with every write to one of a bucket's parameters.
+  int64_t version_of(size_t index) const;
   void write_back_masters();
 
   Group group_;
@@ -205,6 +224,9 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   std::vector<std::vector<size_t>> members_;  ///< [bucket][slot] Which parameter lies there.
   std::vector<size_t> bucket_of_;             ///< [parameter]
   std::vector<std::vector<Shard>> shards_;
+  std::vector<std::pair<size_t, size_t>> shard_of_;  ///< [bucket] Group and index there.
+  EarlyUpdates early_;
+  std::vector<std::optional<int64_t>> begun_early_;  ///< [bucket] Its version then.
   std::map<const at::TensorImpl*, Piece> piece_with_;
   std::map<const at::TensorImpl*, std::vector<at::Tensor>> pieces_of_;
   std::set<const at::TensorImpl*> mastered_;  ///< Kept parameters.

@@ -24,6 +24,7 @@ std::vector<at::Tensor> Sharding::held_gradients() const {
 }
 
 void Sharding::drop_gradients() {
+  forget_early(/*only_if_written=*/false);
   held_.assign(parameters_.size(), at::Tensor());
   for (const NamedTensor& item : parameters_) {
     item.tensor.mutable_grad().reset();
