@@ -13,6 +13,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/accelerator/lower_precision.h"
 #include "lockstep/accelerator/sixteen_bits.h"
 #include "lockstep/accelerator/zero_units.h"
 #include "lockstep/base/error.h"
@@ -358,7 +359,9 @@ void Accelerator::shard_parameters() {
           .plus_plus = plus_plus(plugin, state.world, state.group),
           .offload = plugin.offload_param,
           .offload_masters = with_the_state(plugin.offload_optimizer),
-          .sixteen_bits = sixteen_bits(plugin)});
+          .sixteen_bits = sixteen_bits(plugin),
+          .narrow = narrow_travel(
+              state.options.lower_precision_safe_modules, model.parameters(), model.classes())});
   if (plugin.state_dict_type == StateDictType::kFullStateDict && state.sharding->has_masters()) {
     throw ConfigError(
         "zero",

@@ -114,6 +114,16 @@ struct ZeroPlugin {
   }
 };
 
+/// Modules whose gradients travel in 16 bits though their parameters are float32, as DeepSpeed's
+/// torch_autocast has them; in stage 3 the parameters do, too, unless they are kept whole. What is
+/// updated and saved is exact. Not with comm hooks, nor where ZeRO++ rounds.
+struct LowerPrecisionModules {
+  /// "Linear", "torch::nn::LinearImpl", "torch.nn.Linear"; each prepared model has all of them. Of
+  /// parameters that such a module has itself, and not of those within it.
+  std::vector<std::string> classes = {};
+  at::ScalarType dtype = at::kBFloat16;  ///< Or at::kHalf.
+};
+
 struct AutocastOptions {
   bool enabled = true;
   /// Keep casts of weights until the outermost autocast ends.
@@ -177,6 +187,8 @@ struct AcceleratorOptions {
   /// Called with the checkpoint's folder before the process leaves; throw to stay.
   std::function<void(const std::filesystem::path& folder)> on_preempted = nullptr;
   DataParallelOptions data_parallel = {};
+  /// With and without ZeRO. None: all travels as wide as it is.
+  LowerPrecisionModules lower_precision_safe_modules = {};
   /// Sharded optimizer state and gradients. Without effect in one process, which has all anyway,
   /// unless something is offloaded.
   /// Not with shared_parameters, a comm hook, LocalSgd, or join_uneven_inputs.

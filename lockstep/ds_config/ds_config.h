@@ -47,6 +47,8 @@ struct Bf16Section {
 struct AutocastSection {
   Resolved<bool> enabled{false};
   Resolved<std::optional<Dtype>> dtype;  ///< kFloat16 or kBfloat16; given if it is enabled.
+  /// Classes of modules whose gradients, and in stage 3 parameters, travel in it. Not set: none.
+  Resolved<std::optional<std::vector<std::string>>> lower_precision_safe_modules;
 };
 
 /// In which dtypes tensors are. Not set: as the model has them.

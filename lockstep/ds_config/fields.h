@@ -27,6 +27,9 @@ void visit_fields(Config& config, const Visit& visit) {
   visit("bf16.bf16_optimizer_states", config.bf16.optimizer_states);
   visit("torch_autocast.enabled", config.torch_autocast.enabled);
   visit("torch_autocast.dtype", config.torch_autocast.dtype);
+  visit(
+      "torch_autocast.lower_precision_safe_modules",
+      config.torch_autocast.lower_precision_safe_modules);
   visit("data_types.grad_accum_dtype", config.data_types.grad_accum_dtype);
   visit("data_types.param_dtype", config.data_types.param_dtype);
   visit("data_types.buffer_dtype", config.data_types.buffer_dtype);

@@ -228,8 +228,8 @@ struct NoLoader {};
 /// with all that is wrong. Collective.
 template <ModuleHandle Model>
 auto initialize(const Model& model, InitializeOptions options) {
-  auto core =
-      std::make_shared<EngineCore>(std::move(options), parameters_of(*model), buffers_of(*model));
+  auto core = std::make_shared<EngineCore>(
+      std::move(options), parameters_of(*model), buffers_of(*model), classes_of(*model));
   auto plain = core->optimizer_of(parameters_of(*model));
   Optimizer optimizer;
   if (plain) {

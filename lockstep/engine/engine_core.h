@@ -45,7 +45,8 @@ struct InitializeOptions {
   /// For the file's MuAdam, MuAdamW and MuSGD: what optim::set_base_shapes gave of the model.
   optim::InfShapes mup_shapes = {};
   /// What the file says nothing of: project_dir, cpu, timeouts. Where both say something
-  /// (mixed_precision, zero, gradient_accumulation_steps, grad_scaler, non_finite) it is an error.
+  /// (mixed_precision, zero, gradient_accumulation_steps, grad_scaler, non_finite,
+  /// lower_precision_safe_modules) it is an error.
   AcceleratorOptions accelerator = {};
   /// Instead of what init_distributed has met, or initialize meets: ranks as threads, or part of a
   /// job.
@@ -98,7 +99,10 @@ class EngineCore {
  public:
   /// Casts what it is given as the file says; see cast_model.
   EngineCore(
-      InitializeOptions options, const NamedTensors& parameters, const NamedTensors& buffers);
+      InitializeOptions options,
+      const NamedTensors& parameters,
+      const NamedTensors& buffers,
+      const NamedClasses& modules);
 
   // --- what initialize() does, in this order
   /// ConfigError once the engine is destroyed.

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/accelerator/either_variable.h"
+#include "lockstep/accelerator/lower_precision.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/ds_config/described_values.h"
@@ -18,6 +19,8 @@
 
 namespace lockstep {
 namespace {
+
+constexpr const char* kSafeModules = "torch_autocast.lower_precision_safe_modules";
 
 config::Document document_of(const InitializeOptions& options) {
   const std::filesystem::path& argument = options.args.deepspeed_config;
@@ -95,7 +98,10 @@ std::shared_ptr<ActivationCheckpointing> checkpointing_of(
 }  // namespace
 
 EngineCore::EngineCore(
-    InitializeOptions options, const NamedTensors& parameters, const NamedTensors& buffers)
+    InitializeOptions options,
+    const NamedTensors& parameters,
+    const NamedTensors& buffers,
+    const NamedClasses& modules)
     : given_(std::move(options)) {
   // First the file: where it is wrong no rank waits for the others.
   const int size = given_.connected ? given_.connected->world.size : world_to_connect().size;
@@ -104,6 +110,9 @@ EngineCore::EngineCore(
   micro_batch_size_ = config_.batch.train_micro_batch_size_per_gpu.value;
   activation_checkpointing_ = checkpointing_of(config_.activation_checkpointing);
   check_overlap(given_.accelerator);
+  if (const auto& narrow = config_.torch_autocast.lower_precision_safe_modules; narrow.value) {
+    check_lower_precision(*narrow.value, parameters, modules, narrow.origin.text, kSafeModules);
+  }
   cast_model(parameters, buffers, model_dtypes(config_.data_types));
   narrow_ = (config_.fp16.enabled.value || config_.bf16.enabled.value) &&
             any_trained_in_16_bits(parameters);
@@ -154,6 +163,9 @@ void EngineCore::check_overlap(const AcceleratorOptions& given) const {
       given.gradient_accumulation_plugin) {
     refuse("gradient_accumulation_steps", "gradient_accumulation_steps");
   }
+  if (!given.lower_precision_safe_modules.classes.empty()) {
+    refuse("lower_precision_safe_modules", kSafeModules);
+  }
   if (given.non_finite != unset.non_finite) {
     refuse("non_finite", "bf16.check_grad_overflow");
   }
@@ -167,6 +179,11 @@ AcceleratorOptions EngineCore::accelerator_options(AcceleratorOptions given) {
     options.project_config.save_on_each_node = true;
   }
   saves_on_each_host_ = options.project_config.save_on_each_node;
+  const ds_config::AutocastSection& autocast = config_.torch_autocast;
+  if (const auto& modules = autocast.lower_precision_safe_modules.value) {
+    options.lower_precision_safe_modules = {
+        .classes = *modules, .dtype = scalar_type_of(*autocast.dtype.value)};
+  }
   // An environment made for Accelerate's launcher must not count micro-steps a second time.
   options.gradient_accumulation_plugin =
       GradientAccumulationPlugin{.num_steps = 1, .sync_with_dataloader = false};

@@ -6,6 +6,7 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/named_tensor.h"
+#include "lockstep/flat/layout.h"
 #include "lockstep/sync/comm_hook.h"
 #include "lockstep/sync/gradient_sync.h"
 #include "lockstep/sync/join.h"
@@ -55,11 +56,14 @@ class Reducer;
 /// Thread safety: none; one backward at a time. After: Li et al., "PyTorch Distributed", VLDB 2020.
 class DataParallel final : public GradientSync {
  public:
+  /// `narrow`: parameters whose gradients travel in 16 bits, as with a comm hook of that type, in
+  /// buckets of their own; not with a comm hook, of which this is a part.
   DataParallel(
       const NamedTensors& parameters,
       const NamedTensors& buffers,
       Group group,
-      DataParallelOptions options = {});
+      DataParallelOptions options = {},
+      const flat::NarrowTravel& narrow = {});
   /// Removes the hooks; gradients stay as they are. Never communicates.
   ~DataParallel() override;
 

@@ -39,7 +39,8 @@ Reducer::Reducer(
     const NamedTensors& parameters,
     std::vector<at::Tensor> buffers,
     Group group,
-    const DataParallelOptions& options)
+    const DataParallelOptions& options,
+    const flat::NarrowTravel& narrow)
     : group_(std::move(group)), parameters_(trainable(parameters)) {
   if (group_.size() == 1) {
     return;
@@ -48,7 +49,7 @@ Reducer::Reducer(
   const std::vector<at::Tensor> tensors = tensors_of(parameters_);
   places_.resize(tensors.size());
   for (flat::BucketPlan& plan :
-       flat::plan_buckets(tensors, options.cap_bytes, options.first_cap_bytes)) {
+       flat::plan_buckets(tensors, options.cap_bytes, options.first_cap_bytes, narrow)) {
     for (size_t slot = 0; slot < plan.slots.size(); ++slot) {
       places_[static_cast<size_t>(plan.slots[slot].parameter)] = {buckets_.size(), slot};
     }

@@ -31,7 +31,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
       const NamedTensors& parameters,
       std::vector<at::Tensor> buffers,
       Group group,
-      const DataParallelOptions& options);
+      const DataParallelOptions& options,
+      const flat::NarrowTravel& narrow);
 
   /// Hooks the parameters; apart from construction because hooks refer to this weakly.
   void watch();

@@ -7,13 +7,11 @@
 
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "lockstep/comm/paged.h"
-#include "lockstep/zero/quantize.h"
 
 namespace lockstep::zero {
 namespace {
@@ -44,6 +42,9 @@ ShardedBucket::ShardedBucket(
     : travel_(std::move(travel)), slots_(plan.slots), taken_(plan.slots.size(), false) {
   const c10::AutoGradMode no_grad(false);
   const Group& group = travel_.parameters;
+  if (group.size() > 1 && !travel_.kept_in_8_bits) {
+    narrow_ = plan.narrow;
+  }
   const int64_t part = shard_length(plan.numel, group.size());
   length_ = part * group.size();
   first_ = part * group.rank();
@@ -56,7 +57,9 @@ ShardedBucket::ShardedBucket(
   const at::Tensor& any = parameters[slots_[0].parameter];
   const at::ScalarType updated_in = update_dtype(any, sixteen_bits);
   const bool masters = updated_in != any.scalar_type() && !travel_.kept_in_8_bits;
-  gradient_options_ = masters && sixteen_bits.fp32_travel ? options_.dtype(at::kFloat) : options_;
+  gradient_options_ = narrow_                               ? options_.dtype(*narrow_)
+                      : masters && sixteen_bits.fp32_travel ? options_.dtype(at::kFloat)
+                                                            : options_;
   rounds_sums_ = masters && sixteen_bits.rounded_sums;
   if (travel_.kept_in_8_bits) {
     shard_ = at::zeros({part}, options_);  // Until it is rounded, below.
@@ -321,84 +324,6 @@ void ShardedBucket::bump_versions() {
   for (const at::Tensor& parameter : parameters_) {
     parameter.unsafeGetTensorImpl()->bump_version();
   }
-}
-
-at::Tensor ShardedBucket::shard_here() const {
-  if (!store_->is_away()) {
-    return shard_;
-  }
-  at::Tensor here = at::empty(shard_.sizes(), options_);
-  store_->load(here);
-  return here;
-}
-
-at::Tensor ShardedBucket::quantized_shard() const {
-  return kept_.defined() ? kept_ : rounded(shard_here());
-}
-
-at::Tensor ShardedBucket::rounded(const at::Tensor& shard) const {
-  at::Tensor wire = at::empty({1, wire_bytes(shard.numel(), Bits::k8)}, options_.dtype(at::kByte));
-  quantize(shard, Bits::k8, wire[0]);
-  return wire;
-}
-
-at::Tensor ShardedBucket::unrounded(const at::Tensor& wire) const {
-  at::Tensor values = at::empty({shard_numel()}, options_);
-  dequantize_mean(wire, Bits::k8, values);
-  return values;
-}
-
-Pending ShardedBucket::start_gather(Source source) {
-  source_ = source;
-  if (kept_.defined()) {
-    shard_.reset();  // All that was to be packed is.
-  }
-  if (source == Source::kSecondary) {
-    return travel_.plus_plus.close.all_gather_into(values(), secondary_);
-  }
-  if (is_rounded()) {
-    return travel_.parameters.all_gather(quantized_shard());
-  }
-  if (store_ && store_->is_away()) {
-    store_->load(own_part());
-    return travel_.parameters.all_gather_into(values(), own_part());
-  }
-  return travel_.parameters.all_gather_into(values(), shard_);
-}
-
-void ShardedBucket::finish_gather(const at::Tensor& came) {
-  if (source_ == Source::kSecondary) {
-    return;
-  }
-  if (is_rounded()) {
-    for (int64_t rank = 0; rank < came.size(0); ++rank) {
-      dequantize_mean(
-          came.narrow(0, rank, 1),
-          Bits::k8,
-          values().narrow(0, rank * shard_numel(), shard_numel()));
-    }
-  }
-  if (source_ == Source::kShards && keeps_secondary()) {
-    const Group& close = travel_.plus_plus.close;
-    const int64_t part = length_ / close.size();
-    secondary_ = values().narrow(0, close.rank() * part, part).clone();
-  }
-}
-
-void ShardedBucket::write_back() {
-  at::Tensor own = own_part();
-  if (is_rounded()) {
-    const at::Tensor came = unrounded(quantized_shard());
-    const at::Tensor unwritten = own.eq(came).logical_or_(own.isnan().logical_and_(came.isnan()));
-    if (travel_.kept_in_8_bits) {
-      if (!unwritten.all().item<bool>()) {
-        kept_ = rounded(own);
-      }
-      return;
-    }
-    own = at::where(unwritten, shard_here(), own);
-  }
-  store_->store(own);
 }
 
 }  // namespace lockstep::zero

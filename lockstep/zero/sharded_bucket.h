@@ -58,6 +58,10 @@ struct BucketTravel {
 /// gradients in fp32. The averages travel in the parameters' dtype, and add up in fp32; unless
 /// SixteenBits says otherwise.
 ///
+/// A plan may say that a bucket of more than 16 bits an element is rounded to them on its way: its
+/// gradients are, and, of one that is paged, its parameters, of which all that is said of ZeRO++
+/// holds. Those that are kept come together to the bit after an update.
+///
 /// Frozen ones may be kept in 8 bits, as they travel: rounded once, that is what they are then.
 /// This rank has no pieces of such, only copies (`unpacked`).
 ///
@@ -133,7 +137,7 @@ class ShardedBucket final : public Pageable {
   Pending start_gather(Source source) override;
   void finish_gather(const at::Tensor& came) override;
   bool travels_rounded() const override {
-    return travel_.quantized_weights && !travel_.kept_in_8_bits;
+    return (travel_.quantized_weights || narrow_) && !travel_.kept_in_8_bits;
   }
   bool keeps_secondary() const override { return travel_.plus_plus.close.size() > 1; }
   void drop_secondary() override { secondary_.reset(); }
@@ -155,9 +159,9 @@ class ShardedBucket final : public Pageable {
   /// Whether averages come in the dtype in which they are kept.
   bool come_as_kept() const { return gradient_options_.dtype() == shard_.dtype(); }
 
-  /// Whether the values of the last gather came in 8 bits.
+  /// Whether the values of the last gather came in fewer bits.
   bool is_rounded() const {
-    return travel_.kept_in_8_bits || (travel_.quantized_weights && source_ != Source::kExact);
+    return travel_.kept_in_8_bits || (travels_rounded() && source_ != Source::kExact);
   }
   /// Elements of a shard.
   int64_t shard_numel() const { return length_ / travel_.parameters.size(); }
@@ -165,15 +169,16 @@ class ShardedBucket final : public Pageable {
   at::Tensor own_part() const { return values().narrow(0, first_, shard_numel()); }
   /// The elements of a slot that lie in this rank's shard: from and to, in the bucket.
   std::pair<int64_t, int64_t> own_range(const flat::Slot& slot) const;
-  /// As the elements of a shard travel in 8 bits: (1, bytes); and back.
-  at::Tensor rounded(const at::Tensor& shard) const;
+  /// As elements travel in fewer bits: of a shard in 8, (1, bytes), else as many in 16; and back.
+  at::Tensor rounded(const at::Tensor& values) const;
   at::Tensor unrounded(const at::Tensor& wire) const;
   /// The shard, where it can be computed with.
   at::Tensor shard_here() const;
-  /// What all ranks get of this rank's shard: (1, bytes).
-  at::Tensor quantized_shard() const;
+  /// What all ranks get of this rank's shard.
+  at::Tensor rounded_shard() const;
 
   BucketTravel travel_;
+  std::optional<at::ScalarType> narrow_;  ///< What is rounded on its way is rounded to.
   std::vector<flat::Slot> slots_;
   std::vector<at::Tensor> parameters_;  ///< [slot]
   std::unique_ptr<PagedBuffer> paged_;

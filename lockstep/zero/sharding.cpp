@@ -66,6 +66,13 @@ Sharding::Sharding(
         "ZeRO++ changes how the parameters of stage 3 travel; got parameters that are kept, "
         "expected paged ones; use stage 3");
   }
+  if (!options.narrow.parameters.empty() &&
+      (options.plus_plus.quantized_weights || options.plus_plus.quantized_gradients)) {
+    throw ConfigError(
+        "zero",
+        "ZeRO++ rounds parameters to 8 bits, or gradients to 4, on their way; got parameters that "
+        "are to travel in 16, too; leave one of them out");
+  }
   if (options.offload.device != OffloadDevice::kNone && !paged) {
     throw ConfigError(
         "zero",
@@ -134,7 +141,7 @@ std::vector<flat::BucketPlan> Sharding::plan(
     constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
     const int64_t cap = unit == kNoUnit ? options.cap_bytes : kAny;
     const int64_t first = unit != kNoUnit ? kAny : plans.empty() ? first_cap_bytes : cap;
-    for (flat::BucketPlan& bucket : flat::plan_buckets(part, cap, first)) {
+    for (flat::BucketPlan& bucket : flat::plan_buckets(part, cap, first, options.narrow)) {
       for (flat::Slot& slot : bucket.slots) {
         slot.parameter += static_cast<int64_t>(begin);
       }

@@ -47,6 +47,9 @@ struct ShardingOptions {
   /// Where fp32 masters lie of parameters that are kept.
   OffloadParam offload_masters = {};
   SixteenBits sixteen_bits = {};
+  /// What is rounded to 16 bits on its way: gradients, and parameters that are paged. In buckets of
+  /// their own. Not where ZeRO++ rounds either.
+  flat::NarrowTravel narrow = {};
 };
 
 /// ZeRO's stages: each rank owns an equal part of every bucket of parameters, has the gradients and
@@ -70,6 +73,10 @@ struct ShardingOptions {
 /// with fp32 gradients, and after an update the parameters are what these round to. What a program
 /// writes to a parameter, and is not that already, is its master's value from the next update on.
 /// SixteenBits can say otherwise.
+///
+/// Parameters of fp32 may travel in 16 bits (ShardingOptions::narrow): gradients are rounded, added
+/// up in fp32 and rounded again, and paged parameters are what they round to on all ranks; what is
+/// updated and saved is exact.
 ///
 /// Memory: parameters whole, or in stage 3 1/N (on the host or in files, if offloaded) and the
 /// units in use; of gradients, state and masters 1/N, and while backward runs up to three buckets
