@@ -101,8 +101,9 @@ struct ZeroPlugin {
   /// or the parameters' dtype. None: at::kFloat if averages add up (stages 2 and 3), else the
   /// parameters'.
   std::optional<at::ScalarType> grad_accum_dtype = std::nullopt;
-  /// at::kFloat: sums of stage 1 that have added up so travel so. None: gradients travel in the
-  /// parameters' dtype.
+  /// at::kHalf or at::kBFloat16: gradients of parameters of fp32 travel so, and add up in fp32.
+  /// at::kFloat: sums of stage 1 that have added up so, of 16-bit ones, travel so. None: gradients
+  /// travel in the parameters' dtype.
   std::optional<at::ScalarType> communication_data_type = std::nullopt;
   /// What a checkpoint's fp32 weights make of 16-bit parameters' masters: their values; or, if not,
   /// what these round to.

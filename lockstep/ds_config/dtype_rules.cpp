@@ -191,6 +191,18 @@ void check_gradients(KeyReader& reader, const DsConfig& config) {
   }
 }
 
+void check_wire(KeyReader& reader, const DsConfig& config) {
+  if (is_narrow(config.communication_data_type) && config.zero.quantized_gradients.value) {
+    refuse_key(
+        reader,
+        "communication_data_type",
+        fmt::format(
+            "{} is for gradients that travel in 16 bits, and with zero_quantized_gradients they do "
+            "in 4; delete one of them",
+            word_of(*config.communication_data_type.value)));
+  }
+}
+
 /// What travels in torch_autocast.dtype is said by nothing else.
 void check_safe_modules(KeyReader& reader, const DsConfig& config) {
   const std::string path = "torch_autocast.lower_precision_safe_modules";
@@ -231,6 +243,7 @@ void apply_dtype_rules(KeyReader& reader, DsConfig& config) {
   apply_narrow_masters(reader, config);
   check_narrow_state(reader, config);
   check_gradients(reader, config);
+  check_wire(reader, config);
   check_safe_modules(reader, config);
 }
 

@@ -104,6 +104,13 @@ TEST(DtypeRules, GradientsOfNarrowParametersTravelSoOrAsTheyAddUp) {
   EXPECT_THAT(of("fp32", sums, 2), HasSubstr("write bf16, or delete it"));
 }
 
+TEST(DtypeRules, GradientsThatZeroPlusPlusRoundsDoNotTravelIn16BitsToo) {
+  EXPECT_THAT(
+      errors_of(adam() + R"("communication_data_type": "fp16",
+            "zero_optimization": {"stage": 3, "zero_quantized_gradients": true})"),
+      HasSubstr("communication_data_type fp16 is for gradients that travel in 16 bits, and with"));
+}
+
 TEST(DtypeRules, NarrowMastersMakeTheParametersNarrow) {
   const Reading reading =
       reading_with(adam() + R"("zero_optimization": {"stage": 1}, "bf16": {"enabled": true,

@@ -192,19 +192,21 @@ AcceleratorOptions EngineCore::accelerator_options(AcceleratorOptions given) {
   const bool narrowed = config_.data_types.param_dtype.value.value_or(ds_config::Dtype::kFloat32) !=
                         ds_config::Dtype::kFloat32;
   if (wire.value && !narrowed && (narrow_ || *wire.value != ds_config::Dtype::kFloat32)) {
-    if (stage() > 0 || narrow_) {
+    if (narrow_) {
       throw ConfigError(
           "initialize",
           fmt::format(
-              "communication_data_type {} ({}) goes with stage 0 and float32 parameters only; got "
-              "stage {}{}: delete one",
+              "gradients of 16-bit parameters travel in their dtype; got communication_data_type "
+              "{} ({}); delete it, or set data_types.param_dtype",
               ds_config::word_of(*wire.value),
-              wire.origin.text,
-              stage(),
-              narrow_ ? " and 16-bit parameters" : ""));
+              wire.origin.text));
     }
-    options.data_parallel.comm_hook.type =
-        *wire.value == ds_config::Dtype::kFloat16 ? CommHookType::kFp16 : CommHookType::kBf16;
+    if (options.zero) {
+      options.zero->communication_data_type = scalar_type_of(*wire.value);
+    } else {
+      options.data_parallel.comm_hook.type =
+          *wire.value == ds_config::Dtype::kFloat16 ? CommHookType::kFp16 : CommHookType::kBf16;
+    }
   }
   return options;
 }

@@ -168,6 +168,32 @@ TEST(LowerPrecisionModules, travel_in_float16_below_a_loss_scale) {
   }
 }
 
+TEST(CommunicationDataType, all_gradients_travel_so_in_every_stage_and_no_parameters) {
+  for (int stage = 0; stage <= 3; ++stage) {
+    for (const std::string wire : {"bf16", "fp16"}) {
+      SCOPED_TRACE("stage " + std::to_string(stage) + ", " + wire);
+      const std::string plain = R"({"train_micro_batch_size_per_gpu": 4,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
+        "comms_logger": {"enabled": true, "debug": true},
+        "zero_optimization": {"stage3_param_persistence_threshold": 0, "stage": )" +
+                                std::to_string(stage) + "}";
+      const Outcome wide = outcome_of(plain + "}");
+      const Outcome narrow = outcome_of(plain + R"(, "communication_data_type": ")" + wire + "\"}");
+      const std::string gradients = stage == 0 ? "all_reduce(sum)" : "reduce_scatter(avg)";
+      EXPECT_THAT(
+          narrow.summary, HasSubstr(gradients + " of " + (wire == "bf16" ? "bfloat16[" : "half[")));
+      EXPECT_THAT(narrow.summary, Not(HasSubstr("(avg) of float[")));
+      EXPECT_THAT(narrow.summary, Not(HasSubstr("all_gather of bfloat16[")));
+      EXPECT_THAT(narrow.summary, Not(HasSubstr("all_gather of half[")));
+      EXPECT_EQ(narrow.losses[0], wide.losses[0]);
+      for (size_t i = 0; i < wide.losses.size(); ++i) {
+        EXPECT_NEAR(narrow.losses[i], wide.losses[i], 0.02 * wide.losses[0]) << i;
+      }
+      EXPECT_NE(narrow.losses.back(), wide.losses.back()) << "nothing was rounded";
+    }
+  }
+}
+
 TEST(LowerPrecisionModules, are_saved_exact_and_loaded_by_other_stages) {
   const TestFolder folder;
   std::vector<at::Tensor> saved;
@@ -219,12 +245,10 @@ TEST(LowerPrecisionModules, that_the_model_lacks_are_errors_at_the_key) {
   const std::string config =
       R"({"train_micro_batch_size_per_gpu": 4, "torch_autocast": {"enabled": true,
   "dtype": "bf16",
-  "lower_precision_safe_modules": ["Linear", "torch.nn.Conv2d"]}})";
+  "lower_precision_safe_modules": ["Linear", "Conv2d"]}})";
   const std::string key = "torch_autocast.lower_precision_safe_modules";
   expect_refused(
-      config,
-      "config_json:3:35] " + key +
-          " lists classes of the model's modules; got \"torch.nn.Conv2d\"");
+      config, "config_json:3:35] " + key + " lists classes of the model's modules; got \"Conv2d\"");
   expect_refused(config, "NormedNetImpl, torch::nn::LayerNormImpl, torch::nn::LinearImpl");
   expect_refused(config_of(2, R"(["NormedNet"])"), "got \"NormedNet\", which has none");
 }

@@ -60,6 +60,7 @@ struct Setup {
   std::optional<at::ScalarType> narrow = at::kBFloat16;
   PlusPlusOptions plus_plus = {};
   OffloadParam offload = {};
+  bool gradients_only = false;
 };
 
 std::shared_ptr<Sharding> divide(const Net& net, const Group& group, const Setup& setup) {
@@ -69,7 +70,8 @@ std::shared_ptr<Sharding> divide(const Net& net, const Group& group, const Setup
       .residence = setup.residence,
       .pager = {.max_live_elements = 1, .prefetch = false},
       .plus_plus = setup.plus_plus,
-      .offload = setup.offload};
+      .offload = setup.offload,
+      .narrow_gradients_only = setup.gradients_only};
   if (setup.narrow) {
     options.narrow.dtype = *setup.narrow;
     for (const NamedTensor& item : named(*net)) {
@@ -136,6 +138,17 @@ TEST(NarrowTravel, halves_the_bytes_of_what_is_listed_alone) {
         EXPECT_LT(sent.parameters_wide, sent.parameters_narrow / 10);
       }
     }
+  }
+}
+
+TEST(NarrowTravel, may_be_for_gradients_only) {
+  for (const Residence residence : {Residence::kKept, Residence::kPaged}) {
+    const Setup wide{.residence = residence, .narrow = std::nullopt};
+    Setup setup{.residence = residence, .gradients_only = true};
+    const Sent sent = sent_in_a_step(setup, at::kBFloat16);
+    EXPECT_GT(sent.gradients_narrow, 0);
+    EXPECT_EQ(sent.parameters_narrow, 0);
+    EXPECT_EQ(sent.parameters_wide, sent_in_a_step(wide, at::kBFloat16).parameters_wide);
   }
 }
 
@@ -319,7 +332,7 @@ TEST(NarrowTravel, is_not_for_what_zero_plus_plus_rounds) {
           PlusPlusOptions{.quantized_gradients = true, .host_size = 2}}) {
       EXPECT_THAT(
           [&] { divide(Net(), group, {.plus_plus = plus_plus}); },
-          ThrowsMessage<ConfigError>(HasSubstr("are to travel in 16, too; leave one of them out")));
+          ThrowsMessage<ConfigError>(HasSubstr("travel in 16, too; leave one of them out")));
     }
   });
 }

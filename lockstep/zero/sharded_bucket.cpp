@@ -42,8 +42,10 @@ ShardedBucket::ShardedBucket(
     : travel_(std::move(travel)), slots_(plan.slots), taken_(plan.slots.size(), false) {
   const c10::AutoGradMode no_grad(false);
   const Group& group = travel_.parameters;
-  if (group.size() > 1 && !travel_.kept_in_8_bits) {
-    narrow_ = plan.narrow;
+  const bool travels = group.size() > 1 && !travel_.kept_in_8_bits;
+  const std::optional<at::ScalarType> narrow = travels ? plan.narrow : std::nullopt;
+  if (!travel_.narrow_gradients_only) {
+    narrow_ = narrow;
   }
   const int64_t part = shard_length(plan.numel, group.size());
   length_ = part * group.size();
@@ -57,7 +59,7 @@ ShardedBucket::ShardedBucket(
   const at::Tensor& any = parameters[slots_[0].parameter];
   const at::ScalarType updated_in = update_dtype(any, sixteen_bits);
   const bool masters = updated_in != any.scalar_type() && !travel_.kept_in_8_bits;
-  gradient_options_ = narrow_                               ? options_.dtype(*narrow_)
+  gradient_options_ = narrow                                ? options_.dtype(*narrow)
                       : masters && sixteen_bits.fp32_travel ? options_.dtype(at::kFloat)
                                                             : options_;
   rounds_sums_ = masters && sixteen_bits.rounded_sums;

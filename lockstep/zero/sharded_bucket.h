@@ -39,8 +39,9 @@ struct BucketTravel {
   Group parameters;  ///< Among whom the bucket is divided.
   Group gradients;   ///< The same ranks.
   bool quantized_weights = false;
-  bool quantized_gradients = false;  ///< By the groups below.
-  bool kept_in_8_bits = false;       ///< Only of what is paged and frozen.
+  bool quantized_gradients = false;    ///< By the groups below.
+  bool kept_in_8_bits = false;         ///< Only of what is paged and frozen.
+  bool narrow_gradients_only = false;  ///< Of what the plan says is rounded to 16 bits.
   PlusPlusGroups plus_plus = {};
 };
 
@@ -178,7 +179,7 @@ class ShardedBucket final : public Pageable {
   at::Tensor rounded_shard() const;
 
   BucketTravel travel_;
-  std::optional<at::ScalarType> narrow_;  ///< What is rounded on its way is rounded to.
+  std::optional<at::ScalarType> narrow_;  ///< What values are rounded to on their way.
   std::vector<flat::Slot> slots_;
   std::vector<at::Tensor> parameters_;  ///< [slot]
   std::unique_ptr<PagedBuffer> paged_;

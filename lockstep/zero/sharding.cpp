@@ -67,11 +67,12 @@ Sharding::Sharding(
         "expected paged ones; use stage 3");
   }
   if (!options.narrow.parameters.empty() &&
-      (options.plus_plus.quantized_weights || options.plus_plus.quantized_gradients)) {
+      ((options.plus_plus.quantized_weights && !options.narrow_gradients_only) ||
+       options.plus_plus.quantized_gradients)) {
     throw ConfigError(
         "zero",
-        "ZeRO++ rounds parameters to 8 bits, or gradients to 4, on their way; got parameters that "
-        "are to travel in 16, too; leave one of them out");
+        "ZeRO++ rounds parameters to 8 bits, or gradients to 4, on their way; got some that are to "
+        "travel in 16, too; leave one of them out");
   }
   if (options.offload.device != OffloadDevice::kNone && !paged) {
     throw ConfigError(
@@ -100,6 +101,7 @@ Sharding::Sharding(
       .gradients = reduce_group_,
       .quantized_weights = options.plus_plus.quantized_weights,
       .quantized_gradients = options.plus_plus.quantized_gradients,
+      .narrow_gradients_only = options.narrow_gradients_only,
       .plus_plus = PlusPlusGroups(group_, options.plus_plus)};
   for (const NamedTensors& items : by_group(trainable(parameters), groups)) {
     shards_.emplace_back();
@@ -163,10 +165,12 @@ void Sharding::lay_out(
       members.push_back(before + static_cast<size_t>(slot.parameter));
       bucket_of_[members.back()] = buckets_.size();
     }
-    const BucketTravel travel =
-        residence == Residence::kPaged
-            ? travel_
-            : BucketTravel{.parameters = group_, .gradients = reduce_group_};
+    const BucketTravel travel = residence == Residence::kPaged
+                                    ? travel_
+                                    : BucketTravel{
+                                          .parameters = group_,
+                                          .gradients = reduce_group_,
+                                          .narrow_gradients_only = options.narrow_gradients_only};
     buckets_.push_back(std::make_unique<ShardedBucket>(
         plan, tensors, travel, residence, places(residence), options.sixteen_bits));
     ShardedBucket& bucket = *buckets_.back();

@@ -50,6 +50,7 @@ struct ShardingOptions {
   /// What is rounded to 16 bits on its way: gradients, and parameters that are paged. In buckets of
   /// their own. Not where ZeRO++ rounds either.
   flat::NarrowTravel narrow = {};
+  bool narrow_gradients_only = false;  ///< Parameters travel as wide as they are all the same.
 };
 
 /// ZeRO's stages: each rank owns an equal part of every bucket of parameters, has the gradients and
