@@ -44,29 +44,6 @@ std::vector<std::vector<optim::FlatOptimizer::Pieces>> pieces_of(const zero::Sha
   return pieces;
 }
 
-/// What gradients of fp32 are all to travel in, if in 16 bits.
-std::optional<at::ScalarType> narrow_wire(const AcceleratorOptions& options) {
-  const std::optional<at::ScalarType>& wire = options.zero->communication_data_type;
-  if (!wire || !c10::isReducedFloatingType(*wire)) {
-    return std::nullopt;
-  }
-  if (!options.lower_precision_safe_modules.classes.empty()) {
-    throw ConfigError(
-        "zero",
-        "communication_data_type is for all gradients, and lower_precision_safe_modules for those "
-        "of some modules; leave one of them out");
-  }
-  return wire;
-}
-
-flat::NarrowTravel all_narrow(const NamedTensors& parameters, at::ScalarType dtype) {
-  flat::NarrowTravel narrow{.dtype = dtype};
-  for (const NamedTensor& item : trainable(parameters)) {
-    narrow.parameters.insert(item.tensor.unsafeGetTensorImpl());
-  }
-  return narrow;
-}
-
 int64_t bucket_cap(const ZeroPlugin& plugin, const NamedTensors& parameters) {
   constexpr int64_t kMiB = int64_t{1} << 20;
   if (plugin.bucket_cap_bytes || plugin.stage < 3) {
@@ -362,7 +339,8 @@ void Accelerator::shard_parameters() {
   State::Model& model = state.models.front();
   const ZeroPlugin& plugin = *state.options.zero;
   check_sums(plugin, model.parameters());
-  const std::optional<at::ScalarType> wire = narrow_wire(state.options);
+  const LowerPrecisionModules& told = state.options.lower_precision_safe_modules;
+  const std::optional<at::ScalarType> wire = narrow_wire(plugin.communication_data_type, told);
   const int64_t cap_bytes = bucket_cap(plugin, model.parameters());
   state.sharding = std::make_shared<zero::Sharding>(
       model.parameters(),
@@ -385,10 +363,7 @@ void Accelerator::shard_parameters() {
           .offload_masters = with_the_state(plugin.offload_optimizer),
           .sixteen_bits = sixteen_bits(plugin),
           .narrow = wire ? all_narrow(model.parameters(), *wire)
-                         : narrow_travel(
-                               state.options.lower_precision_safe_modules,
-                               model.parameters(),
-                               model.classes()),
+                         : narrow_travel(told, model.parameters(), model.classes()),
           .narrow_gradients_only = wire.has_value()});
   if (plugin.state_dict_type == StateDictType::kFullStateDict && state.sharding->has_masters()) {
     throw ConfigError(

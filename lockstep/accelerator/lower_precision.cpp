@@ -129,4 +129,27 @@ flat::NarrowTravel narrow_travel(
   return narrow;
 }
 
+std::optional<at::ScalarType> narrow_wire(
+    const std::optional<at::ScalarType>& communication_data_type,
+    const LowerPrecisionModules& told) {
+  if (!communication_data_type || !c10::isReducedFloatingType(*communication_data_type)) {
+    return std::nullopt;
+  }
+  if (!told.classes.empty()) {
+    throw ConfigError(
+        "zero",
+        "communication_data_type is for all gradients, and lower_precision_safe_modules for those "
+        "of some modules; leave one of them out");
+  }
+  return communication_data_type;
+}
+
+flat::NarrowTravel all_narrow(const NamedTensors& parameters, at::ScalarType dtype) {
+  flat::NarrowTravel narrow{.dtype = dtype};
+  for (const NamedTensor& item : parameters) {
+    narrow.parameters.insert(item.tensor.unsafeGetTensorImpl());
+  }
+  return narrow;
+}
+
 }  // namespace lockstep

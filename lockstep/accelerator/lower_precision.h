@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,5 +32,12 @@ void check_lower_precision(
 /// prepare, as check_lower_precision, and for a dtype that has not 16 bits.
 flat::NarrowTravel narrow_travel(
     const LowerPrecisionModules& told, const NamedTensors& parameters, const NamedClasses& modules);
+
+/// What gradients of all parameters of fp32 are to travel in, if in 16 bits. ConfigError if `told`
+/// says so of some.
+std::optional<at::ScalarType> narrow_wire(
+    const std::optional<at::ScalarType>& communication_data_type,
+    const LowerPrecisionModules& told);
+flat::NarrowTravel all_narrow(const NamedTensors& parameters, at::ScalarType dtype);
 
 }  // namespace lockstep

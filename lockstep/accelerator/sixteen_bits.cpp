@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include <c10/core/ScalarType.h>
+
 #include "lockstep/base/error.h"
 #include "lockstep/sync/reducer.h"
 

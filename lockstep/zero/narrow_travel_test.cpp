@@ -55,7 +55,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-struct Setup {
+struct TravelSetup {
   Residence residence = Residence::kPaged;
   std::optional<at::ScalarType> narrow = at::kBFloat16;
   PlusPlusOptions plus_plus = {};
@@ -63,7 +63,7 @@ struct Setup {
   bool gradients_only = false;
 };
 
-std::shared_ptr<Sharding> divide(const Net& net, const Group& group, const Setup& setup) {
+std::shared_ptr<Sharding> divide(const Net& net, const Group& group, const TravelSetup& setup) {
   ShardingOptions options{
       .cap_bytes = 1,  // One bucket a parameter.
       .first_cap_bytes = 1,
@@ -98,7 +98,7 @@ struct Sent {
   int64_t gradients_wide, gradients_narrow, parameters_wide, parameters_narrow;
 };
 
-Sent sent_in_a_step(const Setup& setup, at::ScalarType narrow) {
+Sent sent_in_a_step(const TravelSetup& setup, at::ScalarType narrow) {
   HostTraffic traffic(1);
   ranks(2, [&](Group group) {
     Net net;
@@ -143,8 +143,8 @@ TEST(NarrowTravel, halves_the_bytes_of_what_is_listed_alone) {
 
 TEST(NarrowTravel, may_be_for_gradients_only) {
   for (const Residence residence : {Residence::kKept, Residence::kPaged}) {
-    const Setup wide{.residence = residence, .narrow = std::nullopt};
-    Setup setup{.residence = residence, .gradients_only = true};
+    const TravelSetup wide{.residence = residence, .narrow = std::nullopt};
+    TravelSetup setup{.residence = residence, .gradients_only = true};
     const Sent sent = sent_in_a_step(setup, at::kBFloat16);
     EXPECT_GT(sent.gradients_narrow, 0);
     EXPECT_EQ(sent.parameters_narrow, 0);
@@ -249,7 +249,7 @@ TEST(NarrowTravel, what_fp16_cannot_hold_is_infinite_on_all_ranks) {
 }
 
 /// Mean losses over four ranks of some steps.
-std::vector<double> train(const Setup& setup) {
+std::vector<double> train(const TravelSetup& setup) {
   constexpr int kSteps = 30;
   std::vector<double> losses(kSteps, 0);
   std::mutex mutex;
