@@ -16,7 +16,8 @@ struct MergeOptions {
 
 /// Writes the weights in a checkpoint to `output`, a folder, as transformers reads them, see
 /// write_model_files; puts together what is divided among files. Needs memory for the largest
-/// tensor that is. ConfigError if the checkpoint has no such model, with those it has, if there are
+/// tensor that is. Frozen parameters that the run saved without are named, and not written.
+/// ConfigError if the checkpoint has no such model, with those it has, if there are
 /// weights already, and if the output is no folder or lies in a checkpoint. If it fails, folders
 /// that it made are gone.
 Report merge_weights(
