@@ -163,6 +163,21 @@ std::string_view whole_bytes(
   return buffer;
 }
 
+/// The names of frozen parameters that the run saved without.
+std::vector<std::string> left_out(const StoredCheckpoint& stored, int model) {
+  std::vector<std::string> names;
+  const auto all = stored.meta().find("left_out");
+  if (all == stored.meta().end() || !all->is_array() || all->size() <= static_cast<size_t>(model)) {
+    return names;
+  }
+  for (const nlohmann::json& name : (*all)[static_cast<size_t>(model)]) {
+    if (name.is_string()) {
+      names.push_back(name.get<std::string>());
+    }
+  }
+  return names;
+}
+
 }  // namespace
 
 MergeDtype parse_merge_dtype(const std::string& word) {
@@ -209,6 +224,13 @@ Report merge_weights(const fs::path& path, const fs::path& output, const MergeOp
       with_commas(elements),
       checkpoint::format_bytes(bytes),
       converted == 0 ? "" : fmt::format("; {} made {}", counted(converted, "tensor"), dtype));
+  const std::vector<std::string> absent = left_out(stored, options.model);
+  if (!absent.empty()) {
+    report.text += fmt::format(
+        "without {}, which the checkpoint was saved without: {}\n",
+        counted(absent.size(), "frozen parameter"),
+        printable(fmt::format("{}", fmt::join(absent, ", "))));
+  }
   report.json = {
       {"checkpoint", path.native()},
       {"output", output.native()},
@@ -217,7 +239,8 @@ Report merge_weights(const fs::path& path, const fs::path& output, const MergeOp
       {"elements", elements},
       {"bytes", bytes},
       {"dtype", dtype},
-      {"converted", converted}};
+      {"converted", converted},
+      {"left_out", absent}};
   return report;
 }
 

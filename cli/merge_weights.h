@@ -29,7 +29,8 @@ struct MergeOptions {
 /// Writes the weights in a checkpoint to `output`, a folder, as transformers reads them, see
 /// write_model_files; puts together what is divided among files. What is wider in `dtype` has the
 /// same values, what is narrower the nearest. Needs memory for the largest tensor, as it is
-/// written, among those that are divided or converted.
+/// written, among those that are divided or converted. Frozen parameters that the run saved without
+/// are named, and not written.
 ///
 /// ConfigError if the checkpoint has no such model, with those it has, if there are weights
 /// already, and if the output is no folder or lies in a checkpoint. CheckpointError, naming the
