@@ -18,6 +18,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/accelerator/backward_options.h"
 #include "lockstep/accelerator/checkpointable.h"
 #include "lockstep/accelerator/gradient_scope.h"
 #include "lockstep/accelerator/nested_operations.h"
@@ -155,12 +156,19 @@ class Accelerator {
   /// gradient_accumulation_steps first, or by the micro-steps a shorter last group really has. Also
   /// when this process's loss does not reach the (single) prepared model. With several prepared
   /// models, a backward must reach the same ones on every process.
-  void backward(const at::Tensor& loss);
+  void backward(const at::Tensor& loss, const BackwardOptions& options = {});
   /// The gradient of the mean over everything counted: `loss_sum` is a sum over `count` tokens (or
   /// samples), and the division is by the counts of all processes and all micro-steps of the group
   /// together, so that however the tokens are dealt out the update is the same. Collective where
   /// sync_gradients(). One call a micro-step.
   void backward(const at::Tensor& loss_sum, double count);
+  /// What backward(loss) would differentiate: for a program that calls .backward() on it itself.
+  /// Around that happens, by itself, what happens around backward(loss); several scaled losses may
+  /// be in one backward. ConfigError for a loss that depends on nothing.
+  at::Tensor scale_loss(const at::Tensor& loss, BackwardSteps steps = {});
+  /// From now on `judge` is called at the first gradient of the prepared models from a backward
+  /// that neither of these knows of, and throws unless its gradients are right all the same.
+  void watch_unknown_backwards(std::function<void()> judge);
 
   // --- precision
   Precision mixed_precision() const;
@@ -492,7 +500,14 @@ class Accelerator {
   GradientSyncs hold_back(GradientSyncs syncs);
   void release(const GradientSyncs& held);
   void scale_gradients(double factor);
-  void run_backward(const at::Tensor& loss, double factor);
+  double part_of_group() const;
+  at::Tensor scaled_loss(const at::Tensor& loss, double factor);
+  void run_backward(const at::Tensor& loss, double factor, const BackwardOptions& options = {});
+  void abandon_backward() noexcept;
+  void drop_unended() noexcept;
+  void begin_of_program(const BackwardSteps& steps);
+  void end_of_program(const BackwardSteps& steps);
+  void meet_gradient(const std::function<void()>& judge);
   void warn_of_unused_precision();
   void clear_gradients();
   void make_optimizers_equal(const char* where);

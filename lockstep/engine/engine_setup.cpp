@@ -196,6 +196,9 @@ void EngineCore::check_overlap(const AcceleratorOptions& given) const {
       given.gradient_accumulation_plugin) {
     refuse("gradient_accumulation_steps", "gradient_accumulation_steps");
   }
+  if (given.grad_scaler != unset.grad_scaler || given.loss_scale_rule) {
+    refuse("grad_scaler or loss_scale_rule", "fp16.loss_scale, fp16.initial_scale_power and so on");
+  }
   if (!given.lower_precision_safe_modules.classes.empty()) {
     refuse("lower_precision_safe_modules", kSafeModules);
   }
@@ -360,6 +363,13 @@ void EngineCore::start(
   given_.optimizer.reset();
   given_.model_parameters.clear();
   given_.mup_shapes.clear();
+  if (has_optimizer_) {
+    accelerator_->watch_unknown_backwards([core = weak_from_this()] {
+      if (const auto self = core.lock()) {
+        self->judge_unknown_backward();
+      }
+    });
+  }
   has_scheduler_ = given_.lr_scheduler || given_.make_lr_scheduler || config_.scheduler;
   if (has_scheduler_ && !has_optimizer_) {
     throw ConfigError(
@@ -369,6 +379,7 @@ void EngineCore::start(
     given_.lr_scheduler = std::exchange(given_.make_lr_scheduler, nullptr)(optimizer_.inner());
   }
   if (given_.lr_scheduler) {
+    goes_by_metric_ = std::holds_alternative<optim::ReduceOnPlateauOptions>(*given_.lr_scheduler);
     scheduler_ = std::visit(
         [&](const auto& schedule) { return accelerator_->prepare(schedule); },
         *given_.lr_scheduler);

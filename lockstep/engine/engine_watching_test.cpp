@@ -1,235 +1,208 @@
 // SPDX-License-Identifier: Apache-2.0
-// What of a file reaches the run, and what a program may give in its place.
+#include <chrono>
 #include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <memory>
+#include <future>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/comm/paged.h"
-#include "lockstep/engine/config_text.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/test_engine.h"
-#include "lockstep/optim/sgd.h"
-#include "lockstep/schedule/decay_schedules.h"
-#include "lockstep/zero/pager.h"
-#include "lockstep/zero/sharding.h"
+#include "lockstep/optim/clip.h"
 
 namespace lockstep {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::Not;
-using ::testing::ThrowsMessage;
+using ::testing::SizeIs;
 
-template <typename Engine>
-void train(Engine& engine, int updates) {
-  for (int step = 0; step < updates; ++step) {
-    engine.backward(engine(engine_batch(step)).square().mean());
-    engine.step();
-  }
-}
-
-TEST(EngineWatching, tensorboard_has_deepspeeds_curves) {
-  const TestFolder folder;
-  on_engine_ranks(
-      1,
-      R"({"train_batch_size": 4, "optimizer": {"type": "Adam", "params": {"lr": 0.25}},
-          "fp16": {"enabled": true, "initial_scale_power": 4},
-          "tensorboard": {"enabled": true, "job_name": "job", "output_path": ")" +
-          folder.path().string() + "\"}}",
-      [](InitializeOptions options) {
-        EngineNet net;
-        auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
-        train(engine, 2);
-      });
-  std::string events;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path() / "job")) {
-    if (entry.is_regular_file()) {
-      std::ifstream file(entry.path(), std::ios::binary);
-      events.append(std::istreambuf_iterator<char>(file), {});
+/// Lines with `part` that `body` logs.
+template <typename Body>
+std::vector<std::string> lines_with(const std::string& part, const Body& body) {
+  std::vector<std::string> lines;
+  set_log_sink([&](const std::string& line) {
+    if (line.find(part) != std::string::npos) {
+      lines.push_back(line);
     }
-  }
-  EXPECT_THAT(
-      events,
-      AllOf(
-          HasSubstr("Train/Samples/train_loss"),
-          HasSubstr("Train/Samples/lr"),
-          HasSubstr("Train/Samples/loss_scale")));
-}
-
-std::string logged_by(const std::string& comms) {
-  std::string said;
-  set_log_sink([&](const std::string& line) { said += line + "\n"; });
-  on_engine_ranks(
-      2,
-      R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adam"},
-          "comms_logger": {"enabled": true)" +
-          comms + "}}",
-      [](InitializeOptions options) {
-        EngineNet net;
-        auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
-        train(engine, 1);
-      });
+  });
+  body();
   set_log_sink({});
-  return said;
+  return lines;
 }
 
-TEST(EngineWatching, a_verbose_comms_logger_tells_each_operation) {
-  EXPECT_THAT(logged_by(R"(, "verbose": true)"), HasSubstr("comm op: all_reduce | time (ms): "));
-  EXPECT_THAT(logged_by(""), Not(HasSubstr("comm op: ")));
-}
-
-TEST(EngineWatching, the_micro_batch_is_what_the_program_says_it_is) {
-  on_engine_ranks(2, simple_config(3), [](InitializeOptions options) {
+/// Two updates of two micro-steps on two ranks.
+void train_twice(const std::string& more) {
+  const std::string config =
+      R"({"train_batch_size": 16, "gradient_accumulation_steps": 2, "optimizer":
+          {"type": "SGD", "params": {"lr": 0.25, "momentum": 0.5}})" +
+      more + "}";
+  on_engine_ranks(2, config, [](InitializeOptions options) {
     EngineNet net;
     auto made = initialize(net, std::move(options));
     auto& engine = std::get<0>(made);
-    EXPECT_EQ(engine.train_batch_size(), 24);
-    engine.set_train_micro_batch_size(10);
-    EXPECT_EQ(engine.train_micro_batch_size_per_gpu(), 10);
-    EXPECT_EQ(engine.train_batch_size(), 60);
-    EXPECT_EQ(engine.loader_options().batch_size, 10);
-    train(engine, 3);
-    EXPECT_EQ(engine.global_samples(), 60);
-    EXPECT_THAT(
-        [&] { engine.set_train_micro_batch_size(0); },
-        ThrowsMessage<ConfigError>(HasSubstr("got 0, expected at least 1")));
+    for (int step = 0; step < 4; ++step) {
+      engine.backward(engine(engine_batch(step)).square().mean());
+      engine.step();
+    }
   });
 }
 
-struct DeepNetImpl : torch::nn::Module {
-  DeepNetImpl() {
-    for (int i = 0; i < 6; ++i) {
-      layers.push_back(register_module(
-          "layer" + std::to_string(i),
-          torch::nn::Linear(torch::nn::LinearOptions(64, 64).bias(false))));
-    }
-  }
-  at::Tensor forward(at::Tensor x) {
-    for (auto& layer : layers) {
-      x = at::tanh(layer(x));
-    }
-    return x;
-  }
-  std::vector<torch::nn::Linear> layers;
+struct Times {
+  double forward = 0, backward = 0, inner = 0, allreduce = 0, step = 0;
 };
-TORCH_MODULE(DeepNet);
 
-TEST(EngineWatching, buckets_come_early_unless_the_file_says_0) {
-  const auto prefetches = [](const std::string& key) {
-    int64_t count = -1;
-    on_engine_ranks(
-        2,
-        R"({"train_micro_batch_size_per_gpu": 2, "optimizer": {"type": "Adam"},
-            "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 0,
-            "reduce_bucket_size": 4096)" +
-            key + "}}",
-        [&](InitializeOptions options) {
-          DeepNet net;
-          auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
-          for (int step = 0; step < 3; ++step) {
-            engine.backward(engine(at::ones({2, 64})).sum());
-            engine.step();
-          }
-          if (engine.accelerator().is_main_process()) {
-            count = optimizer.sharding()->pager()->prefetches();
-          }
-        });
-    return count;
+Times times_of(const std::string& line, const std::string& of) {
+  const auto after = [&](const std::string& name) {
+    const std::string key = name + of + ": ";
+    const size_t at = line.find(key);
+    EXPECT_NE(at, std::string::npos) << key << " in " << line;
+    return at == std::string::npos ? 0 : std::stod(line.substr(at + key.size()));
   };
-  EXPECT_GT(prefetches(""), 0);
-  EXPECT_EQ(prefetches(R"(, "stage3_prefetch_bucket_size": 0)"), 0);
+  return {
+      after("| fwd"),
+      after("| bwd"),
+      after("| bwd_inner"),
+      after("| bwd_allreduce"),
+      after("| step")};
 }
 
-TEST(EngineWatching, parameters_stay_whole_as_long_as_the_file_has_room_for_them) {
-  const auto expect = [](const std::string& key, bool comes_and_goes) {
-    on_engine_ranks(
-        2,
-        R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adam"},
-            "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 1000)" +
-            key + "}}",
-        [&](InitializeOptions options) {
+TEST(WallClockBreakdown, tells_each_micro_step_and_each_update_in_its_parts) {
+  const TestFolder folder;
+  const std::string more = R"(, "wall_clock_breakdown": true, "csv_monitor": {"enabled": true,
+      "job_name": "job", "output_path": ")" +
+                           folder.path().string() + "\"}";
+  const auto lines = lines_with("time (ms)", [&] { train_twice(more); });
+  ASSERT_THAT(lines, SizeIs(6)) << "two of micro-steps and one of the update, twice";
+  constexpr double kRounding = 0.05;
+  for (size_t update = 0; update < 2; ++update) {
+    Times sum;
+    for (size_t micro_step = 0; micro_step < 2; ++micro_step) {
+      const Times times = times_of(lines[3 * update + micro_step], "_microstep");
+      EXPECT_NEAR(times.backward, times.inner + times.allreduce, kRounding);
+      sum.forward += times.forward;
+      sum.backward += times.backward;
+      sum.inner += times.inner;
+      sum.allreduce += times.allreduce;
+      sum.step += times.step;
+    }
+    const Times whole = times_of(lines[3 * update + 2], "");
+    EXPECT_NEAR(whole.forward, sum.forward, kRounding);
+    EXPECT_NEAR(whole.backward, sum.backward, kRounding);
+    EXPECT_NEAR(whole.inner, sum.inner, kRounding);
+    EXPECT_NEAR(whole.allreduce, sum.allreduce, kRounding);
+    EXPECT_NEAR(whole.step, sum.step, kRounding);
+    EXPECT_GT(whole.inner, 0);
+  }
+  for (const char* part : {"forward", "backward", "backward_inner", "backward_allreduce", "step"}) {
+    EXPECT_TRUE(std::filesystem::exists(
+        folder.path() / "job" / (std::string("Train_Samples_elapsed_time_ms_") + part + ".csv")))
+        << part;
+  }
+  EXPECT_THAT(lines_with("time (ms)", [] { train_twice(""); }), SizeIs(0));
+}
+
+TEST(WallClockBreakdown, what_slower_ranks_are_waited_for_is_allreduce) {
+  constexpr auto kLate = std::chrono::milliseconds(100);
+  for (const bool scaled : {false, true}) {
+    for (const int stage : {0, 2}) {
+      SCOPED_TRACE(stage);
+      std::promise<void> computed;
+      const std::string config = R"({"train_micro_batch_size_per_gpu": 4,
+          "wall_clock_breakdown": true, "optimizer": {"type": "SGD", "params": {"lr": 0.25}},
+          "zero_optimization": {"stage": )" +
+                                 std::to_string(stage) + "}}";
+      const auto lines = lines_with("bwd_microstep", [&] {
+        on_engine_ranks(2, config, [&](InitializeOptions options) {
           EngineNet net;
           auto made = initialize(net, std::move(options));
-          EXPECT_EQ(comm::is_paged(net->fc->weight), comes_and_goes) << key;
-          train(std::get<0>(made), 1);
+          auto& engine = std::get<0>(made);
+          if (engine.accelerator().is_main_process()) {
+            // Of the first layer: the last gradient of the backward.
+            net->fc->weight.register_hook([&](const at::Tensor&) { computed.set_value(); });
+          }
+          const at::Tensor loss = engine(engine_batch(0)).square().mean();
+          if (!engine.accelerator().is_main_process()) {
+            computed.get_future().wait();
+            std::this_thread::sleep_for(kLate);
+          }
+          if (scaled) {
+            engine.scale(loss).backward();
+          } else {
+            engine.backward(loss);
+          }
+          engine.step();
         });
-  };
-  expect("", false);
-  expect(R"(, "stage3_model_persistence_threshold": 0)", true);
-}
-
-TEST(EngineWatching, the_largest_number_is_a_bucket_of_everything) {
-  for (const int stage : {2, 3}) {
-    on_engine_ranks(
-        2,
-        R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adam"},
-            "zero_optimization": {"reduce_bucket_size": 9223372036854775807, "stage": )" +
-            std::to_string(stage) + "}}",
-        [](InitializeOptions options) {
-          EngineNet net;
-          auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
-          train(engine, 2);
-          EXPECT_EQ(engine.global_steps(), 2);
-        });
+      });
+      ASSERT_THAT(lines, SizeIs(1));
+      EXPECT_GT(times_of(lines[0], "_microstep").allreduce, 40) << lines[0];
+    }
   }
 }
 
-constexpr const char* kBare = R"({"train_micro_batch_size_per_gpu": 4})";
-
-TEST(EngineWatching, a_program_may_give_functions_that_make_optimizer_and_schedule) {
-  on_engine_ranks(2, kBare, [](InitializeOptions options) {
-    EngineNet net;
-    net->fc->weight.set_requires_grad(false);
-    size_t trained = 0;
-    options.make_optimizer = [&](const std::vector<at::Tensor>& parameters) {
-      trained = parameters.size();
-      return std::make_shared<optim::SGD>(parameters, optim::SGDOptions{.lr = 0.5});
-    };
-    options.make_lr_scheduler = [&](torch::optim::Optimizer& optimizer) -> AnySchedule {
-      EXPECT_NE(dynamic_cast<optim::SGD*>(&optimizer), nullptr);
-      return optim::step_decay({.step_size = 1, .gamma = 0.5});
-    };
-    auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
-    EXPECT_EQ(trained, 3U);
-    train(engine, 2);
-    EXPECT_THAT(engine.get_lr(), ElementsAre(0.125));
+TEST(StepsPerPrint, says_every_so_many_updates_how_it_goes) {
+  const auto lines = lines_with("step=", [] {
+    train_twice(R"(, "steps_per_print": 2)");
+    train_twice(R"(, "steps_per_print": 1, "timers": {"throughput": {"enabled": false}})");
+    train_twice(R"(, "steps_per_print": 3)");
+    train_twice("");
   });
-  on_engine_ranks(1, kBare, [](InitializeOptions options) {
-    EngineNet net;
-    options.make_optimizer = [](const std::vector<at::Tensor>&) { return nullptr; };
-    EXPECT_THAT(
-        [&] { initialize(net, options); }, ThrowsMessage<ConfigError>(HasSubstr("no optimizer")));
-    options.optimizer = std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions{});
-    EXPECT_THAT(
-        [&] { initialize(net, options); },
-        ThrowsMessage<ConfigError>(HasSubstr("got both `optimizer` and `make_optimizer`")));
-  });
+  ASSERT_THAT(lines, SizeIs(3));
+  EXPECT_THAT(lines[0], HasSubstr("step=2, skipped=0, lr=[0.25], mom=[0.5], samples a second="));
+  EXPECT_THAT(lines[1], HasSubstr("step=1, skipped=0, lr=[0.25], mom=[0.5]"));
+  EXPECT_THAT(lines[2], HasSubstr("step=2, skipped=0, lr=[0.25], mom=[0.5]"));
+  EXPECT_THAT(lines[2], ::testing::Not(HasSubstr("samples a second")));
 }
 
-TEST(EngineWatching, a_configuration_may_come_in_base64) {
-  // {"train_micro_batch_size_per_gpu": 4}
-  const std::string encoded = "eyJ0cmFpbl9taWNyb19iYXRjaF9zaXplX3Blcl9ncHUiOiA0fQ==";
-  EXPECT_EQ(plain_config_text(encoded), kBare);
-  EXPECT_EQ(plain_config_text(" " + encoded + "\n"), kBare);
-  EXPECT_EQ(plain_config_text(kBare), kBare);
-  EXPECT_EQ(plain_config_text("Zm9v"), "Zm9v") << "no configuration";
-  EXPECT_EQ(plain_config_text(""), "");
-  on_engine_ranks(1, encoded, [](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    EXPECT_EQ(std::get<0>(made).train_micro_batch_size_per_gpu(), 4);
-  });
+TEST(GradientNorm, is_told_from_stage_1_on_though_nothing_is_clipped) {
+  EngineNet alone;
+  alone->forward(engine_batch(0)).square().mean().backward();
+  const double expected = optim::grad_norm(alone->parameters()).item<double>();
+  std::vector<at::Tensor> updated;
+  for (const at::Tensor& parameter : alone->parameters()) {
+    updated.push_back(parameter.detach() - 4 * parameter.grad());
+  }
+  const auto config = [](int stage, const std::string& more) {
+    return R"({"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0,
+        "optimizer": {"type": "SGD", "params": {"lr": 4}}, "zero_optimization":
+        {"stage3_param_persistence_threshold": 0, "stage": )" +
+           std::to_string(stage) + "}" + more + "}";
+  };
+  const auto norm_of = [&](int world, const std::string& text) {
+    std::optional<double> norm;
+    on_engine_ranks(world, text, [&](InitializeOptions options) {
+      EngineNet net;
+      auto made = initialize(net, std::move(options));
+      auto& engine = std::get<0>(made);
+      engine.backward(engine(engine_batch(0)).square().mean());
+      engine.step();
+      if (text.find("fp16") == std::string::npos && text.find("bf16") == std::string::npos) {
+        expect_values(whole_values(engine.accelerator(), net), updated);
+      }
+      const auto own = engine.get_global_grad_norm();
+      if (engine.accelerator().is_main_process()) {
+        norm = own;
+      }
+    });
+    return norm;
+  };
+  for (const int world : {1, 2}) {
+    EXPECT_EQ(norm_of(world, config(0, "")), std::nullopt);
+    for (const int stage : {1, 2, 3}) {
+      EXPECT_NEAR(norm_of(world, config(stage, "")).value_or(-1), expected, 1e-4 * expected);
+    }
+    for (const char* type : {"fp16", "bf16"}) {
+      const std::string more =
+          std::string(R"(, ")") + type + R"(": {"enabled": true)" +
+          (type == std::string("fp16") ? R"(, "initial_scale_power": 8})" : "}");
+      EXPECT_NEAR(norm_of(world, config(0, more)).value_or(-1), expected, 0.05 * expected) << type;
+    }
+  }
 }
 
 }  // namespace
