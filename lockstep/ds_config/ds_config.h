@@ -97,6 +97,7 @@ struct ZeroSection {
   Resolved<bool> load_from_fp32_weights{true};  ///< False: from what these round to.
   Resolved<bool> quantized_nontrainable_weights{false};
   Resolved<bool> ignore_unused_parameters{true};
+  Resolved<bool> compute_grad_norm{true};  ///< Also where nothing is clipped.
 };
 
 /// Of TensorBoard, and of CSV files.

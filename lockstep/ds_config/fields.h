@@ -43,6 +43,7 @@ void visit_fields(Config& config, const Visit& visit) {
   visit("zero_optimization.reduce_bucket_size", zero.reduce_bucket_size);
   visit("zero_optimization.load_from_fp32_weights", zero.load_from_fp32_weights);
   visit("zero_optimization.ignore_unused_parameters", zero.ignore_unused_parameters);
+  visit("zero_optimization.compute_grad_norm", zero.compute_grad_norm);
   auto& optimizer = zero.offload_optimizer;
   visit("zero_optimization.offload_optimizer.device", optimizer.device);
   visit("zero_optimization.offload_optimizer.nvme_path", optimizer.nvme_path);

@@ -49,10 +49,10 @@ void add_buckets(std::vector<KeySpec>& keys) {
 }
 
 void add_state(std::vector<KeySpec>& keys) {
-  keys.push_back(in_zero(nothing(
+  keys.push_back(in_zero(works(
       "compute_grad_norm",
       KeyKind::kBoolean,
-      "the norm is computed where gradients are clipped or it is asked for, and else not")));
+      "from stage 1 on, and with fp16 or bf16: get_global_grad_norm() though nothing is clipped")));
   keys.push_back(in_zero(works(
       "load_from_fp32_weights",
       KeyKind::kBoolean,

@@ -142,8 +142,9 @@ class Engine {
   /// Whether the last step() changed the parameters.
   bool was_step_applied() const { return live()->was_step_applied(); }
   /// Of the last update, before clipping; nothing if nothing is clipped, unless from stage 1 on or
-  /// with fp16 or bf16: then it is computed in each step(), which reads the gradients once more and
-  /// adds up a number over the ranks. Waits for the device.
+  /// with fp16 or bf16, and zero_optimization.compute_grad_norm: then it is computed in each
+  /// step(), which reads the gradients once more and adds up a number over the ranks. Waits for the
+  /// device.
   std::optional<double> get_global_grad_norm() const { return live()->get_global_grad_norm(); }
   /// Of the configured micro-batch, shuffled: for loaders of more data.
   data::LoaderOptions loader_options() const { return live()->loader_options(); }

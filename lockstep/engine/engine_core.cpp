@@ -269,7 +269,8 @@ void EngineCore::set_train_micro_batch_size(int64_t size) {
 
 /// As DeepSpeed's optimizers with ZeRO, fp16 or bf16 do where nothing is clipped.
 bool EngineCore::tells_norm() const {
-  return stage() > 0 || config_.fp16.enabled.value || config_.bf16.enabled.value;
+  return config_.zero.compute_grad_norm.value &&
+         (stage() > 0 || config_.fp16.enabled.value || config_.bf16.enabled.value);
 }
 
 std::optional<double> EngineCore::get_global_grad_norm() const {

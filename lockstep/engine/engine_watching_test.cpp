@@ -193,6 +193,9 @@ TEST(GradientNorm, is_told_from_stage_1_on_though_nothing_is_clipped) {
   };
   for (const int world : {1, 2}) {
     EXPECT_EQ(norm_of(world, config(0, "")), std::nullopt);
+    std::string unwanted = config(1, "");
+    unwanted.insert(unwanted.find("\"stage\""), "\"compute_grad_norm\": false, ");
+    EXPECT_EQ(norm_of(world, unwanted), std::nullopt);
     for (const int stage : {1, 2, 3}) {
       EXPECT_NEAR(norm_of(world, config(stage, "")).value_or(-1), expected, 1e-4 * expected);
     }
