@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -161,8 +162,11 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   const Piece* piece_with(const at::Tensor& values) const;
   /// Whether the pieces of a parameter that all ranks have whole are fp32 masters of it.
   bool has_masters_of(const at::Tensor& parameter) const;
-  /// Of any.
-  bool has_masters() const { return !mastered_.empty(); }
+  /// Whether any parameters have masters, those that come and go included.
+  bool has_masters() const {
+    return std::any_of(
+        buckets_.begin(), buckets_.end(), [](const auto& bucket) { return bucket->has_masters(); });
+  }
   /// This rank's, by their values.
   const std::map<const at::TensorImpl*, Piece>& pieces() const { return piece_with_; }
   /// Those of the shards, and what backward without averaging has left on this rank.
@@ -174,8 +178,8 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   /// gradients were dropped. The same on all ranks; local.
   std::vector<std::string> without_gradient() const;
   /// Memory of what this rank keeps: parameters that are kept or paged (and what masters that lie
-  /// elsewhere round to), masters, the shards'
-  /// gradients. Not what lies in files. For who moves it elsewhere, between backward and step.
+  /// elsewhere round to), masters, the shards' gradients. Not what lies in files. For who moves it
+  /// elsewhere, between backward and step.
   struct Memory {
     std::vector<at::Tensor> parameters;
     std::vector<at::Tensor> masters;
