@@ -16,6 +16,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/checkpoint/reader.h"
 #include "lockstep/checkpoint/safetensors.h"
@@ -470,6 +471,19 @@ TEST(ZeroMastersSaved, are_fp32_in_a_checkpoint_and_the_parameters_dtype_in_a_mo
     EXPECT_FALSE(at::equal(flat(masters), weights.to(at::kFloat)));
     EXPECT_TRUE(at::equal(flat(values), weights));
     EXPECT_EQ(flat(values).scalar_type(), at::kBFloat16);
+  }
+}
+
+TEST(ZeroMastersSaved, are_not_lost_in_a_full_state_dict) {
+  for (const int number : {1, 2, 3}) {
+    AcceleratorOptions options = stage(number);
+    options.zero->state_dict_type = StateDictType::kFullStateDict;
+    accelerated_ranks(2, options, [number](Accelerator& accelerator) {
+      EXPECT_THAT(
+          [&] { Training(accelerator, at::kBFloat16); },
+          ::testing::ThrowsMessage<ConfigError>(::testing::HasSubstr("FULL_STATE_DICT")))
+          << number;
+    });
   }
 }
 

@@ -66,13 +66,12 @@ ShardedBucket::ShardedBucket(
   if (travel_.kept_in_8_bits) {
     shard_ = at::zeros({part}, options_);  // Until it is rounded, below.
   } else if (paged_ || masters) {
-    store_ = std::make_unique<ShardStore>(
-        group,
-        part,
-        options_,
-        updated_in,
-        places != nullptr ? places->next(part) : ShardPlaces::Place());
+    const ShardPlaces::Place place = places != nullptr ? places->next(part) : ShardPlaces::Place();
+    store_ = std::make_unique<ShardStore>(group, part, options_, updated_in, place);
     shard_ = store_->values();
+    if (paged_ && masters && place.copy_stays && store_->is_elsewhere()) {
+      rounded_masters_ = group.empty({part}, options_);
+    }
   } else {
     shard_ = values_.narrow(0, first_, part);
   }
@@ -297,6 +296,9 @@ void ShardedBucket::add_memory(
   }
   if (kept_.defined()) {
     parameters.push_back(kept_);
+  }
+  if (rounded_masters_.defined()) {
+    parameters.push_back(rounded_masters_);
   }
   if (secondary_.defined()) {
     parameters.push_back(secondary_);

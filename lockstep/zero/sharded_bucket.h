@@ -63,6 +63,9 @@ struct BucketTravel {
 /// gradients are, and, of one that is paged, its parameters, of which all that is said of ZeRO++
 /// holds. Those that are kept come together to the bit after an update.
 ///
+/// Of paged ones whose masters lie elsewhere, on the host or in a file, a shard of what these round
+/// to may stay here, from which parameters come together; it is made anew after every update.
+///
 /// Frozen ones may be kept in 8 bits, as they travel: rounded once, that is what they are then.
 /// This rank has no pieces of such, only copies (`unpacked`).
 ///
@@ -141,7 +144,10 @@ class ShardedBucket final : public Pageable {
     return (travel_.quantized_weights || narrow_) && !travel_.kept_in_8_bits;
   }
   bool keeps_secondary() const override { return travel_.plus_plus.close.size() > 1; }
-  void drop_secondary() override { secondary_.reset(); }
+  void drop_secondary() override {
+    secondary_.reset();
+    rounded_is_current_ = false;  // What makes second copies stale changes masters, too.
+  }
   /// If paged, or with masters: what was written to the parameters is taken into the shard.
   void write_back() override;
   /// Only of one that is paged.
@@ -174,9 +180,9 @@ class ShardedBucket final : public Pageable {
   at::Tensor rounded(const at::Tensor& values) const;
   at::Tensor unrounded(const at::Tensor& wire) const;
   /// The shard, where it can be computed with.
-  at::Tensor shard_here() const;
+  at::Tensor shard_here();
   /// What all ranks get of this rank's shard.
-  at::Tensor rounded_shard() const;
+  at::Tensor rounded_shard();
 
   BucketTravel travel_;
   std::optional<at::ScalarType> narrow_;  ///< What values are rounded to on their way.
@@ -186,6 +192,8 @@ class ShardedBucket final : public Pageable {
   at::Tensor values_;                  ///< Unless paged.
   std::unique_ptr<ShardStore> store_;  ///< If paged, or with masters.
   at::Tensor shard_;
+  at::Tensor rounded_masters_;  ///< Undefined unless what masters round to stays here.
+  bool rounded_is_current_ = false;
   at::Tensor kept_;                     ///< In the place of both, if kept in 8 bits.
   at::TensorOptions options_;           ///< Of all values, wherever the shard is.
   at::TensorOptions gradient_options_;  ///< Of whole gradients.

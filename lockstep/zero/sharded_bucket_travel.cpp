@@ -9,16 +9,23 @@
 
 namespace lockstep::zero {
 
-at::Tensor ShardedBucket::shard_here() const {
+at::Tensor ShardedBucket::shard_here() {
   if (!store_->is_away()) {
     return shard_;
+  }
+  if (rounded_masters_.defined()) {
+    if (!rounded_is_current_) {
+      store_->load(rounded_masters_);
+      rounded_is_current_ = true;
+    }
+    return rounded_masters_;
   }
   at::Tensor here = at::empty(shard_.sizes(), options_);
   store_->load(here);
   return here;
 }
 
-at::Tensor ShardedBucket::rounded_shard() const {
+at::Tensor ShardedBucket::rounded_shard() {
   return kept_.defined() ? kept_ : rounded(shard_here());
 }
 
@@ -51,6 +58,9 @@ Pending ShardedBucket::start_gather(Source source) {
   }
   if (is_rounded()) {
     return travel_.parameters.all_gather(rounded_shard());
+  }
+  if (rounded_masters_.defined()) {
+    return travel_.parameters.all_gather_into(values(), shard_here());
   }
   if (store_ && store_->is_away()) {
     store_->load(own_part());
@@ -92,6 +102,7 @@ void ShardedBucket::write_back() {
     own = at::where(unwritten, shard_here(), own);
   }
   store_->store(own);
+  rounded_is_current_ = false;
 }
 
 }  // namespace lockstep::zero

@@ -96,9 +96,11 @@ Sharding::Sharding(
     reduce_group_ = group_;
   }
   NamedTensors masters = with_masters(parameters, options.sixteen_bits);
-  std::erase_if(masters, std::not_fn(is_kept));
+  if (options.offload.device != OffloadDevice::kNone) {
+    std::erase_if(masters, std::not_fn(is_kept));  // Of the others they are what `offload` moves.
+  }
   if (!masters.empty()) {
-    master_places_.emplace(options.offload_masters);
+    master_places_.emplace(options.offload_masters, /*copies_stay=*/true);
     master_places_->reserve(masters, group_.size(), options.sixteen_bits);
   }
   travel_ = {
@@ -176,8 +178,11 @@ void Sharding::lay_out(
                                           .parameters = group_,
                                           .gradients = reduce_group_,
                                           .narrow_gradients_only = options.narrow_gradients_only};
+    const at::Tensor& any = tensors[static_cast<size_t>(plan.slots.front().parameter)];
+    const bool masters = update_dtype(any, options.sixteen_bits) != any.scalar_type() &&
+                         options.offload.device == OffloadDevice::kNone;
     buckets_.push_back(std::make_unique<ShardedBucket>(
-        plan, tensors, travel, residence, places(residence), options.sixteen_bits));
+        plan, tensors, travel, residence, places(residence, masters), options.sixteen_bits));
     ShardedBucket& bucket = *buckets_.back();
     if (residence == Residence::kPaged) {
       pager_->add(bucket, items[static_cast<size_t>(plan.slots.back().parameter)].name);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -44,7 +45,8 @@ struct ShardingOptions {
   PlusPlusOptions plus_plus = {};
   /// Only of paged parameters: where each rank's part of them lies.
   OffloadParam offload = {};
-  /// Where fp32 masters lie of parameters that are kept.
+  /// Where fp32 masters lie, of paged parameters unless `offload` says where their parts do. What
+  /// those round to stays with the bucket.
   OffloadParam offload_masters = {};
   SixteenBits sixteen_bits = {};
   /// What is rounded to 16 bits on its way: gradients, and parameters that are paged. In buckets of
@@ -177,8 +179,9 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   /// Names of the trained parameters of which no rank had a gradient in what was averaged since
   /// gradients were dropped. The same on all ranks; local.
   std::vector<std::string> without_gradient() const;
-  /// Memory of what this rank keeps: parameters that are kept or paged, masters, the shards'
-  /// gradients. Not what lies in files. For who moves it elsewhere, between backward and step.
+  /// Memory of what this rank keeps: parameters that are kept or paged (and what masters that lie
+  /// elsewhere round to), masters, the shards' gradients. Not what lies in files. For who moves it
+  /// elsewhere, between backward and step.
   struct Memory {
     std::vector<at::Tensor> parameters;
     std::vector<at::Tensor> masters;
@@ -208,8 +211,10 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
       const std::vector<at::Tensor>& tensors,
       const ShardingOptions& options,
       int64_t first_cap_bytes) const;
-  ShardPlaces* places(Residence residence) {
-    std::optional<ShardPlaces>& places = residence == Residence::kPaged ? places_ : master_places_;
+  /// `masters`: whether they are to lie with those of what is kept.
+  ShardPlaces* places(Residence residence, bool masters = false) {
+    std::optional<ShardPlaces>& places =
+        residence == Residence::kPaged && !masters ? places_ : master_places_;
     return places ? &*places : nullptr;
   }
   void note_pieces(const ShardedBucket& bucket);
@@ -236,7 +241,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   std::vector<std::unique_ptr<ShardedBucket>> frozen_;
   std::vector<std::unique_ptr<Pageable>> others_;
   std::optional<ShardPlaces> places_;         ///< If paged.
-  std::optional<ShardPlaces> master_places_;  ///< If any that is kept has masters.
+  std::optional<ShardPlaces> master_places_;  ///< If any masters lie there.
   std::unique_ptr<Pager> pager_;
   std::vector<std::vector<size_t>> members_;  ///< [bucket][slot] Which parameter lies there.
   std::vector<size_t> bucket_of_;             ///< [parameter]
