@@ -183,11 +183,24 @@ bool touches_values(const c10::FunctionSchema& schema) {
 
 thread_local TensorTaker* g_taker = nullptr;
 
-/// What an operation that was given no tensors has made is offered to the taker.
+/// Of operations of this thread, one within another.
+thread_local int g_depth = 0;
+
+class OneDeeper {
+ public:
+  OneDeeper() { ++g_depth; }
+  ~OneDeeper() { --g_depth; }
+  OneDeeper(const OneDeeper&) = delete;
+  OneDeeper& operator=(const OneDeeper&) = delete;
+};
+
+/// What an operation has made is offered to the taker: one that was given no tensors, or that the
+/// program itself called.
 void offer(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
   c10::IValue& result = stack->back();
-  if (schema.returns().size() != 1 || !result.isTensor() || !result.toTensor().defined() ||
-      comm::is_paged(result.toTensor())) {
+  if (schema.returns().size() != 1 || schema.returns()[0].alias_info() != nullptr ||
+      !result.isTensor() || !result.toTensor().defined() || comm::is_paged(result.toTensor()) ||
+      result.toTensor().grad_fn() != nullptr) {
     return;
   }
   const c10::impl::ExcludeDispatchKeyGuard own_work(kPagedKey);
@@ -279,6 +292,7 @@ void bring_what_it_touches(
     }
   }
   {
+    const OneDeeper within_this;
     const Unwatched own_tensors(g_taker != nullptr && only_writes(schema));
     const WithinAutocast within(autocasts);
     op.redispatchBoxed(
@@ -287,7 +301,7 @@ void bring_what_it_touches(
   if (to_cast.defined()) {
     page_cast(to_cast, stack->back());
   }
-  if (g_taker != nullptr && !takes_tensors(schema)) {
+  if (g_taker != nullptr && (g_depth == 0 || !takes_tensors(schema))) {
     offer(schema, stack);
   }
 }

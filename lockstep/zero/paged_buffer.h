@@ -86,7 +86,7 @@ class PagedBuffer {
   std::vector<std::unique_ptr<PagedCast>> casts_;  ///< Of what lies here.
 };
 
-/// Who may have what operations make from nothing.
+/// Who may have what operations make.
 class TensorTaker {
  public:
   TensorTaker() = default;
@@ -98,7 +98,7 @@ class TensorTaker {
 };
 
 /// While it lives, `taker` is asked about every tensor that operations of this thread make from
-/// nothing. Not one in another.
+/// nothing, and about the one that any operation of the program itself gives. Not one in another.
 class WatchNewTensors {
  public:
   explicit WatchNewTensors(TensorTaker& taker);
