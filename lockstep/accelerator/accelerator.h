@@ -328,7 +328,8 @@ class Accelerator {
   }
 
   // --- saving
-  /// Writes all that the run is made of to `folder`, which must not exist: whole or absent. Models,
+  /// Writes all that the run is made of to `folder`, whole or absent; it must not exist, unless
+  /// `overwrite`, which replaces a checkpoint once the new one is whole. Models,
   /// optimizers, schedulers, the loss scaler, what was registered, and of every process its random
   /// state, the positions of its loaders and its place in an accumulation group. Collective.
   /// CheckpointError on every process if it fails on any, or they have not done equally many
@@ -518,12 +519,14 @@ class Accelerator {
       const AfterCommit& after);
   void expect_finished_device() const;
   std::string agree_on_save(const std::filesystem::path& folder);
-  checkpoint::Contents collect_state(checkpoint::Contents& whole, nlohmann::json& meta);
+  checkpoint::Contents collect_state(
+      checkpoint::Contents& whole, nlohmann::json& meta, const SaveStateOptions& options);
   void collect_training(
       checkpoint::Contents& contents,
       checkpoint::Contents& whole,
       nlohmann::json& meta,
-      const std::set<size_t>& taken_over);
+      const std::set<size_t>& taken_over,
+      const SaveStateOptions& options);
   void bring_while(const SavingGroups& groups, const std::function<void()>& body);
   void collect_position(checkpoint::Contents& contents);
   void collect_accumulation(checkpoint::Contents& contents);

@@ -20,6 +20,7 @@
 #include "lockstep/base/keep_memory.h"
 #include "lockstep/flat/move_in_place.h"
 #include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/sync/reducer.h"
 #include "lockstep/zero/paged_buffer.h"
 
 namespace lockstep {
@@ -69,6 +70,9 @@ int host_size(const WorldSpec& world, Group& group) {
 }
 
 zero::PlusPlusOptions plus_plus(const ZeroPlugin& plugin, const WorldSpec& world, Group& group) {
+  if (group.size() == 1) {
+    return {};  // Nothing travels.
+  }
   zero::PlusPlusOptions options{
       .quantized_weights = plugin.zero_quantized_weights,
       .quantized_frozen = plugin.zero_quantized_nontrainable_weights,

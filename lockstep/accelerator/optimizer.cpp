@@ -38,6 +38,12 @@ struct Optimizer::State {
     sharding->gather_parameters();
     return loss;
   }
+  /// Gradients have had their turn, also if the update was left out.
+  void mark_used() const {
+    if (sharding) {
+      sharding->mark_gradients_used();
+    }
+  }
 };
 
 namespace {
@@ -80,6 +86,7 @@ void Optimizer::step() {
     state.update();
   }
   loop.scaler_update_due = true;
+  state.mark_used();
   if (!state.skipped) {
     ++state.steps;
     watch::FlightRecorder::process().set_step(state.steps);
@@ -109,6 +116,7 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
   state.skipped = false;
   at::Tensor loss = state.update(closure);
   state.used_up = state.loop->backwards;
+  state.mark_used();
   ++state.steps;
   watch::FlightRecorder::process().set_step(state.steps);
   return loss;

@@ -70,7 +70,9 @@ struct ZeroPlugin {
   /// Stage 3: the parameters of each module of these classes ("TransformerEncoderLayer", without
   /// namespace and Impl) come and go together, whatever bucket_cap_bytes says.
   std::vector<std::string> stage3_unit_classes = {};
-  /// Stage 3: how save_state writes the parameters. Other stages write them whole.
+  /// Stage 3: how save_state writes the parameters. Other stages write them whole, but for those
+  /// with fp32 masters, of which each process writes its part. kFullStateDict has no place for
+  /// masters, and is refused in every stage where there are any.
   StateDictType state_dict_type = StateDictType::kShardedStateDict;
   /// ZeRO++, stage 3: parameters travel in 8 bits, in blocks of 2048 with a scale each, and are
   /// computed with as they arrive. What is updated and saved is exact.
@@ -85,7 +87,8 @@ struct ZeroPlugin {
   int zero_hpz_partition_size = 1;
   /// ZeRO++, stage 3: each process keeps its part of the frozen parameters in 8 bits, as they
   /// travel, in blocks of 2048 with a scale each: a LoRA's base takes a quarter of fp32 then. They
-  /// are rounded once, in prepare(), and saved as they are from then on. Not with offload_param.
+  /// are rounded once, in prepare(), and saved as they are from then on. Not with offload_param. As
+  /// all of ZeRO++, nothing in one process.
   bool zero_quantized_nontrainable_weights = false;
   /// All stages: the optimizer's state in the host's memory or in files, and the update on the
   /// host. In one process, too.

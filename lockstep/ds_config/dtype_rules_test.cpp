@@ -53,6 +53,19 @@ TEST(DtypeRules, ANarrowParamDtypeIsWhatIsComputedIn) {
       errors_of(bf16(R"("data_types": {"param_dtype": "float8"})")), HasSubstr("expected one of"));
 }
 
+TEST(DtypeRules, LambNeedsADynamicScaleWithFp16) {
+  const auto keys = [](const std::string& optimizer, const std::string& fp16) {
+    return R"("optimizer": {"type": ")" + optimizer + "\"},\n\"fp16\": {" + fp16 + "}";
+  };
+  const std::string fixed = R"("enabled": true, "loss_scale": 128)";
+  EXPECT_THAT(
+      errors_of(keys("Lamb", fixed)),
+      HasSubstr("[ds.json:3:41] Lamb needs a dynamic loss scale with fp16; got loss_scale 128"));
+  EXPECT_EQ(errors_of(keys("Lamb", R"("enabled": true, "loss_scale": 0)")), "");
+  EXPECT_EQ(errors_of(keys("Lamb", R"("enabled": false, "loss_scale": 128)")), "");
+  EXPECT_EQ(errors_of(keys("Adam", fixed)), "");
+}
+
 TEST(DtypeRules, NamesToKeepWideAreTextAndStars) {
   EXPECT_EQ(
       reading_with(R"("data_types": {"keep_in_fp32_modules": "auto"})")

@@ -248,7 +248,8 @@ std::vector<KeySpec> zero_keys() {
            "0: nothing is shared; 1: optimizer state is; 2: gradients, too; 3: parameters, too",
        .least = 0,
        .most = 3,
-       .auto_rule = AutoRule::kRefused}));
+       .auto_rule = AutoRule::kRefused,
+       .may_be_quoted = true}));
   add_buckets(keys);
   add_state(keys);
   add_offload(keys);

@@ -29,8 +29,8 @@ namespace lockstep {
 
 /// What `initialize` takes besides the model.
 struct InitializeOptions {
-  /// The ds_config.json; or its text, as `config_json`; or what the command line names, by `args`.
-  /// One of them, or else what LOCKSTEP_DEEPSPEED_CONFIG_FILE names
+  /// The ds_config.json; or its text, as `config_json`, which may be in base64; or what the command
+  /// line names, by `args`. One of them, or else what LOCKSTEP_DEEPSPEED_CONFIG_FILE names
   /// (`lockstep launch --deepspeed-config-file`).
   std::filesystem::path config = {};
   std::string config_json = {};
@@ -38,8 +38,13 @@ struct InitializeOptions {
   ConfigArguments args = {};
   /// Instead of the file's optimizer: of lockstep::optim, or with stage 0 of torch::optim.
   std::shared_ptr<torch::optim::Optimizer> optimizer = nullptr;
+  /// The same of what it shall train: `model_parameters`, or all that require gradients.
+  std::function<std::shared_ptr<torch::optim::Optimizer>(const std::vector<at::Tensor>& parameters)>
+      make_optimizer = nullptr;
   /// Instead of the file's scheduler.
   std::optional<AnySchedule> lr_scheduler = std::nullopt;
+  /// The same, of the optimizer that it is for.
+  std::function<AnySchedule(torch::optim::Optimizer& optimizer)> make_lr_scheduler = nullptr;
   /// What the file's optimizer trains; empty: all of the model's that require gradients.
   std::vector<at::Tensor> model_parameters = {};
   /// For the file's MuAdam, MuAdamW and MuSGD: what optim::set_base_shapes gave of the model.
@@ -75,13 +80,16 @@ struct SaveCheckpointOptions {
   nlohmann::json client_sd = nullptr;
   /// Whether `<save_dir>/latest` shall name this one.
   bool save_latest = true;
+  /// Without parameters that require no gradient: load_checkpoint leaves them as the model has
+  /// them.
+  bool exclude_frozen_parameters = false;
 };
 
 /// What load_checkpoint loads. What it does not load stays as it is here.
 struct LoadCheckpointOptions {
   /// Unless set, tensors that only the model or only the checkpoint has are left, with a warning.
   bool load_module_strict = true;
-  /// With the dynamic loss scale.
+  /// With the dynamic loss scale. Without, an update begins.
   bool load_optimizer_states = true;
   bool load_lr_scheduler_states = true;
   /// The model's tensors, and nothing else but the client state: no counters, no positions of
@@ -185,6 +193,7 @@ class EngineCore {
 
  private:
   void register_hooks();
+  void make_given_optimizer(const NamedTensors& parameters);
   void check_overlap(const AcceleratorOptions& given) const;
   AcceleratorOptions accelerator_options(AcceleratorOptions given);
   void set_precision(AcceleratorOptions& options);
@@ -200,7 +209,9 @@ class EngineCore {
   void name_latest(const std::filesystem::path& save_dir, const std::string& name);
   std::string agreed_latest(const std::filesystem::path& load_dir);
   nlohmann::json state() const;
-  void load_state(const nlohmann::json& state, const std::string& path, bool with_scale);
+  void check_position(const std::string& path) const;
+  void load_state(const nlohmann::json& state, const std::string& path, bool with_optimizer);
+  void set_loaded_scale();
   int64_t stage() const { return config_.zero.stage.value; }
   /// While it is made: in stage 0, too, since whole ones would be two more models on each rank.
   bool divides_masters() const {
@@ -245,6 +256,7 @@ class EngineCore {
   FlopsProfile profile_;
   nlohmann::json client_state_;  ///< To be saved.
   nlohmann::json loaded_state_;  ///< What an engine had said of itself.
+  bool loads_position_ = true;   ///< Loading takes over the place in an update.
   // Last: their removal functions refer to the Accelerator's lists.
   std::vector<std::function<void()>> remove_hooks_;
 };

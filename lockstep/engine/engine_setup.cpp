@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // How an engine is made: what the file says, in the Accelerator's words.
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -11,6 +13,7 @@
 #include "lockstep/ds_config/described_values.h"
 #include "lockstep/ds_config/value_text.h"
 #include "lockstep/engine/cast_model.h"
+#include "lockstep/engine/config_text.h"
 #include "lockstep/engine/engine_core.h"
 #include "lockstep/engine/init_distributed.h"
 #include "lockstep/engine/make_optimizer.h"
@@ -51,7 +54,8 @@ config::Document document_of(const InitializeOptions& options) {
   if (!options.config.empty()) {
     return ds_config::read_ds_document(options.config);
   }
-  return config::parse_document("config_json", options.config_json, config::Format::kCommentedJson);
+  return config::parse_document(
+      "config_json", plain_config_text(options.config_json), config::Format::kCommentedJson);
 }
 
 LogLevel log_level_of(const std::string& word) {
@@ -114,6 +118,7 @@ EngineCore::EngineCore(
     check_lower_precision(*narrow.value, parameters, modules, narrow.origin.text, kSafeModules);
   }
   cast_model(parameters, buffers, model_dtypes(config_.data_types));
+  make_given_optimizer(parameters);
   narrow_ = (config_.fp16.enabled.value || config_.bf16.enabled.value) &&
             any_trained_in_16_bits(parameters);
   AcceleratorOptions ours = accelerator_options(given_.accelerator);
@@ -141,6 +146,34 @@ EngineCore::EngineCore(
     log_info(dumped(config_));
   }
   register_hooks();
+}
+
+/// From here on it is as if the program had given the optimizer itself.
+void EngineCore::make_given_optimizer(const NamedTensors& parameters) {
+  const auto refuse = [](const char* name, const char* other) {
+    throw ConfigError("initialize", fmt::format("got both `{}` and `{}`; give one", name, other));
+  };
+  if (given_.lr_scheduler && given_.make_lr_scheduler) {
+    refuse("lr_scheduler", "make_lr_scheduler");
+  }
+  if (!given_.make_optimizer) {
+    return;
+  }
+  if (given_.optimizer) {
+    refuse("optimizer", "make_optimizer");
+  }
+  std::vector<at::Tensor> trained = given_.model_parameters;
+  if (trained.empty()) {
+    for (const NamedTensor& item : parameters) {
+      if (item.tensor.requires_grad()) {
+        trained.push_back(item.tensor);
+      }
+    }
+  }
+  given_.optimizer = std::exchange(given_.make_optimizer, nullptr)(trained);
+  if (!given_.optimizer) {
+    throw ConfigError("initialize", "make_optimizer returned no optimizer; let it return one");
+  }
 }
 
 void EngineCore::check_overlap(const AcceleratorOptions& given) const {
@@ -232,7 +265,7 @@ void EngineCore::set_precision(AcceleratorOptions& options) {
         break;
       }
       loss_scale_ = std::make_shared<DynamicLossScale>(DynamicLossScaleOptions{
-          .init_scale = static_cast<double>(int64_t{1} << fp16.initial_scale_power.value),
+          .init_scale = std::ldexp(1.0, static_cast<int>(fp16.initial_scale_power.value)),
           .loss_scale_window = fp16.loss_scale_window.value,
           .hysteresis = fp16.hysteresis.value,
           .consecutive_hysteresis = fp16.consecutive_hysteresis.value,
@@ -277,8 +310,10 @@ void EngineCore::set_zero(AcceleratorOptions& options) const {
   ZeroPlugin plugin{.stage = divides_masters() ? 1 : static_cast<int>(zero.stage.value)};
   set_sixteen_bits(options, plugin);
   if (zero.reduce_bucket_size.value) {
+    constexpr int64_t kMostElements = int64_t{1} << 50;  // More than any model has.
     const int64_t element_bytes = narrow_ ? 2 : 4;
-    plugin.bucket_cap_bytes = *zero.reduce_bucket_size.value * element_bytes;
+    plugin.bucket_cap_bytes =
+        std::min(*zero.reduce_bucket_size.value, kMostElements) * element_bytes;
   }
   plugin.stage3_max_live_parameters = zero.max_live_parameters.value;
   plugin.stage3_param_persistence_threshold = zero.param_persistence_threshold.value;
@@ -325,10 +360,13 @@ void EngineCore::start(
   given_.optimizer.reset();
   given_.model_parameters.clear();
   given_.mup_shapes.clear();
-  has_scheduler_ = given_.lr_scheduler || config_.scheduler;
+  has_scheduler_ = given_.lr_scheduler || given_.make_lr_scheduler || config_.scheduler;
   if (has_scheduler_ && !has_optimizer_) {
     throw ConfigError(
         "initialize", "got a scheduler, and no optimizer for it; add one to either of them");
+  }
+  if (given_.make_lr_scheduler) {
+    given_.lr_scheduler = std::exchange(given_.make_lr_scheduler, nullptr)(optimizer_.inner());
   }
   if (given_.lr_scheduler) {
     scheduler_ = std::visit(

@@ -26,6 +26,11 @@ StepReport::StepReport(const ds_config::DsConfig& config, bool is_main_process)
   add("csv", config.csv_monitor);
 }
 
+void StepReport::go_on_from(int64_t global_samples) {
+  samples_at_print_ = global_samples;
+  last_print_ = std::chrono::steady_clock::now();
+}
+
 void StepReport::tell(const StepFacts& facts) {
   if (!trackers_.empty()) {
     tracking::Values values;

@@ -53,6 +53,9 @@ class StepReport {
   /// Whether `tell` would use the timers, of which a device's need waiting for it.
   bool wants_times() const { return breakdown_; }
   void tell(const StepFacts& facts);
+  /// What is told from now on counts from there: a run that goes on has not just made these
+  /// samples.
+  void go_on_from(int64_t global_samples);
 
  private:
   std::optional<int64_t> steps_per_print_;

@@ -96,8 +96,10 @@ class FlatOptimizer : public torch::optim::Optimizer {
   /// the update, bucket by bucket; see HostUpdate. Those of fp16 and bf16 are updated in fp32, and
   /// rounded once; their state has their dtype, or with `fp32_state` is fp32. A rule that needs
   /// parameters whole has `ranks` help each other, which own the rest: `step` then is collective,
-  /// and wants gradients of the same parameters on all of them. ConfigError for such a rule without
-  /// ranks or with `offload`, after the first step, and for an offload that cannot be.
+  /// and wants gradients of the same parameters on all of them. So it is where any state or
+  /// parameters lie in files: a disk that fails on one of `ranks` is a ConfigError on all.
+  /// ConfigError for such a rule without ranks or with `offload`, after the first step, and for an
+  /// offload that cannot be.
   void update_instead(
       const std::vector<std::vector<Pieces>>& pieces,
       const OffloadOptimizer& offload = {},

@@ -13,6 +13,7 @@
 #include "lockstep/flat/coalesce.h"
 #include "lockstep/flat/layout.h"
 #include "lockstep/sync/roll_call.h"
+#include "lockstep/sync/unfrozen.h"
 
 namespace lockstep {
 namespace {
@@ -41,7 +42,9 @@ Reducer::Reducer(
     Group group,
     const DataParallelOptions& options,
     const flat::NarrowTravel& narrow)
-    : group_(std::move(group)), parameters_(trainable(parameters)) {
+    : group_(std::move(group)),
+      parameters_(trainable(parameters)),
+      untrained_(frozen_among(parameters)) {
   if (group_.size() == 1) {
     return;
   }
@@ -143,6 +146,7 @@ void Reducer::gradient_arrived(size_t index) {
         "reach abandon_backward()");
   }
   if (!in_backward_) {
+    refuse_unfrozen(untrained_, "data_parallel");
     in_backward_ = true;
     backward_id_ = BackwardHooks::current_backward();
     BackwardHooks::at_end_of_backward([self = shared_from_this()] { self->finish(); });
@@ -210,6 +214,9 @@ void Reducer::start(size_t bucket_index) {
 }
 
 void Reducer::begin() {
+  if (group_.size() > 1) {
+    refuse_unfrozen(untrained_, "data_parallel");
+  }
   expected_ = sync() && !(buckets_.empty() && buffers_.empty());
 }
 

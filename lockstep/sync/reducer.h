@@ -84,6 +84,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   Group group_;
   NamedTensors parameters_;
+  NamedTensors untrained_;  ///< Frozen at construction.
   std::vector<at::Tensor> buffers_;
   std::vector<flat::GradBucket> buckets_;
   std::vector<Place> places_;  ///< [parameter]

@@ -15,6 +15,7 @@
 #include "lockstep/flat/coalesce.h"
 #include "lockstep/sync/agreement.h"
 #include "lockstep/sync/reducer.h"
+#include "lockstep/sync/unfrozen.h"
 #include "lockstep/zero/common_memory.h"
 #include "lockstep/zero/divided.h"
 
@@ -24,6 +25,8 @@ namespace {
 /// Buckets whose whole gradients exist at a time: one is filled, one travels, one may wait.
 constexpr size_t kUnderWay = 3;
 
+constexpr uint8_t kAddsToUsed = 2;
+
 }  // namespace
 
 Sharding::Sharding(
@@ -32,7 +35,9 @@ Sharding::Sharding(
     const std::vector<std::vector<at::Tensor>>& groups,
     Group group,
     const ShardingOptions& options)
-    : group_(std::move(group)), sixteen_bits_(options.sixteen_bits) {
+    : group_(std::move(group)),
+      sixteen_bits_(options.sixteen_bits),
+      untrained_(frozen_among(parameters)) {
   if (options.cap_bytes < 1 || options.first_cap_bytes < 1) {
     throw ConfigError(
         "zero",
@@ -304,6 +309,9 @@ void Sharding::gradient_arrived(size_t index) {
 /// Gradients that an earlier backward left on this rank are taken along.
 void Sharding::start(size_t index) {
   ShardedBucket& bucket = *buckets_[index];
+  if (index == 0) {
+    adds_to_used_ = adds_to_used();  // Before anything of this backward is added.
+  }
   for (size_t before = 0; before < index; ++before) {
     ShardedBucket& earlier = *buckets_[before];
     const bool must_end = before + kUnderWay <= index;
@@ -353,10 +361,15 @@ void Sharding::finish_backward() {
   }
 }
 
-/// [parameter] Whether any rank had a gradient; 0 or 1. Collective.
+/// [parameter] Whether any rank had a gradient, 0 or 1; the first is more if any adds to what a
+/// step has used. Collective.
 Pending Sharding::start_presence() {
   at::Tensor flags = at::empty({static_cast<int64_t>(present_.size())}, at::kByte);
-  std::copy(present_.begin(), present_.end(), flags.mutable_data_ptr<uint8_t>());
+  auto* values = flags.mutable_data_ptr<uint8_t>();
+  std::copy(present_.begin(), present_.end(), values);
+  if (adds_to_used_) {
+    values[0] = kAddsToUsed;
+  }
   return group_.all_reduce(flags, ReduceOp::kMax);
 }
 
@@ -375,6 +388,17 @@ void Sharding::finish_locked() {
     }
     const at::Tensor present = presence.wait();
     const auto* anywhere = present.const_data_ptr<uint8_t>();
+    if (!present_.empty() && anywhere[0] == kAddsToUsed) {
+      for (const auto& bucket : buckets_) {
+        bucket->abandon(/*wait=*/true);
+      }
+      throw ConfigError(
+          "zero",
+          "backward after step() would add to gradients that this step has used already, which "
+          "lie with each rank's pieces of the parameters, where the model's own zero_grad() does "
+          "not reach them; call optimizer.zero_grad(), of the prepared optimizer, after each "
+          "step()");
+    }
     for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
       std::vector<bool> of_slots;
       for (const size_t parameter : members_[bucket]) {
@@ -384,6 +408,7 @@ void Sharding::finish_locked() {
       buckets_[bucket]->finish_reduce(of_slots);
     }
     flat::broadcast_coalesced(group_, buffers_);
+    used_.clear();
   } catch (...) {
     forget_early(/*only_if_written=*/false);
     for (const auto& bucket : buckets_) {
@@ -413,6 +438,7 @@ void Sharding::abandon_backward() noexcept {
 }
 
 void Sharding::check_in_place() const {
+  refuse_unfrozen(untrained_, "zero");
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
     for (size_t slot = 0; slot < members_[bucket].size(); ++slot) {
       if (!buckets_[bucket]->lies_here(slot)) {

@@ -128,8 +128,8 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
     std::vector<flat::Division> wholes;         ///< Of all that any rank has pieces of, in order.
   };
   const std::vector<std::vector<Shard>>& shards() const { return shards_; }
-  /// ConfigError for a trained parameter that has got other memory since it was divided, and would
-  /// not be updated. Local.
+  /// ConfigError for a parameter that would not be updated: a trained one that has got other memory
+  /// since it was divided, and one that was frozen then, and requires gradients now. Local.
   void check_in_place() const;
   /// Before the shards are updated: they have what was written to parameters. Whole parameters that
   /// come when they are touched go, once all ranks are here. In stage 3 collective; throws
@@ -161,12 +161,17 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   const Piece* piece_with(const at::Tensor& values) const;
   /// Whether the pieces of a parameter that all ranks have whole are fp32 masters of it.
   bool has_masters_of(const at::Tensor& parameter) const;
-  /// Of any.
-  bool has_masters() const { return !mastered_.empty(); }
+  /// Whether any trained parameter has fp32 masters, kept or paged.
+  bool has_masters() const;
   /// This rank's, by their values.
   const std::map<const at::TensorImpl*, Piece>& pieces() const { return piece_with_; }
   /// Those of the shards, and what backward without averaging has left on this rank.
   void drop_gradients();
+  /// A step has used the shards' gradients. While they are there as they are now, the next backward
+  /// that averages is a ConfigError on all ranks: it would add to them, and dropping the
+  /// parameters' own, as a module's zero_grad does, drops none of a shard. To be called on all
+  /// ranks.
+  void mark_gradients_used();
   /// What backward without averaging has left of this rank's gradients apart from the parameters:
   /// sums in fp32.
   std::vector<at::Tensor> held_gradients() const;
@@ -181,7 +186,8 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
     std::vector<at::Tensor> gradients;
   };
   Memory memory() const;
-  /// The norm over all ranks' pieces, of this rank's. Collective.
+  /// The norm over all ranks' pieces, of this rank's. On the parameters' device, and in fp64 if any
+  /// of them is, else in fp32, whatever this rank's is, which may have no gradient. Collective.
   at::Tensor norm_over_ranks(const at::Tensor& own, double norm_type);
 
   const Group& group() const { return group_; }
@@ -194,6 +200,8 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   void finish_locked();
   void reset_backward();
   Pending start_presence();
+  /// Whether a gradient here is what a step has used.
+  bool adds_to_used() const;
   /// Buckets of `items`, which belong to the newest group.
   void lay_out(const NamedTensors& items, const ShardingOptions& options, Residence residence);
   void page_frozen(const NamedTensors& frozen, const ShardingOptions& options);
@@ -223,6 +231,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   BucketTravel travel_;  ///< Of what is paged and trained.
   SixteenBits sixteen_bits_;
   NamedTensors parameters_;
+  NamedTensors untrained_;  ///< Frozen when all was divided.
   std::vector<at::Tensor> buffers_;
   std::vector<std::unique_ptr<ShardedBucket>> buckets_;
   std::vector<std::unique_ptr<ShardedBucket>> frozen_;
@@ -252,6 +261,14 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   std::vector<at::Tensor> held_;    ///< [parameter] In fp32, of earlier ones; undefined if none.
   std::vector<size_t> missing_;     ///< [bucket] Parameters that have not arrived.
   std::vector<bool> had_gradient_;  ///< [parameter] On any rank, since gradients were dropped.
+  /// Gradient of a piece, and its version, when a step had used it.
+  struct Used {
+    at::Tensor piece;
+    const at::TensorImpl* gradient = nullptr;
+    int64_t version = 0;
+  };
+  std::vector<Used> used_;
+  bool adds_to_used_ = false;  ///< The backward under way, on this rank.
   size_t next_bucket_ = 0;
   int64_t backwards_ = 0;  ///< Those that reduced something, ended well or not.
 };
