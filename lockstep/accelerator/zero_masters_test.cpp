@@ -20,6 +20,7 @@
 #include "lockstep/base/test_folder.h"
 #include "lockstep/checkpoint/reader.h"
 #include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/comm/paged.h"
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/flat_optimizer.h"
 
@@ -573,6 +574,7 @@ TEST(ZeroMastersBuiltInParts, are_the_values_of_the_model) {
   for (const bool in_parts : {false, true}) {
     accelerated_ranks(2, stage(3), [&](Accelerator& accelerator) {
       Large net = in_parts ? accelerator.zero_init([] { return Large(); }) : Large();
+      EXPECT_EQ(comm::is_paged(net->weight), in_parts);
       auto [model, optimizer] = accelerator.prepare(net, adamw(net->parameters(), 1e-4));
       for (int step = 0; step < 20; ++step) {
         accelerator.backward(at::matmul(at::ones({1, 96}, at::kBFloat16), model->weight).sum());

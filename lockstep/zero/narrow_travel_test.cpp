@@ -172,6 +172,72 @@ TEST(NarrowTravel, all_ranks_compute_with_what_parameters_round_to_and_own_exact
   }
 }
 
+/// This rank's parts after some steps, between which somebody may look at exact values.
+std::vector<at::Tensor> parts_after_steps(Group& group, const TravelSetup& setup, bool looks) {
+  Net net;
+  const auto sharding = divide(net, group, setup);
+  for (int step = 0; step < 3; ++step) {
+    if (looks) {  // The one that forward touches first: it is still here then.
+      const ExactValues exact(sharding->pager());
+      const Gathered held({net->weight(0)}, /*writes=*/false);
+    }
+    run_backward(*sharding, loss_of(net, group.rank(), step));
+    update(*sharding, 0.5);
+  }
+  std::vector<at::Tensor> parts;
+  for (const at::Tensor& piece : sharding->pieces_of(net->parameters())) {
+    parts.push_back(piece.detach().clone());
+  }
+  return parts;
+}
+
+TEST(NarrowTravel, exact_values_that_were_looked_at_are_not_what_training_goes_on_with) {
+  const TravelSetup in_8_bits{.narrow = std::nullopt, .plus_plus = {.quantized_weights = true}};
+  for (const TravelSetup& setup : {TravelSetup(), in_8_bits}) {
+    ranks(2, [&](Group group) {
+      const auto expected = parts_after_steps(group, setup, /*looks=*/false);
+      const auto parts = parts_after_steps(group, setup, /*looks=*/true);
+      ASSERT_EQ(parts.size(), expected.size());
+      for (size_t i = 0; i < parts.size(); ++i) {
+        EXPECT_TRUE(at::equal(parts[i], expected[i])) << i;
+      }
+    });
+  }
+}
+
+TEST(NarrowTravel, an_exact_scope_within_another_does_not_end_it) {
+  ranks(2, [](Group group) {
+    Net alone;
+    Net net;
+    const auto sharding = divide(net, group, {});
+    const ExactValues outer(sharding->pager());
+    { const ExactValues inner(sharding->pager()); }
+    EXPECT_TRUE(at::equal(net->weight(0), alone->weight(0)));
+  });
+}
+
+/// Rank 1 is through with them, and wants the next forward's, while rank 0 still looks around.
+TEST(NarrowTravel, what_is_held_exact_stays_so_while_another_rank_trains_on) {
+  ranks(2, [](Group group) {
+    Net alone;
+    Net net;
+    const auto sharding = divide(net, group, {});
+    if (group.rank() == 0) {
+      const ExactValues exact(sharding->pager());
+      const Gathered held({net->weight(0)}, /*writes=*/false);
+      net->weight(1).norm();  // A round, which brings what rank 1 waits for.
+      EXPECT_TRUE(at::equal(net->weight(0), alone->weight(0)));
+    } else {
+      {
+        const ExactValues exact(sharding->pager());
+        const Gathered held({net->weight(0)}, /*writes=*/false);
+      }
+      EXPECT_TRUE(at::equal(net->weight(0), rounded(alone->weight(0))));
+    }
+    sharding->pager()->settle();
+  });
+}
+
 TEST(NarrowTravel, kept_parameters_stay_exact) {
   ranks(2, [](Group group) {
     Net alone;

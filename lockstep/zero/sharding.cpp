@@ -462,6 +462,7 @@ void Sharding::check_in_place() const {
 
 void Sharding::settle_parameters() {
   if (pager_) {
+    pager_->settle(Pager::kUpdate);  // Others may still read, and want what is here as it is.
     pager_->release_all();
   }
   write_back_masters();

@@ -134,7 +134,8 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   /// since it was divided, and one that was frozen then, and requires gradients now. Local.
   void check_in_place() const;
   /// Before the shards are updated: they have what was written to parameters. Whole parameters that
-  /// come when they are touched go.
+  /// come when they are touched go, once all ranks are here. In stage 3 collective; throws
+  /// CommError.
   void settle_parameters();
   /// Before the shards are read: the same, but what is whole stays.
   void write_back();
