@@ -169,6 +169,8 @@ class Accelerator {
   /// From now on `judge` is called at the first gradient of the prepared models from a backward
   /// that neither of these knows of, and throws unless its gradients are right all the same.
   void watch_unknown_backwards(std::function<void()> judge);
+  /// For who counts micro-steps itself: `ends_update` says whether a backward is an update's last.
+  void set_ends_update(std::function<bool()> ends_update);
 
   // --- precision
   Precision mixed_precision() const;

@@ -131,10 +131,10 @@ void Accelerator::run_backward(
     });
   }
   state.runner = State::Runner::kThis;
-  if (state.models.size() == 1) {
-    state.models[0].sync->begin_backward();
-  }
   try {
+    if (state.models.size() == 1) {
+      state.models[0].sync->begin_backward();
+    }
     // With a single model a loss that depends on no parameter is this rank's zero; the others wait
     // for it.
     if (scaled.requires_grad() || !use_distributed() || state.models.size() != 1) {
@@ -249,12 +249,19 @@ void Accelerator::watch_unknown_backwards(std::function<void()> judge) {
       watched, [this, judge = std::move(judge)](size_t) { meet_gradient(judge); });
 }
 
+void Accelerator::set_ends_update(std::function<bool()> ends_update) {
+  state_->loop->ends_update = std::move(ends_update);
+}
+
 void Accelerator::meet_gradient(const std::function<void()>& judge) {
   State& state = *state_;
   const int backward = BackwardHooks::current_backward();
-  if (state.runner != State::Runner::kNobody || state.judged_backward == backward) {
+  const bool is_known =
+      state.runner == State::Runner::kProgram && state.program_backward == backward;
+  if (state.runner == State::Runner::kThis || is_known || state.judged_backward == backward) {
     return;
   }
+  drop_unended();
   state.runner = State::Runner::kProgram;  // Until it is found good: else it is to be abandoned.
   state.program_backward = backward;
   judge();

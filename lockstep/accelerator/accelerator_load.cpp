@@ -25,6 +25,7 @@
 #include "lockstep/checkpoint/reader.h"
 #include "lockstep/flat/copy_values.h"
 #include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/storage/temp_folder.h"
 
 namespace lockstep {
 namespace {
@@ -527,6 +528,11 @@ void Accelerator::load_state(const fs::path& folder, const LoadStateOptions& opt
     state_->restored_local_steps.clear();
     state_->optimizers_differ = false;
   });
+  if (state.saving->rank() == 0 && !fs::exists(folder)) {
+    // A save that was cut short may have left it between two names.
+    checkpoint::remove_stale(fs::absolute(folder).parent_path());
+  }
+  state.saving->barrier();
   SavedAs saved;
   std::string failure;
   try {

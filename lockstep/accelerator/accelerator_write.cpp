@@ -148,6 +148,12 @@ void Accelerator::save(
             .all = checkpoint::patient(given.all), .disk = checkpoint::patient(given.disk)};
         std::string failure;
         try {
+          if (overwrite && groups.disk.size() != groups.all.size() && fs::exists(folder)) {
+            throw CheckpointError(
+                folder.string(),
+                "is there already, and with a disk for each host nothing is overwritten, since one "
+                "of them may fail; save under another name, or remove it on all hosts first");
+          }
           checkpoint::Writer writer(
               groups.disk, folder, {.overwrite = overwrite, .threads = threads});
           if (first) {

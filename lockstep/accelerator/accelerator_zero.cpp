@@ -113,6 +113,11 @@ void check_offload(const ZeroPlugin& zero) {
         "parameters off the device can only be updated on the host; got offload_param and no "
         "offload_optimizer, expected both; set offload_optimizer.device to cpu or nvme, too");
   }
+  if (optimizer.super_offload && param.device == OffloadDevice::kNvme) {
+    refuse(
+        "offload_optimizer.super_offload updates parameters that lie in memory early; got "
+        "offload_param.device nvme, expected cpu or none; leave one of them out");
+  }
   if (param.device != OffloadDevice::kNone && optimizer.ratio < 1) {
     refuse(fmt::format(
         "a part of the update can stay on the device where the parameters do; got offload_param, "

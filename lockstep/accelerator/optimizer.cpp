@@ -166,13 +166,15 @@ void Optimizer::set_sharding(std::shared_ptr<zero::Sharding> sharding) {
   // A sharding may live longer than an optimizer of its user's.
   const std::weak_ptr<const void> alive = flat->early_alive();
   state_->sharding->set_early_updates(
-      {.begin =
-           [flat, alive, loop = state_->loop](
-               size_t group, size_t shard, const at::Tensor& gradient) {
-             // Gradients of fp16 are unscaled first.
-             if (!alive.expired() && loop->sync_gradients && !loop->scaler) {
-               flat->begin_early(group, shard, gradient);
-             }
+      {.due =
+           [alive, loop = state_->loop] {
+             const bool last = loop->ends_update ? loop->ends_update() : loop->sync_gradients;
+             return last && !alive.expired() &&
+                    !loop->scaler;  // Which has gradients unscaled first.
+           },
+       .begin =
+           [flat](size_t group, size_t shard, const at::Tensor& gradient) {
+             flat->begin_early(group, shard, gradient);
            },
        .forget =
            [flat, alive](size_t group, size_t shard) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -137,6 +138,7 @@ int64_t early_of(const Setting& setting, const std::function<void(Training&)>& b
   const Outcome early = train(setting, true, body);
   EXPECT_EQ(plain.early, 0);
   for (size_t i = 0; i < plain.weights.size(); ++i) {
+    EXPECT_TRUE(plain.weights[i].isfinite().all().item<bool>());
     EXPECT_TRUE(at::equal(plain.weights[i], early.weights[i])) << "parameter " << i;
   }
   return early.early;
@@ -164,12 +166,13 @@ TEST(SuperOffload, other_rules_and_fp32_masters_begin_early_too) {
   const auto body = [](Training& training) { training.train(0, 5); };
   const auto momentum = [](std::vector<at::Tensor> parameters) {
     return std::make_shared<optim::SGD>(
-        std::move(parameters), optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .nesterov = true});
+        std::move(parameters), optim::SGDOptions{.lr = 1e-3, .momentum = 0.9, .nesterov = true});
   };
   EXPECT_GE(early_of({.new_optimizer = momentum}, body), 4 * kAtLeast);
   for (const int stage : {1, 2, 3}) {
     SCOPED_TRACE(stage);
-    EXPECT_GE(early_of({.stage = stage, .dtype = at::kBFloat16}, body), 4 * kAtLeast);
+    // Two layers are in a bucket.
+    EXPECT_GE(early_of({.stage = stage, .dtype = at::kBFloat16}, body), 4 * (kLayers / 2 - 3));
   }
 }
 
@@ -202,11 +205,10 @@ TEST(SuperOffload, what_changes_between_backward_and_step_counts) {
       };
     };
     const int64_t untouched = early_of(setting, with([](Training&) {}));
-    EXPECT_EQ(
-        early_of(setting, with([](Training& training) {
-                   training.optimizer().set_learning_rates({0.5});
-                 })),
-        untouched / 2);
+    const auto other_rate = [](Training& training) {
+      training.optimizer().set_learning_rates({0.5});
+    };
+    EXPECT_LE(early_of(setting, with(other_rate)), untouched / 2 + kLayers / 2);
     const auto scale = [](Training& training) {
       const torch::NoGradGuard no_grad;
       for (const at::Tensor& piece : training.optimizer().parameters()) {
@@ -226,6 +228,57 @@ TEST(SuperOffload, what_changes_between_backward_and_step_counts) {
           0);
     };
     EXPECT_LE(early_of(setting, with(write)), untouched / 2 + kLayers / 2);
+  }
+}
+
+TEST(SuperOffload, what_was_written_before_backward_counts) {
+  for (const Setting& setting :
+       {Setting{.stage = 1, .dtype = at::kBFloat16},
+        Setting{.stage = 2, .dtype = at::kBFloat16},
+        Setting{.stage = 3},
+        Setting{.stage = 3, .dtype = at::kBFloat16}}) {
+    SCOPED_TRACE(setting.stage);
+    early_of(setting, [](Training& training) {
+      training.train(0, 2);
+      {
+        const torch::NoGradGuard no_grad;
+        for (at::Tensor& parameter : training.net()->parameters()) {
+          parameter.mul_(0.5);
+        }
+      }
+      training.train(2, 5);
+    });
+  }
+}
+
+TEST(SuperOffload, a_backward_that_failed_leaves_nothing_in_what_adds_up) {
+  for (const int stage : {2, 3}) {
+    SCOPED_TRACE(stage);
+    std::vector<std::vector<at::Tensor>> outcomes;
+    for (const bool early : {false, true}) {
+      AcceleratorOptions options{.zero = plugin_of({.stage = stage}, early)};
+      options.gradient_accumulation_plugin = {.num_steps = 2, .sync_each_batch = true};
+      accelerated_ranks(2, options, [&](Accelerator& accelerator) {
+        Training training(accelerator, adamw, at::kFloat);
+        for (int64_t i = 0; i < 6; ++i) {
+          const auto scope = accelerator.accumulate();
+          if (i == 3) {  // Of the first layer, when most buckets are through.
+            const auto hook = training.net()->parameters()[0].register_hook(
+                [](const at::Tensor&) { throw std::runtime_error("a hook failed"); });
+            EXPECT_THROW(training.backward(9), std::exception);
+            training.net()->parameters()[0].remove_hook(hook);
+          }
+          training.backward(i);
+          training.step();
+        }
+        if (accelerator.is_main_process()) {
+          outcomes.push_back(training.weights());
+        }
+      });
+    }
+    for (size_t i = 0; i < outcomes[0].size(); ++i) {
+      EXPECT_TRUE(at::equal(outcomes[0][i], outcomes[1][i])) << i;
+    }
   }
 }
 
@@ -296,6 +349,12 @@ TEST(SuperOffload, needs_state_in_memory) {
         [&] { Training(accelerator, adamw, at::kFloat); },
         ThrowsMessage<ConfigError>(HasSubstr("super_offload and device nvme, expected cpu")));
   });
+  plugin = {.stage = 3};
+  plugin.offload_optimizer = {.device = OffloadDevice::kCpu, .super_offload = true};
+  plugin.offload_param = {.device = OffloadDevice::kNvme, .nvme_path = folder.path()};
+  EXPECT_THAT(
+      [&] { accelerated_ranks(1, {.zero = plugin}, [](Accelerator&) {}); },
+      ThrowsMessage<ConfigError>(HasSubstr("updates parameters that lie in memory")));
 }
 
 }  // namespace

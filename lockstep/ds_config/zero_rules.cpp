@@ -138,6 +138,13 @@ void check_offloads(KeyReader& reader, ZeroSection& zero) {
             "begins updates of state in the host's memory early; got device {}, expected cpu",
             word_of(optimizer.device.value)));
   }
+  if (optimizer.super_offload.value && zero.offload_param.device.value == OffloadDevice::kNvme) {
+    fail(
+        reader,
+        optimizer_path + ".super_offload",
+        "updates parameters that lie in memory early, and offload_param.device is nvme; delete one "
+        "of them");
+  }
   if (zero.offload_param.device.value == OffloadDevice::kNone) {
     return;
   }

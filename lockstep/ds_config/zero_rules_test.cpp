@@ -138,6 +138,11 @@ TEST(ZeroSection, OffloadedParametersAreUpdatedOnTheHost) {
       HasSubstr("offload_optimizer.super_offload begins updates of state in the host's memory "
                 "early; got device nvme, expected cpu"));
   EXPECT_THAT(
+      errors_of(zero(
+          R"("stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": true},
+          "offload_param": {"device": "nvme", "nvme_path": "/x"})")),
+      HasSubstr("super_offload updates parameters that lie in memory early, and offload_param"));
+  EXPECT_THAT(
       errors_of(zero(R"("offload_optimizer": {"ratio": 2})")),
       HasSubstr("ratio makes no sense; got 2, expected a number from 0 to 1\n"));
 }

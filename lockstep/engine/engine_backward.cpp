@@ -193,7 +193,8 @@ void EngineCore::judge_unknown_backward() {
         fmt::format(
             "of a loss that the engine has not seen, {}; call engine.backward(loss), or "
             "engine.scale(loss).backward(); if it is another model's loss, freeze this one "
-            "meanwhile (requires_grad_(false))",
+            "meanwhile (requires_grad_(false)); if another engine has this model now, destroy() "
+            "the first",
             because));
   };
   if (gradient_accumulation_steps_ > 1) {

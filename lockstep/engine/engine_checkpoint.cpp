@@ -27,6 +27,7 @@ constexpr const char* kLatest = "latest";
 // Of what an engine says of itself. Older checkpoints have neither.
 constexpr const char* kMicroStepsAnUpdate = "gradient_accumulation_steps";
 constexpr const char* kWithinUpdate = "within_update";
+constexpr const char* kAveraged = "averaged";
 
 void check_tag(const std::string& tag) {
   if (tag.empty() || tag == "." || tag == ".." || tag == kLatest ||
@@ -77,6 +78,7 @@ nlohmann::json EngineCore::state() const {
       {"micro_steps", micro_steps_},
       {kMicroStepsAnUpdate, gradient_accumulation_steps_},
       {kWithinUpdate, has_optimizer_ && optimizer_.gradients_are_due()},
+      {kAveraged, averaged_},
       {"loss_scale", loss_scale_ ? loss_scale_->state() : nlohmann::json(nullptr)},
       {"client_state", client_state_}};
 }
@@ -110,12 +112,17 @@ void EngineCore::load_state(
     const auto global_samples = saved.at("global_samples").get<int64_t>();
     const auto skipped_steps = saved.at("skipped_steps").get<int64_t>();
     const auto micro_steps = saved.at("micro_steps").get<int64_t>();
-    const bool same_count = saved.value(kMicroStepsAnUpdate, gradient_accumulation_steps_) ==
-                            gradient_accumulation_steps_;
-    const bool within = saved.value(kWithinUpdate, false);
+    // What older checkpoints do not say follows from whether gradients came with them.
+    const bool is_told = saved.contains(kMicroStepsAnUpdate);
+    const bool with_gradients = has_optimizer_ && optimizer_.gradients_are_due();
+    const bool within = is_told ? saved.value(kWithinUpdate, false) : with_gradients;
+    const bool same_count =
+        is_told ? saved.at(kMicroStepsAnUpdate) == gradient_accumulation_steps_ : within;
+    const bool averaged = saved.value(kAveraged, true) || !(with_optimizer && within);
     if (with_optimizer && loss_scale_ && !saved.at("loss_scale").is_null()) {
       loss_scale_->load_state(saved.at("loss_scale"));
     }
+    averaged_ = averaged;
     global_steps_ = global_steps;
     global_samples_ = global_samples;
     skipped_steps_ = skipped_steps;

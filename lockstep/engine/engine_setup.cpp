@@ -369,6 +369,10 @@ void EngineCore::start(
         self->judge_unknown_backward();
       }
     });
+    accelerator_->set_ends_update([core = weak_from_this()] {
+      const auto self = core.lock();
+      return self && self->is_gradient_accumulation_boundary();
+    });
   }
   has_scheduler_ = given_.lr_scheduler || given_.make_lr_scheduler || config_.scheduler;
   if (has_scheduler_ && !has_optimizer_) {

@@ -108,7 +108,7 @@ TEST(WallClockBreakdown, tells_each_micro_step_and_each_update_in_its_parts) {
 }
 
 TEST(WallClockBreakdown, what_slower_ranks_are_waited_for_is_allreduce) {
-  constexpr auto kLate = std::chrono::milliseconds(100);
+  constexpr auto kLate = std::chrono::milliseconds(800);
   for (const bool scaled : {false, true}) {
     for (const int stage : {0, 2}) {
       SCOPED_TRACE(stage);
@@ -128,7 +128,7 @@ TEST(WallClockBreakdown, what_slower_ranks_are_waited_for_is_allreduce) {
           }
           const at::Tensor loss = engine(engine_batch(0)).square().mean();
           if (!engine.accelerator().is_main_process()) {
-            computed.get_future().wait();
+            computed.get_future().wait_for(std::chrono::seconds(60));
             std::this_thread::sleep_for(kLate);
           }
           if (scaled) {
@@ -140,7 +140,7 @@ TEST(WallClockBreakdown, what_slower_ranks_are_waited_for_is_allreduce) {
         });
       });
       ASSERT_THAT(lines, SizeIs(1));
-      EXPECT_GT(times_of(lines[0], "_microstep").allreduce, 40) << lines[0];
+      EXPECT_GT(times_of(lines[0], "_microstep").allreduce, 200) << lines[0];
     }
   }
 }

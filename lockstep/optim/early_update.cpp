@@ -94,6 +94,7 @@ bool EarlyUpdate::take(const Key& key, const Source& source) {
   if (source.parameters.is_cpu()) {
     at::Tensor(source.parameters).copy_(entry.parameters);
   } else {
+    entry.ferry.begin(source.parameters.device());  // Behind who reads or writes them till now.
     entry.ferry.send_back(source.parameters, entry.parameters);
     entry.ferry.finish();
   }

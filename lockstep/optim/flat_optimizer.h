@@ -204,6 +204,7 @@ class FlatOptimizer : public torch::optim::Optimizer {
   std::pair<size_t, size_t> items_in(size_t group, size_t buffer) const;
   std::optional<EarlyUpdate::Source> early_source(
       size_t group, size_t begin, size_t end, const at::Tensor& gradient);
+  bool have_gradient(size_t group, size_t begin, size_t end, const at::Tensor& gradient) const;
   bool take_early(size_t group, size_t begin, size_t end);
   void offload_state(const OffloadOptimizer& offload);
   [[noreturn]] void refuse_to_capture_offloaded() const;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // FlatOptimizer where updates on the host begin before `step`.
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <iterator>
 #include <optional>
@@ -122,6 +123,21 @@ void FlatOptimizer::begin_early(size_t group, size_t buffer, const at::Tensor& g
       });
 }
 
+/// Whether gradients of items `begin` to `end` are what lies in `gradient`, that of all of these.
+bool FlatOptimizer::have_gradient(
+    size_t group, size_t begin, size_t end, const at::Tensor& gradient) const {
+  const std::vector<FlatParameter>& items = groups_[group].items();
+  return std::all_of(
+      items.begin() + static_cast<std::ptrdiff_t>(begin),
+      items.begin() + static_cast<std::ptrdiff_t>(end),
+      [&, first = items[begin].offset](const FlatParameter& item) {
+        const at::Tensor& own = item.parameter.grad();
+        const int64_t offset = (item.offset - first) * gradient.element_size();
+        return own.defined() && own.dtype() == gradient.dtype() &&
+               own.data_ptr() == static_cast<char*>(gradient.data_ptr()) + offset;
+      });
+}
+
 /// Whether the update of items `begin` to `end` was begun before, and is done now.
 bool FlatOptimizer::take_early(size_t group, size_t begin, size_t end) {
   std::vector<FlatParameter>& items = groups_[group].items();
@@ -131,20 +147,16 @@ bool FlatOptimizer::take_early(size_t group, size_t begin, size_t end) {
   if (gradient == nullptr) {
     return false;
   }
-  for (size_t i = begin; i < end; ++i) {
-    const at::Tensor& own = items[i].parameter.grad();
-    const int64_t offset = (items[i].offset - items[begin].offset) * gradient->element_size();
-    if (!own.defined() || own.dtype() != gradient->dtype() ||
-        own.data_ptr() != static_cast<char*>(gradient->data_ptr()) + offset) {
-      return false;
-    }
+  std::optional<EarlyUpdate::Source> source;
+  if (have_gradient(group, begin, end, *gradient)) {
+    const at::Tensor whole = gradient->as_strided(
+        {groups_[group].buffer_values(buffer).numel()},
+        {1},
+        gradient->storage_offset() - items[begin].offset);
+    source = early_source(group, begin, end, whole);
   }
-  const at::Tensor whole = gradient->as_strided(
-      {groups_[group].buffer_values(buffer).numel()},
-      {1},
-      gradient->storage_offset() - items[begin].offset);
-  const std::optional<EarlyUpdate::Source> source = early_source(group, begin, end, whole);
   if (!source || !early_->take({group, buffer}, *source)) {
+    early_->forget({group, buffer});  // Before the state is written to that it reads.
     return false;
   }
   for (size_t i = begin; i < end; ++i) {

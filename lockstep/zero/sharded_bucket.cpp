@@ -245,7 +245,7 @@ void ShardedBucket::wait_reduce() {
   }
 }
 
-const at::Tensor& ShardedBucket::add_average() {
+const at::Tensor& ShardedBucket::add_average(bool may_be_abandoned) {
   if (std::exchange(added_, true)) {
     return shard_gradient_;
   }
@@ -264,7 +264,12 @@ const at::Tensor& ShardedBucket::add_average() {
         shard_gradient(piece).zero_();
       }
     }
-    shard_gradient_.add_(reduced_);
+    if (may_be_abandoned) {
+      before_ = shard_gradient_;
+      shard_gradient_ = at::add(before_, reduced_);
+    } else {
+      shard_gradient_.add_(reduced_);
+    }
     if (rounds_sums_) {
       shard_gradient_.copy_(shard_gradient_.to(c10::typeMetaToScalarType(options_.dtype())));
     }
@@ -276,6 +281,7 @@ const at::Tensor& ShardedBucket::add_average() {
 void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
   add_average();
   added_ = false;
+  before_.reset();
   taken_.assign(slots_.size(), false);
   for (size_t i = 0; i < pieces_.size(); ++i) {
     if (anywhere[slot_of_piece_[i]] || pieces_[i].values.grad().defined()) {
@@ -321,6 +327,9 @@ void ShardedBucket::abandon(bool wait) noexcept {
   gradients_.reset();
   reduced_.reset();
   added_ = false;
+  if (before_.defined()) {
+    shard_gradient_ = std::exchange(before_, {});
+  }
   taken_.assign(slots_.size(), false);
 }
 

@@ -121,8 +121,9 @@ class ShardedBucket final : public Pageable {
   /// Returns when the average is there; the memory of the whole gradients is given back. Throws
   /// CommError.
   void wait_reduce();
-  /// Adds the average to the shard's gradient, which it gives. Of one that is reduced.
-  const at::Tensor& add_average();
+  /// Adds the average to the shard's gradient, which it gives. Of one that is reduced. If backward
+  /// may fail still, what there was is kept till it has ended.
+  const at::Tensor& add_average(bool may_be_abandoned = false);
   /// Does so, if it was not yet, and gives it to the pieces of those slots of which any rank had a
   /// gradient. Throws CommError.
   void finish_reduce(const std::vector<bool>& anywhere);
@@ -207,6 +208,7 @@ class ShardedBucket final : public Pageable {
   at::Tensor reduced_;         ///< What the reduction under way gives.
   at::Tensor shard_gradient_;  ///< Behind those of the pieces.
   bool added_ = false;         ///< Of the last reduction, to that.
+  at::Tensor before_;          ///< What that was before, if it was kept.
   std::optional<Pending> pending_;
   std::unique_ptr<QuantizedReduction> quantized_;
   Source source_ = Source::kExact;  ///< Of the last gather.

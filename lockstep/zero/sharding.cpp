@@ -122,6 +122,7 @@ Sharding::Sharding(
   }
   page_frozen(frozen, options);
   begun_early_.resize(buckets_.size());
+  note_settled();
   present_.assign(parameters_.size(), false);
   held_.resize(parameters_.size());
   had_gradient_.assign(parameters_.size(), false);
@@ -467,6 +468,7 @@ void Sharding::settle_parameters() {
   }
   write_back_masters();
   forget_early(/*only_if_written=*/true);
+  note_settled();
 }
 
 void Sharding::write_back() {
@@ -501,6 +503,7 @@ void Sharding::gather_parameters() {
   for (Pending& each : pending) {
     each.wait();
   }
+  note_settled();
 }
 
 }  // namespace lockstep::zero

@@ -113,8 +113,11 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
 
   /// Who begins to update shards while backward still runs, on copies.
   struct EarlyUpdates {
+    /// Whether an update follows the backward under way. Called by the threads of autograd, as is
+    /// what follows.
+    std::function<bool()> due;
     /// The pieces of shard `index` of a group will have `gradient`, if nothing more is done to it:
-    /// it lies as the shard does. Called by the threads of autograd.
+    /// it lies as the shard does.
     std::function<void(size_t group, size_t index, const at::Tensor& gradient)> begin;
     /// Before that gradient is written to, or where its parameters were.
     std::function<void(size_t group, size_t index)> forget;
@@ -226,6 +229,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   void forget_early(size_t index);
   /// That goes up with every write to one of a bucket's parameters.
   int64_t version_of(size_t index) const;
+  void note_settled();
   void write_back_masters();
 
   Group group_;
@@ -250,6 +254,8 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   std::vector<std::pair<size_t, size_t>> shard_of_;  ///< [bucket] Group and index there.
   EarlyUpdates early_;
   std::vector<std::optional<int64_t>> begun_early_;  ///< [bucket] Its version then.
+  /// [bucket] Its version when its shard last was what its parameters are.
+  std::vector<int64_t> settled_;
   std::map<const at::TensorImpl*, Piece> piece_with_;
   std::map<const at::TensorImpl*, std::vector<at::Tensor>> pieces_of_;
   std::set<const at::TensorImpl*> mastered_;  ///< Kept parameters.

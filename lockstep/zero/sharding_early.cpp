@@ -14,9 +14,20 @@ int64_t Sharding::version_of(size_t index) const {
   return sum;
 }
 
+void Sharding::note_settled() {
+  settled_.resize(buckets_.size());
+  for (size_t index = 0; index < buckets_.size(); ++index) {
+    settled_[index] = version_of(index);
+  }
+}
+
 void Sharding::begin_early(size_t index) {
-  if (!early_.begin || begun_early_[index]) {
+  if (!early_.begin || begun_early_[index] || !early_.due()) {
     return;
+  }
+  const ShardedBucket& bucket = *buckets_[index];
+  if ((bucket.is_paged() || bucket.has_masters()) && version_of(index) != settled_[index]) {
+    return;  // What was written to parameters is not in the shard yet.
   }
   const bool all = std::all_of(members_[index].begin(), members_[index].end(), [this](size_t i) {
     return present_[i];  // Those that no rank has are not updated.
@@ -26,7 +37,7 @@ void Sharding::begin_early(size_t index) {
   }
   begun_early_[index] = version_of(index);
   const auto [group, shard] = shard_of_[index];
-  early_.begin(group, shard, buckets_[index]->add_average());
+  early_.begin(group, shard, buckets_[index]->add_average(/*may_be_abandoned=*/true));
 }
 
 void Sharding::forget_early(size_t index) {
