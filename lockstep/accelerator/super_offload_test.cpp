@@ -41,7 +41,7 @@ torch::nn::Sequential new_net() {
   const torch::NoGradGuard no_grad;
   for (auto& parameter : net->parameters()) {
     parameter.copy_(
-        torch::sin(torch::arange(parameter.numel(), torch::kFloat)).reshape(parameter.sizes()) / 3);
+        torch::sin(torch::arange(parameter.numel(), torch::kFloat)).reshape(parameter.sizes()) / 12);
   }
   return net;
 }
@@ -271,8 +271,9 @@ TEST(SuperOffload, a_backward_that_failed_leaves_nothing_in_what_adds_up) {
           training.backward(i);
           training.step();
         }
+        const std::vector<at::Tensor> weights = training.weights();
         if (accelerator.is_main_process()) {
-          outcomes.push_back(training.weights());
+          outcomes.push_back(weights);
         }
       });
     }
