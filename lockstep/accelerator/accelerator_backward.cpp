@@ -262,10 +262,12 @@ void Accelerator::meet_gradient(const std::function<void()>& judge) {
     return;
   }
   drop_unended();
-  state.runner = State::Runner::kProgram;  // Until it is found good: else it is to be abandoned.
-  state.program_backward = backward;
-  judge();
-  state.runner = State::Runner::kNobody;
+  try {
+    judge();
+  } catch (...) {
+    abandon_backward();  // Which has begun, as far as the models' syncs know.
+    throw;
+  }
   state.judged_backward = backward;
   state.active->mark_trained();
   ++state.loop->backwards;
