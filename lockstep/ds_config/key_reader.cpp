@@ -69,7 +69,8 @@ void KeyReader::check(const Node& section, const std::string& path) {
       unknown(written, name, keys_of(path));
       continue;
     }
-    const Entry& entry = without_quotes(*spec, written);
+    const Entry* const bare = without_quotes(*spec, written);
+    const Entry& entry = bare != nullptr ? *bare : written;
     if (!spec->successor.empty()) {
       check_other_name(*spec, section, entry);
       continue;
@@ -88,14 +89,14 @@ void KeyReader::check(const Node& section, const std::string& path) {
   }
 }
 
-const Entry& KeyReader::without_quotes(const KeySpec& spec, const Entry& entry) {
+const Entry* KeyReader::without_quotes(const KeySpec& spec, const Entry& entry) {
   if (!spec.may_be_quoted || !quoted_text_of(entry.value)) {
-    return entry;
+    return nullptr;
   }
   Entry bare = entry;
   bare.value.quoted = false;
   if (fault_of(spec, bare.value)) {
-    return entry;
+    return nullptr;
   }
   note(
       entry.value.place,
@@ -103,7 +104,7 @@ const Entry& KeyReader::without_quotes(const KeySpec& spec, const Entry& entry) 
           "{0} is \"{1}\" in quotes, which counts as {1}; write {1}",
           spec.path,
           shown(entry.value.text)));
-  return unquoted_.emplace_back(std::move(bare));
+  return &unquoted_.emplace_back(std::move(bare));
 }
 
 void KeyReader::check_other_name(const KeySpec& spec, const Node& section, const Entry& entry) {

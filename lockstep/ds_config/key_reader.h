@@ -69,8 +69,8 @@ class KeyReader {
  private:
   void check_other_name(
       const KeySpec& spec, const config::Node& section, const config::Entry& entry);
-  /// `entry`, or what it is without quotes, after a note.
-  const config::Entry& without_quotes(const KeySpec& spec, const config::Entry& entry);
+  /// What `entry` is without its quotes, after a note; null if it stays as it is.
+  const config::Entry* without_quotes(const KeySpec& spec, const config::Entry& entry);
   void keep(const std::string& path, Found found);
 
   static void set(const config::Node& node, bool& value) { value = *truth_of(node); }
