@@ -59,7 +59,7 @@ ShardedBucket::ShardedBucket(
   const at::Tensor& any = parameters[slots_[0].parameter];
   const at::ScalarType updated_in = update_dtype(any, sixteen_bits);
   const bool masters = updated_in != any.scalar_type() && !travel_.kept_in_8_bits;
-  gradient_options_ = narrow                                ? options_.dtype(*narrow)
+  gradient_options_ = narrow                                ? options_.dtype(narrow)
                       : masters && sixteen_bits.fp32_travel ? options_.dtype(at::kFloat)
                                                             : options_;
   rounds_sums_ = masters && sixteen_bits.rounded_sums;
