@@ -41,7 +41,8 @@ torch::nn::Sequential new_net() {
   const torch::NoGradGuard no_grad;
   for (auto& parameter : net->parameters()) {
     parameter.copy_(
-        torch::sin(torch::arange(parameter.numel(), torch::kFloat)).reshape(parameter.sizes()) / 12);
+        torch::sin(torch::arange(parameter.numel(), torch::kFloat)).reshape(parameter.sizes()) /
+        12);
   }
   return net;
 }
