@@ -29,6 +29,7 @@ struct Options {
   int zero = 0;         ///< ZeRO's stage; 0: none.
   std::string offload_optimizer;  ///< "cpu", or a folder for files.
   std::string offload_param;
+  bool super_offload = false;
   std::string precision = "no";
   int64_t steps = 100;
   int64_t accumulate = 1;
@@ -50,6 +51,7 @@ lockstep::ZeroPlugin zero_plugin(const Options& options) {
   };
   set(options.offload_optimizer, plugin.offload_optimizer);
   set(options.offload_param, plugin.offload_param);
+  plugin.offload_optimizer.super_offload = options.super_offload;
   plugin.offload_param.max_in_cpu = 0;
   return plugin;
 }
@@ -198,6 +200,7 @@ int main(int argc, char** argv) {
     app.add_option("--zero", options.zero);
     app.add_option("--offload-optimizer", options.offload_optimizer);
     app.add_option("--offload-param", options.offload_param);
+    app.add_flag("--super-offload", options.super_offload);
     app.add_option("--precision", options.precision);
     app.add_option("--steps", options.steps);
     app.add_option("--accumulate", options.accumulate);

@@ -66,11 +66,16 @@ Exit code: 0; 1 if one cannot be removed; 2 for a wrong call.)";
 
 constexpr const char* kMergeFooter = R"(Examples:
   lockstep merge-weights runs/a/checkpoints/checkpoint_3 exported
-  lockstep merge-weights runs/a/checkpoints/checkpoint_3 exported --max-shard-size 300MB
+  lockstep merge-weights runs/a/checkpoints/checkpoint_3 exported --dtype keep
+  lockstep merge-weights runs/a/checkpoints/checkpoint_3 exported --max-shard-size 5GB
   lockstep merge-weights runs/a/checkpoints/checkpoint_3 exported --model 1
 
-Writes model.safetensors, or shards and model.safetensors.index.json, the way
-transformers and Accelerate read them. Sizes are decimal: KB, MB, GB, TB.
+Writes one model.safetensors in float32, whatever its size, with memory for the largest
+tensor: of parameters in 16 bits their masters, if the checkpoint has any, or else the same
+values. --dtype float16 and bfloat16 round; keep leaves each as it was saved. float64 and
+integers stay what they are. With --max-shard-size, what does not fit into one file goes
+into shards and model.safetensors.index.json, as transformers and Accelerate read them.
+Sizes are decimal: KB, MB, GB, TB.
 
 Exit code: 0; 1 if something cannot be read or written; 2 for a wrong call.)";
 
@@ -194,14 +199,20 @@ int CheckpointCommand::run(const std::vector<std::string>& words) const {
 
 MergeWeightsCommand::MergeWeightsCommand(CLI::App& app)
     : command_(app.add_subcommand(
-          "merge-weights", "Write the weights in a checkpoint as transformers reads them")) {
+          "merge-weights", "Write the weights in a checkpoint as one float32 file")) {
   set_help(
       *command_,
-      "lockstep merge-weights CHECKPOINT OUT [--max-shard-size 5GB] [--model N] [--force] [--json]",
+      "lockstep merge-weights CHECKPOINT OUT [--dtype float32] [--max-shard-size SIZE] [--model N] "
+      "[--force] [--json]",
       kMergeFooter);
-  command_
-      ->add_option("--max-shard-size", max_shard_size_, "Most bytes in one file, like 300MB (5GB)")
-      ->type_name("SIZE");
+  command_->add_option("--dtype", dtype_, "Of float16, bfloat16 and float32 tensors (float32)")
+      ->type_name("NAME")
+      ->check(CLI::IsMember(std::vector<std::string>(kMergeDtypes.begin(), kMergeDtypes.end())));
+  shard_option_ =
+      command_
+          ->add_option(
+              "--max-shard-size", max_shard_size_, "Most bytes in one file, like 5GB (any)")
+          ->type_name("SIZE");
   command_
       ->add_option(
           "--model",
@@ -217,7 +228,10 @@ int MergeWeightsCommand::run(const std::vector<std::string>& words) const {
   return print_report("lockstep.merge-weights", json_, [&] {
     check_words("lockstep merge-weights", words, 2, 2, "a checkpoint and a folder to write to");
     MergeOptions options = options_;
-    options.max_shard_bytes = checkpoint::parse_bytes("--max-shard-size", max_shard_size_);
+    options.dtype = parse_merge_dtype(dtype_);
+    if (!shard_option_->empty()) {
+      options.max_shard_bytes = checkpoint::parse_bytes("--max-shard-size", max_shard_size_);
+    }
     return merge_weights(path_of(words[0]), path_of(words[1]), options);
   });
 }

@@ -37,7 +37,7 @@ class CheckpointCommand {
   checkpoint::PruneOptions prune_options_;
 };
 
-/// `lockstep merge-weights`: the weights in a checkpoint as transformers reads them.
+/// `lockstep merge-weights`: the weights in a checkpoint as one float32 file.
 class MergeWeightsCommand {
  public:
   /// Adds the command to `app`, which must not outlive this.
@@ -49,8 +49,10 @@ class MergeWeightsCommand {
   int run(const std::vector<std::string>& words) const;
 
  private:
-  CLI::App* command_;  // [not null]
-  std::string max_shard_size_ = "5GB";
+  CLI::App* command_;          // [not null]
+  CLI::Option* shard_option_;  // [not null]
+  std::string max_shard_size_;
+  std::string dtype_ = kMergeDtypes[static_cast<size_t>(MergeDtype::kFloat32)];
   bool json_ = false;
   MergeOptions options_;
 };

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/merge_weights.h"
 
+#include <algorithm>
 #include <system_error>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include "cli/checkpoint_reports.h"
+#include "cli/convert_floats.h"
 #include "lockstep/storage/byte_size.h"
 #include "lockstep/storage/files.h"
 #include "lockstep/storage/model_files.h"
@@ -17,6 +19,7 @@ namespace lockstep::cli {
 namespace {
 
 namespace fs = std::filesystem;
+using checkpoint::Dtype;
 using checkpoint::OutputTensor;
 using checkpoint::SetTensor;
 using checkpoint::StoredCheckpoint;
@@ -102,11 +105,53 @@ void check_output(const fs::path& output, bool force) {
   }
 }
 
-/// The bytes of a whole tensor; in `buffer` if it lies in several pieces.
-std::string_view whole_bytes(const TensorSet& set, const SetTensor& tensor, std::string& buffer) {
+Dtype written_as(Dtype dtype, MergeDtype wanted) {
+  if (!is_narrow_float(dtype)) {
+    return dtype;
+  }
+  switch (wanted) {
+    case MergeDtype::kKeep:
+      return dtype;
+    case MergeDtype::kFloat32:
+      return Dtype::kF32;
+    case MergeDtype::kFloat16:
+      return Dtype::kF16;
+    case MergeDtype::kBFloat16:
+      return Dtype::kBF16;
+  }
+  return dtype;
+}
+
+/// Fills `buffer` with a tensor's pieces as `dtype`.
+void convert(const TensorSet& set, const SetTensor& tensor, Dtype dtype, std::string& buffer) {
+  const size_t width = checkpoint::dtype_bytes(dtype);
+  buffer.resize(static_cast<size_t>(tensor.elements()) * width);
+  for (const TensorPiece& piece : tensor.pieces) {
+    char* const to = buffer.data() + static_cast<size_t>(piece.begin) * width;
+    const int64_t overflows = convert_floats(tensor.dtype, set.bytes(piece), dtype, to);
+    if (overflows > 0) {
+      throw CheckpointError(
+          set.file(piece.file).path(),
+          fmt::format(
+              "has {} too large for {}; try {}",
+              counted(static_cast<size_t>(overflows), "value"),
+              checkpoint::dtype_name(dtype),
+              dtype == Dtype::kF16 ? "--dtype bfloat16, or float32" : "--dtype float32"),
+          checkpoint::in_quotes(tensor.name));
+    }
+  }
+}
+
+/// The bytes of a whole tensor as `dtype`; in `buffer` if it lies in several pieces, or as another.
+std::string_view whole_bytes(
+    const TensorSet& set, const SetTensor& tensor, Dtype dtype, std::string& buffer) {
   buffer = std::string();  // Gives its memory back before the next takes its own.
   if (tensor.pieces.empty()) {
     return {};
+  }
+  if (tensor.dtype != dtype) {
+    convert(set, tensor, dtype, buffer);
+    return buffer;
   }
   if (tensor.pieces.size() == 1) {
     return set.bytes(tensor.pieces.front());
@@ -118,7 +163,32 @@ std::string_view whole_bytes(const TensorSet& set, const SetTensor& tensor, std:
   return buffer;
 }
 
+/// The names of frozen parameters that the run saved without.
+std::vector<std::string> left_out(const StoredCheckpoint& stored, int model) {
+  std::vector<std::string> names;
+  const auto all = stored.meta().find("left_out");
+  if (all == stored.meta().end() || !all->is_array() || all->size() <= static_cast<size_t>(model)) {
+    return names;
+  }
+  for (const nlohmann::json& name : (*all)[static_cast<size_t>(model)]) {
+    if (name.is_string()) {
+      names.push_back(name.get<std::string>());
+    }
+  }
+  return names;
+}
+
 }  // namespace
+
+MergeDtype parse_merge_dtype(const std::string& word) {
+  const auto* const found = std::find(kMergeDtypes.begin(), kMergeDtypes.end(), word);
+  if (found == kMergeDtypes.end()) {
+    throw ConfigError(
+        "--dtype",
+        fmt::format("got {}, expected one of {}", printable(word), fmt::join(kMergeDtypes, ", ")));
+  }
+  return static_cast<MergeDtype>(found - kMergeDtypes.begin());
+}
 
 Report merge_weights(const fs::path& path, const fs::path& output, const MergeOptions& options) {
   const StoredCheckpoint stored = open_checkpoint(path);
@@ -127,10 +197,13 @@ Report merge_weights(const fs::path& path, const fs::path& output, const MergeOp
   std::string buffer;
   std::vector<OutputTensor> tensors;
   int64_t elements = 0;
+  size_t converted = 0;
   for (const SetTensor& tensor : set.tensors()) {
     elements += tensor.elements();
-    tensors.push_back({tensor.name, tensor.dtype, tensor.shape, [&set, &tensor, &buffer] {
-                         return whole_bytes(set, tensor, buffer);
+    const Dtype dtype = written_as(tensor.dtype, options.dtype);
+    converted += dtype == tensor.dtype ? 0 : 1;
+    tensors.push_back({tensor.name, dtype, tensor.shape, [&set, &tensor, &buffer, dtype] {
+                         return whole_bytes(set, tensor, dtype, buffer);
                        }});
   }
   const MadeFolders made(output);
@@ -144,18 +217,30 @@ Report merge_weights(const fs::path& path, const fs::path& output, const MergeOp
   for (const std::string& name : names) {
     report.text += printable(output / name) + "\n";
   }
+  const std::string dtype = kMergeDtypes[static_cast<size_t>(options.dtype)];
   report.text += fmt::format(
-      "{}, {} values, {}\n",
+      "{}, {} values, {}{}\n",
       counted(tensors.size(), "tensor"),
       with_commas(elements),
-      checkpoint::format_bytes(bytes));
+      checkpoint::format_bytes(bytes),
+      converted == 0 ? "" : fmt::format("; {} made {}", counted(converted, "tensor"), dtype));
+  const std::vector<std::string> absent = left_out(stored, options.model);
+  if (!absent.empty()) {
+    report.text += fmt::format(
+        "without {}, which the checkpoint was saved without: {}\n",
+        counted(absent.size(), "frozen parameter"),
+        printable(fmt::format("{}", fmt::join(absent, ", "))));
+  }
   report.json = {
       {"checkpoint", path.native()},
       {"output", output.native()},
       {"files", names},
       {"tensors", tensors.size()},
       {"elements", elements},
-      {"bytes", bytes}};
+      {"bytes", bytes},
+      {"dtype", dtype},
+      {"converted", converted},
+      {"left_out", absent}};
   return report;
 }
 

@@ -10,6 +10,7 @@
 
 #include "cli/ds_config_report.h"
 #include "cli/plot.h"
+#include "lockstep/ds_config/group_rates.h"
 
 namespace lockstep::cli {
 namespace {
@@ -19,6 +20,8 @@ using optim::Schedule;
 
 constexpr int64_t kMostRows = 40;
 
+using ds_config::GroupRate;
+
 /// What is shown: [group][step].
 struct Curves {
   std::vector<std::vector<double>> rates;
@@ -26,14 +29,14 @@ struct Curves {
   int64_t last = 0;                          ///< Step.
 };
 
-Curves curves_of(const Schedule& schedule, double base_lr, int64_t steps) {
+Curves curves_of(const Schedule& schedule, const std::vector<GroupRate>& groups, int64_t steps) {
   Curves curves;
   curves.last = std::min(steps, schedule.total_steps().value_or(steps));
-  for (size_t group = 0; group < schedule.groups().value_or(1); ++group) {
+  for (size_t group = 0; group < groups.size(); ++group) {
     std::vector<double>& rates = curves.rates.emplace_back();
     std::vector<double> momenta;
     for (int64_t step = 0; step <= curves.last; ++step) {
-      rates.push_back(schedule.lr(step, base_lr, group));
+      rates.push_back(schedule.lr(step, groups[group].lr, group));
       if (const auto momentum = schedule.momentum(step, group)) {
         momenta.push_back(*momentum);
       }
@@ -47,23 +50,40 @@ Curves curves_of(const Schedule& schedule, double base_lr, int64_t steps) {
 
 /// Whether the optimizer's rate plays a part.
 bool depends_on_base(const Schedule& schedule, int64_t steps) {
-  return curves_of(schedule, 1, steps).rates != curves_of(schedule, 2, steps).rates;
+  const size_t groups = schedule.groups().value_or(1);
+  const auto rates = [&](double lr) {
+    const std::vector<GroupRate> all(groups, GroupRate{.what = "", .lr = lr});
+    return curves_of(schedule, all, steps).rates;
+  };
+  return rates(1) != rates(2);
 }
 
-double base_lr_of(
+/// The groups that have a curve each: as many as the schedule has values for, or else the file's
+/// optimizer makes.
+std::vector<GroupRate> groups_of(
     const ScheduleRequest& request, const ds_config::DsConfig& config, const Schedule& schedule) {
-  if (request.base_lr) {
-    return *request.base_lr;
-  }
+  std::vector<GroupRate> groups;
   if (config.optimizer) {
-    return config.optimizer->parameters.number("lr");
-  }
-  if (depends_on_base(schedule, request.steps)) {
+    groups = ds_config::group_rates(*config.optimizer, request.base_lr);
+  } else if (request.base_lr || !depends_on_base(schedule, request.steps)) {
+    groups = {{.what = "", .lr = request.base_lr.value_or(0)}};
+  } else {
     throw ConfigError(
         request.file.native(),
         "has no optimizer, whose learning rate the schedule goes by; try --lr 0.001");
   }
-  return 0;
+  if (schedule.groups().value_or(groups.size()) != groups.size()) {
+    groups.assign(*schedule.groups(), GroupRate{.what = "", .lr = groups.front().lr});
+  }
+  return groups;
+}
+
+/// An optimizer without betas keeps its momentum.
+Schedule shown_schedule(const ds_config::DsConfig& config) {
+  const Schedule& schedule = config.scheduler->schedule.value();
+  const bool keeps =
+      schedule.cycles_betas_only() && config.optimizer && !ds_config::has_betas(*config.optimizer);
+  return keeps ? schedule.without_momentum() : schedule;
 }
 
 /// The steps of a table: all if they are few, else some at equal distances and those with a mark.
@@ -83,18 +103,19 @@ std::map<int64_t, std::string> rows_of(const Schedule& schedule, int64_t last) {
   return rows;
 }
 
-std::string name_of(const char* what, size_t group, size_t groups) {
-  return groups == 1 ? what : fmt::format("{} {}", what, group);
+std::string name_of(const char* what, const std::vector<GroupRate>& groups, size_t group) {
+  return groups.size() == 1 ? what : fmt::format("{} {}", what, group);
 }
 
-std::string table_of(const Schedule& schedule, const Curves& curves) {
+std::string table_of(
+    const Schedule& schedule, const std::vector<GroupRate>& groups, const Curves& curves) {
   const auto shown = rows_of(schedule, curves.last);
   std::vector<std::string> head = {"STEP"};
   for (size_t group = 0; group < curves.rates.size(); ++group) {
-    head.push_back(name_of("LEARNING RATE", group, curves.rates.size()));
+    head.push_back(name_of("LEARNING RATE", groups, group));
   }
   for (size_t group = 0; group < curves.momenta.size(); ++group) {
-    head.push_back(name_of("MOMENTUM", group, curves.momenta.size()));
+    head.push_back(name_of("MOMENTUM", groups, group));
   }
   std::vector<bool> right(head.size(), true);
   head.emplace_back("");
@@ -119,7 +140,7 @@ std::string table_of(const Schedule& schedule, const Curves& curves) {
   return text;
 }
 
-std::string plots_of(const Curves& curves) {
+std::string plots_of(const std::vector<GroupRate>& groups, const Curves& curves) {
   constexpr size_t kHeight = 16;
   constexpr size_t kLabels = 16;  // At the left of a plot, at most.
   constexpr size_t kWidth = 80;   // Of what is no terminal.
@@ -128,7 +149,7 @@ std::string plots_of(const Curves& curves) {
   std::string text;
   const auto draw = [&](const char* what, const std::vector<std::vector<double>>& list) {
     for (size_t group = 0; group < list.size(); ++group) {
-      text += (text.empty() ? "" : "\n") + name_of(what, group, list.size()) + "\n" +
+      text += (text.empty() ? "" : "\n") + name_of(what, groups, group) + "\n" +
               render_plot(list[group], width, kHeight);
     }
   };
@@ -155,6 +176,32 @@ Json by_step(const std::vector<std::vector<double>>& curves) {
   return steps;
 }
 
+/// Which parameters a column is of, where that is not all.
+std::string legend_of(const std::vector<GroupRate>& groups) {
+  std::string text;
+  for (size_t group = 0; group < groups.size(); ++group) {
+    if (groups.size() > 1 && !groups[group].what.empty()) {
+      text += fmt::format("{}group {}: {}", text.empty() ? "" : "; ", group, groups[group].what);
+    } else if (!groups[group].what.empty()) {
+      text += fmt::format("of one group of several: {}", groups[group].what);
+    }
+  }
+  return text.empty() ? "" : text + "\n";
+}
+
+/// A value of each group; of one alone, that.
+template <typename Value>
+Json by_group(const std::vector<GroupRate>& groups, Value GroupRate::*value) {
+  if (groups.size() == 1) {
+    return groups.front().*value;
+  }
+  Json all = Json::array();
+  for (const GroupRate& group : groups) {
+    all.push_back(group.*value);
+  }
+  return all;
+}
+
 std::string end_of(const Schedule& schedule, int64_t steps) {
   if (!schedule.total_steps() || *schedule.total_steps() >= steps) {
     return "";
@@ -179,15 +226,16 @@ Report schedule_report(const ScheduleRequest& request) {
         "has no scheduler, so the learning rate stays as it is; expected a section \"scheduler\"");
   }
   const ds_config::SchedulerSection& section = *reading.config.scheduler;
-  const Schedule& schedule = section.schedule.value();
-  const double base_lr = base_lr_of(request, reading.config, schedule);
-  const Curves curves = curves_of(schedule, base_lr, request.steps);
+  const Schedule schedule = shown_schedule(reading.config);
+  const std::vector<GroupRate> groups = groups_of(request, reading.config, schedule);
+  const Curves curves = curves_of(schedule, groups, request.steps);
   Report report;
   report.text = fmt::format(
-      "{}: {}\n\n{}",
+      "{}: {}\n{}\n{}",
       printable(request.file.native()),
       section.name.value,
-      request.plot ? plots_of(curves) : table_of(schedule, curves));
+      legend_of(groups),
+      request.plot ? plots_of(groups, curves) : table_of(schedule, groups, curves));
   if (schedule.beta2()) {
     report.text += fmt::format("\nThe second beta is {:g} throughout.\n", *schedule.beta2());
   }
@@ -199,7 +247,8 @@ Report schedule_report(const ScheduleRequest& request) {
   report.json = {
       {"file", request.file.native()},
       {"type", section.name.value},
-      {"base_lr", base_lr},
+      {"base_lr", by_group(groups, &GroupRate::lr)},
+      {"groups", by_group(groups, &GroupRate::what)},
       {"steps", request.steps},
       {"ends_at", schedule.total_steps() ? Json(*schedule.total_steps()) : Json(nullptr)},
       {"lr", by_step(curves.rates)},

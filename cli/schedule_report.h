@@ -23,9 +23,13 @@ struct ScheduleRequest {
 /// ConfigError for a file that cannot be read, has no scheduler, or leaves out a rate that the
 /// schedule begins with.
 ///
-/// As JSON: {"file", "type", "base_lr", "steps", "ends_at": step or null, "lr": [...], "momentum":
-/// [...] or null, "beta2": number or null, "marks": [{"step", "what"}]}; "lr" has a list for each
-/// step if there are values for several parameter groups, and "momentum", too.
+/// There is a curve for each parameter group that the schedule has values for, or that the file's
+/// optimizer makes: Muon two, muP's one of several, since the others depend on the model.
+///
+/// As JSON: {"file", "type", "base_lr", "groups", "steps", "ends_at": step or null, "lr": [...],
+/// "momentum": [...] or null, "beta2": number or null, "marks": [{"step", "what"}]}. "groups" is
+/// what parameters the rates are of; "" is all, or what the file does not say. With several groups
+/// it is a list, and so is "base_lr"; "lr" has a list for each step then, and "momentum", too.
 Report schedule_report(const ScheduleRequest& request);
 
 }  // namespace lockstep::cli

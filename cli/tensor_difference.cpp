@@ -2,12 +2,12 @@
 #include "cli/tensor_difference.h"
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
-#include <limits>
 #include <string_view>
 #include <vector>
+
+#include "cli/convert_floats.h"
 
 namespace lockstep::cli {
 namespace {
@@ -27,19 +27,6 @@ T load(const char* data) {
   return value;
 }
 
-double half_value(uint16_t bits) {
-  const int exponent = bits >> 10 & 31;
-  const int mantissa = bits & 1023;
-  double value = std::ldexp(mantissa, -24);
-  if (exponent == 31) {
-    value = mantissa == 0 ? std::numeric_limits<double>::infinity()
-                          : std::numeric_limits<double>::quiet_NaN();
-  } else if (exponent > 0) {
-    value = std::ldexp(1024 + mantissa, exponent - 25);
-  }
-  return bits >> 15 != 0 ? -value : value;
-}
-
 /// Nothing for dtypes that are no floats known here.
 std::optional<double> float_value(Dtype dtype, const char* data) {
   switch (dtype) {
@@ -48,9 +35,9 @@ std::optional<double> float_value(Dtype dtype, const char* data) {
     case Dtype::kF32:
       return load<float>(data);
     case Dtype::kBF16:
-      return std::bit_cast<float>(static_cast<uint32_t>(load<uint16_t>(data)) << 16);
+      return value_of_bfloat16(load<uint16_t>(data));
     case Dtype::kF16:
-      return half_value(load<uint16_t>(data));
+      return value_of_half(load<uint16_t>(data));
     default:
       return std::nullopt;
   }

@@ -12,9 +12,11 @@
 #include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/accelerator/either_variable.h"
 #include "lockstep/accelerator/enter_world.h"
+#include "lockstep/accelerator/lower_precision.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/keep_memory.h"
 #include "lockstep/base/log.h"
+#include "lockstep/flat/layout.h"
 #include "lockstep/flat/move_in_place.h"
 #include "lockstep/optim/follow_parameters.h"
 #include "lockstep/sync/reducer.h"
@@ -215,6 +217,8 @@ void Accelerator::add_model(const void* id, Tensors parameters, Tensors buffers,
     return;
   }
   refuse_common_parameters(state.models, parameters());
+  const flat::NarrowTravel narrow =
+      narrow_travel(state.options.lower_precision_safe_modules, parameters(), classes());
   if (state.options.device_placement) {
     flat::move_in_place(tensors_of(parameters()), state.device);
     flat::move_in_place(tensors_of(buffers()), state.device);
@@ -238,7 +242,8 @@ void Accelerator::add_model(const void* id, Tensors parameters, Tensors buffers,
       parameters(),
       buffers(),
       is_sharded() ? Group() : std::move(group),
-      state.options.data_parallel);
+      state.options.data_parallel,
+      narrow);
   std::shared_ptr<GradientSync> sync = is_sharded() ? nullptr : parallel;
   state.models.push_back(
       {id,

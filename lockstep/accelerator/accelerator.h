@@ -18,6 +18,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/accelerator/backward_options.h"
 #include "lockstep/accelerator/checkpointable.h"
 #include "lockstep/accelerator/gradient_scope.h"
 #include "lockstep/accelerator/nested_operations.h"
@@ -155,12 +156,21 @@ class Accelerator {
   /// gradient_accumulation_steps first, or by the micro-steps a shorter last group really has. Also
   /// when this process's loss does not reach the (single) prepared model. With several prepared
   /// models, a backward must reach the same ones on every process.
-  void backward(const at::Tensor& loss);
+  void backward(const at::Tensor& loss, const BackwardOptions& options = {});
   /// The gradient of the mean over everything counted: `loss_sum` is a sum over `count` tokens (or
   /// samples), and the division is by the counts of all processes and all micro-steps of the group
   /// together, so that however the tokens are dealt out the update is the same. Collective where
   /// sync_gradients(). One call a micro-step.
   void backward(const at::Tensor& loss_sum, double count);
+  /// What backward(loss) would differentiate: for a program that calls .backward() on it itself.
+  /// Around that happens, by itself, what happens around backward(loss); several scaled losses may
+  /// be in one backward. ConfigError for a loss that depends on nothing.
+  at::Tensor scale_loss(const at::Tensor& loss, BackwardSteps steps = {});
+  /// From now on `judge` is called at the first gradient of the prepared models from a backward
+  /// that neither of these knows of, and throws unless its gradients are right all the same.
+  void watch_unknown_backwards(std::function<void()> judge);
+  /// For who counts micro-steps itself: `ends_update` says whether a backward is an update's last.
+  void set_ends_update(std::function<bool()> ends_update);
 
   // --- precision
   Precision mixed_precision() const;
@@ -328,7 +338,8 @@ class Accelerator {
   }
 
   // --- saving
-  /// Writes all that the run is made of to `folder`, which must not exist: whole or absent. Models,
+  /// Writes all that the run is made of to `folder`, whole or absent; it must not exist, unless
+  /// `overwrite`, which replaces a checkpoint once the new one is whole. Models,
   /// optimizers, schedulers, the loss scaler, what was registered, and of every process its random
   /// state, the positions of its loaders and its place in an accumulation group. Collective.
   /// CheckpointError on every process if it fails on any, or they have not done equally many
@@ -491,7 +502,14 @@ class Accelerator {
   GradientSyncs hold_back(GradientSyncs syncs);
   void release(const GradientSyncs& held);
   void scale_gradients(double factor);
-  void run_backward(const at::Tensor& loss, double factor);
+  double part_of_group() const;
+  at::Tensor scaled_loss(const at::Tensor& loss, double factor);
+  void run_backward(const at::Tensor& loss, double factor, const BackwardOptions& options = {});
+  void abandon_backward() noexcept;
+  void drop_unended() noexcept;
+  void begin_of_program(const BackwardSteps& steps);
+  void end_of_program(const BackwardSteps& steps);
+  void meet_gradient(const std::function<void()>& judge);
   void warn_of_unused_precision();
   void clear_gradients();
   void make_optimizers_equal(const char* where);
@@ -518,12 +536,14 @@ class Accelerator {
       const AfterCommit& after);
   void expect_finished_device() const;
   std::string agree_on_save(const std::filesystem::path& folder);
-  checkpoint::Contents collect_state(checkpoint::Contents& whole, nlohmann::json& meta);
+  checkpoint::Contents collect_state(
+      checkpoint::Contents& whole, nlohmann::json& meta, const SaveStateOptions& options);
   void collect_training(
       checkpoint::Contents& contents,
       checkpoint::Contents& whole,
       nlohmann::json& meta,
-      const std::set<size_t>& taken_over);
+      const std::set<size_t>& taken_over,
+      const SaveStateOptions& options);
   void bring_while(const SavingGroups& groups, const std::function<void()>& body);
   void collect_position(checkpoint::Contents& contents);
   void collect_accumulation(checkpoint::Contents& contents);

@@ -176,6 +176,7 @@ void Accelerator::forget_prepared() {
   }
   state.offloaded.clear();
   state.loop->offloaded = false;
+  state.unknown.reset();
   state.schedulers.clear();
   state.optimizers.clear();
   state.optimizers_in_call.clear();

@@ -12,6 +12,7 @@ void Accelerator::average_gradients() {
     throw ConfigError(
         "average_gradients", "within no_sync(), where nothing is averaged; leave it first");
   }
+  drop_unended();
   state.loop->clipped.clear();
   try {
     for (const State::Model& model : state.models) {
@@ -19,9 +20,7 @@ void Accelerator::average_gradients() {
       model.sync->finish_backward();
     }
   } catch (...) {
-    for (const State::Model& model : state.models) {
-      model.sync->abandon_backward();
-    }
+    abandon_backward();
     throw;
   }
 }

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <functional>
+#include <set>
+#include <string>
 #include <utility>
 
 #include <fmt/format.h>
@@ -23,6 +25,7 @@
 #include "lockstep/checkpoint/reader.h"
 #include "lockstep/flat/copy_values.h"
 #include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/storage/temp_folder.h"
 
 namespace lockstep {
 namespace {
@@ -61,11 +64,17 @@ struct Accelerator::Loading {
   std::vector<std::function<void()>> apply = {};
 
   std::string path(const std::string& file) const { return (reader.path() / file).string(); }
-  void must_match(const char* what, size_t there, size_t here) const {
+  void must_match(
+      const char* what, size_t there, size_t here, const std::string& remedy = "") const {
     if (there != here) {
       throw CheckpointError(
           reader.path().string(),
-          fmt::format("holds {} {}, this program prepared {}", there, what, here));
+          fmt::format(
+              "holds {} {}, this program prepared {}{}",
+              there,
+              what,
+              here,
+              remedy.empty() ? "" : "; " + remedy));
     }
   }
 };
@@ -92,6 +101,10 @@ void Accelerator::check_models(Loading& loading) {
     ModelPieces pieces{
         .current = without_ties(state.models[i].parameters(), state.models[i].buffers()),
         .saved = {}};
+    const std::set<std::string>& left_out = loading.saved.left_out[i];
+    std::erase_if(pieces.current, [&](const NamedTensor& item) {
+      return left_out.contains(item.name);  // It stays what it is.
+    });
     if (!in_parts) {
       pieces.saved = loading.reader.tensor_set(stem, state.writers_per_rank, loading.share);
     }
@@ -322,8 +335,19 @@ void Accelerator::check_loop(Loading& loading) {
       loop.scaler->load_state(scaler);
     });
   }
-  if (loading.options.schedulers) {
-    loading.must_match("schedulers", saved.schedulers.size(), state.schedulers.size());
+  const bool lacks_schedulers = loading.options.may_lack_schedulers && state.schedulers.empty();
+  if (loading.options.schedulers && lacks_schedulers && !saved.schedulers.empty()) {
+    log_warning(fmt::format(
+        "{} has a learning rate schedule, and this program none: it is left; prepare one to go on "
+        "with it",
+        loading.reader.path().string()));
+  } else if (loading.options.schedulers) {
+    loading.must_match(
+        "schedulers",
+        saved.schedulers.size(),
+        state.schedulers.size(),
+        "prepare as many, or load without them: LoadStateOptions::schedulers = false, an engine's "
+        "load_lr_scheduler_states = false");
   }
   for (size_t i = 0; loading.options.schedulers && i < state.schedulers.size(); ++i) {
     loading.apply.push_back(state.schedulers[i].check_state(
@@ -504,6 +528,11 @@ void Accelerator::load_state(const fs::path& folder, const LoadStateOptions& opt
     state_->restored_local_steps.clear();
     state_->optimizers_differ = false;
   });
+  if (state.saving->rank() == 0 && !fs::exists(folder)) {
+    // A save that was cut short may have left it between two names.
+    checkpoint::remove_stale(fs::absolute(folder).parent_path());
+  }
+  state.saving->barrier();
   SavedAs saved;
   std::string failure;
   try {

@@ -15,16 +15,6 @@
 #include "lockstep/optim/clip.h"
 
 namespace lockstep {
-namespace {
-
-void require_one_number(const at::Tensor& loss) {
-  if (!loss.defined() || loss.numel() != 1) {
-    throw ConfigError(
-        "backward", "the loss must be one number; take its mean() or sum() before backward");
-  }
-}
-
-}  // namespace
 
 // --- which micro-steps synchronise
 
@@ -125,7 +115,7 @@ int64_t Accelerator::gradient_accumulation_steps() const {
   return state_->loop->accumulation.num_steps;
 }
 
-// --- backward
+// --- gradients of a group
 
 void Accelerator::scale_gradients(double factor) {
   if (factor == 1) {
@@ -157,65 +147,6 @@ void Accelerator::scale_gradients(double factor) {
   }
 }
 
-void Accelerator::backward(const at::Tensor& loss) {
-  require_one_number(loss);
-  LoopState& loop = *state_->loop;
-  if (loop.counted) {
-    throw ConfigError(
-        "backward",
-        "this accumulation group has a backward(loss_sum, count) already; give every loss of the "
-        "group a count, or none");
-  }
-  // Outside accumulate() nobody knows which backward is the last of a group, so the division is
-  // always the same there.
-  const bool short_group = loop.in_micro_step && loop.sync_gradients;
-  const int64_t parts = short_group ? loop.in_group : loop.accumulation.num_steps;
-  run_backward(loss, 1.0 / static_cast<double>(parts));
-}
-
-void Accelerator::backward(const at::Tensor& loss_sum, double count) {
-  require_one_number(loss_sum);
-  LoopState& loop = *state_->loop;
-  if (!(count >= 0)) {
-    throw ConfigError("backward", fmt::format("a count must be 0 or more; got {}", count));
-  }
-  if (state_->joining) {
-    throw ConfigError(
-        "backward",
-        "counts do not go with join_uneven_inputs: processes without data have none to add; divide "
-        "each loss yourself and use backward(loss)");
-  }
-  const bool grouped = loop.in_micro_step && loop.accumulation.num_steps > 1;
-  if (grouped && ++loop.counts_in_micro_step > 1) {
-    throw ConfigError(
-        "backward",
-        "a second backward(loss_sum, count) in one micro-step: whose count is it? Add the sums "
-        "and the counts, or divide each loss yourself and use backward(loss)");
-  }
-  const bool last = loop.sync_gradients && (loop.no_sync_depth == 0 || loop.sync_triggered);
-  const bool alone = !loop.counted;
-  loop.counted = loop.counted.value_or(0) + count;
-  if (!last) {
-    run_backward(loss_sum, 1);
-    return;
-  }
-  double total = *loop.counted;
-  loop.counted.reset();
-  if (use_distributed()) {
-    total = state_->group.all_reduce(at::full({1}, total, at::kDouble)).wait().item<double>();
-  }
-  if (total <= 0) {
-    throw ConfigError(
-        "backward", "the counts of all processes and micro-steps add up to 0; skip such a step");
-  }
-  // Averaging over processes divides by their number, which the total contains already.
-  const double factor = num_processes() / total;
-  if (!alone) {
-    scale_gradients(factor);
-  }
-  run_backward(loss_sum, factor);
-}
-
 void Accelerator::clear_gradients() {
   for (const State::Model& model : state_->models) {
     for (const NamedTensor& item : model.parameters()) {
@@ -227,50 +158,6 @@ void Accelerator::clear_gradients() {
   }
   state_->loop->clipped.clear();
   state_->norms = {};
-}
-
-void Accelerator::run_backward(const at::Tensor& loss, double factor) {
-  const auto is_away = [&](OffloadStateType type) { return state_->offloaded.contains(type); };
-  if (is_away(OffloadStateType::kLpParams) || is_away(OffloadStateType::kHpParams) ||
-      is_away(OffloadStateType::kLpGrads)) {
-    refuse_offloaded("backward");
-  }
-  state_->active->mark_trained();
-  ++state_->loop->backwards;
-  State& state = *state_;
-  LoopState& loop = *state.loop;
-  if (state.optimizers_differ && state.local_sgds.empty()) {
-    state.optimizers_differ = false;
-    make_optimizers_equal("load_state");
-  }
-  if (!loop.in_micro_step) {
-    loop.update_scaler_if_due();
-  }
-  loop.clipped.clear();
-  loop.finite->look_at_loss(loss);
-  warn_of_unused_precision();
-  at::Tensor scaled = factor == 1 ? loss : at::mul(loss, factor);
-  if (loop.scaler) {
-    scaled = loop.scaler->scale(scaled);
-  }
-  if (state.models.size() == 1) {
-    state.models[0].sync->begin_backward();
-  }
-  try {
-    // With a single model a loss that depends on no parameter is this rank's zero; the others wait
-    // for it.
-    if (scaled.requires_grad() || !use_distributed() || state.models.size() != 1) {
-      scaled.backward();
-    }
-    for (State::Model& model : state.models) {
-      model.sync->finish_backward();
-    }
-  } catch (...) {
-    for (State::Model& model : state.models) {
-      model.sync->abandon_backward();
-    }
-    throw;
-  }
 }
 
 // --- precision

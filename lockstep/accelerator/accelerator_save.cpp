@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a save is made of; accelerator_write.cpp writes it.
 #include <memory>
+#include <set>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -35,6 +38,25 @@ std::string fingerprint(const ObjectState& state) {
   return fmt::format("{:08x}", crc);
 }
 
+/// Takes the frozen ones of `parameters` out of `tensors`, and returns their names.
+std::vector<std::string> take_out_frozen(const NamedTensors& parameters, NamedTensors& tensors) {
+  std::set<const void*> frozen;
+  for (const NamedTensor& item : parameters) {
+    if (!item.tensor.requires_grad()) {
+      frozen.insert(item.tensor.unsafeGetTensorImpl());
+    }
+  }
+  std::vector<std::string> names;
+  std::erase_if(tensors, [&](const NamedTensor& item) {
+    const bool is_frozen = frozen.contains(item.tensor.unsafeGetTensorImpl());
+    if (is_frozen) {
+      names.push_back(item.name);
+    }
+    return is_frozen;
+  });
+  return names;
+}
+
 }  // namespace
 
 /// Models and optimizers. `whole`: what is to be touched under `bring_while` alone, on the main
@@ -43,8 +65,10 @@ void Accelerator::collect_training(
     checkpoint::Contents& contents,
     checkpoint::Contents& whole,
     nlohmann::json& meta,
-    const std::set<size_t>& taken_over) {
+    const std::set<size_t>& taken_over,
+    const SaveStateOptions& options) {
   State& state = *state_;
+  std::vector<std::vector<std::string>> left_out(state.models.size());
   const SavedWhere where{
       .on_each_host = state.saves_on_each_host(), .leads = state.saving->rank() == 0};
   checkpoint::EvenShares shares(
@@ -54,6 +78,9 @@ void Accelerator::collect_training(
       continue;
     }
     NamedTensors tensors = without_ties(state.models[i].parameters(), state.models[i].buffers());
+    if (options.exclude_frozen_parameters) {
+      left_out[i] = take_out_frozen(state.models[i].parameters(), tensors);
+    }
     if (state.is_paged() || (state.sharding && state.sharding->has_masters())) {
       state.sharding->write_back();
       if (state.saves_whole()) {
@@ -106,6 +133,9 @@ void Accelerator::collect_training(
     }
   }
   meta["models"] = state.models.size();
+  if (options.exclude_frozen_parameters) {
+    meta["left_out"] = left_out;
+  }
   meta["optimizer_steps"] = steps;
   meta["step"] = state.optimizers.empty() ? 0 : state.optimizers.front().steps();
   if (own_optimizers) {
@@ -237,7 +267,8 @@ void Accelerator::collect_objects(checkpoint::Contents& contents, nlohmann::json
   }
 }
 
-checkpoint::Contents Accelerator::collect_state(checkpoint::Contents& whole, nlohmann::json& meta) {
+checkpoint::Contents Accelerator::collect_state(
+    checkpoint::Contents& whole, nlohmann::json& meta, const SaveStateOptions& options) {
   State& state = *state_;
   checkpoint::Contents contents;
   StateBeingSaved being_saved{.contents = contents, .models = state.models.size()};
@@ -246,7 +277,7 @@ checkpoint::Contents Accelerator::collect_state(checkpoint::Contents& whole, nlo
   try {
     // Thrown on one process, the others would wait in the commit.
     state.save_hooks.run(being_saved);
-    collect_training(contents, whole, meta, being_saved.taken_over);
+    collect_training(contents, whole, meta, being_saved.taken_over, options);
     collect_position(contents);
   } catch (const std::exception& error) {
     contents.fail(error.what());

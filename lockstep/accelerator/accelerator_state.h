@@ -17,6 +17,7 @@
 #include "lockstep/checkpoint/background_save.h"
 #include "lockstep/offload/stowed.h"
 #include "lockstep/optim/optimizer_state.h"
+#include "lockstep/sync/backward_hooks.h"
 #include "lockstep/sync/data_parallel.h"
 #include "lockstep/sync/local_sgd.h"
 #include "lockstep/tracking/tracker.h"
@@ -56,6 +57,16 @@ struct Accelerator::State {
   std::map<const GradientSync*, int> holds;
   /// Under ZeRO, once model and optimizer are prepared.
   std::shared_ptr<zero::Sharding> sharding;
+  /// Who runs the backward under way: a call of backward(), or the program itself, of a loss that
+  /// scale_loss gave.
+  enum class Runner { kNobody, kThis, kProgram };
+  Runner runner = Runner::kNobody;
+  int program_backward = -1;  ///< The program's, as autograd numbers it.
+  int judged_backward = -1;   ///< The last that nobody told of, and that was let through.
+  /// What sees those.
+  std::unique_ptr<BackwardHooks> unknown;
+  /// For hooks that may live longer than this.
+  std::shared_ptr<const void> alive = std::make_shared<int>(0);
   /// What zero_init has built before there is `sharding`.
   std::vector<std::unique_ptr<zero::Init>> inits;
   /// What is left of it becomes the sharding's to bring. Collective.

@@ -113,7 +113,7 @@ void Accelerator::save(
   }
   nlohmann::json meta;
   checkpoint::Contents whole;
-  auto contents = std::make_shared<checkpoint::Contents>(collect_state(whole, meta));
+  auto contents = std::make_shared<checkpoint::Contents>(collect_state(whole, meta, options));
   meta[checkpoint::kSaveIdKey] = save_id;
   try {
     if (state.saves_whole() && options.async) {
@@ -134,7 +134,12 @@ void Accelerator::save(
     contents->fail(error.what());
   }
   const auto write =
-      [folder, contents, meta, after, threads = state.writers_per_rank](
+      [folder,
+       contents,
+       meta,
+       after,
+       overwrite = options.overwrite,
+       threads = state.writers_per_rank](
           const SavingGroups& given,
           const std::function<void(checkpoint::Writer&, const SavingGroups&)>& first = nullptr) {
         // Of what follows, too: an old checkpoint may take long to remove.
@@ -143,7 +148,14 @@ void Accelerator::save(
             .all = checkpoint::patient(given.all), .disk = checkpoint::patient(given.disk)};
         std::string failure;
         try {
-          checkpoint::Writer writer(groups.disk, folder, {.threads = threads});
+          if (overwrite && groups.disk.size() != groups.all.size() && fs::exists(folder)) {
+            throw CheckpointError(
+                folder.string(),
+                "is there already, and with a disk for each host nothing is overwritten, since one "
+                "of them may fail; save under another name, or remove it on all hosts first");
+          }
+          checkpoint::Writer writer(
+              groups.disk, folder, {.overwrite = overwrite, .threads = threads});
           if (first) {
             first(writer, groups);
           }

@@ -13,12 +13,14 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/accelerator/lower_precision.h"
 #include "lockstep/accelerator/sixteen_bits.h"
 #include "lockstep/accelerator/zero_units.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/keep_memory.h"
 #include "lockstep/flat/move_in_place.h"
 #include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/sync/reducer.h"
 #include "lockstep/zero/paged_buffer.h"
 
 namespace lockstep {
@@ -68,6 +70,9 @@ int host_size(const WorldSpec& world, Group& group) {
 }
 
 zero::PlusPlusOptions plus_plus(const ZeroPlugin& plugin, const WorldSpec& world, Group& group) {
+  if (group.size() == 1) {
+    return {};  // Nothing travels.
+  }
   zero::PlusPlusOptions options{
       .quantized_weights = plugin.zero_quantized_weights,
       .quantized_frozen = plugin.zero_quantized_nontrainable_weights,
@@ -107,6 +112,11 @@ void check_offload(const ZeroPlugin& zero) {
     refuse(
         "parameters off the device can only be updated on the host; got offload_param and no "
         "offload_optimizer, expected both; set offload_optimizer.device to cpu or nvme, too");
+  }
+  if (optimizer.super_offload && param.device == OffloadDevice::kNvme) {
+    refuse(
+        "offload_optimizer.super_offload updates parameters that lie in memory early; got "
+        "offload_param.device nvme, expected cpu or none; leave one of them out");
   }
   if (param.device != OffloadDevice::kNone && optimizer.ratio < 1) {
     refuse(fmt::format(
@@ -263,6 +273,7 @@ std::shared_ptr<void> Accelerator::begin_zero_init() {
 }
 
 void Accelerator::finish_zero_init(const NamedTensors& tensors) {
+  state_->inits.back()->divide(tensors_of(tensors));  // What was not when it was made.
   state_->inits.back()->finish();
   // Not when they are made: small ones are filled through pointers, as torch::tensor does.
   flat::move_in_place(tensors_of(tensors), device());
@@ -338,6 +349,8 @@ void Accelerator::shard_parameters() {
   State::Model& model = state.models.front();
   const ZeroPlugin& plugin = *state.options.zero;
   check_sums(plugin, model.parameters());
+  const LowerPrecisionModules& told = state.options.lower_precision_safe_modules;
+  const std::optional<at::ScalarType> wire = narrow_wire(plugin.communication_data_type, told);
   const int64_t cap_bytes = bucket_cap(plugin, model.parameters());
   state.sharding = std::make_shared<zero::Sharding>(
       model.parameters(),
@@ -358,7 +371,10 @@ void Accelerator::shard_parameters() {
           .plus_plus = plus_plus(plugin, state.world, state.group),
           .offload = plugin.offload_param,
           .offload_masters = with_the_state(plugin.offload_optimizer),
-          .sixteen_bits = sixteen_bits(plugin)});
+          .sixteen_bits = sixteen_bits(plugin),
+          .narrow = wire ? all_narrow(model.parameters(), *wire)
+                         : narrow_travel(told, model.parameters(), model.classes()),
+          .narrow_gradients_only = wire.has_value()});
   if (plugin.state_dict_type == StateDictType::kFullStateDict && state.sharding->has_masters()) {
     throw ConfigError(
         "zero",

@@ -105,8 +105,7 @@ at::Tensor FullValues::undivided(const at::Tensor& parameter, const Part& part) 
   return group.all_reduce(all, ReduceOp::kSum).wait();
 }
 
-void FullValues::write(
-    const at::Tensor& parameter, const Part& part, const at::Tensor& value) const {
+at::Tensor FullValues::copy_for(const at::Tensor& parameter, const at::Tensor& value) {
   if (value.sizes() != parameter.sizes()) {
     throw ConfigError(
         "full_values",
@@ -116,7 +115,10 @@ void FullValues::write(
             fmt::join(parameter.sizes(), ", ")));
   }
   // It may be a parameter that all ranks must bring, also those with no part of this one.
-  const at::Tensor own = value.detach().clone();
+  return value.detach().clone();
+}
+
+void FullValues::write(const Part& part, const at::Tensor& own) const {
   Group group = group_;
   group.barrier();  // Without ZeRO others may still read what they have in common with this rank.
   if (part.values.defined() && optimizer_.sharding() == nullptr) {
@@ -140,10 +142,13 @@ void FullValues::set_parameter(const at::Tensor& parameter, const at::Tensor& va
   const c10::AutoGradMode no_grad(false);
   zero::Sharding* sharding = optimizer_.sharding();
   const Part part = part_of(parameter, itself);
+  // Before parameters settle: reading `value` may bring the bucket in which `parameter` lies, too,
+  // and what is whole afterwards must not be from before.
+  const at::Tensor own = copy_for(parameter, value);
   if (sharding != nullptr) {
     sharding->settle_parameters();
   }
-  write(parameter, part, value);
+  write(part, own);
   if (sharding != nullptr) {
     sharding->gather_parameters();
   }
@@ -175,7 +180,7 @@ void FullValues::set_gradient(const at::Tensor& parameter, const at::Tensor& val
   }
   // In 16 bits the scaled ones might not be finite.
   const at::ScalarType wide = at::promote_types(value.scalar_type(), at::kFloat);
-  write(parameter, part, at::mul(value.detach().to(wide), loss_scale_));
+  write(part, copy_for(parameter, at::mul(value.detach().to(wide), loss_scale_)));
 }
 
 FullValues::Field FullValues::state_field(const std::string& name) const {
@@ -231,7 +236,7 @@ void FullValues::set_state(
             "the first step, and only what is shaped as its parameter, and no count, can be set",
             field));
   }
-  write(parameter, part, value);
+  write(part, copy_for(parameter, value));
 }
 
 }  // namespace lockstep

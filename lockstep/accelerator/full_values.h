@@ -62,7 +62,10 @@ class FullValues {
   /// Of state that each rank with a slice of the parameter has all of: rows, columns.
   at::Tensor undivided(const at::Tensor& parameter, const Part& part) const;
   void check_averaged() const;
-  void write(const at::Tensor& parameter, const Part& part, const at::Tensor& value) const;
+  /// A copy of `value`, whole, on all ranks. ConfigError unless it is shaped as `parameter`.
+  static at::Tensor copy_for(const at::Tensor& parameter, const at::Tensor& value);
+  /// `own`: such a copy.
+  void write(const Part& part, const at::Tensor& own) const;
   Field state_field(const std::string& name) const;
   bool anywhere(bool here) const;
 

@@ -29,6 +29,9 @@ struct LoopState {
   GradientAccumulationPlugin accumulation;
 
   bool sync_gradients = true;  ///< Of the current micro-step; true outside accumulate().
+  /// Where another than accumulate() counts micro-steps: whether the backward under way is an
+  /// update's last.
+  std::function<bool()> ends_update = nullptr;
   bool in_micro_step = false;
   int64_t step = 0;      ///< Accelerate's counter: micro-steps since a loader's end.
   int64_t in_group = 0;  ///< Micro-steps of the current group so far.

@@ -318,6 +318,32 @@ TEST(ZeroOffload, a_disk_that_fails_while_a_checkpoint_is_saved_is_an_error_on_a
   }
 }
 
+TEST(ZeroOffload, a_disk_of_one_rank_that_fails_in_the_update_is_an_error_on_all_ranks) {
+  for (const int stage : {2, 3}) {
+    const TestFolder folder;
+    ranks(3, [&](Group group) {
+      const auto scratch = folder / ("of_rank_" + std::to_string(group.rank()));
+      std::filesystem::create_directory(scratch);
+      WorldSpec world;
+      world.rank = world.local_rank = group.rank();
+      world.size = world.local_size = group.size();
+      ZeroPlugin plugin{.stage = stage, .bucket_cap_bytes = 4000};
+      plugin.offload_optimizer = {.device = OffloadDevice::kNvme, .nvme_path = scratch};
+      Accelerator accelerator({.zero = plugin}, world, std::move(group));
+      Training training(accelerator);
+      training.train(0, 1);
+      if (accelerator.process_index() == 1) {
+        EXPECT_GE(offload::cut_off_scratch_files(scratch), 1);
+      }
+      EXPECT_THAT(
+          [&] { training.train(1, 2); },
+          ThrowsMessage<ConfigError>(AllOf(
+              HasSubstr("the update failed on rank 1"),
+              HasSubstr("nvme_path '" + (folder / "of_rank_1").string()))));
+    });
+  }
+}
+
 TEST(ZeroOffload, what_a_program_writes_to_its_parameters_is_updated) {
   const TestFolder folder;
   for (const Way& way : ways(folder.path())) {

@@ -9,6 +9,7 @@
 
 #include "lockstep/accelerator/loop_state.h"
 #include "lockstep/base/error.h"
+#include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/watch/flight_recorder.h"
 #include "lockstep/zero/sharding.h"
 
@@ -36,6 +37,12 @@ struct Optimizer::State {
     at::Tensor loss = closure ? inner->step(settling) : inner->step();
     sharding->gather_parameters();
     return loss;
+  }
+  /// Gradients have had their turn, also if the update was left out.
+  void mark_used() const {
+    if (sharding) {
+      sharding->mark_gradients_used();
+    }
   }
 };
 
@@ -79,6 +86,7 @@ void Optimizer::step() {
     state.update();
   }
   loop.scaler_update_due = true;
+  state.mark_used();
   if (!state.skipped) {
     ++state.steps;
     watch::FlightRecorder::process().set_step(state.steps);
@@ -108,6 +116,7 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
   state.skipped = false;
   at::Tensor loss = state.update(closure);
   state.used_up = state.loop->backwards;
+  state.mark_used();
   ++state.steps;
   watch::FlightRecorder::process().set_step(state.steps);
   return loss;
@@ -150,6 +159,29 @@ void Optimizer::set_gradients_due(bool due) {
 
 void Optimizer::set_sharding(std::shared_ptr<zero::Sharding> sharding) {
   state_->sharding = std::move(sharding);
+  auto* flat = dynamic_cast<optim::FlatOptimizer*>(state_->inner.get());
+  if (flat == nullptr || !flat->may_begin_early()) {
+    return;
+  }
+  // A sharding may live longer than an optimizer of its user's.
+  const std::weak_ptr<const void> alive = flat->early_alive();
+  state_->sharding->set_early_updates(
+      {.due =
+           [alive, loop = state_->loop] {
+             const bool last = loop->ends_update ? loop->ends_update() : loop->sync_gradients;
+             return last && !alive.expired() &&
+                    !loop->scaler;  // Which has gradients unscaled first.
+           },
+       .begin =
+           [flat](size_t group, size_t shard, const at::Tensor& gradient) {
+             flat->begin_early(group, shard, gradient);
+           },
+       .forget =
+           [flat, alive](size_t group, size_t shard) {
+             if (!alive.expired()) {
+               flat->forget_early(group, shard);
+             }
+           }});
 }
 
 bool Optimizer::is_sharded() const {

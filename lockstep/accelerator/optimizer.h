@@ -36,7 +36,8 @@ class Optimizer {
   /// fp16.
   at::Tensor step(const std::function<at::Tensor()>& closure);
   /// Drops the gradients of this optimizer's parameters, as torch's does; the next backward's lie
-  /// in their buckets again.
+  /// in their buckets again. Under ZeRO a backward that averages after a step() without is a
+  /// ConfigError, for it would add to what that has used.
   void zero_grad();
   /// Whether the last step() that was due left the update out: gradients had overflowed, or were
   /// not finite.

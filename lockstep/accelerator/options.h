@@ -70,7 +70,9 @@ struct ZeroPlugin {
   /// Stage 3: the parameters of each module of these classes ("TransformerEncoderLayer", without
   /// namespace and Impl) come and go together, whatever bucket_cap_bytes says.
   std::vector<std::string> stage3_unit_classes = {};
-  /// Stage 3: how save_state writes the parameters. Other stages write them whole.
+  /// Stage 3: how save_state writes the parameters. Other stages write them whole, but for those
+  /// with fp32 masters, of which each process writes its part. kFullStateDict has no place for
+  /// masters, and is refused in every stage where there are any.
   StateDictType state_dict_type = StateDictType::kShardedStateDict;
   /// ZeRO++, stage 3: parameters travel in 8 bits, in blocks of 2048 with a scale each, and are
   /// computed with as they arrive. What is updated and saved is exact.
@@ -85,7 +87,8 @@ struct ZeroPlugin {
   int zero_hpz_partition_size = 1;
   /// ZeRO++, stage 3: each process keeps its part of the frozen parameters in 8 bits, as they
   /// travel, in blocks of 2048 with a scale each: a LoRA's base takes a quarter of fp32 then. They
-  /// are rounded once, in prepare(), and saved as they are from then on. Not with offload_param.
+  /// are rounded once, in prepare(), and saved as they are from then on. Not with offload_param. As
+  /// all of ZeRO++, nothing in one process.
   bool zero_quantized_nontrainable_weights = false;
   /// All stages: the optimizer's state in the host's memory or in files, and the update on the
   /// host. In one process, too.
@@ -101,8 +104,9 @@ struct ZeroPlugin {
   /// or the parameters' dtype. None: at::kFloat if averages add up (stages 2 and 3), else the
   /// parameters'.
   std::optional<at::ScalarType> grad_accum_dtype = std::nullopt;
-  /// at::kFloat: sums of stage 1 that have added up so travel so. None: gradients travel in the
-  /// parameters' dtype.
+  /// at::kHalf or at::kBFloat16: gradients of parameters of fp32 travel so, and add up in fp32.
+  /// at::kFloat: sums of stage 1 that have added up so, of 16-bit ones, travel so. None: gradients
+  /// travel in the parameters' dtype.
   std::optional<at::ScalarType> communication_data_type = std::nullopt;
   /// What a checkpoint's fp32 weights make of 16-bit parameters' masters: their values; or, if not,
   /// what these round to.
@@ -112,6 +116,16 @@ struct ZeroPlugin {
     return offload_optimizer.device != OffloadDevice::kNone ||
            offload_param.device != OffloadDevice::kNone;
   }
+};
+
+/// Modules whose gradients travel in 16 bits though their parameters are float32, as DeepSpeed's
+/// torch_autocast has them; in stage 3 the parameters do, too, unless they are kept whole. What is
+/// updated and saved is exact. Not with comm hooks, nor where ZeRO++ rounds.
+struct LowerPrecisionModules {
+  /// "Linear", "torch::nn::LinearImpl", "torch.nn.Linear"; each prepared model has all of them. Of
+  /// parameters that such a module has itself, and not of those within it.
+  std::vector<std::string> classes = {};
+  at::ScalarType dtype = at::kBFloat16;  ///< Or at::kHalf.
 };
 
 struct AutocastOptions {
@@ -177,6 +191,8 @@ struct AcceleratorOptions {
   /// Called with the checkpoint's folder before the process leaves; throw to stay.
   std::function<void(const std::filesystem::path& folder)> on_preempted = nullptr;
   DataParallelOptions data_parallel = {};
+  /// With and without ZeRO. None: all travels as wide as it is.
+  LowerPrecisionModules lower_precision_safe_modules = {};
   /// Sharded optimizer state and gradients. Without effect in one process, which has all anyway,
   /// unless something is offloaded.
   /// Not with shared_parameters, a comm hook, LocalSgd, or join_uneven_inputs.

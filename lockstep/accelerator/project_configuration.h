@@ -34,6 +34,11 @@ struct ProjectConfiguration {
 struct SaveStateOptions {
   /// Copy all of it to host memory, return, and write it while training goes on.
   bool async = false;
+  /// Replace a checkpoint that is there, once the new one is whole. What is no checkpoint stays.
+  bool overwrite = false;
+  /// Without the models' parameters that require no gradient; buffers stay. Whoever loads it goes
+  /// on with those that the model has.
+  bool exclude_frozen_parameters = false;
 };
 
 /// How load_state reads.
@@ -49,6 +54,8 @@ struct LoadStateOptions {
   /// With the number of their updates, fp16's loss scale, and gradients no update has used yet.
   bool optimizers = true;
   bool schedulers = true;
+  /// Where this program has prepared no schedule, those of the checkpoint are left, with a warning.
+  bool may_lack_schedulers = false;
   /// Models, and nothing else: no positions of loaders, random numbers, registered objects. The
   /// two above do not matter then.
   bool models_only = false;

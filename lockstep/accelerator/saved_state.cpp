@@ -26,6 +26,27 @@ std::set<size_t> read_taken_over(const SavedValues& meta, size_t models) {
   return taken_over;
 }
 
+/// Only where something was left out does a manifest say so.
+std::vector<std::set<std::string>> read_left_out(const SavedValues& meta, size_t models) {
+  std::vector<std::set<std::string>> left_out(models);
+  if (!meta.has("left_out")) {
+    return left_out;
+  }
+  const json& all = meta.list("left_out", static_cast<int64_t>(models));
+  for (size_t i = 0; i < models; ++i) {
+    if (!all[i].is_array()) {
+      meta.refuse("left_out", "a list of names for each model");
+    }
+    for (const json& name : all[i]) {
+      if (!name.is_string()) {
+        meta.refuse("left_out", "a list of names for each model");
+      }
+      left_out[i].insert(name.get<std::string>());
+    }
+  }
+  return left_out;
+}
+
 std::vector<bool> read_objects(const SavedValues& meta) {
   std::vector<bool> differ;
   for (const json& kind : meta.list("custom_objects")) {
@@ -55,6 +76,7 @@ SavedMeta read_saved_meta(const checkpoint::StoredCheckpoint& stored) {
       meta.count("processes", stored.world_size(), std::numeric_limits<int>::max()));
   saved.models = static_cast<size_t>(meta.count("models"));
   saved.models_taken_over = read_taken_over(meta, saved.models);
+  saved.left_out = read_left_out(meta, saved.models);
   saved.loaders = static_cast<size_t>(meta.count("loaders"));
   saved.optimizer_steps = meta.counts("optimizer_steps");
   const json& schedulers = meta.list("schedulers");

@@ -20,7 +20,8 @@ namespace lockstep {
 struct SavedMeta {
   int processes = 1;
   size_t models = 0;
-  std::set<size_t> models_taken_over;  ///< By hooks.
+  std::set<size_t> models_taken_over;           ///< By hooks.
+  std::vector<std::set<std::string>> left_out;  ///< Of each model, parameters that are not there.
   size_t loaders = 0;
   std::vector<int64_t> optimizer_steps;  ///< Updates that each has done.
   std::vector<nlohmann::json> schedulers;

@@ -12,6 +12,7 @@
 #include "lockstep/accelerator/loop_state.h"
 #include "lockstep/accelerator/saved_values.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
 #include "lockstep/optim/momentum.h"
 
@@ -23,6 +24,7 @@ struct Scheduler::State {
   std::shared_ptr<LoopState> loop;
   std::vector<Optimizer> optimizers = {};
   std::vector<std::vector<double>> base_rates = {};  ///< [optimizer][group]
+  std::vector<bool> cycles_momentum = {};            ///< [optimizer]
   int64_t steps = 0;
   int64_t counted = 1;  ///< As torch counts calls, for Accelerate's way of ending a schedule.
   std::optional<int64_t> stop_at = std::nullopt;
@@ -73,6 +75,15 @@ void Scheduler::bind(std::vector<Optimizer> optimizers) {
   for (const Optimizer& optimizer : optimizers) {
     state.base_rates.push_back(optimizer.learning_rates());
     const optim::Schedule* schedule = state.of_steps();
+    const bool cycles = schedule != nullptr &&
+                        (!schedule->cycles_betas_only() || optim::has_betas(optimizer.inner()));
+    if (schedule != nullptr && !cycles) {
+      log_warning(fmt::format(
+          "{} cycles betas, which the optimizer does not have: its momentum stays as it is; write "
+          "cycle_momentum: false to say so",
+          schedule->name()));
+    }
+    state.cycles_momentum.push_back(cycles);
     const size_t groups = state.base_rates.back().size();
     if (schedule != nullptr && schedule->groups() && *schedule->groups() != groups) {
       throw ConfigError(
@@ -129,7 +140,8 @@ void Scheduler::apply() const {
     std::vector<double> rates;
     for (size_t group = 0; group < state.base_rates[i].size(); ++group) {
       rates.push_back(schedule.lr(state.steps, state.base_rates[i][group], group));
-      if (const auto momentum = schedule.momentum(state.steps, group)) {
+      const auto momentum = schedule.momentum(state.steps, group);
+      if (momentum && state.cycles_momentum[i]) {
         optim::set_momentum(state.optimizers[i].inner(), group, *momentum, schedule.beta2());
       }
     }
@@ -191,7 +203,10 @@ std::string Scheduler::describe(int64_t steps) const {
     return "reduce_on_plateau: follows a metric";
   }
   const int64_t shown = steps > 0 ? steps : state_->ends_at.value_or(1000);
-  std::string text = optim::describe(*schedule, state_->base_rates.front().front(), shown);
+  std::string text = optim::describe(
+      state_->cycles_momentum.front() ? *schedule : schedule->without_momentum(),
+      state_->base_rates.front().front(),
+      shown);
   if (state_->policy.inner_steps > 1 && state_->policy.with_optimizer) {
     text += fmt::format("; {} of its steps an update", state_->policy.inner_steps);
   }

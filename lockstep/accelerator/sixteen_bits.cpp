@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include <c10/core/ScalarType.h>
+
 #include "lockstep/base/error.h"
 #include "lockstep/sync/reducer.h"
 
@@ -21,12 +23,27 @@ zero::SixteenBits sixteen_bits(const ZeroPlugin& plugin) {
 
 void check_sums(const ZeroPlugin& plugin, const NamedTensors& parameters) {
   const std::optional<at::ScalarType>& wire = plugin.communication_data_type;
-  if (wire && !(wire == at::kFloat && sixteen_bits(plugin).fp32_gradients)) {
+  const bool is_narrow = wire && c10::isReducedFloatingType(*wire);
+  for (const NamedTensor& item : trainable(parameters)) {
+    if (is_narrow && zero::is_trained_in_16_bits(item.tensor) &&
+        item.tensor.scalar_type() != *wire) {
+      throw ConfigError(
+          "zero",
+          fmt::format(
+              "gradients of {} ({}) travel in its dtype; got communication_data_type={}; leave it "
+              "out, or convert the model before prepare()",
+              item.name,
+              c10::toString(item.tensor.scalar_type()),
+              c10::toString(*wire)));
+    }
+  }
+  if (wire && !is_narrow && !(wire == at::kFloat && sixteen_bits(plugin).fp32_gradients)) {
     throw ConfigError(
         "zero",
         fmt::format(
-            "communication_data_type is for sums of stage 1 in fp32; got {} in stage {}; expected "
-            "at::kFloat, with grad_accum_dtype=at::kFloat; leave it out",
+            "communication_data_type is for gradients of fp32 that travel in 16 bits, or for sums "
+            "of stage 1 in fp32; got {} in stage {}; expected at::kHalf, at::kBFloat16, or "
+            "at::kFloat with stage 1 and grad_accum_dtype=at::kFloat; leave it out",
             c10::toString(*wire),
             plugin.stage));
   }

@@ -57,7 +57,14 @@ TEST(SixteenBits, sums_that_cannot_be_are_refused) {
   plugin = {.stage = 2, .communication_data_type = at::kFloat};
   EXPECT_THAT(
       [&] { check_sums(plugin, narrow_and_frozen()); },
-      ThrowsMessage<ConfigError>(HasSubstr("got Float in stage 2; expected at::kFloat, with")));
+      ThrowsMessage<ConfigError>(HasSubstr("got Float in stage 2; expected at::kHalf, at::k")));
+  plugin.communication_data_type = at::kBFloat16;
+  EXPECT_NO_THROW(check_sums(plugin, narrow_and_frozen()));
+  plugin.communication_data_type = at::kHalf;
+  EXPECT_THAT(
+      [&] { check_sums(plugin, narrow_and_frozen()); },
+      ThrowsMessage<ConfigError>(HasSubstr(
+          "gradients of weight (BFloat16) travel in its dtype; got communication_data_type=Half")));
 }
 
 /// The weights after two epochs over 11 samples in groups of three: the last of an epoch has two.

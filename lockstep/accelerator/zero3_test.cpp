@@ -235,20 +235,31 @@ TEST(Zero3, nothing_is_built_in_parts_without_it) {
 }
 
 TEST(Zero3, who_touches_a_parameter_alone_is_told_what_to_do) {
-  try {
-    accelerated_ranks(2, stage3(), [](Accelerator& accelerator) {
-      auto net = new_net();
-      auto [model, optimizer] =
-          accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
-      if (accelerator.is_main_process()) {
-        model->parameters()[0].sum();
-      }
-      accelerator.wait_for_everyone();
-    });
-    FAIL() << "rank 1 was waiting elsewhere";
-  } catch (const CommError& error) {
-    EXPECT_THAT(error.what(), HasSubstr("barrier"));
-  }
+  std::string said;
+  EXPECT_THROW(
+      accelerated_ranks(
+          2,
+          stage3(),
+          [&](Accelerator& accelerator) {
+            auto net = new_net();
+            auto [model, optimizer] =
+                accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
+            if (accelerator.is_main_process()) {
+              try {
+                model->parameters()[0].sum();
+              } catch (const CommError& error) {
+                said = error.what();
+                throw;
+              }
+            }
+            accelerator.wait_for_everyone();
+          }),
+      CommError)
+      << "rank 1 was waiting elsewhere";
+  EXPECT_THAT(said, HasSubstr("an operation touched 0."));
+  EXPECT_THAT(said, HasSubstr("barrier"));
+  EXPECT_THAT(said, HasSubstr("touch parameters on all ranks alike"));
+  EXPECT_THAT(said, HasSubstr("with_gathered_parameters"));
 }
 
 TEST(Zero3, goes_over_sockets_and_shared_memory) {

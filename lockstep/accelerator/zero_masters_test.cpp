@@ -16,9 +16,11 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/checkpoint/reader.h"
 #include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/comm/paged.h"
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/flat_optimizer.h"
 
@@ -473,6 +475,19 @@ TEST(ZeroMastersSaved, are_fp32_in_a_checkpoint_and_the_parameters_dtype_in_a_mo
   }
 }
 
+TEST(ZeroMastersSaved, are_not_lost_in_a_full_state_dict) {
+  for (const int number : {1, 2, 3}) {
+    AcceleratorOptions options = stage(number);
+    options.zero->state_dict_type = StateDictType::kFullStateDict;
+    accelerated_ranks(2, options, [number](Accelerator& accelerator) {
+      EXPECT_THAT(
+          [&] { Training(accelerator, at::kBFloat16); },
+          ::testing::ThrowsMessage<ConfigError>(::testing::HasSubstr("FULL_STATE_DICT")))
+          << number;
+    });
+  }
+}
+
 struct Way {
   std::string name;
   ZeroPlugin plugin;
@@ -559,6 +574,7 @@ TEST(ZeroMastersBuiltInParts, are_the_values_of_the_model) {
   for (const bool in_parts : {false, true}) {
     accelerated_ranks(2, stage(3), [&](Accelerator& accelerator) {
       Large net = in_parts ? accelerator.zero_init([] { return Large(); }) : Large();
+      EXPECT_EQ(comm::is_paged(net->weight), in_parts);
       auto [model, optimizer] = accelerator.prepare(net, adamw(net->parameters(), 1e-4));
       for (int step = 0; step < 20; ++step) {
         accelerator.backward(at::matmul(at::ones({1, 96}, at::kBFloat16), model->weight).sum());

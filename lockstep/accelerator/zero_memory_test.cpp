@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each stage of ZeRO leaves on a rank, counted by torch's allocator.
+// What each stage of ZeRO takes within a step, and leaves on a rank, counted by torch's allocator.
 #include <algorithm>
 #include <cstdint>
 #include <filesystem>
@@ -111,6 +111,49 @@ TEST(ZeroMemory, of_parameters_gradients_and_state_is_what_the_formulas_say) {
 
 TEST(ZeroMemory, of_parameters_in_16_bits_is_that_and_masters_of_this_ranks_part) {
   expect_formulas(at::kBFloat16);
+}
+
+/// Besides what stays, in fp32: the gradients that backward has just given and those of the buckets
+/// under way, in stage 3 the units that are whole, and a little for what layers give each other.
+TEST(ZeroMemory, within_a_step_is_that_and_a_few_buckets) {
+  constexpr int kLayers = 32;
+  constexpr int64_t kWidth = 256;
+  constexpr int64_t kUnit = 4 * kWidth * kWidth;
+  constexpr int64_t kUnderWay = 3;
+  constexpr int64_t kJustGiven = 2;  // Autograd's, and the copy that it makes of a transposed one.
+  constexpr int64_t kLive = 2;
+  constexpr int64_t kHeld = 1;  // By an operation, though it is not live any more.
+  for (const int world : {2, 4}) {
+    for (const int stage : {1, 2, 3}) {
+      const ZeroPlugin plugin{
+          .stage = stage,
+          .bucket_cap_bytes = kUnit,
+          .stage3_max_live_parameters = kWidth * kWidth * kLive};
+      accelerated_ranks(world, {.zero = plugin}, [&](Accelerator& accelerator) {
+        const auto counted = std::make_shared<AllocatedBytes>();
+        const c10::DebugInfoGuard watching(c10::DebugInfoKind::PROFILER_STATE, counted);
+        torch::nn::Sequential net;
+        for (int i = 0; i < kLayers; ++i) {
+          net->push_back(torch::nn::Linear(torch::nn::LinearOptions(kWidth, kWidth).bias(false)));
+        }
+        auto [model, optimizer] =
+            accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 1e-3}));
+        for (int step = 0; step < 4; ++step) {
+          counted->take_most();
+          optimizer.zero_grad();
+          accelerator.backward(model->forward(at::ones({1, kWidth})).square().sum());
+          optimizer.step();
+          const int64_t most = counted->bytes() + counted->take_most();
+          // Parameters, gradients and two moments of this rank's part.
+          const int64_t own = (stage == 3 ? 4 : 3) * kLayers * kUnit / world;
+          const int64_t stays = own + (stage == 3 ? 0 : kLayers * kUnit);
+          const int64_t comes = kUnderWay + kJustGiven + (stage == 3 ? kLive + kHeld : 0);
+          EXPECT_LE(most, stays + comes * kUnit + kUnit / 2)
+              << "stage " << stage << " of " << world << ", step " << step;
+        }
+      });
+    }
+  }
 }
 
 TEST(ZeroMemory, a_full_state_dict_takes_that_of_a_few_tensors_on_any_rank) {

@@ -34,7 +34,9 @@ void set_units(const FsdpPlugin& plugin, ZeroPlugin& zero) {
             plugin.transformer_layer_cls_to_wrap.size(),
             classes ? "another policy" : "the policy"));
   }
-  zero.stage3_unit_classes = plugin.transformer_layer_cls_to_wrap;
+  if (zero.stage == 3) {  // Else no parameters come and go.
+    zero.stage3_unit_classes = plugin.transformer_layer_cls_to_wrap;
+  }
   if (plugin.auto_wrap_policy == AutoWrapPolicy::kSize) {
     constexpr int64_t kMost = int64_t{1} << 40;
     if (plugin.min_num_params < 1 || plugin.min_num_params > kMost) {

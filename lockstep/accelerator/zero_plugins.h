@@ -46,7 +46,7 @@ enum class StateDictType {
   /// FULL_STATE_DICT: whole tensors in model.safetensors, as data parallel has it. They come one
   /// after the other to the main process, which writes alone meanwhile: slower, and no process has
   /// more than one of them besides what it computes with. Saved with `async`, the main process has
-  /// a copy of all of the model in the host's memory.
+  /// a copy of all of the model in the host's memory. Not where parameters have fp32 masters.
   kFullStateDict,
   /// LOCAL_STATE_DICT: flat memory as a process has it, for as many processes alone. Refused.
   kLocalStateDict
@@ -66,7 +66,9 @@ struct FsdpPlugin {
   AutoWrapPolicy auto_wrap_policy = AutoWrapPolicy::kNone;
   /// kSize: a bucket takes parameters until it has so many.
   int64_t min_num_params = 100'000'000;
-  /// kTransformer: each module of these classes ("TransformerEncoderLayer") is one bucket.
+  /// kTransformer: each module of these classes ("TransformerEncoderLayer") is one bucket. Where
+  /// parameters stay (kShardGradOp, kHybridShardZero2) nothing comes and goes, and buckets are as
+  /// without.
   std::vector<std::string> transformer_layer_cls_to_wrap = {};
   BackwardPrefetch backward_prefetch = BackwardPrefetch::kPre;
   /// The optimizer's state, and in stage 3 the parameters, in the host's memory; the host updates.

@@ -25,6 +25,7 @@
 #include "lockstep/checkpoint/load_model.h"
 #include "lockstep/comm/paged.h"
 #include "lockstep/optim/adam.h"
+#include "lockstep/zero/sharding.h"
 
 namespace lockstep {
 namespace {
@@ -76,6 +77,22 @@ at::Tensor trained(const AcceleratorOptions& options) {
   return weights;
 }
 
+/// `from` to `to` steps in which all processes have the same batch: to the bit what one does, if
+/// their number is a power of two.
+void take_steps(
+    Accelerator& accelerator,
+    torch::nn::Sequential& model,
+    Optimizer& optimizer,
+    int from,
+    int to) {
+  for (int step = from; step < to; ++step) {
+    const at::Tensor x = at::sin(at::arange(5 * 3 * 8, at::kFloat) + step).reshape({5, 3, 8});
+    accelerator.backward(model->forward(x).square().sum());
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+}
+
 std::string error_of(const std::function<void()>& body) {
   try {
     body();
@@ -104,6 +121,56 @@ TEST(FsdpPlugin, every_strategy_trains_with_the_bits_of_data_parallel) {
     }
     EXPECT_TRUE(at::equal(trained({.fsdp_plugin = plugin}), expected));
   }
+}
+
+TEST(FsdpPlugin, classes_to_wrap_say_nothing_where_parameters_stay) {
+  const at::Tensor expected = trained({});
+  FsdpPlugin plugin{
+      .auto_wrap_policy = AutoWrapPolicy::kTransformer,
+      .transformer_layer_cls_to_wrap = {"TransformerEncoderLayer"}};
+  EXPECT_EQ(plugin.zero(4)->stage3_unit_classes, plugin.transformer_layer_cls_to_wrap);
+  for (const ShardingStrategy strategy :
+       {ShardingStrategy::kShardGradOp, ShardingStrategy::kHybridShardZero2}) {
+    plugin.sharding_strategy = strategy;
+    EXPECT_TRUE(at::equal(trained({.fsdp_plugin = plugin}), expected));
+  }
+  plugin.sharding_strategy = ShardingStrategy::kFullShard;
+  plugin.reshard_after_forward = false;
+  EXPECT_TRUE(at::equal(trained({.fsdp_plugin = plugin}), expected));
+}
+
+TEST(FsdpPlugin, hybrid_shard_keeps_second_copies_on_each_host) {
+  const auto weights_with = [](const AcceleratorOptions& options, bool second_copies) {
+    at::Tensor weights;
+    ranks(4, [&](Group group) {
+      WorldSpec world;  // Two hosts of two processes.
+      world.rank = group.rank();
+      world.size = group.size();
+      world.local_rank = group.rank() % 2;
+      world.local_size = 2;
+      Accelerator accelerator(options, world, std::move(group));
+      auto net = transformer();
+      auto [model, optimizer] =
+          accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
+      take_steps(accelerator, model, optimizer, 0, 3);
+      if (second_copies) {
+        EXPECT_GT(optimizer.sharding()->pager()->secondary_gathers(), 0);
+      }
+      std::vector<at::Tensor> all;
+      for (const at::Tensor& parameter : model->parameters()) {
+        all.push_back(parameter.detach().reshape({-1}).clone());
+      }
+      if (accelerator.is_main_process()) {
+        weights = at::cat(all);
+      }
+    });
+    return weights;
+  };
+  const FsdpPlugin hybrid{
+      .sharding_strategy = ShardingStrategy::kHybridShard,
+      .auto_wrap_policy = AutoWrapPolicy::kSize,
+      .min_num_params = 500};
+  EXPECT_TRUE(at::equal(weights_with({.fsdp_plugin = hybrid}, true), weights_with({}, false)));
 }
 
 TEST(FsdpPlugin, says_what_zero_does) {
@@ -164,22 +231,6 @@ TEST(FsdpPlugin, offloads_what_a_stage_has) {
       }),
       HasSubstr("for cpu_offload use"));
   EXPECT_TRUE(at::equal(trained({.fsdp_plugin = full}), trained({})));
-}
-
-/// `from` to `to` steps in which all processes have the same batch: to the bit what one does, if
-/// their number is a power of two.
-void take_steps(
-    Accelerator& accelerator,
-    torch::nn::Sequential& model,
-    Optimizer& optimizer,
-    int from,
-    int to) {
-  for (int step = from; step < to; ++step) {
-    const at::Tensor x = at::sin(at::arange(5 * 3 * 8, at::kFloat) + step).reshape({5, 3, 8});
-    accelerator.backward(model->forward(x).square().sum());
-    optimizer.step();
-    optimizer.zero_grad();
-  }
 }
 
 /// All weights once `world` processes have done `use` with a model and its optimizer.

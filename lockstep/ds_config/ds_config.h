@@ -47,6 +47,8 @@ struct Bf16Section {
 struct AutocastSection {
   Resolved<bool> enabled{false};
   Resolved<std::optional<Dtype>> dtype;  ///< kFloat16 or kBfloat16; given if it is enabled.
+  /// Classes of modules whose gradients, and in stage 3 parameters, travel in it. Not set: none.
+  Resolved<std::optional<std::vector<std::string>>> lower_precision_safe_modules;
 };
 
 /// In which dtypes tensors are. Not set: as the model has them.
@@ -67,6 +69,7 @@ struct OffloadOptimizerSection {
   // With kNvme: whether files are read and written while others are updated; not set: yes.
   Resolved<std::optional<bool>> pipeline_read;
   Resolved<std::optional<bool>> pipeline_write;
+  Resolved<bool> super_offload{false};  ///< With kCpu.
 };
 
 struct OffloadParamSection {
@@ -94,6 +97,7 @@ struct ZeroSection {
   Resolved<bool> load_from_fp32_weights{true};  ///< False: from what these round to.
   Resolved<bool> quantized_nontrainable_weights{false};
   Resolved<bool> ignore_unused_parameters{true};
+  Resolved<bool> compute_grad_norm{true};  ///< Also where nothing is clipped.
 };
 
 /// Of TensorBoard, and of CSV files.

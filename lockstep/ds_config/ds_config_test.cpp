@@ -98,9 +98,11 @@ TEST(DsConfig, UnknownKeysAreErrorsAtEveryLevel) {
 
 TEST(DsConfig, ValuesOfAnotherTypeAreErrorsThatSayWhatToWrite) {
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {R"("zero_optimization": {"stage": "2"})",
-       "[ds.json:2:32] zero_optimization.stage makes no sense; got \"2\" in quotes, expected a "
-       "whole number from 0 to 3; write 2\n"},
+      {R"("zero_optimization": {"stage": "4"})",
+       "[ds.json:2:32] zero_optimization.stage makes no sense; got \"4\" in quotes, expected a "
+       "whole number from 0 to 3\n"},
+      {R"("zero_optimization": {"stage": "2.5"})", "got \"2.5\" in quotes"},
+      {R"("fp16": {"hysteresis": "2"})", "got \"2\" in quotes, expected a whole number"},
       {R"("zero_optimization": {"stage": 4})", "got 4, expected a whole number from 0 to 3\n"},
       {R"("zero_optimization": {"reduce_bucket_size": 1.5})", "got 1.5, expected a whole number"},
       {R"("zero_optimization": {"reduce_bucket_size": 0})", "of at least 1\n"},
@@ -338,7 +340,7 @@ TEST(DsConfig, RandomEditsAreReadOrRefusedWithPlaces) {
     "offload_param": {"device": "none"}, "cpu_offload": false, "leaf_module": {"names": ["a"]}},
     "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "betas": [0.9, 0.99]}},
     "scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 2000,
-    "warmup_max_lr": "auto", "warmup_min_lr": [0, 1]}}, "bfloat16": {"enabled": true},
+    "warmup_max_lr": "auto", "warmup_min_lr": [0]}}, "bfloat16": {"enabled": true},
     "fp16": {"enabled": false, "loss_scale": 0}, "comms_logger": {"prof_ops": ["all_reduce"]}})";
   std::mt19937 random(20'261'123);
   size_t right = 0;

@@ -3,6 +3,7 @@
 #include <cctype>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -190,6 +191,50 @@ void check_gradients(KeyReader& reader, const DsConfig& config) {
   }
 }
 
+void check_wire(KeyReader& reader, const DsConfig& config) {
+  if (is_narrow(config.communication_data_type) && config.zero.quantized_gradients.value) {
+    refuse_key(
+        reader,
+        "communication_data_type",
+        fmt::format(
+            "{} is for gradients that travel in 16 bits, and with zero_quantized_gradients they do "
+            "in 4; delete one of them",
+            word_of(*config.communication_data_type.value)));
+  }
+}
+
+/// What travels in torch_autocast.dtype is said by nothing else.
+void check_safe_modules(KeyReader& reader, const DsConfig& config) {
+  const std::string path = "torch_autocast.lower_precision_safe_modules";
+  if (reader.find(path) == nullptr) {
+    return;
+  }
+  if (!config.torch_autocast.enabled.value) {
+    refuse_key(reader, path, "needs torch_autocast.enabled; set it, or delete this");
+  }
+  const auto& wire = config.communication_data_type;
+  if (is_narrow(wire)) {
+    refuse_key(
+        reader,
+        "communication_data_type",
+        fmt::format(
+            "{} is for all gradients, and {} for those that it lists; write fp32, or delete one of "
+            "them",
+            word_of(*wire.value),
+            path));
+  }
+  for (const auto& [key, is_on] :
+       {std::pair("zero_quantized_weights", config.zero.quantized_weights.value),
+        std::pair("zero_quantized_gradients", config.zero.quantized_gradients.value)}) {
+    if (is_on) {
+      refuse_key(
+          reader,
+          std::string("zero_optimization.") + key,
+          fmt::format("rounds on its way what {} is about, too; delete one of them", path));
+    }
+  }
+}
+
 }  // namespace
 
 void apply_dtype_rules(KeyReader& reader, DsConfig& config) {
@@ -198,6 +243,8 @@ void apply_dtype_rules(KeyReader& reader, DsConfig& config) {
   apply_narrow_masters(reader, config);
   check_narrow_state(reader, config);
   check_gradients(reader, config);
+  check_wire(reader, config);
+  check_safe_modules(reader, config);
 }
 
 }  // namespace lockstep::ds_config

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Which dtypes go together. Where DeepSpeed 0.19.8 asserts, so does this.
+#include <optional>
 #include <string>
 
 #include <gmock/gmock.h>
@@ -52,6 +53,19 @@ TEST(DtypeRules, ANarrowParamDtypeIsWhatIsComputedIn) {
       errors_of(bf16(R"("data_types": {"param_dtype": "float8"})")), HasSubstr("expected one of"));
 }
 
+TEST(DtypeRules, LambNeedsADynamicScaleWithFp16) {
+  const auto keys = [](const std::string& optimizer, const std::string& fp16) {
+    return R"("optimizer": {"type": ")" + optimizer + "\"},\n\"fp16\": {" + fp16 + "}";
+  };
+  const std::string fixed = R"("enabled": true, "loss_scale": 128)";
+  EXPECT_THAT(
+      errors_of(keys("Lamb", fixed)),
+      HasSubstr("[ds.json:3:41] Lamb needs a dynamic loss scale with fp16; got loss_scale 128"));
+  EXPECT_EQ(errors_of(keys("Lamb", R"("enabled": true, "loss_scale": 0)")), "");
+  EXPECT_EQ(errors_of(keys("Lamb", R"("enabled": false, "loss_scale": 128)")), "");
+  EXPECT_EQ(errors_of(keys("Adam", fixed)), "");
+}
+
 TEST(DtypeRules, NamesToKeepWideAreTextAndStars) {
   EXPECT_EQ(
       reading_with(R"("data_types": {"keep_in_fp32_modules": "auto"})")
@@ -101,6 +115,13 @@ TEST(DtypeRules, GradientsOfNarrowParametersTravelSoOrAsTheyAddUp) {
       of("fp32", ""), HasSubstr("gradients of bf16 parameters travel as here; write bf16,"));
   EXPECT_THAT(of("fp16", sums), HasSubstr("write bf16 or fp32, as grad_accum_dtype, or delete"));
   EXPECT_THAT(of("fp32", sums, 2), HasSubstr("write bf16, or delete it"));
+}
+
+TEST(DtypeRules, GradientsThatZeroPlusPlusRoundsDoNotTravelIn16BitsToo) {
+  EXPECT_THAT(
+      errors_of(adam() + R"("communication_data_type": "fp16",
+            "zero_optimization": {"stage": 3, "zero_quantized_gradients": true})"),
+      HasSubstr("communication_data_type fp16 is for gradients that travel in 16 bits, and with"));
 }
 
 TEST(DtypeRules, NarrowMastersMakeTheParametersNarrow) {
@@ -159,6 +180,41 @@ TEST(DtypeRules, NarrowStateNeedsNarrowMasters) {
       errors_of(bf16(
           R"("optimizer": {"type": "Adam", "params": {"lr": 0.1, "fp32_optimizer_states": false}})")),
       HasSubstr("state is as wide as what is updated, and masters are float32"));
+}
+
+TEST(DtypeRules, SafeModulesAreNamesOrNoneAndGoWithAutocast) {
+  const auto of = [](const std::string& modules, const std::string& more = "") {
+    return R"("torch_autocast": {"enabled": true, "dtype": "bf16",
+      "lower_precision_safe_modules": )" +
+           modules + "}" + more;
+  };
+  const auto read = [&](const std::string& modules) {
+    const Reading reading = reading_with(of(modules));
+    EXPECT_EQ(lines_of(reading.errors), "");
+    return reading.config.torch_autocast.lower_precision_safe_modules.value;
+  };
+  EXPECT_THAT(
+      read(R"(["torch.nn.Linear", "my::BlockImpl"])"),
+      testing::Optional(testing::ElementsAre("torch.nn.Linear", "my::BlockImpl")));
+  EXPECT_THAT(read("[]"), testing::Optional(testing::IsEmpty()));
+  EXPECT_EQ(read("null"), std::nullopt);
+  EXPECT_THAT(errors_of(of("[3]")), HasSubstr("lower_precision_safe_modules makes no sense"));
+  EXPECT_EQ(errors_of(of(R"(["Linear"])", R"(, "communication_data_type": "fp32")")), "");
+  EXPECT_THAT(
+      errors_of(of(R"(["Linear"])", R"(, "communication_data_type": "fp16")")),
+      HasSubstr("communication_data_type fp16 is for all gradients, and torch_autocast."));
+  for (const std::string key : {"zero_quantized_weights", "zero_quantized_gradients"}) {
+    const std::string zero = R"(, "zero_optimization": {"stage": 3, ")" + key + "\": true}";
+    EXPECT_THAT(
+        errors_of(of("[]", zero)),
+        HasSubstr(
+            key + " rounds on its way what torch_autocast.lower_precision_safe_modules is about"));
+    EXPECT_EQ(errors_of(of("null", zero)), "");
+  }
+  EXPECT_THAT(
+      errors_of(R"("torch_autocast": {"lower_precision_safe_modules": ["Linear"]})"),
+      HasSubstr("[ds.json:2:52] torch_autocast.lower_precision_safe_modules needs "
+                "torch_autocast.enabled"));
 }
 
 }  // namespace

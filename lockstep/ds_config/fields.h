@@ -27,6 +27,9 @@ void visit_fields(Config& config, const Visit& visit) {
   visit("bf16.bf16_optimizer_states", config.bf16.optimizer_states);
   visit("torch_autocast.enabled", config.torch_autocast.enabled);
   visit("torch_autocast.dtype", config.torch_autocast.dtype);
+  visit(
+      "torch_autocast.lower_precision_safe_modules",
+      config.torch_autocast.lower_precision_safe_modules);
   visit("data_types.grad_accum_dtype", config.data_types.grad_accum_dtype);
   visit("data_types.param_dtype", config.data_types.param_dtype);
   visit("data_types.buffer_dtype", config.data_types.buffer_dtype);
@@ -40,11 +43,13 @@ void visit_fields(Config& config, const Visit& visit) {
   visit("zero_optimization.reduce_bucket_size", zero.reduce_bucket_size);
   visit("zero_optimization.load_from_fp32_weights", zero.load_from_fp32_weights);
   visit("zero_optimization.ignore_unused_parameters", zero.ignore_unused_parameters);
+  visit("zero_optimization.compute_grad_norm", zero.compute_grad_norm);
   auto& optimizer = zero.offload_optimizer;
   visit("zero_optimization.offload_optimizer.device", optimizer.device);
   visit("zero_optimization.offload_optimizer.nvme_path", optimizer.nvme_path);
   visit("zero_optimization.offload_optimizer.pin_memory", optimizer.pin_memory);
   visit("zero_optimization.offload_optimizer.ratio", optimizer.ratio);
+  visit("zero_optimization.offload_optimizer.super_offload", optimizer.super_offload);
   visit("zero_optimization.offload_optimizer.buffer_count", optimizer.buffer_count);
   visit("zero_optimization.offload_optimizer.pipeline_read", optimizer.pipeline_read);
   visit("zero_optimization.offload_optimizer.pipeline_write", optimizer.pipeline_write);

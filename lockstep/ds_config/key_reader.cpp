@@ -62,13 +62,15 @@ E value_of(const std::string& text) {
 }  // namespace
 
 void KeyReader::check(const Node& section, const std::string& path) {
-  for (const Entry& entry : section.entries) {
-    const std::string name = path_in(path, entry.key);
+  for (const Entry& written : section.entries) {
+    const std::string name = path_in(path, written.key);
     const KeySpec* const spec = find_key(name);
     if (spec == nullptr) {
-      unknown(entry, name, keys_of(path));
+      unknown(written, name, keys_of(path));
       continue;
     }
+    const Entry* const bare = without_quotes(*spec, written);
+    const Entry& entry = bare != nullptr ? *bare : written;
     if (!spec->successor.empty()) {
       check_other_name(*spec, section, entry);
       continue;
@@ -85,6 +87,24 @@ void KeyReader::check(const Node& section, const std::string& path) {
       check(entry.value, name);
     }
   }
+}
+
+const Entry* KeyReader::without_quotes(const KeySpec& spec, const Entry& entry) {
+  if (!spec.may_be_quoted || !quoted_text_of(entry.value)) {
+    return nullptr;
+  }
+  Entry bare = entry;
+  bare.value.quoted = false;
+  if (fault_of(spec, bare.value)) {
+    return nullptr;
+  }
+  note(
+      entry.value.place,
+      fmt::format(
+          "{0} is \"{1}\" in quotes, which counts as {1}; write {1}",
+          spec.path,
+          shown(entry.value.text)));
+  return &unquoted_.emplace_back(std::move(bare));
 }
 
 void KeyReader::check_other_name(const KeySpec& spec, const Node& section, const Entry& entry) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <deque>
 #include <map>
 #include <optional>
 #include <string>
@@ -68,6 +69,8 @@ class KeyReader {
  private:
   void check_other_name(
       const KeySpec& spec, const config::Node& section, const config::Entry& entry);
+  /// What `entry` is without its quotes, after a note; null if it stays as it is.
+  const config::Entry* without_quotes(const KeySpec& spec, const config::Entry& entry);
   void keep(const std::string& path, Found found);
 
   static void set(const config::Node& node, bool& value) { value = *truth_of(node); }
@@ -88,6 +91,7 @@ class KeyReader {
   const config::Document& document_;
   Reading& reading_;
   std::map<std::string, Found> found_;
+  std::deque<config::Entry> unquoted_;  ///< Which `found_` may refer to.
 };
 
 }  // namespace lockstep::ds_config

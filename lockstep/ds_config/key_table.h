@@ -46,6 +46,7 @@ struct KeySpec {
   std::vector<std::string> choices = {};
   AutoRule auto_rule = AutoRule::kDefault;
   bool may_be_null = false;        ///< null is as if the key were not there.
+  bool may_be_quoted = false;      ///< A number in quotes is that number, with a note.
   bool first_may_be_null = false;  ///< Of a kPair, whose first number is NaN then.
   std::string fine = {};           ///< Of kRefused.
   std::string successor = {};      ///< Of another name of a key: that key's path.

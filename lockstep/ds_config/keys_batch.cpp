@@ -99,13 +99,12 @@ void add_bf16(std::vector<KeySpec>& keys) {
        .kind = KeyKind::kChoice,
        .words = "needed where it is enabled; float16 and bfloat16 are the same words",
        .choices = {"fp16", "bf16", "float16", "bfloat16"}}));
-  keys.push_back(
-      {.path = "torch_autocast.lower_precision_safe_modules",
-       .kind = KeyKind::kTexts,
-       .status = KeyStatus::kRefused,
-       .words = "classes of Python, whose parameters and gradients DeepSpeed sends in "
-                "torch_autocast.dtype; "
-                "here they travel as wide as they are. Delete it"});
+  keys.push_back(nullable(works(
+      "torch_autocast.lower_precision_safe_modules",
+      KeyKind::kTexts,
+      "classes of modules (`torch.nn.Linear`, `torch::nn::LinearImpl`, `Linear`) whose own "
+      "parameters' gradients travel in torch_autocast.dtype, in stage 3 these parameters, too; not "
+      "set: none, where DeepSpeed takes Linear and Conv1d to Conv3d")));
 }
 
 void add_data_types(std::vector<KeySpec>& keys) {

@@ -49,10 +49,10 @@ void add_buckets(std::vector<KeySpec>& keys) {
 }
 
 void add_state(std::vector<KeySpec>& keys) {
-  keys.push_back(in_zero(nothing(
+  keys.push_back(in_zero(works(
       "compute_grad_norm",
       KeyKind::kBoolean,
-      "the norm is computed where gradients are clipped or it is asked for, and else not")));
+      "from stage 1 on, and with fp16 or bf16: get_global_grad_norm() though nothing is clipped")));
   keys.push_back(in_zero(works(
       "load_from_fp32_weights",
       KeyKind::kBoolean,
@@ -101,11 +101,10 @@ void add_offload_optimizer(std::vector<KeySpec>& keys) {
   cores.least = 0;
   cores.most = 1;
   keys.push_back(in_zero(std::move(cores)));
-  keys.push_back(in_zero(refused_unless(
+  keys.push_back(in_zero(works(
       key("super_offload"),
       KeyKind::kBoolean,
-      "false",
-      "is made for one kind of machine (GH200); delete it, and device cpu does the same work")));
+      "device cpu: updates begin while backward runs, on copies in the host's memory")));
 }
 
 void add_offload_param(std::vector<KeySpec>& keys) {
@@ -249,7 +248,8 @@ std::vector<KeySpec> zero_keys() {
            "0: nothing is shared; 1: optimizer state is; 2: gradients, too; 3: parameters, too",
        .least = 0,
        .most = 3,
-       .auto_rule = AutoRule::kRefused}));
+       .auto_rule = AutoRule::kRefused,
+       .may_be_quoted = true}));
   add_buckets(keys);
   add_state(keys);
   add_offload(keys);

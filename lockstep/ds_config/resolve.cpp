@@ -65,6 +65,7 @@ Reading read_ds_config(const Document& document, std::optional<int64_t> world_si
   reader.check(root, "");
   visit_fields(config, [&](const std::string& path, auto& field) { reader.take(path, field); });
   read_typed_sections(reader, config);
+  apply_schedule_rules(reader, config);
   apply_precision_rules(reader, config);
   apply_zero_rules(reader, world_size, config);
   apply_dtype_rules(reader, config);

@@ -33,22 +33,23 @@ Schedule warmup(const Parameters& from) {
        .warmup_type = warmup_type(from)});
 }
 
+/// DeepSpeed's stays at its last rate, here and with the cosine: a run may make more updates.
 Schedule warmup_decay(const Parameters& from) {
-  return optim::deepspeed_warmup_decay(
-      {.total_num_steps = from.whole("total_num_steps"),
-       .warmup_min_lr = from.numbers("warmup_min_lr"),
-       .warmup_max_lr = from.numbers("warmup_max_lr"),
-       .warmup_num_steps = from.whole("warmup_num_steps"),
-       .warmup_type = warmup_type(from)});
+  return optim::deepspeed_warmup_decay({.total_num_steps = from.whole("total_num_steps"),
+                                        .warmup_min_lr = from.numbers("warmup_min_lr"),
+                                        .warmup_max_lr = from.numbers("warmup_max_lr"),
+                                        .warmup_num_steps = from.whole("warmup_num_steps"),
+                                        .warmup_type = warmup_type(from)})
+      .without_end();
 }
 
 Schedule warmup_cosine(const Parameters& from) {
-  return optim::deepspeed_warmup_cosine(
-      {.total_num_steps = from.whole("total_num_steps"),
-       .warmup_min_ratio = from.number("warmup_min_ratio"),
-       .warmup_num_steps = from.whole("warmup_num_steps"),
-       .cos_min_ratio = from.number("cos_min_ratio"),
-       .warmup_type = warmup_type(from)});
+  return optim::deepspeed_warmup_cosine({.total_num_steps = from.whole("total_num_steps"),
+                                         .warmup_min_ratio = from.number("warmup_min_ratio"),
+                                         .warmup_num_steps = from.whole("warmup_num_steps"),
+                                         .cos_min_ratio = from.number("cos_min_ratio"),
+                                         .warmup_type = warmup_type(from)})
+      .without_end();
 }
 
 Schedule one_cycle(const Parameters& from) {

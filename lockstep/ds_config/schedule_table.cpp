@@ -135,8 +135,8 @@ std::vector<TypeSpec> make_schedule_types() {
   add_torchs(types);
   types.push_back(refused_type(
       "ReduceLROnPlateau",
-      "goes by a metric, which the engine's step() does not have; prepare "
-      "optim::reduce_on_plateau in the program instead"));
+      "goes by a metric, which no file can hold; give initialize optim::reduce_on_plateau as its "
+      "lr_scheduler, and step() the metric"));
   for (const char* name : {"SequentialLR", "ChainedScheduler"}) {
     types.push_back(refused_type(
         name,

@@ -14,7 +14,10 @@ namespace lockstep::ds_config {
 /// The old way to write a stage; what goes with which stage and device.
 void apply_zero_rules(KeyReader& reader, std::optional<int64_t> world_size, DsConfig& config);
 
-/// One precision of three sections that may say it.
+/// What a schedule asks of the file's optimizer.
+void apply_schedule_rules(KeyReader& reader, const DsConfig& config);
+
+/// One precision of three sections that may say it, and what scale goes with it.
 void apply_precision_rules(KeyReader& reader, DsConfig& config);
 
 /// What dtypes go with each other, and with what is computed in. 16-bit masters set `param_dtype`.

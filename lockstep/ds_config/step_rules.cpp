@@ -31,6 +31,19 @@ void note_fixed_scale(KeyReader& reader, const Fp16Section& fp16) {
   }
 }
 
+/// As in DeepSpeed.
+void check_lamb_scale(KeyReader& reader, const DsConfig& config) {
+  const bool is_lamb = config.optimizer && config.optimizer->name.value == "lamb";
+  if (is_lamb && config.fp16.enabled.value && config.fp16.loss_scale.value != 0) {
+    reader.error(
+        reader.find("fp16.loss_scale")->value->place,
+        fmt::format(
+            "Lamb needs a dynamic loss scale with fp16; got loss_scale {}, expected 0: delete it, "
+            "or use another optimizer",
+            config.fp16.loss_scale.value));
+  }
+}
+
 }  // namespace
 
 void apply_precision_rules(KeyReader& reader, DsConfig& config) {
@@ -68,6 +81,7 @@ void apply_precision_rules(KeyReader& reader, DsConfig& config) {
     config.precision = {speaker.dtype, reader.origin_of(found)};
   }
   note_fixed_scale(reader, config.fp16);
+  check_lamb_scale(reader, config);
 }
 
 void apply_batch_rule(KeyReader& reader, config::Place file, int64_t world_size, DsConfig& config) {

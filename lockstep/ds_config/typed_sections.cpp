@@ -251,34 +251,11 @@ void read_scheduler(KeyReader& reader, DsConfig& config) {
   }
 }
 
-/// muP's optimizers are groups of different rates, for which a schedule may have but one.
-void note_one_rate(KeyReader& reader, const DsConfig& config) {
-  if (!config.optimizer || !config.optimizer->parameters.has("decoupled_wd") || !config.scheduler ||
-      !config.scheduler->schedule) {
-    return;
-  }
-  const optim::Schedule& schedule = *config.scheduler->schedule;
-  constexpr int64_t kLong = 1'000'000;
-  const int64_t step = schedule.total_steps().value_or(kLong) / 2;
-  const double rate = schedule.lr(step, 1);
-  if (schedule.groups() || rate == 0 || rate != schedule.lr(step, 2)) {
-    return;
-  }
-  reader.note(
-      reader.find("scheduler.type")->value->place,
-      fmt::format(
-          "{} sets one rate for all parameter groups, and so undoes those that {} scales to the "
-          "model's width; take a schedule of factors, as WarmupLR without warmup_max_lr is",
-          config.scheduler->name.value,
-          reader.find("optimizer.type")->value->text));
-}
-
 }  // namespace
 
 void read_typed_sections(KeyReader& reader, DsConfig& config) {
   read_optimizer(reader, config);
   read_scheduler(reader, config);
-  note_one_rate(reader, config);
 }
 
 }  // namespace lockstep::ds_config

@@ -132,8 +132,11 @@ TEST(SchedulerSection, DeepSpeedsSchedulesTakeTheirParameters) {
   EXPECT_EQ(warmup.lr(100, 1), 0.1);
   EXPECT_EQ(
       schedule("WarmupLR", R"("warmup_num_steps": 10)").lr(100, 0.7), 0.7);  // The optimizer's.
-  EXPECT_EQ(schedule("WarmupDecayLR", R"("total_num_steps": 5000)").total_steps(), 5000);
-  EXPECT_EQ(schedule("WarmupCosineLR", R"("total_num_steps": 1e4)").total_steps(), 10'000);
+  // They stay at their last rate.
+  EXPECT_EQ(schedule("WarmupDecayLR", R"("total_num_steps": 5000)").lr(5'001, 1), 0);
+  EXPECT_EQ(schedule("WarmupDecayLR", R"("total_num_steps": 5000)").lr(1'000'000, 1), 0);
+  EXPECT_NEAR(
+      schedule("WarmupCosineLR", R"("total_num_steps": 1e4)").lr(1'000'000, 1), 0.0001, 1e-12);
   const optim::Schedule cycle = schedule(
       "OneCycle", R"("cycle_min_lr": 0.1, "cycle_max_lr": 1, "cycle_first_step_size": 10)");
   EXPECT_DOUBLE_EQ(cycle.lr(10, 5), 1);
@@ -197,22 +200,6 @@ TEST(SchedulerSection, AutoForTheHighestRateIsTheOptimizers) {
       StartsWith("derived: optimizer.params.lr, \"auto\" at ds.json:2:"));
   EXPECT_THAT(parameters.numbers("warmup_min_lr"), ElementsAre(0));
   EXPECT_THAT(errors_of(decay), HasSubstr("there is no optimizer in the file; write the rate"));
-}
-
-TEST(SchedulerSection, OneRateForAllGroupsIsANoteBesideAnOptimizerThatScalesRates) {
-  const std::string mup = optimizer("MuAdamW", R"("lr": 0.5)") + ", ";
-  const std::string what = "sets one rate for all parameter groups";
-  EXPECT_THAT(
-      notes_of(mup + scheduler("WarmupLR", R"("warmup_max_lr": 0.5)")),
-      HasSubstr("WarmupLR " + what + ", and so undoes those that MuAdamW scales"));
-  EXPECT_THAT(notes_of(mup + scheduler("WarmupLR")), Not(HasSubstr(what)));
-  EXPECT_THAT(notes_of(mup + scheduler("StepLR", R"("step_size": 5)")), Not(HasSubstr(what)));
-  EXPECT_THAT(
-      notes_of(mup + scheduler("WarmupLR", R"("warmup_max_lr": [0.5, 0.1])")),
-      Not(HasSubstr(what)));
-  EXPECT_THAT(
-      errors_of(optimizer("MuSGD") + ", " + scheduler("WarmupLR", R"("warmup_max_lr": "auto")")),
-      HasSubstr("optimizer.params.lr is missing"));
 }
 
 /// A table's row that nobody can make would be found by its first user.

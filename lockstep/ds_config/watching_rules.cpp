@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <filesystem>
 #include <map>
 #include <string>
 #include <vector>
@@ -45,9 +46,26 @@ std::string own_name(const std::string& name) {
   return found == others.end() ? name : found->second;
 }
 
+/// Where a monitor writes is a folder in output_path.
+void check_job_name(KeyReader& reader, const std::string& path, const MonitorSection& section) {
+  const std::filesystem::path name = section.job_name.value;
+  const bool leads_out =
+      name.is_absolute() || std::find(name.begin(), name.end(), "..") != name.end();
+  if (section.enabled.value && (name.empty() || leads_out)) {
+    reader.error(
+        reader.find(path)->value->place,
+        fmt::format(
+            "{} names no folder in output_path; got \"{}\", expected a relative path without ..",
+            path,
+            shown(section.job_name.value)));
+  }
+}
+
 }  // namespace
 
 void apply_watching_rules(KeyReader& reader, DsConfig& config) {
+  check_job_name(reader, "tensorboard.job_name", config.tensorboard);
+  check_job_name(reader, "csv_monitor.job_name", config.csv_monitor);
   CommsLoggerSection& comms = config.comms_logger;
   const Found* const named = reader.find(kOps);
   for (std::string& name : comms.prof_ops.value) {

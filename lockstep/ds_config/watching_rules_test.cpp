@@ -45,6 +45,22 @@ TEST(CommsLogger, WhatWouldKeepNothingIsAnErrorAndWhatSaysNothingANote) {
       HasSubstr("prof_ops says nothing beside prof_all"));
 }
 
+TEST(Monitors, WriteIntoFoldersOfTheirOwn) {
+  for (const std::string section : {"tensorboard", "csv_monitor"}) {
+    const auto named = [&](const std::string& name, bool enabled) {
+      return "\"" + section + R"(": {"enabled": )" + (enabled ? "true" : "false") +
+             R"(, "job_name": ")" + name + "\"}";
+    };
+    for (const std::string name : {"../x", "a/../../x", "/x", ""}) {
+      EXPECT_THAT(
+          errors_of(named(name, true)),
+          HasSubstr(section + ".job_name names no folder in output_path; got \"" + name + "\""));
+      EXPECT_EQ(errors_of(named(name, false)), "");
+    }
+    EXPECT_EQ(errors_of(named("mnist/lr=0.1..2", true)), "");
+  }
+}
+
 TEST(FlopsProfiler, IsRead) {
   const DsConfig config = config_of(
       R"("flops_profiler": {"enabled": true, "profile_step": 3, "top_modules": 5,

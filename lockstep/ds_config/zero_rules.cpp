@@ -130,6 +130,21 @@ void check_offloads(KeyReader& reader, ZeroSection& zero) {
   if (optimizer.ratio.value == 0) {
     fail(reader, optimizer_path + ".ratio", "0 offloads nothing; write device none");
   }
+  if (optimizer.super_offload.value && optimizer.device.value != OffloadDevice::kCpu) {
+    fail(
+        reader,
+        optimizer_path + ".super_offload",
+        fmt::format(
+            "begins updates of state in the host's memory early; got device {}, expected cpu",
+            word_of(optimizer.device.value)));
+  }
+  if (optimizer.super_offload.value && zero.offload_param.device.value == OffloadDevice::kNvme) {
+    fail(
+        reader,
+        optimizer_path + ".super_offload",
+        "updates parameters that lie in memory early, and offload_param.device is nvme; delete one "
+        "of them");
+  }
   if (zero.offload_param.device.value == OffloadDevice::kNone) {
     return;
   }
@@ -196,6 +211,38 @@ void check_unused(KeyReader& reader, const ZeroSection& zero) {
   }
 }
 
+/// A key that is right, and has nothing to steer in this run.
+void note_idle(KeyReader& reader, const std::string& key, const std::string& why) {
+  const Found* const found = reader.find(zero_path(key));
+  if (found != nullptr && !found->is_auto) {
+    reader.note(found->key, fmt::format("{} says nothing here: {}", zero_path(key), why));
+  }
+}
+
+void note_idle_keys(KeyReader& reader, const DsConfig& config) {
+  const int64_t stage = config.zero.stage.value;
+  // Of 16-bit parameters, which the model may have brought, stage 0 divides the masters.
+  const bool may_be_narrow = config.fp16.enabled.value || config.bf16.enabled.value;
+  if (stage == 0 && !may_be_narrow) {
+    note_idle(reader, "reduce_bucket_size", "it is for stages 1 to 3, and this is stage 0");
+  }
+  if (!may_be_narrow) {
+    note_idle(
+        reader,
+        "load_from_fp32_weights",
+        "only fp16 and bf16 have parameters in 16 bits, and neither is enabled");
+  }
+  for (const char* key :
+       {"stage3_prefetch_bucket_size",
+        "stage3_param_persistence_threshold",
+        "stage3_max_live_parameters",
+        "stage3_model_persistence_threshold"}) {
+    if (stage < 3) {
+      note_idle(reader, key, fmt::format("it is for stage 3, and this is stage {}", stage));
+    }
+  }
+}
+
 /// Optimizers that work with whole parameters alone, which ranks bring together on the device.
 void check_optimizer(KeyReader& reader, const DsConfig& config) {
   const bool offloads = config.zero.offload_optimizer.device.value != OffloadDevice::kNone;
@@ -222,6 +269,7 @@ void apply_zero_rules(KeyReader& reader, std::optional<int64_t> world_size, DsCo
   check_offloads(reader, zero);
   check_plus_plus(reader, world_size, zero);
   check_unused(reader, zero);
+  note_idle_keys(reader, config);
   check_optimizer(reader, config);
   const std::string sum = "gradient_allreduce_op";
   if (config.gradient_allreduce_op.value == AllreduceOp::kSum && zero.stage.value == 3) {

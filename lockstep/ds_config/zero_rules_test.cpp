@@ -11,6 +11,7 @@ namespace lockstep::ds_config {
 namespace {
 
 using testing::HasSubstr;
+using testing::Not;
 
 std::string zero(const std::string& keys) {
   return "\"zero_optimization\": {" + keys + "}";
@@ -32,6 +33,16 @@ TEST(ZeroSection, ATruthIsTheOldWayToWriteAStage) {
   const nlohmann::json golden = nlohmann::json::parse(file).at("zero_bool");
   EXPECT_EQ(on.config.zero.stage.value, golden.at("true"));
   EXPECT_EQ(off.config.zero.stage.value, golden.at("false"));
+}
+
+TEST(ZeroSection, AStageInQuotesIsThatStage) {
+  const Reading reading = reading_with(R"("zero_optimization": {"stage": "2"})");
+  EXPECT_EQ(lines_of(reading.errors), "");
+  EXPECT_EQ(reading.config.zero.stage.value, 2);
+  EXPECT_EQ(described(reading.config.zero.stage.origin), "ds.json:2:32");
+  EXPECT_THAT(
+      lines_of(reading.notes),
+      HasSubstr("[ds.json:2:32] zero_optimization.stage is \"2\" in quotes, which counts as 2"));
 }
 
 TEST(ZeroSection, OldNamesMeanTheNewOnesAndAreNoted) {
@@ -122,6 +133,16 @@ TEST(ZeroSection, OffloadedParametersAreUpdatedOnTheHost) {
       errors_of(zero(R"("stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0})")),
       HasSubstr("offload_optimizer.ratio 0 offloads nothing; write device none"));
   EXPECT_THAT(
+      errors_of(zero(
+          R"("stage": 2, "offload_optimizer": {"device": "nvme", "nvme_path": "/x", "super_offload": true})")),
+      HasSubstr("offload_optimizer.super_offload begins updates of state in the host's memory "
+                "early; got device nvme, expected cpu"));
+  EXPECT_THAT(
+      errors_of(zero(
+          R"("stage": 3, "offload_optimizer": {"device": "cpu", "super_offload": true},
+          "offload_param": {"device": "nvme", "nvme_path": "/x"})")),
+      HasSubstr("super_offload updates parameters that lie in memory early, and offload_param"));
+  EXPECT_THAT(
       errors_of(zero(R"("offload_optimizer": {"ratio": 2})")),
       HasSubstr("ratio makes no sense; got 2, expected a number from 0 to 1\n"));
 }
@@ -205,6 +226,38 @@ TEST(ZeroSection, WhatStageThreeKeepsWholeIsKnownByBothNames) {
   EXPECT_THAT(
       notes_of(zero(R"("max_reuse_distance": 5)")),
       HasSubstr("zero_optimization.max_reuse_distance says nothing here: what was not touched"));
+}
+
+TEST(ZeroSection, WhatAStageDoesNotHaveIsNoted) {
+  const std::string zero_3 = "it is for stage 3, and this is stage ";
+  for (const std::string key :
+       {"stage3_prefetch_bucket_size",
+        "stage3_param_persistence_threshold",
+        "stage3_max_live_parameters",
+        "stage3_model_persistence_threshold"}) {
+    const auto notes = [&](const std::string& stage, const std::string& value) {
+      return notes_of(zero(R"("stage": )" + stage + ", \"" + key + "\": " + value));
+    };
+    EXPECT_THAT(
+        notes("2", "1000"),
+        HasSubstr("zero_optimization." + key + " says nothing here: " + zero_3 + "2"));
+    EXPECT_THAT(notes("3", "1000"), Not(HasSubstr(key)));
+    EXPECT_THAT(notes("2", "\"auto\""), Not(HasSubstr(key)));
+  }
+  const std::string bucket = R"("reduce_bucket_size": 1000)";
+  EXPECT_THAT(
+      notes_of(zero(bucket)), HasSubstr("reduce_bucket_size says nothing here: it is for stages"));
+  EXPECT_THAT(notes_of(zero(R"("stage": 1, )" + bucket)), Not(HasSubstr("reduce_bucket_size")));
+  // Masters of 16-bit parameters are divided in stage 0, too.
+  EXPECT_THAT(
+      notes_of(zero(bucket) + R"(, "bf16": {"enabled": true})"),
+      Not(HasSubstr("reduce_bucket_size")));
+  const std::string weights = R"("stage": 1, "load_from_fp32_weights": false)";
+  EXPECT_THAT(
+      notes_of(zero(weights)), HasSubstr("load_from_fp32_weights says nothing here: only fp16"));
+  EXPECT_THAT(
+      notes_of(zero(weights) + R"(, "bf16": {"enabled": true})"),
+      Not(HasSubstr("load_from_fp32_weights")));
 }
 
 TEST(ZeroSection, PlusPlusIsForStageThree) {

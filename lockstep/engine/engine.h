@@ -35,8 +35,8 @@ namespace lockstep {
 ///   back as float32.
 /// - `backward(loss)` divides by the micro-steps an update, scales with fp16, and averages: at the
 ///   boundary in stages 0 and 1, after every micro-step in stages 2 and 3.
-/// - `step()` counts a micro-step; at the boundary it clips, updates, steps the scheduler unless
-///   gradients had overflowed, and drops the gradients.
+/// - `step()` counts a micro-step; at the boundary it clips what the optimizer trains, updates,
+///   steps the scheduler unless gradients had overflowed, and drops the gradients of the model.
 ///
 /// The file is read strictly; see docs/ds_config.md. A handle: copies are the same engine. Thread
 /// safety: none. After DeepSpeed 0.19's DeepSpeedEngine.
@@ -66,74 +66,94 @@ class Engine {
       CheckpointedForward forward,
       const std::vector<at::Tensor>& inputs,
       const std::vector<at::Tensor>& parameters) {
-    const ActivationCheckpointing::Scope scope(core_->activation_checkpointing());
+    const ActivationCheckpointing::Scope scope(live()->activation_checkpointing());
     return activation_checkpoint(std::move(forward), inputs, parameters);
   }
   template <typename Module, std::convertible_to<at::Tensor>... Inputs>
   requires requires(const Module& module) { module->parameters(); }
   at::Tensor checkpoint(const Module& module, const Inputs&... inputs) {
-    const ActivationCheckpointing::Scope scope(core_->activation_checkpointing());
+    const ActivationCheckpointing::Scope scope(live()->activation_checkpointing());
     return activation_checkpoint(module, inputs...);
   }
 
   /// Returns the loss divided by the micro-steps an update, unless `scale_wrt_gas` is false.
   /// ConfigError without an optimizer, and for a loss of several numbers.
-  at::Tensor backward(const at::Tensor& loss, bool scale_wrt_gas = true) {
-    return core_->backward(loss, scale_wrt_gas);
+  at::Tensor backward(const at::Tensor& loss, const EngineBackwardOptions& options = {}) {
+    return live()->backward(loss, options);
   }
-  /// ConfigError within no_sync(). Error if a dynamic loss scale overflows at its minimum.
-  void step() { core_->step(); }
+  /// The loss, divided by the micro-steps an update and, with fp16, scaled, for a program that
+  /// calls .backward() on it itself: the gradients are those of backward(loss), averaged where
+  /// they would be. Once for each update. ConfigError as backward's, and for a loss that depends on
+  /// nothing. A backward of a loss that is not from here is a ConfigError where its gradients would
+  /// be others: with accumulation, fp16, bf16.check_grad_overflow, the sum of ranks, or where they
+  /// are to wait.
+  at::Tensor scale(const at::Tensor& loss) { return live()->scale(loss); }
+  /// Averages what backwards have left on the ranks, if it is an update. ConfigError, before
+  /// anything is updated, within no_sync(), and if a scheduler that goes by a metric gets none, or
+  /// another one does. Error if a dynamic loss scale overflows at its minimum.
+  void step(const StepOptions& options = {}) { live()->step(options); }
 
   /// Whether the current micro-step is the update's last.
   bool is_gradient_accumulation_boundary() const {
-    return core_->is_gradient_accumulation_boundary();
+    return live()->is_gradient_accumulation_boundary();
   }
-  /// From the next forward on the program says where an update ends, instead of the count.
+  /// From now on the program says where an update ends, instead of the count.
   void set_gradient_accumulation_boundary(bool is_boundary) {
-    core_->set_gradient_accumulation_boundary(is_boundary);
+    live()->set_gradient_accumulation_boundary(is_boundary);
   }
-  /// Backwards within the scope average nothing. Stages 0 and 1.
-  GradientScope no_sync() { return core_->no_sync(); }
+  /// Backwards within the scope average nothing: the next one after it does, or else step().
+  /// Stages 0 and 1.
+  GradientScope no_sync() { return live()->no_sync(); }
   /// Runs `body`, whose backwards send nothing, and then averages all their gradients at once:
   /// several losses for one update, at the cost of one. Stages 1 to 3. Gradients stay whole on each
   /// rank meanwhile. step() comes after it. If `body` throws, nothing is averaged. Collective.
   /// ConfigError within no_sync(), and with managed_gradient_accumulation false.
   void coalesce_grad_reduction(const std::function<void()>& body) {
-    core_->coalesce_grad_reduction(body);
+    live()->coalesce_grad_reduction(body);
   }
 
   /// The model itself.
   const Model& module() const { return model_; }
-  void train(bool on = true) { model_->train(on); }
-  void eval() { model_->eval(); }
-  Accelerator& accelerator() { return core_->accelerator(); }
-  const ds_config::DsConfig& config() const { return core_->config(); }
+  void train(bool on = true) {
+    live();
+    model_->train(on);
+  }
+  void eval() { train(false); }
+  Accelerator& accelerator() { return live()->accelerator(); }
+  const ds_config::DsConfig& config() const { return live()->config(); }
 
-  int64_t train_batch_size() const { return core_->train_batch_size(); }
-  int64_t train_micro_batch_size_per_gpu() const { return core_->train_micro_batch_size_per_gpu(); }
-  int64_t gradient_accumulation_steps() const { return core_->gradient_accumulation_steps(); }
+  int64_t train_batch_size() const { return live()->train_batch_size(); }
+  int64_t train_micro_batch_size_per_gpu() const {
+    return live()->train_micro_batch_size_per_gpu();
+  }
+  int64_t gradient_accumulation_steps() const { return live()->gradient_accumulation_steps(); }
   /// Changes the micro-steps an update. ConfigError unless ranks times micro-batch divide it.
-  void set_train_batch_size(int64_t size) { core_->set_train_batch_size(size); }
+  void set_train_batch_size(int64_t size) { live()->set_train_batch_size(size); }
   /// What the program feeds from now on; loaders stay as they are.
-  void set_train_micro_batch_size(int64_t size) { core_->set_train_micro_batch_size(size); }
-  int zero_optimization_stage() const { return static_cast<int>(core_->config().zero.stage.value); }
+  void set_train_micro_batch_size(int64_t size) { live()->set_train_micro_batch_size(size); }
+  int zero_optimization_stage() const {
+    return static_cast<int>(live()->config().zero.stage.value);
+  }
   /// Updates, those left out for overflows included.
-  int64_t global_steps() const { return core_->global_steps(); }
-  int64_t global_samples() const { return core_->global_samples(); }
-  int64_t skipped_steps() const { return core_->skipped_steps(); }
-  int64_t micro_steps() const { return core_->micro_steps(); }
+  int64_t global_steps() const { return live()->global_steps(); }
+  int64_t global_samples() const { return live()->global_samples(); }
+  int64_t skipped_steps() const { return live()->skipped_steps(); }
+  int64_t micro_steps() const { return live()->micro_steps(); }
   /// Whether the last step() changed the parameters.
-  bool was_step_applied() const { return core_->was_step_applied(); }
-  /// Of the last update, before clipping; nothing if nothing is clipped. Waits for the device.
-  std::optional<double> get_global_grad_norm() const { return core_->get_global_grad_norm(); }
+  bool was_step_applied() const { return live()->was_step_applied(); }
+  /// Of the last update, before clipping; nothing if nothing is clipped, unless from stage 1 on or
+  /// with fp16 or bf16, and zero_optimization.compute_grad_norm: then it is computed in each
+  /// step(), which reads the gradients once more and adds up a number over the ranks. Waits for the
+  /// device.
+  std::optional<double> get_global_grad_norm() const { return live()->get_global_grad_norm(); }
   /// Of the configured micro-batch, shuffled: for loaders of more data.
-  data::LoaderOptions loader_options() const { return core_->loader_options(); }
+  data::LoaderOptions loader_options() const { return live()->loader_options(); }
   /// One a parameter group.
-  std::vector<double> get_lr() const { return core_->get_lr(); }
-  /// SGD's momentum, or Adam's first beta; one a parameter group.
-  std::vector<double> get_mom() const { return core_->get_mom(); }
+  std::vector<double> get_lr() const { return live()->get_lr(); }
+  /// SGD's momentum, or Adam's first beta; one a parameter group. Of torch::optim's, too.
+  std::vector<double> get_mom() const { return live()->get_mom(); }
   /// 1 without fp16.
-  double loss_scale() const { return core_->loss_scale(); }
+  double loss_scale() const { return live()->loss_scale(); }
 
   /// Saves everything to `<save_dir>/<tag>`, `global_step<n>` by default, and lets
   /// `<save_dir>/latest` name it. Whole or absent; see docs/checkpoints.md. Ranks whose tags differ
@@ -173,20 +193,20 @@ class Engine {
 
   /// Takes what the run keeps on the device to the host's memory, and back; see
   /// Accelerator::offload_states.
-  void offload_states(const OffloadStatesOptions& options = {}) { core_->offload_states(options); }
-  void reload_states(bool non_blocking = false) { core_->reload_states(non_blocking); }
+  void offload_states(const OffloadStatesOptions& options = {}) { live()->offload_states(options); }
+  void reload_states(bool non_blocking = false) { live()->reload_states(non_blocking); }
   /// Ends the engine: waits for a save under way, closes monitors, and lets go of all that it
-  /// holds, whoever has another handle to it. What is used of it after that is a ConfigError; in
-  /// stage 3 the model's values are gone. Its optimizer is not to be used any more; what memory the
-  /// program's own handles hold (optimizer, loader) goes with them. Never communicates. Again: does
-  /// nothing.
+  /// holds, whoever has another handle to it. What is used of it after that is a ConfigError, but
+  /// for module(); in stage 3 the model's values are gone. Its optimizer is not to be used any
+  /// more; what memory the program's own handles hold (optimizer, loader) goes with them. Never
+  /// communicates. Again: does nothing.
   void destroy() { core_->destroy(); }
 
   /// Logs, on the main process, what this rank's collectives have cost so far, and returns it: by
   /// operation and size how many, their time, and their bandwidth; see CommsLog. `show_straggler`
   /// compares ranks, and is collective. ConfigError unless comms_logger is enabled.
   std::string log_summary(bool show_straggler = false) {
-    return core_->log_summary(show_straggler);
+    return live()->log_summary(show_straggler);
   }
 
   /// Of one trained parameter, whole, in every stage: its values in float32, the averaged gradient
@@ -195,27 +215,33 @@ class Engine {
   /// and only where the last backward averaged (in stages 0 and 1 the boundary's). Collective; see
   /// FullValues.
   at::Tensor safe_get_full_fp32_param(const at::Tensor& parameter) {
-    return core_->full_values().parameter(parameter);
+    return live()->full_values().parameter(parameter);
   }
   at::Tensor safe_get_full_grad(const at::Tensor& parameter) {
-    return core_->full_values().gradient(parameter);
+    return live()->full_values().gradient(parameter);
   }
   at::Tensor safe_get_full_optimizer_state(
       const at::Tensor& parameter, const std::string& optim_state_key) {
-    return core_->full_values().state(parameter, optim_state_key);
+    return live()->full_values().state(parameter, optim_state_key);
   }
   void safe_set_full_fp32_param(const at::Tensor& parameter, const at::Tensor& value) {
-    core_->full_values().set_parameter(parameter, value);
+    live()->full_values().set_parameter(parameter, value);
   }
   void safe_set_full_grad(const at::Tensor& parameter, const at::Tensor& value) {
-    core_->full_values().set_gradient(parameter, value);
+    live()->full_values().set_gradient(parameter, value);
   }
   void safe_set_full_optimizer_state(
       const at::Tensor& parameter, const at::Tensor& value, const std::string& optim_state_key) {
-    core_->full_values().set_state(parameter, optim_state_key, value);
+    live()->full_values().set_state(parameter, optim_state_key, value);
   }
 
  private:
+  /// ConfigError once it is destroyed.
+  EngineCore* live() const {
+    core_->accelerator();
+    return core_.get();
+  }
+
   std::shared_ptr<EngineCore> core_;
   Model model_;
 };
@@ -228,8 +254,8 @@ struct NoLoader {};
 /// with all that is wrong. Collective.
 template <ModuleHandle Model>
 auto initialize(const Model& model, InitializeOptions options) {
-  auto core =
-      std::make_shared<EngineCore>(std::move(options), parameters_of(*model), buffers_of(*model));
+  auto core = std::make_shared<EngineCore>(
+      std::move(options), parameters_of(*model), buffers_of(*model), classes_of(*model));
   auto plain = core->optimizer_of(parameters_of(*model));
   Optimizer optimizer;
   if (plain) {

@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "lockstep/accelerator/non_finite_json.h"
 #include "lockstep/accelerator/state_hooks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
@@ -23,6 +24,10 @@ namespace fs = std::filesystem;
 
 constexpr const char* kEngineFile = "engine.json";
 constexpr const char* kLatest = "latest";
+// Of what an engine says of itself. Older checkpoints have neither.
+constexpr const char* kMicroStepsAnUpdate = "gradient_accumulation_steps";
+constexpr const char* kWithinUpdate = "within_update";
+constexpr const char* kAveraged = "averaged";
 
 void check_tag(const std::string& tag) {
   if (tag.empty() || tag == "." || tag == ".." || tag == kLatest ||
@@ -59,6 +64,9 @@ void EngineCore::register_hooks() {
               "was not saved by an engine; load it with Accelerator::load_state");
         }
         loaded_state_ = loaded.checkpoint.json(kEngineFile);  // Counts once all else is found good.
+        if (loads_position_) {
+          check_position((loaded.checkpoint.path() / kEngineFile).string());
+        }
       }));
 }
 
@@ -68,26 +76,79 @@ nlohmann::json EngineCore::state() const {
       {"global_samples", global_samples_},
       {"skipped_steps", skipped_steps_},
       {"micro_steps", micro_steps_},
+      {kMicroStepsAnUpdate, gradient_accumulation_steps_},
+      {kWithinUpdate, has_optimizer_ && optimizer_.gradients_are_due()},
+      {kAveraged, averaged_},
       {"loss_scale", loss_scale_ ? loss_scale_->state() : nlohmann::json(nullptr)},
       {"client_state", client_state_}};
 }
 
-void EngineCore::load_state(const nlohmann::json& saved, const std::string& path, bool with_scale) {
+/// CheckpointError for gradients that were divided by another number of micro-steps than those that
+/// would be added to them.
+void EngineCore::check_position(const std::string& path) const {
+  const int64_t now = gradient_accumulation_steps_;
+  if (!loaded_state_.is_object()) {
+    return;  // Said by load_state.
+  }
+  const nlohmann::json saved = loaded_state_.value(kMicroStepsAnUpdate, nlohmann::json(now));
+  if (saved != nlohmann::json(now) &&
+      loaded_state_.value(kWithinUpdate, nlohmann::json(false)) == nlohmann::json(true)) {
+    throw CheckpointError(
+        path,
+        fmt::format(
+            "was saved within an update of {} micro-steps; this engine makes one of {}; load it "
+            "with gradient_accumulation_steps {}, or with load_optimizer_states = false, or save "
+            "where an update ends",
+            saved.dump(),
+            now,
+            saved.dump()));
+  }
+}
+
+void EngineCore::load_state(
+    const nlohmann::json& saved, const std::string& path, bool with_optimizer) {
   try {
     const auto global_steps = saved.at("global_steps").get<int64_t>();
     const auto global_samples = saved.at("global_samples").get<int64_t>();
     const auto skipped_steps = saved.at("skipped_steps").get<int64_t>();
     const auto micro_steps = saved.at("micro_steps").get<int64_t>();
-    if (with_scale && loss_scale_ && !saved.at("loss_scale").is_null()) {
+    // What older checkpoints do not say follows from whether gradients came with them.
+    const bool is_told = saved.contains(kMicroStepsAnUpdate);
+    const bool with_gradients = has_optimizer_ && optimizer_.gradients_are_due();
+    const bool within = is_told ? saved.value(kWithinUpdate, false) : with_gradients;
+    const bool same_count =
+        is_told ? saved.at(kMicroStepsAnUpdate) == gradient_accumulation_steps_ : within;
+    const bool averaged = saved.value(kAveraged, true) || !(with_optimizer && within);
+    if (with_optimizer && loss_scale_ && !saved.at("loss_scale").is_null()) {
       loss_scale_->load_state(saved.at("loss_scale"));
     }
+    averaged_ = averaged;
     global_steps_ = global_steps;
     global_samples_ = global_samples;
     skipped_steps_ = skipped_steps;
-    micro_steps_ = micro_steps;
+    // Where updates have other micro-steps now, or the gradients of those before the save are gone,
+    // one begins: else it would end too soon.
+    const bool goes_on = same_count && (with_optimizer || !within);
+    micro_steps_ = goes_on ? micro_steps : global_steps * gradient_accumulation_steps_;
   } catch (const std::exception& error) {
     throw CheckpointError(path, fmt::format("is not an engine's state: {}", error.what()));
   }
+}
+
+/// The scaler's is what was saved, by a run whose scale may have been fixed and this one's not, or
+/// the other way round: what this run's file says counts.
+void EngineCore::set_loaded_scale() {
+  GradScaler* const scaler = accelerator().scaler();
+  if (scaler == nullptr) {
+    return;
+  }
+  const double scale = loss_scale_ ? loss_scale_->scale() : config_.fp16.loss_scale.value;
+  if (static_cast<float>(scaler->get_scale()) == static_cast<float>(scale)) {
+    return;
+  }
+  nlohmann::json state = scaler->state();
+  state["scale"] = scale;
+  scaler->load_state(state);
 }
 
 /// Rank 0's, once tag_validation has had its say.
@@ -121,13 +182,15 @@ fs::path EngineCore::save_checkpoint(
   const std::string name =
       agreed_tag(tag ? tag->text() : fmt::format("global_step{}", global_steps_));
   check_tag(name);
-  client_state_ = options.client_state.is_null() ? options.client_sd : options.client_state;
+  client_state_ =
+      without_non_finite(options.client_state.is_null() ? options.client_sd : options.client_state);
   if (saves_on_each_host()) {
     client_state_ =
         accelerator().broadcast_object(client_state_);  // Of which each host has a copy.
   }
   const fs::path folder = save_dir / name;
-  accelerator().save_state(folder);
+  accelerator().save_state(
+      folder, {.overwrite = true, .exclude_frozen_parameters = options.exclude_frozen_parameters});
   client_state_ = nullptr;
   if (options.save_latest) {
     name_latest(save_dir, name);
@@ -261,18 +324,24 @@ LoadedCheckpoint EngineCore::load_checkpoint(
     return {};
   }
   check_tag(name);
+  loads_position_ = !options.load_module_only && options.load_optimizer_states;
   accelerator().load_state(
       load_dir / name,
       {.strict = options.load_module_strict,
        .optimizers = options.load_optimizer_states,
        .schedulers = options.load_lr_scheduler_states,
+       .may_lack_schedulers = true,
        .models_only = options.load_module_only});
   if (!options.load_module_only) {
     load_state(loaded_state_, load_dir / name / kEngineFile, options.load_optimizer_states);
+    if (options.load_optimizer_states) {
+      set_loaded_scale();
+    }
+    report_->go_on_from(global_samples_);
   }
   norm_.reset();
   loss_sum_.reset();
-  return {load_dir / name, loaded_state_.at("client_state")};
+  return {load_dir / name, with_non_finite(loaded_state_.at("client_state"))};
 }
 
 checkpoint::SaveModelOptions EngineCore::save_16bit_options(

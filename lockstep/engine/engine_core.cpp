@@ -3,18 +3,21 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <variant>
 
 #include <fmt/format.h>
 
 #include <ATen/DeviceAccelerator.h>
-#include <ATen/ops/add.h>
-#include <ATen/ops/div.h>
-#include <ATen/ops/mul.h>
-#include <c10/core/GradMode.h>
+#include <torch/optim/optimizer.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/optim/optimizer_settings.h"
 
 namespace lockstep {
 
@@ -66,12 +69,13 @@ EngineCore::Forward::~Forward() {
   try {
     core_.profile_.forward.stop();
     core_.tell_memory("after forward");
+    const double ms = StepTimers::add(core_.micro_timers_.forward_ms, began_, core_.now());
+    if (profiled_) {
+      core_.profile_.forward_ms += ms;
+    }
   } catch (const std::exception&) {
-    // No memory for the table of modules, which will lack this forward.
-  }
-  const double ms = StepTimers::add(core_.timers_.forward_ms, began_, core_.now());
-  if (profiled_) {
-    core_.profile_.forward_ms += ms;
+    // No memory for the table of modules, or a device that has failed, as the next call will say:
+    // this forward is not counted.
   }
 }
 
@@ -84,6 +88,7 @@ void EngineCore::tell_profile() {
 }
 
 std::string EngineCore::log_summary(bool show_straggler) {
+  accelerator();  // ConfigError if there is none any more.
   if (!comms_log_) {
     throw ConfigError(
         "log_summary", "collectives are not summed up; set comms_logger.enabled in the file");
@@ -112,74 +117,8 @@ std::string EngineCore::log_summary(bool show_straggler) {
   return table;
 }
 
-bool EngineCore::is_gradient_accumulation_boundary() const {
-  if (boundary_) {
-    return *boundary_;
-  }
-  return !config_.managed_gradient_accumulation.value ||
-         (micro_steps_ + 1) % gradient_accumulation_steps_ == 0;
-}
-
-GradientScope EngineCore::no_sync() {
-  if (stage() >= 2) {
-    throw ConfigError(
-        "no_sync",
-        fmt::format(
-            "goes with stages 0 and 1; got stage {}, in which gradients are divided after every "
-            "backward: nothing is gained by waiting",
-            stage()));
-  }
-  if (within_no_sync_) {
-    throw ConfigError("no_sync", "is under way already; leave it first");
-  }
-  within_no_sync_ = true;
-  return GradientScope([this] { within_no_sync_ = false; });
-}
-
-at::Tensor EngineCore::backward(const at::Tensor& loss, bool scale_wrt_gas) {
-  tell_memory("before backward");
-  if (!has_optimizer_) {
-    throw ConfigError(
-        "backward", "there is no optimizer; add one to the configuration, or give initialize one");
-  }
-  if (!loss.defined() || loss.numel() != 1) {
-    throw ConfigError(
-        "backward",
-        fmt::format(
-            "needs a loss of one number; got {}",
-            loss.defined() ? fmt::format("{}", loss.numel()) : "none"));
-  }
-  const auto began = now();
-  const at::Tensor divided = scale_wrt_gas && gradient_accumulation_steps_ > 1
-                                 ? at::div(loss, static_cast<double>(gradient_accumulation_steps_))
-                                 : loss;
-  const bool sum = config_.gradient_allreduce_op.value == ds_config::AllreduceOp::kSum;
-  const at::Tensor rooted =
-      sum ? at::mul(divided, static_cast<double>(accelerator().num_processes())) : divided;
-  // Stages 2 and 3 divide gradients after each backward, so that none is whole for long.
-  const bool waits = within_no_sync_ || (stage() < 2 && !is_gradient_accumulation_boundary());
-  if (waits) {
-    const GradientScope held = accelerator().no_sync();
-    accelerator().backward(rooted);
-  } else {
-    accelerator().backward(rooted);
-  }
-  averaged_ = !waits;
-  at::Tensor result = divided.detach();
-  if (report_->wants_loss()) {
-    const c10::AutoGradMode no_grad(false);
-    loss_sum_ = loss_sum_.defined() ? at::add(loss_sum_, result) : result;
-  }
-  const double ms = StepTimers::add(timers_.backward_ms, began, now());
-  if (is_profiled()) {
-    profile_.backward_ms += ms;
-  }
-  tell_memory("after backward");
-  return result;
-}
-
-void EngineCore::step() {
-  tell_memory("before step");
+/// Before anything is updated, and on all ranks alike.
+void EngineCore::check_step(const StepOptions& options, bool boundary) {
   if (within_no_sync_) {
     throw ConfigError(
         "step",
@@ -191,37 +130,92 @@ void EngineCore::step() {
   if (!has_optimizer_) {
     throw ConfigError("step", "there is no optimizer; add one to the configuration");
   }
-  const auto began = now();
+  if (std::exchange(scaled_under_way_, false)) {
+    forget_unended();
+    throw ConfigError(
+        "step",
+        "the backward of a loss that scale() gave has thrown, and left gradients that are worth "
+        "nothing; drop them (optimizer.zero_grad()) before the next backward");
+  }
+  if (options.metric && !goes_by_metric_) {
+    throw ConfigError(
+        "step",
+        fmt::format(
+            "a metric is for a scheduler that goes by one, optim::reduce_on_plateau; got {}; call "
+            "step() without it",
+            has_scheduler_ ? "one that goes by steps" : "no scheduler"));
+  }
+  if (boundary && goes_by_metric_ && !options.metric) {
+    throw ConfigError(
+        "step",
+        "the scheduler goes by a metric, and got none for this update; call step({.metric = "
+        "loss}), with what is the same on all ranks; or prepare the plateau by "
+        "engine.accelerator().prepare(...), and step it after each epoch");
+  }
+}
+
+/// DeepSpeed's clipping is over what its optimizer has. Under ZeRO that is all of the model.
+std::vector<at::Tensor> EngineCore::clipped_parameters() const {
+  return optimizer_.is_sharded() ? parameters_() : optimizer_.parameters();
+}
+
+void EngineCore::update(const StepOptions& options) {
+  if (!averaged_) {
+    // Of backwards that were to wait for another: within no_sync(), or before the boundary moved.
+    accelerator().average_gradients();
+    averaged_ = true;
+  }
+  check_unused();
+  if (config_.gradient_clipping.value > 0 || tells_norm()) {
+    const double most = config_.gradient_clipping.value > 0
+                            ? config_.gradient_clipping.value
+                            : std::numeric_limits<double>::infinity();
+    norm_ = accelerator().clip_grad_norm_(clipped_parameters(), most);
+  }
+  optimizer_.step();
+  step_applied_ = !optimizer_.step_was_skipped();
+  if (options.metric) {  // Schedulers stand still themselves where the update was left out.
+    scheduler_.step(*options.metric);
+  } else if (has_scheduler_) {
+    scheduler_.step();
+  }
+  optimizer_.zero_grad();
+  if (!optimizer_.is_sharded()) {
+    for (const at::Tensor& parameter : parameters_()) {  // The optimizer may have but some.
+      parameter.mutable_grad().reset();
+    }
+  }
+  ++global_steps_;
+  global_samples_ += train_batch_size();
+  skipped_steps_ += step_applied_ ? 0 : 1;
+}
+
+void EngineCore::step(const StepOptions& options) {
+  tell_memory("before step");
   const bool boundary = is_gradient_accumulation_boundary();
+  check_step(options, boundary);
+  const auto began = now();
   const bool profiled = is_profiled();
   if (boundary) {
-    check_unused();
-    if (config_.gradient_clipping.value > 0) {
-      norm_ = accelerator().clip_grad_norm_(parameters_(), config_.gradient_clipping.value);
-    }
-    optimizer_.step();
-    step_applied_ = !optimizer_.step_was_skipped();
-    if (has_scheduler_) {
-      scheduler_.step();  // It stands still itself where the update was left out.
-    }
-    optimizer_.zero_grad();
-    averaged_ = true;  // There is nothing left that is not.
-    ++global_steps_;
-    global_samples_ += train_batch_size();
-    skipped_steps_ += step_applied_ ? 0 : 1;
+    update(options);
   } else {
     step_applied_ = false;
   }
   ++micro_steps_;
-  const double ms = StepTimers::add(timers_.step_ms, began, profiled ? settled_now() : now());
+  const double ms = StepTimers::add(micro_timers_.step_ms, began, profiled ? settled_now() : now());
   if (profiled) {
     profile_.step_ms = ms;
     tell_profile();
   }
   tell_memory("after step");
-  if (!boundary) {
-    return;
+  report_->tell_micro_step(micro_timers_);
+  timers_ += std::exchange(micro_timers_, {});
+  if (boundary) {
+    tell_update();
   }
+}
+
+void EngineCore::tell_update() {
   StepFacts facts{
       .global_steps = global_steps_,
       .global_samples = global_samples_,
@@ -230,7 +224,7 @@ void EngineCore::step() {
       .lr = get_lr(),
       .mom = get_mom(),
       .loss_scale = std::nullopt,
-      .timers = timers_,
+      .timers = std::exchange(timers_, {}),
       .checkpoints = std::nullopt};
   if (report_->wants_loss() && loss_sum_.defined()) {
     facts.loss = loss_sum_.item<double>();
@@ -243,7 +237,6 @@ void EngineCore::step() {
   }
   report_->tell(facts);
   loss_sum_.reset();
-  timers_ = {};
 }
 
 int64_t EngineCore::train_batch_size() const {
@@ -274,6 +267,12 @@ void EngineCore::set_train_micro_batch_size(int64_t size) {
   micro_batch_size_ = size;
 }
 
+/// As DeepSpeed's optimizers with ZeRO, fp16 or bf16 do where nothing is clipped.
+bool EngineCore::tells_norm() const {
+  return config_.zero.compute_grad_norm.value &&
+         (stage() > 0 || config_.fp16.enabled.value || config_.bf16.enabled.value);
+}
+
 std::optional<double> EngineCore::get_global_grad_norm() const {
   return norm_.defined() ? std::optional(norm_.item<double>()) : std::nullopt;
 }
@@ -290,26 +289,30 @@ std::vector<double> EngineCore::get_lr() const {
   return has_optimizer_ ? optimizer_.learning_rates() : std::vector<double>();
 }
 
-/// SGD's momentum, or the betas of Adam and its like, of each group.
+/// SGD's momentum, or the first beta of Adam and its like, of each group.
 std::vector<double> EngineCore::get_mom() const {
   std::vector<double> all;
   if (!has_optimizer_) {
     return all;
   }
-  auto* flat = dynamic_cast<optim::FlatOptimizer*>(&optimizer_.inner());
-  if (flat == nullptr) {
-    return all;
-  }
-  for (auto& group : flat->param_groups()) {
-    for (const optim::NamedOption& option : flat->named_options(group.options())) {
-      const std::string name = option.name;
-      if (const auto* momentum = std::get_if<double*>(&option.value);
-          momentum && name == "momentum") {
+  const auto* flat = dynamic_cast<const optim::FlatOptimizer*>(&optimizer_.inner());
+  for (auto& group : optimizer_.inner().param_groups()) {
+    const optim::NamedOptions named = flat != nullptr ? flat->named_options(group.options())
+                                                      : optim::torch_named_options(group.options());
+    for (const optim::NamedOption& option : named) {
+      const std::string_view name = option.name;
+      if (auto* const* momentum = std::get_if<double*>(&option.value);
+          momentum != nullptr && name == "momentum") {
         all.push_back(**momentum);
       }
-      if (const auto* pair = std::get_if<std::pair<double, double>*>(&option.value);
-          pair && name == "betas") {
+      if (name != "betas") {
+        continue;
+      }
+      if (auto* const* pair = std::get_if<std::pair<double, double>*>(&option.value)) {
         all.push_back((*pair)->first);
+      }
+      if (auto* const* tuple = std::get_if<std::tuple<double, double>*>(&option.value)) {
+        all.push_back(std::get<0>(**tuple));
       }
     }
   }

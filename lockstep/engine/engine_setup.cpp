@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // How an engine is made: what the file says, in the Accelerator's words.
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include "lockstep/accelerator/either_variable.h"
+#include "lockstep/accelerator/lower_precision.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/ds_config/described_values.h"
 #include "lockstep/ds_config/value_text.h"
 #include "lockstep/engine/cast_model.h"
+#include "lockstep/engine/config_text.h"
 #include "lockstep/engine/engine_core.h"
 #include "lockstep/engine/init_distributed.h"
 #include "lockstep/engine/make_optimizer.h"
@@ -18,6 +22,8 @@
 
 namespace lockstep {
 namespace {
+
+constexpr const char* kSafeModules = "torch_autocast.lower_precision_safe_modules";
 
 config::Document document_of(const InitializeOptions& options) {
   const std::filesystem::path& argument = options.args.deepspeed_config;
@@ -48,7 +54,8 @@ config::Document document_of(const InitializeOptions& options) {
   if (!options.config.empty()) {
     return ds_config::read_ds_document(options.config);
   }
-  return config::parse_document("config_json", options.config_json, config::Format::kCommentedJson);
+  return config::parse_document(
+      "config_json", plain_config_text(options.config_json), config::Format::kCommentedJson);
 }
 
 LogLevel log_level_of(const std::string& word) {
@@ -95,7 +102,10 @@ std::shared_ptr<ActivationCheckpointing> checkpointing_of(
 }  // namespace
 
 EngineCore::EngineCore(
-    InitializeOptions options, const NamedTensors& parameters, const NamedTensors& buffers)
+    InitializeOptions options,
+    const NamedTensors& parameters,
+    const NamedTensors& buffers,
+    const NamedClasses& modules)
     : given_(std::move(options)) {
   // First the file: where it is wrong no rank waits for the others.
   const int size = given_.connected ? given_.connected->world.size : world_to_connect().size;
@@ -104,7 +114,11 @@ EngineCore::EngineCore(
   micro_batch_size_ = config_.batch.train_micro_batch_size_per_gpu.value;
   activation_checkpointing_ = checkpointing_of(config_.activation_checkpointing);
   check_overlap(given_.accelerator);
+  if (const auto& narrow = config_.torch_autocast.lower_precision_safe_modules; narrow.value) {
+    check_lower_precision(*narrow.value, parameters, modules, narrow.origin.text, kSafeModules);
+  }
   cast_model(parameters, buffers, model_dtypes(config_.data_types));
+  make_given_optimizer(parameters);
   narrow_ = (config_.fp16.enabled.value || config_.bf16.enabled.value) &&
             any_trained_in_16_bits(parameters);
   AcceleratorOptions ours = accelerator_options(given_.accelerator);
@@ -134,6 +148,34 @@ EngineCore::EngineCore(
   register_hooks();
 }
 
+/// From here on it is as if the program had given the optimizer itself.
+void EngineCore::make_given_optimizer(const NamedTensors& parameters) {
+  const auto refuse = [](const char* name, const char* other) {
+    throw ConfigError("initialize", fmt::format("got both `{}` and `{}`; give one", name, other));
+  };
+  if (given_.lr_scheduler && given_.make_lr_scheduler) {
+    refuse("lr_scheduler", "make_lr_scheduler");
+  }
+  if (!given_.make_optimizer) {
+    return;
+  }
+  if (given_.optimizer) {
+    refuse("optimizer", "make_optimizer");
+  }
+  std::vector<at::Tensor> trained = given_.model_parameters;
+  if (trained.empty()) {
+    for (const NamedTensor& item : parameters) {
+      if (item.tensor.requires_grad()) {
+        trained.push_back(item.tensor);
+      }
+    }
+  }
+  given_.optimizer = std::exchange(given_.make_optimizer, nullptr)(trained);
+  if (!given_.optimizer) {
+    throw ConfigError("initialize", "make_optimizer returned no optimizer; let it return one");
+  }
+}
+
 void EngineCore::check_overlap(const AcceleratorOptions& given) const {
   const AcceleratorOptions unset;
   const auto refuse = [](const char* option, const char* key) {
@@ -154,6 +196,12 @@ void EngineCore::check_overlap(const AcceleratorOptions& given) const {
       given.gradient_accumulation_plugin) {
     refuse("gradient_accumulation_steps", "gradient_accumulation_steps");
   }
+  if (given.grad_scaler != unset.grad_scaler || given.loss_scale_rule) {
+    refuse("grad_scaler or loss_scale_rule", "fp16.loss_scale, fp16.initial_scale_power and so on");
+  }
+  if (!given.lower_precision_safe_modules.classes.empty()) {
+    refuse("lower_precision_safe_modules", kSafeModules);
+  }
   if (given.non_finite != unset.non_finite) {
     refuse("non_finite", "bf16.check_grad_overflow");
   }
@@ -167,6 +215,11 @@ AcceleratorOptions EngineCore::accelerator_options(AcceleratorOptions given) {
     options.project_config.save_on_each_node = true;
   }
   saves_on_each_host_ = options.project_config.save_on_each_node;
+  const ds_config::AutocastSection& autocast = config_.torch_autocast;
+  if (const auto& modules = autocast.lower_precision_safe_modules.value) {
+    options.lower_precision_safe_modules = {
+        .classes = *modules, .dtype = scalar_type_of(*autocast.dtype.value)};
+  }
   // An environment made for Accelerate's launcher must not count micro-steps a second time.
   options.gradient_accumulation_plugin =
       GradientAccumulationPlugin{.num_steps = 1, .sync_with_dataloader = false};
@@ -175,19 +228,21 @@ AcceleratorOptions EngineCore::accelerator_options(AcceleratorOptions given) {
   const bool narrowed = config_.data_types.param_dtype.value.value_or(ds_config::Dtype::kFloat32) !=
                         ds_config::Dtype::kFloat32;
   if (wire.value && !narrowed && (narrow_ || *wire.value != ds_config::Dtype::kFloat32)) {
-    if (stage() > 0 || narrow_) {
+    if (narrow_) {
       throw ConfigError(
           "initialize",
           fmt::format(
-              "communication_data_type {} ({}) goes with stage 0 and float32 parameters only; got "
-              "stage {}{}: delete one",
+              "gradients of 16-bit parameters travel in their dtype; got communication_data_type "
+              "{} ({}); delete it, or set data_types.param_dtype",
               ds_config::word_of(*wire.value),
-              wire.origin.text,
-              stage(),
-              narrow_ ? " and 16-bit parameters" : ""));
+              wire.origin.text));
     }
-    options.data_parallel.comm_hook.type =
-        *wire.value == ds_config::Dtype::kFloat16 ? CommHookType::kFp16 : CommHookType::kBf16;
+    if (options.zero) {
+      options.zero->communication_data_type = scalar_type_of(*wire.value);
+    } else {
+      options.data_parallel.comm_hook.type =
+          *wire.value == ds_config::Dtype::kFloat16 ? CommHookType::kFp16 : CommHookType::kBf16;
+    }
   }
   return options;
 }
@@ -213,7 +268,7 @@ void EngineCore::set_precision(AcceleratorOptions& options) {
         break;
       }
       loss_scale_ = std::make_shared<DynamicLossScale>(DynamicLossScaleOptions{
-          .init_scale = static_cast<double>(int64_t{1} << fp16.initial_scale_power.value),
+          .init_scale = std::ldexp(1.0, static_cast<int>(fp16.initial_scale_power.value)),
           .loss_scale_window = fp16.loss_scale_window.value,
           .hysteresis = fp16.hysteresis.value,
           .consecutive_hysteresis = fp16.consecutive_hysteresis.value,
@@ -258,8 +313,10 @@ void EngineCore::set_zero(AcceleratorOptions& options) const {
   ZeroPlugin plugin{.stage = divides_masters() ? 1 : static_cast<int>(zero.stage.value)};
   set_sixteen_bits(options, plugin);
   if (zero.reduce_bucket_size.value) {
+    constexpr int64_t kMostElements = int64_t{1} << 50;  // More than any model has.
     const int64_t element_bytes = narrow_ ? 2 : 4;
-    plugin.bucket_cap_bytes = *zero.reduce_bucket_size.value * element_bytes;
+    plugin.bucket_cap_bytes =
+        std::min(*zero.reduce_bucket_size.value, kMostElements) * element_bytes;
   }
   plugin.stage3_max_live_parameters = zero.max_live_parameters.value;
   plugin.stage3_param_persistence_threshold = zero.param_persistence_threshold.value;
@@ -306,12 +363,27 @@ void EngineCore::start(
   given_.optimizer.reset();
   given_.model_parameters.clear();
   given_.mup_shapes.clear();
-  has_scheduler_ = given_.lr_scheduler || config_.scheduler;
+  if (has_optimizer_) {
+    accelerator_->watch_unknown_backwards([core = weak_from_this()] {
+      if (const auto self = core.lock()) {
+        self->judge_unknown_backward();
+      }
+    });
+    accelerator_->set_ends_update([core = weak_from_this()] {
+      const auto self = core.lock();
+      return self && self->is_gradient_accumulation_boundary();
+    });
+  }
+  has_scheduler_ = given_.lr_scheduler || given_.make_lr_scheduler || config_.scheduler;
   if (has_scheduler_ && !has_optimizer_) {
     throw ConfigError(
         "initialize", "got a scheduler, and no optimizer for it; add one to either of them");
   }
+  if (given_.make_lr_scheduler) {
+    given_.lr_scheduler = std::exchange(given_.make_lr_scheduler, nullptr)(optimizer_.inner());
+  }
   if (given_.lr_scheduler) {
+    goes_by_metric_ = std::holds_alternative<optim::ReduceOnPlateauOptions>(*given_.lr_scheduler);
     scheduler_ = std::visit(
         [&](const auto& schedule) { return accelerator_->prepare(schedule); },
         *given_.lr_scheduler);

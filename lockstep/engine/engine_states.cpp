@@ -41,8 +41,12 @@ void EngineCore::coalesce_grad_reduction(const std::function<void()>& body) {
     throw;
   }
   within_no_sync_ = coalescing_ = false;
+  computed_at_ = now();
   accelerator().average_gradients();
   averaged_ = true;
+  const auto ended = now();
+  StepTimers::add(micro_timers_.backward_ms, computed_at_, ended);
+  StepTimers::add(micro_timers_.backward_allreduce_ms, computed_at_, ended);
 }
 
 /// DeepSpeed's ignore_unused_parameters. Every rank knows the same names, so all throw, or none.
@@ -91,6 +95,7 @@ void EngineCore::destroy() {
     return;
   }
   accelerator_->wait_for_save();
+  held_.reset();  // It refers to the Accelerator.
   for (const auto& remove : remove_hooks_) {
     remove();
   }

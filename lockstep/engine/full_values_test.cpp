@@ -83,6 +83,35 @@ TEST(FullValues, are_those_of_one_process_in_every_stage_and_so_is_what_follows_
   }
 }
 
+/// Two weights that lie in one bucket.
+struct TwinNetImpl : torch::nn::Module {
+  TwinNetImpl() {
+    first = register_parameter("first", at::full({64}, 0.25));
+    second = register_parameter("second", at::linspace(0, 1, 64));
+  }
+  at::Tensor forward(const at::Tensor& x) { return x * (first + second); }
+  at::Tensor first, second;
+};
+TORCH_MODULE(TwinNet);
+
+TEST(FullValues, a_parameter_set_to_another_of_its_bucket_is_that_for_all_that_follows) {
+  for (const int stage : {0, 1, 2, 3}) {
+    on_engine_ranks(2, simple_config(1, stage), [&](InitializeOptions options) {
+      TwinNet net;
+      auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+      const at::Tensor expected = at::linspace(0, 1, 64);
+      engine.safe_set_full_fp32_param(net->first, net->second);
+      EXPECT_TRUE(at::equal(net->first, expected)) << "operations see it, in stage " << stage;
+      {
+        const torch::NoGradGuard no_grad;
+        net->second.fill_(3);  // So the bucket is written back as it is.
+      }
+      EXPECT_TRUE(at::equal(engine.safe_get_full_fp32_param(net->first), expected)) << stage;
+      EXPECT_TRUE(at::equal(engine.safe_get_full_fp32_param(net->second), at::full({64}, 3.0)));
+    });
+  }
+}
+
 /// The gradient and the values of the first layer's weight after an update, with `extra` in the
 /// file.
 std::pair<at::Tensor, at::Tensor> seen_with(const std::string& extra, int world) {

@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/ds_config/group_rates.h"
 #include "lockstep/optim/adadelta.h"
 #include "lockstep/optim/adafactor.h"
 #include "lockstep/optim/adagrad.h"
@@ -100,21 +101,17 @@ Made make_mu_sgd(const Parameters& given, const Subject& subject) {
 }
 
 Made make_muon(const Parameters& given, const Subject& subject) {
-  constexpr double kAdamRate = 3e-4;  // DeepSpeed's.
-  const auto rate = [&](const char* own, double otherwise) {
-    return given.has(own) ? given.number(own) : otherwise;
-  };
-  const bool has_rate = given.origin("lr").kind != ds_config::Origin::Kind::kDefault;
+  const ds_config::MuonRates rates = ds_config::muon_rates(given);
   const std::vector<double>& betas = given.numbers("betas");
   optim::MuonOptions matrices{
-      .lr = rate("muon_lr", given.number("lr")),
+      .lr = rates.matrices,
       .weight_decay = given.number("weight_decay"),
       .momentum = given.number("momentum"),
       .gram = given.text("ns_method") == "gram",
       .betas = {betas.at(0), betas.at(1)},
       .adam_eps = given.number("eps")};
   optim::MuonOptions others = matrices;
-  others.lr = rate("adam_lr", has_rate ? given.number("lr") : kAdamRate);
+  others.lr = rates.others;
   return std::make_shared<optim::Muon>(optim::muon_groups(subject.parameters, matrices, others));
 }
 

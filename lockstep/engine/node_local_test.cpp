@@ -67,16 +67,6 @@ void train(Engine& engine, int from, int to) {
   }
 }
 
-std::vector<at::Tensor> whole_values(Accelerator& accelerator, const EngineNet& net) {
-  std::vector<at::Tensor> values;
-  accelerator.with_gathered_parameters(net->parameters(), [&] {
-    for (const at::Tensor& parameter : net->parameters()) {
-      values.push_back(parameter.detach().clone());
-    }
-  });
-  return values;
-}
-
 /// Trains for two updates, saves on each host, and says what two more make of the model.
 std::vector<at::Tensor> save_and_go_on(
     const TestFolder& folder, const std::string& config, at::ScalarType dtype = at::kFloat) {

@@ -20,6 +20,7 @@ void set_offloads(const ds_config::ZeroSection& zero, ZeroPlugin& plugin) {
   OffloadOptimizer& optimizer = plugin.offload_optimizer;
   set_offload(zero.offload_optimizer, optimizer);
   optimizer.ratio = zero.offload_optimizer.ratio.value;
+  optimizer.super_offload = zero.offload_optimizer.super_offload.value;
   optimizer.buffer_count = zero.offload_optimizer.buffer_count.value;
   optimizer.pipeline_read =
       zero.offload_optimizer.pipeline_read.value.value_or(optimizer.pipeline_read);

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/engine/step_report.h"
 
+#include <string>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -8,6 +10,22 @@
 #include "lockstep/tracking/registry.h"
 
 namespace lockstep {
+namespace {
+
+/// In DeepSpeed's words; `of` tells a micro-step's from an update's.
+std::string line_of(const StepTimers& timers, const char* of) {
+  return fmt::format(
+      "time (ms) | fwd{0}: {1:.2f} | bwd{0}: {2:.2f} | bwd_inner{0}: {3:.2f} | bwd_allreduce{0}: "
+      "{4:.2f} | step{0}: {5:.2f}",
+      of,
+      timers.forward_ms,
+      timers.backward_ms,
+      timers.backward_inner_ms,
+      timers.backward_allreduce_ms,
+      timers.step_ms);
+}
+
+}  // namespace
 
 StepReport::StepReport(const ds_config::DsConfig& config, bool is_main_process)
     : steps_per_print_(is_main_process ? config.steps_per_print.value : std::nullopt),
@@ -26,6 +44,17 @@ StepReport::StepReport(const ds_config::DsConfig& config, bool is_main_process)
   add("csv", config.csv_monitor);
 }
 
+void StepReport::go_on_from(int64_t global_samples) {
+  samples_at_print_ = global_samples;
+  last_print_ = std::chrono::steady_clock::now();
+}
+
+void StepReport::tell_micro_step(const StepTimers& timers) const {
+  if (breakdown_) {
+    log_info(line_of(timers, "_microstep"));
+  }
+}
+
 void StepReport::tell(const StepFacts& facts) {
   if (!trackers_.empty()) {
     tracking::Values values;
@@ -41,6 +70,9 @@ void StepReport::tell(const StepFacts& facts) {
     if (breakdown_) {
       values["Train/Samples/elapsed_time_ms_forward"] = facts.timers.forward_ms;
       values["Train/Samples/elapsed_time_ms_backward"] = facts.timers.backward_ms;
+      values["Train/Samples/elapsed_time_ms_backward_inner"] = facts.timers.backward_inner_ms;
+      values["Train/Samples/elapsed_time_ms_backward_allreduce"] =
+          facts.timers.backward_allreduce_ms;
       values["Train/Samples/elapsed_time_ms_step"] = facts.timers.step_ms;
     }
     for (const auto& tracker : trackers_) {
@@ -48,11 +80,7 @@ void StepReport::tell(const StepFacts& facts) {
     }
   }
   if (breakdown_) {
-    log_info(fmt::format(
-        "time (ms) | forward: {:.2f} | backward: {:.2f} | step: {:.2f}",
-        facts.timers.forward_ms,
-        facts.timers.backward_ms,
-        facts.timers.step_ms));
+    log_info(line_of(facts.timers, ""));
   }
   if (checkpoints_ && facts.checkpoints) {
     log_info(fmt::format(

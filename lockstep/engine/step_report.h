@@ -13,12 +13,26 @@
 
 namespace lockstep {
 
-/// Time of the parts of one update, of all its micro-steps.
+/// Time of the parts of a micro-step, or of all those of an update.
 struct StepTimers {
   using Clock = std::chrono::steady_clock;
   double forward_ms = 0;
   double backward_ms = 0;
+  /// Of it until this rank's gradients were computed, with what of their averaging has been under
+  /// way meanwhile; where somebody wants times.
+  double backward_inner_ms = 0;
+  /// And from then until all were averaged, where they are: waiting for slower ranks, too.
+  double backward_allreduce_ms = 0;
   double step_ms = 0;
+
+  StepTimers& operator+=(const StepTimers& other) {
+    forward_ms += other.forward_ms;
+    backward_ms += other.backward_ms;
+    backward_inner_ms += other.backward_inner_ms;
+    backward_allreduce_ms += other.backward_allreduce_ms;
+    step_ms += other.step_ms;
+    return *this;
+  }
 
   /// Adds the time from `begin` to `end`, and returns it.
   static double add(double& part_ms, Clock::time_point begin, Clock::time_point end) {
@@ -52,7 +66,13 @@ class StepReport {
   bool wants_loss() const { return !trackers_.empty(); }
   /// Whether `tell` would use the timers, of which a device's need waiting for it.
   bool wants_times() const { return breakdown_; }
+  /// After each step(): what it took, and what came since the one before it.
+  void tell_micro_step(const StepTimers& timers) const;
+  /// After an update.
   void tell(const StepFacts& facts);
+  /// What is told from now on counts from there: a run that goes on has not just made these
+  /// samples.
+  void go_on_from(int64_t global_samples);
 
  private:
   std::optional<int64_t> steps_per_print_;

@@ -3,6 +3,10 @@
 
 #include <functional>
 #include <string>
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
 #include <torch/nn/modules/linear.h>
@@ -32,6 +36,25 @@ TORCH_MODULE(EngineNet);
 /// The same on every rank, so that one process is the oracle.
 inline at::Tensor engine_batch(int step) {
   return at::sin(at::arange(4 * 6, at::kFloat) * (step + 2)).reshape({4, 6});
+}
+
+/// Copies of a model's values, in every stage. Collective.
+inline std::vector<at::Tensor> whole_values(Accelerator& accelerator, const EngineNet& net) {
+  std::vector<at::Tensor> values;
+  accelerator.with_gathered_parameters(net->parameters(), [&] {
+    for (const at::Tensor& parameter : net->parameters()) {
+      values.push_back(parameter.detach().clone());
+    }
+  });
+  return values;
+}
+
+inline void expect_values(
+    const std::vector<at::Tensor>& values, const std::vector<at::Tensor>& expected) {
+  ASSERT_EQ(values.size(), expected.size());
+  for (size_t i = 0; i < values.size(); ++i) {
+    EXPECT_TRUE(at::allclose(values[i], expected[i], 1e-5, 1e-6)) << values[i] << expected[i];
+  }
 }
 
 inline std::string simple_config(int micro_steps, int stage = 0) {

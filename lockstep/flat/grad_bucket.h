@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -24,6 +25,8 @@ class GradBucket {
       BucketPlan plan, const std::vector<at::Tensor>& parameters, const Group& group = Group());
 
   const std::vector<Slot>& slots() const { return plan_.slots; }
+  /// What it is rounded to on its way, as planned.
+  std::optional<at::ScalarType> narrow() const { return plan_.narrow; }
   /// The gradient of the parameter in slot `index`, shaped like it.
   const at::Tensor& view(size_t index) const { return views_[index]; }
   /// Everything there is to reduce: gradients, gaps, flags.

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
+#include <set>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -15,10 +17,21 @@ struct Slot {
   int64_t numel = 0;
 };
 
-/// One contiguous buffer's worth of parameters of one dtype and device.
+/// Parameters that are rounded to 16 bits on their way between ranks, or whose gradients are.
+struct NarrowTravel {
+  std::set<const at::TensorImpl*> parameters = {};
+  at::ScalarType dtype = at::kBFloat16;  ///< fp16 or bf16.
+
+  /// What that is of one; none if it travels as wide as it is, as what has 16 bits already does.
+  std::optional<at::ScalarType> of(const at::Tensor& parameter) const;
+};
+
+/// One contiguous buffer's worth of parameters of one dtype and device, which travel alike.
 struct BucketPlan {
   std::vector<Slot> slots;
   int64_t numel = 0;  ///< Elements, gaps for alignment included.
+  /// What it is rounded to on its way. None: nothing.
+  std::optional<at::ScalarType> narrow = std::nullopt;
 };
 
 /// Cuts `parameters` into buckets.
@@ -26,10 +39,14 @@ struct BucketPlan {
 /// The order is the reverse of the list's, since backward meets the last layers first; it depends
 /// on shapes and dtypes alone, so ranks that agree on those agree on the plan. The first bucket is
 /// capped at `first_cap_bytes`, so that communication starts early, the others at `cap_bytes`; a
-/// larger parameter gets a bucket of its own. Every slot starts at a multiple of 64 bytes. After:
-/// Li et al., "PyTorch Distributed", VLDB 2020, section 3.2.
+/// larger parameter gets a bucket of its own. Every slot starts at a multiple of 64 bytes. With
+/// `narrow` buckets are in the order in which backward fills them. After: Li et al., "PyTorch
+/// Distributed", VLDB 2020, section 3.2.
 std::vector<BucketPlan> plan_buckets(
-    const std::vector<at::Tensor>& parameters, int64_t cap_bytes, int64_t first_cap_bytes);
+    const std::vector<at::Tensor>& parameters,
+    int64_t cap_bytes,
+    int64_t first_cap_bytes,
+    const NarrowTravel& narrow = {});
 
 /// The part of `buffer` that `slot` names, shaped and strided like `parameter`: a gradient
 /// accumulated into it lands in the buffer. A parameter whose memory has gaps or overlaps gets a

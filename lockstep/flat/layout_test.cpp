@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/flat/layout.h"
 
+#include <optional>
+#include <vector>
+
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
@@ -45,6 +48,29 @@ TEST(PlanBuckets, keeps_one_bucket_a_dtype_though_they_alternate) {
       plan_buckets({at::ones({4}), at::ones({4}, at::kDouble), at::ones({4})}, 1 << 20, 1 << 20);
   ASSERT_EQ(plans.size(), 2U);
   EXPECT_EQ(plans[0].slots.size(), 2U);
+}
+
+TEST(PlanBuckets, of_what_travels_narrow_are_its_own_and_in_the_order_of_backward) {
+  // Layers of a matrix, which travels in bf16, and of a vector, which does not.
+  std::vector<at::Tensor> layers;
+  NarrowTravel narrow;
+  for (int i = 0; i < 4; ++i) {
+    layers.push_back(at::ones({256}));
+    narrow.parameters.insert(layers.back().unsafeGetTensorImpl());
+    layers.push_back(at::ones({16}));
+  }
+  layers.push_back(at::ones({16}, at::kHalf));
+  narrow.parameters.insert(layers.back().unsafeGetTensorImpl());
+  const auto plans = plan_buckets(layers, 2048, 1024, narrow);
+  ASSERT_EQ(plans.size(), 4U);
+  EXPECT_EQ(plans[0].narrow, std::nullopt) << "has 16 bits already";
+  EXPECT_EQ(plans[1].narrow, at::kBFloat16);
+  EXPECT_EQ(plans[1].slots.back().parameter, 4);
+  EXPECT_EQ(plans[2].narrow, std::nullopt);
+  EXPECT_EQ(plans[2].slots.size(), 4U);
+  EXPECT_EQ(plans[2].slots.back().parameter, 1);
+  EXPECT_EQ(plans[3].narrow, at::kBFloat16);
+  EXPECT_EQ(plans[3].slots.back().parameter, 0);
 }
 
 TEST(PlanBuckets, of_nothing_is_nothing) {

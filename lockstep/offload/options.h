@@ -28,6 +28,12 @@ struct OffloadOptimizer {
   bool pipeline_read = true;
   /// kNvme: write the last buckets while one is updated.
   bool pipeline_write = true;
+  /// kCpu: the host begins to update a bucket as soon as its gradient is complete, while backward
+  /// goes on, on copies: state, and parameters, once more in its memory. What is not as it was then
+  /// when the optimizer steps (clipped since, another learning rate, parameters written to) is
+  /// updated anew; the numbers are the same. Writes by way of `data()`, which autograd does not
+  /// see, must not come between backward and step. With fp16 all waits for the step.
+  bool super_offload = false;
 };
 
 /// Where each rank's part of the parameters of stage 3 lies between uses.

@@ -84,6 +84,10 @@ class FlatGroup {
   /// Of one field of the state of all in buffer `buffer`.
   int64_t state_bytes(size_t buffer) const;
   bool state_is_offloaded(size_t buffer) const { return buffers_[buffer].state_on_host; }
+  /// One field of the state of all in buffer `buffer`; undefined until first needed.
+  const at::Tensor& buffer_state(size_t buffer, size_t field) const {
+    return buffers_[buffer].state[field];
+  }
   /// What of buffer `buffer` lies in files: parameters, and the state that there is.
   std::vector<offload::FileTensor*> files_of(size_t buffer) const;
 

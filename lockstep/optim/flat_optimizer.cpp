@@ -216,24 +216,29 @@ void FlatOptimizer::adopt_parameters() {
               index));
     }
     std::vector<at::Tensor> added;
-    while (known.size() < parameters.size()) {
-      const at::Tensor& parameter = parameters[known.size()];
+    for (size_t i = known.size(); i < parameters.size(); ++i) {
+      const at::Tensor& parameter = parameters[i];
       at::TensorImpl* impl = parameter.unsafeGetTensorImpl();
       check_parameter(traits_.name, parameter);
       const bool twice = std::any_of(known_.begin(), known_.end(), [impl](const auto& group_known) {
         return std::find(group_known.begin(), group_known.end(), impl) != group_known.end();
       });
-      if (twice) {
+      const bool again = std::any_of(added.begin(), added.end(), [impl](const at::Tensor& other) {
+        return other.unsafeGetTensorImpl() == impl;
+      });
+      if (twice || again) {
         throw ConfigError(
             "optim", fmt::format("{}: a parameter was added a second time", traits_.name));
       }
-      known.push_back(impl);
       added.push_back(parameter);
     }
     if (added.empty()) {
       continue;
     }
     check_added(index, added);
+    for (const at::Tensor& parameter : added) {  // Not before: who goes on is told again.
+      known.push_back(parameter.unsafeGetTensorImpl());
+    }
     groups_[index].add(added);
     if (traits_.eager_state) {
       for (FlatParameter& item : groups_[index].items()) {
@@ -379,6 +384,9 @@ void FlatOptimizer::set_state(const at::Tensor& parameter, const ParameterState&
   const Place place = place_of(parameter);
   FlatParameter& item = groups_[place.group].items()[place.item];
   check_sizes(item);
+  if (early_) {
+    early_->forget();
+  }
   item.step = state.step;
   item.count_was_set = true;
   item.scalars = state.scalars;

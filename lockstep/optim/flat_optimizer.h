@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include <torch/optim/optimizer.h>
@@ -13,6 +14,7 @@
 #include "lockstep/flat/division.h"
 #include "lockstep/offload/options.h"
 #include "lockstep/optim/capturable.h"
+#include "lockstep/optim/early_update.h"
 #include "lockstep/optim/flat_group.h"
 #include "lockstep/optim/rule.h"
 
@@ -94,8 +96,10 @@ class FlatOptimizer : public torch::optim::Optimizer {
   /// the update, bucket by bucket; see HostUpdate. Those of fp16 and bf16 are updated in fp32, and
   /// rounded once; their state has their dtype, or with `fp32_state` is fp32. A rule that needs
   /// parameters whole has `ranks` help each other, which own the rest: `step` then is collective,
-  /// and wants gradients of the same parameters on all of them. ConfigError for such a rule without
-  /// ranks or with `offload`, after the first step, and for an offload that cannot be.
+  /// and wants gradients of the same parameters on all of them. So it is where any state or
+  /// parameters lie in files: a disk that fails on one of `ranks` is a ConfigError on all.
+  /// ConfigError for such a rule without ranks or with `offload`, after the first step, and for an
+  /// offload that cannot be.
   void update_instead(
       const std::vector<std::vector<Pieces>>& pieces,
       const OffloadOptimizer& offload = {},
@@ -105,6 +109,18 @@ class FlatOptimizer : public torch::optim::Optimizer {
   void write_rates();
   /// Null if the update is done where the parameters are.
   const HostUpdate* host_update() const { return host_update_.get(); }
+  /// Whether updates may begin before `step`: OffloadOptimizer::super_offload.
+  bool may_begin_early() const { return early_ != nullptr; }
+  /// Expires with this, if they may.
+  std::weak_ptr<const void> early_alive() const { return early_; }
+  /// Begins the update of the pieces in buffer `buffer` of a group, whose gradients are to be what
+  /// is in `gradient`, which lies as the buffer does; if it is one that can begin. `step` looks
+  /// whether that still is what it is to do. Only where updates may begin early.
+  void begin_early(size_t group, size_t buffer, const at::Tensor& gradient);
+  /// Before such a gradient is written to, or where parameters were.
+  void forget_early(size_t group, size_t buffer) noexcept;
+  /// Updates that `step` found done, for tests and tuning.
+  int64_t early_count() const;
   /// Makes what the options want of parameters that have other state: for options switched on
   /// since.
   void complete_state();
@@ -146,7 +162,10 @@ class FlatOptimizer : public torch::optim::Optimizer {
       const torch::optim::OptimizerOptions& options,
       int64_t step,
       std::vector<float>& scalars) const = 0;
-  virtual void update(const torch::optim::OptimizerOptions& options, const Batch& batch) const = 0;
+  /// The rule: knows nothing but its arguments.
+  using UpdateFunction =
+      void (*)(const torch::optim::OptimizerOptions& options, const Batch& batch);
+  virtual UpdateFunction update_function() const = 0;
   virtual void update_divided(
       const torch::optim::OptimizerOptions& options, const DividedBatch& batch) const = 0;
 
@@ -178,6 +197,15 @@ class FlatOptimizer : public torch::optim::Optimizer {
   void update_slices(size_t group, DividedBatch batch);
   void append_slice(size_t group, const Whole& whole, DividedBatch& batch);
   void update_by_buckets();
+  void update(const torch::optim::OptimizerOptions& options, const Batch& batch) const {
+    update_function()(options, batch);
+  }
+  /// Of a group, those that lie in a buffer: from and to.
+  std::pair<size_t, size_t> items_in(size_t group, size_t buffer) const;
+  std::optional<EarlyUpdate::Source> early_source(
+      size_t group, size_t begin, size_t end, const at::Tensor& gradient);
+  bool have_gradient(size_t group, size_t begin, size_t end, const at::Tensor& gradient) const;
+  bool take_early(size_t group, size_t begin, size_t end);
   void offload_state(const OffloadOptimizer& offload);
   [[noreturn]] void refuse_to_capture_offloaded() const;
   void update_share(const torch::optim::OptimizerOptions& options, const Batch& batch);
@@ -196,6 +224,7 @@ class FlatOptimizer : public torch::optim::Optimizer {
   size_t run_count_ = 0;
   bool has_pieces_ = false;  ///< In place of its parameters.
   std::shared_ptr<HostUpdate> host_update_;
+  std::shared_ptr<EarlyUpdate> early_;
 };
 
 }  // namespace lockstep::optim

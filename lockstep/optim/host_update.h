@@ -46,6 +46,8 @@ class HostUpdate {
       const std::vector<Bucket>& buckets,
       const std::function<void(size_t group, const Batch& batch)>& update);
 
+  /// Whether any state or parameters lie in files.
+  bool uses_files() const { return conveyor_.has_value(); }
   /// Of the host, for all that is under way.
   int64_t memory_bytes() const;
   int64_t bytes_read() const { return conveyor_ ? conveyor_->bytes_read() : 0; }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/optim/momentum.h"
 
+#include <cstddef>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -14,15 +15,22 @@
 
 namespace lockstep::optim {
 
+namespace {
+
+NamedOptions options_of(torch::optim::Optimizer& optimizer, size_t group) {
+  torch::optim::OptimizerOptions& options = optimizer.param_groups().at(group).options();
+  const auto* ours = dynamic_cast<const FlatOptimizer*>(&optimizer);
+  return ours != nullptr ? ours->named_options(options) : torch_named_options(options);
+}
+
+}  // namespace
+
 void set_momentum(
     torch::optim::Optimizer& optimizer,
     size_t group,
     double momentum,
     std::optional<double> beta2) {
-  torch::optim::OptimizerOptions& options = optimizer.param_groups().at(group).options();
-  const auto* ours = dynamic_cast<const FlatOptimizer*>(&optimizer);
-  const NamedOptions named =
-      ours != nullptr ? ours->named_options(options) : torch_named_options(options);
+  const NamedOptions named = options_of(optimizer, group);
   for (const NamedOption& option : named) {
     if (option.name == std::string_view("capturable") && *std::get<bool*>(option.value)) {
       throw ConfigError(
@@ -53,6 +61,24 @@ void set_momentum(
       "scheduler",
       "this schedule cycles momentum, and the optimizer has neither betas nor momentum; switch "
       "cycle_momentum off");
+}
+
+bool has_betas(torch::optim::Optimizer& optimizer) {
+  const size_t groups = optimizer.param_groups().size();
+  for (size_t group = 0; group < groups; ++group) {
+    bool found = false;
+    for (const NamedOption& option : options_of(optimizer, group)) {
+      const std::string_view name = option.name;
+      if (name == "use_muon") {
+        return false;
+      }
+      found = found || name == "betas";
+    }
+    if (!found) {
+      return false;
+    }
+  }
+  return groups > 0;
 }
 
 }  // namespace lockstep::optim

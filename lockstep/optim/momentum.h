@@ -19,4 +19,8 @@ void set_momentum(
     double momentum,
     std::optional<double> beta2 = std::nullopt);
 
+/// Whether every parameter group has betas: what DeepSpeed asks of an optimizer before its OneCycle
+/// cycles them. Muon's has two kinds of groups, and counts as one without.
+bool has_betas(torch::optim::Optimizer& optimizer);
+
 }  // namespace lockstep::optim

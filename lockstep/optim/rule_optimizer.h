@@ -126,8 +126,10 @@ class RuleOptimizer final : public FlatOptimizer {
       return {};
     }
   }
-  void update(const torch::optim::OptimizerOptions& options, const Batch& batch) const override {
-    Rule::update(values(options), batch);
+  UpdateFunction update_function() const override {
+    return [](const torch::optim::OptimizerOptions& options, const Batch& batch) {
+      Rule::update(values(options), batch);
+    };
   }
   void update_divided(
       const torch::optim::OptimizerOptions& options, const DividedBatch& batch) const override {

@@ -64,12 +64,13 @@ void FlatOptimizer::note_wholes(size_t group, const Pieces& pieces) {
 }
 
 void FlatOptimizer::check_added(size_t group, const std::vector<at::Tensor>& added) const {
-  if (dividers_ && group_needs_whole(group)) {
+  if (has_pieces_) {
     throw ConfigError(
         "optim",
         fmt::format(
             "{}: a parameter was added to what ranks have divided, of which each would have it "
-            "whole; add it before prepare()",
+            "whole, and update it by its own gradient; give it to the optimizer, not frozen, "
+            "before prepare()",
             traits_.name));
   }
   for (const at::Tensor& parameter : added) {

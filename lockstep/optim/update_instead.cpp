@@ -3,15 +3,21 @@
 // and their state lie.
 #include <algorithm>
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
+#include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/bytes.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/host_update.h"
 
@@ -38,6 +44,29 @@ std::vector<std::vector<bool>> offloaded_buffers(
     }
   }
   return chosen;
+}
+
+/// Runs `body`, which a disk may fail in on one rank alone: then it is an error on all, which would
+/// wait for that rank otherwise. Collective.
+void fail_together(Group& ranks, const std::function<void()>& body) {
+  std::string failure;
+  try {
+    body();
+  } catch (const std::exception& error) {
+    failure = error.what();
+  }
+  const at::Tensor failed =
+      ranks.all_reduce(at::full({1}, failure.empty() ? 0 : 1, at::kByte), ReduceOp::kMax).wait();
+  if (failed.const_data_ptr<uint8_t>()[0] == 0) {
+    return;
+  }
+  const std::vector<std::string> all = all_gather_bytes(ranks, failure);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (!all[rank].empty()) {
+      throw ConfigError(
+          "offload", fmt::format("the update failed on rank {}: {}", rank, all[rank]));
+    }
+  }
 }
 
 /// What made, saved or loaded them has touched pages of them.
@@ -126,6 +155,12 @@ void FlatOptimizer::offload_state(const OffloadOptimizer& offload) {
             "than 0, at most 1; leave offload_optimizer out to offload nothing",
             offload.ratio));
   }
+  if (offload.super_offload && offload.device != OffloadDevice::kCpu) {
+    throw ConfigError(
+        "offload",
+        "an update can only begin early where its state is in memory; got "
+        "offload_optimizer.super_offload and device nvme, expected cpu; leave super_offload out");
+  }
   for (const torch::optim::OptimizerParamGroup& group : param_groups_) {
     const auto* options = dynamic_cast<const CapturableOptions*>(&group.options());
     if (options != nullptr && options->capturable()) {
@@ -160,6 +195,9 @@ void FlatOptimizer::offload_state(const OffloadOptimizer& offload) {
     scratch->reserve(bytes);
   }
   host_update_ = std::make_shared<HostUpdate>(offload, in_files ? most_fields : 0, values_in_files);
+  if (offload.super_offload) {
+    early_ = std::make_shared<EarlyUpdate>(offload.pin_memory);
+  }
 }
 
 void FlatOptimizer::refuse_to_capture_offloaded() const {
@@ -183,7 +221,7 @@ void FlatOptimizer::update_by_buckets() {
       for (end = begin; end < items.size() && items[end].buffer == buffer; ++end) {
         any = any || items[end].parameter.grad().defined();
       }
-      if (!any) {
+      if (!any || take_early(index, begin, end)) {
         continue;
       }
       const bool offloaded = buffer != FlatParameter::kLoose && group.state_is_offloaded(buffer);
@@ -202,7 +240,12 @@ void FlatOptimizer::update_by_buckets() {
     }
     bucket.gathering.copy_back();
   }
-  host_update_->run(groups_, on_host, update_one);
+  const auto run = [&] { host_update_->run(groups_, on_host, update_one); };
+  if (dividers_ && dividers_->size() > 1 && host_update_->uses_files()) {
+    fail_together(*dividers_, run);
+  } else {
+    run();
+  }
 }
 
 }  // namespace lockstep::optim

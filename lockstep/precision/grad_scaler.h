@@ -23,6 +23,8 @@ struct GradScalerOptions {
   bool enabled = true;             ///< If not, every function passes its input through.
   /// Unscale fp16 gradients where they lie, whose small ones vanish then.
   bool allow_fp16 = false;
+
+  bool operator==(const GradScalerOptions&) const = default;
 };
 
 /// Scales the loss so that small fp16 gradients do not vanish, and skips the updates whose

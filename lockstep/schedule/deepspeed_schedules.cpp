@@ -146,7 +146,7 @@ Schedule deepspeed_warmup_decay(DeepSpeedWarmupDecayOptions options) {
         static_cast<double>(std::max<int64_t>(1, options.total_num_steps - ramp.num_steps));
     return between(low, high, ramp.covers(i) ? ramp.at(i) : std::max(0.0, left / whole));
   };
-  parts.marks = {ramp.mark()};
+  parts.marks = {ramp.mark(), {options.total_num_steps, "end"}};
   return Schedule(std::move(parts));
 }
 
@@ -171,7 +171,7 @@ Schedule deepspeed_warmup_cosine(DeepSpeedWarmupCosineOptions options) {
     const double wave = (1 + std::cos(pi * progress)) / 2;
     return base_lr * std::max(0.0, between(options.cos_min_ratio, 1, wave));
   };
-  parts.marks = {{ramp.num_steps, "warm-up ends"}};
+  parts.marks = {{ramp.num_steps, "warm-up ends"}, {options.total_num_steps, "end"}};
   return Schedule(std::move(parts));
 }
 
@@ -191,6 +191,7 @@ Schedule deepspeed_one_cycle(DeepSpeedOneCycleOptions options) {
   ScheduleParts parts{.name = name, .lr = nullptr, .groups = group_count(name, lists)};
   if (options.cycle_momentum) {
     parts.beta2 = kSecondBeta;
+    parts.betas_only = true;
     parts.momentum = [options, cycle](int64_t step, size_t group) {
       const int64_t i = step - 1;
       const double low = value_for(options.cycle_min_mom, group);

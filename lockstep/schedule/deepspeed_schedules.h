@@ -55,7 +55,9 @@ struct DeepSpeedOneCycleOptions {
   int64_t cycle_first_stair_count = 0;                             ///< 0: no stairs.
   std::optional<int64_t> cycle_second_stair_count = std::nullopt;  ///< By default the first's.
   int64_t decay_step_size = 0;                                     ///< 0: no decay after the cycle.
-  bool cycle_momentum = true;  ///< Moves Adam's first beta; the second becomes 0.99.
+  /// Moves Adam's first beta; the second becomes 0.99. An optimizer without betas keeps its
+  /// momentum.
+  bool cycle_momentum = true;
   std::vector<double> cycle_min_mom = {0.8};
   std::vector<double> cycle_max_mom = {0.9};
   double decay_mom_rate = 0;

@@ -66,6 +66,13 @@ Schedule Schedule::without_end() const {
   return Schedule(std::move(parts));
 }
 
+Schedule Schedule::without_momentum() const {
+  ScheduleParts parts = *parts_;
+  parts.momentum = nullptr;
+  parts.beta2.reset();
+  return Schedule(std::move(parts));
+}
+
 Schedule custom(std::function<double(int64_t step)> factor, std::optional<int64_t> total_steps) {
   if (!factor) {
     throw ConfigError("custom", "the schedule needs a function of the step; got an empty one");

@@ -26,6 +26,8 @@ struct ScheduleParts {
   std::function<double(int64_t step, size_t group)> momentum = nullptr;
   /// What the second beta is set to along with the momentum.
   std::optional<double> beta2 = std::nullopt;
+  /// The momentum is for betas alone: an optimizer that has none keeps its own.
+  bool betas_only = false;
   /// The last legal step; none: it never ends.
   std::optional<int64_t> total_steps = std::nullopt;
   /// How many parameter groups it has values for; none: any number.
@@ -54,6 +56,9 @@ class Schedule {
   /// What Adam's second beta becomes along with the first; DeepSpeed's OneCycle only.
   std::optional<double> beta2() const { return parts_->beta2; }
 
+  /// Whether an optimizer without betas keeps its momentum; DeepSpeed's OneCycle only.
+  bool cycles_betas_only() const { return parts_->momentum && parts_->betas_only; }
+
   const std::string& name() const { return parts_->name; }
   /// The last legal step; nothing if it never ends.
   std::optional<int64_t> total_steps() const { return parts_->total_steps; }
@@ -64,6 +69,8 @@ class Schedule {
   /// The same schedule, never an error past its end: there its formula goes on, as in the library
   /// it is from. Most stay at their last rate; a cosine with cycles rises again.
   Schedule without_end() const;
+  /// The same rates; momentum and betas are left alone.
+  Schedule without_momentum() const;
 
  private:
   void check(int64_t step, size_t group) const;

@@ -9,7 +9,8 @@
 
 namespace lockstep {
 
-/// One all-reduce a bucket, its values perhaps narrowed to float16 or bfloat16.
+/// One all-reduce a bucket, its values perhaps narrowed to float16 or bfloat16: by the options, or
+/// because the bucket says so.
 class AllReduceHook final : public CommHook {
  public:
   AllReduceHook(

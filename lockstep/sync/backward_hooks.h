@@ -30,7 +30,8 @@ class BackwardHooks {
   static int current_backward();
 
   /// Runs `callback` when the backward pass under way has computed all gradients; what it throws
-  /// comes out of backward(). Only to be called from within `on_gradient`.
+  /// comes out of backward(). In the order in which they were asked for. Only to be called from
+  /// within `on_gradient`, or a tensor's hook.
   static void at_end_of_backward(std::function<void()> callback);
 
  private:

@@ -3,6 +3,8 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,6 +14,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/comms_log.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/sync/data_parallel.h"
 #include "lockstep/sync/test_gradients.h"
@@ -21,6 +24,7 @@ namespace lockstep {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 TEST(CommHook, continues_bit_for_bit_from_its_state) {
   for (const HookCase& c : hook_cases()) {
@@ -192,6 +196,45 @@ TEST(CommHook, sixteen_bit_gradients_travel_as_they_are) {
       EXPECT_TRUE(parallel.hook_state().tensors.empty());
     });
   }
+}
+
+TEST(CommHook, is_not_needed_for_some_parameters_to_travel_in_16_bits) {
+  const auto log = std::make_shared<CommsLog>(CommsLogOptions{.with_shapes = true});
+  ranks(2, [&](Group group) {
+    const Mlp net;
+    const flat::NarrowTravel narrow{
+        .parameters = {net.w1.unsafeGetTensorImpl(), net.w2.unsafeGetTensorImpl()}};
+    const DataParallel parallel(net.named(), {}, logged(group, log), {}, narrow);
+    EXPECT_EQ(parallel.bucket_count(), 2U);
+    // 1 and 1 + 2^-7 of rank 1: a mean that fp32 holds, and bf16 rounds to the even 1.
+    const double factor = group.rank() == 0 ? 1 : 1 + 1.0 / 128;
+    ((net.w1.sum() + net.b1.sum() + net.w2.sum()) * factor).backward();
+    EXPECT_TRUE(at::equal(net.w1.grad(), at::ones({24, 32})));
+    EXPECT_TRUE(at::equal(net.w2.grad(), at::ones({32, 16})));
+    EXPECT_TRUE(at::equal(net.b1.grad(), at::full({32}, 1 + 1.0 / 256)));
+    EXPECT_FALSE(net.b2.grad().defined()) << "flags survive";
+    EXPECT_EQ(parallel.hook_state().iteration, 0) << "nothing is to be saved";
+  });
+  std::map<std::string, int64_t> bytes;
+  for (const CommsLogRow& row : log->rows()) {
+    bytes[row.operation] = row.bytes;
+  }
+  // Each with a flag a parameter.
+  EXPECT_EQ(bytes["all_reduce(sum) of bfloat16[1282]"], 2 * (24 * 32 + 32 * 16 + 2));
+  EXPECT_EQ(bytes["all_reduce(avg) of float[50]"], 4 * (32 + 16 + 2));
+}
+
+TEST(CommHook, goes_for_all_parameters_or_for_none) {
+  ranks(2, [](Group group) {
+    const Mlp net;
+    const flat::NarrowTravel narrow{.parameters = {net.w1.unsafeGetTensorImpl()}};
+    EXPECT_THAT(
+        [&] {
+          DataParallel(
+              net.named(), {}, group, {.comm_hook = {.type = CommHookType::kFp16}}, narrow);
+        },
+        ThrowsMessage<ConfigError>(HasSubstr("travel in BFloat16, too; leave one of them out")));
+  });
 }
 
 TEST(CommHook, refuses_options_that_do_not_go_together) {

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 
+#include <c10/core/ScalarType.h>
+
 #include "lockstep/base/error.h"
 #include "lockstep/sync/agreement.h"
 #include "lockstep/sync/reducer.h"
@@ -15,7 +17,8 @@ DataParallel::DataParallel(
     const NamedTensors& parameters,
     const NamedTensors& buffers,
     Group group,
-    DataParallelOptions options)
+    DataParallelOptions options,
+    const flat::NarrowTravel& narrow)
     : comm_hook_(options.comm_hook.type) {
   if (options.cap_bytes < 1 || options.first_cap_bytes < 1) {
     throw ConfigError(
@@ -26,12 +29,22 @@ DataParallel::DataParallel(
             options.first_cap_bytes));
   }
   check_options(options.comm_hook);
+  if (!narrow.parameters.empty() && options.comm_hook.type != CommHookType::kNone) {
+    throw ConfigError(
+        "data_parallel",
+        fmt::format(
+            "the comm hook {} says how all gradients travel; got parameters whose gradients are to "
+            "travel in {}, too; leave one of them out",
+            name_of(options.comm_hook.type),
+            c10::toString(narrow.dtype)));
+  }
   everything_ = start_alike(group, parameters, buffers);
   reducer_ = std::make_shared<Reducer>(
       parameters,
       options.broadcast_buffers ? tensors_of(buffers) : std::vector<at::Tensor>(),
       std::move(group),
-      options);
+      options,
+      narrow);
   reducer_->watch();
 }
 

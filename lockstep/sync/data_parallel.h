@@ -6,6 +6,7 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/named_tensor.h"
+#include "lockstep/flat/layout.h"
 #include "lockstep/sync/comm_hook.h"
 #include "lockstep/sync/gradient_sync.h"
 #include "lockstep/sync/join.h"
@@ -41,8 +42,9 @@ class Reducer;
 ///   keeps an undefined `grad`, so that optimizers leave it alone, as in one process.
 /// - After a backward that only accumulates, what took no part on this rank since it was zeroed has
 ///   an undefined `grad`: whoever steps by this rank's gradients alone leaves it alone as well.
-/// - Frozen parameters (requires_grad false at construction) are not touched; a parameter under two
-///   names is reduced once.
+/// - Frozen parameters (requires_grad false at construction) are not touched; one that requires
+///   gradients later is a ConfigError at the next backward, since nothing would average them.
+///   Others may be frozen for a while. A parameter under two names is reduced once.
 /// - Buffers are rank 0's again after every backward that averaged: the next forward on every rank
 ///   starts from the same ones, as with PyTorch's DDP, which broadcasts them before it.
 /// - Any backward that reaches the model works, `loss.backward()` too. Only one that may reach none
@@ -55,11 +57,14 @@ class Reducer;
 /// Thread safety: none; one backward at a time. After: Li et al., "PyTorch Distributed", VLDB 2020.
 class DataParallel final : public GradientSync {
  public:
+  /// `narrow`: parameters whose gradients travel in 16 bits, as with a comm hook of that type, in
+  /// buckets of their own; not with a comm hook, of which this is a part.
   DataParallel(
       const NamedTensors& parameters,
       const NamedTensors& buffers,
       Group group,
-      DataParallelOptions options = {});
+      DataParallelOptions options = {},
+      const flat::NarrowTravel& narrow = {});
   /// Removes the hooks; gradients stay as they are. Never communicates.
   ~DataParallel() override;
 

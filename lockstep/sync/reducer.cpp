@@ -13,6 +13,7 @@
 #include "lockstep/flat/coalesce.h"
 #include "lockstep/flat/layout.h"
 #include "lockstep/sync/roll_call.h"
+#include "lockstep/sync/unfrozen.h"
 
 namespace lockstep {
 namespace {
@@ -39,8 +40,11 @@ Reducer::Reducer(
     const NamedTensors& parameters,
     std::vector<at::Tensor> buffers,
     Group group,
-    const DataParallelOptions& options)
-    : group_(std::move(group)), parameters_(trainable(parameters)) {
+    const DataParallelOptions& options,
+    const flat::NarrowTravel& narrow)
+    : group_(std::move(group)),
+      parameters_(trainable(parameters)),
+      untrained_(frozen_among(parameters)) {
   if (group_.size() == 1) {
     return;
   }
@@ -48,7 +52,7 @@ Reducer::Reducer(
   const std::vector<at::Tensor> tensors = tensors_of(parameters_);
   places_.resize(tensors.size());
   for (flat::BucketPlan& plan :
-       flat::plan_buckets(tensors, options.cap_bytes, options.first_cap_bytes)) {
+       flat::plan_buckets(tensors, options.cap_bytes, options.first_cap_bytes, narrow)) {
     for (size_t slot = 0; slot < plan.slots.size(); ++slot) {
       places_[static_cast<size_t>(plan.slots[slot].parameter)] = {buckets_.size(), slot};
     }
@@ -142,6 +146,7 @@ void Reducer::gradient_arrived(size_t index) {
         "reach abandon_backward()");
   }
   if (!in_backward_) {
+    refuse_unfrozen(untrained_, "data_parallel");
     in_backward_ = true;
     backward_id_ = BackwardHooks::current_backward();
     BackwardHooks::at_end_of_backward([self = shared_from_this()] { self->finish(); });
@@ -209,6 +214,9 @@ void Reducer::start(size_t bucket_index) {
 }
 
 void Reducer::begin() {
+  if (group_.size() > 1) {
+    refuse_unfrozen(untrained_, "data_parallel");
+  }
   expected_ = sync() && !(buckets_.empty() && buffers_.empty());
 }
 

@@ -31,7 +31,8 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
       const NamedTensors& parameters,
       std::vector<at::Tensor> buffers,
       Group group,
-      const DataParallelOptions& options);
+      const DataParallelOptions& options,
+      const flat::NarrowTravel& narrow);
 
   /// Hooks the parameters; apart from construction because hooks refer to this weakly.
   void watch();
@@ -83,6 +84,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   Group group_;
   NamedTensors parameters_;
+  NamedTensors untrained_;  ///< Frozen at construction.
   std::vector<at::Tensor> buffers_;
   std::vector<flat::GradBucket> buckets_;
   std::vector<Place> places_;  ///< [parameter]

@@ -34,7 +34,7 @@ std::vector<NamedTensors> by_group(
     group_of.erase(found);
   }
   if (std::any_of(group_of.begin(), group_of.end(), [](const auto& item) {
-        return item.first->requires_grad();
+        return item.first->requires_grad() && item.first->numel() > 0;
       })) {
     throw ConfigError(
         "zero",

@@ -12,7 +12,7 @@ namespace lockstep::zero {
 
 /// The trainable ones of `all`, by the optimizer `groups` that update them; those of one group in
 /// their order in `all`. ConfigError for one that no group has, and for a trainable one of a group
-/// that is not in `all`. Thread safety: safe, as all here.
+/// that is not in `all`, unless it has no elements. Thread safety: safe, as all here.
 std::vector<NamedTensors> by_group(
     const NamedTensors& all, const std::vector<std::vector<at::Tensor>>& groups);
 

@@ -2,6 +2,8 @@
 #include "lockstep/zero/init.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -75,9 +77,13 @@ Init::Init(Group group, at::Device device, int64_t min_elements)
 
 Init::~Init() = default;
 
+bool Init::takes(const at::Tensor& made) const {
+  return made.numel() >= min_elements_ && made.is_floating_point() &&
+         made.layout() == at::kStrided && !made.is_meta() && !made.is_inference();
+}
+
 at::Tensor Init::take(const at::Tensor& made, bool has_values) {
-  if (made.numel() < min_elements_ || !made.is_floating_point() || made.layout() != at::kStrided ||
-      made.is_meta() || made.is_inference()) {
+  if (!takes(made)) {
     return made;
   }
   const c10::AutoGradMode no_grad(false);
@@ -95,6 +101,25 @@ at::Tensor Init::take(const at::Tensor& made, bool has_values) {
     part.buffer().values().narrow(0, 0, made.numel()).copy_(made.reshape({-1}));
   }
   return taken;
+}
+
+void Init::divide(const std::vector<at::Tensor>& tensors) {
+  const c10::AutoGradMode no_grad(false);
+  std::map<const c10::StorageImpl*, std::set<const at::TensorImpl*>> by_storage;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.defined() && tensor.has_storage()) {
+      by_storage[tensor.storage().unsafeGetStorageImpl()].insert(tensor.unsafeGetTensorImpl());
+    }
+  }
+  for (const at::Tensor& tensor : tensors) {
+    if (!tensor.defined() || !tensor.has_storage() || comm::is_paged(tensor) || !takes(tensor)) {
+      continue;
+    }
+    const auto found = by_storage.find(tensor.storage().unsafeGetStorageImpl());
+    if (found != by_storage.end() && found->second.size() == 1) {
+      tensor.set_data(take(tensor.detach(), /*has_values=*/true));
+    }
+  }
 }
 
 /// Together: what one rank still holds, it may touch, and all must have their parts then.

@@ -16,16 +16,18 @@ namespace lockstep::zero {
 /// initialised. When the next one is made, it is cut, and each rank keeps a part of rank 0's
 /// values.
 ///
-/// What an operation makes from nothing (`torch::empty`, `torch::randn`) between construction of a
-/// WatchNewTensors with this and its end counts, if it is floating point; a module's parameters are
-/// such. All ranks must build the same. Sharding takes the parts of what it divides over. Whatever
-/// else lies here (a second model, buffers) comes when an operation touches it, on all ranks, for
-/// as long as this lives, or who has got it by `release`; `make_whole` is for what shall stay.
+/// What an operation makes from nothing (`torch::empty`, `torch::randn`), or of other tensors
+/// (`torch::randn(...) * 0.02`), between construction of a WatchNewTensors with this and its end
+/// counts, if it is floating point; a module's parameters are such. What comes in another way (of
+/// operations that give several tensors, from_blob) stays whole until `divide`. All ranks must
+/// build the same. Sharding takes the parts of what it divides over. Whatever else lies here (a
+/// second model, buffers) comes when an operation touches it, on all ranks, for as long as this
+/// lives, or who has got it by `release`; `make_whole` is for what shall stay.
 ///
-/// Memory: 1/N of what is in use, and its largest tensor. Sends 2 (N-1)/N of the model from each
-/// rank, where a tensor is initialised before the next is made and Sharding lays it out: a
-/// broadcast here, an all-gather there; as much again whenever values are changed later. Thread
-/// safety: none. After DeepSpeed's zero.Init.
+/// Memory: 1/N of what is in use, and its largest tensor, with what that is computed from. Sends 2
+/// (N-1)/N of the model from each rank, where a tensor is initialised before the next is made and
+/// Sharding lays it out: a broadcast here, an all-gather there; as much again whenever values are
+/// changed later. Thread safety: none. After DeepSpeed's zero.Init.
 class Init final : public TensorTaker {
  public:
   /// Tensors come to be on `device`, those that operations make without values, too: these must not
@@ -35,6 +37,9 @@ class Init final : public TensorTaker {
   ~Init() override;
 
   at::Tensor take(const at::Tensor& made, bool has_values) override;
+  /// Those of `tensors` that were not, and are as `take` wants them, unless two have memory in
+  /// common. The same tensors afterwards. On all ranks alike; collective.
+  void divide(const std::vector<at::Tensor>& tensors);
   /// What was built last is divided, too, and parts of tensors that nobody holds on any rank are
   /// dropped. Collective.
   void finish();
@@ -56,6 +61,7 @@ class Init final : public TensorTaker {
 
  private:
   class Built;
+  bool takes(const at::Tensor& made) const;
   std::vector<bool> held_anywhere();
 
   Group group_;

@@ -51,6 +51,8 @@ std::vector<Setup> setups(const std::filesystem::path& folder) {
     partly.keep_up_to_elements = 100;
     ShardingOptions kept_in_files = kept;
     kept_in_files.offload_masters = in_file;
+    ShardingOptions masters_in_files = paged;
+    masters_in_files.offload_masters = in_file;
     ShardingOptions paged_in_files = partly;
     paged_in_files.offload = paged_in_files.offload_masters = in_file;
     for (const auto& [name, options] :
@@ -58,6 +60,7 @@ std::vector<Setup> setups(const std::filesystem::path& folder) {
           std::pair("paged", paged),
           std::pair("partly paged", partly),
           std::pair("kept, in files", kept_in_files),
+          std::pair("paged, masters in files", masters_in_files),
           std::pair("paged, in files", paged_in_files)}) {
       all.push_back({std::string(c10::toString(dtype)) + " " + name, dtype, options});
     }
@@ -291,13 +294,42 @@ TEST(Masters, are_the_parameters_themselves_if_told_so) {
   }
 }
 
-TEST(Masters, are_exact_where_parameters_travel_rounded) {
-  ranks(2, [](Group group) {
+int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
+  int64_t bytes = 0;
+  for (const at::Tensor& tensor : tensors) {
+    bytes += static_cast<int64_t>(tensor.nbytes());
+  }
+  return bytes;
+}
+
+TEST(Masters, of_paged_parameters_leave_a_part_in_16_bits_when_they_go_to_a_file) {
+  const TestFolder folder;
+  ranks(2, [&](Group group) {
+    const auto memory_with = [&](const OffloadParam& masters) {
+      Model model(at::kBFloat16);
+      const ShardingOptions options{.residence = Residence::kPaged, .offload_masters = masters};
+      const auto sharding = divided(model.named(), group, options, {}, {model.trained()});
+      EXPECT_TRUE(at::equal(
+          model.weight.detach(), (at::arange(700, at::kFloat) / 100 + 1).to(at::kBFloat16)));
+      return sharding->memory();
+    };
+    const Sharding::Memory here = memory_with({});
+    const Sharding::Memory away =
+        memory_with({.device = OffloadDevice::kNvme, .nvme_path = folder.path(), .max_in_cpu = 0});
+    EXPECT_GT(bytes_of(here.masters), 0);
+    EXPECT_EQ(bytes_of(away.masters), 0);
+    EXPECT_EQ(bytes_of(away.parameters), bytes_of(here.parameters) + bytes_of(here.masters) / 2);
+  });
+}
+
+void expect_exact_where_parameters_travel_rounded(const OffloadParam& masters) {
+  ranks(2, [&](Group group) {
     Model model(at::kBFloat16);
     const ShardingOptions options{
         .residence = Residence::kPaged,
         .pager = {.max_live_elements = 1, .prefetch = false},
-        .plus_plus = {.quantized_weights = true, .quantized_gradients = true}};
+        .plus_plus = {.quantized_weights = true, .quantized_gradients = true},
+        .offload_masters = masters};
     const auto sharding = divided(model.named(), group, options, {}, {model.trained()});
     const float step = 1.0F / 8192;
     add_to_masters(*sharding, model.trained(), step);
@@ -315,6 +347,13 @@ TEST(Masters, are_exact_where_parameters_travel_rounded) {
     sharding->settle_parameters();
     EXPECT_TRUE(at::equal(masters_of(group, *sharding, model.weight), expected));
   });
+}
+
+TEST(Masters, are_exact_where_parameters_travel_rounded) {
+  const TestFolder folder;
+  expect_exact_where_parameters_travel_rounded({});
+  expect_exact_where_parameters_travel_rounded(
+      {.device = OffloadDevice::kNvme, .nvme_path = folder.path(), .max_in_cpu = 0});
 }
 
 TEST(Masters, take_the_average_of_the_ranks_rounded_as_it_travels) {

@@ -22,6 +22,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/paged.h"
+#include "lockstep/zero/paged_cast.h"
 
 namespace lockstep::zero {
 namespace {
@@ -182,11 +183,24 @@ bool touches_values(const c10::FunctionSchema& schema) {
 
 thread_local TensorTaker* g_taker = nullptr;
 
-/// What an operation that was given no tensors has made is offered to the taker.
+/// Of operations of this thread, one within another.
+thread_local int g_depth = 0;
+
+class OneDeeper {
+ public:
+  OneDeeper() { ++g_depth; }
+  ~OneDeeper() { --g_depth; }
+  OneDeeper(const OneDeeper&) = delete;
+  OneDeeper& operator=(const OneDeeper&) = delete;
+};
+
+/// What an operation has made is offered to the taker: one that was given no tensors, or that the
+/// program itself called.
 void offer(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
   c10::IValue& result = stack->back();
-  if (schema.returns().size() != 1 || !result.isTensor() || !result.toTensor().defined() ||
-      comm::is_paged(result.toTensor())) {
+  if (schema.returns().size() != 1 || schema.returns()[0].alias_info() != nullptr ||
+      !result.isTensor() || !result.toTensor().defined() || comm::is_paged(result.toTensor()) ||
+      result.toTensor().grad_fn() != nullptr) {
     return;
   }
   const c10::impl::ExcludeDispatchKeyGuard own_work(kPagedKey);
@@ -229,10 +243,43 @@ bool touches_values_cached(const c10::FunctionSchema& schema) {
   return known[&schema] = touches_values(schema);
 }
 
+/// What autocast does to an operation's arguments, it does within that operation, with itself off.
+thread_local bool g_casts = false;
+
+class WithinAutocast {
+ public:
+  explicit WithinAutocast(bool casts) : was_(g_casts) { g_casts = g_casts || casts; }
+  ~WithinAutocast() { g_casts = was_; }
+  WithinAutocast(const WithinAutocast&) = delete;
+  WithinAutocast& operator=(const WithinAutocast&) = delete;
+
+ private:
+  bool was_;
+};
+
+/// `result` is what autocast made of `source`: it is to come and go as that does.
+void page_cast(const at::Tensor& source, c10::IValue& result) {
+  PagedBuffer* buffer = registry().find(source);
+  if (buffer == nullptr || buffer->owner() == nullptr || !buffer->has_memory() ||
+      !result.isTensor()) {
+    return;
+  }
+  at::Tensor made = std::move(result).toTensor();
+  if (PagedCast::is_possible(source, made)) {
+    const c10::impl::ExcludeDispatchKeyGuard own_work(kPagedKey);
+    auto cast = std::make_unique<PagedCast>(*buffer, source, made);
+    made = cast->in_the_place_of(std::move(made));
+    buffer->keep(std::move(cast));
+  }
+  result = std::move(made);
+}
+
 void bring_what_it_touches(
     const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const c10::FunctionSchema& schema = op.schema();
-  Pins pins;
+  const bool autocasts = !(keys & c10::autocast_dispatch_keyset).empty();
+  at::Tensor to_cast;
+  Pins pins;  // Before that: what it casts stays here till the result can be cast again.
   if (touches_values_cached(schema)) {
     const c10::impl::ExcludeDispatchKeyGuard own_work(kPagedKey);
     const size_t count = schema.arguments().size();
@@ -240,13 +287,21 @@ void bring_what_it_touches(
       const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
       pins.add((*stack)[stack->size() - count + i], alias != nullptr && alias->isWrite());
     }
+    if (g_casts && !autocasts && g_taker == nullptr && schema.name() == "aten::_to_copy") {
+      to_cast = (*stack)[stack->size() - count].toTensor();
+    }
   }
   {
+    const OneDeeper within_this;
     const Unwatched own_tensors(g_taker != nullptr && only_writes(schema));
+    const WithinAutocast within(autocasts);
     op.redispatchBoxed(
         keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kPagedKey), stack);
   }
-  if (g_taker != nullptr && !takes_tensors(schema)) {
+  if (to_cast.defined()) {
+    page_cast(to_cast, stack->back());
+  }
+  if (g_taker != nullptr && (g_depth == 0 || !takes_tensors(schema))) {
     offer(schema, stack);
   }
 }
@@ -300,6 +355,17 @@ at::Tensor PagedBuffer::view(int64_t offset, at::IntArrayRef sizes) const {
   return at::Tensor(std::move(impl));
 }
 
+at::Tensor PagedBuffer::view(at::IntArrayRef sizes, at::IntArrayRef strides) const {
+  at::Tensor lies_here = view(0, {numel()});
+  lies_here.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
+  return lies_here;
+}
+
+void PagedBuffer::keep(std::unique_ptr<PagedCast> cast) {
+  std::erase_if(casts_, [](const auto& each) { return !each->is_used(); });
+  casts_.push_back(std::move(cast));
+}
+
 void PagedBuffer::make_memory(at::DataPtr given) {
   LOCKSTEP_ASSERT(!has_memory_, "a unit was brought that is here already");
   const c10::DeviceGuard device(values_.device());
@@ -311,6 +377,9 @@ void PagedBuffer::make_memory(at::DataPtr given) {
 }
 
 at::DataPtr PagedBuffer::take_memory() {
+  for (const auto& cast : casts_) {
+    cast->let_go();
+  }
   c10::StorageImpl* storage = values_.storage().unsafeGetStorageImpl();
   at::DataPtr taken(nullptr, values_.device());
   std::swap(taken, storage->_mutable_data_ptr_no_checks());

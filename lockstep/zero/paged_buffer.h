@@ -3,12 +3,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 namespace lockstep::zero {
+
+class PagedCast;
 
 /// Who is told when an operation is about to touch the tensors of a PagedBuffer.
 class PageOwner {
@@ -32,6 +35,7 @@ class PageOwner {
 /// the values are there. What only makes a view, or reads sizes, is not; of operations that are not
 /// torch's own all count as touching what they are given. Memory that is read past all operations
 /// (`data_ptr` and all that is built on it) while there is none is an error that says what to do.
+/// What autocast makes of one comes and goes with it (PagedCast).
 ///
 /// Only this file and comm/paged.h know of the key. Cost: 1 to 4 us an operation on such a tensor,
 /// none on others. Thread safety: registration is safe; the rest is its owner's. After torchdistx's
@@ -53,6 +57,8 @@ class PagedBuffer {
 
   /// `sizes` at element `offset`; an operation on it is told of.
   at::Tensor view(int64_t offset, at::IntArrayRef sizes) const;
+  /// The same, from the first element on.
+  at::Tensor view(at::IntArrayRef sizes, at::IntArrayRef strides) const;
   /// All of it, 1-D, for who owns it: nobody is told. Only to be touched while there is memory.
   const at::Tensor& values() const { return values_; }
   int64_t numel() const { return values_.numel(); }
@@ -64,8 +70,10 @@ class PagedBuffer {
   /// Memory that is not initialised: `given`, of at least as many bytes, or new, on the current
   /// stream of a device.
   void make_memory(at::DataPtr given = {});
-  /// Returns what it was.
+  /// Returns what it was. That of casts goes, too.
   at::DataPtr take_memory();
+  /// Keeps it for as long as a tensor lies there.
+  void keep(std::unique_ptr<PagedCast> cast);
 
   /// Who is told of operations on `tensor`; null if nobody is (any more).
   static PageOwner* owner_of(const at::Tensor& tensor);
@@ -75,9 +83,10 @@ class PagedBuffer {
   std::string untouchable_;
   PageOwner* owner_ = nullptr;
   bool has_memory_ = false;
+  std::vector<std::unique_ptr<PagedCast>> casts_;  ///< Of what lies here.
 };
 
-/// Who may have what operations make from nothing.
+/// Who may have what operations make.
 class TensorTaker {
  public:
   TensorTaker() = default;
@@ -89,7 +98,7 @@ class TensorTaker {
 };
 
 /// While it lives, `taker` is asked about every tensor that operations of this thread make from
-/// nothing. Not one in another.
+/// nothing, and about the one that any operation of the program itself gives. Not one in another.
 class WatchNewTensors {
  public:
   explicit WatchNewTensors(TensorTaker& taker);

@@ -3,63 +3,20 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <exception>
 #include <functional>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/paged.h"
+#include "lockstep/zero/pager_unit.h"
 
 namespace lockstep::zero {
-/// What a rank says in a round.
-struct Pager::Message {
-  int64_t wanted;     ///< The unit that it waits for, or kNone.
-  int64_t must_come;  ///< Whether that has to be brought.
-  int64_t expected;   ///< What it will want next and is not live, or kNone.
-  int64_t stale;      ///< Whether second copies are, since the last round.
-  int64_t exact;      ///< Whether it wants values to the bit.
-  int64_t settled;    ///< Whether it is through, and with what.
-  int64_t mark;
-  int64_t live;  ///< Which units it takes to be live.
-  std::array<Index, kTouches> touches;
-};
-
-struct Pager::Unit final : PageOwner {
-  Unit(Pager* owner, Index place, Pageable* pageable, std::string said)
-      : pager(owner), index(place), what(pageable), name(std::move(said)) {}
-  void pin(bool writes) override { pager->pin(*this, writes); }
-  void unpin(bool writes) noexcept override { pager->unpin(*this, writes); }
-  int64_t elements() const { return what->buffer().numel(); }
-  bool has_memory() const { return what->buffer().has_memory(); }
-  /// Whether what is here may differ from the ranks' own parts.
-  bool is_dirty() const { return has_memory() && (written || writers > 0); }
-
-  Pager* pager;
-  Index index;
-  Pageable* what;
-  std::string name;
-
-  // The same on all ranks.
-  bool live = false;
-  bool prefetched = false;  ///< And no rank has waited for it yet.
-  int64_t touched = 0;
-  bool exact = false;  ///< What came last is what the shards are, to the bit.
-  bool has_secondary = false;
-
-  // Of this rank.
-  int64_t pins = 0;
-  int64_t writers = 0;  ///< Those of the pins that write.
-  bool written = false;
-  std::optional<Pending> pending = std::nullopt;
-};
-
 Pager::Pager(Group group, const PagerOptions& options)
     : group_(std::move(group)), options_(options) {}
 
@@ -111,15 +68,18 @@ void Pager::pin(Unit& unit, bool writes) {
   const c10::AutoGradMode no_grad(false);
   note_touch(unit.index);
   ++unit.pins;
-  unit.writers += writes ? 1 : 0;
+  unit.held_exact = unit.held_exact || exact_;
   try {
-    if (needs_round(unit)) {
-      round(group_, unit.index);
+    if (writes && unit.writers == 0 && !unit.fresh) {
+      await_all_to_write(unit);
+    } else if (needs_round(unit)) {
+      round(group_, {.wanted = unit.index});
     }
     arrive(unit);
+    bring_back_exact();
   } catch (...) {
     --unit.pins;
-    unit.writers -= writes ? 1 : 0;
+    unit.held_exact = unit.held_exact && unit.pins > 0;
     try {
       throw;
     } catch (const CommError& error) {
@@ -133,12 +93,28 @@ void Pager::pin(Unit& unit, bool writes) {
               error.what()));
     }
   }
+  // Not before: ranks that still wait must not take it for written to.
+  unit.writers += writes ? 1 : 0;
   stale_ = stale_ || writes;
+}
+
+/// What this rank holds to the bit another may have wanted rounded since, who was through with it.
+void Pager::bring_back_exact() {
+  if (!exact_) {
+    return;
+  }
+  for (const auto& unit : units_) {
+    while (unit->held_exact && has_wrong_values(*unit)) {
+      round(group_, {.wanted = unit->index});
+      arrive(*unit);
+    }
+  }
 }
 
 void Pager::unpin(Unit& unit, bool writes) noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
   --unit.pins;
+  unit.held_exact = unit.held_exact && unit.pins > 0;
   if (writes) {
     // Not before: a round since then may have taken what was there.
     --unit.writers;
@@ -165,147 +141,26 @@ void Pager::note_touch(Index index) {
   touches_.push_back(index);
 }
 
+/// Rounded where this rank wants them to the bit, or the other way round: what was brought for
+/// with_gathered_parameters must not be what training goes on with.
+bool Pager::has_wrong_values(const Unit& unit) const {
+  return unit.exact != exact_ && unit.what->travels_rounded();
+}
+
 /// What is on its way because some rank waited for it has had its round.
 bool Pager::needs_round(const Unit& unit) const {
-  return !unit.has_memory() || (unit.pending && unit.prefetched) || (exact_ && !unit.exact);
+  return !unit.has_memory() || (unit.pending && unit.prefetched) || has_wrong_values(unit);
 }
 
 bool Pager::must_come(const Unit& unit) const {
-  return !unit.live || !unit.has_memory() || (exact_ && !unit.exact);
-}
-
-bool Pager::round(Group& over, Index wanted, bool settled, int64_t mark) {
-  constexpr int64_t kWords = sizeof(Message) / sizeof(int64_t);
-  const Index expected = wanted == kNone || !options_.prefetch ? kNone : forecast_.after(wanted);
-  at::Tensor mine = at::empty({kWords}, at::kLong);
-  Message message = {
-      .wanted = wanted,
-      .must_come = wanted != kNone && must_come(*units_[wanted]) ? 1 : 0,
-      .expected = expected != kNone && !units_[expected]->live ? expected : kNone,
-      .stale = stale_ ? 1 : 0,
-      .exact = exact_ ? 1 : 0,
-      .settled = settled ? 1 : 0,
-      .mark = mark,
-      .live = live_hash(),
-      .touches = {kNone, kNone, kNone, kNone}};
-  std::copy(touches_.begin(), touches_.end(), message.touches.begin());
-  std::memcpy(mine.mutable_data_ptr(), &message, sizeof(message));
-  const at::Tensor all = over.all_gather(mine).wait();
-  std::vector<Message> each(static_cast<size_t>(group_.size()));
-  std::memcpy(each.data(), all.const_data_ptr(), each.size() * sizeof(Message));
-  take_notice(each);
-
-  std::vector<Index> to_bring;
-  bool unanimous = true;
-  bool same_next = true;
-  bool exact = false;
-  bool all_settled = true;
-  for (const Message& theirs : each) {
-    if (theirs.wanted != kNone) {
-      Unit& unit = *units_[theirs.wanted];
-      unit.prefetched = false;
-      if ((theirs.must_come != 0 || !unit.live) &&
-          std::find(to_bring.begin(), to_bring.end(), theirs.wanted) == to_bring.end()) {
-        to_bring.push_back(theirs.wanted);
-      }
-    }
-    unanimous = unanimous && theirs.wanted == each[0].wanted;
-    same_next = same_next && theirs.expected == each[0].expected;
-    exact = exact || theirs.exact != 0;
-    all_settled = all_settled && theirs.settled != 0;
-  }
-  for (const Index index : to_bring) {
-    bring(index, exact);
-  }
-  const Index next = unanimous && same_next && wanted != kNone ? each[0].expected : kNone;
-  if (unanimous && wanted != kNone) {
-    forecast_.learn(wanted);
-  }
-  // Before waiting for what is wanted: the two travel one right behind the other.
-  if (next != kNone && !units_[next]->live &&
-      most() >= units_[wanted]->elements() + units_[next]->elements()) {
-    make_room(units_[next]->elements(), wanted);
-    start(*units_[next], exact);
-    units_[next]->prefetched = true;
-    ++prefetches_;
-  }
-  for (const auto& unit : units_) {
-    if (unit->pins > 0) {
-      arrive(*unit);  // What operations around this one are about to use, too.
-    }
-  }
-  if (all_settled) {
-    for (size_t rank = 0; rank < each.size(); ++rank) {
-      if (each[rank].mark != each[0].mark) {
-        throw CommError(
-            "zero",
-            fmt::format(
-                "ranks ended a backward together that are not the same one: backward {} of rank 0 "
-                "and {} of rank {}; one that threw on some ranks cannot be left out there; end the "
-                "job, or let all ranks throw",
-                each[0].mark,
-                each[rank].mark,
-                rank),
-            static_cast<int>(rank));
-      }
-    }
-  }
-  return all_settled;
-}
-
-/// Of what concerns all units.
-void Pager::take_notice(const std::vector<Message>& messages) {
-  bool stale = false;
-  bool same_live = true;
-  for (const Message& theirs : messages) {
-    stale = stale || theirs.stale != 0;
-    same_live = same_live && theirs.live == messages[0].live;
-    for (const Index index : theirs.touches) {
-      if (index != kNone) {
-        units_[index]->touched = ++clock_;
-      }
-    }
-  }
-  stale_ = false;
-  touches_.clear();
-  if (!same_live) {
-    evict_all();
-    forecast_.forget();
-    clock_ = 0;
-  }
-  if (stale || !same_live) {
-    for (const auto& unit : units_) {
-      unit->has_secondary = false;
-      unit->what->drop_secondary();
-    }
-  }
-}
-
-/// Of what all ranks must agree on to go on together.
-int64_t Pager::live_hash() const {
-  uint64_t hash = 14695981039346656037U;  // FNV-1a, by words.
-  const auto add = [&](int64_t word) {
-    hash = (hash ^ static_cast<uint64_t>(word)) * 1099511628211U;
-  };
-  for (const auto& unit : units_) {
-    if (unit->live) {
-      add(unit->index);
-      add(unit->touched);
-      add(unit->prefetched ? 1 : 0);
-    }
-  }
-  add(clock_);
-  return static_cast<int64_t>(hash);
+  return !unit.live || !unit.has_memory() || has_wrong_values(unit);
 }
 
 /// On all ranks, whatever they have of it.
 void Pager::bring(Index index, bool exact) {
   Unit& unit = *units_[index];
-  arrive(unit);
-  if (unit.is_dirty()) {
-    unit.what->write_back();
-    unit.written = false;
-  }
+  write_back(unit);
+  unit.fresh = false;
   if (!unit.live) {
     make_room(unit.elements(), index);
   }
@@ -354,14 +209,25 @@ void Pager::arrive(Unit& unit) {
   unit.pending.reset();
 }
 
+void Pager::write_back(Unit& unit) {
+  arrive(unit);
+  if (unit.is_dirty()) {
+    unit.what->write_back();
+    unit.written = false;
+  }
+}
+
 void Pager::evict(Unit& unit) {
   if (unit.live) {
     unit.live = false;
     unit.prefetched = false;
     live_elements_ -= unit.elements();
   }
+  unit.fresh = false;
   if (unit.pins == 0) {
     let_go(unit);
+  } else if (unit.writers == 0) {
+    write_back(unit);  // Now, as on ranks that do not hold it.
   }
 }
 
@@ -375,11 +241,7 @@ void Pager::let_go(Unit& unit) {
   if (!unit.has_memory()) {
     return;
   }
-  arrive(unit);
-  if (unit.is_dirty()) {
-    unit.what->write_back();
-    unit.written = false;
-  }
+  write_back(unit);
   PagedBuffer& buffer = unit.what->buffer();
   at::DataPtr memory = buffer.take_memory();
   if (buffer.values().is_cpu()) {
@@ -412,14 +274,16 @@ void Pager::make_room_for(int64_t elements) {
 void Pager::mark_written(const Pageable& pageable) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& unit : units_) {
-    unit->written = unit->written || unit->what == &pageable;
+    if (unit->what == &pageable) {
+      unit->written = unit->fresh = true;
+    }
   }
   stale_ = true;
 }
 
-void Pager::set_exact(bool exact) {
+bool Pager::set_exact(bool exact) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  exact_ = exact;
+  return std::exchange(exact_, exact);
 }
 
 void Pager::drop_secondaries() {
@@ -433,7 +297,7 @@ void Pager::drop_secondaries() {
 void Pager::serve() {
   const std::lock_guard<std::mutex> lock(mutex_);
   const c10::AutoGradMode no_grad(false);
-  round(group_, kNone);
+  round(group_, {});
 }
 
 void Pager::settle(int64_t mark) {
@@ -443,7 +307,7 @@ void Pager::settle(int64_t mark) {
 void Pager::settle(int64_t mark, Group over) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const c10::AutoGradMode no_grad(false);
-  while (!round(over, kNone, /*settled=*/true, mark)) {
+  while (!round(over, {.until = Until::kAllThrough, .mark = mark}).agreed) {
   }
   forecast_.end();  // What comes next is stale before it is used: an update comes first.
 }
@@ -453,9 +317,7 @@ void Pager::write_back() {
   const c10::AutoGradMode no_grad(false);
   for (const auto& unit : units_) {
     if (unit->is_dirty()) {
-      arrive(*unit);
-      unit->what->write_back();
-      unit->written = false;
+      write_back(*unit);
     }
   }
 }

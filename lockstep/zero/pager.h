@@ -58,9 +58,9 @@ struct PagerOptions {
 ///
 /// An operation that touches a unit which is not here holds a round: every rank says which unit it
 /// is waiting for, and all that anybody waits for are brought, on all ranks. So ranks whose control
-/// flow differs do not hang: who is done with backward (`settle`) goes on taking part until all
-/// are. Where all wait for the same one, the unit that followed the last time is started along with
-/// it, if all expect the same.
+/// flow differs do not hang: who is done with backward, or about to update (`settle`), goes on
+/// taking part until all are. Where all wait for the same one, the unit that followed the last time
+/// is started along with it, if all expect the same.
 ///
 /// Which units are *live* follows from what was exchanged in rounds alone, and is the same on all
 /// ranks. When more than `max_live_elements` would be, what no rank has touched for the longest
@@ -69,12 +69,18 @@ struct PagerOptions {
 /// error say, all let go of everything and go on from there.
 ///
 /// A unit that was written to (a loaded checkpoint, an initialisation) is written back before it
-/// goes. One that keeps a second copy among close ranks comes from there from its second gather on,
-/// until any rank says that values have changed: an update, or a write to any unit, drops all
-/// second copies, on all ranks in the same round.
+/// goes. An operation that writes waits, in rounds, until all ranks are about to write to that
+/// unit, and others get what they read meanwhile: so each write is done on all ranks, or on none,
+/// when a unit goes. Where no rank can go on, as one writes alone, all get a ConfigError. What is
+/// held by a Gathered for writing, and what is marked as written, a rank may write to alone.
 ///
-/// Cost: an all-gather of 96 bytes a rank and unit, besides the unit. Thread safety: units may be
-/// touched from any one thread at a time, autograd's included.
+/// Values that came to the bit do not serve an operation that is to have them rounded, nor the
+/// other way round. A unit that keeps a second copy among close ranks comes from there from its
+/// second gather on, until any rank says that values have changed: an update, or a write to any
+/// unit, drops all second copies, on all ranks in the same round.
+///
+/// Cost: an all-gather of 96 bytes a rank and unit, besides the unit, and one a write. Thread
+/// safety: units may be touched from any one thread at a time, autograd's included.
 class Pager {
  public:
   Pager(Group group, const PagerOptions& options);
@@ -86,21 +92,26 @@ class Pager {
   /// all ranks. `pageable` must outlive this.
   void add(Pageable& pageable, std::string name);
 
-  /// Its values are new: they have to be written back.
+  /// Its values are new: they have to be written back. Until it goes the first time all ranks write
+  /// the same to it, or what they write is replaced. On all ranks.
   void mark_written(const Pageable& pageable);
   /// So that with `elements` more there are no more than there may be, if that is possible.
   void make_room_for(int64_t elements);
 
-  /// From now on what this rank touches comes to the bit, however parameters travel else.
-  void set_exact(bool exact);
+  /// From now on what this rank touches comes to the bit, however parameters travel else, or, if
+  /// not `exact`, as they travel. Returns what it was.
+  bool set_exact(bool exact);
   /// The ranks' own parts have changed, or will. To be called on all ranks, between rounds.
   void drop_secondaries();
 
   /// Brings what others wait for, once. For a rank that waits for something else that they have to
   /// do. Collective, with what they touch.
   void serve();
-  /// This rank is through: returns when all are. `mark`: what they are through with; CommError if
-  /// that differs. Collective. Throws CommError.
+  /// A mark: this rank is about to update.
+  static constexpr int64_t kUpdate = -1;
+  /// This rank is through: returns when all are. `mark`: what they are through with, the number of
+  /// a backward or kUpdate; CommError if that differs. Collective. Throws CommError, and
+  /// ConfigError where another rank writes alone.
   void settle(int64_t mark = 0);
   /// Over a Group of the same transport, with more patience say.
   void settle(int64_t mark, Group over);
@@ -128,17 +139,25 @@ class Pager {
   static constexpr Index kNone = Forecast::kNone;
   static constexpr size_t kTouches = 4;
 
+  enum class Until : int64_t;
+  struct Call;
+  struct Outcome;
+
   void pin(Unit& unit, bool writes);
   void unpin(Unit& unit, bool writes) noexcept;
+  void await_all_to_write(Unit& unit);
+  void bring_back_exact();
   void note_touch(Index index);
+  bool has_wrong_values(const Unit& unit) const;
   bool needs_round(const Unit& unit) const;
   bool must_come(const Unit& unit) const;
-  /// Returns whether all ranks are through. `settled`: this one is, with `mark`.
-  bool round(Group& over, Index wanted, bool settled = false, int64_t mark = 0);
+  Outcome round(Group& over, const Call& call);
+  void check_agreement(const std::vector<Message>& each, bool agreed) const;
   void take_notice(const std::vector<Message>& messages);
   void bring(Index index, bool exact);
   void start(Unit& unit, bool exact);
   void arrive(Unit& unit);
+  void write_back(Unit& unit);
   /// No longer live; its memory goes, unless it is in use.
   void evict(Unit& unit);
   void let_go(Unit& unit);
@@ -167,22 +186,23 @@ class Pager {
   int64_t secondary_gathers_ = 0;
 };
 
-/// While it lives, what this rank touches comes to the bit.
+/// While it lives, what this rank touches comes to the bit. May be within another.
 class ExactValues {
  public:
   /// `pager`: may be null.
-  explicit ExactValues(Pager* pager) : pager_(pager) { set(true); }
-  ~ExactValues() { set(false); }
+  explicit ExactValues(Pager* pager)
+      : pager_(pager), was_exact_(pager != nullptr && pager->set_exact(true)) {}
+  ~ExactValues() {
+    if (pager_ != nullptr) {
+      pager_->set_exact(was_exact_);
+    }
+  }
   ExactValues(const ExactValues&) = delete;
   ExactValues& operator=(const ExactValues&) = delete;
 
  private:
-  void set(bool exact) {
-    if (pager_ != nullptr) {
-      pager_->set_exact(exact);
-    }
-  }
   Pager* pager_;
+  bool was_exact_;
 };
 
 }  // namespace lockstep::zero

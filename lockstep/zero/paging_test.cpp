@@ -392,6 +392,48 @@ TEST(ZeroInit, no_rank_has_more_than_its_part_and_one_tensor) {
   });
 }
 
+TEST(ZeroInit, what_is_computed_is_divided_as_what_is_made_from_nothing) {
+  ranks(2, [](Group group) {
+    Init init(group, at::kCPU, 1000);
+    std::vector<at::Tensor> built;
+    {
+      const WatchNewTensors watching(init);
+      for (int i = 0; i < 6; ++i) {
+        built.push_back(torch::randn({64, 64}) * 0.02);
+        built.back().set_requires_grad(true);
+      }
+    }
+    init.finish();
+    EXPECT_LE(init.most_live_elements(), 2 * 64 * 64) << "one, and what it is computed from";
+    for (const at::Tensor& tensor : built) {
+      EXPECT_TRUE(comm::is_paged(tensor));
+      EXPECT_TRUE(tensor.requires_grad());
+      const at::Tensor values = tensor.detach().clone();
+      EXPECT_TRUE(at::equal(values, group.broadcast(values.clone()).wait())) << "rank 0's";
+      EXPECT_LT(values.abs().max().item<double>(), 0.2);
+    }
+  });
+}
+
+TEST(ZeroInit, what_was_left_whole_is_divided_in_the_end_but_for_views_of_one_another) {
+  ranks(2, [](Group group) {
+    Init init(group, at::kCPU, 1000);
+    const at::Tensor weight =
+        at::full({64, 64}, static_cast<float>(group.rank() + 3)).set_requires_grad(true);
+    const at::Tensor pair = at::ones({64, 64});
+    const at::Tensor rows = pair.narrow(0, 0, 32);
+    const at::Tensor small = at::ones({8});
+    init.divide({weight, pair, rows, small, weight});
+    init.finish();
+    EXPECT_TRUE(comm::is_paged(weight));
+    EXPECT_TRUE(weight.requires_grad());
+    EXPECT_TRUE(at::equal(weight, at::full({64, 64}, 3.0F)));
+    for (const at::Tensor& tensor : {pair, rows, small}) {
+      EXPECT_FALSE(comm::is_paged(tensor));
+    }
+  });
+}
+
 TEST(ActivationCheckpoint, changes_nothing_but_what_is_kept) {
   Varied plain;
   Varied again;

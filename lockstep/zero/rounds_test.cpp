@@ -4,7 +4,9 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <memory>
+#include <random>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -13,6 +15,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ATen/ops/_foreach_add.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
@@ -26,7 +29,9 @@ namespace lockstep::zero {
 namespace {
 
 using std::chrono::milliseconds;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 /// Square layers without biases; one bucket each with a cap of 1.
 torch::nn::Sequential mlp(int64_t layers, int64_t width = 16) {
@@ -66,7 +71,7 @@ std::shared_ptr<Sharding> page(
 }
 
 /// The end of a step, which changes nothing.
-void update(Sharding& sharding) {
+void end_step(Sharding& sharding) {
   sharding.settle_parameters();
   sharding.gather_parameters();
   sharding.drop_gradients();
@@ -91,7 +96,7 @@ TEST(Rounds, one_rank_may_look_at_parameters_that_others_leave_alone) {
               }
               const at::Tensor seen = net->forward(x);
               EXPECT_TRUE(at::equal(seen, group.broadcast(seen.clone()).wait()));
-              update(*sharding);
+              end_step(*sharding);
             }
           });
         }
@@ -111,7 +116,7 @@ TEST(Rounds, what_one_rank_brings_while_others_settle_leaves_all_alike) {
           const at::Tensor x = at::ones({2, 16});
           for (int epoch = 0; epoch < 2; ++epoch) {
             run_backward(*sharding, net->forward(x).square().sum());
-            update(*sharding);
+            end_step(*sharding);
             const torch::NoGradGuard no_grad;
             if (evaluated) {
               net->forward(x);
@@ -159,6 +164,148 @@ TEST(Rounds, what_is_written_where_another_rank_has_to_wait_stays) {
       EXPECT_TRUE(at::equal(weights[i], plain[i])) << i << " on rank " << group.rank();
     }
   });
+}
+
+/// With as many units as may be live by default, three: to look at three others lets the first go.
+TEST(Rounds, what_all_write_is_the_same_though_one_rank_looked_at_others_before) {
+  for (const int who : {0, 1}) {
+    for (const bool twice : {false, true}) {
+      ranks(2, [&](Group group) {
+        auto net = mlp(5);
+        const auto sharding = page(net, group, 1);
+        auto weights = net->parameters();
+        const torch::NoGradGuard no_grad;
+        const auto look = [&] {
+          if (group.rank() == who) {  // As a main process does that logs.
+            for (const size_t i : {1, 2, 3}) {
+              weights[i].norm();
+            }
+          }
+        };
+        const at::Tensor expected = mlp(5)->parameters()[0] * (twice ? 0.25 : 0.5);
+        weights[0].sum();
+        look();
+        weights[0].mul_(0.5);
+        if (twice) {
+          look();
+          weights[0].mul_(0.5);
+        }
+        EXPECT_TRUE(at::equal(weights[0], expected)) << "at once";
+        for (const size_t i : {1, 2, 3, 4}) {
+          weights[i].sum();
+        }
+        EXPECT_TRUE(at::equal(weights[0], expected)) << "and when it has come again";
+      });
+    }
+  }
+}
+
+TEST(Rounds, writes_that_are_not_everyones_are_refused_by_name_on_all_ranks) {
+  ranks(2, [](Group group) {
+    auto net = mlp(3);
+    const auto sharding = page(net, group, 1);
+    auto weights = net->parameters();
+    const torch::NoGradGuard no_grad;
+    weights[0].sum();
+    weights[1].sum();
+    const auto refusal = [](const char* got) {
+      return ThrowsMessage<ConfigError>(AllOf(
+          HasSubstr("a write to 0.weight on rank 0"), HasSubstr(got), HasSubstr("modifier_rank")));
+    };
+    EXPECT_THAT(
+        [&] {
+          if (group.rank() == 0) {
+            weights[0].mul_(2);
+          } else {
+            sharding->settle_parameters();
+          }
+        },
+        refusal("rank 1 waits for all to end a backward, to update"));
+    EXPECT_THAT(
+        [&] { weights[static_cast<size_t>(group.rank())].mul_(2); },
+        refusal("rank 1 is at 1.weight"));
+    for (const size_t i : {0, 1}) {
+      EXPECT_TRUE(at::equal(weights[i], mlp(3)->parameters()[i])) << "nothing was written";
+    }
+  });
+}
+
+/// Rank 1 keeps house for others, and does not come to write, however long it is waited for.
+TEST(Rounds, a_write_that_is_waited_for_in_vain_ends) {
+  ranks(
+      2,
+      [](Group group) {
+        auto net = mlp(2);
+        const auto sharding = page(net, group, 1);
+        const auto either = [&] {
+          const torch::NoGradGuard no_grad;
+          if (group.rank() == 0) {
+            net->parameters()[0].mul_(2);
+          }
+          for (;;) {
+            sharding->pager()->serve();
+          }
+        };
+        EXPECT_THAT(either, ThrowsMessage<ConfigError>(HasSubstr("a write to 0.weight on rank 0")));
+      },
+      milliseconds(1000));
+}
+
+/// What a program may do around its steps, all ranks alike, and what single ranks do besides.
+std::vector<at::Tensor> weights_after_mixed_work(Group& group, Residence residence, uint32_t seed) {
+  auto net = mlp(6);
+  const auto sharding =
+      divided(named(*net), group, {.cap_bytes = 1, .first_cap_bytes = 1, .residence = residence});
+  auto weights = net->parameters();
+  std::mt19937 common(seed);
+  std::mt19937 own(seed * 31 + static_cast<uint32_t>(group.rank()));
+  const auto look = [&] {
+    const torch::NoGradGuard no_grad;
+    for (size_t left = own() % 5; left > 0; --left) {
+      weights[own() % weights.size()].norm();
+    }
+  };
+  const at::Tensor x = at::ones({2, 16}) * (group.rank() + 1) / 8;
+  for (int step = 0; step < 5; ++step) {
+    for (size_t left = common() % 4; left > 0; --left) {
+      look();
+      const torch::NoGradGuard no_grad;
+      at::Tensor& weight = weights[common() % weights.size()];
+      if (common() % 2 == 0) {
+        weight.mul_(0.75);
+      } else {
+        const std::vector<at::Tensor> two = {weight, weights[common() % weights.size()]};
+        at::_foreach_add_(two, 0.01);
+      }
+    }
+    look();
+    const at::Tensor loss = net->forward(x).square().mean();
+    look();
+    run_backward(*sharding, loss);
+    look();
+    update(*sharding, 0.1);
+  }
+  std::vector<at::Tensor> values;
+  const torch::NoGradGuard no_grad;
+  for (const at::Tensor& weight : weights) {
+    values.push_back(weight.clone());
+  }
+  if (sharding->pager() != nullptr) {
+    sharding->pager()->settle();
+  }
+  return values;
+}
+
+TEST(Rounds, whatever_single_ranks_look_at_training_is_that_of_stage_2) {
+  for (uint32_t seed = 1; seed <= 12; ++seed) {
+    ranks(2, [&](Group group) {
+      const auto expected = weights_after_mixed_work(group, Residence::kKept, seed);
+      const auto weights = weights_after_mixed_work(group, Residence::kPaged, seed);
+      for (size_t i = 0; i < weights.size(); ++i) {
+        EXPECT_TRUE(at::equal(weights[i], expected[i])) << i << " with seed " << seed;
+      }
+    });
+  }
 }
 
 TEST(Rounds, what_one_rank_holds_does_not_change_what_others_may_let_go_of) {
@@ -221,14 +368,14 @@ TEST(Rounds, a_backward_that_failed_on_one_rank_does_not_mix_with_the_next) {
         } catch (const std::runtime_error&) {
           continue;  // As somebody might who thinks that the next batch will do.
         }
-        update(*sharding);
+        end_step(*sharding);
       }
     } catch (const CommError& error) {
       said[static_cast<size_t>(rank)] = error.what();
     }
   });
-  EXPECT_THAT(said[0], HasSubstr("backward 2 of rank 0 and 1 of rank 1"));
-  EXPECT_THAT(said[1], HasSubstr("backward 2 of rank 0 and 1 of rank 1"));
+  EXPECT_THAT(said[0], HasSubstr("backward 2 of rank 0 and backward 1 of rank 1"));
+  EXPECT_THAT(said[1], HasSubstr("backward 2 of rank 0 and backward 1 of rank 1"));
 }
 
 TEST(Rounds, gradients_under_way_stay_few_where_another_rank_is_slow) {
@@ -281,7 +428,7 @@ TEST(Rounds, what_is_on_its_way_when_all_ends_is_not_read_half) {
     auto sharding = page(net, group, 1, {.max_live_elements = 3 * 65536});
     for (int step = 0; step < 3; ++step) {
       run_backward(*sharding, net->forward(at::ones({2, 256})).sum());
-      update(*sharding);
+      end_step(*sharding);
     }
     {
       const torch::NoGradGuard no_grad;

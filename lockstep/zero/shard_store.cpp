@@ -24,7 +24,8 @@ at::ScalarType update_dtype(const at::Tensor& parameter, const SixteenBits& sixt
                                                                        : parameter.scalar_type();
 }
 
-ShardPlaces::ShardPlaces(const OffloadParam& options) : options_(options) {
+ShardPlaces::ShardPlaces(const OffloadParam& options, bool copies_stay)
+    : options_(options), copies_stay_(copies_stay) {
   if (options_.max_in_cpu < 0) {
     throw ConfigError(
         "offload",
@@ -53,13 +54,14 @@ void ShardPlaces::reserve(
 
 ShardPlaces::Place ShardPlaces::next(int64_t elements) {
   if (options_.device == OffloadDevice::kNvme && in_memory_ + elements > options_.max_in_cpu) {
-    return {.device = OffloadDevice::kNvme, .file = file_};
+    return {.device = OffloadDevice::kNvme, .file = file_, .copy_stays = copies_stay_};
   }
   in_memory_ += elements;
   return {
       .device =
           options_.device == OffloadDevice::kNone ? OffloadDevice::kNone : OffloadDevice::kCpu,
-      .pinned = options_.pin_memory};
+      .pinned = options_.pin_memory,
+      .copy_stays = copies_stay_};
 }
 
 ShardStore::ShardStore(

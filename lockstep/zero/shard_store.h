@@ -38,8 +38,8 @@ at::ScalarType update_dtype(const at::Tensor& parameter, const SixteenBits& sixt
 /// each would have gone when its turn comes.
 class ShardPlaces {
  public:
-  /// ConfigError if there is no such folder.
-  explicit ShardPlaces(const OffloadParam& options);
+  /// `copies_stay`: see Place. ConfigError if there is no such folder.
+  explicit ShardPlaces(const OffloadParam& options, bool copies_stay = false);
   /// Room for this rank's part of `parameters`, as they are updated, all at once, so that it is
   /// missed before anything is laid out. ConfigError if there is none.
   void reserve(const NamedTensors& parameters, int ranks, const SixteenBits& sixteen_bits);
@@ -48,12 +48,15 @@ class ShardPlaces {
     OffloadDevice device = OffloadDevice::kNone;
     bool pinned = false;
     std::shared_ptr<offload::ScratchFile> file = nullptr;  ///< Of kNvme.
+    /// What masters round to stays with their bucket, and comes together from there.
+    bool copy_stays = false;
   };
   /// Of the next shard.
   Place next(int64_t elements);
 
  private:
   OffloadParam options_;
+  bool copies_stay_;
   std::shared_ptr<offload::ScratchFile> file_;
   int64_t in_memory_ = 0;  ///< Elements.
 };
@@ -76,8 +79,10 @@ class ShardStore {
 
   /// All of them, 1-D; it may be on the host while the bucket is not, or in a file.
   const at::Tensor& values() const { return values_; }
+  /// Whether they lie elsewhere than the bucket.
+  bool is_elsewhere() const { return file_ != nullptr || values_.device() != device_; }
   /// Whether they have to be brought to be computed with: by `load`.
-  bool is_away() const { return file_ != nullptr || are_masters_ || values_.device() != device_; }
+  bool is_away() const { return are_masters_ || is_elsewhere(); }
   bool are_masters() const { return are_masters_; }
   /// Onto `to`, a tensor of the bucket, in the order of its current stream.
   void load(const at::Tensor& to) const;

@@ -7,13 +7,11 @@
 
 #include <ATen/ops/add.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "lockstep/comm/paged.h"
-#include "lockstep/zero/quantize.h"
 
 namespace lockstep::zero {
 namespace {
@@ -44,6 +42,11 @@ ShardedBucket::ShardedBucket(
     : travel_(std::move(travel)), slots_(plan.slots), taken_(plan.slots.size(), false) {
   const c10::AutoGradMode no_grad(false);
   const Group& group = travel_.parameters;
+  const bool travels = group.size() > 1 && !travel_.kept_in_8_bits;
+  const std::optional<at::ScalarType> narrow = travels ? plan.narrow : std::nullopt;
+  if (!travel_.narrow_gradients_only) {
+    narrow_ = narrow;
+  }
   const int64_t part = shard_length(plan.numel, group.size());
   length_ = part * group.size();
   first_ = part * group.rank();
@@ -56,18 +59,19 @@ ShardedBucket::ShardedBucket(
   const at::Tensor& any = parameters[slots_[0].parameter];
   const at::ScalarType updated_in = update_dtype(any, sixteen_bits);
   const bool masters = updated_in != any.scalar_type() && !travel_.kept_in_8_bits;
-  gradient_options_ = masters && sixteen_bits.fp32_travel ? options_.dtype(at::kFloat) : options_;
+  gradient_options_ = narrow                                ? options_.dtype(narrow)
+                      : masters && sixteen_bits.fp32_travel ? options_.dtype(at::kFloat)
+                                                            : options_;
   rounds_sums_ = masters && sixteen_bits.rounded_sums;
   if (travel_.kept_in_8_bits) {
     shard_ = at::zeros({part}, options_);  // Until it is rounded, below.
   } else if (paged_ || masters) {
-    store_ = std::make_unique<ShardStore>(
-        group,
-        part,
-        options_,
-        updated_in,
-        places != nullptr ? places->next(part) : ShardPlaces::Place());
+    const ShardPlaces::Place place = places != nullptr ? places->next(part) : ShardPlaces::Place();
+    store_ = std::make_unique<ShardStore>(group, part, options_, updated_in, place);
     shard_ = store_->values();
+    if (paged_ && masters && place.copy_stays && store_->is_elsewhere()) {
+      rounded_masters_ = group.empty({part}, options_);
+    }
   } else {
     shard_ = values_.narrow(0, first_, part);
   }
@@ -241,9 +245,11 @@ void ShardedBucket::wait_reduce() {
   }
 }
 
-void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
+const at::Tensor& ShardedBucket::add_average(bool may_be_abandoned) {
+  if (std::exchange(added_, true)) {
+    return shard_gradient_;
+  }
   wait_reduce();
-  taken_.assign(slots_.size(), false);
   if (!has_gradients() && come_as_kept()) {
     shard_gradient_ = std::move(reduced_);
   } else if (!has_gradients()) {
@@ -258,12 +264,25 @@ void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
         shard_gradient(piece).zero_();
       }
     }
-    shard_gradient_.add_(reduced_);
+    if (may_be_abandoned) {
+      before_ = shard_gradient_;
+      shard_gradient_ = at::add(before_, reduced_);
+    } else {
+      shard_gradient_.add_(reduced_);
+    }
     if (rounds_sums_) {
       shard_gradient_.copy_(shard_gradient_.to(c10::typeMetaToScalarType(options_.dtype())));
     }
     reduced_.reset();
   }
+  return shard_gradient_;
+}
+
+void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
+  add_average();
+  added_ = false;
+  before_.reset();
+  taken_.assign(slots_.size(), false);
   for (size_t i = 0; i < pieces_.size(); ++i) {
     if (anywhere[slot_of_piece_[i]] || pieces_[i].values.grad().defined()) {
       pieces_[i].values.mutable_grad() = shard_gradient(pieces_[i]);
@@ -283,6 +302,9 @@ void ShardedBucket::add_memory(
   }
   if (kept_.defined()) {
     parameters.push_back(kept_);
+  }
+  if (rounded_masters_.defined()) {
+    parameters.push_back(rounded_masters_);
   }
   if (secondary_.defined()) {
     parameters.push_back(secondary_);
@@ -304,6 +326,10 @@ void ShardedBucket::abandon(bool wait) noexcept {
   quantized_.reset();
   gradients_.reset();
   reduced_.reset();
+  added_ = false;
+  if (before_.defined()) {
+    shard_gradient_ = std::exchange(before_, {});
+  }
   taken_.assign(slots_.size(), false);
 }
 
@@ -311,84 +337,6 @@ void ShardedBucket::bump_versions() {
   for (const at::Tensor& parameter : parameters_) {
     parameter.unsafeGetTensorImpl()->bump_version();
   }
-}
-
-at::Tensor ShardedBucket::shard_here() const {
-  if (!store_->is_away()) {
-    return shard_;
-  }
-  at::Tensor here = at::empty(shard_.sizes(), options_);
-  store_->load(here);
-  return here;
-}
-
-at::Tensor ShardedBucket::quantized_shard() const {
-  return kept_.defined() ? kept_ : rounded(shard_here());
-}
-
-at::Tensor ShardedBucket::rounded(const at::Tensor& shard) const {
-  at::Tensor wire = at::empty({1, wire_bytes(shard.numel(), Bits::k8)}, options_.dtype(at::kByte));
-  quantize(shard, Bits::k8, wire[0]);
-  return wire;
-}
-
-at::Tensor ShardedBucket::unrounded(const at::Tensor& wire) const {
-  at::Tensor values = at::empty({shard_numel()}, options_);
-  dequantize_mean(wire, Bits::k8, values);
-  return values;
-}
-
-Pending ShardedBucket::start_gather(Source source) {
-  source_ = source;
-  if (kept_.defined()) {
-    shard_.reset();  // All that was to be packed is.
-  }
-  if (source == Source::kSecondary) {
-    return travel_.plus_plus.close.all_gather_into(values(), secondary_);
-  }
-  if (is_rounded()) {
-    return travel_.parameters.all_gather(quantized_shard());
-  }
-  if (store_ && store_->is_away()) {
-    store_->load(own_part());
-    return travel_.parameters.all_gather_into(values(), own_part());
-  }
-  return travel_.parameters.all_gather_into(values(), shard_);
-}
-
-void ShardedBucket::finish_gather(const at::Tensor& came) {
-  if (source_ == Source::kSecondary) {
-    return;
-  }
-  if (is_rounded()) {
-    for (int64_t rank = 0; rank < came.size(0); ++rank) {
-      dequantize_mean(
-          came.narrow(0, rank, 1),
-          Bits::k8,
-          values().narrow(0, rank * shard_numel(), shard_numel()));
-    }
-  }
-  if (source_ == Source::kShards && keeps_secondary()) {
-    const Group& close = travel_.plus_plus.close;
-    const int64_t part = length_ / close.size();
-    secondary_ = values().narrow(0, close.rank() * part, part).clone();
-  }
-}
-
-void ShardedBucket::write_back() {
-  at::Tensor own = own_part();
-  if (is_rounded()) {
-    const at::Tensor came = unrounded(quantized_shard());
-    const at::Tensor unwritten = own.eq(came).logical_or_(own.isnan().logical_and_(came.isnan()));
-    if (travel_.kept_in_8_bits) {
-      if (!unwritten.all().item<bool>()) {
-        kept_ = rounded(own);
-      }
-      return;
-    }
-    own = at::where(unwritten, shard_here(), own);
-  }
-  store_->store(own);
 }
 
 }  // namespace lockstep::zero

@@ -39,8 +39,9 @@ struct BucketTravel {
   Group parameters;  ///< Among whom the bucket is divided.
   Group gradients;   ///< The same ranks.
   bool quantized_weights = false;
-  bool quantized_gradients = false;  ///< By the groups below.
-  bool kept_in_8_bits = false;       ///< Only of what is paged and frozen.
+  bool quantized_gradients = false;    ///< By the groups below.
+  bool kept_in_8_bits = false;         ///< Only of what is paged and frozen.
+  bool narrow_gradients_only = false;  ///< Of what the plan says is rounded to 16 bits.
   PlusPlusGroups plus_plus = {};
 };
 
@@ -57,6 +58,13 @@ struct BucketTravel {
 /// Trained parameters of fp16 or bf16 have fp32 masters, which are the shard then, and a shard of
 /// gradients in fp32. The averages travel in the parameters' dtype, and add up in fp32; unless
 /// SixteenBits says otherwise.
+///
+/// A plan may say that a bucket of more than 16 bits an element is rounded to them on its way: its
+/// gradients are, and, of one that is paged, its parameters, of which all that is said of ZeRO++
+/// holds. Those that are kept come together to the bit after an update.
+///
+/// Of paged ones whose masters lie elsewhere, on the host or in a file, a shard of what these round
+/// to may stay here, from which parameters come together; it is made anew after every update.
 ///
 /// Frozen ones may be kept in 8 bits, as they travel: rounded once, that is what they are then.
 /// This rank has no pieces of such, only copies (`unpacked`).
@@ -113,8 +121,11 @@ class ShardedBucket final : public Pageable {
   /// Returns when the average is there; the memory of the whole gradients is given back. Throws
   /// CommError.
   void wait_reduce();
-  /// Adds the average to the shard's gradient, and gives it to the pieces of those slots of which
-  /// any rank had a gradient. Throws CommError.
+  /// Adds the average to the shard's gradient, which it gives. Of one that is reduced. If backward
+  /// may fail still, what there was is kept till it has ended.
+  const at::Tensor& add_average(bool may_be_abandoned = false);
+  /// Does so, if it was not yet, and gives it to the pieces of those slots of which any rank had a
+  /// gradient. Throws CommError.
   void finish_reduce(const std::vector<bool>& anywhere);
   /// Adds the memory that is kept here: parameters, masters, and the shard's gradients. Not what
   /// lies in a file, nor what comes and goes.
@@ -131,10 +142,13 @@ class ShardedBucket final : public Pageable {
   Pending start_gather(Source source) override;
   void finish_gather(const at::Tensor& came) override;
   bool travels_rounded() const override {
-    return travel_.quantized_weights && !travel_.kept_in_8_bits;
+    return (travel_.quantized_weights || narrow_) && !travel_.kept_in_8_bits;
   }
   bool keeps_secondary() const override { return travel_.plus_plus.close.size() > 1; }
-  void drop_secondary() override { secondary_.reset(); }
+  void drop_secondary() override {
+    secondary_.reset();
+    rounded_is_current_ = false;  // What makes second copies stale changes masters, too.
+  }
   /// If paged, or with masters: what was written to the parameters is taken into the shard.
   void write_back() override;
   /// Only of one that is paged.
@@ -153,9 +167,9 @@ class ShardedBucket final : public Pageable {
   /// Whether averages come in the dtype in which they are kept.
   bool come_as_kept() const { return gradient_options_.dtype() == shard_.dtype(); }
 
-  /// Whether the values of the last gather came in 8 bits.
+  /// Whether the values of the last gather came in fewer bits.
   bool is_rounded() const {
-    return travel_.kept_in_8_bits || (travel_.quantized_weights && source_ != Source::kExact);
+    return travel_.kept_in_8_bits || (travels_rounded() && source_ != Source::kExact);
   }
   /// Elements of a shard.
   int64_t shard_numel() const { return length_ / travel_.parameters.size(); }
@@ -163,21 +177,24 @@ class ShardedBucket final : public Pageable {
   at::Tensor own_part() const { return values().narrow(0, first_, shard_numel()); }
   /// The elements of a slot that lie in this rank's shard: from and to, in the bucket.
   std::pair<int64_t, int64_t> own_range(const flat::Slot& slot) const;
-  /// As the elements of a shard travel in 8 bits: (1, bytes); and back.
-  at::Tensor rounded(const at::Tensor& shard) const;
+  /// As elements travel in fewer bits: of a shard in 8, (1, bytes), else as many in 16; and back.
+  at::Tensor rounded(const at::Tensor& values) const;
   at::Tensor unrounded(const at::Tensor& wire) const;
   /// The shard, where it can be computed with.
-  at::Tensor shard_here() const;
-  /// What all ranks get of this rank's shard: (1, bytes).
-  at::Tensor quantized_shard() const;
+  at::Tensor shard_here();
+  /// What all ranks get of this rank's shard.
+  at::Tensor rounded_shard();
 
   BucketTravel travel_;
+  std::optional<at::ScalarType> narrow_;  ///< What values are rounded to on their way.
   std::vector<flat::Slot> slots_;
   std::vector<at::Tensor> parameters_;  ///< [slot]
   std::unique_ptr<PagedBuffer> paged_;
   at::Tensor values_;                  ///< Unless paged.
   std::unique_ptr<ShardStore> store_;  ///< If paged, or with masters.
   at::Tensor shard_;
+  at::Tensor rounded_masters_;  ///< Undefined unless what masters round to stays here.
+  bool rounded_is_current_ = false;
   at::Tensor kept_;                     ///< In the place of both, if kept in 8 bits.
   at::TensorOptions options_;           ///< Of all values, wherever the shard is.
   at::TensorOptions gradient_options_;  ///< Of whole gradients.
@@ -190,6 +207,8 @@ class ShardedBucket final : public Pageable {
   std::vector<bool> taken_;    ///< [slot] Since the last reduction.
   at::Tensor reduced_;         ///< What the reduction under way gives.
   at::Tensor shard_gradient_;  ///< Behind those of the pieces.
+  bool added_ = false;         ///< Of the last reduction, to that.
+  at::Tensor before_;          ///< What that was before, if it was kept.
   std::optional<Pending> pending_;
   std::unique_ptr<QuantizedReduction> quantized_;
   Source source_ = Source::kExact;  ///< Of the last gather.

@@ -15,6 +15,7 @@
 #include "lockstep/flat/coalesce.h"
 #include "lockstep/sync/agreement.h"
 #include "lockstep/sync/reducer.h"
+#include "lockstep/sync/unfrozen.h"
 #include "lockstep/zero/common_memory.h"
 #include "lockstep/zero/divided.h"
 
@@ -24,6 +25,8 @@ namespace {
 /// Buckets whose whole gradients exist at a time: one is filled, one travels, one may wait.
 constexpr size_t kUnderWay = 3;
 
+constexpr uint8_t kAddsToUsed = 2;
+
 }  // namespace
 
 Sharding::Sharding(
@@ -32,7 +35,9 @@ Sharding::Sharding(
     const std::vector<std::vector<at::Tensor>>& groups,
     Group group,
     const ShardingOptions& options)
-    : group_(std::move(group)), sixteen_bits_(options.sixteen_bits) {
+    : group_(std::move(group)),
+      sixteen_bits_(options.sixteen_bits),
+      untrained_(frozen_among(parameters)) {
   if (options.cap_bytes < 1 || options.first_cap_bytes < 1) {
     throw ConfigError(
         "zero",
@@ -66,6 +71,14 @@ Sharding::Sharding(
         "ZeRO++ changes how the parameters of stage 3 travel; got parameters that are kept, "
         "expected paged ones; use stage 3");
   }
+  if (!options.narrow.parameters.empty() &&
+      ((options.plus_plus.quantized_weights && !options.narrow_gradients_only) ||
+       options.plus_plus.quantized_gradients)) {
+    throw ConfigError(
+        "zero",
+        "ZeRO++ rounds parameters to 8 bits, or gradients to 4, on their way; got some that are to "
+        "travel in 16, too; leave one of them out");
+  }
   if (options.offload.device != OffloadDevice::kNone && !paged) {
     throw ConfigError(
         "zero",
@@ -83,9 +96,11 @@ Sharding::Sharding(
     reduce_group_ = group_;
   }
   NamedTensors masters = with_masters(parameters, options.sixteen_bits);
-  std::erase_if(masters, std::not_fn(is_kept));
+  if (options.offload.device != OffloadDevice::kNone) {
+    std::erase_if(masters, std::not_fn(is_kept));  // Of the others they are what `offload` moves.
+  }
   if (!masters.empty()) {
-    master_places_.emplace(options.offload_masters);
+    master_places_.emplace(options.offload_masters, /*copies_stay=*/true);
     master_places_->reserve(masters, group_.size(), options.sixteen_bits);
   }
   travel_ = {
@@ -93,6 +108,7 @@ Sharding::Sharding(
       .gradients = reduce_group_,
       .quantized_weights = options.plus_plus.quantized_weights,
       .quantized_gradients = options.plus_plus.quantized_gradients,
+      .narrow_gradients_only = options.narrow_gradients_only,
       .plus_plus = PlusPlusGroups(group_, options.plus_plus)};
   for (const NamedTensors& items : by_group(trainable(parameters), groups)) {
     shards_.emplace_back();
@@ -105,6 +121,8 @@ Sharding::Sharding(
     lay_out(kept, options, Residence::kKept);
   }
   page_frozen(frozen, options);
+  begun_early_.resize(buckets_.size());
+  note_settled();
   present_.assign(parameters_.size(), false);
   held_.resize(parameters_.size());
   had_gradient_.assign(parameters_.size(), false);
@@ -133,7 +151,7 @@ std::vector<flat::BucketPlan> Sharding::plan(
     constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
     const int64_t cap = unit == kNoUnit ? options.cap_bytes : kAny;
     const int64_t first = unit != kNoUnit ? kAny : plans.empty() ? first_cap_bytes : cap;
-    for (flat::BucketPlan& bucket : flat::plan_buckets(part, cap, first)) {
+    for (flat::BucketPlan& bucket : flat::plan_buckets(part, cap, first, options.narrow)) {
       for (flat::Slot& slot : bucket.slots) {
         slot.parameter += static_cast<int64_t>(begin);
       }
@@ -155,12 +173,17 @@ void Sharding::lay_out(
       members.push_back(before + static_cast<size_t>(slot.parameter));
       bucket_of_[members.back()] = buckets_.size();
     }
-    const BucketTravel travel =
-        residence == Residence::kPaged
-            ? travel_
-            : BucketTravel{.parameters = group_, .gradients = reduce_group_};
+    const BucketTravel travel = residence == Residence::kPaged
+                                    ? travel_
+                                    : BucketTravel{
+                                          .parameters = group_,
+                                          .gradients = reduce_group_,
+                                          .narrow_gradients_only = options.narrow_gradients_only};
+    const at::Tensor& any = tensors[static_cast<size_t>(plan.slots.front().parameter)];
+    const bool masters = update_dtype(any, options.sixteen_bits) != any.scalar_type() &&
+                         options.offload.device == OffloadDevice::kNone;
     buckets_.push_back(std::make_unique<ShardedBucket>(
-        plan, tensors, travel, residence, places(residence), options.sixteen_bits));
+        plan, tensors, travel, residence, places(residence, masters), options.sixteen_bits));
     ShardedBucket& bucket = *buckets_.back();
     if (residence == Residence::kPaged) {
       pager_->add(bucket, items[static_cast<size_t>(plan.slots.back().parameter)].name);
@@ -170,6 +193,7 @@ void Sharding::lay_out(
     for (const Piece& piece : bucket.pieces()) {
       shard.pieces.push_back(piece.values);
     }
+    shard_of_.emplace_back(shards_.size() - 1, shards_.back().size() - 1);
     note_pieces(bucket);
   }
   parameters_.insert(parameters_.end(), items.begin(), items.end());
@@ -291,12 +315,16 @@ void Sharding::gradient_arrived(size_t index) {
 /// Gradients that an earlier backward left on this rank are taken along.
 void Sharding::start(size_t index) {
   ShardedBucket& bucket = *buckets_[index];
+  if (index == 0) {
+    adds_to_used_ = adds_to_used();  // Before anything of this backward is added.
+  }
   for (size_t before = 0; before < index; ++before) {
     ShardedBucket& earlier = *buckets_[before];
     const bool must_end = before + kUnderWay <= index;
     if (!pager_) {
-      if (must_end) {
+      if (must_end || (early_.begin && earlier.is_reduced())) {
         earlier.wait_reduce();
+        begin_early(before);
       }
       continue;
     }
@@ -310,8 +338,10 @@ void Sharding::start(size_t index) {
     }
     if (earlier.is_reduced()) {
       earlier.wait_reduce();
+      begin_early(before);
     }
   }
+  forget_early(index);
   for (size_t slot = 0; slot < members_[index].size(); ++slot) {
     const size_t i = members_[index][slot];
     present_[i] = parameters_[i].tensor.grad().defined() || held_[i].defined();
@@ -337,10 +367,15 @@ void Sharding::finish_backward() {
   }
 }
 
-/// [parameter] Whether any rank had a gradient; 0 or 1. Collective.
+/// [parameter] Whether any rank had a gradient, 0 or 1; the first is more if any adds to what a
+/// step has used. Collective.
 Pending Sharding::start_presence() {
   at::Tensor flags = at::empty({static_cast<int64_t>(present_.size())}, at::kByte);
-  std::copy(present_.begin(), present_.end(), flags.mutable_data_ptr<uint8_t>());
+  auto* values = flags.mutable_data_ptr<uint8_t>();
+  std::copy(present_.begin(), present_.end(), values);
+  if (adds_to_used_) {
+    values[0] = kAddsToUsed;
+  }
   return group_.all_reduce(flags, ReduceOp::kMax);
 }
 
@@ -359,6 +394,17 @@ void Sharding::finish_locked() {
     }
     const at::Tensor present = presence.wait();
     const auto* anywhere = present.const_data_ptr<uint8_t>();
+    if (!present_.empty() && anywhere[0] == kAddsToUsed) {
+      for (const auto& bucket : buckets_) {
+        bucket->abandon(/*wait=*/true);
+      }
+      throw ConfigError(
+          "zero",
+          "backward after step() would add to gradients that this step has used already, which "
+          "lie with each rank's pieces of the parameters, where the model's own zero_grad() does "
+          "not reach them; call optimizer.zero_grad(), of the prepared optimizer, after each "
+          "step()");
+    }
     for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
       std::vector<bool> of_slots;
       for (const size_t parameter : members_[bucket]) {
@@ -368,7 +414,9 @@ void Sharding::finish_locked() {
       buckets_[bucket]->finish_reduce(of_slots);
     }
     flat::broadcast_coalesced(group_, buffers_);
+    used_.clear();
   } catch (...) {
+    forget_early(/*only_if_written=*/false);
     for (const auto& bucket : buckets_) {
       bucket->abandon(/*wait=*/false);
     }
@@ -382,6 +430,7 @@ void Sharding::finish_locked() {
 
 void Sharding::abandon_backward() noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
+  forget_early(/*only_if_written=*/false);
   for (const auto& bucket : buckets_) {
     bucket->abandon(/*wait=*/true);
   }
@@ -395,6 +444,7 @@ void Sharding::abandon_backward() noexcept {
 }
 
 void Sharding::check_in_place() const {
+  refuse_unfrozen(untrained_, "zero");
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
     for (size_t slot = 0; slot < members_[bucket].size(); ++slot) {
       if (!buckets_[bucket]->lies_here(slot)) {
@@ -413,9 +463,12 @@ void Sharding::check_in_place() const {
 
 void Sharding::settle_parameters() {
   if (pager_) {
+    pager_->settle(Pager::kUpdate);  // Others may still read, and want what is here as it is.
     pager_->release_all();
   }
   write_back_masters();
+  forget_early(/*only_if_written=*/true);
+  note_settled();
 }
 
 void Sharding::write_back() {
@@ -450,6 +503,7 @@ void Sharding::gather_parameters() {
   for (Pending& each : pending) {
     each.wait();
   }
+  note_settled();
 }
 
 }  // namespace lockstep::zero

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <map>
 #include <memory>
@@ -10,6 +12,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/comm/group.h"
@@ -42,9 +45,14 @@ struct ShardingOptions {
   PlusPlusOptions plus_plus = {};
   /// Only of paged parameters: where each rank's part of them lies.
   OffloadParam offload = {};
-  /// Where fp32 masters lie of parameters that are kept.
+  /// Where fp32 masters lie, of paged parameters unless `offload` says where their parts do. What
+  /// those round to stays with the bucket.
   OffloadParam offload_masters = {};
   SixteenBits sixteen_bits = {};
+  /// What is rounded to 16 bits on its way: gradients, and parameters that are paged. In buckets of
+  /// their own. Not where ZeRO++ rounds either.
+  flat::NarrowTravel narrow = {};
+  bool narrow_gradients_only = false;  ///< Parameters travel as wide as they are all the same.
 };
 
 /// ZeRO's stages: each rank owns an equal part of every bucket of parameters, has the gradients and
@@ -68,6 +76,10 @@ struct ShardingOptions {
 /// with fp32 gradients, and after an update the parameters are what these round to. What a program
 /// writes to a parameter, and is not that already, is its master's value from the next update on.
 /// SixteenBits can say otherwise.
+///
+/// Parameters of fp32 may travel in 16 bits (ShardingOptions::narrow): gradients are rounded, added
+/// up in fp32 and rounded again, and paged parameters are what they round to on all ranks; what is
+/// updated and saved is exact.
 ///
 /// Memory: parameters whole, or in stage 3 1/N (on the host or in files, if offloaded) and the
 /// units in use; of gradients, state and masters 1/N, and while backward runs up to three buckets
@@ -99,6 +111,19 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
     travel_.plus_plus.check_alive();
   }
 
+  /// Who begins to update shards while backward still runs, on copies.
+  struct EarlyUpdates {
+    /// Whether an update follows the backward under way. Called by the threads of autograd, as is
+    /// what follows.
+    std::function<bool()> due;
+    /// The pieces of shard `index` of a group will have `gradient`, if nothing more is done to it:
+    /// it lies as the shard does.
+    std::function<void(size_t group, size_t index, const at::Tensor& gradient)> begin;
+    /// Before that gradient is written to, or where its parameters were.
+    std::function<void(size_t group, size_t index)> forget;
+  };
+  void set_early_updates(EarlyUpdates early) { early_ = std::move(early); }
+
   /// The shards to update in place of the parameters: of each optimizer group, flat, with the
   /// pieces of parameters that lie in each.
   struct Shard {
@@ -108,11 +133,12 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
     std::vector<flat::Division> wholes;         ///< Of all that any rank has pieces of, in order.
   };
   const std::vector<std::vector<Shard>>& shards() const { return shards_; }
-  /// ConfigError for a trained parameter that has got other memory since it was divided, and would
-  /// not be updated. Local.
+  /// ConfigError for a parameter that would not be updated: a trained one that has got other memory
+  /// since it was divided, and one that was frozen then, and requires gradients now. Local.
   void check_in_place() const;
   /// Before the shards are updated: they have what was written to parameters. Whole parameters that
-  /// come when they are touched go.
+  /// come when they are touched go, once all ranks are here. In stage 3 collective; throws
+  /// CommError.
   void settle_parameters();
   /// Before the shards are read: the same, but what is whole stays.
   void write_back();
@@ -140,27 +166,34 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   const Piece* piece_with(const at::Tensor& values) const;
   /// Whether the pieces of a parameter that all ranks have whole are fp32 masters of it.
   bool has_masters_of(const at::Tensor& parameter) const;
-  /// Of any.
-  bool has_masters() const { return !mastered_.empty(); }
+  /// Whether any trained parameter has fp32 masters, kept or paged.
+  bool has_masters() const;
   /// This rank's, by their values.
   const std::map<const at::TensorImpl*, Piece>& pieces() const { return piece_with_; }
   /// Those of the shards, and what backward without averaging has left on this rank.
   void drop_gradients();
+  /// A step has used the shards' gradients. While they are there as they are now, the next backward
+  /// that averages is a ConfigError on all ranks: it would add to them, and dropping the
+  /// parameters' own, as a module's zero_grad does, drops none of a shard. To be called on all
+  /// ranks.
+  void mark_gradients_used();
   /// What backward without averaging has left of this rank's gradients apart from the parameters:
   /// sums in fp32.
   std::vector<at::Tensor> held_gradients() const;
   /// Names of the trained parameters of which no rank had a gradient in what was averaged since
   /// gradients were dropped. The same on all ranks; local.
   std::vector<std::string> without_gradient() const;
-  /// Memory of what this rank keeps: parameters that are kept or paged, masters, the shards'
-  /// gradients. Not what lies in files. For who moves it elsewhere, between backward and step.
+  /// Memory of what this rank keeps: parameters that are kept or paged (and what masters that lie
+  /// elsewhere round to), masters, the shards' gradients. Not what lies in files. For who moves it
+  /// elsewhere, between backward and step.
   struct Memory {
     std::vector<at::Tensor> parameters;
     std::vector<at::Tensor> masters;
     std::vector<at::Tensor> gradients;
   };
   Memory memory() const;
-  /// The norm over all ranks' pieces, of this rank's. Collective.
+  /// The norm over all ranks' pieces, of this rank's. On the parameters' device, and in fp64 if any
+  /// of them is, else in fp32, whatever this rank's is, which may have no gradient. Collective.
   at::Tensor norm_over_ranks(const at::Tensor& own, double norm_type);
 
   const Group& group() const { return group_; }
@@ -173,6 +206,8 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   void finish_locked();
   void reset_backward();
   Pending start_presence();
+  /// Whether a gradient here is what a step has used.
+  bool adds_to_used() const;
   /// Buckets of `items`, which belong to the newest group.
   void lay_out(const NamedTensors& items, const ShardingOptions& options, Residence residence);
   void page_frozen(const NamedTensors& frozen, const ShardingOptions& options);
@@ -180,11 +215,21 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
       const std::vector<at::Tensor>& tensors,
       const ShardingOptions& options,
       int64_t first_cap_bytes) const;
-  ShardPlaces* places(Residence residence) {
-    std::optional<ShardPlaces>& places = residence == Residence::kPaged ? places_ : master_places_;
+  /// `masters`: whether they are to lie with those of what is kept.
+  ShardPlaces* places(Residence residence, bool masters = false) {
+    std::optional<ShardPlaces>& places =
+        residence == Residence::kPaged && !masters ? places_ : master_places_;
     return places ? &*places : nullptr;
   }
   void note_pieces(const ShardedBucket& bucket);
+  /// Once bucket `index` is reduced; nothing but the first time.
+  void begin_early(size_t index);
+  /// Of all, or of those alone whose parameters were written to.
+  void forget_early(bool only_if_written);
+  void forget_early(size_t index);
+  /// That goes up with every write to one of a bucket's parameters.
+  int64_t version_of(size_t index) const;
+  void note_settled();
   void write_back_masters();
 
   Group group_;
@@ -195,16 +240,22 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   BucketTravel travel_;  ///< Of what is paged and trained.
   SixteenBits sixteen_bits_;
   NamedTensors parameters_;
+  NamedTensors untrained_;  ///< Frozen when all was divided.
   std::vector<at::Tensor> buffers_;
   std::vector<std::unique_ptr<ShardedBucket>> buckets_;
   std::vector<std::unique_ptr<ShardedBucket>> frozen_;
   std::vector<std::unique_ptr<Pageable>> others_;
   std::optional<ShardPlaces> places_;         ///< If paged.
-  std::optional<ShardPlaces> master_places_;  ///< If any that is kept has masters.
+  std::optional<ShardPlaces> master_places_;  ///< If any masters lie there.
   std::unique_ptr<Pager> pager_;
   std::vector<std::vector<size_t>> members_;  ///< [bucket][slot] Which parameter lies there.
   std::vector<size_t> bucket_of_;             ///< [parameter]
   std::vector<std::vector<Shard>> shards_;
+  std::vector<std::pair<size_t, size_t>> shard_of_;  ///< [bucket] Group and index there.
+  EarlyUpdates early_;
+  std::vector<std::optional<int64_t>> begun_early_;  ///< [bucket] Its version then.
+  /// [bucket] Its version when its shard last was what its parameters are.
+  std::vector<int64_t> settled_;
   std::map<const at::TensorImpl*, Piece> piece_with_;
   std::map<const at::TensorImpl*, std::vector<at::Tensor>> pieces_of_;
   std::set<const at::TensorImpl*> mastered_;  ///< Kept parameters.
@@ -221,6 +272,14 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   std::vector<at::Tensor> held_;    ///< [parameter] In fp32, of earlier ones; undefined if none.
   std::vector<size_t> missing_;     ///< [bucket] Parameters that have not arrived.
   std::vector<bool> had_gradient_;  ///< [parameter] On any rank, since gradients were dropped.
+  /// Gradient of a piece, and its version, when a step had used it.
+  struct Used {
+    at::Tensor piece;
+    const at::TensorImpl* gradient = nullptr;
+    int64_t version = 0;
+  };
+  std::vector<Used> used_;
+  bool adds_to_used_ = false;  ///< The backward under way, on this rank.
   size_t next_bucket_ = 0;
   int64_t backwards_ = 0;  ///< Those that reduced something, ended well or not.
 };

@@ -23,7 +23,33 @@ std::vector<at::Tensor> Sharding::held_gradients() const {
   return all;
 }
 
+void Sharding::mark_gradients_used() {
+  used_.clear();
+  for (const auto& bucket : buckets_) {
+    for (const Piece& piece : bucket->pieces()) {
+      const at::Tensor& gradient = piece.values.grad();
+      if (gradient.defined()) {
+        used_.push_back(
+            {piece.values,
+             gradient.unsafeGetTensorImpl(),
+             static_cast<int64_t>(gradient._version())});
+      }
+    }
+  }
+}
+
+/// One that a program has dropped since, or written to, zeroed say, is what it wants to add to.
+bool Sharding::adds_to_used() const {
+  return std::any_of(used_.begin(), used_.end(), [](const Used& used) {
+    const at::Tensor& gradient = used.piece.grad();
+    return gradient.defined() && gradient.unsafeGetTensorImpl() == used.gradient &&
+           static_cast<int64_t>(gradient._version()) == used.version;
+  });
+}
+
 void Sharding::drop_gradients() {
+  forget_early(/*only_if_written=*/false);
+  used_.clear();
   held_.assign(parameters_.size(), at::Tensor());
   for (const NamedTensor& item : parameters_) {
     item.tensor.mutable_grad().reset();
@@ -109,6 +135,11 @@ void Sharding::pack(const std::vector<Piece>& copies) {
   }
 }
 
+bool Sharding::has_masters() const {
+  return std::any_of(
+      buckets_.begin(), buckets_.end(), [](const auto& bucket) { return bucket->has_masters(); });
+}
+
 bool Sharding::has_masters_of(const at::Tensor& parameter) const {
   return mastered_.contains(parameter.unsafeGetTensorImpl());
 }
@@ -119,10 +150,16 @@ const Piece* Sharding::piece_with(const at::Tensor& values) const {
 }
 
 at::Tensor Sharding::norm_over_ranks(const at::Tensor& own, double norm_type) {
+  // A rank without gradients cannot know by them where the others have theirs, and as what.
+  const bool wide = std::any_of(parameters_.begin(), parameters_.end(), [](const auto& item) {
+    return item.tensor.scalar_type() == at::kDouble;
+  });
+  const at::Device device = parameters_.empty() ? own.device() : parameters_[0].tensor.device();
+  const at::Tensor agreed = own.to(device, wide ? at::kDouble : at::kFloat);
   if (std::isinf(norm_type)) {
-    return group_.all_reduce(own.clone(), ReduceOp::kMax).wait();
+    return group_.all_reduce(agreed.clone(), ReduceOp::kMax).wait();
   }
-  return at::pow(group_.all_reduce(at::pow(own, norm_type)).wait(), 1 / norm_type);
+  return at::pow(group_.all_reduce(at::pow(agreed, norm_type)).wait(), 1 / norm_type);
 }
 
 }  // namespace lockstep::zero

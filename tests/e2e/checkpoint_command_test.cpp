@@ -184,7 +184,9 @@ TEST_F(CheckpointCommands, HelpHasExamplesAndExitCodes) {
             HasSubstr("Examples:\n"),
             HasSubstr("Exit code: 0")));
   }
-  EXPECT_THAT(run_lockstep({"merge-weights", "-h"}).out, HasSubstr("--max-shard-size SIZE"));
+  EXPECT_THAT(
+      run_lockstep({"merge-weights", "-h"}).out,
+      AllOf(HasSubstr("--max-shard-size SIZE"), HasSubstr("--dtype keep\n")));
 }
 
 TEST_F(CheckpointCommands, MergedWeightsAreWhatSafetensorsReads) {
@@ -200,6 +202,9 @@ TEST_F(CheckpointCommands, MergedWeightsAreWhatSafetensorsReads) {
   refuses({"merge-weights", path("launch"), path("out")}, 2, "--force");
   refuses({"merge-weights", path(), path("x")}, 2, "try the newest, " + path("launch"));
   refuses({"merge-weights", path("launch"), path("x"), "--max-shard-size=5GiB"}, 2, "is no size");
+  refuses({"merge-weights", path("launch"), path("x"), "--dtype", "fp32"}, 2, "fp32");
+  const Json kept = json_of({"merge-weights", path("launch"), path("kept"), "--dtype", "keep"});
+  EXPECT_EQ(kept["converted"], 0);
   EXPECT_EQ(run_lockstep({"merge-weights", path("launch"), path("out"), "--force"}).code, 0);
   EXPECT_THAT(checkpoint::names_in(folder_ / "out"), ElementsAre("model.safetensors"));
   if (!python_has("safetensors.torch")) {
@@ -209,7 +214,9 @@ TEST_F(CheckpointCommands, MergedWeightsAreWhatSafetensorsReads) {
       {kPython,
        "-c",
        "import sys, json; from safetensors.torch import load_file; "
-       "d = load_file(sys.argv[1]); print(json.dumps({k: v.tolist() for k, v in d.items()}))",
+       "d = load_file(sys.argv[1]); assert {str(v.dtype) for v in d.values()} == "
+       "{'torch.float32'}; "
+       "print(json.dumps({k: v.tolist() for k, v in d.items()}))",
        path("out/model.safetensors")});
   EXPECT_EQ(read.code, 0) << read.err;
   EXPECT_EQ(

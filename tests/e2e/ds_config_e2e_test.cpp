@@ -32,7 +32,7 @@ const std::string kSeed = R"({
 const std::string kWrong = R"({
   "train_batch_size": 10,
   "gradient_clipp1ng": 3,
-  "zero_optimization": {"stage": "2", "elastic": 1},
+  "zero_optimization": {"stage": "4", "elastic": 1},
   "amp": {"enabled": true}
 })";
 
@@ -102,7 +102,7 @@ TEST_F(DsConfigCommands, CheckShowsAllThatIsWrong) {
       AllOf(
           HasSubstr("error: [" + path + ":2:23] batch sizes do not come out; got train_batch_size"),
           HasSubstr("[" + path + ":3:3] unknown key 'gradient_clipp1ng'; did you mean"),
-          HasSubstr("[" + path + ":4:34] zero_optimization.stage makes no sense; got \"2\" in"),
+          HasSubstr("[" + path + ":4:34] zero_optimization.stage makes no sense; got \"4\" in"),
           HasSubstr("[" + path + ":4:39] unknown key 'zero_optimization.elastic'"),
           HasSubstr("[" + path + ":5:3] amp is refused: removed in DeepSpeed 0.19")));
   const Json json =
@@ -175,9 +175,14 @@ TEST_F(DsConfigCommands, ScheduleThinsALongTableAndSaysSo) {
       AllOf(
           ContainsRegex("\n    11 +0.0100000 +warm-up ends\n"),
           ContainsRegex("\n   100 +0.000111111 +end\n"),
-          ContainsRegex("\n[0-9]+ of 101 rows are shown; --json has all.\n"),
-          HasSubstr(
-              "The schedule ends at step 100; training on to step 200 is an error there.\n")));
+          ContainsRegex("\n   200 +0.00000 *\n"),
+          ContainsRegex("\n[0-9]+ of 201 rows are shown; --json has all.\n"),
+          Not(HasSubstr("is an error there"))));
+  const std::string ending = file(R"({"scheduler": {"type": "OneCycleLR", "params": {
+    "max_lr": 1, "total_steps": 100}}})");
+  EXPECT_THAT(
+      run_lockstep({"schedule", ending, "--steps", "200"}).out,
+      HasSubstr("The schedule ends at step 100; training on to step 200 is an error there.\n"));
 }
 
 TEST_F(DsConfigCommands, ScheduleAsJsonHasEveryStep) {
@@ -186,9 +191,12 @@ TEST_F(DsConfigCommands, ScheduleAsJsonHasEveryStep) {
   EXPECT_EQ(json["lr"][0], 0.0);
   EXPECT_NEAR(json["lr"][6].get<double>(), 0.005, 1e-12);
   EXPECT_EQ(json["base_lr"], 0.01);
-  EXPECT_EQ(json["ends_at"], 100);
+  EXPECT_TRUE(json["ends_at"].is_null());
   EXPECT_TRUE(json["momentum"].is_null());
-  EXPECT_EQ(json["marks"], Json({{{"step", 11}, {"what", "warm-up ends"}}}));
+  EXPECT_EQ(
+      json["marks"],
+      Json({{{"step", 11}, {"what", "warm-up ends"}}, {{"step", 100}, {"what", "end"}}}));
+  EXPECT_EQ(json["groups"], "");
   const Json cycle = json_of({"schedule", file(kCycle), "--steps", "60"}, 0, "lockstep.schedule/1");
   EXPECT_EQ(cycle["momentum"].size(), 61U);
   EXPECT_EQ(cycle["beta2"], 0.99);
@@ -203,6 +211,48 @@ TEST_F(DsConfigCommands, SeveralParameterGroupsHaveAColumnEach) {
           "  STEP  LEARNING RATE 0  LEARNING RATE 1\n     0         0.100000         0.200000"));
   const Json json = json_of({"schedule", path, "--steps", "1"}, 0, "lockstep.schedule/1");
   EXPECT_EQ(json["lr"], Json({{0.1, 0.2}, {0.2, 0.4}}));
+}
+
+TEST_F(DsConfigCommands, MuonsTwoGroupsHaveTheirOwnRates) {
+  const auto muon = [&](const std::string& params) {
+    return file(
+        R"({"optimizer": {"type": "Muon", "params": {)" + params +
+        R"(}}, "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 2}}})");
+  };
+  const std::string path = muon(R"("muon_lr": 0.05, "adam_lr": 0.001)");
+  EXPECT_THAT(
+      run_lockstep({"schedule", path, "--steps", "9"}).out,
+      AllOf(
+          HasSubstr(": WarmupLR\ngroup 0: matrices; group 1: others\n\n"),
+          HasSubstr("  STEP  LEARNING RATE 0  LEARNING RATE 1\n"),
+          ContainsRegex("\n     9 +0.0500000 +0.00100000 *\n")));
+  const Json json = json_of({"schedule", path, "--steps", "9"}, 0, "lockstep.schedule/1");
+  EXPECT_EQ(json["base_lr"], Json({0.05, 0.001}));
+  EXPECT_EQ(json["groups"], Json({"matrices", "others"}));
+  EXPECT_EQ(json["lr"][9], Json({0.05, 0.001}));
+  const Json plain = json_of({"schedule", muon(""), "--steps", "9"}, 0, "lockstep.schedule/1");
+  EXPECT_EQ(plain["lr"][9], Json({0.02, 3e-4}));
+}
+
+TEST_F(DsConfigCommands, WhatMuPScalesIsSaidToBeOfOneGroup) {
+  const std::string path = file(R"({"optimizer": {"type": "MuAdam", "params": {"lr": 0.5}},
+    "scheduler": {"type": "StepLR", "params": {"step_size": 5}}})");
+  EXPECT_THAT(
+      run_lockstep({"schedule", path, "--steps", "9"}).out,
+      HasSubstr(": StepLR\nof one group of several: those not scaled to the width\n\n"));
+}
+
+TEST_F(DsConfigCommands, AnOptimizerWithoutBetasHasNoMomentumCycled) {
+  const auto cycled = [&](const std::string& type) {
+    const std::string path = file(
+        R"({"optimizer": {"type": ")" + type +
+        R"("}, "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1,
+        "cycle_max_lr": 1}}})");
+    return run_lockstep({"schedule", path, "--steps", "3"}).out;
+  };
+  EXPECT_THAT(cycled("AdamW"), HasSubstr("MOMENTUM"));
+  EXPECT_THAT(cycled("SGD"), AllOf(HasSubstr("LEARNING RATE"), Not(HasSubstr("MOMENTUM"))));
+  EXPECT_THAT(cycled("SGD"), Not(HasSubstr("second beta")));
 }
 
 TEST_F(DsConfigCommands, AWarmUpThatIsTooLongIsAWarningOnce) {

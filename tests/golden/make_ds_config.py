@@ -100,6 +100,7 @@ def defaults():
         values[f"activation_checkpointing.{name}"] = getattr(config.activation_checkpointing_config, name)
     values["torch_autocast.enabled"] = config.torch_autocast_enabled
     values["torch_autocast.dtype"] = config.torch_autocast_dtype
+    values["torch_autocast.lower_precision_safe_modules"] = config.torch_autocast_lower_precision_safe_modules
     values["checkpoint.tag_validation"] = config.checkpoint_config["tag_validation"]
     values["checkpoint.use_node_local_storage"] = config.use_node_local_storage
     scalars = (bool, int, float, str, list, type(None))

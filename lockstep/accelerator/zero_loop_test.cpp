@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+// Training loops that are right without ZeRO: what they mean is done, or said to be impossible, on
+// all ranks.
+#include <cmath>
+#include <cstdint>
+#include <filesystem>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/optimizer.h>
+
+#include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/test_folder.h"
+#include "lockstep/optim/adam.h"
+#include "lockstep/optim/sgd.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+AcceleratorOptions stage(int number) {
+  if (number == 0) {
+    return {};
+  }
+  return {.zero = ZeroPlugin{.stage = number, .bucket_cap_bytes = 4000}};
+}
+
+void fill(torch::nn::Module& module) {
+  const torch::NoGradGuard no_grad;
+  for (auto& parameter : module.parameters()) {
+    parameter.copy_(
+        torch::sin(torch::arange(parameter.numel(), torch::kFloat)).reshape(parameter.sizes()) / 4);
+  }
+}
+
+/// Linear layers from one width to the next.
+torch::nn::Sequential new_net(const std::vector<int64_t>& widths) {
+  torch::nn::Sequential net;
+  for (size_t i = 1; i < widths.size(); ++i) {
+    net->push_back(torch::nn::Linear(widths[i - 1], widths[i]));
+  }
+  fill(*net);
+  return net;
+}
+
+at::Tensor batch(int64_t width, int64_t step = 0) {
+  return at::sin(at::arange(3 * width, at::kFloat) + static_cast<double>(step)).reshape({3, width});
+}
+
+at::Tensor weights_of(torch::nn::Module& net) {
+  std::vector<at::Tensor> flat;
+  for (const at::Tensor& parameter : net.parameters()) {
+    flat.push_back(parameter.detach().reshape({-1}));
+  }
+  return at::cat(flat);
+}
+
+TEST(ZeroLoop, a_whole_state_dict_is_refused_where_fp32_masters_would_be_lost) {
+  for (const int number : {1, 2, 3}) {
+    for (const bool masters : {true, false}) {
+      const TestFolder folder;
+      AcceleratorOptions options = stage(number);
+      options.zero->state_dict_type = StateDictType::kFullStateDict;
+      options.zero->fp32_masters = masters;
+      accelerated_ranks(2, options, [&](Accelerator& accelerator) {
+        auto net = new_net({16, 16});
+        net->to(at::kBFloat16);
+        const auto prepare = [&] {
+          accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
+        };
+        if (masters) {
+          EXPECT_THAT(
+              prepare,
+              ThrowsMessage<ConfigError>(
+                  AllOf(HasSubstr("FULL_STATE_DICT"), HasSubstr("masters would be lost"))))
+              << "stage " << number;
+        } else {
+          prepare();
+          accelerator.save_state(folder.path() / "saved");
+          EXPECT_TRUE(std::filesystem::exists(folder.path() / "saved" / "model.safetensors"));
+        }
+      });
+    }
+  }
+}
+
+TEST(ZeroLoop, the_norm_is_that_of_all_ranks_where_some_have_no_gradient) {
+  for (const int number : {1, 2, 3}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
+      accelerated_ranks(3, stage(number), [&](Accelerator& accelerator) {
+        torch::nn::Linear net(4, 3);  // One rank has all of it.
+        net->to(dtype);
+        auto [model, optimizer] =
+            accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.5}));
+        accelerator.backward(model->forward(at::ones({2, 4}, dtype)).sum());
+        const double infinity = std::numeric_limits<double>::infinity();
+        const at::Tensor largest = accelerator.clip_grad_norm_({model->bias}, 1e9, infinity);
+        EXPECT_EQ(largest.scalar_type(), dtype);
+        EXPECT_NEAR(largest.item<double>(), 2, 1e-5);
+        const at::Tensor norm = accelerator.clip_grad_norm_({model->bias}, 1);
+        EXPECT_EQ(norm.scalar_type(), dtype);
+        EXPECT_NEAR(norm.item<double>(), std::sqrt(12), 1e-5);
+        const at::Tensor before = model->bias.detach().clone();
+        optimizer.step();
+        const at::Tensor step = (before - model->bias.detach()).norm();
+        EXPECT_NEAR(step.item<double>(), 0.5, 1e-5) << "it was clipped to 1";
+      });
+    }
+  }
+}
+
+TEST(ZeroLoop, gradients_of_the_last_step_are_not_added_to_without_a_word) {
+  for (const int number : {1, 2, 3}) {
+    for (const int64_t width : {2, 24}) {  // All on one rank, and some on each.
+      accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
+        auto net = new_net({width, width});
+        auto [model, optimizer] =
+            accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.125}));
+        const auto backward = [&, &ours = model](int64_t step) {
+          ours->zero_grad();
+          accelerator.backward(ours->forward(batch(width, step)).square().sum());
+        };
+        backward(0);
+        optimizer.step();
+        EXPECT_THAT(
+            [&] { backward(1); },
+            ThrowsMessage<ConfigError>(AllOf(
+                HasSubstr("would add to gradients"), HasSubstr("call optimizer.zero_grad()"))));
+        optimizer.zero_grad();
+        backward(1);
+        optimizer.step();
+
+        auto plain = new_net({width, width});
+        optim::SGD reference(plain->parameters(), {.lr = 0.125});
+        for (const int64_t step : {0, 1}) {
+          plain->zero_grad();
+          plain->forward(batch(width, step)).square().sum().backward();
+          reference.step();
+        }
+        EXPECT_TRUE(at::equal(weights_of(*model), weights_of(*plain))) << "stage " << number;
+      });
+    }
+  }
+}
+
+TEST(ZeroLoop, gradients_that_a_program_has_dropped_or_written_itself_are_its_own_affair) {
+  for (const int number : {1, 2, 3}) {
+    accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
+      auto net = new_net({24, 24});
+      auto [model, optimizer] =
+          accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.125}));
+      for (int64_t step = 0; step < 3; ++step) {
+        accelerator.backward(model->forward(batch(24, step)).sum());
+        optimizer.step();
+        const torch::NoGradGuard no_grad;
+        for (const at::Tensor& piece : optimizer.parameters()) {
+          if (step == 0) {
+            piece.mutable_grad().reset();
+          } else {
+            piece.grad().zero_();
+          }
+        }
+      }
+      EXPECT_NO_THROW(accelerator.backward(model->forward(batch(24)).sum()));
+      EXPECT_NO_THROW(accelerator.backward(model->forward(batch(24)).sum())) << "no step between";
+    });
+  }
+}
+
+TEST(ZeroLoop, what_was_frozen_in_prepare_is_not_trained_later_without_a_word) {
+  for (const int number : {0, 1, 2, 3}) {
+    SCOPED_TRACE("stage " + std::to_string(number));
+    accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
+      auto net = new_net({24, 24, 24});
+      at::Tensor frozen = net->parameters()[0].set_requires_grad(false);
+      auto [model, optimizer] =
+          accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.125}));
+      const auto step = [&, &ours = model, &updated = optimizer] {
+        accelerator.backward(ours->forward(batch(24)).sum());
+        updated.step();
+        updated.zero_grad();
+      };
+      step();
+      const at::Tensor before = weights_of(*model);
+      frozen.set_requires_grad(true);
+      EXPECT_THAT(
+          step,
+          ThrowsMessage<ConfigError>(
+              AllOf(HasSubstr("0.weight"), HasSubstr("when the model was prepared"))));
+      EXPECT_TRUE(at::equal(weights_of(*model), before));
+      frozen.set_requires_grad(false);
+      frozen.mutable_grad().reset();
+      optimizer.zero_grad();
+      step();
+      EXPECT_FALSE(at::equal(weights_of(*model), before));
+    });
+  }
+}
+
+TEST(ZeroLoop, nothing_can_be_added_to_what_ranks_have_divided) {
+  for (const int number : {1, 2, 3}) {
+    accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
+      auto net = new_net({24, 24, 24});
+      const at::Tensor frozen = net->parameters()[0].set_requires_grad(false);
+      std::vector<at::Tensor> trained = net->parameters();
+      trained.erase(trained.begin());
+      auto [model, optimizer] = accelerator.prepare(net, optim::SGD(trained, {.lr = 0.125}));
+      accelerator.backward(model->forward(batch(24)).sum());
+      optimizer.inner().add_param_group(torch::optim::OptimizerParamGroup({frozen}));
+      Optimizer& updated = optimizer;
+      for (int attempt = 0; attempt < 2; ++attempt) {
+        EXPECT_THAT(
+            [&] { updated.step(); },
+            ThrowsMessage<ConfigError>(HasSubstr("was added to what ranks have divided")))
+            << "stage " << number;
+      }
+    });
+  }
+}
+
+TEST(ZeroLoop, a_parameter_may_be_frozen_for_a_while) {
+  const auto trained = [](int world, int number) {
+    at::Tensor weights;
+    accelerated_ranks(world, stage(number), [&](Accelerator& accelerator) {
+      auto net = new_net({24, 24, 24});
+      auto [model, optimizer] =
+          accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.125}));
+      for (int64_t step = 0; step < 4; ++step) {
+        model->parameters()[0].set_requires_grad(step == 0 || step == 3);
+        accelerator.backward(model->forward(batch(24, step)).square().mean());
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      const at::Tensor own = weights_of(*model);
+      if (accelerator.is_main_process()) {
+        weights = own.clone();
+      }
+    });
+    return weights;
+  };
+  const at::Tensor expected = trained(1, 0);
+  for (const int number : {0, 1, 2, 3}) {
+    EXPECT_TRUE(at::equal(trained(2, number), expected)) << "stage " << number;
+  }
+}
+
+/// A layer without outputs beside one with some.
+struct WithNothingImpl : torch::nn::Module {
+  WithNothingImpl() {
+    nothing = register_module("nothing", torch::nn::Linear(24, 0));
+    linear = register_module("linear", torch::nn::Linear(24, 24));
+    fill(*this);
+  }
+  at::Tensor forward(const at::Tensor& x) { return linear(x).sum() + nothing(x).sum(); }
+  torch::nn::Linear nothing{nullptr}, linear{nullptr};
+};
+TORCH_MODULE(WithNothing);
+
+TEST(ZeroLoop, a_parameter_without_elements_is_no_obstacle) {
+  for (const int number : {1, 2, 3}) {
+    accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
+      WithNothing net;
+      auto [model, optimizer] =
+          accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
+      for (int64_t step = 0; step < 2; ++step) {
+        const at::Tensor before = model->linear->weight.detach().clone();
+        accelerator.backward(model->forward(batch(24, step)));
+        EXPECT_GT(accelerator.clip_grad_norm_(model->parameters(), 1).item<double>(), 0);
+        optimizer.step();
+        optimizer.zero_grad();
+        EXPECT_FALSE(at::equal(model->linear->weight.detach(), before));
+      }
+    });
+  }
+}
+
+TEST(ZeroLoop, zero_plus_plus_rounds_nothing_in_one_process) {
+  const auto trained = [](const ZeroPlugin& plugin) {
+    at::Tensor weights;
+    accelerated_ranks(1, {.zero = plugin}, [&](Accelerator& accelerator) {
+      auto net = new_net({24, 24, 24});
+      net->parameters()[0].set_requires_grad(false);
+      auto [model, optimizer] =
+          accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
+      for (int64_t step = 0; step < 3; ++step) {
+        accelerator.backward(model->forward(batch(24, step)).square().mean());
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      weights = weights_of(*model).clone();
+    });
+    return weights;
+  };
+  ZeroPlugin plugin{.stage = 3, .bucket_cap_bytes = 4000};
+  plugin.offload_optimizer = {.device = OffloadDevice::kCpu};  // Else nothing is divided at all.
+  const at::Tensor expected = trained(plugin);
+  plugin.zero_quantized_weights = true;
+  plugin.zero_quantized_gradients = true;
+  plugin.zero_quantized_nontrainable_weights = true;
+  EXPECT_TRUE(at::equal(trained(plugin), expected));
+}
+
+}  // namespace
+}  // namespace lockstep

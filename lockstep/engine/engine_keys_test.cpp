@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a key of the file does to a loop.
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/engine/engine.h"
+#include "lockstep/engine/test_engine.h"
+
+namespace lockstep {
+namespace {
+
+std::string config_with(const std::string& more, int stage = 0) {
+  return R"({"train_micro_batch_size_per_gpu": 4, "gradient_clipping": 0,
+      "optimizer": {"type": "SGD", "params": {"lr": 0.5}}, "zero_optimization": {"stage": )" +
+         std::to_string(stage) + "}, " + more + "}";
+}
+
+TEST(ManagedAccumulation, without_it_every_step_is_an_update) {
+  for (const int stage : {0, 1, 2}) {
+    const std::string config = config_with(
+        R"("gradient_accumulation_steps": 2, "managed_gradient_accumulation": false)", stage);
+    on_engine_ranks(2, config, [](InitializeOptions options) {
+      EngineNet alone;
+      for (int rank = 0; rank < 2; ++rank) {
+        for (int micro_step = 0; micro_step < 2; ++micro_step) {
+          (alone->forward(engine_batch(micro_step + 5 * rank)).square().mean() / 4).backward();
+        }
+      }
+      std::vector<at::Tensor> expected;
+      for (const at::Tensor& parameter : alone->parameters()) {
+        expected.push_back(parameter.detach() - 0.5 * parameter.grad());
+      }
+      EngineNet net;
+      auto made = initialize(net, std::move(options));
+      auto& engine = std::get<0>(made);
+      const int rank = engine.accelerator().process_index();
+      for (int micro_step = 0; micro_step < 2; ++micro_step) {
+        EXPECT_TRUE(engine.is_gradient_accumulation_boundary());
+        engine.backward(engine(engine_batch(micro_step + 5 * rank)).square().mean());
+      }
+      engine.step();
+      EXPECT_TRUE(engine.was_step_applied());
+      EXPECT_EQ(engine.global_steps(), 1);
+      expect_values(whole_values(engine.accelerator(), net), expected);
+      engine.backward(engine(engine_batch(0)).square().mean());
+      engine.step();
+      EXPECT_TRUE(engine.was_step_applied());
+      EXPECT_EQ(engine.global_steps(), 2);
+    });
+  }
+}
+
+TEST(FixedLossScale, stays_and_leaves_out_what_overflows) {
+  for (const int stage : {0, 2}) {
+    const std::string config =
+        config_with(R"("fp16": {"enabled": true, "loss_scale": 128})", stage);
+    on_engine_ranks(2, config, [](InitializeOptions options) {
+      EngineNet net;
+      auto made = initialize(net, std::move(options));
+      auto& engine = std::get<0>(made);
+      for (int step = 0; step < 4; ++step) {
+        const bool overflow = step == 1 || step == 2;
+        EXPECT_EQ(engine.loss_scale(), 128);
+        const auto before = whole_values(engine.accelerator(), net);
+        const at::Tensor loss = engine(engine_batch(step)).mean() * (overflow ? INFINITY : 1);
+        engine.backward(loss);
+        if (step == 0) {
+          // Gradients carry the scale until step(), and the engine's own do not.
+          const at::Tensor gradient = engine.safe_get_full_grad(net->head->bias);
+          EXPECT_TRUE(at::allclose(gradient, at::full({2}, 0.5), 1e-2)) << gradient;
+        }
+        engine.step();
+        EXPECT_EQ(engine.was_step_applied(), !overflow);
+        const auto after = whole_values(engine.accelerator(), net);
+        EXPECT_EQ(at::equal(before.back(), after.back()), overflow);
+      }
+      EXPECT_EQ(engine.skipped_steps(), 2);
+      EXPECT_EQ(engine.global_steps(), 4);
+      EXPECT_EQ(engine.loss_scale(), 128);
+    });
+  }
+}
+
+TEST(Bf16Overflow, is_left_out_unless_nobody_is_to_look) {
+  for (const int stage : {0, 1, 2}) {
+    for (const bool check : {true, false}) {
+      const std::string config = config_with(
+          std::string(R"("bf16": {"enabled": true, "check_grad_overflow": )") +
+              (check ? "true" : "false") + "}",
+          stage);
+      on_engine_ranks(2, config, [&](InitializeOptions options) {
+        EngineNet net;
+        auto made = initialize(net, std::move(options));
+        auto& engine = std::get<0>(made);
+        const auto before = whole_values(engine.accelerator(), net);
+        const bool here = engine.accelerator().process_index() == 1;
+        engine.backward(engine(engine_batch(0)).mean() * (here ? INFINITY : 1));
+        engine.step();
+        EXPECT_EQ(engine.was_step_applied(), !check);
+        EXPECT_EQ(engine.skipped_steps(), check ? 1 : 0);
+        EXPECT_EQ(engine.loss_scale(), 1);
+        const auto after = whole_values(engine.accelerator(), net);
+        if (!check) {
+          EXPECT_FALSE(at::isfinite(after.back()).all().item<bool>());
+          return;
+        }
+        expect_values(after, before);
+        engine.backward(engine(engine_batch(0)).mean());
+        engine.step();
+        EXPECT_TRUE(engine.was_step_applied());
+      });
+    }
+  }
+}
+
+/// Notes what its layer computes in.
+struct NotingNetImpl : torch::nn::Module {
+  NotingNetImpl() { fc = register_module("fc", torch::nn::Linear(6, 2)); }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor y = fc(x);
+    computed_in = y.scalar_type();
+    return y;
+  }
+  torch::nn::Linear fc{nullptr};
+  at::ScalarType computed_in = at::kDouble;
+};
+TORCH_MODULE(NotingNet);
+
+TEST(TorchAutocast, has_operations_compute_in_its_dtype_and_parameters_stay_wide) {
+  const auto expect = [](const std::string& section, at::ScalarType dtype, double scale) {
+    for (const int stage : {0, 2}) {
+      const std::string config = config_with("\"torch_autocast\": {" + section + "}", stage);
+      on_engine_ranks(2, config, [&](InitializeOptions options) {
+        NotingNet net;
+        auto made = initialize(net, std::move(options));
+        auto& engine = std::get<0>(made);
+        EXPECT_EQ(engine.loss_scale(), scale);
+        std::vector<double> losses;
+        for (int step = 0; step < 3; ++step) {
+          const at::Tensor out = engine(engine_batch(0));
+          EXPECT_EQ(net->computed_in, dtype);
+          EXPECT_EQ(out.scalar_type(), at::kFloat);
+          losses.push_back(engine.backward(out.square().mean() * 0.1).item<double>());
+          engine.step();
+          EXPECT_TRUE(engine.was_step_applied());
+        }
+        EXPECT_LT(losses.back(), losses.front());
+        EXPECT_EQ(net->fc->weight.scalar_type(), at::kFloat);
+      });
+    }
+  };
+  expect(R"("enabled": true, "dtype": "bfloat16")", at::kBFloat16, 1);
+  expect(R"("enabled": true, "dtype": "fp16")", at::kHalf, 65536);
+  expect(R"("enabled": false, "dtype": "bfloat16")", at::kFloat, 1);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/sync/unfrozen.h"
+
+#include <set>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep {
+
+NamedTensors frozen_among(const NamedTensors& parameters) {
+  NamedTensors frozen;
+  std::set<const at::TensorImpl*> seen;
+  for (const NamedTensor& item : parameters) {
+    if (!item.tensor.requires_grad() && item.tensor.is_floating_point() &&
+        item.tensor.numel() > 0 && seen.insert(item.tensor.unsafeGetTensorImpl()).second) {
+      frozen.push_back(item);
+    }
+  }
+  return frozen;
+}
+
+void refuse_unfrozen(const NamedTensors& frozen, const char* where) {
+  for (const NamedTensor& item : frozen) {
+    if (item.tensor.requires_grad()) {
+      throw ConfigError(
+          where,
+          fmt::format(
+              "{} requires gradients, and did not when the model was prepared: no rank would have "
+              "their average; got it unfrozen since, expected it to stay frozen; prepare() the "
+              "model with all that is ever trained unfrozen, and freeze what has to wait after it",
+              item.name));
+    }
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Updates of shards that begin while backward still runs.
+#include <algorithm>
+
+#include "lockstep/zero/sharding.h"
+
+namespace lockstep::zero {
+
+int64_t Sharding::version_of(size_t index) const {
+  int64_t sum = 0;
+  for (const at::Tensor& parameter : buckets_[index]->parameters()) {
+    sum += parameter.unsafeGetTensorImpl()->version_counter().current_version();
+  }
+  return sum;
+}
+
+void Sharding::note_settled() {
+  settled_.resize(buckets_.size());
+  for (size_t index = 0; index < buckets_.size(); ++index) {
+    settled_[index] = version_of(index);
+  }
+}
+
+void Sharding::begin_early(size_t index) {
+  if (!early_.begin || begun_early_[index] || !early_.due()) {
+    return;
+  }
+  const ShardedBucket& bucket = *buckets_[index];
+  if ((bucket.is_paged() || bucket.has_masters()) && version_of(index) != settled_[index]) {
+    return;  // What was written to parameters is not in the shard yet.
+  }
+  const bool all = std::all_of(members_[index].begin(), members_[index].end(), [this](size_t i) {
+    return present_[i];  // Those that no rank has are not updated.
+  });
+  if (!all) {
+    return;
+  }
+  begun_early_[index] = version_of(index);
+  const auto [group, shard] = shard_of_[index];
+  early_.begin(group, shard, buckets_[index]->add_average(/*may_be_abandoned=*/true));
+}
+
+void Sharding::forget_early(size_t index) {
+  if (begun_early_[index]) {
+    begun_early_[index].reset();
+    const auto [group, shard] = shard_of_[index];
+    early_.forget(group, shard);
+  }
+}
+
+void Sharding::forget_early(bool only_if_written) {
+  for (size_t index = 0; index < buckets_.size(); ++index) {
+    if (!only_if_written || begun_early_[index] != version_of(index)) {
+      forget_early(index);
+    }
+  }
+}
+
+}  // namespace lockstep::zero
