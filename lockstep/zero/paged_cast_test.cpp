@@ -2,8 +2,6 @@
 // Stage 3 under autocast: what is cast of parameters comes and goes as they do.
 #include <cstdint>
 #include <memory>
-#include <mutex>
-#include <unordered_map>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -17,6 +15,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/thread/ranks.h"
+#include "lockstep/zero/test_allocated_bytes.h"
 #include "lockstep/zero/test_sharding.h"
 
 namespace lockstep::zero {
@@ -44,36 +43,6 @@ class AutocastScope {
   }
   AutocastScope(const AutocastScope&) = delete;
   AutocastScope& operator=(const AutocastScope&) = delete;
-};
-
-/// Bytes that this thread has allocated and nobody has freed.
-class AllocatedBytes final : public c10::MemoryReportingInfoBase {
- public:
-  void reportMemoryUsage(
-      void* memory,
-      int64_t size,
-      size_t /*allocated*/,
-      size_t /*reserved*/,
-      c10::Device /*device*/) override {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (size > 0) {
-      sizes_[memory] = size;
-      bytes_ += size;
-    } else if (const auto found = sizes_.find(memory); found != sizes_.end()) {
-      bytes_ -= found->second;
-      sizes_.erase(found);
-    }
-  }
-  bool memoryProfilingEnabled() const override { return true; }
-  int64_t bytes() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    return bytes_;
-  }
-
- private:
-  std::mutex mutex_;
-  std::unordered_map<void*, int64_t> sizes_;
-  int64_t bytes_ = 0;
 };
 
 /// One bucket a layer with a cap of 1.

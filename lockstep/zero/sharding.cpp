@@ -122,7 +122,6 @@ Sharding::Sharding(
   }
   page_frozen(frozen, options);
   begun_early_.resize(buckets_.size());
-  note_settled();
   present_.assign(parameters_.size(), false);
   held_.resize(parameters_.size());
   had_gradient_.assign(parameters_.size(), false);

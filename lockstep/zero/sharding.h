@@ -122,7 +122,10 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
     /// Before that gradient is written to, or where its parameters were.
     std::function<void(size_t group, size_t index)> forget;
   };
-  void set_early_updates(EarlyUpdates early) { early_ = std::move(early); }
+  void set_early_updates(EarlyUpdates early) {
+    early_ = std::move(early);
+    note_settled();
+  }
 
   /// The shards to update in place of the parameters: of each optimizer group, flat, with the
   /// pieces of parameters that lie in each.

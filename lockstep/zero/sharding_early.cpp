@@ -15,6 +15,9 @@ int64_t Sharding::version_of(size_t index) const {
 }
 
 void Sharding::note_settled() {
+  if (!early_.begin) {
+    return;
+  }
   settled_.resize(buckets_.size());
   for (size_t index = 0; index < buckets_.size(); ++index) {
     settled_[index] = version_of(index);
@@ -49,6 +52,9 @@ void Sharding::forget_early(size_t index) {
 }
 
 void Sharding::forget_early(bool only_if_written) {
+  if (!early_.begin) {
+    return;
+  }
   for (size_t index = 0; index < buckets_.size(); ++index) {
     if (!only_if_written || begun_early_[index] != version_of(index)) {
       forget_early(index);
