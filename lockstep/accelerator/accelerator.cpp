@@ -16,6 +16,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/keep_memory.h"
 #include "lockstep/base/log.h"
+#include "lockstep/comm/bytes.h"
 #include "lockstep/flat/layout.h"
 #include "lockstep/flat/move_in_place.h"
 #include "lockstep/optim/follow_parameters.h"
@@ -63,6 +64,29 @@ GradientAccumulationPlugin accumulation_of(
         "otherwise a schedule counts updates");
   }
   return plugin;
+}
+
+/// ConfigError if ranks would cut their shares out of different orders. Collective, unless one rank
+/// reads for all.
+void expect_same_order(const data::LoaderCore& loader, Group& group) {
+  if (group.size() == 1 || loader.dispatches()) {
+    return;
+  }
+  const uint64_t seed = loader.cursor().seed;
+  const std::vector<std::string> seeds = all_gather_bytes(group, fmt::format("{}", seed));
+  for (size_t rank = 1; rank < seeds.size(); ++rank) {
+    if (seeds[rank] != seeds[0]) {
+      throw ConfigError(
+          "prepare",
+          fmt::format(
+              "the seed of a loader differs between processes, so some samples would come twice "
+              "and others never; rank 0 has {}, rank {} has {}; give all the same (--seed, "
+              "LoaderOptions::seed)",
+              seeds[0],
+              rank,
+              seeds[rank]));
+    }
+  }
 }
 
 /// Two buckets cannot both hold one gradient.
@@ -223,6 +247,7 @@ void Accelerator::add_model(const void* id, Tensors parameters, Tensors buffers,
     flat::move_in_place(tensors_of(parameters()), state.device);
     flat::move_in_place(tensors_of(buffers()), state.device);
   }
+  state.accumulation_check.forget();
   const size_t index = state.models.size();
   const std::string prefix = index == 0 ? "" : fmt::format("model_{}.", index);
   if (!state.loop->scaler) {
@@ -272,6 +297,7 @@ void Accelerator::add_loader(std::shared_ptr<data::LoaderCore> loader) {
     loader->set_device(state.device);
   }
   loader->set_observer(state.active);
+  expect_same_order(*loader, state.group);
   state.loaders.push_back(std::move(loader));
 }
 
@@ -321,6 +347,19 @@ void Accelerator::end_prepare() {
   }
   share_parameters();
   shard_parameters();
+  state.watch_accumulation();
+  if (state.loop->accumulation.num_steps > 1 && !state.judged_by_others &&
+      state.judged_models != state.models.size()) {
+    watch_unknown_backwards([this] { state_->refuse_undivided_backward(); });
+    state.judged_by_others = false;
+    state.judged_models = state.models.size();
+  }
+  if (use_distributed()) {
+    state.loop->agree_on_unprepared = [this, alive = std::weak_ptr<const void>(state.alive)](
+                                          const std::vector<at::Tensor>& parameters) {
+      return alive.expired() || state_->agree_on_unprepared(parameters);
+    };
+  }
 }
 
 std::ranges::iota_view<int64_t, int64_t> Accelerator::epochs(int64_t count) {

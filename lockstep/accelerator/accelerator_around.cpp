@@ -177,6 +177,9 @@ void Accelerator::forget_prepared() {
   state.offloaded.clear();
   state.loop->offloaded = false;
   state.unknown.reset();
+  state.judged_by_others = false;
+  state.judged_models = 0;
+  state.accumulation_check.watch({});
   state.schedulers.clear();
   state.optimizers.clear();
   state.optimizers_in_call.clear();
@@ -199,6 +202,8 @@ void Accelerator::forget_prepared() {
   LoopState& loop = *state.loop;
   loop.finite = std::make_shared<FiniteGuard>(loop.finite->policy(), state.group);
   loop.begin_anew();
+  loop.optimizers = 0;
+  loop.gradients_used = false;
   loop.scaler_update_due = false;
   if (loop.scaler) {
     loop.scaler->forget_optimizers();

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/accumulation_check.h"
 #include "lockstep/accelerator/active_loaders.h"
 #include "lockstep/accelerator/loop_state.h"
 #include "lockstep/base/stop_request.h"
@@ -65,6 +66,19 @@ struct Accelerator::State {
   int judged_backward = -1;   ///< The last that nobody told of, and that was let through.
   /// What sees those.
   std::unique_ptr<BackwardHooks> unknown;
+  bool judged_by_others = false;  ///< By the judge of a caller of watch_unknown_backwards.
+  size_t judged_models = 0;       ///< Else: how many of `models` are watched.
+  /// ConfigError for a backward in accumulate() that divides by no micro-steps.
+  void refuse_undivided_backward() const;
+  /// ConfigError for a backward of several processes without any prepared model.
+  void expect_model() const;
+  AccumulationCheck accumulation_check;
+  /// Chooses what `accumulation_check` looks at, once models or optimizers are prepared.
+  void watch_accumulation();
+  /// ConfigError if parameters changed since the last micro-step of the group.
+  void refuse_update_in_group();
+  /// See LoopState::agree_on_unprepared.
+  bool agree_on_unprepared(const std::vector<at::Tensor>& parameters);
   /// For hooks that may live longer than this.
   std::shared_ptr<const void> alive = std::make_shared<int>(0);
   /// What zero_init has built before there is `sharding`.

@@ -41,6 +41,7 @@ void Accelerator::log(const std::map<std::string, double>& values, std::optional
 void Accelerator::end_training() {
   wait_for_save();
   wait_for_everyone();
+  state_->loop->losses.warn_at_end(state_->group);
   for (const auto& tracker : state_->trackers) {
     tracker->finish();
   }

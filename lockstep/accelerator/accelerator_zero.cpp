@@ -315,6 +315,7 @@ void Accelerator::with_gathered_parameters(
       state_->group.broadcast(values, *modifier_rank).wait();
       parameter.detach().copy_(values);
     }
+    state_->accumulation_check.forget();
   }
 }
 

@@ -10,6 +10,7 @@
 
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
 
 #include "lockstep/lockstep.h"
 
@@ -95,11 +96,112 @@ void local_sgd() {
   require(same_on_all(accelerator, model->weight), "weights differ at the end");
 }
 
+/// A loop of two micro-steps an update, over data that differ from process to process, that takes
+/// `step` after each backward.
+template <typename Step>
+void small_loop(Accelerator& accelerator, torch::nn::Linear net, const Step& step) {
+  for (int i = 0; i < 8; ++i) {
+    auto micro_step = accelerator.accumulate();
+    accelerator.backward(net->forward(at::rand({4, 2})).square().mean());
+    step();
+  }
+  accelerator.end_training();
+}
+
+lockstep::AcceleratorOptions in_pairs() {
+  return {.gradient_accumulation_steps = 2};
+}
+
+// --- slips that are errors, or said
+
+void steps_the_original() {
+  Accelerator accelerator(in_pairs());
+  torch::nn::Linear net(2, 1);
+  lockstep::optim::AdamW opt(net->parameters(), {.lr = 0.1});
+  auto [model, optimizer] = accelerator.prepare(net, opt);
+  small_loop(accelerator, model, [&] { opt.step(); });
+}
+
+void steps_torchs_original() {
+  Accelerator accelerator(in_pairs());
+  torch::nn::Linear net(2, 1);
+  torch::optim::SGD opt(net->parameters(), 0.1);
+  auto [model, optimizer] = accelerator.prepare(net, opt);
+  small_loop(accelerator, model, [&] {
+    opt.step();
+    opt.zero_grad();
+  });
+}
+
+void optimizer_not_prepared() {
+  Accelerator accelerator(in_pairs());
+  torch::nn::Linear net(2, 1);
+  lockstep::optim::AdamW opt(net->parameters(), {.lr = 0.1});
+  auto model = accelerator.prepare(net);
+  small_loop(accelerator, model, [&] {
+    opt.step();
+    opt.zero_grad();
+  });
+}
+
+void model_not_prepared() {
+  Accelerator accelerator(in_pairs());
+  torch::nn::Linear net(2, 1);
+  auto optimizer = accelerator.prepare(torch::optim::SGD(net->parameters(), 0.1));
+  small_loop(accelerator, net, [&] { optimizer.step(); });
+}
+
+void plain_backward() {
+  Accelerator accelerator(in_pairs());
+  torch::nn::Linear net(2, 1);
+  auto [model, optimizer] =
+      accelerator.prepare(net, lockstep::optim::AdamW(net->parameters(), {.lr = 0.1}));
+  auto micro_step = accelerator.accumulate(model);
+  model->forward(at::rand({4, 2})).square().mean().backward();
+}
+
+void another_models_optimizer() {
+  Accelerator accelerator(in_pairs());
+  torch::nn::Linear net(2, 1), other(2, 1);
+  auto [model, optimizer] =
+      accelerator.prepare(net, lockstep::optim::AdamW(other->parameters(), {.lr = 0.1}));
+  small_loop(accelerator, model, [&, &optimizer = optimizer] { optimizer.step(); });
+}
+
+void seed_of_one_process() {
+  Accelerator accelerator;
+  const uint64_t seed = accelerator.is_main_process() ? 7 : 0;
+  const at::Tensor rows = at::zeros({8, 2});
+  accelerator.prepare(lockstep::data::Loader(
+      lockstep::data::TensorDataset(rows, rows), {.shuffle = true, .seed = seed}));
+}
+
+void diverges() {
+  Accelerator accelerator(in_pairs());
+  torch::nn::Linear net(2, 1);
+  auto [model, optimizer] =
+      accelerator.prepare(net, lockstep::optim::SGD(net->parameters(), {.lr = 1e30}));
+  small_loop(accelerator, model, [&, &optimizer = optimizer] {
+    optimizer.step();
+    optimizer.zero_grad();
+  });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::map<std::string, std::function<void()>> checks{
-      {"random_states", random_states}, {"environment", environment}, {"local_sgd", local_sgd}};
+      {"random_states", random_states},
+      {"environment", environment},
+      {"local_sgd", local_sgd},
+      {"steps_the_original", steps_the_original},
+      {"steps_torchs_original", steps_torchs_original},
+      {"optimizer_not_prepared", optimizer_not_prepared},
+      {"model_not_prepared", model_not_prepared},
+      {"plain_backward", plain_backward},
+      {"another_models_optimizer", another_models_optimizer},
+      {"seed_of_one_process", seed_of_one_process},
+      {"diverges", diverges}};
   return lockstep::run_main([&] {
     if (argc != 2 || checks.count(argv[1]) == 0) {
       throw lockstep::ConfigError("loop_fixture", "expected the name of a check");
