@@ -444,9 +444,11 @@ class Accelerator {
   template <typename Object>
   void prepare_first(Object& object) {
     using Type = std::remove_cvref_t<Object>;
+    refuse_torch_loader<Type>();
     static_assert(
-        ModuleHandle<Type> || OptimizerHandle<Type> || LoaderHandle<Type> || ScheduleHandle<Type> ||
-            std::is_same_v<Type, Optimizer> || std::is_same_v<Type, Scheduler>,
+        TorchLoaderHandle<Type> || ModuleHandle<Type> || OptimizerHandle<Type> ||
+            LoaderHandle<Type> || ScheduleHandle<Type> || std::is_same_v<Type, Optimizer> ||
+            std::is_same_v<Type, Scheduler>,
         "prepare takes modules (a holder made by TORCH_MODULE, or a shared_ptr), optimizers of "
         "lockstep::optim or torch::optim, schedules of lockstep::optim and lockstep::data loaders");
     if constexpr (ModuleHandle<Type>) {
@@ -467,7 +469,7 @@ class Accelerator {
     } else if constexpr (ScheduleHandle<Type>) {
       return add_schedule(std::forward<Object>(object));
     } else {
-      return Type(object);
+      return prepared_itself(std::forward<Object>(object));
     }
   }
   using Tensors = std::function<NamedTensors()>;

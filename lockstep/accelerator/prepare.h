@@ -35,6 +35,34 @@ concept LoaderHandle = requires(T loader) {
   { loader.core() } -> std::convertible_to<std::shared_ptr<data::LoaderCore>>;
 };
 
+/// What torch::data::make_data_loader returns.
+template <typename T>
+concept TorchLoaderHandle = requires(T loader) {
+  loader->begin();
+  loader->join();
+  loader->options();
+  loader.release();
+};
+
+template <typename T>
+consteval void refuse_torch_loader() {
+  static_assert(
+      !TorchLoaderHandle<T>,
+      "prepare takes no DataLoader of torch: it knows neither ranks nor checkpoints; make a "
+      "data::Loader(data::from_torch(dataset), {.batch_size = ...}) of its data set");
+}
+
+/// A prepared object that keeps its type: another handle of it.
+template <typename Object>
+auto prepared_itself(Object&& object) {
+  using Type = std::remove_cvref_t<Object>;
+  if constexpr (TorchLoaderHandle<Type>) {
+    return Type(std::forward<Object>(object).release());  // Refused by refuse_torch_loader.
+  } else {
+    return Type(object);
+  }
+}
+
 template <typename Module>
 NamedTensors parameters_of(Module& module) {
   NamedTensors all;

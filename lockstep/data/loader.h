@@ -6,14 +6,18 @@
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "lockstep/data/batch.h"
 #include "lockstep/data/collate.h"
 #include "lockstep/data/copy_ahead.h"
 #include "lockstep/data/dataset.h"
+#include "lockstep/data/dataset_check.h"
 #include "lockstep/data/dispatcher.h"
 #include "lockstep/data/loader_core.h"
+#include "lockstep/data/sequence_dataset.h"
 #include "lockstep/data/steps.h"
 #include "lockstep/data/stream_steps.h"
 
@@ -30,11 +34,27 @@ requires(IterableDataset<D> && !Dataset<D>) struct BatchOfDataset<D> {
       decltype(collate_samples(std::declval<const D&>(), std::declval<std::vector<SampleOf<D>>>()));
 };
 
+/// A Loader over what is no data set: the compiler says why in one line, and then nothing more.
+template <typename D>
+class Loader {
+ public:
+  explicit Loader(D /*dataset*/, const LoaderOptions& /*options*/ = {}) { explain(); }
+  Loader(D, const LoaderOptions&, std::shared_ptr<const Sampler>) { explain(); }
+  Batch* begin() { return nullptr; }
+  Batch* end() { return nullptr; }
+  std::shared_ptr<LoaderCore> core() const { return nullptr; }
+
+ private:
+  static void explain() { explain_dataset_problem<problem_of_dataset<D>()>(); }
+};
+
 /// Hands out a dataset in batches: `for (auto& batch : loader)` is one pass over it.
 ///
 /// - Pass k follows epoch k's order; nobody has to call set_epoch.
 /// - Worker threads compute up to workers + prefetch_batches batches ahead. The batches and their
 ///   order are the same for any number of workers. No thread lives outside a pass.
+/// - Random numbers that the dataset draws from torch depend on seed, epoch and sample alone; see
+///   SampleRandomScope.
 /// - What the dataset throws for a batch is thrown where that batch would have been handed out, and
 ///   again by an iterator that is incremented again.
 /// - With a device, batches ahead are copied there on a stream of their own, and wait there; see
@@ -50,7 +70,7 @@ requires(IterableDataset<D> && !Dataset<D>) struct BatchOfDataset<D> {
 /// on the device where there is one.
 /// Thread safety: none; a loader belongs to one thread at a time.
 template <typename D>
-requires(Dataset<D> || IterableDataset<D>) class Loader {
+requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
  public:
   using Batch = typename BatchOfDataset<D>::Type;
 
@@ -62,6 +82,9 @@ requires(Dataset<D> || IterableDataset<D>) class Loader {
       SourceInfo info{.streamed = !Dataset<D>, .transferable = Transferable<Batch>};
       if constexpr (SizedDataset<D>) {
         info.samples = dataset.size();
+      }
+      if constexpr (std::is_same_v<D, SequenceDataset>) {
+        info.sequences = {.rows = dataset.rows(), .length = dataset.length()};
       }
       return info;
     }
@@ -156,7 +179,8 @@ requires(Dataset<D> || IterableDataset<D>) class Loader {
             plan_,
             core.cursor().batches,
             ranks,
-            core.options());
+            core.options(),
+            core.random_key());
       } else {
         return std::make_unique<StreamSteps<D, Item>>(
             state->dataset,
@@ -204,7 +228,8 @@ requires(Dataset<D> || IterableDataset<D>) class Loader {
   /// ConfigError, naming the option, for one out of range; and for a dataset without samples.
   explicit Loader(D dataset, const LoaderOptions& options = {})
       : state_(std::make_shared<State>(std::move(dataset), options, nullptr)) {}
-  /// Follows `sampler`, which decides the order: `shuffle` and `seed` must be left alone.
+  /// Follows `sampler`, which decides the order: `shuffle` must be left alone, and `seed` is that
+  /// of the dataset's random numbers alone.
   Loader(D dataset, const LoaderOptions& options, std::shared_ptr<const Sampler> sampler) requires
       Dataset<D> : state_(std::make_shared<State>(
                        std::move(dataset), options, require_sampler(std::move(sampler)))) {}

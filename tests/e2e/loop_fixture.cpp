@@ -7,10 +7,12 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <vector>
 
 #include <torch/nn/modules/dropout.h>
 #include <torch/nn/modules/linear.h>
 
+#include "lockstep/base/env.h"
 #include "lockstep/lockstep.h"
 
 namespace {
@@ -95,11 +97,93 @@ void local_sgd() {
   require(same_on_all(accelerator, model->weight), "weights differ at the end");
 }
 
+/// Sample i is the number i, augmented; and i itself.
+struct Augmented {
+  int64_t size() const { return 24; }
+  lockstep::data::Batch get(int64_t index) const {
+    const at::Tensor number = at::full({1}, static_cast<double>(index));
+    return {
+        .data = torch::dropout(number + torch::rand({1}), 0.3, true),
+        .target = at::full({1}, index, at::kLong)};
+  }
+};
+
+struct AugmentedRun {
+  at::Tensor samples = at::zeros({24});  ///< Of all ranks, by index; the last epoch's.
+  at::Tensor weight;
+};
+
+/// Three epochs of a network with dropout. Saves in the middle of the second epoch to `to`, or
+/// begins with what `from` holds.
+AugmentedRun train_augmented(int workers, const std::string& from, const std::string& to) {
+  Accelerator accelerator;
+  lockstep::data::set_seed(7, /*device_specific=*/true, accelerator.process_index());
+  torch::nn::Linear net(1, 4);
+  auto [model, optimizer, loader] = accelerator.prepare(
+      net,
+      lockstep::optim::AdamW(net->parameters(), {.lr = 0.1}),
+      lockstep::data::Loader(
+          lockstep::data::collated(Augmented()),
+          {.batch_size = 12 / accelerator.num_processes() / 3,
+           .shuffle = true,
+           .seed = 5,
+           .workers = workers}));
+  if (!from.empty()) {
+    torch::rand({100});
+    accelerator.load_state(from);
+  }
+  AugmentedRun run;
+  while (loader.epoch() < 3) {
+    for (auto& batch : loader) {
+      const auto all = accelerator.gather(batch);
+      run.samples.index_put_({all.target.flatten()}, all.data.flatten());
+      const at::Tensor output = torch::dropout(net->forward(batch.data), 0.5, true);
+      accelerator.backward(output.pow(2).mean());
+      optimizer.step();
+      optimizer.zero_grad();
+      if (!to.empty() && loader.epoch() == 1 && loader.cursor().batches == 3) {
+        accelerator.save_state(to);
+      }
+    }
+  }
+  run.weight = net->weight.detach().clone();
+  return run;
+}
+
+/// An augmentation with torch's default generator is the same whatever the number of workers, and
+/// after a resume; nor do workers disturb the dropout of the loop.
+void augmentation() {
+  const std::string folder = lockstep::Environment::process().text("LOOP_FIXTURE_FOLDER").value();
+  const AugmentedRun expected = train_augmented(0, "", folder + "/middle");
+  for (const int workers : {0, 1, 4}) {
+    for (const std::string& from : {std::string(), folder + "/middle"}) {
+      const AugmentedRun run = train_augmented(workers, from, "");
+      require(at::equal(run.samples, expected.samples), "samples differ");
+      require(at::equal(run.weight, expected.weight), "weights differ");
+    }
+  }
+  const at::Tensor alone = at::cat([&] {
+    std::vector<at::Tensor> samples(24);
+    lockstep::data::Loader loader(
+        lockstep::data::collated(Augmented()), {.shuffle = true, .seed = 5});
+    for (int epoch = 0; epoch < 3; ++epoch) {
+      for (auto& batch : loader) {
+        samples[batch.target.item<size_t>()] = batch.data.flatten();
+      }
+    }
+    return samples;
+  }());
+  require(at::equal(alone, expected.samples), "one process has other samples");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::map<std::string, std::function<void()>> checks{
-      {"random_states", random_states}, {"environment", environment}, {"local_sgd", local_sgd}};
+      {"random_states", random_states},
+      {"environment", environment},
+      {"local_sgd", local_sgd},
+      {"augmentation", augmentation}};
   return lockstep::run_main([&] {
     if (argc != 2 || checks.count(argv[1]) == 0) {
       throw lockstep::ConfigError("loop_fixture", "expected the name of a check");

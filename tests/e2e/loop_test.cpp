@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "lockstep/base/test_folder.h"
 #include "tests/e2e/launch_harness.h"
 
 namespace lockstep::e2e {
@@ -31,6 +32,11 @@ TEST(Loop, reads_accelerates_variables_and_prefers_ours) {
 
 TEST(Loop, local_sgd_with_fp16_dropout_and_accumulation_ends_with_equal_weights) {
   expect_holds("local_sgd");
+}
+
+TEST(Loop, augmentation_depends_on_seed_epoch_and_sample_only) {
+  const TestFolder folder;
+  expect_holds("augmentation", {"LOOP_FIXTURE_FOLDER=" + folder.path().string()});
 }
 
 }  // namespace
