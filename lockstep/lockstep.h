@@ -6,6 +6,7 @@
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/executable_batch_size.h"
 #include "lockstep/accelerator/local_sgd.h"
+#include "lockstep/accelerator/sequence_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/run_main.h"
