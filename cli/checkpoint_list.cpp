@@ -21,6 +21,9 @@ using checkpoint::Manifest;
 using Json = nlohmann::json;
 
 void require_folder(const fs::path& path) {
+  if (const auto why = checkpoint::why_no_folder(path)) {
+    throw ConfigError(path, *why);
+  }
   std::error_code error;
   if (!fs::is_directory(path, error)) {
     throw ConfigError(path, "is no folder; expected one that is there");
@@ -69,8 +72,12 @@ std::string state_of(const Listed& listed) {
   if (is_leftover(listed)) {
     return "being written, or left by a save or prune that was killed; the next one removes it";
   }
-  return listed.why.empty() ? "valid"
-                            : "not valid: " + printable(without_folder(listed.why, listed.path));
+  if (!listed.why.empty()) {
+    return "not valid: " + printable(without_folder(listed.why, listed.path));
+  }
+  std::error_code error;
+  const fs::path target = fs::read_symlink(listed.path, error);
+  return error ? "valid" : fmt::format("valid; a symbolic link to {}", printable(target));
 }
 
 Json to_json(const Listed& listed, bool newest) {

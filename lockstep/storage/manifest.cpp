@@ -248,6 +248,9 @@ bool is_newer_manifest(const std::string& path, const std::string& text) {
 }
 
 CheckpointError no_checkpoint(const std::filesystem::path& folder) {
+  if (const auto why = why_no_folder(folder)) {
+    return {folder, *why};
+  }
   return {
       folder,
       fmt::format("is no checkpoint; it holds no {}, which is written last", kManifestName)};

@@ -221,6 +221,34 @@ TEST_F(Damage, ALinkInsteadOfAFile) {
   }
 }
 
+TEST_F(Damage, ACheckpointMovedToAnotherDiskIsFollowedByItsLink) {
+  for (const int saves : {1, 2}) {
+    SCOPED_TRACE(saves == 1 ? "the only one" : "the newest");
+    damaged_ = project("damaged", saves);
+    const fs::path outside = folder_ / fmt::format("other_disk_{}", saves);
+    fs::rename(checkpoint(damaged_, saves), outside);
+    fs::create_directory_symlink(outside, checkpoint(damaged_, saves));
+    expect_resumes(damaged_, saves);
+    EXPECT_TRUE(fs::is_symlink(checkpoint(damaged_, saves)));
+  }
+}
+
+TEST_F(Damage, ALinkToADiskThatIsNotMountedIsNamed) {
+  fs::remove_all(newest_);
+  fs::create_directory_symlink("/no/such/disk", newest_);
+  expect_refused_and_passed_over(
+      AllOf(HasSubstr("checkpoint_2"), HasSubstr("/no/such/disk, which does not exist")));
+  damaged_ = project("damaged", 1);
+  fs::remove_all(checkpoint(damaged_, 1));
+  fs::create_directory_symlink("/no/such/disk", checkpoint(damaged_, 1));
+  const Outcome outcome = run(damaged_, {"--resume"});
+  EXPECT_EQ(outcome.code, kFailed);
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(HasSubstr("none can be used"), HasSubstr("/no/such/disk, which does not exist")));
+  EXPECT_EQ(last_step(damaged_, 0), 0) << "it began anew";
+}
+
 TEST_F(Damage, ALinkWhereTheNextCheckpointIsToGoIsNotFollowed) {
   for (const bool dangling : {false, true}) {
     SCOPED_TRACE(dangling ? "to nothing" : "to a folder");
