@@ -224,6 +224,43 @@ TEST_F(CheckpointCommands, MergedWeightsAreWhatSafetensorsReads) {
       Json({{"layer.weight", {{3.0, 1.0, 2.0}, {3.0, 4.0, 5.0}}}, {"layer.bias", {1.0, 2.0}}}));
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST_F(CheckpointCommands, MergeShortOfMemoryNamesTensorAndSize) {
+  constexpr int64_t kElements = int64_t{1} << 25;  // 64 MiB, and 128 in float32.
+  checkpoint::commit_checkpoint(
+      folder_ / "large",
+      {{"step", 1}},
+      {{"model.safetensors",
+        {{checkpoint::output_tensor(
+            "embed.weight",
+            Dtype::kBF16,
+            {kElements},
+            std::string(size_t{2} * kElements, '\0'))}}}});
+  const auto merge_within = [&](int kib) {
+    return run_command(
+        {"bash",
+         "-c",
+         "ulimit -v " + std::to_string(kib) + "; exec \"$@\"",
+         "bash",
+         LOCKSTEP_BIN_DIR "/lockstep",
+         "merge-weights",
+         path("large"),
+         path("out")});
+  };
+  const Outcome short_of_buffer = merge_within(180 << 10);
+  EXPECT_EQ(short_of_buffer.code, 1) << short_of_buffer.out;
+  EXPECT_THAT(
+      short_of_buffer.err,
+      AllOf(
+          HasSubstr("\"embed.weight\"] needs 134 MB (134217728 bytes) of memory"),
+          HasSubstr("to be written as F32")));
+  const Outcome short_of_map = merge_within(60 << 10);
+  EXPECT_EQ(short_of_map.code, 1) << short_of_map.out;
+  EXPECT_THAT(short_of_map.err, AllOf(HasSubstr("model.safetensors] cannot be mapped, all 671")));
+  EXPECT_FALSE(fs::exists(folder_ / "out"));
+}
+#endif
+
 TEST_F(CheckpointCommands, APickleIsConvertedByTheCommandThatTheRefusalGives) {
   if (!python_has("safetensors.torch")) {
     GTEST_SKIP() << "LOCKSTEP_PYTHON names no Python that has torch and safetensors";
