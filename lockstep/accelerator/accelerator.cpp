@@ -13,6 +13,7 @@
 #include "lockstep/accelerator/either_variable.h"
 #include "lockstep/accelerator/enter_world.h"
 #include "lockstep/accelerator/lower_precision.h"
+#include "lockstep/accelerator/saved_optimizer.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/keep_memory.h"
 #include "lockstep/base/log.h"
@@ -275,14 +276,20 @@ void Accelerator::add_loader(std::shared_ptr<data::LoaderCore> loader) {
   state.loaders.push_back(std::move(loader));
 }
 
-Optimizer Accelerator::add_optimizer(std::shared_ptr<torch::optim::Optimizer> optimizer) {
+Optimizer Accelerator::add_optimizer(GivenOptimizer given) {
   State& state = *state_;
   auto known = std::find_if(
       state.optimizers.begin(), state.optimizers.end(), [&](const Optimizer& prepared) {
-        return &prepared.inner() == optimizer.get();
+        return &prepared.inner() == given.optimizer.get();
       });
   if (known == state.optimizers.end()) {
-    state.optimizers.emplace_back(std::move(optimizer), state.loop);
+    if (given.own_state) {
+      state.own_optimizer_states.insert_or_assign(
+          given.optimizer.get(), std::move(*given.own_state));
+    } else if (!state.options.project_dir.empty()) {
+      expect_savable(*given.optimizer);
+    }
+    state.optimizers.emplace_back(std::move(given.optimizer), state.loop);
     known = state.optimizers.end() - 1;
   }
   state.optimizers_in_call.push_back(*known);

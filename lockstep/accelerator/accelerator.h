@@ -102,10 +102,10 @@ class Accelerator {
   ///   rank 0's weights everywhere, gradients averaged during backward.
   /// - An optimizer of lockstep::optim or torch::optim becomes a lockstep::Optimizer. Passed as an
   ///   lvalue it is referred to and must outlive the result; as an rvalue it is moved in, as a
-  ///   shared_ptr shared.
-  /// - A schedule (optim::warmup_cosine(...), optim::reduce_on_plateau(...)) becomes a
-  /// lockstep::Scheduler
-  ///   of the optimizers in the same call, or of all prepared ones if the call has none.
+  ///   shared_ptr shared. One of a class of your own is saved if that is Checkpointable; if not,
+  ///   and there is a project_dir, ConfigError.
+  /// - A schedule (optim::warmup_cosine(...)) becomes a lockstep::Scheduler of the optimizers in
+  ///   the same call, or of all prepared ones if the call has none.
   /// - A data::Loader is the same loader, giving this process its share, on device() unless it has
   ///   a device of its own.
   template <typename... Objects>
@@ -346,7 +346,7 @@ class Accelerator {
   /// updates.
   ///
   /// With `async`, it copies all that to host memory and returns; a failure to write it is thrown
-  /// by the next save, load, wait_for_save() or end_training().
+  /// by the next save, once that is done itself, load, wait_for_save() or end_training().
   void save_state(const std::filesystem::path& folder, const SaveStateOptions& options = {});
   /// The same to the next `<project_dir>/checkpoints/checkpoint_<n>`, and keeps
   /// ProjectConfiguration::total_limit of them. Returns the folder.
@@ -463,7 +463,7 @@ class Accelerator {
   auto prepare_one(Object&& object) {
     using Type = std::remove_cvref_t<Object>;
     if constexpr (OptimizerHandle<Type>) {
-      return add_optimizer(shared_optimizer(std::forward<Object>(object)));
+      return add_optimizer(given_optimizer(std::forward<Object>(object)));
     } else if constexpr (ScheduleHandle<Type>) {
       return add_schedule(std::forward<Object>(object));
     } else {
@@ -492,7 +492,7 @@ class Accelerator {
   void refuse_offloaded(const char* where) const;
   /// ConfigError, in the name of `where`, if parameters are shared, since `because`.
   void refuse_shared_parameters(const char* where, const char* because) const;
-  Optimizer add_optimizer(std::shared_ptr<torch::optim::Optimizer> optimizer);
+  Optimizer add_optimizer(GivenOptimizer given);
   Scheduler add_schedule(AnySchedule schedule);
 
   GradientScope begin_micro_step(const std::vector<const void*>& models);

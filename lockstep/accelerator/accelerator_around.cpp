@@ -179,6 +179,7 @@ void Accelerator::forget_prepared() {
   state.unknown.reset();
   state.schedulers.clear();
   state.optimizers.clear();
+  state.own_optimizer_states.clear();
   state.optimizers_in_call.clear();
   state.models.clear();
   state.trains_in_16_bits = false;

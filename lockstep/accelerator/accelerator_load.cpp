@@ -13,6 +13,7 @@
 #include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/accelerator/import_accelerate.h"
 #include "lockstep/accelerator/non_finite_json.h"
+#include "lockstep/accelerator/saved_optimizer.h"
 #include "lockstep/accelerator/saved_state.h"
 #include "lockstep/accelerator/saved_values.h"
 #include "lockstep/accelerator/sharded_state.h"
@@ -182,7 +183,17 @@ void Accelerator::check_optimizers(Loading& loading) {
   const bool local = saved.local_sgd_steps.has_value();
   loading.must_match("optimizers", saved.optimizer_steps.size(), state.optimizers.size());
   for (size_t i = 0; i < state.optimizers.size(); ++i) {
+    loading.apply.emplace_back([&state, i, steps = saved.optimizer_steps[i]] {
+      state.optimizers[i].set_steps(steps);
+      state.steps_at_save = i == 0 ? steps : state.steps_at_save;
+    });
     std::string stem = files::optimizer(i);
+    if (const AnyCheckpointable* own = state.own_state_of(state.optimizers[i])) {
+      const int rank = loading.resharded ? 0 : process_index();
+      loading.apply.push_back(check_own_optimizer(
+          *own, loading.reader, local ? files::optimizer_of_rank(i, rank) : stem));
+      continue;
+    }
     NamedTensors tensors;
     if (local && loading.resharded) {
       stem = files::optimizer_of_rank(i, 0);
@@ -207,10 +218,6 @@ void Accelerator::check_optimizers(Loading& loading) {
         tensors,
         loading.reader.json(stem + ".json"),
         loading.path(stem + ".safetensors")));
-    loading.apply.emplace_back([&state, i, steps = saved.optimizer_steps[i]] {
-      state.optimizers[i].set_steps(steps);
-      state.steps_at_save = i == 0 ? steps : state.steps_at_save;
-    });
   }
   if (local) {
     loading.apply.emplace_back(

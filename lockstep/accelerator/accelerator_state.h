@@ -17,6 +17,7 @@
 #include "lockstep/checkpoint/background_save.h"
 #include "lockstep/offload/stowed.h"
 #include "lockstep/optim/optimizer_state.h"
+#include "lockstep/storage/project_lock.h"
 #include "lockstep/sync/backward_hooks.h"
 #include "lockstep/sync/data_parallel.h"
 #include "lockstep/sync/local_sgd.h"
@@ -78,6 +79,13 @@ struct Accelerator::State {
     return is_paged() && options.zero->state_dict_type == StateDictType::kFullStateDict;
   }
   std::vector<Optimizer> optimizers;
+  /// Of those whose class saves and loads its state itself.
+  std::map<const torch::optim::Optimizer*, AnyCheckpointable> own_optimizer_states;
+  /// Null for any other.
+  const AnyCheckpointable* own_state_of(const Optimizer& optimizer) const {
+    const auto found = own_optimizer_states.find(&optimizer.inner());
+    return found == own_optimizer_states.end() ? nullptr : &found->second;
+  }
   std::vector<Scheduler> schedulers;
   std::shared_ptr<LoopState> loop = std::make_shared<LoopState>();
   std::vector<std::shared_ptr<data::LoaderCore>> loaders;
@@ -104,6 +112,8 @@ struct Accelerator::State {
   std::vector<std::unique_ptr<tracking::Tracker>> trackers;
   bool trackers_open = false;
 
+  /// Keeps other jobs out of project_dir; of the process that looks at the disk.
+  std::optional<checkpoint::ProjectLock> project_lock;
   std::vector<AnyCheckpointable> objects;
   HookList<SaveStatePreHook> save_hooks;
   HookList<LoadStatePreHook> load_hooks;

@@ -320,6 +320,11 @@ std::function<void()> check_torch(
 
 }  // namespace
 
+bool is_known_optimizer(torch_optim::Optimizer& optimizer) {
+  return dynamic_cast<optim::FlatOptimizer*>(&optimizer) != nullptr ||
+         optim::find_torch_kind(optimizer).has_value();
+}
+
 bool is_scalar_state(std::string_view name) {
   const std::string_view field = name.substr(name.rfind('.') + 1);
   return field == "step" || field == "mu_product" || field == "eta" || field == "mu";

@@ -26,6 +26,9 @@ using ParameterName = std::function<std::string(const at::Tensor& parameter)>;
 /// SGD, Adam, AdamW, Adagrad and RMSprop; ConfigError for any other.
 NamedTensors optimizer_tensors(torch::optim::Optimizer& optimizer, const ParameterName& name_of);
 
+/// Whether optimizer_tensors knows how to save it.
+bool is_known_optimizer(torch::optim::Optimizer& optimizer);
+
 /// Whether what is called `name` there, or in a file of Python's, is one number of a parameter,
 /// whatever the parameter's shape: its "step", NAdam's "mu_product", ASGD's "eta" and "mu".
 bool is_scalar_state(std::string_view name);
