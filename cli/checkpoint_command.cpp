@@ -37,7 +37,9 @@ constexpr const char* kVerifyFooter = R"(Examples:
   lockstep checkpoint verify runs/a/checkpoints/checkpoint_3
   lockstep checkpoint verify runs/a/checkpoints/checkpoint_*
 
-Reads every byte and names each file and tensor that is not what was written.
+Reads every byte and names each file and tensor that is not what was written, then what no
+checksum shows: parts that the manifest does not list, slices that are not their tensor,
+values of meta that make no sense.
 
 Exit code: 0 if all are whole; 1 if any is damaged; 2 for a wrong call.)";
 

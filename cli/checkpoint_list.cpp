@@ -9,6 +9,7 @@
 #include "cli/checkpoint_reports.h"
 #include "lockstep/storage/byte_size.h"
 #include "lockstep/storage/catalog.h"
+#include "lockstep/storage/deepspeed_folder.h"
 #include "lockstep/storage/files.h"
 #include "lockstep/storage/temp_folder.h"
 
@@ -133,6 +134,11 @@ Report list_report(const fs::path& folder) {
   require_parent(folder);
   const std::vector<Listed> listed = checkpoint::list_checkpoints(folder);
   const std::optional<size_t> newest = newest_of(listed);
+  const bool none = std::none_of(
+      listed.begin(), listed.end(), [](const Listed& item) { return item.manifest.has_value(); });
+  if (const auto deepspeeds = checkpoint::deepspeed_checkpoint(folder); none && deepspeeds) {
+    throw CheckpointError(*deepspeeds);
+  }
   Report report;
   Json entries = Json::array();
   std::vector<std::vector<std::string>> rows = {

@@ -191,7 +191,8 @@ MergeDtype parse_merge_dtype(const std::string& word) {
 }
 
 Report merge_weights(const fs::path& path, const fs::path& output, const MergeOptions& options) {
-  const StoredCheckpoint stored = open_checkpoint(path);
+  // TensorSet checks the files it reads; others may be damaged, and the weights are to be had.
+  const StoredCheckpoint stored = open_checkpoint(path, checkpoint::Verify::kManifest);
   const TensorSet set = open_model(stored, options.model);
   check_output(output, options.force);
   std::string buffer;

@@ -14,18 +14,18 @@
 #include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/accelerator/non_finite_json.h"
 #include "lockstep/accelerator/sharded_state.h"
-#include "lockstep/accelerator/state_files.h"
 #include "lockstep/accelerator/training_state.h"
 #include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/even_shares.h"
 #include "lockstep/comm/bytes.h"
 #include "lockstep/optim/optimizer_state.h"
+#include "lockstep/storage/state_files.h"
 
 namespace lockstep {
 namespace {
 
-namespace files = state_files;
+namespace files = checkpoint::state_files;
 
 /// Equal for equal states, as far as a checksum can say.
 std::string fingerprint(const ObjectState& state) {

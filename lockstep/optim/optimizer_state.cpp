@@ -366,12 +366,14 @@ std::function<void()> check_optimizer(
     const ParameterName& name_of,
     const NamedTensors& tensors,
     const nlohmann::json& settings,
-    const std::string& path) {
+    const std::string& path,
+    const std::string& settings_path) {
+  const std::string& of_settings = settings_path.empty() ? path : settings_path;
   auto* flat = dynamic_cast<optim::FlatOptimizer*>(&optimizer);
   if (flat != nullptr) {
     flat->adopt_parameters();
   }
-  const GroupOptions options = check_settings(optimizer, settings, path);
+  const GroupOptions options = check_settings(optimizer, settings, of_settings);
   Left left;
   for (const NamedTensor& item : tensors) {
     left.emplace(item.name, item.tensor);
@@ -383,7 +385,7 @@ std::function<void()> check_optimizer(
     throw CheckpointError(
         path, "belongs to no parameter of this program's optimizer", left.begin()->first);
   }
-  return [&optimizer, settings, path, put_state = std::move(put_state)] {
+  return [&optimizer, settings, path = of_settings, put_state = std::move(put_state)] {
     for (size_t i = 0; i < optimizer.param_groups().size(); ++i) {
       const optim::NamedOptions named =
           named_options(optimizer, optimizer.param_groups()[i].options());

@@ -37,14 +37,16 @@ nlohmann::json optimizer_settings(torch::optim::Optimizer& optimizer);
 
 /// Checks that both fit `optimizer`, changes nothing, and returns what puts them into it: state
 /// and, as Python's load_state_dict does, the hyperparameters, whatever the program constructed it
-/// with. A torch::optim optimizer's fit ours of the same name. CheckpointError, naming `path`, for
-/// another type, another number of groups, an unknown, impossible or missing hyperparameter, an
-/// unknown parameter, a wrong shape, and for a parameter that has some of its state but not all.
+/// with. A torch::optim optimizer's fit ours of the same name. CheckpointError, naming
+/// `settings_path`, where `settings` are from (empty: `path`), for another type, another number of
+/// groups, an unknown, impossible or missing hyperparameter; naming `path` for an unknown
+/// parameter, a wrong shape, and a parameter that has some of its state but not all.
 std::function<void()> check_optimizer(
     torch::optim::Optimizer& optimizer,
     const ParameterName& name_of,
     const NamedTensors& tensors,
     const nlohmann::json& settings,
-    const std::string& path);
+    const std::string& path,
+    const std::string& settings_path = "");
 
 }  // namespace lockstep
