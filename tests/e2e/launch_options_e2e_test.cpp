@@ -148,6 +148,29 @@ TEST(LaunchHostfile, OfThisHostAloneRunsHereWithItsSlots) {
   EXPECT_EQ(part.out, "2 1,2\n2 1,2\n");
 }
 
+TEST(LaunchHostfile, TakesFiltersAsDeepSpeedDoes) {
+  const TestFolder folder;
+  const std::string file = write(folder / "hosts", "localhost slots=3\n");
+  const Outcome twice = run_clean(
+      {"launch",
+       "-H",
+       file,
+       "-i",
+       "localhost:1@localhost",
+       "--quiet",
+       "sh",
+       "-c",
+       "echo $WORLD_SIZE $CUDA_VISIBLE_DEVICES"});
+  EXPECT_EQ(twice.out, "1 1\n") << twice.err;
+  for (const std::string filter : {"--include", "--exclude"}) {
+    const Outcome both = run_clean(
+        {"launch", "-H", file, "-n", "2", filter, "localhost:1", "sh", "-c", "echo started"});
+    EXPECT_EQ(both.code, 2);
+    EXPECT_EQ(both.out, "");
+    EXPECT_THAT(both.err, HasSubstr("-n (--num-gpus) does not go with " + filter));
+  }
+}
+
 TEST(LaunchHostfile, FaultsAreNamedByFileLineAndReason) {
   const TestFolder folder;
   const std::string file = folder / "hosts";
