@@ -89,7 +89,9 @@ void refuse_common_parameters(const Models& models, const NamedTensors& paramete
 
 Accelerator::Accelerator(AcceleratorOptions options) : state_(std::make_unique<State>()) {
   state_->world = enter_world(Environment::process());
-  state_->group = connect(state_->world, options.connect);
+  Connection connection = connect_renewable(state_->world, options.connect);
+  state_->group = std::move(connection.group);
+  state_->transport = std::move(connection.transport);
   state_->options = std::move(options);
   configure();
   log_debug(fmt::format(

@@ -298,8 +298,8 @@ class Accelerator {
   /// program goes on where it was. Without a loader, 0 to count.
   /// Resumes first where that was asked for, see resume_latest().
   std::ranges::iota_view<int64_t, int64_t> epochs(int64_t count);
-  /// Opens the trackers of `log_with` on the main process and stores `config`. log() does it,
-  /// without a config, if nobody has.
+  /// Opens the trackers of `log_with`, on the main process unless they say otherwise, and stores
+  /// `config`. log() does it, without a config, if nobody has.
   void init_trackers(const nlohmann::json& config);
   /// Logs on the main process. `step`: by default how many updates the first prepared optimizer has
   /// done.
@@ -439,6 +439,7 @@ class Accelerator {
 
  private:
   friend class LocalSgd;
+  friend class BatchSizeAttempt;
   struct State;
 
   template <typename Object>

@@ -48,6 +48,8 @@ struct Accelerator::State {
   AcceleratorOptions options;
   WorldSpec world;
   Group group;
+  /// Under `group`; null in one process, and where the program gave the group.
+  std::shared_ptr<comm::RenewableTransport> transport;
   at::Device device = at::kCPU;
   std::vector<Model> models;
   bool trains_in_16_bits = false;  ///< Parameters of a model, which ZeRO may have masters of.
@@ -101,7 +103,7 @@ struct Accelerator::State {
   GradientNorms norms;
   /// Since offload_states.
   std::map<OffloadStateType, offload::Stowed> offloaded;
-  std::vector<std::unique_ptr<tracking::Tracker>> trackers;
+  std::vector<std::shared_ptr<tracking::Tracker>> trackers;
   bool trackers_open = false;
 
   std::vector<AnyCheckpointable> objects;

@@ -106,15 +106,18 @@ ConnectOptions ConnectOptions::from_environment(const Environment& environment) 
 }
 
 Group connect(const WorldSpec& world, ConnectOptions options) {
+  return connect_renewable(world, options).group;
+}
+
+Connection connect_renewable(const WorldSpec& world, ConnectOptions options) {
   watch::FlightRecorder::process().join(world.rank, world.size);
   if (world.size == 1) {
     return {};
   }
   auto transport = make_transport(world, options);
   log_debug(fmt::format("{} ranks talk over {}", world.size, transport->name()));
-  return Group(
-      comm::with_devices(std::move(transport), options.device_comm, comm::kWorldGroup),
-      options.timeout);
+  auto renewable = comm::with_devices(std::move(transport), options.device_comm, comm::kWorldGroup);
+  return {Group(renewable, options.timeout), renewable};
 }
 
 }  // namespace lockstep

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <memory>
+
 #include "lockstep/base/env.h"
 #include "lockstep/base/world.h"
 #include "lockstep/comm/device/device_transport.h"
@@ -39,5 +41,14 @@ struct ConnectOptions {
 /// CommError, within join_timeout: the store cannot be reached (names the address), ranks are
 /// missing (names them), two processes claim one rank, or worlds of different size meet.
 Group connect(const WorldSpec& world, ConnectOptions options = {});
+
+/// A group, and the transport under it; null in a world of one.
+struct Connection {
+  Group group;
+  std::shared_ptr<comm::RenewableTransport> transport;
+};
+
+/// As connect, for a program that can go on after a failure of one rank.
+Connection connect_renewable(const WorldSpec& world, ConnectOptions options = {});
 
 }  // namespace lockstep

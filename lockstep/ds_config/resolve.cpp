@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
@@ -19,9 +20,15 @@ using config::Place;
 
 namespace {
 
-void sort_by_place(std::vector<Remark>& remarks) {
-  std::stable_sort(remarks.begin(), remarks.end(), [](const Remark& a, const Remark& b) {
-    return std::pair(a.place.line, a.place.column) < std::pair(b.place.line, b.place.column);
+/// Those about the whole file stand behind those about its keys, of which they may be a
+/// consequence: a key that is missing may be one that is misspelt.
+void sort_by_place(std::vector<Remark>& remarks, Place file) {
+  const auto order_of = [file](const Remark& remark) {
+    const bool of_file = remark.place.line == file.line && remark.place.column == file.column;
+    return std::tuple(of_file, remark.place.line, remark.place.column);
+  };
+  std::stable_sort(remarks.begin(), remarks.end(), [&](const Remark& a, const Remark& b) {
+    return order_of(a) < order_of(b);
   });
 }
 
@@ -75,8 +82,8 @@ Reading read_ds_config(const Document& document, std::optional<int64_t> world_si
     apply_batch_rule(reader, root.place, *world_size, config);
   }
   note_clipping(reader, root.place, config);
-  sort_by_place(reading.errors);
-  sort_by_place(reading.notes);
+  sort_by_place(reading.errors, root.place);
+  sort_by_place(reading.notes, root.place);
   return reading;
 }
 
