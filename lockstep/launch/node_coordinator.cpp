@@ -111,18 +111,18 @@ void NodeCoordinator::on_newcomer(uint64_t number, const Json& message) {
   }
   link->hand_over(
       [this, node = hello.node](const Json& later) { on_message(node, later); },
-      [this, node = hello.node](const std::string& why) { on_lost(node, why); });
+      [this, node = hello.node](const std::string& why) {
+        on_lost(node, "is gone: " + why, kExitFailure);
+      });
   members_[hello.node] = {.link = std::move(link), .host = hello.host};
 }
 
-bool NodeCoordinator::join(int interrupt, const std::function<bool()>& called_off) {
+bool NodeCoordinator::join(const std::function<bool()>& called_off) {
   const auto deadline = in_seconds(options_.join_timeout_seconds);
   const auto told = in_seconds(2);
   bool said = false;
   while (members_.size() + 1 < plan_.hosts.size()) {
-    if (reactor_.wait(100ms, interrupt)) {
-      return false;
-    }
+    reactor_.wait(100ms);
     reactor_.dispatch();
     if (called_off()) {
       return false;
@@ -148,6 +148,13 @@ bool NodeCoordinator::join(int interrupt, const std::function<bool()>& called_of
     }
   }
   broadcast({{"start", plan_.common.run_id}});
+  for (auto& [node, member] : members_) {
+    if (member.link) {
+      member.link->begin_heartbeat(
+          options_.stall_timeout_seconds,
+          [this, at = node](double seconds) { on_lost(at, silence_text(seconds), kExitTimedOut); });
+    }
+  }
   return true;
 }
 
@@ -177,7 +184,8 @@ void NodeCoordinator::begin_attempt() {
   failures_.clear();
   other_cause_.reset();
   stopped_ = false;
-  for (const auto& [node, member] : members_) {
+  for (auto& [node, member] : members_) {
+    member.views.clear();  // Of the last attempt.
     if (!member.link) {
       results_[node] = {.exit_code = 1};
       end_all(fmt::format("the launcher of node {} ({}) is gone", node, member.host), 1);
@@ -236,8 +244,10 @@ void NodeCoordinator::on_message(int node, const Json& message) {
   } else if (message.contains("result")) {
     note_result(node, result_of(message.at("result")));
   } else if (message.contains("signal")) {
+    const NodeSignal signal = signal_of(message);
     broadcast(message, node);
-    be_signalled(signal_of(message));
+    hold_heartbeats(signal.signal);
+    be_signalled(signal);
   } else if (message.contains("timeout")) {
     on_timeout(node, message.at("timeout").get<double>());
   } else if (message.contains("views")) {
@@ -245,14 +255,22 @@ void NodeCoordinator::on_message(int node, const Json& message) {
   }
 }
 
-void NodeCoordinator::on_lost(int node, const std::string& why) {
+void NodeCoordinator::on_lost(int node, const std::string& how, int exit_code) {
   Member& member = members_.at(node);
   member.link.reset();
   member.views.clear();
   if (!results_.contains(node)) {
-    end_all(fmt::format("the launcher of node {} ({}) is gone: {}", node, member.host, why), 1);
-    results_[node] = {.exit_code = 1};
+    end_all(fmt::format("the launcher of node {} ({}) {}", node, member.host, how), exit_code);
+    results_[node] = {.exit_code = exit_code};
     judge();
+  }
+}
+
+void NodeCoordinator::hold_heartbeats(int signal) {
+  for (auto& [node, member] : members_) {
+    if (member.link && changes_pause(signal)) {
+      member.link->hold_heartbeat(signal == SIGTSTP);
+    }
   }
 }
 
@@ -288,6 +306,7 @@ void NodeCoordinator::stop_all() {
 }
 
 void NodeCoordinator::tell_signal(const NodeSignal& signal) {
+  hold_heartbeats(signal.signal);
   broadcast(to_json(signal));
 }
 

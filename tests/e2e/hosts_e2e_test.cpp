@@ -120,6 +120,27 @@ TEST_F(Hosts, EndWithASignalToTheLauncher) {
           HasSubstr("0 heard"), HasSubstr("1 heard"), HasSubstr("2 heard"), HasSubstr("3 heard")));
 }
 
+/// The command is the job of a shell with job control.
+TEST_F(Hosts, ArePausedByCtrlZAndContinuedByFg) {
+  const std::string folder = folder_.path().string();
+  const std::string ticks = "cat " + folder + "/up_* | wc -c";
+  const Outcome outcome = run(
+      "sh -c 'while :; do printf x >> " + folder + "/up_$RANK; sleep 0.1; done'",
+      "until [ -e " + folder + "/up_0 -a -e " + folder + "/up_1 -a -e " + folder + "/up_2 -a -e " +
+          folder + "/up_3 ]; do sleep 0.1; done; kill -TSTP $job; sleep 1; before=$(" + ticks +
+          "); sleep 3; echo paused: $(($(" + ticks +
+          ") - before)); kill -CONT $job; for i in $(seq 100); do sleep 0.1; [ $(" + ticks +
+          ") -le $((before + 3)) ] || break; done; echo continued: $(($(" + ticks +
+          ") > before)); kill -TERM $job; wait -f $job; exit $?",
+      "set -m");
+  if (skipped_) {
+    GTEST_SKIP() << outcome.err;
+  }
+  EXPECT_EQ(outcome.code, 143) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("paused: 0\n"), HasSubstr("continued: 1\n")))
+      << outcome.err;
+}
+
 /// As SLURM does it: a signal, and soon the end, though the ranks would have had half a minute.
 TEST_F(Hosts, LeaveNobodyBehindWhenTheLauncherIsKilledAfterASignal) {
   const std::string folder = folder_.path().string();

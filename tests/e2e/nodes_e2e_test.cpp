@@ -158,6 +158,35 @@ TEST_F(Nodes, AreJudgedTogetherWhenARankStalls) {
   expect_nobody_left();
 }
 
+/// Whoever sees all ranks judges no more: its own have ended.
+TEST_F(Nodes, AStoppedRankEndsTheJobThoughNode0sRanksHaveEnded) {
+  const std::vector<std::string> words = {
+      "--stall-timeout", "1", "sh", "-c", "test $RANK != 3 || kill -STOP $$"};
+  LockstepRun& second = start(1, words);
+  LockstepRun& first = start(0, words);
+  const Outcome at_first = first.wait();
+  EXPECT_EQ(at_first.code, 124) << at_first.err;
+  EXPECT_THAT(
+      at_first.err,
+      AllOf(HasSubstr("rank 3 of 4 stalled after"), HasSubstr("rank 3 has been stopped")));
+  EXPECT_EQ(second.wait().code, 124);
+  expect_nobody_left();
+}
+
+TEST_F(Nodes, ARankThatEndsBeforeItJoinsIsNamedByNode0) {
+  const std::vector<std::string> words = training("end-before-joining", {"--env", "FAULT_RANK=3"});
+  LockstepRun& second = start(1, words);
+  LockstepRun& first = start(0, words);
+  const Outcome at_first = first.wait();
+  EXPECT_EQ(at_first.code, 1) << at_first.err;
+  EXPECT_THAT(
+      at_first.err,
+      testing::ContainsRegex(
+          "rank 3 of 4 ended with exit code 0 after .*; it ended before it joined the job"));
+  EXPECT_EQ(second.wait().code, 1);
+  expect_nobody_left();
+}
+
 TEST_F(Nodes, KnowOfTheOthersRanksWhatTheyKnowOfTheirOwn) {
   const std::vector<std::string> fault_of_rank_3 = {"--env", "FAULT_RANK=3"};
   const auto err_at_node_0 = [&](const std::vector<std::string>& words) {
