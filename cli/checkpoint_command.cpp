@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "cli/checkpoint_reports.h"
+#include "cli/choices.h"
 #include "cli/usage_formatter.h"
 #include "lockstep/storage/byte_size.h"
 
@@ -207,7 +208,7 @@ MergeWeightsCommand::MergeWeightsCommand(CLI::App& app)
       kMergeFooter);
   command_->add_option("--dtype", dtype_, "Of float16, bfloat16 and float32 tensors (float32)")
       ->type_name("NAME")
-      ->check(CLI::IsMember(std::vector<std::string>(kMergeDtypes.begin(), kMergeDtypes.end())));
+      ->check(one_of({kMergeDtypes.begin(), kMergeDtypes.end()}));
   shard_option_ =
       command_
           ->add_option(

@@ -240,38 +240,40 @@ int main(int argc, char** argv) {
          "--zero-plus-plus",
          options.zero_plus_plus,
          "With --zero 3: all of ZeRO++, for hosts of so many processes; 0: none")
-      ->check(CLI::NonNegativeNumber)
+      ->check(examples::non_negative_integer())
       ->capture_default_str();
   app.add_option("--lr", options.lr, "Highest learning rate of AdamW")
-      ->check(CLI::PositiveNumber)
+      ->check(examples::positive_number())
       ->capture_default_str();
   app.add_option("--warmup", options.warmup_steps, "Updates in which the rate rises")
-      ->check(CLI::NonNegativeNumber)
+      ->check(examples::non_negative_integer())
       ->capture_default_str();
   app.add_option("--clip", options.max_norm, "Largest norm of the gradients")
-      ->check(CLI::PositiveNumber)
+      ->check(examples::positive_number())
       ->capture_default_str();
   app.add_option("--evaluate-every", options.evaluate_every, "Updates between evaluations")
-      ->check(CLI::PositiveNumber)
+      ->check(examples::positive_integer())
       ->capture_default_str();
   app.add_option("--precision", options.precision, "no, bf16 or fp16")->capture_default_str();
   app.add_option("--layers", options.model.layers)
-      ->check(CLI::PositiveNumber)
+      ->check(examples::positive_integer())
       ->capture_default_str();
-  app.add_option("--heads", options.model.heads)->check(CLI::PositiveNumber)->capture_default_str();
+  app.add_option("--heads", options.model.heads)
+      ->check(examples::positive_integer())
+      ->capture_default_str();
   app.add_option("--width", options.model.width, "Of the network; a multiple of --heads")
-      ->check(CLI::PositiveNumber)
+      ->check(examples::positive_integer())
       ->capture_default_str();
   app.add_option("--context", options.model.context, "Characters it sees")
-      ->check(CLI::PositiveNumber)
+      ->check(examples::positive_integer())
       ->capture_default_str();
   app.add_option("--dropout", options.model.dropout)
-      ->check(CLI::Range(0.0, 0.9))
+      ->check(examples::number_between(0, 0.9))
       ->capture_default_str();
   app.add_option("--data", options.text, "A text, or a folder of *_gut.txt")->capture_default_str();
   app.add_option("--prompt", options.prompt, "What its own text begins with");
   app.add_option("--sample", options.sample_length, "Characters to write at the end")
-      ->check(CLI::NonNegativeNumber)
+      ->check(examples::non_negative_integer())
       ->capture_default_str();
   return lockstep::run_main([&] {
     if (const auto code = examples::parse(app, argc, argv)) {

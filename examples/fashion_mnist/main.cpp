@@ -178,7 +178,7 @@ int main(int argc, char** argv) {
          "--lr",
          options.lr,
          "Learning rate of AdamW at the start; it falls to zero in a straight line")
-      ->check(CLI::PositiveNumber)
+      ->check(examples::positive_number())
       ->capture_default_str();
   app.add_option("--data", options.data, "Folder with the four IDX files")->capture_default_str();
   return lockstep::run_main([&] {

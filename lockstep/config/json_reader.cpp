@@ -67,9 +67,9 @@ class Walker {
   Place place_;
 };
 
-class Handler : public nlohmann::json_sax<Json> {
+class JsonHandler : public nlohmann::json_sax<Json> {
  public:
-  Handler(std::string_view text, TreeBuilder& builder)
+  JsonHandler(std::string_view text, TreeBuilder& builder)
       : text_(text), builder_(builder), walker_(text) {}
 
   bool null() override {
@@ -140,7 +140,7 @@ Place place_at(std::string_view text, size_t offset) {
 }
 
 void read_json(std::string_view text, TreeBuilder& builder) {
-  Handler handler(text, builder);
+  JsonHandler handler(text, builder);
   Json::sax_parse(text, &handler);
 }
 

@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <cstring>
 #include <fcntl.h>
 #include <filesystem>
 #include <poll.h>
@@ -17,6 +16,7 @@
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/shell.h"
+#include "lockstep/base/system_error.h"
 #include "lockstep/launch/child.h"
 #include "lockstep/launch/clock.h"
 #include "lockstep/launch/console.h"
@@ -131,7 +131,7 @@ class FanOut {
     const Program program = find_program(command, Environment::process(), ProgramKind::kBinary);
     int ends[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-      throw Error("lockstep launch", fmt::format("socketpair: {}", std::strerror(errno)));
+      throw Error("lockstep launch", fmt::format("socketpair: {}", system_error_text(errno)));
     }
     UniqueFd orders(ends[0]);
     const UniqueFd its(ends[1]);

@@ -5,7 +5,6 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <cstring>
 #include <sstream>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -13,6 +12,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/system_error.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -91,7 +91,7 @@ SignalInbox::SignalInbox(const std::vector<int>& wanted_signals) {
   fd_.reset(::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd_.is_open()) {
     throw Error(
-        "lockstep launch", fmt::format("signals cannot be received; {}", std::strerror(errno)));
+        "lockstep launch", fmt::format("signals cannot be received: {}", system_error_text(errno)));
   }
 }
 

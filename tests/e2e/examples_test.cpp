@@ -47,6 +47,28 @@ class Examples : public ::testing::Test {
   TestFolder folder_;
 };
 
+TEST_F(Examples, a_slip_in_an_option_is_answered_with_what_was_expected) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> slips = {
+      {{"--batch-size", "x"},
+       "error: [char_lm] --batch-size makes no sense; got 'x', expected a whole number above 0\n"},
+      {{"--epochs", "1.5"},
+       "--epochs makes no sense; got '1.5', expected a whole number above 0\n"},
+      {{"--lr", "0"}, "--lr makes no sense; got '0', expected a number above 0\n"},
+      {{"--steps", "-1"}, "got '-1', expected a whole number that is not negative\n"},
+      {{"--dropout", "1"}, "got '1', expected a number from 0 to 0.9\n"},
+      {{"--zero", "4"}, "--zero makes no sense; got '4', expected a stage from 0 to 3\n"},
+      {{"--seed", "x"}, "--seed makes no sense; got 'x'\n"},
+      {{"--bach-size", "8"},
+       "unknown argument --bach-size; --help lists the options; did you mean '--batch-size'?\n"}};
+  for (const auto& [words, text] : slips) {
+    std::vector<std::string> command = {kBin + "/char_lm"};
+    command.insert(command.end(), words.begin(), words.end());
+    const Outcome outcome = run_command(command, {kOneThread});
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_THAT(outcome.err, HasSubstr(text));
+  }
+}
+
 TEST_F(Examples, the_demos_loss_with_four_accumulated_batches_is_that_of_one_four_times_as_large) {
   const auto loss = [&](const std::string& name, int ranks, int batch, int accumulate) {
     return run(ranks,
