@@ -35,9 +35,10 @@ struct ConnectOptions {
 /// whose agent serves it). When all ranks share a host, store and data connections bind to loopback
 /// only, and, unless Gloo is asked for, the ranks talk over shared memory.
 ///
-/// ConfigError: the port is taken; shared memory is asked for and the ranks are on several hosts.
-/// CommError, within join_timeout: the store cannot be reached (names the address), ranks are
-/// missing (names them), two processes claim one rank, or worlds of different size meet.
+/// ConfigError: the port is taken; shared memory is asked for and the ranks are on several hosts;
+/// master_addr is no address of rank 0's machine. CommError, within join_timeout: the store cannot
+/// be reached (names the address), ranks are missing (names them), or two processes claim one rank.
+/// CommError, within seconds: worlds of different size meet, or the ranks' `transport` differs.
 Group connect(const WorldSpec& world, ConnectOptions options = {});
 
 }  // namespace lockstep

@@ -4,14 +4,18 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <netinet/in.h>
+#include <string>
 #include <sys/socket.h>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/machine.h"
 #include "lockstep/launch/address.h"
 
 namespace lockstep::launcher {
@@ -24,19 +28,48 @@ using Json = nlohmann::json;
 constexpr auto kSettle = 200ms;
 constexpr auto kBetweenTries = 10ms;
 
-/// Whether a socket of this machine can have that address.
-bool is_own(const Address& address) {
+/// Whether a socket of this machine can have that address, whatever the port.
+bool is_own(Address address) {
+  // sin_port and sin6_port lie at the same place.
+  reinterpret_cast<sockaddr_in*>(&address.storage)->sin_port = 0;
   const UniqueFd fd(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
   return fd.is_open() && ::bind(fd.get(), address.get(), address.length) == 0;
 }
 
-/// The address that the others were told, if it is one of this host's: then nothing else listens.
-/// Many a host calls itself 127.0.1.1, where nobody else could find it.
-Address door_address(const std::string& master_addr, int port) {
-  for (const Address& address : resolve(master_addr, port)) {
-    if (is_own(address) && (!address.is_loopback() || is_numeric(master_addr))) {
-      return address;
+[[noreturn]] void refuse_address_of_others(const std::string& master_addr) {
+  std::vector<std::string> own;
+  for (const lockstep::Machine::Interface& interface : lockstep::describe_interfaces()) {
+    if (interface.up && !interface.loopback) {
+      own.insert(own.end(), interface.addresses.begin(), interface.addresses.end());
     }
+  }
+  throw ConfigError(
+      "lockstep launch",
+      fmt::format(
+          "--master-addr must be an address of this host, which has node rank 0; got '{}', "
+          "expected "
+          "one of {}, or a name of it; give every launcher the one that all hosts reach",
+          master_addr,
+          fmt::join(own, ", ")));
+}
+
+/// Where node 0 listens: at the address that the others were told, so at no other. Many a host
+/// resolves its own name to 127.0.1.1, where no other host could find it: then at all addresses.
+Address door_address(const std::string& master_addr, int port) {
+  if (master_addr == "localhost") {
+    return loopback(port);
+  }
+  bool is_own_name = false;
+  for (const Address& address : resolve(master_addr, port)) {
+    if (is_own(address)) {
+      if (!address.is_loopback() || is_numeric(master_addr)) {
+        return address;
+      }
+      is_own_name = true;
+    }
+  }
+  if (!is_own_name) {
+    refuse_address_of_others(master_addr);
   }
   const UniqueFd ipv6(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
   return any_address(port, ipv6.is_open());
