@@ -234,6 +234,8 @@ class Accelerator {
 
   // --- values across processes (collective; see operations.h)
   // T is any nested value made of tensors: vectors, maps, tuples, structs with LOCKSTEP_FIELDS.
+  // ConfigError on every rank, naming each one's number, if the ranks pass different numbers of
+  // tensors.
   template <NestedTensors T>
   T gather(const T& value) {
     check_same_values("gather", value);
@@ -585,9 +587,7 @@ class Accelerator {
   at::Tensor gather_samples(const at::Tensor& tensor);
   template <typename T>
   void check_same_values(const char* operation, const T& value, bool with_sizes = true) {
-    if (debug()) {
-      lockstep::check_same_values(group(), operation, describe_nested(value, with_sizes));
-    }
+    lockstep::check_same_values(group(), debug(), operation, value, with_sizes);
   }
   bool debug() const;
   void forget_prepared();

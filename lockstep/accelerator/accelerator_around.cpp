@@ -136,6 +136,7 @@ nlohmann::json Accelerator::broadcast_object(const nlohmann::json& value, int fr
 std::vector<nlohmann::json> Accelerator::gather_object_for_metrics(const nlohmann::json& array) {
   const data::BatchInfo* batch = state_->active->current();
   if (!array.is_array()) {
+    state_->group.refuse(comm::Op::kAllGather);
     throw ConfigError("gather_object_for_metrics", "expected an array, an element per sample");
   }
   nlohmann::json mine = array;
