@@ -2,6 +2,7 @@
 #include "cli/arguments.h"
 
 #include <algorithm>
+#include <array>
 
 #include <fmt/format.h>
 
@@ -31,17 +32,46 @@ std::vector<std::string> long_names(const CLI::App& app) {
   return names;
 }
 
+/// What mpirun, srun and torch programs call an option of `lockstep launch`.
+struct OtherName {
+  const char* name;
+  const char* ours;
+};
+
+constexpr std::array kOtherNames = {
+    OtherName{"-np", "-n"},
+    OtherName{"--np", "-n"},
+    OtherName{"--ntasks", "--num-processes"},
+    OtherName{"--world-size", "--num-processes"},
+    OtherName{"-N", "--nnodes"},
+    OtherName{"--nodes", "--nnodes"},
+    OtherName{"--machinefile", "--hostfile"},
+    OtherName{"--host", "--include"},
+    OtherName{"-x", "--env"},
+    OtherName{"--rank", "--node-rank"}};
+
+/// "; did you mean '--nnodes'?", or nothing.
+std::string option_hint(const CLI::App& app, const std::string& name) {
+  for (const OtherName& other : kOtherNames) {
+    if (name == other.name && app.get_option_no_throw(other.ours) != nullptr) {
+      return fmt::format("; did you mean '{}'?", other.ours);
+    }
+  }
+  return did_you_mean(name, long_names(app));
+}
+
+[[noreturn]] void refuse_option(const CLI::App& app, const std::string& name) {
+  throw ConfigError(
+      title(app),
+      fmt::format(
+          "unknown option {}; {} --help lists them{}", name, title(app), option_hint(app, name)));
+}
+
 const CLI::Option& known_option(const CLI::App& app, const std::string& name) {
   if (const CLI::Option* option = app.get_option_no_throw(name)) {
     return *option;
   }
-  throw ConfigError(
-      title(app),
-      fmt::format(
-          "unknown option {}; {} --help lists them{}",
-          name,
-          title(app),
-          did_you_mean(name, long_names(app))));
+  refuse_option(app, name);
 }
 
 const CLI::App& known_command(const CLI::App& app, const std::string& name) {
@@ -95,7 +125,24 @@ class OptionReader {
     return next + 1;
   }
 
+  /// A long name behind one dash, like -np, -nnodes or -hostfile=FILE: read letter by letter, it
+  /// would be other options.
+  void refuse_long_name(const std::string& word) const {
+    const std::string name = word.substr(0, word.find('='));
+    const bool is_long = name.size() > 2 && app_.get_option_no_throw("-" + name) != nullptr;
+    const bool is_np =
+        word.starts_with("-np") && word.find_first_not_of("0123456789", 3) == std::string::npos;
+    if (is_long) {
+      throw ConfigError(
+          title(app_), fmt::format("unknown option {}; did you mean '-{}'?", name, name));
+    }
+    if (is_np && app_.get_option_no_throw("-n") != nullptr) {
+      refuse_option(app_, "-np");
+    }
+  }
+
   size_t read_short(const std::string& word, size_t next) {
+    refuse_long_name(word);
     for (size_t i = 1; i < word.size(); ++i) {
       const std::string name = {'-', word[i]};
       const CLI::Option& option = known_option(app_, name);

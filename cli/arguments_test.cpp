@@ -33,6 +33,27 @@ class SplitArguments : public testing::Test {
   bool quiet_ = false;
 };
 
+TEST_F(SplitArguments, NamesTheOptionForOneOfOtherLaunchers) {
+  const auto refused = [](const std::string& text) {
+    return ThrowsMessage<ConfigError>(HasSubstr(text));
+  };
+  EXPECT_THAT(
+      [&] {
+        split({"launch", "-np", "2", "train"});
+      },
+      refused("unknown option -np; tool launch --help lists them; did you mean '-n'?"));
+  EXPECT_THAT([&] { split({"launch", "-np2", "train"}); }, refused("did you mean '-n'?"));
+  EXPECT_THAT([&] { split({"launch", "--np", "2"}); }, refused("did you mean '-n'?"));
+  EXPECT_THAT(
+      [&] {
+        split({"launch", "-num-ranks", "2"});
+      },
+      refused("unknown option -num-ranks; did you mean '--num-ranks'?"));
+  EXPECT_THAT([&] { split({"launch", "-quiet"}); }, refused("did you mean '--quiet'?"));
+  // Where nothing is called -n, there is no such advice.
+  EXPECT_THAT([&] { split({"env", "--np"}); }, refused("unknown option --np; tool env --help"));
+}
+
 TEST_F(SplitArguments, NothingAfterTheProgramIsRead) {
   const Arguments arguments =
       split({"launch", "-n", "2", "train", "-n", "5", "--help", "--", "-q", "--nonsense"});

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "cli/checkpoint_reports.h"
+#include "cli/choices.h"
 #include "cli/usage_formatter.h"
 #include "lockstep/storage/byte_size.h"
 
@@ -37,7 +38,9 @@ constexpr const char* kVerifyFooter = R"(Examples:
   lockstep checkpoint verify runs/a/checkpoints/checkpoint_3
   lockstep checkpoint verify runs/a/checkpoints/checkpoint_*
 
-Reads every byte and names each file and tensor that is not what was written.
+Reads every byte and names each file and tensor that is not what was written, then what no
+checksum shows: parts that the manifest does not list, slices that are not their tensor,
+values of meta that make no sense.
 
 Exit code: 0 if all are whole; 1 if any is damaged; 2 for a wrong call.)";
 
@@ -207,7 +210,7 @@ MergeWeightsCommand::MergeWeightsCommand(CLI::App& app)
       kMergeFooter);
   command_->add_option("--dtype", dtype_, "Of float16, bfloat16 and float32 tensors (float32)")
       ->type_name("NAME")
-      ->check(CLI::IsMember(std::vector<std::string>(kMergeDtypes.begin(), kMergeDtypes.end())));
+      ->check(one_of({kMergeDtypes.begin(), kMergeDtypes.end()}));
   shard_option_ =
       command_
           ->add_option(

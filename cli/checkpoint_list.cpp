@@ -9,6 +9,7 @@
 #include "cli/checkpoint_reports.h"
 #include "lockstep/storage/byte_size.h"
 #include "lockstep/storage/catalog.h"
+#include "lockstep/storage/deepspeed_folder.h"
 #include "lockstep/storage/files.h"
 #include "lockstep/storage/temp_folder.h"
 
@@ -21,6 +22,9 @@ using checkpoint::Manifest;
 using Json = nlohmann::json;
 
 void require_folder(const fs::path& path) {
+  if (const auto why = checkpoint::why_no_folder(path)) {
+    throw ConfigError(path, *why);
+  }
   std::error_code error;
   if (!fs::is_directory(path, error)) {
     throw ConfigError(path, "is no folder; expected one that is there");
@@ -69,8 +73,12 @@ std::string state_of(const Listed& listed) {
   if (is_leftover(listed)) {
     return "being written, or left by a save or prune that was killed; the next one removes it";
   }
-  return listed.why.empty() ? "valid"
-                            : "not valid: " + printable(without_folder(listed.why, listed.path));
+  if (!listed.why.empty()) {
+    return "not valid: " + printable(without_folder(listed.why, listed.path));
+  }
+  std::error_code error;
+  const fs::path target = fs::read_symlink(listed.path, error);
+  return error ? "valid" : fmt::format("valid; a symbolic link to {}", printable(target));
 }
 
 Json to_json(const Listed& listed, bool newest) {
@@ -133,6 +141,11 @@ Report list_report(const fs::path& folder) {
   require_parent(folder);
   const std::vector<Listed> listed = checkpoint::list_checkpoints(folder);
   const std::optional<size_t> newest = newest_of(listed);
+  const bool none = std::none_of(
+      listed.begin(), listed.end(), [](const Listed& item) { return item.manifest.has_value(); });
+  if (const auto deepspeeds = checkpoint::deepspeed_checkpoint(folder); none && deepspeeds) {
+    throw CheckpointError(*deepspeeds);
+  }
   Report report;
   Json entries = Json::array();
   std::vector<std::vector<std::string>> rows = {

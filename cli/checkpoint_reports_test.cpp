@@ -90,6 +90,34 @@ TEST_F(CheckpointReports, ListNamesAllAndMarksTheNewest) {
           HasSubstr("    other           -     -      -      -      -  not valid: is no")));
 }
 
+TEST_F(CheckpointReports, NameACheckpointThatIsALinkAndWhatIsNone) {
+  const TestFolder other_disk;
+  fs::rename(save("checkpoint_1", some_files()), other_disk / "moved");
+  fs::create_directory_symlink(other_disk / "moved", folder_ / "checkpoint_1");
+  fs::create_directory_symlink("/no/such/disk", folder_ / "checkpoint_2");
+  checkpoint::write_bytes(folder_ / "checkpoint_3", "a file");
+  const Report listed = list_report(folder_.path());
+  EXPECT_EQ(listed.json["newest"], "checkpoint_1");
+  EXPECT_THAT(
+      listed.text,
+      AllOf(
+          HasSubstr("valid; a symbolic link to " + (other_disk / "moved").string()),
+          HasSubstr("not valid: is a symbolic link to /no/such/disk, which does not exist"),
+          HasSubstr("not valid: is no folder, and a checkpoint is one")));
+  const Report verified =
+      verify_report({folder_ / "checkpoint_1", folder_ / "checkpoint_2", folder_ / "checkpoint_3"});
+  EXPECT_EQ(verified.exit_code, 1);
+  EXPECT_THAT(
+      verified.text,
+      AllOf(
+          HasSubstr("checkpoint_1: whole"),
+          HasSubstr("checkpoint_2: damaged\n  is a symbolic link to /no/such/disk"),
+          HasSubstr("checkpoint_3: damaged\n  is no folder")));
+  EXPECT_THAT(
+      [&] { show_report(folder_ / "checkpoint_2"); },
+      ThrowsMessage<ConfigError>(HasSubstr("is a symbolic link to /no/such/disk")));
+}
+
 TEST_F(CheckpointReports, ListOfNothingSaysSo) {
   EXPECT_THAT(list_report(folder_.path()).text, HasSubstr(": no checkpoints\n"));
   EXPECT_EQ(list_report(folder_.path()).json["newest"], nullptr);

@@ -6,7 +6,9 @@
 #include "cli/checkpoint_reports.h"
 #include "lockstep/base/progress.h"
 #include "lockstep/storage/byte_size.h"
+#include "lockstep/storage/catalog.h"
 #include "lockstep/storage/damage.h"
+#include "lockstep/storage/files.h"
 
 namespace lockstep::cli {
 namespace {
@@ -64,7 +66,7 @@ Json to_json(const Verified& verified) {
   Json damage = Json::array();
   for (const Damage& each : verified.damage) {
     damage.push_back(
-        {{"file", each.file},
+        {{"file", each.file.empty() ? Json() : Json(each.file)},
          {"tensor", each.tensor.empty() ? Json() : Json(each.tensor)},
          {"why", each.why}});
   }
@@ -103,6 +105,10 @@ Report verify_report(const std::vector<fs::path>& paths) {
   uint64_t total_bytes = 0;
   for (const fs::path& path : paths) {
     Verified& verified = all.emplace_back(Verified{path, std::nullopt, {}});
+    if (checkpoint::checkpoint_number(path) && checkpoint::why_no_folder(path)) {
+      verified.damage.push_back({"", "", checkpoint::no_checkpoint(path).what()});
+      continue;
+    }
     try {
       verified.stored = open_checkpoint(path, checkpoint::Verify::kManifest);
       total_bytes += bytes_of(*verified.stored);

@@ -32,8 +32,8 @@ struct CommandEntry {
 
 /// What completion and the manual are made of: `app` and all its commands, as --help tells of them.
 /// An option's value is a file if it is called FILE, PATH, DIR or FOLDER; its choices are those of
-/// CLI::IsMember, or the words in small letters of a value called like "N|auto". A command takes
-/// files if its usage goes on behind its name with a word in capitals.
+/// one_of() of choices.h, or the words in small letters of a value called like "N|auto". A command
+/// takes files if its usage goes on behind its name with a word in capitals.
 CommandEntry command_tree(const CLI::App& app);
 
 /// Calls `visit` for the command and all below it, parents first.

@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "cli/choices.h"
 #include "cli/env_programs.h"
 #include "cli/man_page.h"
 #include "cli/usage_formatter.h"
@@ -39,7 +40,7 @@ class Completion : public testing::Test {
         ->type_name("N");
     add("env", "lockstep env [--json]")
         ->add_option("--format", text_, "Which")
-        ->check(CLI::IsMember({"text", "tidy", "json"}));
+        ->check(one_of({"text", "tidy", "json"}));
     write("bash", bash_completion(command_tree(app_)));
     write("zsh", zsh_completion(command_tree(app_)));
     write("fish", fish_completion(command_tree(app_)));

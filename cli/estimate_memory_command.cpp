@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "cli/choices.h"
 #include "cli/estimate_memory.h"
 #include "cli/estimate_memory_model.h"
 #include "cli/numbers.h"
@@ -119,12 +120,12 @@ EstimateMemoryCommand::EstimateMemoryCommand(CLI::App& app)
       ->type_name(fmt::format("{}", fmt::join(kEstimateDtypes, ",")));
   command_->add_option("--optimizer", optimizer_, "Whose state is counted (adamw)")
       ->type_name("NAME")
-      ->check(CLI::IsMember(estimate_optimizers()));
+      ->check(one_of(estimate_optimizers()));
   command_
       ->add_option(
           "--mixed-precision", mixed_precision_, "Of the papers' columns: no is all float32 (bf16)")
       ->type_name("NAME")
-      ->check(CLI::IsMember({"no", "fp16", "bf16"}));
+      ->check(one_of({"no", "fp16", "bf16"}));
   command_
       ->add_option("--model", model_, "Which of a checkpoint: 0 is the set model, 1 is model_1 (0)")
       ->type_name("N")

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/launch_command.h"
 
+#include <algorithm>
+
 #include "cli/launch_settings.h"
 #include "cli/launch_starter.h"
 #include "cli/report.h"
@@ -35,6 +37,9 @@ run by $LOCKSTEP_PYTHON, else python3. Rank 0 reads this command's stdin, unless
 is a terminal. Options may be written with _ for -. With a hostfile, variables are also
 read from .lockstep_env in the home folder and in the current one; --env wins.
 
+torchrun's PET_* variables, which Kubeflow sets, count as options: PET_NNODES=2 is
+--nnodes 2. One that contradicts an option is an error.
+
 Exit code: 0 if every rank ended with 0; else the code of the rank that failed first,
 128 + N if signal N ended it; 75 if the ranks saved and left; 124 at the --timeout; 2
 for a wrong call. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on
@@ -53,6 +58,17 @@ LaunchCommand::LaunchCommand(CLI::App& app)
   add_refused_flags(*command_);
 }
 
+std::vector<VariableOption> LaunchCommand::add_variables(std::vector<std::string>& words) const {
+  const auto has = [&words](const char* word) {
+    return std::find(words.begin(), words.end(), word) != words.end();
+  };
+  // Values of options are in one word with them.
+  if (!has("launch") || has("--help") || has("-h")) {
+    return {};
+  }
+  return add_torchrun_variables(Environment::process(), *command_, words);
+}
+
 int LaunchCommand::run(const std::vector<std::string>& program) const {
   if (flags_.dry_run) {
     return tell(program);
@@ -63,7 +79,8 @@ int LaunchCommand::run(const std::vector<std::string>& program) const {
     throw ConfigError(
         "lockstep launch", "no program to run; expected one after the options, like -n 2 ./train");
   }
-  const launcher::JobPlan plan = launcher::plan_job(options, launcher::own_environment());
+  launcher::JobPlan plan = launcher::plan_job(options, launcher::own_environment());
+  name_allocated_hosts(flags, Environment::process(), plan);
   if (const auto starter = starter_of(flags, plan)) {
     return launcher::run_fan_out(*starter, program, program_kind(flags_), options, plan);
   }
@@ -87,7 +104,8 @@ int LaunchCommand::tell(const std::vector<std::string>& program) const {
     const std::vector<std::string> inherited = launcher::own_environment();
     const LaunchFlags flags = with_settings(*command_, flags_, Environment::process());
     const launcher::JobOptions options = job_options(flags, machine(), inherited);
-    const launcher::JobPlan plan = launcher::plan_job(options, inherited);
+    launcher::JobPlan plan = launcher::plan_job(options, inherited);
+    name_allocated_hosts(flags, Environment::process(), plan);
     if (program.empty()) {
       throw ConfigError("lockstep launch", "no program; expected one after the options");
     }

@@ -7,6 +7,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/launch_flags.h"
+#include "cli/torchrun_variables.h"
 
 namespace lockstep::cli {
 
@@ -17,6 +18,9 @@ class LaunchCommand {
   explicit LaunchCommand(CLI::App& app);
 
   bool was_given() const { return command_->parsed(); }
+  /// Appends torchrun's PET_* variables to `words`, what CLI::App::parse is to read, as options, if
+  /// the words call this command. ConfigError as add_torchrun_variables().
+  std::vector<VariableOption> add_variables(std::vector<std::string>& words) const;
   /// Runs `program`, its name and arguments, or tells what would be run; returns the job's exit
   /// code. ConfigError for what makes no sense.
   int run(const std::vector<std::string>& program) const;

@@ -4,6 +4,7 @@
 #include <limits>
 #include <utility>
 
+#include "cli/choices.h"
 #include "cli/numbers.h"
 
 namespace lockstep::cli {
@@ -227,7 +228,7 @@ void add_environment_flags(CLI::App& command, LaunchFlags& flags) {
           options.mixed_precision,
           "P",
           "no, fp16 or bf16, for a program that sets none")
-      ->check(CLI::IsMember({"no", "fp16", "bf16"}));
+      ->check(one_of({"no", "fp16", "bf16"}));
   environment.count(
       "--gradient-accumulation-steps",
       options.gradient_accumulation_steps,
@@ -239,7 +240,7 @@ void add_environment_flags(CLI::App& command, LaunchFlags& flags) {
           options.zero_stage,
           "N",
           "ZeRO's stage, 0 to 3, for a program that sets none; 0 is data parallel")
-      ->check(CLI::IsMember({"0", "1", "2", "3"}));
+      ->check(one_of({"0", "1", "2", "3"}));
   environment.option(
       "--deepspeed-config-file",
       flags.deepspeed_config_file,

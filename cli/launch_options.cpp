@@ -155,6 +155,12 @@ void read_ranks(const LaunchFlags& flags, const launcher::Machine& machine, JobO
         "-n (--nproc-per-node) says how many ranks each host has, --num-processes how many all "
         "have; give one");
   }
+  if (!flags.nproc_per_node.empty() && !(options.include.empty() && options.exclude.empty())) {
+    refuse(fmt::format(
+        "-n (--num-gpus) does not go with {}, which says which slots are used, a rank each; give "
+        "one of them",
+        options.include.empty() ? "--exclude" : "--include"));
+  }
   if (!flags.nproc_per_node.empty()) {
     options.ranks = launcher::parse_ranks(flags.nproc_per_node, machine, "-n");
   } else if (!flags.num_processes.empty()) {

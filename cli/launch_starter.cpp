@@ -2,12 +2,13 @@
 #include "cli/launch_starter.h"
 
 #include <map>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/slurm_hosts.h"
 #include "lockstep/base/suggest.h"
-#include "lockstep/base/world.h"
 
 namespace lockstep::cli {
 namespace {
@@ -36,6 +37,22 @@ std::optional<Starter> asked_for(const LaunchFlags& flags) {
   throw ConfigError("lockstep launch", what);
 }
 
+/// The nodes of this process's SLURM allocation, one at least.
+std::vector<std::string> allocated_hosts(const Environment& environment) {
+  const auto list = environment.text("SLURM_JOB_NODELIST");
+  if (!list) {
+    refuse(
+        "--launcher slurm runs in an allocation of SLURM, and SLURM_JOB_NODELIST names none; call "
+        "it from sbatch or salloc");
+  }
+  std::vector<std::string> names = slurm_hosts(*list);
+  if (names.empty()) {
+    refuse(fmt::format(
+        "SLURM_JOB_NODELIST makes no sense; got '{}', expected a list like n[1-3,7],gpu2", *list));
+  }
+  return names;
+}
+
 }  // namespace
 
 void prepare_starter(
@@ -57,22 +74,35 @@ void prepare_starter(
         flags.launcher));
   }
   if (starter == Starter::kSrun && options.hostfile.empty()) {
-    const auto list = environment.text("SLURM_JOB_NODELIST");
-    const std::string first = list ? first_slurm_host(*list) : "";
-    if (first.empty()) {
-      refuse(
-          "--launcher slurm runs in an allocation of SLURM, and SLURM_JOB_NODELIST names none; "
-          "call "
-          "it from sbatch or salloc");
-    }
+    const std::vector<std::string> names = allocated_hosts(environment);
+    const int allocated = static_cast<int>(names.size());
     if (flags.nnodes.empty()) {
-      options.nodes =
-          static_cast<int>(environment.integer("SLURM_JOB_NUM_NODES", 1, 1 << 20).value_or(1));
+      options.nodes = allocated;
     }
-    options.master_addr = options.master_addr.empty() ? first : options.master_addr;
+    if (options.nodes > allocated) {
+      refuse(fmt::format(
+          "--nnodes is more than the allocation has; got {}, expected at most {}; ask salloc or "
+          "sbatch for more with -N",
+          options.nodes,
+          allocated));
+    }
+    if (options.nodes > 1 && options.master_addr.empty()) {
+      options.master_addr = names.front();
+    }
   }
   if (!options.starter_args.empty() && !starter && options.hostfile.empty()) {
     refuse("--launcher-args are for ssh, mpirun or srun; add --launcher, or --hostfile");
+  }
+}
+
+void name_allocated_hosts(
+    const LaunchFlags& flags, const Environment& environment, launcher::JobPlan& plan) {
+  if (asked_for(flags) != Starter::kSrun || !flags.options.hostfile.empty()) {
+    return;
+  }
+  const std::vector<std::string> names = allocated_hosts(environment);
+  for (size_t host = 0; host < plan.hosts.size(); ++host) {
+    plan.hosts[host].name = names.at(host);
   }
 }
 

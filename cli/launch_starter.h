@@ -15,6 +15,11 @@ namespace lockstep::cli {
 void prepare_starter(
     const LaunchFlags& flags, const Environment& environment, launcher::JobOptions& options);
 
+/// Gives the hosts of `plan` the names of the allocation's nodes if srun starts their launchers and
+/// no hostfile names them. ConfigError where SLURM_JOB_NODELIST is not set or malformed.
+void name_allocated_hosts(
+    const LaunchFlags& flags, const Environment& environment, launcher::JobPlan& plan);
+
 /// Who starts the launchers of `plan`'s hosts; nothing if this process is one of them itself.
 std::optional<launcher::Starter> starter_of(
     const LaunchFlags& flags, const launcher::JobPlan& plan);

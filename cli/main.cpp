@@ -24,6 +24,32 @@ namespace {
 
 using lockstep::cli::Arguments;
 
+/// A fault that CLI11 has found, as all others of ours read.
+std::string parse_fault(const CLI::ParseError& error) {
+  std::string text = error.what();
+  const size_t colon = text.find(": ");
+  if (colon == std::string::npos) {
+    return text;
+  }
+  const std::string option = text.substr(0, colon);
+  if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ArgumentMismatch)) {
+    return option + " is given more than once; expected it once";
+  }
+  if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ValidationError)) {
+    return option + " makes no sense; " + text.substr(colon + 2);
+  }
+  return text;
+}
+
+/// "lockstep launch": the program, and the command that `arguments` call.
+std::string title_of(const Arguments& arguments) {
+  std::string title = "lockstep";
+  for (const std::string& word : arguments.own) {
+    title += word.starts_with('-') ? "" : " " + word;
+  }
+  return title;
+}
+
 /// Answers --help and --version here; returns false then.
 bool parse(CLI::App& app, const Arguments& arguments) {
   try {
@@ -36,7 +62,7 @@ bool parse(CLI::App& app, const Arguments& arguments) {
       lockstep::cli::flush_stdout();
       return false;
     }
-    throw lockstep::ConfigError("lockstep", error.what());
+    throw lockstep::ConfigError(title_of(arguments), parse_fault(error));
   }
 }
 
@@ -56,12 +82,17 @@ int dispatch(const std::vector<std::string>& words) {
   const lockstep::cli::FlightCommand flight(app);
   const lockstep::cli::TestCommand test(app);
   const lockstep::cli::ShellCommands shell(app);
-  const Arguments arguments = lockstep::cli::split_arguments(app, words);
-  if (!parse(app, arguments)) {
-    return lockstep::kExitOk;
-  }
-  if (launch.was_given()) {
-    return launch.run(arguments.program);
+  Arguments arguments = lockstep::cli::split_arguments(app, words);
+  const std::vector<lockstep::cli::VariableOption> variables = launch.add_variables(arguments.own);
+  try {
+    if (!parse(app, arguments)) {
+      return lockstep::kExitOk;
+    }
+    if (launch.was_given()) {
+      return launch.run(arguments.program);
+    }
+  } catch (const lockstep::ConfigError& error) {
+    lockstep::cli::rethrow_naming_variables(error, variables);
   }
   if (checkpoint.was_given()) {
     return checkpoint.run(arguments.words);

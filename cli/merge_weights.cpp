@@ -2,6 +2,7 @@
 #include "cli/merge_weights.h"
 
 #include <algorithm>
+#include <new>
 #include <system_error>
 
 #include <fmt/format.h>
@@ -143,12 +144,8 @@ void convert(const TensorSet& set, const SetTensor& tensor, Dtype dtype, std::st
 }
 
 /// The bytes of a whole tensor as `dtype`; in `buffer` if it lies in several pieces, or as another.
-std::string_view whole_bytes(
+std::string_view assemble(
     const TensorSet& set, const SetTensor& tensor, Dtype dtype, std::string& buffer) {
-  buffer = std::string();  // Gives its memory back before the next takes its own.
-  if (tensor.pieces.empty()) {
-    return {};
-  }
   if (tensor.dtype != dtype) {
     convert(set, tensor, dtype, buffer);
     return buffer;
@@ -161,6 +158,31 @@ std::string_view whole_bytes(
     buffer += set.bytes(piece);
   }
   return buffer;
+}
+
+/// The same, with an error that names the tensor where memory runs out.
+std::string_view whole_bytes(
+    const TensorSet& set, const SetTensor& tensor, Dtype dtype, std::string& buffer) {
+  buffer = std::string();  // Gives its memory back before the next takes its own.
+  if (tensor.pieces.empty()) {
+    return {};
+  }
+  try {
+    return assemble(set, tensor, dtype, buffer);
+  } catch (const std::bad_alloc&) {
+    const uint64_t bytes =
+        static_cast<uint64_t>(tensor.elements()) * checkpoint::dtype_bytes(dtype);
+    throw CheckpointError(
+        set.file(tensor.pieces.front().file).path(),
+        fmt::format(
+            "needs {} ({} bytes) of memory to be written as {}, and there is not so much left; try "
+            "a host with more, a higher ulimit -v{}",
+            checkpoint::format_bytes(bytes),
+            bytes,
+            checkpoint::dtype_name(dtype),
+            tensor.dtype == dtype ? "" : ", or --dtype keep"),
+        checkpoint::in_quotes(tensor.name));
+  }
 }
 
 /// The names of frozen parameters that the run saved without.
@@ -191,7 +213,8 @@ MergeDtype parse_merge_dtype(const std::string& word) {
 }
 
 Report merge_weights(const fs::path& path, const fs::path& output, const MergeOptions& options) {
-  const StoredCheckpoint stored = open_checkpoint(path);
+  // TensorSet checks the files it reads; others may be damaged, and the weights are to be had.
+  const StoredCheckpoint stored = open_checkpoint(path, checkpoint::Verify::kManifest);
   const TensorSet set = open_model(stored, options.model);
   check_output(output, options.force);
   std::string buffer;

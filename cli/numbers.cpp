@@ -31,7 +31,9 @@ CLI::Validator between(
             expected,
             least,
             most,
-            number ? "" : config::number_hint(text));
+            number
+                ? ""
+                : config::number_hint(text, static_cast<double>(least), static_cast<double>(most)));
       },
       ""};  // The help says nothing of it.
 }

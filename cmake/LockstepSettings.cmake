@@ -1,6 +1,15 @@
 # How everything is compiled: language, warnings, sanitizers, where binaries land, what is found.
-option(LOCKSTEP_BUILD_TESTS "Build the test suite" ON)
+# A project that adds this folder (add_subdirectory, FetchContent) gets the libraries and the command line.
+option(LOCKSTEP_BUILD_TESTS "Build the test suite" ${PROJECT_IS_TOP_LEVEL})
+option(LOCKSTEP_BUILD_EXAMPLES "Build the example programs" ${PROJECT_IS_TOP_LEVEL})
+option(LOCKSTEP_BUILD_BENCH "Build the programs that measure" ${PROJECT_IS_TOP_LEVEL})
+option(LOCKSTEP_INSTALL "Let `cmake --install` install Lockstep" ${PROJECT_IS_TOP_LEVEL})
+option(LOCKSTEP_WERROR "Treat warnings in Lockstep's own sources as errors" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_UNITY "Compile several sources of a library at once: a third of the time for all of it" OFF)
+if(LOCKSTEP_BUILD_TESTS AND NOT LOCKSTEP_BUILD_EXAMPLES)
+  message(FATAL_ERROR "[lockstep] LOCKSTEP_BUILD_TESTS is ON and LOCKSTEP_BUILD_EXAMPLES is OFF; the tests run the "
+    "examples; set both ON, or LOCKSTEP_BUILD_TESTS=OFF")
+endif()
 set(LOCKSTEP_SANITIZE "" CACHE STRING "address or thread: build everything of ours with that sanitizer")
 
 set(CMAKE_CXX_STANDARD 20)
@@ -8,13 +17,15 @@ set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
-set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/bin")
+set(CMAKE_RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/bin")
 
 find_program(LOCKSTEP_CCACHE ccache)
 if(LOCKSTEP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER "${LOCKSTEP_CCACHE}")
 endif()
 
+# The folder that adds this one links what is found here.
+set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)
 find_package(Threads REQUIRED)
 find_package(ZLIB REQUIRED)
 find_package(nlohmann_json 3.11 REQUIRED)
@@ -29,5 +40,6 @@ endif()
 # The torch wheel carries its own fmt, and it must win over any other. Code that may not see torch
 # still wants fmt, so it is shown that one folder alone.
 find_path(LOCKSTEP_TORCH_INCLUDE fmt/format.h HINTS ${TORCH_INCLUDE_DIRS} NO_DEFAULT_PATH REQUIRED)
-file(MAKE_DIRECTORY "${CMAKE_BINARY_DIR}/fmt_only")
-file(CREATE_LINK "${LOCKSTEP_TORCH_INCLUDE}/fmt" "${CMAKE_BINARY_DIR}/fmt_only/fmt" SYMBOLIC)
+set(LOCKSTEP_FMT_ONLY "${PROJECT_BINARY_DIR}/fmt_only" CACHE PATH "Folder with a link to torch's fmt and nothing else")
+file(MAKE_DIRECTORY "${LOCKSTEP_FMT_ONLY}")
+file(CREATE_LINK "${LOCKSTEP_TORCH_INCLUDE}/fmt" "${LOCKSTEP_FMT_ONLY}/fmt" SYMBOLIC)

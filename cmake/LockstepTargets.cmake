@@ -1,7 +1,8 @@
 # The few ways a target of this project is made.
 
 function(lockstep_warnings target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion -Werror)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
+    $<$<BOOL:${LOCKSTEP_WERROR}>:-Werror>)
   # gcc 12 sees an overlap in `"text" + std::string()` where there is none (its bug 105651).
   target_compile_options(${target} PRIVATE
     $<$<AND:$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-restrict>)
@@ -24,7 +25,7 @@ endfunction()
 function(lockstep_configure_core target)
   target_include_directories(${target} PUBLIC
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:include>)
-  target_include_directories(${target} SYSTEM PRIVATE $<BUILD_INTERFACE:${CMAKE_BINARY_DIR}/fmt_only>)
+  target_include_directories(${target} SYSTEM PRIVATE $<BUILD_INTERFACE:${LOCKSTEP_FMT_ONLY}>)
   target_compile_definitions(${target} PRIVATE LOCKSTEP_VERSION="${PROJECT_VERSION}")
   target_compile_features(${target} PUBLIC cxx_std_20)
   target_link_libraries(${target} PUBLIC nlohmann_json::nlohmann_json Threads::Threads
@@ -50,7 +51,7 @@ endfunction()
 function(lockstep_add_test_headers)
   # A program as the tests are: a library would be compiled with -fPIC, and they are with -fPIE.
   add_executable(lockstep_test_headers "${PROJECT_SOURCE_DIR}/tests/precompiled.cpp")
-  set_target_properties(lockstep_test_headers PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/test")
+  set_target_properties(lockstep_test_headers PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/test")
   target_link_libraries(lockstep_test_headers PRIVATE lockstep GTest::gmock)
   target_precompile_headers(lockstep_test_headers PRIVATE "${PROJECT_SOURCE_DIR}/tests/precompiled.h")
   lockstep_runs_once(lockstep_test_headers)
@@ -63,7 +64,7 @@ function(lockstep_fixture name)
   add_executable(${name} ${name}.cpp)
   target_link_libraries(${name} PRIVATE ${arg_LIBRARIES})
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}")
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/test")
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/test")
   lockstep_runs_once(${name})
   lockstep_warnings(${name})
 endfunction()
@@ -83,16 +84,16 @@ function(lockstep_test name)
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ${arg_LIBRARIES} GTest::gmock GTest::gtest_main)
   target_include_directories(${name} PRIVATE "${PROJECT_SOURCE_DIR}")
-  target_include_directories(${name} SYSTEM PRIVATE "${CMAKE_BINARY_DIR}/fmt_only")
+  target_include_directories(${name} SYSTEM PRIVATE "${LOCKSTEP_FMT_ONLY}")
   lockstep_runs_once(${name})
   if("lockstep" IN_LIST arg_LIBRARIES)
     target_precompile_headers(${name} REUSE_FROM lockstep_test_headers)
     target_compile_options(${name} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)  # For ccache.
   endif()
   target_compile_definitions(${name} PRIVATE
-    LOCKSTEP_SOURCE_DIR="${PROJECT_SOURCE_DIR}" LOCKSTEP_BIN_DIR="${CMAKE_BINARY_DIR}/bin")
+    LOCKSTEP_SOURCE_DIR="${PROJECT_SOURCE_DIR}" LOCKSTEP_BIN_DIR="${PROJECT_BINARY_DIR}/bin")
   lockstep_warnings(${name})
-  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/test")
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/test")
   if("lockstep" IN_LIST arg_LIBRARIES AND NOT arg_LABELS)
     set(arg_LABELS one_by_one)
     add_test(NAME together.${name} COMMAND ${name} WORKING_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}")

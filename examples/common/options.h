@@ -8,7 +8,8 @@
 
 namespace CLI {  // NOLINT(readability-identifier-naming): CLI11's name.
 class App;
-}
+class Validator;
+}  // namespace CLI
 
 namespace examples {
 
@@ -28,6 +29,13 @@ struct CommonOptions {
 /// Adds --epochs, --steps, --batch-size, --accumulate, --zero, --seed, --output, --resume and
 /// --json, with `options`' values as defaults.
 void add_common_options(CLI::App& app, CommonOptions& options);
+
+/// Checks of an option's value. Their messages say which numbers are allowed in words; those of
+/// CLI11 print the limits of the type.
+CLI::Validator positive_integer();
+CLI::Validator non_negative_integer();
+CLI::Validator positive_number();
+CLI::Validator number_between(double least, double most);
 
 /// Parses; an exit code if there is nothing left to do (--help) or the arguments make no sense (2).
 /// Only the main process of a job prints.

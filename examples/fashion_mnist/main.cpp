@@ -137,7 +137,7 @@ int train(const Options& options) {
         "nothing left to train: the checkpoint has all its epochs; give a larger --epochs");
     result = evaluate(accelerator, model, test_loader);
   }
-  accelerator.on_main_process([&] {
+  if (accelerator.is_main_process()) {
     examples::Summary summary{
         .parameters = 0,
         .epochs = options.common.epochs,
@@ -159,7 +159,7 @@ int train(const Options& options) {
           {"samples_per_second", seconds > 0 ? static_cast<double>(samples) / seconds : 0.0}}
                             .dump());
     }
-  });
+  }
   return 0;
 }
 
@@ -178,7 +178,7 @@ int main(int argc, char** argv) {
          "--lr",
          options.lr,
          "Learning rate of AdamW at the start; it falls to zero in a straight line")
-      ->check(CLI::PositiveNumber)
+      ->check(examples::positive_number())
       ->capture_default_str();
   app.add_option("--data", options.data, "Folder with the four IDX files")->capture_default_str();
   return lockstep::run_main([&] {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <mutex>
 #include <optional>
 #include <string>
 
@@ -13,18 +14,32 @@
 #include "lockstep/accelerator/either_variable.h"
 #include "lockstep/accelerator/enter_world.h"
 #include "lockstep/accelerator/lower_precision.h"
+#include "lockstep/accelerator/saved_optimizer.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/keep_memory.h"
 #include "lockstep/base/log.h"
+#include "lockstep/comm/bytes.h"
 #include "lockstep/flat/layout.h"
 #include "lockstep/flat/move_in_place.h"
 #include "lockstep/optim/follow_parameters.h"
+#include "lockstep/precision/cpu_bf16.h"
 #include "lockstep/sync/reducer.h"
 #include "lockstep/watch/flight_recorder.h"
 #include "lockstep/zero/shard_store.h"
 
 namespace lockstep {
 namespace {
+
+/// Warns once a process: a program may make many Accelerators.
+void warn_of_emulated_bf16() {
+  static std::once_flag warned;
+  std::call_once(warned, [] {
+    log_warning(
+        "[accelerator] mixed_precision is bf16, and this CPU has no bf16 instructions: libtorch "
+        "emulates them, which is several times slower than float32; set mixed_precision to no on "
+        "this machine (lockstep::cpu_has_bf16() tells a program which CPUs have them)");
+  });
+}
 
 GradientAccumulationPlugin accumulation_of(
     const AcceleratorOptions& options, const Environment& environment) {
@@ -65,6 +80,29 @@ GradientAccumulationPlugin accumulation_of(
   return plugin;
 }
 
+/// ConfigError if ranks would cut their shares out of different orders. Collective, unless one rank
+/// reads for all.
+void expect_same_order(const data::LoaderCore& loader, Group& group) {
+  if (group.size() == 1 || loader.dispatches()) {
+    return;
+  }
+  const uint64_t seed = loader.cursor().seed;
+  const std::vector<std::string> seeds = all_gather_bytes(group, fmt::format("{}", seed));
+  for (size_t rank = 1; rank < seeds.size(); ++rank) {
+    if (seeds[rank] != seeds[0]) {
+      throw ConfigError(
+          "prepare",
+          fmt::format(
+              "the seed of a loader differs between processes, so some samples would come twice "
+              "and others never; rank 0 has {}, rank {} has {}; give all the same (--seed, "
+              "LoaderOptions::seed)",
+              seeds[0],
+              rank,
+              seeds[rank]));
+    }
+  }
+}
+
 /// Two buckets cannot both hold one gradient.
 template <typename Models>
 void refuse_common_parameters(const Models& models, const NamedTensors& parameters) {
@@ -89,7 +127,9 @@ void refuse_common_parameters(const Models& models, const NamedTensors& paramete
 
 Accelerator::Accelerator(AcceleratorOptions options) : state_(std::make_unique<State>()) {
   state_->world = enter_world(Environment::process());
-  state_->group = connect(state_->world, options.connect);
+  Connection connection = connect_renewable(state_->world, options.connect);
+  state_->group = std::move(connection.group);
+  state_->transport = std::move(connection.transport);
   state_->options = std::move(options);
   configure();
   log_debug(fmt::format(
@@ -157,6 +197,10 @@ void Accelerator::configure() {
     loop.loss_scale_rule = options.loss_scale_rule;
   }
   choose_device();
+  if (state.precision == Precision::kBF16 && device().is_cpu() && is_local_main_process() &&
+      !cpu_has_bf16(environment)) {
+    warn_of_emulated_bf16();
+  }
   choose_zero();
   check_zero();
   configure_project();
@@ -223,6 +267,7 @@ void Accelerator::add_model(const void* id, Tensors parameters, Tensors buffers,
     flat::move_in_place(tensors_of(parameters()), state.device);
     flat::move_in_place(tensors_of(buffers()), state.device);
   }
+  state.accumulation_check.forget();
   const size_t index = state.models.size();
   const std::string prefix = index == 0 ? "" : fmt::format("model_{}.", index);
   if (!state.loop->scaler) {
@@ -272,17 +317,24 @@ void Accelerator::add_loader(std::shared_ptr<data::LoaderCore> loader) {
     loader->set_device(state.device);
   }
   loader->set_observer(state.active);
+  expect_same_order(*loader, state.group);
   state.loaders.push_back(std::move(loader));
 }
 
-Optimizer Accelerator::add_optimizer(std::shared_ptr<torch::optim::Optimizer> optimizer) {
+Optimizer Accelerator::add_optimizer(GivenOptimizer given) {
   State& state = *state_;
   auto known = std::find_if(
       state.optimizers.begin(), state.optimizers.end(), [&](const Optimizer& prepared) {
-        return &prepared.inner() == optimizer.get();
+        return &prepared.inner() == given.optimizer.get();
       });
   if (known == state.optimizers.end()) {
-    state.optimizers.emplace_back(std::move(optimizer), state.loop);
+    if (given.own_state) {
+      state.own_optimizer_states.insert_or_assign(
+          given.optimizer.get(), std::move(*given.own_state));
+    } else if (!state.options.project_dir.empty()) {
+      expect_savable(*given.optimizer);
+    }
+    state.optimizers.emplace_back(std::move(given.optimizer), state.loop);
     known = state.optimizers.end() - 1;
   }
   state.optimizers_in_call.push_back(*known);
@@ -321,12 +373,25 @@ void Accelerator::end_prepare() {
   }
   share_parameters();
   shard_parameters();
+  state.watch_accumulation();
+  if (state.loop->accumulation.num_steps > 1 && !state.judged_by_others &&
+      state.judged_models != state.models.size()) {
+    watch_unknown_backwards([this] { state_->refuse_undivided_backward(); });
+    state.judged_by_others = false;
+    state.judged_models = state.models.size();
+  }
+  if (use_distributed()) {
+    state.loop->agree_on_unprepared = [this, alive = std::weak_ptr<const void>(state.alive)](
+                                          const std::vector<at::Tensor>& parameters) {
+      return alive.expired() || state_->agree_on_unprepared(parameters);
+    };
+  }
 }
 
-std::ranges::iota_view<int64_t, int64_t> Accelerator::epochs(int64_t count) {
+EpochRange Accelerator::epochs(int64_t count) {
   resume_if_asked(/*in_epochs=*/true);
   const int64_t begin = state_->loaders.empty() ? 0 : state_->loaders.front()->epoch();
-  return {std::min(begin, count), count};
+  return {begin, count};
 }
 
 }  // namespace lockstep

@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <ranges>
 #include <set>
 #include <string>
 #include <tuple>
@@ -20,6 +19,7 @@
 
 #include "lockstep/accelerator/backward_options.h"
 #include "lockstep/accelerator/checkpointable.h"
+#include "lockstep/accelerator/epoch_range.h"
 #include "lockstep/accelerator/gradient_scope.h"
 #include "lockstep/accelerator/nested_operations.h"
 #include "lockstep/accelerator/offload_states.h"
@@ -102,10 +102,10 @@ class Accelerator {
   ///   rank 0's weights everywhere, gradients averaged during backward.
   /// - An optimizer of lockstep::optim or torch::optim becomes a lockstep::Optimizer. Passed as an
   ///   lvalue it is referred to and must outlive the result; as an rvalue it is moved in, as a
-  ///   shared_ptr shared.
-  /// - A schedule (optim::warmup_cosine(...), optim::reduce_on_plateau(...)) becomes a
-  /// lockstep::Scheduler
-  ///   of the optimizers in the same call, or of all prepared ones if the call has none.
+  ///   shared_ptr shared. One of a class of your own is saved if that is Checkpointable; if not,
+  ///   and there is a project_dir, ConfigError.
+  /// - A schedule (optim::warmup_cosine(...)) becomes a lockstep::Scheduler of the optimizers in
+  ///   the same call, or of all prepared ones if the call has none.
   /// - A data::Loader is the same loader, giving this process its share, on device() unless it has
   ///   a device of its own.
   template <typename... Objects>
@@ -234,6 +234,8 @@ class Accelerator {
 
   // --- values across processes (collective; see operations.h)
   // T is any nested value made of tensors: vectors, maps, tuples, structs with LOCKSTEP_FIELDS.
+  // ConfigError on every rank, naming each one's number, if the ranks pass different numbers of
+  // tensors.
   template <NestedTensors T>
   T gather(const T& value) {
     check_same_values("gather", value);
@@ -297,9 +299,9 @@ class Accelerator {
   /// The epochs left of `count`: from the first prepared loader's epoch on, so that a resumed
   /// program goes on where it was. Without a loader, 0 to count.
   /// Resumes first where that was asked for, see resume_latest().
-  std::ranges::iota_view<int64_t, int64_t> epochs(int64_t count);
-  /// Opens the trackers of `log_with` on the main process and stores `config`. log() does it,
-  /// without a config, if nobody has.
+  EpochRange epochs(int64_t count);
+  /// Opens the trackers of `log_with`, on the main process unless they say otherwise, and stores
+  /// `config`. log() does it, without a config, if nobody has.
   void init_trackers(const nlohmann::json& config);
   /// Logs on the main process. `step`: by default how many updates the first prepared optimizer has
   /// done.
@@ -320,7 +322,6 @@ class Accelerator {
   void join_uneven_inputs(const JoinUnevenInputs& options, const std::function<void()>& body);
   void join_uneven_inputs(const std::function<void()>& body);
 
-  // --- letting go
   /// Takes what the run keeps on the device to the host's memory, so that others have the room: a
   /// model that generates between two phases of training, say. On the CPU it lies there already,
   /// and nothing moves. Until reload_states() there is no update, save or load (ConfigError), and
@@ -329,8 +330,7 @@ class Accelerator {
   void offload_states(const OffloadStatesOptions& options = {});
   /// Brings it back. Does nothing if there is nothing away.
   void reload_states(bool non_blocking = false);
-  /// Forgets all that was prepared and gives memory back; the objects passed become empty (null).
-  /// Trackers stay.
+  /// Forgets all that was prepared, frees its memory, and empties the objects. Trackers stay.
   template <typename... Objects>
   void free_memory(Objects&... objects) {
     ((objects = empty_like(objects)), ...);
@@ -346,7 +346,7 @@ class Accelerator {
   /// updates.
   ///
   /// With `async`, it copies all that to host memory and returns; a failure to write it is thrown
-  /// by the next save, load, wait_for_save() or end_training().
+  /// by the next save, once that is done itself, load, wait_for_save() or end_training().
   void save_state(const std::filesystem::path& folder, const SaveStateOptions& options = {});
   /// The same to the next `<project_dir>/checkpoints/checkpoint_<n>`, and keeps
   /// ProjectConfiguration::total_limit of them. Returns the folder.
@@ -439,14 +439,17 @@ class Accelerator {
 
  private:
   friend class LocalSgd;
+  friend class BatchSizeAttempt;
   struct State;
 
   template <typename Object>
   void prepare_first(Object& object) {
     using Type = std::remove_cvref_t<Object>;
+    refuse_torch_loader<Type>();
     static_assert(
-        ModuleHandle<Type> || OptimizerHandle<Type> || LoaderHandle<Type> || ScheduleHandle<Type> ||
-            std::is_same_v<Type, Optimizer> || std::is_same_v<Type, Scheduler>,
+        TorchLoaderHandle<Type> || ModuleHandle<Type> || OptimizerHandle<Type> ||
+            LoaderHandle<Type> || ScheduleHandle<Type> || std::is_same_v<Type, Optimizer> ||
+            std::is_same_v<Type, Scheduler>,
         "prepare takes modules (a holder made by TORCH_MODULE, or a shared_ptr), optimizers of "
         "lockstep::optim or torch::optim, schedules of lockstep::optim and lockstep::data loaders");
     if constexpr (ModuleHandle<Type>) {
@@ -463,11 +466,11 @@ class Accelerator {
   auto prepare_one(Object&& object) {
     using Type = std::remove_cvref_t<Object>;
     if constexpr (OptimizerHandle<Type>) {
-      return add_optimizer(shared_optimizer(std::forward<Object>(object)));
+      return add_optimizer(given_optimizer(std::forward<Object>(object)));
     } else if constexpr (ScheduleHandle<Type>) {
       return add_schedule(std::forward<Object>(object));
     } else {
-      return Type(object);
+      return prepared_itself(std::forward<Object>(object));
     }
   }
   using Tensors = std::function<NamedTensors()>;
@@ -492,7 +495,7 @@ class Accelerator {
   void refuse_offloaded(const char* where) const;
   /// ConfigError, in the name of `where`, if parameters are shared, since `because`.
   void refuse_shared_parameters(const char* where, const char* because) const;
-  Optimizer add_optimizer(std::shared_ptr<torch::optim::Optimizer> optimizer);
+  Optimizer add_optimizer(GivenOptimizer given);
   Scheduler add_schedule(AnySchedule schedule);
 
   GradientScope begin_micro_step(const std::vector<const void*>& models);
@@ -585,9 +588,7 @@ class Accelerator {
   at::Tensor gather_samples(const at::Tensor& tensor);
   template <typename T>
   void check_same_values(const char* operation, const T& value, bool with_sizes = true) {
-    if (debug()) {
-      lockstep::check_same_values(group(), operation, describe_nested(value, with_sizes));
-    }
+    lockstep::check_same_values(group(), debug(), operation, value, with_sizes);
   }
   bool debug() const;
   void forget_prepared();

@@ -136,6 +136,7 @@ nlohmann::json Accelerator::broadcast_object(const nlohmann::json& value, int fr
 std::vector<nlohmann::json> Accelerator::gather_object_for_metrics(const nlohmann::json& array) {
   const data::BatchInfo* batch = state_->active->current();
   if (!array.is_array()) {
+    state_->group.refuse(comm::Op::kAllGather);
     throw ConfigError("gather_object_for_metrics", "expected an array, an element per sample");
   }
   nlohmann::json mine = array;
@@ -177,8 +178,12 @@ void Accelerator::forget_prepared() {
   state.offloaded.clear();
   state.loop->offloaded = false;
   state.unknown.reset();
+  state.judged_by_others = false;
+  state.judged_models = 0;
+  state.accumulation_check.watch({});
   state.schedulers.clear();
   state.optimizers.clear();
+  state.own_optimizer_states.clear();
   state.optimizers_in_call.clear();
   state.models.clear();
   state.trains_in_16_bits = false;
@@ -199,6 +204,8 @@ void Accelerator::forget_prepared() {
   LoopState& loop = *state.loop;
   loop.finite = std::make_shared<FiniteGuard>(loop.finite->policy(), state.group);
   loop.begin_anew();
+  loop.optimizers = 0;
+  loop.gradients_used = false;
   loop.scaler_update_due = false;
   if (loop.scaler) {
     loop.scaler->forget_optimizers();

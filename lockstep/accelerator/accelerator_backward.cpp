@@ -100,6 +100,7 @@ at::Tensor Accelerator::scaled_loss(const at::Tensor& loss, double factor) {
     refuse_offloaded("backward");
   }
   State& state = *state_;
+  state.expect_model();
   LoopState& loop = *state.loop;
   drop_unended();
   state.active->mark_trained();
@@ -113,6 +114,9 @@ at::Tensor Accelerator::scaled_loss(const at::Tensor& loss, double factor) {
   }
   loop.clipped.clear();
   loop.finite->look_at_loss(loss);
+  if (loop.finite->policy() == NonFinitePolicy::kIgnore) {
+    loop.losses.note(loss);
+  }
   warn_of_unused_precision();
   const at::Tensor scaled = factor == 1 ? loss : at::mul(loss, factor);
   return loop.scaler ? loop.scaler->scale(scaled) : scaled;
@@ -148,6 +152,9 @@ void Accelerator::run_backward(
     throw;
   }
   state.runner = State::Runner::kNobody;
+  if (state.loop->in_micro_step && !state.loop->sync_gradients) {
+    state.accumulation_check.note();
+  }
 }
 
 void Accelerator::abandon_backward() noexcept {
@@ -233,6 +240,9 @@ void Accelerator::end_of_program(const BackwardSteps& steps) {
     throw;
   }
   state.runner = State::Runner::kNobody;
+  if (state.loop->in_micro_step && !state.loop->sync_gradients) {
+    state.accumulation_check.note();
+  }
   if (steps.ends) {
     steps.ends();
   }
@@ -245,6 +255,7 @@ void Accelerator::watch_unknown_backwards(std::function<void()> judge) {
       watched.push_back(item.tensor);
     }
   }
+  state_->judged_by_others = true;
   state_->unknown = std::make_unique<BackwardHooks>(
       watched, [this, judge = std::move(judge)](size_t) { meet_gradient(judge); });
 }

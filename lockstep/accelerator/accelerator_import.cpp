@@ -54,7 +54,12 @@ Accelerator::SavedAs Accelerator::check_import(
   for (size_t i = 0; i < imported.optimizers.size(); ++i) {
     const auto& saved = imported.optimizers[i];
     apply.push_back(check_optimizer(
-        state.optimizers[i].inner(), names, saved.tensors, saved.settings, saved.path));
+        state.optimizers[i].inner(),
+        names,
+        saved.tensors,
+        saved.settings,
+        saved.path,
+        saved.settings_path));
     apply.emplace_back([&state, i, steps = saved.steps] {
       state.optimizers[i].set_steps(steps);
       state.steps_at_save = i == 0 ? steps : state.steps_at_save;

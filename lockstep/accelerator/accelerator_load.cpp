@@ -13,10 +13,9 @@
 #include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/accelerator/import_accelerate.h"
 #include "lockstep/accelerator/non_finite_json.h"
+#include "lockstep/accelerator/saved_optimizer.h"
 #include "lockstep/accelerator/saved_state.h"
-#include "lockstep/accelerator/saved_values.h"
 #include "lockstep/accelerator/sharded_state.h"
-#include "lockstep/accelerator/state_files.h"
 #include "lockstep/accelerator/training_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
@@ -25,13 +24,17 @@
 #include "lockstep/checkpoint/reader.h"
 #include "lockstep/flat/copy_values.h"
 #include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/storage/deepspeed_folder.h"
+#include "lockstep/storage/saved_meta.h"
+#include "lockstep/storage/saved_values.h"
+#include "lockstep/storage/state_files.h"
 #include "lockstep/storage/temp_folder.h"
 
 namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
-namespace files = state_files;
+namespace files = checkpoint::state_files;
 
 /// The tensors that each of the processes that saved has in a file of its own.
 std::vector<NamedTensors> of_all_ranks(
@@ -56,7 +59,7 @@ std::string updates_text(const nlohmann::json& steps) {
 /// What is being loaded, and what puts it in place once all of it was found good.
 struct Accelerator::Loading {
   checkpoint::Reader reader;
-  SavedMeta saved;
+  checkpoint::SavedMeta saved;
   checkpoint::ProofShare share;  ///< Of this process.
   LoadStateOptions options;
   int saved_by = 1;  ///< Processes.
@@ -64,6 +67,14 @@ struct Accelerator::Loading {
   std::vector<std::function<void()>> apply = {};
 
   std::string path(const std::string& file) const { return (reader.path() / file).string(); }
+  /// Where a set of tensors lies, for messages.
+  std::string set_path(const std::string& stem) const {
+    const std::string file = stem + ".safetensors";
+    return path(
+        reader.has(file)            ? file
+        : is_in_parts(reader, stem) ? stem + "_part_of_rank_*.safetensors"
+                                    : stem + "-*.safetensors");
+  }
   void must_match(
       const char* what, size_t there, size_t here, const std::string& remedy = "") const {
     if (there != here) {
@@ -119,10 +130,7 @@ void Accelerator::check_models(Loading& loading) {
                     pieces.current, std::move(pieces.saved), *state.sharding, from_fp32_weights);
     }
     loading.apply.push_back(check_model(
-        pieces.current,
-        std::move(pieces.saved),
-        loading.path(files::model(i)),
-        loading.options.strict));
+        pieces.current, std::move(pieces.saved), loading.set_path(stem), loading.options.strict));
     if (state.sharding) {
       loading.apply.emplace_back(
           [&state, packed = std::move(pieces.packed)] { state.sharding->pack(packed); });
@@ -178,11 +186,21 @@ void Accelerator::check_own_buffers(Loading& loading, size_t model) {
 void Accelerator::check_optimizers(Loading& loading) {
   State& state = *state_;
   const ParameterName names = state.parameter_names("load_state");
-  const SavedMeta& saved = loading.saved;
+  const checkpoint::SavedMeta& saved = loading.saved;
   const bool local = saved.local_sgd_steps.has_value();
   loading.must_match("optimizers", saved.optimizer_steps.size(), state.optimizers.size());
   for (size_t i = 0; i < state.optimizers.size(); ++i) {
+    loading.apply.emplace_back([&state, i, steps = saved.optimizer_steps[i]] {
+      state.optimizers[i].set_steps(steps);
+      state.steps_at_save = i == 0 ? steps : state.steps_at_save;
+    });
     std::string stem = files::optimizer(i);
+    if (const AnyCheckpointable* own = state.own_state_of(state.optimizers[i])) {
+      const int rank = loading.resharded ? 0 : process_index();
+      loading.apply.push_back(check_own_optimizer(
+          *own, loading.reader, local ? files::optimizer_of_rank(i, rank) : stem));
+      continue;
+    }
     NamedTensors tensors;
     if (local && loading.resharded) {
       stem = files::optimizer_of_rank(i, 0);
@@ -206,11 +224,8 @@ void Accelerator::check_optimizers(Loading& loading) {
         names,
         tensors,
         loading.reader.json(stem + ".json"),
-        loading.path(stem + ".safetensors")));
-    loading.apply.emplace_back([&state, i, steps = saved.optimizer_steps[i]] {
-      state.optimizers[i].set_steps(steps);
-      state.steps_at_save = i == 0 ? steps : state.steps_at_save;
-    });
+        loading.set_path(stem),
+        loading.path(stem + ".json")));
   }
   if (local) {
     loading.apply.emplace_back(
@@ -247,7 +262,7 @@ void Accelerator::check_comm_hooks(Loading& loading) {
     const nlohmann::json counted = loading.reader.json(counter);
     // What ranks have still to send counts by its mean.
     CommHookState hook{
-        .iteration = SavedValues(counted, loading.path(counter)).count("iteration"),
+        .iteration = checkpoint::SavedValues(counted, loading.path(counter)).count("iteration"),
         .tensors = loading.resharded
                        ? mean_of(of_all_ranks(loading.reader, loading.saved_by, tensors_of))
                        : loading.reader.tensors(tensors_of(source))};
@@ -314,7 +329,7 @@ void Accelerator::check_accumulation(Loading& loading) {
 void Accelerator::check_loop(Loading& loading) {
   State& state = *state_;
   LoopState& loop = *state.loop;
-  const SavedMeta& saved = loading.saved;
+  const checkpoint::SavedMeta& saved = loading.saved;
   const std::string manifest = loading.path(checkpoint::kManifestName);
   const bool with_scaler = loading.options.optimizers;
   if (with_scaler && loop.scaler.has_value() != saved.scaler.has_value()) {
@@ -424,7 +439,7 @@ Accelerator::SavedAs Accelerator::check_saved(
   const WorldSpec& world = state_->world;
   Loading loading{
       .reader = reader,
-      .saved = read_saved_meta(reader),
+      .saved = checkpoint::read_saved_meta(reader),
       .share = {.index = world.local_rank, .of = world.local_size, .nothing = !options.verify},
       .options = options};
   loading.saved_by = loading.saved.processes;
@@ -536,6 +551,9 @@ void Accelerator::load_state(const fs::path& folder, const LoadStateOptions& opt
   SavedAs saved;
   std::string failure;
   try {
+    if (const auto deepspeeds = checkpoint::deepspeed_checkpoint(folder)) {
+      throw CheckpointError(*deepspeeds);  // Also of a run of Accelerate's.
+    }
     const bool is_accelerates = is_accelerate_folder(folder);
     if (is_accelerates &&
         (options.models_only || !options.strict || !options.optimizers || !options.schedulers)) {

@@ -25,6 +25,7 @@ GradientScope Accelerator::begin_micro_step(const std::vector<const void*>& mode
     throw ConfigError(
         "accumulate", "inside another accumulate(); pass all models of the micro-step to one");
   }
+  state.refuse_update_in_group();
   GradientSyncs syncs = syncs_of(models);
   loop.update_scaler_if_due();
   if (loop.sync_gradients) {
@@ -156,6 +157,7 @@ void Accelerator::clear_gradients() {
   if (state_->sharding) {
     state_->sharding->drop_gradients();  // Of the pieces.
   }
+  state_->accumulation_check.forget();
   state_->loop->clipped.clear();
   state_->norms = {};
 }

@@ -20,10 +20,12 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
+#include "lockstep/checkpoint/background_save.h"
 #include "lockstep/comm/bytes.h"
 #include "lockstep/storage/catalog.h"
 #include "lockstep/storage/files.h"
 #include "lockstep/storage/output_file.h"
+#include "lockstep/storage/project_lock.h"
 #include "lockstep/storage/retention.h"
 #include "lockstep/storage/temp_folder.h"
 
@@ -38,6 +40,8 @@ constexpr int kMostWritersPerRank = 4;
 constexpr double kSecondsBetweenAsking = 0.2;
 /// A batch may suddenly take longer than those before.
 constexpr int64_t kMostBatchesBetweenAsking = 64;
+/// Longer than NFS 4 takes to release the locks of a host that died.
+constexpr std::chrono::seconds kWaitForPredecessor(120);
 
 /// What is done for people once the new checkpoint is safe: no reason to stop if it fails.
 /// `damaged`: the names of those that do not count for the limit.
@@ -84,6 +88,30 @@ void probe(const fs::path& folder) {
   checkpoint::make_folders(folder);
   const fs::path file = checkpoint::temporary_name(folder / "probe");
   checkpoint::OutputFile(file).append("?");  // Removes itself.
+}
+
+/// Takes the lock of project_dir. A job that was started again waits for what is left of its
+/// predecessor: a file server may take 90 s to see that a host has died.
+void keep_others_out(
+    std::optional<checkpoint::ProjectLock>& lock, const fs::path& folder, bool restarted) {
+  try {
+    lock.emplace(folder);
+  } catch (const CheckpointError& error) {
+    if (!restarted) {
+      throw;
+    }
+    log_warning(fmt::format(
+        "{}; as this job was started again, it waits for that for {} s",
+        error.what(),
+        kWaitForPredecessor.count()));
+    lock.emplace(folder, kWaitForPredecessor);
+  }
+  if (!lock->is_held()) {
+    log_info(fmt::format(
+        "{}: this file system has no locks for this user, so a second job that saves here would "
+        "not be noticed",
+        folder.string()));
+  }
 }
 
 }  // namespace
@@ -190,6 +218,11 @@ void Accelerator::configure_project() {
       told_by_disks({.all = state.group, .disk = *state.saving}, options.project_dir, [&] {
         if (!options.project_dir.empty()) {
           probe(options.project_dir);
+          keep_others_out(
+              state.project_lock,
+              options.project_dir,
+              state.world.restart_count > 0 ||
+                  Environment::process().text("SLURM_RESTART_COUNT").has_value());
           if (fs::exists(options.project_dir / "checkpoints")) {
             probe(options.project_dir / "checkpoints");
           }
@@ -220,7 +253,8 @@ fs::path Accelerator::save_state(const SaveStateOptions& options) {
         "save_state",
         "automatic_checkpoint_naming is off; pass the folder to save to, or turn it on");
   }
-  return save_numbered(options);
+  return checkpoint::save_despite_failure(
+      [this] { wait_for_save(); }, [&] { return save_numbered(options); });
 }
 
 fs::path Accelerator::save_numbered(const SaveStateOptions& options) {

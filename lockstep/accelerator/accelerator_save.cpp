@@ -13,19 +13,20 @@
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/accelerator/non_finite_json.h"
+#include "lockstep/accelerator/saved_optimizer.h"
 #include "lockstep/accelerator/sharded_state.h"
-#include "lockstep/accelerator/state_files.h"
 #include "lockstep/accelerator/training_state.h"
 #include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/even_shares.h"
 #include "lockstep/comm/bytes.h"
 #include "lockstep/optim/optimizer_state.h"
+#include "lockstep/storage/state_files.h"
 
 namespace lockstep {
 namespace {
 
-namespace files = state_files;
+namespace files = checkpoint::state_files;
 
 /// Equal for equal states, as far as a checksum can say.
 std::string fingerprint(const ObjectState& state) {
@@ -112,6 +113,14 @@ void Accelerator::collect_training(
       add_sharded_optimizer(contents, files::optimizer(i), inner, *state.sharding, names, where);
       if (state.saving->rank() == 0) {
         contents.add_json(files::optimizer(i) + ".json", optimizer_settings(inner));
+      }
+      continue;
+    }
+    if (const AnyCheckpointable* own = state.own_state_of(state.optimizers[i])) {
+      if (own_optimizers || state.saving->rank() == 0) {
+        const std::string stem =
+            own_optimizers ? files::optimizer_of_rank(i, process_index()) : files::optimizer(i);
+        add_own_optimizer(contents, stem, *own);
       }
       continue;
     }

@@ -1,9 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/accelerator_state.h"
 
+#include <algorithm>
+#include <iterator>
+#include <set>
+
+#include <fmt/format.h>
+
+#include <c10/core/GradMode.h>
+
 #include "lockstep/base/error.h"
+#include "lockstep/comm/bytes.h"
+#include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/sync/reducer.h"
 
 namespace lockstep {
+namespace {
+
+constexpr int64_t kMostCompared = 64;  // Elements of a tensor.
+
+/// The first elements of a tensor, as bytes.
+void append_elements(std::string& bytes, const at::Tensor& tensor) {
+  const c10::AutoGradMode no_grad(false);
+  const at::Tensor flat = tensor.detach().reshape({-1});
+  const at::Tensor first =
+      flat.narrow(0, 0, std::min(flat.numel(), kMostCompared)).to(at::kCPU).contiguous();
+  bytes.append(static_cast<const char*>(first.const_data_ptr()), first.nbytes());
+}
+
+}  // namespace
 
 ParameterName Accelerator::State::parameter_names(const char* where) const {
   auto names = std::make_shared<std::map<const void*, std::string>>();
@@ -35,6 +60,127 @@ ParameterName Accelerator::State::optimizer_names(const char* where) const {
     }
   }
   return names;
+}
+
+void Accelerator::State::refuse_undivided_backward() const {
+  const int64_t steps = loop->accumulation.num_steps;
+  if (loop->in_micro_step && steps > 1) {
+    throw ConfigError(
+        "backward",
+        fmt::format(
+            "loss.backward() was called within accumulate(), so its gradients are not divided by "
+            "the {} micro-steps of an update; expected accelerator.backward(loss), or "
+            "accelerator.scale_loss(loss).backward(), which divide the loss",
+            steps));
+  }
+}
+
+void Accelerator::State::expect_model() const {
+  if (models.empty() && group.size() > 1) {
+    throw ConfigError(
+        "backward",
+        fmt::format(
+            "got no prepared model in a job of {} processes, so nothing would average the "
+            "gradients and each process would train weights of its own; call prepare(model, "
+            "optimizer, ...) first, or loss.backward() for gradients that each process is to keep "
+            "for itself",
+            group.size()));
+  }
+}
+
+void Accelerator::State::watch_accumulation() {
+  if (loop->accumulation.num_steps == 1 || sharding) {
+    accumulation_check.watch({});
+    return;
+  }
+  std::set<const void*> guarded;  // The step of their optimizer refuses such calls itself.
+  for (const Optimizer& optimizer : optimizers) {
+    if (dynamic_cast<const optim::FlatOptimizer*>(&optimizer.inner()) != nullptr) {
+      for (const at::Tensor& parameter : optimizer.parameters()) {
+        guarded.insert(parameter.unsafeGetTensorImpl());
+      }
+    }
+  }
+  NamedTensors watched;
+  for (const Model& model : models) {
+    for (const NamedTensor& item : trainable(model.parameters())) {
+      if (!guarded.contains(item.tensor.unsafeGetTensorImpl())) {
+        watched.push_back({model.prefix + item.name, item.tensor});
+      }
+    }
+  }
+  accumulation_check.watch(std::move(watched));
+}
+
+void Accelerator::State::refuse_update_in_group() {
+  const std::optional<NamedTensor> changed = accumulation_check.changed_again();
+  if (!changed) {
+    return;
+  }
+  const bool is_prepared =
+      std::any_of(optimizers.begin(), optimizers.end(), [&](const Optimizer& optimizer) {
+        const std::vector<at::Tensor> theirs = optimizer.parameters();
+        return std::any_of(theirs.begin(), theirs.end(), [&](const at::Tensor& parameter) {
+          return parameter.is_same(changed->tensor);
+        });
+      });
+  throw ConfigError(
+      "accumulate",
+      fmt::format(
+          "{} was updated after micro-step {} of {}, before the gradients of all of them were "
+          "averaged; {}; code that writes to parameters itself belongs where sync_gradients() is "
+          "true",
+          changed->name,
+          loop->in_group,
+          loop->accumulation.num_steps,
+          is_prepared
+              ? "use the optimizer that prepare returned: its step() waits for the group's end, "
+                "and "
+                "that of the optimizer passed to prepare does not"
+              : "no prepared optimizer has this parameter: pass its optimizer to prepare, and use "
+                "the optimizer that prepare returns"));
+}
+
+bool Accelerator::State::agree_on_unprepared(const std::vector<at::Tensor>& parameters) {
+  if (joining) {
+    return false;  // Some processes may be through.
+  }
+  std::set<const void*> prepared;
+  for (const Model& model : models) {
+    for (const NamedTensor& item : model.parameters()) {
+      prepared.insert(item.tensor.unsafeGetTensorImpl());
+    }
+  }
+  size_t count = 0;
+  std::string values, gradients;
+  for (const at::Tensor& parameter : parameters) {
+    if (!prepared.contains(parameter.unsafeGetTensorImpl())) {
+      ++count;
+      append_elements(values, parameter);
+      if (parameter.grad().defined()) {
+        append_elements(gradients, parameter.grad());
+      }
+    }
+  }
+  if (count == 0) {
+    return true;
+  }
+  const std::vector<std::string> all = all_gather_bytes(group, values + "/" + gradients);
+  const bool any_gradient = std::any_of(all.begin(), all.end(), [&](const std::string& theirs) {
+    return theirs.size() > values.size() + 1;
+  });
+  if (std::any_of(all.begin(), all.end(), [&](const auto& theirs) { return theirs != all[0]; })) {
+    throw ConfigError(
+        "optimizer",
+        fmt::format(
+            "{} of this optimizer's {} parameters are of no prepared model, and their values or "
+            "gradients differ between processes, so each process would train its own; pass their "
+            "model to prepare, or average their gradients with accelerator.reduce before step(); "
+            "keep an optimizer of parameters that are to differ out of prepare",
+            count,
+            parameters.size()));
+  }
+  return any_gradient;
 }
 
 }  // namespace lockstep

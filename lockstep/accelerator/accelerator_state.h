@@ -11,12 +11,14 @@
 #include <vector>
 
 #include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/accumulation_check.h"
 #include "lockstep/accelerator/active_loaders.h"
 #include "lockstep/accelerator/loop_state.h"
 #include "lockstep/base/stop_request.h"
 #include "lockstep/checkpoint/background_save.h"
 #include "lockstep/offload/stowed.h"
 #include "lockstep/optim/optimizer_state.h"
+#include "lockstep/storage/project_lock.h"
 #include "lockstep/sync/backward_hooks.h"
 #include "lockstep/sync/data_parallel.h"
 #include "lockstep/sync/local_sgd.h"
@@ -48,6 +50,8 @@ struct Accelerator::State {
   AcceleratorOptions options;
   WorldSpec world;
   Group group;
+  /// Under `group`; null in one process, and where the program gave the group.
+  std::shared_ptr<comm::RenewableTransport> transport;
   at::Device device = at::kCPU;
   std::vector<Model> models;
   bool trains_in_16_bits = false;  ///< Parameters of a model, which ZeRO may have masters of.
@@ -65,6 +69,19 @@ struct Accelerator::State {
   int judged_backward = -1;   ///< The last that nobody told of, and that was let through.
   /// What sees those.
   std::unique_ptr<BackwardHooks> unknown;
+  bool judged_by_others = false;  ///< By the judge of a caller of watch_unknown_backwards.
+  size_t judged_models = 0;       ///< Else: how many of `models` are watched.
+  /// ConfigError for a backward in accumulate() that divides by no micro-steps.
+  void refuse_undivided_backward() const;
+  /// ConfigError for a backward of several processes without any prepared model.
+  void expect_model() const;
+  AccumulationCheck accumulation_check;
+  /// Chooses what `accumulation_check` looks at, once models or optimizers are prepared.
+  void watch_accumulation();
+  /// ConfigError if parameters changed since the last micro-step of the group.
+  void refuse_update_in_group();
+  /// See LoopState::agree_on_unprepared.
+  bool agree_on_unprepared(const std::vector<at::Tensor>& parameters);
   /// For hooks that may live longer than this.
   std::shared_ptr<const void> alive = std::make_shared<int>(0);
   /// What zero_init has built before there is `sharding`.
@@ -78,6 +95,13 @@ struct Accelerator::State {
     return is_paged() && options.zero->state_dict_type == StateDictType::kFullStateDict;
   }
   std::vector<Optimizer> optimizers;
+  /// Of those whose class saves and loads its state itself.
+  std::map<const torch::optim::Optimizer*, AnyCheckpointable> own_optimizer_states;
+  /// Null for any other.
+  const AnyCheckpointable* own_state_of(const Optimizer& optimizer) const {
+    const auto found = own_optimizer_states.find(&optimizer.inner());
+    return found == own_optimizer_states.end() ? nullptr : &found->second;
+  }
   std::vector<Scheduler> schedulers;
   std::shared_ptr<LoopState> loop = std::make_shared<LoopState>();
   std::vector<std::shared_ptr<data::LoaderCore>> loaders;
@@ -101,9 +125,11 @@ struct Accelerator::State {
   GradientNorms norms;
   /// Since offload_states.
   std::map<OffloadStateType, offload::Stowed> offloaded;
-  std::vector<std::unique_ptr<tracking::Tracker>> trackers;
+  std::vector<std::shared_ptr<tracking::Tracker>> trackers;
   bool trackers_open = false;
 
+  /// Keeps other jobs out of project_dir; of the process that looks at the disk.
+  std::optional<checkpoint::ProjectLock> project_lock;
   std::vector<AnyCheckpointable> objects;
   HookList<SaveStatePreHook> save_hooks;
   HookList<LoadStatePreHook> load_hooks;

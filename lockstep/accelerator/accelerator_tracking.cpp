@@ -14,13 +14,26 @@ void Accelerator::init_trackers(const nlohmann::json& config) {
     throw ConfigError(
         "init_trackers", "the trackers are open already; call it once, before the first log()");
   }
-  state.trackers_open = true;
-  if (!is_main_process()) {
-    return;
+  for (const tracking::TrackerChoice& choice : state.options.log_with) {
+    if (choice.is_own() && choice.tracker() == nullptr) {
+      throw ConfigError(
+          "init_trackers",
+          "log_with holds a null pointer; got no tracker, expected a name or "
+          "std::make_shared<MyTracker>()");
+    }
   }
-  for (const std::string& name : state.options.log_with) {
-    state.trackers.push_back(tracking::make_tracker(
-        name, {state.options.project_config.logging_dir, state.options.project_name}));
+  state.trackers_open = true;
+  for (const tracking::TrackerChoice& choice : state.options.log_with) {
+    const bool main_only = !choice.is_own() || choice.tracker()->main_process_only();
+    if (main_only && !is_main_process()) {
+      continue;
+    }
+    if (choice.is_own()) {
+      state.trackers.push_back(choice.tracker());
+    } else {
+      state.trackers.push_back(tracking::make_tracker(
+          choice.name(), {state.options.project_config.logging_dir, state.options.project_name}));
+    }
     if (!config.empty()) {
       state.trackers.back()->store_config(config);
     }
@@ -41,6 +54,7 @@ void Accelerator::log(const std::map<std::string, double>& values, std::optional
 void Accelerator::end_training() {
   wait_for_save();
   wait_for_everyone();
+  state_->loop->losses.warn_at_end(state_->group);
   for (const auto& tracker : state_->trackers) {
     tracker->finish();
   }

@@ -20,6 +20,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
+#include "lockstep/checkpoint/background_save.h"
 #include "lockstep/checkpoint/save_model.h"
 #include "lockstep/checkpoint/writer.h"
 #include "lockstep/watch/flight_recorder.h"
@@ -236,7 +237,12 @@ const SaveTimings& Accelerator::last_save() const {
 }
 
 void Accelerator::save_state(const fs::path& folder, const SaveStateOptions& options) {
-  save(folder, options, nullptr);
+  checkpoint::save_despite_failure(
+      [this] { wait_for_save(); },
+      [&] {
+        save(folder, options, nullptr);
+        return folder;
+      });
 }
 
 void Accelerator::save_model_tensors(

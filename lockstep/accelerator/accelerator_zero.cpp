@@ -13,11 +13,13 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/accelerator/fsdp_environment.h"
 #include "lockstep/accelerator/lower_precision.h"
 #include "lockstep/accelerator/sixteen_bits.h"
 #include "lockstep/accelerator/zero_units.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/keep_memory.h"
+#include "lockstep/base/log.h"
 #include "lockstep/flat/move_in_place.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/sync/reducer.h"
@@ -108,11 +110,6 @@ void check_offload(const ZeroPlugin& zero) {
         "it out",
         zero.stage));
   }
-  if (param.device != OffloadDevice::kNone && optimizer.device == OffloadDevice::kNone) {
-    refuse(
-        "parameters off the device can only be updated on the host; got offload_param and no "
-        "offload_optimizer, expected both; set offload_optimizer.device to cpu or nvme, too");
-  }
   if (optimizer.super_offload && param.device == OffloadDevice::kNvme) {
     refuse(
         "offload_optimizer.super_offload updates parameters that lie in memory early; got "
@@ -148,6 +145,48 @@ void check_offload(const ZeroPlugin& zero) {
   }
 }
 
+/// The optimizer of what is sharded. ConfigError for one that cannot update a part of a parameter.
+optim::FlatOptimizer& flat_optimizer(Optimizer& optimizer, const ZeroPlugin& plugin) {
+  auto* flat = dynamic_cast<optim::FlatOptimizer*>(&optimizer.inner());
+  if (flat == nullptr) {
+    throw ConfigError(
+        "prepare",
+        "ZeRO needs an optimizer of lockstep::optim, which can update a part of a parameter; got "
+        "another");
+  }
+  if (plugin.offload_param.device != OffloadDevice::kNone &&
+      plugin.offload_optimizer.device == OffloadDevice::kNone) {
+    throw ConfigError(
+        "prepare",
+        "parameters off the device can only be updated on the host; got an optimizer, "
+        "offload_param and no offload_optimizer, expected both; set offload_optimizer.device to "
+        "cpu or nvme, too");
+  }
+  return *flat;
+}
+
+/// By LOCKSTEP_ZERO_STAGE, or else by what `accelerate launch --use_fsdp` sets. Collective.
+std::optional<ZeroPlugin> launched_zero(const WorldSpec& world, Group& group) {
+  const Environment environment = Environment::process();
+  if (const auto stage = environment.integer("LOCKSTEP_ZERO_STAGE", 0, 3)) {
+    return *stage == 0 ? std::nullopt
+                       : std::optional(ZeroPlugin{.stage = static_cast<int>(*stage)});
+  }
+  const FsdpEnvironment fsdp = read_fsdp_environment(environment);
+  if (world.rank == 0) {
+    for (const std::string& variable : fsdp.not_used) {
+      log_warning("not used: " + variable);
+    }
+  }
+  return fsdp.plugin ? fsdp.plugin->zero(host_size(world, group)) : std::nullopt;
+}
+
+bool trains_any(const NamedTensors& parameters) {
+  return std::any_of(parameters.begin(), parameters.end(), [](const NamedTensor& item) {
+    return item.tensor.requires_grad();
+  });
+}
+
 }  // namespace
 
 bool Accelerator::is_sharded() const {
@@ -181,10 +220,7 @@ void Accelerator::choose_zero() {
   } else if (options.deepspeed_plugin) {
     options.zero = options.deepspeed_plugin->zero();
   } else if (!options.zero) {
-    const auto stage = Environment::process().integer("LOCKSTEP_ZERO_STAGE", 0, 3);
-    if (stage.value_or(0) > 0) {
-      options.zero = ZeroPlugin{.stage = static_cast<int>(*stage)};
-    }
+    options.zero = launched_zero(state_->world, state_->group);
   }
 }
 
@@ -315,6 +351,7 @@ void Accelerator::with_gathered_parameters(
       state_->group.broadcast(values, *modifier_rank).wait();
       parameter.detach().copy_(values);
     }
+    state_->accumulation_check.forget();
   }
 }
 
@@ -329,25 +366,26 @@ void Accelerator::shard_parameters() {
   if (!is_sharded() || !(new_model || new_optimizer)) {
     return;
   }
-  if (state.models.size() != 1 || state.optimizers.size() != 1 || !new_model || !new_optimizer) {
+  // Without anything to train stage 3 is inference, which has no optimizer.
+  const bool infers = state.options.zero->stage == 3 && state.models.size() == 1 &&
+                      state.optimizers.empty() && !trains_any(state.models.front().parameters());
+  if (!infers &&
+      (state.models.size() != 1 || state.optimizers.size() != 1 || !new_model || !new_optimizer)) {
     throw ConfigError(
         "prepare",
         fmt::format(
             "ZeRO divides one model and its one optimizer, and must know both at once; got {} "
-            "models and {} optimizers so far; prepare(model, optimizer, ...) in one call",
+            "models and {} optimizers so far; prepare(model, optimizer, ...) in one call, and give "
+            "each further model an Accelerator(options, first.world(), first.group()) of its own{}",
             state.models.size(),
-            state.optimizers.size()));
-  }
-  Optimizer& optimizer = state.optimizers.front();
-  auto* flat = dynamic_cast<optim::FlatOptimizer*>(&optimizer.inner());
-  if (flat == nullptr) {
-    throw ConfigError(
-        "prepare",
-        "ZeRO needs an optimizer of lockstep::optim, which can update a part of a parameter; got "
-        "another");
+            state.optimizers.size(),
+            state.optimizers.empty() ? ", or, for inference, use stage 3 and freeze the model"
+                                     : ""));
   }
   State::Model& model = state.models.front();
   const ZeroPlugin& plugin = *state.options.zero;
+  optim::FlatOptimizer* const flat =
+      infers ? nullptr : &flat_optimizer(state.optimizers.front(), plugin);
   check_sums(plugin, model.parameters());
   const LowerPrecisionModules& told = state.options.lower_precision_safe_modules;
   const std::optional<at::ScalarType> wire = narrow_wire(plugin.communication_data_type, told);
@@ -355,7 +393,7 @@ void Accelerator::shard_parameters() {
   state.sharding = std::make_shared<zero::Sharding>(
       model.parameters(),
       model.buffers(),
-      groups_of(*flat),
+      flat == nullptr ? std::vector<std::vector<at::Tensor>>() : groups_of(*flat),
       state.group,
       zero::ShardingOptions{
           .cap_bytes = cap_bytes,
@@ -381,12 +419,14 @@ void Accelerator::shard_parameters() {
         "FULL_STATE_DICT saves parameters as they are; got some in 16 bits, whose fp32 masters "
         "would be lost; use SHARDED_STATE_DICT, of which `lockstep merge-weights` makes one file");
   }
-  flat->update_instead(
-      pieces_of(*state.sharding),
-      plugin.offload_optimizer,
-      state.sharding->group(),
-      plugin.fp32_optimizer_states);
-  optimizer.set_sharding(state.sharding);
+  if (flat != nullptr) {
+    flat->update_instead(
+        pieces_of(*state.sharding),
+        plugin.offload_optimizer,
+        state.sharding->group(),
+        plugin.fp32_optimizer_states);
+    state.optimizers.front().set_sharding(state.sharding);
+  }
   model.sync = state.sharding;
   state.sharding->watch();
   std::vector<at::Tensor> tensors = tensors_of(model.parameters());

@@ -18,6 +18,7 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
+#include "lockstep/data/collate.h"
 #include "lockstep/data/loader.h"
 #include "lockstep/data/tensor_dataset.h"
 
@@ -86,6 +87,29 @@ TEST(FreeMemory, empties_what_it_is_given_and_starts_anew) {
   });
 }
 
+struct CountedDataset {
+  std::shared_ptr<int> alive;
+  int64_t size() const { return 8; }
+  data::Batch get(int64_t /*index*/) const { return {at::ones({2}), at::ones({1})}; }
+};
+
+TEST(FreeMemory, releases_the_data_set_of_a_loader) {
+  accelerated_ranks(2, {}, [](Accelerator& accelerator) {
+    const auto alive = std::make_shared<int>(0);
+    auto loader =
+        accelerator.prepare(data::Loader(data::collated(CountedDataset{alive}), {.batch_size = 2}));
+    EXPECT_GT(alive.use_count(), 1);
+    accelerator.free_memory(loader);
+    EXPECT_EQ(alive.use_count(), 1);
+    try {
+      loader.begin();
+      FAIL() << "an empty loader was used";
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("free_memory() has released its data set"));
+    }
+  });
+}
+
 TEST(ExecutableBatchSize, shrinks_until_it_fits_and_remembers) {
   std::vector<int64_t> tried;
   auto train = find_executable_batch_size(
@@ -120,6 +144,33 @@ TEST(ExecutableBatchSize, knows_the_host_allocators_error_and_no_other) {
   } catch (const Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("no executable batch size"));
   }
+}
+
+TEST(ExecutableBatchSize, takes_the_accelerator_of_one_process) {
+  Accelerator accelerator({}, WorldSpec{}, Group());
+  Linear net(1, 1);
+  auto train = find_executable_batch_size(
+      accelerator,
+      [&](int64_t batch_size) {
+        accelerator.prepare(net, torch::optim::SGD(net->parameters(), 1.0));
+        accelerator.backward(net->forward(at::ones({1, 1})).sum());
+        if (batch_size > 8) {
+          throw std::bad_alloc();
+        }
+        return batch_size;
+      },
+      10);
+  EXPECT_EQ(train(), 8);
+  EXPECT_EQ(train.batch_size(), 8);
+}
+
+TEST(ExecutableBatchSize, needs_a_connection_of_the_accelerators_own) {
+  accelerated_ranks(2, {}, [](Accelerator& accelerator) {
+    auto train = find_executable_batch_size(accelerator, [](int64_t) {});
+    EXPECT_THAT(
+        [&] { train(); },
+        ::testing::ThrowsMessage<ConfigError>(HasSubstr("construct it without a group")));
+  });
 }
 
 nlohmann::json read_trace(const std::filesystem::path& path) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/executable_batch_size.h"
 
+#include <chrono>
 #include <malloc.h>
 #include <new>
 #include <string_view>
@@ -8,11 +9,15 @@
 #include <fmt/format.h>
 
 #include <ATen/DeviceAccelerator.h>
+#include <ATen/ops/full.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/util/Exception.h>
 
+#include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/rank.h"
 
 namespace lockstep {
 
@@ -37,7 +42,70 @@ void release_cached_memory() {
   malloc_trim(0);
 }
 
+BatchSizeAttempt::BatchSizeAttempt(Accelerator* accelerator) : accelerator_(accelerator) {
+  if (!has_peers()) {
+    return;
+  }
+  if (!accelerator_->state_->transport) {
+    throw ConfigError(
+        "find_executable_batch_size",
+        "processes that agree on a size connect anew before each attempt; got an Accelerator over "
+        "a group that the program gave it, expected one that has connected itself; construct it "
+        "without a group");
+  }
+  accelerator_->state_->transport->renew(accelerator_->state_->options.connect.join_timeout);
+}
+
+bool BatchSizeAttempt::has_peers() const {
+  return accelerator_ != nullptr && accelerator_->use_distributed();
+}
+
+std::optional<BatchSizeAttempt::End> BatchSizeAttempt::end_of(const std::exception& failure) const {
+  if (is_out_of_memory(failure)) {
+    return End::kOutOfMemory;
+  }
+  const bool lost = has_peers() && dynamic_cast<const CommError*>(&failure) != nullptr;
+  return lost ? std::optional(End::kLostOthers) : std::nullopt;
+}
+
+BatchSizeAttempt::End BatchSizeAttempt::agree(End here) {
+  if (here != End::kDone) {
+    clean_up();
+  }
+  if (!has_peers()) {
+    return here;
+  }
+  Accelerator::State& state = *accelerator_->state_;
+  if (here != End::kDone) {
+    state.transport->abandon();
+  }
+  // Others may have much left to do, and one that has died is noticed all the same.
+  constexpr comm::Milliseconds kWeek{std::chrono::hours(24 * 7)};
+  Group all(state.transport->first(), kWeek);
+  const at::Tensor worst = at::full({1}, static_cast<int64_t>(here), at::kLong);
+  all.all_reduce(worst, ReduceOp::kMax).wait();
+  const auto end = static_cast<End>(worst.item<int64_t>());
+  if (here == End::kDone && end != End::kDone) {
+    clean_up();
+  }
+  return end;
+}
+
+void BatchSizeAttempt::clean_up() {
+  if (accelerator_ != nullptr) {
+    accelerator_->free_memory();
+  }
+  release_cached_memory();
+}
+
 namespace detail {
+
+void attempt_lost_elsewhere() {
+  throw CommError(
+      "find_executable_batch_size",
+      "the attempt succeeded here, and another rank lost the group in it, without running out "
+      "of memory; see its error");
+}
 
 void no_executable_batch_size() {
   throw Error(
@@ -54,8 +122,14 @@ int64_t checked_batch_size(int64_t next, int64_t was) {
   return next;
 }
 
-void report_smaller_batch_size(int64_t was, int64_t next) {
+void report_smaller_batch_size(int64_t was, int64_t next, bool agreed) {
   log_info(fmt::format("out of memory with a batch of {}; trying {}", was, next));
+  if (!agreed && current_rank().size > 1) {
+    log_warning(
+        "only this rank tries a smaller batch, unless the others run out of memory, too; pass the "
+        "accelerator, find_executable_batch_size(accelerator, body), for all ranks to agree",
+        LogAudience::kEveryRank);
+  }
 }
 
 }  // namespace detail

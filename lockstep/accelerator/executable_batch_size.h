@@ -4,10 +4,14 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <type_traits>
 #include <utility>
 
 namespace lockstep {
+
+class Accelerator;
 
 /// Whether `failure` says that memory ran out: the host's (std::bad_alloc, libtorch's CPU
 /// allocator), or a device's (c10::OutOfMemoryError).
@@ -16,10 +20,41 @@ bool is_out_of_memory(const std::exception& failure);
 /// Gives freed memory back: the device allocator's cache and the C library's heap.
 void release_cached_memory();
 
+/// The processes' agreement on one attempt with one batch size. Thread safety: none.
+///
+/// Cost: with several processes a fresh connection before the attempt, and a reduction of one
+/// number after it; nothing within it.
+class BatchSizeAttempt {
+ public:
+  /// How an attempt ended, on one process or on all: the greatest counts.
+  enum class End {
+    kDone,
+    kLostOthers,  ///< Operations with other processes failed, as they do when one of them gives up.
+    kOutOfMemory
+  };
+
+  /// Connects the processes of `accelerator` anew; null: there is nobody to agree with. Collective.
+  explicit BatchSizeAttempt(Accelerator* accelerator);
+
+  /// How `failure` ended the attempt here; nothing if that is no matter of memory.
+  std::optional<End> end_of(const std::exception& failure) const;
+  /// How the attempt ended on all processes. After a failure it forgets what was prepared; after
+  /// one here it leaves the connection, so that operations that wait for this process fail.
+  /// Collective.
+  End agree(End here);
+
+ private:
+  void clean_up();
+  bool has_peers() const;
+
+  Accelerator* accelerator_;
+};
+
 namespace detail {
 [[noreturn]] void no_executable_batch_size();
+[[noreturn]] void attempt_lost_elsewhere();
 int64_t checked_batch_size(int64_t next, int64_t was);
-void report_smaller_batch_size(int64_t was, int64_t next);
+void report_smaller_batch_size(int64_t was, int64_t next, bool agreed);
 }  // namespace detail
 
 /// `body(batch_size, ...)`, called again with a smaller batch size for as long as memory runs out.
@@ -27,41 +62,87 @@ void report_smaller_batch_size(int64_t was, int64_t next);
 template <typename Body>
 class ExecutableBatchSize {
  public:
-  ExecutableBatchSize(Body body, int64_t batch_size, std::function<int64_t(int64_t)> reduce)
+  ExecutableBatchSize(
+      Body body,
+      int64_t batch_size,
+      std::function<int64_t(int64_t)> reduce,
+      Accelerator* accelerator = nullptr)
       : body_(std::move(body)),
         batch_size_(detail::checked_batch_size(batch_size, batch_size + 1)),
-        reduce_(std::move(reduce)) {}
+        reduce_(std::move(reduce)),
+        accelerator_(accelerator) {}
 
   template <typename... Arguments>
   auto operator()(Arguments&&... arguments) {
-    while (true) {
-      bool out_of_memory = false;
-      try {
-        return body_(batch_size_, arguments...);
-      } catch (const std::exception& failure) {
-        // Not retried here: what the failed attempt holds is freed only when the handler is left.
-        out_of_memory = is_out_of_memory(failure);
-        if (!out_of_memory) {
-          throw;
-        }
+    using Result = std::decay_t<std::invoke_result_t<Body&, int64_t, Arguments&...>>;
+    struct Nothing {};
+    std::unique_ptr<std::conditional_t<std::is_void_v<Result>, Nothing, Result>> result;
+    const auto run = [&] {
+      if constexpr (std::is_void_v<Result>) {
+        body_(batch_size_, arguments...);
+      } else {
+        result = std::make_unique<Result>(body_(batch_size_, arguments...));
       }
-      release_cached_memory();
-      const int64_t next = reduce_(batch_size_);
-      if (next == 0) {
-        detail::no_executable_batch_size();
-      }
-      detail::report_smaller_batch_size(batch_size_, next);
-      batch_size_ = detail::checked_batch_size(next, batch_size_);
+    };
+    while (!attempt(run)) {
+      result.reset();
+      shrink();
+    }
+    if constexpr (!std::is_void_v<Result>) {
+      return std::move(*result);
     }
   }
 
   int64_t batch_size() const { return batch_size_; }
 
  private:
+  /// False if memory ran out, on any process.
+  template <typename Run>
+  bool attempt(const Run& run) {
+    using End = BatchSizeAttempt::End;
+    BatchSizeAttempt attempt(accelerator_);
+    End here = End::kDone;
+    std::exception_ptr lost;
+    try {
+      run();
+    } catch (const std::exception& failure) {
+      // Not retried here: what the failed attempt holds is freed only when the handler is left.
+      const auto end = attempt.end_of(failure);
+      if (!end) {
+        throw;
+      }
+      here = *end;
+      lost = here == End::kLostOthers ? std::current_exception() : nullptr;
+    }
+    const End end = attempt.agree(here);
+    if (end == End::kLostOthers && lost) {
+      std::rethrow_exception(lost);
+    }
+    if (end == End::kLostOthers) {
+      detail::attempt_lost_elsewhere();
+    }
+    return end == End::kDone;
+  }
+
+  void shrink() {
+    const int64_t next = reduce_(batch_size_);
+    if (next == 0) {
+      detail::no_executable_batch_size();
+    }
+    detail::report_smaller_batch_size(batch_size_, next, accelerator_ != nullptr);
+    batch_size_ = detail::checked_batch_size(next, batch_size_);
+  }
+
   Body body_;
   int64_t batch_size_;
   std::function<int64_t(int64_t)> reduce_;
+  Accelerator* accelerator_;
 };
+
+/// Nine tenths of a batch size, as Accelerate tries next.
+inline int64_t nine_tenths(int64_t batch_size) {
+  return batch_size * 9 / 10;
+}
 
 /// Tries `body(batch_size, arguments...)` with `starting_batch_size`, then nine tenths of it
 /// (`reduce`), until it fits in memory:
@@ -70,14 +151,35 @@ class ExecutableBatchSize {
 ///   train();
 ///
 /// `body` must build everything that depends on the size itself. Any other exception passes. Error
-/// when the size reaches 0. With several processes the sizes agree only if all of them run out of
-/// memory alike: a process that fails alone leaves the others waiting for it, which ends the job.
+/// when the size reaches 0. For one process, or several that run out of memory alike: a process
+/// that fails alone leaves the others waiting for it, which ends the job. See the next one.
 template <typename Body>
 ExecutableBatchSize<std::decay_t<Body>> find_executable_batch_size(
     Body&& body,
     int64_t starting_batch_size = 128,
-    std::function<int64_t(int64_t)> reduce = [](int64_t size) { return size * 9 / 10; }) {
+    std::function<int64_t(int64_t)> reduce = nine_tenths) {
   return {std::forward<Body>(body), starting_batch_size, std::move(reduce)};
+}
+
+/// The same for the processes of `accelerator`, which agree on the size: where memory runs out on
+/// one, all try the next smaller one.
+///
+///   auto train = lockstep::find_executable_batch_size(accelerator, [&](int64_t size) { ... },
+///   256);
+///
+/// Calling it is collective. Before each attempt the processes connect anew, and after it they ask
+/// each other how it went; a process that runs out of memory leaves the connection, so that what
+/// others wait for fails there, and is tried again with the smaller size. Then the accelerator
+/// forgets what was prepared (free_memory). `reduce` must be the same on all processes; nothing of
+/// an attempt may outlive it, since it would hold the connection. ConfigError if the accelerator
+/// was constructed over a group of the program's, of several processes.
+template <typename Body>
+ExecutableBatchSize<std::decay_t<Body>> find_executable_batch_size(
+    Accelerator& accelerator,
+    Body&& body,
+    int64_t starting_batch_size = 128,
+    std::function<int64_t(int64_t)> reduce = nine_tenths) {
+  return {std::forward<Body>(body), starting_batch_size, std::move(reduce), &accelerator};
 }
 
 }  // namespace lockstep

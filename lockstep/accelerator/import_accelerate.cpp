@@ -10,7 +10,6 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/accelerator/state_files.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/shell.h"
 #include "lockstep/checkpoint/safetensors.h"
@@ -19,12 +18,13 @@
 #include "lockstep/storage/manifest.h"
 #include "lockstep/storage/model_files.h"
 #include "lockstep/storage/safetensors_map.h"
+#include "lockstep/storage/state_files.h"
 
 namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
-namespace files = state_files;
+namespace files = checkpoint::state_files;
 using checkpoint::in_quotes;
 using nlohmann::json;
 
@@ -241,7 +241,8 @@ ImportedState::Optimizer import_optimizer(
       .tensors = by_name(checkpoint::SafetensorsMap(path), names),
       .settings = std::move(settings),
       .steps = 0,
-      .path = path};
+      .path = path,
+      .settings_path = settings_path.string()};
   for (const NamedTensor& item : imported.tensors) {
     if (item.name.ends_with(".step") && item.tensor.numel() == 1) {
       imported.steps = std::max(imported.steps, item.tensor.item().toLong());

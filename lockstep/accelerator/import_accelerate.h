@@ -30,8 +30,9 @@ struct ImportedState {
   struct Optimizer {
     NamedTensors tensors;  ///< By parameter name: what check_optimizer takes.
     nlohmann::json settings;
-    int64_t steps = 0;  ///< Updates done; 0 where its state counts none, as SGD's.
-    std::string path;   ///< For messages about it.
+    int64_t steps = 0;          ///< Updates done; 0 where its state counts none, as SGD's.
+    std::string path;           ///< Of the tensors, for messages.
+    std::string settings_path;  ///< Of the settings.
   };
   std::vector<std::filesystem::path> models;  ///< Weights, for check_checkpoint_in_model.
   std::vector<Optimizer> optimizers;

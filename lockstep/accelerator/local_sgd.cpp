@@ -128,6 +128,7 @@ void LocalSgd::finish() {
     core_.reset();
     // Momenta may have drifted apart, and data parallel would then drift after them.
     accelerator_.make_optimizers_equal("local_sgd");
+    accelerator_.state_->accumulation_check.forget();
   }
 }
 

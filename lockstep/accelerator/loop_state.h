@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/accelerator/finite_guard.h"
+#include "lockstep/accelerator/loss_watch.h"
 #include "lockstep/accelerator/options.h"
 #include "lockstep/precision/grad_scaler.h"
 
@@ -51,6 +52,12 @@ struct LoopState {
   bool scaler_update_due = false;
   int64_t updates = 0;  ///< Of the scale.
   std::shared_ptr<FiniteGuard> finite;
+  LossWatch losses;             ///< Where `finite` ignores them.
+  int64_t optimizers = 0;       ///< Prepared ones.
+  bool gradients_used = false;  ///< A step of any of them has found gradients.
+  /// Compares what of an optimizer's parameters no prepared model has, over all ranks. Returns
+  /// whether it need not be asked again; ConfigError if ranks differ. Collective. Empty: no check.
+  std::function<bool(const std::vector<at::Tensor>& parameters)> agree_on_unprepared = nullptr;
   /// Since the last backward, update or zero_grad.
   std::vector<Clipped> clipped;
 

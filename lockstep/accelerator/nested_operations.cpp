@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/nested_operations.h"
 
+#include <map>
+#include <vector>
+
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -94,6 +97,33 @@ void check_same_values(Group& group, const char* operation, const std::string& d
       "processes pass different values; every one must pass the same structure, shapes and dtypes "
       "(pad_across_processes makes sizes equal):" +
           each);
+}
+
+void check_same_count(Group& group, const char* operation, size_t tensors) {
+  if (group.size() == 1) {
+    return;
+  }
+  const at::Tensor all =
+      group.all_gather(at::full({1}, static_cast<int64_t>(tensors), at::kLong)).wait();
+  const int64_t* each = all.const_data_ptr<int64_t>();
+  std::map<int64_t, std::vector<int>> ranks_by_count;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    ranks_by_count[each[rank]].push_back(rank);
+  }
+  if (ranks_by_count.size() == 1) {
+    return;
+  }
+  std::vector<std::string> sides;
+  for (const auto& [count, ranks] : ranks_by_count) {
+    sides.push_back(fmt::format(
+        "{} on rank{} {}", count, ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", ")));
+  }
+  throw ConfigError(
+      operation,
+      fmt::format(
+          "the ranks pass different numbers of tensors; got {}, expected the same number on every "
+          "rank; pass values of the same structure, or use gather_object for lists of any length",
+          fmt::join(sides, ", ")));
 }
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -66,6 +67,10 @@ int64_t share_padding(int64_t size, int rank, int world);
 /// Collective.
 void check_same_values(Group& group, const char* operation, const std::string& description);
 
+/// Throws ConfigError on every rank, with each rank's number, unless all pass as many `tensors`.
+/// Collective; costs one all-gather of 8 bytes a rank.
+void check_same_count(Group& group, const char* operation, size_t tensors);
+
 // --- nested values
 
 /// Its structure, keys, dtypes and sizes (or only how many dimensions) in words:
@@ -102,6 +107,19 @@ std::string describe_nested(const T& value, bool with_sizes = true) {
     std::apply([&](const auto&... items) { (add(items), ...); }, fields);
   }
   return "[" + text + "]";
+}
+
+/// Before an operation on nested values: all ranks must pass as many tensors, else those with more
+/// would wait for the others. With `everything`, structure, dtypes and sizes must agree, too.
+/// ConfigError on every rank otherwise. Collective.
+template <typename T>
+void check_same_values(
+    Group& group, bool everything, const char* operation, const T& value, bool with_sizes) {
+  if (everything) {
+    check_same_values(group, operation, describe_nested(value, with_sizes));
+  } else if constexpr (!std::is_base_of_v<at::TensorBase, T>) {
+    check_same_count(group, operation, data::tensors_of(value).size());
+  }
 }
 
 /// Rows [begin, end) of every tensor; past its end there are none. Views.

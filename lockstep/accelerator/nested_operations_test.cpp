@@ -46,6 +46,24 @@ TEST(NestedOperations, gather_reduce_broadcast_and_pad_reach_every_tensor) {
   });
 }
 
+TEST(NestedOperations, vectors_of_different_lengths_are_an_error_on_all_ranks) {
+  accelerated_ranks(3, {}, [](Accelerator& accelerator) {
+    const bool longer = accelerator.process_index() == 1;
+    const std::vector<at::Tensor> value(longer ? 3 : 2, at::ones({2}));
+    const auto expect_refusal = [&](const auto& operation) {
+      EXPECT_THAT(
+          operation,
+          ::testing::ThrowsMessage<ConfigError>(HasSubstr("got 2 on ranks 0, 2, 3 on rank 1")));
+    };
+    expect_refusal([&] { accelerator.gather(value); });
+    expect_refusal([&] { accelerator.gather_for_metrics(value); });
+    expect_refusal([&] { accelerator.reduce(value); });
+    expect_refusal([&] { accelerator.broadcast(value); });
+    expect_refusal([&] { accelerator.pad_across_processes(value); });
+    EXPECT_EQ(accelerator.gather(std::vector<at::Tensor>{at::ones({2})})[0].size(0), 6);
+  });
+}
+
 TEST(DebugMode, names_what_each_process_passed) {
   accelerated_ranks(2, {.debug = true}, [](Accelerator& accelerator) {
     std::map<std::string, at::Tensor> value;

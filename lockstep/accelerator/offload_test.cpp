@@ -435,7 +435,13 @@ TEST(ZeroOffload, what_cannot_be_is_refused_by_its_name) {
   };
   ZeroPlugin plugin{.stage = 3};
   plugin.offload_param.device = OffloadDevice::kCpu;
-  expect(plugin, "got offload_param and no offload_optimizer, expected both");
+  accelerated_ranks(2, {.zero = plugin}, [](Accelerator& accelerator) {
+    auto net = new_net();
+    EXPECT_THAT(
+        [&] { accelerator.prepare(net, optim::AdamW(trained_of(net))); },
+        ThrowsMessage<ConfigError>(
+            HasSubstr("got an optimizer, offload_param and no offload_optimizer, expected both")));
+  });
   plugin.offload_optimizer = {.device = OffloadDevice::kCpu, .ratio = 0.5};
   expect(plugin, "offload_optimizer.ratio=0.5, expected 1");
   plugin.offload_optimizer.ratio = 1;

@@ -17,8 +17,10 @@
 namespace lockstep {
 namespace {
 
-void require_defined(const char* where, const at::Tensor& tensor) {
+/// `op`: the operation that the other ranks take part in meanwhile.
+void require_defined(Group& group, comm::Op op, const char* where, const at::Tensor& tensor) {
   if (!tensor.defined()) {
+    group.refuse(op, tensor);
     throw ConfigError(where, "the tensor is undefined");
   }
 }
@@ -46,7 +48,7 @@ std::string packed(const nlohmann::json& value) {
 }  // namespace
 
 at::Tensor gather(Group& group, const at::Tensor& tensor) {
-  require_defined("gather", tensor);
+  require_defined(group, comm::Op::kAllGather, "gather", tensor);
   if (group.size() == 1) {
     return tensor;
   }
@@ -58,9 +60,10 @@ at::Tensor gather_rows(
     const at::Tensor& tensor,
     const std::vector<int64_t>& rows,
     const std::vector<int64_t>& keep) {
-  require_defined("gather", tensor);
+  require_defined(group, comm::Op::kAllGather, "gather", tensor);
   const auto me = static_cast<size_t>(group.rank());
   if (tensor.dim() == 0 || tensor.size(0) != rows[me]) {
+    group.refuse(comm::Op::kAllGather, tensor);
     throw ConfigError(
         "gather",
         fmt::format(
@@ -79,7 +82,7 @@ at::Tensor gather_rows(
 }
 
 at::Tensor reduce(Group& group, const at::Tensor& tensor, ReduceOp op) {
-  require_defined("reduce", tensor);
+  require_defined(group, comm::Op::kAllReduce, "reduce", tensor);
   if (group.size() == 1) {
     return tensor;
   }
@@ -87,7 +90,7 @@ at::Tensor reduce(Group& group, const at::Tensor& tensor, ReduceOp op) {
 }
 
 at::Tensor broadcast(Group& group, const at::Tensor& tensor, int from_process) {
-  require_defined("broadcast", tensor);
+  require_defined(group, comm::Op::kBroadcast, "broadcast", tensor);
   if (group.size() == 1) {
     return tensor;
   }
@@ -96,8 +99,9 @@ at::Tensor broadcast(Group& group, const at::Tensor& tensor, int from_process) {
 
 at::Tensor pad_across_processes(
     Group& group, const at::Tensor& tensor, int64_t dim, double pad_index, bool pad_first) {
-  require_defined("pad_across_processes", tensor);
+  require_defined(group, comm::Op::kAllReduce, "pad_across_processes", tensor);
   if (dim < -tensor.dim() || dim >= tensor.dim()) {
+    group.refuse(comm::Op::kAllReduce);  // Shapes may differ, and all may refuse alike.
     throw ConfigError(
         "pad_across_processes",
         fmt::format("no dimension {} in a tensor of [{}]", dim, fmt::join(tensor.sizes(), ", ")));

@@ -14,7 +14,9 @@ namespace lockstep {
 
 /// What ranks do with values between steps: collective, blocking, and safe to call with any tensor
 /// (a copy is made where one is not contiguous). In a group of one the input comes back untouched.
-/// Autograd does not see them. Shapes and dtypes must agree unless a function says otherwise.
+/// Autograd does not see them. Shapes and dtypes must agree unless a function says otherwise. An
+/// argument that one rank refuses (ConfigError) is a CommError on the others, which names that rank
+/// and the argument's shape.
 
 /// Every rank's tensor along dim 0, in rank order; 0-d tensors become one element each.
 at::Tensor gather(Group& group, const at::Tensor& tensor);

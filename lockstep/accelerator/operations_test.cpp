@@ -2,7 +2,10 @@
 #include "lockstep/accelerator/operations.h"
 
 #include <cmath>
+#include <functional>
+#include <string>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -76,6 +79,45 @@ TEST(GatherObject, keeps_every_value_and_flattens_one_level_of_lists) {
     EXPECT_EQ(
         broadcast_object(group, group.rank() == 1 ? json("from one") : json(), 1), "from one");
   });
+}
+
+/// What one of two ranks throws and the other one hears.
+void expect_refusal(
+    const std::function<void(Group&)>& operation,
+    const std::string& own,
+    const std::string& others) {
+  ranks(2, [&](Group group) {
+    const bool refuses = group.rank() == 1;
+    try {
+      operation(group);
+      ADD_FAILURE() << "no error on rank " << group.rank();
+    } catch (const ConfigError& error) {
+      EXPECT_TRUE(refuses) << error.what();
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(own));
+    } catch (const CommError& error) {
+      EXPECT_FALSE(refuses) << error.what();
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(others));
+    }
+  });
+}
+
+TEST(Operations, what_one_rank_refuses_the_others_hear_of) {
+  expect_refusal(
+      [](Group& group) {
+        gather_rows(group, at::ones({group.rank() == 1 ? 1 : 2}), {2, 2}, {2, 2});
+      },
+      "expected 2 rows; got a tensor of [1]",
+      "rank 1 calls all_gather with an argument that it refuses, a tensor of float[1]");
+  expect_refusal(
+      [](Group& group) { gather(group, group.rank() == 1 ? at::Tensor() : at::ones({2})); },
+      "the tensor is undefined",
+      "rank 1 calls all_gather with an argument that it refuses");
+  expect_refusal(
+      [](Group& group) {
+        pad_across_processes(group, group.rank() == 1 ? at::ones({}) : at::ones({2}));
+      },
+      "no dimension 0",
+      "rank 1 calls all_reduce with an argument that it refuses");
 }
 
 TEST(GroupOfOne, gets_its_input_back) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/optimizer.h"
 
+#include <cstddef>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -9,11 +11,29 @@
 
 #include "lockstep/accelerator/loop_state.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/optim/parameters_once.h"
 #include "lockstep/watch/flight_recorder.h"
 #include "lockstep/zero/sharding.h"
 
 namespace lockstep {
+
+namespace {
+
+/// Marks calls of the inner optimizer as the prepared one's.
+class UpdateScope {
+ public:
+  explicit UpdateScope(bool& updating) : updating_(updating) { updating_ = true; }
+  UpdateScope(const UpdateScope&) = delete;
+  UpdateScope& operator=(const UpdateScope&) = delete;
+  ~UpdateScope() { updating_ = false; }
+
+ private:
+  bool& updating_;
+};
+
+}  // namespace
 
 struct Optimizer::State {
   std::shared_ptr<torch::optim::Optimizer> inner;
@@ -22,8 +42,16 @@ struct Optimizer::State {
   bool skipped = false;
   int64_t used_up = 0;  ///< LoopState::backwards at the last step or zero_grad.
   std::shared_ptr<zero::Sharding> sharding = nullptr;
+  bool is_flat = false;        ///< One of lockstep::optim.
+  size_t parameter_count = 0;  ///< Of `inner`, when each was last listed once.
+  bool updating = false;       ///< A call of `inner` comes from here.
+  bool had_gradients = false;  ///< At any step.
+  bool agreed = false;         ///< See LoopState::agree_on_unprepared.
+  int64_t steps_in_vain = 0;   ///< Steps without any gradient, before the first with one.
 
-  at::Tensor update(const std::function<at::Tensor()>& closure = nullptr) const {
+  at::Tensor update(const std::function<at::Tensor()>& closure = nullptr) {
+    list_parameters_once();
+    const UpdateScope scope(updating);
     if (!sharding) {
       return inner->step(closure);
     }
@@ -38,6 +66,10 @@ struct Optimizer::State {
     sharding->gather_parameters();
     return loss;
   }
+  void list_parameters_once();
+  void refuse_call_of_inner(std::string_view call) const;
+  void expect_gradients();
+  void expect_agreement();
   /// Gradients have had their turn, also if the update was left out.
   void mark_used() const {
     if (sharding) {
@@ -60,7 +92,111 @@ void refuse_offloaded(const LoopState& loop) {
 
 Optimizer::Optimizer(
     std::shared_ptr<torch::optim::Optimizer> inner, std::shared_ptr<LoopState> loop)
-    : state_(std::make_shared<State>(State{std::move(inner), std::move(loop)})) {}
+    : state_(std::make_shared<State>(State{std::move(inner), std::move(loop)})) {
+  State& state = *state_;
+  ++state.loop->optimizers;
+  auto* flat = dynamic_cast<optim::FlatOptimizer*>(state.inner.get());
+  state.is_flat = flat != nullptr;
+  state.list_parameters_once();
+  if (flat != nullptr) {
+    flat->set_call_guard([weak = std::weak_ptr<State>(state_)](const char* call) {
+      if (const auto prepared = weak.lock()) {
+        prepared->refuse_call_of_inner(call);
+      }
+    });
+  }
+}
+
+/// Of torch::optim's; those of lockstep::optim do it themselves. Parameters may be added later.
+void Optimizer::State::list_parameters_once() {
+  if (is_flat) {
+    return;
+  }
+  const auto count = [&] {
+    size_t all = 0;
+    for (const auto& group : inner->param_groups()) {
+      all += group.params().size();
+    }
+    return all;
+  };
+  if (count() != parameter_count) {
+    optim::list_parameters_once(*inner);
+    parameter_count = count();
+  }
+}
+
+/// ConfigError for a call that the program made on the optimizer which it passed to prepare.
+void Optimizer::State::refuse_call_of_inner(std::string_view call) const {
+  // Dropping gradients that are averaged, and not sharded, is the same either way.
+  if (updating || (call == "zero_grad()" && loop->sync_gradients && !sharding)) {
+    return;
+  }
+  throw ConfigError(
+      "optimizer",
+      fmt::format(
+          "{0} of the optimizer that was passed to prepare was called; accumulation, ZeRO, loss "
+          "scaling, schedules and checkpoints go by the prepared one; use the optimizer that "
+          "prepare returned: auto [model, optimizer] = accelerator.prepare(net, opt), then "
+          "optimizer.{0}",
+          call));
+}
+
+/// ConfigError for an optimizer of other parameters than the backwards reach. Local; the same on
+/// all ranks after a backward that averages.
+void Optimizer::State::expect_gradients() {
+  constexpr int64_t kManySteps = 100;
+  if (had_gradients || sharding || loop->backwards == 0) {
+    return;
+  }
+  size_t count = 0;
+  bool is_frozen = true;
+  for (const auto& group : inner->param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.grad().defined()) {
+        had_gradients = loop->gradients_used = true;
+        return;
+      }
+      is_frozen = is_frozen && !parameter.requires_grad();
+      ++count;
+    }
+  }
+  if (is_frozen) {
+    return;
+  }
+  ++steps_in_vain;
+  if (loop->gradients_used) {
+    if (steps_in_vain == kManySteps) {
+      log_warning(fmt::format(
+          "an optimizer of {} parameters has found no gradient in its first {} steps, while others "
+          "have; does it have the parameters of the model that it is to train?",
+          count,
+          kManySteps));
+    }
+    return;
+  }
+  // The gradients may be those of another optimizer, whose step comes after this one.
+  if (steps_in_vain > 1 || loop->optimizers == 1) {
+    throw ConfigError(
+        "optimizer",
+        fmt::format(
+            "step() has nothing to do: none of this optimizer's {} parameters has a gradient after "
+            "backward; make the optimizer from the parameters of the model whose loss is passed to "
+            "backward, and call zero_grad() after step() or before backward, not between them",
+            count));
+  }
+}
+
+/// ConfigError if parameters that no prepared model has differ between ranks. Collective until
+/// their first gradients.
+void Optimizer::State::expect_agreement() {
+  if (!agreed && !sharding && loop->agree_on_unprepared) {
+    std::vector<at::Tensor> all;
+    for (const auto& group : inner->param_groups()) {
+      all.insert(all.end(), group.params().begin(), group.params().end());
+    }
+    agreed = loop->agree_on_unprepared(all);
+  }
+}
 
 void Optimizer::step() {
   State& state = *state_;
@@ -69,6 +205,8 @@ void Optimizer::step() {
     return;
   }
   refuse_offloaded(loop);
+  state.expect_gradients();
+  state.expect_agreement();
   loop.clipped.clear();
   state.used_up = loop.backwards;
   state.skipped = !loop.finite->may_step(state.steps);
@@ -115,6 +253,8 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
   state.loop->clipped.clear();
   state.skipped = false;
   at::Tensor loss = state.update(closure);
+  state.expect_gradients();
+  state.expect_agreement();
   state.used_up = state.loop->backwards;
   state.mark_used();
   ++state.steps;

@@ -20,6 +20,7 @@
 #include "lockstep/precision/grad_scaler.h"
 #include "lockstep/precision/precision.h"
 #include "lockstep/sync/data_parallel.h"
+#include "lockstep/tracking/tracker_choice.h"
 
 namespace lockstep {
 
@@ -93,7 +94,8 @@ struct ZeroPlugin {
   /// All stages: the optimizer's state in the host's memory or in files, and the update on the
   /// host. In one process, too.
   OffloadOptimizer offload_optimizer = {};
-  /// Stage 3: this process's part of the parameters there. Together with offload_optimizer only.
+  /// Stage 3: this process's part of the parameters there. Together with offload_optimizer, or of a
+  /// frozen model prepared without an optimizer.
   OffloadParam offload_param = {};
   /// Parameters of fp16 and bf16 have fp32 masters. Unless: they are updated themselves, in fp32,
   /// and rounded after each update, with gradients of their dtype.
@@ -174,9 +176,10 @@ struct AcceleratorOptions {
   /// The orders of loaders need none of them: they are functions of seed and epoch.
   std::vector<data::RngType> rng_types = {};
 
-  /// Trackers to log with, "tensorboard" and "jsonl".
-  std::vector<std::string> log_with = {};
-  /// Where trackers and automatic checkpoints go; needed for either.
+  /// Trackers to log with: names ("tensorboard", "csv", "jsonl"), and objects of the program's own
+  /// classes, std::make_shared<MyTracker>(), which derive from tracking::Tracker.
+  std::vector<tracking::TrackerChoice> log_with = {};
+  /// Where trackers that are named and automatic checkpoints go; needed for either.
   std::filesystem::path project_dir = {};
   /// The folder of this run's logs within project_dir.
   std::string project_name = "logs";
@@ -198,7 +201,8 @@ struct AcceleratorOptions {
   /// Not with shared_parameters, a comm hook, LocalSgd, or join_uneven_inputs.
   ///
   /// If none of the three is set, the stage is what LOCKSTEP_ZERO_STAGE says
-  /// (`lockstep launch --zero-stage`), 0 for data parallel.
+  /// (`lockstep launch --zero-stage`), 0 for data parallel; or else what ACCELERATE_USE_FSDP and
+  /// FSDP_* say, see fsdp_environment.h.
   std::optional<ZeroPlugin> zero = std::nullopt;
   /// The same in others' words; at most one of the three.
   std::optional<FsdpPlugin> fsdp_plugin = std::nullopt;

@@ -3,11 +3,13 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <type_traits>
 #include <utility>
 
 #include <torch/optim/optimizer.h>
 
+#include "lockstep/accelerator/checkpointable.h"
 #include "lockstep/accelerator/zero_units.h"
 #include "lockstep/comm/named_tensor.h"
 #include "lockstep/data/loader_core.h"
@@ -34,6 +36,34 @@ template <typename T>
 concept LoaderHandle = requires(T loader) {
   { loader.core() } -> std::convertible_to<std::shared_ptr<data::LoaderCore>>;
 };
+
+/// What torch::data::make_data_loader returns.
+template <typename T>
+concept TorchLoaderHandle = requires(T loader) {
+  loader->begin();
+  loader->join();
+  loader->options();
+  loader.release();
+};
+
+template <typename T>
+consteval void refuse_torch_loader() {
+  static_assert(
+      !TorchLoaderHandle<T>,
+      "prepare takes no DataLoader of torch: it knows neither ranks nor checkpoints; make a "
+      "data::Loader(data::from_torch(dataset), {.batch_size = ...}) of its data set");
+}
+
+/// A prepared object that keeps its type: another handle of it.
+template <typename Object>
+auto prepared_itself(Object&& object) {
+  using Type = std::remove_cvref_t<Object>;
+  if constexpr (TorchLoaderHandle<Type>) {
+    return Type(std::forward<Object>(object).release());  // Refused by refuse_torch_loader.
+  } else {
+    return Type(object);
+  }
+}
 
 template <typename Module>
 NamedTensors parameters_of(Module& module) {
@@ -72,6 +102,25 @@ std::shared_ptr<torch::optim::Optimizer> shared_optimizer(Handle&& handle) {
   } else {
     return std::make_shared<Type>(std::forward<Handle>(handle));
   }
+}
+
+/// An optimizer as it was passed to prepare().
+struct GivenOptimizer {
+  std::shared_ptr<torch::optim::Optimizer> optimizer;
+  /// Saves and loads its state, if its class has state_dict() and load_state_dict(); refers to it.
+  std::optional<AnyCheckpointable> own_state = std::nullopt;
+};
+
+template <typename Handle>
+GivenOptimizer given_optimizer(Handle&& handle) {
+  GivenOptimizer given{.optimizer = shared_optimizer(std::forward<Handle>(handle))};
+  using Class = std::remove_cvref_t<Handle>;
+  if constexpr (Checkpointable<Class>) {
+    given.own_state.emplace(static_cast<Class&>(*given.optimizer));
+  } else if constexpr (requires { requires Checkpointable<typename Class::element_type>; }) {
+    given.own_state.emplace(static_cast<typename Class::element_type&>(*given.optimizer));
+  }
+  return given;
 }
 
 /// What is left of a prepared object that was let go: a holder or pointer to nothing.

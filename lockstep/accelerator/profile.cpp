@@ -14,6 +14,7 @@
 #include <ATen/Context.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 
+#include "lockstep/accelerator/usdt_line_filter.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep {
@@ -144,6 +145,7 @@ void Profile::enter(Phase phase) {
 }
 
 void Profile::start() {
+  const UsdtLineFilter filter;
   const impl::ProfilerConfig config = config_of(options_);
   kineto::prepareProfiler(config, activities());
   // Scope "function" alone is what Python's profiler records as well.
@@ -156,6 +158,7 @@ void Profile::start() {
 void Profile::discard() noexcept {
   if (phase_ != Phase::kIdle) {
     try {
+      const UsdtLineFilter filter;
       kineto::disableProfiler();
     } catch (const std::exception&) {
       // Nothing of it was to be kept.
@@ -165,7 +168,10 @@ void Profile::discard() noexcept {
 }
 
 void Profile::write() {
-  const auto result = kineto::disableProfiler();
+  const auto result = [] {
+    const UsdtLineFilter filter;
+    return kineto::disableProfiler();
+  }();
   const std::string name = options_.active == 0
                                ? fmt::format("profile_{}.json", rank_)
                                : fmt::format("profile_{}_{}.json", rank_, traces_.size());

@@ -4,7 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -15,25 +14,8 @@
 
 namespace lockstep {
 
-/// What a manifest's meta says of a saved training state. Each read_* throws CheckpointError,
-/// naming file and key, for what save_state does not write.
-struct SavedMeta {
-  int processes = 1;
-  size_t models = 0;
-  std::set<size_t> models_taken_over;           ///< By hooks.
-  std::vector<std::set<std::string>> left_out;  ///< Of each model, parameters that are not there.
-  size_t loaders = 0;
-  std::vector<int64_t> optimizer_steps;  ///< Updates that each has done.
-  std::vector<nlohmann::json> schedulers;
-  std::optional<nlohmann::json> scaler;
-  std::vector<bool> objects_differ;  ///< Of each custom object: every process had its own state.
-  std::optional<std::vector<int64_t>> local_sgd_steps;
-  std::string save_id;  ///< Empty in one that Lockstep wrote before there was such a thing.
-};
-
-SavedMeta read_saved_meta(const checkpoint::StoredCheckpoint& stored);
-
-/// A process's place in a group of micro-steps.
+/// A process's place in a group of micro-steps. Each read_* throws CheckpointError, naming file and
+/// key, for what save_state does not write.
 struct SavedAccumulation {
   int64_t step = 0;
   int64_t in_group = 0;

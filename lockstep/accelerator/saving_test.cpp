@@ -1,14 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <filesystem>
+#include <functional>
 #include <future>
+#include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/sgd.h>
+#include <torch/utils.h>
 
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
@@ -20,6 +27,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using checkpoint::names_in;
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
@@ -34,6 +42,53 @@ struct Counter {
       throw std::runtime_error("thirteen is not for me");
     }
     count = state.at("count").get<int64_t>();
+  }
+};
+
+/// Heavy-ball momentum of the program's own, which counts its steps.
+class HeavyBall : public torch::optim::Optimizer {
+ public:
+  explicit HeavyBall(std::vector<at::Tensor> parameters, double lr = 0.1)
+      : Optimizer(
+            {torch::optim::OptimizerParamGroup(std::move(parameters))},
+            std::make_unique<torch::optim::SGDOptions>(lr)) {}
+
+  at::Tensor step(LossClosure /*unused*/ = nullptr) override {
+    const torch::NoGradGuard no_grad;
+    std::vector<at::Tensor>& parameters = param_groups_[0].params();
+    momenta_.resize(parameters.size());
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      at::Tensor& momentum = momenta_[i];
+      momentum =
+          momentum.defined() ? momentum * 0.9 + parameters[i].grad() : parameters[i].grad().clone();
+      parameters[i].sub_(momentum * param_groups_[0].options().get_lr());
+    }
+    ++count_;
+    return {};
+  }
+
+ protected:
+  std::vector<at::Tensor> momenta_;
+  int64_t count_ = 0;
+};
+
+/// The same, which can be saved.
+class SavedHeavyBall : public HeavyBall {
+ public:
+  using HeavyBall::HeavyBall;
+  ObjectState state_dict() const {
+    ObjectState state(nlohmann::json{{"count", count_}});
+    for (size_t i = 0; i < momenta_.size(); ++i) {
+      state.tensors.push_back({"momentum." + std::to_string(i), momenta_[i]});
+    }
+    return state;
+  }
+  void load_state_dict(const ObjectState& state) {
+    count_ = state.values.at("count").get<int64_t>();
+    momenta_.clear();
+    for (const NamedTensor& item : state.tensors) {
+      momenta_.push_back(item.tensor.clone());
+    }
   }
 };
 
@@ -103,6 +158,92 @@ TEST(RegisterForCheckpointing, another_number_of_objects_and_one_that_refuses_ar
   });
 }
 
+TEST(OwnOptimizer, with_state_dict_goes_on_bit_for_bit) {
+  for (const bool pointer : {false, true}) {
+    const TestFolder folder;
+    const auto train = [&](Accelerator& accelerator, bool resumes) {
+      torch::manual_seed(1);
+      Linear net(3, 2);
+      SavedHeavyBall own(net->parameters());
+      Optimizer optimizer = pointer ? std::get<1>(accelerator.prepare(
+                                          net, std::make_shared<SavedHeavyBall>(net->parameters())))
+                                    : std::get<1>(accelerator.prepare(net, own));
+      if (resumes) {
+        EXPECT_TRUE(accelerator.resume_latest());
+        EXPECT_EQ(optimizer.steps(), 3);
+      }
+      while (optimizer.steps() < 6) {
+        accelerator.backward(net->forward(at::ones({1, 3}) * optimizer.steps()).square().sum());
+        optimizer.step();
+        optimizer.zero_grad();
+        if (!resumes && optimizer.steps() == 3) {
+          accelerator.save_state();
+        }
+      }
+      return net->weight.detach().clone();
+    };
+    std::vector<at::Tensor> unbroken(2);
+    for (const bool resumes : {false, true}) {
+      accelerated_ranks(2, {.project_dir = folder.path()}, [&](Accelerator& accelerator) {
+        const at::Tensor weight = train(accelerator, resumes);
+        at::Tensor& expected = unbroken.at(static_cast<size_t>(accelerator.process_index()));
+        if (resumes) {
+          EXPECT_TRUE(at::equal(weight, expected));
+        }
+        expected = weight;
+      });
+    }
+  }
+}
+
+TEST(OwnOptimizer, without_state_dict_is_refused_before_training_where_it_would_be_saved) {
+  const TestFolder folder;
+  accelerated_ranks(2, {.project_dir = folder.path()}, [&](Accelerator& accelerator) {
+    Linear net(3, 2);
+    EXPECT_THAT(
+        [&] { accelerator.prepare(net, HeavyBall(net->parameters())); },
+        ThrowsMessage<ConfigError>(AllOf(
+            HasSubstr("no checkpoint could keep this optimizer's state"),
+            HasSubstr("load_state_dict(const lockstep::ObjectState&)"))));
+  });
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    Linear net(3, 2);
+    auto optimizer = std::get<1>(accelerator.prepare(net, HeavyBall(net->parameters())));
+    accelerator.backward(net->forward(at::ones({1, 3})).sum());
+    optimizer.step();
+    EXPECT_EQ(optimizer.steps(), 1) << "it trains where nothing is to be saved";
+  });
+}
+
+TEST(OwnOptimizer, does_not_take_what_another_kind_has_saved) {
+  const TestFolder folder;
+  const auto with = [&](auto make, const std::function<void(Accelerator&)>& then) {
+    accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+      Linear net(3, 2);
+      accelerator.prepare(net, make(net->parameters()));
+      then(accelerator);
+    });
+  };
+  const auto own = [](std::vector<at::Tensor> all) { return SavedHeavyBall(std::move(all)); };
+  const auto adam = [](std::vector<at::Tensor> all) {
+    return torch::optim::Adam(std::move(all), torch::optim::AdamOptions(0.1));
+  };
+  with(own, [&](Accelerator& accelerator) { accelerator.save_state(folder / "own"); });
+  with(adam, [&](Accelerator& accelerator) {
+    accelerator.save_state(folder / "adam");
+    EXPECT_THAT(
+        [&] { accelerator.load_state(folder / "own"); },
+        ThrowsMessage<CheckpointError>(
+            HasSubstr("holds the state of \"custom\"; this program's optimizer is Adam")));
+  });
+  with(own, [&](Accelerator& accelerator) {
+    EXPECT_THAT(
+        [&] { accelerator.load_state(folder / "adam"); },
+        ThrowsMessage<CheckpointError>(
+            HasSubstr("holds the state of \"Adam\"; this program's optimizer has a state_dict()")));
+  });
+}
+
 TEST(StateHooks, add_files_take_models_over_and_can_be_removed) {
   const TestFolder folder;
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
@@ -151,6 +292,37 @@ TEST(StateHooks, one_that_throws_on_one_process_fails_the_save_on_all_and_leaves
         ThrowsMessage<CheckpointError>(HasSubstr("rank 1 failed: no adapter")));
   });
   EXPECT_TRUE(names_in(folder.path()).empty());
+}
+
+TEST(AsyncSave, that_failed_is_reported_by_the_next_save_which_is_done_all_the_same) {
+  const TestFolder folder;
+  accelerated_ranks(2, {.project_dir = folder.path()}, [&](Accelerator& accelerator) {
+    bool fails = true;
+    accelerator.register_save_state_pre_hook([&](StateBeingSaved& state) {
+      if (std::exchange(fails, false) && accelerator.process_index() == 1) {
+        state.contents.fail("the disk is full");
+      }
+    });
+    for (const bool async : {false, true}) {
+      fails = true;
+      accelerator.save_state({.async = true});
+      EXPECT_THAT(
+          [&] { accelerator.save_state({.async = async}); },
+          ThrowsMessage<CheckpointError>(
+              AllOf(HasSubstr("is saved"), HasSubstr("rank 1 failed: the disk is full"))));
+    }
+    fails = true;
+    accelerator.save_state(folder / "named", {.async = true});
+    EXPECT_THAT(
+        [&] { accelerator.save_state(folder / "next"); },
+        ThrowsMessage<CheckpointError>(HasSubstr("[" + (folder / "next").string() + "] is saved")));
+    accelerator.wait_for_save();
+  });
+  EXPECT_EQ(
+      checkpoint::find_newest(folder / "checkpoints", checkpoint::Verify::kFull).path,
+      folder / "checkpoints" / "checkpoint_2");
+  checkpoint::StoredCheckpoint(folder / "next", checkpoint::Verify::kFull);
+  EXPECT_FALSE(fs::exists(folder / "named"));
 }
 
 TEST(ProjectConfiguration, keeps_total_limit_checkpoints_also_after_a_resume) {
@@ -399,9 +571,10 @@ TEST(AsyncSave, a_failed_write_is_an_error_of_the_next_call_on_every_rank) {
     EXPECT_THAT(
         [&] { accelerator.save_state(folder / "d"); },
         ThrowsMessage<CheckpointError>(HasSubstr("exists")));
-    accelerator.save_state(folder / "d", {.async = true});
-    accelerator.end_training();
     EXPECT_TRUE(fs::exists(folder / "d" / "manifest.json"));
+    accelerator.save_state(folder / "e", {.async = true});
+    accelerator.end_training();
+    EXPECT_TRUE(fs::exists(folder / "e" / "manifest.json"));
   });
 }
 

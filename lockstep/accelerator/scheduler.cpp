@@ -10,11 +10,11 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/accelerator/loop_state.h"
-#include "lockstep/accelerator/saved_values.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
 #include "lockstep/optim/momentum.h"
+#include "lockstep/storage/saved_values.h"
 
 namespace lockstep {
 
@@ -39,12 +39,12 @@ struct Scheduler::State {
 namespace {
 
 /// [optimizer][group]
-std::vector<std::vector<double>> base_rates_of(const SavedValues& values) {
+std::vector<std::vector<double>> base_rates_of(const checkpoint::SavedValues& values) {
   std::vector<std::vector<double>> rates;
   for (const nlohmann::json& of_optimizer : values.list("base_rates")) {
     const nlohmann::json whole{{"rates", of_optimizer}};
     const std::string place = fmt::format("{}[{}]", values.place_of("base_rates"), rates.size());
-    rates.push_back(SavedValues(whole, values.path(), place).numbers("rates"));
+    rates.push_back(checkpoint::SavedValues(whole, values.path(), place).numbers("rates"));
   }
   return rates;
 }
@@ -228,7 +228,7 @@ nlohmann::json Scheduler::state() const {
 std::function<void()> Scheduler::check_state(
     const nlohmann::json& saved, const std::string& path, const std::string& where) const {
   State& state = *state_;
-  const SavedValues values(saved, path, where);
+  const checkpoint::SavedValues values(saved, path, where);
   const std::string is = state.plateau ? "plateau" : "schedule";
   if (!saved.contains(is) || (is == "schedule" && saved.at(is) != state.of_steps()->name())) {
     throw CheckpointError(

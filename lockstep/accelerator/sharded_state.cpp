@@ -11,11 +11,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "lockstep/accelerator/state_files.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/machine.h"
 #include "lockstep/comm/paged.h"
 #include "lockstep/storage/slices.h"
+#include "lockstep/storage/state_files.h"
 
 namespace lockstep {
 namespace {
@@ -24,10 +24,6 @@ namespace {
 bool is_in_pieces(const at::Tensor& tensor, const zero::Sharding& sharding) {
   return comm::is_paged(tensor) || sharding.has_masters_of(tensor);
 }
-
-/// In the place of kSlicesKey where a file is no part of a set: who reads it as one would miss the
-/// other hosts'.
-constexpr const char* kPartKey = "lockstep.part_of_rank";
 
 /// This rank's part of the set of tensors `stem`.
 void add_part(
@@ -39,9 +35,9 @@ void add_part(
     const SavedWhere& where) {
   std::map<std::string, std::string> metadata;
   if (where.on_each_host) {
-    metadata[kPartKey] = checkpoint::render_slices(stem, slices);
+    metadata[checkpoint::kPartKey] = checkpoint::render_slices(stem, slices);
     contents.add_tensors(
-        state_files::part_of_rank(stem, sharding.group().rank()),
+        checkpoint::state_files::part_of_rank(stem, sharding.group().rank()),
         std::move(own),
         std::move(metadata));
     return;
@@ -122,7 +118,7 @@ SavedPart read_part(
     const zero::Sharding& sharding,
     const std::map<std::string, zero::Piece>& pieces,
     const std::function<std::string(const std::string& name)>& parameter_of) {
-  const std::string file = state_files::part_of_rank(stem, sharding.group().rank());
+  const std::string file = checkpoint::state_files::part_of_rank(stem, sharding.group().rank());
   const std::string path = (reader.path() / file).string();
   if (!reader.has(file)) {
     throw CheckpointError(
@@ -133,9 +129,10 @@ SavedPart read_part(
             describe_machine().system.host));
   }
   const auto metadata = reader.open_tensors(file).metadata();
-  const auto text = metadata.find(kPartKey);
+  const auto text = metadata.find(checkpoint::kPartKey);
   if (text == metadata.end()) {
-    throw CheckpointError(path, fmt::format("does not say what it is a part of ({})", kPartKey));
+    throw CheckpointError(
+        path, fmt::format("does not say what it is a part of ({})", checkpoint::kPartKey));
   }
   checkpoint::Slices slices = checkpoint::parse_slices(path, text->second);
   NamedTensors own = reader.tensors(file);
@@ -217,7 +214,7 @@ ModelPieces own_model_part(
       item.tensor = item.tensor.to(piece->second.parameter.scalar_type()).to(saved);
     }
   }
-  for (NamedTensor& item : reader.tensors(state_files::undivided(stem))) {
+  for (NamedTensor& item : reader.tensors(checkpoint::state_files::undivided(stem))) {
     parts.saved.push_back(std::move(item));
   }
   return parts;
@@ -278,7 +275,7 @@ void add_sharded_model(
     }
   }
   if (where.on_each_host && where.leads) {
-    contents.add_tensors(state_files::undivided(stem), std::move(undivided));
+    contents.add_tensors(checkpoint::state_files::undivided(stem), std::move(undivided));
   }
   add_part(contents, stem, sharding, std::move(own), slices, where);
 }

@@ -120,6 +120,7 @@ std::function<void()> check_model(
 
 std::function<void()> check_loader(
     const std::shared_ptr<data::LoaderCore>& loader, const SavedPosition& saved) {
+  loader->check_rows(saved.round_rows);
   if (saved.samples != loader->layout().samples()) {
     throw CheckpointError(
         saved.path,

@@ -381,6 +381,37 @@ TEST(LaunchedZeroStage, counts_where_the_program_says_nothing) {
       error_of([] { Accelerator({}, WorldSpec(), Group()); }), HasSubstr("LOCKSTEP_ZERO_STAGE"));
 }
 
+/// A variable of the environment, for as long as it lives.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) { setenv(name, value, 1); }
+  ~Variable() { unsetenv(name_); }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  const char* name_;
+};
+
+TEST(LaunchedFsdp, counts_where_nobody_else_says_anything) {
+  const auto is_paged = [] {
+    bool paged = false;
+    weights_after(2, {}, [&](Accelerator& accelerator, auto& model, Optimizer& optimizer) {
+      take_steps(accelerator, model, optimizer, 0, 1);
+      if (accelerator.is_main_process()) {
+        paged = comm::is_paged(model->parameters()[0]);
+      }
+    });
+    return paged;
+  };
+  const Variable strategy("FSDP_SHARDING_STRATEGY", "FULL_SHARD");
+  EXPECT_FALSE(is_paged());
+  const Variable use("ACCELERATE_USE_FSDP", "true");
+  EXPECT_TRUE(is_paged());
+  const LaunchedStage stage("0");
+  EXPECT_FALSE(is_paged());
+}
+
 TEST(DeepSpeedPlugin, offloads_to_files) {
   const TestFolder folder;
   const DeepSpeedPlugin plugin{

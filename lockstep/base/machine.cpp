@@ -201,6 +201,17 @@ std::string address_text(const sockaddr* address) {
   return text;
 }
 
+}  // namespace
+
+Machine::Memory describe_memory(const fs::path& root) {
+  constexpr uint64_t kKibibyte = 1024;
+  const std::string info = text_of(root / "proc/meminfo");
+  return {
+      .bytes = leading_number(field(info, "MemTotal", ':')) * kKibibyte,
+      .available_bytes = leading_number(field(info, "MemAvailable", ':')) * kKibibyte,
+      .cgroup_bytes = least_limit<uint64_t>(root, "memory", memory_limit)};
+}
+
 std::vector<Machine::Interface> describe_interfaces() {
   ifaddrs* first = nullptr;
   if (::getifaddrs(&first) != 0) {
@@ -225,17 +236,6 @@ std::vector<Machine::Interface> describe_interfaces() {
     interfaces.push_back(std::move(interface));
   }
   return interfaces;
-}
-
-}  // namespace
-
-Machine::Memory describe_memory(const fs::path& root) {
-  constexpr uint64_t kKibibyte = 1024;
-  const std::string info = text_of(root / "proc/meminfo");
-  return {
-      .bytes = leading_number(field(info, "MemTotal", ':')) * kKibibyte,
-      .available_bytes = leading_number(field(info, "MemAvailable", ':')) * kKibibyte,
-      .cgroup_bytes = least_limit<uint64_t>(root, "memory", memory_limit)};
 }
 
 Machine describe_machine(const fs::path& root) {

@@ -61,6 +61,9 @@ struct Machine {
 /// Only that, in 0.1 ms; else as below.
 Machine::Memory describe_memory(const std::filesystem::path& root = "/");
 
+/// Only that: the kernel's network interfaces, sorted by name.
+std::vector<Machine::Interface> describe_interfaces();
+
 /// Looks. Reads files below `root`, which tests make up; what has no file is asked of the kernel.
 /// Takes milliseconds, runs no program, and throws nothing for what is missing or unreadable.
 /// Thread-safe.

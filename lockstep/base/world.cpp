@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/slurm_hosts.h"
 
 namespace lockstep {
 namespace {
@@ -322,6 +323,24 @@ void read_master(
           world.size));
 }
 
+/// Throws ConfigError for a pod of a job of several hosts in which nothing has started ranks.
+/// Kubeflow gives each pod torchrun's variables; without a launcher that reads them each pod trains
+/// alone.
+void refuse_pod_without_launcher(const Environment& environment) {
+  const auto hosts = environment.text("PET_NNODES");
+  if (!hosts || *hosts == "1" || *hosts == "1:1") {
+    return;
+  }
+  throw ConfigError(
+      "world",
+      fmt::format(
+          "PET_NNODES={} says that this job has several hosts, and no launcher has started this "
+          "process as a rank; expected RANK and WORLD_SIZE; start the program by `lockstep "
+          "launch`, "
+          "which reads PET_NNODES, or unset it to train alone",
+          *hosts));
+}
+
 }  // namespace
 
 WorldSpec world_from_environment(const Environment& environment) {
@@ -340,6 +359,7 @@ WorldSpec world_from_environment(const Environment& environment) {
   WorldSpec world;
   world.source = "alone";
   if (agreeing.empty()) {
+    refuse_pod_without_launcher(environment);
     return world;
   }
   const Identity& chosen = agreeing.front();
@@ -358,23 +378,8 @@ WorldSpec world_from_environment(const Environment& environment) {
 }
 
 std::string first_slurm_host(const std::string& node_list) {
-  std::string host;
-  // "rack[1-2]n[3,5],gpu7": literal text up to the first comma, and of every bracket its first
-  // number.
-  for (size_t at = 0; at < node_list.size() && node_list[at] != ',';) {
-    if (node_list[at] != '[') {
-      host += node_list[at++];
-      continue;
-    }
-    const size_t close = node_list.find(']', at);
-    const size_t end = node_list.find_first_of(",-]", at);
-    if (close == std::string::npos || end == at + 1) {
-      return "";
-    }
-    host += node_list.substr(at + 1, end - at - 1);
-    at = close + 1;
-  }
-  return host;
+  const std::vector<std::string> hosts = slurm_hosts(node_list);
+  return hosts.empty() ? "" : hosts.front();
 }
 
 }  // namespace lockstep

@@ -404,6 +404,27 @@ TEST(World, AGivenPortWinsOverADerivedOne) {
   EXPECT_EQ(world_of(with(kSrun, {{"MASTER_PORT", "12345"}})).master_port, 12345);
 }
 
+TEST(World, IsNotOneProcessInAPodOfSeveral) {
+  EXPECT_EQ(world_of({{"PET_NNODES", "1"}}).size, 1);
+  EXPECT_THAT(
+      [] {
+        world_of({{"PET_NNODES", "2"}, {"PET_NODE_RANK", "1"}});
+      },
+      testing::ThrowsMessage<ConfigError>(testing::AllOf(
+          testing::HasSubstr("PET_NNODES=2"), testing::HasSubstr("`lockstep launch`"))));
+  // Under a launcher, whose ranks inherit them.
+  EXPECT_EQ(
+      world_of({{"PET_NNODES", "2"},
+                {"RANK", "1"},
+                {"WORLD_SIZE", "2"},
+                {"LOCAL_RANK", "0"},
+                {"LOCAL_WORLD_SIZE", "1"},
+                {"MASTER_ADDR", "a"},
+                {"MASTER_PORT", "1"}})
+          .rank,
+      1);
+}
+
 TEST(FirstSlurmHost, ReadsNodeLists) {
   EXPECT_EQ(first_slurm_host("node[07-09,12],gpu3"), "node07");
   EXPECT_EQ(first_slurm_host("gpu3,node[07-09]"), "gpu3");

@@ -5,6 +5,7 @@
 #include <system_error>
 #include <utility>
 
+#include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
 
@@ -43,6 +44,33 @@ void BackgroundSave::wait() {
   if (failure_) {
     std::rethrow_exception(std::exchange(failure_, nullptr));
   }
+}
+
+std::filesystem::path save_despite_failure(
+    const std::function<void()>& wait, const std::function<std::filesystem::path()>& save) {
+  std::string earlier;
+  try {
+    wait();
+  } catch (const std::exception& error) {
+    earlier = without_rank_suffix(error.what());
+  }
+  std::filesystem::path folder;
+  try {
+    folder = save();
+  } catch (const std::exception&) {
+    if (!earlier.empty()) {
+      log_error("the asynchronous save before this one failed, too: " + earlier);
+    }
+    throw;
+  }
+  if (!earlier.empty()) {
+    throw CheckpointError(
+        folder.string(),
+        "is saved, or being written if it is asynchronous; but the asynchronous save before it "
+        "failed: " +
+            earlier);
+  }
+  return folder;
 }
 
 }  // namespace lockstep::checkpoint

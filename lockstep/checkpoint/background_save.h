@@ -2,6 +2,7 @@
 #pragma once
 
 #include <exception>
+#include <filesystem>
 #include <functional>
 #include <thread>
 
@@ -26,5 +27,12 @@ class BackgroundSave {
   std::thread thread_;
   std::exception_ptr failure_;
 };
+
+/// Runs `save`, which returns the folder that it saves to, though an earlier save has failed, and
+/// returns that folder. `wait` throws the earlier failure. CheckpointError, once `save` has
+/// returned, if `wait` threw: it names both. What `save` throws is thrown as it is; the earlier
+/// failure is logged then.
+std::filesystem::path save_despite_failure(
+    const std::function<void()>& wait, const std::function<std::filesystem::path()>& save);
 
 }  // namespace lockstep::checkpoint

@@ -4,7 +4,10 @@
 #include <future>
 #include <stdexcept>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "lockstep/base/error.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -31,6 +34,28 @@ TEST(BackgroundSave, throws_a_failure_at_the_next_call_and_only_then) {
   save.start([&] { saved = true; });
   save.wait();
   EXPECT_TRUE(saved);
+}
+
+TEST(BackgroundSave, that_failed_does_not_keep_the_next_save_from_being_done) {
+  int saved = 0;
+  const auto save = [&] {
+    ++saved;
+    return std::filesystem::path("/runs/checkpoint_2");
+  };
+  const auto fail = [] { throw CheckpointError("/runs/checkpoint_1", "is not saved; disk full"); };
+  EXPECT_EQ(save_despite_failure([] {}, save), "/runs/checkpoint_2");
+  EXPECT_THAT(
+      [&] { save_despite_failure(fail, save); },
+      testing::ThrowsMessage<CheckpointError>(testing::AllOf(
+          testing::HasSubstr("[/runs/checkpoint_2] is saved"),
+          testing::HasSubstr("[/runs/checkpoint_1] is not saved; disk full"))));
+  EXPECT_EQ(saved, 2);
+  EXPECT_THAT(
+      [&] {
+        save_despite_failure(
+            fail, []() -> std::filesystem::path { throw std::runtime_error("own"); });
+      },
+      testing::ThrowsMessage<std::runtime_error>(testing::HasSubstr("own")));
 }
 
 TEST(BackgroundSave, ends_before_it_goes) {

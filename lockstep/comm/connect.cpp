@@ -44,6 +44,21 @@ std::optional<Kind> choice_of(
       name, fmt::format("no such transport; got '{}', expected one of {}", *text, all));
 }
 
+const std::vector<std::pair<std::string, TransportKind>>& transport_words() {
+  static const std::vector<std::pair<std::string, TransportKind>> words = {
+      {"auto", TransportKind::kAuto}, {"shm", TransportKind::kShm}, {"gloo", TransportKind::kGloo}};
+  return words;
+}
+
+std::string word_of(TransportKind kind) {
+  for (const auto& [word, each] : transport_words()) {
+    if (each == kind) {
+      return word;
+    }
+  }
+  return {};
+}
+
 std::shared_ptr<comm::Transport> make_transport(
     const WorldSpec& world, const ConnectOptions& options) {
   if (options.transport == TransportKind::kShm && !world.on_one_host()) {
@@ -55,9 +70,10 @@ std::shared_ptr<comm::Transport> make_transport(
             world.size,
             world.local_size));
   }
+  const auto place = comm::meeting_place_of(world, word_of(options.transport));
   if (options.transport != TransportKind::kGloo && world.on_one_host()) {
     try {
-      return comm::make_shm_transport(world, options.join_timeout);
+      return comm::make_shm_transport(place, comm::kWorldGroup, options.join_timeout);
     } catch (const CommError&) {
       throw;
     } catch (const ConfigError&) {
@@ -71,7 +87,7 @@ std::shared_ptr<comm::Transport> make_transport(
     }
   }
   auto gloo = comm::make_gloo_transport(
-      world, comm::join_store(world, options.join_timeout), options.join_timeout);
+      world, comm::join_store(world, place, options.join_timeout), options.join_timeout);
   return options.transport == TransportKind::kAuto && !world.on_one_host()
              ? comm::over_hosts(world, std::move(gloo), options.join_timeout)
              : gloo;
@@ -88,12 +104,7 @@ ConnectOptions ConnectOptions::from_environment(const Environment& environment) 
   if (const auto timeout_ms = environment.integer("LOCKSTEP_JOIN_TIMEOUT_MS", 1, kWeekMs)) {
     options.join_timeout = comm::Milliseconds(*timeout_ms);
   }
-  options.transport = choice_of<TransportKind>(
-                          environment,
-                          "LOCKSTEP_COMM",
-                          {{"auto", TransportKind::kAuto},
-                           {"shm", TransportKind::kShm},
-                           {"gloo", TransportKind::kGloo}})
+  options.transport = choice_of<TransportKind>(environment, "LOCKSTEP_COMM", transport_words())
                           .value_or(options.transport);
   options.device_comm = choice_of<comm::DeviceCommKind>(
                             environment,
@@ -106,15 +117,18 @@ ConnectOptions ConnectOptions::from_environment(const Environment& environment) 
 }
 
 Group connect(const WorldSpec& world, ConnectOptions options) {
+  return connect_renewable(world, options).group;
+}
+
+Connection connect_renewable(const WorldSpec& world, ConnectOptions options) {
   watch::FlightRecorder::process().join(world.rank, world.size);
   if (world.size == 1) {
     return {};
   }
   auto transport = make_transport(world, options);
   log_debug(fmt::format("{} ranks talk over {}", world.size, transport->name()));
-  return Group(
-      comm::with_devices(std::move(transport), options.device_comm, comm::kWorldGroup),
-      options.timeout);
+  auto renewable = comm::with_devices(std::move(transport), options.device_comm, comm::kWorldGroup);
+  return {Group(renewable, options.timeout), renewable};
 }
 
 }  // namespace lockstep

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <memory>
+
 #include "lockstep/base/env.h"
 #include "lockstep/base/world.h"
 #include "lockstep/comm/device/device_transport.h"
@@ -35,9 +37,19 @@ struct ConnectOptions {
 /// whose agent serves it). When all ranks share a host, store and data connections bind to loopback
 /// only, and, unless Gloo is asked for, the ranks talk over shared memory.
 ///
-/// ConfigError: the port is taken; shared memory is asked for and the ranks are on several hosts.
-/// CommError, within join_timeout: the store cannot be reached (names the address), ranks are
-/// missing (names them), two processes claim one rank, or worlds of different size meet.
+/// ConfigError: the port is taken; shared memory is asked for and the ranks are on several hosts;
+/// master_addr is no address of rank 0's machine. CommError, within join_timeout: the store cannot
+/// be reached (names the address), ranks are missing (names them), or two processes claim one rank.
+/// CommError, within seconds: worlds of different size meet, or the ranks' `transport` differs.
 Group connect(const WorldSpec& world, ConnectOptions options = {});
+
+/// A group, and the transport under it; null in a world of one.
+struct Connection {
+  Group group;
+  std::shared_ptr<comm::RenewableTransport> transport;
+};
+
+/// As connect, for a program that can go on after a failure of one rank.
+Connection connect_renewable(const WorldSpec& world, ConnectOptions options = {});
 
 }  // namespace lockstep

@@ -131,6 +131,25 @@ void check_output(Op op, const at::Tensor& output, const at::Tensor& input, int 
   }
 }
 
+/// Of the root: `input` must be an output of each rank along dimension 0.
+void check_scatter_input(const at::Tensor& output, const at::Tensor& input, int size) {
+  check_tensor(Op::kScatter, input);
+  check_divisible(Op::kScatter, input, size);
+  const bool fits = output.dim() > 0 && input.numel() == output.numel() * size &&
+                    input.dim() == output.dim() &&
+                    input.sizes().slice(1) == output.sizes().slice(1) &&
+                    input.scalar_type() == output.scalar_type();
+  if (!fits) {
+    throw ConfigError(
+        "scatter",
+        fmt::format(
+            "input must be {} outputs along dimension 0; got input {}, output {}",
+            size,
+            shape_text(input),
+            shape_text(output)));
+  }
+}
+
 /// `tensor` without its history, which an operation must not keep alive. Most have none, and
 /// detach() costs as much as a small operation.
 at::Tensor plain(const at::Tensor& tensor) {
@@ -197,8 +216,29 @@ Pending Group::start(Collective collective, at::Tensor result) {
   return {std::move(result), transport_->start(std::move(collective), timeout_), timeout_};
 }
 
+void Group::refuse(Op op, const at::Tensor& argument) {
+  if (size() == 1) {
+    return;
+  }
+  try {
+    start(comm::refusal_of(op, argument), {}).wait();
+  } catch (const CommError&) {
+    // The others have heard, or are gone; this rank throws its own error.
+  }
+}
+
+template <typename Check>
+void Group::checked(Op op, const at::Tensor& argument, const Check& check) {
+  try {
+    check();
+  } catch (const ConfigError&) {
+    refuse(op, argument);
+    throw;
+  }
+}
+
 Pending Group::all_reduce(at::Tensor tensor, ReduceOp op) {
-  check_reducible(Op::kAllReduce, tensor, op);
+  checked(Op::kAllReduce, tensor, [&] { check_reducible(Op::kAllReduce, tensor, op); });
   if (size() == 1) {
     return Pending(std::move(tensor));
   }
@@ -206,15 +246,19 @@ Pending Group::all_reduce(at::Tensor tensor, ReduceOp op) {
 }
 
 Pending Group::reduce_scatter(const at::Tensor& input, ReduceOp op) {
-  check_reducible(Op::kReduceScatter, input, op);
-  check_divisible(Op::kReduceScatter, input, size());
+  checked(Op::kReduceScatter, input, [&] {
+    check_reducible(Op::kReduceScatter, input, op);
+    check_divisible(Op::kReduceScatter, input, size());
+  });
   return size() == 1 ? Pending(input) : reduce_scatter_into(scaled(input, 1, size()), input, op);
 }
 
 Pending Group::reduce_scatter_into(at::Tensor output, const at::Tensor& input, ReduceOp op) {
-  check_reducible(Op::kReduceScatter, input, op);
-  check_divisible(Op::kReduceScatter, input, size());
-  check_output(Op::kReduceScatter, output, input, 1, size());
+  checked(Op::kReduceScatter, input, [&] {
+    check_reducible(Op::kReduceScatter, input, op);
+    check_divisible(Op::kReduceScatter, input, size());
+    check_output(Op::kReduceScatter, output, input, 1, size());
+  });
   if (size() == 1) {
     output.detach().copy_(input);
     return Pending(std::move(output));
@@ -225,15 +269,18 @@ Pending Group::reduce_scatter_into(at::Tensor output, const at::Tensor& input, R
 }
 
 Pending Group::all_gather(const at::Tensor& input) {
-  check_tensor(Op::kAllGather, input);
+  checked(Op::kAllGather, input, [&] { check_tensor(Op::kAllGather, input); });
   const at::Tensor rows = input.dim() == 0 ? input.reshape({1}) : input;
   return size() == 1 ? Pending(rows) : all_gather_into(scaled(rows, size(), 1), rows);
 }
 
 Pending Group::all_gather_into(at::Tensor output, const at::Tensor& input) {
-  check_tensor(Op::kAllGather, input);
-  const at::Tensor rows = input.dim() == 0 ? input.reshape({1}) : input;
-  check_output(Op::kAllGather, output, rows, size(), 1);
+  at::Tensor rows = input;
+  checked(Op::kAllGather, input, [&] {
+    check_tensor(Op::kAllGather, input);
+    rows = input.dim() == 0 ? input.reshape({1}) : input;
+    check_output(Op::kAllGather, output, rows, size(), 1);
+  });
   if (size() == 1) {
     output.detach().copy_(rows);
     return Pending(std::move(output));
@@ -242,15 +289,19 @@ Pending Group::all_gather_into(at::Tensor output, const at::Tensor& input) {
 }
 
 Pending Group::all_to_all(const at::Tensor& input) {
-  check_tensor(Op::kAllToAll, input);
-  check_divisible(Op::kAllToAll, input, size());
+  checked(Op::kAllToAll, input, [&] {
+    check_tensor(Op::kAllToAll, input);
+    check_divisible(Op::kAllToAll, input, size());
+  });
   return size() == 1 ? Pending(input) : all_to_all_into(scaled(input, 1, 1), input);
 }
 
 Pending Group::all_to_all_into(at::Tensor output, const at::Tensor& input) {
-  check_tensor(Op::kAllToAll, input);
-  check_divisible(Op::kAllToAll, input, size());
-  check_output(Op::kAllToAll, output, input, 1, 1);
+  checked(Op::kAllToAll, input, [&] {
+    check_tensor(Op::kAllToAll, input);
+    check_divisible(Op::kAllToAll, input, size());
+    check_output(Op::kAllToAll, output, input, 1, 1);
+  });
   if (size() == 1) {
     output.detach().copy_(input);
     return Pending(std::move(output));
@@ -259,8 +310,10 @@ Pending Group::all_to_all_into(at::Tensor output, const at::Tensor& input) {
 }
 
 Pending Group::broadcast(at::Tensor tensor, int root) {
-  check_tensor(Op::kBroadcast, tensor);
-  check_rank(Op::kBroadcast, root, size(), "root");
+  checked(Op::kBroadcast, tensor, [&] {
+    check_tensor(Op::kBroadcast, tensor);
+    check_rank(Op::kBroadcast, root, size(), "root");
+  });
   if (size() == 1) {
     return Pending(std::move(tensor));
   }
@@ -268,8 +321,10 @@ Pending Group::broadcast(at::Tensor tensor, int root) {
 }
 
 Pending Group::gather(const at::Tensor& input, int root) {
-  check_tensor(Op::kGather, input);
-  check_rank(Op::kGather, root, size(), "root");
+  checked(Op::kGather, input, [&] {
+    check_tensor(Op::kGather, input);
+    check_rank(Op::kGather, root, size(), "root");
+  });
   const at::Tensor rows = input.dim() == 0 ? input.reshape({1}) : input;
   if (size() == 1) {
     return Pending(rows);
@@ -279,26 +334,16 @@ Pending Group::gather(const at::Tensor& input, int root) {
 }
 
 Pending Group::scatter(at::Tensor output, const at::Tensor& input, int root) {
-  check_tensor(Op::kScatter, output);
-  check_rank(Op::kScatter, root, size(), "root");
+  checked(Op::kScatter, output, [&] {
+    check_tensor(Op::kScatter, output);
+    check_rank(Op::kScatter, root, size(), "root");
+    if (rank() == root) {
+      check_scatter_input(output, input, size());
+    }
+  });
   Collective collective{.op = Op::kScatter, .output = plain(output), .root = root};
   if (rank() == root) {
-    check_tensor(Op::kScatter, input);
-    check_divisible(Op::kScatter, input, size());
     collective.input = plain(input);
-    const bool fits = output.dim() > 0 && input.numel() == output.numel() * size() &&
-                      input.dim() == output.dim() &&
-                      input.sizes().slice(1) == output.sizes().slice(1) &&
-                      input.scalar_type() == output.scalar_type();
-    if (!fits) {
-      throw ConfigError(
-          "scatter",
-          fmt::format(
-              "input must be {} outputs along dimension 0; got input {}, output {}",
-              size(),
-              shape_text(input),
-              shape_text(output)));
-    }
   }
   if (size() == 1) {
     output.detach().copy_(input);

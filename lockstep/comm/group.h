@@ -41,8 +41,9 @@ class Pending {
 ///
 /// Every rank of the group must start the same operations in the same order with the same shapes
 /// and dtypes. That is checked across ranks before the payload travels: a mismatch is a CommError
-/// on every rank that names both sides, never a hang or an abort. A group of one returns its input
-/// at once, so the same program runs alone.
+/// on every rank that names both sides, never a hang or an abort. So is an argument that one rank's
+/// operation refuses with a ConfigError: that rank tells the others first, which waits for them. A
+/// group of one returns its input at once, so the same program runs alone.
 ///
 /// Cost: each operation on N > 1 ranks sends 128 bytes more per rank for that check.
 /// A Group is a handle: copies are the same group. Destroying the last one never communicates; an
@@ -92,6 +93,11 @@ class Group {
   Pending recv(const at::Tensor& tensor, int peer);
   /// Returns when every rank has called it.
   void barrier();
+  /// Tells the other ranks that this one refuses its `argument` of `op`, before it throws: their
+  /// operations fail with a message that names this rank and the argument's shape. Waits for them,
+  /// at most for the timeout, and throws nothing. Takes the place of `op`. If all ranks refuse
+  /// alike, the group stays usable.
+  void refuse(comm::Op op, const at::Tensor& argument = {});
   /// CommError if an operation on a device has failed. These are told of by the next operation; who
   /// uses their results without one, to save them, asks here, once the device is done. Local.
   void check_alive() const;
@@ -111,6 +117,9 @@ class Group {
 
  private:
   Pending start(comm::Collective collective, at::Tensor result);
+  /// Runs `check`; if it throws ConfigError, the other ranks are told first.
+  template <typename Check>
+  void checked(comm::Op op, const at::Tensor& argument, const Check& check);
   std::shared_ptr<comm::Transport> transport_;
   comm::Milliseconds timeout_{std::chrono::minutes(10)};
 };

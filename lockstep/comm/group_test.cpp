@@ -165,6 +165,35 @@ TEST_P(GroupTest, results_go_where_they_are_told) {
   });
 }
 
+TEST_P(GroupTest, an_argument_that_one_rank_refuses_is_an_error_on_all) {
+  run([&](Group group) {
+    if (group.size() == 1) {
+      return;
+    }
+    group.barrier();
+    const bool refuses = group.rank() == group.size() - 1;
+    const int64_t rows = 2 * group.size() + (refuses ? 1 : 0);
+    std::string told;
+    try {
+      group.reduce_scatter(at::ones({rows})).wait();
+    } catch (const ConfigError& error) {
+      EXPECT_TRUE(refuses) << error.what();
+      told = error.what();
+    } catch (const CommError& error) {
+      EXPECT_FALSE(refuses) << error.what();
+      told = error.what();
+    }
+    const std::string shape = std::to_string(2 * group.size() + 1);
+    EXPECT_THAT(
+        told,
+        refuses ? HasSubstr("cannot be cut into")
+                : HasSubstr(
+                      "rank " + std::to_string(group.size() - 1) +
+                      " calls reduce_scatter with an argument that it refuses, a tensor of float[" +
+                      shape + "]"));
+  });
+}
+
 TEST_P(GroupTest, tensors_from_the_group_are_reduced_like_others) {
   run([&](Group group) {
     at::Tensor own = group.empty({3, 5}, at::kBFloat16).fill_(group.rank() + 1);

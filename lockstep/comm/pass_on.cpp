@@ -25,7 +25,11 @@ Pending pass_on(const Collective& collective, Group group) {
     case Op::kRecv:
       return group.recv(it.output, it.root);
     case Op::kBarrier:
-      group.barrier();
+      if (const auto refused = refused_op(it)) {
+        group.refuse(*refused, it.input);
+      } else {
+        group.barrier();
+      }
       break;
   }
   return Pending(at::Tensor());

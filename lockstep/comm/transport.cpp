@@ -97,6 +97,14 @@ std::string tensor_text(const Fingerprint& print) {
 
 std::string Fingerprint::describe() const {
   const auto kind = static_cast<Op>(op);
+  if (kind == Op::kBarrier && root != 0) {
+    const std::string tensor = tensor_text(*this);
+    return fmt::format(
+        "{} with an argument that it refuses{}{}",
+        name_of(static_cast<Op>(root - 1)),
+        tensor.empty() ? "" : ", a tensor",
+        tensor);
+  }
   std::string argument;
   if (reduces(kind)) {
     argument = fmt::format("({})", lockstep::name_of(static_cast<ReduceOp>(reduce)));
@@ -106,12 +114,30 @@ std::string Fingerprint::describe() const {
   return name_of(kind) + argument + tensor_text(*this);
 }
 
+Collective refusal_of(Op op, const at::Tensor& argument) {
+  Collective refusal{.op = Op::kBarrier, .root = static_cast<int>(op) + 1};
+  if (argument.defined()) {
+    // Only its shape and dtype matter: one element says both.
+    refusal.input =
+        at::empty({}, at::TensorOptions(argument.scalar_type())).expand(argument.sizes());
+  }
+  return refusal;
+}
+
+std::optional<Op> refused_op(const Collective& collective) {
+  if (collective.op != Op::kBarrier || collective.root == 0) {
+    return std::nullopt;
+  }
+  return static_cast<Op>(collective.root - 1);
+}
+
 Fingerprint fingerprint_of(const Collective& collective, int64_t sequence) {
   Fingerprint print;
   print.sequence = sequence;
   print.op = static_cast<int64_t>(collective.op);
   print.reduce = reduces(collective.op) ? static_cast<int64_t>(collective.reduce) : 0;
-  print.root = has_root(collective.op) ? collective.root : 0;
+  const bool is_refusal = refused_op(collective).has_value();
+  print.root = has_root(collective.op) || is_refusal ? collective.root : 0;
   const at::Tensor& tensor = shared_tensor(collective);
   if (tensor.defined()) {
     print.dtype = static_cast<int64_t>(tensor.scalar_type());

@@ -44,7 +44,8 @@ const char* name_of(Op op);
 ///
 /// in place (output only): all_reduce, broadcast, recv. Input only: send. Both: all_gather
 /// (output = N inputs along dim 0), reduce_scatter (input = N outputs), all_to_all, gather (output
-/// defined on root alone), scatter (input defined on root alone). Neither: barrier.
+/// defined on root alone), scatter (input defined on root alone). Neither: barrier. A refusal is a
+/// barrier with a root, see refusal_of.
 struct Collective {
   Op op = Op::kBarrier;
   at::Tensor input = {};
@@ -52,6 +53,13 @@ struct Collective {
   ReduceOp reduce = ReduceOp::kSum;
   int root = 0;  ///< Root, or the peer of send and recv.
 };
+
+/// What a rank takes part in instead of `op` whose argument it refuses: a barrier that says so in
+/// its fingerprint. The other ranks' operations then fail with a message that names the rank and
+/// the argument's shape. If all ranks refuse alike, it succeeds.
+Collective refusal_of(Op op, const at::Tensor& argument);
+/// The operation that `collective` refuses; nothing if it is no refusal.
+std::optional<Op> refused_op(const Collective& collective);
 
 /// What ranks compare before an operation: everything that must be the same on each of them.
 struct Fingerprint {

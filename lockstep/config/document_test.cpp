@@ -229,8 +229,28 @@ TEST(Json, ValuesKeepTheirTextAndPlace) {
 TEST(Json, IsStrict) {
   const auto fault = [](const std::string& text) { return fault_of(text, Format::kJson); };
   EXPECT_THAT(fault(""), StartsWith("[f:1:1] is no valid JSON"));
-  EXPECT_THAT(fault("{\"a\": 1,}"), StartsWith("[f:1:9] is no valid JSON"));
-  EXPECT_THAT(fault("{\n  a: 1}"), StartsWith("[f:2:3]"));
+  EXPECT_EQ(
+      fault("{\"a\": 1,}"),
+      "[f:1:8] is no valid JSON; got a comma before '}', expected none behind the last value; "
+      "remove the comma");
+  EXPECT_THAT(fault("[1,\n ]"), StartsWith("[f:1:3] is no valid JSON; got a comma before ']'"));
+  EXPECT_THAT(fault("[1,,]"), HasSubstr("it is right up to here, where it has"));
+  EXPECT_EQ(
+      fault("{\n  a: 1}"),
+      "[f:2:3] is no valid JSON; got the key a in no quotes, expected double ones; write \"a\"");
+  // Words that begin as JSON's own do are read further before they are none.
+  for (const std::string key :
+       {"train_batch_size", "true", "fp16", "null_key", "nothing", "x-1", "t", "fals"}) {
+    EXPECT_THAT(
+        fault("{\"a\": {}, " + key + " : 1}"),
+        StartsWith("[f:1:11] is no valid JSON; got the key " + key + " in no quotes"))
+        << key;
+  }
+  EXPECT_THAT(fault("{'a b': 1, 'c': 2}"), HasSubstr("it is right up to here, where it has"));
+  EXPECT_THAT(
+      fault("{'a': 1}"),
+      StartsWith("[f:1:2] is no valid JSON; got the key a in single quotes, expected double"));
+  EXPECT_THAT(fault("[yes]"), HasSubstr("it is right up to here, where it has"));
   EXPECT_THAT(fault("{\"a\": 1}\n// no\n"), StartsWith("[f:2:1]"));
   EXPECT_THAT(fault("{\"a\": no}"), StartsWith("[f:1:"));
   EXPECT_THAT(fault("{\"a\": 010}"), StartsWith("[f:1:"));
@@ -266,7 +286,9 @@ TEST(CommentedJson, IsStrictOtherwise) {
   EXPECT_THAT(fault("{,}"), StartsWith("[f:1:2] is no valid JSON"));
   EXPECT_THAT(fault("[,]"), StartsWith("[f:1:2] is no valid JSON"));
   EXPECT_THAT(fault("{\"a\": ,}"), StartsWith("[f:1:7] is no valid JSON"));
-  EXPECT_THAT(fault("{a: 1}"), StartsWith("[f:1:2] is no valid JSON"));
+  EXPECT_THAT(
+      fault("{ /* b */ a: 1}"),
+      StartsWith("[f:1:11] is no valid JSON; got the key a in no quotes"));
   EXPECT_THAT(fault("{\"a\": 1,\n \"a\": 2}"), StartsWith("[f:2:2] key 'a' is given twice"));
   EXPECT_THAT(fault("{}\n /* open"), StartsWith("[f:2:2] a comment begins here and does not end"));
   EXPECT_THAT(fault("{} /"), StartsWith("[f:1:4] is no valid JSON"));

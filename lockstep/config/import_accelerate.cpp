@@ -288,9 +288,32 @@ class Importer {
   }
 
   void parallelism(const Entry& entry) {
+    static const std::vector<std::string> known = {
+        "dp_replicate_size",
+        "dp_shard_size",
+        "tp_size",
+        "cp_size",
+        "cp_backend",
+        "cp_comm_strategy",
+        "sp_size",
+        "sp_backend",
+        "sp_seq_length",
+        "sp_seq_length_is_variable",
+        "sp_attn_implementation"};
+    const std::string prefix = "parallelism_config_";
     for (const Entry& part : entry.value.entries) {
-      const bool is_replicas = part.key.find("dp_replicate_size") != std::string::npos;
-      if (part.key.ends_with("_size") && !is_replicas && part.value.text != "1") {
+      const std::string name =
+          part.key.starts_with(prefix) ? part.key.substr(prefix.size()) : part.key;
+      if (std::find(known.begin(), known.end(), name) == known.end()) {
+        throw ConfigError(
+            where(file_, part.place),
+            fmt::format(
+                "unknown key 'parallelism_config.{}'{}", part.key, did_you_mean(name, known)));
+      }
+      // FSDP divides among all processes, whatever its mesh.
+      const bool of_data =
+          name == "dp_replicate_size" || (name == "dp_shard_size" && type_ == "FSDP");
+      if (name.ends_with("_size") && !of_data && part.value.text != "1") {
         throw ConfigError(
             where(file_, part.value.place),
             fmt::format(
@@ -299,8 +322,19 @@ class Importer {
                 part.key,
                 part.value.text));
       }
+      note_mesh(name, part);
     }
     import_.without_meaning.push_back(entry.key);
+  }
+
+  void note_mesh(const std::string& name, const Entry& part) {
+    if (type_ == "FSDP" && name == "dp_replicate_size" && part.value.text != "1") {
+      import_.notes.push_back(fmt::format(
+          "{}: {}: the copies that groups of processes keep are for the program to ask for, as "
+          "ShardingStrategy::kHybridShard; without, the numbers are the same",
+          part.key,
+          part.value.text));
+    }
   }
 
   const Document& file_;

@@ -165,13 +165,102 @@ TEST(ImportAccelerate, WhatElseFsdpSaysIsLeftToTheProgramAndListed) {
           "fsdp_config.fsdp_transformer_layer_cls_to_wrap", "fsdp_config.fsdp_use_orig_params"));
   EXPECT_THAT(
       fault_of("distributed_type: FSDP\nfsdp_config: {fsdp_sharding_strategy: SOME}\n"),
-      AllOf(StartsWith("[a.yaml:2:39] "), HasSubstr("got 'SOME', expected FULL_SHARD")));
+      AllOf(StartsWith("[a.yaml:2:39] "), HasSubstr("got 'SOME', expected one of FULL_SHARD")));
   EXPECT_THAT(
       fault_of("distributed_type: FSDP\nfsdp_config: {fsdp_shard: x}\n"),
       HasSubstr("unknown key 'fsdp_config.fsdp_shard'"));
   EXPECT_THAT(
       import_of("distributed_type: MULTI_CPU\nfsdp_config: {fsdp_version: 1}\n").without_meaning,
       Contains("fsdp_config"));
+}
+
+TEST(ImportAccelerate, WordsThatFsdpHasNotAreErrors) {
+  const std::string type = "distributed_type: FSDP\nfsdp_config: ";
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"fsdp_sharding_strategy: SHARDY", "[a.yaml:2:39] fsdp_config.fsdp_sharding_strategy makes"},
+      {"fsdp_sharding_strategy: FUL_SHARD", "did you mean 'FULL_SHARD'?"},
+      {"fsdp_version: 2, fsdp_sharding_strategy: SHARDY", "got 'SHARDY', expected one of FULL_"},
+      {"fsdp_version: 2, fsdp_reshard_after_forward: SHARDY", "got 'SHARDY', expected true or"},
+      {"fsdp_auto_wrap_policy: TRANS_WRAP",
+       "got 'TRANS_WRAP', expected one of TRANSFORMER_BASED_WRAP, SIZE_BASED_WRAP, NO_WRAP"},
+      {"fsdp_auto_wrap_policy: no_wrp", "did you mean 'NO_WRAP'?"},
+      {"fsdp_backward_prefetch: BEFORE", "expected one of BACKWARD_PRE, BACKWARD_POST, NO_PREFET"},
+      {"fsdp_backward_prefetch: 3", "got '3', expected one of BACKWARD_PRE"},
+      {"fsdp_state_dict_type: SHARDY", "got 'SHARDY', expected one of FULL_STATE_DICT"},
+      {"fsdp_offload_params: maybe", "got 'maybe', expected true or false"},
+      {"fsdp_use_orig_params: maybe", "got 'maybe', expected true or false"},
+      {"fsdp_min_num_params: many", "got 'many', expected a whole number"},
+      {"fsdp_version: 3", "got '3', expected 1 or 2"},
+      {"fsdp_ignored_modules: head.*", "fsdp_ignored_modules: head.* cannot be imported"},
+      {"fsdp_activation_checkpointing_offload: true", "expected fsdp_activation_checkpointing: tr"},
+      {"x: 1", "unknown key 'fsdp_config.x'"},
+      {"sharding_strategy: FULL_SHARD, fsdp_sharding_strategy: NO_SHARD",
+       "fsdp_config.sharding_strategy is another name of fsdp_config.fsdp_sharding_strategy"}};
+  for (const auto& [keys, what] : cases) {
+    EXPECT_THAT(fault_of(type + "{" + keys + "}\n"), HasSubstr(what)) << keys;
+  }
+  const Import import = import_of(
+      type +
+      "{sharding_strategy: shard_grad_op, backward_prefetch: 1, state_dict_type: 3,\n"
+      "  offload_params: 'False', ignored_modules: null, auto_wrap_policy: no_wrap}\n");
+  EXPECT_EQ(import.values.settings.at("zero_stage"), "2");
+  EXPECT_THAT(import.notes, ElementsAre(HasSubstr("became zero_stage: 2")));
+}
+
+/// What Accelerate's own tests and examples configure, by what is special in each file; its own
+/// names of the files.
+TEST(ImportAccelerate, TakesOrRefusesEveryFileOfAcceleratesTests) {
+  const std::string local = "compute_environment: LOCAL_MACHINE\n";
+  const std::string fsdp =
+      "distributed_type: FSDP\nnum_processes: 1\nfsdp_config: {fsdp_activation_checkpointing: "
+      "false, fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_offload_params: false, "
+      "fsdp_state_dict_type: SHARDED_STATE_DICT, ";
+  const std::vector<std::pair<std::string, std::string>> taken = {
+      {"0_11_0, 0_12_0",
+       local + "distributed_type: 'NO'\ndeepspeed_config: {}\nfsdp_config: {}\n"
+               "main_process_ip: null\nmain_process_port: null\nmixed_precision: 'no'\n"},
+      {"latest, downcast",
+       "distributed_type: 'NO'\nmegatron_lm_config: {}\ndowncast_bf16: 'no'\ngpu_ids: all\n"
+       "tpu_name: a\ntpu_zone: b\ncommands: null\ncommand_file: c.sh\nrdzv_backend: static\n"},
+      {"latest_fsdp",
+       local + fsdp +
+           "fsdp_backward_prefetch: BACKWARD_PRE, fsdp_cpu_ram_efficient_loading: true, "
+           "fsdp_forward_prefetch: false, fsdp_ignored_modules: null, fsdp_sharding_strategy: "
+           "FULL_SHARD, fsdp_sync_module_states: true, fsdp_transformer_layer_cls_to_wrap: "
+           "BertLayer, fsdp_use_orig_params: true}\n"},
+      {"0_28_0_mpi",
+       "distributed_type: MULTI_CPU\nmpirun_config: {mpirun_ccl: '1', mpirun_hostfile: /h}\n"
+       "num_machines: 4\nnum_processes: 16\nuse_cpu: true\ntpu_env: []\n"},
+      {"debug, one_proc", local + "debug: True\nnum_processes: 1\ndistributed_type: 'NO'\n"},
+      {"validate_launch_cmd",
+       "distributed_type: 'NO'\nfsdp_config: {fsdp_sync_module_states: false}\n"
+       "deepspeed_config: {deepspeed_config_file: path/to/be/ignored}\n"},
+      {"fsdp2", local + "distributed_type: FSDP\nfsdp_config: {fsdp_version: 2}\n"},
+      {"nd without context parallelism",
+       fsdp + "fsdp_reshard_after_forward: true, fsdp_version: 2}\nparallelism_config: "
+              "{parallelism_config_cp_size: 1, parallelism_config_dp_replicate_size: 2, "
+              "parallelism_config_dp_shard_size: 2, parallelism_config_tp_size: 1}\n"}};
+  for (const auto& [name, text] : taken) {
+    EXPECT_EQ(fault_of(text), "") << name;
+  }
+  const std::vector<std::vector<std::string>> refused = {
+      {"0_30_0_sagemaker",
+       "compute_environment: AMAZON_SAGEMAKER\ndistributed_type: NO\n",
+       "compute_environment AMAZON_SAGEMAKER cannot be imported"},
+      {"0_34_0_fp8",
+       "distributed_type: MULTI_GPU\nmixed_precision: fp8\nfp8_config: {backend: TE}\n",
+       "mixed_precision fp8 cannot be imported"},
+      {"fsdp", "distributed_type: MEGATRON_LM\nfsdp_config: {x: 1}\n", "MEGATRON_LM cannot be"},
+      {"invalid_keys", "distributed_type: 'NO'\ninvalid_key: \"a\"\n", "unknown key 'invalid_key'"},
+      {"nd",
+       fsdp + "fsdp_version: 2}\nparallelism_config: {parallelism_config_cp_size: 4}\n",
+       "parallelism_config_cp_size: 4 cannot be imported"},
+      {"a slip",
+       fsdp + "fsdp_version: 2}\nparallelism_config: {parallelism_config_dp_shardsize: 4}\n",
+       "unknown key 'parallelism_config.parallelism_config_dp_shardsize'; did you mean"}};
+  for (const std::vector<std::string>& each : refused) {
+    EXPECT_THAT(fault_of(each[1]), HasSubstr(each[2])) << each[0];
+  }
 }
 
 TEST(ImportAccelerate, EveryGoldenFileThatIsTakenIsAValidConfiguration) {

@@ -1,5 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cctype>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
@@ -67,9 +72,78 @@ class Walker {
   Place place_;
 };
 
-class Handler : public nlohmann::json_sax<Json> {
+bool is_word(char c) {
+  return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-' || c == '.';
+}
+
+/// Where the last character before `at` stands that is no space; npos if there is none.
+size_t before_blanks(std::string_view text, size_t at) {
+  return at == 0 ? std::string_view::npos : text.find_last_not_of(" \t\r\n", at - 1);
+}
+
+/// An offset in a text, and what is wrong there.
+struct JsonFault {
+  size_t at;
+  std::string what;
+};
+
+/// The comma before a bracket that closes at `at`, if there is one behind a value.
+std::optional<JsonFault> trailing_comma(std::string_view text, size_t at) {
+  if (at >= text.size() || (text[at] != '}' && text[at] != ']')) {
+    return std::nullopt;
+  }
+  const size_t comma = before_blanks(text, at);
+  const size_t value = comma == std::string_view::npos ? comma : before_blanks(text, comma);
+  constexpr std::string_view kNoValue = ",:[{";
+  if (value == std::string_view::npos || text[comma] != ',' ||
+      kNoValue.find(text[value]) != std::string_view::npos) {
+    return std::nullopt;
+  }
+  return JsonFault{
+      comma,
+      fmt::format(
+          "is no valid JSON; got a comma before '{}', expected none behind the last value; remove "
+          "the comma",
+          text[at])};
+}
+
+/// The word at `at`, if it stands where a key does; in single quotes or none.
+std::optional<JsonFault> unquoted_key(std::string_view text, size_t at) {
+  if (at > 0 && (at >= text.size() || !is_word(text[at])) && is_word(text[at - 1])) {
+    --at;  // The character behind a word told the parser that it is none of its words.
+  }
+  if (at >= text.size()) {
+    return std::nullopt;
+  }
+  const bool single = text[at] == '\'';
+  size_t begin = single ? at + 1 : at;
+  while (!single && begin > 0 && is_word(text[begin - 1])) {
+    --begin;
+  }
+  size_t end = begin;
+  while (end < text.size() && is_word(text[end])) {
+    ++end;
+  }
+  const size_t start = single ? at : begin;
+  const size_t before = before_blanks(text, start);
+  const size_t behind = text.find_first_not_of(single ? "' \t\r\n" : " \t\r\n", end);
+  const bool is_key = end > begin && before != std::string_view::npos &&
+                      (text[before] == '{' || text[before] == ',') &&
+                      behind != std::string_view::npos && text[behind] == ':';
+  if (!is_key) {
+    return std::nullopt;
+  }
+  return JsonFault{
+      start,
+      fmt::format(
+          "is no valid JSON; got the key {0} in {1} quotes, expected double ones; write \"{0}\"",
+          text.substr(begin, end - begin),
+          single ? "single" : "no")};
+}
+
+class JsonHandler : public nlohmann::json_sax<Json> {
  public:
-  Handler(std::string_view text, TreeBuilder& builder)
+  JsonHandler(std::string_view text, TreeBuilder& builder)
       : text_(text), builder_(builder), walker_(text) {}
 
   bool null() override {
@@ -100,9 +174,15 @@ class Handler : public nlohmann::json_sax<Json> {
       std::size_t position,
       const std::string& token,
       const nlohmann::detail::exception& /*error*/) override {
+    const size_t at = position == 0 ? 0 : position - 1;
+    for (const auto& fault : {trailing_comma(text_, at), unquoted_key(text_, at)}) {
+      if (fault) {
+        builder_.fail(place_at(text_, fault->at), fault->what);
+      }
+    }
     const std::string got = token.substr(token.size() - std::min<size_t>(token.size(), 20));
     builder_.fail(
-        place_at(text_, position == 0 ? 0 : position - 1),
+        place_at(text_, at),
         fmt::format(
             "is no valid JSON; it is right up to here, {}",
             position > text_.size() ? "where it ends too early" : "where it has '" + got + "'"));
@@ -140,7 +220,7 @@ Place place_at(std::string_view text, size_t offset) {
 }
 
 void read_json(std::string_view text, TreeBuilder& builder) {
-  Handler handler(text, builder);
+  JsonHandler handler(text, builder);
   Json::sax_parse(text, &handler);
 }
 

@@ -63,7 +63,7 @@ std::optional<double> decimal_number(const std::string& text) {
                                                                    : std::nullopt;
 }
 
-std::string number_hint(const std::string& text) {
+std::string number_hint(const std::string& text, double least, double most) {
   std::string bare = text;
   bare.erase(std::remove(bare.begin(), bare.end(), '_'), bare.end());
   if (bare.empty() || bare.find_first_not_of("0123456789abcdefABCDEFxX+-.") != std::string::npos ||
@@ -74,7 +74,7 @@ std::string number_hint(const std::string& text) {
   const double number = std::strtod(bare.c_str(), &end);
   constexpr double kMost = 1e15;  // Up to here each whole number is a double of its own.
   if (end != bare.c_str() + bare.size() || std::trunc(number) != number ||
-      std::abs(number) > kMost) {
+      std::abs(number) > kMost || number < least || number > most) {
     return "";
   }
   return fmt::format("; write {}", static_cast<int64_t>(number));

@@ -19,8 +19,9 @@ std::optional<int64_t> whole_number(const std::string& text);
 /// are none.
 std::optional<double> decimal_number(const std::string& text);
 
-/// For text that is no whole_number but looks like one: "; write 16". Else nothing.
-std::string number_hint(const std::string& text);
+/// Advice on text that is no whole_number but means one from `least` to `most`: "; write 16". Else
+/// nothing.
+std::string number_hint(const std::string& text, double least, double most);
 
 /// `text` as it may stand behind `key: ` in YAML, for any reader to take as text: in double quotes
 /// if it could be taken for anything else.

@@ -56,15 +56,21 @@ TEST(DecimalNumber, TakesDigitsAndAPoint) {
 }
 
 TEST(NumberHint, SaysWhatWasMeant) {
-  EXPECT_EQ(number_hint("1e3"), "; write 1000");
-  EXPECT_EQ(number_hint("0x10"), "; write 16");
-  EXPECT_EQ(number_hint("1_000"), "; write 1000");
-  EXPECT_EQ(number_hint("010"), "; write 10");
-  EXPECT_EQ(number_hint("+4"), "; write 4");
-  EXPECT_EQ(number_hint("2.0"), "; write 2");
+  EXPECT_EQ(number_hint("1e3", 0, 1e6), "; write 1000");
+  EXPECT_EQ(number_hint("0x10", 0, 1e6), "; write 16");
+  EXPECT_EQ(number_hint("1_000", 0, 1e6), "; write 1000");
+  EXPECT_EQ(number_hint("010", 0, 1e6), "; write 10");
+  EXPECT_EQ(number_hint("+4", 0, 1e6), "; write 4");
+  EXPECT_EQ(number_hint("2.0", 0, 1e6), "; write 2");
   for (const char* text : {"", "two", "2.5", "1e300", "-", "e", "4 GPUs", "deadbeef"}) {
-    EXPECT_EQ(number_hint(text), "") << text;
+    EXPECT_EQ(number_hint(text, 0, 1e6), "") << text;
   }
+}
+
+TEST(NumberHint, IsNoneForWhatIsNotAllowed) {
+  EXPECT_EQ(number_hint("-1", 0, 1e6), "");
+  EXPECT_EQ(number_hint("0x0", 1, 1e6), "");
+  EXPECT_EQ(number_hint("1e7", 0, 1e6), "");
 }
 
 TEST(YamlText, ComesBackAsItWent) {

@@ -53,19 +53,20 @@ void check_value(
   bool fits = !text.empty();
   std::string expected = expected_of(spec);
   std::string hint;
+  const auto min = static_cast<double>(spec.min);
+  const auto max = static_cast<double>(spec.max);
   if (spec.type == Type::kInteger) {
     const auto number = whole_number(text);
     fits = (number && *number >= spec.min && *number <= spec.max) || is_choice();
-    hint = number ? "" : number_hint(text);
+    hint = number ? "" : number_hint(text, min, max);
   } else if (spec.type == Type::kChoice) {
     fits = is_choice();
   } else if (spec.type == Type::kBoolean) {
     fits = truth_value(text).has_value();
   } else if (spec.type == Type::kSeconds) {
     const auto seconds = decimal_number(text);
-    fits = seconds && *seconds >= static_cast<double>(spec.min) &&
-           *seconds <= static_cast<double>(spec.max);
-    hint = seconds ? "" : number_hint(text);
+    fits = seconds && *seconds >= min && *seconds <= max;
+    hint = seconds ? "" : number_hint(text, min, max);
   } else if (fits && spec.check != nullptr) {
     const std::string wanted = spec.check(text);
     fits = wanted.empty();

@@ -18,9 +18,9 @@ Place place_of(const YAML::Mark& mark) {
 }
 
 /// yaml-cpp's events, from which nothing recursive is built before its depth is known.
-class Handler : public YAML::EventHandler {
+class YamlHandler : public YAML::EventHandler {
  public:
-  Handler(std::string_view text, TreeBuilder& builder) : text_(text), builder_(builder) {}
+  YamlHandler(std::string_view text, TreeBuilder& builder) : text_(text), builder_(builder) {}
 
   void OnDocumentStart(const YAML::Mark& /*mark*/) override {}
   void OnDocumentEnd() override {}
@@ -192,7 +192,7 @@ void read_yaml(std::string_view text, TreeBuilder& builder) {
   std::istringstream stream{std::string(text)};
   try {
     YAML::Parser parser(stream);
-    Handler handler(text, builder);
+    YamlHandler handler(text, builder);
     if (parser.HandleNextDocument(handler)) {
       Refusal refusal(builder);
       parser.HandleNextDocument(refusal);

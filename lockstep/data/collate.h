@@ -16,7 +16,9 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/data/dataset.h"
+#include "lockstep/data/dataset_check.h"
 #include "lockstep/data/nested.h"
+#include "lockstep/data/sample_random.h"
 
 namespace lockstep::data {
 
@@ -198,8 +200,10 @@ class Collated<D, Collate> {
     std::vector<Sample> samples;
     samples.reserve(indices.size());
     for (const int64_t index : indices) {
+      begin_sample(index);
       samples.push_back(dataset_.get(index));
     }
+    end_samples();
     return collate_(std::move(samples));
   }
   const D& dataset() const { return dataset_; }
@@ -227,8 +231,17 @@ class Collated<D, Collate> {
 /// `Loader(collated(sentences, [](std::vector<at::Tensor> s) { return pad_sequences(s); }))`.
 /// `collate`: std::vector of samples -> batch, called from several threads at once, const.
 template <typename D, typename Collate = DefaultCollate>
-requires(SampleDataset<D> || IterableDataset<D>) auto collated(D dataset, Collate collate = {}) {
-  return Collated<D, Collate>(std::move(dataset), std::move(collate));
+auto collated(D dataset, Collate collate = {}) {
+  if constexpr (SampleDataset<D> || IterableDataset<D>) {
+    return Collated<D, Collate>(std::move(dataset), std::move(collate));
+  } else {
+    constexpr DatasetProblem kProblem = problem_of_dataset<D>();
+    explain_dataset_problem<kProblem>();
+    static_assert(
+        kProblem != DatasetProblem::kNone,
+        "this data set makes batches itself; give it to the Loader without collated()");
+    return RefusedDataset();
+  }
 }
 
 /// One batch of an iterable dataset, by its own collate() if it has one.

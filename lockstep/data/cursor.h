@@ -11,7 +11,8 @@ namespace lockstep::data {
 /// says exactly which batches are still to come, so it is all a checkpoint keeps of a loader. In
 /// another number of ranks or batch size LoaderCore::resharded() goes on where it was.
 struct Cursor {
-  uint64_t seed = 0;    ///< Of the sampler; 0 if its order depends on none.
+  uint64_t seed =
+      0;  ///< Of the sampler; 0 if its order depends on none. Of a SequenceDataset its length.
   int64_t epoch = 0;    ///< Of the running or next pass.
   int64_t batches = 0;  ///< Batches of that pass already handed out to this rank.
   /// Samples of the epoch's order that all ranks together had consumed before the pass's batch 0:

@@ -221,7 +221,8 @@ TEST(Dispatcher, SendsWhatThisRankKeepsOnItsWayAndNotOnTheLoopsThread) {
           std::make_shared<ShardPlan>(SequentialSampler(20).order(0), layout),
           0,
           RankRange{.first = 0, .count = 2},
-          LoaderOptions());
+          LoaderOptions(),
+          RandomKey());
     }
     std::atomic<int> sent{0};
     Dispatcher<Numbers::Batch> dispatcher(

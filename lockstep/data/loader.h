@@ -1,19 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <iterator>
 #include <memory>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "lockstep/data/batch.h"
 #include "lockstep/data/collate.h"
 #include "lockstep/data/copy_ahead.h"
 #include "lockstep/data/dataset.h"
+#include "lockstep/data/dataset_check.h"
 #include "lockstep/data/dispatcher.h"
 #include "lockstep/data/loader_core.h"
+#include "lockstep/data/sequence_dataset.h"
 #include "lockstep/data/steps.h"
 #include "lockstep/data/stream_steps.h"
 
@@ -30,11 +35,27 @@ requires(IterableDataset<D> && !Dataset<D>) struct BatchOfDataset<D> {
       decltype(collate_samples(std::declval<const D&>(), std::declval<std::vector<SampleOf<D>>>()));
 };
 
+/// A Loader over what is no data set: the compiler says why in one line, and then nothing more.
+template <typename D>
+class Loader {
+ public:
+  explicit Loader(D /*dataset*/, const LoaderOptions& /*options*/ = {}) { explain(); }
+  Loader(D, const LoaderOptions&, const std::shared_ptr<const Sampler>&) { explain(); }
+  Batch* begin() { return nullptr; }
+  Batch* end() { return nullptr; }
+  std::shared_ptr<LoaderCore> core() const { return nullptr; }
+
+ private:
+  static void explain() { explain_dataset_problem<problem_of_dataset<D>()>(); }
+};
+
 /// Hands out a dataset in batches: `for (auto& batch : loader)` is one pass over it.
 ///
 /// - Pass k follows epoch k's order; nobody has to call set_epoch.
 /// - Worker threads compute up to workers + prefetch_batches batches ahead. The batches and their
 ///   order are the same for any number of workers. No thread lives outside a pass.
+/// - Random numbers that the dataset draws from torch depend on seed, epoch and sample alone; see
+///   SampleRandomScope.
 /// - What the dataset throws for a batch is thrown where that batch would have been handed out, and
 ///   again by an iterator that is incremented again.
 /// - With a device, batches ahead are copied there on a stream of their own, and wait there; see
@@ -50,7 +71,7 @@ requires(IterableDataset<D> && !Dataset<D>) struct BatchOfDataset<D> {
 /// on the device where there is one.
 /// Thread safety: none; a loader belongs to one thread at a time.
 template <typename D>
-requires(Dataset<D> || IterableDataset<D>) class Loader {
+requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
  public:
   using Batch = typename BatchOfDataset<D>::Type;
 
@@ -62,6 +83,9 @@ requires(Dataset<D> || IterableDataset<D>) class Loader {
       SourceInfo info{.streamed = !Dataset<D>, .transferable = Transferable<Batch>};
       if constexpr (SizedDataset<D>) {
         info.samples = dataset.size();
+      }
+      if constexpr (std::is_same_v<D, SequenceDataset>) {
+        info.sequences = {.rows = dataset.rows(), .length = dataset.length()};
       }
       return info;
     }
@@ -156,7 +180,8 @@ requires(Dataset<D> || IterableDataset<D>) class Loader {
             plan_,
             core.cursor().batches,
             ranks,
-            core.options());
+            core.options(),
+            core.random_key());
       } else {
         return std::make_unique<StreamSteps<D, Item>>(
             state->dataset,
@@ -204,14 +229,18 @@ requires(Dataset<D> || IterableDataset<D>) class Loader {
   /// ConfigError, naming the option, for one out of range; and for a dataset without samples.
   explicit Loader(D dataset, const LoaderOptions& options = {})
       : state_(std::make_shared<State>(std::move(dataset), options, nullptr)) {}
-  /// Follows `sampler`, which decides the order: `shuffle` and `seed` must be left alone.
+  /// Follows `sampler`, which decides the order: `shuffle` must be left alone, and `seed` is that
+  /// of the dataset's random numbers alone.
   Loader(D dataset, const LoaderOptions& options, std::shared_ptr<const Sampler> sampler) requires
       Dataset<D> : state_(std::make_shared<State>(
                        std::move(dataset), options, require_sampler(std::move(sampler)))) {}
 
+  /// An empty handle, as Accelerator::free_memory leaves it. Using it is a ConfigError.
+  explicit Loader(std::nullptr_t) {}
+
   /// Begins a pass. ConfigError if one is running: two at a time would share one position.
   Iterator begin() {
-    auto pass = std::make_unique<Pass>(state_, *skip_);
+    auto pass = std::make_unique<Pass>(state(), *skip_);
     *skip_ = 0;
     pass->start();
     return Iterator(std::move(pass));
@@ -220,59 +249,66 @@ requires(Dataset<D> || IterableDataset<D>) class Loader {
 
   /// Batches of this rank in the running or next pass: fewer than usual in one that goes on where
   /// another layout was left.
-  int64_t size() const requires SizedDataset<D> { return state_->core.layout().size(); }
+  int64_t size() const requires SizedDataset<D> { return state()->core.layout().size(); }
   /// As the options say: of one rank, or of all ranks together when batches are split.
-  int64_t batch_size() const { return state_->core.options().batch_size; }
+  int64_t batch_size() const { return state()->core.options().batch_size; }
   /// Samples all ranks together take in one full step.
-  int64_t total_batch_size() const { return state_->core.layout().round_rows(); }
+  int64_t total_batch_size() const { return state()->core.layout().round_rows(); }
   /// Samples in a pass over all ranks: the dataset's size, or the sampler's if one was given.
-  int64_t dataset_size() const requires SizedDataset<D> { return state_->core.layout().samples(); }
-  const D& dataset() const { return state_->dataset; }
+  int64_t dataset_size() const requires SizedDataset<D> { return state()->core.layout().samples(); }
+  const D& dataset() const { return state()->dataset; }
 
   /// Leaves this loader only the batches of one rank. ConfigError during a pass, and if it was
   /// sharded otherwise before; sharding again in the same way does nothing.
   /// Collective over `group`, that of the ranks, if `spec` asks for dispatch_batches; not used
   /// else.
   void shard(const ShardSpec& spec, Group group = {}) {
-    state_->core.shard(spec, std::move(group));
+    state()->core.shard(spec, std::move(group));
   }
-  bool is_sharded() const { return state_->core.is_sharded(); }
+  bool is_sharded() const { return state()->core.is_sharded(); }
 
   /// Epoch of the running or next pass.
-  int64_t epoch() const { return state_->core.epoch(); }
+  int64_t epoch() const { return state()->core.epoch(); }
   /// Position of this rank: inside the loop it counts the current batch, after a full pass it is
   /// {epoch + 1, 0}. After a loop left early it is where the loop was left: a job that stops there
   /// and is resumed misses nothing, while one that goes on begins the next epoch.
-  Cursor cursor() const { return state_->core.cursor(); }
+  Cursor cursor() const { return state()->core.cursor(); }
   /// The next pass resumes there. ConfigError for another seed, for a position past the end of the
   /// epoch, and during a pass. A cursor at the very end makes the next pass an empty one. One that
   /// was saved with another number of ranks or batch size goes through resharded() first.
-  void load_cursor(const Cursor& cursor) { state_->core.load_cursor(cursor); }
+  void load_cursor(const Cursor& cursor) { state()->core.load_cursor(cursor); }
   /// See LoaderCore::resharded().
   Cursor resharded(const Cursor& saved, int64_t saved_total_batch_size) const {
-    return state_->core.resharded(saved, saved_total_batch_size);
+    return state()->core.resharded(saved, saved_total_batch_size);
   }
 
   /// Replaces the one to be told of passes and batches, from the next pass on; null for none.
   void set_observer(std::shared_ptr<LoaderObserver> observer) {
-    state_->core.set_observer(std::move(observer));
+    state()->core.set_observer(std::move(observer));
   }
   /// What the observer gets to know this loader by.
-  const void* id() const { return &state_->core; }
+  const void* id() const { return &state()->core; }
   /// The part that does not depend on the dataset's type, for code that keeps loaders of many.
   std::shared_ptr<LoaderCore> core() const {
-    return std::shared_ptr<LoaderCore>(state_, &state_->core);
+    return std::shared_ptr<LoaderCore>(state(), &state_->core);
   }
 
   /// See skip_first_batches().
   Loader skipping(int64_t batches) const {
-    state_->core.check_skip(batches);
+    state()->core.check_skip(batches);
     Loader loader = *this;
     loader.skip_ = std::make_shared<int64_t>(batches);
     return loader;
   }
 
  private:
+  const std::shared_ptr<State>& state() const {
+    if (!state_) {
+      refuse_empty_loader();
+    }
+    return state_;
+  }
+
   std::shared_ptr<State> state_;
   std::shared_ptr<int64_t> skip_ = std::make_shared<int64_t>(0);  ///< Of this handle's next pass.
 };

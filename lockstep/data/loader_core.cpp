@@ -25,22 +25,18 @@ std::shared_ptr<const Sampler> choose_sampler(
     const LoaderOptions& options,
     std::shared_ptr<const Sampler> sampler) {
   const auto refuse_shuffle = [&](const char* why, const char* instead) {
-    if (options.shuffle || options.seed != 0) {
-      throw ConfigError(
-          "Loader",
-          fmt::format(
-              "{}; got shuffle = {}, seed = {}; {}", why, options.shuffle, options.seed, instead));
+    if (options.shuffle) {
+      throw ConfigError("Loader", fmt::format("{}; got shuffle = true; {}", why, instead));
     }
   };
   if (source.streamed) {
     refuse_shuffle(
-        "an iterable dataset decides its own order", "leave both out and shuffle in stream(epoch)");
+        "an iterable dataset decides its own order", "leave it out and shuffle in stream(epoch)");
     return nullptr;
   }
   if (sampler) {
     refuse_shuffle(
-        "shuffle and seed have no effect beside a sampler",
-        "give the seed to the sampler and leave both out");
+        "shuffle has no effect beside a sampler, which decides the order", "leave it out");
     return sampler;
   }
   if (options.shuffle) {
@@ -78,7 +74,23 @@ void check_device(const SourceInfo& source, const std::optional<at::Device>& dev
   }
 }
 
-LoaderOptions checked(const SourceInfo& source, const LoaderOptions& options) {
+void check_sequences(const SequenceForm& form, const LoaderOptions& options, bool has_sampler) {
+  if (form.rows > 0 && (options.shuffle || has_sampler || options.batch_size != form.rows)) {
+    throw ConfigError(
+        "Loader",
+        fmt::format(
+            "the rows of a SequenceDataset go on from batch to batch, in order; got batch_size = "
+            "{}, shuffle = {}, {} sampler, expected batch_size = {} and neither; try "
+            "sequence_loader()",
+            options.batch_size,
+            options.shuffle,
+            has_sampler ? "a" : "no",
+            form.rows));
+  }
+}
+
+LoaderOptions checked(const SourceInfo& source, const LoaderOptions& options, bool has_sampler) {
+  check_sequences(source.sequences, options, has_sampler);
   check_range("batch_size", options.batch_size, 1, int64_t{1} << 40);
   check_range("workers", options.workers, 0, kMaxWorkers);
   check_range("prefetch_batches", options.prefetch_batches, 0, kMaxPrefetchBatches);
@@ -138,14 +150,27 @@ std::shared_ptr<const Sampler> require_sampler(std::shared_ptr<const Sampler> sa
 LoaderCore::LoaderCore(
     const SourceInfo& source, const LoaderOptions& options, std::shared_ptr<const Sampler> sampler)
     : source_(source),
-      options_(checked(source, options)),
+      options_(checked(source, options, sampler != nullptr)),
       sampler_(choose_sampler(source, options, std::move(sampler))),
       layout_(
           require_samples(source, sampler_.get()),
           options.batch_size,
           options.drop_last,
           ShardSpec{}),
-      cursor_{.seed = sampler_ ? sampler_->seed() : 0} {}
+      cursor_{.seed = order_seed()} {
+  register_sample_random();  // Now, where few other threads use torch.
+}
+
+RandomKey LoaderCore::random_key() const {
+  return {.seed = options_.seed, .sampler_seed = sampler_ ? sampler_->seed() : 0, .epoch = epoch()};
+}
+
+uint64_t LoaderCore::order_seed() const {
+  if (source_.sequences.rows > 0) {
+    return static_cast<uint64_t>(source_.sequences.length);
+  }
+  return sampler_ ? sampler_->seed() : 0;
+}
 
 int64_t LoaderCore::max_batches(const ShardLayout& layout) const {
   // No rank has more than rank 0. What a stream's size() says is no more than a hint.
@@ -153,8 +178,22 @@ int64_t LoaderCore::max_batches(const ShardLayout& layout) const {
                           : layout.size(0);
 }
 
-void LoaderCore::shard(const ShardSpec& spec, Group group) {
+void LoaderCore::shard(const ShardSpec& asked, Group group) {
   refuse_during_pass(running_, "shard()");
+  ShardSpec spec = asked;
+  if (const int64_t rows = source_.sequences.rows; rows > 0) {
+    spec.split_batches = true;
+    if (spec.world > 0 && rows % spec.world != 0) {
+      throw ConfigError(
+          "sequence_loader",
+          fmt::format(
+              "the rows cannot be shared equally by the ranks; got {} rows for {} ranks, expected "
+              "a multiple of {}",
+              rows,
+              spec.world,
+              spec.world));
+    }
+  }
   if (sharded_) {
     if (spec == shard_) {
       return;
@@ -233,7 +272,17 @@ void LoaderCore::check_position(const Cursor& cursor, const ShardLayout& layout)
 
 void LoaderCore::check_cursor(const Cursor& cursor) const {
   refuse_during_pass(running_, "load_cursor()");
-  const uint64_t seed = sampler_ ? sampler_->seed() : 0;
+  const uint64_t seed = order_seed();
+  if (cursor.seed != seed && source_.sequences.rows > 0) {
+    throw ConfigError(
+        "sequence_loader",
+        fmt::format(
+            "the position was saved with another length; got {} time steps a batch, expected this "
+            "loader's {}; make the loader with .length = {} to go on where it was saved",
+            cursor.seed,
+            seed,
+            cursor.seed));
+  }
   if (cursor.seed != seed) {
     throw ConfigError(
         "Loader",
@@ -248,7 +297,23 @@ void LoaderCore::check_cursor(const Cursor& cursor) const {
   check_position(cursor, layout_);
 }
 
+void LoaderCore::check_rows(int64_t saved_round_rows) const {
+  const int64_t rows = source_.sequences.rows;
+  if (rows > 0 && saved_round_rows != rows) {
+    throw ConfigError(
+        "sequence_loader",
+        fmt::format(
+            "the position was saved with another number of rows, which cut the corpus at other "
+            "places; got {} rows, expected this loader's {}; make the loader with .rows = {} to go "
+            "on where it was saved",
+            saved_round_rows,
+            rows,
+            saved_round_rows));
+  }
+}
+
 Cursor LoaderCore::resharded(const Cursor& saved, int64_t saved_round_rows) const {
+  check_rows(saved_round_rows);
   // One rank that takes whole rounds is where all of the ranks together were.
   const ShardLayout before(layout_.samples(), saved_round_rows, options_.drop_last, ShardSpec{});
   check_position(saved, before);
@@ -417,6 +482,12 @@ void LoaderCore::leave_pass() noexcept {
   } catch (...) {
     log_error("[Loader] an observer threw something unknown when a pass was left");
   }
+}
+
+void refuse_empty_loader() {
+  throw ConfigError(
+      "loader",
+      "this loader is empty: free_memory() has released its data set; construct another Loader");
 }
 
 }  // namespace lockstep::data

@@ -10,6 +10,7 @@
 
 #include "lockstep/comm/group.h"
 #include "lockstep/data/cursor.h"
+#include "lockstep/data/sample_random.h"
 #include "lockstep/data/sampler.h"
 #include "lockstep/data/shard.h"
 
@@ -20,8 +21,9 @@ struct LoaderOptions {
       1;  ///< Rows a rank gets at a time; of all ranks together when batches are split.
   bool shuffle = false;    ///< A new order in every epoch, from `seed`.
   bool drop_last = false;  ///< Leave out the last round if it is not full.
-  /// Of the shuffle; without effect when nothing is shuffled. Never drawn from torch's generator,
-  /// unlike Accelerate's: ranks need not agree on one, and a resumed job sees the same order.
+  /// Of the shuffle, and of the random numbers that the dataset draws; see SampleRandomScope. Never
+  /// drawn from torch's generator, unlike Accelerate's: ranks need not agree on one, and a resumed
+  /// job sees the same order and the same numbers.
   uint64_t seed = 0;
   /// Threads that compute batches ahead; 0: none, the loop computes its own. An iterable dataset
   /// is read by one at most.
@@ -44,12 +46,19 @@ struct BatchInfo {
   std::vector<int64_t> valid_rows;  ///< Per rank: leading rows that are no duplicates.
 };
 
+/// The form of a SequenceDataset.
+struct SequenceForm {
+  int64_t rows = 0;    ///< Of all ranks together; 0: not a SequenceDataset.
+  int64_t length = 0;  ///< Time steps of a batch.
+};
+
 /// What a LoaderCore has to know of the dataset.
 struct SourceInfo {
   /// Unset: a stream of unknown length. Of a stream no more than a hint: it may yield others.
   std::optional<int64_t> samples = std::nullopt;
   bool streamed = false;      ///< An iterable dataset.
   bool transferable = false;  ///< Its batches are Transferable.
+  SequenceForm sequences = {};
 };
 
 /// Told of what a loop does with a loader, on the loop's own thread. `loader` tells loaders apart:
@@ -103,11 +112,15 @@ class LoaderCore {
   bool dispatches() const { return shard_.dispatch_batches && shard_.world > 1; }
   int64_t epoch() const { return cursor_.epoch + (left_early_ ? 1 : 0); }
   const Cursor& cursor() const { return cursor_; }
+  /// Of the running or next pass.
+  RandomKey random_key() const;
   /// A loop was left at the cursor; the next pass is the next epoch.
   bool left_early() const { return left_early_; }
   const std::shared_ptr<LoaderObserver>& observer() const { return observer_; }
 
-  /// Collective over `group` if `spec` asks for dispatching, which happens on a group of its own.
+  /// A SequenceDataset's batches are always split: a batch has its rows, however many ranks share
+  /// them. Collective over `group` if `spec` asks for dispatching, which happens on a group of its
+  /// own.
   void shard(const ShardSpec& spec, Group group = {});
   const Group& dispatch_group() const { return dispatch_group_; }
   /// As it was asked for.
@@ -126,6 +139,8 @@ class LoaderCore {
   /// drop_last leaves out at the end is what does not fill a round of this layout. ConfigError
   /// where `saved` points outside the data in its own layout.
   Cursor resharded(const Cursor& saved, int64_t saved_round_rows) const;
+  /// ConfigError where a SequenceDataset's position was saved with another number of rows.
+  void check_rows(int64_t saved_round_rows) const;
   void load_cursor(const Cursor& cursor);
   /// Batches of later passes arrive there. ConfigError for CUDA where there is none.
   void set_device(at::Device device);
@@ -147,6 +162,8 @@ class LoaderCore {
   void leave_pass() noexcept;
 
  private:
+  /// What the cursor must agree on: the sampler's seed, or the length of sequences.
+  uint64_t order_seed() const;
   /// Of any rank in a pass; of a stream, more than it could ever have.
   int64_t max_batches(const ShardLayout& layout) const;
   /// `layout`: of a whole epoch.
@@ -167,5 +184,8 @@ class LoaderCore {
   bool left_early_ =
       false;  ///< The cursor is where a loop was left; the next pass is the next epoch.
 };
+
+/// Throws the ConfigError of a loader that free_memory has emptied.
+[[noreturn]] void refuse_empty_loader();
 
 }  // namespace lockstep::data

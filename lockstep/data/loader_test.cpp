@@ -325,9 +325,6 @@ TEST(Loader, NamesTheOptionThatIsWrong) {
   EXPECT_THAT(
       [&] { Loader(Numbers(10), {.shuffle = true}, sampler); },
       ThrowsMessage<ConfigError>(HasSubstr("no effect beside a sampler")));
-  EXPECT_THAT(
-      [&] { Loader(Numbers(10), {.seed = 3}, sampler); },
-      ThrowsMessage<ConfigError>(HasSubstr("no effect beside a sampler")));
   EXPECT_THROW(Loader(Numbers(10), {}, nullptr), ConfigError);
 }
 

@@ -2,6 +2,7 @@
 #include "lockstep/data/shard.h"
 
 #include <algorithm>
+#include <unordered_map>
 #include <utility>
 
 #include <fmt/format.h>
@@ -45,6 +46,32 @@ void check(int64_t samples, int64_t batch_size, const ShardSpec& spec) {
             spec.world,
             (batch_size / spec.world + 1) * spec.world));
   }
+}
+
+/// How often each entry of `order` came before in it; empty if none did.
+std::vector<int64_t> count_visits(const std::vector<int64_t>& order) {
+  if (order.empty()) {
+    return {};
+  }
+  const auto [min, max] = std::minmax_element(order.begin(), order.end());
+  const int64_t first = *min;
+  std::vector<bool> seen(static_cast<size_t>(*max - first + 1));
+  const bool repeats = std::any_of(order.begin(), order.end(), [&](int64_t index) {
+    const auto place = static_cast<size_t>(index - first);
+    const bool before = seen[place];
+    seen[place] = true;
+    return before;
+  });
+  if (!repeats) {
+    return {};
+  }
+  std::unordered_map<int64_t, int64_t> counts;
+  std::vector<int64_t> visits;
+  visits.reserve(order.size());
+  for (const int64_t index : order) {
+    visits.push_back(counts[index]++);
+  }
+  return visits;
 }
 
 }  // namespace
@@ -105,7 +132,7 @@ int64_t ShardLayout::position(int64_t batch, int64_t row, int rank) const {
 }
 
 ShardPlan::ShardPlan(std::vector<int64_t> order, const ShardLayout& layout)
-    : order_(std::move(order)), layout_(layout) {
+    : order_(std::move(order)), visits_(count_visits(order_)), layout_(layout) {
   if (static_cast<int64_t>(order_.size()) != layout_.samples()) {
     throw ConfigError(
         "shard",
@@ -119,6 +146,7 @@ ShardPlan::ShardPlan(std::vector<int64_t> order, const ShardLayout& layout)
 ShardPlan::ShardPlan(
     std::vector<int64_t> order, int64_t batch_size, bool drop_last, const ShardSpec& spec)
     : order_(std::move(order)),
+      visits_(count_visits(order_)),
       layout_(static_cast<int64_t>(order_.size()), batch_size, drop_last, spec) {}
 
 std::vector<int64_t> ShardPlan::indices(int64_t batch) const {
@@ -127,11 +155,21 @@ std::vector<int64_t> ShardPlan::indices(int64_t batch) const {
 }
 
 std::vector<int64_t> ShardPlan::indices(int64_t batch, int rank) const {
-  std::vector<int64_t> indices(static_cast<size_t>(layout_.rows(batch, rank)));
-  for (size_t row = 0; row < indices.size(); ++row) {
-    indices[row] = order_[layout_.position(batch, static_cast<int64_t>(row), rank)];
+  return samples(batch, rank).indices;
+}
+
+BatchSamples ShardPlan::samples(int64_t batch, int rank) const {
+  BatchSamples samples;
+  samples.indices.resize(static_cast<size_t>(layout_.rows(batch, rank)));
+  samples.visits.resize(visits_.empty() ? 0 : samples.indices.size());
+  for (size_t row = 0; row < samples.indices.size(); ++row) {
+    const int64_t position = layout_.position(batch, static_cast<int64_t>(row), rank);
+    samples.indices[row] = order_[position];
+    if (!visits_.empty()) {
+      samples.visits[row] = visits_[position];
+    }
   }
-  return indices;
+  return samples;
 }
 
 }  // namespace lockstep::data

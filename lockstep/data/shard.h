@@ -84,8 +84,15 @@ class ShardLayout {
   int64_t batch_rows_;
 };
 
+/// The samples of one batch.
+struct BatchSamples {
+  std::vector<int64_t> indices;  ///< Of the dataset, one a row.
+  /// How often each came before in the epoch's order; empty if no sample comes twice in it.
+  std::vector<int64_t> visits;
+};
+
 /// One rank's batches of one epoch: a layout applied to an order. Holds the order, never the
-/// batches. Thread safety: immutable.
+/// batches; 8 bytes a sample, or 16 where the order has one twice. Thread safety: immutable.
 class ShardPlan {
  public:
   /// ConfigError if `order` has not `layout.samples()` entries.
@@ -100,9 +107,12 @@ class ShardPlan {
   std::vector<int64_t> indices(int64_t batch) const;
   /// Dataset indices of that rank's batch; empty if it has no such batch.
   std::vector<int64_t> indices(int64_t batch, int rank) const;
+  /// Of that rank's batch; empty if it has no such batch.
+  BatchSamples samples(int64_t batch, int rank) const;
 
  private:
   std::vector<int64_t> order_;
+  std::vector<int64_t> visits_;  ///< By position in the order; empty as in BatchSamples.
   ShardLayout layout_;
 };
 

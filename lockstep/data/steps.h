@@ -12,6 +12,7 @@
 #include "lockstep/data/copy_ahead.h"
 #include "lockstep/data/loader_core.h"
 #include "lockstep/data/prefetcher.h"
+#include "lockstep/data/sample_random.h"
 #include "lockstep/data/shard.h"
 
 namespace lockstep::data {
@@ -56,13 +57,14 @@ class MapSteps final : public Steps<Batch> {
  public:
   using Read = std::function<Batch(std::span<const int64_t>)>;
 
-  /// From step `begin` on. `read` is called by all workers at once.
+  /// From step `begin` on. `read` is called by all workers at once, within a SampleRandomScope.
   MapSteps(
       Read read,
       std::shared_ptr<const ShardPlan> plan,
       int64_t begin,
       RankRange ranks,
-      const LoaderOptions& options)
+      const LoaderOptions& options,
+      const RandomKey& random)
       : layout_(plan->layout()),
         ranks_(ranks),
         index_(begin),
@@ -72,10 +74,14 @@ class MapSteps final : public Steps<Batch> {
             begin * ranks.count,
             // No rank has more batches than the first one.
             layout_.size(ranks.first) * ranks.count,
-            [read = std::move(read), plan = std::move(plan), ranks](int64_t job) {
-              const std::vector<int64_t> indices = plan->indices(
+            [read = std::move(read), plan = std::move(plan), ranks, random](int64_t job) {
+              const BatchSamples samples = plan->samples(
                   job / ranks.count, ranks.first + static_cast<int>(job % ranks.count));
-              return indices.empty() ? std::nullopt : std::optional<Batch>(read(indices));
+              if (samples.indices.empty()) {
+                return std::optional<Batch>();
+              }
+              const SampleRandomScope scope(random, samples.indices, samples.visits);
+              return std::optional<Batch>(read(samples.indices));
             }) {}
 
   std::optional<Step<Batch>> next() override {

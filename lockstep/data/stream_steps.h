@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lockstep/data/dataset.h"
+#include "lockstep/data/sample_random.h"
 #include "lockstep/data/steps.h"
 
 namespace lockstep::data {
@@ -43,6 +44,7 @@ class StreamSteps final : public Steps<Batch> {
         drop_last_(core.options().drop_last),
         epoch_(core.cursor().epoch),
         begin_(core.cursor().batches),
+        random_(core.random_key()),
         ranks_(ranks),
         steps_(
             core.options().workers,
@@ -65,9 +67,12 @@ class StreamSteps final : public Steps<Batch> {
     Step<Batch> step{index, layout, {}};
     for (int rank = ranks_.first; rank < ranks_.first + ranks_.count; ++rank) {
       std::vector<Sample> samples;
+      std::vector<int64_t> positions;
       for (int64_t row = 0; row < layout.rows(index, rank); ++row) {
-        samples.push_back(take(layout.position(index, row, rank)));
+        positions.push_back(layout.position(index, row, rank));
+        samples.push_back(take(positions.back()));
       }
+      const SampleRandomScope scope(random_, positions);
       step.batches.push_back(
           samples.empty() ? std::nullopt : std::optional<Batch>(collate_(std::move(samples))));
     }
@@ -75,9 +80,11 @@ class StreamSteps final : public Steps<Batch> {
   }
 
   void read_sample() {
+    const SampleRandomScope scope(random_, {});
     if (!stream_) {
       stream_.emplace(dataset_->stream(epoch_));
     }
+    begin_sample(read_);
     std::optional<Sample> sample = (*stream_)();
     if (!sample) {
       ended_ = true;
@@ -108,6 +115,7 @@ class StreamSteps final : public Steps<Batch> {
   bool drop_last_;
   int64_t epoch_;
   int64_t begin_;
+  RandomKey random_;
   RankRange ranks_;
   // All below is touched by the reading thread alone.
   std::optional<iterable::Stream<D>> stream_;

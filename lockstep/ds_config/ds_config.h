@@ -190,7 +190,7 @@ struct Remark {
 
 struct Reading {
   DsConfig config;             ///< To be used only if there are no errors.
-  std::vector<Remark> errors;  ///< In the file's order.
+  std::vector<Remark> errors;  ///< In the file's order; those about all of it come last.
   std::vector<Remark> notes;   ///< Old names, and keys for which there is nothing to do.
 };
 

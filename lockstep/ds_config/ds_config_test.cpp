@@ -96,6 +96,37 @@ TEST(DsConfig, UnknownKeysAreErrorsAtEveryLevel) {
   }
 }
 
+TEST(DsConfig, KeysWithDotsAreUnknownAndSetNothing) {
+  const Reading both =
+      reading_with(R"("zero_optimization": {"stage": 1}, "zero_optimization.stage": 3)");
+  EXPECT_EQ(
+      lines_of(both.errors),
+      "[ds.json:2:36] unknown key 'zero_optimization.stage'; got a name with dots, expected "
+      "sections in each other; write \"zero_optimization\": {\"stage\": 3}\n");
+  EXPECT_EQ(both.config.zero.stage.value, 1);
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {R"("fp16.enabled": true)", R"(write "fp16": {"enabled": true})"},
+      {R"("zero_optimization.offload_param.device": "cpu")",
+       R"(write "zero_optimization": {"offload_param": {"device": "cpu"}})"},
+      {R"("zero_optimization": {"offload_param.device": "cpu"})",
+       R"('zero_optimization.offload_param.device'; got a name with dots, expected sections in )"
+       R"(each other; write "offload_param": {"device": "cpu"})"},
+      {R"("optimizer.params.lr": 1)", R"(write "optimizer": {"params": {"lr": 1}})"},
+      {R"("bfloat16.enabled": true)", R"(write "bfloat16": {"enabled": true})"},
+      {R"("a.b": 1)", "unknown key 'a.b'\n"}};
+  for (const auto& [keys, what] : cases) {
+    EXPECT_THAT(errors_of(keys), HasSubstr(what)) << keys;
+  }
+}
+
+TEST(DsConfig, AMisspeltBatchSizeIsNamedBeforeWhatItsAbsenceMeans) {
+  const Reading reading = reading_of(R"({"train_batch_sise": 4})");
+  ASSERT_EQ(reading.errors.size(), 2U) << lines_of(reading.errors);
+  EXPECT_EQ(
+      reading.errors[0].what, "unknown key 'train_batch_sise'; did you mean 'train_batch_size'?");
+  EXPECT_THAT(reading.errors[1].what, StartsWith("neither train_batch_size nor"));
+}
+
 TEST(DsConfig, ValuesOfAnotherTypeAreErrorsThatSayWhatToWrite) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {R"("zero_optimization": {"stage": "4"})",
@@ -278,6 +309,13 @@ TEST(DsConfig, PrecisionIsSaidOnce) {
   EXPECT_THAT(
       errors_of(R"("fp16": {"enabled": true}, "bf16": {"enabled": true})"),
       HasSubstr("two precisions; got fp16.enabled and bf16.enabled"));
+  const auto autocast_of = [](const std::string& word) {
+    return reading_with(R"("torch_autocast": {"enabled": true, "dtype": ")" + word + "\"}");
+  };
+  EXPECT_EQ(lines_of(autocast_of("torch.bfloat16").errors), "");
+  EXPECT_EQ(autocast_of("torch.bfloat16").config.precision.value, Dtype::kBfloat16);
+  EXPECT_EQ(autocast_of("torch.float16").config.precision.value, Dtype::kFloat16);
+  EXPECT_THAT(lines_of(autocast_of("torch.float32").errors), HasSubstr("expected one of"));
   EXPECT_THAT(
       errors_of(R"("torch_autocast": {"enabled": true})"),
       HasSubstr("torch_autocast has no dtype"));

@@ -2,10 +2,12 @@
 #include "lockstep/ds_config/key_reader.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "lockstep/base/split.h"
 #include "lockstep/base/suggest.h"
 #include "lockstep/base/words.h"
 
@@ -19,6 +21,14 @@ namespace {
 
 std::string path_in(const std::string& section, const std::string& key) {
   return section.empty() ? key : section + "." + key;
+}
+
+/// The value as a hint can repeat it.
+std::string value_to_write(const Node& node) {
+  if (node.kind != Node::Kind::kScalar) {
+    return "...";
+  }
+  return node.quoted ? fmt::format("\"{}\"", shown(node.text)) : shown(node.text);
 }
 
 /// Whether the value is the one that says what happens anyway.
@@ -64,6 +74,12 @@ E value_of(const std::string& text) {
 void KeyReader::check(const Node& section, const std::string& path) {
   for (const Entry& written : section.entries) {
     const std::string name = path_in(path, written.key);
+    // A key with a dot is none, though the table writes the paths of nested keys so.
+    const bool has_dot = written.key.find('.') != std::string::npos;
+    if (has_dot) {
+      unknown_dotted(written, path);
+      continue;
+    }
     const KeySpec* const spec = find_key(name);
     if (spec == nullptr) {
       unknown(written, name, keys_of(path));
@@ -220,6 +236,25 @@ void KeyReader::unknown(
       entry.place, fmt::format("unknown key '{}'{}", shown(name), did_you_mean(entry.key, known)));
 }
 
+void KeyReader::unknown_dotted(const Entry& entry, const std::string& section) {
+  const std::vector<std::string> parts = split(entry.key, '.');
+  const std::string name = path_in(section, entry.key);
+  if (find_key(path_in(section, parts.front())) == nullptr) {
+    unknown(entry, name, keys_of(section));
+    return;
+  }
+  std::string nested = fmt::format("\"{}\": {}", parts.back(), value_to_write(entry.value));
+  for (size_t i = parts.size() - 1; i > 0; --i) {
+    nested = fmt::format("\"{}\": {{{}}}", parts[i - 1], nested);
+  }
+  error(
+      entry.place,
+      fmt::format(
+          "unknown key '{}'; got a name with dots, expected sections in each other; write {}",
+          shown(name),
+          nested));
+}
+
 void KeyReader::set(const Node& node, std::vector<std::string>& value) {
   value.clear();
   if (node.kind != Node::Kind::kList) {
@@ -232,7 +267,9 @@ void KeyReader::set(const Node& node, std::vector<std::string>& value) {
 }
 
 void KeyReader::set(const Node& node, Dtype& value) {
-  const std::string word = lower(node.text);
+  std::string word = lower(node.text);
+  constexpr std::string_view kTorch = "torch.";
+  word.erase(0, word.starts_with(kTorch) ? kTorch.size() : 0);
   value = word == "float16"    ? Dtype::kFloat16
           : word == "bfloat16" ? Dtype::kBfloat16
                                : value_of<Dtype>(node.text);

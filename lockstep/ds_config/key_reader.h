@@ -72,6 +72,8 @@ class KeyReader {
   /// What `entry` is without its quotes, after a note; null if it stays as it is.
   const config::Entry* without_quotes(const KeySpec& spec, const config::Entry& entry);
   void keep(const std::string& path, Found found);
+  /// For a key such as "fp16.enabled" in `section`, which other tools flatten sections to.
+  void unknown_dotted(const config::Entry& entry, const std::string& section);
 
   static void set(const config::Node& node, bool& value) { value = *truth_of(node); }
   static void set(const config::Node& node, int64_t& value) { value = *whole_of(node); }

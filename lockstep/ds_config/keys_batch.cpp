@@ -97,8 +97,9 @@ void add_bf16(std::vector<KeySpec>& keys) {
   keys.push_back(nullable(
       {.path = "torch_autocast.dtype",
        .kind = KeyKind::kChoice,
-       .words = "needed where it is enabled; float16 and bfloat16 are the same words",
-       .choices = {"fp16", "bf16", "float16", "bfloat16"}}));
+       .words = "needed where it is enabled; float16 and torch.float16 are fp16, bfloat16 and "
+                "torch.bfloat16 are bf16",
+       .choices = {"fp16", "bf16", "float16", "bfloat16", "torch.float16", "torch.bfloat16"}}));
   keys.push_back(nullable(works(
       "torch_autocast.lower_precision_safe_modules",
       KeyKind::kTexts,

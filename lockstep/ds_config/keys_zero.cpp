@@ -125,7 +125,7 @@ void add_offload(std::vector<KeySpec>& keys) {
         KeyKind::kSection,
         optimizer ? "optimizer state off the device, and the update on the host; from stage 1 on"
                   : "each rank's part of the parameters off the device; in stage 3, together with "
-                    "offload_optimizer"))));
+                    "offload_optimizer, or, for inference, without an optimizer"))));
     keys.push_back(in_zero(
         {.path = key("device"),
          .kind = KeyKind::kChoice,

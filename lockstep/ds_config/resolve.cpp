@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include <fmt/format.h>
@@ -19,9 +21,15 @@ using config::Place;
 
 namespace {
 
-void sort_by_place(std::vector<Remark>& remarks) {
-  std::stable_sort(remarks.begin(), remarks.end(), [](const Remark& a, const Remark& b) {
-    return std::pair(a.place.line, a.place.column) < std::pair(b.place.line, b.place.column);
+/// Sorts by line and column, and puts those at `last` behind all others.
+void sort_by_place(std::vector<Remark>& remarks, std::optional<Place> last = std::nullopt) {
+  const auto order_of = [last](const Remark& remark) {
+    const bool of_file =
+        last && remark.place.line == last->line && remark.place.column == last->column;
+    return std::tuple(of_file, remark.place.line, remark.place.column);
+  };
+  std::stable_sort(remarks.begin(), remarks.end(), [&](const Remark& a, const Remark& b) {
+    return order_of(a) < order_of(b);
   });
 }
 
@@ -75,7 +83,8 @@ Reading read_ds_config(const Document& document, std::optional<int64_t> world_si
     apply_batch_rule(reader, root.place, *world_size, config);
   }
   note_clipping(reader, root.place, config);
-  sort_by_place(reading.errors);
+  // Errors about the whole file may be consequences: a key that is missing may be misspelt.
+  sort_by_place(reading.errors, root.place);
   sort_by_place(reading.notes);
   return reading;
 }

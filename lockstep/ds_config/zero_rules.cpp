@@ -110,7 +110,8 @@ void check_offload(
   }
 }
 
-void check_offloads(KeyReader& reader, ZeroSection& zero) {
+/// `trains`: the file has an optimizer, which updates what is offloaded.
+void check_offloads(KeyReader& reader, bool trains, ZeroSection& zero) {
   const char* const old_optimizer = "cpu_offload";
   const char* const old_param = "cpu_offload_param";
   read_old_offload(reader, old_optimizer, "offload_optimizer", zero.offload_optimizer);
@@ -148,11 +149,12 @@ void check_offloads(KeyReader& reader, ZeroSection& zero) {
   if (zero.offload_param.device.value == OffloadDevice::kNone) {
     return;
   }
-  if (optimizer.device.value == OffloadDevice::kNone) {
+  if (trains && optimizer.device.value == OffloadDevice::kNone) {
     fail(
         reader,
         param_device,
-        "goes with offload_optimizer only: parameters off the device are updated on the host");
+        "goes with offload_optimizer, where the file has an optimizer: parameters off the device "
+        "are updated on the host; add offload_optimizer, or, for inference, delete the optimizer");
   } else if (optimizer.ratio.value < 1) {
     fail(
         reader,
@@ -266,7 +268,7 @@ void check_optimizer(KeyReader& reader, const DsConfig& config) {
 void apply_zero_rules(KeyReader& reader, std::optional<int64_t> world_size, DsConfig& config) {
   ZeroSection& zero = config.zero;
   read_old_zero(reader, zero);
-  check_offloads(reader, zero);
+  check_offloads(reader, config.optimizer.has_value(), zero);
   check_plus_plus(reader, world_size, zero);
   check_unused(reader, zero);
   note_idle_keys(reader, config);

@@ -122,9 +122,13 @@ TEST(ZeroSection, OffloadingGoesWithAStageAndAFolder) {
 }
 
 TEST(ZeroSection, OffloadedParametersAreUpdatedOnTheHost) {
+  const std::string adam = R"("optimizer": {"type": "Adam", "params": {"lr": 1}}, )";
   EXPECT_THAT(
-      errors_of(zero(R"("stage": 3, "offload_param": {"device": "cpu"})")),
-      HasSubstr("offload_param.device goes with offload_optimizer only"));
+      errors_of(adam + zero(R"("stage": 3, "offload_param": {"device": "cpu"})")),
+      HasSubstr(
+          "offload_param.device goes with offload_optimizer, where the file has an optimizer"));
+  EXPECT_EQ(errors_of(zero(R"("stage": 3, "offload_param": {"device": "cpu"})")), "")
+      << "without an optimizer nothing is updated: inference";
   EXPECT_THAT(
       errors_of(zero(R"("stage": 3, "offload_optimizer": {"device": "cpu", "ratio": 0.5},
         "offload_param": {"device": "cpu"})")),
@@ -182,8 +186,10 @@ TEST(ZeroSection, TheOldTruthsOfOffloadingGoWithTheSameStages) {
       errors_of(zero(R"("cpu_offload": true)")),
       HasSubstr("zero_optimization.cpu_offload offloads what every rank keeps whole in stage 0"));
   EXPECT_THAT(
-      errors_of(zero(R"("stage": 3, "cpu_offload_param": true)")),
-      HasSubstr("zero_optimization.cpu_offload_param goes with offload_optimizer only"));
+      errors_of(
+          R"("optimizer": {"type": "Adam", "params": {"lr": 1}}, )" +
+          zero(R"("stage": 3, "cpu_offload_param": true)")),
+      HasSubstr("zero_optimization.cpu_offload_param goes with offload_optimizer, where"));
   EXPECT_EQ(
       errors_of(zero(R"("stage": 3, "cpu_offload": true, "offload_param": {"device": "cpu"})")),
       "");

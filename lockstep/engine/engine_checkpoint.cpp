@@ -4,6 +4,7 @@
 #include <fstream>
 #include <functional>
 #include <optional>
+#include <system_error>
 #include <vector>
 
 #include <fmt/format.h>
@@ -16,6 +17,8 @@
 #include "lockstep/base/machine.h"
 #include "lockstep/base/new_file.h"
 #include "lockstep/engine/engine_core.h"
+#include "lockstep/storage/deepspeed_folder.h"
+#include "lockstep/storage/saved_values.h"
 
 namespace lockstep {
 namespace {
@@ -28,6 +31,8 @@ constexpr const char* kLatest = "latest";
 constexpr const char* kMicroStepsAnUpdate = "gradient_accumulation_steps";
 constexpr const char* kWithinUpdate = "within_update";
 constexpr const char* kAveraged = "averaged";
+/// Of tags that an error names.
+constexpr size_t kTagsShown = 20;
 
 void check_tag(const std::string& tag) {
   if (tag.empty() || tag == "." || tag == ".." || tag == kLatest ||
@@ -45,6 +50,30 @@ std::optional<std::string> latest_in(const fs::path& folder) {
     return std::nullopt;
   }
   return tag;
+}
+
+/// The error for a tag whose folder does not exist: names those that do.
+CheckpointError no_such_tag(const fs::path& load_dir, const std::string& tag) {
+  std::vector<std::string> tags = checkpoint::checkpoint_tags(load_dir);
+  const size_t more = tags.size() - std::min(tags.size(), kTagsShown);
+  tags.erase(tags.begin(), tags.begin() + static_cast<std::ptrdiff_t>(more));
+  std::string there = fmt::format("{} is no folder", load_dir.string());
+  std::error_code error;
+  if (fs::is_directory(load_dir, error)) {
+    there = fmt::format(
+        "{} holds {}{}",
+        load_dir.string(),
+        tags.empty() ? "no checkpoint" : fmt::format("the tags {}", fmt::join(tags, ", ")),
+        more == 0 ? "" : fmt::format(", and {} before these", more));
+  }
+  const bool named = latest_in(load_dir) == tag;
+  return {
+      (load_dir / tag).string(),
+      fmt::format(
+          "does not exist{}; {}; give the tag of a checkpoint that was saved, and the folder that "
+          "was given to save_checkpoint",
+          named ? fmt::format(", though {} names it", kLatest) : "",
+          there)};
 }
 
 }  // namespace
@@ -83,12 +112,16 @@ nlohmann::json EngineCore::state() const {
       {"client_state", client_state_}};
 }
 
-/// CheckpointError for gradients that were divided by another number of micro-steps than those that
-/// would be added to them.
+/// CheckpointError for counters that are none, and for gradients that were divided by another
+/// number of micro-steps than those that would be added to them.
 void EngineCore::check_position(const std::string& path) const {
   const int64_t now = gradient_accumulation_steps_;
   if (!loaded_state_.is_object()) {
     return;  // Said by load_state.
+  }
+  const checkpoint::SavedValues values(loaded_state_, path);
+  for (const char* key : {"global_steps", "global_samples", "skipped_steps", "micro_steps"}) {
+    values.count(key);
   }
   const nlohmann::json saved = loaded_state_.value(kMicroStepsAnUpdate, nlohmann::json(now));
   if (saved != nlohmann::json(now) &&
@@ -317,6 +350,11 @@ LoadedCheckpoint EngineCore::load_checkpoint(
   // One rank's of `latest`: another save may be under way.
   const std::string name = tag ? tag->text() : agreed_latest(load_dir);
   if (name.empty()) {
+    const auto deepspeeds = checkpoint::deepspeed_checkpoint(load_dir);
+    const std::string failure = first_failure(deepspeeds ? deepspeeds->what() : "");
+    if (!failure.empty()) {
+      throw deepspeeds ? *deepspeeds : CheckpointError(load_dir.string(), failure);
+    }
     log_warning(fmt::format(
         "{} has no file {}; nothing is loaded; give a tag, or start anew",
         load_dir.string(),
@@ -325,13 +363,21 @@ LoadedCheckpoint EngineCore::load_checkpoint(
   }
   check_tag(name);
   loads_position_ = !options.load_module_only && options.load_optimizer_states;
-  accelerator().load_state(
-      load_dir / name,
-      {.strict = options.load_module_strict,
-       .optimizers = options.load_optimizer_states,
-       .schedulers = options.load_lr_scheduler_states,
-       .may_lack_schedulers = true,
-       .models_only = options.load_module_only});
+  try {
+    accelerator().load_state(
+        load_dir / name,
+        {.strict = options.load_module_strict,
+         .optimizers = options.load_optimizer_states,
+         .schedulers = options.load_lr_scheduler_states,
+         .may_lack_schedulers = true,
+         .models_only = options.load_module_only});
+  } catch (const CheckpointError&) {
+    std::error_code error;
+    if (!fs::exists(load_dir / name, error)) {
+      throw no_such_tag(load_dir, name);
+    }
+    throw;
+  }
   if (!options.load_module_only) {
     load_state(loaded_state_, load_dir / name / kEngineFile, options.load_optimizer_states);
     if (options.load_optimizer_states) {

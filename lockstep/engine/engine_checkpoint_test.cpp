@@ -3,21 +3,25 @@
 #include <string>
 #include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
 #include <torch/nn/modules/linear.h>
 
+#include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/test_engine.h"
+#include "lockstep/storage/test_files.h"
 
 namespace lockstep {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
@@ -184,6 +188,89 @@ at::Tensor exact_weight(Accelerator& accelerator, const EngineNet& net) {
   accelerator.with_gathered_parameters(
       net->parameters(), [&] { weight = net->fc->weight.detach().clone(); });
   return weight;
+}
+
+TEST(EngineCheckpoint, a_tag_that_does_not_exist_is_said_with_those_that_do) {
+  const TestFolder folder;
+  on_engine_ranks(2, simple_config(1), [&](InitializeOptions options) {
+    EngineNet net;
+    auto made = initialize(net, std::move(options));
+    auto& engine = std::get<0>(made);
+    engine.save_checkpoint(folder.path(), "first");
+    engine.save_checkpoint(folder.path(), "second");
+    const std::string dir = folder.path().string();
+    EXPECT_THAT(
+        [&] { engine.load_checkpoint(folder.path(), "third"); },
+        ThrowsMessage<CheckpointError>(AllOf(
+            HasSubstr("[" + dir + "/third"),
+            HasSubstr("does not exist; " + dir + " holds the tags first, second;"))));
+    EXPECT_THAT(
+        [&] { engine.load_checkpoint(folder / "absent", "first"); },
+        ThrowsMessage<CheckpointError>(HasSubstr("/absent is no folder;")));
+    engine.load_checkpoint(folder.path(), "first");
+  });
+  std::ofstream(folder / "latest") << "third\n";
+  on_engine_ranks(2, simple_config(1), [&](InitializeOptions options) {
+    EngineNet net;
+    auto made = initialize(net, std::move(options));
+    EXPECT_THAT(
+        [&] { std::get<0>(made).load_checkpoint(folder.path()); },
+        ThrowsMessage<CheckpointError>(HasSubstr("does not exist, though latest names it;")));
+  });
+}
+
+TEST(EngineCheckpoint, what_deepspeed_saved_is_named_and_how_to_convert_it) {
+  const TestFolder folder;
+  const auto tag = folder / "global_step10";
+  std::filesystem::create_directory(tag);
+  for (const char* name :
+       {"mp_rank_00_model_states.pt",
+        "zero_pp_rank_0_mp_rank_00_optim_states.pt",
+        "zero_pp_rank_1_mp_rank_00_optim_states.pt"}) {
+    std::ofstream(tag / name) << "PK";
+  }
+  std::ofstream(folder / "zero_to_fp32.py") << "";
+  std::ofstream(folder / "latest") << "global_step10";
+  const auto says = ThrowsMessage<CheckpointError>(AllOf(
+      HasSubstr("is a DeepSpeed checkpoint"),
+      HasSubstr("zero_to_fp32.py"),
+      HasSubstr("OUT --safe_serialization --tag global_step10")));
+  on_engine_ranks(2, simple_config(1), [&](InitializeOptions options) {
+    EngineNet net;
+    auto made = initialize(net, std::move(options));
+    auto& engine = std::get<0>(made);
+    EXPECT_THAT([&] { engine.load_checkpoint(folder.path()); }, says);
+    EXPECT_THAT([&] { engine.load_checkpoint(folder.path(), "global_step10"); }, says);
+    // The folder of the tag in place of that of the tags.
+    EXPECT_THAT([&] { engine.load_checkpoint(tag); }, says);
+  });
+}
+
+TEST(EngineCheckpoint, counters_that_are_none_are_refused_with_file_and_key) {
+  const TestFolder folder;
+  on_engine_ranks(1, simple_config(1), [&](InitializeOptions options) {
+    EngineNet net;
+    auto made = initialize(net, std::move(options));
+    auto& engine = std::get<0>(made);
+    engine.save_checkpoint(folder.path(), "good");
+    const auto file = folder / "good" / "engine.json";
+    nlohmann::json state = nlohmann::json::parse(std::ifstream(file));
+    state["global_steps"] = -5;
+    const std::string text = state.dump();
+    std::ofstream(file) << text;
+    checkpoint::edit_manifest(folder / "good", [&](nlohmann::json& manifest) {
+      for (nlohmann::json& record : manifest["files"]) {
+        if (record["name"] == "engine.json") {
+          record["bytes"] = text.size();
+          record["crc32c"] = fmt::format("{:08x}", crc32c(text));
+        }
+      }
+    });
+    EXPECT_THAT(
+        [&] { engine.load_checkpoint(folder.path(), "good"); },
+        ThrowsMessage<CheckpointError>(AllOf(
+            HasSubstr("good/engine.json"), HasSubstr("got \"-5\" for global_steps, expected"))));
+  });
 }
 
 TEST(EngineCheckpoint, the_module_alone_comes_without_counters_optimizer_or_schedule) {

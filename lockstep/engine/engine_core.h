@@ -212,6 +212,7 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
  private:
   void register_hooks();
   void make_given_optimizer(const NamedTensors& parameters);
+  void freeze_without_optimizer(const NamedTensors& parameters) const;
   void check_overlap(const AcceleratorOptions& given) const;
   AcceleratorOptions accelerator_options(AcceleratorOptions given);
   void set_precision(AcceleratorOptions& options);

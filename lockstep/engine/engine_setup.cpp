@@ -119,6 +119,7 @@ EngineCore::EngineCore(
   }
   cast_model(parameters, buffers, model_dtypes(config_.data_types));
   make_given_optimizer(parameters);
+  freeze_without_optimizer(parameters);
   narrow_ = (config_.fp16.enabled.value || config_.bf16.enabled.value) &&
             any_trained_in_16_bits(parameters);
   AcceleratorOptions ours = accelerator_options(given_.accelerator);
@@ -146,6 +147,16 @@ EngineCore::EngineCore(
     log_info(dumped(config_));
   }
   register_hooks();
+}
+
+/// Stage 3 without an optimizer is inference: nothing is trained.
+void EngineCore::freeze_without_optimizer(const NamedTensors& parameters) const {
+  if (given_.optimizer || config_.optimizer || config_.zero.stage.value != 3) {
+    return;
+  }
+  for (const NamedTensor& item : parameters) {
+    item.tensor.requires_grad_(false);
+  }
 }
 
 /// From here on it is as if the program had given the optimizer itself.

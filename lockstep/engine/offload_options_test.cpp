@@ -9,6 +9,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
+#include "lockstep/comm/paged.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/test_engine.h"
 #include "lockstep/optim/flat_optimizer.h"
@@ -68,6 +69,40 @@ TEST(EngineOffload, what_the_file_offloads_lies_where_it_says_and_trains_the_sam
                     "false}, \"offload_param\": " + nvme + ", \"max_in_cpu\": 0}"),
             true),
         losses(world, config(3, ""), false));
+  }
+}
+
+TEST(EngineOffload, inference_needs_no_optimizer) {
+  const TestFolder folder;
+  const TestFolder saved;
+  const at::Tensor expected = EngineNet()->forward(engine_batch(0)).detach();
+  const std::string nvme = R"("nvme", "nvme_path": ")" + folder.path().string() + "\"";
+  for (const int world : {1, 2}) {
+    for (const std::string& device : {std::string("\"cpu\""), nvme}) {
+      const std::string text =
+          R"({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 3,
+          "stage3_param_persistence_threshold": 0, "offload_param": {"device": )" +
+          device + "}}}";
+      on_engine_ranks(world, text, [&](const InitializeOptions& options) {
+        EngineNet net;
+        auto made = initialize(net, options);
+        EXPECT_TRUE(comm::is_paged(net->fc->weight)) << "each rank has its part alone";
+        EXPECT_FALSE(net->fc->weight.requires_grad());
+        EXPECT_TRUE(at::equal(std::get<0>(made)(engine_batch(0)), expected));
+        EXPECT_THAT(
+            [&] { std::get<0>(made).step(); },
+            ThrowsMessage<ConfigError>(HasSubstr("there is no optimizer")));
+        std::get<0>(made).save_checkpoint(saved.path(), "one");
+        EngineNet other;
+        {
+          const at::NoGradGuard no_grad;
+          other->fc->weight.zero_();
+        }
+        auto loaded = initialize(other, options);
+        std::get<0>(loaded).load_checkpoint(saved.path(), "one");
+        EXPECT_TRUE(at::equal(std::get<0>(loaded)(engine_batch(0)), expected));
+      });
+    }
   }
 }
 

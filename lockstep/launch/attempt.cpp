@@ -43,9 +43,9 @@ Shown shown(bool by_rank, bool file_only) {
   return file_only ? Shown::kWithoutFile : Shown::kAlways;
 }
 
-double stall_timeout_seconds(const JobOptions& options) {
-  return options.stall_timeout_seconds >= 0 ? options.stall_timeout_seconds
-                                            : default_stall_timeout_seconds(Environment::process());
+/// As lost ranks end: with an error of ours, or one that nobody has caught.
+bool may_have_lost_patience(const Ending& ending) {
+  return ending.by_signal ? ending.value == SIGABRT : ending.value == kExitFailure;
 }
 
 std::string utc_now() {
@@ -170,16 +170,21 @@ std::vector<RankLogs> Attempt::open_logs() const {
 }
 
 int Attempt::poll_timeout_ms() const {
-  std::optional<Clock::time_point> next = course_.deadline();
-  if (spec_.time_limit && (!next || *spec_.time_limit < *next)) {
-    next = spec_.time_limit;
+  constexpr auto kLongestWait = std::chrono::seconds(1'000'000);
+  Clock::time_point next = Clock::now() + kLongestWait;
+  const auto consider = [&next](const std::optional<Clock::time_point>& due) {
+    next = due ? std::min(next, *due) : next;
+  };
+  if (!paused_since_) {
+    consider(course_.deadline());
+    consider(spec_.time_limit);
+    consider(flights_.deadline());
   }
-  next = next ? std::min(*next, flights_.deadline()) : flights_.deadline();
   if (spec_.outside != nullptr) {
-    next = std::min(*next, spec_.outside->reactor().deadline().value_or(*next));
+    consider(spec_.outside->reactor().deadline());
   }
   constexpr double kLongestPoll = 1e9;
-  const std::chrono::duration<double, std::milli> left = *next - Clock::now();
+  const std::chrono::duration<double, std::milli> left = next - Clock::now();
   return static_cast<int>(std::ceil(std::clamp(left.count(), 0.0, kLongestPoll)));
 }
 
@@ -193,15 +198,30 @@ void Attempt::wait() {
   ranks_.await(items);
   ::poll(items.data(), items.size(), poll_timeout_ms());
   ranks_.pump(items);
-  if (course_.on_endings() && session() != nullptr) {
-    all_views();  // Whoever judges is to know it before what others fail of because of it.
+  if (course_.on_endings()) {
+    on_rank_endings();
   }
   while (const std::optional<int> signal = inbox_.next()) {
-    on_own_signal(*signal);
+    if (*signal == SIGTSTP) {
+      on_terminal_stop();
+    } else {
+      on_own_signal(*signal);
+    }
   }
   hear_outside();
-  watch_flights();
+  if (paused_since_ && !course_.is_running()) {
+    continue_ranks();  // They are to end.
+  }
+  if (!paused_since_) {
+    watch_flights();
+  }
   watch_output();
+  if (!paused_since_) {
+    meet_deadlines();
+  }
+}
+
+void Attempt::meet_deadlines() {
   const auto now = Clock::now();
   if (course_.deadline() && now >= *course_.deadline()) {
     course_.on_deadline();
@@ -221,6 +241,13 @@ bool Attempt::is_heard(int signal) const {
 
 /// A signal that this launcher's user has sent, or who started it.
 void Attempt::on_own_signal(int signal) {
+  if (signal == SIGTSTP || signal == SIGCONT) {  // An order: a user cannot be here otherwise.
+    change_pause(signal);
+    if (session() != nullptr) {
+      session()->tell_signal({.signal = signal});
+    }
+    return;
+  }
   // mpirun and srun pass one signal on to every launcher, and so do the launchers.
   if (is_heard(signal) && !heard_->own) {
     heard_->own = true;
@@ -236,7 +263,9 @@ void Attempt::on_own_signal(int signal) {
 
 void Attempt::hear_signals() {
   while (const std::optional<NodeSignal> told = session()->next_signal()) {
-    if (told->again || !is_heard(told->signal)) {
+    if (told->signal == SIGTSTP || told->signal == SIGCONT) {
+      change_pause(told->signal);
+    } else if (told->again || !is_heard(told->signal)) {
       heard_ = {.signal = told->signal, .time = Clock::now(), .own = false};
       on_signal(told->signal);
     }
@@ -245,7 +274,66 @@ void Attempt::hear_signals() {
 
 void Attempt::on_signal(int signal) {
   told_to_end_ = told_to_end_ || ends_job(signal);
+  if (ends_job(signal)) {
+    continue_ranks();
+  }
   course_.on_signal(signal);
+}
+
+void Attempt::on_terminal_stop() {
+  const auto since = Clock::now();
+  pause_ranks();
+  if (session() != nullptr) {
+    session()->tell_signal({.signal = SIGTSTP});
+  }
+  if (paused_since_) {
+    console_.say(fmt::format(
+        "SIGTSTP received; the ranks are paused{} until this launcher continues (fg, or SIGCONT)",
+        session() != nullptr ? " on all hosts" : ""));
+  }
+  console_.flush();
+  SignalInbox::stop_this_process();
+  continue_ranks();
+  if (session() != nullptr) {
+    session()->tell_signal({.signal = SIGCONT});
+  }
+  const std::chrono::duration<double> paused = Clock::now() - since;
+  console_.say(fmt::format("the job continues after {:.1f} s", paused.count()));
+}
+
+void Attempt::change_pause(int signal) {
+  const bool was_paused = paused_since_.has_value();
+  signal == SIGTSTP ? pause_ranks() : continue_ranks();
+  if (was_paused != paused_since_.has_value() && !spec_.outside->is_ordered()) {
+    // Who gives orders has said it already.
+    console_.say(
+        was_paused ? "the job continues" : "SIGTSTP came to another launcher; the job is paused");
+  }
+}
+
+/// SIGSTOP, since a program may mean something else by SIGTSTP. A job that ends already goes on.
+void Attempt::pause_ranks() {
+  if (!paused_since_ && course_.is_running()) {
+    ranks_.send(SIGSTOP);
+    paused_since_ = Clock::now();
+  }
+}
+
+void Attempt::continue_ranks() {
+  if (!paused_since_) {
+    return;
+  }
+  const Clock::duration pause = Clock::now() - *paused_since_;
+  paused_since_.reset();
+  paused_ += pause;
+  if (course_.is_running()) {  // Else its deadline is of what ended the pause.
+    course_.put_off(pause);
+  }
+  if (spec_.time_limit) {
+    *spec_.time_limit += pause;
+  }
+  flights_.restart_clocks();
+  ranks_.send(SIGCONT);
 }
 
 void Attempt::hear_outside() {
@@ -292,13 +380,43 @@ std::vector<watch::RankView> Attempt::all_views() {
   return views;
 }
 
+void Attempt::on_rank_endings() {
+  const bool first_failure = course_.has_failed() && !failure_seen_;
+  failure_seen_ = failure_seen_ || first_failure;
+  if (!first_failure && session() == nullptr) {
+    return;
+  }
+  // Whoever judges is to know it before what others fail of because of it.
+  const std::vector<watch::RankView> views = all_views();
+  if (!first_failure || !may_have_lost_patience(course_.cause()->ending)) {
+    return;
+  }
+  const auto absent =
+      watch::find_stopped_before_join(views, spec_.plan->world_size(), course_.cause()->rank);
+  if (absent) {
+    RankFailure stopped = failure_of(absent->rank, absent->what, views);
+    stopped.stalled = true;
+    course_.blame(std::move(stopped));
+  }
+}
+
 void Attempt::watch_flights() {
   if (Clock::now() < flights_.deadline()) {
     return;
   }
   const std::vector<watch::RankView> views = all_views();
-  if (spec_.plan->here != 0 || !course_.is_running()) {
-    return;  // Who sees all ranks judges.
+  if (!course_.is_running()) {
+    return;
+  }
+  if (spec_.plan->here != 0) {
+    // Node 0 sees all ranks and judges, unless its own have ended.
+    if (const auto stall = flights_.stopped(views)) {
+      end_stalled(*stall, views);
+    }
+    return;
+  }
+  if (end_without(views)) {
+    return;
   }
   if (const auto slow = flights_.slow_rank(views)) {
     console_.say(slow->what);
@@ -309,22 +427,33 @@ void Attempt::watch_flights() {
 }
 
 void Attempt::end_stalled(const watch::Stall& stall, const std::vector<watch::RankView>& views) {
+  RankFailure failure = failure_of(stall.ranks.front(), stall.what, views);
+  failure.stalled = true;
+  flight_ = dump_flights(stall.what);
+  course_.on_stall(std::move(failure));
+}
+
+bool Attempt::end_without(const std::vector<watch::RankView>& views) {
+  const auto absent = watch::find_ended_before_join(views, spec_.plan->world_size());
+  if (absent) {
+    course_.on_stall(failure_of(absent->rank, absent->what, views));
+  }
+  return absent.has_value();
+}
+
+RankFailure Attempt::failure_of(
+    int rank, const std::string& what, const std::vector<watch::RankView>& views) {
+  RankFailure failure{.rank = rank, .ending = {}, .remark = what};
   const int64_t now = watch::now_ns();
-  pid_t pid = 0;
+  doing_.clear();
   for (const watch::RankView& view : views) {
     doing_.push_back(fmt::format("rank {:<5}  {}", view.rank, watch::describe(view, now)));
-    if (view.rank == stall.ranks.front()) {
-      pid = static_cast<pid_t>(view.record.pid);
+    if (view.rank == rank) {
+      failure.pid = static_cast<pid_t>(view.pid);
       stalled_host_ = view.host;
     }
   }
-  flight_ = dump_flights(stall.what);
-  course_.on_stall(
-      {.rank = stall.ranks.front(),
-       .pid = pid,
-       .ending = {},
-       .remark = stall.what,
-       .stalled = true});
+  return failure;
 }
 
 std::string Attempt::dump_flights(const std::string& why) {

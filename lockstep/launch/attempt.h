@@ -49,6 +49,8 @@ class Attempt {
   NodeResult run();
   /// Where node 0 has kept what the ranks were doing when they failed; empty if nowhere.
   const std::string& flight() const { return flight_; }
+  /// For how long the job was paused, in all.
+  Clock::duration paused() const { return paused_; }
   /// What the ranks here were doing last.
   std::vector<watch::RankView> views() { return flights_.look(ranks_); }
 
@@ -69,13 +71,26 @@ class Attempt {
   bool is_heard(int signal) const;
   void on_own_signal(int signal);
   void hear_signals();
+  /// SIGTSTP to this process: the user has pressed Ctrl-Z. Returns once the job goes on.
+  void on_terminal_stop();
+  /// SIGTSTP or SIGCONT from another launcher, which stays stopped meanwhile; this one does not.
+  void change_pause(int signal);
+  void pause_ranks();
+  void continue_ranks();
   void on_signal(int signal);
   /// That the job was not told to end, and not called wrongly: no reason to fail again.
   bool may_restart_after(int exit_code) const { return !told_to_end_ && exit_code != kExitUsage; }
   void watch_output();
   void hear_outside();
   void watch_flights();
+  void on_rank_endings();
+  void meet_deadlines();
   void end_stalled(const watch::Stall& stall, const std::vector<watch::RankView>& views);
+  /// Ends the job if a rank that the others wait for has ended before it joined; whether it has.
+  bool end_without(const std::vector<watch::RankView>& views);
+  /// What `rank` keeps the others from; notes what all were doing.
+  RankFailure failure_of(
+      int rank, const std::string& what, const std::vector<watch::RankView>& views);
   void tell_of_failure();
   std::vector<watch::RankView> all_views();
   /// Keeps what the ranks were doing; the path, or nothing.
@@ -93,9 +108,12 @@ class Attempt {
   std::string stalled_host_;        // Whose rank has stalled.
   std::string flight_;              // The dump's path.
   bool failure_told_ = false;       // To the other hosts.
+  bool failure_seen_ = false;       // And its cause looked for.
   bool ended_elsewhere_ = false;
   std::optional<Heard> heard_;
-  bool told_to_end_ = false;  // By a signal, at any time.
+  std::optional<Clock::time_point> paused_since_;  // The ranks are stopped (SIGSTOP) meanwhile.
+  Clock::duration paused_{};                       // In earlier pauses.
+  bool told_to_end_ = false;                       // By a signal, at any time.
 };
 
 }  // namespace lockstep::launcher

@@ -5,17 +5,21 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
-#include <cstring>
+#include <elf.h>
 #include <fcntl.h>
+#include <fstream>
 #include <sched.h>
+#include <string_view>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/utsname.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/system_error.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -30,7 +34,9 @@ struct Pipe {
 Pipe make_pipe() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) {
-    throw Error("lockstep launch", fmt::format("no pipe to be had; {}", std::strerror(errno)));
+    throw Error(
+        "lockstep launch",
+        fmt::format("no pipe for a rank's output: {}", system_error_text(errno)));
   }
   return {UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
@@ -62,7 +68,7 @@ std::vector<unsigned char> mask_of(const std::vector<int>& cores) {
 struct Plan {
   const char* path;
   char* const* argv;
-  char* const* shell_argv;
+  char* const* shell_argv;  // Null: the file is no script.
   char* const* environment;
   int stdin_fd, out_fd, err_fd, report_fd, registration_fd;
   pid_t parent;
@@ -108,11 +114,21 @@ void default_signals() {
   if (::dup2(plan.stdin_fd, STDIN_FILENO) >= 0 && ::dup2(plan.out_fd, STDOUT_FILENO) >= 0 &&
       ::dup2(plan.err_fd, STDERR_FILENO) >= 0) {
     ::execve(plan.path, plan.argv, plan.environment);
-    if (errno == ENOEXEC) {
+    if (errno == ENOEXEC && plan.shell_argv != nullptr) {
       ::execve("/bin/sh", plan.shell_argv, plan.environment);
     }
   }
   report_and_exit(plan, errno);
+}
+
+/// Whether /bin/sh may run a file that the kernel cannot: POSIX's rule, text without a null byte in
+/// its first line.
+bool is_shell_script(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  std::array<char, 256> begin{};
+  file.read(begin.data(), begin.size());
+  const std::string_view text(begin.data(), static_cast<size_t>(file.gcount()));
+  return text.substr(0, text.find('\n')).find('\0') == std::string_view::npos;
 }
 
 /// 0 once the program runs, else why it does not.
@@ -135,13 +151,56 @@ bool user_can_mend(int error) {
   return false;
 }
 
-[[noreturn]] void refuse(const std::string& who, const std::string& path, int error) {
+/// The architecture that an ELF file is for; empty for another file.
+std::string elf_machine(const std::string& path) {
+  Elf64_Ehdr header{};  // The fields up to e_machine are the same in files of 32 bits.
+  std::ifstream(path, std::ios::binary).read(reinterpret_cast<char*>(&header), sizeof(header));
+  if (std::string_view(reinterpret_cast<const char*>(header.e_ident), SELFMAG) != ELFMAG) {
+    return "";
+  }
+  switch (header.e_machine) {
+    case EM_X86_64:
+      return "x86_64";
+    case EM_AARCH64:
+      return "aarch64";
+    case EM_PPC64:
+      return "ppc64";
+    case EM_RISCV:
+      return "riscv";
+    case EM_386:
+      return "i386";
+    case EM_ARM:
+      return "arm";
+    default:
+      return fmt::format("another architecture (ELF machine {})", header.e_machine);
+  }
+}
+
+/// What may help against an error of exec; `is_script`: the file is text.
+std::string exec_hint(const std::string& path, int error, bool is_script) {
+  if (error == ENOENT) {
+    return "; the interpreter in its first line may be missing";
+  }
+  if (error != ENOEXEC || is_script) {
+    return "";
+  }
+  utsname host{};
+  ::uname(&host);
+  const std::string machine = elf_machine(path);
+  return machine.empty() ? "; it is neither a program nor a script"
+                         : fmt::format(
+                               "; it is a program for {}, and this host is {}; build it for {}",
+                               machine,
+                               host.machine,
+                               host.machine);
+}
+
+[[noreturn]] void refuse(
+    const std::string& who, const std::string& path, int error, bool is_script = true) {
   const std::string what =
-      fmt::format("{} could not be started; {}: {}", who, path, std::strerror(error));
+      fmt::format("{} could not be started; {}: {}", who, path, system_error_text(error));
   if (user_can_mend(error)) {
-    throw ConfigError(
-        "lockstep launch",
-        what + (error == ENOENT ? "; the interpreter in its first line may be missing" : ""));
+    throw ConfigError("lockstep launch", what + exec_hint(path, error, is_script));
   }
   throw Error("lockstep launch", what);
 }
@@ -162,6 +221,7 @@ Child start_child(const ChildSpec& spec, const std::string& who) {
   Pipe out = make_pipe();
   Pipe err = make_pipe();
   Pipe report = make_pipe();
+  const bool is_script = is_shell_script(spec.program->path);
   std::vector<std::string> shell_words = {"sh", spec.program->path};
   shell_words.insert(shell_words.end(), spec.program->argv.begin() + 1, spec.program->argv.end());
   const std::vector<char*> argv = pointers_to(spec.program->argv);
@@ -171,7 +231,7 @@ Child start_child(const ChildSpec& spec, const std::string& who) {
   const Plan plan = {
       .path = spec.program->path.c_str(),
       .argv = argv.data(),
-      .shell_argv = shell_argv.data(),
+      .shell_argv = is_script ? shell_argv.data() : nullptr,
       .environment = environment.data(),
       .stdin_fd = spec.stdin_fd,
       .out_fd = out.write.get(),
@@ -191,7 +251,7 @@ Child start_child(const ChildSpec& spec, const std::string& who) {
   report.write.reset();
   if (const int error = await_exec(report.read); error != 0) {
     ::waitpid(pid, nullptr, 0);
-    refuse(who, spec.program->path, error);
+    refuse(who, spec.program->path, error, is_script);
   }
   // glibc 2.36 declares pidfd_open for C alone.
   UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));

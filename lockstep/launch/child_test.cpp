@@ -153,6 +153,23 @@ TEST_F(StartChild, AScriptWithoutAFirstLineIsRunByTheShell) {
   EXPECT_EQ(outcome_of({path, {"script", "arg"}, false}).out, path + " arg\n");
 }
 
+TEST_F(StartChild, AProgramForAnotherArchitectureIsNotRunByTheShell) {
+  std::string elf(64, '\0');
+  elf.replace(
+      0,
+      7,
+      "\x7f"
+      "ELF\x02\x01\x01");
+  elf[16] = 2;       // e_type: an executable file.
+  elf[18] = '\x16';  // e_machine: EM_S390, which runs no tests.
+  const Program program = {script(elf + "\necho run by sh\n"), {"train"}, false};
+  EXPECT_THAT(
+      [&] { start_child({.program = &program, .environment = {}}, "rank 0 of 1"); },
+      ThrowsMessage<ConfigError>(AllOf(
+          HasSubstr("Exec format error; it is a program for another architecture (ELF machine 22)"),
+          HasSubstr("this host is "))));
+}
+
 TEST_F(StartChild, AFailedExecNamesRankFileAndReason) {
   const Program program = {script("#!/no/such/interpreter\n"), {"script"}, false};
   EXPECT_THAT(

@@ -127,14 +127,21 @@ void Course::on_stall(RankFailure stall) {
   if (!is_running()) {
     return;
   }
+  reason_ = Reason::kFailure;
+  blame(std::move(stall));
+  stop(SIGTERM, kFailureGraceSeconds);
+}
+
+void Course::blame(RankFailure stall) {
   stall.seconds = std::chrono::duration<double>(Clock::now() - started_).count();
   stall.round = round_;
-  const int local_rank = stall.rank - ranks_.first_rank();
-  const bool is_here = local_rank >= 0 && local_rank < static_cast<int>(ranks_.all().size());
   failures_.push_back(std::move(stall));
-  reason_ = Reason::kFailure;
-  stop(SIGTERM, kFailureGraceSeconds);
-  stopped_ -= is_here ? 1 : 0;  // Of the others.
+}
+
+void Course::put_off(Clock::duration pause) {
+  if (deadline_) {
+    *deadline_ += pause;
+  }
 }
 
 void Course::on_end_elsewhere() {
@@ -207,7 +214,16 @@ void Course::stop(int signal, double grace_seconds) {
   on_endings();  // Who has failed by itself up to here is no consequence of the signal.
   phase_ = Phase::kStopping;
   deadline_ = in_seconds(grace_seconds);
+  stopped_ -= living_culprits();  // It counts the others.
   stopped_ += ranks_.stop(signal);
+}
+
+int Course::living_culprits() const {
+  return static_cast<int>(
+      std::count_if(failures_.begin(), failures_.end(), [this](const RankFailure& failure) {
+        const auto local_rank = static_cast<size_t>(failure.rank - ranks_.first_rank());
+        return local_rank < ranks_.all().size() && !ranks_.all()[local_rank].ending;
+      }));
 }
 
 void Course::kill() {

@@ -45,8 +45,13 @@ class Course {
   bool on_endings();
   /// The job has run for `seconds`, as long as it may.
   void on_timeout(double seconds);
-  /// A rank does not go on, as `stall.remark` says: a failure, but of a process that lives.
+  /// A rank keeps the others from going on, as `stall.remark` says: a failure, but its process
+  /// lives, or has ended with 0.
   void on_stall(RankFailure stall);
+  /// The failure that ends the job is the consequence of `stall`, which is reported instead.
+  void blame(RankFailure stall);
+  /// The job was paused for so long: what it has time for is due later.
+  void put_off(Clock::duration pause);
   /// The job has ended on another host, which says why, or whoever wanted it is gone. Call once.
   void on_end_elsewhere();
   /// Our own output cannot be written any more.
@@ -80,6 +85,8 @@ class Course {
   void on_failure(const RankFailure& failure);
   void settle();
   void stop(int signal, double grace_seconds);
+  /// Ranks of this host that have failed though their processes live.
+  int living_culprits() const;
   void kill();
   bool is_undecided() const { return reason_ == Reason::kNone || reason_ == Reason::kPreempted; }
   std::optional<RankFailure> straggler() const;

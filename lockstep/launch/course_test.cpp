@@ -98,6 +98,34 @@ TEST_F(CourseTest, AStalledRankIsNoneOfTheOthersThatAreStopped) {
   EXPECT_EQ(course_.stopped(), 1);
 }
 
+TEST_F(CourseTest, AStoppedRankIsTheCauseOfTheFailureOfWhoHasWaitedForIt) {
+  start({"exit 1", "exec sleep 1000"});
+  await_end(0);
+  course_.blame({.rank = 1, .ending = {}, .remark = "was stopped", .stalled = true});
+  EXPECT_EQ(finish(), 124);
+  EXPECT_EQ(course_.cause()->rank, 1);
+  EXPECT_EQ(course_.also_failed().at(0).rank, 0);
+  EXPECT_EQ(course_.stopped(), 0);
+}
+
+TEST_F(CourseTest, ARankThatEndedWith0AndIsMissedByTheOthersIsAFailure) {
+  start({"exit 0", "exec sleep 1000"});
+  await_end(0);
+  course_.on_stall({.rank = 0, .ending = {}, .remark = "it never joined"});
+  EXPECT_EQ(finish(), 1);
+  EXPECT_THAT(course_.cause()->sentence(2), HasSubstr("rank 0 of 2 ended with exit code 0 after "));
+  EXPECT_EQ(course_.stopped(), 1);
+}
+
+TEST_F(CourseTest, APauseIsNoTimeToFinish) {
+  start({"exit 75", "exec sleep 1000"});
+  await_end(0);
+  const auto before = course_.deadline();
+  course_.put_off(std::chrono::seconds(100));
+  EXPECT_EQ(course_.deadline(), *before + std::chrono::seconds(100));
+  finish(true);
+}
+
 TEST_F(CourseTest, ARankThatSavesIsWaitedFor) {
   start({"trap '' TERM; echo ready; for i in 1 2 3 4 5 6 7 8 9; do sleep 0.1; done; exit 75"});
   await_line(0);

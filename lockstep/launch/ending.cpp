@@ -16,7 +16,7 @@ namespace {
 auto order_of_blame(const RankFailure& failure) {
   const Ending& ending = failure.ending;
   const bool struck = ending.by_signal && ending.value != SIGABRT && ending.value != SIGPIPE;
-  return std::make_tuple(!struck, failure.lost_peer, failure.round, failure.rank);
+  return std::make_tuple(!failure.stalled, !struck, failure.lost_peer, failure.round, failure.rank);
 }
 
 }  // namespace
@@ -57,7 +57,10 @@ std::string RankFailure::sentence(int ranks) const {
 }
 
 int RankFailure::exit_code() const {
-  return stalled ? kExitTimedOut : ending.exit_code();
+  if (stalled) {
+    return kExitTimedOut;
+  }
+  return ending.is_success() ? kExitFailure : ending.exit_code();
 }
 
 RankFailure root_cause(const std::vector<RankFailure>& failures) {

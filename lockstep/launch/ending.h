@@ -49,9 +49,9 @@ struct RankFailure {
 ///
 /// A rank killed from outside (or by its own fault, like SIGSEGV) takes its peers along within
 /// milliseconds, and which death is noticed first is chance; so such a signal comes before an exit
-/// code. SIGABRT and SIGPIPE do not count as such: they are how a peer's loss ends many a program.
-/// Then one whose last operation did not fail, the earlier round, the lower rank. `failures` must
-/// not be empty.
+/// code. A stalled rank comes before all: the others end because of it. SIGABRT and SIGPIPE do not
+/// count as such: they are how a peer's loss ends many a program. Then one whose last operation did
+/// not fail, the earlier round, the lower rank. `failures` must not be empty.
 RankFailure root_cause(const std::vector<RankFailure>& failures);
 
 }  // namespace lockstep::launcher

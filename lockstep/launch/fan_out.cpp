@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <cstring>
 #include <fcntl.h>
 #include <filesystem>
 #include <poll.h>
@@ -17,6 +16,7 @@
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/shell.h"
+#include "lockstep/base/system_error.h"
 #include "lockstep/launch/child.h"
 #include "lockstep/launch/clock.h"
 #include "lockstep/launch/console.h"
@@ -131,7 +131,7 @@ class FanOut {
     const Program program = find_program(command, Environment::process(), ProgramKind::kBinary);
     int ends[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-      throw Error("lockstep launch", fmt::format("socketpair: {}", std::strerror(errno)));
+      throw Error("lockstep launch", fmt::format("socketpair: {}", system_error_text(errno)));
     }
     UniqueFd orders(ends[0]);
     const UniqueFd its(ends[1]);
@@ -201,7 +201,30 @@ class FanOut {
     }
   }
 
+  /// Ctrl-Z: the ranks are paused on all hosts, where the launchers go on, until SIGCONT.
+  void pause_job() {
+    const bool pauses = !told_to_end_ && !ended_since_;
+    if (pauses) {
+      console_.say(
+          "SIGTSTP received; the job is paused on all hosts until this launcher continues "
+          "(fg, or SIGCONT)");
+      order(stations_.front(), fmt::format("signal {}", SIGTSTP));
+    }
+    console_.flush();
+    const auto since = Clock::now();
+    SignalInbox::stop_this_process();
+    if (pauses) {
+      order(stations_.front(), fmt::format("signal {}", SIGCONT));
+      const std::chrono::duration<double> paused = Clock::now() - since;
+      console_.say(fmt::format("the job continues after {:.1f} s", paused.count()));
+    }
+  }
+
   void on_signal(int signal) {
+    if (signal == SIGTSTP) {
+      pause_job();
+      return;
+    }
     const bool ends = signal != SIGUSR1 && signal != SIGUSR2;
     if (ends && told_to_end_) {
       console_.say(signal_name(signal) + " received again; ending all launchers now");

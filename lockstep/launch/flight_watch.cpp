@@ -19,6 +19,8 @@ constexpr int64_t kBusyPercent = 2;
 constexpr auto kLongestInterval = std::chrono::milliseconds(1000);
 constexpr auto kShortestInterval = std::chrono::milliseconds(50);
 constexpr auto kWarnAgainAfter = std::chrono::minutes(5);
+// A look that comes later than this: the launcher itself was stopped.
+constexpr auto kLateLook = std::chrono::seconds(2);
 
 }  // namespace
 
@@ -53,6 +55,9 @@ bool FlightWatch::is_saving(const RankSet& ranks) {
 
 const std::vector<watch::RankView>& FlightWatch::look(const RankSet& ranks) {
   static const std::string host = host_name();
+  if (Clock::now() > next_look_ + kLateLook) {
+    restart_clocks();
+  }
   next_look_ = Clock::now() + interval_;
   const int64_t now = watch::now_ns();
   views_.clear();
@@ -66,10 +71,11 @@ const std::vector<watch::RankView>& FlightWatch::look(const RankSet& ranks) {
     }
     view.record = memories_[i].read();
     view.in_operations = watch::part_in_operations(view.record);
-    if (const auto state = watch::process_state(view.record.pid); view.running && state) {
-      view.process = *state;
+    if (view.running) {
+      note_process(view, ranks.all()[i].pid);
     }
     note_idleness(view, progress_[i], now);
+    note_stop(view, progress_[i], now);
   }
   return views_;
 }
@@ -83,9 +89,42 @@ void FlightWatch::note_idleness(watch::RankView& view, Progress& progress, int64
   const int64_t bytes =
       view.record.saving ? watch::process_bytes(view.record.pid).value_or(0) : progress.bytes;
   if (moved || worked || bytes != progress.bytes || progress.since_ns == 0) {
-    progress = {view.record.progress_ns, view.process.cpu_ms, bytes, now};
+    progress.progress_ns = view.record.progress_ns;
+    progress.cpu_ms = view.process.cpu_ms;
+    progress.bytes = bytes;
+    progress.since_ns = now;
   }
   view.idle_ns = now - progress.since_ns;
+}
+
+/// A rank's own process may have started the one that has joined, and outlive it.
+void FlightWatch::note_process(watch::RankView& view, pid_t started) {
+  for (const int64_t pid : {view.record.pid, static_cast<int64_t>(started)}) {
+    const auto state = pid != 0 ? watch::process_state(pid) : std::nullopt;
+    if (state && state->state != 'Z') {
+      view.pid = pid;
+      view.process = *state;
+      return;
+    }
+  }
+}
+
+void FlightWatch::note_stop(watch::RankView& view, Progress& progress, int64_t now) {
+  if (!view.running || view.process.state != 'T') {
+    progress.stopped_since_ns = 0;
+    return;
+  }
+  progress.stopped_since_ns = progress.stopped_since_ns == 0 ? now : progress.stopped_since_ns;
+  view.stopped_ns = now - progress.stopped_since_ns;
+}
+
+void FlightWatch::restart_clocks() {
+  clocks_started_ns_ = watch::now_ns();
+  next_look_ = Clock::now() + interval_;
+  for (Progress& progress : progress_) {
+    progress.since_ns = progress.since_ns == 0 ? 0 : clocks_started_ns_;
+    progress.stopped_since_ns = 0;
+  }
 }
 
 std::optional<watch::Stall> FlightWatch::stall(const std::vector<watch::RankView>& views) const {
@@ -93,7 +132,20 @@ std::optional<watch::Stall> FlightWatch::stall(const std::vector<watch::RankView
     return std::nullopt;
   }
   return watch::find_stall(
-      views, watch::now_ns(), static_cast<int64_t>(stall_timeout_seconds_ * kNsPerSecond));
+      views,
+      watch::now_ns(),
+      static_cast<int64_t>(stall_timeout_seconds_ * kNsPerSecond),
+      clocks_started_ns_);
+}
+
+std::optional<watch::Stall> FlightWatch::stopped(const std::vector<watch::RankView>& views) const {
+  if (stall_timeout_seconds_ <= 0) {
+    return std::nullopt;
+  }
+  constexpr int kLooksLater = 3;
+  const int64_t later_ns = kLooksLater * std::chrono::nanoseconds(interval_).count();
+  return watch::find_stopped(
+      views, static_cast<int64_t>(stall_timeout_seconds_ * kNsPerSecond) + later_ns);
 }
 
 std::optional<watch::SlowRank> FlightWatch::slow_rank(const std::vector<watch::RankView>& views) {
@@ -108,6 +160,11 @@ std::optional<watch::SlowRank> FlightWatch::slow_rank(const std::vector<watch::R
   }
   warned->second = now;
   return slow;
+}
+
+double stall_timeout_seconds(const JobOptions& options) {
+  return options.stall_timeout_seconds >= 0 ? options.stall_timeout_seconds
+                                            : default_stall_timeout_seconds(Environment::process());
 }
 
 double default_stall_timeout_seconds(const Environment& environment) {

@@ -10,6 +10,7 @@
 
 #include "lockstep/base/env.h"
 #include "lockstep/launch/clock.h"
+#include "lockstep/launch/job_options.h"
 #include "lockstep/launch/rank_set.h"
 #include "lockstep/watch/flight_memory.h"
 #include "lockstep/watch/rank_view.h"
@@ -36,6 +37,11 @@ class FlightWatch {
   const std::vector<watch::RankView>& look(const RankSet& ranks);
   /// The stall of all `views`, which may be of several hosts.
   std::optional<watch::Stall> stall(const std::vector<watch::RankView>& views) const;
+  /// The ranks of `views` that are stopped, a little later than stall() says so: for a host that
+  /// does not see all ranks, in case the one that does judges no more.
+  std::optional<watch::Stall> stopped(const std::vector<watch::RankView>& views) const;
+  /// The job was paused: what was before counts for no stall.
+  void restart_clocks();
   /// Whether the last operation that a rank has noted failed.
   bool lost_peer(size_t local_rank) const;
   /// Whether a rank of this host saves a checkpoint and gets on with it, see watch::save_gets_on.
@@ -51,9 +57,12 @@ class FlightWatch {
     int64_t cpu_ms = 0;
     int64_t bytes = 0;  // Known while it saves.
     int64_t since_ns = 0;
+    int64_t stopped_since_ns = 0;  // 0: it is not stopped.
   };
 
+  static void note_process(watch::RankView& view, pid_t started);
   void note_idleness(watch::RankView& view, Progress& progress, int64_t now) const;
+  static void note_stop(watch::RankView& view, Progress& progress, int64_t now);
 
   std::vector<watch::FlightMemory> memories_;
   std::vector<Progress> progress_;
@@ -62,8 +71,12 @@ class FlightWatch {
   double stall_timeout_seconds_;
   std::chrono::milliseconds interval_;
   Clock::time_point next_look_;
+  int64_t clocks_started_ns_ = 0;            // The end of the last pause.
   std::map<int, Clock::time_point> warned_;  // By rank.
 };
+
+/// Seconds without progress after which a job with these options counts as stalled; 0: never.
+double stall_timeout_seconds(const JobOptions& options);
 
 /// Seconds without progress after which a job counts as stalled unless the user says otherwise:
 /// nine tenths of what an operation may take (LOCKSTEP_TIMEOUT_MS, 10 minutes), so that the

@@ -19,7 +19,11 @@ namespace {
 class Filter {
  public:
   Filter(const std::vector<Host>& hosts, std::string flag, const std::string& text)
-      : hosts_(hosts), flag_(std::move(flag)), text_(text), named_(hosts.size()) {
+      : hosts_(hosts),
+        flag_(std::move(flag)),
+        text_(text),
+        named_(hosts.size()),
+        all_of_(hosts.size()) {
     for (size_t at = 0; at < text_.size();) {
       at = read_node(at);
     }
@@ -28,7 +32,9 @@ class Filter {
     }
   }
 
-  bool names(size_t host, int slot) const { return named_[host].count(slot) != 0; }
+  bool names(size_t host, int slot) const {
+    return named_[host].empty() ? all_of_[host] : named_[host].contains(slot);
+  }
 
  private:
   [[noreturn]] void refuse(const std::string& what) const {
@@ -67,9 +73,7 @@ class Filter {
     const size_t host = host_at(at);
     at += hosts_[host].name.size();
     if (at == text_.size() || text_[at] == '@') {
-      for (int slot = 0; slot < hosts_[host].slots; ++slot) {
-        named_[host].insert(slot);
-      }
+      all_of_[host] = true;
       return at + 1;
     }
     const size_t end = std::min(text_.find('@', at), text_.size());
@@ -96,6 +100,7 @@ class Filter {
   std::string flag_;
   const std::string& text_;
   std::vector<std::set<int>> named_;
+  std::vector<bool> all_of_;  ///< Named without slots; where slots are named, too, these count.
 };
 
 void check_agreement(const std::string& include, const std::string& exclude, int most_hosts) {

@@ -17,7 +17,8 @@ struct HostSlots {
 
 /// Part of a hostfile's hosts, in DeepSpeed's grammar: `NODE[@NODE...]`, where a NODE is
 /// `NAME[:SLOT[,SLOT...]]`, slots count from 0 and no slots mean all of them. A name given twice
-/// means both its parts. The order stays the hostfile's.
+/// means the slots of both its parts; a part without slots adds none to the other's, as in
+/// DeepSpeed: `a:1@a` is slot 1. The order stays the hostfile's.
 ///
 /// `include` keeps only what it names, `exclude` drops what it names; one of them at least is
 /// empty. `most_hosts` > 0 keeps the first so many instead, and goes with neither. ConfigError,

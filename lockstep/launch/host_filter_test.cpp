@@ -46,6 +46,12 @@ TEST(FilterHosts, IncludesHostsAndSlotsInTheHostfilesOrder) {
   EXPECT_EQ(include("me@::1:0@node2:1"), "node2:1 me@::1:0");
 }
 
+TEST(FilterHosts, ANameWithSlotsAndWithoutMeansTheSlotsAsInDeepSpeed) {
+  EXPECT_EQ(include("node1:1@node1"), "node1:1");
+  EXPECT_EQ(include("node1@node1:1,2@node2"), "node1:1,2 node2:0,1");
+  EXPECT_EQ(exclude("node1:1@node1"), "node1:0,2,3 node2:0,1 me@::1:0");
+}
+
 TEST(FilterHosts, ExcludesHostsAndSlots) {
   EXPECT_EQ(exclude("node1"), "node2:0,1 me@::1:0");
   EXPECT_EQ(exclude("node1:0,2@node2:0,1"), "node1:1,3 me@::1:0");

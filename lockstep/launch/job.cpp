@@ -84,10 +84,10 @@ class Job {
   int run() {
     try {
       const int code = session_ == nullptr ? run_attempts() : run_attempts_together();
-      console_.flush_all(inbox_.fd());
+      write_all_output();
       return code;
     } catch (...) {
-      console_.flush_all(inbox_.fd());  // What was said of the attempts before.
+      write_all_output();  // What was said of the attempts before.
       throw;
     }
   }
@@ -108,7 +108,8 @@ class Job {
         {.token = place.token.empty() ? token_of_environment() : place.token,
          .join_timeout_seconds = options_.join_timeout_seconds > 0 ? options_.join_timeout_seconds
                                                                    : kDefaultJoinTimeoutSeconds,
-         .max_restarts = options_.max_restarts},
+         .max_restarts = options_.max_restarts,
+         .stall_timeout_seconds = stall_timeout_seconds(options_)},
         [this](const std::string& text) { console_.say(text); }));
     session_ = outside_->session();
   }
@@ -119,26 +120,67 @@ class Job {
     }
   }
 
-  /// The next signal to this process, or order to it as if it were one.
+  /// A signal to this process makes it return before its time, unless that is Ctrl-Z.
+  void write_all_output() {
+    std::optional<int> signal;
+    do {
+      console_.flush_all(inbox_.fd());
+      signal = inbox_.next();
+    } while (stop_if_asked(signal));
+    if (signal) {
+      ::raise(*signal);  // It takes effect when the inbox is gone.
+    }
+  }
+
+  /// Whether `signal` was SIGTSTP, which stops this process until SIGCONT. There are no ranks here
+  /// to be paused with it; other hosts may have some.
+  bool stop_if_asked(const std::optional<int>& signal) {
+    if (signal != SIGTSTP) {
+      return false;
+    }
+    const Clock::time_point since = Clock::now();
+    if (session_ != nullptr) {
+      session_->tell_signal({.signal = SIGTSTP});
+    }
+    SignalInbox::stop_this_process();
+    if (session_ != nullptr) {
+      session_->tell_signal({.signal = SIGCONT});
+    }
+    put_off(Clock::now() - since);
+    return true;
+  }
+
+  /// The job was paused for so long.
+  void put_off(Clock::duration pause) {
+    if (time_limit_) {
+      *time_limit_ += pause;
+    }
+  }
+
+  /// The next signal to this process, or order to it as if it were one. Stops at Ctrl-Z.
   std::optional<int> next_signal() {
-    const std::optional<int> signal = inbox_.next();
+    std::optional<int> signal;
+    do {
+      signal = inbox_.next();
+    } while (stop_if_asked(signal));
     return signal || !outside_ ? signal : outside_->next_order();
   }
 
   /// An exit code, if the job ends before all launchers were there.
   std::optional<int> join() {
-    std::optional<int> ordered;
+    std::optional<int> signal;
     const auto called_off = [&] {
-      ordered = ordered ? ordered : outside_->next_order();
-      return ordered || outside_->orders_ended();
+      do {
+        signal = next_signal();
+      } while (signal == SIGTSTP || signal == SIGCONT);  // Orders: nothing runs yet.
+      return signal || outside_->orders_ended();
     };
-    if (session_->join(inbox_.fd(), called_off)) {
+    if (session_->join(called_off)) {
       plan_.common.run_id = session_->run_id();
       // A file system that the hosts share must not mix their ranks.
       open_logs(fmt::format("{}/node_{}", plan_.common.run_id, plan_.here));
       return std::nullopt;
     }
-    const std::optional<int> signal = ordered ? ordered : inbox_.next();
     if (!signal) {
       return kExitFailure;  // Nobody is there to be told.
     }
@@ -260,6 +302,7 @@ class Job {
       }
     }
     NodeResult result = attempt.run();
+    put_off(attempt.paused());
     if (end != nullptr) {
       *end = {attempt.flight(), attempt.views()};
     }
@@ -348,6 +391,9 @@ class Job {
 
   /// A signal between two attempts. An exit code, if the job ends of it.
   std::optional<int> end_by(int signal) {
+    if (signal == SIGTSTP || signal == SIGCONT) {
+      return std::nullopt;  // To another launcher; there is no rank here to pause.
+    }
     if (signal == SIGUSR1 || signal == SIGUSR2) {
       console_.say(signal_name(signal) + " received; there is no rank to pass it on to");
       return std::nullopt;

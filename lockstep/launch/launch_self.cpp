@@ -37,7 +37,7 @@ constexpr char kOtherError = '1';
 /// How a call ended.
 struct Outcome {
   std::vector<std::string> results{};
-  std::string error{};   ///< What was thrown, or empty.
+  std::string error{};   ///< The text of what was thrown, or empty.
   bool by_user = false;  ///< It was a ConfigError.
 
   std::vector<std::string> get() const {
@@ -221,6 +221,28 @@ Outcome run_ranks(JobOptions options, int64_t call) {
   return outcome;
 }
 
+/// The error without the "[where] " that the constructor of Error puts before it.
+std::string bare_text(const std::string& text) {
+  const std::string prefix = fmt::format("[{}] ", kWhere);
+  return text.starts_with(prefix) ? text.substr(prefix.size()) : text;
+}
+
+/// Runs the ranks of this call and records how the call ended, be it by an exception. Ranks of
+/// later calls count the calls of main, so each call needs a record.
+const Outcome& run_and_record(const JobOptions& options, int64_t call) {
+  std::vector<Outcome>& done = calls().done;
+  try {
+    refuse_unless_alone(options);
+    return done.emplace_back(run_ranks(options, call));
+  } catch (const ConfigError& error) {
+    done.push_back({.error = bare_text(error.what()), .by_user = true});
+    throw;
+  } catch (const std::exception& error) {
+    done.push_back({.error = bare_text(error.what())});
+    throw;
+  }
+}
+
 }  // namespace
 
 std::vector<std::string> launch_self(
@@ -233,9 +255,7 @@ std::vector<std::string> launch_self(
   if (own && call == own->call) {
     run_errand(*own, body);
   }
-  refuse_unless_alone(options);
-  const Outcome& outcome = calls().done.emplace_back(run_ranks(options, call));
-  return outcome.get();
+  return run_and_record(options, call).get();
 }
 
 }  // namespace lockstep::launcher

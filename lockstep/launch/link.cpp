@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/launch/link.h"
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -17,6 +19,10 @@ namespace {
 
 // The records of thousands of ranks fit; a peer that sends more without a line end is no launcher.
 constexpr size_t kLongestMessage = size_t{16} << 20;
+
+constexpr auto kBetweenBeats = std::chrono::milliseconds(500);
+constexpr std::chrono::duration<double> kShortestSilence = 4 * kBetweenBeats;
+constexpr const char* kAlive = "alive";
 
 constexpr const char* kNoMessage = "it has sent what is no message of a launcher";
 
@@ -51,6 +57,7 @@ Link::Link(Reactor& reactor, UniqueFd socket, std::string read, OnMessage on_mes
 
 Link::~Link() {
   reactor_.cancel(timer_);
+  reactor_.cancel(beat_timer_);
   reactor_.unwatch(fd_.get());
   if (alive_ != nullptr) {
     *alive_ = false;
@@ -82,6 +89,40 @@ void Link::write_more() {
   reactor_.change(fd_.get(), waiting_.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT);
 }
 
+void Link::begin_heartbeat(double limit_seconds, OnSilence on_silence) {
+  silence_limit_ = std::chrono::duration<double>(limit_seconds);
+  if (limit_seconds > 0) {
+    silence_limit_ = std::max(silence_limit_, kShortestSilence);
+  }
+  on_silence_ = std::move(on_silence);
+  heard_ = Clock::now();
+  beat_due_ = heard_;
+  beat();
+}
+
+void Link::hold_heartbeat(bool held) {
+  held_ = held;
+  heard_ = Clock::now();
+}
+
+void Link::beat() {
+  const Clock::time_point now = Clock::now();
+  if (now > beat_due_ + kShortestSilence) {
+    heard_ = now;
+  }
+  const std::chrono::duration<double> silence = now - heard_;
+  if (!held_ && silence_limit_.count() > 0 && silence >= silence_limit_) {
+    const OnSilence on_silence = std::move(on_silence_);
+    on_silence(silence.count());  // May destroy this.
+    return;
+  }
+  if (!held_) {
+    send({{kAlive, true}});
+  }
+  beat_due_ = now + kBetweenBeats;
+  beat_timer_ = reactor_.at(beat_due_, [this] { beat(); });
+}
+
 void Link::on_ready(uint32_t events) {
   if ((events & EPOLLOUT) != 0) {
     write_more();
@@ -101,6 +142,7 @@ void Link::read_more() {
     end(got == 0 ? "it has closed the connection" : std::strerror(errno));
     return;
   }
+  heard_ = Clock::now();
   read_.append(buffer.data(), static_cast<size_t>(got));
   deliver();
 }
@@ -113,7 +155,7 @@ void Link::deliver() {
     read_.erase(0, at + 1);
     bool understood = message.is_object();
     try {
-      if (understood) {
+      if (understood && !message.contains(kAlive)) {
         const OnMessage on_message = on_message_;  // It may hand over.
         on_message(message);
       }
@@ -137,6 +179,7 @@ void Link::deliver() {
 
 void Link::end(const std::string& why) {
   ended_ = true;
+  reactor_.cancel(beat_timer_);
   reactor_.unwatch(fd_.get());
   const OnEnd on_end = std::move(on_end_);
   on_end(why);

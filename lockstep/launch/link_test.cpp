@@ -84,6 +84,36 @@ TEST(Link, SaysThatTheOtherSideIsGone) {
   kept->send({{"too", "late"}});
 }
 
+/// The other end is not read: its process is stopped, and its kernel answers.
+TEST(Link, SaysThatTheOtherSideIsSilent) {
+  Reactor reactor;
+  auto [a, b] = connection();
+  Heard heard;
+  const auto kept = link(reactor, std::move(b), heard);
+  double silent_seconds = 0;
+  kept->begin_heartbeat(0.1, [&](double seconds) { silent_seconds = seconds; });
+  run_until(reactor, [&] { return silent_seconds > 0; });
+  EXPECT_GE(silent_seconds, 2) << "shorter ones are no sign of anything";
+  EXPECT_EQ(heard.end, "");
+}
+
+TEST(Link, IsNotSilentWhileTheOtherSideRunsOrIsPaused) {
+  Reactor reactor;
+  auto [a, b] = connection();
+  auto [c, d] = connection();
+  Heard heard;
+  const auto link_a = link(reactor, std::move(a), heard);
+  const auto link_b = link(reactor, std::move(b), heard);
+  const auto held = link(reactor, std::move(c), heard);
+  for (const auto* each : {&link_a, &link_b, &held}) {
+    (*each)->begin_heartbeat(0.1, [](double /*seconds*/) { FAIL(); });
+  }
+  held->hold_heartbeat(true);
+  const auto end = Clock::now() + 3s;
+  run_until(reactor, [&] { return Clock::now() >= end; });
+  EXPECT_TRUE(heard.messages.empty()) << "beats are no messages";
+}
+
 TEST(Link, EndsAtWhatIsNoMessage) {
   for (const std::string text : {"[1]\n", "hello\n", "{\n"}) {
     Reactor reactor;

@@ -2,7 +2,6 @@
 #include "lockstep/launch/mailbox.h"
 
 #include <cerrno>
-#include <cstring>
 #include <fstream>
 #include <iterator>
 #include <sys/mman.h>
@@ -11,12 +10,16 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/system_error.h"
 
 namespace lockstep::launcher {
 
 Mailbox::Mailbox() : file_(::memfd_create("lockstep-mailbox", MFD_CLOEXEC)) {
   if (!file_.is_open()) {
-    throw Error("lockstep::launch", fmt::format("no memory for results; {}", std::strerror(errno)));
+    throw Error(
+        "lockstep::launch",
+        fmt::format(
+            "the shared memory for a rank's results cannot be made: {}", system_error_text(errno)));
   }
   path_ = fmt::format("/proc/{}/fd/{}", ::getpid(), file_.get());
 }

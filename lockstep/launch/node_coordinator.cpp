@@ -4,14 +4,18 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
+#include <netinet/in.h>
+#include <string>
 #include <sys/socket.h>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/machine.h"
 #include "lockstep/launch/address.h"
 
 namespace lockstep::launcher {
@@ -24,19 +28,48 @@ using Json = nlohmann::json;
 constexpr auto kSettle = 200ms;
 constexpr auto kBetweenTries = 10ms;
 
-/// Whether a socket of this machine can have that address.
-bool is_own(const Address& address) {
+/// Whether a socket of this machine can have that address, whatever the port.
+bool is_own(Address address) {
+  // sin_port and sin6_port lie at the same place.
+  reinterpret_cast<sockaddr_in*>(&address.storage)->sin_port = 0;
   const UniqueFd fd(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
   return fd.is_open() && ::bind(fd.get(), address.get(), address.length) == 0;
 }
 
-/// The address that the others were told, if it is one of this host's: then nothing else listens.
-/// Many a host calls itself 127.0.1.1, where nobody else could find it.
-Address door_address(const std::string& master_addr, int port) {
-  for (const Address& address : resolve(master_addr, port)) {
-    if (is_own(address) && (!address.is_loopback() || is_numeric(master_addr))) {
-      return address;
+[[noreturn]] void refuse_address_of_others(const std::string& master_addr) {
+  std::vector<std::string> own;
+  for (const lockstep::Machine::Interface& interface : lockstep::describe_interfaces()) {
+    if (interface.up && !interface.loopback) {
+      own.insert(own.end(), interface.addresses.begin(), interface.addresses.end());
     }
+  }
+  throw ConfigError(
+      "lockstep launch",
+      fmt::format(
+          "--master-addr must be an address of this host, which has node rank 0; got '{}', "
+          "expected "
+          "one of {}, or a name of it; give every launcher the one that all hosts reach",
+          master_addr,
+          fmt::join(own, ", ")));
+}
+
+/// Where node 0 listens: at the address that the others were told, so at no other. Many a host
+/// resolves its own name to 127.0.1.1, where no other host could find it: then at all addresses.
+Address door_address(const std::string& master_addr, int port) {
+  if (master_addr == "localhost") {
+    return loopback(port);
+  }
+  bool is_own_name = false;
+  for (const Address& address : resolve(master_addr, port)) {
+    if (is_own(address)) {
+      if (!address.is_loopback() || is_numeric(master_addr)) {
+        return address;
+      }
+      is_own_name = true;
+    }
+  }
+  if (!is_own_name) {
+    refuse_address_of_others(master_addr);
   }
   const UniqueFd ipv6(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
   return any_address(port, ipv6.is_open());
@@ -111,18 +144,18 @@ void NodeCoordinator::on_newcomer(uint64_t number, const Json& message) {
   }
   link->hand_over(
       [this, node = hello.node](const Json& later) { on_message(node, later); },
-      [this, node = hello.node](const std::string& why) { on_lost(node, why); });
+      [this, node = hello.node](const std::string& why) {
+        on_lost(node, "is gone: " + why, kExitFailure);
+      });
   members_[hello.node] = {.link = std::move(link), .host = hello.host};
 }
 
-bool NodeCoordinator::join(int interrupt, const std::function<bool()>& called_off) {
+bool NodeCoordinator::join(const std::function<bool()>& called_off) {
   const auto deadline = in_seconds(options_.join_timeout_seconds);
   const auto told = in_seconds(2);
   bool said = false;
   while (members_.size() + 1 < plan_.hosts.size()) {
-    if (reactor_.wait(100ms, interrupt)) {
-      return false;
-    }
+    reactor_.wait(100ms);
     reactor_.dispatch();
     if (called_off()) {
       return false;
@@ -148,6 +181,13 @@ bool NodeCoordinator::join(int interrupt, const std::function<bool()>& called_of
     }
   }
   broadcast({{"start", plan_.common.run_id}});
+  for (auto& [node, member] : members_) {
+    if (member.link) {
+      member.link->begin_heartbeat(
+          options_.stall_timeout_seconds,
+          [this, at = node](double seconds) { on_lost(at, silence_text(seconds), kExitTimedOut); });
+    }
+  }
   return true;
 }
 
@@ -177,7 +217,8 @@ void NodeCoordinator::begin_attempt() {
   failures_.clear();
   other_cause_.reset();
   stopped_ = false;
-  for (const auto& [node, member] : members_) {
+  for (auto& [node, member] : members_) {
+    member.views.clear();  // Of the last attempt.
     if (!member.link) {
       results_[node] = {.exit_code = 1};
       end_all(fmt::format("the launcher of node {} ({}) is gone", node, member.host), 1);
@@ -236,8 +277,10 @@ void NodeCoordinator::on_message(int node, const Json& message) {
   } else if (message.contains("result")) {
     note_result(node, result_of(message.at("result")));
   } else if (message.contains("signal")) {
+    const NodeSignal signal = signal_of(message);
     broadcast(message, node);
-    be_signalled(signal_of(message));
+    hold_heartbeats(signal.signal);
+    be_signalled(signal);
   } else if (message.contains("timeout")) {
     on_timeout(node, message.at("timeout").get<double>());
   } else if (message.contains("views")) {
@@ -245,14 +288,22 @@ void NodeCoordinator::on_message(int node, const Json& message) {
   }
 }
 
-void NodeCoordinator::on_lost(int node, const std::string& why) {
+void NodeCoordinator::on_lost(int node, const std::string& how, int exit_code) {
   Member& member = members_.at(node);
   member.link.reset();
   member.views.clear();
   if (!results_.contains(node)) {
-    end_all(fmt::format("the launcher of node {} ({}) is gone: {}", node, member.host, why), 1);
-    results_[node] = {.exit_code = 1};
+    end_all(fmt::format("the launcher of node {} ({}) {}", node, member.host, how), exit_code);
+    results_[node] = {.exit_code = exit_code};
     judge();
+  }
+}
+
+void NodeCoordinator::hold_heartbeats(int signal) {
+  for (auto& [node, member] : members_) {
+    if (member.link && changes_pause(signal)) {
+      member.link->hold_heartbeat(signal == SIGTSTP);
+    }
   }
 }
 
@@ -288,6 +339,7 @@ void NodeCoordinator::stop_all() {
 }
 
 void NodeCoordinator::tell_signal(const NodeSignal& signal) {
+  hold_heartbeats(signal.signal);
   broadcast(to_json(signal));
 }
 

@@ -21,7 +21,7 @@ class NodeCoordinator final : public NodeSession {
   NodeCoordinator(Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say);
   ~NodeCoordinator() override;
 
-  bool join(int interrupt, const std::function<bool()>& called_off) override;
+  bool join(const std::function<bool()>& called_off) override;
   const std::string& run_id() const override { return plan_.common.run_id; }
   int store_port(int held) override;
   std::string host_address() const override { return host_address_; }
@@ -54,7 +54,10 @@ class NodeCoordinator final : public NodeSession {
   void on_guest(const std::string& purpose, UniqueFd socket, std::string read);
   void on_newcomer(uint64_t number, const nlohmann::json& message);
   void on_message(int node, const nlohmann::json& message);
-  void on_lost(int node, const std::string& why);
+  /// The launcher of `node` is lost: `how` says "is gone: ..." or the like.
+  void on_lost(int node, const std::string& how, int exit_code);
+  /// The launchers need not say that they run while the job is paused by `signal`.
+  void hold_heartbeats(int signal);
   void on_timeout(int node, double seconds);
   void connect_to_store(uint64_t number);
   void forget_store_guest(uint64_t number);

@@ -3,6 +3,7 @@
 
 #include <cerrno>
 #include <chrono>
+#include <csignal>
 #include <cstring>
 #include <sys/epoll.h>
 #include <sys/socket.h>
@@ -36,7 +37,7 @@ NodeMember::~NodeMember() {
   }
 }
 
-bool NodeMember::join(int interrupt, const std::function<bool()>& called_off) {
+bool NodeMember::join(const std::function<bool()>& called_off) {
   const std::string where =
       fmt::format("{} port {}", plan_.common.master_addr, plan_.common.master_port);
   const auto deadline = in_seconds(options_.join_timeout_seconds);
@@ -68,17 +69,13 @@ bool NodeMember::join(int interrupt, const std::function<bool()>& called_off) {
         link_->send({{"hello", to_json(hello)}});
       });
   while (!started_) {
-    if (reactor_.wait(100ms, interrupt)) {
-      return false;
-    }
+    reactor_.wait(100ms);
     reactor_.dispatch();
     if (called_off()) {
       return false;
     }
     if (!lost_.empty()) {
-      throw Error(
-          "lockstep launch",
-          fmt::format("node 0 at {} has left before the job began: {}", where, lost_));
+      throw Error("lockstep launch", fmt::format("the job did not begin, since {}", lost_));
     }
     if (!refused_.empty()) {
       throw ConfigError("lockstep launch", refused_);
@@ -142,12 +139,17 @@ void NodeMember::on_message(const Json& message) {
   } else if (message.contains("start")) {
     run_id_ = message.at("start").get<std::string>();
     started_ = true;
+    link_->begin_heartbeat(options_.stall_timeout_seconds, [this](double seconds) {
+      lose_node_0(silence_text(seconds), kExitTimedOut);
+    });
   } else if (!is_due(message, 0)) {
     return;
   } else if (message.contains("stop")) {
     be_stopped(message.at("stop").get<std::string>());
   } else if (message.contains("signal")) {
-    be_signalled(signal_of(message));
+    const NodeSignal signal = signal_of(message);
+    hold_heartbeat(signal.signal);
+    be_signalled(signal);
   } else if (message.contains("verdict")) {
     const Json& verdict = message.at("verdict");
     be_judged(
@@ -158,18 +160,29 @@ void NodeMember::on_message(const Json& message) {
 }
 
 void NodeMember::on_lost(const std::string& why) {
-  lost_ = why;
+  lose_node_0("is gone: " + why, kExitFailure);
+}
+
+void NodeMember::lose_node_0(const std::string& how, int exit_code) {
+  lost_ = fmt::format("the launcher of node 0 ({}) {}", plan_.common.master_addr, how);
+  lost_code_ = exit_code;
   link_.reset();
   if (started_ && !verdict()) {
-    be_stopped("the launcher of node 0 is gone: " + why);
+    be_stopped(lost_);
     judge_alone();
+  }
+}
+
+void NodeMember::hold_heartbeat(int signal) {
+  if (link_ && changes_pause(signal)) {
+    link_->hold_heartbeat(signal == SIGTSTP);
   }
 }
 
 /// Without node 0 there is nobody to wait for.
 void NodeMember::judge_alone() {
   if (told_result_ && !lost_.empty() && !verdict()) {
-    be_judged({.exit_code = 1, .cause = "the launcher of node 0 is gone: " + lost_});
+    be_judged({.exit_code = lost_code_, .cause = lost_});
   }
 }
 
@@ -177,7 +190,7 @@ void NodeMember::begin_attempt() {
   NodeSession::begin_attempt();
   told_result_ = false;
   if (!lost_.empty()) {
-    be_stopped("the launcher of node 0 is gone: " + lost_);
+    be_stopped(lost_);
   }
   for (const Json& message : take_early()) {
     on_message(message);
@@ -196,6 +209,7 @@ void NodeMember::tell_failure(const NodeResult& result) {
 }
 
 void NodeMember::tell_signal(const NodeSignal& signal) {
+  hold_heartbeat(signal.signal);
   if (link_) {
     link_->send(to_json(signal));
   }

@@ -22,7 +22,7 @@ class NodeMember final : public NodeSession {
   NodeMember(Reactor& reactor, const JobPlan& plan, const NodeOptions& options);
   ~NodeMember() override;
 
-  bool join(int interrupt, const std::function<bool()>& called_off) override;
+  bool join(const std::function<bool()>& called_off) override;
   const std::string& run_id() const override { return run_id_; }
   int store_port(int /*held*/) override { return store_port_; }
   std::string host_address() const override { return host_address_; }
@@ -46,6 +46,9 @@ class NodeMember final : public NodeSession {
   void carry(uint64_t number, Knock::Answer answer);
   void on_message(const nlohmann::json& message);
   void on_lost(const std::string& why);
+  /// The launcher of node 0 is lost: `how` says "is gone: ..." or the like.
+  void lose_node_0(const std::string& how, int exit_code);
+  void hold_heartbeat(int signal);
   void send(nlohmann::json message);
   void judge_alone();
 
@@ -58,7 +61,8 @@ class NodeMember final : public NodeSession {
   std::string run_id_;
   bool started_ = false;
   std::string refused_;  // Why node 0 does not want this launcher.
-  std::string lost_;     // Why node 0 is gone.
+  std::string lost_;     // "the launcher of node 0 is gone: ...".
+  int lost_code_ = 0;    // The job's exit code because of it.
   std::string host_address_;
   UniqueFd listener_;
   int store_port_ = 0;

@@ -13,7 +13,7 @@
 namespace lockstep::launcher {
 
 /// Raised when launchers of two builds could misunderstand each other.
-inline constexpr int kNodeProtocol = 2;
+inline constexpr int kNodeProtocol = 3;
 
 /// What a launcher says of itself when it comes, and what node 0 expects of it.
 struct NodeHello {

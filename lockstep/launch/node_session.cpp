@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/launch/node_session.h"
 
+#include <csignal>
 #include <utility>
+
+#include <fmt/format.h>
 
 #include "lockstep/launch/node_coordinator.h"
 #include "lockstep/launch/node_member.h"
@@ -41,6 +44,14 @@ std::optional<NodeSignal> NodeSession::next_signal() {
   const NodeSignal signal = signals_.front();
   signals_.pop_front();
   return signal;
+}
+
+std::string NodeSession::silence_text(double seconds) {
+  return fmt::format("is stopped or hangs: it has said nothing for {:.1f} s", seconds);
+}
+
+bool NodeSession::changes_pause(int signal) {
+  return signal != SIGUSR1 && signal != SIGUSR2;
 }
 
 void NodeSession::be_stopped(const std::string& why) {

@@ -25,6 +25,8 @@ struct NodeOptions {
   std::string token{};                                       ///< The job's; see door.h.
   double join_timeout_seconds = kDefaultJoinTimeoutSeconds;  ///< For all launchers to appear.
   int max_restarts = 0;
+  /// Of silence, after which another launcher counts as stopped; 0: never.
+  double stall_timeout_seconds = 0;
 };
 
 /// How a start of the job ended on one host.
@@ -58,8 +60,9 @@ struct Verdict {
 /// MASTER_PORT passes through it.
 ///
 /// A job starts when all launchers are there, and ends on all hosts when it ends on one: by a
-/// failure, a signal, or a launcher that is gone. Not thread-safe; everything comes from the
-/// reactor.
+/// failure, a signal, or a launcher that is gone or stopped. SIGTSTP pauses it on all hosts until
+/// SIGCONT; meanwhile nobody minds a launcher that is stopped. Not thread-safe; everything comes
+/// from the reactor.
 class NodeSession {
  public:
   using Say = std::function<void(const std::string& text)>;
@@ -73,10 +76,9 @@ class NodeSession {
   NodeSession(const NodeSession&) = delete;
   NodeSession& operator=(const NodeSession&) = delete;
 
-  /// Waits until all launchers are there; false if `interrupt` is readable before, or `called_off`
-  /// says so of what the reactor has brought. ConfigError or Error that names who is missing, or
-  /// says why this one is not wanted.
-  virtual bool join(int interrupt, const std::function<bool()>& called_off) = 0;
+  /// Waits until all launchers are there; false if `called_off`, which is asked every 0.1 s, says
+  /// so before. ConfigError or Error that names who is missing, or says why this one is not wanted.
+  virtual bool join(const std::function<bool()>& called_off) = 0;
   /// The id of the run, of node 0's making, once all are there.
   virtual const std::string& run_id() const = 0;
   /// Where the ranks of this host find the store, at loopback. `held`: the port that rank 0 is to
@@ -110,6 +112,11 @@ class NodeSession {
   const std::optional<Verdict>& verdict() const { return verdict_; }
 
  protected:
+  /// "is stopped or hangs: ...", of a launcher that has said nothing for so long.
+  static std::string silence_text(double seconds);
+  /// Whether `signal` to the job pauses it (SIGTSTP) or ends a pause: SIGCONT, and all that end the
+  /// job.
+  static bool changes_pause(int signal);
   void be_stopped(const std::string& why);
   void be_signalled(const NodeSignal& signal) { signals_.push_back(signal); }
   void be_judged(Verdict verdict) { verdict_ = std::move(verdict); }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <sys/socket.h>
+#include <thread>
 #include <unistd.h>
 #include <utility>
 #include <vector>
@@ -73,7 +74,7 @@ class Node {
   NodeSession& session() { return *session_; }
   const std::vector<std::string>& said() const { return said_; }
   bool join(const std::function<bool()>& called_off = [] { return false; }) {
-    return session_->join(never_readable(), called_off);
+    return session_->join(called_off);
   }
   /// Lets the session work until `done`; false if that takes too long for anything but a hang.
   bool run_until(const std::function<bool()>& done) {
@@ -99,13 +100,6 @@ class Node {
   void leave() { session_.reset(); }
 
  private:
-  static int never_readable() {
-    static int ends[2] = {-1, -1};
-    static const int made = ::pipe(ends);
-    EXPECT_EQ(made, 0);
-    return ends[0];
-  }
-
   JobPlan plan_;
   Reactor reactor_;
   std::vector<std::string> said_;
@@ -246,10 +240,10 @@ TEST(NodeSession, EndsWhenNode0IsGone) {
   run_both(
       [](Node& node) { node.leave(); },
       [](Node& node) {
-        EXPECT_THAT(node.await_stop(), HasSubstr("the launcher of node 0 is gone"));
+        EXPECT_THAT(node.await_stop(), HasSubstr("the launcher of node 0 (127.0.0.1) is gone"));
         const Verdict verdict = node.conclude({.exit_code = 143});
         EXPECT_EQ(verdict.exit_code, 1);
-        EXPECT_THAT(verdict.cause, HasSubstr("the launcher of node 0 is gone"));
+        EXPECT_THAT(verdict.cause, HasSubstr("the launcher of node 0 (127.0.0.1) is gone"));
       });
 }
 
@@ -264,6 +258,48 @@ TEST(NodeSession, EndsWhenAnotherLauncherIsGone) {
       },
       [](Node& node) { node.leave(); },
       {.max_restarts = 5});
+}
+
+/// Its process is stopped: the connection stays.
+TEST(NodeSession, EndsWith124WhenAnotherLauncherIsSilent) {
+  for (const int silent : {0, 1}) {
+    std::promise<void> ended;
+    const auto is_silent = [&](Node& /*node*/) { ended.get_future().wait(); };
+    const auto hears_nothing = [&](Node& node) {
+      const std::string named = "the launcher of node " + std::to_string(silent) + " (";
+      const std::string why = node.await_stop();
+      EXPECT_THAT(why, AllOf(HasSubstr(named), HasSubstr("is stopped or hangs: it has said")));
+      EXPECT_EQ(node.conclude({.exit_code = 143}).exit_code, kExitTimedOut);
+      ended.set_value();
+    };
+    run_both(
+        [&](Node& node) { silent == 0 ? is_silent(node) : hears_nothing(node); },
+        [&](Node& node) { silent == 1 ? is_silent(node) : hears_nothing(node); },
+        {.stall_timeout_seconds = 0.1});
+  }
+}
+
+TEST(NodeSession, MindsNoSilentLauncherWhileTheJobIsPaused) {
+  run_both(
+      [&](Node& node) {
+        node.session().tell_signal({.signal = SIGTSTP});
+        std::this_thread::sleep_for(3s);  // As if it were stopped.
+        node.session().tell_signal({.signal = SIGCONT});
+        EXPECT_EQ(node.conclude({.exit_code = 0}).exit_code, 0);
+      },
+      [&](Node& node) {
+        for (const int signal : {SIGTSTP, SIGCONT}) {
+          std::optional<NodeSignal> heard;
+          EXPECT_TRUE(node.run_until([&] {
+            heard = node.session().next_signal();
+            return heard || node.session().stop();
+          }));
+          ASSERT_TRUE(heard) << node.session().stop().value_or("");
+          EXPECT_EQ(heard->signal, signal);
+        }
+        EXPECT_EQ(node.conclude({.exit_code = 0}).exit_code, 0);
+      },
+      {.stall_timeout_seconds = 0.1});
 }
 
 TEST(NodeSession, CarriesRanksToTheStoreAlsoBeforeItIsServed) {

@@ -28,6 +28,8 @@ class Outside {
 
   /// The next signal that was ordered: as if the user had sent it to this process.
   std::optional<int> next_order();
+  /// Another process has started this launcher and passes on what its user wants.
+  bool is_ordered() const { return orders_ >= 0; }
   /// Who started this launcher is gone.
   bool orders_ended() const { return orders_ended_; }
   /// Why the ranks here are to stop, if they are.

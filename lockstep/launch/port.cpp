@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/system_error.h"
 #include "lockstep/launch/address.h"
 #include "lockstep/launch/socket_owner.h"
 
@@ -29,7 +30,7 @@ std::string by_process(const std::optional<SocketOwner>& owner) {
 UniqueFd open_socket(int domain) {
   UniqueFd fd(::socket(domain, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd.is_open()) {
-    throw Error("master port", fmt::format("no socket to be had; {}", std::strerror(errno)));
+    throw Error("master port", fmt::format("no socket: {}", system_error_text(errno)));
   }
   return fd;
 }

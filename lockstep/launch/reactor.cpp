@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 #include <poll.h>
 #include <sys/epoll.h>
 #include <utility>
@@ -12,12 +11,13 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/system_error.h"
 
 namespace lockstep::launcher {
 namespace {
 
 [[noreturn]] void fail(const char* what) {
-  throw Error("lockstep launch", fmt::format("{}: {}", what, std::strerror(errno)));
+  throw Error("lockstep launch", fmt::format("{}: {}", what, system_error_text(errno)));
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <cstring>
 #include <sstream>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -13,11 +12,13 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/system_error.h"
 
 namespace lockstep::launcher {
 namespace {
 
 constexpr std::array kPassedOn = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+constexpr std::array kReceived = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP};
 
 std::atomic<pid_t> receiver = 0;  // The thread of the inbox.
 static_assert(std::atomic<pid_t>::is_always_lock_free, "used in a signal handler");
@@ -54,15 +55,15 @@ std::vector<int> parse_signals(const std::string& text, const std::string& flag)
 SignalInbox::SignalInbox(const std::vector<int>& wanted_signals) {
   sigset_t wanted;
   sigemptyset(&wanted);
-  for (const int signal : kPassedOn) {
-    if (!wanted_signals.empty() &&
+  for (const int signal : kReceived) {
+    if (!wanted_signals.empty() && signal != SIGTSTP &&
         std::find(wanted_signals.begin(), wanted_signals.end(), signal) == wanted_signals.end()) {
       continue;
     }
     struct sigaction action {};
     ::sigaction(signal, nullptr, &action);
     // Blocked, an ignored signal would be queued all the same.
-    if (signal != SIGHUP || action.sa_handler != SIG_IGN) {
+    if ((signal != SIGHUP && signal != SIGTSTP) || action.sa_handler != SIG_IGN) {
       sigaddset(&wanted, signal);
     }
   }
@@ -76,7 +77,7 @@ SignalInbox::SignalInbox(const std::vector<int>& wanted_signals) {
     ::sigaction(signal, &action, &previous);
     previous_.emplace_back(signal, previous);
   };
-  for (const int signal : kPassedOn) {
+  for (const int signal : kReceived) {
     if (sigismember(&wanted, signal) == 1) {
       handle(signal, pass_on_to_receiver);
     }
@@ -91,7 +92,7 @@ SignalInbox::SignalInbox(const std::vector<int>& wanted_signals) {
   fd_.reset(::signalfd(-1, &wanted, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!fd_.is_open()) {
     throw Error(
-        "lockstep launch", fmt::format("signals cannot be received; {}", std::strerror(errno)));
+        "lockstep launch", fmt::format("signals cannot be received: {}", system_error_text(errno)));
   }
 }
 
@@ -100,6 +101,21 @@ SignalInbox::~SignalInbox() {
     ::sigaction(signal, &action, nullptr);
   }
   ::pthread_sigmask(SIG_SETMASK, &previous_mask_, nullptr);
+}
+
+void SignalInbox::stop_this_process() {
+  struct sigaction stops {};
+  stops.sa_handler = SIG_DFL;
+  struct sigaction received {};
+  ::sigaction(SIGTSTP, &stops, &received);
+  sigset_t only_this;
+  sigemptyset(&only_this);
+  sigaddset(&only_this, SIGTSTP);
+  sigset_t blocked;
+  ::pthread_sigmask(SIG_UNBLOCK, &only_this, &blocked);
+  ::raise(SIGTSTP);
+  ::pthread_sigmask(SIG_SETMASK, &blocked, nullptr);
+  ::sigaction(SIGTSTP, &received, nullptr);
 }
 
 std::optional<int> SignalInbox::next() {

@@ -17,6 +17,7 @@ std::vector<int> parse_signals(const std::string& text, const std::string& flag)
 
 /// Receives, instead of dying of them, the signals that a launcher passes on to its ranks: SIGINT,
 /// SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2. SIGHUP is left alone when it was ignored (nohup).
+/// SIGTSTP (Ctrl-Z) is received, too, unless it was ignored: who gets it calls stop_this_process().
 /// SIGPIPE and SIGXFSZ are ignored meanwhile, so that a write says EPIPE, or EFBIG; an ignored
 /// SIGCHLD is not, or nobody could learn how a rank ended.
 ///
@@ -25,7 +26,8 @@ std::vector<int> parse_signals(const std::string& text, const std::string& flag)
 /// inbox at a time in a process.
 class SignalInbox {
  public:
-  /// `wanted_signals`: some of those; all, if it is empty. The others stay as they were.
+  /// `wanted_signals`: some of those; all, if it is empty. The others stay as they were, SIGTSTP
+  /// excepted.
   explicit SignalInbox(const std::vector<int>& wanted_signals = {});
   ~SignalInbox();
   SignalInbox(const SignalInbox&) = delete;
@@ -35,6 +37,10 @@ class SignalInbox {
   int fd() const { return fd_.get(); }
   /// The next signal that waits, if any.
   std::optional<int> next();
+  /// Stops this process, as SIGTSTP does where nobody receives it, and returns after SIGCONT.
+  /// Returns at once if the kernel does not stop it, since no shell would continue it (POSIX: an
+  /// orphaned process group).
+  static void stop_this_process();
 
  private:
   UniqueFd fd_;

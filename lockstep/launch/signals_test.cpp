@@ -3,7 +3,9 @@
 
 #include <atomic>
 #include <poll.h>
+#include <sys/wait.h>
 #include <thread>
+#include <unistd.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -55,6 +57,39 @@ TEST(SignalInbox, HangupStaysIgnoredUnderNohup) {
     EXPECT_EQ(inbox.next(), std::nullopt);
   }
   ::signal(SIGHUP, SIG_DFL);
+}
+
+/// The terminal's user presses Ctrl-Z, and a shell continues the job.
+TEST(SignalInbox, ReceivesCtrlZAndStopsWhenItsOwnerIsReady) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::setpgid(0, 0);  // Of a group that is not orphaned, since this test's process is in another.
+    SignalInbox inbox({SIGTERM});
+    ::raise(SIGTSTP);
+    if (inbox.next() != SIGTSTP) {
+      ::_exit(1);
+    }
+    SignalInbox::stop_this_process();
+    ::raise(SIGTSTP);
+    ::_exit(inbox.next() == SIGTSTP ? 75 : 2);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, WUNTRACED), child);
+  ASSERT_TRUE(WIFSTOPPED(status)) << status;
+  EXPECT_EQ(WSTOPSIG(status), SIGTSTP);
+  ::kill(child, SIGCONT);
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 75);
+}
+
+TEST(SignalInbox, CtrlZStaysIgnored) {
+  ::signal(SIGTSTP, SIG_IGN);
+  {
+    SignalInbox inbox;
+    ::raise(SIGTSTP);
+    EXPECT_EQ(inbox.next(), std::nullopt);
+  }
+  ::signal(SIGTSTP, SIG_DFL);
 }
 
 TEST(SignalInbox, PutsBackWhatWasThere) {

@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/system_error.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -53,7 +54,7 @@ Watchdog::Watchdog() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) {
     throw Error(
-        "lockstep launch", fmt::format("no pipe for the watchdog; {}", std::strerror(errno)));
+        "lockstep launch", fmt::format("no pipe for the watchdog: {}", system_error_text(errno)));
   }
   const UniqueFd read_end(ends[0]);
   pipe_.reset(ends[1]);

@@ -71,7 +71,21 @@ FlatOptimizer::FlatOptimizer(
     : torch::optim::Optimizer(checked(traits.name, std::move(groups)), std::move(defaults)),
       traits_(std::move(traits)) {}
 
+void FlatOptimizer::set_call_guard(std::function<void(const char* call)> guard) {
+  call_guard_ = std::move(guard);
+}
+
+void FlatOptimizer::zero_grad(bool set_to_none) {
+  if (call_guard_) {
+    call_guard_("zero_grad()");
+  }
+  torch::optim::Optimizer::zero_grad(set_to_none);
+}
+
 at::Tensor FlatOptimizer::step(LossClosure closure) {
+  if (call_guard_) {
+    call_guard_("step()");
+  }
   at::Tensor loss;
   if (closure) {
     const c10::AutoGradMode with_grad(true);

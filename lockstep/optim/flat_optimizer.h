@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -54,6 +55,8 @@ struct DividedBatch;
 ///   product with it in another order: a last bit). Nothing is different on the CPU, and an update
 ///   that is offloaded to it is refused.
 /// - `zero_grad` is torch's: it frees gradients, or zeroes them where they lie if passed false.
+/// - `Accelerator::prepare` sets a call guard: a direct `step` of a prepared optimizer is a
+///   ConfigError.
 ///
 /// Dense real parameters; sparse gradients are a ConfigError. Thread safety: none.
 class FlatOptimizer : public torch::optim::Optimizer {
@@ -67,6 +70,11 @@ class FlatOptimizer : public torch::optim::Optimizer {
 
   /// Calls `closure` with gradients enabled, if there is one; then one update. Returns its loss.
   at::Tensor step(LossClosure closure = nullptr) override;
+  /// torch's `zero_grad`, after the call guard.
+  void zero_grad(bool set_to_none = true);  // NOLINT(bugprone-derived-method-shadowing-base-method)
+  /// Runs `guard` first in every `step` and `zero_grad`, with "step()" or "zero_grad()". A guard
+  /// refuses the call by throwing. An empty guard allows every call.
+  void set_call_guard(std::function<void(const char* call)> guard);
   /// torch's archives would have no names: ConfigError.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
@@ -222,6 +230,7 @@ class FlatOptimizer : public torch::optim::Optimizer {
   std::vector<DeviceSteps> device_steps_;            ///< [group]
   std::vector<std::shared_ptr<DeviceRate>> device_rates_;  ///< [group] Null: the host's is read.
   size_t run_count_ = 0;
+  std::function<void(const char* call)> call_guard_;
   bool has_pieces_ = false;  ///< In place of its parameters.
   std::shared_ptr<HostUpdate> host_update_;
   std::shared_ptr<EarlyUpdate> early_;

@@ -320,6 +320,11 @@ std::function<void()> check_torch(
 
 }  // namespace
 
+bool is_known_optimizer(torch_optim::Optimizer& optimizer) {
+  return dynamic_cast<optim::FlatOptimizer*>(&optimizer) != nullptr ||
+         optim::find_torch_kind(optimizer).has_value();
+}
+
 bool is_scalar_state(std::string_view name) {
   const std::string_view field = name.substr(name.rfind('.') + 1);
   return field == "step" || field == "mu_product" || field == "eta" || field == "mu";
@@ -366,12 +371,14 @@ std::function<void()> check_optimizer(
     const ParameterName& name_of,
     const NamedTensors& tensors,
     const nlohmann::json& settings,
-    const std::string& path) {
+    const std::string& path,
+    const std::string& settings_path) {
+  const std::string& of_settings = settings_path.empty() ? path : settings_path;
   auto* flat = dynamic_cast<optim::FlatOptimizer*>(&optimizer);
   if (flat != nullptr) {
     flat->adopt_parameters();
   }
-  const GroupOptions options = check_settings(optimizer, settings, path);
+  const GroupOptions options = check_settings(optimizer, settings, of_settings);
   Left left;
   for (const NamedTensor& item : tensors) {
     left.emplace(item.name, item.tensor);
@@ -383,7 +390,7 @@ std::function<void()> check_optimizer(
     throw CheckpointError(
         path, "belongs to no parameter of this program's optimizer", left.begin()->first);
   }
-  return [&optimizer, settings, path, put_state = std::move(put_state)] {
+  return [&optimizer, settings, path = of_settings, put_state = std::move(put_state)] {
     for (size_t i = 0; i < optimizer.param_groups().size(); ++i) {
       const optim::NamedOptions named =
           named_options(optimizer, optimizer.param_groups()[i].options());

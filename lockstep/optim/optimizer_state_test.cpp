@@ -254,6 +254,24 @@ TEST(OptimizerState, refuses_settings_that_do_not_fit) {
       CheckpointError);
 }
 
+TEST(OptimizerState, names_the_file_at_fault) {
+  const Parameters parameters = make_parameters();
+  optim::AdamW adamw(parameters, {.lr = 0.1});
+  const auto path_in_error = [&](const NamedTensors& tensors, const nlohmann::json& settings) {
+    try {
+      check_optimizer(adamw, namer(parameters), tensors, settings, "o.safetensors", "o.json");
+    } catch (const CheckpointError& error) {
+      return error.path();
+    }
+    return std::string("accepted");
+  };
+  nlohmann::json wrong = optimizer_settings(adamw);
+  wrong["param_groups"][0]["eps"] = "small";
+  EXPECT_EQ(path_in_error({}, wrong), "o.json");
+  const NamedTensors unknown = {{"nobody.exp_avg", at::ones({1})}};
+  EXPECT_EQ(path_in_error(unknown, optimizer_settings(adamw)), "o.safetensors");
+}
+
 /// The name of the tensor that is told to be missing; "accepted" if none is.
 std::string missing_in(
     torch_optim::Optimizer& optimizer,

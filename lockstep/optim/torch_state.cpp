@@ -55,7 +55,7 @@ TorchKind kind(const char* name) {
 
 }  // namespace
 
-TorchKind torch_kind_of(torch::optim::Optimizer& optimizer) {
+std::optional<TorchKind> find_torch_kind(torch::optim::Optimizer& optimizer) {
   if (dynamic_cast<torch::optim::SGD*>(&optimizer) != nullptr) {
     return kind<torch::optim::SGDParamState>("SGD");
   }
@@ -71,10 +71,18 @@ TorchKind torch_kind_of(torch::optim::Optimizer& optimizer) {
   if (dynamic_cast<torch::optim::RMSprop*>(&optimizer) != nullptr) {
     return kind<torch::optim::RMSpropParamState>("RMSprop");
   }
+  return std::nullopt;
+}
+
+TorchKind torch_kind_of(torch::optim::Optimizer& optimizer) {
+  if (const auto kind = find_torch_kind(optimizer)) {
+    return *kind;
+  }
   throw ConfigError(
       "save_state",
       "this optimizer's state cannot be kept in a checkpoint; expected one of lockstep::optim's, "
-      "or torch::optim's SGD, Adam, AdamW, Adagrad or RMSprop");
+      "torch::optim's SGD, Adam, AdamW, Adagrad or RMSprop, or a class of your own with "
+      "state_dict() and load_state_dict(), passed to prepare as that class");
 }
 
 }  // namespace lockstep::optim

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -28,6 +29,8 @@ struct TorchKind {
   TorchFields (*fields)(torch::optim::OptimizerParamState&);
 };
 
+/// Nothing for an optimizer whose state is not known: LBFGS, and others' own.
+std::optional<TorchKind> find_torch_kind(torch::optim::Optimizer& optimizer);
 /// ConfigError for an optimizer whose state is not known: LBFGS, and others' own.
 TorchKind torch_kind_of(torch::optim::Optimizer& optimizer);
 

@@ -3,21 +3,18 @@
 // and their state lie.
 #include <algorithm>
 #include <cstdint>
-#include <exception>
-#include <functional>
+#include <filesystem>
 #include <memory>
 #include <optional>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
-#include <ATen/ops/full.h>
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/bytes.h"
+#include "lockstep/comm/fail_together.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/host_update.h"
 
@@ -46,27 +43,21 @@ std::vector<std::vector<bool>> offloaded_buffers(
   return chosen;
 }
 
-/// Runs `body`, which a disk may fail in on one rank alone: then it is an error on all, which would
-/// wait for that rank otherwise. Collective.
-void fail_together(Group& ranks, const std::function<void()>& body) {
-  std::string failure;
-  try {
-    body();
-  } catch (const std::exception& error) {
-    failure = error.what();
+/// A file in `folder` with room for `bytes` of state, on all `ranks` or, with an error, on none.
+/// Collective.
+std::shared_ptr<offload::ScratchFile> scratch_with_room(
+    const std::filesystem::path& folder, int64_t bytes, std::optional<Group>& ranks) {
+  std::shared_ptr<offload::ScratchFile> scratch;
+  const auto make = [&] {
+    scratch = std::make_shared<offload::ScratchFile>(folder, "the optimizer's state");
+    scratch->reserve(bytes);
+  };
+  if (ranks) {
+    fail_together(*ranks, "offload", "the optimizer's state cannot go to files", make);
+  } else {
+    make();
   }
-  const at::Tensor failed =
-      ranks.all_reduce(at::full({1}, failure.empty() ? 0 : 1, at::kByte), ReduceOp::kMax).wait();
-  if (failed.const_data_ptr<uint8_t>()[0] == 0) {
-    return;
-  }
-  const std::vector<std::string> all = all_gather_bytes(ranks, failure);
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (!all[rank].empty()) {
-      throw ConfigError(
-          "offload", fmt::format("the update failed on rank {}: {}", rank, all[rank]));
-    }
-  }
+  return scratch;
 }
 
 /// What made, saved or loaded them has touched pages of them.
@@ -167,14 +158,11 @@ void FlatOptimizer::offload_state(const OffloadOptimizer& offload) {
       refuse_to_capture_offloaded();
     }
   }
-  const auto scratch =
-      in_files ? std::make_shared<offload::ScratchFile>(offload.nvme_path, "the optimizer's state")
-               : nullptr;
   const auto chosen = offloaded_buffers(groups_, offload.ratio);
   int64_t most_fields = 0;
   int64_t bytes = 0;
   for (size_t index = 0; index < groups_.size(); ++index) {
-    FlatGroup& group = groups_[index];
+    const FlatGroup& group = groups_[index];
     int64_t fields = 0;
     if (!group.items().empty()) {
       for (size_t field = 0; field < traits_.fields.size(); ++field) {
@@ -186,13 +174,17 @@ void FlatOptimizer::offload_state(const OffloadOptimizer& offload) {
     most_fields = std::max(most_fields, fields);
     for (size_t buffer = 0; buffer < group.buffer_count(); ++buffer) {
       if (chosen[index][buffer]) {
-        group.offload_state(buffer, scratch);
         bytes += fields * offload::ScratchFile::rounded(group.state_bytes(buffer));
       }
     }
   }
-  if (scratch) {
-    scratch->reserve(bytes);
+  const auto scratch = in_files ? scratch_with_room(offload.nvme_path, bytes, dividers_) : nullptr;
+  for (size_t index = 0; index < groups_.size(); ++index) {
+    for (size_t buffer = 0; buffer < groups_[index].buffer_count(); ++buffer) {
+      if (chosen[index][buffer]) {
+        groups_[index].offload_state(buffer, scratch);
+      }
+    }
   }
   host_update_ = std::make_shared<HostUpdate>(offload, in_files ? most_fields : 0, values_in_files);
   if (offload.super_offload) {
@@ -242,7 +234,7 @@ void FlatOptimizer::update_by_buckets() {
   }
   const auto run = [&] { host_update_->run(groups_, on_host, update_one); };
   if (dividers_ && dividers_->size() > 1 && host_update_->uses_files()) {
-    fail_together(*dividers_, run);
+    fail_together(*dividers_, "offload", "the update failed", run);
   } else {
     run();
   }

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <sys/stat.h>
 #include <system_error>
+#include <tuple>
 #include <unistd.h>
 #include <utility>
 
@@ -31,25 +32,35 @@ constexpr std::string_view kNumberedPrefix = "checkpoint_";
 /// So that there is always a number after it.
 constexpr size_t kMostDigits = 18;
 
-/// Folders that could be checkpoints; links to some are left to those who made them.
-std::vector<fs::path> folders_in(const fs::path& parent) {
-  std::vector<fs::path> folders;
+/// Folders, symbolic links to folders, and whatever else is named checkpoint_<number>; sorted.
+std::vector<fs::path> candidates_in(const fs::path& parent) {
+  std::vector<fs::path> candidates;
   std::error_code error;
   fs::directory_iterator entry(parent.empty() ? "." : parent, error);
   if (error == std::errc::no_such_file_or_directory) {
-    return folders;
+    return candidates;
   }
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    if (entry->symlink_status(error).type() == fs::file_type::directory &&
+    std::error_code not_there;  // A link to nothing.
+    const bool is_folder = entry->is_directory(not_there);
+    if ((is_folder || checkpoint_number(entry->path())) &&
         !entry->path().filename().native().starts_with('.')) {
-      folders.push_back(entry->path());
+      candidates.push_back(entry->path());
     }
   }
   if (error) {
     throw CheckpointError(parent, "cannot be listed; " + error.message());
   }
-  std::sort(folders.begin(), folders.end());
-  return folders;
+  std::sort(candidates.begin(), candidates.end());
+  return candidates;
+}
+
+/// Orders checkpoints by their commits. One that has two names, of which one is a symbolic link to
+/// the other, goes by its own.
+using CommitOrder = std::tuple<int64_t, bool, fs::path>;
+CommitOrder commit_order(int64_t sequence, const fs::path& path) {
+  std::error_code ignored;
+  return {sequence, !fs::is_symlink(path, ignored), path};
 }
 
 /// The manifest of a folder that has one, or why there is none to be had. Throws where one is
@@ -60,6 +71,10 @@ std::optional<Manifest> manifest_of(
     const fs::path& folder,
     std::string& why_not,
     const std::function<void(const CheckpointError&)>& of_newer) {
+  if (why_no_folder(folder)) {
+    why_not = no_checkpoint(folder).what();
+    return std::nullopt;
+  }
   const fs::path path = folder / kManifestName;
   struct stat status {};
   if (lstat(path.c_str(), &status) != 0) {
@@ -102,8 +117,8 @@ bool was_checkpoint(const fs::path& folder) {
 
 Newest find_newest(const fs::path& folder, Verify verify) {
   Newest newest;
-  std::vector<std::pair<int64_t, fs::path>> candidates;
-  for (const fs::path& path : folders_in(folder)) {
+  std::vector<CommitOrder> candidates;
+  for (const fs::path& path : candidates_in(folder)) {
     if (is_temporary_name(path.filename().native())) {
       newest.skipped.push_back({path, kUnfinished});
       continue;
@@ -112,13 +127,13 @@ Newest find_newest(const fs::path& folder, Verify verify) {
     // It may be the newest, and going back behind it would lose what it has.
     const auto refuse = [](const CheckpointError& error) { throw CheckpointError(error); };
     if (const auto manifest = manifest_of(path, why_not, refuse)) {
-      candidates.emplace_back(manifest->sequence, path);
+      candidates.push_back(commit_order(manifest->sequence, path));
     } else {
       newest.skipped.push_back({path, why_not, was_checkpoint(path)});
     }
   }
   std::sort(candidates.rbegin(), candidates.rend());
-  for (const auto& [sequence, path] : candidates) {
+  for (const auto& [sequence, is_folder, path] : candidates) {
     try {
       const StoredCheckpoint whole(path, verify);
       newest.path = path;
@@ -135,10 +150,12 @@ Newest find_newest(const fs::path& folder, Verify verify) {
 
 std::vector<Listed> list_checkpoints(const fs::path& folder, Verify verify) {
   std::vector<Listed> found;
-  for (const fs::path& path : folders_in(folder)) {
+  for (const fs::path& path : candidates_in(folder)) {
     Listed listed{.path = path, .manifest = std::nullopt, .why = ""};
     if (is_temporary_name(path.filename().native())) {
       listed.why = kUnfinished;
+    } else if (why_no_folder(path)) {
+      listed.why = no_checkpoint(path).what();
     } else {
       try {
         listed.manifest = read_manifest(path);
@@ -149,12 +166,13 @@ std::vector<Listed> list_checkpoints(const fs::path& folder, Verify verify) {
     }
     found.push_back(std::move(listed));
   }
-  const auto rank = [](const Listed& listed) {
-    return listed.manifest ? listed.manifest->sequence : std::numeric_limits<int64_t>::max();
+  const auto order = [](const Listed& listed) {
+    constexpr int64_t kLast = std::numeric_limits<int64_t>::max();
+    return listed.manifest ? commit_order(listed.manifest->sequence, listed.path)
+                           : CommitOrder(kLast, true, listed.path);
   };
-  // Stable, so that equals stay in the order of their paths, as find_newest has them.
-  std::stable_sort(found.begin(), found.end(), [&](const Listed& left, const Listed& right) {
-    return rank(left) < rank(right);
+  std::sort(found.begin(), found.end(), [&](const Listed& left, const Listed& right) {
+    return order(left) < order(right);
   });
   return found;
 }
@@ -170,7 +188,7 @@ std::optional<int64_t> checkpoint_number(const fs::path& path) {
 
 int64_t next_sequence(const fs::path& folder) {
   int64_t highest = 0;
-  for (const fs::path& path : folders_in(folder)) {
+  for (const fs::path& path : candidates_in(folder)) {
     if (is_temporary_name(path.filename().native())) {
       continue;
     }

@@ -11,7 +11,8 @@
 
 namespace lockstep::checkpoint {
 
-/// A folder that was passed over, and why, fit for a warning.
+/// A folder that was passed over, and why, fit for a warning. Also what is named
+/// checkpoint_<number> and is none: a file, a symbolic link to nothing.
 struct Skipped {
   std::filesystem::path path;
   std::string why;
@@ -29,8 +30,8 @@ struct Newest {
 /// highest sequence number, not the clock, so that copying files about changes nothing.
 /// CheckpointError where a manifest is there and cannot be read, or was written by a newer
 /// Lockstep: it may be the newest's. No checkpoint older than the one found is looked into beyond
-/// its manifest. An absent folder holds none. Local: with several ranks let one ask and tell the
-/// others.
+/// its manifest. A symbolic link to a checkpoint counts as one. An absent folder holds none. Local:
+/// with several ranks let one ask and tell the others.
 Newest find_newest(const std::filesystem::path& folder, Verify verify = Verify::kSizes);
 
 /// A folder that is a checkpoint, or could have been one.
@@ -40,7 +41,8 @@ struct Listed {
   std::string why;                   ///< Why it is no valid checkpoint; empty if it is one.
 };
 
-/// All folders in `folder` that could be checkpoints: first those with a manifest, in the order in
+/// All folders in `folder` that could be checkpoints, symbolic links to such, and whatever else is
+/// named checkpoint_<number>: first those with a manifest, in the order in
 /// which they were committed, then the others by path. So the last one with a manifest and without
 /// a `why` is the newest. An absent folder holds none.
 std::vector<Listed> list_checkpoints(

@@ -113,6 +113,58 @@ TEST_F(Catalog, TellsWhatWasACheckpointFromWhatNeverWasOne) {
   EXPECT_THAT(were, ElementsAre("checkpoint_4", "flipped", "truncated"));
 }
 
+TEST_F(Catalog, FollowsASymbolicLinkToACheckpoint) {
+  const TestFolder other_disk;
+  save("checkpoint_1");
+  fs::rename(save("checkpoint_2"), other_disk / "moved");
+  fs::create_directory_symlink(other_disk / "moved", folder_ / "checkpoint_2");
+  Newest newest = find_newest(folder_.path(), Verify::kFull);
+  EXPECT_EQ(newest.path, folder_ / "checkpoint_2");
+  EXPECT_THAT(newest.skipped, IsEmpty());
+  EXPECT_EQ(list_checkpoints(folder_.path()).back().path, folder_ / "checkpoint_2");
+  EXPECT_EQ(next_sequence(folder_.path()), 4) << "one more than that of the one moved";
+  flip_bit(other_disk / "moved" / "state.json", 5);
+  newest = find_newest(folder_.path(), Verify::kFull);
+  EXPECT_EQ(newest.path, folder_ / "checkpoint_1");
+  ASSERT_EQ(newest.skipped.size(), 1U);
+  EXPECT_TRUE(newest.skipped[0].was_checkpoint);
+}
+
+TEST_F(Catalog, ACheckpointIsCalledByItsOwnNameThoughALinkLeadsToItToo) {
+  const fs::path own = save("checkpoint_1");
+  fs::create_directory_symlink(own, folder_ / "a_link");
+  fs::create_directory_symlink(own, folder_ / "last");
+  EXPECT_EQ(find_newest(folder_.path()).path, own);
+  EXPECT_EQ(list_checkpoints(folder_.path()).back().path, own);
+}
+
+TEST_F(Catalog, NamesWhateverIsCalledLikeACheckpointAndIsNone) {
+  fs::create_directory_symlink("/no/such/disk", folder_ / "checkpoint_4");
+  fs::create_symlink(folder_ / "checkpoint_5", folder_ / "checkpoint_5");
+  write_bytes(folder_ / "checkpoint_6", "a file");
+  fs::create_symlink(folder_ / "checkpoint_6", folder_ / "checkpoint_7");
+  write_bytes(folder_ / "events.jsonl", "{}");
+  fs::create_symlink("/no/such/disk", folder_ / "logs");
+  const std::vector<Skipped> skipped = find_newest(folder_.path()).skipped;
+  const std::vector<Listed> listed = list_checkpoints(folder_.path());
+  ASSERT_EQ(skipped.size(), 4U);
+  ASSERT_EQ(listed.size(), 4U);
+  const std::vector<std::string> reasons = {
+      "is a symbolic link to /no/such/disk, which does not exist",
+      "which cannot be reached: Too many levels of symbolic links",
+      "is no folder, and a checkpoint is one",
+      "checkpoint_6, which is no folder"};
+  for (size_t i = 0; i < reasons.size(); ++i) {
+    EXPECT_THAT(skipped[i].why, HasSubstr(reasons[i]));
+    EXPECT_EQ(listed[i].why, skipped[i].why);
+    EXPECT_TRUE(skipped[i].was_checkpoint) << skipped[i].path;
+  }
+  EXPECT_EQ(next_sequence(folder_.path()), 8);
+  EXPECT_THAT(
+      [&] { read_manifest(folder_ / "checkpoint_4"); },
+      ThrowsMessage<CheckpointError>(HasSubstr("mount that disk, restore the folder")));
+}
+
 TEST_F(Catalog, CountsTheNumberOfOneWhoseManifestIsDamaged) {
   save("checkpoint_1");
   const fs::path damaged = save("checkpoint_7");

@@ -1,10 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/storage/damage.h"
 
+#include <filesystem>
+#include <set>
+
 #include "lockstep/base/error.h"
 #include "lockstep/storage/content_check.h"
+#include "lockstep/storage/structure.h"
 
 namespace lockstep::checkpoint {
+namespace {
+
+/// The name in an error's quotes.
+std::string unquoted(const std::string& name) {
+  return name.size() >= 2 && name.front() == '"' && name.back() == '"'
+             ? name.substr(1, name.size() - 2)
+             : name;
+}
+
+}  // namespace
 
 std::vector<Damage> find_damage(
     const StoredCheckpoint& checkpoint, const std::function<void(uint64_t bytes)>& advance) {
@@ -27,6 +41,14 @@ std::vector<Damage> find_damage(
       found.push_back({record.name, "", error.what()});
     }
     advance(left);
+  }
+  std::set<std::string> damaged;
+  for (const Damage& each : found) {
+    damaged.insert(each.file);
+  }
+  for (const CheckpointError& fault : find_structural_faults(checkpoint, damaged)) {
+    const std::string file = std::filesystem::path(fault.path()).filename();
+    found.push_back({file, unquoted(fault.tensor()), fault.what()});
   }
   return found;
 }

@@ -17,9 +17,10 @@ struct Damage {
   std::string why;     ///< Fit for an error message.
 };
 
-/// Everything that is wrong with a checkpoint's files, in the order of the manifest; where
-/// StoredCheckpoint stops at the first. Reads all of it once. `advance`: told of every few bytes
-/// that were read, in all as many as the files should have.
+/// Everything that is wrong with a checkpoint's files, in the order of the manifest, and then its
+/// structural faults, see find_structural_faults; where StoredCheckpoint stops at the first. Reads
+/// all of it once. `advance`: told of every few bytes that were read, in all as many as the files
+/// should have.
 std::vector<Damage> find_damage(
     const StoredCheckpoint& checkpoint,
     const std::function<void(uint64_t bytes)>& advance = [](uint64_t /*bytes*/) {});

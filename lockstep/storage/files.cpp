@@ -122,4 +122,32 @@ bool name_exists(const std::filesystem::path& path) {
   return false;
 }
 
+std::optional<std::string> why_no_folder(const std::filesystem::path& path) {
+  struct stat named {};
+  if (lstat(path.c_str(), &named) != 0) {
+    return std::nullopt;
+  }
+  if (!S_ISLNK(named.st_mode)) {
+    return S_ISDIR(named.st_mode)
+               ? std::nullopt
+               : std::optional<std::string>("is no folder, and a checkpoint is one");
+  }
+  struct stat target {};
+  std::string reason = "is no folder";
+  if (stat(path.c_str(), &target) != 0) {
+    if (errno != ENOENT && errno != ENOTDIR && errno != ELOOP && errno != EACCES) {
+      return std::nullopt;
+    }
+    reason = errno == ENOENT ? "does not exist"
+                             : "cannot be reached: " + std::generic_category().message(errno);
+  } else if (S_ISDIR(target.st_mode)) {
+    return std::nullopt;
+  }
+  std::error_code ignored;
+  return fmt::format(
+      "is a symbolic link to {}, which {}; mount that disk, restore the folder, or remove the link",
+      std::filesystem::read_symlink(path, ignored).string(),
+      reason);
+}
+
 }  // namespace lockstep::checkpoint

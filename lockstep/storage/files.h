@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -60,5 +61,9 @@ void make_folders(const std::filesystem::path& folder);
 
 /// True if there is something of that name, be it a symbolic link to nothing.
 bool name_exists(const std::filesystem::path& path);
+
+/// Says why what is named `path` is no folder, as the rest of a sentence that begins with the path.
+/// Nothing for a folder, for a symbolic link to one, for a free name, and where the disk fails.
+std::optional<std::string> why_no_folder(const std::filesystem::path& path);
 
 }  // namespace lockstep::checkpoint

@@ -12,6 +12,7 @@
 
 #include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
+#include "lockstep/storage/deepspeed_folder.h"
 #include "lockstep/storage/files.h"
 #include "lockstep/storage/json_text.h"
 #include "lockstep/storage/safetensors_header.h"
@@ -49,7 +50,14 @@ int64_t parse_count(
     const std::string& path, const Json& value, const char* what, int64_t least, int64_t most) {
   if (!value.is_number_unsigned() || value.get<uint64_t>() < static_cast<uint64_t>(least) ||
       value.get<uint64_t>() > static_cast<uint64_t>(most)) {
-    refuse(path, fmt::format("got {} for {}", in_quotes(value.dump()), what));
+    refuse(
+        path,
+        fmt::format(
+            "got {} for {}, expected a whole number from {} to {}",
+            in_quotes(value.dump()),
+            what,
+            least,
+            most));
   }
   return value.get<int64_t>();
 }
@@ -248,6 +256,12 @@ bool is_newer_manifest(const std::string& path, const std::string& text) {
 }
 
 CheckpointError no_checkpoint(const std::filesystem::path& folder) {
+  if (const auto why = why_no_folder(folder)) {
+    return {folder, *why};
+  }
+  if (const auto theirs = deepspeed_checkpoint(folder)) {
+    return *theirs;
+  }
   return {
       folder,
       fmt::format("is no checkpoint; it holds no {}, which is written last", kManifestName)};

@@ -68,7 +68,7 @@ bool is_newer_manifest(const std::string& path, const std::string& text);
 /// Reads `<folder>/manifest.json`. CheckpointError also if there is none, or if it is a symbolic
 /// link.
 Manifest read_manifest(const std::filesystem::path& folder);
-/// What read_manifest throws where there is none.
+/// What read_manifest throws where there is none; says so if DeepSpeed wrote it.
 CheckpointError no_checkpoint(const std::filesystem::path& folder);
 
 /// As JSON, the way ranks tell each other what they wrote.

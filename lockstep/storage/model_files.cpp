@@ -14,7 +14,9 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/base/shell.h"
+#include "lockstep/storage/deepspeed_folder.h"
 #include "lockstep/storage/files.h"
 #include "lockstep/storage/json_text.h"
 #include "lockstep/storage/manifest.h"
@@ -78,6 +80,9 @@ std::vector<fs::path> weights_among(const std::vector<fs::path>& pickles) {
 }
 
 [[noreturn]] void refuse_folder(const fs::path& folder) {
+  if (const auto theirs = deepspeed_checkpoint(folder)) {
+    throw CheckpointError(*theirs);
+  }
   std::vector<fs::path> pickles;
   std::vector<std::string> others;
   size_t shards = 0;
@@ -197,19 +202,20 @@ std::map<std::string, std::string> weight_map(const fs::path& path, const Json& 
   return places;
 }
 
-void check_total(const fs::path& path, const Json& index, uint64_t total) {
+/// A wrong sum of sizes: Accelerate and transformers do not look at it, and the tensors are all
+/// there.
+void warn_of_wrong_total(const fs::path& path, const Json& index, uint64_t total) {
   const Json metadata = index.value("metadata", Json());
-  if (!metadata.is_object() || !metadata.contains("total_size")) {
+  if (!metadata.is_object() || !metadata.contains("total_size") ||
+      metadata["total_size"] == total) {
     return;
   }
-  if (metadata["total_size"] != total) {
-    throw CheckpointError(
-        path,
-        fmt::format(
-            "does not fit its shards; got {} for total_size, expected {}",
-            in_quotes(metadata["total_size"].dump()),
-            total));
-  }
+  log_warning(fmt::format(
+      "[{}] has a wrong metadata.total_size; got {}, expected {}, the bytes of the tensors in its "
+      "files, which are loaded all the same; to mend it, write that number there",
+      path.native(),
+      in_quotes(metadata["total_size"].dump()),
+      total));
 }
 
 std::vector<SafetensorsMap> open_index(const fs::path& path) {
@@ -259,7 +265,7 @@ std::vector<SafetensorsMap> open_index(const fs::path& path) {
       total += entry.end - entry.begin;
     }
   }
-  check_total(path, index, total);
+  warn_of_wrong_total(path, index, total);
   return files;
 }
 

@@ -26,8 +26,8 @@ constexpr const char* kModelIndex = "model.safetensors.index.json";
 /// a manifest.
 ///
 /// CheckpointError, naming the file and where it can the tensor, unless all agree: for an index
-/// that names anything but plain files beside it, that lists a tensor its shard lacks, that misses
-/// one a shard holds, or whose total_size is not that of the tensors; for a checkpoint of ours that
+/// that names anything but plain files beside it, that lists a tensor its shard lacks, or that
+/// misses one a shard holds (a wrong total_size is a warning); for a checkpoint of ours that
 /// is damaged, or whose tensors are divided among files, see `lockstep merge-weights`; for a file
 /// in it that it does not list. A pickle is never read, since reading one runs code in it: the
 /// error says how to convert it.

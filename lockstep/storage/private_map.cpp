@@ -35,7 +35,7 @@ PrivateMap::PrivateMap(const std::filesystem::path& path, Links links) : path_(p
   void* mapping =
       mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file.get(), 0);
   if (mapping == MAP_FAILED) {
-    throw_errno(path, "cannot be mapped");
+    throw_errno(path, fmt::format("cannot be mapped, all {} bytes of it", size_));
   }
   data_ = static_cast<std::byte*>(mapping);
 }

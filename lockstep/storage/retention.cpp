@@ -40,7 +40,10 @@ std::vector<fs::path> beyond_newest(const fs::path& folder, const PruneOptions& 
   if (options.only_numbered) {
     std::erase_if(listed, [](const Listed& item) { return !checkpoint_number(item.path); });
   }
-  std::erase_if(listed, [](const Listed& item) { return !item.manifest; });
+  std::erase_if(listed, [](const Listed& item) {
+    std::error_code ignored;
+    return !item.manifest || fs::is_symlink(item.path, ignored);
+  });
   size_t kept_from = listed.size();
   for (int kept = 0; kept_from > 0 && kept < options.keep; --kept_from) {
     const Listed& candidate = listed[kept_from - 1];

@@ -31,9 +31,10 @@ struct PruneOptions {
 /// clock.
 ///
 /// Touches folders with a valid manifest alone: nothing else in `folder`, no symbolic link, no save
-/// that is going on. One that is damaged does not count among the newest, so that `keep` whole ones
-/// stay, and if there are no more than that nothing goes. It goes itself when it is older than all
-/// of them; a newer one stays, for somebody to look at.
+/// that is going on. What a symbolic link leads to does not count among the newest either. One that
+/// is damaged does not count among the newest, so that `keep` whole ones stay, and if there are no
+/// more than that nothing goes. It goes itself when it is older than all of them; a newer one
+/// stays, for somebody to look at.
 ///
 /// Each gets a temporary name first, so that whatever dies in the middle leaves nothing half
 /// removed under the name of a checkpoint, and remove_stale does the rest. One that somebody else

@@ -49,6 +49,19 @@ TEST_F(Retention, RemovesTheOldestByTheOrderOfCommits) {
   EXPECT_THAT(names_in(folder_.path()), ElementsAre("b_fifth"));
 }
 
+TEST_F(Retention, WhatALinkLeadsToNeitherGoesNorCounts) {
+  const TestFolder other_disk;
+  save("one");
+  for (const char* name : {"two", "four"}) {
+    fs::rename(save(name), other_disk / name);
+    fs::create_directory_symlink(other_disk / name, folder_ / name);
+    save(name == std::string("two") ? "three" : "five");
+  }
+  EXPECT_THAT(prune_to(2), ElementsAre(folder_ / "one"));
+  EXPECT_THAT(names_in(folder_.path()), ElementsAre("five", "four", "three", "two"));
+  EXPECT_TRUE(fs::exists(folder_ / "two" / kManifestName));
+}
+
 TEST_F(Retention, ADryRunSaysTheSameAndRemovesNothing) {
   save("one");
   save("two");

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
@@ -107,6 +108,33 @@ Slices parse_slices(const std::string& path, std::string_view text) {
     slices.emplace(name, parse_slice(path, name, slice));
   }
   return slices;
+}
+
+void check_slice_fits(
+    const std::string& path,
+    const std::string& name,
+    const std::vector<int64_t>& entry_shape,
+    const Slice& slice) {
+  if (entry_shape.size() != 1) {
+    throw CheckpointError(
+        path,
+        fmt::format(
+            "holds a slice of the shape [{}]; expected one dimension",
+            fmt::join(entry_shape, ", ")),
+        in_quotes(name));
+  }
+  const int64_t elements = element_count(slice.shape).value();
+  const int64_t count = entry_shape.front();
+  if (count > elements - slice.begin) {
+    throw CheckpointError(
+        path,
+        fmt::format(
+            "holds a slice that goes beyond the tensor; got elements {} to {} of {}",
+            slice.begin,
+            slice.begin + count,
+            elements),
+        in_quotes(name));
+  }
 }
 
 }  // namespace lockstep::checkpoint

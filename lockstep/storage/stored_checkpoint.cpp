@@ -11,6 +11,8 @@
 #include "lockstep/storage/content_check.h"
 #include "lockstep/storage/files.h"
 #include "lockstep/storage/json_text.h"
+#include "lockstep/storage/saved_meta.h"
+#include "lockstep/storage/structure.h"
 
 namespace lockstep::checkpoint {
 namespace {
@@ -38,9 +40,16 @@ StoredCheckpoint::StoredCheckpoint(const std::filesystem::path& path, Verify ver
     const auto [file, bytes] = open_regular(path_ / record.name);
     check_size(path_ / record.name, bytes, record);
   }
+  if (is_saved_state(meta())) {
+    read_saved_meta(*this);
+  }
   if (verify == Verify::kFull) {
     for (const FileRecord& record : manifest_.files) {
       verify_content(record);
+    }
+    const std::vector<CheckpointError> faults = find_structural_faults(*this);
+    if (!faults.empty()) {
+      throw CheckpointError(faults.front());
     }
   }
 }

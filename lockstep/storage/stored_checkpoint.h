@@ -14,9 +14,14 @@ namespace lockstep::checkpoint {
 
 /// How much opening a checkpoint proves.
 enum class Verify {
-  kManifest,  ///< That it has a valid manifest.
-  kSizes,     ///< Every file of the manifest is there, a regular file, with its size. Reads none.
-  kFull,      ///< And has the content that was written. Reads everything once.
+  /// That it has a valid manifest.
+  kManifest,
+  /// Every file of the manifest is there, a regular file, with its size; and meta, if it is a saved
+  /// state's, makes sense. Reads none.
+  kSizes,
+  /// Every file has the content that was written, and all of them fit together, see
+  /// find_structural_faults. Reads everything once.
+  kFull,
 };
 
 /// A checkpoint that a Writer has committed; local, each rank opens its own.

@@ -98,7 +98,11 @@ std::vector<std::string> file_names(const StoredCheckpoint& checkpoint, const st
     if (names.size() == parts.size() || parts[names.size()].file != expected) {
       throw CheckpointError(
           checkpoint.path() / expected,
-          fmt::format("is missing; the checkpoint holds {} of its parts", parts.size()));
+          fmt::format(
+              "is missing; {} lists {} of {} parts",
+              kManifestName,
+              parts.size(),
+              parts.front().count));
     }
     names.push_back(expected);
   }
@@ -117,25 +121,8 @@ SetTensor describe(const SafetensorsMap& map, size_t part, size_t index, const S
   TensorPiece piece{.file = part, .entry = index, .begin = 0, .count = count};
   const auto slice = slices.find(entry.name);
   if (slice != slices.end()) {
-    const int64_t elements = element_count(slice->second.shape).value();
+    check_slice_fits(map.path(), entry.name, entry.shape, slice->second);
     piece.begin = slice->second.begin;
-    if (entry.shape.size() != 1) {
-      throw CheckpointError(
-          map.path(),
-          fmt::format(
-              "holds a slice of the shape {}; expected one dimension", shape_text(entry.shape)),
-          in_quotes(entry.name));
-    }
-    if (count > elements - piece.begin) {
-      throw CheckpointError(
-          map.path(),
-          fmt::format(
-              "holds a slice that goes beyond the tensor; got elements {} to {} of {}",
-              piece.begin,
-              piece.begin + count,
-              elements),
-          in_quotes(entry.name));
-    }
     tensor.shape = slice->second.shape;
   }
   tensor.pieces.push_back(piece);

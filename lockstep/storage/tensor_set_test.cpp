@@ -169,7 +169,7 @@ TEST_F(TensorSetTest, StemsThatBeginAlikeAreDifferentSets) {
 
 TEST_F(TensorSetTest, EveryPartMustBeThereAndOfOneCount) {
   const TestFile file{{whole("a", {1})}};
-  refuses({{kSecond, file}}, kFirst, "is missing; the checkpoint holds 1 of its parts");
+  refuses({{kSecond, file}}, kFirst, "is missing; manifest.json lists 1 of 2 parts");
   refuses({{kFirst, file}}, kSecond, "is missing");
   refuses(
       {{"opt-00001-of-99999.safetensors", file}}, "opt-00002-of-99999.safetensors", "is missing");

@@ -23,7 +23,9 @@ enum class RunStatus {
 /// "finished", "failed" or "killed".
 const char* name_of(RunStatus status);
 
-/// Keeps the curves of one run somewhere: a file, a server. Made for the main process alone.
+/// Keeps the curves of one run somewhere: a file, a server. By default the main process alone uses
+/// it. A program's own class derives from this, and AcceleratorOptions::log_with takes an object of
+/// it.
 ///
 /// What log() was given is with the operating system at most a second later, so that a killed
 /// process loses no more than that. A tracker that cannot write says so by an Error from the call
@@ -38,8 +40,10 @@ class Tracker {
   Tracker(const Tracker&) = delete;
   Tracker& operator=(const Tracker&) = delete;
 
-  /// The name make_tracker() knows it by.
+  /// What messages call it; of Lockstep's own trackers the name that make_tracker() knows.
   virtual std::string name() const = 0;
+  /// Whether an Accelerator uses it on the main process alone; false: on every process that has it.
+  virtual bool main_process_only() const { return true; }
 
   /// The run's settings, best before the first log(). ConfigError unless `config` is an object.
   void store_config(const nlohmann::json& config);

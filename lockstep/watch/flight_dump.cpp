@@ -78,6 +78,7 @@ Json to_json(const RankView& view) {
       {"host", view.host},
       {"running", view.running},
       {"pid", view.record.pid},
+      {"world", view.record.world},
       {"left", view.record.left},
       {"saving", view.record.saving},
       {"step", view.record.step},
@@ -87,6 +88,8 @@ Json to_json(const RankView& view) {
       {"process_state", std::string(1, view.process.state)},
       {"cpu_ms", view.process.cpu_ms},
       {"idle_ns", view.idle_ns},
+      {"process_pid", view.pid},
+      {"stopped_ns", view.stopped_ns},
       {"exit_code", view.exit_code ? Json(*view.exit_code) : Json()},
       {"in_operations", view.in_operations ? Json(*view.in_operations) : Json()},
       {"operations", std::move(operations)}};
@@ -99,6 +102,7 @@ RankView view_of(const Json& json) {
   view.running = json.at("running").get<bool>();
   view.record.rank = view.rank;
   view.record.pid = json.at("pid").get<int64_t>();
+  view.record.world = json.value("world", int64_t{1});
   view.record.left = json.at("left").get<bool>();
   view.record.saving = json.at("saving").get<bool>();
   view.record.step = json.at("step").get<int64_t>();
@@ -109,6 +113,9 @@ RankView view_of(const Json& json) {
   view.process.state = state.empty() ? 'R' : state[0];
   view.process.cpu_ms = json.at("cpu_ms").get<int64_t>();
   view.idle_ns = json.at("idle_ns").get<int64_t>();
+  // Dumps of earlier builds lack these two, and "world".
+  view.pid = json.value("process_pid", view.record.pid);
+  view.stopped_ns = json.value("stopped_ns", int64_t{0});
   if (const Json& code = json.at("exit_code"); !code.is_null()) {
     view.exit_code = code.get<int>();
   }

@@ -29,6 +29,9 @@ FlightDump some_dump() {
   dump.ranks[1].running = false;
   dump.ranks[1].host = "node7";
   dump.ranks[1].process.state = 'T';
+  dump.ranks[1].pid = 4711;
+  dump.ranks[1].stopped_ns = 12;
+  dump.ranks[1].record.world = 2;
   return dump;
 }
 
@@ -51,6 +54,9 @@ TEST(FlightDump, IsReadAsItWasWritten) {
   EXPECT_FALSE(read.ranks[1].running);
   EXPECT_EQ(read.ranks[1].host, "node7");
   EXPECT_EQ(read.ranks[1].process.state, 'T');
+  EXPECT_EQ(read.ranks[1].pid, 4711);
+  EXPECT_EQ(read.ranks[1].stopped_ns, 12);
+  EXPECT_EQ(read.ranks[1].record.world, 2);
 }
 
 TEST(FlightDump, IsWholeOrAbsent) {

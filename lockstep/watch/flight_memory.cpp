@@ -5,7 +5,6 @@
 #include <array>
 #include <bit>
 #include <cerrno>
-#include <cstring>
 #include <ctime>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -16,6 +15,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/system_error.h"
 
 namespace lockstep::watch {
 namespace {
@@ -95,7 +95,11 @@ FlightMemory FlightMemory::create() {
     memory = ::mmap(nullptr, sizeof(Layout), PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
   }
   if (memory == MAP_FAILED) {
-    throw Error("watch", fmt::format("no memory for a flight record: {}", std::strerror(errno)));
+    throw Error(
+        "watch",
+        fmt::format(
+            "the shared memory of a rank's flight record cannot be made: {}",
+            system_error_text(errno)));
   }
   std::string path = fmt::format("/proc/{}/fd/{}", ::getpid(), fd.get());
   return {new (memory) Layout, std::move(fd), std::move(path)};

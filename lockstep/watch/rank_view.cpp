@@ -84,14 +84,18 @@ const RankView* who_left(const std::vector<RankView>& ranks) {
 }
 
 std::string describe(const RankView& view, int64_t now) {
-  if (view.record.pid == 0) {
-    return view.running ? "has not joined the job" : "has ended without joining the job";
+  constexpr const char* kStopped = ", stopped by a signal or a debugger";
+  if (view.never_joined()) {
+    return view.running
+               ? std::string("has not joined the job") + (view.is_stopped() ? kStopped : "")
+               : "has ended without joining the job";
   }
   std::string text = fmt::format("step {}", view.record.step);
   if (!view.running) {
     text += ", has ended";
-  } else if (view.is_stopped()) {
-    text += ", stopped by a signal or a debugger";
+  } else {
+    text += view.record.left ? ", has left the job" : "";
+    text += view.is_stopped() ? kStopped : "";
   }
   if (view.record.saving) {
     text += ", saving";

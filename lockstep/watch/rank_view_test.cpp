@@ -57,6 +57,8 @@ TEST(RankView, IsDescribedByStepAndOperation) {
   view.process.state = 'T';
   EXPECT_THAT(describe(view, 0), testing::HasSubstr("step 20, stopped by a signal"));
   view.record.pid = 0;
+  EXPECT_EQ(describe(view, 0), "has not joined the job, stopped by a signal or a debugger");
+  view.process.state = 'S';
   EXPECT_EQ(describe(view, 0), "has not joined the job");
 }
 

@@ -21,6 +21,20 @@ constexpr int64_t kWaitedAtLeastNs = 100'000'000;
 /// When each rank came to an operation, and which rank.
 using Arrivals = std::vector<std::pair<int64_t, int>>;
 
+/// The operations to which one rank came last.
+struct LastArrivals {
+  size_t times = 0;
+  int64_t waited_ns = 0;  ///< By the others; time in which several operations wait counts once.
+  int64_t counted_until_ns = 0;
+
+  /// The others waited from `from_ns` until `until_ns`. Call in the operations' order.
+  void add(int64_t from_ns, int64_t until_ns) {
+    ++times;
+    waited_ns += std::max<int64_t>(0, until_ns - std::max(from_ns, counted_until_ns));
+    counted_until_ns = std::max(counted_until_ns, until_ns);
+  }
+};
+
 /// Of those operations of the job's own group that all ranks still remember.
 std::vector<Arrivals> common_arrivals(const std::vector<RankView>& ranks) {
   std::map<int64_t, Arrivals> by_sequence;
@@ -104,26 +118,23 @@ std::optional<SlowRank> find_slow_rank(const std::vector<RankView>& ranks) {
   if (operations.size() < kFewest) {
     return slow_by_own_clocks(ranks);
   }
-  std::map<int, std::pair<size_t, int64_t>> last;  // How often, and how long after the one before.
+  std::map<int, LastArrivals> last;
   for (const Arrivals& arrivals : operations) {
-    auto& [times, waited_ns] = last[arrivals.back().second];
-    ++times;
-    waited_ns += arrivals.back().first - arrivals[arrivals.size() - 2].first;
+    last[arrivals.back().second].add(arrivals[arrivals.size() - 2].first, arrivals.back().first);
   }
   const auto span = static_cast<double>(operations.back().back().first - operations[0][0].first);
   for (const auto& [rank, sums] : last) {
-    const auto& [times, waited_ns] = sums;
-    const double waiting = span > 0 ? static_cast<double>(waited_ns) / span : 0;
+    const double waiting = span > 0 ? static_cast<double>(sums.waited_ns) / span : 0;
     const auto count = static_cast<double>(operations.size());
-    if (static_cast<double>(times) >= kLastOf * count && waiting >= kWaitingAtLeast &&
-        waited_ns >= kWaitedAtLeastNs) {
+    if (static_cast<double>(sums.times) >= kLastOf * count && waiting >= kWaitingAtLeast &&
+        sums.waited_ns >= kWaitedAtLeastNs) {
       return SlowRank{
           rank,
           fmt::format(
               "rank {} is slow: it came last to {} of the last {} operations, and the others spent "
               "{:.0f} % of {:.1f} s waiting for it",
               rank,
-              times,
+              sums.times,
               operations.size(),
               waiting * 100,
               span / 1e9)};

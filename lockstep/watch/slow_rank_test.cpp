@@ -41,6 +41,24 @@ TEST(SlowRank, IsTheOneTheOthersWaitFor) {
           testing::HasSubstr("the others spent 50 %")));
 }
 
+/// As the buckets of a backward: all are asked for, and then waited for together.
+TEST(SlowRank, WaitingForSeveralOperationsAtOnceCountsOnce) {
+  constexpr int64_t kStepNs = 100'000'000;
+  std::vector<RankView> views = {view_of(0, {}), view_of(1, {})};
+  for (uint64_t number = 1; number <= 60; ++number) {
+    const int64_t bucket = static_cast<int64_t>(number - 1) % 3;
+    const int64_t step_ns = static_cast<int64_t>((number - 1) / 3 + 1) * kStepNs;
+    for (RankView& view : views) {
+      const int64_t late_ns = view.rank == 1 ? kStepNs / 2 : 0;
+      view.record.operations.push_back(
+          all_reduce(number, step_ns + bucket + late_ns, Stage::kDone));
+    }
+  }
+  const auto slow = find_slow_rank(views);
+  ASSERT_TRUE(slow);
+  EXPECT_THAT(slow->what, testing::HasSubstr("the others spent 51 % of 2.0 s"));
+}
+
 TEST(SlowRank, IsNobodyWhoIsLateByLittleOrSeldom) {
   EXPECT_FALSE(find_slow_rank(job(50, 100, [](auto) { return true; })));
   EXPECT_FALSE(find_slow_rank(job(50, 900, [](auto number) { return number % 2 == 0; })));

@@ -6,6 +6,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "lockstep/base/error.h"
+
 namespace lockstep::watch {
 namespace {
 
@@ -118,16 +120,77 @@ bool save_gets_on(const std::vector<RankView>& ranks, int64_t pause_ns) {
          (all_wait && std::any_of(ranks.begin(), ranks.end(), is_saver));
 }
 
+std::optional<Stall> find_stopped(const std::vector<RankView>& ranks, int64_t timeout_ns) {
+  std::vector<int> stopped;
+  for (const RankView& view : ranks) {
+    if (view.running && view.process.state == 'T' && view.stopped_ns >= timeout_ns) {
+      stopped.push_back(view.rank);
+    }
+  }
+  if (stopped.empty()) {
+    return std::nullopt;
+  }
+  return Stall{
+      stopped,
+      fmt::format(
+          "{} {} been stopped (SIGSTOP or SIGTSTP) for {:.1f} s; SIGCONT would continue {}",
+          ranks_text(stopped),
+          has(stopped),
+          seconds_of(timeout_ns),
+          stopped.size() == 1 ? "it" : "them")};
+}
+
+std::optional<AbsentRank> find_ended_before_join(const std::vector<RankView>& ranks, int world) {
+  const auto absent = std::find_if(ranks.begin(), ranks.end(), [](const RankView& view) {
+    return !view.running && view.never_joined() && view.exit_code == kExitOk;
+  });
+  const auto waiter = std::find_if(ranks.begin(), ranks.end(), [world](const RankView& view) {
+    return view.watched() && view.record.world == world;
+  });
+  const bool any_began = std::any_of(
+      ranks.begin(), ranks.end(), [](const RankView& view) { return view.record.issued > 0; });
+  if (absent == ranks.end() || waiter == ranks.end() || any_began) {
+    return std::nullopt;
+  }
+  return AbsentRank{
+      absent->rank,
+      fmt::format(
+          "it ended before it joined the job, and rank {} waits for it; every rank must construct "
+          "an Accelerator, or call lockstep::connect",
+          waiter->rank)};
+}
+
+std::optional<AbsentRank> find_stopped_before_join(
+    const std::vector<RankView>& ranks, int world, int waiter) {
+  const bool waited = std::any_of(ranks.begin(), ranks.end(), [&](const RankView& view) {
+    return view.rank == waiter && !view.never_joined() && view.record.world == world &&
+           view.record.issued == 0;
+  });
+  const auto absent = std::find_if(ranks.begin(), ranks.end(), [](const RankView& view) {
+    return view.running && view.never_joined() && view.process.state == 'T';
+  });
+  if (!waited || absent == ranks.end()) {
+    return std::nullopt;
+  }
+  return AbsentRank{
+      absent->rank,
+      fmt::format(
+          "it was stopped (SIGSTOP or SIGTSTP) before it joined the job, and rank {} waited for it",
+          waiter)};
+}
+
 std::optional<Stall> find_stall(
-    const std::vector<RankView>& ranks, int64_t now, int64_t timeout_ns) {
+    const std::vector<RankView>& ranks, int64_t now, int64_t timeout_ns, int64_t since_ns) {
   if (somebody_writes(ranks, timeout_ns)) {
     return std::nullopt;
   }
   const auto waiting = longest_wait(ranks);
-  if (waiting && now - waiting->operation->issued_ns >= timeout_ns) {
+  if (waiting && now - std::max(waiting->operation->issued_ns, since_ns) >= timeout_ns) {
     return blame_for(*waiting, ranks, now);
   }
-  std::vector<int> stopped;
+  if (auto stopped = find_stopped(ranks, timeout_ns)) {
+    return stopped;
+  }
   std::vector<int> idle;
   size_t watched = 0;
   int64_t shortest = 0;
@@ -136,22 +199,10 @@ std::optional<Stall> find_stall(
       continue;
     }
     ++watched;
-    if (view.idle_ns >= timeout_ns) {
+    if (view.idle_ns >= timeout_ns && view.process.state != 't') {
       shortest = idle.empty() ? view.idle_ns : std::min(shortest, view.idle_ns);
       idle.push_back(view.rank);
-      if (view.is_stopped()) {
-        stopped.push_back(view.rank);
-      }
     }
-  }
-  if (!stopped.empty()) {
-    return Stall{
-        stopped,
-        fmt::format(
-            "{} {} been stopped (SIGSTOP, SIGTSTP or a debugger) for {:.1f} s",
-            ranks_text(stopped),
-            has(stopped),
-            seconds_of(timeout_ns))};
   }
   if (watched > 0 && idle.size() == watched) {
     return Stall{

@@ -121,10 +121,83 @@ TEST(Stall, IsNotARankThatComputesWhileNobodyWaits) {
 TEST(Stall, NamesARankThatIsStoppedThoughNobodyWaitsYet) {
   RankView stopped = view_of(0, {});
   stopped.process.state = 'T';
-  stopped.idle_ns = kTimeout;
+  stopped.stopped_ns = kTimeout - 1;
+  EXPECT_FALSE(find_stall({stopped, view_of(1, {})}, kNow, kTimeout));
+  stopped.stopped_ns = kTimeout;
   const auto stall = find_stall({stopped, view_of(1, {})}, kNow, kTimeout);
   ASSERT_TRUE(stall);
   EXPECT_THAT(stall->ranks, ElementsAre(0));
+}
+
+TEST(Stall, NamesARankThatIsStoppedWhileItExitsOrThatNeverJoined) {
+  RankView exiting = view_of(0, {all_reduce(1, 5, Stage::kDone)});
+  exiting.record.left = true;
+  RankView never_joined;
+  never_joined.rank = 1;
+  for (RankView* view : {&exiting, &never_joined}) {
+    view->process.state = 'T';
+    view->stopped_ns = kTimeout;
+  }
+  const auto stall = find_stall({exiting, never_joined}, kNow, kTimeout);
+  ASSERT_TRUE(stall);
+  EXPECT_THAT(stall->ranks, ElementsAre(0, 1));
+  EXPECT_EQ(
+      stall->what,
+      "ranks 0, 1 have been stopped (SIGSTOP or SIGTSTP) for 30.0 s; SIGCONT would continue them");
+  never_joined.running = false;
+  EXPECT_THAT(find_stall({exiting, never_joined}, kNow, kTimeout).value().ranks, ElementsAre(0));
+}
+
+TEST(Stall, IsNotARankInADebuggerThatNobodyWaitsFor) {
+  RankView debugged = view_of(0, {});
+  debugged.process.state = 't';
+  debugged.idle_ns = 10 * kTimeout;
+  EXPECT_FALSE(find_stall({debugged}, kNow, kTimeout));
+}
+
+TEST(Stall, CountsNoWaitBeforeTheEndOfAPause) {
+  const std::vector<RankView> ranks = {
+      view_of(0, {all_reduce(1, kLongAgo, Stage::kRunning)}), view_of(1, {})};
+  EXPECT_FALSE(find_stall(ranks, kNow, kTimeout, kJustNow));
+  EXPECT_TRUE(find_stall(ranks, kNow, kTimeout, kLongAgo));
+}
+
+/// Rank 0 of two waits in connect().
+std::vector<RankView> joining() {
+  std::vector<RankView> ranks = {view_of(0, {}), RankView{}};
+  ranks[0].record.world = 2;
+  ranks[1].rank = 1;
+  return ranks;
+}
+
+TEST(AbsentRank, IsOneThatEndedWith0BeforeItJoined) {
+  std::vector<RankView> ranks = joining();
+  EXPECT_FALSE(find_ended_before_join(ranks, 2)) << "it may still come";
+  ranks[1].running = false;
+  ranks[1].exit_code = 3;
+  EXPECT_FALSE(find_ended_before_join(ranks, 2)) << "a failure of its own";
+  ranks[1].exit_code = 0;
+  const auto absent = find_ended_before_join(ranks, 2);
+  ASSERT_TRUE(absent);
+  EXPECT_EQ(absent->rank, 1);
+  EXPECT_THAT(absent->what, HasSubstr("ended before it joined the job, and rank 0 waits for it"));
+  EXPECT_FALSE(find_ended_before_join(ranks, 4)) << "rank 0 is in another world";
+  ranks[0].record.issued = 1;
+  EXPECT_FALSE(find_ended_before_join(ranks, 2)) << "rank 1 must have been there, unseen";
+  ranks[0] = RankView{};
+  EXPECT_FALSE(find_ended_before_join(ranks, 2)) << "nobody waits";
+}
+
+TEST(AbsentRank, IsOneThatWasStoppedBeforeItJoined) {
+  std::vector<RankView> ranks = joining();
+  ranks[0].running = false;  // It has lost patience.
+  EXPECT_FALSE(find_stopped_before_join(ranks, 2, 0));
+  ranks[1].process.state = 'T';
+  const auto absent = find_stopped_before_join(ranks, 2, 0);
+  ASSERT_TRUE(absent);
+  EXPECT_EQ(absent->rank, 1);
+  ranks[0].record.issued = 1;
+  EXPECT_FALSE(find_stopped_before_join(ranks, 2, 0));
 }
 
 TEST(Stall, IsNoMatterOfWhoHasLeftOrNeverJoined) {

@@ -12,6 +12,7 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/fail_together.h"
 #include "lockstep/flat/coalesce.h"
 #include "lockstep/sync/agreement.h"
 #include "lockstep/sync/reducer.h"
@@ -86,10 +87,9 @@ Sharding::Sharding(
         "paged ones; use stage 3");
   }
   if (paged) {
-    places_.emplace(options.offload);
     NamedTensors divided = parameters;
     std::erase_if(divided, is_kept);
-    places_->reserve(divided, group_.size(), options.sixteen_bits);
+    make_room(places_, options.offload, divided, /*copies_stay=*/false);
     reduce_group_ = group_.split(0);
     pager_ = std::make_unique<Pager>(group_, options.pager);
   } else {
@@ -100,8 +100,7 @@ Sharding::Sharding(
     std::erase_if(masters, std::not_fn(is_kept));  // Of the others they are what `offload` moves.
   }
   if (!masters.empty()) {
-    master_places_.emplace(options.offload_masters, /*copies_stay=*/true);
-    master_places_->reserve(masters, group_.size(), options.sixteen_bits);
+    make_room(master_places_, options.offload_masters, masters, /*copies_stay=*/true);
   }
   travel_ = {
       .parameters = group_,
@@ -126,6 +125,24 @@ Sharding::Sharding(
   held_.resize(parameters_.size());
   had_gradient_.assign(parameters_.size(), false);
   reset_backward();
+}
+
+/// Sets `places` up with room for this rank's part of `parameters`: on all ranks or, with an error,
+/// on none. Collective where `options` name a disk.
+void Sharding::make_room(
+    std::optional<ShardPlaces>& places,
+    const OffloadParam& options,
+    const NamedTensors& parameters,
+    bool copies_stay) {
+  const auto make = [&] {
+    places.emplace(options, copies_stay);
+    places->reserve(parameters, group_.size(), sixteen_bits_);
+  };
+  if (options.device == OffloadDevice::kNvme) {
+    fail_together(group_, "offload", "parameters cannot go to files", make);
+  } else {
+    make();
+  }
 }
 
 /// Units by themselves, and what lies between two of them.

@@ -211,6 +211,11 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   Pending start_presence();
   /// Whether a gradient here is what a step has used.
   bool adds_to_used() const;
+  void make_room(
+      std::optional<ShardPlaces>& places,
+      const OffloadParam& options,
+      const NamedTensors& parameters,
+      bool copies_stay);
   /// Buckets of `items`, which belong to the newest group.
   void lay_out(const NamedTensors& items, const ShardingOptions& options, Residence residence);
   void page_frozen(const NamedTensors& frozen, const ShardingOptions& options);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The real `lockstep checkpoint ls|show|verify|diff|prune` and `lockstep merge-weights`: exit
 // codes, what goes to stdout and what to stderr, and what Python makes of it.
+#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -44,7 +45,7 @@ class CheckpointCommands : public testing::Test {
   }
 
   /// A model of which one tensor is divided among two files.
-  void save(const std::string& name, float value) {
+  void save(const std::string& name, float value, const std::vector<int64_t>& shape = {2, 3}) {
     const auto part = [&](const std::vector<float>& values, int64_t begin) {
       return TestFile{
           {checkpoint::output_tensor(
@@ -53,7 +54,7 @@ class CheckpointCommands : public testing::Test {
               {static_cast<int64_t>(values.size())},
               raw_bytes(values))},
           {{checkpoint::kSlicesKey,
-            checkpoint::render_slices("test", {{"layer.weight", {{2, 3}, begin}}})}}};
+            checkpoint::render_slices("test", {{"layer.weight", {shape, begin}}})}}};
     };
     TestFile second = part({4, 5}, 4);
     second.tensors.push_back(checkpoint::output_tensor(
@@ -133,6 +134,55 @@ TEST_F(CheckpointCommands, VerifyEndsWithOneIfAnythingIsDamaged) {
   const Json json = json_of({"checkpoint", "verify", path("second")}, 1);
   EXPECT_EQ(json["schema"], "lockstep.checkpoint.verify/1");
   EXPECT_EQ(json["checkpoints"][0]["damage"][0]["tensor"], "layer.weight");
+}
+
+TEST_F(CheckpointCommands, VerifyFindsWhatNoChecksumShows) {
+  checkpoint::edit_manifest(folder_ / "first", [](Json& manifest) {
+    Json& files = manifest["files"];
+    files.erase(std::find_if(files.begin(), files.end(), [](const Json& record) {
+      return record["name"] == "model-00002-of-00002.safetensors";
+    }));
+  });
+  save("second", 2, {5});
+  const Outcome outcome = run_lockstep({"checkpoint", "verify", path("first"), path("second")});
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(
+      outcome.out,
+      AllOf(
+          HasSubstr("[model-00002-of-00002.safetensors] is missing; manifest.json lists 1 of 2"),
+          HasSubstr("[model-00002-of-00002.safetensors: \"layer.weight\"] holds a slice that goes "
+                    "beyond the tensor; got elements 4 to 6 of 5")));
+  const Json json = json_of({"checkpoint", "verify", path("second")}, 1);
+  EXPECT_EQ(json["checkpoints"][0]["damage"][0]["tensor"], "layer.weight");
+}
+
+TEST_F(CheckpointCommands, WhatDeepSpeedSavedIsNamed) {
+  const fs::path tag = folder_ / "theirs" / "global_step10";
+  fs::create_directories(tag);
+  for (const char* name :
+       {"mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"}) {
+    checkpoint::write_bytes(tag / name, "PK");
+  }
+  checkpoint::write_bytes(folder_ / "theirs" / "latest", "global_step10");
+  checkpoint::write_bytes(folder_ / "theirs" / "zero_to_fp32.py", "");
+  const std::string how = "python " + path("theirs/zero_to_fp32.py") + " " + path("theirs") +
+                          " OUT --safe_serialization --tag global_step10";
+  for (const std::string& folder : {path("theirs"), tag.string()}) {
+    for (const char* command : {"ls", "show"}) {
+      refuses({"checkpoint", command, folder}, 1, "is a DeepSpeed checkpoint");
+    }
+    refuses({"merge-weights", folder, path("out")}, 1, how);
+    const Outcome verified = run_lockstep({"checkpoint", "verify", folder});
+    EXPECT_EQ(verified.code, 1);
+    EXPECT_THAT(
+        verified.out,
+        AllOf(HasSubstr("is a DeepSpeed checkpoint"), HasSubstr("--safe_serialization")));
+  }
+  EXPECT_FALSE(fs::exists(path("out")));
+  fs::rename(tag, folder_ / "global_step10");
+  EXPECT_THAT(
+      run_lockstep({"checkpoint", "ls", path()}).out,
+      AllOf(HasSubstr("global_step10"), HasSubstr("is a DeepSpeed checkpoint")));
 }
 
 TEST_F(CheckpointCommands, DiffEndsWithOneIfTheyDiffer) {
@@ -223,6 +273,43 @@ TEST_F(CheckpointCommands, MergedWeightsAreWhatSafetensorsReads) {
       Json::parse(read.out),
       Json({{"layer.weight", {{3.0, 1.0, 2.0}, {3.0, 4.0, 5.0}}}, {"layer.bias", {1.0, 2.0}}}));
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+TEST_F(CheckpointCommands, MergeShortOfMemoryNamesTensorAndSize) {
+  constexpr int64_t kElements = int64_t{1} << 25;  // 64 MiB, and 128 in float32.
+  checkpoint::commit_checkpoint(
+      folder_ / "large",
+      {{"step", 1}},
+      {{"model.safetensors",
+        {{checkpoint::output_tensor(
+            "embed.weight",
+            Dtype::kBF16,
+            {kElements},
+            std::string(size_t{2} * kElements, '\0'))}}}});
+  const auto merge_within = [&](int kib) {
+    return run_command(
+        {"bash",
+         "-c",
+         "ulimit -v " + std::to_string(kib) + "; exec \"$@\"",
+         "bash",
+         LOCKSTEP_BIN_DIR "/lockstep",
+         "merge-weights",
+         path("large"),
+         path("out")});
+  };
+  const Outcome short_of_buffer = merge_within(180 << 10);
+  EXPECT_EQ(short_of_buffer.code, 1) << short_of_buffer.out;
+  EXPECT_THAT(
+      short_of_buffer.err,
+      AllOf(
+          HasSubstr("\"embed.weight\"] needs 134 MB (134217728 bytes) of memory"),
+          HasSubstr("to be written as F32")));
+  const Outcome short_of_map = merge_within(60 << 10);
+  EXPECT_EQ(short_of_map.code, 1) << short_of_map.out;
+  EXPECT_THAT(short_of_map.err, AllOf(HasSubstr("model.safetensors] cannot be mapped, all 671")));
+  EXPECT_FALSE(fs::exists(folder_ / "out"));
+}
+#endif
 
 TEST_F(CheckpointCommands, APickleIsConvertedByTheCommandThatTheRefusalGives) {
   if (!python_has("safetensors.torch")) {

@@ -274,7 +274,8 @@ TEST_F(BadConfig, Case55MalformedYamlAndJson) {
   expect_refused("d.yaml", "debug:\n\t- x\n", ".yaml:2:1] a tab");
   expect_refused("e.yaml", "just text\n", ".yaml:1:1] holds no settings");
   expect_refused("f.yaml", "debug: \xff\n", ".yaml:1:8] is no UTF-8");
-  expect_refused("a.json", "{\"debug\": true,}", ".json:1:16] is no valid JSON");
+  expect_refused(
+      "a.json", "{\"debug\": true,}", ".json:1:15] is no valid JSON; got a comma before '}'");
   expect_refused("b.json", "{\"debug\": yes}", ".json:1:11] is no valid JSON");
   expect_refused("c.json", "", ".json:1:1] is no valid JSON");
 }

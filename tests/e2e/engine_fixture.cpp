@@ -24,8 +24,13 @@ struct Options {
 };
 
 struct NetImpl : torch::nn::Module {
-  NetImpl() { linear = register_module("linear", torch::nn::Linear(8, 4)); }
-  torch::Tensor forward(const torch::Tensor& x) { return linear(x); }
+  // Large enough for each rank to have a part of it.
+  NetImpl() {
+    hidden = register_module("hidden", torch::nn::Linear(8, 64));
+    linear = register_module("linear", torch::nn::Linear(64, 4));
+  }
+  torch::Tensor forward(const torch::Tensor& x) { return linear(torch::relu(hidden(x))); }
+  torch::nn::Linear hidden{nullptr};
   torch::nn::Linear linear{nullptr};
 };
 TORCH_MODULE(Net);

@@ -17,6 +17,7 @@ namespace lockstep::e2e {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 const std::string kBin = LOCKSTEP_BIN_DIR;
 const std::string kText = std::string(LOCKSTEP_SOURCE_DIR) + "/LICENSE";
@@ -46,6 +47,28 @@ class Examples : public ::testing::Test {
   }
   TestFolder folder_;
 };
+
+TEST_F(Examples, a_slip_in_an_option_is_answered_with_what_was_expected) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> slips = {
+      {{"--batch-size", "x"},
+       "error: [char_lm] --batch-size makes no sense; got 'x', expected a whole number above 0\n"},
+      {{"--epochs", "1.5"},
+       "--epochs makes no sense; got '1.5', expected a whole number above 0\n"},
+      {{"--lr", "0"}, "--lr makes no sense; got '0', expected a number above 0\n"},
+      {{"--steps", "-1"}, "got '-1', expected a whole number that is not negative\n"},
+      {{"--dropout", "1"}, "got '1', expected a number from 0 to 0.9\n"},
+      {{"--zero", "4"}, "--zero makes no sense; got '4', expected a stage from 0 to 3\n"},
+      {{"--seed", "x"}, "--seed makes no sense; got 'x'\n"},
+      {{"--bach-size", "8"},
+       "unknown argument --bach-size; --help lists the options; did you mean '--batch-size'?\n"}};
+  for (const auto& [words, text] : slips) {
+    std::vector<std::string> command = {kBin + "/char_lm"};
+    command.insert(command.end(), words.begin(), words.end());
+    const Outcome outcome = run_command(command, {kOneThread});
+    EXPECT_EQ(outcome.code, 2);
+    EXPECT_THAT(outcome.err, HasSubstr(text));
+  }
+}
 
 TEST_F(Examples, the_demos_loss_with_four_accumulated_batches_is_that_of_one_four_times_as_large) {
   const auto loss = [&](const std::string& name, int ranks, int batch, int accumulate) {
@@ -93,9 +116,36 @@ std::vector<std::string> small_model(std::vector<std::string> more) {
 
 TEST_F(Examples, char_lm_learns_on_two_processes_in_bf16) {
   const nlohmann::json result = run(
-      2, "learns", "char_lm", small_model({"--steps", "60", "--batch-size", "8", "--lr", "1e-2"}));
+      2,
+      "learns",
+      "char_lm",
+      small_model({"--steps", "60", "--batch-size", "8", "--lr", "1e-2", "--precision", "bf16"}));
   EXPECT_EQ(result.at("steps"), 60);
   EXPECT_LT(result.at("loss").get<double>(), 3.2) << "chance is above 4";
+}
+
+TEST_F(Examples, char_lm_computes_in_float32_on_a_cpu_without_bf16_instructions) {
+  std::vector<std::string> command = {kBin + "/char_lm", "--json", "--output"};
+  command.push_back((folder_.path() / "float32").string());
+  const std::vector<std::string> model = small_model({"--steps", "6", "--batch-size", "2"});
+  command.insert(command.end(), model.begin(), model.end());
+  const Outcome outcome = run_command(command, {kOneThread, "ONEDNN_MAX_CPU_ISA=AVX2"});
+  EXPECT_EQ(last_line(outcome).at("precision"), "no");
+  EXPECT_THAT(outcome.err, Not(HasSubstr("bf16")));
+}
+
+TEST_F(Examples, bf16_on_a_cpu_without_its_instructions_is_warned_of_by_one_process) {
+  std::vector<std::string> command = {kBin + "/char_lm", "--precision", "bf16", "--output"};
+  command.push_back((folder_.path() / "emulated").string());
+  const std::vector<std::string> model = small_model({"--steps", "6", "--batch-size", "2"});
+  command.insert(command.end(), model.begin(), model.end());
+  const Outcome outcome =
+      run_lockstep(launch("2", command), {kOneThread, "ONEDNN_MAX_CPU_ISA=AVX2"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const std::string warning = "this CPU has no bf16 instructions";
+  const size_t first = outcome.err.find(warning);
+  ASSERT_NE(first, std::string::npos) << outcome.err;
+  EXPECT_EQ(outcome.err.find(warning, first + 1), std::string::npos) << outcome.err;
 }
 
 TEST_F(Examples, char_lm_is_the_same_however_its_batches_are_dealt_out) {

@@ -78,6 +78,50 @@ TEST_F(Hosts, TakeTheEnvironmentFolderAndSlotsAlong) {
           HasSubstr("inet 10.77.0.2/24")));
 }
 
+/// From an address that is no host's of the job, at every port where its ranks listen.
+TEST_F(Hosts, StrangersAtTheRanksPortsDisturbNobody) {
+  const std::string folder = folder_.path().string();
+  std::ofstream(folder_ / "strangers.py") << R"(
+import socket, subprocess, sys, time
+guarded, connections = 0, []
+for host in ("host1", "host2"):
+    lines = subprocess.check_output(["ip", "netns", "exec", host, "ss", "-Hltnp"], text=True)
+    for line in lines.splitlines():
+        address, port = line.split()[3].rsplit(":", 1)
+        if "comm_fixture" not in line or not address.startswith("10.77.0."):
+            continue
+        guarded += 1
+        for i in range(1100):
+            connection = socket.socket()
+            connection.setblocking(False)
+            connection.bind(("10.77.0.9", 0))
+            connection.connect_ex((address, int(port)))
+            connections.append(connection)
+time.sleep(1)
+connected = 0
+for connection in connections:
+    try:
+        connection.getpeername()
+        connected += 1
+    except OSError:
+        pass
+print("strangers at", guarded, "ports:", connected, "connected", flush=True)
+time.sleep(2)
+)";
+  const Outcome outcome =
+      run("sh -c 'ulimit -n 300; exec " COMM_FIXTURE " train 8 " + folder + "/up_'",
+          "until [ -e " + folder + "/up_0 -a -e " + folder + "/up_1 -a -e " + folder +
+              "/up_2 -a -e " + folder +
+              "/up_3 ]; do sleep 0.1; done; ulimit -n 20000; "
+              "ip addr add 10.77.0.9/24 dev eth0; " LOCKSTEP_PYTHON " strangers.py");
+  if (skipped_) {
+    GTEST_SKIP() << outcome.err;
+  }
+  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+  EXPECT_THAT(outcome.out, testing::ContainsRegex("strangers at [1-9][0-9]* ports: 0 connected"));
+  EXPECT_THAT(outcome.out, HasSubstr("rank 3 is done"));
+}
+
 TEST_F(Hosts, AllEndWhenARankOfTheOtherIsKilled) {
   const Outcome outcome = run("sh -c 'test $RANK != 3 || kill -9 $$; sleep 100'");
   if (skipped_) {
@@ -118,6 +162,27 @@ TEST_F(Hosts, EndWithASignalToTheLauncher) {
       outcome.out,
       AllOf(
           HasSubstr("0 heard"), HasSubstr("1 heard"), HasSubstr("2 heard"), HasSubstr("3 heard")));
+}
+
+/// The command is the job of a shell with job control.
+TEST_F(Hosts, ArePausedByCtrlZAndContinuedByFg) {
+  const std::string folder = folder_.path().string();
+  const std::string ticks = "cat " + folder + "/up_* | wc -c";
+  const Outcome outcome = run(
+      "sh -c 'while :; do printf x >> " + folder + "/up_$RANK; sleep 0.1; done'",
+      "until [ -e " + folder + "/up_0 -a -e " + folder + "/up_1 -a -e " + folder + "/up_2 -a -e " +
+          folder + "/up_3 ]; do sleep 0.1; done; kill -TSTP $job; sleep 1; before=$(" + ticks +
+          "); sleep 3; echo paused: $(($(" + ticks +
+          ") - before)); kill -CONT $job; for i in $(seq 100); do sleep 0.1; [ $(" + ticks +
+          ") -le $((before + 3)) ] || break; done; echo continued: $(($(" + ticks +
+          ") > before)); kill -TERM $job; wait -f $job; exit $?",
+      "set -m");
+  if (skipped_) {
+    GTEST_SKIP() << outcome.err;
+  }
+  EXPECT_EQ(outcome.code, 143) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("paused: 0\n"), HasSubstr("continued: 1\n")))
+      << outcome.err;
 }
 
 /// As SLURM does it: a signal, and soon the end, though the ranks would have had half a minute.

@@ -148,6 +148,29 @@ TEST(LaunchHostfile, OfThisHostAloneRunsHereWithItsSlots) {
   EXPECT_EQ(part.out, "2 1,2\n2 1,2\n");
 }
 
+TEST(LaunchHostfile, TakesFiltersAsDeepSpeedDoes) {
+  const TestFolder folder;
+  const std::string file = write(folder / "hosts", "localhost slots=3\n");
+  const Outcome twice = run_clean(
+      {"launch",
+       "-H",
+       file,
+       "-i",
+       "localhost:1@localhost",
+       "--quiet",
+       "sh",
+       "-c",
+       "echo $WORLD_SIZE $CUDA_VISIBLE_DEVICES"});
+  EXPECT_EQ(twice.out, "1 1\n") << twice.err;
+  for (const std::string filter : {"--include", "--exclude"}) {
+    const Outcome both = run_clean(
+        {"launch", "-H", file, "-n", "2", filter, "localhost:1", "sh", "-c", "echo started"});
+    EXPECT_EQ(both.code, 2);
+    EXPECT_EQ(both.out, "");
+    EXPECT_THAT(both.err, HasSubstr("-n (--num-gpus) does not go with " + filter));
+  }
+}
+
 TEST(LaunchHostfile, FaultsAreNamedByFileLineAndReason) {
   const TestFolder folder;
   const std::string file = folder / "hosts";
@@ -344,7 +367,16 @@ TEST(LaunchFlags, ThatMeanNothingHereAreRefusedWithTheReason) {
       {{"--num-processes", "2"}, "give one"},
       {{"--numa-binding", "exclusive"}, "expected node"},
       {{"--cpu-bind", "core"}, "did you mean 'cores'?"},
-      {{"--mixed-precision", "fp8"}, "fp8"},
+      {{"--mixed-precision", "bf61"},
+       "[lockstep launch] --mixed-precision makes no sense; got 'bf61', expected no, fp16, bf16; "
+       "did you mean 'bf16'?\n"},
+      {{"--zero-stage", "4"}, "--zero-stage makes no sense; got '4', expected 0, 1, 2, 3"},
+      {{"--timeout", "-1"},
+       "[lockstep launch] --timeout makes no sense; got '-1', expected seconds from 0.001 to "
+       "31622400\n"},
+      {{"--timeout", "1", "--timeout", "2"}, "--timeout is given more than once; expected it once"},
+      {{"-np", "2"}, "unknown option -np; lockstep launch --help lists them; did you mean '-n'?"},
+      {{"-hostfile", "hosts"}, "unknown option -hostfile; did you mean '--hostfile'?"},
       {{"--signals-to-handle", "SIGKILL"}, "cannot be passed on"},
       {{"--standalone", "--master-port", "1234"}, "--standalone is one host"},
       {{"--rdzv-endpoint", "localhost:99999"}, "a port from 0 to 65535"},
@@ -364,6 +396,22 @@ TEST(LaunchFlags, ThatMeanNothingHereAreRefusedWithTheReason) {
     EXPECT_THAT(outcome.err, HasSubstr(message)) << testing::PrintToString(flags);
     EXPECT_EQ(outcome.out, "") << testing::PrintToString(flags);
   }
+}
+
+TEST(LaunchFlags, TooLowALimitOfTheShellIsNamed) {
+  const std::string lockstep = std::string(LOCKSTEP_BIN_DIR) + "/lockstep";
+  const auto err_under = [&](const std::string& limit) {
+    LockstepRun run(
+        {"-c", "ulimit " + limit + "; exec \"$0\" launch -n 2 true", lockstep}, {}, "", "/bin/sh");
+    const Outcome outcome = run.wait();
+    EXPECT_EQ(outcome.code, 1) << outcome.err;
+    EXPECT_THAT(outcome.err, Not(HasSubstr("no memory")));
+    return outcome.err;
+  };
+  EXPECT_THAT(
+      err_under("-n 8"),
+      HasSubstr("Too many open files; this process may open 8; raise that with `ulimit -n`"));
+  EXPECT_THAT(err_under("-f 10"), HasSubstr("raise that with `ulimit -f`"));
 }
 
 TEST(LaunchFlags, TheHelpIsInGroups) {

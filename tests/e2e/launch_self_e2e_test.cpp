@@ -52,6 +52,12 @@ TEST(LaunchFromCode, LaterCallsSeeTheResultsAndErrorsOfEarlierOnes) {
   EXPECT_THAT(outcome.out, HasSubstr("1 1 [lockstep::launch] rank 0 of 1 failed: the second\n"));
 }
 
+TEST(LaunchFromCode, CallsAfterARefusedOneRunTheirRanks) {
+  const Outcome outcome = run_fixture({"refused"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome.out, "1 [lockstep::launch] got 0 ranks; expected at least 1\n");
+}
+
 TEST(LaunchFromCode, ThrowsTheFirstErrorWithItsRank) {
   const Outcome outcome = run_fixture({"throw"});
   EXPECT_EQ(outcome.code, 1);

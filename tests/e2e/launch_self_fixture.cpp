@@ -142,6 +142,24 @@ int twice() {
   return 0;
 }
 
+/// A refused call that the program catches, and two calls after it.
+int refused() {
+  std::string caught;
+  try {
+    lockstep::launch([] {}, 0);
+  } catch (const lockstep::ConfigError& error) {
+    caught = error.what();
+  }
+  const auto first = lockstep::launch([] { return 1; }, 2);
+  const auto second = lockstep::launch(
+      [&] {
+        return std::vector<std::string>{std::to_string(first.at(1)), caught};
+      },
+      2);
+  std::printf("%s %s\n", second.at(1).at(0).c_str(), second.at(1).at(1).c_str());
+  return 0;
+}
+
 int fail_on_rank_1(const std::string& how) {
   lockstep::launch(
       [&] {
@@ -227,6 +245,9 @@ int run(const std::vector<std::string>& arguments) {
   }
   if (how == "twice") {
     return twice();
+  }
+  if (how == "refused") {
+    return refused();
   }
   if (how == "before") {
     return before_the_call();

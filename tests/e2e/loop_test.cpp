@@ -2,8 +2,10 @@
 #include <string>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "lockstep/base/test_folder.h"
 #include "tests/e2e/launch_harness.h"
 
 namespace lockstep::e2e {
@@ -31,6 +33,70 @@ TEST(Loop, reads_accelerates_variables_and_prefers_ours) {
 
 TEST(Loop, local_sgd_with_fp16_dropout_and_accumulation_ends_with_equal_weights) {
   expect_holds("local_sgd");
+}
+
+void expect_refused(const std::string& check, const std::vector<std::string>& words) {
+  for (const std::string ranks : {"2", "3"}) {
+    const Outcome outcome = run_lockstep(launch(ranks, {kFixture, check}));
+    EXPECT_NE(outcome.code, 0) << outcome.err;
+    for (const std::string& word : words) {
+      EXPECT_THAT(outcome.err, ::testing::HasSubstr(word));
+    }
+  }
+}
+
+TEST(LoopMistakes, the_optimizer_that_was_passed_to_prepare) {
+  expect_refused("steps_the_original", {"use the optimizer that prepare returned"});
+  expect_refused(
+      "steps_torchs_original",
+      {"was updated after micro-step 1 of 2", "use the optimizer that prepare returned"});
+}
+
+TEST(LoopMistakes, an_optimizer_or_a_model_that_was_not_prepared) {
+  expect_refused("optimizer_not_prepared", {"pass its optimizer to prepare"});
+  expect_refused("model_not_prepared", {"got no prepared model", "prepare(model, optimizer"});
+}
+
+TEST(LoopMistakes, a_plain_backward_within_accumulate) {
+  expect_refused("plain_backward", {"expected accelerator.backward(loss)"});
+}
+
+TEST(LoopMistakes, an_optimizer_of_another_model) {
+  expect_refused(
+      "another_models_optimizer", {"none of this optimizer's 2 parameters has a gradient"});
+}
+
+TEST(LoopMistakes, a_seed_on_one_process_alone) {
+  expect_refused("seed_of_one_process", {"rank 0 has 7, rank 1 has 0"});
+}
+
+TEST(LoopMistakes, a_training_that_diverges_is_said_at_once_and_at_the_end) {
+  const Outcome outcome = run_lockstep(launch("2", {kFixture, "diverges"}));
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, ::testing::HasSubstr("NonFinitePolicy::kStop"));
+  EXPECT_THAT(outcome.err, ::testing::HasSubstr("ends with a loss that is NaN or infinite"));
+}
+
+TEST(Loop, augmentation_depends_on_seed_epoch_and_sample_only) {
+  const TestFolder folder;
+  expect_holds("augmentation", {"LOOP_FIXTURE_FOLDER=" + folder.path().string()});
+}
+
+TEST(Loop, ranks_agree_on_a_batch_size_when_one_is_out_of_memory) {
+  for (const std::string comm : {"shm", "gloo"}) {
+    for (const std::string stage : {"0", "1", "2", "3"}) {
+      SCOPED_TRACE(comm + ", stage " + stage);
+      expect_holds(
+          "executable_batch_size", {"LOCKSTEP_COMM=" + comm, "LOCKSTEP_ZERO_STAGE=" + stage});
+    }
+  }
+}
+
+TEST(Loop, an_attempt_that_fails_for_another_reason_ends_the_job) {
+  const Outcome outcome = run_lockstep(launch("2", {kFixture, "broken_attempt"}));
+  EXPECT_EQ(outcome.code, 1) << outcome.err;
+  EXPECT_THAT(outcome.err, testing::HasSubstr("a mistake of the program's"));
+  EXPECT_THAT(outcome.err, testing::HasSubstr("rank 1"));
 }
 
 }  // namespace

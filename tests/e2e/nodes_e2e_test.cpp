@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Jobs of several hosts: launchers started by hand, which here share a machine and meet at
 // loopback.
+#include <chrono>
 #include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <sstream>
 #include <string>
 #include <sys/socket.h>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -158,6 +161,35 @@ TEST_F(Nodes, AreJudgedTogetherWhenARankStalls) {
   expect_nobody_left();
 }
 
+/// Whoever sees all ranks judges no more: its own have ended.
+TEST_F(Nodes, AStoppedRankEndsTheJobThoughNode0sRanksHaveEnded) {
+  const std::vector<std::string> words = {
+      "--stall-timeout", "1", "sh", "-c", "test $RANK != 3 || kill -STOP $$"};
+  LockstepRun& second = start(1, words);
+  LockstepRun& first = start(0, words);
+  const Outcome at_first = first.wait();
+  EXPECT_EQ(at_first.code, 124) << at_first.err;
+  EXPECT_THAT(
+      at_first.err,
+      AllOf(HasSubstr("rank 3 of 4 stalled after"), HasSubstr("rank 3 has been stopped")));
+  EXPECT_EQ(second.wait().code, 124);
+  expect_nobody_left();
+}
+
+TEST_F(Nodes, ARankThatEndsBeforeItJoinsIsNamedByNode0) {
+  const std::vector<std::string> words = training("end-before-joining", {"--env", "FAULT_RANK=3"});
+  LockstepRun& second = start(1, words);
+  LockstepRun& first = start(0, words);
+  const Outcome at_first = first.wait();
+  EXPECT_EQ(at_first.code, 1) << at_first.err;
+  EXPECT_THAT(
+      at_first.err,
+      testing::ContainsRegex(
+          "rank 3 of 4 ended with exit code 0 after .*; it ended before it joined the job"));
+  EXPECT_EQ(second.wait().code, 1);
+  expect_nobody_left();
+}
+
 TEST_F(Nodes, KnowOfTheOthersRanksWhatTheyKnowOfTheirOwn) {
   const std::vector<std::string> fault_of_rank_3 = {"--env", "FAULT_RANK=3"};
   const auto err_at_node_0 = [&](const std::vector<std::string>& words) {
@@ -235,6 +267,68 @@ TEST_F(Nodes, SayWhoDoesNotCome) {
   const Outcome outcome = first.wait();
   EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, HasSubstr("node 1 of 2 did not come to 127.0.0.1 port"));
+}
+
+/// Where sockets of this machine listen at `port`, as /proc/net/tcp has it.
+std::vector<std::string> listening_at(int port) {
+  std::vector<std::string> found;
+  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream file(table);
+    for (std::string line; std::getline(file, line);) {
+      std::istringstream fields(line);
+      std::string slot, local, remote, state;
+      fields >> slot >> local >> remote >> state;
+      const size_t colon = local.find(':');
+      if (state == "0A" && colon != std::string::npos &&
+          std::stoi(local.substr(colon + 1), nullptr, 16) == port) {
+        found.push_back(local.substr(0, colon));
+      }
+    }
+  }
+  return found;
+}
+
+TEST_F(Nodes, ListenAtLoopbackAloneForALocalhost) {
+  std::vector<std::string> words = launch(
+      "1",
+      {"--nnodes",
+       "2",
+       "--node-rank",
+       "0",
+       "--master-addr",
+       "localhost",
+       "--master-port",
+       std::to_string(port_),
+       "true"});
+  LockstepRun first(
+      words,
+      {std::string("LOCKSTEP_JOB_TOKEN=") + kToken, "XDG_STATE_HOME=" + folder_.path().string()});
+  while (listening_at(port_).empty()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_THAT(listening_at(port_), testing::ElementsAre("0100007F"));
+  first.send(SIGTERM);
+  first.wait();
+}
+
+TEST_F(Nodes, RefuseAMasterAddressThatIsNotThisMachines) {
+  const Outcome outcome = run_clean(
+      launch(
+          "1",
+          {"--nnodes",
+           "2",
+           "--node-rank",
+           "0",
+           "--master-addr",
+           "192.0.2.1",
+           "--master-port",
+           std::to_string(port_),
+           "true"}),
+      {std::string("LOCKSTEP_JOB_TOKEN=") + kToken, "XDG_STATE_HOME=" + folder_.path().string()});
+  EXPECT_EQ(outcome.code, 2) << outcome.err;
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(HasSubstr("must be an address of this host"), HasSubstr("got '192.0.2.1'")));
 }
 
 TEST_F(Nodes, SayThatNode0IsNotThere) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Under a real SLURM of one node: ranks that srun starts, and launchers that srun starts.
+// Under a real SLURM of two nodes: ranks that srun starts, and launchers that srun starts. The
+// nodes are not called as the machine is.
 #include <string>
 #include <vector>
 
@@ -20,7 +21,7 @@ constexpr int kSkipped = 77;
 class Slurm : public testing::Test {
  protected:
   Outcome run(std::vector<std::string> words) {
-    words.insert(words.begin(), {ONE_SLURM_NODE, folder_.path().string()});
+    words.insert(words.begin(), {TWO_SLURM_NODES, folder_.path().string()});
     Outcome outcome = run_command(
         words,
         {"XDG_STATE_HOME=" + folder_.path().string(),
@@ -34,15 +35,47 @@ class Slurm : public testing::Test {
 };
 
 TEST_F(Slurm, RanksThatSrunStartsTrainTogether) {
-  const Outcome outcome = run({"srun", "-n", "2", WATCH_FIXTURE});
+  const Outcome outcome = run({"srun", "-N", "2", "-n", "4", WATCH_FIXTURE});
   if (skipped_) {
     GTEST_SKIP() << outcome.err;
   }
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, HasSubstr("trained 2 ranks"));
+  EXPECT_THAT(outcome.out, HasSubstr("trained 4 ranks"));
 }
 
 TEST_F(Slurm, LaunchersThatSrunStartsTrainTogether) {
+  const Outcome outcome = run(
+      {"salloc", "-N", "2", LOCKSTEP, "launch", "--launcher", "slurm", "-n", "2", WATCH_FIXTURE});
+  if (skipped_) {
+    GTEST_SKIP() << outcome.err;
+  }
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, HasSubstr("trained 4 ranks"));
+}
+
+TEST_F(Slurm, HostsAreTheNodesOfTheAllocation) {
+  const Outcome outcome = run(
+      {"salloc",
+       "-N",
+       "2",
+       LOCKSTEP,
+       "launch",
+       "--launcher",
+       "slurm",
+       "-n",
+       "1",
+       "sh",
+       "-c",
+       "echo $GROUP_RANK $SLURMD_NODENAME"});
+  if (skipped_) {
+    GTEST_SKIP() << outcome.err;
+  }
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(
+      outcome.out, testing::AllOf(HasSubstr("0 lockstep-n1\n"), HasSubstr("1 lockstep-n2\n")));
+}
+
+TEST_F(Slurm, OneNodeNeedsNoNameOfTheMachine) {
   const Outcome outcome = run(
       {"salloc", "-N", "1", LOCKSTEP, "launch", "--launcher", "slurm", "-n", "2", WATCH_FIXTURE});
   if (skipped_) {
@@ -52,11 +85,32 @@ TEST_F(Slurm, LaunchersThatSrunStartsTrainTogether) {
   EXPECT_THAT(outcome.out, HasSubstr("trained 2 ranks"));
 }
 
+TEST_F(Slurm, HostsThatTheAllocationLacksAreRefused) {
+  const Outcome outcome = run(
+      {"salloc",
+       "-N",
+       "2",
+       LOCKSTEP,
+       "launch",
+       "--launcher",
+       "slurm",
+       "--nnodes",
+       "3",
+       "-n",
+       "1",
+       "true"});
+  if (skipped_) {
+    GTEST_SKIP() << outcome.err;
+  }
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("got 3, expected at most 2; ask salloc or sbatch for more"));
+}
+
 TEST_F(Slurm, AKilledRankEndsTheJobAndIsNamed) {
   const Outcome outcome = run(
       {"salloc",
        "-N",
-       "1",
+       "2",
        LOCKSTEP,
        "launch",
        "--launcher",
@@ -65,12 +119,12 @@ TEST_F(Slurm, AKilledRankEndsTheJobAndIsNamed) {
        "2",
        "sh",
        "-c",
-       "test $RANK != 1 || kill -9 $$; sleep 100"});
+       "test $RANK != 3 || kill -9 $$; sleep 100"});
   if (skipped_) {
     GTEST_SKIP() << outcome.err;
   }
   EXPECT_EQ(outcome.code, 137) << outcome.err;
-  EXPECT_THAT(outcome.err, HasSubstr("rank 1 of 2 was killed by SIGKILL"));
+  EXPECT_THAT(outcome.err, HasSubstr("rank 3 of 4 was killed by SIGKILL"));
 }
 
 TEST_F(Slurm, SignalsToTheLauncherReachTheRanks) {
@@ -79,11 +133,12 @@ TEST_F(Slurm, SignalsToTheLauncherReachTheRanks) {
   const Outcome outcome = run(
       {"salloc",
        "-N",
-       "1",
+       "2",
        "bash",
        "-c",
        "$0 launch --launcher slurm -n 2 sh -c \"$1\" $2 & "
-       "until [ -e $2/up_0 -a -e $2/up_1 ]; do sleep 0.1; done; kill $!; wait $!",
+       "until [ -e $2/up_0 -a -e $2/up_1 -a -e $2/up_2 -a -e $2/up_3 ]; do sleep 0.1; done; kill "
+       "$!; wait $!",
        LOCKSTEP,
        ranks,
        folder_.path().string()});
@@ -91,7 +146,7 @@ TEST_F(Slurm, SignalsToTheLauncherReachTheRanks) {
     GTEST_SKIP() << outcome.err;
   }
   EXPECT_EQ(outcome.code, 75) << outcome.err;
-  EXPECT_THAT(outcome.out, testing::AllOf(HasSubstr("0 heard"), HasSubstr("1 heard")));
+  EXPECT_THAT(outcome.out, testing::AllOf(HasSubstr("0 heard"), HasSubstr("3 heard")));
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <csignal>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -28,9 +29,13 @@ class Watch : public testing::Test {
       const std::string& fault,
       std::vector<std::string> options = {},
       const std::string& steps = "20") {
-    options.insert(options.begin(), {"--stall-timeout", "1.5"});
     options.insert(options.end(), {WATCH_FIXTURE, fault, steps});
-    LockstepRun job(launch("2", options), variables());
+    return run_program(std::move(options));
+  }
+  /// `words`: options of our own, the program and its arguments.
+  Outcome run_program(std::vector<std::string> words) {
+    words.insert(words.begin(), {"--stall-timeout", stall_timeout_});
+    LockstepRun job(launch("2", words), variables());
     Outcome outcome = job.wait();
     EXPECT_THAT(job.survivors(), IsEmpty());
     return outcome;
@@ -46,6 +51,7 @@ class Watch : public testing::Test {
   }
 
   TestFolder folder_;
+  std::string stall_timeout_ = "1.5";
 };
 
 TEST_F(Watch, NamesARankThatIsStopped) {
@@ -64,6 +70,63 @@ TEST_F(Watch, NamesARankThatIsStopped) {
   ASSERT_EQ(dump.at("ranks").size(), 2U);
   EXPECT_EQ(dump.at("ranks")[1].at("step"), 5);
   EXPECT_THAT(dump.at("why").get<std::string>(), HasSubstr("rank 1 is stopped"));
+}
+
+TEST_F(Watch, NamesARankThatIsStoppedWhileItExits) {
+  const Outcome outcome = run("stop-exiting");
+  EXPECT_EQ(outcome.code, 124) << outcome.err;
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          ContainsRegex("rank 1 of 2 stalled after .*; rank 1 has been stopped \\(SIGSTOP or "
+                        "SIGTSTP\\) for 1\\.5 s; SIGCONT would continue it"),
+          ContainsRegex("rank 1 +step 20, has left the job, stopped by a signal")));
+}
+
+TEST_F(Watch, NamesARankThatIsStoppedAndIsNoProgramOfOurs) {
+  const Outcome outcome =
+      run_program({"sh", "-c", "test $RANK = 0 || kill -STOP $$; exec sleep 0.1"});
+  EXPECT_EQ(outcome.code, 124) << outcome.err;
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          HasSubstr("; rank 1 has been stopped (SIGSTOP or SIGTSTP) for 1.5 s"),
+          HasSubstr("rank 1      has not joined the job, stopped by a signal"),
+          ContainsRegex("host: +[^ ]+, pid [1-9]")));
+}
+
+TEST_F(Watch, SaysNothingOfAProgramThatIsNotOursAndSleeps) {
+  const Outcome outcome = run_program({"sleep", "3"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+}
+
+TEST_F(Watch, NamesARankThatWasStoppedBeforeItJoined) {
+  stall_timeout_ = "60";  // The other one loses patience first.
+  const Outcome outcome = run("stop-before-joining", {"--env", "LOCKSTEP_JOIN_TIMEOUT_MS=1500"});
+  EXPECT_EQ(outcome.code, 124) << outcome.err;
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          ContainsRegex("rank 1 of 2 stalled after .*; it was stopped \\(SIGSTOP or SIGTSTP\\) "
+                        "before it joined the job, and rank 0 waited for it\n"),
+          HasSubstr("also:       rank 0 ended with exit code 1")));
+}
+
+TEST_F(Watch, ARankThatEndsWith0BeforeItJoinsEndsTheJobAtOnce) {
+  for (const char* const rank : {"0", "1"}) {
+    const std::string other = rank[0] == '0' ? "1" : "0";
+    const Outcome outcome = run("end-before-joining", {"--env", std::string("FAULT_RANK=") + rank});
+    EXPECT_EQ(outcome.code, 1) << outcome.err;
+    EXPECT_THAT(
+        outcome.err,
+        ContainsRegex(
+            std::string("rank ") + rank +
+            " of 2 ended with exit code 0 after .*; it ended before "
+            "it joined the job, and rank " +
+            other +
+            " waits for it; .*; the other rank was "
+            "stopped"));
+  }
 }
 
 TEST_F(Watch, NamesARankThatDoesNotCome) {

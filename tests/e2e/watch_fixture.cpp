@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A small training loop that goes wrong in the way that its first argument names, on rank 1 (or
-// FAULT_RANK), at step 5; with "reduce", one all-reduce of 64 MiB after another. For tests of whole
-// jobs.
+// FAULT_RANK), at step 5, before it joins the others, or while it exits; with "reduce", one
+// all-reduce of 64 MiB after another. For tests of whole jobs.
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -42,6 +42,12 @@ void go_wrong(const std::string& how, int64_t step) {
   }
 }
 
+/// By what the launcher says, before there is an Accelerator.
+bool has_fault(const std::string& rank) {
+  const char* const told = std::getenv("FAULT_RANK");
+  return rank == (told == nullptr ? "1" : told);
+}
+
 /// Until somebody ends it.
 [[noreturn]] void reduce_for_ever(lockstep::Accelerator& accelerator) {
   const torch::Tensor values = torch::ones({16 << 20});
@@ -63,8 +69,7 @@ int train(const std::string& how, int64_t steps) {
   if (accelerator.process_index() == 0 && how == "alone") {
     std::this_thread::sleep_for(kForEver);
   }
-  const char* const told = std::getenv("FAULT_RANK");
-  const bool is_faulty = accelerator.process_index() == (told == nullptr ? 1 : std::stoi(told));
+  const bool is_faulty = has_fault(std::to_string(accelerator.process_index()));
   for (int64_t step = 0; step < steps; ++step) {
     if (is_faulty) {
       go_wrong(how, step);
@@ -94,6 +99,18 @@ int train(const std::string& how, int64_t steps) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return lockstep::run_main(
-      [&] { return train(argc > 1 ? argv[1] : "", argc > 2 ? std::stoll(argv[2]) : 20); });
+  const std::string how = argc > 1 ? argv[1] : "";
+  const char* const rank = std::getenv("RANK");
+  const bool is_faulty = rank != nullptr && has_fault(rank);
+  if (is_faulty && how == "stop-before-joining") {
+    std::raise(SIGSTOP);
+  } else if (is_faulty && how == "end-before-joining") {
+    return 0;
+  }
+  const int code =
+      lockstep::run_main([&] { return train(how, argc > 2 ? std::stoll(argv[2]) : 20); });
+  if (is_faulty && how == "stop-exiting") {
+    std::raise(SIGSTOP);
+  }
+  return code;
 }

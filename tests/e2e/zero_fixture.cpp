@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// zero_fixture STAGE [FOLDER LAYERS]
+// zero_fixture STAGE [FOLDER LAYERS [shared]]
 // zero_fixture STAGE wire LAYERS
 //
 // Trains a model of 50 million parameters (200 MB) for two steps at the stage of ZeRO that is given
 // (0: data parallel), under whatever limit its caller has set, and prints the loss. With a folder,
-// a model of so many layers, each 4 MiB, is trained and its state saved there. With `wire`, one of
-// so many layers, each 1 MiB and a unit, for three steps; printed is "sent A B C of P": how many
-// bytes the loopback interface has sent in each of them, and how many the parameters have.
+// a model of so many layers, each 4 MiB, is trained and its state saved there; `shared`: with
+// parameters that the ranks of data parallelism share. With `wire`, one of so many layers, each 1
+// MiB and a unit, for three steps; printed is "sent A B C of P": how many bytes the loopback
+// interface has sent in each of them, and how many the parameters have.
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include <torch/torch.h>
 
@@ -49,8 +51,9 @@ int main(int argc, char** argv) {
     torch::manual_seed(0);
     lockstep::Accelerator accelerator(
         {.zero = stage == 0 ? std::nullopt
-                            : std::optional(lockstep::ZeroPlugin{
-                                  .stage = stage, .bucket_cap_bytes = bucket})});
+                            : std::optional(
+                                  lockstep::ZeroPlugin{.stage = stage, .bucket_cap_bytes = bucket}),
+         .shared_parameters = argc > 4 && std::string_view(argv[4]) == "shared"});
     auto net = accelerator.zero_init([layer_count, width] {
       torch::nn::Sequential layers;
       for (int i = 0; i < layer_count; ++i) {

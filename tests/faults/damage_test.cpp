@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A checkpoint that is not what was written, or was never one: it is refused, with a message that
 // says which file and why, or passed over for the one before it, with a warning that does.
+#include <algorithm>
 #include <string>
 
 #include <fmt/format.h>
@@ -8,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/storage/safetensors_map.h"
+#include "lockstep/storage/slices.h"
 #include "lockstep/storage/temp_folder.h"
 #include "tests/faults/fault_bench.h"
 
@@ -168,6 +170,45 @@ TEST_F(Damage, AFieldThisProgramDoesNotKnow) {
   expect_refused_and_passed_over(AllOf(HasSubstr("manifest.json"), HasSubstr("encoding")));
 }
 
+TEST_F(Damage, AStepThatMakesNoSense) {
+  for (const nlohmann::json& step : {nlohmann::json("x"), nlohmann::json(-5)}) {
+    damaged_ = project("damaged", 2);
+    edit_manifest(newest_, [&](nlohmann::json& manifest) { manifest["meta"]["step"] = step; });
+    expect_refused_and_passed_over(AllOf(HasSubstr("manifest.json"), HasSubstr("for meta.step")));
+  }
+}
+
+TEST_F(Damage, AFileThatTheManifestDoesNotList) {
+  for (const std::string name : {"optimizer.safetensors", "loaders_1.json"}) {
+    damaged_ = project("damaged", 2);
+    edit_manifest(newest_, [&](nlohmann::json& manifest) {
+      nlohmann::json& files = manifest["files"];
+      files.erase(std::find_if(files.begin(), files.end(), [&](const nlohmann::json& record) {
+        return record["name"] == name;
+      }));
+    });
+    expect_refused_and_passed_over(HasSubstr(name));
+  }
+}
+
+TEST_F(Damage, ASliceBeyondItsTensor) {
+  const std::string name = "model.safetensors";
+  fs::remove(newest_ / name);
+  const checkpoint::FileSummary summary = checkpoint::write_safetensors_file(
+      newest_ / name,
+      {checkpoint::output_tensor("w", checkpoint::Dtype::kU8, {2}, "xy")},
+      {{checkpoint::kSlicesKey, checkpoint::render_slices(name, {{"w", {{1}, 0}}})}});
+  edit_manifest(newest_, [&](nlohmann::json& manifest) {
+    for (nlohmann::json& record : manifest["files"]) {
+      if (record["name"] == name) {
+        record = checkpoint::to_json({name, summary});
+      }
+    }
+  });
+  expect_refused_and_passed_over(
+      AllOf(HasSubstr(name + ": \"w\"]"), HasSubstr("goes beyond the tensor")));
+}
+
 TEST_F(Damage, AManifestThatLeadsOutOfTheFolder) {
   for (const std::string name : {"../model.safetensors", "/etc/hostname", "..", "sub/x"}) {
     SCOPED_TRACE(name);
@@ -219,6 +260,34 @@ TEST_F(Damage, ALinkInsteadOfAFile) {
     fs::create_symlink(outside, newest_ / name);
     expect_refused_and_passed_over(AllOf(HasSubstr(name), HasSubstr("symbolic link")));
   }
+}
+
+TEST_F(Damage, ACheckpointMovedToAnotherDiskIsFollowedByItsLink) {
+  for (const int saves : {1, 2}) {
+    SCOPED_TRACE(saves == 1 ? "the only one" : "the newest");
+    damaged_ = project("damaged", saves);
+    const fs::path outside = folder_ / fmt::format("other_disk_{}", saves);
+    fs::rename(checkpoint(damaged_, saves), outside);
+    fs::create_directory_symlink(outside, checkpoint(damaged_, saves));
+    expect_resumes(damaged_, saves);
+    EXPECT_TRUE(fs::is_symlink(checkpoint(damaged_, saves)));
+  }
+}
+
+TEST_F(Damage, ALinkToADiskThatIsNotMountedIsNamed) {
+  fs::remove_all(newest_);
+  fs::create_directory_symlink("/no/such/disk", newest_);
+  expect_refused_and_passed_over(
+      AllOf(HasSubstr("checkpoint_2"), HasSubstr("/no/such/disk, which does not exist")));
+  damaged_ = project("damaged", 1);
+  fs::remove_all(checkpoint(damaged_, 1));
+  fs::create_directory_symlink("/no/such/disk", checkpoint(damaged_, 1));
+  const Outcome outcome = run(damaged_, {"--resume"});
+  EXPECT_EQ(outcome.code, kFailed);
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(HasSubstr("none can be used"), HasSubstr("/no/such/disk, which does not exist")));
+  EXPECT_EQ(last_step(damaged_, 0), 0) << "it began anew";
 }
 
 TEST_F(Damage, ALinkWhereTheNextCheckpointIsToGoIsNotFollowed) {

@@ -78,11 +78,11 @@ class Disk : public FaultBench {
   fs::path outside_ = folder_ / "outside";
 };
 
-/// A disk with what the project held, and room for two small files more.
+/// A disk with what the project held, and room for the lock and two small files more.
 constexpr const char* kFullDisk =
     "mkdir $outside/start && cp -a $project/. $outside/start && "
     "mount -t tmpfs -o size=2m none $project && cp -a $outside/start/. $project && "
-    "{ head -c 4m /dev/zero >$project/ballast 2>/dev/null || :; } && truncate -s -12288 "
+    "{ head -c 4m /dev/zero >$project/ballast 2>/dev/null || :; } && truncate -s -16384 "
     "$project/ballast";
 constexpr const char* kKeepResult =
     "rm $project/ballast; mkdir $outside/end; cp -a $project/. $outside/end";
@@ -147,6 +147,28 @@ TEST_F(Disk, TrainingMayGoOnAfterAFullOne) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   expect_unbroken(outside_ / "end");
   EXPECT_THAT(strangers_in(outside_ / "end"), IsEmpty());
+}
+
+TEST_F(Disk, OneThatIsFullForOneRankIsNamedOnAllRanks) {
+  if (!can_mount_) {
+    GTEST_SKIP() << "no disk can be mounted here";
+  }
+  const fs::path project = folder_ / "offload";
+  fs::create_directory(project);
+  const fs::path disk = outside_ / "disk";
+  const Outcome outcome = run_on_disk(
+      project,
+      "mkdir $outside/disk_0 $outside/disk_1 && mount -t tmpfs -o size=256k none $outside/disk_1",
+      {"--width", "100000", "--nvme", disk.string()});
+  EXPECT_THAT(outcome.code, AnyOf(kFailed, kUsage));
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(
+        failure_of(project, rank),
+        AllOf(
+            HasSubstr("the optimizer's state cannot go to files on rank 1"),
+            HasSubstr("nvme_path '" + disk.string() + "_1': No space left on device")));
+  }
+  EXPECT_THAT(outcome.err, Not(HasSubstr("has left the group")));
 }
 
 TEST_F(Disk, AReadOnlyOneIsSeenBeforeTrainingBegins) {

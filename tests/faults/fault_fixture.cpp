@@ -42,6 +42,7 @@ struct Options {
   fs::path load;         ///< This checkpoint, instead of the newest one.
   int64_t fault_at = 0;  ///< The step whose save may go wrong (count_calls.cpp).
   bool go_on = false;    ///< Train on if a save fails.
+  fs::path nvme;         ///< ZeRO 1 with the optimizer's state in files of <nvme>_<rank>.
   int64_t kill_at = 0;   ///< Rank 1 is killed after this step, the first time.
 };
 
@@ -75,17 +76,33 @@ void arm(bool on) {
   }
 }
 
+/// What `prepare` returns; what it throws is written to `file`, once it was thrown on all ranks.
+template <typename Prepare>
+auto noting_failure(
+    lockstep::Accelerator& accelerator, const fs::path& file, const Prepare& prepare) {
+  try {
+    return prepare();
+  } catch (const lockstep::ConfigError& error) {
+    std::ofstream(file) << error.what() << "\n";
+    accelerator.wait_for_everyone();
+    throw;
+  }
+}
+
 class Run {
  public:
   explicit Run(const Options& options)
-      : options_(options), accelerator_({.project_dir = options.project}) {}
+      : options_(options),
+        accelerator_({.project_dir = options.project, .zero = zero(options.nvme)}) {}
 
   void train() {
     auto loader_of_all = data::Loader(samples(), {.batch_size = 4, .shuffle = true});
     Net net(options_.width);
     data::set_seed(11, /*device_specific=*/true, accelerator_.process_index());
-    auto [model, optimizer, loader] = accelerator_.prepare(
-        net, lockstep::optim::Adam(net->parameters(), {.lr = 0.01}), std::move(loader_of_all));
+    auto [model, optimizer, loader] = noting_failure(accelerator_, of_rank("failure"), [&] {
+      return accelerator_.prepare(
+          net, lockstep::optim::Adam(net->parameters(), {.lr = 0.01}), std::move(loader_of_all));
+    });
     load();
     fs::create_directories(options_.project);
     std::ofstream steps(of_rank("steps"), std::ios::app);
@@ -118,6 +135,17 @@ class Run {
   }
 
  private:
+  static std::optional<lockstep::ZeroPlugin> zero(const fs::path& nvme) {
+    if (nvme.empty()) {
+      return std::nullopt;
+    }
+    const std::string rank = std::getenv("RANK");
+    return lockstep::ZeroPlugin{
+        .stage = 1,
+        .offload_optimizer = {
+            .device = lockstep::OffloadDevice::kNvme, .nvme_path = nvme.string() + "_" + rank}};
+  }
+
   fs::path of_rank(const char* stem) const {
     return options_.project / fmt::format("{}_{}", stem, accelerator_.process_index());
   }
@@ -172,6 +200,7 @@ int main(int argc, char** argv) {
   app.add_option("--load", options.load);
   app.add_option("--fault-at", options.fault_at);
   app.add_flag("--go-on", options.go_on);
+  app.add_option("--nvme", options.nvme);
   app.add_option("--kill-at", options.kill_at);
   CLI11_PARSE(app, argc, argv);
   return lockstep::run_main([&] {

@@ -268,6 +268,39 @@ TEST_F(Stopped, ARankThatIsBusyWhenAllAreToldTwiceSavesWithTheOthers) {
   expect_goes_on_as_if_unbroken(setting);
 }
 
+TEST_F(Stopped, ASecondJobInTheSameProjectIsToldOfTheFirstWhichGoesOn) {
+  const Setting setting{.ranks = 2, .hold_at = 10};
+  Setting second = setting;
+  second.hold_at = 0;
+  LockstepRun first(command(setting, stopped_, /*resume=*/false));
+  first.await_out("holding");
+  for (const bool resume : {false, true}) {
+    const Outcome refused = e2e::run_lockstep(command(second, stopped_, resume));
+    EXPECT_EQ(refused.code, 1) << refused.err;
+    EXPECT_THAT(
+        refused.err,
+        testing::AllOf(
+            testing::HasSubstr(
+                stopped_.string() + "] another job saves here: process " +
+                std::to_string(first.rank_pid(0)) + " (resume_fixture) on host "),
+            testing::HasSubstr("set another project_dir")));
+  }
+  checkpoint::write_bytes(stopped_ / "release", "");
+  const Outcome outcome = first.wait();
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  expect_goes_on_as_if_unbroken(setting);
+}
+
+TEST_F(Stopped, AJobThatWasKilledKeepsNobodyOut) {
+  const Setting setting{.ranks = 2, .hold_at = 10};
+  LockstepRun run(command(setting, stopped_, /*resume=*/false));
+  run.await_out("holding");
+  run.send_to_rank(0, SIGKILL);
+  EXPECT_NE(run.wait().code, 0);
+  EXPECT_TRUE(run.survivors().empty());
+  expect_goes_on_as_if_unbroken(setting);
+}
+
 TEST_F(Stopped, ATermTwoSecondsLaterEndsALoneProcessAndItGoesOnFromTheSaveBefore) {
   const Setting setting{.hold_at = 10};
   LockstepRun run(command(setting, stopped_, /*resume=*/false));

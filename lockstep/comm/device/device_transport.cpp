@@ -39,16 +39,28 @@ std::vector<size_t> ranks_without(const std::vector<int64_t>& all) {
   return ranks;
 }
 
-class DeviceTransport final : public Transport {
+class DeviceTransport final : public RenewableTransport {
  public:
   DeviceTransport(std::shared_ptr<Transport> host, DeviceCommKind kind, uint64_t group)
-      : host_(std::move(host)), kind_(kind), group_(group), name_(host_->name()) {}
+      : first_(std::move(host)), host_(first_), kind_(kind), group_(group), name_(host_->name()) {}
 
   const char* name() const override { return name_.c_str(); }
-  int rank() const override { return host_->rank(); }
-  int size() const override { return host_->size(); }
+  int rank() const override { return first_->rank(); }
+  int size() const override { return first_->size(); }
+
+  void abandon() override {
+    link_.reset();
+    host_.reset();
+    name_ = first_->name();
+  }
+  void renew(Milliseconds timeout) override {
+    abandon();
+    host_ = first_->split(/*color=*/0, /*key=*/rank(), timeout);
+  }
+  const std::shared_ptr<Transport>& first() const override { return first_; }
 
   std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) override {
+    refuse_if_abandoned(name_of(collective.op));
     const at::Tensor& tensor = collective.output.defined() ? collective.output : collective.input;
     if (!tensor.defined() || tensor.is_cpu()) {
       check_alive(collective.op);
@@ -72,18 +84,29 @@ class DeviceTransport final : public Transport {
     }
   }
 
-  at::Tensor allocate(int64_t bytes) override { return host_->allocate(bytes); }
+  at::Tensor allocate(int64_t bytes) override {
+    refuse_if_abandoned("empty");
+    return host_->allocate(bytes);
+  }
 
   at::Tensor allocate_shared(int64_t bytes, Milliseconds timeout) override {
+    refuse_if_abandoned("shared_zeros");
     return host_->allocate_shared(bytes, timeout);
   }
 
   std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override {
+    refuse_if_abandoned("split");
     return with_devices(
         host_->split(color, key, timeout), kind_, flight_group(group_, splits_++, color));
   }
 
  private:
+  void refuse_if_abandoned(const char* operation) const {
+    if (!host_) {
+      throw CommError(operation, "this rank has left the group, after a failure");
+    }
+  }
+
   std::unique_ptr<DeviceLink> choose(at::Device device, Milliseconds timeout) {
     const FlightSilence parts_of_one;
     std::string no_nccl;
@@ -135,7 +158,8 @@ class DeviceTransport final : public Transport {
     return staged_link(host_);
   }
 
-  std::shared_ptr<Transport> host_;
+  std::shared_ptr<Transport> first_;
+  std::shared_ptr<Transport> host_;  ///< first_, or one of its splits; null once abandoned.
   DeviceCommKind kind_;
   uint64_t group_;
   std::string name_;
@@ -145,7 +169,7 @@ class DeviceTransport final : public Transport {
 
 }  // namespace
 
-std::shared_ptr<Transport> with_devices(
+std::shared_ptr<RenewableTransport> with_devices(
     std::shared_ptr<Transport> host, DeviceCommKind kind, uint64_t group) {
   return std::make_shared<DeviceTransport>(std::move(host), kind, group);
 }

@@ -2,6 +2,8 @@
 #include "lockstep/comm/gloo/gloo_transport.h"
 
 #include <cstddef>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,6 +21,7 @@
 #include "lockstep/comm/cpu_only.h"
 #include "lockstep/comm/first_line.h"
 #include "lockstep/comm/flight.h"
+#include "lockstep/comm/gloo/listener_guard.h"
 #include "lockstep/comm/gloo/rendezvous.h"
 #include "lockstep/comm/plain_values.h"
 #include "lockstep/comm/reduce.h"
@@ -245,22 +248,50 @@ struct GlooLink {
   }
 };
 
+/// Where Gloo listens, and its socket.
+struct GlooDevice {
+  std::shared_ptr<::gloo::transport::Device> device;
+  int listener = -1;  ///< -1 if it cannot be told from other new sockets of this process.
+};
+
+GlooDevice make_gloo_device(const std::string& address) {
+  static std::mutex one_at_a_time;  // Ranks that are threads make devices at the same time.
+  const std::lock_guard<std::mutex> lock(one_at_a_time);
+  const auto before = listening_sockets();
+  GlooDevice made;
+  made.device = c10d::ProcessGroupGloo::createDeviceForHostname(address, /*lazyInit=*/false);
+  auto added = listening_sockets();
+  std::erase_if(added, [&](const auto& socket) { return before.contains(socket.first); });
+  if (added.size() == 1) {
+    made.listener = added.begin()->second;
+  }
+  return made;
+}
+
+/// How the ranks of a group reach each other.
+struct GlooAddresses {
+  std::string own;
+  std::vector<std::string> hosts;  ///< All addresses of all hosts of the job.
+};
+
 class GlooTransport final : public Transport {
  public:
   GlooTransport(
       const c10::intrusive_ptr<c10d::Store>& store,
-      std::string address,
+      GlooAddresses addresses,
       int rank,
       int size,
       Milliseconds join_timeout,
       uint64_t group)
-      : address_(std::move(address)),
+      : addresses_(std::move(addresses)),
         group_(group),
         link_(std::make_shared<GlooLink>()),
         operations_(link_, group) {
     const SigpipeBlocked no_sigpipe;  // For Gloo's threads, which begin here.
     auto options = c10d::ProcessGroupGloo::Options::create(join_timeout);
-    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address_));
+    const GlooDevice made = make_gloo_device(addresses_.own);
+    ListenerGuard guard(made.listener, addresses_.hosts);
+    options->devices.push_back(made.device);
     link_->store = store;
     link_->rank = rank;
     link_->size = size;
@@ -271,9 +302,13 @@ class GlooTransport final : public Transport {
       // and take the store along, before all have read their peers' addresses there.
       link_->exchange(fingerprint_of({.op = Op::kBarrier}, -1), join_timeout);
     } catch (const std::exception& error) {
+      const std::string fault = guard.fault();
       throw CommError(
-          "join", fmt::format("cannot connect to all ranks: {}", first_line(error.what())));
+          "join",
+          fmt::format(
+              "cannot connect to all ranks: {}", fault.empty() ? first_line(error.what()) : fault));
     }
+    guard.close_to_all();
   }
 
   const char* name() const override { return "gloo"; }
@@ -293,7 +328,7 @@ class GlooTransport final : public Transport {
     const uint64_t group = flight_group(group_, splits_++, color);
     return std::make_shared<GlooTransport>(
         store,
-        address_,
+        addresses_,
         place_of(members, rank()),
         static_cast<int>(members.size()),
         timeout,
@@ -301,7 +336,7 @@ class GlooTransport final : public Transport {
   }
 
  private:
-  std::string address_;
+  GlooAddresses addresses_;
   uint64_t group_;  ///< In the flight record.
   std::shared_ptr<GlooLink> link_;
   BlockingOperations<GlooLink> operations_;
@@ -314,8 +349,14 @@ std::shared_ptr<Transport> make_gloo_transport(
     const WorldSpec& world,
     const c10::intrusive_ptr<c10d::Store>& store,
     Milliseconds join_timeout) {
+  raise_descriptor_limit();
   return std::make_shared<GlooTransport>(
-      store, data_address(world), world.rank, world.size, join_timeout, kWorldGroup);
+      store,
+      GlooAddresses{.own = data_address(world), .hosts = addresses_of_hosts(*store)},
+      world.rank,
+      world.size,
+      join_timeout,
+      kWorldGroup);
 }
 
 }  // namespace lockstep::comm

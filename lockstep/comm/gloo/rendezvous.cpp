@@ -10,7 +10,10 @@
 #include <memory>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <optional>
 #include <poll.h>
+#include <set>
+#include <sstream>
 #include <stdexcept>
 #include <sys/socket.h>
 #include <thread>
@@ -27,6 +30,7 @@
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/comm/first_line.h"
+#include "lockstep/comm/gloo/store_address.h"
 
 namespace lockstep::comm {
 namespace {
@@ -34,40 +38,44 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr const char* kLoopback = "127.0.0.1";
+constexpr const char* kAllHere = "yes";
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// A socket bound to the store's port: TCPStore left to itself would listen on every interface.
-int bind_store_port(const WorldSpec& world) {
-  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  if (fd < 0) {
-    throw Error("join", fmt::format("cannot make a socket: {}", std::strerror(errno)));
+constexpr Milliseconds kJoinSlice{250};
+
+/// Finds out whether a rank of this host joins otherwise than this one, over shared memory.
+class WayCheck {
+ public:
+  explicit WayCheck(const shm::MeetingPlace& place) : place_(place) {}
+
+  /// Once the store can be reached: rank 0 answers the others from now on.
+  void open() {
+    if (place_.rank == 0) {
+      responder_.emplace(place_);
+    }
   }
-  const int on = 1;
-  ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(world.master_port));
-  // Several launchers of ours carry what the ranks of other hosts say to rank 0's loopback.
-  const bool behind_door = world.master_addr == kLoopback;
-  address.sin_addr.s_addr =
-      htonl(world.on_one_host() || behind_door ? INADDR_LOOPBACK : INADDR_ANY);
-  const bool bound = ::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
-  if (!bound || ::listen(fd, SOMAXCONN) != 0) {
-    const int error = errno;
-    ::close(fd);
-    throw ConfigError(
-        "join",
-        fmt::format(
-            "rank 0 cannot listen on port {}: {}; another job may use it; set MASTER_PORT to a "
-            "free port",
-            world.master_port,
-            std::strerror(error)));
+
+  /// What a rank disagrees on, as far as it is known now; else empty.
+  std::string disagreement() {
+    if (place_.rank == 0) {
+      return responder_ ? responder_->answer() : std::string();
+    }
+    if (agreed_) {
+      return {};
+    }
+    const std::optional<std::string> answer = shm::ask_rank_0(place_);
+    agreed_ = answer && answer->empty();
+    return answer.value_or("");
   }
-  return fd;
-}
+
+ private:
+  shm::MeetingPlace place_;
+  std::optional<shm::JoinResponder> responder_;  ///< Rank 0's.
+  bool agreed_ = false;
+};
 
 std::string text_of(const std::vector<uint8_t>& bytes) {
   return {bytes.begin(), bytes.end()};
@@ -98,8 +106,8 @@ bool accepts(const addrinfo& entry, Clock::time_point deadline) {
 }
 
 /// Returns once something listens at the store's address. TCPStore's own client sleeps a second
-/// between tries, which is most of a short job's start.
-void await_listener(const std::string& host, int port, Clock::time_point deadline) {
+/// between tries, which is most of a short job's start. CommError if rank 0 joins otherwise.
+void await_listener(const std::string& host, int port, Clock::time_point deadline, WayCheck& way) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   while (Clock::now() < deadline) {
@@ -113,6 +121,9 @@ void await_listener(const std::string& host, int port, Clock::time_point deadlin
         }
       }
     }
+    if (const std::string fault = way.disagreement(); !fault.empty()) {
+      throw CommError("join", fault, 0);
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   throw std::runtime_error("nothing listens there");
@@ -125,24 +136,107 @@ void quieten_c10d() {
   }
 }
 
+std::vector<uint8_t> bytes_of_text(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+
+/// Ends the join of all ranks that wait: each throws CommError with that text.
+[[noreturn]] void refuse_all(c10d::Store& store, const std::string& why) {
+  store.set("complete", bytes_of_text(why));
+  throw CommError("join", why);
+}
+
+/// All ranks must pass the same `value`; `text` makes a sentence of this rank's and the others'.
+template <typename Text>
+void agree_on(
+    c10d::Store& store, const std::string& key, const std::string& value, const Text& text) {
+  const std::string agreed = text_of(store.compareSet(key, {}, bytes_of_text(value)));
+  if (agreed != value) {
+    refuse_all(store, text(agreed));
+  }
+}
+
+void agree(c10d::Store& store, const WorldSpec& world, const shm::MeetingPlace& place) {
+  agree_on(store, "world", std::to_string(world.size), [&](const std::string& others) {
+    return fmt::format(
+        "worlds of different size meet at {}:{}; rank {}'s world is {}, the others' is {}; set the "
+        "same WORLD_SIZE on all ranks; or are two jobs using this port?",
+        world.master_addr,
+        world.master_port,
+        world.rank,
+        world.size,
+        others);
+  });
+  agree_on(store, "comm", place.comm, [&](const std::string& others) {
+    return fmt::format(
+        "the ranks disagree on LOCKSTEP_COMM; got {} on rank {}, {} on the others; set the same on "
+        "all ranks",
+        place.comm,
+        world.rank,
+        others);
+  });
+}
+
+[[noreturn]] void name_missing_ranks(
+    c10d::Store& store, const WorldSpec& world, Clock::time_point start) {
+  std::vector<int> missing;
+  for (int rank = 0; rank < world.size; ++rank) {
+    if (store.add(rank_key(rank), 0) == 0) {
+      missing.push_back(rank);
+    }
+  }
+  throw CommError(
+      "join",
+      fmt::format(
+          "rank{} {} did not join within {:.1f} s",
+          missing.size() == 1 ? "" : "s",
+          fmt::join(missing, ", "),
+          seconds_since(start)),
+      missing.empty() ? -1 : missing.front(),
+      seconds_since(start));
+}
+
+/// Returns when all ranks have signed in. Waits in slices, between which it looks for ranks that
+/// join otherwise.
+void await_all(
+    c10d::Store& store,
+    const WorldSpec& world,
+    WayCheck& way,
+    Milliseconds timeout,
+    Clock::time_point start) {
+  bool complete = false;
+  while (!complete) {
+    const auto left = timeout - std::chrono::duration_cast<Milliseconds>(Clock::now() - start);
+    try {
+      store.wait({"complete"}, std::clamp(left, Milliseconds(1), kJoinSlice));
+      complete = true;
+    } catch (const std::exception&) {
+      complete = store.check({"complete"});  // Throws if the store is gone.
+    }
+    if (complete) {
+      break;
+    }
+    if (left <= kJoinSlice) {
+      name_missing_ranks(store, world, start);
+    }
+    if (const std::string fault = way.disagreement(); !fault.empty()) {
+      refuse_all(store, fault);
+    }
+  }
+  if (const std::string word = text_of(store.get("complete")); word != kAllHere) {
+    throw CommError("join", word);
+  }
+}
+
 /// Signs in, and waits until everybody has, so that whoever is missing can be named.
 void sign_in(
-    c10d::Store& store, const WorldSpec& world, Milliseconds timeout, Clock::time_point start) {
-  const std::string size = std::to_string(world.size);
-  const std::string agreed =
-      text_of(store.compareSet("world", {}, std::vector<uint8_t>(size.begin(), size.end())));
-  if (agreed != size) {
-    throw CommError(
-        "join",
-        fmt::format(
-            "worlds of different size meet at {}:{}; this rank's world is {}, the others' is {}; "
-            "are two jobs using "
-            "this port?",
-            world.master_addr,
-            world.master_port,
-            size,
-            agreed));
-  }
+    c10d::Store& store,
+    const WorldSpec& world,
+    const shm::MeetingPlace& place,
+    WayCheck& way,
+    Milliseconds timeout,
+    Clock::time_point start) {
+  agree(store, world, place);
   if (store.add(rank_key(world.rank), 1) != 1) {
     throw CommError(
         "join",
@@ -153,61 +247,48 @@ void sign_in(
             world.master_port),
         world.rank);
   }
-  const auto all_here = [&] { return store.add("count", 0) >= world.size; };
+  const std::string own = data_address(world);
+  std::set<std::string> addresses{own};
+  if (!listen_addresses(own, 0).front().is_loopback()) {
+    addresses.merge(interface_addresses());
+  }
+  store.append("addresses", bytes_of_text(fmt::format("{} ", fmt::join(addresses, " "))));
   if (store.add("count", 1) == world.size) {
-    const std::string yes = "yes";
-    store.set("complete", std::vector<uint8_t>(yes.begin(), yes.end()));
+    store.set("complete", bytes_of_text(kAllHere));
   }
-  const auto left = timeout - std::chrono::duration_cast<Milliseconds>(Clock::now() - start);
-  try {
-    store.wait({"complete"}, std::max(left, Milliseconds(1)));
-  } catch (const std::exception& error) {
-    if (all_here()) {
-      return;
-    }
-    std::vector<int> missing;
-    for (int rank = 0; rank < world.size; ++rank) {
-      if (store.add(rank_key(rank), 0) == 0) {
-        missing.push_back(rank);
-      }
-    }
-    throw CommError(
-        "join",
-        fmt::format(
-            "rank{} {} did not join within {:.1f} s",
-            missing.size() == 1 ? "" : "s",
-            fmt::join(missing, ", "),
-            seconds_since(start)),
-        missing.empty() ? -1 : missing.front(),
-        seconds_since(start));
-  }
+  await_all(store, world, way, timeout, start);
 }
 
 }  // namespace
 
-c10::intrusive_ptr<c10d::Store> join_store(const WorldSpec& world, Milliseconds timeout) {
+c10::intrusive_ptr<c10d::Store> join_store(
+    const WorldSpec& world, const shm::MeetingPlace& place, Milliseconds timeout) {
   const auto start = Clock::now();
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(world.master_port);
   options.isServer = world.rank == 0 && !world.agent_store;
   options.waitWorkers = false;
   options.timeout = timeout;
-  if (options.isServer) {
-    options.masterListenFd = bind_store_port(world);
-  }
-  // Bound to loopback, the server is not to be found under any other of the host's names.
+  // Bound to one address, the server is not to be found under any other of the host's names.
   const bool local = world.on_one_host() && !world.agent_store;
-  const std::string host = local ? kLoopback : world.master_addr;
+  std::string host = local ? kLoopback : world.master_addr;
+  if (options.isServer) {
+    const ListenAddress address = store_address(world);
+    options.masterListenFd = bind_store_port(address, world.master_port);
+    host = address.text();
+  }
   quieten_c10d();
+  WayCheck way(place);
   try {
     if (!options.isServer) {
-      await_listener(host, world.master_port, start + timeout);
+      await_listener(host, world.master_port, start + timeout, way);
     }
     auto tcp = c10::make_intrusive<c10d::TCPStore>(host, options);
     // A restarted job must not meet what its predecessor left in the launcher's store.
     auto store = c10::make_intrusive<c10d::PrefixStore>(
         fmt::format("lockstep/attempt_{}/", world.restart_count), std::move(tcp));
-    sign_in(*store, world, timeout, start);
+    way.open();
+    sign_in(*store, world, place, way, timeout, start);
     return store;
   } catch (const Error&) {
     throw;
@@ -224,6 +305,15 @@ c10::intrusive_ptr<c10d::Store> join_store(const WorldSpec& world, Milliseconds 
         0,
         seconds_since(start));
   }
+}
+
+std::vector<std::string> addresses_of_hosts(c10d::Store& store) {
+  std::istringstream words(text_of(store.get("addresses")));
+  std::set<std::string> all;
+  for (std::string word; words >> word;) {
+    all.insert(word);
+  }
+  return {all.begin(), all.end()};
 }
 
 std::string data_address(const WorldSpec& world) {

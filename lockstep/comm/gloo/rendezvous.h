@@ -2,18 +2,24 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "lockstep/base/world.h"
+#include "lockstep/comm/shm/meeting.h"
 #include "lockstep/comm/transport.h"
 
 namespace lockstep::comm {
 
 /// Reaches the job's key-value store (rank 0 starts it) and returns when every rank has; throws as
-/// `connect` does.
-c10::intrusive_ptr<c10d::Store> join_store(const WorldSpec& world, Milliseconds timeout);
+/// `connect` does. `place`: where ranks of this host would be found that join over shared memory.
+c10::intrusive_ptr<c10d::Store> join_store(
+    const WorldSpec& world, const shm::MeetingPlace& place, Milliseconds timeout);
+
+/// The addresses of all hosts whose ranks have joined `store`, as numbers.
+std::vector<std::string> addresses_of_hosts(c10d::Store& store);
 
 /// The address of this host that others of `world` can reach: loopback when all share the host,
 /// otherwise the one on the way to the master.

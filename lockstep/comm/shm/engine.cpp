@@ -31,6 +31,9 @@ constexpr int kYieldsShared = 500;  // Then the core is offered to them, which i
 // A sleeping rank sees this often whether a peer has died.
 constexpr Milliseconds kLongestSleep{100};
 
+// A sleeping rank that wakes up later than this was stopped itself: the job was paused.
+constexpr std::chrono::seconds kPause{2};
+
 constexpr Milliseconds kLookIn{2};
 constexpr int kLooksBeforeRest = 500;
 
@@ -221,10 +224,14 @@ void Engine::wait(QueuedOperation& operation, Milliseconds timeout) {
   if (spin(operation)) {
     return;
   }
-  const auto start = Clock::now();
+  auto start = Clock::now();
+  auto last_look = start;
   Control& mine = member_->segment().control(member_->rank());
   while (!spin(operation)) {
-    const auto waited = std::chrono::duration_cast<Milliseconds>(Clock::now() - start);
+    const auto now = Clock::now();
+    start += now - last_look > kPause ? now - last_look : Clock::duration(0);
+    last_look = now;
+    const auto waited = std::chrono::duration_cast<Milliseconds>(now - start);
     const double seconds = std::chrono::duration<double>(waited).count();
     if (waited >= timeout) {
       const std::vector<int> missing = awaited(operation);

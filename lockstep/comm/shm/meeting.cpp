@@ -26,7 +26,9 @@ using Clock = std::chrono::steady_clock;
 // What is said, in this order: each rank its Hello; rank 0 a Verdict, the memory with it; each rank
 // a Verdict on whether it could map it; rank 0 the last one, which all obey.
 
-constexpr uint32_t kHelloMagic = 0x316d6b6cU;  // "lkm1"
+constexpr uint32_t kHelloMagic = 0x326d6b6cU;  // "lkm2"
+constexpr auto kAnswerPatience = std::chrono::seconds(2);
+constexpr auto kHelloPatience = std::chrono::milliseconds(100);
 
 struct Hello {
   uint32_t magic = kHelloMagic;
@@ -35,6 +37,20 @@ struct Hello {
   /// As which this process knows itself. If the kernel calls it otherwise, to the others, they
   /// could not watch over it.
   int32_t pid = 0;
+  int32_t local_size = 0;
+  int32_t over_gloo = 0;  ///< Whether it joins over Gloo, and only asks.
+  std::array<char, 8> comm{};
+
+  static Hello of(const MeetingPlace& place, bool over_gloo) {
+    Hello hello{
+        .rank = place.rank,
+        .size = place.size,
+        .pid = ::getpid(),
+        .local_size = place.local_size,
+        .over_gloo = over_gloo ? 1 : 0};
+    place.comm.copy(hello.comm.data(), hello.comm.size() - 1);
+    return hello;
+  }
 };
 
 enum class Outcome : int32_t { kGood, kNoMeeting, kNoMemory };
@@ -58,6 +74,45 @@ struct Verdict {
     }
   }
 };
+
+std::string way_of(const Hello& hello) {
+  return fmt::format(
+      "{} (WORLD_SIZE {}, LOCAL_WORLD_SIZE {}, LOCKSTEP_COMM {})",
+      hello.over_gloo != 0 ? "Gloo" : "shared memory",
+      hello.size,
+      hello.local_size,
+      hello.comm.data());
+}
+
+/// What keeps a rank from joining rank 0; empty if nothing does. `name`: of the meeting place.
+std::string disagreement(const std::string& name, const Hello& rank_0, const Hello& other) {
+  if (other.size != rank_0.size) {
+    return fmt::format(
+        "worlds of different size meet at '{}'; rank {}'s is {}, rank 0's is {}; set the same "
+        "WORLD_SIZE on all ranks; or are two jobs using this MASTER_PORT?",
+        name,
+        other.rank,
+        other.size,
+        rank_0.size);
+  }
+  if (other.comm != rank_0.comm) {
+    return fmt::format(
+        "the ranks disagree on LOCKSTEP_COMM; got {} on rank {}, {} on rank 0; set the same on all "
+        "ranks",
+        other.comm.data(),
+        other.rank,
+        rank_0.comm.data());
+  }
+  if (other.over_gloo != rank_0.over_gloo) {
+    return fmt::format(
+        "the ranks disagree on how to join; rank {} joins over {}, rank 0 over {}; set these "
+        "variables alike on all ranks of a host",
+        other.rank,
+        way_of(other),
+        way_of(rank_0));
+  }
+  return {};
+}
 
 double seconds_of(Milliseconds timeout) {
   return static_cast<double>(timeout.count()) / 1000;
@@ -180,18 +235,12 @@ class Host {
     if (!receive_message(stranger.get(), &hello, sizeof(hello)) || hello.magic != kHelloMagic) {
       return {};
     }
+    hello.comm.back() = '\0';
     const Peer peer = peer_of(stranger.get());
     Verdict verdict;
-    if (hello.size != place_.size) {
-      verdict = Verdict::of(
-          Outcome::kNoMeeting,
-          fmt::format(
-              "worlds of different size meet at '{}'; rank {}'s is {}, rank 0's is {}; are two "
-              "jobs using this MASTER_PORT?",
-              place_.name,
-              hello.rank,
-              hello.size,
-              place_.size));
+    if (const std::string fault = disagreement(place_.name, Hello::of(place_, false), hello);
+        !fault.empty()) {
+      verdict = Verdict::of(Outcome::kNoMeeting, fault);
     } else if (
         hello.rank < 1 || hello.rank >= place_.size ||
         guests_[static_cast<size_t>(hello.rank)].is_open()) {
@@ -260,7 +309,7 @@ class Guest {
 
   std::shared_ptr<Segment> run() {
     find_host();
-    const Hello hello{.rank = place_.rank, .size = place_.size, .pid = ::getpid()};
+    const Hello hello = Hello::of(place_, false);
     send_message(host_.get(), &hello, sizeof(hello));
     UniqueFd file;
     hear(&file).obey();
@@ -331,6 +380,45 @@ std::shared_ptr<Segment> meet(const MeetingPlace& place, Milliseconds timeout) {
     return Host(place, timeout).run();
   }
   return Guest(place, timeout).run();
+}
+
+JoinResponder::JoinResponder(const MeetingPlace& place)
+    : place_(place), listener_(listen_local(place.name)) {}
+
+std::string JoinResponder::answer() {
+  while (listener_.is_open() && readable(listener_.get(), Clock::now())) {
+    const UniqueFd connection(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    Hello hello;
+    if (!connection.is_open() || peer_of(connection.get()).user != ::geteuid() ||
+        !readable(connection.get(), Clock::now() + kHelloPatience) ||
+        !receive_message(connection.get(), &hello, sizeof(hello)) || hello.magic != kHelloMagic) {
+      continue;
+    }
+    hello.comm.back() = '\0';
+    const std::string fault = disagreement(place_.name, Hello::of(place_, true), hello);
+    const Verdict verdict = fault.empty() ? Verdict{} : Verdict::of(Outcome::kNoMeeting, fault);
+    send_message(connection.get(), &verdict, sizeof(verdict));
+    if (!fault.empty()) {
+      return fault;
+    }
+  }
+  return {};
+}
+
+std::optional<std::string> ask_rank_0(const MeetingPlace& place) {
+  const UniqueFd rank_0 = connect_local(place.name);
+  if (!rank_0.is_open() || peer_of(rank_0.get()).user != ::geteuid()) {
+    return std::nullopt;
+  }
+  const Hello hello = Hello::of(place, true);
+  Verdict verdict;
+  if (!send_message(rank_0.get(), &hello, sizeof(hello)) ||
+      !readable(rank_0.get(), Clock::now() + kAnswerPatience) ||
+      !receive_message(rank_0.get(), &verdict, sizeof(verdict))) {
+    return std::nullopt;
+  }
+  verdict.text.back() = '\0';
+  return std::string(verdict.text.data());
 }
 
 }  // namespace lockstep::comm::shm

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
+#include "lockstep/base/unique_fd.h"
 #include "lockstep/comm/shm/segment.h"
 #include "lockstep/comm/transport.h"
 
@@ -15,6 +17,8 @@ struct MeetingPlace {
   std::string name;
   int rank = 0;
   int size = 1;
+  int local_size = 0;         ///< Ranks of this host, as this rank was told.
+  std::string comm = "auto";  ///< LOCKSTEP_COMM, which all ranks must set alike.
 };
 
 /// Meets the others and returns the memory that all of them map, made by rank 0. Collective.
@@ -26,8 +30,31 @@ struct MeetingPlace {
 ///
 /// Throws on every rank alike, naming what is wrong. ConfigError: another job meets there.
 /// CommError: ranks are missing (names them), two processes claim one rank, worlds of different
-/// size meet, one died on the way. Error: the ranks are there, but this host gives them no shared
-/// memory.
+/// size meet, the ranks' `comm` differ, one died on the way. Error: the ranks are there, but this
+/// host gives them no shared memory.
 std::shared_ptr<Segment> meet(const MeetingPlace& place, Milliseconds timeout);
+
+// Ranks that join over Gloo meet at the store. They use a meeting place only to find out whether a
+// rank of their host joins otherwise.
+
+/// Rank 0's end of that: answers the ranks that look for it at `place`.
+///
+/// Thread safety: one thread at a time.
+class JoinResponder {
+ public:
+  /// Answers nobody if somebody else listens at `place`.
+  explicit JoinResponder(const MeetingPlace& place);
+  /// Answers all who wait, at most 0.1 s each. Returns what one of them disagrees on; empty if they
+  /// agree, or nobody waits.
+  std::string answer();
+
+ private:
+  MeetingPlace place_;
+  UniqueFd listener_;
+};
+
+/// The other ranks' end: asks rank 0, if it waits at `place`. Returns what the two disagree on, or
+/// an empty text if they agree; nothing if rank 0 is not there or has not answered within 2 s.
+std::optional<std::string> ask_rank_0(const MeetingPlace& place);
 
 }  // namespace lockstep::comm::shm

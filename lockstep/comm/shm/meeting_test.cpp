@@ -7,6 +7,7 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <optional>
 #include <set>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -99,6 +100,85 @@ TEST(Meeting, a_rank_claimed_twice_is_refused) {
       Each(HasSubstr("two processes say they are rank 1")));
 }
 
+/// The errors of rank 0 of `mine` over shared memory and of another rank that joins over Gloo.
+std::vector<std::string> errors_of_both(MeetingPlace mine, MeetingPlace asking) {
+  mine.name = new_name();
+  asking.name = mine.name;
+  std::vector<std::string> told(2);
+  std::thread host([&] {
+    try {
+      meet(mine, std::chrono::seconds(60));
+    } catch (const CommError& error) {
+      told[0] = error.what();
+    }
+  });
+  std::optional<std::string> answer;
+  while (!answer) {
+    answer = ask_rank_0(asking);
+  }
+  told[1] = *answer;
+  host.join();
+  return told;
+}
+
+TEST(Meeting, a_rank_that_joins_over_gloo_is_refused_at_once) {
+  EXPECT_THAT(
+      errors_of_both({.name = "", .size = 2}, {.name = "", .rank = 1, .size = 2, .comm = "gloo"}),
+      Each(HasSubstr("disagree on LOCKSTEP_COMM; got gloo on rank 1, auto on rank 0")));
+  EXPECT_THAT(
+      errors_of_both({.name = "", .size = 2}, {.name = "", .rank = 1, .size = 3}),
+      Each(AllOf(HasSubstr("worlds of different size meet"), HasSubstr("rank 1's is 3"))));
+  EXPECT_THAT(
+      errors_of_both(
+          {.name = "", .size = 2, .local_size = 2},
+          {.name = "", .rank = 1, .size = 2, .local_size = 1}),
+      Each(AllOf(
+          HasSubstr("rank 1 joins over Gloo (WORLD_SIZE 2, LOCAL_WORLD_SIZE 1, LOCKSTEP_COMM auto"),
+          HasSubstr("rank 0 over shared memory (WORLD_SIZE 2, LOCAL_WORLD_SIZE 2"))));
+}
+
+TEST(Meeting, ranks_whose_comm_differs_are_refused_at_once) {
+  const std::string name = new_name();
+  std::string told;
+  std::thread host([&] {
+    try {
+      meet({.name = name, .size = 2}, std::chrono::seconds(60));
+    } catch (const CommError& error) {
+      told = error.what();
+    }
+  });
+  EXPECT_THROW(
+      meet({.name = name, .rank = 1, .size = 2, .comm = "shm"}, std::chrono::seconds(60)),
+      CommError);
+  host.join();
+  EXPECT_THAT(told, HasSubstr("got shm on rank 1, auto on rank 0"));
+}
+
+TEST(Meeting, a_rank_0_that_joins_over_gloo_answers_the_others) {
+  const MeetingPlace place{.name = new_name(), .size = 2};
+  JoinResponder rank_0(place);
+  EXPECT_EQ(rank_0.answer(), "") << "nobody waits";
+  std::string told;
+  std::thread other([&] {
+    MeetingPlace same = place;
+    same.rank = 1;
+    EXPECT_EQ(ask_rank_0(same), "") << "joins over Gloo, too";
+    try {
+      meet(same, std::chrono::seconds(60));
+    } catch (const CommError& error) {
+      told = error.what();
+    }
+  });
+  std::string heard;
+  while (heard.empty()) {
+    heard = rank_0.answer();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  other.join();
+  EXPECT_THAT(heard, HasSubstr("rank 1 joins over shared memory"));
+  EXPECT_THAT(told, HasSubstr(heard));
+}
+
 TEST(Meeting, a_place_that_is_taken_is_named_at_once) {
   const std::string name = new_name();
   const UniqueFd other = listen_local(name);
@@ -108,6 +188,12 @@ TEST(Meeting, a_place_that_is_taken_is_named_at_once) {
   } catch (const ConfigError& error) {
     EXPECT_THAT(error.what(), AllOf(HasSubstr(name), HasSubstr("MASTER_PORT")));
   }
+}
+
+/// What a rank of this process says first: mark, rank, size, pid, local size, not over Gloo,
+/// "auto".
+std::array<int32_t, 8> raw_hello(int rank, int size) {
+  return {0x326d6b6c, rank, size, ::getpid(), 0, 0, 0x6f747561, 0};
 }
 
 /// Runs `body` in a process of another user, or of this one.
@@ -143,7 +229,7 @@ TEST(Meeting, strangers_another_user_and_those_who_say_nothing_disturb_nobody) {
   if (::geteuid() == 0) {
     const pid_t child = in_another_process(true, [&] {
       UniqueFd connection = connect_local(name);
-      const std::array<int32_t, 4> hello{0x316d6b6c, 1, 2, ::getpid()};
+      const auto hello = raw_hello(1, 2);
       send_message(connection.get(), hello.data(), sizeof(hello));
       std::array<char, 1004> answer{};
       const auto soon = std::chrono::steady_clock::now() + std::chrono::seconds(2);
@@ -169,7 +255,7 @@ TEST(Meeting, a_rank_that_dies_on_the_way_is_named_at_once) {
     while (!connection.is_open()) {
       connection = connect_local(name);
     }
-    const std::array<int32_t, 4> hello{0x316d6b6c, 2, 3, ::getpid()};
+    const auto hello = raw_hello(2, 3);
     send_message(connection.get(), hello.data(), sizeof(hello));
     ::usleep(100'000);
   });

@@ -15,6 +15,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/machine.h"
+#include "lockstep/base/system_error.h"
 
 namespace lockstep::comm::shm {
 namespace {
@@ -30,7 +31,7 @@ struct Head {
 static_assert(sizeof(Head) <= kPage);
 
 std::string errno_text() {
-  return std::strerror(errno);
+  return system_error_text(errno);
 }
 
 size_t channel_bytes(const SegmentSizes& sizes) {

@@ -102,19 +102,15 @@ class ShmTransport final : public Transport {
   int64_t splits_ = 0;
 };
 
-/// Of this user's job, by its port, which the kernel or the scheduler has made sure no other job of
-/// this host has, and, as it may be restarted, by how often it was.
-std::string meeting_name(const WorldSpec& world) {
-  return fmt::format("lockstep/{}/{}/{}", ::geteuid(), world.master_port, world.restart_count);
-}
-
 }  // namespace
 
-std::shared_ptr<Transport> make_shm_transport(const WorldSpec& world, Milliseconds join_timeout) {
-  return make_shm_transport(
-      shm::MeetingPlace{.name = meeting_name(world), .rank = world.rank, .size = world.size},
-      kWorldGroup,
-      join_timeout);
+shm::MeetingPlace meeting_place_of(const WorldSpec& world, const std::string& comm) {
+  return {
+      .name = fmt::format("lockstep/{}/{}/{}", ::geteuid(), world.master_port, world.restart_count),
+      .rank = world.rank,
+      .size = world.size,
+      .local_size = world.local_size,
+      .comm = comm};
 }
 
 std::shared_ptr<Transport> make_shm_transport(

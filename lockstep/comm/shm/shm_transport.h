@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "lockstep/base/world.h"
@@ -19,11 +20,13 @@ namespace lockstep::comm {
 /// and 256 KiB for each pair of ranks that send and recv. The same bits on every rank and in every
 /// run: reductions are in rank order. How fast: docs/benchmarks.md.
 
-/// All ranks of `world`, which share this host. Collective. Throws as shm/meeting.h says: Error
-/// alone means that the ranks may use something else.
-std::shared_ptr<Transport> make_shm_transport(const WorldSpec& world, Milliseconds join_timeout);
+/// Where the ranks of `world` that share this host find each other. Its name holds the user, the
+/// port of the job, which no other job of this host has, and the number of restarts. `comm`:
+/// LOCKSTEP_COMM.
+shm::MeetingPlace meeting_place_of(const WorldSpec& world, const std::string& comm);
 
-/// Those that meet at `place`; `group` is what the flight record calls them.
+/// The ranks that meet at `place`; `group` is what the flight record calls them. Collective. Throws
+/// as shm/meeting.h says: Error alone means that the ranks may use something else.
 std::shared_ptr<Transport> make_shm_transport(
     const shm::MeetingPlace& place, uint64_t group, Milliseconds join_timeout);
 

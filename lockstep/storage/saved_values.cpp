@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/accelerator/saved_values.h"
+#include "lockstep/storage/saved_values.h"
 
 #include <utility>
 
@@ -9,11 +9,15 @@
 #include "lockstep/base/error.h"
 #include "lockstep/storage/safetensors_header.h"
 
-namespace lockstep {
+namespace lockstep::checkpoint {
 
-using nlohmann::json;
+namespace {
 
-SavedValues::SavedValues(const json& object, std::string path, std::string where)
+using Json = nlohmann::json;
+
+}  // namespace
+
+SavedValues::SavedValues(const Json& object, std::string path, std::string where)
     : object_(&object), path_(std::move(path)), where_(std::move(where)) {
   if (!object.is_object()) {
     refuse_value(where_.empty() ? "its content" : where_, object, "an object");
@@ -25,13 +29,13 @@ std::string SavedValues::place_of(const std::string& key) const {
 }
 
 void SavedValues::refuse_value(
-    const std::string& place, const json& got, const std::string& expected) const {
-  constexpr auto kReplace = json::error_handler_t::replace;
+    const std::string& place, const Json& got, const std::string& expected) const {
+  constexpr auto kReplace = Json::error_handler_t::replace;
   throw CheckpointError(
       path_,
       fmt::format(
           "holds no state that a program could go on from; got {} for {}, expected {}",
-          checkpoint::in_quotes(got.dump(-1, ' ', false, kReplace)),
+          in_quotes(got.dump(-1, ' ', false, kReplace)),
           place,
           expected));
 }
@@ -40,7 +44,7 @@ void SavedValues::refuse(const char* key, const std::string& expected) const {
   refuse_value(place_of(key), any(key), expected);
 }
 
-const json& SavedValues::any(const char* key) const {
+const Json& SavedValues::any(const char* key) const {
   const auto found = object_->find(key);
   if (found == object_->end()) {
     throw CheckpointError(
@@ -55,7 +59,7 @@ bool SavedValues::has(const char* key) const {
 }
 
 bool SavedValues::flag(const char* key) const {
-  const json& value = any(key);
+  const Json& value = any(key);
   if (!value.is_boolean()) {
     refuse(key, "true or false");
   }
@@ -63,7 +67,7 @@ bool SavedValues::flag(const char* key) const {
 }
 
 std::string SavedValues::text(const char* key) const {
-  const json& value = any(key);
+  const Json& value = any(key);
   if (!value.is_string()) {
     refuse(key, "a text");
   }
@@ -71,7 +75,7 @@ std::string SavedValues::text(const char* key) const {
 }
 
 double SavedValues::number(const char* key) const {
-  const json& value = any(key);
+  const Json& value = any(key);
   if (!value.is_number()) {
     refuse(key, "a number");
   }
@@ -79,7 +83,7 @@ double SavedValues::number(const char* key) const {
 }
 
 int64_t SavedValues::count_at(
-    const std::string& place, const json& value, int64_t least, int64_t most) const {
+    const std::string& place, const Json& value, int64_t least, int64_t most) const {
   constexpr auto kLargest = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
   const bool fits = value.is_number_integer() &&
                     (!value.is_number_unsigned() || value.get<uint64_t>() <= kLargest);
@@ -100,7 +104,7 @@ int64_t SavedValues::count(const char* key, int64_t least, int64_t most) const {
 
 std::vector<int64_t> SavedValues::counts(const char* key, int64_t most) const {
   std::vector<int64_t> values;
-  for (const json& value : list(key)) {
+  for (const Json& value : list(key)) {
     values.push_back(count_at(fmt::format("{}[{}]", place_of(key), values.size()), value, 0, most));
   }
   return values;
@@ -108,7 +112,7 @@ std::vector<int64_t> SavedValues::counts(const char* key, int64_t most) const {
 
 std::vector<double> SavedValues::numbers(const char* key) const {
   std::vector<double> values;
-  for (const json& value : list(key)) {
+  for (const Json& value : list(key)) {
     if (!value.is_number()) {
       refuse(key, "a list of numbers");
     }
@@ -117,8 +121,8 @@ std::vector<double> SavedValues::numbers(const char* key) const {
   return values;
 }
 
-const json& SavedValues::list(const char* key, int64_t size) const {
-  const json& value = any(key);
+const Json& SavedValues::list(const char* key, int64_t size) const {
+  const Json& value = any(key);
   if (!value.is_array() || (size >= 0 && value.size() != static_cast<size_t>(size))) {
     refuse(key, size < 0 ? "a list" : fmt::format("a list of {}", size));
   }
@@ -129,4 +133,4 @@ SavedValues SavedValues::object(const char* key) const {
   return {any(key), path_, place_of(key)};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::checkpoint

@@ -8,7 +8,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-namespace lockstep {
+namespace lockstep::checkpoint {
 
 /// The values of a JSON object in a checkpoint, each of the type and in the range it must have. A
 /// checksum says that they are what was written, not that it was a program like this that did.
@@ -53,4 +53,4 @@ class SavedValues {
   std::string where_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::checkpoint

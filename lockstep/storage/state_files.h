@@ -3,10 +3,11 @@
 
 #include <cstddef>
 #include <string>
+#include <string_view>
 
 #include <fmt/format.h>
 
-namespace lockstep::state_files {
+namespace lockstep::checkpoint::state_files {
 
 /// The names of the files of a saved state, as Accelerate has them where it has them.
 
@@ -41,6 +42,10 @@ inline std::string optimizer_of_rank(size_t index, int rank) {
 inline std::string part_of_rank(const std::string& stem, int rank) {
   return of_rank(stem + "_part_of_rank", rank, ".safetensors");
 }
+/// Whether it is the name of such a file, of any stem.
+inline bool is_part_of_rank(std::string_view file) {
+  return file.find("_part_of_rank_") != std::string_view::npos && file.ends_with(".safetensors");
+}
 inline std::string undivided(const std::string& stem) {
   return stem + "_undivided.safetensors";
 }
@@ -53,4 +58,4 @@ inline std::string object_of_rank(size_t index, int rank) {
   return fmt::format("{}_of_rank_{}", object(index), rank);
 }
 
-}  // namespace lockstep::state_files
+}  // namespace lockstep::checkpoint::state_files

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/named_tensor.h"
+
+namespace lockstep {
+
+/// Detects updates within an accumulation group, before its gradients are averaged.
+///
+/// Such an update is made by an optimizer that `prepare` did not return. torch::optim's cannot be
+/// intercepted, so this notes one element of up to eight parameters after a backward, and compares
+/// them before the next micro-step. SGD's writes change no version counter, so values are compared.
+/// Only the first hundred micro-steps are looked at: a loop makes the mistake in each of them. One
+/// change alone is let pass: a program may clamp its first weights, or load others.
+///
+/// Cost: some small kernels in those micro-steps, and a wait for the device. Thread safety: none.
+class AccumulationCheck {
+ public:
+  /// Looks at `parameters` from now on, of any shape and floating dtype; forgets what was noted.
+  void watch(NamedTensors parameters);
+  /// Notes elements whose gradients are largest. A parameter without gradient is left out.
+  void note();
+  /// Forgets what was noted, after a write that all ranks make alike.
+  void forget() { samples_.clear(); }
+  /// Compares what was noted, and forgets it. Returns a parameter that has changed, if one had
+  /// after the micro-step noted before this one, too.
+  std::optional<NamedTensor> changed_again();
+
+ private:
+  struct Sample {
+    NamedTensor parameter;
+    int64_t index = 0;
+    double value = 0;
+  };
+  void note(const NamedTensor& parameter);
+  std::optional<NamedTensor> changed() const;
+
+  NamedTensors parameters_;  ///< The smallest ones first.
+  std::vector<Sample> samples_;
+  int64_t micro_steps_left_ = 100;
+  bool has_changed_ = false;  ///< After the micro-step noted last.
+};
+
+}  // namespace lockstep

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/comm/group.h"
+
+namespace lockstep {
+
+/// Warns of losses that are NaN or infinite, where no NonFinitePolicy acts on them.
+///
+/// A loss on the CPU is read at once. A device's loss is read at the end only, so that no step
+/// waits for the device. Cost: one number read a backward. Thread safety: none.
+class LossWatch {
+ public:
+  /// Notes the loss of a backward, of one element. Warns at the first one that is not finite.
+  void note(const at::Tensor& loss);
+  /// Warns if any rank's last loss is not finite. Collective.
+  void warn_at_end(Group& group);
+
+ private:
+  at::Tensor last_on_device_;
+  double last_ = 0;
+  int64_t noted_ = 0;
+  int64_t first_not_finite_ = 0;  ///< Counted from 1; 0: none.
+};
+
+}  // namespace lockstep

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "lockstep/accelerator/checkpointable.h"
+#include "lockstep/checkpoint/contents.h"
+#include "lockstep/checkpoint/reader.h"
+#include "lockstep/optim/optimizer_state.h"
+
+namespace lockstep {
+
+/// Adds an optimizer whose class has state_dict() and load_state_dict(): its tensors as
+/// `<stem>.safetensors`, and {"type": "custom", "state": its values} as `<stem>.json`.
+void add_own_optimizer(
+    checkpoint::Contents& contents, const std::string& stem, const AnyCheckpointable& optimizer);
+
+/// Reads what add_own_optimizer added, and returns what passes it to load_state_dict().
+/// CheckpointError if another kind of optimizer was saved there.
+std::function<void()> check_own_optimizer(
+    const AnyCheckpointable& optimizer, const checkpoint::Reader& reader, const std::string& stem);
+
+/// ConfigError, in the name of prepare, for an optimizer that no checkpoint could keep.
+void expect_savable(torch::optim::Optimizer& optimizer);
+
+}  // namespace lockstep

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/accelerator/checkpointable.h"
+#include "lockstep/comm/group.h"
+
+namespace lockstep {
+
+class Accelerator;
+
+/// The state that a sequence model carries from batch to batch of a data::sequence_loader: an
+/// LSTM's h and c, say. Each rank has the state of its own rows; a checkpoint has all ranks', so
+/// that any number of ranks that divides the rows goes on exactly.
+///
+///   lockstep::SequenceState state(accelerator);
+///   accelerator.register_for_checkpointing(state);
+///   for (auto& batch : loader) {
+///     if (batch.position == 0) {
+///       state.reset();
+///     }
+///     ... state.tensors(), empty after a reset ...
+///     state.set({h, c});
+///   }
+///
+/// Cost: what the tensors take; a save gathers those of all ranks on each. Thread safety: none.
+class SequenceState {
+ public:
+  /// `dim`: the dimension of the tensors that counts rows; 1 in torch's recurrent modules.
+  explicit SequenceState(Accelerator& accelerator, int64_t dim = 1);
+
+  bool empty() const { return tensors_.empty(); }
+  /// Those of the last set(), without their history.
+  const std::vector<at::Tensor>& tensors() const { return tensors_; }
+  /// Replaces the state. ConfigError for a tensor without that dimension.
+  void set(const std::vector<at::Tensor>& tensors);
+  void reset() { tensors_.clear(); }
+
+  /// Collective: all ranks save at the same batch.
+  ObjectState state_dict() const;
+  /// ConfigError for what is no such state, or has rows that these ranks cannot share equally.
+  void load_state_dict(const ObjectState& state);
+
+ private:
+  Group group_;
+  at::Device device_;
+  int64_t dim_;
+  std::vector<at::Tensor> tensors_;
+};
+
+}  // namespace lockstep

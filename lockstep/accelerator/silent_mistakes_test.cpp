@@ -1,0 +1,506 @@
+// SPDX-License-Identifier: Apache-2.0
+// Slips that once ended with exit code 0 and wrong weights: each is an error that names the remedy,
+// or does no harm. Correct programs that look like them go on as they did.
+#include <functional>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/sgd.h>
+
+#include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/test_folder.h"
+#include "lockstep/data/loader.h"
+#include "lockstep/data/tensor_dataset.h"
+#include "lockstep/optim/adam.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+using torch::nn::Linear;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+Linear two_by_two() {
+  Linear net(2, 2);
+  torch::NoGradGuard no_grad;
+  net->weight.fill_(0.5);
+  net->bias.fill_(0.25);
+  return net;
+}
+
+/// Another one on every rank.
+at::Tensor rows_of(Accelerator& accelerator) {
+  return at::full({3, 2}, accelerator.process_index() + 1.0);
+}
+
+at::Tensor loss_of(Linear net, const at::Tensor& rows) {
+  return net->forward(rows).square().mean();
+}
+
+bool is_same_on_all(Accelerator& accelerator, const at::Tensor& tensor) {
+  const at::Tensor all = accelerator.gather(tensor.detach().reshape({1, -1}));
+  return (all == all[0]).all().item<bool>();
+}
+
+AcceleratorOptions with_steps(int64_t gradient_accumulation_steps, int zero_stage = 0) {
+  AcceleratorOptions options{.gradient_accumulation_steps = gradient_accumulation_steps};
+  if (zero_stage > 0) {
+    options.zero = ZeroPlugin{.stage = zero_stage};
+  }
+  return options;
+}
+
+// --- the optimizer that was passed to prepare
+
+template <typename Step>
+void micro_step(Accelerator& accelerator, Linear net, const Step& step) {
+  auto scope = accelerator.accumulate(net);
+  accelerator.backward(loss_of(net, rows_of(accelerator)));
+  step();
+}
+
+TEST(OriginalOptimizer, of_lockstep_is_refused_at_its_first_step_in_every_mode) {
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const int64_t steps : {1, 2}) {
+      accelerated_ranks(2, with_steps(steps, stage), [](Accelerator& accelerator) {
+        Linear net = two_by_two();
+        optim::AdamW opt(net->parameters(), {.lr = 0.1});
+        auto [model, optimizer] = accelerator.prepare(net, opt);
+        micro_step(accelerator, net, [&] {
+          EXPECT_THAT(
+              [&] { opt.step(); },
+              ThrowsMessage<ConfigError>(AllOf(
+                  HasSubstr("step() of the optimizer that was passed to prepare"),
+                  HasSubstr("use the optimizer that prepare returned"))));
+        });
+        accelerator.wait_for_everyone();
+      });
+    }
+  }
+}
+
+TEST(OriginalOptimizer, may_drop_gradients_where_that_is_the_same_and_nowhere_else) {
+  for (const auto& [stage, steps] : {std::pair{0, 1}, {0, 2}, {2, 1}}) {
+    accelerated_ranks(2, with_steps(steps, stage), [&](Accelerator& accelerator) {
+      Linear net = two_by_two();
+      auto opt = std::make_shared<optim::AdamW>(net->parameters(), optim::AdamWOptions{.lr = 0.1});
+      auto [model, optimizer] = accelerator.prepare(net, opt);
+      micro_step(accelerator, net, [&] {
+        if (stage == 0 && steps == 1) {
+          opt->zero_grad();
+          EXPECT_FALSE(net->weight.grad().defined());
+        } else {
+          EXPECT_THAT(
+              [&] { opt->zero_grad(); },
+              ThrowsMessage<ConfigError>(HasSubstr("zero_grad() of the optimizer that was")));
+        }
+      });
+      accelerator.wait_for_everyone();
+    });
+  }
+}
+
+TEST(OriginalOptimizer, is_its_owners_again_once_nobody_has_the_prepared_one) {
+  Linear net = two_by_two();
+  optim::AdamW opt(net->parameters(), {.lr = 0.1});
+  {
+    Accelerator accelerator({}, WorldSpec{}, Group());
+    auto [model, optimizer] = accelerator.prepare(net, opt);
+    EXPECT_THROW(opt.step(), ConfigError);
+    micro_step(accelerator, net, [&optimizer = optimizer] { optimizer.step(); });
+    EXPECT_EQ(optimizer.steps(), 1);
+  }
+  net->weight.mutable_grad() = at::ones({2, 2});
+  const at::Tensor before = net->weight.detach().clone();
+  opt.step();
+  EXPECT_FALSE(at::equal(net->weight, before));
+}
+
+/// Two groups of two micro-steps with `opt` itself.
+template <typename Inner>
+void expect_refused_in_a_group(
+    Accelerator& accelerator, Linear net, Inner& opt, const std::string& remedy) {
+  for (int step = 0; step < 3; ++step) {
+    micro_step(accelerator, net, [&] {
+      opt.step();
+      opt.zero_grad();
+    });
+  }
+  EXPECT_THAT(
+      [&] { micro_step(accelerator, net, [&] {}); },
+      ThrowsMessage<ConfigError>(
+          AllOf(HasSubstr("was updated after micro-step 1 of 2"), HasSubstr(remedy))));
+  accelerator.wait_for_everyone();
+}
+
+TEST(OriginalOptimizer, of_torch_is_refused_in_the_second_group) {
+  const auto check = [](const auto& make) {
+    accelerated_ranks(2, with_steps(2), [&](Accelerator& accelerator) {
+      Linear net = two_by_two();
+      auto opt = make(net);
+      auto [model, optimizer] = accelerator.prepare(net, opt);
+      expect_refused_in_a_group(
+          accelerator, net, *opt, "use the optimizer that prepare returned: its step() waits");
+    });
+  };
+  check([](Linear net) { return std::make_shared<torch::optim::SGD>(net->parameters(), 0.1); });
+  check([](Linear net) {
+    return std::make_shared<torch::optim::SGD>(
+        net->parameters(), torch::optim::SGDOptions(1e-4).momentum(0.9));
+  });
+  check([](Linear net) { return std::make_shared<torch::optim::Adam>(net->parameters()); });
+}
+
+TEST(OptimizerNotPrepared, is_refused_in_the_second_group) {
+  accelerated_ranks(2, with_steps(2), [](Accelerator& accelerator) {
+    Linear net = two_by_two();
+    optim::AdamW opt(net->parameters(), {.lr = 0.1});
+    accelerator.prepare(net);
+    expect_refused_in_a_group(accelerator, net, opt, "pass its optimizer to prepare");
+  });
+}
+
+TEST(OptimizerNotPrepared, trains_as_a_prepared_one_where_every_backward_averages) {
+  accelerated_ranks(2, {}, [](Accelerator& accelerator) {
+    Linear net = two_by_two(), other = two_by_two();
+    torch::optim::SGD opt(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    accelerator.prepare(net);
+    auto [model, optimizer] = accelerator.prepare(
+        other, torch::optim::SGD(other->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)));
+    for (int step = 0; step < 3; ++step) {
+      accelerator.backward(loss_of(net, rows_of(accelerator)));
+      opt.step();
+      opt.zero_grad();
+      accelerator.backward(loss_of(model, rows_of(accelerator)));
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    EXPECT_TRUE(at::equal(net->weight, other->weight));
+    EXPECT_TRUE(is_same_on_all(accelerator, net->weight));
+  });
+}
+
+TEST(Accumulation, writes_of_the_program_where_they_do_no_harm_are_allowed) {
+  accelerated_ranks(2, with_steps(2), [](Accelerator& accelerator) {
+    Linear net = two_by_two();
+    auto [model, optimizer] =
+        accelerator.prepare(net, torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(1)));
+    at::Tensor average = net->weight.detach().clone();
+    for (int step = 0; step < 6; ++step) {
+      micro_step(accelerator, net, [&, &optimizer = optimizer] {
+        optimizer.step();
+        optimizer.zero_grad();
+        const torch::NoGradGuard no_grad;
+        for (at::Tensor& parameter : net->parameters()) {
+          parameter.clamp_(-0.3, 0.3);  // As a Wasserstein critic's.
+        }
+        const at::Tensor kept = net->weight.clone();  // To evaluate an average, and back.
+        net->weight.copy_(average);
+        net->weight.copy_(kept);
+        average.lerp_(net->weight, 0.1);
+        if (step == 3) {
+          net->weight.fill_(0.2);  // At a group's end.
+        }
+      });
+    }
+    EXPECT_EQ(optimizer.steps(), 3);
+    EXPECT_TRUE(is_same_on_all(accelerator, net->weight));
+  });
+}
+
+TEST(Accumulation, a_state_loaded_within_a_group_is_no_update) {
+  const TestFolder folder;
+  accelerated_ranks(2, with_steps(2), [&](Accelerator& accelerator) {
+    Linear net = two_by_two();
+    auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
+    accelerator.save_state(folder.path() / "state");
+    for (int step = 0; step < 3; ++step) {
+      micro_step(accelerator, net, [&optimizer = optimizer] {
+        optimizer.step();
+        optimizer.zero_grad();
+      });
+    }
+    accelerator.load_state(folder.path() / "state");
+    for (int step = 0; step < 2; ++step) {
+      micro_step(accelerator, net, [&optimizer = optimizer] {
+        optimizer.step();
+        optimizer.zero_grad();
+      });
+    }
+    EXPECT_EQ(optimizer.steps(), 1);
+  });
+}
+
+// --- models that were not prepared
+
+TEST(NothingPrepared, backward_of_several_processes_is_refused_and_of_one_is_not) {
+  const auto backward = [](Accelerator& accelerator) {
+    accelerator.backward(loss_of(two_by_two(), rows_of(accelerator)));
+  };
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    Linear net = two_by_two();
+    auto optimizer = accelerator.prepare(torch::optim::SGD(net->parameters(), 0.1));
+    EXPECT_THAT(
+        [&] { backward(accelerator); },
+        ThrowsMessage<ConfigError>(AllOf(
+            HasSubstr("no prepared model in a job of 2 processes"),
+            HasSubstr("prepare(model, optimizer, ...)"))));
+  });
+  Accelerator alone({}, WorldSpec{}, Group());
+  EXPECT_NO_THROW(backward(alone));
+}
+
+TEST(ModelNotPrepared, while_another_is_makes_its_optimizers_first_step_an_error) {
+  accelerated_ranks(2, {}, [](Accelerator& accelerator) {
+    Linear generator = two_by_two(), critic = two_by_two();
+    auto [model, optimizer, critics] = accelerator.prepare(
+        generator,
+        torch::optim::SGD(generator->parameters(), 0.1),
+        torch::optim::SGD(critic->parameters(), 0.1));
+    accelerator.backward(loss_of(critic, model->forward(rows_of(accelerator))));
+    optimizer.step();
+    EXPECT_THAT(
+        [&critics = critics] { critics.step(); },
+        ThrowsMessage<ConfigError>(AllOf(
+            HasSubstr("2 of this optimizer's 2 parameters are of no prepared model"),
+            HasSubstr("pass their model to prepare"))));
+    accelerator.wait_for_everyone();
+  });
+}
+
+TEST(ModelNotPrepared, is_no_error_where_the_program_averages_its_gradients) {
+  accelerated_ranks(2, {}, [](Accelerator& accelerator) {
+    Linear net = two_by_two();
+    at::Tensor temperature = at::zeros({1}).requires_grad_();
+    auto [model, optimizer, temperatures] = accelerator.prepare(
+        net,
+        torch::optim::SGD(net->parameters(), 0.1),
+        torch::optim::SGD(std::vector<at::Tensor>{temperature}, 0.1));
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      temperatures.zero_grad();
+      accelerator.backward(loss_of(model, rows_of(accelerator)) * temperature.exp().sum());
+      temperature.mutable_grad() = accelerator.reduce(temperature.grad(), ReduceOp::kAvg);
+      optimizer.step();
+      temperatures.step();
+    }
+    EXPECT_NE(temperature.item<float>(), 0);
+    EXPECT_TRUE(is_same_on_all(accelerator, temperature));
+  });
+}
+
+// --- loss.backward()
+
+TEST(PlainBackward, within_accumulate_is_refused_in_every_mode) {
+  for (const int stage : {0, 1, 2, 3}) {
+    for (const int size : {1, 2}) {
+      accelerated_ranks(size, with_steps(2, stage), [](Accelerator& accelerator) {
+        Linear net = two_by_two();
+        auto [model, optimizer] =
+            accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.1}));
+        {
+          auto scope = accelerator.accumulate(net);
+          EXPECT_THAT(
+              [&] { loss_of(net, rows_of(accelerator)).backward(); },
+              ThrowsMessage<ConfigError>(AllOf(
+                  HasSubstr("not divided by the 2 micro-steps"),
+                  HasSubstr("accelerator.backward(loss)"))));
+        }
+        accelerator.wait_for_everyone();
+      });
+    }
+  }
+}
+
+TEST(PlainBackward, of_a_scaled_loss_and_outside_of_groups_is_no_error) {
+  accelerated_ranks(2, with_steps(2), [](Accelerator& accelerator) {
+    Linear net = two_by_two();
+    auto [model, optimizer] =
+        accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.1}));
+    for (int step = 0; step < 2; ++step) {
+      auto scope = accelerator.accumulate(net);
+      accelerator.scale_loss(loss_of(model, rows_of(accelerator))).backward();
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    EXPECT_EQ(optimizer.steps(), 1);
+    loss_of(model, rows_of(accelerator)).backward();  // To look at gradients.
+    EXPECT_TRUE(is_same_on_all(accelerator, net->weight.grad()));
+    optimizer.zero_grad();
+  });
+}
+
+// --- an optimizer of another model
+
+TEST(AnotherModelsOptimizer, is_refused_at_its_first_step) {
+  accelerated_ranks(2, {}, [](Accelerator& accelerator) {
+    Linear net = two_by_two(), other = two_by_two();
+    auto [model, optimizer] =
+        accelerator.prepare(net, optim::AdamW(other->parameters(), {.lr = 0.1}));
+    accelerator.backward(loss_of(model, rows_of(accelerator)));
+    EXPECT_THAT(
+        [&optimizer = optimizer] { optimizer.step(); },
+        ThrowsMessage<ConfigError>(AllOf(
+            HasSubstr("none of this optimizer's 2 parameters has a gradient"),
+            HasSubstr("the model whose loss is passed to backward"))));
+    accelerator.wait_for_everyone();
+  });
+}
+
+TEST(AnotherModelsOptimizer, beside_the_right_one_is_refused_at_its_second_step) {
+  accelerated_ranks(2, {}, [](Accelerator& accelerator) {
+    Linear net = two_by_two(), other = two_by_two();
+    auto [model, second, right, wrong] = accelerator.prepare(
+        net,
+        other,
+        optim::AdamW(net->parameters(), {.lr = 0.1}),
+        optim::AdamW(other->parameters(), {.lr = 0.1}));
+    accelerator.backward(loss_of(model, rows_of(accelerator)));
+    wrong.step();  // The right one's may follow.
+    accelerator.backward(loss_of(model, rows_of(accelerator)));
+    EXPECT_THROW(wrong.step(), ConfigError);
+    accelerator.wait_for_everyone();
+  });
+}
+
+TEST(AnotherModelsOptimizer, is_no_error_where_models_take_turns) {
+  accelerated_ranks(2, {}, [](Accelerator& accelerator) {
+    Linear first = two_by_two(), second = two_by_two();
+    auto [a, b, a_optimizer, b_optimizer] = accelerator.prepare(
+        first,
+        second,
+        torch::optim::SGD(first->parameters(), 0.1),
+        torch::optim::SGD(second->parameters(), 0.1));
+    for (int step = 0; step < 6; ++step) {
+      accelerator.backward(loss_of(step < 4 ? a : b, rows_of(accelerator)));
+      b_optimizer.step();
+      a_optimizer.step();
+      a_optimizer.zero_grad();
+      b_optimizer.zero_grad();
+    }
+    EXPECT_FALSE(at::equal(second->weight, two_by_two()->weight));
+  });
+}
+
+/// The critic's gradients of the generator's loss are dropped, as GANs do.
+TEST(AnotherModelsOptimizer, adversarial_training_in_groups_goes_on) {
+  accelerated_ranks(2, with_steps(2), [](Accelerator& accelerator) {
+    Linear generator = two_by_two(), critic = two_by_two();
+    auto [g, c, g_optimizer, c_optimizer] = accelerator.prepare(
+        generator,
+        critic,
+        torch::optim::SGD(generator->parameters(), 0.1),
+        optim::AdamW(critic->parameters(), {.lr = 0.1}));
+    for (int step = 0; step < 4; ++step) {
+      auto scope = accelerator.accumulate(g, c);
+      accelerator.backward(loss_of(c, g->forward(rows_of(accelerator)).detach()));
+      c_optimizer.step();
+      c_optimizer.zero_grad();
+      accelerator.backward(-loss_of(c, g->forward(rows_of(accelerator))));
+      g_optimizer.step();
+      g_optimizer.zero_grad();
+      c_optimizer.zero_grad();
+    }
+    EXPECT_EQ(g_optimizer.steps(), 2);
+    EXPECT_EQ(c_optimizer.steps(), 2);
+    EXPECT_TRUE(is_same_on_all(accelerator, generator->weight));
+    EXPECT_TRUE(is_same_on_all(accelerator, critic->weight));
+  });
+}
+
+TEST(AnotherModelsOptimizer, frozen_for_a_while_is_no_error) {
+  Accelerator accelerator({}, WorldSpec{}, Group());
+  Linear frozen = two_by_two(), head = two_by_two();
+  auto [model, optimizer] =
+      accelerator.prepare(frozen, torch::optim::SGD(frozen->parameters(), 0.1));
+  for (at::Tensor& parameter : frozen->parameters()) {
+    parameter.set_requires_grad(false);
+  }
+  accelerator.backward(loss_of(head, model->forward(at::ones({1, 2}))));
+  optimizer.step();
+  EXPECT_EQ(optimizer.steps(), 1);
+}
+
+// --- seeds and losses
+
+TEST(Seeds, that_differ_between_ranks_are_refused_where_they_matter) {
+  const auto loader_with = [](uint64_t seed, bool shuffle) {
+    return data::Loader(
+        data::TensorDataset(at::zeros({8, 1}), at::zeros({8})),
+        {.batch_size = 2, .shuffle = shuffle, .seed = seed});
+  };
+  const auto seed_of = [](Accelerator& accelerator) {
+    return accelerator.process_index() == 1 ? uint64_t{7} : uint64_t{0};
+  };
+  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
+    accelerator.prepare(loader_with(seed_of(accelerator), /*shuffle=*/false));
+    accelerator.prepare(loader_with(7, /*shuffle=*/true));
+    EXPECT_THAT(
+        [&] { accelerator.prepare(loader_with(seed_of(accelerator), /*shuffle=*/true)); },
+        ThrowsMessage<ConfigError>(AllOf(
+            HasSubstr("the seed of a loader differs"), HasSubstr("rank 0 has 0, rank 1 has 7"))));
+  });
+  accelerated_ranks(2, {.dispatch_batches = true}, [&](Accelerator& accelerator) {
+    EXPECT_NO_THROW(accelerator.prepare(loader_with(seed_of(accelerator), /*shuffle=*/true)));
+  });
+}
+
+std::vector<std::string> logged_by(const std::function<void()>& body) {
+  std::vector<std::string> lines;
+  set_log_sink([&](const std::string& line) { lines.push_back(line); });
+  body();
+  set_log_sink({});
+  return lines;
+}
+
+TEST(NonFiniteLoss, is_said_at_once_and_at_the_end_if_it_stays) {
+  for (const bool stays : {false, true}) {
+    const auto lines = logged_by([&] {
+      Accelerator accelerator({}, WorldSpec{}, Group());
+      Linear net = two_by_two();
+      accelerator.prepare(net);
+      for (const double factor : {1.0, kInfinity, stays ? kInfinity : 1.0}) {
+        accelerator.backward(loss_of(net, at::ones({1, 2})) * factor);
+      }
+      accelerator.end_training();
+    });
+    ASSERT_EQ(lines.size(), stays ? 2 : 1);
+    EXPECT_THAT(lines[0], AllOf(HasSubstr("the loss of backward 2 is inf"), HasSubstr("kStop")));
+    if (stays) {
+      EXPECT_THAT(
+          lines[1],
+          AllOf(HasSubstr("ends with a loss that is NaN or infinite"), HasSubstr("backward 2")));
+    }
+  }
+}
+
+TEST(NonFiniteLoss, of_another_rank_alone_is_said_at_the_end) {
+  const auto lines = logged_by([] {
+    accelerated_ranks(2, {}, [](Accelerator& accelerator) {
+      Linear net = two_by_two();
+      accelerator.prepare(net);
+      const double factor = accelerator.process_index() == 1 ? kInfinity : 1.0;
+      accelerator.backward(loss_of(net, at::ones({1, 2})) * factor);
+      accelerator.end_training();
+    });
+  });
+  EXPECT_THAT(lines, Contains(HasSubstr("ends with a loss that is NaN or infinite")));
+}
+
+}  // namespace
+}  // namespace lockstep

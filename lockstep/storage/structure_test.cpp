@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/storage/structure.h"
+
+#include <functional>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/storage/damage.h"
+#include "lockstep/storage/slices.h"
+#include "lockstep/storage/test_files.h"
+
+namespace lockstep::checkpoint {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::ThrowsMessage;
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+/// A saved state of one process, whose model lies in two parts.
+class Structure : public testing::Test {
+ protected:
+  Structure() { save("checkpoint_1", {{"a", {{4}, 0}}}, {{"a", {{4}, 2}}}); }
+
+  static TestFile part(const Slices& slices, const std::string& key = kSlicesKey) {
+    return {{output_tensor("a", Dtype::kU8, {2}, "xy")}, {{key, render_slices("a test", slices)}}};
+  }
+  static TestFile one_tensor() { return {{output_tensor("b", Dtype::kU8, {1}, "z")}}; }
+  void save(const std::string& name, const Slices& first, const Slices& second) const {
+    std::map<std::string, TestFile> files = {
+        {"model-00001-of-00002.safetensors", part(first)},
+        {"model-00002-of-00002.safetensors", part(second)}};
+    for (const char* file :
+         {"optimizer",
+          "optimizer.json",
+          "loaders_0.json",
+          "accumulation_0.json",
+          "random_states_0"}) {
+      const bool is_json = std::string_view(file).ends_with(".json");
+      files[is_json ? file : std::string(file) + ".safetensors"] = one_tensor();
+    }
+    commit_checkpoint(folder_ / name, meta_, files);
+  }
+  std::vector<Damage> damage(const std::string& name = "checkpoint_1") const {
+    return find_damage(StoredCheckpoint(folder_ / name, Verify::kManifest));
+  }
+  /// Verifying finds exactly that, and only opening that reads everything refuses it.
+  void expect_fault(
+      const std::string& file, const std::string& why, const std::string& name = "checkpoint_1") {
+    const std::vector<Damage> found = damage(name);
+    ASSERT_EQ(found.size(), 1U) << (found.empty() ? "" : found[1].why);
+    EXPECT_EQ(found[0].file, file);
+    EXPECT_THAT(found[0].why, HasSubstr(why));
+    EXPECT_THAT(
+        [&] { const StoredCheckpoint whole(folder_ / name, Verify::kFull); },
+        ThrowsMessage<CheckpointError>(AllOf(HasSubstr(file), HasSubstr(why))));
+  }
+  void unlist(const std::string& file) const {
+    edit_manifest(folder_ / "checkpoint_1", [&](Json& manifest) {
+      Json kept = Json::array();
+      for (const Json& record : manifest["files"]) {
+        if (record["name"] != file) {
+          kept.push_back(record);
+        }
+      }
+      manifest["files"] = kept;
+    });
+  }
+
+  const Json meta_ = {
+      {"processes", 1},
+      {"models", 1},
+      {"models_taken_over", Json::array()},
+      {"loaders", 0},
+      {"optimizer_steps", {3}},
+      {"step", 3},
+      {"schedulers", Json::array()},
+      {"custom_objects", Json::array()}};
+  TestFolder folder_;
+};
+
+TEST_F(Structure, of_a_good_checkpoint_has_no_fault) {
+  EXPECT_THAT(damage(), IsEmpty());
+  const StoredCheckpoint whole(folder_ / "checkpoint_1", Verify::kFull);
+  EXPECT_THAT(find_structural_faults(whole), IsEmpty());
+}
+
+TEST_F(Structure, a_part_that_the_manifest_does_not_list_is_a_fault) {
+  unlist("model-00002-of-00002.safetensors");
+  expect_fault("model-00002-of-00002.safetensors", "is missing; manifest.json lists 1 of 2 parts");
+}
+
+TEST_F(Structure, a_file_that_a_state_needs_and_the_manifest_does_not_list_is_a_fault) {
+  for (const char* file :
+       {"optimizer.safetensors",
+        "optimizer.json",
+        "loaders_0.json",
+        "accumulation_0.json",
+        "random_states_0.safetensors"}) {
+    SCOPED_TRACE(file);
+    save("checkpoint_1", {{"a", {{4}, 0}}}, {{"a", {{4}, 2}}});
+    unlist(file);
+    expect_fault(file, "is not listed in manifest.json; expected it, as its ");
+  }
+  save("checkpoint_1", {{"a", {{4}, 0}}}, {{"a", {{4}, 2}}});
+  edit_manifest(
+      folder_ / "checkpoint_1", [](Json& manifest) { manifest["meta"]["models"] = 60000; });
+  expect_fault("model_1.safetensors", "as its meta.models says");
+}
+
+TEST_F(Structure, slices_that_are_not_their_tensor_are_a_fault) {
+  save("beyond", {{"a", {{3}, 0}}}, {{"a", {{3}, 2}}});
+  expect_fault(
+      "model-00002-of-00002.safetensors",
+      "\"a\"] holds a slice that goes beyond the tensor; got elements 2 to 4 of 3",
+      "beyond");
+  EXPECT_EQ(damage("beyond").at(0).tensor, "a");
+  save("hole", {{"a", {{5}, 0}}}, {{"a", {{5}, 3}}});
+  expect_fault("model-00002-of-00002.safetensors", "slices leave a hole", "hole");
+  save("overlap", {{"a", {{3}, 0}}}, {{"a", {{3}, 1}}});
+  expect_fault("model-00002-of-00002.safetensors", "slices overlap", "overlap");
+}
+
+TEST_F(Structure, a_slice_of_a_hosts_own_part_beyond_its_tensor_is_a_fault) {
+  const std::string file = "model_part_of_rank_0.safetensors";
+  commit_checkpoint(folder_ / "own", Json::object(), {{file, part({{"a", {{4}, 2}}}, kPartKey)}});
+  EXPECT_THAT(damage("own"), IsEmpty());
+  commit_checkpoint(folder_ / "own", Json::object(), {{file, part({{"a", {{4}, 3}}}, kPartKey)}});
+  expect_fault(file, "goes beyond the tensor; got elements 3 to 5 of 4", "own");
+}
+
+TEST_F(Structure, of_a_file_whose_content_is_damaged_is_not_looked_at) {
+  const fs::path file = folder_ / "checkpoint_1" / "model-00001-of-00002.safetensors";
+  flip_bit(file, 30);
+  const std::vector<Damage> found = damage();
+  ASSERT_EQ(found.size(), 1U);
+  EXPECT_THAT(found[0].why, HasSubstr("model-00001-of-00002.safetensors"));
+}
+
+TEST_F(Structure, values_of_meta_that_make_no_sense_are_refused_with_file_and_key) {
+  const std::vector<std::pair<Json, std::string>> cases = {
+      {Json("x"), "got \"\\\"x\\\"\" for meta.step, expected a whole number from 0 on"},
+      {Json(-5), "got \"-5\" for meta.step, expected a whole number from 0 on"},
+      {Json(1.5), "got \"1.5\" for meta.step"},
+      {Json(nullptr), "got \"null\" for meta.step"}};
+  for (const auto& [value, why] : cases) {
+    edit_manifest(folder_ / "checkpoint_1", [&, &step = value](Json& manifest) {
+      manifest["meta"]["step"] = step;
+    });
+    expect_fault("manifest.json", why);
+    EXPECT_THAT(
+        [&] { const StoredCheckpoint opened(folder_ / "checkpoint_1", Verify::kSizes); },
+        ThrowsMessage<CheckpointError>(HasSubstr(why)));
+    EXPECT_THAT(list_checkpoints(folder_.path()).at(0).why, HasSubstr(why));
+  }
+  const Json of_others = {{"step", "anything"}};
+  commit_checkpoint(folder_ / "others", of_others);
+  EXPECT_THAT(damage("others"), IsEmpty()) << "meta of a program that uses a Writer is its own";
+}
+
+TEST_F(Structure, a_checkpoint_with_a_fault_is_passed_over_for_the_one_before) {
+  save("checkpoint_2", {{"a", {{3}, 0}}}, {{"a", {{3}, 2}}});
+  const Newest newest = find_newest(folder_.path(), Verify::kFull);
+  EXPECT_EQ(newest.path, folder_ / "checkpoint_1");
+  ASSERT_EQ(newest.skipped.size(), 1U);
+  EXPECT_THAT(newest.skipped[0].why, HasSubstr("goes beyond the tensor"));
+  EXPECT_TRUE(newest.skipped[0].was_checkpoint);
+}
+
+}  // namespace
+}  // namespace lockstep::checkpoint

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "lockstep/tracking/tracker.h"
+
+namespace lockstep::tracking {
+
+/// A tracker to log with: one of Lockstep's by name, or an object of the program's own class.
+/// Converts from either, so that a list mixes them: {"jsonl", std::make_shared<MyTracker>()}.
+class TrackerChoice {
+ public:
+  /// A name that make_tracker() knows.
+  TrackerChoice(const char* name) : name_(name) {}             // NOLINT
+  TrackerChoice(std::string name) : name_(std::move(name)) {}  // NOLINT
+  /// The program's own tracker.
+  template <std::derived_from<Tracker> T>
+  TrackerChoice(std::shared_ptr<T> tracker)  // NOLINT
+      : is_own_(true), tracker_(std::move(tracker)) {}
+
+  bool is_own() const { return is_own_; }
+  const std::string& name() const { return name_; }
+  /// Null where the choice is a name, or where the program gave a null pointer.
+  const std::shared_ptr<Tracker>& tracker() const { return tracker_; }
+
+ private:
+  bool is_own_ = false;
+  std::string name_;
+  std::shared_ptr<Tracker> tracker_;
+};
+
+}  // namespace lockstep::tracking
