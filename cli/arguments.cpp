@@ -32,7 +32,7 @@ std::vector<std::string> long_names(const CLI::App& app) {
   return names;
 }
 
-/// What mpirun, srun and torch programs call an option of `lockstep launch`.
+/// The name that another launcher has for an option of `lockstep launch`.
 struct OtherName {
   const char* name;
   const char* ours;

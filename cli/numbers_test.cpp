@@ -10,7 +10,7 @@
 namespace lockstep::cli {
 namespace {
 
-/// What the check of an option says of `text`; empty if it is fine.
+/// Returns the error of an option's check for `text`; empty if `text` is valid.
 std::string fault(const CLI::Validator& check, std::string text) {
   return check(text);
 }

@@ -18,7 +18,7 @@
 namespace examples {
 namespace {
 
-/// A check that `fits`, or says what was expected. Nothing of it is in the help.
+/// Refuses numbers that do not fit, and says what was expected. It adds nothing to the help.
 CLI::Validator number_check(const std::function<bool(double)>& fits, const std::string& expected) {
   return {
       [=](const std::string& text) -> std::string {
@@ -36,7 +36,7 @@ bool is_integer(double number) {
   return std::trunc(number) == number && std::abs(number) <= kMost;
 }
 
-/// What is wrong with the command line, as Lockstep's errors say it.
+/// Formats a fault of the command line as Lockstep's errors read.
 std::string parse_fault(const CLI::App& app, const CLI::ParseError& error) {
   const std::vector<std::string> unknown = app.remaining();
   if (!unknown.empty()) {

@@ -67,7 +67,7 @@ struct Accelerator::Loading {
   std::vector<std::function<void()>> apply = {};
 
   std::string path(const std::string& file) const { return (reader.path() / file).string(); }
-  /// Where a set of tensors lies, for messages.
+  /// Names the file or files of a set of tensors, for messages.
   std::string set_path(const std::string& stem) const {
     const std::string file = stem + ".safetensors";
     return path(

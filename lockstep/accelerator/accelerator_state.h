@@ -95,7 +95,7 @@ struct Accelerator::State {
     return is_paged() && options.zero->state_dict_type == StateDictType::kFullStateDict;
   }
   std::vector<Optimizer> optimizers;
-  /// Of those whose class saves and loads its state itself.
+  /// Holds the optimizers whose classes have state_dict() and load_state_dict().
   std::map<const torch::optim::Optimizer*, AnyCheckpointable> own_optimizer_states;
   /// Null for any other.
   const AnyCheckpointable* own_state_of(const Optimizer& optimizer) const {

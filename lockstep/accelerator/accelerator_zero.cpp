@@ -145,7 +145,7 @@ void check_offload(const ZeroPlugin& zero) {
   }
 }
 
-/// The optimizer of what is sharded. ConfigError for one that cannot update a part of a parameter.
+/// Returns it as a FlatOptimizer. ConfigError for one that cannot update a part of a parameter.
 optim::FlatOptimizer& flat_optimizer(Optimizer& optimizer, const ZeroPlugin& plugin) {
   auto* flat = dynamic_cast<optim::FlatOptimizer*>(&optimizer.inner());
   if (flat == nullptr) {

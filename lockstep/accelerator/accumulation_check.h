@@ -21,11 +21,11 @@ namespace lockstep {
 /// Cost: some small kernels in those micro-steps, and a wait for the device. Thread safety: none.
 class AccumulationCheck {
  public:
-  /// Looks at `parameters` from now on, of any shape and floating dtype; forgets what was noted.
+  /// Watches `parameters`, of any shape and floating dtype. Drops the noted elements.
   void watch(NamedTensors parameters);
   /// Notes elements whose gradients are largest. A parameter without gradient is left out.
   void note();
-  /// Forgets what was noted, after a write that all ranks make alike.
+  /// Drops the noted elements, after a write that all ranks make alike.
   void forget() { samples_.clear(); }
   /// Compares what was noted, and forgets it. Returns a parameter that has changed, if one had
   /// after the micro-step noted before this one, too.
