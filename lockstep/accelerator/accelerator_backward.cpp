@@ -110,6 +110,7 @@ at::Tensor Accelerator::scaled_loss(const at::Tensor& loss, double factor) {
     make_optimizers_equal("load_state");
   }
   if (!loop.in_micro_step) {
+    state.refuse_unprepared_update();
     loop.update_scaler_if_due();
   }
   loop.clipped.clear();
@@ -152,9 +153,7 @@ void Accelerator::run_backward(
     throw;
   }
   state.runner = State::Runner::kNobody;
-  if (state.loop->in_micro_step && !state.loop->sync_gradients) {
-    state.accumulation_check.note();
-  }
+  state.note_for_accumulation_check();
 }
 
 void Accelerator::abandon_backward() noexcept {
@@ -240,9 +239,7 @@ void Accelerator::end_of_program(const BackwardSteps& steps) {
     throw;
   }
   state.runner = State::Runner::kNobody;
-  if (state.loop->in_micro_step && !state.loop->sync_gradients) {
-    state.accumulation_check.note();
-  }
+  state.note_for_accumulation_check();
   if (steps.ends) {
     steps.ends();
   }

@@ -25,7 +25,7 @@ GradientScope Accelerator::begin_micro_step(const std::vector<const void*>& mode
     throw ConfigError(
         "accumulate", "inside another accumulate(); pass all models of the micro-step to one");
   }
-  state.refuse_update_in_group();
+  state.refuse_unprepared_update();
   GradientSyncs syncs = syncs_of(models);
   loop.update_scaler_if_due();
   if (loop.sync_gradients) {

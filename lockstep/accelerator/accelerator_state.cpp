@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <iterator>
 #include <set>
+#include <string_view>
 
 #include <fmt/format.h>
 
@@ -89,7 +90,7 @@ void Accelerator::State::expect_model() const {
 }
 
 void Accelerator::State::watch_accumulation() {
-  if (loop->accumulation.num_steps == 1 || sharding) {
+  if ((loop->accumulation.num_steps == 1 && !loop->scaler) || sharding) {
     accumulation_check.watch({});
     return;
   }
@@ -112,7 +113,17 @@ void Accelerator::State::watch_accumulation() {
   accumulation_check.watch(std::move(watched));
 }
 
-void Accelerator::State::refuse_update_in_group() {
+void Accelerator::State::note_for_accumulation_check() {
+  if (loop->scaler || (loop->in_micro_step && !loop->sync_gradients)) {
+    accumulation_check.note();
+  }
+}
+
+void Accelerator::State::refuse_unprepared_update() {
+  if (loop->scaler && loop->scaler_update_due) {
+    accumulation_check.forget();  // A prepared optimizer has had its step.
+    return;
+  }
   const std::optional<NamedTensor> changed = accumulation_check.changed_again();
   if (!changed) {
     return;
@@ -124,6 +135,23 @@ void Accelerator::State::refuse_update_in_group() {
           return parameter.is_same(changed->tensor);
         });
       });
+  const std::string_view remedy =
+      is_prepared
+          ? "use the optimizer that prepare returned: its step() divides by the loss scale and "
+            "waits for the end of an accumulation, and that of the optimizer passed to prepare "
+            "does neither"
+          : "no prepared optimizer has this parameter: pass its optimizer to prepare, and use the "
+            "optimizer that prepare returns";
+  if (loop->scaler && loop->sync_gradients) {
+    throw ConfigError(
+        "backward",
+        fmt::format(
+            "{} was updated by gradients that are still multiplied by fp16's loss scale of {}; {}; "
+            "code that writes to parameters itself belongs after the optimizer's step()",
+            changed->name,
+            loop->scaler->get_scale(),
+            remedy));
+  }
   throw ConfigError(
       "accumulate",
       fmt::format(
@@ -133,12 +161,7 @@ void Accelerator::State::refuse_update_in_group() {
           changed->name,
           loop->in_group,
           loop->accumulation.num_steps,
-          is_prepared
-              ? "use the optimizer that prepare returned: its step() waits for the group's end, "
-                "and "
-                "that of the optimizer passed to prepare does not"
-              : "no prepared optimizer has this parameter: pass its optimizer to prepare, and use "
-                "the optimizer that prepare returns"));
+          remedy));
 }
 
 bool Accelerator::State::agree_on_unprepared(const std::vector<at::Tensor>& parameters) {

@@ -78,8 +78,10 @@ struct Accelerator::State {
   AccumulationCheck accumulation_check;
   /// Chooses what `accumulation_check` looks at, once models or optimizers are prepared.
   void watch_accumulation();
-  /// ConfigError if parameters changed since the last micro-step of the group.
-  void refuse_update_in_group();
+  /// Notes parameters after a backward whose gradients no plain step() may use.
+  void note_for_accumulation_check();
+  /// ConfigError if parameters changed since that backward without a prepared optimizer's step.
+  void refuse_unprepared_update();
   /// See LoopState::agree_on_unprepared.
   bool agree_on_unprepared(const std::vector<at::Tensor>& parameters);
   /// For hooks that may live longer than this.

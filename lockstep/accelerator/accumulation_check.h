@@ -10,15 +10,17 @@
 
 namespace lockstep {
 
-/// Detects updates within an accumulation group, before its gradients are averaged.
+/// Detects updates by an optimizer that `prepare` did not return.
 ///
-/// Such an update is made by an optimizer that `prepare` did not return. torch::optim's cannot be
-/// intercepted, so this notes one element of up to eight parameters after a backward, and compares
-/// them before the next micro-step. SGD's writes change no version counter, so values are compared.
-/// Only the first hundred micro-steps are looked at: a loop makes the mistake in each of them. One
-/// change alone is let pass: a program may clamp its first weights, or load others.
+/// It looks where such an update is wrong: within an accumulation group, whose gradients are not
+/// averaged yet, and with fp16, whose gradients are still multiplied by the loss scale. torch's
+/// optimizers cannot be intercepted, so this notes one element of up to eight parameters after a
+/// backward, and compares them before the next one. SGD's writes change no version counter, so
+/// values are compared. Only the first hundred backwards are looked at: a loop makes the mistake
+/// after each of them. One change alone is let pass: a program may clamp its first weights, or load
+/// others.
 ///
-/// Cost: some small kernels in those micro-steps, and a wait for the device. Thread safety: none.
+/// Cost: some small kernels after those backwards, and a wait for the device. Thread safety: none.
 class AccumulationCheck {
  public:
   /// Watches `parameters`, of any shape and floating dtype. Drops the noted elements.

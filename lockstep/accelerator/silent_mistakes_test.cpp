@@ -155,7 +155,7 @@ TEST(OriginalOptimizer, of_torch_is_refused_in_the_second_group) {
       auto opt = make(net);
       auto [model, optimizer] = accelerator.prepare(net, opt);
       expect_refused_in_a_group(
-          accelerator, net, *opt, "use the optimizer that prepare returned: its step() waits");
+          accelerator, net, *opt, "use the optimizer that prepare returned: its step() divides");
     });
   };
   check([](Linear net) { return std::make_shared<torch::optim::SGD>(net->parameters(), 0.1); });
@@ -244,6 +244,73 @@ TEST(Accumulation, a_state_loaded_within_a_group_is_no_update) {
     }
     EXPECT_EQ(optimizer.steps(), 1);
   });
+}
+
+// --- fp16's loss scale
+
+/// Two backwards with fp16, each with a step() of `opt`, and the error of a third one.
+template <typename Inner>
+void expect_refused_with_fp16(
+    Accelerator& accelerator, Linear net, Inner& opt, const std::string& remedy) {
+  for (int step = 0; step < 2; ++step) {
+    accelerator.backward(loss_of(net, rows_of(accelerator)));
+    opt.step();
+    opt.zero_grad();
+  }
+  EXPECT_THAT(
+      [&] { accelerator.backward(loss_of(net, rows_of(accelerator))); },
+      ThrowsMessage<ConfigError>(
+          AllOf(HasSubstr("multiplied by fp16's loss scale of 1024"), HasSubstr(remedy))));
+  accelerator.wait_for_everyone();
+}
+
+TEST(LossScale, makes_the_step_of_an_optimizer_that_prepare_did_not_return_an_error) {
+  for (const int size : {1, 2}) {
+    const AcceleratorOptions options{
+        .mixed_precision = Precision::kFP16, .grad_scaler = {.init_scale = 1024}};
+    accelerated_ranks(size, options, [](Accelerator& accelerator) {
+      Linear net = two_by_two();
+      auto opt = std::make_shared<torch::optim::Adam>(net->parameters());
+      auto [model, optimizer] = accelerator.prepare(net, opt);
+      expect_refused_with_fp16(
+          accelerator, net, *opt, "use the optimizer that prepare returned: its step() divides");
+    });
+    accelerated_ranks(size, options, [](Accelerator& accelerator) {
+      Linear net = two_by_two();
+      optim::AdamW opt(net->parameters(), {.lr = 0.1});
+      accelerator.prepare(net);
+      expect_refused_with_fp16(accelerator, net, opt, "pass its optimizer to prepare");
+    });
+  }
+}
+
+TEST(LossScale, allows_writes_of_the_program_after_the_prepared_step) {
+  accelerated_ranks(
+      2,
+      {.mixed_precision = Precision::kFP16, .gradient_accumulation_steps = 2},
+      [](Accelerator& accelerator) {
+        Linear net = two_by_two(), other = two_by_two();
+        auto [model, critic, optimizer, critics] = accelerator.prepare(
+            net,
+            other,
+            torch::optim::SGD(net->parameters(), 0.1),
+            torch::optim::SGD(other->parameters(), 0.1));
+        for (int step = 0; step < 6; ++step) {
+          auto scope = accelerator.accumulate(net, other);
+          accelerator.backward(loss_of(critic, rows_of(accelerator)));
+          critics.step();
+          critics.zero_grad();
+          if (accelerator.sync_gradients()) {
+            const torch::NoGradGuard no_grad;
+            other->weight.clamp_(-0.3, 0.3);
+          }
+          accelerator.backward(loss_of(model, rows_of(accelerator)));
+          optimizer.step();
+          optimizer.zero_grad();
+        }
+        EXPECT_TRUE(is_same_on_all(accelerator, net->weight));
+        EXPECT_TRUE(is_same_on_all(accelerator, other->weight));
+      });
 }
 
 // --- models that were not prepared
