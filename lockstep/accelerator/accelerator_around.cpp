@@ -205,7 +205,7 @@ void Accelerator::forget_prepared() {
   loop.finite = std::make_shared<FiniteGuard>(loop.finite->policy(), state.group);
   loop.begin_anew();
   loop.optimizers = 0;
-  loop.gradients_used = false;
+  loop.gradients_used = loop.gradients_expected = false;
   loop.scaler_update_due = false;
   if (loop.scaler) {
     loop.scaler->forget_optimizers();

@@ -105,6 +105,7 @@ at::Tensor Accelerator::scaled_loss(const at::Tensor& loss, double factor) {
   drop_unended();
   state.active->mark_trained();
   ++loop.backwards;
+  loop.gradients_expected = loop.gradients_expected || loss.requires_grad();
   if (state.optimizers_differ && state.local_sgds.empty()) {
     state.optimizers_differ = false;
     make_optimizers_equal("load_state");

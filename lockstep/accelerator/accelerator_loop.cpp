@@ -37,6 +37,7 @@ GradientScope Accelerator::begin_micro_step(const std::vector<const void*>& mode
   loop.step = at_end ? 0 : loop.step + 1;
   loop.sync_gradients = at_end || loop.step % plugin.num_steps == 0;
   loop.in_micro_step = true;
+  state.accumulation_check.begin();
   loop.counts_in_micro_step = 0;
   if (loop.sync_gradients && !loop.counted && loop.in_group > 1) {
     // What is there was divided by num_steps, of which there may turn out to be fewer.

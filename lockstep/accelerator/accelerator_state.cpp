@@ -77,7 +77,8 @@ void Accelerator::State::refuse_undivided_backward() const {
 }
 
 void Accelerator::State::expect_model() const {
-  if (models.empty() && group.size() > 1) {
+  // A prepared optimizer compares the gradients, which the program may average itself.
+  if (models.empty() && optimizers.empty() && group.size() > 1) {
     throw ConfigError(
         "backward",
         fmt::format(
@@ -115,13 +116,14 @@ void Accelerator::State::watch_accumulation() {
 
 void Accelerator::State::note_for_accumulation_check() {
   if (loop->scaler || (loop->in_micro_step && !loop->sync_gradients)) {
+    steps_when_noted = loop->prepared_steps;
     accumulation_check.note();
   }
 }
 
 void Accelerator::State::refuse_unprepared_update() {
-  if (loop->scaler && loop->scaler_update_due) {
-    accumulation_check.forget();  // A prepared optimizer has had its step.
+  if (steps_when_noted != loop->prepared_steps) {
+    accumulation_check.forget();
     return;
   }
   const std::optional<NamedTensor> changed = accumulation_check.changed_again();
@@ -135,14 +137,17 @@ void Accelerator::State::refuse_unprepared_update() {
           return parameter.is_same(changed->tensor);
         });
       });
+  const bool is_scaled = loop->scaler && loop->sync_gradients;
   const std::string_view remedy =
-      is_prepared
-          ? "use the optimizer that prepare returned: its step() divides by the loss scale and "
-            "waits for the end of an accumulation, and that of the optimizer passed to prepare "
-            "does neither"
+      is_prepared && is_scaled
+          ? "use the optimizer that prepare returned: its step() divides by that scale, and that "
+            "of the optimizer passed to prepare does not"
+      : is_prepared
+          ? "use the optimizer that prepare returned: its step() waits for the group's end, and "
+            "that of the optimizer passed to prepare does not"
           : "no prepared optimizer has this parameter: pass its optimizer to prepare, and use the "
             "optimizer that prepare returns";
-  if (loop->scaler && loop->sync_gradients) {
+  if (is_scaled) {
     throw ConfigError(
         "backward",
         fmt::format(
@@ -177,7 +182,7 @@ bool Accelerator::State::agree_on_unprepared(const std::vector<at::Tensor>& para
   size_t count = 0;
   std::string values, gradients;
   for (const at::Tensor& parameter : parameters) {
-    if (!prepared.contains(parameter.unsafeGetTensorImpl())) {
+    if (parameter.requires_grad() && !prepared.contains(parameter.unsafeGetTensorImpl())) {
       ++count;
       append_elements(values, parameter);
       if (parameter.grad().defined()) {
@@ -192,7 +197,8 @@ bool Accelerator::State::agree_on_unprepared(const std::vector<at::Tensor>& para
   const bool any_gradient = std::any_of(all.begin(), all.end(), [&](const std::string& theirs) {
     return theirs.size() > values.size() + 1;
   });
-  if (std::any_of(all.begin(), all.end(), [&](const auto& theirs) { return theirs != all[0]; })) {
+  const auto differs = [&](const std::string& theirs) { return theirs != all[0]; };
+  if (any_gradient && std::any_of(all.begin(), all.end(), differs)) {
     throw ConfigError(
         "optimizer",
         fmt::format(

@@ -76,6 +76,7 @@ struct Accelerator::State {
   /// ConfigError for a backward of several processes without any prepared model.
   void expect_model() const;
   AccumulationCheck accumulation_check;
+  int64_t steps_when_noted = 0;  ///< LoopState::prepared_steps when it noted parameters.
   /// Chooses what `accumulation_check` looks at, once models or optimizers are prepared.
   void watch_accumulation();
   /// Notes parameters after a backward whose gradients no plain step() may use.

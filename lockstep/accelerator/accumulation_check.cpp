@@ -15,12 +15,18 @@ namespace {
 constexpr size_t kMostSamples = 8;
 constexpr int64_t kMostElementsSearched =
     4096;  // Of a gradient, that are searched for the largest.
+/// Of the smallest, which note() prefers.
+constexpr size_t kMostCopied = 64;
 /// Writes that are undone by the opposite one leave rounding.
 constexpr double kRoundingTolerance = 1e-6;
 
 at::Tensor first_elements(const at::Tensor& tensor) {
   const at::Tensor flat = tensor.detach().reshape({-1});
   return flat.narrow(0, 0, std::min(flat.numel(), kMostElementsSearched));
+}
+
+bool is_about(double now, double then) {
+  return std::abs(now - then) <= kRoundingTolerance * std::abs(then);
 }
 
 }  // namespace
@@ -32,6 +38,29 @@ void AccumulationCheck::watch(NamedTensors parameters) {
         return a.tensor.numel() < b.tensor.numel();
       });
   samples_.clear();
+  begins_.clear();
+}
+
+void AccumulationCheck::begin() {
+  begins_.clear();
+  if (micro_steps_left_ == 0) {
+    return;
+  }
+  for (const NamedTensor& parameter : parameters_) {
+    if (begins_.size() == kMostCopied) {
+      return;
+    }
+    begins_.push_back(
+        {parameter.tensor.unsafeGetTensorImpl(), first_elements(parameter.tensor).clone()});
+  }
+}
+
+bool AccumulationCheck::is_as_at_begin(const Sample& sample, double now) const {
+  const auto found = std::find_if(begins_.begin(), begins_.end(), [&](const Begin& begin) {
+    return begin.parameter == sample.parameter.tensor.unsafeGetTensorImpl();
+  });
+  return found != begins_.end() && sample.index < found->values.numel() &&
+         is_about(now, found->values[sample.index].item<double>());
 }
 
 void AccumulationCheck::note() {
@@ -81,7 +110,7 @@ std::optional<NamedTensor> AccumulationCheck::changed_again() {
 std::optional<NamedTensor> AccumulationCheck::changed() const {
   for (const Sample& sample : samples_) {
     const double now = first_elements(sample.parameter.tensor)[sample.index].item<double>();
-    if (std::abs(now - sample.value) > kRoundingTolerance * std::abs(sample.value)) {
+    if (!is_about(now, sample.value) && !is_as_at_begin(sample, now)) {
       return sample.parameter;
     }
   }

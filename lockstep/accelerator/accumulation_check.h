@@ -25,10 +25,16 @@ class AccumulationCheck {
  public:
   /// Watches `parameters`, of any shape and floating dtype. Drops the noted elements.
   void watch(NamedTensors parameters);
+  /// Copies values at the begin of a micro-step. A program that changes weights for one forward and
+  /// backward brings these back, which is no update.
+  void begin();
   /// Notes elements whose gradients are largest. A parameter without gradient is left out.
   void note();
   /// Drops the noted elements, after a write that all ranks make alike.
-  void forget() { samples_.clear(); }
+  void forget() {
+    samples_.clear();
+    has_changed_ = false;
+  }
   /// Compares what was noted, and forgets it. Returns a parameter that has changed, if one had
   /// after the micro-step noted before this one, too.
   std::optional<NamedTensor> changed_again();
@@ -39,10 +45,16 @@ class AccumulationCheck {
     int64_t index = 0;
     double value = 0;
   };
+  struct Begin {
+    const void* parameter = nullptr;
+    at::Tensor values;  ///< Its first elements.
+  };
+  bool is_as_at_begin(const Sample& sample, double now) const;
   void note(const NamedTensor& parameter);
   std::optional<NamedTensor> changed() const;
 
   NamedTensors parameters_;  ///< The smallest ones first.
+  std::vector<Begin> begins_;
   std::vector<Sample> samples_;
   int64_t micro_steps_left_ = 100;
   bool has_changed_ = false;  ///< After the micro-step noted last.

@@ -37,9 +37,11 @@ struct LoopState {
   int64_t step = 0;      ///< Accelerate's counter: micro-steps since a loader's end.
   int64_t in_group = 0;  ///< Micro-steps of the current group so far.
   int no_sync_depth = 0;
-  int64_t backwards = 0;   ///< Of this process's life; optimizers note when theirs were used up.
-  bool offloaded = false;  ///< Something lies elsewhere since offload_states.
-  bool sync_triggered = false;  ///< Within no_sync, by trigger_sync_in_backward.
+  int64_t backwards = 0;  ///< Of this process's life; optimizers note when theirs were used up.
+  bool gradients_expected = false;  ///< A loss has depended on something that requires them.
+  int64_t prepared_steps = 0;       ///< Calls of step() that prepared optimizers have acted on.
+  bool offloaded = false;           ///< Something lies elsewhere since offload_states.
+  bool sync_triggered = false;      ///< Within no_sync, by trigger_sync_in_backward.
 
   int64_t counts_in_micro_step = 0;
   /// Of backward(loss_sum, count): this rank's, since the last update.

@@ -145,7 +145,7 @@ void Optimizer::State::refuse_call_of_inner(std::string_view call) const {
 /// all ranks after a backward that averages.
 void Optimizer::State::expect_gradients() {
   constexpr int64_t kManySteps = 100;
-  if (had_gradients || sharding || loop->backwards == 0) {
+  if (had_gradients || sharding || !loop->gradients_expected) {
     return;
   }
   size_t count = 0;
@@ -205,8 +205,8 @@ void Optimizer::step() {
     return;
   }
   refuse_offloaded(loop);
-  state.expect_gradients();
   state.expect_agreement();
+  state.expect_gradients();
   loop.clipped.clear();
   state.used_up = loop.backwards;
   state.skipped = !loop.finite->may_step(state.steps);
@@ -224,6 +224,7 @@ void Optimizer::step() {
     state.update();
   }
   loop.scaler_update_due = true;
+  ++loop.prepared_steps;
   state.mark_used();
   if (!state.skipped) {
     ++state.steps;
@@ -253,8 +254,9 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
   state.loop->clipped.clear();
   state.skipped = false;
   at::Tensor loss = state.update(closure);
-  state.expect_gradients();
   state.expect_agreement();
+  state.expect_gradients();
+  ++state.loop->prepared_steps;
   state.used_up = state.loop->backwards;
   state.mark_used();
   ++state.steps;

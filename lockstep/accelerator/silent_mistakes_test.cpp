@@ -155,7 +155,7 @@ TEST(OriginalOptimizer, of_torch_is_refused_in_the_second_group) {
       auto opt = make(net);
       auto [model, optimizer] = accelerator.prepare(net, opt);
       expect_refused_in_a_group(
-          accelerator, net, *opt, "use the optimizer that prepare returned: its step() divides");
+          accelerator, net, *opt, "use the optimizer that prepare returned: its step() waits");
     });
   };
   check([](Linear net) { return std::make_shared<torch::optim::SGD>(net->parameters(), 0.1); });
@@ -223,6 +223,42 @@ TEST(Accumulation, writes_of_the_program_where_they_do_no_harm_are_allowed) {
   });
 }
 
+TEST(Accumulation, weights_that_are_changed_for_one_forward_and_backward_are_no_update) {
+  accelerated_ranks(2, with_steps(2), [](Accelerator& accelerator) {
+    Linear net = two_by_two();
+    auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
+    for (int step = 0; step < 6; ++step) {
+      micro_step(accelerator, net, [&, &optimizer = optimizer] {
+        const at::Tensor kept = net->weight.detach().clone();
+        {
+          const torch::NoGradGuard no_grad;
+          net->weight.add_(net->weight.grad().sign(), 0.1);  // As adversarial training does.
+        }
+        accelerator.backward(loss_of(net, rows_of(accelerator)));
+        {
+          const torch::NoGradGuard no_grad;
+          net->weight.copy_(kept);
+        }
+        optimizer.step();
+        optimizer.zero_grad();
+      });
+    }
+    EXPECT_EQ(optimizer.steps(), 3);
+  });
+}
+
+TEST(OptimizerStep, after_a_loss_that_depends_on_no_parameter_does_nothing) {
+  accelerated_ranks(2, {}, [](Accelerator& accelerator) {
+    Linear net = two_by_two();
+    auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
+    accelerator.backward(at::zeros({}));
+    EXPECT_NO_THROW(optimizer.step());
+    accelerator.backward(loss_of(net, rows_of(accelerator)));
+    optimizer.step();
+    EXPECT_TRUE(is_same_on_all(accelerator, net->weight));
+  });
+}
+
 TEST(Accumulation, a_state_loaded_within_a_group_is_no_update) {
   const TestFolder folder;
   accelerated_ranks(2, with_steps(2), [&](Accelerator& accelerator) {
@@ -273,7 +309,7 @@ TEST(LossScale, makes_the_step_of_an_optimizer_that_prepare_did_not_return_an_er
       auto opt = std::make_shared<torch::optim::Adam>(net->parameters());
       auto [model, optimizer] = accelerator.prepare(net, opt);
       expect_refused_with_fp16(
-          accelerator, net, *opt, "use the optimizer that prepare returned: its step() divides");
+          accelerator, net, *opt, "use the optimizer that prepare returned: its step() divides by");
     });
     accelerated_ranks(size, options, [](Accelerator& accelerator) {
       Linear net = two_by_two();
@@ -313,6 +349,22 @@ TEST(LossScale, allows_writes_of_the_program_after_the_prepared_step) {
       });
 }
 
+TEST(LossScale, may_be_read_and_saved_after_any_step) {
+  const TestFolder folder;
+  accelerated_ranks(2, {.mixed_precision = Precision::kFP16}, [&](Accelerator& accelerator) {
+    Linear net = two_by_two();
+    auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
+    for (int step = 0; step < 6; ++step) {
+      accelerator.backward(loss_of(net, rows_of(accelerator)));
+      optimizer.step();
+      optimizer.zero_grad();
+      accelerator.save_state(folder.path() / std::to_string(step));
+      EXPECT_GT(accelerator.scaler()->get_scale(), 0);
+    }
+    EXPECT_EQ(optimizer.steps(), 6);
+  });
+}
+
 // --- models that were not prepared
 
 TEST(NothingPrepared, backward_of_several_processes_is_refused_and_of_one_is_not) {
@@ -320,8 +372,6 @@ TEST(NothingPrepared, backward_of_several_processes_is_refused_and_of_one_is_not
     accelerator.backward(loss_of(two_by_two(), rows_of(accelerator)));
   };
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
-    Linear net = two_by_two();
-    auto optimizer = accelerator.prepare(torch::optim::SGD(net->parameters(), 0.1));
     EXPECT_THAT(
         [&] { backward(accelerator); },
         ThrowsMessage<ConfigError>(AllOf(
@@ -330,6 +380,23 @@ TEST(NothingPrepared, backward_of_several_processes_is_refused_and_of_one_is_not
   });
   Accelerator alone({}, WorldSpec{}, Group());
   EXPECT_NO_THROW(backward(alone));
+}
+
+TEST(ModelNotPrepared, is_refused_by_its_optimizer_unless_the_program_averages) {
+  accelerated_ranks(2, {}, [](Accelerator& accelerator) {
+    Linear net = two_by_two();
+    auto optimizer = accelerator.prepare(torch::optim::SGD(net->parameters(), 0.1));
+    accelerator.backward(loss_of(net, rows_of(accelerator)));
+    EXPECT_THAT(
+        [&] { optimizer.step(); },
+        ThrowsMessage<ConfigError>(HasSubstr("2 parameters are of no prepared model")));
+    accelerator.wait_for_everyone();
+    for (at::Tensor& parameter : net->parameters()) {
+      parameter.mutable_grad() = accelerator.reduce(parameter.grad(), ReduceOp::kAvg);
+    }
+    optimizer.step();
+    EXPECT_TRUE(is_same_on_all(accelerator, net->weight));
+  });
 }
 
 TEST(ModelNotPrepared, while_another_is_makes_its_optimizers_first_step_an_error) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/usdt_line_filter.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <iostream>
 #include <mutex>
@@ -82,10 +83,13 @@ UsdtFilterBuffer& usdt_filter_buffer() {
   return *buffer;
 }
 
+std::atomic<bool> is_filtering = false;
+
 }  // namespace
 
 UsdtLineFilter::UsdtLineFilter() {
-  if (std::getenv("KINETO_LOG_LEVEL") == nullptr) {
+  // Of several at once the first filters for all; the buffer must never write to itself.
+  if (std::getenv("KINETO_LOG_LEVEL") == nullptr && !is_filtering.exchange(true)) {
     usdt_filter_buffer().pass_to(std::cerr.rdbuf());
     original_ = std::cerr.rdbuf(&usdt_filter_buffer());
   }
@@ -95,6 +99,7 @@ UsdtLineFilter::~UsdtLineFilter() {
   if (original_ != nullptr) {
     std::cerr.rdbuf(original_);
     usdt_filter_buffer().pass_to(original_);  // Writes what it holds back.
+    is_filtering = false;
   }
 }
 

@@ -84,8 +84,11 @@ bool is_taken(int error) {
       folder,
       fmt::format(
           "another job saves here: {}; expected no other; end that job or wait for it, or set "
-          "another project_dir (load_state(folder) reads a checkpoint without one)",
-          holder));
+          "another project_dir (load_state(folder) reads a checkpoint without one); if that host "
+          "is "
+          "gone for good and its file server keeps the lock, remove {}",
+          holder,
+          (folder / kProjectLockName).native()));
 }
 
 std::string holder_of(const fs::path& path) {
@@ -116,6 +119,9 @@ bool ProjectLock::try_lock(const fs::path& path) {
     if (own != files.by_id.end() && own->second.pid == getpid()) {
       ++own->second.users;
       return held_ = true;
+    }
+    if (own != files.by_id.end()) {
+      files.by_id.erase(own);  // A parent's: closing it later would release this process's lock.
     }
   }
   Descriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));

@@ -89,7 +89,9 @@ SavedMeta read_saved_meta(const StoredCheckpoint& stored) {
 }
 
 bool is_saved_state(const Json& meta) {
-  return meta.contains("processes") || meta.contains("models") || meta.contains("optimizer_steps");
+  // A program's own meta may have one of these words, too.
+  return meta.contains(kSaveIdKey) || (meta.contains("processes") && meta.contains("models") &&
+                                       meta.contains("optimizer_steps"));
 }
 
 }  // namespace lockstep::checkpoint

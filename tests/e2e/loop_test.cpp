@@ -54,7 +54,9 @@ TEST(LoopMistakes, the_optimizer_that_was_passed_to_prepare) {
 
 TEST(LoopMistakes, an_optimizer_or_a_model_that_was_not_prepared) {
   expect_refused("optimizer_not_prepared", {"pass its optimizer to prepare"});
-  expect_refused("model_not_prepared", {"got no prepared model", "prepare(model, optimizer"});
+  expect_refused(
+      "model_not_prepared",
+      {"2 parameters are of no prepared model", "pass their model to prepare"});
 }
 
 TEST(LoopMistakes, a_plain_backward_within_accumulate) {
