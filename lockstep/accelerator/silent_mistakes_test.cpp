@@ -16,6 +16,7 @@
 #include <torch/optim/sgd.h>
 
 #include "lockstep/accelerator/accelerator.h"
+#include "lockstep/accelerator/test_loops.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
@@ -34,28 +35,6 @@ using ::testing::ThrowsMessage;
 using torch::nn::Linear;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-Linear two_by_two() {
-  Linear net(2, 2);
-  torch::NoGradGuard no_grad;
-  net->weight.fill_(0.5);
-  net->bias.fill_(0.25);
-  return net;
-}
-
-/// Another one on every rank.
-at::Tensor rows_of(Accelerator& accelerator) {
-  return at::full({3, 2}, accelerator.process_index() + 1.0);
-}
-
-at::Tensor loss_of(Linear net, const at::Tensor& rows) {
-  return net->forward(rows).square().mean();
-}
-
-bool is_same_on_all(Accelerator& accelerator, const at::Tensor& tensor) {
-  const at::Tensor all = accelerator.gather(tensor.detach().reshape({1, -1}));
-  return (all == all[0]).all().item<bool>();
-}
 
 AcceleratorOptions with_steps(int64_t gradient_accumulation_steps, int zero_stage = 0) {
   AcceleratorOptions options{.gradient_accumulation_steps = gradient_accumulation_steps};
@@ -279,89 +258,6 @@ TEST(Accumulation, a_state_loaded_within_a_group_is_no_update) {
       });
     }
     EXPECT_EQ(optimizer.steps(), 1);
-  });
-}
-
-// --- fp16's loss scale
-
-/// Two backwards with fp16, each with a step() of `opt`, and the error of a third one.
-template <typename Inner>
-void expect_refused_with_fp16(
-    Accelerator& accelerator, Linear net, Inner& opt, const std::string& remedy) {
-  for (int step = 0; step < 2; ++step) {
-    accelerator.backward(loss_of(net, rows_of(accelerator)));
-    opt.step();
-    opt.zero_grad();
-  }
-  EXPECT_THAT(
-      [&] { accelerator.backward(loss_of(net, rows_of(accelerator))); },
-      ThrowsMessage<ConfigError>(
-          AllOf(HasSubstr("multiplied by fp16's loss scale of 1024"), HasSubstr(remedy))));
-  accelerator.wait_for_everyone();
-}
-
-TEST(LossScale, makes_the_step_of_an_optimizer_that_prepare_did_not_return_an_error) {
-  for (const int size : {1, 2}) {
-    const AcceleratorOptions options{
-        .mixed_precision = Precision::kFP16, .grad_scaler = {.init_scale = 1024}};
-    accelerated_ranks(size, options, [](Accelerator& accelerator) {
-      Linear net = two_by_two();
-      auto opt = std::make_shared<torch::optim::Adam>(net->parameters());
-      auto [model, optimizer] = accelerator.prepare(net, opt);
-      expect_refused_with_fp16(
-          accelerator, net, *opt, "use the optimizer that prepare returned: its step() divides by");
-    });
-    accelerated_ranks(size, options, [](Accelerator& accelerator) {
-      Linear net = two_by_two();
-      optim::AdamW opt(net->parameters(), {.lr = 0.1});
-      accelerator.prepare(net);
-      expect_refused_with_fp16(accelerator, net, opt, "pass its optimizer to prepare");
-    });
-  }
-}
-
-TEST(LossScale, allows_writes_of_the_program_after_the_prepared_step) {
-  accelerated_ranks(
-      2,
-      {.mixed_precision = Precision::kFP16, .gradient_accumulation_steps = 2},
-      [](Accelerator& accelerator) {
-        Linear net = two_by_two(), other = two_by_two();
-        auto [model, critic, optimizer, critics] = accelerator.prepare(
-            net,
-            other,
-            torch::optim::SGD(net->parameters(), 0.1),
-            torch::optim::SGD(other->parameters(), 0.1));
-        for (int step = 0; step < 6; ++step) {
-          auto scope = accelerator.accumulate(net, other);
-          accelerator.backward(loss_of(critic, rows_of(accelerator)));
-          critics.step();
-          critics.zero_grad();
-          if (accelerator.sync_gradients()) {
-            const torch::NoGradGuard no_grad;
-            other->weight.clamp_(-0.3, 0.3);
-          }
-          accelerator.backward(loss_of(model, rows_of(accelerator)));
-          optimizer.step();
-          optimizer.zero_grad();
-        }
-        EXPECT_TRUE(is_same_on_all(accelerator, net->weight));
-        EXPECT_TRUE(is_same_on_all(accelerator, other->weight));
-      });
-}
-
-TEST(LossScale, may_be_read_and_saved_after_any_step) {
-  const TestFolder folder;
-  accelerated_ranks(2, {.mixed_precision = Precision::kFP16}, [&](Accelerator& accelerator) {
-    Linear net = two_by_two();
-    auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
-    for (int step = 0; step < 6; ++step) {
-      accelerator.backward(loss_of(net, rows_of(accelerator)));
-      optimizer.step();
-      optimizer.zero_grad();
-      accelerator.save_state(folder.path() / std::to_string(step));
-      EXPECT_GT(accelerator.scaler()->get_scale(), 0);
-    }
-    EXPECT_EQ(optimizer.steps(), 6);
   });
 }
 
