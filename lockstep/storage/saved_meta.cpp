@@ -90,8 +90,11 @@ SavedMeta read_saved_meta(const StoredCheckpoint& stored) {
 
 bool is_saved_state(const Json& meta) {
   // A program's own meta may have one of these words, too.
-  return meta.contains(kSaveIdKey) || (meta.contains("processes") && meta.contains("models") &&
-                                       meta.contains("optimizer_steps"));
+  int known = 0;
+  for (const char* key : {kSaveIdKey, "processes", "models", "optimizer_steps"}) {
+    known += meta.contains(key) ? 1 : 0;
+  }
+  return known >= 3;
 }
 
 }  // namespace lockstep::checkpoint
