@@ -238,6 +238,16 @@ std::vector<Machine::Interface> describe_interfaces() {
   return interfaces;
 }
 
+std::set<std::string> interface_addresses() {
+  std::set<std::string> all;
+  for (const Machine::Interface& interface : describe_interfaces()) {
+    if (interface.up && !interface.loopback) {
+      all.insert(interface.addresses.begin(), interface.addresses.end());
+    }
+  }
+  return all;
+}
+
 Machine describe_machine(const fs::path& root) {
   Machine machine;
   machine.system = describe_system(root);

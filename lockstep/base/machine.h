@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -63,6 +64,9 @@ Machine::Memory describe_memory(const std::filesystem::path& root = "/");
 
 /// Only that: the kernel's network interfaces, sorted by name.
 std::vector<Machine::Interface> describe_interfaces();
+
+/// The addresses of the interfaces that are up, without loopback, as numbers.
+std::set<std::string> interface_addresses();
 
 /// Looks. Reads files below `root`, which tests make up; what has no file is asked of the kernel.
 /// Takes milliseconds, runs no program, and throws nothing for what is missing or unreadable.

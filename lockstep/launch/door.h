@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "lockstep/base/address.h"
 #include "lockstep/base/unique_fd.h"
-#include "lockstep/launch/address.h"
 #include "lockstep/launch/reactor.h"
 
 namespace lockstep::launcher {

@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/address.h"
 #include "lockstep/base/unique_fd.h"
-#include "lockstep/launch/address.h"
 #include "lockstep/launch/reactor.h"
 
 namespace lockstep::launcher {

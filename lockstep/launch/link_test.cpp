@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/launch/address.h"
+#include "lockstep/base/address.h"
 
 namespace lockstep::launcher {
 namespace {

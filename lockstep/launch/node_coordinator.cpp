@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <csignal>
-#include <netinet/in.h>
+#include <optional>
 #include <string>
 #include <sys/socket.h>
 #include <utility>
@@ -14,9 +14,9 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
+#include "lockstep/base/address.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/machine.h"
-#include "lockstep/launch/address.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -28,51 +28,43 @@ using Json = nlohmann::json;
 constexpr auto kSettle = 200ms;
 constexpr auto kBetweenTries = 10ms;
 
-/// Whether a socket of this machine can have that address, whatever the port.
-bool is_own(Address address) {
-  // sin_port and sin6_port lie at the same place.
-  reinterpret_cast<sockaddr_in*>(&address.storage)->sin_port = 0;
-  const UniqueFd fd(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  return fd.is_open() && ::bind(fd.get(), address.get(), address.length) == 0;
-}
-
-[[noreturn]] void refuse_address_of_others(const std::string& master_addr) {
-  std::vector<std::string> own;
-  for (const lockstep::Machine::Interface& interface : lockstep::describe_interfaces()) {
-    if (interface.up && !interface.loopback) {
-      own.insert(own.end(), interface.addresses.begin(), interface.addresses.end());
-    }
-  }
-  throw ConfigError(
-      "lockstep launch",
-      fmt::format(
-          "--master-addr must be an address of this host, which has node rank 0; got '{}', "
-          "expected "
-          "one of {}, or a name of it; give every launcher the one that all hosts reach",
-          master_addr,
-          fmt::join(own, ", ")));
-}
 
 /// Where node 0 listens: at the address that the others were told, so at no other. Many a host
 /// resolves its own name to 127.0.1.1, where no other host could find it: then at all addresses.
-Address door_address(const std::string& master_addr, int port) {
+/// Nothing, with `why`, if `master_addr` means no address of this machine.
+std::optional<Address> door_address(const std::string& master_addr, int port, std::string& why) {
   if (master_addr == "localhost") {
     return loopback(port);
   }
+  const std::vector<Address> all = resolve(master_addr, port, why);
+  if (all.empty()) {
+    why = fmt::format(
+        "the address '{}' cannot be resolved: {}; try --master-addr with a number like 10.0.0.1, "
+        "or a name that all hosts know",
+        master_addr,
+        why);
+    return std::nullopt;
+  }
   bool is_own_name = false;
-  for (const Address& address : resolve(master_addr, port)) {
-    if (is_own(address)) {
+  for (const Address& address : all) {
+    if (address.is_own()) {
       if (!address.is_loopback() || is_numeric(master_addr)) {
         return address;
       }
       is_own_name = true;
     }
   }
-  if (!is_own_name) {
-    refuse_address_of_others(master_addr);
+  if (is_own_name) {
+    const UniqueFd ipv6(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    return any_address(port, ipv6.is_open());
   }
-  const UniqueFd ipv6(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  return any_address(port, ipv6.is_open());
+  why = fmt::format(
+      "--master-addr must be an address of this host, which has node rank 0; got '{}' ({}), "
+      "expected one of {}, or a name of it; give every launcher the one that all hosts reach",
+      master_addr,
+      all.front().host(),
+      fmt::join(interface_addresses(), ", "));
+  return std::nullopt;
 }
 
 }  // namespace
@@ -80,14 +72,52 @@ Address door_address(const std::string& master_addr, int port) {
 NodeCoordinator::NodeCoordinator(
     Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say)
     : reactor_(reactor), plan_(plan), options_(options), say_(std::move(say)) {
+  open_door();
+}
+
+bool NodeCoordinator::open_door() {
+  const std::string& name = plan_.common.master_addr;
+  const auto address = door_address(name, plan_.common.master_port, why_no_door_);
+  if (!address) {
+    if (is_numeric(name)) {
+      throw ConfigError("lockstep launch", why_no_door_);
+    }
+    return false;
+  }
   door_ = std::make_unique<Door>(
       reactor_,
-      door_address(plan.common.master_addr, plan.common.master_port),
-      options.token,
+      *address,
+      options_.token,
       [this](const std::string& purpose, UniqueFd socket, std::string read) {
         on_guest(purpose, std::move(socket), std::move(read));
       },
       [this](const std::string& text) { say_(text); });
+  return true;
+}
+
+bool NodeCoordinator::await_door(
+    const std::function<bool()>& called_off, Clock::time_point deadline) {
+  if (!door_) {
+    say_(fmt::format(
+        "{}; it is looked up again for up to {:g} s (--join-timeout)",
+        why_no_door_,
+        options_.join_timeout_seconds));
+  }
+  auto next = Clock::now() + kBetweenLooks;
+  while (!door_) {
+    reactor_.wait(100ms);
+    reactor_.dispatch();
+    if (called_off()) {
+      return false;
+    }
+    if (Clock::now() >= next) {
+      if (!open_door() && Clock::now() >= deadline) {
+        throw Error("lockstep launch", why_no_door_);
+      }
+      next = Clock::now() + kBetweenLooks;
+    }
+  }
+  return true;
 }
 
 NodeCoordinator::~NodeCoordinator() {
@@ -152,6 +182,9 @@ void NodeCoordinator::on_newcomer(uint64_t number, const Json& message) {
 
 bool NodeCoordinator::join(const std::function<bool()>& called_off) {
   const auto deadline = in_seconds(options_.join_timeout_seconds);
+  if (!await_door(called_off, deadline)) {
+    return false;
+  }
   const auto told = in_seconds(2);
   bool said = false;
   while (members_.size() + 1 < plan_.hosts.size()) {

@@ -51,6 +51,11 @@ class NodeCoordinator final : public NodeSession {
     std::unique_ptr<Relay> relay{};
   };
 
+  /// False, with why_no_door_, if the master's address is a name that means no address of this
+  /// machine: not yet, it may be. ConfigError if it never will.
+  bool open_door();
+  /// False if `called_off`; Error after `deadline`.
+  bool await_door(const std::function<bool()>& called_off, Clock::time_point deadline);
   void on_guest(const std::string& purpose, UniqueFd socket, std::string read);
   void on_newcomer(uint64_t number, const nlohmann::json& message);
   void on_message(int node, const nlohmann::json& message);
@@ -73,7 +78,8 @@ class NodeCoordinator final : public NodeSession {
   const JobPlan& plan_;
   NodeOptions options_;
   Say say_;
-  std::unique_ptr<Door> door_;
+  std::unique_ptr<Door> door_;  // Null until the master's address is known.
+  std::string why_no_door_;
   std::map<uint64_t, std::unique_ptr<Link>> newcomers_;  // That have not said who they are.
   std::vector<std::unique_ptr<Link>> unwanted_;          // Told why, until they hang up.
   std::map<int, Member> members_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/launch/node_member.h"
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -19,55 +20,30 @@ namespace lockstep::launcher {
 namespace {
 
 using std::chrono_literals::operator""ms;
+using std::chrono_literals::operator""s;
 using Json = nlohmann::json;
+
+// After which the name is looked up again.
+constexpr auto kLongestUseOfAddress = 5s;
 
 }  // namespace
 
-NodeMember::NodeMember(Reactor& reactor, const JobPlan& plan, const NodeOptions& options)
-    : reactor_(reactor),
-      plan_(plan),
-      options_(options),
-      master_(resolve(plan.common.master_addr, plan.common.master_port)) {
+NodeMember::NodeMember(Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say)
+    : reactor_(reactor), plan_(plan), options_(options), say_(std::move(say)) {
   listen_for_ranks();
 }
 
 NodeMember::~NodeMember() {
+  reactor_.cancel(next_look_);
   if (listener_.is_open()) {
     reactor_.unwatch(listener_.get());
   }
 }
 
 bool NodeMember::join(const std::function<bool()>& called_off) {
-  const std::string where =
-      fmt::format("{} port {}", plan_.common.master_addr, plan_.common.master_port);
-  const auto deadline = in_seconds(options_.join_timeout_seconds);
   // Node 0 waits as long for the others, and says who is missing: a little more for it to say so.
   const auto last = in_seconds(2 * options_.join_timeout_seconds);
-  knock_ = std::make_unique<Knock>(
-      reactor_, master_, options_.token, "control", deadline, [this, where](Knock::Answer answer) {
-        if (!answer.socket.is_open()) {
-          refused_ = answer.final
-                         ? fmt::format(
-                               "node 0 at {} answers: {}; is it of another job?", where, answer.why)
-                         : fmt::format(
-                               "node 0 was not to be reached at {} within {:g} s: {}; is "
-                               "--master-addr right, and the launcher there running?",
-                               where,
-                               options_.join_timeout_seconds,
-                               answer.why);
-          return;
-        }
-        host_address_ = own_address(answer.socket.get()).host();
-        link_ = std::make_unique<Link>(
-            reactor_,
-            std::move(answer.socket),
-            std::move(answer.read),
-            [this](const Json& message) { on_message(message); },
-            [this](const std::string& why) { on_lost(why); });
-        NodeHello hello = NodeHello::of(plan_, plan_.here);
-        hello.host = host_name();
-        link_->send({{"hello", to_json(hello)}});
-      });
+  seek_node_0(in_seconds(options_.join_timeout_seconds));
   while (!started_) {
     reactor_.wait(100ms);
     reactor_.dispatch();
@@ -77,16 +53,93 @@ bool NodeMember::join(const std::function<bool()>& called_off) {
     if (!lost_.empty()) {
       throw Error("lockstep launch", fmt::format("the job did not begin, since {}", lost_));
     }
+    if (!unreached_.empty()) {
+      throw Error("lockstep launch", unreached_);
+    }
     if (!refused_.empty()) {
       throw ConfigError("lockstep launch", refused_);
     }
     if (link_ && Clock::now() >= last) {
       throw Error(
           "lockstep launch",
-          fmt::format("node 0 at {} did not start the job; it waits for other nodes", where));
+          fmt::format("node 0 at {} did not start the job; it waits for other nodes", where()));
     }
   }
   return true;
+}
+
+std::string NodeMember::where() const {
+  return fmt::format("{} port {}", plan_.common.master_addr, plan_.common.master_port);
+}
+
+/// Looks the name up, and again if it is not known yet or nobody opens there: where hosts come and
+/// go, as pods do, it may mean another address by then.
+void NodeMember::seek_node_0(Clock::time_point deadline) {
+  std::string why;
+  master_ = resolve(plan_.common.master_addr, plan_.common.master_port, why);
+  if (master_.empty()) {
+    why = fmt::format("the address '{}' cannot be resolved: {}", plan_.common.master_addr, why);
+    if (Clock::now() >= deadline) {
+      be_unreached(why);
+      return;
+    }
+    if (!said_) {
+      say_(fmt::format(
+          "{}; it is looked up again for up to {:g} s (--join-timeout)",
+          why,
+          options_.join_timeout_seconds));
+      said_ = true;
+    }
+    next_look_ = reactor_.at(
+        std::min<Clock::time_point>(Clock::now() + kBetweenLooks, deadline),
+        [this, deadline] { seek_node_0(deadline); });
+    return;
+  }
+  // An address that says nothing takes all of its time; the next has its turn then.
+  std::rotate(
+      master_.begin(),
+      master_.begin() + static_cast<ptrdiff_t>(looks_++ % master_.size()),
+      master_.end());
+  knock_ = std::make_unique<Knock>(
+      reactor_,
+      master_,
+      options_.token,
+      "control",
+      std::min<Clock::time_point>(Clock::now() + kLongestUseOfAddress, deadline),
+      [this, deadline](Knock::Answer answer) {
+        if (answer.socket.is_open()) {
+          say_hello(std::move(answer));
+        } else if (answer.final) {
+          refused_ =
+              fmt::format("node 0 at {} answers: {}; is it of another job?", where(), answer.why);
+        } else if (Clock::now() >= deadline) {
+          be_unreached(answer.why);
+        } else {
+          seek_node_0(deadline);
+        }
+      });
+}
+
+void NodeMember::be_unreached(const std::string& why) {
+  unreached_ = fmt::format(
+      "node 0 was not to be reached at {} within {:g} s: {}; is --master-addr right, and the "
+      "launcher there running?",
+      where(),
+      options_.join_timeout_seconds,
+      why);
+}
+
+void NodeMember::say_hello(Knock::Answer answer) {
+  host_address_ = own_address(answer.socket.get()).host();
+  link_ = std::make_unique<Link>(
+      reactor_,
+      std::move(answer.socket),
+      std::move(answer.read),
+      [this](const Json& message) { on_message(message); },
+      [this](const std::string& why) { on_lost(why); });
+  NodeHello hello = NodeHello::of(plan_, plan_.here);
+  hello.host = host_name();
+  link_->send({{"hello", to_json(hello)}});
 }
 
 void NodeMember::listen_for_ranks() {

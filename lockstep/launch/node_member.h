@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/launch/address.h"
+#include "lockstep/base/address.h"
 #include "lockstep/launch/knock.h"
 #include "lockstep/launch/link.h"
 #include "lockstep/launch/node_message.h"
@@ -19,7 +19,7 @@ namespace lockstep::launcher {
 /// The part of every node but 0. See NodeSession.
 class NodeMember final : public NodeSession {
  public:
-  NodeMember(Reactor& reactor, const JobPlan& plan, const NodeOptions& options);
+  NodeMember(Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say);
   ~NodeMember() override;
 
   bool join(const std::function<bool()>& called_off) override;
@@ -41,6 +41,10 @@ class NodeMember final : public NodeSession {
     std::unique_ptr<Relay> relay{};
   };
 
+  std::string where() const;
+  void seek_node_0(Clock::time_point deadline);
+  void be_unreached(const std::string& why);
+  void say_hello(Knock::Answer answer);
   void listen_for_ranks();
   void accept_rank();
   void carry(uint64_t number, Knock::Answer answer);
@@ -55,14 +59,19 @@ class NodeMember final : public NodeSession {
   Reactor& reactor_;
   const JobPlan& plan_;
   NodeOptions options_;
-  std::vector<Address> master_;
+  Say say_;
+  bool said_ = false;            // That the name of node 0 is not known yet.
+  std::vector<Address> master_;  // As last looked up.
+  size_t looks_ = 0;
+  Reactor::TimerId next_look_ = 0;
   std::unique_ptr<Knock> knock_;
   std::unique_ptr<Link> link_;
   std::string run_id_;
   bool started_ = false;
-  std::string refused_;  // Why node 0 does not want this launcher.
-  std::string lost_;     // "the launcher of node 0 is gone: ...".
-  int lost_code_ = 0;    // The job's exit code because of it.
+  std::string refused_;    // Why node 0 does not want this launcher.
+  std::string unreached_;  // Why node 0 could not be asked.
+  std::string lost_;       // "the launcher of node 0 is gone: ...".
+  int lost_code_ = 0;      // The job's exit code because of it.
   std::string host_address_;
   UniqueFd listener_;
   int store_port_ = 0;

@@ -16,7 +16,7 @@ std::unique_ptr<NodeSession> NodeSession::make(
   if (plan.here == 0) {
     return std::make_unique<NodeCoordinator>(reactor, plan, options, std::move(say));
   }
-  return std::make_unique<NodeMember>(reactor, plan, options);
+  return std::make_unique<NodeMember>(reactor, plan, options, std::move(say));
 }
 
 void NodeSession::begin_attempt() {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -19,6 +20,8 @@
 namespace lockstep::launcher {
 
 inline constexpr double kDefaultJoinTimeoutSeconds = 120;
+/// After which a name that is not known yet is looked up again.
+inline constexpr std::chrono::milliseconds kBetweenLooks{500};
 
 /// What one launcher of a job has to know to find the others.
 struct NodeOptions {
@@ -68,7 +71,8 @@ class NodeSession {
   using Say = std::function<void(const std::string& text)>;
 
   /// `plan` outlives it; `say` gets remarks for the user. ConfigError if node 0 cannot listen where
-  /// the others look for it.
+  /// the others look for it. A name that means no address is no error yet: join() looks it up
+  /// again, since pods and their names come and go.
   static std::unique_ptr<NodeSession> make(
       Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say);
   NodeSession() = default;
@@ -78,6 +82,7 @@ class NodeSession {
 
   /// Waits until all launchers are there; false if `called_off`, which is asked every 0.1 s, says
   /// so before. ConfigError or Error that names who is missing, or says why this one is not wanted.
+  /// Signals wait while a name server is asked, which may take it seconds.
   virtual bool join(const std::function<bool()>& called_off) = 0;
   /// The id of the run, of node 0's making, once all are there.
   virtual const std::string& run_id() const = 0;

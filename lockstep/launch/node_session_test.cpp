@@ -15,14 +15,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "lockstep/base/address.h"
 #include "lockstep/base/error.h"
-#include "lockstep/launch/address.h"
 
 namespace lockstep::launcher {
 namespace {
 
 using namespace std::chrono_literals;
 using testing::AllOf;
+using testing::ElementsAre;
 using testing::HasSubstr;
 
 constexpr const char* kToken = "0123456789abcdef";
@@ -64,8 +65,14 @@ NodeResult killed(int rank, const std::string& host, int signal) {
 /// A launcher in a thread of its own.
 class Node {
  public:
-  Node(size_t here, int port, NodeOptions options, int hosts = 2)
+  Node(
+      size_t here,
+      int port,
+      NodeOptions options,
+      int hosts = 2,
+      const std::string& master_addr = "127.0.0.1")
       : plan_(plan_of(here, port, hosts)) {
+    plan_.common.master_addr = master_addr;
     options.token = options.token.empty() ? kToken : options.token;
     session_ = NodeSession::make(
         reactor_, plan_, options, [this](const std::string& text) { said_.push_back(text); });
@@ -396,8 +403,20 @@ TEST(NodeSession, SaysThatNode0IsNotThere) {
   Node second(1, free_port(), {.join_timeout_seconds = 0.2});
   EXPECT_THAT(
       [&] { second.join(); },
-      testing::ThrowsMessage<ConfigError>(
+      testing::ThrowsMessage<Error>(
           AllOf(HasSubstr("not to be reached at 127.0.0.1"), HasSubstr("Connection refused"))));
+}
+
+TEST(NodeSession, LooksANameUpAgainThatNobodyKnowsYet) {
+  for (const size_t here : {0U, 1U}) {
+    Node node(here, free_port(), {.join_timeout_seconds = 0.2}, 2, "nobody.invalid");
+    EXPECT_THAT(
+        [&] { node.join(); },
+        testing::ThrowsMessage<Error>(HasSubstr("'nobody.invalid' cannot be resolved")));
+    EXPECT_THAT(node.said(), ElementsAre(HasSubstr("it is looked up again for up to 0.2 s")));
+    Node called_off(here, free_port(), {.join_timeout_seconds = 60}, 2, "nobody.invalid");
+    EXPECT_FALSE(called_off.join([] { return true; }));
+  }
 }
 
 TEST(NodeSession, RefusesWhoDoesNotBelongToTheJob) {

@@ -13,9 +13,9 @@
 
 #include <fmt/format.h>
 
+#include "lockstep/base/address.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/system_error.h"
-#include "lockstep/launch/address.h"
 #include "lockstep/launch/socket_owner.h"
 
 namespace lockstep::launcher {

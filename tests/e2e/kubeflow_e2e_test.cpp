@@ -15,11 +15,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "lockstep/base/address.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/base/unique_fd.h"
 #include "lockstep/config/document.h"
-#include "lockstep/launch/address.h"
 #include "tests/e2e/launch_harness.h"
 
 namespace lockstep::e2e {
@@ -197,9 +197,9 @@ TEST(KubeflowExample, ItsPartsFitTogether) {
 
 int free_port() {
   const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const launcher::Address any = launcher::loopback(0);
+  const Address any = loopback(0);
   EXPECT_EQ(::bind(fd.get(), any.get(), any.length), 0);
-  return launcher::own_address(fd.get()).port();
+  return own_address(fd.get()).port();
 }
 
 /// The pods of one TrainJob; all gone, with their ranks, at the end of the test.

@@ -15,9 +15,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "lockstep/base/address.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/base/unique_fd.h"
-#include "lockstep/launch/address.h"
 #include "tests/e2e/launch_harness.h"
 
 namespace lockstep::e2e {
@@ -32,9 +32,9 @@ constexpr const char* kToken = "0123456789abcdef";
 
 int free_port() {
   const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const launcher::Address any = launcher::loopback(0);
+  const Address any = loopback(0);
   EXPECT_EQ(::bind(fd.get(), any.get(), any.length), 0);
-  return launcher::own_address(fd.get()).port();
+  return own_address(fd.get()).port();
 }
 
 /// Launchers of one job; all gone, with their ranks, at the end of the test.
@@ -333,8 +333,61 @@ TEST_F(Nodes, RefuseAMasterAddressThatIsNotThisMachines) {
 
 TEST_F(Nodes, SayThatNode0IsNotThere) {
   const Outcome outcome = start(1, {"--join-timeout", "1", "true"}).wait();
-  EXPECT_EQ(outcome.code, 2);
+  EXPECT_EQ(outcome.code, 1);
   EXPECT_THAT(outcome.err, HasSubstr("node 0 was not to be reached at 127.0.0.1 port"));
+}
+
+/// As in Kubernetes, where the names of pods appear after the pods, and may mean pods that are
+/// gone.
+TEST_F(Nodes, WaitForANameThatAppearsLater) {
+  // The shell's own /etc/hosts: no name, then another machine's address (RFC 5737), then ours.
+  const std::string script =
+      "hosts=$1; shift\n"
+      ": > $hosts\n"
+      "mount --bind $hosts /etc/hosts || exit 77\n"
+      "for node in 1 0; do\n"
+      "  \"$@\" --node-rank $node sh -c 'echo $RANK of $WORLD_SIZE' & pids=\"$pids $!\"\n"
+      "done\n"
+      "sleep 1.2; echo 192.0.2.1 later.test > $hosts\n"
+      "sleep 1.2; echo 127.0.0.1 later.test > $hosts\n"
+      "for pid in $pids; do wait $pid || exit $?; done";
+  std::vector<std::string> words = {"--mount"};
+  if (::geteuid() != 0) {
+    words.push_back("--map-root-user");
+  }
+  words.insert(
+      words.end(),
+      {"sh",
+       "-c",
+       script,
+       "sh",
+       folder_ / "hosts",
+       LOCKSTEP_BIN_DIR "/lockstep",
+       "launch",
+       "-n",
+       "1",
+       "--nnodes",
+       "2",
+       "--master-addr",
+       "later.test",
+       "--master-port",
+       std::to_string(port_)});
+  LockstepRun job(
+      words,
+      {std::string("LOCKSTEP_JOB_TOKEN=") + kToken, "XDG_STATE_HOME=" + folder_.path().string()},
+      "",
+      "/usr/bin/unshare");
+  const Outcome outcome = job.wait();
+  if (outcome.code == 77 || outcome.err.find("unshare failed") != std::string::npos) {
+    GTEST_SKIP() << "this system lends no /etc/hosts of one's own: " << outcome.err;
+  }
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("0 of 2"), HasSubstr("1 of 2")));
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          HasSubstr("the address 'later.test' cannot be resolved"),
+          HasSubstr("it is looked up again for up to 120 s (--join-timeout)")));
 }
 
 TEST_F(Nodes, OfAnotherJobAreTurnedAway) {
@@ -363,7 +416,7 @@ TEST_F(Nodes, NeedAToken) {
 TEST_F(Nodes, MeetThroughACrowdOfStrangers) {
   LockstepRun& first = start(0, training(""));
   std::vector<UniqueFd> strangers;
-  const launcher::Address door = launcher::loopback(port_);
+  const Address door = loopback(port_);
   for (int i = 0; i < 500;) {
     UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     if (::connect(fd.get(), door.get(), door.length) != 0) {

@@ -18,9 +18,9 @@
 #include <gtest/gtest.h>
 
 #include "cli/test_pty.h"
+#include "lockstep/base/address.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/base/unique_fd.h"
-#include "lockstep/launch/address.h"
 #include "tests/e2e/launch_harness.h"
 
 namespace lockstep::e2e {
@@ -150,9 +150,9 @@ TEST(Pause, IsNoTimeThatACollectiveTakes) {
 
 int free_port() {
   const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const launcher::Address any = launcher::loopback(0);
+  const Address any = loopback(0);
   EXPECT_EQ(::bind(fd.get(), any.get(), any.length), 0);
-  return launcher::own_address(fd.get()).port();
+  return own_address(fd.get()).port();
 }
 
 /// Two launchers on this machine, each started by a shell with job control, of two ranks each.

@@ -2,14 +2,10 @@
 #include "lockstep/comm/gloo/rendezvous.h"
 
 #include <algorithm>
-#include <arpa/inet.h>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <memory>
-#include <netdb.h>
-#include <netinet/in.h>
 #include <optional>
 #include <poll.h>
 #include <set>
@@ -17,7 +13,6 @@
 #include <stdexcept>
 #include <sys/socket.h>
 #include <thread>
-#include <unistd.h>
 #include <vector>
 
 #include <fmt/format.h>
@@ -27,8 +22,11 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include "lockstep/base/address.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/machine.h"
+#include "lockstep/base/unique_fd.h"
 #include "lockstep/comm/first_line.h"
 #include "lockstep/comm/gloo/store_address.h"
 
@@ -45,6 +43,8 @@ double seconds_since(Clock::time_point start) {
 }
 
 constexpr Milliseconds kJoinSlice{250};
+// Longer than name servers remember that a name is not there; a misspelt one is told after it.
+constexpr Milliseconds kNamePatience{30'000};
 
 /// Finds out whether a rank of this host joins otherwise than this one, over shared memory.
 class WayCheck {
@@ -63,19 +63,19 @@ class WayCheck {
     if (place_.rank == 0) {
       return responder_ ? responder_->answer() : std::string();
     }
-    if (agreed_) {
-      return {};
-    }
-    const std::optional<std::string> answer = shm::ask_rank_0(place_);
-    agreed_ = answer && answer->empty();
-    return answer.value_or("");
+    return shm::ask_rank_0(place_);
   }
 
  private:
   shm::MeetingPlace place_;
   std::optional<shm::JoinResponder> responder_;  ///< Rank 0's.
-  bool agreed_ = false;
 };
+
+bool is_loopback(const std::string& host) {
+  std::string why;
+  const std::vector<Address> addresses = resolve(host, 0, why);
+  return !addresses.empty() && addresses.front().is_loopback();
+}
 
 std::string text_of(const std::vector<uint8_t>& bytes) {
   return {bytes.begin(), bytes.end()};
@@ -87,46 +87,40 @@ std::string rank_key(int rank) {
 
 /// Whether something accepts a connection there; gives up at `deadline`, where a plain connect
 /// would wait minutes for a host that drops what it is sent.
-bool accepts(const addrinfo& entry, Clock::time_point deadline) {
-  const int fd = ::socket(entry.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) {
+bool accepts(const Address& address, Clock::time_point deadline) {
+  const UniqueFd fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd.is_open()) {
     return false;
   }
-  bool there = ::connect(fd, entry.ai_addr, entry.ai_addrlen) == 0;
+  bool there = ::connect(fd.get(), address.get(), address.length) == 0;
   if (!there && errno == EINPROGRESS) {
     const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
-    pollfd waiting{.fd = fd, .events = POLLOUT, .revents = 0};
+    pollfd waiting{.fd = fd.get(), .events = POLLOUT, .revents = 0};
     int error = 0;
     socklen_t length = sizeof(error);
     there = ::poll(&waiting, 1, static_cast<int>(std::max<int64_t>(left.count(), 0))) == 1 &&
-            ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
+            ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
   }
-  ::close(fd);
   return there;
 }
 
 /// Returns once something listens at the store's address. TCPStore's own client sleeps a second
 /// between tries, which is most of a short job's start. CommError if rank 0 joins otherwise.
 void await_listener(const std::string& host, int port, Clock::time_point deadline, WayCheck& way) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
+  std::string why = "nothing listens there";
   while (Clock::now() < deadline) {
-    addrinfo* list = nullptr;
-    if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list) == 0) {
-      const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned(list, &::freeaddrinfo);
-      for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
-        const bool there = accepts(*entry, deadline);
-        if (there) {
-          return;
-        }
+    for (const Address& address : resolve(host, port, why)) {
+      if (accepts(address, deadline)) {
+        return;
       }
+      why = "nothing listens there";
     }
     if (const std::string fault = way.disagreement(); !fault.empty()) {
       throw CommError("join", fault, 0);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
-  throw std::runtime_error("nothing listens there");
+  throw std::runtime_error(why);
 }
 
 /// What goes wrong here is thrown, with its reason; c10d would print a stack of frames besides.
@@ -249,7 +243,7 @@ void sign_in(
   }
   const std::string own = data_address(world);
   std::set<std::string> addresses{own};
-  if (!listen_addresses(own, 0).front().is_loopback()) {
+  if (!is_loopback(own)) {
     addresses.merge(interface_addresses());
   }
   store.append("addresses", bytes_of_text(fmt::format("{} ", fmt::join(addresses, " "))));
@@ -273,9 +267,9 @@ c10::intrusive_ptr<c10d::Store> join_store(
   const bool local = world.on_one_host() && !world.agent_store;
   std::string host = local ? kLoopback : world.master_addr;
   if (options.isServer) {
-    const ListenAddress address = store_address(world);
+    const Address address = store_address(world, start + std::min(timeout, kNamePatience));
     options.masterListenFd = bind_store_port(address, world.master_port);
-    host = address.text();
+    host = address.host();
   }
   quieten_c10d();
   WayCheck way(place);
@@ -324,40 +318,18 @@ std::string data_address(const WorldSpec& world) {
   if (const auto told = Environment::process().text("LOCKSTEP_HOST_ADDR")) {
     return *told;
   }
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
-  addrinfo* list = nullptr;
-  const std::string port = std::to_string(world.master_port);
-  const int failed = ::getaddrinfo(world.master_addr.c_str(), port.c_str(), &hints, &list);
-  if (failed != 0) {
+  std::string why;
+  const std::vector<Address> addresses = resolve(world.master_addr, world.master_port, why);
+  if (addresses.empty()) {
     throw ConfigError(
         "join",
-        fmt::format(
-            "cannot resolve the master's address '{}': {}",
-            world.master_addr,
-            ::gai_strerror(failed)));
+        fmt::format("cannot resolve the master's address '{}': {}", world.master_addr, why));
   }
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned(list, &::freeaddrinfo);
-  for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
+  for (const Address& address : addresses) {
     // Connecting a datagram socket sends nothing, but makes the kernel choose the outgoing address.
-    const int fd = ::socket(entry->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    sockaddr_storage own{};
-    socklen_t length = sizeof(own);
-    const bool known = fd >= 0 && ::connect(fd, entry->ai_addr, entry->ai_addrlen) == 0 &&
-                       ::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &length) == 0;
-    if (fd >= 0) {
-      ::close(fd);
-    }
-    char text[NI_MAXHOST];
-    if (known && ::getnameinfo(
-                     reinterpret_cast<sockaddr*>(&own),
-                     length,
-                     text,
-                     sizeof(text),
-                     nullptr,
-                     0,
-                     NI_NUMERICHOST) == 0) {
-      return text;
+    const UniqueFd fd(::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    if (fd.is_open() && ::connect(fd.get(), address.get(), address.length) == 0) {
+      return own_address(fd.get()).host();
     }
   }
   throw CommError(

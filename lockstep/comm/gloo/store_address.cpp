@@ -2,14 +2,14 @@
 #include "lockstep/comm/gloo/store_address.h"
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
-#include <memory>
-#include <netdb.h>
-#include <netinet/in.h>
+#include <string>
+#include <sys/socket.h>
 #include <unistd.h>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -17,105 +17,85 @@
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/machine.h"
-#include "lockstep/base/unique_fd.h"
 
 namespace lockstep::comm {
 
-bool ListenAddress::is_loopback() const {
-  if (storage.ss_family == AF_INET) {
-    const auto* four = reinterpret_cast<const sockaddr_in*>(&storage);
-    return ntohl(four->sin_addr.s_addr) >> 24U == IN_LOOPBACKNET;
-  }
-  const auto* six = reinterpret_cast<const sockaddr_in6*>(&storage);
-  return storage.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&six->sin6_addr);
+namespace {
+
+constexpr std::chrono::milliseconds kBetweenLooks{250};
+
+bool is_written_as_loopback(const std::string& host) {
+  std::string why;
+  return host == "localhost" || (is_numeric(host) && resolve(host, 0, why).front().is_loopback());
 }
 
-bool ListenAddress::is_own() const {
-  ListenAddress any_port = *this;
-  // sin_port and sin6_port lie at the same place.
-  reinterpret_cast<sockaddr_in*>(&any_port.storage)->sin_port = 0;
-  const UniqueFd fd(::socket(storage.ss_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  return fd.is_open() && ::bind(fd.get(), any_port.get(), length) == 0;
+std::vector<Address> own_addresses(std::vector<Address> addresses) {
+  std::erase_if(addresses, [](const Address& address) { return !address.is_own(); });
+  return addresses;
 }
 
-std::string ListenAddress::text() const {
-  std::array<char, NI_MAXHOST> host{};
-  const int failed =
-      ::getnameinfo(get(), length, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST);
-  return failed == 0 ? host.data() : "an unknown address";
-}
-
-std::vector<ListenAddress> listen_addresses(const std::string& host, int port) {
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  addrinfo* list = nullptr;
-  const int failed = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
-  if (failed != 0) {
-    throw ConfigError(
-        "join",
-        fmt::format(
-            "cannot resolve the master's address '{}': {}; set MASTER_ADDR to a name or number of "
-            "rank 0's host that all hosts know",
-            host,
-            ::gai_strerror(failed)));
-  }
-  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned(list, &::freeaddrinfo);
-  std::vector<ListenAddress> found;
-  for (const addrinfo* entry = list; entry != nullptr; entry = entry->ai_next) {
-    ListenAddress& address = found.emplace_back();
-    std::memcpy(&address.storage, entry->ai_addr, entry->ai_addrlen);
-    address.length = entry->ai_addrlen;
-  }
-  return found;
-}
-
-std::set<std::string> interface_addresses() {
-  std::set<std::string> all;
-  for (const Machine::Interface& interface : describe_interfaces()) {
-    if (interface.up && !interface.loopback) {
-      all.insert(interface.addresses.begin(), interface.addresses.end());
-    }
-  }
-  return all;
-}
-
-ListenAddress store_address(const WorldSpec& world) {
-  const int port = world.master_port;
-  if (world.on_one_host()) {
-    return listen_addresses("127.0.0.1", port).front();
-  }
-  // Several launchers of ours carry what the ranks of other hosts say to rank 0's loopback, which
-  // is master_addr then.
-  std::vector<ListenAddress> candidates = listen_addresses(world.master_addr, port);
-  std::erase_if(candidates, [](const ListenAddress& address) { return !address.is_own(); });
-  // A reachable address first, IPv4 before IPv6.
-  std::stable_sort(
-      candidates.begin(), candidates.end(), [](const ListenAddress& a, const ListenAddress& b) {
-        return std::pair(a.is_loopback(), a.storage.ss_family) <
-               std::pair(b.is_loopback(), b.storage.ss_family);
-      });
-  if (!candidates.empty()) {
-    return candidates.front();
-  }
-  if (const auto told = Environment::process().text("LOCKSTEP_HOST_ADDR")) {
-    const ListenAddress address = listen_addresses(*told, port).front();
-    if (address.is_own()) {
-      return address;
-    }
-  }
+[[noreturn]] void refuse(const WorldSpec& world, const std::string& what_it_is) {
   throw ConfigError(
       "join",
       fmt::format(
-          "MASTER_ADDR is no address of rank 0's machine; got '{}', expected one of {}; if the "
-          "others reach this machine at '{}' all the same, set LOCKSTEP_HOST_ADDR on rank 0 to the "
-          "address at which their connections arrive",
+          "MASTER_ADDR is {} on rank 0's machine; got '{}', expected one of {}; if the others "
+          "reach this machine at '{}' all the same, set LOCKSTEP_HOST_ADDR on rank 0 to the "
+          "address at which their connections arrive; if all ranks run on this machine, set "
+          "MASTER_ADDR to 127.0.0.1",
+          what_it_is,
           world.master_addr,
           fmt::join(interface_addresses(), ", "),
           world.master_addr));
 }
 
-int bind_store_port(const ListenAddress& address, int port) {
-  const int fd = ::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+}  // namespace
+
+Address store_address(const WorldSpec& world, std::chrono::steady_clock::time_point deadline) {
+  const int port = world.master_port;
+  if (world.on_one_host()) {
+    return loopback(port);
+  }
+  std::string why;
+  std::vector<Address> all = resolve(world.master_addr, port, why);
+  while (all.empty() && !is_numeric(world.master_addr) &&
+         std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(kBetweenLooks);
+    all = resolve(world.master_addr, port, why);
+  }
+  if (all.empty()) {
+    throw ConfigError(
+        "join",
+        fmt::format(
+            "cannot resolve the master's address '{}': {}; set MASTER_ADDR to a name or number of "
+            "rank 0's host that all hosts know",
+            world.master_addr,
+            why));
+  }
+  std::vector<Address> candidates = own_addresses(all);
+  // A reachable address first, IPv4 before IPv6.
+  std::stable_sort(candidates.begin(), candidates.end(), [](const Address& a, const Address& b) {
+    return std::pair(a.is_loopback(), a.family()) < std::pair(b.is_loopback(), b.family());
+  });
+  // Loopback is meant where it is written: several launchers of ours carry what the ranks of other
+  // hosts say to rank 0's, which is master_addr then.
+  if (!candidates.empty() &&
+      (!candidates.front().is_loopback() || is_written_as_loopback(world.master_addr))) {
+    return candidates.front();
+  }
+  if (const auto told = Environment::process().text("LOCKSTEP_HOST_ADDR")) {
+    const std::vector<Address> own = own_addresses(resolve(*told, port, why));
+    if (!own.empty()) {
+      return own.front();
+    }
+  }
+  refuse(
+      world,
+      candidates.empty() ? "no address"
+                         : fmt::format("the loopback address {}", candidates.front().host()));
+}
+
+int bind_store_port(const Address& address, int port) {
+  const int fd = ::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) {
     throw Error("join", fmt::format("cannot make a socket: {}", std::strerror(errno)));
   }

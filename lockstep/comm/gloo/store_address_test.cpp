@@ -1,10 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/comm/gloo/store_address.h"
 
+#include <chrono>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <sched.h>
+#include <string>
+#include <sys/mount.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/machine.h"
+#include "lockstep/base/test_folder.h"
 
 namespace lockstep::comm {
 namespace {
@@ -18,7 +30,7 @@ std::string text_of_store(const std::string& master_addr) {
   world.size = 2;
   world.master_addr = master_addr;
   world.master_port = 12345;
-  return store_address(world).text();
+  return store_address(world, std::chrono::steady_clock::now()).host();
 }
 
 TEST(StoreAddress, is_loopback_where_the_master_is) {
@@ -40,6 +52,58 @@ TEST(StoreAddress, that_is_another_machines_is_refused) {
       [] { text_of_store("192.0.2.1"); },  // Of no machine (RFC 5737).
       ::testing::ThrowsMessage<ConfigError>(
           AllOf(HasSubstr("got '192.0.2.1'"), HasSubstr("LOCKSTEP_HOST_ADDR"))));
+}
+
+TEST(StoreAddress, of_a_name_that_nobody_knows_is_refused_in_the_end) {
+  EXPECT_THAT(
+      [] { text_of_store("nobody.invalid"); },
+      ::testing::ThrowsMessage<ConfigError>(
+          HasSubstr("cannot resolve the master's address 'nobody.invalid'")));
+}
+
+/// Runs `check` in a process where the name of this machine means 127.0.1.1, as on Debian. Exits
+/// with 0 if it holds, 77 if this system lends no /etc/hosts of one's own.
+[[noreturn]] void run_where_name_is_loopback(const std::function<bool()>& check) {
+  {
+    const TestFolder folder;
+    const std::string hosts = folder / "hosts";
+    std::ofstream(hosts) << "127.0.1.1 node0.test\n";
+    if ((::unshare(CLONE_NEWNS) != 0 && ::unshare(CLONE_NEWUSER | CLONE_NEWNS) != 0) ||
+        ::mount(hosts.c_str(), "/etc/hosts", nullptr, MS_BIND, nullptr) != 0) {
+      ::_exit(77);
+    }
+  }
+  ::_exit(check() ? 0 : 1);
+}
+
+TEST(StoreAddress, that_is_only_a_name_for_loopback_is_refused_or_told) {
+  // One process per case, since a mount cannot be undone in a test program.
+  const auto refused = [] {
+    run_where_name_is_loopback([] {
+      try {
+        text_of_store("node0.test");
+      } catch (const ConfigError& error) {
+        const std::string text = error.what();
+        return text.find("the loopback address 127.0.1.1") != std::string::npos &&
+               text.find("set LOCKSTEP_HOST_ADDR on rank 0") != std::string::npos;
+      }
+      return false;
+    });
+  };
+  const auto told = [] {
+    run_where_name_is_loopback([] {
+      const std::string own = *interface_addresses().begin();
+      ::setenv("LOCKSTEP_HOST_ADDR", own.c_str(), 1);
+      return text_of_store("node0.test") == own;
+    });
+  };
+  const auto may_mount = [](int status) {
+    return WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 77);
+  };
+  EXPECT_EXIT(refused(), may_mount, "");
+  if (!interface_addresses().empty()) {
+    EXPECT_EXIT(told(), may_mount, "");
+  }
 }
 
 }  // namespace

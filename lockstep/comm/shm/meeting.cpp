@@ -14,6 +14,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/rank.h"
 #include "lockstep/comm/shm/local_socket.h"
@@ -26,9 +27,15 @@ using Clock = std::chrono::steady_clock;
 // What is said, in this order: each rank its Hello; rank 0 a Verdict, the memory with it; each rank
 // a Verdict on whether it could map it; rank 0 the last one, which all obey.
 
-constexpr uint32_t kHelloMagic = 0x326d6b6cU;  // "lkm2"
+constexpr uint32_t kHelloMagic = 0x336d6b6cU;  // "lkm3"
 constexpr auto kAnswerPatience = std::chrono::seconds(2);
 constexpr auto kHelloPatience = std::chrono::milliseconds(100);
+
+/// Where a rank 0 that joins over Gloo answers: at a name of its own, so that ranks of another job
+/// can meet at `place` meanwhile.
+std::string gloo_name(const MeetingPlace& place) {
+  return fmt::format("{}/gloo/{:08x}", place.name, crc32c(place.master_addr));
+}
 
 struct Hello {
   uint32_t magic = kHelloMagic;
@@ -39,6 +46,7 @@ struct Hello {
   int32_t pid = 0;
   int32_t local_size = 0;
   int32_t over_gloo = 0;  ///< Whether it joins over Gloo, and only asks.
+  uint32_t master_addr_crc = 0;
   std::array<char, 8> comm{};
 
   static Hello of(const MeetingPlace& place, bool over_gloo) {
@@ -47,7 +55,8 @@ struct Hello {
         .size = place.size,
         .pid = ::getpid(),
         .local_size = place.local_size,
-        .over_gloo = over_gloo ? 1 : 0};
+        .over_gloo = over_gloo ? 1 : 0,
+        .master_addr_crc = crc32c(place.master_addr)};
     place.comm.copy(hello.comm.data(), hello.comm.size() - 1);
     return hello;
   }
@@ -116,6 +125,23 @@ std::string disagreement(const std::string& name, const Hello& rank_0, const Hel
 
 double seconds_of(Milliseconds timeout) {
   return static_cast<double>(timeout.count()) / 1000;
+}
+
+/// What keeps whoever says `hello` from joining the rank 0 that listens at `name`; empty if nothing
+/// does, or nobody answers.
+std::string ask(const std::string& name, const Hello& hello) {
+  const UniqueFd rank_0 = connect_local(name);
+  if (!rank_0.is_open() || peer_of(rank_0.get()).user != ::geteuid()) {
+    return {};
+  }
+  Verdict verdict;
+  if (!send_message(rank_0.get(), &hello, sizeof(hello)) ||
+      !readable(rank_0.get(), Clock::now() + kAnswerPatience) ||
+      !receive_message(rank_0.get(), &verdict, sizeof(verdict))) {
+    return {};
+  }
+  verdict.text.back() = '\0';
+  return verdict.text.data();
 }
 
 /// Rank 0, who waits for all others and tells them what comes of it.
@@ -237,8 +263,12 @@ class Host {
     }
     hello.comm.back() = '\0';
     const Peer peer = peer_of(stranger.get());
+    const Hello mine = Hello::of(place_, false);
+    if (hello.over_gloo != 0 && hello.master_addr_crc != mine.master_addr_crc) {
+      return {};
+    }
     Verdict verdict;
-    if (const std::string fault = disagreement(place_.name, Hello::of(place_, false), hello);
+    if (const std::string fault = disagreement(place_.name, mine, hello);
         !fault.empty()) {
       verdict = Verdict::of(Outcome::kNoMeeting, fault);
     } else if (
@@ -329,6 +359,10 @@ class Guest {
   void find_host() {
     auto pause = std::chrono::microseconds(200);
     while (!(host_ = connect_local(place_.name)).is_open()) {
+      const std::string fault = ask(gloo_name(place_), Hello::of(place_, false));
+      if (!fault.empty()) {
+        throw CommError("join", fault, 0);
+      }
       if (Clock::now() > deadline_) {
         throw CommError(
             "join",
@@ -383,7 +417,7 @@ std::shared_ptr<Segment> meet(const MeetingPlace& place, Milliseconds timeout) {
 }
 
 JoinResponder::JoinResponder(const MeetingPlace& place)
-    : place_(place), listener_(listen_local(place.name)) {}
+    : place_(place), listener_(listen_local(gloo_name(place))) {}
 
 std::string JoinResponder::answer() {
   while (listener_.is_open() && readable(listener_.get(), Clock::now())) {
@@ -405,20 +439,8 @@ std::string JoinResponder::answer() {
   return {};
 }
 
-std::optional<std::string> ask_rank_0(const MeetingPlace& place) {
-  const UniqueFd rank_0 = connect_local(place.name);
-  if (!rank_0.is_open() || peer_of(rank_0.get()).user != ::geteuid()) {
-    return std::nullopt;
-  }
-  const Hello hello = Hello::of(place, true);
-  Verdict verdict;
-  if (!send_message(rank_0.get(), &hello, sizeof(hello)) ||
-      !readable(rank_0.get(), Clock::now() + kAnswerPatience) ||
-      !receive_message(rank_0.get(), &verdict, sizeof(verdict))) {
-    return std::nullopt;
-  }
-  verdict.text.back() = '\0';
-  return std::string(verdict.text.data());
+std::string ask_rank_0(const MeetingPlace& place) {
+  return ask(place.name, Hello::of(place, true));
 }
 
 }  // namespace lockstep::comm::shm

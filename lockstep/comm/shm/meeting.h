@@ -2,7 +2,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "lockstep/base/unique_fd.h"
@@ -19,6 +18,9 @@ struct MeetingPlace {
   int size = 1;
   int local_size = 0;         ///< Ranks of this host, as this rank was told.
   std::string comm = "auto";  ///< LOCKSTEP_COMM, which all ranks must set alike.
+  /// MASTER_ADDR. Ranks that meet may spell it differently; who joins over Gloo is of another job,
+  /// on several hosts it may be, unless it spells it the same.
+  std::string master_addr{};
 };
 
 /// Meets the others and returns the memory that all of them map, made by rank 0. Collective.
@@ -35,14 +37,14 @@ struct MeetingPlace {
 std::shared_ptr<Segment> meet(const MeetingPlace& place, Milliseconds timeout);
 
 // Ranks that join over Gloo meet at the store. They use a meeting place only to find out whether a
-// rank of their host joins otherwise.
+// rank of their host joins otherwise. Jobs with another MASTER_ADDR are not disturbed.
 
 /// Rank 0's end of that: answers the ranks that look for it at `place`.
 ///
 /// Thread safety: one thread at a time.
 class JoinResponder {
  public:
-  /// Answers nobody if somebody else listens at `place`.
+  /// Answers nobody if another rank 0 does it already.
   explicit JoinResponder(const MeetingPlace& place);
   /// Answers all who wait, at most 0.1 s each. Returns what one of them disagrees on; empty if they
   /// agree, or nobody waits.
@@ -53,8 +55,8 @@ class JoinResponder {
   UniqueFd listener_;
 };
 
-/// The other ranks' end: asks rank 0, if it waits at `place`. Returns what the two disagree on, or
-/// an empty text if they agree; nothing if rank 0 is not there or has not answered within 2 s.
-std::optional<std::string> ask_rank_0(const MeetingPlace& place);
+/// The other ranks' end: asks rank 0, if it waits at `place` over shared memory. Returns what the
+/// two disagree on; empty if it is not there, is another job's or has not answered within 2 s.
+std::string ask_rank_0(const MeetingPlace& place);
 
 }  // namespace lockstep::comm::shm

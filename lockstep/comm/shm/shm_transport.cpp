@@ -110,7 +110,8 @@ shm::MeetingPlace meeting_place_of(const WorldSpec& world, const std::string& co
       .rank = world.rank,
       .size = world.size,
       .local_size = world.local_size,
-      .comm = comm};
+      .comm = comm,
+      .master_addr = world.master_addr};
 }
 
 std::shared_ptr<Transport> make_shm_transport(

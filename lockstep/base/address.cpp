@@ -1,16 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/launch/address.h"
+#include "lockstep/base/address.h"
 
 #include <arpa/inet.h>
+#include <cerrno>
 #include <cstring>
 #include <memory>
 #include <netdb.h>
 
-#include <fmt/format.h>
+#include "lockstep/base/unique_fd.h"
 
-#include "lockstep/base/error.h"
-
-namespace lockstep::launcher {
+namespace lockstep {
 
 bool Address::is_loopback() const {
   if (family() == AF_INET) {
@@ -19,6 +18,14 @@ bool Address::is_loopback() const {
   }
   const auto* in6 = reinterpret_cast<const sockaddr_in6*>(&storage);
   return family() == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&in6->sin6_addr);
+}
+
+bool Address::is_own() const {
+  Address any_port = *this;
+  // sin_port and sin6_port lie at the same place.
+  reinterpret_cast<sockaddr_in*>(&any_port.storage)->sin_port = 0;
+  const UniqueFd fd(::socket(family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  return fd.is_open() && ::bind(fd.get(), any_port.get(), length) == 0;
 }
 
 int Address::port() const {
@@ -37,19 +44,14 @@ std::string Address::host() const {
   return host.starts_with(kMapped) ? host.substr(std::strlen(kMapped)) : host;
 }
 
-std::vector<Address> resolve(const std::string& host, int port) {
+std::vector<Address> resolve(const std::string& host, int port, std::string& why) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   addrinfo* list = nullptr;
   const int failed = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
   if (failed != 0) {
-    throw ConfigError(
-        "lockstep launch",
-        fmt::format(
-            "the address '{}' cannot be resolved: {}; try --master-addr with a number like "
-            "10.0.0.1, or a name that all hosts know",
-            host,
-            ::gai_strerror(failed)));
+    why = failed == EAI_SYSTEM ? std::strerror(errno) : ::gai_strerror(failed);
+    return {};
   }
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owned(list, &::freeaddrinfo);
   std::vector<Address> found;
@@ -105,4 +107,4 @@ Address peer_address(int fd) {
   return address;
 }
 
-}  // namespace lockstep::launcher
+}  // namespace lockstep
