@@ -64,18 +64,43 @@ std::string variable_of(std::string option) {
   return "PET_" + option;
 }
 
+/// The number that `value` is: "2", or torchrun's range "2:2" of numbers of hosts.
+std::optional<int64_t> number_of(const std::string& value) {
+  const size_t colon = value.find(':');
+  if (colon != std::string::npos && value.substr(0, colon) == value.substr(colon + 1)) {
+    return parse_integer(value.substr(0, colon));
+  }
+  return parse_integer(value);
+}
+
+bool is_same(const std::string& a, const std::string& b) {
+  return a == b || (number_of(a) && number_of(a) == number_of(b));
+}
+
+/// Whether `all` ranks together are what `each` of so many hosts has.
+bool is_product(const std::string& all, const std::string& each, const std::string& hosts) {
+  const auto total = number_of(all);
+  const auto per_host = number_of(each);
+  const auto count = number_of(hosts);
+  // Larger ones are refused elsewhere.
+  constexpr int64_t kMost = 1 << 20;
+  return total && per_host && count && *per_host <= kMost && *count <= kMost &&
+         *total == *per_host * *count;
+}
+
 void refuse_disagreement(const Environment& environment) {
   for (const auto& [torchrun, own] : kOwnVariables) {
     const auto theirs = environment.text(torchrun);
     const auto ours = environment.text(own);
-    if (theirs && ours && *theirs != *ours) {
+    if (theirs && ours && !is_same(*theirs, *ours)) {
       refuse(fmt::format(
           "{}={} and {}={} disagree; unset one of them", torchrun, *theirs, own, *ours));
     }
   }
   const auto each = environment.text("PET_NPROC_PER_NODE");
   const auto all = environment.text("LOCKSTEP_NUM_PROCESSES");
-  if (each && all) {
+  const std::string hosts = environment.text("PET_NNODES").value_or("1");
+  if (each && all && !is_product(*all, *each, hosts)) {
     refuse(fmt::format(
         "PET_NPROC_PER_NODE={} says how many ranks each host has, LOCKSTEP_NUM_PROCESSES={} how "
         "many all have; unset one of them",
@@ -88,7 +113,7 @@ void refuse_disagreement(const Environment& environment) {
 void refuse_standalone(const Environment& environment) {
   const auto refuse_if = [&environment](const char* variable, const char* fine) {
     const auto value = environment.text(variable);
-    if (value && *value != fine) {
+    if (value && !is_same(*value, fine)) {
       refuse(fmt::format(
           "{}={} and --standalone disagree; leave out the option, or unset {}",
           variable,
@@ -112,6 +137,16 @@ std::optional<std::string> given_value(
     }
   }
   return std::nullopt;
+}
+
+/// Whether --num-processes is there and says what PET_NPROC_PER_NODE says of each host.
+bool says_the_same_in_total(const Environment& environment, const std::vector<std::string>& words) {
+  const auto all = given_value(words, "--num-processes");
+  const auto hosts = given_value(words, "--nnodes");
+  return all && is_product(
+                    *all,
+                    environment.text("PET_NPROC_PER_NODE").value_or(""),
+                    hosts ? *hosts : environment.text("PET_NNODES").value_or("1"));
 }
 
 /// Whether `text` has `option` as a whole word.
@@ -143,13 +178,16 @@ std::vector<VariableOption> add_torchrun_variables(
     // Options of other launchers share one field, and split_arguments() writes its first name.
     const std::string option = "--" + launch.get_option("--" + name)->get_lnames().front();
     const auto said = given_value(words, option);
-    if (said && *said != *value) {
+    if (said && !is_same(*said, *value)) {
       refuse(fmt::format(
           "{}={} and {} {} disagree; leave out the option, or unset the variable",
           variable,
           *value,
           option,
           *said));
+    }
+    if (name == std::string("nproc-per-node") && says_the_same_in_total(environment, words)) {
+      continue;
     }
     if (!said) {
       words.push_back(option + "=" + *value);

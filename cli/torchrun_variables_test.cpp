@@ -83,6 +83,18 @@ TEST_F(TorchrunVariables, OneThatContradictsAnOptionIsAnError) {
       ThrowsMessage<ConfigError>(HasSubstr("PET_SHUTDOWN_TIMEOUT=5 and --grace-seconds 6")));
 }
 
+TEST_F(TorchrunVariables, OneThatSaysTheSameInOtherWordsIsNone) {
+  EXPECT_THAT(
+      words({{"PET_NNODES", "2:2"}}, {"launch", "--nnodes=2"}),
+      ElementsAre("launch", "--nnodes=2"));
+  EXPECT_THAT(
+      words({{"PET_NNODES", "2"}, {"PET_NPROC_PER_NODE", "4"}}, {"launch", "--num-processes=8"}),
+      ElementsAre("launch", "--num-processes=8", "--nnodes=2"));
+  EXPECT_THAT(
+      words({{"PET_NPROC_PER_NODE", "4"}, {"LOCKSTEP_NUM_PROCESSES", "4"}}),
+      ElementsAre("launch", "--nproc-per-node=4"));
+}
+
 TEST_F(TorchrunVariables, OneThatContradictsAVariableOfOursIsAnError) {
   EXPECT_THAT(
       [&] {
@@ -92,7 +104,7 @@ TEST_F(TorchrunVariables, OneThatContradictsAVariableOfOursIsAnError) {
           HasSubstr("PET_NNODES=2 and LOCKSTEP_NUM_MACHINES=3 disagree; unset one of them")));
   EXPECT_THAT(
       [&] {
-        words({{"PET_NPROC_PER_NODE", "2"}, {"LOCKSTEP_NUM_PROCESSES", "2"}});
+        words({{"PET_NPROC_PER_NODE", "2"}, {"LOCKSTEP_NUM_PROCESSES", "3"}});
       },
       ThrowsMessage<ConfigError>(HasSubstr("unset one of them")));
 }

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -271,7 +272,8 @@ GlooDevice make_gloo_device(const std::string& address) {
 /// How the ranks of a group reach each other.
 struct GlooAddresses {
   std::string own;
-  std::vector<std::string> hosts;  ///< All addresses of all hosts of the job.
+  /// All addresses of all hosts of the job; nothing once others had to be let in.
+  std::optional<std::vector<std::string>> hosts;
 };
 
 class GlooTransport final : public Transport {
@@ -309,6 +311,9 @@ class GlooTransport final : public Transport {
               "cannot connect to all ranks: {}", fault.empty() ? first_line(error.what()) : fault));
     }
     guard.close_to_all();
+    if (guard.lets_all_in()) {
+      addresses_.hosts.reset();
+    }
   }
 
   const char* name() const override { return "gloo"; }

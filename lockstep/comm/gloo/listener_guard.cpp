@@ -27,7 +27,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kGuardPause = std::chrono::milliseconds(1);
-constexpr auto kGuardPatience = std::chrono::seconds(10);
 constexpr rlim_t kMostDescriptors = 65536;
 constexpr rlim_t kMostSpareDescriptors = 256;
 constexpr int kDeferSeconds = 600;
@@ -171,14 +170,19 @@ void raise_descriptor_limit() {
   }
 }
 
-ListenerGuard::ListenerGuard(int listener, const std::vector<std::string>& hosts)
-    : listener_(listener < 0 ? -1 : ::fcntl(listener, F_DUPFD_CLOEXEC, 0)) {
+ListenerGuard::ListenerGuard(
+    int listener,
+    const std::optional<std::vector<std::string>>& hosts,
+    std::chrono::milliseconds patience)
+    : listener_(listener < 0 ? -1 : ::fcntl(listener, F_DUPFD_CLOEXEC, 0)),
+      patience_(patience),
+      lets_all_in_(!hosts) {
   if (!listener_.is_open()) {
     return;
   }
   const int family = name_of_socket(listener_.get()).address.ss_family;
-  restricted_ = attach(listener_.get(), filter_by_source(hosts, family));
-  if (!restricted_) {
+  restricted_ = hosts && attach(listener_.get(), filter_by_source(*hosts, family));
+  if (hosts && !restricted_) {
     log_debug("Gloo's port is open to all addresses until all ranks are connected");
   }
   ::setsockopt(
@@ -204,7 +208,7 @@ void ListenerGuard::stop() {
 }
 
 void ListenerGuard::watch() {
-  const auto patience_ends = Clock::now() + kGuardPatience;
+  const auto patience_ends = Clock::now() + patience_;
   std::unique_lock<std::mutex> lock(mutex_);
   while (!changed_.wait_for(lock, kGuardPause, [this] { return stopped_; })) {
     if (!fault_.empty()) {
@@ -214,11 +218,12 @@ void ListenerGuard::watch() {
     if (fault_.empty() && restricted_ && Clock::now() >= patience_ends) {
       detach(listener_.get());
       restricted_ = false;
+      lets_all_in_ = true;
       log_warning(
           fmt::format(
-              "not all ranks have connected within {} s; connections from any address are now "
+              "not all ranks have connected within {:g} s; connections from any address are now "
               "taken, since addresses may be translated between the hosts",
-              kGuardPatience.count()),
+              std::chrono::duration<double>(patience_).count()),
           LogAudience::kEveryRank);
     }
   }
@@ -256,6 +261,11 @@ void ListenerGuard::close_to_all() {
     }
   }
   listener_.reset();
+}
+
+bool ListenerGuard::lets_all_in() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return lets_all_in_;
 }
 
 std::string ListenerGuard::fault() {

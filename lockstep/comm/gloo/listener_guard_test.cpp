@@ -2,6 +2,7 @@
 #include "lockstep/comm/gloo/listener_guard.h"
 
 #include <arpa/inet.h>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <fcntl.h>
@@ -72,7 +73,8 @@ TEST(ListenerGuard, lets_the_hosts_of_the_job_in_until_all_have_come) {
   const UniqueFd listener = listen_on_loopback();
   const sockaddr_in address = address_of(listener.get());
   EXPECT_TRUE(is_connected(connect_from("127.0.0.2", address))) << "nothing guards it yet";
-  ListenerGuard guard(listener.get(), {"10.0.0.1", "::1", "127.0.0.3", "127.0.0.1"});
+  ListenerGuard guard(
+      listener.get(), std::vector<std::string>{"10.0.0.1", "::1", "127.0.0.3", "127.0.0.1"});
   EXPECT_FALSE(is_connected(connect_from("127.0.0.2", address)));
   EXPECT_TRUE(is_connected(connect_from("127.0.0.3", address)));
   EXPECT_TRUE(is_connected(connect_from("127.0.0.1", address)));
@@ -81,10 +83,33 @@ TEST(ListenerGuard, lets_the_hosts_of_the_job_in_until_all_have_come) {
   EXPECT_EQ(guard.fault(), "");
 }
 
+TEST(ListenerGuard, lets_other_addresses_in_when_patience_ends_and_then_from_the_start) {
+  std::atomic<int> warnings = 0;
+  set_log_sink([&](const std::string& line) {
+    warnings += line.find("connections from any address are now taken") != std::string::npos;
+  });
+  const std::vector<std::string> hosts = {"127.0.0.1"};
+  const UniqueFd first = listen_on_loopback();
+  ListenerGuard translated(first.get(), hosts, std::chrono::milliseconds(50));
+  while (!translated.lets_all_in()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_TRUE(is_connected(connect_from("127.0.0.2", address_of(first.get()))));
+  const UniqueFd second = listen_on_loopback();
+  ListenerGuard later(second.get(), std::nullopt);
+  EXPECT_TRUE(is_connected(connect_from("127.0.0.2", address_of(second.get()))));
+  later.close_to_all();
+  EXPECT_FALSE(is_connected(connect_from("127.0.0.2", address_of(second.get()))));
+  EXPECT_TRUE(later.lets_all_in());
+  translated.close_to_all();
+  set_log_sink({});
+  EXPECT_EQ(warnings, 1);
+}
+
 TEST(ListenerGuard, idle_connections_are_not_accepted) {
   const UniqueFd listener = listen_on_loopback();
   const sockaddr_in address = address_of(listener.get());
-  const ListenerGuard guard(listener.get(), {"127.0.0.1"});
+  const ListenerGuard guard(listener.get(), std::vector<std::string>{"127.0.0.1"});
   const UniqueFd idle = connect_from("127.0.0.1", address);
   const UniqueFd peer = connect_from("127.0.0.1", address);
   EXPECT_TRUE(is_connected(idle));
@@ -106,7 +131,7 @@ TEST(ListenerGuard, takes_nobody_when_descriptors_are_scarce) {
   ::getrlimit(RLIMIT_NOFILE, &before);
   const UniqueFd listener = listen_on_loopback();
   const sockaddr_in address = address_of(listener.get());
-  ListenerGuard guard(listener.get(), {"127.0.0.1"});
+  ListenerGuard guard(listener.get(), std::vector<std::string>{"127.0.0.1"});
   EXPECT_TRUE(is_connected(connect_from("127.0.0.1", address)));
   rlimit low = before;
   low.rlim_cur = 128;

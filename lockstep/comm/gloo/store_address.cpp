@@ -6,8 +6,8 @@
 #include <cstring>
 #include <string>
 #include <sys/socket.h>
-#include <unistd.h>
 #include <thread>
+#include <unistd.h>
 #include <utility>
 #include <vector>
 
