@@ -332,7 +332,7 @@ Optimizer Accelerator::add_optimizer(GivenOptimizer given) {
       state.own_optimizer_states.insert_or_assign(
           given.optimizer.get(), std::move(*given.own_state));
     } else if (!state.options.project_dir.empty()) {
-      expect_savable(*given.optimizer);
+      expect_readable_state(*given.optimizer, "prepare", "this run has a project_dir to save to");
     }
     state.optimizers.emplace_back(std::move(given.optimizer), state.loop);
     known = state.optimizers.end() - 1;

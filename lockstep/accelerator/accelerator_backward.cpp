@@ -128,6 +128,10 @@ void Accelerator::run_backward(
     const at::Tensor& loss, double factor, const BackwardOptions& options) {
   State& state = *state_;
   at::Tensor scaled = scaled_loss(loss, factor);
+  const bool looks = state.looks_for_unprepared();
+  if (looks) {
+    state.unprepared_leaves.look(scaled, state.prepared_parameters());
+  }
   if (options.computed && scaled.requires_grad()) {
     if (scaled.is_same(loss)) {
       scaled = at::mul(loss, 1.0);  // The program's own tensor is not to keep the hook.
@@ -148,6 +152,9 @@ void Accelerator::run_backward(
     }
     for (const State::Model& model : state.models) {
       model.sync->finish_backward();
+    }
+    if (looks) {
+      state.unprepared_leaves.compare(state.group);
     }
   } catch (...) {
     abandon_backward();

@@ -8,6 +8,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/accelerator/non_finite_json.h"
 #include "lockstep/accelerator/operations.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
@@ -50,40 +51,59 @@ class EvenBatches {
   bool even_ = false;
 };
 
-/// Gives every rank `root`'s optimizer state. A rank without a single batch has none at all.
-void broadcast_optimizer(
-    Group& group,
-    const Optimizer& optimizer,
-    const ParameterName& names,
-    int root,
-    const char* where) {
-  torch::optim::Optimizer& inner = optimizer.inner();
-  const bool mine = group.rank() == root;
-  NamedTensors tensors = mine ? optimizer_tensors(inner, names) : NamedTensors();
+/// `root`'s values and tensors, on every rank; the others' may be empty.
+ObjectState broadcast_state(Group& group, ObjectState state, int root) {
   nlohmann::json head = nlohmann::json::array();
-  for (const NamedTensor& item : tensors) {
+  for (const NamedTensor& item : state.tensors) {
     head.push_back(
         {{"name", item.name},
          {"sizes", item.tensor.sizes().vec()},
          {"dtype", static_cast<int>(item.tensor.scalar_type())}});
   }
-  head =
-      broadcast_object(group, {{"tensors", head}, {"settings", optimizer_settings(inner)}}, root);
-  if (!mine) {
+  head = broadcast_object(
+      group, {{"tensors", head}, {"values", without_non_finite(state.values)}}, root);
+  if (group.rank() != root) {
+    state = ObjectState(with_non_finite(head.at("values")));
     for (const nlohmann::json& item : head.at("tensors")) {
-      tensors.push_back(
+      state.tensors.push_back(
           {item.at("name").get<std::string>(),
            at::empty(
                item.at("sizes").get<std::vector<int64_t>>(),
                static_cast<at::ScalarType>(item.at("dtype").get<int>()))});
     }
   }
-  for (NamedTensor& item : tensors) {
+  for (NamedTensor& item : state.tensors) {
     at::Tensor contiguous = item.tensor.to(at::kCPU).contiguous();  // As those who have none.
     item.tensor = group.broadcast(contiguous, root).wait();
   }
-  if (!mine) {
-    check_optimizer(inner, names, tensors, head.at("settings"), where)();
+  return state;
+}
+
+/// Gives every rank `root`'s optimizer state. A rank without a single batch has none at all. `own`:
+/// of an optimizer whose class has state_dict() and load_state_dict(); else null.
+void broadcast_optimizer(
+    Group& group,
+    const Optimizer& optimizer,
+    const AnyCheckpointable* own,
+    const ParameterName& names,
+    int root,
+    const char* where) {
+  torch::optim::Optimizer& inner = optimizer.inner();
+  const bool mine = group.rank() == root;
+  ObjectState state;
+  if (mine) {
+    state = own != nullptr
+                ? own->state_dict()
+                : ObjectState(optimizer_settings(inner), optimizer_tensors(inner, names));
+  }
+  state = broadcast_state(group, std::move(state), root);
+  if (mine) {
+    return;
+  }
+  if (own != nullptr) {
+    own->load_state_dict(state);
+  } else {
+    check_optimizer(inner, names, state.tensors, state.values, where)();
   }
 }
 
@@ -96,8 +116,9 @@ void Accelerator::make_optimizers_equal(const char* where) {
     const std::vector<nlohmann::json> steps =
         lockstep::gather_object(state.group, optimizer.steps());
     const auto most = std::max_element(steps.begin(), steps.end());
-    broadcast_optimizer(
-        state.group, optimizer, names, static_cast<int>(most - steps.begin()), where);
+    const AnyCheckpointable* own = state.own_state_of(optimizer);
+    const auto root = static_cast<int>(most - steps.begin());
+    broadcast_optimizer(state.group, optimizer, own, names, root, where);
     optimizer.set_steps(most->get<int64_t>());
   }
 }

@@ -90,18 +90,18 @@ void probe(const fs::path& folder) {
   checkpoint::OutputFile(file).append("?");  // Removes itself.
 }
 
-/// Takes the lock of project_dir. A job that was started again waits for what is left of its
-/// predecessor: a file server may take 90 s to see that a host has died.
+/// Takes the lock of project_dir. A job that resumes or was started again waits for what is left of
+/// its predecessor: a file server may take 90 s to see that a host has died.
 void keep_others_out(
-    std::optional<checkpoint::ProjectLock>& lock, const fs::path& folder, bool restarted) {
+    std::optional<checkpoint::ProjectLock>& lock, const fs::path& folder, bool has_predecessor) {
   try {
     lock.emplace(folder);
   } catch (const CheckpointError& error) {
-    if (!restarted) {
+    if (!has_predecessor) {
       throw;
     }
     log_warning(fmt::format(
-        "{}; as this job was started again, it waits for that for {} s",
+        "{}; as this job goes on from an earlier one, it waits for that for {} s",
         error.what(),
         kWaitForPredecessor.count()));
     lock.emplace(folder, kWaitForPredecessor);
@@ -221,7 +221,7 @@ void Accelerator::configure_project() {
           keep_others_out(
               state.project_lock,
               options.project_dir,
-              state.world.restart_count > 0 ||
+              resume || state.world.restart_count > 0 ||
                   Environment::process().text("SLURM_RESTART_COUNT").has_value());
           if (fs::exists(options.project_dir / "checkpoints")) {
             probe(options.project_dir / "checkpoints");

@@ -56,6 +56,10 @@ ParameterName Accelerator::State::parameter_names(const char* where) const {
 ParameterName Accelerator::State::optimizer_names(const char* where) const {
   ParameterName names = parameter_names(where);
   for (const Optimizer& optimizer : optimizers) {
+    if (own_state_of(optimizer) == nullptr) {
+      expect_readable_state(
+          optimizer.inner(), where, "all processes get the state of one process's optimizer");
+    }
     for (const at::Tensor& parameter : optimizer.parameters()) {
       names(parameter);
     }
@@ -169,16 +173,28 @@ void Accelerator::State::refuse_unprepared_update() {
           remedy));
 }
 
+std::set<const void*> Accelerator::State::prepared_parameters() const {
+  std::set<const void*> all;
+  for (const Model& model : models) {
+    for (const NamedTensor& item : model.parameters()) {
+      all.insert(item.tensor.unsafeGetTensorImpl());
+    }
+  }
+  return all;
+}
+
+bool Accelerator::State::looks_for_unprepared() const {
+  // With one model every backward that averages is one of all processes; with more, some may have
+  // no part in it.
+  return !unprepared_leaves.is_through() && group.size() > 1 && models.size() == 1 && !joining &&
+         local_sgds.empty() && holds.empty() && loop->sync_gradients && loop->no_sync_depth == 0;
+}
+
 bool Accelerator::State::agree_on_unprepared(const std::vector<at::Tensor>& parameters) {
   if (joining) {
     return false;  // Some processes may be through.
   }
-  std::set<const void*> prepared;
-  for (const Model& model : models) {
-    for (const NamedTensor& item : model.parameters()) {
-      prepared.insert(item.tensor.unsafeGetTensorImpl());
-    }
-  }
+  const std::set<const void*> prepared = prepared_parameters();
   size_t count = 0;
   std::string values, gradients;
   for (const at::Tensor& parameter : parameters) {

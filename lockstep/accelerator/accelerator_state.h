@@ -14,6 +14,7 @@
 #include "lockstep/accelerator/accumulation_check.h"
 #include "lockstep/accelerator/active_loaders.h"
 #include "lockstep/accelerator/loop_state.h"
+#include "lockstep/accelerator/unprepared_leaves.h"
 #include "lockstep/base/stop_request.h"
 #include "lockstep/checkpoint/background_save.h"
 #include "lockstep/offload/stowed.h"
@@ -83,6 +84,11 @@ struct Accelerator::State {
   void note_for_accumulation_check();
   /// ConfigError if parameters changed since that backward without a prepared optimizer's step.
   void refuse_unprepared_update();
+  /// Of all prepared models.
+  std::set<const void*> prepared_parameters() const;
+  UnpreparedLeaves unprepared_leaves;
+  /// Whether all ranks look for such parameters in the backward under way: trained, of no model.
+  bool looks_for_unprepared() const;
   /// See LoopState::agree_on_unprepared.
   bool agree_on_unprepared(const std::vector<at::Tensor>& parameters);
   /// For hooks that may live longer than this.

@@ -81,6 +81,14 @@ LocalSgd::LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOpt
       .average_buffers = options.average_buffers};
   std::function<NamedTensors()> momenta;
   if (options.optimizer_state == LocalOptimizerState::kAverage) {
+    for (const Optimizer& optimizer : state.optimizers) {
+      if (state.own_state_of(optimizer) != nullptr) {
+        throw ConfigError(
+            "local_sgd",
+            "LocalOptimizerState::kAverage averages momenta, and which tensors of an optimizer of "
+            "a class of your own are momenta is not known; use LocalOptimizerState::kKeep");
+      }
+    }
     momenta = [&state, parameters = found->parameters] {
       return momenta_of(state.optimizers, parameters());
     };

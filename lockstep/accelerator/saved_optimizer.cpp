@@ -41,15 +41,18 @@ std::function<void()> check_own_optimizer(
   return [optimizer, saved = std::move(saved)] { optimizer.load_state_dict(saved); };
 }
 
-void expect_savable(torch::optim::Optimizer& optimizer) {
+void expect_readable_state(
+    torch::optim::Optimizer& optimizer, const std::string& where, const std::string& need) {
   if (!is_known_optimizer(optimizer)) {
     throw ConfigError(
-        "prepare",
-        "this run has a project_dir to save to, and no checkpoint could keep this optimizer's "
-        "state; expected one of lockstep::optim's, torch::optim's SGD, Adam, AdamW, Adagrad or "
-        "RMSprop, or a class of your own with `lockstep::ObjectState state_dict() const` and "
-        "`void load_state_dict(const lockstep::ObjectState&)`, passed as that class and not as "
-        "torch::optim::Optimizer; add these two, or leave project_dir out");
+        where,
+        fmt::format(
+            "{}, and this optimizer's state cannot be read; expected one of lockstep::optim's, "
+            "torch::optim's SGD, Adam, AdamW, Adagrad or RMSprop, or a class of your own with "
+            "`lockstep::ObjectState state_dict() const` and `void load_state_dict(const "
+            "lockstep::ObjectState&)`, passed to prepare as that class and not as "
+            "torch::optim::Optimizer",
+            need));
   }
 }
 

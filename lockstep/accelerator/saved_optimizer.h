@@ -21,7 +21,10 @@ void add_own_optimizer(
 std::function<void()> check_own_optimizer(
     const AnyCheckpointable& optimizer, const checkpoint::Reader& reader, const std::string& stem);
 
-/// ConfigError, in the name of prepare, for an optimizer that no checkpoint could keep.
-void expect_savable(torch::optim::Optimizer& optimizer);
+/// ConfigError, in the name of `where`, for an optimizer whose state nobody can read: of a class
+/// that is unknown here and has no state_dict(). `need` says what for: "this run has a
+/// project_dir".
+void expect_readable_state(
+    torch::optim::Optimizer& optimizer, const std::string& where, const std::string& need);
 
 }  // namespace lockstep

@@ -13,7 +13,6 @@
 
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
-#include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
@@ -42,53 +41,6 @@ struct Counter {
       throw std::runtime_error("thirteen is not for me");
     }
     count = state.at("count").get<int64_t>();
-  }
-};
-
-/// Heavy-ball momentum of the program's own, which counts its steps.
-class HeavyBall : public torch::optim::Optimizer {
- public:
-  explicit HeavyBall(std::vector<at::Tensor> parameters, double lr = 0.1)
-      : Optimizer(
-            {torch::optim::OptimizerParamGroup(std::move(parameters))},
-            std::make_unique<torch::optim::SGDOptions>(lr)) {}
-
-  at::Tensor step(LossClosure /*unused*/ = nullptr) override {
-    const torch::NoGradGuard no_grad;
-    std::vector<at::Tensor>& parameters = param_groups_[0].params();
-    momenta_.resize(parameters.size());
-    for (size_t i = 0; i < parameters.size(); ++i) {
-      at::Tensor& momentum = momenta_[i];
-      momentum =
-          momentum.defined() ? momentum * 0.9 + parameters[i].grad() : parameters[i].grad().clone();
-      parameters[i].sub_(momentum * param_groups_[0].options().get_lr());
-    }
-    ++count_;
-    return {};
-  }
-
- protected:
-  std::vector<at::Tensor> momenta_;
-  int64_t count_ = 0;
-};
-
-/// The same, which can be saved.
-class SavedHeavyBall : public HeavyBall {
- public:
-  using HeavyBall::HeavyBall;
-  ObjectState state_dict() const {
-    ObjectState state(nlohmann::json{{"count", count_}});
-    for (size_t i = 0; i < momenta_.size(); ++i) {
-      state.tensors.push_back({"momentum." + std::to_string(i), momenta_[i]});
-    }
-    return state;
-  }
-  void load_state_dict(const ObjectState& state) {
-    count_ = state.values.at("count").get<int64_t>();
-    momenta_.clear();
-    for (const NamedTensor& item : state.tensors) {
-      momenta_.push_back(item.tensor.clone());
-    }
   }
 };
 
@@ -155,92 +107,6 @@ TEST(RegisterForCheckpointing, another_number_of_objects_and_one_that_refuses_ar
         [&] { accelerator.load_state(folder / "c"); },
         ThrowsMessage<CheckpointError>(
             HasSubstr("holds 1 custom objects, this program registered 2 for checkpointing")));
-  });
-}
-
-TEST(OwnOptimizer, with_state_dict_goes_on_bit_for_bit) {
-  for (const bool pointer : {false, true}) {
-    const TestFolder folder;
-    const auto train = [&](Accelerator& accelerator, bool resumes) {
-      torch::manual_seed(1);
-      Linear net(3, 2);
-      SavedHeavyBall own(net->parameters());
-      Optimizer optimizer = pointer ? std::get<1>(accelerator.prepare(
-                                          net, std::make_shared<SavedHeavyBall>(net->parameters())))
-                                    : std::get<1>(accelerator.prepare(net, own));
-      if (resumes) {
-        EXPECT_TRUE(accelerator.resume_latest());
-        EXPECT_EQ(optimizer.steps(), 3);
-      }
-      while (optimizer.steps() < 6) {
-        accelerator.backward(net->forward(at::ones({1, 3}) * optimizer.steps()).square().sum());
-        optimizer.step();
-        optimizer.zero_grad();
-        if (!resumes && optimizer.steps() == 3) {
-          accelerator.save_state();
-        }
-      }
-      return net->weight.detach().clone();
-    };
-    std::vector<at::Tensor> unbroken(2);
-    for (const bool resumes : {false, true}) {
-      accelerated_ranks(2, {.project_dir = folder.path()}, [&](Accelerator& accelerator) {
-        const at::Tensor weight = train(accelerator, resumes);
-        at::Tensor& expected = unbroken.at(static_cast<size_t>(accelerator.process_index()));
-        if (resumes) {
-          EXPECT_TRUE(at::equal(weight, expected));
-        }
-        expected = weight;
-      });
-    }
-  }
-}
-
-TEST(OwnOptimizer, without_state_dict_is_refused_before_training_where_it_would_be_saved) {
-  const TestFolder folder;
-  accelerated_ranks(2, {.project_dir = folder.path()}, [&](Accelerator& accelerator) {
-    Linear net(3, 2);
-    EXPECT_THAT(
-        [&] { accelerator.prepare(net, HeavyBall(net->parameters())); },
-        ThrowsMessage<ConfigError>(AllOf(
-            HasSubstr("no checkpoint could keep this optimizer's state"),
-            HasSubstr("load_state_dict(const lockstep::ObjectState&)"))));
-  });
-  accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
-    Linear net(3, 2);
-    auto optimizer = std::get<1>(accelerator.prepare(net, HeavyBall(net->parameters())));
-    accelerator.backward(net->forward(at::ones({1, 3})).sum());
-    optimizer.step();
-    EXPECT_EQ(optimizer.steps(), 1) << "it trains where nothing is to be saved";
-  });
-}
-
-TEST(OwnOptimizer, does_not_take_what_another_kind_has_saved) {
-  const TestFolder folder;
-  const auto with = [&](auto make, const std::function<void(Accelerator&)>& then) {
-    accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
-      Linear net(3, 2);
-      accelerator.prepare(net, make(net->parameters()));
-      then(accelerator);
-    });
-  };
-  const auto own = [](std::vector<at::Tensor> all) { return SavedHeavyBall(std::move(all)); };
-  const auto adam = [](std::vector<at::Tensor> all) {
-    return torch::optim::Adam(std::move(all), torch::optim::AdamOptions(0.1));
-  };
-  with(own, [&](Accelerator& accelerator) { accelerator.save_state(folder / "own"); });
-  with(adam, [&](Accelerator& accelerator) {
-    accelerator.save_state(folder / "adam");
-    EXPECT_THAT(
-        [&] { accelerator.load_state(folder / "own"); },
-        ThrowsMessage<CheckpointError>(
-            HasSubstr("holds the state of \"custom\"; this program's optimizer is Adam")));
-  });
-  with(own, [&](Accelerator& accelerator) {
-    EXPECT_THAT(
-        [&] { accelerator.load_state(folder / "adam"); },
-        ThrowsMessage<CheckpointError>(
-            HasSubstr("holds the state of \"Adam\"; this program's optimizer has a state_dict()")));
   });
 }
 

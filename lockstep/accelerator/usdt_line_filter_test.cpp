@@ -2,6 +2,7 @@
 #include "lockstep/accelerator/usdt_line_filter.h"
 
 #include <iostream>
+#include <memory>
 #include <sstream>
 #include <string>
 
@@ -33,6 +34,20 @@ TEST(UsdtLineFilter, drops_those_lines_and_no_others) {
       filtered("USDT:2026 a.cpp:52] start\nERROR:2026 b.cpp:7] no disk\nUSDT:stop\n"),
       "ERROR:2026 b.cpp:7] no disk\n");
   EXPECT_EQ(filtered("a USDT: within\nUSD\nUS"), "a USDT: within\nUSD\nUS");
+}
+
+TEST(UsdtLineFilter, of_two_at_once_the_first_filters_for_both) {
+  const std::ostringstream target;
+  std::streambuf* const own = std::cerr.rdbuf(target.rdbuf());
+  auto first = std::make_unique<UsdtLineFilter>();
+  auto second = std::make_unique<UsdtLineFilter>();
+  std::cerr << "USDT: a\nb\n";
+  second.reset();
+  std::cerr << "USDT: c\n";
+  first.reset();
+  std::cerr << "USDT: d\n";
+  std::cerr.rdbuf(own);
+  EXPECT_EQ(target.str(), "b\nUSDT: d\n");
 }
 
 TEST(UsdtLineFilter, keeps_a_profile_from_writing_to_stderr) {

@@ -114,6 +114,19 @@ TEST(ProjectLock, is_not_had_by_a_child_that_lives_longer) {
   const Child another([&] { own.emplace(folder.path()); });
 }
 
+TEST(ProjectLock, of_a_forked_child_is_its_own_whatever_it_inherited) {
+  const TestFolder folder;
+  std::optional<ProjectLock> own(folder.path());
+  std::thread ending([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    own.reset();
+  });
+  std::optional<ProjectLock> its;
+  const Child child([&] { its.emplace(folder.path(), std::chrono::minutes(5)); });
+  ending.join();
+  EXPECT_THROW(ProjectLock(folder.path()), CheckpointError) << "closing what the child inherited";
+}
+
 TEST(ProjectLock, is_waited_for) {
   const TestFolder folder;
   std::optional<ProjectLock> its;

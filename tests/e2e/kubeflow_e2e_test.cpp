@@ -273,7 +273,7 @@ TEST_F(KubeflowPods, AnOptionThatContradictsThemIsRefused) {
       refused({"--standalone"}),
       HasSubstr("PET_NNODES=2 and --standalone disagree; leave out the option, or unset"));
   EXPECT_THAT(
-      refused({"--num-processes", "4"}),
+      refused({"--num-processes", "6"}),
       HasSubstr("--nproc-per-node comes from PET_NPROC_PER_NODE"));
 }
 

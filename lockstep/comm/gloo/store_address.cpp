@@ -16,6 +16,7 @@
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/base/machine.h"
 
 namespace lockstep::comm {
@@ -34,18 +35,13 @@ std::vector<Address> own_addresses(std::vector<Address> addresses) {
   return addresses;
 }
 
-[[noreturn]] void refuse(const WorldSpec& world, const std::string& what_it_is) {
-  throw ConfigError(
-      "join",
-      fmt::format(
-          "MASTER_ADDR is {} on rank 0's machine; got '{}', expected one of {}; if the others "
-          "reach this machine at '{}' all the same, set LOCKSTEP_HOST_ADDR on rank 0 to the "
-          "address at which their connections arrive; if all ranks run on this machine, set "
-          "MASTER_ADDR to 127.0.0.1",
-          what_it_is,
-          world.master_addr,
-          fmt::join(interface_addresses(), ", "),
-          world.master_addr));
+/// What to do if MASTER_ADDR says nothing that can be listened at.
+std::string remedy(const WorldSpec& world) {
+  return fmt::format(
+      "if the others reach this machine at '{}' all the same, set LOCKSTEP_HOST_ADDR on rank 0 to "
+      "the address at which their connections arrive (this machine has {})",
+      world.master_addr,
+      fmt::join(interface_addresses(), ", "));
 }
 
 }  // namespace
@@ -88,10 +84,20 @@ Address store_address(const WorldSpec& world, std::chrono::steady_clock::time_po
       return own.front();
     }
   }
-  refuse(
-      world,
-      candidates.empty() ? "no address"
-                         : fmt::format("the loopback address {}", candidates.front().host()));
+  if (candidates.empty()) {
+    throw ConfigError(
+        "join",
+        fmt::format(
+            "MASTER_ADDR must be an address of rank 0's machine; got '{}', which is another's; {}",
+            world.master_addr,
+            remedy(world)));
+  }
+  log_warning(fmt::format(
+      "'{}' (MASTER_ADDR) means {} on rank 0's machine, where no other host can reach it; {}",
+      world.master_addr,
+      candidates.front().host(),
+      remedy(world)));
+  return candidates.front();
 }
 
 int bind_store_port(const Address& address, int port) {
