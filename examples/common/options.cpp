@@ -3,8 +3,10 @@
 
 #include <charconv>
 #include <cmath>
+#include <cstdint>
 #include <functional>
 #include <iostream>
+#include <limits>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -34,6 +36,21 @@ CLI::Validator number_check(const std::function<bool(double)>& fits, const std::
 bool is_integer(double number) {
   constexpr double kMost = 1e15;  // Up to here each whole number is a double of its own.
   return std::trunc(number) == number && std::abs(number) <= kMost;
+}
+
+/// Refuses what is no uint64_t; doubles have not enough digits for all of them.
+CLI::Validator seed_check() {
+  return {
+      [](const std::string& text) -> std::string {
+        uint64_t seed = 0;
+        const char* const end = text.data() + text.size();
+        const auto [stop, error] = std::from_chars(text.data(), end, seed);
+        const bool parsed = error == std::errc() && stop == end;
+        return parsed ? ""
+                      : "got '" + text + "', expected a whole number from 0 to " +
+                            std::to_string(std::numeric_limits<uint64_t>::max());
+      },
+      ""};
 }
 
 /// Formats a fault of the command line as Lockstep's errors read.
@@ -102,6 +119,7 @@ void add_common_options(CLI::App& app, CommonOptions& options) {
           "a stage from 0 to 3"))
       ->capture_default_str();
   app.add_option("--seed", options.seed, "Seed of the initial weights and of the order of samples")
+      ->check(seed_check())
       ->capture_default_str();
   app.add_option("--output", options.output, "Folder for logs, checkpoints and pictures")
       ->capture_default_str();

@@ -58,7 +58,8 @@ TEST_F(Examples, a_slip_in_an_option_is_answered_with_what_was_expected) {
       {{"--steps", "-1"}, "got '-1', expected a whole number that is not negative\n"},
       {{"--dropout", "1"}, "got '1', expected a number from 0 to 0.9\n"},
       {{"--zero", "4"}, "--zero makes no sense; got '4', expected a stage from 0 to 3\n"},
-      {{"--seed", "x"}, "--seed makes no sense; got 'x'\n"},
+      {{"--seed", "x"},
+       "--seed makes no sense; got 'x', expected a whole number from 0 to 18446744073709551615\n"},
       {{"--bach-size", "8"},
        "unknown argument --bach-size; --help lists the options; did you mean '--batch-size'?\n"}};
   for (const auto& [words, text] : slips) {
