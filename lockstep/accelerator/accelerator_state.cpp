@@ -10,6 +10,7 @@
 
 #include <c10/core/GradMode.h>
 
+#include "lockstep/accelerator/saved_optimizer.h"
 #include "lockstep/base/error.h"
 #include "lockstep/comm/bytes.h"
 #include "lockstep/optim/flat_optimizer.h"

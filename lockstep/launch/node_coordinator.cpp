@@ -28,7 +28,6 @@ using Json = nlohmann::json;
 constexpr auto kSettle = 200ms;
 constexpr auto kBetweenTries = 10ms;
 
-
 /// Where node 0 listens: at the address that the others were told, so at no other. Many a host
 /// resolves its own name to 127.0.1.1, where no other host could find it: then at all addresses.
 /// Nothing, with `why`, if `master_addr` means no address of this machine.

@@ -268,8 +268,7 @@ class Host {
       return {};
     }
     Verdict verdict;
-    if (const std::string fault = disagreement(place_.name, mine, hello);
-        !fault.empty()) {
+    if (const std::string fault = disagreement(place_.name, mine, hello); !fault.empty()) {
       verdict = Verdict::of(Outcome::kNoMeeting, fault);
     } else if (
         hello.rank < 1 || hello.rank >= place_.size ||

@@ -191,7 +191,8 @@ TEST(Meeting, a_job_of_several_hosts_with_the_same_port_disturbs_nobody) {
   // One spells the address differently, which does not matter where it is not used.
   std::thread rank_1([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    meet({.name = name, .rank = 1, .size = 2, .master_addr = "localhost"}, std::chrono::seconds(60));
+    meet(
+        {.name = name, .rank = 1, .size = 2, .master_addr = "localhost"}, std::chrono::seconds(60));
   });
   EXPECT_NO_THROW(
       meet({.name = name, .size = 2, .master_addr = "127.0.0.1"}, std::chrono::seconds(60)));
