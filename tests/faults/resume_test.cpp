@@ -274,20 +274,21 @@ TEST_F(Stopped, ASecondJobInTheSameProjectIsToldOfTheFirstWhichGoesOn) {
   second.hold_at = 0;
   LockstepRun first(command(setting, stopped_, /*resume=*/false));
   first.await_out("holding");
-  for (const bool resume : {false, true}) {
-    const Outcome refused = e2e::run_lockstep(command(second, stopped_, resume));
-    EXPECT_EQ(refused.code, 1) << refused.err;
-    EXPECT_THAT(
-        refused.err,
-        testing::AllOf(
-            testing::HasSubstr(
-                stopped_.string() + "] another job saves here: process " +
-                std::to_string(first.rank_pid(0)) + " (resume_fixture) on host "),
-            testing::HasSubstr("set another project_dir")));
-  }
+  const std::string told = stopped_.string() + "] another job saves here: process " +
+                           std::to_string(first.rank_pid(0)) + " (resume_fixture) on host ";
+  const Outcome refused = e2e::run_lockstep(command(second, stopped_, /*resume=*/false));
+  EXPECT_EQ(refused.code, 1) << refused.err;
+  EXPECT_THAT(
+      refused.err,
+      testing::AllOf(testing::HasSubstr(told), testing::HasSubstr("set another project_dir")));
+  // Whoever resumes may follow a job that is about to end.
+  LockstepRun successor(command(second, stopped_, /*resume=*/true));
+  successor.await_err(told);
   checkpoint::write_bytes(stopped_ / "release", "");
   const Outcome outcome = first.wait();
   EXPECT_EQ(outcome.code, 0) << outcome.err;
+  const Outcome after = successor.wait();
+  EXPECT_EQ(after.code, 0) << after.err;
   expect_goes_on_as_if_unbroken(setting);
 }
 
