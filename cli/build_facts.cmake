@@ -21,7 +21,7 @@ if(LOCKSTEP_SANITIZE)
 endif()
 string(STRIP "${build_flags}" build_flags)
 
-add_library(lockstep_build_facts STATIC build_facts.cpp "${commit_header}")
+add_library(lockstep_build_facts STATIC common/build_facts.cpp "${commit_header}")
 target_include_directories(lockstep_build_facts PRIVATE
   "${PROJECT_SOURCE_DIR}" "${CMAKE_CURRENT_BINARY_DIR}/build_facts")
 target_compile_definitions(lockstep_build_facts PRIVATE

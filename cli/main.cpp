@@ -4,21 +4,21 @@
 
 #include <CLI/CLI.hpp>
 
-#include "cli/arguments.h"
-#include "cli/checkpoint_command.h"
-#include "cli/completion.h"
-#include "cli/config_command.h"
-#include "cli/ds_config_command.h"
-#include "cli/env_command.h"
-#include "cli/estimate_memory_command.h"
-#include "cli/flight_command.h"
-#include "cli/launch_command.h"
-#include "cli/report.h"
-#include "cli/test_command.h"
+#include "cli/common/arguments.h"
+#include "cli/checkpoint/checkpoint_command.h"
+#include "cli/completion/completion.h"
+#include "cli/config/config_command.h"
+#include "cli/ds_config/ds_config_command.h"
+#include "cli/env/env_command.h"
+#include "cli/estimate_memory/estimate_memory_command.h"
+#include "cli/flight/flight_command.h"
+#include "cli/launch/launch_command.h"
+#include "cli/common/report.h"
+#include "cli/test/test_command.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/run_main.h"
-#include "lockstep/launch/node_main.h"
+#include "lockstep/launcher/job/node_main.h"
 
 namespace {
 

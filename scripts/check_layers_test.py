@@ -48,11 +48,25 @@ class CheckLayers(unittest.TestCase):
         self.refused("lockstep/base/x.h", '#include "lockstep/comm/group.h"\n', "base -> comm")
 
     def test_nothing_but_the_command_line_reaches_launch(self):
-        self.accepted("cli/main.cpp", '#include "lockstep/launch/job.h"\n')
-        self.refused("lockstep/accelerator/x.cpp", '#include "lockstep/launch/job.h"\n', "accelerator -> launch")
+        self.accepted("cli/main.cpp", '#include "lockstep/launcher/job/job.h"\n')
+        self.refused("lockstep/accelerator/x.cpp", '#include "lockstep/launcher/job/job.h"\n', "accelerator -> launcher")
+
+    def test_follows_the_arrows_between_subfolders(self):
+        self.accepted("lockstep/launcher/job/x.h", '#include "lockstep/launcher/process/y.h"\n')
+        self.refused(
+            "lockstep/launcher/process/x.h",
+            '#include "lockstep/launcher/job/y.h"\n',
+            "there is no arrow launcher/process -> launcher/job",
+        )
+        self.accepted("lockstep/launcher/process/x_test.cpp", '#include "lockstep/launcher/job/y.h"\n')
+        self.accepted("cli/main.cpp", '#include "cli/launch/y.h"\n')
+        self.refused("cli/common/x.h", '#include "cli/launch/y.h"\n', "there is no arrow cli/common -> cli/launch")
+
+    def test_refuses_a_subfolder_without_a_place(self):
+        self.refused("lockstep/zero/new/x.h", '#include "lockstep/zero/y.h"\n', "zero/new has no place")
 
     def test_refuses_torch_where_there_must_be_none(self):
-        for path in ["lockstep/base/a.h", "lockstep/launch/a.cpp", "lockstep/tracking/a_test.cpp", "cli/a.cpp"]:
+        for path in ["lockstep/base/a.h", "lockstep/launcher/a.cpp", "lockstep/tracking/a_test.cpp", "cli/a.cpp"]:
             for header in ["torch/torch.h", "ATen/core/Tensor.h", "c10/util/Exception.h"]:
                 self.refused(path, f"  #  include <{header}>\n", header, "without torch")
         self.accepted("lockstep/flat/a.h", "#include <ATen/core/Tensor.h>\n")

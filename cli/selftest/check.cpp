@@ -11,7 +11,7 @@
 
 #include <ATen/ATen.h>
 
-#include "lockstep/accelerator/operations.h"
+#include "lockstep/accelerator/values/operations.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/rank.h"
 

@@ -17,7 +17,7 @@ constexpr std::array kDtypes = {
 constexpr std::array kReductions = {
     ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct};
 constexpr int64_t kWidth = 3;
-constexpr double kSixteenBits = 1e-2;  // What bf16's eight bits leave of an average.
+constexpr double kLowPrecision = 1e-2;  // What bf16's eight bits leave of an average.
 
 std::string title(const std::string& what, at::ScalarType dtype) {
   return fmt::format("{} of {}", what, at::toString(dtype));
@@ -60,7 +60,7 @@ void expect_reduced(
     Expect& expect, const std::string& what, const at::Tensor& got, ReduceOp op, int size) {
   const at::Tensor expected = at::full_like(got, reduced(op, size));
   if (op == ReduceOp::kAvg) {
-    expect.near(what, got, expected, kSixteenBits);
+    expect.near(what, got, expected, kLowPrecision);
   } else {
     expect.equal(what, got, expected);
   }

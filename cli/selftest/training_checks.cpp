@@ -8,10 +8,10 @@
 
 #include "cli/selftest/check.h"
 #include "lockstep/accelerator/accelerator.h"
-#include "lockstep/data/loader.h"
-#include "lockstep/data/random.h"
-#include "lockstep/data/tensor_dataset.h"
-#include "lockstep/optim/adam.h"
+#include "lockstep/data/loader/loader.h"
+#include "lockstep/data/dataset/random.h"
+#include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/optim/rules/adam.h"
 
 namespace lockstep::selftest {
 namespace {

@@ -74,11 +74,11 @@ at::Tensor Text::encode(const std::string& text) const {
   }
   at::Tensor tokens = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
   auto* out = tokens.mutable_data_ptr<uint8_t>();
-  for (const char letter : text) {
-    const int found = number[static_cast<unsigned char>(letter)];
+  for (const char message : text) {
+    const int found = number[static_cast<unsigned char>(message)];
     if (found < 0) {
       throw ConfigError(
-          "text", fmt::format("the text it learns from has no character '{}'", letter));
+          "text", fmt::format("the text it learns from has no character '{}'", message));
     }
     *out++ = static_cast<uint8_t>(found);
   }

@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/data/batch.h"
+#include "lockstep/data/dataset/batch.h"
 
 namespace examples {
 

@@ -12,7 +12,7 @@
 
 #include "examples/common/png.h"
 #include "lockstep/base/error.h"
-#include "lockstep/data/fashion_mnist.h"
+#include "lockstep/data/dataset/fashion_mnist.h"
 
 namespace examples {
 namespace {

@@ -13,8 +13,8 @@
 #include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/accelerator/either_variable.h"
 #include "lockstep/accelerator/enter_world.h"
-#include "lockstep/accelerator/lower_precision.h"
-#include "lockstep/accelerator/saved_optimizer.h"
+#include "lockstep/accelerator/zero_setup/lower_precision.h"
+#include "lockstep/accelerator/training_state/saved_optimizer.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/keep_memory.h"
 #include "lockstep/base/log.h"
@@ -261,8 +261,8 @@ void Accelerator::add_model(const void* id, Tensors parameters, Tensors buffers,
     return;
   }
   refuse_common_parameters(state.models, parameters());
-  const flat::NarrowTravel narrow =
-      narrow_travel(state.options.lower_precision_safe_modules, parameters(), classes());
+  const flat::CommDtypes narrow =
+      comm_dtypes(state.options.lower_precision_safe_modules, parameters(), classes());
   if (state.options.device_placement) {
     flat::move_in_place(tensors_of(parameters()), state.device);
     flat::move_in_place(tensors_of(buffers()), state.device);

@@ -17,25 +17,25 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/accelerator/backward_options.h"
-#include "lockstep/accelerator/checkpointable.h"
-#include "lockstep/accelerator/epoch_range.h"
-#include "lockstep/accelerator/gradient_scope.h"
-#include "lockstep/accelerator/nested_operations.h"
-#include "lockstep/accelerator/offload_states.h"
-#include "lockstep/accelerator/operations.h"
-#include "lockstep/accelerator/optimizer.h"
-#include "lockstep/accelerator/options.h"
+#include "lockstep/accelerator/options/backward_options.h"
+#include "lockstep/accelerator/training_state/checkpointable.h"
+#include "lockstep/accelerator/loop/epoch_range.h"
+#include "lockstep/accelerator/loop/gradient_scope.h"
+#include "lockstep/accelerator/values/nested_operations.h"
+#include "lockstep/accelerator/options/offload_states.h"
+#include "lockstep/accelerator/values/operations.h"
+#include "lockstep/accelerator/loop/optimizer.h"
+#include "lockstep/accelerator/options/options.h"
 #include "lockstep/accelerator/prepare.h"
-#include "lockstep/accelerator/profile.h"
-#include "lockstep/accelerator/progress_range.h"
-#include "lockstep/accelerator/scheduler.h"
-#include "lockstep/accelerator/state_hooks.h"
+#include "lockstep/accelerator/profile/profile.h"
+#include "lockstep/accelerator/loop/progress_range.h"
+#include "lockstep/accelerator/loop/scheduler.h"
+#include "lockstep/accelerator/training_state/state_hooks.h"
 #include "lockstep/base/world.h"
 #include "lockstep/checkpoint/save_model.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/named_tensor.h"
-#include "lockstep/data/loader_core.h"
+#include "lockstep/data/loader/loader_core.h"
 #include "lockstep/precision/autocast.h"
 #include "lockstep/sync/gradient_sync.h"
 #include "lockstep/sync/join.h"
@@ -547,7 +547,7 @@ class Accelerator {
       nlohmann::json& meta,
       const std::set<size_t>& taken_over,
       const SaveStateOptions& options);
-  void bring_while(const SavingGroups& groups, const std::function<void()>& body);
+  void unshard_while(const SavingGroups& groups, const std::function<void()>& body);
   void collect_position(checkpoint::Contents& contents);
   void collect_accumulation(checkpoint::Contents& contents);
   void collect_objects(checkpoint::Contents& contents, nlohmann::json& meta);

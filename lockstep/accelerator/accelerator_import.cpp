@@ -9,8 +9,8 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
-#include "lockstep/accelerator/import_accelerate.h"
-#include "lockstep/accelerator/training_state.h"
+#include "lockstep/accelerator/training_state/import_accelerate.h"
+#include "lockstep/accelerator/training_state/training_state.h"
 #include "lockstep/base/log.h"
 #include "lockstep/checkpoint/load_model.h"
 #include "lockstep/optim/optimizer_state.h"

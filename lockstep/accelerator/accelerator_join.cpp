@@ -8,8 +8,8 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
-#include "lockstep/accelerator/non_finite_json.h"
-#include "lockstep/accelerator/operations.h"
+#include "lockstep/accelerator/training_state/non_finite_json.h"
+#include "lockstep/accelerator/values/operations.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/optim/optimizer_state.h"

@@ -11,12 +11,12 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
-#include "lockstep/accelerator/import_accelerate.h"
-#include "lockstep/accelerator/non_finite_json.h"
-#include "lockstep/accelerator/saved_optimizer.h"
-#include "lockstep/accelerator/saved_state.h"
-#include "lockstep/accelerator/sharded_state.h"
-#include "lockstep/accelerator/training_state.h"
+#include "lockstep/accelerator/training_state/import_accelerate.h"
+#include "lockstep/accelerator/training_state/non_finite_json.h"
+#include "lockstep/accelerator/training_state/saved_optimizer.h"
+#include "lockstep/accelerator/training_state/saved_state.h"
+#include "lockstep/accelerator/training_state/sharded_state.h"
+#include "lockstep/accelerator/training_state/training_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/machine.h"
@@ -109,36 +109,42 @@ void Accelerator::check_models(Loading& loading) {
     }
     const std::string stem = files::numbered("model", i);
     const bool in_parts = is_in_parts(loading.reader, stem);
-    ModelPieces pieces{
+    ModelShards shard_slices{
         .current = without_ties(state.models[i].parameters(), state.models[i].buffers()),
         .saved = {}};
     const std::set<std::string>& left_out = loading.saved.left_out[i];
-    std::erase_if(pieces.current, [&](const NamedTensor& item) {
+    std::erase_if(shard_slices.current, [&](const NamedTensor& item) {
       return left_out.contains(item.name);  // It stays what it is.
     });
     if (!in_parts) {
-      pieces.saved = loading.reader.tensor_set(stem, state.writers_per_rank, loading.share);
+      shard_slices.saved = loading.reader.tensor_set(stem, state.writers_per_rank, loading.share);
     }
     if (state.sharding) {
-      loading.apply.emplace_back([&state] { state.sharding->settle_parameters(); });
+      loading.apply.emplace_back([&state] { state.sharding->finish_parameter_use(); });
       const bool from_fp32_weights = state.options.zero->load_from_fp32_weights;
-      pieces =
+      shard_slices =
           in_parts
               ? own_model_part(
-                    loading.reader, stem, pieces.current, *state.sharding, from_fp32_weights)
-              : own_model_pieces(
-                    pieces.current, std::move(pieces.saved), *state.sharding, from_fp32_weights);
+                    loading.reader, stem, shard_slices.current, *state.sharding, from_fp32_weights)
+              : own_model_shards(
+                    shard_slices.current,
+                    std::move(shard_slices.saved),
+                    *state.sharding,
+                    from_fp32_weights);
     }
     loading.apply.push_back(check_model(
-        pieces.current, std::move(pieces.saved), loading.set_path(stem), loading.options.strict));
+        shard_slices.current,
+        std::move(shard_slices.saved),
+        loading.set_path(stem),
+        loading.options.strict));
     if (state.sharding) {
       loading.apply.emplace_back(
-          [&state, packed = std::move(pieces.packed)] { state.sharding->pack(packed); });
+          [&state, packed = std::move(shard_slices.packed)] { state.sharding->pack(packed); });
     }
     if (in_parts) {
       loading.apply.emplace_back([&state] { state.sharding->gather_parameters(); });
     }
-    loading.apply.emplace_back([whole = std::move(pieces.whole)] {
+    loading.apply.emplace_back([whole = std::move(shard_slices.whole)] {
       for (const auto& [parameter, value] : whole) {
         flat::copy_values(parameter, value);  // What the masters round to.
       }
@@ -383,7 +389,8 @@ void Accelerator::check_positions(Loading& loading) {
   const auto own = positions_of(loading.resharded ? 0 : process_index());
   for (size_t i = 0; i < state.loaders.size(); ++i) {
     // Of ranks with unequally many batches rank 0 has the most: what it has seen, all have.
-    const bool other_rounds = own[i].round_rows != state.loaders[i]->layout().round_rows();
+    const bool other_rounds =
+        own[i].global_batch_rows != state.loaders[i]->layout().global_batch_rows();
     loading.apply.push_back(
         check_loader(state.loaders[i], other_rounds ? positions_of(0)[i] : own[i]));
   }

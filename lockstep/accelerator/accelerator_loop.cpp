@@ -33,7 +33,7 @@ GradientScope Accelerator::begin_micro_step(const std::vector<const void*>& mode
   }
   ++loop.in_group;
   const GradientAccumulationPlugin& plugin = loop.accumulation;
-  const bool at_end = plugin.sync_with_dataloader && state.active->at_last_round();
+  const bool at_end = plugin.sync_with_dataloader && state.active->at_last_global_batch();
   loop.step = at_end ? 0 : loop.step + 1;
   loop.sync_gradients = at_end || loop.step % plugin.num_steps == 0;
   loop.in_micro_step = true;
@@ -266,7 +266,7 @@ at::Tensor Accelerator::clip_grad_norm_(
   at::Tensor norm;
   if (state.sharding) {
     norm = optim::clip_grad_norm_(
-        state.sharding->pieces_of(parameters),
+        state.sharding->slices_of(parameters),
         max_norm,
         norm_type,
         /*error_if_nonfinite=*/false,
@@ -287,7 +287,7 @@ void Accelerator::clip_grad_value_(const std::vector<at::Tensor>& parameters, do
   }
   unscale_gradients_of(parameters);
   optim::clip_grad_value_(
-      state_->sharding ? state_->sharding->pieces_of(parameters) : parameters, clip_value);
+      state_->sharding ? state_->sharding->slices_of(parameters) : parameters, clip_value);
 }
 
 const GradientNorms& Accelerator::gradient_norms() const {

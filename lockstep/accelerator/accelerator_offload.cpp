@@ -10,7 +10,7 @@
 #include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/optim/capturable.h"
+#include "lockstep/optim/flat/capturable.h"
 #include "lockstep/optim/flat_optimizer.h"
 
 namespace lockstep {
@@ -87,7 +87,8 @@ void Accelerator::offload_states(const OffloadStatesOptions& options) {
     }
   }
   if (state.sharding) {
-    state.sharding->settle_parameters();  // Units that are whole go, as they would for an update.
+    state.sharding
+        ->finish_parameter_use();  // Units that are whole go, as they would for an update.
     zero::Sharding::Memory own = state.sharding->memory();
     memory[OffloadStateType::kLpParams] = std::move(own.parameters);
     memory[OffloadStateType::kHpParams] = std::move(own.masters);
@@ -108,7 +109,7 @@ void Accelerator::offload_states(const OffloadStatesOptions& options) {
         OffloadStateType::kContiguousGradBuffer}) {
     if (wanted(type)) {
       state.offloaded.emplace(
-          type, offload::Stowed(memory[type], options.pin_memory, options.non_blocking));
+          type, offload::OffloadedStorage(memory[type], options.pin_memory, options.non_blocking));
     }
   }
   state.loop->offloaded = !state.offloaded.empty();

@@ -16,7 +16,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
-#include "lockstep/accelerator/training_state.h"
+#include "lockstep/accelerator/training_state/training_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"

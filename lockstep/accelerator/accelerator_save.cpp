@@ -12,10 +12,10 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
-#include "lockstep/accelerator/non_finite_json.h"
-#include "lockstep/accelerator/saved_optimizer.h"
-#include "lockstep/accelerator/sharded_state.h"
-#include "lockstep/accelerator/training_state.h"
+#include "lockstep/accelerator/training_state/non_finite_json.h"
+#include "lockstep/accelerator/training_state/saved_optimizer.h"
+#include "lockstep/accelerator/training_state/sharded_state.h"
+#include "lockstep/accelerator/training_state/training_state.h"
 #include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/even_shares.h"
@@ -60,7 +60,7 @@ std::vector<std::string> take_out_frozen(const NamedTensors& parameters, NamedTe
 
 }  // namespace
 
-/// Models and optimizers. `whole`: what is to be touched under `bring_while` alone, on the main
+/// Models and optimizers. `whole`: what is to be touched under `unshard_while` alone, on the main
 /// process.
 void Accelerator::collect_training(
     checkpoint::Contents& contents,
@@ -82,7 +82,7 @@ void Accelerator::collect_training(
     if (options.exclude_frozen_parameters) {
       left_out[i] = take_out_frozen(state.models[i].parameters(), tensors);
     }
-    if (state.is_paged() || (state.sharding && state.sharding->has_masters())) {
+    if (state.is_sharded_param() || (state.sharding && state.sharding->has_masters())) {
       state.sharding->write_back();
       if (state.saves_whole()) {
         if (state.saving->rank() == 0) {
@@ -185,7 +185,7 @@ void Accelerator::collect_position(checkpoint::Contents& contents) {
     cursors.push_back(
         {{"cursor", cursor},
          {"samples", loader->layout().samples()},
-         {"round_rows", loader->layout().round_rows()}});
+         {"round_rows", loader->layout().global_batch_rows()}});
   }
   contents.add_json(files::of_rank("loaders", rank, ".json"), std::move(cursors));
   contents.add_tensors(

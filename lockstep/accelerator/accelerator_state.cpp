@@ -10,7 +10,7 @@
 
 #include <c10/core/GradMode.h>
 
-#include "lockstep/accelerator/saved_optimizer.h"
+#include "lockstep/accelerator/training_state/saved_optimizer.h"
 #include "lockstep/base/error.h"
 #include "lockstep/comm/bytes.h"
 #include "lockstep/optim/flat_optimizer.h"
@@ -40,8 +40,8 @@ ParameterName Accelerator::State::parameter_names(const char* where) const {
     }
   }
   if (sharding) {
-    for (const auto& [piece, of] : sharding->pieces()) {
-      names->emplace(piece, names->at(of.parameter.unsafeGetTensorImpl()));
+    for (const auto& [shard_slice, of] : sharding->shard_slices()) {
+      names->emplace(shard_slice, names->at(of.parameter.unsafeGetTensorImpl()));
     }
   }
   return [names, where = std::string(where)](const at::Tensor& parameter) {

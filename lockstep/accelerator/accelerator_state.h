@@ -11,20 +11,20 @@
 #include <vector>
 
 #include "lockstep/accelerator/accelerator.h"
-#include "lockstep/accelerator/accumulation_check.h"
-#include "lockstep/accelerator/active_loaders.h"
-#include "lockstep/accelerator/loop_state.h"
-#include "lockstep/accelerator/unprepared_leaves.h"
+#include "lockstep/accelerator/loop/accumulation_check.h"
+#include "lockstep/accelerator/loop/active_loaders.h"
+#include "lockstep/accelerator/loop/loop_state.h"
+#include "lockstep/accelerator/loop/unprepared_leaves.h"
 #include "lockstep/base/stop_request.h"
 #include "lockstep/checkpoint/background_save.h"
-#include "lockstep/offload/stowed.h"
+#include "lockstep/offload/offloaded_storage.h"
 #include "lockstep/optim/optimizer_state.h"
 #include "lockstep/storage/project_lock.h"
 #include "lockstep/sync/backward_hooks.h"
 #include "lockstep/sync/data_parallel.h"
 #include "lockstep/sync/local_sgd.h"
 #include "lockstep/tracking/tracker.h"
-#include "lockstep/zero/init.h"
+#include "lockstep/zero/coordinator/init.h"
 #include "lockstep/zero/sharding.h"
 
 namespace lockstep {
@@ -98,10 +98,12 @@ struct Accelerator::State {
   /// What is left of it becomes the sharding's to bring. Collective.
   void hand_over_inits();
   /// Stage 3: parameters come and go.
-  bool is_paged() const { return sharding != nullptr && sharding->pager() != nullptr; }
+  bool is_sharded_param() const {
+    return sharding != nullptr && sharding->coordinator() != nullptr;
+  }
   /// Their model is saved by the main process, as whole tensors.
   bool saves_whole() const {
-    return is_paged() && options.zero->state_dict_type == StateDictType::kFullStateDict;
+    return is_sharded_param() && options.zero->state_dict_type == StateDictType::kFullStateDict;
   }
   std::vector<Optimizer> optimizers;
   /// Holds the optimizers whose classes have state_dict() and load_state_dict().
@@ -133,7 +135,7 @@ struct Accelerator::State {
   bool triggered = false;
   GradientNorms norms;
   /// Since offload_states.
-  std::map<OffloadStateType, offload::Stowed> offloaded;
+  std::map<OffloadStateType, offload::OffloadedStorage> offloaded;
   std::vector<std::shared_ptr<tracking::Tracker>> trackers;
   bool trackers_open = false;
 

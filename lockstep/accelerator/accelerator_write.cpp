@@ -16,7 +16,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
-#include "lockstep/accelerator/training_state.h"
+#include "lockstep/accelerator/training_state/training_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
@@ -81,12 +81,13 @@ void Accelerator::expect_finished_device() const {
 
 /// Runs `body` on the main process, which may touch parameters of stage 3 there, one after the
 /// other; the other processes help to bring them, and return when it is done. Collective.
-void Accelerator::bring_while(const SavingGroups& groups, const std::function<void()>& body) {
-  zero::Pager* const pager = state_->is_paged() ? state_->sharding->pager() : nullptr;
-  const zero::ExactValues exact(pager);
+void Accelerator::unshard_while(const SavingGroups& groups, const std::function<void()>& body) {
+  zero::ParamCoordinator* const coordinator =
+      state_->is_sharded_param() ? state_->sharding->coordinator() : nullptr;
+  const zero::ExactValues exact(coordinator);
   const auto until_all_are_done = [&] {
-    if (pager != nullptr) {
-      pager->settle(0, groups.all);
+    if (coordinator != nullptr) {
+      coordinator->wait_for_all(0, groups.all);
     }
   };
   if (groups.disk.rank() == 0) {
@@ -119,7 +120,7 @@ void Accelerator::save(
   try {
     if (state.saves_whole() && options.async) {
       // The writing thread cannot; and before anything may fail on one process alone.
-      bring_while({.all = checkpoint::patient(state.group), .disk = *state.saving}, [&] {
+      unshard_while({.all = checkpoint::patient(state.group), .disk = *state.saving}, [&] {
         whole.copy_to_host(*state.snapshot);
       });
     }
@@ -205,7 +206,7 @@ void Accelerator::save(
       {.all = state.group, .disk = *state.saving},
       [&](checkpoint::Writer& writer, const SavingGroups& groups) {
         if (state.saves_whole()) {
-          bring_while(groups, [&] { writer.write(whole); });
+          unshard_while(groups, [&] { writer.write(whole); });
         }
       });
   timings.write_ms = milliseconds_since(began) - timings.waited_ms;
@@ -254,7 +255,7 @@ void Accelerator::save_model_tensors(
   const SavingGroups groups = {
       .all = checkpoint::patient(state_->group), .disk = checkpoint::patient(*state_->saving)};
   std::exception_ptr failure;
-  bring_while(groups, [&] {
+  unshard_while(groups, [&] {
     try {
       checkpoint::save_model(tensors, folder, options);
     } catch (const std::exception&) {

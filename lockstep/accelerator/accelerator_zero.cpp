@@ -13,17 +13,17 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
-#include "lockstep/accelerator/fsdp_environment.h"
-#include "lockstep/accelerator/lower_precision.h"
-#include "lockstep/accelerator/sixteen_bits.h"
-#include "lockstep/accelerator/zero_units.h"
+#include "lockstep/accelerator/options/fsdp_environment.h"
+#include "lockstep/accelerator/zero_setup/low_precision_policy.h"
+#include "lockstep/accelerator/zero_setup/lower_precision.h"
+#include "lockstep/accelerator/zero_setup/zero_units.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/keep_memory.h"
 #include "lockstep/base/log.h"
 #include "lockstep/flat/move_in_place.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/sync/reducer.h"
-#include "lockstep/zero/paged_buffer.h"
+#include "lockstep/zero/coordinator/flat_param_buffer.h"
 
 namespace lockstep {
 namespace {
@@ -36,15 +36,16 @@ std::vector<std::vector<at::Tensor>> groups_of(torch::optim::Optimizer& optimize
   return groups;
 }
 
-std::vector<std::vector<optim::FlatOptimizer::Pieces>> pieces_of(const zero::Sharding& sharding) {
-  std::vector<std::vector<optim::FlatOptimizer::Pieces>> pieces;
+std::vector<std::vector<optim::FlatOptimizer::BufferSlices>> slices_of(
+    const zero::Sharding& sharding) {
+  std::vector<std::vector<optim::FlatOptimizer::BufferSlices>> shard_slices;
   for (const auto& group : sharding.shards()) {
-    auto& here = pieces.emplace_back();
+    auto& here = shard_slices.emplace_back();
     for (const zero::Sharding::Shard& shard : group) {
-      here.push_back({shard.values, shard.pieces, shard.file, shard.wholes});
+      here.push_back({shard.values, shard.shard_slices, shard.file, shard.wholes});
     }
   }
-  return pieces;
+  return shard_slices;
 }
 
 int64_t bucket_cap(const ZeroPlugin& plugin, const NamedTensors& parameters) {
@@ -305,7 +306,7 @@ std::shared_ptr<void> Accelerator::begin_zero_init() {
   }
   constexpr int64_t kMinElements = 4096;  // A message for less is not worth it.
   state.inits.push_back(std::make_unique<zero::Init>(state.group, device(), kMinElements));
-  return std::make_shared<zero::WatchNewTensors>(*state.inits.back());
+  return std::make_shared<zero::InitInterceptScope>(*state.inits.back());
 }
 
 void Accelerator::finish_zero_init(const NamedTensors& tensors) {
@@ -313,7 +314,7 @@ void Accelerator::finish_zero_init(const NamedTensors& tensors) {
   state_->inits.back()->finish();
   // Not when they are made: small ones are filled through pointers, as torch::tensor does.
   flat::move_in_place(tensors_of(tensors), device());
-  if (state_->is_paged()) {
+  if (state_->is_sharded_param()) {
     state_->hand_over_inits();
   }
 }
@@ -340,7 +341,7 @@ void Accelerator::with_gathered_parameters(
             *modifier_rank,
             num_processes() - 1));
   }
-  const zero::ExactValues exact(state_->sharding ? state_->sharding->pager() : nullptr);
+  const zero::ExactValues exact(state_->sharding ? state_->sharding->coordinator() : nullptr);
   const zero::Gathered gathered(parameters, modifier_rank.has_value());
   body();
   if (modifier_rank) {
@@ -400,18 +401,19 @@ void Accelerator::shard_parameters() {
           .first_cap_bytes = std::min(cap_bytes, zero::ShardingOptions().first_cap_bytes),
           .broadcast_buffers = state.options.data_parallel.broadcast_buffers,
           .units = units_of(model.parameters(), model.classes(), plugin.stage3_unit_classes),
-          .residence = plugin.stage == 3 ? zero::Residence::kPaged : zero::Residence::kKept,
+          .placement = plugin.stage == 3 ? zero::ParamPlacement::kSharded
+                                         : zero::ParamPlacement::kReplicated,
           .keep_up_to_elements = plugin.stage3_param_persistence_threshold,
           .keep_in_all = plugin.stage3_model_persistence_threshold,
-          .pager =
+          .coordinator =
               {.max_live_elements = plugin.stage3_max_live_parameters,
                .prefetch = plugin.stage3_prefetch},
           .plus_plus = plus_plus(plugin, state.world, state.group),
           .offload = plugin.offload_param,
           .offload_masters = with_the_state(plugin.offload_optimizer),
-          .sixteen_bits = sixteen_bits(plugin),
+          .low_precision_policy = low_precision_policy(plugin),
           .narrow = wire ? all_narrow(model.parameters(), *wire)
-                         : narrow_travel(told, model.parameters(), model.classes()),
+                         : comm_dtypes(told, model.parameters(), model.classes()),
           .narrow_gradients_only = wire.has_value()});
   if (plugin.state_dict_type == StateDictType::kFullStateDict && state.sharding->has_masters()) {
     throw ConfigError(
@@ -420,8 +422,8 @@ void Accelerator::shard_parameters() {
         "would be lost; use SHARDED_STATE_DICT, of which `lockstep merge-weights` makes one file");
   }
   if (flat != nullptr) {
-    flat->update_instead(
-        pieces_of(*state.sharding),
+    flat->update_shards(
+        slices_of(*state.sharding),
         plugin.offload_optimizer,
         state.sharding->group(),
         plugin.fp32_optimizer_states);

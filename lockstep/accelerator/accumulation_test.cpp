@@ -14,8 +14,8 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/data/loader.h"
-#include "lockstep/data/tensor_dataset.h"
+#include "lockstep/data/loader/loader.h"
+#include "lockstep/data/dataset/tensor_dataset.h"
 
 namespace lockstep {
 namespace {

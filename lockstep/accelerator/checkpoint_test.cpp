@@ -16,8 +16,8 @@
 
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
-#include "lockstep/data/loader.h"
-#include "lockstep/data/tensor_dataset.h"
+#include "lockstep/data/loader/loader.h"
+#include "lockstep/data/dataset/tensor_dataset.h"
 #include "lockstep/storage/safetensors_map.h"
 #include "lockstep/storage/test_files.h"
 

@@ -11,8 +11,8 @@
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/comm/device/test_device.h"
 #include "lockstep/comm/device/test_device_graph.h"
-#include "lockstep/optim/adam.h"
-#include "lockstep/optim/sgd.h"
+#include "lockstep/optim/rules/adam.h"
+#include "lockstep/optim/rules/sgd.h"
 #include "lockstep/schedule/decay_schedules.h"
 
 #if LOCKSTEP_TEST_GRAPHS

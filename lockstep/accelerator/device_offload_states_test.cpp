@@ -14,7 +14,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/connected_ranks.h"
 #include "lockstep/comm/device/test_device.h"
-#include "lockstep/optim/adam.h"
+#include "lockstep/optim/rules/adam.h"
 
 namespace lockstep {
 namespace {

@@ -20,10 +20,10 @@
 #include "lockstep/base/test_folder.h"
 #include "lockstep/comm/connected_ranks.h"
 #include "lockstep/comm/device/test_device.h"
-#include "lockstep/data/loader.h"
-#include "lockstep/data/tensor_dataset.h"
-#include "lockstep/optim/adagrad.h"
-#include "lockstep/optim/adam.h"
+#include "lockstep/data/loader/loader.h"
+#include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/optim/rules/adagrad.h"
+#include "lockstep/optim/rules/adam.h"
 
 namespace lockstep {
 namespace {

@@ -13,14 +13,14 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 
-#include "lockstep/accelerator/non_finite_json.h"
+#include "lockstep/accelerator/training_state/non_finite_json.h"
 #include "lockstep/accelerator/test_ranks.h"
-#include "lockstep/accelerator/training_state.h"
+#include "lockstep/accelerator/training_state/training_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/data/loader.h"
-#include "lockstep/data/tensor_dataset.h"
-#include "lockstep/optim/adam.h"
+#include "lockstep/data/loader/loader.h"
+#include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/optim/rules/adam.h"
 #include "lockstep/schedule/decay_schedules.h"
 #include "lockstep/schedule/reduce_on_plateau.h"
 #include "lockstep/schedule/warmup_schedules.h"

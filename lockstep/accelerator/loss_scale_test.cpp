@@ -15,7 +15,7 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/optim/adam.h"
+#include "lockstep/optim/rules/adam.h"
 
 namespace lockstep {
 namespace {

@@ -10,8 +10,8 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/test_ranks.h"
-#include "lockstep/data/loader.h"
-#include "lockstep/data/tensor_dataset.h"
+#include "lockstep/data/loader/loader.h"
+#include "lockstep/data/dataset/tensor_dataset.h"
 
 namespace lockstep {
 namespace {

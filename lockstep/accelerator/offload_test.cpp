@@ -23,10 +23,10 @@
 #include "lockstep/base/test_folder.h"
 #include "lockstep/comm/connected_ranks.h"
 #include "lockstep/offload/test_scratch.h"
-#include "lockstep/optim/adam.h"
+#include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/flat_optimizer.h"
-#include "lockstep/optim/host_update.h"
-#include "lockstep/optim/lamb.h"
+#include "lockstep/optim/offload/host_update.h"
+#include "lockstep/optim/rules/lamb.h"
 
 namespace lockstep {
 namespace {

@@ -9,10 +9,10 @@
 
 #include <torch/optim/optimizer.h>
 
-#include "lockstep/accelerator/checkpointable.h"
-#include "lockstep/accelerator/zero_units.h"
+#include "lockstep/accelerator/training_state/checkpointable.h"
+#include "lockstep/accelerator/zero_setup/zero_units.h"
 #include "lockstep/comm/named_tensor.h"
-#include "lockstep/data/loader_core.h"
+#include "lockstep/data/loader/loader_core.h"
 
 namespace lockstep {
 

@@ -16,12 +16,12 @@
 
 #include "lockstep/accelerator/local_sgd.h"
 #include "lockstep/accelerator/test_ranks.h"
-#include "lockstep/accelerator/training_state.h"
+#include "lockstep/accelerator/training_state/training_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/data/loader.h"
-#include "lockstep/data/tensor_dataset.h"
-#include "lockstep/optim/adam.h"
+#include "lockstep/data/loader/loader.h"
+#include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/optim/rules/adam.h"
 
 namespace lockstep {
 namespace {

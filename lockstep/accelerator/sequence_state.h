@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/accelerator/checkpointable.h"
+#include "lockstep/accelerator/training_state/checkpointable.h"
 #include "lockstep/comm/group.h"
 
 namespace lockstep {

@@ -19,8 +19,8 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/data/loader.h"
-#include "lockstep/optim/sgd.h"
+#include "lockstep/data/loader/loader.h"
+#include "lockstep/optim/rules/sgd.h"
 
 namespace lockstep {
 namespace {

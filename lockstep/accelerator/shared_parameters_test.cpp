@@ -13,8 +13,8 @@
 #include "lockstep/accelerator/local_sgd.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
-#include "lockstep/optim/adam.h"
-#include "lockstep/optim/sgd.h"
+#include "lockstep/optim/rules/adam.h"
+#include "lockstep/optim/rules/sgd.h"
 
 namespace lockstep {
 namespace {

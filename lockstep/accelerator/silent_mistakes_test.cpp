@@ -21,9 +21,9 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/data/loader.h"
-#include "lockstep/data/tensor_dataset.h"
-#include "lockstep/optim/adam.h"
+#include "lockstep/data/loader/loader.h"
+#include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/optim/rules/adam.h"
 
 namespace lockstep {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/comm/connected_ranks.h"
-#include "lockstep/optim/adam.h"
+#include "lockstep/optim/rules/adam.h"
 
 namespace lockstep {
 namespace {

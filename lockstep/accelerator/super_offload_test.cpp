@@ -18,9 +18,9 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/optim/adam.h"
+#include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/flat_optimizer.h"
-#include "lockstep/optim/sgd.h"
+#include "lockstep/optim/rules/sgd.h"
 
 namespace lockstep {
 namespace {
@@ -82,7 +82,7 @@ class Training {
     return weights;
   }
   int64_t early() const {
-    return dynamic_cast<optim::FlatOptimizer&>(optimizer_.inner()).early_count();
+    return dynamic_cast<optim::FlatOptimizer&>(optimizer_.inner()).speculative_count();
   }
   Accelerator& accelerator() { return accelerator_; }
   Optimizer& optimizer() { return optimizer_; }
@@ -134,7 +134,7 @@ Outcome train(const Setting& setting, bool early, const std::function<void(Train
 }
 
 /// The same with and without; how many updates began early.
-int64_t early_of(const Setting& setting, const std::function<void(Training&)>& body) {
+int64_t speculative_of(const Setting& setting, const std::function<void(Training&)>& body) {
   const Outcome plain = train(setting, false, body);
   const Outcome early = train(setting, true, body);
   EXPECT_EQ(plain.early, 0);
@@ -158,7 +158,7 @@ TEST(SuperOffload, updates_begin_within_backward_and_are_the_same_to_the_bit) {
           Setting{.stage = 3, .parameters_on_host = true}}) {
       setting.world = world;
       SCOPED_TRACE(testing::Message() << "stage " << setting.stage << ", ranks " << world);
-      EXPECT_GE(early_of(setting, body), 5 * kAtLeast);
+      EXPECT_GE(speculative_of(setting, body), 5 * kAtLeast);
     }
   }
 }
@@ -169,11 +169,12 @@ TEST(SuperOffload, other_rules_and_fp32_masters_begin_early_too) {
     return std::make_shared<optim::SGD>(
         std::move(parameters), optim::SGDOptions{.lr = 1e-3, .momentum = 0.9, .nesterov = true});
   };
-  EXPECT_GE(early_of({.new_optimizer = momentum}, body), 4 * kAtLeast);
+  EXPECT_GE(speculative_of({.new_optimizer = momentum}, body), 4 * kAtLeast);
   for (const int stage : {1, 2, 3}) {
     SCOPED_TRACE(stage);
     // Two layers are in a bucket.
-    EXPECT_GE(early_of({.stage = stage, .dtype = at::kBFloat16}, body), 4 * (kLayers / 2 - 3));
+    EXPECT_GE(
+        speculative_of({.stage = stage, .dtype = at::kBFloat16}, body), 4 * (kLayers / 2 - 3));
   }
 }
 
@@ -187,8 +188,8 @@ TEST(SuperOffload, gradients_that_are_clipped_are_updated_anew) {
       }
     };
   };
-  EXPECT_EQ(early_of({}, clipping(1e-3)), 0);
-  EXPECT_GE(early_of({}, clipping(1e6)), 3 * kAtLeast);  // Nothing was to be clipped.
+  EXPECT_EQ(speculative_of({}, clipping(1e-3)), 0);
+  EXPECT_GE(speculative_of({}, clipping(1e6)), 3 * kAtLeast);  // Nothing was to be clipped.
 }
 
 TEST(SuperOffload, what_changes_between_backward_and_step_counts) {
@@ -205,18 +206,18 @@ TEST(SuperOffload, what_changes_between_backward_and_step_counts) {
         training.step();
       };
     };
-    const int64_t untouched = early_of(setting, with([](Training&) {}));
+    const int64_t untouched = speculative_of(setting, with([](Training&) {}));
     const auto other_rate = [](Training& training) {
       training.optimizer().set_learning_rates({0.5});
     };
-    EXPECT_LE(early_of(setting, with(other_rate)), untouched / 2 + kLayers / 2);
+    EXPECT_LE(speculative_of(setting, with(other_rate)), untouched / 2 + kLayers / 2);
     const auto scale = [](Training& training) {
       const torch::NoGradGuard no_grad;
-      for (const at::Tensor& piece : training.optimizer().parameters()) {
-        piece.mutable_grad().mul_(0.25);
+      for (const at::Tensor& shard_slice : training.optimizer().parameters()) {
+        shard_slice.mutable_grad().mul_(0.25);
       }
     };
-    EXPECT_LE(early_of(setting, with(scale)), untouched / 2 + kLayers / 2);
+    EXPECT_LE(speculative_of(setting, with(scale)), untouched / 2 + kLayers / 2);
     const auto write = [](Training& training) {
       training.accelerator().with_gathered_parameters(
           training.net()->parameters(),
@@ -228,7 +229,7 @@ TEST(SuperOffload, what_changes_between_backward_and_step_counts) {
           },
           0);
     };
-    EXPECT_LE(early_of(setting, with(write)), untouched / 2 + kLayers / 2);
+    EXPECT_LE(speculative_of(setting, with(write)), untouched / 2 + kLayers / 2);
   }
 }
 
@@ -239,7 +240,7 @@ TEST(SuperOffload, what_was_written_before_backward_counts) {
         Setting{.stage = 3},
         Setting{.stage = 3, .dtype = at::kBFloat16}}) {
     SCOPED_TRACE(setting.stage);
-    early_of(setting, [](Training& training) {
+    speculative_of(setting, [](Training& training) {
       training.train(0, 2);
       {
         const torch::NoGradGuard no_grad;
@@ -285,7 +286,7 @@ TEST(SuperOffload, a_backward_that_failed_leaves_nothing_in_what_adds_up) {
 }
 
 TEST(SuperOffload, a_step_that_never_comes_leaves_nothing_behind) {
-  const int64_t early = early_of({}, [](Training& training) {
+  const int64_t early = speculative_of({}, [](Training& training) {
     training.train(0, 2);
     training.backward(2);  // Dropped.
     training.optimizer().zero_grad();
@@ -329,7 +330,7 @@ TEST(SuperOffload, within_a_group_of_micro_steps_only_the_last_backward_begins_u
 TEST(SuperOffload, a_checkpoint_loaded_after_backward_is_what_step_goes_on_from) {
   const TestFolder folder;
   int saved = 0;
-  const int64_t early = early_of({.world = 1}, [&](Training& training) {
+  const int64_t early = speculative_of({.world = 1}, [&](Training& training) {
     const auto path = folder / std::to_string(saved++);
     training.train(0, 2);
     training.accelerator().save_state(path);

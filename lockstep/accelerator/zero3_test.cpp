@@ -16,9 +16,9 @@
 #include "lockstep/base/test_folder.h"
 #include "lockstep/checkpoint/load_model.h"
 #include "lockstep/comm/connected_ranks.h"
-#include "lockstep/comm/paged.h"
-#include "lockstep/optim/adam.h"
-#include "lockstep/optim/sgd.h"
+#include "lockstep/comm/sharded_param.h"
+#include "lockstep/optim/rules/adam.h"
+#include "lockstep/optim/rules/sgd.h"
 
 namespace lockstep {
 namespace {
@@ -60,13 +60,13 @@ TEST(Zero3, a_rank_has_its_part_of_everything_between_steps) {
       optimizer.step();
       optimizer.zero_grad();
       double own = 0;
-      for (const at::Tensor& piece : optimizer.parameters()) {
-        own += static_cast<double>(piece.numel());
+      for (const at::Tensor& shard_slice : optimizer.parameters()) {
+        own += static_cast<double>(shard_slice.numel());
       }
       const double all = 6 * 64 * 65;
       EXPECT_NEAR(own, all / world, all / world / 20);
       for (const at::Tensor& parameter : model->parameters()) {
-        EXPECT_TRUE(comm::is_paged(parameter));
+        EXPECT_TRUE(comm::is_sharded_param(parameter));
         EXPECT_THROW(static_cast<void>(parameter.const_data_ptr()), c10::Error) << "no memory";
       }
     });
@@ -208,7 +208,7 @@ TEST(Zero3, a_model_built_in_parts_trains_as_one_that_was_not) {
     accelerated_ranks(2, stage3(20000), [&](Accelerator& accelerator) {
       const auto build = [] { return new_net(3, 96); };
       auto net = in_parts ? accelerator.zero_init(build) : build();
-      EXPECT_EQ(comm::is_paged(net->parameters()[0]), in_parts);
+      EXPECT_EQ(comm::is_sharded_param(net->parameters()[0]), in_parts);
       auto [model, optimizer] =
           accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.01}));
       for (int step = 0; step < 3; ++step) {
@@ -230,7 +230,7 @@ TEST(Zero3, a_model_built_in_parts_trains_as_one_that_was_not) {
 TEST(Zero3, nothing_is_built_in_parts_without_it) {
   accelerated_ranks(2, {.zero = ZeroPlugin{.stage = 2}}, [](Accelerator& accelerator) {
     auto net = accelerator.zero_init([] { return new_net(1, 96); });
-    EXPECT_FALSE(comm::is_paged(net->parameters()[0]));
+    EXPECT_FALSE(comm::is_sharded_param(net->parameters()[0]));
   });
 }
 

@@ -17,9 +17,9 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/comm/paged.h"
-#include "lockstep/optim/adam.h"
-#include "lockstep/optim/sgd.h"
+#include "lockstep/comm/sharded_param.h"
+#include "lockstep/optim/rules/adam.h"
+#include "lockstep/optim/rules/sgd.h"
 
 namespace lockstep {
 namespace {
@@ -69,10 +69,10 @@ TORCH_MODULE(WithBuffers);
 TEST(ZeroGuard, a_buffer_that_was_built_in_parts_is_whole_once_prepared) {
   accelerated_ranks(2, stage(3), [](Accelerator& accelerator) {
     auto net = accelerator.zero_init([] { return WithBuffers(); });
-    EXPECT_TRUE(comm::is_paged(net->positions));
+    EXPECT_TRUE(comm::is_sharded_param(net->positions));
     auto [model, optimizer] = accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.01}));
-    EXPECT_FALSE(comm::is_paged(net->positions));
-    EXPECT_TRUE(comm::is_paged(net->linear->weight));
+    EXPECT_FALSE(comm::is_sharded_param(net->positions));
+    EXPECT_TRUE(comm::is_sharded_param(net->linear->weight));
     const at::Tensor x = at::ones({2, 64});
     const at::Tensor y = model->forward(x);
     EXPECT_TRUE(at::equal(y, WithBuffers()->forward(x)));
@@ -87,9 +87,9 @@ TEST(ZeroGuard, a_frozen_parameter_that_is_not_divided_is_whole_once_prepared) {
   accelerated_ranks(2, options, [](Accelerator& accelerator) {
     auto net = accelerator.zero_init([] { return new_net(2, 64); });
     at::Tensor frozen = net->parameters()[0].set_requires_grad(false);
-    EXPECT_TRUE(comm::is_paged(frozen));
+    EXPECT_TRUE(comm::is_sharded_param(frozen));
     auto [model, optimizer] = accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.01}));
-    EXPECT_FALSE(comm::is_paged(frozen));
+    EXPECT_FALSE(comm::is_sharded_param(frozen));
     EXPECT_FALSE(frozen.requires_grad());
     EXPECT_TRUE(at::equal(frozen, new_net(1, 64)->parameters()[0]));
     accelerator.backward(model->forward(at::ones({2, 64})).sum());

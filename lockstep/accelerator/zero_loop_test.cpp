@@ -19,8 +19,8 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/optim/adam.h"
-#include "lockstep/optim/sgd.h"
+#include "lockstep/optim/rules/adam.h"
+#include "lockstep/optim/rules/sgd.h"
 
 namespace lockstep {
 namespace {
@@ -164,11 +164,11 @@ TEST(ZeroLoop, gradients_that_a_program_has_dropped_or_written_itself_are_its_ow
         accelerator.backward(model->forward(batch(24, step)).sum());
         optimizer.step();
         const torch::NoGradGuard no_grad;
-        for (const at::Tensor& piece : optimizer.parameters()) {
+        for (const at::Tensor& shard_slice : optimizer.parameters()) {
           if (step == 0) {
-            piece.mutable_grad().reset();
+            shard_slice.mutable_grad().reset();
           } else {
-            piece.grad().zero_();
+            shard_slice.grad().zero_();
           }
         }
       }

@@ -20,8 +20,8 @@
 #include "lockstep/base/test_folder.h"
 #include "lockstep/checkpoint/reader.h"
 #include "lockstep/checkpoint/safetensors.h"
-#include "lockstep/comm/paged.h"
-#include "lockstep/optim/adam.h"
+#include "lockstep/comm/sharded_param.h"
+#include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/flat_optimizer.h"
 
 namespace lockstep {
@@ -83,8 +83,8 @@ struct Recipe {
   /// Stage 1 adds up what one backward after the other gives, and averages that; the others add
   /// averages in fp32.
   bool average_each = true;
-  bool fp32_sums = false;    ///< What adds up before it is averaged,
-  bool fp32_travel = false;  ///< and its average.
+  bool fp32_sums = false;  ///< What adds up before it is averaged,
+  bool fp32_comm = false;  ///< and its average.
   double scale = 1;
   double max_norm = 0;  ///< 0: no clipping.
 };
@@ -119,13 +119,13 @@ at::Tensor oracle(const Recipe& recipe) {
         for (size_t i = 0; i < parameters.size(); ++i) {
           const at::Tensor gradient =
               recipe.fp32_sums ? own[i] : parameters[i].grad().to(at::kFloat);
-          const at::Tensor sent = recipe.fp32_travel ? gradient : gradient.to(recipe.dtype);
+          const at::Tensor sent = recipe.fp32_comm ? gradient : gradient.to(recipe.dtype);
           sums[i] = sums[i].defined() ? sums[i] + sent : sent.to(at::kFloat);
         }
       }
       for (size_t i = 0; i < parameters.size(); ++i) {
         const at::Tensor exact = sums[i] / recipe.world;
-        const at::Tensor mean = recipe.fp32_travel ? exact : exact.to(recipe.dtype).to(at::kFloat);
+        const at::Tensor mean = recipe.fp32_comm ? exact : exact.to(recipe.dtype).to(at::kFloat);
         at::Tensor& gradient = masters[i].mutable_grad();
         gradient = gradient.defined() ? gradient + mean : mean;
       }
@@ -166,7 +166,7 @@ struct Training {
   }
   at::Tensor weights() const { return flat(net->parameters()); }
   /// This rank's: what is updated.
-  at::Tensor pieces() const { return flat(optimizer.parameters()); }
+  at::Tensor shard_slices() const { return flat(optimizer.parameters()); }
 
   Accelerator& accelerator;
   Net net;
@@ -225,7 +225,7 @@ TEST(ZeroMastersSums, of_stage_1_are_fp32_if_told_so) {
              .micro_steps = 4,
              .average_each = false,
              .fp32_sums = true,
-             .fp32_travel = travels});
+             .fp32_comm = travels});
         const at::Tensor trained = weights_after(
             options, world, dtype, [](Training& training) { training.train(0, kSteps * 4); });
         EXPECT_TRUE(at::equal(trained, expected)) << world << " ranks, travels " << travels;
@@ -252,17 +252,17 @@ TEST_P(ZeroMasters, have_state_and_gradients_in_fp32_of_their_part_alone) {
   accelerated_ranks(2, stage(number), [dtype = dtype](Accelerator& accelerator) {
     Training training(accelerator, dtype);
     accelerator.backward(loss_of(training.net, accelerator.process_index(), 0));
-    for (const at::Tensor& piece : training.optimizer.parameters()) {
-      EXPECT_EQ(piece.scalar_type(), at::kFloat);
-      EXPECT_EQ(piece.grad().scalar_type(), at::kFloat);
+    for (const at::Tensor& shard_slice : training.optimizer.parameters()) {
+      EXPECT_EQ(shard_slice.scalar_type(), at::kFloat);
+      EXPECT_EQ(shard_slice.grad().scalar_type(), at::kFloat);
     }
     training.optimizer.step();
     auto& inner = dynamic_cast<optim::FlatOptimizer&>(training.optimizer.inner());
-    for (const at::Tensor& piece : training.optimizer.parameters()) {
-      for (const at::Tensor& field : inner.state_of(piece).fields) {
+    for (const at::Tensor& shard_slice : training.optimizer.parameters()) {
+      for (const at::Tensor& field : inner.state_of(shard_slice).fields) {
         if (field.defined()) {
           EXPECT_EQ(field.scalar_type(), at::kFloat);
-          EXPECT_EQ(field.numel(), piece.numel());
+          EXPECT_EQ(field.numel(), shard_slice.numel());
         }
       }
     }
@@ -368,7 +368,7 @@ TEST(ZeroMastersScaled, find_overflow_and_lose_the_scale_in_fp32) {
     const at::Tensor expected = oracle({.dtype = at::kHalf, .world = 2, .scale = 1024});
     const at::Tensor trained = weights_after(options, 2, at::kHalf, [](Training& training) {
       training.train(0, 2);
-      const at::Tensor before = training.pieces();
+      const at::Tensor before = training.shard_slices();
       const at::Tensor weights = training.weights();
       Accelerator& accelerator = training.accelerator;
       const double overflows = accelerator.process_index() == 1 ? 1e30 : 1;
@@ -376,7 +376,7 @@ TEST(ZeroMastersScaled, find_overflow_and_lose_the_scale_in_fp32) {
       training.optimizer.step();
       EXPECT_TRUE(training.optimizer.step_was_skipped());
       training.optimizer.zero_grad();
-      EXPECT_TRUE(at::equal(training.pieces(), before));
+      EXPECT_TRUE(at::equal(training.shard_slices(), before));
       EXPECT_TRUE(at::equal(training.weights(), weights));
       EXPECT_EQ(accelerator.scaler()->get_scale(), 512);
       training.train(2, kSteps);
@@ -431,8 +431,8 @@ TEST(ZeroMastersSaved, come_from_data_parallel_as_its_values_and_go_to_it_rounde
         weights_after(stage(number), 2, at::kBFloat16, [&](Training& training) {
           training.accelerator.load_state(folder / "plain");
           EXPECT_TRUE(at::equal(training.weights(), plain));
-          for (const at::Tensor& piece : training.optimizer.parameters()) {
-            EXPECT_TRUE(at::equal(piece, piece.to(at::kBFloat16).to(at::kFloat)));
+          for (const at::Tensor& shard_slice : training.optimizer.parameters()) {
+            EXPECT_TRUE(at::equal(shard_slice, shard_slice.to(at::kBFloat16).to(at::kFloat)));
           }
           training.train(3, 5);
           training.accelerator.save_state(path);
@@ -574,7 +574,7 @@ TEST(ZeroMastersBuiltInParts, are_the_values_of_the_model) {
   for (const bool in_parts : {false, true}) {
     accelerated_ranks(2, stage(3), [&](Accelerator& accelerator) {
       Large net = in_parts ? accelerator.zero_init([] { return Large(); }) : Large();
-      EXPECT_EQ(comm::is_paged(net->weight), in_parts);
+      EXPECT_EQ(comm::is_sharded_param(net->weight), in_parts);
       auto [model, optimizer] = accelerator.prepare(net, adamw(net->parameters(), 1e-4));
       for (int step = 0; step < 20; ++step) {
         accelerator.backward(at::matmul(at::ones({1, 96}, at::kBFloat16), model->weight).sum());

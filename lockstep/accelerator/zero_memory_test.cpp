@@ -15,8 +15,8 @@
 
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/optim/adam.h"
-#include "lockstep/optim/sgd.h"
+#include "lockstep/optim/rules/adam.h"
+#include "lockstep/optim/rules/sgd.h"
 #include "lockstep/zero/test_allocated_bytes.h"
 
 namespace lockstep {

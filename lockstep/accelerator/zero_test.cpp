@@ -14,14 +14,14 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/optim/adagrad.h"
-#include "lockstep/optim/adam.h"
-#include "lockstep/optim/asgd.h"
+#include "lockstep/optim/rules/adagrad.h"
+#include "lockstep/optim/rules/adam.h"
+#include "lockstep/optim/rules/asgd.h"
 #include "lockstep/optim/flat_optimizer.h"
-#include "lockstep/optim/nadam.h"
-#include "lockstep/optim/radam.h"
-#include "lockstep/optim/rprop.h"
-#include "lockstep/optim/sgd.h"
+#include "lockstep/optim/rules/nadam.h"
+#include "lockstep/optim/rules/radam.h"
+#include "lockstep/optim/rules/rprop.h"
+#include "lockstep/optim/rules/sgd.h"
 
 namespace lockstep {
 namespace {
@@ -134,14 +134,14 @@ TEST(Zero, a_rank_has_its_part_of_the_state_alone) {
       double gradients = 0;
       double state = 0;
       auto& flat = dynamic_cast<optim::FlatOptimizer&>(optimizer.inner());
-      const auto pieces = optimizer.parameters();
-      for (const at::Tensor& piece : pieces) {
-        gradients += static_cast<double>(piece.grad().numel());
+      const auto shard_slices = optimizer.parameters();
+      for (const at::Tensor& shard_slice : shard_slices) {
+        gradients += static_cast<double>(shard_slice.grad().numel());
       }
       EXPECT_FALSE(model->weight.grad().defined());
       optimizer.step();
-      for (const at::Tensor& piece : pieces) {
-        for (const at::Tensor& field : flat.state_of(piece).fields) {
+      for (const at::Tensor& shard_slice : shard_slices) {
+        for (const at::Tensor& field : flat.state_of(shard_slice).fields) {
           state += field.defined() ? static_cast<double>(field.nbytes()) : 0;
         }
       }

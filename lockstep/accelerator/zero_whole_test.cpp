@@ -16,10 +16,10 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/comm/connected_ranks.h"
-#include "lockstep/optim/adafactor.h"
+#include "lockstep/optim/rules/adafactor.h"
 #include "lockstep/optim/flat_optimizer.h"
-#include "lockstep/optim/lamb.h"
-#include "lockstep/optim/muon.h"
+#include "lockstep/optim/rules/lamb.h"
+#include "lockstep/optim/rules/muon.h"
 #include "lockstep/zero/counting_transport.h"
 #include "lockstep/zero/test_sharding.h"
 
@@ -237,8 +237,8 @@ TEST(ZeroWhole, parameters_in_16_bits_are_updated_by_fp32_masters) {
       for (const int world : {1, 2, 4}) {
         accelerated_ranks(world, stage(number), [&](Accelerator& accelerator) {
           Trained run = prepared(accelerator, rule, at::kBFloat16);
-          for (const at::Tensor& piece : run.optimizer.parameters()) {
-            EXPECT_EQ(piece.scalar_type(), at::kFloat);
+          for (const at::Tensor& shard_slice : run.optimizer.parameters()) {
+            EXPECT_EQ(shard_slice.scalar_type(), at::kFloat);
           }
           train(accelerator, run, 0, 5, true);
           const at::Tensor weights = weights_of(run.model);
@@ -265,8 +265,8 @@ TEST(ZeroWhole, each_rank_has_its_part_of_the_momentum) {
       optimizer.step();
       auto& flat = dynamic_cast<optim::FlatOptimizer&>(optimizer.inner());
       int64_t state = 0;
-      for (const at::Tensor& piece : optimizer.parameters()) {
-        for (const at::Tensor& field : flat.state_of(piece).fields) {
+      for (const at::Tensor& shard_slice : optimizer.parameters()) {
+        for (const at::Tensor& field : flat.state_of(shard_slice).fields) {
           state += field.defined() ? field.numel() : 0;
         }
       }
@@ -293,11 +293,11 @@ TEST(ZeroWhole, a_step_of_muon_sends_each_ranks_part_once_there_and_once_back) {
           named,
           zero::counted(group, traffic),
           {.cap_bytes = kElements * 4, .first_cap_bytes = kElements * 4});
-      std::vector<std::vector<optim::FlatOptimizer::Pieces>> pieces(1);
+      std::vector<std::vector<optim::FlatOptimizer::BufferSlices>> shard_slices(1);
       for (const zero::Sharding::Shard& shard : sharding->shards()[0]) {
-        pieces[0].push_back({shard.values, shard.pieces, shard.file, shard.wholes});
+        shard_slices[0].push_back({shard.values, shard.shard_slices, shard.file, shard.wholes});
       }
-      optimizer.update_instead(pieces, {}, sharding->group());
+      optimizer.update_shards(shard_slices, {}, sharding->group());
       at::Tensor loss = at::zeros({});
       for (const NamedTensor& item : named) {
         loss = loss + item.tensor.square().sum();

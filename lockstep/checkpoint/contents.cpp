@@ -12,7 +12,7 @@
 
 #include "lockstep/base/crc32c.h"
 #include "lockstep/checkpoint/even_shares.h"
-#include "lockstep/comm/paged.h"
+#include "lockstep/comm/sharded_param.h"
 #include "lockstep/flat/copy_values.h"
 #include "lockstep/offload/scratch_file.h"
 #include "lockstep/storage/slices.h"
@@ -157,7 +157,7 @@ void Contents::copy_to_host(const Contents& former) {
   for (FileContents& file : files_) {
     auto& reusable = memory[file.name];
     for (NamedTensor& item : file.tensors) {
-      const at::Tensor source = comm::is_paged(item.tensor)
+      const at::Tensor source = comm::is_sharded_param(item.tensor)
                                     ? item.tensor.detach()
                                     : offload::in_memory(item.tensor.detach());
       const auto found = reusable.find(item.name);

@@ -9,7 +9,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/safetensors.h"
-#include "lockstep/comm/paged.h"
+#include "lockstep/comm/sharded_param.h"
 #include "lockstep/offload/scratch_file.h"
 
 namespace lockstep::checkpoint {
@@ -50,8 +50,8 @@ std::vector<OutputTensor> output_tensors(
             : (is_floating ? floating : std::nullopt).value_or(named.tensor.scalar_type());
     const auto bytes = [tensor = named.tensor, plain, written_as] {
       plain->reset();  // Before the next needs its memory.
-      const at::Tensor here =
-          comm::is_paged(tensor) ? tensor.detach().clone() : offload::in_memory(tensor.detach());
+      const at::Tensor here = comm::is_sharded_param(tensor) ? tensor.detach().clone()
+                                                             : offload::in_memory(tensor.detach());
       *plain = here.to(at::kCPU, written_as).resolve_conj().resolve_neg().contiguous();
       return std::string_view(static_cast<const char*>(plain->const_data_ptr()), plain->nbytes());
     };

@@ -23,14 +23,14 @@ namespace {
 // Enough for a disk to be busy all the time, and nothing to a machine's memory.
 constexpr uint64_t kAheadBytes = uint64_t{64} << 20;
 
-std::string_view unproven_bytes(const TensorSet& set, const TensorPiece& piece) {
+std::string_view unproven_bytes(const TensorSet& set, const TensorSlice& piece) {
   const SafetensorsMap& file = set.file(piece.file);
   return file.bytes(file.entries()[piece.entry]);
 }
 
 /// In the order in which they are proven, which is about that of the files.
-std::vector<TensorPiece> pieces_of(const TensorSet& set) {
-  std::vector<TensorPiece> pieces;
+std::vector<TensorSlice> slices_of(const TensorSet& set) {
+  std::vector<TensorSlice> pieces;
   for (const SetTensor& tensor : set.tensors()) {
     pieces.insert(pieces.end(), tensor.pieces.begin(), tensor.pieces.end());
   }
@@ -38,18 +38,18 @@ std::vector<TensorPiece> pieces_of(const TensorSet& set) {
 }
 
 /// Those whose middle lies in the share's part of all their bytes laid end to end.
-std::vector<TensorPiece> pieces_of_share(const TensorSet& set, const ProofShare& share) {
+std::vector<TensorSlice> slices_of_share(const TensorSet& set, const ProofShare& share) {
   LOCKSTEP_ASSERT(share.index >= 0 && share.index < share.of, "a share is one of them all");
-  std::vector<TensorPiece> pieces = pieces_of(set);
+  std::vector<TensorSlice> pieces = slices_of(set);
   uint64_t all_bytes = 0;
-  for (const TensorPiece& piece : pieces) {
+  for (const TensorSlice& piece : pieces) {
     all_bytes += unproven_bytes(set, piece).size();
   }
   const auto bound = [&](int index) {
     return all_bytes / static_cast<uint64_t>(share.of) * static_cast<uint64_t>(index);
   };
   uint64_t at = 0;
-  std::erase_if(pieces, [&](const TensorPiece& piece) {
+  std::erase_if(pieces, [&](const TensorSlice& piece) {
     const uint64_t bytes = unproven_bytes(set, piece).size();
     const uint64_t middle = at + bytes / 2;
     at += bytes;
@@ -61,11 +61,11 @@ std::vector<TensorPiece> pieces_of_share(const TensorSet& set, const ProofShare&
 
 /// All of them, those of the share first: so that the processes of a host read different parts of
 /// the disk, and each finds the others' in memory.
-std::vector<TensorPiece> pieces_from_share(const TensorSet& set, const ProofShare& share) {
-  std::vector<TensorPiece> pieces = pieces_of(set);
-  const std::vector<TensorPiece> own = pieces_of_share(set, share);
+std::vector<TensorSlice> slices_from_share(const TensorSet& set, const ProofShare& share) {
+  std::vector<TensorSlice> pieces = slices_of(set);
+  const std::vector<TensorSlice> own = slices_of_share(set, share);
   if (!own.empty()) {
-    const auto is_first = [&own](const TensorPiece& piece) {
+    const auto is_first = [&own](const TensorSlice& piece) {
       return piece.file == own.front().file && piece.entry == own.front().entry;
     };
     std::rotate(pieces.begin(), std::find_if(pieces.begin(), pieces.end(), is_first), pieces.end());
@@ -77,8 +77,8 @@ std::vector<TensorPiece> pieces_from_share(const TensorSet& set, const ProofShar
 /// touched, and the disk is idle in between. Thread-safe.
 class ReadAhead {
  public:
-  ReadAhead(const TensorSet& set, const std::vector<TensorPiece>& pieces)
-      : set_(&set), pieces_(&pieces) {}
+  ReadAhead(const TensorSet& set, const std::vector<TensorSlice>& pieces)
+      : set_(&set), slices_(&pieces) {}
 
   /// That piece is what is read next.
   void before(size_t index) {
@@ -86,7 +86,7 @@ class ReadAhead {
     for (; passed_ < index; ++passed_) {
       ahead_bytes_ -= std::min(ahead_bytes_, bytes(passed_).size());
     }
-    for (; wanted_ < pieces_->size() && (wanted_ <= index || ahead_bytes_ < kAheadBytes);
+    for (; wanted_ < slices_->size() && (wanted_ <= index || ahead_bytes_ < kAheadBytes);
          ++wanted_) {
       will_need(bytes(wanted_));
       ahead_bytes_ += bytes(wanted_).size();
@@ -94,7 +94,7 @@ class ReadAhead {
   }
 
  private:
-  std::string_view bytes(size_t index) const { return unproven_bytes(*set_, (*pieces_)[index]); }
+  std::string_view bytes(size_t index) const { return unproven_bytes(*set_, (*slices_)[index]); }
 
   static void will_need(std::string_view bytes) {
     static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -106,7 +106,7 @@ class ReadAhead {
 
   std::mutex mutex_;
   const TensorSet* set_;
-  const std::vector<TensorPiece>* pieces_;
+  const std::vector<TensorSlice>* slices_;
   size_t passed_ = 0;
   size_t wanted_ = 0;
   uint64_t ahead_bytes_ = 0;  ///< Of those asked for, what is not passed yet.
@@ -114,8 +114,8 @@ class ReadAhead {
 
 /// Reads what this process proves, and proves it; or, of a proof of nothing, reads it all.
 void prove(const TensorSet& set, const ProofShare& share, int threads) {
-  const std::vector<TensorPiece> pieces =
-      share.nothing ? pieces_from_share(set, share) : pieces_of_share(set, share);
+  const std::vector<TensorSlice> pieces =
+      share.nothing ? slices_from_share(set, share) : slices_of_share(set, share);
   ReadAhead ahead(set, pieces);
   for_each_index(pieces.size(), threads, [&](size_t i) {
     ahead.before(i);
@@ -130,13 +130,13 @@ void prove(const TensorSet& set, const ProofShare& share, int threads) {
 
 at::Tensor put_together(const TensorSet& set, const SetTensor& wanted) {
   if (wanted.pieces.size() == 1) {
-    const TensorPiece& piece = wanted.pieces.front();
+    const TensorSlice& piece = wanted.pieces.front();
     const SafetensorsMap& file = set.file(piece.file);
     return tensor_of(file, file.entries()[piece.entry]).view(wanted.shape);
   }
   at::Tensor whole = at::empty(wanted.shape, at::TensorOptions().dtype(scalar_type(wanted.dtype)));
   auto* begin = static_cast<std::byte*>(whole.mutable_data_ptr());
-  for (const TensorPiece& piece : wanted.pieces) {
+  for (const TensorSlice& piece : wanted.pieces) {
     const std::string_view bytes = unproven_bytes(set, piece);
     std::memcpy(
         begin + static_cast<size_t>(piece.begin) * dtype_bytes(wanted.dtype),

@@ -30,10 +30,10 @@ class BlockingOperations {
 
   std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) {
     const Op op = collective.op;
-    const auto on_timeout = [link = link_](const std::string& why) { link->die(why); };
+    const auto on_timeout = [link = link_](const std::string& why) { link->mark_failed(why); };
     if (op == Op::kSend || op == Op::kRecv) {
       OrderedWorker& worker = op == Op::kSend ? sends_ : receives_;
-      const FlightNote note(collective, group_, -1);
+      const FlightEntry note(collective, group_, -1);
       return worker.submit(
           name_of(op),
           [link = link_, note, c = std::move(collective), timeout] {
@@ -42,7 +42,7 @@ class BlockingOperations {
           on_timeout);
     }
     const int64_t sequence = sequence_++;
-    const FlightNote note(collective, group_, sequence);
+    const FlightEntry note(collective, group_, sequence);
     return collectives_.submit(
         name_of(op),
         [link = link_, note, c = std::move(collective), sequence, timeout] {

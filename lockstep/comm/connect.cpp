@@ -70,7 +70,7 @@ std::shared_ptr<comm::Transport> make_transport(
             world.size,
             world.local_size));
   }
-  const auto place = comm::meeting_place_of(world, word_of(options.transport));
+  const auto place = comm::rendezvous_address_of(world, word_of(options.transport));
   if (options.transport != TransportKind::kGloo && world.on_one_host()) {
     try {
       return comm::make_shm_transport(place, comm::kWorldGroup, options.join_timeout);

@@ -59,14 +59,14 @@ watch::Operation operation_of(const Collective& collective, uint64_t group, int6
 
 }  // namespace
 
-FlightNote::FlightNote(const Collective& collective, uint64_t group, int64_t sequence)
+FlightEntry::FlightEntry(const Collective& collective, uint64_t group, int64_t sequence)
     : number_(
           silences > 0
               ? kUnnoted
               : FlightRecorder::process().issue(operation_of(collective, group, sequence))),
       timer_(silences > 0 ? nullptr : std::exchange(next_timer, nullptr)) {}
 
-void FlightNote::begin() const {
+void FlightEntry::begin() const {
   if (number_ != kUnnoted) {
     FlightRecorder::process().start(number_);
   }
@@ -75,7 +75,7 @@ void FlightNote::begin() const {
   }
 }
 
-void FlightNote::end(bool well, std::optional<double> measured_ms) const {
+void FlightEntry::end(bool well, std::optional<double> measured_ms) const {
   if (number_ != kUnnoted) {
     FlightRecorder::process().end(number_, well);
   }
@@ -95,11 +95,11 @@ bool TimedScope::is_taken() const {
   return next_timer == nullptr;
 }
 
-FlightSilence::FlightSilence() {
+FlightRecordingPause::FlightRecordingPause() {
   ++silences;
 }
 
-FlightSilence::~FlightSilence() {
+FlightRecordingPause::~FlightRecordingPause() {
   --silences;
 }
 

@@ -42,11 +42,11 @@ class TimedScope {
 
 /// An operation in this process's flight record (watch/flight_recorder.h), from start() of a
 /// transport on. Copies stand for the same operation.
-class FlightNote {
+class FlightEntry {
  public:
   /// `group`: equal on all its members, 0 for all ranks of the job. `sequence`: as in Fingerprint;
   /// -1 for send and recv.
-  FlightNote(const Collective& collective, uint64_t group, int64_t sequence);
+  FlightEntry(const Collective& collective, uint64_t group, int64_t sequence);
 
   /// Runs `body`, and notes when it begins and how it ends.
   template <typename Body>
@@ -72,12 +72,12 @@ class FlightNote {
 };
 
 /// While it lives, operations that this thread starts are not noted: they are parts of one that is.
-class FlightSilence {
+class FlightRecordingPause {
  public:
-  FlightSilence();
-  ~FlightSilence();
-  FlightSilence(const FlightSilence&) = delete;
-  FlightSilence& operator=(const FlightSilence&) = delete;
+  FlightRecordingPause();
+  ~FlightRecordingPause();
+  FlightRecordingPause(const FlightRecordingPause&) = delete;
+  FlightRecordingPause& operator=(const FlightRecordingPause&) = delete;
 };
 
 /// The id of the group that is made of `parent` by its `split`-th split, for those of `color`.

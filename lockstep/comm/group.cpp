@@ -11,7 +11,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/paged.h"
+#include "lockstep/comm/sharded_param.h"
 
 namespace lockstep {
 namespace {
@@ -34,7 +34,7 @@ void check_tensor(Op op, const at::Tensor& tensor) {
         fmt::format(
             "{} is on meta and has no values; pass one of a real device", shape_text(tensor)));
   }
-  if (comm::is_paged(tensor)) {
+  if (comm::is_sharded_param(tensor)) {
     throw ConfigError(
         comm::name_of(op),
         fmt::format(

@@ -5,7 +5,7 @@
 
 #include "lockstep/comm/comms_log.h"
 #include "lockstep/comm/flight.h"
-#include "lockstep/comm/pass_on.h"
+#include "lockstep/comm/forward_to_group.h"
 
 namespace lockstep {
 namespace {
@@ -100,7 +100,7 @@ class LoggedTransport final : public comm::Transport {
   std::shared_ptr<comm::Work> start(Collective collective, Milliseconds timeout) override {
     auto timer = std::make_shared<LoggedOperation>(log_, collective, size());
     const comm::TimedScope timed(timer);
-    Pending pending = comm::pass_on(collective, inner_.with_timeout(timeout));
+    Pending pending = comm::forward_to_group(collective, inner_.with_timeout(timeout));
     return std::make_shared<LoggedWork>(
         std::move(pending),
         timed.is_taken() ? nullptr : timer,

@@ -18,7 +18,7 @@ namespace lockstep::comm {
 namespace {
 
 // Elements at a time: what is accumulated stays in the first cache beside what is read.
-constexpr int64_t kStretch = 1024;
+constexpr int64_t kChunk = 1024;
 
 /// How values are held in memory, and how they are computed on.
 template <typename T>
@@ -72,10 +72,10 @@ struct Request {
 };
 
 template <ReduceOp op, typename T>
-LOCKSTEP_INLINE void reduce_stretch(const Request& request, int64_t begin, int64_t count) {
+LOCKSTEP_INLINE void reduce_chunk(const Request& request, int64_t begin, int64_t count) {
   using Total = typename Values<T>::Total;
   const auto source = [&](size_t i) { return static_cast<const T*>(request.sources[i]) + begin; };
-  alignas(64) Total total[kStretch];
+  alignas(64) Total total[kChunk];
   const T* first = source(0);
   const T* second = source(std::min<size_t>(1, request.sources.size() - 1));
   if (request.sources.size() == 1) {
@@ -109,8 +109,8 @@ LOCKSTEP_INLINE void reduce_stretch(const Request& request, int64_t begin, int64
 
 template <ReduceOp op, typename T>
 LOCKSTEP_INLINE void reduce_all(const Request& request) {
-  for (int64_t begin = 0; begin < request.count; begin += kStretch) {
-    reduce_stretch<op, T>(request, begin, std::min(kStretch, request.count - begin));
+  for (int64_t begin = 0; begin < request.count; begin += kChunk) {
+    reduce_chunk<op, T>(request, begin, std::min(kChunk, request.count - begin));
   }
 }
 

@@ -235,7 +235,7 @@ void check_combinations(const Section& section) {
         "fsdp_activation_checkpointing: true and fsdp_version: 2 with it");
   }
   const char* const least = "fsdp_min_num_params";
-  if (const auto text = section.text(least); text && !whole_number(*text)) {
+  if (const auto text = section.text(least); text && !integer_value(*text)) {
     refuse_fsdp_value(section, least, *text, "a whole number" + number_hint(*text, 0, 1e15));
   }
 }

@@ -41,7 +41,7 @@ bool is_plain(const std::string& text) {
 
 }  // namespace
 
-std::optional<int64_t> whole_number(const std::string& text) {
+std::optional<int64_t> integer_value(const std::string& text) {
   const std::string_view digits = std::string_view(text).substr(text.starts_with('-') ? 1 : 0);
   if (!all_digits(digits) || (digits.size() > 1 && digits[0] == '0')) {
     return std::nullopt;

@@ -13,13 +13,13 @@ namespace lockstep::config {
 
 /// A whole decimal number: digits, with '-' before them. 010, 1_000, 0x10, 1e3, +1 and 1.0 are
 /// none: other readers of YAML take each for something else.
-std::optional<int64_t> whole_number(const std::string& text);
+std::optional<int64_t> integer_value(const std::string& text);
 
 /// A decimal number that is not negative: digits, with '.' and digits after them. 1e3, .5 and inf
 /// are none.
 std::optional<double> decimal_number(const std::string& text);
 
-/// Advice on text that is no whole_number but means one from `least` to `most`: "; write 16". Else
+/// Advice on text that is no integer_value but means one from `least` to `most`: "; write 16". Else
 /// nothing.
 std::string number_hint(const std::string& text, double least, double most);
 

@@ -11,9 +11,9 @@ namespace lockstep::config {
 namespace {
 
 TEST(WholeNumber, TakesOnlyWhatEveryReaderTakesForTheSame) {
-  EXPECT_EQ(whole_number("0"), 0);
-  EXPECT_EQ(whole_number("-12"), -12);
-  EXPECT_EQ(whole_number("9223372036854775807"), std::numeric_limits<int64_t>::max());
+  EXPECT_EQ(integer_value("0"), 0);
+  EXPECT_EQ(integer_value("-12"), -12);
+  EXPECT_EQ(integer_value("9223372036854775807"), std::numeric_limits<int64_t>::max());
   for (const char* text :
        {"",
         "-",
@@ -28,7 +28,7 @@ TEST(WholeNumber, TakesOnlyWhatEveryReaderTakesForTheSame) {
         "1 ",
         "one",
         "9223372036854775808"}) {
-    EXPECT_EQ(whole_number(text), std::nullopt) << text;
+    EXPECT_EQ(integer_value(text), std::nullopt) << text;
   }
 }
 

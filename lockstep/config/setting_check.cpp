@@ -56,7 +56,7 @@ void check_value(
   const auto min = static_cast<double>(spec.min);
   const auto max = static_cast<double>(spec.max);
   if (spec.type == Type::kInteger) {
-    const auto number = whole_number(text);
+    const auto number = integer_value(text);
     fits = (number && *number >= spec.min && *number <= spec.max) || is_choice();
     hint = number ? "" : number_hint(text, min, max);
   } else if (spec.type == Type::kChoice) {

@@ -25,7 +25,7 @@ constexpr int64_t kDaySeconds = 86400;
 constexpr int64_t kYearSeconds = 366 * kDaySeconds;
 
 bool is_number_in(const std::string& text, int64_t min, int64_t max) {
-  const auto number = whole_number(text);
+  const auto number = integer_value(text);
   return number && *number >= min && *number <= max;
 }
 

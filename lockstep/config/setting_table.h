@@ -8,7 +8,7 @@
 namespace lockstep::config {
 
 enum class SettingType {
-  kInteger,    ///< A whole_number from `min` to `max`, or one of `choices`.
+  kInteger,    ///< A integer_value from `min` to `max`, or one of `choices`.
   kChoice,     ///< One of `choices`.
   kBoolean,    ///< A truth_value.
   kSeconds,    ///< A decimal_number from `min` to `max`.

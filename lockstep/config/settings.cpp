@@ -186,7 +186,7 @@ const Setting& Settings::at(const std::string& name) const {
 }
 
 std::optional<int64_t> Settings::integer(const std::string& name) const {
-  return whole_number(at(name).text);
+  return integer_value(at(name).text);
 }
 
 std::optional<double> Settings::seconds(const std::string& name) const {

@@ -31,26 +31,26 @@ class Pile {
 
   /// The batch of each rank, empty for one that gets none; nothing once the pass is over.
   std::optional<std::vector<std::vector<int64_t>>> deal(const Layout& layout, const Ends& ends) {
-    const auto round_rows =
+    const auto global_batch_rows =
         static_cast<size_t>(layout.batch_size * (layout.split ? 1 : layout.world));
-    if (left_.empty() || (ends.drop_last && left_.size() < round_rows)) {
+    if (left_.empty() || (ends.drop_last && left_.size() < global_batch_rows)) {
       return std::nullopt;
     }
     std::vector<int64_t> round;
-    while (round.size() < round_rows && !left_.empty()) {
+    while (round.size() < global_batch_rows && !left_.empty()) {
       round.push_back(left_.front());
       left_.pop_front();
     }
     seen_.insert(seen_.end(), round.begin(), round.end());
     if (ends.even && layout.world > 1) {
-      const size_t first_round = std::min(order_.size(), round_rows);
-      for (size_t i = 0; round.size() < round_rows; ++i) {
+      const size_t first_round = std::min(order_.size(), global_batch_rows);
+      for (size_t i = 0; round.size() < global_batch_rows; ++i) {
         round.push_back(order_[i % first_round]);
       }
     }
     std::vector<std::vector<int64_t>> batches(static_cast<size_t>(layout.world));
     for (size_t i = 0; i < round.size(); ++i) {
-      batches[i / (round_rows / batches.size())].push_back(round[i]);
+      batches[i / (global_batch_rows / batches.size())].push_back(round[i]);
     }
     return batches;
   }

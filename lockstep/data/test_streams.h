@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/data/loader_core.h"
+#include "lockstep/data/loader/loader_core.h"
 
 namespace lockstep::data {
 

@@ -182,16 +182,16 @@ struct DsConfig {
 };
 
 /// Something about a place in the file: an error, or what a person should know.
-struct Remark {
+struct Diagnostic {
   std::string where;  ///< "path:line:column".
   config::Place place;
   std::string what;
 };
 
 struct Reading {
-  DsConfig config;             ///< To be used only if there are no errors.
-  std::vector<Remark> errors;  ///< In the file's order; those about all of it come last.
-  std::vector<Remark> notes;   ///< Old names, and keys for which there is nothing to do.
+  DsConfig config;                 ///< To be used only if there are no errors.
+  std::vector<Diagnostic> errors;  ///< In the file's order; those about all of it come last.
+  std::vector<Diagnostic> notes;   ///< Old names, and keys for which there is nothing to do.
 };
 
 /// Reads all of it and says all that is wrong. `world_size`: how many ranks share a batch; without

@@ -338,7 +338,7 @@ TEST(DsConfig, MessagesStayShortWhateverTheFileHolds) {
         "\"log_level\": 1." + std::string(5000, '0')}) {
     const Reading reading = reading_with(keys);
     EXPECT_FALSE(reading.errors.empty());
-    for (const Remark& error : reading.errors) {
+    for (const Diagnostic& error : reading.errors) {
       EXPECT_LT(error.what.size(), 500U) << error.what;
     }
   }
@@ -387,7 +387,7 @@ TEST(DsConfig, RandomEditsAreReadOrRefusedWithPlaces) {
     try {
       const Reading reading = reading_of(text, 2);
       right += reading.errors.empty() ? 1 : 0;
-      for (const Remark& error : reading.errors) {
+      for (const Diagnostic& error : reading.errors) {
         EXPECT_THAT(error.where, testing::MatchesRegex("ds.json:[1-9]:[1-9][0-9]*")) << text;
       }
     } catch (const ConfigError& error) {

@@ -69,8 +69,8 @@ void read_patterns(KeyReader& reader, DsConfig& config) {
     }
     patterns.clear();  // "auto" is what a transformers model lists itself; no module of C++ does.
   }
-  const auto is_plain = [](unsigned char letter) {
-    return std::isalnum(letter) != 0 || letter == '_' || letter == '.' || letter == '*';
+  const auto is_plain = [](unsigned char message) {
+    return std::isalnum(message) != 0 || message == '_' || message == '.' || message == '*';
   };
   for (const std::string& pattern : patterns) {
     if (pattern.empty() || !std::all_of(pattern.begin(), pattern.end(), is_plain)) {

@@ -38,7 +38,7 @@ bool is_fine(const KeySpec& spec, const Node& node) {
   }
   Node fine = node;
   fine.text = spec.fine;
-  return spec.kind == KeyKind::kInteger ? whole_of(node) == whole_of(fine)
+  return spec.kind == KeyKind::kInteger ? integer_of(node) == integer_of(fine)
                                         : lower(node.text) == lower(spec.fine);
 }
 

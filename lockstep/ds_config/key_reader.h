@@ -76,7 +76,7 @@ class KeyReader {
   void unknown_dotted(const config::Entry& entry, const std::string& section);
 
   static void set(const config::Node& node, bool& value) { value = *truth_of(node); }
-  static void set(const config::Node& node, int64_t& value) { value = *whole_of(node); }
+  static void set(const config::Node& node, int64_t& value) { value = *integer_of(node); }
   static void set(const config::Node& node, double& value) { value = *number_of(node); }
   static void set(const config::Node& node, std::string& value) { value = node.text; }
   /// A list, or one text that stands for itself.

@@ -22,15 +22,16 @@ using config::Place;
 namespace {
 
 /// Sorts by line and column, and puts those at `last` behind all others.
-void sort_by_place(std::vector<Remark>& remarks, std::optional<Place> last = std::nullopt) {
-  const auto order_of = [last](const Remark& remark) {
+void sort_by_place(std::vector<Diagnostic>& diagnostics, std::optional<Place> last = std::nullopt) {
+  const auto order_of = [last](const Diagnostic& diagnostic) {
     const bool of_file =
-        last && remark.place.line == last->line && remark.place.column == last->column;
-    return std::tuple(of_file, remark.place.line, remark.place.column);
+        last && diagnostic.place.line == last->line && diagnostic.place.column == last->column;
+    return std::tuple(of_file, diagnostic.place.line, diagnostic.place.column);
   };
-  std::stable_sort(remarks.begin(), remarks.end(), [&](const Remark& a, const Remark& b) {
-    return order_of(a) < order_of(b);
-  });
+  std::stable_sort(
+      diagnostics.begin(), diagnostics.end(), [&](const Diagnostic& a, const Diagnostic& b) {
+        return order_of(a) < order_of(b);
+      });
 }
 
 /// A default that differs between versions of DeepSpeed is said aloud.
@@ -102,7 +103,7 @@ DsConfig resolve_ds_config(const Document& document, int64_t world_size) {
     }
     throw ConfigError(reading.errors.front().where, what);
   }
-  for (const Remark& note : reading.notes) {
+  for (const Diagnostic& note : reading.notes) {
     log_info(fmt::format("[{}] {}", note.where, note.what));
   }
   return std::move(reading.config);

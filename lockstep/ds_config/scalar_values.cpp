@@ -61,7 +61,7 @@ bool is_right(const KeySpec& spec, const Node& node) {
     case KeyKind::kBoolean:
       return truth_of(node).has_value();
     case KeyKind::kInteger:
-      return whole_of(node) && fits(spec, number_of(node));
+      return integer_of(node) && fits(spec, number_of(node));
     case KeyKind::kNumber:
       return fits(spec, number_of(node));
     case KeyKind::kText:
@@ -79,7 +79,7 @@ bool is_right(const KeySpec& spec, const Node& node) {
     case KeyKind::kWholes:
       return all_fit(spec, node) &&
              std::all_of(node.items.begin(), node.items.end(), [](const Node& item) {
-               return whole_of(item).has_value();
+               return integer_of(item).has_value();
              });
     case KeyKind::kChoice:
       return quoted_text_of(node) && word_among(node.text, spec.choices);
@@ -157,7 +157,7 @@ std::optional<double> number_of(const Node& node) {
   return is_number ? std::optional(number) : std::nullopt;
 }
 
-std::optional<int64_t> whole_of(const Node& node) {
+std::optional<int64_t> integer_of(const Node& node) {
   if (const auto whole = is_bare(node) ? parse_integer(node.text) : std::nullopt) {
     return whole;
   }

@@ -14,7 +14,7 @@ namespace lockstep::ds_config {
 /// whatever it says.
 std::optional<bool> truth_of(const config::Node& node);
 /// 5e8 and 16.0 are whole, too; what int64 cannot hold is none.
-std::optional<int64_t> whole_of(const config::Node& node);
+std::optional<int64_t> integer_of(const config::Node& node);
 /// A finite one.
 std::optional<double> number_of(const config::Node& node);
 std::optional<std::string> quoted_text_of(const config::Node& node);

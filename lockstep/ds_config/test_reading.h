@@ -21,10 +21,10 @@ inline Reading reading_with(const std::string& keys, std::optional<int64_t> worl
 }
 
 /// "[where] what", each a line.
-inline std::string lines_of(const std::vector<Remark>& remarks) {
+inline std::string lines_of(const std::vector<Diagnostic>& diagnostics) {
   std::string lines;
-  for (const Remark& remark : remarks) {
-    lines += "[" + remark.where + "] " + remark.what + "\n";
+  for (const Diagnostic& diagnostic : diagnostics) {
+    lines += "[" + diagnostic.where + "] " + diagnostic.what + "\n";
   }
   return lines;
 }

@@ -26,7 +26,7 @@ ParameterValue value_of(const KeySpec& spec, const Node& node) {
     case KeyKind::kBoolean:
       return *truth_of(node);
     case KeyKind::kInteger:
-      return *whole_of(node);
+      return *integer_of(node);
     case KeyKind::kNumber:
       return *number_of(node);
     case KeyKind::kChoice:

@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "lockstep/accelerator/accelerator.h"
-#include "lockstep/data/loader.h"
+#include "lockstep/data/loader/loader.h"
 #include "lockstep/engine/engine_core.h"
-#include "lockstep/zero/activation_checkpoint.h"
+#include "lockstep/zero/activation/activation_checkpoint.h"
 
 namespace lockstep {
 

@@ -10,8 +10,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "lockstep/accelerator/non_finite_json.h"
-#include "lockstep/accelerator/state_hooks.h"
+#include "lockstep/accelerator/training_state/non_finite_json.h"
+#include "lockstep/accelerator/training_state/state_hooks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/machine.h"

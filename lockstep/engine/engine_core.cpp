@@ -28,7 +28,7 @@ bool EngineCore::is_profiled() const {
          is_gradient_accumulation_boundary();
 }
 
-StepTimers::Clock::time_point EngineCore::settled_now() const {
+StepTimers::Clock::time_point EngineCore::synchronized_now() const {
   const at::Device device = accelerator().device();
   if (!device.is_cpu()) {  // Whose work may only have been launched.
     at::accelerator::synchronizeDevice(device.index());
@@ -45,7 +45,7 @@ Accelerator& EngineCore::accelerator() const {
 
 StepTimers::Clock::time_point EngineCore::now() const {
   accelerator();  // Else what is asked next is gone.
-  return report_->wants_times() || is_profiled() ? settled_now() : StepTimers::Clock::now();
+  return report_->wants_times() || is_profiled() ? synchronized_now() : StepTimers::Clock::now();
 }
 
 EngineCore::Forward::Forward(EngineCore& core)
@@ -58,7 +58,8 @@ EngineCore::Forward::Forward(EngineCore& core)
     const bool on_cpu = core.accelerator().device().is_cpu();
     core.profile_.modules = core.modules_();
     core.profile_.forward.start(
-        on_cpu ? std::function<void()>() : [&core] { core.settled_now(); }, &core.profile_.modules);
+        on_cpu ? std::function<void()>() : [&core] { core.synchronized_now(); },
+        &core.profile_.modules);
   }
 }
 
@@ -202,7 +203,8 @@ void EngineCore::step(const StepOptions& options) {
     step_applied_ = false;
   }
   ++micro_steps_;
-  const double ms = StepTimers::add(micro_timers_.step_ms, began, profiled ? settled_now() : now());
+  const double ms =
+      StepTimers::add(micro_timers_.step_ms, began, profiled ? synchronized_now() : now());
   if (profiled) {
     profile_.step_ms = ms;
     tell_profile();

@@ -13,17 +13,17 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/accelerator/accelerator.h"
-#include "lockstep/accelerator/full_values.h"
+#include "lockstep/accelerator/training_state/full_values.h"
 #include "lockstep/comm/comms_log.h"
 #include "lockstep/ds_config/ds_config.h"
 #include "lockstep/engine/config_arguments.h"
-#include "lockstep/engine/flops_profiler.h"
+#include "lockstep/engine/profiler/flops_profiler.h"
 #include "lockstep/engine/init_distributed.h"
 #include "lockstep/engine/loss_scale.h"
-#include "lockstep/engine/module_tree.h"
-#include "lockstep/engine/step_report.h"
-#include "lockstep/optim/mup.h"
-#include "lockstep/zero/activation_checkpointing.h"
+#include "lockstep/engine/profiler/module_tree.h"
+#include "lockstep/engine/profiler/step_report.h"
+#include "lockstep/optim/rules/mup.h"
+#include "lockstep/zero/activation/activation_checkpointing.h"
 
 namespace lockstep {
 
@@ -217,7 +217,7 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   AcceleratorOptions accelerator_options(AcceleratorOptions given);
   void set_precision(AcceleratorOptions& options);
   void set_zero(AcceleratorOptions& options) const;
-  void set_sixteen_bits(AcceleratorOptions& options, ZeroPlugin& plugin) const;
+  void set_low_precision_policy(AcceleratorOptions& options, ZeroPlugin& plugin) const;
   void check_unused() const;
   bool waits() const;
   at::Tensor divided(const char* where, const at::Tensor& loss, bool scale_wrt_gas);
@@ -253,7 +253,7 @@ class EngineCore : public std::enable_shared_from_this<EngineCore> {
   bool is_profiled() const;
   /// Once the device has done what it was given, if anybody looks at times.
   StepTimers::Clock::time_point now() const;
-  StepTimers::Clock::time_point settled_now() const;
+  StepTimers::Clock::time_point synchronized_now() const;
   StepTimers::Clock::time_point computed_now() const;
   void tell_profile();
 

@@ -13,13 +13,13 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/comm/paged.h"
+#include "lockstep/comm/sharded_param.h"
 #include "lockstep/engine/config_text.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/test_engine.h"
-#include "lockstep/optim/sgd.h"
+#include "lockstep/optim/rules/sgd.h"
 #include "lockstep/schedule/decay_schedules.h"
-#include "lockstep/zero/pager.h"
+#include "lockstep/zero/coordinator/param_coordinator.h"
 #include "lockstep/zero/sharding.h"
 
 namespace lockstep {
@@ -142,7 +142,7 @@ TEST(EngineFile, buckets_come_early_unless_the_file_says_0) {
             engine.step();
           }
           if (engine.accelerator().is_main_process()) {
-            count = optimizer.sharding()->pager()->prefetches();
+            count = optimizer.sharding()->coordinator()->prefetches();
           }
         });
     return count;
@@ -161,7 +161,7 @@ TEST(EngineFile, parameters_stay_whole_as_long_as_the_file_has_room_for_them) {
         [&](InitializeOptions options) {
           EngineNet net;
           auto made = initialize(net, std::move(options));
-          EXPECT_EQ(comm::is_paged(net->fc->weight), comes_and_goes) << key;
+          EXPECT_EQ(comm::is_sharded_param(net->fc->weight), comes_and_goes) << key;
           train(std::get<0>(made), 1);
         });
   };

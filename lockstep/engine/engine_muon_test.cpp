@@ -12,7 +12,7 @@
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/test_engine.h"
 #include "lockstep/optim/clip.h"
-#include "lockstep/optim/muon.h"
+#include "lockstep/optim/rules/muon.h"
 
 namespace lockstep {
 namespace {

@@ -7,7 +7,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/accelerator/either_variable.h"
-#include "lockstep/accelerator/lower_precision.h"
+#include "lockstep/accelerator/zero_setup/lower_precision.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/ds_config/described_values.h"
@@ -294,7 +294,7 @@ void EngineCore::set_precision(AcceleratorOptions& options) {
   }
 }
 
-void EngineCore::set_sixteen_bits(AcceleratorOptions& options, ZeroPlugin& plugin) const {
+void EngineCore::set_low_precision_policy(AcceleratorOptions& options, ZeroPlugin& plugin) const {
   const ds_config::Fp16Section& fp16 = config_.fp16;
   const ds_config::Bf16Section& bf16 = config_.bf16;
   plugin.fp32_masters =
@@ -322,7 +322,7 @@ void EngineCore::set_zero(AcceleratorOptions& options) const {
     return;
   }
   ZeroPlugin plugin{.stage = divides_masters() ? 1 : static_cast<int>(zero.stage.value)};
-  set_sixteen_bits(options, plugin);
+  set_low_precision_policy(options, plugin);
   if (zero.reduce_bucket_size.value) {
     constexpr int64_t kMostElements = int64_t{1} << 50;  // More than any model has.
     const int64_t element_bytes = narrow_ ? 2 : 4;

@@ -10,7 +10,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/engine/engine_core.h"
-#include "lockstep/engine/memory_report.h"
+#include "lockstep/engine/profiler/memory_report.h"
 
 namespace lockstep {
 

@@ -133,10 +133,11 @@ TEST(CoalescedReduction, sends_once_what_micro_steps_would_and_trains_the_same) 
         auto& engine = std::get<0>(made);
         Optimizer& optimizer = std::get<1>(made);
         const auto any_average = [&] {
-          const auto pieces = optimizer.parameters();
-          return std::any_of(pieces.begin(), pieces.end(), [](const at::Tensor& piece) {
-            return piece.grad().defined();
-          });
+          const auto shard_slices = optimizer.parameters();
+          return std::any_of(
+              shard_slices.begin(), shard_slices.end(), [](const at::Tensor& shard_slice) {
+                return shard_slice.grad().defined();
+              });
         };
         for (int update = 0; update < 2; ++update) {
           engine.coalesce_grad_reduction([&] {

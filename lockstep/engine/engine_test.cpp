@@ -14,14 +14,14 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/data/tensor_dataset.h"
+#include "lockstep/data/dataset/tensor_dataset.h"
 #include "lockstep/ds_config/parameter_table.h"
 #include "lockstep/engine/test_engine.h"
-#include "lockstep/optim/adafactor.h"
-#include "lockstep/optim/adam.h"
+#include "lockstep/optim/rules/adafactor.h"
+#include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/clip.h"
-#include "lockstep/optim/lamb.h"
-#include "lockstep/optim/rprop.h"
+#include "lockstep/optim/rules/lamb.h"
+#include "lockstep/optim/rules/rprop.h"
 
 namespace lockstep {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/accelerator/full_values.h"
+#include "lockstep/accelerator/training_state/full_values.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 #include "lockstep/base/test_folder.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/test_engine.h"
-#include "lockstep/optim/adafactor.h"
-#include "lockstep/optim/adam.h"
+#include "lockstep/optim/rules/adafactor.h"
+#include "lockstep/optim/rules/adam.h"
 
 namespace lockstep {
 namespace {

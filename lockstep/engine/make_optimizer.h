@@ -7,7 +7,7 @@
 
 #include "lockstep/comm/named_tensor.h"
 #include "lockstep/ds_config/parameters.h"
-#include "lockstep/optim/mup.h"
+#include "lockstep/optim/rules/mup.h"
 
 namespace lockstep {
 

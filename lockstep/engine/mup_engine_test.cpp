@@ -14,9 +14,9 @@
 #include "lockstep/base/error.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/test_engine.h"
-#include "lockstep/optim/adam.h"
-#include "lockstep/optim/mup.h"
-#include "lockstep/optim/sgd.h"
+#include "lockstep/optim/rules/adam.h"
+#include "lockstep/optim/rules/mup.h"
+#include "lockstep/optim/rules/sgd.h"
 
 namespace lockstep {
 namespace {

@@ -21,7 +21,7 @@
 #include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/test_engine.h"
-#include "lockstep/optim/adam.h"
+#include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/flat_optimizer.h"
 
 namespace lockstep {
@@ -280,9 +280,9 @@ TEST(EngineNarrow, nothing_is_wider_than_narrow_masters) {
       train(std::get<0>(made), 0, 1);
       const Optimizer& optimizer = std::get<1>(made);
       const auto& inner = dynamic_cast<optim::FlatOptimizer&>(optimizer.inner());
-      for (const at::Tensor& piece : optimizer.parameters()) {
-        EXPECT_EQ(piece.scalar_type(), at::kBFloat16);
-        for (const at::Tensor& field : inner.state_of(piece).fields) {
+      for (const at::Tensor& shard_slice : optimizer.parameters()) {
+        EXPECT_EQ(shard_slice.scalar_type(), at::kBFloat16);
+        for (const at::Tensor& field : inner.state_of(shard_slice).fields) {
           EXPECT_TRUE(!field.defined() || field.scalar_type() == at::kBFloat16);
         }
       }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "lockstep/accelerator/options.h"
+#include "lockstep/accelerator/options/options.h"
 #include "lockstep/ds_config/ds_config.h"
 
 namespace lockstep {

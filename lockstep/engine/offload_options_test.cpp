@@ -9,11 +9,11 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/comm/paged.h"
+#include "lockstep/comm/sharded_param.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/test_engine.h"
 #include "lockstep/optim/flat_optimizer.h"
-#include "lockstep/optim/host_update.h"
+#include "lockstep/optim/offload/host_update.h"
 
 namespace lockstep {
 namespace {
@@ -86,7 +86,7 @@ TEST(EngineOffload, inference_needs_no_optimizer) {
       on_engine_ranks(world, text, [&](const InitializeOptions& options) {
         EngineNet net;
         auto made = initialize(net, options);
-        EXPECT_TRUE(comm::is_paged(net->fc->weight)) << "each rank has its part alone";
+        EXPECT_TRUE(comm::is_sharded_param(net->fc->weight)) << "each rank has its part alone";
         EXPECT_FALSE(net->fc->weight.requires_grad());
         EXPECT_TRUE(at::equal(std::get<0>(made)(engine_batch(0)), expected));
         EXPECT_THAT(

@@ -17,17 +17,17 @@ void broadcast_coalesced(
   }
   const c10::AutoGradMode no_grad(false);
   for (const BucketPlan& plan : plan_buckets(tensors, cap_bytes, cap_bytes)) {
-    const at::Tensor& first = tensors[plan.slots.front().parameter];
+    const at::Tensor& first = tensors[plan.entries.front().parameter];
     const at::Tensor buffer = at::empty({plan.numel}, first.options().requires_grad(false));
     if (group.rank() == root) {
-      for (const Slot& slot : plan.slots) {
-        view_like(buffer, slot, tensors[slot.parameter]).copy_(tensors[slot.parameter].detach());
+      for (const BucketEntry& entry : plan.entries) {
+        view_like(buffer, entry, tensors[entry.parameter]).copy_(tensors[entry.parameter].detach());
       }
     }
     group.broadcast(buffer, root).wait();
     if (group.rank() != root) {
-      for (const Slot& slot : plan.slots) {
-        tensors[slot.parameter].detach().copy_(view_like(buffer, slot, tensors[slot.parameter]));
+      for (const BucketEntry& entry : plan.entries) {
+        tensors[entry.parameter].detach().copy_(view_like(buffer, entry, tensors[entry.parameter]));
       }
     }
   }
@@ -40,17 +40,17 @@ void all_reduce_coalesced(
   }
   const c10::AutoGradMode no_grad(false);
   for (const BucketPlan& plan : plan_buckets(tensors, cap_bytes, cap_bytes)) {
-    const at::Tensor& first = tensors[plan.slots.front().parameter];
+    const at::Tensor& first = tensors[plan.entries.front().parameter];
     const at::ScalarType type =
         c10::isReducedFloatingType(first.scalar_type()) ? at::kFloat : first.scalar_type();
     const at::Tensor buffer =
         at::zeros({plan.numel}, first.options().dtype(type).requires_grad(false));
-    for (const Slot& slot : plan.slots) {
-      view_like(buffer, slot, tensors[slot.parameter]).copy_(tensors[slot.parameter].detach());
+    for (const BucketEntry& entry : plan.entries) {
+      view_like(buffer, entry, tensors[entry.parameter]).copy_(tensors[entry.parameter].detach());
     }
     group.all_reduce(buffer, op).wait();
-    for (const Slot& slot : plan.slots) {
-      tensors[slot.parameter].detach().copy_(view_like(buffer, slot, tensors[slot.parameter]));
+    for (const BucketEntry& entry : plan.entries) {
+      tensors[entry.parameter].detach().copy_(view_like(buffer, entry, tensors[entry.parameter]));
     }
   }
 }

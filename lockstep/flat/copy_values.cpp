@@ -6,15 +6,15 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/stream_copy.h"
-#include "lockstep/comm/paged.h"
+#include "lockstep/comm/sharded_param.h"
 
 namespace lockstep::flat {
 namespace {
 
 /// Whether the bytes of one, as they lie in memory, are those of the other.
 bool same_memory_order(const at::Tensor& to, const at::Tensor& from) {
-  return !comm::is_paged(to) && !comm::is_paged(from) && to.is_cpu() && from.is_cpu() &&
-         to.layout() == at::kStrided && from.layout() == at::kStrided &&
+  return !comm::is_sharded_param(to) && !comm::is_sharded_param(from) && to.is_cpu() &&
+         from.is_cpu() && to.layout() == at::kStrided && from.layout() == at::kStrided &&
          to.scalar_type() == from.scalar_type() && to.sizes() == from.sizes() &&
          to.strides() == from.strides() && to.is_non_overlapping_and_dense() &&
          to.is_conj() == from.is_conj() && to.is_neg() == from.is_neg();

@@ -11,21 +11,21 @@ namespace lockstep::flat {
 GradBucket::GradBucket(
     BucketPlan plan, const std::vector<at::Tensor>& parameters, const Group& group)
     : plan_(std::move(plan)) {
-  const at::Tensor& first = parameters[plan_.slots.front().parameter];
-  const auto count = static_cast<int64_t>(plan_.slots.size());
+  const at::Tensor& first = parameters[plan_.entries.front().parameter];
+  const auto count = static_cast<int64_t>(plan_.entries.size());
   buffer_ = group.empty({plan_.numel + count}, first.options().requires_grad(false)).zero_();
   gradients_ = buffer_.narrow(0, 0, plan_.numel);
   flags_ = buffer_.narrow(0, plan_.numel, count);
   host_flags_ = at::zeros({count}, at::kFloat);
-  for (const Slot& slot : plan_.slots) {
+  for (const BucketEntry& entry : plan_.entries) {
     // Not a view to autograd, though it shares the memory: torch's own zero_grad detaches gradients
     // in place, which views refuse.
-    views_.push_back(view_like(buffer_, slot, parameters[slot.parameter]).variable_data());
+    views_.push_back(view_like(buffer_, entry, parameters[entry.parameter]).variable_data());
   }
 }
 
 at::Tensor GradBucket::flat(size_t index) const {
-  return gradients_.narrow(0, plan_.slots[index].offset, plan_.slots[index].numel);
+  return gradients_.narrow(0, plan_.entries[index].offset, plan_.entries[index].numel);
 }
 
 void GradBucket::set_flags(const std::vector<bool>& present) {
@@ -39,7 +39,7 @@ void GradBucket::set_flags(const std::vector<bool>& present) {
 }
 
 std::vector<bool> GradBucket::flags() const {
-  std::vector<bool> present(plan_.slots.size(), true);
+  std::vector<bool> present(plan_.entries.size(), true);
   if (all_here_) {
     return present;
   }

@@ -24,7 +24,7 @@ class GradBucket {
   GradBucket(
       BucketPlan plan, const std::vector<at::Tensor>& parameters, const Group& group = Group());
 
-  const std::vector<Slot>& slots() const { return plan_.slots; }
+  const std::vector<BucketEntry>& entries() const { return plan_.entries; }
   /// What it is rounded to on its way, as planned.
   std::optional<at::ScalarType> narrow() const { return plan_.narrow; }
   /// The gradient of the parameter in slot `index`, shaped like it.

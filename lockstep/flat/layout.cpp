@@ -16,7 +16,7 @@ bool same_kind(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-std::optional<at::ScalarType> NarrowTravel::of(const at::Tensor& parameter) const {
+std::optional<at::ScalarType> CommDtypes::of(const at::Tensor& parameter) const {
   const bool narrows = parameters.contains(parameter.unsafeGetTensorImpl()) &&
                        parameter.is_floating_point() &&
                        !c10::isReducedFloatingType(parameter.scalar_type());
@@ -27,40 +27,41 @@ std::vector<BucketPlan> plan_buckets(
     const std::vector<at::Tensor>& parameters,
     int64_t cap_bytes,
     int64_t first_cap_bytes,
-    const NarrowTravel& narrow) {
+    const CommDtypes& narrow) {
   std::vector<BucketPlan> plans;
   for (auto i = static_cast<int64_t>(parameters.size()) - 1; i >= 0; --i) {
     const at::Tensor& parameter = parameters[i];
     const auto item_bytes = static_cast<int64_t>(parameter.element_size());
     const int64_t align = std::max<int64_t>(kAlignBytes / item_bytes, 1);
-    const std::optional<at::ScalarType> travels_in = narrow.of(parameter);
+    const std::optional<at::ScalarType> comm_dtype = narrow.of(parameter);
     // The newest bucket of this dtype and device, though others may have been opened since:
     // BatchNorm's buffers alternate between two.
     auto open = std::find_if(plans.rbegin(), plans.rend(), [&](const BucketPlan& plan) {
-      return plan.narrow == travels_in &&
-             same_kind(parameters[plan.slots.front().parameter], parameter);
+      return plan.narrow == comm_dtype &&
+             same_kind(parameters[plan.entries.front().parameter], parameter);
     });
     const int64_t cap = !plans.empty() && open == plans.rend() - 1 ? first_cap_bytes : cap_bytes;
     if (open == plans.rend() || (open->numel + parameter.numel()) * item_bytes > cap) {
-      plans.emplace_back().narrow = travels_in;
+      plans.emplace_back().narrow = comm_dtype;
       open = plans.rbegin();
     }
     BucketPlan& plan = *open;
-    plan.slots.push_back({.parameter = i, .offset = plan.numel, .numel = parameter.numel()});
+    plan.entries.push_back({.parameter = i, .offset = plan.numel, .numel = parameter.numel()});
     plan.numel = (plan.numel + parameter.numel() + align - 1) / align * align;
   }
   if (!narrow.parameters.empty()) {
     // Buckets start in order, and these two kinds alternate layer by layer: one of few small
     // parameters, open till the end of backward, would hold up all those behind it.
     std::stable_sort(plans.begin(), plans.end(), [](const BucketPlan& a, const BucketPlan& b) {
-      return a.slots.back().parameter > b.slots.back().parameter;
+      return a.entries.back().parameter > b.entries.back().parameter;
     });
   }
   return plans;
 }
 
-at::Tensor view_like(const at::Tensor& buffer, const Slot& slot, const at::Tensor& parameter) {
-  const at::Tensor part = buffer.narrow(0, slot.offset, slot.numel);
+at::Tensor view_like(
+    const at::Tensor& buffer, const BucketEntry& entry, const at::Tensor& parameter) {
+  const at::Tensor part = buffer.narrow(0, entry.offset, entry.numel);
   if (parameter.is_non_overlapping_and_dense()) {
     return part.as_strided(parameter.sizes(), parameter.strides());
   }

@@ -11,14 +11,14 @@
 namespace lockstep::flat {
 
 /// Where one parameter lies in its bucket.
-struct Slot {
+struct BucketEntry {
   int64_t parameter = 0;  ///< Index into the list the layout was planned from.
   int64_t offset = 0;     ///< First element within the bucket.
   int64_t numel = 0;
 };
 
 /// Parameters that are rounded to 16 bits on their way between ranks, or whose gradients are.
-struct NarrowTravel {
+struct CommDtypes {
   std::set<const at::TensorImpl*> parameters = {};
   at::ScalarType dtype = at::kBFloat16;  ///< fp16 or bf16.
 
@@ -28,7 +28,7 @@ struct NarrowTravel {
 
 /// One contiguous buffer's worth of parameters of one dtype and device, which travel alike.
 struct BucketPlan {
-  std::vector<Slot> slots;
+  std::vector<BucketEntry> entries;
   int64_t numel = 0;  ///< Elements, gaps for alignment included.
   /// What it is rounded to on its way. None: nothing.
   std::optional<at::ScalarType> narrow = std::nullopt;
@@ -46,11 +46,12 @@ std::vector<BucketPlan> plan_buckets(
     const std::vector<at::Tensor>& parameters,
     int64_t cap_bytes,
     int64_t first_cap_bytes,
-    const NarrowTravel& narrow = {});
+    const CommDtypes& narrow = {});
 
 /// The part of `buffer` that `slot` names, shaped and strided like `parameter`: a gradient
 /// accumulated into it lands in the buffer. A parameter whose memory has gaps or overlaps gets a
 /// contiguous view.
-at::Tensor view_like(const at::Tensor& buffer, const Slot& slot, const at::Tensor& parameter);
+at::Tensor view_like(
+    const at::Tensor& buffer, const BucketEntry& entry, const at::Tensor& parameter);
 
 }  // namespace lockstep::flat

@@ -15,10 +15,10 @@ TEST(PlanBuckets, goes_from_the_last_parameter_to_the_first) {
   const auto plans =
       plan_buckets({at::ones({16}), at::ones({32}), at::ones({48})}, 1 << 20, 1 << 20);
   ASSERT_EQ(plans.size(), 1U);
-  ASSERT_EQ(plans[0].slots.size(), 3U);
-  EXPECT_EQ(plans[0].slots[0].parameter, 2);
-  EXPECT_EQ(plans[0].slots[2].parameter, 0);
-  EXPECT_EQ(plans[0].slots[1].offset, 48);
+  ASSERT_EQ(plans[0].entries.size(), 3U);
+  EXPECT_EQ(plans[0].entries[0].parameter, 2);
+  EXPECT_EQ(plans[0].entries[2].parameter, 0);
+  EXPECT_EQ(plans[0].entries[1].offset, 48);
   EXPECT_EQ(plans[0].numel, 96);
 }
 
@@ -26,34 +26,34 @@ TEST(PlanBuckets, starts_every_slot_on_a_cache_line) {
   const auto plans =
       plan_buckets({at::ones({3}, at::kHalf), at::ones({5}, at::kHalf)}, 1 << 20, 1 << 20);
   ASSERT_EQ(plans.size(), 1U);
-  EXPECT_EQ(plans[0].slots[1].offset * 2 % 64, 0);
+  EXPECT_EQ(plans[0].entries[1].offset * 2 % 64, 0);
 }
 
 TEST(PlanBuckets, caps_the_first_bucket_lower_than_the_others) {
   const std::vector<at::Tensor> ten(10, at::ones({256}));  // 1 KiB each
   const auto plans = plan_buckets(ten, 4096, 1024);
   ASSERT_EQ(plans.size(), 4U);
-  EXPECT_EQ(plans[0].slots.size(), 1U);
-  EXPECT_EQ(plans[1].slots.size(), 4U);
+  EXPECT_EQ(plans[0].entries.size(), 1U);
+  EXPECT_EQ(plans[1].entries.size(), 4U);
 }
 
 TEST(PlanBuckets, gives_a_parameter_larger_than_the_cap_its_own_bucket) {
   const auto plans = plan_buckets({at::ones({4}), at::ones({10000}), at::ones({4})}, 64, 64);
   ASSERT_EQ(plans.size(), 3U);
-  EXPECT_EQ(plans[1].slots.size(), 1U);
+  EXPECT_EQ(plans[1].entries.size(), 1U);
 }
 
 TEST(PlanBuckets, keeps_one_bucket_a_dtype_though_they_alternate) {
   const auto plans =
       plan_buckets({at::ones({4}), at::ones({4}, at::kDouble), at::ones({4})}, 1 << 20, 1 << 20);
   ASSERT_EQ(plans.size(), 2U);
-  EXPECT_EQ(plans[0].slots.size(), 2U);
+  EXPECT_EQ(plans[0].entries.size(), 2U);
 }
 
 TEST(PlanBuckets, of_what_travels_narrow_are_its_own_and_in_the_order_of_backward) {
   // Layers of a matrix, which travels in bf16, and of a vector, which does not.
   std::vector<at::Tensor> layers;
-  NarrowTravel narrow;
+  CommDtypes narrow;
   for (int i = 0; i < 4; ++i) {
     layers.push_back(at::ones({256}));
     narrow.parameters.insert(layers.back().unsafeGetTensorImpl());
@@ -65,12 +65,12 @@ TEST(PlanBuckets, of_what_travels_narrow_are_its_own_and_in_the_order_of_backwar
   ASSERT_EQ(plans.size(), 4U);
   EXPECT_EQ(plans[0].narrow, std::nullopt) << "has 16 bits already";
   EXPECT_EQ(plans[1].narrow, at::kBFloat16);
-  EXPECT_EQ(plans[1].slots.back().parameter, 4);
+  EXPECT_EQ(plans[1].entries.back().parameter, 4);
   EXPECT_EQ(plans[2].narrow, std::nullopt);
-  EXPECT_EQ(plans[2].slots.size(), 4U);
-  EXPECT_EQ(plans[2].slots.back().parameter, 1);
+  EXPECT_EQ(plans[2].entries.size(), 4U);
+  EXPECT_EQ(plans[2].entries.back().parameter, 1);
   EXPECT_EQ(plans[3].narrow, at::kBFloat16);
-  EXPECT_EQ(plans[3].slots.back().parameter, 0);
+  EXPECT_EQ(plans[3].entries.back().parameter, 0);
 }
 
 TEST(PlanBuckets, of_nothing_is_nothing) {

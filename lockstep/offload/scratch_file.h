@@ -61,7 +61,7 @@ class ScratchFile {
 /// `tensor` itself, or, where its memory is what ScratchFile::map gave, a copy of its values that
 /// was read from the file: ConfigError, naming the folder, if the disk refuses or the file became
 /// shorter, where a touch would end the process. `tensor` is strided, and its memory may be asked
-/// for (not of comm::is_paged). Thread-safe, as long as nobody writes to it.
+/// for (not of comm::is_sharded_param). Thread-safe, as long as nobody writes to it.
 at::Tensor in_memory(const at::Tensor& tensor);
 
 /// The pages of a mapping that lie within leave this process; the file has them.

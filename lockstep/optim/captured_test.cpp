@@ -15,10 +15,10 @@
 #include <ATen/accelerator/Graph.h>
 
 #include "lockstep/comm/device/test_device.h"
-#include "lockstep/optim/adafactor.h"
-#include "lockstep/optim/adam.h"
+#include "lockstep/optim/rules/adafactor.h"
+#include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/clip.h"
-#include "lockstep/optim/sgd.h"
+#include "lockstep/optim/rules/sgd.h"
 #include "lockstep/optim/test_training.h"
 
 namespace lockstep::optim {

@@ -12,9 +12,9 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/flat/copy_values.h"
-#include "lockstep/optim/gathering.h"
-#include "lockstep/optim/share_of.h"
-#include "lockstep/optim/update_in_fp32.h"
+#include "lockstep/optim/flat/share_of.h"
+#include "lockstep/optim/flat/update_batches.h"
+#include "lockstep/optim/flat/update_in_fp32.h"
 
 namespace lockstep::optim {
 namespace {
@@ -108,7 +108,7 @@ at::Tensor FlatOptimizer::step(LossClosure closure) {
     return loss;
   }
   const std::vector<std::vector<bool>> updated_wholes = agree_on_gradients();
-  std::vector<Gathering> gatherings;
+  std::vector<UpdateBatches> gatherings;
   for (size_t group = 0; group < groups_.size(); ++group) {
     if (device_rates_[group] && traits_.counts_steps) {
       device_steps_[group].advance(groups_[group].items());
@@ -138,20 +138,20 @@ at::Tensor FlatOptimizer::step(LossClosure closure) {
 void FlatOptimizer::update_share(
     const torch::optim::OptimizerOptions& options, const Batch& batch) {
   if (!sharers_) {
-    update_piece(options, batch);
+    update_slice(options, batch);
     return;
   }
-  const Batch share = share_of(batch, !needs_whole(options), sharers_->rank(), sharers_->size());
+  const Batch share = share_of(batch, !needs_full(options), sharers_->rank(), sharers_->size());
   run_count_ += share.parameters.size();
   if (!share.parameters.empty()) {
     update(options, share);
   }
 }
 
-void FlatOptimizer::update_piece(
+void FlatOptimizer::update_slice(
     const torch::optim::OptimizerOptions& options, const Batch& batch) {
   run_count_ += batch.parameters.size();
-  if (has_pieces_) {
+  if (has_slices_) {
     update_in_fp32(batch, [&](const Batch& wide) { update(options, wide); });
   } else {
     update(options, batch);
@@ -331,21 +331,22 @@ void FlatOptimizer::check_sizes(const FlatParameter& item) const {
   }
 }
 
-Gathering FlatOptimizer::gather(size_t group_index, size_t begin, size_t end) {
+UpdateBatches FlatOptimizer::gather(size_t group_index, size_t begin, size_t end) {
   FlatGroup& group = groups_[group_index];
   const std::shared_ptr<DeviceRate>& rate = device_rates_[group_index];
-  Gathering gathering(group, traits_.fields.size(), rate ? rate->tensor() : at::Tensor());
+  UpdateBatches batches_to_update(
+      group, traits_.fields.size(), rate ? rate->tensor() : at::Tensor());
   const FlatParameter* first = nullptr;  // The run that is being gathered.
   const FlatParameter* last = nullptr;
   bool fresh = false;  // Whether its state is new.
-  const bool elementwise = !group_needs_whole(group_index);
+  const bool elementwise = !group_needs_full(group_index);
   const bool in_graph = begin < end && is_capturing(group.items()[begin].parameter.device());
   const auto as_often = [in_graph](const FlatParameter& a, const FlatParameter& b) {
     return a.device_step.defined() ? !in_graph && a.history == b.history : a.step == b.step;
   };
   const auto end_run = [&] {
     if (first != nullptr) {
-      gathering.add(*first, *last, fresh);
+      batches_to_update.add(*first, *last, fresh);
     }
     first = nullptr;
   };
@@ -371,7 +372,7 @@ Gathering FlatOptimizer::gather(size_t group_index, size_t begin, size_t end) {
     last = &item;
   }
   end_run();
-  return gathering;
+  return batches_to_update;
 }
 
 FlatOptimizer::Place FlatOptimizer::place_of(const at::Tensor& parameter) const {

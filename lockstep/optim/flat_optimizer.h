@@ -12,18 +12,18 @@
 #include <torch/optim/optimizer.h>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/flat/division.h"
+#include "lockstep/flat/shard_bounds.h"
 #include "lockstep/offload/options.h"
-#include "lockstep/optim/capturable.h"
-#include "lockstep/optim/early_update.h"
-#include "lockstep/optim/flat_group.h"
-#include "lockstep/optim/rule.h"
+#include "lockstep/optim/flat/capturable.h"
+#include "lockstep/optim/flat/flat_group.h"
+#include "lockstep/optim/flat/rule.h"
+#include "lockstep/optim/offload/speculative_step.h"
 
 namespace lockstep::optim {
 
-class Gathering;
+class UpdateBatches;
 class HostUpdate;
-struct DividedBatch;
+struct ShardedBatch;
 
 /// What every optimizer of this folder has in common: a torch::optim::Optimizer, so schedulers,
 /// `Accelerator::prepare` and everything else that takes one takes these.
@@ -41,7 +41,7 @@ struct DividedBatch;
 ///   its memory. One whose shape changes is a ConfigError at the next step.
 /// - State has the parameter's dtype, as in torch.optim, so bf16 parameters have bf16 state; but
 /// see
-///   `update_instead`. Nothing is kept in `state()`; `optimizer_tensors` (optimizer_state.h) has it
+///   `update_shards`. Nothing is kept in `state()`; `optimizer_tensors` (optimizer_state.h) has it
 ///   by name.
 /// - Ranks of one host may share parameters and state (`share`): these exist once then, each rank
 ///   updates its share of them, and all have the result, without a message. To the bit the same.
@@ -91,13 +91,13 @@ class FlatOptimizer : public torch::optim::Optimizer {
   void share(const Group& group);
   bool is_shared() const { return sharers_.has_value(); }
   /// One flat buffer, and what of it is to be updated.
-  struct Pieces {
+  struct BufferSlices {
     at::Tensor buffer;
     std::vector<at::Tensor> tensors;  ///< Views of the buffer, in order; leaves.
     std::shared_ptr<offload::FileTensor> file = nullptr;  ///< Where the buffer lies in one.
     /// What they are slices of, and all that other ranks alone have slices of, in order. The same
     /// on all ranks.
-    std::vector<flat::Division> wholes = {};
+    std::vector<flat::ShardBounds> full_parameters = {};
   };
   /// Updates `pieces`, [group][buffer], from now on in place of its parameters, of which this rank
   /// owns them. Where these lie off the device, or `offload` says so of the state, the host does
@@ -108,8 +108,8 @@ class FlatOptimizer : public torch::optim::Optimizer {
   /// parameters lie in files: a disk that fails on one of `ranks` is a ConfigError on all.
   /// ConfigError for such a rule without ranks or with `offload`, after the first step, and for an
   /// offload that cannot be.
-  void update_instead(
-      const std::vector<std::vector<Pieces>>& pieces,
+  void update_shards(
+      const std::vector<std::vector<BufferSlices>>& pieces,
       const OffloadOptimizer& offload = {},
       const std::optional<Group>& ranks = std::nullopt,
       bool fp32_state = false);
@@ -118,17 +118,17 @@ class FlatOptimizer : public torch::optim::Optimizer {
   /// Null if the update is done where the parameters are.
   const HostUpdate* host_update() const { return host_update_.get(); }
   /// Whether updates may begin before `step`: OffloadOptimizer::super_offload.
-  bool may_begin_early() const { return early_ != nullptr; }
+  bool may_begin_speculatively() const { return early_ != nullptr; }
   /// Expires with this, if they may.
-  std::weak_ptr<const void> early_alive() const { return early_; }
+  std::weak_ptr<const void> speculative_alive() const { return early_; }
   /// Begins the update of the pieces in buffer `buffer` of a group, whose gradients are to be what
   /// is in `gradient`, which lies as the buffer does; if it is one that can begin. `step` looks
   /// whether that still is what it is to do. Only where updates may begin early.
-  void begin_early(size_t group, size_t buffer, const at::Tensor& gradient);
+  void begin_speculative(size_t group, size_t buffer, const at::Tensor& gradient);
   /// Before such a gradient is written to, or where parameters were.
-  void forget_early(size_t group, size_t buffer) noexcept;
+  void discard_speculative(size_t group, size_t buffer) noexcept;
   /// Updates that `step` found done, for tests and tuning.
-  int64_t early_count() const;
+  int64_t speculative_count() const;
   /// Makes what the options want of parameters that have other state: for options switched on
   /// since.
   void complete_state();
@@ -143,7 +143,7 @@ class FlatOptimizer : public torch::optim::Optimizer {
   virtual StateShape shape(
       const torch::optim::OptimizerOptions& options, at::IntArrayRef sizes, size_t field) const = 0;
   /// Whether an update with `options` needs parameters whole.
-  virtual bool needs_whole(const torch::optim::OptimizerOptions& options) const = 0;
+  virtual bool needs_full(const torch::optim::OptimizerOptions& options) const = 0;
   /// Of the parameter, or of what it is a slice of.
   std::vector<int64_t> whole_sizes(const at::Tensor& parameter) const;
 
@@ -174,13 +174,13 @@ class FlatOptimizer : public torch::optim::Optimizer {
   using UpdateFunction =
       void (*)(const torch::optim::OptimizerOptions& options, const Batch& batch);
   virtual UpdateFunction update_function() const = 0;
-  virtual void update_divided(
-      const torch::optim::OptimizerOptions& options, const DividedBatch& batch) const = 0;
+  virtual void update_sharded(
+      const torch::optim::OptimizerOptions& options, const ShardedBatch& batch) const = 0;
 
  private:
   /// A parameter that an update needs whole, and ranks have slices of.
-  struct Whole {
-    flat::Division division;
+  struct FullParameter {
+    flat::ShardBounds division;
     at::TensorOptions options;   ///< Of the slices.
     std::optional<size_t> item;  ///< This rank's slice, if it has one.
   };
@@ -194,46 +194,46 @@ class FlatOptimizer : public torch::optim::Optimizer {
   void place_numbers(size_t group);
   void check_sizes(const FlatParameter& item) const;
   /// What there is to update of a group's items `begin` to `end`, its state made.
-  Gathering gather(size_t group, size_t begin, size_t end);
-  bool group_needs_whole(size_t group) const { return needs_whole(param_groups_[group].options()); }
-  void check_divided(const OffloadOptimizer& offload, const std::optional<Group>& ranks) const;
+  UpdateBatches gather(size_t group, size_t begin, size_t end);
+  bool group_needs_full(size_t group) const { return needs_full(param_groups_[group].options()); }
+  void check_sharded(const OffloadOptimizer& offload, const std::optional<Group>& ranks) const;
   /// ConfigError for what the group's rule cannot update, or not any more.
   void check_added(size_t group, const std::vector<at::Tensor>& added) const;
-  void note_wholes(size_t group, const Pieces& pieces);
+  void note_wholes(size_t group, const BufferSlices& pieces);
   std::vector<std::vector<bool>> agree_on_gradients();
   void update_wholes(size_t group, const std::vector<bool>& updated);
-  void update_slices(size_t group, DividedBatch batch);
-  void append_slice(size_t group, const Whole& whole, DividedBatch& batch);
+  void update_slices(size_t group, ShardedBatch batch);
+  void append_slice(size_t group, const FullParameter& whole, ShardedBatch& batch);
   void update_by_buckets();
   void update(const torch::optim::OptimizerOptions& options, const Batch& batch) const {
     update_function()(options, batch);
   }
   /// Of a group, those that lie in a buffer: from and to.
   std::pair<size_t, size_t> items_in(size_t group, size_t buffer) const;
-  std::optional<EarlyUpdate::Source> early_source(
+  std::optional<SpeculativeStep::Source> speculative_source(
       size_t group, size_t begin, size_t end, const at::Tensor& gradient);
   bool have_gradient(size_t group, size_t begin, size_t end, const at::Tensor& gradient) const;
-  bool take_early(size_t group, size_t begin, size_t end);
+  bool take_speculative(size_t group, size_t begin, size_t end);
   void offload_state(const OffloadOptimizer& offload);
   [[noreturn]] void refuse_to_capture_offloaded() const;
   void update_share(const torch::optim::OptimizerOptions& options, const Batch& batch);
-  void update_piece(const torch::optim::OptimizerOptions& options, const Batch& batch);
+  void update_slice(const torch::optim::OptimizerOptions& options, const Batch& batch);
   bool create_missing_state(size_t group, FlatParameter& item);
   Place place_of(const at::Tensor& parameter) const;
 
   RuleTraits traits_;
   std::optional<Group> sharers_;
-  std::optional<Group> dividers_;           ///< Who has the other slices of wholes.
-  std::vector<std::vector<Whole>> wholes_;  ///< [group] If divided.
+  std::optional<Group> dividers_;                   ///< Who has the other slices of wholes.
+  std::vector<std::vector<FullParameter>> wholes_;  ///< [group] If divided.
   std::vector<FlatGroup> groups_;
   std::vector<std::vector<at::TensorImpl*>> known_;  ///< [group] In the order of its params().
   std::vector<DeviceSteps> device_steps_;            ///< [group]
   std::vector<std::shared_ptr<DeviceRate>> device_rates_;  ///< [group] Null: the host's is read.
   size_t run_count_ = 0;
   std::function<void(const char* call)> call_guard_;
-  bool has_pieces_ = false;  ///< In place of its parameters.
+  bool has_slices_ = false;  ///< In place of its parameters.
   std::shared_ptr<HostUpdate> host_update_;
-  std::shared_ptr<EarlyUpdate> early_;
+  std::shared_ptr<SpeculativeStep> early_;
 };
 
 }  // namespace lockstep::optim

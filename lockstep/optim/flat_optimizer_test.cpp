@@ -12,13 +12,13 @@
 #include <torch/optim/sgd.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/optim/adafactor.h"
-#include "lockstep/optim/adagrad.h"
-#include "lockstep/optim/adam.h"
-#include "lockstep/optim/lamb.h"
-#include "lockstep/optim/lion.h"
-#include "lockstep/optim/rmsprop.h"
-#include "lockstep/optim/sgd.h"
+#include "lockstep/optim/rules/adafactor.h"
+#include "lockstep/optim/rules/adagrad.h"
+#include "lockstep/optim/rules/adam.h"
+#include "lockstep/optim/rules/lamb.h"
+#include "lockstep/optim/rules/lion.h"
+#include "lockstep/optim/rules/rmsprop.h"
+#include "lockstep/optim/rules/sgd.h"
 #include "lockstep/optim/test_parameters.h"
 
 namespace lockstep::optim {

@@ -5,19 +5,19 @@
 
 #include <gtest/gtest.h>
 
-#include "lockstep/optim/adadelta.h"
-#include "lockstep/optim/adafactor.h"
-#include "lockstep/optim/adagrad.h"
-#include "lockstep/optim/adam.h"
-#include "lockstep/optim/adamax.h"
-#include "lockstep/optim/asgd.h"
-#include "lockstep/optim/lamb.h"
-#include "lockstep/optim/lion.h"
-#include "lockstep/optim/nadam.h"
-#include "lockstep/optim/radam.h"
-#include "lockstep/optim/rmsprop.h"
-#include "lockstep/optim/rprop.h"
-#include "lockstep/optim/sgd.h"
+#include "lockstep/optim/rules/adadelta.h"
+#include "lockstep/optim/rules/adafactor.h"
+#include "lockstep/optim/rules/adagrad.h"
+#include "lockstep/optim/rules/adam.h"
+#include "lockstep/optim/rules/adamax.h"
+#include "lockstep/optim/rules/asgd.h"
+#include "lockstep/optim/rules/lamb.h"
+#include "lockstep/optim/rules/lion.h"
+#include "lockstep/optim/rules/nadam.h"
+#include "lockstep/optim/rules/radam.h"
+#include "lockstep/optim/rules/rmsprop.h"
+#include "lockstep/optim/rules/rprop.h"
+#include "lockstep/optim/rules/sgd.h"
 #include "lockstep/optim/test_parameters.h"
 
 namespace lockstep::optim {
@@ -47,9 +47,9 @@ size_t train_in_buffer(Optimizer& optimizer, const Parameters& parameters, int64
   for (int64_t t = 0; t < 10; ++t) {
     for (const flat::BucketPlan& plan : plans) {
       const at::Tensor buffer = at::zeros({plan.numel + shift}, parameters[0].detach().options());
-      for (const flat::Slot& slot : plan.slots) {
-        const at::Tensor& parameter = parameters[slot.parameter];
-        parameter.mutable_grad() = buffer.narrow(0, slot.offset + shift, parameter.numel());
+      for (const flat::BucketEntry& entry : plan.entries) {
+        const at::Tensor& parameter = parameters[entry.parameter];
+        parameter.mutable_grad() = buffer.narrow(0, entry.offset + shift, parameter.numel());
         parameter.grad().copy_(
             at::arange(parameter.numel(), buffer.options()).mul_(0.7).add_(t).cos_());
       }

@@ -5,7 +5,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-#include "lockstep/optim/rule.h"
+#include "lockstep/optim/flat/rule.h"
 
 namespace torch::optim {
 class OptimizerOptions;

@@ -19,19 +19,19 @@
 #include <torch/optim/sgd.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/optim/adadelta.h"
-#include "lockstep/optim/adafactor.h"
-#include "lockstep/optim/adagrad.h"
-#include "lockstep/optim/adam.h"
-#include "lockstep/optim/adamax.h"
-#include "lockstep/optim/asgd.h"
-#include "lockstep/optim/lamb.h"
-#include "lockstep/optim/lion.h"
-#include "lockstep/optim/nadam.h"
-#include "lockstep/optim/radam.h"
-#include "lockstep/optim/rmsprop.h"
-#include "lockstep/optim/rprop.h"
-#include "lockstep/optim/sgd.h"
+#include "lockstep/optim/rules/adadelta.h"
+#include "lockstep/optim/rules/adafactor.h"
+#include "lockstep/optim/rules/adagrad.h"
+#include "lockstep/optim/rules/adam.h"
+#include "lockstep/optim/rules/adamax.h"
+#include "lockstep/optim/rules/asgd.h"
+#include "lockstep/optim/rules/lamb.h"
+#include "lockstep/optim/rules/lion.h"
+#include "lockstep/optim/rules/nadam.h"
+#include "lockstep/optim/rules/radam.h"
+#include "lockstep/optim/rules/rmsprop.h"
+#include "lockstep/optim/rules/rprop.h"
+#include "lockstep/optim/rules/sgd.h"
 
 namespace lockstep {
 namespace {

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/optim/capturable.h"
-#include "lockstep/optim/divided.h"
+#include "lockstep/optim/flat/capturable.h"
 #include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/optim/flat/sharded_batch.h"
 
 namespace lockstep::optim {
 
@@ -54,8 +54,8 @@ class GroupOptions final : public CapturableOptions {
 /// A rule is a struct with `Options` (an aggregate with an `lr`) and the static functions `traits`,
 /// `named`, `check`, `shape`, `update`, `initial` if its state does not begin at 0, and `advance`
 /// if some of it is scalars. It knows tensors, not parameters, so it serves pieces of flat buffers
-/// as well. One that is not elementwise has an `update_divided`, too, for ranks that have slices of
-/// parameters, and, if it is with some options, a `needs_whole` that says with which it is not.
+/// as well. One that is not elementwise has an `update_sharded`, too, for ranks that have slices of
+/// parameters, and, if it is with some options, a `needs_full` that says with which it is not.
 template <typename Rule>
 class RuleOptimizer final : public FlatOptimizer {
  public:
@@ -100,9 +100,9 @@ class RuleOptimizer final : public FlatOptimizer {
       size_t field) const override {
     return Rule::shape(values(options), sizes, field);
   }
-  bool needs_whole(const torch::optim::OptimizerOptions& options) const override {
-    if constexpr (requires { Rule::needs_whole(values(options)); }) {
-      return Rule::needs_whole(values(options));
+  bool needs_full(const torch::optim::OptimizerOptions& options) const override {
+    if constexpr (requires { Rule::needs_full(values(options)); }) {
+      return Rule::needs_full(values(options));
     } else {
       return !traits().elementwise;
     }
@@ -131,12 +131,12 @@ class RuleOptimizer final : public FlatOptimizer {
       Rule::update(values(options), batch);
     };
   }
-  void update_divided(
-      const torch::optim::OptimizerOptions& options, const DividedBatch& batch) const override {
-    if constexpr (requires { Rule::update_divided(values(options), batch); }) {
-      Rule::update_divided(values(options), batch);
+  void update_sharded(
+      const torch::optim::OptimizerOptions& options, const ShardedBatch& batch) const override {
+    if constexpr (requires { Rule::update_sharded(values(options), batch); }) {
+      Rule::update_sharded(values(options), batch);
     } else {
-      LOCKSTEP_ASSERT(!needs_whole(options), "a rule needs whole parameters, and brings none");
+      LOCKSTEP_ASSERT(!needs_full(options), "a rule needs whole parameters, and brings none");
     }
   }
 

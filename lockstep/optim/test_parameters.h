@@ -65,8 +65,8 @@ class Buckets {
   /// What `gradient` says, or, with `all`, a gradient for every parameter in every step.
   void put(int64_t t, bool all = false) {
     for (flat::GradBucket& bucket : buckets_) {
-      for (size_t slot = 0; slot < bucket.slots().size(); ++slot) {
-        const auto k = static_cast<size_t>(bucket.slots()[slot].parameter);
+      for (size_t slot = 0; slot < bucket.entries().size(); ++slot) {
+        const auto k = static_cast<size_t>(bucket.entries()[slot].parameter);
         const at::Tensor value = gradient(k, all ? 3 * t + 12 : t, parameters_[k].scalar_type());
         if (value.defined()) {
           bucket.view(slot).copy_(value);

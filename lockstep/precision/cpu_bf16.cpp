@@ -39,8 +39,8 @@ bool is_limited(const Environment& environment) {
       "SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI"};
   for (const char* name : {"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"}) {
     std::string limit = environment.text(name).value_or("");
-    std::transform(limit.begin(), limit.end(), limit.begin(), [](unsigned char letter) {
-      return static_cast<char>(std::toupper(letter));
+    std::transform(limit.begin(), limit.end(), limit.begin(), [](unsigned char message) {
+      return static_cast<char>(std::toupper(message));
     });
     if (!limit.empty()) {
       return std::find(kWithoutBf16.begin(), kWithoutBf16.end(), limit) != kWithoutBf16.end();

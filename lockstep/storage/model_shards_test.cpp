@@ -53,11 +53,11 @@ std::vector<OutputTensor> golden_model() {
 }
 
 /// `count` tensors of 10 bytes, all of the letter.
-std::vector<OutputTensor> letters(char letter, int count) {
+std::vector<OutputTensor> letters(char message, int count) {
   std::vector<OutputTensor> tensors;
   for (int i = 0; i < count; ++i) {
     tensors.push_back(
-        output_tensor("t" + std::to_string(i), Dtype::kU8, {10}, std::string(10, letter)));
+        output_tensor("t" + std::to_string(i), Dtype::kU8, {10}, std::string(10, message)));
   }
   return tensors;
 }
@@ -133,7 +133,7 @@ TEST(ModelShards, LeaveTheOldOnesIfTheNewOnesCannotBeWritten) {
 }
 
 /// The letter of all tensors that a reader sees; ' ' if it sees none, '?' if they differ.
-char letter_in(const fs::path& folder) {
+char message_in(const fs::path& folder) {
   std::set<char> letters;
   try {
     for (const SafetensorsMap& file : open_model_files(folder)) {
@@ -149,7 +149,7 @@ char letter_in(const fs::path& folder) {
 
 /// What a save of `letter` that was killed before it put anything in place leaves, by a process
 /// that is gone.
-fs::path left_behind(const fs::path& folder, char letter, int count) {
+fs::path left_behind(const fs::path& folder, char message, int count) {
   const pid_t child = fork();
   if (child == 0) {
     _exit(0);
@@ -158,7 +158,7 @@ fs::path left_behind(const fs::path& folder, char letter, int count) {
   std::string name = temporary_name(folder / "model").native();
   const std::string own = "-" + std::to_string(getpid()) + "-";
   name.replace(name.rfind(own), own.size(), "-" + std::to_string(child) + "-");
-  write_model_files(name, letters(letter, count), 10);
+  write_model_files(name, letters(message, count), 10);
   return name;
 }
 
@@ -173,13 +173,13 @@ TEST(ModelShards, LeftBehindAreFinishedOnlyIfWholeAndNothingElseIsThere) {
   fs::create_directory(whole);
   left_behind(whole, 'b', 3);
   save_nothing(whole);
-  EXPECT_EQ(letter_in(whole), 'b');
+  EXPECT_EQ(message_in(whole), 'b');
   EXPECT_EQ(names_in(whole).size(), 4U);
 
   // What was saved since is newer.
   left_behind(whole, 'o', 2);
   save_nothing(whole);
-  EXPECT_EQ(letter_in(whole), 'b');
+  EXPECT_EQ(message_in(whole), 'b');
   EXPECT_EQ(names_in(whole).size(), 4U);
 
   for (const char* lost : {"model-00002-of-00003.safetensors", kModelIndex}) {
@@ -221,11 +221,11 @@ TEST(ModelShards, OfWhichOneCannotBeRenamedAreFinishedByTheNextSave) {
     GTEST_SKIP() << "ptrace is not allowed here";
   }
   EXPECT_EQ(child.code, 5);
-  EXPECT_EQ(letter_in(folder.path()), ' ');
+  EXPECT_EQ(message_in(folder.path()), ' ');
   std::vector<OutputTensor> bad = letters('x', 1);
   bad[0].bytes = []() -> std::string_view { throw CheckpointError("disk", "is gone"); };
   EXPECT_THROW(write_model_files(folder.path(), bad, 10), CheckpointError);
-  EXPECT_EQ(letter_in(folder.path()), 'b');
+  EXPECT_EQ(message_in(folder.path()), 'b');
   EXPECT_EQ(names_in(folder.path()).size(), 4U);
 }
 
@@ -248,11 +248,11 @@ TEST_P(KilledModelSave, LeavesTheOldWeightsOrTheNewOnesNeverAMixture) {
     }
     if (child.end == TracedChild::End::kExited) {
       EXPECT_EQ(child.code, 0);
-      EXPECT_EQ(letter_in(folder.path()), 'b');
+      EXPECT_EQ(message_in(folder.path()), 'b');
       EXPECT_GT(kill_at, 20);
       break;
     }
-    const char left = letter_in(folder.path());
+    const char left = message_in(folder.path());
     EXPECT_THAT(left, AnyOf('a', 'b', ' ')) << "killed at call " << kill_at;
     if (left == ' ') {
       // Only while shards take the names of others, and with the new ones safe.
@@ -264,11 +264,11 @@ TEST_P(KilledModelSave, LeavesTheOldWeightsOrTheNewOnesNeverAMixture) {
     std::vector<OutputTensor> bad = letters('x', new_count);
     bad.back().bytes = []() -> std::string_view { throw CheckpointError("disk", "is gone"); };
     EXPECT_THROW(write_model_files(folder.path(), bad, 10), CheckpointError);
-    EXPECT_EQ(letter_in(folder.path()), left == ' ' ? 'b' : left) << "killed at call " << kill_at;
+    EXPECT_EQ(message_in(folder.path()), left == ' ' ? 'b' : left) << "killed at call " << kill_at;
     // One that does not is not disturbed by what is left, and cleans it up.
     const auto written = write_model_files(folder.path(), letters('c', new_count), 10);
     EXPECT_EQ(names_in(folder.path()).size(), written.size()) << "killed at call " << kill_at;
-    EXPECT_EQ(letter_in(folder.path()), 'c');
+    EXPECT_EQ(message_in(folder.path()), 'c');
   }
 }
 

@@ -118,7 +118,7 @@ SetTensor describe(const SafetensorsMap& map, size_t part, size_t index, const S
   const TensorEntry& entry = map.entries()[index];
   const auto count = static_cast<int64_t>((entry.end - entry.begin) / dtype_bytes(entry.dtype));
   SetTensor tensor{.name = entry.name, .dtype = entry.dtype, .shape = entry.shape, .pieces = {}};
-  TensorPiece piece{.file = part, .entry = index, .begin = 0, .count = count};
+  TensorSlice piece{.file = part, .entry = index, .begin = 0, .count = count};
   const auto slice = slices.find(entry.name);
   if (slice != slices.end()) {
     check_slice_fits(map.path(), entry.name, entry.shape, slice->second);
@@ -192,7 +192,7 @@ TensorSet::TensorSet(const StoredCheckpoint& checkpoint, const std::string& stem
 void TensorSet::check_cover(SetTensor& tensor) const {
   // The file that a hole is blamed on, should no piece be left.
   const std::string* path = &file(tensor.pieces.front().file).path();
-  std::erase_if(tensor.pieces, [](const TensorPiece& piece) { return piece.count == 0; });
+  std::erase_if(tensor.pieces, [](const TensorSlice& piece) { return piece.count == 0; });
   std::sort(tensor.pieces.begin(), tensor.pieces.end(), [](const auto& left, const auto& right) {
     return left.begin < right.begin;
   });
@@ -209,7 +209,7 @@ void TensorSet::check_cover(SetTensor& tensor) const {
   };
   constexpr const char* kHole = "slices leave a hole";
   int64_t next = 0;
-  for (const TensorPiece& piece : tensor.pieces) {
+  for (const TensorSlice& piece : tensor.pieces) {
     path = &file(piece.file).path();
     if (piece.begin > next) {
       refuse(kHole, next, piece.begin);
@@ -282,7 +282,7 @@ std::vector<std::string> TensorSet::files() const {
   return names;
 }
 
-std::string_view TensorSet::bytes(const TensorPiece& piece) const {
+std::string_view TensorSet::bytes(const TensorSlice& piece) const {
   const Part& part = parts_[piece.file];
   const TensorEntry& entry = part.map.entries()[piece.entry];
   std::atomic<bool>& proven = part.proven[piece.entry];
@@ -294,7 +294,7 @@ std::string_view TensorSet::bytes(const TensorPiece& piece) const {
   return part.map.bytes(entry);
 }
 
-uint32_t TensorSet::crc32c(const TensorPiece& piece) const {
+uint32_t TensorSet::crc32c(const TensorSlice& piece) const {
   const Part& part = parts_[piece.file];
   return part.record.summary.tensors.at(part.map.entries()[piece.entry].name);
 }

@@ -14,7 +14,7 @@
 namespace lockstep::checkpoint {
 
 /// Consecutive elements of a flattened tensor, and where they lie.
-struct TensorPiece {
+struct TensorSlice {
   size_t file = 0;    ///< Index of the set's file.
   size_t entry = 0;   ///< Index into that file's entries().
   int64_t begin = 0;  ///< First element of the tensor, flattened row by row.
@@ -28,7 +28,7 @@ struct SetTensor {
   std::vector<int64_t> shape;
   /// Each element in exactly one of them, in order. A tensor in one piece is `pieces.size() == 1`;
   /// one without elements has none.
-  std::vector<TensorPiece> pieces;
+  std::vector<TensorSlice> pieces;
   int64_t elements() const {
     return pieces.empty() ? 0 : pieces.back().begin + pieces.back().count;
   }
@@ -66,9 +66,9 @@ class TensorSet {
   const SafetensorsMap& file(size_t index) const { return parts_[index].map; }
   /// What a piece consists of. Its checksum, that of the whole entry, is compared the first time it
   /// is asked for: CheckpointError, naming the tensor, if it is damaged.
-  std::string_view bytes(const TensorPiece& piece) const;
+  std::string_view bytes(const TensorSlice& piece) const;
   /// The checksum that its bytes should have.
-  uint32_t crc32c(const TensorPiece& piece) const;
+  uint32_t crc32c(const TensorSlice& piece) const;
 
  private:
   struct Part {

@@ -47,7 +47,7 @@ TestFile sliced(std::vector<OutputTensor> tensors, const Slices& slices) {
 /// The tensor put together, read element by element.
 std::vector<float> elements_of(const TensorSet& set, const std::string& name) {
   std::string bytes;
-  for (const TensorPiece& piece : set.tensor(name).pieces) {
+  for (const TensorSlice& piece : set.tensor(name).pieces) {
     EXPECT_EQ(static_cast<size_t>(piece.begin) * sizeof(float), bytes.size());
     EXPECT_EQ(set.bytes(piece).size(), static_cast<size_t>(piece.count) * sizeof(float));
     bytes += set.bytes(piece);
@@ -282,7 +282,7 @@ TEST_F(TensorSetTest, SeesEveryFlippedBitOfAPieceWhenItIsAskedFor) {
 
 TEST_F(TensorSetTest, ComparesAPieceOnlyTheFirstTime) {
   const TensorSet set(save(halves(5, 5)), "opt");
-  const TensorPiece& piece = set.tensor("w").pieces[0];
+  const TensorSlice& piece = set.tensor("w").pieces[0];
   set.bytes(piece);
   // A private map shows what is written to the file as long as its pages were not written to.
   flip_bit(path_ / kFirst, set.file(0).header_bytes().size());

@@ -18,7 +18,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/bytes.h"
-#include "lockstep/comm/paged.h"
+#include "lockstep/comm/sharded_param.h"
 #include "lockstep/flat/coalesce.h"
 
 namespace lockstep {
@@ -139,7 +139,7 @@ std::vector<at::Tensor> start_alike(
       everything.end(),
       std::back_inserter(whole),
       [](const at::Tensor& tensor) {
-        return !comm::is_paged(
+        return !comm::is_sharded_param(
             tensor);  // Others were given rank 0's values when they were divided.
       });
   flat::broadcast_coalesced(group, whole);

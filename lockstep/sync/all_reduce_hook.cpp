@@ -43,19 +43,19 @@ void AllReduceHook::pack_with_feedback(size_t index) {
   const std::vector<bool> present = bucket.flags();
   // A parameter without a gradient here may have none anywhere, and then nothing of it is
   // delivered: its error waits.
-  for (size_t slot = 0; slot < present.size(); ++slot) {
-    const flat::Slot& place = bucket.slots()[slot];
-    if (present[slot]) {
-      bucket.flat(slot).add_(errors_[index].narrow(0, place.offset, place.numel));
+  for (size_t entry = 0; entry < present.size(); ++entry) {
+    const flat::BucketEntry& place = bucket.entries()[entry];
+    if (present[entry]) {
+      bucket.flat(entry).add_(errors_[index].narrow(0, place.offset, place.numel));
     }
   }
   messages_[index].pack(group_);
-  for (size_t slot = 0; slot < present.size(); ++slot) {
-    const flat::Slot& place = bucket.slots()[slot];
-    if (present[slot]) {
+  for (size_t entry = 0; entry < present.size(); ++entry) {
+    const flat::BucketEntry& place = bucket.entries()[entry];
+    if (present[entry]) {
       at::Tensor error = errors_[index].narrow(0, place.offset, place.numel);
       const at::Tensor sent = messages_[index].wire().narrow(0, place.offset, place.numel);
-      at::sub_out(error, bucket.flat(slot), sent, group_.size());
+      at::sub_out(error, bucket.flat(entry), sent, group_.size());
       // One overflow must not stay in the memory for ever.
       error.nan_to_num_(0, 0, 0);
     }
@@ -84,10 +84,10 @@ CommHookState AllReduceHook::state() const {
   CommHookState state{.iteration = iteration_, .tensors = {}};
   for (size_t i = 0; i < buckets_.size(); ++i) {
     if (errors_[i].defined()) {
-      for (const flat::Slot& slot : buckets_[i].slots()) {
+      for (const flat::BucketEntry& entry : buckets_[i].entries()) {
         state.tensors.push_back(
-            {"error/" + names_[static_cast<size_t>(slot.parameter)],
-             errors_[i].narrow(0, slot.offset, slot.numel)});
+            {"error/" + names_[static_cast<size_t>(entry.parameter)],
+             errors_[i].narrow(0, entry.offset, entry.numel)});
       }
     }
   }

@@ -202,7 +202,7 @@ TEST(CommHook, is_not_needed_for_some_parameters_to_travel_in_16_bits) {
   const auto log = std::make_shared<CommsLog>(CommsLogOptions{.with_shapes = true});
   ranks(2, [&](Group group) {
     const Mlp net;
-    const flat::NarrowTravel narrow{
+    const flat::CommDtypes narrow{
         .parameters = {net.w1.unsafeGetTensorImpl(), net.w2.unsafeGetTensorImpl()}};
     const DataParallel parallel(net.named(), {}, logged(group, log), {}, narrow);
     EXPECT_EQ(parallel.bucket_count(), 2U);
@@ -227,7 +227,7 @@ TEST(CommHook, is_not_needed_for_some_parameters_to_travel_in_16_bits) {
 TEST(CommHook, goes_for_all_parameters_or_for_none) {
   ranks(2, [](Group group) {
     const Mlp net;
-    const flat::NarrowTravel narrow{.parameters = {net.w1.unsafeGetTensorImpl()}};
+    const flat::CommDtypes narrow{.parameters = {net.w1.unsafeGetTensorImpl()}};
     EXPECT_THAT(
         [&] {
           DataParallel(

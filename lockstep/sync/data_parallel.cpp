@@ -18,7 +18,7 @@ DataParallel::DataParallel(
     const NamedTensors& buffers,
     Group group,
     DataParallelOptions options,
-    const flat::NarrowTravel& narrow)
+    const flat::CommDtypes& narrow)
     : comm_hook_(options.comm_hook.type) {
   if (options.cap_bytes < 1 || options.first_cap_bytes < 1) {
     throw ConfigError(

@@ -64,7 +64,7 @@ class DataParallel final : public GradientSync {
       const NamedTensors& buffers,
       Group group,
       DataParallelOptions options = {},
-      const flat::NarrowTravel& narrow = {});
+      const flat::CommDtypes& narrow = {});
   /// Removes the hooks; gradients stay as they are. Never communicates.
   ~DataParallel() override;
 

@@ -8,8 +8,8 @@
 #include "lockstep/base/error.h"
 #include "lockstep/flat/coalesce.h"
 #include "lockstep/sync/data_parallel.h"
+#include "lockstep/sync/join_coordinator.h"
 #include "lockstep/sync/reducer.h"
-#include "lockstep/sync/roll_call.h"
 
 namespace lockstep {
 namespace {
@@ -18,15 +18,16 @@ namespace {
 class Enrolment {
  public:
   Enrolment(
-      std::vector<std::shared_ptr<Reducer>> models, const std::shared_ptr<RollCall>& roll_call)
+      std::vector<std::shared_ptr<Reducer>> models,
+      const std::shared_ptr<JoinCoordinator>& join_coordinator)
       : models_(std::move(models)) {
     for (size_t i = 0; i < models_.size(); ++i) {
-      models_[i]->set_roll_call(roll_call, i, /*defer=*/models_.size() > 1);
+      models_[i]->set_join_coordinator(join_coordinator, i, /*defer=*/models_.size() > 1);
     }
   }
   ~Enrolment() {
     for (const auto& model : models_) {
-      model->set_roll_call(nullptr, 0, false);
+      model->set_join_coordinator(nullptr, 0, false);
     }
   }
   Enrolment(const Enrolment&) = delete;
@@ -46,7 +47,7 @@ void run_joined(
   std::vector<std::shared_ptr<Reducer>> reducers;
   for (const auto& model : models) {
     reducers.push_back(model->reducer_);
-    if (model->reducer_->has_roll_call()) {
+    if (model->reducer_->has_join_coordinator()) {
       throw ConfigError("join", "a join of this model is already running; do not nest them");
     }
   }
@@ -58,15 +59,16 @@ void run_joined(
     body();
     return;
   }
-  const auto roll_call = std::make_shared<RollCall>(group, reducers.size(), options);
+  const auto join_coordinator = std::make_shared<JoinCoordinator>(group, reducers.size(), options);
   {
-    const Enrolment enrolment(reducers, roll_call);
+    const Enrolment enrolment(reducers, join_coordinator);
     body();
-    for (auto roll = roll_call->answer(); !roll.alive.empty(); roll = roll_call->answer()) {
+    for (auto roll = join_coordinator->answer(); !roll.alive.empty();
+         roll = join_coordinator->answer()) {
       reducers[roll.model]->average_without_data(roll.kept && options.divide_by_initial_world_size);
     }
   }
-  const int root = roll_call->latest_rank();
+  const int root = join_coordinator->latest_rank();
   for (const auto& model : models) {
     flat::broadcast_coalesced(group, model->everything_, root);
   }

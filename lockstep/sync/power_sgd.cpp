@@ -78,22 +78,22 @@ PowerSgdHook::Bucket PowerSgdHook::make_bucket(
   square.cols = square.rows;
   square.rank = std::min(square.rows, options_.matrix_approximation_rank);
   int64_t end = 0;
-  for (size_t slot = 0; slot < home.slots().size(); ++slot) {
-    const flat::Slot& place = home.slots()[slot];
+  for (size_t entry = 0; entry < home.entries().size(); ++entry) {
+    const flat::BucketEntry& place = home.entries()[entry];
     if (place.offset > end) {
       bucket.gaps.push_back(home.gradients().narrow(0, end, place.offset - end));
     }
     end = place.offset + place.numel;
-    square.slots.push_back(slot);
+    square.entries.push_back(entry);
     const NamedTensor& parameter = parameters[static_cast<size_t>(place.parameter)];
-    Matrix matrix{.name = parameter.name, .gradient = home.flat(slot), .slots = {slot}};
+    Matrix matrix{.name = parameter.name, .gradient = home.flat(entry), .entries = {entry}};
     matrix.rows = rows_of(parameter.tensor);
     matrix.cols = place.numel / matrix.rows;
     matrix.rank = std::min({matrix.rows, matrix.cols, options_.matrix_approximation_rank});
     if (!batched_ && worth_it(matrix)) {
       bucket.matrices.push_back(std::move(matrix));
     } else {
-      bucket.plain.push_back(slot);
+      bucket.plain.push_back(entry);
     }
   }
   if (end < home.gradients().numel()) {
@@ -112,10 +112,10 @@ PowerSgdHook::Bucket PowerSgdHook::make_bucket(
 void PowerSgdHook::lay_out(Bucket& bucket, at::ScalarType wire) {
   const at::Tensor& buffer = bucket.home->buffer();
   const at::ScalarType type = compute_type(buffer.scalar_type());
-  auto first = static_cast<int64_t>(bucket.home->slots().size());  // The flags.
+  auto first = static_cast<int64_t>(bucket.home->entries().size());  // The flags.
   int64_t second = 0;
-  for (size_t slot : bucket.plain) {
-    first += bucket.home->slots()[slot].numel;
+  for (size_t entry : bucket.plain) {
+    first += bucket.home->entries()[entry].numel;
   }
   int64_t at = first;
   for (const Matrix& matrix : bucket.matrices) {
@@ -158,8 +158,8 @@ void PowerSgdHook::start_low_rank(Bucket& bucket) {
   const int64_t flags = bucket.home->flag_values().numel();
   values.narrow(0, 0, flags).copy_(bucket.home->flag_values());
   int64_t at = flags;
-  for (size_t slot : bucket.plain) {
-    const at::Tensor gradient = bucket.home->flat(slot);
+  for (size_t entry : bucket.plain) {
+    const at::Tensor gradient = bucket.home->flat(entry);
     values.narrow(0, at, gradient.numel()).copy_(gradient);
     at += gradient.numel();
   }
@@ -195,8 +195,8 @@ void PowerSgdHook::take_average(Bucket& bucket) {
   const int64_t flags = bucket.home->flag_values().numel();
   bucket.home->flag_values().copy_(values.narrow(0, 0, flags));
   int64_t at = flags;
-  for (size_t slot : bucket.plain) {
-    const at::Tensor gradient = bucket.home->flat(slot);
+  for (size_t entry : bucket.plain) {
+    const at::Tensor gradient = bucket.home->flat(entry);
     gradient.copy_(values.narrow(0, at, gradient.numel()));
     at += gradient.numel();
   }
@@ -235,9 +235,9 @@ void PowerSgdHook::decompress(
     }
   }
   // No optimizer will see what is delivered for a parameter that took part nowhere.
-  for (size_t slot : matrix.slots) {
-    if (!present[slot]) {
-      bucket.home->flat(slot).zero_();
+  for (size_t entry : matrix.entries) {
+    if (!present[entry]) {
+      bucket.home->flat(entry).zero_();
     }
   }
   if (!finite) {
@@ -301,13 +301,13 @@ NamedTensors PowerSgdHook::memory(bool all) const {
   NamedTensors tensors;
   for (const Bucket& bucket : buckets_) {
     for (const Matrix& matrix : bucket.matrices) {
-      const int64_t begin = batched_ ? 0 : bucket.home->slots()[matrix.slots[0]].offset;
-      for (size_t index : matrix.slots) {
-        const flat::Slot& slot = bucket.home->slots()[index];
+      const int64_t begin = batched_ ? 0 : bucket.home->entries()[matrix.entries[0]].offset;
+      for (size_t index : matrix.entries) {
+        const flat::BucketEntry& entry = bucket.home->entries()[index];
         if (feedback_) {
           tensors.push_back(
-              {"error/" + names_[static_cast<size_t>(slot.parameter)],
-               matrix.work.narrow(0, slot.offset - begin, slot.numel)});
+              {"error/" + names_[static_cast<size_t>(entry.parameter)],
+               matrix.work.narrow(0, entry.offset - begin, entry.numel)});
         }
       }
       if (all ? options_.warm_start : matrix.warm) {

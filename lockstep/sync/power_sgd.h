@@ -37,8 +37,8 @@ class PowerSgdHook final : public CommHook {
     int64_t rows = 0;
     int64_t cols = 0;
     int64_t rank = 0;
-    at::Tensor gradient = {};        ///< Flat, in the bucket; a batched one's square may be longer.
-    std::vector<size_t> slots = {};  ///< Of the bucket.
+    at::Tensor gradient = {};  ///< Flat, in the bucket; a batched one's square may be longer.
+    std::vector<size_t> entries = {};  ///< Of the bucket.
     /// rows * cols, flat, zero past `gradient`. With feedback: the error between backwards, the sum
     /// of error and gradient within one. Undefined where `gradient` serves as it is.
     at::Tensor work = {};

@@ -12,7 +12,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/flat/coalesce.h"
 #include "lockstep/flat/layout.h"
-#include "lockstep/sync/roll_call.h"
+#include "lockstep/sync/join_coordinator.h"
 #include "lockstep/sync/unfrozen.h"
 
 namespace lockstep {
@@ -41,7 +41,7 @@ Reducer::Reducer(
     std::vector<at::Tensor> buffers,
     Group group,
     const DataParallelOptions& options,
-    const flat::NarrowTravel& narrow)
+    const flat::CommDtypes& narrow)
     : group_(std::move(group)),
       parameters_(trainable(parameters)),
       untrained_(frozen_among(parameters)) {
@@ -53,8 +53,8 @@ Reducer::Reducer(
   places_.resize(tensors.size());
   for (flat::BucketPlan& plan :
        flat::plan_buckets(tensors, options.cap_bytes, options.first_cap_bytes, narrow)) {
-    for (size_t slot = 0; slot < plan.slots.size(); ++slot) {
-      places_[static_cast<size_t>(plan.slots[slot].parameter)] = {buckets_.size(), slot};
+    for (size_t entry = 0; entry < plan.entries.size(); ++entry) {
+      places_[static_cast<size_t>(plan.entries[entry].parameter)] = {buckets_.size(), entry};
     }
     buckets_.emplace_back(std::move(plan), tensors, group_);
   }
@@ -81,8 +81,9 @@ void Reducer::watch() {
   });
 }
 
-void Reducer::set_roll_call(std::shared_ptr<RollCall> roll_call, size_t model, bool defer) {
-  roll_call_ = std::move(roll_call);
+void Reducer::set_join_coordinator(
+    std::shared_ptr<JoinCoordinator> join_coordinator, size_t model, bool defer) {
+  join_coordinator_ = std::move(join_coordinator);
   model_ = model;
   defer_ = defer;
 }
@@ -95,7 +96,7 @@ void Reducer::reset_backward() {
   arrived_.assign(parameters_.size(), false);
   missing_.clear();
   for (const flat::GradBucket& bucket : buckets_) {
-    missing_.push_back(bucket.slots().size());
+    missing_.push_back(bucket.entries().size());
   }
 }
 
@@ -183,12 +184,12 @@ bool Reducer::adds_to_average() const {
 }
 
 void Reducer::announce() {
-  if (!roll_call_ || announced_) {
+  if (!join_coordinator_ || announced_) {
     return;
   }
   announced_ = true;
   try {
-    roll_call_->announce(model_, adds_to_average());
+    join_coordinator_->announce(model_, adds_to_average());
   } catch (...) {
     reset_backward();  // Nothing of it is under way yet.
     throw;
@@ -199,11 +200,11 @@ void Reducer::start(size_t bucket_index) {
   announce();
   flat::GradBucket& bucket = buckets_[bucket_index];
   std::vector<bool> present;
-  for (size_t slot = 0; slot < bucket.slots().size(); ++slot) {
-    const auto index = static_cast<size_t>(bucket.slots()[slot].parameter);
+  for (size_t entry = 0; entry < bucket.entries().size(); ++entry) {
+    const auto index = static_cast<size_t>(bucket.entries()[entry].parameter);
     if (!parameters_[index].tensor.grad().defined()) {
       has_gradient_[index] = false;
-      bucket.view(slot).zero_();
+      bucket.view(entry).zero_();
     } else if (adopt_gradient(index)) {  // The user put a gradient of their own there.
       has_gradient_[index] = true;
     }
@@ -248,9 +249,9 @@ void Reducer::finish_locked() {
     }
     hook_->finish();
     int buffer_root = 0;
-    if (roll_call_) {
-      buffer_root = roll_call_->wait().alive.front();
-      if (const double factor = roll_call_->factor(); factor != 1) {
+    if (join_coordinator_) {
+      buffer_root = join_coordinator_->wait().alive.front();
+      if (const double factor = join_coordinator_->factor(); factor != 1) {
         for (const flat::GradBucket& bucket : buckets_) {
           bucket.gradients().mul_(factor);
         }
@@ -295,12 +296,12 @@ void Reducer::abandon() noexcept {
 
 void Reducer::take_average(const flat::GradBucket& bucket) {
   const std::vector<bool> anywhere = bucket.flags();
-  for (size_t slot = 0; slot < anywhere.size(); ++slot) {
-    const auto index = static_cast<size_t>(bucket.slots()[slot].parameter);
-    has_gradient_[index] = anywhere[slot];
-    averaged_[index] = anywhere[slot];
-    versions_[index] = bucket.view(slot)._version();
-    parameters_[index].tensor.mutable_grad() = anywhere[slot] ? bucket.view(slot) : at::Tensor();
+  for (size_t entry = 0; entry < anywhere.size(); ++entry) {
+    const auto index = static_cast<size_t>(bucket.entries()[entry].parameter);
+    has_gradient_[index] = anywhere[entry];
+    averaged_[index] = anywhere[entry];
+    versions_[index] = bucket.view(entry)._version();
+    parameters_[index].tensor.mutable_grad() = anywhere[entry] ? bucket.view(entry) : at::Tensor();
   }
 }
 

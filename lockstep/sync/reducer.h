@@ -15,7 +15,7 @@
 
 namespace lockstep {
 
-class RollCall;
+class JoinCoordinator;
 
 /// Parameters that take part: each once, though it may have two names, and none that is frozen or
 /// empty.
@@ -32,7 +32,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
       std::vector<at::Tensor> buffers,
       Group group,
       const DataParallelOptions& options,
-      const flat::NarrowTravel& narrow);
+      const flat::CommDtypes& narrow);
 
   /// Hooks the parameters; apart from construction because hooks refer to this weakly.
   void watch();
@@ -49,8 +49,9 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   /// From now on every averaging is announced as one of `model`; nullptr: no more. `defer`: buckets
   /// wait for the end of backward.
-  void set_roll_call(std::shared_ptr<RollCall> roll_call, size_t model, bool defer);
-  bool has_roll_call() const { return roll_call_ != nullptr; }
+  void set_join_coordinator(
+      std::shared_ptr<JoinCoordinator> join_coordinator, size_t model, bool defer);
+  bool has_join_coordinator() const { return join_coordinator_ != nullptr; }
 
   CommHook* hook() { return hook_.get(); }
   const Group& group() const { return group_; }
@@ -59,13 +60,13 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
  private:
   struct Place {
     size_t bucket = 0;
-    size_t slot = 0;
+    size_t entry = 0;
   };
 
   /// Whether the next backward averages.
   bool sync() const { return sync_ && !local_; }
   const at::Tensor& view(size_t parameter) const {
-    return buckets_[places_[parameter].bucket].view(places_[parameter].slot);
+    return buckets_[places_[parameter].bucket].view(places_[parameter].entry);
   }
   void reset_backward();
   bool adopt_gradient(size_t index);
@@ -106,7 +107,7 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   std::vector<size_t> missing_;     ///< [bucket] parameters that have not arrived in this backward
   size_t next_bucket_ = 0;          ///< First bucket not yet on its way.
 
-  std::shared_ptr<RollCall> roll_call_;
+  std::shared_ptr<JoinCoordinator> join_coordinator_;
   size_t model_ = 0;        ///< Our number there.
   bool defer_ = false;      ///< No bucket starts before backward has ended.
   bool announced_ = false;  ///< In this backward.

@@ -13,8 +13,8 @@
 #include <ATen/ops/full.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/comm/forward_to_group.h"
 #include "lockstep/comm/group.h"
-#include "lockstep/comm/pass_on.h"
 
 namespace lockstep::zero {
 
@@ -84,7 +84,7 @@ class CountingTransport final : public comm::Transport {
     if (inner_.rank() == 0) {
       count(collective);
     }
-    return std::make_shared<PendingWork>(comm::pass_on(collective, inner_));
+    return std::make_shared<PendingWork>(comm::forward_to_group(collective, inner_));
   }
 
   std::shared_ptr<comm::Transport> split(

@@ -41,8 +41,8 @@ std::shared_ptr<Sharding> page_in_8_bits(const Lora& net, const Group& group, bo
       group,
       {.cap_bytes = 1,  // One bucket a parameter.
        .first_cap_bytes = 1,
-       .residence = Residence::kPaged,
-       .pager = {.max_live_elements = 1, .prefetch = false},
+       .placement = ParamPlacement::kSharded,
+       .coordinator = {.max_live_elements = 1, .prefetch = false},
        .plus_plus = {.quantized_frozen = on}});
 }
 
@@ -63,7 +63,7 @@ TEST(KeptIn8Bits, what_all_compute_with_is_the_rounded_base) {
       EXPECT_LE(off, exact.abs().max().item<double>() / 254 * 1.001);
       EXPECT_TRUE(at::equal(now, group.broadcast(now.clone()).wait())) << "equal bits";
       {
-        const ExactValues asked(sharding->pager());
+        const ExactValues asked(sharding->coordinator());
         EXPECT_TRUE(at::equal(net->base->weight.detach().clone(), now)) << "that is what it is";
       }
       EXPECT_TRUE(at::equal(net->down->weight.detach(), trained)) << "what is trained is exact";
@@ -77,13 +77,13 @@ TEST(KeptIn8Bits, a_rank_keeps_and_sends_a_quarter_of_it) {
     ranks(2, [&](Group group) {
       Lora net;
       const auto sharding = page_in_8_bits(net, group, in_8_bits);
-      sharding->settle_parameters();
+      sharding->finish_parameter_use();
       int64_t own = 0;
       for (const at::Tensor& memory : sharding->memory().parameters) {
         own += static_cast<int64_t>(memory.nbytes());
       }
-      for (const auto& [values, piece] : sharding->pieces()) {
-        if (piece.parameter.requires_grad()) {
+      for (const auto& [values, shard_slice] : sharding->shard_slices()) {
+        if (shard_slice.parameter.requires_grad()) {
           own -= static_cast<int64_t>(values->numel()) * 4;
         }
       }
@@ -130,7 +130,7 @@ TEST(KeptIn8Bits, what_is_written_is_rounded_and_kept) {
       const torch::NoGradGuard no_grad;
       net->base->weight.copy_(at::full({64, 64}, 0.5));
     }
-    sharding->settle_parameters();
+    sharding->finish_parameter_use();
     EXPECT_TRUE(at::allclose(net->base->weight.detach(), at::full({64, 64}, 0.5), 1e-6));
   });
 }
@@ -142,17 +142,17 @@ TEST(KeptIn8Bits, pieces_are_copies_that_can_be_put_back) {
     const at::Tensor before = net->base->weight.detach().clone();
     EXPECT_TRUE(sharding->is_kept_in_8_bits(net->base->weight));
     EXPECT_FALSE(sharding->is_kept_in_8_bits(net->up->weight));
-    std::vector<Piece> pieces = sharding->saved_pieces(net->base->weight);
-    ASSERT_EQ(pieces.size(), 1U);
+    std::vector<ShardSlice> shard_slices = sharding->saved_slices(net->base->weight);
+    ASSERT_EQ(shard_slices.size(), 1U);
     EXPECT_TRUE(at::equal(
-        pieces[0].values,
-        before.reshape({-1}).narrow(0, pieces[0].begin, pieces[0].values.numel())));
-    sharding->settle_parameters();
-    sharding->pack(pieces);
+        shard_slices[0].values,
+        before.reshape({-1}).narrow(0, shard_slices[0].begin, shard_slices[0].values.numel())));
+    sharding->finish_parameter_use();
+    sharding->pack(shard_slices);
     EXPECT_TRUE(at::equal(net->base->weight.detach(), before)) << "to the bit";
-    pieces[0].values.neg_();
-    sharding->settle_parameters();
-    sharding->pack(pieces);
+    shard_slices[0].values.neg_();
+    sharding->finish_parameter_use();
+    sharding->pack(shard_slices);
     EXPECT_TRUE(at::allclose(net->base->weight.detach(), -before, 1e-5));
   });
 }
@@ -163,21 +163,21 @@ TEST(KeptIn8Bits, small_values_are_not_put_on_the_grid_of_large_ones_that_they_r
     const auto sharding = divided(
         named(*net),
         group,
-        {.residence = Residence::kPaged,
-         .pager = {.max_live_elements = 1, .prefetch = false},
+        {.placement = ParamPlacement::kSharded,
+         .coordinator = {.max_live_elements = 1, .prefetch = false},
          .plus_plus = {.quantized_frozen = true}});
     const std::vector<at::Tensor> frozen = {net->base->weight, net->base->bias};
     std::vector<at::Tensor> wanted;
-    std::vector<Piece> pieces;
+    std::vector<ShardSlice> shard_slices;
     for (const at::Tensor& parameter : frozen) {
       wanted.push_back(parameter.detach() / 1000);
-      for (Piece& piece : sharding->saved_pieces(parameter)) {
-        piece.values.div_(1000);
-        pieces.push_back(std::move(piece));
+      for (ShardSlice& shard_slice : sharding->saved_slices(parameter)) {
+        shard_slice.values.div_(1000);
+        shard_slices.push_back(std::move(shard_slice));
       }
     }
-    sharding->settle_parameters();
-    sharding->pack(pieces);
+    sharding->finish_parameter_use();
+    sharding->pack(shard_slices);
     const double step = 1.0 / 8 / 1000 / 127;
     for (size_t i = 0; i < frozen.size(); ++i) {
       EXPECT_TRUE(at::allclose(frozen[i].detach(), wanted[i], 0, 0.51 * step)) << i;

@@ -45,23 +45,23 @@ std::vector<Setup> setups(const std::filesystem::path& folder) {
   const OffloadParam in_file{.device = OffloadDevice::kNvme, .nvme_path = folder, .max_in_cpu = 0};
   std::vector<Setup> all;
   for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
-    const ShardingOptions kept{.residence = Residence::kKept};
-    const ShardingOptions paged{.residence = Residence::kPaged};
+    const ShardingOptions kept{.placement = ParamPlacement::kReplicated};
+    const ShardingOptions paged{.placement = ParamPlacement::kSharded};
     ShardingOptions partly = paged;
     partly.keep_up_to_elements = 100;
     ShardingOptions kept_in_files = kept;
     kept_in_files.offload_masters = in_file;
     ShardingOptions masters_in_files = paged;
     masters_in_files.offload_masters = in_file;
-    ShardingOptions paged_in_files = partly;
-    paged_in_files.offload = paged_in_files.offload_masters = in_file;
+    ShardingOptions sharded_in_files = partly;
+    sharded_in_files.offload = sharded_in_files.offload_masters = in_file;
     for (const auto& [name, options] :
          {std::pair("kept", kept),
           std::pair("paged", paged),
           std::pair("partly paged", partly),
           std::pair("kept, in files", kept_in_files),
           std::pair("paged, masters in files", masters_in_files),
-          std::pair("paged, in files", paged_in_files)}) {
+          std::pair("paged, in files", sharded_in_files)}) {
       all.push_back({std::string(c10::toString(dtype)) + " " + name, dtype, options});
     }
   }
@@ -71,9 +71,10 @@ std::vector<Setup> setups(const std::filesystem::path& folder) {
 /// What all ranks' pieces have of a parameter, put together; fp32.
 at::Tensor masters_of(Group& group, const Sharding& sharding, const at::Tensor& parameter) {
   at::Tensor all = at::zeros({parameter.numel()});
-  for (const at::Tensor& piece : sharding.pieces_of({parameter})) {
-    EXPECT_EQ(piece.scalar_type(), at::kFloat);
-    all.narrow(0, sharding.piece_with(piece)->begin, piece.numel()).copy_(piece.detach());
+  for (const at::Tensor& shard_slice : sharding.slices_of({parameter})) {
+    EXPECT_EQ(shard_slice.scalar_type(), at::kFloat);
+    all.narrow(0, sharding.slice_with(shard_slice)->begin, shard_slice.numel())
+        .copy_(shard_slice.detach());
   }
   return group.all_reduce(all).wait().reshape(parameter.sizes());
 }
@@ -93,11 +94,11 @@ void on_ranks(const std::function<void(Group group, Model& model, Sharding& shar
 }
 
 void add_to_masters(Sharding& sharding, const std::vector<at::Tensor>& of, double value) {
-  sharding.settle_parameters();
+  sharding.finish_parameter_use();
   {
     const c10::AutoGradMode no_grad(false);
-    for (at::Tensor& piece : sharding.pieces_of(of)) {
-      piece.add_(value);
+    for (at::Tensor& shard_slice : sharding.slices_of(of)) {
+      shard_slice.add_(value);
     }
   }
   sharding.gather_parameters();
@@ -109,8 +110,8 @@ TEST(Masters, are_the_values_in_fp32_and_the_frozen_have_none) {
       EXPECT_TRUE(
           at::equal(masters_of(group, sharding, parameter), parameter.detach().to(at::kFloat)));
     }
-    for (const at::Tensor& piece : sharding.pieces_of({model.frozen})) {
-      EXPECT_EQ(piece.scalar_type(), model.frozen.scalar_type());
+    for (const at::Tensor& shard_slice : sharding.slices_of({model.frozen})) {
+      EXPECT_EQ(shard_slice.scalar_type(), model.frozen.scalar_type());
     }
   });
 }
@@ -172,27 +173,27 @@ TEST(Masters, have_gradients_in_fp32_which_add_up_there) {
     backward(1);  // 4097 is neither an fp16 nor a bf16 number.
     backward(1);
     EXPECT_FALSE(model.weight.grad().defined());
-    for (const at::Tensor& piece : sharding.pieces_of({model.weight})) {
-      ASSERT_EQ(piece.grad().scalar_type(), at::kFloat);
-      EXPECT_TRUE(at::equal(piece.grad(), at::full(piece.sizes(), 4098.0F)));
+    for (const at::Tensor& shard_slice : sharding.slices_of({model.weight})) {
+      ASSERT_EQ(shard_slice.grad().scalar_type(), at::kFloat);
+      EXPECT_TRUE(at::equal(shard_slice.grad(), at::full(shard_slice.sizes(), 4098.0F)));
     }
     sharding.drop_gradients();
     backward(2);  // Nothing of before is left.
-    for (const at::Tensor& piece : sharding.pieces_of({model.weight})) {
-      EXPECT_TRUE(at::equal(piece.grad(), at::full(piece.sizes(), 2.0F)));
+    for (const at::Tensor& shard_slice : sharding.slices_of({model.weight})) {
+      EXPECT_TRUE(at::equal(shard_slice.grad(), at::full(shard_slice.sizes(), 2.0F)));
     }
   });
 }
 
 /// On kept parameters, in both dtypes, by one to three ranks.
 void on_kept_ranks(
-    const SixteenBits& sixteen_bits,
+    const LowPrecisionPolicy& low_precision_policy,
     const std::function<void(Group group, Model& model, Sharding& sharding)>& body) {
   for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
     for (const int world : {1, 2, 3}) {
       ranks(world, [&](Group group) {
         Model model(dtype);
-        const ShardingOptions options{.sixteen_bits = sixteen_bits};
+        const ShardingOptions options{.low_precision_policy = low_precision_policy};
         const auto sharding = divided(model.named(), group, options, {}, {model.trained()});
         body(group, model, *sharding);
       });
@@ -207,7 +208,7 @@ at::Tensor loss_with(const Model& model, double factor) {
 
 TEST(Masters, hold_gradients_in_fp32_until_they_are_averaged_if_told_so) {
   on_kept_ranks(
-      {.fp32_gradients = true, .fp32_travel = true},
+      {.fp32_gradients = true, .fp32_comm = true},
       [](Group group, Model& model, Sharding& sharding) {
         sharding.set_sync(false);
         run_backward(sharding, loss_with(model, 4096));
@@ -221,9 +222,9 @@ TEST(Masters, hold_gradients_in_fp32_until_they_are_averaged_if_told_so) {
             sharding, loss_with(model, 1.0 / 128 * group.rank()) + (model.other * 0).sum());
         EXPECT_TRUE(sharding.held_gradients().empty());
         const double mean = 4097 + (group.size() - 1) / 256.0;
-        for (const at::Tensor& piece : sharding.pieces_of({model.weight})) {
-          EXPECT_TRUE(
-              at::allclose(piece.grad(), at::full(piece.sizes(), mean, at::kFloat), 2e-7, 0));
+        for (const at::Tensor& shard_slice : sharding.slices_of({model.weight})) {
+          EXPECT_TRUE(at::allclose(
+              shard_slice.grad(), at::full(shard_slice.sizes(), mean, at::kFloat), 2e-7, 0));
         }
         sharding.set_sync(false);
         run_backward(sharding, loss_with(model, 8));
@@ -241,8 +242,8 @@ TEST(Masters, round_what_is_held_once_to_send_it) {
     }
     sharding.set_sync(true);
     run_backward(sharding, loss_with(model, 2) + (model.other * 0).sum());
-    for (const at::Tensor& piece : sharding.pieces_of({model.weight})) {
-      EXPECT_TRUE(at::equal(piece.grad(), at::full(piece.sizes(), 4128.0F)));
+    for (const at::Tensor& shard_slice : sharding.slices_of({model.weight})) {
+      EXPECT_TRUE(at::equal(shard_slice.grad(), at::full(shard_slice.sizes(), 4128.0F)));
     }
   });
 }
@@ -253,9 +254,9 @@ TEST(Masters, average_what_is_held_of_parameters_that_the_last_backward_left_out
     run_backward(sharding, loss_with(model, 3));
     sharding.set_sync(true);
     run_backward(sharding, model.other.sum());
-    for (const at::Tensor& piece : sharding.pieces_of({model.weight})) {
-      ASSERT_TRUE(piece.grad().defined());
-      EXPECT_TRUE(at::equal(piece.grad(), at::full(piece.sizes(), 3.0F)));
+    for (const at::Tensor& shard_slice : sharding.slices_of({model.weight})) {
+      ASSERT_TRUE(shard_slice.grad().defined());
+      EXPECT_TRUE(at::equal(shard_slice.grad(), at::full(shard_slice.sizes(), 3.0F)));
     }
   });
 }
@@ -265,26 +266,26 @@ TEST(Masters, add_averages_up_rounded_if_told_so) {
     for (const double factor : {4096, 1, 1, 1}) {
       run_backward(sharding, loss_with(model, factor) + (model.other * 0).sum());
     }
-    for (const at::Tensor& piece : sharding.pieces_of({model.weight})) {
-      EXPECT_EQ(piece.grad().scalar_type(), at::kFloat);
-      EXPECT_TRUE(at::equal(piece.grad(), at::full(piece.sizes(), 4096.0F)));
+    for (const at::Tensor& shard_slice : sharding.slices_of({model.weight})) {
+      EXPECT_EQ(shard_slice.grad().scalar_type(), at::kFloat);
+      EXPECT_TRUE(at::equal(shard_slice.grad(), at::full(shard_slice.sizes(), 4096.0F)));
     }
   });
 }
 
 TEST(Masters, are_the_parameters_themselves_if_told_so) {
-  for (const Residence residence : {Residence::kKept, Residence::kPaged}) {
+  for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
       ranks(2, [&](Group group) {
         Model model(dtype);
         const ShardingOptions options{
-            .residence = residence, .sixteen_bits = {.fp32_masters = false}};
+            .placement = placement, .low_precision_policy = {.fp32_masters = false}};
         const auto sharding = divided(model.named(), group, options, {}, {model.trained()});
         EXPECT_FALSE(sharding->has_masters());
         run_backward(*sharding, loss_with(model, 2) + (model.other * 0).sum());
-        for (const at::Tensor& piece : sharding->pieces_of({model.weight})) {
-          EXPECT_EQ(piece.scalar_type(), dtype);
-          EXPECT_EQ(piece.grad().scalar_type(), dtype);
+        for (const at::Tensor& shard_slice : sharding->slices_of({model.weight})) {
+          EXPECT_EQ(shard_slice.scalar_type(), dtype);
+          EXPECT_EQ(shard_slice.grad().scalar_type(), dtype);
         }
         const at::Tensor before = model.weight.detach().clone();
         add_to_masters(*sharding, model.trained(), 1);
@@ -302,12 +303,13 @@ int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
-TEST(Masters, of_paged_parameters_leave_a_part_in_16_bits_when_they_go_to_a_file) {
+TEST(Masters, of_sharded_parameters_leave_a_16_bit_shard_when_they_go_to_a_file) {
   const TestFolder folder;
   ranks(2, [&](Group group) {
     const auto memory_with = [&](const OffloadParam& masters) {
       Model model(at::kBFloat16);
-      const ShardingOptions options{.residence = Residence::kPaged, .offload_masters = masters};
+      const ShardingOptions options{
+          .placement = ParamPlacement::kSharded, .offload_masters = masters};
       const auto sharding = divided(model.named(), group, options, {}, {model.trained()});
       EXPECT_TRUE(at::equal(
           model.weight.detach(), (at::arange(700, at::kFloat) / 100 + 1).to(at::kBFloat16)));
@@ -326,8 +328,8 @@ void expect_exact_where_parameters_travel_rounded(const OffloadParam& masters) {
   ranks(2, [&](Group group) {
     Model model(at::kBFloat16);
     const ShardingOptions options{
-        .residence = Residence::kPaged,
-        .pager = {.max_live_elements = 1, .prefetch = false},
+        .placement = ParamPlacement::kSharded,
+        .coordinator = {.max_live_elements = 1, .prefetch = false},
         .plus_plus = {.quantized_weights = true, .quantized_gradients = true},
         .offload_masters = masters};
     const auto sharding = divided(model.named(), group, options, {}, {model.trained()});
@@ -336,15 +338,15 @@ void expect_exact_where_parameters_travel_rounded(const OffloadParam& masters) {
     at::Tensor expected = masters_of(group, *sharding, model.weight);
     EXPECT_FALSE(at::equal(model.weight.detach().to(at::kFloat), expected));
     run_backward(*sharding, model.weight.sum() + model.other.sum());
-    for (const at::Tensor& piece : sharding->pieces_of({model.weight})) {
-      EXPECT_TRUE(at::allclose(piece.grad(), at::ones(piece.sizes()), 0.1));
+    for (const at::Tensor& shard_slice : sharding->slices_of({model.weight})) {
+      EXPECT_TRUE(at::allclose(shard_slice.grad(), at::ones(shard_slice.sizes()), 0.1));
     }
     {
       const c10::AutoGradMode no_grad(false);
       model.weight.slice(0, 10, 400).fill_(-64);
       expected.slice(0, 10, 400).fill_(-64);
     }
-    sharding->settle_parameters();
+    sharding->finish_parameter_use();
     EXPECT_TRUE(at::equal(masters_of(group, *sharding, model.weight), expected));
   });
 }
@@ -364,8 +366,8 @@ TEST(Masters, take_the_average_of_the_ranks_rounded_as_it_travels) {
     const double factor = group.rank() == 0 ? 1 : 1 + 1.0 / 128;
     const at::Tensor each = at::full({700}, factor, at::kBFloat16);
     run_backward(*sharding, (model.weight * each).sum() + (model.other * 0).sum());
-    for (const at::Tensor& piece : sharding->pieces_of({model.weight})) {
-      EXPECT_TRUE(at::equal(piece.grad(), at::ones(piece.sizes())));
+    for (const at::Tensor& shard_slice : sharding->slices_of({model.weight})) {
+      EXPECT_TRUE(at::equal(shard_slice.grad(), at::ones(shard_slice.sizes())));
     }
   });
 }

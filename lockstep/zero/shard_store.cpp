@@ -19,9 +19,11 @@ bool is_trained_in_16_bits(const at::Tensor& parameter) {
   return parameter.requires_grad() && (own == at::kHalf || own == at::kBFloat16);
 }
 
-at::ScalarType update_dtype(const at::Tensor& parameter, const SixteenBits& sixteen_bits) {
-  return sixteen_bits.fp32_masters && is_trained_in_16_bits(parameter) ? at::kFloat
-                                                                       : parameter.scalar_type();
+at::ScalarType update_dtype(
+    const at::Tensor& parameter, const LowPrecisionPolicy& low_precision_policy) {
+  return low_precision_policy.fp32_masters && is_trained_in_16_bits(parameter)
+             ? at::kFloat
+             : parameter.scalar_type();
 }
 
 ShardPlaces::ShardPlaces(const OffloadParam& options, bool copies_stay)
@@ -39,13 +41,14 @@ ShardPlaces::ShardPlaces(const OffloadParam& options, bool copies_stay)
 }
 
 void ShardPlaces::reserve(
-    const NamedTensors& parameters, int ranks, const SixteenBits& sixteen_bits) {
+    const NamedTensors& parameters, int ranks, const LowPrecisionPolicy& low_precision_policy) {
   int64_t elements = 0;
   int64_t bytes = 0;
   for (const NamedTensor& item : parameters) {
     const int64_t own = item.tensor.numel() / ranks;
     elements += own;
-    bytes += own * static_cast<int64_t>(c10::elementSize(update_dtype(item.tensor, sixteen_bits)));
+    bytes += own * static_cast<int64_t>(
+                       c10::elementSize(update_dtype(item.tensor, low_precision_policy)));
   }
   if (file_ && elements > options_.max_in_cpu) {
     file_->reserve(bytes / elements * (elements - options_.max_in_cpu));

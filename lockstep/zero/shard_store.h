@@ -14,7 +14,7 @@
 namespace lockstep::zero {
 
 /// What becomes of trained parameters of fp16 and bf16.
-struct SixteenBits {
+struct LowPrecisionPolicy {
   /// They are updated as fp32 masters, of which their own values are the rounding. Unless: as they
   /// are, with gradients of their dtype.
   bool fp32_masters = true;
@@ -22,7 +22,7 @@ struct SixteenBits {
   /// in their dtype, as autograd adds.
   bool fp32_gradients = false;
   /// With masters: gradients travel in fp32. Unless: in their dtype.
-  bool fp32_travel = false;
+  bool fp32_comm = false;
   /// With masters: averages add up rounded to their dtype each time. Unless: in fp32.
   bool rounded_sums = false;
 };
@@ -30,7 +30,8 @@ struct SixteenBits {
 /// Whether it is a trained one of fp16 or bf16.
 bool is_trained_in_16_bits(const at::Tensor& parameter);
 /// What a parameter is updated in: fp32 where there are masters, else its own dtype.
-at::ScalarType update_dtype(const at::Tensor& parameter, const SixteenBits& sixteen_bits = {});
+at::ScalarType update_dtype(
+    const at::Tensor& parameter, const LowPrecisionPolicy& low_precision_policy = {});
 
 /// Decides where shards that lie apart from their buckets do, in the order they are made: those of
 /// OffloadParam's kNvme in one file of this rank, but for the first of them, up to max_in_cpu
@@ -42,7 +43,8 @@ class ShardPlaces {
   explicit ShardPlaces(const OffloadParam& options, bool copies_stay = false);
   /// Room for this rank's part of `parameters`, as they are updated, all at once, so that it is
   /// missed before anything is laid out. ConfigError if there is none.
-  void reserve(const NamedTensors& parameters, int ranks, const SixteenBits& sixteen_bits);
+  void reserve(
+      const NamedTensors& parameters, int ranks, const LowPrecisionPolicy& low_precision_policy);
 
   struct Place {
     OffloadDevice device = OffloadDevice::kNone;

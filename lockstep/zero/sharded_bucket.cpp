@@ -11,7 +11,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "lockstep/comm/paged.h"
+#include "lockstep/comm/sharded_param.h"
 
 namespace lockstep::zero {
 namespace {
@@ -35,35 +35,35 @@ int64_t shard_length(int64_t numel, int size) {
 ShardedBucket::ShardedBucket(
     const flat::BucketPlan& plan,
     const std::vector<at::Tensor>& parameters,
-    BucketTravel travel,
-    Residence residence,
+    BucketComm travel,
+    ParamPlacement placement,
     ShardPlaces* places,
-    const SixteenBits& sixteen_bits)
-    : travel_(std::move(travel)), slots_(plan.slots), taken_(plan.slots.size(), false) {
+    const LowPrecisionPolicy& low_precision_policy)
+    : comm_(std::move(travel)), slots_(plan.entries), taken_(plan.entries.size(), false) {
   const c10::AutoGradMode no_grad(false);
-  const Group& group = travel_.parameters;
-  const bool travels = group.size() > 1 && !travel_.kept_in_8_bits;
+  const Group& group = comm_.parameters;
+  const bool travels = group.size() > 1 && !comm_.kept_in_8_bits;
   const std::optional<at::ScalarType> narrow = travels ? plan.narrow : std::nullopt;
-  if (!travel_.narrow_gradients_only) {
+  if (!comm_.narrow_gradients_only) {
     narrow_ = narrow;
   }
   const int64_t part = shard_length(plan.numel, group.size());
   length_ = part * group.size();
   first_ = part * group.rank();
   options_ = parameters[slots_[0].parameter].detach().options();
-  if (residence == Residence::kPaged) {
-    paged_ = std::make_unique<PagedBuffer>(length_, options_, kUntouchable);
+  if (placement == ParamPlacement::kSharded) {
+    paged_ = std::make_unique<FlatParamBuffer>(length_, options_, kUntouchable);
   } else {
     values_ = group.empty({length_}, options_).zero_();
   }
   const at::Tensor& any = parameters[slots_[0].parameter];
-  const at::ScalarType updated_in = update_dtype(any, sixteen_bits);
-  const bool masters = updated_in != any.scalar_type() && !travel_.kept_in_8_bits;
-  gradient_options_ = narrow                                ? options_.dtype(narrow)
-                      : masters && sixteen_bits.fp32_travel ? options_.dtype(at::kFloat)
-                                                            : options_;
-  rounds_sums_ = masters && sixteen_bits.rounded_sums;
-  if (travel_.kept_in_8_bits) {
+  const at::ScalarType updated_in = update_dtype(any, low_precision_policy);
+  const bool masters = updated_in != any.scalar_type() && !comm_.kept_in_8_bits;
+  gradient_options_ = narrow                                      ? options_.dtype(narrow)
+                      : masters && low_precision_policy.fp32_comm ? options_.dtype(at::kFloat)
+                                                                  : options_;
+  rounds_sums_ = masters && low_precision_policy.rounded_sums;
+  if (comm_.kept_in_8_bits) {
     shard_ = at::zeros({part}, options_);  // Until it is rounded, below.
   } else if (paged_ || masters) {
     const ShardPlaces::Place place = places != nullptr ? places->next(part) : ShardPlaces::Place();
@@ -76,50 +76,50 @@ ShardedBucket::ShardedBucket(
     shard_ = values_.narrow(0, first_, part);
   }
   for (size_t i = 0; i < slots_.size(); ++i) {
-    const flat::Slot& slot = slots_[i];
-    at::Tensor parameter = parameters[slot.parameter];
+    const flat::BucketEntry& entry = slots_[i];
+    at::Tensor parameter = parameters[entry.parameter];
     // Of what was built in parts all ranks must bring all, also those who own nothing of it here.
     const Gathered whole({parameter}, /*writes=*/false);
-    const c10::impl::ExcludeDispatchKeyGuard own_work(comm::kPagedKey);
-    const auto [begin, end] = own_range(slot);
+    const c10::impl::ExcludeDispatchKeyGuard own_work(comm::kShardedParamKey);
+    const auto [begin, end] = own_range(entry);
     at::Tensor own;
     if (begin < end) {
       own = shard_.narrow(0, begin - first_, end - begin);
     }
-    if ((store_ || travel_.kept_in_8_bits) && own.defined()) {
-      own.copy_(parameter.reshape({-1}).narrow(0, begin - slot.offset, end - begin));
+    if ((store_ || comm_.kept_in_8_bits) && own.defined()) {
+      own.copy_(parameter.reshape({-1}).narrow(0, begin - entry.offset, end - begin));
     }
     if (paged_) {
-      parameter.set_data(paged_->view(slot.offset, parameter.sizes()));
+      parameter.set_data(paged_->view(entry.offset, parameter.sizes()));
     } else {
-      const at::Tensor place = values_.narrow(0, slot.offset, slot.numel).view(parameter.sizes());
+      const at::Tensor place = values_.narrow(0, entry.offset, entry.numel).view(parameter.sizes());
       place.copy_(parameter);
       parameter.set_data(place);
     }
     parameters_.push_back(parameter);
-    if (own.defined() && !travel_.kept_in_8_bits) {
+    if (own.defined() && !comm_.kept_in_8_bits) {
       // A leaf of its own: views of what requires gradients could not be updated.
       const at::Tensor values = own.variable_data();
       values.set_requires_grad(parameter.requires_grad());
-      pieces_.push_back({parameter, begin - slot.offset, values});
-      slot_of_piece_.push_back(i);
+      slices_.push_back({parameter, begin - entry.offset, values});
+      entry_of_slice_.push_back(i);
     }
   }
   if (shard_file()) {
     shard_file()->settle();
   }
-  if (travel_.kept_in_8_bits) {
+  if (comm_.kept_in_8_bits) {
     kept_ = rounded(std::exchange(shard_, {}));
   }
 }
 
-std::pair<int64_t, int64_t> ShardedBucket::own_range(const flat::Slot& slot) const {
+std::pair<int64_t, int64_t> ShardedBucket::own_range(const flat::BucketEntry& entry) const {
   return {
-      std::max(slot.offset, first_), std::min(slot.offset + slot.numel, first_ + shard_numel())};
+      std::max(entry.offset, first_), std::min(entry.offset + entry.numel, first_ + shard_numel())};
 }
 
-std::vector<Piece> ShardedBucket::unpacked() const {
-  std::vector<Piece> copies;
+std::vector<ShardSlice> ShardedBucket::unpacked() const {
+  std::vector<ShardSlice> copies;
   if (!kept_.defined()) {
     return copies;
   }
@@ -136,7 +136,7 @@ std::vector<Piece> ShardedBucket::unpacked() const {
   return copies;
 }
 
-void ShardedBucket::pack(const Piece& copy) {
+void ShardedBucket::pack(const ShardSlice& copy) {
   // Parameters share blocks, and come one by one: rounded each time together with what is to be
   // overwritten, they would be on the grid of that. So all stay exact until they travel.
   if (!shard_.defined()) {
@@ -155,67 +155,67 @@ void ShardedBucket::pack(const Piece& copy) {
   }
 }
 
-bool ShardedBucket::lies_here(size_t slot) const {
-  const c10::TensorImpl& parameter = *parameters_[slot].unsafeGetTensorImpl();
+bool ShardedBucket::lies_here(size_t entry) const {
+  const c10::TensorImpl& parameter = *parameters_[entry].unsafeGetTensorImpl();
   const c10::TensorImpl& here = *values().unsafeGetTensorImpl();
   return parameter.has_storage() &&
          parameter.unsafe_storage().unsafeGetStorageImpl() ==
              here.unsafe_storage().unsafeGetStorageImpl() &&
-         parameter.storage_offset() == here.storage_offset() + slots_[slot].offset;
+         parameter.storage_offset() == here.storage_offset() + slots_[entry].offset;
 }
 
-std::vector<flat::Division> ShardedBucket::divisions() const {
-  std::vector<flat::Division> all;
-  for (size_t slot = 0; slot < slots_.size(); ++slot) {
-    flat::Division& division = all.emplace_back();
-    division.sizes = parameters_[slot].sizes().vec();
+std::vector<flat::ShardBounds> ShardedBucket::divisions() const {
+  std::vector<flat::ShardBounds> all;
+  for (size_t entry = 0; entry < slots_.size(); ++entry) {
+    flat::ShardBounds& division = all.emplace_back();
+    division.sizes = parameters_[entry].sizes().vec();
     for (int64_t end = 0; end <= length_; end += shard_numel()) {
       division.bounds.push_back(
-          std::clamp(end - slots_[slot].offset, int64_t{0}, slots_[slot].numel));
+          std::clamp(end - slots_[entry].offset, int64_t{0}, slots_[entry].numel));
     }
   }
   return all;
 }
 
-at::Tensor ShardedBucket::whole_gradient(size_t slot) {
+at::Tensor ShardedBucket::whole_gradient(size_t entry) {
   if (!gradients_.defined()) {
     gradients_ = at::empty({length_}, gradient_options_);
   }
-  return gradients_.narrow(0, slots_[slot].offset, slots_[slot].numel);
+  return gradients_.narrow(0, slots_[entry].offset, slots_[entry].numel);
 }
 
-at::Tensor ShardedBucket::shard_gradient(const Piece& piece) const {
+at::Tensor ShardedBucket::shard_gradient(const ShardSlice& shard_slice) const {
   return shard_gradient_.narrow(
-      0, piece.values.storage_offset() - shard_.storage_offset(), piece.values.numel());
+      0, shard_slice.values.storage_offset() - shard_.storage_offset(), shard_slice.values.numel());
 }
 
 bool ShardedBucket::has_gradients() const {
-  return std::any_of(pieces_.begin(), pieces_.end(), [](const Piece& piece) {
-    return piece.values.grad().defined();
+  return std::any_of(slices_.begin(), slices_.end(), [](const ShardSlice& shard_slice) {
+    return shard_slice.values.grad().defined();
   });
 }
 
-void ShardedBucket::take_gradient(size_t slot, const at::Tensor& held) {
-  at::Tensor& gradient = parameters_[slot].mutable_grad();
-  const at::Tensor place = whole_gradient(slot).view(parameters_[slot].sizes());
+void ShardedBucket::take_gradient(size_t entry, const at::Tensor& held) {
+  at::Tensor& gradient = parameters_[entry].mutable_grad();
+  const at::Tensor place = whole_gradient(entry).view(parameters_[entry].sizes());
   if (!held.defined()) {
     place.copy_(gradient);
   } else {
     place.copy_(gradient.defined() ? at::add(held, gradient) : held);
   }
   gradient.reset();
-  taken_[slot] = true;
+  taken_[entry] = true;
 }
 
 void ShardedBucket::start_reduce() {
   int64_t end = 0;  // Of what has values; the gaps between travel, too.
-  for (size_t slot = 0; slot < slots_.size(); ++slot) {
-    const at::Tensor gradient = whole_gradient(slot);
-    gradients_.narrow(0, end, slots_[slot].offset - end).zero_();
-    if (!taken_[slot]) {
+  for (size_t entry = 0; entry < slots_.size(); ++entry) {
+    const at::Tensor gradient = whole_gradient(entry);
+    gradients_.narrow(0, end, slots_[entry].offset - end).zero_();
+    if (!taken_[entry]) {
       gradient.zero_();
     }
-    end = slots_[slot].offset + slots_[slot].numel;
+    end = slots_[entry].offset + slots_[entry].numel;
   }
   gradients_.narrow(0, end, gradients_.numel() - end).zero_();
   if (!has_gradients() && come_as_kept()) {
@@ -224,12 +224,12 @@ void ShardedBucket::start_reduce() {
   if (!reduced_.defined()) {
     reduced_ = at::empty(shard_.sizes(), gradient_options_);
   }
-  if (travel_.quantized_gradients) {
+  if (comm_.quantized_gradients) {
     quantized_ = std::make_unique<QuantizedReduction>(
-        travel_.plus_plus.within, travel_.plus_plus.between, gradients_);
+        comm_.plus_plus.within, comm_.plus_plus.between, gradients_);
     gradients_.reset();
   } else {
-    pending_ = travel_.gradients.reduce_scatter_into(reduced_, gradients_, ReduceOp::kAvg);
+    pending_ = comm_.gradients.reduce_scatter_into(reduced_, gradients_, ReduceOp::kAvg);
   }
 }
 
@@ -259,9 +259,10 @@ const at::Tensor& ShardedBucket::add_average(bool may_be_abandoned) {
     shard_gradient_.copy_(reduced_);
     reduced_.reset();
   } else {
-    for (const Piece& piece : pieces_) {
-      if (!piece.values.grad().defined()) {  // Dropped since: what is there still is of before.
-        shard_gradient(piece).zero_();
+    for (const ShardSlice& shard_slice : slices_) {
+      if (!shard_slice.values.grad()
+               .defined()) {  // Dropped since: what is there still is of before.
+        shard_gradient(shard_slice).zero_();
       }
     }
     if (may_be_abandoned) {
@@ -283,9 +284,9 @@ void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
   added_ = false;
   before_.reset();
   taken_.assign(slots_.size(), false);
-  for (size_t i = 0; i < pieces_.size(); ++i) {
-    if (anywhere[slot_of_piece_[i]] || pieces_[i].values.grad().defined()) {
-      pieces_[i].values.mutable_grad() = shard_gradient(pieces_[i]);
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    if (anywhere[entry_of_slice_[i]] || slices_[i].values.grad().defined()) {
+      slices_[i].values.mutable_grad() = shard_gradient(slices_[i]);
     }
   }
 }

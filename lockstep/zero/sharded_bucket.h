@@ -11,17 +11,17 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/flat/division.h"
 #include "lockstep/flat/layout.h"
-#include "lockstep/zero/pager.h"
-#include "lockstep/zero/plus_plus.h"
-#include "lockstep/zero/quantized_reduction.h"
+#include "lockstep/flat/shard_bounds.h"
+#include "lockstep/zero/coordinator/param_coordinator.h"
+#include "lockstep/zero/quantize/plus_plus.h"
+#include "lockstep/zero/quantize/quantized_reduction.h"
 #include "lockstep/zero/shard_store.h"
 
 namespace lockstep::zero {
 
 /// What this rank owns of one parameter: consecutive elements.
-struct Piece {
+struct ShardSlice {
   at::Tensor parameter;  ///< The model's.
   int64_t begin = 0;     ///< First element of the flattened parameter.
   at::Tensor values;     ///< 1-D and a leaf; a view of the bucket's shard. What is updated: fp32
@@ -29,13 +29,13 @@ struct Piece {
 };
 
 /// What becomes of a bucket's values, all of which are in use now and then.
-enum class Residence {
-  kKept,  ///< Every rank has them all the time.
-  kPaged  ///< They come when an operation touches them, and go again: stage 3.
+enum class ParamPlacement {
+  kReplicated,  ///< Every rank has them all the time.
+  kSharded      ///< They come when an operation touches them, and go again: stage 3.
 };
 
 /// How what a bucket needs travels.
-struct BucketTravel {
+struct BucketComm {
   Group parameters;  ///< Among whom the bucket is divided.
   Group gradients;   ///< The same ranks.
   bool quantized_weights = false;
@@ -57,7 +57,7 @@ struct BucketTravel {
 ///
 /// Trained parameters of fp16 or bf16 have fp32 masters, which are the shard then, and a shard of
 /// gradients in fp32. The averages travel in the parameters' dtype, and add up in fp32; unless
-/// SixteenBits says otherwise.
+/// LowPrecisionPolicy says otherwise.
 ///
 /// A plan may say that a bucket of more than 16 bits an element is rounded to them on its way: its
 /// gradients are, and, of one that is paged, its parameters, of which all that is said of ZeRO++
@@ -72,7 +72,7 @@ struct BucketTravel {
 /// Memory: parameters, or, if paged, a shard of them and all while a Pager says so; a shard of
 /// gradients; with masters a shard of these, as they are updated; a bucket of gradients while they
 /// are under way. Thread safety: none.
-class ShardedBucket final : public Pageable {
+class ShardedBucket final : public ShardedUnit {
  public:
   /// `plan`: of `parameters`, as flat::plan_buckets makes it. Where parameters are frozen there are
   /// no gradients. `places`: where a shard may lie that is paged, or masters; null: with it.
@@ -80,27 +80,27 @@ class ShardedBucket final : public Pageable {
   ShardedBucket(
       const flat::BucketPlan& plan,
       const std::vector<at::Tensor>& parameters,
-      BucketTravel travel,
-      Residence residence,
+      BucketComm travel,
+      ParamPlacement placement,
       ShardPlaces* places = nullptr,
-      const SixteenBits& sixteen_bits = {});
+      const LowPrecisionPolicy& low_precision_policy = {});
 
-  const std::vector<flat::Slot>& slots() const { return slots_; }
+  const std::vector<flat::BucketEntry>& entries() const { return slots_; }
   /// Whether a slot's parameter still is what lies here, and has got no other memory since.
-  bool lies_here(size_t slot) const;
+  bool lies_here(size_t entry) const;
   /// By slots.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
-  const std::vector<Piece>& pieces() const { return pieces_; }
+  const std::vector<ShardSlice>& shard_slices() const { return slices_; }
   /// By slots, which of their elements each rank has.
-  std::vector<flat::Division> divisions() const;
-  bool is_paged() const { return paged_ != nullptr; }
+  std::vector<flat::ShardBounds> divisions() const;
+  bool is_sharded_param() const { return paged_ != nullptr; }
   bool has_masters() const { return store_ && store_->are_masters(); }
   /// The values of this rank's shard; see ShardStore for where.
   const at::Tensor& shard() const { return shard_; }
   /// Of what is kept in 8 bits, this rank's pieces, as copies; else nothing.
-  std::vector<Piece> unpacked() const;
+  std::vector<ShardSlice> unpacked() const;
   /// The values of such a copy are what is kept from now on.
-  void pack(const Piece& copy);
+  void pack(const ShardSlice& copy);
   /// Null unless they lie in a file.
   std::shared_ptr<offload::FileTensor> shard_file() const {
     return store_ ? store_->file() : nullptr;
@@ -108,7 +108,7 @@ class ShardedBucket final : public Pageable {
 
   /// Takes what autograd has put into the gradient of a slot's parameter, which is undefined then,
   /// and `held`, if defined, of earlier backwards. One of them is.
-  void take_gradient(size_t slot, const at::Tensor& held = {});
+  void take_gradient(size_t entry, const at::Tensor& held = {});
   /// Starts to average: what was not taken counts as zero.
   void start_reduce();
   /// Of two hops, starts the second once the first is through, for which it waits if told to.
@@ -141,10 +141,10 @@ class ShardedBucket final : public Pageable {
   /// Starts to bring all shards' values together. Collective.
   Pending start_gather(Source source) override;
   void finish_gather(const at::Tensor& came) override;
-  bool travels_rounded() const override {
-    return (travel_.quantized_weights || narrow_) && !travel_.kept_in_8_bits;
+  bool comm_is_rounded() const override {
+    return (comm_.quantized_weights || narrow_) && !comm_.kept_in_8_bits;
   }
-  bool keeps_secondary() const override { return travel_.plus_plus.close.size() > 1; }
+  bool keeps_secondary() const override { return comm_.plus_plus.close.size() > 1; }
   void drop_secondary() override {
     secondary_.reset();
     rounded_is_current_ = false;  // What makes second copies stale changes masters, too.
@@ -152,15 +152,15 @@ class ShardedBucket final : public Pageable {
   /// If paged, or with masters: what was written to the parameters is taken into the shard.
   void write_back() override;
   /// Only of one that is paged.
-  PagedBuffer& buffer() override { return *paged_; }
+  FlatParamBuffer& buffer() override { return *paged_; }
 
  private:
   /// All values: of one that is paged, only to be touched while they are there.
   const at::Tensor& values() const { return paged_ ? paged_->values() : values_; }
   /// Where the gradient of a slot lies in the whole bucket's, which is made if there is none.
-  at::Tensor whole_gradient(size_t slot);
+  at::Tensor whole_gradient(size_t entry);
   /// Where that of a piece lies in the shard's.
-  at::Tensor shard_gradient(const Piece& piece) const;
+  at::Tensor shard_gradient(const ShardSlice& shard_slice) const;
 
   /// Whether there are any to add to.
   bool has_gradients() const;
@@ -169,14 +169,14 @@ class ShardedBucket final : public Pageable {
 
   /// Whether the values of the last gather came in fewer bits.
   bool is_rounded() const {
-    return travel_.kept_in_8_bits || (travels_rounded() && source_ != Source::kExact);
+    return comm_.kept_in_8_bits || (comm_is_rounded() && source_ != Source::kExact);
   }
   /// Elements of a shard.
-  int64_t shard_numel() const { return length_ / travel_.parameters.size(); }
+  int64_t shard_numel() const { return length_ / comm_.parameters.size(); }
   /// Where this rank's shard lies among all values.
   at::Tensor own_part() const { return values().narrow(0, first_, shard_numel()); }
   /// The elements of a slot that lie in this rank's shard: from and to, in the bucket.
-  std::pair<int64_t, int64_t> own_range(const flat::Slot& slot) const;
+  std::pair<int64_t, int64_t> own_range(const flat::BucketEntry& entry) const;
   /// As elements travel in fewer bits: of a shard in 8, (1, bytes), else as many in 16; and back.
   at::Tensor rounded(const at::Tensor& values) const;
   at::Tensor unrounded(const at::Tensor& wire) const;
@@ -185,11 +185,11 @@ class ShardedBucket final : public Pageable {
   /// What all ranks get of this rank's shard.
   at::Tensor rounded_shard();
 
-  BucketTravel travel_;
+  BucketComm comm_;
   std::optional<at::ScalarType> narrow_;  ///< What values are rounded to on their way.
-  std::vector<flat::Slot> slots_;
+  std::vector<flat::BucketEntry> slots_;
   std::vector<at::Tensor> parameters_;  ///< [slot]
-  std::unique_ptr<PagedBuffer> paged_;
+  std::unique_ptr<FlatParamBuffer> paged_;
   at::Tensor values_;                  ///< Unless paged.
   std::unique_ptr<ShardStore> store_;  ///< If paged, or with masters.
   at::Tensor shard_;
@@ -201,8 +201,8 @@ class ShardedBucket final : public Pageable {
   bool rounds_sums_ = false;
   int64_t first_ = 0;   ///< Where the shard begins.
   int64_t length_ = 0;  ///< Of the bucket, what pads the shards included.
-  std::vector<Piece> pieces_;
-  std::vector<size_t> slot_of_piece_;
+  std::vector<ShardSlice> slices_;
+  std::vector<size_t> entry_of_slice_;
   at::Tensor gradients_;       ///< Of all; undefined most of the time.
   std::vector<bool> taken_;    ///< [slot] Since the last reduction.
   at::Tensor reduced_;         ///< What the reduction under way gives.

@@ -18,7 +18,7 @@
 #include "lockstep/sync/reducer.h"
 #include "lockstep/sync/unfrozen.h"
 #include "lockstep/zero/common_memory.h"
-#include "lockstep/zero/divided.h"
+#include "lockstep/zero/parameter_groups.h"
 
 namespace lockstep::zero {
 namespace {
@@ -37,7 +37,7 @@ Sharding::Sharding(
     Group group,
     const ShardingOptions& options)
     : group_(std::move(group)),
-      sixteen_bits_(options.sixteen_bits),
+      low_precision_policy_(options.low_precision_policy),
       untrained_(frozen_among(parameters)) {
   if (options.cap_bytes < 1 || options.first_cap_bytes < 1) {
     throw ConfigError(
@@ -47,15 +47,15 @@ Sharding::Sharding(
             options.cap_bytes,
             options.first_cap_bytes));
   }
-  const bool paged = options.residence == Residence::kPaged;
-  const auto whole = kept_whole(
+  const bool paged = options.placement == ParamPlacement::kSharded;
+  const auto whole = persistent_parameters(
       parameters,
       paged ? options.keep_up_to_elements : std::numeric_limits<int64_t>::max(),
       paged ? options.keep_in_all : std::numeric_limits<int64_t>::max());
   const auto is_kept = [&](const NamedTensor& item) {
     return whole.contains(item.tensor.unsafeGetTensorImpl());
   };
-  const NamedTensors frozen = paged ? divided_though_frozen(parameters, whole) : NamedTensors();
+  const NamedTensors frozen = paged ? sharded_though_frozen(parameters, whole) : NamedTensors();
   refuse_common_memory(joined(trainable(parameters), frozen), joined(parameters, buffers));
   start_alike(group_, parameters, buffers);
   if (options.broadcast_buffers) {
@@ -91,18 +91,18 @@ Sharding::Sharding(
     std::erase_if(divided, is_kept);
     make_room(places_, options.offload, divided, /*copies_stay=*/false);
     reduce_group_ = group_.split(0);
-    pager_ = std::make_unique<Pager>(group_, options.pager);
+    coordinator_ = std::make_unique<ParamCoordinator>(group_, options.coordinator);
   } else {
     reduce_group_ = group_;
   }
-  NamedTensors masters = with_masters(parameters, options.sixteen_bits);
+  NamedTensors masters = with_masters(parameters, options.low_precision_policy);
   if (options.offload.device != OffloadDevice::kNone) {
     std::erase_if(masters, std::not_fn(is_kept));  // Of the others they are what `offload` moves.
   }
   if (!masters.empty()) {
     make_room(master_places_, options.offload_masters, masters, /*copies_stay=*/true);
   }
-  travel_ = {
+  comm_ = {
       .parameters = group_,
       .gradients = reduce_group_,
       .quantized_weights = options.plus_plus.quantized_weights,
@@ -116,11 +116,11 @@ Sharding::Sharding(
     for (const NamedTensor& item : items) {
       (is_kept(item) ? kept : comes_and_goes).push_back(item);
     }
-    lay_out(comes_and_goes, options, Residence::kPaged);
-    lay_out(kept, options, Residence::kKept);
+    lay_out(comes_and_goes, options, ParamPlacement::kSharded);
+    lay_out(kept, options, ParamPlacement::kReplicated);
   }
   page_frozen(frozen, options);
-  begun_early_.resize(buckets_.size());
+  speculative_begun_.resize(buckets_.size());
   present_.assign(parameters_.size(), false);
   held_.resize(parameters_.size());
   had_gradient_.assign(parameters_.size(), false);
@@ -136,7 +136,7 @@ void Sharding::make_room(
     bool copies_stay) {
   const auto make = [&] {
     places.emplace(options, copies_stay);
-    places->reserve(parameters, group_.size(), sixteen_bits_);
+    places->reserve(parameters, group_.size(), low_precision_policy_);
   };
   if (options.device == OffloadDevice::kNvme) {
     fail_together(group_, "offload", "parameters cannot go to files", make);
@@ -168,8 +168,8 @@ std::vector<flat::BucketPlan> Sharding::plan(
     const int64_t cap = unit == kNoUnit ? options.cap_bytes : kAny;
     const int64_t first = unit != kNoUnit ? kAny : plans.empty() ? first_cap_bytes : cap;
     for (flat::BucketPlan& bucket : flat::plan_buckets(part, cap, first, options.narrow)) {
-      for (flat::Slot& slot : bucket.slots) {
-        slot.parameter += static_cast<int64_t>(begin);
+      for (flat::BucketEntry& entry : bucket.entries) {
+        entry.parameter += static_cast<int64_t>(begin);
       }
       plans.push_back(std::move(bucket));
     }
@@ -179,75 +179,81 @@ std::vector<flat::BucketPlan> Sharding::plan(
 }
 
 void Sharding::lay_out(
-    const NamedTensors& items, const ShardingOptions& options, Residence residence) {
+    const NamedTensors& items, const ShardingOptions& options, ParamPlacement placement) {
   const std::vector<at::Tensor> tensors = tensors_of(items);
   const size_t before = parameters_.size();
   bucket_of_.resize(before + items.size());
   for (const flat::BucketPlan& plan : plan(tensors, options, options.first_cap_bytes)) {
     std::vector<size_t>& members = members_.emplace_back();
-    for (const flat::Slot& slot : plan.slots) {
-      members.push_back(before + static_cast<size_t>(slot.parameter));
+    for (const flat::BucketEntry& entry : plan.entries) {
+      members.push_back(before + static_cast<size_t>(entry.parameter));
       bucket_of_[members.back()] = buckets_.size();
     }
-    const BucketTravel travel = residence == Residence::kPaged
-                                    ? travel_
-                                    : BucketTravel{
-                                          .parameters = group_,
-                                          .gradients = reduce_group_,
-                                          .narrow_gradients_only = options.narrow_gradients_only};
-    const at::Tensor& any = tensors[static_cast<size_t>(plan.slots.front().parameter)];
-    const bool masters = update_dtype(any, options.sixteen_bits) != any.scalar_type() &&
+    const BucketComm travel = placement == ParamPlacement::kSharded
+                                  ? comm_
+                                  : BucketComm{
+                                        .parameters = group_,
+                                        .gradients = reduce_group_,
+                                        .narrow_gradients_only = options.narrow_gradients_only};
+    const at::Tensor& any = tensors[static_cast<size_t>(plan.entries.front().parameter)];
+    const bool masters = update_dtype(any, options.low_precision_policy) != any.scalar_type() &&
                          options.offload.device == OffloadDevice::kNone;
     buckets_.push_back(std::make_unique<ShardedBucket>(
-        plan, tensors, travel, residence, places(residence, masters), options.sixteen_bits));
+        plan,
+        tensors,
+        travel,
+        placement,
+        places(placement, masters),
+        options.low_precision_policy));
     ShardedBucket& bucket = *buckets_.back();
-    if (residence == Residence::kPaged) {
-      pager_->add(bucket, items[static_cast<size_t>(plan.slots.back().parameter)].name);
+    if (placement == ParamPlacement::kSharded) {
+      coordinator_->add(bucket, items[static_cast<size_t>(plan.entries.back().parameter)].name);
     }
     Shard& shard = shards_.back().emplace_back(
         Shard{bucket.shard(), {}, bucket.shard_file(), bucket.divisions()});
-    for (const Piece& piece : bucket.pieces()) {
-      shard.pieces.push_back(piece.values);
+    for (const ShardSlice& shard_slice : bucket.shard_slices()) {
+      shard.shard_slices.push_back(shard_slice.values);
     }
     shard_of_.emplace_back(shards_.size() - 1, shards_.back().size() - 1);
-    note_pieces(bucket);
+    note_slices(bucket);
   }
   parameters_.insert(parameters_.end(), items.begin(), items.end());
 }
 
-void Sharding::note_pieces(const ShardedBucket& bucket) {
+void Sharding::note_slices(const ShardedBucket& bucket) {
   for (const at::Tensor& parameter : bucket.parameters()) {
-    pieces_of_.try_emplace(parameter.unsafeGetTensorImpl());  // Others may own all of it.
-    if (bucket.has_masters() && !bucket.is_paged()) {
+    slices_of_.try_emplace(parameter.unsafeGetTensorImpl());  // Others may own all of it.
+    if (bucket.has_masters() && !bucket.is_sharded_param()) {
       mastered_.insert(parameter.unsafeGetTensorImpl());
     }
   }
-  for (const Piece& piece : bucket.pieces()) {
-    piece_with_[piece.values.unsafeGetTensorImpl()] = piece;
-    pieces_of_[piece.parameter.unsafeGetTensorImpl()].push_back(piece.values);
+  for (const ShardSlice& shard_slice : bucket.shard_slices()) {
+    slice_with_[shard_slice.values.unsafeGetTensorImpl()] = shard_slice;
+    slices_of_[shard_slice.parameter.unsafeGetTensorImpl()].push_back(shard_slice.values);
   }
 }
 
 void Sharding::page_frozen(const NamedTensors& frozen, const ShardingOptions& options) {
   const std::vector<at::Tensor> tensors = tensors_of(frozen);
-  BucketTravel travel = travel_;
+  BucketComm travel = comm_;
   travel.kept_in_8_bits = options.plus_plus.quantized_frozen;
   for (const flat::BucketPlan& plan : plan(tensors, options, options.cap_bytes)) {
     frozen_.push_back(std::make_unique<ShardedBucket>(
-        plan, tensors, travel, Residence::kPaged, places(Residence::kPaged)));
+        plan, tensors, travel, ParamPlacement::kSharded, places(ParamPlacement::kSharded)));
     if (travel.kept_in_8_bits) {
       for (const at::Tensor& parameter : frozen_.back()->parameters()) {
         in_8_bits_[parameter.unsafeGetTensorImpl()] = frozen_.back().get();
       }
     }
-    pager_->add(*frozen_.back(), frozen[static_cast<size_t>(plan.slots.back().parameter)].name);
-    note_pieces(*frozen_.back());
+    coordinator_->add(
+        *frozen_.back(), frozen[static_cast<size_t>(plan.entries.back().parameter)].name);
+    note_slices(*frozen_.back());
   }
 }
 
-void Sharding::look_after(std::unique_ptr<Pageable> part, std::string name) {
+void Sharding::look_after(std::unique_ptr<ShardedUnit> part, std::string name) {
   others_.push_back(std::move(part));
-  pager_->add(*others_.back(), std::move(name));
+  coordinator_->add(*others_.back(), std::move(name));
 }
 
 void Sharding::watch() {
@@ -268,7 +274,7 @@ void Sharding::reset_backward() {
   arrived_.assign(parameters_.size(), false);
   missing_.clear();
   for (const auto& bucket : buckets_) {
-    missing_.push_back(bucket->slots().size());
+    missing_.push_back(bucket->entries().size());
   }
 }
 
@@ -276,7 +282,7 @@ void Sharding::reset_backward() {
 void Sharding::hold(size_t index) {
   const at::Tensor& parameter = parameters_[index].tensor;
   at::Tensor& gradient = parameter.mutable_grad();
-  const bool holds = sixteen_bits_.fp32_masters && sixteen_bits_.fp32_gradients &&
+  const bool holds = low_precision_policy_.fp32_masters && low_precision_policy_.fp32_gradients &&
                      is_trained_in_16_bits(parameter);
   if (!holds || !gradient.defined() || gradient.layout() != at::kStrided) {
     return;
@@ -337,16 +343,16 @@ void Sharding::start(size_t index) {
   for (size_t before = 0; before < index; ++before) {
     ShardedBucket& earlier = *buckets_[before];
     const bool must_end = before + kUnderWay <= index;
-    if (!pager_) {
+    if (!coordinator_) {
       if (must_end || (early_.begin && earlier.is_reduced())) {
         earlier.wait_reduce();
-        begin_early(before);
+        begin_speculative(before);
       }
       continue;
     }
     bool on_its_way = earlier.advance_reduce(/*wait=*/false);
     while (must_end && !(on_its_way && earlier.is_reduced())) {
-      pager_->serve();  // Others may wait for us to bring a parameter before they reduce.
+      coordinator_->serve();  // Others may wait for us to bring a parameter before they reduce.
       on_its_way = earlier.advance_reduce(/*wait=*/false);
     }
     if (!on_its_way) {
@@ -354,15 +360,15 @@ void Sharding::start(size_t index) {
     }
     if (earlier.is_reduced()) {
       earlier.wait_reduce();
-      begin_early(before);
+      begin_speculative(before);
     }
   }
-  forget_early(index);
-  for (size_t slot = 0; slot < members_[index].size(); ++slot) {
-    const size_t i = members_[index][slot];
+  discard_speculative(index);
+  for (size_t entry = 0; entry < members_[index].size(); ++entry) {
+    const size_t i = members_[index][entry];
     present_[i] = parameters_[i].tensor.grad().defined() || held_[i].defined();
     if (present_[i]) {
-      bucket.take_gradient(slot, std::exchange(held_[i], {}));
+      bucket.take_gradient(entry, std::exchange(held_[i], {}));
     }
   }
   bucket.start_reduce();
@@ -377,9 +383,9 @@ void Sharding::finish_backward() {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (in_backward_ || expected_) {
     finish_locked();
-  } else if (begun_ && pager_) {
+  } else if (begun_ && coordinator_) {
     begun_ = false;
-    pager_->settle();  // Others may not be done, and want parameters brought.
+    coordinator_->wait_for_all();  // Others may not be done, and want parameters brought.
   }
 }
 
@@ -401,8 +407,8 @@ void Sharding::finish_locked() {
     while (next_bucket_ < buckets_.size()) {
       start(next_bucket_++);
     }
-    if (pager_) {
-      pager_->settle(backwards_);
+    if (coordinator_) {
+      coordinator_->wait_for_all(backwards_);
     }
     Pending presence = start_presence();  // Right behind the last bucket: one waiting for both.
     for (const auto& bucket : buckets_) {
@@ -432,7 +438,7 @@ void Sharding::finish_locked() {
     flat::broadcast_coalesced(group_, buffers_);
     used_.clear();
   } catch (...) {
-    forget_early(/*only_if_written=*/false);
+    discard_speculative(/*only_if_written=*/false);
     for (const auto& bucket : buckets_) {
       bucket->abandon(/*wait=*/false);
     }
@@ -446,12 +452,12 @@ void Sharding::finish_locked() {
 
 void Sharding::abandon_backward() noexcept {
   const std::lock_guard<std::mutex> lock(mutex_);
-  forget_early(/*only_if_written=*/false);
+  discard_speculative(/*only_if_written=*/false);
   for (const auto& bucket : buckets_) {
     bucket->abandon(/*wait=*/true);
   }
-  if (pager_) {
-    pager_->abandon();
+  if (coordinator_) {
+    coordinator_->abandon();
   }
   if (next_bucket_ > 0) {
     ++backwards_;  // What it sent is out of step with ranks on which it did not fail.
@@ -462,8 +468,8 @@ void Sharding::abandon_backward() noexcept {
 void Sharding::check_in_place() const {
   refuse_unfrozen(untrained_, "zero");
   for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
-    for (size_t slot = 0; slot < members_[bucket].size(); ++slot) {
-      if (!buckets_[bucket]->lies_here(slot)) {
+    for (size_t entry = 0; entry < members_[bucket].size(); ++entry) {
+      if (!buckets_[bucket]->lies_here(entry)) {
         throw ConfigError(
             "optimizer",
             fmt::format(
@@ -471,25 +477,26 @@ void Sharding::check_in_place() const {
                 "other memory since (set_data, Module::to, loading into another dtype), expected "
                 "it to stay; change its values with copy_, or move and convert the model before "
                 "prepare()",
-                parameters_[members_[bucket][slot]].name));
+                parameters_[members_[bucket][entry]].name));
       }
     }
   }
 }
 
-void Sharding::settle_parameters() {
-  if (pager_) {
-    pager_->settle(Pager::kUpdate);  // Others may still read, and want what is here as it is.
-    pager_->release_all();
+void Sharding::finish_parameter_use() {
+  if (coordinator_) {
+    coordinator_->wait_for_all(
+        ParamCoordinator::kUpdate);  // Others may still read, and want what is here as it is.
+    coordinator_->release_all();
   }
   write_back_masters();
-  forget_early(/*only_if_written=*/true);
-  note_settled();
+  discard_speculative(/*only_if_written=*/true);
+  note_finished();
 }
 
 void Sharding::write_back() {
-  if (pager_) {
-    pager_->write_back();
+  if (coordinator_) {
+    coordinator_->write_back();
   }
   write_back_masters();
 }
@@ -497,7 +504,7 @@ void Sharding::write_back() {
 void Sharding::write_back_masters() {
   const c10::AutoGradMode no_grad(false);
   for (const auto& bucket : buckets_) {
-    if (bucket->has_masters() && !bucket->is_paged()) {
+    if (bucket->has_masters() && !bucket->is_sharded_param()) {
       bucket->write_back();
     }
   }
@@ -505,21 +512,21 @@ void Sharding::write_back_masters() {
 
 void Sharding::gather_parameters() {
   const c10::AutoGradMode no_grad(false);
-  if (pager_) {
-    pager_->drop_secondaries();
+  if (coordinator_) {
+    coordinator_->drop_secondary_shards();
   }
   std::vector<Pending> pending;
   pending.reserve(buckets_.size());
   for (const auto& bucket : buckets_) {
     bucket->bump_versions();
-    if (!bucket->is_paged()) {
+    if (!bucket->is_sharded_param()) {
       pending.push_back(bucket->start_gather(Source::kExact));
     }
   }
   for (Pending& each : pending) {
     each.wait();
   }
-  note_settled();
+  note_finished();
 }
 
 }  // namespace lockstep::zero

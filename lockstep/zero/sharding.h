@@ -19,8 +19,8 @@
 #include "lockstep/comm/named_tensor.h"
 #include "lockstep/sync/backward_hooks.h"
 #include "lockstep/sync/gradient_sync.h"
-#include "lockstep/zero/pager.h"
-#include "lockstep/zero/plus_plus.h"
+#include "lockstep/zero/coordinator/param_coordinator.h"
+#include "lockstep/zero/quantize/plus_plus.h"
 #include "lockstep/zero/sharded_bucket.h"
 
 namespace lockstep::zero {
@@ -34,13 +34,13 @@ struct ShardingOptions {
   /// Parameters that lie in one bucket, with no others, whatever its size. Of one optimizer group;
   /// where a unit has several, it has a bucket for each.
   std::vector<std::vector<at::Tensor>> units = {};
-  /// kPaged is stage 3: all ranks have whole parameters only while operations touch them.
-  Residence residence = Residence::kKept;
+  /// kSharded is stage 3: all ranks have whole parameters only while operations touch them.
+  ParamPlacement placement = ParamPlacement::kReplicated;
   /// Paged parameters of up to so many elements are kept all the same.
   int64_t keep_up_to_elements = 0;
   /// But no more than so many elements in all, in the order of the parameters.
   int64_t keep_in_all = std::numeric_limits<int64_t>::max();
-  PagerOptions pager = {};
+  ParamCoordinatorOptions coordinator = {};
   /// Only of paged parameters.
   PlusPlusOptions plus_plus = {};
   /// Only of paged parameters: where each rank's part of them lies.
@@ -48,10 +48,10 @@ struct ShardingOptions {
   /// Where fp32 masters lie, of paged parameters unless `offload` says where their parts do. What
   /// those round to stays with the bucket.
   OffloadParam offload_masters = {};
-  SixteenBits sixteen_bits = {};
+  LowPrecisionPolicy low_precision_policy = {};
   /// What is rounded to 16 bits on its way: gradients, and parameters that are paged. In buckets of
   /// their own. Not where ZeRO++ rounds either.
-  flat::NarrowTravel narrow = {};
+  flat::CommDtypes narrow = {};
   bool narrow_gradients_only = false;  ///< Parameters travel as wide as they are all the same.
 };
 
@@ -75,7 +75,7 @@ struct ShardingOptions {
 /// Parameters of fp16 and bf16 are updated in fp32: this rank's part has masters, a second copy,
 /// with fp32 gradients, and after an update the parameters are what these round to. What a program
 /// writes to a parameter, and is not that already, is its master's value from the next update on.
-/// SixteenBits can say otherwise.
+/// LowPrecisionPolicy can say otherwise.
 ///
 /// Parameters of fp32 may travel in 16 bits (ShardingOptions::narrow): gradients are rounded, added
 /// up in fp32 and rounded again, and paged parameters are what they round to on all ranks; what is
@@ -108,11 +108,11 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   void check_alive() const override {
     group_.check_alive();
     reduce_group_.check_alive();
-    travel_.plus_plus.check_alive();
+    comm_.plus_plus.check_alive();
   }
 
   /// Who begins to update shards while backward still runs, on copies.
-  struct EarlyUpdates {
+  struct SpeculativeUpdates {
     /// Whether an update follows the backward under way. Called by the threads of autograd, as is
     /// what follows.
     std::function<bool()> due;
@@ -122,18 +122,18 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
     /// Before that gradient is written to, or where its parameters were.
     std::function<void(size_t group, size_t index)> forget;
   };
-  void set_early_updates(EarlyUpdates early) {
+  void set_speculative_updates(SpeculativeUpdates early) {
     early_ = std::move(early);
-    note_settled();
+    note_finished();
   }
 
   /// The shards to update in place of the parameters: of each optimizer group, flat, with the
   /// pieces of parameters that lie in each.
   struct Shard {
     at::Tensor values;
-    std::vector<at::Tensor> pieces;
+    std::vector<at::Tensor> shard_slices;
     std::shared_ptr<offload::FileTensor> file;  ///< Where the values lie in one.
-    std::vector<flat::Division> wholes;         ///< Of all that any rank has pieces of, in order.
+    std::vector<flat::ShardBounds> wholes;      ///< Of all that any rank has pieces of, in order.
   };
   const std::vector<std::vector<Shard>>& shards() const { return shards_; }
   /// ConfigError for a parameter that would not be updated: a trained one that has got other memory
@@ -142,7 +142,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   /// Before the shards are updated: they have what was written to parameters. Whole parameters that
   /// come when they are touched go, once all ranks are here. In stage 3 collective; throws
   /// CommError.
-  void settle_parameters();
+  void finish_parameter_use();
   /// Before the shards are read: the same, but what is whole stays.
   void write_back();
   /// After an update of the shards: all ranks have all values, or will when they touch them.
@@ -150,29 +150,29 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   void gather_parameters();
   /// From now on brings `part`, too, which is none of the model's: `name` is what it is called.
   /// Only in stage 3, on all ranks in the same order.
-  void look_after(std::unique_ptr<Pageable> part, std::string name);
+  void look_after(std::unique_ptr<ShardedUnit> part, std::string name);
   /// Who brings parameters in stage 3; null in others.
-  Pager* pager() { return pager_.get(); }
+  ParamCoordinator* coordinator() { return coordinator_.get(); }
 
   /// All that are trained.
   std::vector<at::Tensor> parameters() const { return tensors_of(parameters_); }
   /// What this rank owns of `parameters`; of one that is not ours, itself.
-  std::vector<at::Tensor> pieces_of(const std::vector<at::Tensor>& parameters) const;
+  std::vector<at::Tensor> slices_of(const std::vector<at::Tensor>& parameters) const;
   /// What this rank has of a parameter whose values it owns parts of, as it is saved: its pieces,
   /// or, where it is kept in 8 bits, copies.
-  std::vector<Piece> saved_pieces(const at::Tensor& parameter) const;
+  std::vector<ShardSlice> saved_slices(const at::Tensor& parameter) const;
   /// Whether its pieces are copies, which `pack` takes back once they have been written to. On all
   /// ranks, between rounds.
   bool is_kept_in_8_bits(const at::Tensor& parameter) const;
-  void pack(const std::vector<Piece>& copies);
+  void pack(const std::vector<ShardSlice>& copies);
   /// The piece whose values these are; null for a tensor that is none.
-  const Piece* piece_with(const at::Tensor& values) const;
+  const ShardSlice* slice_with(const at::Tensor& values) const;
   /// Whether the pieces of a parameter that all ranks have whole are fp32 masters of it.
   bool has_masters_of(const at::Tensor& parameter) const;
   /// Whether any trained parameter has fp32 masters, kept or paged.
   bool has_masters() const;
   /// This rank's, by their values.
-  const std::map<const at::TensorImpl*, Piece>& pieces() const { return piece_with_; }
+  const std::map<const at::TensorImpl*, ShardSlice>& shard_slices() const { return slice_with_; }
   /// Those of the shards, and what backward without averaging has left on this rank.
   void drop_gradients();
   /// A step has used the shards' gradients. While they are there as they are now, the next backward
@@ -217,27 +217,27 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
       const NamedTensors& parameters,
       bool copies_stay);
   /// Buckets of `items`, which belong to the newest group.
-  void lay_out(const NamedTensors& items, const ShardingOptions& options, Residence residence);
+  void lay_out(const NamedTensors& items, const ShardingOptions& options, ParamPlacement placement);
   void page_frozen(const NamedTensors& frozen, const ShardingOptions& options);
   std::vector<flat::BucketPlan> plan(
       const std::vector<at::Tensor>& tensors,
       const ShardingOptions& options,
       int64_t first_cap_bytes) const;
   /// `masters`: whether they are to lie with those of what is kept.
-  ShardPlaces* places(Residence residence, bool masters = false) {
+  ShardPlaces* places(ParamPlacement placement, bool masters = false) {
     std::optional<ShardPlaces>& places =
-        residence == Residence::kPaged && !masters ? places_ : master_places_;
+        placement == ParamPlacement::kSharded && !masters ? places_ : master_places_;
     return places ? &*places : nullptr;
   }
-  void note_pieces(const ShardedBucket& bucket);
+  void note_slices(const ShardedBucket& bucket);
   /// Once bucket `index` is reduced; nothing but the first time.
-  void begin_early(size_t index);
+  void begin_speculative(size_t index);
   /// Of all, or of those alone whose parameters were written to.
-  void forget_early(bool only_if_written);
-  void forget_early(size_t index);
+  void discard_speculative(bool only_if_written);
+  void discard_speculative(size_t index);
   /// That goes up with every write to one of a bucket's parameters.
   int64_t version_of(size_t index) const;
-  void note_settled();
+  void note_finished();
   void write_back_masters();
 
   Group group_;
@@ -245,27 +245,27 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   /// operations.
   Group reduce_group_;
   std::map<const at::TensorImpl*, size_t> unit_of_;
-  BucketTravel travel_;  ///< Of what is paged and trained.
-  SixteenBits sixteen_bits_;
+  BucketComm comm_;  ///< Of what is paged and trained.
+  LowPrecisionPolicy low_precision_policy_;
   NamedTensors parameters_;
   NamedTensors untrained_;  ///< Frozen when all was divided.
   std::vector<at::Tensor> buffers_;
   std::vector<std::unique_ptr<ShardedBucket>> buckets_;
   std::vector<std::unique_ptr<ShardedBucket>> frozen_;
-  std::vector<std::unique_ptr<Pageable>> others_;
+  std::vector<std::unique_ptr<ShardedUnit>> others_;
   std::optional<ShardPlaces> places_;         ///< If paged.
   std::optional<ShardPlaces> master_places_;  ///< If any masters lie there.
-  std::unique_ptr<Pager> pager_;
+  std::unique_ptr<ParamCoordinator> coordinator_;
   std::vector<std::vector<size_t>> members_;  ///< [bucket][slot] Which parameter lies there.
   std::vector<size_t> bucket_of_;             ///< [parameter]
   std::vector<std::vector<Shard>> shards_;
   std::vector<std::pair<size_t, size_t>> shard_of_;  ///< [bucket] Group and index there.
-  EarlyUpdates early_;
-  std::vector<std::optional<int64_t>> begun_early_;  ///< [bucket] Its version then.
+  SpeculativeUpdates early_;
+  std::vector<std::optional<int64_t>> speculative_begun_;  ///< [bucket] Its version then.
   /// [bucket] Its version when its shard last was what its parameters are.
   std::vector<int64_t> settled_;
-  std::map<const at::TensorImpl*, Piece> piece_with_;
-  std::map<const at::TensorImpl*, std::vector<at::Tensor>> pieces_of_;
+  std::map<const at::TensorImpl*, ShardSlice> slice_with_;
+  std::map<const at::TensorImpl*, std::vector<at::Tensor>> slices_of_;
   std::set<const at::TensorImpl*> mastered_;  ///< Kept parameters.
   std::map<const at::TensorImpl*, ShardedBucket*> in_8_bits_;
   std::unique_ptr<BackwardHooks> hooks_;
@@ -282,7 +282,7 @@ class Sharding final : public GradientSync, public std::enable_shared_from_this<
   std::vector<bool> had_gradient_;  ///< [parameter] On any rank, since gradients were dropped.
   /// Gradient of a piece, and its version, when a step had used it.
   struct Used {
-    at::Tensor piece;
+    at::Tensor shard_slice;
     const at::TensorImpl* gradient = nullptr;
     int64_t version = 0;
   };

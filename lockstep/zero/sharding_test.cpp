@@ -50,9 +50,10 @@ std::shared_ptr<Sharding> shard(
 at::Tensor whole(
     Group& group, const Sharding& sharding, const at::Tensor& parameter, bool gradient) {
   at::Tensor all = at::zeros({parameter.numel()});
-  for (const at::Tensor& piece : sharding.pieces_of({parameter})) {
-    const Piece& of = *sharding.piece_with(piece);
-    all.narrow(0, of.begin, piece.numel()).copy_(gradient ? piece.grad() : piece.detach());
+  for (const at::Tensor& shard_slice : sharding.slices_of({parameter})) {
+    const ShardSlice& of = *sharding.slice_with(shard_slice);
+    all.narrow(0, of.begin, shard_slice.numel())
+        .copy_(gradient ? shard_slice.grad() : shard_slice.detach());
   }
   return group.all_reduce(all).wait().reshape(parameter.sizes());
 }
@@ -66,9 +67,9 @@ TEST(Sharding, every_element_has_one_owner_and_its_value) {
       EXPECT_TRUE(at::equal(model.a, before));
       for (const at::Tensor& parameter : model.trained()) {
         EXPECT_TRUE(at::equal(whole(group, *sharding, parameter, false), parameter));
-        EXPECT_LE(sharding->pieces_of({parameter}).size(), 1U);
+        EXPECT_LE(sharding->slices_of({parameter}).size(), 1U);
       }
-      EXPECT_EQ(sharding->piece_with(model.a), nullptr);
+      EXPECT_EQ(sharding->slice_with(model.a), nullptr);
     });
   }
 }
@@ -112,8 +113,8 @@ TEST(Sharding, what_took_part_on_no_rank_has_no_gradient_and_on_one_rank_zeros_e
       loss = loss + model.c.sum();
     }
     run_backward(*sharding, loss);
-    for (const at::Tensor& piece : sharding->pieces_of({model.b})) {
-      EXPECT_FALSE(piece.grad().defined());
+    for (const at::Tensor& shard_slice : sharding->slices_of({model.b})) {
+      EXPECT_FALSE(shard_slice.grad().defined());
     }
     EXPECT_TRUE(at::equal(whole(group, *sharding, model.c, true), at::full({100}, 0.5)));
   });
@@ -140,8 +141,8 @@ TEST(Sharding, an_update_of_the_pieces_reaches_all_ranks) {
     const auto version = model.a._version();
     {
       const c10::AutoGradMode no_grad(false);
-      for (at::Tensor& piece : sharding->pieces_of(model.trained())) {
-        piece.add_(1);
+      for (at::Tensor& shard_slice : sharding->slices_of(model.trained())) {
+        shard_slice.add_(1);
       }
     }
     sharding->gather_parameters();
@@ -194,7 +195,7 @@ TEST(Sharding, a_step_sends_two_parameters_worth_and_three_in_stage_3) {
   constexpr int64_t kLayers = 12;
   constexpr int64_t kElements = 128 * 128;
   for (const int world : {2, 4}) {
-    for (const Residence residence : {Residence::kKept, Residence::kPaged}) {
+    for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
       HostTraffic traffic(1);
       ranks(world, [&](Group group) {
         std::vector<at::Tensor> weights;
@@ -208,8 +209,8 @@ TEST(Sharding, a_step_sends_two_parameters_worth_and_three_in_stage_3) {
             counted(group, traffic),
             {.cap_bytes = kElements * 4,
              .first_cap_bytes = kElements * 4,
-             .residence = residence,
-             .pager = {.max_live_elements = 2 * kElements}});
+             .placement = placement,
+             .coordinator = {.max_live_elements = 2 * kElements}});
         for (int step = 0; step < 3; ++step) {
           group.barrier();
           if (group.rank() == 0) {
@@ -221,14 +222,14 @@ TEST(Sharding, a_step_sends_two_parameters_worth_and_three_in_stage_3) {
             x = at::matmul(x, weight).tanh();
           }
           run_backward(*sharding, x.sum());
-          sharding->settle_parameters();
+          sharding->finish_parameter_use();
           sharding->gather_parameters();
           sharding->drop_gradients();
         }
       });
       const double m = 4.0 * kLayers * kElements * (world - 1);
       // The last two layers are still here when backward begins, which does not need the first.
-      const double times = residence == Residence::kKept ? 2 : 3 - 3.0 / kLayers;
+      const double times = placement == ParamPlacement::kReplicated ? 2 : 3 - 3.0 / kLayers;
       EXPECT_NEAR(static_cast<double>(traffic.total()) / m, times, 0.03) << world;
     }
   }

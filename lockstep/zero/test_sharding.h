@@ -49,14 +49,14 @@ inline void run_backward(Sharding& sharding, const at::Tensor& loss) {
 
 /// One step of SGD on the shards.
 inline void update(Sharding& sharding, double lr) {
-  sharding.settle_parameters();
+  sharding.finish_parameter_use();
   {
     const c10::AutoGradMode no_grad(false);
     for (const auto& group : sharding.shards()) {
       for (const auto& shard : group) {
-        for (at::Tensor piece : shard.pieces) {
-          if (piece.grad().defined()) {
-            piece.sub_(piece.grad() * lr);
+        for (at::Tensor shard_slice : shard.shard_slices) {
+          if (shard_slice.grad().defined()) {
+            shard_slice.sub_(shard_slice.grad() * lr);
           }
         }
       }

@@ -24,10 +24,10 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/comm/connected_ranks.h"
-#include "lockstep/data/loader.h"
-#include "lockstep/data/tensor_dataset.h"
-#include "lockstep/optim/adam.h"
-#include "lockstep/optim/muon.h"
+#include "lockstep/data/loader/loader.h"
+#include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/optim/rules/adam.h"
+#include "lockstep/optim/rules/muon.h"
 #include "tests/conformance/awkward_net.h"
 
 namespace conformance {

@@ -14,7 +14,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "cli/test_pty.h"
+#include "cli/common/test_pty.h"
 #include "lockstep/base/test_folder.h"
 #include "tests/e2e/launch_harness.h"
 

@@ -178,10 +178,10 @@ TEST_F(DsConfigCommands, ScheduleThinsALongTableAndSaysSo) {
           ContainsRegex("\n   200 +0.00000 *\n"),
           ContainsRegex("\n[0-9]+ of 201 rows are shown; --json has all.\n"),
           Not(HasSubstr("is an error there"))));
-  const std::string ending = file(R"({"scheduler": {"type": "OneCycleLR", "params": {
+  const std::string exit_status = file(R"({"scheduler": {"type": "OneCycleLR", "params": {
     "max_lr": 1, "total_steps": 100}}})");
   EXPECT_THAT(
-      run_lockstep({"schedule", ending, "--steps", "200"}).out,
+      run_lockstep({"schedule", exit_status, "--steps", "200"}).out,
       HasSubstr("The schedule ends at step 100; training on to step 200 is an error there.\n"));
 }
 

@@ -19,7 +19,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/test_folder.h"
-#include "lockstep/launch/rank_environment.h"
+#include "lockstep/launcher/plan/rank_environment.h"
 
 namespace lockstep::e2e {
 namespace {

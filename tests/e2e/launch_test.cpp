@@ -14,7 +14,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/launch/port.h"
+#include "lockstep/launcher/process/port.h"
 #include "tests/e2e/launch_harness.h"
 
 namespace lockstep::e2e {

@@ -416,10 +416,10 @@ TEST_F(Nodes, NeedAToken) {
 TEST_F(Nodes, MeetThroughACrowdOfStrangers) {
   LockstepRun& first = start(0, training(""));
   std::vector<UniqueFd> strangers;
-  const Address door = loopback(port_);
+  const Address listener = loopback(port_);
   for (int i = 0; i < 500;) {
     UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (::connect(fd.get(), door.get(), door.length) != 0) {
+    if (::connect(fd.get(), listener.get(), listener.length) != 0) {
       continue;  // It does not listen yet.
     }
     if (i % 2 == 0) {

@@ -17,7 +17,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "cli/test_pty.h"
+#include "cli/common/test_pty.h"
 #include "lockstep/base/address.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/base/unique_fd.h"

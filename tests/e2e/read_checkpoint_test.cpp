@@ -162,7 +162,7 @@ TEST_F(ReadCheckpoint, reads_an_optimizers_state_in_slices) {
   std::map<std::string, std::string> expected;
   for (const checkpoint::SetTensor& tensor : set.tensors()) {
     std::string text = checkpoint::dtype_name(tensor.dtype) + nlohmann::json(tensor.shape).dump();
-    for (const checkpoint::TensorPiece& piece : tensor.pieces) {
+    for (const checkpoint::TensorSlice& piece : tensor.pieces) {
       text.append(set.bytes(piece));
     }
     expected[tensor.name] = text;

@@ -255,9 +255,9 @@ TEST_F(Damage, ALinkInsteadOfAFile) {
   for (const std::string name : {"model.safetensors", "loaders_1.json", "manifest.json"}) {
     SCOPED_TRACE(name);
     damaged_ = project("damaged", 2);
-    const fs::path outside = folder_ / ("outside_" + name);
-    fs::rename(newest_ / name, outside);
-    fs::create_symlink(outside, newest_ / name);
+    const fs::path control_channel = folder_ / ("outside_" + name);
+    fs::rename(newest_ / name, control_channel);
+    fs::create_symlink(control_channel, newest_ / name);
     expect_refused_and_passed_over(AllOf(HasSubstr(name), HasSubstr("symbolic link")));
   }
 }
@@ -266,9 +266,9 @@ TEST_F(Damage, ACheckpointMovedToAnotherDiskIsFollowedByItsLink) {
   for (const int saves : {1, 2}) {
     SCOPED_TRACE(saves == 1 ? "the only one" : "the newest");
     damaged_ = project("damaged", saves);
-    const fs::path outside = folder_ / fmt::format("other_disk_{}", saves);
-    fs::rename(checkpoint(damaged_, saves), outside);
-    fs::create_directory_symlink(outside, checkpoint(damaged_, saves));
+    const fs::path control_channel = folder_ / fmt::format("other_disk_{}", saves);
+    fs::rename(checkpoint(damaged_, saves), control_channel);
+    fs::create_directory_symlink(control_channel, checkpoint(damaged_, saves));
     expect_resumes(damaged_, saves);
     EXPECT_TRUE(fs::is_symlink(checkpoint(damaged_, saves)));
   }
@@ -294,15 +294,15 @@ TEST_F(Damage, ALinkWhereTheNextCheckpointIsToGoIsNotFollowed) {
   for (const bool dangling : {false, true}) {
     SCOPED_TRACE(dangling ? "to nothing" : "to a folder");
     damaged_ = project("damaged", 1);
-    const fs::path outside = folder_ / (dangling ? "nothing" : "something");
+    const fs::path control_channel = folder_ / (dangling ? "nothing" : "something");
     if (!dangling) {
-      fs::create_directory(outside);
+      fs::create_directory(control_channel);
     }
-    fs::create_directory_symlink(outside, checkpoint(damaged_, 2));
+    fs::create_directory_symlink(control_channel, checkpoint(damaged_, 2));
     const Outcome outcome = run(damaged_, {"--resume", "--steps", std::to_string(kSecondSave)});
     EXPECT_TRUE(fs::is_symlink(checkpoint(damaged_, 2)));
-    EXPECT_EQ(fs::exists(outside), !dangling);
-    EXPECT_TRUE(dangling || fs::is_empty(outside));
+    EXPECT_EQ(fs::exists(control_channel), !dangling);
+    EXPECT_TRUE(dangling || fs::is_empty(control_channel));
     EXPECT_THAT(strangers_in(damaged_), IsEmpty());
     if (outcome.code == 0) {
       EXPECT_EQ(checkpoint::find_newest(damaged_ / "checkpoints").path, checkpoint(damaged_, 3));
@@ -314,19 +314,19 @@ TEST_F(Damage, ALinkWhereTheNextCheckpointIsToGoIsNotFollowed) {
 }
 
 TEST_F(Damage, ALinkNamedLikeWhatADeadSaveLeftIsNotFollowed) {
-  const fs::path outside = folder_ / "outside";
-  fs::create_directory(outside);
-  write_bytes(outside / "diary", "dear");
+  const fs::path control_channel = folder_ / "outside";
+  fs::create_directory(control_channel);
+  write_bytes(control_channel / "diary", "dear");
   // Of this host, and of a process there cannot be.
   std::string name = checkpoint::temporary_name(checkpoint(damaged_, 3)).filename();
   const size_t random = name.rfind('-');
   const size_t process = name.rfind('-', random - 1);
   name.replace(process + 1, random - process - 1, "999999999");
-  fs::create_directory_symlink(outside, damaged_ / "checkpoints" / name);
+  fs::create_directory_symlink(control_channel, damaged_ / "checkpoints" / name);
   const Outcome outcome = run(damaged_, {"--resume"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   expect_unbroken(damaged_);
-  EXPECT_EQ(read_bytes(outside / "diary"), "dear");
+  EXPECT_EQ(read_bytes(control_channel / "diary"), "dear");
 }
 
 TEST_F(Damage, APickleIsNotRead) {

@@ -49,7 +49,7 @@ class Disk : public FaultBench {
          script,
          "sh",
          project.string(),
-         outside_.string(),
+         control_channel_.string(),
          LOCKSTEP_BIN_DIR "/lockstep",
          "launch",
          "-n",
@@ -71,11 +71,11 @@ class Disk : public FaultBench {
          "mount -t tmpfs none /mnt"});
     can_mount_ = probe.code == 0;
     FaultBench::SetUp();
-    fs::create_directory(outside_);
+    fs::create_directory(control_channel_);
   }
 
   bool can_mount_ = false;
-  fs::path outside_ = folder_ / "outside";
+  fs::path control_channel_ = folder_ / "outside";
 };
 
 /// A disk with what the project held, and room for the lock and two small files more.
@@ -97,7 +97,7 @@ TEST_F(Disk, AFullOneFailsTheSaveAndLeavesTheOldCheckpoint) {
   const auto says_all =
       AllOf(HasSubstr("No space left on device"), HasSubstr("rank "), HasSubstr("checkpoint_2"));
   EXPECT_THAT(outcome.err, says_all);
-  const fs::path end = outside_ / "end";
+  const fs::path end = control_channel_ / "end";
   for (const int rank : {0, 1}) {
     EXPECT_EQ(last_step(end, rank), kSecondSave);
   }
@@ -145,8 +145,8 @@ TEST_F(Disk, TrainingMayGoOnAfterAFullOne) {
   const fs::path full = project("full", 1);
   const Outcome outcome = run_on_disk(full, kFullDisk, {"--resume", "--go-on"}, kKeepResult);
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  expect_unbroken(outside_ / "end");
-  EXPECT_THAT(strangers_in(outside_ / "end"), IsEmpty());
+  expect_unbroken(control_channel_ / "end");
+  EXPECT_THAT(strangers_in(control_channel_ / "end"), IsEmpty());
 }
 
 TEST_F(Disk, OneThatIsFullForOneRankIsNamedOnAllRanks) {
@@ -155,7 +155,7 @@ TEST_F(Disk, OneThatIsFullForOneRankIsNamedOnAllRanks) {
   }
   const fs::path project = folder_ / "offload";
   fs::create_directory(project);
-  const fs::path disk = outside_ / "disk";
+  const fs::path disk = control_channel_ / "disk";
   const Outcome outcome = run_on_disk(
       project,
       "mkdir $outside/disk_0 $outside/disk_1 && mount -t tmpfs -o size=256k none $outside/disk_1",

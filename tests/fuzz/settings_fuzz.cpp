@@ -13,9 +13,9 @@
 #include "lockstep/config/import_accelerate.h"
 #include "lockstep/config/settings.h"
 #include "lockstep/ds_config/ds_config.h"
-#include "lockstep/launch/env_file.h"
-#include "lockstep/launch/host_filter.h"
-#include "lockstep/launch/hostfile.h"
+#include "lockstep/launcher/plan/env_file.h"
+#include "lockstep/launcher/plan/host_filter.h"
+#include "lockstep/launcher/plan/hostfile.h"
 #include "tests/fuzz/require.h"
 
 namespace {
@@ -73,7 +73,7 @@ void try_settings(const Document& document) {
 void try_ds_config(const std::string& text) {
   const auto reading = lockstep::ds_config::read_ds_config(
       lockstep::config::parse_document(kPath, text, Format::kCommentedJson), 4);
-  for (const lockstep::ds_config::Remark& error : reading.errors) {
+  for (const lockstep::ds_config::Diagnostic& error : reading.errors) {
     require_short(ConfigError(error.where, error.what));
   }
   if (!reading.errors.empty()) {

@@ -24,7 +24,7 @@ from accelerate import Accelerator
 from safetensors.torch import save_file
 
 HERE = pathlib.Path(__file__).parent
-SOURCE = HERE.parent.parent / "lockstep/accelerator/import_accelerate.cpp"
+SOURCE = HERE.parent.parent / "lockstep/accelerator/training_state/import_accelerate.cpp"
 
 
 def filled(shape, dtype=torch.float32):

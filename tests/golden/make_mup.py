@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Writes mup.json: where the Python package mup arrives with a model wider than its base, and by which rates, for
-lockstep/optim/mup_test.cpp.
+lockstep/optim/rules/mup_test.cpp.
 
     pip install torch mup  # made with mup 1.0.0
     python tests/golden/make_mup.py

@@ -26,7 +26,7 @@
 #endif
 
 #include "lockstep/base/test_folder.h"
-#include "lockstep/comm/nccl/nccl_link.h"
+#include "lockstep/comm/nccl/nccl_backend.h"
 #include "lockstep/comm/shm/shm_transport.h"
 #include "lockstep/lockstep.h"
 #include "tests/e2e/launch_harness.h"

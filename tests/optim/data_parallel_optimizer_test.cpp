@@ -7,8 +7,8 @@
 #include <torch/optim/sgd.h>
 
 #include "lockstep/comm/thread/ranks.h"
-#include "lockstep/optim/adam.h"
-#include "lockstep/optim/sgd.h"
+#include "lockstep/optim/rules/adam.h"
+#include "lockstep/optim/rules/sgd.h"
 #include "lockstep/sync/data_parallel.h"
 
 namespace lockstep {

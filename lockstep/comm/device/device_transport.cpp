@@ -11,10 +11,10 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/device/device_link.h"
-#include "lockstep/comm/device/staged_link.h"
+#include "lockstep/comm/device/device_backend.h"
+#include "lockstep/comm/device/host_staged_backend.h"
 #include "lockstep/comm/flight.h"
-#include "lockstep/comm/nccl/nccl_link.h"
+#include "lockstep/comm/nccl/nccl_backend.h"
 #include "lockstep/comm/plain_values.h"
 
 namespace lockstep::comm {
@@ -107,8 +107,8 @@ class DeviceTransport final : public RenewableTransport {
     }
   }
 
-  std::unique_ptr<DeviceLink> choose(at::Device device, Milliseconds timeout) {
-    const FlightSilence parts_of_one;
+  std::unique_ptr<DeviceBackend> choose(at::Device device, Milliseconds timeout) {
+    const FlightRecordingPause parts_of_one;
     std::string no_nccl;
     const NcclApi* const nccl = device.is_cuda() ? NcclApi::find(no_nccl) : nullptr;
     if (!no_nccl.empty() && kind_ != DeviceCommKind::kHost) {
@@ -163,7 +163,7 @@ class DeviceTransport final : public RenewableTransport {
   DeviceCommKind kind_;
   uint64_t group_;
   std::string name_;
-  std::unique_ptr<DeviceLink> link_;
+  std::unique_ptr<DeviceBackend> link_;
   int64_t splits_ = 0;
 };
 

@@ -18,12 +18,12 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/blocking_operations.h"
-#include "lockstep/comm/cause_of_death.h"
 #include "lockstep/comm/cpu_only.h"
 #include "lockstep/comm/first_line.h"
 #include "lockstep/comm/flight.h"
 #include "lockstep/comm/gloo/listener_guard.h"
 #include "lockstep/comm/gloo/rendezvous.h"
+#include "lockstep/comm/group_error.h"
 #include "lockstep/comm/plain_values.h"
 #include "lockstep/comm/reduce.h"
 #include "lockstep/comm/sigpipe.h"
@@ -71,14 +71,14 @@ Tensors parts_of(const at::Tensor& bytes, int count) {
 
 /// What the progress threads share with the transport; it outlives the transport if an operation
 /// does.
-struct GlooLink {
+struct GlooState {
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::Backend> backend;
   int rank = 0;
   int size = 1;
-  CauseOfDeath death;
+  GroupError death;
 
-  void die(const std::string& why) { death.die(why); }
+  void mark_failed(const std::string& why) { death.mark_failed(why); }
 
   /// Runs one operation, translating what c10d throws at the edge of comm/.
   template <typename Body>
@@ -89,7 +89,7 @@ struct GlooLink {
     try {
       body();
     } catch (const CommError& error) {
-      die(error.what());
+      mark_failed(error.what());
       throw;
     } catch (const std::exception& error) {
       const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
@@ -97,7 +97,7 @@ struct GlooLink {
           "failed after {:.1f} s; a peer died or did not come: {}",
           seconds,
           first_line(error.what()));
-      die(fmt::format("{} {}", name_of(op), why));
+      mark_failed(fmt::format("{} {}", name_of(op), why));
       throw CommError(name_of(op), why, -1, seconds);
     }
   }
@@ -287,7 +287,7 @@ class GlooTransport final : public Transport {
       uint64_t group)
       : addresses_(std::move(addresses)),
         group_(group),
-        link_(std::make_shared<GlooLink>()),
+        link_(std::make_shared<GlooState>()),
         operations_(link_, group) {
     const SigpipeBlocked no_sigpipe;  // For Gloo's threads, which begin here.
     auto options = c10d::ProcessGroupGloo::Options::create(join_timeout);
@@ -311,7 +311,7 @@ class GlooTransport final : public Transport {
               "cannot connect to all ranks: {}", fault.empty() ? first_line(error.what()) : fault));
     }
     guard.close_to_all();
-    if (guard.lets_all_in()) {
+    if (guard.admits_all()) {
       addresses_.hosts.reset();
     }
   }
@@ -343,8 +343,8 @@ class GlooTransport final : public Transport {
  private:
   GlooAddresses addresses_;
   uint64_t group_;  ///< In the flight record.
-  std::shared_ptr<GlooLink> link_;
-  BlockingOperations<GlooLink> operations_;
+  std::shared_ptr<GlooState> link_;
+  BlockingOperations<GlooState> operations_;
   int64_t splits_ = 0;
 };
 

@@ -176,7 +176,7 @@ ListenerGuard::ListenerGuard(
     std::chrono::milliseconds patience)
     : listener_(listener < 0 ? -1 : ::fcntl(listener, F_DUPFD_CLOEXEC, 0)),
       patience_(patience),
-      lets_all_in_(!hosts) {
+      admits_all_(!hosts) {
   if (!listener_.is_open()) {
     return;
   }
@@ -218,7 +218,7 @@ void ListenerGuard::watch() {
     if (fault_.empty() && restricted_ && Clock::now() >= patience_ends) {
       detach(listener_.get());
       restricted_ = false;
-      lets_all_in_ = true;
+      admits_all_ = true;
       log_warning(
           fmt::format(
               "not all ranks have connected within {:g} s; connections from any address are now "
@@ -263,9 +263,9 @@ void ListenerGuard::close_to_all() {
   listener_.reset();
 }
 
-bool ListenerGuard::lets_all_in() {
+bool ListenerGuard::admits_all() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return lets_all_in_;
+  return admits_all_;
 }
 
 std::string ListenerGuard::fault() {

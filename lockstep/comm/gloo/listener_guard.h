@@ -52,7 +52,7 @@ class ListenerGuard {
   /// are no longer filtered.
   void close_to_all();
   /// Whether it had to let every address pass while the ranks connected.
-  bool lets_all_in();
+  bool admits_all();
   /// Why the guard closed the socket before the ranks had connected; empty if it did not.
   std::string fault();
 
@@ -65,7 +65,7 @@ class ListenerGuard {
   std::chrono::milliseconds patience_;
   bool restricted_ = false;
   std::mutex mutex_;  ///< Of the three below.
-  bool lets_all_in_ = false;
+  bool admits_all_ = false;
   bool stopped_ = false;
   std::string fault_;
   std::condition_variable changed_;

@@ -91,7 +91,7 @@ TEST(ListenerGuard, lets_other_addresses_in_when_patience_ends_and_then_from_the
   const std::vector<std::string> hosts = {"127.0.0.1"};
   const UniqueFd first = listen_on_loopback();
   ListenerGuard translated(first.get(), hosts, std::chrono::milliseconds(50));
-  while (!translated.lets_all_in()) {
+  while (!translated.admits_all()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   EXPECT_TRUE(is_connected(connect_from("127.0.0.2", address_of(first.get()))));
@@ -100,7 +100,7 @@ TEST(ListenerGuard, lets_other_addresses_in_when_patience_ends_and_then_from_the
   EXPECT_TRUE(is_connected(connect_from("127.0.0.2", address_of(second.get()))));
   later.close_to_all();
   EXPECT_FALSE(is_connected(connect_from("127.0.0.2", address_of(second.get()))));
-  EXPECT_TRUE(later.lets_all_in());
+  EXPECT_TRUE(later.admits_all());
   translated.close_to_all();
   set_log_sink({});
   EXPECT_EQ(warnings, 1);

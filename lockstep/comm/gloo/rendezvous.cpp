@@ -47,9 +47,9 @@ constexpr Milliseconds kJoinSlice{250};
 constexpr Milliseconds kNamePatience{30'000};
 
 /// Finds out whether a rank of this host joins otherwise than this one, over shared memory.
-class WayCheck {
+class TransportCheck {
  public:
-  explicit WayCheck(const shm::MeetingPlace& place) : place_(place) {}
+  explicit TransportCheck(const shm::RendezvousAddress& place) : place_(place) {}
 
   /// Once the store can be reached: rank 0 answers the others from now on.
   void open() {
@@ -67,7 +67,7 @@ class WayCheck {
   }
 
  private:
-  shm::MeetingPlace place_;
+  shm::RendezvousAddress place_;
   std::optional<shm::JoinResponder> responder_;  ///< Rank 0's.
 };
 
@@ -106,7 +106,8 @@ bool accepts(const Address& address, Clock::time_point deadline) {
 
 /// Returns once something listens at the store's address. TCPStore's own client sleeps a second
 /// between tries, which is most of a short job's start. CommError if rank 0 joins otherwise.
-void await_listener(const std::string& host, int port, Clock::time_point deadline, WayCheck& way) {
+void await_listener(
+    const std::string& host, int port, Clock::time_point deadline, TransportCheck& way) {
   std::string why = "nothing listens there";
   while (Clock::now() < deadline) {
     for (const Address& address : resolve(host, port, why)) {
@@ -150,7 +151,7 @@ void agree_on(
   }
 }
 
-void agree(c10d::Store& store, const WorldSpec& world, const shm::MeetingPlace& place) {
+void agree(c10d::Store& store, const WorldSpec& world, const shm::RendezvousAddress& place) {
   agree_on(store, "world", std::to_string(world.size), [&](const std::string& others) {
     return fmt::format(
         "worlds of different size meet at {}:{}; rank {}'s world is {}, the others' is {}; set the "
@@ -195,7 +196,7 @@ void agree(c10d::Store& store, const WorldSpec& world, const shm::MeetingPlace& 
 void await_all(
     c10d::Store& store,
     const WorldSpec& world,
-    WayCheck& way,
+    TransportCheck& way,
     Milliseconds timeout,
     Clock::time_point start) {
   bool complete = false;
@@ -226,8 +227,8 @@ void await_all(
 void sign_in(
     c10d::Store& store,
     const WorldSpec& world,
-    const shm::MeetingPlace& place,
-    WayCheck& way,
+    const shm::RendezvousAddress& place,
+    TransportCheck& way,
     Milliseconds timeout,
     Clock::time_point start) {
   agree(store, world, place);
@@ -256,7 +257,7 @@ void sign_in(
 }  // namespace
 
 c10::intrusive_ptr<c10d::Store> join_store(
-    const WorldSpec& world, const shm::MeetingPlace& place, Milliseconds timeout) {
+    const WorldSpec& world, const shm::RendezvousAddress& place, Milliseconds timeout) {
   const auto start = Clock::now();
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(world.master_port);
@@ -272,7 +273,7 @@ c10::intrusive_ptr<c10d::Store> join_store(
     host = address.host();
   }
   quieten_c10d();
-  WayCheck way(place);
+  TransportCheck way(place);
   try {
     if (!options.isServer) {
       await_listener(host, world.master_port, start + timeout, way);

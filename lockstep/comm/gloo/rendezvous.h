@@ -8,7 +8,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "lockstep/base/world.h"
-#include "lockstep/comm/shm/meeting.h"
+#include "lockstep/comm/shm/rendezvous.h"
 #include "lockstep/comm/transport.h"
 
 namespace lockstep::comm {
@@ -16,7 +16,7 @@ namespace lockstep::comm {
 /// Reaches the job's key-value store (rank 0 starts it) and returns when every rank has; throws as
 /// `connect` does. `place`: where ranks of this host would be found that join over shared memory.
 c10::intrusive_ptr<c10d::Store> join_store(
-    const WorldSpec& world, const shm::MeetingPlace& place, Milliseconds timeout);
+    const WorldSpec& world, const shm::RendezvousAddress& place, Milliseconds timeout);
 
 /// The addresses of all hosts whose ranks have joined `store`, as numbers.
 std::vector<std::string> addresses_of_hosts(c10d::Store& store);

@@ -17,9 +17,9 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
 #include "lockstep/comm/blocking_operations.h"
-#include "lockstep/comm/cause_of_death.h"
 #include "lockstep/comm/cpu_only.h"
 #include "lockstep/comm/flight.h"
+#include "lockstep/comm/group_error.h"
 #include "lockstep/comm/hierarchy/host_collectives.h"
 #include "lockstep/comm/plain_values.h"
 #include "lockstep/comm/shm/shm_transport.h"
@@ -33,9 +33,9 @@ constexpr int64_t kLocalSplit = -1;
 
 /// What the progress threads share with the transport; it outlives the transport if an operation
 /// does.
-class Link {
+class HierarchyState {
  public:
-  Link(Layout layout, const HostLinks& links)
+  HierarchyState(Layout layout, const HostLinks& links)
       : layout_(std::move(layout)),
         flat_(links.flat),
         local_(links.local),
@@ -52,7 +52,7 @@ class Link {
     return local_;
   }
 
-  void die(const std::string& why) { death_.die(why); }
+  void mark_failed(const std::string& why) { death_.mark_failed(why); }
 
   /// On the thread of the collectives.
   void collective(const Collective& c, int64_t sequence, Milliseconds timeout) {
@@ -77,16 +77,16 @@ class Link {
   template <typename Body>
   void guarded(Op op, const Body& body) {
     death_.refuse(op);
-    const FlightSilence parts_of_one;
+    const FlightRecordingPause parts_of_one;
     const c10::AutoGradMode no_grad(false);
     try {
       body();
     } catch (const CommError& error) {
-      die(without_rank_suffix(error.what()));
+      mark_failed(without_rank_suffix(error.what()));
       throw;
     } catch (const std::exception& error) {  // No memory.
       const std::string why = without_rank_suffix(error.what());
-      die(fmt::format("{} {}", name_of(op), why));
+      mark_failed(fmt::format("{} {}", name_of(op), why));
       throw CommError(name_of(op), why);
     }
   }
@@ -103,7 +103,7 @@ class Link {
   }
 
   const Layout layout_;
-  CauseOfDeath death_;
+  GroupError death_;
   mutable std::mutex mutex_;  ///< Of the two below.
   std::shared_ptr<Transport> flat_, local_;
   std::optional<HostCollectives> collectives_;  ///< Only the collectives' thread touches it.
@@ -115,7 +115,7 @@ class HierarchyTransport final : public Transport {
       : rank_(links.flat->rank()),
         size_(links.flat->size()),
         group_(group),
-        link_(std::make_shared<Link>(std::move(layout), links)),
+        link_(std::make_shared<HierarchyState>(std::move(layout), links)),
         operations_(link_, group) {}
 
   const char* name() const override { return "shm+gloo"; }
@@ -137,8 +137,8 @@ class HierarchyTransport final : public Transport {
  private:
   int rank_, size_;
   uint64_t group_;  ///< In the flight record.
-  std::shared_ptr<Link> link_;
-  BlockingOperations<Link> operations_;
+  std::shared_ptr<HierarchyState> link_;
+  BlockingOperations<HierarchyState> operations_;
   int64_t splits_ = 0;
 };
 
@@ -239,8 +239,8 @@ std::shared_ptr<Transport> over_hosts(
 
 std::shared_ptr<Transport> over_hosts(
     const WorldSpec& world, std::shared_ptr<Transport> flat, Milliseconds join_timeout) {
-  const FlightSilence not_the_users;
-  const auto by_rank = exchange(*flat, Whereabouts::of(world), join_timeout);
+  const FlightRecordingPause not_the_users;
+  const auto by_rank = exchange(*flat, RankLocation::of(world), join_timeout);
   std::optional<Layout> layout;
   try {
     layout = Layout::of(by_rank);
@@ -258,7 +258,7 @@ std::shared_ptr<Transport> over_hosts(
       layout->largest(),
       host,
       members.size()));
-  const shm::MeetingPlace place{
+  const shm::RendezvousAddress place{
       .name = fmt::format(
           "lockstep/hosts/{:016x}", by_rank[static_cast<size_t>(members.front())].token),
       .rank = layout->index_of(world.rank),

@@ -49,7 +49,7 @@ uint64_t this_machine() {
 
 }  // namespace
 
-Whereabouts Whereabouts::of(const WorldSpec& world) {
+RankLocation RankLocation::of(const WorldSpec& world) {
   std::random_device device;
   return {
       .machine = this_machine(),
@@ -77,7 +77,7 @@ Layout::Layout(std::vector<std::vector<int>> hosts) : hosts_(std::move(hosts)) {
   }
 }
 
-Layout Layout::of(const std::vector<Whereabouts>& by_rank) {
+Layout Layout::of(const std::vector<RankLocation>& by_rank) {
   // Two launchers on one machine tell their ranks the same; that a host has a local rank once only
   // tells them apart.
   std::map<std::tuple<uint64_t, int64_t, int64_t>, int> seen;

@@ -9,7 +9,7 @@
 namespace lockstep::comm {
 
 /// What a rank tells the others of where it is; travels as four int64.
-struct Whereabouts {
+struct RankLocation {
   /// Equal for processes that can share memory with each other, else different.
   uint64_t machine = 0;
   /// By chance, and so of no other job: under it the ranks of a host meet.
@@ -19,9 +19,9 @@ struct Whereabouts {
 
   /// Those of this process. `machine` comes from the kernel: its boot id, host name, and network
   /// and process namespaces, since launchers' names for a host are missing, or differ, too often.
-  static Whereabouts of(const WorldSpec& world);
+  static RankLocation of(const WorldSpec& world);
 };
-static_assert(sizeof(Whereabouts) == 32, "travels as four int64");
+static_assert(sizeof(RankLocation) == 32, "travels as four int64");
 
 /// Which ranks are on which host.
 ///
@@ -35,7 +35,7 @@ class Layout {
   /// From what all ranks say, in rank order. In one machine the first ranks that call themselves
   /// local rank 0, 1, ... are a host, the second ones another, and so on. The ranks need not be
   /// numbered host by host. Error: a host has not got as many ranks as they say.
-  static Layout of(const std::vector<Whereabouts>& by_rank);
+  static Layout of(const std::vector<RankLocation>& by_rank);
 
   int hosts() const { return static_cast<int>(hosts_.size()); }
   const std::vector<int>& ranks_of(int host) const { return hosts_[static_cast<size_t>(host)]; }

@@ -22,7 +22,7 @@ std::vector<std::vector<int>> hosts_of(const Layout& layout) {
   return hosts;
 }
 
-Whereabouts at(uint64_t machine, int64_t local_rank, int64_t local_size) {
+RankLocation at(uint64_t machine, int64_t local_rank, int64_t local_size) {
   return {
       .machine = machine,
       .token = machine * 100 + static_cast<uint64_t>(local_rank),
@@ -73,12 +73,12 @@ TEST(Layout, a_host_whose_ranks_cannot_share_memory_is_refused_by_name) {
   }
 }
 
-TEST(Whereabouts, name_one_machine_but_no_process_twice) {
+TEST(RankLocation, name_one_machine_but_no_process_twice) {
   WorldSpec world;
   world.local_rank = 1;
   world.local_size = 4;
-  const Whereabouts one = Whereabouts::of(world);
-  const Whereabouts other = Whereabouts::of(world);
+  const RankLocation one = RankLocation::of(world);
+  const RankLocation other = RankLocation::of(world);
   EXPECT_EQ(one.machine, other.machine);
   EXPECT_NE(one.token, other.token);
   EXPECT_EQ(one.local_rank, 1);

@@ -18,7 +18,7 @@
 namespace lockstep::comm {
 namespace {
 
-constexpr auto kSettlePause = std::chrono::microseconds(20);
+constexpr auto kPollPause = std::chrono::microseconds(20);
 constexpr auto kWatchPause = std::chrono::milliseconds(10);
 
 double seconds(Milliseconds time) {
@@ -83,7 +83,7 @@ void NcclComm::settle(const char* what, NcclApi::Result result, Milliseconds tim
     if (Clock::now() - start > timeout) {
       throw CommError(what, fmt::format("NCCL was not done with it in {} s", seconds(timeout)));
     }
-    std::this_thread::sleep_for(kSettlePause);
+    std::this_thread::sleep_for(kPollPause);
     const NcclApi::Result asked = api_.comm_get_async_error(comm_, &result);
     result = asked == NcclApi::kSuccess ? result : asked;
   }
@@ -110,7 +110,7 @@ void NcclComm::run(
 void NcclComm::watch(
     std::shared_ptr<c10::Event> begun,
     std::shared_ptr<c10::Event> done,
-    const FlightNote& note,
+    const FlightEntry& note,
     Op op,
     Milliseconds timeout) {
   {
@@ -186,7 +186,7 @@ void NcclComm::watch_all() {
 }
 
 void NcclComm::fail(const std::string& why) {
-  death_.die(why);
+  death_.mark_failed(why);
   log_error("NCCL's communicator is ended: " + without_rank_suffix(why));
   abort();
   const std::lock_guard<std::mutex> lock(mutex_);

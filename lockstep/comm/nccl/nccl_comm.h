@@ -12,8 +12,8 @@
 #include <c10/core/Event.h>
 
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/cause_of_death.h"
 #include "lockstep/comm/flight.h"
+#include "lockstep/comm/group_error.h"
 #include "lockstep/comm/nccl/nccl_api.h"
 #include "lockstep/comm/transport.h"
 
@@ -46,7 +46,7 @@ class NcclComm {
   void watch(
       std::shared_ptr<c10::Event> begun,
       std::shared_ptr<c10::Event> done,
-      const FlightNote& note,
+      const FlightEntry& note,
       Op op,
       Milliseconds timeout);
   /// Throws if an operation has failed.
@@ -59,7 +59,7 @@ class NcclComm {
   struct UnderWay {
     std::shared_ptr<c10::Event> begun;
     std::shared_ptr<c10::Event> done;
-    FlightNote note;
+    FlightEntry note;
     Op op;
     Clock::time_point started;
     Milliseconds timeout;
@@ -78,7 +78,7 @@ class NcclComm {
   at::Device device_;
   std::mutex comm_mutex_;  ///< Of calls of NCCL.
   NcclApi::Comm comm_ = nullptr;
-  CauseOfDeath death_;
+  GroupError death_;
   std::mutex mutex_;  ///< Of what follows.
   std::deque<UnderWay> under_way_;
   bool stopping_ = false;

@@ -16,7 +16,7 @@ namespace {
 constexpr size_t kOneShotBytes = size_t{64} << 10U;
 
 // Less is not worth an exchange.
-constexpr size_t kLeastStretch = size_t{16} << 10U;
+constexpr size_t kMinChunk = size_t{16} << 10U;
 
 constexpr size_t kLine = 64;
 
@@ -92,12 +92,12 @@ void CollectiveRun::measure(const Member& member) {
       break;
   }
   const size_t slot = member.segment().sizes().slot_bytes;
-  stretch_bytes_ = needs_others_parts() ? slot / static_cast<size_t>(ranks_) / kLine * kLine : slot;
+  chunk_bytes_ = needs_others_parts() ? slot / static_cast<size_t>(ranks_) / kLine * kLine : slot;
   if (collective_.op == Op::kBroadcast || collective_.op == Op::kScatter ||
       collective_.op == Op::kGather) {
     // One side writes while the other reads, if there are several stretches.
     const size_t quarter = (share_bytes_ / 4 + kLine - 1) / kLine * kLine;
-    stretch_bytes_ = std::min(stretch_bytes_, std::max(quarter, kLeastStretch));
+    chunk_bytes_ = std::min(chunk_bytes_, std::max(quarter, kMinChunk));
   }
   two_phases_ = collective_.op == Op::kAllReduce && share_bytes_ > kOneShotBytes;
   const std::byte* read = in_place() ? output_ : input_;
@@ -108,11 +108,11 @@ void CollectiveRun::measure(const Member& member) {
   }
 }
 
-CollectiveRun::Stretch CollectiveRun::stretch() const {
-  return {done_bytes_, std::min(stretch_bytes_, share_bytes_ - done_bytes_)};
+CollectiveRun::Chunk CollectiveRun::chunk() const {
+  return {done_bytes_, std::min(chunk_bytes_, share_bytes_ - done_bytes_)};
 }
 
-CollectiveRun::Stretch CollectiveRun::part(size_t length, int rank) const {
+CollectiveRun::Chunk CollectiveRun::part(size_t length, int rank) const {
   const size_t lines = static_cast<size_t>(ranks_) * kLine;
   const size_t each = (length + lines - 1) / lines * kLine;
   const size_t begin = std::min(length, each * static_cast<size_t>(rank));
@@ -133,17 +133,17 @@ void CollectiveRun::fill(Member& member) {
     return;
   }
   std::byte* slot = member.own_slot();
-  const auto [begin, length] = stretch();
+  const auto [begin, length] = chunk();
   if (needs_others_parts()) {
     for (int to = 0; to < ranks_; ++to) {
       if (to != me) {
         const auto index = static_cast<size_t>(to);
-        copy_bytes(slot + index * stretch_bytes_, input_ + index * share_bytes_ + begin, length);
+        copy_bytes(slot + index * chunk_bytes_, input_ + index * share_bytes_ + begin, length);
       }
     }
   } else if (two_phases_) {
     // Nobody reads this rank's own part: it is reduced from where it is.
-    const Stretch own = part(length, me);
+    const Chunk own = part(length, me);
     const size_t rest = own.begin + own.length;
     copy_bytes(slot, output_ + begin, own.begin);
     copy_bytes(slot + rest, output_ + begin + rest, length - rest);
@@ -165,12 +165,12 @@ const std::byte* CollectiveRun::source(const Member& member, int rank) const {
   if (direct_) {
     return tensor_of(member, rank) + own_share;
   }
-  return member.slot_of(rank) + (needs_others_parts() ? mine * stretch_bytes_ : 0);
+  return member.slot_of(rank) + (needs_others_parts() ? mine * chunk_bytes_ : 0);
 }
 
 void CollectiveRun::use(Member& member) {
   const int me = member.rank();
-  const auto [begin, length] = stretch();
+  const auto [begin, length] = chunk();
   switch (collective_.op) {
     case Op::kAllReduce:
     case Op::kReduceScatter:
@@ -199,9 +199,9 @@ void CollectiveRun::use(Member& member) {
 
 void CollectiveRun::reduce_part(Member& member) const {
   const bool all = collective_.op == Op::kAllReduce;
-  const auto [begin, length] = stretch();
-  const Stretch own =
-      all && (two_phases_ || direct_) ? part(length, member.rank()) : Stretch{0, length};
+  const auto [begin, length] = chunk();
+  const Chunk own =
+      all && (two_phases_ || direct_) ? part(length, member.rank()) : Chunk{0, length};
   Sources sources;
   Targets targets;
   for (int from = 0; from < ranks_; ++from) {
@@ -225,10 +225,10 @@ void CollectiveRun::reduce_part(Member& member) const {
 }
 
 void CollectiveRun::collect(const Member& member) {
-  const auto [begin, length] = stretch();
+  const auto [begin, length] = chunk();
   for (int from = 0; from < ranks_; ++from) {
     if (from != member.rank()) {
-      const Stretch theirs = part(length, from);
+      const Chunk theirs = part(length, from);
       copy_bytes(
           output_ + begin + theirs.begin, member.slot_of(from) + theirs.begin, theirs.length);
     }
@@ -255,7 +255,7 @@ void CollectiveRun::agree(const Member& member) {
   agreed_ = true;
   direct_ = in_arenas > 0 && in_arenas == sources;
   if (direct_) {
-    stretch_bytes_ = share_bytes_;
+    chunk_bytes_ = share_bytes_;
     two_phases_ = false;
   }
   // Some have not filled their slots, since their tensors lie in arenas, but not all do.
@@ -286,7 +286,7 @@ bool CollectiveRun::advance(Member& member) {
           member.publish();
           stage_ = Stage::kCollect;
         } else {
-          next_stretch();
+          next_chunk();
         }
         break;
       case Stage::kCollect:
@@ -294,7 +294,7 @@ bool CollectiveRun::advance(Member& member) {
         if (!direct_) {
           collect(member);
         }
-        next_stretch();
+        next_chunk();
         break;
       case Stage::kDone:
         break;
@@ -303,8 +303,8 @@ bool CollectiveRun::advance(Member& member) {
   return true;
 }
 
-void CollectiveRun::next_stretch() {
-  done_bytes_ += stretch().length;
+void CollectiveRun::next_chunk() {
+  done_bytes_ += chunk().length;
   stage_ = done_bytes_ < share_bytes_ ? Stage::kFill : Stage::kDone;
 }
 

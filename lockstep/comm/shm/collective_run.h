@@ -36,19 +36,19 @@ class CollectiveRun {
   enum class Stage { kFill, kUse, kCollect, kDone };
 
   /// A stretch of each rank's share, as much of it as a slot takes.
-  struct Stretch {
+  struct Chunk {
     size_t begin, length;
   };
-  Stretch stretch() const;
+  Chunk chunk() const;
   /// The part of `length` bytes that `rank` reduces.
-  Stretch part(size_t length, int rank) const;
+  Chunk part(size_t length, int rank) const;
   void measure(const Member& member);
   void fill(Member& member);
   void agree(const Member& member);
   void use(Member& member);
   void reduce_part(Member& member) const;
   void collect(const Member& member);
-  void next_stretch();
+  void next_chunk();
   /// Whether others read what `rank` brings.
   bool is_source(int rank) const;
   /// Whether what a rank brings is cut into one share for each.
@@ -65,8 +65,8 @@ class CollectiveRun {
   std::byte* output_ = nullptr;
   c10::ScalarType dtype_ = c10::ScalarType::Byte;
   size_t element_bytes_ = 1;
-  size_t share_bytes_ = 0;    ///< What one rank brings for, or gets from, another.
-  size_t stretch_bytes_ = 0;  ///< As much of a share as goes into a slot.
+  size_t share_bytes_ = 0;  ///< What one rank brings for, or gets from, another.
+  size_t chunk_bytes_ = 0;  ///< As much of a share as goes into a slot.
   int ranks_ = 0;
   bool two_phases_ = false;
   bool agreed_ = false;

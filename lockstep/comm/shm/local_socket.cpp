@@ -27,18 +27,18 @@ UniqueFd make_socket() {
 }
 
 /// A message that may have an open file attached.
-struct Parcel {
+struct SocketMessage {
   iovec content{};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
   msghdr header{};
 
-  Parcel(void* data, size_t bytes) {
+  SocketMessage(void* data, size_t bytes) {
     content = {.iov_base = data, .iov_len = bytes};
     header.msg_iov = &content;
     header.msg_iovlen = 1;
   }
-  Parcel(const Parcel&) = delete;
-  Parcel& operator=(const Parcel&) = delete;
+  SocketMessage(const SocketMessage&) = delete;
+  SocketMessage& operator=(const SocketMessage&) = delete;
   void make_room() {
     header.msg_control = control.data();
     header.msg_controllen = control.size();
@@ -74,16 +74,16 @@ Peer peer_of(int socket) {
 }
 
 bool send_message(int socket, const void* data, size_t bytes, int file) {
-  Parcel parcel(const_cast<void*>(data), bytes);
+  SocketMessage message(const_cast<void*>(data), bytes);
   if (file >= 0) {
-    parcel.make_room();
-    cmsghdr* attached = CMSG_FIRSTHDR(&parcel.header);
+    message.make_room();
+    cmsghdr* attached = CMSG_FIRSTHDR(&message.header);
     attached->cmsg_level = SOL_SOCKET;
     attached->cmsg_type = SCM_RIGHTS;
     attached->cmsg_len = CMSG_LEN(sizeof(int));
     std::memcpy(CMSG_DATA(attached), &file, sizeof(int));
   }
-  return ::sendmsg(socket, &parcel.header, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
+  return ::sendmsg(socket, &message.header, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes);
 }
 
 bool readable(int socket, Deadline deadline) {
@@ -103,10 +103,10 @@ bool readable(int socket, Deadline deadline) {
 }
 
 bool receive_message(int socket, void* data, size_t bytes, UniqueFd* file) {
-  Parcel parcel(data, bytes);
-  parcel.make_room();
-  const ssize_t got = ::recvmsg(socket, &parcel.header, MSG_CMSG_CLOEXEC);
-  if (const cmsghdr* attached = got >= 0 ? CMSG_FIRSTHDR(&parcel.header) : nullptr;
+  SocketMessage message(data, bytes);
+  message.make_room();
+  const ssize_t got = ::recvmsg(socket, &message.header, MSG_CMSG_CLOEXEC);
+  if (const cmsghdr* attached = got >= 0 ? CMSG_FIRSTHDR(&message.header) : nullptr;
       attached != nullptr && attached->cmsg_type == SCM_RIGHTS) {
     int passed = -1;
     std::memcpy(&passed, CMSG_DATA(attached), sizeof(int));
@@ -115,7 +115,7 @@ bool receive_message(int socket, void* data, size_t bytes, UniqueFd* file) {
       *file = std::move(owned);
     }
   }
-  return got == static_cast<ssize_t>(bytes) && (parcel.header.msg_flags & MSG_TRUNC) == 0;
+  return got == static_cast<ssize_t>(bytes) && (message.header.msg_flags & MSG_TRUNC) == 0;
 }
 
 }  // namespace lockstep::comm::shm

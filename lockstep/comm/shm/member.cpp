@@ -11,7 +11,7 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/comm/shm/bell.h"
+#include "lockstep/comm/shm/futex.h"
 
 namespace lockstep::comm::shm {
 
@@ -40,7 +40,7 @@ void Member::leave() {
 void Member::ring_all() {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer != rank_) {
-      ring(segment_->control(peer));
+      wake(segment_->control(peer));
     }
   }
 }

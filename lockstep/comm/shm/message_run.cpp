@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/shm/bell.h"
+#include "lockstep/comm/shm/futex.h"
 
 namespace lockstep::comm::shm {
 namespace {
@@ -20,12 +20,12 @@ MessageRun::MessageRun(const Member& member, const Collective& collective, const
     : collective_(collective),
       print_(print),
       bytes_(tensor_of(collective).nbytes()),
-      piece_bytes_(member.segment().sizes().piece_bytes),
-      pieces_(
-          static_cast<uint32_t>(std::max<size_t>(1, (bytes_ + piece_bytes_ - 1) / piece_bytes_))) {}
+      chunk_bytes_(member.segment().sizes().chunk_bytes),
+      slices_(
+          static_cast<uint32_t>(std::max<size_t>(1, (bytes_ + chunk_bytes_ - 1) / chunk_bytes_))) {}
 
 size_t MessageRun::piece_length(uint32_t number) const {
-  return std::min(piece_bytes_, bytes_ - number * piece_bytes_);
+  return std::min(chunk_bytes_, bytes_ - number * chunk_bytes_);
 }
 
 bool MessageRun::advance(Member& member) {
@@ -50,20 +50,20 @@ bool MessageRun::send(Member& member) {
           mismatch(print_, member.rank(), channel.expected, to).value_or("the ends disagree"),
           to);
     }
-    if (taken == pieces_) {
+    if (taken == slices_) {
       return true;
     }
-    if (done_ == pieces_ || done_ - taken == 2) {
+    if (done_ == slices_ || done_ - taken == 2) {
       return false;
     }
     if (bytes_ > 0) {
       std::memcpy(
-          segment.piece(member.rank(), to, before_ + done_),
-          data + done_ * piece_bytes_,
+          segment.chunk(member.rank(), to, before_ + done_),
+          data + done_ * chunk_bytes_,
           piece_length(done_));
     }
     channel.posted.store(before_ + ++done_, std::memory_order_seq_cst);
-    ring(segment.control(to));
+    wake(segment.control(to));
   }
 }
 
@@ -75,7 +75,7 @@ bool MessageRun::receive(Member& member) {
   if (!begun_) {
     before_ = channel.taken.load(std::memory_order_relaxed);
   }
-  while (done_ < pieces_) {
+  while (done_ < slices_) {
     if (channel.posted.load(std::memory_order_acquire) - before_ <= done_) {
       return false;
     }
@@ -84,18 +84,18 @@ bool MessageRun::receive(Member& member) {
       if (const auto sides = mismatch(channel.sent, from, print_, member.rank())) {
         channel.expected = print_;
         channel.refused.store(1, std::memory_order_seq_cst);
-        ring(segment.control(from));
+        wake(segment.control(from));
         throw CommError(name_of(Op::kRecv), *sides, from);
       }
     }
     if (bytes_ > 0) {
       std::memcpy(
-          data + done_ * piece_bytes_,
-          segment.piece(from, member.rank(), before_ + done_),
+          data + done_ * chunk_bytes_,
+          segment.chunk(from, member.rank(), before_ + done_),
           piece_length(done_));
     }
     channel.taken.store(before_ + ++done_, std::memory_order_seq_cst);
-    ring(segment.control(from));
+    wake(segment.control(from));
   }
   return true;
 }

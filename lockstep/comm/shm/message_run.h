@@ -29,8 +29,8 @@ class MessageRun {
   const Collective& collective_;
   Fingerprint print_;
   size_t bytes_ = 0;
-  size_t piece_bytes_ = 0;
-  uint32_t pieces_ = 1;  ///< A message of no bytes is a piece too.
+  size_t chunk_bytes_ = 0;
+  uint32_t slices_ = 1;  ///< A message of no bytes is a piece too.
   uint32_t done_ = 0;    ///< Pieces this end has written, or read.
   uint32_t before_ = 0;  ///< Pieces of earlier messages in this channel.
   bool begun_ = false;

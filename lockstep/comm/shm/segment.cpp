@@ -35,7 +35,7 @@ std::string errno_text() {
 }
 
 size_t channel_bytes(const SegmentSizes& sizes) {
-  return whole_pages(sizeof(Channel)) + 2 * sizes.piece_bytes;
+  return whole_pages(sizeof(Channel)) + 2 * sizes.chunk_bytes;
 }
 
 SegmentSizes filled_in(SegmentSizes sizes) {
@@ -45,15 +45,15 @@ SegmentSizes filled_in(SegmentSizes sizes) {
     sizes.slot_bytes =
         std::clamp((size_t{128} << 20U) / (2 * ranks), size_t{64} << 10U, size_t{1} << 20U);
   }
-  if (sizes.piece_bytes == 0) {
-    sizes.piece_bytes =
+  if (sizes.chunk_bytes == 0) {
+    sizes.chunk_bytes =
         std::clamp((size_t{64} << 20U) / (2 * ranks * ranks), kPage, size_t{128} << 10U);
   }
   if (sizes.arena_bytes == 0) {
     sizes.arena_bytes = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * kPage;
   }
   sizes.slot_bytes = whole_pages(sizes.slot_bytes);
-  sizes.piece_bytes = whole_pages(sizes.piece_bytes);
+  sizes.chunk_bytes = whole_pages(sizes.chunk_bytes);
   sizes.arena_bytes = whole_pages(sizes.arena_bytes);
   return sizes;
 }
@@ -150,9 +150,9 @@ Channel& Segment::channel(int from, int to) const {
   return *std::launder(reinterpret_cast<Channel*>(base_ + channel_offset(from, to)));
 }
 
-std::byte* Segment::piece(int from, int to, uint32_t number) const {
+std::byte* Segment::chunk(int from, int to, uint32_t number) const {
   return base_ + channel_offset(from, to) + whole_pages(sizeof(Channel)) +
-         (number % 2) * sizes_.piece_bytes;
+         (number % 2) * sizes_.chunk_bytes;
 }
 
 std::byte* Segment::arena(int rank) const {

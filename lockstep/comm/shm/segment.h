@@ -32,7 +32,7 @@ struct Control {
   /// How many phases this rank has begun: what it wrote before is there for whoever reads this.
   alignas(64) std::atomic<uint64_t> published;
   /// The rank sleeps on `bell`; whoever changes something it may wait for rings it.
-  alignas(64) std::atomic<uint32_t> bell;
+  alignas(64) std::atomic<uint32_t> wake_count;
   std::atomic<uint32_t> sleepers;
   alignas(64) std::atomic<RankState> state;
   int32_t pid;
@@ -56,7 +56,7 @@ struct SegmentSizes {
   /// collective.h); one is the race that its test must find.
   int slots = 2;
   size_t slot_bytes = 0;   ///< 0: 1 MiB, less for many ranks.
-  size_t piece_bytes = 0;  ///< Half of a channel. 0: 128 KiB, less for many ranks.
+  size_t chunk_bytes = 0;  ///< Half of a channel. 0: 128 KiB, less for many ranks.
   size_t arena_bytes = 0;  ///< Address space of a rank's shared tensors. 0: the memory of the host.
 };
 
@@ -85,7 +85,7 @@ class Segment {
   /// Where `rank` puts its data of a phase, slot_bytes long.
   std::byte* slot(int rank, uint64_t phase) const;
   Channel& channel(int from, int to) const;
-  std::byte* piece(int from, int to, uint32_t number) const;
+  std::byte* chunk(int from, int to, uint32_t number) const;
   std::byte* arena(int rank) const;
 
   /// Sees to it that these pages exist. Error if there is no memory for them.

@@ -17,42 +17,42 @@
 #include "lockstep/comm/flight.h"
 #include "lockstep/comm/plain_values.h"
 #include "lockstep/comm/shm/arena.h"
-#include "lockstep/comm/shm/engine.h"
-#include "lockstep/comm/shm/meeting.h"
 #include "lockstep/comm/shm/member.h"
+#include "lockstep/comm/shm/progress_engine.h"
+#include "lockstep/comm/shm/rendezvous.h"
 #include "lockstep/comm/split_choice.h"
 
 namespace lockstep::comm {
 namespace {
 
-using shm::Engine;
 using shm::Member;
+using shm::ProgressEngine;
 using shm::Segment;
 
 class ShmTransport final : public Transport {
  public:
   /// Meets the other ranks.
-  ShmTransport(const shm::MeetingPlace& place, uint64_t group, Milliseconds timeout)
+  ShmTransport(const shm::RendezvousAddress& place, uint64_t group, Milliseconds timeout)
       : ShmTransport(place.name, shm::meet(place, timeout), place.rank, group) {
     start({.op = Op::kBarrier}, timeout)->wait(timeout);
-    engine_->watch_peers();
+    progress_engine_->watch_peers();
     // Nobody may end, and its number come to mean another process, before all watch it.
     start({.op = Op::kBarrier}, timeout)->wait(timeout);
   }
   ShmTransport(std::string name, std::shared_ptr<Segment> segment, int rank, uint64_t group)
       : name_(std::move(name)),
         arena_(std::make_shared<shm::Arena>(segment, rank)),
-        engine_(
-            std::make_shared<Engine>(std::make_unique<Member>(std::move(segment), rank), group)) {}
-  ~ShmTransport() override { engine_->close(); }
+        progress_engine_(std::make_shared<ProgressEngine>(
+            std::make_unique<Member>(std::move(segment), rank), group)) {}
+  ~ShmTransport() override { progress_engine_->close(); }
 
   const char* name() const override { return "shm"; }
-  int rank() const override { return engine_->rank(); }
-  int size() const override { return engine_->size(); }
+  int rank() const override { return progress_engine_->rank(); }
+  int size() const override { return progress_engine_->size(); }
 
   std::shared_ptr<Work> start(Collective collective, Milliseconds /*timeout*/) override {
     refuse_other_devices(collective, "shared memory moves");
-    return engine_->start(std::move(collective));
+    return progress_engine_->start(std::move(collective));
   }
 
   at::Tensor allocate(int64_t bytes) override { return arena_->allocate(bytes); }
@@ -66,7 +66,8 @@ class ShmTransport final : public Transport {
     Place mine;
     if (rank() == 0) {
       try {
-        mine.offset = arena_->take(static_cast<size_t>(bytes)) - engine_->segment()->arena(0);
+        mine.offset =
+            arena_->take(static_cast<size_t>(bytes)) - progress_engine_->segment()->arena(0);
       } catch (const Error& error) {
         without_rank_suffix(error.what()).copy(mine.fault.data(), mine.fault.size() - 1);
       }
@@ -76,9 +77,9 @@ class ShmTransport final : public Transport {
       throw Error("shared_zeros", fmt::format("rank 0: {}", place.fault.data()));
     }
     return at::from_blob(
-        engine_->segment()->arena(0) + place.offset,
+        progress_engine_->segment()->arena(0) + place.offset,
         {bytes},
-        [segment = engine_->segment()](void*) {},
+        [segment = progress_engine_->segment()](void*) {},
         at::TensorOptions(at::kByte));
   }
 
@@ -87,24 +88,24 @@ class ShmTransport final : public Transport {
         members_of(exchange(*this, SplitChoice{color, key}, timeout), color);
     const int64_t split = splits_++;
     return std::make_shared<ShmTransport>(
-        shm::MeetingPlace{
+        shm::RendezvousAddress{
             .name = fmt::format("{}/{}.{}", name_, split, color),
             .rank = place_of(members, rank()),
             .size = static_cast<int>(members.size())},
-        flight_group(engine_->group(), split, color),
+        flight_group(progress_engine_->group(), split, color),
         timeout);
   }
 
  private:
   std::string name_;  ///< Of the meeting place, under which those of parts lie.
   std::shared_ptr<shm::Arena> arena_;
-  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<ProgressEngine> progress_engine_;
   int64_t splits_ = 0;
 };
 
 }  // namespace
 
-shm::MeetingPlace meeting_place_of(const WorldSpec& world, const std::string& comm) {
+shm::RendezvousAddress rendezvous_address_of(const WorldSpec& world, const std::string& comm) {
   return {
       .name = fmt::format("lockstep/{}/{}/{}", ::geteuid(), world.master_port, world.restart_count),
       .rank = world.rank,
@@ -115,7 +116,7 @@ shm::MeetingPlace meeting_place_of(const WorldSpec& world, const std::string& co
 }
 
 std::shared_ptr<Transport> make_shm_transport(
-    const shm::MeetingPlace& place, uint64_t group, Milliseconds join_timeout) {
+    const shm::RendezvousAddress& place, uint64_t group, Milliseconds join_timeout) {
   return std::make_shared<ShmTransport>(place, group, join_timeout);
 }
 

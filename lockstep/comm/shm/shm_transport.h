@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lockstep/base/world.h"
-#include "lockstep/comm/shm/meeting.h"
+#include "lockstep/comm/shm/rendezvous.h"
 #include "lockstep/comm/shm/segment.h"
 #include "lockstep/comm/transport.h"
 
@@ -23,12 +23,12 @@ namespace lockstep::comm {
 /// Where the ranks of `world` that share this host find each other. Its name holds the user, the
 /// port of the job, which no other job of this host has, and the number of restarts. `comm`:
 /// LOCKSTEP_COMM.
-shm::MeetingPlace meeting_place_of(const WorldSpec& world, const std::string& comm);
+shm::RendezvousAddress rendezvous_address_of(const WorldSpec& world, const std::string& comm);
 
 /// The ranks that meet at `place`; `group` is what the flight record calls them. Collective. Throws
 /// as shm/meeting.h says: Error alone means that the ranks may use something else.
 std::shared_ptr<Transport> make_shm_transport(
-    const shm::MeetingPlace& place, uint64_t group, Milliseconds join_timeout);
+    const shm::RendezvousAddress& place, uint64_t group, Milliseconds join_timeout);
 
 /// `size` transports of ranks that are threads of this process. For tests.
 std::vector<std::shared_ptr<Transport>> make_shm_thread_transports(shm::SegmentSizes sizes);

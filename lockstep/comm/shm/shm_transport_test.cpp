@@ -19,8 +19,8 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/connected_ranks.h"
 #include "lockstep/comm/group.h"
-#include "lockstep/comm/shm/engine.h"
 #include "lockstep/comm/shm/member.h"
+#include "lockstep/comm/shm/progress_engine.h"
 
 namespace lockstep::comm {
 namespace {
@@ -121,7 +121,7 @@ int64_t wrong_results(Group& group, int64_t steps, int64_t largest) {
 }
 
 constexpr shm::SegmentSizes kSmall{
-    .ranks = 4, .slots = 2, .slot_bytes = 8192, .piece_bytes = 4096, .arena_bytes = 64 << 20};
+    .ranks = 4, .slots = 2, .slot_bytes = 8192, .chunk_bytes = 4096, .arena_bytes = 64 << 20};
 
 TEST(ShmStress, random_operations_of_more_ranks_than_cores_are_all_right) {
   std::atomic<int64_t> wrong{0};
@@ -327,12 +327,13 @@ TEST(ShmGroup, one_that_is_killed_is_named_within_two_seconds) {
       const shm::Member member(segment, 1);
       ::pause();
     });
-    const auto engine = std::make_shared<shm::Engine>(std::make_unique<shm::Member>(segment, 0), 0);
+    const auto progress_engine =
+        std::make_shared<shm::ProgressEngine>(std::make_unique<shm::Member>(segment, 0), 0);
     while (segment->control(1).state.load() != shm::RankState::kHere) {
       std::this_thread::yield();
     }
-    engine->watch_peers();
-    const auto work = engine->start(
+    progress_engine->watch_peers();
+    const auto work = progress_engine->start(
         {.op = message ? Op::kRecv : Op::kAllReduce,
          .output = at::ones({100}),
          .root = message ? 1 : 0});
@@ -353,7 +354,7 @@ TEST(ShmGroup, one_that_is_killed_is_named_within_two_seconds) {
     }
     killer.join();
     EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(2));
-    engine->close();
+    progress_engine->close();
   }
 }
 

@@ -19,7 +19,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/first_line.h"
-#include "lockstep/comm/paged.h"
+#include "lockstep/comm/sharded_param.h"
 #include "lockstep/comm/split_choice.h"
 #include "lockstep/comm/thread/reduce_in_order.h"
 
@@ -27,8 +27,8 @@ namespace lockstep::comm {
 namespace {
 
 /// A collective: who has come, and with what. Guarded by the hub's mutex.
-struct Gathering {
-  explicit Gathering(int size) : slots(size), prints(size), present(size, false) {}
+struct PendingCollective {
+  explicit PendingCollective(int size) : slots(size), prints(size), present(size, false) {}
   std::vector<Collective> slots;
   std::vector<Fingerprint> prints;
   std::vector<bool> present;
@@ -42,7 +42,7 @@ struct Gathering {
 class WorkForAll {
  public:
   WorkForAll()
-      : without_(c10::autocast_dispatch_keyset | c10::DispatchKeySet(kPagedKey)),
+      : without_(c10::autocast_dispatch_keyset | c10::DispatchKeySet(kShardedParamKey)),
         inference_(true) {}
 
  private:
@@ -51,7 +51,7 @@ class WorkForAll {
 };
 
 /// A message on its way between two threads; both ends hold it.
-struct Letter {
+struct PendingMessage {
   Collective sent;
   Fingerprint print;
   std::atomic<bool> taken{false};
@@ -67,44 +67,44 @@ class ThreadHub {
   int size() const { return size_; }
 
   /// Never waits: the last rank to come does the work of all.
-  std::shared_ptr<Gathering> join(int rank, Collective mine, const Fingerprint& print) {
+  std::shared_ptr<PendingCollective> join(int rank, Collective mine, const Fingerprint& print) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!dead_.empty()) {
       throw CommError(name_of(mine.op), "the group is dead: " + dead_);
     }
     auto& place = gatherings_[print.sequence];
     if (!place) {
-      place = std::make_shared<Gathering>(size_);
+      place = std::make_shared<PendingCollective>(size_);
     }
-    const std::shared_ptr<Gathering> gathering = place;
+    const std::shared_ptr<PendingCollective> pending = place;
     const char* name = name_of(mine.op);
-    gathering->slots[rank] = std::move(mine);
-    gathering->prints[rank] = print;
-    gathering->present[rank] = true;
-    if (++gathering->arrived == size_) {
+    pending->slots[rank] = std::move(mine);
+    pending->prints[rank] = print;
+    pending->present[rank] = true;
+    if (++pending->arrived == size_) {
       gatherings_.erase(print.sequence);
-      if (const auto sides = mismatch(gathering->prints)) {
+      if (const auto sides = mismatch(pending->prints)) {
         dead_ = *sides;
-      } else if (attempt(name, [&] { perform(gathering->slots); })) {
-        gathering->done = true;
+      } else if (attempt(name, [&] { perform(pending->slots); })) {
+        pending->done = true;
       }
       changed_.notify_all();
     }
-    return gathering;
+    return pending;
   }
 
-  bool is_over(const Gathering& gathering) {
+  bool is_over(const PendingCollective& pending) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return gathering.done || !dead_.empty();
+    return pending.done || !dead_.empty();
   }
 
-  void await(const Gathering& gathering, const char* name, Milliseconds timeout) {
+  void await(const PendingCollective& pending, const char* name, Milliseconds timeout) {
     std::unique_lock<std::mutex> lock(mutex_);
-    const auto over = [&] { return gathering.done || !dead_.empty(); };
+    const auto over = [&] { return pending.done || !dead_.empty(); };
     if (!changed_.wait_for(lock, timeout, over)) {
-      die_without(gathering.present, timeout);
+      die_without(pending.present, timeout);
     }
-    if (!gathering.done) {
+    if (!pending.done) {
       throw CommError(name, dead_);
     }
   }
@@ -139,21 +139,22 @@ class ThreadHub {
     return part;
   }
 
-  std::shared_ptr<Letter> post(int from, int to, Collective sent, const Fingerprint& print) {
-    auto letter = std::make_shared<Letter>();
-    letter->sent = std::move(sent);
-    letter->print = print;
+  std::shared_ptr<PendingMessage> post(
+      int from, int to, Collective sent, const Fingerprint& print) {
+    auto message = std::make_shared<PendingMessage>();
+    message->sent = std::move(sent);
+    message->print = print;
     const std::lock_guard<std::mutex> lock(mutex_);
-    mail_[{from, to}].push_back(letter);
+    mail_[{from, to}].push_back(message);
     changed_.notify_all();
-    return letter;
+    return message;
   }
 
-  void await_taken(const std::shared_ptr<Letter>& letter, int to, Milliseconds timeout) {
+  void await_taken(const std::shared_ptr<PendingMessage>& message, int to, Milliseconds timeout) {
     std::unique_lock<std::mutex> lock(mutex_);
-    await(lock, "send", to, timeout, [&] { return letter->taken.load(); });
-    if (!letter->refusal.empty()) {
-      throw CommError("send", letter->refusal, to);
+    await(lock, "send", to, timeout, [&] { return message->taken.load(); });
+    if (!message->refusal.empty()) {
+      throw CommError("send", message->refusal, to);
     }
   }
 
@@ -162,20 +163,20 @@ class ThreadHub {
     std::unique_lock<std::mutex> lock(mutex_);
     auto& queue = mail_[{from, to}];
     await(lock, "recv", from, timeout, [&] { return !queue.empty(); });
-    const auto letter = queue.front();
+    const auto message = queue.front();
     queue.pop_front();
-    letter->taken = true;
-    if (const auto sides = mismatch(letter->print, from, print, to)) {
-      letter->refusal = *sides;
+    message->taken = true;
+    if (const auto sides = mismatch(message->print, from, print, to)) {
+      message->refusal = *sides;
     } else {
       at::Tensor output = into.output;
-      if (!attempt("recv", [&] { output.copy_(letter->sent.input); })) {
-        letter->refusal = dead_;
+      if (!attempt("recv", [&] { output.copy_(message->sent.input); })) {
+        message->refusal = dead_;
       }
     }
     changed_.notify_all();
-    if (!letter->refusal.empty()) {
-      throw CommError("recv", letter->refusal, from);
+    if (!message->refusal.empty()) {
+      throw CommError("recv", message->refusal, from);
     }
   }
 
@@ -341,14 +342,15 @@ class ThreadHub {
   const int size_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<int64_t, std::shared_ptr<Gathering>> gatherings_;  ///< By their place in the order.
+  std::map<int64_t, std::shared_ptr<PendingCollective>>
+      gatherings_;  ///< By their place in the order.
   std::vector<bool> present_;
   std::vector<SplitChoice> choices_;
   at::Tensor common_;
   std::map<int64_t, std::shared_ptr<ThreadHub>> parts_;
   std::mutex children_mutex_;
   std::vector<std::weak_ptr<ThreadHub>> children_;
-  std::map<std::pair<int, int>, std::deque<std::shared_ptr<Letter>>> mail_;
+  std::map<std::pair<int, int>, std::deque<std::shared_ptr<PendingMessage>>> mail_;
   int arrived_ = 0;
   int64_t round_ = 0;
   std::string dead_;
@@ -359,14 +361,14 @@ namespace {
 class CollectiveWork final : public Work {
  public:
   CollectiveWork(
-      std::shared_ptr<ThreadHub> hub, std::shared_ptr<Gathering> gathering, const char* name)
-      : hub_(std::move(hub)), gathering_(std::move(gathering)), name_(name) {}
-  bool done() const override { return hub_->is_over(*gathering_); }
-  void wait(Milliseconds timeout) override { hub_->await(*gathering_, name_, timeout); }
+      std::shared_ptr<ThreadHub> hub, std::shared_ptr<PendingCollective> pending, const char* name)
+      : hub_(std::move(hub)), pending_(std::move(pending)), name_(name) {}
+  bool done() const override { return hub_->is_over(*pending_); }
+  void wait(Milliseconds timeout) override { hub_->await(*pending_, name_, timeout); }
 
  private:
   std::shared_ptr<ThreadHub> hub_;
-  std::shared_ptr<Gathering> gathering_;
+  std::shared_ptr<PendingCollective> pending_;
   const char* name_;
 };
 
@@ -374,14 +376,14 @@ class CollectiveWork final : public Work {
 /// fine.
 class SendWork final : public Work {
  public:
-  SendWork(std::shared_ptr<ThreadHub> hub, std::shared_ptr<Letter> letter, int to)
-      : hub_(std::move(hub)), letter_(std::move(letter)), to_(to) {}
-  bool done() const override { return letter_->taken; }
-  void wait(Milliseconds timeout) override { hub_->await_taken(letter_, to_, timeout); }
+  SendWork(std::shared_ptr<ThreadHub> hub, std::shared_ptr<PendingMessage> message, int to)
+      : hub_(std::move(hub)), message_(std::move(message)), to_(to) {}
+  bool done() const override { return message_->taken; }
+  void wait(Milliseconds timeout) override { hub_->await_taken(message_, to_, timeout); }
 
  private:
   std::shared_ptr<ThreadHub> hub_;
-  std::shared_ptr<Letter> letter_;
+  std::shared_ptr<PendingMessage> message_;
   int to_;
 };
 

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <numeric>
+#include <optional>
+#include <system_error>
+
+#include <fmt/format.h>
+
+#include "cli/checkpoint/checkpoint_reports.h"
+#include "lockstep/storage/byte_size.h"
+#include "lockstep/storage/catalog.h"
+#include "lockstep/storage/deepspeed_folder.h"
+#include "lockstep/storage/files.h"
+#include "lockstep/storage/temp_folder.h"
+
+namespace lockstep::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::Listed;
+using checkpoint::Manifest;
+using Json = nlohmann::json;
+
+void require_folder(const fs::path& path) {
+  if (const auto why = checkpoint::why_no_folder(path)) {
+    throw ConfigError(path, *why);
+  }
+  std::error_code error;
+  if (!fs::is_directory(path, error)) {
+    throw ConfigError(path, "is no folder; expected one that is there");
+  }
+}
+
+void require_parent(const fs::path& folder) {
+  require_folder(folder);
+  if (checkpoint::name_exists(folder / checkpoint::kManifestName)) {
+    throw ConfigError(
+        folder,
+        fmt::format(
+            "is a checkpoint itself, expected a folder of some; try lockstep checkpoint show {}",
+            folder.native()));
+  }
+}
+
+uint64_t bytes_of(const Manifest& manifest) {
+  return std::accumulate(
+      manifest.files.begin(),
+      manifest.files.end(),
+      uint64_t{0},
+      [](uint64_t sum, const auto& file) { return sum + file.summary.bytes; });
+}
+
+/// Null where nothing was saved under that name.
+Json step_of(const Manifest& manifest) {
+  return manifest.meta.value("step", Json());
+}
+
+/// The place of the one that a resume would take.
+std::optional<size_t> newest_of(const std::vector<Listed>& listed) {
+  for (size_t i = listed.size(); i-- > 0;) {
+    if (listed[i].manifest && listed[i].why.empty()) {
+      return i;
+    }
+  }
+  return std::nullopt;
+}
+
+bool is_leftover(const Listed& listed) {
+  return checkpoint::is_temporary_name(listed.path.filename().native());
+}
+
+std::string state_of(const Listed& listed) {
+  if (is_leftover(listed)) {
+    return "being written, or left by a save or prune that was killed; the next one removes it";
+  }
+  if (!listed.why.empty()) {
+    return "not valid: " + printable(without_folder(listed.why, listed.path));
+  }
+  std::error_code error;
+  const fs::path target = fs::read_symlink(listed.path, error);
+  return error ? "valid" : fmt::format("valid; a symbolic link to {}", printable(target));
+}
+
+Json to_json(const Listed& listed, bool newest) {
+  Json json = {
+      {"name", listed.path.filename().native()},
+      {"path", listed.path.native()},
+      {"valid", listed.why.empty()},
+      {"why", listed.why.empty() ? Json() : Json(listed.why)},
+      {"newest", newest},
+      {"leftover", is_leftover(listed)},
+      {"sequence", nullptr},
+      {"step", nullptr},
+      {"world_size", nullptr},
+      {"files", nullptr},
+      {"bytes", nullptr}};
+  if (listed.manifest) {
+    json["sequence"] = listed.manifest->sequence;
+    json["step"] = step_of(*listed.manifest);
+    json["world_size"] = listed.manifest->world_size;
+    json["files"] = listed.manifest->files.size();
+    json["bytes"] = bytes_of(*listed.manifest);
+  }
+  return json;
+}
+
+std::vector<std::string> to_row(const Listed& listed, bool newest) {
+  const std::string name = (newest ? "* " : "  ") + printable(listed.path.filename());
+  const std::string state = state_of(listed);
+  if (!listed.manifest) {
+    return {name, "-", "-", "-", "-", "-", state};
+  }
+  const Manifest& manifest = *listed.manifest;
+  const Json step = step_of(manifest);
+  return {
+      name,
+      std::to_string(manifest.sequence),
+      step.is_null() ? "-" : printable(step.dump()),
+      std::to_string(manifest.world_size),
+      std::to_string(manifest.files.size()),
+      checkpoint::format_bytes(bytes_of(manifest)),
+      state};
+}
+
+}  // namespace
+
+checkpoint::StoredCheckpoint open_checkpoint(const fs::path& path, checkpoint::Verify verify) {
+  require_folder(path);
+  if (!checkpoint::name_exists(path / checkpoint::kManifestName)) {
+    if (const auto newest = checkpoint::find_newest(path).path) {
+      throw ConfigError(
+          path,
+          fmt::format(
+              "is no checkpoint, but a folder of some; try the newest, {}", newest->native()));
+    }
+  }
+  return checkpoint::StoredCheckpoint(path, verify);
+}
+
+Report list_report(const fs::path& folder) {
+  require_parent(folder);
+  const std::vector<Listed> listed = checkpoint::list_checkpoints(folder);
+  const std::optional<size_t> newest = newest_of(listed);
+  const bool none = std::none_of(
+      listed.begin(), listed.end(), [](const Listed& item) { return item.manifest.has_value(); });
+  if (const auto deepspeeds = checkpoint::deepspeed_checkpoint(folder); none && deepspeeds) {
+    throw CheckpointError(*deepspeeds);
+  }
+  Report report;
+  Json entries = Json::array();
+  std::vector<std::vector<std::string>> rows = {
+      {"  NAME", "SEQUENCE", "STEP", "WORLD", "FILES", "SIZE", "STATE"}};
+  for (size_t i = 0; i < listed.size(); ++i) {
+    entries.push_back(to_json(listed[i], i == newest));
+    rows.push_back(to_row(listed[i], i == newest));
+  }
+  report.json = {
+      {"folder", folder.native()},
+      {"newest", newest ? Json(listed[*newest].path.filename().native()) : Json()},
+      {"checkpoints", std::move(entries)}};
+  if (listed.empty()) {
+    report.text = printable(folder) + ": no checkpoints\n";
+  } else {
+    report.text =
+        render_table(rows, {false, true, true, true, true, true, false}, terminal_columns());
+    report.text += newest ? "  * is the newest valid one\n" : "  none is valid\n";
+  }
+  return report;
+}
+
+Report prune_report(const fs::path& folder, const checkpoint::PruneOptions& options) {
+  require_parent(folder);
+  Report report;
+  Json cleaned_up = Json::array();
+  if (!options.dry_run) {
+    for (const fs::path& path : checkpoint::remove_stale(folder)) {
+      cleaned_up.push_back(path.filename().native());
+      report.text +=
+          fmt::format("cleaned up {}, which a killed save or prune left\n", printable(path));
+    }
+  }
+  const std::vector<Listed> before = checkpoint::list_checkpoints(folder);
+  Json damaged = Json::array();
+  checkpoint::PruneOptions telling = options;
+  telling.not_counted = [&](const checkpoint::Skipped& skipped) {
+    damaged.push_back({{"name", skipped.path.filename().native()}, {"why", skipped.why}});
+    report.text += fmt::format(
+        "{} is damaged, and does not count: {}\n",
+        printable(skipped.path),
+        printable(without_folder(skipped.why, skipped.path)));
+  };
+  const std::vector<fs::path> old = checkpoint::prune(folder, telling);
+  Json removed = Json::array();
+  Json kept = Json::array();
+  uint64_t bytes = 0;
+  for (const Listed& listed : before) {
+    if (!listed.manifest) {
+      continue;
+    }
+    if (std::find(old.begin(), old.end(), listed.path) == old.end()) {
+      kept.push_back(listed.path.filename().native());
+      continue;
+    }
+    const uint64_t own = bytes_of(*listed.manifest);
+    bytes += own;
+    removed.push_back(
+        {{"name", listed.path.filename().native()},
+         {"path", listed.path.native()},
+         {"sequence", listed.manifest->sequence},
+         {"bytes", own}});
+    report.text += fmt::format(
+        "{} {} ({})\n",
+        options.dry_run ? "would remove" : "removed",
+        printable(listed.path),
+        checkpoint::format_bytes(own));
+  }
+  report.text += fmt::format(
+      "{} {}, {}; {} {}\n",
+      counted(removed.size(), "checkpoint"),
+      options.dry_run ? "would go" : "removed",
+      checkpoint::format_bytes(bytes),
+      kept.size(),
+      options.dry_run ? "would stay" : "left");
+  report.json = {
+      {"folder", folder.native()},
+      {"keep", options.keep},
+      {"dry_run", options.dry_run},
+      {"removed", std::move(removed)},
+      {"kept", std::move(kept)},
+      {"damaged", std::move(damaged)},
+      {"cleaned_up", std::move(cleaned_up)},
+      {"bytes", bytes}};
+  return report;
+}
+
+}  // namespace lockstep::cli

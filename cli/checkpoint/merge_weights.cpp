@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/checkpoint/merge_weights.h"
+
+#include <algorithm>
+#include <new>
+#include <system_error>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "cli/checkpoint/checkpoint_reports.h"
+#include "cli/checkpoint/convert_floats.h"
+#include "lockstep/storage/byte_size.h"
+#include "lockstep/storage/files.h"
+#include "lockstep/storage/model_files.h"
+#include "lockstep/storage/model_shards.h"
+#include "lockstep/storage/tensor_set.h"
+
+namespace lockstep::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using checkpoint::Dtype;
+using checkpoint::OutputTensor;
+using checkpoint::SetTensor;
+using checkpoint::StoredCheckpoint;
+using checkpoint::TensorSet;
+using checkpoint::TensorSlice;
+
+TensorSet open_model(const StoredCheckpoint& stored, int model) {
+  const std::string stem = model == 0 ? "model" : fmt::format("model_{}", model);
+  if (!TensorSet::exists(stored, stem)) {
+    throw ConfigError(
+        stored.path(),
+        fmt::format(
+            "holds no set of tensors {}; it holds {}",
+            stem,
+            printable(fmt::format("{}", fmt::join(TensorSet::stems(stored), ", ")))));
+  }
+  return TensorSet(stored, stem);
+}
+
+bool is_checkpoint(const fs::path& folder) {
+  std::error_code error;
+  if (!fs::exists(folder / checkpoint::kManifestName, error)) {
+    return false;
+  }
+  try {
+    checkpoint::read_manifest(folder);
+    return true;
+  } catch (const CheckpointError&) {
+    return false;  // Others call files so, too.
+  }
+}
+
+/// What lies in a checkpoint goes with it, and makes it what it was not.
+void refuse_checkpoint(const fs::path& output) {
+  std::error_code error;
+  fs::path folder = fs::weakly_canonical(output, error);
+  for (; folder.has_relative_path(); folder = folder.parent_path()) {
+    if (is_checkpoint(folder)) {
+      throw ConfigError(
+          output,
+          fmt::format(
+              "is, or lies in, the checkpoint {}, whose files must stay what they are; try another "
+              "folder",
+              folder.native()));
+    }
+  }
+}
+
+/// Removes on its way out the folders that were not there when it came, if they are empty.
+class MadeFolders {
+ public:
+  explicit MadeFolders(const fs::path& folder) {
+    std::error_code error;
+    for (fs::path path = folder; !path.empty() && !fs::exists(path, error);
+         path = path.parent_path()) {
+      absent_.push_back(path);
+    }
+  }
+  ~MadeFolders() {
+    std::error_code ignored;
+    for (const fs::path& path : absent_) {
+      fs::remove(path, ignored);
+    }
+  }
+  MadeFolders(const MadeFolders&) = delete;
+  MadeFolders& operator=(const MadeFolders&) = delete;
+
+ private:
+  std::vector<fs::path> absent_;
+};
+
+void check_output(const fs::path& output, bool force) {
+  std::error_code error;
+  refuse_checkpoint(output);
+  if (output.extension() == ".safetensors" ||
+      (checkpoint::name_exists(output) && !fs::is_directory(output, error))) {
+    throw ConfigError(output, "is no folder; weights may need several files, so name a folder");
+  }
+  for (const char* name : {checkpoint::kModelFile, checkpoint::kModelIndex}) {
+    if (checkpoint::name_exists(output / name) && !force) {
+      throw ConfigError(output / name, "exists; try another folder, or --force to replace it");
+    }
+  }
+}
+
+Dtype written_as(Dtype dtype, MergeDtype wanted) {
+  if (!is_narrow_float(dtype)) {
+    return dtype;
+  }
+  switch (wanted) {
+    case MergeDtype::kKeep:
+      return dtype;
+    case MergeDtype::kFloat32:
+      return Dtype::kF32;
+    case MergeDtype::kFloat16:
+      return Dtype::kF16;
+    case MergeDtype::kBFloat16:
+      return Dtype::kBF16;
+  }
+  return dtype;
+}
+
+/// Fills `buffer` with a tensor's pieces as `dtype`.
+void convert(const TensorSet& set, const SetTensor& tensor, Dtype dtype, std::string& buffer) {
+  const size_t width = checkpoint::dtype_bytes(dtype);
+  buffer.resize(static_cast<size_t>(tensor.elements()) * width);
+  for (const TensorSlice& piece : tensor.pieces) {
+    char* const to = buffer.data() + static_cast<size_t>(piece.begin) * width;
+    const int64_t overflows = convert_floats(tensor.dtype, set.bytes(piece), dtype, to);
+    if (overflows > 0) {
+      throw CheckpointError(
+          set.file(piece.file).path(),
+          fmt::format(
+              "has {} too large for {}; try {}",
+              counted(static_cast<size_t>(overflows), "value"),
+              checkpoint::dtype_name(dtype),
+              dtype == Dtype::kF16 ? "--dtype bfloat16, or float32" : "--dtype float32"),
+          checkpoint::in_quotes(tensor.name));
+    }
+  }
+}
+
+/// The bytes of a whole tensor as `dtype`; in `buffer` if it lies in several pieces, or as another.
+std::string_view assemble(
+    const TensorSet& set, const SetTensor& tensor, Dtype dtype, std::string& buffer) {
+  if (tensor.dtype != dtype) {
+    convert(set, tensor, dtype, buffer);
+    return buffer;
+  }
+  if (tensor.pieces.size() == 1) {
+    return set.bytes(tensor.pieces.front());
+  }
+  buffer.reserve(static_cast<size_t>(tensor.elements()) * checkpoint::dtype_bytes(tensor.dtype));
+  for (const TensorSlice& piece : tensor.pieces) {
+    buffer += set.bytes(piece);
+  }
+  return buffer;
+}
+
+/// The same, with an error that names the tensor where memory runs out.
+std::string_view whole_bytes(
+    const TensorSet& set, const SetTensor& tensor, Dtype dtype, std::string& buffer) {
+  buffer = std::string();  // Gives its memory back before the next takes its own.
+  if (tensor.pieces.empty()) {
+    return {};
+  }
+  try {
+    return assemble(set, tensor, dtype, buffer);
+  } catch (const std::bad_alloc&) {
+    const uint64_t bytes =
+        static_cast<uint64_t>(tensor.elements()) * checkpoint::dtype_bytes(dtype);
+    throw CheckpointError(
+        set.file(tensor.pieces.front().file).path(),
+        fmt::format(
+            "needs {} ({} bytes) of memory to be written as {}, and there is not so much left; try "
+            "a host with more, a higher ulimit -v{}",
+            checkpoint::format_bytes(bytes),
+            bytes,
+            checkpoint::dtype_name(dtype),
+            tensor.dtype == dtype ? "" : ", or --dtype keep"),
+        checkpoint::in_quotes(tensor.name));
+  }
+}
+
+/// The names of frozen parameters that the run saved without.
+std::vector<std::string> left_out(const StoredCheckpoint& stored, int model) {
+  std::vector<std::string> names;
+  const auto all = stored.meta().find("left_out");
+  if (all == stored.meta().end() || !all->is_array() || all->size() <= static_cast<size_t>(model)) {
+    return names;
+  }
+  for (const nlohmann::json& name : (*all)[static_cast<size_t>(model)]) {
+    if (name.is_string()) {
+      names.push_back(name.get<std::string>());
+    }
+  }
+  return names;
+}
+
+}  // namespace
+
+MergeDtype parse_merge_dtype(const std::string& word) {
+  const auto* const found = std::find(kMergeDtypes.begin(), kMergeDtypes.end(), word);
+  if (found == kMergeDtypes.end()) {
+    throw ConfigError(
+        "--dtype",
+        fmt::format("got {}, expected one of {}", printable(word), fmt::join(kMergeDtypes, ", ")));
+  }
+  return static_cast<MergeDtype>(found - kMergeDtypes.begin());
+}
+
+Report merge_weights(const fs::path& path, const fs::path& output, const MergeOptions& options) {
+  // TensorSet checks the files it reads; others may be damaged, and the weights are to be had.
+  const StoredCheckpoint stored = open_checkpoint(path, checkpoint::Verify::kManifest);
+  const TensorSet set = open_model(stored, options.model);
+  check_output(output, options.force);
+  std::string buffer;
+  std::vector<OutputTensor> tensors;
+  int64_t elements = 0;
+  size_t converted = 0;
+  for (const SetTensor& tensor : set.tensors()) {
+    elements += tensor.elements();
+    const Dtype dtype = written_as(tensor.dtype, options.dtype);
+    converted += dtype == tensor.dtype ? 0 : 1;
+    tensors.push_back({tensor.name, dtype, tensor.shape, [&set, &tensor, &buffer, dtype] {
+                         return whole_bytes(set, tensor, dtype, buffer);
+                       }});
+  }
+  const MadeFolders made(output);
+  uint64_t bytes = 0;
+  for (const OutputTensor& tensor : tensors) {
+    bytes += checkpoint::output_bytes(path, tensor);
+  }
+  const std::vector<std::string> names =
+      checkpoint::write_model_files(output, tensors, options.max_shard_bytes);
+  Report report;
+  for (const std::string& name : names) {
+    report.text += printable(output / name) + "\n";
+  }
+  const std::string dtype = kMergeDtypes[static_cast<size_t>(options.dtype)];
+  report.text += fmt::format(
+      "{}, {} values, {}{}\n",
+      counted(tensors.size(), "tensor"),
+      with_commas(elements),
+      checkpoint::format_bytes(bytes),
+      converted == 0 ? "" : fmt::format("; {} made {}", counted(converted, "tensor"), dtype));
+  const std::vector<std::string> absent = left_out(stored, options.model);
+  if (!absent.empty()) {
+    report.text += fmt::format(
+        "without {}, which the checkpoint was saved without: {}\n",
+        counted(absent.size(), "frozen parameter"),
+        printable(fmt::format("{}", fmt::join(absent, ", "))));
+  }
+  report.json = {
+      {"checkpoint", path.native()},
+      {"output", output.native()},
+      {"files", names},
+      {"tensors", tensors.size()},
+      {"elements", elements},
+      {"bytes", bytes},
+      {"dtype", dtype},
+      {"converted", converted},
+      {"left_out", absent}};
+  return report;
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/completion/completion.h"
+
+#include <cstdio>
+
+#include <fmt/format.h>
+
+#include "cli/common/arguments.h"
+#include "cli/completion/man_page.h"
+#include "cli/common/report.h"
+#include "cli/common/usage_formatter.h"
+#include "lockstep/base/error.h"
+
+namespace lockstep::cli {
+namespace {
+
+constexpr const char* kFooter = R"(Examples:
+  source <(lockstep completion bash)         in ~/.bashrc
+  lockstep completion zsh > ~/.zfunc/_lockstep
+                                             in a folder of $fpath, before compinit
+  lockstep completion fish > ~/.config/fish/completions/lockstep.fish
+
+An installed Lockstep has them where the shells look for them.
+
+Exit code: 0; 2 for a wrong call.)";
+
+constexpr const char* kOneShellFooter = R"(Examples:
+  {}
+
+Exit code: 0; 2 for a wrong call.)";
+
+constexpr const char* kManFooter = R"(Examples:
+  lockstep man | man -l -
+  lockstep man > ~/.local/share/man/man1/lockstep.1
+
+Every command and option, as a manual page lockstep(1). An installed Lockstep has it where
+man looks for it.
+
+Exit code: 0; 2 for a wrong call.)";
+
+CLI::App* add_shell(CLI::App& completion, const std::string& shell, const std::string& example) {
+  CLI::App* command = completion.add_subcommand(shell, "Print the script for " + shell);
+  set_help(
+      *command,
+      "lockstep completion " + shell,
+      fmt::format(fmt::runtime(kOneShellFooter), example));
+  return command;
+}
+
+}  // namespace
+
+ShellCommands::ShellCommands(CLI::App& app)
+    : app_(app),
+      completion_(app.add_subcommand(
+          "completion", "Print a script that makes a shell complete these commands")) {
+  set_help(*completion_, "lockstep completion bash|zsh|fish", kFooter);
+  bash_ = add_shell(*completion_, "bash", "source <(lockstep completion bash)");
+  zsh_ = add_shell(*completion_, "zsh", "lockstep completion zsh > ~/.zfunc/_lockstep");
+  fish_ = add_shell(
+      *completion_, "fish", "lockstep completion fish > ~/.config/fish/completions/lockstep.fish");
+  man_ = app.add_subcommand("man", "Print the manual page, for man");
+  set_help(*man_, "lockstep man", kManFooter);
+}
+
+int ShellCommands::run(const std::vector<std::string>& words) const {
+  const std::string where = man_->parsed() ? "lockstep man" : "lockstep completion";
+  expect_no_words(where, words);
+  const CommandEntry root = command_tree(app_);
+  std::string text;
+  if (man_->parsed()) {
+    text = man_page(root);
+  } else if (bash_->parsed()) {
+    text = bash_completion(root);
+  } else if (zsh_->parsed()) {
+    text = zsh_completion(root);
+  } else if (fish_->parsed()) {
+    text = fish_completion(root);
+  } else {
+    throw ConfigError(where, "for which shell? expected one of bash, zsh, fish");
+  }
+  std::fwrite(text.data(), 1, text.size(), stdout);
+  flush_stdout();
+  return kExitOk;
+}
+
+}  // namespace lockstep::cli

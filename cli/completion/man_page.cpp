@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/completion/man_page.h"
+
+#include <fmt/format.h>
+
+#include "cli/common/build_facts.h"
+
+namespace lockstep::cli {
+namespace {
+
+constexpr const char* kEnd = R"(.SH EXIT STATUS
+.TP
+.B 0
+All went well.
+.TP
+.B 1
+Something failed; the message says what.
+.TP
+.B 2
+A wrong call or a wrong configuration.
+.TP
+.B 75
+A job was told to stop and has saved its state.
+.TP
+.B 128+N
+Signal N ended a rank, or the job.
+.PP
+Otherwise
+.B lockstep launch
+ends with the code of the rank that failed first.
+.SH FILES
+.TP
+.I $XDG_CONFIG_HOME/lockstep/config.yaml
+Settings, unless LOCKSTEP_CONFIG_FILE names another file; ~/.config is the default folder.
+.SH SEE ALSO
+.BR mpirun (1),
+.BR srun (1),
+.BR ssh (1)
+)";
+
+/// Text in which roff sees nothing but text.
+std::string escaped(const std::string& text) {
+  std::string result;
+  bool line_begins = true;
+  for (const char c : text) {
+    if (line_begins && (c == '.' || c == '\'')) {
+      result += "\\&";
+    }
+    line_begins = c == '\n';
+    switch (c) {
+      case '\\':
+        result += "\\e";
+        break;
+      case '-':
+        result += "\\-";
+        break;
+      case '\'':
+        result += "\\(aq";
+        break;
+      case '`':
+        result += "\\(ga";
+        break;
+      case '^':
+        result += "\\(ha";
+        break;
+      case '~':
+        result += "\\(ti";
+        break;
+      case '"':
+        result += "\\(dq";
+        break;
+      default:
+        result += c;
+    }
+  }
+  return result;
+}
+
+std::string option_text(const OptionEntry& option) {
+  std::string head;
+  for (const std::string& name : option.names) {
+    head += (head.empty() ? "" : ", ") + fmt::format("\\fB{}\\fR", escaped(name));
+  }
+  if (!option.value.empty()) {
+    head += fmt::format(" \\fI{}\\fR", escaped(option.value));
+  }
+  std::string choices;
+  for (const std::string& choice : option.choices) {
+    choices += (choices.empty() ? "One of " : ", ") + choice;
+  }
+  return fmt::format(
+      ".TP\n{}\n{}.\n{}",
+      head,
+      escaped(option.description),
+      choices.empty() ? "" : escaped(choices) + ".\n");
+}
+
+/// Examples and prose, line for line as --help has them.
+std::string footer_text(const std::string& footer) {
+  return footer.empty() ? "" : fmt::format(".PP\n.nf\n{}\n.fi\n", escaped(footer));
+}
+
+std::string command_text(const CommandEntry& command) {
+  std::string text = fmt::format(
+      ".SS lockstep {}\n{}.\n.PP\n.nf\n\\fB{}\\fR\n.fi\n",
+      escaped(command.path),
+      escaped(command.description),
+      escaped(command.usage));
+  for (const OptionEntry& option : command.options) {
+    text += option_text(option);
+  }
+  return text + footer_text(command.footer);
+}
+
+}  // namespace
+
+std::string man_page(const CommandEntry& root) {
+  std::string text = fmt::format(
+      ".TH LOCKSTEP 1 \"\" \"lockstep {}\" \"User Commands\"\n"
+      ".SH NAME\nlockstep \\- train one network on many processes\n"
+      ".SH SYNOPSIS\n.B lockstep\n.I COMMAND\n.RI [ OPTIONS ]\n"
+      ".SH DESCRIPTION\n{}\n.PP\nOptions may be written with _ for \\-.\n"
+      ".SH OPTIONS\n",
+      kBuild.version,
+      escaped(root.description));
+  for (const OptionEntry& option : root.options) {
+    text += option_text(option);
+  }
+  text += ".SH COMMANDS\n";
+  for_each_command(root, [&](const CommandEntry& command) {
+    text += command.path.empty() ? "" : command_text(command);
+  });
+  return text + kEnd;
+}
+
+}  // namespace lockstep::cli

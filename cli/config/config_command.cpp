@@ -1,0 +1,296 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/config/config_command.h"
+
+#include <csignal>
+#include <filesystem>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "cli/config/menu.h"
+#include "cli/config/questionnaire.h"
+#include "cli/config/settings_report.h"
+#include "cli/common/usage_formatter.h"
+#include "lockstep/base/error.h"
+#include "lockstep/config/import_accelerate.h"
+#include "lockstep/config/settings.h"
+
+namespace lockstep::cli {
+namespace {
+
+using config::ConfigLocation;
+using config::ConfigValues;
+using Json = nlohmann::json;
+
+constexpr const char* kFooter = R"(Examples:
+  lockstep config                              asks, and writes the file
+  lockstep config default --mixed-precision bf16
+  lockstep config show                         what a launch here would use, and who says so
+  lockstep config validate cluster.yaml
+  lockstep config import                       takes over Accelerate's file
+
+Without COMMAND asks for the settings that differ from one user to the next; what the file
+says already is what Enter takes. On a terminal with arrow keys, else with numbered lines,
+which may come through a pipe.
+
+The file is --config-file, else $LOCKSTEP_CONFIG_FILE, else lockstep/config.yaml in
+$XDG_CONFIG_HOME or ~/.config. It is written whole or not at all, for this user alone, with
+a comment for every setting; comments of your own are not kept. A flag of lockstep launch
+comes before the environment, that before the file, and that before the default.
+
+Exit code: 0; 1 if the file cannot be written; 2 for a wrong call, value or file; 130 for
+Ctrl-C.)";
+
+constexpr const char* kDefaultFooter = R"(Examples:
+  lockstep config default
+  lockstep config default --mixed-precision bf16 --config-file cluster.yaml
+
+One process a GPU, or one a core where there is none. lockstep::config::write_basic_config
+does the same from a program.
+
+Exit code: 0; 1 if the file cannot be written; 2 for a wrong call, or if there is a file.)";
+
+constexpr const char* kShowFooter = R"(Examples:
+  lockstep config show
+  LOCKSTEP_MAX_RESTARTS=3 lockstep config show
+  lockstep config show --json | jq -r '.settings[] | select(.value != null) | .name'
+
+Every setting, its value, and the variable, or the file and line, that says so.
+
+Exit code: 0; 2 for a wrong call, value or file.)";
+
+constexpr const char* kValidateFooter = R"(Examples:
+  lockstep config validate
+  lockstep config validate cluster.yaml job.json
+
+Names everything that is wrong: unknown keys, keys given twice, values of another type or
+out of range, each with file:line:column.
+
+Exit code: 0 if all are right; 2 if not, or for a wrong call.)";
+
+constexpr const char* kImportFooter = R"(Examples:
+  lockstep config import                       Accelerate's own default_config.yaml
+  lockstep config import accelerate.yaml --config-file cluster.yaml
+
+Reads what accelerate config wrote, YAML or JSON, and the DeepSpeed JSON that it names. Says
+which keys mean nothing here and what is left to the program; refuses what Lockstep cannot
+do, with the reason.
+
+Exit code: 0; 1 if the file cannot be written; 2 for a wrong call, for what cannot be taken
+over, or if there is a file.)";
+
+void check_count(
+    const std::string& command,
+    const std::vector<std::string>& words,
+    size_t most,
+    const char* expected) {
+  if (words.size() > most) {
+    throw ConfigError(
+        command,
+        fmt::format(
+            "got {}, expected {}; try {} --help",
+            counted(words.size(), "path"),
+            expected,
+            command));
+  }
+}
+
+/// Writes, or refuses because there is a file.
+void write(const ConfigLocation& location, const ConfigValues& values, bool force) {
+  if (!config::write_config(location.path, config::render_config(values), force)) {
+    throw ConfigError(
+        location.path.native(),
+        "there is a configuration already, which stays as it is; add --force to replace it, or "
+        "--config-file for another place");
+  }
+}
+
+/// How a launch comes to read the file.
+std::string hint_of(const ConfigLocation& location) {
+  return location.chosen_by == "--config-file"
+             ? "lockstep launch --config-file " + printable(location.path.native()) + " reads it"
+             : "lockstep launch reads it";
+}
+
+}  // namespace
+
+ConfigCommand::ConfigCommand(CLI::App& app)
+    : command_(app.add_subcommand("config", "Write, show and check the settings of a launch")) {
+  set_help(*command_, "lockstep config [COMMAND] [OPTIONS]", kFooter);
+  add_file_option(*command_);
+  default_ =
+      add("default",
+          "Write what suits most machines",
+          "default [--mixed-precision no|fp16|bf16] [--force] [--json]");
+  default_->footer(kDefaultFooter);
+  default_->add_option("--mixed-precision", mixed_precision_, "What autocast computes in (no)")
+      ->type_name("P");
+  show_ = add("show", "Show every setting, and who said it", "show [--json]");
+  show_->footer(kShowFooter);
+  validate_ =
+      add("validate", "Name everything that is wrong in files", "validate [FILE...] [--json]");
+  validate_->footer(kValidateFooter);
+  import_ = add("import", "Take over Accelerate's file", "import [FILE] [--force] [--json]");
+  import_->footer(kImportFooter);
+  for (CLI::App* const command : {default_, import_}) {
+    command->add_flag("--force", force_, "Replace a configuration that is there already");
+  }
+}
+
+CLI::App* ConfigCommand::add(
+    const std::string& name, const std::string& what, const std::string& usage) {
+  CLI::App* command = command_->add_subcommand(name, what);
+  set_help(*command, "lockstep config " + usage, "");
+  add_file_option(*command);
+  command->add_flag("--json", json_, "Say it as one object of JSON, errors too");
+  return command;
+}
+
+void ConfigCommand::add_file_option(CLI::App& command) {
+  command
+      .add_option("--config-file", config_file_, "The configuration, instead of the default one")
+      ->type_name("PATH");
+}
+
+std::optional<std::string> ConfigCommand::chosen_file() const {
+  return config_file_.empty() ? std::nullopt : std::optional(config_file_);
+}
+
+ConfigLocation ConfigCommand::location() const {
+  auto found = config::find_config(chosen_file(), Environment::process());
+  if (!found) {
+    throw ConfigError(
+        "lockstep config",
+        "HOME is not set, so there is no default place; set it, or add --config-file PATH");
+  }
+  return std::move(*found);
+}
+
+int ConfigCommand::ask() const {
+  const ConfigLocation target = location();
+  const bool is_there = std::filesystem::exists(target.path);
+  Menu menu(STDIN_FILENO, STDOUT_FILENO, Environment::process());
+  try {
+    ConfigValues present;
+    if (is_there) {
+      present = config::values_of(config::read_document(target.path));
+    }
+    const ConfigValues values = ask_settings(menu, std::move(present));
+    write(target, values, true);
+  } catch (const Interrupted&) {
+    menu.say("\n");
+    return kExitSignalBase + SIGINT;
+  }
+  menu.say(fmt::format(
+      "{} {}; {}\n",
+      is_there ? "replaced" : "wrote",
+      printable(target.path.native()),
+      hint_of(target)));
+  return kExitOk;
+}
+
+Report ConfigCommand::write_default() const {
+  const ConfigLocation target = location();
+  config::check_value(
+      *config::find_setting("mixed_precision"),
+      mixed_precision_,
+      "lockstep config default",
+      "--mixed-precision");
+  write(
+      target,
+      {.settings = {{"num_processes", "auto"}, {"mixed_precision", mixed_precision_}},
+       .variables = {}},
+      force_);
+  Report report;
+  report.text = fmt::format("wrote {}; {}\n", printable(target.path.native()), hint_of(target));
+  report.json = {{"config_file", target.path.native()}};
+  return report;
+}
+
+Report ConfigCommand::validate(const std::vector<std::string>& words) const {
+  std::vector<std::string> paths = words;
+  if (paths.empty()) {
+    paths.push_back(location().path.native());
+  }
+  Report report;
+  report.json["files"] = Json::array();
+  for (const std::string& path : paths) {
+    std::vector<std::string> faults;
+    size_t settings = 0;
+    try {
+      const config::Document document = config::read_document(path);
+      faults = config::faults_of(document);
+      settings = document.root.entries.size();
+    } catch (const ConfigError& error) {
+      faults.emplace_back(error.what());
+    }
+    report.json["files"].push_back({{"path", path}, {"faults", faults}});
+    report.text +=
+        faults.empty()
+            ? fmt::format("{}: {}, all right\n", printable(path), counted(settings, "setting"))
+            : fmt::format("{}: {}\n", printable(path), counted(faults.size(), "fault"));
+    for (const std::string& fault : faults) {
+      report.text += "  " + printable(fault) + "\n";
+    }
+    report.exit_code = faults.empty() ? report.exit_code : kExitUsage;
+  }
+  return report;
+}
+
+Report ConfigCommand::import_file(const std::vector<std::string>& words) const {
+  check_count("lockstep config import", words, 1, "one file of Accelerate's at most");
+  const Environment environment = Environment::process();
+  const std::filesystem::path source =
+      words.empty() ? config::accelerate_config_path(environment) : std::filesystem::path(words[0]);
+  const config::Import import =
+      config::import_accelerate(config::read_document(source), environment);
+  const ConfigLocation target = location();
+  write(target, import.values, force_);
+  Report report;
+  report.text = fmt::format(
+      "took {} from {}\nwrote {}; {}\n",
+      counted(import.values.settings.size() + import.values.variables.size(), "setting"),
+      printable(source.native()),
+      printable(target.path.native()),
+      hint_of(target));
+  for (const std::string& note : import.notes) {
+    report.text += "note: " + printable(note) + "\n";
+  }
+  if (!import.without_meaning.empty()) {
+    report.text +=
+        fmt::format("note: without meaning here: {}\n", fmt::join(import.without_meaning, ", "));
+  }
+  report.json = {
+      {"source", source.native()},
+      {"config_file", target.path.native()},
+      {"settings", import.values.settings},
+      {"env", import.values.variables},
+      {"notes", import.notes},
+      {"without_meaning", import.without_meaning}};
+  return report;
+}
+
+Report ConfigCommand::make_report(const std::vector<std::string>& words) const {
+  if (validate_->parsed()) {
+    return validate(words);
+  }
+  if (import_->parsed()) {
+    return import_file(words);
+  }
+  check_count(
+      default_->parsed() ? "lockstep config default" : "lockstep config show", words, 0, "none");
+  return default_->parsed() ? write_default() : own_settings_report(chosen_file());
+}
+
+int ConfigCommand::run(const std::vector<std::string>& words) const {
+  const std::vector<CLI::App*> given = command_->get_subcommands();
+  if (given.empty()) {
+    return ask();
+  }
+  return print_report(
+      "lockstep.config." + given.front()->get_name(), json_, [&] { return make_report(words); });
+}
+
+}  // namespace lockstep::cli

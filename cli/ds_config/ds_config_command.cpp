@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/ds_config/ds_config_command.h"
+
+#include <fmt/format.h>
+
+#include "cli/common/arguments.h"
+#include "cli/ds_config/ds_config_report.h"
+#include "cli/common/numbers.h"
+#include "cli/ds_config/schedule_report.h"
+#include "cli/common/usage_formatter.h"
+
+namespace lockstep::cli {
+namespace {
+
+constexpr int64_t kMostRanks = 1'000'000;
+constexpr double kMostRate = 1e6;
+
+constexpr const char* kFooter = R"(Examples:
+  lockstep ds-config check ds_config.json --world 8
+  lockstep ds-config keys
+
+lockstep ds-config COMMAND --help says more about one command.
+
+Exit code: 0; 2 for a file with errors, or a wrong call.)";
+
+constexpr const char* kCheckFooter = R"(Examples:
+  lockstep ds-config check ds_config.json --world 8
+  lockstep ds-config check ds_config.json --world 8 --json | jq '.values["gradient_clipping"]'
+
+Reads DeepSpeed's configuration strictly: a key that nobody knows, a value of another type and
+an option that Lockstep does not carry out are errors, and all of them are shown, each with
+file:line:column. Else every value is shown with who said it: a place in the file, a default,
+or what it was derived from; below, notes on old names and on keys that say nothing here.
+Comments (#, //, /* */) and trailing commas are fine.
+
+Exit code: 0; 2 for a file with errors, or a wrong call.)";
+
+constexpr const char* kKeysFooter = R"(Examples:
+  lockstep ds-config keys
+  lockstep ds-config keys | grep zero_quantized
+
+Prints what becomes of each key: it works, it says nothing here (and why), or it is refused (and
+what to do instead); then the optimizers and schedules with their parameters.
+
+Exit code: 0.)";
+
+constexpr const char* kScheduleFooter = R"(Examples:
+  lockstep schedule ds_config.json --steps 5000
+  lockstep schedule ds_config.json --steps 5000 --plot
+  lockstep schedule ds_config.json --steps 5000 --json | jq .lr
+
+Prints the learning rates (and momenta) of the scheduler section: at construction, which is step
+0, and after each step. The n-th update of a run is made with the rate of step n - 1. A table of
+many steps shows some of them, always those where something begins or ends; --json has all.
+
+Exit code: 0; 2 for a file with errors or without a scheduler, or a wrong call.)";
+
+std::string file_among(const std::string& command, const std::vector<std::string>& words) {
+  if (words.size() != 1 || words[0].empty()) {
+    throw ConfigError(
+        command,
+        fmt::format(
+            "got {}, expected one file; try {} --help", counted(words.size(), "word"), command));
+  }
+  return words[0];
+}
+
+}  // namespace
+
+DsConfigCommand::DsConfigCommand(CLI::App& app)
+    : command_(app.add_subcommand("ds-config", "Check DeepSpeed's ds_config.json")) {
+  set_help(*command_, "lockstep ds-config check|keys", kFooter);
+  check_ = command_->add_subcommand("check", "Show what it says, or all that is wrong with it");
+  set_help(*check_, "lockstep ds-config check FILE --world N [--json]", kCheckFooter);
+  check_->add_option("--world", world_size_, "How many ranks share a batch")
+      ->type_name("N")
+      ->check(integer_between(1, kMostRanks));
+  check_->add_flag("--json", json_, "Say it as one object of JSON, errors too");
+  keys_ = command_->add_subcommand("keys", "Show what becomes of each key");
+  set_help(*keys_, "lockstep ds-config keys", kKeysFooter);
+}
+
+int DsConfigCommand::run(const std::vector<std::string>& words) const {
+  if (keys_->parsed()) {
+    expect_no_words("lockstep ds-config keys", words);
+    return print_report("lockstep.ds-config.keys", false, ds_config_keys_report);
+  }
+  if (!check_->parsed()) {
+    throw ConfigError("lockstep ds-config", "which command? expected one of check, keys");
+  }
+  const std::string name = "lockstep ds-config check";
+  return print_report("lockstep.ds-config.check", json_, [&] {
+    const std::string file = file_among(name, words);
+    if (!world_size_) {
+      throw ConfigError(
+          name, "how many ranks share a batch? expected --world N; batch sizes depend on it");
+    }
+    return ds_config_report(file, *world_size_, !json_);
+  });
+}
+
+ScheduleCommand::ScheduleCommand(CLI::App& app)
+    : command_(app.add_subcommand("schedule", "Show the learning rates of a ds_config.json")) {
+  set_help(
+      *command_, "lockstep schedule FILE --steps N [--lr RATE] [--json|--plot]", kScheduleFooter);
+  command_->add_option("--steps", steps_, "How many steps are made")
+      ->type_name("N")
+      ->check(integer_between(1, kMostScheduleSteps));
+  command_->add_option("--lr", lr_, "The optimizer's rate, in place of the file's")
+      ->type_name("RATE")
+      ->check(number_between(0, kMostRate));
+  command_->add_flag("--json", json_, "Say it as one object of JSON, errors too");
+  command_->add_flag("--plot", plot_, "Draw it");
+}
+
+int ScheduleCommand::run(const std::vector<std::string>& words) const {
+  const std::string name = "lockstep schedule";
+  return print_report("lockstep.schedule", json_, [&] {
+    const std::string file = file_among(name, words);
+    if (!steps_) {
+      throw ConfigError(name, "how many steps? expected --steps N");
+    }
+    if (json_ && plot_) {
+      throw ConfigError(name, "got --json and --plot, expected one of them");
+    }
+    return schedule_report(
+        {.file = file, .steps = *steps_, .base_lr = lr_, .plot = plot_, .log_errors = !json_});
+  });
+}
+
+}  // namespace lockstep::cli

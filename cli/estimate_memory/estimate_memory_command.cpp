@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/estimate_memory/estimate_memory_command.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "cli/common/choices.h"
+#include "cli/estimate_memory/estimate_memory.h"
+#include "cli/estimate_memory/estimate_memory_model.h"
+#include "cli/common/numbers.h"
+#include "cli/common/usage_formatter.h"
+#include "lockstep/base/env.h"
+#include "lockstep/base/split.h"
+#include "lockstep/base/suggest.h"
+
+namespace lockstep::cli {
+namespace {
+
+constexpr const char* kWhere = "lockstep estimate-memory";
+
+constexpr const char* kFooter = R"(Examples:
+  lockstep estimate-memory exported/model.safetensors
+  lockstep estimate-memory --parameters 7b --largest-layer 131M --ranks 8,64 --hosts 8
+  lockstep estimate-memory runs/a/checkpoints/checkpoint_3 --optimizer sgd --json
+
+PATH is a .safetensors file, a folder or index of them, or a checkpoint; headers alone are
+read. The first table is that of accelerate estimate-memory: to load the model in each
+dtype, and to train it with a batch of one. The second says what each rank of Lockstep
+holds of parameters, gradients and optimizer state in each stage of ZeRO, all float32,
+and beside it what the papers of ZeRO and ZeRO-Offload say (by --mixed-precision), and
+DeepSpeed's estimate_zero2/3_model_states_mem_needs to 16-bit training with Adam.
+With --parameters alone nothing is known of layers.
+
+Not counted: activations, which grow with the batch, buffers for communication, data,
+and what libraries and the device's driver take for themselves.
+
+Exit code: 0; 1 if a file cannot be read; 2 for a wrong call.)";
+
+int64_t parse_number(const std::string& option, const std::string& text, int64_t most) {
+  const std::optional<int64_t> number = parse_integer(text);
+  if (!number || *number < 1 || *number > most) {
+    throw ConfigError(
+        kWhere,
+        fmt::format(
+            "{} got '{}', expected a whole number from 1 to {}",
+            option,
+            printable(text),
+            with_commas(most)));
+  }
+  return *number;
+}
+
+std::vector<std::string> checked_dtypes(const std::string& list) {
+  const std::vector<std::string> known(kEstimateDtypes.begin(), kEstimateDtypes.end());
+  std::vector<std::string> dtypes = split(list, ',');
+  for (const std::string& dtype : dtypes) {
+    if (std::find(known.begin(), known.end(), dtype) == known.end()) {
+      throw ConfigError(
+          kWhere,
+          fmt::format(
+              "--dtypes got '{}', expected some of {}{}",
+              printable(dtype),
+              fmt::join(known, ", "),
+              did_you_mean(dtype, known)));
+    }
+  }
+  return dtypes;
+}
+
+int64_t optimizer_numbers(const std::string& optimizer, const ModelSize& size) {
+  if (const auto numbers = state_numbers_of(optimizer)) {
+    return *numbers * size.parameters;
+  }
+  if (!size.layers) {
+    throw ConfigError(
+        kWhere,
+        "what adafactor keeps depends on the shapes of tensors, which --parameters does not tell; "
+        "give a file or folder instead");
+  }
+  return size.layers->adafactor_numbers;
+}
+
+std::vector<int64_t> checked_ranks(const std::string& list, int64_t hosts) {
+  std::vector<int64_t> numbers;
+  for (const std::string& word : split(list, ',')) {
+    numbers.push_back(parse_number("--ranks", word, kMostRanks));
+    if (numbers.back() % hosts != 0) {
+      throw ConfigError(
+          kWhere,
+          fmt::format(
+              "{} ranks do not divide among {} hosts; expected equally many on each",
+              numbers.back(),
+              hosts));
+    }
+  }
+  return numbers;
+}
+
+}  // namespace
+
+EstimateMemoryCommand::EstimateMemoryCommand(CLI::App& app)
+    : command_(app.add_subcommand(
+          "estimate-memory", "Say what a model takes to be loaded and trained")) {
+  set_help(*command_, "lockstep estimate-memory PATH|--parameters N [OPTIONS] [--json]", kFooter);
+  command_->add_option("--parameters", parameters_, "Instead of PATH: how many, like 7b or 350M")
+      ->type_name("N");
+  command_
+      ->add_option(
+          "--largest-layer", largest_layer_, "With --parameters: how many the largest layer has")
+      ->type_name("N");
+  command_->add_option("--ranks", ranks_, "Numbers of ranks, each with a table of its own (2)")
+      ->type_name("N,...");
+  command_->add_option("--hosts", hosts_, "On so many hosts, equally many ranks on each (1)")
+      ->type_name("H");
+  command_->add_option("--dtypes", dtypes_, "Of the first table (all)")
+      ->type_name(fmt::format("{}", fmt::join(kEstimateDtypes, ",")));
+  command_->add_option("--optimizer", optimizer_, "Whose state is counted (adamw)")
+      ->type_name("NAME")
+      ->check(one_of(estimate_optimizers()));
+  command_
+      ->add_option(
+          "--mixed-precision", mixed_precision_, "Of the papers' columns: no is all float32 (bf16)")
+      ->type_name("NAME")
+      ->check(one_of({"no", "fp16", "bf16"}));
+  command_
+      ->add_option("--model", model_, "Which of a checkpoint: 0 is the set model, 1 is model_1 (0)")
+      ->type_name("N")
+      ->check(integer_between(0, std::numeric_limits<int>::max()));
+  command_->add_flag("--json", json_, "Say it as one object of JSON, errors too");
+}
+
+EstimateRequest EstimateMemoryCommand::request_of(const std::vector<std::string>& words) const {
+  if (words.size() + (parameters_.empty() ? 0 : 1) != 1 || (!words.empty() && words[0].empty())) {
+    throw ConfigError(
+        kWhere, "of which model? expected one path, or --parameters N; try --parameters 7b");
+  }
+  if (!largest_layer_.empty() && parameters_.empty()) {
+    throw ConfigError(kWhere, "--largest-layer goes with --parameters; files tell their layers");
+  }
+  EstimateRequest request;
+  request.path = words.empty() ? "" : words[0];
+  request.size = words.empty() ? size_of_parameters(parse_count("--parameters", parameters_))
+                               : size_of_model(tensors_of_model(words[0], model_));
+  if (request.size.parameters < 1 || request.size.parameters > kMostParameters) {
+    throw ConfigError(
+        request.path,
+        fmt::format(
+            "holds {} parameters, expected from 1 to {}",
+            with_commas(request.size.parameters),
+            with_commas(kMostParameters)));
+  }
+  if (request.size.layers) {
+    request.largest_layer_parameters = request.size.layers->largest_own_parameters;
+  } else if (!largest_layer_.empty()) {
+    request.largest_layer_parameters = parse_count("--largest-layer", largest_layer_);
+    if (*request.largest_layer_parameters > request.size.parameters) {
+      throw ConfigError(kWhere, "--largest-layer is more than --parameters");
+    }
+  }
+  request.dtypes = checked_dtypes(dtypes_);
+  request.optimizer = optimizer_;
+  request.optimizer_numbers = optimizer_numbers(optimizer_, request.size);
+  request.mixed_precision = mixed_precision_;
+  request.hosts = parse_number("--hosts", hosts_, kMostRanks);
+  request.ranks = checked_ranks(ranks_, request.hosts);
+  return request;
+}
+
+int EstimateMemoryCommand::run(const std::vector<std::string>& words) const {
+  return print_report(
+      "lockstep.estimate-memory", json_, [&] { return estimate_report(request_of(words)); });
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/estimate_memory/estimate_memory_report.h"
+
+namespace lockstep::cli {
+
+/// `lockstep estimate-memory`: what a model takes to be loaded and trained.
+class EstimateMemoryCommand {
+ public:
+  /// Adds the command to `app`, which must not outlive this.
+  explicit EstimateMemoryCommand(CLI::App& app);
+
+  bool was_given() const { return command_->parsed(); }
+  /// Runs with the path among its words, if one was given; returns the exit code. ConfigError for
+  /// what makes no sense.
+  int run(const std::vector<std::string>& words) const;
+
+ private:
+  EstimateRequest request_of(const std::vector<std::string>& words) const;
+
+  CLI::App* command_;  // [not null]
+  std::string parameters_;
+  std::string largest_layer_;
+  std::string ranks_ = "2";
+  std::string hosts_ = "1";
+  std::string dtypes_ = "float32,float16,bfloat16,int8,int4";
+  std::string optimizer_ = "adamw";
+  std::string mixed_precision_ = "bf16";
+  int model_ = 0;
+  bool json_ = false;
+};
+
+}  // namespace lockstep::cli

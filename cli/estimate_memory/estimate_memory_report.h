@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/estimate_memory/estimate_memory.h"
+#include "cli/estimate_memory/estimate_memory_model.h"
+#include "cli/common/report.h"
+
+namespace lockstep::cli {
+
+/// What is to be estimated; all of it has been checked.
+struct EstimateRequest {
+  std::string path;  ///< Of the model; empty: only a number of parameters is known.
+  ModelSize size;
+  std::optional<int64_t> largest_layer_parameters;  ///< As DeepSpeed counts them.
+  std::vector<std::string> dtypes;                  ///< Some of kEstimateDtypes.
+  std::string optimizer;
+  int64_t optimizer_numbers = 0;  ///< That it keeps of all parameters together.
+  std::string mixed_precision;    ///< no, fp16 or bf16.
+  std::vector<int64_t> ranks;     ///< Each a multiple of `hosts`.
+  int64_t hosts = 1;
+};
+
+/// The tables of `lockstep estimate-memory`.
+Report estimate_report(const EstimateRequest& request);
+
+}  // namespace lockstep::cli

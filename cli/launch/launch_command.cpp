@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/launch/launch_command.h"
+
+#include <algorithm>
+
+#include "cli/launch/launch_settings.h"
+#include "cli/launch/launch_starter.h"
+#include "cli/common/report.h"
+#include "cli/common/usage_formatter.h"
+#include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
+#include "lockstep/launcher/plan/dry_run.h"
+#include "lockstep/launcher/job/fan_out.h"
+#include "lockstep/launcher/job/job.h"
+#include "lockstep/launcher/plan/plan.h"
+
+namespace lockstep::cli {
+namespace {
+
+constexpr const char* kFooter = R"(Examples:
+  lockstep launch -n 2 ./train --epochs 3      two ranks of a program
+  lockstep launch -n auto train.py             one rank a GPU, or core, of a Python script
+  lockstep launch -n 2 -m package.train        a Python module
+  lockstep launch -n 2 --resume ./train        goes on where a stopped job has saved
+  lockstep launch -n 2 --max-restarts 3 ./train
+                                               goes on by itself after a failure
+  lockstep launch -n 4 --log-dir logs -r 0:0,1:3,2:3,3:3 ./train
+                                               shows rank 0 alone; the rest goes to files
+  lockstep launch --hostfile hosts --exclude node2:0 --dry-run ./train
+                                               says who would run where
+  lockstep launch -n 4 --rank-prefix -- ./train -n 5
+                                               what follows the program is its own
+
+Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the rest
+of torchrun's variables. A name without a slash is looked up in PATH; a .py file is
+run by $LOCKSTEP_PYTHON, else python3. Rank 0 reads this command's stdin, unless that
+is a terminal. Options may be written with _ for -. With a hostfile, variables are also
+read from .lockstep_env in the home folder and in the current one; --env wins.
+
+torchrun's PET_* variables, which Kubeflow sets, count as options: PET_NNODES=2 is
+--nnodes 2. One that contradicts an option is an error.
+
+Exit code: 0 if every rank ended with 0; else the code of the rank that failed first,
+128 + N if signal N ended it; 75 if the ranks saved and left; 124 at the --timeout; 2
+for a wrong call. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on
+to the ranks; a second SIGINT or SIGTERM kills them at once. A program whose Accelerator
+has a project_dir answers SIGTERM and SIGUSR1 by saving its state and leaving with 75;
+--resume goes on. A job is not restarted after a signal, a wrong call (2), or at its
+--timeout.)";
+
+}  // namespace
+
+LaunchCommand::LaunchCommand(CLI::App& app)
+    : command_(app.add_subcommand("launch", "Run a program as several ranks")) {
+  command_->prefix_command();
+  set_help(*command_, "lockstep launch -n N [OPTIONS] [--] PROGRAM [ARGS...]", kFooter);
+  add_launch_flags(*command_, flags_);
+  add_refused_flags(*command_);
+}
+
+std::vector<VariableOption> LaunchCommand::add_variables(std::vector<std::string>& words) const {
+  const auto has = [&words](const char* word) {
+    return std::find(words.begin(), words.end(), word) != words.end();
+  };
+  // Values of options are in one word with them.
+  if (!has("launch") || has("--help") || has("-h")) {
+    return {};
+  }
+  return add_torchrun_variables(Environment::process(), *command_, words);
+}
+
+int LaunchCommand::run(const std::vector<std::string>& program) const {
+  if (flags_.dry_run) {
+    return tell(program);
+  }
+  const LaunchFlags flags = with_settings(*command_, flags_, Environment::process());
+  const launcher::JobOptions options = job_options(flags, machine(), launcher::own_environment());
+  if (program.empty()) {
+    throw ConfigError(
+        "lockstep launch", "no program to run; expected one after the options, like -n 2 ./train");
+  }
+  launcher::JobPlan plan = launcher::plan_job(options, launcher::own_environment());
+  name_allocated_hosts(flags, Environment::process(), plan);
+  if (const auto starter = starter_of(flags, plan)) {
+    return launcher::run_fan_out(*starter, program, program_kind(flags_), options, plan);
+  }
+  return launcher::run_planned_job(
+      launcher::find_program(program, Environment::process(), program_kind(flags_)),
+      options,
+      plan,
+      {});
+}
+
+launcher::Machine LaunchCommand::machine() const {
+  launcher::Machine machine = launcher::this_machine();
+  if (flags_.options.cpu) {
+    machine.gpus = 0;
+  }
+  return machine;
+}
+
+int LaunchCommand::tell(const std::vector<std::string>& program) const {
+  return print_report("lockstep.launch", flags_.options.json, [&] {
+    const std::vector<std::string> inherited = launcher::own_environment();
+    const LaunchFlags flags = with_settings(*command_, flags_, Environment::process());
+    const launcher::JobOptions options = job_options(flags, machine(), inherited);
+    launcher::JobPlan plan = launcher::plan_job(options, inherited);
+    name_allocated_hosts(flags, Environment::process(), plan);
+    if (program.empty()) {
+      throw ConfigError("lockstep launch", "no program; expected one after the options");
+    }
+    const launcher::Program found =
+        launcher::find_program(program, Environment::process(), program_kind(flags_));
+    return Report{
+        .text = launcher::dry_run_text(plan, found), .json = launcher::dry_run_json(plan, found)};
+  });
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/launch/launch_flags.h"
+#include "cli/launch/torchrun_variables.h"
+
+namespace lockstep::cli {
+
+/// `lockstep launch`: runs a program as several ranks.
+class LaunchCommand {
+ public:
+  /// Adds the command to `app`, which must not outlive this.
+  explicit LaunchCommand(CLI::App& app);
+
+  bool was_given() const { return command_->parsed(); }
+  /// Appends torchrun's PET_* variables to `words`, what CLI::App::parse is to read, as options, if
+  /// the words call this command. ConfigError as add_torchrun_variables().
+  std::vector<VariableOption> add_variables(std::vector<std::string>& words) const;
+  /// Runs `program`, its name and arguments, or tells what would be run; returns the job's exit
+  /// code. ConfigError for what makes no sense.
+  int run(const std::vector<std::string>& program) const;
+
+ private:
+  launcher::Machine machine() const;
+  int tell(const std::vector<std::string>& program) const;
+
+  CLI::App* command_;  // [not null]
+  LaunchFlags flags_;
+};
+
+}  // namespace lockstep::cli

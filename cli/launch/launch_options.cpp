@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <charconv>
+#include <iterator>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "cli/launch/launch_flags.h"
+#include "cli/launch/launch_starter.h"
+#include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/suggest.h"
+#include "lockstep/launcher/plan/env_file.h"
+#include "lockstep/launcher/plan/rank_environment.h"
+#include "lockstep/launcher/process/signals.h"
+
+namespace lockstep::cli {
+namespace {
+
+using launcher::CpuBind;
+using launcher::JobOptions;
+
+constexpr int kMostNodes = 1 << 20;
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw ConfigError("lockstep launch", what);
+}
+
+int parse_node_count(const std::string& text) {
+  const size_t colon = text.find(':');
+  const auto least = parse_integer(text.substr(0, colon));
+  const auto most = colon == std::string::npos ? least : parse_integer(text.substr(colon + 1));
+  if (!least || !most || *least < 1 || *most > kMostNodes || *most < *least) {
+    refuse(fmt::format("--nnodes makes no sense; got '{}', expected a number of hosts", text));
+  }
+  if (*least != *most) {
+    refuse(fmt::format(
+        "--nnodes {}: a job of a varying number of hosts is not supported; expected one number: "
+        "a restarted job may have another one and goes on from its checkpoint",
+        text));
+  }
+  return static_cast<int>(*most);
+}
+
+/// HOST:PORT, HOST, or with IPv6 [HOST]:PORT.
+void read_endpoint(const std::string& text, JobOptions& options) {
+  constexpr int kLastPort = 65535;
+  const size_t bracket = text.rfind(']');
+  const size_t colon = text.find(':', bracket == std::string::npos ? 0 : bracket);
+  std::string host = text.substr(0, colon);
+  if (host.starts_with('[') && host.ends_with(']')) {
+    host = host.substr(1, host.size() - 2);
+  }
+  if (!options.master_addr.empty() && options.master_addr != host) {
+    refuse(fmt::format(
+        "--rdzv-endpoint {} and --master-addr {} disagree; give one", text, options.master_addr));
+  }
+  options.master_addr = host;
+  if (colon == std::string::npos) {
+    return;
+  }
+  const auto port = parse_integer(text.substr(colon + 1));
+  if (!port || *port < 0 || *port > kLastPort) {
+    refuse(fmt::format(
+        "--rdzv-endpoint makes no sense; got '{}', expected HOST:PORT with a port from 0 to {}",
+        text,
+        kLastPort));
+  }
+  if (options.master_port != 0 && options.master_port != *port) {
+    refuse(fmt::format(
+        "--rdzv-endpoint {} and --master-port {} disagree; give one", text, options.master_port));
+  }
+  options.master_port = static_cast<int>(*port);
+}
+
+void read_rendezvous_settings(const std::string& text, JobOptions& options) {
+  constexpr double kDaySeconds = 86400;
+  static const std::vector<std::string> known = {"join_timeout", "timeout"};
+  std::istringstream settings(text);
+  for (std::string setting; std::getline(settings, setting, ',');) {
+    const size_t equals = setting.find('=');
+    const std::string key = setting.substr(0, equals);
+    if (std::find(known.begin(), known.end(), key) == known.end()) {
+      refuse(fmt::format(
+          "--rdzv-conf {} means nothing here: there is no agent to set up; expected join_timeout=S "
+          "or timeout=S{}",
+          key,
+          did_you_mean(key, known)));
+    }
+    const std::string value = equals == std::string::npos ? "" : setting.substr(equals + 1);
+    double seconds = 0;
+    const char* end = value.data() + value.size();
+    const auto [stop, error] = std::from_chars(value.data(), end, seconds);
+    if (error != std::errc() || stop != end || !(seconds > 0 && seconds <= kDaySeconds)) {
+      refuse(fmt::format(
+          "--rdzv-conf {} makes no sense; got '{}', expected seconds, at most {:g}",
+          key,
+          value,
+          kDaySeconds));
+    }
+    options.join_timeout_seconds = seconds;
+  }
+}
+
+void read_rendezvous(const LaunchFlags& flags, JobOptions& options) {
+  if (!flags.rdzv_backend.empty() && flags.rdzv_backend != "c10d" &&
+      flags.rdzv_backend != "static") {
+    refuse(fmt::format(
+        "--rdzv-backend {} is not supported: rank 0 itself serves the store where ranks meet; "
+        "expected c10d or static, or leave it out",
+        flags.rdzv_backend));
+  }
+  if (!flags.rdzv_endpoint.empty()) {
+    read_endpoint(flags.rdzv_endpoint, options);
+  }
+  read_rendezvous_settings(flags.rdzv_conf, options);
+  if (flags.standalone && (options.nodes > 1 || options.node_rank > 0 || options.master_port != 0 ||
+                           !options.master_addr.empty() || !options.hostfile.empty())) {
+    refuse(
+        "--standalone is one host and any free port; leave it out, or what says where else ranks "
+        "are or meet");
+  }
+}
+
+CpuBind read_binding(const LaunchFlags& flags) {
+  std::vector<CpuBind> said;
+  if (!flags.cpu_bind.empty()) {
+    said.push_back(launcher::parse_cpu_bind(flags.cpu_bind, "--cpu-bind"));
+  }
+  if (flags.bind_cores_to_rank) {
+    said.push_back(CpuBind::kCores);
+  }
+  if (!flags.numa_binding.empty()) {
+    if (flags.numa_binding != "node") {
+      refuse(fmt::format(
+          "--numa-binding {} is not supported: it follows a GPU's place, and ranks are tied by "
+          "number; expected node, or try --cpu-bind cores",
+          flags.numa_binding));
+    }
+    said.push_back(CpuBind::kNuma);
+  }
+  if (std::any_of(said.begin(), said.end(), [&](CpuBind bind) { return bind != said.front(); })) {
+    refuse("--cpu-bind, --bind-cores-to-rank and --numa-binding disagree; give one of them");
+  }
+  return said.empty() ? CpuBind::kNone : said.front();
+}
+
+void read_ranks(const LaunchFlags& flags, const launcher::Machine& machine, JobOptions& options) {
+  if (!flags.nproc_per_node.empty() && !flags.num_processes.empty()) {
+    refuse(
+        "-n (--nproc-per-node) says how many ranks each host has, --num-processes how many all "
+        "have; give one");
+  }
+  if (!flags.nproc_per_node.empty() && !(options.include.empty() && options.exclude.empty())) {
+    refuse(fmt::format(
+        "-n (--num-gpus) does not go with {}, which says which slots are used, a rank each; give "
+        "one of them",
+        options.include.empty() ? "--exclude" : "--include"));
+  }
+  if (!flags.nproc_per_node.empty()) {
+    options.ranks = launcher::parse_ranks(flags.nproc_per_node, machine, "-n");
+  } else if (!flags.num_processes.empty()) {
+    const int ranks = launcher::parse_ranks(flags.num_processes, machine, "--num-processes");
+    const bool is_number = parse_integer(flags.num_processes).has_value();
+    options.ranks = is_number ? 0 : ranks;
+    options.total_ranks = is_number ? ranks : 0;
+  } else if (!options.hostfile.empty()) {
+    options.ranks = 0;
+  } else {
+    refuse("how many ranks? expected -n N; try -n 2, or -n auto for one a GPU or core");
+  }
+}
+
+std::string read_devices(const std::string& text) {
+  if (text == "all") {
+    return "";
+  }
+  const size_t odd =
+      text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789,-/:");
+  if (odd != std::string::npos) {
+    refuse(fmt::format(
+        "--gpu-ids makes no sense; got '{}', expected numbers or UUIDs with commas between, or all",
+        text));
+  }
+  return text;
+}
+
+}  // namespace
+
+JobOptions job_options(
+    const LaunchFlags& flags,
+    const launcher::Machine& machine,
+    const std::vector<std::string>& inherited) {
+  JobOptions options = flags.options;
+  options.nodes = flags.nnodes.empty() ? 1 : parse_node_count(flags.nnodes);
+  read_ranks(flags, machine, options);
+  read_rendezvous(flags, options);
+  options.cpu_bind = read_binding(flags);
+  options.visible_devices = read_devices(options.visible_devices);
+  if (!flags.deepspeed_config_file.empty()) {
+    launcher::set_variable(
+        options.env, {"LOCKSTEP_DEEPSPEED_CONFIG_FILE", flags.deepspeed_config_file});
+  }
+  std::istringstream words(flags.launcher_args);
+  options.starter_args = {
+      std::istream_iterator<std::string>(words), std::istream_iterator<std::string>()};
+  prepare_starter(flags, Environment::process(), options);
+  options.signals = launcher::parse_signals(flags.signals, "--signals-to-handle");
+  for (const std::string& text : flags.env) {
+    launcher::set_variable(options.env, launcher::parse_env_flag(text, inherited));
+  }
+  return options;
+}
+
+launcher::ProgramKind program_kind(const LaunchFlags& flags) {
+  if (flags.module && flags.no_python) {
+    refuse("--module and --no-python disagree on what PROGRAM is; give one");
+  }
+  if (flags.module) {
+    return launcher::ProgramKind::kModule;
+  }
+  return flags.no_python ? launcher::ProgramKind::kBinary : launcher::ProgramKind::kAny;
+}
+
+}  // namespace lockstep::cli

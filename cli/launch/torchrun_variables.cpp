@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/launch/torchrun_variables.h"
+
+#include <algorithm>
+#include <array>
+#include <cctype>
+#include <optional>
+
+#include <fmt/format.h>
+
+namespace lockstep::cli {
+namespace {
+
+/// torchrun's options with a value, those with an `env` action in torch/distributed/run.py.
+constexpr std::array kValueOptions = {
+    "nnodes",
+    "nproc-per-node",
+    "node-rank",
+    "master-addr",
+    "master-port",
+    "rdzv-backend",
+    "rdzv-endpoint",
+    "rdzv-id",
+    "rdzv-conf",
+    "max-restarts",
+    "role",
+    "log-dir",
+    "redirects",
+    "tee",
+    "local-ranks-filter",
+    "signals-to-handle",
+    "shutdown-timeout",
+    "monitor-interval",
+    "start-method",
+    "event-log-handler",
+    "duplicate-stdout-filters",
+    "duplicate-stderr-filters",
+    "local-addr"};
+
+/// Those with a `check_env` action, which are on or off.
+constexpr std::array kFlagOptions = {
+    "standalone", "module", "no-python", "run-path", "virtual-local-rank"};
+
+/// Our own variable for what a variable of torchrun says, too.
+struct OwnVariable {
+  const char* torchrun;
+  const char* own;
+};
+
+constexpr std::array kOwnVariables = {
+    OwnVariable{"PET_NNODES", "LOCKSTEP_NUM_MACHINES"},
+    OwnVariable{"PET_NODE_RANK", "LOCKSTEP_MACHINE_RANK"},
+    OwnVariable{"PET_MASTER_ADDR", "LOCKSTEP_MAIN_PROCESS_IP"},
+    OwnVariable{"PET_MASTER_PORT", "LOCKSTEP_MAIN_PROCESS_PORT"}};
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw ConfigError("lockstep launch", what);
+}
+
+std::string variable_of(std::string option) {
+  std::transform(option.begin(), option.end(), option.begin(), [](unsigned char c) {
+    return c == '-' ? '_' : static_cast<char>(std::toupper(c));
+  });
+  return "PET_" + option;
+}
+
+/// The number that `value` is: "2", or torchrun's range "2:2" of numbers of hosts.
+std::optional<int64_t> number_of(const std::string& value) {
+  const size_t colon = value.find(':');
+  if (colon != std::string::npos && value.substr(0, colon) == value.substr(colon + 1)) {
+    return parse_integer(value.substr(0, colon));
+  }
+  return parse_integer(value);
+}
+
+bool is_same(const std::string& a, const std::string& b) {
+  return a == b || (number_of(a) && number_of(a) == number_of(b));
+}
+
+/// Whether `all` ranks together are what `each` of so many hosts has.
+bool is_product(const std::string& all, const std::string& each, const std::string& hosts) {
+  const auto total = number_of(all);
+  const auto per_host = number_of(each);
+  const auto count = number_of(hosts);
+  // Larger ones are refused elsewhere.
+  constexpr int64_t kMost = 1 << 20;
+  return total && per_host && count && *per_host <= kMost && *count <= kMost &&
+         *total == *per_host * *count;
+}
+
+void refuse_disagreement(const Environment& environment) {
+  for (const auto& [torchrun, own] : kOwnVariables) {
+    const auto theirs = environment.text(torchrun);
+    const auto ours = environment.text(own);
+    if (theirs && ours && !is_same(*theirs, *ours)) {
+      refuse(fmt::format(
+          "{}={} and {}={} disagree; unset one of them", torchrun, *theirs, own, *ours));
+    }
+  }
+  const auto each = environment.text("PET_NPROC_PER_NODE");
+  const auto all = environment.text("LOCKSTEP_NUM_PROCESSES");
+  const std::string hosts = environment.text("PET_NNODES").value_or("1");
+  if (each && all && !is_product(*all, *each, hosts)) {
+    refuse(fmt::format(
+        "PET_NPROC_PER_NODE={} says how many ranks each host has, LOCKSTEP_NUM_PROCESSES={} how "
+        "many all have; unset one of them",
+        *each,
+        *all));
+  }
+}
+
+/// Throws ConfigError if --standalone, one host and any port, contradicts a variable.
+void refuse_standalone(const Environment& environment) {
+  const auto refuse_if = [&environment](const char* variable, const char* fine) {
+    const auto value = environment.text(variable);
+    if (value && !is_same(*value, fine)) {
+      refuse(fmt::format(
+          "{}={} and --standalone disagree; leave out the option, or unset {}",
+          variable,
+          *value,
+          variable));
+    }
+  };
+  refuse_if("PET_NNODES", "1");
+  refuse_if("PET_NODE_RANK", "0");
+  for (const char* variable : {"PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_RDZV_ENDPOINT"}) {
+    refuse_if(variable, "");
+  }
+}
+
+/// The value of `option` among `words`, which are like "--nnodes=2".
+std::optional<std::string> given_value(
+    const std::vector<std::string>& words, const std::string& option) {
+  for (const std::string& word : words) {
+    if (word.starts_with(option + "=")) {
+      return word.substr(option.size() + 1);
+    }
+  }
+  return std::nullopt;
+}
+
+/// Whether --num-processes is there and says what PET_NPROC_PER_NODE says of each host.
+bool says_the_same_in_total(const Environment& environment, const std::vector<std::string>& words) {
+  const auto all = given_value(words, "--num-processes");
+  const auto hosts = given_value(words, "--nnodes");
+  return all && is_product(
+                    *all,
+                    environment.text("PET_NPROC_PER_NODE").value_or(""),
+                    hosts ? *hosts : environment.text("PET_NNODES").value_or("1"));
+}
+
+/// Whether `text` has `option` as a whole word.
+bool mentions(const std::string& text, const std::string& option) {
+  const auto is_part_of_name = [&text](size_t at) {
+    return at < text.size() &&
+           (std::isalnum(static_cast<unsigned char>(text[at])) != 0 || text[at] == '-');
+  };
+  for (size_t at = text.find(option); at != std::string::npos; at = text.find(option, at + 1)) {
+    if ((at == 0 || !is_part_of_name(at - 1)) && !is_part_of_name(at + option.size())) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace
+
+std::vector<VariableOption> add_torchrun_variables(
+    const Environment& environment, CLI::App& launch, std::vector<std::string>& words) {
+  refuse_disagreement(environment);
+  std::vector<VariableOption> given;
+  for (const std::string name : kValueOptions) {
+    const std::string variable = variable_of(name);
+    const auto value = environment.text(variable);
+    if (!value) {
+      continue;
+    }
+    // Options of other launchers share one field, and split_arguments() writes its first name.
+    const std::string option = "--" + launch.get_option("--" + name)->get_lnames().front();
+    const auto said = given_value(words, option);
+    if (said && !is_same(*said, *value)) {
+      refuse(fmt::format(
+          "{}={} and {} {} disagree; leave out the option, or unset the variable",
+          variable,
+          *value,
+          option,
+          *said));
+    }
+    if (name == std::string("nproc-per-node") && says_the_same_in_total(environment, words)) {
+      continue;
+    }
+    if (!said) {
+      words.push_back(option + "=" + *value);
+      given.push_back({variable, option});
+    }
+  }
+  for (const std::string name : kFlagOptions) {
+    const std::string option = "--" + name;
+    const bool said = std::find(words.begin(), words.end(), option) != words.end();
+    if (!said && environment.boolean(variable_of(name)).value_or(false)) {
+      words.push_back(option);
+      given.push_back({variable_of(name), option});
+    }
+  }
+  if (std::find(words.begin(), words.end(), "--standalone") != words.end()) {
+    refuse_standalone(environment);
+  }
+  return given;
+}
+
+void rethrow_naming_variables(const ConfigError& error, const std::vector<VariableOption>& given) {
+  const std::string text = error.what();
+  std::string named;
+  for (const auto& [variable, option] : given) {
+    // Messages about the ranks of a host call that option by its short name.
+    if (mentions(text, option) || (option == "--nproc-per-node" && mentions(text, "-n"))) {
+      named += fmt::format("{}{} comes from {}", named.empty() ? "; " : ", ", option, variable);
+    }
+  }
+  const size_t end = text.find("] ");
+  if (named.empty() || !text.starts_with('[') || end == std::string::npos) {
+    throw error;
+  }
+  throw ConfigError(text.substr(1, end - 1), text.substr(end + 2) + named);
+}
+
+}  // namespace lockstep::cli

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/test/test_command.h"
+
+#include <algorithm>
+#include <csignal>
+#include <fstream>
+#include <system_error>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "cli/common/arguments.h"
+#include "cli/common/usage_formatter.h"
+#include "lockstep/launcher/plan/cores.h"
+#include "lockstep/launcher/job/job.h"
+
+namespace lockstep::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+constexpr const char* kWhere = "lockstep test";
+constexpr const char* kProgram = "lockstep_selftest";
+constexpr int kMostRanks = 100;  // What the checks compute must fit into eight bits.
+
+constexpr const char* kFooter = R"(Examples:
+  lockstep test                 a job of two ranks on this machine
+  lockstep test -n 4 --json | jq '.checks[] | select(.ok | not)'
+
+Starts a real job, as lockstep launch does, whose ranks check every collective in every
+reduction and dtype, sharding of data, random numbers, that data parallel training equals
+that of one process, and that a checkpoint comes back as it was saved. Says each check
+with its time, and of one that fails the rank, what it got and what was expected.
+
+Exit code: 0 if all hold; 1 if one does not, or the job fails; 2 for a wrong call;
+128 + N if signal N ended it.)";
+
+/// A folder of this run's own, removed with all it holds.
+class RunFolder {
+ public:
+  RunFolder() {
+    std::string name = (fs::temp_directory_path() / "lockstep-selftest-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) {
+      throw Error(kWhere, "no temporary folder; " + std::generic_category().message(errno));
+    }
+    path_ = name;
+  }
+  ~RunFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  RunFolder(const RunFolder&) = delete;
+  RunFolder& operator=(const RunFolder&) = delete;
+  const fs::path& path() const { return path_; }
+
+ private:
+  fs::path path_;
+};
+
+/// The objects in a file, one a line; not a last one that was cut off.
+std::vector<Json> read_lines(const fs::path& path) {
+  std::vector<Json> objects;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) {
+    Json object = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (object.is_object()) {
+      objects.push_back(std::move(object));
+    }
+  }
+  return objects;
+}
+
+/// What ranks wrote down that could not tell the others any more.
+Json lost_ranks(const fs::path& folder, int ranks) {
+  Json lost = Json::array();
+  for (int rank = 0; rank < ranks; ++rank) {
+    for (Json& object : read_lines(folder / fmt::format("lost_{}.jsonl", rank))) {
+      lost.push_back(std::move(object));
+    }
+  }
+  return lost;
+}
+
+bool ended_by_user(int job_code) {
+  return job_code == kExitSignalBase + SIGINT || job_code == kExitSignalBase + SIGTERM;
+}
+
+}  // namespace
+
+fs::path find_selftest(const fs::path& self) {
+  const std::vector<fs::path> places = {
+      self.parent_path() / kProgram,
+      (self.parent_path() / "../libexec/lockstep" / kProgram).lexically_normal()};
+  for (const fs::path& place : places) {
+    if (::access(place.c_str(), X_OK) == 0) {
+      return place;
+    }
+  }
+  throw ConfigError(
+      kWhere,
+      fmt::format(
+          "the program with the checks is missing; expected {} or {}; it is built and installed "
+          "with Lockstep's library",
+          places[0].native(),
+          places[1].native()));
+}
+
+Report selftest_report(const fs::path& folder, int ranks, int job_code) {
+  const std::vector<Json> checks = read_lines(folder / "checks.jsonl");
+  const Json lost = lost_ranks(folder, ranks);
+  const auto failed =
+      static_cast<size_t>(std::count_if(checks.begin(), checks.end(), [](const Json& check) {
+        return check.value("ok", false) == false;
+      }));
+  const bool whole = job_code == 0 && lost.empty() && !checks.empty();
+  Report report;
+  for (const Json& rank : lost) {
+    report.text += fmt::format(
+        "  FAIL  {}: rank {}: {}\n",
+        printable(rank.value("check", "?")),
+        rank.value("rank", -1),
+        printable(rank.value("message", "?")));
+  }
+  if (!whole) {
+    report.text += fmt::format(
+        "{} of {}: the job did not come to its end (code {})\n",
+        kWhere,
+        counted(static_cast<size_t>(ranks), "rank"),
+        job_code);
+  } else if (failed > 0) {
+    report.text += fmt::format(
+        "{} of {}: {} of {} failed\n",
+        kWhere,
+        counted(static_cast<size_t>(ranks), "rank"),
+        failed,
+        counted(checks.size(), "check"));
+  } else {
+    report.text += fmt::format(
+        "{} of {}: {} hold\n",
+        kWhere,
+        counted(static_cast<size_t>(ranks), "rank"),
+        counted(checks.size(), "check"));
+  }
+  report.exit_code = whole && failed == 0      ? kExitOk
+                     : ended_by_user(job_code) ? job_code
+                                               : static_cast<int>(kExitFailure);
+  report.json = {
+      {"ranks", ranks},
+      {"ok", report.exit_code == kExitOk},
+      {"job_exit_code", job_code},
+      {"checks", checks},
+      {"lost", lost}};
+  return report;
+}
+
+TestCommand::TestCommand(CLI::App& app)
+    : command_(app.add_subcommand("test", "Check this machine with a real job of several ranks")) {
+  set_help(*command_, "lockstep test [-n N] [--json]", kFooter);
+  command_->add_option("-n,--num-processes,--nproc-per-node", ranks_, "Number of ranks (2)")
+      ->type_name("N|cpu|gpu|auto");
+  command_->add_flag("--json", json_, "Say it as one object of JSON, errors too");
+}
+
+Report TestCommand::make_report() const {
+  const launcher::Machine machine = launcher::this_machine();
+  const int ranks = launcher::parse_ranks(ranks_, machine, "-n");
+  launcher::check_rank_limit(ranks, machine.cores, /*force=*/false);
+  if (ranks > kMostRanks) {
+    throw ConfigError(kWhere, fmt::format("-n got {}, expected at most {}", ranks, kMostRanks));
+  }
+  const fs::path program = find_selftest(fs::read_symlink("/proc/self/exe"));
+  const RunFolder folder;
+  std::vector<std::string> argv = {program.native(), folder.path().native()};
+  if (json_) {
+    argv.emplace_back("--silent");
+  }
+  launcher::JobOptions options;
+  options.ranks = ranks;
+  options.quiet = true;
+  options.json = json_;
+  const int code = launcher::run_job({program.native(), argv, false}, options);
+  return selftest_report(folder.path(), ranks, code);
+}
+
+int TestCommand::run(const std::vector<std::string>& words) const {
+  return print_report("lockstep.test", json_, [&] {
+    expect_no_words(kWhere, words);
+    return make_report();
+  });
+}
+
+}  // namespace lockstep::cli

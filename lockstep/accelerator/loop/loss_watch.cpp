@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/loop/loss_watch.h"
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/ops/full.h>
+
+#include "lockstep/base/log.h"
+
+namespace lockstep {
+namespace {
+
+const char* const kLossRemedy =
+    "lower the learning rate or clip gradients; AcceleratorOptions::non_finite = "
+    "NonFinitePolicy::kStop ends a run at such a step, kSkip leaves its update out";
+
+}  // namespace
+
+void LossWatch::note(const at::Tensor& loss) {
+  ++noted_;
+  if (!loss.is_cpu()) {
+    last_on_device_ = loss.detach();
+    return;
+  }
+  last_ = loss.item<double>();
+  if (first_not_finite_ == 0 && !std::isfinite(last_)) {
+    first_not_finite_ = noted_;
+    log_warning(fmt::format("the loss of backward {} is {}; {}", noted_, last_, kLossRemedy));
+  }
+}
+
+void LossWatch::warn_at_end(Group& group) {
+  if (last_on_device_.defined()) {
+    last_ = std::exchange(last_on_device_, {}).item<double>();
+  }
+  double not_finite = std::isfinite(last_) ? 0 : 1;
+  if (group.size() > 1) {
+    not_finite = group.all_reduce(at::full({1}, not_finite, at::kDouble), ReduceOp::kMax)
+                     .wait()
+                     .item<double>();
+  }
+  if (not_finite > 0) {
+    const std::string since =
+        first_not_finite_ > 0 ? fmt::format(", first in backward {}", first_not_finite_) : "";
+    log_warning(fmt::format(
+        "the training ends with a loss that is NaN or infinite{}, so its weights are of no use; {}",
+        since,
+        kLossRemedy));
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/loop/optimizer.h"
+
+#include <cstddef>
+#include <string_view>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <torch/optim/optimizer.h>
+
+#include "lockstep/accelerator/loop/loop_state.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/optim/parameters_once.h"
+#include "lockstep/watch/flight_recorder.h"
+#include "lockstep/zero/sharding.h"
+
+namespace lockstep {
+
+namespace {
+
+/// Marks calls of the inner optimizer as the prepared one's.
+class UpdateScope {
+ public:
+  explicit UpdateScope(bool& updating) : updating_(updating) { updating_ = true; }
+  UpdateScope(const UpdateScope&) = delete;
+  UpdateScope& operator=(const UpdateScope&) = delete;
+  ~UpdateScope() { updating_ = false; }
+
+ private:
+  bool& updating_;
+};
+
+}  // namespace
+
+struct Optimizer::State {
+  std::shared_ptr<torch::optim::Optimizer> inner;
+  std::shared_ptr<LoopState> loop;
+  int64_t steps = 0;
+  bool skipped = false;
+  int64_t used_up = 0;  ///< LoopState::backwards at the last step or zero_grad.
+  std::shared_ptr<zero::Sharding> sharding = nullptr;
+  bool is_flat = false;        ///< One of lockstep::optim.
+  size_t parameter_count = 0;  ///< Of `inner`, when each was last listed once.
+  bool updating = false;       ///< A call of `inner` comes from here.
+  bool had_gradients = false;  ///< At any step.
+  bool agreed = false;         ///< See LoopState::agree_on_unprepared.
+  int64_t steps_in_vain = 0;   ///< Steps without any gradient, before the first with one.
+
+  at::Tensor update(const std::function<at::Tensor()>& closure = nullptr) {
+    list_parameters_once();
+    const UpdateScope scope(updating);
+    if (!sharding) {
+      return inner->step(closure);
+    }
+    sharding->check_in_place();
+    sharding->finish_parameter_use();
+    const auto settling = [&] {
+      at::Tensor loss = closure();
+      sharding->finish_parameter_use();  // What it brought will be old.
+      return loss;
+    };
+    at::Tensor loss = closure ? inner->step(settling) : inner->step();
+    sharding->gather_parameters();
+    return loss;
+  }
+  void list_parameters_once();
+  void refuse_call_of_inner(std::string_view call) const;
+  void expect_gradients();
+  void expect_agreement();
+  /// Gradients have had their turn, also if the update was left out.
+  void mark_used() const {
+    if (sharding) {
+      sharding->mark_gradients_used();
+    }
+  }
+};
+
+namespace {
+
+void refuse_offloaded(const LoopState& loop) {
+  if (loop.offloaded) {
+    throw ConfigError(
+        "optimizer",
+        "states lie in the host's memory since offload_states(); call reload_states() first");
+  }
+}
+
+}  // namespace
+
+Optimizer::Optimizer(
+    std::shared_ptr<torch::optim::Optimizer> inner, std::shared_ptr<LoopState> loop)
+    : state_(std::make_shared<State>(State{std::move(inner), std::move(loop)})) {
+  State& state = *state_;
+  ++state.loop->optimizers;
+  auto* flat = dynamic_cast<optim::FlatOptimizer*>(state.inner.get());
+  state.is_flat = flat != nullptr;
+  state.list_parameters_once();
+  if (flat != nullptr) {
+    flat->set_call_guard([weak = std::weak_ptr<State>(state_)](const char* call) {
+      if (const auto prepared = weak.lock()) {
+        prepared->refuse_call_of_inner(call);
+      }
+    });
+  }
+}
+
+/// Of torch::optim's; those of lockstep::optim do it themselves. Parameters may be added later.
+void Optimizer::State::list_parameters_once() {
+  if (is_flat) {
+    return;
+  }
+  const auto count = [&] {
+    size_t all = 0;
+    for (const auto& group : inner->param_groups()) {
+      all += group.params().size();
+    }
+    return all;
+  };
+  if (count() != parameter_count) {
+    optim::list_parameters_once(*inner);
+    parameter_count = count();
+  }
+}
+
+/// ConfigError for a call that the program made on the optimizer which it passed to prepare.
+void Optimizer::State::refuse_call_of_inner(std::string_view call) const {
+  // Dropping gradients that are averaged, and not sharded, is the same either way.
+  if (updating || (call == "zero_grad()" && loop->sync_gradients && !sharding)) {
+    return;
+  }
+  throw ConfigError(
+      "optimizer",
+      fmt::format(
+          "{0} of the optimizer that was passed to prepare was called; accumulation, ZeRO, loss "
+          "scaling, schedules and checkpoints go by the prepared one; use the optimizer that "
+          "prepare returned: auto [model, optimizer] = accelerator.prepare(net, opt), then "
+          "optimizer.{0}",
+          call));
+}
+
+/// ConfigError for an optimizer of other parameters than the backwards reach. Local; the same on
+/// all ranks after a backward that averages.
+void Optimizer::State::expect_gradients() {
+  constexpr int64_t kManySteps = 100;
+  if (had_gradients || sharding || !loop->gradients_expected) {
+    return;
+  }
+  size_t count = 0;
+  bool is_frozen = true;
+  for (const auto& group : inner->param_groups()) {
+    for (const at::Tensor& parameter : group.params()) {
+      if (parameter.grad().defined()) {
+        had_gradients = loop->gradients_used = true;
+        return;
+      }
+      is_frozen = is_frozen && !parameter.requires_grad();
+      ++count;
+    }
+  }
+  if (is_frozen) {
+    return;
+  }
+  ++steps_in_vain;
+  if (loop->gradients_used) {
+    if (steps_in_vain == kManySteps) {
+      log_warning(fmt::format(
+          "an optimizer of {} parameters has found no gradient in its first {} steps, while others "
+          "have; does it have the parameters of the model that it is to train?",
+          count,
+          kManySteps));
+    }
+    return;
+  }
+  // The gradients may be those of another optimizer, whose step comes after this one.
+  if (steps_in_vain > 1 || loop->optimizers == 1) {
+    throw ConfigError(
+        "optimizer",
+        fmt::format(
+            "step() has nothing to do: none of this optimizer's {} parameters has a gradient after "
+            "backward; make the optimizer from the parameters of the model whose loss is passed to "
+            "backward, and call zero_grad() after step() or before backward, not between them",
+            count));
+  }
+}
+
+/// ConfigError if parameters that no prepared model has differ between ranks. Collective until
+/// their first gradients.
+void Optimizer::State::expect_agreement() {
+  if (!agreed && !sharding && loop->agree_on_unprepared) {
+    std::vector<at::Tensor> all;
+    for (const auto& group : inner->param_groups()) {
+      all.insert(all.end(), group.params().begin(), group.params().end());
+    }
+    agreed = loop->agree_on_unprepared(all);
+  }
+}
+
+void Optimizer::step() {
+  State& state = *state_;
+  LoopState& loop = *state.loop;
+  if (!loop.sync_gradients) {
+    return;
+  }
+  refuse_offloaded(loop);
+  state.expect_agreement();
+  state.expect_gradients();
+  loop.clipped.clear();
+  state.used_up = loop.backwards;
+  state.skipped = !loop.finite->may_step(state.steps);
+  if (loop.scaler && state.skipped) {
+    // The scaler must know that these gradients have had their turn.
+    loop.scaler->unscale_(state.inner.get(), parameters());
+  } else if (loop.scaler) {
+    state.skipped = !loop.scaler->step(state.inner.get(), parameters(), [&] { state.update(); });
+    if (state.skipped && loop.finite->policy() != NonFinitePolicy::kIgnore &&
+        loop.scaler->get_scale() <= 1) {
+      // Overflow is how a scale is found; without any scale it is the model's own.
+      loop.finite->overflowed_unscaled(parameters(), state.steps);
+    }
+  } else if (!state.skipped) {
+    state.update();
+  }
+  loop.scaler_update_due = true;
+  ++loop.prepared_steps;
+  state.mark_used();
+  if (!state.skipped) {
+    ++state.steps;
+    watch::FlightRecorder::process().set_step(state.steps);
+  }
+}
+
+at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
+  State& state = *state_;
+  if (state.loop->scaler) {
+    throw ConfigError(
+        "optimizer",
+        "step with a closure does not go with fp16: the closure's gradients would not be unscaled; "
+        "use bf16, or step()");
+  }
+  if (state.loop->finite->policy() != NonFinitePolicy::kIgnore) {
+    throw ConfigError(
+        "optimizer",
+        "step with a closure does not go with a NonFinitePolicy: the closure's gradients come "
+        "after "
+        "it was asked; use step()");
+  }
+  if (!state.loop->sync_gradients) {
+    return {};
+  }
+  refuse_offloaded(*state.loop);
+  state.loop->clipped.clear();
+  state.skipped = false;
+  at::Tensor loss = state.update(closure);
+  state.expect_agreement();
+  state.expect_gradients();
+  ++state.loop->prepared_steps;
+  state.used_up = state.loop->backwards;
+  state.mark_used();
+  ++state.steps;
+  watch::FlightRecorder::process().set_step(state.steps);
+  return loss;
+}
+
+void Optimizer::zero_grad() {
+  if (!state_->loop->sync_gradients) {
+    return;
+  }
+  state_->loop->clipped.clear();
+  state_->used_up = state_->loop->backwards;
+  if (state_->sharding) {
+    state_->sharding->drop_gradients();
+    return;
+  }
+  for (const at::Tensor& parameter : parameters()) {
+    parameter.mutable_grad().reset();
+  }
+}
+
+bool Optimizer::step_was_skipped() const {
+  return state_->skipped;
+}
+
+int64_t Optimizer::steps() const {
+  return state_->steps;
+}
+
+void Optimizer::set_steps(int64_t steps) {
+  state_->steps = steps;
+}
+
+bool Optimizer::gradients_are_due() const {
+  return state_->used_up < state_->loop->backwards;
+}
+
+void Optimizer::set_gradients_due(bool due) {
+  state_->used_up = due ? -1 : state_->loop->backwards;
+}
+
+void Optimizer::set_sharding(std::shared_ptr<zero::Sharding> sharding) {
+  state_->sharding = std::move(sharding);
+  auto* flat = dynamic_cast<optim::FlatOptimizer*>(state_->inner.get());
+  if (flat == nullptr || !flat->may_begin_speculatively()) {
+    return;
+  }
+  // A sharding may live longer than an optimizer of its user's.
+  const std::weak_ptr<const void> alive = flat->speculative_alive();
+  state_->sharding->set_speculative_updates(
+      {.due =
+           [alive, loop = state_->loop] {
+             const bool last = loop->ends_update ? loop->ends_update() : loop->sync_gradients;
+             return last && !alive.expired() &&
+                    !loop->scaler;  // Which has gradients unscaled first.
+           },
+       .begin =
+           [flat](size_t group, size_t shard, const at::Tensor& gradient) {
+             flat->begin_speculative(group, shard, gradient);
+           },
+       .forget =
+           [flat, alive](size_t group, size_t shard) {
+             if (!alive.expired()) {
+               flat->discard_speculative(group, shard);
+             }
+           }});
+}
+
+bool Optimizer::is_sharded() const {
+  return state_->sharding != nullptr;
+}
+
+zero::Sharding* Optimizer::sharding() const {
+  return state_->sharding.get();
+}
+
+torch::optim::Optimizer& Optimizer::inner() const {
+  return *state_->inner;
+}
+
+std::vector<at::Tensor> Optimizer::parameters() const {
+  std::vector<at::Tensor> all;
+  for (const auto& group : state_->inner->param_groups()) {
+    all.insert(all.end(), group.params().begin(), group.params().end());
+  }
+  return all;
+}
+
+std::vector<double> Optimizer::learning_rates() const {
+  std::vector<double> rates;
+  for (const auto& group : state_->inner->param_groups()) {
+    rates.push_back(group.options().get_lr());
+  }
+  return rates;
+}
+
+void Optimizer::set_learning_rates(const std::vector<double>& rates) const {
+  auto& groups = state_->inner->param_groups();
+  if (rates.size() != groups.size()) {
+    throw ConfigError(
+        "optimizer",
+        fmt::format("got {} learning rates for {} parameter groups", rates.size(), groups.size()));
+  }
+  for (size_t i = 0; i < groups.size(); ++i) {
+    groups[i].options().set_lr(rates[i]);
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/options/zero_plugins.h"
+
+#include <fmt/format.h>
+
+#include "lockstep/accelerator/options/options.h"
+#include "lockstep/base/error.h"
+
+namespace lockstep {
+namespace {
+
+ShardingStrategy strategy_of(const FsdpPlugin& plugin) {
+  if (!plugin.reshard_after_forward) {
+    return plugin.sharding_strategy;
+  }
+  if (plugin.sharding_strategy != ShardingStrategy::kFullShard) {
+    throw ConfigError(
+        "fsdp_plugin",
+        "reshard_after_forward and sharding_strategy are both set, and say the same thing; give "
+        "one");
+  }
+  return *plugin.reshard_after_forward ? ShardingStrategy::kFullShard
+                                       : ShardingStrategy::kShardGradOp;
+}
+
+void set_units(const FsdpPlugin& plugin, ZeroPlugin& zero) {
+  const bool classes = !plugin.transformer_layer_cls_to_wrap.empty();
+  if (classes != (plugin.auto_wrap_policy == AutoWrapPolicy::kTransformer)) {
+    throw ConfigError(
+        "fsdp_plugin",
+        fmt::format(
+            "auto_wrap_policy kTransformer and transformer_layer_cls_to_wrap belong together; got "
+            "{} classes and {}; give both or neither",
+            plugin.transformer_layer_cls_to_wrap.size(),
+            classes ? "another policy" : "the policy"));
+  }
+  if (zero.stage == 3) {  // Else no parameters come and go.
+    zero.stage3_unit_classes = plugin.transformer_layer_cls_to_wrap;
+  }
+  if (plugin.auto_wrap_policy == AutoWrapPolicy::kSize) {
+    constexpr int64_t kMost = int64_t{1} << 40;
+    if (plugin.min_num_params < 1 || plugin.min_num_params > kMost) {
+      throw ConfigError(
+          "fsdp_plugin",
+          fmt::format("min_num_params is {}; expected 1 to {}", plugin.min_num_params, kMost));
+    }
+    zero.bucket_cap_bytes = plugin.min_num_params * static_cast<int64_t>(sizeof(float));
+  }
+}
+
+}  // namespace
+
+void refuse_local_state_dict(StateDictType type, const char* where) {
+  if (type == StateDictType::kLocalStateDict) {
+    throw ConfigError(
+        where,
+        "state_dict_type LOCAL_STATE_DICT writes flat memory that only as many processes can load; "
+        "use SHARDED_STATE_DICT, which also writes what each process has, by name");
+  }
+}
+
+std::optional<ZeroPlugin> FsdpPlugin::zero(int local_size) const {
+  refuse_local_state_dict(state_dict_type, "fsdp_plugin");
+  ZeroPlugin zero{.state_dict_type = state_dict_type};
+  switch (strategy_of(*this)) {
+    case ShardingStrategy::kNoShard:
+      if (auto_wrap_policy != AutoWrapPolicy::kNone) {
+        throw ConfigError(
+            "fsdp_plugin", "NO_SHARD divides nothing, so an auto_wrap_policy has nothing to say");
+      }
+      if (cpu_offload) {
+        throw ConfigError(
+            "fsdp_plugin",
+            "NO_SHARD keeps everything on the device; for cpu_offload use SHARD_GRAD_OP or "
+            "FULL_SHARD");
+      }
+      return std::nullopt;
+    case ShardingStrategy::kShardGradOp:
+    case ShardingStrategy::kHybridShardZero2:
+      zero.stage = 2;
+      break;
+    case ShardingStrategy::kHybridShard:
+      if (local_size < 1) {
+        throw ConfigError(
+            "fsdp_plugin",
+            "HYBRID_SHARD needs equally many processes on each host, with ranks that follow each "
+            "other; try FULL_SHARD");
+      }
+      zero.zero_hpz_partition_size = local_size;
+      [[fallthrough]];
+    case ShardingStrategy::kFullShard:
+      zero.stage = 3;
+  }
+  if (cpu_offload) {
+    zero.offload_optimizer.device = OffloadDevice::kCpu;
+    zero.offload_param.device = zero.stage == 3 ? OffloadDevice::kCpu : OffloadDevice::kNone;
+  }
+  zero.stage3_prefetch = backward_prefetch == BackwardPrefetch::kPre;
+  set_units(*this, zero);
+  return zero;
+}
+
+std::optional<ZeroPlugin> DeepSpeedPlugin::zero() const {
+  if (zero_stage < 0 || zero_stage > 3) {
+    throw ConfigError(
+        "deepspeed_plugin", fmt::format("zero_stage is {}; expected 0, 1, 2 or 3", zero_stage));
+  }
+  const bool offloads = offload_optimizer_device != OffloadDevice::kNone ||
+                        offload_param_device != OffloadDevice::kNone;
+  if (zero_stage == 0 && offloads) {
+    throw ConfigError(
+        "deepspeed_plugin",
+        "stage 0 keeps everything on the device; got an offload device, expected none; offload "
+        "the optimizer's state from stage 1 on, parameters in stage 3");
+  }
+  if (zero_stage == 0) {
+    return std::nullopt;
+  }
+  ZeroPlugin zero{.stage = zero_stage};
+  zero.offload_optimizer.device = offload_optimizer_device;
+  zero.offload_optimizer.nvme_path = offload_optimizer_nvme_path;
+  zero.offload_param.device = offload_param_device;
+  zero.offload_param.nvme_path = offload_param_nvme_path;
+  return zero;
+}
+
+}  // namespace lockstep

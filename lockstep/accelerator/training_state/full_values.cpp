@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/training_state/full_values.h"
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <ATen/ops/full.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/promote_types.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/offload/scratch_file.h"
+#include "lockstep/optim/optimizer_state.h"
+#include "lockstep/zero/sharding.h"
+
+namespace lockstep {
+namespace {
+
+at::Tensor itself(const at::Tensor& owned) {
+  return owned.detach();
+}
+
+at::Tensor gradient_of(const at::Tensor& owned) {
+  return owned.grad();
+}
+
+}  // namespace
+
+bool FullValues::anywhere(bool here) const {
+  Group group = group_;
+  return group.all_reduce(at::full({1}, here ? 1 : 0, at::kInt), ReduceOp::kMax)
+             .wait()
+             .item<int>() != 0;
+}
+
+FullValues::Part FullValues::part_of(const at::Tensor& parameter, const Field& field) const {
+  zero::Sharding* sharding = optimizer_.sharding();
+  const std::vector<at::Tensor> trained =
+      sharding == nullptr ? optimizer_.parameters() : sharding->parameters();
+  const bool is_trained = std::any_of(
+      trained.begin(), trained.end(), [&](const auto& each) { return each.is_same(parameter); });
+  if (!is_trained) {
+    throw ConfigError(
+        "full_values",
+        "only what the optimizer trains has full values; got a tensor that it does not; read a "
+        "frozen parameter within with_gathered_parameters");
+  }
+  if (sharding == nullptr) {
+    return {field(parameter), 0};
+  }
+  const std::vector<at::Tensor> shard_slices = sharding->slices_of({parameter});
+  if (shard_slices.empty()) {
+    return {};
+  }
+  return {field(shard_slices[0]), sharding->slice_with(shard_slices[0])->begin};
+}
+
+at::Tensor FullValues::whole(const at::Tensor& parameter, const Part& part) const {
+  const at::TensorOptions options = at::device(parameter.device()).dtype(at::kFloat);
+  const bool divided = optimizer_.sharding() != nullptr;
+  at::Tensor all = at::zeros(
+      part.values.defined() && !divided ? part.values.sizes() : parameter.sizes(), options);
+  std::string failure;
+  try {
+    if (part.values.defined()) {
+      all.view({-1})
+          .narrow(0, part.begin, part.values.numel())
+          .copy_(offload::in_memory(part.values).flatten());
+    }
+  } catch (const std::exception& error) {
+    failure = error.what();  // Of a disk. The other ranks are about to wait for this one.
+  }
+  if (anywhere(!failure.empty())) {
+    throw ConfigError(
+        "full_values",
+        failure.empty() ? "another rank could not read its part of this parameter" : failure);
+  }
+  if (divided) {
+    Group group = group_;
+    group.all_reduce(all, ReduceOp::kSum).wait();  // All others have zeros there: exact.
+  }
+  return all;
+}
+
+at::Tensor FullValues::undivided(const at::Tensor& parameter, const Part& part) const {
+  std::vector<int64_t> sizes(static_cast<size_t>(parameter.dim()));
+  if (part.values.defined()) {
+    sizes = part.values.sizes().vec();
+  }
+  Group group = group_;
+  const at::Tensor agreed = group.all_reduce(at::tensor(sizes, at::kLong), ReduceOp::kMax).wait();
+  std::copy_n(agreed.const_data_ptr<int64_t>(), sizes.size(), sizes.begin());
+  at::Tensor all = at::zeros(sizes, at::device(parameter.device()).dtype(at::kFloat));
+  if (part.values.defined() && part.begin == 0) {
+    all.copy_(part.values);
+  }
+  return group.all_reduce(all, ReduceOp::kSum).wait();
+}
+
+at::Tensor FullValues::copy_for(const at::Tensor& parameter, const at::Tensor& value) {
+  if (value.sizes() != parameter.sizes()) {
+    throw ConfigError(
+        "full_values",
+        fmt::format(
+            "a whole value is shaped as its parameter; got [{}], expected [{}]",
+            fmt::join(value.sizes(), ", "),
+            fmt::join(parameter.sizes(), ", ")));
+  }
+  // It may be a parameter that all ranks must bring, also those with no part of this one.
+  return value.detach().clone();
+}
+
+void FullValues::write(const Part& part, const at::Tensor& own) const {
+  Group group = group_;
+  group.barrier();  // Without ZeRO others may still read what they have in common with this rank.
+  if (part.values.defined() && optimizer_.sharding() == nullptr) {
+    part.values.copy_(own);
+  } else if (part.values.defined()) {
+    part.values.copy_(own.reshape({-1}).narrow(0, part.begin, part.values.numel()));
+  }
+  group.barrier();
+}
+
+at::Tensor FullValues::parameter(const at::Tensor& parameter) const {
+  const c10::AutoGradMode no_grad(false);
+  const Part part = part_of(parameter, itself);
+  if (zero::Sharding* sharding = optimizer_.sharding()) {
+    sharding->write_back();
+  }
+  return whole(parameter, part);
+}
+
+void FullValues::set_parameter(const at::Tensor& parameter, const at::Tensor& value) const {
+  const c10::AutoGradMode no_grad(false);
+  zero::Sharding* sharding = optimizer_.sharding();
+  const Part part = part_of(parameter, itself);
+  // Before parameters settle: reading `value` may bring the bucket in which `parameter` lies, too,
+  // and what is whole afterwards must not be from before.
+  const at::Tensor own = copy_for(parameter, value);
+  if (sharding != nullptr) {
+    sharding->finish_parameter_use();
+  }
+  write(part, own);
+  if (sharding != nullptr) {
+    sharding->gather_parameters();
+  }
+}
+
+void FullValues::check_averaged() const {
+  if (!averaged_) {
+    throw ConfigError(
+        "full_values",
+        "gradients are averaged at the end of an update's micro-steps in this stage, and each rank "
+        "has its own until then; call it after the backward of the boundary");
+  }
+}
+
+at::Tensor FullValues::gradient(const at::Tensor& parameter) const {
+  const c10::AutoGradMode no_grad(false);
+  check_averaged();
+  const Part part = part_of(parameter, gradient_of);
+  return anywhere(part.values.defined()) ? whole(parameter, part).div_(loss_scale_) : at::Tensor();
+}
+
+void FullValues::set_gradient(const at::Tensor& parameter, const at::Tensor& value) const {
+  const c10::AutoGradMode no_grad(false);
+  check_averaged();
+  const Part part = part_of(parameter, gradient_of);
+  if (!anywhere(part.values.defined())) {
+    throw ConfigError(
+        "full_values", "this parameter has no gradient to set; call it between backward and step");
+  }
+  // In 16 bits the scaled ones might not be finite.
+  const at::ScalarType wide = at::promote_types(value.scalar_type(), at::kFloat);
+  write(part, copy_for(parameter, at::mul(value.detach().to(wide), loss_scale_)));
+}
+
+FullValues::Field FullValues::state_field(const std::string& name) const {
+  return [this, name](const at::Tensor& owned) {
+    const ParameterName name_of = [&](const at::Tensor& each) {
+      return each.is_same(owned) ? "this" : "other";
+    };
+    for (const NamedTensor& item : optimizer_tensors(optimizer_.inner(), name_of)) {
+      if (item.name == "this." + name) {
+        return item.tensor;
+      }
+    }
+    return at::Tensor();
+  };
+}
+
+at::Tensor FullValues::state(const at::Tensor& parameter, const std::string& field) const {
+  const c10::AutoGradMode no_grad(false);
+  const Part part = part_of(parameter, state_field(field));
+  if (!anywhere(part.values.defined())) {
+    throw ConfigError(
+        "full_values",
+        fmt::format(
+            "the optimizer has no '{}' of this parameter; state is there after the first step, by "
+            "the names of Python's state_dict (exp_avg, exp_avg_sq, momentum_buffer, step)",
+            field));
+  }
+  const bool is_count = part.values.defined() && part.values.dim() == 0 && parameter.dim() > 0;
+  if (anywhere(is_count)) {
+    Group group = group_;
+    const double own = part.values.defined() ? part.values.item<double>() : 0;
+    return group.all_reduce(at::full({}, own, at::kDouble), ReduceOp::kMax).wait();
+  }
+  // Slices have one dimension.
+  const bool is_factor =
+      optimizer_.sharding() != nullptr && part.values.defined() && part.values.dim() > 1;
+  return anywhere(is_factor) ? undivided(parameter, part) : whole(parameter, part);
+}
+
+void FullValues::set_state(
+    const at::Tensor& parameter, const std::string& field, const at::Tensor& value) const {
+  const c10::AutoGradMode no_grad(false);
+  const Part part = part_of(parameter, state_field(field));
+  const bool divided = optimizer_.sharding() != nullptr;
+  // A count of a parameter without dimensions is shaped as that.
+  const bool fits = part.values.defined() && !is_scalar_state(field) &&
+                    (divided ? part.values.dim() == 1 : part.values.sizes() == parameter.sizes());
+  if (!anywhere(fits)) {
+    throw ConfigError(
+        "full_values",
+        fmt::format(
+            "the optimizer has no '{}' of this parameter that could be set; state is there after "
+            "the first step, and only what is shaped as its parameter, and no count, can be set",
+            field));
+  }
+  write(part, copy_for(parameter, value));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "lockstep/data/loader/cursor.h"
+#include "lockstep/storage/stored_checkpoint.h"
+
+namespace lockstep {
+
+/// A process's place in a group of micro-steps. Each read_* throws CheckpointError, naming file and
+/// key, for what save_state does not write.
+struct SavedAccumulation {
+  int64_t step = 0;
+  int64_t in_group = 0;
+  int64_t num_steps = 1;
+  bool within = false;
+  std::optional<double> counted;
+  nlohmann::json non_finite;  ///< For FiniteGuard.
+  std::vector<bool> due;      ///< Of each optimizer.
+};
+
+SavedAccumulation read_saved_accumulation(
+    const checkpoint::StoredCheckpoint& stored, const std::string& file, size_t optimizers);
+
+/// Where a process's loader stands.
+struct SavedPosition {
+  data::Cursor cursor;
+  int64_t samples = 0;
+  int64_t global_batch_rows = 1;
+  std::string path;  ///< Of the file, for messages.
+};
+
+std::vector<SavedPosition> read_saved_positions(
+    const checkpoint::StoredCheckpoint& stored, const std::string& file, size_t loaders);
+
+}  // namespace lockstep

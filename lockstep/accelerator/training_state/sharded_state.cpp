@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/training_state/sharded_state.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/machine.h"
+#include "lockstep/comm/sharded_param.h"
+#include "lockstep/storage/slices.h"
+#include "lockstep/storage/state_files.h"
+
+namespace lockstep {
+namespace {
+
+/// Whether what counts of a tensor are the ranks' pieces.
+bool is_sliced(const at::Tensor& tensor, const zero::Sharding& sharding) {
+  return comm::is_sharded_param(tensor) || sharding.has_masters_of(tensor);
+}
+
+/// This rank's part of the set of tensors `stem`.
+void add_part(
+    checkpoint::Contents& contents,
+    const std::string& stem,
+    const zero::Sharding& sharding,
+    NamedTensors own,
+    const checkpoint::Slices& slices,
+    const SavedWhere& where) {
+  std::map<std::string, std::string> metadata;
+  if (where.on_each_host) {
+    metadata[checkpoint::kPartKey] = checkpoint::render_slices(stem, slices);
+    contents.add_tensors(
+        checkpoint::state_files::part_of_rank(stem, sharding.group().rank()),
+        std::move(own),
+        std::move(metadata));
+    return;
+  }
+  if (!slices.empty()) {
+    metadata[checkpoint::kSlicesKey] = checkpoint::render_slices(stem, slices);
+  }
+  contents.add_tensors(
+      fmt::format(
+          "{}-{:05}-of-{:05}.safetensors",
+          stem,
+          sharding.group().rank() + 1,
+          sharding.group().size()),
+      std::move(own),
+      std::move(metadata));
+}
+
+/// By the names of parameters, this rank's pieces of what the optimizer trains.
+std::map<std::string, zero::ShardSlice> trained_slices(
+    const zero::Sharding& sharding, const ParameterName& names) {
+  std::map<std::string, zero::ShardSlice> shard_slices;
+  for (const auto& [values, shard_slice] : sharding.shard_slices()) {
+    if (shard_slice.values.requires_grad()) {
+      shard_slices[names(shard_slice.parameter)] = shard_slice;
+    }
+  }
+  return shard_slices;
+}
+
+[[noreturn]] void refuse_sharding(
+    const std::string& path, const std::string& name, const std::string& there, int64_t begin) {
+  throw CheckpointError(
+      path,
+      fmt::format(
+          "is divided otherwise than this run: it has {}, and this rank's part begins at element "
+          "{}; load it with the stage, the bucket size, and the ranks that saved it",
+          there,
+          begin),
+      name);
+}
+
+/// All ranks' beginnings together say how a parameter was divided, also where its state has no
+/// slices: rows and columns, which a rank that had no slice has none of.
+void check_beginnings(
+    const std::string& path,
+    const std::map<std::string, zero::ShardSlice>& shard_slices,
+    const checkpoint::Slices& slices) {
+  for (const auto& [name, shard_slice] : shard_slices) {
+    const auto saved = slices.find(name);
+    if (saved == slices.end()) {
+      refuse_sharding(path, name, "no part of this parameter", shard_slice.begin);
+    }
+    if (saved->second.begin != shard_slice.begin ||
+        shard_slice.parameter.sizes() != at::IntArrayRef(saved->second.shape)) {
+      refuse_sharding(
+          path,
+          name,
+          fmt::format(
+              "elements from {} on of [{}]",
+              saved->second.begin,
+              fmt::join(saved->second.shape, ", ")),
+          shard_slice.begin);
+    }
+  }
+}
+
+struct SavedPart {
+  std::string path;
+  NamedTensors tensors;
+  checkpoint::Slices slices;
+};
+
+/// What this rank saved of `stem` on its host, once it is known to be divided as it is now.
+/// `pieces`: this rank's, by the names of parameters; `parameter_of`: a tensor's name to that.
+SavedPart read_part(
+    const checkpoint::Reader& reader,
+    const std::string& stem,
+    const zero::Sharding& sharding,
+    const std::map<std::string, zero::ShardSlice>& shard_slices,
+    const std::function<std::string(const std::string& name)>& parameter_of) {
+  const std::string file = checkpoint::state_files::part_of_rank(stem, sharding.group().rank());
+  const std::string path = (reader.path() / file).string();
+  if (!reader.has(file)) {
+    throw CheckpointError(
+        path,
+        fmt::format(
+            "is not on host {}: each host has saved what its own ranks had; start the ranks on the "
+            "hosts where they were when it was saved, or copy this file and its checkpoint there",
+            describe_machine().system.host));
+  }
+  const auto metadata = reader.open_tensors(file).metadata();
+  const auto text = metadata.find(checkpoint::kPartKey);
+  if (text == metadata.end()) {
+    throw CheckpointError(
+        path, fmt::format("does not say what it is a part of ({})", checkpoint::kPartKey));
+  }
+  checkpoint::Slices slices = checkpoint::parse_slices(path, text->second);
+  NamedTensors own = reader.tensors(file);
+  for (const NamedTensor& item : own) {
+    const auto slice = slices.find(item.name);
+    const auto shard_slice = shard_slices.find(parameter_of(item.name));
+    if (slice == slices.end() || shard_slice == shard_slices.end()) {
+      continue;  // A count; or of another model, which is said later.
+    }
+    const zero::ShardSlice& here = shard_slice->second;
+    if (here.parameter.sizes() != at::IntArrayRef(slice->second.shape) ||
+        here.begin != slice->second.begin || here.values.numel() != item.tensor.numel()) {
+      throw CheckpointError(
+          path,
+          fmt::format(
+              "is divided otherwise than this run: it has {} elements from {} on, and this rank "
+              "{} from {} on; load it with the stage, the bucket size, and the ranks that saved it",
+              item.tensor.numel(),
+              slice->second.begin,
+              here.values.numel(),
+              here.begin),
+          item.name);
+    }
+  }
+  return {path, std::move(own), std::move(slices)};
+}
+
+}  // namespace
+
+bool is_in_parts(const checkpoint::Reader& reader, const std::string& stem) {
+  const std::string beginning = stem + "_part_of_rank_";
+  const std::vector<std::string> files = reader.files();
+  return std::any_of(files.begin(), files.end(), [&](const std::string& file) {
+    return file.starts_with(beginning);
+  });
+}
+
+NamedTensors own_optimizer_part(
+    const checkpoint::Reader& reader,
+    const std::string& stem,
+    const zero::Sharding& sharding,
+    const ParameterName& names) {
+  const std::map<std::string, zero::ShardSlice> shard_slices = trained_slices(sharding, names);
+  SavedPart part = read_part(reader, stem, sharding, shard_slices, [](const std::string& name) {
+    return name.substr(0, name.rfind('.'));
+  });
+  check_beginnings(part.path, shard_slices, part.slices);
+  return std::move(part.tensors);
+}
+
+ModelShards own_model_part(
+    const checkpoint::Reader& reader,
+    const std::string& stem,
+    const NamedTensors& current,
+    const zero::Sharding& sharding,
+    bool from_fp32_weights) {
+  ModelShards parts;
+  std::map<std::string, zero::ShardSlice> shard_slices;
+  for (const NamedTensor& item : current) {
+    if (!is_sliced(item.tensor, sharding)) {
+      parts.current.push_back(item);
+      continue;
+    }
+    for (zero::ShardSlice& shard_slice : sharding.saved_slices(item.tensor)) {
+      parts.current.push_back({item.name, shard_slice.values});
+      if (sharding.is_kept_in_8_bits(item.tensor)) {
+        parts.packed.push_back(shard_slice);
+      }
+      shard_slices[item.name] = std::move(shard_slice);
+    }
+  }
+  parts.saved = read_part(reader, stem, sharding, shard_slices, [](const std::string& name) {
+                  return name;
+                }).tensors;
+  for (NamedTensor& item : parts.saved) {
+    const auto shard_slice = shard_slices.find(item.name);
+    if (!from_fp32_weights && shard_slice != shard_slices.end()) {
+      const at::ScalarType saved = item.tensor.scalar_type();
+      item.tensor = item.tensor.to(shard_slice->second.parameter.scalar_type()).to(saved);
+    }
+  }
+  for (NamedTensor& item : reader.tensors(checkpoint::state_files::undivided(stem))) {
+    parts.saved.push_back(std::move(item));
+  }
+  return parts;
+}
+
+void add_sharded_optimizer(
+    checkpoint::Contents& contents,
+    const std::string& stem,
+    torch::optim::Optimizer& optimizer,
+    const zero::Sharding& sharding,
+    const ParameterName& names,
+    const SavedWhere& where) {
+  // A rank has one piece of a parameter at most, so its name is the parameter's here.
+  std::map<std::string, zero::ShardSlice> shard_slices;
+  const ParameterName name_of = [&](const at::Tensor& shard_slice) {
+    std::string name = names(shard_slice);
+    shard_slices[name] = *sharding.slice_with(shard_slice);
+    return name;
+  };
+  NamedTensors own;
+  checkpoint::Slices slices;
+  for (NamedTensor& item : optimizer_tensors(optimizer, name_of)) {
+    const zero::ShardSlice& shard_slice =
+        shard_slices.at(item.name.substr(0, item.name.rfind('.')));
+    if (item.tensor.dim() == 1) {
+      slices[item.name] = {
+          .shape = shard_slice.parameter.sizes().vec(), .begin = shard_slice.begin};
+    } else if (shard_slice.begin > 0 && !where.on_each_host) {
+      continue;  // A count, which the rank with the first element saves.
+    }
+    own.push_back(std::move(item));
+  }
+  if (where.on_each_host) {
+    for (const auto& [name, shard_slice] : trained_slices(sharding, names)) {
+      slices[name] = {.shape = shard_slice.parameter.sizes().vec(), .begin = shard_slice.begin};
+    }
+  }
+  add_part(contents, stem, sharding, std::move(own), slices, where);
+}
+
+void add_sharded_model(
+    checkpoint::Contents& contents,
+    const std::string& stem,
+    const NamedTensors& tensors,
+    const zero::Sharding& sharding,
+    const SavedWhere& where) {
+  NamedTensors own;
+  NamedTensors undivided;
+  checkpoint::Slices slices;
+  for (const NamedTensor& item : tensors) {
+    if (!is_sliced(item.tensor, sharding)) {
+      if (where.leads) {
+        (where.on_each_host ? undivided : own).push_back(item);
+      }
+      continue;
+    }
+    for (const zero::ShardSlice& shard_slice : sharding.saved_slices(item.tensor)) {
+      slices[item.name] = {.shape = item.tensor.sizes().vec(), .begin = shard_slice.begin};
+      own.push_back({item.name, shard_slice.values.detach()});
+    }
+  }
+  if (where.on_each_host && where.leads) {
+    contents.add_tensors(checkpoint::state_files::undivided(stem), std::move(undivided));
+  }
+  add_part(contents, stem, sharding, std::move(own), slices, where);
+}
+
+ModelShards own_model_shards(
+    const NamedTensors& current,
+    NamedTensors saved,
+    const zero::Sharding& sharding,
+    bool from_fp32_weights) {
+  std::map<std::string, at::Tensor> values;
+  for (NamedTensor& item : saved) {
+    values[item.name] = std::move(item.tensor);
+  }
+  ModelShards shard_slices;
+  for (const NamedTensor& item : current) {
+    const auto found = values.find(item.name);
+    if (found == values.end() || !is_sliced(item.tensor, sharding) ||
+        found->second.sizes() != item.tensor.sizes()) {
+      shard_slices.current.push_back(item);
+      continue;
+    }
+    const at::Tensor& value = found->second;
+    const at::ScalarType own = item.tensor.scalar_type();
+    const bool is_own = value.scalar_type() == own;
+    for (const zero::ShardSlice& shard_slice : sharding.saved_slices(item.tensor)) {
+      shard_slices.current.push_back({item.name, shard_slice.values});
+      at::Tensor part =
+          value.reshape({-1}).narrow(0, shard_slice.begin, shard_slice.values.numel());
+      if (!from_fp32_weights && shard_slice.values.scalar_type() != own) {
+        part = part.to(own).to(value.scalar_type());
+      }
+      shard_slices.saved.push_back(
+          {item.name, is_own ? part.to(shard_slice.values.scalar_type()) : part});
+      if (sharding.is_kept_in_8_bits(item.tensor)) {
+        shard_slices.packed.push_back(shard_slice);
+      }
+    }
+    if (sharding.has_masters_of(item.tensor)) {
+      shard_slices.whole.emplace_back(item.tensor, value);
+    }
+    values.erase(found);
+  }
+  for (auto& [name, tensor] : values) {
+    shard_slices.saved.push_back({name, std::move(tensor)});
+  }
+  return shard_slices;
+}
+
+NamedTensors own_slices(
+    NamedTensors saved,
+    const zero::Sharding& sharding,
+    const ParameterName& names,
+    const std::vector<const char*>& factors) {
+  struct Known {
+    at::Tensor parameter;
+    const zero::ShardSlice* shard_slice = nullptr;  ///< Null: other ranks own all of it.
+  };
+  std::map<std::string, Known> known;
+  for (const at::Tensor& parameter : sharding.parameters()) {
+    known[names(parameter)].parameter = parameter;
+  }
+  for (const auto& [values, shard_slice] : sharding.shard_slices()) {
+    const auto found = known.find(names(shard_slice.parameter));
+    if (found != known.end()) {  // Else it is frozen, and no optimizer has state of it.
+      found->second.shard_slice = &shard_slice;
+    }
+  }
+  NamedTensors own;
+  for (NamedTensor& item : saved) {
+    const auto found = known.find(item.name.substr(0, item.name.rfind('.')));
+    const std::string field = item.name.substr(item.name.rfind('.') + 1);
+    const bool is_factor = std::ranges::find(factors, field) != factors.end();
+    const bool shaped = !is_factor && found != known.end() &&
+                        item.tensor.sizes() == found->second.parameter.sizes();
+    if (found != known.end() && found->second.shard_slice == nullptr &&
+        (shaped || is_factor || item.tensor.dim() == 0)) {
+      continue;
+    }
+    if (shaped && !is_scalar_state(item.name)) {
+      const zero::ShardSlice& shard_slice = *found->second.shard_slice;
+      item.tensor =
+          item.tensor.reshape({-1}).narrow(0, shard_slice.begin, shard_slice.values.numel());
+    }
+    own.push_back(std::move(item));
+  }
+  return own;
+}
+
+}  // namespace lockstep

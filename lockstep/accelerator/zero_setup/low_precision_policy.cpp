@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/zero_setup/low_precision_policy.h"
+
+#include <optional>
+
+#include <fmt/format.h>
+
+#include <c10/core/ScalarType.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/sync/reducer.h"
+
+namespace lockstep {
+
+zero::LowPrecisionPolicy low_precision_policy(const ZeroPlugin& plugin) {
+  const std::optional<at::ScalarType>& sums = plugin.grad_accum_dtype;
+  return {
+      .fp32_masters = plugin.fp32_masters,
+      .fp32_gradients = plugin.stage == 1 && sums == at::kFloat,
+      .fp32_comm = plugin.communication_data_type == at::kFloat,
+      .rounded_sums = sums && sums != at::kFloat};
+}
+
+void check_sums(const ZeroPlugin& plugin, const NamedTensors& parameters) {
+  const std::optional<at::ScalarType>& wire = plugin.communication_data_type;
+  const bool is_narrow = wire && c10::isReducedFloatingType(*wire);
+  for (const NamedTensor& item : trainable(parameters)) {
+    if (is_narrow && zero::is_trained_in_16_bits(item.tensor) &&
+        item.tensor.scalar_type() != *wire) {
+      throw ConfigError(
+          "zero",
+          fmt::format(
+              "gradients of {} ({}) travel in its dtype; got communication_data_type={}; leave it "
+              "out, or convert the model before prepare()",
+              item.name,
+              c10::toString(item.tensor.scalar_type()),
+              c10::toString(*wire)));
+    }
+  }
+  if (wire && !is_narrow && !(wire == at::kFloat && low_precision_policy(plugin).fp32_gradients)) {
+    throw ConfigError(
+        "zero",
+        fmt::format(
+            "communication_data_type is for gradients of fp32 that travel in 16 bits, or for sums "
+            "of stage 1 in fp32; got {} in stage {}; expected at::kHalf, at::kBFloat16, or "
+            "at::kFloat with stage 1 and grad_accum_dtype=at::kFloat; leave it out",
+            c10::toString(*wire),
+            plugin.stage));
+  }
+  if (!plugin.grad_accum_dtype) {
+    return;
+  }
+  const at::ScalarType sums = *plugin.grad_accum_dtype;
+  if (!plugin.fp32_masters) {
+    throw ConfigError(
+        "zero",
+        fmt::format(
+            "without fp32 masters gradients are of the parameters' dtype; got "
+            "grad_accum_dtype={} and no fp32_masters; leave one of them out",
+            c10::toString(sums)));
+  }
+  for (const NamedTensor& item : trainable(parameters)) {
+    if (sums != at::kFloat && item.tensor.scalar_type() != sums) {
+      throw ConfigError(
+          "zero",
+          fmt::format(
+              "gradients of {} ({}) cannot add up in grad_accum_dtype={}; expected at::kFloat, or "
+              "the parameters' dtype; leave it out, or convert the model before prepare()",
+              item.name,
+              c10::toString(item.tensor.scalar_type()),
+              c10::toString(sums)));
+    }
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/zero_setup/lower_precision.h"
+
+#include <algorithm>
+#include <set>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <c10/core/ScalarType.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep {
+namespace {
+
+std::string namespace_of(const std::string& type) {
+  const size_t colon = type.rfind("::");
+  return colon == std::string::npos ? "" : type.substr(0, colon);
+}
+
+/// What C++ would call a class of Python.
+std::string cpp_name(const std::string& name) {
+  const size_t dot = name.rfind('.');
+  if (dot == std::string::npos) {
+    return name;
+  }
+  return (name.starts_with("torch.nn.") ? "torch::nn::" : "") + name.substr(dot + 1);
+}
+
+bool is_torchs(const std::string& name) {
+  return cpp_name(name).starts_with("torch::nn::");
+}
+
+/// The module that a parameter belongs to itself: neither names of modules nor of parameters have
+/// dots.
+std::string owner_of(const std::string& parameter) {
+  const size_t dot = parameter.rfind('.');
+  return dot == std::string::npos ? "" : parameter.substr(0, dot);
+}
+
+/// The parameters of modules of one class.
+NamedTensors own_parameters(
+    const NamedTensors& parameters, const NamedClasses& modules, const std::string& name) {
+  std::set<std::string> paths;
+  for (const auto& [path, type] : modules) {
+    if (is_of_class(type, name)) {
+      paths.insert(path);
+    }
+  }
+  NamedTensors own = parameters;
+  std::erase_if(own, [&](const NamedTensor& item) { return !paths.contains(owner_of(item.name)); });
+  return own;
+}
+
+}  // namespace
+
+bool is_of_class(const std::string& type, const std::string& name) {
+  const std::string wanted = cpp_name(name);
+  const std::string within = namespace_of(wanted);
+  return plain_class(type) == plain_class(wanted) &&
+         (within.empty() || within == namespace_of(type));
+}
+
+void check_lower_precision(
+    const std::vector<std::string>& classes,
+    const NamedTensors& parameters,
+    const NamedClasses& modules,
+    const std::string& where,
+    const std::string& option) {
+  std::set<std::string> known;
+  for (const auto& [unused, type] : modules) {
+    known.insert(type);
+  }
+  bool any = false;
+  for (const std::string& name : classes) {
+    const bool is_there = std::any_of(known.begin(), known.end(), [&](const std::string& type) {
+      return is_of_class(type, name);
+    });
+    any = any || is_there;
+    if (!is_there && is_torchs(name) && (any || &name != &classes.back())) {
+      continue;  // Lists such as DeepSpeed's name layers for whatever model.
+    }
+    if (!is_there) {
+      throw ConfigError(
+          where,
+          fmt::format(
+              "{} lists classes of the model's modules; got \"{}\", which none of them is, "
+              "expected "
+              "some of {}; leave it out",
+              option,
+              name,
+              fmt::join(known, ", ")));
+    }
+    if (own_parameters(parameters, modules, name).empty()) {
+      throw ConfigError(
+          where,
+          fmt::format(
+              "{} is about the parameters that a module has itself; got \"{}\", which has none, "
+              "nor "
+              "do those count that modules within it have; list these modules' classes, of {}",
+              option,
+              name,
+              fmt::join(known, ", ")));
+    }
+  }
+}
+
+flat::CommDtypes comm_dtypes(
+    const LowerPrecisionModules& told,
+    const NamedTensors& parameters,
+    const NamedClasses& modules) {
+  const std::string option = "lower_precision_safe_modules";
+  if (!told.classes.empty() && !c10::isReducedFloatingType(told.dtype)) {
+    throw ConfigError(
+        "prepare",
+        fmt::format(
+            "{} travel in 16 bits; got the dtype {}, expected at::kHalf or at::kBFloat16",
+            option,
+            c10::toString(told.dtype)));
+  }
+  check_lower_precision(told.classes, parameters, modules, "prepare", option);
+  flat::CommDtypes narrow{.dtype = told.dtype};
+  for (const std::string& name : told.classes) {
+    for (const NamedTensor& item : own_parameters(parameters, modules, name)) {
+      narrow.parameters.insert(item.tensor.unsafeGetTensorImpl());
+    }
+  }
+  return narrow;
+}
+
+std::optional<at::ScalarType> narrow_wire(
+    const std::optional<at::ScalarType>& communication_data_type,
+    const LowerPrecisionModules& told) {
+  if (!communication_data_type || !c10::isReducedFloatingType(*communication_data_type)) {
+    return std::nullopt;
+  }
+  if (!told.classes.empty()) {
+    throw ConfigError(
+        "zero",
+        "communication_data_type is for all gradients, and lower_precision_safe_modules for those "
+        "of some modules; leave one of them out");
+  }
+  return communication_data_type;
+}
+
+flat::CommDtypes all_narrow(const NamedTensors& parameters, at::ScalarType dtype) {
+  flat::CommDtypes narrow{.dtype = dtype};
+  for (const NamedTensor& item : parameters) {
+    narrow.parameters.insert(item.tensor.unsafeGetTensorImpl());
+  }
+  return narrow;
+}
+
+}  // namespace lockstep

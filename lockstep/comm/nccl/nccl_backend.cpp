@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/comm/nccl/nccl_backend.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstring>
+#include <exception>
+#include <functional>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/rank.h"
+#include "lockstep/comm/first_line.h"
+#include "lockstep/comm/nccl/nccl_comm.h"
+#include "lockstep/comm/plain_values.h"
+
+namespace lockstep::comm {
+namespace {
+
+constexpr Milliseconds kJoinTimeout = std::chrono::minutes(2);
+
+/// What a rank says of its joining: nothing, or why it could not.
+struct Joining {
+  std::array<char, 256> trouble{};
+};
+
+int type_of(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kByte:
+      return NcclApi::kUint8;
+    case at::kInt:
+      return NcclApi::kInt32;
+    case at::kLong:
+      return NcclApi::kInt64;
+    case at::kHalf:
+      return NcclApi::kFloat16;
+    case at::kFloat:
+      return NcclApi::kFloat32;
+    case at::kDouble:
+      return NcclApi::kFloat64;
+    case at::kBFloat16:
+      return NcclApi::kBfloat16;
+    default:  // Group reduces no other.
+      return NcclApi::kInt8;
+  }
+}
+
+int op_of(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return NcclApi::kSum;
+    case ReduceOp::kAvg:
+      return NcclApi::kAvg;
+    case ReduceOp::kMin:
+      return NcclApi::kMin;
+    case ReduceOp::kMax:
+      return NcclApi::kMax;
+    case ReduceOp::kProduct:
+      return NcclApi::kProd;
+  }
+  return NcclApi::kSum;
+}
+
+/// One call of NCCL for each operation, or a group of them; those that only move move bytes.
+class Launcher {
+ public:
+  Launcher(const NcclApi& api, NcclApi::Comm comm, NcclApi::Stream stream, int rank, int size)
+      : api_(api), comm_(comm), stream_(stream), rank_(rank), size_(size) {}
+
+  NcclApi::Result operator()(const Collective& c) const {
+    const auto* const in =
+        static_cast<const std::byte*>(c.input.defined() ? c.input.const_data_ptr() : nullptr);
+    auto* const out =
+        static_cast<std::byte*>(c.output.defined() ? c.output.mutable_data_ptr() : nullptr);
+    const auto numel = static_cast<size_t>(c.output.defined() ? c.output.numel() : 0);
+    switch (c.op) {
+      case Op::kAllReduce:
+        return api_.all_reduce(out, out, numel, type_of(c.output), op_of(c.reduce), comm_, stream_);
+      case Op::kReduceScatter:
+        return api_.reduce_scatter(
+            in, out, numel, type_of(c.output), op_of(c.reduce), comm_, stream_);
+      case Op::kAllGather:
+        return api_.all_gather(in, out, c.input.nbytes(), NcclApi::kInt8, comm_, stream_);
+      case Op::kBroadcast:
+        return api_.broadcast(out, out, c.output.nbytes(), NcclApi::kInt8, c.root, comm_, stream_);
+      case Op::kAllToAll:
+        return grouped([&](const Note& note) {
+          send_parts(note, in, c.input.nbytes() / size_);
+          receive_parts(note, out, c.input.nbytes() / size_);
+        });
+      case Op::kGather:
+        return grouped([&](const Note& note) {
+          note(send(in, c.input.nbytes(), c.root));
+          if (rank_ == c.root) {
+            receive_parts(note, out, c.input.nbytes());
+          }
+        });
+      case Op::kScatter:
+        return grouped([&](const Note& note) {
+          if (rank_ == c.root) {
+            send_parts(note, in, c.output.nbytes());
+          }
+          note(receive(out, c.output.nbytes(), c.root));
+        });
+      default:
+        return NcclApi::kSuccess;  // The others do not come here.
+    }
+  }
+
+ private:
+  using Note = std::function<void(NcclApi::Result result)>;
+
+  NcclApi::Result send(const std::byte* from, size_t bytes, int peer) const {
+    return api_.send(from, bytes, NcclApi::kInt8, peer, comm_, stream_);
+  }
+  NcclApi::Result receive(std::byte* to, size_t bytes, int peer) const {
+    return api_.recv(to, bytes, NcclApi::kInt8, peer, comm_, stream_);
+  }
+  void send_parts(const Note& note, const std::byte* from, size_t bytes) const {
+    for (int peer = 0; peer < size_; ++peer) {
+      note(send(from + static_cast<size_t>(peer) * bytes, bytes, peer));
+    }
+  }
+  void receive_parts(const Note& note, std::byte* to, size_t bytes) const {
+    for (int peer = 0; peer < size_; ++peer) {
+      note(receive(to + static_cast<size_t>(peer) * bytes, bytes, peer));
+    }
+  }
+
+  /// What `body` calls, all at once: without a group a rank would wait for the first of its peers.
+  /// The first failure, if there is any.
+  NcclApi::Result grouped(const std::function<void(const Note& note)>& body) const {
+    NcclApi::Result all = api_.group_start();
+    const Note note = [&](NcclApi::Result result) {
+      all = all == NcclApi::kSuccess || all == NcclApi::kInProgress ? result : all;
+    };
+    body(note);
+    note(api_.group_end());
+    return all;
+  }
+
+  const NcclApi& api_;
+  NcclApi::Comm comm_;
+  NcclApi::Stream stream_;
+  int rank_;
+  int size_;
+};
+
+class NcclWork final : public Work {
+ public:
+  NcclWork(std::shared_ptr<NcclComm> comm, std::shared_ptr<c10::Event> done, Collective collective)
+      : comm_(std::move(comm)), done_(std::move(done)), collective_(std::move(collective)) {}
+
+  bool done() const override {
+    try {
+      return done_->query();
+    } catch (const c10::Error&) {
+      return true;  // CUDA itself has failed, which wait() says.
+    }
+  }
+  void wait(Milliseconds /*timeout*/) override {
+    comm_->refuse(collective_.op);
+    const c10::impl::VirtualGuardImpl device(done_->device_type());
+    done_->block(device.getStream(done_->device()));
+  }
+
+ private:
+  std::shared_ptr<NcclComm> comm_;
+  std::shared_ptr<c10::Event> done_;
+  Collective collective_;  ///< Whose tensors must live.
+};
+
+class NcclBackend final : public DeviceBackend {
+ public:
+  NcclBackend(
+      std::shared_ptr<Transport> host,
+      std::shared_ptr<NcclComm> comm,
+      at::Device device,
+      uint64_t group)
+      : host_(std::move(host)),
+        comm_(std::move(comm)),
+        device_(device),
+        group_(group),
+        guard_(device.type()),
+        stream_(guard_.getStreamFromGlobalPool(device, /*isHighPriority=*/true)) {}
+
+  const char* name() const override { return "nccl"; }
+
+  void check_alive(Op op) const override { comm_->refuse(op); }
+
+  std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) override {
+    comm_->refuse(collective.op);
+    for (const at::Tensor* tensor : {&collective.input, &collective.output}) {
+      if (tensor->defined() && tensor->device() != device_) {
+        throw ConfigError(
+            name_of(collective.op),
+            fmt::format(
+                "this group works on {}; got a tensor on {}",
+                device_.str(),
+                tensor->device().str()));
+      }
+    }
+    compare(collective, timeout);
+    const FlightEntry note(collective, group_, sequence_++);
+    note.begin();
+    const c10::DeviceGuard on_device(device_);
+    const auto flag =
+        note.is_timed() ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT;
+    auto done = std::make_shared<c10::Event>(device_.type(), flag);
+    std::shared_ptr<c10::Event> begun;
+    try {
+      begin_behind_current_stream();
+      if (note.is_timed()) {
+        begun = std::make_shared<c10::Event>(device_.type(), flag);
+        begun->record(stream_);
+      }
+      comm_->run(collective.op, timeout, [&](const NcclApi& api, NcclApi::Comm comm) {
+        return Launcher(
+            api, comm, stream_.native_handle(), host_->rank(), host_->size())(collective);
+      });
+      done->record(stream_);
+    } catch (...) {
+      note.end(false);
+      throw;
+    }
+    for (const at::Tensor* tensor : {&collective.input, &collective.output}) {
+      if (tensor->defined()) {  // Whoever drops it before the end must not get its memory reused.
+        guard_.recordDataPtrOnStream(tensor->storage().data_ptr(), stream_);
+      }
+    }
+    comm_->watch(std::move(begun), done, note, collective.op, timeout);
+    return std::make_shared<NcclWork>(comm_, std::move(done), std::move(collective));
+  }
+
+ private:
+  /// CommError, on all ranks, unless all are about to do the same.
+  void compare(const Collective& collective, Milliseconds timeout) {
+    const FlightRecordingPause part_of_one;
+    const auto all = exchange(*host_, fingerprint_of(collective, sequence_), timeout);
+    if (const auto sides = mismatch(all)) {
+      comm_->fail(fmt::format("{}: {}", name_of(collective.op), *sides));
+      throw CommError(name_of(collective.op), *sides);
+    }
+  }
+
+  void begin_behind_current_stream() {
+    c10::Event ready(device_.type());
+    ready.record(guard_.getStream(device_));
+    ready.block(stream_);
+  }
+
+  std::shared_ptr<Transport> host_;
+  std::shared_ptr<NcclComm> comm_;
+  at::Device device_;
+  uint64_t group_;
+  c10::impl::VirtualGuardImpl guard_;
+  c10::Stream stream_;
+  int64_t sequence_ = 0;
+};
+
+/// Takes `step` and hears of all ranks whether they could: who could not, and why; else nothing.
+std::string trouble_of_any(
+    Transport& host, const std::function<void()>& step, Milliseconds timeout) {
+  Joining mine;
+  try {
+    step();
+  } catch (const std::exception& error) {
+    const std::string trouble = without_rank_suffix(first_line(error.what()));
+    std::strncpy(mine.trouble.data(), trouble.c_str(), mine.trouble.size() - 1);
+  }
+  // Another rank may still be taking the step.
+  const std::vector<Joining> all = exchange(host, mine, timeout + kJoinTimeout);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].trouble[0] != '\0') {
+      return fmt::format("rank {}: {}", rank, all[rank].trouble.data());
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+std::unique_ptr<DeviceBackend> nccl_link(
+    std::shared_ptr<Transport> host,
+    at::Device device,
+    const NcclApi& api,
+    uint64_t group,
+    Milliseconds timeout,
+    std::string& why) {
+  const FlightRecordingPause parts_of_one;
+  NcclApi::UniqueId id{};
+  std::shared_ptr<NcclComm> comm;
+  const auto all_can = [&](const std::function<void()>& step) {
+    why = trouble_of_any(*host, step, timeout);
+    return why.empty();
+  };
+  const auto make_id = [&] {
+    const NcclApi::Result result = host->rank() == 0 ? api.get_unique_id(&id) : NcclApi::kSuccess;
+    if (result != NcclApi::kSuccess) {
+      throw CommError("join", fmt::format("NCCL gives no id: {}", api.get_error_string(result)));
+    }
+  };
+  if (!all_can(make_id)) {
+    return nullptr;
+  }
+  id = exchange(*host, id, timeout)[0];
+  // One who cannot even begin is not waited for.
+  if (!all_can([&] {
+        comm = std::make_shared<NcclComm>(api, id, host->rank(), host->size(), device);
+      }) ||
+      !all_can([&] { comm->join(std::min(timeout, kJoinTimeout)); })) {
+    return nullptr;
+  }
+  return std::make_unique<NcclBackend>(std::move(host), std::move(comm), device, group);
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/comm/shm/progress_engine.h"
+
+#include <algorithm>
+#include <exception>
+#include <variant>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "lockstep/base/cores.h"
+#include "lockstep/base/rank.h"
+#include "lockstep/comm/flight.h"
+#include "lockstep/comm/group_error.h"
+#include "lockstep/comm/shm/collective_run.h"
+#include "lockstep/comm/shm/futex.h"
+#include "lockstep/comm/shm/message_run.h"
+
+namespace lockstep::comm::shm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How often a waiting rank looks before it sleeps: about 40 us with a core of its own. Where ranks
+// share cores, looking keeps the one who is waited for from running: of 4 ranks on 2 cores, small
+// operations took twice as long with 100 looks as with 5 to 20.
+constexpr int kSpinsAlone = 4000;
+constexpr int kSpinsShared = 10;
+constexpr int kYieldsShared = 500;  // Then the core is offered to them, which is faster than sleep.
+
+// A sleeping rank sees this often whether a peer has died.
+constexpr Milliseconds kLongestSleep{100};
+
+// A sleeping rank that wakes up later than this was stopped itself: the job was paused.
+constexpr std::chrono::seconds kPause{2};
+
+constexpr Milliseconds kLookIn{2};
+constexpr int kLooksBeforeRest = 500;
+
+}  // namespace
+
+/// One operation, as its caller and the engine hold it.
+class QueuedOperation final : public Work, public std::enable_shared_from_this<QueuedOperation> {
+ public:
+  QueuedOperation(
+      std::shared_ptr<ProgressEngine> progress_engine,
+      Collective collective,
+      uint64_t group,
+      int64_t sequence)
+      : progress_engine_(std::move(progress_engine)),
+        collective_(std::move(collective)),
+        note_(collective_, group, sequence),
+        run_(make_run(sequence)) {}
+
+  bool done() const override {
+    return finished_.load(std::memory_order_acquire) ||
+           progress_engine_->done(const_cast<QueuedOperation&>(*this));
+  }
+  void wait(Milliseconds timeout) override {
+    if (!finished_.load(std::memory_order_acquire)) {
+      progress_engine_->wait(*this, timeout);
+    }
+    if (error_) {
+      std::rethrow_exception(error_);
+    }
+  }
+
+  // For the engine, with its mutex held:
+  bool is_message() const { return std::holds_alternative<MessageRun>(run_); }
+  std::pair<bool, int> channel() const { return {collective_.op == Op::kSend, collective_.root}; }
+  Op op() const { return collective_.op; }
+  int peer() const { return collective_.root; }
+  bool finished() const { return finished_.load(std::memory_order_relaxed); }
+  bool advance(Member& member) {
+    if (!begun_) {
+      begun_ = true;
+      note_.begin();
+    }
+    return std::visit([&](auto& run) { return run.advance(member); }, run_);
+  }
+  void finish(std::exception_ptr error) {
+    note_.end(error == nullptr);
+    error_ = std::move(error);
+    collective_.input = at::Tensor();
+    collective_.output = at::Tensor();
+    finished_.store(true, std::memory_order_release);
+  }
+
+ private:
+  using Run = std::variant<CollectiveRun, MessageRun>;
+  Run make_run(int64_t sequence) {
+    const Fingerprint print = fingerprint_of(collective_, sequence);
+    if (collective_.op == Op::kSend || collective_.op == Op::kRecv) {
+      return MessageRun(*progress_engine_->member_, collective_, print);
+    }
+    return CollectiveRun(*progress_engine_->member_, collective_, print);
+  }
+
+  std::shared_ptr<ProgressEngine> progress_engine_;
+  Collective collective_;
+  FlightEntry note_;
+  Run run_;
+  bool begun_ = false;
+  std::exception_ptr error_;
+  std::atomic<bool> finished_{false};
+};
+
+ProgressEngine::ProgressEngine(std::unique_ptr<Member> member, uint64_t group)
+    : member_(std::move(member)),
+      group_(group),
+      shares_cores_(member_->size() > available_cores()) {}
+
+ProgressEngine::~ProgressEngine() = default;
+
+void ProgressEngine::watch_peers() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  member_->watch_peers();
+}
+
+std::shared_ptr<Work> ProgressEngine::start(Collective collective) {
+  Operation operation;
+  bool unfinished = false;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const bool message = collective.op == Op::kSend || collective.op == Op::kRecv;
+    operation = std::make_shared<QueuedOperation>(
+        shared_from_this(), std::move(collective), group_, message ? -1 : sequence_++);
+    if (!dead_.empty()) {
+      operation->finish(std::make_exception_ptr(error_after(dead_, operation->op())));
+      return operation;
+    }
+    Queue& queue = message ? messages_[operation->channel()] : collectives_;
+    queue.push_back(operation);
+    progress(queue);
+    unfinished = !operation->finished();
+  }
+  if (unfinished) {
+    ensure_looked_after();
+  }
+  return operation;
+}
+
+void ProgressEngine::progress() {
+  progress(collectives_);
+  for (auto& [unused, queue] : messages_) {
+    progress(queue);
+  }
+}
+
+void ProgressEngine::progress(Queue& queue) {
+  while (!queue.empty()) {
+    const Operation operation = queue.front();
+    try {
+      if (!operation->advance(*member_)) {
+        return;
+      }
+    } catch (const CommError& error) {
+      fail(*operation, error);
+      return;
+    } catch (const Error& error) {  // No memory.
+      fail(*operation, CommError(name_of(operation->op()), without_rank_suffix(error.what())));
+      return;
+    }
+    operation->finish(nullptr);
+    queue.pop_front();
+  }
+}
+
+bool ProgressEngine::is_idle() const {
+  return collectives_.empty() &&
+         std::all_of(messages_.begin(), messages_.end(), [](const auto& entry) {
+           return entry.second.empty();
+         });
+}
+
+void ProgressEngine::fail(QueuedOperation& culprit, const CommError& error) {
+  dead_ = without_rank_suffix(error.what());
+  member_->fail(dead_);
+  for (const Operation& operation : take_all()) {
+    operation->finish(std::make_exception_ptr(
+        operation.get() == &culprit ? error : error_after(dead_, operation->op())));
+  }
+}
+
+std::vector<ProgressEngine::Operation> ProgressEngine::take_all() {
+  std::vector<Operation> all(collectives_.begin(), collectives_.end());
+  collectives_.clear();
+  for (auto& [unused, queue] : messages_) {
+    all.insert(all.end(), queue.begin(), queue.end());
+    queue.clear();
+  }
+  return all;
+}
+
+std::vector<int> ProgressEngine::awaited(const QueuedOperation& operation) const {
+  if (operation.is_message()) {
+    return {operation.peer()};
+  }
+  return member_->missing();
+}
+
+void ProgressEngine::check_peers(QueuedOperation& operation, double seconds) {
+  if (!member_->lost(awaited(operation))) {
+    return;
+  }
+  progress();  // What it did before it went counts.
+  if (operation.finished()) {
+    return;
+  }
+  if (const auto loss = member_->lost(awaited(operation))) {
+    fail(operation, CommError(name_of(operation.op()), loss->why, loss->rank, seconds));
+  }
+}
+
+bool ProgressEngine::done(QueuedOperation& operation) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  progress();
+  if (!operation.finished()) {
+    check_peers(operation, 0);
+  }
+  return operation.finished();
+}
+
+void ProgressEngine::wait(QueuedOperation& operation, Milliseconds timeout) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  progress();
+  if (spin(operation)) {
+    return;
+  }
+  auto start = Clock::now();
+  auto last_look = start;
+  Control& mine = member_->segment().control(member_->rank());
+  while (!spin(operation)) {
+    const auto now = Clock::now();
+    start += now - last_look > kPause ? now - last_look : Clock::duration(0);
+    last_look = now;
+    const auto waited = std::chrono::duration_cast<Milliseconds>(now - start);
+    const double seconds = std::chrono::duration<double>(waited).count();
+    if (waited >= timeout) {
+      const std::vector<int> missing = awaited(operation);
+      fail(
+          operation,
+          CommError(
+              name_of(operation.op()),
+              fmt::format(
+                  "rank{} {} did not come within {:.1f} s",
+                  missing.size() == 1 ? "" : "s",
+                  fmt::join(missing, ", "),
+                  std::chrono::duration<double>(timeout).count()),
+              missing.empty() ? -1 : missing.front(),
+              seconds));
+      return;
+    }
+    const uint32_t wake_count = announce_sleep(mine);
+    progress();
+    if (!operation.finished()) {
+      sleep(mine, wake_count, std::clamp(timeout - waited, Milliseconds(1), kLongestSleep));
+      progress();
+    }
+    end_sleep(mine);
+    if (!operation.finished()) {
+      check_peers(operation, seconds);
+    }
+  }
+}
+
+bool ProgressEngine::spin(const QueuedOperation& operation) {
+  const int spins = shares_cores_ ? kSpinsShared : kSpinsAlone;
+  for (int i = 0; i < spins && !operation.finished(); ++i) {
+    relax();
+    progress();
+  }
+  for (int i = 0; shares_cores_ && i < kYieldsShared && !operation.finished(); ++i) {
+    std::this_thread::yield();
+    progress();
+  }
+  return operation.finished();
+}
+
+void ProgressEngine::ensure_looked_after() {
+  if (!resting_.load(std::memory_order_seq_cst)) {
+    return;
+  }
+  const std::lock_guard<std::mutex> lock(thread_mutex_);
+  if (closed_) {
+    return;
+  }
+  resting_.store(false, std::memory_order_seq_cst);
+  changed_.notify_all();
+  if (!thread_.joinable()) {
+    thread_ = std::thread([this, label = current_rank()] {
+      const ThreadRankScope scope(label);
+      look_in();
+    });
+  }
+}
+
+void ProgressEngine::look_in() {
+  int quiet = 0;
+  std::unique_lock<std::mutex> lock(thread_mutex_);
+  while (!closed_) {
+    changed_.wait_for(lock, kLookIn, [&] { return closed_; });
+    lock.unlock();
+    {
+      // Whoever waits holds the mutex, and needs no help.
+      const std::unique_lock<std::mutex> progress_engine(mutex_, std::try_to_lock);
+      if (progress_engine.owns_lock()) {
+        quiet = is_idle() ? quiet + 1 : 0;
+        progress();
+      }
+    }
+    lock.lock();
+    if (quiet > kLooksBeforeRest) {
+      resting_.store(true, std::memory_order_seq_cst);
+      // What was started before this could be seen is seen here; what comes later wakes this.
+      lock.unlock();
+      bool idle = false;
+      {
+        const std::lock_guard<std::mutex> progress_engine(mutex_);
+        idle = is_idle();
+      }
+      lock.lock();
+      if (idle) {
+        changed_.wait(lock, [&] { return closed_ || !resting_.load(std::memory_order_seq_cst); });
+      }
+      resting_.store(false, std::memory_order_seq_cst);
+      quiet = 0;
+    }
+  }
+}
+
+void ProgressEngine::close() {
+  {
+    const std::lock_guard<std::mutex> lock(thread_mutex_);
+    closed_ = true;
+    changed_.notify_all();
+  }
+  if (thread_.joinable()) {
+    thread_.join();
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  member_->leave();
+  dead_ = dead_.empty() ? "it was destroyed" : dead_;
+  for (const Operation& operation : take_all()) {
+    operation->finish(std::make_exception_ptr(
+        CommError(name_of(operation->op()), "the group was destroyed before this was done")));
+  }
+}
+
+}  // namespace lockstep::comm::shm

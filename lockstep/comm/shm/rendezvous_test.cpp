@@ -1,0 +1,293 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/comm/shm/rendezvous.h"
+
+#include <array>
+#include <atomic>
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <set>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <thread>
+#include <unistd.h>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/shm/local_socket.h"
+
+namespace lockstep::comm::shm {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+std::string new_name() {
+  static std::atomic<int> names{0};
+  return "lockstep/test/" + std::to_string(::getpid()) + "/" + std::to_string(names++);
+}
+
+struct Rank {
+  int rank;
+  int size;
+  std::string told;  ///< Its error.
+  std::shared_ptr<Segment> segment;
+};
+
+/// All of `ranks` meet, each in a thread of its own.
+void meet_all(const std::string& name, std::vector<Rank>& ranks, int timeout_ms) {
+  std::vector<std::thread> threads;
+  for (Rank& each : ranks) {
+    threads.emplace_back([&] {
+      try {
+        each.segment =
+            meet({.name = name, .rank = each.rank, .size = each.size}, Milliseconds(timeout_ms));
+      } catch (const std::exception& error) {
+        each.told = error.what();
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+}
+
+std::vector<std::string> errors_of(std::vector<Rank> ranks, int timeout_ms) {
+  meet_all(new_name(), ranks, timeout_ms);
+  std::vector<std::string> told;
+  for (const Rank& each : ranks) {
+    told.push_back(each.told);
+  }
+  return told;
+}
+
+TEST(Rendezvous, gives_all_the_same_memory_and_leaves_no_name) {
+  const std::string name = new_name();
+  std::vector<Rank> ranks{{2, 3, "", {}}, {0, 3, "", {}}, {1, 3, "", {}}};
+  meet_all(name, ranks, 20'000);
+  for (const Rank& each : ranks) {
+    ASSERT_TRUE(each.segment) << each.told;
+  }
+  ranks[0].segment->control(1).published.store(77);
+  EXPECT_EQ(ranks[1].segment->control(1).published.load(), 77U);
+  EXPECT_EQ(ranks[2].segment->control(1).published.load(), 77U);
+  std::ifstream sockets("/proc/net/unix");
+  EXPECT_THAT(std::string(std::istreambuf_iterator<char>(sockets), {}), Not(HasSubstr(name)));
+}
+
+TEST(Rendezvous, who_does_not_come_is_named_to_all) {
+  EXPECT_THAT(
+      errors_of({{0, 4, "", {}}, {2, 4, "", {}}}, 300),
+      Each(HasSubstr("ranks 1, 3 did not join within 0.3 s")));
+  EXPECT_THAT(errors_of({{1, 2, "", {}}}, 200), Each(HasSubstr("cannot reach rank 0")));
+}
+
+TEST(Rendezvous, worlds_of_different_size_are_refused) {
+  EXPECT_THAT(
+      errors_of({{0, 2, "", {}}, {1, 3, "", {}}}, 20'000),
+      Each(AllOf(HasSubstr("worlds of different size meet"), HasSubstr("rank 1's is 3"))));
+}
+
+TEST(Rendezvous, a_rank_claimed_twice_is_refused) {
+  EXPECT_THAT(
+      errors_of({{0, 3, "", {}}, {1, 3, "", {}}, {1, 3, "", {}}}, 20'000),
+      Each(HasSubstr("two processes say they are rank 1")));
+}
+
+/// The errors of rank 0 of `mine` over shared memory and of another rank that joins over Gloo.
+std::vector<std::string> errors_of_both(RendezvousAddress mine, RendezvousAddress asking) {
+  mine.name = new_name();
+  asking.name = mine.name;
+  std::vector<std::string> told(2);
+  std::thread host([&] {
+    try {
+      meet(mine, std::chrono::seconds(60));
+    } catch (const CommError& error) {
+      told[0] = error.what();
+    }
+  });
+  while (told[1].empty()) {
+    told[1] = ask_rank_0(asking);
+  }
+  host.join();
+  return told;
+}
+
+TEST(Rendezvous, a_rank_that_joins_over_gloo_is_refused_at_once) {
+  EXPECT_THAT(
+      errors_of_both({.name = "", .size = 2}, {.name = "", .rank = 1, .size = 2, .comm = "gloo"}),
+      Each(HasSubstr("disagree on LOCKSTEP_COMM; got gloo on rank 1, auto on rank 0")));
+  EXPECT_THAT(
+      errors_of_both({.name = "", .size = 2}, {.name = "", .rank = 1, .size = 3}),
+      Each(AllOf(HasSubstr("worlds of different size meet"), HasSubstr("rank 1's is 3"))));
+  EXPECT_THAT(
+      errors_of_both(
+          {.name = "", .size = 2, .local_size = 2},
+          {.name = "", .rank = 1, .size = 2, .local_size = 1}),
+      Each(AllOf(
+          HasSubstr("rank 1 joins over Gloo (WORLD_SIZE 2, LOCAL_WORLD_SIZE 1, LOCKSTEP_COMM auto"),
+          HasSubstr("rank 0 over shared memory (WORLD_SIZE 2, LOCAL_WORLD_SIZE 2"))));
+}
+
+TEST(Rendezvous, ranks_whose_comm_differs_are_refused_at_once) {
+  const std::string name = new_name();
+  std::string told;
+  std::thread host([&] {
+    try {
+      meet({.name = name, .size = 2}, std::chrono::seconds(60));
+    } catch (const CommError& error) {
+      told = error.what();
+    }
+  });
+  EXPECT_THROW(
+      meet({.name = name, .rank = 1, .size = 2, .comm = "shm"}, std::chrono::seconds(60)),
+      CommError);
+  host.join();
+  EXPECT_THAT(told, HasSubstr("got shm on rank 1, auto on rank 0"));
+}
+
+TEST(Rendezvous, a_rank_0_that_joins_over_gloo_answers_the_others) {
+  const RendezvousAddress place{.name = new_name(), .size = 2};
+  JoinResponder rank_0(place);
+  EXPECT_EQ(rank_0.answer(), "") << "nobody waits";
+  std::string told;
+  std::thread other([&] {
+    RendezvousAddress same = place;
+    same.rank = 1;
+    try {
+      meet(same, std::chrono::seconds(60));
+    } catch (const CommError& error) {
+      told = error.what();
+    }
+  });
+  std::string heard;
+  while (heard.empty()) {
+    heard = rank_0.answer();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  other.join();
+  EXPECT_THAT(heard, HasSubstr("rank 1 joins over shared memory"));
+  EXPECT_THAT(told, HasSubstr(heard));
+}
+
+TEST(Rendezvous, a_job_of_several_hosts_with_the_same_port_disturbs_nobody) {
+  const std::string name = new_name();
+  const RendezvousAddress several{.name = name, .size = 4, .master_addr = "10.0.0.1"};
+  JoinResponder rank_0_of_several(several);
+  std::atomic<bool> met = false;
+  std::thread several_ranks([&] {
+    RendezvousAddress rank_3 = several;
+    rank_3.rank = 3;
+    while (!met) {
+      EXPECT_EQ(ask_rank_0(rank_3), "");
+      EXPECT_EQ(rank_0_of_several.answer(), "");
+    }
+  });
+  // One spells the address differently, which does not matter where it is not used.
+  std::thread rank_1([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    meet(
+        {.name = name, .rank = 1, .size = 2, .master_addr = "localhost"}, std::chrono::seconds(60));
+  });
+  EXPECT_NO_THROW(
+      meet({.name = name, .size = 2, .master_addr = "127.0.0.1"}, std::chrono::seconds(60)));
+  rank_1.join();
+  met = true;
+  several_ranks.join();
+}
+
+TEST(Rendezvous, a_place_that_is_taken_is_named_at_once) {
+  const std::string name = new_name();
+  const UniqueFd other = listen_local(name);
+  try {
+    meet({.name = name, .rank = 0, .size = 2}, std::chrono::seconds(60));
+    FAIL() << "somebody listens there";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr(name), HasSubstr("MASTER_PORT")));
+  }
+}
+
+/// What a rank of this process says first: mark, rank, size, pid, local size, not over Gloo, no
+/// MASTER_ADDR, "auto".
+std::array<int32_t, 9> raw_hello(int rank, int size) {
+  return {0x336d6b6c, rank, size, ::getpid(), 0, 0, 0, 0x6f747561, 0};
+}
+
+/// Runs `body` in a process of another user, or of this one.
+template <typename Body>
+pid_t in_another_process(bool as_nobody, const Body& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (as_nobody && (::setgid(65534) != 0 || ::setuid(65534) != 0)) {
+      ::_exit(3);
+    }
+    body();
+    ::_exit(0);
+  }
+  return child;
+}
+
+TEST(Rendezvous, strangers_another_user_and_those_who_say_nothing_disturb_nobody) {
+  const std::string name = new_name();
+  std::vector<Rank> ranks{{0, 2, "", {}}};
+  std::thread host([&] { meet_all(name, ranks, 20'000); });
+  std::vector<UniqueFd> idle;
+  for (int i = 0; i < 50;) {
+    UniqueFd connection = connect_local(name);
+    if (connection.is_open()) {
+      if (i % 2 == 0) {
+        const std::array<char, 16> garbage{"GET / HTTP/1.1"};
+        send_message(connection.get(), garbage.data(), garbage.size());
+      }
+      idle.push_back(std::move(connection));
+      ++i;
+    }
+  }
+  if (::geteuid() == 0) {
+    const pid_t child = in_another_process(true, [&] {
+      UniqueFd connection = connect_local(name);
+      const auto hello = raw_hello(1, 2);
+      send_message(connection.get(), hello.data(), sizeof(hello));
+      std::array<char, 1004> answer{};
+      const auto soon = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+      const bool served = readable(connection.get(), soon) &&
+                          receive_message(connection.get(), answer.data(), answer.size());
+      ::_exit(served ? 1 : 0);
+    });
+    int status = 0;
+    ::waitpid(child, &status, 0);
+    EXPECT_EQ(WEXITSTATUS(status), 0) << "another user was given the memory";
+  }
+  std::vector<Rank> late{{1, 2, "", {}}};
+  meet_all(name, late, 20'000);
+  host.join();
+  EXPECT_TRUE(ranks[0].segment) << ranks[0].told;
+  EXPECT_TRUE(late[0].segment) << late[0].told;
+}
+
+TEST(Rendezvous, a_rank_that_dies_on_the_way_is_named_at_once) {
+  const std::string name = new_name();
+  const pid_t child = in_another_process(false, [&] {
+    UniqueFd connection;
+    while (!connection.is_open()) {
+      connection = connect_local(name);
+    }
+    const auto hello = raw_hello(2, 3);
+    send_message(connection.get(), hello.data(), sizeof(hello));
+    ::usleep(100'000);
+  });
+  std::vector<Rank> ranks{{0, 3, "", {}}};
+  const auto start = std::chrono::steady_clock::now();
+  meet_all(name, ranks, 60'000);
+  EXPECT_THAT(ranks[0].told, HasSubstr("rank 2 ended before all had joined"));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+  ::waitpid(child, nullptr, 0);
+}
+
+}  // namespace
+}  // namespace lockstep::comm::shm

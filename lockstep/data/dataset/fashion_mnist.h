@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "lockstep/data/dataset/idx_images.h"
+
+namespace lockstep::data {
+
+enum class FashionMnistSplit {
+  kTrain,  ///< 60,000 pictures.
+  kTest,   ///< 10,000 pictures.
+};
+
+/// Where Debian's package dataset-fashion-mnist puts its files.
+inline constexpr const char* kFashionMnistRoot = "/usr/share/datasets/fashion-mnist";
+
+/// Fashion-MNIST: 28 x 28 grey pictures of clothes in 10 classes. The default options give the
+/// training pictures mean 0 and variance 1. Reads `{train,t10k}-{images-idx3,labels-idx1}-ubyte` in
+/// `root`, with or without `.gz`; ConfigError that says how to install them if they are not there.
+IdxImages fashion_mnist(
+    FashionMnistSplit split,
+    const std::string& root = kFashionMnistRoot,
+    const IdxImagesOptions& options = {.mean = 0.2860F, .stddev = 0.3530F});
+
+}  // namespace lockstep::data

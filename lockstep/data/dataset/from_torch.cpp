@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/data/dataset/from_torch.h"
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::data::torch_data {
+
+int64_t require_size(std::optional<size_t> size) {
+  if (!size) {
+    throw ConfigError(
+        "from_torch",
+        "the data set has no size; got an empty optional from size(), expected the number of "
+        "samples; return it, or write a stream(epoch) and pass that to the Loader");
+  }
+  return static_cast<int64_t>(*size);
+}
+
+}  // namespace lockstep::data::torch_data

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <c10/util/ArrayRef.h>
+#include <torch/data/datasets/base.h>
+#include <torch/data/datasets/map.h>
+#include <torch/data/example.h>
+#include <torch/data/transforms/base.h>
+
+#include "lockstep/data/dataset/dataset_check.h"
+#include "lockstep/data/dataset/sample_random.h"
+
+namespace lockstep::data {
+
+/// torch's Example, whose fields a Loader can move to a device and send to another rank.
+template <typename Data, typename Target>
+struct TorchExample : torch::data::Example<Data, Target> {
+  auto lockstep_fields() { return std::tie(this->data, this->target); }
+  auto lockstep_fields() const { return std::tie(this->data, this->target); }
+};
+template <typename Data>
+struct TorchExample<Data, void> : torch::data::Example<Data, void> {
+  auto lockstep_fields() { return std::tie(this->data); }
+  auto lockstep_fields() const { return std::tie(this->data); }
+};
+
+namespace torch_data {
+
+template <typename T>
+T adapted(T value) {
+  return value;
+}
+template <typename Data, typename Target>
+TorchExample<Data, Target> adapted(torch::data::Example<Data, Target> example) {
+  return {std::move(example)};
+}
+template <typename T>
+auto adapted(std::vector<T> values) {
+  std::vector<decltype(adapted(std::declval<T>()))> all;
+  all.reserve(values.size());
+  for (T& value : values) {
+    all.push_back(adapted(std::move(value)));
+  }
+  return all;
+}
+
+/// The number of samples; ConfigError if there is none.
+int64_t require_size(std::optional<size_t> size);
+
+// Of torch's own loops over single samples, which a derived class may replace.
+template <typename Self, typename E>
+void is_loop(std::vector<E> (torch::data::datasets::Dataset<Self, E>::*)(c10::ArrayRef<size_t>));
+template <typename In, typename Out>
+void is_loop(std::vector<Out> (torch::data::transforms::Transform<In, Out>::*)(std::vector<In>));
+
+/// Whether get_batch is torch's own loop over get().
+template <typename D>
+concept ReadsBySample = requires(D& dataset) {
+  torch_data::is_loop(&D::get_batch);
+  dataset.get(size_t{0});
+};
+
+/// Whether apply_batch is torch's own loop over apply().
+template <typename T>
+concept AppliesBySample = requires(T& transform, typename T::InputType input) {
+  torch_data::is_loop(&T::apply_batch);
+  transform.apply(std::move(input));
+};
+
+/// Reads batches of a data set; sample by sample where that is all that torch does, so that each
+/// sample has random numbers of its own.
+template <typename D>
+class Reader {
+ public:
+  static constexpr bool kBySample = ReadsBySample<D>;
+  explicit Reader(D dataset) : dataset_(std::move(dataset)) {}
+  auto sample(size_t index) { return dataset_.get(index); }
+  typename D::BatchType batch(const std::vector<size_t>& indices) {
+    return dataset_.get_batch(indices);
+  }
+
+ private:
+  D dataset_;
+};
+
+template <typename Source, typename T>
+requires std::copy_constructible<Source>
+class Reader<torch::data::datasets::MapDataset<Source, T>> {
+ public:
+  using D = torch::data::datasets::MapDataset<Source, T>;
+  static constexpr bool kBySample = Reader<Source>::kBySample && AppliesBySample<T>;
+  explicit Reader(D dataset) : source_(dataset.dataset()), transform_(dataset.transform()) {}
+  auto sample(size_t index) { return transform_.apply(source_.sample(index)); }
+  typename D::BatchType batch(const std::vector<size_t>& indices) {
+    return transform_.apply_batch(read_batch(source_, indices));
+  }
+
+ private:
+  Reader<Source> source_;
+  T transform_;
+};
+
+template <typename R>
+auto read_batch(R& reader, const std::vector<size_t>& indices) {
+  if constexpr (R::kBySample) {
+    std::vector<decltype(reader.sample(size_t{0}))> samples;
+    samples.reserve(indices.size());
+    for (const size_t index : indices) {
+      begin_sample(static_cast<int64_t>(index));
+      samples.push_back(reader.sample(index));
+    }
+    end_samples();
+    return samples;
+  } else {
+    return reader.batch(indices);
+  }
+}
+
+/// Lends every thread a reader of its own, as torch's DataLoader copies a data set for each worker.
+/// A reader that cannot be copied serves one thread at a time. Thread-safe.
+template <typename R>
+class ReaderPool {
+ public:
+  explicit ReaderPool(R reader) : first_(std::move(reader)) {}
+
+  template <typename Use>
+  auto with_reader(const Use& use) {
+    if constexpr (std::copy_constructible<R>) {
+      std::unique_ptr<R> reader = take();
+      auto result = use(*reader);
+      const std::scoped_lock lock(mutex_);
+      idle_.push_back(std::move(reader));
+      return result;
+    } else {
+      const std::scoped_lock lock(mutex_);
+      return use(first_);
+    }
+  }
+
+ private:
+  std::unique_ptr<R> take() {
+    const std::scoped_lock lock(mutex_);
+    if (idle_.empty()) {
+      return std::make_unique<R>(first_);
+    }
+    std::unique_ptr<R> reader = std::move(idle_.back());
+    idle_.pop_back();
+    return reader;
+  }
+
+  std::mutex mutex_;
+  R first_;  ///< Where readers can be copied, never read itself.
+  std::vector<std::unique_ptr<R>> idle_;
+};
+
+template <typename D>
+concept Indexed = dataset_check::FromTorch<D> && !D::is_stateful &&
+                  std::is_same_v<typename D::BatchRequestType, c10::ArrayRef<size_t>>;
+
+template <typename T>
+inline constexpr bool kIsVector = false;
+template <typename T>
+inline constexpr bool kIsVector<std::vector<T>> = true;
+
+template <typename D>
+concept Stateful = dataset_check::FromTorch<D> && D::is_stateful && requires(D& dataset) {
+  requires std::is_same_v<typename D::BatchRequestType, size_t>;
+  requires kIsVector<typename D::BatchType::value_type>;
+  dataset.reset();
+};
+
+}  // namespace torch_data
+
+/// A stateless data set of torch as a Dataset; see from_torch(). Copies share their readers.
+template <torch_data::Indexed D>
+class TorchDataset {
+  using Reader = torch_data::Reader<D>;
+
+ public:
+  using Batch = decltype(torch_data::adapted(std::declval<typename D::BatchType>()));
+
+  explicit TorchDataset(D dataset)
+      : size_(torch_data::require_size(dataset.size())),
+        readers_(std::make_shared<torch_data::ReaderPool<Reader>>(Reader(std::move(dataset)))) {}
+
+  int64_t size() const { return size_; }
+  Batch get_batch(std::span<const int64_t> indices) const {
+    const std::vector<size_t> request(indices.begin(), indices.end());
+    return readers_->with_reader([&](Reader& reader) {
+      return torch_data::adapted(torch_data::read_batch(reader, request));
+    });
+  }
+  /// One sample, so that collated() can take this data set.
+  auto get(int64_t index) const requires Reader::kBySample {
+    return readers_->with_reader([&](Reader& reader) {
+      return torch_data::adapted(reader.sample(static_cast<size_t>(index)));
+    });
+  }
+
+ private:
+  int64_t size_;
+  std::shared_ptr<torch_data::ReaderPool<Reader>> readers_;
+};
+
+/// A stateful data set of torch as an IterableDataset; see from_torch(). Copies share the data set.
+template <torch_data::Stateful D>
+class TorchStream {
+ public:
+  using Samples = decltype(torch_data::adapted(std::declval<typename D::BatchType::value_type>()));
+  using Sample = typename Samples::value_type;
+
+  TorchStream(D dataset, size_t request)
+      : dataset_(std::make_shared<D>(std::move(dataset))), request_(request) {}
+
+  auto stream(int64_t /*epoch*/) const {
+    dataset_->reset();
+    return [dataset = dataset_,
+            request = request_,
+            samples = Samples(),
+            next = size_t{0}]() mutable -> std::optional<Sample> {
+      while (next == samples.size()) {
+        auto more = dataset->get_batch(request);
+        if (!more) {
+          return std::nullopt;
+        }
+        samples = torch_data::adapted(*std::move(more));
+        next = 0;
+      }
+      return std::move(samples[next++]);
+    };
+  }
+
+ private:
+  std::shared_ptr<D> dataset_;
+  size_t request_;
+};
+
+/// Makes a data set of torch::data one of this library: `Loader(from_torch(dataset), {...})`.
+///
+/// - A stateless one (torch's Dataset, BatchDataset, MapDataset, shared ones) becomes a Dataset.
+///   Its batches are those of torch's DataLoader: with `.map(Stack<>())` an example of tensors,
+///   without a vector of examples; collated(from_torch(dataset)) stacks any kind of sample.
+/// - Random numbers in `get` and in transforms of single samples depend on seed, epoch and sample
+///   alone; those of a `get_batch` of its own, on the samples of the batch.
+/// - Each worker reads from a copy, as with torch; one that cannot be copied is read by one worker
+///   at a time. State that `get` changes in a copy is not the others', nor in a checkpoint.
+/// - A stateful one, which yields vectors of examples, becomes an IterableDataset. Every pass
+///   begins with reset(), after which it must yield the same examples on every rank, and in a
+///   resumed job. `request` examples are asked for at a time: a ChunkDataset's batch_size.
+///
+/// ConfigError for a stateless one without a size.
+template <typename D>
+auto from_torch(D dataset, [[maybe_unused]] size_t request = 1) {
+  if constexpr (torch_data::Indexed<D>) {
+    return TorchDataset<D>(std::move(dataset));
+  } else if constexpr (torch_data::Stateful<D>) {
+    return TorchStream<D>(std::move(dataset), request);
+  } else {
+    static_assert(
+        dataset_check::FromTorch<D>,
+        "from_torch takes data sets of torch::data::datasets; a data set of your own goes into a "
+        "Loader as it is");
+    static_assert(
+        !dataset_check::FromTorch<D>,
+        "from_torch takes data sets that are read by index, or stateful ones that yield a vector "
+        "of examples, and end; leave .map(Stack<>()) of a stateful one out: the Loader stacks");
+    return RefusedDataset();
+  }
+}
+
+}  // namespace lockstep::data

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/data/dataset/mapped_tensor.h"
+
+#include <limits>
+#include <memory>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <ATen/ops/from_blob.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/data/dataset/mapped_file.h"
+
+namespace lockstep::data {
+namespace {
+
+int64_t record_bytes(
+    const std::string& path, const std::vector<int64_t>& record_shape, int64_t element_bytes) {
+  int64_t bytes = element_bytes;
+  for (const int64_t size : record_shape) {
+    if (size < 1 || bytes > std::numeric_limits<int64_t>::max() / size) {
+      throw ConfigError(
+          path,
+          fmt::format(
+              "the record shape makes no sense; got [{}], expected positive sizes",
+              fmt::join(record_shape, ", ")));
+    }
+    bytes *= size;
+  }
+  return bytes;
+}
+
+}  // namespace
+
+at::Tensor mapped_tensor(
+    const std::string& path,
+    at::ScalarType dtype,
+    const std::vector<int64_t>& record_shape,
+    int64_t offset_bytes) {
+  const auto element_bytes = static_cast<int64_t>(c10::elementSize(dtype));
+  const int64_t bytes = record_bytes(path, record_shape, element_bytes);
+  auto file = std::make_shared<MappedFile>(path);
+  const auto file_bytes = static_cast<int64_t>(file->size());
+  if (offset_bytes < 0 || offset_bytes > file_bytes || offset_bytes % element_bytes != 0) {
+    throw ConfigError(
+        path,
+        fmt::format(
+            "the offset makes no sense; got {} bytes in a file of {}, expected a multiple of {} up "
+            "to there",
+            offset_bytes,
+            file_bytes,
+            element_bytes));
+  }
+  const int64_t rest = file_bytes - offset_bytes;
+  if (rest % bytes != 0) {
+    throw ConfigError(
+        path,
+        fmt::format(
+            "is no whole number of records; got {} bytes after an offset of {}, expected a "
+            "multiple of {} "
+            "({} elements of {} bytes each); {} bytes are left over",
+            rest,
+            offset_bytes,
+            bytes,
+            bytes / element_bytes,
+            element_bytes,
+            rest % bytes));
+  }
+  std::vector<int64_t> shape = {rest / bytes};
+  shape.insert(shape.end(), record_shape.begin(), record_shape.end());
+  // The tensor type knows no read-only memory; the mapping itself refuses writes.
+  auto* first = const_cast<std::byte*>(file->data());
+  return at::from_blob(
+      first == nullptr ? nullptr : first + offset_bytes,
+      shape,
+      [file](void*) mutable { file.reset(); },
+      at::TensorOptions().dtype(dtype));
+}
+
+}  // namespace lockstep::data

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/data/dataset/batch.h"
+
+namespace lockstep::data {
+
+/// Inputs and targets held as two tensors; row i of both is sample i. Nothing is copied if the rows
+/// are contiguous, so mapped_tensor() makes this a dataset larger than memory:
+///
+///   TensorDataset(
+///       mapped_tensor("x.bin", at::kFloat, {3, 32, 32}), mapped_tensor("y.bin", at::kLong, {}))
+///
+/// The tensors must not change while a loader reads them. Thread-safe.
+class TensorDataset {
+ public:
+  using Batch = ::lockstep::data::Batch;
+
+  /// ConfigError if the two differ in dimension 0, or gather_rows cannot read them.
+  TensorDataset(const at::Tensor& data, const at::Tensor& target);
+
+  int64_t size() const { return data_.size(0); }
+  Batch get_batch(std::span<const int64_t> indices) const;
+  const at::Tensor& data() const { return data_; }
+  const at::Tensor& target() const { return target_; }
+
+ private:
+  at::Tensor data_;
+  at::Tensor target_;
+};
+
+}  // namespace lockstep::data

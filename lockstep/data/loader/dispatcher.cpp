@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/data/loader/dispatcher.h"
+
+#include <string>
+
+#include <fmt/format.h>
+
+#include <ATen/ops/empty.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/comm/bytes.h"
+
+namespace lockstep::data {
+namespace {
+
+// A header is int64 [kHeaderSize]: these, in this order.
+enum Field : int {
+  kKind,
+  kEpoch,
+  kIndex,
+  kGlobalBatchRows,
+  kFirstSample,
+  kSamples,
+  kPayloadBytes,
+  kHeaderSize
+};
+enum Kind : int64_t { kStep, kEnd, kFailure };
+
+constexpr int64_t kNoPayload = -1;
+
+}  // namespace
+
+StepChannel::StepChannel(Group group, const ShardLayout& layout, int64_t epoch)
+    : group_(std::move(group)),
+      global_batch_rows_(layout.global_batch_rows()),
+      first_sample_(layout.first_sample()),
+      epoch_(epoch) {}
+
+void StepChannel::send_headers(
+    int64_t kind, int64_t index, int64_t samples, const std::vector<int64_t>& sizes) {
+  at::Tensor headers = at::empty({int64_t{kHeaderSize} * size()}, at::kLong);
+  int64_t* header = headers.mutable_data_ptr<int64_t>();
+  for (const int64_t payload_bytes : sizes) {
+    header[kKind] = kind;
+    header[kEpoch] = epoch_;
+    header[kIndex] = index;
+    header[kGlobalBatchRows] = global_batch_rows_;
+    header[kFirstSample] = first_sample_;
+    header[kSamples] = samples;
+    header[kPayloadBytes] = payload_bytes;
+    header += kHeaderSize;
+  }
+  group_.scatter(at::empty({kHeaderSize}, at::kLong), headers).wait();
+}
+
+void StepChannel::send_step(
+    int64_t index, int64_t samples, const std::vector<at::Tensor>& parcels) {
+  std::vector<int64_t> sizes = {kNoPayload};
+  for (const at::Tensor& parcel : parcels) {
+    sizes.push_back(parcel.defined() ? parcel.numel() : kNoPayload);
+  }
+  send_headers(kStep, index, samples, sizes);
+  std::vector<Pending> sent;
+  for (size_t i = 0; i < parcels.size(); ++i) {
+    if (parcels[i].defined()) {
+      sent.push_back(group_.send(parcels[i], static_cast<int>(i) + 1));
+    }
+  }
+  for (Pending& pending : sent) {
+    pending.wait();
+  }
+}
+
+void StepChannel::send_end(int64_t index) {
+  send_headers(kEnd, index, 0, std::vector<int64_t>(static_cast<size_t>(size()), kNoPayload));
+}
+
+void StepChannel::send_failure(int64_t index, const std::string& why) {
+  send_headers(kFailure, index, 0, std::vector<int64_t>(static_cast<size_t>(size()), kNoPayload));
+  broadcast_bytes(group_, why);
+}
+
+std::optional<StepChannel::Arrival> StepChannel::receive(int64_t index) {
+  const at::Tensor header =
+      group_.scatter(at::empty({kHeaderSize}, at::kLong), at::Tensor()).wait();
+  const int64_t* field = header.const_data_ptr<int64_t>();
+  if (field[kKind] == kFailure) {
+    const std::string why = broadcast_bytes(group_, std::string());
+    throw Error(
+        "dispatch",
+        fmt::format(
+            "rank 0 could not read batch {} of epoch {} for all ranks: {}",
+            field[kIndex],
+            field[kEpoch],
+            why));
+  }
+  Arrival arrival{.samples = field[kSamples], .parcel = {}};
+  if (field[kKind] == kStep && field[kPayloadBytes] != kNoPayload) {
+    // Taken even if it is not the right one: rank 0 would wait for ever to be rid of it.
+    arrival.parcel = group_.recv(at::empty({field[kPayloadBytes]}, at::kByte), 0).wait();
+  }
+  if (field[kEpoch] != epoch_ || field[kIndex] != index ||
+      field[kGlobalBatchRows] != global_batch_rows_ || field[kFirstSample] != first_sample_) {
+    throw Error(
+        "dispatch",
+        fmt::format(
+            "the ranks' loops are out of step; rank 0 is at batch {} of epoch {} with {} samples a "
+            "step from sample {} on, this rank at batch {} of epoch {} with {} from {} on; all "
+            "ranks "
+            "must leave a loop at the same batch, and load the same position",
+            field[kIndex],
+            field[kEpoch],
+            field[kGlobalBatchRows],
+            field[kFirstSample],
+            index,
+            epoch_,
+            global_batch_rows_,
+            first_sample_));
+  }
+  return field[kKind] == kEnd ? std::nullopt : std::optional(std::move(arrival));
+}
+
+void StepChannel::say_waiting(int64_t index) const noexcept {
+  try {
+    log_warning(
+        fmt::format(
+            "[dispatch] a loop was left and is waiting for {} at batch {} of epoch {}; did all "
+            "ranks leave at the same batch?",
+            rank() == 0 ? "the other ranks" : "rank 0",
+            index,
+            epoch_),
+        LogAudience::kEveryRank);
+  } catch (...) {  // What cannot be said is not worth ending the job.
+  }
+}
+
+void StepChannel::say_failed(int64_t index, const char* why) const noexcept {
+  try {
+    log_error(fmt::format(
+        "[dispatch] a loop was left, and batch {} of epoch {}, which was under way, failed: {}",
+        index,
+        epoch_,
+        why));
+  } catch (...) {  // As above.
+  }
+}
+
+}  // namespace lockstep::data

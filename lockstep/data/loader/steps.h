@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "lockstep/data/loader/copy_ahead.h"
+#include "lockstep/data/loader/loader_core.h"
+#include "lockstep/data/loader/prefetcher.h"
+#include "lockstep/data/dataset/sample_random.h"
+#include "lockstep/data/loader/shard.h"
+
+namespace lockstep::data {
+
+/// Consecutive ranks whose batches are read together: one of them, or all when rank 0 dispatches.
+struct RankRange {
+  int first = 0;
+  int count = 1;
+  bool contains(int64_t rank) const { return rank >= first && rank < first + count; }
+};
+
+/// Batch `index` of some ranks.
+template <typename Batch>
+struct Step {
+  int64_t index = 0;
+  /// Right about this step, and about whether another follows.
+  ShardLayout layout;
+  /// Of each of the ranks; nothing for one that sits this step out.
+  std::vector<std::optional<Batch>> batches;
+};
+
+/// Sends a rank's own batch to where its loop wants it, on another thread than the loop's if there
+/// is one. Not done to batches that only pass through.
+template <typename Batch>
+using SendBatch = std::function<Arriving<Batch>(Batch)>;
+
+/// Where a pass gets its batches from. Thread safety: none.
+template <typename Batch>
+class Steps {
+ public:
+  Steps() = default;
+  Steps(const Steps&) = delete;
+  Steps& operator=(const Steps&) = delete;
+  virtual ~Steps() = default;
+  /// The next step in which one of the ranks has a batch; nothing when there is none.
+  virtual std::optional<Step<Batch>> next() = 0;
+};
+
+/// Steps of a dataset that can read any batch: several workers, each at a batch of its own.
+template <typename Batch>
+class MapSteps final : public Steps<Batch> {
+ public:
+  using Read = std::function<Batch(std::span<const int64_t>)>;
+
+  /// From step `begin` on. `read` is called by all workers at once, within a SampleRandomScope.
+  MapSteps(
+      Read read,
+      std::shared_ptr<const ShardPlan> plan,
+      int64_t begin,
+      RankRange ranks,
+      const LoaderOptions& options,
+      const RandomKey& random)
+      : layout_(plan->layout()),
+        ranks_(ranks),
+        index_(begin),
+        batches_(
+            options.workers,
+            int64_t{options.prefetch_batches} * ranks.count,
+            begin * ranks.count,
+            // No rank has more batches than the first one.
+            layout_.size(ranks.first) * ranks.count,
+            [read = std::move(read), plan = std::move(plan), ranks, random](int64_t job) {
+              const BatchSamples samples = plan->samples(
+                  job / ranks.count, ranks.first + static_cast<int>(job % ranks.count));
+              if (samples.indices.empty()) {
+                return std::optional<Batch>();
+              }
+              const SampleRandomScope scope(random, samples.indices, samples.visits);
+              return std::optional<Batch>(read(samples.indices));
+            }) {}
+
+  std::optional<Step<Batch>> next() override {
+    if (batches_.done()) {
+      return std::nullopt;
+    }
+    Step<Batch> step{index_, layout_, {}};
+    for (int rank = 0; rank < ranks_.count; ++rank) {
+      step.batches.push_back(batches_.next());
+    }
+    ++index_;
+    return step;
+  }
+
+ private:
+  ShardLayout layout_;
+  RankRange ranks_;
+  int64_t index_;
+  Prefetcher<std::optional<Batch>> batches_;
+};
+
+}  // namespace lockstep::data

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <map>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "lockstep/data/dataset/dataset.h"
+#include "lockstep/data/dataset/sample_random.h"
+#include "lockstep/data/loader/steps.h"
+
+namespace lockstep::data {
+
+/// Says so in the log unless a stream yielded as many samples as its dataset's size() had promised.
+void check_promised_samples(std::optional<int64_t> promised, int64_t read);
+
+/// Steps of a dataset that can only be read from its beginning, on one thread: every sample is
+/// read, those of other ranks and before `begin` are dropped.
+///
+/// Which position of the stream belongs to which batch is ShardLayout's arithmetic, the same as for
+/// datasets of known size; for even batches that is Accelerate's IterableDatasetShard. A step is
+/// handed out once the round after it was read, or the end was seen: whether it is the last one and
+/// how many of its samples are real is then known. What the stream throws therefore comes a step
+/// before the one it belongs to.
+///
+/// Memory: the ranks' samples of two rounds, the batches ahead, and, to fill up the last round, the
+/// epoch's first round of all ranks.
+template <IterableDataset D, typename Batch>  // What `collate` makes of samples.
+class StreamSteps final : public Steps<Batch> {
+ public:
+  using Sample = SampleOf<D>;
+  using Collate = std::function<Batch(std::vector<Sample>)>;
+
+  StreamSteps(const D& dataset, Collate collate, const LoaderCore& core, RankRange ranks)
+      : dataset_(&dataset),
+        collate_(std::move(collate)),
+        layout_(core.layout()),
+        promised_(core.source().samples),
+        drop_last_(core.options().drop_last),
+        epoch_(core.cursor().epoch),
+        begin_(core.cursor().batches),
+        random_(core.random_key()),
+        ranks_(ranks),
+        steps_(
+            core.options().workers,
+            core.options().prefetch_batches,
+            begin_,
+            std::numeric_limits<int64_t>::max(),
+            [this](int64_t index) { return read(index); }) {}
+
+  std::optional<Step<Batch>> next() override { return steps_.next(); }
+
+ private:
+  std::optional<Step<Batch>> read(int64_t index) {
+    while (!ended_ && read_ < layout_.first_sample() + (index + 2) * layout_.global_batch_rows()) {
+      read_sample();
+    }
+    const ShardLayout layout = layout_.with_samples(read_);
+    if (index >= layout.size(ranks_.first)) {
+      return std::nullopt;
+    }
+    Step<Batch> step{index, layout, {}};
+    for (int rank = ranks_.first; rank < ranks_.first + ranks_.count; ++rank) {
+      std::vector<Sample> samples;
+      std::vector<int64_t> positions;
+      for (int64_t row = 0; row < layout.rows(index, rank); ++row) {
+        positions.push_back(layout.position(index, row, rank));
+        samples.push_back(take(positions.back()));
+      }
+      const SampleRandomScope scope(random_, positions);
+      step.batches.push_back(
+          samples.empty() ? std::nullopt : std::optional<Batch>(collate_(std::move(samples))));
+    }
+    return step;
+  }
+
+  void read_sample() {
+    const SampleRandomScope scope(random_, {});
+    if (!stream_) {
+      stream_.emplace(dataset_->stream(epoch_));
+    }
+    begin_sample(read_);
+    std::optional<Sample> sample = (*stream_)();
+    if (!sample) {
+      ended_ = true;
+      stream_.reset();
+      check_promised_samples(promised_, read_);
+      return;
+    }
+    const int64_t position = read_++;
+    if (position < layout_.global_batch_rows() && layout_.spec().even_batches && !drop_last_) {
+      first_round_.push_back(*sample);
+    }
+    const int64_t row = position - layout_.first_sample();  // Of the pass.
+    if (row >= begin_ * layout_.global_batch_rows() &&
+        ranks_.contains(row % layout_.global_batch_rows() / layout_.batch_rows())) {
+      kept_.emplace(position, std::move(*sample));
+    }
+  }
+
+  Sample take(int64_t position) {
+    auto kept = kept_.extract(position);
+    return kept.empty() ? first_round_.at(static_cast<size_t>(position)) : std::move(kept.mapped());
+  }
+
+  const D* dataset_;
+  Collate collate_;
+  ShardLayout layout_;
+  std::optional<int64_t> promised_;
+  bool drop_last_;
+  int64_t epoch_;
+  int64_t begin_;
+  RandomKey random_;
+  RankRange ranks_;
+  // All below is touched by the reading thread alone.
+  std::optional<iterable::Stream<D>> stream_;
+  bool ended_ = false;
+  int64_t read_ = 0;                 ///< Samples read so far.
+  std::map<int64_t, Sample> kept_;   ///< Not yet handed out, by position.
+  std::vector<Sample> first_round_;  ///< The epoch's: for the last one, if it may need filling up.
+  Prefetcher<std::optional<Step<Batch>>> steps_;  ///< Last: its thread uses all of the above.
+};
+
+}  // namespace lockstep::data

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/data/dataset/nested.h"
+
+namespace lockstep::data {
+
+/// Writes a nested value down as bytes for another rank of the same program: the shapes, dtypes,
+/// sizes, keys, numbers and strings, then the tensors' own bytes.
+class TensorSerializer {
+ public:
+  /// ConfigError for an undefined tensor, or one that is not strided.
+  void tensor(const at::Tensor& tensor);
+  void raw(const void* bytes, size_t count);
+  /// uint8 [n] on the CPU. Copies each tensor once.
+  at::Tensor bytes() const;
+
+ private:
+  std::string description_;
+  std::vector<at::Tensor> tensors_;
+};
+
+/// Reads it back. Its tensors are parts of the one `bytes`, which lives as long as any of them.
+class TensorDeserializer {
+ public:
+  explicit TensorDeserializer(at::Tensor bytes);
+  at::Tensor tensor();
+  void raw(void* bytes, size_t count);
+
+ private:
+  at::Tensor bytes_;
+  int64_t described_ = 0;  ///< Where the description ends.
+  int64_t read_ = 0;       ///< How far it was read.
+  int64_t next_ = 0;       ///< Where the next tensor begins.
+};
+
+template <Transferable T>
+void pack(const T& value, TensorSerializer& parcel) {
+  if constexpr (std::is_base_of_v<at::TensorBase, T>) {
+    parcel.tensor(value);
+  } else if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
+    parcel.raw(&value, sizeof(value));
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    pack(static_cast<int64_t>(value.size()), parcel);
+    parcel.raw(value.data(), value.size());
+  } else if constexpr (nested::Kind<T>::kSequence) {
+    pack(static_cast<int64_t>(value.size()), parcel);
+    for (const typename T::value_type& item : value) {
+      pack(item, parcel);
+    }
+  } else if constexpr (nested::Kind<T>::kMap) {
+    pack(static_cast<int64_t>(value.size()), parcel);
+    for (const auto& [key, item] : value) {
+      pack(key, parcel);
+      pack(item, parcel);
+    }
+  } else if constexpr (nested::Kind<T>::kOptional) {
+    pack(value.has_value(), parcel);
+    if (value) {
+      pack(*value, parcel);
+    }
+  } else if constexpr (nested::Kind<T>::kTuple) {
+    std::apply([&](const auto&... items) { (pack(items, parcel), ...); }, value);
+  } else {
+    pack(value.lockstep_fields(), parcel);
+  }
+}
+
+template <Transferable T>
+void unpack(T& value, TensorDeserializer& parcel) {
+  const auto read_size = [&] {
+    int64_t size = 0;
+    unpack(size, parcel);
+    return static_cast<size_t>(size);
+  };
+  if constexpr (std::is_base_of_v<at::TensorBase, T>) {
+    value = parcel.tensor();
+  } else if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
+    parcel.raw(&value, sizeof(value));
+  } else if constexpr (std::is_same_v<T, std::string>) {
+    value.resize(read_size());
+    parcel.raw(value.data(), value.size());
+  } else if constexpr (nested::Kind<T>::kSequence) {
+    const size_t size = read_size();
+    if constexpr (requires { value.resize(size); }) {
+      value.resize(size);
+    }
+    for (size_t i = 0; i < size; ++i) {
+      typename T::value_type item{};  // A bool of a vector has no address of its own.
+      unpack(item, parcel);
+      value[i] = std::move(item);
+    }
+  } else if constexpr (nested::Kind<T>::kMap) {
+    value.clear();
+    for (size_t left = read_size(); left > 0; --left) {
+      typename T::key_type key{};
+      unpack(key, parcel);
+      unpack(value[key], parcel);
+    }
+  } else if constexpr (nested::Kind<T>::kOptional) {
+    bool present = false;
+    unpack(present, parcel);
+    value.reset();
+    if (present) {
+      unpack(value.emplace(), parcel);
+    }
+  } else if constexpr (nested::Kind<T>::kTuple) {
+    std::apply([&](auto&... items) { (unpack(items, parcel), ...); }, value);
+  } else {
+    auto fields = value.lockstep_fields();
+    unpack(fields, parcel);
+  }
+}
+
+}  // namespace lockstep::data

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/engine/profiler/step_report.h"
+
+#include <string>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "lockstep/base/log.h"
+#include "lockstep/tracking/registry.h"
+
+namespace lockstep {
+namespace {
+
+/// In DeepSpeed's words; `of` tells a micro-step's from an update's.
+std::string line_of(const StepTimers& timers, const char* of) {
+  return fmt::format(
+      "time (ms) | fwd{0}: {1:.2f} | bwd{0}: {2:.2f} | bwd_inner{0}: {3:.2f} | bwd_allreduce{0}: "
+      "{4:.2f} | step{0}: {5:.2f}",
+      of,
+      timers.forward_ms,
+      timers.backward_ms,
+      timers.backward_inner_ms,
+      timers.backward_allreduce_ms,
+      timers.step_ms);
+}
+
+}  // namespace
+
+StepReport::StepReport(const ds_config::DsConfig& config, bool is_main_process)
+    : steps_per_print_(is_main_process ? config.steps_per_print.value : std::nullopt),
+      breakdown_(is_main_process && config.wall_clock_breakdown.value),
+      checkpoints_(is_main_process && config.activation_checkpointing.profile.value),
+      throughput_(config.throughput_timer.value) {
+  const auto add = [&](const char* name, const ds_config::MonitorSection& section) {
+    if (is_main_process && section.enabled.value) {
+      const std::string& folder = section.output_path.value;
+      trackers_.push_back(tracking::make_tracker(
+          name,
+          {.project_dir = folder.empty() ? "." : folder, .project_name = section.job_name.value}));
+    }
+  };
+  add("tensorboard", config.tensorboard);
+  add("csv", config.csv_monitor);
+}
+
+void StepReport::go_on_from(int64_t global_samples) {
+  samples_at_print_ = global_samples;
+  last_print_ = std::chrono::steady_clock::now();
+}
+
+void StepReport::tell_micro_step(const StepTimers& timers) const {
+  if (breakdown_) {
+    log_info(line_of(timers, "_microstep"));
+  }
+}
+
+void StepReport::tell(const StepFacts& facts) {
+  if (!trackers_.empty()) {
+    tracking::Values values;
+    if (facts.loss) {
+      values["Train/Samples/train_loss"] = *facts.loss;
+    }
+    if (!facts.lr.empty()) {
+      values["Train/Samples/lr"] = facts.lr.front();
+    }
+    if (facts.loss_scale) {
+      values["Train/Samples/loss_scale"] = *facts.loss_scale;
+    }
+    if (breakdown_) {
+      values["Train/Samples/elapsed_time_ms_forward"] = facts.timers.forward_ms;
+      values["Train/Samples/elapsed_time_ms_backward"] = facts.timers.backward_ms;
+      values["Train/Samples/elapsed_time_ms_backward_inner"] = facts.timers.backward_inner_ms;
+      values["Train/Samples/elapsed_time_ms_backward_allreduce"] =
+          facts.timers.backward_allreduce_ms;
+      values["Train/Samples/elapsed_time_ms_step"] = facts.timers.step_ms;
+    }
+    for (const auto& tracker : trackers_) {
+      tracker->log(values, facts.global_samples);
+    }
+  }
+  if (breakdown_) {
+    log_info(line_of(facts.timers, ""));
+  }
+  if (checkpoints_ && facts.checkpoints) {
+    log_info(fmt::format(
+        "time (ms) | checkpoint forward: {:.2f} | checkpoint backward: {:.2f} | checkpoints: {}",
+        facts.checkpoints->forward_ms,
+        facts.checkpoints->backward_ms,
+        facts.checkpoints->checkpoints));
+  }
+  if (steps_per_print_ && facts.global_steps % *steps_per_print_ == 0) {
+    std::string line = fmt::format(
+        "step={}, skipped={}, lr=[{}]",
+        facts.global_steps,
+        facts.skipped_steps,
+        fmt::join(facts.lr, ", "));
+    if (!facts.mom.empty()) {
+      line += fmt::format(", mom=[{}]", fmt::join(facts.mom, ", "));
+    }
+    const auto now = std::chrono::steady_clock::now();
+    if (throughput_) {
+      const double seconds = std::chrono::duration<double>(now - last_print_).count();
+      line += fmt::format(
+          ", samples a second={:.1f}",
+          static_cast<double>(facts.global_samples - samples_at_print_) / seconds);
+    }
+    last_print_ = now;
+    samples_at_print_ = facts.global_samples;
+    log_info(line);
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/launcher/job/fan_out.h"
+
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <fcntl.h>
+#include <filesystem>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/shell.h"
+#include "lockstep/base/system_error.h"
+#include "lockstep/launcher/process/child.h"
+#include "lockstep/launcher/process/clock.h"
+#include "lockstep/launcher/output/console.h"
+#include "lockstep/launcher/process/machine_name.h"
+#include "lockstep/launcher/multi_host/node_spec.h"
+#include "lockstep/launcher/process/pid_file.h"
+#include "lockstep/launcher/plan/rank_environment.h"
+#include "lockstep/launcher/job/rank_set.h"
+#include "lockstep/launcher/multi_host/rendezvous_listener.h"
+#include "lockstep/launcher/process/signals.h"
+#include "lockstep/launcher/process/watchdog.h"
+
+namespace lockstep::launcher {
+namespace {
+
+void append(std::vector<std::string>& words, const std::vector<std::string>& more) {
+  words.insert(words.end(), more.begin(), more.end());
+}
+
+std::string names_of(const std::vector<PlannedHost>& hosts) {
+  std::string names;
+  for (const PlannedHost& host : hosts) {
+    names += (names.empty() ? "" : ",") + host.name;
+  }
+  return names;
+}
+
+/// The command that runs `lockstep node` on `host`. Nothing of a user's but the host's name and the
+/// port is in it; `lockstep` is this program's path there.
+std::vector<std::string> ssh_command(
+    const std::string& host, const JobOptions& options, const std::string& lockstep) {
+  std::vector<std::string> command = {
+      "ssh",
+      "-T",
+      "-oBatchMode=yes",
+      "-oConnectTimeout=10",
+      "-oServerAliveInterval=5",
+      "-oServerAliveCountMax=3"};
+  if (options.ssh_port > 0) {
+    command.insert(command.end(), {"-p", std::to_string(options.ssh_port)});
+  }
+  append(command, options.starter_args);
+  // A host's name has passed host_name_fault(); `--` keeps it from ever being an option.
+  command.insert(command.end(), {"--", host, "exec " + shell_quoted({lockstep}) + " node"});
+  return command;
+}
+
+/// The same for all hosts at once. The spec is in the environment's kNodeSpecVariable.
+std::vector<std::string> mpirun_command(
+    const std::vector<PlannedHost>& hosts,
+    const JobOptions& options,
+    const std::string& lockstep,
+    bool as_root) {
+  std::vector<std::string> command = {
+      "mpirun",
+      "-n",
+      std::to_string(hosts.size()),
+      "--map-by",
+      "ppr:1:node",
+      "--bind-to",
+      "none",
+      "--host",
+      names_of(hosts),
+      "-x",
+      kNodeSpecVariable};
+  if (as_root) {
+    command.emplace_back("--allow-run-as-root");
+  }
+  append(command, options.starter_args);
+  command.insert(command.end(), {lockstep, "node"});
+  return command;
+}
+
+std::vector<std::string> srun_command(
+    const std::vector<PlannedHost>& hosts, const JobOptions& options, const std::string& lockstep) {
+  const std::string count = std::to_string(hosts.size());
+  std::vector<std::string> command = {
+      "srun", "--nodes", count, "--ntasks", count, "--ntasks-per-node", "1", "--export=ALL"};
+  if (!hosts.front().name.empty()) {
+    command.insert(command.end(), {"--nodelist", names_of(hosts)});
+  }
+  command.emplace_back("--cpu-bind=none");
+  append(command, options.starter_args);
+  command.insert(command.end(), {lockstep, "node"});
+  return command;
+}
+
+/// A process that runs the launcher of one host, or of all.
+struct HostLauncher {
+  std::string what;  // "the launcher on node7"
+  UniqueFd orders;   // Its stdin; closed: it is to end.
+};
+
+class FanOut {
+  /// For the launchers that are left to end by themselves, and say why.
+  static constexpr double kForOthersSeconds = 5;
+
+ public:
+  FanOut(const JobOptions& options, size_t stations)
+      : console_(static_cast<int>(stations), options.quiet),
+        inbox_(options.signals),
+        pid_file_(options.pid_file),
+        answer_seconds_(options.quiet ? 0 : options.grace_seconds + kForOthersSeconds) {}
+
+  /// `spec`: its first order; none if it is told otherwise.
+  void start(
+      const std::string& what,
+      const std::vector<std::string>& command,
+      const std::vector<std::string>& environment,
+      const std::string& spec) {
+    // The searched PATH is that of this process.
+    const Program program = find_program(command, Environment::process(), ProgramKind::kBinary);
+    int ends[2];
+    if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+      throw Error("lockstep launch", fmt::format("socketpair: {}", system_error_text(errno)));
+    }
+    UniqueFd orders(ends[0]);
+    const UniqueFd its(ends[1]);
+    processes_.add(start_child(
+        {.program = &program,
+         .environment = environment,
+         .stdin_fd = its.get(),
+         .registration_fd = watchdog_.registration_fd()},
+        what));
+    stations_.push_back({what, std::move(orders)});
+    if (!spec.empty()) {
+      order(stations_.back(), spec);
+    }
+  }
+
+  int run() {
+    while (!processes_.silent() && !(ended_since_ && killed_)) {
+      wait();
+    }
+    processes_.close();
+    watchdog_.dismiss();
+    const int code = exit_code();
+    console_.flush_all(inbox_.fd());
+    return code;
+  }
+
+ private:
+  static void order(const HostLauncher& station, const std::string& line) {
+    const std::string text = line + "\n";
+    for (size_t done = 0; done < text.size();) {
+      const ssize_t sent =
+          ::send(station.orders.get(), text.data() + done, text.size() - done, MSG_NOSIGNAL);
+      if (sent <= 0) {
+        return;  // It has ended, which is noticed elsewhere.
+      }
+      done += static_cast<size_t>(sent);
+    }
+  }
+
+  void wait() {
+    std::vector<pollfd> items = {{.fd = inbox_.fd(), .events = POLLIN, .revents = 0}};
+    console_.await_room(items);
+    processes_.await(items);
+    ::poll(items.data(), items.size(), ended_since_ || killed_at_ || told_to_end_ ? 50 : -1);
+    processes_.pump(items);
+    notice_endings();
+    while (const auto signal = inbox_.next()) {
+      on_signal(*signal);
+    }
+    console_.flush();
+    lose_patience();
+  }
+
+  /// When one has failed, the others hear of it from each other, and end within the ranks' grace;
+  /// one that never joined them would wait for it until its own time is up.
+  void notice_endings() {
+    for (const int index : processes_.notice_endings(0)) {
+      const auto at = static_cast<size_t>(index);
+      const ExitStatus& exit_status = *processes_.all()[at].exit_status;
+      stations_[at].orders.reset();
+      if (!exit_status.is_success() && !first_failed_) {
+        first_failed_ = at;
+        ended_since_ = Clock::now();
+        // A launcher that could not even be started, or is gone, tells the others nothing.
+        for_others_seconds_ = is_own_failure(exit_status) ? 1 : kForOthersSeconds;
+      }
+    }
+  }
+
+  /// Ctrl-Z: the ranks are paused on all hosts, where the launchers go on, until SIGCONT.
+  void pause_job() {
+    const bool pauses = !told_to_end_ && !ended_since_;
+    if (pauses) {
+      console_.say(
+          "SIGTSTP received; the job is paused on all hosts until this launcher continues "
+          "(fg, or SIGCONT)");
+      order(stations_.front(), fmt::format("signal {}", SIGTSTP));
+    }
+    console_.flush();
+    const auto since = Clock::now();
+    SignalInbox::stop_this_process();
+    if (pauses) {
+      order(stations_.front(), fmt::format("signal {}", SIGCONT));
+      const std::chrono::duration<double> paused = Clock::now() - since;
+      console_.say(fmt::format("the job continues after {:.1f} s", paused.count()));
+    }
+  }
+
+  void on_signal(int signal) {
+    if (signal == SIGTSTP) {
+      pause_job();
+      return;
+    }
+    const bool ends = signal != SIGUSR1 && signal != SIGUSR2;
+    if (ends && told_to_end_) {
+      console_.say(signal_name(signal) + " received again; ending all launchers now");
+      end_all();
+      return;
+    }
+    console_.say(signal_name(signal) + " received and passed on");
+    order(stations_.front(), fmt::format("signal {}", signal));
+    if (ends) {
+      told_to_end_ =
+          Clock::now();  // How long it may take, the launcher of node 0 knows: it answers.
+      answered_bytes_ = bytes_of_node_0();
+    }
+  }
+
+  void end_all() {
+    for (HostLauncher& station : stations_) {
+      station.orders.reset();
+    }
+    killed_at_ = killed_at_ ? killed_at_ : Clock::now();
+  }
+
+  uint64_t bytes_of_node_0() const {
+    const RankProcess& process = processes_.all().front();
+    return process.out.bytes() + process.err.bytes();
+  }
+
+  void lose_patience() {
+    const auto now = Clock::now();
+    const auto after = [now](const std::optional<Clock::time_point>& since, double seconds) {
+      return since && std::chrono::duration<double>(now - *since).count() >= seconds;
+    };
+    constexpr double kForEndingSeconds = 4;
+    constexpr double kForDyingSeconds = 1;
+    if (answer_seconds_ > 0 && after(told_to_end_, answer_seconds_) &&
+        bytes_of_node_0() == answered_bytes_ && !killed_at_) {
+      console_.say(stations_.front().what + " has not answered; ending all launchers now");
+      end_all();
+    }
+    if (after(ended_since_, for_others_seconds_)) {
+      end_all();
+    }
+    if (after(killed_at_, kForEndingSeconds) && !terminated_) {
+      terminated_ = true;
+      processes_.send(SIGTERM);  // mpirun and srun take along what they have started.
+    }
+    if (after(killed_at_, kForEndingSeconds + kForDyingSeconds) && !killed_) {
+      killed_ = true;
+      processes_.send(SIGKILL);
+    }
+  }
+
+  /// Of ssh, mpirun or srun itself: what every other ending means, the launcher there has said.
+  static bool is_own_failure(const ExitStatus& exit_status) {
+    constexpr int kSshFailed = 255;
+    return exit_status.by_signal || exit_status.value == kSshFailed;
+  }
+
+  int exit_code() {
+    int code = 0;
+    for (const RankProcess& process : processes_.all()) {
+      code = code != 0 ? code : process.exit_status->exit_code();
+    }
+    if (!first_failed_) {
+      return code;
+    }
+    const RankProcess& failed = processes_.all()[*first_failed_];
+    if (is_own_failure(*failed.exit_status)) {
+      std::string text =
+          fmt::format("{} {}", stations_[*first_failed_].what, failed.exit_status->description());
+      for (const std::string& line : failed.err.last_lines()) {
+        text += "\n  " + line;
+      }
+      console_.report("lockstep: " + text + "\n");
+    }
+    return failed.exit_status->exit_code();
+  }
+
+  Console console_;
+  SignalInbox inbox_;
+  PidFile pid_file_;
+  Watchdog watchdog_;
+  RankSet processes_{console_.out(), console_.err(), false};
+  std::vector<HostLauncher> stations_;
+  std::optional<size_t> first_failed_;
+  std::optional<Clock::time_point> ended_since_;  // The first that failed.
+  std::optional<Clock::time_point> killed_at_;    // All were told to end.
+  double for_others_seconds_ = kForOthersSeconds;
+  double answer_seconds_;  // Within which node 0's says that it got a signal; 0: it is quiet.
+  uint64_t answered_bytes_ = 0;
+  std::optional<Clock::time_point> told_to_end_;  // By a signal, which was passed on.
+  bool terminated_ = false;
+  bool killed_ = false;
+};
+
+}  // namespace
+
+int run_fan_out(
+    Starter starter,
+    const std::vector<std::string>& words,
+    ProgramKind kind,
+    const JobOptions& options,
+    const JobPlan& plan) {
+  open_standard_streams();
+  NodeSpec spec{
+      .token = random_token(),
+      .hosts = plan.hosts,
+      .options = options,
+      .words = words,
+      .kind = kind,
+      .folder = std::filesystem::current_path().string()};
+  spec.options.master_addr = plan.common.master_addr;
+  spec.options.master_port = plan.common.master_port;
+  spec.options.run_id = plan.common.run_id;
+  spec.options.env = plan.common.extra;
+  const std::string lockstep = std::filesystem::read_symlink("/proc/self/exe");
+  const std::vector<std::string> inherited = own_environment();
+  const bool all_at_once = starter != Starter::kSsh;
+  FanOut job(options, all_at_once ? 1 : plan.hosts.size());
+  if (all_at_once) {
+    std::vector<std::string> environment = inherited;
+    environment.push_back(std::string(kNodeSpecVariable) + "=" + line_of(spec));
+    const bool mpirun = starter == Starter::kMpirun;
+    job.start(
+        mpirun ? "mpirun" : "srun",
+        mpirun ? mpirun_command(plan.hosts, options, lockstep, ::geteuid() == 0)
+               : srun_command(plan.hosts, options, lockstep),
+        environment,
+        "");
+    return job.run();
+  }
+  for (size_t node = 0; node < plan.hosts.size(); ++node) {
+    const std::string& host = plan.hosts[node].name;
+    spec.node = static_cast<int>(node);
+    job.start(
+        is_this_host(host) ? "the launcher on this host" : "ssh to " + host,
+        is_this_host(host) ? std::vector<std::string>{lockstep, "node"}
+                           : ssh_command(host, options, lockstep),
+        inherited,
+        line_of(spec));
+  }
+  return job.run();
+}
+
+}  // namespace lockstep::launcher

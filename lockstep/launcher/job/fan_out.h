@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lockstep/launcher/plan/job_options.h"
+#include "lockstep/launcher/plan/plan.h"
+#include "lockstep/launcher/process/program.h"
+
+namespace lockstep::launcher {
+
+/// What starts a launcher on every host of a job.
+enum class Starter { kSsh, kMpirun, kSrun };
+
+/// Starts `lockstep node` on each of `plan`'s hosts, tells it what to do (NodeSpec) and waits for
+/// all of them; returns the job's exit code. This process runs no rank itself: on this machine,
+/// too, a launcher of its own does. Their output is copied to ours. Signals go to the launcher of
+/// node 0, which passes them to all. SIGTSTP stops this process and pauses the ranks, until
+/// SIGCONT.
+///
+/// With ssh the launchers end when their stdin does, so that nothing runs on any host when this
+/// process is gone, however it went. A host that cannot be reached ends the job, and is named.
+///
+/// ConfigError if the starter is not installed.
+int run_fan_out(
+    Starter starter,
+    const std::vector<std::string>& words,
+    ProgramKind kind,
+    const JobOptions& options,
+    const JobPlan& plan);
+
+inline constexpr const char* kNodeSpecVariable = "LOCKSTEP_NODE_SPEC";
+
+}  // namespace lockstep::launcher

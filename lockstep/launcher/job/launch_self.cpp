@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/launcher/job/launch_self.h"
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <optional>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/packed.h"
+#include "lockstep/base/run_main.h"
+#include "lockstep/base/split.h"
+#include "lockstep/base/world.h"
+#include "lockstep/launcher/job/job.h"
+#include "lockstep/launcher/process/memfd_message.h"
+#include "lockstep/launcher/plan/rank_environment.h"
+
+namespace lockstep::launcher {
+namespace {
+
+constexpr const char* kWhere = "lockstep::launch";
+// To a rank: the call it is for, the box with the results of earlier calls, and a box for each
+// rank.
+constexpr const char* kCallVariable = "LOCKSTEP_LAUNCH_CALL";
+
+// What a rank's box begins with.
+constexpr char kResult = '=';
+constexpr char kConfigError = '2';
+constexpr char kOtherError = '1';
+
+/// How a call ended.
+struct Outcome {
+  std::vector<std::string> results{};
+  std::string error{};   ///< The text of what was thrown, or empty.
+  bool by_user = false;  ///< It was a ConfigError.
+
+  std::vector<std::string> get() const {
+    if (!error.empty() && by_user) {
+      throw ConfigError(kWhere, error);
+    }
+    if (!error.empty()) {
+      throw Error(kWhere, error);
+    }
+    return results;
+  }
+};
+
+struct Calls {
+  int64_t count = 0;     // launch() calls of this process.
+  bool in_rank = false;  // The last of them is what this process was started for.
+  std::vector<Outcome> done;
+};
+
+Calls& calls() {
+  static Calls calls;
+  return calls;
+}
+
+std::string pack_outcomes(const std::vector<Outcome>& outcomes) {
+  std::string bytes;
+  for (const Outcome& outcome : outcomes) {
+    Packed<std::vector<std::string>>::put(outcome.results, bytes);
+    Packed<std::string>::put(outcome.error, bytes);
+    Packed<bool>::put(outcome.by_user, bytes);
+  }
+  return bytes;
+}
+
+std::vector<Outcome> unpack_outcomes(const std::string& bytes) {
+  std::vector<Outcome> outcomes;
+  for (PackedReader reader(bytes); reader.left() > 0;) {
+    Outcome& outcome = outcomes.emplace_back();
+    outcome.results = Packed<std::vector<std::string>>::take(reader);
+    outcome.error = Packed<std::string>::take(reader);
+    outcome.by_user = Packed<bool>::take(reader);
+  }
+  return outcomes;
+}
+
+/// Why this process was started, if it is a rank of launch().
+struct LaunchCall {
+  int64_t call = 0;
+  std::string own_box;
+};
+
+std::optional<LaunchCall> launch_call() {
+  const auto text = Environment::process().text(kCallVariable);
+  if (!text) {
+    return std::nullopt;
+  }
+  const std::vector<std::string> parts = split(*text, ',');
+  const auto rank = static_cast<size_t>(world_from_environment(Environment::process()).rank);
+  const auto call = parse_integer(parts.front());
+  if (!call || parts.size() < rank + 3) {
+    throw ConfigError(kWhere, fmt::format("{}={} makes no sense", kCallVariable, *text));
+  }
+  if (calls().done.empty()) {
+    calls().done = unpack_outcomes(MemfdMessage::read_mail(parts[1]));
+  }
+  return LaunchCall{*call, parts[rank + 2]};
+}
+
+[[noreturn]] void run_launch_call(
+    const LaunchCall& launch_call, const std::function<std::string()>& body) {
+  calls().in_rank = true;
+  ::unsetenv(kCallVariable);  // Other programs that the rank starts are on no errand.
+  const int code = run_main([&] {
+    try {
+      MemfdMessage::write_mail(launch_call.own_box, kResult + body());
+    } catch (const ConfigError& error) {
+      MemfdMessage::write_mail(launch_call.own_box, kConfigError + std::string(error.what()));
+      throw;
+    } catch (const std::exception& error) {
+      MemfdMessage::write_mail(launch_call.own_box, kOtherError + std::string(error.what()));
+      throw;
+    }
+    return 0;
+  });
+  std::exit(code);
+}
+
+void refuse_unless_alone(const JobOptions& options) {
+  const WorldSpec world = world_from_environment(Environment::process());
+  if (calls().in_rank) {
+    throw ConfigError(kWhere, "a rank of launch() cannot launch ranks of its own");
+  }
+  if (world.source != "alone") {
+    throw ConfigError(
+        kWhere,
+        fmt::format(
+            "this process is rank {} of {} already, says {}; start the program by itself, or call "
+            "what launch() was to run",
+            world.rank,
+            world.size,
+            world.source));
+  }
+  if (options.ranks < 1) {
+    throw ConfigError(kWhere, fmt::format("got {} ranks; expected at least 1", options.ranks));
+  }
+  if (options.nodes != 1 || !options.hostfile.empty()) {
+    throw ConfigError(kWhere, "it starts ranks on this host alone; for more use `lockstep launch`");
+  }
+}
+
+/// As it was started, by the file that runs, wherever that lies by now.
+Program this_program() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  const std::string words{std::istreambuf_iterator<char>(file), {}};
+  Program program{.path = "/proc/self/exe", .argv = split(words, '\0')};
+  program.argv.pop_back();  // Each word ends with a zero.
+  return program;
+}
+
+/// What went wrong in the rank that failed first.
+Outcome failed(const RankFailure& cause, int ranks, const std::string& mail) {
+  if (!mail.empty() && mail.front() != kResult) {
+    return {
+        .error = fmt::format("rank {} of {} failed: {}", cause.rank, ranks, mail.substr(1)),
+        .by_user = mail.front() == kConfigError};
+  }
+  return {.error = cause.sentence(ranks)};
+}
+
+/// The job has ended without a rank to blame.
+Outcome ended_otherwise(int code, const JobOptions& options) {
+  if (code == kExitTimedOut) {
+    return {
+        .error =
+            fmt::format("the ranks ran for {:g} s, their time limit", options.timeout_seconds)};
+  }
+  if (code > kExitSignalBase) {
+    ::raise(code - kExitSignalBase);  // As if it had not been passed on to the ranks.
+    return {
+        .error = fmt::format("the ranks were ended by {}", signal_name(code - kExitSignalBase))};
+  }
+  return {.error = fmt::format("the ranks ended with exit code {}", code)};
+}
+
+Outcome run_ranks(JobOptions options, int64_t call) {
+  const MemfdMessage earlier;
+  MemfdMessage::write_mail(earlier.path(), pack_outcomes(calls().done));
+  const std::vector<MemfdMessage> boxes(static_cast<size_t>(options.ranks));
+  std::string value = fmt::format("{},{}", call, earlier.path());
+  for (const MemfdMessage& box : boxes) {
+    value += "," + box.path();
+  }
+  set_variable(options.env, {kCallVariable, value});
+  std::cout.flush();
+  std::fflush(nullptr);  // What was written before the ranks write comes before.
+  std::optional<FailureReport> failure;
+  const int code = run_job(
+      this_program(), options, [&failure](const FailureReport& report) { failure = report; });
+  if (code == kExitPreempted) {
+    std::exit(code);
+  }
+  if (failure) {
+    const RankFailure& cause = failure->cause;
+    return failed(cause, options.ranks, boxes[static_cast<size_t>(cause.rank)].read());
+  }
+  if (code != 0) {
+    return ended_otherwise(code, options);
+  }
+  Outcome outcome;
+  for (const MemfdMessage& box : boxes) {
+    const std::string mail = box.read();
+    if (mail.empty() || mail.front() != kResult) {
+      outcome.error = fmt::format(
+          "rank {} of {} ended before it came to launch(); main must come to the same call again "
+          "when it runs in a rank",
+          outcome.results.size(),
+          options.ranks);
+      return outcome;
+    }
+    outcome.results.push_back(mail.substr(1));
+  }
+  return outcome;
+}
+
+/// The error without the "[where] " that the constructor of Error puts before it.
+std::string bare_text(const std::string& text) {
+  const std::string prefix = fmt::format("[{}] ", kWhere);
+  return text.starts_with(prefix) ? text.substr(prefix.size()) : text;
+}
+
+/// Runs the ranks of this call and records how the call ended, be it by an exception. Ranks of
+/// later calls count the calls of main, so each call needs a record.
+const Outcome& run_and_record(const JobOptions& options, int64_t call) {
+  std::vector<Outcome>& done = calls().done;
+  try {
+    refuse_unless_alone(options);
+    return done.emplace_back(run_ranks(options, call));
+  } catch (const ConfigError& error) {
+    done.push_back({.error = bare_text(error.what()), .by_user = true});
+    throw;
+  } catch (const std::exception& error) {
+    done.push_back({.error = bare_text(error.what())});
+    throw;
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> launch_self(
+    const std::function<std::string()>& body, const JobOptions& options) {
+  const std::optional<LaunchCall> own = launch_call();
+  const int64_t call = ++calls().count;
+  if (own && call < own->call) {
+    return calls().done.at(static_cast<size_t>(call - 1)).get();
+  }
+  if (own && call == own->call) {
+    run_launch_call(*own, body);
+  }
+  return run_and_record(options, call).get();
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/launcher/job/node_main.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <poll.h>
+#include <string>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/env.h"
+#include "lockstep/base/error.h"
+#include "lockstep/launcher/job/fan_out.h"
+#include "lockstep/launcher/job/job.h"
+#include "lockstep/launcher/process/machine_name.h"
+#include "lockstep/launcher/multi_host/node_spec.h"
+#include "lockstep/launcher/process/program.h"
+#include "lockstep/launcher/plan/rank_environment.h"
+
+namespace lockstep::launcher {
+namespace {
+
+constexpr const char* kWhere = "lockstep node";
+
+/// The first line of stdin, byte by byte: what follows is for others.
+std::string first_line() {
+  constexpr size_t kLongest = size_t{16} << 20;
+  constexpr int kPatienceMs = 60'000;
+  std::string line;
+  for (;;) {
+    pollfd item{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
+    char c = 0;
+    if (::poll(&item, 1, kPatienceMs) == 0 || line.size() > kLongest) {
+      throw ConfigError(kWhere, "nobody says what to do; this command is for `lockstep launch`");
+    }
+    const ssize_t got = ::read(STDIN_FILENO, &c, 1);
+    if (got < 0 && errno == EINTR) {
+      continue;
+    }
+    if (got <= 0) {
+      throw ConfigError(kWhere, "nobody says what to do; this command is for `lockstep launch`");
+    }
+    if (c == '\n') {
+      return line;
+    }
+    line += c;
+  }
+}
+
+/// Which node this is, by whoever has started one process a host.
+int node_of_environment(const Environment& environment, const std::vector<PlannedHost>& hosts) {
+  // srun numbers its tasks by the hosts' names, in whatever order they were asked for.
+  const auto here = std::find_if(hosts.begin(), hosts.end(), [&](const PlannedHost& host) {
+    return !host.name.empty() && host.name == environment.text("SLURMD_NODENAME");
+  });
+  if (here != hosts.end()) {
+    return static_cast<int>(here - hosts.begin());
+  }
+  for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"}) {
+    if (const auto node = environment.integer(name, 0, static_cast<int64_t>(hosts.size()) - 1)) {
+      return static_cast<int>(*node);
+    }
+  }
+  throw ConfigError(kWhere, "neither mpirun nor srun says which node this is");
+}
+
+/// Whether stdin carries the orders of the command that the user has called: ssh and srun copy it
+/// to every host, mpirun to its first process alone, which tells the others.
+bool hears_orders(bool by_ssh, const Environment& environment) {
+  return by_ssh || environment.text("OMPI_COMM_WORLD_RANK").value_or("0") == "0";
+}
+
+}  // namespace
+
+int run_node() {
+  const Environment environment = Environment::process();
+  const auto text = environment.text(kNodeSpecVariable);
+  NodeSpec spec = node_spec_of(text ? *text : first_line());
+  ::unsetenv(kNodeSpecVariable);  // It holds the token.
+  if (spec.node == NodeSpec::kHere) {
+    spec.node = node_of_environment(environment, spec.hosts);
+  }
+  if (::chdir(spec.folder.c_str()) != 0) {
+    throw ConfigError(
+        kWhere,
+        fmt::format(
+            "{}: cannot go to the folder {}: {}; it must be on every host",
+            host_name(),
+            spec.folder,
+            std::strerror(errno)));
+  }
+  const Program program = find_program(spec.words, environment, spec.kind);
+  const JobPlan plan =
+      plan_node(spec.options, spec.hosts, static_cast<size_t>(spec.node), own_environment());
+  const int orders = hears_orders(!text, environment) ? STDIN_FILENO : -1;
+  return run_planned_job(program, spec.options, plan, {.token = spec.token, .orders = orders});
+}
+
+}  // namespace lockstep::launcher

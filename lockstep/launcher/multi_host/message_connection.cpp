@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/launcher/multi_host/message_connection.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+namespace lockstep::launcher {
+namespace {
+
+// The records of thousands of ranks fit; a peer that sends more without a line end is no launcher.
+constexpr size_t kLongestMessage = size_t{16} << 20;
+
+constexpr auto kBetweenBeats = std::chrono::milliseconds(500);
+constexpr std::chrono::duration<double> kShortestSilence = 4 * kBetweenBeats;
+constexpr const char* kAlive = "alive";
+
+constexpr const char* kNoMessage = "it has sent what is no message of a launcher";
+
+void keep_alive(int fd) {
+  const int on = 1;
+  const int idle_seconds = 5;
+  const int between_seconds = 5;
+  const int tries = 2;
+  const unsigned unanswered_ms = 15'000;
+  ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle_seconds, sizeof(idle_seconds));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &between_seconds, sizeof(between_seconds));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &tries, sizeof(tries));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &unanswered_ms, sizeof(unanswered_ms));
+  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+}
+
+}  // namespace
+
+MessageConnection::MessageConnection(
+    Reactor& reactor, UniqueFd socket, std::string read, OnMessage on_message, OnEnd on_end)
+    : reactor_(reactor),
+      fd_(std::move(socket)),
+      read_(std::move(read)),
+      on_message_(std::move(on_message)),
+      on_end_(std::move(on_end)) {
+  keep_alive(fd_.get());
+  reactor_.watch(fd_.get(), EPOLLIN, [this](uint32_t events) { on_ready(events); });
+  if (!read_.empty()) {
+    timer_ = reactor_.at(Clock::now(), [this] { deliver(); });
+  }
+}
+
+MessageConnection::~MessageConnection() {
+  reactor_.cancel(timer_);
+  reactor_.cancel(beat_timer_);
+  reactor_.unwatch(fd_.get());
+  if (alive_ != nullptr) {
+    *alive_ = false;
+  }
+}
+
+void MessageConnection::hand_over(OnMessage on_message, OnEnd on_end) {
+  on_message_ = std::move(on_message);
+  on_end_ = std::move(on_end);
+}
+
+void MessageConnection::send(const nlohmann::json& message) {
+  if (ended_) {
+    return;
+  }
+  waiting_ += message.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace) + "\n";
+  write_more();
+}
+
+void MessageConnection::write_more() {
+  while (!waiting_.empty()) {
+    const ssize_t sent =
+        ::send(fd_.get(), waiting_.data(), waiting_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+    if (sent < 0) {
+      break;  // Whatever is wrong, reading will say it.
+    }
+    waiting_.erase(0, static_cast<size_t>(sent));
+  }
+  reactor_.change(fd_.get(), waiting_.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT);
+}
+
+void MessageConnection::begin_heartbeat(double limit_seconds, OnSilence on_silence) {
+  silence_limit_ = std::chrono::duration<double>(limit_seconds);
+  if (limit_seconds > 0) {
+    silence_limit_ = std::max(silence_limit_, kShortestSilence);
+  }
+  on_silence_ = std::move(on_silence);
+  received_signal_ = Clock::now();
+  beat_due_ = received_signal_;
+  beat();
+}
+
+void MessageConnection::hold_heartbeat(bool held) {
+  held_ = held;
+  received_signal_ = Clock::now();
+}
+
+void MessageConnection::beat() {
+  const Clock::time_point now = Clock::now();
+  if (now > beat_due_ + kShortestSilence) {
+    received_signal_ = now;
+  }
+  const std::chrono::duration<double> silence = now - received_signal_;
+  if (!held_ && silence_limit_.count() > 0 && silence >= silence_limit_) {
+    const OnSilence on_silence = std::move(on_silence_);
+    on_silence(silence.count());  // May destroy this.
+    return;
+  }
+  if (!held_) {
+    send({{kAlive, true}});
+  }
+  beat_due_ = now + kBetweenBeats;
+  beat_timer_ = reactor_.at(beat_due_, [this] { beat(); });
+}
+
+void MessageConnection::on_ready(uint32_t events) {
+  if ((events & EPOLLOUT) != 0) {
+    write_more();
+  }
+  if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0) {
+    read_more();
+  }
+}
+
+void MessageConnection::read_more() {
+  std::array<char, 65536> buffer;
+  const ssize_t got = ::recv(fd_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+  if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
+    return;
+  }
+  if (got <= 0) {
+    end(got == 0 ? "it has closed the connection" : std::strerror(errno));
+    return;
+  }
+  received_signal_ = Clock::now();
+  read_.append(buffer.data(), static_cast<size_t>(got));
+  deliver();
+}
+
+void MessageConnection::deliver() {
+  bool alive = true;
+  alive_ = &alive;
+  for (size_t at = read_.find('\n'); at != std::string::npos; at = read_.find('\n')) {
+    const auto message = nlohmann::json::parse(read_.substr(0, at), nullptr, false);
+    read_.erase(0, at + 1);
+    bool understood = message.is_object();
+    try {
+      if (understood && !message.contains(kAlive)) {
+        const OnMessage on_message = on_message_;  // It may hand over.
+        on_message(message);
+      }
+    } catch (const nlohmann::json::exception&) {
+      understood = false;
+    }
+    if (!alive) {
+      return;
+    }
+    if (!understood) {
+      alive_ = nullptr;
+      end(kNoMessage);
+      return;
+    }
+  }
+  alive_ = nullptr;
+  if (read_.size() > kLongestMessage) {
+    end(kNoMessage);
+  }
+}
+
+void MessageConnection::end(const std::string& why) {
+  ended_ = true;
+  reactor_.cancel(beat_timer_);
+  reactor_.unwatch(fd_.get());
+  const OnEnd on_end = std::move(on_end_);
+  on_end(why);
+}
+
+}  // namespace lockstep::launcher

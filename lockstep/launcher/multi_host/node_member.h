@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/address.h"
+#include "lockstep/launcher/multi_host/message_connection.h"
+#include "lockstep/launcher/multi_host/node_message.h"
+#include "lockstep/launcher/multi_host/node_session.h"
+#include "lockstep/launcher/multi_host/relay.h"
+#include "lockstep/launcher/multi_host/rendezvous_client.h"
+
+namespace lockstep::launcher {
+
+/// The part of every node but 0. See NodeSession.
+class NodeMember final : public NodeSession {
+ public:
+  NodeMember(Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say);
+  ~NodeMember() override;
+
+  bool join(const std::function<bool()>& called_off) override;
+  const std::string& run_id() const override { return run_id_; }
+  int store_port(int /*held*/) override { return store_port_; }
+  std::string host_address() const override { return host_address_; }
+  void begin_attempt() override;
+  void tell_failure(const NodeResult& result) override;
+  void tell_signal(const NodeSignal& signal) override;
+  void tell_timeout(double seconds) override;
+  void tell_views(const std::vector<watch::RankView>& views) override;
+  void tell_result(const NodeResult& result) override;
+
+ private:
+  /// A rank of this host on its way to the store.
+  struct StoreConnection {
+    UniqueFd from_rank;
+    std::unique_ptr<RendezvousClient> client{};
+    std::unique_ptr<Relay> relay{};
+  };
+
+  std::string where() const;
+  void seek_node_0(Clock::time_point deadline);
+  void be_unreached(const std::string& why);
+  void say_hello(RendezvousClient::Answer answer);
+  void listen_for_ranks();
+  void accept_rank();
+  void carry(uint64_t number, RendezvousClient::Answer answer);
+  void on_message(const nlohmann::json& message);
+  void on_lost(const std::string& why);
+  /// The launcher of node 0 is lost: `how` says "is gone: ..." or the like.
+  void lose_node_0(const std::string& how, int exit_code);
+  void hold_heartbeat(int signal);
+  void send(nlohmann::json message);
+  void judge_alone();
+
+  Reactor& reactor_;
+  const JobPlan& plan_;
+  NodeOptions options_;
+  Say say_;
+  bool said_ = false;            // That the name of node 0 is not known yet.
+  std::vector<Address> master_;  // As last looked up.
+  size_t looks_ = 0;
+  Reactor::TimerId next_look_ = 0;
+  std::unique_ptr<RendezvousClient> client_;
+  std::unique_ptr<MessageConnection> link_;
+  std::string run_id_;
+  bool started_ = false;
+  std::string refused_;    // Why node 0 does not want this launcher.
+  std::string unreached_;  // Why node 0 could not be asked.
+  std::string lost_;       // "the launcher of node 0 is gone: ...".
+  int lost_code_ = 0;      // The job's exit code because of it.
+  std::string host_address_;
+  UniqueFd listener_;
+  int store_port_ = 0;
+  std::map<uint64_t, StoreConnection> store_guests_;
+  uint64_t last_number_ = 0;
+  bool told_result_ = false;
+};
+
+}  // namespace lockstep::launcher

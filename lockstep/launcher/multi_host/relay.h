@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <functional>
+#include <string>
+#include <sys/types.h>
+
+#include "lockstep/base/unique_fd.h"
+#include "lockstep/launcher/process/reactor.h"
+
+namespace lockstep::launcher {
+
+/// Copies what either of two connected sockets sends to the other, until both have ended or one
+/// breaks. The end of one direction is passed on, so that half-closed conversations work, and so is
+/// at once what is sent: TCP_NODELAY.
+///
+/// Memory: up to 64 KiB waiting in each direction; a side that does not read makes the other wait.
+/// Not thread-safe.
+class Relay {
+ public:
+  /// Takes over both, which must not block. `to_second`: what has been read of the first already.
+  /// `on_end` is called once, and may destroy this.
+  Relay(
+      Reactor& reactor,
+      UniqueFd first,
+      UniqueFd second,
+      std::string to_second,
+      std::function<void()> on_end);
+  ~Relay();
+  Relay(const Relay&) = delete;
+  Relay& operator=(const Relay&) = delete;
+
+ private:
+  struct Side {
+    UniqueFd fd;
+    std::string waiting;  // To be written to it.
+    bool ended = false;   // It sends no more.
+    bool told = false;    // That the other one sends no more.
+    uint32_t events = 0;
+  };
+
+  void on_ready(size_t side, uint32_t events);
+  bool read_from(Side& from, Side& to);
+  bool write_to(Side& to, const Side& from);
+  void update(Side& side, const Side& other);
+  void end();
+
+  Reactor& reactor_;
+  std::array<Side, 2> sides_;
+  std::function<void()> on_end_;
+};
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/address.h"
+#include "lockstep/base/unique_fd.h"
+#include "lockstep/launcher/process/reactor.h"
+
+namespace lockstep::launcher {
+
+/// Asks to be let in at a Door, again and again until it opens or time is up: the door may not be
+/// there yet. Not thread-safe.
+class RendezvousClient {
+ public:
+  struct Answer {
+    UniqueFd socket;     ///< Open if it was let in; does not block.
+    std::string read;    ///< What came after the door's OK.
+    std::string why;     ///< Else.
+    bool final = false;  ///< The door itself has said no: there is no use in trying again.
+  };
+  using OnAnswer = std::function<void(Answer answer)>;
+
+  /// `on_answer` is called once, from the reactor, and may destroy this.
+  RendezvousClient(
+      Reactor& reactor,
+      std::vector<Address> addresses,
+      std::string token,
+      std::string purpose,
+      Clock::time_point deadline,
+      OnAnswer on_answer);
+  ~RendezvousClient();
+  RendezvousClient(const RendezvousClient&) = delete;
+  RendezvousClient& operator=(const RendezvousClient&) = delete;
+
+ private:
+  void try_next();
+  void on_ready();
+  void failed(const std::string& why);
+  void drop();
+  void finish(Answer answer);
+
+  Reactor& reactor_;
+  std::vector<Address> addresses_;
+  std::string hello_;
+  Clock::time_point deadline_;
+  OnAnswer on_answer_;
+  size_t next_ = 0;
+  UniqueFd fd_;
+  bool said_ = false;
+  std::string read_;
+  std::string last_failure_ = "nothing answers there";
+  Reactor::TimerId timer_ = 0;
+};
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/launcher/process/program.h"
+
+#include <cerrno>
+#include <cstring>
+#include <fcntl.h>
+#include <string_view>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/shell.h"
+#include "lockstep/base/split.h"
+
+namespace lockstep::launcher {
+namespace {
+
+/// 0 if `path` is a file that may be executed, else the errno that says why not.
+int executable_error(const std::string& path) {
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0) {
+    return errno;
+  }
+  if (S_ISDIR(status.st_mode)) {
+    return EISDIR;
+  }
+  return ::faccessat(AT_FDCWD, path.c_str(), X_OK, AT_EACCESS) == 0 ? 0 : errno;
+}
+
+[[noreturn]] void refuse(const std::string& name, int error, const std::string& hint) {
+  throw ConfigError(
+      "lockstep launch", fmt::format("cannot run '{}': {}{}", name, std::strerror(error), hint));
+}
+
+std::string search_path(const std::string& name, const Environment& environment) {
+  const std::string path = environment.text("PATH").value_or("/bin:/usr/bin");
+  int first_error = ENOENT;
+  for (const std::string& folder : split(path, ':')) {
+    std::string candidate = fmt::format("{}/{}", folder.empty() ? "." : folder, name);
+    const int error = executable_error(candidate);
+    if (error == 0) {
+      return candidate;
+    }
+    if (error == EACCES) {
+      first_error = EACCES;
+    }
+  }
+  if (executable_error("./" + name) == 0) {
+    refuse(name, ENOENT, fmt::format(" in PATH; try ./{}", name));
+  }
+  refuse(name, first_error, " in PATH; give its path, like ./build/train");
+}
+
+std::string find_executable(const std::string& name, const Environment& environment) {
+  if (name.find('/') == std::string::npos) {
+    return search_path(name, environment);
+  }
+  const int error = executable_error(name);
+  if (error == EACCES) {
+    refuse(name, error, fmt::format("; try chmod +x {}", shell_quoted({name})));
+  }
+  if (error != 0) {
+    refuse(name, error, "");
+  }
+  return name;
+}
+
+}  // namespace
+
+Program find_program(
+    const std::vector<std::string>& words, const Environment& environment, ProgramKind kind) {
+  const std::string& name = words.at(0);
+  if (name.empty()) {
+    throw ConfigError(
+        "lockstep launch", "the program's name is empty; expected a file or a command");
+  }
+  constexpr std::string_view kPythonSuffix = ".py";
+  const bool is_module = kind == ProgramKind::kModule;
+  if (!is_module && (kind == ProgramKind::kBinary || !name.ends_with(kPythonSuffix))) {
+    return {find_executable(name, environment), words, false};
+  }
+  if (is_module && name.front() == '-') {
+    throw ConfigError(
+        "lockstep launch", fmt::format("'{}' cannot be a Python module; expected its name", name));
+  }
+  if (!is_module && ::access(name.c_str(), R_OK) != 0) {
+    refuse(name, errno, "");
+  }
+  const std::string python = environment.text("LOCKSTEP_PYTHON").value_or("python3");
+  std::vector<std::string> argv = {python};
+  if (is_module) {
+    argv.emplace_back("-m");
+  }
+  argv.insert(argv.end(), words.begin(), words.end());
+  return {find_executable(python, environment), std::move(argv), true};
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/launcher/process/program.h"
+
+#include <filesystem>
+#include <fstream>
+#include <sys/stat.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::launcher {
+namespace {
+
+using testing::AllOf;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::ThrowsMessage;
+
+class FindProgram : public testing::Test {
+ protected:
+  void SetUp() override {
+    std::string pattern = testing::TempDir() + "/lockstep-program-XXXXXX";
+    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
+    folder_ = pattern;
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+  std::string file(const std::string& name, mode_t mode) const {
+    std::string path = folder_ + "/" + name;
+    std::ofstream(path) << "#!/bin/sh\n";
+    ::chmod(path.c_str(), mode);
+    return path;
+  }
+  std::string folder_;
+};
+
+TEST_F(FindProgram, LooksInPathInOrderAndSkipsWhatIsNotExecutable) {
+  std::filesystem::create_directories(folder_ + "/a/train");
+  file("train", 0755);
+  const auto environment = Environment::of({{"PATH", "/nowhere:" + folder_ + "/a:" + folder_}});
+  const Program program = find_program({"train", "--lr", "0.1"}, environment);
+  EXPECT_EQ(program.path, folder_ + "/train");
+  EXPECT_THAT(program.argv, ElementsAre("train", "--lr", "0.1"));
+  EXPECT_FALSE(program.is_python);
+}
+
+TEST_F(FindProgram, AFileIsTakenAsItIs) {
+  const std::string path = file("train", 0755);
+  EXPECT_EQ(find_program({path}, Environment::of({})).path, path);
+}
+
+TEST_F(FindProgram, WhatIsMissingIsNamed) {
+  EXPECT_THAT(
+      [] {
+        find_program({"no-such-program"}, Environment::of({{"PATH", "/bin"}}));
+      },
+      ThrowsMessage<ConfigError>(AllOf(HasSubstr("no-such-program"), HasSubstr("No such file"))));
+  EXPECT_THAT(
+      [] { find_program({"./no/such"}, Environment::of({})); },
+      ThrowsMessage<ConfigError>(HasSubstr("./no/such")));
+  EXPECT_THAT(
+      [] { find_program({""}, Environment::of({})); },
+      ThrowsMessage<ConfigError>(HasSubstr("empty")));
+}
+
+TEST_F(FindProgram, WhatMayNotBeExecutedIsNamedWithTheRemedy) {
+  const std::string path = file("data", 0644);
+  EXPECT_THAT(
+      [&] { find_program({path}, Environment::of({})); },
+      ThrowsMessage<ConfigError>(
+          AllOf(HasSubstr("Permission denied"), HasSubstr("chmod +x " + path))));
+  EXPECT_THAT(
+      [&] { find_program({folder_}, Environment::of({})); },
+      ThrowsMessage<ConfigError>(HasSubstr("Is a directory")));
+}
+
+TEST_F(FindProgram, APythonScriptIsRunByPythonWithoutBeingExecutable) {
+  const std::string script = file("train.py", 0644);
+  const std::string python = file("python3", 0755);
+  const Program program = find_program({script, "-n"}, Environment::of({{"PATH", folder_}}));
+  EXPECT_EQ(program.path, python);
+  EXPECT_THAT(program.argv, ElementsAre("python3", script, "-n"));
+  EXPECT_TRUE(program.is_python);
+  const std::string other = file("pypy", 0755);
+  EXPECT_EQ(find_program({script}, Environment::of({{"LOCKSTEP_PYTHON", other}})).path, other);
+  EXPECT_THAT(
+      [&] {
+        find_program({folder_ + "/none.py"}, Environment::of({{"PATH", folder_}}));
+      },
+      ThrowsMessage<ConfigError>(HasSubstr("none.py")));
+}
+
+TEST_F(FindProgram, TakesAModuleOrABinaryWhereThatWasSaid) {
+  const auto environment = Environment::of({{"LOCKSTEP_PYTHON", "/bin/sh"}});
+  const Program module = find_program({"a.b", "-x"}, environment, ProgramKind::kModule);
+  EXPECT_EQ(module.path, "/bin/sh");
+  EXPECT_THAT(module.argv, testing::ElementsAre("/bin/sh", "-m", "a.b", "-x"));
+  EXPECT_TRUE(module.is_python);
+  EXPECT_THROW(find_program({"-c"}, environment, ProgramKind::kModule), ConfigError);
+}
+
+}  // namespace
+}  // namespace lockstep::launcher

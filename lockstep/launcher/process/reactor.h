@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "lockstep/base/unique_fd.h"
+#include "lockstep/launcher/process/clock.h"
+
+namespace lockstep::launcher {
+
+/// Calls back when descriptors are ready and when times have come, on the one thread of the
+/// launcher. Its own descriptor is readable while dispatch() has something to do, so that whoever
+/// already waits for other things waits for this, too.
+///
+/// A callback may add and remove anything, itself included. Not thread-safe.
+class Reactor {
+ public:
+  using OnReady = std::function<void(uint32_t events)>;
+  using OnTime = std::function<void()>;
+  using TimerId = uint64_t;
+
+  Reactor();
+
+  int fd() const { return epoll_.get(); }
+  /// When dispatch() is wanted, if nothing becomes ready before.
+  std::optional<Clock::time_point> deadline() const;
+  /// Calls back whoever is ready or due; does not wait.
+  void dispatch();
+  /// Waits for up to `timeout` for something to do, or for `interrupt` (-1: none) to be readable;
+  /// returns whether that is.
+  bool wait(std::chrono::milliseconds timeout, int interrupt = -1) const;
+
+  /// `events` as of epoll (EPOLLIN, EPOLLOUT); errors and hang-ups are told always. A descriptor is
+  /// watched once; it must be unwatched before it is closed.
+  void watch(int fd, uint32_t events, OnReady on_ready);
+  void change(int fd, uint32_t events);
+  void unwatch(int fd);
+
+  TimerId at(Clock::time_point time, OnTime on_time);
+  void cancel(TimerId timer);
+
+ private:
+  struct Watched {
+    uint64_t generation;  // A number of its own, since a closed descriptor's is soon another's.
+    OnReady on_ready;
+  };
+
+  UniqueFd epoll_;
+  std::map<int, std::shared_ptr<Watched>> watched_;
+  std::map<std::pair<Clock::time_point, TimerId>, OnTime> timers_;
+  std::map<TimerId, Clock::time_point> times_;
+  uint64_t last_number_ = 0;
+};
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/launcher/process/watchdog.h"
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/system_error.h"
+
+namespace lockstep::launcher {
+namespace {
+
+constexpr pid_t kDismissed = 0;
+
+[[noreturn]] void watch(int pipe) {
+  ::setsid();
+  ::prctl(PR_SET_NAME, "lockstep-watch");
+  for (int signal = 1; signal < NSIG; ++signal) {
+    ::signal(signal, SIG_IGN);
+  }
+  // Nothing of the launcher's may be held open: whoever reads its output waits for the end of it.
+  ::dup2(pipe, STDIN_FILENO);
+  ::closefrom(STDIN_FILENO + 1);
+  std::vector<pid_t> groups;
+  pid_t message = 0;
+  for (;;) {
+    const ssize_t size = ::read(STDIN_FILENO, &message, sizeof(message));
+    if (size == sizeof(message) && message == kDismissed) {
+      ::_exit(0);
+    }
+    if (size == sizeof(message)) {
+      groups.push_back(message);
+    } else if (size == 0) {
+      break;
+    }
+  }
+  for (const pid_t group : groups) {
+    ::kill(-group, SIGKILL);
+  }
+  ::_exit(0);
+}
+
+}  // namespace
+
+Watchdog::Watchdog() {
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) {
+    throw Error(
+        "lockstep launch", fmt::format("no pipe for the watchdog: {}", system_error_text(errno)));
+  }
+  const UniqueFd read_end(ends[0]);
+  pipe_.reset(ends[1]);
+  pid_ = ::fork();
+  if (pid_ < 0) {
+    throw Error(
+        "lockstep launch",
+        fmt::format("the watchdog could not be started; {}", std::strerror(errno)));
+  }
+  if (pid_ == 0) {
+    watch(read_end.get());
+  }
+}
+
+Watchdog::~Watchdog() {
+  pipe_.reset();
+  if (pid_ > 0) {
+    ::waitpid(pid_, nullptr, 0);
+  }
+}
+
+void Watchdog::dismiss() {
+  // It may have been killed; then there is nobody to dismiss.
+  [[maybe_unused]] const ssize_t written = ::write(pipe_.get(), &kDismissed, sizeof(kDismissed));
+  pipe_.reset();
+  ::waitpid(pid_, nullptr, 0);
+  pid_ = -1;
+}
+
+}  // namespace lockstep::launcher

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/optim/flat/capturable.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/Stream.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::optim {
+namespace {
+
+constexpr const char* kTooEarly =
+    "a graph is being captured before the first step, which makes state that every replay would "
+    "make anew; take a step or more before, with the parameters where they will stay";
+
+/// libtorch knows of it since 2.13; before, the device itself has to refuse what cannot be
+/// recorded.
+template <typename Stream>
+bool is_recording(const Stream& stream) {
+  if constexpr (requires { stream.is_capturing(); }) {
+    return stream.is_capturing();
+  } else {
+    return false;
+  }
+}
+
+void refuse_while_capturing(at::Device device, const char* what) {
+  if (is_capturing(device)) {
+    throw ConfigError("optim", what);
+  }
+}
+
+}  // namespace
+
+bool is_capturing(at::Device device) {
+  return !device.is_cpu() && !device.is_meta() &&
+         is_recording(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+}
+
+void DeviceRate::place(at::Device device) {
+  if (tensor_.defined() && tensor_.device() == device) {
+    return;
+  }
+  refuse_while_capturing(device, kTooEarly);
+  tensor_ = at::full({}, written_, at::TensorOptions(at::kFloat).device(device));
+}
+
+void DeviceRate::write(double rate) {
+  if (rate == written_) {
+    return;
+  }
+  refuse_while_capturing(
+      tensor_.device(),
+      "the learning rate was changed while a graph is being captured, which every replay would set "
+      "again; change it before, or between replays with set_lr() or a schedule");
+  const c10::AutoGradMode no_grad(false);
+  tensor_.fill_(rate);
+  written_ = rate;
+}
+
+void DeviceSteps::place(std::vector<FlatParameter>& items, at::Device device) {
+  const bool placed =
+      counts_.defined() && counts_.device() == device &&
+      counts_.numel() == static_cast<int64_t>(items.size()) &&
+      std::ranges::all_of(items, [](const auto& item) { return item.device_step.defined(); });
+  if (placed) {
+    return;
+  }
+  refuse_while_capturing(device, kTooEarly);
+  const at::Tensor counts =
+      at::empty({static_cast<int64_t>(items.size())}, at::TensorOptions(at::kFloat).device(device));
+  for (size_t i = 0; i < items.size(); ++i) {
+    const at::Tensor place = counts.select(0, static_cast<int64_t>(i));
+    if (items[i].device_step.defined()) {
+      place.copy_(items[i].device_step);
+    } else {
+      place.fill_(items[i].step);
+    }
+    items[i].device_step = place;
+  }
+  counts_ = counts;
+}
+
+void DeviceSteps::take_back(std::vector<FlatParameter>& items) {
+  if (!counts_.defined()) {
+    return;
+  }
+  for (FlatParameter& item : items) {
+    item.step = steps_of(item);
+    item.device_step.reset();
+    item.history = FlatParameter::kNoHistory;
+    item.count_was_set = true;
+  }
+  counts_.reset();
+}
+
+void DeviceSteps::advance(std::vector<FlatParameter>& items) {
+  std::map<std::pair<int64_t, int64_t>, int64_t> begun;  // By the history before, and the count.
+  std::set<int64_t> left_behind;
+  for (FlatParameter& item : items) {
+    if (item.count_was_set) {
+      const auto [known, fresh] =
+          begun.try_emplace(std::pair(item.history, item.step), next_history_);
+      next_history_ += fresh ? 1 : 0;
+      item.history = known->second;
+      item.count_was_set = false;
+    }
+    if (!item.parameter.grad().defined()) {
+      left_behind.insert(item.history);
+    }
+  }
+  if (left_behind.empty()) {
+    counts_.add_(1);
+    return;
+  }
+  std::map<int64_t, int64_t> parted;
+  std::vector<at::Tensor> counts;
+  for (FlatParameter& item : items) {
+    if (!item.parameter.grad().defined()) {
+      continue;
+    }
+    counts.push_back(item.device_step);
+    if (left_behind.contains(item.history)) {
+      const auto [known, fresh] = parted.try_emplace(item.history, next_history_);
+      next_history_ += fresh ? 1 : 0;
+      item.history = known->second;
+    }
+  }
+  if (!counts.empty()) {
+    at::_foreach_add_(counts, 1);
+  }
+}
+
+int64_t steps_of(const FlatParameter& item) {
+  return item.device_step.defined() ? static_cast<int64_t>(item.device_step.item<float>())
+                                    : item.step;
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/optim/flat/rule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/ScalarOps.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/rsub.h>
+#include <ATen/ops/zeros.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::optim {
+namespace {
+
+// Of 4 Ki to 128 Ki elements the longest was the fastest for RMSprop and Lion (10M float32, one
+// core), and a whole bucket at a time slower again: the calls cost more than a nearer cache saves.
+constexpr int64_t kChunk = int64_t{1} << 17;
+
+// 64 bytes of fp32: libtorch's longest vectors.
+constexpr int64_t kLanes = 16;
+
+/// The lists of tensors of a batch: [0] parameters, [1] gradients, [2 ...] the fields of state.
+std::vector<std::vector<at::Tensor>*> lists_of(Batch& batch) {
+  std::vector<std::vector<at::Tensor>*> lists = {&batch.parameters, &batch.gradients};
+  for (std::vector<at::Tensor>& field : batch.state) {
+    lists.push_back(&field);
+  }
+  return lists;
+}
+
+/// Dense tensors on the CPU, up to the end of the shorter one.
+void copy_memory(const at::Tensor& to, const at::Tensor& from) {
+  std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), std::min(to.nbytes(), from.nbytes()));
+}
+
+}  // namespace
+
+at::Tensor memory_of(const at::Tensor& tensor) {
+  return tensor.as_strided({tensor.numel()}, {1});
+}
+
+void require_option(
+    bool good, const char* rule, const char* option, double value, const char* want) {
+  if (!good) {
+    throw ConfigError(
+        "optim",
+        fmt::format("{}: {} is impossible; got {}, expected {}", rule, option, value, want));
+  }
+}
+
+void require_not_negative(const char* rule, const char* option, double value) {
+  require_option(value >= 0, rule, option, value, "at least 0");
+}
+
+void for_each_chunk(
+    const Batch& batch,
+    const std::function<void(const std::vector<at::Tensor>& chunk, size_t index)>& visit) {
+  for (size_t i = 0; i < batch.parameters.size(); ++i) {
+    std::vector<at::Tensor> whole = {memory_of(batch.parameters[i]), memory_of(batch.gradients[i])};
+    for (const auto& field : batch.state) {
+      whole.push_back(field[i].defined() ? memory_of(field[i]) : at::Tensor());
+    }
+    const int64_t numel = whole[0].numel();
+    if (numel <= kChunk || !whole[0].is_cpu()) {
+      visit(whole, i);
+      continue;
+    }
+    std::vector<at::Tensor> chunk(whole.size());
+    for (int64_t begin = 0; begin < numel; begin += kChunk) {
+      for (size_t k = 0; k < whole.size(); ++k) {
+        if (whole[k].defined()) {
+          chunk[k] = whole[k].narrow(0, begin, std::min(kChunk, numel - begin));
+        }
+      }
+      visit(chunk, i);
+    }
+  }
+}
+
+void run_fused(const Batch& batch, const std::function<void(const Batch& whole)>& kernel) {
+  if (!batch.parameters[0].is_cpu() || batch.parameters[0].element_size() < 4) {
+    kernel(batch);
+    return;
+  }
+  Batch uncut = batch;
+  Batch whole;
+  whole.first = batch.first;
+  whole.state.resize(batch.state.size());
+  const std::vector<std::vector<at::Tensor>*> from = lists_of(uncut);
+  const std::vector<std::vector<at::Tensor>*> to = lists_of(whole);
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // Of what is left over: place, copy.
+  for (size_t i = 0; i < batch.parameters.size(); ++i) {
+    const int64_t rest = batch.parameters[i].numel() % kLanes;
+    const int64_t kept = batch.parameters[i].numel() - rest;
+    whole.steps.insert(whole.steps.end(), (kept > 0 ? 1 : 0) + (rest > 0 ? 1 : 0), batch.steps[i]);
+    for (size_t k = 0; k < from.size(); ++k) {
+      const at::Tensor& tensor = (*from[k])[i];
+      if (kept > 0) {
+        const bool cut = rest > 0 && tensor.defined();
+        to[k]->push_back(cut ? memory_of(tensor).narrow(0, 0, kept) : tensor);
+      }
+      if (rest > 0) {
+        at::Tensor& copy = to[k]->emplace_back();
+        if (tensor.defined()) {
+          copy = at::zeros({kLanes}, tensor.options());
+          copies.emplace_back(memory_of(tensor).narrow(0, kept, rest), copy);
+          copy_memory(copy, copies.back().first);
+        }
+        if (k == 1) {
+          copies.pop_back();  // Gradients are only read.
+        }
+      }
+    }
+  }
+  if (!whole.parameters.empty()) {
+    kernel(whole);
+  }
+  for (const auto& [place, copy] : copies) {
+    copy_memory(place, copy);
+    place.unsafeGetTensorImpl()->bump_version();  // Autograd does not see such a copy.
+  }
+}
+
+at::Tensor scale_(const at::Tensor& tensor, double factor) {
+  tensor.mul_(at::native::wrapped_scalar_tensor(factor));
+  return tensor;
+}
+
+at::Tensor divided(const at::Tensor& tensor, double divisor) {
+  return tensor.div(at::native::wrapped_scalar_tensor(divisor));
+}
+
+std::vector<at::Tensor> step_tensors(const Batch& batch) {
+  if (!batch.device_steps.empty()) {
+    return batch.device_steps;
+  }
+  std::vector<at::Tensor> tensors;
+  for (size_t i = 0; i < batch.steps.size(); ++i) {
+    if (i > 0 && batch.steps[i] == batch.steps[i - 1]) {
+      tensors.push_back(tensors.back());
+    } else {
+      tensors.push_back(
+          at::full({}, batch.steps[i], batch.parameters[i].options().dtype(at::kFloat)));
+    }
+  }
+  return tensors;
+}
+
+void descend_(
+    const at::Tensor& parameter, const at::Tensor& direction, const Batch& batch, double lr) {
+  if (!batch.device_lr.defined()) {
+    parameter.add_(direction, -lr);
+    return;
+  }
+  // A scalar would be cut to the dtype of a half-precision parameter; a dimension keeps it whole.
+  memory_of(parameter).sub_(memory_of(direction).mul(batch.device_lr.view({1})));
+}
+
+void decay_(const at::Tensor& parameter, double weight_decay, const Batch& batch, double lr) {
+  if (!batch.device_lr.defined()) {
+    scale_(parameter, 1 - lr * weight_decay);
+    return;
+  }
+  memory_of(parameter).mul_(at::rsub(batch.device_lr.view({1}).mul(weight_decay), 1));
+}
+
+double bias_correction(const Batch& batch, size_t index, double beta) {
+  return 1 - std::pow(beta, static_cast<double>(batch.steps[index]));
+}
+
+at::Tensor device_bias_correction(const Batch& batch, size_t index, double beta) {
+  return at::rsub(at::pow(beta, batch.device_steps[index].to(at::kDouble)), 1);
+}
+
+at::Tensor device_factor(const at::Tensor& number, const at::Tensor& tensor) {
+  return number.to(tensor.scalar_type() == at::kDouble ? at::kDouble : at::kFloat).view({1});
+}
+
+}  // namespace lockstep::optim

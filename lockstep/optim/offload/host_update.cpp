@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/optim/offload/host_update.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::optim {
+namespace {
+
+// Of parameters in files where state is in memory: one updated, one on its way in, one out.
+constexpr int64_t kSlots = 3;
+
+int64_t slots_of(const OffloadOptimizer& options, int64_t fields, bool values_in_files) {
+  if (options.device != OffloadDevice::kNvme) {
+    return kSlots;
+  }
+  const int64_t each = std::max<int64_t>(1, fields + (values_in_files ? 1 : 0));
+  if (options.buffer_count < each) {
+    throw ConfigError(
+        "offload",
+        fmt::format(
+            "a bucket's state needs a buffer for each field that lies in a file{}; got "
+            "offload_optimizer.buffer_count={}, expected at least {}; {} let reading and writing "
+            "go "
+            "beside the update",
+            values_in_files ? ", and one for its parameters" : "",
+            options.buffer_count,
+            each,
+            3 * each));
+  }
+  return options.buffer_count / each;
+}
+
+at::Device device_of(const std::vector<HostUpdate::Bucket>& buckets) {
+  for (const HostUpdate::Bucket& bucket : buckets) {
+    for (const Batch& batch : bucket.batches_to_update.batches()) {
+      for (const at::Tensor& gradient : batch.gradients) {
+        if (!gradient.is_cpu()) {
+          return gradient.device();
+        }
+      }
+    }
+  }
+  return at::kCPU;
+}
+
+}  // namespace
+
+HostUpdate::HostUpdate(const OffloadOptimizer& options, int64_t fields, bool values_in_files)
+    : staging_(options.pin_memory) {
+  if (options.device == OffloadDevice::kNvme || values_in_files) {
+    swapper_.emplace(offload::TensorSwapperOptions{
+        .slots = slots_of(options, fields, values_in_files),
+        .read_ahead = options.pipeline_read,
+        .write_behind = options.pipeline_write});
+  }
+}
+
+std::vector<Batch> HostUpdate::fetch(size_t slot, const Bucket& bucket) {
+  std::vector<at::Tensor> device;
+  for (const Batch& batch : bucket.batches_to_update.batches()) {
+    device.insert(device.end(), batch.parameters.begin(), batch.parameters.end());
+    device.insert(device.end(), batch.gradients.begin(), batch.gradients.end());
+  }
+  const std::vector<at::Tensor> host = staging_.fetch(slot, device);
+  std::vector<Batch> batches = bucket.batches_to_update.batches();
+  auto next = host.begin();
+  for (Batch& batch : batches) {
+    const auto count = static_cast<std::ptrdiff_t>(batch.parameters.size());
+    batch.parameters.assign(next, next + count);
+    batch.gradients.assign(next + count, next + 2 * count);
+    next += 2 * count;
+  }
+  return batches;
+}
+
+void HostUpdate::run(
+    const std::vector<FlatGroup>& groups,
+    const std::vector<Bucket>& buckets,
+    const std::function<void(size_t group, const Batch& batch)>& update) {
+  std::vector<offload::TensorSwapper::Set> sets;
+  sets.reserve(buckets.size());
+  for (const Bucket& bucket : buckets) {
+    sets.push_back(groups[bucket.group].files_of(bucket.buffer));
+  }
+  staging_.begin(device_of(buckets));
+  std::array<std::vector<Batch>, offload::HostStaging::kSlots> fetched;
+  const auto start = [&](size_t index) {
+    if (index < buckets.size()) {
+      fetched[index % fetched.size()] = fetch(index % fetched.size(), buckets[index]);
+    }
+  };
+  start(0);
+  const auto work = [&](size_t index) {
+    start(index + 1);
+    const size_t slot = index % fetched.size();
+    staging_.wait(slot);
+    const Bucket& bucket = buckets[index];
+    for (size_t i = 0; i < fetched[slot].size(); ++i) {
+      const Batch& on_host = fetched[slot][i];
+      update(bucket.group, on_host);
+      for (size_t k = 0; k < on_host.parameters.size(); ++k) {
+        staging_.send_back(
+            bucket.batches_to_update.batches()[i].parameters[k], on_host.parameters[k]);
+      }
+    }
+    bucket.batches_to_update.copy_back();
+  };
+  if (swapper_) {
+    swapper_->run(sets, work);
+  } else {
+    for (size_t i = 0; i < buckets.size(); ++i) {
+      work(i);
+    }
+  }
+  staging_.finish();
+}
+
+int64_t HostUpdate::memory_bytes() const {
+  return staging_.memory_bytes() + (swapper_ ? swapper_->memory_bytes() : 0);
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/optim/rules/lion.h"
+
+namespace lockstep::optim {
+
+RuleTraits LionRule::traits() {
+  return {.name = "Lion", .fields = {"exp_avg"}, .counts_steps = false};
+}
+
+NamedOptions LionRule::named(Options& options) {
+  return {
+      {"lr", &options.lr},
+      {"betas", &options.betas},
+      {"weight_decay", &options.weight_decay},
+      {"capturable", &options.capturable}};
+}
+
+void LionRule::check(const Options& options) {
+  require_adam_like("Lion", options);
+}
+
+StateShape LionRule::shape(
+    const Options& /*options*/, at::IntArrayRef /*sizes*/, size_t /*field*/) {
+  return StateShape::kParameter;
+}
+
+void LionRule::update(const Options& options, const Batch& batch) {
+  for_each_chunk(batch, [&](const std::vector<at::Tensor>& chunk, size_t /*index*/) {
+    const at::Tensor& parameter = chunk[0];
+    const at::Tensor& gradient = chunk[1];
+    const at::Tensor& exp_avg = chunk[2];
+    const at::Tensor direction = scale_(exp_avg.clone(), options.betas.first)
+                                     .add_(gradient, 1 - options.betas.first)
+                                     .sign_();
+    if (options.weight_decay != 0) {
+      decay_(parameter, options.weight_decay, batch, options.lr);
+    }
+    descend_(parameter, direction, batch, options.lr);
+    scale_(exp_avg, options.betas.second).add_(gradient, 1 - options.betas.second);
+  });
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/optim/rules/muon.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <map>
+#include <string>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/matmul.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/optim/rules/adam.h"
+
+namespace lockstep::optim {
+namespace {
+
+enum Field : size_t { kMomentumBuffer, kExpAvg, kExpAvgSq };
+
+constexpr int kIterations = 5;
+// Of the polynomial whose slope at 0 is the largest that still keeps singular values near 1.
+constexpr double kA = 3.4445;
+constexpr double kB = -4.7750;
+constexpr double kC = 2.0315;
+
+/// In bf16. Rows are at most as many as columns.
+at::Tensor orthogonal(const at::Tensor& matrix, double eps) {
+  at::Tensor x = matrix.to(at::kBFloat16);
+  x = x.div(x.norm().clamp_min(eps));
+  for (int i = 0; i < kIterations; ++i) {
+    const at::Tensor gram = at::matmul(x, x.t());
+    const at::Tensor step = at::addmm(gram, gram, gram, kB, kC);
+    x = at::addmm(x, step, x, kA, 1);
+  }
+  return x;
+}
+
+/// The same polynomials of x, gathered in one factor before it: products are of rows x rows. Begins
+/// anew after two iterations, before errors of low precision grow.
+at::Tensor orthogonal_by_gram(const at::Tensor& matrix, double eps) {
+  at::Tensor x = matrix.to(at::kFloat);
+  x = x.div(x.norm().add(eps)).to(matrix.is_cpu() ? at::kFloat : at::kHalf);
+  if (x.size(0) == x.size(1)) {
+    for (int i = 0; i < kIterations; ++i) {
+      const at::Tensor gram = at::matmul(x, x.t());
+      x = at::addmm(x, at::addmm(gram, gram, gram, kB, kC), x, kA, 1);
+    }
+    return x;
+  }
+  constexpr int kAnew = 2;
+  at::Tensor gram = at::matmul(x, x.t());
+  at::Tensor factor;
+  for (int i = 0; i < kIterations; ++i) {
+    if (i == kAnew) {
+      x = at::matmul(factor, x);
+      gram = at::matmul(x, x.t());
+      factor = at::Tensor();
+    }
+    const at::Tensor step = at::addmm(gram, gram, gram, kB, kC);
+    if (factor.defined()) {
+      factor = at::addmm(factor, step, factor, kA, 1);
+    } else {
+      factor = step.clone();
+      factor.diagonal().add_(kA);
+    }
+    if (i + 1 < kIterations && i + 1 != kAnew) {
+      const at::Tensor next = at::addmm(gram, step, gram, kA, 1);
+      gram = at::addmm(next, step, next, kA, 1);
+    }
+  }
+  return at::matmul(factor, x);
+}
+
+/// What is to be made orthogonal; elementwise.
+at::Tensor direction(
+    const MuonOptions& options, const at::Tensor& gradient, const at::Tensor& buffer) {
+  buffer.lerp_(gradient, 1 - options.momentum);
+  return options.nesterov ? gradient.lerp(buffer, options.momentum) : buffer;
+}
+
+/// A matrix of one row a filter, whatever the dimensions of `update`.
+at::Tensor orthogonalised(const MuonOptions& options, const at::Tensor& update) {
+  at::Tensor matrix = update.flatten(1);
+  const bool tall = matrix.size(0) > matrix.size(1);
+  matrix = tall ? matrix.t() : matrix;
+  matrix = options.gram ? orthogonal_by_gram(matrix, options.eps) : orthogonal(matrix, options.eps);
+  return tall ? matrix.t() : matrix;
+}
+
+at::ScalarType orthogonal_dtype(const MuonOptions& options, at::Device device) {
+  if (!options.gram) {
+    return at::kBFloat16;
+  }
+  return device.is_cpu() ? at::kFloat : at::kHalf;
+}
+
+struct MatrixSizes {
+  explicit MatrixSizes(at::IntArrayRef sizes)
+      : rows(static_cast<double>(sizes[0])),
+        columns(static_cast<double>(c10::multiply_integers(sizes.slice(1)))) {}
+  double rows;
+  double columns;
+};
+
+/// Elementwise; `sizes`: of the whole matrix.
+void apply_step(
+    const MuonOptions& options,
+    const at::Tensor& parameter,
+    const at::Tensor& step,
+    at::IntArrayRef sizes) {
+  const auto [rows, columns] = MatrixSizes(sizes);
+  const double scale = options.match_rms_adamw ? 0.2 * std::sqrt(std::max(rows, columns))
+                                               : std::sqrt(std::max(1.0, rows / columns));
+  scale_(parameter, 1 - options.lr * options.weight_decay);
+  parameter.add_(step.reshape(parameter.sizes()), -options.lr * scale);
+}
+
+bool is_matrix(at::IntArrayRef sizes) {
+  return sizes.size() == 2 || sizes.size() == 4;
+}
+
+bool is_of_an_end(std::string name) {
+  std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) {
+    return static_cast<char>(std::tolower(c));
+  });
+  return name.find("embed") != std::string::npos || name.find("lm_head") != std::string::npos;
+}
+
+}  // namespace
+
+RuleTraits MuonRule::traits() {
+  return {
+      .name = "Muon", .fields = {"momentum_buffer", "exp_avg", "exp_avg_sq"}, .elementwise = false};
+}
+
+NamedOptions MuonRule::named(Options& options) {
+  NamedOptions names = {
+      {"lr", &options.lr},
+      {"weight_decay", &options.weight_decay},
+      {"use_muon", &options.use_muon}};
+  // What the other kind of group does not read must not be taken for its momentum, either.
+  const NamedOptions own =
+      options.use_muon ? NamedOptions{
+                             {"momentum", &options.momentum},
+                             {"nesterov", &options.nesterov},
+                             {"eps", &options.eps},
+                             {"match_rms_adamw", &options.match_rms_adamw},
+                             {"gram", &options.gram}}
+                       : NamedOptions{{"betas", &options.betas}, {"adam_eps", &options.adam_eps}};
+  names.insert(names.end(), own.begin(), own.end());
+  return names;
+}
+
+void MuonRule::check(const Options& options) {
+  const char* rule = "Muon";
+  require_adam_like(rule, options);
+  require_option(options.eps > 0, rule, "eps", options.eps, "more than 0");
+  require_option(options.adam_eps > 0, rule, "adam_eps", options.adam_eps, "more than 0");
+  require_option(
+      options.momentum >= 0 && options.momentum < 1,
+      rule,
+      "momentum",
+      options.momentum,
+      "at least 0, below 1");
+}
+
+StateShape MuonRule::shape(const Options& options, at::IntArrayRef sizes, size_t field) {
+  if (options.use_muon && !is_matrix(sizes)) {
+    throw ConfigError(
+        "optim",
+        fmt::format(
+            "Muon makes matrices orthogonal; got a parameter of {} dimensions, expected 2, or 4 of "
+            "a convolution; put it into a group with use_muon = false, as optim::muon_groups does",
+            sizes.size()));
+  }
+  return options.use_muon == (field == kMomentumBuffer) ? StateShape::kParameter
+                                                        : StateShape::kNone;
+}
+
+void MuonRule::update(const Options& options, const Batch& batch) {
+  if (options.use_muon) {
+    for (size_t i = 0; i < batch.parameters.size(); ++i) {
+      const at::Tensor& parameter = batch.parameters[i];
+      const at::Tensor step = orthogonalised(
+          options, direction(options, batch.gradients[i], batch.state[kMomentumBuffer][i]));
+      apply_step(options, parameter, step, parameter.sizes());
+    }
+    return;
+  }
+  Batch others = batch;
+  others.state = {
+      batch.state[kExpAvg],
+      batch.state[kExpAvgSq],
+      std::vector<at::Tensor>(batch.parameters.size())};
+  AdamWRule::update(
+      {.lr = options.lr,
+       .betas = options.betas,
+       .eps = options.adam_eps,
+       .weight_decay = options.weight_decay},
+      others);
+}
+
+void MuonRule::update_sharded(const Options& options, const ShardedBatch& batch) {
+  const Batch& slices = batch.slices;
+  std::vector<double> costs;
+  for (const flat::ShardBounds* whole : batch.full_parameters) {
+    const auto [rows, columns] = MatrixSizes(whole->sizes);
+    costs.push_back(rows * columns * std::min(rows, columns));
+  }
+  update_on_owners(
+      batch,
+      {.costs = std::move(costs),
+       .result = orthogonal_dtype(options, batch.options.device()),
+       .give =
+           [&](size_t i) {
+             return direction(options, slices.gradients[i], slices.state[kMomentumBuffer][i]);
+           },
+       .work = [&](const at::Tensor& whole) { return orthogonalised(options, whole); },
+       .take =
+           [&](size_t i, const at::Tensor& step) {
+             apply_step(options, slices.parameters[i], step, batch.whole(i).sizes);
+           }});
+}
+
+std::vector<Muon::Group> muon_groups(
+    const NamedTensors& parameters, MuonOptions matrices, MuonOptions others) {
+  matrices.use_muon = true;
+  others.use_muon = false;
+  std::vector<Muon::Group> groups = {{{}, matrices}, {{}, others}};
+  std::map<const at::TensorImpl*, bool> hidden;  // By all the names of one.
+  for (const NamedTensor& item : parameters) {
+    const bool here = is_matrix(item.tensor.sizes()) && !is_of_an_end(item.name);
+    const auto [found, fresh] = hidden.try_emplace(item.tensor.unsafeGetTensorImpl(), here);
+    found->second = found->second && here;
+  }
+  for (const NamedTensor& item : parameters) {
+    const auto found = hidden.find(item.tensor.unsafeGetTensorImpl());
+    if (item.tensor.requires_grad() && found != hidden.end()) {
+      groups[found->second ? 0 : 1].parameters.push_back(item.tensor);
+      hidden.erase(found);
+    }
+  }
+  std::erase_if(groups, [](const Muon::Group& group) { return group.parameters.empty(); });
+  return groups;
+}
+
+}  // namespace lockstep::optim
