@@ -69,9 +69,9 @@ void set_flat_gradients(const Parameters& parameters) {
   for (const auto& plan :
        lockstep::flat::plan_buckets(parameters, defaults.cap_bytes, defaults.first_cap_bytes)) {
     const at::Tensor bucket = at::zeros({plan.numel});
-    for (const auto& slot : plan.entries) {
-      const at::Tensor& parameter = parameters[static_cast<size_t>(slot.parameter)];
-      const at::Tensor place = lockstep::flat::view_like(bucket, slot, parameter);
+    for (const auto& entry : plan.entries) {
+      const at::Tensor& parameter = parameters[static_cast<size_t>(entry.parameter)];
+      const at::Tensor place = lockstep::flat::view_like(bucket, entry, parameter);
       parameter.mutable_grad() = place.normal_().variable_data();
     }
   }

@@ -4,8 +4,9 @@
 
 #include <CLI/CLI.hpp>
 
-#include "cli/common/arguments.h"
 #include "cli/checkpoint/checkpoint_command.h"
+#include "cli/common/arguments.h"
+#include "cli/common/report.h"
 #include "cli/completion/completion.h"
 #include "cli/config/config_command.h"
 #include "cli/ds_config/ds_config_command.h"
@@ -13,7 +14,6 @@
 #include "cli/estimate_memory/estimate_memory_command.h"
 #include "cli/flight/flight_command.h"
 #include "cli/launch/launch_command.h"
-#include "cli/common/report.h"
 #include "cli/test/test_command.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"

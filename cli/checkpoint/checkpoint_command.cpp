@@ -233,7 +233,7 @@ int MergeWeightsCommand::run(const std::vector<std::string>& words) const {
     MergeOptions options = options_;
     options.dtype = parse_merge_dtype(dtype_);
     if (!shard_option_->empty()) {
-      options.max_shard_bytes = checkpoint::parse_bytes("--max-shard-size", max_shard_size_);
+      options.max_shard_bytes = storage::parse_bytes("--max-shard-size", max_shard_size_);
     }
     return merge_weights(path_of(words[0]), path_of(words[1]), options);
   });

@@ -34,7 +34,7 @@ class CheckpointCommand {
   CLI::App* prune_;           // [not null]
   CLI::Option* keep_option_;  // [not null]
   bool json_ = false;
-  checkpoint::PruneOptions prune_options_;
+  storage::PruneOptions prune_options_;
 };
 
 /// `lockstep merge-weights`: the weights in a checkpoint as one float32 file.

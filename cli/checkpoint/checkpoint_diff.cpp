@@ -14,19 +14,18 @@ namespace lockstep::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using checkpoint::FileRecord;
-using checkpoint::SetTensor;
-using checkpoint::StoredCheckpoint;
-using checkpoint::TensorSet;
+using storage::FileRecord;
+using storage::SetTensor;
+using storage::StoredCheckpoint;
+using storage::TensorSet;
 using Json = nlohmann::json;
 
 std::string type_text(const SetTensor& tensor) {
-  return fmt::format(
-      "{} [{}]", checkpoint::dtype_name(tensor.dtype), fmt::join(tensor.shape, ", "));
+  return fmt::format("{} [{}]", storage::dtype_name(tensor.dtype), fmt::join(tensor.shape, ", "));
 }
 
 Json type_json(const SetTensor& tensor) {
-  return {{"dtype", checkpoint::dtype_name(tensor.dtype)}, {"shape", tensor.shape}};
+  return {{"dtype", storage::dtype_name(tensor.dtype)}, {"shape", tensor.shape}};
 }
 
 /// Gathers what differs, in both forms, tensor by tensor.
@@ -165,8 +164,8 @@ std::map<std::string, const char*> compare_files(
 /// The keys of two metas that differ, and how. Not the id of the save, which no two share.
 std::map<std::string, const char*> compare_meta(Json one, Json other) {
   std::map<std::string, const char*> changes;
-  one.erase(checkpoint::kSaveIdKey);
-  other.erase(checkpoint::kSaveIdKey);
+  one.erase(storage::kSaveIdKey);
+  other.erase(storage::kSaveIdKey);
   for (const auto& [key, value] : one.items()) {
     if (!other.contains(key)) {
       changes[key] = "removed";

@@ -17,12 +17,12 @@ namespace lockstep::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using checkpoint::Listed;
-using checkpoint::Manifest;
+using storage::Listed;
+using storage::Manifest;
 using Json = nlohmann::json;
 
 void require_folder(const fs::path& path) {
-  if (const auto why = checkpoint::why_no_folder(path)) {
+  if (const auto why = storage::why_no_folder(path)) {
     throw ConfigError(path, *why);
   }
   std::error_code error;
@@ -33,7 +33,7 @@ void require_folder(const fs::path& path) {
 
 void require_parent(const fs::path& folder) {
   require_folder(folder);
-  if (checkpoint::name_exists(folder / checkpoint::kManifestName)) {
+  if (storage::name_exists(folder / storage::kManifestName)) {
     throw ConfigError(
         folder,
         fmt::format(
@@ -66,7 +66,7 @@ std::optional<size_t> newest_of(const std::vector<Listed>& listed) {
 }
 
 bool is_leftover(const Listed& listed) {
-  return checkpoint::is_temporary_name(listed.path.filename().native());
+  return storage::is_temporary_name(listed.path.filename().native());
 }
 
 std::string state_of(const Listed& listed) {
@@ -118,32 +118,32 @@ std::vector<std::string> to_row(const Listed& listed, bool newest) {
       step.is_null() ? "-" : printable(step.dump()),
       std::to_string(manifest.world_size),
       std::to_string(manifest.files.size()),
-      checkpoint::format_bytes(bytes_of(manifest)),
+      storage::format_bytes(bytes_of(manifest)),
       state};
 }
 
 }  // namespace
 
-checkpoint::StoredCheckpoint open_checkpoint(const fs::path& path, checkpoint::Verify verify) {
+storage::StoredCheckpoint open_checkpoint(const fs::path& path, storage::Verify verify) {
   require_folder(path);
-  if (!checkpoint::name_exists(path / checkpoint::kManifestName)) {
-    if (const auto newest = checkpoint::find_newest(path).path) {
+  if (!storage::name_exists(path / storage::kManifestName)) {
+    if (const auto newest = storage::find_newest(path).path) {
       throw ConfigError(
           path,
           fmt::format(
               "is no checkpoint, but a folder of some; try the newest, {}", newest->native()));
     }
   }
-  return checkpoint::StoredCheckpoint(path, verify);
+  return storage::StoredCheckpoint(path, verify);
 }
 
 Report list_report(const fs::path& folder) {
   require_parent(folder);
-  const std::vector<Listed> listed = checkpoint::list_checkpoints(folder);
+  const std::vector<Listed> listed = storage::list_checkpoints(folder);
   const std::optional<size_t> newest = newest_of(listed);
   const bool none = std::none_of(
       listed.begin(), listed.end(), [](const Listed& item) { return item.manifest.has_value(); });
-  if (const auto deepspeeds = checkpoint::deepspeed_checkpoint(folder); none && deepspeeds) {
+  if (const auto deepspeeds = storage::deepspeed_checkpoint(folder); none && deepspeeds) {
     throw CheckpointError(*deepspeeds);
   }
   Report report;
@@ -168,28 +168,28 @@ Report list_report(const fs::path& folder) {
   return report;
 }
 
-Report prune_report(const fs::path& folder, const checkpoint::PruneOptions& options) {
+Report prune_report(const fs::path& folder, const storage::PruneOptions& options) {
   require_parent(folder);
   Report report;
   Json cleaned_up = Json::array();
   if (!options.dry_run) {
-    for (const fs::path& path : checkpoint::remove_stale(folder)) {
+    for (const fs::path& path : storage::remove_stale(folder)) {
       cleaned_up.push_back(path.filename().native());
       report.text +=
           fmt::format("cleaned up {}, which a killed save or prune left\n", printable(path));
     }
   }
-  const std::vector<Listed> before = checkpoint::list_checkpoints(folder);
+  const std::vector<Listed> before = storage::list_checkpoints(folder);
   Json damaged = Json::array();
-  checkpoint::PruneOptions telling = options;
-  telling.not_counted = [&](const checkpoint::Skipped& skipped) {
+  storage::PruneOptions telling = options;
+  telling.not_counted = [&](const storage::Skipped& skipped) {
     damaged.push_back({{"name", skipped.path.filename().native()}, {"why", skipped.why}});
     report.text += fmt::format(
         "{} is damaged, and does not count: {}\n",
         printable(skipped.path),
         printable(without_folder(skipped.why, skipped.path)));
   };
-  const std::vector<fs::path> old = checkpoint::prune(folder, telling);
+  const std::vector<fs::path> old = storage::prune(folder, telling);
   Json removed = Json::array();
   Json kept = Json::array();
   uint64_t bytes = 0;
@@ -212,13 +212,13 @@ Report prune_report(const fs::path& folder, const checkpoint::PruneOptions& opti
         "{} {} ({})\n",
         options.dry_run ? "would remove" : "removed",
         printable(listed.path),
-        checkpoint::format_bytes(own));
+        storage::format_bytes(own));
   }
   report.text += fmt::format(
       "{} {}, {}; {} {}\n",
       counted(removed.size(), "checkpoint"),
       options.dry_run ? "would go" : "removed",
-      checkpoint::format_bytes(bytes),
+      storage::format_bytes(bytes),
       kept.size(),
       options.dry_run ? "would stay" : "left");
   report.json = {

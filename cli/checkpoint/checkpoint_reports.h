@@ -17,8 +17,8 @@ namespace lockstep::cli {
 
 /// Opens a checkpoint that a command was given. ConfigError, naming the newest, if it is a folder
 /// of checkpoints.
-checkpoint::StoredCheckpoint open_checkpoint(
-    const std::filesystem::path& path, checkpoint::Verify verify = checkpoint::Verify::kSizes);
+storage::StoredCheckpoint open_checkpoint(
+    const std::filesystem::path& path, storage::Verify verify = storage::Verify::kSizes);
 
 /// Every checkpoint in a folder, and what else lies there.
 Report list_report(const std::filesystem::path& folder);
@@ -33,6 +33,6 @@ Report verify_report(const std::vector<std::filesystem::path>& paths);
 Report diff_report(const std::filesystem::path& one, const std::filesystem::path& other);
 
 /// Removes all but the newest, and before that what killed processes left, see remove_stale.
-Report prune_report(const std::filesystem::path& folder, const checkpoint::PruneOptions& options);
+Report prune_report(const std::filesystem::path& folder, const storage::PruneOptions& options);
 
 }  // namespace lockstep::cli

@@ -17,11 +17,11 @@
 namespace lockstep::cli {
 namespace {
 
-using checkpoint::Dtype;
-using checkpoint::output_tensor;
-using checkpoint::OutputTensor;
-using checkpoint::raw_bytes;
-using checkpoint::TestFile;
+using storage::Dtype;
+using storage::output_tensor;
+using storage::OutputTensor;
+using storage::raw_bytes;
+using storage::TestFile;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -39,7 +39,7 @@ class CheckpointReports : public testing::Test {
   using Files = std::map<std::string, TestFile>;
 
   fs::path save(const std::string& name, const Files& files, const Json& meta = {{"step", 7}}) {
-    checkpoint::commit_checkpoint(folder_ / name, meta, files);
+    storage::commit_checkpoint(folder_ / name, meta, files);
     return folder_ / name;
   }
   /// A model in one file, and an optimizer in two, of which one tensor lies in both.
@@ -47,8 +47,8 @@ class CheckpointReports : public testing::Test {
     const auto slice = [](const std::vector<float>& values, int64_t begin) {
       return TestFile{
           {floats("w.exp_avg", {static_cast<int64_t>(values.size())}, values)},
-          {{checkpoint::kSlicesKey,
-            checkpoint::render_slices("test", {{"w.exp_avg", {{2, 2}, begin}}})}}};
+          {{storage::kSlicesKey,
+            storage::render_slices("test", {{"w.exp_avg", {{2, 2}, begin}}})}}};
     };
     return {
         {"model.safetensors", {{floats("w", {2, 2}, {1, 2, 3, 4}), floats("b", {}, {5})}}},
@@ -95,7 +95,7 @@ TEST_F(CheckpointReports, NameACheckpointThatIsALinkAndWhatIsNone) {
   fs::rename(save("checkpoint_1", some_files()), other_disk / "moved");
   fs::create_directory_symlink(other_disk / "moved", folder_ / "checkpoint_1");
   fs::create_directory_symlink("/no/such/disk", folder_ / "checkpoint_2");
-  checkpoint::write_bytes(folder_ / "checkpoint_3", "a file");
+  storage::write_bytes(folder_ / "checkpoint_3", "a file");
   const Report listed = list_report(folder_.path());
   EXPECT_EQ(listed.json["newest"], "checkpoint_1");
   EXPECT_THAT(
@@ -153,7 +153,7 @@ TEST_F(CheckpointReports, ShowPutsSlicesTogether) {
 
 TEST_F(CheckpointReports, ShowGoesOnBehindASetThatCannotBeRead) {
   const fs::path path = save("step_1", some_files());
-  checkpoint::flip_bit(path / "model.safetensors", 9);
+  storage::flip_bit(path / "model.safetensors", 9);
   const Report report = show_report(path);
   EXPECT_EQ(report.exit_code, 1);
   EXPECT_THAT(report.json["sets"][0]["error"].get<std::string>(), HasSubstr("model.safetensors"));
@@ -177,7 +177,7 @@ TEST_F(CheckpointReports, VerifyNamesEveryDamagedFileAndTensor) {
   const fs::path good = save("good", some_files());
   const fs::path bad = save("bad", some_files());
   const fs::path torn = save("torn", some_files());
-  checkpoint::flip_bit(bad / "model.safetensors", fs::file_size(bad / "model.safetensors") - 1);
+  storage::flip_bit(bad / "model.safetensors", fs::file_size(bad / "model.safetensors") - 1);
   fs::remove(bad / "state.json");
   fs::remove(torn / "manifest.json");
   EXPECT_EQ(verify_report({good}).exit_code, 0);
@@ -274,13 +274,13 @@ TEST_F(CheckpointReports, PruneSaysWhatGoesAndWhatStays) {
   const Report report = prune_report(folder_.path(), {.keep = 1});
   EXPECT_EQ(report.json["removed"], dry.json["removed"]);
   EXPECT_THAT(report.text, HasSubstr("2 checkpoints removed"));
-  EXPECT_THAT(checkpoint::names_in(folder_.path()), ElementsAre("other", "three"));
+  EXPECT_THAT(storage::names_in(folder_.path()), ElementsAre("other", "three"));
 }
 
 TEST_F(CheckpointReports, PruneReadsWhatStaysAndNamesWhatDoesNotCount) {
   save("one", {});
   const fs::path flipped = save("two", some_files());
-  checkpoint::flip_bit(flipped / "state.json", 2);
+  storage::flip_bit(flipped / "state.json", 2);
   const Report none = prune_report(folder_.path(), {.keep = 1});
   EXPECT_EQ(none.json["removed"].size(), 0U);
   EXPECT_EQ(none.json["kept"], Json({"one", "two"}));
@@ -293,17 +293,17 @@ TEST_F(CheckpointReports, PruneReadsWhatStaysAndNamesWhatDoesNotCount) {
           HasSubstr("0 checkpoints removed")));
   save("three", {});
   EXPECT_EQ(prune_report(folder_.path(), {.keep = 1}).json["removed"].size(), 2U);
-  EXPECT_THAT(checkpoint::names_in(folder_.path()), ElementsAre("three"));
+  EXPECT_THAT(storage::names_in(folder_.path()), ElementsAre("three"));
 }
 
 TEST_F(CheckpointReports, MergedWeightsAreThoseOfTheModelAskedFor) {
   Files files = some_files();
   files["model_1-00001-of-00002.safetensors"] = {
       {floats("v", {3}, {1, 2, 3})},
-      {{checkpoint::kSlicesKey, checkpoint::render_slices("test", {{"v", {{2, 2}, 0}}})}}};
+      {{storage::kSlicesKey, storage::render_slices("test", {{"v", {{2, 2}, 0}}})}}};
   files["model_1-00002-of-00002.safetensors"] = {
       {floats("v", {1}, {4}), floats("u", {1}, {9})},
-      {{checkpoint::kSlicesKey, checkpoint::render_slices("test", {{"v", {{2, 2}, 3}}})}}};
+      {{storage::kSlicesKey, storage::render_slices("test", {{"v", {{2, 2}, 3}}})}}};
   const fs::path path = save("step_1", files);
   const fs::path out = folder_ / "out";
   EXPECT_EQ(merge_weights(path, out, {}).json["elements"], 5);
@@ -319,7 +319,7 @@ TEST_F(CheckpointReports, MergedWeightsAreThoseOfTheModelAskedFor) {
           {"model-00001-of-00002.safetensors",
            "model-00002-of-00002.safetensors",
            "model.safetensors.index.json"}));
-  const auto shards = checkpoint::open_model_files(out);
+  const auto shards = storage::open_model_files(out);
   ASSERT_EQ(shards.size(), 2U);
   EXPECT_EQ(shards[1].bytes(shards[1].entry("v")), raw_bytes<float>({1, 2, 3, 4}));
   EXPECT_THAT(shards[1].entry("v").shape, ElementsAre(2, 2));
@@ -334,7 +334,7 @@ TEST_F(CheckpointReports, MergedWeightsAreThoseOfTheModelAskedFor) {
 
 TEST_F(CheckpointReports, MergingDamagedWeightsWritesNothing) {
   const fs::path path = save("step_1", some_files());
-  checkpoint::flip_bit(path / "model.safetensors", fs::file_size(path / "model.safetensors") - 1);
+  storage::flip_bit(path / "model.safetensors", fs::file_size(path / "model.safetensors") - 1);
   EXPECT_THAT(
       [&] { merge_weights(path, folder_ / "out", {}); },
       ThrowsMessage<CheckpointError>(HasSubstr("\"w\"] is damaged")));
@@ -343,24 +343,24 @@ TEST_F(CheckpointReports, MergingDamagedWeightsWritesNothing) {
   EXPECT_FALSE(fs::exists(folder_ / "a"));
   fs::create_directory(folder_ / "mine");
   EXPECT_THROW(merge_weights(path, folder_ / "mine" / "b", {}), CheckpointError);
-  EXPECT_THAT(checkpoint::names_in(folder_ / "mine"), ElementsAre());
+  EXPECT_THAT(storage::names_in(folder_ / "mine"), ElementsAre());
 }
 
 TEST_F(CheckpointReports, MergedWeightsDoNotGoIntoACheckpoint) {
   const fs::path path = save("step_1", some_files());
-  const auto before = checkpoint::names_in(path);
+  const auto before = storage::names_in(path);
   fs::create_directory_symlink(path, folder_ / "link");
   for (const fs::path& out : {path, path / "out", path / "a" / "b", folder_ / "link" / "out"}) {
     EXPECT_THAT(
         [&] { merge_weights(path, out, {}); },
         ThrowsMessage<ConfigError>(HasSubstr("lies in, the checkpoint")));
   }
-  EXPECT_EQ(checkpoint::names_in(path), before);
+  EXPECT_EQ(storage::names_in(path), before);
 }
 
 TEST_F(CheckpointReports, WhatAKilledProcessLeftIsCalledThatAndPrunedFirst) {
   const std::string host = [] {
-    const fs::path own = checkpoint::temporary_name("x");
+    const fs::path own = storage::temporary_name("x");
     return own.native().substr(6, own.native().find("-" + std::to_string(getpid())) - 6);
   }();
   const pid_t dead = [] {
@@ -384,12 +384,12 @@ TEST_F(CheckpointReports, WhatAKilledProcessLeftIsCalledThatAndPrunedFirst) {
   const Report pruned = prune_report(folder_.path(), {.keep = 1});
   EXPECT_EQ(pruned.json["cleaned_up"], Json({name}));
   EXPECT_THAT(pruned.text, HasSubstr("cleaned up " + (folder_ / name).string()));
-  EXPECT_THAT(checkpoint::names_in(folder_.path()), ElementsAre("one"));
+  EXPECT_THAT(storage::names_in(folder_.path()), ElementsAre("one"));
 }
 
 TEST_F(CheckpointReports, DiffOfTwoRunsThatDidTheSameIsNoneThoughEachSaveHasItsId) {
   for (const char* name : {"one", "other"}) {
-    checkpoint::edit_manifest(
+    storage::edit_manifest(
         save(name, some_files()), [&](Json& manifest) { manifest["meta"]["save_id"] = name; });
   }
   const Report report = diff_report(folder_ / "one", folder_ / "other");

@@ -12,24 +12,24 @@ namespace lockstep::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using checkpoint::FileRecord;
-using checkpoint::SetTensor;
-using checkpoint::StoredCheckpoint;
-using checkpoint::TensorSet;
+using storage::FileRecord;
+using storage::SetTensor;
+using storage::StoredCheckpoint;
+using storage::TensorSet;
 using Json = nlohmann::json;
 
 uint64_t bytes_of(const SetTensor& tensor) {
-  return static_cast<uint64_t>(tensor.elements()) * checkpoint::dtype_bytes(tensor.dtype);
+  return static_cast<uint64_t>(tensor.elements()) * storage::dtype_bytes(tensor.dtype);
 }
 
 Json to_json(const SetTensor& tensor, const std::vector<std::string>& files) {
   Json own = Json::array();
-  for (const checkpoint::TensorSlice& piece : tensor.pieces) {
+  for (const storage::TensorSlice& piece : tensor.pieces) {
     own.push_back(files[piece.file]);
   }
   return {
       {"name", tensor.name},
-      {"dtype", checkpoint::dtype_name(tensor.dtype)},
+      {"dtype", storage::dtype_name(tensor.dtype)},
       {"shape", tensor.shape},
       {"elements", tensor.elements()},
       {"bytes", bytes_of(tensor)},
@@ -56,10 +56,10 @@ void add_set(const TensorSet& set, const std::string& stem, Json& sets, std::str
     bytes += bytes_of(tensor);
     rows.push_back(
         {printable(tensor.name),
-         checkpoint::dtype_name(tensor.dtype),
+         storage::dtype_name(tensor.dtype),
          fmt::format("[{}]", fmt::join(tensor.shape, ", ")),
          with_commas(tensor.elements()),
-         checkpoint::format_bytes(bytes_of(tensor)),
+         storage::format_bytes(bytes_of(tensor)),
          counted(std::max<size_t>(tensor.pieces.size(), 1), "piece")});
   }
   text += fmt::format(
@@ -69,7 +69,7 @@ void add_set(const TensorSet& set, const std::string& stem, Json& sets, std::str
       with_commas(elements),
       noun,
       elements == 1 ? "" : "s",
-      checkpoint::format_bytes(bytes),
+      storage::format_bytes(bytes),
       counted(files.size(), "file"));
   if (!set.tensors().empty()) {
     text += render_table(rows, {false, false, false, true, true, false}, terminal_columns());
@@ -85,7 +85,7 @@ void add_set(const TensorSet& set, const std::string& stem, Json& sets, std::str
 void add_files(const StoredCheckpoint& stored, Json& files, std::string& text) {
   std::vector<std::vector<std::string>> rows = {{"FILE", "SIZE", "TENSORS", "CRC32C"}};
   for (const FileRecord& record : stored.manifest().files) {
-    const checkpoint::FileSummary& summary = record.summary;
+    const storage::FileSummary& summary = record.summary;
     const std::string crc = fmt::format("{:08x}", summary.crc32c);
     files.push_back(
         {{"name", record.name},
@@ -94,7 +94,7 @@ void add_files(const StoredCheckpoint& stored, Json& files, std::string& text) {
          {"tensors", summary.tensors.size()}});
     rows.push_back(
         {printable(record.name),
-         checkpoint::format_bytes(summary.bytes),
+         storage::format_bytes(summary.bytes),
          summary.tensors.empty() ? "-" : std::to_string(summary.tensors.size()),
          crc});
   }
@@ -118,7 +118,7 @@ Report show_report(const fs::path& path) {
       stored.sequence(),
       counted(static_cast<size_t>(stored.world_size()), "rank"),
       counted(stored.manifest().files.size(), "file"),
-      checkpoint::format_bytes(bytes),
+      storage::format_bytes(bytes),
       printable(stored.meta().dump()));
   add_files(stored, files, report.text);
   for (const std::string& stem : TensorSet::stems(stored)) {

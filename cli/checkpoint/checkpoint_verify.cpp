@@ -14,8 +14,8 @@ namespace lockstep::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using checkpoint::Damage;
-using checkpoint::StoredCheckpoint;
+using storage::Damage;
+using storage::StoredCheckpoint;
 using Json = nlohmann::json;
 
 constexpr uint64_t kBytesPerUnit = 1'000'000;
@@ -23,7 +23,7 @@ constexpr uint64_t kWorthABar = 100'000'000;  // Less is read before anybody loo
 
 uint64_t bytes_of(const StoredCheckpoint& stored) {
   uint64_t bytes = 0;
-  for (const checkpoint::FileRecord& record : stored.manifest().files) {
+  for (const storage::FileRecord& record : stored.manifest().files) {
     bytes += record.summary.bytes;
   }
   return bytes;
@@ -89,7 +89,7 @@ std::string to_text(const Verified& verified) {
         "{}: whole; {}, {}\n",
         printable(verified.path),
         counted(verified.stored->manifest().files.size(), "file"),
-        checkpoint::format_bytes(bytes_of(*verified.stored)));
+        storage::format_bytes(bytes_of(*verified.stored)));
   }
   std::string text = fmt::format("{}: damaged\n", printable(verified.path));
   for (const Damage& each : verified.damage) {
@@ -105,15 +105,15 @@ Report verify_report(const std::vector<fs::path>& paths) {
   uint64_t total_bytes = 0;
   for (const fs::path& path : paths) {
     Verified& verified = all.emplace_back(Verified{path, std::nullopt, {}});
-    if (checkpoint::checkpoint_number(path) && checkpoint::why_no_folder(path)) {
-      verified.damage.push_back({"", "", checkpoint::no_checkpoint(path).what()});
+    if (storage::checkpoint_number(path) && storage::why_no_folder(path)) {
+      verified.damage.push_back({"", "", storage::no_checkpoint(path).what()});
       continue;
     }
     try {
-      verified.stored = open_checkpoint(path, checkpoint::Verify::kManifest);
+      verified.stored = open_checkpoint(path, storage::Verify::kManifest);
       total_bytes += bytes_of(*verified.stored);
     } catch (const CheckpointError& error) {
-      verified.damage.push_back({checkpoint::kManifestName, "", error.what()});
+      verified.damage.push_back({storage::kManifestName, "", error.what()});
     }
   }
   VerifyProgress progress(total_bytes);
@@ -121,8 +121,8 @@ Report verify_report(const std::vector<fs::path>& paths) {
   Json entries = Json::array();
   for (Verified& verified : all) {
     if (verified.stored) {
-      verified.damage = checkpoint::find_damage(
-          *verified.stored, [&](uint64_t bytes) { progress.advance(bytes); });
+      verified.damage =
+          storage::find_damage(*verified.stored, [&](uint64_t bytes) { progress.advance(bytes); });
     }
     report.text += to_text(verified);
     entries.push_back(to_json(verified));

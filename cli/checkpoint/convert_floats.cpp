@@ -10,7 +10,7 @@
 namespace lockstep::cli {
 namespace {
 
-using checkpoint::Dtype;
+using storage::Dtype;
 
 constexpr uint32_t kInfinity = 0x7f800000;
 
@@ -108,8 +108,8 @@ bool is_narrow_float(Dtype dtype) {
 int64_t convert_floats(Dtype from_dtype, std::string_view from, Dtype to_dtype, char* to) {
   LOCKSTEP_ASSERT(
       is_narrow_float(from_dtype) && is_narrow_float(to_dtype), "no floats of 16 or 32 bits");
-  const size_t width = checkpoint::dtype_bytes(from_dtype);
-  const size_t to_width = checkpoint::dtype_bytes(to_dtype);
+  const size_t width = storage::dtype_bytes(from_dtype);
+  const size_t to_width = storage::dtype_bytes(to_dtype);
   int64_t overflows = 0;
   for (size_t at = 0; at < from.size(); at += width, to += to_width) {
     const float value = load_float(from_dtype, from.data() + at);

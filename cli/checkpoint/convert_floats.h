@@ -18,11 +18,11 @@ uint16_t half_of(float value);
 uint16_t bfloat16_of(float value);
 
 /// Whether elements of the dtype can be converted, to any other such: F32, F16 and BF16.
-bool is_narrow_float(checkpoint::Dtype dtype);
+bool is_narrow_float(storage::Dtype dtype);
 
 /// Writes `elements` of one such dtype to `to` as those of another. Neither needs be aligned; they
 /// must not overlap. Returns how many finite values became infinite.
 int64_t convert_floats(
-    checkpoint::Dtype from_dtype, std::string_view from, checkpoint::Dtype to_dtype, char* to);
+    storage::Dtype from_dtype, std::string_view from, storage::Dtype to_dtype, char* to);
 
 }  // namespace lockstep::cli

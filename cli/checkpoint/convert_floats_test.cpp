@@ -13,12 +13,12 @@
 namespace lockstep::cli {
 namespace {
 
-using checkpoint::Dtype;
-using checkpoint::raw_bytes;
+using storage::Dtype;
+using storage::raw_bytes;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-TEST(ConvertFloats, of_every_fp16_and_bf16_there_and_back_gives_the_same_bits) {
+TEST(ConvertFloats, OfEveryFp16AndBf16ThereAndBackGivesTheSameBits) {
   for (uint32_t i = 0; i < 65536; ++i) {
     const auto bits = static_cast<uint16_t>(i);
     const float half = value_of_half(bits);
@@ -36,7 +36,7 @@ TEST(ConvertFloats, of_every_fp16_and_bf16_there_and_back_gives_the_same_bits) {
   }
 }
 
-TEST(ConvertFloats, knows_what_bits_mean) {
+TEST(ConvertFloats, KnowsWhatBitsMean) {
   EXPECT_EQ(value_of_half(0x3c00), 1);
   EXPECT_EQ(value_of_half(0xbe00), -1.5F);
   EXPECT_EQ(value_of_half(0x7bff), 65504);
@@ -48,7 +48,7 @@ TEST(ConvertFloats, knows_what_bits_mean) {
   EXPECT_EQ(value_of_bfloat16(0xc000), -2);
 }
 
-TEST(ConvertFloats, rounds_to_the_nearest_and_ties_to_even) {
+TEST(ConvertFloats, RoundsToTheNearestAndTiesToEven) {
   // Of every two neighbours: what lies between goes to the nearer, the middle to the even one.
   const auto check = [](auto value_of, auto of, uint16_t last) {
     for (uint16_t low = 0; low < last; ++low) {
@@ -69,7 +69,7 @@ TEST(ConvertFloats, rounds_to_the_nearest_and_ties_to_even) {
   EXPECT_EQ(bfloat16_of(std::numeric_limits<float>::max()), 0x7f80);
 }
 
-TEST(ConvertFloats, counts_finite_values_that_became_infinite) {
+TEST(ConvertFloats, CountsFiniteValuesThatBecameInfinite) {
   std::string to(8, '\0');
   const std::string from = raw_bytes<float>({1, 70000, -kInfinity, NAN});
   EXPECT_EQ(convert_floats(Dtype::kF32, from, Dtype::kF16, to.data()), 1);
@@ -78,7 +78,7 @@ TEST(ConvertFloats, counts_finite_values_that_became_infinite) {
   EXPECT_EQ(to.substr(0, 6), raw_bytes<uint16_t>({0x3f80, 0x4789, 0xff80}));
 }
 
-TEST(ConvertFloats, needs_no_alignment) {
+TEST(ConvertFloats, NeedsNoAlignment) {
   const std::string from = "x" + raw_bytes<uint16_t>({0x3c00, 0xbe00});
   std::string to(9, '\0');
   const std::string_view odd = std::string_view(from).substr(1);

@@ -20,12 +20,12 @@ namespace lockstep::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using checkpoint::Dtype;
-using checkpoint::OutputTensor;
-using checkpoint::SetTensor;
-using checkpoint::StoredCheckpoint;
-using checkpoint::TensorSet;
-using checkpoint::TensorSlice;
+using storage::Dtype;
+using storage::OutputTensor;
+using storage::SetTensor;
+using storage::StoredCheckpoint;
+using storage::TensorSet;
+using storage::TensorSlice;
 
 TensorSet open_model(const StoredCheckpoint& stored, int model) {
   const std::string stem = model == 0 ? "model" : fmt::format("model_{}", model);
@@ -42,11 +42,11 @@ TensorSet open_model(const StoredCheckpoint& stored, int model) {
 
 bool is_checkpoint(const fs::path& folder) {
   std::error_code error;
-  if (!fs::exists(folder / checkpoint::kManifestName, error)) {
+  if (!fs::exists(folder / storage::kManifestName, error)) {
     return false;
   }
   try {
-    checkpoint::read_manifest(folder);
+    storage::read_manifest(folder);
     return true;
   } catch (const CheckpointError&) {
     return false;  // Others call files so, too.
@@ -96,11 +96,11 @@ void check_output(const fs::path& output, bool force) {
   std::error_code error;
   refuse_checkpoint(output);
   if (output.extension() == ".safetensors" ||
-      (checkpoint::name_exists(output) && !fs::is_directory(output, error))) {
+      (storage::name_exists(output) && !fs::is_directory(output, error))) {
     throw ConfigError(output, "is no folder; weights may need several files, so name a folder");
   }
-  for (const char* name : {checkpoint::kModelFile, checkpoint::kModelIndex}) {
-    if (checkpoint::name_exists(output / name) && !force) {
+  for (const char* name : {storage::kModelFile, storage::kModelIndex}) {
+    if (storage::name_exists(output / name) && !force) {
       throw ConfigError(output / name, "exists; try another folder, or --force to replace it");
     }
   }
@@ -125,7 +125,7 @@ Dtype written_as(Dtype dtype, MergeDtype wanted) {
 
 /// Fills `buffer` with a tensor's pieces as `dtype`.
 void convert(const TensorSet& set, const SetTensor& tensor, Dtype dtype, std::string& buffer) {
-  const size_t width = checkpoint::dtype_bytes(dtype);
+  const size_t width = storage::dtype_bytes(dtype);
   buffer.resize(static_cast<size_t>(tensor.elements()) * width);
   for (const TensorSlice& piece : tensor.pieces) {
     char* const to = buffer.data() + static_cast<size_t>(piece.begin) * width;
@@ -136,9 +136,9 @@ void convert(const TensorSet& set, const SetTensor& tensor, Dtype dtype, std::st
           fmt::format(
               "has {} too large for {}; try {}",
               counted(static_cast<size_t>(overflows), "value"),
-              checkpoint::dtype_name(dtype),
+              storage::dtype_name(dtype),
               dtype == Dtype::kF16 ? "--dtype bfloat16, or float32" : "--dtype float32"),
-          checkpoint::in_quotes(tensor.name));
+          storage::in_quotes(tensor.name));
     }
   }
 }
@@ -153,7 +153,7 @@ std::string_view assemble(
   if (tensor.pieces.size() == 1) {
     return set.bytes(tensor.pieces.front());
   }
-  buffer.reserve(static_cast<size_t>(tensor.elements()) * checkpoint::dtype_bytes(tensor.dtype));
+  buffer.reserve(static_cast<size_t>(tensor.elements()) * storage::dtype_bytes(tensor.dtype));
   for (const TensorSlice& piece : tensor.pieces) {
     buffer += set.bytes(piece);
   }
@@ -170,18 +170,17 @@ std::string_view whole_bytes(
   try {
     return assemble(set, tensor, dtype, buffer);
   } catch (const std::bad_alloc&) {
-    const uint64_t bytes =
-        static_cast<uint64_t>(tensor.elements()) * checkpoint::dtype_bytes(dtype);
+    const uint64_t bytes = static_cast<uint64_t>(tensor.elements()) * storage::dtype_bytes(dtype);
     throw CheckpointError(
         set.file(tensor.pieces.front().file).path(),
         fmt::format(
             "needs {} ({} bytes) of memory to be written as {}, and there is not so much left; try "
             "a host with more, a higher ulimit -v{}",
-            checkpoint::format_bytes(bytes),
+            storage::format_bytes(bytes),
             bytes,
-            checkpoint::dtype_name(dtype),
+            storage::dtype_name(dtype),
             tensor.dtype == dtype ? "" : ", or --dtype keep"),
-        checkpoint::in_quotes(tensor.name));
+        storage::in_quotes(tensor.name));
   }
 }
 
@@ -214,7 +213,7 @@ MergeDtype parse_merge_dtype(const std::string& word) {
 
 Report merge_weights(const fs::path& path, const fs::path& output, const MergeOptions& options) {
   // TensorSet checks the files it reads; others may be damaged, and the weights are to be had.
-  const StoredCheckpoint stored = open_checkpoint(path, checkpoint::Verify::kManifest);
+  const StoredCheckpoint stored = open_checkpoint(path, storage::Verify::kManifest);
   const TensorSet set = open_model(stored, options.model);
   check_output(output, options.force);
   std::string buffer;
@@ -232,10 +231,10 @@ Report merge_weights(const fs::path& path, const fs::path& output, const MergeOp
   const MadeFolders made(output);
   uint64_t bytes = 0;
   for (const OutputTensor& tensor : tensors) {
-    bytes += checkpoint::output_bytes(path, tensor);
+    bytes += storage::output_bytes(path, tensor);
   }
   const std::vector<std::string> names =
-      checkpoint::write_model_files(output, tensors, options.max_shard_bytes);
+      storage::write_model_files(output, tensors, options.max_shard_bytes);
   Report report;
   for (const std::string& name : names) {
     report.text += printable(output / name) + "\n";
@@ -245,7 +244,7 @@ Report merge_weights(const fs::path& path, const fs::path& output, const MergeOp
       "{}, {} values, {}{}\n",
       counted(tensors.size(), "tensor"),
       with_commas(elements),
-      checkpoint::format_bytes(bytes),
+      storage::format_bytes(bytes),
       converted == 0 ? "" : fmt::format("; {} made {}", counted(converted, "tensor"), dtype));
   const std::vector<std::string> absent = left_out(stored, options.model);
   if (!absent.empty()) {

@@ -17,11 +17,11 @@
 namespace lockstep::cli {
 namespace {
 
-using checkpoint::Dtype;
-using checkpoint::output_tensor;
-using checkpoint::raw_bytes;
-using checkpoint::SafetensorsMap;
-using checkpoint::TestFile;
+using storage::Dtype;
+using storage::output_tensor;
+using storage::raw_bytes;
+using storage::SafetensorsMap;
+using storage::TestFile;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
@@ -35,8 +35,7 @@ class MergeWeights : public testing::Test {
       return TestFile{
           {output_tensor(
               "divided", Dtype::kBF16, {static_cast<int64_t>(bits.size())}, raw_bytes(bits))},
-          {{checkpoint::kSlicesKey,
-            checkpoint::render_slices("test", {{"divided", {{2, 2}, begin}}})}}};
+          {{storage::kSlicesKey, storage::render_slices("test", {{"divided", {{2, 2}, begin}}})}}};
     };
     TestFile first = part({0x3f80, 0x4000, 0x4040}, 0);  // 1, 2, 3
     first.tensors.push_back(output_tensor("empty", Dtype::kBF16, {0}, ""));
@@ -46,7 +45,7 @@ class MergeWeights : public testing::Test {
     second.tensors.push_back(output_tensor("master", Dtype::kF32, {1}, raw_bytes(kMaster)));
     second.tensors.push_back(output_tensor("steps", Dtype::kI64, {1}, raw_bytes(kSteps)));
     second.tensors.push_back(output_tensor("wide", Dtype::kF64, {1}, raw_bytes(kWide)));
-    checkpoint::commit_checkpoint(
+    storage::commit_checkpoint(
         path_,
         {{"step", 1}},
         {{"model-00001-of-00002.safetensors", first},
@@ -58,7 +57,7 @@ class MergeWeights : public testing::Test {
     const fs::path out = folder_ / "out";
     fs::remove_all(out);
     report_ = merge_weights(path_, out, options);
-    EXPECT_THAT(checkpoint::names_in(out), ElementsAre("model.safetensors"));
+    EXPECT_THAT(storage::names_in(out), ElementsAre("model.safetensors"));
     return SafetensorsMap(out / "model.safetensors");
   }
   static void expect(
@@ -77,7 +76,7 @@ class MergeWeights : public testing::Test {
   mutable Report report_;
 };
 
-TEST_F(MergeWeights, are_one_file_of_float32_with_the_same_values) {
+TEST_F(MergeWeights, AreOneFileOfFloat32WithTheSameValues) {
   const SafetensorsMap file = merged({});
   expect(file, "divided", Dtype::kF32, raw_bytes<float>({1, 2, 3, -4}));
   EXPECT_THAT(file.entry("divided").shape, ElementsAre(2, 2));
@@ -93,12 +92,12 @@ TEST_F(MergeWeights, are_one_file_of_float32_with_the_same_values) {
   EXPECT_THAT(report_.text, HasSubstr("; 4 tensors made float32\n"));
 }
 
-TEST_F(MergeWeights, are_one_file_however_large) {
+TEST_F(MergeWeights, AreOneFileHoweverLarge) {
   const std::vector<uint64_t> sizes(3, uint64_t{1} << 40);
-  EXPECT_EQ(checkpoint::split_into_shards(sizes, MergeOptions().max_shard_bytes).size(), 1U);
+  EXPECT_EQ(storage::split_into_shards(sizes, MergeOptions().max_shard_bytes).size(), 1U);
 }
 
-TEST_F(MergeWeights, stay_as_they_were_saved_if_told_so) {
+TEST_F(MergeWeights, StayAsTheyWereSavedIfToldSo) {
   const SafetensorsMap file = merged({.dtype = MergeDtype::kKeep});
   expect(file, "divided", Dtype::kBF16, raw_bytes<uint16_t>({0x3f80, 0x4000, 0x4040, 0xc080}));
   expect(file, "frozen", Dtype::kBF16, raw_bytes(kFrozen));
@@ -107,7 +106,7 @@ TEST_F(MergeWeights, stay_as_they_were_saved_if_told_so) {
   EXPECT_EQ(report_.json["converted"], 0);
 }
 
-TEST_F(MergeWeights, are_rounded_if_told_so) {
+TEST_F(MergeWeights, AreRoundedIfToldSo) {
   const SafetensorsMap file = merged({.dtype = MergeDtype::kBFloat16});
   expect(file, "frozen", Dtype::kBF16, raw_bytes(kFrozen));
   expect(file, "half", Dtype::kBF16, raw_bytes<uint16_t>({0x3eab, 0x3380}));
@@ -118,9 +117,9 @@ TEST_F(MergeWeights, are_rounded_if_told_so) {
   expect(half, "master", Dtype::kF16, raw_bytes<uint16_t>({0x3c01}));
 }
 
-TEST_F(MergeWeights, are_not_written_as_what_is_too_small_for_them) {
+TEST_F(MergeWeights, AreNotWrittenAsWhatIsTooSmallForThem) {
   const std::vector<float> large = {1, 1e6F};
-  checkpoint::commit_checkpoint(
+  storage::commit_checkpoint(
       path_,
       {{"step", 1}},
       {{"model.safetensors", {{output_tensor("large", Dtype::kF32, {2}, raw_bytes(large))}}}});
@@ -131,7 +130,7 @@ TEST_F(MergeWeights, are_not_written_as_what_is_too_small_for_them) {
   EXPECT_FALSE(fs::exists(folder_ / "out"));
 }
 
-TEST(MergeDtypes, are_called_as_torch_has_them) {
+TEST(MergeDtypes, AreCalledAsTorchHasThem) {
   EXPECT_EQ(parse_merge_dtype("keep"), MergeDtype::kKeep);
   EXPECT_EQ(parse_merge_dtype("float32"), MergeDtype::kFloat32);
   EXPECT_EQ(parse_merge_dtype("float16"), MergeDtype::kFloat16);

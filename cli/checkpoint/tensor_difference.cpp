@@ -12,10 +12,10 @@
 namespace lockstep::cli {
 namespace {
 
-using checkpoint::Dtype;
-using checkpoint::SetTensor;
-using checkpoint::TensorSet;
-using checkpoint::TensorSlice;
+using storage::Dtype;
+using storage::SetTensor;
+using storage::TensorSet;
+using storage::TensorSlice;
 
 // So many equal bytes are passed over at once.
 constexpr size_t kBlockBytes = 4096;
@@ -46,7 +46,7 @@ std::optional<double> float_value(Dtype dtype, const char* data) {
 /// Adds what two stretches of equal length have.
 void add_differences(
     TensorDifference& difference, Dtype dtype, std::string_view one, std::string_view other) {
-  const size_t width = checkpoint::dtype_bytes(dtype);
+  const size_t width = storage::dtype_bytes(dtype);
   for (size_t block = 0; block < one.size(); block += kBlockBytes) {
     const size_t end = std::min(block + kBlockBytes, one.size());
     if (std::memcmp(one.data() + block, other.data() + block, end - block) == 0) {
@@ -101,7 +101,7 @@ std::optional<TensorDifference> compare(
   if (same_by_checksum(one_set, one, other_set, other)) {
     return std::nullopt;
   }
-  const size_t width = checkpoint::dtype_bytes(one.dtype);
+  const size_t width = storage::dtype_bytes(one.dtype);
   TensorDifference difference;
   size_t left = 0;
   size_t right = 0;

@@ -20,9 +20,9 @@ struct TensorDifference {
 /// nothing is read; else compares all elements, without memory of its own. CheckpointError if
 /// what it reads is damaged.
 std::optional<TensorDifference> compare(
-    const checkpoint::TensorSet& one_set,
-    const checkpoint::SetTensor& one,
-    const checkpoint::TensorSet& other_set,
-    const checkpoint::SetTensor& other);
+    const storage::TensorSet& one_set,
+    const storage::SetTensor& one,
+    const storage::TensorSet& other_set,
+    const storage::SetTensor& other);
 
 }  // namespace lockstep::cli

@@ -15,17 +15,17 @@
 namespace lockstep::cli {
 namespace {
 
-using checkpoint::Dtype;
-using checkpoint::OutputTensor;
-using checkpoint::raw_bytes;
-using checkpoint::StoredCheckpoint;
-using checkpoint::TensorSet;
-using checkpoint::TestFile;
+using storage::Dtype;
+using storage::OutputTensor;
+using storage::raw_bytes;
+using storage::StoredCheckpoint;
+using storage::TensorSet;
+using storage::TestFile;
 
 class TensorDifferenceTest : public testing::Test {
  protected:
   TensorSet save(const std::string& name, const std::map<std::string, TestFile>& files) {
-    checkpoint::commit_checkpoint(folder_ / name, {{"step", 1}}, files);
+    storage::commit_checkpoint(folder_ / name, {{"step", 1}}, files);
     return TensorSet(StoredCheckpoint(folder_ / name), "model");
   }
   template <typename T>
@@ -36,7 +36,7 @@ class TensorDifferenceTest : public testing::Test {
       return save(
           name,
           {{"model.safetensors",
-            {{checkpoint::output_tensor("w", dtype, {size}, raw_bytes(values))}}}});
+            {{storage::output_tensor("w", dtype, {size}, raw_bytes(values))}}}});
     };
     const TensorSet one_set = set("one", one);
     const TensorSet other_set = set("other", other);
@@ -93,9 +93,8 @@ TEST_F(TensorDifferenceTest, DoesNotDependOnHowATensorIsDivided) {
           fmt::format("model-{:05}-of-{:05}.safetensors", files.size() + 1, ends.size());
       const std::vector<float> part(values.begin() + begin, values.begin() + end);
       files[file] = {
-          {checkpoint::output_tensor("w", Dtype::kF32, {end - begin}, raw_bytes(part))},
-          {{checkpoint::kSlicesKey,
-            checkpoint::render_slices("test", {{"w", {{50, 100}, begin}}})}}};
+          {storage::output_tensor("w", Dtype::kF32, {end - begin}, raw_bytes(part))},
+          {{storage::kSlicesKey, storage::render_slices("test", {{"w", {{50, 100}, begin}}})}}};
       begin = end;
     }
     return save(name, files);

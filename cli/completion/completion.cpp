@@ -6,9 +6,9 @@
 #include <fmt/format.h>
 
 #include "cli/common/arguments.h"
-#include "cli/completion/man_page.h"
 #include "cli/common/report.h"
 #include "cli/common/usage_formatter.h"
+#include "cli/completion/man_page.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep::cli {

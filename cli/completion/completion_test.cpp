@@ -7,9 +7,9 @@
 #include <gtest/gtest.h>
 
 #include "cli/common/choices.h"
-#include "cli/env/env_programs.h"
-#include "cli/completion/man_page.h"
 #include "cli/common/usage_formatter.h"
+#include "cli/completion/man_page.h"
+#include "cli/env/env_programs.h"
 #include "lockstep/base/shell.h"
 #include "lockstep/base/test_folder.h"
 

@@ -9,10 +9,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include "cli/common/usage_formatter.h"
 #include "cli/config/menu.h"
 #include "cli/config/questionnaire.h"
 #include "cli/config/settings_report.h"
-#include "cli/common/usage_formatter.h"
 #include "lockstep/base/error.h"
 #include "lockstep/config/import_accelerate.h"
 #include "lockstep/config/settings.h"
@@ -27,16 +27,16 @@ using Json = nlohmann::json;
 constexpr const char* kFooter = R"(Examples:
   lockstep config                              asks, and writes the file
   lockstep config default --mixed-precision bf16
-  lockstep config show                         what a launch here would use, and who says so
+  lockstep config show                         the settings of a launch here, and their origins
   lockstep config validate cluster.yaml
-  lockstep config import                       takes over Accelerate's file
+  lockstep config import                       imports Accelerate's file
 
 Without COMMAND asks for the settings that differ from one user to the next; what the file
 says already is what Enter takes. On a terminal with arrow keys, else with numbered lines,
 which may come through a pipe.
 
 The file is --config-file, else $LOCKSTEP_CONFIG_FILE, else lockstep/config.yaml in
-$XDG_CONFIG_HOME or ~/.config. It is written whole or not at all, for this user alone, with
+$XDG_CONFIG_HOME or ~/.config. It is written atomically, for this user only, with
 a comment for every setting; comments of your own are not kept. A flag of lockstep launch
 comes before the environment, that before the file, and that before the default.
 
@@ -127,7 +127,7 @@ ConfigCommand::ConfigCommand(CLI::App& app)
   default_->footer(kDefaultFooter);
   default_->add_option("--mixed-precision", mixed_precision_, "What autocast computes in (no)")
       ->type_name("P");
-  show_ = add("show", "Show every setting, and who said it", "show [--json]");
+  show_ = add("show", "Show every setting and its origin", "show [--json]");
   show_->footer(kShowFooter);
   validate_ =
       add("validate", "Name everything that is wrong in files", "validate [FILE...] [--json]");

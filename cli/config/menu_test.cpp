@@ -10,8 +10,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "cli/config/questionnaire.h"
 #include "cli/common/test_pty.h"
+#include "cli/config/questionnaire.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep::cli {

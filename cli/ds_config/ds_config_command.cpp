@@ -4,10 +4,10 @@
 #include <fmt/format.h>
 
 #include "cli/common/arguments.h"
-#include "cli/ds_config/ds_config_report.h"
 #include "cli/common/numbers.h"
-#include "cli/ds_config/schedule_report.h"
 #include "cli/common/usage_formatter.h"
+#include "cli/ds_config/ds_config_report.h"
+#include "cli/ds_config/schedule_report.h"
 
 namespace lockstep::cli {
 namespace {
@@ -27,9 +27,9 @@ constexpr const char* kCheckFooter = R"(Examples:
   lockstep ds-config check ds_config.json --world 8
   lockstep ds-config check ds_config.json --world 8 --json | jq '.values["gradient_clipping"]'
 
-Reads DeepSpeed's configuration strictly: a key that nobody knows, a value of another type and
+Reads DeepSpeed's configuration strictly: an unknown key, a value of another type and
 an option that Lockstep does not carry out are errors, and all of them are shown, each with
-file:line:column. Else every value is shown with who said it: a place in the file, a default,
+file:line:column. Else every value is shown with its origin: a place in the file, a default,
 or what it was derived from; below, notes on old names and on keys that say nothing here.
 Comments (#, //, /* */) and trailing commas are fine.
 

@@ -8,15 +8,15 @@
 
 #include <fmt/format.h>
 
-#include "cli/ds_config/ds_config_report.h"
 #include "cli/common/plot.h"
+#include "cli/ds_config/ds_config_report.h"
 #include "lockstep/ds_config/group_rates.h"
 
 namespace lockstep::cli {
 namespace {
 
 using Json = nlohmann::json;
-using optim::Schedule;
+using schedule::Schedule;
 
 constexpr int64_t kMostRows = 40;
 
@@ -70,7 +70,7 @@ std::vector<GroupRate> groups_of(
   } else {
     throw ConfigError(
         request.file.native(),
-        "has no optimizer, whose learning rate the schedule goes by; try --lr 0.001");
+        "has no optimizer, whose learning rate the schedule needs; try --lr 0.001");
   }
   if (schedule.groups().value_or(groups.size()) != groups.size()) {
     groups.assign(*schedule.groups(), GroupRate{.what = "", .lr = groups.front().lr});
@@ -94,7 +94,7 @@ std::map<int64_t, std::string> rows_of(const Schedule& schedule, int64_t last) {
     rows[step] = "";
   }
   rows[last] = last == schedule.total_steps() ? "end" : "";
-  for (const optim::ScheduleMark& mark : schedule.marks()) {
+  for (const schedule::ScheduleMark& mark : schedule.marks()) {
     if (mark.step > 0 && mark.step <= last) {
       rows[mark.step] = mark.what;
     }
@@ -241,7 +241,7 @@ Report schedule_report(const ScheduleRequest& request) {
   }
   report.text += end_of(schedule, request.steps);
   Json marks = Json::array();
-  for (const optim::ScheduleMark& mark : schedule.marks()) {
+  for (const schedule::ScheduleMark& mark : schedule.marks()) {
     marks.push_back({{"step", mark.step}, {"what", mark.what}});
   }
   report.json = {

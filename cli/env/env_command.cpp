@@ -6,8 +6,8 @@
 
 #include "cli/common/arguments.h"
 #include "cli/common/build_facts.h"
-#include "cli/config/settings_report.h"
 #include "cli/common/usage_formatter.h"
+#include "cli/config/settings_report.h"
 
 namespace lockstep::cli {
 namespace {

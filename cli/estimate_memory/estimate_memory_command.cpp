@@ -9,10 +9,10 @@
 #include <fmt/ranges.h>
 
 #include "cli/common/choices.h"
-#include "cli/estimate_memory/estimate_memory.h"
-#include "cli/estimate_memory/estimate_memory_model.h"
 #include "cli/common/numbers.h"
 #include "cli/common/usage_formatter.h"
+#include "cli/estimate_memory/estimate_memory.h"
+#include "cli/estimate_memory/estimate_memory_model.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/split.h"
 #include "lockstep/base/suggest.h"
@@ -114,7 +114,7 @@ EstimateMemoryCommand::EstimateMemoryCommand(CLI::App& app)
       ->type_name("N");
   command_->add_option("--ranks", ranks_, "Numbers of ranks, each with a table of its own (2)")
       ->type_name("N,...");
-  command_->add_option("--hosts", hosts_, "On so many hosts, equally many ranks on each (1)")
+  command_->add_option("--hosts", hosts_, "Number of hosts, with the same number of ranks each (1)")
       ->type_name("H");
   command_->add_option("--dtypes", dtypes_, "Of the first table (all)")
       ->type_name(fmt::format("{}", fmt::join(kEstimateDtypes, ",")));

@@ -18,9 +18,9 @@ namespace lockstep::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using checkpoint::Dtype;
-using checkpoint::StoredCheckpoint;
-using checkpoint::TensorSet;
+using storage::Dtype;
+using storage::StoredCheckpoint;
+using storage::TensorSet;
 
 bool is_floating(Dtype dtype) {
   switch (dtype) {
@@ -59,7 +59,7 @@ double float32_bytes(const ModelTensor& tensor) {
   }
   return elements * (is_floating(tensor.dtype)
                          ? 4.0
-                         : static_cast<double>(checkpoint::dtype_bytes(tensor.dtype)));
+                         : static_cast<double>(storage::dtype_bytes(tensor.dtype)));
 }
 
 /// A row and a column of each matrix; what is no matrix is kept whole.
@@ -111,16 +111,16 @@ Module& owner_of(Module& root, const std::string& name) {
 
 bool is_checkpoint(const fs::path& folder) {
   std::error_code error;
-  if (!fs::exists(folder / checkpoint::kManifestName, error)) {
-    return checkpoint::find_newest(folder).path.has_value();  // A folder of them, which is refused.
+  if (!fs::exists(folder / storage::kManifestName, error)) {
+    return storage::find_newest(folder).path.has_value();  // A folder of them, which is refused.
   }
   try {
-    checkpoint::read_manifest(folder);
+    storage::read_manifest(folder);
     return true;
   } catch (const CheckpointError&) {
     // Others call files so, too.
-    return !fs::exists(folder / checkpoint::kModelFile, error) &&
-           !fs::exists(folder / checkpoint::kModelIndex, error);
+    return !fs::exists(folder / storage::kModelFile, error) &&
+           !fs::exists(folder / storage::kModelIndex, error);
   }
 }
 
@@ -137,7 +137,7 @@ std::vector<ModelTensor> tensors_of_checkpoint(const fs::path& path, int model) 
   }
   std::vector<ModelTensor> tensors;
   const TensorSet set(stored, stem);
-  for (const checkpoint::SetTensor& tensor : set.tensors()) {
+  for (const storage::SetTensor& tensor : set.tensors()) {
     tensors.push_back({tensor.name, tensor.dtype, tensor.shape});
   }
   return tensors;
@@ -178,7 +178,7 @@ ModelSize size_of_parameters(int64_t parameters) {
 }
 
 std::vector<ModelTensor> tensors_of_model(const fs::path& path, int model) {
-  if (!checkpoint::name_exists(path)) {
+  if (!storage::name_exists(path)) {
     throw ConfigError(path, "is not there; expected a .safetensors file, a folder or a checkpoint");
   }
   if (fs::is_directory(path) && is_checkpoint(path)) {
@@ -188,8 +188,8 @@ std::vector<ModelTensor> tensors_of_model(const fs::path& path, int model) {
     throw ConfigError(path, "is no checkpoint and holds one model; --model is for those");
   }
   std::vector<ModelTensor> tensors;
-  for (const checkpoint::SafetensorsMap& file : checkpoint::open_model_files(path)) {
-    for (const checkpoint::TensorEntry& entry : file.entries()) {
+  for (const storage::SafetensorsMap& file : storage::open_model_files(path)) {
+    for (const storage::TensorEntry& entry : file.entries()) {
       tensors.push_back({entry.name, entry.dtype, entry.shape});
     }
   }

@@ -14,7 +14,7 @@ namespace lockstep::cli {
 /// A tensor of a model, as far as its size goes.
 struct ModelTensor {
   std::string name;
-  checkpoint::Dtype dtype = checkpoint::Dtype::kF32;
+  storage::Dtype dtype = storage::Dtype::kF32;
   std::vector<int64_t> shape;
 };
 

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "cli/common/report.h"
 #include "cli/estimate_memory/estimate_memory.h"
 #include "cli/estimate_memory/estimate_memory_model.h"
-#include "cli/common/report.h"
 
 namespace lockstep::cli {
 

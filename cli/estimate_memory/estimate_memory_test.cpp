@@ -137,7 +137,7 @@ TEST(EstimateLockstep, IsFloat32OnceAndOffloadingMovesItAsItIs) {
 }
 
 TEST(ModelSizes, AdafactorKeepsARowAndAColumn) {
-  using checkpoint::Dtype;
+  using storage::Dtype;
   const ModelSize size = size_of_model(
       {{"a.weight", Dtype::kF32, {30, 20}},
        {"a.bias", Dtype::kF32, {20}},
@@ -152,13 +152,10 @@ TEST(ModelSizes, AdafactorKeepsARowAndAColumn) {
 TEST(TensorsOfModel, ReadsShardsAndCheckpointsByTheirHeaders) {
   const TestFolder folder;
   const auto file = [](const std::string& name, int64_t elements) {
-    return checkpoint::TestFile{{checkpoint::output_tensor(
-        name,
-        checkpoint::Dtype::kU8,
-        {elements},
-        std::string(static_cast<size_t>(elements), 'x'))}};
+    return storage::TestFile{{storage::output_tensor(
+        name, storage::Dtype::kU8, {elements}, std::string(static_cast<size_t>(elements), 'x'))}};
   };
-  checkpoint::commit_checkpoint(
+  storage::commit_checkpoint(
       folder / "checkpoint_1",
       {{"step", 1}},
       {{"model.safetensors", file("a.weight", 4)}, {"model_1.safetensors", file("b.weight", 5)}});

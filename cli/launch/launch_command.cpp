@@ -3,15 +3,15 @@
 
 #include <algorithm>
 
-#include "cli/launch/launch_settings.h"
-#include "cli/launch/launch_starter.h"
 #include "cli/common/report.h"
 #include "cli/common/usage_formatter.h"
+#include "cli/launch/launch_settings.h"
+#include "cli/launch/launch_starter.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
-#include "lockstep/launcher/plan/dry_run.h"
 #include "lockstep/launcher/job/fan_out.h"
 #include "lockstep/launcher/job/job.h"
+#include "lockstep/launcher/plan/dry_run.h"
 #include "lockstep/launcher/plan/plan.h"
 
 namespace lockstep::cli {
@@ -21,15 +21,15 @@ constexpr const char* kFooter = R"(Examples:
   lockstep launch -n 2 ./train --epochs 3      two ranks of a program
   lockstep launch -n auto train.py             one rank a GPU, or core, of a Python script
   lockstep launch -n 2 -m package.train        a Python module
-  lockstep launch -n 2 --resume ./train        goes on where a stopped job has saved
+  lockstep launch -n 2 --resume ./train        continues from the checkpoint of a stopped job
   lockstep launch -n 2 --max-restarts 3 ./train
-                                               goes on by itself after a failure
+                                               restarts after a failure
   lockstep launch -n 4 --log-dir logs -r 0:0,1:3,2:3,3:3 ./train
-                                               shows rank 0 alone; the rest goes to files
+                                               shows only rank 0; other output goes to files
   lockstep launch --hostfile hosts --exclude node2:0 --dry-run ./train
-                                               says who would run where
+                                               shows the ranks of each host
   lockstep launch -n 4 --rank-prefix -- ./train -n 5
-                                               what follows the program is its own
+                                               later arguments belong to the program
 
 Each rank finds RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT and the rest
 of torchrun's variables. A name without a slash is looked up in PATH; a .py file is

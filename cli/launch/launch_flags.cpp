@@ -59,7 +59,7 @@ void add_job_flags(CLI::App& command, LaunchFlags& flags) {
   job.flag(
       "--resume",
       options.resume,
-      "Go on from the newest whole checkpoint of the program's project_dir, if there is one");
+      "Continue from the newest complete checkpoint of the program's project_dir, if there is one");
   job.flag(
       "--dry-run",
       flags.dry_run,
@@ -129,7 +129,7 @@ void add_watch_flags(CLI::App& command, LaunchFlags& flags) {
       "--max-restarts",
       options.max_restarts,
       0,
-      "Start a failed job anew, up to N times, from its newest whole checkpoint");
+      "Restart a failed job up to N times, from its newest complete checkpoint");
   watching.seconds(
       "--restart-backoff-seconds",
       options.restart_backoff_seconds,

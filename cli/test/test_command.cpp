@@ -11,8 +11,8 @@
 
 #include "cli/common/arguments.h"
 #include "cli/common/usage_formatter.h"
-#include "lockstep/launcher/plan/cores.h"
 #include "lockstep/launcher/job/job.h"
+#include "lockstep/launcher/plan/cores.h"
 
 namespace lockstep::cli {
 namespace {

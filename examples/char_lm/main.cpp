@@ -29,6 +29,7 @@ namespace {
 
 namespace data = lockstep::data;
 namespace optim = lockstep::optim;
+namespace schedule = lockstep::schedule;
 using Clock = std::chrono::steady_clock;
 using examples::CharModel;
 using examples::Stretches;
@@ -126,7 +127,7 @@ int train(const Options& options) {
   auto [model, optimizer, scheduler, train_loader, held_back] = accelerator.prepare(
       net,
       optim::AdamW(net->parameters(), {.lr = options.lr, .weight_decay = 0.1}),
-      optim::warmup_cosine(
+      schedule::warmup_cosine(
           {.warmup_steps = options.warmup_steps,
            .total_steps = options.common.steps,
            .min_lr_ratio = 0.1}),
@@ -135,7 +136,8 @@ int train(const Options& options) {
   if (options.common.resume) {
     const auto from = accelerator.resume_latest();
     accelerator.print(
-        from ? "resumed from " + from->string() : "nothing to resume from; starting anew");
+        from ? "resumed from " + from->string()
+             : "nothing to resume from; starting from the beginning");
   }
   accelerator.init_trackers(
       {{"lr", options.lr},

@@ -25,6 +25,7 @@ namespace {
 
 namespace data = lockstep::data;
 namespace optim = lockstep::optim;
+namespace schedule = lockstep::schedule;
 using Clock = std::chrono::steady_clock;
 using examples::Net;
 
@@ -75,11 +76,12 @@ int train(const Options& options) {
   const int64_t accumulated = accelerator.gradient_accumulation_steps();
   const int64_t updates_an_epoch = (train_loader.size() + accumulated - 1) / accumulated;
   auto scheduler = accelerator.prepare(
-      optim::warmup_linear({.total_steps = options.common.epochs * updates_an_epoch}));
+      schedule::warmup_linear({.total_steps = options.common.epochs * updates_an_epoch}));
   if (options.common.resume) {
     const auto from = accelerator.resume_latest();
     accelerator.print(
-        from ? "resumed from " + from->string() : "nothing to resume from; starting anew");
+        from ? "resumed from " + from->string()
+             : "nothing to resume from; starting from the beginning");
   }
   accelerator.init_trackers(
       {{"lr", options.lr},

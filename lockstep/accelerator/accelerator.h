@@ -17,20 +17,20 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/accelerator/options/backward_options.h"
-#include "lockstep/accelerator/training_state/checkpointable.h"
 #include "lockstep/accelerator/loop/epoch_range.h"
 #include "lockstep/accelerator/loop/gradient_scope.h"
-#include "lockstep/accelerator/values/nested_operations.h"
-#include "lockstep/accelerator/options/offload_states.h"
-#include "lockstep/accelerator/values/operations.h"
 #include "lockstep/accelerator/loop/optimizer.h"
+#include "lockstep/accelerator/loop/progress_range.h"
+#include "lockstep/accelerator/loop/scheduler.h"
+#include "lockstep/accelerator/options/backward_options.h"
+#include "lockstep/accelerator/options/offload_states.h"
 #include "lockstep/accelerator/options/options.h"
 #include "lockstep/accelerator/prepare.h"
 #include "lockstep/accelerator/profile/profile.h"
-#include "lockstep/accelerator/loop/progress_range.h"
-#include "lockstep/accelerator/loop/scheduler.h"
+#include "lockstep/accelerator/training_state/checkpointable.h"
 #include "lockstep/accelerator/training_state/state_hooks.h"
+#include "lockstep/accelerator/values/nested_operations.h"
+#include "lockstep/accelerator/values/operations.h"
 #include "lockstep/base/world.h"
 #include "lockstep/checkpoint/save_model.h"
 #include "lockstep/comm/group.h"
@@ -46,38 +46,33 @@ class DataParallel;
 using DataParallels = std::vector<std::shared_ptr<DataParallel>>;
 
 struct JoinUnevenInputs {
-  /// For the loop, loaders go by this instead of AcceleratorOptions::even_batches.
+  /// Replaces AcceleratorOptions::even_batches for the loaders of this loop.
   std::optional<bool> even_batches = std::nullopt;
   JoinOptions join = {};
 };
 
-/// Of the gradients that clip_grad_norm_ last clipped; tensors, so that nobody waits for a device.
-struct GradientNorms {
-  at::Tensor before;
-  at::Tensor after;
-};
-
-/// The training loop's one object: write the loop for one process, run it on many.
+/// Runs a training loop that is written for one process on many. The main object of a training
+/// program.
 ///
-/// Constructing it finds out who this process is (torchrun's, MPI's or SLURM's variables, or
-/// alone), meets the other ranks and takes its share of the cores. `prepare` shards loaders, makes
-/// models data parallel and wraps optimizers; after it the loop is the one for a single process.
-/// Alone it adds nothing to a step.
+/// The constructor finds this process's rank (from torchrun's, MPI's or SLURM's variables, or a
+/// world of one), connects the processes and takes its share of the cores. `prepare` shards
+/// loaders, makes models data parallel and wraps optimizers; the loop itself stays that of a single
+/// process. In one process it adds no cost to a step.
 ///
-/// Every function marked collective must be called by all processes. Destroying it never
-/// communicates; call `end_training()` so that logs are closed as finished.
+/// All processes must call every function marked collective. The destructor never communicates;
+/// call `end_training()` so that logs are closed as finished.
 ///
-/// Thread safety: none. After Hugging Face Accelerate's class of the same name.
+/// Not thread-safe. After Hugging Face Accelerate's class of the same name.
 class Accelerator {
  public:
   explicit Accelerator(AcceleratorOptions options = {});
-  /// In a world that is already connected: ranks as threads, or part of a job.
+  /// Uses an existing group: ranks as threads, or part of a job.
   Accelerator(AcceleratorOptions options, WorldSpec world, Group group);
   ~Accelerator();
   Accelerator(const Accelerator&) = delete;
   Accelerator& operator=(const Accelerator&) = delete;
 
-  // --- who am I
+  // --- rank and world
   int process_index() const;
   int num_processes() const;
   int local_process_index() const;
@@ -85,29 +80,31 @@ class Accelerator {
   bool is_local_main_process() const;
   bool is_last_process() const;
   bool use_distributed() const;
-  /// "NO", "MULTI_CPU" or "MULTI_GPU", as Accelerate calls them.
+  /// "NO", "MULTI_CPU" or "MULTI_GPU", in Accelerate's words.
   std::string distributed_type() const;
-  /// Where prepared models compute: this process's GPU, or the CPU where there is none or
-  /// AcceleratorOptions::cpu says so.
+  /// The device of prepared models: this process's GPU, or the CPU if there is none or
+  /// AcceleratorOptions::cpu is set.
   at::Device device() const;
   const WorldSpec& world() const;
-  /// The group of all processes, for collectives of your own.
+  /// The group of all processes, for the program's own collectives.
   Group& group();
 
   // --- prepare and step
-  /// Makes models, optimizers and loaders ready, in any order and number; returns them in that
-  /// order (a single one bare). Collective. Preparing something again does nothing.
+  /// Prepares models, optimizers, schedules and loaders, in any order and number. Returns them in
+  /// that order (a single one directly). Collective. Preparing an object again does nothing.
   ///
-  /// - A model (a module holder or shared_ptr) keeps its type and is the same module: on device(),
-  ///   rank 0's weights everywhere, gradients averaged during backward.
-  /// - An optimizer of lockstep::optim or torch::optim becomes a lockstep::Optimizer. Passed as an
-  ///   lvalue it is referred to and must outlive the result; as an rvalue it is moved in, as a
-  ///   shared_ptr shared. One of a class of your own is saved if that is Checkpointable; if not,
-  ///   and there is a project_dir, ConfigError.
-  /// - A schedule (optim::warmup_cosine(...)) becomes a lockstep::Scheduler of the optimizers in
-  ///   the same call, or of all prepared ones if the call has none.
-  /// - A data::Loader is the same loader, giving this process its share, on device() unless it has
-  ///   a device of its own.
+  /// - A model (a module holder or shared_ptr) keeps its type and stays the same module: moved to
+  ///   device(), with rank 0's weights on all processes, and gradients averaged during backward.
+  /// - An optimizer of lockstep::optim or torch::optim becomes a lockstep::Optimizer. An lvalue is
+  ///   referred to and must outlive the result; an rvalue is moved in, a shared_ptr shared. An
+  ///   optimizer class of the program is saved if it is Checkpointable; if not, and there is a
+  ///   project_dir, ConfigError.
+  /// - A schedule (schedule::warmup_cosine(...)) becomes a lockstep::Scheduler of the optimizers in
+  /// the
+  ///   same call, or of all prepared ones if the call has none.
+  /// - A data::Loader stays the same loader. It delivers this process's share, on device() unless
+  /// it
+  ///   has a device of its own.
   template <typename... Objects>
   auto prepare(Objects&&... objects) {
     begin_prepare();
@@ -121,96 +118,97 @@ class Accelerator {
     }
   }
 
-  /// The model itself: nothing is wrapped around it here. For programs that come from Accelerate.
+  /// Returns `model`, since prepare() wraps nothing around it. For programs ported from Accelerate.
   template <ModuleHandle Model>
   static Model unwrap_model(const Model& model) {
     return model;
   }
 
   // --- accumulation
-  /// The scope of one micro-step: `auto micro_step = accelerator.accumulate(model);` at the top of
-  /// the loop's body. Decides whether this one ends its group; if not, the models' gradients stay
-  /// on this process, and optimizers and schedulers do nothing. A group ends after
-  /// gradient_accumulation_steps, and with the last batch of the innermost loader. Without models:
-  /// all prepared ones.
+  /// Begins the scope of one micro-step: `auto micro_step = accelerator.accumulate(model);` at the
+  /// top of the loop's body. Decides whether the micro-step ends its accumulation group; if not,
+  /// the models' gradients stay on this process, and optimizers and schedulers do nothing. A group
+  /// ends after gradient_accumulation_steps, and with the last batch of the innermost loader.
+  /// Without models: all prepared ones.
   template <ModuleHandle... Models>
   GradientScope accumulate(const Models&... models) {
     return begin_micro_step({static_cast<const void*>(models.get())...});
   }
-  /// Backwards within the scope leave the models' gradients (all models', if none is given) on this
-  /// process; the next one after it averages all that came together.
+  /// Begins a scope whose backwards keep the models' gradients (all models', if none is given) on
+  /// this process; the next backward after it averages their sum.
   template <ModuleHandle... Models>
   GradientScope no_sync(const Models&... models) {
     return begin_no_sync({static_cast<const void*>(models.get())...});
   }
-  /// Within no_sync: the next backwards average after all. ConfigError outside.
+  /// Within no_sync: lets the next backwards average. ConfigError outside.
   template <ModuleHandle... Models>
   void trigger_sync_in_backward(const Models&... models) {
     trigger_sync_of({static_cast<const void*>(models.get())...});
   }
-  /// Whether the current micro-step ends its group. Always true without accumulate().
+  /// Whether the current micro-step ends its accumulation group. Always true without accumulate().
   bool sync_gradients() const;
   int64_t gradient_accumulation_steps() const;
 
-  /// Computes gradients and, with several processes, averages them. The loss is divided by
-  /// gradient_accumulation_steps first, or by the micro-steps a shorter last group really has. Also
-  /// when this process's loss does not reach the (single) prepared model. With several prepared
-  /// models, a backward must reach the same ones on every process.
+  /// Computes gradients and, with several processes, averages them. The loss is first divided by
+  /// gradient_accumulation_steps, or by the actual number of micro-steps in a shorter last group.
+  /// Also works if this process's loss does not reach the (single) prepared model. With several
+  /// prepared models, a backward must reach the same ones on every process.
   void backward(const at::Tensor& loss, const BackwardOptions& options = {});
-  /// The gradient of the mean over everything counted: `loss_sum` is a sum over `count` tokens (or
-  /// samples), and the division is by the counts of all processes and all micro-steps of the group
-  /// together, so that however the tokens are dealt out the update is the same. Collective where
-  /// sync_gradients(). One call a micro-step.
+  /// Computes the gradient of the mean over all counted items: `loss_sum` is a sum over `count`
+  /// tokens (or samples), and it is divided by the counts of all processes and all micro-steps of
+  /// the accumulation group, so that the update does not depend on the distribution of tokens.
+  /// Collective where sync_gradients(). One call a micro-step.
   void backward(const at::Tensor& loss_sum, double count);
-  /// What backward(loss) would differentiate: for a program that calls .backward() on it itself.
-  /// Around that happens, by itself, what happens around backward(loss); several scaled losses may
-  /// be in one backward. ConfigError for a loss that depends on nothing.
+  /// Returns the loss that backward(loss) would differentiate, for a program that calls .backward()
+  /// on it. Its hooks do the rest of backward(loss); several scaled losses may be in one backward.
+  /// ConfigError for a loss that depends on nothing.
   at::Tensor scale_loss(const at::Tensor& loss, BackwardSteps steps = {});
-  /// From now on `judge` is called at the first gradient of the prepared models from a backward
-  /// that neither of these knows of, and throws unless its gradients are right all the same.
+  /// Calls `judge` at the first gradient of the prepared models from a backward of an unscaled
+  /// loss; it throws unless the gradients are right all the same.
   void watch_unknown_backwards(std::function<void()> judge);
-  /// For who counts micro-steps itself: `ends_update` says whether a backward is an update's last.
+  /// For the engine, which counts micro-steps itself: `ends_update` returns whether a backward is
+  /// the last of an update.
   void set_ends_update(std::function<bool()> ends_update);
 
   // --- precision
   Precision mixed_precision() const;
-  /// Computes in the accelerator's mixed precision until the scope ends:
-  /// `auto cast = accelerator.autocast();`. Does nothing without one.
+  /// Begins a scope of the accelerator's mixed precision: `auto cast = accelerator.autocast();`.
+  /// Does nothing without mixed precision.
   Autocast autocast(std::optional<AutocastOptions> options = std::nullopt) const;
   /// The loss scaler with fp16, else null.
   GradScaler* scaler();
-  /// Whether an optimizer left its last update out, because gradients had overflowed.
+  /// Whether an optimizer skipped its last update because gradients had overflowed.
   bool optimizer_step_was_skipped() const;
-  /// Takes the loss scale off the gradients (of one optimizer), once an update however often it is
-  /// called. clip_* and Optimizer::step do it themselves.
+  /// Removes the loss scale from the gradients (of one optimizer), at most once an update. clip_*
+  /// and Optimizer::step call it.
   void unscale_gradients();
   void unscale_gradients(const Optimizer& optimizer);
-  /// Scales the gradients down to a total norm of `max_norm`. Returns the norm they had, over all
-  /// of `parameters` and with the scale taken off, as a 0-d tensor on their device. Clipping the
-  /// same again before the next backward changes nothing and returns the same. In a micro-step that
-  /// only accumulates it does nothing, and returns the last norm.
+  /// Scales the gradients down to a total norm of `max_norm`. Returns their previous norm, over all
+  /// of `parameters` and without the loss scale, as a 0-d tensor on their device. A repeated call
+  /// before the next backward changes nothing and returns the same. In a micro-step that only
+  /// accumulates it does nothing, and returns the last norm.
   at::Tensor clip_grad_norm_(
       const std::vector<at::Tensor>& parameters, double max_norm, double norm_type = 2);
-  /// Cuts every element off at +-clip_value; not in a micro-step that only accumulates.
+  /// Limits every element to +-clip_value; not in a micro-step that only accumulates.
   void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value);
-  /// What the last clip_grad_norm_ found and left.
+  /// The norms before and after the last clip_grad_norm_.
   const GradientNorms& gradient_norms() const;
-  /// Averages what backwards within no_sync have left with the models, as a backward after it
-  /// would. Collective. ConfigError within no_sync.
+  /// Averages the gradients of backwards within no_sync, as a later backward would. Collective.
+  /// ConfigError within no_sync.
   void average_gradients();
-  /// Names of the parameters that an optimizer trains and of which no process had a gradient since
-  /// they were dropped: after a backward that averages the same on all processes.
+  /// Returns the names of trained parameters without a gradient on any process since gradients were
+  /// dropped. After a backward that averages, equal on all processes.
   std::vector<std::string> parameters_without_gradient() const;
 
   // --- one process at a time
-  /// Runs `body` on one kind of process only; the others go on at once.
+  /// Runs `body` on the named process(es) only; other processes continue at once.
   void on_main_process(const std::function<void()>& body) const;
   void on_local_main_process(const std::function<void()>& body) const;
   void on_last_process(const std::function<void()>& body) const;
   void on_process(int process_index, const std::function<void()>& body) const;
   void on_local_process(int local_process_index, const std::function<void()>& body) const;
   /// Runs `body` on the main process (of each host) first, then on the others: for downloads and
-  /// caches. Collective. If it throws on the main process, the others are told.
+  /// caches. Collective. If it throws on the main process, the other processes throw, too.
   void main_process_first(const std::function<void()>& body);
   void local_main_process_first(const std::function<void()>& body);
   /// Writes a line to stdout, once on each host.
@@ -218,23 +216,24 @@ class Accelerator {
   /// Returns when every process has called it. Collective.
   void wait_for_everyone();
 
-  /// Inputs for this process: a contiguous share of `inputs`, the first processes one more where
-  /// they do not divide. With `apply_padding` every share has that length, its last element
-  /// repeated. Tensors are cut along dimension 0, maps value by value (ConfigError unless equally
-  /// long). Alone: all of it.
+  /// Returns this process's inputs: a contiguous share of `inputs`; the first processes get one
+  /// more if the number is not divisible. With `apply_padding` every share has that length, with
+  /// its last element repeated. Tensors are split along dimension 0, maps value by value
+  /// (ConfigError unless equally long). In one process: all inputs.
   template <typename Inputs>
   Inputs split_between_processes(const Inputs& inputs, bool apply_padding = false) const {
     return lockstep::split_between_processes(
         inputs, process_index(), num_processes(), apply_padding);
   }
-  /// A flag that any process may raise, for check_trigger on all: "my loss diverged, all stop".
+  /// Sets a flag that check_trigger reads on all processes, for instance "my loss diverged, all
+  /// stop".
   void set_trigger();
-  /// Whether any process has raised it; lowers it on all. Collective.
+  /// Returns whether any process has set the flag, and clears it on all. Collective.
   bool check_trigger();
 
   // --- values across processes (collective; see operations.h)
-  // T is any nested value made of tensors: vectors, maps, tuples, structs with LOCKSTEP_FIELDS.
-  // ConfigError on every rank, naming each one's number, if the ranks pass different numbers of
+  // T is any nested value of tensors: vectors, maps, tuples, structs with LOCKSTEP_FIELDS.
+  // ConfigError on every process, naming each one's number, if they pass different numbers of
   // tensors.
   template <NestedTensors T>
   T gather(const T& value) {
@@ -242,9 +241,10 @@ class Accelerator {
     return data::map_tensors(
         value, [&](const at::Tensor& tensor) { return lockstep::gather(group(), tensor); });
   }
-  /// `gather` for tensors with a row per sample of the current batch, without the samples that were
-  /// only repeated to fill the last round. Tensors with another number of rows are gathered whole;
-  /// one that merely happens to have as many, a 2 x 2 matrix beside a batch of 2, is for gather().
+  /// Works as `gather` for tensors with a row for each sample of the current batch, and drops
+  /// samples that were repeated to fill the last global batch. A tensor with another number of rows
+  /// is gathered unchanged; for one that has that number by chance, such as a 2 x 2 matrix next to
+  /// a batch of 2, use gather().
   template <NestedTensors T>
   T gather_for_metrics(const T& value) {
     check_same_values("gather_for_metrics", value, /*with_sizes=*/false);
@@ -278,12 +278,14 @@ class Accelerator {
     });
   }
   std::vector<nlohmann::json> gather_object(const nlohmann::json& value);
-  /// gather_object for an array with an element per sample of the current batch, without repeats.
+  /// Works as gather_object for an array with an element for each sample of the current batch,
+  /// without repeats.
   std::vector<nlohmann::json> gather_object_for_metrics(const nlohmann::json& array);
   nlohmann::json broadcast_object(const nlohmann::json& value, int from_process = 0);
 
-  // --- watching
-  /// `range` with a progress bar on the main process, on a terminal. A loader's total is known.
+  // --- progress and logs
+  /// Returns `range` with a progress bar, on the main process and a terminal. A loader's total is
+  /// known.
   template <typename Range>
   auto progress(Range range, std::string label = "") {
     ProgressOptions options{.label = std::move(label)};
@@ -296,41 +298,41 @@ class Accelerator {
     }
     return ProgressRange<Range>(std::move(range), std::move(options));
   }
-  /// The epochs left of `count`: from the first prepared loader's epoch on, so that a resumed
-  /// program goes on where it was. Without a loader, 0 to count.
-  /// Resumes first where that was asked for, see resume_latest().
+  /// Returns the remaining epochs of `count`, from the first prepared loader's epoch on, so that a
+  /// resumed program continues. Without a loader, 0 to count. Resumes first if requested, see
+  /// resume_latest().
   EpochRange epochs(int64_t count);
-  /// Opens the trackers of `log_with`, on the main process unless they say otherwise, and stores
-  /// `config`. log() does it, without a config, if nobody has.
+  /// Opens the trackers of `log_with`, on the main process unless they require others, and stores
+  /// `config`. The first log() does it otherwise, without a config.
   void init_trackers(const nlohmann::json& config);
-  /// Logs on the main process. `step`: by default how many updates the first prepared optimizer has
-  /// done.
+  /// Logs on the main process. `step`: by default the number of updates of the first prepared
+  /// optimizer.
   void log(const std::map<std::string, double>& values, std::optional<int64_t> step = std::nullopt);
-  /// Closes the trackers as finished, after all processes have come. Collective.
+  /// Closes the trackers as finished, after all processes have called it. Collective.
   void end_training();
-  /// Records this process with Kineto, one Chrome trace a process; see profile.h. Without
-  /// output_trace_dir the traces go to `<project_dir>/profile`.
+  /// Records this process with Kineto, one Chrome trace for each process; see profile.h. Without
+  /// output_trace_dir the traces are in `<project_dir>/profile`.
   std::unique_ptr<Profile> profile(ProfileOptions options = {}) const;
 
-  // --- inputs of different length
+  // --- inputs of different lengths
   /// Runs `body`, a loop over prepared loaders in which processes may have different numbers of
-  /// batches: one that is through takes part in the others' averaging with zero gradients until all
-  /// are. Afterwards every process has the weights and optimizer state of one that was last.
-  /// Works on every transport. Collective; `body` must use no other collectives than
+  /// batches: one without further batches takes part in the averaging with zero gradients until all
+  /// have finished. Afterwards every process has the weights and optimizer state of one that was
+  /// last. Works on every transport. Collective; `body` must use no other collectives than
   /// backward(loss). ConfigError with LocalSgd, with counts in backward, and with a
   /// NonFinitePolicy.
   void join_uneven_inputs(const JoinUnevenInputs& options, const std::function<void()>& body);
   void join_uneven_inputs(const std::function<void()>& body);
 
-  /// Takes what the run keeps on the device to the host's memory, so that others have the room: a
-  /// model that generates between two phases of training, say. On the CPU it lies there already,
-  /// and nothing moves. Until reload_states() there is no update, save or load (ConfigError), and
-  /// what touches a value that is away is told so (c10::Error). Under ZeRO on all processes.
-  /// ConfigError for optimizers of torch::optim, with kOptimStates, and with offload_param.
+  /// Moves training states from the device to host memory, for instance for a model that generates
+  /// between two phases of training. On the CPU nothing moves. Until reload_states() there is no
+  /// update, save or load (ConfigError), and using an offloaded value throws c10::Error. Under ZeRO
+  /// on all processes. ConfigError for optimizers of torch::optim, with kOptimStates, and with
+  /// offload_param.
   void offload_states(const OffloadStatesOptions& options = {});
-  /// Brings it back. Does nothing if there is nothing away.
+  /// Moves the states back. Does nothing if none is offloaded.
   void reload_states(bool non_blocking = false);
-  /// Forgets all that was prepared, frees its memory, and empties the objects. Trackers stay.
+  /// Forgets all prepared objects, frees their memory, and empties `objects`. Trackers stay.
   template <typename... Objects>
   void free_memory(Objects&... objects) {
     ((objects = empty_like(objects)), ...);
@@ -338,23 +340,22 @@ class Accelerator {
   }
 
   // --- saving
-  /// Writes all that the run is made of to `folder`, whole or absent; it must not exist, unless
-  /// `overwrite`, which replaces a checkpoint once the new one is whole. Models,
-  /// optimizers, schedulers, the loss scaler, what was registered, and of every process its random
-  /// state, the positions of its loaders and its place in an accumulation group. Collective.
-  /// CheckpointError on every process if it fails on any, or they have not done equally many
-  /// updates.
+  /// Saves the training state to `folder`, atomically. The folder must not exist, unless
+  /// `overwrite`, which replaces a checkpoint after the new one is complete. Saved are models,
+  /// optimizers, schedulers, the loss scaler, registered objects, and each process's random state,
+  /// loader positions and position in an accumulation group. Collective. CheckpointError on every
+  /// process if it fails on any, or if their numbers of updates differ.
   ///
-  /// With `async`, it copies all that to host memory and returns; a failure to write it is thrown
-  /// by the next save, once that is done itself, load, wait_for_save() or end_training().
+  /// With `async` it copies the state to host memory and returns. The next save (after it is done),
+  /// load, wait_for_save() or end_training() throws a failure to write it.
   void save_state(const std::filesystem::path& folder, const SaveStateOptions& options = {});
-  /// The same to the next `<project_dir>/checkpoints/checkpoint_<n>`, and keeps
+  /// Saves to the next `<project_dir>/checkpoints/checkpoint_<n>`, and keeps
   /// ProjectConfiguration::total_limit of them. Returns the folder.
   std::filesystem::path save_state(const SaveStateOptions& options = {});
-  /// Returns once no asynchronous save is under way in this process, and throws if it failed.
+  /// Blocks until no asynchronous save is running in this process; throws if it failed.
   void wait_for_save();
-  /// Writes the weights alone, as transformers reads them (see checkpoint/save_model.h), on the
-  /// main process, one tensor at a time. Collective: returns, or throws, on all of them.
+  /// Writes only the weights, in transformers' format (see checkpoint/save_model.h), on the main
+  /// process, one tensor at a time. Collective: returns, or throws, on all processes.
   template <ModuleHandle Model>
   void save_model(
       const Model& model,
@@ -370,14 +371,14 @@ class Accelerator {
     save_model_tensors(tensors, folder, rest);
   }
   /// Builds a model that no process could hold: `auto net = accelerator.zero_init([] { return
-  /// Net(); })`. Under ZeRO stage 3 each tensor of 4096 elements or more is divided as soon as the
-  /// next one is made, with rank 0's values, on the device of this process, to which a module's
-  /// other parameters and buffers go in the end; else it just builds.
+  /// Net(); })`. Under ZeRO stage 3 each tensor of 4096 elements or more is sharded when the next
+  /// one is created, with rank 0's values, on this process's device; other parameters and buffers
+  /// are moved there at the end. Otherwise it only calls `build`.
   ///
-  /// prepare() takes the parts over, and makes whole what it does not divide: buffers, and frozen
-  /// parameters up to the persistence threshold. A second model, such as a teacher, stays divided,
-  /// and its values come on all processes when an operation touches them, for as long as this
-  /// Accelerator lives. Collective.
+  /// prepare() takes over the shards, and unshards permanently the tensors that it does not shard:
+  /// buffers, and frozen parameters up to the persistence threshold. A second model, such as a
+  /// teacher, stays sharded, and is unsharded on all processes when an operation uses it, while
+  /// this Accelerator lives. Collective.
   template <typename Build>
   auto zero_init(const Build& build) {
     std::shared_ptr<void> scope = begin_zero_init();
@@ -394,47 +395,46 @@ class Accelerator {
     }
     return built;
   }
-  /// Runs `body` while the values of `parameters` are whole on every process, to be read through
-  /// pointers too: of use under ZeRO stage 3, where they are not here otherwise (and harmless
-  /// elsewhere). What `body` writes to them is lost, unless `modifier_rank` names the process whose
-  /// values all shall have then. Collective.
+  /// Runs `body` while `parameters` are unsharded on every process, also for access through
+  /// pointers. Needed under ZeRO stage 3, harmless otherwise. Changes by `body` are lost, unless
+  /// `modifier_rank` names the process whose values all processes get. Collective.
   void with_gathered_parameters(
       const std::vector<at::Tensor>& parameters,
       const std::function<void()>& body,
       std::optional<int> modifier_rank = std::nullopt);
-  /// What the last save cost; how long training stood still for it.
+  /// The costs of the last save, including the time that training was blocked.
   const SaveTimings& last_save() const;
 
-  /// Restores what save_state wrote, into the objects prepared in the same order, in any number of
-  /// processes: loaders go on after the samples that all have seen together; processes that were
-  /// not there get random numbers of their own, which depend on what was saved. Collective. Checks
-  /// everything before it changes anything; CheckpointError names file and tensor, or ranks that
-  /// would not load the same save.
+  /// Restores a state of save_state into the objects that were prepared in the same order, with any
+  /// number of processes: loaders continue after the samples that all processes had consumed;
+  /// additional processes get their own random numbers, derived from the saved state. Collective.
+  /// Checks everything before it changes anything; CheckpointError names file and tensor, or
+  /// processes that would load different saves.
   void load_state(const std::filesystem::path& folder, const LoadStateOptions& options = {});
-  /// From the newest whole checkpoint of `<project_dir>/checkpoints`. Folders that are torn are
-  /// named and passed over. CheckpointError if there is none, or a newer Lockstep's.
+  /// Loads the newest complete checkpoint of `<project_dir>/checkpoints`. Incomplete folders are
+  /// skipped, with a warning. CheckpointError if there is none, or one of a newer Lockstep.
   std::filesystem::path load_state();
-  /// load_state() if there is a checkpoint; nothing, and nothing changed, if there is none.
-  /// CheckpointError if there are some of which none can be used, or a newer Lockstep's. Under
-  /// `lockstep launch --resume` it happens by itself in epochs() or before the first batch, unless
-  /// the program has loaded something by then.
+  /// Calls load_state() if there is a checkpoint; otherwise changes nothing and returns nothing.
+  /// CheckpointError if no existing checkpoint can be used, or one is of a newer Lockstep. Under
+  /// `lockstep launch --resume` it is called in epochs() or before the first batch, unless the
+  /// program has loaded a state by then.
   std::optional<std::filesystem::path> resume_latest();
 
-  /// Objects with state_dict() and load_state_dict(), see checkpointable.h, belong to every
-  /// checkpoint from now on; they must outlive this. The same in the same order when loading. The
-  /// state of one that differs between processes is kept for each of them.
+  /// Adds objects with state_dict() and load_state_dict(), see checkpointable.h, to all later
+  /// checkpoints; they must outlive this. Register the same ones in the same order when loading. A
+  /// state that differs between processes is saved for each of them.
   template <Checkpointable... Objects>
   void register_for_checkpointing(Objects&... objects) {
     (add_checkpointable(AnyCheckpointable(objects)), ...);
   }
-  /// `hook` runs on every process at the beginning of each save_state, may add files, and may take
-  /// over models. Calling what is returned removes it.
+  /// Runs `hook` on every process at the start of each save_state. It may add files, and exclude
+  /// models. Calling the returned function removes it.
   std::function<void()> register_save_state_pre_hook(SaveStatePreHook hook);
-  /// The same for load_state, before anything is changed.
+  /// Does the same for load_state, before anything is changed.
   std::function<void()> register_load_state_pre_hook(LoadStatePreHook hook);
 
-  /// As if this process had been sent SIGTERM, see AcceleratorOptions::save_when_preempted.
-  /// ConfigError where that is off, or there is no project_dir.
+  /// Acts as a SIGTERM to this process, see AcceleratorOptions::save_when_preempted. ConfigError if
+  /// that is off, or there is no project_dir.
   void request_preemption();
 
  private:
@@ -489,11 +489,9 @@ class Accelerator {
   std::shared_ptr<void> begin_zero_init();
   void finish_zero_init(const NamedTensors& tensors);
   void shard_parameters();
-  /// ConfigError, in the name of `where`, under ZeRO, since `because`.
+  // The refuse_ functions throw ConfigError in the name of `where`.
   void refuse_zero(const char* where, const char* because) const;
-  /// ConfigError, in the name of `where`, after offload_states.
   void refuse_offloaded(const char* where) const;
-  /// ConfigError, in the name of `where`, if parameters are shared, since `because`.
   void refuse_shared_parameters(const char* where, const char* because) const;
   Optimizer add_optimizer(GivenOptimizer given);
   Scheduler add_schedule(AnySchedule schedule);
@@ -518,8 +516,8 @@ class Accelerator {
   void make_optimizers_equal(const char* where);
   void unscale_gradients_of(const std::vector<at::Tensor>& parameters);
 
-  /// Those who write one checkpoint together, and all who must agree that it is there: the same
-  /// unless each host saves for itself.
+  /// The processes that write one checkpoint together, and all that must agree on it: the same
+  /// unless each host saves separately.
   struct SavingGroups {
     Group all;
     Group disk;
@@ -531,7 +529,7 @@ class Accelerator {
       const std::function<std::string()>& say);
   void configure_project();
   std::filesystem::path checkpoints_folder() const;
-  std::optional<std::filesystem::path> newest_checkpoint(checkpoint::Verify verify);
+  std::optional<std::filesystem::path> newest_checkpoint(storage::Verify verify);
   std::filesystem::path save_numbered(const SaveStateOptions& options);
   void save(
       const std::filesystem::path& folder,
@@ -552,13 +550,13 @@ class Accelerator {
   void collect_accumulation(checkpoint::Contents& contents);
   void collect_objects(checkpoint::Contents& contents, nlohmann::json& meta);
   struct Loading;
-  /// What tells one save from others: its id, or where it has none what it was after.
+  /// Identifies a save: by its id, or without one by its number of updates.
   struct SavedAs {
     std::string id;
     std::vector<int64_t> steps;  ///< Updates of each optimizer.
-    bool verified = true;        ///< Its files were to be proven.
+    bool verified = true;        ///< Its files were to be verified.
   };
-  /// Check a folder of ours, or of Accelerate's, and add what puts it in place.
+  /// Check a folder of ours, or of Accelerate's, and add functions that apply its content.
   SavedAs check_saved(
       const std::filesystem::path& folder,
       const LoadStateOptions& options,

@@ -194,7 +194,8 @@ at::Tensor Accelerator::scale_loss(const at::Tensor& loss, BackwardSteps steps) 
                         alive = std::weak_ptr<const void>(state_->alive),
                         steps = std::move(steps)](const at::Tensor&) {
     if (alive.expired()) {
-      throw ConfigError("backward", "who scaled this loss is gone; scale it anew");
+      throw ConfigError(
+          "backward", "the Accelerator that scaled this loss was destroyed; scale the loss again");
     }
     begin_of_program(steps);
   });

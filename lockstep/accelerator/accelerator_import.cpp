@@ -69,7 +69,8 @@ Accelerator::SavedAs Accelerator::check_import(
     apply.push_back(state.schedulers[i].check_state(imported.schedulers[i], folder.string()));
   }
   log_warning(fmt::format(
-      "{} was saved by Accelerate: models, optimizers and schedulers go on; {} begin anew",
+      "{} was saved by Accelerate: models, optimizers and schedulers go on; {} start from the "
+      "beginning",
       folder.string(),
       fmt::join(imported.left_out, ", ")));
   SavedAs saved;
@@ -79,7 +80,7 @@ Accelerator::SavedAs Accelerator::check_import(
   // Accelerate gives a save no id. On one host it is its folder, whatever ranks call that.
   std::error_code error;
   saved.id = state.world.on_one_host()
-                 ? checkpoint::in_quotes(std::filesystem::canonical(folder, error).string())
+                 ? storage::in_quotes(std::filesystem::canonical(folder, error).string())
                  : "by Accelerate";
   return saved;
 }

@@ -34,7 +34,7 @@ namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
-namespace files = checkpoint::state_files;
+namespace files = storage::state_files;
 
 /// The tensors that each of the processes that saved has in a file of its own.
 std::vector<NamedTensors> of_all_ranks(
@@ -59,7 +59,7 @@ std::string updates_text(const nlohmann::json& steps) {
 /// What is being loaded, and what puts it in place once all of it was found good.
 struct Accelerator::Loading {
   checkpoint::Reader reader;
-  checkpoint::SavedMeta saved;
+  storage::SavedMeta saved;
   checkpoint::ProofShare share;  ///< Of this process.
   LoadStateOptions options;
   int saved_by = 1;  ///< Processes.
@@ -192,7 +192,7 @@ void Accelerator::check_own_buffers(Loading& loading, size_t model) {
 void Accelerator::check_optimizers(Loading& loading) {
   State& state = *state_;
   const ParameterName names = state.parameter_names("load_state");
-  const checkpoint::SavedMeta& saved = loading.saved;
+  const storage::SavedMeta& saved = loading.saved;
   const bool local = saved.local_sgd_steps.has_value();
   loading.must_match("optimizers", saved.optimizer_steps.size(), state.optimizers.size());
   for (size_t i = 0; i < state.optimizers.size(); ++i) {
@@ -268,7 +268,7 @@ void Accelerator::check_comm_hooks(Loading& loading) {
     const nlohmann::json counted = loading.reader.json(counter);
     // What ranks have still to send counts by its mean.
     CommHookState hook{
-        .iteration = checkpoint::SavedValues(counted, loading.path(counter)).count("iteration"),
+        .iteration = storage::SavedValues(counted, loading.path(counter)).count("iteration"),
         .tensors = loading.resharded
                        ? mean_of(of_all_ranks(loading.reader, loading.saved_by, tensors_of))
                        : loading.reader.tensors(tensors_of(source))};
@@ -335,8 +335,8 @@ void Accelerator::check_accumulation(Loading& loading) {
 void Accelerator::check_loop(Loading& loading) {
   State& state = *state_;
   LoopState& loop = *state.loop;
-  const checkpoint::SavedMeta& saved = loading.saved;
-  const std::string manifest = loading.path(checkpoint::kManifestName);
+  const storage::SavedMeta& saved = loading.saved;
+  const std::string manifest = loading.path(storage::kManifestName);
   const bool with_scaler = loading.options.optimizers;
   if (with_scaler && loop.scaler.has_value() != saved.scaler.has_value()) {
     throw CheckpointError(
@@ -446,7 +446,7 @@ Accelerator::SavedAs Accelerator::check_saved(
   const WorldSpec& world = state_->world;
   Loading loading{
       .reader = reader,
-      .saved = checkpoint::read_saved_meta(reader),
+      .saved = storage::read_saved_meta(reader),
       .share = {.index = world.local_rank, .of = world.local_size, .nothing = !options.verify},
       .options = options};
   loading.saved_by = loading.saved.processes;
@@ -497,7 +497,7 @@ Accelerator::SavedAs Accelerator::check_saved(
 /// All ranks go on, or all throw that they would not go on from the same state. Collective.
 void Accelerator::expect_same_save(const fs::path& folder, const SavedAs& saved) {
   const nlohmann::json own{
-      {"folder", checkpoint::in_quotes(folder.string())},
+      {"folder", storage::in_quotes(folder.string())},
       {"id", saved.id},
       {"steps", saved.steps},
       {"verified", saved.verified}};
@@ -552,13 +552,13 @@ void Accelerator::load_state(const fs::path& folder, const LoadStateOptions& opt
   });
   if (state.saving->rank() == 0 && !fs::exists(folder)) {
     // A save that was cut short may have left it between two names.
-    checkpoint::remove_stale(fs::absolute(folder).parent_path());
+    storage::remove_stale(fs::absolute(folder).parent_path());
   }
   state.saving->barrier();
   SavedAs saved;
   std::string failure;
   try {
-    if (const auto deepspeeds = checkpoint::deepspeed_checkpoint(folder)) {
+    if (const auto deepspeeds = storage::deepspeed_checkpoint(folder)) {
       throw CheckpointError(*deepspeeds);  // Also of a run of Accelerate's.
     }
     const bool is_accelerates = is_accelerate_folder(folder);

@@ -51,14 +51,14 @@ void tidy_up(
     std::optional<int> limit,
     const std::set<std::string>& damaged) {
   try {
-    checkpoint::write_latest(folder, newest);
+    storage::write_latest(folder, newest);
     if (limit) {
       // Reading them all through at each save would take longer than saving.
-      checkpoint::prune(
+      storage::prune(
           folder,
           {.keep = *limit,
            .only_numbered = true,
-           .verify = checkpoint::Verify::kSizes,
+           .verify = storage::Verify::kSizes,
            .damaged = damaged});
     }
   } catch (const std::exception& error) {
@@ -68,15 +68,15 @@ void tidy_up(
 
 /// There are checkpoints, and none can be used. To begin anew would look like going on.
 [[noreturn]] void refuse_to_begin_anew(
-    const fs::path& folder, const std::vector<checkpoint::Skipped>& skipped) {
+    const fs::path& folder, const std::vector<storage::Skipped>& skipped) {
   std::vector<std::string> reasons;
-  for (const checkpoint::Skipped& each : skipped) {
+  for (const storage::Skipped& each : skipped) {
     reasons.push_back(without_rank_suffix(each.why));
   }
   throw CheckpointError(
       folder.string(),
       fmt::format(
-          "holds {}, of which none can be used: {}; to start anew, remove {}, or set another "
+          "holds {}, of which none can be used: {}; to start again, remove {}, or set another "
           "project_dir",
           reasons.size() == 1 ? "a checkpoint" : fmt::format("{} checkpoints", reasons.size()),
           fmt::join(reasons, "; "),
@@ -85,15 +85,15 @@ void tidy_up(
 
 /// Finds out before training, and not at the first save, that a folder cannot be written.
 void probe(const fs::path& folder) {
-  checkpoint::make_folders(folder);
-  const fs::path file = checkpoint::temporary_name(folder / "probe");
-  checkpoint::OutputFile(file).append("?");  // Removes itself.
+  storage::make_folders(folder);
+  const fs::path file = storage::temporary_name(folder / "probe");
+  storage::OutputFile(file).append("?");  // Removes itself.
 }
 
 /// Takes the lock of project_dir. A job that resumes or was started again waits for what is left of
 /// its predecessor: a file server may take 90 s to see that a host has died.
 void keep_others_out(
-    std::optional<checkpoint::ProjectLock>& lock, const fs::path& folder, bool has_predecessor) {
+    std::optional<storage::ProjectLock>& lock, const fs::path& folder, bool has_predecessor) {
   try {
     lock.emplace(folder);
   } catch (const CheckpointError& error) {
@@ -178,7 +178,8 @@ void Accelerator::configure_project() {
   if (resume && options.project_dir.empty() && state.world.restart_count > 0) {
     // Nobody asked for it but the launcher, which does not know what a program keeps.
     log_warning(fmt::format(
-        "restart {} begins anew: without AcceleratorOptions::project_dir there is no checkpoint to "
+        "restart {}starts from the beginning: without AcceleratorOptions::project_dir there is no "
+        "checkpoint to "
         "go on from",
         state.world.restart_count));
     resume = false;
@@ -265,7 +266,7 @@ fs::path Accelerator::save_numbered(const SaveStateOptions& options) {
   int64_t number = 0;
   for (const std::string& text :
        told_by_disks({.all = state.group, .disk = *state.saving}, folder, [&] {
-         int64_t next = std::max(checkpoint::next_sequence(folder), project.iteration);
+         int64_t next = std::max(storage::next_sequence(folder), project.iteration);
          while (fs::exists(folder / fmt::format("checkpoint_{}", next))) {
            ++next;
          }
@@ -288,16 +289,16 @@ fs::path Accelerator::save_numbered(const SaveStateOptions& options) {
   return folder / name;
 }
 
-std::optional<fs::path> Accelerator::newest_checkpoint(checkpoint::Verify verify) {
+std::optional<fs::path> Accelerator::newest_checkpoint(storage::Verify verify) {
   State& state = *state_;
   const fs::path folder = checkpoints_folder();
   const std::vector<std::string> names =
       told_by_disks({.all = state.group, .disk = *state.saving}, folder, [&] {
         // Also mends what a save that was cut short has left between two names.
-        checkpoint::remove_stale(folder);
-        const checkpoint::Newest newest = checkpoint::find_newest(folder, verify);
-        std::vector<checkpoint::Skipped> damaged;
-        for (const checkpoint::Skipped& skipped : newest.skipped) {
+        storage::remove_stale(folder);
+        const storage::Newest newest = storage::find_newest(folder, verify);
+        std::vector<storage::Skipped> damaged;
+        for (const storage::Skipped& skipped : newest.skipped) {
           log_warning(fmt::format("passed over {}: {}", skipped.path.string(), skipped.why));
           if (skipped.was_checkpoint) {
             damaged.push_back(skipped);
@@ -320,7 +321,7 @@ std::optional<fs::path> Accelerator::newest_checkpoint(checkpoint::Verify verify
     throw CheckpointError(
         folder.string(),
         "holds a checkpoint on some hosts and none on others; copy one of a host's own there, or "
-        "remove them all to start anew");
+        "remove them all to start again");
   }
   return name.empty() ? std::nullopt : std::optional(folder / name);
 }
@@ -330,7 +331,7 @@ std::optional<fs::path> Accelerator::resume_latest() {
   wait_for_save();
   state.resume_pending = false;
   state.loaded = true;
-  std::optional<fs::path> newest = newest_checkpoint(checkpoint::Verify::kSizes);
+  std::optional<fs::path> newest = newest_checkpoint(storage::Verify::kSizes);
   if (!newest) {
     return newest;
   }
@@ -339,7 +340,7 @@ std::optional<fs::path> Accelerator::resume_latest() {
     return newest;
   } catch (const CheckpointError& error) {
     // Damaged, or not for this program? Only damage is a reason to take an older one.
-    std::optional<fs::path> whole = newest_checkpoint(checkpoint::Verify::kFull);
+    std::optional<fs::path> whole = newest_checkpoint(storage::Verify::kFull);
     if (whole == newest) {
       throw;
     }
@@ -356,7 +357,8 @@ fs::path Accelerator::load_state() {
   if (!loaded) {
     throw CheckpointError(
         checkpoints_folder().string(),
-        "holds no whole checkpoint to load; resume_latest() starts anew where there is none");
+        "holds no complete checkpoint to load; resume_latest() starts from the beginning if there "
+        "is none");
   }
   return *loaded;
 }
@@ -378,7 +380,7 @@ void Accelerator::resume_if_asked(bool in_epochs) {
   }
   log_info(
       newest ? fmt::format("resumed from {}", newest->string())
-             : "asked to resume, and there is no checkpoint yet: starting anew");
+             : "asked to resume, and there is no checkpoint yet: starting from the beginning");
 }
 
 // --- between two batches

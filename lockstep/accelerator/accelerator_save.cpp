@@ -26,7 +26,7 @@
 namespace lockstep {
 namespace {
 
-namespace files = checkpoint::state_files;
+namespace files = storage::state_files;
 
 /// Equal for equal states, as far as a checksum can say.
 std::string fingerprint(const ObjectState& state) {

@@ -140,7 +140,7 @@ struct Accelerator::State {
   bool trackers_open = false;
 
   /// Keeps other jobs out of project_dir; of the process that looks at the disk.
-  std::optional<checkpoint::ProjectLock> project_lock;
+  std::optional<storage::ProjectLock> project_lock;
   std::vector<AnyCheckpointable> objects;
   HookList<SaveStatePreHook> save_hooks;
   HookList<LoadStatePreHook> load_hooks;

@@ -16,8 +16,8 @@
 
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
-#include "lockstep/data/loader/loader.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/data/loader/loader.h"
 
 namespace lockstep {
 namespace {
@@ -30,7 +30,7 @@ data::Loader<data::TensorDataset> numbers(int64_t count, data::LoaderOptions opt
   return data::Loader(data::TensorDataset(rows, at::arange(count)), options);
 }
 
-TEST(Prepare, takes_objects_in_any_order_and_gives_back_their_types) {
+TEST(Prepare, TakesObjectsInAnyOrderAndGivesBackTheirTypes) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     Linear net(3, 1);
     auto loader = numbers(8, {.batch_size = 2});
@@ -50,7 +50,7 @@ TEST(Prepare, takes_objects_in_any_order_and_gives_back_their_types) {
   });
 }
 
-TEST(Prepare, gives_every_rank_rank_0s_weights) {
+TEST(Prepare, GivesEveryRankRank0sWeights) {
   accelerated_ranks(3, {}, [](Accelerator& accelerator) {
     Linear net(2, 2);
     torch::NoGradGuard no_grad;
@@ -90,7 +90,7 @@ at::Tensor train(Accelerator& accelerator, int64_t batch_size) {
   return at::cat({model->parameters()[0].flatten(), model->parameters()[4].flatten()}).detach();
 }
 
-TEST(Training, any_number_of_ranks_equals_one_process_on_the_global_batch) {
+TEST(Training, AnyNumberOfRanksEqualsOneProcessOnTheGlobalBatch) {
   Accelerator alone({}, WorldSpec{}, Group());
   const at::Tensor expected = train(alone, 4);
   for (int size : {2, 4}) {
@@ -101,7 +101,7 @@ TEST(Training, any_number_of_ranks_equals_one_process_on_the_global_batch) {
   }
 }
 
-TEST(Training, several_models_and_optimizers_each_keep_their_own_gradients) {
+TEST(Training, SeveralModelsAndOptimizersEachKeepTheirOwnGradients) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     Linear generator(2, 2), critic(2, 1);
     auto [g, c, g_optimizer, c_optimizer] = accelerator.prepare(
@@ -125,7 +125,7 @@ TEST(Training, several_models_and_optimizers_each_keep_their_own_gradients) {
   });
 }
 
-TEST(Prepare, refuses_a_parameter_of_two_models) {
+TEST(Prepare, RefusesAParameterOfTwoModels) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     torch::nn::Sequential net(Linear(2, 2), Linear(2, 1));
     accelerator.prepare(net);
@@ -135,7 +135,7 @@ TEST(Prepare, refuses_a_parameter_of_two_models) {
   });
 }
 
-TEST(Prepare, an_optimizer_may_come_before_its_model) {
+TEST(Prepare, AnOptimizerMayComeBeforeItsModel) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     Linear net(2, 1);
     auto optimizer = accelerator.prepare(torch::optim::SGD(net->parameters(), 0.1));
@@ -149,7 +149,7 @@ TEST(Prepare, an_optimizer_may_come_before_its_model) {
   });
 }
 
-TEST(Training, a_loss_without_a_graph_on_one_rank_counts_as_zero) {
+TEST(Training, ALossWithoutAGraphOnOneRankCountsAsZero) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     Linear net(2, 1);
     accelerator.prepare(net);
@@ -159,7 +159,7 @@ TEST(Training, a_loss_without_a_graph_on_one_rank_counts_as_zero) {
   });
 }
 
-TEST(Training, zero_grad_alone_frees_gradients_as_torch_does) {
+TEST(Training, ZeroGradAloneFreesGradientsAsTorchDoes) {
   Accelerator alone({}, WorldSpec{}, Group());
   Linear net(2, 1);
   auto [model, optimizer] = alone.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
@@ -169,13 +169,13 @@ TEST(Training, zero_grad_alone_frees_gradients_as_torch_does) {
   EXPECT_FALSE(net->weight.grad().defined());
 }
 
-TEST(Backward, refuses_a_loss_that_is_no_number) {
+TEST(Backward, RefusesALossThatIsNoNumber) {
   Accelerator alone({}, WorldSpec{}, Group());
   EXPECT_THROW(alone.backward(at::ones({3})), ConfigError);
   EXPECT_THROW(alone.backward(at::Tensor()), ConfigError);
 }
 
-TEST(GatherForMetrics, returns_every_sample_once_and_in_order) {
+TEST(GatherForMetrics, ReturnsEverySampleOnceAndInOrder) {
   for (const bool even : {true, false}) {
     for (const bool split : {false, true}) {
       for (int64_t count : {12, 13, 14, 15, 16, 17, 23}) {
@@ -208,7 +208,7 @@ TEST(GatherForMetrics, returns_every_sample_once_and_in_order) {
   }
 }
 
-TEST(GatherForMetrics, of_a_nested_loop_follows_the_inner_loader) {
+TEST(GatherForMetrics, OfANestedLoopFollowsTheInnerLoader) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     auto [outer, inner] =
         accelerator.prepare(numbers(8, {.batch_size = 2}), numbers(5, {.batch_size = 2}));
@@ -225,7 +225,7 @@ TEST(GatherForMetrics, of_a_nested_loop_follows_the_inner_loader) {
   });
 }
 
-TEST(OneProcess, blocks_run_where_they_say) {
+TEST(OneProcess, BlocksRunWhereTheySay) {
   std::atomic<int> main{0}, last{0}, second{0}, local{0};
   accelerated_ranks(3, {}, [&](Accelerator& accelerator) {
     EXPECT_EQ(accelerator.num_processes(), 3);
@@ -245,7 +245,7 @@ TEST(OneProcess, blocks_run_where_they_say) {
   EXPECT_EQ(local, 1);
 }
 
-TEST(MainProcessFirst, runs_the_main_process_before_the_others) {
+TEST(MainProcessFirst, RunsTheMainProcessBeforeTheOthers) {
   std::atomic<int> done{0};
   accelerated_ranks(3, {}, [&](Accelerator& accelerator) {
     accelerator.main_process_first([&] {
@@ -256,7 +256,7 @@ TEST(MainProcessFirst, runs_the_main_process_before_the_others) {
   EXPECT_EQ(done, 3);
 }
 
-TEST(MainProcessFirst, tells_the_others_that_the_main_process_failed) {
+TEST(MainProcessFirst, TellsTheOthersThatTheMainProcessFailed) {
   std::atomic<int> told{0};
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     try {
@@ -271,13 +271,13 @@ TEST(MainProcessFirst, tells_the_others_that_the_main_process_failed) {
   EXPECT_EQ(told, 2);
 }
 
-TEST(Print, writes_once) {
+TEST(Print, WritesOnce) {
   ::testing::internal::CaptureStdout();
   accelerated_ranks(3, {}, [](Accelerator& accelerator) { accelerator.print("hello"); });
   EXPECT_EQ(::testing::internal::GetCapturedStdout(), "hello\n");
 }
 
-TEST(Epochs, count_from_the_first_loaders_epoch) {
+TEST(Epochs, CountFromTheFirstLoadersEpoch) {
   Accelerator alone({}, WorldSpec{}, Group());
   auto loader = alone.prepare(numbers(4, {.batch_size = 2}));
   std::set<int64_t> epochs;
@@ -292,7 +292,7 @@ TEST(Epochs, count_from_the_first_loaders_epoch) {
   EXPECT_EQ(alone.epochs(5).front(), 3);
 }
 
-TEST(Progress, goes_over_the_whole_loader) {
+TEST(Progress, GoesOverTheWholeLoader) {
   Accelerator alone({}, WorldSpec{}, Group());
   auto loader = alone.prepare(numbers(7, {.batch_size = 2}));
   int64_t rows = 0;
@@ -304,7 +304,7 @@ TEST(Progress, goes_over_the_whole_loader) {
   EXPECT_EQ(rows, 7);
 }
 
-TEST(Construction, refuses_a_world_that_is_not_the_groups) {
+TEST(Construction, RefusesAWorldThatIsNotTheGroups) {
   WorldSpec world;
   world.size = 2;
   EXPECT_THROW(Accelerator({}, world, Group()), ConfigError);

@@ -116,7 +116,7 @@ void Accelerator::save(
   nlohmann::json meta;
   checkpoint::Contents whole;
   auto contents = std::make_shared<checkpoint::Contents>(collect_state(whole, meta, options));
-  meta[checkpoint::kSaveIdKey] = save_id;
+  meta[storage::kSaveIdKey] = save_id;
   try {
     if (state.saves_whole() && options.async) {
       // The writing thread cannot; and before anything may fail on one process alone.

@@ -14,8 +14,8 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/data/loader/loader.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/data/loader/loader.h"
 
 namespace lockstep {
 namespace {
@@ -60,7 +60,7 @@ at::Tensor trained(Accelerator& accelerator, int64_t batch_size, int64_t updates
   return at::cat({net->weight.flatten(), net->bias}).detach();
 }
 
-TEST(Accumulate, four_small_batches_equal_one_large_one) {
+TEST(Accumulate, FourSmallBatchesEqualOneLargeOne) {
   Accelerator whole({}, WorldSpec{}, Group());
   const at::Tensor expected = trained(whole, 8, 6);
   Accelerator parts({.gradient_accumulation_steps = 4}, WorldSpec{}, Group());
@@ -70,7 +70,7 @@ TEST(Accumulate, four_small_batches_equal_one_large_one) {
   });
 }
 
-TEST(Accumulate, the_last_smaller_group_is_the_mean_of_what_it_has) {
+TEST(Accumulate, TheLastSmallerGroupIsTheMeanOfWhatItHas) {
   // 24 samples in batches of 2 and groups of 5: 5, 5 and 2. Accelerate divides the last by 5.
   Accelerator accelerator({.gradient_accumulation_steps = 5}, WorldSpec{}, Group());
   auto [net, loader] = accelerator.prepare(plain_net(), numbers(24, 2));
@@ -95,7 +95,7 @@ TEST(Accumulate, the_last_smaller_group_is_the_mean_of_what_it_has) {
   EXPECT_THAT(ends, ElementsAre(4, 9, 11));
 }
 
-TEST(Accumulate, gradients_stay_on_their_rank_until_the_group_ends) {
+TEST(Accumulate, GradientsStayOnTheirRankUntilTheGroupEnds) {
   accelerated_ranks(2, {.gradient_accumulation_steps = 2}, [](Accelerator& accelerator) {
     auto net = accelerator.prepare(plain_net());
     const float mine = static_cast<float>(accelerator.process_index() + 1);
@@ -112,7 +112,7 @@ TEST(Accumulate, gradients_stay_on_their_rank_until_the_group_ends) {
   });
 }
 
-TEST(Accumulate, sync_each_batch_averages_every_micro_step) {
+TEST(Accumulate, SyncEachBatchAveragesEveryMicroStep) {
   const AcceleratorOptions options{
       .gradient_accumulation_plugin =
           GradientAccumulationPlugin{.num_steps = 2, .sync_each_batch = true}};
@@ -126,7 +126,7 @@ TEST(Accumulate, sync_each_batch_averages_every_micro_step) {
   });
 }
 
-TEST(Accumulate, without_sync_with_dataloader_a_group_goes_on_in_the_next_epoch) {
+TEST(Accumulate, WithoutSyncWithDataloaderAGroupGoesOnInTheNextEpoch) {
   const AcceleratorOptions options{
       .gradient_accumulation_plugin =
           GradientAccumulationPlugin{.num_steps = 4, .sync_with_dataloader = false}};
@@ -143,7 +143,7 @@ TEST(Accumulate, without_sync_with_dataloader_a_group_goes_on_in_the_next_epoch)
   EXPECT_THAT(synced, ElementsAre(0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1));
 }
 
-TEST(Accumulate, a_loop_left_early_leaves_its_group_open) {
+TEST(Accumulate, ALoopLeftEarlyLeavesItsGroupOpen) {
   Accelerator accelerator({.gradient_accumulation_steps = 3}, WorldSpec{}, Group());
   auto [net, loader] = accelerator.prepare(plain_net(), numbers(9, 1));
   for (auto& batch : loader) {
@@ -161,7 +161,7 @@ TEST(Accumulate, a_loop_left_early_leaves_its_group_open) {
   EXPECT_THAT(synced, ElementsAre(0, 1, 0, 0, 1, 0, 0, 1, 1));
 }
 
-TEST(Accumulate, the_end_of_an_inner_loader_ends_a_group_and_a_finished_one_does_not_count) {
+TEST(Accumulate, TheEndOfAnInnerLoaderEndsAGroupAndAFinishedOneDoesNotCount) {
   Accelerator accelerator({.gradient_accumulation_steps = 4}, WorldSpec{}, Group());
   auto [net, outer, inner] = accelerator.prepare(plain_net(), numbers(5, 1), numbers(2, 1));
   std::vector<bool> synced;
@@ -181,7 +181,7 @@ TEST(Accumulate, the_end_of_an_inner_loader_ends_a_group_and_a_finished_one_does
   EXPECT_THAT(synced, ElementsAre(0, 0, 1, 0, 0, 0, 1));
 }
 
-TEST(Accumulate, refuses_a_scope_within_a_scope_and_an_unprepared_model) {
+TEST(Accumulate, RefusesAScopeWithinAScopeAndAnUnpreparedModel) {
   Accelerator accelerator({.gradient_accumulation_steps = 2}, WorldSpec{}, Group());
   auto net = accelerator.prepare(plain_net());
   {
@@ -191,7 +191,7 @@ TEST(Accumulate, refuses_a_scope_within_a_scope_and_an_unprepared_model) {
   EXPECT_THROW(auto scope = accelerator.accumulate(plain_net()), ConfigError);
 }
 
-TEST(Accumulate, counts_both_ways_of_setting_the_steps) {
+TEST(Accumulate, CountsBothWaysOfSettingTheSteps) {
   EXPECT_THROW(
       Accelerator(
           {.gradient_accumulation_steps = 2,
@@ -208,7 +208,7 @@ TEST(Accumulate, counts_both_ways_of_setting_the_steps) {
       ConfigError);
 }
 
-TEST(NoSync, keeps_gradients_local_until_a_backward_outside_or_a_trigger) {
+TEST(NoSync, KeepsGradientsLocalUntilABackwardOutsideOrATrigger) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     auto net = accelerator.prepare(plain_net());
     const auto mine = static_cast<float>(accelerator.process_index() + 1);
@@ -244,7 +244,7 @@ at::Tensor token_losses(Linear net, const at::Tensor& sequence) {
   return (net->forward(sequence.unsqueeze(1)) - 1).pow(2).sum();
 }
 
-TEST(TokenCounts, one_two_and_four_ranks_times_micro_steps_give_the_same_gradient) {
+TEST(TokenCounts, OneTwoAndFourRanksTimesMicroStepsGiveTheSameGradient) {
   const std::vector<at::Tensor> all = sequences();
   Linear alone = plain_net();
   at::Tensor total = at::zeros({});
@@ -272,7 +272,7 @@ TEST(TokenCounts, one_two_and_four_ranks_times_micro_steps_give_the_same_gradien
   }
 }
 
-TEST(TokenCounts, a_rank_without_tokens_is_no_trouble_and_no_tokens_at_all_are) {
+TEST(TokenCounts, ARankWithoutTokensIsNoTroubleAndNoTokensAtAllAre) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     auto net = accelerator.prepare(plain_net());
     const bool main = accelerator.is_main_process();
@@ -283,7 +283,7 @@ TEST(TokenCounts, a_rank_without_tokens_is_no_trouble_and_no_tokens_at_all_are) 
   });
 }
 
-TEST(TokenCounts, a_group_has_counts_throughout_or_not_at_all) {
+TEST(TokenCounts, AGroupHasCountsThroughoutOrNotAtAll) {
   Accelerator accelerator({.gradient_accumulation_steps = 2}, WorldSpec{}, Group());
   auto net = accelerator.prepare(plain_net());
   const auto loss = [&] { return net->forward(at::ones({1, 1})).sum(); };
@@ -298,7 +298,7 @@ TEST(TokenCounts, a_group_has_counts_throughout_or_not_at_all) {
   }
 }
 
-TEST(Accumulate, several_models_with_one_backward_each) {
+TEST(Accumulate, SeveralModelsWithOneBackwardEach) {
   accelerated_ranks(2, {.gradient_accumulation_steps = 2}, [](Accelerator& accelerator) {
     auto [first, second] = accelerator.prepare(plain_net(), plain_net());
     const auto mine = static_cast<float>(accelerator.process_index() + 1);
@@ -312,7 +312,7 @@ TEST(Accumulate, several_models_with_one_backward_each) {
   });
 }
 
-TEST(Accumulate, a_state_saved_within_a_group_goes_on_within_it) {
+TEST(Accumulate, AStateSavedWithinAGroupGoesOnWithinIt) {
   for (const bool counts : {false, true}) {
     const TestFolder folder;
     accelerated_ranks(2, {.gradient_accumulation_steps = 3}, [&](Accelerator& accelerator) {
@@ -355,7 +355,7 @@ TEST(Accumulate, a_state_saved_within_a_group_goes_on_within_it) {
   }
 }
 
-TEST(NoSync, a_trigger_outside_is_refused) {
+TEST(NoSync, ATriggerOutsideIsRefused) {
   Accelerator accelerator({}, WorldSpec{}, Group());
   auto net = accelerator.prepare(plain_net());
   EXPECT_THROW(accelerator.trigger_sync_in_backward(net), ConfigError);

@@ -19,8 +19,8 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/data/dataset/collate.h"
-#include "lockstep/data/loader/loader.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/data/loader/loader.h"
 
 namespace lockstep {
 namespace {
@@ -29,7 +29,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using torch::nn::Linear;
 
-TEST(Trigger, raised_by_one_is_seen_by_all_and_lowered) {
+TEST(Trigger, RaisedByOneIsSeenByAllAndLowered) {
   accelerated_ranks(3, {}, [](Accelerator& accelerator) {
     EXPECT_FALSE(accelerator.check_trigger());
     if (accelerator.process_index() == 1) {
@@ -40,14 +40,14 @@ TEST(Trigger, raised_by_one_is_seen_by_all_and_lowered) {
   });
 }
 
-TEST(SplitBetweenProcesses, is_this_processs_share) {
+TEST(SplitBetweenProcesses, IsThisProcesssShare) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     const auto mine = accelerator.split_between_processes(std::vector<int>{1, 2, 3});
     EXPECT_EQ(mine.size(), accelerator.is_main_process() ? 2U : 1U);
   });
 }
 
-TEST(GatherObjectForMetrics, leaves_repeats_out) {
+TEST(GatherObjectForMetrics, LeavesRepeatsOut) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     const at::Tensor rows = at::arange(5, at::kFloat);
     auto loader =
@@ -66,7 +66,7 @@ TEST(GatherObjectForMetrics, leaves_repeats_out) {
   });
 }
 
-TEST(FreeMemory, empties_what_it_is_given_and_starts_anew) {
+TEST(FreeMemory, EmptiesWhatItIsGivenAndStartsAnew) {
   accelerated_ranks(2, {.gradient_accumulation_steps = 2}, [](Accelerator& accelerator) {
     Linear net(2, 1);
     std::weak_ptr<torch::nn::LinearImpl> alive = net.ptr();
@@ -93,7 +93,7 @@ struct CountedDataset {
   data::Batch get(int64_t /*index*/) const { return {at::ones({2}), at::ones({1})}; }
 };
 
-TEST(FreeMemory, releases_the_data_set_of_a_loader) {
+TEST(FreeMemory, ReleasesTheDataSetOfALoader) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     const auto alive = std::make_shared<int>(0);
     auto loader =
@@ -105,12 +105,12 @@ TEST(FreeMemory, releases_the_data_set_of_a_loader) {
       loader.begin();
       FAIL() << "an empty loader was used";
     } catch (const ConfigError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("free_memory() has released its data set"));
+      EXPECT_THAT(error.what(), HasSubstr("free_memory() has released its dataset"));
     }
   });
 }
 
-TEST(ExecutableBatchSize, shrinks_until_it_fits_and_remembers) {
+TEST(ExecutableBatchSize, ShrinksUntilItFitsAndRemembers) {
   std::vector<int64_t> tried;
   auto train = find_executable_batch_size(
       [&](int64_t batch_size, int factor) {
@@ -129,7 +129,7 @@ TEST(ExecutableBatchSize, shrinks_until_it_fits_and_remembers) {
   EXPECT_THAT(tried, ElementsAre(72));
 }
 
-TEST(ExecutableBatchSize, knows_the_host_allocators_error_and_no_other) {
+TEST(ExecutableBatchSize, KnowsTheHostAllocatorsErrorAndNoOther) {
   auto allocate = find_executable_batch_size(
       [](int64_t batch_size) { return at::empty({batch_size > 1 ? int64_t{1} << 50 : 1}).numel(); },
       4,
@@ -146,7 +146,7 @@ TEST(ExecutableBatchSize, knows_the_host_allocators_error_and_no_other) {
   }
 }
 
-TEST(ExecutableBatchSize, takes_the_accelerator_of_one_process) {
+TEST(ExecutableBatchSize, TakesTheAcceleratorOfOneProcess) {
   Accelerator accelerator({}, WorldSpec{}, Group());
   Linear net(1, 1);
   auto train = find_executable_batch_size(
@@ -164,7 +164,7 @@ TEST(ExecutableBatchSize, takes_the_accelerator_of_one_process) {
   EXPECT_EQ(train.batch_size(), 8);
 }
 
-TEST(ExecutableBatchSize, needs_a_connection_of_the_accelerators_own) {
+TEST(ExecutableBatchSize, NeedsAConnectionOfTheAcceleratorsOwn) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     auto train = find_executable_batch_size(accelerator, [](int64_t) {});
     EXPECT_THAT(
@@ -187,7 +187,7 @@ bool mentions(const nlohmann::json& trace, const std::string& name) {
   return false;
 }
 
-TEST(Profile, writes_a_chrome_trace_with_what_ran) {
+TEST(Profile, WritesAChromeTraceWithWhatRan) {
   const TestFolder folder;
   Accelerator accelerator({.project_dir = folder.path()}, WorldSpec{}, Group());
   auto profile = accelerator.profile({.record_shapes = true});
@@ -201,7 +201,7 @@ TEST(Profile, writes_a_chrome_trace_with_what_ran) {
   EXPECT_EQ(profile->finish(), traces);
 }
 
-TEST(Profile, records_only_the_active_steps_of_each_cycle) {
+TEST(Profile, RecordsOnlyTheActiveStepsOfEachCycle) {
   const TestFolder folder;
   std::vector<std::filesystem::path> ready;
   Profile profile(
@@ -227,7 +227,7 @@ TEST(Profile, records_only_the_active_steps_of_each_cycle) {
   }
 }
 
-TEST(Profile, refuses_options_that_make_no_sense) {
+TEST(Profile, RefusesOptionsThatMakeNoSense) {
   const TestFolder folder;
   EXPECT_THROW(Profile({}, 0), ConfigError);
   EXPECT_THROW(Profile({.output_trace_dir = folder.path(), .wait = 1}, 0), ConfigError);
@@ -236,12 +236,12 @@ TEST(Profile, refuses_options_that_make_no_sense) {
   EXPECT_THROW(profile.step(), ConfigError);
 }
 
-TEST(RngTypes, refuse_a_generator_that_loaders_do_not_have) {
+TEST(RngTypes, RefuseAGeneratorThatLoadersDoNotHave) {
   EXPECT_THROW(
       Accelerator({.rng_types = {data::RngType::kGenerator}}, WorldSpec{}, Group()), ConfigError);
 }
 
-TEST(ExecutableBatchSize, a_retry_with_fp16_begins_with_a_clean_scaler) {
+TEST(ExecutableBatchSize, ARetryWithFp16BeginsWithACleanScaler) {
   Accelerator accelerator(
       {.mixed_precision = Precision::kFP16, .grad_scaler = {.init_scale = 4}},
       WorldSpec{},

@@ -11,8 +11,8 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/data/loader/loader.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/data/loader/loader.h"
 #include "lockstep/optim/rules/adam.h"
 #include "lockstep/storage/catalog.h"
 #include "lockstep/storage/test_files.h"
@@ -58,7 +58,7 @@ struct Loop {
   }
 };
 
-TEST(CheckpointingSteps, saves_by_itself_after_the_body_of_every_so_many_updates) {
+TEST(CheckpointingSteps, SavesByItselfAfterTheBodyOfEverySoManyUpdates) {
   for (const bool async : {false, true}) {
     const TestFolder folder;
     const AcceleratorOptions options{
@@ -82,14 +82,14 @@ TEST(CheckpointingSteps, saves_by_itself_after_the_body_of_every_so_many_updates
   }
 }
 
-TEST(CheckpointingSteps, counts_updates_and_not_batches_before_the_first_or_after_a_load) {
+TEST(CheckpointingSteps, CountsUpdatesAndNotBatchesBeforeTheFirstOrAfterALoad) {
   const TestFolder folder;
   const AcceleratorOptions options{
       .gradient_accumulation_steps = 2,
       .project_config = {.project_dir = folder.path(), .checkpointing_steps = 2}};
   Accelerator accelerator(options, WorldSpec{}, Group());
   Loop loop(accelerator);
-  const auto saved = [&] { return checkpoint::next_sequence(folder / "checkpoints") - 1; };
+  const auto saved = [&] { return storage::next_sequence(folder / "checkpoints") - 1; };
   std::vector<int64_t> counts;
   for (const int64_t epoch : accelerator.epochs(1)) {
     (void)epoch;
@@ -117,7 +117,7 @@ TEST(CheckpointingSteps, counts_updates_and_not_batches_before_the_first_or_afte
   EXPECT_EQ(saved(), 3) << "the fourth update of this life is saved, too";
 }
 
-TEST(CheckpointingSteps, gradients_that_no_update_has_used_are_a_part_of_the_state) {
+TEST(CheckpointingSteps, GradientsThatNoUpdateHasUsedAreAPartOfTheState) {
   for (int size : {1, 2}) {
     const TestFolder folder;
     // By hand: an update every other batch, and none of accumulate().
@@ -158,7 +158,7 @@ TEST(CheckpointingSteps, gradients_that_no_update_has_used_are_a_part_of_the_sta
   }
 }
 
-TEST(Resume, a_damaged_newest_checkpoint_is_passed_over_and_a_wrong_program_is_not) {
+TEST(Resume, ADamagedNewestCheckpointIsPassedOverAndAWrongProgramIsNot) {
   const TestFolder folder;
   accelerated_ranks(2, {.project_dir = folder.path()}, [&](Accelerator& accelerator) {
     Linear net(2, 2);
@@ -166,7 +166,7 @@ TEST(Resume, a_damaged_newest_checkpoint_is_passed_over_and_a_wrong_program_is_n
     accelerator.save_state();
     accelerator.save_state();
     accelerator.on_main_process([&] {
-      checkpoint::flip_bit(
+      storage::flip_bit(
           folder / "checkpoints" / "checkpoint_2" / "model.safetensors",
           fs::file_size(folder / "checkpoints" / "checkpoint_2" / "model.safetensors") - 1);
     });
@@ -186,7 +186,7 @@ TEST(Resume, a_damaged_newest_checkpoint_is_passed_over_and_a_wrong_program_is_n
   });
 }
 
-TEST(Resume, an_evaluation_that_was_left_early_begins_its_next_time_anew) {
+TEST(Resume, AnEvaluationThatWasLeftEarlyBeginsItsNextTimeAnew) {
   const TestFolder folder;
   const auto look = [](Loop& loop) {
     std::vector<int64_t> seen;
@@ -213,7 +213,7 @@ struct Left : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-TEST(Preemption, one_process_is_told_and_all_save_after_the_same_batch) {
+TEST(Preemption, OneProcessIsToldAndAllSaveAfterTheSameBatch) {
   for (int size : {1, 2, 3}) {
     for (int64_t told_at : {1, 4, 5}) {
       const TestFolder folder;
@@ -253,7 +253,7 @@ TEST(Preemption, one_process_is_told_and_all_save_after_the_same_batch) {
   }
 }
 
-TEST(Preemption, a_loop_that_only_evaluates_goes_on_to_its_end) {
+TEST(Preemption, ALoopThatOnlyEvaluatesGoesOnToItsEnd) {
   const TestFolder folder;
   Accelerator accelerator(
       {.project_dir = folder.path(), .on_preempted = [](const fs::path&) { throw Left("left"); }},

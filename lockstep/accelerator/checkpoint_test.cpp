@@ -16,8 +16,8 @@
 
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
-#include "lockstep/data/loader/loader.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/data/loader/loader.h"
 #include "lockstep/storage/safetensors_map.h"
 #include "lockstep/storage/test_files.h"
 
@@ -87,7 +87,7 @@ struct Training {
   }
 };
 
-TEST_F(SaveState, a_resumed_run_equals_the_unbroken_one_to_the_bit) {
+TEST_F(SaveState, AResumedRunEqualsTheUnbrokenOneToTheBit) {
   for (int size : {1, 2}) {
     for (int64_t save_at :
          {1, 4, 5, 8, 11}) {  // In the middle and at the ends of epochs of 4 or 8 steps.
@@ -118,7 +118,7 @@ TEST_F(SaveState, a_resumed_run_equals_the_unbroken_one_to_the_bit) {
   }
 }
 
-TEST_F(SaveState, restores_every_ranks_random_numbers) {
+TEST_F(SaveState, RestoresEveryRanksRandomNumbers) {
   // One global generator, so one rank only; processes are covered end to end.
   Accelerator alone({}, WorldSpec{}, Group());
   alone.save_state(folder_ / "c");
@@ -127,7 +127,7 @@ TEST_F(SaveState, restores_every_ranks_random_numbers) {
   EXPECT_TRUE(at::equal(at::rand({4}), expected));
 }
 
-TEST_F(SaveState, without_a_folder_numbers_its_checkpoints_and_loads_the_newest_whole_one) {
+TEST_F(SaveState, WithoutAFolderNumbersItsCheckpointsAndLoadsTheNewestWholeOne) {
   const AcceleratorOptions options{.project_dir = folder_};
   accelerated_ranks(2, options, [&](Accelerator& accelerator) {
     Linear net(2, 2);
@@ -166,7 +166,7 @@ std::string load_error(Accelerator& accelerator, const fs::path& path) {
   return "no error";
 }
 
-TEST_F(SaveState, refuses_another_model_naming_the_tensors_and_changes_nothing) {
+TEST_F(SaveState, RefusesAnotherModelNamingTheTensorsAndChangesNothing) {
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     Linear net(4, 2);
     accelerator.prepare(net);
@@ -188,7 +188,7 @@ TEST_F(SaveState, refuses_another_model_naming_the_tensors_and_changes_nothing) 
   });
 }
 
-TEST_F(SaveState, refuses_another_seed_or_data_and_changes_nothing) {
+TEST_F(SaveState, RefusesAnotherSeedOrDataAndChangesNothing) {
   Accelerator alone({}, WorldSpec{}, Group());
   Training saved(alone);
   saved.train(alone, 3, 2, folder_ / "c");
@@ -208,7 +208,7 @@ TEST_F(SaveState, refuses_another_seed_or_data_and_changes_nothing) {
   }
 }
 
-TEST_F(SaveState, refuses_another_number_of_objects) {
+TEST_F(SaveState, RefusesAnotherNumberOfObjects) {
   accelerated_ranks(
       2, {}, [&](Accelerator& accelerator) { accelerator.save_state(folder_ / "two"); });
   Accelerator more({}, WorldSpec{}, Group());
@@ -218,7 +218,7 @@ TEST_F(SaveState, refuses_another_number_of_objects) {
       load_error(more, folder_ / "two"), HasSubstr("holds 0 models, this program prepared 1"));
 }
 
-TEST_F(SaveState, a_flipped_bit_is_refused_on_every_rank) {
+TEST_F(SaveState, AFlippedBitIsRefusedOnEveryRank) {
   accelerated_ranks(
       2, {}, [&](Accelerator& accelerator) { accelerator.save_state(folder_ / "c"); });
   const fs::path file = folder_ / "c" / "random_states_1.safetensors";
@@ -237,19 +237,19 @@ TEST_F(SaveState, a_flipped_bit_is_refused_on_every_rank) {
   EXPECT_EQ(refused, 2);
 }
 
-TEST_F(SaveState, an_unchecked_load_takes_what_the_files_hold_but_no_other_size) {
+TEST_F(SaveState, AnUncheckedLoadTakesWhatTheFilesHoldButNoOtherSize) {
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     Linear net(2, 2);
     accelerator.prepare(net);
     accelerator.save_state(folder_ / "c");
   });
   const fs::path file = folder_ / "c" / "model.safetensors";
-  checkpoint::flip_bit(file, fs::file_size(file) - 1);  // In its last tensor.
+  storage::flip_bit(file, fs::file_size(file) - 1);  // In its last tensor.
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     Linear net(2, 2);
     accelerator.prepare(net);
     EXPECT_THAT(load_error(accelerator, folder_ / "c"), HasSubstr("is damaged"));
-    const checkpoint::SafetensorsMap saved(file);
+    const storage::SafetensorsMap saved(file);
     accelerator.load_state(folder_ / "c", {.verify = false});
     for (const auto& item : net->named_parameters()) {
       const std::string_view bytes = saved.bytes(saved.entry(item.key()));
@@ -267,12 +267,12 @@ TEST_F(SaveState, an_unchecked_load_takes_what_the_files_hold_but_no_other_size)
   });
 }
 
-TEST_F(SaveState, without_a_project_dir_says_what_to_set) {
+TEST_F(SaveState, WithoutAProjectDirSaysWhatToSet) {
   Accelerator alone({}, WorldSpec{}, Group());
   EXPECT_THROW(alone.save_state(), ConfigError);
 }
 
-TEST_F(SaveState, an_optimizer_of_no_prepared_model_is_refused_before_anything_is_written) {
+TEST_F(SaveState, AnOptimizerOfNoPreparedModelIsRefusedBeforeAnythingIsWritten) {
   Accelerator alone({}, WorldSpec{}, Group());
   Linear net(2, 2);
   auto optimizer = alone.prepare(torch::optim::Adam(net->parameters()));

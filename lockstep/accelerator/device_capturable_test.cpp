@@ -37,7 +37,7 @@ torch::nn::Linear linear() {
   return net;
 }
 
-TEST(Device, a_schedule_sets_the_rate_of_a_capturable_optimizer_there) {
+TEST(Device, AScheduleSetsTheRateOfACapturableOptimizerThere) {
   test_device();
   std::vector<std::vector<at::Tensor>> weights;
   for (const bool capturable : {false, true}) {
@@ -46,7 +46,7 @@ TEST(Device, a_schedule_sets_the_rate_of_a_capturable_optimizer_there) {
     auto [model, optimizer, schedule] = accelerator.prepare(
         net,
         optim::SGD(net->parameters(), {.lr = 1, .capturable = capturable}),
-        optim::step_decay({.step_size = 1, .gamma = 0.5}));
+        schedule::step_decay({.step_size = 1, .gamma = 0.5}));
     for (int step = 0; step < 4; ++step) {
       const at::Tensor x = numbers().to(accelerator.device());
       accelerator.backward(model->forward(x).square().mean());
@@ -68,7 +68,7 @@ TEST(Device, a_schedule_sets_the_rate_of_a_capturable_optimizer_there) {
 
 #if LOCKSTEP_TEST_GRAPHS
 
-TEST(Device, a_prepared_optimizers_step_can_be_captured) {
+TEST(Device, APreparedOptimizersStepCanBeCaptured) {
   test_device();
   std::vector<std::vector<at::Tensor>> weights;
   for (const bool captured : {false, true}) {

@@ -55,7 +55,7 @@ struct Training {
   Optimizer optimizer;
 };
 
-TEST(Device, offloaded_states_leave_their_room_to_others_and_come_back_the_same) {
+TEST(Device, OffloadedStatesLeaveTheirRoomToOthersAndComeBackTheSame) {
   test_device();
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const std::optional<ZeroPlugin> zero =
@@ -87,7 +87,7 @@ TEST(Device, offloaded_states_leave_their_room_to_others_and_come_back_the_same)
   }
 }
 
-TEST(Device, a_model_outlives_an_accelerator_that_was_freed_while_states_were_away) {
+TEST(Device, AModelOutlivesAnAcceleratorThatWasFreedWhileStatesWereAway) {
   test_device();
   Training run;
   run.step();
@@ -97,7 +97,7 @@ TEST(Device, a_model_outlives_an_accelerator_that_was_freed_while_states_were_aw
   EXPECT_TRUE(at::equal(run.net->weight.detach().cpu(), before));
 }
 
-TEST(Device, states_that_graphs_of_an_update_know_stay_where_they_are) {
+TEST(Device, StatesThatGraphsOfAnUpdateKnowStayWhereTheyAre) {
   test_device();
   Accelerator accelerator;
   torch::nn::Linear net(4, 4);
@@ -108,7 +108,7 @@ TEST(Device, states_that_graphs_of_an_update_know_stay_where_they_are) {
   EXPECT_NO_THROW(net->weight.detach().sum());
 }
 
-TEST(Device, the_states_of_stage_3_go_and_come_back_on_every_rank) {
+TEST(Device, TheStatesOfStage3GoAndComeBackOnEveryRank) {
   test_device();
   std::vector<std::vector<double>> losses(2);
   for (const bool moves : {false, true}) {

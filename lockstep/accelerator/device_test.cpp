@@ -20,10 +20,11 @@
 #include "lockstep/base/test_folder.h"
 #include "lockstep/comm/connected_ranks.h"
 #include "lockstep/comm/device/test_device.h"
-#include "lockstep/data/loader/loader.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/data/loader/loader.h"
 #include "lockstep/optim/rules/adagrad.h"
 #include "lockstep/optim/rules/adam.h"
+#include "tests/nets.h"
 
 namespace lockstep {
 namespace {
@@ -40,12 +41,7 @@ struct NetImpl : torch::nn::Module {
     second = register_module("second", torch::nn::Linear(8, 8));
     tied = register_parameter("tied", second->weight);
     last = register_module("last", torch::nn::Linear(8, 1));
-    const torch::NoGradGuard no_grad;
-    for (auto& parameter :
-         parameters()) {  // Ranks are threads, which share torch's random numbers.
-      parameter.copy_(
-          torch::sin(torch::arange(parameter.numel(), torch::kFloat)).reshape(parameter.sizes()));
-    }
+    test::fill_with_sines(*this);
   }
   torch::Tensor forward(const torch::Tensor& x) {
     auto h = torch::tanh(first(x));
@@ -147,25 +143,25 @@ void expect_as_on_the_cpu(const MakeOptimizer& make_optimizer) {
 
 const auto adamw = [](const auto& parameters) { return optim::AdamW(parameters, {.lr = 0.01}); };
 
-TEST(Device, a_training_loop_gives_the_numbers_of_the_cpu) {
+TEST(Device, ATrainingLoopGivesTheNumbersOfTheCpu) {
   expect_as_on_the_cpu(adamw);
 }
 
-TEST(Device, a_capturable_optimizer_gives_the_numbers_of_the_cpu) {
+TEST(Device, ACapturableOptimizerGivesTheNumbersOfTheCpu) {
   // A rate that float32 has.
   expect_as_on_the_cpu([](const auto& parameters) {
     return optim::AdamW(parameters, {.lr = 0.0078125, .capturable = true});
   });
 }
 
-TEST(Device, batches_that_are_copied_ahead_are_there_when_the_loop_has_them) {
+TEST(Device, BatchesThatAreCopiedAheadAreThereWhenTheLoopHasThem) {
   test_device();
   hold_test_device_streams(true);
   expect_as_on_the_cpu(adamw);
   hold_test_device_streams(false);
 }
 
-TEST(Device, state_that_an_optimizer_has_from_the_start_comes_along) {
+TEST(Device, StateThatAnOptimizerHasFromTheStartComesAlong) {
   expect_as_on_the_cpu(
       [](const auto& parameters) { return optim::Adagrad(parameters, {.lr = 0.01}); });
   expect_as_on_the_cpu([](const auto& parameters) {
@@ -176,7 +172,7 @@ TEST(Device, state_that_an_optimizer_has_from_the_start_comes_along) {
   });
 }
 
-TEST(Device, each_process_of_a_host_has_the_next_one) {
+TEST(Device, EachProcessOfAHostHasTheNextOne) {
   test_device();
   two_ranks({}, [](Accelerator& accelerator) {
     EXPECT_EQ(accelerator.device(), test_device(accelerator.process_index()));
@@ -184,7 +180,7 @@ TEST(Device, each_process_of_a_host_has_the_next_one) {
   });
 }
 
-TEST(Device, more_processes_than_devices_begin_again_at_the_first) {
+TEST(Device, MoreProcessesThanDevicesBeginAgainAtTheFirst) {
   test_device();
   shm_ranks(3, [](Group group) {
     WorldSpec world;
@@ -195,7 +191,7 @@ TEST(Device, more_processes_than_devices_begin_again_at_the_first) {
   });
 }
 
-TEST(Device, the_environment_may_keep_a_program_on_the_cpu) {
+TEST(Device, TheEnvironmentMayKeepAProgramOnTheCpu) {
   test_device();
   for (const char* name : {"LOCKSTEP_USE_CPU", "ACCELERATE_USE_CPU"}) {
     ::setenv(name, "true", 1);
@@ -206,7 +202,7 @@ TEST(Device, the_environment_may_keep_a_program_on_the_cpu) {
   EXPECT_EQ(Accelerator().device(), test_device());
 }
 
-TEST(Device, without_placement_all_stays_where_it_is) {
+TEST(Device, WithoutPlacementAllStaysWhereItIs) {
   test_device();
   Accelerator accelerator({.device_placement = false});
   Net net;
@@ -217,7 +213,7 @@ TEST(Device, without_placement_all_stays_where_it_is) {
   }
 }
 
-TEST(Device, a_loader_keeps_the_device_it_was_given) {
+TEST(Device, ALoaderKeepsTheDeviceItWasGiven) {
   test_device();
   Accelerator accelerator;
   auto loader = accelerator.prepare(data::Loader(samples(), {.batch_size = 5, .device = at::kCPU}));
@@ -226,7 +222,7 @@ TEST(Device, a_loader_keeps_the_device_it_was_given) {
   }
 }
 
-TEST(Device, the_memory_on_the_host_is_given_back_and_that_of_the_device_too) {
+TEST(Device, TheMemoryOnTheHostIsGivenBackAndThatOfTheDeviceToo) {
   test_device();
   const int64_t before = test_device_bytes();
   {
@@ -244,7 +240,7 @@ TEST(Device, the_memory_on_the_host_is_given_back_and_that_of_the_device_too) {
   EXPECT_EQ(test_device_bytes(), before);
 }
 
-TEST(Device, a_checkpoint_goes_from_device_to_device_and_to_the_cpu) {
+TEST(Device, ACheckpointGoesFromDeviceToDeviceAndToTheCpu) {
   test_device();
   const TestFolder folder;
   std::vector<Left> unbroken(2);
@@ -325,11 +321,11 @@ void expect_offloaded_as_on_the_cpu(at::ScalarType dtype) {
   }
 }
 
-TEST(Device, an_update_on_the_host_gives_the_numbers_of_the_cpu) {
+TEST(Device, AnUpdateOnTheHostGivesTheNumbersOfTheCpu) {
   expect_offloaded_as_on_the_cpu(at::kFloat);
 }
 
-TEST(Device, masters_on_the_host_give_the_numbers_of_the_cpu) {
+TEST(Device, MastersOnTheHostGiveTheNumbersOfTheCpu) {
   expect_offloaded_as_on_the_cpu(at::kBFloat16);
 }
 
@@ -357,7 +353,7 @@ bool fits(const ZeroPlugin& plugin, int64_t bytes) {
   return fitted;
 }
 
-TEST(Device, what_is_offloaded_needs_no_room_there) {
+TEST(Device, WhatIsOffloadedNeedsNoRoomThere) {
   test_device();
   const TestFolder folder;
   const int64_t parameters = int64_t{16} * 256 * 257 * 4;
@@ -381,7 +377,7 @@ TEST(Device, what_is_offloaded_needs_no_room_there) {
   EXPECT_TRUE(fits(plugin, parameters + 4 * bucket + under_way));
 }
 
-TEST(Device, parameters_in_memory_of_the_host_are_refused) {
+TEST(Device, ParametersInMemoryOfTheHostAreRefused) {
   test_device();
   EXPECT_THAT(
       [] { Accelerator({.shared_parameters = true}); },
@@ -408,7 +404,7 @@ struct MixedImpl : torch::nn::Module {
 };
 TORCH_MODULE(Mixed);
 
-TEST(DeviceZero, a_model_built_in_parts_is_all_on_the_device_though_never_prepared) {
+TEST(DeviceZero, AModelBuiltInPartsIsAllOnTheDeviceThoughNeverPrepared) {
   two_ranks({.zero = ZeroPlugin{.stage = 3}}, [](Accelerator& accelerator) {
     auto teacher = accelerator.zero_init([] { return Mixed(); });
     for (const at::Tensor& tensor : teacher->parameters()) {

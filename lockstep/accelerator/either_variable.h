@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// LOCKSTEP_<name>, or else ACCELERATE_<name>.
+/// Reads LOCKSTEP_<name>, or else ACCELERATE_<name>.
 inline std::optional<std::string> either_text(
     const Environment& environment, const std::string& name) {
   auto ours = environment.text("LOCKSTEP_" + name);

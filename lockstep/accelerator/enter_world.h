@@ -6,9 +6,9 @@
 
 namespace lockstep {
 
-/// Who this process is, by `environment`. From now on its log lines say so, and, unless
-/// OMP_NUM_THREADS says how many threads it may have, it computes on its share of the host's cores.
-/// ConfigError as world_from_environment.
+/// Determines this process's rank from `environment` and sets its log label. Unless OMP_NUM_THREADS
+/// is set, the process computes with its share of the host's cores from now on. Throws ConfigError
+/// as world_from_environment does.
 WorldSpec enter_world(const Environment& environment);
 
 }  // namespace lockstep

@@ -49,7 +49,7 @@ BatchSizeAttempt::BatchSizeAttempt(Accelerator* accelerator) : accelerator_(acce
   if (!accelerator_->state_->transport) {
     throw ConfigError(
         "find_executable_batch_size",
-        "processes that agree on a size connect anew before each attempt; got an Accelerator over "
+        "processes that agree on a size reconnect before each attempt; got an Accelerator over "
         "a group that the program gave it, expected one that has connected itself; construct it "
         "without a group");
   }

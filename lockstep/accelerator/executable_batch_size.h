@@ -13,34 +13,34 @@ namespace lockstep {
 
 class Accelerator;
 
-/// Whether `failure` says that memory ran out: the host's (std::bad_alloc, libtorch's CPU
-/// allocator), or a device's (c10::OutOfMemoryError).
+/// Returns whether `failure` is an out-of-memory error: of the host (std::bad_alloc, libtorch's CPU
+/// allocator) or of a device (c10::OutOfMemoryError).
 bool is_out_of_memory(const std::exception& failure);
 
-/// Gives freed memory back: the device allocator's cache and the C library's heap.
+/// Releases freed memory: the device allocator's cache and the C library's heap.
 void release_cached_memory();
 
-/// The processes' agreement on one attempt with one batch size. Thread safety: none.
+/// Coordinates one attempt with one batch size between the processes. Not thread-safe.
 ///
-/// Cost: with several processes a fresh connection before the attempt, and a reduction of one
-/// number after it; nothing within it.
+/// Cost: with several processes a new connection before the attempt, and a reduction of one number
+/// after it; none during the attempt.
 class BatchSizeAttempt {
  public:
-  /// How an attempt ended, on one process or on all: the greatest counts.
+  /// The result of an attempt, on one process or on all: the greatest value counts.
   enum class End {
     kDone,
-    kLostOthers,  ///< Operations with other processes failed, as they do when one of them gives up.
+    kLostOthers,  ///< Operations with other processes failed, because one of them gave up.
     kOutOfMemory
   };
 
-  /// Connects the processes of `accelerator` anew; null: there is nobody to agree with. Collective.
+  /// Reconnects the processes of `accelerator`; null: there is only one process. Collective.
   explicit BatchSizeAttempt(Accelerator* accelerator);
 
-  /// How `failure` ended the attempt here; nothing if that is no matter of memory.
+  /// Classifies the `failure` of this process; nothing if it is no out-of-memory error.
   std::optional<End> end_of(const std::exception& failure) const;
-  /// How the attempt ended on all processes. After a failure it forgets what was prepared; after
-  /// one here it leaves the connection, so that operations that wait for this process fail.
-  /// Collective.
+  /// Returns the result over all processes. After a failure it forgets the prepared objects; after
+  /// a failure of this process it closes the connection, so that operations of other processes that
+  /// wait for this one fail. Collective.
   End agree(End here);
 
  private:
@@ -57,8 +57,8 @@ int64_t checked_batch_size(int64_t next, int64_t was);
 void report_smaller_batch_size(int64_t was, int64_t next, bool agreed);
 }  // namespace detail
 
-/// `body(batch_size, ...)`, called again with a smaller batch size for as long as memory runs out.
-/// The size that worked is kept for the next call. See find_executable_batch_size.
+/// Calls `body(batch_size, ...)` with smaller and smaller batch sizes while memory runs out. The
+/// size that worked is kept for the next call. See find_executable_batch_size.
 template <typename Body>
 class ExecutableBatchSize {
  public:
@@ -96,7 +96,7 @@ class ExecutableBatchSize {
   int64_t batch_size() const { return batch_size_; }
 
  private:
-  /// False if memory ran out, on any process.
+  /// Returns false if memory ran out, on any process.
   template <typename Run>
   bool attempt(const Run& run) {
     using End = BatchSizeAttempt::End;
@@ -106,7 +106,7 @@ class ExecutableBatchSize {
     try {
       run();
     } catch (const std::exception& failure) {
-      // Not retried here: what the failed attempt holds is freed only when the handler is left.
+      // Not retried here: the memory of the failed attempt is freed only after the handler returns.
       const auto end = attempt.end_of(failure);
       if (!end) {
         throw;
@@ -139,7 +139,7 @@ class ExecutableBatchSize {
   Accelerator* accelerator_;
 };
 
-/// Nine tenths of a batch size, as Accelerate tries next.
+/// Returns nine tenths of a batch size, as Accelerate tries next.
 inline int64_t nine_tenths(int64_t batch_size) {
   return batch_size * 9 / 10;
 }
@@ -150,9 +150,10 @@ inline int64_t nine_tenths(int64_t batch_size) {
 ///   auto train = lockstep::find_executable_batch_size([&](int64_t batch_size) { ... }, 256);
 ///   train();
 ///
-/// `body` must build everything that depends on the size itself. Any other exception passes. Error
-/// when the size reaches 0. For one process, or several that run out of memory alike: a process
-/// that fails alone leaves the others waiting for it, which ends the job. See the next one.
+/// `body` must build everything that depends on the size. Any other exception propagates. Error
+/// when the size reaches 0. For one process, or several that run out of memory at the same point: a
+/// process that fails while the others do not leaves them waiting, which ends the job. Use the
+/// overload with an accelerator for that.
 template <typename Body>
 ExecutableBatchSize<std::decay_t<Body>> find_executable_batch_size(
     Body&& body,
@@ -161,18 +162,18 @@ ExecutableBatchSize<std::decay_t<Body>> find_executable_batch_size(
   return {std::forward<Body>(body), starting_batch_size, std::move(reduce)};
 }
 
-/// The same for the processes of `accelerator`, which agree on the size: where memory runs out on
+/// Does the same for the processes of `accelerator`, which agree on the size: if memory runs out on
 /// one, all try the next smaller one.
 ///
 ///   auto train = lockstep::find_executable_batch_size(accelerator, [&](int64_t size) { ... },
 ///   256);
 ///
-/// Calling it is collective. Before each attempt the processes connect anew, and after it they ask
-/// each other how it went; a process that runs out of memory leaves the connection, so that what
-/// others wait for fails there, and is tried again with the smaller size. Then the accelerator
-/// forgets what was prepared (free_memory). `reduce` must be the same on all processes; nothing of
-/// an attempt may outlive it, since it would hold the connection. ConfigError if the accelerator
-/// was constructed over a group of the program's, of several processes.
+/// Collective. Before each attempt the processes reconnect, and after it they exchange the result.
+/// A process that runs out of memory closes its connection, so that operations of the others fail
+/// there and are tried again with the smaller size. Then the accelerator forgets the prepared
+/// objects (free_memory). `reduce` must be the same on all processes. Nothing created in an attempt
+/// may outlive it, since it would hold the connection. ConfigError if the accelerator was
+/// constructed over a group of the program's own with several processes.
 template <typename Body>
 ExecutableBatchSize<std::decay_t<Body>> find_executable_batch_size(
     Accelerator& accelerator,

@@ -13,13 +13,13 @@
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/linear.h>
 
-#include "lockstep/accelerator/training_state/non_finite_json.h"
 #include "lockstep/accelerator/test_ranks.h"
+#include "lockstep/accelerator/training_state/non_finite_json.h"
 #include "lockstep/accelerator/training_state/training_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/data/loader/loader.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/data/loader/loader.h"
 #include "lockstep/optim/rules/adam.h"
 #include "lockstep/schedule/decay_schedules.h"
 #include "lockstep/schedule/reduce_on_plateau.h"
@@ -32,10 +32,10 @@ namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
-using checkpoint::edit_manifest;
-using checkpoint::flip_bit;
-using checkpoint::names_in;
 using nlohmann::json;
+using storage::edit_manifest;
+using storage::flip_bit;
+using storage::names_in;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -110,7 +110,7 @@ class SameSave : public ::testing::Test {
   TestFolder folder_;
 };
 
-TEST_F(SameSave, ranks_that_load_different_checkpoints_are_told_together_and_nothing_changes) {
+TEST_F(SameSave, RanksThatLoadDifferentCheckpointsAreToldTogetherAndNothingChanges) {
   expect_refused(
       "one",
       "two",
@@ -121,12 +121,12 @@ TEST_F(SameSave, ranks_that_load_different_checkpoints_are_told_together_and_not
   expect_refused("one", "one_again", HasSubstr("rank 1 got"));
 }
 
-TEST_F(SameSave, copies_of_one_on_several_disks_are_the_same) {
+TEST_F(SameSave, CopiesOfOneOnSeveralDisksAreTheSame) {
   fs::copy(folder_ / "one", folder_ / "copy", fs::copy_options::recursive);
   expect_loaded("one", "copy");
 }
 
-TEST_F(SameSave, without_an_id_goes_by_the_updates) {
+TEST_F(SameSave, WithoutAnIdGoesByTheUpdates) {
   for (const char* name : {"one", "one_again", "two"}) {
     forget_id(name);
   }
@@ -134,7 +134,7 @@ TEST_F(SameSave, without_an_id_goes_by_the_updates) {
   expect_refused("one", "two", HasSubstr("after 2 updates"));
 }
 
-TEST_F(SameSave, is_not_made_by_ranks_that_have_done_unequally_many_updates) {
+TEST_F(SameSave, IsNotMadeByRanksThatHaveDoneUnequallyManyUpdates) {
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     Training run(accelerator);
     run.update(accelerator);
@@ -184,7 +184,7 @@ class ResumeLatest : public ::testing::Test {
   fs::path second_ = checkpoints_ / "checkpoint_2";
 };
 
-TEST_F(ResumeLatest, refuses_to_begin_anew_where_no_checkpoint_can_be_used_and_says_why) {
+TEST_F(ResumeLatest, RefusesToBeginAnewWhereNoCheckpointCanBeUsedAndSaysWhy) {
   fs::remove(first_ / "manifest.json");
   const fs::path model = second_ / "model.safetensors";
   flip_bit(model, fs::file_size(model) - 1);
@@ -192,28 +192,28 @@ TEST_F(ResumeLatest, refuses_to_begin_anew_where_no_checkpoint_can_be_used_and_s
       HasSubstr("holds 2 checkpoints, of which none can be used"),
       HasSubstr("checkpoint_1] is no checkpoint; it holds no manifest.json"),
       HasSubstr("checkpoint_2/model.safetensors: \"weight\"] is damaged"),
-      HasSubstr("to start anew, remove them, or set another project_dir")));
+      HasSubstr("to start again, remove them, or set another project_dir")));
   fs::remove_all(first_);
   fs::resize_file(model, 10);
   expect_refused(
       AllOf(HasSubstr("holds a checkpoint, of which none can be used"), HasSubstr("got 10 bytes")));
 }
 
-TEST_F(ResumeLatest, begins_anew_where_there_is_none_but_what_a_save_left_that_did_not_end) {
+TEST_F(ResumeLatest, BeginsAnewWhereThereIsNoneButWhatASaveLeftThatDidNotEnd) {
   fs::remove_all(first_);
-  fs::rename(second_, checkpoint::temporary_name(second_));
+  fs::rename(second_, storage::temporary_name(second_));
   fs::create_directory(checkpoints_ / "plots");
   expect_resumes_from("nothing");
 }
 
-TEST_F(ResumeLatest, does_not_go_back_behind_what_a_newer_lockstep_wrote) {
+TEST_F(ResumeLatest, DoesNotGoBackBehindWhatANewerLockstepWrote) {
   expect_resumes_from("checkpoint_2");
   edit_manifest(second_, [](json& manifest) { manifest["version"] = 9; });
   expect_refused(
       AllOf(HasSubstr("checkpoint_2"), HasSubstr("got version \"9\", expected version 1")));
 }
 
-TEST_F(ResumeLatest, what_it_passed_over_takes_the_place_of_no_whole_one) {
+TEST_F(ResumeLatest, WhatItPassedOverTakesThePlaceOfNoWholeOne) {
   const fs::path model = second_ / "model.safetensors";
   flip_bit(model, fs::file_size(model) - 1);
   const auto save_two = [&](int limit) {
@@ -235,7 +235,7 @@ TEST_F(ResumeLatest, what_it_passed_over_takes_the_place_of_no_whole_one) {
 
 using Edit = std::function<void(json& meta)>;
 
-TEST(SavedMetaValues, that_no_save_writes_are_refused_with_file_and_key) {
+TEST(SavedMetaValues, ThatNoSaveWritesAreRefusedWithFileAndKey) {
   const TestFolder folder;
   const auto prepare_and = [](const std::function<void(Accelerator&)>& body) {
     Accelerator accelerator({}, WorldSpec{}, Group());
@@ -243,7 +243,7 @@ TEST(SavedMetaValues, that_no_save_writes_are_refused_with_file_and_key) {
     accelerator.prepare(
         net,
         optim::Adam(net->parameters(), {.lr = 0.01}),
-        optim::warmup_cosine({.warmup_steps = 2, .total_steps = 20}),
+        schedule::warmup_cosine({.warmup_steps = 2, .total_steps = 20}),
         data::Loader(data::TensorDataset(at::zeros({6, 2}), at::arange(6)), {.batch_size = 2}));
     body(accelerator);
   };
@@ -291,13 +291,13 @@ TEST(SavedMetaValues, that_no_save_writes_are_refused_with_file_and_key) {
   });
 }
 
-TEST(SavedMetaValues, of_a_plateau_and_a_loss_scale_are_checked_before_anything_changes) {
+TEST(SavedMetaValues, OfAPlateauAndALossScaleAreCheckedBeforeAnythingChanges) {
   const TestFolder folder;
   const auto prepare_and = [](const std::function<void(Accelerator&, Linear&)>& body) {
     Accelerator accelerator({.mixed_precision = Precision::kFP16}, WorldSpec{}, Group());
     Linear net(2, 2);
     accelerator.prepare(
-        net, optim::Adam(net->parameters(), {.lr = 0.01}), optim::reduce_on_plateau({}));
+        net, optim::Adam(net->parameters(), {.lr = 0.01}), schedule::reduce_on_plateau({}));
     body(accelerator, net);
   };
   prepare_and([&](Accelerator& accelerator, Linear&) { accelerator.save_state(folder / "c"); });
@@ -319,7 +319,7 @@ TEST(SavedMetaValues, of_a_plateau_and_a_loss_scale_are_checked_before_anything_
 
 // --- numbers JSON has not
 
-TEST(NonFiniteJson, comes_back_as_the_same_numbers_and_text_as_text) {
+TEST(NonFiniteJson, ComesBackAsTheSameNumbersAndTextAsText) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const json value{
       {"best", kInfinity},
@@ -330,7 +330,7 @@ TEST(NonFiniteJson, comes_back_as_the_same_numbers_and_text_as_text) {
       {"list", {{"lockstep.non_finite", {1, 2}}}}};
   const json plain = without_non_finite(value);
   EXPECT_EQ(plain["best"], json({{"lockstep.non_finite", "inf"}}));
-  const json stored = checkpoint::parse_json("x", checkpoint::render_json("x", plain));
+  const json stored = storage::parse_json("x", storage::render_json("x", plain));
   EXPECT_EQ(with_non_finite(stored), value);
   const json nan = with_non_finite(without_non_finite(std::numeric_limits<double>::quiet_NaN()));
   EXPECT_TRUE(std::isnan(nan.get<double>()));
@@ -343,7 +343,7 @@ struct Best {
   void load_state_dict(const json& state) { loss = state.at("loss").get<double>(); }
 };
 
-TEST(RegisterForCheckpointing, numbers_that_are_not_finite_come_back) {
+TEST(RegisterForCheckpointing, NumbersThatAreNotFiniteComeBack) {
   for (const double loss : {Best().loss, -Best().loss, std::nan("")}) {
     const TestFolder folder;
     accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
@@ -358,7 +358,7 @@ TEST(RegisterForCheckpointing, numbers_that_are_not_finite_come_back) {
   }
 }
 
-TEST(RegisterForCheckpointing, infinities_that_differ_between_processes_are_kept_for_each) {
+TEST(RegisterForCheckpointing, InfinitiesThatDifferBetweenProcessesAreKeptForEach) {
   const TestFolder folder;
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     Best best;
@@ -374,7 +374,7 @@ TEST(RegisterForCheckpointing, infinities_that_differ_between_processes_are_kept
 
 // --- random numbers
 
-TEST(RandomState, of_a_device_that_is_not_here_is_passed_over) {
+TEST(RandomState, OfADeviceThatIsNotHereIsPassedOver) {
   NamedTensors saved = random_states(at::kCPU);
   ASSERT_EQ(saved.size(), 1U);
   saved.insert(saved.begin(), {"cuda", at::zeros({16}, at::kByte)});
@@ -408,11 +408,11 @@ fs::path accelerate_folder(const fs::path& folder) {
   fs::copy(golden, folder);
   fs::copy(golden / "converted", folder);
   fs::remove(folder / "after.safetensors");
-  checkpoint::write_bytes(folder / "random_states_0.pkl", "never read");
+  storage::write_bytes(folder / "random_states_0.pkl", "never read");
   return folder;
 }
 
-TEST(ImportedByAccelerator, the_first_batch_after_it_is_no_reason_to_save) {
+TEST(ImportedByAccelerator, TheFirstBatchAfterItIsNoReasonToSave) {
   const TestFolder folder;
   const fs::path imported = accelerate_folder(folder / "theirs");
   Accelerator accelerator(
@@ -423,13 +423,13 @@ TEST(ImportedByAccelerator, the_first_batch_after_it_is_no_reason_to_save) {
   auto [model, optimizer, scheduler, loader] = accelerator.prepare(
       net,
       optim::Adam(net->parameters(), {.lr = 0.1}),
-      optim::step_decay({.step_size = 1, .gamma = 0.5}),
+      schedule::step_decay({.step_size = 1, .gamma = 0.5}),
       data::Loader(data::TensorDataset(at::rand({8, 3}), at::arange(8)), {.batch_size = 2}));
   accelerator.load_state(imported);
   EXPECT_EQ(optimizer.steps(), 2);
   std::vector<int64_t> saved;
   for (auto& batch : loader) {
-    saved.push_back(checkpoint::next_sequence(folder / "checkpoints") - 1);
+    saved.push_back(storage::next_sequence(folder / "checkpoints") - 1);
     accelerator.backward(model->forward(batch.data).sum());
     optimizer.step();
     optimizer.zero_grad();
@@ -437,7 +437,7 @@ TEST(ImportedByAccelerator, the_first_batch_after_it_is_no_reason_to_save) {
   EXPECT_THAT(saved, ElementsAre(0, 0, 1, 1)) << "after the fourth update of all";
 }
 
-TEST(ImportedByAccelerator, ranks_of_one_host_import_one_folder) {
+TEST(ImportedByAccelerator, RanksOfOneHostImportOneFolder) {
   const TestFolder folder;
   accelerate_folder(folder / "a");
   accelerate_folder(folder / "b");
@@ -446,7 +446,7 @@ TEST(ImportedByAccelerator, ranks_of_one_host_import_one_folder) {
     accelerator.prepare(
         net,
         optim::Adam(net->parameters(), {.lr = 0.1}),
-        optim::step_decay({.step_size = 1, .gamma = 0.5}));
+        schedule::step_decay({.step_size = 1, .gamma = 0.5}));
     EXPECT_EQ(load_error(accelerator, folder / "a"), "no error");
     EXPECT_THAT(
         load_error(accelerator, folder / (accelerator.is_main_process() ? "a" : "b")),

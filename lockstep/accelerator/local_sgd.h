@@ -9,25 +9,25 @@
 
 namespace lockstep {
 
-/// What becomes of the optimizer's momenta when parameters are averaged.
+/// The treatment of the optimizer's momenta when parameters are averaged.
 enum class LocalOptimizerState {
-  kKeep,    ///< Every process goes on with its own, as in Accelerate.
-  kAverage  ///< They are averaged along; as many bytes again for each of them.
+  kKeep,    ///< Every process keeps its own, as in Accelerate.
+  kAverage  ///< They are averaged, too; as many bytes again for each momentum.
 };
 
 struct LocalSgdScopeOptions {
   /// Updates between two averagings.
   int64_t local_sgd_steps = 8;
-  /// False: data parallel as ever; nothing here does anything.
+  /// False: plain data parallel; this object does nothing.
   bool enabled = true;
-  /// So many updates are plain data parallel first.
+  /// Number of plain data-parallel updates at the start.
   int64_t warmup_steps = 0;
   bool average_buffers = true;
   LocalOptimizerState optimizer_state = LocalOptimizerState::kKeep;
 };
 
-/// While it lives, gradients of one prepared model stay on their process, and parameters are
-/// averaged every so many updates (see LocalSgdCore):
+/// RAII scope of local SGD for one prepared model: gradients stay on their process, and parameters
+/// are averaged every `local_sgd_steps` updates (see LocalSgdCore):
 ///
 ///   lockstep::LocalSgd local_sgd(accelerator, model, {.local_sgd_steps = 8});
 ///   for (auto& batch : loader) {
@@ -38,22 +38,22 @@ struct LocalSgdScopeOptions {
 ///   }
 ///   local_sgd.finish();
 ///
-/// After `finish()` optimizers have rank 0's state everywhere, so that data parallel may follow.
+/// After `finish()` all optimizers have rank 0's state, so that data parallel may follow.
 ///
-/// `step()` may be called in every micro-step: it counts updates that were applied. `finish()`
-/// averages a last time; destroying it without (an exception passes) communicates nothing, leaves
-/// processes with different parameters, and says so in the log if no exception is why. While it
-/// lives, save_state averages first and keeps every process's own optimizer state; the number of
-/// updates is part of the state. backward(loss_sum, count) still adds up the counts of all
-/// processes at every update, a small message. All loaders must give every process equally many
-/// batches.
+/// `step()` may be called in every micro-step: it counts applied updates. `finish()` averages a
+/// last time. Destroying the object without finish() (an exception propagates) communicates nothing
+/// and leaves processes with different parameters; the log says so if no exception is the reason.
+/// During the scope, save_state averages first and saves every process's own optimizer state; the
+/// number of updates is part of the state. backward(loss_sum, count) still sums the counts of all
+/// processes at every update, a small message. All loaders must give every process the same number
+/// of batches.
 ///
 /// With one process, or enabled = false, it does nothing.
 class LocalSgd {
  public:
-  /// Collective in so far as all processes must make it. ConfigError for a model that was not
-  /// prepared, or has a LocalSgd already; inside join_uneven_inputs; and where gradients are to be
-  /// averaged in every micro-step (sync_each_batch).
+  /// Collective: all processes must construct it. ConfigError for a model that was not prepared, or
+  /// has a LocalSgd already; inside join_uneven_inputs; and with sync_each_batch, which averages
+  /// gradients in every micro-step.
   template <ModuleHandle Model>
   LocalSgd(Accelerator& accelerator, const Model& model, LocalSgdScopeOptions options = {})
       : LocalSgd(accelerator, static_cast<const void*>(model.get()), options) {}
@@ -61,11 +61,12 @@ class LocalSgd {
   LocalSgd(const LocalSgd&) = delete;
   LocalSgd& operator=(const LocalSgd&) = delete;
 
-  /// After the optimizer's step. Returns whether parameters were averaged. Collective then.
+  /// Call it after the optimizer's step. Returns whether parameters were averaged; collective if
+  /// so.
   bool step();
-  /// Averages the parameters and ends local updates; again does nothing. Collective.
+  /// Averages the parameters and ends local updates. A second call does nothing. Collective.
   void finish();
-  /// Applied updates counted so far.
+  /// The number of applied updates so far.
   int64_t steps() const;
 
  private:
@@ -73,7 +74,7 @@ class LocalSgd {
   void unregister();
 
   Accelerator& accelerator_;
-  std::shared_ptr<LocalSgdCore> core_;  ///< Null if there is nothing to do.
+  std::shared_ptr<LocalSgdCore> core_;  ///< Null if disabled.
   int exceptions_at_start_;
 };
 

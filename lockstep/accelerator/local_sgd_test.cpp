@@ -13,8 +13,8 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/data/loader/loader.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/data/loader/loader.h"
 #include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/rules/sgd.h"
 
@@ -63,7 +63,7 @@ at::Tensor train(Accelerator& accelerator, int64_t period) {
   return at::cat({model->weight.flatten(), model->bias}).detach().clone();
 }
 
-TEST(LocalSgd, with_a_period_of_one_equals_data_parallel_bit_for_bit) {
+TEST(LocalSgd, WithAPeriodOfOneEqualsDataParallelBitForBit) {
   accelerated_ranks(2, {.gradient_accumulation_steps = 2}, [](Accelerator& accelerator) {
     const at::Tensor expected = train(accelerator, 0);
     EXPECT_TRUE(at::equal(train(accelerator, 1), expected));
@@ -71,7 +71,7 @@ TEST(LocalSgd, with_a_period_of_one_equals_data_parallel_bit_for_bit) {
   });
 }
 
-TEST(LocalSgd, averages_after_so_many_updates_and_at_the_end) {
+TEST(LocalSgd, AveragesAfterSoManyUpdatesAndAtTheEnd) {
   accelerated_ranks(2, {.gradient_accumulation_steps = 2}, [](Accelerator& accelerator) {
     Linear net = plain_net();
     auto [model, optimizer] = accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.1}));
@@ -98,7 +98,7 @@ TEST(LocalSgd, averages_after_so_many_updates_and_at_the_end) {
   });
 }
 
-TEST(LocalSgd, an_exception_leaves_without_a_word_to_the_others) {
+TEST(LocalSgd, AnExceptionLeavesWithoutAWordToTheOthers) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     auto model = accelerator.prepare(plain_net());
     try {
@@ -118,7 +118,7 @@ TEST(LocalSgd, an_exception_leaves_without_a_word_to_the_others) {
   });
 }
 
-TEST(LocalSgd, resumes_within_a_period_to_the_bit) {
+TEST(LocalSgd, ResumesWithinAPeriodToTheBit) {
   const TestFolder folder;
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     const auto steps = [&](auto& model, auto& optimizer, LocalSgd& local_sgd, int from, int to) {
@@ -155,7 +155,7 @@ TEST(LocalSgd, resumes_within_a_period_to_the_bit) {
   });
 }
 
-TEST(JoinUnevenInputs, ranks_with_fewer_batches_shadow_the_others) {
+TEST(JoinUnevenInputs, RanksWithFewerBatchesShadowTheOthers) {
   const AcceleratorOptions options{.even_batches = true};
   accelerated_ranks(2, options, [](Accelerator& accelerator) {
     Linear net = plain_net();
@@ -183,7 +183,7 @@ TEST(JoinUnevenInputs, ranks_with_fewer_batches_shadow_the_others) {
   });
 }
 
-TEST(JoinUnevenInputs, goes_with_fp16_and_refuses_what_all_must_agree_on) {
+TEST(JoinUnevenInputs, GoesWithFp16AndRefusesWhatAllMustAgreeOn) {
   const AcceleratorOptions options{
       .mixed_precision = Precision::kFP16, .grad_scaler = {.init_scale = 64}};
   accelerated_ranks(2, options, [](Accelerator& accelerator) {
@@ -212,7 +212,7 @@ TEST(JoinUnevenInputs, goes_with_fp16_and_refuses_what_all_must_agree_on) {
   });
 }
 
-TEST(LocalSgd, leaves_optimizers_equal_so_that_data_parallel_may_follow) {
+TEST(LocalSgd, LeavesOptimizersEqualSoThatDataParallelMayFollow) {
   for (const auto state : {LocalOptimizerState::kKeep, LocalOptimizerState::kAverage}) {
     accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
       Linear net = plain_net();
@@ -238,7 +238,7 @@ TEST(LocalSgd, leaves_optimizers_equal_so_that_data_parallel_may_follow) {
   }
 }
 
-TEST(LocalSgd, may_outlive_what_was_prepared) {
+TEST(LocalSgd, MayOutliveWhatWasPrepared) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     auto model = accelerator.prepare(plain_net());
     LocalSgd local_sgd(accelerator, model);
@@ -247,7 +247,7 @@ TEST(LocalSgd, may_outlive_what_was_prepared) {
   });
 }
 
-TEST(LocalSgd, a_state_saved_within_one_may_be_loaded_without) {
+TEST(LocalSgd, AStateSavedWithinOneMayBeLoadedWithout) {
   const TestFolder folder;
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     const auto prepared = [&] {
@@ -278,7 +278,7 @@ TEST(LocalSgd, a_state_saved_within_one_may_be_loaded_without) {
   });
 }
 
-TEST(JoinUnevenInputs, all_begin_a_new_accumulation_group_afterwards) {
+TEST(JoinUnevenInputs, AllBeginANewAccumulationGroupAfterwards) {
   const AcceleratorOptions options{
       .gradient_accumulation_plugin =
           GradientAccumulationPlugin{.num_steps = 2, .sync_with_dataloader = false}};

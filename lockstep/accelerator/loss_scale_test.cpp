@@ -41,7 +41,7 @@ void expect_refused_with_fp16(
   accelerator.wait_for_everyone();
 }
 
-TEST(LossScale, makes_the_step_of_an_optimizer_that_prepare_did_not_return_an_error) {
+TEST(LossScale, MakesTheStepOfAnOptimizerThatPrepareDidNotReturnAnError) {
   for (const int size : {1, 2}) {
     const AcceleratorOptions options{
         .mixed_precision = Precision::kFP16, .grad_scaler = {.init_scale = 1024}};
@@ -61,7 +61,7 @@ TEST(LossScale, makes_the_step_of_an_optimizer_that_prepare_did_not_return_an_er
   }
 }
 
-TEST(LossScale, allows_writes_of_the_program_after_the_prepared_step) {
+TEST(LossScale, AllowsWritesOfTheProgramAfterThePreparedStep) {
   accelerated_ranks(
       2,
       {.mixed_precision = Precision::kFP16, .gradient_accumulation_steps = 2},
@@ -90,7 +90,7 @@ TEST(LossScale, allows_writes_of_the_program_after_the_prepared_step) {
       });
 }
 
-TEST(LossScale, may_be_read_and_saved_after_any_step) {
+TEST(LossScale, MayBeReadAndSavedAfterAnyStep) {
   const TestFolder folder;
   accelerated_ranks(2, {.mixed_precision = Precision::kFP16}, [&](Accelerator& accelerator) {
     Linear net = two_by_two();

@@ -10,8 +10,8 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/test_ranks.h"
-#include "lockstep/data/loader/loader.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/data/loader/loader.h"
 
 namespace lockstep {
 namespace {
@@ -36,7 +36,7 @@ std::vector<int64_t> up_to(int64_t count) {
   return sorted(at::arange(count));
 }
 
-TEST(GatherForMetrics, sees_every_sample_of_a_stream_once) {
+TEST(GatherForMetrics, SeesEverySampleOfAStreamOnce) {
   for (const int world : {2, 3, 4}) {
     for (const bool dispatch : {false, true}) {
       for (const int64_t count : {1, 5, 6, 7, 12, 13}) {
@@ -54,7 +54,7 @@ TEST(GatherForMetrics, sees_every_sample_of_a_stream_once) {
   }
 }
 
-TEST(GatherForMetrics, goes_by_the_innermost_loader_and_may_be_called_several_times) {
+TEST(GatherForMetrics, GoesByTheInnermostLoaderAndMayBeCalledSeveralTimes) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     const at::Tensor five = at::arange(5), seven = at::arange(7);
     auto [outer, inner] = accelerator.prepare(
@@ -77,7 +77,7 @@ TEST(GatherForMetrics, goes_by_the_innermost_loader_and_may_be_called_several_ti
   });
 }
 
-TEST(GatherForMetrics, takes_ragged_predictions_once_they_are_padded) {
+TEST(GatherForMetrics, TakesRaggedPredictionsOnceTheyArePadded) {
   accelerated_ranks(2, {.even_batches = false}, [](Accelerator& accelerator) {
     const at::Tensor rows = at::arange(7);
     auto loader =
@@ -95,7 +95,7 @@ TEST(GatherForMetrics, takes_ragged_predictions_once_they_are_padded) {
   });
 }
 
-TEST(GatherForMetrics, one_value_a_rank_is_no_sample_though_a_batch_has_one_row) {
+TEST(GatherForMetrics, OneValueARankIsNoSampleThoughABatchHasOneRow) {
   accelerated_ranks(2, {.even_batches = false}, [](Accelerator& accelerator) {
     const at::Tensor rows = at::arange(5);
     auto loader =

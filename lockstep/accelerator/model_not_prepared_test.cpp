@@ -27,7 +27,7 @@ using ::testing::IsEmpty;
 using ::testing::ThrowsMessage;
 using torch::nn::Linear;
 
-TEST(NothingPrepared, backward_of_several_processes_is_refused_and_of_one_is_not) {
+TEST(NothingPrepared, BackwardOfSeveralProcessesIsRefusedAndOfOneIsNot) {
   const auto backward = [](Accelerator& accelerator) {
     accelerator.backward(loss_of(two_by_two(), rows_of(accelerator)));
   };
@@ -42,7 +42,7 @@ TEST(NothingPrepared, backward_of_several_processes_is_refused_and_of_one_is_not
   EXPECT_NO_THROW(backward(alone));
 }
 
-TEST(ModelNotPrepared, is_refused_by_its_optimizer_unless_the_program_averages) {
+TEST(ModelNotPrepared, IsRefusedByItsOptimizerUnlessTheProgramAverages) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     Linear net = two_by_two();
     auto optimizer = accelerator.prepare(torch::optim::SGD(net->parameters(), 0.1));
@@ -59,7 +59,7 @@ TEST(ModelNotPrepared, is_refused_by_its_optimizer_unless_the_program_averages) 
   });
 }
 
-TEST(ModelNotPrepared, while_another_is_makes_its_optimizers_first_step_an_error) {
+TEST(ModelNotPrepared, WhileAnotherIsMakesItsOptimizersFirstStepAnError) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     Linear generator = two_by_two(), critic = two_by_two();
     auto [model, optimizer, critics] = accelerator.prepare(
@@ -108,7 +108,7 @@ std::vector<std::string> warnings_of_second_model(
   return warnings;
 }
 
-TEST(ModelNotPrepared, whose_optimizer_is_not_either_is_told_where_it_trains_apart) {
+TEST(ModelNotPrepared, WhoseOptimizerIsNotEitherIsToldWhereItTrainsApart) {
   EXPECT_THAT(
       warnings_of_second_model([](Accelerator&, Linear) {}),
       ElementsAre(AllOf(
@@ -123,7 +123,7 @@ TEST(ModelNotPrepared, whose_optimizer_is_not_either_is_told_where_it_trains_apa
       IsEmpty());
 }
 
-TEST(ModelNotPrepared, is_no_error_where_the_program_averages_its_gradients) {
+TEST(ModelNotPrepared, IsNoErrorWhereTheProgramAveragesItsGradients) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     Linear net = two_by_two();
     at::Tensor temperature = at::zeros({1}).requires_grad_();
@@ -144,7 +144,7 @@ TEST(ModelNotPrepared, is_no_error_where_the_program_averages_its_gradients) {
   });
 }
 
-TEST(ModelNotPrepared, that_is_frozen_may_differ_between_processes) {
+TEST(ModelNotPrepared, ThatIsFrozenMayDifferBetweenProcesses) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     Linear net = two_by_two(), frozen = two_by_two();
     for (at::Tensor& parameter : frozen->parameters()) {

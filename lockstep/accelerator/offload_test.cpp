@@ -23,9 +23,9 @@
 #include "lockstep/base/test_folder.h"
 #include "lockstep/comm/connected_ranks.h"
 #include "lockstep/offload/test_scratch.h"
-#include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/offload/host_update.h"
+#include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/rules/lamb.h"
 
 namespace lockstep {
@@ -158,7 +158,7 @@ std::vector<at::Tensor> weights_with(
   return all[0];
 }
 
-TEST(ZeroOffload, the_numbers_are_those_of_nothing_offloaded) {
+TEST(ZeroOffload, TheNumbersAreThoseOfNothingOffloaded) {
   const TestFolder folder;
   const auto train = [](Training& training) { training.train(0, 6); };
   for (const int world : {1, 2, 3}) {
@@ -173,7 +173,7 @@ TEST(ZeroOffload, the_numbers_are_those_of_nothing_offloaded) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
-TEST(ZeroOffload, over_shared_memory_and_with_rounded_weights_it_is_the_same) {
+TEST(ZeroOffload, OverSharedMemoryAndWithRoundedWeightsItIsTheSame) {
   const TestFolder folder;
   for (const bool rounded : {false, true}) {
     std::vector<std::vector<at::Tensor>> results;
@@ -205,7 +205,7 @@ TEST(ZeroOffload, over_shared_memory_and_with_rounded_weights_it_is_the_same) {
   }
 }
 
-TEST(ZeroOffload, a_checkpoint_is_the_same_and_goes_on_anywhere) {
+TEST(ZeroOffload, ACheckpointIsTheSameAndGoesOnAnywhere) {
   const TestFolder folder;
   const auto unbroken = weights_with(
       {.zero = ZeroPlugin{.stage = 2, .bucket_cap_bytes = 4000}}, 2, [](Training& training) {
@@ -250,7 +250,7 @@ TEST(ZeroOffload, a_checkpoint_is_the_same_and_goes_on_anywhere) {
   }
 }
 
-TEST(ZeroOffload, saved_beside_the_training_is_what_was_there_when_it_was_saved) {
+TEST(ZeroOffload, SavedBesideTheTrainingIsWhatWasThereWhenItWasSaved) {
   const TestFolder folder;
   std::filesystem::create_directory(folder / "scratch");
   ZeroPlugin plugin{.stage = 3, .bucket_cap_bytes = 4000};
@@ -280,7 +280,7 @@ TEST(ZeroOffload, saved_beside_the_training_is_what_was_there_when_it_was_saved)
   });
 }
 
-TEST(ZeroOffload, a_disk_that_fails_while_a_checkpoint_is_saved_is_an_error_on_all_ranks) {
+TEST(ZeroOffload, ADiskThatFailsWhileACheckpointIsSavedIsAnErrorOnAllRanks) {
   for (const bool of_parameters : {false, true}) {
     for (const bool async : {false, true}) {
       const TestFolder folder;
@@ -318,7 +318,7 @@ TEST(ZeroOffload, a_disk_that_fails_while_a_checkpoint_is_saved_is_an_error_on_a
   }
 }
 
-TEST(ZeroOffload, a_disk_of_one_rank_that_fails_in_the_update_is_an_error_on_all_ranks) {
+TEST(ZeroOffload, ADiskOfOneRankThatFailsInTheUpdateIsAnErrorOnAllRanks) {
   for (const int stage : {2, 3}) {
     const TestFolder folder;
     ranks(3, [&](Group group) {
@@ -344,7 +344,7 @@ TEST(ZeroOffload, a_disk_of_one_rank_that_fails_in_the_update_is_an_error_on_all
   }
 }
 
-TEST(ZeroOffload, what_a_program_writes_to_its_parameters_is_updated) {
+TEST(ZeroOffload, WhatAProgramWritesToItsParametersIsUpdated) {
   const TestFolder folder;
   for (const Way& way : ways(folder.path())) {
     SCOPED_TRACE(way.name);
@@ -408,7 +408,7 @@ Taken taken_with(const std::optional<ZeroPlugin>& plugin, double& parameters) {
   return taken;
 }
 
-TEST(ZeroOffload, what_lies_in_files_takes_no_memory) {
+TEST(ZeroOffload, WhatLiesInFilesTakesNoMemory) {
   const TestFolder folder;
   double parameters = 0;
   const Taken plain = taken_with(std::nullopt, parameters);
@@ -428,7 +428,7 @@ TEST(ZeroOffload, what_lies_in_files_takes_no_memory) {
   EXPECT_NEAR((some.most - both.most) / parameters, 0.5, 0.1) << "the elements that stay";
 }
 
-TEST(ZeroOffload, what_cannot_be_is_refused_by_its_name) {
+TEST(ZeroOffload, WhatCannotBeIsRefusedByItsName) {
   const auto expect = [](const ZeroPlugin& plugin, const char* what) {
     EXPECT_THAT(
         [&] { Accelerator({.zero = plugin}); }, ThrowsMessage<ConfigError>(HasSubstr(what)));

@@ -74,7 +74,7 @@ class SavedHeavyBall : public HeavyBall {
   }
 };
 
-TEST(OwnOptimizer, with_state_dict_goes_on_bit_for_bit) {
+TEST(OwnOptimizer, WithStateDictGoesOnBitForBit) {
   for (const bool pointer : {false, true}) {
     const TestFolder folder;
     const auto train = [&](Accelerator& accelerator, bool resumes) {
@@ -112,7 +112,7 @@ TEST(OwnOptimizer, with_state_dict_goes_on_bit_for_bit) {
   }
 }
 
-TEST(OwnOptimizer, without_state_dict_is_refused_before_training_where_it_would_be_saved) {
+TEST(OwnOptimizer, WithoutStateDictIsRefusedBeforeTrainingWhereItWouldBeSaved) {
   const TestFolder folder;
   accelerated_ranks(2, {.project_dir = folder.path()}, [&](Accelerator& accelerator) {
     Linear net(3, 2);
@@ -131,7 +131,7 @@ TEST(OwnOptimizer, without_state_dict_is_refused_before_training_where_it_would_
   });
 }
 
-TEST(OwnOptimizer, does_not_take_what_another_kind_has_saved) {
+TEST(OwnOptimizer, DoesNotTakeWhatAnotherKindHasSaved) {
   const TestFolder folder;
   const auto with = [&](auto make, const std::function<void(Accelerator&)>& then) {
     accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
@@ -171,7 +171,7 @@ at::Tensor momentum_of(Linear net, Optimizer& optimizer) {
   return net->weight.detach() - before;
 }
 
-TEST(OwnOptimizer, is_made_equal_where_processes_went_their_own_ways) {
+TEST(OwnOptimizer, IsMadeEqualWhereProcessesWentTheirOwnWays) {
   for (const bool local : {false, true}) {
     accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
       torch::manual_seed(1);
@@ -206,7 +206,7 @@ TEST(OwnOptimizer, is_made_equal_where_processes_went_their_own_ways) {
   }
 }
 
-TEST(OwnOptimizer, that_could_not_be_made_equal_is_refused_before_training) {
+TEST(OwnOptimizer, ThatCouldNotBeMadeEqualIsRefusedBeforeTraining) {
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     Linear net(3, 2);
     accelerator.prepare(net, HeavyBall(net->parameters()));

@@ -52,7 +52,7 @@ class NotedCalls : public tracking::Tracker {
   std::mutex mutex_;
 };
 
-TEST(OwnTrackers, stand_beside_lockstep_s_own_by_name) {
+TEST(OwnTrackers, StandBesideLockstepSOwnByName) {
   const TestFolder folder;
   const auto mine = std::make_shared<NotedCalls>();
   const AcceleratorOptions options = {
@@ -67,14 +67,14 @@ TEST(OwnTrackers, stand_beside_lockstep_s_own_by_name) {
   EXPECT_TRUE(std::filesystem::exists(folder / "logs" / "loss.csv"));
 }
 
-TEST(OwnTrackers, alone_need_no_project_dir) {
+TEST(OwnTrackers, AloneNeedNoProjectDir) {
   const auto mine = std::make_shared<NotedCalls>();
   Accelerator accelerator({.log_with = {mine}}, WorldSpec{}, Group());
   accelerator.log({{"loss", 3}}, 1);
   EXPECT_THAT(mine->calls, ElementsAre("loss 3 at 1"));
 }
 
-TEST(OwnTrackers, are_used_on_every_process_if_they_say_so) {
+TEST(OwnTrackers, AreUsedOnEveryProcessIfTheySaySo) {
   const auto on_all = std::make_shared<NotedCalls>(false);
   const auto on_main = std::make_shared<NotedCalls>();
   accelerated_ranks(3, {.log_with = {on_all, on_main}}, [](Accelerator& accelerator) {
@@ -84,7 +84,7 @@ TEST(OwnTrackers, are_used_on_every_process_if_they_say_so) {
   EXPECT_THAT(on_main->calls, ElementsAre("loss 3 at 1"));
 }
 
-TEST(OwnTrackers, that_are_null_are_refused_on_every_process) {
+TEST(OwnTrackers, ThatAreNullAreRefusedOnEveryProcess) {
   const auto mine = std::make_shared<NotedCalls>();
   accelerated_ranks(
       2, {.log_with = {mine, std::shared_ptr<NotedCalls>()}}, [](Accelerator& accelerator) {

@@ -31,7 +31,7 @@ Linear plain_net(float weight = 0.5) {
   return net;
 }
 
-TEST(MixedPrecision, autocast_computes_in_it_and_backward_gives_fp32_gradients) {
+TEST(MixedPrecision, AutocastComputesInItAndBackwardGivesFp32Gradients) {
   for (const auto& [precision, dtype] :
        {std::pair{Precision::kBF16, at::kBFloat16}, {Precision::kFP16, at::kHalf}}) {
     accelerated_ranks(2, {.mixed_precision = precision}, [&](Accelerator& accelerator) {
@@ -49,7 +49,7 @@ TEST(MixedPrecision, autocast_computes_in_it_and_backward_gives_fp32_gradients) 
   }
 }
 
-TEST(MixedPrecision, fp16_trains_as_fp32_does_within_its_rounding) {
+TEST(MixedPrecision, Fp16TrainsAsFp32DoesWithinItsRounding) {
   const auto train = [](const AcceleratorOptions& options) {
     Accelerator accelerator(options, WorldSpec{}, Group());
     Linear net = plain_net();
@@ -75,11 +75,13 @@ TEST(MixedPrecision, fp16_trains_as_fp32_does_within_its_rounding) {
   EXPECT_FALSE(at::equal(half, expected)) << "computed in fp32 after all";
 }
 
-TEST(MixedPrecision, an_overflow_on_one_rank_skips_the_update_on_all_and_holds_the_scheduler) {
+TEST(MixedPrecision, AnOverflowOnOneRankSkipsTheUpdateOnAllAndHoldsTheScheduler) {
   accelerated_ranks(2, {.mixed_precision = Precision::kFP16}, [](Accelerator& accelerator) {
     Linear net = plain_net();
     auto [model, optimizer, scheduler] = accelerator.prepare(
-        net, torch::optim::SGD(net->parameters(), 0.1), optim::warmup_linear({.total_steps = 10}));
+        net,
+        torch::optim::SGD(net->parameters(), 0.1),
+        schedule::warmup_linear({.total_steps = 10}));
     const auto step = [&](float factor) {
       accelerator.backward(model->forward(at::ones({1, 2})).sum() * factor);
       optimizer.step();
@@ -100,7 +102,7 @@ TEST(MixedPrecision, an_overflow_on_one_rank_skips_the_update_on_all_and_holds_t
   });
 }
 
-TEST(MixedPrecision, a_group_keeps_its_scale_when_another_optimizer_steps_within_it) {
+TEST(MixedPrecision, AGroupKeepsItsScaleWhenAnotherOptimizerStepsWithinIt) {
   Accelerator accelerator(
       {.mixed_precision = Precision::kFP16,
        .grad_scaler = {.init_scale = 8, .growth_interval = 1},
@@ -124,7 +126,7 @@ TEST(MixedPrecision, a_group_keeps_its_scale_when_another_optimizer_steps_within
   EXPECT_EQ(second->weight[0][0].item<float>(), 0.5 - 1);
 }
 
-TEST(MixedPrecision, follows_accelerates_variable_and_warns_if_nothing_is_cast) {
+TEST(MixedPrecision, FollowsAcceleratesVariableAndWarnsIfNothingIsCast) {
   setenv("ACCELERATE_MIXED_PRECISION", "bf16", 1);
   std::vector<std::string> lines;
   set_log_sink([&](const std::string& line) { lines.push_back(line); });
@@ -139,7 +141,7 @@ TEST(MixedPrecision, follows_accelerates_variable_and_warns_if_nothing_is_cast) 
       lines, Contains(HasSubstr("no forward has run under accelerator.autocast()")).Times(1));
 }
 
-TEST(Clipping, returns_the_global_norm_once_and_changes_nothing_the_second_time) {
+TEST(Clipping, ReturnsTheGlobalNormOnceAndChangesNothingTheSecondTime) {
   accelerated_ranks(2, {.mixed_precision = Precision::kFP16}, [](Accelerator& accelerator) {
     Linear net = plain_net();
     auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
@@ -165,7 +167,7 @@ TEST(Clipping, returns_the_global_norm_once_and_changes_nothing_the_second_time)
   });
 }
 
-TEST(Clipping, leaves_gradients_alone_that_are_still_accumulating) {
+TEST(Clipping, LeavesGradientsAloneThatAreStillAccumulating) {
   Accelerator accelerator({.gradient_accumulation_steps = 2}, WorldSpec{}, Group());
   auto net = accelerator.prepare(plain_net());
   auto micro_step = accelerator.accumulate(net);
@@ -176,7 +178,7 @@ TEST(Clipping, leaves_gradients_alone_that_are_still_accumulating) {
   EXPECT_TRUE(at::equal(net->weight.grad(), before));
 }
 
-TEST(NonFinite, stop_names_step_rank_and_parameter) {
+TEST(NonFinite, StopNamesStepRankAndParameter) {
   accelerated_ranks(3, {.non_finite = NonFinitePolicy::kStop}, [](Accelerator& accelerator) {
     Linear net = plain_net();
     auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
@@ -197,7 +199,7 @@ TEST(NonFinite, stop_names_step_rank_and_parameter) {
   });
 }
 
-TEST(NonFinite, skip_leaves_the_update_out_everywhere_and_ignore_does_not) {
+TEST(NonFinite, SkipLeavesTheUpdateOutEverywhereAndIgnoreDoesNot) {
   for (const auto policy : {NonFinitePolicy::kSkip, NonFinitePolicy::kIgnore}) {
     accelerated_ranks(2, {.non_finite = policy}, [&](Accelerator& accelerator) {
       Linear net = plain_net();
@@ -212,7 +214,7 @@ TEST(NonFinite, skip_leaves_the_update_out_everywhere_and_ignore_does_not) {
   }
 }
 
-TEST(NonFinite, a_skipped_step_with_fp16_does_not_confuse_the_scaler) {
+TEST(NonFinite, ASkippedStepWithFp16DoesNotConfuseTheScaler) {
   accelerated_ranks(
       2,
       {.mixed_precision = Precision::kFP16,
@@ -233,7 +235,7 @@ TEST(NonFinite, a_skipped_step_with_fp16_does_not_confuse_the_scaler) {
       });
 }
 
-TEST(Clipping, clips_after_a_backward_of_ones_own_as_well) {
+TEST(Clipping, ClipsAfterABackwardOfOnesOwnAsWell) {
   Accelerator accelerator({}, WorldSpec{}, Group());
   Linear net = plain_net();
   auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.0));
@@ -246,7 +248,7 @@ TEST(Clipping, clips_after_a_backward_of_ones_own_as_well) {
   }
 }
 
-TEST(NonFinite, fp16_stops_when_no_scale_is_left_to_blame) {
+TEST(NonFinite, Fp16StopsWhenNoScaleIsLeftToBlame) {
   Accelerator accelerator(
       {.mixed_precision = Precision::kFP16,
        .grad_scaler = {.init_scale = 2},

@@ -16,8 +16,8 @@
 
 namespace lockstep {
 
-/// What `Accelerator::prepare` takes, told by what a type can do: this header needs none of
-/// torch::nn, whose headers take seconds to compile.
+/// Concepts for the arguments of `Accelerator::prepare`, by the members of a type: this header does
+/// not include torch::nn, whose headers take seconds to compile.
 
 /// A module holder (TORCH_MODULE) or a shared_ptr to a module.
 template <typename T>
@@ -37,7 +37,7 @@ concept LoaderHandle = requires(T loader) {
   { loader.core() } -> std::convertible_to<std::shared_ptr<data::LoaderCore>>;
 };
 
-/// What torch::data::make_data_loader returns.
+/// The return type of torch::data::make_data_loader.
 template <typename T>
 concept TorchLoaderHandle = requires(T loader) {
   loader->begin();
@@ -54,7 +54,7 @@ consteval void refuse_torch_loader() {
       "data::Loader(data::from_torch(dataset), {.batch_size = ...}) of its data set");
 }
 
-/// A prepared object that keeps its type: another handle of it.
+/// Returns another handle of a prepared object that keeps its type.
 template <typename Object>
 auto prepared_itself(Object&& object) {
   using Type = std::remove_cvref_t<Object>;
@@ -104,10 +104,11 @@ std::shared_ptr<torch::optim::Optimizer> shared_optimizer(Handle&& handle) {
   }
 }
 
-/// An optimizer as it was passed to prepare().
+/// An optimizer in the form in which it was passed to prepare().
 struct GivenOptimizer {
   std::shared_ptr<torch::optim::Optimizer> optimizer;
-  /// Saves and loads its state, if its class has state_dict() and load_state_dict(); refers to it.
+  /// Saves and loads the state of an optimizer whose class has state_dict() and load_state_dict();
+  /// a reference to it.
   std::optional<AnyCheckpointable> own_state = std::nullopt;
 };
 
@@ -123,7 +124,7 @@ GivenOptimizer given_optimizer(Handle&& handle) {
   return given;
 }
 
-/// What is left of a prepared object that was let go: a holder or pointer to nothing.
+/// Returns an empty holder or null pointer, to replace a freed object.
 template <typename Handle>
 Handle empty_like(const Handle&) {
   if constexpr (std::is_constructible_v<Handle, std::nullptr_t>) {

@@ -19,8 +19,8 @@
 #include "lockstep/accelerator/training_state/training_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/data/loader/loader.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/data/loader/loader.h"
 #include "lockstep/optim/rules/adam.h"
 
 namespace lockstep {
@@ -136,7 +136,7 @@ class Reshard : public ::testing::TestWithParam<int64_t> {
   TestFolder folder;
 };
 
-TEST_P(Reshard, saved_by_any_number_of_processes_it_goes_on_with_any_other) {
+TEST_P(Reshard, SavedByAnyNumberOfProcessesItGoesOnWithAnyOther) {
   const int64_t accumulation = GetParam();
   constexpr int64_t kTotal = 13;
   const Result unbroken = run(1, accumulation, kTotal, 0, {});
@@ -166,7 +166,7 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(1, 2),  // With 2, an odd save lies within a group: its gradients go along.
     [](const auto& tested) { return std::to_string(tested.param); });
 
-TEST(ReshardLocalSgd, optimizer_states_become_their_mean) {
+TEST(ReshardLocalSgd, OptimizerStatesBecomeTheirMean) {
   const TestFolder folder;
   const auto with_local_sgd = [&](Accelerator& accelerator,
                                   const std::function<void(SharedRun&)>& body) {
@@ -206,7 +206,7 @@ TEST(ReshardLocalSgd, optimizer_states_become_their_mean) {
   }
 }
 
-TEST(RandomState, of_a_process_that_was_not_there_is_its_own_and_always_the_same) {
+TEST(RandomState, OfAProcessThatWasNotThereIsItsOwnAndAlwaysTheSame) {
   torch::manual_seed(7);
   const NamedTensors saved{{"cpu", random_state().clone()}};
   std::vector<at::Tensor> drawn;

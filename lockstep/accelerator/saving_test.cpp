@@ -25,7 +25,7 @@ namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
-using checkpoint::names_in;
+using storage::names_in;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -51,7 +51,7 @@ struct Average {
   void load_state_dict(const ObjectState& state) { value = state.tensors.at(0).tensor.clone(); }
 };
 
-TEST(RegisterForCheckpointing, objects_come_back_with_values_and_tensors) {
+TEST(RegisterForCheckpointing, ObjectsComeBackWithValuesAndTensors) {
   const TestFolder folder;
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     Counter counter{.count = 5};
@@ -70,9 +70,7 @@ TEST(RegisterForCheckpointing, objects_come_back_with_values_and_tensors) {
   EXPECT_FALSE(reader.has("custom_checkpoint_0_of_rank_1.json"));
 }
 
-TEST(
-    RegisterForCheckpointing,
-    what_differs_between_processes_is_kept_for_each_and_goes_to_no_other_number) {
+TEST(RegisterForCheckpointing, WhatDiffersBetweenProcessesIsKeptForEachAndGoesToNoOtherNumber) {
   const TestFolder folder;
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     Counter counter{.count = accelerator.process_index() + 1};
@@ -91,7 +89,7 @@ TEST(
           HasSubstr("custom object 0 had a state of its own in each of 2 processes")));
 }
 
-TEST(RegisterForCheckpointing, another_number_of_objects_and_one_that_refuses_are_errors_on_all) {
+TEST(RegisterForCheckpointing, AnotherNumberOfObjectsAndOneThatRefusesAreErrorsOnAll) {
   const TestFolder folder;
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     Counter counter{.count = 13};
@@ -110,7 +108,7 @@ TEST(RegisterForCheckpointing, another_number_of_objects_and_one_that_refuses_ar
   });
 }
 
-TEST(StateHooks, add_files_take_models_over_and_can_be_removed) {
+TEST(StateHooks, AddFilesTakeModelsOverAndCanBeRemoved) {
   const TestFolder folder;
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     Linear net(2, 2);
@@ -145,7 +143,7 @@ TEST(StateHooks, add_files_take_models_over_and_can_be_removed) {
   EXPECT_TRUE(checkpoint::Reader(folder / "plain").has("model.safetensors"));
 }
 
-TEST(StateHooks, one_that_throws_on_one_process_fails_the_save_on_all_and_leaves_nothing) {
+TEST(StateHooks, OneThatThrowsOnOneProcessFailsTheSaveOnAllAndLeavesNothing) {
   const TestFolder folder;
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     accelerator.register_save_state_pre_hook([&](StateBeingSaved&) {
@@ -160,7 +158,7 @@ TEST(StateHooks, one_that_throws_on_one_process_fails_the_save_on_all_and_leaves
   EXPECT_TRUE(names_in(folder.path()).empty());
 }
 
-TEST(AsyncSave, that_failed_is_reported_by_the_next_save_which_is_done_all_the_same) {
+TEST(AsyncSave, ThatFailedIsReportedByTheNextSaveWhichIsDoneAllTheSame) {
   const TestFolder folder;
   accelerated_ranks(2, {.project_dir = folder.path()}, [&](Accelerator& accelerator) {
     bool fails = true;
@@ -185,13 +183,13 @@ TEST(AsyncSave, that_failed_is_reported_by_the_next_save_which_is_done_all_the_s
     accelerator.wait_for_save();
   });
   EXPECT_EQ(
-      checkpoint::find_newest(folder / "checkpoints", checkpoint::Verify::kFull).path,
+      storage::find_newest(folder / "checkpoints", storage::Verify::kFull).path,
       folder / "checkpoints" / "checkpoint_2");
-  checkpoint::StoredCheckpoint(folder / "next", checkpoint::Verify::kFull);
+  storage::StoredCheckpoint(folder / "next", storage::Verify::kFull);
   EXPECT_FALSE(fs::exists(folder / "named"));
 }
 
-TEST(ProjectConfiguration, keeps_total_limit_checkpoints_also_after_a_resume) {
+TEST(ProjectConfiguration, KeepsTotalLimitCheckpointsAlsoAfterAResume) {
   const TestFolder folder;
   const AcceleratorOptions options{
       .project_config = {.project_dir = folder.path(), .total_limit = 2}};
@@ -215,7 +213,7 @@ TEST(ProjectConfiguration, keeps_total_limit_checkpoints_also_after_a_resume) {
   EXPECT_THAT(kept(), ElementsAre("checkpoint_4", "checkpoint_5"));
 }
 
-TEST(ProjectConfiguration, iteration_is_the_least_number_and_naming_can_be_off) {
+TEST(ProjectConfiguration, IterationIsTheLeastNumberAndNamingCanBeOff) {
   const TestFolder folder;
   {
     Accelerator accelerator(
@@ -232,7 +230,7 @@ TEST(ProjectConfiguration, iteration_is_the_least_number_and_naming_can_be_off) 
       ThrowsMessage<ConfigError>(HasSubstr("automatic_checkpoint_naming is off")));
 }
 
-TEST(ProjectConfiguration, impossible_values_and_folders_are_refused_at_construction) {
+TEST(ProjectConfiguration, ImpossibleValuesAndFoldersAreRefusedAtConstruction) {
   const TestFolder folder;
   const auto construct = [&](const AcceleratorOptions& options) {
     const Accelerator accelerator(options, WorldSpec{}, Group());
@@ -242,7 +240,7 @@ TEST(ProjectConfiguration, impossible_values_and_folders_are_refused_at_construc
   EXPECT_THROW(construct({.project_config = {.checkpointing_steps = 5}}), ConfigError);
   EXPECT_THROW(
       construct({.project_dir = "a", .project_config = {.project_dir = "b"}}), ConfigError);
-  checkpoint::write_bytes(folder / "file", "x");
+  storage::write_bytes(folder / "file", "x");
   std::atomic<int> refused = 0;
   ranks(2, [&](Group group) {
     WorldSpec world;
@@ -258,7 +256,7 @@ TEST(ProjectConfiguration, impossible_values_and_folders_are_refused_at_construc
   EXPECT_EQ(refused, 2);
 }
 
-TEST(SaveOnEachNode, every_host_keeps_a_whole_checkpoint_on_its_own_disk) {
+TEST(SaveOnEachNode, EveryHostKeepsAWholeCheckpointOnItsOwnDisk) {
   const TestFolder folder;
   // Four ranks of two hosts, whose disks are two folders.
   const auto on_two_hosts = [&](const std::function<void(Accelerator&)>& body) {
@@ -309,7 +307,7 @@ TEST(SaveOnEachNode, every_host_keeps_a_whole_checkpoint_on_its_own_disk) {
     EXPECT_EQ(accelerator.resume_latest()->filename(), "checkpoint_1");
   });
   // And here it holds that of another run.
-  checkpoint::edit_manifest(
+  storage::edit_manifest(
       folder / "host1" / "checkpoints" / "checkpoint_1",
       [](nlohmann::json& manifest) { manifest["meta"]["save_id"] = "another"; });
   on_two_hosts([&](Accelerator& accelerator) {
@@ -324,7 +322,7 @@ TEST(SaveOnEachNode, every_host_keeps_a_whole_checkpoint_on_its_own_disk) {
   });
 }
 
-TEST(RegisterForCheckpointing, different_registrations_are_refused_when_saving) {
+TEST(RegisterForCheckpointing, DifferentRegistrationsAreRefusedWhenSaving) {
   const TestFolder folder;
   for (int more_on : {0, 1}) {
     accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
@@ -340,7 +338,7 @@ TEST(RegisterForCheckpointing, different_registrations_are_refused_when_saving) 
   EXPECT_TRUE(names_in(folder.path()).empty());
 }
 
-TEST(StateHooks, a_model_taken_over_on_one_process_only_is_refused) {
+TEST(StateHooks, AModelTakenOverOnOneProcessOnlyIsRefused) {
   const TestFolder folder;
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     Linear net(2, 2);
@@ -363,7 +361,7 @@ TEST(StateHooks, a_model_taken_over_on_one_process_only_is_refused) {
   });
 }
 
-TEST(StateHooks, a_tensor_that_cannot_be_copied_fails_the_save_on_all) {
+TEST(StateHooks, ATensorThatCannotBeCopiedFailsTheSaveOnAll) {
   const TestFolder folder;
   for (const bool async : {false, true}) {
     accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
@@ -382,7 +380,7 @@ TEST(StateHooks, a_tensor_that_cannot_be_copied_fails_the_save_on_all) {
   }
 }
 
-TEST(SavedBuffers, that_do_not_follow_rank_0_are_each_processs_own) {
+TEST(SavedBuffers, ThatDoNotFollowRank0AreEachProcesssOwn) {
   const TestFolder folder;
   AcceleratorOptions options;
   options.data_parallel.broadcast_buffers = false;
@@ -405,7 +403,7 @@ TEST(SavedBuffers, that_do_not_follow_rank_0_are_each_processs_own) {
 
 // --- asynchronous
 
-TEST(AsyncSave, saves_the_state_of_the_moment_while_training_goes_on) {
+TEST(AsyncSave, SavesTheStateOfTheMomentWhileTrainingGoesOn) {
   const TestFolder folder;
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     Linear net(300, 300);
@@ -427,7 +425,7 @@ TEST(AsyncSave, saves_the_state_of_the_moment_while_training_goes_on) {
   });
 }
 
-TEST(AsyncSave, a_failed_write_is_an_error_of_the_next_call_on_every_rank) {
+TEST(AsyncSave, AFailedWriteIsAnErrorOfTheNextCallOnEveryRank) {
   const TestFolder folder;
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     Linear net(2, 2);
@@ -444,7 +442,7 @@ TEST(AsyncSave, a_failed_write_is_an_error_of_the_next_call_on_every_rank) {
   });
 }
 
-TEST(AsyncSave, is_finished_though_nobody_waits_for_it) {
+TEST(AsyncSave, IsFinishedThoughNobodyWaitsForIt) {
   const TestFolder folder;
   accelerated_ranks(2, {.project_dir = folder.path()}, [&](Accelerator& accelerator) {
     Linear net(100, 100);

@@ -13,9 +13,9 @@ namespace lockstep {
 
 class Accelerator;
 
-/// The state that a sequence model carries from batch to batch of a data::sequence_loader: an
-/// LSTM's h and c, say. Each rank has the state of its own rows; a checkpoint has all ranks', so
-/// that any number of ranks that divides the rows goes on exactly.
+/// The state that a sequence model carries from batch to batch of a data::sequence_loader, for
+/// instance an LSTM's h and c. Each rank has the state of its own rows; a checkpoint has the state
+/// of all ranks, so that any number of ranks that divides the rows continues exactly.
 ///
 ///   lockstep::SequenceState state(accelerator);
 ///   accelerator.register_for_checkpointing(state);
@@ -27,14 +27,15 @@ class Accelerator;
 ///     state.set({h, c});
 ///   }
 ///
-/// Cost: what the tensors take; a save gathers those of all ranks on each. Thread safety: none.
+/// Cost: the memory of the tensors; a save gathers those of all ranks on each rank. Not
+/// thread-safe.
 class SequenceState {
  public:
   /// `dim`: the dimension of the tensors that counts rows; 1 in torch's recurrent modules.
   explicit SequenceState(Accelerator& accelerator, int64_t dim = 1);
 
   bool empty() const { return tensors_.empty(); }
-  /// Those of the last set(), without their history.
+  /// Returns the tensors of the last set(), without their history.
   const std::vector<at::Tensor>& tensors() const { return tensors_; }
   /// Replaces the state. ConfigError for a tensor without that dimension.
   void set(const std::vector<at::Tensor>& tensors);
@@ -42,7 +43,7 @@ class SequenceState {
 
   /// Collective: all ranks save at the same batch.
   ObjectState state_dict() const;
-  /// ConfigError for what is no such state, or has rows that these ranks cannot share equally.
+  /// ConfigError for an invalid state, or one whose rows these ranks cannot share equally.
   void load_state_dict(const ObjectState& state);
 
  private:

@@ -33,7 +33,7 @@ std::string error_of(const Body& body) {
   return "no error";
 }
 
-TEST(SharedParameters, are_there_once_and_gradients_are_not) {
+TEST(SharedParameters, AreThereOnceAndGradientsAreNot) {
   accelerated_ranks(3, kShared, [](Accelerator& accelerator) {
     torch::nn::Linear net(4, 3);
     auto [model, optimizer] =
@@ -109,7 +109,7 @@ std::vector<at::Tensor> trained_in_turn(Accelerator& accelerator, Prepared how) 
   return weights;
 }
 
-TEST(SharedParameters, of_two_models_train_as_own_ones) {
+TEST(SharedParameters, OfTwoModelsTrainAsOwnOnes) {
   for (const Prepared how :
        {Prepared::kInOneCall, Prepared::kOneAfterTheOther, Prepared::kWithOneOptimizer}) {
     std::vector<std::vector<at::Tensor>> own(3);
@@ -131,15 +131,20 @@ TEST(SharedParameters, of_two_models_train_as_own_ones) {
   }
 }
 
-TEST(SharedParameters, change_nothing_in_a_world_of_one) {
+TEST(SharedParameters, ChangeNothingInAWorldOfOne) {
   Accelerator accelerator(kShared, WorldSpec{}, Group());
   torch::nn::Linear net(4, 3);
+  const at::Tensor weight = net->weight.detach().clone();
+  const at::Tensor bias = net->bias.detach().clone();
   auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), {0.1}));
   accelerator.backward(model->forward(at::ones({2, 4})).sum());
   optimizer.step();
+  // Each gradient is the number of samples: 2.
+  EXPECT_TRUE(at::equal(net->weight.detach(), weight - 0.1 * at::full({3, 4}, 2.0F)));
+  EXPECT_TRUE(at::equal(net->bias.detach(), bias - 0.1 * at::full({3}, 2.0F)));
 }
 
-TEST(SharedParameters, refuse_other_optimizers_models_and_ways_of_training) {
+TEST(SharedParameters, RefuseOtherOptimizersModelsAndWaysOfTraining) {
   accelerated_ranks(2, kShared, [](Accelerator& accelerator) {
     torch::nn::Linear net(4, 3);
     EXPECT_THAT(

@@ -21,8 +21,8 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/data/loader/loader.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/data/loader/loader.h"
 #include "lockstep/optim/rules/adam.h"
 
 namespace lockstep {
@@ -53,7 +53,7 @@ void micro_step(Accelerator& accelerator, Linear net, const Step& step) {
   step();
 }
 
-TEST(OriginalOptimizer, of_lockstep_is_refused_at_its_first_step_in_every_mode) {
+TEST(OriginalOptimizer, OfLockstepIsRefusedAtItsFirstStepInEveryMode) {
   for (const int stage : {0, 1, 2, 3}) {
     for (const int64_t steps : {1, 2}) {
       accelerated_ranks(2, with_steps(steps, stage), [](Accelerator& accelerator) {
@@ -73,7 +73,7 @@ TEST(OriginalOptimizer, of_lockstep_is_refused_at_its_first_step_in_every_mode) 
   }
 }
 
-TEST(OriginalOptimizer, may_drop_gradients_where_that_is_the_same_and_nowhere_else) {
+TEST(OriginalOptimizer, MayDropGradientsWhereThatIsTheSameAndNowhereElse) {
   for (const auto& [stage, steps] : {std::pair{0, 1}, {0, 2}, {2, 1}}) {
     accelerated_ranks(2, with_steps(steps, stage), [&](Accelerator& accelerator) {
       Linear net = two_by_two();
@@ -94,7 +94,7 @@ TEST(OriginalOptimizer, may_drop_gradients_where_that_is_the_same_and_nowhere_el
   }
 }
 
-TEST(OriginalOptimizer, is_its_owners_again_once_nobody_has_the_prepared_one) {
+TEST(OriginalOptimizer, IsItsOwnersAgainOnceNobodyHasThePreparedOne) {
   Linear net = two_by_two();
   optim::AdamW opt(net->parameters(), {.lr = 0.1});
   {
@@ -127,7 +127,7 @@ void expect_refused_in_a_group(
   accelerator.wait_for_everyone();
 }
 
-TEST(OriginalOptimizer, of_torch_is_refused_in_the_second_group) {
+TEST(OriginalOptimizer, OfTorchIsRefusedInTheSecondGroup) {
   const auto check = [](const auto& make) {
     accelerated_ranks(2, with_steps(2), [&](Accelerator& accelerator) {
       Linear net = two_by_two();
@@ -145,7 +145,7 @@ TEST(OriginalOptimizer, of_torch_is_refused_in_the_second_group) {
   check([](Linear net) { return std::make_shared<torch::optim::Adam>(net->parameters()); });
 }
 
-TEST(OptimizerNotPrepared, is_refused_in_the_second_group) {
+TEST(OptimizerNotPrepared, IsRefusedInTheSecondGroup) {
   accelerated_ranks(2, with_steps(2), [](Accelerator& accelerator) {
     Linear net = two_by_two();
     optim::AdamW opt(net->parameters(), {.lr = 0.1});
@@ -154,7 +154,7 @@ TEST(OptimizerNotPrepared, is_refused_in_the_second_group) {
   });
 }
 
-TEST(OptimizerNotPrepared, trains_as_a_prepared_one_where_every_backward_averages) {
+TEST(OptimizerNotPrepared, TrainsAsAPreparedOneWhereEveryBackwardAverages) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     Linear net = two_by_two(), other = two_by_two();
     torch::optim::SGD opt(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
@@ -174,7 +174,7 @@ TEST(OptimizerNotPrepared, trains_as_a_prepared_one_where_every_backward_average
   });
 }
 
-TEST(Accumulation, writes_of_the_program_where_they_do_no_harm_are_allowed) {
+TEST(Accumulation, WritesOfTheProgramWhereTheyDoNoHarmAreAllowed) {
   accelerated_ranks(2, with_steps(2), [](Accelerator& accelerator) {
     Linear net = two_by_two();
     auto [model, optimizer] =
@@ -202,7 +202,7 @@ TEST(Accumulation, writes_of_the_program_where_they_do_no_harm_are_allowed) {
   });
 }
 
-TEST(Accumulation, weights_that_are_changed_for_one_forward_and_backward_are_no_update) {
+TEST(Accumulation, WeightsThatAreChangedForOneForwardAndBackwardAreNoUpdate) {
   accelerated_ranks(2, with_steps(2), [](Accelerator& accelerator) {
     Linear net = two_by_two();
     auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
@@ -226,7 +226,7 @@ TEST(Accumulation, weights_that_are_changed_for_one_forward_and_backward_are_no_
   });
 }
 
-TEST(OptimizerStep, after_a_loss_that_depends_on_no_parameter_does_nothing) {
+TEST(OptimizerStep, AfterALossThatDependsOnNoParameterDoesNothing) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     Linear net = two_by_two();
     auto [model, optimizer] = accelerator.prepare(net, torch::optim::SGD(net->parameters(), 0.1));
@@ -238,7 +238,7 @@ TEST(OptimizerStep, after_a_loss_that_depends_on_no_parameter_does_nothing) {
   });
 }
 
-TEST(Accumulation, a_state_loaded_within_a_group_is_no_update) {
+TEST(Accumulation, AStateLoadedWithinAGroupIsNoUpdate) {
   const TestFolder folder;
   accelerated_ranks(2, with_steps(2), [&](Accelerator& accelerator) {
     Linear net = two_by_two();
@@ -263,7 +263,7 @@ TEST(Accumulation, a_state_loaded_within_a_group_is_no_update) {
 
 // --- loss.backward()
 
-TEST(PlainBackward, within_accumulate_is_refused_in_every_mode) {
+TEST(PlainBackward, WithinAccumulateIsRefusedInEveryMode) {
   for (const int stage : {0, 1, 2, 3}) {
     for (const int size : {1, 2}) {
       accelerated_ranks(size, with_steps(2, stage), [](Accelerator& accelerator) {
@@ -284,7 +284,7 @@ TEST(PlainBackward, within_accumulate_is_refused_in_every_mode) {
   }
 }
 
-TEST(PlainBackward, of_a_scaled_loss_and_outside_of_groups_is_no_error) {
+TEST(PlainBackward, OfAScaledLossAndOutsideOfGroupsIsNoError) {
   accelerated_ranks(2, with_steps(2), [](Accelerator& accelerator) {
     Linear net = two_by_two();
     auto [model, optimizer] =
@@ -304,7 +304,7 @@ TEST(PlainBackward, of_a_scaled_loss_and_outside_of_groups_is_no_error) {
 
 // --- an optimizer of another model
 
-TEST(AnotherModelsOptimizer, is_refused_at_its_first_step) {
+TEST(AnotherModelsOptimizer, IsRefusedAtItsFirstStep) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     Linear net = two_by_two(), other = two_by_two();
     auto [model, optimizer] =
@@ -319,7 +319,7 @@ TEST(AnotherModelsOptimizer, is_refused_at_its_first_step) {
   });
 }
 
-TEST(AnotherModelsOptimizer, beside_the_right_one_is_refused_at_its_second_step) {
+TEST(AnotherModelsOptimizer, BesideTheRightOneIsRefusedAtItsSecondStep) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     Linear net = two_by_two(), other = two_by_two();
     auto [model, second, right, wrong] = accelerator.prepare(
@@ -335,7 +335,7 @@ TEST(AnotherModelsOptimizer, beside_the_right_one_is_refused_at_its_second_step)
   });
 }
 
-TEST(AnotherModelsOptimizer, is_no_error_where_models_take_turns) {
+TEST(AnotherModelsOptimizer, IsNoErrorWhereModelsTakeTurns) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     Linear first = two_by_two(), second = two_by_two();
     auto [a, b, a_optimizer, b_optimizer] = accelerator.prepare(
@@ -355,7 +355,7 @@ TEST(AnotherModelsOptimizer, is_no_error_where_models_take_turns) {
 }
 
 /// The critic's gradients of the generator's loss are dropped, as GANs do.
-TEST(AnotherModelsOptimizer, adversarial_training_in_groups_goes_on) {
+TEST(AnotherModelsOptimizer, AdversarialTrainingInGroupsGoesOn) {
   accelerated_ranks(2, with_steps(2), [](Accelerator& accelerator) {
     Linear generator = two_by_two(), critic = two_by_two();
     auto [g, c, g_optimizer, c_optimizer] = accelerator.prepare(
@@ -380,7 +380,7 @@ TEST(AnotherModelsOptimizer, adversarial_training_in_groups_goes_on) {
   });
 }
 
-TEST(AnotherModelsOptimizer, frozen_for_a_while_is_no_error) {
+TEST(AnotherModelsOptimizer, FrozenForAWhileIsNoError) {
   Accelerator accelerator({}, WorldSpec{}, Group());
   Linear frozen = two_by_two(), head = two_by_two();
   auto [model, optimizer] =
@@ -395,7 +395,7 @@ TEST(AnotherModelsOptimizer, frozen_for_a_while_is_no_error) {
 
 // --- seeds and losses
 
-TEST(Seeds, that_differ_between_ranks_are_refused_where_they_matter) {
+TEST(Seeds, ThatDifferBetweenRanksAreRefusedWhereTheyMatter) {
   const auto loader_with = [](uint64_t seed, bool shuffle) {
     return data::Loader(
         data::TensorDataset(at::zeros({8, 1}), at::zeros({8})),
@@ -425,7 +425,7 @@ std::vector<std::string> logged_by(const std::function<void()>& body) {
   return lines;
 }
 
-TEST(NonFiniteLoss, is_said_at_once_and_at_the_end_if_it_stays) {
+TEST(NonFiniteLoss, IsSaidAtOnceAndAtTheEndIfItStays) {
   for (const bool stays : {false, true}) {
     const auto lines = logged_by([&] {
       Accelerator accelerator({}, WorldSpec{}, Group());
@@ -446,7 +446,7 @@ TEST(NonFiniteLoss, is_said_at_once_and_at_the_end_if_it_stays) {
   }
 }
 
-TEST(NonFiniteLoss, of_another_rank_alone_is_said_at_the_end) {
+TEST(NonFiniteLoss, OfAnotherRankAloneIsSaidAtTheEnd) {
   const auto lines = logged_by([] {
     accelerated_ranks(2, {}, [](Accelerator& accelerator) {
       Linear net = two_by_two();

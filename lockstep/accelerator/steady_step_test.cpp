@@ -103,15 +103,15 @@ void expect_no_more_than_alone(const AcceleratorOptions& options, int64_t extra 
   });
 }
 
-TEST_F(SteadyStep, allocates_no_tensor_more_than_alone) {
+TEST_F(SteadyStep, AllocatesNoTensorMoreThanAlone) {
   expect_no_more_than_alone({});
 }
 
-TEST_F(SteadyStep, with_shared_parameters_neither) {
+TEST_F(SteadyStep, WithSharedParametersNeither) {
   expect_no_more_than_alone({.shared_parameters = true});
 }
 
-TEST_F(SteadyStep, accumulating_costs_two_numbers_a_micro_step) {
+TEST_F(SteadyStep, AccumulatingCostsTwoNumbersAMicroStep) {
   // The scaled loss, and its gradient.
   expect_no_more_than_alone({.gradient_accumulation_steps = 3}, 3 * 2);
 }

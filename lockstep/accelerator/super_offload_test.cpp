@@ -18,8 +18,8 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/rules/sgd.h"
 
 namespace lockstep {
@@ -148,7 +148,7 @@ int64_t speculative_of(const Setting& setting, const std::function<void(Training
 // After a first step, which makes the state; those that may still travel at the end do not count.
 constexpr int64_t kAtLeast = kLayers - 3;
 
-TEST(SuperOffload, updates_begin_within_backward_and_are_the_same_to_the_bit) {
+TEST(SuperOffload, UpdatesBeginWithinBackwardAndAreTheSameToTheBit) {
   const auto body = [](Training& training) { training.train(0, 6); };
   for (const int world : {1, 2, 3}) {
     for (Setting setting :
@@ -163,7 +163,7 @@ TEST(SuperOffload, updates_begin_within_backward_and_are_the_same_to_the_bit) {
   }
 }
 
-TEST(SuperOffload, other_rules_and_fp32_masters_begin_early_too) {
+TEST(SuperOffload, OtherRulesAndFp32MastersBeginEarlyToo) {
   const auto body = [](Training& training) { training.train(0, 5); };
   const auto momentum = [](std::vector<at::Tensor> parameters) {
     return std::make_shared<optim::SGD>(
@@ -178,7 +178,7 @@ TEST(SuperOffload, other_rules_and_fp32_masters_begin_early_too) {
   }
 }
 
-TEST(SuperOffload, gradients_that_are_clipped_are_updated_anew) {
+TEST(SuperOffload, GradientsThatAreClippedAreUpdatedAnew) {
   const auto clipping = [](double max_norm) {
     return [max_norm](Training& training) {
       for (int64_t i = 0; i < 4; ++i) {
@@ -192,7 +192,7 @@ TEST(SuperOffload, gradients_that_are_clipped_are_updated_anew) {
   EXPECT_GE(speculative_of({}, clipping(1e6)), 3 * kAtLeast);  // Nothing was to be clipped.
 }
 
-TEST(SuperOffload, what_changes_between_backward_and_step_counts) {
+TEST(SuperOffload, WhatChangesBetweenBackwardAndStepCounts) {
   for (const int stage : {2, 3}) {
     SCOPED_TRACE(stage);
     const Setting setting{.stage = stage};
@@ -233,7 +233,7 @@ TEST(SuperOffload, what_changes_between_backward_and_step_counts) {
   }
 }
 
-TEST(SuperOffload, what_was_written_before_backward_counts) {
+TEST(SuperOffload, WhatWasWrittenBeforeBackwardCounts) {
   for (const Setting& setting :
        {Setting{.stage = 1, .dtype = at::kBFloat16},
         Setting{.stage = 2, .dtype = at::kBFloat16},
@@ -253,7 +253,7 @@ TEST(SuperOffload, what_was_written_before_backward_counts) {
   }
 }
 
-TEST(SuperOffload, a_backward_that_failed_leaves_nothing_in_what_adds_up) {
+TEST(SuperOffload, ABackwardThatFailedLeavesNothingInWhatAddsUp) {
   for (const int stage : {2, 3}) {
     SCOPED_TRACE(stage);
     std::vector<std::vector<at::Tensor>> outcomes;
@@ -285,7 +285,7 @@ TEST(SuperOffload, a_backward_that_failed_leaves_nothing_in_what_adds_up) {
   }
 }
 
-TEST(SuperOffload, a_step_that_never_comes_leaves_nothing_behind) {
+TEST(SuperOffload, AStepThatNeverComesLeavesNothingBehind) {
   const int64_t early = speculative_of({}, [](Training& training) {
     training.train(0, 2);
     training.backward(2);  // Dropped.
@@ -298,7 +298,7 @@ TEST(SuperOffload, a_step_that_never_comes_leaves_nothing_behind) {
   EXPECT_GE(early, 4 * kAtLeast);
 }
 
-TEST(SuperOffload, within_a_group_of_micro_steps_only_the_last_backward_begins_updates) {
+TEST(SuperOffload, WithinAGroupOfMicroStepsOnlyTheLastBackwardBeginsUpdates) {
   for (const bool each : {false, true}) {
     const auto body = [](Training& training) {
       for (int64_t i = 0; i < 6; ++i) {
@@ -327,7 +327,7 @@ TEST(SuperOffload, within_a_group_of_micro_steps_only_the_last_backward_begins_u
   }
 }
 
-TEST(SuperOffload, a_checkpoint_loaded_after_backward_is_what_step_goes_on_from) {
+TEST(SuperOffload, ACheckpointLoadedAfterBackwardIsWhatStepGoesOnFrom) {
   const TestFolder folder;
   int saved = 0;
   const int64_t early = speculative_of({.world = 1}, [&](Training& training) {
@@ -342,7 +342,7 @@ TEST(SuperOffload, a_checkpoint_loaded_after_backward_is_what_step_goes_on_from)
   EXPECT_GE(early, 6 * kAtLeast);
 }
 
-TEST(SuperOffload, needs_state_in_memory) {
+TEST(SuperOffload, NeedsStateInMemory) {
   const TestFolder folder;
   ZeroPlugin plugin{.stage = 2};
   plugin.offload_optimizer = {

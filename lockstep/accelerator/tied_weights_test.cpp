@@ -62,7 +62,7 @@ void expect_one_update_a_step(const Make& make) {
   }
 }
 
-TEST(TiedWeights, are_updated_once_by_every_optimizer) {
+TEST(TiedWeights, AreUpdatedOnceByEveryOptimizer) {
   expect_one_update_a_step([](const auto& parameters) {
     return torch::optim::SGD(parameters, torch::optim::SGDOptions(0.1));
   });
@@ -76,7 +76,7 @@ TEST(TiedWeights, are_updated_once_by_every_optimizer) {
       [](const auto& parameters) { return optim::AdamW(parameters, {.lr = 0.1}); });
 }
 
-TEST(TiedWeights, are_updated_once_where_a_group_is_added_later) {
+TEST(TiedWeights, AreUpdatedOnceWhereAGroupIsAddedLater) {
   Accelerator accelerator({}, WorldSpec{}, Group());
   Tied net;
   torch::nn::Linear first(2, 2);
@@ -89,7 +89,7 @@ TEST(TiedWeights, are_updated_once_where_a_group_is_added_later) {
   EXPECT_TRUE(at::allclose(net->head, before - 0.5));
 }
 
-TEST(TiedWeights, have_a_state_that_is_saved_and_loaded) {
+TEST(TiedWeights, HaveAStateThatIsSavedAndLoaded) {
   const TestFolder folder;
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     std::vector<at::Tensor> ends;

@@ -19,6 +19,7 @@
 #include "lockstep/comm/sharded_param.h"
 #include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/rules/sgd.h"
+#include "tests/nets.h"
 
 namespace lockstep {
 namespace {
@@ -30,15 +31,8 @@ AcceleratorOptions stage3(int64_t cap_bytes = 4000) {
 }
 
 torch::nn::Sequential new_net(int64_t layers = 3, int64_t width = 32) {
-  torch::nn::Sequential net;
-  for (int64_t i = 0; i < layers; ++i) {
-    net->push_back(torch::nn::Linear(width, width));
-  }
-  const torch::NoGradGuard no_grad;
-  for (auto& parameter : net->parameters()) {
-    parameter.copy_(
-        torch::sin(torch::arange(parameter.numel(), torch::kFloat)).reshape(parameter.sizes()) / 4);
-  }
+  torch::nn::Sequential net = test::square_layers(layers, width);
+  test::fill_with_sines(*net, {.scale = 1.0 / 4});
   return net;
 }
 
@@ -50,7 +44,7 @@ std::vector<at::Tensor> values_of(const torch::nn::Sequential& net) {
   return values;
 }
 
-TEST(Zero3, a_rank_has_its_part_of_everything_between_steps) {
+TEST(Zero3, ARankHasItsPartOfEverythingBetweenSteps) {
   for (const int world : {2, 4}) {
     accelerated_ranks(world, stage3(), [world](Accelerator& accelerator) {
       auto net = new_net(6, 64);
@@ -73,7 +67,7 @@ TEST(Zero3, a_rank_has_its_part_of_everything_between_steps) {
   }
 }
 
-TEST(Zero3, memory_can_be_read_while_it_is_held) {
+TEST(Zero3, MemoryCanBeReadWhileItIsHeld) {
   accelerated_ranks(2, stage3(), [](Accelerator& accelerator) {
     auto net = new_net();
     const std::vector<at::Tensor> expected = values_of(net);
@@ -87,7 +81,7 @@ TEST(Zero3, memory_can_be_read_while_it_is_held) {
   });
 }
 
-TEST(Zero3, what_one_process_writes_while_it_is_held_all_have) {
+TEST(Zero3, WhatOneProcessWritesWhileItIsHeldAllHave) {
   for (const int stage : {2, 3}) {
     AcceleratorOptions options = stage3();
     options.zero->stage = stage;
@@ -117,7 +111,7 @@ TEST(Zero3, what_one_process_writes_while_it_is_held_all_have) {
   }
 }
 
-TEST(Zero3, weights_are_written_whole_and_read_back) {
+TEST(Zero3, WeightsAreWrittenWholeAndReadBack) {
   const TestFolder folder;
   const auto expected = values_of(new_net());
   accelerated_ranks(2, stage3(), [&](Accelerator& accelerator) {
@@ -155,7 +149,7 @@ void on_two_hosts(const ZeroPlugin& plugin, const std::function<void(Accelerator
   });
 }
 
-TEST(Zero3, plus_plus_trains_within_a_band_and_saves_what_is_exact) {
+TEST(Zero3, PlusPlusTrainsWithinABandAndSavesWhatIsExact) {
   const TestFolder folder;
   const ZeroPlugin plain = {.stage = 3, .bucket_cap_bytes = 4000};
   ZeroPlugin rounded = plain;
@@ -202,7 +196,7 @@ TEST(Zero3, plus_plus_trains_within_a_band_and_saves_what_is_exact) {
   EXPECT_EQ(losses[1], losses[2]) << "second copies change nothing";
 }
 
-TEST(Zero3, a_model_built_in_parts_trains_as_one_that_was_not) {
+TEST(Zero3, AModelBuiltInPartsTrainsAsOneThatWasNot) {
   std::vector<std::vector<at::Tensor>> weights(2);
   for (const bool in_parts : {false, true}) {
     accelerated_ranks(2, stage3(20000), [&](Accelerator& accelerator) {
@@ -227,14 +221,14 @@ TEST(Zero3, a_model_built_in_parts_trains_as_one_that_was_not) {
   }
 }
 
-TEST(Zero3, nothing_is_built_in_parts_without_it) {
+TEST(Zero3, NothingIsBuiltInPartsWithoutIt) {
   accelerated_ranks(2, {.zero = ZeroPlugin{.stage = 2}}, [](Accelerator& accelerator) {
     auto net = accelerator.zero_init([] { return new_net(1, 96); });
     EXPECT_FALSE(comm::is_sharded_param(net->parameters()[0]));
   });
 }
 
-TEST(Zero3, who_touches_a_parameter_alone_is_told_what_to_do) {
+TEST(Zero3, WhoTouchesAParameterAloneIsToldWhatToDo) {
   std::string said;
   EXPECT_THROW(
       accelerated_ranks(
@@ -262,7 +256,7 @@ TEST(Zero3, who_touches_a_parameter_alone_is_told_what_to_do) {
   EXPECT_THAT(said, HasSubstr("with_gathered_parameters"));
 }
 
-TEST(Zero3, goes_over_sockets_and_shared_memory) {
+TEST(Zero3, GoesOverSocketsAndSharedMemory) {
   const auto train = [](Group group) {
     WorldSpec world;
     world.rank = world.local_rank = group.rank();

@@ -14,33 +14,21 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/optim/rules/adam.h"
+#include "tests/nets.h"
 
 namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
 
-struct NetImpl : torch::nn::Module {
-  NetImpl(int64_t in, int64_t hidden, int64_t out) {
-    first = register_module("first", torch::nn::Linear(in, hidden));
-    last = register_module("last", torch::nn::Linear(hidden, out));
-    const torch::NoGradGuard no_grad;
-    for (auto& parameter : parameters()) {
-      parameter.copy_(
-          torch::sin(torch::arange(parameter.numel(), torch::kFloat)).reshape(parameter.sizes()));
-    }
-  }
-  torch::Tensor forward(const torch::Tensor& x) { return last(torch::tanh(first(x))); }
-  torch::nn::Linear first{nullptr}, last{nullptr};
-};
-TORCH_MODULE(Net);
+using Net = test::TwoLayerNet;
 
 Net make_generator() {
-  return Net(8, 32, 12);
+  return Net(test::TwoLayerOptions{.in = 8, .hidden = 32, .out = 12});
 }
 
 Net make_discriminator() {
-  return Net(12, 24, 1);
+  return Net(test::TwoLayerOptions{.in = 12, .hidden = 24, .out = 1});
 }
 
 optim::Adam make_optimizer(const Net& net) {
@@ -153,7 +141,7 @@ std::vector<at::Tensor> with_zero(int stage, const Run& run) {
   return weights;
 }
 
-TEST(ZeroGan, two_accelerators_train_the_bits_of_data_parallel) {
+TEST(ZeroGan, TwoAcceleratorsTrainTheBitsOfDataParallel) {
   const std::vector<at::Tensor> expected = with_data_parallel();
   for (const int stage : {1, 2, 3}) {
     const std::vector<at::Tensor> got = with_zero(stage, {});
@@ -162,7 +150,7 @@ TEST(ZeroGan, two_accelerators_train_the_bits_of_data_parallel) {
   }
 }
 
-TEST(ZeroGan, a_resumed_run_has_the_bits_of_the_unbroken_one) {
+TEST(ZeroGan, AResumedRunHasTheBitsOfTheUnbrokenOne) {
   for (const int stage : {1, 2, 3}) {
     const TestFolder folder;
     const std::vector<at::Tensor> expected = with_zero(stage, {});

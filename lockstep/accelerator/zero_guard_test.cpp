@@ -66,7 +66,7 @@ struct WithBuffersImpl : torch::nn::Module {
 };
 TORCH_MODULE(WithBuffers);
 
-TEST(ZeroGuard, a_buffer_that_was_built_in_parts_is_whole_once_prepared) {
+TEST(ZeroGuard, ABufferThatWasBuiltInPartsIsWholeOncePrepared) {
   accelerated_ranks(2, stage(3), [](Accelerator& accelerator) {
     auto net = accelerator.zero_init([] { return WithBuffers(); });
     EXPECT_TRUE(comm::is_sharded_param(net->positions));
@@ -81,7 +81,7 @@ TEST(ZeroGuard, a_buffer_that_was_built_in_parts_is_whole_once_prepared) {
   });
 }
 
-TEST(ZeroGuard, a_frozen_parameter_that_is_not_divided_is_whole_once_prepared) {
+TEST(ZeroGuard, AFrozenParameterThatIsNotDividedIsWholeOncePrepared) {
   AcceleratorOptions options = stage(3);
   options.zero->stage3_param_persistence_threshold = 4096;
   accelerated_ranks(2, options, [](Accelerator& accelerator) {
@@ -97,7 +97,7 @@ TEST(ZeroGuard, a_frozen_parameter_that_is_not_divided_is_whole_once_prepared) {
   });
 }
 
-TEST(ZeroGuard, a_teacher_that_was_built_in_parts_works_beside_what_is_trained) {
+TEST(ZeroGuard, ATeacherThatWasBuiltInPartsWorksBesideWhatIsTrained) {
   const at::Tensor x = at::ones({2, 64});
   accelerated_ranks(2, stage(3), [&](Accelerator& accelerator) {
     auto teacher = accelerator.zero_init([] { return new_net(3, 64); });
@@ -118,7 +118,7 @@ TEST(ZeroGuard, a_teacher_that_was_built_in_parts_works_beside_what_is_trained) 
   });
 }
 
-TEST(ZeroGuard, a_model_that_outlives_its_accelerator_says_so) {
+TEST(ZeroGuard, AModelThatOutlivesItsAcceleratorSaysSo) {
   ranks(2, [](Group group) {
     torch::nn::Sequential kept{nullptr};
     {
@@ -138,7 +138,7 @@ TEST(ZeroGuard, a_model_that_outlives_its_accelerator_says_so) {
   });
 }
 
-TEST(ZeroGuard, gradients_from_before_a_load_do_not_count_after_it) {
+TEST(ZeroGuard, GradientsFromBeforeALoadDoNotCountAfterIt) {
   for (const int number : {0, 1, 2, 3}) {
     const TestFolder folder;
     const AcceleratorOptions options = number == 0 ? AcceleratorOptions() : stage(number);
@@ -167,7 +167,7 @@ TEST(ZeroGuard, gradients_from_before_a_load_do_not_count_after_it) {
   }
 }
 
-TEST(ZeroGuard, a_model_that_moves_after_prepare_is_refused_at_the_update) {
+TEST(ZeroGuard, AModelThatMovesAfterPrepareIsRefusedAtTheUpdate) {
   for (const int number : {1, 2, 3}) {
     accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
       auto net = new_net();
@@ -184,7 +184,7 @@ TEST(ZeroGuard, a_model_that_moves_after_prepare_is_refused_at_the_update) {
   }
 }
 
-TEST(ZeroGuard, parameters_in_any_memory_format_are_given_to_all) {
+TEST(ZeroGuard, ParametersInAnyMemoryFormatAreGivenToAll) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
     torch::nn::Conv2d conv(4, 8, 3);
     fill(*conv);
@@ -203,7 +203,7 @@ TEST(ZeroGuard, parameters_in_any_memory_format_are_given_to_all) {
   });
 }
 
-TEST(ZeroGuard, what_accelerate_saved_is_refused_with_the_way_round) {
+TEST(ZeroGuard, WhatAccelerateSavedIsRefusedWithTheWayRound) {
   const TestFolder folder;
   fs::copy(
       fs::path(LOCKSTEP_SOURCE_DIR "/tests/golden/accelerate_state/adamw"),
@@ -225,7 +225,7 @@ TEST(ZeroGuard, what_accelerate_saved_is_refused_with_the_way_round) {
   }
 }
 
-TEST(ZeroGuard, saved_optimizer_state_of_what_is_frozen_now_is_refused_by_name) {
+TEST(ZeroGuard, SavedOptimizerStateOfWhatIsFrozenNowIsRefusedByName) {
   const TestFolder folder;
   for (const bool frozen : {false, true}) {
     accelerated_ranks(2, stage(3), [&](Accelerator& accelerator) {

@@ -66,7 +66,7 @@ at::Tensor weights_of(torch::nn::Module& net) {
   return at::cat(flat);
 }
 
-TEST(ZeroLoop, a_whole_state_dict_is_refused_where_fp32_masters_would_be_lost) {
+TEST(ZeroLoop, AWholeStateDictIsRefusedWhereFp32MastersWouldBeLost) {
   for (const int number : {1, 2, 3}) {
     for (const bool masters : {true, false}) {
       const TestFolder folder;
@@ -95,7 +95,7 @@ TEST(ZeroLoop, a_whole_state_dict_is_refused_where_fp32_masters_would_be_lost) {
   }
 }
 
-TEST(ZeroLoop, the_norm_is_that_of_all_ranks_where_some_have_no_gradient) {
+TEST(ZeroLoop, TheNormIsThatOfAllRanksWhereSomeHaveNoGradient) {
   for (const int number : {1, 2, 3}) {
     for (const at::ScalarType dtype : {at::kFloat, at::kDouble}) {
       accelerated_ranks(3, stage(number), [&](Accelerator& accelerator) {
@@ -120,7 +120,7 @@ TEST(ZeroLoop, the_norm_is_that_of_all_ranks_where_some_have_no_gradient) {
   }
 }
 
-TEST(ZeroLoop, gradients_of_the_last_step_are_not_added_to_without_a_word) {
+TEST(ZeroLoop, GradientsOfTheLastStepAreNotAddedToWithoutAWord) {
   for (const int number : {1, 2, 3}) {
     for (const int64_t width : {2, 24}) {  // All on one rank, and some on each.
       accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
@@ -154,7 +154,7 @@ TEST(ZeroLoop, gradients_of_the_last_step_are_not_added_to_without_a_word) {
   }
 }
 
-TEST(ZeroLoop, gradients_that_a_program_has_dropped_or_written_itself_are_its_own_affair) {
+TEST(ZeroLoop, GradientsThatAProgramHasDroppedOrWrittenItselfAreItsOwnAffair) {
   for (const int number : {1, 2, 3}) {
     accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
       auto net = new_net({24, 24});
@@ -178,7 +178,7 @@ TEST(ZeroLoop, gradients_that_a_program_has_dropped_or_written_itself_are_its_ow
   }
 }
 
-TEST(ZeroLoop, what_was_frozen_in_prepare_is_not_trained_later_without_a_word) {
+TEST(ZeroLoop, WhatWasFrozenInPrepareIsNotTrainedLaterWithoutAWord) {
   for (const int number : {0, 1, 2, 3}) {
     SCOPED_TRACE("stage " + std::to_string(number));
     accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
@@ -208,7 +208,7 @@ TEST(ZeroLoop, what_was_frozen_in_prepare_is_not_trained_later_without_a_word) {
   }
 }
 
-TEST(ZeroLoop, nothing_can_be_added_to_what_ranks_have_divided) {
+TEST(ZeroLoop, NothingCanBeAddedToWhatRanksHaveDivided) {
   for (const int number : {1, 2, 3}) {
     accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
       auto net = new_net({24, 24, 24});
@@ -229,7 +229,7 @@ TEST(ZeroLoop, nothing_can_be_added_to_what_ranks_have_divided) {
   }
 }
 
-TEST(ZeroLoop, a_parameter_may_be_frozen_for_a_while) {
+TEST(ZeroLoop, AParameterMayBeFrozenForAWhile) {
   const auto trained = [](int world, int number) {
     at::Tensor weights;
     accelerated_ranks(world, stage(number), [&](Accelerator& accelerator) {
@@ -267,7 +267,7 @@ struct WithNothingImpl : torch::nn::Module {
 };
 TORCH_MODULE(WithNothing);
 
-TEST(ZeroLoop, a_parameter_without_elements_is_no_obstacle) {
+TEST(ZeroLoop, AParameterWithoutElementsIsNoObstacle) {
   for (const int number : {1, 2, 3}) {
     accelerated_ranks(2, stage(number), [&](Accelerator& accelerator) {
       WithNothing net;
@@ -285,7 +285,7 @@ TEST(ZeroLoop, a_parameter_without_elements_is_no_obstacle) {
   }
 }
 
-TEST(ZeroLoop, zero_plus_plus_rounds_nothing_in_one_process) {
+TEST(ZeroLoop, ZeroPlusPlusRoundsNothingInOneProcess) {
   const auto trained = [](const ZeroPlugin& plugin) {
     at::Tensor weights;
     accelerated_ranks(1, {.zero = plugin}, [&](Accelerator& accelerator) {

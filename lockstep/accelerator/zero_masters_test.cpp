@@ -21,8 +21,9 @@
 #include "lockstep/checkpoint/reader.h"
 #include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/comm/sharded_param.h"
-#include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/optim/rules/adam.h"
+#include "tests/nets.h"
 
 namespace lockstep {
 namespace {
@@ -38,24 +39,11 @@ AcceleratorOptions stage(int number, int64_t micro_steps = 1) {
   return options;
 }
 
-struct NetImpl : torch::nn::Module {
-  explicit NetImpl(at::ScalarType dtype) {
-    first = register_module("first", torch::nn::Linear(24, 40));
-    last = register_module("last", torch::nn::Linear(40, 3));
-    const torch::NoGradGuard no_grad;
-    for (auto& parameter : parameters()) {
-      parameter.copy_(
-          torch::sin(torch::arange(parameter.numel(), torch::kFloat)).reshape(parameter.sizes()) /
-          2);
-    }
-    to(dtype);
-  }
-  torch::Tensor forward(const torch::Tensor& x) {
-    return last(torch::tanh(first(x.to(first->weight.scalar_type()))));
-  }
-  torch::nn::Linear first{nullptr}, last{nullptr};
-};
-TORCH_MODULE(Net);
+using Net = test::TwoLayerNet;
+
+Net new_net(at::ScalarType dtype) {
+  return Net(test::TwoLayerOptions{.scale = 0.5, .dtype = dtype});
+}
 
 at::Tensor loss_of(Net& net, int rank, int64_t micro_step) {
   const at::Tensor x =
@@ -91,7 +79,7 @@ struct Recipe {
 
 /// The parameters after some updates.
 at::Tensor oracle(const Recipe& recipe) {
-  Net net(recipe.dtype);
+  Net net = new_net(recipe.dtype);
   std::vector<at::Tensor> parameters = net->parameters();
   std::vector<at::Tensor> masters;
   for (const at::Tensor& parameter : parameters) {
@@ -148,7 +136,7 @@ at::Tensor oracle(const Recipe& recipe) {
 
 struct Training {
   Training(Accelerator& given, at::ScalarType dtype, double lr = kLr)
-      : accelerator(given), net(dtype) {
+      : accelerator(given), net(new_net(dtype)) {
     optimizer = std::get<1>(accelerator.prepare(net, adamw(net->parameters(), lr)));
   }
   /// `same`: every rank has rank 0's batches.
@@ -194,7 +182,7 @@ at::Tensor weights_after(
 
 class ZeroMasters : public ::testing::TestWithParam<std::tuple<int, at::ScalarType>> {};
 
-TEST_P(ZeroMasters, train_as_one_process_with_fp32_masters_to_the_bit) {
+TEST_P(ZeroMasters, TrainAsOneProcessWithFp32MastersToTheBit) {
   const auto& [number, dtype] = GetParam();
   for (const int world : {1, 2, 4}) {
     for (const int64_t micro_steps : {1, 4}) {
@@ -210,7 +198,7 @@ TEST_P(ZeroMasters, train_as_one_process_with_fp32_masters_to_the_bit) {
   }
 }
 
-TEST(ZeroMastersSums, of_stage_1_are_fp32_if_told_so) {
+TEST(ZeroMastersSums, OfStage1AreFp32IfToldSo) {
   for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
     for (const int world : {1, 2, 4}) {
       for (const bool travels : {false, true}) {
@@ -234,7 +222,7 @@ TEST(ZeroMastersSums, of_stage_1_are_fp32_if_told_so) {
   }
 }
 
-TEST_P(ZeroMasters, clip_by_the_norm_of_all_ranks_pieces) {
+TEST_P(ZeroMasters, ClipByTheNormOfAllRanksPieces) {
   const auto& [number, dtype] = GetParam();
   for (const int world : {1, 2, 4}) {
     const at::Tensor expected = oracle({.dtype = dtype, .world = world, .max_norm = 0.05});
@@ -247,7 +235,7 @@ TEST_P(ZeroMasters, clip_by_the_norm_of_all_ranks_pieces) {
 }
 
 /// A rank's master and its two moments are fp32, and there is no other state.
-TEST_P(ZeroMasters, have_state_and_gradients_in_fp32_of_their_part_alone) {
+TEST_P(ZeroMasters, HaveStateAndGradientsInFp32OfTheirPartAlone) {
   const auto& [number, dtype] = GetParam();
   accelerated_ranks(2, stage(number), [dtype = dtype](Accelerator& accelerator) {
     Training training(accelerator, dtype);
@@ -272,7 +260,7 @@ TEST_P(ZeroMasters, have_state_and_gradients_in_fp32_of_their_part_alone) {
   });
 }
 
-TEST_P(ZeroMasters, do_not_lose_updates_that_are_too_small_for_the_parameters) {
+TEST_P(ZeroMasters, DoNotLoseUpdatesThatAreTooSmallForTheParameters) {
   const auto& [number, dtype] = GetParam();
   constexpr double kTiny = 2e-5;
   constexpr int kMany = 300;
@@ -299,7 +287,7 @@ TEST_P(ZeroMasters, do_not_lose_updates_that_are_too_small_for_the_parameters) {
   }
 }
 
-TEST_P(ZeroMasters, take_what_a_program_writes) {
+TEST_P(ZeroMasters, TakeWhatAProgramWrites) {
   const auto& [number, dtype] = GetParam();
   const auto written = [](Training& training) {
     training.train(0, 2);
@@ -332,7 +320,7 @@ TEST_P(ZeroMasters, take_what_a_program_writes) {
   }
 }
 
-TEST_P(ZeroMasters, go_on_from_a_checkpoint_to_the_bit) {
+TEST_P(ZeroMasters, GoOnFromACheckpointToTheBit) {
   const auto& [number, dtype] = GetParam();
   const TestFolder folder;
   for (const int world : {1, 2, 3}) {
@@ -360,7 +348,7 @@ INSTANTIATE_TEST_SUITE_P(
       return std::to_string(std::get<0>(of.param)) + "_" + c10::toString(std::get<1>(of.param));
     });
 
-TEST(ZeroMastersScaled, find_overflow_and_lose_the_scale_in_fp32) {
+TEST(ZeroMastersScaled, FindOverflowAndLoseTheScaleInFp32) {
   for (const int number : {1, 2, 3}) {
     AcceleratorOptions options = stage(number);
     options.mixed_precision = Precision::kFP16;
@@ -390,7 +378,7 @@ struct Job {
   int stage;
 };
 
-TEST(ZeroMastersSaved, go_to_any_stage_and_any_number_of_ranks_to_the_bit) {
+TEST(ZeroMastersSaved, GoToAnyStageAndAnyNumberOfRanksToTheBit) {
   const TestFolder folder;
   // The same batch on every rank: then the number of ranks does not matter.
   const auto steps = [](Training& training, int64_t from, int64_t to) {
@@ -419,7 +407,7 @@ TEST(ZeroMastersSaved, go_to_any_stage_and_any_number_of_ranks_to_the_bit) {
   }
 }
 
-TEST(ZeroMastersSaved, come_from_data_parallel_as_its_values_and_go_to_it_rounded) {
+TEST(ZeroMastersSaved, ComeFromDataParallelAsItsValuesAndGoToItRounded) {
   const TestFolder folder;
   const at::Tensor plain = weights_after(stage(0), 2, at::kBFloat16, [&](Training& training) {
     training.train(0, 3);
@@ -444,7 +432,7 @@ TEST(ZeroMastersSaved, come_from_data_parallel_as_its_values_and_go_to_it_rounde
   }
 }
 
-TEST(ZeroMastersSaved, are_fp32_in_a_checkpoint_and_the_parameters_dtype_in_a_model) {
+TEST(ZeroMastersSaved, AreFp32InACheckpointAndTheParametersDtypeInAModel) {
   const TestFolder folder;
   for (const int number : {1, 2, 3}) {
     const std::filesystem::path path = folder / std::to_string(number);
@@ -456,10 +444,10 @@ TEST(ZeroMastersSaved, are_fp32_in_a_checkpoint_and_the_parameters_dtype_in_a_mo
         });
     std::vector<at::Tensor> masters;
     std::vector<at::Tensor> values;
-    const checkpoint::SafetensorsMap model(path.string() + "_model/model.safetensors");
+    const storage::SafetensorsMap model(path.string() + "_model/model.safetensors");
     const checkpoint::Reader reader(path);
     const NamedTensors saved = reader.tensor_set("model");
-    for (const auto& item : Net(at::kFloat)->named_parameters()) {
+    for (const auto& item : new_net(at::kFloat)->named_parameters()) {
       for (const NamedTensor& tensor : saved) {
         if (tensor.name == item.key()) {
           EXPECT_EQ(tensor.tensor.scalar_type(), at::kFloat);
@@ -475,7 +463,7 @@ TEST(ZeroMastersSaved, are_fp32_in_a_checkpoint_and_the_parameters_dtype_in_a_mo
   }
 }
 
-TEST(ZeroMastersSaved, are_not_lost_in_a_full_state_dict) {
+TEST(ZeroMastersSaved, AreNotLostInAFullStateDict) {
   for (const int number : {1, 2, 3}) {
     AcceleratorOptions options = stage(number);
     options.zero->state_dict_type = StateDictType::kFullStateDict;
@@ -514,7 +502,7 @@ std::vector<Way> ways(const std::filesystem::path& folder) {
   return all;
 }
 
-TEST(ZeroMastersOffloaded, give_the_same_bits) {
+TEST(ZeroMastersOffloaded, GiveTheSameBits) {
   const TestFolder folder;
   const auto body = [](Training& training) {
     training.train(0, 3);
@@ -534,7 +522,7 @@ TEST(ZeroMastersOffloaded, give_the_same_bits) {
   }
 }
 
-TEST(ZeroMastersOffloaded, are_saved_from_and_loaded_into_their_files) {
+TEST(ZeroMastersOffloaded, AreSavedFromAndLoadedIntoTheirFiles) {
   const TestFolder folder;
   std::filesystem::create_directory(folder / "scratch");
   const at::Tensor unbroken =
@@ -569,7 +557,7 @@ struct LargeImpl : torch::nn::Module {
 };
 TORCH_MODULE(Large);
 
-TEST(ZeroMastersBuiltInParts, are_the_values_of_the_model) {
+TEST(ZeroMastersBuiltInParts, AreTheValuesOfTheModel) {
   std::vector<at::Tensor> trained(2);
   for (const bool in_parts : {false, true}) {
     accelerated_ranks(2, stage(3), [&](Accelerator& accelerator) {

@@ -66,17 +66,17 @@ void expect_formulas(at::ScalarType dtype) {
   }
 }
 
-TEST(ZeroMemory, of_parameters_gradients_and_state_is_what_the_formulas_say) {
+TEST(ZeroMemory, OfParametersGradientsAndStateIsWhatTheFormulasSay) {
   expect_formulas(at::kFloat);
 }
 
-TEST(ZeroMemory, of_parameters_in_16_bits_is_that_and_masters_of_this_ranks_part) {
+TEST(ZeroMemory, OfParametersIn16BitsIsThatAndMastersOfThisRanksPart) {
   expect_formulas(at::kBFloat16);
 }
 
 /// Besides what stays, in fp32: the gradients that backward has just given and those of the buckets
 /// under way, in stage 3 the units that are whole, and a little for what layers give each other.
-TEST(ZeroMemory, within_a_step_is_that_and_a_few_buckets) {
+TEST(ZeroMemory, WithinAStepIsThatAndAFewBuckets) {
   constexpr int kLayers = 32;
   constexpr int64_t kWidth = 256;
   constexpr int64_t kUnit = 4 * kWidth * kWidth;
@@ -117,7 +117,7 @@ TEST(ZeroMemory, within_a_step_is_that_and_a_few_buckets) {
   }
 }
 
-TEST(ZeroMemory, a_full_state_dict_takes_that_of_a_few_tensors_on_any_rank) {
+TEST(ZeroMemory, AFullStateDictTakesThatOfAFewTensorsOnAnyRank) {
   constexpr int kLayers = 24;
   constexpr int64_t kWidth = 256;
   constexpr int64_t kUnit = 4 * kWidth * kWidth;

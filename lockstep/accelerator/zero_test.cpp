@@ -14,14 +14,15 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
+#include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/rules/adagrad.h"
 #include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/rules/asgd.h"
-#include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/rules/nadam.h"
 #include "lockstep/optim/rules/radam.h"
 #include "lockstep/optim/rules/rprop.h"
 #include "lockstep/optim/rules/sgd.h"
+#include "tests/nets.h"
 
 namespace lockstep {
 namespace {
@@ -34,20 +35,7 @@ AcceleratorOptions stage(int number, int64_t micro_steps = 1) {
       .zero = ZeroPlugin{.stage = number, .bucket_cap_bytes = 4000}};
 }
 
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
-    first = register_module("first", torch::nn::Linear(24, 40));
-    last = register_module("last", torch::nn::Linear(40, 3));
-    const torch::NoGradGuard no_grad;
-    for (auto& parameter : parameters()) {
-      parameter.copy_(
-          torch::sin(torch::arange(parameter.numel(), torch::kFloat)).reshape(parameter.sizes()));
-    }
-  }
-  torch::Tensor forward(const torch::Tensor& x) { return last(torch::tanh(first(x))); }
-  torch::nn::Linear first{nullptr}, last{nullptr};
-};
-TORCH_MODULE(Net);
+using Net = test::TwoLayerNet;
 
 at::Tensor batch(int rank, int step) {
   return at::sin(at::arange(4 * 24, at::kFloat) * (1 + rank) + step).reshape({4, 24});
@@ -94,7 +82,7 @@ void expect_bits_of_data_parallel(int number, const MakeOptimizer& make_optimize
   EXPECT_TRUE(at::equal(plain[1], sharded[1]));
 }
 
-TEST(Zero, two_ranks_have_the_bits_of_data_parallel) {
+TEST(Zero, TwoRanksHaveTheBitsOfDataParallel) {
   for (const int number : {1, 2, 3}) {
     expect_bits_of_data_parallel(number, [](const Net& net) {
       return optim::AdamW(net->parameters(), {.lr = 0.01, .weight_decay = 0.1});
@@ -116,7 +104,7 @@ TEST(Zero, two_ranks_have_the_bits_of_data_parallel) {
   }
 }
 
-TEST(Zero, each_group_keeps_its_options) {
+TEST(Zero, EachGroupKeepsItsOptions) {
   const auto two_groups = [](const Net& net) {
     return optim::AdamW(std::vector<optim::AdamW::Group>{
         {net->first->parameters(), {.lr = 0.1}}, {net->last->parameters(), {.lr = 1e-3}}});
@@ -124,7 +112,7 @@ TEST(Zero, each_group_keeps_its_options) {
   expect_bits_of_data_parallel(2, two_groups);
 }
 
-TEST(Zero, a_rank_has_its_part_of_the_state_alone) {
+TEST(Zero, ARankHasItsPartOfTheStateAlone) {
   for (const int world : {2, 4}) {
     accelerated_ranks(world, {.zero = ZeroPlugin{.stage = 2}}, [world](Accelerator& accelerator) {
       torch::nn::Linear net(256, 256);
@@ -152,7 +140,7 @@ TEST(Zero, a_rank_has_its_part_of_the_state_alone) {
   }
 }
 
-TEST(Zero, a_checkpoint_goes_to_any_stage_and_any_number_of_ranks) {
+TEST(Zero, ACheckpointGoesToAnyStageAndAnyNumberOfRanks) {
   const TestFolder folder;
   const auto adamw = [](const Net& net) { return optim::AdamW(net->parameters(), {.lr = 0.01}); };
   // The same batch on every rank: then the number of ranks does not matter.
@@ -244,7 +232,7 @@ void expect_checkpoint_to_go_on(const MakeOptimizer& make_optimizer) {
   }
 }
 
-TEST(Zero, a_checkpoint_keeps_state_that_is_one_number_of_a_parameter) {
+TEST(Zero, ACheckpointKeepsStateThatIsOneNumberOfAParameter) {
   expect_checkpoint_to_go_on([](const Net& net) {
     return optim::NAdam(net->parameters(), {.lr = 0.01, .momentum_decay = 0.5});
   });
@@ -253,7 +241,7 @@ TEST(Zero, a_checkpoint_keeps_state_that_is_one_number_of_a_parameter) {
   });
 }
 
-TEST(Zero, gradients_that_wait_for_more_cannot_be_saved_and_that_is_said) {
+TEST(Zero, GradientsThatWaitForMoreCannotBeSavedAndThatIsSaid) {
   const TestFolder folder;
   accelerated_ranks(2, stage(2, 2), [&](Accelerator& accelerator) {
     Net net;
@@ -281,7 +269,7 @@ std::string error_of(
   return told;
 }
 
-TEST(Zero, what_it_cannot_do_is_refused_with_the_reason) {
+TEST(Zero, WhatItCannotDoIsRefusedWithTheReason) {
   const auto nothing = [](Accelerator&) {};
   EXPECT_THAT(error_of(stage(0), nothing), HasSubstr("no such stage"));
   EXPECT_THAT(error_of(stage(4), nothing), HasSubstr("no such stage"));

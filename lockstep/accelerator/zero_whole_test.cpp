@@ -16,8 +16,8 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/comm/connected_ranks.h"
-#include "lockstep/optim/rules/adafactor.h"
 #include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/optim/rules/adafactor.h"
 #include "lockstep/optim/rules/lamb.h"
 #include "lockstep/optim/rules/muon.h"
 #include "lockstep/zero/counting_transport.h"
@@ -166,7 +166,7 @@ at::Tensor trained(
   return weights;
 }
 
-TEST(ZeroWhole, two_ranks_have_the_numbers_of_data_parallel) {
+TEST(ZeroWhole, TwoRanksHaveTheNumbersOfDataParallel) {
   for (const Rule& rule : rules()) {
     for (const int number : {1, 2, 3}) {
       SCOPED_TRACE(rule.name + ", stage " + std::to_string(number));
@@ -181,7 +181,7 @@ TEST(ZeroWhole, two_ranks_have_the_numbers_of_data_parallel) {
   }
 }
 
-TEST(ZeroWhole, gradients_are_clipped_by_their_norm_over_all_ranks) {
+TEST(ZeroWhole, GradientsAreClippedByTheirNormOverAllRanks) {
   for (const Rule& rule : rules()) {
     const at::Tensor expected = trained(stage(0), 1, rule, true, /*clip=*/true);
     for (const int number : {1, 2, 3}) {
@@ -194,7 +194,7 @@ TEST(ZeroWhole, gradients_are_clipped_by_their_norm_over_all_ranks) {
   }
 }
 
-TEST(ZeroWhole, a_checkpoint_goes_to_any_stage_and_any_number_of_ranks) {
+TEST(ZeroWhole, ACheckpointGoesToAnyStageAndAnyNumberOfRanks) {
   struct Setup {
     int world;
     int number;
@@ -229,7 +229,7 @@ TEST(ZeroWhole, a_checkpoint_goes_to_any_stage_and_any_number_of_ranks) {
   }
 }
 
-TEST(ZeroWhole, parameters_in_16_bits_are_updated_by_fp32_masters) {
+TEST(ZeroWhole, ParametersIn16BitsAreUpdatedByFp32Masters) {
   for (const Rule& rule : rules()) {
     for (const int number : {1, 2, 3}) {
       SCOPED_TRACE(rule.name + ", stage " + std::to_string(number));
@@ -255,7 +255,7 @@ TEST(ZeroWhole, parameters_in_16_bits_are_updated_by_fp32_masters) {
   }
 }
 
-TEST(ZeroWhole, each_rank_has_its_part_of_the_momentum) {
+TEST(ZeroWhole, EachRankHasItsPartOfTheMomentum) {
   for (const int world : {2, 4}) {
     accelerated_ranks(world, {.zero = ZeroPlugin{.stage = 2}}, [world](Accelerator& accelerator) {
       torch::nn::Linear net(256, 256);
@@ -276,7 +276,7 @@ TEST(ZeroWhole, each_rank_has_its_part_of_the_momentum) {
   }
 }
 
-TEST(ZeroWhole, a_step_of_muon_sends_each_ranks_part_once_there_and_once_back) {
+TEST(ZeroWhole, AStepOfMuonSendsEachRanksPartOnceThereAndOnceBack) {
   constexpr int64_t kLayers = 8;
   constexpr int64_t kElements = 128 * 128;
   for (const int world : {2, 4}) {
@@ -317,7 +317,7 @@ TEST(ZeroWhole, a_step_of_muon_sends_each_ranks_part_once_there_and_once_back) {
   }
 }
 
-TEST(ZeroWhole, what_goes_to_the_host_is_refused) {
+TEST(ZeroWhole, WhatGoesToTheHostIsRefused) {
   for (const Rule& rule : rules()) {
     ZeroPlugin plugin{.stage = 2};
     plugin.offload_optimizer = {.device = OffloadDevice::kCpu};
@@ -330,7 +330,7 @@ TEST(ZeroWhole, what_goes_to_the_host_is_refused) {
   }
 }
 
-TEST(ZeroWhole, with_shared_parameters_muon_has_the_bits_of_data_parallel) {
+TEST(ZeroWhole, WithSharedParametersMuonHasTheBitsOfDataParallel) {
   for (const Rule& rule : rules()) {
     const at::Tensor plain = trained({}, 2, rule, false);
     at::Tensor weights;

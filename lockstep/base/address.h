@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// Where a socket is or goes, IPv4 or IPv6. Thread safety: that of a value.
+/// An IPv4 or IPv6 socket address. Thread safety: that of a value.
 struct Address {
   sockaddr_storage storage{};
   socklen_t length = 0;
@@ -16,26 +16,25 @@ struct Address {
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
   int family() const { return storage.ss_family; }
   bool is_loopback() const;
-  /// Whether a socket of this machine can have it, whatever the port.
+  /// Returns whether a socket of this machine can bind to the address; the port is ignored.
   bool is_own() const;
   int port() const;
   /// "10.0.0.7", "fe80::1".
   std::string host() const;
 };
 
-/// The addresses of `host`, a name or a number, in the system's order. Empty, with `why` saying
-/// what the system says, if there is none: none yet, it may be, where names come and go. May ask a
-/// name server, and then blocks for as long as that takes.
+/// Resolves `host`, a name or a number, to its addresses in the system's order. Returns an empty
+/// list, and the system's reason in `why`, if there is none. Blocks while a name server is asked.
 std::vector<Address> resolve(const std::string& host, int port, std::string& why);
 
-/// Any address of this machine (IPv6's that takes IPv4 too, else IPv4's), and its loopback.
+/// The wildcard address (IPv6's, which accepts IPv4 too, else IPv4's), and the loopback address.
 Address any_address(int port, bool ipv6);
 Address loopback(int port);
 
-/// Whether `host` is written as a number, not a name.
+/// Returns whether `host` is written as a number, not a name.
 bool is_numeric(const std::string& host);
 
-/// Of a socket: this end and the other one.
+/// The local and the remote address of a socket.
 Address own_address(int fd);
 Address peer_address(int fd);
 

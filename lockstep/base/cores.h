@@ -9,7 +9,7 @@ namespace lockstep {
 /// ascending order. Empty if the kernel does not say.
 std::vector<int> available_core_ids();
 
-/// How many they are; if the kernel does not say, how many the machine has. At least 1.
+/// The number of these cores; if the kernel does not say, that of the machine. At least 1.
 int available_cores();
 
 }  // namespace lockstep

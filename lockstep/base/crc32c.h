@@ -7,8 +7,9 @@
 
 namespace lockstep {
 
-/// CRC-32C (Castagnoli, as in iSCSI, ext4 and TFRecord) of `size` bytes at `data`, going on from
-/// `previous`: crc32c(crc32c(0, a), b) is the checksum of a followed by b. Start with 0.
+/// Computes the CRC-32C (Castagnoli, as in iSCSI, ext4 and TFRecord) of `size` bytes at `data`,
+/// continued from `previous`: crc32c(crc32c(0, a), b) is the checksum of a followed by b. Start
+/// with 0.
 ///
 /// Uses SSE4.2 where the processor has it (several GB/s), tables elsewhere (about 1 GB/s).
 /// Thread-safe, never throws.
@@ -25,7 +26,7 @@ constexpr uint32_t masked_crc32c(uint32_t crc) {
 
 namespace detail {
 
-/// The two ways there are; both give the same answer. The second needs have_crc32c_instruction().
+/// Both implementations give the same answer. The second needs have_crc32c_instruction().
 uint32_t crc32c_by_table(uint32_t previous, const void* data, size_t size);
 uint32_t crc32c_by_instruction(uint32_t previous, const void* data, size_t size);
 bool have_crc32c_instruction();

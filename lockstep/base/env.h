@@ -9,11 +9,10 @@
 
 namespace lockstep {
 
-/// Reads environment variables strictly: what is set and makes no sense is a ConfigError that names
-/// the variable, its value and what was expected. A variable that is set but empty counts as not
-/// set.
+/// Reads environment variables strictly. An invalid value is a ConfigError that names the variable,
+/// its value and the expected values. A variable that is set but empty counts as not set.
 ///
-/// Thread safety: reading is safe as long as nobody calls setenv.
+/// Thread safety: reading is safe as long as no thread calls setenv.
 class Environment {
  public:
   using Lookup = std::function<std::optional<std::string>(const std::string& name)>;
@@ -24,7 +23,7 @@ class Environment {
   static Environment of(std::map<std::string, std::string> values);
 
   std::optional<std::string> text(const std::string& name) const;
-  /// A whole decimal number from `min` to `max`.
+  /// A decimal integer from `min` to `max`.
   std::optional<int64_t> integer(const std::string& name, int64_t min, int64_t max) const;
   /// 1/0, true/false, yes/no, on/off, in any case.
   std::optional<bool> boolean(const std::string& name) const;
@@ -34,8 +33,8 @@ class Environment {
   Lookup lookup_;
 };
 
-/// `text` as a whole decimal number, or nothing: no spaces, no sign but '-', no trailing
-/// characters.
+/// Parses `text` as a decimal integer. Returns nothing for spaces, a sign other than '-', or
+/// trailing characters.
 std::optional<int64_t> parse_integer(const std::string& text);
 
 }  // namespace lockstep

@@ -6,24 +6,25 @@
 
 namespace lockstep {
 
-/// The root of everything Lockstep throws.
+/// The base class of all exceptions that Lockstep throws.
 ///
 /// A message reads `[where] what happened; got X, expected Y; try Z (rank r of n)`. The constructor
-/// adds the brackets and the rank; the thrower writes the rest. There are exactly three children,
-/// one for each thing a caller can do about it.
+/// adds the brackets and the rank; the caller writes the rest. There are exactly three subclasses,
+/// one for each reaction of a caller.
 class [[nodiscard]] Error : public std::runtime_error {
  public:
   Error(const std::string& where, const std::string& what);
 };
 
-/// The user can mend it: a value, a file, a call out of order. The job should end with exit code 2.
+/// An error that the user can fix: a value, a file, a call out of order. The job should end with
+/// exit code 2.
 class [[nodiscard]] ConfigError : public Error {
  public:
   using Error::Error;
 };
 
-/// A collective failed, timed out, or the ranks disagree on what to do. The group is dead: build a
-/// new one, which in practice means restart the job.
+/// A collective failed or timed out, or the ranks disagree on the operation. The group cannot be
+/// used any more: create a new one, which in practice means restart the job.
 class [[nodiscard]] CommError : public Error {
  public:
   /// `op`: the operation's name. `peer`: the rank it failed on, -1 if unknown. `seconds`: how long
@@ -42,7 +43,8 @@ class [[nodiscard]] CommError : public Error {
 /// A checkpoint cannot be written, or must not be trusted.
 class [[nodiscard]] CheckpointError : public Error {
  public:
-  /// `path`: the file or folder; `tensor`: the tensor's name, empty if the whole file is meant.
+  /// `path`: the file or folder; `tensor`: the tensor's name, empty if the error concerns the whole
+  /// file.
   CheckpointError(const std::string& path, const std::string& what, const std::string& tensor = "");
   const std::string& path() const { return path_; }
   const std::string& tensor() const { return tensor_; }
@@ -52,12 +54,12 @@ class [[nodiscard]] CheckpointError : public Error {
   std::string tensor_;
 };
 
-/// Exit codes of every program of ours; other failures end with the failing rank's own code.
+/// Exit codes of all Lockstep programs. Any other failure ends with the failing rank's exit code.
 enum ExitCode : int {
   kExitOk = 0,
   kExitFailure = 1,
   kExitUsage = 2,        ///< Usage or configuration.
-  kExitPreempted = 75,   ///< Told to stop, state saved.
+  kExitPreempted = 75,   ///< The job was told to stop and has saved its state.
   kExitSignalBase = 128  ///< 128 + the signal's number.
 };
 
@@ -68,8 +70,7 @@ namespace detail {
 
 }  // namespace lockstep
 
-/// A condition only a fault of Lockstep itself can break. `why` is a string for whoever reads the
-/// report.
+/// Checks a condition that only a bug in Lockstep can break. `why` is a string for the bug report.
 #define LOCKSTEP_ASSERT(condition, why)                                            \
   do {                                                                             \
     if (!(condition)) {                                                            \

@@ -42,7 +42,7 @@ int in_a_child(int (*body)()) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-TEST(KeepFreedMemory, the_second_use_of_a_size_costs_no_pages) {
+TEST(KeepFreedMemory, TheSecondUseOfASizeCostsNoPages) {
   EXPECT_EQ(
       in_a_child([] {
         keep_freed_memory();
@@ -52,7 +52,7 @@ TEST(KeepFreedMemory, the_second_use_of_a_size_costs_no_pages) {
       0);
 }
 
-TEST(KeepFreedMemory, is_given_back_when_asked) {
+TEST(KeepFreedMemory, IsGivenBackWhenAsked) {
   EXPECT_EQ(
       in_a_child([] {
         keep_freed_memory();
@@ -63,7 +63,7 @@ TEST(KeepFreedMemory, is_given_back_when_asked) {
       0);
 }
 
-TEST(KeepFreedMemory, leaves_a_users_choice_alone) {
+TEST(KeepFreedMemory, LeavesAUsersChoiceAlone) {
   EXPECT_EQ(
       in_a_child([] {
         ::setenv("MALLOC_TRIM_THRESHOLD_", "131072", 1);

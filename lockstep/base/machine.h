@@ -10,8 +10,9 @@
 
 namespace lockstep {
 
-/// What a machine has, as the kernel tells it: for reports that people read. Where the kernel says
-/// nothing a text is empty, a number 0, and an optional has no value.
+/// The hardware and system facts of a machine, as the kernel reports them, for reports that people
+/// read. If the kernel does not report a fact, a text is empty, a number is 0, and an optional has
+/// no value.
 struct Machine {
   struct System {
     std::string name;          ///< "Debian GNU/Linux 12 (bookworm)".
@@ -21,11 +22,10 @@ struct Machine {
   };
   struct Cpu {
     std::string model;
-    int cores = 0;       ///< That are online.
-    int allowed = 0;     ///< That this process may run on.
-    int numa_nodes = 0;  ///< 0 where the kernel knows of none.
-    std::optional<double>
-        cgroup_cores;  ///< At most as much time as so many give; nothing: no limit.
+    int cores = 0;                       ///< Online cores.
+    int allowed = 0;                     ///< Cores that this process may run on.
+    int numa_nodes = 0;                  ///< 0 if the kernel reports none.
+    std::optional<double> cgroup_cores;  ///< The cgroup's CPU limit, in cores; nothing: no limit.
   };
   struct Memory {
     uint64_t bytes = 0;
@@ -36,7 +36,7 @@ struct Machine {
     uint64_t bytes = 0;
     uint64_t free_bytes = 0;
   };
-  /// One of `ulimit`'s. Nothing: unlimited.
+  /// One of `ulimit`'s limits. Nothing: unlimited.
   struct Limit {
     std::string name;
     std::optional<uint64_t> soft;
@@ -55,21 +55,21 @@ struct Machine {
   std::optional<SharedMemory> shared_memory;  ///< Nothing if there is no /dev/shm.
   std::vector<Limit> limits;                  ///< nofile, memlock, nproc.
   std::vector<Interface> interfaces;          ///< Sorted by name.
-  std::vector<std::string> gpus;              ///< Models of NVIDIA's, one for each.
-  std::string gpu_driver;                     ///< What NVIDIA's kernel module says of itself.
+  std::vector<std::string> gpus;              ///< Model names of NVIDIA GPUs, one for each.
+  std::string gpu_driver;                     ///< The version that NVIDIA's kernel module reports.
 };
 
-/// Only that, in 0.1 ms; else as below.
+/// Reads only the memory facts, in 0.1 ms; see describe_machine for the rest.
 Machine::Memory describe_memory(const std::filesystem::path& root = "/");
 
-/// Only that: the kernel's network interfaces, sorted by name.
+/// Reads only the kernel's network interfaces, sorted by name.
 std::vector<Machine::Interface> describe_interfaces();
 
-/// The addresses of the interfaces that are up, without loopback, as numbers.
+/// Returns the numeric addresses of the interfaces that are up, without loopback.
 std::set<std::string> interface_addresses();
 
-/// Looks. Reads files below `root`, which tests make up; what has no file is asked of the kernel.
-/// Takes milliseconds, runs no program, and throws nothing for what is missing or unreadable.
+/// Collects all facts. Reads files below `root`, which tests replace; other facts come from system
+/// calls. Takes milliseconds, runs no program, and throws nothing for missing or unreadable files.
 /// Thread-safe.
 Machine describe_machine(const std::filesystem::path& root = "/");
 

@@ -8,22 +8,22 @@
 
 namespace lockstep {
 
-/// A small file that is there whole, or not at all: written under a name that nobody looks for,
-/// then renamed; gone, if it was not. For its owner alone (0600). A checkpoint's files, which are
-/// large and committed together, have storage/output_file.h.
+/// A small file that is written atomically: under a temporary name first, then renamed. The
+/// destructor removes a file that was not renamed. Mode 0600. Large checkpoint files, which are
+/// committed together, use storage/output_file.h.
 ///
-/// Thread safety: none.
+/// Not thread-safe.
 class NewFile {
  public:
-  /// To become `target`. Error, naming it, if its folder takes no file.
+  /// Creates a temporary file next to `target`. Error, naming the folder, if that fails.
   explicit NewFile(const std::filesystem::path& target);
   ~NewFile();
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
 
-  /// Returns when the disk has it. Error, naming the file, if it cannot be written.
+  /// Writes and flushes `text`; returns when it is on disk. Error, naming the file, if that fails.
   void write(const std::string& text) const;
-  /// False if the name is taken and `replace` is not set. Error if the disk says no.
+  /// Returns false if the name exists and `replace` is false. Error if the rename fails.
   bool rename_to(const std::filesystem::path& target, bool replace);
 
  private:

@@ -3,12 +3,12 @@
 
 namespace lockstep {
 
-/// Where what the device has no room for lies. Here, since DeepSpeed's file says it, too, which is
-/// read without torch.
+/// Where offloaded tensors are stored. It is in this folder because ds_config.json, which is read
+/// without torch, names it too.
 enum class OffloadDevice {
   kNone,  ///< On the device.
   kCpu,   ///< In the host's memory.
-  kNvme   ///< In files, best on a disk of one's own that is fast.
+  kNvme   ///< In files, best on a fast disk that nothing else uses.
 };
 
 }  // namespace lockstep

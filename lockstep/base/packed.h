@@ -12,7 +12,7 @@
 
 namespace lockstep {
 
-/// Reads what Packed has written, front to back.
+/// Reads bytes that Packed has written, front to back.
 class PackedReader {
  public:
   explicit PackedReader(std::string_view bytes) : left_(bytes) {}
@@ -32,11 +32,11 @@ class PackedReader {
   std::string_view left_;
 };
 
-/// A value as bytes for another process of the same program: numbers, enums and plain structs,
-/// strings, and vectors of what can be packed; tensors by comm/packed_tensor.h. Specialize it for
-/// a type of your own, with the same two functions.
+/// Serializes a value to bytes for another process of the same program: numbers, enums, plain
+/// structs, strings, and vectors of packable values; for tensors see comm/packed_tensor.h.
+/// Specialize it for your own type, with the same two functions.
 ///
-/// The bytes hold for this very program alone: they have neither types nor versions.
+/// Only the same program can read the bytes: they contain neither types nor versions.
 template <typename Value, typename Enable = void>
 struct Packed {
   static_assert(
@@ -89,7 +89,7 @@ std::string pack(const Value& value) {
   return bytes;
 }
 
-/// Error unless the bytes are one value, no more and no less.
+/// Throws Error unless the bytes are exactly one value.
 template <typename Value>
 Value unpack(std::string_view bytes) {
   PackedReader reader(bytes);

@@ -6,10 +6,10 @@
 
 namespace lockstep {
 
-/// Calls `body` once for each number below `count`, on up to `threads` threads, the caller's among
-/// them, which all speak as the caller's rank. Numbers are taken in order, one at a time, so that
-/// uneven ones even out. Throws the first thing a `body` threw; numbers not begun by then are left
-/// out. For work of milliseconds: threads are made anew each time.
+/// Calls `body` once for each index below `count`, on up to `threads` threads including the
+/// caller's, all with the caller's rank label. Threads take indices in order, one at a time. Throws
+/// the first exception of a `body`; indices not started by then are skipped. For work of
+/// milliseconds: threads are created on each call.
 void for_each_index(size_t count, int threads, const std::function<void(size_t index)>& body);
 
 }  // namespace lockstep

@@ -14,7 +14,7 @@
 namespace lockstep {
 namespace {
 
-TEST(ForEachIndex, visits_each_number_once_on_any_number_of_threads) {
+TEST(ForEachIndex, VisitsEachNumberOnceOnAnyNumberOfThreads) {
   for (int threads : {0, 1, 2, 7}) {
     std::vector<std::atomic<int>> visits(20);
     for_each_index(visits.size(), threads, [&](size_t i) { ++visits[i]; });
@@ -24,7 +24,7 @@ TEST(ForEachIndex, visits_each_number_once_on_any_number_of_threads) {
   }
 }
 
-TEST(ForEachIndex, throws_what_a_body_threw_and_begins_no_more) {
+TEST(ForEachIndex, ThrowsWhatABodyThrewAndBeginsNoMore) {
   std::atomic<int> begun = 0;
   const auto five_throws = [&](size_t i) {
     ++begun;
@@ -38,7 +38,7 @@ TEST(ForEachIndex, throws_what_a_body_threw_and_begins_no_more) {
   EXPECT_EQ(begun, 6);
 }
 
-TEST(ForEachIndex, speaks_as_the_callers_rank_on_every_thread) {
+TEST(ForEachIndex, SpeaksAsTheCallersRankOnEveryThread) {
   const ThreadRankScope scope({.rank = 3, .size = 4});
   for_each_index(50, 4, [](size_t) { EXPECT_EQ(current_rank().rank, 3); });
 }

@@ -12,21 +12,21 @@
 namespace lockstep {
 
 struct ProgressOptions {
-  std::string label = {};   ///< In front of the bar: "epoch 1".
-  int64_t total = -1;       ///< How many there will be; negative if nobody knows.
+  std::string label = {};   ///< Text before the bar: "epoch 1".
+  int64_t total = -1;       ///< The total count; negative if unknown.
   int64_t initial = 0;      ///< Done before this bar began (a resumed epoch); not part of the rate.
-  std::string unit = "it";  ///< What is counted, for "12.3 batches/s".
+  std::string unit = "it";  ///< The unit of the count, for "12.3 batches/s".
 };
 
-/// Where and how a bar is drawn. Tests make their own; programs take standard_error().
+/// Where and how a bar is drawn. Tests create their own; programs use standard_error().
 struct ProgressTerminal {
   bool on = false;  ///< False: the bar counts and writes nothing.
   bool colour = false;
-  bool blocks = false;  ///< Block characters; else ASCII alone, whatever label and note hold.
-  bool utf8 = false;    ///< Label and note may hold more than ASCII.
-  std::function<int()> columns;  ///< Asked at every drawing: windows change size.
+  bool blocks = false;           ///< Block characters; else ASCII only.
+  bool utf8 = false;             ///< Label and note may hold non-ASCII characters.
+  std::function<int()> columns;  ///< Called at every drawing, since windows change size.
   std::function<void(const std::string& text)> write;
-  std::function<double()> now_s;  ///< Seconds of a clock that never goes back.
+  std::function<double()> now_s;  ///< Seconds of a monotonic clock.
 
   /// stderr of this process. On only in the main process, and there only if stderr is a terminal or
   /// the launcher, which forwards it, says that its own is (LOCKSTEP_TERMINAL=<columns>). Off with
@@ -37,20 +37,20 @@ struct ProgressTerminal {
       const Environment& environment, bool stderr_is_terminal, bool is_main);
 };
 
-/// One line that shows how far a loop is, how fast it goes and how long it will take:
+/// One line that shows the progress, rate and remaining time of a loop:
 /// `epoch 1 ████████▌            38% 180/469  12.3 batches/s  0:23 left  loss 0.312`
 ///
 /// Redrawn by advance() and set_note(), at most ten times a second, cut to the terminal's width.
-/// Every drawing ends with a carriage return, so the cursor waits at the line's beginning; a log
-/// line clears the bar first and brings it back after. The rate is that of about the last ten
-/// seconds. With several bars only the newest is drawn.
+/// Every drawing ends with a carriage return; a log line clears the bar first and restores it
+/// afterwards. The rate is averaged over about the last ten seconds. Of several bars only the
+/// newest is drawn.
 ///
 /// Costs a clock reading and a lock per advance(). Thread safety: all members, from any thread.
 class ProgressBar final : private StatusLine {
  public:
   explicit ProgressBar(
       ProgressOptions options, ProgressTerminal terminal = ProgressTerminal::standard_error());
-  /// Without finish() before it, the bar stays as it was last drawn, and what follows begins a new
+  /// Without a previous finish(), the bar stays as it was last drawn, and later output begins a new
   /// line.
   ~ProgressBar() override;
   ProgressBar(const ProgressBar&) = delete;
@@ -60,11 +60,11 @@ class ProgressBar final : private StatusLine {
   /// A few words behind the bar: "loss 0.312".
   void set_note(std::string note);
   /// Replaces the bar by one final line with total time and average rate, and a newline. Only the
-  /// first call does something; after it advance() and set_note() do nothing.
+  /// first call has an effect; after it advance() and set_note() do nothing.
   void finish();
 
   int64_t done() const;
-  /// Whether anything is ever drawn.
+  /// Whether the bar is ever drawn.
   bool on() const { return terminal_.on; }
 
  private:
@@ -88,7 +88,7 @@ class ProgressBar final : private StatusLine {
       0;  ///< Done in recent_s_ seconds; both fade, so this is about the last ten.
   double recent_s_ = 0;
   bool drawn_ = false;   ///< The terminal's last line is ours.
-  bool hidden_ = false;  ///< Somebody else writes at the moment.
+  bool hidden_ = false;  ///< A log line is being written.
   bool finished_ = false;
 };
 

@@ -5,10 +5,10 @@
 
 namespace lockstep {
 
-/// Who is speaking, for log lines and error messages only; it decides nothing.
+/// The rank that log lines and error messages name. It has no other effect.
 ///
-/// A process has one label, set once when its world is known. A thread may carry its own, which
-/// wins: tests run ranks as threads. `rank` is -1 until somebody knows better.
+/// A process has one label, set once when its world is known. A thread may have its own, which
+/// takes precedence: tests run ranks as threads. `rank` is -1 while it is unknown.
 struct RankLabel {
   int rank = -1;
   int size = 0;
@@ -21,12 +21,12 @@ void set_process_rank(RankLabel label);
 /// The calling thread's label if it has one, else the process's.
 RankLabel current_rank();
 
-/// " (rank 1 of 2)", or nothing while there is no world of several.
+/// Returns " (rank 1 of 2)", or "" in a world of one.
 std::string rank_suffix();
-/// `message` without that at its end: for one that is told to other ranks, or by them.
+/// Returns `message` without that suffix, for a message that is sent to or from other ranks.
 std::string without_rank_suffix(const std::string& message);
 
-/// Gives the calling thread its own label for as long as it lives.
+/// RAII scope: gives the calling thread its own label.
 class ThreadRankScope {
  public:
   explicit ThreadRankScope(RankLabel label);

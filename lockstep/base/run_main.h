@@ -5,10 +5,9 @@
 
 namespace lockstep {
 
-/// Runs the body of a program's main and turns what it throws into one line on stderr and an exit
-/// code: ConfigError ends with 2, anything else with 1. A message a launcher can show as it is,
-/// where an uncaught exception would end in abort() and a core file. Of torch's errors the frames
-/// are left out, unless TORCH_SHOW_CPP_STACKTRACES=1.
+/// Runs the body of a program's main. Turns an exception into one line on stderr and an exit code:
+/// 2 for ConfigError, 1 for any other. The line replaces abort() and a core file. The stack frames
+/// in torch's errors are left out, unless TORCH_SHOW_CPP_STACKTRACES=1.
 int run_main(const std::function<int()>& body);
 
 }  // namespace lockstep

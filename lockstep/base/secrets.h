@@ -5,12 +5,12 @@
 
 namespace lockstep {
 
-/// What stands where a secret was.
+/// Replaces a secret in printed values.
 inline constexpr const char* kHidden = "(hidden)";
 
-/// The value of an environment variable as it may be shown to somebody, who may paste it into a bug
-/// report: "(hidden)" if the name speaks of a secret (TOKEN, KEY, PASSWORD, PASSWD, SECRET,
-/// CREDENTIAL, AUTH), else the value, with `(hidden)` for what stands before the @ of a URL.
+/// Returns the value of an environment variable in a form that is safe to paste into a bug report:
+/// "(hidden)" if the name suggests a secret (TOKEN, KEY, PASSWORD, PASSWD, SECRET, CREDENTIAL,
+/// AUTH), else the value, with `(hidden)` for the credentials before the @ of a URL.
 std::string shown_value(const std::string& name, const std::string& value);
 
 }  // namespace lockstep

@@ -6,8 +6,7 @@
 
 namespace lockstep {
 
-/// `words` as one line for a shell, each in quotes where it needs them: what is printed to be
-/// pasted.
+/// Joins `words` into one line for a shell, quoted where necessary, for messages that users paste.
 std::string shell_quoted(const std::vector<std::string>& words);
 
 }  // namespace lockstep

@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// What stands between the separators of `text`, empty parts included: one more than there are
+/// Splits `text` at each separator; empty parts are kept, so there is one part more than
 /// separators.
 std::vector<std::string> split(const std::string& text, char separator);
 

@@ -3,12 +3,12 @@
 
 namespace lockstep {
 
-/// While one of these lives, SIGTERM and SIGUSR1 are noted instead of ending the process: what
-/// batch systems send before they take a machine away. A SIGTERM that comes two seconds or more
-/// after one ends it as ever; sooner it is taken for the same, sent along another way.
+/// RAII scope: records SIGTERM and SIGUSR1 instead of letting them end the process. Batch systems
+/// send these signals before they take a machine away. A second SIGTERM two seconds or more after
+/// the first ends the process; an earlier one counts as a duplicate of the first.
 ///
-/// A signal whose handling the program has changed itself is left to it. Destroying the last one
-/// puts the handling back. Thread-safe.
+/// Does not touch a signal whose handler the program has changed. Destroying the last instance
+/// restores the handlers. Thread-safe.
 class StopRequests {
  public:
   StopRequests();
@@ -16,9 +16,9 @@ class StopRequests {
   StopRequests(const StopRequests&) = delete;
   StopRequests& operator=(const StopRequests&) = delete;
 
-  /// The signal that came, or 0. Of the process: every StopRequests sees the same.
+  /// The received signal, or 0. It belongs to the process: every StopRequests returns the same.
   static int signal_received();
-  /// Forgets it.
+  /// Forgets the received signal.
   static void clear();
 };
 

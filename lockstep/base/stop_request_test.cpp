@@ -16,7 +16,7 @@ class StopRequestsTest : public testing::Test {
   ~StopRequestsTest() override { StopRequests::clear(); }
 };
 
-TEST_F(StopRequestsTest, notes_a_signal_that_would_have_ended_the_process) {
+TEST_F(StopRequestsTest, NotesASignalThatWouldHaveEndedTheProcess) {
   for (int signal : {SIGTERM, SIGUSR1}) {
     const StopRequests requests;
     EXPECT_EQ(StopRequests::signal_received(), 0);
@@ -26,7 +26,7 @@ TEST_F(StopRequestsTest, notes_a_signal_that_would_have_ended_the_process) {
   }
 }
 
-TEST_F(StopRequestsTest, puts_the_handling_back_when_the_last_one_goes) {
+TEST_F(StopRequestsTest, PutsTheHandlingBackWhenTheLastOneGoes) {
   {
     const StopRequests outer;
     { const StopRequests inner; }
@@ -37,7 +37,7 @@ TEST_F(StopRequestsTest, puts_the_handling_back_when_the_last_one_goes) {
   EXPECT_EQ(present.sa_handler, SIG_DFL);
 }
 
-TEST_F(StopRequestsTest, leaves_a_signal_alone_that_the_program_handles) {
+TEST_F(StopRequestsTest, LeavesASignalAloneThatTheProgramHandles) {
   static volatile std::sig_atomic_t seen = 0;
   std::signal(SIGUSR1, [](int) { seen = 1; });
   {
@@ -50,7 +50,7 @@ TEST_F(StopRequestsTest, leaves_a_signal_alone_that_the_program_handles) {
   std::signal(SIGUSR1, SIG_DFL);
 }
 
-TEST_F(StopRequestsTest, a_second_SIGTERM_ends_the_process_unless_it_is_the_same_request) {
+TEST_F(StopRequestsTest, ASecondSIGTERMEndsTheProcessUnlessItIsTheSameRequest) {
   EXPECT_EXIT(
       {
         const StopRequests requests;

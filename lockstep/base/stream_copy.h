@@ -5,14 +5,13 @@
 
 namespace lockstep {
 
-/// As memcpy, for memory that nobody reads soon: where the processor can (x86-64), the copy goes
-/// past the caches, which saves reading what is overwritten. 20 MB a piece, from the page cache,
-/// two processes at once: 1.7 times as fast as memcpy; a copy of less than kStreamBytes, which may
-/// still be in the cache when it is wanted, is memcpy's. Any alignment; the ranges must not
-/// overlap. Thread-safe.
+/// Copies like memcpy, for a destination that is not read soon. On x86-64 the copy bypasses the
+/// caches, which saves reading the overwritten memory. Measured at 20 MB a copy, from the page
+/// cache, two processes at once: 1.7 times as fast as memcpy. A copy of less than kStreamBytes uses
+/// memcpy. Any alignment; the ranges must not overlap. Thread-safe.
 void stream_copy(void* to, const void* from, size_t bytes);
 
-/// From here on it pays, and the caches keep what they hold for others.
+/// The size in bytes from which bypassing the caches is faster.
 inline constexpr size_t kStreamBytes = size_t{1} << 20;
 
 }  // namespace lockstep

@@ -6,9 +6,9 @@
 
 namespace lockstep {
 
-/// The tail of an error message about a name nobody knows: "; did you mean 'jsonl'?", or nothing
-/// where no known name is close. Close means at most one edit in three letters (a swap of
-/// neighbours is one).
+/// Returns the end of an error message about an unknown name: "; did you mean 'jsonl'?", or "" if
+/// no known name is close. Close means at most one edit in three letters; swapping two neighbours
+/// is one edit.
 std::string did_you_mean(const std::string& got, const std::vector<std::string>& known);
 
 }  // namespace lockstep

@@ -5,9 +5,9 @@
 
 namespace lockstep {
 
-/// The text of an errno value. Where a limit of this process is the cause, the text has the limit
-/// and the command that raises it: "Too many open files; this process may open 8; raise that with
-/// `ulimit -n`". Thread-safe.
+/// Returns the text of an errno value. If a limit of this process is the cause, the text has the
+/// limit and the command that raises it: "Too many open files; this process may open 8; raise that
+/// with `ulimit -n`". Thread-safe.
 std::string system_error_text(int error);
 
 }  // namespace lockstep

@@ -5,7 +5,8 @@
 
 namespace lockstep {
 
-/// The width of the terminal behind a descriptor; nothing if there is none, or it does not say.
+/// Returns the width of the terminal behind a descriptor; nothing if it is no terminal or does not
+/// say.
 std::optional<int> terminal_columns(int fd);
 
 }  // namespace lockstep

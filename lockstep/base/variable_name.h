@@ -5,17 +5,18 @@
 
 namespace lockstep {
 
-/// Whether a program can have an environment variable of that name: letters, digits and _, and no
-/// digit first.
+/// Returns whether `name` is a valid environment variable name: letters, digits and _, no digit
+/// first.
 bool is_variable_name(std::string_view name);
 
-/// One that says which rank a process is, in the words of another launcher (OMPI_*, PMI_*, PMIX_*,
-/// MPI_LOCAL*, MV2_*, SLURM_PROCID, SLURM_LOCALID), or that a launcher of ours has set or read for
-/// itself: nothing a rank inherits.
+/// Returns whether ranks must not inherit the variable: another launcher's rank variable (OMPI_*,
+/// PMI_*, PMIX_*, MPI_LOCAL*, MV2_*, SLURM_PROCID, SLURM_LOCALID), or one that a launcher sets or
+/// reads for itself.
 bool is_of_launchers(std::string_view name);
 
-/// What a user may not set for all ranks alike: those, and what `lockstep launch` sets for each
-/// rank, torchrun's TORCHELASTIC_* among them. OMP_NUM_THREADS is the user's where it is given.
+/// Returns whether a user may not set the variable for all ranks: those above, and those that
+/// `lockstep launch` sets for each rank, including torchrun's TORCHELASTIC_*. OMP_NUM_THREADS may
+/// be set.
 bool is_set_by_launcher(std::string_view name);
 
 }  // namespace lockstep

@@ -7,10 +7,10 @@
 
 namespace lockstep {
 
-/// The text with the ASCII letters A to Z as a to z.
+/// Returns the text with ASCII letters in lower case.
 std::string lower(std::string text);
 
-/// true or false, yes or no, on or off, 1 or 0, in any case.
+/// Parses true or false, yes or no, on or off, 1 or 0, in any case.
 std::optional<bool> truth_value(const std::string& text);
 
 /// "12 files", "1 file".

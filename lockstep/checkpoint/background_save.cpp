@@ -16,7 +16,8 @@ BackgroundSave::~BackgroundSave() {
     wait();
   } catch (const std::exception& error) {
     log_error(
-        std::string("an asynchronous save failed, and nobody waited for it: ") + error.what());
+        std::string("an asynchronous save failed, and the program did not wait for it: ") +
+        error.what());
   }
 }
 

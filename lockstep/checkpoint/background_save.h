@@ -8,19 +8,19 @@
 
 namespace lockstep::checkpoint {
 
-/// One save at a time on a thread of its own. What it throws is kept for whoever waits next: no
-/// failed save goes unnoticed. Thread safety: none, the saves aside.
+/// Runs one save at a time on a thread. Its exception is kept for the next wait, so that no failed
+/// save is missed. Not thread-safe, except for the save itself.
 class BackgroundSave {
  public:
   BackgroundSave() = default;
-  /// Waits for the save under way; what it throws then is logged.
+  /// Waits for the running save; logs its exception.
   ~BackgroundSave();
   BackgroundSave(const BackgroundSave&) = delete;
   BackgroundSave& operator=(const BackgroundSave&) = delete;
 
-  /// wait(), then begins `save`.
+  /// Calls wait(), then begins `save`.
   void start(std::function<void()> save);
-  /// Returns once no save is under way; throws what the last one threw, once.
+  /// Blocks until no save is running; throws the last one's exception, once.
   void wait();
 
  private:
@@ -28,10 +28,9 @@ class BackgroundSave {
   std::exception_ptr failure_;
 };
 
-/// Runs `save`, which returns the folder that it saves to, though an earlier save has failed, and
-/// returns that folder. `wait` throws the earlier failure. CheckpointError, once `save` has
-/// returned, if `wait` threw: it names both. What `save` throws is thrown as it is; the earlier
-/// failure is logged then.
+/// Runs `save`, which returns its folder, even if an earlier save has failed, and returns that
+/// folder. `wait` throws the earlier failure. CheckpointError, after `save` has returned, if `wait`
+/// threw: it names both. An exception of `save` propagates; the earlier failure is logged then.
 std::filesystem::path save_despite_failure(
     const std::function<void()>& wait, const std::function<std::filesystem::path()>& save);
 

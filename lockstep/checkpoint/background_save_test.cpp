@@ -12,7 +12,7 @@
 namespace lockstep::checkpoint {
 namespace {
 
-TEST(BackgroundSave, goes_on_beside_the_caller_and_is_waited_for) {
+TEST(BackgroundSave, GoesOnBesideTheCallerAndIsWaitedFor) {
   std::promise<void> go_on;
   bool saved = false;
   BackgroundSave save;
@@ -25,7 +25,7 @@ TEST(BackgroundSave, goes_on_beside_the_caller_and_is_waited_for) {
   EXPECT_TRUE(saved);
 }
 
-TEST(BackgroundSave, throws_a_failure_at_the_next_call_and_only_then) {
+TEST(BackgroundSave, ThrowsAFailureAtTheNextCallAndOnlyThen) {
   BackgroundSave save;
   save.start([] { throw std::runtime_error("disk full"); });
   EXPECT_THROW(save.start([] {}), std::runtime_error);
@@ -36,7 +36,7 @@ TEST(BackgroundSave, throws_a_failure_at_the_next_call_and_only_then) {
   EXPECT_TRUE(saved);
 }
 
-TEST(BackgroundSave, that_failed_does_not_keep_the_next_save_from_being_done) {
+TEST(BackgroundSave, ThatFailedDoesNotKeepTheNextSaveFromBeingDone) {
   int saved = 0;
   const auto save = [&] {
     ++saved;
@@ -58,7 +58,7 @@ TEST(BackgroundSave, that_failed_does_not_keep_the_next_save_from_being_done) {
       testing::ThrowsMessage<std::runtime_error>(testing::HasSubstr("own")));
 }
 
-TEST(BackgroundSave, ends_before_it_goes) {
+TEST(BackgroundSave, EndsBeforeItGoes) {
   bool saved = false;
   {
     BackgroundSave save;

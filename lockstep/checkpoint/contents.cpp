@@ -24,7 +24,7 @@ namespace {
 /// range begins and ends in the middle of one.
 struct Share {
   NamedTensors tensors;
-  Slices slices;
+  storage::Slices slices;
 };
 
 Share cut(const NamedTensors& tensors, int64_t begin, int64_t end) {
@@ -45,7 +45,7 @@ Share cut(const NamedTensors& tensors, int64_t begin, int64_t end) {
     } else if (first < last) {
       share.tensors.push_back(
           {item.name, item.tensor.detach().contiguous().flatten().slice(0, first, last)});
-      share.slices.emplace(item.name, Slice{item.tensor.sizes().vec(), first});
+      share.slices.emplace(item.name, storage::Slice{item.tensor.sizes().vec(), first});
     }
     at += bytes;
   }
@@ -116,7 +116,7 @@ void Contents::add_shared(
     Share share = cut(tensors, ranges[writers[part]].first, ranges[writers[part]].second);
     std::map<std::string, std::string> metadata;
     if (!share.slices.empty()) {
-      metadata[kSlicesKey] = render_slices(stem, share.slices);
+      metadata[storage::kSlicesKey] = storage::render_slices(stem, share.slices);
     }
     add_tensors(
         fmt::format("{}-{:05}-of-{:05}.safetensors", stem, part + 1, writers.size()),

@@ -15,7 +15,7 @@ namespace lockstep::checkpoint {
 
 class EvenShares;
 
-/// One file that a rank is going to save: tensors, or a JSON value.
+/// A file that a rank is going to save: tensors, or a JSON value.
 struct FileContents {
   std::string name;
   NamedTensors tensors;
@@ -23,8 +23,8 @@ struct FileContents {
   std::optional<nlohmann::json> json;
 };
 
-/// What one rank saves, put together before anything is written, so that writing it can be left to
-/// another thread. Holds the tensors themselves until `copy_to_host`. Thread safety: none.
+/// The state that one rank saves, collected before writing, so that another thread can write it.
+/// Holds the tensors themselves until `copy_to_host`. Not thread-safe.
 class Contents {
  public:
   /// See Writer::add_tensors and add_json.
@@ -33,18 +33,18 @@ class Contents {
       NamedTensors tensors,
       std::map<std::string, std::string> metadata = {});
   void add_json(std::string file_name, nlohmann::json value);
-  /// A set of tensors that all ranks hold alike (a TensorSet when read): this rank adds the part of
-  /// them that `shares` deals out to its writers, `writers_per_rank` of them from
-  /// rank * writers_per_rank on. All ranks must call it in the same order.
+  /// A set of tensors that all ranks hold alike (a TensorSet when read). This rank adds the part
+  /// that `shares` assigns to its writers, `writers_per_rank` of them from rank * writers_per_rank
+  /// on. All ranks must call it in the same order.
   void add_shared(
       const std::string& stem,
       const NamedTensors& tensors,
       int rank,
       size_t writers_per_rank,
       EvenShares& shares);
-  /// The files of `other`, behind these.
+  /// Appends the files of `other`.
   void append(Contents other);
-  /// Something every rank must say the same of, or the save is refused.
+  /// A value that must be equal on every rank, or the save is refused.
   void must_agree(const std::string& what, const std::string& value);
   /// Makes the save fail on every rank with `why`. The first call counts.
   void fail(const std::string& why);
@@ -52,11 +52,11 @@ class Contents {
   const std::vector<FileContents>& files() const { return files_; }
   const std::map<std::string, std::string>& agreed() const { return agreed_; }
   const std::string& failure() const { return failure_; }
-  /// Of all tensors.
+  /// Bytes of all tensors.
   int64_t tensor_bytes() const;
 
-  /// From here on the tensors are copies in host memory, made into those of `former`, an earlier
-  /// copy whose memory is not needed any more, where shape and dtype fit.
+  /// Replaces the tensors by copies in host memory. Reuses the memory of `former`, an earlier copy
+  /// that is not needed any more, where shape and dtype match.
   void copy_to_host(const Contents& former);
 
  private:

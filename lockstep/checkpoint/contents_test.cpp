@@ -44,7 +44,7 @@ void expect_equal(const NamedTensors& expected, const NamedTensors& got) {
   }
 }
 
-TEST(Contents, a_shared_set_comes_back_whole_however_many_ranks_and_threads_write_it) {
+TEST(Contents, ASharedSetComesBackWholeHoweverManyRanksAndThreadsWriteIt) {
   const TestFolder folder;
   for (int size = 1; size <= 4; ++size) {
     for (int threads = 1; threads <= 2; ++threads) {
@@ -59,14 +59,14 @@ TEST(Contents, a_shared_set_comes_back_whole_however_many_ranks_and_threads_writ
         writer.write(contents);
         writer.commit(nlohmann::json::object());
       });
-      const Reader reader(path, Verify::kFull);
+      const Reader reader(path, storage::Verify::kFull);
       EXPECT_EQ(reader.files().size() > 1, size * threads > 1);
       expect_equal(some_tensors(), reader.tensor_set("state", threads));
     }
   }
 }
 
-TEST(Contents, ranks_that_hold_different_sets_are_refused_by_name) {
+TEST(Contents, RanksThatHoldDifferentSetsAreRefusedByName) {
   const TestFolder folder;
   EXPECT_THAT(
       [&] {
@@ -85,10 +85,10 @@ TEST(Contents, ranks_that_hold_different_sets_are_refused_by_name) {
       },
       ThrowsMessage<CheckpointError>(
           HasSubstr("ranks disagree on the tensors of optimizer: rank 1 has crc32c")));
-  EXPECT_TRUE(names_in(folder.path()).empty());
+  EXPECT_TRUE(storage::names_in(folder.path()).empty());
 }
 
-TEST(Contents, copies_are_of_the_moment_and_reuse_the_memory_of_the_former_ones) {
+TEST(Contents, CopiesAreOfTheMomentAndReuseTheMemoryOfTheFormerOnes) {
   const at::Tensor weight = at::ones({3, 4}).t();
   Contents first;
   first.add_tensors("f", {{"w", weight}, {"other", at::ones({2})}});
@@ -105,7 +105,7 @@ TEST(Contents, copies_are_of_the_moment_and_reuse_the_memory_of_the_former_ones)
   EXPECT_EQ(second.tensor_bytes(), 60);
 }
 
-TEST(Contents, a_failure_among_them_fails_the_save_on_every_rank) {
+TEST(Contents, AFailureAmongThemFailsTheSaveOnEveryRank) {
   const TestFolder folder;
   EXPECT_THAT(
       [&] {
@@ -121,7 +121,7 @@ TEST(Contents, a_failure_among_them_fails_the_save_on_every_rank) {
         });
       },
       ThrowsMessage<CheckpointError>(HasSubstr("rank 1 failed: out of ideas")));
-  EXPECT_TRUE(names_in(folder.path()).empty());
+  EXPECT_TRUE(storage::names_in(folder.path()).empty());
 }
 
 }  // namespace

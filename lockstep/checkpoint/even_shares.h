@@ -8,20 +8,20 @@
 
 namespace lockstep::checkpoint {
 
-/// Deals work out to writers so that all have about equally much to write, the same on every rank
-/// that asks the same in the same order. Thread safety: none.
+/// Distributes work evenly over writers, in the same way on every rank that makes the same calls in
+/// the same order. Not thread-safe.
 class EvenShares {
  public:
-  /// A half-open range of the bytes that were dealt out.
+  /// A half-open range of the distributed bytes.
   using Range = std::pair<int64_t, int64_t>;
 
-  /// Less than `least_bytes` in one go is not worth cutting: writer 0 gets it.
+  /// Less than `least_bytes` at once is not divided: writer 0 gets it.
   explicit EvenShares(size_t writers, int64_t least_bytes = int64_t{16} << 20);
 
-  /// Says that `writer` has so many bytes to write anyway.
+  /// Adds bytes that `writer` must write in any case.
   void claim(size_t writer, int64_t bytes);
-  /// Cuts `bytes` into a contiguous range for each writer, in order: what levels their loads, as
-  /// far as that goes.
+  /// Divides `bytes` into a contiguous range for each writer, in order, so that the loads become as
+  /// equal as possible.
   std::vector<Range> deal(int64_t bytes);
 
  private:

@@ -10,27 +10,27 @@ namespace {
 using testing::ElementsAre;
 using testing::Pair;
 
-TEST(EvenShares, level_what_some_writers_have_anyway) {
+TEST(EvenShares, LevelWhatSomeWritersHaveAnyway) {
   EvenShares shares(3, 1);
   shares.claim(0, 100);
   EXPECT_THAT(shares.deal(200), ElementsAre(Pair(0, 0), Pair(0, 100), Pair(100, 200)));
   EXPECT_THAT(shares.deal(30), ElementsAre(Pair(0, 10), Pair(10, 20), Pair(20, 30)));
 }
 
-TEST(EvenShares, fill_up_the_least_loaded_where_there_is_too_little_for_all) {
+TEST(EvenShares, FillUpTheLeastLoadedWhereThereIsTooLittleForAll) {
   EvenShares shares(3, 1);
   shares.claim(0, 100);
   shares.claim(1, 30);
   EXPECT_THAT(shares.deal(50), ElementsAre(Pair(0, 0), Pair(0, 10), Pair(10, 50)));
 }
 
-TEST(EvenShares, leave_a_little_whole) {
+TEST(EvenShares, LeaveALittleWhole) {
   EvenShares shares(2, 51);
   shares.claim(0, 100);
   EXPECT_THAT(shares.deal(50), ElementsAre(Pair(0, 50), Pair(50, 50)));
 }
 
-TEST(EvenShares, cover_every_byte_once_whatever_the_loads) {
+TEST(EvenShares, CoverEveryByteOnceWhateverTheLoads) {
   for (size_t writers = 1; writers <= 5; ++writers) {
     for (int64_t load = 0; load < 40; load += 7) {
       for (int64_t bytes = 0; bytes < 60; ++bytes) {

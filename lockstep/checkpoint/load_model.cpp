@@ -27,15 +27,15 @@ constexpr const char* kWhere = "load_checkpoint_in_model";
 constexpr size_t kNamesShown = 20;
 
 struct Source {
-  const SafetensorsMap* file;
-  const TensorEntry* entry;
+  const storage::SafetensorsMap* file;
+  const storage::TensorEntry* entry;
   std::string_view bytes() const {
     file->fetch(*entry);
     return file->bytes(*entry);
   }
 };
 
-using Files = std::vector<SafetensorsMap>;
+using Files = std::vector<storage::SafetensorsMap>;
 
 /// By the names they have here.
 using Sources = std::map<std::string, Source>;
@@ -53,8 +53,8 @@ std::string renamed(const std::string& name, const std::map<std::string, std::st
 
 Sources sources_in(const Files& files, const std::map<std::string, std::string>& prefixes) {
   Sources sources;
-  for (const SafetensorsMap& file : files) {
-    for (const TensorEntry& entry : file.entries()) {
+  for (const storage::SafetensorsMap& file : files) {
+    for (const storage::TensorEntry& entry : file.entries()) {
       const std::string name = renamed(entry.name, prefixes);
       const auto [other, is_new] = sources.try_emplace(name, Source{&file, &entry});
       if (!is_new) {
@@ -62,9 +62,9 @@ Sources sources_in(const Files& files, const std::map<std::string, std::string>&
             file.path(),
             fmt::format(
                 "prefix_map gives it the name {}, and {} as well",
-                in_quotes(name),
-                in_quotes(other->second.entry->name)),
-            in_quotes(entry.name));
+                storage::in_quotes(name),
+                storage::in_quotes(other->second.entry->name)),
+            storage::in_quotes(entry.name));
       }
     }
   }
@@ -167,7 +167,7 @@ class Plan {
   Plan(const std::filesystem::path& path, const LoadModelOptions& options)
       : path_(path.string()),
         options_(&options),
-        files_(std::make_shared<const Files>(open_model_files(path))),
+        files_(std::make_shared<const Files>(storage::open_model_files(path))),
         left_(sources_in(*files_, options.prefix_map)) {}
 
   void add(const NamedTensors& model, const std::vector<size_t>& group) {
@@ -203,7 +203,7 @@ class Plan {
 
   LoadedNames finish() {
     for (const auto& [name, source] : left_) {
-      names_.unexpected.push_back(in_quotes(name));
+      names_.unexpected.push_back(storage::in_quotes(name));
     }
     std::sort(names_.missing.begin(), names_.missing.end());
     std::vector<std::string> faults;
@@ -242,7 +242,7 @@ class Plan {
   }
 
   void take(const NamedTensor& here, const Source& source, Place& place) {
-    const TensorEntry& entry = *source.entry;
+    const storage::TensorEntry& entry = *source.entry;
     const at::ScalarType saved = scalar_type(entry.dtype);
     if (here.tensor.sizes() != entry.shape || !c10::canCast(saved, place.dtype)) {
       different_.push_back(fmt::format(

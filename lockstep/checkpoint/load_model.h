@@ -17,56 +17,55 @@
 namespace lockstep::checkpoint {
 
 struct LoadModelOptions {
-  /// Names of the file that the model has not, and the other way round, are an error. Off: they are
-  /// returned, and what fits is loaded.
+  /// Names in only the file or only the model are an error. False: they are returned, and matching
+  /// tensors are loaded.
   bool strict = true;
-  /// What saved names begin with, and what they begin with here instead: {{"module.", ""}}. Each
-  /// name goes by the longest that fits it, {"", "model."} fitting all. Characters count, not parts
-  /// of names: end with a dot what is to match whole parts.
+  /// Prefixes of saved names and their replacements: {{"module.", ""}}. The longest matching prefix
+  /// of a name is used; {"", "model."} matches all. Prefixes match characters: end one with a dot
+  /// to match whole components.
   std::map<std::string, std::string> prefix_map = {};
-  /// What floating point tensors become, here, if they were saved as such. Unset: each keeps the
-  /// dtype it has here, and what was saved in another one is converted.
+  /// The dtype of loaded floating-point tensors. Not set: the model's dtype, with conversion.
   std::optional<at::ScalarType> dtype = std::nullopt;
-  /// Where tensors go, by names of modules or tensors, the longest counts, "" is the whole model.
-  /// Empty: all stay where they are.
+  /// The device of each module or tensor, by name; the longest match counts, "" is the whole model.
+  /// Empty: unchanged.
   std::map<std::string, at::Device> device_map = {};
 };
 
-/// Sorted. Of tied weights none is missing if one of their names was saved.
+/// Sorted names. A tied weight is not missing if one of its names was saved.
 struct LoadedNames {
-  std::vector<std::string> missing;     ///< In the model, and not among what was saved.
-  std::vector<std::string> unexpected;  ///< Saved, by the names they would have here.
+  std::vector<std::string> missing;     ///< In the model, but not saved.
+  std::vector<std::string> unexpected;  ///< Saved, but not in the model; after renaming.
 };
 
-/// Loads weights, see open_model_files for what `path` may be, into a model. All is checked before
-/// anything is changed. A tensor that keeps its device and dtype is written to in place, and so
-/// shows in all views of it; another gets new memory, and loses its gradient, and tied ones stay
-/// tied. Costs no memory beside that, for files are mapped; a tensor is copied once.
+/// Loads weights into a model; see open_model_files for `path`. Everything is checked before
+/// anything is changed. A tensor that keeps its device and dtype is written to in place, visible in
+/// all its views; another one gets new memory and loses its gradient; tied tensors stay tied. Files
+/// are mapped, so no further memory is needed; a tensor is copied once.
 ///
-/// CheckpointError, naming everything that is wrong at once, for names that are missing or
-/// unexpected (if strict), another shape, a dtype that cannot become the one here (floating point
-/// an integer, complex a real), tied weights saved with different values; for what open_model_files
-/// refuses. ConfigError for a tensor of the model without memory (meta), a device_map that leaves a
-/// tensor out, names none, or parts tied ones, and a `dtype` that is no floating point one.
+/// CheckpointError, naming all faults at once, for names that are missing or unexpected (if
+/// strict), another shape, an impossible dtype conversion (floating point to integer, complex to
+/// real), tied weights saved with different values, and for files that open_model_files refuses.
+/// ConfigError for a tensor of the model without memory (meta), a device_map that omits a tensor,
+/// has an unknown name, or separates tied ones, and a `dtype` that is not floating point.
 ///
-/// After accelerate.utils.load_checkpoint_in_model, which is not strict unless asked for. Thread
-/// safety: none.
+/// After accelerate.utils.load_checkpoint_in_model, which is not strict by default. Not
+/// thread-safe.
 LoadedNames load_checkpoint_in_model(
     const NamedTensors& model,
     const std::filesystem::path& path,
     const LoadModelOptions& options = {});
 
-/// The same for a module with its buffers.
+/// Does the same for a module with its buffers.
 template <ModuleLike Module>
 LoadedNames load_checkpoint_in_model(
     const Module& module, const std::filesystem::path& path, const LoadModelOptions& options = {}) {
   return load_checkpoint_in_model(tensors_of(module), path, options);
 }
 
-/// The first half of load_checkpoint_in_model: all of its checks.
+/// The checked first half of load_checkpoint_in_model.
 struct CheckedWeights {
   LoadedNames names;
-  std::function<void()> apply;  ///< The other half; the model must not have changed meanwhile.
+  std::function<void()> apply;  ///< The second half; the model must not have changed meanwhile.
 };
 CheckedWeights check_checkpoint_in_model(
     const NamedTensors& model,

@@ -280,7 +280,7 @@ TEST(LoadCheckpointInModel, ReadsOneFileOrAnIndexAsWellAsAFolder) {
           model, shards.path() / "model.safetensors.index.json", {.strict = false})
           .unexpected,
       ElementsAre("x"));
-  write_bytes(whole.path() / "weights.bin", "a pickle");
+  storage::write_bytes(whole.path() / "weights.bin", "a pickle");
   EXPECT_THAT(
       [&] { load_checkpoint_in_model(model, whole.path() / "weights.bin"); },
       ThrowsMessage<CheckpointError>(AllOf(HasSubstr("pickle"), HasSubstr("python -c"))));
@@ -290,13 +290,15 @@ TEST(LoadCheckpointInModel, TakesNothingFromACheckpointThatIsNotWhatWasWritten) 
   const TestFolder folder;
   const std::filesystem::path path = folder / "step_1";
   const std::vector<float> ones(4, 1.F);
-  const OutputTensor weight = output_tensor("w", Dtype::kF32, {4}, raw_bytes(ones));
-  commit_checkpoint(path, {{"step", 1}}, {{"model.safetensors", {{weight}}}});
+  const storage::OutputTensor weight =
+      storage::output_tensor("w", storage::Dtype::kF32, {4}, storage::raw_bytes(ones));
+  storage::commit_checkpoint(path, {{"step", 1}}, {{"model.safetensors", {{weight}}}});
   const at::Tensor w = parameter({4});
   load_checkpoint_in_model({{"w", w}}, path);
   EXPECT_TRUE(holds(w, 1));
   w.detach().zero_();
-  flip_bit(path / "model.safetensors", std::filesystem::file_size(path / "model.safetensors") - 1);
+  storage::flip_bit(
+      path / "model.safetensors", std::filesystem::file_size(path / "model.safetensors") - 1);
   EXPECT_THAT(
       [&] {
         load_checkpoint_in_model({{"w", w}}, path);

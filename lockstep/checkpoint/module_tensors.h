@@ -7,8 +7,8 @@
 
 namespace lockstep::checkpoint {
 
-/// A torch::nn::Module, told by what it can do: this header needs none of torch::nn, whose headers
-/// take seconds to compile. Of a holder (TORCH_MODULE) pass `*net`.
+/// A torch::nn::Module, recognised by its members: this header does not include torch::nn, whose
+/// headers take seconds to compile. For a holder (TORCH_MODULE) pass `*net`.
 template <typename T>
 concept ModuleLike = requires(const T& module) {
   module.named_parameters(false);
@@ -16,9 +16,9 @@ concept ModuleLike = requires(const T& module) {
   module.named_children();
 };
 
-/// Parameters and buffers in the order of Python's state_dict: a module's own parameters, its own
-/// buffers, then its children's. Tied ones under each of their names. `with_frozen`: parameters
-/// that require no gradient, too.
+/// Returns parameters and buffers in the order of Python's state_dict: a module's own parameters,
+/// its own buffers, then its children's. Tied ones appear under each name. `with_frozen`: includes
+/// parameters that require no gradient.
 template <ModuleLike Module>
 void append_tensors(
     NamedTensors& all, const Module& module, const std::string& prefix, bool with_frozen) {

@@ -15,9 +15,10 @@
 namespace lockstep::checkpoint {
 namespace {
 
-Dtype dtype_of(const std::string& path, const NamedTensor& named, at::ScalarType written_as) {
+storage::Dtype dtype_of(
+    const std::string& path, const NamedTensor& named, at::ScalarType written_as) {
   const auto refused = [&](const std::string& why) {
-    return CheckpointError(path, "cannot be written; " + why, in_quotes(named.name));
+    return CheckpointError(path, "cannot be written; " + why, storage::in_quotes(named.name));
   };
   const at::Tensor& tensor = named.tensor;
   if (!tensor.defined()) {
@@ -27,9 +28,9 @@ Dtype dtype_of(const std::string& path, const NamedTensor& named, at::ScalarType
     throw refused(
         "a sparse tensor, or one without data, has no place in the format; densify it first");
   }
-  for (int i = 0; i <= static_cast<int>(Dtype::kU64); ++i) {
-    if (scalar_type(static_cast<Dtype>(i)) == written_as) {
-      return static_cast<Dtype>(i);
+  for (int i = 0; i <= static_cast<int>(storage::Dtype::kU64); ++i) {
+    if (scalar_type(static_cast<storage::Dtype>(i)) == written_as) {
+      return static_cast<storage::Dtype>(i);
     }
   }
   throw refused(
@@ -38,10 +39,10 @@ Dtype dtype_of(const std::string& path, const NamedTensor& named, at::ScalarType
 
 }  // namespace
 
-std::vector<OutputTensor> output_tensors(
+std::vector<storage::OutputTensor> output_tensors(
     const std::string& path, const NamedTensors& tensors, std::optional<at::ScalarType> floating) {
   const auto plain = std::make_shared<at::Tensor>();  // The one that is being written.
-  std::vector<OutputTensor> output;
+  std::vector<storage::OutputTensor> output;
   for (const NamedTensor& named : tensors) {
     const bool is_floating = named.tensor.defined() && named.tensor.is_floating_point();
     const at::ScalarType written_as =

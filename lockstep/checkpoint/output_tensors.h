@@ -12,14 +12,14 @@
 
 namespace lockstep::checkpoint {
 
-/// `tensors` for a file: those on other devices, or not contiguous, are copied one at a time, when
-/// they are written, and so are those that lie in files (offload::in_memory). Shared memory is
-/// written once per name. The result holds the tensors.
-/// `floating`: what floating-point tensors are written as, each rounded when it is its turn.
+/// Prepares `tensors` for a file. Those on other devices, non-contiguous, or in files
+/// (offload::in_memory) are copied one at a time, when they are written. Shared memory is written
+/// once per name. The result holds the tensors. `floating`: the dtype of written floating-point
+/// tensors.
 ///
 /// CheckpointError, naming `path`, for a tensor that is undefined, sparse, without data, or of a
 /// dtype the format lacks.
-std::vector<OutputTensor> output_tensors(
+std::vector<storage::OutputTensor> output_tensors(
     const std::string& path,
     const NamedTensors& tensors,
     std::optional<at::ScalarType> floating = std::nullopt);

@@ -49,7 +49,7 @@ class ReaderTest : public testing::Test {
 };
 
 TEST_F(ReaderTest, HandsOutWhatWasSaved) {
-  const Reader reader(path_, Verify::kFull);
+  const Reader reader(path_, storage::Verify::kFull);
   EXPECT_EQ(reader.path(), path_);
   EXPECT_EQ(reader.meta(), Json({{"step", 12}}));
   EXPECT_EQ(reader.world_size(), 1);
@@ -89,7 +89,7 @@ TEST_F(ReaderTest, SharesOfAProofSeeEachDamagedTensorOnceBetweenThem) {
   };
   size_t last_byte = fs::file_size(file);
   for (int64_t damaged = kTensors - 1; damaged >= 0; --damaged) {
-    flip_bit(file, last_byte - 1);
+    storage::flip_bit(file, last_byte - 1);
     for (const int of : {1, 2, 4, 20}) {
       int seen = 0;
       for (int index = 0; index < of; ++index) {
@@ -97,7 +97,7 @@ TEST_F(ReaderTest, SharesOfAProofSeeEachDamagedTensorOnceBetweenThem) {
       }
       EXPECT_EQ(seen, 1) << damaged << " among " << of;
     }
-    flip_bit(file, last_byte - 1);
+    storage::flip_bit(file, last_byte - 1);
     last_byte -= static_cast<size_t>(1 + damaged * damaged);
   }
   const NamedTensors read = Reader(path).tensor_set("many", 1, {.index = 1, .of = 3});
@@ -110,23 +110,24 @@ TEST_F(ReaderTest, SharesOfAProofSeeEachDamagedTensorOnceBetweenThem) {
 TEST_F(ReaderTest, SeesEveryFlippedBit) {
   for (const char* name : {"model.safetensors", "state.json"}) {
     for (size_t bit = 0; bit < 8 * fs::file_size(path_ / name); ++bit) {
-      flip_bit(path_ / name, bit / 8, static_cast<int>(bit % 8));
+      storage::flip_bit(path_ / name, bit / 8, static_cast<int>(bit % 8));
       const Reader reader(path_);
-      EXPECT_THROW(Reader(path_, Verify::kFull), CheckpointError) << name << " bit " << bit;
+      EXPECT_THROW(Reader(path_, storage::Verify::kFull), CheckpointError)
+          << name << " bit " << bit;
       if (std::string(name) == "state.json") {
         EXPECT_THROW(reader.json(name), CheckpointError) << bit;
       } else {
         EXPECT_THROW(reader.tensors(name), CheckpointError) << bit;
       }
-      flip_bit(path_ / name, bit / 8, static_cast<int>(bit % 8));
+      storage::flip_bit(path_ / name, bit / 8, static_cast<int>(bit % 8));
     }
   }
-  EXPECT_NO_THROW(Reader(path_, Verify::kFull));
+  EXPECT_NO_THROW(Reader(path_, storage::Verify::kFull));
 }
 
 TEST_F(ReaderTest, NamesTheDamagedTensor) {
-  const SafetensorsMap file(path_ / "model.safetensors");
-  flip_bit(path_ / "model.safetensors", file.bytes().size() - 1);
+  const storage::SafetensorsMap file(path_ / "model.safetensors");
+  storage::flip_bit(path_ / "model.safetensors", file.bytes().size() - 1);
   refuses(
       [&] { Reader(path_).tensors("model.safetensors"); },
       "model.safetensors: \"b\"] is damaged; its content has crc32c");
@@ -136,11 +137,12 @@ TEST_F(ReaderTest, SeesAFileFromAnotherCheckpoint) {
   fs::remove(path_ / "model.safetensors");
   write_safetensors(
       path_ / "model.safetensors", {{"w", weight_ + 1}, {"b", at::ones({3}, at::kHalf)}});
-  refuses([&] { Reader(path_, Verify::kFull); }, "\"w\"] is damaged");
+  refuses([&] { Reader(path_, storage::Verify::kFull); }, "\"w\"] is damaged");
   fs::remove(path_ / "model.safetensors");
   write_safetensors(path_ / "model.safetensors", {{"v", weight_}, {"b", at::ones({3}, at::kHalf)}});
   refuses(
-      [&] { Reader(path_, Verify::kFull); }, "\"v\"] holds a tensor the manifest does not know");
+      [&] { Reader(path_, storage::Verify::kFull); },
+      "\"v\"] holds a tensor the manifest does not know");
 }
 
 TEST_F(ReaderTest, DoesNotOpenWithATruncatedFile) {
@@ -166,9 +168,9 @@ TEST_F(ReaderTest, DoesNotOpenWithAFileReplacedByALinkOrAPipe) {
 }
 
 TEST_F(ReaderTest, KnowsNothingOfFilesTheManifestDoesNotList) {
-  write_bytes(folder_ / "outside.json", "{}");
+  storage::write_bytes(folder_ / "outside.json", "{}");
   fs::create_symlink(folder_ / "outside.json", path_ / "extra.json");
-  const Reader reader(path_, Verify::kFull);
+  const Reader reader(path_, storage::Verify::kFull);
   EXPECT_FALSE(reader.has("extra.json"));
   refuses([&] { reader.json("extra.json"); }, "holds no file");
   refuses([&] { reader.json("../outside.json"); }, "holds no file");

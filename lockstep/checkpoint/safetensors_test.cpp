@@ -77,7 +77,7 @@ NamedTensors golden_tensors() {
   return tensors;
 }
 
-void expect_golden(const SafetensorsMap& file) {
+void expect_golden(const storage::SafetensorsMap& file) {
   const NamedTensors expected = golden_tensors();
   EXPECT_EQ(file.names().size(), expected.size());
   for (const auto& [name, tensor] : expected) {
@@ -89,25 +89,29 @@ void expect_golden(const SafetensorsMap& file) {
 }
 
 TEST(Safetensors, ReadsWhatTheReferenceWrites) {
-  const SafetensorsMap file(kGolden / "all_dtypes.safetensors");
+  const storage::SafetensorsMap file(kGolden / "all_dtypes.safetensors");
   expect_golden(file);
   EXPECT_THAT(file.metadata(), ElementsAre(Pair("format", "pt")));
-  EXPECT_THAT(SafetensorsMap(kGolden / "no_tensors.safetensors").names(), IsEmpty());
+  EXPECT_THAT(storage::SafetensorsMap(kGolden / "no_tensors.safetensors").names(), IsEmpty());
 }
 
 TEST(Safetensors, WritesTheBytesTheReferenceWrites) {
   const TestFolder folder;
   write_safetensors(folder / "all", golden_tensors(), {{"format", "pt"}});
-  EXPECT_TRUE(read_bytes(folder / "all") == read_bytes(kGolden / "all_dtypes.safetensors"));
+  EXPECT_TRUE(
+      storage::read_bytes(folder / "all") ==
+      storage::read_bytes(kGolden / "all_dtypes.safetensors"));
   write_safetensors(folder / "none", {});
-  EXPECT_TRUE(read_bytes(folder / "none") == read_bytes(kGolden / "no_tensors.safetensors"));
+  EXPECT_TRUE(
+      storage::read_bytes(folder / "none") ==
+      storage::read_bytes(kGolden / "no_tensors.safetensors"));
 }
 
 TEST(Safetensors, SaysSizesAndChecksumsOfWhatItWrote) {
   const TestFolder folder;
   const NamedTensors tensors = golden_tensors();
-  const FileSummary summary = write_safetensors(folder / "f", tensors);
-  const std::string bytes = read_bytes(folder / "f");
+  const storage::FileSummary summary = write_safetensors(folder / "f", tensors);
+  const std::string bytes = storage::read_bytes(folder / "f");
   EXPECT_EQ(summary.bytes, bytes.size());
   EXPECT_EQ(summary.crc32c, crc32c(bytes));
   EXPECT_EQ(summary.tensors.size(), tensors.size());
@@ -130,7 +134,7 @@ TEST(Safetensors, WritesTheValuesOfViewsOfAllKinds) {
       {"negated", at::imag(complex.conj())},
       {"leaf", at::ones({3}).requires_grad_()}};
   write_safetensors(folder / "f", views);
-  const SafetensorsMap file(folder / "f");
+  const storage::SafetensorsMap file(folder / "f");
   for (const auto& [name, view] : views) {
     EXPECT_TRUE(at::equal(tensor_of(file, name), view.detach())) << name;
     EXPECT_TRUE(tensor_of(file, name).is_contiguous()) << name;
@@ -142,7 +146,7 @@ TEST(Safetensors, StreamsTensorsLargerThanItsBuffer) {
   const TestFolder folder;
   const at::Tensor large = at::arange(1'000'003, at::kInt);
   write_safetensors(folder / "f", {{"small", at::ones({3})}, {"large", large}});
-  EXPECT_TRUE(at::equal(tensor_of(SafetensorsMap(folder / "f"), "large"), large));
+  EXPECT_TRUE(at::equal(tensor_of(storage::SafetensorsMap(folder / "f"), "large"), large));
 }
 
 TEST(Safetensors, RefusesTensorsTheFormatCannotHold) {
@@ -151,7 +155,7 @@ TEST(Safetensors, RefusesTensorsTheFormatCannotHold) {
     EXPECT_THAT(
         [&] { write_safetensors(folder / "f", tensors); },
         ThrowsMessage<CheckpointError>(AllOf(HasSubstr("cannot be written"), HasSubstr(why))));
-    EXPECT_THAT(names_in(folder.path()), IsEmpty());
+    EXPECT_THAT(storage::names_in(folder.path()), IsEmpty());
   };
   refuses({{"w", at::Tensor()}}, "\"w\"] cannot be written; the tensor is undefined");
   refuses({{"w", at::ones({2}, at::kComplexDouble)}}, "no dtype ComplexDouble");
@@ -164,35 +168,38 @@ TEST(Safetensors, RefusesTensorsTheFormatCannotHold) {
 
 TEST(Safetensors, DoesNotOverwrite) {
   const TestFolder folder;
-  write_bytes(folder / "f", "precious");
+  storage::write_bytes(folder / "f", "precious");
   EXPECT_THROW(write_safetensors(folder / "f", {}), CheckpointError);
-  EXPECT_EQ(read_bytes(folder / "f"), "precious");
+  EXPECT_EQ(storage::read_bytes(folder / "f"), "precious");
 }
 
 TEST(Safetensors, TensorsAreViewsThatOutliveTheFileAndNeverChangeIt) {
   const TestFolder folder;
   write_safetensors(folder / "f", {{"a", at::arange(8, at::kFloat)}, {"b", at::ones({4})}});
-  const std::string before = read_bytes(folder / "f");
+  const std::string before = storage::read_bytes(folder / "f");
   at::Tensor a;
   {
-    const SafetensorsMap file(folder / "f");
+    const storage::SafetensorsMap file(folder / "f");
     a = tensor_of(file, "a");
     EXPECT_EQ(a.const_data_ptr(), tensor_of(file, "a").const_data_ptr());
     EXPECT_EQ(a.const_data_ptr(), file.bytes(file.entries()[0]).data());
   }
   a.mul_(2);
   EXPECT_TRUE(at::equal(a, at::arange(8, at::kFloat) * 2));
-  EXPECT_TRUE(read_bytes(folder / "f") == before);
-  EXPECT_TRUE(at::equal(tensor_of(SafetensorsMap(folder / "f"), "a"), at::arange(8, at::kFloat)));
+  EXPECT_TRUE(storage::read_bytes(folder / "f") == before);
+  EXPECT_TRUE(
+      at::equal(tensor_of(storage::SafetensorsMap(folder / "f"), "a"), at::arange(8, at::kFloat)));
 }
 
 TEST(Safetensors, CopiesMisalignedData) {
   const TestFolder folder;
-  SafetensorsHeader header;
-  header.tensors = {{"odd", Dtype::kU8, {1}, 0, 1}, {"w", Dtype::kF32, {2}, 1, 9}};
+  storage::SafetensorsHeader header;
+  header.tensors = {
+      {"odd", storage::Dtype::kU8, {1}, 0, 1}, {"w", storage::Dtype::kF32, {2}, 1, 9}};
   const at::Tensor w = at::tensor({1.5F, -2.0F});
-  write_bytes(folder / "f", render_safetensors_header("f", header) + "x" + bytes_of(w));
-  const SafetensorsMap file(folder / "f");
+  storage::write_bytes(
+      folder / "f", storage::render_safetensors_header("f", header) + "x" + bytes_of(w));
+  const storage::SafetensorsMap file(folder / "f");
   const at::Tensor read = tensor_of(file, "w");
   EXPECT_TRUE(at::equal(read, w));
   EXPECT_NE(read.const_data_ptr(), file.bytes(file.entries()[1]).data());
@@ -200,11 +207,12 @@ TEST(Safetensors, CopiesMisalignedData) {
 
 TEST(Safetensors, RefusesABoolThatIsNeither) {
   const TestFolder folder;
-  SafetensorsHeader header;
-  header.tensors = {{"mask", Dtype::kBool, {2}, 0, 2}};
-  write_bytes(folder / "f", render_safetensors_header("f", header) + std::string("\1\2", 2));
+  storage::SafetensorsHeader header;
+  header.tensors = {{"mask", storage::Dtype::kBool, {2}, 0, 2}};
+  storage::write_bytes(
+      folder / "f", storage::render_safetensors_header("f", header) + std::string("\1\2", 2));
   EXPECT_THAT(
-      [&] { tensor_of(SafetensorsMap(folder / "f"), "mask"); },
+      [&] { tensor_of(storage::SafetensorsMap(folder / "f"), "mask"); },
       ThrowsMessage<CheckpointError>(HasSubstr("neither 0 nor 1")));
 }
 
@@ -213,10 +221,10 @@ TEST(Safetensors, RefusesLinksPipesFoldersAndAbsentFiles) {
   write_safetensors(folder / "f", {});
   std::filesystem::create_symlink(folder / "f", folder / "link");
   ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0600), 0);
-  write_bytes(folder / "zero", "");
+  storage::write_bytes(folder / "zero", "");
   const auto refuses = [&](const char* name, const char* why) {
     EXPECT_THAT(
-        [&] { SafetensorsMap(folder / name); },
+        [&] { storage::SafetensorsMap(folder / name); },
         ThrowsMessage<CheckpointError>(AllOf(HasSubstr(name), HasSubstr(why))));
   };
   refuses("link", "symbolic link");
@@ -228,7 +236,7 @@ TEST(Safetensors, RefusesLinksPipesFoldersAndAbsentFiles) {
 
 TEST(Safetensors, NamesTheTensorThatIsNotThere) {
   EXPECT_THAT(
-      [] { tensor_of(SafetensorsMap(kGolden / "all_dtypes.safetensors"), "weight"); },
+      [] { tensor_of(storage::SafetensorsMap(kGolden / "all_dtypes.safetensors"), "weight"); },
       ThrowsMessage<CheckpointError>(HasSubstr("\"weight\"] holds no such tensor")));
 }
 

@@ -41,7 +41,7 @@ void check(const SaveModelOptions& options) {
             "file_name is the name of a safetensors file in the folder; got '{}', try "
             "\"{}\"",
             name,
-            kModelFile));
+            storage::kModelFile));
   }
   if (options.max_shard_size != SaveModelOptions().max_shard_size) {
     throw ConfigError(
@@ -57,18 +57,18 @@ std::vector<std::string> save_model(
     const std::filesystem::path& folder,
     const SaveModelOptions& options) {
   check(options);
-  const uint64_t max_shard_bytes = parse_bytes("save_model", options.max_shard_size);
+  const uint64_t max_shard_bytes = storage::parse_bytes("save_model", options.max_shard_size);
   NamedTensors unique;
   for (const std::vector<size_t>& group : tied_groups(tensors)) {
     unique.push_back(tensors[group.front()]);
   }
   const auto output = output_tensors(folder.string(), unique, options.dtype);
-  if (options.file_name.empty() || options.file_name == kModelFile) {
+  if (options.file_name.empty() || options.file_name == storage::kModelFile) {
     const bool one_file = !options.file_name.empty();
-    return write_model_files(
+    return storage::write_model_files(
         folder, output, one_file ? std::numeric_limits<uint64_t>::max() : max_shard_bytes);
   }
-  write_model_file(folder, options.file_name, output);
+  storage::write_model_file(folder, options.file_name, output);
   return {options.file_name};
 }
 

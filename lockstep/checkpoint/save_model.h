@@ -17,37 +17,38 @@ namespace lockstep::checkpoint {
 struct SaveModelOptions {
   /// "300MB", "10GB", in decimal units.
   std::string max_shard_size = "10GB";
-  /// What floating-point tensors are written as, rounded one at a time; not set: as they are.
+  /// The dtype of written floating-point tensors, converted one at a time; not set: unchanged.
   std::optional<at::ScalarType> dtype = std::nullopt;
-  /// All in one file of this name, however large, instead of model.safetensors or its shards.
+  /// Writes one file of this name, of any size, instead of model.safetensors or its shards.
   std::string file_name = {};
-  /// Leave parameters that require no gradient out; buffers stay. Of a module: tensors by name do
-  /// not say which are parameters.
+  /// Leaves out parameters that require no gradient; buffers are written. Only for a module: a list
+  /// of tensors does not say which are parameters.
   bool exclude_frozen_parameters = false;
 };
 
-/// Writes the weights of a model into `folder` as transformers reads them and Accelerate's
-/// save_model writes them, to the byte: `model.safetensors`, or shards of at most `max_shard_size`
-/// with `model.safetensors.index.json`; see write_model_files, also for what happens to weights
-/// that are there already and to a save that is killed. Returns the names of the files.
+/// Writes the weights of a model into `folder` in transformers' format, byte for byte as
+/// Accelerate's save_model: `model.safetensors`, or shards of at most `max_shard_size` with
+/// `model.safetensors.index.json`; see write_model_files, also for existing weights and killed
+/// saves. Returns the names of the files.
 ///
-/// - Tied weights are saved once, under the first of their names; transformers ties them again, and
-///   so does load_checkpoint_in_model.
-/// - Other views of shared memory are saved each for itself, where Accelerate drops all but the
-///   first and safetensors refuses: nothing is lost, and what is loaded into them is the same.
-/// - What is not contiguous, or on another device, is copied, one tensor at a time.
+/// - Tied weights are saved once, under the first of their names; transformers and
+///   load_checkpoint_in_model tie them again.
+/// - Other views of shared memory are saved separately, while Accelerate drops all but the first
+/// and
+///   safetensors refuses: nothing is lost, and loading restores them.
+/// - Non-contiguous tensors, and those on other devices, are copied one at a time.
 ///
-/// One process calls it. ConfigError for a max_shard_size that is none, a dtype that is no
-/// floating-point one, a file_name that is a path or has not the ending .safetensors, and
-/// exclude_frozen_parameters.
-/// CheckpointError for a tensor that is undefined, sparse, without data or of a
-/// dtype the format lacks, and for what write_model_files refuses. Thread-safe.
+/// One process calls it. ConfigError for an invalid max_shard_size, a dtype that is not floating
+/// point, a file_name that is a path or lacks the ending .safetensors, and
+/// exclude_frozen_parameters with a list of tensors. CheckpointError for a tensor that is
+/// undefined, sparse, without data or of a dtype the format lacks, and for errors of
+/// write_model_files. Thread-safe.
 std::vector<std::string> save_model(
     const NamedTensors& tensors,
     const std::filesystem::path& folder,
     const SaveModelOptions& options = {});
 
-/// The same for a module with its buffers.
+/// Does the same for a module with its buffers.
 template <ModuleLike Module>
 std::vector<std::string> save_model(
     const Module& module,

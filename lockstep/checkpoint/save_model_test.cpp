@@ -62,9 +62,9 @@ struct Tied : nn::Module {
 };
 
 void expect_same_files(const std::filesystem::path& got, const std::filesystem::path& expected) {
-  ASSERT_EQ(names_in(got), names_in(expected));
-  for (const std::string& name : names_in(expected)) {
-    EXPECT_EQ(read_bytes(got / name), read_bytes(expected / name)) << name;
+  ASSERT_EQ(storage::names_in(got), storage::names_in(expected));
+  for (const std::string& name : storage::names_in(expected)) {
+    EXPECT_EQ(storage::read_bytes(got / name), storage::read_bytes(expected / name)) << name;
   }
 }
 
@@ -107,7 +107,7 @@ TEST(SaveModel, SavesEachViewOfOneBufferForItself) {
        {"square", flat.slice(0, 0, 4).view({2, 2})},
        {"again", flat.slice(0, 4)}},
       folder.path());
-  const SafetensorsMap file(folder.path() / "model.safetensors");
+  const storage::SafetensorsMap file(folder.path() / "model.safetensors");
   EXPECT_THAT(file.names(), testing::UnorderedElementsAre("left", "right", "all", "square"));
   EXPECT_TRUE(at::equal(tensor_of(file, "left"), at::arange(6, at::kFloat)));
   EXPECT_TRUE(at::equal(tensor_of(file, "right"), at::arange(4, 10, at::kFloat)));
@@ -117,7 +117,7 @@ TEST(SaveModel, KeepsTensorsWithoutElementsApart) {
   const TestFolder folder;
   const at::Tensor none = at::empty({0, 3});
   save_model({{"a", none}, {"b", none}, {"c", at::empty({2, 0}, at::kLong)}}, folder.path());
-  EXPECT_EQ(SafetensorsMap(folder.path() / "model.safetensors").names().size(), 3U);
+  EXPECT_EQ(storage::SafetensorsMap(folder.path() / "model.safetensors").names().size(), 3U);
 }
 
 TEST(SaveModel, LeavesFrozenParametersOutIfToldTo) {
@@ -125,7 +125,7 @@ TEST(SaveModel, LeavesFrozenParametersOutIfToldTo) {
   const Tied saved;
   saved.embed->weight.set_requires_grad(false);  // And so the head's, which is it.
   save_model(saved, folder.path(), {.exclude_frozen_parameters = true});
-  const SafetensorsMap file(folder.path() / "model.safetensors");
+  const storage::SafetensorsMap file(folder.path() / "model.safetensors");
   EXPECT_THAT(
       file.names(),
       testing::UnorderedElementsAre(
@@ -150,7 +150,7 @@ TEST(SaveModel, RefusesWhatTheFormatHasNoPlaceFor) {
           save_model({{"fine", at::ones({2})}, {"bad", tensor}}, folder.path());
         },
         ThrowsMessage<CheckpointError>(testing::AllOf(HasSubstr("bad"), HasSubstr(why))));
-    EXPECT_THAT(names_in(folder.path()), testing::IsEmpty());
+    EXPECT_THAT(storage::names_in(folder.path()), testing::IsEmpty());
   };
   refuses(at::Tensor(), "the tensor is undefined");
   refuses(at::empty({2}, at::kMeta), "without data");
@@ -169,8 +169,8 @@ TEST(SaveModel, RoundsFloatingPointTensorsToTheDtypeAsked) {
       {{"third", third}, {"count", count}},
       folder.path(),
       {.dtype = at::kHalf, .file_name = "half.safetensors"});
-  EXPECT_THAT(names_in(folder.path()), ElementsAre("half.safetensors"));
-  const SafetensorsMap file(folder.path() / "half.safetensors");
+  EXPECT_THAT(storage::names_in(folder.path()), ElementsAre("half.safetensors"));
+  const storage::SafetensorsMap file(folder.path() / "half.safetensors");
   EXPECT_EQ(tensor_of(file, "third").scalar_type(), at::kHalf);
   EXPECT_TRUE(at::equal(tensor_of(file, "third"), third.to(at::kHalf)));
   EXPECT_TRUE(at::equal(tensor_of(file, "count"), count)) << "no floating point";
@@ -182,15 +182,16 @@ TEST(SaveModel, AFileOfAnyNameReplacesItselfAndNoOtherWeights) {
   save_model({{"a", at::ones({2})}}, folder.path(), {.file_name = "b.safetensors"});
   save_model({{"a", at::zeros({2})}}, folder.path(), {.file_name = "b.safetensors"});
   EXPECT_THAT(
-      names_in(folder.path()), testing::UnorderedElementsAre("b.safetensors", "model.safetensors"));
-  const SafetensorsMap file(folder.path() / "b.safetensors");
+      storage::names_in(folder.path()),
+      testing::UnorderedElementsAre("b.safetensors", "model.safetensors"));
+  const storage::SafetensorsMap file(folder.path() / "b.safetensors");
   EXPECT_TRUE(at::equal(tensor_of(file, "a"), at::zeros({2})));
   // One file, however large, takes the place of shards.
   save_model(Tied(), folder.path(), {.max_shard_size = "0.1KB"});
   EXPECT_THAT(
       save_model(Tied(), folder.path(), {.file_name = "model.safetensors"}),
       ElementsAre("model.safetensors"));
-  EXPECT_EQ(names_in(folder.path()).size(), 2U);
+  EXPECT_EQ(storage::names_in(folder.path()).size(), 2U);
 }
 
 TEST(SaveModel, RefusesNamesThatAreNone) {

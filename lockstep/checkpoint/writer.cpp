@@ -41,7 +41,7 @@ fs::path plain_target(const fs::path& target) {
 /// Overwriting removes a folder with all that is in it: a slip of the finger must not be enough.
 bool may_be_replaced(const fs::path& target) {
   return fs::symlink_status(target).type() == fs::file_type::directory &&
-         (fs::is_empty(target) || name_exists(target / kManifestName));
+         (fs::is_empty(target) || storage::name_exists(target / storage::kManifestName));
 }
 
 /// The folder was private while it grew. Now it is opened to whom the process's umask opens files,
@@ -49,16 +49,16 @@ bool may_be_replaced(const fs::path& target) {
 void open_like(const fs::path& folder, const fs::path& file) {
   struct stat status {};
   if (stat(file.c_str(), &status) != 0) {
-    throw_errno(file, "cannot be examined");
+    storage::throw_errno(file, "cannot be examined");
   }
   const mode_t files = status.st_mode & 0666;
   if (chmod(folder.c_str(), 0700 | files | ((files & 0444) >> 2)) != 0) {
-    throw_errno(folder, "cannot be opened to others");
+    storage::throw_errno(folder, "cannot be opened to others");
   }
 }
 
-FileSummary write_text(const fs::path& path, const std::string& text) {
-  OutputFile file(path);
+storage::FileSummary write_text(const fs::path& path, const std::string& text) {
+  storage::OutputFile file(path);
   file.append(text);
   file.finish();
   return {.bytes = file.bytes(), .crc32c = file.crc32c(), .tensors = {}};
@@ -112,21 +112,21 @@ void Writer::make_folder() {
   if (name.empty() || name == "." || name == "..") {
     throw CheckpointError(target_, "is no name for a checkpoint; try checkpoints/step_100");
   }
-  make_folders(target_.parent_path());
-  remove_stale(target_.parent_path());
+  storage::make_folders(target_.parent_path());
+  storage::remove_stale(target_.parent_path());
   check_target();
-  const fs::path folder = temporary_name(target_);
+  const fs::path folder = storage::temporary_name(target_);
   owned_.emplace(folder);
   folder_ = folder;
 }
 
 bool Writer::check_target() const {
-  if (!name_exists(target_)) {
+  if (!storage::name_exists(target_)) {
     return false;
   }
   if (!overwrite_) {
     throw CheckpointError(
-        target_, "exists, and is not overwritten unless told to; try another name, or overwrite");
+        target_, "exists, and is not overwritten by default; try another name, or overwrite");
   }
   if (!may_be_replaced(target_)) {
     throw CheckpointError(target_, "is no checkpoint, and only one would be overwritten");
@@ -165,12 +165,12 @@ void Writer::throw_first(const std::vector<std::string>& reports) {
   }
 }
 
-void Writer::add(const std::string& file_name, const std::function<FileSummary()>& write) {
+void Writer::add(const std::string& file_name, const std::function<storage::FileSummary()>& write) {
   if (folder_.empty()) {
     throw ConfigError("Writer", "a file is added after commit; add all files before");
   }
   attempt([&] {
-    check_file_name(target_, file_name);
+    storage::check_file_name(target_, file_name);
     files_.push_back({file_name, write()});
   });
 }
@@ -185,7 +185,7 @@ void Writer::add_tensors(
 void Writer::add_json(const std::string& file_name, const Json& value) {
   add(file_name, [&] {
     const fs::path path = folder_ / file_name;
-    return write_text(path, render_json(path, value));
+    return write_text(path, storage::render_json(path, value));
   });
 }
 
@@ -200,15 +200,15 @@ void Writer::write(const Contents& contents) {
     return;
   }
   const std::vector<FileContents>& files = contents.files();
-  std::vector<FileRecord> records(files.size());
+  std::vector<storage::FileRecord> records(files.size());
   attempt([&] {
     for_each_index(files.size(), threads_, [&](size_t i) {
       const FileContents& file = files[i];
-      check_file_name(target_, file.name);
+      storage::check_file_name(target_, file.name);
       const fs::path path = folder_ / file.name;
       records[i] = {
           file.name,
-          file.json ? write_text(path, render_json(path, *file.json))
+          file.json ? write_text(path, storage::render_json(path, *file.json))
                     : write_safetensors(path, file.tensors, file.metadata)};
     });
   });
@@ -220,8 +220,8 @@ void Writer::write(const Contents& contents) {
 
 std::string Writer::own_report() const {
   Json records = Json::array();
-  for (const FileRecord& record : files_) {
-    records.push_back(to_json(record));
+  for (const storage::FileRecord& record : files_) {
+    records.push_back(storage::to_json(record));
   }
   return kGood + Json{{"agreed", agreed_}, {"files", records}}.dump();
 }
@@ -270,25 +270,25 @@ void Writer::commit(const Json& meta) {
 }
 
 void Writer::commit_on_disk(const Json& meta, const std::vector<std::string>& reports) {
-  Manifest manifest{
-      .sequence = next_sequence(target_.parent_path()),
+  storage::Manifest manifest{
+      .sequence = storage::next_sequence(target_.parent_path()),
       .world_size = group_.size(),
       .meta = meta,
       .files = {}};
   for (const std::string& report : reports) {
     const Json written = Json::parse(report.substr(1));
     for (const Json& record : written.at("files")) {
-      manifest.files.push_back(file_record_from_json(target_, record));
+      manifest.files.push_back(storage::file_record_from_json(target_, record));
     }
   }
   std::sort(manifest.files.begin(), manifest.files.end(), [](const auto& left, const auto& right) {
     return left.name < right.name;
   });
-  const fs::path path = folder_ / kManifestName;
-  write_text(path, render_manifest(path, manifest));
+  const fs::path path = folder_ / storage::kManifestName;
+  write_text(path, storage::render_manifest(path, manifest));
   open_like(folder_, path);
-  sync_folder(folder_);
-  publish(folder_, target_, check_target());
+  storage::sync_folder(folder_);
+  storage::publish(folder_, target_, check_target());
   folder_.clear();
   owned_.reset();  // Done; whoever prunes need not wait for this Writer to go.
 }
@@ -305,7 +305,7 @@ void Writer::abandon() noexcept {
         fs::remove_all(folder_, ignored);
       }
     } else {
-      for (const FileRecord& record : files_) {
+      for (const storage::FileRecord& record : files_) {
         fs::remove(folder_ / record.name, ignored);
       }
       // Rank 0 could not, if it was faster. Fails while there is something in it.

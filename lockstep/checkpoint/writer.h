@@ -20,62 +20,65 @@ namespace lockstep::checkpoint {
 
 class Contents;
 
-/// The group for operations that wait for other ranks' disks: they may take 6 hours, or the group's
-/// timeout if that is longer. That is made for a step; `lockstep launch`, who sees whether bytes
-/// move, ends a save that does not go on after its --stall-timeout. Other launchers do not.
+/// Returns a group for operations that wait for other ranks' disks, with a timeout of 6 hours, or
+/// the group's if that is longer. The group's timeout is for a training step; `lockstep launch`,
+/// which sees the progress of bytes, ends a stuck save after its --stall-timeout. Other launchers
+/// do not.
 Group patient(const Group& group);
 
 struct WriterOptions {
-  /// Replace an earlier checkpoint at the target. It stays until the new one is whole, then goes
-  /// with all that was put in its folder. A target that is no checkpoint is never replaced.
+  /// Replaces an earlier checkpoint at the target. It stays until the new one is complete, then is
+  /// removed with all files in its folder. A target that is no checkpoint is never replaced.
   bool overwrite = false;
-  /// Threads that write the files of one rank, see Writer::write.
+  /// Threads that write one rank's files, see Writer::write.
   int threads = 1;
 };
 
-/// Saves one checkpoint so that it is there as a whole or not at all.
+/// Saves one checkpoint atomically: it is complete or absent.
 ///
-/// All ranks write into `<target>.tmp-<host>-<pid>-<random>` beside the target. `commit` gathers
-/// what they wrote, writes the manifest, flushes everything to disk, and renames the folder:
-/// whatever dies before, the target is what it was; after, it is the new checkpoint. With
-/// `overwrite` the two folders change names in one step (on file systems without RENAME_EXCHANGE in
-/// two, and remove_stale, which every Writer calls first, repairs what is found between).
+/// All ranks write into `<target>.tmp-<host>-<pid>-<random>` next to the target. `commit` collects
+/// the list of files, writes the manifest, flushes everything to disk, and renames the folder:
+/// before the rename the target is unchanged after any crash; after it, it is the new checkpoint.
+/// With `overwrite` the two folders are exchanged in one step (on file systems without
+/// RENAME_EXCHANGE in two, and remove_stale, which every Writer calls first, repairs the state
+/// between).
 ///
-/// Every rank of the group constructs one, adds files or does not, and calls `commit`; only these
-/// two communicate. No `add_` throws for what goes wrong on one rank: it is kept, later files are
-/// skipped, and `commit` then throws the same CheckpointError on every rank, which names the first
-/// rank that failed and why, with nothing left on disk. So no rank waits for one that gave up.
+/// Every rank of the group constructs one, adds any number of files, and calls `commit`; only these
+/// two communicate. `add_` functions do not throw for a failure of one rank: it is kept, later
+/// files are skipped, and `commit` then throws the same CheckpointError on every rank, naming the
+/// first failed rank and its reason, with nothing left on disk. So no rank waits for a failed one.
 ///
-/// The ranks must see one file system. Costs, beside the writing: three small all-gathers and two
-/// broadcasts in all.
+/// The ranks must see one file system. Cost besides writing: three small all-gathers and two
+/// broadcasts.
 ///
-/// Thread safety: none. After: Orbax's atomic directories and DCP's metadata-last commit.
+/// Not thread-safe. After: Orbax's atomic directories and DCP's metadata-last commit.
 class Writer {
  public:
   /// Collective. CheckpointError on every rank if the target exists (see `overwrite`), cannot be
-  /// made, differs between ranks, or some rank cannot see the new folder. Missing parents are made.
+  /// created, differs between ranks, or some rank cannot see the new folder. Creates missing
+  /// parents.
   Writer(const Group& group, const std::filesystem::path& target, WriterOptions options = {});
-  /// Without a commit: removes what this rank wrote, and on rank 0 the folder. Never communicates.
+  /// Without a commit: removes this rank's files, and on rank 0 the folder. Never communicates.
   ~Writer();
   Writer(const Writer&) = delete;
   Writer& operator=(const Writer&) = delete;
 
-  /// Writes a file of this rank, see write_safetensors. A name belongs to one rank, once; it is
-  /// plain: no '/', no "..", no '.' in front.
+  /// Writes a file of this rank, see write_safetensors. A name belongs to one rank, and is used
+  /// once; it must not contain '/' or "..", or begin with '.'.
   void add_tensors(
       const std::string& file_name,
       const NamedTensors& tensors,
       const std::map<std::string, std::string>& metadata = {});
-  /// The same for a small JSON value. A number that is not finite is an error: JSON has none.
+  /// Does the same for a small JSON value. A non-finite number is an error: JSON has none.
   void add_json(const std::string& file_name, const nlohmann::json& value);
-  /// All that was put together, several files at a time; a failure among `contents` counts, too.
+  /// Writes all contents, several files at a time; a failure within `contents` counts, too.
   void write(const Contents& contents);
-  /// Makes the commit fail on every rank with `why`: for what a caller has to give up between two
-  /// files. The first failure of a rank is the one that counts.
+  /// Makes the commit fail on every rank with `why`, for failures of the caller between two files.
+  /// The first failure of a rank counts.
   void fail(const std::string& why);
 
-  /// Collective. `meta`, an object, is the caller's own and rank 0's counts. Returns once the
-  /// checkpoint is on disk and visible at the target, on every rank.
+  /// Collective. `meta`, an object, is the caller's; rank 0's is written. Returns on every rank
+  /// after the checkpoint is on disk and visible at the target.
   void commit(const nlohmann::json& meta);
 
   /// Absolute.
@@ -84,16 +87,16 @@ class Writer {
  private:
   struct Unstarted {};
   Writer(const Group& group, const std::filesystem::path& target, Unstarted unstarted);
-  /// Keeps what `step` throws as this rank's failure; skips it if there is one already.
+  /// Runs `step` and keeps its exception as this rank's failure; skips it after an earlier failure.
   void attempt(const std::function<void()>& step);
   void make_folder();
-  /// True if there is something to replace; throws if it must not be.
+  /// Returns whether there is a checkpoint to replace; throws if it must not be replaced.
   bool check_target() const;
-  void add(const std::string& file_name, const std::function<FileSummary()>& write);
-  /// The text every rank sends the others at the end.
+  void add(const std::string& file_name, const std::function<storage::FileSummary()>& write);
+  /// Each rank's report to the others at the end.
   std::string own_report() const;
   void check_agreement(const std::vector<std::string>& reports) const;
-  /// Gives up if a rank reports a failure; `reports` are the same on every rank.
+  /// Throws if a rank reports a failure; `reports` are the same on every rank.
   void throw_first(const std::vector<std::string>& reports);
   void commit_on_disk(const nlohmann::json& meta, const std::vector<std::string>& reports);
   void abandon() noexcept;
@@ -103,9 +106,9 @@ class Writer {
   std::filesystem::path target_;
   bool overwrite_ = false;
   int threads_ = 1;
-  std::filesystem::path folder_;  ///< The temporary one; empty once committed or removed.
-  std::optional<OwnedFolder> owned_;
-  std::vector<FileRecord> files_;
+  std::filesystem::path folder_;  ///< The temporary folder; empty once committed or removed.
+  std::optional<storage::OwnedFolder> owned_;
+  std::vector<storage::FileRecord> files_;
   std::map<std::string, std::string> agreed_;
   std::string failure_;
 };

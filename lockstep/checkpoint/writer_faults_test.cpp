@@ -47,7 +47,7 @@ void save(const fs::path& target, int value, const at::Tensor& tensor) {
 
 /// The value of a checkpoint in which everything fits together.
 int saved_value(const fs::path& target) {
-  const Reader reader(target, Verify::kFull);
+  const Reader reader(target, storage::Verify::kFull);
   const int value = reader.meta().at("value").get<int>();
   EXPECT_EQ(reader.json("state.json").at("value"), value);
   EXPECT_EQ(reader.tensors("model.safetensors").at(0).tensor.const_data_ptr<float>()[0], value);
@@ -76,24 +76,26 @@ class WriterFaults : public testing::Test {
   }
 
   /// Kills a save at its every system call in turn; `decide` may make some of them fail besides.
-  void kill_everywhere(const TracedChild::Decide& decide) {
+  void kill_everywhere(const storage::TracedChild::Decide& decide) {
     bool seen_new = false;
     for (int point = 1;; ++point) {
       restore();
       int calls = 0;
-      const TracedChild child = run_traced(
+      const storage::TracedChild child = storage::run_traced(
           [&] { return save_new(); },
-          [&](long number) { return ++calls == point ? TracedChild::kKill : decide(number); });
-      if (child.end == TracedChild::End::kCannotTrace) {
+          [&](long number) {
+            return ++calls == point ? storage::TracedChild::kKill : decide(number);
+          });
+      if (child.end == storage::TracedChild::End::kCannotTrace) {
         GTEST_SKIP() << "processes cannot be traced here";
       }
-      remove_stale(runs_);
-      ASSERT_THAT(names_in(runs_), ElementsAre("step_1")) << "killed at call " << point;
-      ASSERT_EQ(find_newest(runs_).path, target_) << "killed at call " << point;
+      storage::remove_stale(runs_);
+      ASSERT_THAT(storage::names_in(runs_), ElementsAre("step_1")) << "killed at call " << point;
+      ASSERT_EQ(storage::find_newest(runs_).path, target_) << "killed at call " << point;
       const bool is_new = saved_value(target_) == 2;
       ASSERT_TRUE(is_new || !seen_new) << "the new one was lost again at call " << point;
       seen_new = is_new;
-      if (child.end == TracedChild::End::kExited) {
+      if (child.end == storage::TracedChild::End::kExited) {
         EXPECT_EQ(child.code, kSaved);
         EXPECT_TRUE(is_new);
         EXPECT_GT(point, 30);
@@ -126,19 +128,19 @@ TEST_F(WriterFaults, AnySystemCallThatFailsFailsTheSaveAndTheOldOneStays) {
   for (int point = 1;; ++point) {
     restore();
     int calls = 0;
-    const TracedChild child = run_traced(
+    const storage::TracedChild child = storage::run_traced(
         [&] { return save_new(); },
         [&](long number) { return on_disk.contains(number) && ++calls == point ? EIO : 0; });
-    if (child.end == TracedChild::End::kCannotTrace) {
+    if (child.end == storage::TracedChild::End::kCannotTrace) {
       GTEST_SKIP() << "processes cannot be traced here";
     }
-    ASSERT_EQ(child.end, TracedChild::End::kExited);
+    ASSERT_EQ(child.end, storage::TracedChild::End::kExited);
     ASSERT_EQ(saved_value(target_), child.code == kSaved ? 2 : 1) << "call " << point;
     ASSERT_TRUE(child.code == kSaved || child.code == kRefused) << child.code;
     if (child.code == kSaved) {
-      remove_stale(runs_);  // It may have been the removal of the old one that failed.
+      storage::remove_stale(runs_);  // It may have been the removal of the old one that failed.
     }
-    ASSERT_THAT(names_in(runs_), ElementsAre("step_1")) << "call " << point;
+    ASSERT_THAT(storage::names_in(runs_), ElementsAre("step_1")) << "call " << point;
     refusals += child.code == kRefused ? 1 : 0;
     if (calls < point) {
       EXPECT_EQ(child.code, kSaved);  // Nothing failed any more.
@@ -155,7 +157,7 @@ std::pair<int, std::string> in_child(const std::function<int(std::string& said)>
   const pid_t child = fork();
   if (child == 0) {
     std::string said;
-    const int code = code_of([&] { return body(said); });
+    const int code = storage::code_of([&] { return body(said); });
     _exit(write(ends[1], said.data(), said.size()) < 0 ? 98 : code);
   }
   close(ends[1]);
@@ -182,7 +184,7 @@ TEST_F(WriterFaults, AFileSizeLimitLeavesTheOldOne) {
   });
   EXPECT_EQ(code, kRefused);
   EXPECT_THAT(said, HasSubstr("model.safetensors] cannot be written; File too large"));
-  EXPECT_THAT(names_in(runs_), ElementsAre("step_1"));
+  EXPECT_THAT(storage::names_in(runs_), ElementsAre("step_1"));
   EXPECT_EQ(saved_value(target_), 1);
 }
 
@@ -207,7 +209,7 @@ TEST_F(WriterFaults, AFullDiskLeavesTheOldOneAndRoomForTheNext) {
     } catch (const CheckpointError& error) {
       why = error.what();
     }
-    const bool intact = saved_value(target_) == 1 && names_in(runs_).size() == 1;
+    const bool intact = saved_value(target_) == 1 && storage::names_in(runs_).size() == 1;
     save(target_, 3, at::full({10}, 3.0F));
     return intact && saved_value(target_) == 3 ? kRefused : 1;
   });

@@ -46,7 +46,7 @@ void save(const Group& group, const fs::path& target, float value, WriterOptions
 }
 
 void expect_saved(const fs::path& target, float value, int world) {
-  const Reader reader(target, Verify::kFull);
+  const Reader reader(target, storage::Verify::kFull);
   EXPECT_EQ(reader.world_size(), world);
   EXPECT_EQ(reader.meta().at("value"), value);
   EXPECT_EQ(reader.json("state.json").at("value"), value);
@@ -79,8 +79,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, WriterTest, testing::Values(1, 2, 3));
 
 TEST_P(WriterTest, SavesTheFilesOfAllRanks) {
   ranks(GetParam(), [&](const Group& group) { save(group, target_, 5); });
-  EXPECT_THAT(names_in(folder_.path()), ElementsAre("step_1"));
-  EXPECT_EQ(names_in(target_).size(), GetParam() + 2U);
+  EXPECT_THAT(storage::names_in(folder_.path()), ElementsAre("step_1"));
+  EXPECT_EQ(storage::names_in(target_).size(), GetParam() + 2U);
   expect_saved(target_, 5, GetParam());
 }
 
@@ -92,7 +92,7 @@ TEST_P(WriterTest, DoesNotOverwriteUnlessToldTo) {
   ranks(GetParam(), [&](const Group& group) { save(group, target_, 3, {.overwrite = true}); });
   expect_saved(target_, 3, GetParam());
   EXPECT_EQ(Reader(target_).sequence(), 2);
-  EXPECT_THAT(names_in(folder_.path()), ElementsAre("step_1"));
+  EXPECT_THAT(storage::names_in(folder_.path()), ElementsAre("step_1"));
 }
 
 TEST_P(WriterTest, OneRankThatFailsFailsAllAndTheOldOneStays) {
@@ -108,7 +108,7 @@ TEST_P(WriterTest, OneRankThatFailsFailsAllAndTheOldOneStays) {
       },
       "rank " + std::to_string(last()) + " failed: [");
   expect_saved(target_, 1, GetParam());
-  EXPECT_THAT(names_in(folder_.path()), ElementsAre("step_1"));
+  EXPECT_THAT(storage::names_in(folder_.path()), ElementsAre("step_1"));
 }
 
 TEST_P(WriterTest, TheFirstRankThatFailsIsTheOneReported) {
@@ -120,7 +120,7 @@ TEST_P(WriterTest, TheFirstRankThatFailsIsTheOneReported) {
         writer.commit(Json::object());
       },
       "rank 0 failed: reason 0");
-  EXPECT_THAT(names_in(folder_.path()), IsEmpty());
+  EXPECT_THAT(storage::names_in(folder_.path()), IsEmpty());
 }
 
 TEST_P(WriterTest, MetaThatCannotBeStoredFailsAll) {
@@ -132,7 +132,7 @@ TEST_P(WriterTest, MetaThatCannotBeStoredFailsAll) {
       "infinity");
   everyone_refuses(
       [&](const Group& group) { Writer(group, target_).commit(3); }, "an object for meta");
-  EXPECT_THAT(names_in(folder_.path()), IsEmpty());
+  EXPECT_THAT(storage::names_in(folder_.path()), IsEmpty());
 }
 
 TEST_P(WriterTest, ATargetThatAppearsMeanwhileIsLeftAlone) {
@@ -145,7 +145,7 @@ TEST_P(WriterTest, ATargetThatAppearsMeanwhileIsLeftAlone) {
         writer.commit(Json::object());
       },
       "exists");
-  EXPECT_THAT(names_in(folder_.path()), ElementsAre("step_1"));
+  EXPECT_THAT(storage::names_in(folder_.path()), ElementsAre("step_1"));
 }
 
 TEST_P(WriterTest, WithoutACommitNothingIsLeft) {
@@ -155,16 +155,16 @@ TEST_P(WriterTest, WithoutACommitNothingIsLeft) {
       writer.add_tensors(rank_file(group.rank()), {{"x", at::ones({4})}});
     }
     group.barrier();
-    EXPECT_THAT(names_in(folder_.path()), IsEmpty());
+    EXPECT_THAT(storage::names_in(folder_.path()), IsEmpty());
   });
 }
 
 TEST_P(WriterTest, OnlyACheckpointIsEverOverwritten) {
   fs::create_directory(target_);
-  write_bytes(target_ / "thesis.tex", "precious");
+  storage::write_bytes(target_ / "thesis.tex", "precious");
   const auto overwrite = [&](const Group& group) { save(group, target_, 1, {.overwrite = true}); };
   everyone_refuses(overwrite, "is no checkpoint");
-  EXPECT_EQ(read_bytes(target_ / "thesis.tex"), "precious");
+  EXPECT_EQ(storage::read_bytes(target_ / "thesis.tex"), "precious");
   fs::rename(target_, folder_ / "elsewhere");
   fs::create_directory_symlink(folder_ / "elsewhere", target_);
   everyone_refuses(overwrite, "is no checkpoint");
@@ -180,7 +180,7 @@ TEST_P(WriterTest, MakesMissingParents) {
 }
 
 TEST_P(WriterTest, RefusesTargetsThatCannotBe) {
-  write_bytes(folder_ / "file", "");
+  storage::write_bytes(folder_ / "file", "");
   everyone_refuses([&](const Group& group) { save(group, folder_ / "file" / "x", 1); }, "file");
   everyone_refuses(
       [&](const Group& group) { save(group, "/proc/nowhere/step_1", 1); }, "/proc/nowhere");
@@ -194,7 +194,7 @@ TEST(Writer, RefusesOneFileTwiceAndNamesThatAreNotPlain) {
     writer.add_json("state.json", 1);
     writer.add_json(name, 2);
     EXPECT_THROW(writer.commit(Json::object()), CheckpointError) << name;
-    EXPECT_THAT(names_in(folder.path()), IsEmpty());
+    EXPECT_THAT(storage::names_in(folder.path()), IsEmpty());
   }
 }
 
@@ -217,7 +217,7 @@ TEST(Writer, RefusesRanksThatSaveToDifferentTargets) {
         ThrowsMessage<CheckpointError>(
             AllOf(HasSubstr("rank 1 failed"), HasSubstr("not what rank 0 saves to"))));
   });
-  EXPECT_THAT(names_in(folder.path()), IsEmpty());
+  EXPECT_THAT(storage::names_in(folder.path()), IsEmpty());
 }
 
 TEST(Writer, SavesOneCheckpointOnly) {
@@ -234,7 +234,7 @@ TEST(Writer, IsPrivateWhileItGrowsAndThenAsTheUmaskSays) {
   const mode_t before = umask(027);
   Writer writer(Group(), folder / "step_1");
   struct stat status {};
-  EXPECT_EQ(stat((folder / names_in(folder.path()).at(0)).c_str(), &status), 0);
+  EXPECT_EQ(stat((folder / storage::names_in(folder.path()).at(0)).c_str(), &status), 0);
   EXPECT_EQ(status.st_mode & 0777, 0700U);
   writer.commit(Json::object());
   EXPECT_EQ(stat((folder / "step_1").c_str(), &status), 0);

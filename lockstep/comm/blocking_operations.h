@@ -12,19 +12,19 @@
 
 namespace lockstep::comm {
 
-/// The progress threads of a transport whose operations block: collectives run one after the other
-/// on one; send and recv have threads of their own, so that two ranks may send to each other before
-/// they receive. Each operation is noted in the flight record.
+/// The progress threads of a transport with blocking operations. Collectives run one after the
+/// other on one thread; send and recv have their own threads, so that two ranks may send to each
+/// other before they receive. Each operation is recorded in the flight record.
 ///
-/// `Link` is what those threads work on; it outlives the transport if an operation does. It has
-/// `collective(c, sequence, timeout)`, `point_to_point(c, timeout)`, and `die(why)`, which hears of
-/// a caller whose patience ended.
+/// `Link` is the state that those threads use; it outlives the transport if an operation does. It
+/// has `collective(c, sequence, timeout)`, `point_to_point(c, timeout)`, and `mark_failed(why)`,
+/// called after a caller's timeout.
 ///
-/// Thread safety: one thread at a time.
+/// Not thread-safe.
 template <typename Link>
 class BlockingOperations {
  public:
-  /// `group`: in the flight record.
+  /// `group`: its id in the flight record.
   BlockingOperations(std::shared_ptr<Link> link, uint64_t group)
       : link_(std::move(link)), group_(group) {}
 

@@ -17,7 +17,7 @@ double gbps(double bytes, double ms) {
   return ms > 0 ? bytes * kBits / (ms * 1e6) : 0;
 }
 
-/// What each rank's wire carries of a whole, as nccl-tests' PERFORMANCE.md has it.
+/// Returns the part of the bytes that each rank's link carries: nccl-tests' bus bandwidth factor.
 double bus_share(const std::string& operation, int ranks) {
   const double others = static_cast<double>(ranks - 1) / ranks;
   if (operation.starts_with("all_reduce")) {

@@ -11,45 +11,45 @@
 namespace lockstep {
 
 enum class TransportKind {
-  kAuto,  ///< Shared memory within a host where it can be had, Gloo else.
+  kAuto,  ///< Shared memory within a host if available, else Gloo.
   kShm,
   kGloo
 };
 
 struct ConnectOptions {
-  /// How long any operation may take. LOCKSTEP_TIMEOUT_MS.
+  /// Timeout of an operation. LOCKSTEP_TIMEOUT_MS.
   comm::Milliseconds timeout{std::chrono::minutes(10)};
-  /// How long to wait for all ranks to appear. LOCKSTEP_JOIN_TIMEOUT_MS.
+  /// How long to wait for all ranks to join. LOCKSTEP_JOIN_TIMEOUT_MS.
   comm::Milliseconds join_timeout{std::chrono::minutes(2)};
-  /// How bytes travel. LOCKSTEP_COMM = auto|shm|gloo.
+  /// The transport of CPU tensors. LOCKSTEP_COMM = auto|shm|gloo.
   TransportKind transport = TransportKind::kAuto;
-  /// How tensors on devices travel. LOCKSTEP_DEVICE_COMM = auto|nccl|host.
+  /// The transport of device tensors. LOCKSTEP_DEVICE_COMM = auto|nccl|host.
   comm::DeviceCommKind device_comm = comm::DeviceCommKind::kAuto;
 
-  /// The defaults, overridden by the variables above; ConfigError if they make no sense.
+  /// The defaults, overridden by the variables above; ConfigError for invalid values.
   static ConnectOptions from_environment(const Environment& environment);
 };
 
-/// Meets the other ranks of `world` and returns the group of all of them; a world of one connects
-/// to nothing. Collective.
+/// Connects the ranks of `world` and returns the group of all of them; a world of one connects to
+/// nothing. Collective.
 ///
-/// Rank 0 serves the store at master_addr:master_port (a client like all others under torchrun,
-/// whose agent serves it). When all ranks share a host, store and data connections bind to loopback
-/// only, and, unless Gloo is asked for, the ranks talk over shared memory.
+/// Rank 0 serves the store at master_addr:master_port (under torchrun, whose agent serves it, rank
+/// 0 is a client, too). If all ranks share a host, store and data connections bind to loopback
+/// only, and the ranks use shared memory unless Gloo is requested.
 ///
-/// ConfigError: the port is taken; shared memory is asked for and the ranks are on several hosts;
+/// ConfigError: the port is taken; shared memory is requested and the ranks are on several hosts;
 /// master_addr is no address of rank 0's machine. CommError, within join_timeout: the store cannot
 /// be reached (names the address), ranks are missing (names them), or two processes claim one rank.
-/// CommError, within seconds: worlds of different size meet, or the ranks' `transport` differs.
+/// CommError, within seconds: worlds of different size connect, or the ranks' `transport` differs.
 Group connect(const WorldSpec& world, ConnectOptions options = {});
 
-/// A group, and the transport under it; null in a world of one.
+/// A group, and its transport; null in a world of one.
 struct Connection {
   Group group;
   std::shared_ptr<comm::RenewableTransport> transport;
 };
 
-/// As connect, for a program that can go on after a failure of one rank.
+/// Works as connect, for a program that can continue after a failure of one rank.
 Connection connect_renewable(const WorldSpec& world, ConnectOptions options = {});
 
 }  // namespace lockstep

@@ -8,8 +8,7 @@
 
 namespace lockstep::comm {
 
-/// ConfigError for a tensor that is not in the CPU's memory. `subject`: "Gloo moves", for the
-/// error.
+/// Throws ConfigError for a tensor outside CPU memory. `subject`, for the error: "Gloo moves".
 inline void refuse_other_devices(const Collective& collective, const char* subject) {
   for (const at::Tensor* tensor : {&collective.input, &collective.output}) {
     if (tensor->defined() && !tensor->is_cpu()) {

@@ -16,7 +16,7 @@ namespace {
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
-TEST(FailTogether, an_error_of_one_rank_is_thrown_on_all) {
+TEST(FailTogether, AnErrorOfOneRankIsThrownOnAll) {
   ranks(3, [](Group group) {
     bool ran = false;
     fail_together(group, "offload", "no room", [&] { ran = true; });
@@ -34,7 +34,7 @@ TEST(FailTogether, an_error_of_one_rank_is_thrown_on_all) {
   });
 }
 
-TEST(FailTogether, alone_throws_what_was_thrown) {
+TEST(FailTogether, AloneThrowsWhatWasThrown) {
   Group alone;
   EXPECT_THROW(
       fail_together(alone, "offload", "no room", [] { throw std::out_of_range("there"); }),

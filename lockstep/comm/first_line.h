@@ -5,7 +5,7 @@
 
 namespace lockstep::comm {
 
-/// What c10's errors say, without the stack of frames behind it.
+/// Returns the message of a c10 error without its stack frames.
 inline std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }

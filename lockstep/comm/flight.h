@@ -9,11 +9,11 @@
 
 namespace lockstep::comm {
 
-/// The group of all ranks of the job.
+/// The id of the group of all ranks of the job.
 inline constexpr uint64_t kWorldGroup = 0;
 
-/// Whoever wants to know how long one operation takes, see TimedScope. Called by the thread that
-/// carries it out, whichever that is; begin once at most, end once.
+/// Measures the duration of one operation, see TimedScope. Called on the thread that executes the
+/// operation; begin at most once, end once.
 class OperationTimer {
  public:
   OperationTimer() = default;
@@ -21,34 +21,33 @@ class OperationTimer {
   OperationTimer(const OperationTimer&) = delete;
   OperationTimer& operator=(const OperationTimer&) = delete;
   virtual void begin() = 0;
-  /// `measured_ms`: where the device itself has said how long it took.
+  /// `measured_ms`: the duration that the device measured, if any.
   virtual void end(bool well, std::optional<double> measured_ms) = 0;
 };
 
-/// While it lives, the next operation that this thread starts, and that is no part of another,
-/// tells `timer` when it begins and ends.
+/// RAII scope: `timer` measures the next top-level operation that this thread starts.
 class TimedScope {
  public:
   explicit TimedScope(std::shared_ptr<OperationTimer> timer);
   ~TimedScope();
   TimedScope(const TimedScope&) = delete;
   TimedScope& operator=(const TimedScope&) = delete;
-  /// Whether one has come that will tell it: transports of threads keep no notes.
+  /// Whether an operation uses the timer: transports of threads do not.
   bool is_taken() const;
 
  private:
   std::shared_ptr<OperationTimer> outer_;
 };
 
-/// An operation in this process's flight record (watch/flight_recorder.h), from start() of a
-/// transport on. Copies stand for the same operation.
+/// An operation in this process's flight record (watch/flight_recorder.h), from the transport's
+/// start() on. Copies refer to the same operation.
 class FlightEntry {
  public:
   /// `group`: equal on all its members, 0 for all ranks of the job. `sequence`: as in Fingerprint;
   /// -1 for send and recv.
   FlightEntry(const Collective& collective, uint64_t group, int64_t sequence);
 
-  /// Runs `body`, and notes when it begins and how it ends.
+  /// Runs `body`, and records its begin, end and failure.
   template <typename Body>
   void run(const Body& body) const {
     begin();
@@ -63,7 +62,7 @@ class FlightEntry {
 
   void begin() const;
   void end(bool well, std::optional<double> measured_ms = std::nullopt) const;
-  /// Whether somebody wants to know how long it takes.
+  /// Whether a timer measures it.
   bool is_timed() const { return timer_ != nullptr; }
 
  private:
@@ -71,7 +70,8 @@ class FlightEntry {
   std::shared_ptr<OperationTimer> timer_;
 };
 
-/// While it lives, operations that this thread starts are not noted: they are parts of one that is.
+/// RAII scope: operations that this thread starts are not recorded, because they are parts of a
+/// recorded one.
 class FlightRecordingPause {
  public:
   FlightRecordingPause();
@@ -80,7 +80,7 @@ class FlightRecordingPause {
   FlightRecordingPause& operator=(const FlightRecordingPause&) = delete;
 };
 
-/// The id of the group that is made of `parent` by its `split`-th split, for those of `color`.
+/// Returns the id of the group from the `split`-th split of `parent`, with that `color`.
 uint64_t flight_group(uint64_t parent, int64_t split, int color);
 
 }  // namespace lockstep::comm

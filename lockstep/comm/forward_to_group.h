@@ -6,8 +6,8 @@
 
 namespace lockstep::comm {
 
-/// Does on `group` what a Transport over it was asked for, so that one may stand before another.
-/// The result is where `collective` wants it, but a gather's, which is what the Pending gives.
+/// Forwards an operation of a Transport to `group`, for transports that wrap another one. The
+/// result is written to the tensors of `collective`, except a gather's, which the Pending returns.
 Pending forward_to_group(const Collective& collective, Group group);
 
 }  // namespace lockstep::comm

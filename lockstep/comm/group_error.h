@@ -9,12 +9,12 @@
 
 namespace lockstep::comm {
 
-/// What an operation gets after the one that failed for `cause`.
+/// The error of operations after the one that failed for `cause`.
 inline CommError error_after(const std::string& cause, Op op) {
   return CommError(name_of(op), "the group is dead since an earlier failure: " + cause);
 }
 
-/// Why a group is dead, once it is: the first reason stays. Thread-safe.
+/// The first failure of a group, after which no operation works. Thread-safe.
 class GroupError {
  public:
   void mark_failed(const std::string& why) {
@@ -23,7 +23,7 @@ class GroupError {
       cause_ = why;
     }
   }
-  /// Throws if the group is dead.
+  /// Throws if the group has failed.
   void refuse(Op op) const {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!cause_.empty()) {

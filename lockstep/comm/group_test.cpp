@@ -63,7 +63,7 @@ at::Tensor numbers(int rank, at::ScalarType dtype = at::kFloat) {
   return (at::arange(6) + 1 + 10 * rank).to(dtype).reshape({2, 3}).contiguous();
 }
 
-TEST_P(GroupTest, all_reduce_computes_every_reduction_in_every_dtype) {
+TEST_P(GroupTest, AllReduceComputesEveryReductionInEveryDtype) {
   run([&](Group group) {
     for (auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kInt, at::kLong}) {
       at::Tensor sum = at::zeros({2, 3}, at::kDouble);
@@ -93,7 +93,7 @@ TEST_P(GroupTest, all_reduce_computes_every_reduction_in_every_dtype) {
   });
 }
 
-TEST_P(GroupTest, all_reduce_gives_every_rank_the_same_bits) {
+TEST_P(GroupTest, AllReduceGivesEveryRankTheSameBits) {
   run([&](Group group) {
     at::Tensor own = at::sin(at::arange(10007, at::kFloat) * (group.rank() + 1.37));
     const at::Tensor total = group.all_reduce(own, ReduceOp::kAvg).wait();
@@ -104,7 +104,7 @@ TEST_P(GroupTest, all_reduce_gives_every_rank_the_same_bits) {
   });
 }
 
-TEST_P(GroupTest, moves_rows_between_ranks) {
+TEST_P(GroupTest, MovesRowsBetweenRanks) {
   run([&](Group group) {
     const int n = group.size();
     const int me = group.rank();
@@ -145,7 +145,7 @@ TEST_P(GroupTest, moves_rows_between_ranks) {
   });
 }
 
-TEST_P(GroupTest, results_go_where_they_are_told) {
+TEST_P(GroupTest, ResultsGoWhereTheyAreTold) {
   run([&](Group group) {
     const int n = group.size();
     const int me = group.rank();
@@ -165,7 +165,7 @@ TEST_P(GroupTest, results_go_where_they_are_told) {
   });
 }
 
-TEST_P(GroupTest, an_argument_that_one_rank_refuses_is_an_error_on_all) {
+TEST_P(GroupTest, AnArgumentThatOneRankRefusesIsAnErrorOnAll) {
   run([&](Group group) {
     if (group.size() == 1) {
       return;
@@ -194,7 +194,7 @@ TEST_P(GroupTest, an_argument_that_one_rank_refuses_is_an_error_on_all) {
   });
 }
 
-TEST_P(GroupTest, tensors_from_the_group_are_reduced_like_others) {
+TEST_P(GroupTest, TensorsFromTheGroupAreReducedLikeOthers) {
   run([&](Group group) {
     at::Tensor own = group.empty({3, 5}, at::kBFloat16).fill_(group.rank() + 1);
     EXPECT_EQ(own.sizes(), at::IntArrayRef({3, 5}));
@@ -214,14 +214,14 @@ TEST_P(GroupTest, tensors_from_the_group_are_reduced_like_others) {
   });
 }
 
-TEST_P(GroupTest, empty_tensors_travel) {
+TEST_P(GroupTest, EmptyTensorsTravel) {
   run([&](Group group) {
     EXPECT_EQ(group.all_gather(at::empty({0, 4})).wait().sizes(), (std::vector<int64_t>{0, 4}));
     EXPECT_EQ(group.all_reduce(at::empty({0})).wait().numel(), 0);
   });
 }
 
-TEST_P(GroupTest, two_ranks_may_send_to_each_other_before_they_receive) {
+TEST_P(GroupTest, TwoRanksMaySendToEachOtherBeforeTheyReceive) {
   run([&](Group group) {
     const int next = (group.rank() + 1) % group.size();
     const int previous = (group.rank() + group.size() - 1) % group.size();
@@ -232,7 +232,7 @@ TEST_P(GroupTest, two_ranks_may_send_to_each_other_before_they_receive) {
   });
 }
 
-TEST_P(GroupTest, operations_started_together_finish_in_order) {
+TEST_P(GroupTest, OperationsStartedTogetherFinishInOrder) {
   run([&](Group group) {
     std::vector<Pending> pending;
     for (int i = 0; i < 20; ++i) {
@@ -244,7 +244,7 @@ TEST_P(GroupTest, operations_started_together_finish_in_order) {
   });
 }
 
-TEST_P(GroupTest, split_makes_groups_by_color_ordered_by_key) {
+TEST_P(GroupTest, SplitMakesGroupsByColorOrderedByKey) {
   run([&](Group group) {
     const int color = group.rank() % 2;
     Group part = group.split(color, /*key=*/-group.rank());
@@ -261,7 +261,7 @@ TEST_P(GroupTest, split_makes_groups_by_color_ordered_by_key) {
   });
 }
 
-TEST_P(GroupTest, strings_of_different_length_are_gathered_and_broadcast) {
+TEST_P(GroupTest, StringsOfDifferentLengthAreGatheredAndBroadcast) {
   run([&](Group group) {
     const auto all =
         all_gather_bytes(group, std::string(static_cast<size_t>(group.rank()) * 3, 'x'));
@@ -279,7 +279,7 @@ struct Disagreement {
   std::string odd_text, others_text;
 };
 
-TEST_P(GroupTest, a_mismatch_is_an_error_on_every_rank_that_names_both_sides) {
+TEST_P(GroupTest, AMismatchIsAnErrorOnEveryRankThatNamesBothSides) {
   const std::vector<Disagreement> cases = {
       {"shape",
        [](Group& g) { g.all_reduce(at::ones({10})).wait(); },
@@ -335,7 +335,7 @@ TEST_P(GroupTest, a_mismatch_is_an_error_on_every_rank_that_names_both_sides) {
   }
 }
 
-TEST_P(GroupTest, both_ends_of_a_message_learn_of_a_mismatch) {
+TEST_P(GroupTest, BothEndsOfAMessageLearnOfAMismatch) {
   std::atomic<int> errors{0};
   run([&](Group group) {
     try {
@@ -354,7 +354,7 @@ TEST_P(GroupTest, both_ends_of_a_message_learn_of_a_mismatch) {
   EXPECT_EQ(errors, 2);
 }
 
-TEST_P(GroupTest, a_rank_that_does_not_come_is_a_timeout) {
+TEST_P(GroupTest, ARankThatDoesNotComeIsATimeout) {
   std::atomic<int> errors{0};
   run(
       [&](Group group) {
@@ -371,7 +371,7 @@ TEST_P(GroupTest, a_rank_that_does_not_come_is_a_timeout) {
   EXPECT_EQ(errors, size() - 1);
 }
 
-TEST_P(GroupTest, another_timeout_is_that_of_its_own_operations) {
+TEST_P(GroupTest, AnotherTimeoutIsThatOfItsOwnOperations) {
   run(
       [&](const Group& group) {
         const at::Tensor tensor = at::ones({4});
@@ -385,7 +385,7 @@ TEST_P(GroupTest, another_timeout_is_that_of_its_own_operations) {
       std::chrono::milliseconds(400));
 }
 
-TEST(GroupOfOne, returns_its_input_at_once) {
+TEST(GroupOfOne, ReturnsItsInputAtOnce) {
   Group group;
   at::Tensor tensor = at::ones({4, 2});
   EXPECT_EQ(group.size(), 1);
@@ -398,7 +398,7 @@ TEST(GroupOfOne, returns_its_input_at_once) {
   EXPECT_EQ(group.split(3).size(), 1);
 }
 
-TEST(GroupChecks, refuse_bad_arguments_before_anything_is_sent) {
+TEST(GroupChecks, RefuseBadArgumentsBeforeAnythingIsSent) {
   Group group;
   EXPECT_THROW(group.all_reduce(at::Tensor()), ConfigError);
   EXPECT_THROW(group.all_reduce(at::ones({4, 4}).t()[0]), ConfigError);

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-/// A parameter or buffer with the name its model gives it: "conv1.weight".
+/// A parameter or buffer with its name in the model: "conv1.weight".
 struct NamedTensor {
   std::string name;
   at::Tensor tensor;

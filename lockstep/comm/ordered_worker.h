@@ -13,21 +13,19 @@
 
 namespace lockstep::comm {
 
-/// Runs blocking operations one after the other on a thread of its own, so that a caller may go on
-/// while they are under way. The thread starts with the first job.
+/// Runs blocking operations one after the other on a thread, so that the caller can continue. The
+/// thread starts with the first job.
 ///
-/// Destroying it never waits for a job under way: that job, and whatever it holds, is left behind
-/// with its thread, since the peers it waits for may never come. Queued jobs are dropped unstarted.
+/// The destructor never waits for a running job: it leaves the job and its thread behind, since its
+/// peers may never arrive. Queued jobs are dropped.
 ///
-/// Thread safety: submit from any thread.
+/// Thread safety: submit is thread-safe.
 class OrderedWorker {
  public:
   using Job = std::function<void()>;
 
-  /// `name`: the operation's name, for the error a caller gets whose patience ends before the job
-  /// does.
-  /// `on_timeout` is told what a caller was told whose patience ended: the job may still be under
-  /// way.
+  /// `name`: the operation's name, for the error of a caller whose timeout ends before the job.
+  /// `on_timeout` gets that error; the job may still be running.
   using OnTimeout = std::function<void(const std::string& why)>;
   std::shared_ptr<Work> submit(const char* name, Job job, OnTimeout on_timeout = nullptr);
   OrderedWorker();

@@ -17,7 +17,7 @@ namespace {
 
 constexpr Milliseconds kPatience{30000};
 
-TEST(OrderedWorker, runs_jobs_in_the_order_submitted) {
+TEST(OrderedWorker, RunsJobsInTheOrderSubmitted) {
   OrderedWorker worker;
   std::vector<int> order;
   std::vector<std::shared_ptr<Work>> works;
@@ -32,14 +32,14 @@ TEST(OrderedWorker, runs_jobs_in_the_order_submitted) {
   }
 }
 
-TEST(OrderedWorker, hands_the_jobs_error_to_every_waiter) {
+TEST(OrderedWorker, HandsTheJobsErrorToEveryWaiter) {
   OrderedWorker worker;
   const auto work = worker.submit("job", [] { throw CommError("job", "broken"); });
   EXPECT_THROW(work->wait(kPatience), CommError);
   EXPECT_THROW(work->wait(kPatience), CommError);
 }
 
-TEST(OrderedWorker, a_peer_that_is_gone_is_an_error_of_the_write_and_no_signal) {
+TEST(OrderedWorker, APeerThatIsGoneIsAnErrorOfTheWriteAndNoSignal) {
   OrderedWorker worker;
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
@@ -59,7 +59,7 @@ TEST(OrderedWorker, a_peer_that_is_gone_is_an_error_of_the_write_and_no_signal) 
   EXPECT_EQ(error, EPIPE);
 }
 
-TEST(OrderedWorker, a_waiter_whose_patience_ends_gets_an_error) {
+TEST(OrderedWorker, AWaiterWhosePatienceEndsGetsAnError) {
   OrderedWorker worker;
   std::promise<void> gate;
   const auto work =
@@ -75,7 +75,7 @@ TEST(OrderedWorker, a_waiter_whose_patience_ends_gets_an_error) {
   work->wait(kPatience);
 }
 
-TEST(OrderedWorker, destruction_leaves_a_stuck_job_behind_and_fails_the_queued_ones) {
+TEST(OrderedWorker, DestructionLeavesAStuckJobBehindAndFailsTheQueuedOnes) {
   auto gate = std::make_shared<std::promise<void>>();
   auto started = std::make_shared<std::promise<void>>();
   std::shared_ptr<Work> stuck;

@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-/// A tensor's dtype, shape and values; it arrives on the CPU, contiguous, without its graph. Dense
-/// tensors that have values only: else ConfigError.
+/// Packs a tensor's dtype, shape and values. It is unpacked on the CPU, contiguous, without its
+/// graph. Dense tensors with values only; else ConfigError.
 template <>
 struct Packed<at::Tensor> {
   static void put(const at::Tensor& tensor, std::string& bytes);

@@ -11,8 +11,8 @@
 
 namespace lockstep::comm {
 
-// Structures of numbers as what transports move. In tensors of their own, since an operation that
-// was given up may still write there.
+// Exchange of structures of numbers. Each exchange has its own tensors, since an abandoned
+// operation may still write to them.
 
 template <typename T>
 at::Tensor bytes_of_value(const T& value) {
@@ -30,7 +30,7 @@ std::vector<T> values_in(const at::Tensor& bytes) {
   return values;
 }
 
-/// What all ranks of `transport` pass as `mine`, in rank order. Collective.
+/// Gathers `mine` from all ranks of `transport`, in rank order. Collective.
 template <typename T>
 std::vector<T> exchange(Transport& transport, const T& mine, Milliseconds timeout) {
   const int64_t bytes = int64_t{sizeof(T)} * transport.size();

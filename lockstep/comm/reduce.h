@@ -12,9 +12,9 @@ namespace lockstep::comm {
 
 /// Reduces `count` elements of each of `sources`, in their order, and writes the result to each of
 /// `targets`, which may be sources. float16 and bfloat16 are accumulated in float32 and rounded
-/// once; integers wrap. The order makes the result the same bits wherever it is computed.
+/// once; integers wrap. The fixed order makes the result bit-exact everywhere.
 ///
-/// Cost: one pass over memory, in stretches that stay in the first cache; AVX2 where the processor
+/// Cost: one pass over memory, in chunks that stay in the first-level cache; AVX2 if the processor
 /// has it. Allocates nothing.
 void reduce(
     c10::ScalarType dtype,

@@ -44,7 +44,7 @@ at::Tensor reduced(const std::vector<at::Tensor>& inputs, ReduceOp op, bool in_p
   return target;
 }
 
-TEST(Reduce, has_the_bits_of_the_reference_for_every_dtype_reduction_and_length) {
+TEST(Reduce, HasTheBitsOfTheReferenceForEveryDtypeReductionAndLength) {
   for (const auto dtype :
        {at::kFloat,
         at::kDouble,
@@ -73,7 +73,7 @@ TEST(Reduce, has_the_bits_of_the_reference_for_every_dtype_reduction_and_length)
   }
 }
 
-TEST(Reduce, keeps_what_is_no_number) {
+TEST(Reduce, KeepsWhatIsNoNumber) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16}) {
     for (const auto op : {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax}) {
@@ -87,7 +87,7 @@ TEST(Reduce, keeps_what_is_no_number) {
   }
 }
 
-TEST(Reduce, goes_beyond_the_largest_number_as_the_reference_does) {
+TEST(Reduce, GoesBeyondTheLargestNumberAsTheReferenceDoes) {
   const at::Tensor large = at::full({20}, 60000.0F).to(at::kHalf);
   EXPECT_TRUE(reduced({large, large}, ReduceOp::kSum, false).isinf().all().item<bool>());
   // The sum is held in float32, so the average is not lost.

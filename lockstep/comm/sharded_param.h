@@ -6,12 +6,14 @@
 
 namespace lockstep::comm {
 
-/// What marks tensors whose values come when an operation touches them; zero/coordinator/flat_param_buffer.h
-/// makes them. torch has the key for deferred initialisation, which it does not do. It stands here
-/// since transports, which read and write through pointers, must tell such tensors.
+/// The dispatch key of tensors that are unsharded when an operation uses them; see
+/// zero/coordinator/flat_param_buffer.h. torch has the key for deferred initialisation, but does
+/// not use it. It is defined here since transports, which use pointers, must recognise such
+/// tensors.
 constexpr c10::DispatchKey kShardedParamKey = c10::DispatchKey::DeferredInit;
 
-/// Whether the memory of `tensor` may be elsewhere: it is reached by operations, not by pointers.
+/// Returns whether the memory of `tensor` may be freed: it must be used through operations, not
+/// pointers.
 inline bool is_sharded_param(const at::Tensor& tensor) {
   return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kShardedParamKey);
 }

@@ -5,8 +5,8 @@
 
 namespace lockstep::comm {
 
-/// While it lives, this thread, and those that it starts, get EPIPE where a peer is gone, and not
-/// SIGPIPE, of which the process would die without a word: Gloo writes as if nobody ever left.
+/// RAII scope: writes to a lost peer give EPIPE instead of SIGPIPE in this thread and threads that
+/// it starts. SIGPIPE would end the process silently, and Gloo does not prevent it.
 class SigpipeBlocked {
  public:
   SigpipeBlocked() {

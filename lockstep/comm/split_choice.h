@@ -8,13 +8,13 @@
 
 namespace lockstep::comm {
 
-/// What a rank says at a split; see Transport::split.
+/// A rank's arguments of a split; see Transport::split.
 struct SplitChoice {
   int64_t color = 0;
   int64_t key = 0;
 };
 
-/// The ranks that chose `color`, in the order that they have in the part.
+/// Returns the ranks that chose `color`, in their order in the subgroup.
 inline std::vector<int> members_of(const std::vector<SplitChoice>& by_rank, int64_t color) {
   std::vector<int> members;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
@@ -28,7 +28,7 @@ inline std::vector<int> members_of(const std::vector<SplitChoice>& by_rank, int6
   return members;
 }
 
-/// The place of `rank`, which is one of them, among `members`.
+/// Returns the index of `rank` in `members`, which must contain it.
 inline int place_of(const std::vector<int>& members, int rank) {
   return static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
 }

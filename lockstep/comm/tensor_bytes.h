@@ -8,8 +8,8 @@
 
 namespace lockstep::comm {
 
-/// The memory of a contiguous tensor on the CPU as bytes, for what only moves data; keeps it
-/// alive.
+/// Returns the memory of a contiguous CPU tensor as bytes, for operations that only move data;
+/// keeps it alive.
 inline at::Tensor bytes_of(const at::Tensor& tensor) {
   return at::from_blob(
       tensor.data_ptr(),

@@ -121,7 +121,7 @@ std::optional<Document> read_config(
 std::string render_config(const ConfigValues& values) {
   std::string text =
       "# Settings of `lockstep launch`. Flags and the environment override them;\n"
-      "# `lockstep config show` says what holds, and who said it.\n";
+      "# `lockstep config show` says the effective values and their origin.\n";
   for (const SettingSpec& spec : all_settings()) {
     text += "\n# " + spec.what;
     text += spec.unset.empty() ? "" : fmt::format(". Not set: {}", spec.unset);

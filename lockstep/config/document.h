@@ -9,7 +9,7 @@
 
 namespace lockstep::config {
 
-/// Where something stands in a file. Both count from 1, columns in bytes.
+/// A position in a file. Both numbers count from 1, columns in bytes.
 struct Place {
   int line = 1;
   int column = 1;
@@ -17,8 +17,8 @@ struct Place {
 
 struct Entry;
 
-/// A value of a file, which knows where it stands. Scalars keep their text: `no` is "no", 0x10 is
-/// "0x10"; what they mean is for whoever reads them to say, see scalars.h.
+/// A value of a file with its position. Scalars keep their text: `no` is "no", 0x10 is "0x10";
+/// their reader interprets it, see scalars.h.
 struct Node {
   enum class Kind { kNull, kScalar, kList, kMap };
 
@@ -39,37 +39,36 @@ struct Entry {
 };
 
 struct Document {
-  std::string path;  ///< As messages name it.
+  std::string path;  ///< For messages.
   Node root;
 };
 
 enum class Format {
   kYaml,
   kJson,
-  kCommentedJson,  ///< As DeepSpeed reads its ds_config.json.
+  kCommentedJson,  ///< DeepSpeed's format of ds_config.json.
 };
 
 constexpr size_t kMaxDocumentBytes = size_t{1} << 20;
 constexpr int kMaxDocumentDepth = 64;
-constexpr size_t kMaxDocumentNodes = 10'000;  ///< With every alias written out.
+constexpr size_t kMaxDocumentNodes = 10'000;  ///< With every alias expanded.
 
-/// Reads one document, of which a null root is an empty one. ConfigError `[path:line:column] ...`
-/// for what is malformed; for a key that is given twice or is no scalar; for more than the limits
-/// above, an alias counting as what it stands for; for bytes that are not UTF-8, and control
-/// characters.
+/// Parses one document; a null root means an empty one. ConfigError `[path:line:column] ...` for
+/// malformed text; for a key that is repeated or no scalar; for exceeded limits, with aliases
+/// expanded; for bytes that are not UTF-8, and control characters.
 ///
 /// YAML is YAML 1.2 without tags, without a second document and without tabs before the first
-/// character of a line. JSON is strict: no comments, no trailing commas. Commented JSON has both:
-/// what follows `#` or `//` in a line, what stands between `/*` and `*/`, and a comma before a
-/// closing bracket count as nothing. It is the part of HJSON that people use.
+/// character of a line. JSON is strict: no comments, no trailing commas. Commented JSON ignores
+/// text after `#` or `//` in a line, text between `/*` and `*/`, and a comma before a closing
+/// bracket: the commonly used part of HJSON.
 Document parse_document(const std::string& path, std::string_view text, Format format);
 
-/// The same of a file: JSON if its name ends in .json, else YAML. ConfigError also if it cannot be
-/// read. Follows symbolic links.
+/// Reads a file: JSON if its name ends in .json, else YAML. ConfigError also if it cannot be read.
+/// Follows symbolic links.
 Document read_document(const std::filesystem::path& path);
 Document read_document(const std::filesystem::path& path, Format format);
 
-/// "path:line:column", which messages begin with.
+/// Formats "path:line:column", the start of messages.
 std::string where(const Document& document, Place place);
 
 }  // namespace lockstep::config

@@ -11,25 +11,26 @@
 
 namespace lockstep::config {
 
-/// What became of a file of Accelerate's.
+/// The result of importing a file of Accelerate's.
 struct Import {
   ConfigValues values;
-  std::vector<std::string> without_meaning;  ///< Keys that say nothing to Lockstep.
-  std::vector<std::string> notes;  ///< What means something else here, or is left to the program.
+  std::vector<std::string> without_meaning;  ///< Keys that Lockstep ignores.
+  /// Keys with another meaning here, or that the program must handle.
+  std::vector<std::string> notes;
 };
 
-/// Reads what `accelerate config` of release 1.15 or before wrote, YAML or JSON, and the DeepSpeed
+/// Reads a file of `accelerate config`, release 1.15 or before, YAML or JSON, and the DeepSpeed
 /// file that it names (relative to the current folder, as in Accelerate), of which mixed precision,
-/// ZeRO's stage and gradient accumulation are taken over. `mixed_precision: no` needs no quotes,
+/// ZeRO stage and gradient accumulation are imported. `mixed_precision: no` needs no quotes,
 /// numbers may have some.
 ///
-/// ConfigError, with file:line:column, for what Lockstep cannot do (TPU, SageMaker, Megatron-LM,
-/// fp8, other accelerators than CUDA's), for keys that Accelerate does not know
-/// either, and for values that make no sense.
+/// ConfigError, with file:line:column, for unsupported features (TPU, SageMaker, Megatron-LM, fp8,
+/// other accelerators than CUDA's), for keys that Accelerate does not know either, and for invalid
+/// values.
 Import import_accelerate(const Document& file, const Environment& environment);
 
-/// Where Accelerate keeps its file: below HF_HOME, XDG_CACHE_HOME or ~/.cache. ConfigError if none
-/// of these and no HOME is set.
+/// Returns Accelerate's location of its file: below HF_HOME, XDG_CACHE_HOME or ~/.cache.
+/// ConfigError if none of these and no HOME is set.
 std::filesystem::path accelerate_config_path(const Environment& environment);
 
 }  // namespace lockstep::config

@@ -8,9 +8,9 @@
 
 namespace lockstep::config {
 
-/// Takes over `section`, the deepspeed_config of Accelerate's `file`: values that stand in it, and
-/// those of the DeepSpeed JSON that it names. Returns the mixed precision of that JSON and where it
-/// stands there; empty if it sets none. ConfigError for what makes no sense.
+/// Imports `section`, the deepspeed_config of Accelerate's `file`: its values, and those of the
+/// DeepSpeed JSON that it names. Returns the mixed precision of that JSON and its position; empty
+/// if it sets none. ConfigError for invalid values.
 Setting import_deepspeed(
     const Document& file, const Node& section, const Environment& environment, Import& import);
 

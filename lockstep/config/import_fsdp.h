@@ -6,9 +6,9 @@
 
 namespace lockstep::config {
 
-/// Takes over `section`, the fsdp_config of Accelerate's `file`: what is divided becomes
-/// zero_stage, as FsdpPlugin has it; the rest is for the program, or always so, and is listed.
-/// ConfigError for what makes no sense.
+/// Imports `section`, the fsdp_config of Accelerate's `file`: the sharding becomes zero_stage, as
+/// in FsdpPlugin; other keys, which the program must handle or which always apply, are listed.
+/// ConfigError for invalid values.
 void import_fsdp(const Document& file, const Node& section, Import& import);
 
 }  // namespace lockstep::config

@@ -7,24 +7,23 @@
 
 namespace lockstep::config {
 
-// What the text of a setting means; of truths, see truth_value of base/words.h. The same rules hold
-// in a file, in the environment and on the command line, so that a value means one thing wherever
-// it stands.
+// The interpretation of a setting's text; for booleans see truth_value of base/words.h. The same
+// rules hold in a file, in the environment and on the command line.
 
-/// A whole decimal number: digits, with '-' before them. 010, 1_000, 0x10, 1e3, +1 and 1.0 are
-/// none: other readers of YAML take each for something else.
+/// Parses a decimal integer: digits, optionally after '-'. Rejects 010, 1_000, 0x10, 1e3, +1 and
+/// 1.0, which YAML readers interpret differently.
 std::optional<int64_t> integer_value(const std::string& text);
 
-/// A decimal number that is not negative: digits, with '.' and digits after them. 1e3, .5 and inf
-/// are none.
+/// Parses a non-negative decimal number: digits, optionally '.' and digits. Rejects 1e3, .5 and
+/// inf.
 std::optional<double> decimal_number(const std::string& text);
 
-/// Advice on text that is no integer_value but means one from `least` to `most`: "; write 16". Else
-/// nothing.
+/// Returns advice for text that is no integer_value but means one from `least` to `most`: "; write
+/// 16". Else empty.
 std::string number_hint(const std::string& text, double least, double most);
 
-/// `text` as it may stand behind `key: ` in YAML, for any reader to take as text: in double quotes
-/// if it could be taken for anything else.
+/// Returns `text` in a form that every YAML reader takes as text behind `key: `: in double quotes
+/// if necessary.
 std::string yaml_text(const std::string& text);
 
 }  // namespace lockstep::config

@@ -8,54 +8,54 @@
 namespace lockstep::config {
 
 enum class SettingType {
-  kInteger,    ///< A integer_value from `min` to `max`, or one of `choices`.
+  kInteger,    ///< An integer_value from `min` to `max`, or one of `choices`.
   kChoice,     ///< One of `choices`.
   kBoolean,    ///< A truth_value.
   kSeconds,    ///< A decimal_number from `min` to `max`.
-  kPath,       ///< A file or folder; `~/` at its begin is the home folder.
-  kText,       ///< What `check` lets pass.
+  kPath,       ///< A file or folder; a leading `~/` is the home folder.
+  kText,       ///< Text that `check` accepts.
   kVariables,  ///< Names and texts: a map in a file, NAME=VALUE for a flag.
 };
 
-/// What is known of one setting of `lockstep launch`.
+/// Describes one setting of `lockstep launch`.
 struct SettingSpec {
   std::string name = {};  ///< Its key in a file.
   SettingType type = SettingType::kText;
-  std::string what = {};  ///< One line of prose.
-  std::string flag = {};  ///< Of `lockstep launch`.
+  std::string what = {};  ///< A one-line description.
+  std::string flag = {};  ///< The option of `lockstep launch`.
   /// Environment variables; the first that is set counts. One whose name ends in _MS holds
-  /// milliseconds, whatever the setting is in.
+  /// milliseconds, whatever the unit of the setting.
   std::vector<std::string> variables = {};
-  std::string default_value = {};  ///< Empty: without a value it is not set, and `unset` happens.
-  std::string unset = {};          ///< What happens then.
+  std::string default_value = {};  ///< Empty: there is none, and `unset` applies.
+  std::string unset = {};          ///< The behaviour without a value.
   int64_t min = 0;
   int64_t max = 0;
   std::vector<std::string> choices = {};
-  /// Says what was expected of a text; nothing if it will do. May be null.
+  /// Returns the expected values for an invalid text; empty if it is valid. May be null.
   std::string (*check)(const std::string& text) = nullptr;
 };
 
-/// Every setting, in the order in which they are shown. Thread-safe.
+/// Returns every setting, in the order of display. Thread-safe.
 const std::vector<SettingSpec>& all_settings();
 
-/// Null if there is none of that name.
+/// Returns null for an unknown name.
 const SettingSpec* find_setting(const std::string& name);
 
 std::vector<std::string> setting_names();
 
-/// What values of it look like: "a whole number from 0 to 1000, or one of auto, cpu, gpu".
+/// Describes its values: "a whole number from 0 to 1000, or one of auto, cpu, gpu".
 std::string expected_of(const SettingSpec& spec);
 
 /// Throws ConfigError `[where] <subject> makes no sense; got ..., expected ...` unless `text` is a
-/// value of the setting, which is not of kVariables.
+/// value of the setting, which must not be of kVariables.
 void check_value(
     const SettingSpec& spec,
     const std::string& text,
     const std::string& where,
     const std::string& subject);
 
-/// Throws the same unless a program may be given a variable of that name: letters, digits and _,
-/// and none of those that `lockstep launch` sets itself.
+/// Throws the same unless a program may have a variable of that name: letters, digits and _, and
+/// none that `lockstep launch` sets.
 void check_variable_name(const std::string& name, const std::string& where);
 
 }  // namespace lockstep::config

@@ -13,15 +13,14 @@
 
 namespace lockstep::config {
 
-/// A value, and who said it.
+/// A value and its origin.
 struct Setting {
   std::string text;  ///< Empty: not set.
   std::string
       origin;  ///< "--max-restarts", "LOCKSTEP_MAX_RESTARTS", "/a/config.yaml:4:1", "default".
 };
 
-/// Values of settings, in the form in which a file has them. What is left out, or empty, is not
-/// set.
+/// Values of settings, in a file's form. Missing or empty ones are not set.
 struct ConfigValues {
   std::map<std::string, std::string> settings;
   std::map<std::string, std::string> variables;  ///< Those of `env`.
@@ -29,20 +28,20 @@ struct ConfigValues {
 
 /// One flag of a command line.
 struct FlagValue {
-  std::string setting;  ///< Which of all_settings it sets.
-  std::string flag;     ///< As messages name it: "--max-restarts".
+  std::string setting;  ///< One of all_settings.
+  std::string flag;     ///< Its name in messages: "--max-restarts".
   std::string value;
 };
 
-/// What a job is to be started with. Every value has been checked. Names are those of all_settings;
-/// another, or one of another type, is a fault of Lockstep.
+/// The settings of a job, all checked. Names are those of all_settings; another name or type is a
+/// bug in Lockstep.
 class Settings {
  public:
   /// Of any type but kVariables.
   const Setting& at(const std::string& name) const;
   bool is_set(const std::string& name) const { return !at(name).text.empty(); }
 
-  /// Nothing if it is not set. Of a kInteger also if it is a word, see `text`.
+  /// Nothing if it is not set, or, for a kInteger, if it is a word, see `text`.
   std::optional<int64_t> integer(const std::string& name) const;
   std::optional<double> seconds(const std::string& name) const;
   std::optional<std::string> text(const std::string& name) const;
@@ -60,26 +59,24 @@ class Settings {
   std::map<std::string, Setting> variables_;
 };
 
-/// Takes each setting from the first that says something: flags, the environment, the file, the
-/// default. Of `env`, each variable by itself. All of the file is checked, whatever overrides it.
+/// Takes each setting from the first source that has it: flags, environment, file, default; for
+/// `env`, each variable separately. The complete file is checked, even overridden values.
 ///
-/// ConfigError that names flag, variable or file:line:column for a value that makes no sense, for a
-/// key of the file that is unknown (with the likeliest correction), has no value or one of another
-/// type, and for a machine_rank that num_machines has no place for. Text in quotes is no number and
-/// no truth value.
+/// ConfigError that names flag, variable or file:line:column for an invalid value, for a key of the
+/// file that is unknown (with the likeliest correction), without a value or of another type, and
+/// for a machine_rank that is not below num_machines. Quoted text is no number and no boolean.
 Settings resolve(
     const std::vector<FlagValue>& flags,
     const Environment& environment,
     const std::optional<Document>& file);
 
-/// All that `resolve` would say of the file alone; empty if it is right.
+/// Returns all errors that `resolve` finds in the file; empty if it is valid.
 std::vector<std::string> faults_of(const Document& file);
 
-/// The values that stand in a file, as they stand there.
-/// ConfigError as `resolve`.
+/// Returns the values of a file, unchanged. ConfigError as `resolve`.
 ConfigValues values_of(const Document& file);
 
-/// `~/` at the begin of a path as the HOME of `environment`; ConfigError if that is not set.
+/// Replaces a leading `~/` of a path by the HOME of `environment`; ConfigError if that is not set.
 std::string expand_home(const std::string& path, const Environment& environment);
 
 }  // namespace lockstep::config

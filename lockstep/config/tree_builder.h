@@ -11,8 +11,8 @@
 
 namespace lockstep::config {
 
-/// Puts a document together from what a parser meets, in its order, and refuses what parse_document
-/// says that it refuses. In a map, keys and values come in turns. Thread safety: none.
+/// Builds a document from parser events, in order, with the checks of parse_document. In a map,
+/// keys and values alternate. Not thread-safe.
 class TreeBuilder {
  public:
   explicit TreeBuilder(std::string path) : path_(std::move(path)) {}
@@ -20,11 +20,11 @@ class TreeBuilder {
   void null(Place place);
   void scalar(std::string text, bool quoted, Place place);
   void open(Node::Kind kind, Place place);
-  /// Ends the list or map that was opened last, and returns it; it moves with the next call.
+  /// Closes the last opened list or map, and returns it; the next call invalidates it.
   const Node& close();
-  /// Puts in a copy of what an alias at `place` stands for.
+  /// Adds a copy of the target of an alias at `place`.
   void copy(const Node& node, Place place);
-  /// The root, once everything is closed.
+  /// The root, after everything is closed.
   Node take() { return std::move(root_); }
 
   [[noreturn]] void fail(Place place, const std::string& what) const;
@@ -32,14 +32,14 @@ class TreeBuilder {
  private:
   bool wants_key() const { return !open_.empty() && open_.back().wants_key; }
   void refuse_as_key(Place place, const char* what) const;
-  /// Counts a node at `place`, `depth` levels down, and all below it.
+  /// Counts a node at `place`, `depth` levels down, and all nodes below it.
   void charge(const Node& node, Place place, size_t depth);
   const Node& attach(Node node);
   void add_key(std::string text, Place place);
 
   struct Level {
     Node node;
-    bool wants_key = false;  ///< A map whose entries are all complete.
+    bool wants_key = false;  ///< A map with complete entries only.
   };
 
   std::string path_;
@@ -49,15 +49,15 @@ class TreeBuilder {
   size_t bytes_ = 0;
 };
 
-/// Where the byte at `offset` stands; the end for one behind it.
+/// Returns the position of the byte at `offset`; the end for a larger offset.
 Place place_at(std::string_view text, size_t offset);
 
-/// Tells `builder` what is in `text`. ConfigError for what is malformed.
+/// Reports the content of `text` to `builder`. ConfigError for malformed text.
 void read_yaml(std::string_view text, TreeBuilder& builder);
 void read_json(std::string_view text, TreeBuilder& builder);
 
-/// Commented JSON as JSON of the same length, in which everything stands where it stood.
-/// ConfigError by way of `builder` for a comment that does not end.
+/// Converts commented JSON to JSON of the same length with unchanged positions. ConfigError through
+/// `builder` for an unterminated comment.
 std::string without_comments(std::string_view text, const TreeBuilder& builder);
 
 }  // namespace lockstep::config

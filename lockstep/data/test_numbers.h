@@ -11,7 +11,7 @@
 
 namespace lockstep::data {
 
-/// Sample i is the number i, and a batch is the list of its samples. Counts what was read.
+/// A dataset whose sample i is the number i; a batch lists its samples. Counts the batches read.
 struct Numbers {
   using Batch = std::vector<int64_t>;
 

@@ -17,19 +17,19 @@ struct Layout {
   bool split = false;
 };
 
-/// What a job keeps when its number of ranks changes.
+/// Options that stay the same when the number of ranks changes.
 struct Ends {
   bool even = true;
   bool drop_last = false;
 };
 
-/// An epoch dealt out by hand: a pile of samples that each round takes the topmost of.
+/// A reference model of an epoch: each round takes the next samples from the top of a pile.
 class Pile {
  public:
   explicit Pile(std::vector<int64_t> order)
       : order_(std::move(order)), left_(order_.begin(), order_.end()) {}
 
-  /// The batch of each rank, empty for one that gets none; nothing once the pass is over.
+  /// Returns each rank's batch, empty for a rank without one; nullopt once the pass is over.
   std::optional<std::vector<std::vector<int64_t>>> deal(const Layout& layout, const Ends& ends) {
     const auto global_batch_rows =
         static_cast<size_t>(layout.batch_size * (layout.split ? 1 : layout.world));

@@ -13,8 +13,8 @@
 
 namespace lockstep::data {
 
-/// Yields first, first + 1, ... in every epoch, where first = 1000 * epoch; a batch is the list of
-/// its samples. Counts what was read.
+/// A stream that yields 1000 * epoch, 1000 * epoch + 1, ...; a batch lists its samples. Counts the
+/// samples read.
 struct Counting {
   explicit Counting(int64_t samples) : count(samples) {}
   auto stream(int64_t epoch) const {
@@ -36,7 +36,7 @@ struct Counting {
   std::shared_ptr<std::atomic<int64_t>> samples_read = std::make_shared<std::atomic<int64_t>>(0);
 };
 
-/// Writes down every batch it is told of.
+/// Records every batch that the observer is notified of.
 class InfoRecorder final : public LoaderObserver {
  public:
   void batch_started(const void* /*loader*/, const BatchInfo& info) override {

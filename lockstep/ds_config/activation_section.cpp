@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // activation_checkpointing: its keys, and what they say together.
+#include <utility>
+
 #include "lockstep/ds_config/key_specs.h"
 #include "lockstep/ds_config/section_rules.h"
 
@@ -10,32 +12,42 @@ std::string activation_path(const char* name) {
   return std::string("activation_checkpointing.") + name;
 }
 
+/// The key of that name, whose value is the section's `Member`.
+template <auto Member>
+KeySpec in_section(KeySpec spec) {
+  return stored<&DsConfig::activation_checkpointing, Member>(std::move(spec));
+}
+
+template <auto Member>
+KeySpec flag(const char* name, const char* description) {
+  return in_section<Member>(works(activation_path(name), KeyKind::kBoolean, description));
+}
+
 }  // namespace
 
 std::vector<KeySpec> activation_keys() {
-  const auto flag = [](const char* name, const char* words) {
-    return works(activation_path(name), KeyKind::kBoolean, words);
-  };
+  using Section = ActivationCheckpointingSection;
   return {
       works(
           "activation_checkpointing",
           KeyKind::kSection,
           "how activation_checkpoint, where the model calls it, keeps its inputs until backward"),
-      flag(
+      flag<&Section::partition_activations>(
           "partition_activations",
           "divides nothing: model-parallel ranks would share inputs, and each rank has its own"),
-      flag("cpu_checkpointing", "they wait in the host's memory"),
-      flag(
+      flag<&Section::cpu_checkpointing>("cpu_checkpointing", "they wait in the host's memory"),
+      flag<&Section::contiguous_memory_optimization>(
           "contiguous_memory_optimization",
           "they are copied into memory that is allocated once, for number_checkpoints of them"),
-      nullable(whole(
+      in_section<&Section::number_checkpoints>(nullable(integer(
           activation_path("number_checkpoints"),
           1,
-          "checkpoints between a forward and its backward; one more is an error")),
-      flag(
+          "checkpoints between a forward and its backward; one more is an error"))),
+      flag<&Section::synchronize_checkpoint_boundary>(
           "synchronize_checkpoint_boundary",
           "wait for the device before and after each checkpoint, forward and backward"),
-      flag("profile", "say after each update how long its checkpoints took, forward and backward")};
+      flag<&Section::profile>(
+          "profile", "say after each update how long its checkpoints took, forward and backward")};
 }
 
 void apply_activation_rules(KeyReader& reader, const DsConfig& config) {

@@ -9,15 +9,15 @@
 
 namespace lockstep::ds_config {
 
-/// What a file says of the three; not set where it says nothing, or "auto".
+/// The three batch sizes of a file; not set if missing or "auto".
 struct GivenBatchSizes {
   Resolved<std::optional<int64_t>> train_batch_size;
   Resolved<std::optional<int64_t>> train_micro_batch_size_per_gpu;
   Resolved<std::optional<int64_t>> gradient_accumulation_steps;
 };
 
-/// DeepSpeed's rule: what is missing follows from the others, and micro-steps are one where nothing
-/// says how many; then the product must come out. `fault` says what is wrong, "" if nothing is.
+/// Applies DeepSpeed's rule: missing sizes follow from the others, with one micro-step if
+/// unspecified; the product must match. `fault` describes an error, "" if there is none.
 struct ResolvedBatchSizes {
   BatchSizes sizes;
   std::string fault;

@@ -14,7 +14,7 @@ enum class Dtype { kFloat32, kFloat16, kBfloat16 };
 enum class TagValidation { kWarn, kIgnore, kFail };
 enum class AllreduceOp { kMean, kSum };
 
-/// The words of a file for an enum's values, in their order.
+/// The texts of a file for an enum's values, in their order.
 template <typename E>
 inline constexpr std::array<std::string_view, 0> kWords = {};
 template <>

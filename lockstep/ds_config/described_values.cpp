@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/ds_config/described_values.h"
 
-#include "lockstep/ds_config/fields.h"
+#include "lockstep/ds_config/key_table.h"
 #include "lockstep/ds_config/value_text.h"
 
 namespace lockstep::ds_config {

@@ -13,12 +13,12 @@ namespace lockstep::ds_config {
 /// One value of a configuration, for a report.
 struct DescribedValue {
   std::string path;      ///< "optimizer.params.lr".
-  nlohmann::json value;  ///< As the file would say it.
-  std::string origin;    ///< Who said it, as `described` has it.
+  nlohmann::json value;  ///< In the file's form.
+  std::string origin;    ///< Its origin, from `described`.
 };
 
-/// All of them: batch sizes, optimizer, scheduler, precision, then the keys in the table's order.
-/// Thread-safe.
+/// Returns all values: batch sizes, optimizer, scheduler, precision, then the keys in the table's
+/// order. Thread-safe.
 std::vector<DescribedValue> described_values(const DsConfig& config);
 
 }  // namespace lockstep::ds_config

@@ -249,8 +249,8 @@ TEST(DsConfig, WhatNeedsNothingIsANoteThatSaysWhy) {
   EXPECT_THAT(
       notes_of(
           R"("zero_optimization": {"stage": 1, "overlap_comm": false}, "gradient_clipping": 1)"),
-      "[ds.json:2:35] zero_optimization.overlap_comm says nothing here: a bucket always travels "
-      "while backward goes on\n");
+      "[ds.json:2:35] zero_optimization.overlap_comm says nothing here: buckets are always "
+      "reduced during backward\n");
   EXPECT_THAT(
       notes_of(R"("fp16": {"enabled": true, "loss_scale": 128, "hysteresis": 3})"),
       HasSubstr("fp16.hysteresis says nothing here: loss_scale 128 stays as it is\n"));

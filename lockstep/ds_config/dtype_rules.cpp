@@ -183,7 +183,8 @@ void check_gradients(KeyReader& reader, const DsConfig& config) {
         reader,
         "communication_data_type",
         fmt::format(
-            "{0} is not what gradients of {1} parameters travel as here; write {1}{2}, or delete "
+            "{0} is not the communication dtype of gradients of {1} parameters travel as here; "
+            "write {1}{2}, or delete "
             "it",
             word_of(*wire.value),
             word_of(param),
@@ -197,7 +198,8 @@ void check_wire(KeyReader& reader, const DsConfig& config) {
         reader,
         "communication_data_type",
         fmt::format(
-            "{} is for gradients that travel in 16 bits, and with zero_quantized_gradients they do "
+            "{} is for gradients that are sent in 16 bits, and with zero_quantized_gradients they "
+            "do "
             "in 4; delete one of them",
             word_of(*config.communication_data_type.value)));
   }

@@ -121,7 +121,8 @@ TEST(DtypeRules, GradientsThatZeroPlusPlusRoundsDoNotTravelIn16BitsToo) {
   EXPECT_THAT(
       errors_of(adam() + R"("communication_data_type": "fp16",
             "zero_optimization": {"stage": 3, "zero_quantized_gradients": true})"),
-      HasSubstr("communication_data_type fp16 is for gradients that travel in 16 bits, and with"));
+      HasSubstr(
+          "communication_data_type fp16 is for gradients that are sent in 16 bits, and with"));
 }
 
 TEST(DtypeRules, NarrowMastersMakeTheParametersNarrow) {

@@ -33,13 +33,13 @@ std::string value_to_write(const Node& node) {
 
 /// Whether the value is the one that says what happens anyway.
 bool is_fine(const KeySpec& spec, const Node& node) {
-  if (spec.fine.empty() || node.kind != Node::Kind::kScalar) {
+  if (spec.accepted_value.empty() || node.kind != Node::Kind::kScalar) {
     return false;
   }
   Node fine = node;
-  fine.text = spec.fine;
+  fine.text = spec.accepted_value;
   return spec.kind == KeyKind::kInteger ? integer_of(node) == integer_of(fine)
-                                        : lower(node.text) == lower(spec.fine);
+                                        : lower(node.text) == lower(spec.accepted_value);
 }
 
 /// Whether the value is "auto" in place of another one, and not a text that happens to be that.
@@ -50,7 +50,7 @@ bool asks_for_auto(const KeySpec& spec, const Node& node) {
     case KeyKind::kTexts:
     case KeyKind::kSection:
     case KeyKind::kParams:
-    case KeyKind::kAnything:
+    case KeyKind::kAny:
       return false;
     default:
       return is_auto(node);
@@ -186,11 +186,12 @@ bool KeyReader::check_entry(const KeySpec& spec, const Entry& entry, const std::
         fmt::format(
             "{}{} is refused: {}",
             name,
-            spec.fine.empty() ? "" : fmt::format(", unless it is {},", spec.fine),
-            spec.words));
+            spec.accepted_value.empty() ? ""
+                                        : fmt::format(", unless it is {},", spec.accepted_value),
+            spec.description));
   }
-  if (spec.status == KeyStatus::kNothing) {
-    note(entry.place, fmt::format("{} says nothing here: {}", name, spec.words));
+  if (spec.status == KeyStatus::kIgnored) {
+    note(entry.place, fmt::format("{} says nothing here: {}", name, spec.description));
   }
   // A section of which nothing is needed is still one whose keys must be right.
   return spec.status == KeyStatus::kWorks || (!refused && spec.kind == KeyKind::kSection);

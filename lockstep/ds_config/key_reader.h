@@ -16,35 +16,34 @@
 
 namespace lockstep::ds_config {
 
-/// A key that the file gives a value that fits.
+/// A key with a valid value in the file.
 struct Found {
   const config::Node* value;  // [not null]
   config::Place key;
-  std::string other_name = {};  ///< What the file calls it, if that is another name.
-  bool is_auto = false;         ///< The value is to be the default.
+  std::string other_name = {};  ///< The file's name of it, if different.
+  bool is_auto = false;         ///< The default applies.
 };
 
-/// Reads a document by a table of keys: says what is wrong with each, and keeps those that are
-/// right. Refers to what it is given. Thread safety: none.
+/// Reads a document by a table of keys: reports the errors of each, and keeps the valid ones. Keeps
+/// references to its arguments. Not thread-safe.
 class KeyReader {
  public:
   KeyReader(const config::Document& document, Reading& reading)
       : document_(document), reading_(reading) {}
 
-  /// Checks all of a section by the table of keys; "" is the file itself.
+  /// Checks a section by the table of keys; "" is the file itself.
   void check(const config::Node& section, const std::string& path);
 
-  /// Checks one key. Whether its value is to be kept: it is right, and says something. `name`: what
-  /// messages call it.
+  /// Checks one key. Returns whether its value is valid and used. `name`: its name in messages.
   bool check_entry(const KeySpec& spec, const config::Entry& entry, const std::string& name);
 
-  /// Whether the file has one of these keys, at its top, whose value was not right.
+  /// Whether the file has one of these top-level keys with an invalid value.
   bool has_error_in(const std::vector<std::string>& keys) const;
 
-  /// Null if it is not there, or was not right.
+  /// Null if it is absent or invalid.
   const Found* find(const std::string& path) const;
 
-  /// Sets `field` to what the file says of `path`; leaves it if that is nothing.
+  /// Sets `field` to the file's value of `path`; leaves it unchanged without one.
   template <typename T>
   void take(const std::string& path, Resolved<T>& field) const {
     const Found* const found = find(path);
@@ -69,17 +68,17 @@ class KeyReader {
  private:
   void check_other_name(
       const KeySpec& spec, const config::Node& section, const config::Entry& entry);
-  /// What `entry` is without its quotes, after a note; null if it stays as it is.
+  /// Returns `entry` without its quotes, after a note; null if it stays unchanged.
   const config::Entry* without_quotes(const KeySpec& spec, const config::Entry& entry);
   void keep(const std::string& path, Found found);
-  /// For a key such as "fp16.enabled" in `section`, which other tools flatten sections to.
+  /// For a key such as "fp16.enabled" in `section`, to which other tools flatten sections.
   void unknown_dotted(const config::Entry& entry, const std::string& section);
 
   static void set(const config::Node& node, bool& value) { value = *truth_of(node); }
   static void set(const config::Node& node, int64_t& value) { value = *integer_of(node); }
   static void set(const config::Node& node, double& value) { value = *number_of(node); }
   static void set(const config::Node& node, std::string& value) { value = node.text; }
-  /// A list, or one text that stands for itself.
+  /// A list, or one text as a list of one.
   static void set(const config::Node& node, std::vector<std::string>& value);
   static void set(const config::Node& node, Dtype& value);
   static void set(const config::Node& node, OffloadDevice& value);
@@ -93,7 +92,7 @@ class KeyReader {
   const config::Document& document_;
   Reading& reading_;
   std::map<std::string, Found> found_;
-  std::deque<config::Entry> unquoted_;  ///< Which `found_` may refer to.
+  std::deque<config::Entry> unquoted_;  ///< `found_` may refer to it.
 };
 
 }  // namespace lockstep::ds_config

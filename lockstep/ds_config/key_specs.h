@@ -7,36 +7,37 @@
 
 #include "lockstep/ds_config/key_table.h"
 
-/// How the sources of the table of keys write one down.
+/// Functions that create rows of the table of keys.
 namespace lockstep::ds_config {
 
-inline KeySpec works(std::string path, KeyKind kind, std::string words) {
-  return {.path = std::move(path), .kind = kind, .words = std::move(words)};
+inline KeySpec works(std::string path, KeyKind kind, std::string description) {
+  return {.path = std::move(path), .kind = kind, .description = std::move(description)};
 }
 
-inline KeySpec nothing(std::string path, KeyKind kind, std::string words) {
+inline KeySpec ignored(std::string path, KeyKind kind, std::string description) {
   return {
       .path = std::move(path),
       .kind = kind,
-      .status = KeyStatus::kNothing,
-      .words = std::move(words)};
+      .status = KeyStatus::kIgnored,
+      .description = std::move(description)};
 }
 
-inline KeySpec whole(std::string path, double least, std::string words) {
+inline KeySpec integer(std::string path, double least, std::string description) {
   return {
       .path = std::move(path),
       .kind = KeyKind::kInteger,
-      .words = std::move(words),
+      .description = std::move(description),
       .least = least};
 }
 
-inline KeySpec refused_unless(std::string path, KeyKind kind, std::string fine, std::string words) {
+inline KeySpec refused_unless(
+    std::string path, KeyKind kind, std::string accepted_value, std::string description) {
   return {
       .path = std::move(path),
       .kind = kind,
       .status = KeyStatus::kRefused,
-      .words = std::move(words),
-      .fine = std::move(fine)};
+      .description = std::move(description),
+      .accepted_value = std::move(accepted_value)};
 }
 
 inline KeySpec no_auto(KeySpec spec) {
@@ -49,30 +50,50 @@ inline KeySpec nullable(KeySpec spec) {
   return spec;
 }
 
-inline KeySpec dtype(std::string path, std::string words) {
+inline KeySpec dtype(std::string path, std::string description) {
   return nullable(
       {.path = std::move(path),
        .kind = KeyKind::kChoice,
-       .words = std::move(words),
+       .description = std::move(description),
        .choices = {"fp32", "fp16", "bf16"}});
 }
 
-inline KeySpec refused(std::string path, std::string words) {
+inline KeySpec refused(std::string path, std::string description) {
   return {
       .path = std::move(path),
-      .kind = KeyKind::kAnything,
+      .kind = KeyKind::kAny,
       .status = KeyStatus::kRefused,
-      .words = std::move(words)};
+      .description = std::move(description)};
 }
 
-/// Another name of `successor`, an old one as a rule.
+/// Another, usually old, name of `successor`.
 inline KeySpec other_name(std::string path, KeyKind kind, std::string successor) {
   KeySpec spec = works(std::move(path), kind, "write " + successor);
   spec.successor = std::move(successor);
   return spec;
 }
 
-// The table's parts, one a source.
+/// Returns the member of `object` at `Path`.
+template <auto First, auto... Path, typename Object>
+auto& member_of(Object& object) {
+  if constexpr (sizeof...(Path) == 0) {
+    return object.*First;
+  } else {
+    return member_of<Path...>(object.*First);
+  }
+}
+
+/// A key whose value goes to the member of DsConfig at `Path`:
+/// `stored<&DsConfig::fp16, &Fp16Section::enabled>(works("fp16.enabled", ...))`.
+template <auto... Path>
+KeySpec stored(KeySpec spec) {
+  spec.field = +[](DsConfig& config) -> decltype(member_of<Path...>(config)) {
+    return member_of<Path...>(config);
+  };
+  return spec;
+}
+
+// The parts of the table, one in each source.
 std::vector<KeySpec> batch_and_precision_keys();
 std::vector<KeySpec> zero_keys();
 std::vector<KeySpec> watching_keys();

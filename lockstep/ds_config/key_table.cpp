@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "lockstep/ds_config/fields.h"
 #include "lockstep/ds_config/key_specs.h"
 #include "lockstep/ds_config/value_text.h"
 
@@ -46,10 +45,11 @@ std::string status_text(const KeySpec& spec) {
   switch (spec.status) {
     case KeyStatus::kWorks:
       return "works";
-    case KeyStatus::kNothing:
+    case KeyStatus::kIgnored:
       return "says nothing here";
     case KeyStatus::kRefused:
-      return spec.fine.empty() ? "refused" : fmt::format("refused unless {}", spec.fine);
+      return spec.accepted_value.empty() ? "refused"
+                                         : fmt::format("refused unless {}", spec.accepted_value);
   }
   return "";
 }
@@ -87,20 +87,20 @@ std::string render_key_table() {
   const std::map<std::string, std::string> texts = defaults();
   std::string table = "| key | default | status | |\n|---|---|---|---|\n";
   for (const KeySpec& spec : all_keys()) {
-    if (spec.kind == KeyKind::kSection && spec.words.empty()) {
+    if (spec.kind == KeyKind::kSection && spec.description.empty()) {
       continue;  // Only what it holds says something.
     }
     const auto text = texts.find(spec.path);
-    std::string words = spec.words;
+    std::string description = spec.description;
     if (!spec.choices.empty() && spec.status == KeyStatus::kWorks) {
-      words += fmt::format(": {}", fmt::join(spec.choices, ", "));
+      description += fmt::format(": {}", fmt::join(spec.choices, ", "));
     }
     table += fmt::format(
         "| `{}` | {} | {} | {} |\n",
         spec.path,
         text == texts.end() ? "" : text->second,
         status_text(spec),
-        words);
+        description);
   }
   return table;
 }

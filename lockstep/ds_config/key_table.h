@@ -1,67 +1,113 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
 #include <limits>
+#include <optional>
 #include <string>
+#include <type_traits>
+#include <variant>
 #include <vector>
+
+#include "lockstep/ds_config/ds_config.h"
 
 namespace lockstep::ds_config {
 
 enum class KeyKind {
   kBoolean,
-  kInteger,  ///< A whole number from `least` to `most`; 5e8 is one, 1.5 is not.
-  kNumber,   ///< From `least` to `most`.
-  kNumbers,  ///< A number, or a list with one for each parameter group.
-  kPair,     ///< A list of two numbers.
-  kWholes,   ///< A list of whole numbers.
+  kInteger,   ///< A whole number from `least` to `most`; 5e8 is one, 1.5 is not.
+  kNumber,    ///< From `least` to `most`.
+  kNumbers,   ///< A number, or a list with one for each parameter group.
+  kPair,      ///< A list of two numbers.
+  kIntegers,  ///< A list of whole numbers.
   kText,
   kTexts,    ///< A list of texts, or one.
   kChoice,   ///< One of `choices`, in any case.
-  kSection,  ///< Keys of its own.
-  kParams,   ///< A section whose keys depend on `type` beside it: see parameter_table.h.
-  kAnything  ///< What is refused whatever it is.
+  kSection,  ///< Contains further keys.
+  kParams,   ///< A section whose keys depend on the `type` next to it: see parameter_table.h.
+  kAny       ///< Always refused.
 };
 
 enum class KeyStatus {
   kWorks,    ///< Checked, and part of DsConfig.
-  kNothing,  ///< Checked, and a note says why nothing is needed.
-  kRefused   ///< An error, but for `fine`, the value that says what happens anyway.
+  kIgnored,  ///< Checked, and a note says why it has no effect.
+  kRefused   ///< An error, except for `accepted_value`.
 };
 
-/// What becomes of "auto", which Hugging Face's Trainer and Accelerate fill in for DeepSpeed.
+/// The treatment of "auto", which Hugging Face's Trainer and Accelerate fill in for DeepSpeed.
 enum class AutoRule {
   kRefused,  ///< An error that asks for the value.
-  kDefault   ///< As if the key were not there.
+  kDefault   ///< As if the key were missing.
 };
 
-/// What is known of one key of ds_config.json.
+template <typename... T>
+using AnyFieldOf = std::variant<std::monostate, Resolved<T>& (*)(DsConfig&)...>;
+/// Gives the member of a DsConfig that holds the value of a key.
+using FieldOf = AnyFieldOf<
+    bool,
+    int64_t,
+    double,
+    std::string,
+    std::vector<std::string>,
+    AllreduceOp,
+    OffloadDevice,
+    TagValidation,
+    std::optional<bool>,
+    std::optional<int64_t>,
+    std::optional<std::string>,
+    std::optional<Dtype>,
+    std::optional<std::vector<std::string>>>;
+
+/// Describes one key of ds_config.json: parsing, checking, `lockstep ds-config check` and `keys`,
+/// and docs/ds_config.md read this row. The default is that of `field` in DsConfig.
 struct KeySpec {
   std::string path;  ///< "fp16.enabled".
-  KeyKind kind = KeyKind::kAnything;
+  KeyKind kind = KeyKind::kAny;
   KeyStatus status = KeyStatus::kWorks;
-  /// kWorks: what it means. kNothing: why nothing is needed. kRefused: why, and what to do instead.
-  std::string words = {};
+  /// kWorks: its meaning. kIgnored: why it has no effect. kRefused: why, and what to do instead.
+  std::string description = {};
   double least = std::numeric_limits<double>::lowest();
   double most = std::numeric_limits<double>::max();
   std::vector<std::string> choices = {};
   AutoRule auto_rule = AutoRule::kDefault;
-  bool may_be_null = false;        ///< null is as if the key were not there.
-  bool may_be_quoted = false;      ///< A number in quotes is that number, with a note.
-  bool first_may_be_null = false;  ///< Of a kPair, whose first number is NaN then.
-  std::string fine = {};           ///< Of kRefused.
-  std::string successor = {};      ///< Of another name of a key: that key's path.
+  bool may_be_null = false;         ///< null means missing.
+  bool may_be_quoted = false;       ///< A quoted number is accepted, with a note.
+  bool first_may_be_null = false;   ///< For a kPair, whose first number is NaN then.
+  std::string accepted_value = {};  ///< For kRefused: the value that is accepted.
+  std::string successor = {};       ///< For another name of a key: that key's path.
+  FieldOf field = {};               ///< Where the value is stored, unless a separate rule reads it.
 };
 
-/// Every key, sections before what they hold, in the order of docs/ds_config.md. Thread-safe.
+/// Returns every key, sections before their keys, in the order of docs/ds_config.md. Thread-safe.
 const std::vector<KeySpec>& all_keys();
 
-/// Null if there is none of that path.
+/// Calls `visit(path, field)` for each key that has a field, in the order of all_keys().
+template <typename Visit>
+void visit_fields(DsConfig& config, const Visit& visit) {
+  for (const KeySpec& spec : all_keys()) {
+    std::visit(
+        [&](auto field) {
+          if constexpr (!std::is_same_v<decltype(field), std::monostate>) {
+            visit(spec.path, field(config));
+          }
+        },
+        spec.field);
+  }
+}
+template <typename Visit>
+void visit_fields(const DsConfig& config, const Visit& visit) {
+  visit_fields(const_cast<DsConfig&>(config), [&](const std::string& path, const auto& field) {
+    visit(path, field);
+  });
+}
+
+/// Returns null for an unknown path.
 const KeySpec* find_key(const std::string& path);
 
-/// The names of what a section holds; "" is the file itself.
+/// Returns the key names of a section; "" is the file itself.
 std::vector<std::string> keys_of(const std::string& section);
 
-/// The rows of the table in docs/ds_config.md, whose defaults are those of DsConfig.
+/// Renders the table of docs/ds_config.md, with the defaults of DsConfig.
 std::string render_key_table();
 
 }  // namespace lockstep::ds_config

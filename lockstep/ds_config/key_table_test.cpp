@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/ds_config/fields.h"
+#include "lockstep/ds_config/key_table.h"
 #include "lockstep/ds_config/parameter_table.h"
 #include "lockstep/ds_config/value_text.h"
 
@@ -67,7 +67,7 @@ TEST(KeyTable, EachFieldIsAKeyThatWorksAndEachSuchKeyAField) {
 TEST(KeyTable, WhatIsRefusedOrNeedsNothingSaysWhy) {
   for (const KeySpec& spec : all_keys()) {
     if (spec.status != KeyStatus::kWorks) {
-      EXPECT_GT(spec.words.size(), 10U) << spec.path;
+      EXPECT_GT(spec.description.size(), 10U) << spec.path;
     }
   }
 }
@@ -90,8 +90,9 @@ TEST(KeyTable, KnowsDeepSpeedsKeysAndHasItsDefaults) {
   for (const auto& [path, value] : golden.items()) {
     const KeySpec* const spec = find_key(path);
     ASSERT_NE(spec, nullptr) << path;
-    if (!spec->fine.empty() && !value.is_null()) {
-      EXPECT_EQ(text_of(value), spec->fine) << path;  // A file that says its default is right.
+    if (!spec->accepted_value.empty() && !value.is_null()) {
+      EXPECT_EQ(text_of(value), spec->accepted_value)
+          << path;  // A file that says its default is right.
     }
   }
   const DsConfig config;
@@ -115,12 +116,12 @@ TEST(KeyTable, KnowsDeepSpeedsKeysAndHasItsDefaults) {
 
 /// Whether a parameter's default, or the one value that is not refused, is the golden one.
 bool agrees(const ParameterSpec& spec, const nlohmann::json& golden) {
-  if (golden.is_null() || spec.key.status == KeyStatus::kNothing ||
-      (spec.key.status == KeyStatus::kRefused && spec.key.fine.empty())) {
+  if (golden.is_null() || spec.key.status == KeyStatus::kIgnored ||
+      (spec.key.status == KeyStatus::kRefused && spec.key.accepted_value.empty())) {
     return true;
   }
   if (spec.key.status == KeyStatus::kRefused) {
-    return golden.dump() == spec.key.fine;
+    return golden.dump() == spec.key.accepted_value;
   }
   const nlohmann::json ours = json_of(*spec.default_value);
   return spec.key.kind == KeyKind::kNumbers ? ours == nlohmann::json::array({golden})

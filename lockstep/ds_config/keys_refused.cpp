@@ -42,8 +42,8 @@ void add_elsewhere(std::vector<KeySpec>& keys) {
   keys.push_back(refused(
       "zero_optimization.save_muon_momentum_buffer_in_memory",
       "Muon's state is never swapped out; delete it"));
-  keys.push_back(nothing("disable_python_gc", KeyKind::kBoolean, "there is no Python"));
-  KeySpec words = nothing(
+  keys.push_back(ignored("disable_python_gc", KeyKind::kBoolean, "there is no Python"));
+  KeySpec words = ignored(
       "vocabulary_size", KeyKind::kInteger, "DeepSpeed only warns by it of sizes that are slow");
   words.least = 1;
   keys.push_back(nullable(std::move(words)));

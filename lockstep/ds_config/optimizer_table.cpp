@@ -68,7 +68,7 @@ ParameterSpec own_rate(std::string name) {
 TypeSpec adam(const std::string& name, const std::string& words) {
   return {
       .name = name,
-      .words = words,
+      .description = words,
       .parameters = with_common(
           {number("lr", 0, 1e-3),
            betas(0.9, 0.999),
@@ -129,7 +129,7 @@ void add_torchs_other_optimizers(std::vector<TypeSpec>& types) {
            kNotCapturable)});
   types.push_back(
       {.name = "Rprop",
-       .words = "lr is the first step's alone",
+       .description = "lr is the first step's alone",
        .parameters = with_common(
            {number("lr", 0, 1e-2),
             pair("etas", 0.5, 1.2),
@@ -157,7 +157,8 @@ constexpr const char* kMup =
 TypeSpec mu_adam(const std::string& name, const std::string& like) {
   return {
       .name = name,
-      .words = kMup + like + ", with lr / m and weight_decay * m for matrices m times as wide",
+      .description =
+          kMup + like + ", with lr / m and weight_decay * m for matrices m times as wide",
       .parameters = with_common(
           {required_rate(),
            betas(0.9, 0.999),
@@ -168,14 +169,14 @@ TypeSpec mu_adam(const std::string& name, const std::string& like) {
            flag("decoupled_wd", false)})};
 }
 
-constexpr const char* kNeedsWhole = "not with offload_optimizer, since it needs whole parameters";
+constexpr const char* kNeedsWhole = "not with offload_optimizer, since it needs full parameters";
 
 std::vector<TypeSpec> make_optimizer_types() {
   std::vector<TypeSpec> types = {
       adam("Adam", "is AdamW unless adam_w_mode is false"),
       adam("AdamW", "with torch_adam, weight_decay is 0.01 unless given, as torch's"),
       {.name = "Lamb",
-       .words = kNeedsWhole,
+       .description = kNeedsWhole,
        .parameters = with_common(
            {number("lr", 0, 1e-3),
             betas(0.9, 0.999),
@@ -215,7 +216,7 @@ std::vector<TypeSpec> make_optimizer_types() {
             flag("centered", false),
             flag("maximize", false)})},
       {.name = "Adafactor",
-       .words = kNeedsWhole,
+       .description = kNeedsWhole,
        .parameters = with_common(
            {number("lr", 0, 1e-2),
             number("beta2_decay", kAny, -0.8),
@@ -225,8 +226,8 @@ std::vector<TypeSpec> make_optimizer_types() {
             adafactor_eps()},
            /*capturable=*/false)},
       {.name = "Muon",
-       .words =
-           "not with offload_optimizer, since it needs whole parameters; gradients are clipped "
+       .description =
+           "not with offload_optimizer, since it needs full parameters; gradients are clipped "
            "before, in every stage; those that are no matrices, or have embed or lm_head in their "
            "names, are updated as by AdamW: with adam_lr, else lr if that is given, else 0.0003",
        .parameters = with_common(
@@ -248,13 +249,14 @@ std::vector<TypeSpec> make_optimizer_types() {
                 "per_head_muon",
                 KeyKind::kBoolean,
                 "false",
-                "attention heads are not told apart; delete it")},
+                "attention heads are not distinguished; delete it")},
            /*capturable=*/false)},
       mu_adam("MuAdam", "torch's Adam"),
       mu_adam("MuAdamW", "torch's AdamW"),
       {.name = "MuSGD",
-       .words = kMup + std::string("SGD, with lr * m and weight_decay / m for vectors m times as "
-                                   "wide; of matrices m is fan-out's over fan-in's"),
+       .description =
+           kMup + std::string("SGD, with lr * m and weight_decay / m for vectors m times as "
+                              "wide; of matrices m is fan-out's over fan-in's"),
        .parameters = with_common(
            {required_rate(),
             number("momentum", 0, 0.0),

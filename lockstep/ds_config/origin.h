@@ -5,19 +5,19 @@
 
 namespace lockstep::ds_config {
 
-/// Who said a value.
+/// The origin of a value.
 struct Origin {
   enum class Kind { kDefault, kFile, kDerived };
   Kind kind = Kind::kDefault;
-  /// kFile: "path:line:column", and behind it which old key was used. kDerived: from what.
-  /// kDefault: empty, or why it is the default although the file says something.
+  /// kFile: "path:line:column", and the old key, if used. kDerived: the source. kDefault: empty, or
+  /// why the default applies although the file has the key.
   std::string text = {};
 };
 
-/// "default", "default: ...", "derived: ..." or "ds.json:3:5".
+/// Formats "default", "default: ...", "derived: ..." or "ds.json:3:5".
 std::string described(const Origin& origin);
 
-/// A value and who said it.
+/// A value and its origin.
 template <typename T>
 struct Resolved {
   T value{};

@@ -9,7 +9,7 @@
 #include "lockstep/ds_config/key_specs.h"
 #include "lockstep/ds_config/parameter_table.h"
 
-/// How the sources of the tables of parameters write one down.
+/// Functions that create rows of the tables of parameters.
 namespace lockstep::ds_config {
 
 inline ParameterSpec with_default(
@@ -32,7 +32,7 @@ inline ParameterSpec flag(std::string name, bool value) {
   return with_default(std::move(name), KeyKind::kBoolean, 0, value);
 }
 
-/// The first of `words` unless another is given.
+/// The first of `words` is the default.
 inline ParameterSpec choice(std::string name, std::vector<std::string> words) {
   ParameterSpec spec = with_default(std::move(name), KeyKind::kChoice, 0, words.front());
   spec.key.choices = std::move(words);
@@ -44,32 +44,35 @@ inline ParameterSpec numbers(std::string name, double value) {
   return with_default(std::move(name), KeyKind::kNumbers, 0, std::vector<double>{value});
 }
 
-/// Must be given.
+/// Required.
 inline ParameterSpec required(ParameterSpec spec) {
   spec.default_value.reset();
   spec.required = true;
   return spec;
 }
 
-/// May be left out, which is no value of its own.
+/// Optional, without a default.
 inline ParameterSpec optional(ParameterSpec spec) {
   spec.default_value.reset();
   spec.key.may_be_null = true;
   return spec;
 }
 
-inline ParameterSpec fixed(std::string name, KeyKind kind, std::string fine, std::string words) {
-  return {.key = refused_unless(std::move(name), kind, std::move(fine), std::move(words))};
+inline ParameterSpec fixed(
+    std::string name, KeyKind kind, std::string accepted_value, std::string description) {
+  return {
+      .key =
+          refused_unless(std::move(name), kind, std::move(accepted_value), std::move(description))};
 }
 
-inline ParameterSpec without_effect(std::string name, std::string words) {
-  ParameterSpec spec{.key = nothing(std::move(name), KeyKind::kBoolean, std::move(words))};
+inline ParameterSpec without_effect(std::string name, std::string description) {
+  ParameterSpec spec{.key = ignored(std::move(name), KeyKind::kBoolean, std::move(description))};
   spec.key.may_be_null = true;
   return spec;
 }
 
 inline TypeSpec refused_type(const std::string& name, const std::string& words) {
-  return {.name = name, .words = words, .refused = true};
+  return {.name = name, .description = words, .refused = true};
 }
 
 }  // namespace lockstep::ds_config

@@ -15,9 +15,11 @@ std::string text_of_parameter(const ParameterSpec& spec) {
   const KeySpec& key = spec.key;
   if (key.status == KeyStatus::kRefused) {
     return fmt::format(
-        "`{}` is refused{}", key.path, key.fine.empty() ? "" : " unless " + key.fine);
+        "`{}` is refused{}",
+        key.path,
+        key.accepted_value.empty() ? "" : " unless " + key.accepted_value);
   }
-  if (key.status == KeyStatus::kNothing) {
+  if (key.status == KeyStatus::kIgnored) {
     return fmt::format("`{}` says nothing here", key.path);
   }
   if (spec.default_value) {
@@ -46,7 +48,7 @@ std::string render_type_table(const std::vector<TypeSpec>& types) {
     table += fmt::format(
         "| `{}` | {} | {} |\n",
         type.name,
-        type.refused ? "refused: " + type.words : type.words,
+        type.refused ? "refused: " + type.description : type.description,
         parameters);
   }
   return table;

@@ -12,28 +12,28 @@ namespace lockstep::ds_config {
 
 /// One key of a `params`.
 struct ParameterSpec {
-  KeySpec key;  ///< Its path is the bare name.
+  KeySpec key;  ///< Its path is the plain name.
   std::optional<ParameterValue> default_value = std::nullopt;
   bool required = false;
 };
 
-/// What may be written as a `type`.
+/// A value of `type` with its parameters.
 struct TypeSpec {
-  std::string name;  ///< As the file has it: "AdamW", "WarmupLR".
-  std::string words = {};
+  std::string name;  ///< The file's name: "AdamW", "WarmupLR".
+  std::string description = {};
   std::vector<ParameterSpec> parameters = {};
-  bool refused = false;  ///< `words` says why, and what to write instead.
+  bool refused = false;  ///< `description` says why, and what to write instead.
 };
 
-/// Each in the order of docs/ds_config.md. Thread-safe.
+/// The tables, in the order of docs/ds_config.md. Thread-safe.
 const std::vector<TypeSpec>& optimizer_types();
 const std::vector<TypeSpec>& schedule_types();
 
-/// By name; in any case if `any_case`. Null if there is none.
+/// Finds a type by name; in any case if `any_case`. Null if there is none.
 const TypeSpec* find_type(
     const std::vector<TypeSpec>& types, const std::string& name, bool any_case);
 
-/// The rows of a table in docs/ds_config.md.
+/// Renders a table of docs/ds_config.md.
 std::string render_type_table(const std::vector<TypeSpec>& types);
 
 }  // namespace lockstep::ds_config

@@ -13,8 +13,8 @@
 
 namespace lockstep::ds_config {
 
-/// A value of `params`. A list of numbers is one, or one for each parameter group; or a pair, of
-/// which a null is NaN.
+/// A value of `params`. A list of numbers has one, or one for each parameter group; or is a pair,
+/// in which null is NaN.
 using ParameterValue = std::variant<bool, int64_t, double, std::string, std::vector<double>>;
 
 struct Parameter {
@@ -22,17 +22,17 @@ struct Parameter {
   Resolved<ParameterValue> value;
 };
 
-/// The `params` of an optimizer or a schedule: each that it knows, with its default where the file
-/// says nothing. Those without a default are absent then.
+/// The `params` of an optimizer or a schedule: each known one, with its default if the file lacks
+/// it. Parameters without either are absent.
 class Parameters {
  public:
   void add(Parameter parameter) { all_.push_back(std::move(parameter)); }
-  /// Of one that is there.
+  /// Of a present parameter.
   void replace(Parameter parameter);
   const std::vector<Parameter>& all() const { return all_; }
 
   bool has(const std::string& name) const { return find(name) != nullptr; }
-  /// Who said it; it must be there. The same holds for those below, which are of one type each.
+  /// The origin of a present parameter, as for the functions below, which are for one type each.
   const Origin& origin(const std::string& name) const { return at(name).origin; }
   bool flag(const std::string& name) const { return get<bool>(name); }
   int64_t whole(const std::string& name) const { return get<int64_t>(name); }
@@ -53,17 +53,17 @@ class Parameters {
   std::vector<Parameter> all_;
 };
 
-/// Of Lockstep's optimizers: what `type` means, and its parameters by the names and defaults of
-/// lockstep/optim.
+/// An optimizer in Lockstep's terms: the meaning of `type`, and its parameters with the names and
+/// defaults of lockstep/optim.
 struct OptimizerSection {
   Resolved<std::string> name;  ///< In lower case: "adamw", "lamb", "nadam".
   Parameters parameters;
 };
 
 struct SchedulerSection {
-  Resolved<std::string> name;  ///< As in the file: "WarmupLR", "StepLR".
+  Resolved<std::string> name;  ///< The file's name: "WarmupLR", "StepLR".
   Parameters parameters;
-  std::optional<optim::Schedule> schedule =
+  std::optional<schedule::Schedule> schedule =
       std::nullopt;  ///< What these say; set if they are right.
 };
 

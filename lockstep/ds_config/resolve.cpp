@@ -10,7 +10,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/ds_config/batch_sizes.h"
-#include "lockstep/ds_config/fields.h"
+#include "lockstep/ds_config/key_table.h"
 #include "lockstep/ds_config/section_rules.h"
 #include "lockstep/ds_config/typed_sections.h"
 

@@ -76,7 +76,7 @@ bool is_right(const KeySpec& spec, const Node& node) {
       return fits(spec, number_of(node)) || (all_fit(spec, node) && !node.items.empty());
     case KeyKind::kPair:
       return is_pair(spec, node);
-    case KeyKind::kWholes:
+    case KeyKind::kIntegers:
       return all_fit(spec, node) &&
              std::all_of(node.items.begin(), node.items.end(), [](const Node& item) {
                return integer_of(item).has_value();
@@ -86,7 +86,7 @@ bool is_right(const KeySpec& spec, const Node& node) {
     case KeyKind::kSection:
     case KeyKind::kParams:
       return node.kind == Kind::kMap;
-    case KeyKind::kAnything:
+    case KeyKind::kAny:
       return true;
   }
   return false;
@@ -132,7 +132,7 @@ std::string expected_of(const KeySpec& spec) {
           "a list of two numbers{}{}",
           limits_of(spec),
           spec.first_may_be_null ? ", the first of which may be null" : "");
-    case KeyKind::kWholes:
+    case KeyKind::kIntegers:
       return fmt::format("a list of whole numbers{}", limits_of(spec));
     case KeyKind::kChoice:
       return fmt::format("one of \"{}\"", fmt::join(spec.choices, "\", \""));

@@ -6,7 +6,7 @@
 
 namespace lockstep::ds_config {
 
-/// The schedule that a section describes. ConfigError for numbers that do not go together.
-optim::Schedule schedule_of(const SchedulerSection& section);
+/// Creates the schedule of a section. ConfigError for contradictory numbers.
+schedule::Schedule schedule_of(const SchedulerSection& section);
 
 }  // namespace lockstep::ds_config

@@ -15,7 +15,7 @@ namespace {
 void note_one_rate(
     KeyReader& reader,
     const SchedulerSection& section,
-    const optim::Schedule& schedule,
+    const schedule::Schedule& schedule,
     const OptimizerSection& optimizer) {
   if (!scales_rates(optimizer) || schedule.groups()) {
     return;
@@ -46,7 +46,7 @@ void note_one_rate(
 void check_momentum(
     KeyReader& reader,
     const SchedulerSection& section,
-    const optim::Schedule& schedule,
+    const schedule::Schedule& schedule,
     const OptimizerSection& optimizer) {
   if (!schedule.momentum(0)) {
     return;
@@ -88,7 +88,7 @@ void check_momentum(
 void check_groups(
     KeyReader& reader,
     const SchedulerSection& section,
-    const optim::Schedule& schedule,
+    const schedule::Schedule& schedule,
     const OptimizerSection& optimizer) {
   const size_t most = optimizer.name.value == "muon" ? 2 : 1;
   if (!schedule.groups() || scales_rates(optimizer) || *schedule.groups() <= most) {
@@ -117,7 +117,7 @@ void apply_schedule_rules(KeyReader& reader, const DsConfig& config) {
   if (!config.optimizer || !config.scheduler || !config.scheduler->schedule) {
     return;
   }
-  const optim::Schedule& schedule = *config.scheduler->schedule;
+  const schedule::Schedule& schedule = *config.scheduler->schedule;
   note_one_rate(reader, *config.scheduler, schedule, *config.optimizer);
   check_momentum(reader, *config.scheduler, schedule, *config.optimizer);
   check_groups(reader, *config.scheduler, schedule, *config.optimizer);

@@ -26,14 +26,14 @@ std::vector<ParameterSpec> with_start(std::vector<ParameterSpec> own, const std:
 TypeSpec deepspeed(const std::string& name, std::vector<ParameterSpec> own) {
   return {
       .name = name,
-      .words = "DeepSpeed's",
+      .description = "DeepSpeed's",
       .parameters = with_start(std::move(own), "last_batch_iteration")};
 }
 
 TypeSpec torchs(const std::string& name, std::vector<ParameterSpec> own) {
   own = with_start(std::move(own), "last_epoch");
   own.push_back(without_effect("verbose", "torch has removed it"));
-  return {.name = name, .words = "torch's", .parameters = std::move(own)};
+  return {.name = name, .description = "torch's", .parameters = std::move(own)};
 }
 
 ParameterSpec warmup_type() {
@@ -83,7 +83,7 @@ void add_torchs(std::vector<TypeSpec>& types) {
   types.push_back(torchs("StepLR", {required(count("step_size", 1, 0)), number("gamma", 0, 0.1)}));
   types.push_back(torchs(
       "MultiStepLR",
-      {required(with_default("milestones", KeyKind::kWholes, 0, std::nullopt)),
+      {required(with_default("milestones", KeyKind::kIntegers, 0, std::nullopt)),
        number("gamma", 0, 0.1)}));
   types.push_back(torchs("ExponentialLR", {required(number("gamma", 0, 0.0))}));
   types.push_back(torchs("PolynomialLR", {count("total_iters", 1, 5), number("power", 0, 1.0)}));
@@ -111,7 +111,7 @@ void add_torchs(std::vector<TypeSpec>& types) {
        numbers("base_momentum", 0.8),
        numbers("max_momentum", 0.9),
        {.key = nullable(refused("scale_fn", "is a function, which no file can hold; write mode"))},
-       {.key = nothing("scale_mode", KeyKind::kText, "is for scale_fn; mode says its own")}}));
+       {.key = ignored("scale_mode", KeyKind::kText, "is for scale_fn; mode says its own")}}));
   types.push_back(torchs(
       "OneCycleLR",
       {required(numbers("max_lr", 0)),
@@ -135,17 +135,19 @@ std::vector<TypeSpec> make_schedule_types() {
   add_torchs(types);
   types.push_back(refused_type(
       "ReduceLROnPlateau",
-      "goes by a metric, which no file can hold; give initialize optim::reduce_on_plateau as its "
+      "needs a metric, which no file can hold; give initialize schedule::reduce_on_plateau as "
+      "its "
       "lr_scheduler, and step() the metric"));
   for (const char* name : {"SequentialLR", "ChainedScheduler"}) {
     types.push_back(refused_type(
         name,
         "takes other schedules, which DeepSpeed's file cannot hold either; give the program "
-        "optim::custom instead"));
+        "schedule::custom instead"));
   }
   for (const char* name : {"LambdaLR", "MultiplicativeLR"}) {
     types.push_back(refused_type(
-        name, "takes a function, which no file can hold; give the program optim::custom instead"));
+        name,
+        "takes a function, which no file can hold; give the program schedule::custom instead"));
   }
   return types;
 }

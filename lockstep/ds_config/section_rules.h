@@ -7,29 +7,29 @@
 #include "lockstep/ds_config/ds_config.h"
 #include "lockstep/ds_config/key_reader.h"
 
-/// What several keys say together, once each of them is known to be right. Errors and notes go to
-/// the reader.
+/// Rules between several keys, applied after each key was checked. Errors and notes go to the
+/// reader.
 namespace lockstep::ds_config {
 
-/// The old way to write a stage; what goes with which stage and device.
+/// Checks old names of a stage, and which options need which stage and device.
 void apply_zero_rules(KeyReader& reader, std::optional<int64_t> world_size, DsConfig& config);
 
-/// What a schedule asks of the file's optimizer.
+/// Checks that the file's optimizer fits the schedule.
 void apply_schedule_rules(KeyReader& reader, const DsConfig& config);
 
-/// One precision of three sections that may say it, and what scale goes with it.
+/// Finds the one precision of three sections, and its loss scale.
 void apply_precision_rules(KeyReader& reader, DsConfig& config);
 
-/// What dtypes go with each other, and with what is computed in. 16-bit masters set `param_dtype`.
+/// Checks that the dtypes fit each other and the compute dtype. 16-bit masters set `param_dtype`.
 void apply_dtype_rules(KeyReader& reader, DsConfig& config);
 
-/// Which operations the comms logger keeps.
+/// Selects the operations of the comms logger.
 void apply_watching_rules(KeyReader& reader, DsConfig& config);
 
-/// What contiguous memory for activations needs.
+/// Checks the options of contiguous memory for activations.
 void apply_activation_rules(KeyReader& reader, const DsConfig& config);
 
-/// The batch sizes. `file`: where an error stands that is none of a key's.
+/// Resolves the batch sizes. `file`: the position of an error that belongs to no key.
 void apply_batch_rule(KeyReader& reader, config::Place file, int64_t world_size, DsConfig& config);
 
 }  // namespace lockstep::ds_config

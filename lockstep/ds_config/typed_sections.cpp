@@ -103,7 +103,7 @@ class TypedSection {
     if (spec->refused) {
       reader_.error(
           found->value->place,
-          fmt::format("{}.type {} is refused: {}", path_, spec->name, spec->words));
+          fmt::format("{}.type {} is refused: {}", path_, spec->name, spec->description));
       return nullptr;
     }
     return spec;

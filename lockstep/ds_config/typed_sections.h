@@ -6,9 +6,8 @@
 
 namespace lockstep::ds_config {
 
-/// Reads `optimizer` and then `scheduler`, which a type and its params make up, after the reader
-/// has checked the file; errors go to the reader. A schedule whose numbers do not go together is
-/// one, too.
+/// Reads `optimizer` and then `scheduler`, which have a type and its params, after the reader has
+/// checked the file. Errors, also for contradictory numbers of a schedule, go to the reader.
 void read_typed_sections(KeyReader& reader, DsConfig& config);
 
 }  // namespace lockstep::ds_config

@@ -27,7 +27,7 @@ std::string scheduler(const std::string& type, const std::string& params = "") {
 }
 
 /// The schedule of a file that has to be right.
-optim::Schedule schedule(const std::string& type, const std::string& params) {
+schedule::Schedule schedule(const std::string& type, const std::string& params) {
   const Reading reading = reading_with(scheduler(type, params));
   EXPECT_EQ(lines_of(reading.errors), "");
   return reading.config.scheduler->schedule.value();
@@ -101,7 +101,7 @@ TEST(OptimizerSection, WhatAnOptimizerDoesNotHaveIsAnError) {
       {R"("optimizer": {"params": {"lr": 1}})", "[ds.json:2:1] optimizer has no type"},
       {R"("optimizer": {"type": 3})", "optimizer.type makes no sense; got 3"},
       {optimizer("Muon", R"("ns_method": "svd")"), "expected one of \"gram\", \"standard\""},
-      {optimizer("Muon", R"("per_head_muon": true)"), "attention heads are not told apart"},
+      {optimizer("Muon", R"("per_head_muon": true)"), "attention heads are not distinguished"},
       {optimizer("MuAdam"), "optimizer.params.lr is missing, which has no default"},
       {optimizer("MuSGD", R"("lr": 0.1, "nesterov": true)"), "nesterov needs a momentum"},
       {optimizer("OneBitAdam"), "is gone from DeepSpeed 0.19"},
@@ -124,7 +124,7 @@ TEST(OptimizerSection, ThoseThatNeedWholeParametersKeepTheirStateOnTheDevice) {
 }
 
 TEST(SchedulerSection, DeepSpeedsSchedulesTakeTheirParameters) {
-  const optim::Schedule warmup =
+  const schedule::Schedule warmup =
       schedule("WarmupLR", R"("warmup_min_lr": 0, "warmup_max_lr": 0.1, "warmup_num_steps": 10,
         "warmup_type": "linear")");
   EXPECT_EQ(warmup.lr(0, 1), 0);
@@ -137,7 +137,7 @@ TEST(SchedulerSection, DeepSpeedsSchedulesTakeTheirParameters) {
   EXPECT_EQ(schedule("WarmupDecayLR", R"("total_num_steps": 5000)").lr(1'000'000, 1), 0);
   EXPECT_NEAR(
       schedule("WarmupCosineLR", R"("total_num_steps": 1e4)").lr(1'000'000, 1), 0.0001, 1e-12);
-  const optim::Schedule cycle = schedule(
+  const schedule::Schedule cycle = schedule(
       "OneCycle", R"("cycle_min_lr": 0.1, "cycle_max_lr": 1, "cycle_first_step_size": 10)");
   EXPECT_DOUBLE_EQ(cycle.lr(10, 5), 1);
   EXPECT_DOUBLE_EQ(cycle.momentum(10).value(), 0.8);
@@ -154,7 +154,7 @@ TEST(SchedulerSection, TorchsSchedulesAreKnownByTheirNames) {
   EXPECT_DOUBLE_EQ(schedule("ConstantLR", R"("factor": 0.5)").lr(4, 1), 0.5);
   EXPECT_DOUBLE_EQ(schedule("ConstantLR", R"("factor": 0.5)").lr(5, 1), 1);
   EXPECT_DOUBLE_EQ(schedule("LinearLR", R"("start_factor": 0.5, "total_iters": 2)").lr(1, 1), 0.75);
-  const optim::Schedule cyclic = schedule(
+  const schedule::Schedule cyclic = schedule(
       "CyclicLR",
       R"("base_lr": 1, "max_lr": 3, "step_size_up": 2, "mode": "triangular2", "scale_fn": null)");
   EXPECT_DOUBLE_EQ(cyclic.lr(1, 9), 2);
@@ -175,7 +175,7 @@ TEST(SchedulerSection, WhatAScheduleDoesNotHaveIsAnError) {
        "scheduler.params: [deepspeed_warmup] two lists disagree"},
       {scheduler("StepLR", R"("step_size": 1, "last_epoch": 3)"), "unless it is -1, is refused"},
       {scheduler("OneCycleLR", R"("max_lr": 1, "epochs": 3)"), "write total_steps"},
-      {scheduler("ReduceLROnPlateau"), "goes by a metric"},
+      {scheduler("ReduceLROnPlateau"), "needs a metric"},
       {scheduler("CyclicLR", R"("base_lr": 1, "max_lr": 3, "scale_fn": "f")"), "write mode"},
       {scheduler("CyclicLR", R"("max_lr": 3)"), "scheduler.params.base_lr is missing"},
       {scheduler("LinearLR", R"("start_factor": 0)"), "scheduler.params.start_factor makes"},

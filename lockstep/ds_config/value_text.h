@@ -13,7 +13,7 @@
 
 namespace lockstep::ds_config {
 
-/// A value as the file would say it; null for one that is not set.
+/// Returns a value in the file's form; null if it is not set.
 inline nlohmann::json json_of(bool value) {
   return value;
 }
@@ -50,8 +50,8 @@ nlohmann::json json_of(const std::optional<T>& value) {
   return value ? json_of(*value) : nlohmann::json(nullptr);
 }
 
-/// The same for a person: "-" for what is not set, numbers as short as they can be, a list of one
-/// number as that.
+/// Formats it for people: "-" if not set, numbers as short as possible, a list of one number as
+/// that number.
 std::string text_of(const nlohmann::json& value);
 
 }  // namespace lockstep::ds_config

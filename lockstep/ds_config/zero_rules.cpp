@@ -94,7 +94,7 @@ void check_offload(
         reader,
         device_key,
         fmt::format(
-            "offloads what every rank keeps whole in stage {}; expected stage {}{}",
+            "offloads parameters that are not sharded in stage {}; expected stage {}{}",
             zero.stage.value,
             least,
             least < 3 ? " or more" : ""));

@@ -106,13 +106,14 @@ TEST(ZeroSection, OffloadingGoesWithAStageAndAFolder) {
   EXPECT_THAT(
       errors_of(zero(R"("offload_optimizer": )" + cpu)),
       HasSubstr(
-          "offload_optimizer.device offloads what every rank keeps whole in stage 0; expected "
+          "offload_optimizer.device offloads parameters that are not sharded in stage 0; expected "
           "stage 1 or more"));
   EXPECT_THAT(
       errors_of(
           zero(R"("stage": 2, "offload_optimizer": {"device": "cpu"}, "offload_param": )" + cpu)),
-      HasSubstr("offload_param.device offloads what every rank keeps whole in stage 2; expected "
-                "stage 3\n"));
+      HasSubstr(
+          "offload_param.device offloads parameters that are not sharded in stage 2; expected "
+          "stage 3\n"));
   EXPECT_THAT(
       errors_of(zero(R"("stage": 3, "offload_optimizer": {"device": "nvme"})")),
       HasSubstr("offload_optimizer.device nvme needs nvme_path"));
@@ -184,7 +185,8 @@ TEST(ZeroSection, TheOldTruthsOfOffloadingAreTheNewSections) {
 TEST(ZeroSection, TheOldTruthsOfOffloadingGoWithTheSameStages) {
   EXPECT_THAT(
       errors_of(zero(R"("cpu_offload": true)")),
-      HasSubstr("zero_optimization.cpu_offload offloads what every rank keeps whole in stage 0"));
+      HasSubstr(
+          "zero_optimization.cpu_offload offloads parameters that are not sharded in stage 0"));
   EXPECT_THAT(
       errors_of(
           R"("optimizer": {"type": "Adam", "params": {"lr": 1}}, )" +

@@ -101,7 +101,7 @@ struct FrozenInputsImpl : torch::nn::Module {
 };
 TORCH_MODULE(FrozenInputs);
 
-TEST(EngineCheckpointing, what_stage_3_divides_needs_no_place_of_its_own) {
+TEST(EngineCheckpointing, WhatStage3DividesNeedsNoPlaceOfItsOwn) {
   std::vector<std::vector<double>> losses(2);
   for (const bool kept : {false, true}) {
     const std::string section =
@@ -123,7 +123,7 @@ TEST(EngineCheckpointing, what_stage_3_divides_needs_no_place_of_its_own) {
   EXPECT_EQ(losses[0], losses[1]);
 }
 
-TEST(EngineCheckpointing, trains_to_the_bit_as_without_in_every_stage) {
+TEST(EngineCheckpointing, TrainsToTheBitAsWithoutInEveryStage) {
   for (const int stage : {0, 2, 3}) {
     const auto expected = losses_of("", 2, stage);
     ASSERT_EQ(expected.size(), 6U);
@@ -133,7 +133,7 @@ TEST(EngineCheckpointing, trains_to_the_bit_as_without_in_every_stage) {
   }
 }
 
-TEST(EngineCheckpointing, fewer_checkpoints_than_the_model_has_is_an_error) {
+TEST(EngineCheckpointing, FewerCheckpointsThanTheModelHasIsAnError) {
   on_engine_ranks(
       1,
       config_with(R"("contiguous_memory_optimization": true, "number_checkpoints": 2)"),
@@ -147,7 +147,7 @@ TEST(EngineCheckpointing, fewer_checkpoints_than_the_model_has_is_an_error) {
       });
 }
 
-TEST(EngineCheckpointing, is_each_engines_own_and_not_of_what_runs_outside) {
+TEST(EngineCheckpointing, IsEachEnginesOwnAndNotOfWhatRunsOutside) {
   const std::string one =
       config_with(R"("contiguous_memory_optimization": true, "number_checkpoints": 1)");
   on_engine_ranks(1, one, [](const InitializeOptions& options) {
@@ -170,7 +170,7 @@ TEST(EngineCheckpointing, is_each_engines_own_and_not_of_what_runs_outside) {
   });
 }
 
-TEST(EngineCheckpointing, profile_says_after_each_update_what_its_checkpoints_took) {
+TEST(EngineCheckpointing, ProfileSaysAfterEachUpdateWhatItsCheckpointsTook) {
   std::string logged;
   const auto log_of = [&](const std::string& section) {
     logged.clear();

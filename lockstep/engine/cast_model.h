@@ -12,25 +12,25 @@
 
 namespace lockstep {
 
-/// The dtypes that a ds_config.json gives a model's floating-point tensors.
+/// The dtypes of a model's floating-point tensors in a ds_config.json.
 struct ModelDtypes {
-  std::optional<at::ScalarType> parameters = std::nullopt;  ///< None: as they are.
-  std::optional<at::ScalarType> buffers = std::nullopt;     ///< None: as they are.
-  /// Patterns of buffers that are float32 whatever `buffers` says; see matches_part_of.
+  std::optional<at::ScalarType> parameters = std::nullopt;  ///< None: unchanged.
+  std::optional<at::ScalarType> buffers = std::nullopt;     ///< None: unchanged.
+  /// Name patterns of buffers that are always float32; see matches_part_of.
   std::vector<std::string> fp32_buffers = {};
 };
 ModelDtypes model_dtypes(const ds_config::DataTypesSection& section);
 at::ScalarType scalar_type_of(ds_config::Dtype dtype);
 
-/// Casts a model, as DeepSpeed's engine does: each tensor gets other memory, and stays what it is
-/// for who holds it; a gradient of another dtype is dropped. Parameters follow `parameters` alone,
-/// whatever their names. Local.
+/// Casts a model in place, as DeepSpeed's engine does: each tensor gets new memory and remains the
+/// same tensor; a gradient of another dtype is dropped. Parameters are cast to `parameters`,
+/// regardless of their names. Local.
 void cast_model(
     const NamedTensors& parameters, const NamedTensors& buffers, const ModelDtypes& dtypes);
 
 bool any_trained_in_16_bits(const NamedTensors& parameters);
 
-/// Whether `pattern`, in which * is any text, matches any part of `name`.
+/// Returns whether `pattern`, in which * is any text, matches any part of `name`.
 bool matches_part_of(const std::string& name, const std::string& pattern);
 
 }  // namespace lockstep

@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-TEST(CastModel, parameters_follow_one_dtype_and_buffers_another) {
+TEST(CastModel, ParametersFollowOneDtypeAndBuffersAnother) {
   const at::Tensor weight = at::full({2}, 1.0 / 3).set_requires_grad(true);
   const at::Tensor wide = at::ones({2}, at::kDouble);
   const at::Tensor scale = at::full({2}, 1.0 / 3);
@@ -38,7 +38,7 @@ TEST(CastModel, parameters_follow_one_dtype_and_buffers_another) {
   EXPECT_EQ(count.scalar_type(), at::kLong);
 }
 
-TEST(CastModel, gradients_arrive_in_the_new_dtype) {
+TEST(CastModel, GradientsArriveInTheNewDtype) {
   const at::Tensor weight = at::ones({2}).set_requires_grad(true);
   weight.sum().backward();  // Autograd has met it as float32.
   cast_model({{"weight", weight}}, {}, {.parameters = at::kHalf});
@@ -46,7 +46,7 @@ TEST(CastModel, gradients_arrive_in_the_new_dtype) {
   EXPECT_EQ(weight.grad().scalar_type(), at::kHalf);
 }
 
-TEST(CastModel, a_pattern_matches_any_part_of_a_name) {
+TEST(CastModel, APatternMatchesAnyPartOfAName) {
   EXPECT_TRUE(matches_part_of("mlp.gate.e_score_correction_bias", "e_score"));
   EXPECT_TRUE(matches_part_of("mlp.gate.bias", "mlp.*.bias"));
   EXPECT_TRUE(matches_part_of("mlp.gate.bias", "*gate*"));

@@ -45,7 +45,7 @@ std::string summary_of(int world, const std::string& config, bool show_straggler
   return summary;
 }
 
-TEST(CommsLogger, sums_up_what_an_engine_sends) {
+TEST(CommsLogger, SumsUpWhatAnEngineSends) {
   const std::string summary = summary_of(2, logging_config(R"({"stage": 1})"));
   EXPECT_THAT(summary, HasSubstr("Comm. Op"));
   EXPECT_THAT(summary, HasSubstr("\nreduce_scatter\n"));
@@ -54,20 +54,20 @@ TEST(CommsLogger, sums_up_what_an_engine_sends) {
   EXPECT_THAT(summary_of(2, logging_config(R"({"stage": 1})"), true), HasSubstr("Straggler(ms)"));
 }
 
-TEST(CommsLogger, keeps_the_operations_that_are_named) {
+TEST(CommsLogger, KeepsTheOperationsThatAreNamed) {
   const std::string summary = summary_of(
       2, logging_config(R"({"stage": 1})", R"(, "prof_all": false, "prof_ops": "all_gather")"));
   EXPECT_THAT(summary, HasSubstr("\nall_gather\n"));
   EXPECT_THAT(summary, Not(HasSubstr("reduce_scatter")));
 }
 
-TEST(CommsLogger, debug_tells_dtypes_and_shapes_apart) {
+TEST(CommsLogger, DebugTellsDtypesAndShapesApart) {
   EXPECT_THAT(
       summary_of(2, logging_config(R"({"stage": 1})", R"(, "debug": true)")),
       HasSubstr("\nreduce_scatter(avg) of float[256]\n"));
 }
 
-TEST(CommsLogger, alone_nothing_is_sent_and_without_it_there_is_no_summary) {
+TEST(CommsLogger, AloneNothingIsSentAndWithoutItThereIsNoSummary) {
   EXPECT_THAT(summary_of(1, logging_config(R"({"stage": 1})")), HasSubstr("no operation"));
   on_engine_ranks(1, simple_config(1), [&](InitializeOptions options) {
     EngineNet net;
@@ -87,7 +87,7 @@ std::string stage3(const std::string& more) {
       R"(, "debug": true)");
 }
 
-TEST(ZeroPlusPlus, each_key_of_the_file_reaches_what_is_sent) {
+TEST(ZeroPlusPlus, EachKeyOfTheFileReachesWhatIsSent) {
   const std::string plain = summary_of(4, stage3(""));
   EXPECT_THAT(plain, HasSubstr("all_gather of float["));
   EXPECT_THAT(plain, Not(HasSubstr("all_gather of byte[1, "))) << "rows of blocks";

@@ -5,22 +5,21 @@
 
 namespace lockstep {
 
-/// What DeepSpeed's launcher and its users write on a program's command line; the `args` of
-/// InitializeOptions.
+/// DeepSpeed's command-line arguments of a program; the `args` of InitializeOptions.
 struct ConfigArguments {
-  /// --deepspeed: for the program to look at; initialize() does not.
+  /// --deepspeed: for the program; initialize() does not read it.
   bool deepspeed = false;
   /// --deepspeed_config FILE, or --deepspeed_config=FILE. Empty: not given.
   std::filesystem::path deepspeed_config = {};
 };
 
-/// Takes these arguments out of a program's own, so that it need not know them: `argv` has the
-/// others then, in their order, with a null behind the last, and `argc` says how many. Behind "--"
-/// nothing is looked at; of an option that comes twice the last one counts, as with DeepSpeed's
-/// argparse. --deepscale and --deepscale_config are old names, and warned of.
+/// Removes these arguments from a program's command line. `argv` then has the remaining ones, in
+/// order, with a null after the last, and `argc` is their number. Arguments after "--" are not
+/// read. The last of repeated options counts, as with DeepSpeed's argparse. --deepscale and
+/// --deepscale_config are old names, with a warning.
 ///
 /// ConfigError for a --deepspeed_config without a file, and a --deepspeed with a value; the
-/// arguments are what they were then. Thread-safe, but for argv.
+/// arguments are unchanged then. Thread-safe, except for argv.
 ConfigArguments add_config_arguments(int& argc, char** argv);
 
 }  // namespace lockstep

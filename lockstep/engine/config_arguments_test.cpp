@@ -36,7 +36,7 @@ struct Line {
   int argc = 0;
 };
 
-TEST(ConfigArguments, are_taken_out_of_the_programs_own) {
+TEST(ConfigArguments, AreTakenOutOfTheProgramsOwn) {
   for (const std::vector<std::string>& config :
        {std::vector<std::string>{"--deepspeed_config", "ds.json"},
         std::vector<std::string>{"--deepspeed_config=ds.json"}}) {
@@ -52,7 +52,7 @@ TEST(ConfigArguments, are_taken_out_of_the_programs_own) {
   }
 }
 
-TEST(ConfigArguments, need_not_be_there_and_end_where_the_programs_rest_begins) {
+TEST(ConfigArguments, NeedNotBeThereAndEndWhereTheProgramsRestBegins) {
   Line line({"train", "--", "--deepspeed", "--deepspeed_config"});
   const ConfigArguments found = add_config_arguments(line.argc, line.argv.data());
   EXPECT_FALSE(found.deepspeed);
@@ -60,7 +60,7 @@ TEST(ConfigArguments, need_not_be_there_and_end_where_the_programs_rest_begins) 
   EXPECT_THAT(line.left(), ElementsAre("train", "--", "--deepspeed", "--deepspeed_config"));
 }
 
-TEST(ConfigArguments, the_last_counts_and_old_names_work) {
+TEST(ConfigArguments, TheLastCountsAndOldNamesWork) {
   Line line({"train", "--deepspeed_config", "a", "--deepscale_config", "b", "--deepscale"});
   const ConfigArguments found = add_config_arguments(line.argc, line.argv.data());
   EXPECT_TRUE(found.deepspeed);
@@ -68,7 +68,7 @@ TEST(ConfigArguments, the_last_counts_and_old_names_work) {
   EXPECT_THAT(line.left(), ElementsAre("train"));
 }
 
-TEST(ConfigArguments, what_makes_no_sense_is_refused_and_nothing_is_taken) {
+TEST(ConfigArguments, WhatMakesNoSenseIsRefusedAndNothingIsTaken) {
   Line open({"train", "--deepspeed", "--deepspeed_config"});
   EXPECT_THAT(
       [&] { add_config_arguments(open.argc, open.argv.data()); },
@@ -80,7 +80,7 @@ TEST(ConfigArguments, what_makes_no_sense_is_refused_and_nothing_is_taken) {
       ThrowsMessage<ConfigError>(HasSubstr("--deepspeed takes no value")));
 }
 
-TEST(ConfigArguments, initialize_takes_the_file_they_name_and_no_second_one) {
+TEST(ConfigArguments, InitializeTakesTheFileTheyNameAndNoSecondOne) {
   const TestFolder folder;
   const auto file = folder.path() / "ds.json";
   std::ofstream(file) << simple_config(3);

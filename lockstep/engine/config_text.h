@@ -5,8 +5,8 @@
 
 namespace lockstep {
 
-/// A ds_config.json's text: `text` itself, or what it is in base64, of either alphabet, as
-/// DeepSpeed's launchers pass it through a command line. What is no base64 comes back as it is.
+/// Decodes the text of a ds_config.json: DeepSpeed's launchers pass it through a command line in
+/// base64, of either alphabet. Text that is not base64 is returned unchanged.
 std::string plain_config_text(const std::string& text);
 
 }  // namespace lockstep

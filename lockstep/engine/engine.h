@@ -18,7 +18,7 @@
 
 namespace lockstep {
 
-/// DeepSpeed's engine: a training loop of three calls that a ds_config.json steers.
+/// DeepSpeed's three-call training loop, configured by ds_config.json.
 ///
 ///     auto [engine, optimizer, loader, scheduler] =
 ///         lockstep::initialize(net, {.config = "ds_config.json"}, dataset);
@@ -28,18 +28,18 @@ namespace lockstep {
 ///       engine.step();
 ///     }
 ///
-/// - `engine(inputs...)` runs the model's forward in the configured precision. Parameters stay as
-///   wide as they are, unless data_types.param_dtype says otherwise: float32 ones are their own
-///   master copy; of 16-bit ones, with fp16 or bf16, ranks keep float32 masters, divided in stage
-///   0, too. With fp16 and bf16, operations compute in these, and a result that is one tensor comes
-///   back as float32.
-/// - `backward(loss)` divides by the micro-steps an update, scales with fp16, and averages: at the
-///   boundary in stages 0 and 1, after every micro-step in stages 2 and 3.
-/// - `step()` counts a micro-step; at the boundary it clips what the optimizer trains, updates,
-///   steps the scheduler unless gradients had overflowed, and drops the gradients of the model.
+/// - `engine(inputs...)` runs the model's forward in the configured precision. Parameters keep
+///   their dtype, unless data_types.param_dtype is set: float32 parameters have no separate master
+///   copy; for 16-bit ones, with fp16 or bf16, ranks keep float32 masters, sharded in stage 0, too.
+///   With fp16 and bf16, operations compute in that dtype, and a result that is one tensor is
+///   returned as float32.
+/// - `backward(loss)` divides by the micro-steps in an update, scales with fp16, and averages: at
+///   the boundary in stages 0 and 1, after every micro-step in stages 2 and 3.
+/// - `step()` counts a micro-step. At the boundary it clips the optimizer's gradients, updates,
+///   steps the scheduler unless gradients overflowed, and drops the model's gradients.
 ///
-/// The file is read strictly; see docs/ds_config.md. A handle: copies are the same engine. Thread
-/// safety: none. After DeepSpeed 0.19's DeepSpeedEngine.
+/// The file is read strictly; see docs/ds_config.md. A handle: copies refer to the same engine. Not
+/// thread-safe. After DeepSpeed 0.19's DeepSpeedEngine.
 template <ModuleHandle Model>
 class Engine {
  public:
@@ -60,8 +60,8 @@ class Engine {
     }
     return result;
   }
-  /// activation_checkpoint by the file's activation_checkpointing, as it is within `engine(...)`
-  /// anyway: for what a program computes outside of it.
+  /// Runs activation_checkpoint with the file's activation_checkpointing, for computations outside
+  /// `engine(...)`, which uses these settings anyway.
   std::vector<at::Tensor> checkpoint(
       CheckpointedForward forward,
       const std::vector<at::Tensor>& inputs,
@@ -76,43 +76,42 @@ class Engine {
     return activation_checkpoint(module, inputs...);
   }
 
-  /// Returns the loss divided by the micro-steps an update, unless `scale_wrt_gas` is false.
-  /// ConfigError without an optimizer, and for a loss of several numbers.
+  /// Returns the loss divided by the micro-steps in an update, unless `scale_wrt_gas` is false.
+  /// ConfigError without an optimizer, and for a loss of several elements.
   at::Tensor backward(const at::Tensor& loss, const EngineBackwardOptions& options = {}) {
     return live()->backward(loss, options);
   }
-  /// The loss, divided by the micro-steps an update and, with fp16, scaled, for a program that
-  /// calls .backward() on it itself: the gradients are those of backward(loss), averaged where
-  /// they would be. Once for each update. ConfigError as backward's, and for a loss that depends on
-  /// nothing. A backward of a loss that is not from here is a ConfigError where its gradients would
-  /// be others: with accumulation, fp16, bf16.check_grad_overflow, the sum of ranks, or where they
-  /// are to wait.
+  /// Returns the loss, divided by the micro-steps in an update and, with fp16, scaled, for a
+  /// program that calls .backward() on it: gradients equal those of backward(loss), averaged at the
+  /// same points. Once for each update. ConfigError as backward's, and for a loss that depends on
+  /// nothing. A backward of another loss is a ConfigError if its gradients would differ: with
+  /// accumulation, fp16, bf16.check_grad_overflow, the sum of ranks, or held-back averaging.
   at::Tensor scale(const at::Tensor& loss) { return live()->scale(loss); }
-  /// Averages what backwards have left on the ranks, if it is an update. ConfigError, before
-  /// anything is updated, within no_sync(), and if a scheduler that goes by a metric gets none, or
-  /// another one does. Error if a dynamic loss scale overflows at its minimum.
+  /// Averages pending gradients, if this is an update, and updates. ConfigError, before any update,
+  /// within no_sync(), and if a metric is missing for, or given without, a scheduler that needs
+  /// one. Error if a dynamic loss scale overflows at its minimum.
   void step(const StepOptions& options = {}) { live()->step(options); }
 
-  /// Whether the current micro-step is the update's last.
+  /// Returns whether the current micro-step is the last of the update.
   bool is_gradient_accumulation_boundary() const {
     return live()->is_gradient_accumulation_boundary();
   }
-  /// From now on the program says where an update ends, instead of the count.
+  /// Lets the program set the boundary from now on, instead of the count.
   void set_gradient_accumulation_boundary(bool is_boundary) {
     live()->set_gradient_accumulation_boundary(is_boundary);
   }
-  /// Backwards within the scope average nothing: the next one after it does, or else step().
+  /// RAII scope whose backwards average nothing: the next backward after it does, or else step().
   /// Stages 0 and 1.
   GradientScope no_sync() { return live()->no_sync(); }
   /// Runs `body`, whose backwards send nothing, and then averages all their gradients at once:
-  /// several losses for one update, at the cost of one. Stages 1 to 3. Gradients stay whole on each
-  /// rank meanwhile. step() comes after it. If `body` throws, nothing is averaged. Collective.
+  /// several losses for one update, at the cost of one. Stages 1 to 3. Full gradients stay on each
+  /// rank meanwhile. Call step() afterwards. If `body` throws, nothing is averaged. Collective.
   /// ConfigError within no_sync(), and with managed_gradient_accumulation false.
   void coalesce_grad_reduction(const std::function<void()>& body) {
     live()->coalesce_grad_reduction(body);
   }
 
-  /// The model itself.
+  /// The user's model.
   const Model& module() const { return model_; }
   void train(bool on = true) {
     live();
@@ -127,59 +126,60 @@ class Engine {
     return live()->train_micro_batch_size_per_gpu();
   }
   int64_t gradient_accumulation_steps() const { return live()->gradient_accumulation_steps(); }
-  /// Changes the micro-steps an update. ConfigError unless ranks times micro-batch divide it.
+  /// Changes the micro-steps in an update. ConfigError unless ranks times micro-batch divide
+  /// `size`.
   void set_train_batch_size(int64_t size) { live()->set_train_batch_size(size); }
-  /// What the program feeds from now on; loaders stay as they are.
+  /// Sets the micro-batch of later micro-steps; loaders are not changed.
   void set_train_micro_batch_size(int64_t size) { live()->set_train_micro_batch_size(size); }
   int zero_optimization_stage() const {
     return static_cast<int>(live()->config().zero.stage.value);
   }
-  /// Updates, those left out for overflows included.
+  /// The number of updates, including those skipped for overflows.
   int64_t global_steps() const { return live()->global_steps(); }
   int64_t global_samples() const { return live()->global_samples(); }
   int64_t skipped_steps() const { return live()->skipped_steps(); }
   int64_t micro_steps() const { return live()->micro_steps(); }
-  /// Whether the last step() changed the parameters.
+  /// Returns whether the last step() changed the parameters.
   bool was_step_applied() const { return live()->was_step_applied(); }
-  /// Of the last update, before clipping; nothing if nothing is clipped, unless from stage 1 on or
-  /// with fp16 or bf16, and zero_optimization.compute_grad_norm: then it is computed in each
-  /// step(), which reads the gradients once more and adds up a number over the ranks. Waits for the
-  /// device.
+  /// The gradient norm of the last update, before clipping. Available with clipping, and, from
+  /// stage 1 on or with fp16 or bf16, with zero_optimization.compute_grad_norm: each step() then
+  /// reads the gradients once more and reduces one number over the ranks. Waits for the device.
   std::optional<double> get_global_grad_norm() const { return live()->get_global_grad_norm(); }
-  /// Of the configured micro-batch, shuffled: for loaders of more data.
+  /// Returns a loader of the configured micro-batch, shuffled, for further data.
   data::LoaderOptions loader_options() const { return live()->loader_options(); }
-  /// One a parameter group.
+  /// One for each parameter group.
   std::vector<double> get_lr() const { return live()->get_lr(); }
-  /// SGD's momentum, or Adam's first beta; one a parameter group. Of torch::optim's, too.
+  /// SGD's momentum, or Adam's first beta; one for each parameter group. Also of torch::optim's.
   std::vector<double> get_mom() const { return live()->get_mom(); }
   /// 1 without fp16.
   double loss_scale() const { return live()->loss_scale(); }
 
-  /// Saves everything to `<save_dir>/<tag>`, `global_step<n>` by default, and lets
-  /// `<save_dir>/latest` name it. Whole or absent; see docs/checkpoints.md. Ranks whose tags differ
-  /// go by checkpoint.tag_validation; rank 0's counts. Returns the folder. Collective.
+  /// Saves the complete state to `<save_dir>/<tag>`, `global_step<n>` by default, and writes the
+  /// tag to `<save_dir>/latest`. Atomic; see docs/checkpoints.md. If the ranks' tags differ,
+  /// checkpoint.tag_validation decides; rank 0's counts. Returns the folder. Collective.
   std::filesystem::path save_checkpoint(
       const std::filesystem::path& save_dir,
       std::optional<CheckpointTag> tag = std::nullopt,
       const SaveCheckpointOptions& options = {}) {
     return core_->save_checkpoint(save_dir, std::move(tag), options);
   }
-  /// Goes on from `<load_dir>/<tag>`, by default what `latest` names; saved by any number of ranks
+  /// Resumes from `<load_dir>/<tag>`, by default the tag in `latest`, saved by any number of ranks
   /// in any stage. Returns its folder and the client state. Without `latest`: a warning, and an
-  /// empty path. Collective. CheckpointError, before anything is changed, for what does not fit.
+  /// empty path. Collective. CheckpointError, before anything is changed, for a state that does not
+  /// fit.
   LoadedCheckpoint load_checkpoint(
       const std::filesystem::path& load_dir,
       std::optional<CheckpointTag> tag = std::nullopt,
       const LoadCheckpointOptions& options = {}) {
     return core_->load_checkpoint(load_dir, std::move(tag), options);
   }
-  /// Writes the whole model as one safetensors file, `<save_dir>/<save_filename>`, floating-point
-  /// tensors rounded to 16 bits: to what the model computes in, fp16 or bf16, or to `dtype`. In
-  /// every stage; in stage 3 each tensor is whole when it is its turn. Whole or absent; one of that
-  /// name is replaced. `exclude_frozen_parameters`: without those that require no gradient; buffers
-  /// stay. Returns true, as DeepSpeed where it has written; else it throws. Collective.
-  /// ConfigError for a model that computes in float32 without `dtype`, and for a name without
-  /// the ending .safetensors.
+  /// Writes the full model as one safetensors file, `<save_dir>/<save_filename>`, with
+  /// floating-point tensors rounded to 16 bits: to the compute dtype, fp16 or bf16, or to `dtype`.
+  /// In every stage; stage 3 gathers one tensor at a time. Atomic; replaces a file of that name.
+  /// `exclude_frozen_parameters` leaves out parameters that require no gradient; buffers are
+  /// written. Returns true, as DeepSpeed after writing; else it throws. Collective. ConfigError for
+  /// a model that computes in float32 without `dtype`, and for a name without the ending
+  /// .safetensors.
   bool save_16bit_model(
       const std::filesystem::path& save_dir,
       const std::string& save_filename = "model.safetensors",
@@ -191,29 +191,27 @@ class Engine {
     return true;
   }
 
-  /// Takes what the run keeps on the device to the host's memory, and back; see
+  /// Moves training states from the device to host memory, and back; see
   /// Accelerator::offload_states.
   void offload_states(const OffloadStatesOptions& options = {}) { live()->offload_states(options); }
   void reload_states(bool non_blocking = false) { live()->reload_states(non_blocking); }
-  /// Ends the engine: waits for a save under way, closes monitors, and lets go of all that it
-  /// holds, whoever has another handle to it. What is used of it after that is a ConfigError, but
-  /// for module(); in stage 3 the model's values are gone. Its optimizer is not to be used any
-  /// more; what memory the program's own handles hold (optimizer, loader) goes with them. Never
-  /// communicates. Again: does nothing.
+  /// Ends the engine for all its handles: waits for a running save, closes monitors, and frees its
+  /// memory. Later calls are a ConfigError, except module(); in stage 3 the model's values are
+  /// lost. The program must not use the optimizer any more; memory held by its own handles
+  /// (optimizer, loader) is freed with them. Never communicates. A second call does nothing.
   void destroy() { core_->destroy(); }
 
-  /// Logs, on the main process, what this rank's collectives have cost so far, and returns it: by
-  /// operation and size how many, their time, and their bandwidth; see CommsLog. `show_straggler`
-  /// compares ranks, and is collective. ConfigError unless comms_logger is enabled.
+  /// Logs the costs of this rank's collectives on the main process, and returns them: count, time
+  /// and bandwidth by operation and size; see CommsLog. `show_straggler` compares ranks, and is
+  /// collective. ConfigError unless comms_logger is enabled.
   std::string log_summary(bool show_straggler = false) {
     return live()->log_summary(show_straggler);
   }
 
-  /// Of one trained parameter, whole, in every stage: its values in float32, the averaged gradient
-  /// (undefined if there is none), a field of the optimizer's state; and what shall be in their
-  /// place. For looking and editing between backward and step; gradients without the loss scale,
-  /// and only where the last backward averaged (in stages 0 and 1 the boundary's). Collective; see
-  /// FullValues.
+  /// Read and replace the full values of one trained parameter, in every stage: its values in
+  /// float32, the averaged gradient (undefined if there is none), or a field of the optimizer's
+  /// state. For use between backward and step; gradients without the loss scale, and only after a
+  /// backward that averaged (in stages 0 and 1 at the boundary). Collective; see FullValues.
   at::Tensor safe_get_full_fp32_param(const at::Tensor& parameter) {
     return live()->full_values().parameter(parameter);
   }
@@ -236,7 +234,7 @@ class Engine {
   }
 
  private:
-  /// ConfigError once it is destroyed.
+  /// Throws ConfigError once it is destroyed.
   EngineCore* live() const {
     core_->accelerator();
     return core_.get();
@@ -246,12 +244,12 @@ class Engine {
   Model model_;
 };
 
-/// In the place of a loader, where no dataset was given.
+/// Takes the place of a loader if no dataset was given.
 struct NoLoader {};
 
-/// Makes an engine of a model: (engine, optimizer, NoLoader, scheduler). Both are empty if there is
-/// none. The model is cast as data_types says. ConfigError for a configuration that makes no sense,
-/// with all that is wrong. Collective.
+/// Creates an engine for a model: (engine, optimizer, NoLoader, scheduler). Optimizer and scheduler
+/// are empty if there is none. The model is cast as data_types says. ConfigError for an invalid
+/// configuration, with all its errors. Collective.
 template <ModuleHandle Model>
 auto initialize(const Model& model, InitializeOptions options) {
   auto core = std::make_shared<EngineCore>(
@@ -270,7 +268,7 @@ auto initialize(const Model& model, InitializeOptions options) {
   return std::tuple(Engine<Model>(core, model), core->optimizer(), NoLoader(), core->scheduler());
 }
 
-/// The same with a loader of `dataset`, in micro-batches, shuffled anew each epoch.
+/// Does the same with a loader of `dataset`, in micro-batches, reshuffled each epoch.
 template <ModuleHandle Model, typename Dataset>
 auto initialize(const Model& model, InitializeOptions options, Dataset dataset) {
   auto [engine, optimizer, none, scheduler] = initialize(model, std::move(options));

@@ -161,7 +161,7 @@ void EngineCore::begin_scaled(int64_t update) {
     throw ConfigError(
         "backward",
         "got a loss that was scaled before the last update, since when the loss scale may be "
-        "another; call engine.scale(loss) anew");
+        "another; call engine.scale(loss) again");
   }
   forget_unended();
   tell_memory("before backward");

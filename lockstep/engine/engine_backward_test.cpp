@@ -24,7 +24,7 @@ std::string config_of(int micro_steps, int stage, const std::string& more = "") 
 
 constexpr const char* kFp16 = R"(, "fp16": {"enabled": true, "initial_scale_power": 8})";
 
-TEST(Backward, keeps_the_graph_if_it_is_to) {
+TEST(Backward, KeepsTheGraphIfItIsTo) {
   for (const bool watched : {false, true}) {
     const std::string config = config_of(1, 0, watched ? R"(, "wall_clock_breakdown": true)" : "");
     on_engine_ranks(1, config, [](InitializeOptions options) {
@@ -41,7 +41,7 @@ TEST(Backward, keeps_the_graph_if_it_is_to) {
   }
 }
 
-TEST(Backward, leaves_the_loss_undivided_if_it_is_to) {
+TEST(Backward, LeavesTheLossUndividedIfItIsTo) {
   on_engine_ranks(1, simple_config(2), [](InitializeOptions options) {
     EngineNet net;
     auto made = initialize(net, std::move(options));
@@ -102,7 +102,7 @@ std::vector<at::Tensor> trained(int world, const std::string& config, Way way) {
   return values;
 }
 
-TEST(Scale, a_backward_of_the_programs_own_trains_as_the_engines) {
+TEST(Scale, ABackwardOfTheProgramsOwnTrainsAsTheEngines) {
   for (const int world : {1, 2}) {
     for (int stage = 0; stage <= 3; ++stage) {
       for (const std::string more : {"", kFp16}) {
@@ -116,7 +116,7 @@ TEST(Scale, a_backward_of_the_programs_own_trains_as_the_engines) {
   }
 }
 
-TEST(Scale, waits_within_no_sync_as_the_engines) {
+TEST(Scale, WaitsWithinNoSyncAsTheEngines) {
   for (const int stage : {0, 1}) {
     on_engine_ranks(2, simple_config(1, stage), [](InitializeOptions options) {
       EngineNet net;
@@ -135,7 +135,7 @@ TEST(Scale, waits_within_no_sync_as_the_engines) {
   }
 }
 
-TEST(Scale, says_what_it_cannot_be_used_for) {
+TEST(Scale, SaysWhatItCannotBeUsedFor) {
   on_engine_ranks(1, config_of(1, 0, kFp16), [](InitializeOptions options) {
     EngineNet net;
     auto made = initialize(net, std::move(options));
@@ -162,7 +162,7 @@ TEST(Scale, says_what_it_cannot_be_used_for) {
   });
 }
 
-TEST(Scale, a_backward_that_threw_is_told_and_does_not_stay_in_the_way) {
+TEST(Scale, ABackwardThatThrewIsToldAndDoesNotStayInTheWay) {
   for (const int stage : {0, 1, 2}) {
     on_engine_ranks(2, simple_config(2, stage), [](InitializeOptions options) {
       EngineNet net;
@@ -183,7 +183,7 @@ TEST(Scale, a_backward_that_threw_is_told_and_does_not_stay_in_the_way) {
   }
 }
 
-TEST(UnseenLoss, is_refused_where_its_gradients_would_be_others) {
+TEST(UnseenLoss, IsRefusedWhereItsGradientsWouldBeOthers) {
   const auto refused = [](int world, const std::string& config) {
     std::vector<std::string> told(2);
     on_engine_ranks(world, config, [&](InitializeOptions options) {
@@ -226,7 +226,7 @@ TEST(UnseenLoss, is_refused_where_its_gradients_would_be_others) {
   }
 }
 
-TEST(UnseenLoss, trains_where_its_gradients_are_what_the_engine_would_make_them) {
+TEST(UnseenLoss, TrainsWhereItsGradientsAreWhatTheEngineWouldMakeThem) {
   for (const int world : {1, 2}) {
     for (int stage = 0; stage <= 3; ++stage) {
       const std::string config = simple_config(1, stage);

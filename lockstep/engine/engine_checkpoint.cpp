@@ -54,7 +54,7 @@ std::optional<std::string> latest_in(const fs::path& folder) {
 
 /// The error for a tag whose folder does not exist: names those that do.
 CheckpointError no_such_tag(const fs::path& load_dir, const std::string& tag) {
-  std::vector<std::string> tags = checkpoint::checkpoint_tags(load_dir);
+  std::vector<std::string> tags = storage::checkpoint_tags(load_dir);
   const size_t more = tags.size() - std::min(tags.size(), kTagsShown);
   tags.erase(tags.begin(), tags.begin() + static_cast<std::ptrdiff_t>(more));
   std::string there = fmt::format("{} is no folder", load_dir.string());
@@ -119,7 +119,7 @@ void EngineCore::check_position(const std::string& path) const {
   if (!loaded_state_.is_object()) {
     return;  // Said by load_state.
   }
-  const checkpoint::SavedValues values(loaded_state_, path);
+  const storage::SavedValues values(loaded_state_, path);
   for (const char* key : {"global_steps", "global_samples", "skipped_steps", "micro_steps"}) {
     values.count(key);
   }
@@ -350,13 +350,13 @@ LoadedCheckpoint EngineCore::load_checkpoint(
   // One rank's of `latest`: another save may be under way.
   const std::string name = tag ? tag->text() : agreed_latest(load_dir);
   if (name.empty()) {
-    const auto deepspeeds = checkpoint::deepspeed_checkpoint(load_dir);
+    const auto deepspeeds = storage::deepspeed_checkpoint(load_dir);
     const std::string failure = first_failure(deepspeeds ? deepspeeds->what() : "");
     if (!failure.empty()) {
       throw deepspeeds ? *deepspeeds : CheckpointError(load_dir.string(), failure);
     }
     log_warning(fmt::format(
-        "{} has no file {}; nothing is loaded; give a tag, or start anew",
+        "{} has no file {}; nothing is loaded; give a tag, or start from the beginning",
         load_dir.string(),
         kLatest));
     return {};

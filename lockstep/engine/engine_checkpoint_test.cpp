@@ -37,7 +37,7 @@ std::vector<double> train(Engine& engine, int from, int to) {
   return losses;
 }
 
-TEST(EngineCheckpoint, goes_on_in_every_stage_from_every_other) {
+TEST(EngineCheckpoint, GoesOnInEveryStageFromEveryOther) {
   const TestFolder folder;
   std::vector<double> unbroken;
   on_engine_ranks(2, simple_config(1), [&](InitializeOptions options) {
@@ -78,7 +78,7 @@ TEST(EngineCheckpoint, goes_on_in_every_stage_from_every_other) {
   }
 }
 
-TEST(EngineCheckpoint, the_dynamic_loss_scale_goes_on) {
+TEST(EngineCheckpoint, TheDynamicLossScaleGoesOn) {
   const TestFolder folder;
   const std::string config = R"({"train_micro_batch_size_per_gpu": 4,
     "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
@@ -100,7 +100,7 @@ TEST(EngineCheckpoint, the_dynamic_loss_scale_goes_on) {
   });
 }
 
-TEST(EngineCheckpoint, nothing_to_load_is_a_warning) {
+TEST(EngineCheckpoint, NothingToLoadIsAWarning) {
   const TestFolder folder;
   on_engine_ranks(2, simple_config(1), [&](InitializeOptions options) {
     EngineNet net;
@@ -110,7 +110,7 @@ TEST(EngineCheckpoint, nothing_to_load_is_a_warning) {
   });
 }
 
-TEST(EngineCheckpoint, a_tag_is_a_number_or_a_name_and_the_same_on_all_ranks) {
+TEST(EngineCheckpoint, ATagIsANumberOrANameAndTheSameOnAllRanks) {
   const TestFolder folder;
   on_engine_ranks(2, simple_config(1), [&](InitializeOptions options) {
     const int rank = options.connected->group.rank();
@@ -137,7 +137,7 @@ TEST(EngineCheckpoint, a_tag_is_a_number_or_a_name_and_the_same_on_all_ranks) {
   });
 }
 
-TEST(EngineCheckpoint, the_seeds_keyword_works_too_and_latest_can_be_left) {
+TEST(EngineCheckpoint, TheSeedsKeywordWorksTooAndLatestCanBeLeft) {
   const TestFolder folder;
   on_engine_ranks(1, simple_config(1), [&](InitializeOptions options) {
     EngineNet net;
@@ -154,7 +154,7 @@ TEST(EngineCheckpoint, the_seeds_keyword_works_too_and_latest_can_be_left) {
   });
 }
 
-TEST(EngineCheckpoint, what_no_engine_saved_is_refused) {
+TEST(EngineCheckpoint, WhatNoEngineSavedIsRefused) {
   const TestFolder folder;
   on_engine_ranks(1, simple_config(1), [&](InitializeOptions options) {
     EngineNet net;
@@ -190,7 +190,7 @@ at::Tensor exact_weight(Accelerator& accelerator, const EngineNet& net) {
   return weight;
 }
 
-TEST(EngineCheckpoint, a_tag_that_does_not_exist_is_said_with_those_that_do) {
+TEST(EngineCheckpoint, ATagThatDoesNotExistIsSaidWithThoseThatDo) {
   const TestFolder folder;
   on_engine_ranks(2, simple_config(1), [&](InitializeOptions options) {
     EngineNet net;
@@ -219,7 +219,7 @@ TEST(EngineCheckpoint, a_tag_that_does_not_exist_is_said_with_those_that_do) {
   });
 }
 
-TEST(EngineCheckpoint, what_deepspeed_saved_is_named_and_how_to_convert_it) {
+TEST(EngineCheckpoint, WhatDeepspeedSavedIsNamedAndHowToConvertIt) {
   const TestFolder folder;
   const auto tag = folder / "global_step10";
   std::filesystem::create_directory(tag);
@@ -246,7 +246,7 @@ TEST(EngineCheckpoint, what_deepspeed_saved_is_named_and_how_to_convert_it) {
   });
 }
 
-TEST(EngineCheckpoint, counters_that_are_none_are_refused_with_file_and_key) {
+TEST(EngineCheckpoint, CountersThatAreNoneAreRefusedWithFileAndKey) {
   const TestFolder folder;
   on_engine_ranks(1, simple_config(1), [&](InitializeOptions options) {
     EngineNet net;
@@ -258,7 +258,7 @@ TEST(EngineCheckpoint, counters_that_are_none_are_refused_with_file_and_key) {
     state["global_steps"] = -5;
     const std::string text = state.dump();
     std::ofstream(file) << text;
-    checkpoint::edit_manifest(folder / "good", [&](nlohmann::json& manifest) {
+    storage::edit_manifest(folder / "good", [&](nlohmann::json& manifest) {
       for (nlohmann::json& record : manifest["files"]) {
         if (record["name"] == "engine.json") {
           record["bytes"] = text.size();
@@ -273,7 +273,7 @@ TEST(EngineCheckpoint, counters_that_are_none_are_refused_with_file_and_key) {
   });
 }
 
-TEST(EngineCheckpoint, the_module_alone_comes_without_counters_optimizer_or_schedule) {
+TEST(EngineCheckpoint, TheModuleAloneComesWithoutCountersOptimizerOrSchedule) {
   for (const int stage : {0, 3}) {
     const TestFolder folder;
     on_engine_ranks(2, scheduled_config(stage), [&](InitializeOptions options) {
@@ -300,7 +300,7 @@ TEST(EngineCheckpoint, the_module_alone_comes_without_counters_optimizer_or_sche
   }
 }
 
-TEST(EngineCheckpoint, optimizer_and_schedule_may_stay_as_they_are) {
+TEST(EngineCheckpoint, OptimizerAndScheduleMayStayAsTheyAre) {
   const TestFolder folder;
   on_engine_ranks(2, scheduled_config(2), [&](InitializeOptions options) {
     EngineNet net;
@@ -325,7 +325,7 @@ TEST(EngineCheckpoint, optimizer_and_schedule_may_stay_as_they_are) {
   });
 }
 
-TEST(EngineCheckpoint, without_the_optimizer_it_may_be_another_and_another_precision) {
+TEST(EngineCheckpoint, WithoutTheOptimizerItMayBeAnotherAndAnotherPrecision) {
   const TestFolder folder;
   on_engine_ranks(
       1,
@@ -362,7 +362,7 @@ struct OtherNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(OtherNet);
 
-TEST(EngineCheckpoint, a_module_that_differs_loads_in_part_if_that_is_wanted) {
+TEST(EngineCheckpoint, AModuleThatDiffersLoadsInPartIfThatIsWanted) {
   for (const int stage : {0, 3}) {
     const TestFolder folder;
     on_engine_ranks(2, simple_config(1, stage), [&](InitializeOptions options) {
@@ -384,7 +384,7 @@ TEST(EngineCheckpoint, a_module_that_differs_loads_in_part_if_that_is_wanted) {
   }
 }
 
-TEST(Save16bitModel, writes_whole_weights_rounded_in_every_stage) {
+TEST(Save16bitModel, WritesWholeWeightsRoundedInEveryStage) {
   const TestFolder folder;
   for (int stage = 0; stage <= 3; ++stage) {
     const auto dir = folder.path() / std::to_string(stage);
@@ -400,12 +400,12 @@ TEST(Save16bitModel, writes_whole_weights_rounded_in_every_stage) {
           EXPECT_TRUE(engine.save_16bit_model(dir, "half.safetensors", at::kHalf));
           const at::Tensor weight = exact_weight(engine.accelerator(), net);
           if (engine.accelerator().is_main_process()) {
-            const checkpoint::SafetensorsMap rounded(dir / "model.safetensors");
+            const storage::SafetensorsMap rounded(dir / "model.safetensors");
             EXPECT_EQ(rounded.names().size(), 4U);
             EXPECT_TRUE(
                 at::equal(checkpoint::tensor_of(rounded, "fc.weight"), weight.to(at::kBFloat16)))
                 << "stage " << stage;
-            const checkpoint::SafetensorsMap half(dir / "half.safetensors");
+            const storage::SafetensorsMap half(dir / "half.safetensors");
             EXPECT_TRUE(at::equal(checkpoint::tensor_of(half, "fc.weight"), weight.to(at::kHalf)));
           }
           train(engine, 2, 3);  // It has disturbed nothing.
@@ -413,7 +413,7 @@ TEST(Save16bitModel, writes_whole_weights_rounded_in_every_stage) {
   }
 }
 
-TEST(Save16bitModel, leaves_frozen_parameters_out_if_told_to) {
+TEST(Save16bitModel, LeavesFrozenParametersOutIfToldTo) {
   for (const int stage : {0, 2, 3}) {
     const TestFolder folder;
     on_engine_ranks(2, simple_config(1, stage), [&](InitializeOptions options) {
@@ -425,9 +425,9 @@ TEST(Save16bitModel, leaves_frozen_parameters_out_if_told_to) {
       engine.save_16bit_model(folder.path(), "all.safetensors", at::kHalf);
       engine.save_16bit_model(folder.path(), "trained.safetensors", at::kHalf, true);
     });
-    const checkpoint::SafetensorsMap all(folder / "all.safetensors");
+    const storage::SafetensorsMap all(folder / "all.safetensors");
     EXPECT_EQ(all.names().size(), 5U) << stage;
-    const checkpoint::SafetensorsMap trained(folder / "trained.safetensors");
+    const storage::SafetensorsMap trained(folder / "trained.safetensors");
     EXPECT_THAT(
         trained.names(),
         ::testing::UnorderedElementsAre("fc.bias", "head.bias", "head.weight", "scale"))
@@ -435,7 +435,7 @@ TEST(Save16bitModel, leaves_frozen_parameters_out_if_told_to) {
   }
 }
 
-TEST(Save16bitModel, asks_which_16_bits_and_for_a_name_that_says_what_it_is) {
+TEST(Save16bitModel, AsksWhich16BitsAndForANameThatSaysWhatItIs) {
   const TestFolder folder;
   on_engine_ranks(2, simple_config(1), [&](InitializeOptions options) {
     EngineNet net;

@@ -142,14 +142,14 @@ void EngineCore::check_step(const StepOptions& options, bool boundary) {
     throw ConfigError(
         "step",
         fmt::format(
-            "a metric is for a scheduler that goes by one, optim::reduce_on_plateau; got {}; call "
+            "a metric is for a scheduler that needs one, schedule::reduce_on_plateau; got {}; call "
             "step() without it",
-            has_scheduler_ ? "one that goes by steps" : "no scheduler"));
+            has_scheduler_ ? "one that depends on steps" : "no scheduler"));
   }
   if (boundary && goes_by_metric_ && !options.metric) {
     throw ConfigError(
         "step",
-        "the scheduler goes by a metric, and got none for this update; call step({.metric = "
+        "the scheduler needs a metric, and got none for this update; call step({.metric = "
         "loss}), with what is the same on all ranks; or prepare the plateau by "
         "engine.accelerator().prepare(...), and step it after each epoch");
   }

@@ -39,7 +39,7 @@ void train(Engine& engine, int updates) {
   }
 }
 
-TEST(EngineFile, tensorboard_has_deepspeeds_curves) {
+TEST(EngineFile, TensorboardHasDeepspeedsCurves) {
   const TestFolder folder;
   on_engine_ranks(
       1,
@@ -84,12 +84,12 @@ std::string logged_by(const std::string& comms) {
   return said;
 }
 
-TEST(EngineFile, a_verbose_comms_logger_tells_each_operation) {
+TEST(EngineFile, AVerboseCommsLoggerTellsEachOperation) {
   EXPECT_THAT(logged_by(R"(, "verbose": true)"), HasSubstr("comm op: all_reduce | time (ms): "));
   EXPECT_THAT(logged_by(""), Not(HasSubstr("comm op: ")));
 }
 
-TEST(EngineFile, the_micro_batch_is_what_the_program_says_it_is) {
+TEST(EngineFile, TheMicroBatchIsWhatTheProgramSaysItIs) {
   on_engine_ranks(2, simple_config(3), [](InitializeOptions options) {
     EngineNet net;
     auto made = initialize(net, std::move(options));
@@ -125,7 +125,7 @@ struct DeepNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(DeepNet);
 
-TEST(EngineFile, buckets_come_early_unless_the_file_says_0) {
+TEST(EngineFile, BucketsComeEarlyUnlessTheFileSays0) {
   const auto prefetches = [](const std::string& key) {
     int64_t count = -1;
     on_engine_ranks(
@@ -151,7 +151,7 @@ TEST(EngineFile, buckets_come_early_unless_the_file_says_0) {
   EXPECT_EQ(prefetches(R"(, "stage3_prefetch_bucket_size": 0)"), 0);
 }
 
-TEST(EngineFile, parameters_stay_whole_as_long_as_the_file_has_room_for_them) {
+TEST(EngineFile, ParametersStayWholeAsLongAsTheFileHasRoomForThem) {
   const auto expect = [](const std::string& key, bool comes_and_goes) {
     on_engine_ranks(
         2,
@@ -169,7 +169,7 @@ TEST(EngineFile, parameters_stay_whole_as_long_as_the_file_has_room_for_them) {
   expect(R"(, "stage3_model_persistence_threshold": 0)", true);
 }
 
-TEST(EngineFile, the_largest_number_is_a_bucket_of_everything) {
+TEST(EngineFile, TheLargestNumberIsABucketOfEverything) {
   for (const int stage : {2, 3}) {
     on_engine_ranks(
         2,
@@ -187,7 +187,7 @@ TEST(EngineFile, the_largest_number_is_a_bucket_of_everything) {
 
 constexpr const char* kBare = R"({"train_micro_batch_size_per_gpu": 4})";
 
-TEST(EngineFile, a_program_may_give_functions_that_make_optimizer_and_schedule) {
+TEST(EngineFile, AProgramMayGiveFunctionsThatMakeOptimizerAndSchedule) {
   on_engine_ranks(2, kBare, [](InitializeOptions options) {
     EngineNet net;
     net->fc->weight.set_requires_grad(false);
@@ -198,7 +198,7 @@ TEST(EngineFile, a_program_may_give_functions_that_make_optimizer_and_schedule) 
     };
     options.make_lr_scheduler = [&](torch::optim::Optimizer& optimizer) -> AnySchedule {
       EXPECT_NE(dynamic_cast<optim::SGD*>(&optimizer), nullptr);
-      return optim::step_decay({.step_size = 1, .gamma = 0.5});
+      return schedule::step_decay({.step_size = 1, .gamma = 0.5});
     };
     auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
     EXPECT_EQ(trained, 3U);
@@ -217,7 +217,7 @@ TEST(EngineFile, a_program_may_give_functions_that_make_optimizer_and_schedule) 
   });
 }
 
-TEST(EngineFile, a_configuration_may_come_in_base64) {
+TEST(EngineFile, AConfigurationMayComeInBase64) {
   // {"train_micro_batch_size_per_gpu": 4}
   const std::string encoded = "eyJ0cmFpbl9taWNyb19iYXRjaF9zaXplX3Blcl9ncHUiOiA0fQ==";
   EXPECT_EQ(plain_config_text(encoded), kBare);

@@ -19,7 +19,7 @@ std::string config_with(const std::string& more, int stage = 0) {
          std::to_string(stage) + "}, " + more + "}";
 }
 
-TEST(ManagedAccumulation, without_it_every_step_is_an_update) {
+TEST(ManagedAccumulation, WithoutItEveryStepIsAnUpdate) {
   for (const int stage : {0, 1, 2}) {
     const std::string config = config_with(
         R"("gradient_accumulation_steps": 2, "managed_gradient_accumulation": false)", stage);
@@ -54,7 +54,7 @@ TEST(ManagedAccumulation, without_it_every_step_is_an_update) {
   }
 }
 
-TEST(FixedLossScale, stays_and_leaves_out_what_overflows) {
+TEST(FixedLossScale, StaysAndLeavesOutWhatOverflows) {
   for (const int stage : {0, 2}) {
     const std::string config =
         config_with(R"("fp16": {"enabled": true, "loss_scale": 128})", stage);
@@ -85,7 +85,7 @@ TEST(FixedLossScale, stays_and_leaves_out_what_overflows) {
   }
 }
 
-TEST(Bf16Overflow, is_left_out_unless_nobody_is_to_look) {
+TEST(Bf16Overflow, IsLeftOutUnlessNobodyIsToLook) {
   for (const int stage : {0, 1, 2}) {
     for (const bool check : {true, false}) {
       const std::string config = config_with(
@@ -130,7 +130,7 @@ struct NotingNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(NotingNet);
 
-TEST(TorchAutocast, has_operations_compute_in_its_dtype_and_parameters_stay_wide) {
+TEST(TorchAutocast, HasOperationsComputeInItsDtypeAndParametersStayWide) {
   const auto expect = [](const std::string& section, at::ScalarType dtype, double scale) {
     for (const int stage : {0, 2}) {
       const std::string config = config_with("\"torch_autocast\": {" + section + "}", stage);

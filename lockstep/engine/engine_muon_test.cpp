@@ -31,7 +31,7 @@ std::vector<double> train(Engine& engine, int from, int to) {
   return losses;
 }
 
-TEST(EngineMuon, takes_the_matrices_and_adam_beside_it_the_rest_in_every_stage) {
+TEST(EngineMuon, TakesTheMatricesAndAdamBesideItTheRestInEveryStage) {
   for (const int stage : {0, 1, 2, 3}) {
     on_engine_ranks(
         stage == 3 ? 3 : 2,
@@ -62,7 +62,7 @@ TEST(EngineMuon, takes_the_matrices_and_adam_beside_it_the_rest_in_every_stage) 
   }
 }
 
-TEST(EngineMuon, goes_on_in_every_stage_from_every_other) {
+TEST(EngineMuon, GoesOnInEveryStageFromEveryOther) {
   const auto config = [](int stage) {
     return R"({"train_micro_batch_size_per_gpu": 4,
                "optimizer": {"type": "Muon", "params": {"lr": 0.01}},
@@ -102,7 +102,7 @@ TEST(EngineMuon, goes_on_in_every_stage_from_every_other) {
   }
 }
 
-TEST(EngineMuon, is_refused_with_its_state_on_the_host) {
+TEST(EngineMuon, IsRefusedWithItsStateOnTheHost) {
   on_engine_ranks(
       2,
       R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Muon"},

@@ -45,7 +45,7 @@ at::Tensor exact(Accelerator& accelerator, const EngineNet& net, const at::Tenso
   return values;
 }
 
-TEST(EngineResume, a_tag_that_exists_is_saved_again) {
+TEST(EngineResume, ATagThatExistsIsSavedAgain) {
   for (const int stage : {0, 2, 3}) {
     const TestFolder folder;
     on_engine_ranks(2, simple_config(1, stage), [&](InitializeOptions options) {
@@ -71,7 +71,7 @@ TEST(EngineResume, a_tag_that_exists_is_saved_again) {
   }
 }
 
-TEST(EngineResume, a_folder_that_is_no_checkpoint_is_never_replaced) {
+TEST(EngineResume, AFolderThatIsNoCheckpointIsNeverReplaced) {
   const TestFolder folder;
   std::filesystem::create_directories(folder / "mine");
   std::ofstream(folder / "mine" / "notes.txt") << "of the user";
@@ -85,7 +85,7 @@ TEST(EngineResume, a_folder_that_is_no_checkpoint_is_never_replaced) {
   EXPECT_TRUE(std::filesystem::exists(folder / "mine" / "notes.txt"));
 }
 
-TEST(EngineResume, other_micro_steps_an_update_begin_a_whole_one) {
+TEST(EngineResume, OtherMicroStepsAnUpdateBeginAWholeOne) {
   const TestFolder folder;
   at::Tensor expected;
   on_engine_ranks(2, simple_config(1), [&](InitializeOptions options) {
@@ -115,7 +115,7 @@ TEST(EngineResume, other_micro_steps_an_update_begin_a_whole_one) {
   });
 }
 
-TEST(EngineResume, gradients_of_other_micro_steps_are_refused_before_anything_changes) {
+TEST(EngineResume, GradientsOfOtherMicroStepsAreRefusedBeforeAnythingChanges) {
   const TestFolder folder;
   on_engine_ranks(1, simple_config(4), [&](InitializeOptions options) {
     EngineNet net;
@@ -150,7 +150,7 @@ TEST(EngineResume, gradients_of_other_micro_steps_are_refused_before_anything_ch
   });
 }
 
-TEST(EngineResume, client_state_may_have_infinities) {
+TEST(EngineResume, ClientStateMayHaveInfinities) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const TestFolder folder;
   on_engine_ranks(2, simple_config(1), [&](InitializeOptions options) {
@@ -178,7 +178,7 @@ std::string with_schedule(const std::string& type, const std::string& params) {
          type + R"(", "params": {)" + params + "}}}";
 }
 
-TEST(EngineResume, a_schedule_that_nobody_has_here_is_left_with_a_warning) {
+TEST(EngineResume, AScheduleThatNobodyHasHereIsLeftWithAWarning) {
   const TestFolder folder;
   const std::string scheduled = with_schedule("WarmupLR", R"("warmup_num_steps": 10)");
   on_engine_ranks(1, scheduled, [&](InitializeOptions options) {
@@ -210,7 +210,7 @@ TEST(EngineResume, a_schedule_that_nobody_has_here_is_left_with_a_warning) {
   });
 }
 
-TEST(EngineResume, deepspeeds_schedules_stay_at_their_last_rate) {
+TEST(EngineResume, DeepspeedsSchedulesStayAtTheirLastRate) {
   const auto rates = [](const std::string& type, const std::string& params) {
     std::vector<double> all;
     on_engine_ranks(1, with_schedule(type, params), [&](InitializeOptions options) {
@@ -245,7 +245,7 @@ std::vector<std::string> saved_names(const std::filesystem::path& folder) {
   return names;
 }
 
-TEST(EngineResume, frozen_parameters_may_be_left_out_and_stay_what_they_are) {
+TEST(EngineResume, FrozenParametersMayBeLeftOutAndStayWhatTheyAre) {
   for (const int stage : {0, 2, 3}) {
     SCOPED_TRACE(stage);
     const TestFolder folder;
@@ -285,7 +285,7 @@ TEST(EngineResume, frozen_parameters_may_be_left_out_and_stay_what_they_are) {
   }
 }
 
-TEST(EngineResume, samples_a_second_are_those_of_this_run) {
+TEST(EngineResume, SamplesASecondAreThoseOfThisRun) {
   const TestFolder folder;
   const std::string config = R"({"train_micro_batch_size_per_gpu": 1000000000000,
     "steps_per_print": 1, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})";

@@ -50,7 +50,7 @@ std::vector<double> scales(const std::string& config, const std::vector<bool>& o
   return all;
 }
 
-TEST(EngineScale, hysteresis_of_the_file_counts_overflows) {
+TEST(EngineScale, HysteresisOfTheFileCountsOverflows) {
   EXPECT_THAT(
       scales(half_config(R"("initial_scale_power": 3, "hysteresis": 3)", 1), {true, true, true}),
       ElementsAre(8, 8, 4));
@@ -61,7 +61,7 @@ TEST(EngineScale, hysteresis_of_the_file_counts_overflows) {
       ElementsAre(8, 8, 8));
 }
 
-TEST(EngineScale, an_overflow_at_the_files_minimum_ends_a_run_of_zero) {
+TEST(EngineScale, AnOverflowAtTheFilesMinimumEndsARunOfZero) {
   const std::string fp16 = R"("initial_scale_power": 3, "hysteresis": 1, "min_loss_scale": 4)";
   EXPECT_THAT(scales(half_config(fp16, 0), {true, true}), ElementsAre(4, 4));
   on_engine_ranks(2, half_config(fp16, 1), [](InitializeOptions options) {
@@ -75,7 +75,7 @@ TEST(EngineScale, an_overflow_at_the_files_minimum_ends_a_run_of_zero) {
   });
 }
 
-TEST(EngineScale, the_first_scale_may_be_any_power_that_the_table_allows) {
+TEST(EngineScale, TheFirstScaleMayBeAnyPowerThatTheTableAllows) {
   for (const int power : {0, 62, 63, 64, 127}) {
     on_engine_ranks(
         1,
@@ -89,7 +89,7 @@ TEST(EngineScale, the_first_scale_may_be_any_power_that_the_table_allows) {
   }
 }
 
-TEST(EngineScale, the_files_kind_of_scale_counts_after_loading_another) {
+TEST(EngineScale, TheFilesKindOfScaleCountsAfterLoadingAnother) {
   const TestFolder folder;
   const std::string fixed = half_config(R"("loss_scale": 128)");
   const std::string dynamic = half_config(R"("initial_scale_power": 4)");
@@ -128,7 +128,7 @@ std::string cycle_config(const std::string& optimizer) {
            "cycle_max_lr": 0.1, "cycle_first_step_size": 4}}})";
 }
 
-TEST(EngineScale, deepspeeds_one_cycle_moves_betas_and_no_other_momentum) {
+TEST(EngineScale, DeepspeedsOneCycleMovesBetasAndNoOtherMomentum) {
   struct Seen {
     std::vector<double> before;
     std::vector<double> after;

@@ -243,7 +243,7 @@ AcceleratorOptions EngineCore::accelerator_options(AcceleratorOptions given) {
       throw ConfigError(
           "initialize",
           fmt::format(
-              "gradients of 16-bit parameters travel in their dtype; got communication_data_type "
+              "gradients of 16-bit parameters are sent in their dtype; got communication_data_type "
               "{} ({}); delete it, or set data_types.param_dtype",
               ds_config::word_of(*wire.value),
               wire.origin.text));
@@ -394,7 +394,8 @@ void EngineCore::start(
     given_.lr_scheduler = std::exchange(given_.make_lr_scheduler, nullptr)(optimizer_.inner());
   }
   if (given_.lr_scheduler) {
-    goes_by_metric_ = std::holds_alternative<optim::ReduceOnPlateauOptions>(*given_.lr_scheduler);
+    goes_by_metric_ =
+        std::holds_alternative<schedule::ReduceOnPlateauOptions>(*given_.lr_scheduler);
     scheduler_ = std::visit(
         [&](const auto& schedule) { return accelerator_->prepare(schedule); },
         *given_.lr_scheduler);

@@ -44,7 +44,7 @@ struct SpareNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(SpareNet);
 
-TEST(UnusedParameters, are_named_on_all_ranks_where_they_are_not_ignored) {
+TEST(UnusedParameters, AreNamedOnAllRanksWhereTheyAreNotIgnored) {
   for (const int world : {1, 2}) {
     for (const int stage : {1, 2}) {
       SCOPED_TRACE(stage);
@@ -76,7 +76,7 @@ TEST(UnusedParameters, are_named_on_all_ranks_where_they_are_not_ignored) {
   }
 }
 
-TEST(UnusedParameters, one_that_some_rank_uses_is_used) {
+TEST(UnusedParameters, OneThatSomeRankUsesIsUsed) {
   on_engine_ranks(
       2, zero_config(2, R"(, "ignore_unused_parameters": false)"), [](InitializeOptions options) {
         SpareNet net;
@@ -88,7 +88,7 @@ TEST(UnusedParameters, one_that_some_rank_uses_is_used) {
       });
 }
 
-TEST(UnusedParameters, are_left_alone_unless_the_file_says_otherwise) {
+TEST(UnusedParameters, AreLeftAloneUnlessTheFileSaysOtherwise) {
   for (int stage = 0; stage <= 3; ++stage) {
     on_engine_ranks(2, zero_config(stage, ""), [](InitializeOptions options) {
       SpareNet net;
@@ -110,7 +110,7 @@ std::vector<at::Tensor> values_of(Accelerator& accelerator, const EngineNet& net
   return values;
 }
 
-TEST(CoalescedReduction, sends_once_what_micro_steps_would_and_trains_the_same) {
+TEST(CoalescedReduction, SendsOnceWhatMicroStepsWouldAndTrainsTheSame) {
   for (const int world : {1, 2}) {
     for (const int stage : {1, 2, 3}) {
       SCOPED_TRACE(stage);
@@ -160,7 +160,7 @@ TEST(CoalescedReduction, sends_once_what_micro_steps_would_and_trains_the_same) 
   }
 }
 
-TEST(CoalescedReduction, is_for_stages_1_to_3_and_ends_before_step) {
+TEST(CoalescedReduction, IsForStages1To3AndEndsBeforeStep) {
   on_engine_ranks(2, simple_config(1, 2), [](InitializeOptions options) {
     EngineNet net;
     auto made = initialize(net, std::move(options));
@@ -187,7 +187,7 @@ TEST(CoalescedReduction, is_for_stages_1_to_3_and_ends_before_step) {
   });
 }
 
-TEST(OffloadStates, lie_with_the_host_already_on_a_cpu_and_come_back_before_they_are_used) {
+TEST(OffloadStates, LieWithTheHostAlreadyOnACpuAndComeBackBeforeTheyAreUsed) {
   const TestFolder folder;
   for (const int stage : {0, 1, 2, 3}) {
     SCOPED_TRACE(stage);
@@ -228,7 +228,7 @@ TEST(OffloadStates, lie_with_the_host_already_on_a_cpu_and_come_back_before_they
       });
 }
 
-TEST(DestroyedEngine, says_so_whoever_uses_it_and_another_can_be_made) {
+TEST(DestroyedEngine, SaysSoWhoeverUsesItAndAnotherCanBeMade) {
   for (const int stage : {0, 2}) {
     on_engine_ranks(2, simple_config(1, stage), [](const InitializeOptions& options) {
       EngineNet net;
@@ -277,7 +277,7 @@ TEST(DestroyedEngine, says_so_whoever_uses_it_and_another_can_be_made) {
   }
 }
 
-TEST(Watching, the_file_may_want_all_values_and_the_memory_told) {
+TEST(Watching, TheFileMayWantAllValuesAndTheMemoryTold) {
   std::string said;
   set_log_sink([&](const std::string& line) { said += line + "\n"; });
   on_engine_ranks(

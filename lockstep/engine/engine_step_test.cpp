@@ -46,7 +46,7 @@ double update_by_hand(
   return norm;
 }
 
-TEST(TrainedPart, is_clipped_and_scaled_by_its_own_gradients_alone) {
+TEST(TrainedPart, IsClippedAndScaledByItsOwnGradientsAlone) {
   constexpr double kClip = 0.01;
   for (const auto& [world, stage] : {std::pair(1, 0), std::pair(2, 0), std::pair(1, 2)}) {
     for (const bool fp16 : {false, true}) {
@@ -81,11 +81,11 @@ TEST(TrainedPart, is_clipped_and_scaled_by_its_own_gradients_alone) {
   }
 }
 
-TEST(ClientScheduler, goes_on_with_every_update) {
+TEST(ClientScheduler, GoesOnWithEveryUpdate) {
   on_engine_ranks(2, sgd_config(1, 0, 2), [](InitializeOptions options) {
     EngineNet net;
     options.lr_scheduler =
-        optim::custom([](int64_t step) { return 1.0 / static_cast<double>(step + 1); });
+        schedule::custom([](int64_t step) { return 1.0 / static_cast<double>(step + 1); });
     auto made = initialize(net, std::move(options));
     auto& engine = std::get<0>(made);
     std::vector<double> rates;
@@ -98,16 +98,16 @@ TEST(ClientScheduler, goes_on_with_every_update) {
         rates, ::testing::ElementsAre(0.5, 0.25, 0.25, ::testing::DoubleNear(0.5 / 3, 1e-12)));
     EXPECT_THAT(
         [&] { engine.step({.metric = 1.0}); },
-        ThrowsMessage<ConfigError>(HasSubstr("got one that goes by steps")));
+        ThrowsMessage<ConfigError>(HasSubstr("got one that depends on steps")));
     EXPECT_EQ(engine.micro_steps(), 4);
   });
 }
 
-TEST(ClientScheduler, a_plateau_goes_by_the_metric_of_each_update) {
+TEST(ClientScheduler, APlateauGoesByTheMetricOfEachUpdate) {
   for (const int stage : {0, 2}) {
     on_engine_ranks(2, sgd_config(stage, 0, 2), [](InitializeOptions options) {
       EngineNet net;
-      options.lr_scheduler = optim::reduce_on_plateau({.factor = 0.5, .patience = 0});
+      options.lr_scheduler = schedule::reduce_on_plateau({.factor = 0.5, .patience = 0});
       auto made = initialize(net, std::move(options));
       auto& engine = std::get<0>(made);
       const auto micro_step = [&] { engine.backward(engine(engine_batch(0)).square().mean()); };
@@ -132,7 +132,7 @@ TEST(ClientScheduler, a_plateau_goes_by_the_metric_of_each_update) {
   }
 }
 
-TEST(ClientScheduler, without_one_a_metric_is_an_error) {
+TEST(ClientScheduler, WithoutOneAMetricIsAnError) {
   on_engine_ranks(1, sgd_config(0, 0), [](InitializeOptions options) {
     EngineNet net;
     auto made = initialize(net, std::move(options));
@@ -175,28 +175,28 @@ void expect_averaged(int micro_steps, double part, const Body& body) {
   }
 }
 
-TEST(LateBoundary, what_no_sync_left_is_averaged_by_step) {
+TEST(LateBoundary, WhatNoSyncLeftIsAveragedByStep) {
   expect_averaged(1, 1, [](auto& engine, const at::Tensor& loss) {
     const auto held = engine.no_sync();
     engine.backward(loss);
   });
 }
 
-TEST(LateBoundary, fewer_micro_steps_after_a_backward_leave_nothing_unaveraged) {
+TEST(LateBoundary, FewerMicroStepsAfterABackwardLeaveNothingUnaveraged) {
   expect_averaged(4, 0.25, [](auto& engine, const at::Tensor& loss) {
     engine.backward(loss);
     engine.set_train_batch_size(8);
   });
 }
 
-TEST(LateBoundary, one_that_is_said_after_a_backward_leaves_nothing_unaveraged) {
+TEST(LateBoundary, OneThatIsSaidAfterABackwardLeavesNothingUnaveraged) {
   expect_averaged(2, 0.5, [](auto& engine, const at::Tensor& loss) {
     engine.backward(loss);
     engine.set_gradient_accumulation_boundary(true);
   });
 }
 
-TEST(Momentum, is_told_of_torchs_own_optimizers_too) {
+TEST(Momentum, IsToldOfTorchsOwnOptimizersToo) {
   const std::string config = R"({"train_micro_batch_size_per_gpu": 4})";
   const auto momentum_of = [&](const auto& make) {
     std::vector<double> told;
@@ -222,7 +222,7 @@ TEST(Momentum, is_told_of_torchs_own_optimizers_too) {
       ::testing::ElementsAre(0.5));
 }
 
-TEST(LossScale, is_for_the_file_to_say) {
+TEST(LossScale, IsForTheFileToSay) {
   const auto expect_refused = [](const auto& change) {
     on_engine_ranks(
         1, sgd_config(0, 0, 1, R"(, "fp16": {"enabled": true})"), [&](InitializeOptions options) {

@@ -17,9 +17,9 @@
 #include "lockstep/data/dataset/tensor_dataset.h"
 #include "lockstep/ds_config/parameter_table.h"
 #include "lockstep/engine/test_engine.h"
+#include "lockstep/optim/clip.h"
 #include "lockstep/optim/rules/adafactor.h"
 #include "lockstep/optim/rules/adam.h"
-#include "lockstep/optim/clip.h"
 #include "lockstep/optim/rules/lamb.h"
 #include "lockstep/optim/rules/rprop.h"
 
@@ -38,7 +38,7 @@ constexpr const char* kSeed = R"({
   "zero_optimization": true
 })";
 
-TEST(Engine, trains_by_the_seeds_configuration_on_a_cpu) {
+TEST(Engine, TrainsByTheSeedsConfigurationOnACpu) {
   for (const int world : {1, 2, 4}) {
     on_engine_ranks(world, kSeed, [](InitializeOptions options) {
       EngineNet net;
@@ -83,7 +83,7 @@ std::vector<double> by_hand(int steps, int micro_steps, double clip) {
   return losses;
 }
 
-TEST(Engine, a_file_asks_for_an_update_that_can_be_captured) {
+TEST(Engine, AFileAsksForAnUpdateThatCanBeCaptured) {
   const auto config = [](const std::string& type) {
     return R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": ")" + type +
            R"(", "params": {"lr": 0.01, "capturable": true}}})";
@@ -102,7 +102,7 @@ TEST(Engine, a_file_asks_for_an_update_that_can_be_captured) {
 }
 
 /// A row of the table that nobody makes would be found by its first user.
-TEST(Engine, every_optimizer_of_the_table_trains) {
+TEST(Engine, EveryOptimizerOfTheTableTrains) {
   for (const ds_config::TypeSpec& type : ds_config::optimizer_types()) {
     const bool wants_shapes = type.name.starts_with("Mu") && type.name != "Muon";
     if (type.refused || wants_shapes) {
@@ -125,7 +125,7 @@ TEST(Engine, every_optimizer_of_the_table_trains) {
   }
 }
 
-TEST(Engine, a_file_gives_optimizers_the_options_that_deepspeed_adds) {
+TEST(Engine, AFileGivesOptimizersTheOptionsThatDeepspeedAdds) {
   const auto config = [](const std::string& type, const std::string& params) {
     return R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": ")" + type +
            R"(", "params": {)" + params + "}}}";
@@ -158,7 +158,7 @@ TEST(Engine, a_file_gives_optimizers_the_options_that_deepspeed_adds) {
   });
 }
 
-TEST(Engine, every_stage_trains_as_the_loop_by_hand) {
+TEST(Engine, EveryStageTrainsAsTheLoopByHand) {
   const auto expected = by_hand(6, 2, 0.5);
   for (const int world : {1, 2, 3}) {
     for (int stage = 0; stage <= 3; ++stage) {
@@ -191,7 +191,7 @@ TEST(Engine, every_stage_trains_as_the_loop_by_hand) {
   }
 }
 
-TEST(Engine, steps_the_files_schedule_with_every_update_that_is_applied) {
+TEST(Engine, StepsTheFilesScheduleWithEveryUpdateThatIsApplied) {
   on_engine_ranks(
       1,
       R"({"train_batch_size": 4, "gradient_accumulation_steps": 2,
@@ -214,7 +214,7 @@ TEST(Engine, steps_the_files_schedule_with_every_update_that_is_applied) {
       });
 }
 
-TEST(Engine, an_overflow_skips_the_update_and_the_schedule_and_counts_the_step) {
+TEST(Engine, AnOverflowSkipsTheUpdateAndTheScheduleAndCountsTheStep) {
   for (const int stage : {0, 2}) {
     on_engine_ranks(
         2,
@@ -240,7 +240,7 @@ TEST(Engine, an_overflow_skips_the_update_and_the_schedule_and_counts_the_step) 
   }
 }
 
-TEST(Engine, the_sum_of_gradients_is_the_mean_times_the_ranks) {
+TEST(Engine, TheSumOfGradientsIsTheMeanTimesTheRanks) {
   std::vector<at::Tensor> weights;
   for (const std::string op : {"mean", "sum"}) {
     on_engine_ranks(
@@ -261,7 +261,7 @@ TEST(Engine, the_sum_of_gradients_is_the_mean_times_the_ranks) {
   EXPECT_TRUE(at::allclose(weights[1], 2 * weights[0], 1e-5, 1e-6));
 }
 
-TEST(Engine, the_program_may_say_where_an_update_ends) {
+TEST(Engine, TheProgramMaySayWhereAnUpdateEnds) {
   on_engine_ranks(1, simple_config(4), [](InitializeOptions options) {
     EngineNet net;
     auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
@@ -274,7 +274,7 @@ TEST(Engine, the_program_may_say_where_an_update_ends) {
   });
 }
 
-TEST(Engine, no_sync_is_for_stages_0_and_1_and_ends_before_step) {
+TEST(Engine, NoSyncIsForStages0And1AndEndsBeforeStep) {
   on_engine_ranks(2, simple_config(1), [](InitializeOptions options) {
     EngineNet net;
     auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
@@ -294,7 +294,7 @@ TEST(Engine, no_sync_is_for_stages_0_and_1_and_ends_before_step) {
   });
 }
 
-TEST(Engine, the_batch_size_changes_by_micro_steps) {
+TEST(Engine, TheBatchSizeChangesByMicroSteps) {
   on_engine_ranks(2, simple_config(1), [](InitializeOptions options) {
     EngineNet net;
     auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
@@ -307,7 +307,7 @@ TEST(Engine, the_batch_size_changes_by_micro_steps) {
   });
 }
 
-TEST(Engine, feeds_a_dataset_in_micro_batches) {
+TEST(Engine, FeedsADatasetInMicroBatches) {
   on_engine_ranks(2, simple_config(1), [](InitializeOptions options) {
     EngineNet net;
     auto [engine, optimizer, loader, scheduler] = initialize(
@@ -323,7 +323,7 @@ TEST(Engine, feeds_a_dataset_in_micro_batches) {
   });
 }
 
-TEST(Engine, writes_the_monitors_curves_over_samples) {
+TEST(Engine, WritesTheMonitorsCurvesOverSamples) {
   const TestFolder folder;
   on_engine_ranks(
       2,
@@ -344,7 +344,7 @@ TEST(Engine, writes_the_monitors_curves_over_samples) {
   EXPECT_TRUE(std::filesystem::exists(folder.path() / "job" / "Train_Samples_train_loss.csv"));
 }
 
-TEST(Engine, says_what_is_missing_or_said_twice) {
+TEST(Engine, SaysWhatIsMissingOrSaidTwice) {
   const auto error_of = [](const std::string& config, const auto& change) {
     std::string told = "no error";
     on_engine_ranks(1, config, [&](InitializeOptions options) {

@@ -72,7 +72,7 @@ Times times_of(const std::string& line, const std::string& of) {
       after("| step")};
 }
 
-TEST(WallClockBreakdown, tells_each_micro_step_and_each_update_in_its_parts) {
+TEST(WallClockBreakdown, TellsEachMicroStepAndEachUpdateInItsParts) {
   const TestFolder folder;
   const std::string more = R"(, "wall_clock_breakdown": true, "csv_monitor": {"enabled": true,
       "job_name": "job", "output_path": ")" +
@@ -107,7 +107,7 @@ TEST(WallClockBreakdown, tells_each_micro_step_and_each_update_in_its_parts) {
   EXPECT_THAT(lines_with("time (ms)", [] { train_twice(""); }), SizeIs(0));
 }
 
-TEST(WallClockBreakdown, what_slower_ranks_are_waited_for_is_allreduce) {
+TEST(WallClockBreakdown, WhatSlowerRanksAreWaitedForIsAllreduce) {
   constexpr auto kLate = std::chrono::milliseconds(800);
   for (const bool scaled : {false, true}) {
     for (const int stage : {0, 2}) {
@@ -145,7 +145,7 @@ TEST(WallClockBreakdown, what_slower_ranks_are_waited_for_is_allreduce) {
   }
 }
 
-TEST(StepsPerPrint, says_every_so_many_updates_how_it_goes) {
+TEST(StepsPerPrint, SaysEverySoManyUpdatesHowItGoes) {
   const auto lines = lines_with("step=", [] {
     train_twice(R"(, "steps_per_print": 2)");
     train_twice(R"(, "steps_per_print": 1, "timers": {"throughput": {"enabled": false}})");
@@ -159,7 +159,7 @@ TEST(StepsPerPrint, says_every_so_many_updates_how_it_goes) {
   EXPECT_THAT(lines[2], ::testing::Not(HasSubstr("samples a second")));
 }
 
-TEST(GradientNorm, is_told_from_stage_1_on_though_nothing_is_clipped) {
+TEST(GradientNorm, IsToldFromStage1OnThoughNothingIsClipped) {
   EngineNet alone;
   alone->forward(engine_batch(0)).square().mean().backward();
   const double expected = optim::grad_norm(alone->parameters()).item<double>();

@@ -51,7 +51,7 @@ void train_some(Engine& engine) {
   }
 }
 
-TEST(FrozenIn8Bits, are_trained_beside_saved_and_loaded_by_any_number_of_ranks) {
+TEST(FrozenIn8Bits, AreTrainedBesideSavedAndLoadedByAnyNumberOfRanks) {
   const TestFolder folder;
   std::vector<at::Tensor> saved;
   on_engine_ranks(2, frozen_config(3, kInEightBits), [&](InitializeOptions options) {
@@ -89,7 +89,7 @@ TEST(FrozenIn8Bits, are_trained_beside_saved_and_loaded_by_any_number_of_ranks) 
   expect_loaded(3, frozen_config(3, kInEightBits), 0.5 / 254 * 1.01);  // Other blocks.
 }
 
-TEST(FrozenIn8Bits, are_for_stage_3_and_not_for_offloaded_parameters) {
+TEST(FrozenIn8Bits, AreForStage3AndNotForOffloadedParameters) {
   on_engine_ranks(1, frozen_config(2, kInEightBits), [](InitializeOptions options) {
     EngineNet net = frozen_net();
     EXPECT_THAT(

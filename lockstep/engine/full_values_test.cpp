@@ -63,7 +63,7 @@ Seen seen_in_stage(int stage, int world) {
   return seen;
 }
 
-TEST(FullValues, are_those_of_one_process_in_every_stage_and_so_is_what_follows_an_edit) {
+TEST(FullValues, AreThoseOfOneProcessInEveryStageAndSoIsWhatFollowsAnEdit) {
   const Seen alone = seen_in_stage(0, 1);
   EXPECT_EQ(alone.step.item<double>(), 2);
   EXPECT_TRUE(at::equal(alone.edited_parameter, at::full({16, 6}, 2.0)));
@@ -94,7 +94,7 @@ struct TwinNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(TwinNet);
 
-TEST(FullValues, a_parameter_set_to_another_of_its_bucket_is_that_for_all_that_follows) {
+TEST(FullValues, AParameterSetToAnotherOfItsBucketIsThatForAllThatFollows) {
   for (const int stage : {0, 1, 2, 3}) {
     on_engine_ranks(2, simple_config(1, stage), [&](InitializeOptions options) {
       TwinNet net;
@@ -138,7 +138,7 @@ std::pair<at::Tensor, at::Tensor> seen_with(const std::string& extra, int world)
   return seen;
 }
 
-TEST(FullValues, are_there_whatever_is_offloaded_or_stays_whole_and_without_a_loss_scale) {
+TEST(FullValues, AreThereWhateverIsOffloadedOrStaysWholeAndWithoutALossScale) {
   const TestFolder folder;
   const std::string nvme =
       R"({"device": "nvme", "nvme_path": ")" + folder.path().native() + R"("})";
@@ -159,7 +159,7 @@ TEST(FullValues, are_there_whatever_is_offloaded_or_stays_whole_and_without_a_lo
   }
 }
 
-TEST(FullValues, rows_are_whole_in_every_stage) {
+TEST(FullValues, RowsAreWholeInEveryStage) {
   at::Tensor alone;  // (16, 1)
   for (const int stage : {0, 1, 2, 3}) {
     on_engine_ranks(
@@ -182,7 +182,7 @@ TEST(FullValues, rows_are_whole_in_every_stage) {
   }
 }
 
-TEST(FullValues, state_that_is_smaller_than_its_parameter_is_whole_too) {
+TEST(FullValues, StateThatIsSmallerThanItsParameterIsWholeToo) {
   on_engine_ranks(2, R"({"train_micro_batch_size_per_gpu": 4})", [](InitializeOptions options) {
     EngineNet net;
     const auto inner = std::make_shared<optim::Adafactor>(net->parameters());
@@ -197,7 +197,7 @@ TEST(FullValues, state_that_is_smaller_than_its_parameter_is_whole_too) {
   });
 }
 
-TEST(FullValues, a_count_is_not_set_in_a_parameter_without_dimensions_either) {
+TEST(FullValues, ACountIsNotSetInAParameterWithoutDimensionsEither) {
   on_engine_ranks(1, R"({"train_micro_batch_size_per_gpu": 4})", [](InitializeOptions options) {
     ScaleNet net;
     options.optimizer = std::make_shared<optim::AdamW>(net->parameters());
@@ -213,7 +213,7 @@ TEST(FullValues, a_count_is_not_set_in_a_parameter_without_dimensions_either) {
   });
 }
 
-TEST(FullValues, a_gradient_given_in_16_bits_survives_the_loss_scale) {
+TEST(FullValues, AGradientGivenIn16BitsSurvivesTheLossScale) {
   const std::string config =
       R"({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2},
           "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
@@ -228,7 +228,7 @@ TEST(FullValues, a_gradient_given_in_16_bits_survives_the_loss_scale) {
   });
 }
 
-TEST(FullValues, gradients_that_no_stage_has_averaged_yet_are_refused) {
+TEST(FullValues, GradientsThatNoStageHasAveragedYetAreRefused) {
   for (const int stage : {0, 1, 2, 3}) {
     on_engine_ranks(2, simple_config(2, stage), [&](InitializeOptions options) {
       EngineNet net;
@@ -250,7 +250,7 @@ TEST(FullValues, gradients_that_no_stage_has_averaged_yet_are_refused) {
   }
 }
 
-TEST(FullValues, refuse_what_nobody_has_on_all_ranks) {
+TEST(FullValues, RefuseWhatNobodyHasOnAllRanks) {
   on_engine_ranks(2, simple_config(1, 2), [](InitializeOptions options) {
     EngineNet net;
     auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));

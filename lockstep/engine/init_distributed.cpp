@@ -134,7 +134,7 @@ Environment environment_of(const InitDistributedOptions& options) {
   if (options.rank.has_value() != options.world_size.has_value() || (is_tcp && !options.rank)) {
     throw ConfigError(
         kWhere,
-        is_tcp ? "tcp://host:port does not say who this process is; give rank and world_size"
+        is_tcp ? "tcp://host:port does not contain the rank; give rank and world_size"
                : "rank and world_size go together; give both, or neither");
   }
   if (is_tcp) {
@@ -157,7 +157,8 @@ WorldSpec world_of(const InitDistributedOptions& options) {
     throw ConfigError(
         kWhere,
         fmt::format(
-            "auto_mpi_discovery is off, and {} says who this process is; set RANK and WORLD_SIZE, "
+            "auto_mpi_discovery is off, and {} has the rank of this process; set RANK and "
+            "WORLD_SIZE, "
             "or leave it on",
             world.source));
   }

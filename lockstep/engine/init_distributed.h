@@ -16,19 +16,19 @@ struct Connected {
   Group group;
 };
 
-/// What DeepSpeed's function of that name takes. What is not set is found out.
+/// Options of DeepSpeed's function of that name. Unset ones are detected.
 struct InitDistributedOptions {
-  /// "nccl": tensors on GPUs by NCCL or not at all; "gloo": everything by Gloo; "shm": shared
-  /// memory, on one host. Not set: the best of what there is.
+  /// "nccl": GPU tensors use NCCL or fail; "gloo": all operations use Gloo; "shm": shared memory,
+  /// on one host. Not set: the best available.
   std::optional<std::string> dist_backend = std::nullopt;
-  /// False: RANK and WORLD_SIZE alone say who this process is, not the variables of MPI and SLURM.
+  /// False: only RANK and WORLD_SIZE are read, not the variables of MPI and SLURM.
   bool auto_mpi_discovery = true;
-  /// Instead of a port of Lockstep's choice, where MASTER_PORT is not set.
+  /// Replaces Lockstep's choice of a port if MASTER_PORT is not set.
   std::optional<int> distributed_port = std::nullopt;
-  /// Say in a line who has met, and how bytes travel.
+  /// Logs a line with the ranks and the transport.
   bool verbose = true;
-  /// How long an operation may take. Not set: LOCKSTEP_TIMEOUT_MS, else DEEPSPEED_TIMEOUT, in
-  /// minutes, else ten minutes.
+  /// Timeout of an operation. Not set: LOCKSTEP_TIMEOUT_MS, else DEEPSPEED_TIMEOUT, in minutes,
+  /// else ten minutes.
   std::optional<comm::Milliseconds> timeout = std::nullopt;
   /// "env://", or "tcp://host:port" of rank 0, with `rank` and `world_size`.
   std::string init_method = "env://";
@@ -36,26 +36,25 @@ struct InitDistributedOptions {
   std::optional<int> world_size = std::nullopt;
 };
 
-/// Meets the other ranks of the job, once a process: what comes after it, `initialize` too, finds
-/// them met. Returns the world and the group of all, for collectives of the program's own. Called
-/// again it returns the same.
+/// Connects the ranks of the job, once a process; later calls, also of `initialize`, use the same
+/// connection. Returns the world and the group of all ranks, for the program's own collectives.
 ///
-/// ConfigError for a backend that there is not, and for a second call that asks for something else
-/// than the first; CommError as connect(). Collective, the first time. Thread safety: none.
+/// ConfigError for an unknown backend, and for a second call with other options; CommError as
+/// connect(). Collective, the first time. Not thread-safe.
 Connected init_distributed(const InitDistributedOptions& options = {});
 
-/// Whether init_distributed, or an initialize(), has met the others.
+/// Returns whether init_distributed, or an initialize(), has connected the ranks.
 bool is_distributed_initialized();
 
-/// Lets go of the group; engines that have it keep it for as long as they live. At the end of the
-/// process it happens by itself. Never communicates.
+/// Releases the group; engines that use it keep it. Happens by itself at the end of the process.
+/// Never communicates.
 void destroy_process_group();
 
 // --- for initialize()
-/// Who this process is: as it has met the others, or will.
+/// This process's rank and world, connected or not.
 WorldSpec world_to_connect();
-/// The others, met as init_distributed has met them, or else now and with `options`. ConfigError if
-/// they were met otherwise than `options`, unless these are what the environment says.
+/// Returns the connection of init_distributed, or connects now with `options`. ConfigError if the
+/// existing connection does not match `options`, unless these come from the environment.
 Connected connected_once(const ConnectOptions& options);
 
 }  // namespace lockstep

@@ -28,7 +28,7 @@ class InitDistributed : public ::testing::Test {
   }
 };
 
-TEST_F(InitDistributed, meets_once_and_initialize_finds_it_done) {
+TEST_F(InitDistributed, MeetsOnceAndInitializeFindsItDone) {
   EXPECT_FALSE(is_distributed_initialized());
   const Connected job = init_distributed();
   EXPECT_EQ(job.world.size, 1);
@@ -46,7 +46,7 @@ TEST_F(InitDistributed, meets_once_and_initialize_finds_it_done) {
   engine.step();  // It has the group still.
 }
 
-TEST_F(InitDistributed, initialize_meets_the_others_if_nobody_has) {
+TEST_F(InitDistributed, InitializeMeetsTheOthersIfNobodyHas) {
   EngineNet net;
   auto made = initialize(net, {.config_json = simple_config(1)});
   EXPECT_TRUE(is_distributed_initialized());
@@ -55,7 +55,7 @@ TEST_F(InitDistributed, initialize_meets_the_others_if_nobody_has) {
   EXPECT_EQ(std::get<0>(second).accelerator().num_processes(), 1);
 }
 
-TEST_F(InitDistributed, the_timeout_is_the_callers_or_the_environments) {
+TEST_F(InitDistributed, TheTimeoutIsTheCallersOrTheEnvironments) {
   EXPECT_EQ(init_distributed().group.timeout(), std::chrono::minutes(10));
   destroy_process_group();
   // Of a world of one nobody waits, but a group has it all the same.
@@ -70,7 +70,7 @@ TEST_F(InitDistributed, the_timeout_is_the_callers_or_the_environments) {
   EXPECT_THROW(init_distributed(), ConfigError);
 }
 
-TEST_F(InitDistributed, a_second_call_may_not_want_something_else) {
+TEST_F(InitDistributed, ASecondCallMayNotWantSomethingElse) {
   init_distributed();
   EXPECT_THAT(
       [] { init_distributed({.rank = 1, .world_size = 2}); },
@@ -84,7 +84,7 @@ TEST_F(InitDistributed, a_second_call_may_not_want_something_else) {
       ThrowsMessage<ConfigError>(HasSubstr("give it to init_distributed")));
 }
 
-TEST_F(InitDistributed, says_what_makes_no_sense) {
+TEST_F(InitDistributed, SaysWhatMakesNoSense) {
   EXPECT_THAT(
       [] { init_distributed({.dist_backend = "mpi"}); },
       ThrowsMessage<ConfigError>(HasSubstr("expected nccl, gloo or shm")));
@@ -103,7 +103,7 @@ TEST_F(InitDistributed, says_what_makes_no_sense) {
   EXPECT_FALSE(is_distributed_initialized());
 }
 
-TEST_F(InitDistributed, a_file_that_is_wrong_is_told_before_anybody_waits) {
+TEST_F(InitDistributed, AFileThatIsWrongIsToldBeforeAnybodyWaits) {
   EngineNet net;
   EXPECT_THROW(initialize(net, {.config_json = R"({"train_batchsize": 4})"}), ConfigError);
   EXPECT_FALSE(is_distributed_initialized());

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-TEST(DynamicLossScale, doubles_after_a_window_of_clean_updates_and_halves_at_once_if_plain) {
+TEST(DynamicLossScale, DoublesAfterAWindowOfCleanUpdatesAndHalvesAtOnceIfPlain) {
   DynamicLossScale scale({.init_scale = 256, .loss_scale_window = 2, .plain = true});
   // The window is counted from the last overflow, and the first update comes one after that.
   const std::vector<double> clean = {256, 256, 512, 512, 1024};
@@ -27,13 +27,13 @@ TEST(DynamicLossScale, doubles_after_a_window_of_clean_updates_and_halves_at_onc
   EXPECT_EQ(scale.update(false), 512);
 }
 
-TEST(DynamicLossScale, plain_stays_at_its_minimum) {
+TEST(DynamicLossScale, PlainStaysAtItsMinimum) {
   DynamicLossScale scale({.init_scale = 4, .min_loss_scale = 2, .plain = true});
   EXPECT_EQ(scale.update(true), 2);
   EXPECT_EQ(scale.update(true), 2);
 }
 
-TEST(DynamicLossScale, hysteresis_lets_overflows_pass_and_the_minimum_ends_the_run) {
+TEST(DynamicLossScale, HysteresisLetsOverflowsPassAndTheMinimumEndsTheRun) {
   DynamicLossScale scale({.init_scale = 4, .hysteresis = 3, .min_loss_scale = 2});
   EXPECT_EQ(scale.update(true), 4);
   EXPECT_EQ(scale.update(true), 4);
@@ -41,7 +41,7 @@ TEST(DynamicLossScale, hysteresis_lets_overflows_pass_and_the_minimum_ends_the_r
   EXPECT_THROW(scale.update(true), Error);
 }
 
-TEST(DynamicLossScale, consecutive_hysteresis_is_refilled_by_each_clean_update) {
+TEST(DynamicLossScale, ConsecutiveHysteresisIsRefilledByEachCleanUpdate) {
   DynamicLossScale each({.init_scale = 8, .hysteresis = 2, .consecutive_hysteresis = true});
   DynamicLossScale rare({.init_scale = 8, .hysteresis = 2});
   for (DynamicLossScale* scale : {&each, &rare}) {
@@ -52,7 +52,7 @@ TEST(DynamicLossScale, consecutive_hysteresis_is_refilled_by_each_clean_update) 
   EXPECT_EQ(rare.update(true), 4);
 }
 
-TEST(DynamicLossScale, goes_on_from_its_state) {
+TEST(DynamicLossScale, GoesOnFromItsState) {
   DynamicLossScale one({.init_scale = 64, .loss_scale_window = 3});
   one.update(true);
   one.update(false);
@@ -64,7 +64,7 @@ TEST(DynamicLossScale, goes_on_from_its_state) {
   EXPECT_THROW(other.load_state({{"scale", 3}}), ConfigError);
 }
 
-TEST(DynamicLossScale, refuses_numbers_without_sense) {
+TEST(DynamicLossScale, RefusesNumbersWithoutSense) {
   EXPECT_THROW(DynamicLossScale({.loss_scale_window = 0}), ConfigError);
   EXPECT_THROW(DynamicLossScale({.hysteresis = 0}), ConfigError);
   EXPECT_THROW(DynamicLossScale({.min_loss_scale = 0}), ConfigError);

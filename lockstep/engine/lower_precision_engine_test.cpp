@@ -107,7 +107,7 @@ Outcome outcome_of(const std::string& config, int world = 2) {
   return outcome;
 }
 
-TEST(LowerPrecisionModules, travel_in_16_bits_in_every_stage_and_train_alike) {
+TEST(LowerPrecisionModules, TravelIn16BitsInEveryStageAndTrainAlike) {
   for (int stage = 0; stage <= 3; ++stage) {
     SCOPED_TRACE("stage " + std::to_string(stage));
     const Outcome wide = outcome_of(config_of(stage, ""));
@@ -137,7 +137,7 @@ TEST(LowerPrecisionModules, travel_in_16_bits_in_every_stage_and_train_alike) {
   }
 }
 
-TEST(LowerPrecisionModules, stages_have_the_same_numbers) {
+TEST(LowerPrecisionModules, StagesHaveTheSameNumbers) {
   const Outcome first = outcome_of(config_of(1, kLinear));
   for (const int stage : {0, 2, 3}) {
     const Outcome other = outcome_of(config_of(stage, kLinear));
@@ -147,7 +147,7 @@ TEST(LowerPrecisionModules, stages_have_the_same_numbers) {
   }
 }
 
-TEST(LowerPrecisionModules, an_empty_list_and_one_process_round_nothing) {
+TEST(LowerPrecisionModules, AnEmptyListAndOneProcessRoundNothing) {
   for (const int stage : {0, 3}) {
     const Outcome wide = outcome_of(config_of(stage, ""));
     const Outcome empty = outcome_of(config_of(stage, "[]"));
@@ -159,7 +159,7 @@ TEST(LowerPrecisionModules, an_empty_list_and_one_process_round_nothing) {
   }
 }
 
-TEST(LowerPrecisionModules, travel_in_float16_below_a_loss_scale) {
+TEST(LowerPrecisionModules, TravelInFloat16BelowALossScale) {
   for (int stage = 0; stage <= 3; ++stage) {
     const Outcome narrow = outcome_of(config_of(stage, R"(["Linear", "LayerNormImpl"])", "fp16"));
     EXPECT_THAT(narrow.summary, HasSubstr(" of half[")) << stage;
@@ -168,7 +168,7 @@ TEST(LowerPrecisionModules, travel_in_float16_below_a_loss_scale) {
   }
 }
 
-TEST(CommunicationDataType, all_gradients_travel_so_in_every_stage_and_no_parameters) {
+TEST(CommunicationDataType, AllGradientsTravelSoInEveryStageAndNoParameters) {
   for (int stage = 0; stage <= 3; ++stage) {
     for (const std::string wire : {"bf16", "fp16"}) {
       SCOPED_TRACE("stage " + std::to_string(stage) + ", " + wire);
@@ -194,7 +194,7 @@ TEST(CommunicationDataType, all_gradients_travel_so_in_every_stage_and_no_parame
   }
 }
 
-TEST(LowerPrecisionModules, are_saved_exact_and_loaded_by_other_stages) {
+TEST(LowerPrecisionModules, AreSavedExactAndLoadedByOtherStages) {
   const TestFolder folder;
   std::vector<at::Tensor> saved;
   on_engine_ranks(2, config_of(3, kLinear), [&](InitializeOptions options) {
@@ -241,7 +241,7 @@ void expect_refused(
   });
 }
 
-TEST(LowerPrecisionModules, that_the_model_lacks_are_errors_at_the_key) {
+TEST(LowerPrecisionModules, ThatTheModelLacksAreErrorsAtTheKey) {
   const std::string config =
       R"({"train_micro_batch_size_per_gpu": 4, "torch_autocast": {"enabled": true,
   "dtype": "bf16",
@@ -253,7 +253,7 @@ TEST(LowerPrecisionModules, that_the_model_lacks_are_errors_at_the_key) {
   expect_refused(config_of(2, R"(["NormedNet"])"), "got \"NormedNet\", which has none");
 }
 
-TEST(LowerPrecisionModules, go_with_autocast_and_no_other_word_for_the_same) {
+TEST(LowerPrecisionModules, GoWithAutocastAndNoOtherWordForTheSame) {
   expect_refused(
       R"({"train_micro_batch_size_per_gpu": 4,
           "torch_autocast": {"lower_precision_safe_modules": ["Linear"]}})",

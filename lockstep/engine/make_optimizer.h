@@ -11,9 +11,9 @@
 
 namespace lockstep {
 
-/// The optimizer of lockstep::optim that a ds_config.json's section describes, of `parameters`.
-/// `mup_shapes`: see InitializeOptions. ConfigError for options that it refuses, and for muP's
-/// optimizers without shapes.
+/// Creates the optimizer of lockstep::optim for a ds_config.json's section and `parameters`.
+/// `mup_shapes`: see InitializeOptions. ConfigError for refused options, and for muP's optimizers
+/// without shapes.
 std::shared_ptr<torch::optim::Optimizer> make_optimizer(
     const ds_config::OptimizerSection& section,
     const NamedTensors& parameters,

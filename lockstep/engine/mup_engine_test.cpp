@@ -72,7 +72,7 @@ std::vector<double> losses_by_hand(const Options& options, optim::MupScaling sca
   return losses;
 }
 
-TEST(EngineMup, every_stage_trains_as_the_scaled_optimizer_by_hand) {
+TEST(EngineMup, EveryStageTrainsAsTheScaledOptimizerByHand) {
   const std::vector<std::pair<std::string, std::vector<double>>> cases = {
       {"MuAdam",
        losses_by_hand<optim::Adam>(
@@ -101,7 +101,7 @@ TEST(EngineMup, every_stage_trains_as_the_scaled_optimizer_by_hand) {
   }
 }
 
-TEST(EngineMup, the_rates_are_those_of_the_width_and_a_flag_leaves_weight_decay_alone) {
+TEST(EngineMup, TheRatesAreThoseOfTheWidthAndAFlagLeavesWeightDecayAlone) {
   const auto rates_of = [](const std::string& type) {
     std::vector<double> rates;
     on_engine_ranks(1, mup_config(type), [&](InitializeOptions options) {
@@ -122,7 +122,7 @@ TEST(EngineMup, the_rates_are_those_of_the_width_and_a_flag_leaves_weight_decay_
       });
 }
 
-TEST(EngineMup, without_shapes_an_error_says_what_to_give) {
+TEST(EngineMup, WithoutShapesAnErrorSaysWhatToGive) {
   on_engine_ranks(1, mup_config("MuAdam"), [](InitializeOptions options) {
     EXPECT_THAT(
         [&] { initialize(wide().first, options); },

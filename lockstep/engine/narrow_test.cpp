@@ -21,8 +21,8 @@
 #include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/test_engine.h"
-#include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/optim/rules/adam.h"
 
 namespace lockstep {
 namespace {
@@ -164,7 +164,7 @@ void expect_training(const File& file, const Recipe& recipe, bool born_narrow = 
   }
 }
 
-TEST(EngineNarrow, every_stage_trains_as_one_process_with_float32_masters) {
+TEST(EngineNarrow, EveryStageTrainsAsOneProcessWithFloat32Masters) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     for (int stage = 0; stage <= 3; ++stage) {
       const at::ScalarType sums = stage < 2 ? dtype : at::kFloat;
@@ -178,7 +178,7 @@ TEST(EngineNarrow, every_stage_trains_as_one_process_with_float32_masters) {
   }
 }
 
-TEST(EngineNarrow, gradients_add_up_in_grad_accum_dtype) {
+TEST(EngineNarrow, GradientsAddUpInGradAccumDtype) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     ASSERT_NE(
         by_hand({.dtype = dtype, .sums = dtype}), by_hand({.dtype = dtype, .sums = at::kFloat}));
@@ -196,7 +196,7 @@ TEST(EngineNarrow, gradients_add_up_in_grad_accum_dtype) {
   }
 }
 
-TEST(EngineNarrow, wide_sums_travel_so_if_told_so) {
+TEST(EngineNarrow, WideSumsTravelSoIfToldSo) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     ASSERT_NE(
         by_hand({.dtype = dtype, .sums = at::kFloat, .sent = dtype}),
@@ -213,7 +213,7 @@ TEST(EngineNarrow, wide_sums_travel_so_if_told_so) {
 }
 
 /// Those of tests/golden/make_narrow.py.
-TEST(EngineNarrow, losses_are_those_of_deepspeed_by_the_same_file) {
+TEST(EngineNarrow, LossesAreThoseOfDeepspeedByTheSameFile) {
   std::ifstream file(LOCKSTEP_SOURCE_DIR "/tests/golden/narrow.json");
   const nlohmann::json all = nlohmann::json::parse(file);
   EXPECT_GE(all.size(), 19U);
@@ -234,7 +234,7 @@ TEST(EngineNarrow, losses_are_those_of_deepspeed_by_the_same_file) {
 
 constexpr const char* kOnHost = R"(, "offload_optimizer": {"device": "cpu"})";
 
-TEST(EngineNarrow, bf16_masters_are_the_parameters_updated_in_float32) {
+TEST(EngineNarrow, Bf16MastersAreTheParametersUpdatedInFloat32) {
   for (int stage = 1; stage <= 3; ++stage) {
     for (const bool narrow_state : {false, true}) {
       for (const bool on_host : {false, true}) {
@@ -252,7 +252,7 @@ TEST(EngineNarrow, bf16_masters_are_the_parameters_updated_in_float32) {
   }
 }
 
-TEST(EngineNarrow, fp16_masters_are_the_parameters_and_state_is_as_wide_as_told) {
+TEST(EngineNarrow, Fp16MastersAreTheParametersAndStateIsAsWideAsTold) {
   for (int stage = 1; stage <= 3; ++stage) {
     for (const bool narrow_state : {false, true}) {
       expect_training(
@@ -269,7 +269,7 @@ TEST(EngineNarrow, fp16_masters_are_the_parameters_and_state_is_as_wide_as_told)
   }
 }
 
-TEST(EngineNarrow, nothing_is_wider_than_narrow_masters) {
+TEST(EngineNarrow, NothingIsWiderThanNarrowMasters) {
   for (int stage = 1; stage <= 3; ++stage) {
     const File file{
         .stage = stage,
@@ -290,7 +290,7 @@ TEST(EngineNarrow, nothing_is_wider_than_narrow_masters) {
   }
 }
 
-TEST(EngineNarrow, buffers_are_cast_as_told_and_some_are_kept_wide) {
+TEST(EngineNarrow, BuffersAreCastAsToldAndSomeAreKeptWide) {
   const File file{.data_types = R"("buffer_dtype": "bf16", "keep_in_fp32_modules": ["router"])"};
   on_engine_ranks(2, text_of(file), [](InitializeOptions options) {
     EngineNet net;
@@ -308,7 +308,7 @@ at::Tensor masters_of(Engine<EngineNet>& engine) {
   return engine.safe_get_full_fp32_param(engine.module()->fc->weight);
 }
 
-TEST(EngineNarrow, goes_on_from_a_checkpoint_to_the_bit_and_saves_masters_and_16_bits) {
+TEST(EngineNarrow, GoesOnFromACheckpointToTheBitAndSavesMastersAnd16Bits) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     for (int stage = 0; stage <= 3; ++stage) {
       const TestFolder folder;
@@ -332,7 +332,7 @@ TEST(EngineNarrow, goes_on_from_a_checkpoint_to_the_bit_and_saves_masters_and_16
         EXPECT_EQ(train(resumed, 2, kUpdates), unbroken) << word(dtype) << " stage " << stage;
 
         if (engine.accelerator().is_main_process()) {
-          const checkpoint::SafetensorsMap model(folder.path() / "model.safetensors");
+          const storage::SafetensorsMap model(folder.path() / "model.safetensors");
           EXPECT_TRUE(at::equal(checkpoint::tensor_of(model, "fc.weight"), masters.to(dtype)));
           // What merge-weights reads.
           const checkpoint::Reader reader(folder.path() / "two");
@@ -349,7 +349,7 @@ TEST(EngineNarrow, goes_on_from_a_checkpoint_to_the_bit_and_saves_masters_and_16
   }
 }
 
-TEST(EngineNarrow, narrow_masters_go_on_from_a_checkpoint_to_the_bit) {
+TEST(EngineNarrow, NarrowMastersGoOnFromACheckpointToTheBit) {
   for (int stage = 1; stage <= 3; ++stage) {
     const TestFolder folder;
     const File file{
@@ -369,7 +369,7 @@ TEST(EngineNarrow, narrow_masters_go_on_from_a_checkpoint_to_the_bit) {
   }
 }
 
-TEST(EngineNarrow, masters_are_loaded_as_what_they_round_to_if_told_so) {
+TEST(EngineNarrow, MastersAreLoadedAsWhatTheyRoundToIfToldSo) {
   for (int stage = 0; stage <= 3; ++stage) {
     const TestFolder folder;
     const File file{.stage = stage, .data_types = param_dtype(at::kBFloat16)};
@@ -398,7 +398,7 @@ TEST(EngineNarrow, masters_are_loaded_as_what_they_round_to_if_told_so) {
   }
 }
 
-TEST(EngineNarrow, stage_0_needs_no_optimizer_to_look) {
+TEST(EngineNarrow, Stage0NeedsNoOptimizerToLook) {
   std::string text = text_of({.stage = 0, .data_types = param_dtype(at::kBFloat16)});
   const size_t begin = text.find("\"optimizer\"");
   text.erase(begin, text.find("\"zero_optimization\"") - begin);
@@ -410,7 +410,7 @@ TEST(EngineNarrow, stage_0_needs_no_optimizer_to_look) {
   });
 }
 
-TEST(EngineNarrow, optimizers_of_whole_parameters_have_masters_too) {
+TEST(EngineNarrow, OptimizersOfWholeParametersHaveMastersToo) {
   std::vector<std::vector<double>> losses;
   for (int stage = 0; stage <= 3; ++stage) {
     std::string text = text_of({.stage = stage, .data_types = param_dtype(at::kBFloat16)});
@@ -432,7 +432,7 @@ TEST(EngineNarrow, optimizers_of_whole_parameters_have_masters_too) {
   }
 }
 
-TEST(EngineNarrow, stage_0_refuses_an_optimizer_that_needs_whole_masters) {
+TEST(EngineNarrow, Stage0RefusesAnOptimizerThatNeedsWholeMasters) {
   const File file{.stage = 0, .data_types = param_dtype(at::kBFloat16)};
   on_engine_ranks(1, text_of(file), [](InitializeOptions options) {
     EngineNet net;

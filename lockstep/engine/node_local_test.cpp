@@ -87,7 +87,7 @@ std::vector<at::Tensor> save_and_go_on(
   return expected;
 }
 
-TEST(NodeLocal, each_host_goes_on_from_what_its_own_ranks_wrote) {
+TEST(NodeLocal, EachHostGoesOnFromWhatItsOwnRanksWrote) {
   const auto expect_to_go_on = [](int stage, at::ScalarType dtype) {
     const TestFolder folder;
     const std::string config = node_local_config(stage, "", dtype);
@@ -148,7 +148,7 @@ void expect_refused(
       local_size);
 }
 
-TEST(NodeLocal, a_part_that_is_missing_is_named_with_its_host) {
+TEST(NodeLocal, APartThatIsMissingIsNamedWithItsHost) {
   const TestFolder folder;
   const std::string config = node_local_config(2);
   save_and_go_on(folder, config);
@@ -181,7 +181,7 @@ std::string adafactor_config(const std::string& zero_keys = "") {
 
 /// A matrix of 240 elements, of which rank 3 has none where the bias lies in its bucket, and some
 /// where it does not.
-TEST(NodeLocal, rows_and_columns_are_not_begun_anew_where_a_matrix_is_divided_otherwise) {
+TEST(NodeLocal, RowsAndColumnsAreNotBegunAnewWhereAMatrixIsDividedOtherwise) {
   const TestFolder folder;
   const auto with_engine = [&](const std::string& config, const auto& body) {
     on_hosts(config, [&](InitializeOptions options, int rank) {
@@ -219,7 +219,7 @@ TEST(NodeLocal, rows_and_columns_are_not_begun_anew_where_a_matrix_is_divided_ot
       });
 }
 
-TEST(NodeLocal, a_host_without_latest_takes_the_others_name) {
+TEST(NodeLocal, AHostWithoutLatestTakesTheOthersName) {
   const TestFolder folder;
   const std::string config = node_local_config(1);
   save_and_go_on(folder, config);
@@ -232,7 +232,7 @@ TEST(NodeLocal, a_host_without_latest_takes_the_others_name) {
   });
 }
 
-TEST(NodeLocal, no_host_has_what_another_could_not_write) {
+TEST(NodeLocal, NoHostHasWhatAnotherCouldNotWrite) {
   const TestFolder folder;
   fs::create_directories(disk_of(folder, 0));
   std::ofstream(disk_of(folder, 2)) << "no folder";
@@ -247,7 +247,7 @@ TEST(NodeLocal, no_host_has_what_another_could_not_write) {
   EXPECT_TRUE(fs::is_empty(disk_of(folder, 0)));
 }
 
-TEST(NodeLocal, no_host_names_latest_what_another_could_not_name) {
+TEST(NodeLocal, NoHostNamesLatestWhatAnotherCouldNotName) {
   const TestFolder folder;
   const std::string config = node_local_config(1);
   save_and_go_on(folder, config);
@@ -267,7 +267,7 @@ TEST(NodeLocal, no_host_names_latest_what_another_could_not_name) {
   EXPECT_EQ(named, "global_step2");
 }
 
-TEST(NodeLocal, on_one_host_it_is_a_checkpoint_like_any_other) {
+TEST(NodeLocal, OnOneHostItIsACheckpointLikeAnyOther) {
   const TestFolder folder;
   on_hosts(
       node_local_config(2),

@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-/// What a ds_config.json says of offloading, to an Accelerator; what it does not say stays as it
-/// is.
+/// Applies a ds_config.json's offload sections to the options of an Accelerator; unset values stay
+/// unchanged.
 void set_offloads(const ds_config::ZeroSection& zero, ZeroPlugin& plugin);
 
 }  // namespace lockstep

@@ -28,7 +28,7 @@ std::string config(int stage, const std::string& more) {
          std::to_string(stage) + more + "}}";
 }
 
-TEST(EngineOffload, what_the_file_offloads_lies_where_it_says_and_trains_the_same) {
+TEST(EngineOffload, WhatTheFileOffloadsLiesWhereItSaysAndTrainsTheSame) {
   const TestFolder folder;
   const std::string nvme = R"({"device": "nvme", "nvme_path": ")" + folder.path().string() + '"';
   const auto losses = [](int world, const std::string& text, bool in_files) {
@@ -72,7 +72,7 @@ TEST(EngineOffload, what_the_file_offloads_lies_where_it_says_and_trains_the_sam
   }
 }
 
-TEST(EngineOffload, inference_needs_no_optimizer) {
+TEST(EngineOffload, InferenceNeedsNoOptimizer) {
   const TestFolder folder;
   const TestFolder saved;
   const at::Tensor expected = EngineNet()->forward(engine_batch(0)).detach();
@@ -106,7 +106,7 @@ TEST(EngineOffload, inference_needs_no_optimizer) {
   }
 }
 
-TEST(EngineOffload, a_folder_that_is_not_there_is_named) {
+TEST(EngineOffload, AFolderThatIsNotThereIsNamed) {
   on_engine_ranks(
       1,
       config(1, R"(, "offload_optimizer": {"device": "nvme", "nvme_path": "/no/such"})"),

@@ -7,19 +7,18 @@
 
 namespace lockstep::flat {
 
-/// Overwrites `tensors` with root's, a few large broadcasts instead of one each: tensors of one
-/// dtype are copied into a buffer of at most `cap_bytes`, broadcast, and copied back. Shapes and
-/// dtypes must agree on all ranks (compare them first). Autograd does not see it. Collective.
+/// Overwrites `tensors` with root's, by a few large broadcasts: tensors of one dtype are copied
+/// into a buffer of at most `cap_bytes`, broadcast, and copied back. Shapes and dtypes must agree
+/// on all ranks (compare them first). Autograd does not record it. Collective.
 void broadcast_coalesced(
     Group& group,
     const std::vector<at::Tensor>& tensors,
     int root = 0,
     int64_t cap_bytes = int64_t{25} << 20);
 
-/// Reduces each of `tensors` in place over the ranks, a few large all-reduces instead of one each.
-/// float16 and bfloat16 travel and are reduced as float32 and are rounded once, at the end; kAvg
-/// needs floating point tensors. Memory: one buffer at a time. Autograd does not see it.
-/// Collective.
+/// Reduces each of `tensors` in place over the ranks, by a few large all-reduces. float16 and
+/// bfloat16 are sent and reduced as float32 and rounded once, at the end; kAvg needs floating point
+/// tensors. Memory: one buffer at a time. Autograd does not record it. Collective.
 void all_reduce_coalesced(
     Group& group,
     const std::vector<at::Tensor>& tensors,

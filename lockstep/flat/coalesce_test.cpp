@@ -10,7 +10,7 @@
 namespace lockstep::flat {
 namespace {
 
-TEST(BroadcastCoalesced, gives_every_rank_roots_values_whatever_the_bucket_size) {
+TEST(BroadcastCoalesced, GivesEveryRankRootsValuesWhateverTheBucketSize) {
   for (int64_t cap_bytes : {1, 100, 1 << 20}) {
     ranks(3, [cap_bytes](Group group) {
       const double mine = group.rank() + 1;
@@ -31,7 +31,7 @@ TEST(BroadcastCoalesced, gives_every_rank_roots_values_whatever_the_bucket_size)
   }
 }
 
-TEST(AllReduceCoalesced, averages_every_tensor_whatever_its_layout_and_the_bucket_size) {
+TEST(AllReduceCoalesced, AveragesEveryTensorWhateverItsLayoutAndTheBucketSize) {
   for (int64_t cap_bytes : {1, 100, 1 << 20}) {
     ranks(3, [cap_bytes](Group group) {
       const double mine = group.rank() + 1;
@@ -52,7 +52,7 @@ TEST(AllReduceCoalesced, averages_every_tensor_whatever_its_layout_and_the_bucke
   }
 }
 
-TEST(AllReduceCoalesced, rounds_half_precision_once) {
+TEST(AllReduceCoalesced, RoundsHalfPrecisionOnce) {
   for (const auto dtype : {at::kHalf, at::kBFloat16}) {
     ranks(4, [dtype](Group group) {
       // Rank 0 holds 1024, the others what a 16-bit sum would lose one by one; float16's sum of the
@@ -66,7 +66,7 @@ TEST(AllReduceCoalesced, rounds_half_precision_once) {
   }
 }
 
-TEST(AllReduceCoalesced, sums_integers) {
+TEST(AllReduceCoalesced, SumsIntegers) {
   ranks(2, [](Group group) {
     const at::Tensor count = at::full({2}, group.rank() + 1, at::kLong);
     all_reduce_coalesced(group, {count});

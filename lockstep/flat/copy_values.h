@@ -5,9 +5,9 @@
 
 namespace lockstep::flat {
 
-/// As `to.copy_(from)`, and autograd does not see it. Large dense tensors of one dtype on the CPU
-/// are streamed past the caches (base/stream_copy.h), which is for what is not read at once:
-/// loading and snapshots. Throws c10::Error if the shapes do not fit.
+/// Copies as `to.copy_(from)`, unrecorded by autograd. Large dense CPU tensors of one dtype bypass
+/// the caches (base/stream_copy.h), for data that is not read soon: loading and snapshots. Throws
+/// c10::Error if the shapes do not match.
 void copy_values(const at::Tensor& to, const at::Tensor& from);
 
 }  // namespace lockstep::flat

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int64_t kLarge = 600;  // 1.4 MB of fp32 squared: streamed.
 
-TEST(CopyValues, is_copy_for_every_dtype_order_and_size) {
+TEST(CopyValues, IsCopyForEveryDtypeOrderAndSize) {
   for (const int64_t side : {int64_t{0}, int64_t{3}, kLarge}) {
     const at::Tensor values = torch::randn({side, side});
     const at::Tensor expected = values.to(torch::kDouble);
@@ -31,7 +31,7 @@ TEST(CopyValues, is_copy_for_every_dtype_order_and_size) {
   }
 }
 
-TEST(CopyValues, of_a_parameter_is_not_seen_by_autograd_but_by_its_version) {
+TEST(CopyValues, OfAParameterIsNotSeenByAutogradButByItsVersion) {
   at::Tensor weight = torch::zeros({kLarge, kLarge}, torch::requires_grad());
   const at::Tensor loss = (weight * weight).sum();
   copy_values(weight, torch::ones({kLarge, kLarge}));
@@ -40,7 +40,7 @@ TEST(CopyValues, of_a_parameter_is_not_seen_by_autograd_but_by_its_version) {
   EXPECT_THROW(loss.backward(), c10::Error);  // It needs the values that are gone.
 }
 
-TEST(CopyValues, refuses_shapes_that_do_not_fit) {
+TEST(CopyValues, RefusesShapesThatDoNotFit) {
   EXPECT_THROW(
       copy_values(torch::empty({kLarge, kLarge}), torch::empty({kLarge + 1, kLarge})), c10::Error);
 }

@@ -11,25 +11,24 @@
 
 namespace lockstep::flat {
 
-/// The gradients of some parameters in one contiguous buffer.
+/// The gradients of several parameters in one contiguous buffer.
 ///
-/// Each gradient is a view, so autograd accumulates straight into the buffer. Behind the gradients
-/// lies one flag a parameter, of the same dtype: "this rank has a gradient here". Reduced along
-/// with the gradients they tell every rank which parameters took part anywhere, without a message
-/// of their own. Memory: one copy of the gradients, which is also where the parameters' own `grad`
-/// lies.
+/// Each gradient is a view, so autograd accumulates directly into the buffer. After the gradients
+/// the buffer has one flag a parameter, of the same dtype: "this rank has a gradient". The reduced
+/// flags tell every rank which parameters were used on any rank, without a separate message.
+/// Memory: one copy of the gradients, which is also the parameters' own `grad`.
 class GradBucket {
  public:
-  /// In memory that `group` reduces with the fewest copies (Group::empty).
+  /// Allocates with Group::empty of `group`, for reductions with the fewest copies.
   GradBucket(
       BucketPlan plan, const std::vector<at::Tensor>& parameters, const Group& group = Group());
 
   const std::vector<BucketEntry>& entries() const { return plan_.entries; }
-  /// What it is rounded to on its way, as planned.
+  /// The planned communication dtype, if any.
   std::optional<at::ScalarType> narrow() const { return plan_.narrow; }
-  /// The gradient of the parameter in slot `index`, shaped like it.
+  /// The gradient of the parameter in entry `index`, with its shape.
   const at::Tensor& view(size_t index) const { return views_[index]; }
-  /// Everything there is to reduce: gradients, gaps, flags.
+  /// The complete buffer to reduce: gradients, gaps, flags.
   const at::Tensor& buffer() const { return buffer_; }
   /// The parts of `buffer`: gradients with the gaps between them (which are zero), and one flag a
   /// slot.

@@ -12,7 +12,7 @@ GradBucket make(const std::vector<at::Tensor>& parameters) {
   return GradBucket(plan_buckets(parameters, 1 << 20, 1 << 20).front(), parameters);
 }
 
-TEST(GradBucket, views_lie_in_the_buffer) {
+TEST(GradBucket, ViewsLieInTheBuffer) {
   const GradBucket bucket = make({at::ones({2, 2}), at::ones({3})});
   EXPECT_EQ(bucket.view(0).sizes(), at::IntArrayRef({3}));
   bucket.view(0).fill_(2);
@@ -20,7 +20,7 @@ TEST(GradBucket, views_lie_in_the_buffer) {
   EXPECT_EQ(bucket.buffer().sum().item<double>(), 6 + 20);
 }
 
-TEST(GradBucket, parts_of_the_buffer_share_its_memory) {
+TEST(GradBucket, PartsOfTheBufferShareItsMemory) {
   GradBucket bucket = make({at::ones({2, 2}), at::ones({3})});
   bucket.view(1).copy_(at::arange(4.0).reshape({2, 2}));
   bucket.set_flags({true, false});
@@ -30,7 +30,7 @@ TEST(GradBucket, parts_of_the_buffer_share_its_memory) {
   EXPECT_EQ(bucket.buffer().numel(), bucket.gradients().numel() + 2);
 }
 
-TEST(GradBucket, flags_of_any_rank_survive_an_average) {
+TEST(GradBucket, FlagsOfAnyRankSurviveAnAverage) {
   for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     std::vector<at::Tensor> parameters(3, at::ones({2}, dtype));
     GradBucket mine = make(parameters);

@@ -10,36 +10,37 @@
 
 namespace lockstep::flat {
 
-/// Where one parameter lies in its bucket.
+/// The position of one parameter in its bucket.
 struct BucketEntry {
   int64_t parameter = 0;  ///< Index into the list the layout was planned from.
   int64_t offset = 0;     ///< First element within the bucket.
   int64_t numel = 0;
 };
 
-/// Parameters that are rounded to 16 bits on their way between ranks, or whose gradients are.
+/// Parameters with 16-bit communication, or whose gradients have it.
 struct CommDtypes {
   std::set<const at::TensorImpl*> parameters = {};
   at::ScalarType dtype = at::kBFloat16;  ///< fp16 or bf16.
 
-  /// What that is of one; none if it travels as wide as it is, as what has 16 bits already does.
+  /// Returns the communication dtype of one; none if it is sent in its own dtype, as 16-bit types
+  /// are.
   std::optional<at::ScalarType> of(const at::Tensor& parameter) const;
 };
 
-/// One contiguous buffer's worth of parameters of one dtype and device, which travel alike.
+/// The layout of one contiguous buffer for parameters of one dtype, device and communication dtype.
 struct BucketPlan {
   std::vector<BucketEntry> entries;
-  int64_t numel = 0;  ///< Elements, gaps for alignment included.
-  /// What it is rounded to on its way. None: nothing.
+  int64_t numel = 0;  ///< Elements, including gaps for alignment.
+  /// The 16-bit communication dtype. None: the bucket's own.
   std::optional<at::ScalarType> narrow = std::nullopt;
 };
 
-/// Cuts `parameters` into buckets.
+/// Divides `parameters` into buckets.
 ///
-/// The order is the reverse of the list's, since backward meets the last layers first; it depends
-/// on shapes and dtypes alone, so ranks that agree on those agree on the plan. The first bucket is
-/// capped at `first_cap_bytes`, so that communication starts early, the others at `cap_bytes`; a
-/// larger parameter gets a bucket of its own. Every slot starts at a multiple of 64 bytes. With
+/// The order is the reverse of the list's, since backward reaches the last layers first; it depends
+/// only on shapes and dtypes, so ranks that agree on those agree on the plan. The first bucket is
+/// limited to `first_cap_bytes`, so that communication starts early, the others to `cap_bytes`; a
+/// larger parameter gets its own bucket. Every entry starts at a multiple of 64 bytes. With
 /// `narrow` buckets are in the order in which backward fills them. After: Li et al., "PyTorch
 /// Distributed", VLDB 2020, section 3.2.
 std::vector<BucketPlan> plan_buckets(
@@ -48,8 +49,8 @@ std::vector<BucketPlan> plan_buckets(
     int64_t first_cap_bytes,
     const CommDtypes& narrow = {});
 
-/// The part of `buffer` that `slot` names, shaped and strided like `parameter`: a gradient
-/// accumulated into it lands in the buffer. A parameter whose memory has gaps or overlaps gets a
+/// Returns the part of `buffer` for `entry`, with the shape and strides of `parameter`: a gradient
+/// accumulated into it is in the buffer. A parameter with gaps or overlaps in memory gets a
 /// contiguous view.
 at::Tensor view_like(
     const at::Tensor& buffer, const BucketEntry& entry, const at::Tensor& parameter);

@@ -11,7 +11,7 @@
 namespace lockstep::flat {
 namespace {
 
-TEST(PlanBuckets, goes_from_the_last_parameter_to_the_first) {
+TEST(PlanBuckets, GoesFromTheLastParameterToTheFirst) {
   const auto plans =
       plan_buckets({at::ones({16}), at::ones({32}), at::ones({48})}, 1 << 20, 1 << 20);
   ASSERT_EQ(plans.size(), 1U);
@@ -22,14 +22,14 @@ TEST(PlanBuckets, goes_from_the_last_parameter_to_the_first) {
   EXPECT_EQ(plans[0].numel, 96);
 }
 
-TEST(PlanBuckets, starts_every_slot_on_a_cache_line) {
+TEST(PlanBuckets, StartsEverySlotOnACacheLine) {
   const auto plans =
       plan_buckets({at::ones({3}, at::kHalf), at::ones({5}, at::kHalf)}, 1 << 20, 1 << 20);
   ASSERT_EQ(plans.size(), 1U);
   EXPECT_EQ(plans[0].entries[1].offset * 2 % 64, 0);
 }
 
-TEST(PlanBuckets, caps_the_first_bucket_lower_than_the_others) {
+TEST(PlanBuckets, CapsTheFirstBucketLowerThanTheOthers) {
   const std::vector<at::Tensor> ten(10, at::ones({256}));  // 1 KiB each
   const auto plans = plan_buckets(ten, 4096, 1024);
   ASSERT_EQ(plans.size(), 4U);
@@ -37,20 +37,20 @@ TEST(PlanBuckets, caps_the_first_bucket_lower_than_the_others) {
   EXPECT_EQ(plans[1].entries.size(), 4U);
 }
 
-TEST(PlanBuckets, gives_a_parameter_larger_than_the_cap_its_own_bucket) {
+TEST(PlanBuckets, GivesAParameterLargerThanTheCapItsOwnBucket) {
   const auto plans = plan_buckets({at::ones({4}), at::ones({10000}), at::ones({4})}, 64, 64);
   ASSERT_EQ(plans.size(), 3U);
   EXPECT_EQ(plans[1].entries.size(), 1U);
 }
 
-TEST(PlanBuckets, keeps_one_bucket_a_dtype_though_they_alternate) {
+TEST(PlanBuckets, KeepsOneBucketADtypeThoughTheyAlternate) {
   const auto plans =
       plan_buckets({at::ones({4}), at::ones({4}, at::kDouble), at::ones({4})}, 1 << 20, 1 << 20);
   ASSERT_EQ(plans.size(), 2U);
   EXPECT_EQ(plans[0].entries.size(), 2U);
 }
 
-TEST(PlanBuckets, of_what_travels_narrow_are_its_own_and_in_the_order_of_backward) {
+TEST(PlanBuckets, OfWhatTravelsNarrowAreItsOwnAndInTheOrderOfBackward) {
   // Layers of a matrix, which travels in bf16, and of a vector, which does not.
   std::vector<at::Tensor> layers;
   CommDtypes narrow;
@@ -73,11 +73,11 @@ TEST(PlanBuckets, of_what_travels_narrow_are_its_own_and_in_the_order_of_backwar
   EXPECT_EQ(plans[3].entries.back().parameter, 0);
 }
 
-TEST(PlanBuckets, of_nothing_is_nothing) {
+TEST(PlanBuckets, OfNothingIsNothing) {
   EXPECT_TRUE(plan_buckets({}, 1, 1).empty());
 }
 
-TEST(ViewLike, keeps_the_parameters_strides) {
+TEST(ViewLike, KeepsTheParametersStrides) {
   const at::Tensor parameter = at::ones({2, 3, 4, 5}).to(at::MemoryFormat::ChannelsLast);
   const at::Tensor buffer = at::zeros({200});
   const at::Tensor view =
@@ -88,7 +88,7 @@ TEST(ViewLike, keeps_the_parameters_strides) {
   EXPECT_EQ(buffer[15].item<double>(), 0);
 }
 
-TEST(ViewLike, is_contiguous_for_a_parameter_with_gaps) {
+TEST(ViewLike, IsContiguousForAParameterWithGaps) {
   const at::Tensor parameter = at::ones({4, 6}).narrow(1, 0, 3);
   const at::Tensor view =
       view_like(at::zeros({12}), {.parameter = 0, .offset = 0, .numel = 12}, parameter);

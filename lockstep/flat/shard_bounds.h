@@ -7,8 +7,8 @@
 
 namespace lockstep::flat {
 
-/// How one parameter is divided among ranks: rank r has elements bounds[r] to bounds[r + 1] of it,
-/// row by row. Many have none.
+/// The ranges of one parameter that each rank owns: rank r has elements bounds[r] to bounds[r + 1],
+/// in row-major order. Many ranges are empty.
 struct ShardBounds {
   std::vector<int64_t> sizes;  ///< The parameter's.
   std::vector<int64_t>

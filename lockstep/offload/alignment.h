@@ -5,8 +5,7 @@
 
 namespace lockstep::offload {
 
-/// Where, in memory that several tensors have in common, the next one may begin: as an allocator's
-/// memory does.
+/// The alignment of tensors in shared memory, that of an allocator.
 constexpr int64_t aligned(int64_t bytes) {
   constexpr int64_t kAlignment = 64;
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;

@@ -24,7 +24,7 @@ FileTensor::FileTensor(
 }
 
 void FileTensor::stage(void* memory) {
-  LOCKSTEP_ASSERT(!staged_, "what lies in a file was staged twice");
+  LOCKSTEP_ASSERT(!staged_, "a tensor in a file was staged twice");
   c10::StorageImpl* storage = tensor_.storage().unsafeGetStorageImpl();
   mapping_ = storage->set_data_ptr(at::DataPtr(memory, at::kCPU));
   staged_ = true;

@@ -10,18 +10,17 @@
 
 namespace lockstep::offload {
 
-/// A flat tensor of the CPU that lies in a file, zeros at first.
+/// A flat CPU tensor that is stored in a file, initially zeros.
 ///
-/// The tensor and the views of it that others keep stay what they are; the memory behind them is
-/// the file's own (a mapping), but while it is staged that which a Conveyor has read it into. So
-/// whoever reads or writes it now and then (a checkpoint) just does, and what is done in every step
-/// goes by way of memory.
+/// The tensor and its views stay valid; their memory is a mapping of the file or, while staged, the
+/// memory that a TensorSwapper has read it into. So occasional accesses (a checkpoint) need no
+/// special code, and each step uses memory.
 ///
-/// Memory: none but the kernel's pages of what was touched through the tensor, until `settle`.
-/// Thread safety: none; `read` and `write` may go beside each other for different tensors.
+/// Memory: only the kernel's pages of touched parts, until `settle`. Not thread-safe; `read` and
+/// `write` of different tensors may run in parallel.
 class FileTensor {
  public:
-  /// `options`: the dtype. ConfigError if the disk has no room.
+  /// `options`: the dtype. ConfigError if the disk has too little space.
   FileTensor(std::shared_ptr<ScratchFile> file, int64_t numel, const at::TensorOptions& options);
   FileTensor(const FileTensor&) = delete;
   FileTensor& operator=(const FileTensor&) = delete;
@@ -29,15 +28,15 @@ class FileTensor {
   const at::Tensor& tensor() const { return tensor_; }
   int64_t nbytes() const { return nbytes_; }
 
-  /// From and to the file, whatever the tensor's memory is.
+  /// Reads from and writes to the file, staged or not.
   void read(void* to) const { file_->read(offset_, to, nbytes_); }
   void write(const void* from) { file_->write(offset_, from, nbytes_); }
 
-  /// `memory`, of `nbytes`, is what the tensor holds, until `unstage`.
+  /// Makes `memory`, of `nbytes`, the tensor's memory until `unstage`.
   void stage(void* memory);
-  /// It holds what the file does.
+  /// Makes the file's mapping the tensor's memory.
   void unstage();
-  /// Pages of it that were touched through the tensor leave this process. Not while it is staged.
+  /// Releases the mapping's touched pages from this process. Not while it is staged.
   void settle();
 
  private:

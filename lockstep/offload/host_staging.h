@@ -14,26 +14,27 @@
 
 namespace lockstep::offload {
 
-/// Brings tensors of a device to the host, and what the host made of them back, on a stream of its
-/// own: beside what the host and the device's other streams do. Tensors of the CPU stay themselves.
+/// Copies device tensors to the host and back, on a separate stream, in parallel with other work.
+/// CPU tensors are used directly.
 ///
-/// Memory: two slots on the host, each as large as the most that was fetched at once; pinned, if
-/// wanted and the device is a CUDA one. Thread safety: none.
+/// Memory: two transfer buffers on the host, each as large as the largest fetch; pinned, if
+/// requested and the device is CUDA. Not thread-safe.
 class HostStaging {
  public:
   static constexpr size_t kSlots = 2;
 
   explicit HostStaging(bool pinned) : pinned_(pinned) {}
 
-  /// What follows comes behind what the current stream of `device` has been told so far.
+  /// Later copies wait for the work that the current stream of `device` has so far.
   void begin(at::Device device);
-  /// Starts to bring `tensors`, dense ones. What the slot held before must have been waited for,
-  /// and sent back if it was to be. What it gives is there after `wait`.
+  /// Starts to copy `tensors`, which must be dense, to the host. The buffer's earlier contents must
+  /// have been waited for, and sent back if needed. The result is valid after `wait`.
   std::vector<at::Tensor> fetch(size_t slot, const std::vector<at::Tensor>& tensors);
   void wait(size_t slot);
-  /// Starts to copy `from`, of a slot, to `to`, on the device. Nothing where they are the same.
+  /// Starts to copy `from`, a host buffer, to `to` on the device. Does nothing if they are the
+  /// same.
   void send_back(const at::Tensor& to, const at::Tensor& from);
-  /// What the current stream is told from now on comes behind all that was sent back.
+  /// Later work of the current stream waits for all copies back.
   void finish();
 
   int64_t memory_bytes() const;

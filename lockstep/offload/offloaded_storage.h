@@ -8,29 +8,28 @@
 
 namespace lockstep::offload {
 
-/// Memory of a device that lies in the host's for a while, and leaves its room on the device to
-/// others. The tensors stay what they are, as do all views of them; who touches one meanwhile is
-/// told so by an error (c10::Error), never given garbage.
+/// Device memory that is temporarily moved to the host. The tensors and all their views stay valid
+/// objects; using one meanwhile throws c10::Error.
 ///
-/// Tensors of the CPU, whose memory is the host's already, are left alone. Cost: a copy there and
-/// one back. Thread safety: none. What is still away when this goes stays untouchable.
+/// CPU tensors are unchanged. Cost: a copy to the host and one back. Not thread-safe. Tensors that
+/// are still offloaded at destruction stay unusable.
 class OffloadedStorage {
  public:
-  /// Takes the memory of all that `tensors` are views of, once each; undefined ones are passed
-  /// over. `pinned`: to page-locked memory, if they are CUDA's. `non_blocking`: then the copy may
-  /// still be under way on the current stream, behind which whatever gets the room comes, too.
+  /// Moves the storages of all `tensors`, once each; undefined ones are skipped. `pinned`: to
+  /// page-locked memory, for CUDA. `non_blocking`: the copy may still run on the current stream at
+  /// return; later users of the freed memory are ordered after it.
   OffloadedStorage(const std::vector<at::Tensor>& tensors, bool pinned, bool non_blocking);
 
-  /// Brings it back, onto new memory of the device. c10::OutOfMemoryError if there is no room; what
-  /// is not back then still lies on the host, and may be tried again.
+  /// Moves the storages back to new device memory. c10::OutOfMemoryError if there is too little;
+  /// the remaining ones stay on the host, and the call may be repeated.
   void bring_back(bool non_blocking);
 
-  /// That lie on the host.
+  /// Bytes on the host.
   int64_t bytes() const;
 
  private:
   struct Place {
-    at::Tensor device;  ///< All bytes of a storage, kByte.
+    at::Tensor device;  ///< The bytes of a storage, kByte.
     at::Tensor host;
   };
   std::vector<Place> places_;

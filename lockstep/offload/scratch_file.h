@@ -12,43 +12,41 @@
 
 namespace lockstep::offload {
 
-/// A file of this process alone, for what memory has no room for. It has no name, so nothing is
-/// left of it when the process ends, be it by kill -9.
+/// An unnamed file of this process, for data that memory cannot hold. It is removed with the
+/// process, also after kill -9.
 ///
-/// Room on the disk is taken when it is asked for, not when it is written to, so that a full disk
-/// is an error at the start of a training and not within. (Where a file system cannot reserve room,
-/// NFS before 4.2 say, it is only looked whether there is enough.) Reads and writes go by way of
-/// the kernel's page cache, whose memory is given up when something else needs it.
+/// Disk space is allocated when it is requested, not when it is written to, so that a full disk is
+/// an error at the start of a training. (On file systems that cannot reserve space, for instance
+/// NFS before 4.2, only the free space is checked.) Reads and writes use the kernel's page cache.
 ///
-/// Thread-safe, as long as nobody reads what another writes.
+/// Thread-safe, as long as no thread reads bytes that another one writes.
 class ScratchFile {
  public:
-  /// In `folder`. `what`: whose it is, for errors. ConfigError if there is no such folder, or no
-  /// file can be made there.
+  /// Creates the file in `folder`. `what`: its purpose, for errors. ConfigError if the folder does
+  /// not exist, or the file cannot be created.
   ScratchFile(const std::filesystem::path& folder, std::string what);
   ScratchFile(const ScratchFile&) = delete;
   ScratchFile& operator=(const ScratchFile&) = delete;
 
-  /// Room for so many bytes more than has been taken; ConfigError, naming the folder, the bytes
-  /// wanted, and those that are free.
+  /// Allocates that many further bytes; ConfigError, naming the folder, the requested bytes, and
+  /// the free ones.
   void reserve(int64_t bytes);
-  /// Where `bytes` begin that nobody else has; zeros. As `reserve`, where that has not been done.
+  /// Returns the offset of `bytes` unused bytes, zeros. Allocates as `reserve` if necessary.
   int64_t take(int64_t bytes);
-  /// What `take` of so many bytes takes: whole pages.
+  /// Returns the size that `take` uses for so many bytes: whole pages.
   static int64_t rounded(int64_t bytes);
 
-  /// ConfigError, naming the folder, if the disk refuses.
+  /// ConfigError, naming the folder, for a disk error.
   void read(int64_t offset, void* to, int64_t bytes) const;
   void write(int64_t offset, const void* from, int64_t bytes);
-  /// The file itself as memory, which may be read and written: the same bytes as `read` and `write`
-  /// know, as they are now. A disk that fails while it is touched ends the
-  /// process (SIGBUS), and every first touch of a page waits for the disk, so for what is rare; who
-  /// only reads takes `in_memory` of the tensor.
+  /// Maps the file as readable and writable memory, consistent with `read` and `write`. A disk
+  /// error during an access ends the process (SIGBUS), and every first access to a page waits for
+  /// the disk, so it is for rare use; for reading use `in_memory` of the tensor.
   at::DataPtr map(int64_t offset, int64_t bytes) const;
 
   int64_t bytes_taken() const { return taken_; }
 
-  /// The file itself, which stays for as long as any memory is it.
+  /// The file, which lives as long as any mapping of it.
   class Opened;
 
  private:
@@ -58,13 +56,13 @@ class ScratchFile {
   int64_t size_ = 0;
 };
 
-/// `tensor` itself, or, where its memory is what ScratchFile::map gave, a copy of its values that
-/// was read from the file: ConfigError, naming the folder, if the disk refuses or the file became
-/// shorter, where a touch would end the process. `tensor` is strided, and its memory may be asked
-/// for (not of comm::is_sharded_param). Thread-safe, as long as nobody writes to it.
+/// Returns `tensor`, or, if its memory is a mapping from ScratchFile::map, a copy of its values
+/// that was read from the file: ConfigError, naming the folder, for a disk error or a truncated
+/// file, which would end the process on access. `tensor` must be strided, and its memory accessible
+/// (not comm::is_sharded_param). Thread-safe, as long as no thread writes to it.
 at::Tensor in_memory(const at::Tensor& tensor);
 
-/// The pages of a mapping that lie within leave this process; the file has them.
+/// Releases the pages of the mapping from this process; the file keeps the data.
 void let_go_of_pages(void* begin, int64_t bytes);
 
 }  // namespace lockstep::offload

@@ -24,7 +24,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-TEST(ScratchFile, what_was_written_is_read_and_the_rest_is_zeros) {
+TEST(ScratchFile, WhatWasWrittenIsReadAndTheRestIsZeros) {
   const TestFolder folder;
   ScratchFile file(folder.path(), "state");
   const int64_t first = file.take(100);
@@ -39,14 +39,14 @@ TEST(ScratchFile, what_was_written_is_read_and_the_rest_is_zeros) {
   EXPECT_GE(file.bytes_taken(), 100'100);
 }
 
-TEST(ScratchFile, nothing_in_the_folder_has_its_name) {
+TEST(ScratchFile, NothingInTheFolderHasItsName) {
   const TestFolder folder;
   ScratchFile file(folder.path(), "state");
   file.write(file.take(1000), "abc", 3);
   EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << "so nothing is left after kill -9";
 }
 
-TEST(ScratchFile, a_folder_that_is_not_there_is_named) {
+TEST(ScratchFile, AFolderThatIsNotThereIsNamed) {
   const TestFolder folder;
   EXPECT_THAT(
       [&] { ScratchFile(folder / "missing", "the optimizer's state"); },
@@ -55,7 +55,7 @@ TEST(ScratchFile, a_folder_that_is_not_there_is_named) {
           HasSubstr((folder / "missing").string()))));
 }
 
-TEST(ScratchFile, too_little_room_is_said_before_anything_is_written) {
+TEST(ScratchFile, TooLittleRoomIsSaidBeforeAnythingIsWritten) {
   const TestFolder folder;
   ScratchFile file(folder.path(), "the optimizer's state");
   const auto free = std::filesystem::space(folder.path()).available;
@@ -70,7 +70,7 @@ TEST(ScratchFile, too_little_room_is_said_before_anything_is_written) {
   EXPECT_EQ(file.take(10), 0) << "what fits is still given";
 }
 
-TEST(ScratchFile, room_is_taken_when_it_is_asked_for) {
+TEST(ScratchFile, RoomIsTakenWhenItIsAskedFor) {
   const TestFolder folder;
   const auto free = [&] { return std::filesystem::space(folder.path()).available; };
   const auto before = free();
@@ -80,7 +80,7 @@ TEST(ScratchFile, room_is_taken_when_it_is_asked_for) {
   EXPECT_LT(free() + kBytes / 2, before) << "half of it may have come free elsewhere";
 }
 
-TEST(FileTensor, the_tensor_and_the_file_are_the_same) {
+TEST(FileTensor, TheTensorAndTheFileAreTheSame) {
   const TestFolder folder;
   const auto file = std::make_shared<ScratchFile>(folder.path(), "state");
   FileTensor first(file, 100, at::kFloat);
@@ -97,7 +97,7 @@ TEST(FileTensor, the_tensor_and_the_file_are_the_same) {
   EXPECT_EQ(second.tensor()[7].item<double>(), 0);
 }
 
-TEST(FileTensor, views_see_the_memory_it_is_staged_in) {
+TEST(FileTensor, ViewsSeeTheMemoryItIsStagedIn) {
   const TestFolder folder;
   FileTensor tensor(std::make_shared<ScratchFile>(folder.path(), "state"), 100, at::kFloat);
   const at::Tensor view = tensor.tensor().narrow(0, 10, 5);
@@ -110,7 +110,7 @@ TEST(FileTensor, views_see_the_memory_it_is_staged_in) {
   EXPECT_EQ(view[0].item<float>(), 0) << "nobody has written it to the file";
 }
 
-TEST(ScratchFile, what_is_in_memory_is_the_tensor_and_what_lies_in_a_file_a_copy) {
+TEST(ScratchFile, WhatIsInMemoryIsTheTensorAndWhatLiesInAFileACopy) {
   const TestFolder folder;
   FileTensor tensor(std::make_shared<ScratchFile>(folder.path(), "state"), 20'000, at::kFloat);
   tensor.tensor().copy_(at::arange(20'000, at::kFloat));
@@ -129,7 +129,7 @@ TEST(ScratchFile, what_is_in_memory_is_the_tensor_and_what_lies_in_a_file_a_copy
   EXPECT_FALSE(in_memory(at::Tensor()).defined());
 }
 
-TEST(ScratchFile, a_file_that_lost_its_end_is_an_error_that_names_it) {
+TEST(ScratchFile, AFileThatLostItsEndIsAnErrorThatNamesIt) {
   const TestFolder folder;
   at::Tensor left;
   {

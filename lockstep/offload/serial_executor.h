@@ -10,8 +10,8 @@
 
 namespace lockstep::offload {
 
-/// Does jobs one after the other on a thread of its own, which starts with the first. Destroying it
-/// waits for all. Thread-safe.
+/// Runs jobs one after the other on a thread, which starts with the first one. The destructor waits
+/// for all. Thread-safe.
 class SerialExecutor {
  public:
   SerialExecutor() = default;
@@ -19,7 +19,7 @@ class SerialExecutor {
   SerialExecutor(const SerialExecutor&) = delete;
   SerialExecutor& operator=(const SerialExecutor&) = delete;
 
-  /// What `job` throws comes out of the future.
+  /// An exception of `job` is stored in the future.
   std::shared_future<void> submit(std::function<void()> job);
 
  private:

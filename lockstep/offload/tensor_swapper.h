@@ -17,16 +17,16 @@ namespace lockstep::offload {
 
 struct TensorSwapperOptions {
   int64_t slots = 1;         ///< Sets that are in memory at a time.
-  bool read_ahead = true;    ///< Read the next sets, as far as there are slots, while one is used.
-  bool write_behind = true;  ///< Write the last ones while one is used.
+  bool read_ahead = true;    ///< Read the next sets during the work on one, if there are slots.
+  bool write_behind = true;  ///< Write the last sets during the work on one.
 };
 
-/// Takes sets of FileTensors through memory, one after the other: each is read from its file,
-/// worked on, and written again. With two slots reading the next or writing the last goes beside
-/// the work, with three both.
+/// Swaps sets of FileTensors into memory, one after the other: each is read from its file,
+/// processed, and written back. With two slots reading the next or writing the last set overlaps
+/// the work, with three both do.
 ///
-/// Plain pread and pwrite by two threads; docs/dependencies.md says why no io_uring. Memory:
-/// `slots` times the largest set, kept. Thread safety: none.
+/// Uses pread and pwrite on two threads; docs/dependencies.md says why not io_uring. Memory:
+/// `slots` times the largest set, kept. Not thread-safe.
 class TensorSwapper {
  public:
   /// `slots` must be at least 1.
@@ -36,11 +36,11 @@ class TensorSwapper {
   TensorSwapper& operator=(const TensorSwapper&) = delete;
 
   using Set = std::vector<FileTensor*>;
-  /// Calls `work(i)` for each set in order, with its tensors in memory. All is in the files when it
-  /// returns. What work or the disk throws is thrown, once nothing is under way any more.
+  /// Calls `work(i)` for each set in order, with its tensors in memory. All data is in the files at
+  /// return. Throws the exception of work or the disk, after no operation is running any more.
   void run(const std::vector<Set>& sets, const std::function<void(size_t index)>& work);
 
-  /// Of the slots.
+  /// Bytes of the slots.
   int64_t memory_bytes() const;
   /// Since construction.
   int64_t bytes_read() const { return bytes_read_; }
@@ -53,7 +53,7 @@ class TensorSwapper {
   std::vector<at::Tensor> slots_;
   std::atomic<int64_t> bytes_read_ = 0;
   std::atomic<int64_t> bytes_written_ = 0;
-  // Last, so that they end first.
+  // Last, so that they are destroyed first.
   SerialExecutor reader_;
   SerialExecutor writer_;
 };

@@ -57,7 +57,7 @@ bool eventually(const Condition& condition) {
   return true;
 }
 
-TEST(TensorSwapper, each_set_is_worked_on_in_memory_and_is_in_its_file_afterwards) {
+TEST(TensorSwapper, EachSetIsWorkedOnInMemoryAndIsInItsFileAfterwards) {
   for (const int64_t slots : {1, 2, 3, 7}) {
     for (const bool read_ahead : {false, true}) {
       for (const bool write_behind : {false, true}) {
@@ -82,7 +82,7 @@ TEST(TensorSwapper, each_set_is_worked_on_in_memory_and_is_in_its_file_afterward
   }
 }
 
-TEST(TensorSwapper, memory_is_that_of_the_slots_however_much_there_is) {
+TEST(TensorSwapper, MemoryIsThatOfTheSlotsHoweverMuchThereIs) {
   for (const int64_t slots : {1, 3}) {
     Files files(20);
     TensorSwapper swapper({.slots = slots});
@@ -92,7 +92,7 @@ TEST(TensorSwapper, memory_is_that_of_the_slots_however_much_there_is) {
   }
 }
 
-TEST(TensorSwapper, the_next_set_is_read_while_one_is_worked_on_if_it_may_be) {
+TEST(TensorSwapper, TheNextSetIsReadWhileOneIsWorkedOnIfItMayBe) {
   Files files(4);
   TensorSwapper ahead({.slots = 2});
   bool came = false;
@@ -106,7 +106,7 @@ TEST(TensorSwapper, the_next_set_is_read_while_one_is_worked_on_if_it_may_be) {
   });
 }
 
-TEST(TensorSwapper, the_last_set_is_written_while_one_is_worked_on_if_it_may_be) {
+TEST(TensorSwapper, TheLastSetIsWrittenWhileOneIsWorkedOnIfItMayBe) {
   Files files(4);
   TensorSwapper behind({.slots = 3});
   bool went = false;
@@ -120,7 +120,7 @@ TEST(TensorSwapper, the_last_set_is_written_while_one_is_worked_on_if_it_may_be)
   });
 }
 
-TEST(TensorSwapper, work_that_throws_leaves_the_files_intact_and_the_swapper_usable) {
+TEST(TensorSwapper, WorkThatThrowsLeavesTheFilesIntactAndTheSwapperUsable) {
   Files files(6);
   TensorSwapper swapper({.slots = 3});
   EXPECT_THROW(
@@ -141,7 +141,7 @@ TEST(TensorSwapper, work_that_throws_leaves_the_files_intact_and_the_swapper_usa
   EXPECT_EQ(files.in_file(10)[0].item<float>(), 1);
 }
 
-TEST(TensorSwapper, sets_may_be_empty_or_none) {
+TEST(TensorSwapper, SetsMayBeEmptyOrNone) {
   TensorSwapper swapper({.slots = 2});
   swapper.run({}, [](size_t) { FAIL(); });
   int calls = 0;

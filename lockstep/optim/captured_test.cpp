@@ -15,9 +15,9 @@
 #include <ATen/accelerator/Graph.h>
 
 #include "lockstep/comm/device/test_device.h"
+#include "lockstep/optim/clip.h"
 #include "lockstep/optim/rules/adafactor.h"
 #include "lockstep/optim/rules/adam.h"
-#include "lockstep/optim/clip.h"
 #include "lockstep/optim/rules/sgd.h"
 #include "lockstep/optim/test_training.h"
 
@@ -36,7 +36,7 @@ std::string error_while_capturing(const Body& body) {
   return error;
 }
 
-TEST(TestGraph, does_nothing_while_capturing_and_repeats_the_hosts_numbers) {
+TEST(TestGraph, DoesNothingWhileCapturingAndRepeatsTheHostsNumbers) {
   const at::Tensor x = at::ones({3}, at::TensorOptions(test_device()));
   const at::Tensor y = at::zeros({3}, at::TensorOptions(test_device()));
   at::accelerator::Graph graph;
@@ -59,7 +59,7 @@ TEST(TestGraph, does_nothing_while_capturing_and_repeats_the_hosts_numbers) {
   EXPECT_TRUE(at::equal(y.cpu(), at::full({3}, 8.0)));
 }
 
-TEST(Capturable, a_graph_goes_on_from_what_was_loaded) {
+TEST(Capturable, AGraphGoesOnFromWhatWasLoaded) {
   const Training device(test_device());
   AdamW optimizer(device.parameters, {.capturable = true});
   device.step(optimizer, 0);
@@ -100,7 +100,7 @@ TEST(Capturable, a_graph_goes_on_from_what_was_loaded) {
   expect_same_state(optimizer, device.parameters, reference, plain.parameters, 0);
 }
 
-TEST(Capturable, a_graph_of_some_parameters_counts_those) {
+TEST(Capturable, AGraphOfSomeParametersCountsThose) {
   const Training plain(test_device());
   AdamW reference(plain.parameters, {});
   const Training device(test_device());
@@ -138,7 +138,7 @@ void capture_step(at::accelerator::Graph& graph, AdamW& optimizer) {
   graph.capture_end();
 }
 
-TEST(Capturable, graphs_of_all_and_of_some_parameters_take_turns) {
+TEST(Capturable, GraphsOfAllAndOfSomeParametersTakeTurns) {
   const Training plain(test_device());
   AdamW reference(plain.parameters, {.lr = 0.5});
   Buckets of_plain(plain.parameters);
@@ -171,7 +171,7 @@ TEST(Capturable, graphs_of_all_and_of_some_parameters_take_turns) {
   expect_same_state(optimizer, device.parameters, reference, plain.parameters, 1e-6);
 }
 
-TEST(Capturable, what_a_graph_of_some_does_after_loading_is_known_to_the_next_step) {
+TEST(Capturable, WhatAGraphOfSomeDoesAfterLoadingIsKnownToTheNextStep) {
   const Training plain(test_device());
   AdamW reference(plain.parameters, {.lr = 0.5});
   Buckets of_plain(plain.parameters);
@@ -203,7 +203,7 @@ TEST(Capturable, what_a_graph_of_some_does_after_loading_is_known_to_the_next_st
   expect_same_state(optimizer, device.parameters, reference, plain.parameters, 1e-6);
 }
 
-TEST(Capturable, loading_writes_to_the_same_memory_whatever_the_parameters_lie_in) {
+TEST(Capturable, LoadingWritesToTheSameMemoryWhateverTheParametersLieIn) {
   const at::TensorOptions there(test_device());
   const at::Tensor with_gaps = at::ones({4, 8}, there).narrow(1, 0, 4).detach().requires_grad_();
   const at::Tensor alone = at::ones({8}, there).requires_grad_();
@@ -223,7 +223,7 @@ TEST(Capturable, loading_writes_to_the_same_memory_whatever_the_parameters_lie_i
   }
 }
 
-TEST(Capturable, clipping_may_be_in_the_graph) {
+TEST(Capturable, ClippingMayBeInTheGraph) {
   const Training plain(test_device());
   AdamW reference(plain.parameters, {.lr = 0.5});
   const Training device(test_device());
@@ -249,7 +249,7 @@ TEST(Capturable, clipping_may_be_in_the_graph) {
   expect_same_state(optimizer, device.parameters, reference, plain.parameters, 1e-6);
 }
 
-TEST(Capturable, what_a_graph_would_repeat_is_refused) {
+TEST(Capturable, WhatAGraphWouldRepeatIsRefused) {
   const Training device(test_device());
   AdamW plain(device.parameters, {});
   device.step(plain, 0);

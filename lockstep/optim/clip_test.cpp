@@ -63,7 +63,7 @@ double slow_norm(const Tensors& tensors, double norm_type) {
 class NormTest : public ::testing::TestWithParam<double> {};
 INSTANTIATE_TEST_SUITE_P(Types, NormTest, ::testing::Values(2.0, 1.0, 3.0, 0.5, kInfinity));
 
-TEST_P(NormTest, is_that_of_all_gradients_as_one_vector) {
+TEST_P(NormTest, IsThatOfAllGradientsAsOneVector) {
   const Tensors parameters = make_parameters();
   const double expected = slow_norm(gradients_of(parameters), GetParam());
   const at::Tensor norm = grad_norm(parameters, GetParam());
@@ -71,7 +71,7 @@ TEST_P(NormTest, is_that_of_all_gradients_as_one_vector) {
   EXPECT_NEAR(norm.item<double>(), expected, 1e-5 * expected);
 }
 
-TEST_P(NormTest, clipping_scales_as_torch_does_and_returns_the_norm_before) {
+TEST_P(NormTest, ClippingScalesAsTorchDoesAndReturnsTheNormBefore) {
   const Tensors parameters = make_parameters();
   const Tensors before = gradients_of(parameters);
   const double norm = slow_norm(before, GetParam());
@@ -84,7 +84,7 @@ TEST_P(NormTest, clipping_scales_as_torch_does_and_returns_the_norm_before) {
   EXPECT_NEAR(grad_norm(parameters, GetParam()).item<double>(), max_norm, 1e-5);
 }
 
-TEST(ClipGradNorm, leaves_small_gradients_to_the_bit) {
+TEST(ClipGradNorm, LeavesSmallGradientsToTheBit) {
   const Tensors parameters = make_parameters();
   const Tensors before = gradients_of(parameters);
   clip_grad_norm_(parameters, 1e3);
@@ -95,7 +95,7 @@ TEST(ClipGradNorm, leaves_small_gradients_to_the_bit) {
   }
 }
 
-TEST(ClipGradNorm, does_not_write_to_gradients_on_the_host_that_are_small_enough) {
+TEST(ClipGradNorm, DoesNotWriteToGradientsOnTheHostThatAreSmallEnough) {
   const Tensors parameters = {parameter_with(at::ones({4}))};
   const auto version = parameters[0].grad()._version();
   clip_grad_norm_(parameters, 2.1);
@@ -104,7 +104,7 @@ TEST(ClipGradNorm, does_not_write_to_gradients_on_the_host_that_are_small_enough
   EXPECT_GT(parameters[0].grad()._version(), version);
 }
 
-TEST(ClipGradNorm, clips_gradients_in_place_in_the_buffer_they_lie_in) {
+TEST(ClipGradNorm, ClipsGradientsInPlaceInTheBufferTheyLieIn) {
   const at::Tensor buffer = at::full({6}, 2.0F);
   Tensors parameters = {at::zeros({2}).requires_grad_(), at::zeros({4}).requires_grad_()};
   parameters[0].mutable_grad() = buffer.narrow(0, 0, 2);
@@ -114,13 +114,13 @@ TEST(ClipGradNorm, clips_gradients_in_place_in_the_buffer_they_lie_in) {
   EXPECT_EQ(parameters[1].grad().const_data_ptr<float>(), buffer.const_data_ptr<float>() + 2);
 }
 
-TEST(ClipGradNorm, counts_a_parameter_given_twice_once) {
+TEST(ClipGradNorm, CountsAParameterGivenTwiceOnce) {
   const at::Tensor parameter = parameter_with(at::full({4}, 3.0F));
   EXPECT_EQ(clip_grad_norm_({parameter, parameter}, 3.0).item<float>(), 6.0F);
   EXPECT_NEAR(parameter.grad()[0].item<double>(), 1.5, 1e-5);
 }
 
-TEST(ClipGradNorm, mixes_dtypes_and_accumulates_halves_in_fp32) {
+TEST(ClipGradNorm, MixesDtypesAndAccumulatesHalvesInFp32) {
   // 300^2 * 3 is infinite in fp16, and 1 + 2^-9 ones are lost in bf16.
   const Tensors parameters = {
       parameter_with(at::full({3}, 300.0F).to(at::kHalf)),
@@ -138,13 +138,13 @@ TEST(ClipGradNorm, mixes_dtypes_and_accumulates_halves_in_fp32) {
   EXPECT_DOUBLE_EQ(grad_norm(with_double).item<double>(), 2.0);
 }
 
-TEST(ClipGradNorm, without_gradients_is_zero) {
+TEST(ClipGradNorm, WithoutGradientsIsZero) {
   EXPECT_EQ(clip_grad_norm_({}, 1.0).item<float>(), 0);
   EXPECT_EQ(clip_grad_norm_({at::ones({2}).requires_grad_()}, 1.0).item<float>(), 0);
   EXPECT_EQ(grad_norm({parameter_with(at::zeros({0}))}, kInfinity).item<float>(), 0);
 }
 
-TEST(ClipGradNorm, a_norm_that_is_not_finite_is_told_and_on_request_an_error) {
+TEST(ClipGradNorm, ANormThatIsNotFiniteIsToldAndOnRequestAnError) {
   for (const double bad : {kInfinity, std::numeric_limits<double>::quiet_NaN()}) {
     const at::Tensor parameter = parameter_with(at::full({2}, bad, at::kFloat));
     EXPECT_THROW(clip_grad_norm_({parameter}, 1.0, 2.0, true), ConfigError);
@@ -154,13 +154,13 @@ TEST(ClipGradNorm, a_norm_that_is_not_finite_is_told_and_on_request_an_error) {
   }
 }
 
-TEST(ClipGradNorm, tracks_no_gradient_itself) {
+TEST(ClipGradNorm, TracksNoGradientItself) {
   const Tensors parameters = make_parameters();
   EXPECT_FALSE(clip_grad_norm_(parameters, 0.1).requires_grad());
   EXPECT_FALSE(weight_norm(parameters).requires_grad());
 }
 
-TEST(ClipGradNorm, refuses_values_without_sense_and_sparse_gradients) {
+TEST(ClipGradNorm, RefusesValuesWithoutSenseAndSparseGradients) {
   const Tensors parameters = make_parameters();
   EXPECT_THROW(clip_grad_norm_(parameters, -1.0), ConfigError);
   EXPECT_THROW(clip_grad_norm_(parameters, std::numeric_limits<double>::quiet_NaN()), ConfigError);
@@ -172,7 +172,7 @@ TEST(ClipGradNorm, refuses_values_without_sense_and_sparse_gradients) {
   EXPECT_THROW(grad_norm({sparse}), ConfigError);
 }
 
-TEST(ClipGradNorm, clips_a_gradient_that_was_expanded) {
+TEST(ClipGradNorm, ClipsAGradientThatWasExpanded) {
   at::Tensor parameter = at::zeros({4}).requires_grad_();
   parameter.mutable_grad() = at::full({1}, 3.0F).expand({4});
   EXPECT_EQ(clip_grad_norm_({parameter}, 3.0).item<float>(), 6.0F);
@@ -182,13 +182,13 @@ TEST(ClipGradNorm, clips_a_gradient_that_was_expanded) {
   EXPECT_TRUE(at::equal(parameter.grad(), at::ones({4})));
 }
 
-TEST(WeightNorm, is_that_of_all_parameters) {
+TEST(WeightNorm, IsThatOfAllParameters) {
   const Tensors weights = {at::full({2, 2}, 3.0F).requires_grad_(), at::full({1}, 8.0F)};
   EXPECT_EQ(weight_norm(weights).item<float>(), 10.0F);
   EXPECT_EQ(weight_norm(weights, kInfinity).item<float>(), 8.0F);
 }
 
-TEST(ClipGradValue, limits_every_element) {
+TEST(ClipGradValue, LimitsEveryElement) {
   const Tensors parameters = {
       parameter_with(at::tensor({-2.0F, -0.5F, 0.25F, 3.0F})),
       parameter_with(at::tensor({5.0}, at::kDouble)),

@@ -276,7 +276,7 @@ bool FlatOptimizer::create_missing_state(size_t group, FlatParameter& item) {
             "optim",
             fmt::format(
                 "{}: a parameter got its first gradient while a graph is being captured, which "
-                "would make its state anew in every replay; take a step with it before",
+                "would create its state again in every replay; take a step with it before",
                 traits_.name));
       }
       groups_[group].place_state(item, field, wanted).fill_(initial(options, field));

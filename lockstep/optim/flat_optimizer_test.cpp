@@ -51,7 +51,7 @@ Parameters reference(int64_t steps, AdamWOptions options = {}) {
   return parameters;
 }
 
-TEST(FlatOptimizer, lays_parameters_out_without_changing_them) {
+TEST(FlatOptimizer, LaysParametersOutWithoutChangingThem) {
   Parameters parameters = make_parameters();
   parameters[3] = parameters[3].detach().to(at::MemoryFormat::ChannelsLast).requires_grad_();
   const auto strides = parameters[3].strides().vec();
@@ -67,7 +67,7 @@ TEST(FlatOptimizer, lays_parameters_out_without_changing_them) {
   }
 }
 
-TEST(FlatOptimizer, updates_a_bucket_of_gradients_with_one_call) {
+TEST(FlatOptimizer, UpdatesABucketOfGradientsWithOneCall) {
   const Parameters parameters = make_parameters();
   Buckets buckets(parameters);
   ASSERT_EQ(buckets.count(), 1U);
@@ -80,7 +80,7 @@ TEST(FlatOptimizer, updates_a_bucket_of_gradients_with_one_call) {
   EXPECT_EQ(optimizer.run_count(), parameters.size()) << "gradients lie apart";
 }
 
-TEST(FlatOptimizer, updates_each_bucket_with_one_call_however_they_are_cut) {
+TEST(FlatOptimizer, UpdatesEachBucketWithOneCallHoweverTheyAreCut) {
   const Parameters parameters = make_parameters();
   Buckets buckets(parameters, 100);
   ASSERT_GT(buckets.count(), 1U);
@@ -92,7 +92,7 @@ TEST(FlatOptimizer, updates_each_bucket_with_one_call_however_they_are_cut) {
   }
 }
 
-TEST(FlatOptimizer, joins_only_what_has_seen_as_many_steps) {
+TEST(FlatOptimizer, JoinsOnlyWhatHasSeenAsManySteps) {
   const Parameters parameters = make_parameters();
   Buckets buckets(parameters);
   AdamW optimizer(parameters);
@@ -108,7 +108,7 @@ TEST(FlatOptimizer, joins_only_what_has_seen_as_many_steps) {
   EXPECT_EQ(sgd.run_count(), 5U);
 }
 
-TEST(FlatOptimizer, rules_with_norms_see_every_parameter_by_itself) {
+TEST(FlatOptimizer, RulesWithNormsSeeEveryParameterByItself) {
   const Parameters parameters = make_parameters();
   Buckets buckets(parameters);
   LAMB optimizer(parameters);
@@ -117,7 +117,7 @@ TEST(FlatOptimizer, rules_with_norms_see_every_parameter_by_itself) {
   EXPECT_EQ(optimizer.run_count(), parameters.size());
 }
 
-TEST(FlatOptimizer, long_runs_are_worked_off_in_stretches) {
+TEST(FlatOptimizer, LongRunsAreWorkedOffInStretches) {
   // One longer than a stretch, one not a multiple of it.
   const Parameters whole = {
       at::linspace(-1, 1, 300007, at::kDouble).requires_grad_(),
@@ -147,7 +147,7 @@ TEST(FlatOptimizer, long_runs_are_worked_off_in_stretches) {
       at::allclose(whole[1], at::cat(Parameters(cut.begin() + 301, cut.end())), 1e-14, 1e-15));
 }
 
-TEST(FlatOptimizer, autograd_notices_an_update_of_a_parameter_shorter_than_a_vector) {
+TEST(FlatOptimizer, AutogradNoticesAnUpdateOfAParameterShorterThanAVector) {
   const at::Tensor parameter = at::ones({3}).requires_grad_();
   AdamW optimizer({parameter});
   parameter.mutable_grad() = at::ones({3});
@@ -177,7 +177,7 @@ std::string error_after_resize(const at::Tensor& before, const at::Tensor& after
   return "no ConfigError";
 }
 
-TEST(FlatOptimizer, refuses_a_parameter_whose_shape_changed) {
+TEST(FlatOptimizer, RefusesAParameterWhoseShapeChanged) {
   using ::testing::HasSubstr;
   const at::Tensor large = at::ones({200000});
   const auto wanted = HasSubstr("resized from [4] to [200000]; build a new optimizer");
@@ -189,7 +189,7 @@ TEST(FlatOptimizer, refuses_a_parameter_whose_shape_changed) {
   EXPECT_THAT(error_after_resize<Adafactor>(at::ones({2, 6}), at::ones({4, 3})), HasSubstr("2, 6"));
 }
 
-TEST(FlatOptimizer, refuses_a_gradient_that_does_not_fit) {
+TEST(FlatOptimizer, RefusesAGradientThatDoesNotFit) {
   at::Tensor parameter = at::ones({4}).requires_grad_();
   AdamW optimizer({parameter});
   parameter.mutable_grad() = at::ones({4});
@@ -199,7 +199,7 @@ TEST(FlatOptimizer, refuses_a_gradient_that_does_not_fit) {
   EXPECT_NO_THROW(optimizer.step());
 }
 
-TEST(FlatOptimizer, follows_parameters_that_are_moved) {
+TEST(FlatOptimizer, FollowsParametersThatAreMoved) {
   const Parameters expected = reference(6);
   Parameters parameters = make_parameters();
   AdamW optimizer(parameters);
@@ -217,7 +217,7 @@ TEST(FlatOptimizer, follows_parameters_that_are_moved) {
   expect_close(parameters, expected);
 }
 
-TEST(FlatOptimizer, state_follows_to_another_dtype) {
+TEST(FlatOptimizer, StateFollowsToAnotherDtype) {
   Parameters parameters = make_parameters();
   AdamW optimizer(parameters);
   put_gradients(parameters, 0);
@@ -235,7 +235,7 @@ TEST(FlatOptimizer, state_follows_to_another_dtype) {
   }
 }
 
-TEST(FlatOptimizer, leaves_parameters_alone_whose_memory_others_see) {
+TEST(FlatOptimizer, LeavesParametersAloneWhoseMemoryOthersSee) {
   Parameters parameters = make_parameters();
   const at::Tensor view = parameters[0].detach();
   SGD optimizer(parameters, {.lr = 0.1});
@@ -246,7 +246,7 @@ TEST(FlatOptimizer, leaves_parameters_alone_whose_memory_others_see) {
   EXPECT_FALSE(at::equal(view, make_parameters()[0]));
 }
 
-TEST(FlatOptimizer, updates_parameters_with_gaps_in_memory) {
+TEST(FlatOptimizer, UpdatesParametersWithGapsInMemory) {
   const at::Tensor wide = at::zeros({4, 6});
   at::Tensor gappy = wide.narrow(1, 0, 3).detach().requires_grad_();
   at::Tensor plain = at::zeros({4, 3}).requires_grad_();
@@ -260,7 +260,7 @@ TEST(FlatOptimizer, updates_parameters_with_gaps_in_memory) {
   EXPECT_TRUE(at::equal(wide.narrow(1, 3, 3), at::zeros({4, 3})));
 }
 
-TEST(FlatOptimizer, updates_a_tied_parameter_once_and_frozen_ones_never) {
+TEST(FlatOptimizer, UpdatesATiedParameterOnceAndFrozenOnesNever) {
   Parameters parameters = make_parameters();
   parameters[2] = parameters[2].detach();
   Parameters listed = parameters;
@@ -274,7 +274,7 @@ TEST(FlatOptimizer, updates_a_tied_parameter_once_and_frozen_ones_never) {
   EXPECT_EQ(optimizer.param_groups()[0].params().size(), parameters.size());
 }
 
-TEST(FlatOptimizer, keeps_dtypes_in_buffers_of_their_own) {
+TEST(FlatOptimizer, KeepsDtypesInBuffersOfTheirOwn) {
   Parameters parameters = make_parameters();
   for (const at::Tensor& parameter : make_parameters(at::kDouble)) {
     parameters.push_back(parameter);
@@ -288,7 +288,7 @@ TEST(FlatOptimizer, keeps_dtypes_in_buffers_of_their_own) {
   EXPECT_EQ(optimizer.state_of(doubles[0]).fields[0].scalar_type(), at::kDouble);
 }
 
-TEST(FlatOptimizer, groups_have_their_own_options_and_can_be_added) {
+TEST(FlatOptimizer, GroupsHaveTheirOwnOptionsAndCanBeAdded) {
   Parameters parameters = make_parameters();
   SGD optimizer(
       std::vector<SGD::Group>{{{parameters[0]}, {.lr = 1}}, {{parameters[1]}, {.lr = 0.5}}});
@@ -305,7 +305,7 @@ TEST(FlatOptimizer, groups_have_their_own_options_and_can_be_added) {
   EXPECT_TRUE(at::allclose(parameters[2], before[2] - gradient(2, 0)));
 }
 
-TEST(FlatOptimizer, torchs_schedulers_and_closures_work_with_it) {
+TEST(FlatOptimizer, TorchsSchedulersAndClosuresWorkWithIt) {
   Parameters parameters = make_parameters();
   Parameters theirs = make_parameters();
   SGD optimizer(parameters, {.lr = 0.1});
@@ -333,7 +333,7 @@ TEST(FlatOptimizer, torchs_schedulers_and_closures_work_with_it) {
   EXPECT_TRUE(optimizer.state().empty());
 }
 
-TEST(FlatOptimizer, survives_being_moved) {
+TEST(FlatOptimizer, SurvivesBeingMoved) {
   const Parameters parameters = make_parameters();
   AdamW first(parameters);
   put_gradients(parameters, 0);
@@ -344,7 +344,7 @@ TEST(FlatOptimizer, survives_being_moved) {
   expect_same(parameters, reference(2));
 }
 
-TEST(FlatOptimizer, autograd_notices_an_update_of_what_it_saved) {
+TEST(FlatOptimizer, AutogradNoticesAnUpdateOfWhatItSaved) {
   const Parameters parameters = make_parameters();
   Buckets buckets(parameters);
   SGD optimizer(parameters, {.lr = 0.1});
@@ -355,7 +355,7 @@ TEST(FlatOptimizer, autograd_notices_an_update_of_what_it_saved) {
   EXPECT_THROW(loss.backward(), c10::Error);
 }
 
-TEST(FlatOptimizer, refuses_what_it_cannot_update) {
+TEST(FlatOptimizer, RefusesWhatItCannotUpdate) {
   const Parameters parameters = make_parameters();
   EXPECT_THROW(SGD(Parameters{}), ConfigError);
   EXPECT_THROW(SGD({at::ones({2}, at::kComplexFloat).requires_grad_()}), ConfigError);

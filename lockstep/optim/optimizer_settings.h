@@ -13,15 +13,16 @@ class OptimizerOptions;
 
 namespace lockstep::optim {
 
-/// The hyperparameters of torch::optim's own options, by their Python names; empty for options of
-/// any other kind. The pointers reach into `options`.
+/// Returns pointers to the hyperparameters of torch::optim's own options, by their Python names;
+/// empty for other options.
 NamedOptions torch_named_options(torch::optim::OptimizerOptions& options);
 
-/// {"lr": 0.1, "betas": [0.9, 0.999], ...}: one group of Python's `state_dict()["param_groups"]`.
+/// Returns {"lr": 0.1, "betas": [0.9, 0.999], ...}: one group of Python's
+/// `state_dict()["param_groups"]`.
 nlohmann::json options_to_json(const NamedOptions& options);
 
-/// Sets each option `json` names; those it does not name stay. CheckpointError, naming `path`, for
-/// an unknown name or a value of another type; some may be set by then.
+/// Sets each option in `json`; others are unchanged. CheckpointError, naming `path`, for an unknown
+/// name or a value of another type; some may be set by then.
 void options_from_json(
     const NamedOptions& options, const nlohmann::json& json, const std::string& path);
 

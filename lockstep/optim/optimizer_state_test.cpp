@@ -101,7 +101,7 @@ ParameterName namer(const Parameters& parameters) {
   };
 }
 
-TEST_P(OptimizerStateTest, a_restored_optimizer_goes_on_to_the_bit) {
+TEST_P(OptimizerStateTest, ARestoredOptimizerGoesOnToTheBit) {
   const Parameters whole = make_parameters();
   const auto unbroken = GetParam().make(whole);
   train(*unbroken, whole, 0, 10);
@@ -125,7 +125,7 @@ TEST_P(OptimizerStateTest, a_restored_optimizer_goes_on_to_the_bit) {
   EXPECT_TRUE(at::equal(second[1], whole[1]));
 }
 
-TEST_P(OptimizerStateTest, names_state_by_parameter) {
+TEST_P(OptimizerStateTest, NamesStateByParameter) {
   const Parameters parameters = make_parameters();
   const auto optimizer = GetParam().make(parameters);
   EXPECT_LE(optimizer_tensors(*optimizer, namer(parameters)).size(), 4U)
@@ -138,7 +138,7 @@ TEST_P(OptimizerStateTest, names_state_by_parameter) {
   EXPECT_EQ(optimizer_settings(*optimizer)["type"], name.substr(name.rfind("Our", 0) == 0 ? 3 : 0));
 }
 
-TEST(OptimizerState, refuses_what_does_not_fit_and_changes_nothing) {
+TEST(OptimizerState, RefusesWhatDoesNotFitAndChangesNothing) {
   const Parameters parameters = make_parameters();
   torch_optim::Adam adam(parameters, torch_optim::AdamOptions(0.1));
   train(adam, parameters, 0, 2);
@@ -176,7 +176,7 @@ void load(torch_optim::Optimizer& from, torch_optim::Optimizer& to, const Parame
       "test")();
 }
 
-TEST(OptimizerState, restores_every_hyperparameter) {
+TEST(OptimizerState, RestoresEveryHyperparameter) {
   const Parameters parameters = make_parameters();
   optim::LAMB ours(
       parameters,
@@ -206,7 +206,7 @@ TEST(OptimizerState, restores_every_hyperparameter) {
   EXPECT_EQ(optimizer_settings(other), optimizer_settings(theirs));
 }
 
-TEST(OptimizerState, goes_from_torchs_optimizer_to_ours) {
+TEST(OptimizerState, GoesFromTorchsOptimizerToOurs) {
   const Parameters parameters = make_parameters();
   torch_optim::AdamW theirs(parameters, torch_optim::AdamWOptions(0.1).weight_decay(0.3));
   train(theirs, parameters, 0, 3);
@@ -226,7 +226,7 @@ TEST(OptimizerState, goes_from_torchs_optimizer_to_ours) {
   EXPECT_TRUE(at::allclose(copies[1], parameters[1]));
 }
 
-TEST(OptimizerState, refuses_settings_that_do_not_fit) {
+TEST(OptimizerState, RefusesSettingsThatDoNotFit) {
   const Parameters parameters = make_parameters();
   optim::AdamW adamw(parameters, {.lr = 0.1});
   const nlohmann::json settings = optimizer_settings(adamw);
@@ -254,7 +254,7 @@ TEST(OptimizerState, refuses_settings_that_do_not_fit) {
       CheckpointError);
 }
 
-TEST(OptimizerState, names_the_file_at_fault) {
+TEST(OptimizerState, NamesTheFileAtFault) {
   const Parameters parameters = make_parameters();
   optim::AdamW adamw(parameters, {.lr = 0.1});
   const auto path_in_error = [&](const NamedTensors& tensors, const nlohmann::json& settings) {
@@ -286,7 +286,7 @@ std::string missing_in(
   return "accepted";
 }
 
-TEST_P(OptimizerStateTest, refuses_state_of_which_a_part_is_missing) {
+TEST_P(OptimizerStateTest, RefusesStateOfWhichAPartIsMissing) {
   const Parameters parameters = make_parameters();
   const auto optimizer = GetParam().make(parameters);
   train(*optimizer, parameters, 0, 2);
@@ -306,7 +306,7 @@ TEST_P(OptimizerStateTest, refuses_state_of_which_a_part_is_missing) {
   EXPECT_EQ(missing_in(*optimizer, parameters, {}, settings), "accepted") << "no step yet";
 }
 
-TEST_P(OptimizerStateTest, refuses_settings_of_which_a_part_is_missing) {
+TEST_P(OptimizerStateTest, RefusesSettingsOfWhichAPartIsMissing) {
   const Parameters parameters = make_parameters();
   const auto optimizer = GetParam().make(parameters);
   const nlohmann::json settings = optimizer_settings(*optimizer);
@@ -325,7 +325,7 @@ TEST_P(OptimizerStateTest, refuses_settings_of_which_a_part_is_missing) {
 }
 
 /// As state of a parameter of any shape, where a whole tensor of one element might be meant.
-TEST(OptimizerState, keeps_numbers_of_a_parameter_as_torch_optim_does) {
+TEST(OptimizerState, KeepsNumbersOfAParameterAsTorchOptimDoes) {
   const Parameters parameters = make_parameters();
   optim::ASGD optimizer(parameters, {.lr = 0.5, .lambd = 1, .alpha = 1, .t0 = 0});
   train(optimizer, parameters, 0, 2);
@@ -341,7 +341,7 @@ TEST(OptimizerState, keeps_numbers_of_a_parameter_as_torch_optim_does) {
   }
 }
 
-TEST(OptimizerState, needs_what_the_saved_options_need) {
+TEST(OptimizerState, NeedsWhatTheSavedOptionsNeed) {
   const Parameters parameters = make_parameters();
   optim::AdamW saved(parameters, {.amsgrad = true});
   train(saved, parameters, 0, 1);
@@ -358,7 +358,7 @@ TEST(OptimizerState, needs_what_the_saved_options_need) {
   EXPECT_EQ(missing_in(theirs, parameters, tensors, settings), "weight.max_exp_avg_sq");
 }
 
-TEST(OptimizerState, is_whole_when_an_option_was_switched_on_after_a_step) {
+TEST(OptimizerState, IsWholeWhenAnOptionWasSwitchedOnAfterAStep) {
   const Parameters parameters = make_parameters();
   optim::AdamW optimizer(parameters);
   train(optimizer, parameters, 0, 1);
@@ -378,7 +378,7 @@ TEST(OptimizerState, is_whole_when_an_option_was_switched_on_after_a_step) {
   EXPECT_TRUE(at::equal(copies[0], parameters[0]));
 }
 
-TEST(OptimizerState, refuses_impossible_hyperparameters) {
+TEST(OptimizerState, RefusesImpossibleHyperparameters) {
   const Parameters parameters = make_parameters();
   optim::AdamW adamw(parameters, {.lr = 0.1});
   nlohmann::json settings = optimizer_settings(adamw);
@@ -393,7 +393,7 @@ TEST(OptimizerState, refuses_impossible_hyperparameters) {
   EXPECT_EQ(adamw.options().lr, 0.1);
 }
 
-TEST(OptimizerState, knows_a_group_that_torchs_call_has_just_added) {
+TEST(OptimizerState, KnowsAGroupThatTorchsCallHasJustAdded) {
   const Parameters parameters = make_parameters();
   optim::Adagrad optimizer({parameters[0]});
   optimizer.add_param_group(torch_optim::OptimizerParamGroup({parameters[1]}));
@@ -406,7 +406,7 @@ TEST(OptimizerState, knows_a_group_that_torchs_call_has_just_added) {
       check_optimizer(other, namer(parameters), tensors, optimizer_settings(optimizer), "file")());
 }
 
-TEST(OptimizerState, refuses_an_optimizer_it_cannot_keep) {
+TEST(OptimizerState, RefusesAnOptimizerItCannotKeep) {
   const Parameters parameters = make_parameters();
   torch_optim::LBFGS lbfgs(parameters, torch_optim::LBFGSOptions(0.1));
   EXPECT_THROW(optimizer_tensors(lbfgs, namer(parameters)), ConfigError);

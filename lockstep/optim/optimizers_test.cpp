@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
+#include "lockstep/optim/optimizer_settings.h"
 #include "lockstep/optim/rules/adadelta.h"
 #include "lockstep/optim/rules/adafactor.h"
 #include "lockstep/optim/rules/adagrad.h"
@@ -19,7 +20,6 @@
 #include "lockstep/optim/rules/lamb.h"
 #include "lockstep/optim/rules/lion.h"
 #include "lockstep/optim/rules/nadam.h"
-#include "lockstep/optim/optimizer_settings.h"
 #include "lockstep/optim/rules/radam.h"
 #include "lockstep/optim/rules/rmsprop.h"
 #include "lockstep/optim/rules/rprop.h"
@@ -168,7 +168,7 @@ void expect_golden(const json& item, Gradients gradients) {
 
 class GoldenTest : public ::testing::TestWithParam<std::tuple<size_t, Gradients>> {};
 
-TEST_P(GoldenTest, arrives_where_python_does) {
+TEST_P(GoldenTest, ArrivesWherePythonDoes) {
   const json& item = golden()[std::get<0>(GetParam())];
   SCOPED_TRACE(item["type"].dump() + item["dtype"].dump() + item["groups"].dump());
   expect_golden(item, std::get<1>(GetParam()));
@@ -192,7 +192,7 @@ INSTANTIATE_TEST_SUITE_P(
         ::testing::Values(Gradients::kApart, Gradients::kInBuckets, Gradients::kChannelsLast)),
     name_of);
 
-TEST(Optimizers, equal_pythons_in_half_precision_to_the_bit_beyond_one_vector) {
+TEST(Optimizers, EqualPythonsInHalfPrecisionToTheBitBeyondOneVector) {
   const json& cases = golden_file().at("long_cases");
   ASSERT_GE(cases.size(), 24U);
   const std::vector<int64_t> shape = {8, 125};
@@ -213,7 +213,7 @@ TEST(Optimizers, equal_pythons_in_half_precision_to_the_bit_beyond_one_vector) {
   }
 }
 
-TEST(Optimizers, refuse_impossible_options) {
+TEST(Optimizers, RefuseImpossibleOptions) {
   const Parameters parameters = make_parameters();
   EXPECT_THROW(SGD(parameters, {.lr = -1}), ConfigError);
   EXPECT_THROW(SGD(parameters, {.nesterov = true}), ConfigError);
@@ -236,7 +236,7 @@ TEST(Optimizers, refuse_impossible_options) {
   EXPECT_THROW(Rprop(parameters, {.step_sizes = {1, 0.1}}), ConfigError);
 }
 
-TEST(Optimizers, lamb_of_the_paper_has_an_unbounded_trust_ratio) {
+TEST(Optimizers, LambOfThePaperHasAnUnboundedTrustRatio) {
   at::Tensor parameter = at::full({4}, 100.0, at::kDouble).requires_grad_();
   LAMB lamb({parameter}, {.lr = 0.1, .eps = 0, .max_coeff = INFINITY, .min_coeff = 0});
   parameter.mutable_grad() = at::ones({4}, at::kDouble);

@@ -15,7 +15,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-TEST(ParametersOnce, a_tied_weight_takes_one_update_a_step) {
+TEST(ParametersOnce, ATiedWeightTakesOneUpdateAStep) {
   at::Tensor tied = at::ones({2}).requires_grad_();
   at::Tensor other = at::ones({3}).requires_grad_();
   torch::optim::SGD optimizer({tied, other, tied}, torch::optim::SGDOptions(0.5));
@@ -28,7 +28,7 @@ TEST(ParametersOnce, a_tied_weight_takes_one_update_a_step) {
   EXPECT_TRUE(at::equal(tied, at::full({2}, 0.5)));
 }
 
-TEST(ParametersOnce, a_parameter_in_two_groups_is_an_error_that_names_both) {
+TEST(ParametersOnce, AParameterInTwoGroupsIsAnErrorThatNamesBoth) {
   at::Tensor tied = at::ones({2, 3}).requires_grad_();
   torch::optim::SGD optimizer(
       std::vector<torch::optim::OptimizerParamGroup>{

@@ -11,19 +11,19 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/optim/flat/capturable.h"
-#include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/flat/sharded_batch.h"
+#include "lockstep/optim/flat_optimizer.h"
 
 namespace lockstep::optim {
 
-/// Parameters that are updated with options of their own.
+/// Parameters with their own options.
 template <typename Options>
 struct ParameterGroup {
   std::vector<at::Tensor> parameters;
   Options options = {};
 };
 
-/// An options struct as torch::optim keeps them, so that its schedulers can set the learning rate.
+/// An options struct in torch::optim's form, so that its schedulers can set the learning rate.
 template <typename Options>
 class GroupOptions final : public CapturableOptions {
  public:
@@ -49,32 +49,32 @@ class GroupOptions final : public CapturableOptions {
   Options values;
 };
 
-/// The optimizer that a rule makes: `AdamW optimizer(net->parameters(), {.lr = 3e-4});`
+/// The optimizer of a rule: `AdamW optimizer(net->parameters(), {.lr = 3e-4});`
 ///
 /// A rule is a struct with `Options` (an aggregate with an `lr`) and the static functions `traits`,
 /// `named`, `check`, `shape`, `update`, `initial` if its state does not begin at 0, and `advance`
-/// if some of it is scalars. It knows tensors, not parameters, so it serves pieces of flat buffers
-/// as well. One that is not elementwise has an `update_sharded`, too, for ranks that have slices of
-/// parameters, and, if it is with some options, a `needs_full` that says with which it is not.
+/// if it has scalars. It works on tensors, so it also serves slices of flat buffers. A rule that is
+/// not elementwise has an `update_sharded`, too, for ranks with slices of parameters, and, if some
+/// options make it elementwise, a `needs_full`.
 template <typename Rule>
 class RuleOptimizer final : public FlatOptimizer {
  public:
   using Options = typename Rule::Options;
   using Group = ParameterGroup<Options>;
 
-  /// ConfigError for impossible options or parameters.
+  /// ConfigError for invalid options or parameters.
   explicit RuleOptimizer(std::vector<at::Tensor> parameters, Options options = {})
       : RuleOptimizer(std::vector<Group>{{std::move(parameters), std::move(options)}}) {}
 
-  /// Each group is updated with its own options. The first group's are what a later
-  /// `add_param_group` without any gets.
+  /// Each group is updated with its own options. A later `add_param_group` without options gets the
+  /// first group's.
   explicit RuleOptimizer(const std::vector<Group>& groups)
       : FlatOptimizer(Rule::traits(), torch_groups(groups), defaults_of(groups)) {
     set_options(0, groups);
     adopt_parameters();
   }
 
-  /// Adds a group, now or between steps. torch's own `add_param_group` works too, but knows only
+  /// Adds a group, now or between steps. torch's own `add_param_group` works too, but only supports
   /// its own options and gives the group the first one's.
   using torch::optim::Optimizer::add_param_group;
   void add_param_group(const Group& group) {
@@ -84,7 +84,7 @@ class RuleOptimizer final : public FlatOptimizer {
     adopt_parameters();
   }
 
-  /// The options of one group, to look at and to change.
+  /// The options of one group, to read and change.
   Options& options(size_t group = 0) { return values(param_groups_.at(group).options()); }
 
   NamedOptions named_options(torch::optim::OptimizerOptions& options) const override {
@@ -136,7 +136,8 @@ class RuleOptimizer final : public FlatOptimizer {
     if constexpr (requires { Rule::update_sharded(values(options), batch); }) {
       Rule::update_sharded(values(options), batch);
     } else {
-      LOCKSTEP_ASSERT(!needs_full(options), "a rule needs whole parameters, and brings none");
+      LOCKSTEP_ASSERT(
+          !needs_full(options), "a rule needs full parameters, and does not gather them");
     }
   }
 
@@ -164,7 +165,7 @@ class RuleOptimizer final : public FlatOptimizer {
     return all;
   }
 
-  // torch's constructor does not keep options of types it does not know.
+  // torch's constructor drops options of unknown types.
   void set_options(size_t first, const std::vector<Group>& groups) {
     for (size_t i = 0; i < groups.size(); ++i) {
       param_groups_[first + i].set_options(

@@ -9,6 +9,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/connected_ranks.h"
+#include "lockstep/optim/flat/share_of.h"
 #include "lockstep/optim/rules/adadelta.h"
 #include "lockstep/optim/rules/adafactor.h"
 #include "lockstep/optim/rules/adagrad.h"
@@ -23,7 +24,6 @@
 #include "lockstep/optim/rules/rmsprop.h"
 #include "lockstep/optim/rules/rprop.h"
 #include "lockstep/optim/rules/sgd.h"
-#include "lockstep/optim/flat/share_of.h"
 #include "lockstep/optim/test_parameters.h"
 
 namespace lockstep::optim {
@@ -89,17 +89,17 @@ void expect_shared_equals_own(const typename Optimizer::Options& options) {
   }
 }
 
-TEST(SharedParameters, have_the_bits_of_own_ones_sgd) {
+TEST(SharedParameters, HaveTheBitsOfOwnOnesSgd) {
   expect_shared_equals_own<SGD>({.lr = 0.1});
   expect_shared_equals_own<SGD>({.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01});
 }
 
-TEST(SharedParameters, have_the_bits_of_own_ones_adam) {
+TEST(SharedParameters, HaveTheBitsOfOwnOnesAdam) {
   expect_shared_equals_own<AdamW>({.lr = 0.01});
   expect_shared_equals_own<Adam>({.lr = 0.01, .amsgrad = true});
 }
 
-TEST(SharedParameters, have_the_bits_of_own_ones_others) {
+TEST(SharedParameters, HaveTheBitsOfOwnOnesOthers) {
   expect_shared_equals_own<Lion>({.lr = 0.01});
   expect_shared_equals_own<Adagrad>({.lr = 0.01});
   expect_shared_equals_own<RMSprop>({.lr = 0.01, .momentum = 0.5});
@@ -111,12 +111,12 @@ TEST(SharedParameters, have_the_bits_of_own_ones_others) {
   expect_shared_equals_own<Rprop>({.lr = 0.01});
 }
 
-TEST(SharedParameters, have_the_bits_of_own_ones_by_whole_parameters) {
+TEST(SharedParameters, HaveTheBitsOfOwnOnesByWholeParameters) {
   expect_shared_equals_own<LAMB>({.lr = 0.01});
   expect_shared_equals_own<Adafactor>({});
 }
 
-TEST(SharedParameters, have_the_bits_of_own_ones_muon) {
+TEST(SharedParameters, HaveTheBitsOfOwnOnesMuon) {
   // Matrices: each is orthogonalised by one rank. Others: each rank updates a stretch of them.
   const std::vector<std::vector<int64_t>> shapes = {{30, 20}, {8, 90}, {4, 3, 3, 3}, {41}, {7}};
   constexpr size_t kMatrices = 3;
@@ -160,7 +160,7 @@ TEST(SharedParameters, have_the_bits_of_own_ones_muon) {
   }
 }
 
-TEST(SharedParameters, may_be_shared_after_steps_of_their_own) {
+TEST(SharedParameters, MayBeSharedAfterStepsOfTheirOwn) {
   shm_ranks(2, [&](Group group) {
     const Parameters own = some_parameters(0, at::kFloat);
     const Parameters shared = some_parameters(0, at::kFloat);
@@ -182,7 +182,7 @@ TEST(SharedParameters, may_be_shared_after_steps_of_their_own) {
   });
 }
 
-TEST(SharedParameters, may_belong_to_several_groups) {
+TEST(SharedParameters, MayBelongToSeveralGroups) {
   const Parameters own = some_parameters(0, at::kFloat);
   AdamW alone(own, {.lr = 0.01});
   for (int64_t t = 0; t < 6; ++t) {
@@ -214,7 +214,7 @@ TEST(SharedParameters, may_belong_to_several_groups) {
   });
 }
 
-TEST(SharedParameters, are_one_memory) {
+TEST(SharedParameters, AreOneMemory) {
   shm_ranks(3, [&](Group group) {
     const Parameters shared = some_parameters(group.rank(), at::kFloat);
     AdamW optimizer(shared, {.lr = 0.01});
@@ -229,7 +229,7 @@ TEST(SharedParameters, are_one_memory) {
   });
 }
 
-TEST(SharedParameters, added_later_are_shared_too) {
+TEST(SharedParameters, AddedLaterAreSharedToo) {
   shm_ranks(2, [&](Group group) {
     AdamW optimizer(some_parameters(group.rank(), at::kFloat), {.lr = 0.01});
     optimizer.share(group);
@@ -257,7 +257,7 @@ std::string error_of(const Body& body) {
   return "no error";
 }
 
-TEST(SharedParameters, refuse_what_cannot_be_shared) {
+TEST(SharedParameters, RefuseWhatCannotBeShared) {
   gloo_ranks(2, [](Group group) {
     AdamW optimizer(make_parameters(), {});
     EXPECT_THAT(error_of([&] { optimizer.share(group); }), HasSubstr("these talk over gloo"));
@@ -280,7 +280,7 @@ TEST(SharedParameters, refuse_what_cannot_be_shared) {
   });
 }
 
-TEST(ShareOf, every_element_belongs_to_one_rank) {
+TEST(ShareOf, EveryElementBelongsToOneRank) {
   for (const bool elementwise : {true, false}) {
     for (const int size : {1, 2, 3, 7}) {
       Batch batch;

@@ -11,9 +11,9 @@
 #include <ATen/ops/zeros.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/flat/sharded_batch.h"
 #include "lockstep/optim/flat/update_in_fp32.h"
+#include "lockstep/optim/flat_optimizer.h"
 
 namespace lockstep::optim {
 

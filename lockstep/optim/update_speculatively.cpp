@@ -12,9 +12,9 @@
 
 #include <c10/core/GradMode.h>
 
+#include "lockstep/optim/flat/update_in_fp32.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/offload/speculative_step.h"
-#include "lockstep/optim/flat/update_in_fp32.h"
 
 namespace lockstep::optim {
 namespace {

@@ -34,7 +34,7 @@ struct State {
   bool operator==(const State&) const = default;
 };
 
-TEST(Autocast, casts_within_and_restores_behind) {
+TEST(Autocast, CastsWithinAndRestoresBehind) {
   const State before;
   {
     const Autocast cast(kCPU, at::kHalf);
@@ -44,7 +44,7 @@ TEST(Autocast, casts_within_and_restores_behind) {
   EXPECT_TRUE(State() == before);
 }
 
-TEST(Autocast, nests_and_the_innermost_counts) {
+TEST(Autocast, NestsAndTheInnermostCounts) {
   const Autocast outer(kCPU, at::kBFloat16);
   {
     const Autocast inner(kCPU, at::kHalf);
@@ -60,7 +60,7 @@ TEST(Autocast, nests_and_the_innermost_counts) {
   EXPECT_EQ(product_dtype(), at::kBFloat16);
 }
 
-TEST(Autocast, restores_when_an_exception_passes) {
+TEST(Autocast, RestoresWhenAnExceptionPasses) {
   const State before;
   EXPECT_THROW(
       {
@@ -73,7 +73,7 @@ TEST(Autocast, restores_when_an_exception_passes) {
   EXPECT_EQ(product_dtype(), at::kFloat);
 }
 
-TEST(Autocast, the_outermost_end_forgets_cast_weights) {
+TEST(Autocast, TheOutermostEndForgetsCastWeights) {
   at::Tensor weight = at::ones({2, 2}).requires_grad_();
   const auto output = [&] {
     const Autocast cast(kCPU, at::kBFloat16);
@@ -90,7 +90,7 @@ TEST(Autocast, the_outermost_end_forgets_cast_weights) {
   EXPECT_EQ(output(), std::pair(4.0F, 4.0F)) << "the next scope casts the weight of today";
 }
 
-TEST(Autocast, without_cache_sees_each_change_of_a_weight) {
+TEST(Autocast, WithoutCacheSeesEachChangeOfAWeight) {
   at::Tensor weight = at::ones({2, 2}).requires_grad_();
   const Autocast cast(kCPU, at::kBFloat16, true, /*cache_enabled=*/false);
   at::ones({1, 2}).matmul(weight);
@@ -101,7 +101,7 @@ TEST(Autocast, without_cache_sees_each_change_of_a_weight) {
   EXPECT_EQ(at::ones({1, 2}).matmul(weight)[0][0].item<float>(), 4.0F);
 }
 
-TEST(Autocast, belongs_to_its_thread) {
+TEST(Autocast, BelongsToItsThread) {
   const Autocast cast(kCPU, at::kBFloat16);
   at::ScalarType elsewhere = at::kDouble;
   at::ScalarType elsewhere_within = at::kDouble;
@@ -115,7 +115,7 @@ TEST(Autocast, belongs_to_its_thread) {
   EXPECT_EQ(product_dtype(), at::kBFloat16);
 }
 
-TEST(Autocast, many_threads_do_not_disturb_each_other) {
+TEST(Autocast, ManyThreadsDoNotDisturbEachOther) {
   std::vector<std::thread> threads;
   std::atomic<int> wrong{0};
   for (int i = 0; i < 4; ++i) {
@@ -136,7 +136,7 @@ at::ScalarType product_dtype(const at::Tensor& weight) {
   return at::ones({2, 2}).matmul(weight).scalar_type();
 }
 
-TEST(Autocast, a_nested_scope_casts_weights_anew_for_its_dtype) {
+TEST(Autocast, ANestedScopeCastsWeightsAnewForItsDtype) {
   const at::Tensor weight = at::ones({2, 2}).requires_grad_();
   const Autocast outer(kCPU, at::kHalf);
   EXPECT_EQ(product_dtype(weight), at::kHalf);
@@ -155,7 +155,7 @@ TEST(Autocast, a_nested_scope_casts_weights_anew_for_its_dtype) {
   EXPECT_EQ(product_dtype(weight), at::kHalf);
 }
 
-TEST(Autocast, threads_share_weights_in_two_dtypes_without_the_cache) {
+TEST(Autocast, ThreadsShareWeightsInTwoDtypesWithoutTheCache) {
   const at::Tensor weight = at::ones({2, 2}).requires_grad_();
   std::vector<std::thread> threads;
   std::atomic<int> wrong{0};
@@ -177,7 +177,7 @@ TEST(Autocast, threads_share_weights_in_two_dtypes_without_the_cache) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST(Autocast, refuses_what_would_silently_stay_in_fp32) {
+TEST(Autocast, RefusesWhatWouldSilentlyStayInFp32) {
   EXPECT_THROW(Autocast(kCPU, at::kFloat), ConfigError);
   EXPECT_THROW(Autocast(kCPU, at::kDouble), ConfigError);
   EXPECT_THROW(Autocast(c10::kXLA, at::kBFloat16), ConfigError);
@@ -226,7 +226,7 @@ INSTANTIATE_TEST_SUITE_P(
       return std::string(c10::toString(test.param));
     });
 
-TEST_P(AutocastOperations, run_in_the_dtype_on_the_cpu_and_differentiate_near_fp32s) {
+TEST_P(AutocastOperations, RunInTheDtypeOnTheCpuAndDifferentiateNearFp32s) {
   const double tolerance = GetParam() == at::kHalf ? 1e-2 : 6e-2;
   for (const Operation& operation : operations()) {
     at::manual_seed(1);
@@ -268,7 +268,7 @@ at::Tensor lstm_output() {
       at::lstm(at::rand({5, 2, 8}), start, weights, true, 1, 0.0, true, false, false));
 }
 
-TEST(Autocast, what_has_no_fp16_kernel_throws_and_the_log_says_what_to_do) {
+TEST(Autocast, WhatHasNoFp16KernelThrowsAndTheLogSaysWhatToDo) {
   std::vector<std::string> lines;
   set_log_sink([&](const std::string& line) { lines.push_back(line); });
   const auto run_and_fail = [] {

@@ -21,11 +21,11 @@ bool kernel_lists_bf16() {
   return false;
 }
 
-TEST(CpuBf16, is_what_the_kernel_lists) {
+TEST(CpuBf16, IsWhatTheKernelLists) {
   EXPECT_EQ(cpu_has_bf16(Environment::of({})), kernel_lists_bf16());
 }
 
-TEST(CpuBf16, is_absent_where_onednn_is_limited_to_older_instructions) {
+TEST(CpuBf16, IsAbsentWhereOnednnIsLimitedToOlderInstructions) {
   EXPECT_FALSE(cpu_has_bf16(Environment::of({{"ONEDNN_MAX_CPU_ISA", "AVX2"}})));
   EXPECT_FALSE(cpu_has_bf16(Environment::of({{"DNNL_MAX_CPU_ISA", "avx512_core"}})));
   EXPECT_EQ(

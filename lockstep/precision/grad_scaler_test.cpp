@@ -53,7 +53,7 @@ GradScalerOptions options_of(const nlohmann::json& json) {
   return options;
 }
 
-TEST(GradScaler, goes_torchs_way_exactly_also_when_resumed_at_each_step) {
+TEST(GradScaler, GoesTorchsWayExactlyAlsoWhenResumedAtEachStep) {
   std::ifstream file(LOCKSTEP_SOURCE_DIR "/tests/golden/grad_scaler.json");
   const nlohmann::json golden = nlohmann::json::parse(file);
   ASSERT_GE(golden.at("cases").size(), 6U);
@@ -82,7 +82,7 @@ TEST(GradScaler, goes_torchs_way_exactly_also_when_resumed_at_each_step) {
   }
 }
 
-TEST(GradScaler, scales_the_loss_and_its_gradients_and_unscales_them_exactly) {
+TEST(GradScaler, ScalesTheLossAndItsGradientsAndUnscalesThemExactly) {
   GradScaler scaler({.init_scale = 1024});
   const at::Tensor weight = at::tensor({0.5F, -3.0F}).requires_grad_();
   scaler.scale((weight * weight).sum()).backward();
@@ -95,7 +95,7 @@ TEST(GradScaler, scales_the_loss_and_its_gradients_and_unscales_them_exactly) {
   EXPECT_TRUE(updated);
 }
 
-TEST(GradScaler, unscales_once_until_update) {
+TEST(GradScaler, UnscalesOnceUntilUpdate) {
   GradScaler scaler({.init_scale = 4});
   Model model;
   scaler.scale(at::zeros({}));
@@ -110,7 +110,7 @@ TEST(GradScaler, unscales_once_until_update) {
   EXPECT_EQ(model.parameters[0].grad()[0].item<float>(), 4.0F);
 }
 
-TEST(GradScaler, an_inf_skips_only_its_own_optimizer_but_shrinks_the_scale) {
+TEST(GradScaler, AnInfSkipsOnlyItsOwnOptimizerButShrinksTheScale) {
   GradScaler scaler({.init_scale = 8});
   Model good;
   Model bad;
@@ -129,7 +129,7 @@ TEST(GradScaler, an_inf_skips_only_its_own_optimizer_but_shrinks_the_scale) {
   EXPECT_FALSE(scaler.found_inf());
 }
 
-TEST(GradScaler, sees_an_inf_among_several_dtypes_and_sparse_gradients) {
+TEST(GradScaler, SeesAnInfAmongSeveralDtypesAndSparseGradients) {
   for (const int infinite : {-1, 0, 1, 2}) {
     GradScaler scaler({.init_scale = 2});
     scaler.scale(at::zeros({}));
@@ -154,7 +154,7 @@ TEST(GradScaler, sees_an_inf_among_several_dtypes_and_sparse_gradients) {
   }
 }
 
-TEST(GradScaler, counts_a_parameter_given_twice_once) {
+TEST(GradScaler, CountsAParameterGivenTwiceOnce) {
   GradScaler scaler({.init_scale = 2});
   const at::Tensor weight = at::zeros({2}).requires_grad_();
   scaler.scale(at::zeros({}));
@@ -163,7 +163,7 @@ TEST(GradScaler, counts_a_parameter_given_twice_once) {
   EXPECT_EQ(weight.grad()[0].item<float>(), 4.0F);
 }
 
-TEST(GradScaler, disabled_passes_everything_through) {
+TEST(GradScaler, DisabledPassesEverythingThrough) {
   GradScaler scaler({.enabled = false});
   const at::Tensor loss = at::ones({});
   EXPECT_TRUE(scaler.scale(loss).is_same(loss));
@@ -178,7 +178,7 @@ TEST(GradScaler, disabled_passes_everything_through) {
   EXPECT_NO_THROW(scaler.load_state({}));
 }
 
-TEST(GradScaler, an_update_that_throws_leaves_the_step_done) {
+TEST(GradScaler, AnUpdateThatThrowsLeavesTheStepDone) {
   GradScaler scaler;
   Model model;
   scaler.scale(at::zeros({}));
@@ -189,7 +189,7 @@ TEST(GradScaler, an_update_that_throws_leaves_the_step_done) {
   EXPECT_EQ(scaler.growth_tracker(), 1);
 }
 
-TEST(GradScaler, refuses_calls_out_of_order) {
+TEST(GradScaler, RefusesCallsOutOfOrder) {
   Model model;
   set_gradient(model.parameters[0], 1);
   GradScaler scaler;
@@ -204,7 +204,7 @@ TEST(GradScaler, refuses_calls_out_of_order) {
   EXPECT_THROW(scaler.update(0.0), ConfigError);
 }
 
-TEST(GradScaler, refuses_fp16_gradients) {
+TEST(GradScaler, RefusesFp16Gradients) {
   GradScaler scaler;
   scaler.scale(at::zeros({}));
   at::Tensor weight = at::zeros({2}, at::kHalf).requires_grad_();
@@ -212,7 +212,7 @@ TEST(GradScaler, refuses_fp16_gradients) {
   EXPECT_THROW(scaler.unscale_(&scaler, {weight}), ConfigError);
 }
 
-TEST(GradScaler, refuses_options_and_states_without_sense) {
+TEST(GradScaler, RefusesOptionsAndStatesWithoutSense) {
   EXPECT_THROW(GradScaler({.init_scale = 0}), ConfigError);
   EXPECT_THROW(GradScaler({.init_scale = 1e39}), ConfigError);
   EXPECT_THROW(GradScaler({.growth_factor = 1}), ConfigError);
@@ -234,7 +234,7 @@ TEST(GradScaler, refuses_options_and_states_without_sense) {
   EXPECT_EQ(scaler.state(), before);
 }
 
-TEST(GradScaler, refuses_a_new_scale_that_fp32_cannot_hold) {
+TEST(GradScaler, RefusesANewScaleThatFp32CannotHold) {
   for (const double scale : {1e300, 1e-60, -1.0, double{kNaN}, double{kInfinity}}) {
     GradScaler scaler;
     scaler.scale(at::zeros({}));
@@ -244,7 +244,7 @@ TEST(GradScaler, refuses_a_new_scale_that_fp32_cannot_hold) {
   }
 }
 
-TEST(GradScaler, loads_a_scale_that_fell_to_nothing_and_says_what_that_means) {
+TEST(GradScaler, LoadsAScaleThatFellToNothingAndSaysWhatThatMeans) {
   GradScaler scaler({.init_scale = 1, .backoff_factor = 1e-30});
   Model model;
   model.iterate(scaler, kNaN);
@@ -262,7 +262,7 @@ TEST(GradScaler, loads_a_scale_that_fell_to_nothing_and_says_what_that_means) {
   EXPECT_THAT(lines[0], ::testing::HasSubstr("diverged"));
 }
 
-TEST(GradScaler, check_state_refuses_what_load_state_would_and_changes_nothing) {
+TEST(GradScaler, CheckStateRefusesWhatLoadStateWouldAndChangesNothing) {
   const GradScaler scaler;
   const nlohmann::json before = scaler.state();
   nlohmann::json other = before;
@@ -275,7 +275,7 @@ TEST(GradScaler, check_state_refuses_what_load_state_would_and_changes_nothing) 
   EXPECT_NO_THROW(GradScaler({.enabled = false}).check_state(nullptr));
 }
 
-TEST(GradScaler, forgets_optimizers_of_the_running_iteration) {
+TEST(GradScaler, ForgetsOptimizersOfTheRunningIteration) {
   GradScaler scaler;
   Model model;
   scaler.scale(at::zeros({}));
@@ -288,7 +288,7 @@ TEST(GradScaler, forgets_optimizers_of_the_running_iteration) {
   EXPECT_EQ(scaler.get_scale(), 65536);
 }
 
-TEST(GradScaler, unscales_a_gradient_that_was_expanded) {
+TEST(GradScaler, UnscalesAGradientThatWasExpanded) {
   GradScaler scaler({.init_scale = 2});
   at::Tensor weight = at::zeros({3}).requires_grad_();
   scaler.scale(at::zeros({}));
@@ -297,7 +297,7 @@ TEST(GradScaler, unscales_a_gradient_that_was_expanded) {
   EXPECT_TRUE(at::equal(weight.grad(), at::full({3}, 4.0F)));
 }
 
-TEST(GradScaler, ranks_agree_when_one_alone_sees_an_inf) {
+TEST(GradScaler, RanksAgreeWhenOneAloneSeesAnInf) {
   ranks(3, [](Group group) {
     const int rank = group.rank();
     GradScaler scaler({.init_scale = 16, .growth_interval = 2}, group);
@@ -314,7 +314,7 @@ TEST(GradScaler, ranks_agree_when_one_alone_sees_an_inf) {
   });
 }
 
-TEST(GradScaler, ranks_agree_when_one_has_no_gradient_and_when_nobody_steps) {
+TEST(GradScaler, RanksAgreeWhenOneHasNoGradientAndWhenNobodySteps) {
   ranks(2, [](Group group) {
     GradScaler scaler({.init_scale = 16}, group);
     Model model;

@@ -22,13 +22,13 @@ std::string refusal_of(const std::string& name) {
   return "no ConfigError";
 }
 
-TEST(Precision, is_parsed_from_its_own_name) {
+TEST(Precision, IsParsedFromItsOwnName) {
   for (const Precision precision : {Precision::kNo, Precision::kFP16, Precision::kBF16}) {
     EXPECT_EQ(parse_precision(name_of(precision)), precision);
   }
 }
 
-TEST(Precision, refuses_other_names_with_what_was_meant) {
+TEST(Precision, RefusesOtherNamesWithWhatWasMeant) {
   EXPECT_THAT(refusal_of("bf61"), HasSubstr("did you mean 'bf16'?"));
   EXPECT_THAT(refusal_of("bfloat16"), HasSubstr("did you mean 'bf16'?"));
   EXPECT_THAT(refusal_of("fp32"), HasSubstr("did you mean 'no'?"));
@@ -36,7 +36,7 @@ TEST(Precision, refuses_other_names_with_what_was_meant) {
   EXPECT_THAT(refusal_of("fp8"), HasSubstr("try bf16"));
 }
 
-TEST(Precision, knows_what_autocast_casts_to) {
+TEST(Precision, KnowsWhatAutocastCastsTo) {
   EXPECT_EQ(autocast_dtype(Precision::kFP16), c10::kHalf);
   EXPECT_EQ(autocast_dtype(Precision::kBF16), c10::kBFloat16);
   EXPECT_THROW(autocast_dtype(Precision::kNo), ConfigError);

@@ -12,7 +12,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/schedule/schedule_checks.h"
 
-namespace lockstep::optim {
+namespace lockstep::schedule {
 namespace {
 
 using detail::check_range;
@@ -213,4 +213,4 @@ Schedule one_cycle(OneCycleOptions options) {
   return Schedule(std::move(parts));
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::schedule

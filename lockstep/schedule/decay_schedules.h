@@ -9,7 +9,7 @@
 /// The schedules of torch.optim.lr_scheduler, by their closed forms: equal to Python's up to the
 /// rounding of its step-by-step products. (libtorch's own StepLR drops one step late; these do
 /// not.) Every factory throws ConfigError for numbers without sense.
-namespace lockstep::optim {
+namespace lockstep::schedule {
 
 struct StepDecayOptions {
   int64_t step_size = 0;  ///< Required.
@@ -74,4 +74,4 @@ struct OneCycleOptions {
 /// After: Smith, Topin, "Super-Convergence", 2017.
 Schedule one_cycle(OneCycleOptions options);
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::schedule

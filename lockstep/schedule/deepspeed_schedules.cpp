@@ -11,7 +11,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/schedule/schedule_checks.h"
 
-namespace lockstep::optim {
+namespace lockstep::schedule {
 namespace {
 
 using detail::check_range;
@@ -243,4 +243,4 @@ Schedule deepspeed_lr_range_test(DeepSpeedLrRangeTestOptions options) {
   return Schedule(std::move(parts));
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::schedule

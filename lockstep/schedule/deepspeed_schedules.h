@@ -11,7 +11,7 @@
 /// all parameter groups, or one for each. As there, step 0 is a rate of its own (the minimum, or 0)
 /// and step s is batch iteration s - 1 of the formula. Every factory throws ConfigError for numbers
 /// without sense.
-namespace lockstep::optim {
+namespace lockstep::schedule {
 
 enum class DeepSpeedWarmup { kLog, kLinear };
 
@@ -74,4 +74,4 @@ struct DeepSpeedLrRangeTestOptions {
 /// LRRangeTest: rises for ever, to find the rate at which training breaks.
 Schedule deepspeed_lr_range_test(DeepSpeedLrRangeTestOptions options);
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::schedule

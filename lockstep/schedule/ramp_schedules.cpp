@@ -10,7 +10,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/schedule/schedule_checks.h"
 
-namespace lockstep::optim {
+namespace lockstep::schedule {
 namespace {
 
 /// How far up step `step` is, from 0 to 1 while cycles keep their height.
@@ -99,4 +99,4 @@ Schedule cyclic(CyclicOptions options) {
   return Schedule(std::move(parts));
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::schedule

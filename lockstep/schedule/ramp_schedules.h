@@ -10,7 +10,7 @@
 /// The schedules of torch.optim.lr_scheduler whose rates rise: after a start below the base rate,
 /// or again and again. By their closed forms, as those of decay_schedules.h. Every factory throws
 /// ConfigError for numbers without sense.
-namespace lockstep::optim {
+namespace lockstep::schedule {
 
 struct ConstantFactorOptions {
   double factor = 1.0 / 3;  ///< From 0 to 1.
@@ -51,4 +51,4 @@ struct CyclicOptions {
 /// After: Smith, "Cyclical Learning Rates for Training Neural Networks", 2017.
 Schedule cyclic(CyclicOptions options);
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::schedule

@@ -13,7 +13,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/schedule/schedule_checks.h"
 
-namespace lockstep::optim {
+namespace lockstep::schedule {
 namespace {
 
 constexpr const char* kName = "reduce_on_plateau";
@@ -117,4 +117,4 @@ void ReduceOnPlateau::load_state(const nlohmann::json& state) {
   }
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::schedule

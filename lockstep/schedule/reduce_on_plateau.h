@@ -6,7 +6,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-namespace lockstep::optim {
+namespace lockstep::schedule {
 
 enum class PlateauMode { kMin, kMax };
 enum class PlateauThreshold { kRelative, kAbsolute };
@@ -56,9 +56,10 @@ class ReduceOnPlateau {
   int64_t cooldown_left_ = 0;
 };
 
-/// For Accelerator::prepare, which knows the rates: `prepare(..., optim::reduce_on_plateau({}))`.
+/// For Accelerator::prepare, which knows the rates: `prepare(...,
+/// schedule::reduce_on_plateau({}))`.
 inline ReduceOnPlateauOptions reduce_on_plateau(ReduceOnPlateauOptions options) {
   return options;
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::schedule

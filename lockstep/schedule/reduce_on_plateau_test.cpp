@@ -13,7 +13,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::optim {
+namespace lockstep::schedule {
 namespace {
 
 constexpr auto kMax = PlateauMode::kMax;
@@ -49,7 +49,7 @@ double metric_of(const nlohmann::json& value) {
                         : std::numeric_limits<double>::infinity();
 }
 
-TEST(ReduceOnPlateau, equals_torchs_step_by_step_also_when_resumed_at_each) {
+TEST(ReduceOnPlateau, EqualsTorchsStepByStepAlsoWhenResumedAtEach) {
   const nlohmann::json all = golden();
   ASSERT_EQ(all.size(), cases().size());
   for (const auto& [name, options] : cases()) {
@@ -68,7 +68,7 @@ TEST(ReduceOnPlateau, equals_torchs_step_by_step_also_when_resumed_at_each) {
   }
 }
 
-TEST(ReduceOnPlateau, refuses_options_without_sense) {
+TEST(ReduceOnPlateau, RefusesOptionsWithoutSense) {
   EXPECT_THROW(ReduceOnPlateau({0.1}, {.factor = 1}), ConfigError);
   EXPECT_THROW(ReduceOnPlateau({0.1}, {.factor = -1}), ConfigError);
   EXPECT_THROW(ReduceOnPlateau({0.1}, {.patience = -1}), ConfigError);
@@ -77,7 +77,7 @@ TEST(ReduceOnPlateau, refuses_options_without_sense) {
   EXPECT_THROW(ReduceOnPlateau({}, {}), ConfigError);
 }
 
-TEST(ReduceOnPlateau, refuses_a_foreign_state_and_changes_nothing) {
+TEST(ReduceOnPlateau, RefusesAForeignStateAndChangesNothing) {
   ReduceOnPlateau plateau({0.1});
   plateau.step(1);
   const nlohmann::json before = plateau.state();
@@ -93,4 +93,4 @@ TEST(ReduceOnPlateau, refuses_a_foreign_state_and_changes_nothing) {
 }
 
 }  // namespace
-}  // namespace lockstep::optim
+}  // namespace lockstep::schedule

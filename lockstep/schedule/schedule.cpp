@@ -9,7 +9,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::optim {
+namespace lockstep::schedule {
 
 Schedule::Schedule(ScheduleParts parts)
     : parts_(std::make_shared<const ScheduleParts>(std::move(parts))) {
@@ -129,4 +129,4 @@ std::string describe(const Schedule& schedule, double base_lr, int64_t steps) {
   return text;
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::schedule

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::optim {
+namespace lockstep::schedule {
 
 /// A step of a schedule worth telling: "warm-up ends" at 100.
 struct ScheduleMark {
@@ -88,4 +88,4 @@ Schedule custom(
 /// where there are values for several. `steps` below 0 count as 0. Costs `steps` evaluations.
 std::string describe(const Schedule& schedule, double base_lr, int64_t steps);
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::schedule

@@ -8,7 +8,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::optim::detail {
+namespace lockstep::schedule::detail {
 
 void check_range(const char* schedule, const char* option, double value, double low, double high) {
   if (!std::isfinite(value) || value < low || value > high) {
@@ -72,4 +72,4 @@ double value_for(const std::vector<double>& values, size_t group) {
   return values[values.size() == 1 ? 0 : group];
 }
 
-}  // namespace lockstep::optim::detail
+}  // namespace lockstep::schedule::detail

@@ -8,7 +8,7 @@
 #include <vector>
 
 /// What the factories of schedules check alike. `schedule` and `option` name the place in messages.
-namespace lockstep::optim::detail {
+namespace lockstep::schedule::detail {
 
 /// ConfigError unless `value` is a finite number from `low` to `high`.
 void check_range(
@@ -37,4 +37,4 @@ std::optional<size_t> group_count(const char* schedule, const std::vector<NamedL
 /// The value of `group` in such a list.
 double value_for(const std::vector<double>& values, size_t group);
 
-}  // namespace lockstep::optim::detail
+}  // namespace lockstep::schedule::detail

@@ -18,7 +18,7 @@
 #include "lockstep/schedule/schedule.h"
 #include "lockstep/schedule/warmup_schedules.h"
 
-namespace lockstep::optim {
+namespace lockstep::schedule {
 namespace {
 
 using Schedules = std::map<std::string, Schedule>;
@@ -239,19 +239,19 @@ void expect_equal_to_golden(const Schedules& schedules) {
   }
 }
 
-TEST(ScheduleGolden, torchs_at_every_step) {
+TEST(ScheduleGolden, TorchsAtEveryStep) {
   expect_equal_to_golden(torchs());
 }
 
-TEST(ScheduleGolden, transformers_at_every_step) {
+TEST(ScheduleGolden, TransformersAtEveryStep) {
   expect_equal_to_golden(transformers());
 }
 
-TEST(ScheduleGolden, deepspeeds_at_every_step) {
+TEST(ScheduleGolden, DeepspeedsAtEveryStep) {
   expect_equal_to_golden(deepspeeds());
 }
 
-TEST(ScheduleGolden, leaves_no_case_of_the_file_out) {
+TEST(ScheduleGolden, LeavesNoCaseOfTheFileOut) {
   std::set<std::string> ours;
   for (const Schedules& family : {torchs(), transformers(), deepspeeds()}) {
     for (const auto& [name, schedule] : family) {
@@ -266,4 +266,4 @@ TEST(ScheduleGolden, leaves_no_case_of_the_file_out) {
 }
 
 }  // namespace
-}  // namespace lockstep::optim
+}  // namespace lockstep::schedule

@@ -16,7 +16,7 @@
 #include "lockstep/schedule/ramp_schedules.h"
 #include "lockstep/schedule/warmup_schedules.h"
 
-namespace lockstep::optim {
+namespace lockstep::schedule {
 namespace {
 
 using ::testing::AllOf;
@@ -31,7 +31,7 @@ std::string error_of(const std::function<void()>& act) {
   return "no ConfigError";
 }
 
-TEST(Schedule, allows_as_many_steps_as_updates_and_not_one_more) {
+TEST(Schedule, AllowsAsManyStepsAsUpdatesAndNotOneMore) {
   const Schedule schedule = warmup_linear({.warmup_steps = 2, .total_steps = 10});
   EXPECT_EQ(schedule.total_steps(), 10);
   EXPECT_EQ(schedule.lr(10, 0.5), 0);
@@ -42,14 +42,14 @@ TEST(Schedule, allows_as_many_steps_as_updates_and_not_one_more) {
   EXPECT_THAT(error_of([&] { (void)schedule.lr(-1, 0.5); }), HasSubstr("-1"));
 }
 
-TEST(Schedule, without_end_goes_on_by_its_formula) {
+TEST(Schedule, WithoutEndGoesOnByItsFormula) {
   const Schedule schedule = warmup_linear({.total_steps = 4}).without_end();
   EXPECT_FALSE(schedule.total_steps());
   EXPECT_EQ(schedule.lr(1000, 0.5), 0);
   EXPECT_EQ(schedule.name(), "warmup_linear");
 }
 
-TEST(Schedule, refuses_a_group_it_has_no_values_for) {
+TEST(Schedule, RefusesAGroupItHasNoValuesFor) {
   const Schedule one = one_cycle({.max_lr = {0.1}, .total_steps = 5});
   EXPECT_EQ(one.lr(0, 9, 7), one.lr(0, 9, 0));
   EXPECT_FALSE(one.groups());
@@ -59,7 +59,7 @@ TEST(Schedule, refuses_a_group_it_has_no_values_for) {
   EXPECT_THAT(error_of([&] { (void)two.lr(0, 9, 2); }), HasSubstr("parameter group 2"));
 }
 
-TEST(Schedule, custom_multiplies_the_base_rate_and_may_end) {
+TEST(Schedule, CustomMultipliesTheBaseRateAndMayEnd) {
   const Schedule schedule = custom([](int64_t step) { return step < 2 ? 1.0 : 0.5; }, 3);
   EXPECT_EQ(schedule.lr(1, 0.25), 0.25);
   EXPECT_EQ(schedule.lr(3, 0.25), 0.125);
@@ -68,7 +68,7 @@ TEST(Schedule, custom_multiplies_the_base_rate_and_may_end) {
   EXPECT_THROW(custom([](int64_t) { return 1.0; }, -1), ConfigError);
 }
 
-TEST(Schedule, one_cycle_ends_at_its_last_rate_where_torch_extrapolates) {
+TEST(Schedule, OneCycleEndsAtItsLastRateWhereTorchExtrapolates) {
   const Schedule schedule = one_cycle(
       {.max_lr = {1}, .total_steps = 10, .anneal_strategy = Anneal::kLinear, .div_factor = 10});
   EXPECT_NEAR(schedule.lr(9, 1), 1e-5, 1e-15);
@@ -78,18 +78,18 @@ TEST(Schedule, one_cycle_ends_at_its_last_rate_where_torch_extrapolates) {
   EXPECT_EQ(one_cycle({.max_lr = {1}, .total_steps = 10, .pct_start = 0.1}).lr(0, 1), 1);
 }
 
-TEST(Schedule, polynomial_needs_a_rate_above_its_end) {
+TEST(Schedule, PolynomialNeedsARateAboveItsEnd) {
   const Schedule schedule = warmup_polynomial({.total_steps = 5, .lr_end = 0.1});
   EXPECT_EQ(schedule.lr(5, 0.2), 0.1);
   EXPECT_THAT(error_of([&] { (void)schedule.lr(0, 0.1); }), HasSubstr("lr_end"));
 }
 
-TEST(Schedule, deepspeeds_one_cycle_sets_the_second_beta) {
+TEST(Schedule, DeepspeedsOneCycleSetsTheSecondBeta) {
   EXPECT_EQ(deepspeed_one_cycle({.cycle_min_lr = {0}, .cycle_max_lr = {1}}).beta2(), 0.99);
   EXPECT_FALSE(one_cycle({.max_lr = {1}, .total_steps = 2}).beta2());
 }
 
-TEST(Schedule, deepspeeds_long_warmup_is_a_warning) {
+TEST(Schedule, DeepspeedsLongWarmupIsAWarning) {
   std::vector<std::string> lines;
   set_log_sink([&](const std::string& line) { lines.push_back(line); });
   (void)deepspeed_warmup_cosine({.total_num_steps = 10});
@@ -103,7 +103,7 @@ struct Refused {
   std::function<void()> make;
 };
 
-TEST(Schedule, refuses_options_without_sense_at_construction) {
+TEST(Schedule, RefusesOptionsWithoutSenseAtConstruction) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const std::vector<Refused> all = {
       {"total_steps", [] { warmup_linear({.warmup_steps = 1}); }},
@@ -165,21 +165,21 @@ TEST(Schedule, refuses_options_without_sense_at_construction) {
   }
 }
 
-TEST(Describe, tells_the_start_the_end_of_the_warm_up_and_the_end) {
+TEST(Describe, TellsTheStartTheEndOfTheWarmUpAndTheEnd) {
   EXPECT_EQ(
       describe(warmup_cosine({.warmup_steps = 100, .total_steps = 5000}), 3e-4, 5000),
       "warmup_cosine: learning rate 0 at step 0, 0.0003 at step 100 (warm-up ends), 0 at step 5000 "
       "(end)");
 }
 
-TEST(Describe, tells_the_peak_and_the_momentum) {
+TEST(Describe, TellsThePeakAndTheMomentum) {
   EXPECT_EQ(
       describe(one_cycle({.max_lr = {1}, .total_steps = 11, .pct_start = 0.5455}), 9, 11),
       "one_cycle: learning rate 0.04 (momentum 0.95) at step 0, 1 (momentum 0.85) at step 5 "
       "(highest), 4e-06 (momentum 0.95) at step 11 (end)");
 }
 
-TEST(Describe, says_when_run_and_schedule_differ_in_length) {
+TEST(Describe, SaysWhenRunAndScheduleDifferInLength) {
   const Schedule schedule = warmup_linear({.total_steps = 40});
   EXPECT_THAT(describe(schedule, 1, 50), HasSubstr("error at step 41"));
   EXPECT_THAT(
@@ -190,10 +190,10 @@ TEST(Describe, says_when_run_and_schedule_differ_in_length) {
   EXPECT_THAT(describe(schedule, 1, -5), HasSubstr("1 at step 0 (last); the run stops before"));
 }
 
-TEST(Describe, says_which_group_it_is_of) {
+TEST(Describe, SaysWhichGroupItIsOf) {
   const Schedule two = one_cycle({.max_lr = {0.1, 0.2}, .total_steps = 5});
   EXPECT_THAT(describe(two, 9, 5), HasSubstr("one_cycle: learning rate (of group 0 of 2) 0.004"));
 }
 
 }  // namespace
-}  // namespace lockstep::optim
+}  // namespace lockstep::schedule

@@ -11,7 +11,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/schedule/schedule_checks.h"
 
-namespace lockstep::optim {
+namespace lockstep::schedule {
 namespace {
 
 using detail::check_range;
@@ -208,4 +208,4 @@ Schedule warmup_stable_decay(WarmupStableDecayOptions options) {
   return Schedule(std::move(parts));
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::schedule

@@ -10,7 +10,7 @@
 /// `warmup_steps` steps (0: none), then what the name says. All take the base rate from the
 /// optimizer. Every factory throws ConfigError for a warm-up longer than the schedule, a
 /// `total_steps` that is missing, and numbers without sense.
-namespace lockstep::optim {
+namespace lockstep::schedule {
 
 /// The base rate throughout.
 Schedule constant();
@@ -81,4 +81,4 @@ struct WarmupStableDecayOptions {
 /// "WSD", after: Hu et al., "MiniCPM", 2024.
 Schedule warmup_stable_decay(WarmupStableDecayOptions options);
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::schedule

@@ -13,7 +13,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/storage/safetensors_header.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 constexpr std::array<std::pair<std::string_view, double>, 6> kUnits = {
@@ -62,4 +62,4 @@ std::string format_bytes(uint64_t bytes) {
   return fmt::format("{:.{}f} {}B", value, digits, kPrefixes[prefix]);
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

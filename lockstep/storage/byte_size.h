@@ -4,14 +4,14 @@
 #include <cstdint>
 #include <string>
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 
-/// "300MB" as 300000000: a number, perhaps with a fraction, and KB, MB, GB or TB, which are decimal
+/// Parses "300MB" as 300000000: a number, optionally with a fraction, and KB, MB, GB or TB, decimal
 /// as in huggingface_hub; or bytes without a unit. ConfigError, beginning with `where`, for
-/// anything else, for zero, and for more than any disk holds.
+/// anything else, for zero, and for impossible sizes.
 uint64_t parse_bytes(const std::string& where, const std::string& text);
 
-/// The way back, for people: "999 B", "1.23 GB", three digits and decimal units.
+/// Formats bytes for people: "999 B", "1.23 GB", three digits and decimal units.
 std::string format_bytes(uint64_t bytes);
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -21,7 +21,7 @@
 #include "lockstep/storage/safetensors_header.h"
 #include "lockstep/storage/temp_folder.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 namespace fs = std::filesystem;
@@ -230,4 +230,4 @@ std::optional<std::string> read_latest(const fs::path& folder) {
   return name;
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -14,7 +14,7 @@
 #include "lockstep/storage/temp_folder.h"
 #include "lockstep/storage/test_files.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 using testing::ElementsAre;
@@ -223,4 +223,4 @@ TEST_F(Catalog, LatestNamesNothingElsewhere) {
 }
 
 }  // namespace
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

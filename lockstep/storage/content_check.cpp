@@ -10,7 +10,7 @@
 #include "lockstep/storage/crc_combine.h"
 #include "lockstep/storage/files.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 constexpr size_t kBlockBytes = size_t{1} << 20;
@@ -134,4 +134,4 @@ void check_content(
   }
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/storage/crc_combine.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 // Polynomials over GF(2), modulo that of CRC-32C, bits reversed: the highest bit is x^0.
@@ -34,4 +34,4 @@ uint32_t crc32c_combine(uint32_t first, uint32_t second, uint64_t second_bytes) 
   return multiply(shift, first) ^ second;
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

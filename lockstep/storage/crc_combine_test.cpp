@@ -7,7 +7,7 @@
 
 #include "lockstep/base/crc32c.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 TEST(CrcCombine, GivesTheChecksumOfBothPartsTogether) {
@@ -34,4 +34,4 @@ TEST(CrcCombine, KnowsLengthsNoMemoryHolds) {
 }
 
 }  // namespace
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -8,7 +8,7 @@
 #include "lockstep/storage/content_check.h"
 #include "lockstep/storage/structure.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 /// The name in an error's quotes.
@@ -53,4 +53,4 @@ std::vector<Damage> find_damage(
   return found;
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -7,7 +7,7 @@
 #include "lockstep/storage/test_files.h"
 #include "lockstep/storage/traced_child.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 using testing::HasSubstr;
@@ -121,4 +121,4 @@ TEST_F(DamageTest, IsWhatTheDiskCannotRead) {
 }
 
 }  // namespace
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -12,7 +12,7 @@
 #include "lockstep/base/shell.h"
 #include "lockstep/storage/manifest.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 namespace fs = std::filesystem;
@@ -125,4 +125,4 @@ std::vector<std::string> checkpoint_tags(const fs::path& folder) {
   return tags;
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

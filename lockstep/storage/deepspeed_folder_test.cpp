@@ -9,7 +9,7 @@
 #include "lockstep/storage/model_files.h"
 #include "lockstep/storage/test_files.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 using testing::AllOf;
@@ -41,7 +41,7 @@ class DeepspeedFolder : public testing::Test {
   fs::path tag_ = folder_ / "global_step10";
 };
 
-TEST_F(DeepspeedFolder, is_named_with_the_command_that_converts_it) {
+TEST_F(DeepspeedFolder, IsNamedWithTheCommandThatConvertsIt) {
   const std::string command = "run: python " + (folder_ / "zero_to_fp32.py").string() + " " +
                               folder_.path().string() +
                               " OUT --safe_serialization --tag global_step10; then load OUT";
@@ -56,12 +56,12 @@ TEST_F(DeepspeedFolder, is_named_with_the_command_that_converts_it) {
   }
 }
 
-TEST_F(DeepspeedFolder, without_the_script_is_converted_by_the_installed_one) {
+TEST_F(DeepspeedFolder, WithoutTheScriptIsConvertedByTheInstalledOne) {
   fs::remove(folder_ / "zero_to_fp32.py");
   EXPECT_THAT(refusal(tag_), HasSubstr("run: python -m deepspeed.utils.zero_to_fp32 "));
 }
 
-TEST_F(DeepspeedFolder, of_a_run_without_zero_is_converted_by_torch) {
+TEST_F(DeepspeedFolder, OfARunWithoutZeroIsConvertedByTorch) {
   fs::remove(tag_ / "zero_pp_rank_0_mp_rank_00_optim_states.pt");
   EXPECT_THAT(
       refusal(tag_),
@@ -71,7 +71,7 @@ TEST_F(DeepspeedFolder, of_a_run_without_zero_is_converted_by_torch) {
           Not(HasSubstr("zero_to_fp32"))));
 }
 
-TEST_F(DeepspeedFolder, is_said_by_whatever_opens_a_checkpoint_or_weights) {
+TEST_F(DeepspeedFolder, IsSaidByWhateverOpensACheckpointOrWeights) {
   const auto says = ThrowsMessage<CheckpointError>(HasSubstr("is a DeepSpeed checkpoint"));
   for (const fs::path& path : {tag_, folder_.path()}) {
     EXPECT_THAT([&] { const StoredCheckpoint opened(path); }, says);
@@ -80,7 +80,7 @@ TEST_F(DeepspeedFolder, is_said_by_whatever_opens_a_checkpoint_or_weights) {
   EXPECT_THAT(list_checkpoints(folder_.path()).at(0).why, HasSubstr("is a DeepSpeed checkpoint"));
 }
 
-TEST_F(DeepspeedFolder, is_no_other_folder) {
+TEST_F(DeepspeedFolder, IsNoOtherFolder) {
   const fs::path own = folder_ / "own";
   commit_checkpoint(own, nlohmann::json::object());
   EXPECT_EQ(refusal(own), "none");
@@ -91,7 +91,7 @@ TEST_F(DeepspeedFolder, is_no_other_folder) {
   EXPECT_EQ(refusal(folder_.path()), "none");
 }
 
-TEST_F(DeepspeedFolder, tags_are_the_folders_with_a_checkpoint) {
+TEST_F(DeepspeedFolder, TagsAreTheFoldersWithACheckpoint) {
   commit_checkpoint(folder_ / "global_step5", nlohmann::json::object());
   fs::create_directory(folder_ / "plots");
   EXPECT_THAT(checkpoint_tags(folder_.path()), ElementsAre("global_step5", "global_step10"));
@@ -99,4 +99,4 @@ TEST_F(DeepspeedFolder, tags_are_the_folders_with_a_checkpoint) {
 }
 
 }  // namespace
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

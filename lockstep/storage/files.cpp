@@ -11,7 +11,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 
 Descriptor::~Descriptor() {
   if (value_ >= 0) {
@@ -150,4 +150,4 @@ std::optional<std::string> why_no_folder(const std::filesystem::path& path) {
       reason);
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

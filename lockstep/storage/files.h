@@ -8,9 +8,9 @@
 #include <string>
 #include <utility>
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 
-/// An open file descriptor, closed when it goes.
+/// An open file descriptor, closed by the destructor.
 class Descriptor {
  public:
   explicit Descriptor(int value = -1) : value_(value) {}
@@ -28,23 +28,23 @@ class Descriptor {
 /// Throws CheckpointError `[path] what; <errno in words>`.
 [[noreturn]] void throw_errno(const std::filesystem::path& path, const std::string& what);
 
-/// What becomes of a path that is a symbolic link. A checkpoint holds none.
+/// The treatment of symbolic links. A checkpoint contains none.
 enum class Links {
   kRefuse,
   kFollow,  ///< To a regular file.
 };
 
-/// Opens a regular file to be read, and says how long it is. CheckpointError for anything else: a
-/// symbolic link is not followed unless `links` allows it, a pipe not waited for.
+/// Opens a regular file for reading, and returns its size. CheckpointError for anything else: a
+/// symbolic link is not followed unless `links` allows it, a pipe does not block.
 std::pair<Descriptor, uint64_t> open_regular(
     const std::filesystem::path& path, Links links = Links::kRefuse);
 
-/// The content of a regular file. CheckpointError also if it is longer than `max_bytes`.
+/// Reads a regular file. CheckpointError also if it is longer than `max_bytes`.
 std::string read_file(
     const std::filesystem::path& path, uint64_t max_bytes, Links links = Links::kRefuse);
 
-/// `size` bytes of an open file from `offset` on. CheckpointError, naming `path` and `tensor`,
-/// which they belong to, if the disk cannot read them, or if the file ends before.
+/// Reads `size` bytes of an open file at `offset`. CheckpointError, naming `path` and `tensor`, for
+/// a disk error, or if the file is too short.
 void read_at(
     const std::filesystem::path& path,
     const Descriptor& file,
@@ -53,17 +53,17 @@ void read_at(
     size_t size,
     const std::string& tensor = "");
 
-/// Returns when the disk has the names in `folder` (fsync). CheckpointError if it says no.
+/// Flushes the names in `folder` to disk (fsync). CheckpointError if that fails.
 void sync_folder(const std::filesystem::path& folder);
 
-/// Makes `folder` and its missing parents, and returns when the disk has them.
+/// Creates `folder` and its missing parents, and flushes them to disk.
 void make_folders(const std::filesystem::path& folder);
 
-/// True if there is something of that name, be it a symbolic link to nothing.
+/// Returns whether the name exists, even as a dangling symbolic link.
 bool name_exists(const std::filesystem::path& path);
 
-/// Says why what is named `path` is no folder, as the rest of a sentence that begins with the path.
-/// Nothing for a folder, for a symbolic link to one, for a free name, and where the disk fails.
+/// Returns why `path` is no folder, as the rest of a sentence that begins with the path. Nothing
+/// for a folder, for a symbolic link to one, for a free name, and for a disk error.
 std::optional<std::string> why_no_folder(const std::filesystem::path& path);
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

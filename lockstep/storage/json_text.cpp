@@ -13,7 +13,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/storage/safetensors_header.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 using Json = nlohmann::json;
@@ -108,4 +108,4 @@ Json parse_json_outline(const std::string& path, std::string_view text) {
   return outline;
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

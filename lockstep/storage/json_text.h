@@ -6,24 +6,23 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 
-/// Nothing in a checkpoint nests deeper; more is refused, both ways, before it can exhaust the
-/// stack.
+/// The nesting limit of a checkpoint's JSON; deeper nesting is refused, in both directions, before
+/// it can exhaust the stack.
 constexpr int kMaxJsonDepth = 64;
 
-/// JSON that comes back as it went: `parse_json` gives an equal value, numbers to the last bit.
-/// CheckpointError, naming `path` and the place, for what JSON cannot hold: numbers that are not
-/// finite (nlohmann would write null), text that is not UTF-8, binary data; and for too deep
-/// nesting.
+/// Renders JSON losslessly: `parse_json` returns an equal value, numbers bit-exact.
+/// CheckpointError, naming `path` and the position, for values that JSON lacks: non-finite numbers
+/// (nlohmann would write null), text that is not UTF-8, binary data; and for too deep nesting.
 std::string render_json(const std::string& path, const nlohmann::json& value);
 
-/// CheckpointError, naming `path`, for invalid JSON, a key given twice in an object, a NUL byte,
-/// and too deep nesting.
+/// Parses it. CheckpointError, naming `path`, for invalid JSON, a repeated key in an object, a NUL
+/// byte, and too deep nesting.
 nlohmann::json parse_json(const std::string& path, std::string_view text);
 
-/// The same without what nests: of an object only the numbers, strings and such directly in it.
-/// Proves all of the text, and takes little memory, whatever it holds.
+/// Parses only the scalars directly in the root object. Validates the complete text with little
+/// memory.
 nlohmann::json parse_json_outline(const std::string& path, std::string_view text);
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

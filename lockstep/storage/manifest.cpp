@@ -17,7 +17,7 @@
 #include "lockstep/storage/json_text.h"
 #include "lockstep/storage/safetensors_header.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 using Json = nlohmann::json;
@@ -275,4 +275,4 @@ Manifest read_manifest(const std::filesystem::path& folder) {
   return parse_manifest(path, read_file(path, kMaxManifestBytes));
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

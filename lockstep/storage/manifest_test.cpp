@@ -13,7 +13,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/storage/test_files.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 using testing::AllOf;
@@ -174,4 +174,4 @@ TEST(Manifest, IsReadFromARegularFileOnly) {
 }
 
 }  // namespace
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -23,7 +23,7 @@
 #include "lockstep/storage/slices.h"
 #include "lockstep/storage/stored_checkpoint.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 namespace fs = std::filesystem;
@@ -320,4 +320,4 @@ std::vector<SafetensorsMap> open_model_files(const fs::path& path) {
   return files;
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

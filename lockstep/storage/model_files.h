@@ -7,38 +7,36 @@
 
 #include "lockstep/storage/safetensors_map.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 
-/// What transformers and Accelerate call the weights of a model.
+/// The file names of weights in transformers and Accelerate.
 constexpr const char* kModelFile = "model.safetensors";
 constexpr const char* kModelIndex = "model.safetensors.index.json";
 
-/// The weights of a model, as transformers, Accelerate and write_model_files lay them out: each
-/// tensor once, in one of the files.
+/// Opens the weights of a model in the layout of transformers, Accelerate and write_model_files:
+/// each tensor once, in one of the files.
 ///
-/// `path`: a folder with `model.safetensors`, or else with `model.safetensors.index.json` and the
-/// shards it names; such an index; or one .safetensors file. Reads headers alone; nothing says
-/// whether the content is what was written, since these files have no checksums. A checkpoint of
-/// ours has some: its `model.safetensors`, or the one of its files that `path` is, is read and
-/// compared with them first.
+/// `path`: a folder with `model.safetensors`, or else with `model.safetensors.index.json` and its
+/// shards; such an index; or one .safetensors file. Only headers are read, and content is not
+/// verified, since these files have no checksums. A checkpoint of Lockstep has some: its
+/// `model.safetensors`, or the file `path` within it, is verified first.
 ///
-/// Files may be symbolic links to regular files, as in the cache of huggingface_hub, but not beside
-/// a manifest.
+/// Files may be symbolic links to regular files, as in the cache of huggingface_hub, but not in a
+/// folder with a manifest.
 ///
-/// CheckpointError, naming the file and where it can the tensor, unless all agree: for an index
-/// that names anything but plain files beside it, that lists a tensor its shard lacks, or that
-/// misses one a shard holds (a wrong total_size is a warning); for a checkpoint of ours that
-/// is damaged, or whose tensors are divided among files, see `lockstep merge-weights`; for a file
-/// in it that it does not list. A pickle is never read, since reading one runs code in it: the
-/// error says how to convert it.
+/// CheckpointError, naming the file and if possible the tensor, for inconsistencies: an index that
+/// names anything but plain files next to it, lists a tensor that its shard lacks, or omits one
+/// that a shard holds (a wrong total_size is a warning); a damaged checkpoint of Lockstep, or one
+/// with tensors in slices, see `lockstep merge-weights`; a file in it that is not listed. A pickle
+/// is never read, since reading one runs code in it: the error has the conversion command.
 std::vector<SafetensorsMap> open_model_files(const std::filesystem::path& path);
 
-/// Throws the CheckpointError that says how to convert the weights in `pickles` to `output`, a
-/// .safetensors file.
+/// Throws the CheckpointError with the command that converts the weights in `pickles` to `output`,
+/// a .safetensors file.
 [[noreturn]] void refuse_pickles(
     const std::vector<std::filesystem::path>& pickles, const std::filesystem::path& output);
 
-/// Whether it is the name of a shard, `model-00001-of-00004.safetensors`.
+/// Returns whether it is a shard's name, `model-00001-of-00004.safetensors`.
 bool is_model_shard(std::string_view name);
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

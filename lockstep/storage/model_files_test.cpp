@@ -13,7 +13,7 @@
 #include "lockstep/storage/slices.h"
 #include "lockstep/storage/test_files.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 using testing::AllOf;
@@ -274,4 +274,4 @@ TEST_F(ModelFiles, OfManyPicklesThoseWithTheWeightsAreToBeConverted) {
 }
 
 }  // namespace
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

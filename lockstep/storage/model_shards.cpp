@@ -21,7 +21,7 @@
 #include "lockstep/storage/safetensors_header.h"
 #include "lockstep/storage/temp_folder.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 namespace fs = std::filesystem;
@@ -259,4 +259,4 @@ void write_model_file(
   sync_folder(folder);
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

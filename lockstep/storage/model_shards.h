@@ -9,12 +9,11 @@
 
 #include "lockstep/storage/safetensors_writer.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 
-/// Which tensors, by their place, go together into each shard, as huggingface_hub's
-/// split_state_dict_into_shards_factory has it: in the order given, a shard is closed when the next
-/// tensor would make it larger than `max_shard_bytes`. A tensor larger than that has a shard of its
-/// own, and the one being filled goes on behind it.
+/// Assigns tensors, by index, to shards, as huggingface_hub's split_state_dict_into_shards_factory
+/// does: in the given order, a shard is closed when the next tensor would make it larger than
+/// `max_shard_bytes`. A larger tensor has its own shard, and the current one continues after it.
 std::vector<std::vector<size_t>> split_into_shards(
     const std::vector<uint64_t>& tensor_bytes, uint64_t max_shard_bytes);
 
@@ -23,26 +22,25 @@ std::vector<std::vector<size_t>> split_into_shards(
 /// `model-00001-of-0000N.safetensors` and so on and `model.safetensors.index.json`. Returns the
 /// names of these files once the disk has them.
 ///
-/// All of it is written to a temporary folder in `folder` first and then renamed, the index last;
-/// weights that were there before are replaced, and those of their files that have no successor are
-/// removed after that. A reader that goes by transformers' rules, as open_model_files does, sees
-/// the old ones or the new ones, or, in the moment in which shards take the names of other shards,
-/// none; never a mixture. What a killed process left is removed by the next save, or, if it was
-/// killed in that moment, put in place, whatever becomes of that save itself.
+/// Everything is first written to a temporary folder in `folder` and then renamed, the index last;
+/// previous weights are replaced, and their files without a successor are removed afterwards. A
+/// reader with transformers' rules, as open_model_files, sees the old ones or the new ones, or,
+/// while shards replace shards of the same names, none; never a mixture. The next save removes the
+/// remains of a killed process or, if it was killed at that moment, completes it.
 ///
-/// CheckpointError for all that the disk refuses, what write_safetensors_file refuses, and a folder
-/// that is a checkpoint; the old weights are still there unless it was a renaming of shards that
-/// failed, in which case the next save puts the new ones in place.
+/// CheckpointError for disk errors, errors of write_safetensors_file, and a folder that is a
+/// checkpoint. The old weights still exist, unless the renaming of shards failed; then the next
+/// save completes it.
 std::vector<std::string> write_model_files(
     const std::filesystem::path& folder,
     const std::vector<OutputTensor>& tensors,
     uint64_t max_shard_bytes);
 
-/// The same as one file of any `name`, which is replaced if it is there. Other weights in `folder`
-/// stay. Whole or, after a kill or a failure, what was there before.
+/// Writes one file of any `name`, which is replaced if it exists. Other weights in `folder` stay.
+/// Atomic.
 void write_model_file(
     const std::filesystem::path& folder,
     const std::string& name,
     const std::vector<OutputTensor>& tensors);
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -18,7 +18,7 @@
 #include "lockstep/storage/test_files.h"
 #include "lockstep/storage/traced_child.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 using testing::AnyOf;
@@ -279,4 +279,4 @@ INSTANTIATE_TEST_SUITE_P(
         std::pair(1, 1), std::pair(1, 2), std::pair(2, 1), std::pair(2, 2), std::pair(3, 2)));
 
 }  // namespace
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -11,7 +11,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/storage/crc_combine.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 // Small enough to be in cache still when the kernel copies what the checksum has just read.
@@ -134,4 +134,4 @@ void OutputFile::finish() {
   file_.release();
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

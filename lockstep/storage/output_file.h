@@ -9,15 +9,15 @@
 
 #include "lockstep/storage/files.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 
-/// A new file, written once from front to back, with its checksum taken on the way: each byte is
-/// read from memory once, and hits the disk as it comes (small pieces are collected, large ones are
-/// not): the disk begins long before `finish` waits for it.
+/// A new file, written once from start to end, with a running checksum: each byte is read from
+/// memory once, and written early (small writes are collected, large ones are not), so that little
+/// is left for `finish`.
 ///
 /// The name must be free: nothing is overwritten and no symbolic link followed. CheckpointError for
-/// all that the disk refuses, be it at the very end, and for a file beyond the limit on sizes: from
-/// the first of these on, SIGXFSZ does nothing unless the program handles it. Thread safety: none.
+/// disk errors, including those at the very end, and for a file beyond the size limit: from the
+/// first instance on, SIGXFSZ is ignored unless the program handles it. Not thread-safe.
 class OutputFile {
  public:
   explicit OutputFile(const std::filesystem::path& path);
@@ -26,13 +26,13 @@ class OutputFile {
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
 
-  /// Returns the crc32c of these bytes alone.
+  /// Returns the crc32c of only these bytes.
   uint32_t append(const void* data, size_t size);
   uint32_t append(std::string_view text) { return append(text.data(), text.size()); }
-  /// Returns when the disk has it all (fsync), and closes.
+  /// Flushes everything to disk (fsync), and closes.
   void finish();
 
-  /// Of everything so far.
+  /// Of all bytes so far.
   uint64_t bytes() const { return bytes_; }
   uint32_t crc32c() const { return crc32c_; }
 
@@ -45,11 +45,11 @@ class OutputFile {
   std::filesystem::path path_;
   Descriptor file_;
   std::vector<std::byte> buffer_;
-  uint64_t written_ = 0;  ///< Has left the buffer.
-  uint64_t begun_ = 0;    ///< Of that, what the disk was told to begin with.
-  uint64_t waited_ = 0;   ///< Of that, what is there.
+  uint64_t written_ = 0;  ///< Bytes written from the buffer.
+  uint64_t begun_ = 0;    ///< Part of it whose flush was started.
+  uint64_t waited_ = 0;   ///< Part of it that is on disk.
   uint64_t bytes_ = 0;
   uint32_t crc32c_ = 0;
 };
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -8,7 +8,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/storage/test_files.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 using testing::AllOf;
@@ -79,4 +79,4 @@ TEST(OutputFile, NamesTheFolderThatIsMissing) {
 }
 
 }  // namespace
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -10,7 +10,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 /// What madvise says where a touch would have been answered with SIGBUS.
@@ -66,4 +66,4 @@ PrivateMap::~PrivateMap() {
   }
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -20,7 +20,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/storage/files.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 namespace fs = std::filesystem;
@@ -157,4 +157,4 @@ ProjectLock::~ProjectLock() {
   }
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

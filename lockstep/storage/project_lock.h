@@ -6,24 +6,23 @@
 #include <sys/types.h>
 #include <utility>
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 
 constexpr const char* kProjectLockName = ".lockstep_lock";
 
-/// A lock on a project folder: while it lives, no other process gets one on the same folder.
+/// A lock on a project folder: no other process can lock the same folder at the same time.
 ///
-/// It is a POSIX record lock (fcntl) on `<folder>/.lockstep_lock`. The kernel releases it when the
-/// process ends, however it ends; children that were forked off do not have it. Locks of one
-/// process on one folder share it. Other hosts see it where the file system passes such locks on:
-/// NFS 4, NFS 3 with lockd, CephFS, GPFS, Lustre mounted with flock. When a host dies with it, the
-/// file server releases it after its lease, on NFS 4 90 s. The file stays, and names the last
-/// process that had the lock.
+/// It is a POSIX record lock (fcntl) on `<folder>/.lockstep_lock`. The kernel releases it with the
+/// process; forked children do not have it. Locks of one process on one folder share it. Other
+/// hosts see it if the file system supports that: NFS 4, NFS 3 with lockd, CephFS, GPFS, Lustre
+/// mounted with flock. After a host dies, the file server releases it after its lease, on NFS 4 90
+/// s. The file stays, and names the last process with the lock.
 ///
 /// Thread-safe.
 class ProjectLock {
  public:
-  /// Waits for another process that has the lock, but no longer than `patience`. CheckpointError,
-  /// naming that process, if it still has it then, or if the file cannot be made.
+  /// Waits for another process with the lock, but at most for `patience`. CheckpointError, naming
+  /// that process, if it still has it then, or if the file cannot be created.
   explicit ProjectLock(
       const std::filesystem::path& folder,
       std::chrono::milliseconds patience = std::chrono::milliseconds(0));
@@ -31,8 +30,8 @@ class ProjectLock {
   ProjectLock(const ProjectLock&) = delete;
   ProjectLock& operator=(const ProjectLock&) = delete;
 
-  /// False where the file system has no locks, or the file is another user's: then nothing keeps
-  /// another process out.
+  /// False if the file system has no locks, or the file belongs to another user: then other
+  /// processes are not excluded.
   bool is_held() const { return held_; }
 
  private:
@@ -42,4 +41,4 @@ class ProjectLock {
   bool held_ = false;
 };
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

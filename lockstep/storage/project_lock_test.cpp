@@ -17,7 +17,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/storage/test_files.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 using testing::AllOf;
@@ -64,7 +64,7 @@ class Child {
   pid_t pid_ = 0;
 };
 
-TEST(ProjectLock, names_the_process_that_has_it_and_goes_with_it) {
+TEST(ProjectLock, NamesTheProcessThatHasItAndGoesWithIt) {
   const TestFolder folder;
   std::optional<ProjectLock> its;
   Child other([&] { its.emplace(folder.path()); });
@@ -78,7 +78,7 @@ TEST(ProjectLock, names_the_process_that_has_it_and_goes_with_it) {
   EXPECT_TRUE(ProjectLock(folder.path()).is_held());
 }
 
-TEST(ProjectLock, is_shared_by_all_of_one_process) {
+TEST(ProjectLock, IsSharedByAllOfOneProcess) {
   const TestFolder folder;
   const auto refused_elsewhere = [&] {
     bool refused = false;
@@ -106,7 +106,7 @@ TEST(ProjectLock, is_shared_by_all_of_one_process) {
   EXPECT_FALSE(refused_elsewhere());
 }
 
-TEST(ProjectLock, is_not_had_by_a_child_that_lives_longer) {
+TEST(ProjectLock, IsNotHadByAChildThatLivesLonger) {
   const TestFolder folder;
   std::optional<ProjectLock> own(folder.path());
   const Child child([] {});
@@ -114,7 +114,7 @@ TEST(ProjectLock, is_not_had_by_a_child_that_lives_longer) {
   const Child another([&] { own.emplace(folder.path()); });
 }
 
-TEST(ProjectLock, of_a_forked_child_is_its_own_whatever_it_inherited) {
+TEST(ProjectLock, OfAForkedChildIsItsOwnWhateverItInherited) {
   const TestFolder folder;
   std::optional<ProjectLock> own(folder.path());
   std::thread ending([&] {
@@ -127,7 +127,7 @@ TEST(ProjectLock, of_a_forked_child_is_its_own_whatever_it_inherited) {
   EXPECT_THROW(ProjectLock(folder.path()), CheckpointError) << "closing what the child inherited";
 }
 
-TEST(ProjectLock, is_waited_for) {
+TEST(ProjectLock, IsWaitedFor) {
   const TestFolder folder;
   std::optional<ProjectLock> its;
   Child other([&] { its.emplace(folder.path()); });
@@ -139,11 +139,11 @@ TEST(ProjectLock, is_waited_for) {
   ending.join();
 }
 
-TEST(ProjectLock, in_a_folder_that_is_not_there_is_an_error) {
+TEST(ProjectLock, InAFolderThatIsNotThereIsAnError) {
   EXPECT_THAT(
       [] { const ProjectLock lock("/no/such/folder"); },
       ThrowsMessage<CheckpointError>(HasSubstr(".lockstep_lock] cannot be opened")));
 }
 
 }  // namespace
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

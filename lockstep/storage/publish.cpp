@@ -11,7 +11,7 @@
 #include "lockstep/storage/files.h"
 #include "lockstep/storage/temp_folder.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 namespace fs = std::filesystem;
@@ -89,4 +89,4 @@ void publish(const fs::path& folder, const fs::path& target, bool replace) {
   }
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -3,23 +3,23 @@
 
 #include <filesystem>
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 
-/// Gives a finished folder its name, and returns when the disk knows it.
+/// Renames a finished folder to its final name, and flushes the rename to disk.
 ///
-/// `replace`: what bears the name now is removed, after the new one is safely in place. Without, a
-/// taken name is a CheckpointError. On any error the names are what they were before.
+/// `replace`: removes the folder that has the name, after the new one is in place. Otherwise an
+/// existing name is a CheckpointError. After an error the names are unchanged.
 ///
-/// At every moment one of the two, whole, bears the name; where the file system cannot exchange
-/// names in one step, there is a moment in which none does and the old one has a set_aside_name,
+/// At every moment one of the two complete folders has the name. If the file system cannot exchange
+/// names in one step, there is a moment in which none has it and the old one has a set_aside_name,
 /// which remove_stale repairs.
 void publish(
     const std::filesystem::path& folder, const std::filesystem::path& target, bool replace);
 
 namespace detail {
-/// How publish replaces where names cannot be exchanged. Returns the name the old one has now.
+/// The fallback of publish without name exchange. Returns the old folder's new name.
 std::filesystem::path replace_in_two_steps(
     const std::filesystem::path& folder, const std::filesystem::path& target);
 }  // namespace detail
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

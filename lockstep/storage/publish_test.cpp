@@ -9,7 +9,7 @@
 #include "lockstep/storage/test_files.h"
 #include "lockstep/storage/traced_child.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 using testing::AllOf;
@@ -90,4 +90,4 @@ TEST_F(Publish, PutsTheOldBackIfTheNewCannotTakeItsPlace) {
 }
 
 }  // namespace
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

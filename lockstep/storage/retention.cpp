@@ -13,7 +13,7 @@
 #include "lockstep/storage/files.h"
 #include "lockstep/storage/temp_folder.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 namespace fs = std::filesystem;
@@ -101,4 +101,4 @@ std::vector<fs::path> prune(const fs::path& folder, const PruneOptions& options)
   return removed;
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -9,38 +9,35 @@
 
 #include "lockstep/storage/catalog.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 
 struct PruneOptions {
-  int keep = 1;          ///< So many of the newest stay.
-  bool dry_run = false;  ///< Only say what would go.
-  /// Touch and count only `checkpoint_<digits>`, the names that an Accelerator numbers; one that
-  /// somebody gave a name of his own neither goes nor takes the place of one that stays.
+  int keep = 1;          ///< Number of newest checkpoints to keep.
+  bool dry_run = false;  ///< Only return what would be removed.
+  /// Only considers `checkpoint_<digits>`, an Accelerator's names; others are neither removed nor
+  /// counted.
   bool only_numbered = false;
-  /// What one must pass to count among those that stay. Of each, from the newest on, until `keep`
-  /// have passed; kFull reads these all through.
+  /// The verification that a checkpoint must pass to be counted. Applied from the newest on, until
+  /// `keep` have passed; kFull reads these completely.
   Verify verify = Verify::kFull;
-  /// Names of folders that are known not to be whole.
+  /// Names of folders that are known to be damaged.
   std::set<std::string> damaged = {};
-  /// Told of each, among those looked at, that does not count.
+  /// Called for each checked one that is not counted.
   std::function<void(const Skipped&)> not_counted = [](const Skipped& /*unused*/) {};
 };
 
-/// Removes checkpoints from `folder` until the `keep` newest are left, and returns what was
-/// removed, oldest first. Which are newest is told by the order of commits, not by names or the
-/// clock.
+/// Removes checkpoints from `folder` except the `keep` newest, by order of commit, and returns the
+/// removed ones, oldest first.
+/// Only folders with a valid manifest are removed: no other entries in `folder`, no symbolic links,
+/// no running saves. The target of a symbolic link is not counted. A damaged one is not counted, so
+/// that `keep` complete ones stay; if there are no more than that, nothing is removed. It is
+/// removed if it is older than all of them; a newer one stays, for inspection.
 ///
-/// Touches folders with a valid manifest alone: nothing else in `folder`, no symbolic link, no save
-/// that is going on. What a symbolic link leads to does not count among the newest either. One that
-/// is damaged does not count among the newest, so that `keep` whole ones stay, and if there are no
-/// more than that nothing goes. It goes itself when it is older than all of them; a newer one
-/// stays, for somebody to look at.
-///
-/// Each gets a temporary name first, so that whatever dies in the middle leaves nothing half
-/// removed under the name of a checkpoint, and remove_stale does the rest. One that somebody else
-/// removes, or replaces, meanwhile is passed over. CheckpointError if one cannot be renamed or
-/// removed; ConfigError if `keep` is below 1.
+/// Each gets a temporary name first, so that an interruption leaves no partly removed checkpoint
+/// under its name, and remove_stale does the rest. One that another process removes, or replaces,
+/// meanwhile is skipped. CheckpointError if one cannot be renamed or removed; ConfigError if `keep`
+/// is below 1.
 std::vector<std::filesystem::path> prune(
     const std::filesystem::path& folder, const PruneOptions& options);
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -13,7 +13,7 @@
 #include "lockstep/storage/test_files.h"
 #include "lockstep/storage/traced_child.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 using testing::ElementsAre;
@@ -210,4 +210,4 @@ TEST_F(Retention, KilledAnywhereLeavesWholeCheckpointsAndWhatCanBeCleanedUp) {
 }
 
 }  // namespace
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

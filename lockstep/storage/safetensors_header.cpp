@@ -12,7 +12,7 @@
 
 #include "lockstep/base/error.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 using Json = nlohmann::json;
@@ -402,4 +402,4 @@ std::string in_quotes(std::string_view text) {
   return Json(shown).dump(-1, ' ', true, Json::error_handler_t::replace);
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

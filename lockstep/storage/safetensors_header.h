@@ -8,10 +8,10 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 
-/// What a tensor in a safetensors file may be made of, in the order in which the reference
-/// implementation lays dtypes out: the last comes first in a file, so that all are aligned.
+/// The dtypes of a safetensors file, in the reference implementation's order: the last comes first
+/// in a file, so that all are aligned.
 enum class Dtype : uint8_t {
   kBool,
   kU8,
@@ -34,7 +34,7 @@ enum class Dtype : uint8_t {
   kU64,
 };
 
-/// "BF16", as files spell it.
+/// "BF16", the file's spelling.
 const char* dtype_name(Dtype dtype);
 size_t dtype_bytes(Dtype dtype);
 
@@ -47,46 +47,47 @@ struct TensorEntry {
   uint64_t end = 0;
 };
 
-/// What a file says about itself. `tensors` are in the order of their data.
+/// The content of a header. `tensors` are in the order of their data.
 struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
   std::vector<TensorEntry> tensors;
   uint64_t data_begin = 0;  ///< Offset of the first data byte in the file.
 };
 
-/// A file begins with so many bytes, the length of the header behind them.
+/// The number of bytes at the start of a file that hold the header's length.
 constexpr size_t kLengthBytes = 8;
-/// No header is longer: the limit of the reference implementation.
+/// The reference implementation's limit of a header's length.
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
 
-/// Reads the header of a whole file in memory. CheckpointError, naming `path` and where it can the
-/// tensor, unless every byte after the header belongs to exactly one tensor and each tensor's size
-/// is that of its shape and dtype.
+/// Parses the header of a complete file in memory. CheckpointError, naming `path` and if possible
+/// the tensor, unless every byte after the header belongs to exactly one tensor and each tensor's
+/// size matches its shape and dtype.
 ///
-/// Never accepts what the reference implementation (PyPI safetensors 0.8) rejects. Rejects beyond
-/// that: names given twice, fields the format does not know, a header that does not begin with `{`,
-/// more than 64 dimensions, a shape that without its zeros is one of 2^60 bytes or more, sub-byte
-/// dtypes, and a tensor or dtype spelled in a way only that implementation's JSON library knows
-/// (`["U8",[1],[0,1]]`, `{"U8":null}`). tests/fuzz/differential.py holds us to both.
-/// Allocates no more than a small multiple of the header's real size. Thread-safe.
+/// Never accepts files that the reference implementation (PyPI safetensors 0.8) rejects. Also
+/// rejects: repeated names, unknown fields, a header that does not begin with `{`, more than 64
+/// dimensions, a shape that without its zeros has 2^60 bytes or more, sub-byte dtypes, and
+/// spellings that only that implementation's JSON library accepts (`["U8",[1],[0,1]]`,
+/// `{"U8":null}`). tests/fuzz/differential.py checks both. Allocates at most a small multiple of
+/// the header's real size. Thread-safe.
 SafetensorsHeader parse_safetensors_header(const std::string& path, std::string_view file);
 
-/// The same from the beginning of a file of `file_bytes`, as far as its data.
+/// Does the same for the beginning of a file of `file_bytes`, up to its data.
 SafetensorsHeader parse_safetensors_header(
     const std::string& path, std::string_view beginning, uint64_t file_bytes);
 
-/// How far that is, from the first kLengthBytes of a file, or from all it has if that is less.
-/// CheckpointError if it is too short or claims a header longer than itself or than the limit.
+/// Returns the length of that, from the first kLengthBytes of a file, or from all it has if that is
+/// less. CheckpointError if it is too short or claims a header longer than the file or than the
+/// limit.
 uint64_t safetensors_header_bytes(
     const std::string& path, std::string_view beginning, uint64_t file_bytes);
 
-/// The bytes to put before the data: length, JSON, spaces up to a multiple of 8; what the reference
-/// implementation writes for the same tensors. Tensors must be in the order of their data.
-/// CheckpointError for a name given twice or reserved, a name or text that is no UTF-8, and for a
-/// header over the limit.
+/// Renders the bytes before the data: length, JSON, spaces up to a multiple of 8, as the reference
+/// implementation does. Tensors must be in the order of their data. CheckpointError for a repeated
+/// or reserved name, text that is not UTF-8, and a header over the limit.
 std::string render_safetensors_header(const std::string& path, const SafetensorsHeader& header);
 
-/// A text of unknown origin, made fit for one line of an error message: quoted, escaped, cut.
+/// Makes a text of unknown origin safe for one line of an error message: quoted, escaped,
+/// shortened.
 std::string in_quotes(std::string_view text);
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

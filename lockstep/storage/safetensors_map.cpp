@@ -8,7 +8,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/storage/private_map.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 // Long enough to cost nothing beside reading it, and short enough to be in cache still.
@@ -75,4 +75,4 @@ std::byte* SafetensorsMap::private_bytes(const TensorEntry& entry) const {
   return map_->data() + header_.data_begin + entry.begin;
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

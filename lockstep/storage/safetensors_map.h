@@ -13,17 +13,17 @@
 #include "lockstep/storage/files.h"
 #include "lockstep/storage/safetensors_header.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 
 class PrivateMap;
 
-/// A safetensors file, mapped into memory, as names and bytes; opening reads the header alone.
+/// A safetensors file, mapped into memory, as names and bytes; opening reads only the header.
 ///
-/// Refuses what parse_safetensors_header refuses, symbolic links unless `links` allows them, and
-/// what is no regular file.
-/// Checks structure, not content: a StoredCheckpoint compares checksums, this does not. Bytes of a
-/// tensor that were not fetched, in one of the ways below, end the process with SIGBUS if they
-/// cannot be read, and so do those of a file that shrinks after that: see PrivateMap.
+/// Refuses the errors of parse_safetensors_header, symbolic links unless `links` allows them, and
+/// anything but regular files. Checks structure, not content: a StoredCheckpoint compares
+/// checksums, this does not. Accessing bytes of a tensor that were not fetched (see below) ends the
+/// process with SIGBUS if they cannot be read, and so does a file that shrinks afterwards: see
+/// PrivateMap.
 ///
 /// Thread safety: immutable.
 class SafetensorsMap {
@@ -32,27 +32,27 @@ class SafetensorsMap {
 
   const std::string& path() const { return path_; }
   const std::map<std::string, std::string>& metadata() const { return header_.metadata; }
-  /// Dtypes, shapes and places, in the order of the data.
+  /// Dtypes, shapes and offsets, in the order of the data.
   const std::vector<TensorEntry>& entries() const { return header_.tensors; }
   /// In the order of the data.
   std::vector<std::string> names() const;
   bool has(const std::string& name) const { return index_.contains(name); }
-  /// CheckpointError if there is none of that name.
+  /// CheckpointError for an unknown name.
   const TensorEntry& entry(const std::string& name) const;
 
-  /// The whole file, its header, and the bytes of one tensor in it.
+  /// The complete file, its header, and the bytes of one tensor in it.
   std::string_view bytes() const;
   std::string_view header_bytes() const { return bytes().substr(0, header_.data_begin); }
   std::string_view bytes(const TensorEntry& entry) const;
-  /// Has them read, or CheckpointError, naming the tensor, if that cannot be.
+  /// Reads them into the page cache; CheckpointError, naming the tensor, for a disk error.
   void fetch(const TensorEntry& entry) const;
-  /// The same piece by piece, in order, each of which is handed to `visit` while it is there: one
-  /// tensor may be longer than memory.
+  /// Does the same in chunks, in order, and calls `visit` with each: one tensor may be longer than
+  /// memory.
   void fetch(
       const TensorEntry& entry, const std::function<void(std::string_view piece)>& visit) const;
-  /// The same to be written to, which changes neither the file nor what others see of it.
+  /// Writable bytes; writes change neither the file nor other maps of it.
   std::byte* private_bytes(const TensorEntry& entry) const;
-  /// Keeps the memory behind all these alive.
+  /// Keeps the memory of all these alive.
   const std::shared_ptr<const PrivateMap>& memory() const { return map_; }
 
  private:
@@ -62,4 +62,4 @@ class SafetensorsMap {
   std::map<std::string, size_t> index_;
 };
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

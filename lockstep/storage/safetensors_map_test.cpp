@@ -14,7 +14,7 @@
 #include "lockstep/storage/tensor_set.h"
 #include "lockstep/storage/test_files.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 using testing::AllOf;
@@ -98,4 +98,4 @@ TEST_F(ReadErrors, OfAMapAreNamedWithItsPathAndPlace) {
 }
 
 }  // namespace
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -10,7 +10,7 @@
 #include "lockstep/storage/output_file.h"
 #include "lockstep/storage/slices.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 /// The reference's order: large dtypes first, so that all are aligned, then by name.
@@ -78,4 +78,4 @@ FileSummary write_safetensors_file(
   return summary;
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

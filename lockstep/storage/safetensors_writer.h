@@ -12,31 +12,31 @@
 #include "lockstep/storage/manifest.h"
 #include "lockstep/storage/safetensors_header.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 
-/// A tensor to be written.
+/// A tensor to write.
 struct OutputTensor {
   std::string name;
   Dtype dtype = Dtype::kF32;
   std::vector<int64_t> shape;
-  /// Its elements, row by row: asked for once, when they are written, and used before those of the
-  /// next tensor are asked for. So what has to be copied first costs the memory of one tensor.
+  /// Returns its elements, row by row: called once, when it is written, and used before the next
+  /// tensor's. So copies need the memory of one tensor at a time.
   std::function<std::string_view()> bytes;
 };
 
-/// How many bytes it has. CheckpointError, naming `path`, if that is more than any memory holds.
+/// Returns its size in bytes. CheckpointError, naming `path`, if that is impossible.
 uint64_t output_bytes(const std::string& path, const OutputTensor& tensor);
 
-/// Writes `tensors`, in any order, to a new file, byte for byte what the reference implementation
-/// (PyPI safetensors 0.8) writes, and returns once the disk has it (fsync). With several keys the
-/// order of `metadata` is ours, sorted; the reference's is random.
+/// Writes `tensors`, in any order, to a new file, byte for byte as the reference implementation
+/// (PyPI safetensors 0.8), and returns after fsync. With several keys the order of `metadata` is
+/// ours, sorted; the reference's is random.
 ///
-/// One pass: checksums are taken from the bytes on their way out. CheckpointError, and no file left
-/// behind, if the path exists (a symbolic link too), the disk refuses, a name is given twice or is
-/// "__metadata__", and whatever `bytes` throws. Thread-safe.
+/// One pass: checksums are computed while writing. CheckpointError, without leaving a file, if the
+/// path exists (also a symbolic link), for a disk error, for a repeated name or "__metadata__", and
+/// for exceptions of `bytes`. Thread-safe.
 FileSummary write_safetensors_file(
     const std::filesystem::path& path,
     const std::vector<OutputTensor>& tensors,
     const std::map<std::string, std::string>& metadata = {});
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -8,7 +8,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/storage/saved_values.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 using Json = nlohmann::json;
@@ -97,4 +97,4 @@ bool is_saved_state(const Json& meta) {
   return known >= 3;
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

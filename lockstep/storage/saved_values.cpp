@@ -9,7 +9,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/storage/safetensors_header.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 
 namespace {
 
@@ -133,4 +133,4 @@ SavedValues SavedValues::object(const char* key) const {
   return {any(key), path_, place_of(key)};
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -8,23 +8,23 @@
 
 #include <nlohmann/json_fwd.hpp>
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 
-/// The values of a JSON object in a checkpoint, each of the type and in the range it must have. A
-/// checksum says that they are what was written, not that it was a program like this that did.
-/// CheckpointError, naming the file and the key, for anything else. Refers to the object.
+/// Reads the values of a JSON object in a checkpoint, each with a required type and range. A
+/// checksum proves that they are unchanged, not that a valid program wrote them. CheckpointError,
+/// naming the file and the key, for invalid ones. Keeps a reference to the object.
 ///
 /// Thread safety: immutable.
 class SavedValues {
  public:
-  /// `where`: of which part of the file, for messages: "meta", "[0]"; empty if it is all of it.
+  /// `where`: the part of the file, for messages: "meta", "[0]"; empty for the complete file.
   SavedValues(const nlohmann::json& object, std::string path, std::string where = "");
 
   bool has(const char* key) const;
   bool flag(const char* key) const;
   std::string text(const char* key) const;
   double number(const char* key) const;
-  /// A whole number.
+  /// An integer.
   int64_t count(
       const char* key, int64_t least = 0, int64_t most = std::numeric_limits<int64_t>::max()) const;
   std::vector<int64_t> counts(
@@ -33,9 +33,9 @@ class SavedValues {
   /// A list, of `size` elements unless that is negative.
   const nlohmann::json& list(const char* key, int64_t size = -1) const;
   const nlohmann::json& any(const char* key) const;
-  /// An object within.
+  /// A nested object.
   SavedValues object(const char* key) const;
-  /// What is wrong with a value that is found out elsewhere.
+  /// Throws the error for a value that the caller found invalid.
   [[noreturn]] void refuse(const char* key, const std::string& expected) const;
 
   const std::string& path() const { return path_; }
@@ -53,4 +53,4 @@ class SavedValues {
   std::string where_;
 };
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -12,7 +12,7 @@
 #include "lockstep/storage/json_text.h"
 #include "lockstep/storage/safetensors_header.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 using Json = nlohmann::json;
@@ -137,4 +137,4 @@ void check_slice_fits(
   }
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

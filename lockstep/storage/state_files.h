@@ -7,9 +7,9 @@
 
 #include <fmt/format.h>
 
-namespace lockstep::checkpoint::state_files {
+namespace lockstep::storage::state_files {
 
-/// The names of the files of a saved state, as Accelerate has them where it has them.
+/// The file names of a saved state, Accelerate's names where it has them.
 
 /// "model", then "model_1", ...
 inline std::string numbered(const std::string& stem, size_t index) {
@@ -29,7 +29,7 @@ inline std::string gradients(size_t model, int rank) {
   return of_rank(numbered("gradients", model), rank, ".safetensors");
 }
 
-/// The stem of what all processes share, and of what each has for itself.
+/// The stem of a file that all processes share, and of one for each process.
 inline std::string optimizer(size_t index) {
   return numbered("optimizer", index);
 }
@@ -37,12 +37,12 @@ inline std::string optimizer_of_rank(size_t index, int rank) {
   return fmt::format("{}_of_rank_{}", optimizer(index), rank);
 }
 
-/// What one process has of a state that ZeRO divides, where each host keeps its own processes'
-/// alone: "optimizer_part_of_rank_3.safetensors"; and beside these, what is not divided.
+/// One process's part of a sharded state, if each host saves its own processes' parts:
+/// "optimizer_part_of_rank_3.safetensors"; and the unsharded state next to these.
 inline std::string part_of_rank(const std::string& stem, int rank) {
   return of_rank(stem + "_part_of_rank", rank, ".safetensors");
 }
-/// Whether it is the name of such a file, of any stem.
+/// Returns whether it is the name of such a file, of any stem.
 inline bool is_part_of_rank(std::string_view file) {
   return file.find("_part_of_rank_") != std::string_view::npos && file.ends_with(".safetensors");
 }
@@ -58,4 +58,4 @@ inline std::string object_of_rank(size_t index, int rank) {
   return fmt::format("{}_of_rank_{}", object(index), rank);
 }
 
-}  // namespace lockstep::checkpoint::state_files
+}  // namespace lockstep::storage::state_files

@@ -14,7 +14,7 @@
 #include "lockstep/storage/saved_meta.h"
 #include "lockstep/storage/structure.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 void check_header(const SafetensorsMap& file, const FileRecord& record) {
@@ -121,4 +121,4 @@ void verify_tensor(const SafetensorsMap& file, const TensorEntry& entry, const F
   check_crc(file.path(), crc, known->second, entry.name);
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

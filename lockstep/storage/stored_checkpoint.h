@@ -10,24 +10,24 @@
 #include "lockstep/storage/manifest.h"
 #include "lockstep/storage/safetensors_map.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 
-/// How much opening a checkpoint proves.
+/// How much is verified when a checkpoint is opened.
 enum class Verify {
-  /// That it has a valid manifest.
+  /// It has a valid manifest.
   kManifest,
-  /// Every file of the manifest is there, a regular file, with its size; and meta, if it is a saved
-  /// state's, makes sense. Reads none.
+  /// Also: every file of the manifest exists, is regular, and has its size; and the meta of a saved
+  /// state is valid. Reads no file.
   kSizes,
-  /// Every file has the content that was written, and all of them fit together, see
+  /// Also: every file has the written content, and all of them fit together, see
   /// find_structural_faults. Reads everything once.
   kFull,
 };
 
-/// A checkpoint that a Writer has committed; local, each rank opens its own.
+/// A checkpoint that a Writer has committed; local, each rank opens it separately.
 ///
-/// Trusts the manifest alone: what it does not list does not exist here, symbolic links among the
-/// files are refused, and whatever a method hands out has had its checksum compared first.
+/// Trusts only the manifest: unlisted files are ignored, symbolic links among the files are
+/// refused, and every method compares checksums before it returns data.
 ///
 /// Thread safety: immutable.
 class StoredCheckpoint {
@@ -47,16 +47,16 @@ class StoredCheckpoint {
   /// CheckpointError if there is no such file.
   const FileRecord& record(const std::string& file_name) const;
 
-  /// A file of tensors whose header is what was written, proven from the header and the manifest
-  /// alone. CheckpointError if it is not, or if the manifest has other tensors. The content is for
-  /// verify_tensor to prove, before it is used.
+  /// Opens a file of tensors with a valid header, verified with the manifest only. CheckpointError
+  /// if it is damaged, or the manifest has other tensors. The content must be verified by
+  /// verify_tensor before it is used.
   SafetensorsMap open_tensors(const std::string& file_name) const;
-  /// The same with its content proven, too: reads all of it. CheckpointError, naming the tensor
-  /// where one is to blame.
+  /// Does the same with verified content: reads all of it. CheckpointError, naming the tensor if
+  /// possible.
   SafetensorsMap tensor_map(const std::string& file_name) const;
-  /// The same for a JSON file.
+  /// Does the same for a JSON file.
   nlohmann::json json(const std::string& file_name) const;
-  /// Compares one file with what was written, without handing it out or mapping it.
+  /// Verifies one file, without returning or mapping it.
   void verify_content(const FileRecord& record) const;
 
  private:
@@ -64,8 +64,8 @@ class StoredCheckpoint {
   Manifest manifest_;
 };
 
-/// Compares one tensor of a file with what was written, as `record`, the file's, has it.
-/// CheckpointError, naming the tensor, if it is damaged or cannot be read. Reads its bytes once.
+/// Compares one tensor of a file with `record`, the file's. CheckpointError, naming the tensor, if
+/// it is damaged or cannot be read. Reads its bytes once.
 void verify_tensor(const SafetensorsMap& file, const TensorEntry& entry, const FileRecord& record);
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

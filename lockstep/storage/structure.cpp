@@ -12,7 +12,7 @@
 #include "lockstep/storage/state_files.h"
 #include "lockstep/storage/tensor_set.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 /// Collects the faults of one checkpoint.
@@ -167,4 +167,4 @@ std::vector<CheckpointError> find_structural_faults(
   return StructureCheck(checkpoint, damaged).run();
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -8,14 +8,13 @@
 #include "lockstep/base/error.h"
 #include "lockstep/storage/stored_checkpoint.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 
-/// Faults that no checksum shows, because the manifest that has the checksums has them, too: `meta`
-/// of a saved state with values that make no sense; a file that such a state needs and the manifest
-/// does not list; a part of a set of tensors that it does not list; slices beyond their tensor, or
-/// that leave a hole in it or overlap. In that order. Reads the headers of all files of tensors,
-/// except of the `damaged` ones, whose content is known to be wrong.
+/// Finds faults that checksums cannot show, because the manifest with the checksums has them, too:
+/// invalid values in `meta` of a saved state; a required file that the manifest lacks; a missing
+/// part of a set of tensors; slices beyond their tensor, or with gaps or overlaps. In that order.
+/// Reads the headers of all files of tensors, except the `damaged` ones.
 std::vector<CheckpointError> find_structural_faults(
     const StoredCheckpoint& checkpoint, const std::set<std::string>& damaged = {});
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

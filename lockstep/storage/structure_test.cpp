@@ -12,7 +12,7 @@
 #include "lockstep/storage/slices.h"
 #include "lockstep/storage/test_files.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 using testing::AllOf;
@@ -84,18 +84,18 @@ class Structure : public testing::Test {
   TestFolder folder_;
 };
 
-TEST_F(Structure, of_a_good_checkpoint_has_no_fault) {
+TEST_F(Structure, OfAGoodCheckpointHasNoFault) {
   EXPECT_THAT(damage(), IsEmpty());
   const StoredCheckpoint whole(folder_ / "checkpoint_1", Verify::kFull);
   EXPECT_THAT(find_structural_faults(whole), IsEmpty());
 }
 
-TEST_F(Structure, a_part_that_the_manifest_does_not_list_is_a_fault) {
+TEST_F(Structure, APartThatTheManifestDoesNotListIsAFault) {
   unlist("model-00002-of-00002.safetensors");
   expect_fault("model-00002-of-00002.safetensors", "is missing; manifest.json lists 1 of 2 parts");
 }
 
-TEST_F(Structure, a_file_that_a_state_needs_and_the_manifest_does_not_list_is_a_fault) {
+TEST_F(Structure, AFileThatAStateNeedsAndTheManifestDoesNotListIsAFault) {
   for (const char* file :
        {"optimizer.safetensors",
         "optimizer.json",
@@ -113,7 +113,7 @@ TEST_F(Structure, a_file_that_a_state_needs_and_the_manifest_does_not_list_is_a_
   expect_fault("model_1.safetensors", "as its meta.models says");
 }
 
-TEST_F(Structure, slices_that_are_not_their_tensor_are_a_fault) {
+TEST_F(Structure, SlicesThatAreNotTheirTensorAreAFault) {
   save("beyond", {{"a", {{3}, 0}}}, {{"a", {{3}, 2}}});
   expect_fault(
       "model-00002-of-00002.safetensors",
@@ -126,7 +126,7 @@ TEST_F(Structure, slices_that_are_not_their_tensor_are_a_fault) {
   expect_fault("model-00002-of-00002.safetensors", "slices overlap", "overlap");
 }
 
-TEST_F(Structure, a_slice_of_a_hosts_own_part_beyond_its_tensor_is_a_fault) {
+TEST_F(Structure, ASliceOfAHostsOwnPartBeyondItsTensorIsAFault) {
   const std::string file = "model_part_of_rank_0.safetensors";
   commit_checkpoint(folder_ / "own", Json::object(), {{file, part({{"a", {{4}, 2}}}, kPartKey)}});
   EXPECT_THAT(damage("own"), IsEmpty());
@@ -134,7 +134,7 @@ TEST_F(Structure, a_slice_of_a_hosts_own_part_beyond_its_tensor_is_a_fault) {
   expect_fault(file, "goes beyond the tensor; got elements 3 to 5 of 4", "own");
 }
 
-TEST_F(Structure, of_a_file_whose_content_is_damaged_is_not_looked_at) {
+TEST_F(Structure, OfAFileWhoseContentIsDamagedIsNotLookedAt) {
   const fs::path file = folder_ / "checkpoint_1" / "model-00001-of-00002.safetensors";
   flip_bit(file, 30);
   const std::vector<Damage> found = damage();
@@ -142,7 +142,7 @@ TEST_F(Structure, of_a_file_whose_content_is_damaged_is_not_looked_at) {
   EXPECT_THAT(found[0].why, HasSubstr("model-00001-of-00002.safetensors"));
 }
 
-TEST_F(Structure, values_of_meta_that_make_no_sense_are_refused_with_file_and_key) {
+TEST_F(Structure, ValuesOfMetaThatMakeNoSenseAreRefusedWithFileAndKey) {
   const std::vector<std::pair<Json, std::string>> cases = {
       {Json("x"), "got \"\\\"x\\\"\" for meta.step, expected a whole number from 0 on"},
       {Json(-5), "got \"-5\" for meta.step, expected a whole number from 0 on"},
@@ -163,7 +163,7 @@ TEST_F(Structure, values_of_meta_that_make_no_sense_are_refused_with_file_and_ke
   EXPECT_THAT(damage("others"), IsEmpty()) << "meta of a program that uses a Writer is its own";
 }
 
-TEST_F(Structure, a_checkpoint_with_a_fault_is_passed_over_for_the_one_before) {
+TEST_F(Structure, ACheckpointWithAFaultIsPassedOverForTheOneBefore) {
   save("checkpoint_2", {{"a", {{3}, 0}}}, {{"a", {{3}, 2}}});
   const Newest newest = find_newest(folder_.path(), Verify::kFull);
   EXPECT_EQ(newest.path, folder_ / "checkpoint_1");
@@ -173,4 +173,4 @@ TEST_F(Structure, a_checkpoint_with_a_fault_is_passed_over_for_the_one_before) {
 }
 
 }  // namespace
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -22,7 +22,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/storage/model_files.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 namespace fs = std::filesystem;
@@ -283,4 +283,4 @@ std::vector<fs::path> remove_stale(
   return done;
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -15,7 +15,7 @@
 #include "lockstep/storage/test_files.h"
 #include "lockstep/storage/traced_child.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 using testing::ElementsAre;
@@ -186,4 +186,4 @@ TEST(TempFolder, AnAbsentParentHoldsNothing) {
 }
 
 }  // namespace
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -14,7 +14,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/storage/slices.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 constexpr const char* kSuffix = ".safetensors";
@@ -299,4 +299,4 @@ uint32_t TensorSet::crc32c(const TensorSlice& piece) const {
   return part.record.summary.tensors.at(part.map.entries()[piece.entry].name);
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -14,7 +14,7 @@
 #include "lockstep/storage/slices.h"
 #include "lockstep/storage/test_files.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 namespace {
 
 using testing::AllOf;
@@ -302,4 +302,4 @@ TEST_F(TensorSetTest, MayBeReadByManyThreads) {
 }
 
 }  // namespace
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -24,7 +24,7 @@
 #include "lockstep/storage/output_file.h"
 #include "lockstep/storage/safetensors_writer.h"
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 
 inline std::string read_bytes(const std::filesystem::path& path) {
   std::ifstream in(path, std::ios::binary);
@@ -113,4 +113,4 @@ inline void commit_checkpoint(
   write_bytes(path / kManifestName, render_manifest(path, manifest));
 }
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

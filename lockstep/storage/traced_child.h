@@ -11,15 +11,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-namespace lockstep::checkpoint {
+namespace lockstep::storage {
 
-/// For tests: runs a function in a forked process and decides about each of its system calls.
+/// Runs a function in a forked process and controls each of its system calls. For tests.
 ///
-/// A function that runs in such a process must start no threads; it ends with the exit code
-/// returned, or 99 if it throws.
+/// The function must start no threads; the process ends with the returned exit code, or 99 after an
+/// exception.
 struct TracedChild {
-  /// What happens to a system call: 0 lets it be, kKill kills the process before it, and a positive
-  /// errno makes it fail with that, undone.
+  /// The treatment of a system call: 0 permits it, kKill kills the process before it, and a
+  /// positive errno makes it fail without effect.
   static constexpr int kKill = -1;
   using Decide = std::function<int(long number)>;
 
@@ -94,4 +94,4 @@ inline TracedChild run_traced(const std::function<int()>&, const TracedChild::De
 
 #endif
 
-}  // namespace lockstep::checkpoint
+}  // namespace lockstep::storage

@@ -7,18 +7,18 @@
 namespace lockstep {
 
 /// Throws ConfigError on every rank, naming the first tensor that differs and each side's version
-/// of it, unless all ranks hold the same names, shapes, dtypes and requires_grad in the same order.
-/// `what`
-/// ("parameter") is for the message. Two small all-gathers when all is well. Collective.
+/// of it, unless all ranks have the same names, shapes, dtypes and requires_grad in the same order.
+/// `what` ("parameter") is for the message. Costs two small all-gathers without a difference.
+/// Collective.
 void check_same_on_all_ranks(Group& group, const NamedTensors& tensors, const std::string& what);
 
-/// Those of `tensors` that every rank holds alike (name, dtype, shape, memory layout), in the same
-/// order on all of them. ConfigError for a name given twice. An all-gather of a number when ranks
-/// hold the same, of the names besides when not. Collective.
+/// Returns those of `tensors` that are alike on every rank (name, dtype, shape, memory layout), in
+/// the same order on all of them. ConfigError for a repeated name. Costs an all-gather of a number
+/// if ranks have the same, else also of the names. Collective.
 NamedTensors held_everywhere(Group& group, const NamedTensors& tensors);
 
-/// Gives all ranks rank 0's parameters and buffers, once these were found to be the same kind
-/// everywhere; see check_same_on_all_ranks. Returns all of them. Collective.
+/// Broadcasts rank 0's parameters and buffers, after checking that all ranks have the same ones;
+/// see check_same_on_all_ranks. Returns all of them. Collective.
 std::vector<at::Tensor> start_alike(
     Group& group, const NamedTensors& parameters, const NamedTensors& buffers);
 

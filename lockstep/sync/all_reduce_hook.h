@@ -9,8 +9,8 @@
 
 namespace lockstep {
 
-/// One all-reduce a bucket, its values perhaps narrowed to float16 or bfloat16: by the options, or
-/// because the bucket says so.
+/// Averages each bucket by one all-reduce, in float16 or bfloat16 if the options or the bucket say
+/// so.
 class AllReduceHook final : public CommHook {
  public:
   AllReduceHook(

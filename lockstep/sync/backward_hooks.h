@@ -10,13 +10,12 @@
 
 namespace lockstep {
 
-/// Tells when gradients arrive: the one place that touches autograd's internals.
+/// Reports the arrival of gradients: the only code that uses autograd's internals.
 ///
-/// `on_gradient(i)` is called once in every backward pass that reaches tensor i, after its gradient
-/// has been accumulated into `grad`, on the thread autograd runs on (the caller of backward for CPU
-/// tensors). What it throws comes out of backward(). It hooks the node that accumulates the
-/// gradient, not the tensor's single post-accumulate slot, so it lives beside hooks of Python or of
-/// another library.
+/// `on_gradient(i)` is called once in every backward that reaches tensor i, after its gradient has
+/// been accumulated into `grad`, on autograd's thread (the caller of backward for CPU tensors). An
+/// exception propagates out of backward(). It hooks the node that accumulates the gradient, not the
+/// tensor's single post-accumulate hook, so hooks of Python or other libraries still work.
 class BackwardHooks {
  public:
   /// Every tensor must be a leaf that requires grad.
@@ -26,12 +25,12 @@ class BackwardHooks {
   BackwardHooks(const BackwardHooks&) = delete;
   BackwardHooks& operator=(const BackwardHooks&) = delete;
 
-  /// A number for the backward pass under way; none two at a time have the same.
+  /// Returns the number of the running backward; concurrent ones have different numbers.
   static int current_backward();
 
-  /// Runs `callback` when the backward pass under way has computed all gradients; what it throws
-  /// comes out of backward(). In the order in which they were asked for. Only to be called from
-  /// within `on_gradient`, or a tensor's hook.
+  /// Runs `callback` when the running backward has computed all gradients; an exception propagates
+  /// out of backward(). Callbacks run in order of registration. Call it only within `on_gradient`,
+  /// or a tensor's hook.
   static void at_end_of_backward(std::function<void()> callback);
 
  private:

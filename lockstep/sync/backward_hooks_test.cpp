@@ -15,7 +15,7 @@ at::Tensor leaf(double value = 1) {
   return at::full({2}, value).requires_grad_();
 }
 
-TEST(BackwardHooks, fires_once_a_backward_after_accumulation_even_if_used_twice) {
+TEST(BackwardHooks, FiresOnceABackwardAfterAccumulationEvenIfUsedTwice) {
   at::Tensor a = leaf();
   at::Tensor b = leaf();
   std::vector<size_t> fired;
@@ -31,7 +31,7 @@ TEST(BackwardHooks, fires_once_a_backward_after_accumulation_even_if_used_twice)
   EXPECT_TRUE(at::equal(a.grad(), at::full({2}, 3.0)));
 }
 
-TEST(BackwardHooks, lives_beside_another_one_and_stops_when_destroyed) {
+TEST(BackwardHooks, LivesBesideAnotherOneAndStopsWhenDestroyed) {
   at::Tensor a = leaf();
   int first = 0;
   int second = 0;
@@ -45,13 +45,13 @@ TEST(BackwardHooks, lives_beside_another_one_and_stops_when_destroyed) {
   EXPECT_EQ(second, 1);
 }
 
-TEST(BackwardHooks, what_it_throws_comes_out_of_backward) {
+TEST(BackwardHooks, WhatItThrowsComesOutOfBackward) {
   at::Tensor a = leaf();
   const BackwardHooks hooks({a}, [](size_t) { throw std::runtime_error("from the hook"); });
   EXPECT_THROW(a.sum().backward(), std::runtime_error);
 }
 
-TEST(BackwardHooks, the_end_callback_runs_after_all_gradients_and_may_throw) {
+TEST(BackwardHooks, TheEndCallbackRunsAfterAllGradientsAndMayThrow) {
   at::Tensor a = leaf();
   at::Tensor b = leaf();
   int arrived = 0;

@@ -13,24 +13,24 @@
 
 namespace lockstep {
 
-/// How the gradients of a bucket are compressed on their way; PyTorch's comm hooks.
+/// Compression of the gradients of a bucket for communication; PyTorch's comm hooks.
 enum class CommHookType { kNone, kFp16, kBf16, kPowerSgd, kBatchedPowerSgd };
 
 /// "none", "fp16", "bf16", "power_sgd", "batched_power_sgd".
 const char* name_of(CommHookType type);
 
-/// The names, defaults and meanings of PyTorch's PowerSGDState, except that `start_iter` may be 0
-/// or 1 (buckets never change here).
+/// Names, defaults and meanings are those of PyTorch's PowerSGDState, except that `start_iter` may
+/// be 0 or 1 (buckets never change here).
 struct PowerSgdOptions {
-  /// A matrix of gradients travels as this many columns and rows.
+  /// The number of columns and rows that are sent for a matrix of gradients.
   int64_t matrix_approximation_rank = 1;
-  /// So many averaged backwards go uncompressed first.
+  /// Uncompressed averaged backwards at the start.
   int64_t start_iter = 1000;
   /// A rows x cols matrix is compressed only if (rows + cols) * rank * this < rows * cols.
   double min_compression_rate = 2;
-  /// Starts each power iteration from the last one's result instead of from random numbers.
+  /// Starts each power iteration from the previous result instead of random numbers.
   bool warm_start = true;
-  /// Added to the norm of a column that is about to be divided by it. Zero columns are safe with 0.
+  /// Added to the norm of a column before dividing by it. Zero columns are safe with 0.
   double orthogonalization_epsilon = 0;
   uint64_t seed = 0;
 
@@ -39,21 +39,21 @@ struct PowerSgdOptions {
 
 struct CommHookOptions {
   CommHookType type = CommHookType::kNone;
-  /// kFp16 or kBf16 on top of either PowerSGD: all its messages travel in 16 bits, the uncompressed
-  /// ones too.
+  /// kFp16 or kBf16 in addition to either PowerSGD: all its messages are 16-bit, including
+  /// uncompressed ones.
   CommHookType wrapper = CommHookType::kNone;
-  /// Whether what compression loses is kept and added to the next gradients. Unset: true for
+  /// Whether the compression error is kept and added to the next gradients. Not set: true for
   /// PowerSGD, which needs it to converge; false for fp16 and bf16, as in PyTorch, where it costs
-  /// four bytes a gradient and matters when many updates are below the rounding.
+  /// four bytes a gradient and matters if many updates are below the rounding.
   std::optional<bool> use_error_feedback = std::nullopt;
   PowerSgdOptions power_sgd = {};
 };
 
-/// What a hook remembers between backwards.
+/// The state of a hook between backwards.
 struct CommHookState {
-  /// Averaged backwards so far.
+  /// Number of averaged backwards.
   int64_t iteration = 0;
-  /// "error/<parameter>": what this rank has still to send, differs between ranks. "q/<parameter>"
+  /// "error/<parameter>": this rank's compression error, different on each rank. "q/<parameter>"
   /// ("q/bucket<i>" for batched PowerSGD): the same on every rank.
   NamedTensors tensors;
 };
@@ -67,8 +67,9 @@ struct CommHookState {
 /// with backward, the second is sent after it, in the order of buckets. The flags of a bucket
 /// survive all of them.
 ///
-/// Not finite gradients come out not finite, and leave nothing behind in the error memory. It is in
-/// the units of the gradients, so it is off by the factor for one step after a loss scale changes.
+/// Non-finite gradients stay non-finite, and do not change the error memory. The error memory is in
+/// units of the gradients, so after a change of the loss scale it is wrong by that factor for one
+/// step.
 ///
 /// Memory: fp16 and bf16 half a float32 gradient, error feedback one gradient of the compressed
 /// (float32 at least). After: Vogels et al., "PowerSGD", NeurIPS 2019, and
@@ -85,20 +86,18 @@ class CommHook {
   virtual void start(size_t bucket) = 0;
   /// Returns when all buckets hold averages. Throws CommError.
   virtual void finish() = 0;
-  /// Forgets what was started; with `wait`, once nothing is under way in the buckets any more.
+  /// Drops started operations; with `wait`, after none is running in the buckets any more.
   virtual void abandon(bool wait) noexcept = 0;
-  /// Tensors are the live ones: they change with the next backward. Empty for kNone, which
-  /// remembers nothing.
+  /// Returns the live tensors, which the next backward changes. Empty for kNone.
   virtual CommHookState state() const = 0;
-  /// Throws ConfigError if `state` has a tensor that is not known here or is shaped differently;
-  /// changes nothing.
+  /// Throws ConfigError if `state` has an unknown tensor, or one of another shape; changes nothing.
   virtual void check_state(const CommHookState& state) const = 0;
-  /// Goes on from `state`, bit for bit. A tensor it lacks starts afresh. Throws as check_state,
+  /// Continues from `state`, bit-exact. A tensor it lacks starts from zero. Throws as check_state,
   /// before anything is changed.
   virtual void load_state(const CommHookState& state) = 0;
 };
 
-/// Throws ConfigError, with the reason, for options that are out of range or do not go together.
+/// Throws ConfigError, with the reason, for options that are out of range or contradictory.
 void check_options(const CommHookOptions& options);
 
 /// `buckets` must outlive the hook; `parameters` are those the buckets were planned from.

@@ -56,7 +56,7 @@ INSTANTIATE_TEST_SUITE_P(
         ::testing::Values(Place{2, "thread"}, Place{3, "thread"}, Place{2, "gloo"})),
     band_name);
 
-TEST_P(CommHookBand, loss_stays_near_that_of_uncompressed_training) {
+TEST_P(CommHookBand, LossStaysNearThatOfUncompressedTraining) {
   const HookCase& c = hook_cases()[std::get<0>(GetParam())];
   const auto& [size, transport] = std::get<1>(GetParam());
   static std::map<int, double> uncompressed;

@@ -26,7 +26,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-TEST(CommHook, continues_bit_for_bit_from_its_state) {
+TEST(CommHook, ContinuesBitForBitFromItsState) {
   for (const HookCase& c : hook_cases()) {
     ranks(2, [&](Group group) {
       const auto options =
@@ -67,7 +67,7 @@ TEST(CommHook, continues_bit_for_bit_from_its_state) {
   }
 }
 
-TEST(CommHook, flags_survive_every_hook) {
+TEST(CommHook, FlagsSurviveEveryHook) {
   for (const HookCase& c : hook_cases()) {
     CommHookOptions options = c.options;
     options.power_sgd.start_iter = 0;
@@ -105,7 +105,7 @@ at::Tensor sum_of_averages(
   return sum / steps;
 }
 
-TEST(CommHook, error_feedback_delivers_what_16_bits_cannot_hold) {
+TEST(CommHook, ErrorFeedbackDeliversWhat16BitsCannotHold) {
   // Far below float16's smallest number, and between two neighbours in bfloat16.
   struct Case {
     CommHookType type;
@@ -127,7 +127,7 @@ TEST(CommHook, error_feedback_delivers_what_16_bits_cannot_hold) {
   }
 }
 
-TEST(CommHook, fp16_divides_before_it_sums) {
+TEST(CommHook, Fp16DividesBeforeItSums) {
   for (const std::string transport : {"thread", "gloo"}) {
     runner(transport)(3, [](Group group) {
       const at::Tensor mean =
@@ -137,7 +137,7 @@ TEST(CommHook, fp16_divides_before_it_sums) {
   }
 }
 
-TEST(CommHook, what_float16_cannot_hold_is_inf_everywhere_and_leaves_the_error_finite) {
+TEST(CommHook, WhatFloat16CannotHoldIsInfEverywhereAndLeavesTheErrorFinite) {
   ranks(2, [](Group group) {
     const at::Tensor weight = at::zeros({4}).requires_grad_();
     DataParallel parallel(
@@ -154,7 +154,7 @@ TEST(CommHook, what_float16_cannot_hold_is_inf_everywhere_and_leaves_the_error_f
   });
 }
 
-TEST(CommHook, an_unspent_error_waits_for_a_parameter_that_takes_no_part) {
+TEST(CommHook, AnUnspentErrorWaitsForAParameterThatTakesNoPart) {
   ranks(2, [](Group group) {
     const at::Tensor a = at::zeros({4}).requires_grad_();
     const at::Tensor b = at::zeros({4}).requires_grad_();
@@ -182,7 +182,7 @@ TEST(CommHook, an_unspent_error_waits_for_a_parameter_that_takes_no_part) {
   });
 }
 
-TEST(CommHook, sixteen_bit_gradients_travel_as_they_are) {
+TEST(CommHook, SixteenBitGradientsTravelAsTheyAre) {
   for (const auto dtype : {at::kBFloat16, at::kHalf}) {
     ranks(2, [&](Group group) {
       const at::Tensor weight = at::zeros({4}, dtype).requires_grad_();
@@ -198,7 +198,7 @@ TEST(CommHook, sixteen_bit_gradients_travel_as_they_are) {
   }
 }
 
-TEST(CommHook, is_not_needed_for_some_parameters_to_travel_in_16_bits) {
+TEST(CommHook, IsNotNeededForSomeParametersToTravelIn16Bits) {
   const auto log = std::make_shared<CommsLog>(CommsLogOptions{.with_shapes = true});
   ranks(2, [&](Group group) {
     const Mlp net;
@@ -224,7 +224,7 @@ TEST(CommHook, is_not_needed_for_some_parameters_to_travel_in_16_bits) {
   EXPECT_EQ(bytes["all_reduce(avg) of float[50]"], 4 * (32 + 16 + 2));
 }
 
-TEST(CommHook, goes_for_all_parameters_or_for_none) {
+TEST(CommHook, GoesForAllParametersOrForNone) {
   ranks(2, [](Group group) {
     const Mlp net;
     const flat::CommDtypes narrow{.parameters = {net.w1.unsafeGetTensorImpl()}};
@@ -237,7 +237,7 @@ TEST(CommHook, goes_for_all_parameters_or_for_none) {
   });
 }
 
-TEST(CommHook, refuses_options_that_do_not_go_together) {
+TEST(CommHook, RefusesOptionsThatDoNotGoTogether) {
   using enum CommHookType;
   struct Case {
     CommHookOptions options;
@@ -267,7 +267,7 @@ TEST(CommHook, refuses_options_that_do_not_go_together) {
   }
 }
 
-TEST(CommHook, refuses_the_state_of_another_model_and_changes_nothing) {
+TEST(CommHook, RefusesTheStateOfAnotherModelAndChangesNothing) {
   ranks(2, [](Group group) {
     const Mlp net;
     DataParallel parallel(
@@ -291,7 +291,7 @@ TEST(CommHook, refuses_the_state_of_another_model_and_changes_nothing) {
   });
 }
 
-TEST(CommHook, checking_a_state_changes_nothing) {
+TEST(CommHook, CheckingAStateChangesNothing) {
   for (const HookCase& c : hook_cases()) {
     ranks(2, [&](Group group) {
       const Mlp net;
@@ -318,7 +318,7 @@ TEST(CommHook, checking_a_state_changes_nothing) {
   }
 }
 
-TEST(CommHook, without_compression_there_is_nothing_to_remember) {
+TEST(CommHook, WithoutCompressionThereIsNothingToRemember) {
   for (const int size : {1, 2}) {
     ranks(size, [](Group group) {
       const Mlp net;

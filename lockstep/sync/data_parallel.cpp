@@ -33,7 +33,8 @@ DataParallel::DataParallel(
     throw ConfigError(
         "data_parallel",
         fmt::format(
-            "the comm hook {} says how all gradients travel; got parameters whose gradients are to "
+            "the comm hook {} sets the communication dtype of all gradients; got parameters whose "
+            "gradients are to "
             "travel in {}, too; leave one of them out",
             name_of(options.comm_hook.type),
             c10::toString(narrow.dtype)));

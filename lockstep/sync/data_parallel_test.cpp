@@ -72,7 +72,7 @@ INSTANTIATE_TEST_SUITE_P(
     DataParallelTest,
     ::testing::Combine(::testing::Values(1, 2, 3, 4), ::testing::Values(1, 100, 1 << 20)));
 
-TEST_P(DataParallelTest, equals_one_process_whatever_the_control_flow) {
+TEST_P(DataParallelTest, EqualsOneProcessWhateverTheControlFlow) {
   const auto [size, cap_bytes] = GetParam();
   const std::vector<std::function<bool(int)>> branches = {
       [](int) { return true; }, [](int) { return false; }, [](int rank) { return rank == 0; }};
@@ -99,7 +99,7 @@ TEST_P(DataParallelTest, equals_one_process_whatever_the_control_flow) {
   }
 }
 
-TEST(DataParallel, starts_from_rank_0s_parameters_and_buffers) {
+TEST(DataParallel, StartsFromRank0sParametersAndBuffers) {
   ranks(3, [](Group group) {
     const Toy toy;
     toy.w2.detach().fill_(group.rank() + 1);
@@ -112,7 +112,7 @@ TEST(DataParallel, starts_from_rank_0s_parameters_and_buffers) {
   });
 }
 
-TEST(DataParallel, buffers_follow_rank_0_after_each_averaged_backward) {
+TEST(DataParallel, BuffersFollowRank0AfterEachAveragedBackward) {
   ranks(2, [](Group group) {
     const Toy toy;
     DataParallel parallel(toy.parameters(), toy.buffers(), group);
@@ -126,7 +126,7 @@ TEST(DataParallel, buffers_follow_rank_0_after_each_averaged_backward) {
   });
 }
 
-TEST(DataParallel, accumulates_locally_without_sync_then_averages_everything) {
+TEST(DataParallel, AccumulatesLocallyWithoutSyncThenAveragesEverything) {
   const int size = 2;
   Toy expected;
   for (int rank = 0; rank < size; ++rank) {
@@ -148,7 +148,7 @@ TEST(DataParallel, accumulates_locally_without_sync_then_averages_everything) {
   });
 }
 
-TEST(DataParallel, gradients_are_views_in_the_buckets_and_survive_either_zero_grad) {
+TEST(DataParallel, GradientsAreViewsInTheBucketsAndSurviveEitherZeroGrad) {
   ranks(2, [](Group group) {
     const Toy toy;
     DataParallel parallel(toy.parameters(), toy.buffers(), group);
@@ -167,7 +167,7 @@ TEST(DataParallel, gradients_are_views_in_the_buckets_and_survive_either_zero_gr
   });
 }
 
-TEST(DataParallel, torchs_own_optimizers_may_zero_the_gradients) {
+TEST(DataParallel, TorchsOwnOptimizersMayZeroTheGradients) {
   for (const bool set_to_none : {true, false}) {
     ranks(2, [&](Group group) {
       const Toy toy;
@@ -182,7 +182,7 @@ TEST(DataParallel, torchs_own_optimizers_may_zero_the_gradients) {
   }
 }
 
-TEST(DataParallel, a_backward_that_threw_can_be_abandoned_and_is_noticed_otherwise) {
+TEST(DataParallel, ABackwardThatThrewCanBeAbandonedAndIsNoticedOtherwise) {
   ranks(2, [](Group group) {
     const Toy toy;
     DataParallel parallel(
@@ -206,7 +206,7 @@ TEST(DataParallel, a_backward_that_threw_can_be_abandoned_and_is_noticed_otherwi
   });
 }
 
-TEST(DataParallel, refuses_models_laid_out_differently) {
+TEST(DataParallel, RefusesModelsLaidOutDifferently) {
   EXPECT_THROW(
       ranks(
           2,
@@ -220,7 +220,7 @@ TEST(DataParallel, refuses_models_laid_out_differently) {
       ConfigError);
 }
 
-TEST(DataParallel, local_wins_over_sync) {
+TEST(DataParallel, LocalWinsOverSync) {
   const Toy expected = oracle(2, [](int) { return true; });
   ranks(2, [&](Group group) {
     const Toy toy;
@@ -238,7 +238,7 @@ TEST(DataParallel, local_wins_over_sync) {
   });
 }
 
-TEST(DataParallel, a_backward_that_only_accumulates_leaves_what_it_did_not_reach_undefined) {
+TEST(DataParallel, ABackwardThatOnlyAccumulatesLeavesWhatItDidNotReachUndefined) {
   for (const bool local : {false, true}) {
     ranks(2, [&](Group group) {
       const Toy toy;
@@ -272,7 +272,7 @@ TEST(DataParallel, a_backward_that_only_accumulates_leaves_what_it_did_not_reach
   }
 }
 
-TEST(DataParallel, a_rank_whose_loss_misses_the_model_counts_as_zero) {
+TEST(DataParallel, ARankWhoseLossMissesTheModelCountsAsZero) {
   Toy expected;
   (expected.loss(slice(0), true) / 2).backward();
   ranks(2, [&](Group group) {
@@ -286,7 +286,7 @@ TEST(DataParallel, a_rank_whose_loss_misses_the_model_counts_as_zero) {
   });
 }
 
-TEST(DataParallel, several_backwards_before_a_step_add_up) {
+TEST(DataParallel, SeveralBackwardsBeforeAStepAddUp) {
   Toy expected;
   for (int rank = 0; rank < 2; ++rank) {
     (expected.loss(slice(rank, 0), true) / 2).backward();
@@ -302,7 +302,7 @@ TEST(DataParallel, several_backwards_before_a_step_add_up) {
   });
 }
 
-TEST(DataParallel, a_gradient_with_another_layout_still_lands_in_its_bucket) {
+TEST(DataParallel, AGradientWithAnotherLayoutStillLandsInItsBucket) {
   ranks(2, [](Group group) {
     const at::Tensor weight =
         at::ones({2, 3, 4, 4}).to(at::MemoryFormat::ChannelsLast).requires_grad_();
@@ -314,7 +314,7 @@ TEST(DataParallel, a_gradient_with_another_layout_still_lands_in_its_bucket) {
   });
 }
 
-TEST(DataParallel, refuses_models_that_differ_naming_the_first_difference) {
+TEST(DataParallel, RefusesModelsThatDifferNamingTheFirstDifference) {
   std::atomic<int> errors{0};
   ranks(2, [&](Group group) {
     NamedTensors parameters = {
@@ -331,7 +331,7 @@ TEST(DataParallel, refuses_models_that_differ_naming_the_first_difference) {
   EXPECT_EQ(errors, 2);
 }
 
-TEST(DataParallel, refuses_a_model_with_a_parameter_more) {
+TEST(DataParallel, RefusesAModelWithAParameterMore) {
   EXPECT_THROW(
       ranks(
           2,
@@ -345,11 +345,11 @@ TEST(DataParallel, refuses_a_model_with_a_parameter_more) {
       ConfigError);
 }
 
-TEST(DataParallel, refuses_empty_buckets) {
+TEST(DataParallel, RefusesEmptyBuckets) {
   EXPECT_THROW(DataParallel({}, {}, Group(), {.cap_bytes = 0}), ConfigError);
 }
 
-TEST(DataParallel, works_over_gloo_while_backward_runs) {
+TEST(DataParallel, WorksOverGlooWhileBackwardRuns) {
   const Toy expected = oracle(2, [](int rank) { return rank == 1; });
   gloo_ranks(2, [&](Group group) {
     const Toy toy;

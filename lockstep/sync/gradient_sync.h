@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// How the ranks of a model make one gradient out of theirs: DataParallel, or zero::Sharding.
+/// The gradient averaging of a model: DataParallel, or zero::Sharding.
 class GradientSync {
  public:
   GradientSync() = default;
@@ -14,16 +14,15 @@ class GradientSync {
   GradientSync(const GradientSync&) = delete;
   GradientSync& operator=(const GradientSync&) = delete;
 
-  /// Says that a backward is about to run in which this rank takes part, whether or not it reaches
-  /// the model.
+  /// Announces a backward in which this rank takes part, whether or not it reaches the model.
   virtual void begin_backward() = 0;
-  /// Completes the averaging of the backward begun, unless autograd has already. Throws CommError.
+  /// Completes the averaging of that backward, unless autograd has already. Throws CommError.
   virtual void finish_backward() = 0;
-  /// After a backward that threw: forgets it, once nothing is under way any more. The gradients are
-  /// worthless then.
+  /// Drops a backward that threw, after no operation is running any more. The gradients are
+  /// invalid.
   virtual void abandon_backward() noexcept = 0;
-  /// While false, backward only accumulates locally: nothing travels until the next backward with
-  /// true, which averages all that was accumulated.
+  /// While false, backward only accumulates locally. The next backward with true averages
+  /// everything that was accumulated.
   virtual void set_sync(bool sync) = 0;
   /// See Group::check_alive.
   virtual void check_alive() const = 0;

@@ -7,14 +7,14 @@
 
 namespace lockstep {
 
-/// ConfigError if `state` has a tensor that is not among `known` or is shaped differently.
+/// ConfigError if `state` has a tensor that is not in `known`, or has another shape.
 void check_hook_tensors(const CommHookState& state, const NamedTensors& known);
 
-/// Copies `state` into the memory of `known`, by name; tensors `state` lacks are zeroed.
-/// Throws as check_hook_tensors, with nothing changed.
+/// Copies `state` into the tensors of `known`, by name; tensors that `state` lacks are zeroed.
+/// Throws as check_hook_tensors, before any change.
 void copy_hook_tensors(const CommHookState& state, const NamedTensors& known);
 
-/// The tensor of that name, or nullptr.
+/// Returns the tensor of that name, or nullptr.
 const at::Tensor* find_tensor(const NamedTensors& tensors, const std::string& name);
 
 }  // namespace lockstep

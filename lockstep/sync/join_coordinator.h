@@ -10,32 +10,32 @@
 
 namespace lockstep {
 
-/// Who still has data: one small all-reduce before every averaging, which ranks with data start and
-/// ranks without answer.
+/// Tracks which ranks still have data: one small all-reduce before every averaging, which ranks
+/// with data start and ranks without answer.
 ///
-/// Thread safety: none.
+/// Not thread-safe.
 class JoinCoordinator {
  public:
   struct ActiveRanks {
     std::vector<int> alive;  ///< Ranks that still have data, ascending.
-    size_t model = 0;        ///< Which model they are about to average.
-    bool kept = false;       ///< Whether they add to an average they have not zeroed since.
+    size_t model = 0;        ///< The model that they are about to average.
+    bool kept = false;       ///< Whether they add to an average that was not zeroed.
   };
 
   JoinCoordinator(Group group, size_t models, JoinOptions options);
 
-  /// Says that this rank is about to average `model`. Throws ConfigError at once if some rank has
-  /// run out of data and the options ask for that; else `wait` tells.
+  /// Announces that this rank is about to average `model`. Throws ConfigError at once if some rank
+  /// has run out of data and the options require it; else `wait` reports it.
   void announce(size_t model, bool kept);
-  /// What ranks with data are about to do, for one without; nobody alive: all are done. Throws
-  /// ConfigError as above.
+  /// For a rank without data: returns the next action of ranks with data; none alive: all are done.
+  /// Throws ConfigError as above.
   const ActiveRanks& answer();
-  /// The roll of the last announcement.
+  /// The result of the last announcement.
   const ActiveRanks& wait();
 
-  /// What turns an average over all ranks into the one asked for.
+  /// The factor from an average over all ranks to the requested one.
   double factor() const;
-  /// The rank whose parameters and buffers are the latest: of those alive last, the first.
+  /// The rank with the latest parameters and buffers: the first of those alive last.
   int latest_rank() const { return latest_rank_; }
 
  private:

@@ -90,7 +90,7 @@ INSTANTIATE_TEST_SUITE_P(
         JoinCase{"gloo_three", {4, 0, 2}, false, 1, true}),
     [](const auto& param_info) { return std::string(param_info.param.name); });
 
-TEST_P(JoinTest, equals_one_process_that_sees_every_batch) {
+TEST_P(JoinTest, EqualsOneProcessThatSeesEveryBatch) {
   const JoinCase& c = GetParam();
   const JoinNet expected = reference(c.batches, c.divide_by_initial, c.every);
   const auto body = [&](Group group) {

@@ -26,7 +26,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(Join, what_a_rank_had_accumulated_goes_along) {
+TEST(Join, WhatARankHadAccumulatedGoesAlong) {
   // Rank 1 ends in the middle of a group, without averaging it.
   JoinNet expected;
   for (int i : {0, 1}) {
@@ -50,7 +50,7 @@ TEST(Join, what_a_rank_had_accumulated_goes_along) {
   });
 }
 
-TEST(Join, averages_that_are_added_to_are_kept_by_ranks_without_data) {
+TEST(Join, AveragesThatAreAddedToAreKeptByRanksWithoutData) {
   // Two averaging backwards before an update, as with sync_each_batch.
   JoinNet expected;
   for (int i : {0, 1}) {
@@ -74,7 +74,7 @@ TEST(Join, averages_that_are_added_to_are_kept_by_ranks_without_data) {
   });
 }
 
-TEST(Join, an_average_clipped_in_place_is_not_sent_again) {
+TEST(Join, AnAverageClippedInPlaceIsNotSentAgain) {
   // Rank 1 ends after an update, with the gradients of it still there.
   JoinNet expected;
   for (int i : {0, 1}) {
@@ -102,7 +102,7 @@ TEST(Join, an_average_clipped_in_place_is_not_sent_again) {
   });
 }
 
-TEST(Join, several_models_each_with_its_own_backwards) {
+TEST(Join, SeveralModelsEachWithItsOwnBackwards) {
   for (const bool one_loss : {false, true}) {
     const std::vector<int> batches = {4, 2};
     JoinNet first;
@@ -155,7 +155,7 @@ TEST(Join, several_models_each_with_its_own_backwards) {
   }
 }
 
-TEST(Join, throws_everywhere_when_the_first_rank_ends_if_asked) {
+TEST(Join, ThrowsEverywhereWhenTheFirstRankEndsIfAsked) {
   std::atomic<int> errors{0};
   std::atomic<int> done{0};
   ranks(3, [&](Group group) {
@@ -184,18 +184,28 @@ TEST(Join, throws_everywhere_when_the_first_rank_ends_if_asked) {
   EXPECT_EQ(done, 6);
 }
 
-TEST(Join, even_inputs_do_not_count_as_early_termination) {
-  ranks(2, [](Group group) {
+TEST(Join, EvenInputsDoNotCountAsEarlyTermination) {
+  JoinNet expected;
+  for (int i = 0; i < 3; ++i) {
+    for (int rank : {0, 1}) {
+      (expected.forward(JoinNet::batch(rank, i), i) / 2).backward();
+    }
+    expected.update();
+    expected.zero();
+  }
+  ranks(2, [&](Group group) {
     JoinNet net;
     const auto parallel = net.parallel(group);
     run_joined(
         {parallel},
         [&] { train(net, *parallel, group.rank(), 3, 1); },
         {.throw_on_early_termination = true});
+    EXPECT_TRUE(at::allclose(net.w.detach(), expected.w.detach(), 1e-10, 1e-12));
+    EXPECT_TRUE(at::allclose(net.extra.detach(), expected.extra.detach(), 1e-10, 1e-12));
   });
 }
 
-TEST(Join, an_exception_comes_out_at_once_and_the_model_is_free_again) {
+TEST(Join, AnExceptionComesOutAtOnceAndTheModelIsFreeAgain) {
   ranks(2, [](Group group) {
     JoinNet net;
     const auto parallel = net.parallel(group);
@@ -207,7 +217,7 @@ TEST(Join, an_exception_comes_out_at_once_and_the_model_is_free_again) {
   });
 }
 
-TEST(Join, refuses_to_nest_and_to_join_nothing) {
+TEST(Join, RefusesToNestAndToJoinNothing) {
   EXPECT_THROW(run_joined({}, [] {}), ConfigError);
   ranks(2, [](Group group) {
     JoinNet net;
@@ -216,7 +226,7 @@ TEST(Join, refuses_to_nest_and_to_join_nothing) {
   });
 }
 
-TEST(Join, works_with_compressed_gradients) {
+TEST(Join, WorksWithCompressedGradients) {
   ranks(2, [](Group group) {
     const at::Tensor w = at::ones({32, 16}).requires_grad_();
     const auto parallel = std::make_shared<DataParallel>(

@@ -13,41 +13,39 @@
 namespace lockstep {
 
 struct LocalSgdOptions {
-  /// Parameters are averaged after so many applied optimizer steps.
+  /// Applied optimizer steps between two averagings of parameters.
   int64_t local_sgd_steps = 8;
-  /// False: data parallel as ever; every call does nothing.
+  /// False: plain data parallel; every call does nothing.
   bool enabled = true;
-  /// So many applied steps are plain data parallel first (post-local SGD, Lin et al. 2018).
+  /// Applied steps of plain data parallel at the start (post-local SGD, Lin et al. 2018).
   int64_t warmup_steps = 0;
-  /// Whether buffers are averaged along: those of floating point; of others rank 0's are taken.
-  /// Accelerate leaves each rank its own, which is what false does.
+  /// Whether floating-point buffers are averaged, and others broadcast from rank 0. False: each
+  /// rank keeps its own, as in Accelerate.
   bool average_buffers = true;
 };
 
-/// Lets every rank step by its own gradients and averages parameters now and then.
+/// Lets every rank step by its own gradients, and averages parameters periodically.
 ///
-/// From construction on, gradients of `model` stay local, whatever set_sync says. The parameters
-/// are averaged after every `local_sgd_steps` applied steps and by `finish()`; frozen ones are left
-/// out, one under two names is averaged once, float16 and bfloat16 are averaged in float32. All
-/// ranks must take the same number of steps.
+/// Gradients of `model` stay local, regardless of set_sync. The parameters are averaged after every
+/// `local_sgd_steps` applied steps and by `finish()`; frozen ones are skipped, one under two names
+/// is averaged once, float16 and bfloat16 are averaged in float32. All ranks must take the same
+/// number of steps.
 ///
-/// With a period of 1 gradients are averaged instead, by the data parallel that is already there:
-/// for plain SGD from equal parameters, the mean of p - lr*g_i is p - lr*mean(g_i), but only the
-/// latter is bit for bit data parallel (in floating point the former is not), and it overlaps with
-/// backward. Nor does the state of other optimizers drift apart then.
+/// With a period of 1 the existing data parallel averages gradients instead: for plain SGD from
+/// equal parameters, the mean of p - lr*g_i is p - lr*mean(g_i), but only the latter is bit-exact
+/// with data parallel, overlaps with backward, and keeps other optimizers' states equal.
 ///
 /// Sends 2(N-1)/N * parameter bytes a period and rank (ring), in a few flat messages. Memory: one
 /// bucket of 25 MiB while averaging. The destructor and `abandon()` never communicate: after an
-/// exception ranks are left with their own parameters. Thread safety: none. After: Stich, "Local
-/// SGD Converges Fast and Communicates Little", ICLR 2019.
+/// exception ranks keep their own parameters. Not thread-safe. After: Stich, "Local SGD Converges
+/// Fast and Communicates Little", ICLR 2019.
 class LocalSgdCore {
  public:
-  /// `model`: of `parameters` and `buffers`; kept alive. `also_average`: tensors to average along,
-  /// such as momenta, each name once; integers among them become rank 0's. Ranks may hold different
-  /// ones (a parameter that took part on one rank only has no momentum elsewhere): what some rank
-  /// lacks is left alone on the others, so differs between ranks until somebody mends it.
-  /// ConfigError for a count out of range, and for a model with a comm hook that no gradient would
-  /// ever pass.
+  /// `model`: of `parameters` and `buffers`; kept alive. `also_average`: further tensors to
+  /// average, such as momenta, each name once; integers are broadcast from rank 0. Ranks may have
+  /// different ones (a parameter used on one rank only has no momentum elsewhere): a tensor that
+  /// some rank lacks is not averaged. ConfigError for a count out of range, and for a model with a
+  /// comm hook that would never be used.
   LocalSgdCore(
       std::shared_ptr<DataParallel> model,
       const NamedTensors& parameters,
@@ -55,27 +53,27 @@ class LocalSgdCore {
       Group group,
       LocalSgdOptions options = {},
       std::function<NamedTensors()> also_average = nullptr);
-  /// abandon().
+  /// Calls abandon().
   ~LocalSgdCore();
   LocalSgdCore(const LocalSgdCore&) = delete;
   LocalSgdCore& operator=(const LocalSgdCore&) = delete;
 
-  /// To be called after each optimizer step that was applied (not one skipped or accumulated).
-  /// Returns whether it averaged: a caller that resets optimizer state does it then. Collective
-  /// then; throws CommError.
+  /// Call it after each applied optimizer step (not a skipped or accumulated one). Returns whether
+  /// it averaged, so that the caller can reset optimizer state; collective then, and throws
+  /// CommError.
   bool step();
-  /// Averages now, for a checkpoint say, unless nothing has been stepped since the last time; the
-  /// period goes on as it was. Returns whether it did. Collective.
+  /// Averages now, for instance for a checkpoint, unless no step followed the last averaging; the
+  /// period continues unchanged. Returns whether it averaged. Collective.
   bool average();
-  /// average(), then gradients are averaged again. Further calls do nothing. Collective.
+  /// Calls average(), then lets gradients be averaged again. Further calls do nothing. Collective.
   bool finish();
-  /// Gradients are averaged again, parameters are left as they are.
+  /// Lets gradients be averaged again; parameters are unchanged.
   void abandon() noexcept;
 
-  /// Applied steps so far: the whole state.
+  /// The number of applied steps: the complete state.
   int64_t steps() const { return steps_; }
-  /// Goes on as after `steps` steps, with parameters that are equal on all ranks (as `average` and
-  /// a checkpoint leave them).
+  /// Continues as after `steps` steps, with parameters that are equal on all ranks (after
+  /// `average`, or from a checkpoint).
   void load_steps(int64_t steps);
 
  private:

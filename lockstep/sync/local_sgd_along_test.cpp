@@ -18,7 +18,7 @@
 namespace lockstep {
 namespace {
 
-TEST(LocalSgd, averages_float_buffers_and_takes_others_from_rank_0) {
+TEST(LocalSgd, AveragesFloatBuffersAndTakesOthersFromRank0) {
   for (const bool average_buffers : {true, false}) {
     ranks(2, [&](Group group) {
       const LocalNet net;
@@ -42,7 +42,7 @@ TEST(LocalSgd, averages_float_buffers_and_takes_others_from_rank_0) {
   }
 }
 
-TEST(LocalSgd, averages_what_it_is_handed_along) {
+TEST(LocalSgd, AveragesWhatItIsHandedAlong) {
   ranks(2, [](Group group) {
     const LocalNet net;
     const auto parallel = data_parallel(net, group);
@@ -60,7 +60,7 @@ TEST(LocalSgd, averages_what_it_is_handed_along) {
   });
 }
 
-TEST(LocalSgd, averages_by_name_what_every_rank_hands_along) {
+TEST(LocalSgd, AveragesByNameWhatEveryRankHandsAlong) {
   ranks(3, [](Group group) {
     const LocalNet net;
     const auto parallel = data_parallel(net, group);
@@ -87,7 +87,7 @@ TEST(LocalSgd, averages_by_name_what_every_rank_hands_along) {
   });
 }
 
-TEST(LocalSgd, refuses_two_tensors_of_one_name) {
+TEST(LocalSgd, RefusesTwoTensorsOfOneName) {
   EXPECT_THROW(
       ranks(
           2,
@@ -131,7 +131,7 @@ struct AdamW {
   }
 };
 
-TEST(LocalSgd, a_parameter_that_took_part_once_is_left_alone_afterwards_as_in_one_process) {
+TEST(LocalSgd, AParameterThatTookPartOnceIsLeftAloneAfterwardsAsInOneProcess) {
   const auto parameters = [] {
     return std::vector<at::Tensor>{
         at::linspace(-1, 1, 8).requires_grad_(), at::linspace(0.3, 2, 8).requires_grad_()};

@@ -88,7 +88,7 @@ INSTANTIATE_TEST_SUITE_P(
         LocalSgdCase{"gloo", 2, 11, {.local_sgd_steps = 4}, true}),
     [](const auto& param_info) { return std::string(param_info.param.name); });
 
-TEST_P(LocalSgdTest, equals_one_process_that_averages_parameters) {
+TEST_P(LocalSgdTest, EqualsOneProcessThatAveragesParameters) {
   const LocalSgdCase& c = GetParam();
   const std::vector<LocalNet> expected = reference(c.size, c.steps, c.options);
   const auto body = [&](Group group) {
@@ -121,7 +121,7 @@ TEST_P(LocalSgdTest, equals_one_process_that_averages_parameters) {
   }
 }
 
-TEST(LocalSgd, with_a_period_of_one_is_data_parallel_bit_for_bit) {
+TEST(LocalSgd, WithAPeriodOfOneIsDataParallelBitForBit) {
   for (const bool gloo : {false, true}) {
     const auto body = [](Group group) {
       const LocalNet plain;
@@ -154,7 +154,7 @@ TEST(LocalSgd, with_a_period_of_one_is_data_parallel_bit_for_bit) {
   }
 }
 
-TEST(LocalSgd, gradients_stay_local_whatever_set_sync_says_and_accumulate) {
+TEST(LocalSgd, GradientsStayLocalWhateverSetSyncSaysAndAccumulate) {
   ranks(2, [](Group group) {
     const LocalNet alone;
     alone.loss(group.rank(), 0).backward();
@@ -174,7 +174,7 @@ TEST(LocalSgd, gradients_stay_local_whatever_set_sync_says_and_accumulate) {
   });
 }
 
-TEST(LocalSgd, keeps_the_model_that_its_owner_lets_go) {
+TEST(LocalSgd, KeepsTheModelThatItsOwnerLetsGo) {
   ranks(2, [](Group group) {
     const LocalNet net;
     auto parallel = data_parallel(net, group);
@@ -189,7 +189,7 @@ TEST(LocalSgd, keeps_the_model_that_its_owner_lets_go) {
   });
 }
 
-TEST(LocalSgd, refuses_a_comm_hook_that_no_gradient_would_pass) {
+TEST(LocalSgd, RefusesACommHookThatNoGradientWouldPass) {
   // In a group of one too: a program is right or wrong whatever it is started with.
   for (const int size : {1, 2}) {
     ranks(size, [](Group group) {
@@ -214,7 +214,7 @@ TEST(LocalSgd, refuses_a_comm_hook_that_no_gradient_would_pass) {
   }
 }
 
-TEST(LocalSgd, disabled_is_data_parallel) {
+TEST(LocalSgd, DisabledIsDataParallel) {
   ranks(2, [](Group group) {
     const LocalNet net;
     const auto parallel = data_parallel(net, group);
@@ -225,7 +225,7 @@ TEST(LocalSgd, disabled_is_data_parallel) {
   });
 }
 
-TEST(LocalSgd, an_exception_ends_it_without_communication) {
+TEST(LocalSgd, AnExceptionEndsItWithoutCommunication) {
   ranks(2, [](Group group) {
     const LocalNet net;
     const auto parallel = data_parallel(net, group);
@@ -246,7 +246,7 @@ TEST(LocalSgd, an_exception_ends_it_without_communication) {
   });
 }
 
-TEST(LocalSgd, goes_on_in_the_middle_of_a_period) {
+TEST(LocalSgd, GoesOnInTheMiddleOfAPeriod) {
   ranks(2, [](Group group) {
     std::vector<at::Tensor> ends;
     for (const bool resume : {false, true}) {
@@ -280,7 +280,7 @@ TEST(LocalSgd, goes_on_in_the_middle_of_a_period) {
   });
 }
 
-TEST(LocalSgd, refuses_impossible_counts) {
+TEST(LocalSgd, RefusesImpossibleCounts) {
   const LocalNet net;
   const auto parallel = data_parallel(net, Group());
   const auto make = [&](LocalSgdOptions options) {

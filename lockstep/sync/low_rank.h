@@ -7,15 +7,15 @@
 
 namespace lockstep {
 
-/// Makes the columns of `matrix` (n, r), r <= n, orthonormal in place, the first one keeping its
-/// direction; `epsilon` is added to each norm. Columns that depend on earlier ones become unit
-/// vectors orthogonal to them, or zero; they never spoil the others. Gram-Schmidt, done twice:
-/// Giraud et al., "The loss of orthogonality in the Gram-Schmidt orthogonalization process", 2005.
-/// No device synchronisation.
+/// Makes the columns of `matrix` (n, r), r <= n, orthonormal in place, keeping the direction of the
+/// first one; `epsilon` is added to each norm. Columns that depend on earlier ones become
+/// orthogonal unit vectors, or zero; they never affect the others. Gram-Schmidt, done twice: Giraud
+/// et al., "The loss of orthogonality in the Gram-Schmidt orthogonalization process", 2005. No
+/// device synchronisation.
 void orthonormalize(const at::Tensor& matrix, double epsilon);
 
-/// Fills `matrix` with normal numbers that depend on (seed, step, index) alone; torch's own random
-/// state is left as it is.
+/// Fills `matrix` with normal random numbers that depend only on (seed, step, index); torch's
+/// random state is unchanged.
 void fill_normal(const at::Tensor& matrix, uint64_t seed, int64_t step, int64_t index);
 
 }  // namespace lockstep

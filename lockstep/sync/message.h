@@ -8,27 +8,27 @@
 
 namespace lockstep {
 
-/// The dtype that gradients of dtype `own` travel in; `cast` is kNone, kFp16 or kBf16. What has 16
-/// bits already stays as it is.
+/// Returns the communication dtype of gradients of dtype `own`; `cast` is kNone, kFp16 or kBf16.
+/// 16-bit types stay as they are.
 at::ScalarType wire_type(CommHookType cast, at::ScalarType own);
 
-/// Values that are averaged over the ranks, on the wire perhaps in a narrower dtype.
+/// Values that are averaged over the ranks, possibly sent in a 16-bit dtype.
 class Message {
  public:
   /// `values`: flat and contiguous, refilled and sent any number of times.
   Message(at::Tensor values, at::ScalarType wire_type);
 
   const at::Tensor& values() const { return values_; }
-  /// What travels: `values` themselves if their dtype is the wire's.
+  /// The sent tensor: `values` if their dtype is the communication dtype.
   const at::Tensor& wire() const { return wire_; }
   bool narrows() const { return !wire_.is_same(values_); }
 
-  /// Fills the wire: a narrower one with values / ranks, so that their sum fits.
+  /// Fills the sent tensor; one of 16 bits with values / ranks, so that the sum fits.
   void pack(const Group& group);
   void send(Group& group);
   /// Returns when `values` are the averages. Throws CommError.
   void finish();
-  /// Forgets what was sent; with `wait`, once nothing is under way any more.
+  /// Drops a started operation; with `wait`, after it has finished.
   void abandon(bool wait) noexcept;
 
  private:

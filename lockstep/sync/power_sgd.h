@@ -9,12 +9,12 @@
 
 namespace lockstep {
 
-/// A matrix M of gradients travels as P = MQ and Q' = M^T P^ (P^ is P averaged, made orthonormal),
-/// and each rank takes P^ Q'^T, Q' averaged, for the average of M. Plain: a matrix is one
-/// parameter; batched: it is a whole bucket, seen as a square.
+/// PowerSGD: a matrix M of gradients is sent as P = MQ and Q' = M^T P^ (P^ is P averaged, made
+/// orthonormal), and each rank uses P^ Q'^T, Q' averaged, as the average of M. Plain: a matrix is
+/// one parameter; batched: a whole bucket, reshaped to a square.
 ///
-/// The first message of a bucket holds its flags, the parameters not worth compressing and the Ps;
-/// the second the Qs. Arithmetic is in float32 at least, whatever travels.
+/// The first message of a bucket holds its flags, the uncompressed parameters and the Ps; the
+/// second the Qs. Arithmetic is in float32 at least, whatever the communication dtype.
 class PowerSgdHook final : public CommHook {
  public:
   PowerSgdHook(
@@ -33,14 +33,14 @@ class PowerSgdHook final : public CommHook {
  private:
   struct Matrix {
     std::string name;
-    int64_t index = 0;  ///< Over all buckets, for its random numbers.
+    int64_t index = 0;  ///< Over all buckets, the seed of its random numbers.
     int64_t rows = 0;
     int64_t cols = 0;
     int64_t rank = 0;
     at::Tensor gradient = {};  ///< Flat, in the bucket; a batched one's square may be longer.
-    std::vector<size_t> entries = {};  ///< Of the bucket.
+    std::vector<size_t> entries = {};  ///< Bucket entries.
     /// rows * cols, flat, zero past `gradient`. With feedback: the error between backwards, the sum
-    /// of error and gradient within one. Undefined where `gradient` serves as it is.
+    /// of error and gradient within one. Undefined if `gradient` can be used directly.
     at::Tensor work = {};
     at::Tensor p = {};
     at::Tensor q = {};  ///< From the last backward, if `warm`.
@@ -51,10 +51,10 @@ class PowerSgdHook final : public CommHook {
   };
   struct Bucket {
     const flat::GradBucket* home = nullptr;
-    Message whole;                      ///< All of it, uncompressed.
-    std::vector<size_t> plain = {};     ///< Slots that are not compressed.
-    std::vector<at::Tensor> gaps = {};  ///< Where a batched matrix would leave values.
-    std::vector<Matrix> matrices = {};  ///< Empty: nothing here is worth it.
+    Message whole;                      ///< The complete bucket, uncompressed.
+    std::vector<size_t> plain = {};     ///< Uncompressed entries.
+    std::vector<at::Tensor> gaps = {};  ///< Ranges that a batched matrix would leave unset.
+    std::vector<Matrix> matrices = {};  ///< Empty: nothing is compressed.
     std::vector<Message> stages = {};   ///< [2] if there are matrices
     bool compressing = false;           ///< In this backward.
   };

@@ -75,7 +75,7 @@ double distance(const at::Tensor& a, const at::Tensor& b) {
   return ((a - b).norm() / b.norm()).item<double>();
 }
 
-TEST(Orthonormalize, gives_an_orthonormal_basis_even_of_dependent_columns) {
+TEST(Orthonormalize, GivesAnOrthonormalBasisEvenOfDependentColumns) {
   at::Tensor matrix = normal({20, 4}, 1);
   matrix.select(1, 1).copy_(matrix.select(1, 0) * 3);  // Nothing but rounding is left of it.
   const at::Tensor before = matrix.clone();
@@ -88,7 +88,7 @@ TEST(Orthonormalize, gives_an_orthonormal_basis_even_of_dependent_columns) {
   EXPECT_TRUE(at::allclose(projected, before, 1e-5, 1e-5));
 }
 
-TEST(Orthonormalize, leaves_zero_columns_and_adds_epsilon_to_norms) {
+TEST(Orthonormalize, LeavesZeroColumnsAndAddsEpsilonToNorms) {
   at::Tensor matrix = at::zeros({3, 2});
   matrix[1][1] = 4;
   orthonormalize(matrix, 0);
@@ -98,7 +98,7 @@ TEST(Orthonormalize, leaves_zero_columns_and_adds_epsilon_to_norms) {
   EXPECT_FLOAT_EQ(column.item<float>(), 0.75F);
 }
 
-TEST(FillNormal, depends_on_its_arguments_alone) {
+TEST(FillNormal, DependsOnItsArgumentsAlone) {
   at::manual_seed(1);
   const at::Tensor a = normal({100}, 5);
   at::manual_seed(2);
@@ -125,7 +125,7 @@ INSTANTIATE_TEST_SUITE_P(
         ExactCase{3, 4, 3},
         ExactCase{2, 8, 1}));
 
-TEST_P(PowerSgdExact, reproduces_a_mean_of_low_rank) {
+TEST_P(PowerSgdExact, ReproducesAMeanOfLowRank) {
   const ExactCase c = GetParam();
   ranks(c.ranks, [&](Group group) {
     const Given model({{40, 30}, {24, 2, 3, 3}, {7}});
@@ -148,7 +148,7 @@ TEST_P(PowerSgdExact, reproduces_a_mean_of_low_rank) {
   });
 }
 
-TEST(PowerSgd, computes_in_float32_for_gradients_of_16_bits) {
+TEST(PowerSgd, ComputesInFloat32ForGradientsOf16Bits) {
   ranks(2, [](Group group) {
     const Given model({{40, 30}}, at::kBFloat16);
     DataParallel parallel(model.parameters, {}, group, {.comm_hook = power_sgd(2)});
@@ -163,7 +163,7 @@ TEST(PowerSgd, computes_in_float32_for_gradients_of_16_bits) {
   });
 }
 
-TEST(PowerSgd, equals_torchs_hooks_from_the_same_start) {
+TEST(PowerSgd, EqualsTorchsHooksFromTheSameStart) {
   std::ifstream file(LOCKSTEP_SOURCE_DIR "/tests/golden/power_sgd.json");
   const nlohmann::json golden = nlohmann::json::parse(file);
   const std::vector<std::vector<int64_t>> shapes = {{12, 16}, {16, 8}, {16}};
@@ -216,7 +216,7 @@ TEST(PowerSgd, equals_torchs_hooks_from_the_same_start) {
   }
 }
 
-TEST(PowerSgd, warms_up_with_exact_averages) {
+TEST(PowerSgd, WarmsUpWithExactAverages) {
   for (const CommHookType wrapper : {CommHookType::kNone, CommHookType::kBf16}) {
     ranks(2, [&](Group group) {
       const Given model({{40, 30}});
@@ -235,7 +235,7 @@ TEST(PowerSgd, warms_up_with_exact_averages) {
   }
 }
 
-TEST(PowerSgd, error_feedback_delivers_everything_in_the_end) {
+TEST(PowerSgd, ErrorFeedbackDeliversEverythingInTheEnd) {
   for (const bool batched : {false, true}) {
     ranks(2, [&](Group group) {
       const Given model({{16, 40}, {5}, {30, 10}});
@@ -259,7 +259,7 @@ TEST(PowerSgd, error_feedback_delivers_everything_in_the_end) {
   }
 }
 
-TEST(PowerSgd, a_parameter_that_takes_part_nowhere_keeps_no_gradient_and_its_error) {
+TEST(PowerSgd, AParameterThatTakesPartNowhereKeepsNoGradientAndItsError) {
   for (const bool batched : {false, true}) {
     ranks(2, [&](Group group) {
       const Given model({{16, 40}, {16, 40}});
@@ -287,7 +287,7 @@ TEST(PowerSgd, a_parameter_that_takes_part_nowhere_keeps_no_gradient_and_its_err
   }
 }
 
-TEST(PowerSgd, overflow_is_seen_everywhere_once_and_then_forgotten) {
+TEST(PowerSgd, OverflowIsSeenEverywhereOnceAndThenForgotten) {
   for (const bool batched : {false, true}) {
     ranks(2, [&](Group group) {
       const Given model({{16, 40}});
@@ -311,7 +311,7 @@ TEST(PowerSgd, overflow_is_seen_everywhere_once_and_then_forgotten) {
   }
 }
 
-TEST(PowerSgd, recovers_from_gradients_of_zero) {
+TEST(PowerSgd, RecoversFromGradientsOfZero) {
   ranks(2, [](Group group) {
     const Given model({{16, 40}});
     DataParallel parallel(model.parameters, {}, group, {.comm_hook = power_sgd(2)});
@@ -326,7 +326,7 @@ TEST(PowerSgd, recovers_from_gradients_of_zero) {
   });
 }
 
-TEST(PowerSgd, an_abandoned_backward_leaves_the_error_as_it_was) {
+TEST(PowerSgd, AnAbandonedBackwardLeavesTheErrorAsItWas) {
   ranks(2, [](Group group) {
     const Given model({{16, 40}, {16, 40}});
     DataParallel parallel(

@@ -17,16 +17,14 @@ namespace lockstep {
 
 class JoinCoordinator;
 
-/// Parameters that take part: each once, though it may have two names, and none that is frozen or
-/// empty.
+/// Returns the trained parameters: each once, even with two names, without frozen and empty ones.
 NamedTensors trainable(const NamedTensors& parameters);
 
-/// What a DataParallel does between the first gradient of a backward and the last average: which
-/// parameters have come, which buckets are full, what is under way. In a group of one it has no
-/// buckets and no hooks.
+/// The state of DataParallel between the first gradient of a backward and the last average: arrived
+/// parameters, full buckets, running operations. In a group of one it has no buckets and no hooks.
 class Reducer : public std::enable_shared_from_this<Reducer> {
  public:
-  /// `buffers`: those that follow rank 0.
+  /// `buffers`: those that are broadcast from rank 0.
   Reducer(
       const NamedTensors& parameters,
       std::vector<at::Tensor> buffers,
@@ -34,21 +32,21 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
       const DataParallelOptions& options,
       const flat::CommDtypes& narrow);
 
-  /// Hooks the parameters; apart from construction because hooks refer to this weakly.
+  /// Installs hooks on the parameters. Not in the constructor because hooks refer to this weakly.
   void watch();
 
   void begin();
   void finish();
   void abandon() noexcept;
-  /// Averages as a backward that reaches nothing. `keep`: gradients averaged before are added to
-  /// once more instead of zeroed.
+  /// Averages as a backward that reaches nothing. `keep`: averaged gradients are added to instead
+  /// of zeroed.
   void average_without_data(bool keep);
 
   void set_sync(bool sync) { sync_ = sync; }
   void set_local(bool local) { local_ = local; }
 
-  /// From now on every averaging is announced as one of `model`; nullptr: no more. `defer`: buckets
-  /// wait for the end of backward.
+  /// Announces every later averaging as one of `model`; nullptr: no more. `defer`: buckets wait for
+  /// the end of backward.
   void set_join_coordinator(
       std::shared_ptr<JoinCoordinator> join_coordinator, size_t model, bool defer);
   bool has_join_coordinator() const { return join_coordinator_ != nullptr; }
@@ -73,11 +71,10 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
   void gradient_arrived(size_t index);
   void start(size_t bucket);
   void announce();
-  /// Whether a parameter's gradient is what the last averaging left, or was added to or zeroed in
-  /// place since.
+  /// Whether a parameter's gradient is the last average, or that average changed in place.
   bool holds_average(size_t index) const;
-  /// Whether gradients still hold what was averaged, as far as known: an average that was zeroed,
-  /// or written to by others, does not count.
+  /// Whether gradients still hold averages, as far as known: zeroed ones, or ones that others wrote
+  /// to, do not count.
   bool adds_to_average() const;
   void finish_locked();
   void take_average(const flat::GradBucket& bucket);
@@ -95,21 +92,21 @@ class Reducer : public std::enable_shared_from_this<Reducer> {
 
   std::mutex mutex_;  // CUDA gradients arrive on autograd's own threads.
   bool sync_ = true;
-  bool local_ = false;              ///< Whatever `sync_` says.
+  bool local_ = false;              ///< Regardless of `sync_`.
   bool expected_ = false;           ///< An averaging backward was announced and is not finished.
   bool in_backward_ = false;        ///< An averaging backward has begun and is not finished.
-  int backward_id_ = -1;            ///< Which one, as autograd numbers them.
+  int backward_id_ = -1;            ///< Its number in autograd.
   int local_id_ = -1;               ///< The last backward that only accumulated.
   std::vector<bool> has_gradient_;  ///< [parameter] on this rank, since it was last zeroed
   std::vector<bool> averaged_;      ///< [parameter] its gradient holds an average, not zeroed since
   std::vector<int64_t> versions_;   ///< [parameter] of that gradient, if only autograd added to it
   std::vector<bool> arrived_;       ///< [parameter] in this backward
   std::vector<size_t> missing_;     ///< [bucket] parameters that have not arrived in this backward
-  size_t next_bucket_ = 0;          ///< First bucket not yet on its way.
+  size_t next_bucket_ = 0;          ///< First bucket that has not started.
 
   std::shared_ptr<JoinCoordinator> join_coordinator_;
-  size_t model_ = 0;        ///< Our number there.
-  bool defer_ = false;      ///< No bucket starts before backward has ended.
+  size_t model_ = 0;        ///< This model's number in the join.
+  bool defer_ = false;      ///< No bucket starts before the end of backward.
   bool announced_ = false;  ///< In this backward.
 };
 

@@ -5,13 +5,13 @@
 
 namespace lockstep {
 
-/// Those that require no gradients now, though they could: nothing averages theirs. Each once,
-/// whatever names it has.
+/// Returns the floating-point parameters that require no gradients: theirs are not averaged. Each
+/// once, even if it has several names.
 NamedTensors frozen_among(const NamedTensors& parameters);
 
-/// ConfigError, in the name of `where`, for one of them that requires gradients by now: each rank
-/// would have its own of it, or none would update it. `frozen`: as above, from when the model was
-/// prepared. Local: the same on all ranks, if what they train is.
+/// ConfigError, in the name of `where`, if one of them requires gradients now: its gradients would
+/// not be averaged, or it would not be updated. `frozen`: from the function above, when the model
+/// was prepared. Local: the same on all ranks that train the same parameters.
 void refuse_unfrozen(const NamedTensors& frozen, const char* where);
 
 }  // namespace lockstep

@@ -8,21 +8,19 @@
 
 namespace lockstep::tracking {
 
-/// Creates `folder` and its parents where they are missing; ConfigError, naming it, where that
-/// fails.
+/// Creates `folder` and its missing parents; ConfigError, naming it, if that fails.
 void make_folders(const std::filesystem::path& folder);
 
-/// A file that only grows, by whole records: each is one write(2), so a process killed between two
-/// records leaves a file that ends with a whole one. Closed on exec. Thread safety: none.
+/// A file to which complete records are appended: each is one write(2), so that a file of a killed
+/// process ends with a complete record. Closed on exec. Not thread-safe.
 ///
-/// What fails while opening is a ConfigError, later an Error, both with path and errno's text. A
-/// record that fits only in part (a full disk) is taken back, so that the next one is readable if
-/// it fits.
+/// A failure while opening is a ConfigError, later an Error, both with path and errno's text. A
+/// partly written record (a full disk) is removed, so that the next one is readable if it fits.
 class AppendFile {
  public:
-  /// Creates `path`; false if something of that name exists already.
+  /// Creates `path`; false if the name exists.
   bool create(const std::filesystem::path& path);
-  /// Opens `path`, and creates it if it does not exist.
+  /// Opens `path`, or creates it.
   void open(const std::filesystem::path& path);
   AppendFile() = default;
   ~AppendFile();
@@ -30,9 +28,10 @@ class AppendFile {
   AppendFile& operator=(const AppendFile&) = delete;
 
   void append(std::string_view record);
-  /// Waits until all of it is on disk.
+  /// Flushes everything to disk.
   void sync();
-  /// Closes; a failure that the system reports only now (a quota) is an Error. Twice is once.
+  /// Closes; a failure that the system reports only now (a quota) is an Error. A second call does
+  /// nothing.
   void close();
 
   /// The last byte a regular file had when opened; nothing if it was empty.

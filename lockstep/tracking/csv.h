@@ -11,17 +11,17 @@
 
 namespace lockstep::tracking {
 
-/// Writes one file a curve, for spreadsheets: "Train/Samples/lr" is Train_Samples_lr.csv,
+/// Writes one file for each curve, for spreadsheets: "Train/Samples/lr" is Train_Samples_lr.csv,
 ///
 ///     step,lr
 ///     8,0.001
 ///
 /// as DeepSpeed's csv_monitor. Numbers read back as exactly the same double; others are NaN,
-/// Infinity and -Infinity. Settings and the run's end, which have no place in such a file, are not
-/// kept. Existing files are appended to, so a resumed run goes on in them. One write(2) a line.
+/// Infinity and -Infinity. Settings and the run's end are not stored. Existing files are appended
+/// to, so a resumed run continues them. One write(2) a line.
 class CsvTracker final : public Tracker {
  public:
-  /// Creates the folder where missing; ConfigError, naming the path, if it cannot.
+  /// Creates the folder if missing; ConfigError, naming the path, if that fails.
   explicit CsvTracker(std::filesystem::path folder);
 
   std::string name() const override { return "csv"; }

@@ -10,21 +10,20 @@
 
 namespace lockstep::tracking {
 
-/// Writes one JSON object a line, for jq, pandas.read_json(lines=True) and people:
+/// Writes one JSON object on each line, for jq, pandas.read_json(lines=True) and people:
 ///
 ///     {"config": {"lr": 0.1}, "time": 1732190000.001}
 ///     {"step": 10, "time": 1732190000.123, "loss": 0.5}
 ///     {"status": "finished", "time": 1732190060.456}
 ///
-/// A line of values is one that has "step". "time" is in seconds since 1970. Numbers read back as
-/// exactly the same double; those JSON has no word for are the strings "NaN", "Infinity" and
-/// "-Infinity".
+/// A line of values has "step". "time" is in seconds since 1970. Numbers read back as exactly the
+/// same double; non-finite ones are the strings "NaN", "Infinity" and "-Infinity".
 ///
-/// An existing file is appended to, so a resumed run goes on in it: of a step that is there twice
-/// the later line counts. A last line that a crash has torn is ended first. One write(2) a line.
+/// An existing file is appended to, so a resumed run continues it: of a repeated step the later
+/// line counts. An incomplete last line of a crash is ended first. One write(2) a line.
 class JsonlTracker final : public Tracker {
  public:
-  /// Creates parent folders and file where missing; ConfigError, naming the path, if it cannot.
+  /// Creates parent folders and file if missing; ConfigError, naming the path, if that fails.
   explicit JsonlTracker(const std::filesystem::path& path);
 
   std::string name() const override { return "jsonl"; }
@@ -39,7 +38,7 @@ class JsonlTracker final : public Tracker {
   void append_line(std::string line);
 
   AppendFile file_;
-  bool torn_;  ///< The file does not end with a newline, and nothing has been appended to it yet.
+  bool torn_;  ///< The file has no newline at its end, and nothing was appended yet.
 };
 
 }  // namespace lockstep::tracking

@@ -9,7 +9,7 @@
 
 namespace lockstep::tracking {
 
-/// Appends `value` to `bytes`, its lowest byte first.
+/// Appends `value` to `bytes`, lowest byte first.
 template <class Integer>
 void append_little_endian(std::string& bytes, Integer value) {
   for (size_t i = 0; i < sizeof(Integer); ++i) {
@@ -19,8 +19,8 @@ void append_little_endian(std::string& bytes, Integer value) {
 
 /// Writes one protobuf message, field by field, in the order of the calls.
 ///
-/// Knows the wire and no schema: field numbers and types are the caller's. Ours, because torch's
-/// own protobuf headers and symbols and Debian's cannot be had in one program.
+/// It has no schema: the caller passes field numbers and types. Own code, because torch's protobuf
+/// headers and symbols conflict with Debian's in one program.
 /// https://protobuf.dev/programming-guides/encoding
 class ProtobufWriter {
  public:

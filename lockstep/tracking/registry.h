@@ -11,21 +11,21 @@
 namespace lockstep::tracking {
 
 struct MakeOptions {
-  std::filesystem::path project_dir;  ///< Where all runs are: "runs".
+  std::filesystem::path project_dir;  ///< The folder of all runs: "runs".
   std::string project_name;           ///< This one: "fashion_mnist", "fashion_mnist/lr=0.1".
 };
 
-/// The names make_tracker() knows.
+/// The names that make_tracker() accepts.
 std::vector<std::string> tracker_names();
 
-/// The tracker of that name, ready to write.
+/// Creates the tracker of that name.
 ///
 /// - "tensorboard": an event file in <project_dir>/<project_name>
 /// - "csv": <project_dir>/<project_name>/<curve>.csv
 /// - "jsonl": <project_dir>/<project_name>/metrics.jsonl
 ///
-/// ConfigError for another name; for an empty folder or name, or a name that leads out of the
-/// folder; and, naming the path, if the folder or the file cannot be created.
+/// ConfigError for another name; for an empty folder or name, or a name outside the folder; and,
+/// naming the path, if the folder or the file cannot be created.
 std::unique_ptr<Tracker> make_tracker(const std::string& name, const MakeOptions& options);
 
 }  // namespace lockstep::tracking

@@ -13,15 +13,15 @@
 namespace lockstep::tracking {
 
 /// Writes a new event file into `folder`, for `tensorboard --logdir`: one run is one folder, and a
-/// resumed run adds one more file to it.
+/// resumed run adds a file.
 ///
-/// log() is one write(2) that ends with a whole record; nothing is kept back. The config appears in
-/// the Text tab as "config" and in the HParams tab, nested settings as "optimizer.lr". Scalars have
-/// single precision there. Costs about 1 kB of memory, and about 40 bytes of file a value.
+/// log() is one write(2) of a complete record, without buffering. The config appears in the Text
+/// tab as "config" and in the HParams tab, nested settings as "optimizer.lr". Scalars have single
+/// precision there. Costs about 1 kB of memory, and about 40 bytes of file a value.
 class TensorBoardTracker final : public Tracker {
  public:
   /// Creates the folder and the file events.out.tfevents.<unix time>.<host>.<pid>.<n>; ConfigError,
-  /// naming it, if it cannot.
+  /// naming it, if that fails.
   explicit TensorBoardTracker(const std::filesystem::path& folder);
 
   std::string name() const override { return "tensorboard"; }
@@ -35,7 +35,7 @@ class TensorBoardTracker final : public Tracker {
 
   AppendFile file_;
   nlohmann::json hparams_;      ///< Null until there is a config.
-  std::set<std::string> tags_;  ///< All that was logged: the metrics of the HParams tab.
+  std::set<std::string> tags_;  ///< All logged names: the metrics of the HParams tab.
 };
 
 }  // namespace lockstep::tracking

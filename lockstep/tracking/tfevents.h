@@ -10,31 +10,31 @@
 
 #include "lockstep/tracking/tracker.h"
 
-/// The bytes of TensorBoard's event files: TensorFlow's Event and Summary, TensorBoard's HParams.
-/// Each function returns one serialized Event; frame_record() makes a record of the file from it.
-/// `wall_time_s` is in seconds since 1970. Pure functions.
+/// The encoding of TensorBoard's event files: TensorFlow's Event and Summary, TensorBoard's
+/// HParams. Each function returns one serialized Event; frame_record() makes a record of the file
+/// from it. `wall_time_s` is in seconds since 1970. Pure functions.
 namespace lockstep::tracking::tfevents {
 
 /// A TFRecord: length, masked CRC-32C of the length, `payload`, masked CRC-32C of the payload.
 std::string frame_record(std::string_view payload);
 
-/// What every file begins with.
+/// Returns the first event of every file.
 std::string file_version(double wall_time_s);
 
-/// One scalar for each value. TensorBoard's scalars have single precision: 1/3 reads back as
-/// 0.33333334, and what is beyond it as an infinity.
+/// Encodes one scalar for each value. TensorBoard's scalars have single precision: 1/3 reads back
+/// as 0.33333334, and larger numbers as infinity.
 std::string scalars(double wall_time_s, int64_t step, const Values& values);
 
-/// Shown by the Text tab under `tag`, as Markdown.
+/// Encodes text for the Text tab under `tag`, as Markdown.
 std::string text(double wall_time_s, const std::string& tag, std::string_view markdown);
 
-/// A config as HParams shows it, one level deep: {"optimizer": {"lr": 0.1}} -> {"optimizer.lr":
-/// 0.1}. Lists and null become their JSON text.
+/// Flattens a config for HParams: {"optimizer": {"lr": 0.1}} -> {"optimizer.lr": 0.1}. Lists and
+/// null become their JSON text.
 nlohmann::json flat_hparams(const nlohmann::json& config);
 
-/// The run begins, with these `hparams` (of flat_hparams).
+/// Encodes the start of the run, with `hparams` (of flat_hparams).
 std::string session_start(double wall_time_s, const nlohmann::json& hparams);
-/// Which columns the HParams tab has: settings and, as `metrics`, names of scalars.
+/// Encodes the columns of the HParams tab: settings and, as `metrics`, names of scalars.
 std::string experiment(
     double wall_time_s, const nlohmann::json& hparams, const std::vector<std::string>& metrics);
 std::string session_end(double wall_time_s, RunStatus status);

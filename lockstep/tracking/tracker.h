@@ -9,30 +9,28 @@
 
 namespace lockstep::tracking {
 
-/// What is logged at one step. NaN and infinities are legal everywhere, and must arrive as what
-/// they are.
+/// The values of one step. NaN and infinities are valid, and must be preserved.
 using Values = std::map<std::string, double>;
 
 /// How a run ended.
 enum class RunStatus {
-  kFinished,  ///< It did all it was asked to.
+  kFinished,  ///< It completed.
   kFailed,    ///< An error ended it.
-  kKilled,    ///< Somebody ended it: a signal, a time limit.
+  kKilled,    ///< It was ended from outside: a signal, a time limit.
 };
 
 /// "finished", "failed" or "killed".
 const char* name_of(RunStatus status);
 
-/// Keeps the curves of one run somewhere: a file, a server. By default the main process alone uses
-/// it. A program's own class derives from this, and AcceleratorOptions::log_with takes an object of
-/// it.
+/// Stores the curves of one run in a file or on a server. By default only the main process uses it.
+/// A program's own class derives from this, and AcceleratorOptions::log_with takes an object of it.
 ///
-/// What log() was given is with the operating system at most a second later, so that a killed
-/// process loses no more than that. A tracker that cannot write says so by an Error from the call
-/// that failed, or from the next one; it never just stops.
+/// Values of log() reach the operating system within a second, so that a killed process loses no
+/// more. A tracker that cannot write throws Error from the failed call, or from the next one; it
+/// never stops silently.
 ///
-/// The public functions check what they are given, alike for every tracker; a new tracker writes
-/// the four private ones, and a destructor that does not throw. Thread safety: none.
+/// The public functions check their arguments for every tracker; a new tracker implements the four
+/// private ones, and a destructor that does not throw. Not thread-safe.
 class Tracker {
  public:
   Tracker() = default;
@@ -40,21 +38,21 @@ class Tracker {
   Tracker(const Tracker&) = delete;
   Tracker& operator=(const Tracker&) = delete;
 
-  /// What messages call it; of Lockstep's own trackers the name that make_tracker() knows.
+  /// Its name in messages; for Lockstep's own trackers the name for make_tracker().
   virtual std::string name() const = 0;
-  /// Whether an Accelerator uses it on the main process alone; false: on every process that has it.
+  /// Whether an Accelerator uses it only on the main process; false: on every process that has it.
   virtual bool main_process_only() const { return true; }
 
-  /// The run's settings, best before the first log(). ConfigError unless `config` is an object.
+  /// Stores the run's settings, preferably before the first log(). ConfigError unless `config` is
+  /// an object.
   void store_config(const nlohmann::json& config);
-  /// ConfigError if `step` is negative, or a name is empty or no UTF-8. No values: nothing happens.
+  /// ConfigError if `step` is negative, or a name is empty or not UTF-8. Does nothing without
+  /// values.
   void log(const Values& values, int64_t step);
-  /// Returns when everything logged is on disk, or with whoever keeps it; slower than log() needs
-  /// to be.
+  /// Blocks until everything logged is on disk, or on the server; slower than log().
   void flush();
-  /// Says how the run ended and closes. Later calls do nothing; log() and store_config() after it
-  /// are ConfigErrors. A tracker destroyed without it leaves a run that looks interrupted, which it
-  /// was.
+  /// Records how the run ended and closes. Later calls do nothing; log() and store_config() after
+  /// it are ConfigErrors. A tracker destroyed without it leaves a run that looks interrupted.
   void finish(RunStatus status = RunStatus::kFinished);
 
  private:
@@ -67,11 +65,11 @@ class Tracker {
   bool finished_ = false;
 };
 
-/// "NaN", "Infinity" or "-Infinity", for formats whose numbers are finite.
+/// Returns "NaN", "Infinity" or "-Infinity", for formats with finite numbers only.
 const char* name_of_non_finite(double value);
 
-/// `config` as formats without such numbers and bytes can hold it: numbers that are not finite
-/// become their names, and what is no UTF-8 becomes U+FFFD.
+/// Converts `config` for formats without such values: non-finite numbers become their names, and
+/// invalid UTF-8 becomes U+FFFD.
 nlohmann::json portable_config(const nlohmann::json& config);
 
 /// Seconds since 1970.

@@ -10,11 +10,11 @@
 
 namespace lockstep::tracking {
 
-/// A tracker to log with: one of Lockstep's by name, or an object of the program's own class.
-/// Converts from either, so that a list mixes them: {"jsonl", std::make_shared<MyTracker>()}.
+/// A tracker: one of Lockstep's by name, or an object of the program's own class. Converts from
+/// either, so a list may mix them: {"jsonl", std::make_shared<MyTracker>()}.
 class TrackerChoice {
  public:
-  /// A name that make_tracker() knows.
+  /// A name for make_tracker().
   TrackerChoice(const char* name) : name_(name) {}             // NOLINT
   TrackerChoice(std::string name) : name_(std::move(name)) {}  // NOLINT
   /// The program's own tracker.
@@ -24,7 +24,7 @@ class TrackerChoice {
 
   bool is_own() const { return is_own_; }
   const std::string& name() const { return name_; }
-  /// Null where the choice is a name, or where the program gave a null pointer.
+  /// Null if the choice is a name, or the program passed a null pointer.
   const std::shared_ptr<Tracker>& tracker() const { return tracker_; }
 
  private:

@@ -186,7 +186,7 @@ FlightDump read_dump(const std::filesystem::path& path) {
   } catch (const ConfigError&) {
     throw;
   } catch (const std::exception& problem) {
-    throw ConfigError(path.string(), fmt::format("is no whole flight dump: {}", problem.what()));
+    throw ConfigError(path.string(), fmt::format("is no complete flight dump: {}", problem.what()));
   }
 }
 

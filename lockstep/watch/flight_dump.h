@@ -12,22 +12,22 @@
 
 namespace lockstep::watch {
 
-/// What all ranks of a job were doing at one moment: kept when a job fails, read by `lockstep
-/// flight`.
+/// The operations of all ranks of a job at one moment, written when a job fails and read by
+/// `lockstep flight`.
 struct FlightDump {
   std::string run_id;
-  std::string why;     ///< Of the failure.
+  std::string why;     ///< The reason of the failure.
   std::string time;    ///< When, in UTC.
-  int64_t now_ns = 0;  ///< When, by the clock of the operations.
+  int64_t now_ns = 0;  ///< The time on the operations' clock.
   std::vector<RankView> ranks;
 };
 
-/// A rank as a dump holds it; nlohmann's exceptions for what is no such thing.
+/// Parses a rank of a dump; nlohmann's exceptions for invalid content.
 nlohmann::ordered_json to_json(const RankView& view);
 RankView view_of(const nlohmann::ordered_json& json);
 
-/// JSON: {"format": "lockstep-flight", "version": 1, ...}. All or nothing, as a file for its owner
-/// alone. Error if it cannot be written.
+/// Writes JSON: {"format": "lockstep-flight", "version": 1, ...}. Atomic, with mode 0600. Error if
+/// it cannot be written.
 void write_dump(const FlightDump& dump, const std::filesystem::path& path);
 
 /// ConfigError, naming the file, if it cannot be read or is no dump of this version.

@@ -79,11 +79,11 @@ TEST(FlightDump, NamesAFileThatIsNone) {
         [&] { read_dump(folder / "x.json"); },
         ThrowsMessage<ConfigError>(AllOf(HasSubstr("x.json"), HasSubstr(what))));
   };
-  refuses("", "is no whole flight dump");
-  refuses("[]", "is no whole flight dump");
+  refuses("", "is no complete flight dump");
+  refuses("[]", "is no complete flight dump");
   refuses("{}", "is no flight dump");
   refuses(R"({"format": "lockstep-flight", "version": 1})", "of version 1; this lockstep reads");
-  refuses(R"({"format": "lockstep-flight", "version": 2})", "is no whole flight dump");
+  refuses(R"({"format": "lockstep-flight", "version": 2})", "is no complete flight dump");
   EXPECT_THAT(
       [&] { read_dump(folder / "none.json"); },
       ThrowsMessage<ConfigError>(AllOf(HasSubstr("none.json"), HasSubstr("cannot be read"))));

@@ -9,32 +9,31 @@
 
 namespace lockstep::watch {
 
-/// Notes what this process does: each operation when it is issued, begins and ends, and the
-/// training step. The last 256 operations are kept, in memory that `lockstep launch` reads
-/// (LOCKSTEP_FLIGHT says where), else in memory of its own.
+/// Records this process's activity: the start, begin and end of each operation, and the training
+/// step. It keeps the last 256 operations, in memory that `lockstep launch` reads (its path is in
+/// LOCKSTEP_FLIGHT), else in private memory. PyTorch's flight recorder does the same for NCCL.
 ///
-/// Cost: about 100 ns a note, no system call, no allocation. Thread safety: any thread may note.
+/// Cost: about 100 ns a record, no system call, no allocation. Thread-safe.
 class FlightRecorder {
  public:
   /// That of this process, made by the first call. Whoever comes first among the processes that
   /// were given the same LOCKSTEP_FLIGHT (a rank and what it starts) is the one who is watched.
   static FlightRecorder& process();
 
-  /// Of `environment`'s LOCKSTEP_FLIGHT.
+  /// Uses LOCKSTEP_FLIGHT of `environment`.
   explicit FlightRecorder(const Environment& environment);
   FlightRecorder(const FlightRecorder&) = delete;
   FlightRecorder& operator=(const FlightRecorder&) = delete;
 
-  /// Notes who this process is: until then, and after leave(), the launcher does not watch it.
+  /// Records this process's rank: before, and after leave(), the launcher does not watch it.
   void join(int rank, int world);
-  /// Notes an operation that was asked for; number, step and time are filled in here. Returns its
-  /// number.
+  /// Records a requested operation; fills in number, step and time. Returns its number.
   uint64_t issue(Operation operation);
   void start(uint64_t number);
   void end(uint64_t number, bool well);
-  /// Training steps done: of several optimizers the one that has done most counts.
+  /// Training steps done: with several optimizers the highest count.
   void set_step(int64_t step);
-  /// A checkpoint is being saved, which the others wait for as long as it goes on; see Saving.
+  /// A checkpoint save is running, for which other ranks wait; see Saving.
   void begin_saving();
   void end_saving();
   /// From now on this process need not make progress.
@@ -47,10 +46,10 @@ class FlightRecorder {
   FlightMemory memory_;
   uint64_t issued_ = 0;
   int64_t step_ = 0;
-  int savings_ = 0;  // Under way.
+  int savings_ = 0;  // Running saves.
 };
 
-/// While one of these lives, this process saves a checkpoint.
+/// RAII scope: this process saves a checkpoint.
 class Saving {
  public:
   Saving() { FlightRecorder::process().begin_saving(); }

@@ -12,9 +12,9 @@ enum class Stage : uint32_t { kIssued, kRunning, kDone, kFailed };
 
 const char* name_of(Stage stage);
 
-/// One collective or message of one rank, as it lies in the memory that the launcher reads: plain
-/// bytes, no pointers. Times are those of CLOCK_MONOTONIC, the same for all processes of a host; 0
-/// where the stage was not reached.
+/// One collective or message of one rank, in the form that the launcher reads: plain bytes, no
+/// pointers. Times are CLOCK_MONOTONIC, the same for all processes of a host; 0 for stages not
+/// reached.
 struct Operation {
   static constexpr size_t kSizes = 6;
   static constexpr uint64_t kWorld = 0;
@@ -23,13 +23,13 @@ struct Operation {
   uint64_t group = kWorld;  ///< Equal on all members of a group; the job's own group is kWorld.
   int64_t sequence = -1;    ///< Of the collectives of the group, from 0; -1 for send and recv.
   int64_t step = 0;         ///< The training step it belongs to.
-  int64_t issued_ns = 0;    ///< The program asked for it.
-  int64_t started_ns = 0;   ///< Those before it were done.
+  int64_t issued_ns = 0;    ///< The program requested it.
+  int64_t started_ns = 0;   ///< Earlier operations were done.
   int64_t ended_ns = 0;
-  std::array<int64_t, kSizes> sizes{};  ///< Of the tensor; what does not fit is left out.
+  std::array<int64_t, kSizes> sizes{};  ///< Of the tensor; further ones are left out.
   std::array<char, 20> name{};          ///< "all_reduce", and so on; cut if longer.
-  std::array<char, 12> reduce{};        ///< "sum"; empty where nothing is reduced.
-  std::array<char, 20> dtype{};         ///< "float32"; empty where there is no tensor.
+  std::array<char, 12> reduce{};        ///< "sum"; empty for operations without reduction.
+  std::array<char, 20> dtype{};         ///< "float32"; empty without a tensor.
   int32_t dims = -1;                    ///< -1: no tensor.
   int32_t peer = -1;                    ///< Of send and recv, and a root; -1: none.
   Stage stage = Stage::kIssued;
@@ -40,12 +40,12 @@ struct Operation {
 };
 static_assert(sizeof(Operation) % sizeof(uint64_t) == 0, "travels as words");
 
-/// For people.
+/// Formats it for people.
 inline double seconds_of(int64_t ns) {
   return static_cast<double>(ns) / 1e9;
 }
 
-/// `text`, cut to what fits, and zeros.
+/// Returns `text`, cut to the size, padded with zeros.
 template <size_t N>
 std::array<char, N> short_text(std::string_view text) {
   std::array<char, N> out{};
@@ -53,7 +53,7 @@ std::array<char, N> short_text(std::string_view text) {
   return out;
 }
 
-/// What short_text kept; safe also for bytes that a rank has spoilt.
+/// Returns the text of short_text; safe for corrupted bytes.
 template <size_t N>
 std::string_view text_of(const std::array<char, N>& text) {
   const std::string_view all(text.data(), N);

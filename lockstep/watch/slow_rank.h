@@ -9,22 +9,22 @@
 
 namespace lockstep::watch {
 
-/// A rank that the others wait for again and again.
+/// A rank that repeatedly makes the others wait.
 struct SlowRank {
   int rank = 0;
   std::string what;  ///< For people.
 };
 
-/// The rank that the others wait for.
+/// Finds the rank that the others wait for.
 ///
-/// On one host, whose clock is one: who came last, and alone, to nearly all of the latest
-/// operations of all ranks, if that cost the others more than a fifth of the time, and 0.1 s. On
-/// several, or where too few operations are known of all: who spends less of its time in operations
-/// than every other, by more than a fifth of the time. Judges by no fewer than 20 operations.
+/// On one host, with one clock: the only last one in nearly all of the latest operations of all
+/// ranks, if that cost the others more than a fifth of the time, and 0.1 s. On several hosts, or
+/// with too few common operations: the one that spends less of its time in operations than every
+/// other, by more than a fifth of the time. Needs at least 20 operations.
 std::optional<SlowRank> find_slow_rank(const std::vector<RankView>& ranks);
 
-/// Part of the time since the first operation of the job's own group that `record` remembers which
-/// the rank has spent in such; nothing if they are fewer than 20.
+/// Returns the share of time that the rank has spent in operations of the job's group, since the
+/// first one in `record`; nothing for less than 20.
 std::optional<double> part_in_operations(const FlightRecord& record);
 
 }  // namespace lockstep::watch

@@ -10,50 +10,48 @@
 
 namespace lockstep::watch {
 
-/// A job that does not go on.
+/// A job that makes no progress.
 struct Stall {
-  std::vector<int> ranks;  ///< Those the others wait for; never empty.
+  std::vector<int> ranks;  ///< The ranks that the others wait for; never empty.
   std::string what;        ///< "rank 1 has not come to all_reduce(sum) of float32[10], ..."
 };
 
-/// The stall of these ranks, if there is one that has lasted for `timeout_ns`:
+/// Finds the stall of these ranks, if one has lasted for `timeout_ns`:
 ///
-/// - a rank waits that long in an operation of a group. To blame are the members that have not
-///   asked for it, or are stopped; if all of them are in it, all, since then it is what lies
-///   between them;
+/// - a rank waits that long in an operation of a group. Stalled are the members that have not
+///   started it, or are stopped; if all of them have started it, all, since the connection
+///   between them is the cause;
 /// - a signal has kept a rank stopped that long, see find_stopped();
 /// - every watched rank has been idle that long: no operation, no step, no use of the processor. A
 ///   rank in a debugger does not count as idle.
 ///
-/// A rank that computes while nobody waits for it is not stalled, however long it takes. Of a
-/// group's members those count that have an operation of it among their last; of the job's own
-/// group all ranks do. Waiting counts from `since_ns` at the earliest: the end of the last pause.
+/// A rank that computes while no rank waits for it is not stalled. Members of a group are the ranks
+/// with a recent operation of it; for the job's group all ranks. Waiting counts from `since_ns` at
+/// the earliest: the end of the last pause.
 std::optional<Stall> find_stall(
     const std::vector<RankView>& ranks, int64_t now, int64_t timeout_ns, int64_t since_ns = 0);
 
-/// The ranks that a signal (SIGSTOP, SIGTSTP) has kept stopped for `timeout_ns`: watched ones, and
-/// those that have left the job, or never joined it, too. A debugger that holds a rank is not
-/// meant.
+/// Finds the ranks that a signal (SIGSTOP, SIGTSTP) has kept stopped for `timeout_ns`: watched
+/// ones, and those that have left the job, or never joined it. Not for ranks held by a debugger.
 std::optional<Stall> find_stopped(const std::vector<RankView>& ranks, int64_t timeout_ns);
 
-/// A rank for which the others wait in vain to begin a job of `world` ranks; nothing if there is
-/// none.
+/// A rank without which a job of `world` ranks cannot start; nothing if there is none.
 struct AbsentRank {
   int rank = 0;
   std::string what;  ///< "it ended before it joined the job, and rank 0 waits for it; ..."
 };
 
-/// The rank that has ended with 0 and never joined, while another one waits in connect() for all
-/// ranks. Nobody waits once any rank has done an operation.
+/// Finds a rank that has ended with 0 and never joined, while another one waits in connect() for
+/// all ranks. None once any rank has done an operation.
 std::optional<AbsentRank> find_ended_before_join(const std::vector<RankView>& ranks, int world);
 
-/// The rank that a signal keeps stopped and that never joined, while `waiter` was in connect().
+/// Finds a stopped rank that never joined, while `waiter` was in connect().
 std::optional<AbsentRank> find_stopped_before_join(
     const std::vector<RankView>& ranks, int world, int waiter);
 
-/// Whether a save of these ranks, which are all of one host, is to be waited for: one that writes
-/// has done something within `pause_ns`; or all that save wait, which can only be for a rank of
-/// another host, whose launcher sees it.
+/// Returns whether to wait for a save of these ranks, which are all of one host: one that writes
+/// has made progress within `pause_ns`; or all that save wait, for a rank of another host, whose
+/// launcher sees it.
 bool save_gets_on(const std::vector<RankView>& ranks, int64_t pause_ns);
 
 }  // namespace lockstep::watch

@@ -19,6 +19,7 @@
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/zero/counting_transport.h"
 #include "lockstep/zero/test_sharding.h"
+#include "tests/nets.h"
 
 namespace lockstep::zero {
 namespace {
@@ -31,27 +32,14 @@ constexpr int64_t kWidth = 64;
 /// Linear layers, whose weights travel in 16 bits, and whose biases do not.
 struct NetImpl : torch::nn::Module {
   NetImpl() {
-    for (int i = 0; i < 3; ++i) {
-      stack->push_back(torch::nn::Linear(kWidth, kWidth));
-    }
     register_module("stack", stack);
-    const torch::NoGradGuard no_grad;
-    double phase = 0;
-    for (auto& parameter : parameters()) {
-      const at::Tensor at = at::arange(parameter.numel(), at::kFloat);
-      parameter.copy_(
-          (at::sin(at * 12.9898 + ++phase) * 1.5 / std::sqrt(kWidth)).reshape(parameter.sizes()));
-    }
+    test::fill_with_sines(
+        *this, {.scale = 1.5 / std::sqrt(kWidth), .frequency = 12.9898, .phase_step = 1});
   }
-  at::Tensor forward(at::Tensor x) {
-    for (auto& layer : *stack) {
-      x = at::tanh(layer.forward<at::Tensor>(x));
-    }
-    return x;
-  }
+  at::Tensor forward(const at::Tensor& x) { return test::forward_tanh(stack, x); }
   at::Tensor weight(size_t layer) { return stack[layer]->as<torch::nn::Linear>()->weight; }
   at::Tensor bias(size_t layer) { return stack[layer]->as<torch::nn::Linear>()->bias; }
-  torch::nn::Sequential stack;
+  torch::nn::Sequential stack = test::square_layers(3, kWidth);
 };
 TORCH_MODULE(Net);
 
@@ -120,7 +108,7 @@ Sent sent_in_a_step(const CommSetup& setup, at::ScalarType narrow) {
       traffic.of(Op::kAllGather, narrow)};
 }
 
-TEST(CommDtypes, halves_the_bytes_of_what_is_listed_alone) {
+TEST(CommDtypes, HalvesTheBytesOfWhatIsListedAlone) {
   constexpr int64_t kWeights = 3 * kWidth * kWidth;
   constexpr int64_t kBiases = 3 * 128;  // A shard has 64 elements or more.
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
@@ -142,7 +130,7 @@ TEST(CommDtypes, halves_the_bytes_of_what_is_listed_alone) {
   }
 }
 
-TEST(CommDtypes, may_be_for_gradients_only) {
+TEST(CommDtypes, MayBeForGradientsOnly) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     const CommSetup wide{.placement = placement, .narrow = std::nullopt};
     CommSetup setup{.placement = placement, .gradients_only = true};
@@ -153,7 +141,7 @@ TEST(CommDtypes, may_be_for_gradients_only) {
   }
 }
 
-TEST(CommDtypes, all_ranks_compute_with_what_parameters_round_to_and_own_exact_ones) {
+TEST(CommDtypes, AllRanksComputeWithWhatParametersRoundToAndOwnExactOnes) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     ranks(3, [dtype](Group group) {
       Net alone;
@@ -192,7 +180,7 @@ std::vector<at::Tensor> parts_after_steps(Group& group, const CommSetup& setup, 
   return parts;
 }
 
-TEST(CommDtypes, exact_values_that_were_looked_at_are_not_what_training_goes_on_with) {
+TEST(CommDtypes, ExactValuesThatWereLookedAtAreNotWhatTrainingGoesOnWith) {
   constexpr int64_t kAll = 1 << 20;  // What was looked at is still here in forward.
   const CommSetup in_16_bits{.max_live_elements = kAll};
   const CommSetup in_8_bits{
@@ -209,7 +197,7 @@ TEST(CommDtypes, exact_values_that_were_looked_at_are_not_what_training_goes_on_
   }
 }
 
-TEST(CommDtypes, an_exact_scope_within_another_does_not_end_it) {
+TEST(CommDtypes, AnExactScopeWithinAnotherDoesNotEndIt) {
   ranks(2, [](Group group) {
     Net alone;
     Net net;
@@ -221,7 +209,7 @@ TEST(CommDtypes, an_exact_scope_within_another_does_not_end_it) {
 }
 
 /// Rank 1 is through with them, and wants the next forward's, while rank 0 still looks around.
-TEST(CommDtypes, what_is_held_exact_stays_so_while_another_rank_trains_on) {
+TEST(CommDtypes, WhatIsHeldExactStaysSoWhileAnotherRankTrainsOn) {
   ranks(2, [](Group group) {
     Net alone;
     Net net;
@@ -242,7 +230,7 @@ TEST(CommDtypes, what_is_held_exact_stays_so_while_another_rank_trains_on) {
   });
 }
 
-TEST(CommDtypes, kept_parameters_stay_exact) {
+TEST(CommDtypes, KeptParametersStayExact) {
   ranks(2, [](Group group) {
     Net alone;
     Net net;
@@ -255,7 +243,7 @@ TEST(CommDtypes, kept_parameters_stay_exact) {
   });
 }
 
-TEST(CommDtypes, writing_to_a_part_leaves_the_rest_exact_wherever_it_lies) {
+TEST(CommDtypes, WritingToAPartLeavesTheRestExactWhereverItLies) {
   const TestFolder folder;
   const OffloadParam in_files{
       .device = OffloadDevice::kNvme, .nvme_path = folder.path(), .max_in_cpu = 0};
@@ -278,7 +266,7 @@ TEST(CommDtypes, writing_to_a_part_leaves_the_rest_exact_wherever_it_lies) {
   }
 }
 
-TEST(CommDtypes, averages_are_rounded_once_and_add_up_in_fp32) {
+TEST(CommDtypes, AveragesAreRoundedOnceAndAddUpInFp32) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     ranks(2, [placement](Group group) {
       Net net;
@@ -306,7 +294,7 @@ TEST(CommDtypes, averages_are_rounded_once_and_add_up_in_fp32) {
   }
 }
 
-TEST(CommDtypes, what_fp16_cannot_hold_is_infinite_on_all_ranks) {
+TEST(CommDtypes, WhatFp16CannotHoldIsInfiniteOnAllRanks) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     ranks(2, [placement](Group group) {
       Net net;
@@ -344,7 +332,7 @@ std::vector<double> train(const CommSetup& setup) {
   return losses;
 }
 
-TEST(CommDtypes, trains_as_full_width_within_a_band) {
+TEST(CommDtypes, TrainsAsFullWidthWithinABand) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     const std::vector<double> expected = train({.placement = placement, .narrow = std::nullopt});
     EXPECT_LT(expected.back(), 0.8 * expected.front()) << "or equal losses say nothing";
@@ -358,7 +346,7 @@ TEST(CommDtypes, trains_as_full_width_within_a_band) {
   }
 }
 
-TEST(CommDtypes, second_copies_are_narrow_and_change_no_bit) {
+TEST(CommDtypes, SecondCopiesAreNarrowAndChangeNoBit) {
   const PlusPlusOptions secondaries{.hpz_partition_size = 2};
   const std::vector<double> losses = train({});
   const std::vector<double> with_copies = train({.plus_plus = secondaries});
@@ -380,7 +368,7 @@ TEST(CommDtypes, second_copies_are_narrow_and_change_no_bit) {
   });
 }
 
-TEST(CommDtypes, alone_nothing_travels_and_nothing_is_rounded) {
+TEST(CommDtypes, AloneNothingTravelsAndNothingIsRounded) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     ranks(1, [placement](Group group) {
       Net alone;
@@ -396,7 +384,7 @@ TEST(CommDtypes, alone_nothing_travels_and_nothing_is_rounded) {
   }
 }
 
-TEST(CommDtypes, is_not_for_what_zero_plus_plus_rounds) {
+TEST(CommDtypes, IsNotForWhatZeroPlusPlusRounds) {
   ranks(2, [](Group group) {
     for (const PlusPlusOptions& plus_plus :
          {PlusPlusOptions{.quantized_weights = true},

@@ -5,12 +5,12 @@
 
 namespace lockstep::zero {
 
-/// Throws ConfigError, naming both, if one of `moved`, which will get other memory, has elements in
-/// common with another of `all`: what is written to one would show in the other no more. One tensor
-/// by several names is fine, and so are parts of one storage that do not overlap.
+/// Throws ConfigError, naming both, if one of `moved`, which will get new memory, shares elements
+/// with another tensor of `all`: a write to one would no longer be seen in the other. One tensor
+/// with several names is accepted, and so are disjoint parts of one storage.
 ///
-/// Local; of tensors that are alike on all ranks the same on all. Cost: a sort; where two of one
-/// storage interleave (columns of a matrix), a byte for each element between. Thread safety: safe.
+/// Local; if the tensors are alike on all ranks, so is the result. Cost: a sort; if two tensors of
+/// one storage interleave (columns of a matrix), a byte for each element between. Thread-safe.
 void refuse_common_memory(const NamedTensors& moved, const NamedTensors& all);
 
 }  // namespace lockstep::zero

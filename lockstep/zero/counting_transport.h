@@ -18,19 +18,19 @@
 
 namespace lockstep::zero {
 
-/// Bytes that cross between hosts, of all ranks together. For tests.
+/// Bytes that cross between hosts, summed over all ranks. For tests.
 ///
-/// Counted is what must cross at least, which is what comm/hierarchy sends: a value goes once to
-/// each host that lacks it, and ranks of a host add up before they send. Of a group on H hosts, and
-/// an operation whose whole has B bytes:
+/// It counts the minimum, which is what comm/hierarchy sends: a value goes once to each host that
+/// lacks it, and ranks of a host add up before they send. For a group on H hosts, and an operation
+/// whose full result has B bytes:
 ///
 ///     all_gather, broadcast    B (H-1)      every host gets what it lacks
 ///     reduce_scatter           B (H-1)      every host sends one sum for each part it does not own
 ///     all_reduce               2 B (H-1)    a reduce_scatter, then an all_gather
 ///     all_to_all               what one rank has for ranks on other hosts, exactly
 ///
-/// With two hosts, a stage 3 step of M bytes of parameters, gathered twice and reduced once, is so
-/// 3M. The 128 bytes of Group's check and what a barrier says are not counted. Thread safety: safe.
+/// With two hosts, a stage 3 step of M bytes of parameters, gathered twice and reduced once, is 3M.
+/// The 128 bytes of Group's check and the messages of a barrier are not counted. Thread-safe.
 class HostTraffic {
  public:
   explicit HostTraffic(int ranks_per_host) : ranks_per_host_(ranks_per_host) {}
@@ -64,11 +64,11 @@ class HostTraffic {
   std::map<std::pair<comm::Op, at::ScalarType>, int64_t> bytes_;
 };
 
-/// Hands every operation to another group, and its first rank counts. Those that ZeRO does not use
-/// are refused.
+/// Forwards every operation to another group; its first rank counts. Operations that ZeRO does not
+/// use are refused.
 class CountingTransport final : public comm::Transport {
  public:
-  /// `world_ranks`: of the members of `inner`, in their order.
+  /// `world_ranks`: the world ranks of the members of `inner`, in their order.
   CountingTransport(Group inner, std::vector<int> world_ranks, HostTraffic& traffic)
       : inner_(std::move(inner)), world_ranks_(std::move(world_ranks)), traffic_(&traffic) {}
 
@@ -115,7 +115,7 @@ class CountingTransport final : public comm::Transport {
 
   void count(const comm::Collective& it) {
     std::set<int> hosts;
-    int64_t pairs = 0;  // On different hosts.
+    int64_t pairs = 0;  // Of ranks on different hosts.
     for (const int from : world_ranks_) {
       hosts.insert(traffic_->host_of(from));
       pairs += std::count_if(world_ranks_.begin(), world_ranks_.end(), [&](int to) {
@@ -139,7 +139,7 @@ class CountingTransport final : public comm::Transport {
   HostTraffic* traffic_;
 };
 
-/// `group`, which is the world, counted.
+/// Returns `group`, which must be the world, with counting.
 inline Group counted(const Group& group, HostTraffic& traffic) {
   std::vector<int> all;
   for (int rank = 0; rank < group.size(); ++rank) {

@@ -50,7 +50,7 @@ at::Tensor inputs(int rank) {
   return at::cos(at::arange(2 * 64, at::kFloat) * (rank + 0.5)).reshape({2, 64});
 }
 
-TEST(KeptIn8Bits, what_all_compute_with_is_the_rounded_base) {
+TEST(KeptIn8Bits, WhatAllComputeWithIsTheRoundedBase) {
   for (const int world : {1, 2, 3}) {
     ranks(world, [](Group group) {
       Lora net;
@@ -71,7 +71,7 @@ TEST(KeptIn8Bits, what_all_compute_with_is_the_rounded_base) {
   }
 }
 
-TEST(KeptIn8Bits, a_rank_keeps_and_sends_a_quarter_of_it) {
+TEST(KeptIn8Bits, ARankKeepsAndSendsAQuarterOfIt) {
   const auto frozen_bytes = [](bool in_8_bits) {
     int64_t bytes = 0;
     ranks(2, [&](Group group) {
@@ -98,7 +98,7 @@ TEST(KeptIn8Bits, a_rank_keeps_and_sends_a_quarter_of_it) {
   EXPECT_LT(static_cast<double>(frozen_bytes(true)), 0.3 * static_cast<double>(exact));
 }
 
-TEST(KeptIn8Bits, trains_as_on_a_base_that_was_rounded_beforehand) {
+TEST(KeptIn8Bits, TrainsAsOnABaseThatWasRoundedBeforehand) {
   for (const int world : {1, 2}) {
     ranks(world, [](Group group) {
       const auto train = [&](Lora& net, Sharding& sharding) {
@@ -122,7 +122,7 @@ TEST(KeptIn8Bits, trains_as_on_a_base_that_was_rounded_beforehand) {
   }
 }
 
-TEST(KeptIn8Bits, what_is_written_is_rounded_and_kept) {
+TEST(KeptIn8Bits, WhatIsWrittenIsRoundedAndKept) {
   ranks(2, [](Group group) {
     Lora net;
     const auto sharding = page_in_8_bits(net, group);
@@ -135,7 +135,7 @@ TEST(KeptIn8Bits, what_is_written_is_rounded_and_kept) {
   });
 }
 
-TEST(KeptIn8Bits, pieces_are_copies_that_can_be_put_back) {
+TEST(KeptIn8Bits, PiecesAreCopiesThatCanBePutBack) {
   ranks(2, [](Group group) {
     Lora net;
     const auto sharding = page_in_8_bits(net, group);
@@ -157,7 +157,7 @@ TEST(KeptIn8Bits, pieces_are_copies_that_can_be_put_back) {
   });
 }
 
-TEST(KeptIn8Bits, small_values_are_not_put_on_the_grid_of_large_ones_that_they_replace) {
+TEST(KeptIn8Bits, SmallValuesAreNotPutOnTheGridOfLargeOnesThatTheyReplace) {
   ranks(2, [](Group group) {
     Lora net;
     const auto sharding = divided(

@@ -104,7 +104,7 @@ void add_to_masters(Sharding& sharding, const std::vector<at::Tensor>& of, doubl
   sharding.gather_parameters();
 }
 
-TEST(Masters, are_the_values_in_fp32_and_the_frozen_have_none) {
+TEST(Masters, AreTheValuesInFp32AndTheFrozenHaveNone) {
   on_ranks([](Group group, Model& model, Sharding& sharding) {
     for (const at::Tensor& parameter : model.trained()) {
       EXPECT_TRUE(
@@ -116,7 +116,7 @@ TEST(Masters, are_the_values_in_fp32_and_the_frozen_have_none) {
   });
 }
 
-TEST(Masters, collect_updates_that_the_parameters_would_lose) {
+TEST(Masters, CollectUpdatesThatTheParametersWouldLose) {
   on_ranks([](Group group, Model& model, Sharding& sharding) {
     const at::ScalarType dtype = model.weight.scalar_type();
     const at::Tensor before = model.weight.detach().to(at::kFloat);
@@ -133,7 +133,7 @@ TEST(Masters, collect_updates_that_the_parameters_would_lose) {
   });
 }
 
-TEST(Masters, take_what_a_program_writes_and_keep_the_rest) {
+TEST(Masters, TakeWhatAProgramWritesAndKeepTheRest) {
   on_ranks([](Group group, Model& model, Sharding& sharding) {
     const at::ScalarType dtype = model.weight.scalar_type();
     const float step = 1.0F / 8192;
@@ -163,7 +163,7 @@ TEST(Masters, take_what_a_program_writes_and_keep_the_rest) {
   });
 }
 
-TEST(Masters, have_gradients_in_fp32_which_add_up_there) {
+TEST(Masters, HaveGradientsInFp32WhichAddUpThere) {
   on_ranks([](Group /*group*/, Model& model, Sharding& sharding) {
     const auto backward = [&](double factor) {
       const at::Tensor each = at::full({700}, factor, model.weight.scalar_type());
@@ -206,7 +206,7 @@ at::Tensor loss_with(const Model& model, double factor) {
   return (model.weight * each).sum();
 }
 
-TEST(Masters, hold_gradients_in_fp32_until_they_are_averaged_if_told_so) {
+TEST(Masters, HoldGradientsInFp32UntilTheyAreAveragedIfToldSo) {
   on_kept_ranks(
       {.fp32_gradients = true, .fp32_comm = true},
       [](Group group, Model& model, Sharding& sharding) {
@@ -233,7 +233,7 @@ TEST(Masters, hold_gradients_in_fp32_until_they_are_averaged_if_told_so) {
       });
 }
 
-TEST(Masters, round_what_is_held_once_to_send_it) {
+TEST(Masters, RoundWhatIsHeldOnceToSendIt) {
   on_kept_ranks({.fp32_gradients = true}, [](Group /*group*/, Model& model, Sharding& sharding) {
     sharding.set_sync(false);
     run_backward(sharding, loss_with(model, 4096));
@@ -248,7 +248,7 @@ TEST(Masters, round_what_is_held_once_to_send_it) {
   });
 }
 
-TEST(Masters, average_what_is_held_of_parameters_that_the_last_backward_left_out) {
+TEST(Masters, AverageWhatIsHeldOfParametersThatTheLastBackwardLeftOut) {
   on_kept_ranks({.fp32_gradients = true}, [](Group /*group*/, Model& model, Sharding& sharding) {
     sharding.set_sync(false);
     run_backward(sharding, loss_with(model, 3));
@@ -261,7 +261,7 @@ TEST(Masters, average_what_is_held_of_parameters_that_the_last_backward_left_out
   });
 }
 
-TEST(Masters, add_averages_up_rounded_if_told_so) {
+TEST(Masters, AddAveragesUpRoundedIfToldSo) {
   on_kept_ranks({.rounded_sums = true}, [](Group /*group*/, Model& model, Sharding& sharding) {
     for (const double factor : {4096, 1, 1, 1}) {
       run_backward(sharding, loss_with(model, factor) + (model.other * 0).sum());
@@ -273,7 +273,7 @@ TEST(Masters, add_averages_up_rounded_if_told_so) {
   });
 }
 
-TEST(Masters, are_the_parameters_themselves_if_told_so) {
+TEST(Masters, AreTheParametersThemselvesIfToldSo) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
       ranks(2, [&](Group group) {
@@ -303,7 +303,7 @@ int64_t bytes_of(const std::vector<at::Tensor>& tensors) {
   return bytes;
 }
 
-TEST(Masters, of_sharded_parameters_leave_a_16_bit_shard_when_they_go_to_a_file) {
+TEST(Masters, OfShardedParametersLeaveA16BitShardWhenTheyGoToAFile) {
   const TestFolder folder;
   ranks(2, [&](Group group) {
     const auto memory_with = [&](const OffloadParam& masters) {
@@ -351,14 +351,14 @@ void expect_exact_where_parameters_travel_rounded(const OffloadParam& masters) {
   });
 }
 
-TEST(Masters, are_exact_where_parameters_travel_rounded) {
+TEST(Masters, AreExactWhereParametersTravelRounded) {
   const TestFolder folder;
   expect_exact_where_parameters_travel_rounded({});
   expect_exact_where_parameters_travel_rounded(
       {.device = OffloadDevice::kNvme, .nvme_path = folder.path(), .max_in_cpu = 0});
 }
 
-TEST(Masters, take_the_average_of_the_ranks_rounded_as_it_travels) {
+TEST(Masters, TakeTheAverageOfTheRanksRoundedAsItTravels) {
   ranks(2, [](Group group) {
     Model model(at::kBFloat16);
     const auto sharding = divided(model.named(), group, ShardingOptions(), {}, {model.trained()});

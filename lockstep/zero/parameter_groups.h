@@ -10,27 +10,27 @@
 
 namespace lockstep::zero {
 
-/// The trainable ones of `all`, by the optimizer `groups` that update them; those of one group in
-/// their order in `all`. ConfigError for one that no group has, and for a trainable one of a group
-/// that is not in `all`, unless it has no elements. Thread safety: safe, as all here.
+/// Returns the trainable parameters of `all` for each of the optimizer `groups`, in their order in
+/// `all`. ConfigError for a trainable parameter without a group, and for one of a group that is not
+/// in `all`, unless it has no elements. Thread-safe, as all functions here.
 std::vector<NamedTensors> by_group(
     const NamedTensors& all, const std::vector<std::vector<at::Tensor>>& groups);
 
-/// Those of `all` that stage 3 leaves whole: each of at most `up_to` elements, trained or not, in
-/// their order, for which there is room left among `in_all`. The same ones as DeepSpeed 0.19's
+/// Returns the parameters that stage 3 does not shard: each of at most `up_to` elements, trained or
+/// not, in order, up to `in_all` elements together. The same ones as DeepSpeed 0.19's
 /// mark_persistent_parameters.
 std::set<const at::TensorImpl*> persistent_parameters(
     const NamedTensors& all, int64_t up_to, int64_t in_all);
 
-/// What stage 3 divides besides: floating point parameters that nothing trains, and that are not
-/// among `kept`. Each once, whatever names it has.
+/// Returns the frozen floating-point parameters that stage 3 shards: those not in `kept`. Each
+/// once, even if it has several names.
 NamedTensors sharded_though_frozen(
     const NamedTensors& all, const std::set<const at::TensorImpl*>& kept);
 
-/// Those that are trained, and updated in another dtype than their own.
+/// Returns the trained parameters that are updated in another dtype than their own.
 NamedTensors with_masters(const NamedTensors& all, const LowPrecisionPolicy& low_precision_policy);
 
-/// Those of `first`, then those of `second`.
+/// Concatenates the lists.
 NamedTensors joined(NamedTensors first, const NamedTensors& second);
 
 }  // namespace lockstep::zero

@@ -58,7 +58,7 @@ at::Tensor whole(
   return group.all_reduce(all).wait().reshape(parameter.sizes());
 }
 
-TEST(Sharding, every_element_has_one_owner_and_its_value) {
+TEST(Sharding, EveryElementHasOneOwnerAndItsValue) {
   for (const int64_t cap : {int64_t{1}, int64_t{25} << 20}) {
     ranks(3, [cap](Group group) {
       Model model;
@@ -74,7 +74,7 @@ TEST(Sharding, every_element_has_one_owner_and_its_value) {
   }
 }
 
-TEST(Sharding, pieces_have_the_average_and_parameters_none) {
+TEST(Sharding, PiecesHaveTheAverageAndParametersNone) {
   ranks(3, [](Group group) {
     Model model;
     const auto sharding = shard(model, group);
@@ -87,7 +87,7 @@ TEST(Sharding, pieces_have_the_average_and_parameters_none) {
   });
 }
 
-TEST(Sharding, averages_add_up_in_the_shard_and_local_gradients_are_taken_along) {
+TEST(Sharding, AveragesAddUpInTheShardAndLocalGradientsAreTakenAlong) {
   ranks(2, [](Group group) {
     Model model;
     const auto sharding = shard(model, group);
@@ -104,7 +104,7 @@ TEST(Sharding, averages_add_up_in_the_shard_and_local_gradients_are_taken_along)
   });
 }
 
-TEST(Sharding, what_took_part_on_no_rank_has_no_gradient_and_on_one_rank_zeros_elsewhere) {
+TEST(Sharding, WhatTookPartOnNoRankHasNoGradientAndOnOneRankZerosElsewhere) {
   ranks(2, [](Group group) {
     Model model;
     const auto sharding = shard(model, group, {.cap_bytes = 1, .first_cap_bytes = 1});
@@ -120,7 +120,7 @@ TEST(Sharding, what_took_part_on_no_rank_has_no_gradient_and_on_one_rank_zeros_e
   });
 }
 
-TEST(Sharding, a_rank_whose_loss_reaches_nothing_gives_zeros) {
+TEST(Sharding, ARankWhoseLossReachesNothingGivesZeros) {
   ranks(2, [](Group group) {
     Model model;
     const auto sharding = shard(model, group);
@@ -133,7 +133,7 @@ TEST(Sharding, a_rank_whose_loss_reaches_nothing_gives_zeros) {
   });
 }
 
-TEST(Sharding, an_update_of_the_pieces_reaches_all_ranks) {
+TEST(Sharding, AnUpdateOfThePiecesReachesAllRanks) {
   ranks(3, [](Group group) {
     Model model;
     const auto sharding = shard(model, group);
@@ -151,7 +151,7 @@ TEST(Sharding, an_update_of_the_pieces_reaches_all_ranks) {
   });
 }
 
-TEST(Sharding, the_norm_is_that_of_all_pieces) {
+TEST(Sharding, TheNormIsThatOfAllPieces) {
   ranks(2, [](Group group) {
     Model model;
     const auto sharding = shard(model, group);
@@ -162,7 +162,7 @@ TEST(Sharding, the_norm_is_that_of_all_pieces) {
   });
 }
 
-TEST(Sharding, says_which_parameter_no_optimizer_trains) {
+TEST(Sharding, SaysWhichParameterNoOptimizerTrains) {
   ranks(2, [](Group group) {
     Model model;
     try {
@@ -174,7 +174,7 @@ TEST(Sharding, says_which_parameter_no_optimizer_trains) {
   });
 }
 
-TEST(Sharding, a_unit_has_a_bucket_of_its_own) {
+TEST(Sharding, AUnitHasABucketOfItsOwn) {
   ranks(2, [](Group group) {
     const Model model;
     const auto buckets = [&](int64_t cap, const std::vector<std::vector<at::Tensor>>& units) {
@@ -191,7 +191,7 @@ TEST(Sharding, a_unit_has_a_bucket_of_its_own) {
 }
 
 /// Rajbhandari et al., section 7: as much as data parallel, and half as much again in stage 3.
-TEST(Sharding, a_step_sends_two_parameters_worth_and_three_in_stage_3) {
+TEST(Sharding, AStepSendsTwoParametersWorthAndThreeInStage3) {
   constexpr int64_t kLayers = 12;
   constexpr int64_t kElements = 128 * 128;
   for (const int world : {2, 4}) {

@@ -50,15 +50,15 @@ void data_sets() {
   use(data::Loader(data::collated(WithoutSize()), {.batch_size = 2}));
   // refused: must be const: several workers
   use(data::Loader(data::collated(GetNotConst()), {.batch_size = 2}));
-  // refused: size() of this data set must be const
+  // refused: size() of this dataset must be const
   use(data::Loader(data::collated(SizeNotConst()), {.batch_size = 2}));
   // refused: add using Batch
   use(data::Loader(WithoutBatch(), {.batch_size = 2}));
   // refused: Loader(data::collated(dataset))
   use(data::Loader(Samples(), {.batch_size = 2}));
-  // refused: this is a data set of torch::data; wrap it
+  // refused: this is a dataset of torch::data; wrap it
   use(data::Loader(torch::data::datasets::TensorDataset(at::ones({3})), {.batch_size = 2}));
-  // refused: a data set of your own goes into a Loader as it is
+  // refused: a dataset of your own goes into a Loader as it is
   use(data::Loader(data::from_torch(Samples()), {.batch_size = 2}));
 }
 

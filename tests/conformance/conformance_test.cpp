@@ -24,8 +24,8 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/comm/connected_ranks.h"
-#include "lockstep/data/loader/loader.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/data/loader/loader.h"
 #include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/rules/muon.h"
 #include "tests/conformance/awkward_net.h"
@@ -359,7 +359,7 @@ void on_ranks(
 class Conformance : public ::testing::TestWithParam<std::tuple<Strategy, int>> {};
 
 /// Rows of the whole batch must be those of the ranks' batches together: contiguous rounds are.
-TEST_P(Conformance, trains_as_one_process_on_the_whole_batch) {
+TEST_P(Conformance, TrainsAsOneProcessOnTheWholeBatch) {
   const auto& [strategy, world] = GetParam();
   const Weights expected = whole_batches(strategy.clip, strategy.muon);
   on_ranks(world, strategy.options(), [&, &strategy = strategy](Accelerator& accelerator) {
@@ -371,7 +371,7 @@ TEST_P(Conformance, trains_as_one_process_on_the_whole_batch) {
   });
 }
 
-TEST_P(Conformance, goes_on_from_its_own_checkpoint_to_the_bit) {
+TEST_P(Conformance, GoesOnFromItsOwnCheckpointToTheBit) {
   const auto& [strategy, world] = GetParam();
   const lockstep::TestFolder folder;
   on_ranks(world, strategy.options(), [&, &strategy = strategy](Accelerator& accelerator) {
@@ -403,7 +403,7 @@ INSTANTIATE_TEST_SUITE_P(
       return std::get<0>(of.param).name + "_world_" + std::to_string(std::get<1>(of.param));
     });
 
-TEST(ConformanceUneven, a_rank_without_a_batch_counts_as_zero) {
+TEST(ConformanceUneven, ARankWithoutABatchCountsAsZero) {
   for (const int world : {2, 3, 4}) {
     // The last round has a batch for rank 0 alone.
     const int64_t rows = 4, full = 2, samples = (full * world + 1) * rows;
@@ -440,7 +440,7 @@ TEST(ConformanceUneven, a_rank_without_a_batch_counts_as_zero) {
 }
 
 /// Sums of two are the same in any order.
-TEST(ConformanceZero, every_stage_has_the_bits_of_data_parallel_on_two_ranks) {
+TEST(ConformanceZero, EveryStageHasTheBitsOfDataParallelOnTwoRanks) {
   Weights expected;
   for (const int stage : {0, 1, 2, 3}) {
     for (const int64_t micro_steps : {1, 4}) {
@@ -466,7 +466,7 @@ TEST(ConformanceZero, every_stage_has_the_bits_of_data_parallel_on_two_ranks) {
   }
 }
 
-TEST(ConformanceSockets, data_parallel_over_gloo_equals_one_process) {
+TEST(ConformanceSockets, DataParallelOverGlooEqualsOneProcess) {
   const Weights expected = whole_batches(true);
   lockstep::gloo_ranks(2, [&](lockstep::Group group) {
     lockstep::WorldSpec world;

@@ -19,9 +19,9 @@
 namespace lockstep::e2e {
 namespace {
 
-using checkpoint::Dtype;
-using checkpoint::raw_bytes;
-using checkpoint::TestFile;
+using storage::Dtype;
+using storage::raw_bytes;
+using storage::TestFile;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -48,18 +48,18 @@ class CheckpointCommands : public testing::Test {
   void save(const std::string& name, float value, const std::vector<int64_t>& shape = {2, 3}) {
     const auto part = [&](const std::vector<float>& values, int64_t begin) {
       return TestFile{
-          {checkpoint::output_tensor(
+          {storage::output_tensor(
               "layer.weight",
               Dtype::kF32,
               {static_cast<int64_t>(values.size())},
               raw_bytes(values))},
-          {{checkpoint::kSlicesKey,
-            checkpoint::render_slices("test", {{"layer.weight", {shape, begin}}})}}};
+          {{storage::kSlicesKey,
+            storage::render_slices("test", {{"layer.weight", {shape, begin}}})}}};
     };
     TestFile second = part({4, 5}, 4);
-    second.tensors.push_back(checkpoint::output_tensor(
+    second.tensors.push_back(storage::output_tensor(
         "layer.bias", Dtype::kBF16, {2}, std::string("\x80\x3f\x00\x40", 4)));
-    checkpoint::commit_checkpoint(
+    storage::commit_checkpoint(
         folder_ / name,
         {{"step", value}},
         {{"model-00001-of-00002.safetensors", part({value, 1, 2, 3}, 0)},
@@ -115,14 +115,14 @@ TEST_F(CheckpointCommands, ShowShowsOne) {
   EXPECT_EQ(json["schema"], "lockstep.checkpoint.show/1");
   EXPECT_EQ(json["sets"][0]["tensors"][1]["shape"], Json({2, 3}));
   refuses({"checkpoint", "show", path()}, 2, "try the newest, " + path("launch"));
-  fs::resize_file(folder_ / "first" / checkpoint::kManifestName, 10);
+  fs::resize_file(folder_ / "first" / storage::kManifestName, 10);
   refuses({"checkpoint", "show", path("first")}, 1, "manifest.json");
 }
 
 TEST_F(CheckpointCommands, VerifyEndsWithOneIfAnythingIsDamaged) {
   EXPECT_EQ(run_lockstep({"checkpoint", "verify", path("first"), path("second")}).code, 0);
   const fs::path file = folder_ / "second" / "model-00001-of-00002.safetensors";
-  checkpoint::flip_bit(file, fs::file_size(file) - 1);
+  storage::flip_bit(file, fs::file_size(file) - 1);
   const Outcome outcome = run_lockstep({"checkpoint", "verify", path("first"), path("second")});
   EXPECT_EQ(outcome.code, 1);
   EXPECT_EQ(outcome.err, "");
@@ -137,7 +137,7 @@ TEST_F(CheckpointCommands, VerifyEndsWithOneIfAnythingIsDamaged) {
 }
 
 TEST_F(CheckpointCommands, VerifyFindsWhatNoChecksumShows) {
-  checkpoint::edit_manifest(folder_ / "first", [](Json& manifest) {
+  storage::edit_manifest(folder_ / "first", [](Json& manifest) {
     Json& files = manifest["files"];
     files.erase(std::find_if(files.begin(), files.end(), [](const Json& record) {
       return record["name"] == "model-00002-of-00002.safetensors";
@@ -161,10 +161,10 @@ TEST_F(CheckpointCommands, WhatDeepSpeedSavedIsNamed) {
   fs::create_directories(tag);
   for (const char* name :
        {"mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_optim_states.pt"}) {
-    checkpoint::write_bytes(tag / name, "PK");
+    storage::write_bytes(tag / name, "PK");
   }
-  checkpoint::write_bytes(folder_ / "theirs" / "latest", "global_step10");
-  checkpoint::write_bytes(folder_ / "theirs" / "zero_to_fp32.py", "");
+  storage::write_bytes(folder_ / "theirs" / "latest", "global_step10");
+  storage::write_bytes(folder_ / "theirs" / "zero_to_fp32.py", "");
   const std::string how = "python " + path("theirs/zero_to_fp32.py") + " " + path("theirs") +
                           " OUT --safe_serialization --tag global_step10";
   for (const std::string& folder : {path("theirs"), tag.string()}) {
@@ -201,11 +201,11 @@ TEST_F(CheckpointCommands, PruneRemovesTheOldest) {
   const Outcome dry = run_lockstep({"checkpoint", "prune", path(), "--keep=2", "--dry_run"});
   EXPECT_EQ(dry.code, 0);
   EXPECT_THAT(dry.out, HasSubstr("would remove " + path("first")));
-  EXPECT_EQ(checkpoint::names_in(folder_.path()).size(), 3U);
+  EXPECT_EQ(storage::names_in(folder_.path()).size(), 3U);
   const Json json = json_of({"checkpoint", "prune", path(), "--keep", "2"});
   EXPECT_EQ(json["schema"], "lockstep.checkpoint.prune/1");
   EXPECT_EQ(json["removed"][0]["name"], "first");
-  EXPECT_THAT(checkpoint::names_in(folder_.path()), ElementsAre("launch", "second"));
+  EXPECT_THAT(storage::names_in(folder_.path()), ElementsAre("launch", "second"));
   refuses({"checkpoint", "prune", path()}, 2, "expected --keep N");
   refuses({"checkpoint", "prune", path(), "--keep", "0"}, 2, "would leave no checkpoint");
 }
@@ -244,7 +244,7 @@ TEST_F(CheckpointCommands, MergedWeightsAreWhatSafetensorsReads) {
       json_of({"merge-weights", path("launch"), path("out"), "--max-shard-size", "0.024KB"});
   EXPECT_EQ(json["schema"], "lockstep.merge-weights/1");
   EXPECT_THAT(
-      checkpoint::names_in(folder_ / "out"),
+      storage::names_in(folder_ / "out"),
       ElementsAre(
           "model-00001-of-00002.safetensors",
           "model-00002-of-00002.safetensors",
@@ -256,7 +256,7 @@ TEST_F(CheckpointCommands, MergedWeightsAreWhatSafetensorsReads) {
   const Json kept = json_of({"merge-weights", path("launch"), path("kept"), "--dtype", "keep"});
   EXPECT_EQ(kept["converted"], 0);
   EXPECT_EQ(run_lockstep({"merge-weights", path("launch"), path("out"), "--force"}).code, 0);
-  EXPECT_THAT(checkpoint::names_in(folder_ / "out"), ElementsAre("model.safetensors"));
+  EXPECT_THAT(storage::names_in(folder_ / "out"), ElementsAre("model.safetensors"));
   if (!python_has("safetensors.torch")) {
     GTEST_SKIP() << "LOCKSTEP_PYTHON names no Python that has torch and safetensors";
   }
@@ -277,11 +277,11 @@ TEST_F(CheckpointCommands, MergedWeightsAreWhatSafetensorsReads) {
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 TEST_F(CheckpointCommands, MergeShortOfMemoryNamesTensorAndSize) {
   constexpr int64_t kElements = int64_t{1} << 25;  // 64 MiB, and 128 in float32.
-  checkpoint::commit_checkpoint(
+  storage::commit_checkpoint(
       folder_ / "large",
       {{"step", 1}},
       {{"model.safetensors",
-        {{checkpoint::output_tensor(
+        {{storage::output_tensor(
             "embed.weight",
             Dtype::kBF16,
             {kElements},
@@ -330,7 +330,7 @@ TEST_F(CheckpointCommands, APickleIsConvertedByTheCommandThatTheRefusalGives) {
   ASSERT_EQ(made.code, 0) << made.err;
   std::string command;
   try {
-    checkpoint::open_model_files(folder);
+    storage::open_model_files(folder);
   } catch (const CheckpointError& error) {
     const std::string message = error.what();
     command = message.substr(message.find("run: ") + 5);
@@ -339,7 +339,7 @@ TEST_F(CheckpointCommands, APickleIsConvertedByTheCommandThatTheRefusalGives) {
   const std::string with_our_python = "'" + kPython + "'" + command.substr(6);
   const Outcome converted = run_command({"sh", "-c", with_our_python});
   ASSERT_EQ(converted.code, 0) << converted.err;
-  const auto files = checkpoint::open_model_files(folder);
+  const auto files = storage::open_model_files(folder);
   ASSERT_EQ(files.size(), 1U);
   EXPECT_EQ(files[0].names().size(), 4U);
   EXPECT_EQ(files[0].bytes(files[0].entry("head")), raw_bytes<float>({0, 1, 2, 3, 4, 5}));

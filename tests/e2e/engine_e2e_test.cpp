@@ -46,7 +46,7 @@ std::vector<std::string> job(
 
 const std::vector<std::string> kOneThread = {"OMP_NUM_THREADS=1"};
 
-TEST(Engine, the_seeds_loop_and_file_train_save_and_go_on_in_real_processes) {
+TEST(Engine, TheSeedsLoopAndFileTrainSaveAndGoOnInRealProcesses) {
   const TestFolder folder;
   seeds_config(folder);
   const Outcome first = run_lockstep(job(folder, 2, {"--updates", "6"}), kOneThread);
@@ -64,7 +64,7 @@ TEST(Engine, the_seeds_loop_and_file_train_save_and_go_on_in_real_processes) {
   EXPECT_THAT(more.out, HasSubstr("ranks 1 sum 1 steps 9"));
 }
 
-TEST(Engine, trains_by_the_file_that_the_launcher_was_told_of) {
+TEST(Engine, TrainsByTheFileThatTheLauncherWasToldOf) {
   const TestFolder folder;
   const std::string file = seeds_config(folder);
   const Outcome outcome = run_lockstep(
@@ -83,7 +83,7 @@ TEST(Engine, trains_by_the_file_that_the_launcher_was_told_of) {
   EXPECT_THAT(outcome.out, HasSubstr("ranks 2 sum 2 steps 2"));
 }
 
-TEST(Engine, a_rank_that_cannot_read_the_file_ends_the_job_with_its_place) {
+TEST(Engine, ARankThatCannotReadTheFileEndsTheJobWithItsPlace) {
   const TestFolder folder;
   const std::string path = seeds_config(folder, ",\n\"gradient_clipp1ng\": 3");
   const Outcome outcome = run_lockstep(job(folder, 2, {}), kOneThread);
@@ -92,7 +92,7 @@ TEST(Engine, a_rank_that_cannot_read_the_file_ends_the_job_with_its_place) {
   EXPECT_THAT(outcome.err, HasSubstr("did you mean 'gradient_clipping'"));
 }
 
-TEST(Engine, the_comms_logger_sums_up_what_processes_sent) {
+TEST(Engine, TheCommsLoggerSumsUpWhatProcessesSent) {
   const TestFolder folder;
   seeds_config(folder, R"(, "comms_logger": {"enabled": true})");
   const Outcome outcome = run_lockstep(job(folder, 2, {"--summary"}), kOneThread);

@@ -48,7 +48,7 @@ class Examples : public ::testing::Test {
   TestFolder folder_;
 };
 
-TEST_F(Examples, a_slip_in_an_option_is_answered_with_what_was_expected) {
+TEST_F(Examples, ASlipInAnOptionIsAnsweredWithWhatWasExpected) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> slips = {
       {{"--batch-size", "x"},
        "error: [char_lm] --batch-size makes no sense; got 'x', expected a whole number above 0\n"},
@@ -71,7 +71,7 @@ TEST_F(Examples, a_slip_in_an_option_is_answered_with_what_was_expected) {
   }
 }
 
-TEST_F(Examples, the_demos_loss_with_four_accumulated_batches_is_that_of_one_four_times_as_large) {
+TEST_F(Examples, TheDemosLossWithFourAccumulatedBatchesIsThatOfOneFourTimesAsLarge) {
   const auto loss = [&](const std::string& name, int ranks, int batch, int accumulate) {
     return run(ranks,
                name,
@@ -115,7 +115,7 @@ std::vector<std::string> small_model(std::vector<std::string> more) {
   return arguments;
 }
 
-TEST_F(Examples, char_lm_learns_on_two_processes_in_bf16) {
+TEST_F(Examples, CharLmLearnsOnTwoProcessesInBf16) {
   const nlohmann::json result = run(
       2,
       "learns",
@@ -125,7 +125,7 @@ TEST_F(Examples, char_lm_learns_on_two_processes_in_bf16) {
   EXPECT_LT(result.at("loss").get<double>(), 3.2) << "chance is above 4";
 }
 
-TEST_F(Examples, char_lm_computes_in_float32_on_a_cpu_without_bf16_instructions) {
+TEST_F(Examples, CharLmComputesInFloat32OnACpuWithoutBf16Instructions) {
   std::vector<std::string> command = {kBin + "/char_lm", "--json", "--output"};
   command.push_back((folder_.path() / "float32").string());
   const std::vector<std::string> model = small_model({"--steps", "6", "--batch-size", "2"});
@@ -135,7 +135,7 @@ TEST_F(Examples, char_lm_computes_in_float32_on_a_cpu_without_bf16_instructions)
   EXPECT_THAT(outcome.err, Not(HasSubstr("bf16")));
 }
 
-TEST_F(Examples, bf16_on_a_cpu_without_its_instructions_is_warned_of_by_one_process) {
+TEST_F(Examples, Bf16OnACpuWithoutItsInstructionsIsWarnedOfByOneProcess) {
   std::vector<std::string> command = {kBin + "/char_lm", "--precision", "bf16", "--output"};
   command.push_back((folder_.path() / "emulated").string());
   const std::vector<std::string> model = small_model({"--steps", "6", "--batch-size", "2"});
@@ -149,7 +149,7 @@ TEST_F(Examples, bf16_on_a_cpu_without_its_instructions_is_warned_of_by_one_proc
   EXPECT_EQ(outcome.err.find(warning, first + 1), std::string::npos) << outcome.err;
 }
 
-TEST_F(Examples, char_lm_is_the_same_however_its_batches_are_dealt_out) {
+TEST_F(Examples, CharLmIsTheSameHoweverItsBatchesAreDealtOut) {
   const auto loss = [&](const std::string& name, int ranks, int accumulate) {
     return run(ranks,
                name,
@@ -172,7 +172,7 @@ TEST_F(Examples, char_lm_is_the_same_however_its_batches_are_dealt_out) {
   EXPECT_NEAR(loss("two", 2, 1), one, 2e-5);
 }
 
-TEST_F(Examples, every_stage_of_zero_trains_to_the_bit_as_data_parallel) {
+TEST_F(Examples, EveryStageOfZeroTrainsToTheBitAsDataParallel) {
   const auto loss = [&](const std::string& program, const std::string& stage) {
     const bool text = program == "char_lm";
     const std::vector<std::string> short_run{"--zero", stage, "--steps", "8"};
@@ -191,7 +191,7 @@ TEST_F(Examples, every_stage_of_zero_trains_to_the_bit_as_data_parallel) {
 
 /// The band: 3 % of the loss that it has learned to (1.2 % was seen, after 120 updates and after
 /// 200). Four processes, as two hosts of two.
-TEST_F(Examples, char_lm_learns_as_much_with_zero_plus_plus) {
+TEST_F(Examples, CharLmLearnsAsMuchWithZeroPlusPlus) {
   const auto loss = [&](const std::string& name, const std::vector<std::string>& zero) {
     std::vector<std::string> arguments = small_model(
         {"--zero", "3", "--steps", "120", "--batch-size", "4", "--lr", "3e-3", "--dropout", "0"});
@@ -205,7 +205,7 @@ TEST_F(Examples, char_lm_learns_as_much_with_zero_plus_plus) {
   EXPECT_NE(rounded, exact) << "nothing was rounded";
 }
 
-TEST_F(Examples, char_lm_goes_on_from_its_checkpoint) {
+TEST_F(Examples, CharLmGoesOnFromItsCheckpoint) {
   const auto run_to = [&](const std::string& name, const std::string& more) {
     std::vector<std::string> arguments = small_model(
         {"--steps", "8", "--evaluate-every", "4", "--batch-size", "4", "--dropout", "0.1"});
@@ -226,7 +226,7 @@ TEST_F(Examples, char_lm_goes_on_from_its_checkpoint) {
   EXPECT_EQ(finished.at("loss"), unbroken.at("loss"));
 }
 
-TEST_F(Examples, say_what_is_wrong_with_a_text) {
+TEST_F(Examples, SayWhatIsWrongWithAText) {
   const Outcome outcome = run_command(
       {kBin + "/char_lm", "--data", "/nowhere", "--output", (folder_.path() / "x").string()});
   EXPECT_EQ(outcome.code, 2);

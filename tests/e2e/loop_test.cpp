@@ -18,11 +18,11 @@ void expect_holds(const std::string& check, const std::vector<std::string>& vari
   EXPECT_EQ(outcome.code, 0) << outcome.err;
 }
 
-TEST(Loop, passes_begin_with_rank_0s_random_state_if_asked) {
+TEST(Loop, PassesBeginWithRank0sRandomStateIfAsked) {
   expect_holds("random_states");
 }
 
-TEST(Loop, reads_accelerates_variables_and_prefers_ours) {
+TEST(Loop, ReadsAcceleratesVariablesAndPrefersOurs) {
   expect_holds(
       "environment",
       {"ACCELERATE_MIXED_PRECISION=fp16",
@@ -31,7 +31,7 @@ TEST(Loop, reads_accelerates_variables_and_prefers_ours) {
        "ACCELERATE_DEBUG_MODE=1"});
 }
 
-TEST(Loop, local_sgd_with_fp16_dropout_and_accumulation_ends_with_equal_weights) {
+TEST(Loop, LocalSgdWithFp16DropoutAndAccumulationEndsWithEqualWeights) {
   expect_holds("local_sgd");
 }
 
@@ -45,46 +45,46 @@ void expect_refused(const std::string& check, const std::vector<std::string>& wo
   }
 }
 
-TEST(LoopMistakes, the_optimizer_that_was_passed_to_prepare) {
+TEST(LoopMistakes, TheOptimizerThatWasPassedToPrepare) {
   expect_refused("steps_the_original", {"use the optimizer that prepare returned"});
   expect_refused(
       "steps_torchs_original",
       {"was updated after micro-step 1 of 2", "use the optimizer that prepare returned"});
 }
 
-TEST(LoopMistakes, an_optimizer_or_a_model_that_was_not_prepared) {
+TEST(LoopMistakes, AnOptimizerOrAModelThatWasNotPrepared) {
   expect_refused("optimizer_not_prepared", {"pass its optimizer to prepare"});
   expect_refused(
       "model_not_prepared",
       {"2 parameters are of no prepared model", "pass their model to prepare"});
 }
 
-TEST(LoopMistakes, a_plain_backward_within_accumulate) {
+TEST(LoopMistakes, APlainBackwardWithinAccumulate) {
   expect_refused("plain_backward", {"expected accelerator.backward(loss)"});
 }
 
-TEST(LoopMistakes, an_optimizer_of_another_model) {
+TEST(LoopMistakes, AnOptimizerOfAnotherModel) {
   expect_refused(
       "another_models_optimizer", {"none of this optimizer's 2 parameters has a gradient"});
 }
 
-TEST(LoopMistakes, a_seed_on_one_process_alone) {
+TEST(LoopMistakes, ASeedOnOneProcessAlone) {
   expect_refused("seed_of_one_process", {"rank 0 has 7, rank 1 has 0"});
 }
 
-TEST(LoopMistakes, a_training_that_diverges_is_said_at_once_and_at_the_end) {
+TEST(LoopMistakes, ATrainingThatDivergesIsSaidAtOnceAndAtTheEnd) {
   const Outcome outcome = run_lockstep(launch("2", {kFixture, "diverges"}));
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, ::testing::HasSubstr("NonFinitePolicy::kStop"));
   EXPECT_THAT(outcome.err, ::testing::HasSubstr("ends with a loss that is NaN or infinite"));
 }
 
-TEST(Loop, augmentation_depends_on_seed_epoch_and_sample_only) {
+TEST(Loop, AugmentationDependsOnSeedEpochAndSampleOnly) {
   const TestFolder folder;
   expect_holds("augmentation", {"LOOP_FIXTURE_FOLDER=" + folder.path().string()});
 }
 
-TEST(Loop, ranks_agree_on_a_batch_size_when_one_is_out_of_memory) {
+TEST(Loop, RanksAgreeOnABatchSizeWhenOneIsOutOfMemory) {
   for (const std::string comm : {"shm", "gloo"}) {
     for (const std::string stage : {"0", "1", "2", "3"}) {
       SCOPED_TRACE(comm + ", stage " + stage);
@@ -94,7 +94,7 @@ TEST(Loop, ranks_agree_on_a_batch_size_when_one_is_out_of_memory) {
   }
 }
 
-TEST(Loop, an_attempt_that_fails_for_another_reason_ends_the_job) {
+TEST(Loop, AnAttemptThatFailsForAnotherReasonEndsTheJob) {
   const Outcome outcome = run_lockstep(launch("2", {kFixture, "broken_attempt"}));
   EXPECT_EQ(outcome.code, 1) << outcome.err;
   EXPECT_THAT(outcome.err, testing::HasSubstr("a mistake of the program's"));

@@ -49,7 +49,7 @@ at::Tensor masters_saved(const std::string& config, const std::filesystem::path&
   return masters;
 }
 
-TEST(MergeWeightsOfTraining, in_16_bits_gives_the_masters_and_widens_what_is_frozen) {
+TEST(MergeWeightsOfTraining, In16BitsGivesTheMastersAndWidensWhatIsFrozen) {
   for (const auto& [word, dtype] :
        {std::pair("bf16", at::kBFloat16), std::pair("fp16", at::kHalf)}) {
     for (int stage = 0; stage <= 3; ++stage) {
@@ -61,7 +61,7 @@ TEST(MergeWeightsOfTraining, in_16_bits_gives_the_masters_and_widens_what_is_fro
       const Outcome merged =
           run_lockstep({"merge-weights", (folder / "tag").string(), out.string()});
       ASSERT_EQ(merged.code, 0) << merged.err;
-      const checkpoint::SafetensorsMap file(out / "model.safetensors");
+      const storage::SafetensorsMap file(out / "model.safetensors");
       const at::Tensor trained = checkpoint::tensor_of(file, "fc.weight");
       ASSERT_EQ(trained.scalar_type(), at::kFloat);
       EXPECT_TRUE(at::equal(trained, masters));

@@ -39,9 +39,9 @@ std::string python_with_numpy() {
 /// Every tensor's dtype, shape and bytes.
 std::map<std::string, std::string> contents(const fs::path& file) {
   std::map<std::string, std::string> tensors;
-  const checkpoint::SafetensorsMap map(file);
-  for (const checkpoint::TensorEntry& entry : map.entries()) {
-    std::string text = checkpoint::dtype_name(entry.dtype) + nlohmann::json(entry.shape).dump();
+  const storage::SafetensorsMap map(file);
+  for (const storage::TensorEntry& entry : map.entries()) {
+    std::string text = storage::dtype_name(entry.dtype) + nlohmann::json(entry.shape).dump();
     tensors[entry.name] = text.append(map.bytes(entry));
   }
   return tensors;
@@ -83,7 +83,7 @@ class ReadCheckpoint : public testing::Test {
     fs::remove_all(path("merged"));
     const Outcome outcome = run_lockstep({"merge-weights", checkpoint, path("merged")});
     EXPECT_EQ(outcome.code, 0) << outcome.err;
-    return contents(path("merged") + "/" + checkpoint::kModelFile);
+    return contents(path("merged") + "/" + storage::kModelFile);
   }
   void expect_same_weights(const std::string& checkpoint) const {
     const auto weights = merged(checkpoint);
@@ -101,7 +101,7 @@ class ReadCheckpoint : public testing::Test {
   TestFolder folder_;
 };
 
-TEST_F(ReadCheckpoint, reads_what_an_example_saved_at_every_stage) {
+TEST_F(ReadCheckpoint, ReadsWhatAnExampleSavedAtEveryStage) {
   for (int stage = 0; stage <= 3; ++stage) {
     SCOPED_TRACE(stage);
     const std::string output = path("stage_" + std::to_string(stage));
@@ -135,12 +135,12 @@ TEST_F(ReadCheckpoint, reads_what_an_example_saved_at_every_stage) {
   }
 }
 
-TEST_F(ReadCheckpoint, reads_what_ranks_with_shared_parameters_saved) {
+TEST_F(ReadCheckpoint, ReadsWhatRanksWithSharedParametersSaved) {
   train({ZERO_FIXTURE, "0", path("shared"), "1", "shared"});
   expect_same_weights(path("shared"));
 }
 
-TEST_F(ReadCheckpoint, reads_the_fp32_masters_of_training_in_16_bits) {
+TEST_F(ReadCheckpoint, ReadsTheFp32MastersOfTrainingIn16Bits) {
   for (int stage = 0; stage <= 3; ++stage) {
     SCOPED_TRACE(stage);
     const std::string tags = path("stage_" + std::to_string(stage));
@@ -154,15 +154,15 @@ TEST_F(ReadCheckpoint, reads_the_fp32_masters_of_training_in_16_bits) {
   }
 }
 
-TEST_F(ReadCheckpoint, reads_an_optimizers_state_in_slices) {
+TEST_F(ReadCheckpoint, ReadsAnOptimizersStateInSlices) {
   train(
       {ENGINE_FIXTURE, "--config", config(2, ""), "--checkpoints", path("tags"), "--updates", "3"});
-  const checkpoint::StoredCheckpoint stored(path("tags") + "/after_3");
-  const checkpoint::TensorSet set(stored, "optimizer");
+  const storage::StoredCheckpoint stored(path("tags") + "/after_3");
+  const storage::TensorSet set(stored, "optimizer");
   std::map<std::string, std::string> expected;
-  for (const checkpoint::SetTensor& tensor : set.tensors()) {
-    std::string text = checkpoint::dtype_name(tensor.dtype) + nlohmann::json(tensor.shape).dump();
-    for (const checkpoint::TensorSlice& piece : tensor.pieces) {
+  for (const storage::SetTensor& tensor : set.tensors()) {
+    std::string text = storage::dtype_name(tensor.dtype) + nlohmann::json(tensor.shape).dump();
+    for (const storage::TensorSlice& piece : tensor.pieces) {
       text.append(set.bytes(piece));
     }
     expected[tensor.name] = text;
@@ -171,7 +171,7 @@ TEST_F(ReadCheckpoint, reads_an_optimizers_state_in_slices) {
   EXPECT_TRUE(read({path("tags") + "/after_3"}, "optimizer") == expected);
 }
 
-TEST_F(ReadCheckpoint, puts_together_what_two_hosts_saved_on_disks_of_their_own) {
+TEST_F(ReadCheckpoint, PutsTogetherWhatTwoHostsSavedOnDisksOfTheirOwn) {
   const auto train_at = [&](const std::string& more, const std::string& prefix) {
     // Each rank takes itself for all of a host.
     const std::string script = prefix + "exec " ENGINE_FIXTURE " --config " + config(3, more) +
@@ -189,16 +189,16 @@ TEST_F(ReadCheckpoint, puts_together_what_two_hosts_saved_on_disks_of_their_own)
   EXPECT_THAT(refusal(first), HasSubstr("got the parts of 1 of 2 ranks"));
 }
 
-TEST_F(ReadCheckpoint, sees_damage_and_a_part_that_is_not_listed) {
+TEST_F(ReadCheckpoint, SeesDamageAndAPartThatIsNotListed) {
   train(
       {ENGINE_FIXTURE, "--config", config(3, ""), "--checkpoints", path("tags"), "--updates", "1"});
   const fs::path saved = path("tags") + "/after_1";
   const fs::path part = saved / "model-00002-of-00002.safetensors";
-  checkpoint::flip_bit(part, fs::file_size(part) - 1);
+  storage::flip_bit(part, fs::file_size(part) - 1);
   EXPECT_THAT(refusal(saved), HasSubstr("model-00002-of-00002.safetensors: is damaged"));
-  checkpoint::flip_bit(part, fs::file_size(part) - 1);
+  storage::flip_bit(part, fs::file_size(part) - 1);
   expect_same_weights(saved);
-  checkpoint::edit_manifest(saved, [](nlohmann::json& manifest) {
+  storage::edit_manifest(saved, [](nlohmann::json& manifest) {
     nlohmann::json kept = nlohmann::json::array();
     for (const nlohmann::json& record : manifest["files"]) {
       if (record["name"] != "model-00001-of-00002.safetensors") {
@@ -208,7 +208,7 @@ TEST_F(ReadCheckpoint, sees_damage_and_a_part_that_is_not_listed) {
     manifest["files"] = kept;
   });
   EXPECT_THAT(refusal(saved), HasSubstr("got the parts [2], expected 1 to 2"));
-  checkpoint::flip_bit(saved / checkpoint::kManifestName, 100);
+  storage::flip_bit(saved / storage::kManifestName, 100);
   EXPECT_THAT(refusal(saved), HasSubstr("manifest.json: is damaged"));
 }
 

@@ -56,7 +56,7 @@ class TrainTest : public ::testing::Test {
 using Parameters = std::vector<std::pair<std::string, at::Tensor>>;
 
 Parameters read(const fs::path& file) {
-  const checkpoint::SafetensorsMap opened(file);
+  const storage::SafetensorsMap opened(file);
   Parameters all;
   for (const std::string& name : opened.names()) {
     all.emplace_back(name, checkpoint::tensor_of(opened, name));
@@ -82,7 +82,7 @@ double distance(const Parameters& a, const Parameters& b) {
   return worst;
 }
 
-TEST_F(TrainTest, fifty_steps_give_the_same_numbers_in_every_world) {
+TEST_F(TrainTest, FiftyStepsGiveTheSameNumbersInEveryWorld) {
   const fs::path two = train("two", {"launch", "-n", "2", kFixture});
   const Parameters rank_0 = read(two / "rank_0");
   expect_equal_bits(read(two / "rank_1"), rank_0);
@@ -105,7 +105,7 @@ TEST_F(TrainTest, fifty_steps_give_the_same_numbers_in_every_world) {
   }
 }
 
-TEST_F(TrainTest, a_resumed_job_equals_the_unbroken_one_to_the_bit) {
+TEST_F(TrainTest, AResumedJobEqualsTheUnbrokenOneToTheBit) {
   const fs::path unbroken = train(
       "job",
       {"launch", "-n", "2", kFixture, "--steps", "30", "--dropout", "0.5", "--save-at", "11"});
@@ -123,7 +123,7 @@ nlohmann::json last_line(const Outcome& outcome) {
   return nlohmann::json::parse(text.substr(text.find_last_of('\n') + 1));
 }
 
-TEST_F(TrainTest, one_binary_runs_alone_and_under_every_launcher) {
+TEST_F(TrainTest, OneBinaryRunsAloneAndUnderEveryLauncher) {
   const auto arguments = [&](std::vector<std::string> command, const std::string& name) {
     command.insert(
         command.end(), {kDemo, "--steps", "3", "--json", "--output", (folder_ / name).string()});
@@ -164,7 +164,7 @@ TEST_F(TrainTest, one_binary_runs_alone_and_under_every_launcher) {
   }
 }
 
-TEST_F(TrainTest, tensorboard_reads_the_demos_events) {
+TEST_F(TrainTest, TensorboardReadsTheDemosEvents) {
   ASSERT_FALSE(kPython.empty()) << "configure with -DLOCKSTEP_PYTHON=<python with tensorboard>";
   const Outcome demo = run_lockstep(
       {"launch", "-n", "2", kDemo, "--steps", "50", "--output", folder_.string() + "/demo"},
@@ -179,7 +179,7 @@ TEST_F(TrainTest, tensorboard_reads_the_demos_events) {
   EXPECT_THAT(all.dump(), AllOf(HasSubstr("train/loss"), HasSubstr("test/accuracy")));
 }
 
-TEST_F(TrainTest, a_killed_rank_ends_the_job_in_seconds_with_its_name) {
+TEST_F(TrainTest, AKilledRankEndsTheJobInSecondsWithItsName) {
   LockstepRun run({"launch", "-n", "2", kFixture, "--forever"}, {kOneThread});
   run.await_out("ready", 2);
   const auto begin = std::chrono::steady_clock::now();
@@ -191,7 +191,7 @@ TEST_F(TrainTest, a_killed_rank_ends_the_job_in_seconds_with_its_name) {
   EXPECT_TRUE(run.survivors().empty());
 }
 
-TEST_F(TrainTest, a_killed_launcher_leaves_no_rank_alive) {
+TEST_F(TrainTest, AKilledLauncherLeavesNoRankAlive) {
   LockstepRun run({"launch", "-n", "2", kFixture, "--forever"}, {kOneThread});
   run.await_out("ready", 2);
   run.send(SIGKILL);
@@ -199,7 +199,7 @@ TEST_F(TrainTest, a_killed_launcher_leaves_no_rank_alive) {
   EXPECT_TRUE(run.survivors().empty());
 }
 
-TEST_F(TrainTest, many_jobs_end_without_a_word) {
+TEST_F(TrainTest, ManyJobsEndWithoutAWord) {
   const char* all = std::getenv("LOCKSTEP_FAULTS");
   const int jobs = all != nullptr && std::string_view(all) == "all" ? 200 : 40;
   for (int i = 0; i < jobs; ++i) {
@@ -211,7 +211,7 @@ TEST_F(TrainTest, many_jobs_end_without_a_word) {
   }
 }
 
-TEST_F(TrainTest, an_exception_on_one_rank_is_the_jobs_failure) {
+TEST_F(TrainTest, AnExceptionOnOneRankIsTheJobsFailure) {
   const Outcome outcome =
       run_lockstep({"launch", "-n", "2", kFixture, "--steps", "2", "--end", "throw"}, {kOneThread});
   EXPECT_EQ(outcome.code, 1);
@@ -223,7 +223,7 @@ TEST_F(TrainTest, an_exception_on_one_rank_is_the_jobs_failure) {
           Not(HasSubstr("terminate called"))));
 }
 
-TEST_F(TrainTest, nonsense_in_the_environment_is_exit_2_and_names_the_variable) {
+TEST_F(TrainTest, NonsenseInTheEnvironmentIsExit2AndNamesTheVariable) {
   for (const auto& [variables, named] :
        std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{"RANK=abc", "WORLD_SIZE=2"}, "RANK makes no sense; got 'abc'"},
@@ -237,7 +237,7 @@ TEST_F(TrainTest, nonsense_in_the_environment_is_exit_2_and_names_the_variable) 
   }
 }
 
-TEST_F(TrainTest, the_demo_refuses_bad_arguments_and_a_used_folder) {
+TEST_F(TrainTest, TheDemoRefusesBadArgumentsAndAUsedFolder) {
   EXPECT_EQ(run_command({kDemo, "--help"}).code, 0);
   EXPECT_EQ(run_command({kDemo, "--epochs", "0"}).code, 2);
   EXPECT_EQ(run_command({kDemo, "--no-such-flag"}).code, 2);

@@ -27,7 +27,7 @@ Outcome train(const std::string& stage, int limit_mib) {
       {"OMP_NUM_THREADS=1"});
 }
 
-TEST(ZeroMemory, a_model_is_trained_under_a_limit_that_data_parallel_does_not_fit_in) {
+TEST(ZeroMemory, AModelIsTrainedUnderALimitThatDataParallelDoesNotFitIn) {
   constexpr int kLimitMib = 600;  // Data parallel takes 800, stage 3 about 430.
   const Outcome divided = train("3", kLimitMib);
   EXPECT_EQ(divided.code, 0) << divided.err;
@@ -39,7 +39,7 @@ TEST(ZeroMemory, a_model_is_trained_under_a_limit_that_data_parallel_does_not_fi
   EXPECT_EQ(unlimited.out, divided.out) << "and to the digits printed the same";
 }
 
-TEST(ZeroLaunch, a_program_that_sets_no_stage_trains_at_that_of_its_launch) {
+TEST(ZeroLaunch, AProgramThatSetsNoStageTrainsAtThatOfItsLaunch) {
   const TestFolder folder;
   const auto saved_with = [&](const std::vector<std::string>& flags, const std::string& name) {
     std::vector<std::string> words = {"launch", "-n", "2", "--quiet"};
@@ -63,7 +63,7 @@ Outcome merge(const std::filesystem::path& from, const std::filesystem::path& to
            to.string()});
 }
 
-TEST(ZeroMerge, makes_one_file_of_trained_parameters_with_memory_for_a_few_tensors) {
+TEST(ZeroMerge, MakesOneFileOfTrainedParametersWithMemoryForAFewTensors) {
   constexpr int64_t kMiB = int64_t{1} << 20;
   constexpr int kLayers = 24;
   const TestFolder folder;
@@ -76,7 +76,7 @@ TEST(ZeroMerge, makes_one_file_of_trained_parameters_with_memory_for_a_few_tenso
     return path;
   };
   // Two ranks have the bits of data parallel, whose file is whole.
-  const checkpoint::SafetensorsMap expected(saved_at("0") / "model.safetensors");
+  const storage::SafetensorsMap expected(saved_at("0") / "model.safetensors");
   EXPECT_EQ(expected.names().size(), 2U * kLayers);
   for (const std::string stage : {"1", "2", "3"}) {
     const std::filesystem::path from = saved_at(stage);
@@ -86,11 +86,11 @@ TEST(ZeroMerge, makes_one_file_of_trained_parameters_with_memory_for_a_few_tenso
     const int64_t mapped = kLayers * 4 * kMiB;
     const Outcome merged = merge(from, to, mapped + 48 * kMiB);
     ASSERT_EQ(merged.code, 0) << merged.err;
-    const checkpoint::SafetensorsMap whole(to / "model.safetensors");
+    const storage::SafetensorsMap whole(to / "model.safetensors");
     ASSERT_EQ(whole.names(), expected.names());
-    for (const checkpoint::TensorEntry& entry : expected.entries()) {
-      const checkpoint::TensorEntry& got = whole.entry(entry.name);
-      EXPECT_EQ(got.dtype, checkpoint::Dtype::kF32);
+    for (const storage::TensorEntry& entry : expected.entries()) {
+      const storage::TensorEntry& got = whole.entry(entry.name);
+      EXPECT_EQ(got.dtype, storage::Dtype::kF32);
       EXPECT_EQ(got.shape, entry.shape);
       EXPECT_TRUE(whole.bytes(got) == expected.bytes(entry)) << entry.name;
     }

@@ -29,7 +29,7 @@ Outcome run_alone(const std::string& script) {
 
 /// Ideal, over two ranks: each sends half of every all-reduce twice, and half of every gather and
 /// reduce-scatter once, so all ranks together send `parameters` bytes for each of these.
-TEST(ZeroWire, a_step_sends_two_parameters_worth_and_in_stage_3_three) {
+TEST(ZeroWire, AStepSendsTwoParametersWorthAndInStage3Three) {
   if (const Outcome probe = run_alone("true"); probe.code != 0) {
     GTEST_SKIP() << "no network namespace of our own here: " << probe.err;
   }

@@ -16,8 +16,8 @@
 namespace lockstep::faults {
 namespace {
 
-using checkpoint::read_bytes;
-using checkpoint::write_bytes;
+using storage::read_bytes;
+using storage::write_bytes;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -61,33 +61,33 @@ class Damage : public FaultBench {
 };
 
 TEST_F(Damage, OneFlippedBitInAnyFileIsSeen) {
-  const std::vector<std::string> names = checkpoint::names_in(newest_);
+  const std::vector<std::string> names = storage::names_in(newest_);
   ASSERT_GE(names.size(), 9U);
   for (const std::string& name : names) {
     SCOPED_TRACE(name);
     damaged_ = project("damaged", 2);
-    checkpoint::flip_bit(newest_ / name, fs::file_size(newest_ / name) / 2, 3);
+    storage::flip_bit(newest_ / name, fs::file_size(newest_ / name) / 2, 3);
     expect_refused_and_passed_over(HasSubstr(name));
   }
 }
 
 TEST_F(Damage, OneFlippedBitInATensorIsSaidWithItsName) {
   const fs::path file = newest_ / "model.safetensors";
-  const std::string last = checkpoint::SafetensorsMap(file).names().back();
-  checkpoint::flip_bit(file, fs::file_size(file) - 1, 7);
+  const std::string last = storage::SafetensorsMap(file).names().back();
+  storage::flip_bit(file, fs::file_size(file) - 1, 7);
   expect_refused_and_passed_over(
       AllOf(HasSubstr("model.safetensors"), HasSubstr(last), HasSubstr("damaged")));
 }
 
 TEST_F(Damage, OneRanksFileIsSaidWithThatRank) {
   const fs::path file = newest_ / "random_states_1.safetensors";
-  checkpoint::flip_bit(file, fs::file_size(file) - 1);
+  storage::flip_bit(file, fs::file_size(file) - 1);
   expect_refused_and_passed_over(
       AllOf(HasSubstr("rank 1"), HasSubstr("random_states_1.safetensors")));
 }
 
 TEST_F(Damage, ATruncatedFile) {
-  for (const std::string& name : checkpoint::names_in(newest_)) {
+  for (const std::string& name : storage::names_in(newest_)) {
     SCOPED_TRACE(name);
     damaged_ = project("damaged", 2);
     fs::resize_file(newest_ / name, fs::file_size(newest_ / name) - 1);
@@ -136,7 +136,7 @@ TEST_F(Damage, ACheckpointOfANewerVersionIsNotGoneBackBehind) {
 TEST_F(Damage, OfTheOnlyCheckpointIsNoReasonToBeginAnew) {
   damaged_ = project("damaged", 1);
   const fs::path file = checkpoint(damaged_, 1) / "model.safetensors";
-  checkpoint::flip_bit(file, fs::file_size(file) - 1);
+  storage::flip_bit(file, fs::file_size(file) - 1);
   const Outcome outcome = run(damaged_, {"--resume"});
   EXPECT_EQ(outcome.code, kFailed);
   EXPECT_THAT(
@@ -144,10 +144,9 @@ TEST_F(Damage, OfTheOnlyCheckpointIsNoReasonToBeginAnew) {
       AllOf(
           HasSubstr("none can be used"),
           HasSubstr("model.safetensors"),
-          HasSubstr("to start anew, remove it, or set another project_dir")));
+          HasSubstr("to start again, remove it, or set another project_dir")));
   EXPECT_EQ(last_step(damaged_, 0), 0);
-  EXPECT_THAT(
-      checkpoint::names_in(damaged_ / "checkpoints"), ElementsAre("checkpoint_1", "latest"));
+  EXPECT_THAT(storage::names_in(damaged_ / "checkpoints"), ElementsAre("checkpoint_1", "latest"));
 }
 
 TEST_F(Damage, RanksThatLoadDifferentCheckpointsAreToldSo) {
@@ -194,14 +193,14 @@ TEST_F(Damage, AFileThatTheManifestDoesNotList) {
 TEST_F(Damage, ASliceBeyondItsTensor) {
   const std::string name = "model.safetensors";
   fs::remove(newest_ / name);
-  const checkpoint::FileSummary summary = checkpoint::write_safetensors_file(
+  const storage::FileSummary summary = storage::write_safetensors_file(
       newest_ / name,
-      {checkpoint::output_tensor("w", checkpoint::Dtype::kU8, {2}, "xy")},
-      {{checkpoint::kSlicesKey, checkpoint::render_slices(name, {{"w", {{1}, 0}}})}});
+      {storage::output_tensor("w", storage::Dtype::kU8, {2}, "xy")},
+      {{storage::kSlicesKey, storage::render_slices(name, {{"w", {{1}, 0}}})}});
   edit_manifest(newest_, [&](nlohmann::json& manifest) {
     for (nlohmann::json& record : manifest["files"]) {
       if (record["name"] == name) {
-        record = checkpoint::to_json({name, summary});
+        record = storage::to_json({name, summary});
       }
     }
   });
@@ -305,7 +304,7 @@ TEST_F(Damage, ALinkWhereTheNextCheckpointIsToGoIsNotFollowed) {
     EXPECT_TRUE(dangling || fs::is_empty(control_channel));
     EXPECT_THAT(strangers_in(damaged_), IsEmpty());
     if (outcome.code == 0) {
-      EXPECT_EQ(checkpoint::find_newest(damaged_ / "checkpoints").path, checkpoint(damaged_, 3));
+      EXPECT_EQ(storage::find_newest(damaged_ / "checkpoints").path, checkpoint(damaged_, 3));
     } else {
       EXPECT_EQ(outcome.code, kFailed);
       EXPECT_THAT(outcome.err, AllOf(HasSubstr("checkpoint_2"), HasSubstr("exists")));
@@ -318,7 +317,7 @@ TEST_F(Damage, ALinkNamedLikeWhatADeadSaveLeftIsNotFollowed) {
   fs::create_directory(control_channel);
   write_bytes(control_channel / "diary", "dear");
   // Of this host, and of a process there cannot be.
-  std::string name = checkpoint::temporary_name(checkpoint(damaged_, 3)).filename();
+  std::string name = storage::temporary_name(checkpoint(damaged_, 3)).filename();
   const size_t random = name.rfind('-');
   const size_t process = name.rfind('-', random - 1);
   name.replace(process + 1, random - process - 1, "999999999");

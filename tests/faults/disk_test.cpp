@@ -102,8 +102,7 @@ TEST_F(Disk, AFullOneFailsTheSaveAndLeavesTheOldCheckpoint) {
     EXPECT_EQ(last_step(end, rank), kSecondSave);
   }
   EXPECT_EQ(
-      checkpoint::find_newest(end / "checkpoints", checkpoint::Verify::kFull).path,
-      checkpoint(end, 1));
+      storage::find_newest(end / "checkpoints", storage::Verify::kFull).path, checkpoint(end, 1));
   EXPECT_THAT(strangers_in(end), IsEmpty());
   expect_resumes(end, 1);
 }
@@ -205,7 +204,7 @@ TEST_F(Disk, CheckpointsThatCannotBeWrittenAreSeenBeforeTrainingBegins) {
 TEST_F(Disk, AFileInTheWayIsSeenBeforeTrainingBegins) {
   const fs::path blocked = folder_ / "blocked";
   fs::create_directory(blocked);
-  checkpoint::write_bytes(blocked / "checkpoints", "a file");
+  storage::write_bytes(blocked / "checkpoints", "a file");
   const Outcome outcome = run(blocked, {});
   EXPECT_THAT(outcome.code, AnyOf(kFailed, kUsage));
   EXPECT_THAT(outcome.err, HasSubstr("checkpoints"));

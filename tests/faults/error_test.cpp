@@ -49,7 +49,7 @@ class Failing : public FaultBench {
     const Call& call = calls[static_cast<size_t>(number) - 1];
     SCOPED_TRACE(call.kind + " " + call.path.string());
     EXPECT_THAT(strangers_in(broken), IsEmpty());
-    const auto newest = checkpoint::find_newest(broken / "checkpoints", checkpoint::Verify::kFull);
+    const auto newest = storage::find_newest(broken / "checkpoints", storage::Verify::kFull);
     EXPECT_THAT(newest.skipped, IsEmpty());
     // `latest` is for people, and comes when the checkpoint is there already.
     const bool committed = std::any_of(calls.begin(), calls.end(), [&](const Call& before) {
@@ -59,8 +59,8 @@ class Failing : public FaultBench {
       EXPECT_FALSE(is_essential(call) && !committed) << "what was written may not be on the disk";
       EXPECT_EQ(newest.path, checkpoint(broken, 2));
       EXPECT_GT(
-          checkpoint::read_manifest(checkpoint(broken, 2)).sequence,
-          checkpoint::read_manifest(checkpoint(broken, 1)).sequence);
+          storage::read_manifest(checkpoint(broken, 2)).sequence,
+          storage::read_manifest(checkpoint(broken, 1)).sequence);
       expect_unbroken(broken, /*to_the_end=*/false);
       return false;
     }
@@ -113,7 +113,7 @@ TEST_F(Failing, WritesThatAreCutShortAreGoneOnWith) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_GT(calls.size(), 50U) << "every write was halved until nothing was left";
   expect_unbroken(slow);
-  const auto newest = checkpoint::find_newest(slow / "checkpoints", checkpoint::Verify::kFull);
+  const auto newest = storage::find_newest(slow / "checkpoints", storage::Verify::kFull);
   EXPECT_EQ(newest.path, checkpoint(slow, 3));
   EXPECT_THAT(newest.skipped, IsEmpty());
 }
@@ -127,7 +127,7 @@ TEST_F(Failing, AFailedSaveDoesNotChangeTheTrainingThatGoesOn) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(failure_of(stubborn, 0), HasSubstr("rank 1"));
   expect_unbroken(stubborn);
-  const auto newest = checkpoint::find_newest(stubborn / "checkpoints", checkpoint::Verify::kFull);
+  const auto newest = storage::find_newest(stubborn / "checkpoints", storage::Verify::kFull);
   EXPECT_EQ(newest.path, checkpoint(stubborn, 2)) << "the number of the failed one is free again";
   EXPECT_THAT(strangers_in(stubborn), IsEmpty());
 }

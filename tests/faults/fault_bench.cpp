@@ -95,7 +95,7 @@ fs::path FaultBench::project(const std::string& name, int saves) {
   for (int i = 1; i <= saves; ++i) {
     fs::copy(checkpoint(unbroken_, i), checkpoint(project, i), fs::copy_options::recursive);
   }
-  checkpoint::write_latest(project / "checkpoints", fmt::format("checkpoint_{}", saves));
+  storage::write_latest(project / "checkpoints", fmt::format("checkpoint_{}", saves));
   return project;
 }
 
@@ -168,7 +168,7 @@ void FaultBench::expect_resumes(const fs::path& project, int from) {
 
 std::vector<std::string> strangers_in(const fs::path& project) {
   std::vector<std::string> strangers;
-  for (const std::string& name : checkpoint::names_in(project / "checkpoints")) {
+  for (const std::string& name : storage::names_in(project / "checkpoints")) {
     const bool plain = name == "latest" || (name.starts_with("checkpoint_") &&
                                             name.find_first_not_of("0123456789", 11) == name.npos);
     if (!plain) {
@@ -188,7 +188,7 @@ int last_step(const fs::path& project, int rank) {
 
 std::string failure_of(const fs::path& project, int rank) {
   const fs::path file = project / fmt::format("failure_{}", rank);
-  return fs::exists(file) ? checkpoint::read_bytes(file) : "";
+  return fs::exists(file) ? storage::read_bytes(file) : "";
 }
 
 }  // namespace lockstep::faults

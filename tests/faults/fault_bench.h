@@ -14,8 +14,8 @@
 namespace lockstep::faults {
 
 namespace fs = std::filesystem;
-using checkpoint::edit_manifest;
 using e2e::Outcome;
+using storage::edit_manifest;
 
 /// The step after which fault_fixture saves for the first, second and third time. The second save
 /// is the one that is broken.

@@ -29,7 +29,7 @@ class Kill : public FaultBench {
     EXPECT_EQ(calls.size(), static_cast<size_t>(call));
     EXPECT_THAT(
         outcome.err, AllOf(HasSubstr("rank " + std::to_string(rank)), HasSubstr("SIGKILL")));
-    const auto newest = checkpoint::find_newest(broken / "checkpoints", checkpoint::Verify::kFull);
+    const auto newest = storage::find_newest(broken / "checkpoints", storage::Verify::kFull);
     const bool is_new = newest.path == checkpoint(broken, 2);
     EXPECT_TRUE(is_new || newest.path == checkpoint(broken, 1));
     expect_unbroken(broken, /*to_the_end=*/false);

@@ -114,7 +114,7 @@ int train(const Options& options) {
       net,
       lockstep::optim::Adam(net->parameters(), {.lr = 0.01}),
       std::move(loader_of_all),
-      lockstep::optim::warmup_cosine({.warmup_steps = 5, .total_steps = options.steps}));
+      lockstep::schedule::warmup_cosine({.warmup_steps = 5, .total_steps = options.steps}));
   Counter counter;
   accelerator.register_for_checkpointing(counter);
   if (options.by_hand) {

@@ -98,7 +98,7 @@ void drop_torn_line(const fs::path& project, int rank) {
   if (!fs::exists(path)) {
     return;
   }
-  const std::string text = checkpoint::read_bytes(path);
+  const std::string text = storage::read_bytes(path);
   fs::resize_file(path, text.rfind('\n') == std::string::npos ? 0 : text.rfind('\n') + 1);
 }
 
@@ -168,7 +168,7 @@ TEST_P(Resume, KilledAtRandomStepsAgainAndAgainItEqualsTheUnbrokenRun) {
       ASSERT_TRUE(code == kKilled || code == 0);
     }
     expect_equals_unbroken(name);
-    for (const std::string& left : checkpoint::names_in(project(name) / "checkpoints")) {
+    for (const std::string& left : storage::names_in(project(name) / "checkpoints")) {
       EXPECT_TRUE(left == "latest" || left.starts_with("checkpoint_")) << left;
       EXPECT_EQ(left.find(".tmp-"), std::string::npos) << left;
     }
@@ -259,7 +259,7 @@ TEST_F(Stopped, ARankThatIsBusyWhenAllAreToldTwiceSavesWithTheOthers) {
   run.send(SIGTERM);
   run.await_err("SIGTERM received and passed on");
   run.await_out("told");
-  checkpoint::write_bytes(stopped_ / "release", "");
+  storage::write_bytes(stopped_ / "release", "");
   const Outcome outcome = run.wait();
   EXPECT_EQ(outcome.code, kPreempted) << outcome.err;
   EXPECT_TRUE(run.survivors().empty());
@@ -284,7 +284,7 @@ TEST_F(Stopped, ASecondJobInTheSameProjectIsToldOfTheFirstWhichGoesOn) {
   // Whoever resumes may follow a job that is about to end.
   LockstepRun successor(command(second, stopped_, /*resume=*/true));
   successor.await_err(told);
-  checkpoint::write_bytes(stopped_ / "release", "");
+  storage::write_bytes(stopped_ / "release", "");
   const Outcome outcome = first.wait();
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   const Outcome after = successor.wait();
@@ -316,7 +316,7 @@ TEST_F(Stopped, ATermTwoSecondsLaterEndsALoneProcessAndItGoesOnFromTheSaveBefore
   EXPECT_TRUE(run.survivors().empty());
   EXPECT_EQ(steps_of(stopped_, 0).size(), 9U);
   EXPECT_THAT(
-      checkpoint::names_in(stopped_ / "checkpoints"),
+      storage::names_in(stopped_ / "checkpoints"),
       testing::ElementsAre("checkpoint_1", "checkpoint_2", "latest"));
   expect_goes_on_as_if_unbroken(setting);
 }

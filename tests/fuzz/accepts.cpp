@@ -29,12 +29,12 @@ bool read_exactly(std::string& bytes) {
 
 Json answer(const std::string& file) {
   try {
-    const auto header = lockstep::checkpoint::parse_safetensors_header("file", file);
+    const auto header = lockstep::storage::parse_safetensors_header("file", file);
     Json tensors = Json::array();
-    for (const lockstep::checkpoint::TensorEntry& entry : header.tensors) {
+    for (const lockstep::storage::TensorEntry& entry : header.tensors) {
       tensors.push_back(
           {{"name", entry.name},
-           {"dtype", lockstep::checkpoint::dtype_name(entry.dtype)},
+           {"dtype", lockstep::storage::dtype_name(entry.dtype)},
            {"shape", entry.shape},
            {"begin", header.data_begin + entry.begin},
            {"end", header.data_begin + entry.end}});

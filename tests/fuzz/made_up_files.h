@@ -49,7 +49,7 @@ class Bytes {
 ///   count.
 struct MadeUpEntry {
   std::string name;
-  checkpoint::Dtype dtype = checkpoint::Dtype::kU8;
+  storage::Dtype dtype = storage::Dtype::kU8;
   std::vector<uint64_t> tensor_shape;
   std::vector<uint64_t> shape;  ///< Its own: another one if it is a slice.
   std::optional<uint64_t> begin;
@@ -66,11 +66,8 @@ inline Wide product(const std::vector<uint64_t>& sizes) {
 
 inline MadeUpEntry made_up_entry(Bytes& bytes) {
   constexpr std::array<const char*, 4> kNames = {"a", "b", "layer.weight", ""};
-  constexpr std::array<checkpoint::Dtype, 4> kDtypes = {
-      checkpoint::Dtype::kU8,
-      checkpoint::Dtype::kF16,
-      checkpoint::Dtype::kF32,
-      checkpoint::Dtype::kI64};
+  constexpr std::array<storage::Dtype, 4> kDtypes = {
+      storage::Dtype::kU8, storage::Dtype::kF16, storage::Dtype::kF32, storage::Dtype::kI64};
   constexpr std::array<uint64_t, 16> kSizes = {
       0,
       1,
@@ -113,7 +110,7 @@ inline MadeUpEntry made_up_entry(Bytes& bytes) {
 /// A safetensors file, what a manifest says about it, and what it was made from.
 struct MadeUpFile {
   std::string text;
-  checkpoint::FileSummary summary;
+  storage::FileSummary summary;
   std::vector<MadeUpEntry> entries;
 };
 
@@ -144,7 +141,7 @@ inline MadeUpFile made_up_file(Bytes& bytes) {
     }
   }
   const std::string metadata =
-      slices.empty() ? "" : quoted(checkpoint::kSlicesKey) + ":" + quoted("{" + slices + "}");
+      slices.empty() ? "" : quoted(storage::kSlicesKey) + ":" + quoted("{" + slices + "}");
   const std::string header = R"({"__metadata__":{)" + metadata + "}" + tensors + "}";
   for (size_t i = 0; i < sizeof(uint64_t); ++i) {
     file.text += static_cast<char>(header.size() >> (8 * i) & 0xffU);

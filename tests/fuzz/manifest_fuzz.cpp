@@ -19,8 +19,8 @@
 namespace {
 
 using lockstep::CheckpointError;
-using lockstep::checkpoint::Manifest;
 using lockstep::fuzz::require;
+using lockstep::storage::Manifest;
 
 constexpr const char* kPath = "the/manifest.json";
 constexpr std::string_view kBeforeCrc = "{\n  \"crc32c\": \"";
@@ -29,35 +29,34 @@ constexpr size_t kHexDigits = 8;
 void try_json(const std::string& text) {
   nlohmann::json value;
   try {
-    value = lockstep::checkpoint::parse_json(kPath, text);
+    value = lockstep::storage::parse_json(kPath, text);
   } catch (const CheckpointError& error) {
     lockstep::fuzz::require_fit_to_print(error, kPath);
     return;
   }
-  const std::string rendered = lockstep::checkpoint::render_json(kPath, value);
-  require(
-      lockstep::checkpoint::parse_json(kPath, rendered) == value, "other JSON after a round trip");
+  const std::string rendered = lockstep::storage::render_json(kPath, value);
+  require(lockstep::storage::parse_json(kPath, rendered) == value, "other JSON after a round trip");
 }
 
 void try_manifest(const std::string& text) {
   Manifest manifest;
   try {
-    manifest = lockstep::checkpoint::parse_manifest(kPath, text);
+    manifest = lockstep::storage::parse_manifest(kPath, text);
   } catch (const CheckpointError& error) {
     lockstep::fuzz::require_fit_to_print(error, kPath);
     return;
   }
   require(manifest.sequence > 0 && manifest.world_size > 0, "a number that must be positive");
-  for (const lockstep::checkpoint::FileRecord& record : manifest.files) {
+  for (const lockstep::storage::FileRecord& record : manifest.files) {
     require(
         !record.name.empty() && record.name.front() != '.' &&
             record.name.find('/') == std::string::npos,
         "a name that leads out of the folder");
   }
-  const std::string rendered = lockstep::checkpoint::render_manifest(kPath, manifest);
-  const Manifest back = lockstep::checkpoint::parse_manifest(kPath, rendered);
+  const std::string rendered = lockstep::storage::render_manifest(kPath, manifest);
+  const Manifest back = lockstep::storage::parse_manifest(kPath, rendered);
   require(
-      lockstep::checkpoint::render_manifest(kPath, back) == rendered,
+      lockstep::storage::render_manifest(kPath, back) == rendered,
       "another manifest after a round trip");
 }
 

@@ -16,9 +16,9 @@
 
 namespace {
 
-using lockstep::checkpoint::SafetensorsHeader;
-using lockstep::checkpoint::TensorEntry;
 using lockstep::fuzz::require;
+using lockstep::storage::SafetensorsHeader;
+using lockstep::storage::TensorEntry;
 
 constexpr size_t kLengthBytes = 8;
 
@@ -78,20 +78,20 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* input, size_t size) {
   const std::string file = file_of({reinterpret_cast<const char*>(input), size});
   SafetensorsHeader header;
   try {
-    header = lockstep::checkpoint::parse_safetensors_header("the/file", file);
+    header = lockstep::storage::parse_safetensors_header("the/file", file);
   } catch (const lockstep::CheckpointError& error) {
     lockstep::fuzz::require_fit_to_print(error, "the/file");
     return 0;
   }
   require_covered_once(header, file.size());
-  const std::string rendered = lockstep::checkpoint::render_safetensors_header("f", header);
+  const std::string rendered = lockstep::storage::render_safetensors_header("f", header);
   require(rendered.size() % 8 == 0, "a header that leaves the data unaligned");
   const std::string again = rendered + file.substr(header.data_begin);
-  const SafetensorsHeader back = lockstep::checkpoint::parse_safetensors_header("f", again);
+  const SafetensorsHeader back = lockstep::storage::parse_safetensors_header("f", again);
   require(back.data_begin == rendered.size(), "data that begins elsewhere");
   require_equal(header, back);
   require(
-      lockstep::checkpoint::render_safetensors_header("f", back) == rendered,
+      lockstep::storage::render_safetensors_header("f", back) == rendered,
       "another header when rendered again");
   return 0;
 }

@@ -24,10 +24,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using lockstep::CheckpointError;
-using lockstep::checkpoint::SafetensorsMap;
-using lockstep::checkpoint::Slices;
-using lockstep::checkpoint::TensorEntry;
-using lockstep::checkpoint::TensorSet;
 using lockstep::fuzz::Bytes;
 using lockstep::fuzz::made_up_file;
 using lockstep::fuzz::MadeUpEntry;
@@ -35,6 +31,10 @@ using lockstep::fuzz::MadeUpFile;
 using lockstep::fuzz::product;
 using lockstep::fuzz::require;
 using lockstep::fuzz::Wide;
+using lockstep::storage::SafetensorsMap;
+using lockstep::storage::Slices;
+using lockstep::storage::TensorEntry;
+using lockstep::storage::TensorSet;
 
 /// Elements of the largest tensor that the few entries of an input can cover.
 constexpr Wide kMostElements = 4096;
@@ -49,17 +49,17 @@ fs::path folder(const std::string& of) {
 void try_slices(const std::string& text) {
   Slices slices;
   try {
-    slices = lockstep::checkpoint::parse_slices("the/file", text);
+    slices = lockstep::storage::parse_slices("the/file", text);
   } catch (const CheckpointError& error) {
     lockstep::fuzz::require_fit_to_print(error, "the/file");
     return;
   }
   for (const auto& [name, slice] : slices) {
-    const auto elements = lockstep::checkpoint::element_count(slice.shape);
+    const auto elements = lockstep::storage::element_count(slice.shape);
     require(elements && slice.begin >= 0 && slice.begin <= *elements, "a slice outside its tensor");
   }
-  const std::string rendered = lockstep::checkpoint::render_slices("the/file", slices);
-  const Slices back = lockstep::checkpoint::parse_slices("the/file", rendered);
+  const std::string rendered = lockstep::storage::render_slices("the/file", slices);
+  const Slices back = lockstep::storage::parse_slices("the/file", rendered);
   const auto same = [](const auto& left, const auto& right) {
     return left.first == right.first && left.second.shape == right.second.shape &&
            left.second.begin == right.second.begin;
@@ -141,7 +141,7 @@ void try_set(Bytes bytes) {
       "set-99999-of-99999.safetensors",
       "set.json"};
   std::vector<MadeUpFile> files;
-  lockstep::checkpoint::Manifest manifest{
+  lockstep::storage::Manifest manifest{
       .sequence = 1, .world_size = 2, .meta = nlohmann::json::object(), .files = {}};
   std::set<std::string> used;
   for (unsigned i = 1; i <= count; ++i) {
@@ -158,10 +158,9 @@ void try_set(Bytes bytes) {
     }
   }
   lockstep::fuzz::write_anew(
-      path / lockstep::checkpoint::kManifestName,
-      lockstep::checkpoint::render_manifest(path, manifest));
+      path / lockstep::storage::kManifestName, lockstep::storage::render_manifest(path, manifest));
   try {
-    const lockstep::checkpoint::StoredCheckpoint checkpoint(path);
+    const lockstep::storage::StoredCheckpoint checkpoint(path);
     TensorSet::stems(checkpoint);
     const TensorSet set(checkpoint, "set");
     if (names == 0) {
@@ -203,13 +202,13 @@ void require_indexed(
 void try_model(Bytes bytes) {
   const fs::path path = folder("model");
   const std::string index(bytes.text());
-  lockstep::fuzz::write_anew(path / lockstep::checkpoint::kModelIndex, index);
+  lockstep::fuzz::write_anew(path / lockstep::storage::kModelIndex, index);
   for (const char* name :
        {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}) {
     lockstep::fuzz::write_anew(path / name, made_up_file(bytes).text);
   }
   try {
-    require_indexed(lockstep::checkpoint::open_model_files(path), path, index);
+    require_indexed(lockstep::storage::open_model_files(path), path, index);
   } catch (const CheckpointError& error) {
     lockstep::fuzz::require_fit_to_print(error, path);
   }

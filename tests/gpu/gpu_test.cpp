@@ -31,6 +31,7 @@
 #include "lockstep/lockstep.h"
 #include "tests/e2e/launch_harness.h"
 #include "tests/e2e/shell.h"
+#include "tests/nets.h"
 
 namespace lockstep {
 namespace {
@@ -51,20 +52,11 @@ at::Device gpu() {
   return {at::kCUDA, 0};
 }
 
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
-    first = register_module("first", torch::nn::Linear(16, 64));
-    last = register_module("last", torch::nn::Linear(64, 1));
-    const torch::NoGradGuard no_grad;
-    for (auto& parameter : parameters()) {
-      parameter.copy_(
-          torch::sin(torch::arange(parameter.numel(), torch::kFloat)).reshape(parameter.sizes()));
-    }
-  }
-  torch::Tensor forward(const torch::Tensor& x) { return last(torch::tanh(first(x))); }
-  torch::nn::Linear first{nullptr}, last{nullptr};
-};
-TORCH_MODULE(Net);
+using Net = test::TwoLayerNet;
+
+Net new_net() {
+  return Net(test::TwoLayerOptions{.in = 16, .hidden = 64, .out = 1});
+}
 
 data::TensorDataset samples() {
   const at::Tensor x = at::sin(at::arange(64 * 16, at::kFloat)).reshape({64, 16});
@@ -73,7 +65,7 @@ data::TensorDataset samples() {
 
 /// The weights after an epoch or so, on the host.
 std::vector<at::Tensor> trained(Accelerator& accelerator) {
-  Net net;
+  Net net = new_net();
   auto [model, optimizer, loader] = accelerator.prepare(
       net,
       optim::AdamW(net->parameters(), {.lr = 0.01}),
@@ -112,18 +104,18 @@ void expect_near(
   }
 }
 
-TEST_F(Gpu, a_loop_trains_as_on_the_cpu) {
+TEST_F(Gpu, ALoopTrainsAsOnTheCpu) {
   // Sums are formed in another order, and TF32 is off.
   expect_near(trained_alone({}), trained_alone({.cpu = true}), 1e-4);
 }
 
-TEST_F(Gpu, a_loop_trains_in_bf16_and_fp16) {
+TEST_F(Gpu, ALoopTrainsInBf16AndFp16) {
   for (const Precision precision : {Precision::kBF16, Precision::kFP16}) {
     expect_near(trained_alone({.mixed_precision = precision}), trained_alone({.cpu = true}), 5e-2);
   }
 }
 
-TEST_F(Gpu, an_update_on_the_host_trains_as_one_on_the_gpu) {
+TEST_F(Gpu, AnUpdateOnTheHostTrainsAsOneOnTheGpu) {
   const TestFolder folder;
   for (const int stage : {2, 3}) {
     for (const bool in_files : {false, true}) {
@@ -142,7 +134,7 @@ TEST_F(Gpu, an_update_on_the_host_trains_as_one_on_the_gpu) {
   }
 }
 
-TEST_F(Gpu, passes_do_not_take_more_memory_each) {
+TEST_F(Gpu, PassesDoNotTakeMoreMemoryEach) {
   // The allocator gives memory to the stream alone that has had it.
   const auto reserved_after = [](int passes) {
     for (int pass = 0; pass < passes; ++pass) {
@@ -160,7 +152,7 @@ TEST_F(Gpu, passes_do_not_take_more_memory_each) {
   EXPECT_LE(reserved_after(10), before + (int64_t{32} << 20));
 }
 
-TEST_F(Gpu, batches_are_copied_ahead_of_what_computes) {
+TEST_F(Gpu, BatchesAreCopiedAheadOfWhatComputes) {
   data::Loader loader(samples(), {.batch_size = 8, .workers = 2, .device = gpu()});
   const at::Tensor busy = at::eye(2048, at::TensorOptions(gpu()));
   for (int pass = 0; pass < 5; ++pass) {
@@ -183,7 +175,7 @@ TEST_F(Gpu, batches_are_copied_ahead_of_what_computes) {
 template <typename Optimizer>
 void expect_replays(typename Optimizer::Options options) {
   const auto parameters_on = [](at::Device device) {
-    const Net net;
+    const Net net = new_net();
     std::vector<at::Tensor> parameters;
     for (const at::Tensor& parameter : net->parameters()) {
       parameters.push_back(parameter.detach().to(device).requires_grad_());
@@ -236,7 +228,7 @@ void expect_replays(typename Optimizer::Options options) {
   expect_near(got, on_host, 1e-4);
 }
 
-TEST_F(Gpu, a_graph_replays_updates_at_the_rate_that_was_set) {
+TEST_F(Gpu, AGraphReplaysUpdatesAtTheRateThatWasSet) {
   expect_replays<optim::AdamW>({});
   expect_replays<optim::Adam>({.amsgrad = true});
   expect_replays<optim::Adagrad>({});
@@ -249,7 +241,7 @@ TEST_F(Gpu, a_graph_replays_updates_at_the_rate_that_was_set) {
 
 #endif
 
-TEST_F(Gpu, two_processes_may_share_one) {
+TEST_F(Gpu, TwoProcessesMayShareOne) {
   // Collectives on it, training on it, a checkpoint; see cli/selftest. Processes, since those of
   // one have one thread for backward on each GPU.
   const e2e::Outcome outcome = e2e::run_command(
@@ -258,7 +250,7 @@ TEST_F(Gpu, two_processes_may_share_one) {
   EXPECT_THAT(outcome.out, ::testing::HasSubstr("ok    device"));
 }
 
-TEST_F(Gpu, nccl_itself_joins_and_does_every_operation_on_its_stream) {
+TEST_F(Gpu, NcclItselfJoinsAndDoesEveryOperationOnItsStream) {
   std::string why;
   const comm::NcclApi* const nccl = comm::NcclApi::find(why);
   ASSERT_NE(nccl, nullptr) << "libtorch for CUDA brings NCCL along; " << why;
@@ -291,10 +283,10 @@ TEST_F(Gpu, nccl_itself_joins_and_does_every_operation_on_its_stream) {
   }
 }
 
-TEST_F(Gpu, a_checkpoint_comes_back_with_its_random_numbers) {
+TEST_F(Gpu, ACheckpointComesBackWithItsRandomNumbers) {
   const TestFolder folder;
   Accelerator accelerator({.save_when_preempted = false});
-  Net net;
+  Net net = new_net();
   auto model = accelerator.prepare(net);
   accelerator.save_state(folder.path() / "saved");
   const at::Tensor drawn = at::rand({8}, accelerator.device());

@@ -75,14 +75,14 @@ class DataParallelOptimizer : public ::testing::TestWithParam<int> {};
 
 INSTANTIATE_TEST_SUITE_P(Worlds, DataParallelOptimizer, ::testing::Values(1, 2, 3));
 
-TEST_P(DataParallelOptimizer, sgd_equals_torchs_in_one_process) {
+TEST_P(DataParallelOptimizer, SgdEqualsTorchsInOneProcess) {
   const auto expected = one_process<torch::optim::SGD>(
       GetParam(), torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01));
   expect_equal_to<optim::SGD>(
       expected, GetParam(), {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01});
 }
 
-TEST_P(DataParallelOptimizer, adamw_equals_torchs_in_one_process) {
+TEST_P(DataParallelOptimizer, AdamwEqualsTorchsInOneProcess) {
   const auto expected =
       one_process<torch::optim::AdamW>(GetParam(), torch::optim::AdamWOptions(0.05));
   expect_equal_to<optim::AdamW>(expected, GetParam(), {.lr = 0.05});

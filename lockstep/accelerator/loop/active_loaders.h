@@ -8,16 +8,16 @@
 #include <vector>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/data/loader/loader_core.h"
 #include "lockstep/data/dataset/random.h"
+#include "lockstep/data/loader/loader_core.h"
 
 namespace lockstep {
 
-/// Which prepared loaders are being looped over, innermost last, and the batch each is at. What
-/// gather_for_metrics needs to know which rows are real samples. Thread safety: none.
+/// Tracks the running loops over prepared loaders, innermost last, and the current batch of each.
+/// gather_for_metrics uses it to tell real samples from repeated ones. Not thread-safe.
 class ActiveLoaders final : public data::LoaderObserver {
  public:
-  /// `rng_types` get the same state on all ranks of `group` whenever a pass starts.
+  /// `rng_types` get the same state on all ranks of `group` at the start of each pass.
   ActiveLoaders(Group group, std::vector<data::RngType> rng_types);
   void pass_requested(const void* loader) override;
   void pass_started(const void* loader, bool from_its_beginning) override;
@@ -27,18 +27,18 @@ class ActiveLoaders final : public data::LoaderObserver {
 
   /// Called before a pass begins.
   void set_before_pass(std::function<void()> call) { before_pass_ = std::move(call); }
-  /// Called once the outermost loop over a prepared loader is done with a batch that every rank had
-  /// one of, if it trains: a moment in which a saved state is complete.
+  /// Called when the outermost training loop over a prepared loader has finished a batch that every
+  /// rank had: a saved state is complete at that moment.
   void set_between_batches(std::function<void()> call) { between_batches_ = std::move(call); }
-  /// The loops that run train: a backward belongs to them.
+  /// Marks the running loops as training loops: a backward belongs to them.
   void mark_trained();
-  /// Whether that was ever said of a loop over this loader.
+  /// Returns whether a loop over this loader was ever marked as training.
   bool has_trained(const void* loader) const { return trained_.contains(loader); }
 
-  /// The batch of the innermost loop, or null outside any.
+  /// Returns the batch of the innermost loop, or null outside any.
   const data::BatchInfo* current() const;
-  /// Whether that is the last batch of its pass for some rank: where an accumulation group ends, on
-  /// all ranks alike, though with uneven loaders some have one more.
+  /// Returns whether that batch is the last of its pass for some rank. An accumulation group ends
+  /// there on all ranks, though with uneven loaders some have one batch more.
   bool at_last_global_batch() const;
 
  private:

@@ -6,10 +6,10 @@
 
 namespace lockstep {
 
-/// The epochs [first, last) for a range-based for loop.
+/// The range of epochs [first, last) for a range-based for loop.
 ///
-/// A type of its own, since clang 14 cannot compile libstdc++ 12's std::ranges::iota_view.
-/// Cost: none. Thread safety: a value.
+/// It replaces std::ranges::iota_view, which clang 14 cannot compile with libstdc++ 12. Cost: none.
+/// Thread safety: that of a value.
 class EpochRange {
  public:
   class Iterator {

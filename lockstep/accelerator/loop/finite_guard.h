@@ -17,31 +17,31 @@
 
 namespace lockstep {
 
-/// Looks for NaN and infinities in losses and in gradients before they are averaged, and says in
-/// which step, on which rank, in which parameter they came up first.
+/// Detects NaN and infinities in losses and in gradients before they are averaged, and reports the
+/// step, rank and parameter of the first one.
 ///
 /// Costs one read of every gradient, and one small all-gather an update; nothing with kIgnore. A
-/// gradient whose sum overflows counts as infinite. Thread safety: none, beyond what backward
-/// needs.
+/// gradient whose sum overflows counts as infinite. Not thread-safe, except for calls from
+/// backward.
 class FiniteGuard {
  public:
   FiniteGuard(NonFinitePolicy policy, Group group);
 
   NonFinitePolicy policy() const { return policy_; }
-  /// Watches gradients of `parameters` that require one. To be called before anything else that
-  /// hooks into their backward, an averaging above all. With a loss scaler infinite gradients are a
-  /// matter of course: do not watch any then.
+  /// Watches the gradients of `parameters` that require one. Call it before any other hook into
+  /// their backward is installed, in particular the averaging. Do not watch gradients with a loss
+  /// scaler, which makes infinite gradients normal.
   void watch(const NamedTensors& parameters);
-  /// Looks at this rank's loss.
+  /// Checks this rank's loss.
   void look_at_loss(const at::Tensor& loss);
-  /// Whether all ranks' losses and gradients since the last update were finite; else warns or
-  /// throws Error. Collective at its first call after a backward. `step`: updates done so far.
+  /// Returns whether all ranks' losses and gradients since the last update were finite; else warns
+  /// or throws Error. Collective at its first call after a backward. `step`: updates done so far.
   bool may_step(int64_t step);
-  /// What was seen since the last update, and back: null if nothing.
+  /// Saves and restores the findings since the last update; null if there are none.
   nlohmann::json state() const;
   void load_state(const nlohmann::json& state);
-  /// Gradients of `parameters` overflowed on some rank though nothing scales them: warns or throws
-  /// Error. On all ranks alike.
+  /// Warns or throws Error because gradients of `parameters` overflowed on some rank without a loss
+  /// scale. On all ranks alike.
   void overflowed_unscaled(const std::vector<at::Tensor>& parameters, int64_t step) const;
 
  private:

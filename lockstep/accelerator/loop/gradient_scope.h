@@ -4,10 +4,19 @@
 #include <functional>
 #include <utility>
 
+#include <ATen/core/Tensor.h>
+
 namespace lockstep {
 
-/// The scope of one micro-step (accumulate) or of backwards without a word to the others (no_sync).
-/// Ends where it is destroyed, without communicating.
+/// The norms of the last clip_grad_norm_, before and after; tensors, so that no call waits for a
+/// device.
+struct GradientNorms {
+  at::Tensor before;
+  at::Tensor after;
+};
+
+/// RAII scope of one micro-step (accumulate), or of backwards that do not communicate (no_sync).
+/// Its destructor ends the scope without communicating.
 class [[nodiscard]] GradientScope {
  public:
   explicit GradientScope(std::function<void()> at_end) : at_end_(std::move(at_end)) {}

@@ -9,13 +9,13 @@
 
 namespace lockstep {
 
-/// Warns of losses that are NaN or infinite, where no NonFinitePolicy acts on them.
+/// Warns of losses that are NaN or infinite when no NonFinitePolicy handles them.
 ///
 /// A loss on the CPU is read at once. A device's loss is read at the end only, so that no step
-/// waits for the device. Cost: one number read a backward. Thread safety: none.
+/// waits for the device. Cost: one number read a backward. Not thread-safe.
 class LossWatch {
  public:
-  /// Notes the loss of a backward, of one element. Warns at the first one that is not finite.
+  /// Records the loss of a backward, a tensor of one element. Warns at the first non-finite one.
   void note(const at::Tensor& loss);
   /// Warns if any rank's last loss is not finite. Collective.
   void warn_at_end(Group& group);

@@ -19,47 +19,47 @@ namespace zero {
 class Sharding;
 }
 
-/// A prepared optimizer: what `Accelerator::prepare` makes of one of ours or of torch::optim's. A
-/// handle.
+/// A prepared optimizer: the handle that `Accelerator::prepare` returns for an optimizer of
+/// lockstep::optim or torch::optim.
 ///
-/// `step` and `zero_grad` do nothing in a micro-step that only accumulates. With fp16, `step` takes
-/// the scale off the gradients and leaves the update out where they overflowed. Everything else is
-/// the optimizer within. Thread safety: none.
+/// `step` and `zero_grad` do nothing in a micro-step that only accumulates. With fp16, `step`
+/// unscales the gradients and skips the update if they overflowed. All other calls go to the
+/// wrapped optimizer. Not thread-safe.
 class Optimizer {
  public:
-  Optimizer() = default;  ///< Empty; only to be assigned to.
+  Optimizer() = default;  ///< Empty; only for later assignment.
   Optimizer(std::shared_ptr<torch::optim::Optimizer> inner, std::shared_ptr<LoopState> loop);
 
-  /// One update by the wrapped optimizer. With fp16 or a NonFinitePolicy: collective.
+  /// Performs one update with the wrapped optimizer. Collective with fp16 or a NonFinitePolicy.
   void step();
-  /// The same with a closure that computes the loss again, for optimizers that need one. Not with
-  /// fp16.
+  /// Does the same with a closure that computes the loss again, for optimizers that need one. Not
+  /// with fp16.
   at::Tensor step(const std::function<at::Tensor()>& closure);
-  /// Drops the gradients of this optimizer's parameters, as torch's does; the next backward's lie
-  /// in their buckets again. Under ZeRO a backward that averages after a step() without is a
-  /// ConfigError, for it would add to what that has used.
+  /// Drops the gradients of this optimizer's parameters, as torch's does; the next backward writes
+  /// them into the buckets again. Under ZeRO a backward that averages after a step() without
+  /// zero_grad() is a ConfigError, because it would add to used gradients.
   void zero_grad();
-  /// Whether the last step() that was due left the update out: gradients had overflowed, or were
-  /// not finite.
+  /// Returns whether the last due step() skipped the update: gradients had overflowed, or were not
+  /// finite.
   bool step_was_skipped() const;
-  /// Updates done, by this process or those it was resumed from.
+  /// The number of updates, including those before a resume.
   int64_t steps() const;
   void set_steps(int64_t steps);
-  /// Whether a backward came after the last step() or zero_grad() that did anything: its gradients
-  /// are a part of the state then.
+  /// Returns whether a backward followed the last effective step() or zero_grad(): its gradients
+  /// are part of the training state then.
   bool gradients_are_due() const;
   void set_gradients_due(bool due);
 
-  /// From now on each rank updates its part, and all get the others'; see zero::Sharding.
+  /// From now on each rank updates its shard and gathers the others; see zero::Sharding.
   void set_sharding(std::shared_ptr<zero::Sharding> sharding);
   bool is_sharded() const;
-  /// Null unless it is.
+  /// Null unless sharded.
   zero::Sharding* sharding() const;
 
   torch::optim::Optimizer& inner() const;
-  /// All parameters of all groups, in order; under ZeRO this rank's pieces of them.
+  /// All parameters of all groups, in order; under ZeRO this rank's shards of them.
   std::vector<at::Tensor> parameters() const;
-  /// Learning rates, one a parameter group.
+  /// Learning rates, one for each parameter group.
   std::vector<double> learning_rates() const;
   void set_learning_rates(const std::vector<double>& rates) const;
 

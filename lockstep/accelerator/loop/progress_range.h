@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// Goes over `range` with a progress bar on the main process: `for (auto& batch : progress)`.
+/// Iterates over `range` with a progress bar on the main process: `for (auto& batch : progress)`.
 /// Only one loop over it at a time. The bar is drawn only where ProgressBar draws one.
 template <typename Range>
 class ProgressRange {
@@ -53,7 +53,7 @@ class ProgressRange {
   }
   std::default_sentinel_t end() const { return {}; }
 
-  /// A few words behind the bar, between begin and end: "loss 0.312".
+  /// Sets a short text behind the bar: "loss 0.312". Call it during the loop.
   void set_note(std::string note) {
     if (bar_) {
       bar_->set_note(std::move(note));

@@ -30,21 +30,21 @@ struct Scheduler::State {
   std::optional<int64_t> stop_at = std::nullopt;
   std::optional<int64_t> ends_at = std::nullopt;  ///< For describe, also where nothing stops it.
 
-  std::optional<optim::ReduceOnPlateau> plateau = std::nullopt;
+  std::optional<schedule::ReduceOnPlateau> plateau = std::nullopt;
 
   /// Null for one that goes by a metric.
-  const optim::Schedule* of_steps() const { return std::get_if<optim::Schedule>(&schedule); }
+  const schedule::Schedule* of_steps() const { return std::get_if<schedule::Schedule>(&schedule); }
 };
 
 namespace {
 
 /// [optimizer][group]
-std::vector<std::vector<double>> base_rates_of(const checkpoint::SavedValues& values) {
+std::vector<std::vector<double>> base_rates_of(const storage::SavedValues& values) {
   std::vector<std::vector<double>> rates;
   for (const nlohmann::json& of_optimizer : values.list("base_rates")) {
     const nlohmann::json whole{{"rates", of_optimizer}};
     const std::string place = fmt::format("{}[{}]", values.place_of("base_rates"), rates.size());
-    rates.push_back(checkpoint::SavedValues(whole, values.path(), place).numbers("rates"));
+    rates.push_back(storage::SavedValues(whole, values.path(), place).numbers("rates"));
   }
   return rates;
 }
@@ -53,7 +53,7 @@ std::vector<std::vector<double>> base_rates_of(const checkpoint::SavedValues& va
 
 Scheduler::Scheduler(AnySchedule schedule, SchedulerPolicy policy, std::shared_ptr<LoopState> loop)
     : state_(std::make_shared<State>(State{std::move(schedule), policy, std::move(loop)})) {
-  const optim::Schedule* of_steps = state_->of_steps();
+  const schedule::Schedule* of_steps = state_->of_steps();
   if (of_steps != nullptr) {
     state_->ends_at = of_steps->total_steps();
   }
@@ -74,7 +74,7 @@ void Scheduler::bind(std::vector<Optimizer> optimizers) {
   }
   for (const Optimizer& optimizer : optimizers) {
     state.base_rates.push_back(optimizer.learning_rates());
-    const optim::Schedule* schedule = state.of_steps();
+    const schedule::Schedule* schedule = state.of_steps();
     const bool cycles = schedule != nullptr &&
                         (!schedule->cycles_betas_only() || optim::has_betas(optimizer.inner()));
     if (schedule != nullptr && !cycles) {
@@ -104,7 +104,8 @@ void Scheduler::bind(std::vector<Optimizer> optimizers) {
   for (const std::vector<double>& some : state.base_rates) {
     rates.insert(rates.end(), some.begin(), some.end());
   }
-  state.plateau.emplace(std::move(rates), std::get<optim::ReduceOnPlateauOptions>(state.schedule));
+  state.plateau.emplace(
+      std::move(rates), std::get<schedule::ReduceOnPlateauOptions>(state.schedule));
 }
 
 bool Scheduler::held_back() const {
@@ -135,7 +136,7 @@ void Scheduler::apply() const {
     }
     return;
   }
-  const optim::Schedule& schedule = *state.of_steps();
+  const schedule::Schedule& schedule = *state.of_steps();
   for (size_t i = 0; i < state.optimizers.size(); ++i) {
     std::vector<double> rates;
     for (size_t group = 0; group < state.base_rates[i].size(); ++group) {
@@ -151,7 +152,7 @@ void Scheduler::apply() const {
 
 void Scheduler::step() {
   State& state = *state_;
-  const optim::Schedule* schedule = state.of_steps();
+  const schedule::Schedule* schedule = state.of_steps();
   if (schedule == nullptr) {
     throw ConfigError(
         "scheduler", "a plateau is seen in a metric; call step(validation_loss) after each epoch");
@@ -179,7 +180,7 @@ void Scheduler::step() {
 void Scheduler::step(double metric) {
   State& state = *state_;
   if (!state.plateau) {
-    throw ConfigError("scheduler", "this schedule goes by steps; call step() without a metric");
+    throw ConfigError("scheduler", "this schedule depends on steps; call step() without a metric");
   }
   if (held_back()) {
     return;
@@ -198,12 +199,12 @@ int64_t Scheduler::steps() const {
 }
 
 std::string Scheduler::describe(int64_t steps) const {
-  const optim::Schedule* schedule = state_->of_steps();
+  const schedule::Schedule* schedule = state_->of_steps();
   if (schedule == nullptr) {
     return "reduce_on_plateau: follows a metric";
   }
   const int64_t shown = steps > 0 ? steps : state_->ends_at.value_or(1000);
-  std::string text = optim::describe(
+  std::string text = schedule::describe(
       state_->cycles_momentum.front() ? *schedule : schedule->without_momentum(),
       state_->base_rates.front().front(),
       shown);
@@ -228,7 +229,7 @@ nlohmann::json Scheduler::state() const {
 std::function<void()> Scheduler::check_state(
     const nlohmann::json& saved, const std::string& path, const std::string& where) const {
   State& state = *state_;
-  const checkpoint::SavedValues values(saved, path, where);
+  const storage::SavedValues values(saved, path, where);
   const std::string is = state.plateau ? "plateau" : "schedule";
   if (!saved.contains(is) || (is == "schedule" && saved.at(is) != state.of_steps()->name())) {
     throw CheckpointError(
@@ -253,7 +254,7 @@ std::function<void()> Scheduler::check_state(
             steps,
             *state.of_steps()->total_steps()));
   }
-  std::optional<optim::ReduceOnPlateau> plateau = state.plateau;
+  std::optional<schedule::ReduceOnPlateau> plateau = state.plateau;
   if (plateau) {
     try {
       plateau->load_state(values.any("plateau"));

@@ -17,51 +17,52 @@
 
 namespace lockstep {
 
-using AnySchedule = std::variant<optim::Schedule, optim::ReduceOnPlateauOptions>;
+using AnySchedule = std::variant<schedule::Schedule, schedule::ReduceOnPlateauOptions>;
 
 template <typename T>
 concept ScheduleHandle =
-    std::is_same_v<T, optim::Schedule> || std::is_same_v<T, optim::ReduceOnPlateauOptions>;
+    std::is_same_v<T, schedule::Schedule> || std::is_same_v<T, schedule::ReduceOnPlateauOptions>;
 
-/// When a Scheduler advances, and by how much; made of AcceleratorOptions.
+/// When a Scheduler advances, and by how many steps; derived from AcceleratorOptions.
 struct SchedulerPolicy {
-  bool with_optimizer = true;     ///< Hold back in micro-steps, and where the update was left out.
-  int inner_steps = 1;            ///< A call advances the schedule by this many steps.
+  bool with_optimizer = true;     ///< Skip micro-steps without an update, and skipped updates.
+  int inner_steps = 1;            ///< Schedule steps for each call.
   bool accelerate = false;        ///< Count and end as Accelerate does.
   bool count_micro_steps = true;  ///< Accelerate's adjust_scheduler.
 };
 
-/// A prepared schedule: sets the learning rates of its optimizers. A handle.
+/// A prepared schedule, which sets the learning rates of its optimizers. A handle.
 ///
-/// Step 0's rates are set when it is prepared; each `step()`, called after the optimizer's, sets
-/// the next. Base rates are those the optimizers had when the schedule was prepared. A schedule
-/// that is stepped past its end is a ConfigError; with SchedulerSteps::kAccelerate it stays where
-/// it is. Thread safety: none.
+/// prepare() sets step 0's rates; each `step()`, called after the optimizer's, sets the next ones.
+/// Base rates are those of the optimizers when the schedule was prepared. Stepping a schedule past
+/// its end is a ConfigError; with SchedulerSteps::kAccelerate it keeps its last rates. Not
+/// thread-safe.
 class Scheduler {
  public:
-  Scheduler() = default;  ///< Empty; only to be assigned to.
+  Scheduler() = default;  ///< Empty; only for later assignment.
   Scheduler(AnySchedule schedule, SchedulerPolicy policy, std::shared_ptr<LoopState> loop);
 
-  /// Takes over the optimizers' rates. Once; ConfigError without an optimizer, or for a schedule
-  /// with values for another number of parameter groups.
+  /// Takes control of the optimizers' rates, once. ConfigError without an optimizer, or for a
+  /// schedule with values for another number of parameter groups.
   void bind(std::vector<Optimizer> optimizers);
 
-  /// After an update. ConfigError for a reduce_on_plateau, which needs a metric.
+  /// Call it after an update. ConfigError for a reduce_on_plateau, which needs a metric.
   void step();
-  /// With the metric that reduce_on_plateau watches: the same on every process. ConfigError for
-  /// others.
+  /// Advances a reduce_on_plateau by its metric, which must be equal on all processes. ConfigError
+  /// for other schedules.
   void step(double metric);
-  /// The rates of the first optimizer's parameter groups now.
+  /// Returns the current rates of the first optimizer's parameter groups.
   std::vector<double> get_last_lr() const;
-  /// Steps of the schedule done.
+  /// Returns the number of completed steps of the schedule.
   int64_t steps() const;
-  /// The schedule in words, up to its end, or for `steps` steps (0: of one without end, 1000).
+  /// Describes the schedule in words, up to its end, or for `steps` steps (0: 1000 for an endless
+  /// one).
   std::string describe(int64_t steps = 0) const;
 
-  /// For checkpoints.
+  /// Returns the state for checkpoints.
   nlohmann::json state() const;
-  /// Checks that `state` is of this schedule, changes nothing and returns what puts it in.
-  /// CheckpointError naming `path`.
+  /// Checks that `state` belongs to this schedule, changes nothing, and returns a function that
+  /// applies it. CheckpointError naming `path`.
   std::function<void()> check_state(
       const nlohmann::json& state, const std::string& path, const std::string& where = "") const;
 

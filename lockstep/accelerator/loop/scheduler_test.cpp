@@ -11,8 +11,8 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/rules/sgd.h"
 #include "lockstep/schedule/decay_schedules.h"
 #include "lockstep/schedule/warmup_schedules.h"
@@ -29,11 +29,11 @@ at::Tensor loss_of(Linear& net) {
   return net->forward(at::ones({1, 1})).sum();
 }
 
-TEST(Scheduler, sets_step_0s_rate_when_prepared_and_the_next_after_each_update) {
+TEST(Scheduler, SetsStep0sRateWhenPreparedAndTheNextAfterEachUpdate) {
   Accelerator accelerator({.gradient_accumulation_steps = 2}, WorldSpec{}, Group());
   Linear net(1, 1);
   auto [model, optimizer, scheduler] = accelerator.prepare(
-      net, optim::SGD(net->parameters(), {.lr = 1.0}), optim::warmup_linear({.total_steps = 4}));
+      net, optim::SGD(net->parameters(), {.lr = 1.0}), schedule::warmup_linear({.total_steps = 4}));
   EXPECT_THAT(scheduler.get_last_lr(), ElementsAre(1.0));
   std::vector<double> rates;
   for (int step = 0; step < 8; ++step) {
@@ -48,7 +48,7 @@ TEST(Scheduler, sets_step_0s_rate_when_prepared_and_the_next_after_each_update) 
   EXPECT_EQ(scheduler.steps(), 4);
 }
 
-TEST(Scheduler, counts_every_process_the_way_accelerate_does_on_request) {
+TEST(Scheduler, CountsEveryProcessTheWayAccelerateDoesOnRequest) {
   const AcceleratorOptions compatible{.scheduler_steps = SchedulerSteps::kAccelerate};
   AcceleratorOptions split = compatible;
   split.split_batches = true;
@@ -58,7 +58,7 @@ TEST(Scheduler, counts_every_process_the_way_accelerate_does_on_request) {
       auto [model, optimizer, scheduler] = accelerator.prepare(
           net,
           optim::SGD(net->parameters(), {.lr = 1.0}),
-          optim::exponential_decay({.gamma = 0.5}));
+          schedule::exponential_decay({.gamma = 0.5}));
       accelerator.backward(loss_of(model));
       optimizer.step();
       scheduler.step();
@@ -67,7 +67,7 @@ TEST(Scheduler, counts_every_process_the_way_accelerate_does_on_request) {
   }
 }
 
-TEST(Scheduler, one_cycle_stops_where_accelerate_stops_it) {
+TEST(Scheduler, OneCycleStopsWhereAccelerateStopsIt) {
   // Accelerate counts micro-steps without an update as well, unless adjust_scheduler is off.
   for (const bool adjust : {true, false}) {
     Accelerator accelerator(
@@ -80,7 +80,7 @@ TEST(Scheduler, one_cycle_stops_where_accelerate_stops_it) {
     auto [model, optimizer, scheduler] = accelerator.prepare(
         net,
         optim::SGD(net->parameters(), {.lr = 1.0, .momentum = 0.9}),
-        optim::one_cycle({.max_lr = {1.0}, .total_steps = 6}));
+        schedule::one_cycle({.max_lr = {1.0}, .total_steps = 6}));
     for (int step = 0; step < 20; ++step) {
       auto micro_step = accelerator.accumulate(model);
       accelerator.backward(loss_of(model));
@@ -91,52 +91,52 @@ TEST(Scheduler, one_cycle_stops_where_accelerate_stops_it) {
   }
 }
 
-TEST(Scheduler, steps_by_itself_if_it_is_not_tied_to_the_optimizer) {
+TEST(Scheduler, StepsByItselfIfItIsNotTiedToTheOptimizer) {
   Accelerator accelerator(
       {.gradient_accumulation_steps = 4, .step_scheduler_with_optimizer = false},
       WorldSpec{},
       Group());
   Linear net(1, 1);
   auto [model, optimizer, scheduler] = accelerator.prepare(
-      net, optim::SGD(net->parameters(), {.lr = 1.0}), optim::exponential_decay({.gamma = 0.5}));
+      net, optim::SGD(net->parameters(), {.lr = 1.0}), schedule::exponential_decay({.gamma = 0.5}));
   auto micro_step = accelerator.accumulate(model);
   scheduler.step();
   EXPECT_THAT(scheduler.get_last_lr(), ElementsAre(0.5));
 }
 
-TEST(Scheduler, belongs_to_the_optimizers_of_its_own_prepare) {
+TEST(Scheduler, BelongsToTheOptimizersOfItsOwnPrepare) {
   Accelerator accelerator({}, WorldSpec{}, Group());
   Linear a(1, 1), b(1, 1);
   auto [first, first_schedule] = accelerator.prepare(
-      optim::SGD(a->parameters(), {.lr = 1.0}), optim::exponential_decay({.gamma = 0.5}));
+      optim::SGD(a->parameters(), {.lr = 1.0}), schedule::exponential_decay({.gamma = 0.5}));
   auto [second_schedule, second] = accelerator.prepare(
-      optim::exponential_decay({.gamma = 0.1}), optim::SGD(b->parameters(), {.lr = 2.0}));
+      schedule::exponential_decay({.gamma = 0.1}), optim::SGD(b->parameters(), {.lr = 2.0}));
   first_schedule.step();
   second_schedule.step();
   EXPECT_THAT(first.learning_rates(), ElementsAre(0.5));
   EXPECT_THAT(second.learning_rates(), ElementsAre(DoubleNear(0.2, 1e-12)));
-  EXPECT_THROW(Accelerator({}, WorldSpec{}, Group()).prepare(optim::constant()), ConfigError);
+  EXPECT_THROW(Accelerator({}, WorldSpec{}, Group()).prepare(schedule::constant()), ConfigError);
 }
 
-TEST(Scheduler, one_cycle_moves_momentum_of_ours_and_of_torchs) {
+TEST(Scheduler, OneCycleMovesMomentumOfOursAndOfTorchs) {
   Accelerator accelerator({}, WorldSpec{}, Group());
   Linear net(1, 1);
   optim::AdamW ours(net->parameters(), {});
   torch::optim::SGD torchs(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.5));
   auto [optimizer, other, scheduler] =
-      accelerator.prepare(ours, torchs, optim::one_cycle({.max_lr = {1.0}, .total_steps = 10}));
+      accelerator.prepare(ours, torchs, schedule::one_cycle({.max_lr = {1.0}, .total_steps = 10}));
   EXPECT_EQ(optimizer_settings(ours)["param_groups"][0]["betas"][0], 0.95);
   EXPECT_EQ(
       static_cast<torch::optim::SGDOptions&>(torchs.param_groups()[0].options()).momentum(), 0.95);
 }
 
-TEST(Scheduler, reduce_on_plateau_goes_by_a_metric) {
+TEST(Scheduler, ReduceOnPlateauGoesByAMetric) {
   Accelerator accelerator({}, WorldSpec{}, Group());
   Linear net(1, 1);
   auto [model, optimizer, scheduler] = accelerator.prepare(
       net,
       optim::SGD(net->parameters(), {.lr = 1.0}),
-      optim::reduce_on_plateau({.factor = 0.5, .patience = 1}));
+      schedule::reduce_on_plateau({.factor = 0.5, .patience = 1}));
   EXPECT_THROW(scheduler.step(), ConfigError);
   for (const double loss : {1.0, 1.0, 1.0}) {
     scheduler.step(loss);
@@ -144,38 +144,39 @@ TEST(Scheduler, reduce_on_plateau_goes_by_a_metric) {
   EXPECT_THAT(scheduler.get_last_lr(), ElementsAre(0.5));
 }
 
-TEST(Scheduler, says_what_it_does_in_words) {
+TEST(Scheduler, SaysWhatItDoesInWords) {
   Accelerator accelerator({}, WorldSpec{}, Group());
   Linear net(1, 1);
   auto [optimizer, scheduler] = accelerator.prepare(
       optim::SGD(net->parameters(), {.lr = 0.25}),
-      optim::warmup_cosine({.warmup_steps = 10, .total_steps = 100}));
+      schedule::warmup_cosine({.warmup_steps = 10, .total_steps = 100}));
   EXPECT_THAT(scheduler.describe(), HasSubstr("0.25 at step 10"));
 }
 
-TEST(Scheduler, goes_on_from_its_state_and_refuses_anothers) {
-  const auto prepared = [](Accelerator& accelerator, optim::Schedule schedule) {
+TEST(Scheduler, GoesOnFromItsStateAndRefusesAnothers) {
+  const auto prepared = [](Accelerator& accelerator, schedule::Schedule schedule) {
     Linear net(1, 1);
     return accelerator.prepare(optim::SGD(net->parameters(), {.lr = 1.0}), std::move(schedule));
   };
   Accelerator accelerator({}, WorldSpec{}, Group());
-  auto [optimizer, scheduler] = prepared(accelerator, optim::warmup_linear({.total_steps = 8}));
+  auto [optimizer, scheduler] = prepared(accelerator, schedule::warmup_linear({.total_steps = 8}));
   scheduler.step();
   scheduler.step();
-  auto [other, resumed] = prepared(accelerator, optim::warmup_linear({.total_steps = 8}));
+  auto [other, resumed] = prepared(accelerator, schedule::warmup_linear({.total_steps = 8}));
   resumed.check_state(scheduler.state(), "here")();
   resumed.step();
   EXPECT_EQ(resumed.get_last_lr()[0], 1 - 3.0 / 8);
-  auto [third, constant] = prepared(accelerator, optim::constant());
+  auto [third, constant] = prepared(accelerator, schedule::constant());
   EXPECT_THROW(constant.check_state(scheduler.state(), "here"), CheckpointError);
 }
 
-TEST(Scheduler, resumed_under_another_length_takes_its_rates_at_once) {
+TEST(Scheduler, ResumedUnderAnotherLengthTakesItsRatesAtOnce) {
   Accelerator accelerator({}, WorldSpec{}, Group());
   const auto prepared = [&](int64_t total) {
     Linear net(1, 1);
     return accelerator.prepare(
-        optim::SGD(net->parameters(), {.lr = 1.0}), optim::warmup_linear({.total_steps = total}));
+        optim::SGD(net->parameters(), {.lr = 1.0}),
+        schedule::warmup_linear({.total_steps = total}));
   };
   auto [optimizer, scheduler] = prepared(4);
   for (int step = 0; step < 4; ++step) {
@@ -188,13 +189,13 @@ TEST(Scheduler, resumed_under_another_length_takes_its_rates_at_once) {
   EXPECT_THROW(shorter.check_state(scheduler.state(), "here"), CheckpointError);
 }
 
-TEST(Scheduler, is_said_in_words_once_on_request) {
+TEST(Scheduler, IsSaidInWordsOnceOnRequest) {
   std::vector<std::string> lines;
   set_log_sink([&](const std::string& line) { lines.push_back(line); });
   Accelerator accelerator({.print_schedules = true}, WorldSpec{}, Group());
   Linear net(1, 1);
   accelerator.prepare(
-      optim::SGD(net->parameters(), {.lr = 1.0}), optim::warmup_linear({.total_steps = 4}));
+      optim::SGD(net->parameters(), {.lr = 1.0}), schedule::warmup_linear({.total_steps = 4}));
   set_log_sink({});
   ASSERT_EQ(lines.size(), 1U);
   EXPECT_THAT(lines[0], HasSubstr("warmup_linear"));

@@ -70,14 +70,14 @@ void read_sharding(const Environment& environment, FsdpEnvironment& found) {
   if (environment.integer("FSDP_VERSION", 1, 2).value_or(1) == 2) {
     plugin.reshard_after_forward = environment.boolean(reshard).value_or(true);
     if (by_strategy) {
-      found.not_used.push_back(fmt::format("{}: FSDP_VERSION 2 goes by {}", strategy, reshard));
+      found.not_used.push_back(fmt::format("{}: FSDP_VERSION 2 uses {}", strategy, reshard));
     }
     return;
   }
   if (by_strategy) {
     plugin.sharding_strategy = *by_strategy;
     if (environment.text(reshard)) {
-      found.not_used.push_back(fmt::format("{}: FSDP_VERSION 1 goes by {}", reshard, strategy));
+      found.not_used.push_back(fmt::format("{}: FSDP_VERSION 1 uses {}", reshard, strategy));
     }
     return;
   }

@@ -23,7 +23,7 @@ FsdpEnvironment with_fsdp(std::map<std::string, std::string> variables) {
   return read_fsdp_environment(Environment::of(std::move(variables)));
 }
 
-TEST(FsdpEnvironment, what_accelerates_launcher_sets_is_used) {
+TEST(FsdpEnvironment, WhatAcceleratesLauncherSetsIsUsed) {
   const FsdpEnvironment found = with_fsdp(
       {{"FSDP_VERSION", "1"},
        {"FSDP_SHARDING_STRATEGY", "SHARD_GRAD_OP"},
@@ -45,7 +45,7 @@ TEST(FsdpEnvironment, what_accelerates_launcher_sets_is_used) {
   EXPECT_EQ(found.plugin->state_dict_type, StateDictType::kFullStateDict);
   EXPECT_THAT(
       found.not_used,
-      ElementsAre("FSDP_RESHARD_AFTER_FORWARD: FSDP_VERSION 1 goes by FSDP_SHARDING_STRATEGY"));
+      ElementsAre("FSDP_RESHARD_AFTER_FORWARD: FSDP_VERSION 1 uses FSDP_SHARDING_STRATEGY"));
   const FsdpEnvironment second = with_fsdp(
       {{"FSDP_VERSION", "2"},
        {"FSDP_RESHARD_AFTER_FORWARD", "false"},
@@ -56,7 +56,7 @@ TEST(FsdpEnvironment, what_accelerates_launcher_sets_is_used) {
   EXPECT_THAT(second.not_used, IsEmpty());
 }
 
-TEST(FsdpEnvironment, what_is_not_used_is_named) {
+TEST(FsdpEnvironment, WhatIsNotUsedIsNamed) {
   EXPECT_THAT(
       with_fsdp({{"FSDP_ACTIVATION_CHECKPOINTING", "true"},
                  {"FSDP_CPU_RAM_EFFICIENT_LOADING", "true"},
@@ -78,7 +78,7 @@ TEST(FsdpEnvironment, what_is_not_used_is_named) {
   EXPECT_THAT(off.not_used, ElementsAre("FSDP_SHARDING_STRATEGY: ACCELERATE_USE_FSDP is not true"));
 }
 
-TEST(FsdpEnvironment, wrong_words_are_errors_that_name_the_variable) {
+TEST(FsdpEnvironment, WrongWordsAreErrorsThatNameTheVariable) {
   const std::map<std::string, std::string> cases = {
       {"FSDP_SHARDING_STRATEGY", "FULL_SHRD"},
       {"FSDP_AUTO_WRAP_POLICY", "TRANS_WRAP"},

@@ -5,8 +5,8 @@ namespace lockstep {
 
 /// The reaction to losses and gradients that are NaN or infinite.
 enum class NonFinitePolicy {
-  kIgnore,  ///< Nothing, and nothing is looked at.
-  kSkip,    ///< Leave out the update, on every process, with a warning.
+  kIgnore,  ///< No check, no reaction.
+  kSkip,    ///< Skip the update, on every process, with a warning.
   kStop     ///< Throw on every process.
 };
 

@@ -8,24 +8,24 @@
 
 namespace lockstep {
 
-/// What Accelerator::offload_states moves; DeepSpeed's class of that name.
+/// The states that Accelerator::offload_states moves; DeepSpeed's enum of that name.
 enum class OffloadStateType {
   kOptimStates,          ///< The optimizer's state.
-  kHpParams,             ///< fp32 masters of parameters in 16 bits. Others are their own masters.
-  kLpParams,             ///< Parameters; in stage 3 this process's part of them, unless kHpParams.
+  kHpParams,             ///< fp32 masters of 16-bit parameters. Others have none.
+  kLpParams,             ///< Parameters; in stage 3 this process's shard, unless kHpParams.
   kLpGrads,              ///< Gradients that no update has used yet.
-  kContiguousGradBuffer  ///< Room for gradients under way, which there is in backward only.
+  kContiguousGradBuffer  ///< Gradient buffers, which exist during backward only.
 };
 
-/// How Accelerator::offload_states works.
+/// Options of Accelerator::offload_states.
 struct OffloadStatesOptions {
-  /// Not set: all of it.
+  /// Not set: all states.
   std::optional<std::set<OffloadStateType>> include = std::nullopt;
   /// kNone does nothing, with a warning; kNvme is refused, as in DeepSpeed.
   OffloadDevice device = OffloadDevice::kCpu;
-  /// To page-locked memory, from a CUDA device.
+  /// Use page-locked memory, from a CUDA device.
   bool pin_memory = true;
-  /// From there, return before the copies are done; what the device does next comes behind them.
+  /// With page-locked memory: return before the copies are done; later device work waits for them.
   bool non_blocking = false;
 };
 

@@ -7,66 +7,67 @@
 
 namespace lockstep {
 
-/// Where a project keeps its logs and checkpoints, and how many; Accelerate's class of that name.
+/// The folders of a project's logs and checkpoints, and how many to keep; Accelerate's class of
+/// that name.
 struct ProjectConfiguration {
-  /// Checkpoints go to `<project_dir>/checkpoints`. Or set AcceleratorOptions::project_dir.
+  /// Checkpoints are in `<project_dir>/checkpoints`. Or set AcceleratorOptions::project_dir.
   std::filesystem::path project_dir = {};
-  /// Trackers' files and profiles; project_dir if empty.
+  /// The folder of trackers' files and profiles; project_dir if empty.
   std::filesystem::path logging_dir = {};
-  /// save_state() without a folder gives it the name checkpoint_<n>; false: it must be given one.
+  /// True: save_state() without a folder names it checkpoint_<n>. False: a folder is required.
   bool automatic_checkpoint_naming = true;
-  /// Checkpoints to keep in `<project_dir>/checkpoints`: once a new one is committed, those
-  /// committed earliest go. At least 1.
+  /// Checkpoints to keep in `<project_dir>/checkpoints`: after a new one is committed, the oldest
+  /// ones are removed. At least 1.
   std::optional<int> total_limit = std::nullopt;
-  /// The least number a new checkpoint gets. Otherwise one more than the highest on the disk.
+  /// The lowest number of a new checkpoint. Otherwise one more than the highest on the disk.
   int64_t iteration = 0;
-  /// save_state() by itself after every so many updates, once the loop's body is done with the
-  /// batch; 0: never. In the outermost loop over a prepared loader, where a group of micro-steps
-  /// ends.
+  /// Updates between two automatic save_state() calls, at the end of the loop's body; 0: never.
+  /// Only in the outermost loop over a prepared loader, at the end of an accumulation group.
   int64_t checkpointing_steps = 0;
-  /// Those saves are asynchronous.
+  /// Makes automatic saves asynchronous.
   bool async_checkpointing = false;
-  /// The processes of each host write a checkpoint of their own, to a disk that others do not see.
+  /// The processes of each host write their own checkpoint, to a disk that other hosts do not see.
   bool save_on_each_node = false;
 };
 
-/// How save_state writes.
+/// Options of save_state.
 struct SaveStateOptions {
-  /// Copy all of it to host memory, return, and write it while training goes on.
+  /// Copies the state to host memory, returns, and writes it during training.
   bool async = false;
-  /// Replace a checkpoint that is there, once the new one is whole. What is no checkpoint stays.
+  /// Replaces an existing checkpoint after the new one is complete. A folder that is no checkpoint
+  /// is never replaced.
   bool overwrite = false;
-  /// Without the models' parameters that require no gradient; buffers stay. Whoever loads it goes
-  /// on with those that the model has.
+  /// Leaves out the models' frozen parameters; buffers are saved. A program that loads it keeps the
+  /// values that its model has.
   bool exclude_frozen_parameters = false;
 };
 
-/// How load_state reads.
+/// Options of load_state.
 struct LoadStateOptions {
-  /// Compare the checksum of every tensor with what was saved, before anything is changed. Without,
-  /// what the disk has damaged goes into the models unseen: for files that were proven already, by
-  /// `lockstep checkpoint verify` say. From memory, loading is a third faster then.
+  /// Compares the checksum of every tensor with the saved one before anything is changed. False:
+  /// disk damage is loaded unnoticed; for files that were verified already, for instance by
+  /// `lockstep checkpoint verify`. It makes loading from the page cache a third faster.
   bool verify = true;
-  /// A model's tensors and the checkpoint's must be the same ones. Without, those that only one of
-  /// them has stay as they are, and a warning names them; shapes must fit all the same.
+  /// True: the tensors of a model and of the checkpoint must be the same. False: tensors in only
+  /// one of them are left unchanged, with a warning that names them; shapes must still match.
   bool strict = true;
-  /// What else is loaded. What is not stays as it is here, and need not be in the checkpoint.
-  /// With the number of their updates, fp16's loss scale, and gradients no update has used yet.
+  /// Which other states are loaded; the rest stays unchanged and need not be in the checkpoint. The
+  /// optimizers' includes the number of updates, fp16's loss scale, and unused gradients.
   bool optimizers = true;
   bool schedulers = true;
-  /// Where this program has prepared no schedule, those of the checkpoint are left, with a warning.
+  /// Without a prepared schedule, those of the checkpoint are skipped, with a warning.
   bool may_lack_schedulers = false;
-  /// Models, and nothing else: no positions of loaders, random numbers, registered objects. The
-  /// two above do not matter then.
+  /// Loads only the models: no loader positions, random numbers or registered objects. The two
+  /// options above have no effect then.
   bool models_only = false;
 };
 
-/// What the last save cost, in this process.
+/// Cost of the last save, in this process.
 struct SaveTimings {
   int64_t bytes = 0;       ///< Of this process's tensors.
-  double stall_ms = 0;     ///< How long save_state kept the training loop.
-  double waited_ms = 0;    ///< Of that, for an earlier asynchronous save to end.
-  double write_ms = 0;     ///< From the first byte until it was committed.
+  double stall_ms = 0;     ///< How long save_state blocked the training loop.
+  double waited_ms = 0;    ///< Part of it: waiting for an earlier asynchronous save.
+  double write_ms = 0;     ///< From the first byte until the commit.
   bool in_flight = false;  ///< write_ms is not known yet.
 };
 

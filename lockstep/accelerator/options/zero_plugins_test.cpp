@@ -102,7 +102,7 @@ std::string error_of(const std::function<void()>& body) {
   return "";
 }
 
-TEST(FsdpPlugin, every_strategy_trains_with_the_bits_of_data_parallel) {
+TEST(FsdpPlugin, EveryStrategyTrainsWithTheBitsOfDataParallel) {
   const at::Tensor expected = trained({});
   for (const ShardingStrategy strategy :
        {ShardingStrategy::kFullShard,
@@ -123,7 +123,7 @@ TEST(FsdpPlugin, every_strategy_trains_with_the_bits_of_data_parallel) {
   }
 }
 
-TEST(FsdpPlugin, classes_to_wrap_say_nothing_where_parameters_stay) {
+TEST(FsdpPlugin, ClassesToWrapSayNothingWhereParametersStay) {
   const at::Tensor expected = trained({});
   FsdpPlugin plugin{
       .auto_wrap_policy = AutoWrapPolicy::kTransformer,
@@ -139,7 +139,7 @@ TEST(FsdpPlugin, classes_to_wrap_say_nothing_where_parameters_stay) {
   EXPECT_TRUE(at::equal(trained({.fsdp_plugin = plugin}), expected));
 }
 
-TEST(FsdpPlugin, hybrid_shard_keeps_second_copies_on_each_host) {
+TEST(FsdpPlugin, HybridShardKeepsSecondCopiesOnEachHost) {
   const auto weights_with = [](const AcceleratorOptions& options, bool second_copies) {
     at::Tensor weights;
     ranks(4, [&](Group group) {
@@ -173,7 +173,7 @@ TEST(FsdpPlugin, hybrid_shard_keeps_second_copies_on_each_host) {
   EXPECT_TRUE(at::equal(weights_with({.fsdp_plugin = hybrid}, true), weights_with({}, false)));
 }
 
-TEST(FsdpPlugin, says_what_zero_does) {
+TEST(FsdpPlugin, SaysWhatZeroDoes) {
   EXPECT_EQ(FsdpPlugin().zero(4)->stage, 3);
   EXPECT_EQ(FsdpPlugin{.reshard_after_forward = false}.zero(4)->stage, 2);
   EXPECT_EQ(FsdpPlugin{.reshard_after_forward = true}.zero(4)->stage, 3);
@@ -191,7 +191,7 @@ TEST(FsdpPlugin, says_what_zero_does) {
       4000);
 }
 
-TEST(FsdpPlugin, what_goes_against_itself_is_refused) {
+TEST(FsdpPlugin, WhatGoesAgainstItselfIsRefused) {
   const auto refused = [](const FsdpPlugin& plugin, int local_size = 4) {
     return error_of([&] { plugin.zero(local_size); });
   };
@@ -216,7 +216,7 @@ TEST(FsdpPlugin, what_goes_against_itself_is_refused) {
       HasSubstr("give one"));
 }
 
-TEST(FsdpPlugin, offloads_what_a_stage_has) {
+TEST(FsdpPlugin, OffloadsWhatAStageHas) {
   const FsdpPlugin full{.cpu_offload = true};
   EXPECT_EQ(full.zero(4)->offload_optimizer.device, OffloadDevice::kCpu);
   EXPECT_EQ(full.zero(4)->offload_param.device, OffloadDevice::kCpu);
@@ -263,7 +263,7 @@ AcceleratorOptions full_state_dict() {
           .state_dict_type = StateDictType::kFullStateDict}};
 }
 
-TEST(FsdpPlugin, a_full_state_dict_is_the_file_of_data_parallel) {
+TEST(FsdpPlugin, AFullStateDictIsTheFileOfDataParallel) {
   const TestFolder folder;
   const auto save = [&](const AcceleratorOptions& options, const std::string& name, bool async) {
     const auto path = folder.path() / name;
@@ -290,7 +290,7 @@ TEST(FsdpPlugin, a_full_state_dict_is_the_file_of_data_parallel) {
       folder.path() / "full" / "second" / "model-00001-of-00002.safetensors"));
 }
 
-TEST(FsdpPlugin, a_full_state_dict_goes_to_any_strategy_and_without_any) {
+TEST(FsdpPlugin, AFullStateDictGoesToAnyStrategyAndWithoutAny) {
   const TestFolder folder;
   const auto path = folder.path() / "full";
   const at::Tensor unbroken =
@@ -323,7 +323,7 @@ TEST(FsdpPlugin, a_full_state_dict_goes_to_any_strategy_and_without_any) {
   }
 }
 
-TEST(FsdpPlugin, a_local_state_dict_is_refused) {
+TEST(FsdpPlugin, ALocalStateDictIsRefused) {
   EXPECT_THAT(
       error_of([] {
         static_cast<void>(FsdpPlugin{.state_dict_type = StateDictType::kLocalStateDict}.zero(4));
@@ -348,7 +348,7 @@ class LaunchedStage {
   LaunchedStage& operator=(const LaunchedStage&) = delete;
 };
 
-TEST(LaunchedZeroStage, counts_where_the_program_says_nothing) {
+TEST(LaunchedZeroStage, CountsWhereTheProgramSaysNothing) {
   const auto parts = [](const AcceleratorOptions& options) {
     int64_t elements = 0;
     weights_after(2, options, [&](Accelerator& accelerator, auto& model, Optimizer& optimizer) {
@@ -393,7 +393,7 @@ class Variable {
   const char* name_;
 };
 
-TEST(LaunchedFsdp, counts_where_nobody_else_says_anything) {
+TEST(LaunchedFsdp, CountsWhereNobodyElseSaysAnything) {
   const auto is_sharded_param = [] {
     bool paged = false;
     weights_after(2, {}, [&](Accelerator& accelerator, auto& model, Optimizer& optimizer) {
@@ -412,7 +412,7 @@ TEST(LaunchedFsdp, counts_where_nobody_else_says_anything) {
   EXPECT_FALSE(is_sharded_param());
 }
 
-TEST(DeepSpeedPlugin, offloads_to_files) {
+TEST(DeepSpeedPlugin, OffloadsToFiles) {
   const TestFolder folder;
   const DeepSpeedPlugin plugin{
       .zero_stage = 3,
@@ -430,7 +430,7 @@ TEST(DeepSpeedPlugin, offloads_to_files) {
       HasSubstr("from stage 1 on"));
 }
 
-TEST(DeepSpeedPlugin, trains_and_accumulates_as_it_says) {
+TEST(DeepSpeedPlugin, TrainsAndAccumulatesAsItSays) {
   for (const int stage : {0, 1, 2, 3}) {
     const at::Tensor expected = trained({.gradient_accumulation_steps = 3});
     const at::Tensor here = trained(
@@ -452,7 +452,7 @@ TEST(DeepSpeedPlugin, trains_and_accumulates_as_it_says) {
       HasSubstr("say it once"));
 }
 
-TEST(ZeroUnits, are_the_parameters_of_modules_of_a_class) {
+TEST(ZeroUnits, AreTheParametersOfModulesOfAClass) {
   auto net = transformer();
   const NamedTensors parameters = parameters_of(*net);
   const NamedClasses classes = classes_of(*net);
@@ -466,7 +466,7 @@ TEST(ZeroUnits, are_the_parameters_of_modules_of_a_class) {
       HasSubstr("no module of the model is a Block; its modules are"));
 }
 
-TEST(ZeroUnits, come_together_in_stage_3) {
+TEST(ZeroUnits, ComeTogetherInStage3) {
   const ZeroPlugin plugin{
       .stage = 3, .bucket_cap_bytes = 1, .stage3_unit_classes = {"TransformerEncoderLayer"}};
   EXPECT_TRUE(at::equal(trained({.zero = plugin}), trained({})));

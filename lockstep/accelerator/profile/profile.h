@@ -8,14 +8,14 @@
 
 namespace lockstep {
 
-/// What is recorded, and in which steps: after `skip_first`, cycles of `wait` steps without
-/// recording, `warmup` steps whose record is thrown away, and `active` steps that make a trace.
+/// Selects the recorded steps: after `skip_first`, cycles of `wait` steps without recording,
+/// `warmup` steps with discarded records, and `active` steps that make a trace.
 struct ProfileOptions {
-  /// Where the traces go. Created if it does not exist.
+  /// The folder of the traces. Created if it does not exist.
   std::filesystem::path output_trace_dir = {};
   bool record_shapes = false;
   bool profile_memory = false;
-  /// Estimates of floating point operations, for matrix products and convolutions.
+  /// Estimates floating point operations of matrix products and convolutions.
   bool with_flops = false;
 
   int64_t skip_first = 0;
@@ -24,29 +24,29 @@ struct ProfileOptions {
   int64_t active = 0;  ///< 0: everything from construction to finish() is one trace.
   int64_t repeat = 0;  ///< Cycles; 0: until finish().
 
-  /// Called with every trace as soon as it is written.
+  /// Called with every trace after it is written.
   std::function<void(const std::filesystem::path& trace)> on_trace_ready = {};
 };
 
-/// Records this process with libtorch's Kineto profiler; every trace is a file to open in
-/// chrome://tracing or Perfetto: `profile_<rank>.json`, with cycles `profile_<rank>_<cycle>.json`.
+/// Records this process with libtorch's Kineto profiler. Every trace is a file for chrome://tracing
+/// or Perfetto: `profile_<rank>.json`, with cycles `profile_<rank>_<cycle>.json`.
 ///
 /// One at a time in a process, since libtorch has one profiler (ConfigError for a second).
-/// Destroying it without finish() throws away what is being recorded. Costs what Kineto costs: a
-/// microsecond or so an operation, and memory for every event while active.
+/// Destroying it without finish() discards the current record. Cost: Kineto's, about a microsecond
+/// an operation, and memory for every event while active.
 ///
-/// Thread safety: none; belongs to the thread that trains.
+/// Not thread-safe; belongs to the training thread.
 class Profile {
  public:
-  /// ConfigError for numbers that make no sense, or a folder that cannot be made.
+  /// ConfigError for invalid numbers, or a folder that cannot be created.
   Profile(ProfileOptions options, int rank);
   ~Profile();
   Profile(const Profile&) = delete;
   Profile& operator=(const Profile&) = delete;
 
-  /// A training step is done; needed only with `active`. ConfigError without.
+  /// Ends a training step; needed only with `active`. ConfigError without.
   void step();
-  /// Writes what is being recorded. Returns all traces written. Calling it again changes nothing.
+  /// Writes the current record. Returns all written traces. A second call changes nothing.
   std::vector<std::filesystem::path> finish();
 
  private:

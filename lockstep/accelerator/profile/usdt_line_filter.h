@@ -5,11 +5,11 @@
 
 namespace lockstep {
 
-/// Keeps Kineto's "USDT:" lines from std::cerr while it exists.
+/// RAII scope: removes Kineto's "USDT:" lines from std::cerr.
 ///
-/// Kineto prints them at the start and end of every profile. Their level lies above that of errors,
-/// so the level that would hide them (KINETO_LOG_LEVEL=6) hides errors as well. Every other line
-/// passes. If KINETO_LOG_LEVEL is set, all lines pass.
+/// Kineto prints them at the start and end of every profile. Their log level is above that of
+/// errors, so the level that would hide them (KINETO_LOG_LEVEL=6) hides errors as well. Every other
+/// line passes. If KINETO_LOG_LEVEL is set, all lines pass.
 ///
 /// Thread safety: one filter at a time; other threads may write to std::cerr.
 class UsdtLineFilter {

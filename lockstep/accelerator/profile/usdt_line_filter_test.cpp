@@ -29,14 +29,14 @@ std::string filtered(const std::string& text) {
   return target.str();
 }
 
-TEST(UsdtLineFilter, drops_those_lines_and_no_others) {
+TEST(UsdtLineFilter, DropsThoseLinesAndNoOthers) {
   EXPECT_EQ(
       filtered("USDT:2026 a.cpp:52] start\nERROR:2026 b.cpp:7] no disk\nUSDT:stop\n"),
       "ERROR:2026 b.cpp:7] no disk\n");
   EXPECT_EQ(filtered("a USDT: within\nUSD\nUS"), "a USDT: within\nUSD\nUS");
 }
 
-TEST(UsdtLineFilter, of_two_at_once_the_first_filters_for_both) {
+TEST(UsdtLineFilter, OfTwoAtOnceTheFirstFiltersForBoth) {
   const std::ostringstream target;
   std::streambuf* const own = std::cerr.rdbuf(target.rdbuf());
   auto first = std::make_unique<UsdtLineFilter>();
@@ -50,7 +50,7 @@ TEST(UsdtLineFilter, of_two_at_once_the_first_filters_for_both) {
   EXPECT_EQ(target.str(), "b\nUSDT: d\n");
 }
 
-TEST(UsdtLineFilter, keeps_a_profile_from_writing_to_stderr) {
+TEST(UsdtLineFilter, KeepsAProfileFromWritingToStderr) {
   const TestFolder folder;
   ::testing::internal::CaptureStderr();
   {

@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-/// What an object of the user's keeps in a checkpoint: small values, and tensors by name.
-/// Infinities and NaN, which JSON has not, come back all the same.
+/// The state of a user's object in a checkpoint: small values, and tensors by name. Infinities and
+/// NaN, which JSON lacks, are preserved.
 struct ObjectState {
   ObjectState() = default;
   // Implicit, so that an object without tensors may return its values alone.
@@ -23,7 +23,7 @@ struct ObjectState {
   NamedTensors tensors;
 };
 
-/// An object whose state belongs to a checkpoint. load_state_dict may take the ObjectState or, for
+/// An object whose state is part of a checkpoint. load_state_dict may take the ObjectState or, for
 /// an object without tensors, its values.
 template <typename T>
 concept Checkpointable = requires(T& object, const T& unchanged, const ObjectState& state) {
@@ -35,7 +35,7 @@ concept Checkpointable = requires(T& object, const T& unchanged, const ObjectSta
   };
 };
 
-/// A Checkpointable of any type; refers to it.
+/// A reference to a Checkpointable of any type.
 struct AnyCheckpointable {
   const void* id = nullptr;
   std::function<ObjectState()> state_dict;

@@ -13,36 +13,35 @@
 
 namespace lockstep {
 
-/// What all ranks have together of one trained parameter: its values in float32, its averaged
-/// gradient, a field of its optimizer state ("exp_avg", "step"), whole, for looking at and for
-/// editing between `backward` and `step` or between two updates. In every stage of ZeRO, where
-/// ranks have parts of them; without it each rank has them anyway.
+/// Gives access to one trained parameter in full: its values in float32, its averaged gradient, or
+/// a field of its optimizer state ("exp_avg", "step"), to read or edit between `backward` and
+/// `step` or between two updates. It works in every stage of ZeRO, and without ZeRO.
 ///
-/// Each call is collective: all ranks, in one order, with the same parameter. A read costs an
-/// all-reduce of the parameter's size; setting a parameter under ZeRO an all-gather of all that is
-/// trained, or, in stage 3, that whole parameters come anew. ConfigError on all ranks for what
-/// nobody has, and for what one rank cannot read. Thread safety: none. After
+/// Each call is collective: all ranks, in the same order, with the same parameter. A read costs an
+/// all-reduce of the parameter's size. Setting a parameter under ZeRO costs an all-gather of all
+/// trained parameters or, in stage 3, unsharding the parameters again. ConfigError on all ranks for
+/// values that no rank has, and for values that one rank cannot read. Not thread-safe. After
 /// deepspeed.utils.safe_get_full_* and safe_set_full_*.
 class FullValues {
  public:
-  /// `loss_scale`: what gradients carry until `step`; those that are given and taken do not.
-  /// `averaged`: whether the last backward averaged; without, gradients are refused.
+  /// `loss_scale`: the factor of gradients until `step`; gradients passed in or out do not have it.
+  /// `averaged`: whether the last backward averaged; if not, gradients are refused.
   FullValues(Group group, Optimizer optimizer, double loss_scale, bool averaged)
       : group_(std::move(group)),
         optimizer_(std::move(optimizer)),
         loss_scale_(loss_scale),
         averaged_(averaged) {}
 
-  /// A copy, shaped as the parameter, on its device.
+  /// Returns a copy with the parameter's shape, on its device.
   at::Tensor parameter(const at::Tensor& parameter) const;
-  /// A copy; undefined if no rank has one.
+  /// Returns a copy; undefined if no rank has one.
   at::Tensor gradient(const at::Tensor& parameter) const;
-  /// A copy; of no dimensions for a count, and smaller than the parameter where the optimizer keeps
-  /// sums of rows and columns.
+  /// Returns a copy: 0-d for a count, and smaller than the parameter if the optimizer keeps row and
+  /// column sums.
   at::Tensor state(const at::Tensor& parameter, const std::string& field) const;
 
-  /// `value`: whole, the same on every rank. Of the parameter all ranks, and low-precision copies,
-  /// follow.
+  /// `value`: in full, the same on every rank. After setting a parameter, all ranks' copies and
+  /// low-precision copies are updated.
   void set_parameter(const at::Tensor& parameter, const at::Tensor& value) const;
   void set_gradient(const at::Tensor& parameter, const at::Tensor& value) const;
   void set_state(
@@ -54,15 +53,16 @@ class FullValues {
     at::Tensor values;
     int64_t begin = 0;
   };
-  /// Which tensor of a parameter, or of a piece of one.
+  /// Selects a tensor of a parameter or of one of its shard slices.
   using Field = std::function<at::Tensor(const at::Tensor& owned)>;
 
   Part part_of(const at::Tensor& parameter, const Field& field) const;
   at::Tensor whole(const at::Tensor& parameter, const Part& part) const;
-  /// Of state that each rank with a slice of the parameter has all of: rows, columns.
+  /// Optimizer state that each rank with a slice of the parameter has in full: row and column sums.
   at::Tensor undivided(const at::Tensor& parameter, const Part& part) const;
   void check_averaged() const;
-  /// A copy of `value`, whole, on all ranks. ConfigError unless it is shaped as `parameter`.
+  /// Returns a copy of the full `value`, on all ranks. ConfigError unless it has the shape of
+  /// `parameter`.
   static at::Tensor copy_for(const at::Tensor& parameter, const at::Tensor& value);
   /// `own`: such a copy.
   void write(const Part& part, const at::Tensor& own) const;

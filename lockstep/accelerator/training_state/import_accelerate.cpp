@@ -24,9 +24,9 @@ namespace lockstep {
 namespace {
 
 namespace fs = std::filesystem;
-namespace files = checkpoint::state_files;
-using checkpoint::in_quotes;
+namespace files = storage::state_files;
 using nlohmann::json;
+using storage::in_quotes;
 
 constexpr uint64_t kMaxJsonBytes = 100'000'000;
 
@@ -97,8 +97,8 @@ void check_count(
     const fs::path& folder, const char* what, FileNames (*names_of)(size_t), size_t expected) {
   const auto is_there = [&](size_t index) {
     const FileNames names = names_of(index);
-    return checkpoint::name_exists(folder / names.pickle) ||
-           checkpoint::name_exists(folder / names.readable);
+    return storage::name_exists(folder / names.pickle) ||
+           storage::name_exists(folder / names.readable);
   };
   size_t found = 0;
   while (is_there(found)) {
@@ -113,7 +113,7 @@ void check_count(
 
 /// `path`, or how to make it.
 fs::path converted(const fs::path& path) {
-  if (!checkpoint::name_exists(path)) {
+  if (!storage::name_exists(path)) {
     throw CheckpointError(
         fs::path(path).replace_extension(".bin").string(),
         fmt::format(
@@ -125,7 +125,7 @@ fs::path converted(const fs::path& path) {
 }
 
 json read_object(const fs::path& path) {
-  json value = checkpoint::parse_json(path.string(), checkpoint::read_file(path, kMaxJsonBytes));
+  json value = storage::parse_json(path.string(), storage::read_file(path, kMaxJsonBytes));
   if (!value.is_object()) {
     throw CheckpointError(path.string(), "is no state of Accelerate's; expected a JSON object");
   }
@@ -202,10 +202,9 @@ void check_decay(const std::string& path, const json& group, const std::string& 
   }
 }
 
-NamedTensors by_name(
-    const checkpoint::SafetensorsMap& file, const std::vector<std::string>& names) {
+NamedTensors by_name(const storage::SafetensorsMap& file, const std::vector<std::string>& names) {
   NamedTensors tensors;
-  for (const checkpoint::TensorEntry& entry : file.entries()) {
+  for (const storage::TensorEntry& entry : file.entries()) {
     const size_t dot = entry.name.find('.');
     size_t index = 0;
     const char* begin = entry.name.data();
@@ -219,7 +218,7 @@ NamedTensors by_name(
           in_quotes(entry.name));
     }
     file.fetch(entry);
-    tensors.push_back({names[index] + entry.name.substr(dot), tensor_of(file, entry)});
+    tensors.push_back({names[index] + entry.name.substr(dot), checkpoint::tensor_of(file, entry)});
   }
   return tensors;
 }
@@ -238,7 +237,7 @@ ImportedState::Optimizer import_optimizer(
     settings["param_groups"][i] = options_of(groups[i], target.settings.at("param_groups").at(i));
   }
   ImportedState::Optimizer imported{
-      .tensors = by_name(checkpoint::SafetensorsMap(path), names),
+      .tensors = by_name(storage::SafetensorsMap(path), names),
       .settings = std::move(settings),
       .steps = 0,
       .path = path,
@@ -284,12 +283,11 @@ json import_scheduler(const fs::path& folder, size_t index, const json& own) {
 
 bool is_accelerate_folder(const fs::path& folder) {
   std::error_code error;
-  if (!fs::is_directory(folder, error) ||
-      checkpoint::name_exists(folder / checkpoint::kManifestName)) {
+  if (!fs::is_directory(folder, error) || storage::name_exists(folder / storage::kManifestName)) {
     return false;
   }
-  return checkpoint::name_exists(folder / "random_states_0.pkl") ||
-         checkpoint::name_exists(folder / optimizer_names(0).pickle);
+  return storage::name_exists(folder / "random_states_0.pkl") ||
+         storage::name_exists(folder / optimizer_names(0).pickle);
 }
 
 ImportedState import_accelerate(const fs::path& folder, const ImportTarget& target) {
@@ -300,8 +298,8 @@ ImportedState import_accelerate(const fs::path& folder, const ImportTarget& targ
   std::set<std::string> used;
   for (size_t i = 0; i < target.models; ++i) {
     const FileNames names = model_names(i);
-    if (!checkpoint::name_exists(folder / names.readable)) {
-      checkpoint::refuse_pickles({folder / names.pickle}, folder / names.readable);
+    if (!storage::name_exists(folder / names.readable)) {
+      storage::refuse_pickles({folder / names.pickle}, folder / names.readable);
     }
     state.models.push_back(folder / names.readable);
     used.insert({names.pickle, names.readable});

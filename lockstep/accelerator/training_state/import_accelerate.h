@@ -13,53 +13,52 @@
 
 namespace lockstep {
 
-/// What the program has prepared that a folder is imported for.
+/// The prepared objects that a folder is imported for.
 struct ImportTarget {
   struct Optimizer {
     /// The names of each group's parameters, in the groups' order: Python's files count them.
     std::vector<std::vector<std::string>> parameters;
-    nlohmann::json settings;  ///< Its own, see optimizer_settings().
+    nlohmann::json settings;  ///< The program's own, see optimizer_settings().
   };
   size_t models = 1;
   std::vector<Optimizer> optimizers;
-  std::vector<nlohmann::json> schedulers;  ///< Their own, see Scheduler::state().
+  std::vector<nlohmann::json> schedulers;  ///< The program's own, see Scheduler::state().
 };
 
-/// What an Accelerate folder says about it, in the form of Lockstep's own checkpoints.
+/// The content of an Accelerate folder, in the form of Lockstep's own checkpoints.
 struct ImportedState {
   struct Optimizer {
-    NamedTensors tensors;  ///< By parameter name: what check_optimizer takes.
+    NamedTensors tensors;  ///< By parameter name; input of check_optimizer.
     nlohmann::json settings;
-    int64_t steps = 0;          ///< Updates done; 0 where its state counts none, as SGD's.
-    std::string path;           ///< Of the tensors, for messages.
-    std::string settings_path;  ///< Of the settings.
+    int64_t steps = 0;          ///< Updates done; 0 if the state counts none, as SGD's.
+    std::string path;           ///< The file of the tensors, for messages.
+    std::string settings_path;  ///< The file of the settings.
   };
   std::vector<std::filesystem::path> models;  ///< Weights, for check_checkpoint_in_model.
   std::vector<Optimizer> optimizers;
-  std::vector<nlohmann::json> schedulers;  ///< What Scheduler::check_state takes.
+  std::vector<nlohmann::json> schedulers;  ///< Input of Scheduler::check_state.
   std::vector<std::string> left_out;       ///< Files that were not read, for a warning; sorted.
 };
 
-/// Whether `folder` looks like Accelerate's save_state and is no checkpoint of ours.
+/// Returns whether `folder` looks like Accelerate's save_state and is no Lockstep checkpoint.
 bool is_accelerate_folder(const std::filesystem::path& folder);
 
-/// Reads what Accelerate's `save_state` wrote: the weights of its models as they are; optimizers
-/// and schedulers, which Accelerate pickles, from the files that a one-line Python command makes of
-/// them, `optimizer(_i).safetensors`, `optimizer(_i).json` and `scheduler(_i).json`. No pickle is
-/// read, for reading one runs code in it: where those files are missing, or weights are pickled, a
-/// CheckpointError gives the command. Random states, the positions of loaders, a loss scaler and
-/// custom objects are pickles too, and not imported: the names of their files come back in
-/// `left_out`.
+/// Reads a folder that Accelerate's `save_state` wrote. Model weights are read directly. Optimizers
+/// and schedulers, which Accelerate pickles, are read from the files that a one-line Python command
+/// converts them to: `optimizer(_i).safetensors`, `optimizer(_i).json` and `scheduler(_i).json`. No
+/// pickle is read, because reading one runs code in it: if those files are missing, or weights are
+/// pickled, a CheckpointError gives the command. Random states, loader positions, a loss scaler and
+/// custom objects are pickles, too, and are not imported: `left_out` names their files.
 ///
-/// An optimizer's state goes to parameters by name where Python's optimizer knew names and they are
-/// the program's, else by their order in it, which must be the order of the program's. Options of
-/// Python's that change no number (foreach, fused, ...) are dropped. A schedule goes on after as
-/// many steps; that it is the same schedule nothing in the folder says.
+/// Optimizer state is assigned to parameters by name if Python's optimizer stored names that match
+/// the program's; else by order, which must be the program's order. Python options that change no
+/// number (foreach, fused, ...) are dropped. A schedule continues after the same number of steps;
+/// the folder does not say whether it is the same schedule.
 ///
-/// Tensors are views of the mapped files. CheckpointError for a folder that holds another number of
+/// Tensors are views of the mapped files. CheckpointError for a folder with another number of
 /// models, optimizers or schedulers than `target`, for a state of other parameters or groups, and
-/// for damaged files; that shapes and options fit is for check_optimizer and check_state to find.
-/// Written against Accelerate 1.15 and torch 2.13.
+/// for damaged files. check_optimizer and check_state check shapes and options. Written against
+/// Accelerate 1.15 and torch 2.13.
 ImportedState import_accelerate(const std::filesystem::path& folder, const ImportTarget& target);
 
 }  // namespace lockstep

@@ -26,8 +26,8 @@
 #include "lockstep/base/shell.h"
 #include "lockstep/checkpoint/load_model.h"
 #include "lockstep/checkpoint/safetensors.h"
-#include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/rules/sgd.h"
 #include "lockstep/storage/test_files.h"
 
@@ -36,9 +36,9 @@ namespace {
 
 namespace fs = std::filesystem;
 namespace torch_optim = torch::optim;
-using checkpoint::SafetensorsMap;
-using checkpoint::write_bytes;
 using nlohmann::json;
+using storage::SafetensorsMap;
+using storage::write_bytes;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
@@ -62,7 +62,7 @@ class Folder {
   }
   fs::path path() const { return folder_.path(); }
   void replace_in(const std::string& file, const std::string& what, const std::string& with) {
-    std::string text = checkpoint::read_bytes(path() / file);
+    std::string text = storage::read_bytes(path() / file);
     const size_t at = text.find(what);
     ASSERT_NE(at, std::string::npos) << what;
     write_bytes(path() / file, text.replace(at, what.size(), with));
@@ -208,7 +208,7 @@ TEST_P(ImportAccelerate, GoesOnAsPythonDid) {
   }
   const SafetensorsMap after(kGolden / GetParam().folder / "after.safetensors");
   for (const NamedTensor& item : net.parameters) {
-    const at::Tensor expected = tensor_of(after, item.name);
+    const at::Tensor expected = checkpoint::tensor_of(after, item.name);
     // Other kernels than Python's round in another order.
     EXPECT_TRUE(at::allclose(item.tensor, expected, 1e-5, 1e-6))
         << item.name << item.tensor << expected;
@@ -412,7 +412,7 @@ TEST(ImportAccelerateState, TheCommandsThatItGivesOneByOneConvertAFolderWithPick
   checkpoint::load_checkpoint_in_model(model, state.models.at(0));
   const SafetensorsMap saved(kGolden / "adam" / "model.safetensors");
   for (const NamedTensor& item : net.parameters) {
-    EXPECT_TRUE(at::equal(item.tensor, tensor_of(saved, item.name))) << item.name;
+    EXPECT_TRUE(at::equal(item.tensor, checkpoint::tensor_of(saved, item.name))) << item.name;
   }
 }
 
@@ -435,8 +435,8 @@ TEST(ImportAccelerateState, TheCommandConvertsAllOfAFolder) {
   ASSERT_EQ(code, 0) << output << command;
   for (const std::string name : {"optimizer.json", "optimizer.safetensors", "scheduler.json"}) {
     EXPECT_EQ(
-        checkpoint::read_bytes(folder / name),
-        checkpoint::read_bytes(kGolden / "adamw" / "converted" / name))
+        storage::read_bytes(folder / name),
+        storage::read_bytes(kGolden / "adamw" / "converted" / name))
         << name;
   }
   EXPECT_EQ(import_accelerate(folder, target_of(net, *adamw)).optimizers[0].tensors.size(), 24U);

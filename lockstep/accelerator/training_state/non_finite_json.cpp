@@ -36,7 +36,7 @@ json encoded(const json& value, int depth) {
     return {{kMark, text_of(value.get<double>())}};
   }
   // What nests deeper is refused when it is written.
-  if (!value.is_structured() || depth > checkpoint::kMaxJsonDepth) {
+  if (!value.is_structured() || depth > storage::kMaxJsonDepth) {
     return value;
   }
   json copy = value;
@@ -47,7 +47,7 @@ json encoded(const json& value, int depth) {
 }
 
 json decoded(const json& value, int depth) {
-  if (!value.is_structured() || depth > checkpoint::kMaxJsonDepth) {
+  if (!value.is_structured() || depth > storage::kMaxJsonDepth) {
     return value;
   }
   const bool marked = is_marked(value);

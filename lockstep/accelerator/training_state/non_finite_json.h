@@ -5,11 +5,11 @@
 
 namespace lockstep {
 
-/// JSON has no infinity and no NaN. This is `value` with text in their place, as optim's plateau
-/// has it, marked so that it is told from text of the user's: {"lockstep.non_finite": "-inf"}.
+/// Replaces infinities and NaN, which JSON lacks, by a marked text: {"lockstep.non_finite":
+/// "-inf"}. The mark distinguishes it from text of the user.
 nlohmann::json without_non_finite(const nlohmann::json& value);
 
-/// The way back, to equal numbers. What was never without them comes back as it is.
+/// Restores the numbers. A value without marks is returned unchanged.
 nlohmann::json with_non_finite(const nlohmann::json& value);
 
 }  // namespace lockstep

@@ -11,19 +11,18 @@
 
 namespace lockstep {
 
-/// Adds an optimizer whose class has state_dict() and load_state_dict(): its tensors as
+/// Saves an optimizer whose class has state_dict() and load_state_dict(): its tensors as
 /// `<stem>.safetensors`, and {"type": "custom", "state": its values} as `<stem>.json`.
 void add_own_optimizer(
     checkpoint::Contents& contents, const std::string& stem, const AnyCheckpointable& optimizer);
 
-/// Reads what add_own_optimizer added, and returns what passes it to load_state_dict().
-/// CheckpointError if another kind of optimizer was saved there.
+/// Reads such an optimizer, and returns a function that calls load_state_dict(). CheckpointError if
+/// another kind of optimizer was saved.
 std::function<void()> check_own_optimizer(
     const AnyCheckpointable& optimizer, const checkpoint::Reader& reader, const std::string& stem);
 
-/// ConfigError, in the name of `where`, for an optimizer whose state nobody can read: of a class
-/// that is unknown here and has no state_dict(). `need` says what for: "this run has a
-/// project_dir".
+/// ConfigError, in the name of `where`, for an optimizer whose state cannot be read: of an unknown
+/// class without state_dict(). `need` is the reason: "this run has a project_dir".
 void expect_readable_state(
     torch::optim::Optimizer& optimizer, const std::string& where, const std::string& need);
 

@@ -10,8 +10,8 @@
 namespace lockstep {
 namespace {
 
-using checkpoint::SavedValues;
 using nlohmann::json;
+using storage::SavedValues;
 
 void check_non_finite(const SavedValues& values) {
   if (!values.any("non_finite").is_null()) {
@@ -24,7 +24,7 @@ void check_non_finite(const SavedValues& values) {
 }  // namespace
 
 SavedAccumulation read_saved_accumulation(
-    const checkpoint::StoredCheckpoint& stored, const std::string& file, size_t optimizers) {
+    const storage::StoredCheckpoint& stored, const std::string& file, size_t optimizers) {
   const json content = stored.json(file);
   const SavedValues values(content, (stored.path() / file).string());
   SavedAccumulation saved{
@@ -49,7 +49,7 @@ SavedAccumulation read_saved_accumulation(
 }
 
 std::vector<SavedPosition> read_saved_positions(
-    const checkpoint::StoredCheckpoint& stored, const std::string& file, size_t loaders) {
+    const storage::StoredCheckpoint& stored, const std::string& file, size_t loaders) {
   const std::string path = (stored.path() / file).string();
   const json whole{{"loaders", stored.json(file)}};
   std::vector<SavedPosition> positions;

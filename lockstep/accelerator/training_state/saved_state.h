@@ -14,30 +14,30 @@
 
 namespace lockstep {
 
-/// A process's place in a group of micro-steps. Each read_* throws CheckpointError, naming file and
-/// key, for what save_state does not write.
+/// The position of a process in an accumulation group. Each read_* throws CheckpointError, naming
+/// file and key, for invalid content.
 struct SavedAccumulation {
   int64_t step = 0;
   int64_t in_group = 0;
   int64_t num_steps = 1;
   bool within = false;
   std::optional<double> counted;
-  nlohmann::json non_finite;  ///< For FiniteGuard.
-  std::vector<bool> due;      ///< Of each optimizer.
+  nlohmann::json non_finite;  ///< Input of FiniteGuard.
+  std::vector<bool> due;      ///< For each optimizer.
 };
 
 SavedAccumulation read_saved_accumulation(
-    const checkpoint::StoredCheckpoint& stored, const std::string& file, size_t optimizers);
+    const storage::StoredCheckpoint& stored, const std::string& file, size_t optimizers);
 
-/// Where a process's loader stands.
+/// The position of a process's loader.
 struct SavedPosition {
   data::Cursor cursor;
   int64_t samples = 0;
   int64_t global_batch_rows = 1;
-  std::string path;  ///< Of the file, for messages.
+  std::string path;  ///< The file, for messages.
 };
 
 std::vector<SavedPosition> read_saved_positions(
-    const checkpoint::StoredCheckpoint& stored, const std::string& file, size_t loaders);
+    const storage::StoredCheckpoint& stored, const std::string& file, size_t loaders);
 
 }  // namespace lockstep

@@ -31,19 +31,19 @@ void add_part(
     const std::string& stem,
     const zero::Sharding& sharding,
     NamedTensors own,
-    const checkpoint::Slices& slices,
+    const storage::Slices& slices,
     const SavedWhere& where) {
   std::map<std::string, std::string> metadata;
   if (where.on_each_host) {
-    metadata[checkpoint::kPartKey] = checkpoint::render_slices(stem, slices);
+    metadata[storage::kPartKey] = storage::render_slices(stem, slices);
     contents.add_tensors(
-        checkpoint::state_files::part_of_rank(stem, sharding.group().rank()),
+        storage::state_files::part_of_rank(stem, sharding.group().rank()),
         std::move(own),
         std::move(metadata));
     return;
   }
   if (!slices.empty()) {
-    metadata[checkpoint::kSlicesKey] = checkpoint::render_slices(stem, slices);
+    metadata[storage::kSlicesKey] = storage::render_slices(stem, slices);
   }
   contents.add_tensors(
       fmt::format(
@@ -84,7 +84,7 @@ std::map<std::string, zero::ShardSlice> trained_slices(
 void check_beginnings(
     const std::string& path,
     const std::map<std::string, zero::ShardSlice>& shard_slices,
-    const checkpoint::Slices& slices) {
+    const storage::Slices& slices) {
   for (const auto& [name, shard_slice] : shard_slices) {
     const auto saved = slices.find(name);
     if (saved == slices.end()) {
@@ -107,7 +107,7 @@ void check_beginnings(
 struct SavedPart {
   std::string path;
   NamedTensors tensors;
-  checkpoint::Slices slices;
+  storage::Slices slices;
 };
 
 /// What this rank saved of `stem` on its host, once it is known to be divided as it is now.
@@ -118,7 +118,7 @@ SavedPart read_part(
     const zero::Sharding& sharding,
     const std::map<std::string, zero::ShardSlice>& shard_slices,
     const std::function<std::string(const std::string& name)>& parameter_of) {
-  const std::string file = checkpoint::state_files::part_of_rank(stem, sharding.group().rank());
+  const std::string file = storage::state_files::part_of_rank(stem, sharding.group().rank());
   const std::string path = (reader.path() / file).string();
   if (!reader.has(file)) {
     throw CheckpointError(
@@ -129,12 +129,12 @@ SavedPart read_part(
             describe_machine().system.host));
   }
   const auto metadata = reader.open_tensors(file).metadata();
-  const auto text = metadata.find(checkpoint::kPartKey);
+  const auto text = metadata.find(storage::kPartKey);
   if (text == metadata.end()) {
     throw CheckpointError(
-        path, fmt::format("does not say what it is a part of ({})", checkpoint::kPartKey));
+        path, fmt::format("does not say what it is a part of ({})", storage::kPartKey));
   }
-  checkpoint::Slices slices = checkpoint::parse_slices(path, text->second);
+  storage::Slices slices = storage::parse_slices(path, text->second);
   NamedTensors own = reader.tensors(file);
   for (const NamedTensor& item : own) {
     const auto slice = slices.find(item.name);
@@ -214,7 +214,7 @@ ModelShards own_model_part(
       item.tensor = item.tensor.to(shard_slice->second.parameter.scalar_type()).to(saved);
     }
   }
-  for (NamedTensor& item : reader.tensors(checkpoint::state_files::undivided(stem))) {
+  for (NamedTensor& item : reader.tensors(storage::state_files::undivided(stem))) {
     parts.saved.push_back(std::move(item));
   }
   return parts;
@@ -235,7 +235,7 @@ void add_sharded_optimizer(
     return name;
   };
   NamedTensors own;
-  checkpoint::Slices slices;
+  storage::Slices slices;
   for (NamedTensor& item : optimizer_tensors(optimizer, name_of)) {
     const zero::ShardSlice& shard_slice =
         shard_slices.at(item.name.substr(0, item.name.rfind('.')));
@@ -263,7 +263,7 @@ void add_sharded_model(
     const SavedWhere& where) {
   NamedTensors own;
   NamedTensors undivided;
-  checkpoint::Slices slices;
+  storage::Slices slices;
   for (const NamedTensor& item : tensors) {
     if (!is_sliced(item.tensor, sharding)) {
       if (where.leads) {
@@ -277,7 +277,7 @@ void add_sharded_model(
     }
   }
   if (where.on_each_host && where.leads) {
-    contents.add_tensors(checkpoint::state_files::undivided(stem), std::move(undivided));
+    contents.add_tensors(storage::state_files::undivided(stem), std::move(undivided));
   }
   add_part(contents, stem, sharding, std::move(own), slices, where);
 }

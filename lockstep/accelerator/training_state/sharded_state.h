@@ -13,17 +13,17 @@
 
 namespace lockstep {
 
-/// Whose disk a state is saved to.
+/// The disk that a state is saved to.
 struct SavedWhere {
-  /// Each host's own, which has what its ranks wrote, and no other: files that only the same rank
-  /// of a job that is divided alike can load. Else one that all see.
+  /// Each host's own disk, which has only the files of its ranks. Only the same rank of a job with
+  /// the same sharding can load them. False: one disk that all ranks see.
   bool on_each_host = false;
-  /// This rank writes what is not divided, on its disk.
+  /// This rank writes the unsharded state, on its disk.
   bool leads = true;
 };
 
-/// Adds what this rank has of the optimizer's state, as its part of the set of tensors `stem`: by
-/// the names of parameters, so that any number of ranks of any stage may load it.
+/// Adds this rank's optimizer state as its part of the set of tensors `stem`, by parameter names,
+/// so that any number of ranks of any stage may load it.
 void add_sharded_optimizer(
     checkpoint::Contents& contents,
     const std::string& stem,
@@ -32,8 +32,8 @@ void add_sharded_optimizer(
     const ParameterName& names,
     const SavedWhere& where);
 
-/// Adds what this rank has of a model, by the same rules: slices of parameters that come and go,
-/// and of the fp32 masters of others, and, where it leads, all else of `tensors`.
+/// Adds this rank's part of a model by the same rules: slices of sharded parameters and of fp32
+/// masters, and, on the main process, all other `tensors`.
 void add_sharded_model(
     checkpoint::Contents& contents,
     const std::string& stem,
@@ -41,28 +41,29 @@ void add_sharded_model(
     const zero::Sharding& sharding,
     const SavedWhere& where);
 
-/// Whether `stem` was saved on each host, in parts.
+/// Returns whether `stem` was saved on each host, in parts.
 bool is_in_parts(const checkpoint::Reader& reader, const std::string& stem);
 
-/// What this rank saved of an optimizer on its host: as own_slices gives it. CheckpointError,
-/// naming the file and the host, if it is not on this one, or was divided otherwise.
+/// Returns the optimizer state that this rank saved on its host, in the form of own_slices.
+/// CheckpointError, naming the file and the host, if it is on another host, or was sharded
+/// differently.
 NamedTensors own_optimizer_part(
     const checkpoint::Reader& reader,
     const std::string& stem,
     const zero::Sharding& sharding,
     const ParameterName& names);
 
-/// A model's tensors and their saved values, as this rank has them: a parameter that comes and
-/// goes, or has fp32 masters, becomes this rank's piece of it, 1-D, on both sides; one of which
-/// other ranks own all is left out. What was saved in the parameter's own dtype is in its piece's
-/// then; unless `from_fp32_weights`, a master is what the parameter's dtype has of it. What does
-/// not fit together stays as it is, to be refused.
+/// A model's tensors and their saved values, as this rank has them. A sharded parameter, or one
+/// with an fp32 master, becomes this rank's 1-D shard slice on both sides; one that only other
+/// ranks own is left out. Values saved in the parameter's own dtype stay in that dtype. Unless
+/// `from_fp32_weights`, a master is the parameter's value rounded to its dtype. Values that do not
+/// fit stay as they are, to be refused.
 struct ModelShards {
   NamedTensors current;
   NamedTensors saved;
-  /// Parameters with masters that this rank has whole, and what they were saved as.
+  /// Parameters with masters that this rank has in full, and their saved values.
   std::vector<std::pair<at::Tensor, at::Tensor>> whole = {};
-  /// Among `current`, copies for Sharding::pack.
+  /// The copies among `current` for Sharding::pack.
   std::vector<zero::ShardSlice> packed = {};
 };
 ModelShards own_model_shards(
@@ -71,8 +72,9 @@ ModelShards own_model_shards(
     const zero::Sharding& sharding,
     bool from_fp32_weights);
 
-/// The same of what was saved on each host, in parts. `whole` is empty: where there are masters,
-/// the ranks get their parameters by Sharding::gather_parameters. CheckpointError as above.
+/// Does the same for a state saved on each host, in parts. The list of full parameters is empty:
+/// with masters, the ranks get their parameters from Sharding::gather_parameters. CheckpointError
+/// as above.
 ModelShards own_model_part(
     const checkpoint::Reader& reader,
     const std::string& stem,
@@ -80,9 +82,9 @@ ModelShards own_model_part(
     const zero::Sharding& sharding,
     bool from_fp32_weights);
 
-/// Of an optimizer's saved state, what belongs to this rank's pieces of the parameters: slices of
-/// tensors that are shaped as their parameter is, and `factors`, the fields of rows and columns,
-/// whole. What is neither, and what belongs to no parameter, stays as it is, to be refused.
+/// Returns this rank's slices of an optimizer's saved state: slices of tensors with the shape of
+/// their parameter, and `factors` (row and column sums) in full. Other tensors, and those of no
+/// known parameter, stay as they are, to be refused.
 NamedTensors own_slices(
     NamedTensors saved,
     const zero::Sharding& sharding,

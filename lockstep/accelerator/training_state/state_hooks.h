@@ -13,25 +13,25 @@
 
 namespace lockstep {
 
-/// What save_state is about to write, for a hook to add to or to take models out of.
+/// The state that save_state is about to write. A hook may add files to it or exclude models.
 struct StateBeingSaved {
-  /// This process's files; a name belongs to one process.
+  /// This process's files; each name belongs to one process.
   checkpoint::Contents& contents;
-  size_t models = 0;              ///< That were prepared.
-  std::set<size_t> taken_over{};  ///< Models the hook saves itself.
+  size_t models = 0;              ///< Number of prepared models.
+  std::set<size_t> taken_over{};  ///< Models that the hook saves itself.
 };
 
-/// What load_state is about to read.
+/// The state that load_state is about to read.
 struct StateBeingLoaded {
   const checkpoint::Reader& checkpoint;
   size_t models = 0;
-  std::set<size_t> taken_over{};  ///< Models the hook has loaded itself.
+  std::set<size_t> taken_over{};  ///< Models that the hook has loaded itself.
 };
 
 using SaveStatePreHook = std::function<void(StateBeingSaved&)>;
 using LoadStatePreHook = std::function<void(StateBeingLoaded&)>;
 
-/// Hooks in the order in which they were registered. Thread safety: none.
+/// A list of hooks in order of registration. Not thread-safe.
 template <typename Hook>
 class HookList {
  public:

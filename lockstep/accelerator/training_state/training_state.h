@@ -16,45 +16,47 @@
 
 namespace lockstep {
 
-/// The parts of a training state one by one. Each check_* changes nothing, throws CheckpointError
-/// for what does not fit this program, and returns what puts the part in place.
+/// Functions that save and load the parts of a training state. Each check_* changes nothing, throws
+/// CheckpointError for a state that does not fit this program, and returns a function that applies
+/// it.
 
-/// Parameters and buffers, each tensor once though it may have several names.
+/// Parameters and buffers, each tensor once even if it has several names.
 NamedTensors without_ties(NamedTensors parameters, const NamedTensors& buffers);
 
-/// State of torch's default CPU generator.
+/// Returns the state of torch's default CPU generator.
 at::Tensor random_state();
-/// The same as "cpu", and with a CUDA `device` that of its default generator as "cuda".
+/// Returns it as "cpu", and with a CUDA `device` the state of its default generator as "cuda".
 NamedTensors random_states(at::Device device);
 
-/// Checks that `saved` is `current`'s names, shapes and dtypes; fp32 may become fp16 or bf16, with
-/// a warning. Unless `strict`, names that only one of them has are left out, with a warning.
+/// Checks that `saved` has the names, shapes and dtypes of `current`; fp32 may become fp16 or bf16,
+/// with a warning. Unless `strict`, names in only one of them are skipped, with a warning.
 std::function<void()> check_model(
     const NamedTensors& current, NamedTensors saved, const std::string& path, bool strict = true);
 
-/// A loader's position, which means something only over the same data. Where rounds have another
-/// size now, it goes on after the same samples.
+/// Checks a loader's position, which is only valid for the same data. With another global batch
+/// size the loader continues after the same samples.
 std::function<void()> check_loader(
     const std::shared_ptr<data::LoaderCore>& loader, const SavedPosition& saved);
 
-/// `stream` 0: the random numbers go on as saved. Else: as a stream of their own that depends on
-/// what was saved and on `stream`, for processes that were not there. What was saved on a CPU says
-/// nothing of a CUDA `device`'s, which then stay as they are, and the other way round.
+/// `stream` 0: the random numbers continue as saved. Else: a separate stream, derived from the
+/// saved state and `stream`, for processes that did not exist when it was saved. A state saved on a
+/// CPU leaves that of a CUDA `device` unchanged, and vice versa.
 std::function<void()> check_random_state(
     const NamedTensors& saved, int stream, const std::string& path, at::Device device = at::kCPU);
 
-/// By name, over what several ranks saved: the sum times `factor`; tensors that are no floating
-/// point must be equal, or are the first's. A tensor some ranks lack counts as zero there.
+/// Returns, by name, the sum over several ranks' saved tensors times `factor`. Integer tensors must
+/// be equal, or the first rank's is taken. A tensor that some ranks lack counts as zero there.
 NamedTensors sum_of(const std::vector<NamedTensors>& ranks, double factor);
-/// The mean over the ranks that have it; exact where all are equal.
+/// Returns the mean over the ranks that have it; exact if all are equal.
 NamedTensors mean_of(const std::vector<NamedTensors>& ranks);
 
-/// The gradients an accumulation group has so far, by parameter name; and back.
+/// Saves and restores the gradients of an unfinished accumulation group, by parameter name.
 NamedTensors gradients_of(const NamedTensors& parameters);
 std::function<void()> check_gradients(
     const NamedTensors& parameters, const NamedTensors& saved, const std::string& path);
 
-/// All ranks go on, or all throw that the first of them that met a failure `could_not`. Collective.
+/// Either all ranks continue, or all throw `could_not` with the failure of the first rank that had
+/// one. Collective.
 void throw_together(
     Group& group,
     const std::string& failure,

@@ -44,11 +44,12 @@ consteval bool only_tensors() {
 
 }  // namespace detail
 
-/// What goes between processes: a nested value (data/dataset/nested.h) without any other leaf than tensors.
+/// A value that processes exchange: a nested value (data/dataset/nested.h) whose leaves are all
+/// tensors.
 template <typename T>
 concept NestedTensors = detail::only_tensors<T>();
 
-// --- pieces of the functions below, for one tensor
+// --- parts of the functions below, for one tensor
 
 /// "Float[2, 3]", without sizes "Float of 2 dimensions"; "undefined".
 std::string describe_tensor(const at::Tensor& tensor, bool with_sizes = true);
@@ -57,23 +58,24 @@ at::Tensor concatenate_tensors(const std::vector<at::Tensor>& parts, int64_t dim
 at::Tensor fp32_of(const at::Tensor& tensor);
 int64_t batch_size_of(const std::vector<at::Tensor>& tensors);
 
-/// Rank `rank`'s share of `size` things: [begin, end), the first size % world ranks one more.
+/// Returns rank `rank`'s share of `size` items, [begin, end); the first size % world ranks have one
+/// more.
 std::pair<int64_t, int64_t> share_of(int64_t size, int rank, int world);
-/// By how many things the largest share exceeds this one; 0 or 1.
+/// Returns how many items the largest share has more than this one; 0 or 1.
 int64_t share_padding(int64_t size, int rank, int world);
 [[noreturn]] void refuse_unequal_lengths(const char* where, int64_t first, int64_t other);
 
-/// Throws ConfigError on every rank, with each rank's `description`, unless all are alike.
+/// Throws ConfigError on every rank, with each rank's `description`, unless all are equal.
 /// Collective.
 void check_same_values(Group& group, const char* operation, const std::string& description);
 
-/// Throws ConfigError on every rank, with each rank's number, unless all pass as many `tensors`.
-/// Collective; costs one all-gather of 8 bytes a rank.
+/// Throws ConfigError on every rank, with each rank's number, unless all pass the same number of
+/// `tensors`. Collective; costs one all-gather of 8 bytes a rank.
 void check_same_count(Group& group, const char* operation, size_t tensors);
 
 // --- nested values
 
-/// Its structure, keys, dtypes and sizes (or only how many dimensions) in words:
+/// Describes the value's structure, keys, dtypes and sizes (or only numbers of dimensions):
 /// "{input: Float[8, 3], target: Long[8]}".
 template <typename T>
 std::string describe_nested(const T& value, bool with_sizes = true) {
@@ -109,9 +111,9 @@ std::string describe_nested(const T& value, bool with_sizes = true) {
   return "[" + text + "]";
 }
 
-/// Before an operation on nested values: all ranks must pass as many tensors, else those with more
-/// would wait for the others. With `everything`, structure, dtypes and sizes must agree, too.
-/// ConfigError on every rank otherwise. Collective.
+/// Checks, before an operation on nested values, that all ranks pass the same number of tensors;
+/// otherwise ranks with more would wait forever. With `everything`, structure, dtypes and sizes
+/// must agree, too. Throws ConfigError on every rank otherwise. Collective.
 template <typename T>
 void check_same_values(
     Group& group, bool everything, const char* operation, const T& value, bool with_sizes) {
@@ -122,15 +124,15 @@ void check_same_values(
   }
 }
 
-/// Rows [begin, end) of every tensor; past its end there are none. Views.
+/// Returns views of rows [begin, end) of every tensor; rows past a tensor's end are left out.
 template <typename T>
 T slice_tensors(const T& value, int64_t begin, int64_t end) {
   return data::map_tensors(
       value, [&](const at::Tensor& tensor) { return slice_tensor(tensor, begin, end); });
 }
 
-/// The values one behind another along `dim`, tensor by tensor. Everything that is no tensor is the
-/// first one's. ConfigError for none, or where structures differ.
+/// Concatenates the values along `dim`, tensor by tensor. Leaves that are no tensors are taken from
+/// the first value. ConfigError for an empty list, or if structures differ.
 template <typename T>
 T concatenate(const std::vector<T>& values, int64_t dim = 0) {
   std::vector<std::vector<at::Tensor>> parts;
@@ -155,13 +157,13 @@ T concatenate(const std::vector<T>& values, int64_t dim = 0) {
       values.front(), [&](const at::Tensor&) { return concatenate_tensors(parts[next++], dim); });
 }
 
-/// Size of dimension 0 of the first tensor. ConfigError if there is no tensor that has one.
+/// Returns the size of dimension 0 of the first tensor. ConfigError if no tensor has one.
 template <typename T>
 int64_t find_batch_size(const T& value) {
   return batch_size_of(data::tensors_of(value));
 }
 
-/// fp16 and bf16 tensors as fp32; others as they are.
+/// Returns fp16 and bf16 tensors as fp32; others unchanged.
 template <typename T>
 T convert_to_fp32(const T& value) {
   return data::map_tensors(value, [](const at::Tensor& tensor) { return fp32_of(tensor); });

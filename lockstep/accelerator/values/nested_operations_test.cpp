@@ -32,7 +32,7 @@ Sample sample(float value) {
   return {at::full({2, 3}, value), {{"boxes", {at::full({1}, value), at::full({2}, -value)}}}};
 }
 
-TEST(NestedOperations, gather_reduce_broadcast_and_pad_reach_every_tensor) {
+TEST(NestedOperations, GatherReduceBroadcastAndPadReachEveryTensor) {
   accelerated_ranks(2, {.debug = true}, [](Accelerator& accelerator) {
     const auto mine = static_cast<float>(accelerator.process_index() + 1);
     const Sample all = accelerator.gather(sample(mine));
@@ -46,7 +46,7 @@ TEST(NestedOperations, gather_reduce_broadcast_and_pad_reach_every_tensor) {
   });
 }
 
-TEST(NestedOperations, vectors_of_different_lengths_are_an_error_on_all_ranks) {
+TEST(NestedOperations, VectorsOfDifferentLengthsAreAnErrorOnAllRanks) {
   accelerated_ranks(3, {}, [](Accelerator& accelerator) {
     const bool longer = accelerator.process_index() == 1;
     const std::vector<at::Tensor> value(longer ? 3 : 2, at::ones({2}));
@@ -64,7 +64,7 @@ TEST(NestedOperations, vectors_of_different_lengths_are_an_error_on_all_ranks) {
   });
 }
 
-TEST(DebugMode, names_what_each_process_passed) {
+TEST(DebugMode, NamesWhatEachProcessPassed) {
   accelerated_ranks(2, {.debug = true}, [](Accelerator& accelerator) {
     std::map<std::string, at::Tensor> value;
     value[accelerator.is_main_process() ? "loss" : "accuracy"] = at::ones({2});
@@ -78,7 +78,7 @@ TEST(DebugMode, names_what_each_process_passed) {
   });
 }
 
-TEST(DebugMode, sees_keys_within_other_values_and_dtypes_to_be_padded) {
+TEST(DebugMode, SeesKeysWithinOtherValuesAndDtypesToBePadded) {
   accelerated_ranks(2, {.debug = true}, [](Accelerator& accelerator) {
     const bool main = accelerator.is_main_process();
     const std::vector<std::map<std::string, at::Tensor>> value{{{main ? "a" : "b", at::ones({1})}}};
@@ -90,7 +90,7 @@ TEST(DebugMode, sees_keys_within_other_values_and_dtypes_to_be_padded) {
   });
 }
 
-TEST(NestedOperations, slice_concatenate_and_find_batch_size_undo_each_other) {
+TEST(NestedOperations, SliceConcatenateAndFindBatchSizeUndoEachOther) {
   const Sample whole = sample(3);
   EXPECT_EQ(find_batch_size(whole), 2);
   const std::vector<at::Tensor> rows{at::arange(5), at::arange(10).reshape({5, 2})};
@@ -101,14 +101,14 @@ TEST(NestedOperations, slice_concatenate_and_find_batch_size_undo_each_other) {
   EXPECT_THROW(find_batch_size(std::vector<at::Tensor>{at::ones({})}), ConfigError);
 }
 
-TEST(NestedOperations, convert_to_fp32_leaves_integers) {
+TEST(NestedOperations, ConvertToFp32LeavesIntegers) {
   const std::pair<at::Tensor, at::Tensor> value{at::ones({1}, at::kHalf), at::ones({1}, at::kLong)};
   const auto converted = convert_to_fp32(value);
   EXPECT_EQ(converted.first.scalar_type(), at::kFloat);
   EXPECT_EQ(converted.second.scalar_type(), at::kLong);
 }
 
-TEST(SplitBetweenProcesses, gives_the_first_ranks_one_more_and_pads_with_the_last) {
+TEST(SplitBetweenProcesses, GivesTheFirstRanksOneMoreAndPadsWithTheLast) {
   const std::vector<int> all{0, 1, 2, 3, 4};
   EXPECT_THAT(split_between_processes(all, 0, 3, false), ElementsAre(0, 1));
   EXPECT_THAT(split_between_processes(all, 2, 3, false), ElementsAre(4));

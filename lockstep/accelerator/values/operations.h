@@ -12,31 +12,31 @@
 
 namespace lockstep {
 
-/// What ranks do with values between steps: collective, blocking, and safe to call with any tensor
-/// (a copy is made where one is not contiguous). In a group of one the input comes back untouched.
-/// Autograd does not see them. Shapes and dtypes must agree unless a function says otherwise. An
-/// argument that one rank refuses (ConfigError) is a CommError on the others, which names that rank
-/// and the argument's shape.
+/// Collective, blocking operations on values between steps. They accept any tensor (a
+/// non-contiguous one is copied). In a group of one the input is returned unchanged. Autograd does
+/// not record them. Shapes and dtypes must agree unless a function says otherwise. If one rank
+/// refuses an argument (ConfigError), the others throw a CommError that names that rank and the
+/// argument's shape.
 
-/// Every rank's tensor along dim 0, in rank order; 0-d tensors become one element each.
+/// Returns every rank's tensor along dim 0, in rank order; a 0-d tensor becomes one element.
 at::Tensor gather(Group& group, const at::Tensor& tensor);
 
-/// As `gather`, for tensors whose dim 0 differs between ranks. `rows[r]` is rank r's size; of these
-/// the first `keep[r]` rows are in the result.
+/// Works as `gather`, for tensors whose dim 0 differs between ranks. `rows[r]` is rank r's size;
+/// the result has the first `keep[r]` rows of it.
 at::Tensor gather_rows(
     Group& group,
     const at::Tensor& tensor,
     const std::vector<int64_t>& rows,
     const std::vector<int64_t>& keep);
 
-/// The reduction over ranks, on a copy.
+/// Returns the reduction over ranks, as a copy.
 at::Tensor reduce(Group& group, const at::Tensor& tensor, ReduceOp op);
 
-/// A copy of the tensor that `from_process` has.
+/// Returns a copy of the tensor of `from_process`.
 at::Tensor broadcast(Group& group, const at::Tensor& tensor, int from_process = 0);
 
-/// Pads dimension `dim` to the largest size any rank has, behind or, with `pad_first`, before the
-/// values. Other dimensions must agree. ConfigError if there is no such dimension.
+/// Pads dimension `dim` to the largest size of any rank, after or, with `pad_first`, before the
+/// values. Other dimensions must agree. ConfigError if the dimension does not exist.
 at::Tensor pad_across_processes(
     Group& group,
     const at::Tensor& tensor,
@@ -44,11 +44,10 @@ at::Tensor pad_across_processes(
     double pad_index = 0,
     bool pad_first = false);
 
-/// Every rank's value, in rank order; where each is an array, their elements (one level is
-/// flattened).
+/// Returns every rank's value, in rank order; arrays are concatenated (one level is flattened).
 std::vector<nlohmann::json> gather_object(Group& group, const nlohmann::json& value);
 
-/// `from_process`'s value.
+/// Returns the value of `from_process`.
 nlohmann::json broadcast_object(Group& group, const nlohmann::json& value, int from_process = 0);
 
 }  // namespace lockstep

@@ -19,7 +19,7 @@ namespace {
 
 using nlohmann::json;
 
-TEST(Gather, concatenates_in_rank_order_whatever_the_memory_layout) {
+TEST(Gather, ConcatenatesInRankOrderWhateverTheMemoryLayout) {
   ranks(3, [](Group group) {
     const at::Tensor columns = at::arange(6).reshape({3, 2}).t() + 10 * group.rank();
     const at::Tensor all = gather(group, columns);
@@ -29,7 +29,7 @@ TEST(Gather, concatenates_in_rank_order_whatever_the_memory_layout) {
   });
 }
 
-TEST(GatherRows, takes_ragged_tensors_and_keeps_the_rows_asked_for) {
+TEST(GatherRows, TakesRaggedTensorsAndKeepsTheRowsAskedFor) {
   ranks(3, [](Group group) {
     const std::vector<int64_t> rows = {2, 2, 1};
     const std::vector<int64_t> keep = {2, 1, 0};
@@ -41,7 +41,7 @@ TEST(GatherRows, takes_ragged_tensors_and_keeps_the_rows_asked_for) {
   });
 }
 
-TEST(Reduce, works_on_a_copy) {
+TEST(Reduce, WorksOnACopy) {
   ranks(2, [](Group group) {
     const at::Tensor mine = at::full({2}, group.rank() + 1.0);
     EXPECT_TRUE(at::equal(reduce(group, mine, ReduceOp::kSum), at::full({2}, 3.0)));
@@ -52,7 +52,7 @@ TEST(Reduce, works_on_a_copy) {
   });
 }
 
-TEST(PadAcrossProcesses, pads_one_dimension_to_the_largest) {
+TEST(PadAcrossProcesses, PadsOneDimensionToTheLargest) {
   ranks(3, [](Group group) {
     const at::Tensor mine = at::ones({2, group.rank() + 1});
     const at::Tensor behind = pad_across_processes(group, mine, 1, -1);
@@ -66,7 +66,7 @@ TEST(PadAcrossProcesses, pads_one_dimension_to_the_largest) {
   });
 }
 
-TEST(GatherObject, keeps_every_value_and_flattens_one_level_of_lists) {
+TEST(GatherObject, KeepsEveryValueAndFlattensOneLevelOfLists) {
   ranks(2, [](Group group) {
     const auto values = gather_object(group, {{"rank", group.rank()}, {"text", "ä\n"}});
     ASSERT_EQ(values.size(), 2U);
@@ -101,7 +101,7 @@ void expect_refusal(
   });
 }
 
-TEST(Operations, what_one_rank_refuses_the_others_hear_of) {
+TEST(Operations, WhatOneRankRefusesTheOthersHearOf) {
   expect_refusal(
       [](Group& group) {
         gather_rows(group, at::ones({group.rank() == 1 ? 1 : 2}), {2, 2}, {2, 2});
@@ -120,7 +120,7 @@ TEST(Operations, what_one_rank_refuses_the_others_hear_of) {
       "rank 1 calls all_reduce with an argument that it refuses");
 }
 
-TEST(GroupOfOne, gets_its_input_back) {
+TEST(GroupOfOne, GetsItsInputBack) {
   Group group;
   const at::Tensor tensor = at::ones({});
   EXPECT_TRUE(gather(group, tensor).is_same(tensor));

@@ -30,7 +30,8 @@ void check_sums(const ZeroPlugin& plugin, const NamedTensors& parameters) {
       throw ConfigError(
           "zero",
           fmt::format(
-              "gradients of {} ({}) travel in its dtype; got communication_data_type={}; leave it "
+              "gradients of {} ({}) are sent in its dtype; got communication_data_type={}; leave "
+              "it "
               "out, or convert the model before prepare()",
               item.name,
               c10::toString(item.tensor.scalar_type()),

@@ -7,9 +7,9 @@
 
 namespace lockstep {
 
-/// What a plugin says of parameters of fp16 and bf16, in ZeRO's words.
+/// Translates a plugin's settings for fp16 and bf16 parameters into a ZeRO policy.
 zero::LowPrecisionPolicy low_precision_policy(const ZeroPlugin& plugin);
-/// ConfigError for gradients of `parameters` that cannot add up as they are told to.
+/// ConfigError if gradients of `parameters` cannot be accumulated in the requested dtype.
 void check_sums(const ZeroPlugin& plugin, const NamedTensors& parameters);
 
 }  // namespace lockstep

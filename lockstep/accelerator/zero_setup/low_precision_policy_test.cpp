@@ -11,8 +11,8 @@
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
-#include "lockstep/data/loader/loader.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/data/loader/loader.h"
 #include "lockstep/optim/rules/sgd.h"
 
 namespace lockstep {
@@ -26,7 +26,7 @@ NamedTensors narrow_and_frozen() {
       {"weight", at::ones({3}, at::kBFloat16).set_requires_grad(true)}, {"frozen", at::ones({3})}};
 }
 
-TEST(LowPrecisionPolicy, sums_are_held_wide_where_nothing_is_averaged_before) {
+TEST(LowPrecisionPolicy, SumsAreHeldWideWhereNothingIsAveragedBefore) {
   ZeroPlugin plugin{.stage = 1};
   EXPECT_TRUE(low_precision_policy(plugin).fp32_masters);
   EXPECT_FALSE(low_precision_policy(plugin).fp32_gradients);
@@ -42,7 +42,7 @@ TEST(LowPrecisionPolicy, sums_are_held_wide_where_nothing_is_averaged_before) {
   EXPECT_TRUE(low_precision_policy(plugin).rounded_sums);
 }
 
-TEST(LowPrecisionPolicy, sums_that_cannot_be_are_refused) {
+TEST(LowPrecisionPolicy, SumsThatCannotBeAreRefused) {
   ZeroPlugin plugin{.stage = 2, .grad_accum_dtype = at::kBFloat16};
   EXPECT_NO_THROW(check_sums(plugin, narrow_and_frozen()));
   plugin.grad_accum_dtype = at::kHalf;
@@ -64,7 +64,7 @@ TEST(LowPrecisionPolicy, sums_that_cannot_be_are_refused) {
   EXPECT_THAT(
       [&] { check_sums(plugin, narrow_and_frozen()); },
       ThrowsMessage<ConfigError>(HasSubstr(
-          "gradients of weight (BFloat16) travel in its dtype; got communication_data_type=Half")));
+          "gradients of weight (BFloat16) are sent in its dtype; got communication_data_type=Half")));
 }
 
 /// The weights after two epochs over 11 samples in groups of three: the last of an epoch has two.
@@ -100,7 +100,7 @@ at::Tensor trained_in_uneven_groups(const ZeroPlugin& plugin) {
   return weights;
 }
 
-TEST(LowPrecisionPolicy, what_is_held_is_scaled_where_a_group_is_a_short_one) {
+TEST(LowPrecisionPolicy, WhatIsHeldIsScaledWhereAGroupIsAShortOne) {
   const at::Tensor averages = trained_in_uneven_groups({.stage = 2});
   const at::Tensor held = trained_in_uneven_groups(
       {.stage = 1, .grad_accum_dtype = at::kFloat, .communication_data_type = at::kFloat});

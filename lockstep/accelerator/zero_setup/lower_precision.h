@@ -12,15 +12,15 @@
 
 namespace lockstep {
 
-/// Whether a module of the C++ class `type` ("torch::nn::LinearImpl") is what `name` says: that, or
-/// "torch::nn::Linear", or "Linear"; or Python's "torch.nn.Linear",
-/// "torch.nn.modules.linear.Linear". A namespace counts if it is there, and torch.nn is one; other
-/// packages of Python have none here.
+/// Returns whether `name` names the C++ class `type` ("torch::nn::LinearImpl"): that name,
+/// "torch::nn::Linear", "Linear", or Python's "torch.nn.Linear" or
+/// "torch.nn.modules.linear.Linear". A given namespace must match, and torch.nn matches; other
+/// Python packages never do.
 bool is_of_class(const std::string& type, const std::string& name);
 
-/// ConfigError, in the name of `where`, for a class that no module has, or only modules without
-/// parameters of their own; but of torch.nn's some may be listed that the model has none of, if it
-/// has one of the others. `option`: who lists them. Local.
+/// ConfigError, in the name of `where`, for a class that no module has, or only modules without own
+/// parameters. Classes of torch.nn that the model lacks are accepted if it has another listed one.
+/// `option`: the option that lists them. Local.
 void check_lower_precision(
     const std::vector<std::string>& classes,
     const NamedTensors& parameters,
@@ -28,13 +28,13 @@ void check_lower_precision(
     const std::string& where,
     const std::string& option);
 
-/// The parameters that modules of these classes have themselves. ConfigError, in the name of
-/// prepare, as check_lower_precision, and for a dtype that has not 16 bits.
+/// Returns the own parameters of modules of these classes. ConfigError, in the name of prepare, as
+/// check_lower_precision, and for a dtype that is not a 16-bit type.
 flat::CommDtypes comm_dtypes(
     const LowerPrecisionModules& told, const NamedTensors& parameters, const NamedClasses& modules);
 
-/// What gradients of all parameters of fp32 are to travel in, if in 16 bits. ConfigError if `told`
-/// says so of some.
+/// Returns the communication dtype of all fp32 gradients, if it is a 16-bit type. ConfigError if
+/// some parameters are already assigned one.
 std::optional<at::ScalarType> narrow_wire(
     const std::optional<at::ScalarType>& communication_data_type,
     const LowerPrecisionModules& told);

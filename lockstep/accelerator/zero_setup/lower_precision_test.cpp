@@ -39,7 +39,7 @@ struct BlockImpl : torch::nn::Module {
 };
 TORCH_MODULE(Block);
 
-TEST(LowerPrecision, classes_are_called_as_in_cpp_or_python) {
+TEST(LowerPrecision, ClassesAreCalledAsInCppOrPython) {
   const std::string linear = "torch::nn::LinearImpl";
   for (const char* name :
        {"Linear",
@@ -60,7 +60,7 @@ TEST(LowerPrecision, classes_are_called_as_in_cpp_or_python) {
   EXPECT_TRUE(is_of_class("Block", "BlockImpl"));
 }
 
-TEST(LowerPrecision, is_about_the_parameters_that_a_module_has_itself) {
+TEST(LowerPrecision, IsAboutTheParametersThatAModuleHasItself) {
   const Block block;
   const NamedTensors parameters = parameters_of(*block);
   const NamedClasses modules = classes_of(*block);
@@ -76,7 +76,7 @@ TEST(LowerPrecision, is_about_the_parameters_that_a_module_has_itself) {
   EXPECT_EQ(own.of(parameters.back().tensor), std::nullopt);
 }
 
-TEST(LowerPrecision, a_class_that_says_nothing_is_an_error_that_lists_those_there_are) {
+TEST(LowerPrecision, AClassThatSaysNothingIsAnErrorThatListsThoseThereAre) {
   const Block block;
   const NamedTensors parameters = parameters_of(*block);
   const NamedClasses modules = classes_of(*block);
@@ -108,7 +108,7 @@ TEST(LowerPrecision, a_class_that_says_nothing_is_an_error_that_lists_those_ther
       ThrowsMessage<ConfigError>(HasSubstr("got the dtype Float")));
 }
 
-TEST(LowerPrecision, is_for_data_parallel_and_every_stage) {
+TEST(LowerPrecision, IsForDataParallelAndEveryStage) {
   for (int stage = 0; stage <= 3; ++stage) {
     AcceleratorOptions options;
     options.lower_precision_safe_modules = {.classes = {"Linear"}};

@@ -9,15 +9,14 @@
 
 namespace lockstep {
 
-/// Modules of a model: where they stand in it ("layers.0"), and their C++ class.
+/// The modules of a model: their paths ("layers.0") and their C++ classes.
 using NamedClasses = std::vector<std::pair<std::string, std::string>>;
 
-/// "torch::nn::LinearImpl" is a Linear to whoever writes a model.
+/// Compares class names without namespace and Impl: "torch::nn::LinearImpl" is a Linear.
 std::string plain_class(std::string name);
 
-/// The parameters of each module whose class is one of `classes`, without its namespace and Impl;
-/// of such a module within another, the outer one counts. ConfigError for a class that no module
-/// has.
+/// Returns the parameters of each module whose class, without its namespace and Impl, is one of
+/// `classes`; for nested modules the outer one counts. ConfigError for a class that no module has.
 std::vector<std::vector<at::Tensor>> units_of(
     const NamedTensors& parameters,
     const NamedClasses& modules,

@@ -7,7 +7,7 @@
 
 namespace lockstep::comm {
 
-/// How ranks that talk already, over `host` transports, work on tensors of a device together.
+/// Collectives on device tensors, between ranks that are connected by `host` transports.
 class DeviceBackend {
  public:
   DeviceBackend() = default;
@@ -16,11 +16,11 @@ class DeviceBackend {
   DeviceBackend& operator=(const DeviceBackend&) = delete;
 
   virtual const char* name() const = 0;
-  /// CommError if an operation has failed. What was computed of its result is worthless, and may
-  /// have been read by the host already.
+  /// Throws CommError if an operation has failed. Its result is invalid, and the host may have read
+  /// it already.
   virtual void check_alive(Op op) const = 0;
-  /// As Transport::start, of collectives on tensors of the device. After the work's wait() the
-  /// result may be read by what is put on the current stream then; the host need not have waited.
+  /// Starts collectives on tensors of the device, as Transport::start. After the work's wait(),
+  /// later work on the current stream may read the result; the host does not wait.
   virtual std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) = 0;
 };
 

@@ -151,7 +151,7 @@ class DeviceTransport final : public RenewableTransport {
     }
     if (rank() == 0) {
       log_warning(
-          "tensors of devices travel by way of the host's memory, which is slower, instead of "
+          "device tensors are sent through the host's memory, which is slower, instead of "
           "NCCL: " +
           why);
     }

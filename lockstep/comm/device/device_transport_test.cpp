@@ -60,14 +60,14 @@ void expect_all_operations_as_on_the_host(Group group) {
       numbers(group.rank()));
 }
 
-TEST(DeviceTransport, all_operations_are_those_of_the_host) {
+TEST(DeviceTransport, AllOperationsAreThoseOfTheHost) {
   for (const int size : {2, 3, 4}) {
     shm_ranks(size, &expect_all_operations_as_on_the_host);
   }
   gloo_ranks(2, &expect_all_operations_as_on_the_host);
 }
 
-TEST(DeviceTransport, ranks_may_send_to_each_other_before_they_receive) {
+TEST(DeviceTransport, RanksMaySendToEachOtherBeforeTheyReceive) {
   shm_ranks(2, [](Group group) {
     const int peer = 1 - group.rank();
     const at::Tensor theirs = on_device(at::zeros({12, 2}));
@@ -78,7 +78,7 @@ TEST(DeviceTransport, ranks_may_send_to_each_other_before_they_receive) {
   });
 }
 
-TEST(DeviceTransport, operations_may_overlap_and_end_in_any_order) {
+TEST(DeviceTransport, OperationsMayOverlapAndEndInAnyOrder) {
   shm_ranks(2, [](Group group) {
     std::vector<at::Tensor> tensors;
     std::vector<Pending> pending;
@@ -92,7 +92,7 @@ TEST(DeviceTransport, operations_may_overlap_and_end_in_any_order) {
   });
 }
 
-TEST(DeviceTransport, parts_of_a_group_work_on_devices_too) {
+TEST(DeviceTransport, PartsOfAGroupWorkOnDevicesToo) {
   shm_ranks(4, [](Group group) {
     Group part = group.split(group.rank() % 2);
     expect_same(
@@ -101,7 +101,7 @@ TEST(DeviceTransport, parts_of_a_group_work_on_devices_too) {
   });
 }
 
-TEST(DeviceTransport, its_name_says_what_it_goes_over_once_that_is_known) {
+TEST(DeviceTransport, ItsNameSaysWhatItGoesOverOnceThatIsKnown) {
   shm_ranks(2, [](Group group) {
     EXPECT_STREQ(group.transport_name(), "shm");
     group.all_reduce(on_device(at::ones({2}))).wait();
@@ -122,7 +122,7 @@ std::vector<std::string> errors_of(const std::function<void(Group)>& body) {
   return told;
 }
 
-TEST(DeviceTransport, what_differs_is_an_error_on_all_ranks) {
+TEST(DeviceTransport, WhatDiffersIsAnErrorOnAllRanks) {
   EXPECT_THAT(
       errors_of([](Group group) {
         group.all_reduce(on_device(at::ones({group.rank() == 0 ? 3 : 5}))).wait();
@@ -137,7 +137,7 @@ TEST(DeviceTransport, what_differs_is_an_error_on_all_ranks) {
       ::testing::Each(HasSubstr("rank 0 calls all_reduce(sum) of float[3]")));
 }
 
-TEST(DeviceTransport, nccl_is_refused_where_it_cannot_be) {
+TEST(DeviceTransport, NcclIsRefusedWhereItCannotBe) {
   const auto options =
       ConnectOptions::from_environment(Environment::of({{"LOCKSTEP_DEVICE_COMM", "nccl"}}));
   std::vector<std::thread> threads;

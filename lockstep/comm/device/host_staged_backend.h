@@ -7,12 +7,12 @@
 
 namespace lockstep::comm {
 
-/// Tensors of any device, by way of the host's memory: copied there, worked on by `host`, copied
-/// back when the result is waited for. For devices that have no library of their own for it, and
-/// ranks that share one device. The same bits as of tensors on the host.
+/// Runs operations on device tensors through the host's memory: copies them there, calls `host`,
+/// and copies the result back when it is awaited. For devices without a communication library, and
+/// ranks that share one device. Bit-exact with tensors on the host.
 ///
-/// Cost: two copies between device and host, and the host waits for the device at the start.
-/// Thread safety: as the host transport's.
+/// Cost: two copies between device and host, and the host waits for the device at the start. Thread
+/// safety: that of the host transport.
 std::unique_ptr<DeviceBackend> staged_link(std::shared_ptr<Transport> host);
 
 }  // namespace lockstep::comm

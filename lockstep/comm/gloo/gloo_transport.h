@@ -11,14 +11,14 @@
 
 namespace lockstep::comm {
 
-/// Ranks that are processes, over TCP through c10d's Gloo backend, for tensors on the CPU.
+/// The transport of processes over TCP, with c10d's Gloo backend, for CPU tensors.
 ///
 /// Each operation runs on a progress thread: first an all-gather of fingerprints, then, if the
-/// ranks agree, the operation. Send and recv have threads of their own, so that two ranks may send
-/// to each other before they receive. After the first failure the group is dead and says why.
-/// All ranks get the same bits, and in every run. reduce_scatter, by an all_to_all, adds in rank
+/// ranks agree, the operation. Send and recv have their own threads, so that two ranks may send to
+/// each other before they receive. After the first failure every operation throws its reason.
+/// Results are bit-exact across ranks and runs. reduce_scatter, by an all_to_all, adds in rank
 /// order and rounds once; all_reduce is Gloo's, which rounds float16 and bfloat16 at every
-/// addition. Throws as `connect` does. `store`: where all ranks of `world` have signed in
+/// addition. Throws as `connect` does. `store`: the store that all ranks of `world` have joined
 /// (rendezvous.h); it is kept.
 std::shared_ptr<Transport> make_gloo_transport(
     const WorldSpec& world,

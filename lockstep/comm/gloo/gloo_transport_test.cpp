@@ -75,14 +75,14 @@ std::string error_of(const WorldSpec& world, int join_timeout_ms) {
   return "no error";
 }
 
-TEST(GlooJoin, a_taken_port_is_named_at_once) {
+TEST(GlooJoin, ATakenPortIsNamedAtOnce) {
   Port taken;
   EXPECT_THAT(
       error_of<ConfigError>(world_of(0, 2, taken.number()), 60000),
       AllOf(HasSubstr(std::to_string(taken.number())), HasSubstr("MASTER_PORT")));
 }
 
-TEST(GlooJoin, missing_ranks_are_named) {
+TEST(GlooJoin, MissingRanksAreNamed) {
   Port port;
   port.close();
   EXPECT_THAT(
@@ -90,7 +90,7 @@ TEST(GlooJoin, missing_ranks_are_named) {
       HasSubstr("ranks 1, 2, 3 did not join"));
 }
 
-TEST(GlooJoin, an_unreachable_store_is_named) {
+TEST(GlooJoin, AnUnreachableStoreIsNamed) {
   Port port;
   port.close();
   EXPECT_THAT(
@@ -98,7 +98,7 @@ TEST(GlooJoin, an_unreachable_store_is_named) {
       HasSubstr("cannot reach rank 0's store at 127.0.0.1:" + std::to_string(port.number())));
 }
 
-TEST(GlooJoin, worlds_of_different_size_are_refused) {
+TEST(GlooJoin, WorldsOfDifferentSizeAreRefused) {
   Port port;
   port.close();
   std::string other;
@@ -108,7 +108,7 @@ TEST(GlooJoin, worlds_of_different_size_are_refused) {
   EXPECT_THAT(first + other, HasSubstr("worlds of different size meet"));
 }
 
-TEST(GlooJoin, a_rank_claimed_twice_is_refused) {
+TEST(GlooJoin, ARankClaimedTwiceIsRefused) {
   Port port;
   port.close();
   std::string a, b, c;
@@ -139,7 +139,7 @@ std::string listening_addresses() {
   return found.str();
 }
 
-TEST(GlooJoin, ranks_of_one_host_listen_on_loopback_only) {
+TEST(GlooJoin, RanksOfOneHostListenOnLoopbackOnly) {
   const std::string before = listening_addresses();
   gloo_ranks(2, [&](Group group) {
     group.barrier();
@@ -154,7 +154,7 @@ TEST(GlooJoin, ranks_of_one_host_listen_on_loopback_only) {
   });
 }
 
-TEST(GlooGroup, one_that_lost_a_peer_says_so_and_stays_dead) {
+TEST(GlooGroup, OneThatLostAPeerSaysSoAndStaysDead) {
   gloo_ranks(2, [](Group group) {
     group.barrier();
     if (group.rank() == 1) {
@@ -180,7 +180,7 @@ TEST(GlooGroup, one_that_lost_a_peer_says_so_and_stays_dead) {
   });
 }
 
-TEST(GlooGroup, reduce_scatter_adds_in_rank_order_and_rounds_once) {
+TEST(GlooGroup, ReduceScatterAddsInRankOrderAndRoundsOnce) {
   // As over shared memory: 1e8 swallows the ones one by one.
   gloo_ranks(3, [](Group group) {
     const std::array<float, 3> values{1e8F, 1.0F, 1.0F};
@@ -198,7 +198,7 @@ TEST(GlooGroup, reduce_scatter_adds_in_rank_order_and_rounds_once) {
   });
 }
 
-TEST(ConnectOptions, are_read_from_the_environment) {
+TEST(ConnectOptions, AreReadFromTheEnvironment) {
   const auto options = ConnectOptions::from_environment(Environment::of(
       {{"LOCKSTEP_TIMEOUT_MS", "1500"},
        {"LOCKSTEP_JOIN_TIMEOUT_MS", "20"},
@@ -214,7 +214,7 @@ TEST(ConnectOptions, are_read_from_the_environment) {
       ConnectOptions::from_environment(Environment::of({{"LOCKSTEP_COMM", "nccl2"}})), ConfigError);
 }
 
-TEST(Connect, shared_memory_is_refused_where_ranks_are_on_several_hosts) {
+TEST(Connect, SharedMemoryIsRefusedWhereRanksAreOnSeveralHosts) {
   WorldSpec world = world_of(0, 4, 1);
   world.local_size = 2;
   try {

@@ -69,7 +69,7 @@ bool is_connected(const UniqueFd& fd) {
          ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
 }
 
-TEST(ListenerGuard, lets_the_hosts_of_the_job_in_until_all_have_come) {
+TEST(ListenerGuard, LetsTheHostsOfTheJobInUntilAllHaveCome) {
   const UniqueFd listener = listen_on_loopback();
   const sockaddr_in address = address_of(listener.get());
   EXPECT_TRUE(is_connected(connect_from("127.0.0.2", address))) << "nothing guards it yet";
@@ -83,7 +83,7 @@ TEST(ListenerGuard, lets_the_hosts_of_the_job_in_until_all_have_come) {
   EXPECT_EQ(guard.fault(), "");
 }
 
-TEST(ListenerGuard, lets_other_addresses_in_when_patience_ends_and_then_from_the_start) {
+TEST(ListenerGuard, LetsOtherAddressesInWhenPatienceEndsAndThenFromTheStart) {
   std::atomic<int> warnings = 0;
   set_log_sink([&](const std::string& line) {
     warnings += line.find("connections from any address are now taken") != std::string::npos;
@@ -106,7 +106,7 @@ TEST(ListenerGuard, lets_other_addresses_in_when_patience_ends_and_then_from_the
   EXPECT_EQ(warnings, 1);
 }
 
-TEST(ListenerGuard, idle_connections_are_not_accepted) {
+TEST(ListenerGuard, IdleConnectionsAreNotAccepted) {
   const UniqueFd listener = listen_on_loopback();
   const sockaddr_in address = address_of(listener.get());
   const ListenerGuard guard(listener.get(), std::vector<std::string>{"127.0.0.1"});
@@ -125,7 +125,7 @@ TEST(ListenerGuard, idle_connections_are_not_accepted) {
   EXPECT_LT(::accept(listener.get(), nullptr, nullptr), 0);
 }
 
-TEST(ListenerGuard, takes_nobody_when_descriptors_are_scarce) {
+TEST(ListenerGuard, TakesNobodyWhenDescriptorsAreScarce) {
   set_log_sink([](const std::string&) {});
   rlimit before{};
   ::getrlimit(RLIMIT_NOFILE, &before);
@@ -150,7 +150,7 @@ TEST(ListenerGuard, takes_nobody_when_descriptors_are_scarce) {
 }
 
 /// As many strangers as the usual limit on descriptors, at every port of a job that goes on.
-TEST(GlooGroup, strangers_at_its_ports_cost_it_nothing) {
+TEST(GlooGroup, StrangersAtItsPortsCostItNothing) {
   std::set<ino_t> before;
   for (const auto& [inode, fd] : listening_sockets()) {
     before.insert(inode);

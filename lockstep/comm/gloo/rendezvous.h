@@ -13,16 +13,17 @@
 
 namespace lockstep::comm {
 
-/// Reaches the job's key-value store (rank 0 starts it) and returns when every rank has; throws as
-/// `connect` does. `place`: where ranks of this host would be found that join over shared memory.
+/// Connects to the job's key-value store (rank 0 starts it) and returns when every rank has; throws
+/// as `connect` does. `place`: the rendezvous address of ranks of this host that join over shared
+/// memory.
 c10::intrusive_ptr<c10d::Store> join_store(
     const WorldSpec& world, const shm::RendezvousAddress& place, Milliseconds timeout);
 
-/// The addresses of all hosts whose ranks have joined `store`, as numbers.
+/// Returns the numeric addresses of all hosts whose ranks have joined `store`.
 std::vector<std::string> addresses_of_hosts(c10d::Store& store);
 
-/// The address of this host that others of `world` can reach: loopback when all share the host,
-/// otherwise the one on the way to the master.
+/// Returns the address of this host for other ranks of `world`: loopback if all share the host,
+/// otherwise that of the route to the master.
 std::string data_address(const WorldSpec& world);
 
 }  // namespace lockstep::comm

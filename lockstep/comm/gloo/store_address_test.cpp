@@ -34,13 +34,13 @@ std::string text_of_store(const std::string& master_addr) {
   return store_address(world, std::chrono::steady_clock::now()).host();
 }
 
-TEST(StoreAddress, is_loopback_where_the_master_is) {
+TEST(StoreAddress, IsLoopbackWhereTheMasterIs) {
   EXPECT_EQ(text_of_store("localhost"), "127.0.0.1");
   EXPECT_EQ(text_of_store("127.0.0.1"), "127.0.0.1");
   EXPECT_EQ(text_of_store("::1"), "::1");
 }
 
-TEST(StoreAddress, is_the_masters_and_no_other) {
+TEST(StoreAddress, IsTheMastersAndNoOther) {
   for (const std::string& own : interface_addresses()) {
     if (own.find("fe80") == std::string::npos) {  // Which needs its interface's name.
       EXPECT_EQ(text_of_store(own), own);
@@ -48,14 +48,14 @@ TEST(StoreAddress, is_the_masters_and_no_other) {
   }
 }
 
-TEST(StoreAddress, that_is_another_machines_is_refused) {
+TEST(StoreAddress, ThatIsAnotherMachinesIsRefused) {
   EXPECT_THAT(
       [] { text_of_store("192.0.2.1"); },  // Of no machine (RFC 5737).
       ::testing::ThrowsMessage<ConfigError>(
           AllOf(HasSubstr("got '192.0.2.1'"), HasSubstr("LOCKSTEP_HOST_ADDR"))));
 }
 
-TEST(StoreAddress, of_a_name_that_nobody_knows_is_refused_in_the_end) {
+TEST(StoreAddress, OfANameThatNobodyKnowsIsRefusedInTheEnd) {
   EXPECT_THAT(
       [] { text_of_store("nobody.invalid"); },
       ::testing::ThrowsMessage<ConfigError>(
@@ -77,7 +77,7 @@ TEST(StoreAddress, of_a_name_that_nobody_knows_is_refused_in_the_end) {
   ::_exit(check() ? 0 : 1);
 }
 
-TEST(StoreAddress, that_is_only_a_name_for_loopback_is_what_rank_0_is_told_or_a_warning) {
+TEST(StoreAddress, ThatIsOnlyANameForLoopbackIsWhatRank0IsToldOrAWarning) {
   // One process per case, since a mount cannot be undone in a test program.
   const auto warned = [] {
     run_where_name_is_loopback([] {

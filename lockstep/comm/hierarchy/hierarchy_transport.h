@@ -11,29 +11,29 @@
 
 namespace lockstep::comm {
 
-/// Ranks on several hosts, for tensors on the CPU: over memory that they share within a host, and
-/// over Gloo between hosts, where each host sends as little as if it were one rank (see
-/// hierarchy/host_collectives.h for how, what it costs, and how sums are rounded). Its name is
-/// "shm+gloo".
+/// The transport of ranks on several hosts, for CPU tensors: shared memory within a host, and Gloo
+/// between hosts, where each host sends as little as if it were one rank
+/// (hierarchy/host_collectives.h has the algorithms, costs and rounding). Its name is "shm+gloo".
 ///
-/// Collectives run on a progress thread, in order. Send and recv go over Gloo, on threads of their
-/// own. All ranks get the same bits, and in every run with the same placement of ranks; another
-/// placement may round sums otherwise. After the first failure the group is dead and says why. A
-/// rank whose collective has failed leaves, so that no rank, wherever it is, waits for it: those of
-/// its host learn of its end within 0.2 s, those of other hosts when its connections close.
+/// Collectives run on a progress thread, in order. Send and recv go over Gloo, on their own
+/// threads. Results are bit-exact across ranks, and across runs with the same placement of ranks;
+/// another placement may round sums differently. After the first failure every operation throws its
+/// reason. A rank whose collective has failed leaves, so that no rank waits for it: ranks of its
+/// host notice within 0.2 s, other hosts when its connections close.
 ///
-/// Parts of one host (split) are shared memory alone, parts with one rank a host are Gloo alone.
+/// A subgroup (split) within one host uses only shared memory, one with a rank on each host only
+/// Gloo.
 
-/// As the ranks of `flat`, which are all of `world`; `flat` itself where no host has two of them,
-/// and, with a warning, where they do not all get their share of shared memory. Collective.
-/// CommError: a rank was lost.
+/// Connects the ranks of `flat`, which are all of `world`. Returns `flat` itself if no host has two
+/// of them, and, with a warning, if some get no shared memory. Collective. CommError: a rank was
+/// lost.
 std::shared_ptr<Transport> over_hosts(
     const WorldSpec& world, std::shared_ptr<Transport> flat, Milliseconds join_timeout);
 
-/// This rank's way to those of its host, as they stand in the layout. Error alone means: none.
+/// Connects this rank to those of its host, in the layout's order. Error: it cannot.
 using MakeLocal = std::function<std::shared_ptr<Transport>()>;
 
-/// The same, with what is found out there. `group`: for the flight record. For split, and tests.
+/// Does the same with the known layout. `group`: its id in the flight record. For split, and tests.
 std::shared_ptr<Transport> over_hosts(
     std::shared_ptr<Transport> flat,
     Layout layout,

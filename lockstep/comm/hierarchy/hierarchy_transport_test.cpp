@@ -79,7 +79,7 @@ at::Tensor data_of(int rank, int64_t count, at::ScalarType dtype = at::kDouble) 
   return (at::arange(count, at::kLong) * 31 % 1009 + rank * 1013).to(dtype);
 }
 
-TEST(Hierarchy, every_operation_is_right_wherever_the_ranks_are) {
+TEST(Hierarchy, EveryOperationIsRightWhereverTheRanksAre) {
   for (const auto& hosts : kWorlds) {
     SCOPED_TRACE(::testing::PrintToString(hosts));
     ranks_on_hosts(hosts, [](Group group) {
@@ -116,7 +116,7 @@ TEST(Hierarchy, every_operation_is_right_wherever_the_ranks_are) {
   }
 }
 
-TEST(Hierarchy, all_ranks_get_the_same_bits_and_in_every_run) {
+TEST(Hierarchy, AllRanksGetTheSameBitsAndInEveryRun) {
   for (const auto& hosts : kWorlds) {
     SCOPED_TRACE(::testing::PrintToString(hosts));
     std::array<at::Tensor, 2> runs;
@@ -144,7 +144,7 @@ TEST(Hierarchy, all_ranks_get_the_same_bits_and_in_every_run) {
   }
 }
 
-TEST(Hierarchy, an_average_of_float16_does_not_overflow) {
+TEST(Hierarchy, AnAverageOfFloat16DoesNotOverflow) {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 1, 1}, std::vector<int>{0, 0, 1}}) {
     ranks_on_hosts(hosts, [](Group group) {
       for (const int64_t count : {int64_t{12}, int64_t{60'000}}) {
@@ -158,7 +158,7 @@ TEST(Hierarchy, an_average_of_float16_does_not_overflow) {
   }
 }
 
-TEST(Hierarchy, tensors_from_the_group_are_reduced_where_they_lie) {
+TEST(Hierarchy, TensorsFromTheGroupAreReducedWhereTheyLie) {
   ranks_on_hosts({0, 0, 1, 1}, [](Group group) {
     at::Tensor own = group.empty({100'001}, at::kFloat).fill_(group.rank() + 1);
     EXPECT_TRUE(at::equal(group.all_reduce(own).wait(), at::full({100'001}, 10.0F)));
@@ -166,7 +166,7 @@ TEST(Hierarchy, tensors_from_the_group_are_reduced_where_they_lie) {
   });
 }
 
-TEST(Hierarchy, a_part_goes_the_way_that_its_ranks_have) {
+TEST(Hierarchy, APartGoesTheWayThatItsRanksHave) {
   ranks_on_hosts({0, 0, 1, 1, 2, 2}, [](Group group) {
     const int host = group.rank() / 2;
     Group of_host = group.split(host);
@@ -190,14 +190,14 @@ TEST(Hierarchy, a_part_goes_the_way_that_its_ranks_have) {
   });
 }
 
-TEST(Hierarchy, one_rank_on_each_host_is_gloo_alone) {
+TEST(Hierarchy, OneRankOnEachHostIsGlooAlone) {
   ranks_on_hosts({0, 1, 2}, [](Group group) {
     EXPECT_STREQ(group.transport_name(), "gloo");
     EXPECT_EQ(group.all_reduce(at::ones({3})).wait()[2].item<float>(), 3.0F);
   });
 }
 
-TEST(Hierarchy, without_shared_memory_all_ranks_take_gloo_and_say_why) {
+TEST(Hierarchy, WithoutSharedMemoryAllRanksTakeGlooAndSayWhy) {
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
   // Less than the address space of the shared memory, more than anything that is written here.
@@ -213,7 +213,7 @@ TEST(Hierarchy, without_shared_memory_all_ranks_take_gloo_and_say_why) {
       lines.all(), AllOf(HasSubstr("warning: Gloo instead of shared memory"), HasSubstr("ulimit")));
 }
 
-TEST(Hierarchy, one_host_without_shared_memory_is_enough_for_all_to_take_gloo) {
+TEST(Hierarchy, OneHostWithoutSharedMemoryIsEnoughForAllToTakeGloo) {
   const LogLines lines;
   std::atomic<int> agreed{0};
   gloo_ranks(4, [&](const Group& group) {
@@ -235,7 +235,7 @@ TEST(Hierarchy, one_host_without_shared_memory_is_enough_for_all_to_take_gloo) {
   EXPECT_THAT(lines.all(), HasSubstr("rank 3: [shared memory] there is none"));
 }
 
-TEST(Hierarchy, hosts_that_are_not_what_ranks_say_are_a_reason_for_gloo) {
+TEST(Hierarchy, HostsThatAreNotWhatRanksSayAreAReasonForGloo) {
   const LogLines lines;
   std::atomic<int> agreed{0};
   gloo_ranks(4, [&](const Group& group) {
@@ -251,7 +251,7 @@ TEST(Hierarchy, hosts_that_are_not_what_ranks_say_are_a_reason_for_gloo) {
   EXPECT_THAT(lines.all(), HasSubstr("got 1 ranks, expected 3"));
 }
 
-TEST(Hierarchy, a_rank_that_leaves_is_an_error_on_every_host_at_once) {
+TEST(Hierarchy, ARankThatLeavesIsAnErrorOnEveryHostAtOnce) {
   for (const auto& hosts : kWorlds) {
     SCOPED_TRACE(::testing::PrintToString(hosts));
     for (const int leaver : {0, static_cast<int>(hosts.size()) - 1}) {
@@ -292,7 +292,7 @@ TEST(Hierarchy, a_rank_that_leaves_is_an_error_on_every_host_at_once) {
   }
 }
 
-TEST(Hierarchy, an_operation_is_one_in_the_flight_record) {
+TEST(Hierarchy, AnOperationIsOneInTheFlightRecord) {
   ranks_on_hosts({0, 0, 1, 1}, [&](Group group) {
     group.barrier();
     const auto before = watch::FlightRecorder::process().read().operations;
@@ -308,7 +308,7 @@ TEST(Hierarchy, an_operation_is_one_in_the_flight_record) {
   });
 }
 
-TEST(Hierarchy, refuses_tensors_without_values) {
+TEST(Hierarchy, RefusesTensorsWithoutValues) {
   ranks_on_hosts({0, 0, 1}, [](Group group) {
     const at::Tensor elsewhere = at::empty({4}, at::TensorOptions().device(at::kMeta));
     EXPECT_THROW(group.all_reduce(elsewhere), ConfigError);

@@ -30,7 +30,7 @@ RankLocation at(uint64_t machine, int64_t local_rank, int64_t local_size) {
       .local_size = local_size};
 }
 
-TEST(Layout, ranks_of_one_machine_are_a_host) {
+TEST(Layout, RanksOfOneMachineAreAHost) {
   const Layout layout = Layout::of({at(7, 0, 2), at(7, 1, 2), at(3, 0, 2), at(3, 1, 2)});
   EXPECT_THAT(hosts_of(layout), ElementsAre(ElementsAre(0, 1), ElementsAre(2, 3)));
   EXPECT_TRUE(layout.equal());
@@ -41,12 +41,12 @@ TEST(Layout, ranks_of_one_machine_are_a_host) {
   EXPECT_EQ(layout.index_of(3), 1);
 }
 
-TEST(Layout, ranks_may_be_dealt_out_round_robin) {
+TEST(Layout, RanksMayBeDealtOutRoundRobin) {
   const Layout layout = Layout::of({at(1, 0, 2), at(2, 0, 2), at(1, 1, 2), at(2, 1, 2)});
   EXPECT_THAT(hosts_of(layout), ElementsAre(ElementsAre(0, 2), ElementsAre(1, 3)));
 }
 
-TEST(Layout, two_launchers_on_one_machine_are_two_hosts) {
+TEST(Layout, TwoLaunchersOnOneMachineAreTwoHosts) {
   EXPECT_THAT(
       hosts_of(Layout::of({at(1, 0, 2), at(1, 1, 2), at(1, 0, 2), at(1, 1, 2)})),
       ElementsAre(ElementsAre(0, 1), ElementsAre(2, 3)));
@@ -55,7 +55,7 @@ TEST(Layout, two_launchers_on_one_machine_are_two_hosts) {
       ElementsAre(ElementsAre(0, 2), ElementsAre(1, 3)));
 }
 
-TEST(Layout, hosts_may_have_different_numbers_of_ranks) {
+TEST(Layout, HostsMayHaveDifferentNumbersOfRanks) {
   const Layout layout =
       Layout::of({at(1, 0, 1), at(1, 0, 3), at(1, 1, 3), at(1, 2, 3), at(2, 0, 1)});
   EXPECT_THAT(hosts_of(layout), ElementsAre(ElementsAre(0), ElementsAre(1, 2, 3), ElementsAre(4)));
@@ -63,7 +63,7 @@ TEST(Layout, hosts_may_have_different_numbers_of_ranks) {
   EXPECT_EQ(layout.largest(), 3);
 }
 
-TEST(Layout, a_host_whose_ranks_cannot_share_memory_is_refused_by_name) {
+TEST(Layout, AHostWhoseRanksCannotShareMemoryIsRefusedByName) {
   try {
     Layout::of({at(1, 0, 2), at(1, 1, 2), at(2, 0, 2), at(3, 1, 2)});
     FAIL() << "ranks 2 and 3 are in two containers";
@@ -73,7 +73,7 @@ TEST(Layout, a_host_whose_ranks_cannot_share_memory_is_refused_by_name) {
   }
 }
 
-TEST(RankLocation, name_one_machine_but_no_process_twice) {
+TEST(RankLocation, NameOneMachineButNoProcessTwice) {
   WorldSpec world;
   world.local_rank = 1;
   world.local_size = 4;

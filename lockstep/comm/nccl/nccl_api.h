@@ -6,12 +6,12 @@
 
 namespace lockstep::comm {
 
-/// NCCL's functions, found when they are needed: in the program itself, where libtorch has brought
-/// them along, else in libnccl.so.2. So this library compiles, and is tested, without CUDA's
-/// headers, and one build serves machines with GPUs and without.
+/// NCCL's functions, loaded at run time: from the program, if libtorch has linked them, else from
+/// libnccl.so.2. So this library compiles, and is tested, without CUDA's headers, and one build
+/// serves machines with and without GPUs.
 ///
-/// The types and numbers are those of nccl.h, which NCCL has kept since 2.14 (August 2022) up to
-/// 2.32, the newest looked at.
+/// Types and constants are those of `<nccl.h>`, unchanged from 2.14 (August 2022) to 2.32, the
+/// newest version checked.
 struct NcclApi {
   using Comm = struct OpaqueNcclComm*;
   using Stream = void*;  ///< cudaStream_t.
@@ -19,7 +19,7 @@ struct NcclApi {
   struct UniqueId {
     char bytes[128];
   };
-  struct Config {  ///< As of 2.14; NCCL takes the size for its version.
+  struct Config {  ///< As of 2.14; NCCL derives its version from the size.
     size_t size = sizeof(Config);
     unsigned magic = 0xcafebeef;
     unsigned version = 21400;
@@ -48,10 +48,10 @@ struct NcclApi {
   Result (*send)(const void*, size_t count, int type, int peer, Comm, Stream);
   Result (*recv)(void*, size_t count, int type, int peer, Comm, Stream);
 
-  /// The one of this process, of LOCKSTEP_NCCL_LIBRARY if that is set; null, with the reason in
-  /// `why`, where there is none, or one before 2.14. Thread-safe.
+  /// Returns this process's NCCL, or that of LOCKSTEP_NCCL_LIBRARY if set; null, with the reason in
+  /// `why`, if there is none, or one before 2.14. Thread-safe.
   static const NcclApi* find(std::string& why);
-  /// That of one file; nothing of it is unloaded again. Error, with the reason.
+  /// Loads it from one file; it is never unloaded. Error, with the reason.
   static NcclApi load(const std::string& path);
   /// "2.27.5".
   std::string version() const;

@@ -10,22 +10,22 @@
 
 namespace lockstep::comm {
 
-/// The ranks of `host`, each with a GPU of its own, over NCCL. Collective. Null, on all ranks, with
-/// the reason in `why`, if any of them cannot: two on one GPU, say.
+/// Connects the ranks of `host`, each with its own GPU, over NCCL. Collective. Returns null on all
+/// ranks, with the reason in `why`, if any rank cannot take part, for instance if two share a GPU.
 ///
-/// - Operations run on a stream of their own, beside what computes: they begin when what the
-///   current stream had to do at start() is done, and wait() makes the current stream wait, not the
-///   host.
-/// - What ranks are about to do is compared over `host` first, as everywhere: the host waits there
-///   until all ranks have come. What differs is an error on all of them.
-/// - A thread looks after what is under way: an operation that fails, or takes longer than its
-///   timeout, ends the communicator, so that nobody waits for the device for ever; the next
-///   operation or wait() says why.
-/// - Sums and averages of float16 and bfloat16 are rounded at each step of NCCL's way, unlike those
-///   of the other transports. Which bits come out depends on the number of ranks and NCCL's choice.
+/// - Operations run on a separate stream, in parallel with computation: they begin after earlier
+/// work
+///   of the current stream at start(). wait() makes the current stream wait, not the host.
+/// - Ranks first compare fingerprints over `host`, as with every transport: the host waits there
+///   until all ranks have arrived. A difference is an error on all of them.
+/// - A thread watches running operations: one that fails, or exceeds its timeout, aborts the
+///   communicator, so that nothing waits for the device forever; the next operation or wait()
+///   throws the reason.
+/// - Sums and averages of float16 and bfloat16 are rounded at each step of NCCL's algorithm, unlike
+///   those of the other transports. The bits depend on the number of ranks and NCCL's choice.
 ///
-/// No send and recv (see with_devices). `group`: in the flight record.
-/// Cost: an exchange of 128 bytes a rank over `host`, and a launch. Thread safety: one thread.
+/// No send and recv (see with_devices). `group`: its id in the flight record. Cost: an exchange of
+/// 128 bytes a rank over `host`, and a launch. Thread safety: one thread.
 std::unique_ptr<DeviceBackend> nccl_link(
     std::shared_ptr<Transport> host,
     at::Device device,

@@ -89,7 +89,7 @@ at::Tensor device(const at::Tensor& tensor) {
   return tensor.to(test_device(0));
 }
 
-TEST(NcclApi, knows_its_version_and_refuses_what_is_no_nccl) {
+TEST(NcclApi, KnowsItsVersionAndRefusesWhatIsNoNccl) {
   EXPECT_EQ(fake().version(), "2.20.5");
   EXPECT_THROW(NcclApi::load("libm.so.6"), Error);
   try {
@@ -100,7 +100,7 @@ TEST(NcclApi, knows_its_version_and_refuses_what_is_no_nccl) {
   }
 }
 
-TEST(NcclBackend, every_operation_gives_what_it_says) {
+TEST(NcclBackend, EveryOperationGivesWhatItSays) {
   for (const int size : {2, 3}) {
     EXPECT_THAT(
         linked_ranks(
@@ -157,7 +157,7 @@ TEST(NcclBackend, every_operation_gives_what_it_says) {
   }
 }
 
-TEST(NcclBackend, a_rank_that_cannot_join_is_named_to_all_and_none_has_it) {
+TEST(NcclBackend, ARankThatCannotJoinIsNamedToAllAndNoneHasIt) {
   const Variable bad("FAKE_NCCL_NO_JOIN", "1");
   linked_ranks(2, [](Rank& rank) {
     EXPECT_FALSE(rank.link);
@@ -165,7 +165,7 @@ TEST(NcclBackend, a_rank_that_cannot_join_is_named_to_all_and_none_has_it) {
   });
 }
 
-TEST(NcclBackend, what_ranks_do_differently_is_told_before_nccl_hangs_over_it) {
+TEST(NcclBackend, WhatRanksDoDifferentlyIsToldBeforeNcclHangsOverIt) {
   EXPECT_THAT(
       linked_ranks(
           2,
@@ -176,7 +176,7 @@ TEST(NcclBackend, what_ranks_do_differently_is_told_before_nccl_hangs_over_it) {
       Each(AllOf(HasSubstr("float[3]"), HasSubstr("float[5]"))));
 }
 
-TEST(NcclBackend, after_a_failure_it_is_dead_and_says_why) {
+TEST(NcclBackend, AfterAFailureItIsDeadAndSaysWhy) {
   const Variable bad("FAKE_NCCL_FAIL_REDUCE", "7");
   set_log_sink([](const std::string&) {});
   const auto told = linked_ranks(2, [](Rank& rank) {
@@ -222,7 +222,7 @@ std::string group_error(const DeviceBackend& link) {
   return "it lives";
 }
 
-TEST(NcclBackend, what_takes_longer_than_its_timeout_ends_it) {
+TEST(NcclBackend, WhatTakesLongerThanItsTimeoutEndsIt) {
   const HeldEvents held;
   linked_ranks(2, [](Rank& rank) {
     const auto work = rank.link->start(
@@ -234,7 +234,7 @@ TEST(NcclBackend, what_takes_longer_than_its_timeout_ends_it) {
   });
 }
 
-TEST(NcclBackend, an_error_while_it_is_under_way_ends_it) {
+TEST(NcclBackend, AnErrorWhileItIsUnderWayEndsIt) {
   const Variable bad("FAKE_NCCL_LATE_ERROR", "7");
   const HeldEvents held;
   linked_ranks(2, [](Rank& rank) {
@@ -245,7 +245,7 @@ TEST(NcclBackend, an_error_while_it_is_under_way_ends_it) {
   });
 }
 
-TEST(NcclBackend, lets_go_when_its_own_work_is_done_and_aborts_none_of_it) {
+TEST(NcclBackend, LetsGoWhenItsOwnWorkIsDoneAndAbortsNoneOfIt) {
   const int aborted = count("fake_nccl_aborted");
   const int destroyed = count("fake_nccl_destroyed");
   hold_test_device_events(true);
@@ -262,7 +262,7 @@ TEST(NcclBackend, lets_go_when_its_own_work_is_done_and_aborts_none_of_it) {
   EXPECT_EQ(count("fake_nccl_destroyed"), destroyed + 2);
 }
 
-TEST(NcclBackend, tensors_of_another_device_are_refused) {
+TEST(NcclBackend, TensorsOfAnotherDeviceAreRefused) {
   EXPECT_THAT(
       linked_ranks(
           2,

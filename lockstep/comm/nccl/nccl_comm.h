@@ -19,30 +19,29 @@
 
 namespace lockstep::comm {
 
-/// One of NCCL's communicators, with the thread that watches what is under way in it: what fails or
-/// takes too long ends the communicator, and with it everything that waits for it on the device.
+/// An NCCL communicator with a thread that watches its operations: a failure or timeout aborts the
+/// communicator, and with it all device work that waits for it.
 ///
 /// Thread safety: run and watch from one thread; the rest from any.
 class NcclComm {
  public:
-  /// Begins to join the others that have `id`. CommError with NCCL's reason.
+  /// Begins to join the ranks that have `id`. CommError with NCCL's reason.
   NcclComm(const NcclApi& api, const NcclApi::UniqueId& id, int rank, int size, at::Device device);
-  /// Until all are there. CommError.
+  /// Blocks until all ranks have joined. CommError.
   void join(Milliseconds timeout);
-  /// Waits until what this rank has started is done, or has failed: others may need its part, and
-  /// whoever has waited already reads the result when the device comes to it. While an exception is
-  /// on its way it ends at once, whatever is under way.
+  /// Waits until this rank's started operations are done or have failed, since other ranks may need
+  /// them, and later work may read the results. During stack unwinding it aborts at once.
   ~NcclComm();
   NcclComm(const NcclComm&) = delete;
   NcclComm& operator=(const NcclComm&) = delete;
 
-  /// Calls NCCL by `launch`, for operation `op`, and waits until it is on its stream. CommError.
+  /// Calls NCCL through `launch`, for operation `op`, and waits until it is enqueued. CommError.
   void run(
       Op op,
       Milliseconds timeout,
       const std::function<NcclApi::Result(const NcclApi& api, NcclApi::Comm comm)>& launch);
-  /// From now on looks after what ends with `done`. `begun`: where its time is wanted, an event as
-  /// `done` is, that knows the device's time; else null.
+  /// Watches an operation from now on; event `done` marks its end. `begun`: an event with device
+  /// time like `done`, if the duration is measured; else null.
   void watch(
       std::shared_ptr<c10::Event> begun,
       std::shared_ptr<c10::Event> done,
@@ -51,7 +50,7 @@ class NcclComm {
       Milliseconds timeout);
   /// Throws if an operation has failed.
   void refuse(Op op) const { death_.refuse(op); }
-  /// Ends it on this rank, for good.
+  /// Aborts the communicator on this rank, permanently.
   void fail(const std::string& why);
 
  private:
@@ -65,21 +64,21 @@ class NcclComm {
     Milliseconds timeout;
   };
 
-  /// Until NCCL has done what it said is in progress. Throws CommError otherwise.
+  /// Waits until NCCL has finished an asynchronous call. Throws CommError otherwise.
   void settle(const char* what, NcclApi::Result result, Milliseconds timeout);
   std::string reason(NcclApi::Result result) const;
   void watch_all();
-  /// Why `first` will not end well; empty while it may.
+  /// Returns why `first` cannot succeed; empty while it may.
   std::string trouble_of(const UnderWay& first);
   void abort();
 
   const NcclApi& api_;
   RankLabel label_;
   at::Device device_;
-  std::mutex comm_mutex_;  ///< Of calls of NCCL.
+  std::mutex comm_mutex_;  ///< Serializes calls of NCCL.
   NcclApi::Comm comm_ = nullptr;
   GroupError death_;
-  std::mutex mutex_;  ///< Of what follows.
+  std::mutex mutex_;  ///< Protects the members below.
   std::deque<UnderWay> under_way_;
   bool stopping_ = false;
   bool failed_ = false;

@@ -12,17 +12,17 @@
 
 namespace lockstep::comm::shm {
 
-/// A rank's part of the segment from which tensors are made that the other ranks can read where
-/// they lie. Memory of a freed tensor goes back to the kernel. First fit; meant for few large
-/// buffers, each of which takes whole pages. Thread-safe.
+/// A rank's part of the segment, in which it allocates tensors that other ranks read in place.
+/// Memory of a freed tensor is returned to the kernel. First fit; for few large buffers, in whole
+/// pages. Thread-safe.
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
   Arena(std::shared_ptr<Segment> segment, int rank);
 
-  /// `bytes` zeros. The tensor keeps the segment mapped for as long as it lives. Error: no memory.
+  /// Allocates `bytes` zeros. The tensor keeps the segment mapped. Error: no memory.
   at::Tensor allocate(int64_t bytes);
-  /// `bytes` zeros that are never given back: they are there for as long as anybody maps the
-  /// segment. Error: no memory.
+  /// Allocates `bytes` zeros that are never freed: they exist while any process maps the segment.
+  /// Error: no memory.
   std::byte* take(size_t bytes);
 
  private:
@@ -31,7 +31,7 @@ class Arena : public std::enable_shared_from_this<Arena> {
   std::shared_ptr<Segment> segment_;
   std::byte* base_;
   std::mutex mutex_;
-  std::map<size_t, size_t> holes_;  ///< Begin -> bytes; none touches another.
+  std::map<size_t, size_t> holes_;  ///< Begin -> bytes; holes are never adjacent.
 };
 
 }  // namespace lockstep::comm::shm

@@ -10,37 +10,36 @@
 
 namespace lockstep::comm::shm {
 
-/// A collective under way, as one rank sees it: goes on as far as the others let it and never
-/// waits itself.
+/// One rank's view of a running collective. It progresses as far as the other ranks allow, and
+/// never blocks.
 ///
-/// Three ways, chosen from what all ranks know alike:
-/// - small all-reduces: every rank copies its data into its slot and, when all have, reduces all of
-///   it; one phase;
-/// - large ones: a slot full at a time, each rank reduces its part of it and then takes the others'
-///   parts; two phases a slot full;
-/// - where what is read lies in the ranks' arenas (Transport::allocate), nothing is copied into
-///   slots: peers read, and for an all-reduce write, where the tensors are.
+/// Three algorithms, chosen by data that all ranks know:
+/// - small all-reduces: every rank copies its data into its slot and, after all have, reduces all
+///   of it; one phase;
+/// - large ones: slot by slot, each rank reduces its part and then copies the others' parts; two
+///   phases a slot;
+/// - tensors in the ranks' arenas (Transport::allocate): nothing is copied into slots; peers read,
+///   and for an all-reduce write, the tensors in place.
 ///
-/// The first phase carries what each rank is about to do; where they differ nothing more is
-/// read. Order of reduction: rank 0 first, so that the bits are those of the thread transport.
-/// Thread safety: none.
+/// The first phase carries each rank's fingerprint; if they differ no data is read. Order of
+/// reduction: rank 0 first, bit-exact with the thread transport. Not thread-safe.
 class CollectiveRun {
  public:
-  /// `collective` must stay alive, its tensors too, until done. Starts nothing yet.
+  /// `collective` and its tensors must live until done. Does not start yet.
   CollectiveRun(const Member& member, const Collective& collective, const Fingerprint& print);
 
-  /// True once the result may be read. CommError: the ranks disagree on what to do.
+  /// Returns true if the result may be read. CommError: the fingerprints differ.
   bool advance(Member& member);
 
  private:
   enum class Stage { kFill, kUse, kCollect, kDone };
 
-  /// A stretch of each rank's share, as much of it as a slot takes.
+  /// A chunk of each rank's share that fits into a slot.
   struct Chunk {
     size_t begin, length;
   };
   Chunk chunk() const;
-  /// The part of `length` bytes that `rank` reduces.
+  /// The range of `length` bytes that `rank` reduces.
   Chunk part(size_t length, int rank) const;
   void measure(const Member& member);
   void fill(Member& member);
@@ -49,14 +48,14 @@ class CollectiveRun {
   void reduce_part(Member& member) const;
   void collect(const Member& member);
   void next_chunk();
-  /// Whether others read what `rank` brings.
+  /// Whether other ranks read the input of `rank`.
   bool is_source(int rank) const;
-  /// Whether what a rank brings is cut into one share for each.
+  /// Whether a rank's input consists of one share for each rank.
   bool needs_others_parts() const;
   /// Whether a rank's only tensor is `output`.
   bool in_place() const;
   std::byte* tensor_of(const Member& member, int rank) const;
-  /// What `rank` has brought for this one, of the present stretch.
+  /// The input of `rank` for this one, in the current chunk.
   const std::byte* source(const Member& member, int rank) const;
 
   const Collective& collective_;
@@ -65,14 +64,14 @@ class CollectiveRun {
   std::byte* output_ = nullptr;
   c10::ScalarType dtype_ = c10::ScalarType::Byte;
   size_t element_bytes_ = 1;
-  size_t share_bytes_ = 0;  ///< What one rank brings for, or gets from, another.
-  size_t chunk_bytes_ = 0;  ///< As much of a share as goes into a slot.
+  size_t share_bytes_ = 0;  ///< Bytes that one rank contributes for, or gets from, another.
+  size_t chunk_bytes_ = 0;  ///< The part of a share that fits into a slot.
   int ranks_ = 0;
   bool two_phases_ = false;
   bool agreed_ = false;
-  bool direct_ = false;  ///< Ranks read each other's tensors where they lie.
+  bool direct_ = false;  ///< Ranks read each other's tensors in place.
   bool fill_again_ = false;
-  int64_t own_offset_ = -1;  ///< Of this rank's tensor in its arena.
+  int64_t own_offset_ = -1;  ///< The offset of this rank's tensor in its arena.
   Stage stage_ = Stage::kFill;
   size_t done_bytes_ = 0;
 };

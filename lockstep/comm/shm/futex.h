@@ -8,19 +8,18 @@
 
 namespace lockstep::comm::shm {
 
-// How a rank sleeps until a peer has done something. The order is what makes it work: a sleeper
-// says that it sleeps and then looks once more whether there is anything to do; whoever has done
-// something says so and then looks whether anybody sleeps. One of the two sees the other.
+// Futex wait and wake between ranks. A sleeper announces that it sleeps and then checks once more
+// for work; a waker publishes its work and then checks for sleepers. One of the two sees the other.
 
-/// Between this and the last look before sleep() nothing is missed. Returns what to give sleep().
+/// No wake between this call and the check before sleep() is lost. Returns the argument of sleep().
 uint32_t announce_sleep(Control& mine);
-/// Sleeps until the bell rings, as long as that at most.
+/// Sleeps until a wake, for at most `longest`.
 void sleep(Control& mine, uint32_t wake_count, Milliseconds longest);
 void end_sleep(Control& mine);
-/// Wakes `peer` if it sleeps. After a store with std::memory_order_seq_cst.
+/// Wakes `peer` if it sleeps. Call it after a store with std::memory_order_seq_cst.
 void wake(Control& peer);
 
-/// Tells the processor that this is a loop that waits.
+/// Hints to the processor that this is a spin loop.
 inline void relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

@@ -11,18 +11,19 @@
 
 namespace lockstep::comm::shm {
 
-// Sockets between processes of one host that are named in the kernel only (Linux's abstract
-// namespace), so that nothing is left behind, and that can pass an open file on. Messages stay
-// whole. Nothing here throws CommError; a peer that is gone is `false` or nothing.
+// Sockets between processes of one host, in Linux's abstract namespace: they leave no file behind,
+// and can pass an open file. Message boundaries are kept. No function throws CommError; a lost peer
+// is `false` or nothing.
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-/// Listens under `name`, at most 100 bytes. Not open, with errno EADDRINUSE, if somebody else does.
+/// Listens under `name`, at most 100 bytes. Not open, with errno EADDRINUSE, if another process
+/// does.
 UniqueFd listen_local(const std::string& name);
-/// Not open if nobody listens.
+/// Connects to `name`. Not open if no process listens.
 UniqueFd connect_local(const std::string& name);
 
-/// Who has opened the other end, by the kernel's word.
+/// The credentials of the peer, from the kernel.
 struct Peer {
   pid_t pid;
   uid_t user;
@@ -31,11 +32,11 @@ Peer peer_of(int socket);
 
 bool send_message(int socket, const void* data, size_t bytes, int file = -1);
 
-/// Whether there is something to read before `deadline`: a message, or the end.
+/// Whether data or the end of the stream arrives before `deadline`.
 bool readable(int socket, Deadline deadline);
 
-/// Reads a message of exactly `bytes`, which must be there; false for any other, and for the end.
-/// `file`, if given, gets what was passed along.
+/// Reads a message of exactly `bytes`, which must have arrived; false for another size, and for the
+/// end. `file`, if given, gets the passed descriptor.
 bool receive_message(int socket, void* data, size_t bytes, UniqueFd* file = nullptr);
 
 }  // namespace lockstep::comm::shm

@@ -9,16 +9,16 @@
 
 namespace lockstep::comm::shm {
 
-/// One end of a message under way: goes on as far as the peer lets it and never waits itself. Two
-/// pieces of a message may be in the channel at a time. Thread safety: none; of one channel only
-/// one message is under way at an end.
+/// One end of a running message. It progresses as far as the peer allows, and never blocks. Two
+/// chunks of a message may be in the channel at a time. Not thread-safe; each end of a channel has
+/// one running message.
 class MessageRun {
  public:
-  /// `collective` (kSend or kRecv) must stay alive, its tensor too, until done.
+  /// `collective` (kSend or kRecv) and its tensor must live until done.
   MessageRun(const Member& member, const Collective& collective, const Fingerprint& print);
 
-  /// True once a receiver has it all, or a sender knows that the receiver has. CommError, at both
-  /// ends: they do not mean the same tensor. Error: no memory for the channel.
+  /// Returns true if a receiver has everything, or a sender knows that the receiver has. CommError,
+  /// on both sides: the tensors differ. Error: no memory for the channel.
   bool advance(Member& member);
 
  private:
@@ -30,9 +30,9 @@ class MessageRun {
   Fingerprint print_;
   size_t bytes_ = 0;
   size_t chunk_bytes_ = 0;
-  uint32_t slices_ = 1;  ///< A message of no bytes is a piece too.
-  uint32_t done_ = 0;    ///< Pieces this end has written, or read.
-  uint32_t before_ = 0;  ///< Pieces of earlier messages in this channel.
+  uint32_t slices_ = 1;  ///< A message of no bytes has one chunk, too.
+  uint32_t done_ = 0;    ///< Chunks that this end has written, or read.
+  uint32_t before_ = 0;  ///< Chunks of earlier messages in this channel.
   bool begun_ = false;
 };
 

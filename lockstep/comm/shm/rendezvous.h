@@ -10,44 +10,43 @@
 
 namespace lockstep::comm::shm {
 
-/// Where ranks of one host find each other.
+/// The rendezvous address of the ranks of one host.
 struct RendezvousAddress {
-  /// Known to all of them; free again once they have met.
+  /// Known to all of them; free again after the rendezvous.
   std::string name;
   int rank = 0;
   int size = 1;
-  int local_size = 0;         ///< Ranks of this host, as this rank was told.
-  std::string comm = "auto";  ///< LOCKSTEP_COMM, which all ranks must set alike.
-  /// MASTER_ADDR. Ranks that meet may spell it differently; who joins over Gloo is of another job,
-  /// on several hosts it may be, unless it spells it the same.
+  int local_size = 0;         ///< Ranks of this host.
+  std::string comm = "auto";  ///< LOCKSTEP_COMM, which must be equal on all ranks.
+  /// MASTER_ADDR. Ranks over shared memory may spell it differently; a rank over Gloo with another
+  /// spelling is of another job, possibly on several hosts.
   std::string master_addr{};
 };
 
-/// Meets the others and returns the memory that all of them map, made by rank 0. Collective.
+/// Connects the ranks and returns the shared memory that rank 0 creates. Collective.
 ///
-/// Over a socket that exists in the kernel only and passes the memory on as an open file. Each end
-/// has the kernel's word that the other is a process of the same user: others are turned away, and
-/// disturb nobody. No name is looked up in the network, where a resolver that does not answer costs
-/// seconds (c10d's store asks one for every connection).
+/// It uses an abstract socket that passes the memory as an open file. The kernel reports the peer's
+/// user: processes of other users are rejected. No name is resolved, which costs seconds with a
+/// resolver that does not answer (c10d's store resolves one for every connection).
 ///
-/// Throws on every rank alike, naming what is wrong. ConfigError: another job meets there.
-/// CommError: ranks are missing (names them), two processes claim one rank, worlds of different
-/// size meet, the ranks' `comm` differ, one died on the way. Error: the ranks are there, but this
-/// host gives them no shared memory.
+/// Throws the same error on every rank. ConfigError: another job uses the address. CommError: ranks
+/// are missing (names them), two processes claim one rank, worlds of different size connect, the
+/// ranks' `comm` differ, a rank died. Error: the ranks are complete, but this host gives them no
+/// shared memory.
 std::shared_ptr<Segment> meet(const RendezvousAddress& place, Milliseconds timeout);
 
-// Ranks that join over Gloo meet at the store. They use a meeting place only to find out whether a
-// rank of their host joins otherwise. Jobs with another MASTER_ADDR are not disturbed.
+// Ranks that join over Gloo use the store. They use this address only to find out whether a rank of
+// their host joins over shared memory. Jobs with another MASTER_ADDR are not disturbed.
 
-/// Rank 0's end of that: answers the ranks that look for it at `place`.
+/// Rank 0's side: answers ranks that look for it at `place`.
 ///
-/// Thread safety: one thread at a time.
+/// Not thread-safe.
 class JoinResponder {
  public:
-  /// Answers nobody if another rank 0 does it already.
+  /// Answers no requests if another rank 0 already does.
   explicit JoinResponder(const RendezvousAddress& place);
-  /// Answers all who wait, at most 0.1 s each. Returns what one of them disagrees on; empty if they
-  /// agree, or nobody waits.
+  /// Answers all waiting requests, at most 0.1 s each. Returns a disagreement with one of them;
+  /// empty if they agree, or none waits.
   std::string answer();
 
  private:
@@ -55,8 +54,8 @@ class JoinResponder {
   UniqueFd listener_;
 };
 
-/// The other ranks' end: asks rank 0, if it waits at `place` over shared memory. Returns what the
-/// two disagree on; empty if it is not there, is another job's or has not answered within 2 s.
+/// The other ranks' side: asks rank 0, if it waits at `place` over shared memory. Returns their
+/// disagreement; empty if it is absent, of another job, or does not answer within 2 s.
 std::string ask_rank_0(const RendezvousAddress& place);
 
 }  // namespace lockstep::comm::shm

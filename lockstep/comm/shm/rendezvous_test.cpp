@@ -66,7 +66,7 @@ std::vector<std::string> errors_of(std::vector<Rank> ranks, int timeout_ms) {
   return told;
 }
 
-TEST(Rendezvous, gives_all_the_same_memory_and_leaves_no_name) {
+TEST(Rendezvous, GivesAllTheSameMemoryAndLeavesNoName) {
   const std::string name = new_name();
   std::vector<Rank> ranks{{2, 3, "", {}}, {0, 3, "", {}}, {1, 3, "", {}}};
   meet_all(name, ranks, 20'000);
@@ -80,20 +80,20 @@ TEST(Rendezvous, gives_all_the_same_memory_and_leaves_no_name) {
   EXPECT_THAT(std::string(std::istreambuf_iterator<char>(sockets), {}), Not(HasSubstr(name)));
 }
 
-TEST(Rendezvous, who_does_not_come_is_named_to_all) {
+TEST(Rendezvous, WhoDoesNotComeIsNamedToAll) {
   EXPECT_THAT(
       errors_of({{0, 4, "", {}}, {2, 4, "", {}}}, 300),
       Each(HasSubstr("ranks 1, 3 did not join within 0.3 s")));
   EXPECT_THAT(errors_of({{1, 2, "", {}}}, 200), Each(HasSubstr("cannot reach rank 0")));
 }
 
-TEST(Rendezvous, worlds_of_different_size_are_refused) {
+TEST(Rendezvous, WorldsOfDifferentSizeAreRefused) {
   EXPECT_THAT(
       errors_of({{0, 2, "", {}}, {1, 3, "", {}}}, 20'000),
       Each(AllOf(HasSubstr("worlds of different size meet"), HasSubstr("rank 1's is 3"))));
 }
 
-TEST(Rendezvous, a_rank_claimed_twice_is_refused) {
+TEST(Rendezvous, ARankClaimedTwiceIsRefused) {
   EXPECT_THAT(
       errors_of({{0, 3, "", {}}, {1, 3, "", {}}, {1, 3, "", {}}}, 20'000),
       Each(HasSubstr("two processes say they are rank 1")));
@@ -118,7 +118,7 @@ std::vector<std::string> errors_of_both(RendezvousAddress mine, RendezvousAddres
   return told;
 }
 
-TEST(Rendezvous, a_rank_that_joins_over_gloo_is_refused_at_once) {
+TEST(Rendezvous, ARankThatJoinsOverGlooIsRefusedAtOnce) {
   EXPECT_THAT(
       errors_of_both({.name = "", .size = 2}, {.name = "", .rank = 1, .size = 2, .comm = "gloo"}),
       Each(HasSubstr("disagree on LOCKSTEP_COMM; got gloo on rank 1, auto on rank 0")));
@@ -134,7 +134,7 @@ TEST(Rendezvous, a_rank_that_joins_over_gloo_is_refused_at_once) {
           HasSubstr("rank 0 over shared memory (WORLD_SIZE 2, LOCAL_WORLD_SIZE 2"))));
 }
 
-TEST(Rendezvous, ranks_whose_comm_differs_are_refused_at_once) {
+TEST(Rendezvous, RanksWhoseCommDiffersAreRefusedAtOnce) {
   const std::string name = new_name();
   std::string told;
   std::thread host([&] {
@@ -151,7 +151,7 @@ TEST(Rendezvous, ranks_whose_comm_differs_are_refused_at_once) {
   EXPECT_THAT(told, HasSubstr("got shm on rank 1, auto on rank 0"));
 }
 
-TEST(Rendezvous, a_rank_0_that_joins_over_gloo_answers_the_others) {
+TEST(Rendezvous, ARank0ThatJoinsOverGlooAnswersTheOthers) {
   const RendezvousAddress place{.name = new_name(), .size = 2};
   JoinResponder rank_0(place);
   EXPECT_EQ(rank_0.answer(), "") << "nobody waits";
@@ -175,7 +175,7 @@ TEST(Rendezvous, a_rank_0_that_joins_over_gloo_answers_the_others) {
   EXPECT_THAT(told, HasSubstr(heard));
 }
 
-TEST(Rendezvous, a_job_of_several_hosts_with_the_same_port_disturbs_nobody) {
+TEST(Rendezvous, AJobOfSeveralHostsWithTheSamePortDisturbsNobody) {
   const std::string name = new_name();
   const RendezvousAddress several{.name = name, .size = 4, .master_addr = "10.0.0.1"};
   JoinResponder rank_0_of_several(several);
@@ -201,7 +201,7 @@ TEST(Rendezvous, a_job_of_several_hosts_with_the_same_port_disturbs_nobody) {
   several_ranks.join();
 }
 
-TEST(Rendezvous, a_place_that_is_taken_is_named_at_once) {
+TEST(Rendezvous, APlaceThatIsTakenIsNamedAtOnce) {
   const std::string name = new_name();
   const UniqueFd other = listen_local(name);
   try {
@@ -232,7 +232,7 @@ pid_t in_another_process(bool as_nobody, const Body& body) {
   return child;
 }
 
-TEST(Rendezvous, strangers_another_user_and_those_who_say_nothing_disturb_nobody) {
+TEST(Rendezvous, StrangersAnotherUserAndThoseWhoSayNothingDisturbNobody) {
   const std::string name = new_name();
   std::vector<Rank> ranks{{0, 2, "", {}}};
   std::thread host([&] { meet_all(name, ranks, 20'000); });
@@ -270,7 +270,7 @@ TEST(Rendezvous, strangers_another_user_and_those_who_say_nothing_disturb_nobody
   EXPECT_TRUE(late[0].segment) << late[0].told;
 }
 
-TEST(Rendezvous, a_rank_that_dies_on_the_way_is_named_at_once) {
+TEST(Rendezvous, ARankThatDiesOnTheWayIsNamedAtOnce) {
   const std::string name = new_name();
   const pid_t child = in_another_process(false, [&] {
     UniqueFd connection;

@@ -41,7 +41,7 @@ size_t channel_bytes(const SegmentSizes& sizes) {
 SegmentSizes filled_in(SegmentSizes sizes) {
   const auto ranks = static_cast<size_t>(sizes.ranks);
   if (sizes.slot_bytes == 0) {
-    // 1 MiB was the best of ten choices on two cores (shared/reference/performance.md, 2).
+    // 1 MiB was the best of ten choices on two cores.
     sizes.slot_bytes =
         std::clamp((size_t{128} << 20U) / (2 * ranks), size_t{64} << 10U, size_t{1} << 20U);
   }

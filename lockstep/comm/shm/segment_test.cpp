@@ -26,7 +26,7 @@ int64_t allocated_bytes(const Segment& segment) {
   return info.st_blocks * 512;
 }
 
-TEST(Segment, is_the_same_memory_for_whoever_attaches) {
+TEST(Segment, IsTheSameMemoryForWhoeverAttaches) {
   const auto one = Segment::create({.ranks = 3});
   const auto other = Segment::attach(UniqueFd(::dup(one->fd())));
   EXPECT_EQ(other->sizes().ranks, 3);
@@ -37,7 +37,7 @@ TEST(Segment, is_the_same_memory_for_whoever_attaches) {
   EXPECT_EQ(std::to_integer<int>(other->slot(1, 6)[100]), 0);
 }
 
-TEST(Segment, has_no_name_and_cannot_be_cut_under_its_users) {
+TEST(Segment, HasNoNameAndCannotBeCutUnderItsUsers) {
   const auto segment = Segment::create({.ranks = 2});
   struct stat info {};
   ASSERT_EQ(::fstat(segment->fd(), &info), 0);
@@ -46,12 +46,12 @@ TEST(Segment, has_no_name_and_cannot_be_cut_under_its_users) {
   EXPECT_NE(::fcntl(segment->fd(), F_GETFD) & FD_CLOEXEC, 0);
 }
 
-TEST(Segment, has_the_pages_that_every_operation_touches_from_the_start) {
+TEST(Segment, HasThePagesThatEveryOperationTouchesFromTheStart) {
   const auto segment = Segment::create({.ranks = 2});
   EXPECT_GE(allocated_bytes(*segment), static_cast<int64_t>(4 * segment->sizes().slot_bytes));
 }
 
-TEST(Segment, too_large_a_one_is_an_error_that_says_what_to_do) {
+TEST(Segment, TooLargeAOneIsAnErrorThatSaysWhatToDo) {
   try {
     Segment::create({.ranks = 2, .slot_bytes = size_t{1} << 45U});
     FAIL() << "no machine has that much";
@@ -63,7 +63,7 @@ TEST(Segment, too_large_a_one_is_an_error_that_says_what_to_do) {
   }
 }
 
-TEST(Segment, refuses_what_is_none) {
+TEST(Segment, RefusesWhatIsNone) {
   const UniqueFd other(::memfd_create("other", MFD_CLOEXEC));
   ASSERT_EQ(::ftruncate(other.get(), 1 << 20), 0);
   EXPECT_THROW(Segment::attach(UniqueFd(::dup(other.get()))), CommError);
@@ -75,7 +75,7 @@ TEST(Segment, refuses_what_is_none) {
   EXPECT_THROW(Segment::attach(UniqueFd(::dup(other.get()))), CommError) << "too short";
 }
 
-TEST(Arena, makes_tensors_that_peers_see_and_gives_their_memory_back) {
+TEST(Arena, MakesTensorsThatPeersSeeAndGivesTheirMemoryBack) {
   const auto segment = Segment::create({.ranks = 2});
   const auto other = Segment::attach(UniqueFd(::dup(segment->fd())));
   auto arena = std::make_shared<Arena>(segment, 1);
@@ -93,7 +93,7 @@ TEST(Arena, makes_tensors_that_peers_see_and_gives_their_memory_back) {
   EXPECT_EQ(third.count_nonzero().item<int64_t>(), 0);
 }
 
-TEST(Arena, joins_holes_and_outlives_its_owner_while_a_tensor_lives) {
+TEST(Arena, JoinsHolesAndOutlivesItsOwnerWhileATensorLives) {
   auto segment = Segment::create({.ranks = 1, .arena_bytes = 4 * 4096});
   auto arena = std::make_shared<Arena>(segment, 0);
   std::vector<at::Tensor> pages;
@@ -111,7 +111,7 @@ TEST(Arena, joins_holes_and_outlives_its_owner_while_a_tensor_lives) {
   EXPECT_EQ(pages[1].sum().item<int64_t>(), 3 * 4096);
 }
 
-TEST(Arena, an_impossible_tensor_is_an_error) {
+TEST(Arena, AnImpossibleTensorIsAnError) {
   const auto arena =
       std::make_shared<Arena>(Segment::create({.ranks = 1, .arena_bytes = size_t{1} << 44U}), 0);
   try {

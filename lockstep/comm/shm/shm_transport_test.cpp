@@ -123,14 +123,14 @@ int64_t wrong_results(Group& group, int64_t steps, int64_t largest) {
 constexpr shm::SegmentSizes kSmall{
     .ranks = 4, .slots = 2, .slot_bytes = 8192, .chunk_bytes = 4096, .arena_bytes = 64 << 20};
 
-TEST(ShmStress, random_operations_of_more_ranks_than_cores_are_all_right) {
+TEST(ShmStress, RandomOperationsOfMoreRanksThanCoresAreAllRight) {
   std::atomic<int64_t> wrong{0};
   over_one_mapping(kSmall, [&](Group group) { wrong += wrong_results(group, 300, 6000); });
   EXPECT_EQ(wrong, 0);
 }
 
 #if !defined(__SANITIZE_THREAD__)
-TEST(ShmStress, finds_the_race_of_a_slot_that_is_written_again_too_soon) {
+TEST(ShmStress, FindsTheRaceOfASlotThatIsWrittenAgainTooSoon) {
   shm::SegmentSizes racy = kSmall;
   racy.slots = 1;
   std::atomic<int64_t> wrong{0};
@@ -141,7 +141,7 @@ TEST(ShmStress, finds_the_race_of_a_slot_that_is_written_again_too_soon) {
 }
 #endif
 
-TEST(ShmStress, works_over_mappings_of_each_rank_too) {
+TEST(ShmStress, WorksOverMappingsOfEachRankToo) {
   std::atomic<int64_t> wrong{0};
   shm_ranks(3, [&](Group group) { wrong += wrong_results(group, 60, 400'000); });
   EXPECT_EQ(wrong, 0);
@@ -189,15 +189,15 @@ int64_t overwritten_slots(int ranks, int phases, int slots) {
   return found;
 }
 
-TEST(ShmProtocol, in_every_order_of_steps_no_slot_is_overwritten_before_all_have_read_it) {
+TEST(ShmProtocol, InEveryOrderOfStepsNoSlotIsOverwrittenBeforeAllHaveReadIt) {
   EXPECT_EQ(overwritten_slots(2, 6, 2), 0);
   EXPECT_EQ(overwritten_slots(3, 5, 2), 0);
   EXPECT_EQ(overwritten_slots(4, 4, 2), 0);
   EXPECT_GT(overwritten_slots(2, 6, 1), 0) << "one slot is the race that the model must find";
 }
 
-TEST(ShmGroup, adds_in_rank_order) {
-  // 1e8 swallows the ones one by one; see Ranks.reduction_order_is_rank_order.
+TEST(ShmGroup, AddsInRankOrder) {
+  // 1e8 swallows the ones one by one; see Ranks.ReductionOrderIsRankOrder.
   for (const int64_t count : {1, 100'000}) {
     shm_ranks(3, [&](Group group) {
       const std::array<float, 3> values{1e8F, 1.0F, 1.0F};
@@ -208,7 +208,7 @@ TEST(ShmGroup, adds_in_rank_order) {
   }
 }
 
-TEST(ShmGroup, reduces_where_the_tensors_lie_and_mixes_with_others) {
+TEST(ShmGroup, ReducesWhereTheTensorsLieAndMixesWithOthers) {
   shm_ranks(2, [](Group group) {
     const at::TensorOptions floats(at::kFloat);
     at::Tensor tensor = group.empty({300'000}, floats).fill_(group.rank() + 1);
@@ -226,15 +226,19 @@ TEST(ShmGroup, reduces_where_the_tensors_lie_and_mixes_with_others) {
   });
 }
 
-TEST(ShmGroup, an_operation_that_nobody_waits_for_gets_done) {
-  shm_ranks(2, [](Group group) {
+TEST(ShmGroup, AnOperationThatNobodyWaitsForGetsDone) {
+  std::atomic<bool> received = false;
+  shm_ranks(2, [&](Group group) {
     if (group.rank() == 0) {
       group.broadcast(at::full({4'000'000}, 5.0F));
       group.send(at::full({1'000'000}, 6.0F), 1);
-      std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+      while (!received) {  // No call of this rank helps its operations.
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
     } else {
       EXPECT_EQ(group.broadcast(at::empty({4'000'000})).wait()[3'999'999].item<float>(), 5.0F);
       EXPECT_EQ(group.recv(at::empty({1'000'000}), 0).wait()[999'999].item<float>(), 6.0F);
+      received = true;
     }
     group.barrier();
     // After more than a second of rest the thread that looks in must come back.
@@ -252,25 +256,28 @@ TEST(ShmGroup, an_operation_that_nobody_waits_for_gets_done) {
   });
 }
 
-TEST(ShmGroup, messages_to_one_peer_do_not_wait_for_those_to_another) {
+TEST(ShmGroup, MessagesToOnePeerDoNotWaitForThoseToAnother) {
   shm_ranks(3, [](Group group) {
-    const at::Tensor big = at::ones({500'000});
+    const auto filled = [](float value) { return at::full({500'000}, value); };
+    const auto received_from = [&group](int peer) {
+      return group.recv(at::empty({500'000}), peer).wait();
+    };
     if (group.rank() == 0) {
-      Pending first = group.send(big, 1);
-      Pending second = group.send(big, 2);
+      Pending first = group.send(filled(1), 1);
+      Pending second = group.send(filled(2), 2);
       first.wait();
       second.wait();
     } else if (group.rank() == 2) {
-      group.recv(at::empty({500'000}), 0).wait();
-      group.send(big, 1).wait();
+      EXPECT_TRUE(at::equal(received_from(0), filled(2)));
+      group.send(filled(3), 1).wait();
     } else {
-      group.recv(at::empty({500'000}), 2).wait();
-      group.recv(at::empty({500'000}), 0).wait();
+      EXPECT_TRUE(at::equal(received_from(2), filled(3)));
+      EXPECT_TRUE(at::equal(received_from(0), filled(1)));
     }
   });
 }
 
-TEST(ShmGroup, one_that_left_is_named_at_once) {
+TEST(ShmGroup, OneThatLeftIsNamedAtOnce) {
   shm_ranks(3, [](Group group) {
     group.barrier();
     if (group.rank() == 1) {
@@ -288,7 +295,7 @@ TEST(ShmGroup, one_that_left_is_named_at_once) {
   });
 }
 
-TEST(ShmGroup, a_timeout_names_who_is_missing_and_the_others_learn_of_it) {
+TEST(ShmGroup, ATimeoutNamesWhoIsMissingAndTheOthersLearnOfIt) {
   std::atomic<int> told = 0;
   shm_ranks(3, [&](Group group) {
     group.barrier();
@@ -320,7 +327,7 @@ pid_t in_another_process(const Body& body) {
   return child;
 }
 
-TEST(ShmGroup, one_that_is_killed_is_named_within_two_seconds) {
+TEST(ShmGroup, OneThatIsKilledIsNamedWithinTwoSeconds) {
   for (const bool message : {false, true}) {
     const auto segment = shm::Segment::create({.ranks = 2});
     const pid_t child = in_another_process([&] {
@@ -358,7 +365,7 @@ TEST(ShmGroup, one_that_is_killed_is_named_within_two_seconds) {
   }
 }
 
-TEST(ShmGroup, refuses_tensors_without_values) {
+TEST(ShmGroup, RefusesTensorsWithoutValues) {
   shm_ranks(2, [](Group group) {
     const at::Tensor elsewhere = at::empty({4}, at::TensorOptions().device(at::kMeta));
     EXPECT_THROW(group.all_reduce(elsewhere), ConfigError);

@@ -7,10 +7,10 @@
 
 namespace lockstep {
 
-/// Runs `body` on `size` threads, each a rank of one group: the way unit tests have several ranks
-/// without ports or processes. Returns when all have ended; the error of the rank that failed first
-/// is thrown, and the others, which would wait for it for ever, are ended with a CommError. `body`
-/// must not throw anything but std::exception. After gloo's `spawn`.
+/// Runs `body` on `size` threads, each a rank of one group, so that unit tests need no ports or
+/// processes. Returns when all have ended. Throws the error of the rank that failed first; the
+/// others, which would wait for it forever, end with a CommError. `body` may only throw
+/// std::exception. After gloo's `spawn`.
 void ranks(
     int size,
     const std::function<void(Group group)>& body,

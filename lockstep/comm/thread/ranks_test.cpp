@@ -18,7 +18,7 @@
 namespace lockstep {
 namespace {
 
-TEST(Ranks, gives_each_thread_its_rank_and_label) {
+TEST(Ranks, GivesEachThreadItsRankAndLabel) {
   std::atomic<int> seen{0};
   ranks(4, [&](Group group) {
     EXPECT_EQ(group.size(), 4);
@@ -28,7 +28,7 @@ TEST(Ranks, gives_each_thread_its_rank_and_label) {
   EXPECT_EQ(seen, 15);
 }
 
-TEST(Ranks, throws_the_first_error_and_ends_the_ranks_that_wait_for_it) {
+TEST(Ranks, ThrowsTheFirstErrorAndEndsTheRanksThatWaitForIt) {
   std::atomic<int> ended{0};
   try {
     ranks(3, [&](Group group) {
@@ -50,7 +50,7 @@ TEST(Ranks, throws_the_first_error_and_ends_the_ranks_that_wait_for_it) {
   EXPECT_EQ(ended, 2);
 }
 
-TEST(Ranks, reduction_order_is_rank_order) {
+TEST(Ranks, ReductionOrderIsRankOrder) {
   // 1e8 swallows the ones one by one; only in rank order is the sum 1e8 + 0.
   ranks(3, [](Group group) {
     const float values[] = {1e8F, 1.0F, 1.0F};
@@ -73,7 +73,7 @@ void in_turn(const Group& group, std::atomic<int>& started, bool rank_0_is_last,
   ++started;
 }
 
-TEST(Ranks, the_modes_of_whoever_comes_last_do_not_show_in_results) {
+TEST(Ranks, TheModesOfWhoeverComesLastDoNotShowInResults) {
   for (const bool last : {false, true}) {
     std::atomic<int> started{0};
     ranks(2, [&](Group group) {
@@ -94,7 +94,7 @@ TEST(Ranks, the_modes_of_whoever_comes_last_do_not_show_in_results) {
   }
 }
 
-TEST(Ranks, a_result_may_be_waited_for_in_another_mode_than_it_was_asked_for) {
+TEST(Ranks, AResultMayBeWaitedForInAnotherModeThanItWasAskedFor) {
   ranks(2, [](Group group) {
     if (group.rank() == 0) {
       group.send(at::ones({4}), 1).wait();
@@ -109,7 +109,7 @@ TEST(Ranks, a_result_may_be_waited_for_in_another_mode_than_it_was_asked_for) {
   });
 }
 
-TEST(Ranks, what_fails_for_one_all_are_told_of_at_once) {
+TEST(Ranks, WhatFailsForOneAllAreToldOfAtOnce) {
   std::atomic<int> told{0};
   ranks(3, [&](Group group) {
     const at::Tensor mine = at::ones({4});
@@ -129,7 +129,7 @@ TEST(Ranks, what_fails_for_one_all_are_told_of_at_once) {
   EXPECT_EQ(told, 3);
 }
 
-TEST(Ranks, refuses_an_empty_world) {
+TEST(Ranks, RefusesAnEmptyWorld) {
   EXPECT_THROW(ranks(0, [](Group) {}), ConfigError);
 }
 

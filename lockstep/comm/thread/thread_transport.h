@@ -10,19 +10,19 @@
 
 namespace lockstep::comm {
 
-/// The place where ranks that are threads of one process meet.
+/// The transport of ranks that are threads of one process.
 ///
-/// An operation takes effect when the last rank has come: that rank does it for all, reducing in
-/// rank order (in float32 for float16 and bfloat16), so the result is the same bits everywhere and
-/// every run, whatever modes of torch (inference, autocast) that rank's thread is in. If it fails,
-/// all are told why, and the group is dead. For tests and as the slow reference.
+/// The last rank to arrive executes an operation for all, reducing in rank order (in float32 for
+/// float16 and bfloat16). The result is bit-exact across ranks and runs, whatever torch modes
+/// (inference, autocast) that rank's thread uses. If it fails, all ranks get the error, and no
+/// operation may follow. For tests and as the slow reference.
 class ThreadHub;
 
-/// `size` transports over one hub; hand one to each thread.
+/// Creates `size` connected transports, one for each thread.
 std::vector<std::shared_ptr<Transport>> make_thread_transports(int size);
 
-/// Ends every operation of `transport`'s group with a CommError that says `why`: a rank has failed
-/// and will not come. Only for transports of make_thread_transports.
+/// Ends every operation of `transport`'s group with a CommError that contains `why`: a rank has
+/// failed and will not arrive. Only for transports of make_thread_transports.
 void abort_thread_group(Transport& transport, const std::string& why);
 
 }  // namespace lockstep::comm

@@ -7,8 +7,8 @@
 
 namespace lockstep::data {
 
-/// What the datasets of this folder hand out: inputs and targets with the same dimension 0, one row
-/// a sample. A dataset of one's own may use any other movable type.
+/// The batch type of this folder's datasets: inputs and targets with one row a sample. Other
+/// datasets may use any movable type.
 struct Batch {
   at::Tensor data;
   at::Tensor target;

@@ -24,11 +24,11 @@ namespace lockstep::data {
 
 namespace collating {
 
-/// at::stack; ConfigError, naming the shapes, for tensors that differ in shape or dtype.
+/// Calls at::stack. Throws ConfigError with the shapes if tensors differ in shape or dtype.
 at::Tensor stack(const std::vector<at::Tensor>& samples);
 at::Tensor numbers(const std::vector<double>& samples, at::ScalarType type);
 at::Tensor numbers(const std::vector<int64_t>& samples, at::ScalarType type);
-/// ConfigError: the samples differ in something (`what`) they must have in common.
+/// Throws ConfigError: the samples have different structures, which `what` describes.
 [[noreturn]] void refuse(const char* what);
 
 template <typename T>
@@ -40,7 +40,7 @@ inline constexpr bool kIsArray = false;
 template <typename T, size_t N>
 inline constexpr bool kIsArray<std::array<T, N>> = true;
 
-/// get(sample) of each sample.
+/// Returns get(sample) for each sample.
 template <typename T, typename Get>
 auto column(const std::vector<T>& samples, const Get& get) {
   std::vector<std::remove_cvref_t<decltype(get(samples.front()))>> values;
@@ -53,18 +53,18 @@ auto column(const std::vector<T>& samples, const Get& get) {
 
 }  // namespace collating
 
-/// One batch of samples, of which there is at least one, put together field by field:
+/// Builds one batch from at least one sample, field by field, like torch's default_collate:
 ///
-/// - tensors of one shape are stacked along a new dimension 0; others need a collate of their own
-///   (pad_sequences of pad.h);
+/// - tensors of one shape are stacked along a new dimension 0; tensors of different shapes need a
+///   collate function (pad_sequences of pad.h);
 /// - integers become an int64 tensor [B], bools a bool, floats a float32, doubles a float64 one;
 /// - strings become a vector of strings;
-/// - vectors and arrays of n elements become n batches, maps, pairs, tuples and optionals the same
-///   of batches; sizes, keys and presence must be the same in all samples;
-/// - a struct with LOCKSTEP_FIELDS becomes the same struct of batches where its fields allow that
-///   (tensors do, numbers do not), else the tuple of its fields' batches.
+/// - vectors and arrays of n elements become n batches; maps, pairs, tuples and optionals become
+///   the same container of batches; sizes, keys and presence must be the same in all samples;
+/// - a struct with LOCKSTEP_FIELDS becomes the same struct of batches if its fields are tensors,
+///   else the tuple of its fields' batches.
 ///
-/// ConfigError where samples do not fit each other. After torch's default_collate.
+/// Throws ConfigError if the samples differ in structure.
 template <typename T>
 auto default_collate(const std::vector<T>& samples) {
   using collating::column;
@@ -173,7 +173,7 @@ auto default_collate(const std::vector<T>& samples) {
   }
 }
 
-/// default_collate as an object.
+/// A function object that calls default_collate.
 struct DefaultCollate {
   template <typename T>
   auto operator()(std::vector<T> samples) const {
@@ -181,8 +181,8 @@ struct DefaultCollate {
   }
 };
 
-/// A dataset of samples with the function that makes batches of them: a Dataset if the samples can
-/// be read in any order, an IterableDataset if not. See collated().
+/// A dataset of samples combined with a collate function. A Dataset if samples can be read in any
+/// order, else an IterableDataset. See collated().
 template <typename D, typename Collate>
 class Collated;
 
@@ -228,8 +228,9 @@ class Collated<D, Collate> {
   Collate collate_;
 };
 
+/// Combines a dataset with a collate function:
 /// `Loader(collated(sentences, [](std::vector<at::Tensor> s) { return pad_sequences(s); }))`.
-/// `collate`: std::vector of samples -> batch, called from several threads at once, const.
+/// `collate` takes a std::vector of samples and returns a batch. It must be const and thread-safe.
 template <typename D, typename Collate = DefaultCollate>
 auto collated(D dataset, Collate collate = {}) {
   if constexpr (SampleDataset<D> || IterableDataset<D>) {
@@ -239,12 +240,12 @@ auto collated(D dataset, Collate collate = {}) {
     explain_dataset_problem<kProblem>();
     static_assert(
         kProblem != DatasetProblem::kNone,
-        "this data set makes batches itself; give it to the Loader without collated()");
+        "this dataset makes batches itself; give it to the Loader without collated()");
     return RefusedDataset();
   }
 }
 
-/// One batch of an iterable dataset, by its own collate() if it has one.
+/// Builds one batch with the dataset's collate(), or with default_collate if it has none.
 template <IterableDataset D>
 auto collate_samples(const D& dataset, std::vector<SampleOf<D>> samples) {
   if constexpr (requires { dataset.collate(std::move(samples)); }) {

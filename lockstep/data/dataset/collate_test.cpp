@@ -17,8 +17,8 @@
 #include <ATen/ops/zeros.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/data/loader/loader.h"
 #include "lockstep/data/dataset/pad.h"
+#include "lockstep/data/loader/loader.h"
 #include "lockstep/data/test_streams.h"
 
 namespace lockstep::data {

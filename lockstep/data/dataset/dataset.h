@@ -10,12 +10,12 @@
 
 namespace lockstep::data {
 
-/// What a Loader can read: `size()` samples, any of which it can put together in a batch of type
+/// A dataset that a Loader can read: `size()` samples, any of which can form a batch of type
 /// `Batch`.
 ///
-/// Thread safety asked for: `get_batch` is called from several threads at once, with gradients off.
-/// What it throws reaches the loop, at the batch it failed for. Tensor operations inside may start
-/// OpenMP threads beside those of the model; gather_rows of rows.h does not.
+/// Thread safety: `get_batch` must be thread-safe; several threads call it with gradients off.
+/// An exception of `get_batch` reaches the loop at the batch that failed. Tensor operations inside
+/// may start OpenMP threads in parallel with those of the model; gather_rows of rows.h does not.
 template <typename D>
 concept Dataset = std::movable<D> && requires(const D& dataset, std::span<const int64_t> indices) {
   typename D::Batch;
@@ -23,8 +23,8 @@ concept Dataset = std::movable<D> && requires(const D& dataset, std::span<const 
   { dataset.get_batch(indices) } -> std::same_as<typename D::Batch>;
 };
 
-/// A dataset that knows single samples only. collated() of collate.h makes a Dataset of it; what is
-/// asked of `get` is what is asked of `get_batch`.
+/// A dataset that returns single samples. collated() of collate.h makes a Dataset of it. `get` must
+/// be thread-safe, as Dataset::get_batch.
 template <typename D>
 concept SampleDataset = std::movable<D> && requires(const D& dataset, int64_t index) {
   { dataset.size() } -> std::convertible_to<int64_t>;
@@ -43,8 +43,8 @@ using Stream = std::remove_cvref_t<decltype(std::declval<const D&>().stream(int6
 
 }  // namespace iterable
 
-/// A dataset that can only be read from its beginning: `stream(epoch)` returns a callable that
-/// returns one sample after another, and nothing at the end.
+/// A dataset that is read from its beginning. `stream(epoch)` returns a callable that returns the
+/// next sample, or nullopt at the end.
 ///
 ///   struct Lines {
 ///     std::string path;
@@ -56,12 +56,13 @@ using Stream = std::remove_cvref_t<decltype(std::declval<const D&>().stream(int6
 ///     }
 ///   };
 ///
-/// Every rank must see the same samples in the same order in an epoch: it keeps its share and drops
-/// the rest (or rank 0 reads for all; see ShardSpec::dispatch_batches). A stream is opened, called
-/// and destroyed by one thread at a time, with gradients off. Samples are copyable, tensors' way: a
-/// few of them are handed out twice. A `size() const`, where there is one, tells the number of
-/// samples of every epoch. A `collate(std::vector<Sample>) const` makes the batches;
-/// default_collate does where there is none.
+/// Every rank must see the same samples in the same order in an epoch. Each rank keeps its share
+/// and drops the rest, or rank 0 reads for all (see ShardSpec::dispatch_batches).
+/// One thread at a time opens, calls and destroys a stream, with gradients off. Samples must be
+/// copyable, and copies may share memory, as tensors do: a few samples are returned twice.
+/// Optional: `size() const` is the number of samples of every epoch.
+/// Optional: `collate(std::vector<Sample>) const` builds the batches; the default is
+/// default_collate.
 template <typename D>
 concept IterableDataset = std::movable<D> &&
     requires(const D& dataset, int64_t epoch, iterable::Stream<D>& stream) {
@@ -72,7 +73,7 @@ concept IterableDataset = std::movable<D> &&
 template <IterableDataset D>
 using SampleOf = typename decltype(std::declval<iterable::Stream<D>&>()())::value_type;
 
-/// Knows how many samples it has.
+/// A dataset that knows its number of samples.
 template <typename D>
 concept SizedDataset = requires(const D& dataset) {
   { dataset.size() } -> std::convertible_to<int64_t>;

@@ -9,10 +9,10 @@
 
 namespace lockstep::data {
 
-/// Stands for a data set that a static_assert refused: the compiler reports that and no more.
+/// Replaces a dataset that a static_assert refused, so that the compiler reports no further error.
 struct RefusedDataset {};
 
-/// The reason why a type is no data set that a Loader can read.
+/// The reason why a Loader cannot read a type.
 enum class DatasetProblem : uint8_t {
   kNone,
   kTorchDataset,
@@ -75,32 +75,32 @@ consteval DatasetProblem problem_of_dataset() {
   return SampleDataset<D> ? DatasetProblem::kNotCollated : DatasetProblem::kOther;
 }
 
-/// Refuses, in one line, a data set with `problem`.
+/// Refuses a dataset with `problem` by a static_assert of one line.
 template <DatasetProblem problem>
 consteval void explain_dataset_problem() {
   using enum DatasetProblem;
   static_assert(
       problem != kTorchDataset,
-      "this is a data set of torch::data; wrap it: Loader(data::from_torch(dataset))");
+      "this is a dataset of torch::data; wrap it: Loader(data::from_torch(dataset))");
   static_assert(
       problem != kNoRead,
-      "a data set has get(int64_t index) const, or get_batch(std::span<const int64_t> indices) "
+      "a dataset has get(int64_t index) const, or get_batch(std::span<const int64_t> indices) "
       "const, or stream(int64_t epoch) const; this type has none of them");
   static_assert(
       problem != kReadNotConst,
-      "get, get_batch or stream of this data set must be const: several workers call it at once");
-  static_assert(problem != kNoSize, "this data set has no size(); add int64_t size() const to it");
-  static_assert(problem != kSizeNotConst, "size() of this data set must be const");
+      "get, get_batch or stream of this dataset must be const: several workers call it at once");
+  static_assert(problem != kNoSize, "this dataset has no size(); add int64_t size() const to it");
+  static_assert(problem != kSizeNotConst, "size() of this dataset must be const");
   static_assert(
       problem != kNoBatchType,
-      "get_batch of this data set must return the type Batch; add using Batch = ... to it");
+      "get_batch of this dataset must return the type Batch; add using Batch = ... to it");
   static_assert(
       problem != kNotCollated,
-      "this data set has get(index) for single samples; make batches of them: "
+      "this dataset has get(index) for single samples; make batches of them: "
       "Loader(data::collated(dataset))");
   static_assert(
       problem != kOther,
-      "this is no data set: size() must return int64_t, get(index) a value, stream(epoch) a "
+      "this type is not a dataset: size() must return int64_t, get(index) a value, stream(epoch) a "
       "callable that returns a std::optional; and it must be movable");
 }
 

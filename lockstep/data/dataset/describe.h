@@ -7,7 +7,7 @@
 
 namespace lockstep::data {
 
-/// For messages: "Float[2, 3] on cpu", or "an undefined tensor".
+/// Describes a tensor for messages: "Float[2, 3] on cpu", or "an undefined tensor".
 std::string describe(const at::Tensor& tensor);
 
 }  // namespace lockstep::data

@@ -22,9 +22,8 @@ std::string find_file(const std::string& root, const std::string& name) {
   throw ConfigError(
       "fashion_mnist",
       fmt::format(
-          "no Fashion-MNIST here; got no {} or {}.gz in '{}'; try apt-get install "
-          "dataset-fashion-mnist, "
-          "which puts it in {}",
+          "Fashion-MNIST is missing; expected {} or {}.gz in '{}'; try apt-get install "
+          "dataset-fashion-mnist, which puts it in {}",
           name,
           name,
           root,

@@ -8,16 +8,16 @@
 namespace lockstep::data {
 
 enum class FashionMnistSplit {
-  kTrain,  ///< 60,000 pictures.
-  kTest,   ///< 10,000 pictures.
+  kTrain,  ///< 60,000 images.
+  kTest,   ///< 10,000 images.
 };
 
-/// Where Debian's package dataset-fashion-mnist puts its files.
+/// The folder of the files in Debian's package dataset-fashion-mnist.
 inline constexpr const char* kFashionMnistRoot = "/usr/share/datasets/fashion-mnist";
 
-/// Fashion-MNIST: 28 x 28 grey pictures of clothes in 10 classes. The default options give the
-/// training pictures mean 0 and variance 1. Reads `{train,t10k}-{images-idx3,labels-idx1}-ubyte` in
-/// `root`, with or without `.gz`; ConfigError that says how to install them if they are not there.
+/// Opens Fashion-MNIST: 28 x 28 grey images of clothes in 10 classes. The default options give the
+/// training images mean 0 and variance 1. Reads `{train,t10k}-{images-idx3,labels-idx1}-ubyte` in
+/// `root`, with or without `.gz`. Throws ConfigError with the install command if a file is missing.
 IdxImages fashion_mnist(
     FashionMnistSplit split,
     const std::string& root = kFashionMnistRoot,

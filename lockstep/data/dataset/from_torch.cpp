@@ -9,7 +9,7 @@ int64_t require_size(std::optional<size_t> size) {
   if (!size) {
     throw ConfigError(
         "from_torch",
-        "the data set has no size; got an empty optional from size(), expected the number of "
+        "the dataset has no size; got an empty optional from size(), expected the number of "
         "samples; return it, or write a stream(epoch) and pass that to the Loader");
   }
   return static_cast<int64_t>(*size);

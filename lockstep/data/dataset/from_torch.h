@@ -23,7 +23,7 @@
 
 namespace lockstep::data {
 
-/// torch's Example, whose fields a Loader can move to a device and send to another rank.
+/// torch's Example with fields that a Loader can move to a device and send to another rank.
 template <typename Data, typename Target>
 struct TorchExample : torch::data::Example<Data, Target> {
   auto lockstep_fields() { return std::tie(this->data, this->target); }
@@ -55,31 +55,31 @@ auto adapted(std::vector<T> values) {
   return all;
 }
 
-/// The number of samples; ConfigError if there is none.
+/// Returns the number of samples. Throws ConfigError if it is unset.
 int64_t require_size(std::optional<size_t> size);
 
-// Of torch's own loops over single samples, which a derived class may replace.
+// Match torch's default loops over single samples, which a derived class may replace.
 template <typename Self, typename E>
 void is_loop(std::vector<E> (torch::data::datasets::Dataset<Self, E>::*)(c10::ArrayRef<size_t>));
 template <typename In, typename Out>
 void is_loop(std::vector<Out> (torch::data::transforms::Transform<In, Out>::*)(std::vector<In>));
 
-/// Whether get_batch is torch's own loop over get().
+/// Whether get_batch is torch's default loop over get().
 template <typename D>
 concept ReadsBySample = requires(D& dataset) {
   torch_data::is_loop(&D::get_batch);
   dataset.get(size_t{0});
 };
 
-/// Whether apply_batch is torch's own loop over apply().
+/// Whether apply_batch is torch's default loop over apply().
 template <typename T>
 concept AppliesBySample = requires(T& transform, typename T::InputType input) {
   torch_data::is_loop(&T::apply_batch);
   transform.apply(std::move(input));
 };
 
-/// Reads batches of a data set; sample by sample where that is all that torch does, so that each
-/// sample has random numbers of its own.
+/// Reads batches of a dataset. Reads sample by sample where torch does, so that each sample has
+/// separate random numbers.
 template <typename D>
 class Reader {
  public:
@@ -127,7 +127,7 @@ auto read_batch(R& reader, const std::vector<size_t>& indices) {
   }
 }
 
-/// Lends every thread a reader of its own, as torch's DataLoader copies a data set for each worker.
+/// Gives every thread a separate reader, as torch's DataLoader copies a dataset for each worker.
 /// A reader that cannot be copied serves one thread at a time. Thread-safe.
 template <typename R>
 class ReaderPool {
@@ -160,7 +160,7 @@ class ReaderPool {
   }
 
   std::mutex mutex_;
-  R first_;  ///< Where readers can be copied, never read itself.
+  R first_;  ///< If readers can be copied: only the source of copies, never read from.
   std::vector<std::unique_ptr<R>> idle_;
 };
 
@@ -182,7 +182,7 @@ concept Stateful = dataset_check::FromTorch<D> && D::is_stateful && requires(D& 
 
 }  // namespace torch_data
 
-/// A stateless data set of torch as a Dataset; see from_torch(). Copies share their readers.
+/// Adapts a stateless torch dataset to Dataset; see from_torch(). Copies share their readers.
 template <torch_data::Indexed D>
 class TorchDataset {
   using Reader = torch_data::Reader<D>;
@@ -201,7 +201,7 @@ class TorchDataset {
       return torch_data::adapted(torch_data::read_batch(reader, request));
     });
   }
-  /// One sample, so that collated() can take this data set.
+  /// Returns one sample, so that collated() can take this dataset.
   auto get(int64_t index) const requires Reader::kBySample {
     return readers_->with_reader([&](Reader& reader) {
       return torch_data::adapted(reader.sample(static_cast<size_t>(index)));
@@ -213,7 +213,7 @@ class TorchDataset {
   std::shared_ptr<torch_data::ReaderPool<Reader>> readers_;
 };
 
-/// A stateful data set of torch as an IterableDataset; see from_torch(). Copies share the data set.
+/// Adapts a stateful torch dataset to IterableDataset; see from_torch(). Copies share the dataset.
 template <torch_data::Stateful D>
 class TorchStream {
  public:
@@ -246,20 +246,21 @@ class TorchStream {
   size_t request_;
 };
 
-/// Makes a data set of torch::data one of this library: `Loader(from_torch(dataset), {...})`.
+/// Adapts a torch::data dataset for a Loader: `Loader(from_torch(dataset), {...})`.
 ///
-/// - A stateless one (torch's Dataset, BatchDataset, MapDataset, shared ones) becomes a Dataset.
-///   Its batches are those of torch's DataLoader: with `.map(Stack<>())` an example of tensors,
-///   without a vector of examples; collated(from_torch(dataset)) stacks any kind of sample.
-/// - Random numbers in `get` and in transforms of single samples depend on seed, epoch and sample
-///   alone; those of a `get_batch` of its own, on the samples of the batch.
-/// - Each worker reads from a copy, as with torch; one that cannot be copied is read by one worker
-///   at a time. State that `get` changes in a copy is not the others', nor in a checkpoint.
-/// - A stateful one, which yields vectors of examples, becomes an IterableDataset. Every pass
-///   begins with reset(), after which it must yield the same examples on every rank, and in a
-///   resumed job. `request` examples are asked for at a time: a ChunkDataset's batch_size.
+/// - A stateless dataset (torch's Dataset, BatchDataset, MapDataset, shared ones) becomes a
+///   Dataset with the batches of torch's DataLoader. With `.map(Stack<>())` a batch is an example
+///   of tensors, else a vector of examples. collated(from_torch(dataset)) stacks any kind of
+///   sample.
+/// - Random numbers in `get` and in transforms of single samples depend only on seed, epoch and
+///   sample. Those of a custom `get_batch` depend on the samples of the batch.
+/// - Each worker reads from a copy, as with torch. A dataset that cannot be copied is read by one
+///   worker at a time. State that `get` changes stays in that copy and is in no checkpoint.
+/// - A stateful dataset that yields vectors of examples becomes an IterableDataset. Every pass
+///   begins with reset(). After reset() it must yield the same examples on every rank and in a
+///   resumed job. `request` is the number of examples per read: a ChunkDataset's batch_size.
 ///
-/// ConfigError for a stateless one without a size.
+/// Throws ConfigError if a stateless dataset has no size.
 template <typename D>
 auto from_torch(D dataset, [[maybe_unused]] size_t request = 1) {
   if constexpr (torch_data::Indexed<D>) {
@@ -269,11 +270,11 @@ auto from_torch(D dataset, [[maybe_unused]] size_t request = 1) {
   } else {
     static_assert(
         dataset_check::FromTorch<D>,
-        "from_torch takes data sets of torch::data::datasets; a data set of your own goes into a "
+        "from_torch takes datasets of torch::data::datasets; a dataset of your own goes into a "
         "Loader as it is");
     static_assert(
         !dataset_check::FromTorch<D>,
-        "from_torch takes data sets that are read by index, or stateful ones that yield a vector "
+        "from_torch takes datasets that are read by index, or stateful ones that yield a vector "
         "of examples, and end; leave .map(Stack<>()) of a stateful one out: the Loader stacks");
     return RefusedDataset();
   }

@@ -209,7 +209,7 @@ struct Endless : Sums {
 TEST(FromTorch, RefusesADataSetWithoutASize) {
   EXPECT_THAT(
       [] { from_torch(Endless()); },
-      ThrowsMessage<ConfigError>(HasSubstr("the data set has no size")));
+      ThrowsMessage<ConfigError>(HasSubstr("the dataset has no size")));
 }
 
 }  // namespace

@@ -25,9 +25,9 @@ namespace {
 constexpr uint8_t kUnsignedByte = 0x08;
 constexpr int kMaxDims = 8;
 constexpr int64_t kFirstBytes = int64_t{1} << 20;
-constexpr int64_t kMaxRead = int64_t{1} << 24;  // gzread counts in int.
+constexpr int64_t kMaxRead = int64_t{1} << 24;  // gzread counts bytes in int.
 
-/// A file read through zlib, which passes plain files on as they are.
+/// A file read through zlib, which also reads uncompressed files.
 class GzipFile {
  public:
   explicit GzipFile(const std::string& path) : path_(path), file_(gzopen(path.c_str(), "rb")) {
@@ -42,7 +42,7 @@ class GzipFile {
 
   [[noreturn]] void fail(const std::string& what) const { throw ConfigError(path_, what); }
 
-  /// Fills `bytes` as far as the file goes, and returns how far that was.
+  /// Reads into `bytes` until it is full or the file ends. Returns the number of bytes read.
   int64_t read(std::span<uint8_t> bytes) {
     int64_t total = 0;
     while (total < std::ssize(bytes)) {
@@ -50,7 +50,7 @@ class GzipFile {
       const int got = gzread(file_, bytes.data() + total, step);
       int code = Z_OK;
       const char* reason = gzerror(file_, &code);
-      // A gzip stream that simply stops comes back as Z_BUF_ERROR beside the bytes it had.
+      // For a truncated gzip stream, gzread returns the bytes it has and sets Z_BUF_ERROR.
       if (got < 0 || code == Z_BUF_ERROR) {
         fail(fmt::format(
             "cannot be unpacked, damaged or cut off; {} after {} bytes; try to fetch it again",
@@ -74,7 +74,7 @@ class GzipFile {
 
 struct Header {
   std::vector<int64_t> shape;
-  int64_t bytes = 1;  ///< Of the contents.
+  int64_t bytes = 1;  ///< Size of the contents.
 };
 
 Header read_header(GzipFile& file, const IdxOptions& options) {
@@ -82,7 +82,7 @@ Header read_header(GzipFile& file, const IdxOptions& options) {
   const int64_t got = file.read(magic);
   if (got < 4 || magic[0] != 0 || magic[1] != 0) {
     file.fail(fmt::format(
-        "is no IDX file; it begins with [{:02x}], expected [00, 00, 08, number of dimensions]",
+        "is not an IDX file; it begins with [{:02x}], expected [00, 00, 08, number of dimensions]",
         fmt::join(magic.begin(), magic.begin() + got, ", ")));
   }
   if (magic[2] != kUnsignedByte) {
@@ -92,7 +92,7 @@ Header read_header(GzipFile& file, const IdxOptions& options) {
   }
   if (magic[3] < 1 || magic[3] > kMaxDims) {
     file.fail(
-        fmt::format("is no IDX file; got {} dimensions, expected 1 to {}", magic[3], kMaxDims));
+        fmt::format("is not an IDX file; got {} dimensions, expected 1 to {}", magic[3], kMaxDims));
   }
   Header header;
   for (int dim = 0; dim < magic[3]; ++dim) {
@@ -104,12 +104,12 @@ Header read_header(GzipFile& file, const IdxOptions& options) {
     header.shape.push_back(
         int64_t{size[0]} << 24 | int64_t{size[1]} << 16 | int64_t{size[2]} << 8 | int64_t{size[3]});
   }
-  int64_t extent = 1;  // Without the zeros: an empty tensor of absurd strides is refused too.
+  int64_t extent = 1;  // Counts a zero as one: an empty tensor with huge strides is refused too.
   for (const int64_t size : header.shape) {
     if (extent > options.max_bytes / std::max<int64_t>(size, 1)) {
       file.fail(fmt::format(
-          "is too large; its header says [{}], expected at most {} bytes; raise max_bytes if this "
-          "is true",
+          "is too large; its header says [{}], expected at most {} bytes; raise max_bytes if the "
+          "file is right",
           fmt::join(header.shape, ", "),
           options.max_bytes));
     }
@@ -144,7 +144,7 @@ at::Tensor read_idx(const std::string& path, const IdxOptions& options) {
   std::array<uint8_t, 1> extra{};
   if (file.read(extra) != 0) {
     file.fail(fmt::format(
-        "goes on after its end; expected {} bytes for shape [{}]",
+        "has bytes after its end; expected {} bytes for shape [{}]",
         header.bytes,
         fmt::join(header.shape, ", ")));
   }

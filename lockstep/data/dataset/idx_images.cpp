@@ -33,7 +33,7 @@ IdxImages::IdxImages(
     throw ConfigError(
         images_path,
         fmt::format(
-            "holds no pictures; got shape [{}], expected [N, H, W]",
+            "holds no images; got shape [{}], expected [N, H, W]",
             fmt::join(images_.sizes(), ", ")));
   }
   if (labels_.dim() != 1 || labels_.size(0) != images_.size(0)) {

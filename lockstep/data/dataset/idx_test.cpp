@@ -60,8 +60,8 @@ TEST_F(ReadIdx, ReadsAnEmptySet) {
 }
 
 TEST_F(ReadIdx, RefusesWhatIsNoIdxFile) {
-  refuses("PK\x03\x04 a zip file", "is no IDX file; it begins with [50, 4b, 03, 04]");
-  refuses("", "is no IDX file; it begins with []");
+  refuses("PK\x03\x04 a zip file", "is not an IDX file; it begins with [50, 4b, 03, 04]");
+  refuses("", "is not an IDX file; it begins with []");
   refuses(idx({2}, "ab", 0x0D), "got type byte 0d, expected 08");
   refuses(idx({}, "a"), "got 0 dimensions");
   refuses(std::string("\0\0\x08\x7f", 4), "got 127 dimensions");
@@ -72,9 +72,9 @@ TEST_F(ReadIdx, RefusesContentsThatDoNotFitTheHeader) {
   refuses(
       idx({2, 3}, "abcde"),
       "is cut off; got 5 bytes after the header, expected 6 for shape [2, 3]");
-  refuses(idx({2, 3}, "abcdefg"), "goes on after its end; expected 6 bytes");
+  refuses(idx({2, 3}, "abcdefg"), "has bytes after its end; expected 6 bytes");
   refuses(zipped(idx({2, 3}, "abcde")), "is cut off; got 5 bytes");
-  refuses(zipped(idx({2, 3}, "abcdefg")), "goes on after its end");
+  refuses(zipped(idx({2, 3}, "abcdefg")), "has bytes after its end");
 }
 
 TEST_F(ReadIdx, RefusesADamagedStream) {
@@ -104,7 +104,7 @@ TEST_F(ReadIdx, AHeaderThatPromisesGigabytesCostsNone) {
       idx({60000, 60000}, "abc"), "is cut off; got 3 bytes after the header, expected 3600000000");
   std::string bomb;
   bomb.resize(300'000'000, 'a');
-  refuses(zipped(idx({4}, bomb)), "goes on after its end");
+  refuses(zipped(idx({4}, bomb)), "has bytes after its end");
   rusage after{};
   getrusage(RUSAGE_SELF, &after);
   // The 300 MB above are the test's own, once.

@@ -19,7 +19,7 @@ namespace {
   throw ConfigError(path, fmt::format("{}; {}", what, std::generic_category().message(errno)));
 }
 
-/// The mapping outlives the descriptor, so this one is closed before the constructor returns.
+/// RAII scope: a file descriptor, needed only until the file is mapped.
 struct Descriptor {
   int value;
   ~Descriptor() {
@@ -45,7 +45,7 @@ MappedFile::MappedFile(const std::string& path) {
   }
   size_ = static_cast<size_t>(status.st_size);
   if (size_ == 0) {
-    return;  // mmap refuses to map nothing.
+    return;  // mmap refuses a length of zero.
   }
   void* mapping = mmap(nullptr, size_, PROT_READ, MAP_SHARED, file.value, 0);
   if (mapping == MAP_FAILED) {

@@ -6,20 +6,20 @@
 
 namespace lockstep::data {
 
-/// A whole file, mapped into memory to be read: costs address space, and pages only as they are
-/// touched; ranks of one host share them. The file must not shrink while it is mapped: the kernel
-/// answers a read beyond its end with SIGBUS.
+/// A file mapped into memory for reading. Uses address space, and pages only as they are touched;
+/// ranks of one host share them. The file must not shrink while it is mapped: reading beyond its
+/// end raises SIGBUS.
 ///
 /// Thread safety: immutable.
 class MappedFile {
  public:
-  /// ConfigError, naming the path, if it cannot be opened and mapped or is no regular file.
+  /// Throws ConfigError with the path if it cannot be opened and mapped or is not a regular file.
   explicit MappedFile(const std::string& path);
   ~MappedFile();
   MappedFile(const MappedFile&) = delete;
   MappedFile& operator=(const MappedFile&) = delete;
 
-  /// Null if the file is empty. Writing there ends the process with SIGSEGV.
+  /// Null if the file is empty. Writing to the memory ends the process with SIGSEGV.
   const std::byte* data() const { return data_; }
   size_t size() const { return size_; }
 

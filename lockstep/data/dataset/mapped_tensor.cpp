@@ -46,8 +46,8 @@ at::Tensor mapped_tensor(
     throw ConfigError(
         path,
         fmt::format(
-            "the offset makes no sense; got {} bytes in a file of {}, expected a multiple of {} up "
-            "to there",
+            "the offset makes no sense; got {} bytes in a file of {}, expected a multiple of {} "
+            "within the file",
             offset_bytes,
             file_bytes,
             element_bytes));
@@ -57,9 +57,8 @@ at::Tensor mapped_tensor(
     throw ConfigError(
         path,
         fmt::format(
-            "is no whole number of records; got {} bytes after an offset of {}, expected a "
-            "multiple of {} "
-            "({} elements of {} bytes each); {} bytes are left over",
+            "is not a whole number of records; got {} bytes after an offset of {}, expected a "
+            "multiple of {} ({} elements of {} bytes each); {} bytes are left over",
             rest,
             offset_bytes,
             bytes,
@@ -69,7 +68,7 @@ at::Tensor mapped_tensor(
   }
   std::vector<int64_t> shape = {rest / bytes};
   shape.insert(shape.end(), record_shape.begin(), record_shape.end());
-  // The tensor type knows no read-only memory; the mapping itself refuses writes.
+  // Tensors cannot be marked read-only; the read-only mapping refuses writes.
   auto* first = const_cast<std::byte*>(file->data());
   return at::from_blob(
       first == nullptr ? nullptr : first + offset_bytes,

@@ -9,17 +9,16 @@
 
 namespace lockstep::data {
 
-/// A file of records of fixed size as a tensor [n, record_shape...], without reading it: the tensor
-/// is a view of the mapped file, which stays mapped as long as the tensor or a view of it lives.
-/// See MappedFile.
+/// Maps a file of fixed-size records as a tensor [n, record_shape...] without reading it. The file
+/// stays mapped as long as the tensor or a view of it exists. See MappedFile.
 ///
-/// `record_shape` empty: a record is one element. The first `offset_bytes` of the file, a header
-/// perhaps, are left out. Elements are in the byte order of this machine. The tensor is for reading
-/// only: writing to it ends the process with SIGSEGV.
+/// An empty `record_shape` means one element a record. `offset_bytes` is the size of a header to
+/// skip. Elements are in the byte order of this host. The tensor is read-only: writing to it ends
+/// the process with SIGSEGV.
 ///
-/// ConfigError if the file cannot be mapped, if what follows the offset is no whole number of
-/// records, and for a shape that is not positive or an offset that is negative, beyond the file or
-/// not aligned to an element.
+/// Throws ConfigError if the file cannot be mapped, if the bytes after the offset are not a whole
+/// number of records, if a size in `record_shape` is not positive, or if the offset is negative,
+/// beyond the file or not aligned to an element.
 at::Tensor mapped_tensor(
     const std::string& path,
     at::ScalarType dtype,

@@ -12,8 +12,8 @@
 #include <ATen/Functions.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/data/loader/loader.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/data/loader/loader.h"
 #include "lockstep/data/test_files.h"
 
 namespace lockstep::data {

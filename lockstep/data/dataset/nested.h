@@ -13,7 +13,7 @@
 
 #include <ATen/core/Tensor.h>
 
-/// Declares which members of a struct belong to the value it is, in order:
+/// Declares the members of a struct that are its nested value, in order:
 ///
 ///   struct Sample {
 ///     at::Tensor image, label;
@@ -31,11 +31,11 @@
 namespace lockstep::data {
 
 /// Nested values: tensors, and vectors, arrays, maps, pairs, tuples, optionals and structs (with
-/// LOCKSTEP_FIELDS) of nested values. Anything else within one (numbers, strings) is a leaf that
-/// goes along untouched. What a batch is made of, and what gather, pad or send_to_device take.
+/// LOCKSTEP_FIELDS) of nested values. Any other type within one (numbers, strings) is a leaf that
+/// stays untouched. Batches, gather, pad and send_to_device use nested values.
 ///
-/// All of it is resolved at compile time; the order is the order of declaration, and of keys in a
-/// map, hence the same on every rank whose values have the same structure.
+/// All types are resolved at compile time. The order is that of declaration, and of keys in a map,
+/// so it is the same on every rank whose values have the same structure.
 
 template <typename T>
 concept StructOfFields = requires(T& value) {
@@ -76,7 +76,7 @@ struct Kind<std::optional<T>> : Kind<void> {
   static constexpr bool kOptional = true;
 };
 
-/// Whether nothing is in T but tensors, numbers, enums and strings.
+/// Whether T contains only tensors, numbers, enums and strings.
 template <typename T>
 consteval bool known_throughout() {
   using Bare = std::remove_cvref_t<T>;
@@ -103,12 +103,12 @@ consteval bool known_throughout() {
 
 }  // namespace nested
 
-/// A nested value whose every part is known: tensors, numbers, enums and strings in the containers
-/// above. No tensor can hide in it, so it can be moved to a device or sent to another rank whole.
+/// A nested value of only tensors, numbers, enums and strings in the containers above. No tensor
+/// can hide in it, so it can be moved to a device or sent to another rank completely.
 template <typename T>
 concept Transferable = nested::known_throughout<T>();
 
-/// Calls `visit(tensor)` for every tensor in `value`, undefined ones too; it may replace them.
+/// Calls `visit(tensor)` for every tensor in `value`, also undefined ones. `visit` may replace it.
 template <typename T, typename Visit>
 void for_each_tensor(T& value, const Visit& visit) {
   using Bare = std::remove_cv_t<T>;
@@ -136,7 +136,7 @@ void for_each_tensor(T& value, const Visit& visit) {
   }
 }
 
-/// A copy of `value` in which `change(tensor)` stands for every tensor.
+/// Returns a copy of `value` in which `change(tensor)` replaces every tensor.
 template <typename T, typename Change>
 T map_tensors(const T& value, const Change& change) {
   T copy = value;
@@ -144,7 +144,7 @@ T map_tensors(const T& value, const Change& change) {
   return copy;
 }
 
-/// The tensors of `value`, in order.
+/// Returns the tensors of `value`, in order.
 template <typename T>
 std::vector<at::Tensor> tensors_of(const T& value) {
   std::vector<at::Tensor> tensors;

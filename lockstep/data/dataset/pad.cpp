@@ -35,7 +35,7 @@ void check(const std::vector<at::Tensor>& sequences, const PadOptions& options) 
       throw ConfigError(
           "pad_sequences",
           fmt::format(
-              "sequences may differ in dimension 0 alone; got {} and {}",
+              "sequences may differ in dimension 0 only; got {} and {}",
               describe(first),
               describe(sequence)));
     }

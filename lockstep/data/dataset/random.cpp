@@ -31,8 +31,8 @@ at::Generator generator_of(RngType type, const std::optional<at::Generator>& own
   if (!own) {
     throw ConfigError(
         "synchronize_rng_states",
-        "\"generator\" means one of your own, and none was given; pass it, or leave this type out: "
-        "the order of a Loader is the same on every rank anyway");
+        "no generator was passed for type \"generator\"; pass one, or leave this type out: the "
+        "order of a Loader is the same on every rank anyway");
   }
   return *own;
 }
@@ -66,7 +66,7 @@ void synchronize_rng_states(
     generators.push_back(generator_of(type, generator));
   }
   for (at::Generator& each : generators) {
-    // Not locked while it waits for others, who may be threads with the same default generator.
+    // Unlocked during the broadcast: other ranks may be threads with the same default generator.
     at::Tensor state;
     {
       const std::lock_guard<std::mutex> lock(each.mutex());

@@ -12,23 +12,24 @@
 
 namespace lockstep::data {
 
-/// Seeds torch's default generators: of the CPU, and of every CUDA device if there is CUDA.
-/// `device_specific`: with seed + rank, so that dropout and the like differ between ranks. Loaders
-/// are not affected: their order depends on LoaderOptions::seed and the epoch alone.
+/// Seeds torch's default generators of the CPU and, if there is CUDA, of every CUDA device.
+/// `device_specific`: uses seed + rank, so that dropout differs between ranks. Loaders are not
+/// affected: their order depends only on LoaderOptions::seed and the epoch.
 void set_seed(uint64_t seed, bool device_specific = false, int rank = 0);
 
-/// A source of random numbers that ranks can bring to the same state.
+/// A random generator whose state ranks can synchronize.
 enum class RngType {
   kTorch,      ///< "torch": the default generator of the CPU.
   kCuda,       ///< "cuda": the default generator of the current CUDA device.
-  kGenerator,  ///< "generator": one of the caller's own.
+  kGenerator,  ///< "generator": a generator that the caller passes.
 };
 
-/// ConfigError for an unknown name.
+/// Returns the type with this name. Throws ConfigError for an unknown name.
 RngType rng_type_of(const std::string& name);
 
-/// Gives every rank rank 0's state of each of `types`. Collective; about 5 kB sent for each.
-/// ConfigError, before anything is sent, for kCuda without CUDA and kGenerator without `generator`.
+/// Copies rank 0's state of each of `types` to all ranks. Sends about 5 kB for each type.
+/// Collective: all ranks must call it. Throws ConfigError before sending for kCuda without CUDA and
+/// for kGenerator without `generator`.
 void synchronize_rng_states(
     Group& group,
     const std::vector<RngType>& types,

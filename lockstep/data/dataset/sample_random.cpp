@@ -18,7 +18,7 @@
 namespace lockstep::data {
 namespace {
 
-/// A key for modes of one thread that libtorch itself has no kernels for.
+/// A dispatch key for thread-local modes, for which libtorch has no kernels.
 constexpr c10::DispatchKey kRandomKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
 
 thread_local SampleRandomScope* g_random_scope = nullptr;
@@ -28,7 +28,7 @@ bool is_optional_generator(const c10::Type& type) {
          type.containedType(0)->kind() == c10::TypeKind::GeneratorType;
 }
 
-/// Whether a generator of the CPU is the right one for an operation with these arguments.
+/// Whether an argument allows a CPU generator for the operation.
 bool computes_on_cpu(const c10::IValue& argument) {
   if (argument.isTensor()) {
     return !argument.toTensor().defined() || argument.toTensor().is_cpu();
@@ -57,7 +57,7 @@ bool takes_generator(const c10::OperatorHandle& op) {
   });
 }
 
-using RandomLibraries = std::map<std::string, torch::Library>;  // By the operations' namespace.
+using RandomLibraries = std::map<std::string, torch::Library>;  // By namespace of operations.
 
 RandomLibraries* make_random_libraries() {
   auto libraries = std::make_unique<RandomLibraries>();
@@ -76,10 +76,10 @@ RandomLibraries* make_random_libraries() {
               torch::CppFunction::makeFromBoxedFunction<&fill_in_generator>());
     }
   }
-  return libraries.release();  // Kept until the process ends, as torch keeps its own.
+  return libraries.release();  // Kept until the process ends, as torch keeps its libraries.
 }
 
-/// After Vigna's splitmix64: every bit of both numbers moves every bit of the result.
+/// Mixes two numbers after Vigna's splitmix64: every input bit affects every bit of the result.
 uint64_t mixed_in(uint64_t hash, uint64_t value) {
   uint64_t bits = (hash ^ value) + 0x9e3779b97f4a7c15;
   bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9;
@@ -101,8 +101,8 @@ void register_sample_random() {
     throw ConfigError(
         "Loader",
         fmt::format(
-            "random numbers of data sets need torch's dispatch key {}, which something else in "
-            "this program has taken: {}",
+            "random numbers of datasets need torch's dispatch key {}, which other code in this "
+            "program uses already: {}",
             c10::toString(kRandomKey),
             error.what_without_backtrace()));
   }
@@ -128,7 +128,7 @@ SampleRandomScope* SampleRandomScope::current() {
 
 const at::Generator& SampleRandomScope::generator() {
   if (!seeded_) {
-    // torch's engine takes 32 bits of a seed.
+    // torch's CPU engine uses 32 bits of a seed.
     const uint64_t seed = (in_sample_ ? seed_of_sample() : seed_of_batch()) >> 32;
     if (generator_.defined()) {
       generator_.set_current_seed(seed);

@@ -9,44 +9,44 @@
 
 namespace lockstep::data {
 
-/// The part of a data set's random numbers that all samples of a pass share.
+/// The inputs of a dataset's random numbers that all samples of a pass share.
 struct RandomKey {
   uint64_t seed = 0;          ///< LoaderOptions::seed.
   uint64_t sampler_seed = 0;  ///< Sampler::seed().
   int64_t epoch = 0;
 };
 
-/// Gives a data set random numbers that depend on seed, epoch and sample alone.
+/// RAII scope: gives a dataset random numbers that depend only on seed, epoch and sample.
 ///
-/// While a scope exists, this thread's random operations of torch on CPU tensors (rand, dropout,
+/// Within the scope, torch's random operations on CPU tensors in this thread (rand, dropout,
 /// bernoulli_, randperm ...) draw from the scope's generator instead of the process's default one.
-/// So neither the number of workers nor what the training loop draws changes them, and the loop's
-/// own numbers stay as they are. An operation that is given a generator uses that one.
+/// So the number of workers and the training loop's draws do not change them, nor the reverse. An
+/// operation with an explicit generator uses that generator.
 ///
-/// A Loader opens a scope around everything that it asks of a data set. The scope has one sequence
-/// of numbers for the batch, and one for each sample; see begin_sample().
+/// A Loader opens a scope around every call into a dataset. The scope has one sequence of numbers
+/// for the batch, and one for each sample; see begin_sample().
 ///
-/// It does so by a kernel under a dispatch key of this thread's, for the operations that have an
-/// argument `Generator?`: others cost nothing more. Not covered: torch::manual_seed() and the
-/// default generator itself, threads that a data set starts, other devices, std::rand, and engines
-/// of <random>; seed the last with random_seed().
+/// The scope sets a thread-local dispatch key. Its kernels cover the operations with a `Generator?`
+/// argument; other operations cost nothing more. Not covered: torch::manual_seed() and the default
+/// generator, threads that a dataset starts, other devices, std::rand, and engines of <random>;
+/// seed the last with random_seed().
 ///
-/// Cost: about 2 us for the first number of each sample, none without one. Thread safety: belongs
-/// to the thread that made it; scopes may be nested.
+/// Cost: about 2 us for the first number of each sample, none without one. Not thread-safe: a scope
+/// belongs to the thread that made it. Scopes may be nested.
 class SampleRandomScope {
  public:
-  /// `samples`: int64 indices of the batch in the data set. `visits`: how often each came before in
-  /// this epoch; empty if never. Both must outlive the scope. ConfigError if something else in the
-  /// program took torch's dispatch key.
+  /// `samples`: int64 indices of the batch in the dataset. `visits`: for each sample, the number of
+  /// earlier occurrences in this epoch; empty if all are zero. Both must outlive the scope.
+  /// Throws ConfigError if other code in the program uses torch's dispatch key.
   SampleRandomScope(
       const RandomKey& key, std::span<const int64_t> samples, std::span<const int64_t> visits = {});
   ~SampleRandomScope();
   SampleRandomScope(const SampleRandomScope&) = delete;
   SampleRandomScope& operator=(const SampleRandomScope&) = delete;
 
-  /// This thread's innermost scope; null outside of any.
+  /// Returns this thread's innermost scope; null outside of any.
   static SampleRandomScope* current();
-  /// In the state of the running sample, or of the batch.
+  /// Returns the generator in the state of the running sample, or of the batch.
   const at::Generator& generator();
 
  private:
@@ -62,7 +62,7 @@ class SampleRandomScope {
   RandomKey key_;
   std::span<const int64_t> samples_;
   std::span<const int64_t> visits_;
-  size_t next_row_ = 0;  ///< Where visits_of() looks first.
+  size_t next_row_ = 0;  ///< The row where visits_of() starts its search.
   bool in_sample_ = false;
   int64_t sample_ = 0;
   int64_t visit_ = 0;
@@ -70,20 +70,19 @@ class SampleRandomScope {
   at::Generator generator_;
 };
 
-/// Starts the random numbers of sample `index`, for a `get_batch` of one's own that makes its
-/// samples one by one. collated() and from_torch() do it for every `get`. Does nothing outside of a
-/// Loader.
+/// Starts the random numbers of sample `index`. Call it in a custom `get_batch` that makes samples
+/// one by one; collated() and from_torch() call it for every `get`. Does nothing outside a Loader.
 void begin_sample(int64_t index);
-/// Goes on with the random numbers of the batch: after the last sample.
+/// Returns to the random numbers of the batch; call it after the last sample.
 void end_samples();
 
-/// Draws a seed for an engine of one's own from the random numbers of the running sample:
-/// `std::mt19937_64 engine(data::random_seed());`. Outside of a Loader from torch's default
+/// Draws a seed for a random engine from the running sample's random numbers:
+/// `std::mt19937_64 engine(data::random_seed());`. Outside a Loader it draws from torch's default
 /// generator.
 uint64_t random_seed();
 
-/// Registers the kernels with torch, once in a process; the first Loader does. ConfigError as
-/// above.
+/// Registers the kernels with torch, once in a process; the first Loader calls it. Throws
+/// ConfigError as SampleRandomScope does.
 void register_sample_random();
 
 }  // namespace lockstep::data

@@ -10,8 +10,8 @@
 
 namespace lockstep::data {
 
-/// Inputs and targets held as two tensors; row i of both is sample i. Nothing is copied if the rows
-/// are contiguous, so mapped_tensor() makes this a dataset larger than memory:
+/// A dataset of two tensors, inputs and targets; row i of both is sample i. Copies nothing if the
+/// rows are contiguous, so with mapped_tensor() the dataset may be larger than memory:
 ///
 ///   TensorDataset(
 ///       mapped_tensor("x.bin", at::kFloat, {3, 32, 32}), mapped_tensor("y.bin", at::kLong, {}))
@@ -21,7 +21,7 @@ class TensorDataset {
  public:
   using Batch = ::lockstep::data::Batch;
 
-  /// ConfigError if the two differ in dimension 0, or gather_rows cannot read them.
+  /// Throws ConfigError if the two differ in dimension 0, or gather_rows cannot read them.
   TensorDataset(const at::Tensor& data, const at::Tensor& target);
 
   int64_t size() const { return data_.size(0); }

@@ -39,7 +39,8 @@ std::shared_ptr<c10::Event> CopyAhead::recorded(const c10::Stream& stream) {
   return event;
 }
 
-std::shared_ptr<c10::Event> CopyAhead::made_there(const std::vector<at::Tensor>& tensors) const {
+std::shared_ptr<c10::Event> CopyAhead::recorded_producer(
+    const std::vector<at::Tensor>& tensors) const {
   const at::Device device = stream_->device();
   const bool any = std::ranges::any_of(tensors, [device](const at::Tensor& tensor) {
     return tensor.defined() && tensor.device() == device;
@@ -51,7 +52,7 @@ void CopyAhead::wait_for(c10::Event& event) const {
   event.block(c10::impl::VirtualGuardImpl(stream_->device_type()).getStream(stream_->device()));
 }
 
-void CopyAhead::keep(const std::vector<at::Tensor>& tensors) const {
+void CopyAhead::record_use(const std::vector<at::Tensor>& tensors) const {
   const c10::impl::VirtualGuardImpl guard(stream_->device_type());
   const c10::Stream current = guard.getStream(stream_->device());
   for (const at::Tensor& tensor : tensors) {

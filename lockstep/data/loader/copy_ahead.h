@@ -12,8 +12,8 @@
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
 
-#include "lockstep/data/loader/device.h"
 #include "lockstep/data/dataset/nested.h"
+#include "lockstep/data/loader/device.h"
 
 namespace lockstep::data {
 
@@ -21,8 +21,9 @@ namespace lockstep::data {
 template <typename Batch>
 struct Arriving {
   Batch batch;
-  std::shared_ptr<c10::Event> there = nullptr;  ///< Behind its copies; null: it is there.
-  std::shared_ptr<c10::Event> made = nullptr;   ///< Behind what made it, if that was on the device.
+  std::shared_ptr<c10::Event> copied = nullptr;  ///< Behind its copies; null: it is there.
+  std::shared_ptr<c10::Event> produced =
+      nullptr;  ///< Behind what made it, if that was on the device.
 };
 
 /// Copies batches to a device on a stream of their own, so that they travel beside what the device
@@ -46,10 +47,10 @@ class CopyAhead {
   Arriving<Batch> send(Batch batch) const {
     if constexpr (Transferable<Batch>) {
       if (stream_) {
-        std::shared_ptr<c10::Event> made = made_there(tensors_of(batch));
-        const c10::StreamGuard beside(*stream_);
+        std::shared_ptr<c10::Event> produced = recorded_producer(tensors_of(batch));
+        const c10::StreamGuard guard(*stream_);
         Batch copy = to_device(std::move(batch), stream_->device(), /*non_blocking=*/true);
-        return {std::move(copy), recorded(*stream_), std::move(made)};
+        return {std::move(copy), recorded(*stream_), std::move(produced)};
       }
       if (device_) {
         return {to_device(std::move(batch), *device_)};
@@ -61,12 +62,12 @@ class CopyAhead {
   template <typename Batch>
   Batch receive(Arriving<Batch> arriving) const {
     if constexpr (Transferable<Batch>) {
-      if (arriving.there) {
-        wait_for(*arriving.there);
-        if (arriving.made) {
-          wait_for(*arriving.made);
+      if (arriving.copied) {
+        wait_for(*arriving.copied);
+        if (arriving.produced) {
+          wait_for(*arriving.produced);
         }
-        keep(tensors_of(arriving.batch));
+        record_use(tensors_of(arriving.batch));
       }
     }
     return std::move(arriving.batch);
@@ -76,11 +77,11 @@ class CopyAhead {
   /// An event behind what `stream` was told so far.
   static std::shared_ptr<c10::Event> recorded(const c10::Stream& stream);
   /// If any of `tensors` is on the device already: behind what the current stream was told so far.
-  std::shared_ptr<c10::Event> made_there(const std::vector<at::Tensor>& tensors) const;
+  std::shared_ptr<c10::Event> recorded_producer(const std::vector<at::Tensor>& tensors) const;
   /// Makes the current stream wait.
   void wait_for(c10::Event& event) const;
   /// What `tensors` lie in stays for the current stream.
-  void keep(const std::vector<at::Tensor>& tensors) const;
+  void record_use(const std::vector<at::Tensor>& tensors) const;
 
   std::optional<at::Device> device_;
   std::optional<c10::Stream> stream_;  ///< None where there is nothing to copy beside.

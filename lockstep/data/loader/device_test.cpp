@@ -20,8 +20,8 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/data/dataset/batch.h"
-#include "lockstep/data/loader/loader.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/data/loader/loader.h"
 
 namespace lockstep::data {
 namespace {

@@ -55,16 +55,16 @@ void StepChannel::send_headers(
 }
 
 void StepChannel::send_step(
-    int64_t index, int64_t samples, const std::vector<at::Tensor>& parcels) {
+    int64_t index, int64_t samples, const std::vector<at::Tensor>& payloads) {
   std::vector<int64_t> sizes = {kNoPayload};
-  for (const at::Tensor& parcel : parcels) {
-    sizes.push_back(parcel.defined() ? parcel.numel() : kNoPayload);
+  for (const at::Tensor& payload : payloads) {
+    sizes.push_back(payload.defined() ? payload.numel() : kNoPayload);
   }
   send_headers(kStep, index, samples, sizes);
   std::vector<Pending> sent;
-  for (size_t i = 0; i < parcels.size(); ++i) {
-    if (parcels[i].defined()) {
-      sent.push_back(group_.send(parcels[i], static_cast<int>(i) + 1));
+  for (size_t i = 0; i < payloads.size(); ++i) {
+    if (payloads[i].defined()) {
+      sent.push_back(group_.send(payloads[i], static_cast<int>(i) + 1));
     }
   }
   for (Pending& pending : sent) {
@@ -95,10 +95,10 @@ std::optional<StepChannel::Arrival> StepChannel::receive(int64_t index) {
             field[kEpoch],
             why));
   }
-  Arrival arrival{.samples = field[kSamples], .parcel = {}};
+  Arrival arrival{.samples = field[kSamples], .payload = {}};
   if (field[kKind] == kStep && field[kPayloadBytes] != kNoPayload) {
     // Taken even if it is not the right one: rank 0 would wait for ever to be rid of it.
-    arrival.parcel = group_.recv(at::empty({field[kPayloadBytes]}, at::kByte), 0).wait();
+    arrival.payload = group_.recv(at::empty({field[kPayloadBytes]}, at::kByte), 0).wait();
   }
   if (field[kEpoch] != epoch_ || field[kIndex] != index ||
       field[kGlobalBatchRows] != global_batch_rows_ || field[kFirstSample] != first_sample_) {

@@ -27,7 +27,7 @@ class StepChannel {
   /// What a rank other than 0 gets of a step.
   struct Arrival {
     int64_t samples = 0;  ///< Of the step's layout.
-    at::Tensor parcel;    ///< Undefined: this rank has no batch in the step.
+    at::Tensor payload;   ///< Undefined: this rank has no batch in the step.
   };
 
   StepChannel(Group group, const ShardLayout& layout, int64_t epoch);
@@ -35,8 +35,8 @@ class StepChannel {
   int rank() const { return group_.rank(); }
   int size() const { return group_.size(); }
 
-  // On rank 0. `parcels`: of ranks 1, 2, ...; undefined for one without a batch.
-  void send_step(int64_t index, int64_t samples, const std::vector<at::Tensor>& parcels);
+  // On rank 0. `payloads`: of ranks 1, 2, ...; undefined for one without a batch.
+  void send_step(int64_t index, int64_t samples, const std::vector<at::Tensor>& payloads);
   void send_end(int64_t index);
   void send_failure(int64_t index, const std::string& why);
 
@@ -79,20 +79,20 @@ class StepChannel {
 template <typename Batch>
 class Dispatcher final : public Steps<Arriving<Batch>> {
  public:
-  using Own = Arriving<Batch>;
+  using LocalBatch = Arriving<Batch>;
 
-  /// `source`: the steps of all ranks, on rank 0; null elsewhere. `own` sees this rank's own
+  /// `source`: the steps of all ranks, on rank 0; null elsewhere. `send` sees this rank's own
   /// batches, on the transfer's thread. Starts the first transfer.
   Dispatcher(
       Group group,
       std::unique_ptr<Steps<Batch>> source,
       const ShardLayout& layout,
       const Cursor& cursor,
-      SendBatch<Batch> own)
-      : link_(std::move(group), layout, cursor.epoch),
+      SendBatch<Batch> send)
+      : channel_(std::move(group), layout, cursor.epoch),
         layout_(layout),
         source_(std::move(source)),
-        own_(std::move(own)) {
+        send_(std::move(send)) {
     start(cursor.batches);
   }
   ~Dispatcher() override {
@@ -100,24 +100,24 @@ class Dispatcher final : public Steps<Arriving<Batch>> {
       return;
     }
     if (transfer_.wait_for(StepChannel::kPatience) != std::future_status::ready) {
-      link_.say_waiting(under_way_);
+      channel_.say_waiting(pending_index_);
     }
     try {
       transfer_.get();
     } catch (const std::exception& error) {
-      link_.say_failed(under_way_, error.what());
+      channel_.say_failed(pending_index_, error.what());
     } catch (...) {
-      link_.say_failed(under_way_, "something unknown was thrown");
+      channel_.say_failed(pending_index_, "something unknown was thrown");
     }
   }
   Dispatcher(const Dispatcher&) = delete;
   Dispatcher& operator=(const Dispatcher&) = delete;
 
-  std::optional<Step<Own>> next() override {
+  std::optional<Step<LocalBatch>> next() override {
     if (!transfer_.valid()) {
       return std::nullopt;
     }
-    std::optional<Step<Own>> step = transfer_.get();
+    std::optional<Step<LocalBatch>> step = transfer_.get();
     if (!step) {
       return std::nullopt;
     }
@@ -130,7 +130,7 @@ class Dispatcher final : public Steps<Arriving<Batch>> {
 
  private:
   void start(int64_t index) {
-    under_way_ = index;
+    pending_index_ = index;
     transfer_ = std::async(std::launch::async, [this, index, label = current_rank()] {
       const ThreadRankScope scope(label);
       const c10::NoGradGuard no_grad;
@@ -138,65 +138,65 @@ class Dispatcher final : public Steps<Arriving<Batch>> {
     });
   }
 
-  std::optional<Step<Own>> send(int64_t index) {
+  std::optional<Step<LocalBatch>> send(int64_t index) {
     std::optional<Step<Batch>> step;
-    std::optional<Step<Own>> own;
-    std::vector<at::Tensor> parcels;
+    std::optional<Step<LocalBatch>> local;
+    std::vector<at::Tensor> payloads;
     try {
       step = source_->next();
-      for (int rank = 1; step && rank < link_.size(); ++rank) {
+      for (int rank = 1; step && rank < channel_.size(); ++rank) {
         const std::optional<Batch>& batch = step->batches[static_cast<size_t>(rank)];
-        parcels.push_back(batch ? packed(*batch) : at::Tensor());
+        payloads.push_back(batch ? packed(*batch) : at::Tensor());
       }
       if (step) {
-        own.emplace(Step<Own>{step->index, step->layout, {}});
+        local.emplace(Step<LocalBatch>{step->index, step->layout, {}});
         std::optional<Batch>& front = step->batches.front();
-        own->batches.push_back(front ? std::optional(own_(*std::move(front))) : std::nullopt);
+        local->batches.push_back(front ? std::optional(send_(*std::move(front))) : std::nullopt);
       }
     } catch (const std::exception& error) {
-      link_.send_failure(index, error.what());
+      channel_.send_failure(index, error.what());
       throw;
     } catch (...) {
-      link_.send_failure(index, "something unknown was thrown");
+      channel_.send_failure(index, "something unknown was thrown");
       throw;
     }
     if (step) {
-      link_.send_step(index, step->layout.samples(), parcels);
+      channel_.send_step(index, step->layout.samples(), payloads);
     } else {
-      link_.send_end(index);
+      channel_.send_end(index);
     }
-    return own;
+    return local;
   }
 
-  std::optional<Step<Own>> receive(int64_t index) {
-    const std::optional<StepChannel::Arrival> arrival = link_.receive(index);
+  std::optional<Step<LocalBatch>> receive(int64_t index) {
+    const std::optional<StepChannel::Arrival> arrival = channel_.receive(index);
     if (!arrival) {
       return std::nullopt;
     }
-    Step<Own> step{index, layout_.with_samples(arrival->samples), {}};
+    Step<LocalBatch> step{index, layout_.with_samples(arrival->samples), {}};
     step.batches.emplace_back();
-    if (arrival->parcel.defined()) {
-      TensorDeserializer parcel(arrival->parcel);
+    if (arrival->payload.defined()) {
+      TensorDeserializer deserializer(arrival->payload);
       Batch batch{};
-      unpack(batch, parcel);
-      step.batches.front() = own_(std::move(batch));
+      unpack(batch, deserializer);
+      step.batches.front() = send_(std::move(batch));
     }
     return step;
   }
 
   static at::Tensor packed(const Batch& batch) {
-    TensorSerializer parcel;
-    pack(batch, parcel);
-    return parcel.bytes();
+    TensorSerializer serializer;
+    pack(batch, serializer);
+    return serializer.bytes();
   }
 
-  StepChannel link_;
+  StepChannel channel_;
   ShardLayout layout_;
   std::unique_ptr<Steps<Batch>> source_;
-  SendBatch<Batch> own_;
-  int64_t under_way_ = 0;  ///< Its index.
+  SendBatch<Batch> send_;
+  int64_t pending_index_ = 0;  ///< Its index.
   /// The step under way; last, for its end is awaited before anything it uses goes.
-  std::future<std::optional<Step<Own>>> transfer_;
+  std::future<std::optional<Step<LocalBatch>>> transfer_;
 };
 
 }  // namespace lockstep::data

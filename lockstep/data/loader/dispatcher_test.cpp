@@ -23,8 +23,8 @@
 #include "lockstep/base/log.h"
 #include "lockstep/comm/connected_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
-#include "lockstep/data/loader/loader.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
+#include "lockstep/data/loader/loader.h"
 #include "lockstep/data/test_numbers.h"
 #include "lockstep/data/test_streams.h"
 

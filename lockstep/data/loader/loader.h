@@ -13,9 +13,9 @@
 
 #include "lockstep/data/dataset/batch.h"
 #include "lockstep/data/dataset/collate.h"
-#include "lockstep/data/loader/copy_ahead.h"
 #include "lockstep/data/dataset/dataset.h"
 #include "lockstep/data/dataset/dataset_check.h"
+#include "lockstep/data/loader/copy_ahead.h"
 #include "lockstep/data/loader/dispatcher.h"
 #include "lockstep/data/loader/loader_core.h"
 #include "lockstep/data/loader/sequence_dataset.h"

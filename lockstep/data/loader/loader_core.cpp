@@ -488,7 +488,7 @@ void LoaderCore::leave_pass() noexcept {
 void refuse_empty_loader() {
   throw ConfigError(
       "loader",
-      "this loader is empty: free_memory() has released its data set; construct another Loader");
+      "this loader is empty: free_memory() has released its dataset; construct another Loader");
 }
 
 }  // namespace lockstep::data

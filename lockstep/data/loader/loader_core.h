@@ -9,8 +9,8 @@
 #include <c10/core/Device.h>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/data/loader/cursor.h"
 #include "lockstep/data/dataset/sample_random.h"
+#include "lockstep/data/loader/cursor.h"
 #include "lockstep/data/loader/sampler.h"
 #include "lockstep/data/loader/shard.h"
 

@@ -9,10 +9,10 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/data/dataset/sample_random.h"
 #include "lockstep/data/loader/copy_ahead.h"
 #include "lockstep/data/loader/loader_core.h"
 #include "lockstep/data/loader/prefetcher.h"
-#include "lockstep/data/dataset/sample_random.h"
 #include "lockstep/data/loader/shard.h"
 
 namespace lockstep::data {

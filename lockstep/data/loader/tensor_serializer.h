@@ -44,51 +44,51 @@ class TensorDeserializer {
 };
 
 template <Transferable T>
-void pack(const T& value, TensorSerializer& parcel) {
+void pack(const T& value, TensorSerializer& serializer) {
   if constexpr (std::is_base_of_v<at::TensorBase, T>) {
-    parcel.tensor(value);
+    serializer.tensor(value);
   } else if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
-    parcel.raw(&value, sizeof(value));
+    serializer.raw(&value, sizeof(value));
   } else if constexpr (std::is_same_v<T, std::string>) {
-    pack(static_cast<int64_t>(value.size()), parcel);
-    parcel.raw(value.data(), value.size());
+    pack(static_cast<int64_t>(value.size()), serializer);
+    serializer.raw(value.data(), value.size());
   } else if constexpr (nested::Kind<T>::kSequence) {
-    pack(static_cast<int64_t>(value.size()), parcel);
+    pack(static_cast<int64_t>(value.size()), serializer);
     for (const typename T::value_type& item : value) {
-      pack(item, parcel);
+      pack(item, serializer);
     }
   } else if constexpr (nested::Kind<T>::kMap) {
-    pack(static_cast<int64_t>(value.size()), parcel);
+    pack(static_cast<int64_t>(value.size()), serializer);
     for (const auto& [key, item] : value) {
-      pack(key, parcel);
-      pack(item, parcel);
+      pack(key, serializer);
+      pack(item, serializer);
     }
   } else if constexpr (nested::Kind<T>::kOptional) {
-    pack(value.has_value(), parcel);
+    pack(value.has_value(), serializer);
     if (value) {
-      pack(*value, parcel);
+      pack(*value, serializer);
     }
   } else if constexpr (nested::Kind<T>::kTuple) {
-    std::apply([&](const auto&... items) { (pack(items, parcel), ...); }, value);
+    std::apply([&](const auto&... items) { (pack(items, serializer), ...); }, value);
   } else {
-    pack(value.lockstep_fields(), parcel);
+    pack(value.lockstep_fields(), serializer);
   }
 }
 
 template <Transferable T>
-void unpack(T& value, TensorDeserializer& parcel) {
+void unpack(T& value, TensorDeserializer& deserializer) {
   const auto read_size = [&] {
     int64_t size = 0;
-    unpack(size, parcel);
+    unpack(size, deserializer);
     return static_cast<size_t>(size);
   };
   if constexpr (std::is_base_of_v<at::TensorBase, T>) {
-    value = parcel.tensor();
+    value = deserializer.tensor();
   } else if constexpr (std::is_arithmetic_v<T> || std::is_enum_v<T>) {
-    parcel.raw(&value, sizeof(value));
+    deserializer.raw(&value, sizeof(value));
   } else if constexpr (std::is_same_v<T, std::string>) {
     value.resize(read_size());
-    parcel.raw(value.data(), value.size());
+    deserializer.raw(value.data(), value.size());
   } else if constexpr (nested::Kind<T>::kSequence) {
     const size_t size = read_size();
     if constexpr (requires { value.resize(size); }) {
@@ -96,28 +96,28 @@ void unpack(T& value, TensorDeserializer& parcel) {
     }
     for (size_t i = 0; i < size; ++i) {
       typename T::value_type item{};  // A bool of a vector has no address of its own.
-      unpack(item, parcel);
+      unpack(item, deserializer);
       value[i] = std::move(item);
     }
   } else if constexpr (nested::Kind<T>::kMap) {
     value.clear();
     for (size_t left = read_size(); left > 0; --left) {
       typename T::key_type key{};
-      unpack(key, parcel);
-      unpack(value[key], parcel);
+      unpack(key, deserializer);
+      unpack(value[key], deserializer);
     }
   } else if constexpr (nested::Kind<T>::kOptional) {
     bool present = false;
-    unpack(present, parcel);
+    unpack(present, deserializer);
     value.reset();
     if (present) {
-      unpack(value.emplace(), parcel);
+      unpack(value.emplace(), deserializer);
     }
   } else if constexpr (nested::Kind<T>::kTuple) {
-    std::apply([&](auto&... items) { (unpack(items, parcel), ...); }, value);
+    std::apply([&](auto&... items) { (unpack(items, deserializer), ...); }, value);
   } else {
     auto fields = value.lockstep_fields();
-    unpack(fields, parcel);
+    unpack(fields, deserializer);
   }
 }
 

@@ -18,29 +18,29 @@
 
 namespace lockstep {
 
-/// What operations of one name have computed.
+/// The computation of all operations of one name.
 struct OperationCount {
   int64_t count = 0;
-  double macs = 0;  ///< Multiplications that are added up: of matrix products and convolutions.
+  double macs = 0;  ///< Multiply-accumulates of matrix products and convolutions.
   double flops = 0;
   double ms = 0;
 };
 
-/// What one operation of that name ("addmm") computes on `inputs`, by their shapes; nothing if it
-/// is not known to compute: views, copies, lookups, or what is made of others, which count.
+/// Returns the computation of one operation of that name ("addmm") on `inputs`, by their shapes;
+/// nothing for operations without arithmetic (views, copies, lookups) and for those that consist of
+/// counted ones.
 ///
-/// As DeepSpeed's profiler has it: a matrix product or convolution has a MAC, and two FLOPs, for
-/// each product (what a bias adds is not counted); softmax, activations, sums and arithmetic have
-/// one FLOP an element, normalisations four, or five with weights.
+/// The rules are DeepSpeed's: a matrix product or convolution has a MAC, and two FLOPs, for each
+/// product (bias additions are not counted); softmax, activations, sums and arithmetic have one
+/// FLOP an element, normalisations four, or five with weights.
 std::optional<OperationCount> operation_count(
     const std::string& name, c10::ArrayRef<const c10::IValue> inputs);
 
-/// Counts the operations that this thread runs between start() and stop(), by libtorch's
-/// RecordFunction. An operation within one that counts does not count again.
+/// Counts the operations that this thread runs between start() and stop(), with libtorch's
+/// RecordFunction. Operations within a counted one are not counted.
 ///
-/// Cost while it counts: some microseconds an operation, and with `wait_for_device` the wait after
-/// each, without which the times would be those of launching. Thread safety: none; start and stop
-/// in one thread.
+/// Cost while counting: some microseconds an operation, and with `wait_for_device` a wait after
+/// each, without which times would be launch times. Not thread-safe; start and stop in one thread.
 class FlopsCounter {
  public:
   FlopsCounter() = default;
@@ -48,12 +48,12 @@ class FlopsCounter {
   FlopsCounter(const FlopsCounter&) = delete;
   FlopsCounter& operator=(const FlopsCounter&) = delete;
 
-  /// `modules`, if given, tells whose parameters operations touch; it must live until stop().
+  /// `modules`, if given, maps parameters to modules; it must live until stop().
   void start(std::function<void()> wait_for_device, const ModuleTree* modules = nullptr);
   void stop();
-  /// By name; added up over all that was counted since clear().
+  /// By name; summed since clear().
   const std::map<std::string, OperationCount>& operations() const { return operations_; }
-  /// What modules cost, one each and in the tree's order, added up as well; empty without any.
+  /// The cost of each module, in the tree's order, summed; empty without modules.
   const std::vector<ModuleTree::Cost>& modules() const { return modules_; }
   void clear() {
     operations_.clear();
@@ -69,7 +69,7 @@ class FlopsCounter {
   std::vector<ModuleTree::Cost> modules_;
   std::function<void()> wait_for_device_;
   std::optional<at::CallbackHandle> handle_;
-  // Between start and stop.
+  // Valid between start and stop.
   const ModuleTree* tree_ = nullptr;
   std::vector<ModuleEvent> events_;
   std::chrono::steady_clock::time_point began_;

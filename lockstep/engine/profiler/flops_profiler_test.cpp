@@ -41,7 +41,7 @@ double all_macs(const std::map<std::string, OperationCount>& operations) {
   return all;
 }
 
-TEST(FlopsCounter, a_linear_layer_has_a_mac_for_each_weight_and_row) {
+TEST(FlopsCounter, ALinearLayerHasAMacForEachWeightAndRow) {
   torch::nn::Linear linear(6, 16);
   for (const auto& shape : std::vector<std::vector<int64_t>>{{4, 6}, {2, 2, 6}}) {
     const auto operations = counted([&] { linear(at::ones(shape)); });
@@ -54,7 +54,7 @@ TEST(FlopsCounter, a_linear_layer_has_a_mac_for_each_weight_and_row) {
   }
 }
 
-TEST(FlopsCounter, batches_and_matmul_are_matrix_products) {
+TEST(FlopsCounter, BatchesAndMatmulAreMatrixProducts) {
   EXPECT_EQ(
       all_macs(counted([] {
         at::matmul(at::ones({5, 3, 4}), at::ones({5, 4, 7}));
@@ -63,7 +63,7 @@ TEST(FlopsCounter, batches_and_matmul_are_matrix_products) {
   EXPECT_EQ(all_macs(counted([] { at::mv(at::ones({3, 4}), at::ones({4})); })), 12);
 }
 
-TEST(FlopsCounter, a_convolution_meets_its_kernel_at_every_place) {
+TEST(FlopsCounter, AConvolutionMeetsItsKernelAtEveryPlace) {
   // 8 channels to 16 in 2 groups, 3 x 3, stride 2, padding 1: 10 x 10 becomes 5 x 5.
   torch::nn::Conv2d conv(torch::nn::Conv2dOptions(8, 16, 3).stride(2).padding(1).groups(2));
   const double macs = 2 * 5 * 5 * 16 * 4 * 9;
@@ -74,7 +74,7 @@ TEST(FlopsCounter, a_convolution_meets_its_kernel_at_every_place) {
   EXPECT_EQ(all_macs(counted([&] { back(at::ones({1, 4, 5, 5})); })), 25 * 4 * 6 * 4);
 }
 
-TEST(FlopsCounter, attention_is_two_products_however_it_is_computed) {
+TEST(FlopsCounter, AttentionIsTwoProductsHoweverItIsComputed) {
   const at::Tensor q = at::ones({2, 3, 5, 8});
   const at::Tensor k = at::ones({2, 3, 7, 8});
   const auto macs = all_macs(
@@ -82,14 +82,14 @@ TEST(FlopsCounter, attention_is_two_products_however_it_is_computed) {
   EXPECT_EQ(macs, 2 * 3 * 5 * 7 * (8 + 8));
 }
 
-TEST(FlopsCounter, a_recurrent_layer_meets_its_weights_in_every_step) {
+TEST(FlopsCounter, ARecurrentLayerMeetsItsWeightsInEveryStep) {
   const torch::NoGradGuard no_grad;
   torch::nn::LSTM lstm(torch::nn::LSTMOptions(6, 10));
   const double macs = all_macs(counted([&] { lstm(at::ones({7, 2, 6})); }));
   EXPECT_EQ(macs, 7 * 2 * (6 * 40 + 10 * 40));
 }
 
-TEST(FlopsCounter, arithmetic_counts_elements_of_the_result) {
+TEST(FlopsCounter, ArithmeticCountsElementsOfTheResult) {
   const auto operations = counted([] {
     const at::Tensor x = at::ones({4, 1});
     at::add(x, at::ones({1, 5}));
@@ -106,7 +106,7 @@ TEST(FlopsCounter, arithmetic_counts_elements_of_the_result) {
   EXPECT_FALSE(operations.contains("ones")) << "computes nothing";
 }
 
-TEST(FlopsCounter, counts_its_own_thread_while_it_is_asked_to) {
+TEST(FlopsCounter, CountsItsOwnThreadWhileItIsAskedTo) {
   FlopsCounter counter;
   at::mm(at::ones({2, 2}), at::ones({2, 2}));
   counter.start(nullptr);
@@ -135,7 +135,7 @@ std::string profiled_config(const std::filesystem::path& file, const std::string
          file.string() + "\"" + more + "}}";
 }
 
-TEST(FlopsProfiler, writes_one_micro_step_of_the_update_that_was_asked_for) {
+TEST(FlopsProfiler, WritesOneMicroStepOfTheUpdateThatWasAskedFor) {
   const TestFolder folder;
   for (const int stage : {0, 3}) {
     const auto path = folder.path() / std::to_string(stage);
@@ -165,7 +165,7 @@ TEST(FlopsProfiler, writes_one_micro_step_of_the_update_that_was_asked_for) {
   }
 }
 
-TEST(FlopsProfiler, shows_what_it_is_asked_for_and_counts_what_backward_computes_again) {
+TEST(FlopsProfiler, ShowsWhatItIsAskedForAndCountsWhatBackwardComputesAgain) {
   const TestFolder folder;
   const auto path = folder.path() / "flops";
   const std::string more = R"(, "detailed": false, "module_depth": 0, "recompute_fwd_factor": 1)";
@@ -185,7 +185,7 @@ TEST(FlopsProfiler, shows_what_it_is_asked_for_and_counts_what_backward_computes
   EXPECT_THAT(text, HasSubstr("(forward x 3)"));
 }
 
-TEST(FlopsProfiler, an_output_file_that_cannot_be_written_is_an_error) {
+TEST(FlopsProfiler, AnOutputFileThatCannotBeWrittenIsAnError) {
   on_engine_ranks(1, profiled_config("/nowhere/flops", "", 0), [&](InitializeOptions options) {
     EngineNet net;
     auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));

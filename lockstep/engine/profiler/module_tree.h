@@ -19,37 +19,37 @@
 
 namespace lockstep {
 
-/// An operation of a forward, or what lies between two: whose parameters it touched, if any's.
+/// An operation of a forward, or the time between two, with the module whose parameters it used, if
+/// any.
 struct ModuleEvent {
   std::optional<size_t> module = std::nullopt;
-  double began_ms = 0;  ///< Since the forward began.
+  double began_ms = 0;  ///< Since the start of the forward.
   double ended_ms = 0;
   double macs = 0;
   double flops = 0;
 };
 
-/// The modules of a model, and which of them an operation belongs to.
+/// The modules of a model, with the attribution of operations to them.
 ///
-/// Modules of C++'s torch do not say when they run. What is known is whose parameters an operation
-/// touches, so that one is this module's; and that a module which holds both the last parameter
-/// touched and the next one was running in between, so what comes in between is the innermost such
-/// module's. So a total is right for each module that holds what it computes with: an activation or
-/// a residual sum is counted no further in than where it is certain, and a module without
-/// parameters has nothing of its own. (One exception: what a program does between two uses of the
-/// same module counts as that module's.) Before the first parameter and after the last it is the
-/// model's.
+/// C++ modules do not report when they run. The attribution uses the parameters of operations: such
+/// an operation belongs to the parameters' module, and operations between two of them belong to the
+/// innermost module that holds both parameters. So totals are right for each module that holds the
+/// parameters it computes with: an activation or a residual sum counts at the innermost level that
+/// is certain, and a module without parameters counts nothing. One exception: operations between
+/// two uses of the same module count as that module's. Before the first parameter and after the
+/// last, operations belong to the model.
 ///
-/// Thread safety: immutable; not to be used once a parameter got other memory.
+/// Thread safety: immutable; do not use it after a parameter got other memory.
 class ModuleTree {
  public:
   struct Module {
-    std::string name;  ///< Within its parent; of the model itself empty.
+    std::string name;  ///< Name within its parent; empty for the model.
     std::string type;  ///< Its class, without namespace and Impl.
     size_t parent = 0;
     int depth = 0;           ///< 0: the model.
-    int64_t parameters = 0;  ///< Elements, with those within; a tied one counts once.
+    int64_t parameters = 0;  ///< Elements, including submodules; a tied parameter counts once.
   };
-  /// What a module and those within it cost.
+  /// The cost of a module with its submodules.
   struct Cost {
     double macs = 0;
     double flops = 0;
@@ -57,19 +57,19 @@ class ModuleTree {
   };
 
   ModuleTree() = default;
-  /// As classes_of and parameters_of give them: outer modules first.
+  /// From classes_of and parameters_of: outer modules first.
   ModuleTree(const NamedClasses& modules, const NamedTensors& parameters);
 
-  /// Outer ones first, in the order they were registered in.
+  /// Outer modules first, in order of registration.
   const std::vector<Module>& modules() const { return modules_; }
-  /// Whose parameter, or view of one, is the first among `inputs` that is any's. A tied one is that
-  /// of the module that was registered first.
+  /// Returns the module of the first parameter, or view of one, among `inputs`. A tied parameter
+  /// belongs to the module that was registered first.
   std::optional<size_t> owner_of(c10::ArrayRef<const c10::IValue> inputs) const;
-  /// Of a forward that took `ms`, with `events` in order; one a module.
+  /// Computes the cost of each module for a forward that took `ms`, with `events` in order.
   std::vector<Cost> costs(const std::vector<ModuleEvent>& events, double ms) const;
 
  private:
-  /// Bytes of a storage that are a parameter.
+  /// The bytes of a storage that a parameter uses.
   struct Range {
     int64_t end;
     size_t module;

@@ -73,7 +73,7 @@ size_t index_of(const ModuleTree& tree, const std::vector<std::string>& path) {
   return at;
 }
 
-TEST(ModuleTree, knows_what_stands_where_and_counts_tied_parameters_once) {
+TEST(ModuleTree, KnowsWhatStandsWhereAndCountsTiedParametersOnce) {
   TreeNet net;
   const ModuleTree tree = tree_of(net);
   ASSERT_EQ(tree.modules().size(), 12U);
@@ -88,7 +88,7 @@ TEST(ModuleTree, knows_what_stands_where_and_counts_tied_parameters_once) {
   EXPECT_EQ(tree.modules()[index_of(tree, {"blocks", "1", "act"})].parameters, 0);
 }
 
-TEST(ModuleTree, an_operation_is_of_whose_parameter_it_touches_a_view_of_it_too) {
+TEST(ModuleTree, AnOperationIsOfWhoseParameterItTouchesAViewOfItToo) {
   TreeNet net;
   const ModuleTree tree = tree_of(net);
   const at::Tensor weight = net->blocks[1]->named_parameters()["down.weight"];
@@ -105,7 +105,7 @@ TEST(ModuleTree, an_operation_is_of_whose_parameter_it_touches_a_view_of_it_too)
   EXPECT_EQ(owner_among({list}), down);
 }
 
-TEST(ModuleTree, what_touches_no_parameter_is_the_innermost_modules_that_surely_ran) {
+TEST(ModuleTree, WhatTouchesNoParameterIsTheInnermostModulesThatSurelyRan) {
   TreeNet net;
   const ModuleTree tree = tree_of(net);
   const size_t up = index_of(tree, {"blocks", "0", "up"});
@@ -133,7 +133,7 @@ TEST(ModuleTree, what_touches_no_parameter_is_the_innermost_modules_that_surely_
   EXPECT_EQ(of({"head"}).ms, 0);
 }
 
-TEST(ModuleTree, a_forward_is_divided_among_the_modules_that_computed_it) {
+TEST(ModuleTree, AForwardIsDividedAmongTheModulesThatComputedIt) {
   TreeNet net;
   const ModuleTree tree = tree_of(net);
   FlopsCounter counter;
@@ -163,7 +163,7 @@ TEST(ModuleTree, a_forward_is_divided_among_the_modules_that_computed_it) {
   EXPECT_TRUE(counter.modules().empty());
 }
 
-TEST(ModuleReport, shows_the_largest_classes_down_to_a_depth) {
+TEST(ModuleReport, ShowsTheLargestClassesDownToADepth) {
   TreeNet net;
   const ModuleTree tree = tree_of(net);
   std::vector<ModuleTree::Cost> costs(tree.modules().size());
@@ -183,7 +183,7 @@ TEST(ModuleReport, shows_the_largest_classes_down_to_a_depth) {
   EXPECT_THAT(top, Not(HasSubstr("depth 1")));
 }
 
-TEST(ModuleReport, shows_every_module_below_the_one_that_holds_it) {
+TEST(ModuleReport, ShowsEveryModuleBelowTheOneThatHoldsIt) {
   TreeNet net;
   const ModuleTree tree = tree_of(net);
   std::vector<ModuleTree::Cost> costs(tree.modules().size());

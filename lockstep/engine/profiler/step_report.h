@@ -13,15 +13,16 @@
 
 namespace lockstep {
 
-/// Time of the parts of a micro-step, or of all those of an update.
+/// Durations of the parts of a micro-step, or of all micro-steps of an update.
 struct StepTimers {
   using Clock = std::chrono::steady_clock;
   double forward_ms = 0;
   double backward_ms = 0;
-  /// Of it until this rank's gradients were computed, with what of their averaging has been under
-  /// way meanwhile; where somebody wants times.
+  /// Part of backward: until this rank's gradients were computed, including the averaging in
+  /// parallel. Measured only if times are reported.
   double backward_inner_ms = 0;
-  /// And from then until all were averaged, where they are: waiting for slower ranks, too.
+  /// Part of backward: from then until all gradients were averaged, including the wait for slower
+  /// ranks.
   double backward_allreduce_ms = 0;
   double step_ms = 0;
 
@@ -42,7 +43,7 @@ struct StepTimers {
   }
 };
 
-/// What is told of one update.
+/// The facts reported for one update.
 struct StepFacts {
   int64_t global_steps = 0;
   int64_t global_samples = 0;
@@ -55,23 +56,22 @@ struct StepFacts {
   std::optional<CheckpointTimes> checkpoints;  ///< With activation_checkpointing.profile.
 };
 
-/// What a ds_config.json wants said and kept of a run: steps_per_print, wall_clock_breakdown, the
+/// Logs and records what a ds_config.json requests: steps_per_print, wall_clock_breakdown, the
 /// checkpoints' profile, the throughput timer, and the monitors, whose curves have DeepSpeed's
-/// names and are over samples. On the main process; nothing elsewhere. Thread safety: none.
+/// names and are over samples. Acts on the main process only. Not thread-safe.
 class StepReport {
  public:
   StepReport(const ds_config::DsConfig& config, bool is_main_process);
 
-  /// Whether `tell` would use the loss, which costs waiting for the device.
+  /// Whether `tell` uses the loss, which costs a wait for the device.
   bool wants_loss() const { return !trackers_.empty(); }
-  /// Whether `tell` would use the timers, of which a device's need waiting for it.
+  /// Whether `tell` uses the timers; a device's need a wait for it.
   bool wants_times() const { return breakdown_; }
-  /// After each step(): what it took, and what came since the one before it.
+  /// Call it after each step() with its durations and counts since the previous step.
   void tell_micro_step(const StepTimers& timers) const;
-  /// After an update.
+  /// Call it after an update.
   void tell(const StepFacts& facts);
-  /// What is told from now on counts from there: a run that goes on has not just made these
-  /// samples.
+  /// Sets the start of the sample count, since a resumed run has not just processed these samples.
   void go_on_from(int64_t global_samples);
 
  private:

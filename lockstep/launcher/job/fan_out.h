@@ -10,17 +10,16 @@
 
 namespace lockstep::launcher {
 
-/// What starts a launcher on every host of a job.
+/// The program that starts a launcher on every host of a job.
 enum class Starter { kSsh, kMpirun, kSrun };
 
-/// Starts `lockstep node` on each of `plan`'s hosts, tells it what to do (NodeSpec) and waits for
-/// all of them; returns the job's exit code. This process runs no rank itself: on this machine,
-/// too, a launcher of its own does. Their output is copied to ours. Signals go to the launcher of
-/// node 0, which passes them to all. SIGTSTP stops this process and pauses the ranks, until
-/// SIGCONT.
+/// Starts `lockstep node` on each of `plan`'s hosts, sends it a NodeSpec, and waits for all of
+/// them. Returns the job's exit code. This process runs no rank: a launcher on this machine does.
+/// The launchers' output is copied to ours. Signals go to the launcher of node 0, which forwards
+/// them to all. SIGTSTP stops this process and pauses the ranks until SIGCONT.
 ///
-/// With ssh the launchers end when their stdin does, so that nothing runs on any host when this
-/// process is gone, however it went. A host that cannot be reached ends the job, and is named.
+/// With ssh the launchers end with their stdin, so that no process remains on any host after this
+/// one ends in any way. A host that cannot be reached ends the job, and is named.
 ///
 /// ConfigError if the starter is not installed.
 int run_fan_out(

@@ -10,30 +10,30 @@
 
 namespace lockstep {
 
-/// What launch() can be told besides: how the ranks are started, bound to cores, logged and
-/// watched. What concerns other hosts (nodes, hostfile) is refused.
+/// Further options of launch(): start, core binding, logs and monitoring of the ranks. Options for
+/// several hosts (nodes, hostfile) are refused.
 using LaunchOptions = launcher::JobOptions;
 
-/// Runs `body` in `ranks` processes of this program, a world of that size, and returns what each of
-/// them returned, in rank order; nothing if `body` returns nothing. Accelerate's notebook_launcher.
+/// Runs `body` in `ranks` processes of this program, a world of that size, and returns each one's
+/// result, in rank order; nothing if `body` returns nothing. Accelerate's notebook_launcher.
 ///
 ///     const std::vector<double> losses = lockstep::launch(train, 2);
 ///
-/// How: the program is executed again for each rank, with the same arguments, and runs up to this
-/// call, in which it then runs `body` and ends (by std::exit, without going on). So main must come
-/// here the same way each time, and what it does before is done in every rank as well: begin with
-/// the call. Results of earlier calls are returned again in the ranks of a later one. The ranks
-/// share nothing with this process: what `body` changes stays theirs, results are what comes back.
-/// Results are what Packed can send: numbers, plain structs, strings, tensors, vectors of these.
+/// The program is executed again for each rank, with the same arguments, and runs up to this call,
+/// in which it runs `body` and ends (by std::exit). So main must reach this call in the same way
+/// each time, and code before it runs in every rank as well: call it first. Results of earlier
+/// calls are returned again in the ranks of a later one. The ranks share no memory with this
+/// process: only results are returned. Results are types that Packed can send: numbers, plain
+/// structs, strings, tensors, vectors of these.
 ///
-/// Throws when a rank fails, with the first error's message and its rank: ConfigError if that was
-/// one, else Error; the other ranks have been ended by then, and none is left. A signal to this
-/// process is passed on to the ranks, as by `lockstep launch`; if they end of it, so does this
-/// process; if they saved their state and ended with 75, this process ends with 75, too.
-/// ConfigError inside a rank, of this or another launcher. Errors on the way to the call show as
-/// "ended before it came to launch()".
+/// Throws if a rank fails, with the first error's message and its rank: ConfigError if that was
+/// one, else Error; the other ranks have been ended by then. A signal to this process is forwarded
+/// to the ranks, as by `lockstep launch`. If they end by it, so does this process; if they saved
+/// their state and ended with 75, this process ends with 75, too. ConfigError inside a rank, of
+/// this or another launcher. Errors before the call are reported as "ended before it came to
+/// launch()".
 ///
-/// Cost: two forks and an exec a rank, and the program's own start. Call from one thread; others
+/// Cost: two forks and an exec a rank, and the program's own start. Call it from one thread; others
 /// may run.
 template <typename Body>
 auto launch(const Body& body, int ranks, LaunchOptions options = {}) {

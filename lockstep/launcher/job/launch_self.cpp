@@ -18,8 +18,8 @@
 #include "lockstep/base/split.h"
 #include "lockstep/base/world.h"
 #include "lockstep/launcher/job/job.h"
-#include "lockstep/launcher/process/memfd_message.h"
 #include "lockstep/launcher/plan/rank_environment.h"
+#include "lockstep/launcher/process/memfd_message.h"
 
 namespace lockstep::launcher {
 namespace {

@@ -9,8 +9,7 @@
 
 namespace lockstep::launcher {
 
-/// lockstep::launch() for results that are bytes already: see launch.h, which says what is
-/// guaranteed.
+/// Implements lockstep::launch() for results that are bytes; see launch.h for its guarantees.
 std::vector<std::string> launch_self(
     const std::function<std::string()>& body, const JobOptions& options);
 

@@ -15,10 +15,10 @@
 #include "lockstep/base/error.h"
 #include "lockstep/launcher/job/fan_out.h"
 #include "lockstep/launcher/job/job.h"
-#include "lockstep/launcher/process/machine_name.h"
 #include "lockstep/launcher/multi_host/node_spec.h"
-#include "lockstep/launcher/process/program.h"
 #include "lockstep/launcher/plan/rank_environment.h"
+#include "lockstep/launcher/process/machine_name.h"
+#include "lockstep/launcher/process/program.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -34,14 +34,16 @@ std::string first_line() {
     pollfd item{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
     char c = 0;
     if (::poll(&item, 1, kPatienceMs) == 0 || line.size() > kLongest) {
-      throw ConfigError(kWhere, "nobody says what to do; this command is for `lockstep launch`");
+      throw ConfigError(
+          kWhere, "no instructions were received; this command is for `lockstep launch`");
     }
     const ssize_t got = ::read(STDIN_FILENO, &c, 1);
     if (got < 0 && errno == EINTR) {
       continue;
     }
     if (got <= 0) {
-      throw ConfigError(kWhere, "nobody says what to do; this command is for `lockstep launch`");
+      throw ConfigError(
+          kWhere, "no instructions were received; this command is for `lockstep launch`");
     }
     if (c == '\n') {
       return line;

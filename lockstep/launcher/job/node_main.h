@@ -3,9 +3,9 @@
 
 namespace lockstep::launcher {
 
-/// `lockstep node`: the launcher of one host, as another one has started it. Reads its NodeSpec
-/// from kNodeSpecVariable, where mpirun or srun says which node this is, else as the first line of
-/// stdin, which then goes on with orders (see Outside). Returns as run_job() does.
+/// Implements `lockstep node`: the launcher of one host, started by another launcher. Reads its
+/// NodeSpec from kNodeSpecVariable if mpirun or srun has started it, else as the first line of
+/// stdin, which then carries orders (see ControlChannel). Returns as run_job() does.
 int run_node();
 
 }  // namespace lockstep::launcher

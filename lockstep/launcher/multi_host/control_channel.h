@@ -11,11 +11,11 @@
 
 namespace lockstep::launcher {
 
-/// What reaches a launcher from beyond its own ranks and its user: from the other launchers of its
-/// job, and from the process that started it on this host, as lines on its stdin. Not thread-safe.
+/// Receives commands from the other launchers of the job, and from the process that started this
+/// launcher, as lines on stdin. Not thread-safe.
 class ControlChannel {
  public:
-  /// `orders`: where lines `signal N` come from; when it ends, so does the job. -1: nobody orders.
+  /// `orders`: the descriptor of lines `signal N`; when it ends, so does the job. -1: none.
   explicit ControlChannel(int orders);
   ~ControlChannel();
   ControlChannel(const ControlChannel&) = delete;
@@ -26,13 +26,13 @@ class ControlChannel {
   NodeSession* session() { return session_.get(); }
   void set_session(std::unique_ptr<NodeSession> session) { session_ = std::move(session); }
 
-  /// The next signal that was ordered: as if the user had sent it to this process.
+  /// The next ordered signal; it has the effect of a signal to this process.
   std::optional<int> next_order();
-  /// Another process has started this launcher and passes on what its user wants.
+  /// Another process has started this launcher and forwards its user's commands.
   bool is_ordered() const { return orders_ >= 0; }
-  /// Who started this launcher is gone.
+  /// The starter of this launcher is gone.
   bool orders_ended() const { return orders_ended_; }
-  /// Why the ranks here are to stop, if they are.
+  /// Why the ranks here must stop, if they must.
   std::optional<std::string> end() const;
 
  private:

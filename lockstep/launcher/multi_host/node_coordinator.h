@@ -15,7 +15,7 @@
 
 namespace lockstep::launcher {
 
-/// The part of node 0: the door, and the judgement. See NodeSession.
+/// Node 0's part of NodeSession: the listener, and the verdict.
 class NodeCoordinator final : public NodeSession {
  public:
   NodeCoordinator(Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say);
@@ -35,13 +35,13 @@ class NodeCoordinator final : public NodeSession {
   bool others_left() const override;
 
  private:
-  /// A launcher that has come, and what it has told.
+  /// A joined launcher and its reports.
   struct Member {
     std::unique_ptr<MessageConnection> link;  // Null once it is gone.
     std::string host;
     std::vector<watch::RankView> views{};
   };
-  /// A rank of another host on its way to the store.
+  /// A connection of another host's rank to the store.
   struct StoreConnection {
     UniqueFd from_listener;
     std::string read;
@@ -51,17 +51,17 @@ class NodeCoordinator final : public NodeSession {
     std::unique_ptr<Relay> relay{};
   };
 
-  /// False, with listener_error_, if the master's address is a name that means no address of this
-  /// machine: not yet, it may be. ConfigError if it never will.
+  /// Returns false, with listener_error_, if the master's address is a name that means no address
+  /// of this machine, possibly not yet. ConfigError if it never will.
   bool open_listener();
-  /// False if `called_off`; Error after `deadline`.
+  /// Returns false if `called_off`; Error after `deadline`.
   bool await_listener(const std::function<bool()>& called_off, Clock::time_point deadline);
   void on_connection(const std::string& purpose, UniqueFd socket, std::string read);
   void on_newcomer(uint64_t number, const nlohmann::json& message);
   void on_message(int node, const nlohmann::json& message);
   /// The launcher of `node` is lost: `how` says "is gone: ..." or the like.
   void on_lost(int node, const std::string& how, int exit_code);
-  /// The launchers need not say that they run while the job is paused by `signal`.
+  /// Suspends heartbeats while the job is paused by `signal`.
   void hold_heartbeats(int signal);
   void on_timeout(int node, double seconds);
   void connect_to_store(uint64_t number);
@@ -81,16 +81,17 @@ class NodeCoordinator final : public NodeSession {
   std::unique_ptr<RendezvousListener> listener_;  // Null until the master's address is known.
   std::string listener_error_;
   std::map<uint64_t, std::unique_ptr<MessageConnection>>
-      newcomers_;                                             // That have not said who they are.
-  std::vector<std::unique_ptr<MessageConnection>> unwanted_;  // Told why, until they hang up.
+      newcomers_;                                             // Connections without a hello yet.
+  std::vector<std::unique_ptr<MessageConnection>> unwanted_;  // Refused, until they close.
   std::map<int, Member> members_;
   std::map<uint64_t, StoreConnection> store_guests_;
   uint64_t last_number_ = 0;
   int store_port_ = 0;
   std::string host_address_;
-  std::map<int, NodeResult> results_;                       // By node, of this attempt.
-  std::vector<std::pair<int, NodeResult>> failures_;        // In the order they were heard of.
-  std::optional<std::pair<std::string, int>> other_cause_;  // Why else it ends; exit code.
+  std::map<int, NodeResult> results_;                 // By node, of this attempt.
+  std::vector<std::pair<int, NodeResult>> failures_;  // In order of arrival.
+  /// Another reason why it ends; exit code.
+  std::optional<std::pair<std::string, int>> other_cause_;
   Reactor::TimerId grace_timer_ = 0;
   bool stopped_ = false;
 };

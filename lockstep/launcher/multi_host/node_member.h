@@ -16,7 +16,7 @@
 
 namespace lockstep::launcher {
 
-/// The part of every node but 0. See NodeSession.
+/// The part of NodeSession on every node but 0.
 class NodeMember final : public NodeSession {
  public:
   NodeMember(Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say);
@@ -34,7 +34,7 @@ class NodeMember final : public NodeSession {
   void tell_result(const NodeResult& result) override;
 
  private:
-  /// A rank of this host on its way to the store.
+  /// A connection of a rank of this host to the store.
   struct StoreConnection {
     UniqueFd from_rank;
     std::unique_ptr<RendezvousClient> client{};
@@ -60,18 +60,18 @@ class NodeMember final : public NodeSession {
   const JobPlan& plan_;
   NodeOptions options_;
   Say say_;
-  bool said_ = false;            // That the name of node 0 is not known yet.
-  std::vector<Address> master_;  // As last looked up.
+  bool said_ = false;            // The user knows that node 0's name does not resolve yet.
+  std::vector<Address> master_;  // As last resolved.
   size_t looks_ = 0;
   Reactor::TimerId next_look_ = 0;
   std::unique_ptr<RendezvousClient> client_;
   std::unique_ptr<MessageConnection> link_;
   std::string run_id_;
   bool started_ = false;
-  std::string refused_;    // Why node 0 does not want this launcher.
-  std::string unreached_;  // Why node 0 could not be asked.
+  std::string refused_;    // Why node 0 refuses this launcher.
+  std::string unreached_;  // Why node 0 could not be reached.
   std::string lost_;       // "the launcher of node 0 is gone: ...".
-  int lost_code_ = 0;      // The job's exit code because of it.
+  int lost_code_ = 0;      // The job's exit code for that.
   std::string host_address_;
   UniqueFd listener_;
   int store_port_ = 0;

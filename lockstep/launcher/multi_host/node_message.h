@@ -12,10 +12,10 @@
 
 namespace lockstep::launcher {
 
-/// Raised when launchers of two builds could misunderstand each other.
+/// Incremented when launchers of two builds could misunderstand each other.
 inline constexpr int kNodeProtocol = 3;
 
-/// What a launcher says of itself when it comes, and what node 0 expects of it.
+/// A launcher's first message, which node 0 compares with its own.
 struct NodeHello {
   int protocol = kNodeProtocol;
   int node = 0;
@@ -30,8 +30,8 @@ struct NodeHello {
 
 nlohmann::json to_json(const NodeHello& hello);
 NodeHello hello_of(const nlohmann::json& json);
-/// Why a launcher that says `got` does not belong to the job in which `expected` has its place;
-/// empty if it does.
+/// Returns why a launcher that says `got` does not belong to the job of `expected`; empty if it
+/// does.
 std::string mismatch(const NodeHello& got, const NodeHello& expected);
 
 nlohmann::json to_json(const NodeResult& result);
@@ -40,8 +40,8 @@ NodeResult result_of(const nlohmann::json& json);
 nlohmann::json to_json(const NodeSignal& signal);
 NodeSignal signal_of(const nlohmann::json& json);
 
-/// Times relative to `now`, for hosts whose clocks have nothing to do with each other; of the
-/// operations only what a judge of stalls needs.
+/// Times are relative to `now`, since hosts' clocks differ; operations have only the fields that
+/// stall detection needs.
 nlohmann::json views_to_json(const std::vector<watch::RankView>& views, int64_t now);
 std::vector<watch::RankView> views_of(const nlohmann::json& json, int64_t now);
 

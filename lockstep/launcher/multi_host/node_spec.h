@@ -10,25 +10,25 @@
 
 namespace lockstep::launcher {
 
-/// Everything that the launcher of one host has to know of a job of several hosts. Travels as a
-/// line of JSON on its stdin: nothing a user wrote becomes part of a remote shell's command, and
-/// the token is in no list of processes.
+/// The instructions for the launcher of one host in a job of several hosts. They are sent as a line
+/// of JSON on its stdin: no user input becomes part of a remote shell's command, and the token is
+/// in no process list.
 struct NodeSpec {
   static constexpr int kHere = -1;
 
   std::string token;
-  int node = kHere;  ///< kHere: whoever reads it finds out (mpirun's or srun's rank).
+  int node = kHere;  ///< kHere: the reader uses mpirun's or srun's rank.
   std::vector<PlannedHost> hosts;
-  JobOptions options;              ///< Without a hostfile: `hosts` is what it said.
+  JobOptions options;              ///< Without a hostfile: `hosts` has its content.
   std::vector<std::string> words;  ///< The program and its arguments, as the user wrote them.
   ProgramKind kind = ProgramKind::kAny;
-  std::string folder;  ///< To run in.
+  std::string folder;  ///< The working directory.
 };
 
-/// A line of ASCII. Arguments and paths are bytes, of which JSON has none: each travels as the
-/// character of its number.
+/// Encodes it as a line of ASCII. Arguments and paths are bytes, which JSON lacks: each byte is
+/// encoded as the character of its number.
 std::string line_of(const NodeSpec& spec);
-/// ConfigError for what is no such line.
+/// ConfigError for an invalid line.
 NodeSpec node_spec_of(const std::string& line);
 
 }  // namespace lockstep::launcher

@@ -11,16 +11,16 @@
 
 namespace lockstep::launcher {
 
-/// Copies what either of two connected sockets sends to the other, until both have ended or one
-/// breaks. The end of one direction is passed on, so that half-closed conversations work, and so is
-/// at once what is sent: TCP_NODELAY.
+/// Copies data between two connected sockets, in both directions, until both have ended or one
+/// breaks. The end of one direction is forwarded, so that half-closed connections work. Data is
+/// sent at once: TCP_NODELAY.
 ///
-/// Memory: up to 64 KiB waiting in each direction; a side that does not read makes the other wait.
-/// Not thread-safe.
+/// Memory: up to 64 KiB in each direction; a slow reader makes the other side wait. Not
+/// thread-safe.
 class Relay {
  public:
-  /// Takes over both, which must not block. `to_second`: what has been read of the first already.
-  /// `on_end` is called once, and may destroy this.
+  /// Takes ownership of both, which must be non-blocking. `to_second`: data already read from the
+  /// first. `on_end` is called once, and may destroy this.
   Relay(
       Reactor& reactor,
       UniqueFd first,
@@ -36,7 +36,7 @@ class Relay {
     UniqueFd fd;
     std::string waiting;  // To be written to it.
     bool ended = false;   // It sends no more.
-    bool told = false;    // That the other one sends no more.
+    bool told = false;    // It was told that the other side sends no more.
     uint32_t events = 0;
   };
 

@@ -11,15 +11,15 @@
 
 namespace lockstep::launcher {
 
-/// Asks to be let in at a Door, again and again until it opens or time is up: the door may not be
-/// there yet. Not thread-safe.
+/// Connects to a RendezvousListener, with retries until it is accepted or the deadline: the
+/// listener may start later. Not thread-safe.
 class RendezvousClient {
  public:
   struct Answer {
-    UniqueFd socket;     ///< Open if it was let in; does not block.
-    std::string read;    ///< What came after the door's OK.
-    std::string why;     ///< Else.
-    bool final = false;  ///< The door itself has said no: there is no use in trying again.
+    UniqueFd socket;     ///< Open if accepted; non-blocking.
+    std::string read;    ///< Data received after the OK.
+    std::string why;     ///< The reason otherwise.
+    bool final = false;  ///< The listener has refused: a retry is useless.
   };
   using OnAnswer = std::function<void(Answer answer)>;
 

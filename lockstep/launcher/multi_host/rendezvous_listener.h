@@ -13,30 +13,31 @@
 
 namespace lockstep::launcher {
 
-/// What a guest's line begins with.
+/// The start of a connection's first line.
 inline constexpr std::string_view kGreeting = "LOCKSTEP1 ";
 
-/// The one port of a job that other hosts can reach: lets in who has the job's token.
+/// The one port of a job that other hosts can reach. It accepts connections that have the job's
+/// token.
 ///
-/// A guest says one line, `LOCKSTEP1 TOKEN PURPOSE`, and is answered `OK`, or `NO` and why, before
-/// anything else is read or written. Who says anything else, says it too slowly (5 s) or has
-/// another token is turned away. At most 64 guests may be at that point; of more, the one that came
-/// first has to go: neither garbage nor hundreds of idle connections keep anybody out, who tries
-/// again. The token is compared in constant time. Neither it nor what follows is encrypted: this
-/// keeps out strangers and other jobs, not who can read the network.
+/// A connection sends one line, `LOCKSTEP1 TOKEN PURPOSE`, and gets `OK`, or `NO` and a reason,
+/// before anything else is read or written. A connection with another line or token, or one that is
+/// too slow (5 s), is closed. At most 64 connections may be in this phase; further ones replace the
+/// oldest: neither garbage nor hundreds of idle connections keep out a client that retries. The
+/// token is compared in constant time. Neither it nor later data is encrypted: this protects
+/// against strangers and other jobs, not against readers of the network.
 ///
 /// Not thread-safe.
 class RendezvousListener {
  public:
-  /// `socket` does not block; `read` is what came after the line.
+  /// `socket` is non-blocking; `read` is the data after the line.
   using OnConnection =
       std::function<void(const std::string& purpose, UniqueFd socket, std::string read)>;
   using OnRefused = std::function<void(const std::string& text)>;
 
   static constexpr size_t kMostGuests = 64;
 
-  /// `address`: where to listen; port 0 for any. ConfigError that names the port if that cannot be
-  /// done. `on_refused` is told, once in ten seconds at most.
+  /// `address`: where to listen; port 0 for any. ConfigError that names the port if that fails.
+  /// `on_refused` is called at most once in ten seconds.
   RendezvousListener(
       Reactor& reactor,
       const Address& address,
@@ -67,15 +68,15 @@ class RendezvousListener {
   std::string token_;
   OnConnection on_connection_;
   OnRefused on_refused_;
-  std::map<uint64_t, Connection> connections_;  // In the order they came.
+  std::map<uint64_t, Connection> connections_;  // In order of arrival.
   uint64_t last_connection_ = 0;
-  size_t refused_ = 0;  // Since it was last told of.
+  size_t refused_ = 0;  // Since the last report.
   Clock::time_point told_{};
 };
 
-/// Whether a text can be a token: 16 to 128 letters, digits, `-` and `_`.
+/// Returns whether a text is a valid token: 16 to 128 letters, digits, `-` and `_`.
 bool is_token(const std::string& text);
-/// 128 random bits.
+/// Returns 128 random bits.
 std::string random_token();
 
 }  // namespace lockstep::launcher

@@ -10,24 +10,24 @@
 
 namespace lockstep::launcher {
 
-/// The launcher's stdout and stderr, which its ranks share with it. Not thread-safe.
+/// The launcher's stdout and stderr, which it shares with its ranks. Not thread-safe.
 class Console {
  public:
-  /// `launcher` is a source no rank has, see Sink::write. `quiet` drops what say() is given.
+  /// `launcher` is a source that no rank has, see Sink::write. `quiet` drops the output of say().
   Console(int launcher, bool quiet) : launcher_(launcher), quiet_(quiet) {}
 
   Sink& out() { return out_; }
   Sink& err() { return err_; }
-  /// A remark for the user: a line or more, without the last one's end.
+  /// A message for the user: one or more lines, without the last line's end.
   void say(const std::string& text);
-  /// The same, said whatever --quiet wants; whole lines.
+  /// Writes whole lines in spite of --quiet.
   void report(const std::string& lines);
-  /// Writes what can be written now. Returns errno of the first write that ever failed, or 0.
+  /// Writes without blocking. Returns errno of the first write that ever failed, or 0.
   int flush();
-  /// Adds to `items` what flush() waits for.
+  /// Adds the descriptors that flush() waits for to `items`.
   void await_room(std::vector<pollfd>& items) const;
-  /// Writes all that waits. A reader may take its time; who loses patience makes `interrupt`
-  /// readable. Returns as flush() does.
+  /// Writes everything that waits. A reader may be slow; make `interrupt` readable to stop waiting.
+  /// Returns as flush() does.
   int flush_all(int interrupt);
 
  private:

@@ -12,10 +12,10 @@
 
 namespace lockstep::launcher {
 
-/// A file that one stream of one rank is copied to, byte by byte.
+/// A file with a copy of one stream of one rank.
 ///
-/// A write waits for the disk, and with it the launcher. Once one fails (the disk is full), the
-/// rest is dropped and `say` gets the remark, so that the job goes on without the file. Not
+/// A write blocks the launcher until the disk accepts it. After a failed write (the disk is full)
+/// the rest is dropped and `say` gets a message, so that the job continues without the file. Not
 /// thread-safe.
 class LogFile {
  public:
@@ -34,7 +34,7 @@ class LogFile {
   Say say_;
 };
 
-/// The files of one rank; null for a stream that goes to none.
+/// The files of one rank; null for a stream without a file.
 struct RankLogs {
   std::unique_ptr<LogFile> out;
   std::unique_ptr<LogFile> err;
@@ -43,17 +43,17 @@ struct RankLogs {
 /// The log files of a job: DIR/<run id>/attempt_<n>/<local rank>/{stdout,stderr}.log, as
 /// torchrun's.
 ///
-/// Folders are made as they are needed, for their owner alone (0700, the files 0600). What is there
-/// already is kept: a file is written on at its end, and a link in the place of one is refused.
+/// Folders are created when needed, with mode 0700 (files 0600). Existing files are appended to; a
+/// symbolic link in the place of a file is refused.
 class LogFolder {
  public:
-  /// Makes the job's folder in `dir`, or one for temporary files if that is empty. ConfigError if
-  /// it cannot be made or written to.
+  /// Creates the job's folder in `dir`, or a temporary one if that is empty. ConfigError if it
+  /// cannot be created or written to.
   LogFolder(const std::string& dir, const std::string& run_id);
 
   const std::string& path() const { return path_; }
-  /// Opens the files of every local rank's `streams`. `say` is told once that writing has failed,
-  /// whichever file it was. ConfigError if one cannot be made.
+  /// Opens the files of every local rank's `streams`. `say` gets one message after the first failed
+  /// write. ConfigError if a file cannot be created.
   std::vector<RankLogs> open(
       int attempt, const std::vector<Streams>& streams, const LogFile::Say& say) const;
 

@@ -7,31 +7,29 @@
 
 namespace lockstep::launcher {
 
-/// Where many sources write lines and one descriptor shows them: the launcher's stdout or stderr.
+/// Merges lines from many sources into one descriptor: the launcher's stdout or stderr.
 ///
-/// Never blocks, whatever the reader does: text waits here until the descriptor takes it, and
-/// full() tells the sources to wait. The descriptor's own flags are left alone, for others share
-/// them. A line a source has left unfinished is ended before another source writes; alone, a
-/// source's bytes pass through unchanged. Not thread-safe.
+/// Never blocks: text is buffered until the descriptor accepts it, and full() makes the sources
+/// wait. The descriptor's flags are unchanged, since other processes share them. An unfinished line
+/// of a source is ended before another source writes; the bytes of a single source pass unchanged.
+/// Not thread-safe.
 class Sink {
  public:
-  /// `fd` stays the caller's. `bar`, if not null, is shared by all sinks of one terminal and says
-  /// that its last line is a progress bar (text ending in a carriage return): whoever writes a line
-  /// there, through whichever stream, clears it first. The rank that draws it cannot: its own
-  /// clearing travels through another pipe than its stdout.
+  /// The caller keeps `fd`. `bar`, if not null, is shared by all sinks of one terminal: its last
+  /// line is a progress bar (text ending in a carriage return), and every writer clears it first.
+  /// The rank that draws it cannot: its clearing is sent through another pipe than its stdout.
   explicit Sink(int fd, bool* bar = nullptr) : fd_(fd), bar_(bar) {}
 
   /// Appends `text` of `source` (any number from 0), with `prefix` before it unless it continues
   /// the source's unfinished line.
   void write(int source, std::string_view prefix, std::string_view text);
-  /// Writes what the descriptor takes now.
+  /// Writes as much as the descriptor accepts now.
   void flush();
 
   int fd() const { return fd_; }
   bool empty() const { return waiting_bytes() == 0; }
   bool full() const;
-  /// errno of the write that failed (EPIPE: nobody reads any more), or 0. After it, all text is
-  /// dropped.
+  /// errno of the failed write (EPIPE: the reader is gone), or 0. Afterwards all text is dropped.
   int error() const { return error_; }
 
  private:

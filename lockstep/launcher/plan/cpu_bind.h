@@ -6,36 +6,36 @@
 
 namespace lockstep::launcher {
 
-/// To which cores the ranks of a host are tied.
+/// The cores that the ranks of a host are bound to.
 enum class CpuBind {
-  kNone,   ///< None: the scheduler moves them.
+  kNone,   ///< No binding.
   kCores,  ///< An even share of the cores each.
-  kNuma    ///< All cores of one memory node (or of several, where there are fewer ranks), shared.
+  kNuma    ///< All cores of one memory node (or of several, with fewer ranks), shared.
 };
 
-/// "none", "cores" or "numa"; ConfigError naming `flag` for anything else.
+/// Parses "none", "cores" or "numa"; ConfigError naming `flag` for anything else.
 CpuBind parse_cpu_bind(const std::string& text, const std::string& flag);
 
-/// A core as the kernel numbers it, and what it is part of.
+/// A core's number in the kernel, and its position.
 struct Core {
   int id = 0;
   int node = 0;     ///< Memory node.
   int sibling = 0;  ///< The first of the hardware threads that share its execution units.
 };
 
-/// The cores this process may run on, neighbours next to each other. `system`: where the kernel
-/// tells of nodes and siblings; what it does not tell counts as one node, each core its own.
+/// Returns the cores that this process may use, neighbours adjacent. `system`: the kernel's files
+/// on nodes and siblings; without them there is one node, and no siblings.
 std::vector<Core> allowed_cores(const std::string& system = "/sys/devices/system");
 
-/// The ids of the cores of each of `ranks` ranks, ascending; empty if they are not tied.
+/// Returns the core ids of each of `ranks` ranks, ascending; empty without binding.
 ///
 /// Cores: consecutive shares whose sizes differ by one at most; with more ranks than cores, some
 /// share one. Numa: consecutive ranks share a node. Pure.
 std::vector<std::vector<int>> bind_plan(CpuBind bind, const std::vector<Core>& cores, int ranks);
 
-/// "0-3,8" as numbers; nothing if it is no such list. The kernel's own notation.
+/// Parses the kernel's notation "0-3,8"; nothing if it is invalid.
 std::vector<int> parse_core_list(const std::string& text);
-/// The other way: "0-3,8" of ascending numbers.
+/// Formats ascending numbers as "0-3,8".
 std::string core_list(const std::vector<int>& ids);
 
 }  // namespace lockstep::launcher

@@ -10,13 +10,13 @@
 
 namespace lockstep::launcher {
 
-/// What would be started where, and with which variables: those the launcher sets for each rank,
-/// besides all that it inherits. A port that would be any free one is 0. For people.
+/// Describes, for people, the processes that would be started on each host, with the variables that
+/// the launcher sets for each rank. The port is 0 if any free one would be used.
 std::string dry_run_text(const JobPlan& plan, const Program& program);
 
-/// The same as an object: `world_size`, `command`, `run_id`, `master_addr`, `master_port`, and
-/// `hosts`, each with `name` (null if nobody knows it), `here`, `slots` and `ranks`, each with
-/// `rank`, `local_rank`, `slot`, `cores` (empty if it is not tied to any) and `environment`.
+/// Does the same as an object: `world_size`, `command`, `run_id`, `master_addr`, `master_port`, and
+/// `hosts`, each with `name` (null if unknown), `here`, `slots` and `ranks`, each with `rank`,
+/// `local_rank`, `slot`, `cores` (empty without binding) and `environment`.
 nlohmann::json dry_run_json(const JobPlan& plan, const Program& program);
 
 }  // namespace lockstep::launcher

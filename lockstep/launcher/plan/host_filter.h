@@ -8,22 +8,21 @@
 
 namespace lockstep::launcher {
 
-/// A host and those of its slots that are used, ascending.
+/// A host and its used slots, ascending.
 struct HostSlots {
   std::string name;
   std::vector<int> slots{};
-  bool all = true;  ///< All that the hostfile gives it.
+  bool all = true;  ///< All slots of the hostfile.
 };
 
-/// Part of a hostfile's hosts, in DeepSpeed's grammar: `NODE[@NODE...]`, where a NODE is
-/// `NAME[:SLOT[,SLOT...]]`, slots count from 0 and no slots mean all of them. A name given twice
-/// means the slots of both its parts; a part without slots adds none to the other's, as in
-/// DeepSpeed: `a:1@a` is slot 1. The order stays the hostfile's.
+/// Selects hosts of a hostfile, in DeepSpeed's grammar: `NODE[@NODE...]`, where a NODE is
+/// `NAME[:SLOT[,SLOT...]]`, slots count from 0 and no slots mean all of them. A repeated name means
+/// the slots of both parts; a part without slots adds none, as in DeepSpeed: `a:1@a` is slot 1. The
+/// order is the hostfile's.
 ///
-/// `include` keeps only what it names, `exclude` drops what it names; one of them at least is
-/// empty. `most_hosts` > 0 keeps the first so many instead, and goes with neither. ConfigError,
-/// with the likeliest correction, for a host or slot that is not there, and where nothing is left.
-/// Pure.
+/// `include` keeps only the named slots, `exclude` drops them; at most one of them is given.
+/// `most_hosts` > 0 keeps that many hosts instead, without either. ConfigError, with the likeliest
+/// correction, for an unknown host or slot, and for an empty result. Pure.
 std::vector<HostSlots> filter_hosts(
     const std::vector<Host>& hosts,
     const std::string& include,

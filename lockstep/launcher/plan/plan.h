@@ -4,62 +4,63 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/launcher/output/stream_choice.h"
 #include "lockstep/launcher/plan/cores.h"
 #include "lockstep/launcher/plan/job_options.h"
 #include "lockstep/launcher/plan/rank_environment.h"
-#include "lockstep/launcher/output/stream_choice.h"
 
 namespace lockstep::launcher {
 
 /// A host of a job and its ranks.
 struct PlannedHost {
   std::string name{};        ///< Empty for another host of a job without a hostfile.
-  std::vector<int> slots{};  ///< One a rank, in the order of LOCAL_RANK.
-  bool all_slots = true;     ///< All that the hostfile gives it.
+  std::vector<int> slots{};  ///< One for each rank, in the order of LOCAL_RANK.
+  bool all_slots = true;     ///< All slots of the hostfile.
   int first_rank = 0;
 };
 
-/// What becomes of the output of a local rank.
+/// The destination of a local rank's output.
 struct OutputPlan {
   Streams files;       ///< Copied to a file.
-  Streams files_only;  ///< Not shown, unless its file cannot be written.
+  Streams files_only;  ///< Not shown, unless the file cannot be written.
   bool shown = true;
 };
 
-/// Who runs where: JobOptions made definite, before anything is started.
+/// The hosts, ranks and environment of a job, computed from JobOptions before anything is started.
 struct JobPlan {
-  std::vector<PlannedHost> hosts;  ///< One at least, in the order of their ranks.
-  size_t here = 0;                 ///< Which of them this one is.
-  bool includes_this_host = true;  ///< Else `here` means nothing: the hostfile names others only.
-  JobLayout common;                ///< What holds on every host; host_layout() has the rest.
+  std::vector<PlannedHost> hosts;  ///< At least one, in the order of their ranks.
+  size_t here = 0;                 ///< The index of this host.
+  /// False: the hostfile names only other hosts, and `here` is unused.
+  bool includes_this_host = true;
+  JobLayout common;  ///< Common to all hosts; host_layout() has the rest.
   ThreadPlan threads;
-  /// Of this host's local ranks; empty: not tied to cores.
+  /// For this host's local ranks; empty without binding.
   std::vector<std::vector<int>> cores;
-  std::vector<OutputPlan> outputs;  ///< Of this host's local ranks.
+  std::vector<OutputPlan> outputs;  ///< For this host's local ranks.
 
   int world_size() const { return common.world_size; }
-  /// The ranks of this host alone.
+  /// The number of ranks of this host.
   int local_size() const { return static_cast<int>(hosts[here].slots.size()); }
   bool is_local() const { return hosts.size() == 1 && includes_this_host; }
   bool needs_files() const;
 };
 
-/// Makes the plan, reading the hostfile and kEnvFile if there is a hostfile. `inherited`: the
-/// launcher's environment. ConfigError where the options do not agree with each other or with this
-/// machine: among others a node that is not there, more ranks than slots, more than
-/// kMaxRanksPerCore ranks a core, and what the parsers of the texts in it refuse.
+/// Computes the plan; reads the hostfile, and kEnvFile with a hostfile. `inherited`: the launcher's
+/// environment. ConfigError if the options do not agree with each other or with this machine: for
+/// instance an unknown node, more ranks than slots, more than kMaxRanksPerCore ranks a core, and
+/// texts that the parsers refuse.
 JobPlan plan_job(const JobOptions& options, const std::vector<std::string>& inherited);
 
-/// The plan of a launcher that another one has started: `hosts` are known, and this is that of
-/// index `here`. Otherwise as plan_job().
+/// Computes the plan of a launcher that another one has started: `hosts` are known, and this is the
+/// one of index `here`. Otherwise as plan_job().
 JobPlan plan_node(
     const JobOptions& options,
     std::vector<PlannedHost> hosts,
     size_t here,
     const std::vector<std::string>& inherited);
 
-/// What the ranks of the host with that index have in common. Its master_port is the options',
-/// which is 0 for any free one, and it knows neither the program nor the terminal.
+/// Returns the common part of the ranks of the host with that index. Its master_port is that of the
+/// options, 0 for any free one; program and terminal are not set.
 JobLayout host_layout(const JobPlan& plan, size_t host);
 
 }  // namespace lockstep::launcher

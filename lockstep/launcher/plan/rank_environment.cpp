@@ -101,7 +101,8 @@ std::string random_hex(size_t bytes) {
   // As few as anybody wants come whole, or not at all.
   if (::getrandom(bits.data(), bits.size(), 0) != static_cast<ssize_t>(bytes)) {
     throw Error(
-        "lockstep launch", fmt::format("no random numbers to be had; {}", std::strerror(errno)));
+        "lockstep launch",
+        fmt::format("random numbers are not available; {}", std::strerror(errno)));
   }
   std::string text;
   for (const char byte : bits) {

@@ -5,7 +5,7 @@
 
 namespace lockstep::launcher {
 
-/// The clock of all deadlines: it never jumps.
+/// The monotonic clock of all deadlines.
 using Clock = std::chrono::steady_clock;
 
 inline Clock::time_point in_seconds(double seconds) {

@@ -5,12 +5,12 @@
 
 namespace lockstep::launcher {
 
-/// This machine's name.
+/// Returns this machine's name.
 std::string host_name();
 
-/// `name`, perhaps with a user before an `@`, means this machine: localhost, its own name in short
-/// or in full, or an address of one of its interfaces. Asks no name server, so an alias only a name
-/// server knows is not recognised.
+/// Returns whether `name`, possibly with `user@` before it, means this machine: localhost, its
+/// short or full name, or an address of one of its interfaces. Asks no name server, so an alias
+/// that only a name server knows is not recognised.
 bool is_this_host(const std::string& name);
 
 }  // namespace lockstep::launcher

@@ -7,21 +7,21 @@
 
 namespace lockstep::launcher {
 
-/// Bytes that another process of this user leaves for this one: nothing in the file system, and
-/// gone with this process. Not thread-safe.
+/// A message from another process of this user, in a memfd: nothing in the file system, and freed
+/// with this process. Not thread-safe.
 class MemfdMessage {
  public:
-  /// Empty. Error if the kernel has none to give.
+  /// Creates an empty one. Error if the kernel refuses.
   MemfdMessage();
 
-  /// Where the other process finds it, as long as this one lives.
+  /// The path for the other process, valid while this object lives.
   const std::string& path() const { return path_; }
-  /// All that lies in it.
+  /// Returns the content.
   std::string read() const { return read_mail(path_); }
 
-  /// Puts `bytes` in place of what lies there. Error if that does not work.
+  /// Replaces the content by `bytes`. Error if that fails.
   static void write_mail(const std::string& path, const std::string& bytes);
-  /// What lies there; Error if there is no such box.
+  /// Reads the content; Error if it does not exist.
   static std::string read_mail(const std::string& path);
 
  private:

@@ -5,9 +5,8 @@
 
 namespace lockstep::launcher {
 
-/// A file that holds this process's pid and a newline for as long as the object lives:
-/// `kill -TERM $(cat FILE)` ends the job. Written whole or not at all, in place of an older one.
-/// After a SIGKILL it stays.
+/// A file with this process's pid and a newline, removed by the destructor: `kill -TERM $(cat
+/// FILE)` ends the job. Written atomically, replacing an older one. After a SIGKILL it stays.
 class PidFile {
  public:
   /// `path` empty: no file. ConfigError if it cannot be written.

@@ -5,18 +5,18 @@
 
 namespace lockstep::launcher {
 
-/// Holds a TCP port for rank 0's rendezvous store for as long as the job lives.
+/// Reserves a TCP port for rank 0's rendezvous store while the job runs.
 ///
-/// The port is bound but never listened on, and carries SO_REUSEADDR: rank 0, whose socket does too
-/// (libuv's, and so torch's TCPStore), can bind and listen on it, while nobody looking for a free
-/// port is given it. A Linux abstract socket named after the port keeps a second job of ours off a
-/// port that is held this way; it vanishes with the process.
+/// The port is bound without listening, with SO_REUSEADDR: rank 0, whose socket also has it
+/// (libuv's, and so torch's TCPStore), can bind and listen on it, while no search for a free port
+/// returns it. An abstract socket named after the port keeps a second Lockstep job off it; it
+/// vanishes with the process.
 class PortReservation {
  public:
-  /// A free port of 127.0.0.1.
+  /// Reserves a free port of 127.0.0.1.
   static PortReservation any();
-  /// `port`; ConfigError naming it if somebody listens there or another job holds it. A port whose
-  /// last user has just left (TIME_WAIT) counts as free.
+  /// Reserves `port`; ConfigError naming it if a process listens there or another job holds it. A
+  /// port in TIME_WAIT counts as free.
   static PortReservation of(int port);
 
   int port() const { return port_; }

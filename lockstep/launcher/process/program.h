@@ -8,25 +8,25 @@
 
 namespace lockstep::launcher {
 
-/// What every rank runs.
+/// The program of every rank.
 struct Program {
   std::string path;               ///< The file to execute.
   std::vector<std::string> argv;  ///< Its arguments, argv[0] as the user wrote it.
-  bool is_python = false;         ///< A script given to an interpreter found here.
+  bool is_python = false;         ///< A script for an interpreter found here.
 };
 
-/// What the first of the words is.
+/// The kind of the first word.
 enum class ProgramKind {
   kAny,     ///< A Python script if it ends in `.py`, else a program.
   kModule,  ///< A Python module, for `python -m`.
-  kBinary   ///< A program, whatever it is called.
+  kBinary   ///< A program, even if its name ends in .py.
 };
 
-/// Finds the program that `words` (name, then arguments) asks for, before anything is started.
+/// Finds the program of `words` (name, then arguments), before anything is started.
 ///
 /// A name with a slash is a file; any other is looked up in PATH, as a shell does. A script or
-/// module is run by $LOCKSTEP_PYTHON, else by python3 from PATH. ConfigError, naming it, if there
-/// is no such file or it may not be executed; whether there is such a module, Python says.
+/// module is run by $LOCKSTEP_PYTHON, else by python3 from PATH. ConfigError, naming it, if the
+/// file does not exist or is not executable; Python itself reports a missing module.
 Program find_program(
     const std::vector<std::string>& words,
     const Environment& environment,

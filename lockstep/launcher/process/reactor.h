@@ -13,9 +13,9 @@
 
 namespace lockstep::launcher {
 
-/// Calls back when descriptors are ready and when times have come, on the one thread of the
-/// launcher. Its own descriptor is readable while dispatch() has something to do, so that whoever
-/// already waits for other things waits for this, too.
+/// Calls back when descriptors are ready and deadlines are reached, on the launcher's one thread.
+/// Its own descriptor is readable while dispatch() has work, so that another poll loop can include
+/// it.
 ///
 /// A callback may add and remove anything, itself included. Not thread-safe.
 class Reactor {
@@ -27,16 +27,16 @@ class Reactor {
   Reactor();
 
   int fd() const { return epoll_.get(); }
-  /// When dispatch() is wanted, if nothing becomes ready before.
+  /// When to call dispatch() if no descriptor becomes ready before.
   std::optional<Clock::time_point> deadline() const;
-  /// Calls back whoever is ready or due; does not wait.
+  /// Runs the callbacks that are ready or due; does not wait.
   void dispatch();
-  /// Waits for up to `timeout` for something to do, or for `interrupt` (-1: none) to be readable;
-  /// returns whether that is.
+  /// Waits for up to `timeout` for work, or for `interrupt` (-1: none) to be readable; returns
+  /// whether it is.
   bool wait(std::chrono::milliseconds timeout, int interrupt = -1) const;
 
-  /// `events` as of epoll (EPOLLIN, EPOLLOUT); errors and hang-ups are told always. A descriptor is
-  /// watched once; it must be unwatched before it is closed.
+  /// `events` as in epoll (EPOLLIN, EPOLLOUT); errors and hang-ups are always reported. A
+  /// descriptor is watched once; unwatch it before closing it.
   void watch(int fd, uint32_t events, OnReady on_ready);
   void change(int fd, uint32_t events);
   void unwatch(int fd);
@@ -46,7 +46,7 @@ class Reactor {
 
  private:
   struct Watched {
-    uint64_t generation;  // A number of its own, since a closed descriptor's is soon another's.
+    uint64_t generation;  // A unique number, since descriptor numbers are reused.
     OnReady on_ready;
   };
 

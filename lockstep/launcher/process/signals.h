@@ -11,23 +11,21 @@
 
 namespace lockstep::launcher {
 
-/// The signals in `text`, like "SIGTERM,INT"; ConfigError naming `flag` for one that a launcher
-/// cannot pass on.
+/// Parses a list of signals, like "SIGTERM,INT"; ConfigError naming `flag` for one that a launcher
+/// cannot forward.
 std::vector<int> parse_signals(const std::string& text, const std::string& flag);
 
-/// Receives, instead of dying of them, the signals that a launcher passes on to its ranks: SIGINT,
-/// SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2. SIGHUP is left alone when it was ignored (nohup).
-/// SIGTSTP (Ctrl-Z) is received, too, unless it was ignored: who gets it calls stop_this_process().
-/// SIGPIPE and SIGXFSZ are ignored meanwhile, so that a write says EPIPE, or EFBIG; an ignored
-/// SIGCHLD is not, or nobody could learn how a rank ended.
+/// Receives the signals that a launcher forwards to its ranks, instead of dying by them: SIGINT,
+/// SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2. An ignored SIGHUP stays ignored (nohup). SIGTSTP
+/// (Ctrl-Z) is received, too, unless it was ignored: its receiver calls stop_this_process().
+/// SIGPIPE and SIGXFSZ are ignored, so that a write returns EPIPE or EFBIG; an ignored SIGCHLD is
+/// reset, since exit statuses would be lost.
 ///
-/// The signals are blocked in the calling thread for the object's life, which is also who reads
-/// them. Where other threads run, a handler in them passes on to this one what they are sent. One
-/// inbox at a time in a process.
+/// The signals are blocked in the calling thread, which reads them, for the object's life. In other
+/// threads a handler forwards them to this one. One inbox at a time in a process.
 class SignalInbox {
  public:
-  /// `wanted_signals`: some of those; all, if it is empty. The others stay as they were, SIGTSTP
-  /// excepted.
+  /// `wanted_signals`: some of those; all, if it is empty. Others are unchanged, except SIGTSTP.
   explicit SignalInbox(const std::vector<int>& wanted_signals = {});
   ~SignalInbox();
   SignalInbox(const SignalInbox&) = delete;
@@ -35,11 +33,11 @@ class SignalInbox {
 
   /// Readable while a signal waits.
   int fd() const { return fd_.get(); }
-  /// The next signal that waits, if any.
+  /// The next waiting signal, if any.
   std::optional<int> next();
-  /// Stops this process, as SIGTSTP does where nobody receives it, and returns after SIGCONT.
-  /// Returns at once if the kernel does not stop it, since no shell would continue it (POSIX: an
-  /// orphaned process group).
+  /// Stops this process, as the default SIGTSTP does, and returns after SIGCONT. Returns at once if
+  /// the kernel does not stop it, since no shell would continue it (POSIX: an orphaned process
+  /// group).
   static void stop_this_process();
 
  private:

@@ -7,18 +7,18 @@
 
 namespace lockstep::launcher {
 
-/// Who holds a socket.
+/// The process that holds a socket.
 struct SocketOwner {
   pid_t pid = 0;
-  std::string name;  ///< Of its program, as ps shows it.
+  std::string name;  ///< Its program's name, as in ps.
 };
 
-/// The process that has bound TCP port `port` of any address of this machine. Nothing if there is
-/// none or it is not to be seen: of another user, or in another container. Reads /proc once
-/// through: for error messages.
+/// Returns the process that has bound TCP port `port` of any address of this machine. Nothing if
+/// there is none or it is hidden: of another user, or in another container. Scans /proc once: for
+/// error messages.
 std::optional<SocketOwner> owner_of_port(int port);
 
-/// The process that has bound the abstract Unix socket of that name.
+/// Returns the process that has bound the abstract Unix socket of that name.
 std::optional<SocketOwner> owner_of_name(const std::string& name);
 
 }  // namespace lockstep::launcher

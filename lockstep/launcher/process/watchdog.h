@@ -7,16 +7,15 @@
 
 namespace lockstep::launcher {
 
-/// A second process that kills every rank's process group should the launcher die without a word.
+/// A second process that kills every rank's process group if the launcher dies.
 ///
-/// The kernel's parent-death signal reaches a rank itself but not what the rank has started: with
-/// `bash train.sh` the training would live on. The watchdog ignores signals, sits in a session of
-/// its own and reads a pipe that nobody but the launcher (and, until it executes its program, a
-/// rank) can write to. The end of that pipe means that the launcher is gone. A process that has
-/// left its rank's group (setsid) is out of its reach.
+/// The kernel's parent-death signal reaches a rank but not its children: with `bash train.sh` the
+/// training would survive. The watchdog ignores signals, has its own session, and reads a pipe that
+/// only the launcher (and a rank before its exec) can write to. The end of that pipe means that the
+/// launcher is gone. A process that has left its rank's group (setsid) is out of its reach.
 ///
-/// Cost: one forked process that holds no memory of its own, and nothing while the job runs. Start
-/// it before other threads exist. Not thread-safe.
+/// Cost: one forked process without memory of its own, idle while the job runs. Start it before
+/// other threads exist. Not thread-safe.
 class Watchdog {
  public:
   Watchdog();
@@ -25,9 +24,9 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  /// Where a rank writes its pid (one pid_t), the id of its group, before it executes its program.
+  /// A rank writes its pid (one pid_t), the id of its group, here before its exec.
   int registration_fd() const { return pipe_.get(); }
-  /// Ends the watchdog; it kills nothing. Call while the ranks' pids cannot yet have been reused.
+  /// Ends the watchdog without killing. Call it while the ranks' pids cannot have been reused.
   void dismiss();
 
  private:

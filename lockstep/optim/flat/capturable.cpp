@@ -22,7 +22,7 @@ namespace {
 
 constexpr const char* kTooEarly =
     "a graph is being captured before the first step, which makes state that every replay would "
-    "make anew; take a step or more before, with the parameters where they will stay";
+    "create again; take a step or more before, with the parameters where they will stay";
 
 /// libtorch knows of it since 2.13; before, the device itself has to refuse what cannot be
 /// recorded.

@@ -11,23 +11,23 @@
 
 #include "lockstep/optim/flat/flat_group.h"
 
-/// What lets an update be part of a graph (CUDA's, or another device's: at::accelerator::Graph),
-/// which is recorded once and replayed without the host's code: all that changes from step to step
-/// lies on the device. After torch.optim's `capturable`.
+/// Support for updates in a graph (CUDA's, or another device's: at::accelerator::Graph), which is
+/// recorded once and replayed without host code: values that change between steps are on the
+/// device. After torch.optim's `capturable`.
 ///
-/// Cost: a few bytes a parameter, and one small kernel a step. Thread safety: none.
+/// Cost: a few bytes a parameter, and one small kernel a step. Not thread-safe.
 namespace lockstep::optim {
 
-/// Whether what the current stream of `device` is told is recorded, not done. False for the CPU.
+/// Returns whether the current stream of `device` records a graph. False for the CPU.
 bool is_capturing(at::Device device);
 
-/// The learning rate of a parameter group where an update can read it: 0-d, float32, as torch's.
+/// The learning rate of a parameter group on a device: 0-d, float32, as torch's.
 class DeviceRate {
  public:
-  /// Makes the tensor on `device`, if it is not there yet. ConfigError while capturing.
+  /// Creates the tensor on `device` if necessary. ConfigError while capturing.
   void place(at::Device device);
-  /// Puts `rate` there, if it is another than before: the next replay sees it. The host does not
-  /// wait. ConfigError while capturing, which would write it again in every replay.
+  /// Writes `rate`, if it has changed: the next replay uses it. The host does not wait. ConfigError
+  /// while capturing, since every replay would write it again.
   void write(double rate);
   const at::Tensor& tensor() const { return tensor_; }
 
@@ -36,26 +36,26 @@ class DeviceRate {
   double written_ = 0;
 };
 
-/// Options of a group whose rate may lie on a device, too.
+/// Options of a group whose learning rate may be on a device.
 class CapturableOptions : public torch::optim::OptimizerOptions {
  public:
   virtual bool capturable() const = 0;
-  /// Written to by `set_lr`. Null where the group's update reads the host's.
+  /// Written by `set_lr`. Null if the update reads the host's rate.
   std::shared_ptr<DeviceRate> device_rate;
 };
 
-/// How many updates each parameter of a group has seen, counted on the device, in float32 as
-/// torch's: exact up to 16777216.
+/// Counts the updates of each parameter of a group on the device, in float32 as torch does: exact
+/// up to 16777216.
 ///
-/// What may be updated as one must have seen as many. The host cannot know how many these are, as
-/// it does not see replays, but which are equal: parameters have one `history` as long as every
-/// update, and every capture, was of all of them or of none, and they were set to the same count.
-/// That holds for the next update only, so a graph, which is replayed among others, joins none.
+/// Parameters can be updated together only with equal counts. The host does not see replays, so it
+/// knows only which counts are equal: parameters share a `history` while every update, and every
+/// capture, contains all or none of them, and they were set to the same count. That only holds for
+/// the next update, so captures update no parameters together.
 class DeviceSteps {
  public:
-  /// The counts of `items` go to `device`, if they are not there. ConfigError while capturing.
+  /// Moves the counts of `items` to `device`, if necessary. ConfigError while capturing.
   void place(std::vector<FlatParameter>& items, at::Device device);
-  /// They go back to the host, if they are not there; that waits for the device.
+  /// Moves them back to the host, if necessary; waits for the device.
   void take_back(std::vector<FlatParameter>& items);
   /// Counts one update of each of `items` that has a gradient.
   void advance(std::vector<FlatParameter>& items);
@@ -65,7 +65,7 @@ class DeviceSteps {
   int64_t next_history_ = 0;
 };
 
-/// Updates that `item` has seen. One that is counted on the device is read from there.
+/// Returns the number of updates of `item`. Reads a count on the device.
 int64_t steps_of(const FlatParameter& item);
 
 }  // namespace lockstep::optim

@@ -101,60 +101,60 @@ void expect_capturable(const typename Optimizer::Options& options, double tolera
   expect_replays<Optimizer>(options, tolerance);
 }
 
-TEST(Capturable, adam_has_the_numbers_of_the_other_one) {
+TEST(Capturable, AdamHasTheNumbersOfTheOtherOne) {
   expect_capturable<AdamW>({});
   expect_capturable<AdamW>({.weight_decay = 0.1, .amsgrad = true, .maximize = true});
   expect_capturable<Adam>({.weight_decay = 0.1});
 }
 
-TEST(Capturable, sgd_has_the_numbers_of_the_other_one) {
+TEST(Capturable, SgdHasTheNumbersOfTheOtherOne) {
   expect_capturable<SGD>({});
   expect_capturable<SGD>({.momentum = 0.9, .weight_decay = 0.1, .nesterov = true});
 }
 
-TEST(Capturable, adagrad_has_the_numbers_of_the_other_one) {
+TEST(Capturable, AdagradHasTheNumbersOfTheOtherOne) {
   expect_capturable<Adagrad>({.lr_decay = 0.1, .initial_accumulator_value = 0.5});
 }
 
-TEST(Capturable, lion_has_the_numbers_of_the_other_one) {
+TEST(Capturable, LionHasTheNumbersOfTheOtherOne) {
   expect_capturable<Lion>({});
   expect_capturable<Lion>({.weight_decay = 0.1}, 1e-6);
 }
 
-TEST(Capturable, rmsprop_has_nearly_the_numbers_of_the_other_one) {
+TEST(Capturable, RmspropHasNearlyTheNumbersOfTheOtherOne) {
   expect_capturable<RMSprop>({}, 1e-6);
   expect_capturable<RMSprop>({.weight_decay = 0.1, .momentum = 0.9, .centered = true}, 1e-6);
 }
 
-TEST(Capturable, adam_without_bias_correction_has_the_numbers_of_the_other_one) {
+TEST(Capturable, AdamWithoutBiasCorrectionHasTheNumbersOfTheOtherOne) {
   expect_capturable<AdamW>({.bias_correction = false});
 }
 
-TEST(Capturable, adadelta_has_nearly_the_numbers_of_the_other_one) {
+TEST(Capturable, AdadeltaHasNearlyTheNumbersOfTheOtherOne) {
   expect_capturable<Adadelta>({.weight_decay = 0.1}, 1e-6);
 }
 
-TEST(Capturable, adamax_has_nearly_the_numbers_of_the_other_one) {
+TEST(Capturable, AdamaxHasNearlyTheNumbersOfTheOtherOne) {
   expect_capturable<Adamax>({.weight_decay = 0.1}, 1e-6);
 }
 
-TEST(Capturable, radam_has_nearly_the_numbers_of_the_other_one) {
+TEST(Capturable, RadamHasNearlyTheNumbersOfTheOtherOne) {
   expect_capturable<RAdam>({.weight_decay = 0.1}, 1e-6);
   // Its second moment counts from the sixth step on, so both kinds of steps are among the twelve.
   expect_capturable<RAdam>({.weight_decay = 0.1, .decoupled_weight_decay = true}, 1e-6);
 }
 
-TEST(Capturable, rprop_has_the_numbers_of_the_other_one) {
+TEST(Capturable, RpropHasTheNumbersOfTheOtherOne) {
   expect_capturable<Rprop>({.lr = rate(0)});
 }
 
-TEST(Capturable, lamb_has_nearly_the_numbers_of_the_other_one) {
+TEST(Capturable, LambHasNearlyTheNumbersOfTheOtherOne) {
   expect_capturable<LAMB>({.weight_decay = 0.1}, 1e-6);
   expect_capturable<LAMB>({.bias_correction = false}, 1e-6);
   expect_capturable<LAMB>({.eps = 1e-3, .eps_inside_sqrt = true}, 1e-6);
 }
 
-TEST(Capturable, half_precision_keeps_the_rate_whole) {
+TEST(Capturable, HalfPrecisionKeepsTheRateWhole) {
   // In bf16 the rate would be the parameter, and leave nothing of it.
   const at::Tensor start = at::full({4}, 0.0101, at::kBFloat16);
   const at::Tensor parameter = start.to(test_device()).requires_grad_();
@@ -166,7 +166,7 @@ TEST(Capturable, half_precision_keeps_the_rate_whole) {
   EXPECT_TRUE(at::equal(parameter.detach().cpu(), expected));
 }
 
-TEST(Capturable, changes_nothing_on_the_cpu) {
+TEST(Capturable, ChangesNothingOnTheCpu) {
   const Training host(at::kCPU);
   AdamW reference(host.parameters, {.lr = 0.1});
   const Training same(at::kCPU);
@@ -180,7 +180,7 @@ TEST(Capturable, changes_nothing_on_the_cpu) {
   expect_same_state(optimizer, same.parameters, reference, host.parameters, 0);
 }
 
-TEST(Capturable, parameters_that_were_updated_less_often_have_their_own_count) {
+TEST(Capturable, ParametersThatWereUpdatedLessOftenHaveTheirOwnCount) {
   const Training plain(test_device());
   AdamW reference(plain.parameters, {});
   const Training device(test_device());
@@ -201,7 +201,7 @@ TEST(Capturable, parameters_that_were_updated_less_often_have_their_own_count) {
   expect_same_state(optimizer, device.parameters, reference, plain.parameters, 0);
 }
 
-TEST(Capturable, joins_neighbours_that_were_updated_as_often_and_no_others) {
+TEST(Capturable, JoinsNeighboursThatWereUpdatedAsOftenAndNoOthers) {
   const Training plain(test_device());
   AdamW reference(plain.parameters, {.lr = 0.5});
   Buckets of_plain(plain.parameters);
@@ -219,7 +219,7 @@ TEST(Capturable, joins_neighbours_that_were_updated_as_often_and_no_others) {
   expect_same_state(optimizer, device.parameters, reference, plain.parameters, 1e-6);
 }
 
-TEST(Capturable, may_be_switched_on_and_off) {
+TEST(Capturable, MayBeSwitchedOnAndOff) {
   const Training plain(test_device());
   AdamW reference(plain.parameters, {});
   const Training device(test_device());
@@ -232,7 +232,7 @@ TEST(Capturable, may_be_switched_on_and_off) {
   }
 }
 
-TEST(Capturable, state_is_that_of_the_other_one) {
+TEST(Capturable, StateIsThatOfTheOtherOne) {
   const Training device(test_device());
   AdamW optimizer(device.parameters, {.capturable = true});
   for (int64_t t = 0; t < 3; ++t) {
@@ -262,14 +262,14 @@ TEST(Capturable, state_is_that_of_the_other_one) {
   }
 }
 
-TEST(Capturable, a_schedule_that_cycles_momentum_is_refused) {
+TEST(Capturable, AScheduleThatCyclesMomentumIsRefused) {
   const Training device(test_device());
   AdamW optimizer(device.parameters, {.capturable = true});
   EXPECT_THAT(
       error_of([&] { set_momentum(optimizer, 0, 0.8); }), HasSubstr("switch cycle_momentum off"));
 }
 
-TEST(Capturable, a_group_on_two_devices_is_refused) {
+TEST(Capturable, AGroupOnTwoDevicesIsRefused) {
   for (const bool host_first : {false, true}) {
     Parameters parameters = Training(test_device()).parameters;
     parameters.insert(
@@ -279,7 +279,7 @@ TEST(Capturable, a_group_on_two_devices_is_refused) {
   }
 }
 
-TEST(Capturable, an_update_on_the_host_is_refused) {
+TEST(Capturable, AnUpdateOnTheHostIsRefused) {
   const at::Tensor buffer = at::ones({64});
   const at::Tensor piece = buffer.narrow(0, 0, 64).detach().requires_grad_();
   AdamW optimizer({at::ones({64}).requires_grad_()}, {.capturable = true});

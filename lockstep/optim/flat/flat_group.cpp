@@ -117,7 +117,8 @@ at::Tensor FlatGroup::shared(const at::Tensor& from) {
 }
 
 void FlatGroup::lay_out(const flat::BucketPlan& plan, std::vector<at::Tensor>& moving) {
-  const at::Tensor buffer = memory(plan.numel, moving[plan.entries[0].parameter].detach().options());
+  const at::Tensor buffer =
+      memory(plan.numel, moving[plan.entries[0].parameter].detach().options());
   for (const flat::BucketEntry& entry : plan.entries) {
     at::Tensor& parameter = moving[entry.parameter];
     const at::Tensor place = flat::view_like(buffer, entry, parameter);

@@ -22,91 +22,92 @@ struct FlatParameter {
   static constexpr int64_t kNoHistory = -1;
 
   at::Tensor parameter;
-  std::vector<int64_t> sizes;        ///< The parameter's when it came: its state has them.
-  int64_t step = 0;                  ///< Not kept up while `device_step` counts.
+  std::vector<int64_t> sizes;        ///< The parameter's at construction: its state has them.
+  int64_t step = 0;                  ///< Not updated while `device_step` counts.
   std::vector<at::Tensor> state;     ///< [field] Undefined until first needed.
   std::vector<float> scalars = {};   ///< As in `traits().scalars`; empty before the first update.
-  std::vector<double> factors = {};  ///< What `advance` made of them for this update.
-  at::Tensor device_step = {};       ///< 0-d, where updates are counted on the device.
+  std::vector<double> factors = {};  ///< Computed by `advance` for this update.
+  at::Tensor device_step = {};       ///< 0-d, if updates are counted on the device.
   int64_t history = kNoHistory;      ///< See DeviceSteps.
-  bool count_was_set = true;         ///< To `step`, since the last update that the host saw.
-  size_t buffer = kLoose;            ///< Which flat buffer has a place for it.
-  int64_t offset = 0;                ///< First element there.
-  /// Of the parameter that this is a slice of, where an update needs that whole; else none.
+  bool count_was_set = true;         ///< `step` was set since the last update that the host saw.
+  size_t buffer = kLoose;            ///< The flat buffer that contains it.
+  int64_t offset = 0;                ///< Its offset in the buffer.
+  /// The bounds of the sharded parameter that this is a slice of, if an update needs the full one;
+  /// else none.
   std::vector<int64_t> whole = {};
 
   const std::vector<int64_t>& whole_sizes() const { return whole.empty() ? sizes : whole; }
 };
 
-/// The parameters of one group, side by side in flat buffers, and their state in the same layout.
+/// The parameters of one group in contiguous flat buffers, and their state with the same layout.
 ///
-/// Laying out moves a parameter's memory (`set_data`), keeping its strides: whoever holds the
-/// tensor sees nothing of it. In the order and sizes of DataParallel's buckets, so that a bucket of
-/// gradients lies like its parameters. Left where they are: frozen and empty parameters, those that
-/// share their memory with any other tensor (a view somebody holds would be cut off), those whose
-/// memory has gaps, and those that would be alone in their buffer.
+/// It moves a parameter's memory (`set_data`) and keeps its strides, invisible to holders of the
+/// tensor. Order and sizes are those of DataParallel's buckets, so that a bucket of gradients has
+/// the layout of its parameters. Not moved: frozen and empty parameters, those that share memory
+/// with another tensor (a view would be cut off), those with gaps in memory, and those that would
+/// be alone in their buffer.
 ///
-/// Once shared, buffers lie in memory that several ranks have in common: what one of them writes is
-/// there for all of them.
+/// Shared buffers are in memory that several ranks map: a write of one is visible to all.
 ///
-/// Memory: while laying out, one buffer (25 MiB, or the largest parameter) above what there was. A
+/// Memory: during the layout one buffer (25 MiB, or the largest parameter) more than before. A
 /// buffer lives as long as this or any parameter in it. `torch::save` of one such parameter writes
-/// its whole buffer, as of any view; of a module, each buffer once.
+/// its full buffer, as of any view; of a module, each buffer once.
 class FlatGroup {
  public:
-  /// `fp32_state`: that of parameters of fp16 and bf16 is fp32; else of their dtype.
+  /// `fp32_state`: the state of fp16 and bf16 parameters is fp32; else of their dtype.
   explicit FlatGroup(size_t field_count, bool fp32_state = false)
       : field_count_(field_count), fp32_state_(fp32_state) {}
 
-  /// Takes in more parameters.
+  /// Adds parameters.
   void add(const std::vector<at::Tensor>& parameters);
-  /// Takes in `pieces`, which lie in `buffer` already, in order and without overlap. `file`: where
-  /// that lies in a file.
+  /// Adds shard slices that are in `buffer` already, in order and without overlap. `file`: the
+  /// buffer's file, if any.
   void add_in_place(
       const at::Tensor& buffer,
       const std::vector<at::Tensor>& pieces,
       std::shared_ptr<offload::FileTensor> file = nullptr);
-  /// State of the parameters in flat buffer `buffer` is made in the host's memory from now on, or
-  /// in `file` if there is one. Before there is any.
+  /// Allocates state of the parameters in flat buffer `buffer` in host memory from now on, or in
+  /// `file` if given. Call it before there is any.
   void offload_state(size_t buffer, std::shared_ptr<offload::ScratchFile> file);
-  /// Moves what is laid out, and what follows, into memory that the ranks of `group` have in
-  /// common. The values are rank 0's. From then on a parameter with a gradient must stay where it
-  /// was put. ConfigError, on all ranks, if they have none in common or a parameter cannot be
-  /// moved. Collective, as are `add` and `place_state` from then on.
+  /// Moves the buffers, and later ones, into memory that the ranks of `group` share. The values are
+  /// rank 0's. From then on a parameter with a gradient must keep its memory. ConfigError, on all
+  /// ranks, if they have no shared memory or a parameter cannot be moved. Collective, as are `add`
+  /// and `place_state` from then on.
   void share(const Group& group);
 
-  /// In the order they lie in memory; those without a place last.
+  /// In memory order; those without a buffer last.
   std::vector<FlatParameter>& items() { return items_; }
   const std::vector<FlatParameter>& items() const { return items_; }
   size_t buffer_count() const { return buffers_.size(); }
-  /// The parameters in buffer `buffer`, and what lies between them.
+  /// The parameters in buffer `buffer`, including gaps.
   const at::Tensor& buffer_values(size_t buffer) const { return buffers_[buffer].parameters; }
-  /// Of one field of the state of all in buffer `buffer`.
+  /// Elements of one state field of all in buffer `buffer`.
   int64_t state_bytes(size_t buffer) const;
   bool state_is_offloaded(size_t buffer) const { return buffers_[buffer].state_on_host; }
-  /// One field of the state of all in buffer `buffer`; undefined until first needed.
+  /// One state field of all in buffer `buffer`; undefined until first needed.
   const at::Tensor& buffer_state(size_t buffer, size_t field) const {
     return buffers_[buffer].state[field];
   }
-  /// What of buffer `buffer` lies in files: parameters, and the state that there is.
+  /// The parts of buffer `buffer` in files: parameters, and existing state.
   std::vector<offload::FileTensor*> files_of(size_t buffer) const;
 
-  /// Makes field `field` of `item`'s state, in its flat place if it has the parameter's shape. What
-  /// it holds is for the caller to write.
+  /// Allocates field `field` of `item`'s state, in its flat buffer if it has the parameter's shape.
+  /// The caller must write the values.
   at::Tensor& place_state(FlatParameter& item, size_t field, StateShape shape);
-  /// Whether all parameters that were laid out lie there still.
+  /// Whether all parameters still use the flat buffers.
   bool all_at_home() const;
-  /// Takes state to where its parameter has moved: another device, dtype or order of dimensions.
-  /// ConfigError while capturing.
+  /// Moves state to its parameter's new device, dtype or order of dimensions. ConfigError while
+  /// capturing.
   void follow_parameter(FlatParameter& item);
 
-  /// ConfigError for a parameter that is not, or no longer, where all ranks have it.
+  /// ConfigError for a parameter that is not in shared memory (any more).
   void check_place(const FlatParameter& item) const;
 
-  /// Whether items `a` to `b` of one buffer, their gradients and their state lie with the same
-  /// distances between them; that those in between do is for the caller to know.
+  /// Whether items `a` to `b` of one buffer, their gradients and their state have equal distances;
+  /// the caller must ensure that for those in between.
   bool lie_alike(const FlatParameter& a, const FlatParameter& b) const;
-  /// From item `a` to item `b`, everything in between included, as one tensor each.
+  /// Returns the range from item `a` to item `b`, including everything in between, as one tensor
+  /// each.
   at::Tensor parameters_between(const FlatParameter& a, const FlatParameter& b) const;
   at::Tensor gradients_between(const FlatParameter& a, const FlatParameter& b) const;
   at::Tensor state_between(const FlatParameter& a, const FlatParameter& b, size_t field) const;
@@ -117,32 +118,32 @@ class FlatGroup {
     std::vector<at::Tensor> state;  ///< [field] Undefined until first needed.
     std::shared_ptr<offload::FileTensor> parameter_file = nullptr;
     bool state_on_host = false;                               ///< Wherever the parameters are.
-    std::shared_ptr<offload::ScratchFile> scratch = nullptr;  ///< Where state goes, if given.
+    std::shared_ptr<offload::ScratchFile> scratch = nullptr;  ///< The file of the state, if given.
     std::vector<std::shared_ptr<offload::FileTensor>> state_files = {};
   };
 
   bool at_home(const FlatParameter& item) const;
   void share_buffer(size_t index);
-  /// A buffer for the slots of `plan`, which `moving` are moved to.
+  /// Creates a buffer for the entries of `plan`, and moves `moving` to it.
   void lay_out(const flat::BucketPlan& plan, std::vector<at::Tensor>& moving);
   FlatParameter new_item(const at::Tensor& parameter) const;
-  /// What the state of `parameter` is made as.
+  /// The options of new state of `parameter`.
   at::TensorOptions state_options(const at::Tensor& parameter) const;
-  /// Where a new field of the state of everything in `buffer` lies; zeros.
+  /// Allocates a new field of the state of everything in `buffer`; zeros.
   at::Tensor state_memory(Buffer& buffer, const at::TensorOptions& options);
-  /// Zeros, in common if shared.
+  /// Allocates zeros, shared if the buffers are.
   at::Tensor memory(int64_t numel, const at::TensorOptions& options);
-  /// `from` moved to memory in common.
+  /// Moves `from` to shared memory.
   at::Tensor shared(const at::Tensor& from);
 
-  std::optional<Group> group_;  ///< Of the ranks that have the buffers in common.
+  std::optional<Group> group_;  ///< The ranks that share the buffers.
   size_t field_count_;
   bool fp32_state_ = false;
   std::vector<Buffer> buffers_;
   std::vector<FlatParameter> items_;
 };
 
-/// Whether both put their elements in memory in the same order, without gaps.
+/// Returns whether both have the same element order in memory, without gaps.
 bool same_strides(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace lockstep::optim

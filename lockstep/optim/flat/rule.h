@@ -13,46 +13,47 @@
 
 namespace lockstep::optim {
 
-/// What one call of an update rule works on, in place: tensors of one dtype and device, dense in
-/// memory. A tensor is one parameter or, where the rule is elementwise, a stretch of a flat buffer
+/// The input of one call of an update rule, which works in place: tensors of one dtype and device,
+/// dense in memory. A tensor is one parameter or, for an elementwise rule, a range of a flat buffer
 /// with many.
 struct Batch {
   std::vector<at::Tensor> parameters;
-  std::vector<at::Tensor> gradients;           ///< Only read; strided as the parameters.
+  std::vector<at::Tensor> gradients;           ///< Read-only; strides of the parameters.
   std::vector<std::vector<at::Tensor>> state;  ///< [field][tensor]; undefined if it has none.
-  std::vector<int64_t> steps;                  ///< [tensor] Steps it has seen, this one included.
-  std::vector<std::vector<double>> factors;    ///< [tensor] What the rule's `advance` gave, if any.
-  bool first = false;                          ///< The state was made for this call.
-  /// Where the update is to be part of a graph, the learning rate, 0-d, and, if the rule counts
-  /// them, the steps, [tensor]: to be read on the device, not the host's numbers. Else undefined.
+  std::vector<int64_t> steps;                  ///< [tensor] Updates including this one.
+  /// [tensor] The result of the rule's `advance`, if any.
+  std::vector<std::vector<double>> factors;
+  bool first = false;  ///< The state was made for this call.
+  /// For an update in a graph: the learning rate, 0-d, and, if the rule counts them, the steps,
+  /// [tensor]: read them on the device instead of the host's numbers. Else undefined.
   at::Tensor device_lr = {};
   std::vector<at::Tensor> device_steps = {};
 };
 
-/// How large a parameter's tensor of one state field is.
+/// The shape of a parameter's tensor of one state field.
 enum class StateShape {
   kNone,       ///< There is none.
   kParameter,  ///< As the parameter.
-  kRow,        ///< The parameter's, the last dimension 1.
-  kColumn,     ///< The parameter's, the last but one 1.
+  kRow,        ///< The parameter's, with last dimension 1.
+  kColumn,     ///< The parameter's, with last but one dimension 1.
 };
 
-/// What is known of a rule whatever its options.
+/// The properties of a rule that do not depend on its options.
 struct RuleTraits {
   const char* name;                 ///< As Python's class.
   std::vector<const char*> fields;  ///< State, named as in Python's state_dict.
-  /// State that is one float32 of a parameter, kept by the host as its steps are: a rule with such
-  /// has an `advance`, and cannot be captured.
+  /// State that is one float32 for a parameter, kept by the host as its steps are: such a rule has
+  /// an `advance`, and cannot be captured.
   std::vector<const char*> scalars = {};
-  bool elementwise = true;   ///< Each element by itself: parameters may be joined.
-  bool counts_steps = true;  ///< "step" is state too; only equal ones may be joined.
+  bool elementwise = true;   ///< Elements are independent: parameters may be joined.
+  bool counts_steps = true;  ///< "step" is state; only equal ones may be joined.
   bool eager_state = false;  ///< State exists before the first step.
-  /// Those of `fields` that have numbers of rows and columns, not of elements: where ranks have
-  /// slices of a parameter, each of these ranks has all of them.
+  /// Those of `fields` with values for rows and columns: each rank with a slice of a parameter has
+  /// all of them.
   std::vector<const char*> factors = {};
 };
 
-/// A hyperparameter under the name Python gives it.
+/// A hyperparameter with its Python name.
 struct NamedOption {
   using Value = std::variant<
       double*,
@@ -65,13 +66,13 @@ struct NamedOption {
 };
 using NamedOptions = std::vector<NamedOption>;
 
-/// ConfigError "[optim] ..." unless `good`.
+/// Throws ConfigError "[optim] ..." unless `good`.
 void require_option(
     bool good, const char* rule, const char* option, double value, const char* want);
 
-/// The same for a number that must be at least 0.
+/// Does the same for a number that must be at least 0.
 void require_not_negative(const char* rule, const char* option, double value);
-/// What Adam and its like have in common; `betas` from 0, below 1.
+/// Checks the options that Adam and similar rules share; `betas` from 0, below 1.
 template <typename Options>
 void require_adam_like(const char* rule, const Options& options) {
   require_not_negative(rule, "lr", options.lr);
@@ -81,34 +82,34 @@ void require_adam_like(const char* rule, const Options& options) {
   require_not_negative(rule, "weight_decay", options.weight_decay);
 }
 
-/// The memory of a dense tensor as one of one dimension, whatever its strides.
+/// Returns the memory of a dense tensor as a 1-D tensor.
 at::Tensor memory_of(const at::Tensor& tensor);
 
-/// Calls `visit` with 1-D stretches of `batch`'s tensors: [0] parameter, [1] gradient, [2 ...] the
-/// fields of state (undefined where there is none), and with the tensor's index in `batch`. On the
-/// CPU they are short enough that a rule of several passes finds them in the cache each time. For
-/// elementwise rules.
+/// Calls `visit` with 1-D chunks of `batch`'s tensors: [0] parameter, [1] gradient, [2 ...] state
+/// fields (undefined if missing), and the tensor's index in `batch`. On the CPU chunks fit into the
+/// cache, for rules with several passes. For elementwise rules.
 void for_each_chunk(
     const Batch& batch,
     const std::function<void(const std::vector<at::Tensor>& chunk, size_t index)>& visit);
 
-/// Calls a fused kernel of libtorch so that an element's result does not depend on where it lies.
-/// On the CPU (of torch 2.13) these round the last elements, which do not fill a vector, otherwise
-/// than all others. So in fp32 and fp64 they get whole vectors only: what is left over goes into
-/// padded copies and back. For elementwise rules.
+/// Calls a fused kernel of libtorch so that an element's result does not depend on its position. On
+/// the CPU (torch 2.13) these kernels round the last elements, which do not fill a vector,
+/// differently. So in fp32 and fp64 they get full vectors only: the rest is copied to padded
+/// buffers and back. For elementwise rules.
 void run_fused(const Batch& batch, const std::function<void(const Batch& whole)>& kernel);
 
-/// tensor *= factor, the factor in full precision as in Python; returns `tensor`.
-/// `Tensor::mul_(Scalar)` rounds it to the tensor's dtype first, which makes 0.999 a 1 in bf16.
+/// Computes tensor *= factor with the factor in full precision, as in Python; returns `tensor`.
+/// `Tensor::mul_(Scalar)` rounds it to the tensor's dtype first: 0.999 becomes 1 in bf16.
 at::Tensor scale_(const at::Tensor& tensor, double factor);
 
-/// tensor / divisor, the divisor in full precision, too.
+/// Computes tensor / divisor, with the divisor in full precision.
 at::Tensor divided(const at::Tensor& tensor, double divisor);
 
-/// The steps of `batch` as libtorch's fused kernels want them: scalars beside the parameters.
+/// Returns the steps of `batch` in the form of libtorch's fused kernels: scalars on the parameters'
+/// device.
 std::vector<at::Tensor> step_tensors(const Batch& batch);
 
-/// Calls `kernel` with the rate of `batch`: the host's, which is `lr`, or the device's.
+/// Calls `kernel` with the learning rate of `batch`: the host's `lr`, or the device's.
 template <typename Kernel>
 void with_rate(const Batch& batch, double lr, const Kernel& kernel) {
   if (batch.device_lr.defined()) {
@@ -118,19 +119,20 @@ void with_rate(const Batch& batch, double lr, const Kernel& kernel) {
   }
 }
 
-/// parameter -= direction * lr, of the same strides, the rate of `batch` as above. Where it is the
-/// device's the product is formed in float32 at least, and rounded once more than with the host's.
+/// Computes parameter -= direction * lr, for equal strides, with the rate of `batch` as above. With
+/// a device rate the product is formed in float32 at least, and rounded once more than with the
+/// host's.
 void descend_(
     const at::Tensor& parameter, const at::Tensor& direction, const Batch& batch, double lr);
-/// parameter *= 1 - lr * weight_decay: decoupled weight decay.
+/// Computes parameter *= 1 - lr * weight_decay: decoupled weight decay.
 void decay_(const at::Tensor& parameter, double weight_decay, const Batch& batch, double lr);
 
-/// 1 - beta^step, the correction of a moment that began at 0, of tensor `index`.
+/// Returns 1 - beta^step, the bias correction of a moment, for tensor `index`.
 double bias_correction(const Batch& batch, size_t index, double beta);
-/// The same where `batch` has the device's steps: there, 0-d, float64 as on the host.
+/// Does the same for device steps: a 0-d tensor on the device, float64 as on the host.
 at::Tensor device_bias_correction(const Batch& batch, size_t index, double beta);
-/// A number on the device in the shape and dtype in which it multiplies or divides `tensor`'s
-/// memory without being cut to half precision.
+/// Converts a device scalar to the shape and dtype in which it multiplies or divides `tensor`
+/// without rounding to half precision.
 at::Tensor device_factor(const at::Tensor& number, const at::Tensor& tensor);
 
 }  // namespace lockstep::optim

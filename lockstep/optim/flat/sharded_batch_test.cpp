@@ -185,7 +185,7 @@ void expect_slices_equal_whole(
   }
 }
 
-TEST(Sharded, muon_has_the_bits_of_one_process) {
+TEST(Sharded, MuonHasTheBitsOfOneProcess) {
   for (const bool gram : {false, true}) {
     for (const bool nesterov : {false, true}) {
       expect_slices_equal_whole<Muon>(
@@ -198,7 +198,7 @@ TEST(Sharded, muon_has_the_bits_of_one_process) {
   }
 }
 
-TEST(Sharded, lamb_has_the_numbers_of_one_process) {
+TEST(Sharded, LambHasTheNumbersOfOneProcess) {
   for (const bool capturable : {false, true}) {
     for (const bool decays : {false, true}) {
       expect_slices_equal_whole<LAMB>(
@@ -212,7 +212,7 @@ TEST(Sharded, lamb_has_the_numbers_of_one_process) {
   expect_slices_equal_whole<LAMB>({kMatrices, kOthers}, {{}, {.lr = 0.1}}, at::kFloat, 1e-5);
 }
 
-TEST(Sharded, adafactor_has_the_numbers_of_one_process) {
+TEST(Sharded, AdafactorHasTheNumbersOfOneProcess) {
   for (const bool maximize : {false, true}) {
     expect_slices_equal_whole<Adafactor>(
         {kMatrices, kOthers},
@@ -223,7 +223,7 @@ TEST(Sharded, adafactor_has_the_numbers_of_one_process) {
   expect_slices_equal_whole<Adafactor>({kMatrices, kOthers}, {{}, {}}, at::kFloat, 1e-5);
 }
 
-TEST(Sharded, owners_have_equal_work_and_keep_what_is_theirs_already) {
+TEST(Sharded, OwnersHaveEqualWorkAndKeepWhatIsTheirsAlready) {
   const flat::ShardBounds first{.sizes = {10}, .bounds = {0, 10, 10, 10}};
   const flat::ShardBounds last{.sizes = {10}, .bounds = {0, 0, 0, 10}};
   EXPECT_THAT(owners_of({&last, &first, &last}, {1, 1, 1}, 3), ElementsAre(2, 0, 1));
@@ -231,7 +231,7 @@ TEST(Sharded, owners_have_equal_work_and_keep_what_is_theirs_already) {
       owners_of({&first, &first, &first, &first}, {1, 1, 5, 2}, 2), ElementsAre(1, 1, 0, 1));
 }
 
-TEST(Sharded, many_matrices_come_in_rounds) {
+TEST(Sharded, ManyMatricesComeInRounds) {
   constexpr int64_t kBig = 1500;  // 9 MB each, so that two ranks' 50 MiB are several rounds.
   ranks(2, [&](Group group) {
     const flat::ShardBounds division{
@@ -275,7 +275,7 @@ TEST(Sharded, many_matrices_come_in_rounds) {
   });
 }
 
-TEST(Sharded, gradients_on_some_ranks_alone_are_refused_on_all) {
+TEST(Sharded, GradientsOnSomeRanksAloneAreRefusedOnAll) {
   ranks(3, [](Group group) {
     Muon optimizer(whole_parameters({{40, 13}}, 0, at::kFloat));
     const Slices slices({{40, 13}}, 0, group, at::kFloat);
@@ -290,7 +290,7 @@ TEST(Sharded, gradients_on_some_ranks_alone_are_refused_on_all) {
   });
 }
 
-TEST(Sharded, what_cannot_be_brought_together_is_refused) {
+TEST(Sharded, WhatCannotBeBroughtTogetherIsRefused) {
   ranks(2, [](Group group) {
     const Slices slices({{40, 13}}, 0, group, at::kFloat);
     LAMB alone(whole_parameters({{40, 13}}, 0, at::kFloat));

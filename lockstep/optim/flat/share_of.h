@@ -5,10 +5,10 @@
 
 namespace lockstep::optim {
 
-/// The part of `batch` that one of several ranks updates; together they update all of it, each
-/// element once. Of an elementwise rule each gets an equal stretch of every tensor, in whole cache
-/// lines and whole vectors, so that every element has the bits that it has in an update of all; of
-/// other rules whole tensors, as equal as these allow. May be empty.
+/// Returns the part of `batch` that one of several ranks updates; together they update each element
+/// once. For an elementwise rule each gets an equal range of every tensor, in full cache lines and
+/// vectors, so that results are bit-exact with one update of all; for other rules complete tensors,
+/// as evenly as possible. May be empty.
 Batch share_of(const Batch& batch, bool elementwise, int rank, int size);
 
 }  // namespace lockstep::optim

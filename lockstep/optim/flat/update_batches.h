@@ -12,19 +12,19 @@
 
 namespace lockstep::optim {
 
-/// Sorts runs of neighbouring parameters into batches for an update rule.
+/// Groups runs of neighbouring parameters into batches for an update rule.
 class UpdateBatches {
  public:
   /// `group` must outlive this. `device_lr`: see Batch.
   UpdateBatches(const FlatGroup& group, size_t field_count, at::Tensor device_lr = {})
       : group_(&group), field_count_(field_count), device_lr_(std::move(device_lr)) {}
 
-  /// The run from `first` to `last`, which may be the same; `fresh`: its state is new.
+  /// Adds the run from `first` to `last`, which may be the same; `fresh`: its state is new.
   void add(const FlatParameter& first, const FlatParameter& last, bool fresh);
 
   const std::vector<Batch>& batches() const { return batches_; }
 
-  /// Puts what was updated in a dense copy where it belongs.
+  /// Copies results from dense copies back to their parameters.
   void copy_back() const;
 
  private:

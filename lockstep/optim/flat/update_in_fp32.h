@@ -9,26 +9,26 @@
 
 namespace lockstep::optim {
 
-/// fp32 copies of what a batch has in fp16 or bf16: what is wider is in it itself. Memory: all of
-/// that twice.
+/// fp32 copies of the fp16 or bf16 tensors of a batch; wider tensors are used directly. Memory:
+/// twice those tensors.
 class WideCopies {
  public:
   explicit WideCopies(const Batch& batch);
   const Batch& wide() const { return wide_; }
-  /// Parameters and state become what the copies round to.
+  /// Writes the rounded copies back to parameters and state.
   void round_back() const;
 
  private:
   at::Tensor widened(const at::Tensor& tensor);
 
   Batch wide_;
-  std::vector<std::pair<at::Tensor, at::Tensor>> rounded_;  ///< What is to be written, and by what.
+  std::vector<std::pair<at::Tensor, at::Tensor>> rounded_;  ///< Target and source.
 };
 
-/// Calls `update` with fp32 copies of what `batch` has in fp16 or bf16, and rounds what it gives,
-/// once; so a kernel that would round after each operation does not. Where parameters are wider it
-/// gets `batch` itself. For elementwise rules: copies are of four MiB at a time, for each of
-/// parameter, gradient and fields of state.
+/// Calls `update` with fp32 copies of the fp16 or bf16 tensors of `batch`, and rounds the results
+/// once, unlike a kernel that rounds after each operation. A batch with wider parameters is passed
+/// unchanged. For elementwise rules: copies have four MiB at a time for each of parameter, gradient
+/// and state fields.
 void update_in_fp32(const Batch& batch, const std::function<void(const Batch& wide)>& update);
 
 }  // namespace lockstep::optim

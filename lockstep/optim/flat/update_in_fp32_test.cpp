@@ -48,7 +48,7 @@ struct ByHand {
   int64_t steps = 0;
 };
 
-TEST(UpdateInFp32, rounds_16_bit_pieces_and_their_state_once_a_step) {
+TEST(UpdateInFp32, Rounds16BitPiecesAndTheirStateOnceAStep) {
   const c10::AutoGradMode no_grad(false);
   for (const at::ScalarType dtype : {at::kHalf, at::kBFloat16}) {
     for (const bool fp32_state : {false, true}) {
@@ -77,7 +77,7 @@ TEST(UpdateInFp32, rounds_16_bit_pieces_and_their_state_once_a_step) {
   }
 }
 
-TEST(UpdateInFp32, is_that_of_rules_that_need_parameters_whole_too) {
+TEST(UpdateInFp32, IsThatOfRulesThatNeedParametersWholeToo) {
   ranks(2, [](Group group) {
     const c10::AutoGradMode no_grad(false);
     const flat::ShardBounds division{.sizes = {kNumel}, .bounds = {0, 501, kNumel}};
@@ -103,7 +103,7 @@ TEST(UpdateInFp32, is_that_of_rules_that_need_parameters_whole_too) {
   });
 }
 
-TEST(UpdateInFp32, goes_by_stretches_and_leaves_wide_ones_alone) {
+TEST(UpdateInFp32, GoesByStretchesAndLeavesWideOnesAlone) {
   const at::Tensor wide = at::ones({5});
   int calls = 0;
   const auto halve = [&](const Batch& batch) {

@@ -24,7 +24,7 @@ int64_t slots_of(const OffloadOptimizer& options, int64_t fields, bool values_in
     throw ConfigError(
         "offload",
         fmt::format(
-            "a bucket's state needs a buffer for each field that lies in a file{}; got "
+            "a bucket's state needs a buffer for each field in a file{}; got "
             "offload_optimizer.buffer_count={}, expected at least {}; {} let reading and writing "
             "go "
             "beside the update",

@@ -16,17 +16,17 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
+#include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/optim/optimizer_state.h"
 #include "lockstep/optim/rules/adadelta.h"
 #include "lockstep/optim/rules/adafactor.h"
 #include "lockstep/optim/rules/adagrad.h"
 #include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/rules/adamax.h"
 #include "lockstep/optim/rules/asgd.h"
-#include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/rules/lamb.h"
 #include "lockstep/optim/rules/lion.h"
 #include "lockstep/optim/rules/nadam.h"
-#include "lockstep/optim/optimizer_state.h"
 #include "lockstep/optim/rules/radam.h"
 #include "lockstep/optim/rules/rmsprop.h"
 #include "lockstep/optim/rules/rprop.h"
@@ -131,7 +131,7 @@ const std::vector<std::pair<std::string, Make>> kRules = {
     {"ASGD", making<ASGD>({.lr = 0.01, .t0 = 2})},
     {"Rprop", making<Rprop>({.lr = 0.01})}};
 
-TEST(HostUpdate, offloaded_state_gives_the_same_bits) {
+TEST(HostUpdate, OffloadedStateGivesTheSameBits) {
   const TestFolder folder;
   for (const auto& [name, make] : kRules) {
     for (const at::ScalarType type : {at::kFloat, at::kDouble, at::kBFloat16}) {
@@ -156,7 +156,7 @@ TEST(HostUpdate, offloaded_state_gives_the_same_bits) {
   }
 }
 
-TEST(HostUpdate, state_in_files_takes_the_memory_of_its_buffers) {
+TEST(HostUpdate, StateInFilesTakesTheMemoryOfItsBuffers) {
   const TestFolder folder;
   const auto with = [&](int64_t buffer_count, double ratio) {
     OffloadOptimizer offload = nvme(folder);
@@ -182,7 +182,7 @@ TEST(HostUpdate, state_in_files_takes_the_memory_of_its_buffers) {
   EXPECT_EQ(half->optimizer->host_update()->bytes_written(), (2 * 2 + 2 * 3) * 2 * field);
 }
 
-TEST(HostUpdate, fewer_buffers_than_fields_are_refused) {
+TEST(HostUpdate, FewerBuffersThanFieldsAreRefused) {
   const TestFolder folder;
   OffloadOptimizer offload = nvme(folder);
   offload.buffer_count = 1;
@@ -196,7 +196,7 @@ TEST(HostUpdate, fewer_buffers_than_fields_are_refused) {
       ThrowsMessage<ConfigError>(HasSubstr("expected at least 3")));
 }
 
-TEST(HostUpdate, what_cannot_be_offloaded_is_refused) {
+TEST(HostUpdate, WhatCannotBeOffloadedIsRefused) {
   for (const double ratio : {0.0, -1.0, 1.5}) {
     EXPECT_THAT(
         [&] { Sharded(making<AdamW>({}), {.device = OffloadDevice::kCpu, .ratio = ratio}); },
@@ -212,7 +212,7 @@ TEST(HostUpdate, what_cannot_be_offloaded_is_refused) {
   }
 }
 
-TEST(HostUpdate, state_goes_from_files_to_memory_and_back) {
+TEST(HostUpdate, StateGoesFromFilesToMemoryAndBack) {
   const TestFolder folder;
   for (const auto& [name, make] : kRules) {
     Sharded unbroken(make, {});
@@ -246,7 +246,7 @@ TEST(HostUpdate, state_goes_from_files_to_memory_and_back) {
   }
 }
 
-TEST(HostUpdate, options_that_want_more_state_get_it) {
+TEST(HostUpdate, OptionsThatWantMoreStateGetIt) {
   const TestFolder folder;
   Sharded plain(making<AdamW>({}), {});
   Sharded offloaded(making<AdamW>({}), nvme(folder));

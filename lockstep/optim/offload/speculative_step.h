@@ -18,45 +18,44 @@
 
 namespace lockstep::optim {
 
-/// Updates on the host that begin before `step`, while backward still runs: of buckets whose
-/// gradient is complete, on copies of their parameters and state, by a thread of its own. `step`
-/// takes what became of one, if all that it was made from still is what it was (numbers, and the
-/// version counters of tensors), which costs a copy of the parameters; else it updates as ever. The
-/// bits are the same.
+/// Runs updates on the host before `step`, while backward still runs: for buckets with complete
+/// gradients, on copies of their parameters and state, on a thread. `step` uses a result if all its
+/// inputs (numbers, and tensors' version counters) are unchanged, which costs a copy of the
+/// parameters; else it updates as usual. Bit-exact.
 ///
-/// Memory of the host: state, parameters and gradients once more, of what is updated so. Thread
-/// safety: none; calls may come from several threads, one after the other. After: Lian et al.,
-/// "SuperOffload", ASPLOS 2026, which updates in place, and takes back what should not have been.
+/// Host memory: a second copy of state, parameters and gradients of these buckets. Not thread-safe;
+/// calls may come from several threads, one after the other. After: Lian et al., "SuperOffload",
+/// ASPLOS 2026, which updates in place, and rolls back.
 class SpeculativeStep {
  public:
   explicit SpeculativeStep(bool pinned) : pinned_(pinned) {}
 
-  /// A bucket: its group's index, and its own in that.
+  /// A bucket: the index of its group, and its own in that.
   using Key = std::pair<size_t, size_t>;
 
-  /// What an update of a bucket is made from.
+  /// The inputs of a bucket's update.
   struct Source {
-    at::Tensor parameters;          ///< What of the bucket is updated.
-    at::Tensor gradient;            ///< Of these.
-    std::vector<at::Tensor> state;  ///< [field] Of the whole bucket, on the host; or undefined.
-    int64_t begin = 0;              ///< Where the parameters are in that.
-    int64_t step = 0;               ///< The update's number.
+    at::Tensor parameters;          ///< The updated part of the bucket.
+    at::Tensor gradient;            ///< Of the parameters.
+    std::vector<at::Tensor> state;  ///< [field] Of the complete bucket, on the host; or undefined.
+    int64_t begin = 0;              ///< The offset of the parameters in it.
+    int64_t step = 0;               ///< The number of the update.
     std::vector<double> factors;    ///< See Batch.
-    std::vector<double> numbers;    ///< All else that the update depends on.
+    std::vector<double> numbers;    ///< All other inputs of the update.
   };
 
-  /// Begins one. `update` is called with the copies on another thread.
+  /// Begins an update. `update` is called with the copies on another thread.
   void begin(const Key& key, Source source, std::function<void(const Batch& batch)> update);
-  /// The gradient of which one was begun; null if none was.
+  /// The gradient of a begun update; null if there is none.
   const at::Tensor* gradient(const Key& key) const;
-  /// Whether one was begun from `source`; parameters and state then are what it made of them.
-  /// Throws what `update` did.
+  /// If an update was begun from `source`, stores its results in parameters and state and returns
+  /// true. Throws the exception of `update`.
   bool take(const Key& key, const Source& source);
-  /// Drops what was begun; returns when nothing reads the gradient any more.
+  /// Drops a begun update; returns when nothing reads the gradient any more.
   void forget(const Key& key) noexcept;
   void forget() noexcept;
 
-  /// How many were taken since construction.
+  /// Number of used updates since construction.
   int64_t taken() const { return taken_; }
 
  private:
@@ -64,8 +63,8 @@ class SpeculativeStep {
     explicit Entry(bool pinned) : host_staging(pinned) {}
 
     offload::HostStaging host_staging;
-    std::optional<Source> source;  ///< While one is begun.
-    at::Tensor parameters;         ///< Copies, that are updated.
+    std::optional<Source> source;  ///< Set while an update is begun.
+    at::Tensor parameters;         ///< Copies, which are updated.
     at::Tensor gradient;
     std::vector<at::Tensor> state;  ///< [field]
     std::shared_future<void> done;

@@ -3,8 +3,8 @@
 
 #include <utility>
 
-#include "lockstep/optim/rule_optimizer.h"
 #include "lockstep/optim/flat/sharded_batch.h"
+#include "lockstep/optim/rule_optimizer.h"
 
 namespace lockstep::optim {
 

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "lockstep/comm/named_tensor.h"
-#include "lockstep/optim/rule_optimizer.h"
 #include "lockstep/optim/flat/sharded_batch.h"
+#include "lockstep/optim/rule_optimizer.h"
 
 namespace lockstep::optim {
 

@@ -65,7 +65,7 @@ void PrintTo(const Case& item, std::ostream* out) {
 
 class MuonGolden : public ::testing::TestWithParam<Case> {};
 
-TEST_P(MuonGolden, arrives_where_python_does) {
+TEST_P(MuonGolden, ArrivesWherePythonDoes) {
   const Case& item = GetParam();
   const auto matrices = golden()["matrices"].get<int64_t>();
   const Parameters all = starting_parameters();
@@ -102,7 +102,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"TorchPlainMomentum", {.lr = 0.02, .nesterov = false}, false, 4e-3}),
     [](const auto& instance) { return std::string(instance.param.name); });
 
-TEST(Muon, a_step_is_nearly_orthogonal_however_long_and_wide_the_gradient) {
+TEST(Muon, AStepIsNearlyOrthogonalHoweverLongAndWideTheGradient) {
   for (const bool gram : {false, true}) {
     for (const auto& shape : {std::vector<int64_t>{40, 40}, {16, 90}, {90, 16}}) {
       const at::Tensor matrix = at::zeros(shape).requires_grad_();
@@ -118,7 +118,7 @@ TEST(Muon, a_step_is_nearly_orthogonal_however_long_and_wide_the_gradient) {
   }
 }
 
-TEST(Muon, the_kernel_of_a_convolution_is_a_matrix_of_one_row_a_filter) {
+TEST(Muon, TheKernelOfAConvolutionIsAMatrixOfOneRowAFilter) {
   for (const bool match_rms_adamw : {false, true}) {
     for (const auto& shape : {std::vector<int64_t>{8, 3, 5, 5}, {20, 1, 3, 3}}) {
       const at::Tensor kernel = at::zeros(shape).requires_grad_();
@@ -134,7 +134,7 @@ TEST(Muon, the_kernel_of_a_convolution_is_a_matrix_of_one_row_a_filter) {
   }
 }
 
-TEST(Muon, refuses_what_is_no_matrix_and_impossible_options_when_it_is_made) {
+TEST(Muon, RefusesWhatIsNoMatrixAndImpossibleOptionsWhenItIsMade) {
   const at::Tensor bias = at::zeros({3}).requires_grad_();
   const auto error_of = [](const auto& make) -> std::string {
     try {
@@ -153,7 +153,7 @@ TEST(Muon, refuses_what_is_no_matrix_and_impossible_options_when_it_is_made) {
   EXPECT_THAT(error_of([&] { Muon({matrix}, {.eps = 0}); }), HasSubstr("eps"));
 }
 
-TEST(Muon, groups_are_divided_by_shape_and_name) {
+TEST(Muon, GroupsAreDividedByShapeAndName) {
   const auto trained = [](at::IntArrayRef shape) { return at::zeros(shape).requires_grad_(); };
   const NamedTensors model = {
       {"Embedding.weight", trained({10, 4})},
@@ -175,7 +175,7 @@ TEST(Muon, groups_are_divided_by_shape_and_name) {
   EXPECT_EQ(muon_groups({model[1]}, {}, {}).size(), 1U);
 }
 
-TEST(Muon, a_tied_matrix_is_in_one_group_and_hidden_by_none_of_its_names_alone) {
+TEST(Muon, ATiedMatrixIsInOneGroupAndHiddenByNoneOfItsNamesAlone) {
   const at::Tensor tied = at::zeros({10, 4}).requires_grad_();
   const at::Tensor block = at::zeros({4, 4}).requires_grad_();
   const auto groups = muon_groups(
@@ -187,7 +187,7 @@ TEST(Muon, a_tied_matrix_is_in_one_group_and_hidden_by_none_of_its_names_alone) 
   EXPECT_TRUE(groups[1].parameters[0].is_same(tied));
 }
 
-TEST(Muon, a_cycle_of_momentum_reaches_both_kinds_of_group) {
+TEST(Muon, ACycleOfMomentumReachesBothKindsOfGroup) {
   const at::Tensor matrix = at::zeros({3, 4}).requires_grad_();
   const at::Tensor bias = at::zeros({4}).requires_grad_();
   Muon optimizer(muon_groups({{"w", matrix}, {"b", bias}}, {}, {}));
@@ -197,7 +197,7 @@ TEST(Muon, a_cycle_of_momentum_reaches_both_kinds_of_group) {
   EXPECT_EQ(optimizer.options(1).betas, (std::pair{0.7, 0.99}));
 }
 
-TEST(Muon, keeps_one_number_of_state_an_element_of_a_matrix_and_two_of_others) {
+TEST(Muon, KeepsOneNumberOfStateAnElementOfAMatrixAndTwoOfOthers) {
   const at::Tensor matrix = at::zeros({3, 4}).requires_grad_();
   const at::Tensor bias = at::zeros({4}).requires_grad_();
   Muon optimizer(muon_groups({{"w", matrix}, {"b", bias}}, {}, {}));

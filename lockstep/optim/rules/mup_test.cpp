@@ -122,7 +122,7 @@ TEST(MupGolden, MuSGD) {
       "MuSGD", SGDOptions{.lr = 0.02, .momentum = 0.9, .weight_decay = 0.1}, MupScaling::kSgd);
 }
 
-TEST(Mup, what_is_a_width_is_said_by_the_dimensions_that_differ) {
+TEST(Mup, WhatIsAWidthIsSaidByTheDimensionsThatDiffer) {
   const ParameterSizes base = {{"matrix", {16, 8}}, {"input", {16, 7}}, {"bias", {16}}, {"x", {3}}};
   const ParameterSizes delta = {
       {"matrix", {32, 24}}, {"input", {32, 7}}, {"bias", {32}}, {"x", {3}}};
@@ -148,7 +148,7 @@ TEST(Mup, what_is_a_width_is_said_by_the_dimensions_that_differ) {
   EXPECT_EQ(set_base_shapes(narrow, same, ParameterSizes{{"bias", {32}}}).at("bias").ninf(), 1U);
 }
 
-TEST(Mup, models_that_do_not_compare_are_errors_that_say_why) {
+TEST(Mup, ModelsThatDoNotCompareAreErrorsThatSayWhy) {
   GoldenNet net(24);
   const auto refused = [](const std::function<void()>& call, const std::string& what) {
     EXPECT_THAT(call, ThrowsMessage<ConfigError>(HasSubstr(what)));
@@ -173,7 +173,7 @@ TEST(Mup, models_that_do_not_compare_are_errors_that_say_why) {
       "parameter weight has no shape");
 }
 
-TEST(Mup, frozen_parameters_are_left_out_and_weight_decay_may_be_decoupled) {
+TEST(Mup, FrozenParametersAreLeftOutAndWeightDecayMayBeDecoupled) {
   GoldenNet net(24);
   const InfShapes shapes = set_base_shapes(*net, *GoldenNet(8), *GoldenNet(16));
   net->table->weight.set_requires_grad(false);
@@ -244,7 +244,7 @@ std::pair<double, double> growth(const MakeOptimizer& make) {
   return {most, least};
 }
 
-TEST(MupCoordinateCheck, updates_are_of_one_size_in_models_of_any_width) {
+TEST(MupCoordinateCheck, UpdatesAreOfOneSizeInModelsOfAnyWidth) {
   const auto [adam_most, adam_least] = growth([](const auto& parameters, const auto& shapes) {
     return std::make_shared<AdamW>(
         with_options(mup_groups(parameters, shapes, MupScaling::kAdam), AdamWOptions{.lr = 0.005}));
@@ -259,7 +259,7 @@ TEST(MupCoordinateCheck, updates_are_of_one_size_in_models_of_any_width) {
   EXPECT_GT(sgd_least, 0.4);
 }
 
-TEST(MupCoordinateCheck, sees_rates_that_are_not_scaled) {
+TEST(MupCoordinateCheck, SeesRatesThatAreNotScaled) {
   const double adam_most =
       growth([](const auto& parameters, const auto& /*shapes*/) {
         return std::make_shared<AdamW>(tensors_of(parameters), AdamWOptions{.lr = 0.005});

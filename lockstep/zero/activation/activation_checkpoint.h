@@ -13,26 +13,26 @@ namespace lockstep {
 using CheckpointedForward =
     std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
 
-/// Runs `forward` without keeping what it computes on the way, and again when backward needs it:
-/// the memory of the inputs instead of that of all activations, for one forward more.
+/// Runs `forward` without keeping its intermediate results, and runs it again when backward needs
+/// them. It saves the memory of all activations but the inputs, at the cost of one more forward.
 ///
-/// `parameters` are all that `forward` uses and that is to be trained; what it uses besides gets no
+/// `parameters` are all trained tensors that `forward` uses; other tensors that it captures get no
 /// gradient. Their gradients arrive in the outer backward, so averaging over ranks, accumulation
-/// and every ZeRO stage see nothing of it. Random numbers (dropout) are those of the first time,
-/// and so are autocast's settings. To the bit what it is without, where `forward` is a function of
-/// its inputs, parameters and random numbers. `forward` must be callable until backward is done.
-/// A backward with create_graph throws ConfigError: gradients of gradients would be incomplete.
-/// Where the inputs wait meanwhile, ActivationCheckpointing::Scope says, which an engine's forward
-/// opens for its ds_config.json.
+/// and every ZeRO stage work unchanged. Random numbers (dropout) and autocast's settings are those
+/// of the first run. Bit-exact with an ordinary forward if `forward` is a function of its inputs,
+/// parameters and random numbers. `forward` must be callable until backward is done. A backward
+/// with create_graph throws ConfigError: gradients of gradients would be incomplete.
+/// ActivationCheckpointing::Scope, which an engine's forward opens for its ds_config.json, decides
+/// where the inputs are kept.
 ///
-/// Thread safety: as of autograd. After torch.utils.checkpoint, and Chen et al., "Training Deep
+/// Thread safety: that of autograd. After torch.utils.checkpoint, and Chen et al., "Training Deep
 /// Nets with Sublinear Memory Cost", 2016.
 std::vector<at::Tensor> activation_checkpoint(
     CheckpointedForward forward,
     const std::vector<at::Tensor>& inputs,
     const std::vector<at::Tensor>& parameters);
 
-/// The same of a module that makes one tensor of some: `activation_checkpoint(layer, x)`.
+/// Does the same for a module with one input and one output: `activation_checkpoint(layer, x)`.
 template <typename Module, std::convertible_to<at::Tensor>... Inputs>
 requires requires(const Module& module) {
   module->parameters();

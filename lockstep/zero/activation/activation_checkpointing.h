@@ -20,33 +20,32 @@
 
 namespace lockstep {
 
-/// DeepSpeed's section of this name, without partition_activations: that divides inputs that are
-/// the same on several ranks, and in data parallelism none are.
+/// Options of DeepSpeed's section of this name, without partition_activations, which shards inputs
+/// that several ranks have in common; data-parallel ranks have none.
 struct ActivationCheckpointingOptions {
-  /// The inputs of checkpoints wait in the host's memory, pinned beside a CUDA device, for
-  /// backward.
+  /// Keeps the inputs of checkpoints in host memory until backward, pinned if the device is CUDA.
   bool cpu_checkpointing = false;
-  /// They are copied into memory that is allocated once, for `number_checkpoints` of them.
+  /// Copies the inputs into memory that is allocated once, for `number_checkpoints` of them.
   bool contiguous_memory_optimization = false;
   /// With contiguous_memory_optimization: checkpoints between a forward and its backward.
   std::optional<int64_t> number_checkpoints = std::nullopt;
-  /// The device is waited for before and after each checkpoint, forward and backward.
+  /// Waits for the device before and after each checkpoint, forward and backward.
   bool synchronize_checkpoint_boundary = false;
-  /// Their time is added up, for which the device is waited for as well.
+  /// Sums up the checkpoints' durations; this waits for the device as well.
   bool profile = false;
 };
 
-/// Of all checkpoints together. Backward's includes computing forward again.
+/// Durations of all checkpoints together. Backward's includes the recomputation.
 struct CheckpointTimes {
   double forward_ms = 0;
   double backward_ms = 0;
   int64_t checkpoints = 0;
 };
 
-/// How one checkpoint's inputs are had again from what autograd keeps of them.
+/// Restores one checkpoint's inputs from the tensors that autograd has kept.
 class KeptInputs {
  public:
-  /// `saved` as they were: device, shape, strides, and which require gradients.
+  /// Returns `saved` with the original device, shape, strides and requires_grad.
   std::vector<at::Tensor> restored(const std::vector<at::Tensor>& saved) const;
 
  private:
@@ -56,27 +55,28 @@ class KeptInputs {
     std::vector<int64_t> sizes;
     std::vector<int64_t> strides;
     bool requires_grad;
-    std::optional<c10::Event> there;  ///< Behind what copies it to the host, if anything does.
+    std::optional<c10::Event> there;  ///< Recorded after the copy to the host, if there is one.
   };
   std::vector<std::optional<Moved>> moved_;  ///< [input] None: saved as it is.
 };
 
-/// What becomes of the inputs of activation_checkpoint between forward and backward: see the
-/// options. An engine has one of its ds_config.json; other programs open a Scope around their
-/// forward. None of it changes a bit.
+/// Decides where the inputs of activation_checkpoint are kept between forward and backward; see the
+/// options. An engine has one for its ds_config.json; other programs open a Scope around their
+/// forward. Results are bit-exact with every option.
 ///
-/// Moved are floating-point tensors, other than leaves that require gradients, which the program
-/// has anyway. The device's memory is free once the program, too, lets a tensor go. A checkpoint
-/// within another is kept as it is, while that one is computed again. Copies to the host run on a
-/// stream of their own, beside the forward; those back are made when backward comes to them.
+/// Only floating-point tensors are moved, except leaves that require gradients, which the program
+/// holds anyway. The device's memory is free after the program has released the tensor, too. A
+/// checkpoint within another is kept unmoved while the outer one is recomputed. Copies to the host
+/// run on their own stream, in parallel with the forward; copies back start when backward reaches
+/// them.
 ///
-/// Thread safety: calls may come from several threads.
+/// Thread-safe.
 class ActivationCheckpointing {
  public:
   /// ConfigError for contiguous_memory_optimization without number_checkpoints of at least 1.
   explicit ActivationCheckpointing(const ActivationCheckpointingOptions& options);
 
-  /// While it lives, activation_checkpoint on this thread goes by the given one; by none, if null.
+  /// RAII scope: activation_checkpoint on this thread uses the given instance; none if null.
   class Scope {
    public:
     explicit Scope(std::shared_ptr<ActivationCheckpointing> inner);
@@ -90,31 +90,31 @@ class ActivationCheckpointing {
   /// Null outside of every Scope.
   static std::shared_ptr<ActivationCheckpointing> current();
 
-  /// What autograd is to keep of `inputs`; how to undo it goes into `kept`. ConfigError where
-  /// contiguous memory does not suffice.
+  /// Returns the tensors that autograd is to keep for `inputs`; `kept` gets the information to
+  /// restore them. ConfigError if contiguous memory does not suffice.
   std::vector<at::Tensor> keep(const std::vector<at::Tensor>& inputs, KeptInputs& kept);
 
   enum class Part { kForward, kBackward };
-  /// Calls `work`, on `device` (none: the CPU), waiting and measuring as the options have it.
+  /// Calls `work`, on `device` (none: the CPU), with the waits and measurements of the options.
   std::vector<at::Tensor> run(
       Part part,
       std::optional<at::Device> device,
       const std::function<std::vector<at::Tensor>()>& work);
 
-  /// Since the last call; zeros without `profile`.
+  /// Returns the sums since the last call; zeros without `profile`.
   CheckpointTimes take_times();
 
  private:
   bool moves(const at::Tensor& input) const;
   at::Tensor place_for(size_t index, const at::Tensor& flat, bool to_host);
-  /// Starts to; what it returns comes behind that.
+  /// Starts a copy; later work on the returned tensor waits for it.
   c10::Event copy_to_host(const at::Tensor& flat, const at::Tensor& host);
 
   ActivationCheckpointingOptions options_;
   std::mutex mutex_;
   CheckpointTimes times_;
   std::optional<c10::Stream> stream_;
-  /// By argument, and by the device it comes from.
+  /// By argument, and by its original device.
   std::map<std::tuple<size_t, at::DeviceType, at::DeviceIndex>, std::shared_ptr<ContiguousBuffers>>
       slots_;
 };

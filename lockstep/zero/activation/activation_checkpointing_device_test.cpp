@@ -104,14 +104,14 @@ std::vector<at::Tensor> on_the_cpu() {
   return gradients_of(layers);
 }
 
-TEST(DeviceCheckpointing, keeps_inputs_on_the_device_unless_told_otherwise) {
+TEST(DeviceCheckpointing, KeepsInputsOnTheDeviceUnlessToldOtherwise) {
   const auto expected = on_the_cpu();
   const Step plain = step_with(nullptr);
   EXPECT_GE(plain.bytes_between, kLayers * kBytes);
   expect_equal(plain.gradients, expected);
 }
 
-TEST(DeviceCheckpointing, leaves_nothing_on_the_device_when_inputs_wait_on_the_host) {
+TEST(DeviceCheckpointing, LeavesNothingOnTheDeviceWhenInputsWaitOnTheHost) {
   const auto expected = on_the_cpu();
   for (const bool in_one_piece : {false, true}) {
     const Step step = step_with(
@@ -125,7 +125,7 @@ TEST(DeviceCheckpointing, leaves_nothing_on_the_device_when_inputs_wait_on_the_h
   }
 }
 
-TEST(DeviceCheckpointing, waits_for_copies_that_the_device_makes_beside_other_work) {
+TEST(DeviceCheckpointing, WaitsForCopiesThatTheDeviceMakesBesideOtherWork) {
   const auto expected = on_the_cpu();
   hold_test_device_streams(true);
   const Step step = step_with(settings_of({.cpu_checkpointing = true}), 2);
@@ -133,7 +133,7 @@ TEST(DeviceCheckpointing, waits_for_copies_that_the_device_makes_beside_other_wo
   expect_equal(step.gradients, expected);
 }
 
-TEST(DeviceCheckpointing, contiguous_memory_is_the_devices_and_stays) {
+TEST(DeviceCheckpointing, ContiguousMemoryIsTheDevicesAndStays) {
   const auto expected = on_the_cpu();
   const auto settings =
       settings_of({.contiguous_memory_optimization = true, .number_checkpoints = 2 * kLayers});
@@ -146,7 +146,7 @@ TEST(DeviceCheckpointing, contiguous_memory_is_the_devices_and_stays) {
   expect_equal(second.gradients, expected);
 }
 
-TEST(DeviceCheckpointing, a_device_with_room_for_one_layer_is_enough_with_inputs_on_the_host) {
+TEST(DeviceCheckpointing, ADeviceWithRoomForOneLayerIsEnoughWithInputsOnTheHost) {
   test_device();
   const auto fits = [](const std::shared_ptr<ActivationCheckpointing>& settings) {
     const Layers layers = layers_on(test_device());
@@ -167,7 +167,7 @@ TEST(DeviceCheckpointing, a_device_with_room_for_one_layer_is_enough_with_inputs
   EXPECT_FALSE(fits(nullptr));
 }
 
-TEST(DeviceCheckpointing, waits_for_the_device_at_the_borders_of_checkpoints_if_asked) {
+TEST(DeviceCheckpointing, WaitsForTheDeviceAtTheBordersOfCheckpointsIfAsked) {
   test_device();
   const int64_t plain = step_with(nullptr).waits;
   EXPECT_EQ(

@@ -12,22 +12,22 @@
 
 namespace lockstep {
 
-/// Equal places for tensors, side by side in one piece of memory, which is allocated with the first
-/// tensor and stays. A place is free again when the last use of its tensor has gone.
+/// Equal buffers for tensors in one contiguous allocation, which is made with the first tensor and
+/// kept. A buffer is free again after the last reference to its tensor.
 ///
 /// Memory: `count` times the first tensor's bytes, rounded up to 64. Thread-safe. Work on a tensor
-/// and on the next one in its place is to be of one stream, or of streams that wait.
+/// and on the next one in the same buffer must be on one stream, or on streams that wait.
 class ContiguousBuffers : public std::enable_shared_from_this<ContiguousBuffers> {
  public:
-  /// `pinned` says whether memory of the host is to be so; `device` is where the memory lies.
+  /// `pinned`: whether host memory is page-locked; `device`: where the memory is.
   ContiguousBuffers(int64_t count, at::Device device, bool pinned)
       : taken_(static_cast<size_t>(count)), device_(device), pinned_(pinned) {}
   ~ContiguousBuffers();
   ContiguousBuffers(const ContiguousBuffers&) = delete;
   ContiguousBuffers& operator=(const ContiguousBuffers&) = delete;
 
-  /// [numel] of `dtype`, not initialized. ConfigError if none is free, and if it needs more than a
-  /// place has while others are taken; where none is taken the memory is allocated anew.
+  /// Returns an uninitialized tensor [numel] of `dtype`. ConfigError if no buffer is free, or if
+  /// the tensor is too large while others are in use; if none is in use the memory is reallocated.
   at::Tensor take(int64_t numel, at::ScalarType dtype);
 
  private:

@@ -8,13 +8,14 @@
 
 namespace lockstep::zero {
 
-/// The CPU's memory that units have left, a few of them: fetched anew it would have to be mapped
-/// anew, and lie between what training leaves. Thread safety: none.
+/// A small pool of CPU memory of resharded units. It avoids mapping new pages for each all-gather,
+/// and fragmentation. Not thread-safe.
 class BufferPool {
  public:
-  /// The smallest that is large enough, and not much too large; null if there is none.
+  /// Returns the smallest buffer that is large enough, and not much too large; null if there is
+  /// none.
   at::DataPtr find(size_t bytes);
-  /// Kept if there is room for it, else given back.
+  /// Keeps the buffer if the pool has room, else frees it.
   void keep(at::DataPtr memory, size_t bytes);
 
  private:

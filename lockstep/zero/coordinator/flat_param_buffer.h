@@ -13,7 +13,7 @@ namespace lockstep::zero {
 
 class ParamCast;
 
-/// Who is told when an operation is about to touch the tensors of a FlatParamBuffer.
+/// A callback before an operation uses the tensors of a FlatParamBuffer.
 class AccessHandler {
  public:
   AccessHandler() = default;
@@ -21,61 +21,62 @@ class AccessHandler {
   AccessHandler(const AccessHandler&) = delete;
   AccessHandler& operator=(const AccessHandler&) = delete;
 
-  /// Returns when the values are there, and keeps them until `unpin`. `writes`: the operation will
-  /// change them. What it throws comes out of the operation.
+  /// Returns when the values are available, and keeps them until `unpin`. `writes`: the operation
+  /// will change them. An exception propagates out of the operation.
   virtual void pin(bool writes) = 0;
   virtual void unpin(bool writes) noexcept = 0;
 };
 
-/// One flat tensor whose memory comes and goes while tensors that lie in it stay what they are:
-/// demand paging for the parameters of unmodified modules.
+/// A flat tensor whose memory is allocated while its unit is unsharded and freed afterwards. Views
+/// of it stay valid tensors: the parameters of unmodified modules.
 ///
-/// `view` gives tensors with a dispatch key that no part of torch uses. An operation on one of
-/// them, or on a view of one, forward or backward, is told to the owner first, who sees to it that
-/// the values are there. What only makes a view, or reads sizes, is not; of operations that are not
-/// torch's own all count as touching what they are given. Memory that is read past all operations
-/// (`data_ptr` and all that is built on it) while there is none is an error that says what to do.
-/// What autocast makes of one comes and goes with it (ParamCast).
+/// `view` returns tensors with a dispatch key that no part of torch uses. Before an operation on
+/// one of them, or on a view of one, forward or backward, the handler is called and makes the
+/// values available. Operations that only make a view or read sizes are exempt; operations from
+/// outside torch count as using all their arguments. Reading the memory without an operation
+/// (`data_ptr` and functions built on it) while it is freed throws an error that says what to do.
+/// Tensors that autocast casts from a view are freed and restored with it (ParamCast).
 ///
-/// Only this file and comm/sharded_param.h know of the key. Cost: 1 to 4 us an operation on such a
-/// tensor, none on others. Thread safety: registration is safe; the rest is its owner's. After
-/// torchdistx's deferred initialisation, which had the key first.
+/// Only this file and comm/sharded_param.h use the key. Cost: 1 to 4 us an operation on such a
+/// tensor, none on others. Thread safety: registration is thread-safe; the rest is up to its owner.
+/// After torchdistx's deferred initialisation, which used the key first.
 class FlatParamBuffer {
  public:
-  /// No memory yet. `untouchable`: what is said to whoever reads it while there is none.
-  /// ConfigError if something else in this process has taken the key.
+  /// Starts without memory. `freed_message`: the error for reading it while it is freed.
+  /// ConfigError if other code in this process uses the key.
   FlatParamBuffer(int64_t numel, const at::TensorOptions& options, std::string freed_message);
-  /// The tensors that lie here cannot be read any more, and an error says so; memory that is there
-  /// goes with the last of them, since something may still be on its way into it.
+  /// After destruction reading a view throws an error. Existing memory is freed with the last view,
+  /// since a transfer into it may still run.
   ~FlatParamBuffer();
   FlatParamBuffer(const FlatParamBuffer&) = delete;
   FlatParamBuffer& operator=(const FlatParamBuffer&) = delete;
 
-  /// Must be set before a view is used, and live as long as this.
+  /// Must be set before a view is used, and must outlive this object.
   void set_owner(AccessHandler* owner) { owner_ = owner; }
   AccessHandler* owner() const { return owner_; }
 
-  /// `sizes` at element `offset`; an operation on it is told of.
+  /// Returns a view of `sizes` at element `offset`; operations on it call the handler.
   at::Tensor view(int64_t offset, at::IntArrayRef sizes) const;
-  /// The same, from the first element on.
+  /// Does the same from the first element on.
   at::Tensor view(at::IntArrayRef sizes, at::IntArrayRef strides) const;
-  /// All of it, 1-D, for who owns it: nobody is told. Only to be touched while there is memory.
+  /// The complete buffer, 1-D, for its owner: no handler is called. Use it only while it has
+  /// memory.
   const at::Tensor& values() const { return values_; }
   int64_t numel() const { return values_.numel(); }
 
   bool has_memory() const { return has_memory_; }
-  /// Whether any tensor lies here.
+  /// Returns whether any view exists.
   bool is_used() const { return values_.storage().use_count() > 1; }
   size_t nbytes() const { return values_.nbytes(); }
-  /// Memory that is not initialised: `given`, of at least as many bytes, or new, on the current
-  /// stream of a device.
+  /// Allocates uninitialized memory: `given`, of at least as many bytes, or new memory on the
+  /// current stream of a device.
   void make_memory(at::DataPtr given = {});
-  /// Returns what it was. That of casts goes, too.
+  /// Returns the memory and leaves the buffer without. Casts lose theirs, too.
   at::DataPtr take_memory();
-  /// Keeps it for as long as a tensor lies there.
+  /// Keeps `cast` while a view exists.
   void keep(std::unique_ptr<ParamCast> cast);
 
-  /// Who is told of operations on `tensor`; null if nobody is (any more).
+  /// Returns the handler of operations on `tensor`; null if there is none (any more).
   static AccessHandler* owner_of(const at::Tensor& tensor);
 
  private:
@@ -83,22 +84,23 @@ class FlatParamBuffer {
   std::string freed_message_;
   AccessHandler* owner_ = nullptr;
   bool has_memory_ = false;
-  std::vector<std::unique_ptr<ParamCast>> casts_;  ///< Of what lies here.
+  std::vector<std::unique_ptr<ParamCast>> casts_;  ///< Casts of views of this buffer.
 };
 
-/// Who may have what operations make.
+/// Replaces the results of operations.
 class InitInterceptor {
  public:
   InitInterceptor() = default;
   virtual ~InitInterceptor() = default;
   InitInterceptor(const InitInterceptor&) = delete;
   InitInterceptor& operator=(const InitInterceptor&) = delete;
-  /// What is to be used in the place of `made`: itself, or a view of a FlatParamBuffer.
+  /// Returns the tensor to use in place of `made`: itself, or a view of a FlatParamBuffer.
   virtual at::Tensor take(const at::Tensor& made, bool has_values) = 0;
 };
 
-/// While it lives, `taker` is asked about every tensor that operations of this thread make from
-/// nothing, and about the one that any operation of the program itself gives. Not one in another.
+/// RAII scope: `interceptor` sees every tensor that operations of this thread create without
+/// inputs, and the result of every operation that the program calls directly. Nested operations are
+/// not seen.
 class InitInterceptScope {
  public:
   explicit InitInterceptScope(InitInterceptor& interceptor);
@@ -107,11 +109,11 @@ class InitInterceptScope {
   InitInterceptScope& operator=(const InitInterceptScope&) = delete;
 };
 
-/// Keeps values of paged tensors here while it lives; of others nothing is needed. Collective, in
+/// RAII scope: keeps the values of sharded tensors available; others need nothing. Collective, in
 /// the order of `tensors`.
 class Gathered {
  public:
-  /// `writes`: they will be changed, through pointers maybe.
+  /// `writes`: the values will be changed, possibly through pointers.
   Gathered(const std::vector<at::Tensor>& tensors, bool writes);
   ~Gathered();
   Gathered(const Gathered&) = delete;

@@ -12,51 +12,52 @@
 
 namespace lockstep::zero {
 
-/// Builds a model of which no rank ever has all: a tensor of some size is whole only while it is
-/// initialised. When the next one is made, it is cut, and each rank keeps a part of rank 0's
-/// values.
+/// Builds a model that no rank ever holds in full: a large tensor is full only during its
+/// initialisation. When the next tensor is created, the previous one is sharded, and each rank
+/// keeps its shard of rank 0's values.
 ///
-/// What an operation makes from nothing (`torch::empty`, `torch::randn`), or of other tensors
-/// (`torch::randn(...) * 0.02`), between construction of a InitInterceptScope with this and its end
-/// counts, if it is floating point; a module's parameters are such. What comes in another way (of
-/// operations that give several tensors, from_blob) stays whole until `divide`. All ranks must
-/// build the same. Sharding takes the parts of what it divides over. Whatever else lies here (a
-/// second model, buffers) comes when an operation touches it, on all ranks, for as long as this
-/// lives, or who has got it by `release`; `make_whole` is for what shall stay.
+/// It shards floating-point tensors, such as a module's parameters, that operations create without
+/// inputs (`torch::empty`, `torch::randn`) or from other tensors (`torch::randn(...) * 0.02`)
+/// within an InitInterceptScope of this object. Tensors created in another way (operations with
+/// several results, from_blob) stay full until `divide`. All ranks must build the same model.
+/// Sharding takes over the shards of the parameters that it shards. Other tensors (a second model,
+/// buffers) are unsharded on all ranks when an operation uses them, while this object or its
+/// successor from `release` lives; `make_whole` unshards tensors permanently.
 ///
-/// Memory: 1/N of what is in use, and its largest tensor, with what that is computed from. Sends 2
-/// (N-1)/N of the model from each rank, where a tensor is initialised before the next is made and
-/// Sharding lays it out: a broadcast here, an all-gather there; as much again whenever values are
-/// changed later. Thread safety: none. After DeepSpeed's zero.Init.
+/// Memory: 1/N of the model and its largest tensor, with the inputs of its computation. Each rank
+/// sends 2 (N-1)/N of the model if a tensor is initialised before the next is created and Sharding
+/// takes it over: a broadcast here, an all-gather there; as much again whenever values are changed
+/// later. Not thread-safe. After DeepSpeed's zero.Init.
 class Init final : public InitInterceptor {
  public:
-  /// Tensors come to be on `device`, those that operations make without values, too: these must not
-  /// be filled through pointers unless that is the CPU. Smaller ones than `min_elements` stay
-  /// whole, and where they are.
+  /// Tensors are moved to `device`, including uninitialized ones: these must not be filled through
+  /// pointers unless the device is the CPU. Tensors of less than `min_elements` stay full, on their
+  /// device.
   Init(Group group, at::Device device, int64_t min_elements);
   ~Init() override;
 
   at::Tensor take(const at::Tensor& made, bool has_values) override;
-  /// Those of `tensors` that were not, and are as `take` wants them, unless two have memory in
-  /// common. The same tensors afterwards. On all ranks alike; collective.
+  /// Shards those of `tensors` that are full and that `take` accepts, unless two share memory. They
+  /// remain the same tensors. On all ranks alike; collective.
   void divide(const std::vector<at::Tensor>& tensors);
-  /// What was built last is divided, too, and parts of tensors that nobody holds on any rank are
-  /// dropped. Collective.
+  /// Shards the last created tensor, too, and drops shards of tensors that no rank references.
+  /// Collective.
   void finish();
-  /// Those of `tensors` that were built here have all their values on all ranks from now on, and
-  /// are the same tensors. Collective.
+  /// Makes those of `tensors` that were built here full on all ranks, permanently. They remain the
+  /// same tensors. Collective.
   void make_whole(const std::vector<at::Tensor>& tensors);
 
-  /// A tensor in parts, for another Pager; that takes what is written there as equal on all ranks.
+  /// A sharded tensor for another ParamCoordinator, which treats writes to it as equal on all
+  /// ranks.
   struct Part {
     std::unique_ptr<ShardedUnit> part;
     std::string name;
   };
-  /// Finishes, and gives up the parts of what is held on any rank: a Pager beside the one that
-  /// training has would wait for ranks that serve that one. This is empty then, and builds no more.
-  /// Collective.
+  /// Finishes, and returns the shards of all tensors that any rank references: a second
+  /// ParamCoordinator in parallel with training's would wait for ranks that serve training's. This
+  /// object is empty afterwards and builds nothing more. Collective.
   std::vector<Part> release();
-  /// Elements that were whole at a time.
+  /// The largest number of elements that were unsharded at a time.
   int64_t max_live_elements_seen() const { return coordinator_->max_live_elements_seen(); }
 
  private:

@@ -10,25 +10,25 @@
 
 namespace lockstep::zero {
 
-/// What autocast made of a paged tensor. Autograd keeps that for backward, and autocast until its
-/// scope ends: copies in 16 bits of a whole model, if they stayed. So they come and go, too: there
-/// is memory while that of the paged tensor is there, and who touches it later brings the paged
-/// tensor, of which it is cast again, to the same bits. ConfigError then if that has been written
-/// to since.
+/// A tensor that autocast has cast from a sharded parameter. Autograd keeps it for backward, and
+/// autocast until its scope ends, so without this class 16-bit copies of the full model would stay.
+/// Its memory is freed with that of the parameter. A later use unshards the parameter and casts it
+/// again, bit-exact. ConfigError if the parameter was written to in between.
 ///
-/// Thread safety: as its source's.
+/// Thread safety: that of the parameter's buffer.
 class ParamCast final : public AccessHandler {
  public:
-  /// Whether `made`, cast from `source`, which is paged, can be such a one and is worth it.
+  /// Returns whether `made`, cast from the sharded `source`, can be managed and is large enough.
   static bool is_possible(const at::Tensor& source, const at::Tensor& made);
-  /// `from`: where `source` lies, which is here; it must outlive this. Takes the memory of `made`.
+  /// `from`: the buffer of `source`, which has memory; it must outlive this. Takes the memory of
+  /// `made`.
   ParamCast(const FlatParamBuffer& from, const at::Tensor& source, const at::Tensor& made);
 
-  /// What is to be used in the place of `made`: that itself where it has a history, else another.
+  /// Returns the tensor to use in place of `made`: itself if it has a grad_fn, else another one.
   at::Tensor in_the_place_of(at::Tensor made) const;
-  /// Whether any tensor lies here.
+  /// Returns whether any tensor uses it.
   bool is_used() const { return buffer_.is_used(); }
-  /// The source's memory goes.
+  /// Frees the memory, with the source's.
   void let_go();
 
   void pin(bool writes) override;
@@ -44,7 +44,7 @@ class ParamCast final : public AccessHandler {
   c10::VariableVersion version_counter_;
   uint32_t version_;
   std::vector<int64_t> own_strides_;
-  bool written_ = false;  ///< To what was cast: it stays then.
+  bool written_ = false;  ///< The cast was written to: its memory stays.
   FlatParamBuffer buffer_;
 };
 

@@ -17,6 +17,7 @@
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/zero/test_allocated_bytes.h"
 #include "lockstep/zero/test_sharding.h"
+#include "tests/nets.h"
 
 namespace lockstep::zero {
 namespace {
@@ -47,17 +48,8 @@ class AutocastScope {
 
 /// One bucket a layer with a cap of 1.
 torch::nn::Sequential mlp(int64_t layers) {
-  torch::nn::Sequential net;
-  double phase = 0;
-  for (int64_t i = 0; i < layers; ++i) {
-    torch::nn::Linear layer(torch::nn::LinearOptions(kWidth, kWidth).bias(false));
-    const torch::NoGradGuard no_grad;
-    layer->weight.copy_(
-        torch::sin(torch::arange(kUnit, torch::kFloat) * 12.9898 + ++phase)
-            .reshape({kWidth, kWidth}) /
-        8);
-    net->push_back(layer);
-  }
+  torch::nn::Sequential net = test::square_layers(layers, kWidth, /*bias=*/false);
+  test::fill_with_sines(*net, {.scale = 1.0 / 8, .frequency = 12.9898, .phase_step = 1});
   return net;
 }
 
@@ -95,7 +87,7 @@ std::vector<at::Tensor> weights_after_steps(Group& group, ParamPlacement placeme
   return values;
 }
 
-TEST(ParamCast, training_under_autocast_is_that_of_stage_2_to_the_bit) {
+TEST(ParamCast, TrainingUnderAutocastIsThatOfStage2ToTheBit) {
   for (const bool frozen : {false, true}) {
     ranks(2, [&](Group group) {
       const auto expected = weights_after_steps(group, ParamPlacement::kReplicated, frozen);
@@ -108,7 +100,7 @@ TEST(ParamCast, training_under_autocast_is_that_of_stage_2_to_the_bit) {
   }
 }
 
-TEST(ParamCast, no_rank_has_a_copy_of_the_model_in_16_bits_between_forward_and_backward) {
+TEST(ParamCast, NoRankHasACopyOfTheModelIn16BitsBetweenForwardAndBackward) {
   constexpr int64_t kLayers = 16;
   constexpr int64_t kCopy = 2 * kLayers * kUnit;
   ranks(2, [](Group group) {
@@ -126,7 +118,7 @@ TEST(ParamCast, no_rank_has_a_copy_of_the_model_in_16_bits_between_forward_and_b
   });
 }
 
-TEST(ParamCast, an_evaluation_within_one_scope_keeps_no_copy_either) {
+TEST(ParamCast, AnEvaluationWithinOneScopeKeepsNoCopyEither) {
   constexpr int64_t kLayers = 16;
   constexpr int64_t kCopy = 2 * kLayers * kUnit;
   for (const bool inference : {false, true}) {
@@ -153,7 +145,7 @@ TEST(ParamCast, an_evaluation_within_one_scope_keeps_no_copy_either) {
   }
 }
 
-TEST(ParamCast, a_parameter_that_was_written_to_before_backward_is_not_cast_again) {
+TEST(ParamCast, AParameterThatWasWrittenToBeforeBackwardIsNotCastAgain) {
   ranks(2, [](Group group) {
     auto net = mlp(6);
     const auto sharding = divide(net, group);
@@ -168,7 +160,7 @@ TEST(ParamCast, a_parameter_that_was_written_to_before_backward_is_not_cast_agai
   });
 }
 
-TEST(ParamCast, what_a_program_casts_itself_is_a_tensor_like_any_other) {
+TEST(ParamCast, WhatAProgramCastsItselfIsATensorLikeAnyOther) {
   ranks(2, [](Group group) {
     auto net = mlp(3);
     const auto sharding = divide(net, group);

@@ -17,14 +17,14 @@
 
 namespace lockstep::zero {
 
-/// Where the values of a unit come from.
+/// The source of the values of an all-gather.
 enum class Source {
-  kShards,    ///< From all ranks, as parameters travel: rounded maybe.
-  kExact,     ///< From all ranks, to the bit.
-  kSecondary  ///< From close ranks, what the last kShards gave.
+  kShards,    ///< The shards of all ranks, in the communication dtype, possibly rounded.
+  kExact,     ///< The shards of all ranks, bit-exact.
+  kSecondary  ///< The secondary shards of nearby ranks (hpZ): the values of the last kShards.
 };
 
-/// What a Pager brings together from all ranks, and lets go of again.
+/// A unit of sharded parameters that the coordinator all-gathers before use and frees afterwards.
 class ShardedUnit {
  public:
   ShardedUnit() = default;
@@ -33,54 +33,55 @@ class ShardedUnit {
   ShardedUnit& operator=(const ShardedUnit&) = delete;
 
   virtual FlatParamBuffer& buffer() = 0;
-  /// Starts to fill the buffer, which has memory. Collective; of kSecondary among close ranks.
+  /// Starts the all-gather into the buffer, which has memory. Collective; kSecondary only among
+  /// nearby ranks.
   virtual Pending start_gather(Source source) = 0;
-  /// `came`: what that has given. The values are there when it returns. Local.
+  /// `came`: the result of the all-gather. The values are valid when this returns. Local.
   virtual void finish_gather(const at::Tensor& /*came*/) {}
-  /// Whether kShards gives other values than kExact.
+  /// Returns whether kShards gives other values than kExact.
   virtual bool comm_is_rounded() const { return false; }
-  /// Whether kSecondary is possible after kShards, until `drop_secondary`.
+  /// Returns whether kSecondary is possible after kShards, until `drop_secondary`.
   virtual bool keeps_secondary() const { return false; }
   virtual void drop_secondary() {}
-  /// This rank's part of what stands in the buffer becomes what it has to keep.
+  /// Copies this rank's shard from the buffer to its storage.
   virtual void write_back() = 0;
 };
 
 struct ParamCoordinatorOptions {
-  /// Most elements that are whole at a time, unless one operation wants more. None: as many as the
-  /// three largest units, so that the next can come while one is in use.
+  /// Most unsharded elements at a time, unless one operation needs more. None: as many as the three
+  /// largest units, so that one can be prefetched while another is in use.
   std::optional<int64_t> max_live_elements = std::nullopt;
-  /// Whether the unit that came next the last time is on its way already.
+  /// Whether the unit that followed the last time is prefetched.
   bool prefetch = true;
 };
 
-/// Decides which units' values are whole, on all ranks alike.
+/// Decides which units are unsharded (live), equally on all ranks.
 ///
-/// An operation that touches a unit which is not here holds a round: every rank says which unit it
-/// is waiting for, and all that anybody waits for are brought, on all ranks. So ranks whose control
-/// flow differs do not hang: who is done with backward, or about to update (`settle`), goes on
-/// taking part until all are. Where all wait for the same one, the unit that followed the last time
-/// is started along with it, if all expect the same.
+/// An operation that uses a sharded unit starts an exchange: every rank says which unit it waits
+/// for, and all requested units are all-gathered on all ranks. So ranks with different control flow
+/// do not hang: a rank that has finished backward, or is about to update (`wait_for_all`), takes
+/// part until all have. If all wait for the same unit, the unit that followed it the last time is
+/// prefetched, if all ranks expect the same one.
 ///
-/// Which units are *live* follows from what was exchanged in rounds alone, and is the same on all
-/// ranks. When more than `max_live_elements` would be, what no rank has touched for the longest
-/// time goes. What an operation of this rank is using (`pins`) keeps its memory till it is done,
-/// live or not. Each round compares what ranks take to be live; where one has lost count, after an
-/// error say, all let go of everything and go on from there.
+/// Which units are *live* depends on the exchanges only, and is the same on all ranks. Beyond
+/// `max_live_elements` the least recently used units are freed. A unit that an operation of this
+/// rank uses (`pins`) keeps its memory until the operation is done, live or not. Each exchange
+/// compares the ranks' sets of live units; if they differ, for instance after an error, all units
+/// are freed.
 ///
-/// A unit that was written to (a loaded checkpoint, an initialisation) is written back before it
-/// goes. An operation that writes waits, in rounds, until all ranks are about to write to that
-/// unit, and others get what they read meanwhile: so each write is done on all ranks, or on none,
-/// when a unit goes. Where no rank can go on, as one writes alone, all get a ConfigError. What is
-/// held by a Gathered for writing, and what is marked as written, a rank may write to alone.
+/// A unit that was written to (a loaded checkpoint, an initialisation) is written back to the
+/// shards before it is freed. An operation that writes waits, in exchanges, until all ranks are
+/// about to write to that unit, while other ranks get the units that they read: so each write
+/// happens on all ranks, or on none, before the unit is freed. If no rank can continue because one
+/// writes while others do not, all get a ConfigError. A rank may write on its own to a unit held by
+/// a Gathered for writing, or marked as written.
 ///
-/// Values that came to the bit do not serve an operation that is to have them rounded, nor the
-/// other way round. A unit that keeps a second copy among close ranks comes from there from its
-/// second gather on, until any rank says that values have changed: an update, or a write to any
-/// unit, drops all second copies, on all ranks in the same round.
+/// Exact and rounded gathers do not satisfy each other's requests. A unit with a secondary shard is
+/// gathered from nearby ranks from its second gather on, until any rank reports changed values: an
+/// update, or a write to any unit, drops all secondary shards, on all ranks in the same exchange.
 ///
-/// Cost: an all-gather of 96 bytes a rank and unit, besides the unit, and one a write. Thread
-/// safety: units may be touched from any one thread at a time, autograd's included.
+/// Cost: an all-gather of 96 bytes a rank for each unit, and one for each write. Thread safety: one
+/// thread at a time may use units, including autograd's.
 class ParamCoordinator {
  public:
   ParamCoordinator(Group group, const ParamCoordinatorOptions& options);
@@ -88,48 +89,48 @@ class ParamCoordinator {
   ParamCoordinator(const ParamCoordinator&) = delete;
   ParamCoordinator& operator=(const ParamCoordinator&) = delete;
 
-  /// From now on its tensors are looked after. `name` is said in errors. Call in the same order on
-  /// all ranks. `pageable` must outlive this.
+  /// Manages the unit's tensors from now on. `name` is for errors. Call it in the same order on all
+  /// ranks. `unit` must outlive this.
   void add(ShardedUnit& pageable, std::string name);
 
-  /// Its values are new: they have to be written back. Until it goes the first time all ranks write
-  /// the same to it, or what they write is replaced. On all ranks.
+  /// Marks new values that must be written back. Until the unit is freed the first time, all ranks
+  /// must write the same values to it, or their writes are replaced. On all ranks.
   void mark_written(const ShardedUnit& pageable);
-  /// So that with `elements` more there are no more than there may be, if that is possible.
+  /// Frees units so that `elements` more fit within the limit, if possible.
   void make_room_for(int64_t elements);
 
-  /// From now on what this rank touches comes to the bit, however parameters travel else, or, if
-  /// not `exact`, as they travel. Returns what it was.
+  /// Selects exact gathers for this rank's operations, or, if not `exact`, gathers in the
+  /// communication dtype. Returns the previous setting.
   bool set_exact(bool exact);
-  /// The ranks' own parts have changed, or will. To be called on all ranks, between rounds.
+  /// The ranks' shards have changed, or will. Call it on all ranks, between exchanges.
   void drop_secondary_shards();
 
-  /// Brings what others wait for, once. For a rank that waits for something else that they have to
-  /// do. Collective, with what they touch.
+  /// Takes part in one exchange, for a rank that waits for another action of the other ranks.
+  /// Collective, with the operations of the other ranks.
   void serve();
   /// A mark: this rank is about to update.
   static constexpr int64_t kUpdate = -1;
-  /// This rank is through: returns when all are. `mark`: what they are through with, the number of
-  /// a backward or kUpdate; CommError if that differs. Collective. Throws CommError, and
-  /// ConfigError where another rank writes alone.
+  /// Returns when all ranks have called it; serves their requests meanwhile. `mark`: what this rank
+  /// has finished, the number of a backward or kUpdate; CommError if marks differ. Collective.
+  /// Throws CommError, and ConfigError if another rank alone writes.
   void wait_for_all(int64_t mark = 0);
-  /// Over a Group of the same transport, with more patience say.
+  /// Does the same over a Group of the same transport, for instance with a longer timeout.
   void wait_for_all(int64_t mark, Group over);
-  /// What was written to units goes to the ranks' own parts.
+  /// Writes changed units back to the ranks' shards.
   void write_back();
-  /// All values go; what was written first goes to the ranks' own parts. To be called on all ranks,
-  /// between rounds. ConfigError if something is held.
+  /// Frees all units after writing changed ones back. Call it on all ranks, between exchanges.
+  /// ConfigError if a unit is held.
   void release_all();
-  /// After an operation failed: forgets what was under way.
+  /// Resets the state after a failed operation.
   void abandon() noexcept;
 
-  /// Elements that have memory here: whole, or on their way.
+  /// Elements with memory on this rank: unsharded, or being gathered.
   int64_t live_elements() const { return unsharded_elements_; }
   int64_t max_live_elements_seen() const { return max_unsharded_elements_; }
-  /// Gathers since construction, and how many of them were started before they were needed.
+  /// Gathers since construction, and how many of them were prefetches.
   int64_t gathers() const { return gathers_; }
   int64_t prefetches() const { return prefetches_; }
-  /// How many of them stayed among close ranks.
+  /// How many of them used secondary shards.
   int64_t secondary_gathers() const { return secondary_gathers_; }
 
  private:
@@ -158,7 +159,7 @@ class ParamCoordinator {
   void start(Unit& unit, bool exact);
   void arrive(Unit& unit);
   void write_back(Unit& unit);
-  /// No longer live; its memory goes, unless it is in use.
+  /// Ends the unit's live state; its memory is freed, unless it is in use.
   void evict(Unit& unit);
   void let_go(Unit& unit);
   void reshard_all();
@@ -172,12 +173,12 @@ class ParamCoordinator {
   BufferPool buffer_pool_;
   std::mutex mutex_;
   bool exact_ = false;
-  bool stale_ = false;  ///< Second copies, as this rank will say in the next round.
+  bool stale_ = false;  ///< Secondary shards are stale, as this rank will say in the next exchange.
 
   PrefetchTrace trace_;
-  std::vector<Index> touches_;  ///< The last units that this rank touched since the last round.
-  int64_t clock_ = 0;           ///< Counts what was exchanged: the same on all ranks.
-  int64_t live_elements_ = 0;   ///< Of live units: the same on all ranks.
+  std::vector<Index> touches_;  ///< The last units that this rank used since the last exchange.
+  int64_t clock_ = 0;           ///< Counts exchanges: the same on all ranks.
+  int64_t live_elements_ = 0;   ///< Elements of live units: the same on all ranks.
   int64_t unsharded_elements_ = 0;
   int64_t max_unsharded_elements_ = 0;
   int64_t three_largest_ = 0;
@@ -186,10 +187,10 @@ class ParamCoordinator {
   int64_t secondary_gathers_ = 0;
 };
 
-/// While it lives, what this rank touches comes to the bit. May be within another.
+/// RAII scope: this rank's operations use exact gathers. Scopes may be nested.
 class ExactValues {
  public:
-  /// `pager`: may be null.
+  /// `coordinator`: may be null.
   explicit ExactValues(ParamCoordinator* coordinator)
       : coordinator_(coordinator),
         was_exact_(coordinator != nullptr && coordinator->set_exact(true)) {}

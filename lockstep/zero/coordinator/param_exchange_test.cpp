@@ -24,6 +24,7 @@
 #include "lockstep/comm/connected_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/zero/test_sharding.h"
+#include "tests/nets.h"
 
 namespace lockstep::zero {
 namespace {
@@ -35,16 +36,8 @@ using ::testing::ThrowsMessage;
 
 /// Square layers without biases; one bucket each with a cap of 1.
 torch::nn::Sequential mlp(int64_t layers, int64_t width = 16) {
-  torch::nn::Sequential net;
-  double phase = 0;
-  for (int64_t i = 0; i < layers; ++i) {
-    torch::nn::Linear layer(torch::nn::LinearOptions(width, width).bias(false));
-    const torch::NoGradGuard no_grad;
-    layer->weight.copy_(
-        torch::sin(torch::arange(width * width, torch::kFloat) + ++phase).reshape({width, width}) /
-        4);
-    net->push_back(layer);
-  }
+  torch::nn::Sequential net = test::square_layers(layers, width, /*bias=*/false);
+  test::fill_with_sines(*net, {.scale = 1.0 / 4, .phase_step = 1});
   return net;
 }
 
@@ -78,7 +71,7 @@ void end_step(Sharding& sharding) {
 }
 
 /// What users do: train, look at things on one rank, evaluate, and talk to each other in between.
-TEST(Rounds, one_rank_may_look_at_parameters_that_others_leave_alone) {
+TEST(Rounds, OneRankMayLookAtParametersThatOthersLeaveAlone) {
   for (const int64_t layers : {4, 7, 9}) {
     for (const int64_t cap : {1, 3000, 9000}) {
       for (const bool two_groups : {false, true}) {
@@ -106,7 +99,7 @@ TEST(Rounds, one_rank_may_look_at_parameters_that_others_leave_alone) {
 }
 
 /// As save_model does: one rank touches all, the others help.
-TEST(Rounds, what_one_rank_brings_while_others_settle_leaves_all_alike) {
+TEST(Rounds, WhatOneRankBringsWhileOthersSettleLeavesAllAlike) {
   for (const int64_t cap : {1, 3000, 9000}) {
     for (const bool two_groups : {false, true}) {
       for (const bool evaluated : {false, true}) {
@@ -139,7 +132,7 @@ TEST(Rounds, what_one_rank_brings_while_others_settle_leaves_all_alike) {
 }
 
 /// Rank 0 has the first matrix here, and rank 1 does not, when both write to it.
-TEST(Rounds, what_is_written_where_another_rank_has_to_wait_stays) {
+TEST(Rounds, WhatIsWrittenWhereAnotherRankHasToWaitStays) {
   ranks(2, [](Group group) {
     auto net = mlp(4);
     const auto sharding = page(net, group, 1, {.max_live_elements = 520, .prefetch = false});
@@ -167,7 +160,7 @@ TEST(Rounds, what_is_written_where_another_rank_has_to_wait_stays) {
 }
 
 /// With as many units as may be live by default, three: to look at three others lets the first go.
-TEST(Rounds, what_all_write_is_the_same_though_one_rank_looked_at_others_before) {
+TEST(Rounds, WhatAllWriteIsTheSameThoughOneRankLookedAtOthersBefore) {
   for (const int who : {0, 1}) {
     for (const bool twice : {false, true}) {
       ranks(2, [&](Group group) {
@@ -200,7 +193,7 @@ TEST(Rounds, what_all_write_is_the_same_though_one_rank_looked_at_others_before)
   }
 }
 
-TEST(Rounds, writes_that_are_not_everyones_are_refused_by_name_on_all_ranks) {
+TEST(Rounds, WritesThatAreNotEveryonesAreRefusedByNameOnAllRanks) {
   ranks(2, [](Group group) {
     auto net = mlp(3);
     const auto sharding = page(net, group, 1);
@@ -231,7 +224,7 @@ TEST(Rounds, writes_that_are_not_everyones_are_refused_by_name_on_all_ranks) {
 }
 
 /// Rank 1 keeps house for others, and does not come to write, however long it is waited for.
-TEST(Rounds, a_write_that_is_waited_for_in_vain_ends) {
+TEST(Rounds, AWriteThatIsWaitedForInVainEnds) {
   ranks(
       2,
       [](Group group) {
@@ -297,7 +290,7 @@ std::vector<at::Tensor> weights_after_mixed_work(
   return values;
 }
 
-TEST(Rounds, whatever_single_ranks_look_at_training_is_that_of_stage_2) {
+TEST(Rounds, WhateverSingleRanksLookAtTrainingIsThatOfStage2) {
   for (uint32_t seed = 1; seed <= 12; ++seed) {
     ranks(2, [&](Group group) {
       const auto expected = weights_after_mixed_work(group, ParamPlacement::kReplicated, seed);
@@ -309,7 +302,7 @@ TEST(Rounds, whatever_single_ranks_look_at_training_is_that_of_stage_2) {
   }
 }
 
-TEST(Rounds, what_one_rank_holds_does_not_change_what_others_may_let_go_of) {
+TEST(Rounds, WhatOneRankHoldsDoesNotChangeWhatOthersMayLetGoOf) {
   ranks(2, [](Group group) {
     auto net = mlp(6);
     const auto sharding = page(net, group, 1, {.max_live_elements = 520});
@@ -326,7 +319,7 @@ TEST(Rounds, what_one_rank_holds_does_not_change_what_others_may_let_go_of) {
   });
 }
 
-TEST(Rounds, parameters_are_not_updated_while_they_are_held) {
+TEST(Rounds, ParametersAreNotUpdatedWhileTheyAreHeld) {
   ranks(2, [](Group group) {
     auto net = mlp(2);
     const auto sharding = page(net, group, 1);
@@ -354,7 +347,7 @@ at::Tensor loss_that_throws(torch::nn::Sequential& net, bool throws) {
   return x.sum();
 }
 
-TEST(Rounds, a_backward_that_failed_on_one_rank_does_not_mix_with_the_next) {
+TEST(Rounds, ABackwardThatFailedOnOneRankDoesNotMixWithTheNext) {
   std::array<std::string, 2> said;
   ranks(2, [&](Group group) {
     auto net = mlp(6);
@@ -379,7 +372,7 @@ TEST(Rounds, a_backward_that_failed_on_one_rank_does_not_mix_with_the_next) {
   EXPECT_THAT(said[1], HasSubstr("backward 2 of rank 0 and backward 1 of rank 1"));
 }
 
-TEST(Rounds, gradients_under_way_stay_few_where_another_rank_is_slow) {
+TEST(Rounds, GradientsUnderWayStayFewWhereAnotherRankIsSlow) {
   constexpr int64_t kLayers = 12;
   std::array<std::atomic<int>, 2> arrived{0, 0};
   std::atomic<int> lead = 0;
@@ -406,7 +399,7 @@ TEST(Rounds, gradients_under_way_stay_few_where_another_rank_is_slow) {
   EXPECT_LE(lead, 5) << "three under way, one that is computed, one that is waited for";
 }
 
-TEST(Rounds, who_helps_may_have_more_patience_than_training_has) {
+TEST(Rounds, WhoHelpsMayHaveMorePatienceThanTrainingHas) {
   ranks(
       2,
       [](Group group) {
@@ -414,15 +407,17 @@ TEST(Rounds, who_helps_may_have_more_patience_than_training_has) {
         const auto sharding = page(net, group, 1);
         if (group.rank() == 0) {
           std::this_thread::sleep_for(milliseconds(600));  // A slow disk.
-          net->parameters()[1].sum();
+          const at::Tensor expected = mlp(4)->parameters()[1].detach().sum();
+          EXPECT_TRUE(at::equal(net->parameters()[1].sum().detach(), expected));
         }
         sharding->coordinator()->wait_for_all(0, group.with_timeout(std::chrono::seconds(60)));
+        EXPECT_EQ(sharding->coordinator()->gathers(), 1) << "rank 1 takes part in the all-gather";
       },
       milliseconds(300));
 }
 
 /// What was on its way to parameters is there, or cannot be read: never half.
-TEST(Rounds, what_is_on_its_way_when_all_ends_is_not_read_half) {
+TEST(Rounds, WhatIsOnItsWayWhenAllEndsIsNotReadHalf) {
   const auto expected = mlp(6, 256)->parameters();
   const auto body = [&](Group group) {
     auto net = mlp(6, 256);

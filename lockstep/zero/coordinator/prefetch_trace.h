@@ -7,25 +7,25 @@
 
 namespace lockstep::zero {
 
-/// Which unit comes next, by what came after the same three the last time, forward and backward
-/// apart. Ranks that learn the same foretell the same. Thread safety: none.
+/// Predicts the next unit from the one that followed the same three units the last time, separately
+/// for forward and backward. Ranks with the same trace predict the same. Not thread-safe.
 class PrefetchTrace {
  public:
   using Index = int64_t;
   static constexpr Index kNone = -1;
 
-  /// What is to come after `index`, which comes now; kNone if that is not known.
+  /// Returns the unit expected after `index`, the current one; kNone if unknown.
   Index after(Index index) const;
-  /// `next` has come.
+  /// Records that `next` is used.
   void learn(Index next);
-  /// Nothing follows what came last; what comes from now on begins anew.
+  /// Ends the sequence: no unit follows the last one, and a new sequence starts.
   void end();
-  /// What comes from now on begins anew.
+  /// Starts a new sequence.
   void restart() { history_ = kBeginning; }
   void forget();
 
  private:
-  using History = std::array<Index, 4>;  ///< The last three, and whether in backward.
+  using History = std::array<Index, 4>;  ///< The last three units, and whether in backward.
   static constexpr History kBeginning{kNone, kNone, kNone, 0};
 
   History followed_by(Index next) const;

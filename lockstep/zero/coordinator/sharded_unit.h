@@ -9,38 +9,38 @@
 
 #include "lockstep/zero/coordinator/param_coordinator.h"
 
-// What a Pager knows of its units, and what ranks say to each other of them.
+// The coordinator's record of a unit, and the messages of an exchange.
 namespace lockstep::zero {
 
-/// What a rank waits for in a round, besides the values that it wants.
+/// The condition that a rank waits for in an exchange, besides the values that it requests.
 enum class ParamCoordinator::Until : int64_t {
-  kValues,      ///< Nothing.
-  kAllWrite,    ///< That all ranks are about to write to what it wants.
-  kAllThrough,  ///< That all are through.
-  kNoLonger     ///< It did for kAllWrite, in vain.
+  kValues,      ///< No further condition.
+  kAllWrite,    ///< All ranks are about to write to the requested unit.
+  kAllThrough,  ///< All ranks have called wait_for_all.
+  kNoLonger     ///< It gave up waiting for kAllWrite.
 };
 
 struct ParamCoordinator::Request {
   Index wanted = kNone;
   Until until = Until::kValues;
-  int64_t mark = 0;  ///< Of kAllThrough: what it is through with.
+  int64_t mark = 0;  ///< For kAllThrough: what it has finished.
 };
 
 struct ParamCoordinator::Outcome {
-  bool agreed;   ///< What it waited for is so.
-  bool changed;  ///< Some rank got values, and goes on.
+  bool agreed;   ///< Its condition holds.
+  bool changed;  ///< Some rank got values, and continues.
 };
 
-/// What a rank says in a round.
+/// One rank's message in an exchange.
 struct ParamCoordinator::Message {
   int64_t wanted;     ///< The unit that it waits for, or kNone.
-  int64_t must_come;  ///< Whether that has to be brought.
-  int64_t expected;   ///< What it will want next and is not live, or kNone.
-  int64_t stale;      ///< Whether second copies are, since the last round.
-  int64_t exact;      ///< Whether it wants values to the bit.
-  Until until;        ///< What it waits for besides, and with what it is through.
+  int64_t must_come;  ///< Whether that unit must be gathered.
+  int64_t expected;   ///< Its prediction of the next unit that is not live, or kNone.
+  int64_t stale;      ///< Whether secondary shards became stale since the last exchange.
+  int64_t exact;      ///< Whether it requests exact values.
+  Until until;        ///< Its further condition; `mark`: what it has finished.
   int64_t mark;
-  int64_t live;  ///< Which units it takes to be live.
+  int64_t live;  ///< A hash of the units that it considers live.
   std::array<Index, kTouches> touches;
 };
 
@@ -51,7 +51,7 @@ struct ParamCoordinator::Unit final : AccessHandler {
   void unpin(bool writes) noexcept override { coordinator->unpin(*this, writes); }
   int64_t elements() const { return what->buffer().numel(); }
   bool has_memory() const { return what->buffer().has_memory(); }
-  /// Whether what is here may differ from the ranks' own parts.
+  /// Whether the buffer may differ from the ranks' shards.
   bool is_dirty() const { return has_memory() && (written || writers > 0); }
 
   ParamCoordinator* coordinator;
@@ -61,17 +61,17 @@ struct ParamCoordinator::Unit final : AccessHandler {
 
   // The same on all ranks.
   bool live = false;
-  bool prefetched = false;  ///< And no rank has waited for it yet.
+  bool prefetched = false;  ///< Prefetched, and no rank has waited for it yet.
   int64_t touched = 0;
-  bool exact = false;  ///< What came last is what the shards are, to the bit.
+  bool exact = false;  ///< The last gather was exact.
   bool has_secondary = false;
-  bool fresh = false;   ///< Just made, and never gone: ranks write to it as they build.
-  int64_t writers = 0;  ///< Those of the pins that write, once all ranks do.
+  bool fresh = false;   ///< New, and never freed: ranks write to it during initialisation.
+  int64_t writers = 0;  ///< Number of pins that write, once all ranks do.
   bool written = false;
 
-  // Of this rank.
+  // Only of this rank.
   int64_t pins = 0;
-  bool held_exact = false;  ///< By one of the pins.
+  bool held_exact = false;  ///< One of the pins requires exact values.
   std::optional<Pending> pending = std::nullopt;
 };
 

@@ -19,9 +19,10 @@
 #include "lockstep/comm/sharded_param.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/zero/activation/activation_checkpoint.h"
-#include "lockstep/zero/counting_transport.h"
 #include "lockstep/zero/coordinator/init.h"
+#include "lockstep/zero/counting_transport.h"
 #include "lockstep/zero/test_sharding.h"
+#include "tests/nets.h"
 
 namespace lockstep::zero {
 namespace {
@@ -31,15 +32,8 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 torch::nn::Sequential mlp(int64_t layers, int64_t width = 16) {
-  torch::nn::Sequential net;
-  for (int64_t i = 0; i < layers; ++i) {
-    net->push_back(torch::nn::Linear(width, width));
-  }
-  const torch::NoGradGuard no_grad;
-  for (auto& parameter : net->parameters()) {
-    parameter.copy_(
-        torch::sin(torch::arange(parameter.numel(), torch::kFloat)).reshape(parameter.sizes()));
-  }
+  torch::nn::Sequential net = test::square_layers(layers, width);
+  test::fill_with_sines(*net);
   return net;
 }
 
@@ -69,7 +63,7 @@ auto build_in_parts(Init& init, const Build& build) {
   return built;
 }
 
-TEST(PagingGuard, collectives_on_parameters_that_come_and_go_are_refused) {
+TEST(PagingGuard, CollectivesOnParametersThatComeAndGoAreRefused) {
   ranks(2, [](Group group) {
     auto net = mlp(1);
     const auto sharding = divide(named(*net), group);
@@ -87,7 +81,7 @@ TEST(PagingGuard, collectives_on_parameters_that_come_and_go_are_refused) {
   });
 }
 
-TEST(PagingGuard, a_parameter_that_got_other_memory_is_named_at_the_update) {
+TEST(PagingGuard, AParameterThatGotOtherMemoryIsNamedAtTheUpdate) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     ranks(2, [&](Group group) {
       auto net = mlp(3);
@@ -104,7 +98,7 @@ TEST(PagingGuard, a_parameter_that_got_other_memory_is_named_at_the_update) {
   }
 }
 
-TEST(PagingGuard, what_outlives_its_sharding_says_so_whether_it_was_here_or_not) {
+TEST(PagingGuard, WhatOutlivesItsShardingSaysSoWhetherItWasHereOrNot) {
   ranks(2, [](Group group) {
     auto net = mlp(3);
     auto sharding = divide(named(*net), group);
@@ -116,7 +110,7 @@ TEST(PagingGuard, what_outlives_its_sharding_says_so_whether_it_was_here_or_not)
   });
 }
 
-TEST(PagingGuard, operations_that_look_at_no_values_bring_none) {
+TEST(PagingGuard, OperationsThatLookAtNoValuesBringNone) {
   ranks(2, [](Group group) {
     auto net = mlp(2);
     const auto sharding = divide(named(*net), group);
@@ -138,7 +132,7 @@ at::Tensor sum_through_memory(const at::Tensor& tensor) {
   return at::full({}, std::accumulate(values, values + tensor.numel(), 0.0F));
 }
 
-TEST(PagingGuard, an_operation_that_is_not_torchs_touches_values_whatever_its_name) {
+TEST(PagingGuard, AnOperationThatIsNotTorchsTouchesValuesWhateverItsName) {
   torch::Library library(
       torch::Library::DEF, "paging_guard_test", std::nullopt, __FILE__, __LINE__);
   library.def("sum_like(Tensor self) -> Tensor");
@@ -154,7 +148,7 @@ TEST(PagingGuard, an_operation_that_is_not_torchs_touches_values_whatever_its_na
   });
 }
 
-TEST(PagingGuard, one_frozen_tensor_may_have_two_names) {
+TEST(PagingGuard, OneFrozenTensorMayHaveTwoNames) {
   ranks(2, [](Group group) {
     auto net = mlp(2);
     const at::Tensor frozen = net->parameters()[0].set_requires_grad(false);
@@ -165,7 +159,7 @@ TEST(PagingGuard, one_frozen_tensor_may_have_two_names) {
   });
 }
 
-TEST(PagingGuard, views_of_one_another_are_refused_by_their_names) {
+TEST(PagingGuard, ViewsOfOneAnotherAreRefusedByTheirNames) {
   const auto refusal = [](const std::string& a, const std::string& b) {
     return ThrowsMessage<ConfigError>(AllOf(HasSubstr(a + " and " + b), HasSubstr("clone()")));
   };
@@ -201,7 +195,7 @@ TEST(PagingGuard, views_of_one_another_are_refused_by_their_names) {
   }
 }
 
-TEST(ZeroInit, what_sharding_does_not_divide_can_be_made_whole) {
+TEST(ZeroInit, WhatShardingDoesNotDivideCanBeMadeWhole) {
   ranks(2, [](Group group) {
     Init init(group, at::kCPU, 100);
     const at::Tensor built = build_in_parts(init, [&] {
@@ -216,7 +210,7 @@ TEST(ZeroInit, what_sharding_does_not_divide_can_be_made_whole) {
   });
 }
 
-TEST(ZeroInit, what_one_rank_holds_all_keep) {
+TEST(ZeroInit, WhatOneRankHoldsAllKeep) {
   ranks(2, [](Group group) {
     Init init(group, at::kCPU, 100);
     auto built = build_in_parts(init, [] { return mlp(2); });
@@ -226,7 +220,7 @@ TEST(ZeroInit, what_one_rank_holds_all_keep) {
   });
 }
 
-TEST(ZeroInit, gradients_go_through_a_second_model_to_the_one_that_is_divided) {
+TEST(ZeroInit, GradientsGoThroughASecondModelToTheOneThatIsDivided) {
   const at::Tensor x = at::ones({2, 16}) / 16;
   auto plain_critic = mlp(4);
   auto plain = mlp(6);
@@ -264,7 +258,7 @@ TEST(ZeroInit, gradients_go_through_a_second_model_to_the_one_that_is_divided) {
   });
 }
 
-TEST(ZeroInit, a_second_model_may_be_written_to_after_the_first_was_divided) {
+TEST(ZeroInit, ASecondModelMayBeWrittenToAfterTheFirstWasDivided) {
   ranks(2, [](Group group) {
     Init init(group, at::kCPU, 100);
     auto nets = build_in_parts(init, [] { return std::make_pair(mlp(1), mlp(2)); });
@@ -283,7 +277,7 @@ TEST(ZeroInit, a_second_model_may_be_written_to_after_the_first_was_divided) {
   });
 }
 
-TEST(ZeroInit, sends_a_model_twice) {
+TEST(ZeroInit, SendsAModelTwice) {
   constexpr int kRanks = 3;
   HostTraffic traffic(/*ranks_per_host=*/1);
   ranks(kRanks, [&](Group group) {
@@ -306,7 +300,7 @@ TEST(ZeroInit, sends_a_model_twice) {
   EXPECT_EQ(traffic.of(comm::Op::kAllGather, at::kFloat), model * (kRanks - 1));
 }
 
-TEST(ActivationCheckpoint, a_backward_for_gradients_of_gradients_is_refused) {
+TEST(ActivationCheckpoint, ABackwardForGradientsOfGradientsIsRefused) {
   const at::Tensor weight = at::full({3}, 2.0).requires_grad_();
   const at::Tensor x = at::ones({3}).requires_grad_();
   const auto cube = [&](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
@@ -319,7 +313,7 @@ TEST(ActivationCheckpoint, a_backward_for_gradients_of_gradients_is_refused) {
   EXPECT_TRUE(at::equal(torch::autograd::grad({loss}, {x})[0], at::full({3}, 24.0)));
 }
 
-TEST(ActivationCheckpoint, goes_within_another) {
+TEST(ActivationCheckpoint, GoesWithinAnother) {
   const at::Tensor weight = at::full({3}, 2.0).requires_grad_();
   const auto square = [&](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
     return {(in[0] * weight).square()};

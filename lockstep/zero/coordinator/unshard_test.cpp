@@ -22,6 +22,7 @@
 #include "lockstep/zero/coordinator/init.h"
 #include "lockstep/zero/parameter_groups.h"
 #include "lockstep/zero/test_sharding.h"
+#include "tests/nets.h"
 
 namespace lockstep::zero {
 namespace {
@@ -29,14 +30,7 @@ namespace {
 using ::testing::HasSubstr;
 
 void fill(torch::nn::Module& module) {
-  const torch::NoGradGuard no_grad;
-  double phase = 0;
-  for (auto& parameter : module.parameters()) {
-    parameter.copy_(
-        torch::sin(torch::arange(parameter.numel(), torch::kFloat) + ++phase)
-            .reshape(parameter.sizes()) /
-        4);
-  }
+  test::fill_with_sines(module, {.scale = 1.0 / 4, .phase_step = 1});
 }
 
 std::shared_ptr<Sharding> page(
@@ -54,10 +48,7 @@ std::shared_ptr<Sharding> page(
 }
 
 torch::nn::Sequential mlp(int64_t layers) {
-  torch::nn::Sequential net;
-  for (int64_t i = 0; i < layers; ++i) {
-    net->push_back(torch::nn::Linear(16, 16));
-  }
+  torch::nn::Sequential net = test::square_layers(layers, 16);
   fill(*net);
   return net;
 }
@@ -110,7 +101,7 @@ std::vector<double> oracle(
   return losses;
 }
 
-TEST(Paging, values_are_here_while_touched_and_gone_after) {
+TEST(Paging, ValuesAreHereWhileTouchedAndGoneAfter) {
   ranks(2, [](Group group) {
     auto net = mlp(6);
     const at::Tensor expected = net->parameters()[0].detach().clone();
@@ -126,7 +117,7 @@ TEST(Paging, values_are_here_while_touched_and_gone_after) {
   });
 }
 
-TEST(Paging, memory_that_is_not_there_cannot_be_read) {
+TEST(Paging, MemoryThatIsNotThereCannotBeRead) {
   ranks(2, [](Group group) {
     auto net = mlp(2);
     const auto sharding = page(*net, group, 1);
@@ -139,7 +130,7 @@ TEST(Paging, memory_that_is_not_there_cannot_be_read) {
   });
 }
 
-TEST(Paging, trains_as_one_process) {
+TEST(Paging, TrainsAsOneProcess) {
   Varied alone;
   const auto expected = oracle(
       *alone, [&](int step) { return alone->loss(step); }, 5);
@@ -161,7 +152,7 @@ TEST(Paging, trains_as_one_process) {
   }
 }
 
-TEST(Paging, the_next_unit_is_on_its_way_from_the_second_step_on) {
+TEST(Paging, TheNextUnitIsOnItsWayFromTheSecondStepOn) {
   ranks(2, [](Group group) {
     auto net = mlp(6);
     const auto sharding = page(*net, group, 1, {.max_live_elements = 3 * 600});
@@ -178,7 +169,7 @@ TEST(Paging, the_next_unit_is_on_its_way_from_the_second_step_on) {
   });
 }
 
-TEST(Paging, ranks_may_use_other_parameters_than_others) {
+TEST(Paging, RanksMayUseOtherParametersThanOthers) {
   ranks(3, [](Group group) {
     auto net = mlp(5);
     const auto sharding = page(*net, group, 1);
@@ -198,7 +189,7 @@ TEST(Paging, ranks_may_use_other_parameters_than_others) {
   });
 }
 
-TEST(Paging, evaluation_touches_as_training_does) {
+TEST(Paging, EvaluationTouchesAsTrainingDoes) {
   ranks(2, [](Group group) {
     auto net = mlp(4);
     const at::Tensor expected = net->forward(at::ones({2, 16})).detach();
@@ -216,7 +207,7 @@ TEST(Paging, evaluation_touches_as_training_does) {
   });
 }
 
-TEST(Paging, what_is_written_to_parameters_stays) {
+TEST(Paging, WhatIsWrittenToParametersStays) {
   ranks(2, [](Group group) {
     auto net = mlp(4);
     const auto sharding = page(*net, group, 1, {.max_live_elements = 1});
@@ -234,7 +225,7 @@ TEST(Paging, what_is_written_to_parameters_stays) {
   });
 }
 
-TEST(Paging, frozen_parameters_come_and_go_too) {
+TEST(Paging, FrozenParametersComeAndGoToo) {
   ranks(2, [](Group group) {
     auto net = mlp(3);
     for (auto& parameter : net->children()[0]->parameters()) {
@@ -248,7 +239,7 @@ TEST(Paging, frozen_parameters_come_and_go_too) {
   });
 }
 
-TEST(Paging, small_parameters_may_stay) {
+TEST(Paging, SmallParametersMayStay) {
   ranks(2, [](Group group) {
     auto net = mlp(3);
     const auto sharding = divided(
@@ -260,7 +251,7 @@ TEST(Paging, small_parameters_may_stay) {
   });
 }
 
-TEST(Paging, no_more_small_ones_stay_than_there_is_room_for_in_the_models_order) {
+TEST(Paging, NoMoreSmallOnesStayThanThereIsRoomForInTheModelsOrder) {
   ranks(2, [](Group group) {
     auto net = mlp(3);
     // Biases of 16, and a weight of 256 that is too large for the first bound alone.
@@ -278,7 +269,7 @@ TEST(Paging, no_more_small_ones_stay_than_there_is_room_for_in_the_models_order)
 }
 
 /// What DeepSpeed 0.19.8's mark_persistent_parameters marks.
-TEST(Paging, what_does_not_fit_is_passed_over_and_a_smaller_one_behind_it_stays) {
+TEST(Paging, WhatDoesNotFitIsPassedOverAndASmallerOneBehindItStays) {
   NamedTensors all;
   for (const int64_t numel : {6, 5, 20, 2, 3}) {
     all.push_back({"p" + std::to_string(numel), at::zeros({numel})});
@@ -301,7 +292,7 @@ TEST(Paging, what_does_not_fit_is_passed_over_and_a_smaller_one_behind_it_stays)
   EXPECT_TRUE(kept_sizes(100, 0).empty());
 }
 
-TEST(Paging, a_rank_that_touches_alone_is_told_so) {
+TEST(Paging, ARankThatTouchesAloneIsToldSo) {
   ranks(2, [](Group group) {
     auto net = mlp(3);
     const auto sharding = page(*net, group, 1);
@@ -337,7 +328,7 @@ int64_t built_elements(Init& init, const Group& group, int64_t layers) {
   return paged;
 }
 
-TEST(ZeroInit, all_ranks_have_rank_0s_values) {
+TEST(ZeroInit, AllRanksHaveRank0sValues) {
   ranks(3, [&](Group group) {
     Init init(group, at::kCPU, 1000);
     torch::nn::Sequential net;
@@ -363,7 +354,7 @@ TEST(ZeroInit, all_ranks_have_rank_0s_values) {
   });
 }
 
-TEST(ZeroInit, initialises_as_without) {
+TEST(ZeroInit, InitialisesAsWithout) {
   torch::manual_seed(3);
   const torch::nn::Linear expected(64, 64);
   ranks(2, [&](Group group) {
@@ -384,7 +375,7 @@ TEST(ZeroInit, initialises_as_without) {
   });
 }
 
-TEST(ZeroInit, no_rank_has_more_than_its_part_and_one_tensor) {
+TEST(ZeroInit, NoRankHasMoreThanItsPartAndOneTensor) {
   ranks(2, [](Group group) {
     Init init(group, at::kCPU, 4096);
     EXPECT_EQ(built_elements(init, group, 10), 10 * 64 * 64);
@@ -392,7 +383,7 @@ TEST(ZeroInit, no_rank_has_more_than_its_part_and_one_tensor) {
   });
 }
 
-TEST(ZeroInit, what_is_computed_is_divided_as_what_is_made_from_nothing) {
+TEST(ZeroInit, WhatIsComputedIsDividedAsWhatIsMadeFromNothing) {
   ranks(2, [](Group group) {
     Init init(group, at::kCPU, 1000);
     std::vector<at::Tensor> built;
@@ -415,7 +406,7 @@ TEST(ZeroInit, what_is_computed_is_divided_as_what_is_made_from_nothing) {
   });
 }
 
-TEST(ZeroInit, what_was_left_whole_is_divided_in_the_end_but_for_views_of_one_another) {
+TEST(ZeroInit, WhatWasLeftWholeIsDividedInTheEndButForViewsOfOneAnother) {
   ranks(2, [](Group group) {
     Init init(group, at::kCPU, 1000);
     const at::Tensor weight =
@@ -434,7 +425,7 @@ TEST(ZeroInit, what_was_left_whole_is_divided_in_the_end_but_for_views_of_one_an
   });
 }
 
-TEST(ActivationCheckpoint, changes_nothing_but_what_is_kept) {
+TEST(ActivationCheckpoint, ChangesNothingButWhatIsKept) {
   Varied plain;
   Varied again;
   for (int step = 0; step < 2; ++step) {
@@ -460,7 +451,7 @@ TEST(ActivationCheckpoint, changes_nothing_but_what_is_kept) {
   }
 }
 
-TEST(ActivationCheckpoint, draws_the_same_random_numbers_again_and_leaves_the_generator_alone) {
+TEST(ActivationCheckpoint, DrawsTheSameRandomNumbersAgainAndLeavesTheGeneratorAlone) {
   const auto noisy = [](const std::vector<at::Tensor>& in) -> std::vector<at::Tensor> {
     return {torch::dropout(in[0], 0.5, true).square()};
   };
@@ -482,7 +473,7 @@ TEST(ActivationCheckpoint, draws_the_same_random_numbers_again_and_leaves_the_ge
   EXPECT_TRUE(at::equal(undisturbed, torch::rand({3})));
 }
 
-TEST(ActivationCheckpoint, goes_with_every_stage) {
+TEST(ActivationCheckpoint, GoesWithEveryStage) {
   Varied alone;
   const auto loss_of = [](Varied& net, int step) {
     const at::Tensor ids = (at::arange(24, at::kLong).reshape({4, 6}) * (step + 3)) % 32;

@@ -5,16 +5,16 @@
 
 namespace lockstep::zero {
 
-/// ZeRO++ on top of stage 3: fewer bytes between hosts, for numbers that are rounded on their way.
+/// Options of ZeRO++ on top of stage 3: fewer bytes between hosts, for rounded numbers.
 struct PlusPlusOptions {
-  /// qwZ: parameters travel in 8 bits. What is updated and saved is exact.
+  /// qwZ: parameters are sent in 8 bits. Updates and checkpoints are exact.
   bool quantized_weights = false;
-  /// Frozen parameters are kept in 8 bits, and travel so: all ranks compute with these.
+  /// Frozen parameters are stored and sent in 8 bits: all ranks compute with the rounded values.
   bool quantized_frozen = false;
-  /// qgZ: gradients travel in 4 bits, within hosts first, then between them.
+  /// qgZ: gradients are sent in 4 bits, first within hosts, then between them.
   bool quantized_gradients = false;
-  /// hpZ: ranks r with equal r / P keep a second copy together, so that only the first gather after
-  /// an update leaves their group. 1: none.
+  /// hpZ: ranks r with equal r / P keep a secondary shard together, so that only the first gather
+  /// after an update leaves their group. 1: none.
   int hpz_partition_size = 1;
   /// Ranks of a host, for qgZ: those with equal r / size. 0 or 1: one hop over all ranks.
   int host_size = 0;
@@ -24,7 +24,7 @@ struct PlusPlusOptions {
   }
 };
 
-/// The groups that they need; of one rank where there is no need.
+/// The process groups of these options; groups of one rank where none is needed.
 struct PlusPlusGroups {
   PlusPlusGroups() = default;
   /// ConfigError unless the sizes are positive and divide that of `world`. Collective.
@@ -36,9 +36,9 @@ struct PlusPlusGroups {
     between.check_alive();
   }
 
-  Group close;    ///< hpZ: who keep a second copy together.
+  Group close;    ///< hpZ: ranks that keep a secondary shard together.
   Group within;   ///< qgZ: the ranks of this host.
-  Group between;  ///< qgZ: those of equal local rank, by host.
+  Group between;  ///< qgZ: the ranks of equal local rank, by host.
 };
 
 }  // namespace lockstep::zero

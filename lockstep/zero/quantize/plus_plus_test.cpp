@@ -22,6 +22,7 @@
 #include "lockstep/zero/counting_transport.h"
 #include "lockstep/zero/quantize/quantized_reduction.h"
 #include "lockstep/zero/test_sharding.h"
+#include "tests/nets.h"
 
 namespace lockstep::zero {
 namespace {
@@ -42,27 +43,14 @@ constexpr PlusPlusOptions kAll = {
 /// begins.
 struct NetImpl : torch::nn::Module {
   NetImpl(int64_t layers, int64_t width, at::ScalarType dtype = at::kFloat) {
-    for (int64_t i = 0; i < layers; ++i) {
-      stack->push_back(torch::nn::Linear(torch::nn::LinearOptions(width, width).bias(false)));
-    }
-    register_module("stack", stack);
+    stack = register_module("stack", test::square_layers(layers, width, /*bias=*/false));
+    test::fill_with_sines(
+        *stack, {.scale = 1.5 / std::sqrt(width), .frequency = 12.9898, .phase_step = 1});
     gain = register_parameter("gain", at::ones({1}));
-    const torch::NoGradGuard no_grad;
-    double phase = 0;
-    for (auto& parameter : stack->parameters()) {
-      const at::Tensor at = at::arange(parameter.numel(), at::kFloat);
-      parameter.copy_(
-          (at::sin(at * 12.9898 + ++phase) * 1.5 / std::sqrt(width)).reshape(parameter.sizes()));
-    }
     to(dtype);
   }
-  at::Tensor forward(at::Tensor x) {
-    for (auto& layer : *stack) {
-      x = at::tanh(layer.forward<at::Tensor>(x));
-    }
-    return x * gain;
-  }
-  torch::nn::Sequential stack;
+  at::Tensor forward(const at::Tensor& x) { return test::forward_tanh(stack, x) * gain; }
+  torch::nn::Sequential stack{nullptr};
   at::Tensor gain;
 };
 TORCH_MODULE(Net);
@@ -139,12 +127,12 @@ std::vector<double> train(const PlusPlusOptions& plus_plus, int steps = 30) {
   return losses;
 }
 
-TEST(PlusPlus, second_copies_change_no_bit) {
+TEST(PlusPlus, SecondCopiesChangeNoBit) {
   EXPECT_EQ(train(kPlain), train(kSecondaries));
   EXPECT_EQ(train(kWeights), train({.quantized_weights = true, .hpz_partition_size = 2}));
 }
 
-TEST(PlusPlus, trains_as_stage_3_within_a_band) {
+TEST(PlusPlus, TrainsAsStage3WithinABand) {
   const std::vector<double> expected = train(kPlain);
   EXPECT_LT(expected.back(), 0.8 * expected.front()) << "or equal losses say nothing";
   const PlusPlusOptions one_hop = {.quantized_gradients = true};
@@ -159,7 +147,7 @@ TEST(PlusPlus, trains_as_stage_3_within_a_band) {
   }
 }
 
-TEST(PlusPlus, goes_over_sockets_and_shared_memory) {
+TEST(PlusPlus, GoesOverSocketsAndSharedMemory) {
   const auto body = [](Group group) {
     Net net(3, 64);
     const auto sharding = page(net, group, kAll, kWithPrefetch);
@@ -196,7 +184,7 @@ int64_t bytes_of_a_step(
   return traffic.total();
 }
 
-TEST(PlusPlus, a_step_sends_three_quarters_of_the_parameters_between_hosts_instead_of_three) {
+TEST(PlusPlus, AStepSendsThreeQuartersOfTheParametersBetweenHostsInsteadOfThree) {
   constexpr int64_t kLayers = 6;
   constexpr int64_t kWidth = 256;
   // Of the parameters in 16 bits. What is more is padding, scales, and what the rounds say.
@@ -225,7 +213,7 @@ TEST(PlusPlus, a_step_sends_three_quarters_of_the_parameters_between_hosts_inste
   EXPECT_NEAR(in_m({.quantized_gradients = true}, at::kBFloat16), 1 + 1 + 0.5, 0.02);
 }
 
-TEST(PlusPlus, backward_gathers_cross_nothing) {
+TEST(PlusPlus, BackwardGathersCrossNothing) {
   HostTraffic traffic(2);
   ranks(4, [&](Group group) {
     Net net(4, 64);
@@ -255,7 +243,7 @@ TEST(PlusPlus, backward_gathers_cross_nothing) {
   });
 }
 
-TEST(PlusPlus, what_is_written_to_parameters_is_not_missed_by_second_copies) {
+TEST(PlusPlus, WhatIsWrittenToParametersIsNotMissedBySecondCopies) {
   ranks(4, [](Group group) {
     Net net(3, 64);
     const auto sharding = page(net, group, kSecondaries);
@@ -269,7 +257,7 @@ TEST(PlusPlus, what_is_written_to_parameters_is_not_missed_by_second_copies) {
   });
 }
 
-TEST(PlusPlus, ranks_may_use_other_parameters_than_others) {
+TEST(PlusPlus, RanksMayUseOtherParametersThanOthers) {
   ranks(4, [](Group group) {
     Net net(5, 64);
     const auto sharding = page(net, group, kAll);
@@ -288,7 +276,7 @@ TEST(PlusPlus, ranks_may_use_other_parameters_than_others) {
   });
 }
 
-TEST(PlusPlus, what_is_updated_and_saved_is_exact_though_what_is_computed_with_is_rounded) {
+TEST(PlusPlus, WhatIsUpdatedAndSavedIsExactThoughWhatIsComputedWithIsRounded) {
   ranks(4, [](Group group) {
     const Net alone(3, 64);
     Net net(3, 64);
@@ -307,7 +295,7 @@ TEST(PlusPlus, what_is_updated_and_saved_is_exact_though_what_is_computed_with_i
   });
 }
 
-TEST(PlusPlus, writing_to_a_part_leaves_the_rest_exact) {
+TEST(PlusPlus, WritingToAPartLeavesTheRestExact) {
   ranks(4, [](Group group) {
     const Net alone(2, 64);
     Net net(2, 64);
@@ -323,7 +311,7 @@ TEST(PlusPlus, writing_to_a_part_leaves_the_rest_exact) {
   });
 }
 
-TEST(PlusPlus, gradients_that_are_not_finite_stay_visible) {
+TEST(PlusPlus, GradientsThatAreNotFiniteStayVisible) {
   ranks(4, [](Group group) {
     Net net(2, 64);
     const auto sharding = page(net, group, kAll);
@@ -335,7 +323,7 @@ TEST(PlusPlus, gradients_that_are_not_finite_stay_visible) {
   });
 }
 
-TEST(QuantizedReduction, every_part_ends_on_its_rank) {
+TEST(QuantizedReduction, EveryPartEndsOnItsRank) {
   for (const int locals : {1, 2, 3}) {
     for (const int hosts : {1, 2}) {
       ranks(locals * hosts, [&](Group group) {
@@ -355,7 +343,7 @@ TEST(QuantizedReduction, every_part_ends_on_its_rank) {
   }
 }
 
-TEST(PlusPlus, sizes_that_do_not_divide_and_stages_before_3_are_refused) {
+TEST(PlusPlus, SizesThatDoNotDivideAndStagesBefore3AreRefused) {
   ranks(4, [](Group group) {
     const auto error_of = [&](const PlusPlusOptions& options,
                               ParamPlacement placement) -> std::string {

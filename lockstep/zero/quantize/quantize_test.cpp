@@ -37,7 +37,7 @@ at::Tensor wave(int64_t numel) {
   return at::sin(at * 1.7) * (1 + at / 1000);
 }
 
-TEST(Quantize, errors_are_at_most_half_the_scale_of_the_block) {
+TEST(Quantize, ErrorsAreAtMostHalfTheScaleOfTheBlock) {
   for (const Bits bits : kBoth) {
     for (const int64_t numel : {1, 2, 15, 511, 512, 513, 2047, 2048, 2049, 100001}) {
       const at::Tensor x = wave(numel);
@@ -53,7 +53,7 @@ TEST(Quantize, errors_are_at_most_half_the_scale_of_the_block) {
   }
 }
 
-TEST(Quantize, a_large_number_spoils_its_own_block_only) {
+TEST(Quantize, ALargeNumberSpoilsItsOwnBlockOnly) {
   at::Tensor x = wave(2 * 2048) / 10;
   x[0] = 1e6;
   const at::Tensor back = there_and_back(x, Bits::k8);
@@ -61,20 +61,20 @@ TEST(Quantize, a_large_number_spoils_its_own_block_only) {
   EXPECT_LT((back - x).narrow(0, 2048, 2048).abs().max().item<double>(), 0.003);
 }
 
-TEST(Quantize, bytes_are_those_of_the_elements_and_a_scale_a_block) {
+TEST(Quantize, BytesAreThoseOfTheElementsAndAScaleABlock) {
   EXPECT_EQ(wire_bytes(4096, Bits::k8), 4096 + 2 * 4 + 8);  // Up to a multiple of 16.
   EXPECT_EQ(wire_bytes(4096, Bits::k4), 2048 + 8 * 4);
   EXPECT_EQ(wire_bytes(1, Bits::k4), 16);
 }
 
-TEST(Quantize, zeros_and_what_is_as_good_as_zero_come_back_as_zeros) {
+TEST(Quantize, ZerosAndWhatIsAsGoodAsZeroComeBackAsZeros) {
   for (const Bits bits : kBoth) {
     EXPECT_TRUE(at::equal(there_and_back(at::zeros({3000}), bits), at::zeros({3000})));
     EXPECT_TRUE(at::equal(there_and_back(at::full({3000}, 1e-44), bits), at::zeros({3000})));
   }
 }
 
-TEST(Quantize, equal_numbers_come_back) {
+TEST(Quantize, EqualNumbersComeBack) {
   for (const Bits bits : kBoth) {
     for (const double value : {1.0, -3.25, 1e-30, 3e38}) {
       const at::Tensor x = at::full({2500}, value);
@@ -83,7 +83,7 @@ TEST(Quantize, equal_numbers_come_back) {
   }
 }
 
-TEST(Quantize, what_is_not_finite_stays_visible) {
+TEST(Quantize, WhatIsNotFiniteStaysVisible) {
   const float inf = std::numeric_limits<float>::infinity();
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf, at::kDouble}) {
     for (const Bits bits : kBoth) {
@@ -99,7 +99,7 @@ TEST(Quantize, what_is_not_finite_stays_visible) {
   }
 }
 
-TEST(Quantize, operations_and_loops_give_the_same_bits) {
+TEST(Quantize, OperationsAndLoopsGiveTheSameBits) {
   for (const Bits bits : kBoth) {
     for (const int64_t numel : {7, 512, 5000}) {
       const at::Tensor x = wave(numel);
@@ -115,7 +115,7 @@ TEST(Quantize, operations_and_loops_give_the_same_bits) {
   }
 }
 
-TEST(Quantize, sixteen_bit_values_are_rounded_as_their_floats_are) {
+TEST(Quantize, SixteenBitValuesAreRoundedAsTheirFloatsAre) {
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     const at::Tensor x = wave(5000).to(dtype);
     EXPECT_TRUE(at::equal(
@@ -123,7 +123,7 @@ TEST(Quantize, sixteen_bit_values_are_rounded_as_their_floats_are) {
   }
 }
 
-TEST(Quantize, several_sources_give_their_mean) {
+TEST(Quantize, SeveralSourcesGiveTheirMean) {
   for (const Bits bits : kBoth) {
     const at::Tensor a = wave(3000);
     const at::Tensor b = -2 * wave(3000) + 1;

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include <ATen/ATen.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+/// Small networks for tests. Their weights do not depend on torch's random numbers, which ranks
+/// that are threads would share.
+namespace lockstep::test {
+
+struct Sines {
+  double scale = 1;
+  double frequency = 1;
+  double phase_step = 0;  ///< Added for each parameter, also for the first one.
+};
+
+/// Sets element i of each parameter to scale * sin(frequency * i + phase).
+inline void fill_with_sines(torch::nn::Module& module, const Sines& sines = {}) {
+  const torch::NoGradGuard no_grad;
+  double phase = 0;
+  for (auto& parameter : module.parameters()) {
+    phase += sines.phase_step;
+    const at::Tensor index = at::arange(parameter.numel(), at::kFloat);
+    parameter.copy_(
+        (at::sin(index * sines.frequency + phase) * sines.scale).reshape(parameter.sizes()));
+  }
+}
+
+/// Linear layers of `width` inputs and outputs each.
+inline torch::nn::Sequential square_layers(int64_t layers, int64_t width, bool bias = true) {
+  torch::nn::Sequential net;
+  for (int64_t i = 0; i < layers; ++i) {
+    net->push_back(torch::nn::Linear(torch::nn::LinearOptions(width, width).bias(bias)));
+  }
+  return net;
+}
+
+struct TwoLayerOptions {
+  int64_t in = 24;
+  int64_t hidden = 40;
+  int64_t out = 3;
+  double scale = 1;
+  at::ScalarType dtype = at::kFloat;
+};
+
+/// last(tanh(first(x))), computed in the dtype of the weights.
+struct TwoLayerNetImpl : torch::nn::Module {
+  explicit TwoLayerNetImpl(const TwoLayerOptions& options = {}) {
+    first = register_module("first", torch::nn::Linear(options.in, options.hidden));
+    last = register_module("last", torch::nn::Linear(options.hidden, options.out));
+    fill_with_sines(*this, {.scale = options.scale});
+    to(options.dtype);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return last(torch::tanh(first(x.to(first->weight.scalar_type()))));
+  }
+  torch::nn::Linear first{nullptr}, last{nullptr};
+};
+TORCH_MODULE(TwoLayerNet);
+
+/// A tanh after each layer of `stack`.
+inline at::Tensor forward_tanh(torch::nn::Sequential& stack, at::Tensor x) {
+  for (auto& layer : *stack) {
+    x = at::tanh(layer.forward<at::Tensor>(x));
+  }
+  return x;
+}
+
+}  // namespace lockstep::test
