@@ -158,7 +158,7 @@ TEST(Scale, SaysWhatItCannotBeUsedFor) {
         ThrowsMessage<ConfigError>(HasSubstr("scaled before the last update")));
     const at::Tensor last = engine.scale(loss());
     engine.destroy();
-    EXPECT_THAT([&] { last.backward(); }, ThrowsMessage<ConfigError>(HasSubstr("is gone")));
+    EXPECT_THAT([&] { last.backward(); }, ThrowsMessage<ConfigError>(HasSubstr("was destroyed")));
   });
 }
 

@@ -266,7 +266,10 @@ TEST(LowerPrecisionModules, GoWithAutocastAndNoOtherWordForTheSame) {
   expect_refused(config_of(0, kLinear), "is for the configuration file to say", twice);
   AcceleratorOptions hook;
   hook.data_parallel.comm_hook.type = CommHookType::kFp16;
-  expect_refused(config_of(0, kLinear), "the comm hook fp16 says how all gradients travel", hook);
+  expect_refused(
+      config_of(0, kLinear),
+      "the comm hook fp16 sets the communication dtype of all gradients",
+      hook);
 }
 
 }  // namespace

@@ -63,8 +63,8 @@ TEST(LowPrecisionPolicy, SumsThatCannotBeAreRefused) {
   plugin.communication_data_type = at::kHalf;
   EXPECT_THAT(
       [&] { check_sums(plugin, narrow_and_frozen()); },
-      ThrowsMessage<ConfigError>(HasSubstr(
-          "gradients of weight (BFloat16) are sent in its dtype; got communication_data_type=Half")));
+      ThrowsMessage<ConfigError>(HasSubstr("gradients of weight (BFloat16) are sent in its dtype; "
+                                           "got communication_data_type=Half")));
 }
 
 /// The weights after two epochs over 11 samples in groups of three: the last of an epoch has two.
