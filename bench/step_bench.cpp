@@ -16,7 +16,7 @@
 #include "bench/models.h"
 #include "bench/timing.h"
 #include "examples/fashion_mnist/net.h"
-#include "lockstep/base/keep_memory.h"
+#include "lockstep/base/memory/keep_memory.h"
 #include "lockstep/lockstep.h"
 
 namespace {

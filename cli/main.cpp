@@ -17,7 +17,7 @@
 #include "cli/test/test_command.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/run_main.h"
+#include "lockstep/base/program/run_main.h"
 #include "lockstep/launcher/job/node_main.h"
 
 namespace {

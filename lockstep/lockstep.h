@@ -9,7 +9,7 @@
 #include "lockstep/accelerator/sequence_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/run_main.h"
+#include "lockstep/base/program/run_main.h"
 #include "lockstep/checkpoint/load_model.h"
 #include "lockstep/checkpoint/reader.h"
 #include "lockstep/checkpoint/save_model.h"

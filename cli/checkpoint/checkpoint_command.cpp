@@ -10,7 +10,7 @@
 #include "cli/checkpoint/checkpoint_reports.h"
 #include "cli/common/choices.h"
 #include "cli/common/usage_formatter.h"
-#include "lockstep/storage/byte_size.h"
+#include "lockstep/storage/safetensors/byte_size.h"
 
 namespace lockstep::cli {
 namespace {

@@ -7,7 +7,7 @@
 #include <CLI/CLI.hpp>
 
 #include "cli/checkpoint/merge_weights.h"
-#include "lockstep/storage/retention.h"
+#include "lockstep/storage/catalog/retention.h"
 
 namespace lockstep::cli {
 

@@ -7,11 +7,11 @@
 #include <fmt/format.h>
 
 #include "cli/checkpoint/checkpoint_reports.h"
-#include "lockstep/storage/byte_size.h"
-#include "lockstep/storage/catalog.h"
+#include "lockstep/storage/catalog/catalog.h"
 #include "lockstep/storage/deepspeed_folder.h"
-#include "lockstep/storage/files.h"
-#include "lockstep/storage/temp_folder.h"
+#include "lockstep/storage/file/files.h"
+#include "lockstep/storage/safetensors/byte_size.h"
+#include "lockstep/storage/write/temp_folder.h"
 
 namespace lockstep::cli {
 namespace {

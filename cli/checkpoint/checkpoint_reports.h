@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "cli/common/report.h"
-#include "lockstep/storage/retention.h"
+#include "lockstep/storage/catalog/retention.h"
 #include "lockstep/storage/stored_checkpoint.h"
 
 namespace lockstep::cli {

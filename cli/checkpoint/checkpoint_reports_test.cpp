@@ -10,9 +10,9 @@
 
 #include "cli/checkpoint/merge_weights.h"
 #include "lockstep/storage/model_files.h"
-#include "lockstep/storage/slices.h"
-#include "lockstep/storage/temp_folder.h"
+#include "lockstep/storage/safetensors/slices.h"
 #include "lockstep/storage/test_files.h"
+#include "lockstep/storage/write/temp_folder.h"
 
 namespace lockstep::cli {
 namespace {

@@ -4,11 +4,11 @@
 #include <fmt/format.h>
 
 #include "cli/checkpoint/checkpoint_reports.h"
-#include "lockstep/base/progress.h"
-#include "lockstep/storage/byte_size.h"
-#include "lockstep/storage/catalog.h"
+#include "lockstep/base/program/progress.h"
+#include "lockstep/storage/catalog/catalog.h"
 #include "lockstep/storage/damage.h"
-#include "lockstep/storage/files.h"
+#include "lockstep/storage/file/files.h"
+#include "lockstep/storage/safetensors/byte_size.h"
 
 namespace lockstep::cli {
 namespace {

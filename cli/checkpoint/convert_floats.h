@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "lockstep/storage/safetensors_header.h"
+#include "lockstep/storage/safetensors/safetensors_header.h"
 
 namespace lockstep::cli {
 

@@ -10,11 +10,11 @@
 
 #include "cli/checkpoint/checkpoint_reports.h"
 #include "cli/checkpoint/convert_floats.h"
-#include "lockstep/storage/byte_size.h"
-#include "lockstep/storage/files.h"
+#include "lockstep/storage/file/files.h"
 #include "lockstep/storage/model_files.h"
-#include "lockstep/storage/model_shards.h"
+#include "lockstep/storage/safetensors/byte_size.h"
 #include "lockstep/storage/tensor_set.h"
+#include "lockstep/storage/write/model_shards.h"
 
 namespace lockstep::cli {
 namespace {

@@ -10,9 +10,9 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/storage/model_files.h"
-#include "lockstep/storage/model_shards.h"
-#include "lockstep/storage/slices.h"
+#include "lockstep/storage/safetensors/slices.h"
 #include "lockstep/storage/test_files.h"
+#include "lockstep/storage/write/model_shards.h"
 
 namespace lockstep::cli {
 namespace {

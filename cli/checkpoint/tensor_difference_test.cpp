@@ -9,7 +9,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/storage/slices.h"
+#include "lockstep/storage/safetensors/slices.h"
 #include "lockstep/storage/test_files.h"
 
 namespace lockstep::cli {

@@ -8,7 +8,7 @@
 
 #include "cli/common/report.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/suggest.h"
+#include "lockstep/base/text/suggest.h"
 
 namespace lockstep::cli {
 namespace {

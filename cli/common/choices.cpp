@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "lockstep/base/suggest.h"
+#include "lockstep/base/text/suggest.h"
 
 namespace lockstep::cli {
 

@@ -10,7 +10,7 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/base/terminal.h"
+#include "lockstep/base/program/terminal.h"
 
 namespace lockstep::cli {
 namespace {

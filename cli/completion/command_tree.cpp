@@ -5,7 +5,7 @@
 #include <cctype>
 #include <memory>
 
-#include "lockstep/base/split.h"
+#include "lockstep/base/text/split.h"
 
 namespace lockstep::cli {
 namespace {

@@ -3,7 +3,7 @@
 #include <fmt/ranges.h>
 
 #include "cli/completion/completion.h"
-#include "lockstep/base/shell.h"
+#include "lockstep/base/text/shell.h"
 
 namespace lockstep::cli {
 namespace {

@@ -10,8 +10,8 @@
 #include "cli/common/usage_formatter.h"
 #include "cli/completion/man_page.h"
 #include "cli/env/env_programs.h"
-#include "lockstep/base/shell.h"
 #include "lockstep/base/test_folder.h"
+#include "lockstep/base/text/shell.h"
 
 namespace lockstep::cli {
 namespace {

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/env.h"
-#include "lockstep/base/words.h"
+#include "lockstep/base/text/words.h"
 #include "lockstep/config/config_file.h"
 #include "lockstep/config/scalars.h"
 #include "lockstep/config/setting_table.h"

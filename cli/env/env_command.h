@@ -9,7 +9,7 @@
 
 #include "cli/common/report.h"
 #include "lockstep/base/env.h"
-#include "lockstep/base/machine.h"
+#include "lockstep/base/host/machine.h"
 
 namespace lockstep::cli {
 

@@ -9,7 +9,7 @@
 #include "cli/env/env_programs.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/secrets.h"
+#include "lockstep/base/text/secrets.h"
 #include "lockstep/config/config_file.h"
 #include "lockstep/launcher/plan/rank_environment.h"
 

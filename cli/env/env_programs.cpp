@@ -15,7 +15,7 @@
 #include <unistd.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/split.h"
+#include "lockstep/base/text/split.h"
 #include "lockstep/base/unique_fd.h"
 
 namespace lockstep::cli {

@@ -14,8 +14,8 @@
 #include "cli/estimate_memory/estimate_memory.h"
 #include "cli/estimate_memory/estimate_memory_model.h"
 #include "lockstep/base/env.h"
-#include "lockstep/base/split.h"
-#include "lockstep/base/suggest.h"
+#include "lockstep/base/text/split.h"
+#include "lockstep/base/text/suggest.h"
 
 namespace lockstep::cli {
 namespace {

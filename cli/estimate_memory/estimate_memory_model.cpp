@@ -9,8 +9,8 @@
 #include <fmt/ranges.h>
 
 #include "cli/checkpoint/checkpoint_reports.h"
-#include "lockstep/storage/catalog.h"
-#include "lockstep/storage/files.h"
+#include "lockstep/storage/catalog/catalog.h"
+#include "lockstep/storage/file/files.h"
 #include "lockstep/storage/model_files.h"
 #include "lockstep/storage/tensor_set.h"
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/storage/safetensors_header.h"
+#include "lockstep/storage/safetensors/safetensors_header.h"
 
 namespace lockstep::cli {
 

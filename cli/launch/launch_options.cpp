@@ -13,7 +13,7 @@
 #include "cli/launch/launch_starter.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/suggest.h"
+#include "lockstep/base/text/suggest.h"
 #include "lockstep/launcher/plan/env_file.h"
 #include "lockstep/launcher/plan/rank_environment.h"
 #include "lockstep/launcher/process/signals.h"

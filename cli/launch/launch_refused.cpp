@@ -6,7 +6,7 @@
 
 #include "cli/launch/launch_flags.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/split.h"
+#include "lockstep/base/text/split.h"
 
 namespace lockstep::cli {
 namespace {

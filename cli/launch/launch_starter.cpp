@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/slurm_hosts.h"
-#include "lockstep/base/suggest.h"
+#include "lockstep/base/host/slurm_hosts.h"
+#include "lockstep/base/text/suggest.h"
 
 namespace lockstep::cli {
 namespace {

@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/base/world.h"
+#include "lockstep/base/host/world.h"
 #include "lockstep/comm/group.h"
 
 namespace lockstep::selftest {

@@ -11,7 +11,7 @@
 
 #include "cli/selftest/check.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/run_main.h"
+#include "lockstep/base/program/run_main.h"
 #include "lockstep/comm/connect.h"
 
 namespace {

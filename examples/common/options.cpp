@@ -14,8 +14,8 @@
 #include <CLI/CLI.hpp>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/suggest.h"
-#include "lockstep/base/world.h"
+#include "lockstep/base/host/world.h"
+#include "lockstep/base/text/suggest.h"
 
 namespace examples {
 namespace {

@@ -31,7 +31,7 @@
 #include "lockstep/accelerator/training_state/state_hooks.h"
 #include "lockstep/accelerator/values/nested_operations.h"
 #include "lockstep/accelerator/values/operations.h"
-#include "lockstep/base/world.h"
+#include "lockstep/base/host/world.h"
 #include "lockstep/checkpoint/save_model.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/named_tensor.h"

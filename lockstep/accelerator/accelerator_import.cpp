@@ -14,7 +14,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/checkpoint/load_model.h"
 #include "lockstep/optim/optimizer_state.h"
-#include "lockstep/storage/safetensors_header.h"
+#include "lockstep/storage/safetensors/safetensors_header.h"
 
 namespace lockstep {
 

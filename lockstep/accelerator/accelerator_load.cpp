@@ -18,17 +18,17 @@
 #include "lockstep/accelerator/training_state/sharded_state.h"
 #include "lockstep/accelerator/training_state/training_state.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/host/machine.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/machine.h"
 #include "lockstep/base/rank.h"
 #include "lockstep/checkpoint/reader.h"
 #include "lockstep/flat/copy_values.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/storage/deepspeed_folder.h"
+#include "lockstep/storage/safetensors/saved_values.h"
 #include "lockstep/storage/saved_meta.h"
-#include "lockstep/storage/saved_values.h"
 #include "lockstep/storage/state_files.h"
-#include "lockstep/storage/temp_folder.h"
+#include "lockstep/storage/write/temp_folder.h"
 
 namespace lockstep {
 namespace {

@@ -22,12 +22,12 @@
 #include "lockstep/base/rank.h"
 #include "lockstep/checkpoint/background_save.h"
 #include "lockstep/comm/bytes.h"
-#include "lockstep/storage/catalog.h"
-#include "lockstep/storage/files.h"
-#include "lockstep/storage/output_file.h"
-#include "lockstep/storage/project_lock.h"
-#include "lockstep/storage/retention.h"
-#include "lockstep/storage/temp_folder.h"
+#include "lockstep/storage/catalog/catalog.h"
+#include "lockstep/storage/catalog/retention.h"
+#include "lockstep/storage/file/files.h"
+#include "lockstep/storage/file/output_file.h"
+#include "lockstep/storage/file/project_lock.h"
+#include "lockstep/storage/write/temp_folder.h"
 
 namespace lockstep {
 namespace {

@@ -8,7 +8,7 @@
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/keep_memory.h"
+#include "lockstep/base/memory/keep_memory.h"
 #include "lockstep/optim/flat_optimizer.h"
 
 namespace lockstep {

@@ -14,7 +14,7 @@
 #include "lockstep/data/dataset/tensor_dataset.h"
 #include "lockstep/data/loader/loader.h"
 #include "lockstep/optim/rules/adam.h"
-#include "lockstep/storage/catalog.h"
+#include "lockstep/storage/catalog/catalog.h"
 #include "lockstep/storage/test_files.h"
 
 namespace lockstep {

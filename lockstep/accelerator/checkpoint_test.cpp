@@ -18,7 +18,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
 #include "lockstep/data/loader/loader.h"
-#include "lockstep/storage/safetensors_map.h"
+#include "lockstep/storage/safetensors/safetensors_map.h"
 #include "lockstep/storage/test_files.h"
 
 namespace lockstep {

@@ -6,7 +6,7 @@
 
 #include <ATen/Parallel.h>
 
-#include "lockstep/base/cores.h"
+#include "lockstep/base/host/cores.h"
 #include "lockstep/base/rank.h"
 
 namespace lockstep {

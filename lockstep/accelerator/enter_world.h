@@ -2,7 +2,7 @@
 #pragma once
 
 #include "lockstep/base/env.h"
-#include "lockstep/base/world.h"
+#include "lockstep/base/host/world.h"
 
 namespace lockstep {
 

@@ -24,9 +24,9 @@
 #include "lockstep/schedule/decay_schedules.h"
 #include "lockstep/schedule/reduce_on_plateau.h"
 #include "lockstep/schedule/warmup_schedules.h"
-#include "lockstep/storage/json_text.h"
-#include "lockstep/storage/temp_folder.h"
+#include "lockstep/storage/safetensors/json_text.h"
 #include "lockstep/storage/test_files.h"
+#include "lockstep/storage/write/temp_folder.h"
 
 namespace lockstep {
 namespace {

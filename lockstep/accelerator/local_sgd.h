@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "lockstep/accelerator/accelerator.h"
-#include "lockstep/sync/local_sgd.h"
+#include "lockstep/sync/local_sgd/local_sgd.h"
 
 namespace lockstep {
 

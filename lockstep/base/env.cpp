@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/words.h"
+#include "lockstep/base/text/words.h"
 
 namespace lockstep {
 

@@ -10,12 +10,12 @@
 
 #include <ATen/Functions.h>
 
-#include "lockstep/base/crc32c.h"
+#include "lockstep/base/memory/crc32c.h"
 #include "lockstep/checkpoint/even_shares.h"
 #include "lockstep/comm/sharded_param.h"
 #include "lockstep/flat/copy_values.h"
 #include "lockstep/offload/scratch_file.h"
-#include "lockstep/storage/slices.h"
+#include "lockstep/storage/safetensors/slices.h"
 
 namespace lockstep::checkpoint {
 namespace {

@@ -8,7 +8,7 @@
 #include <c10/core/ScalarType.h>
 
 #include "lockstep/comm/named_tensor.h"
-#include "lockstep/storage/safetensors_writer.h"
+#include "lockstep/storage/write/safetensors_writer.h"
 
 namespace lockstep::checkpoint {
 

@@ -13,7 +13,7 @@
 #include <ATen/ops/empty.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/parallel.h"
+#include "lockstep/base/memory/parallel.h"
 #include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/storage/tensor_set.h"
 

@@ -15,7 +15,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/output_tensors.h"
-#include "lockstep/storage/safetensors_writer.h"
+#include "lockstep/storage/write/safetensors_writer.h"
 
 namespace lockstep::checkpoint {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "lockstep/comm/named_tensor.h"
 #include "lockstep/storage/manifest.h"
-#include "lockstep/storage/safetensors_map.h"
+#include "lockstep/storage/safetensors/safetensors_map.h"
 
 namespace lockstep::checkpoint {
 

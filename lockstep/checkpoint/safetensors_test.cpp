@@ -12,8 +12,8 @@
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 
-#include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/memory/crc32c.h"
 #include "lockstep/storage/test_files.h"
 
 namespace lockstep::checkpoint {

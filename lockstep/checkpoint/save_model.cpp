@@ -8,9 +8,9 @@
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/output_tensors.h"
 #include "lockstep/checkpoint/tied_tensors.h"
-#include "lockstep/storage/byte_size.h"
 #include "lockstep/storage/model_files.h"
-#include "lockstep/storage/model_shards.h"
+#include "lockstep/storage/safetensors/byte_size.h"
+#include "lockstep/storage/write/model_shards.h"
 
 namespace lockstep::checkpoint {
 namespace {

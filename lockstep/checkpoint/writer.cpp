@@ -12,15 +12,15 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/parallel.h"
+#include "lockstep/base/memory/parallel.h"
 #include "lockstep/base/rank.h"
 #include "lockstep/checkpoint/contents.h"
 #include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/comm/bytes.h"
-#include "lockstep/storage/catalog.h"
-#include "lockstep/storage/json_text.h"
-#include "lockstep/storage/output_file.h"
-#include "lockstep/storage/publish.h"
+#include "lockstep/storage/catalog/catalog.h"
+#include "lockstep/storage/file/output_file.h"
+#include "lockstep/storage/safetensors/json_text.h"
+#include "lockstep/storage/write/publish.h"
 
 namespace lockstep::checkpoint {
 namespace {

@@ -13,7 +13,7 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/named_tensor.h"
 #include "lockstep/storage/manifest.h"
-#include "lockstep/storage/temp_folder.h"
+#include "lockstep/storage/write/temp_folder.h"
 #include "lockstep/watch/flight_recorder.h"
 
 namespace lockstep::checkpoint {

@@ -21,10 +21,10 @@
 #include "lockstep/base/error.h"
 #include "lockstep/checkpoint/reader.h"
 #include "lockstep/checkpoint/writer.h"
-#include "lockstep/storage/catalog.h"
-#include "lockstep/storage/temp_folder.h"
+#include "lockstep/storage/catalog/catalog.h"
 #include "lockstep/storage/test_files.h"
 #include "lockstep/storage/traced_child.h"
+#include "lockstep/storage/write/temp_folder.h"
 
 namespace lockstep::checkpoint {
 namespace {

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "lockstep/base/env.h"
-#include "lockstep/base/world.h"
+#include "lockstep/base/host/world.h"
 #include "lockstep/comm/device/device_transport.h"
 #include "lockstep/comm/group.h"
 

@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/host/world.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/base/world.h"
 #include "lockstep/comm/connect.h"
 
 namespace lockstep {

@@ -3,7 +3,7 @@
 
 #include <ATen/ATen.h>
 
-#include "lockstep/base/packed.h"
+#include "lockstep/base/memory/packed.h"
 
 namespace lockstep {
 

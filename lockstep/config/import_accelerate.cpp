@@ -10,8 +10,8 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/suggest.h"
-#include "lockstep/base/words.h"
+#include "lockstep/base/text/suggest.h"
+#include "lockstep/base/text/words.h"
 #include "lockstep/config/import_deepspeed.h"
 #include "lockstep/config/import_fsdp.h"
 #include "lockstep/config/import_section.h"

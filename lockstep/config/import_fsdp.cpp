@@ -15,8 +15,8 @@
 #include <fmt/ranges.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/suggest.h"
-#include "lockstep/base/words.h"
+#include "lockstep/base/text/suggest.h"
+#include "lockstep/base/text/words.h"
 #include "lockstep/config/import_section.h"
 #include "lockstep/config/scalars.h"
 

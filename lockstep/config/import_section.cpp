@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/suggest.h"
-#include "lockstep/base/words.h"
+#include "lockstep/base/text/suggest.h"
+#include "lockstep/base/text/words.h"
 
 namespace lockstep::config {
 

@@ -13,7 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/env.h"
-#include "lockstep/base/words.h"
+#include "lockstep/base/text/words.h"
 
 namespace lockstep::config {
 namespace {

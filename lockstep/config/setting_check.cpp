@@ -5,9 +5,9 @@
 #include <fmt/ranges.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/suggest.h"
-#include "lockstep/base/variable_name.h"
-#include "lockstep/base/words.h"
+#include "lockstep/base/text/suggest.h"
+#include "lockstep/base/text/variable_name.h"
+#include "lockstep/base/text/words.h"
 #include "lockstep/config/scalars.h"
 #include "lockstep/config/setting_table.h"
 

@@ -7,7 +7,7 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/base/split.h"
+#include "lockstep/base/text/split.h"
 #include "lockstep/config/scalars.h"
 
 namespace lockstep::config {

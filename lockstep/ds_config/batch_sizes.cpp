@@ -5,7 +5,7 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/base/words.h"
+#include "lockstep/base/text/words.h"
 
 namespace lockstep::ds_config {
 namespace {

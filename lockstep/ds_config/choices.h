@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/base/offload_device.h"
+#include "lockstep/base/memory/offload_device.h"
 
 namespace lockstep::ds_config {
 

@@ -7,9 +7,9 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/base/split.h"
-#include "lockstep/base/suggest.h"
-#include "lockstep/base/words.h"
+#include "lockstep/base/text/split.h"
+#include "lockstep/base/text/suggest.h"
+#include "lockstep/base/text/words.h"
 
 namespace lockstep::ds_config {
 

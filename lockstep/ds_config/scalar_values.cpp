@@ -9,8 +9,8 @@
 #include <fmt/ranges.h>
 
 #include "lockstep/base/env.h"
-#include "lockstep/base/suggest.h"
-#include "lockstep/base/words.h"
+#include "lockstep/base/text/suggest.h"
+#include "lockstep/base/text/words.h"
 
 namespace lockstep::ds_config {
 

@@ -9,8 +9,8 @@
 #include <fmt/ranges.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/suggest.h"
-#include "lockstep/base/words.h"
+#include "lockstep/base/text/suggest.h"
+#include "lockstep/base/text/words.h"
 #include "lockstep/ds_config/parameter_table.h"
 #include "lockstep/ds_config/schedule_of.h"
 

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "lockstep/base/suggest.h"
+#include "lockstep/base/text/suggest.h"
 #include "lockstep/ds_config/section_rules.h"
 
 namespace lockstep::ds_config {

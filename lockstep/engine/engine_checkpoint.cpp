@@ -13,12 +13,12 @@
 #include "lockstep/accelerator/training_state/non_finite_json.h"
 #include "lockstep/accelerator/training_state/state_hooks.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/host/machine.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/machine.h"
 #include "lockstep/base/new_file.h"
 #include "lockstep/engine/engine_core.h"
 #include "lockstep/storage/deepspeed_folder.h"
-#include "lockstep/storage/saved_values.h"
+#include "lockstep/storage/safetensors/saved_values.h"
 
 namespace lockstep {
 namespace {

@@ -10,8 +10,8 @@
 
 #include <torch/nn/modules/linear.h>
 
-#include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/memory/crc32c.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/engine/engine.h"

@@ -15,7 +15,7 @@
 #include "lockstep/accelerator/enter_world.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/words.h"
+#include "lockstep/base/text/words.h"
 
 namespace lockstep {
 namespace {

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "lockstep/base/world.h"
+#include "lockstep/base/host/world.h"
 #include "lockstep/comm/connect.h"
 #include "lockstep/comm/group.h"
 

@@ -5,7 +5,7 @@
 #include <c10/core/AutogradState.h>
 #include <c10/core/GradMode.h>
 
-#include "lockstep/base/stream_copy.h"
+#include "lockstep/base/memory/stream_copy.h"
 #include "lockstep/comm/sharded_param.h"
 
 namespace lockstep::flat {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 
-#include "lockstep/base/offload_device.h"
+#include "lockstep/base/memory/offload_device.h"
 
 namespace lockstep {
 

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/suggest.h"
+#include "lockstep/base/text/suggest.h"
 
 namespace lockstep {
 namespace {

@@ -6,9 +6,9 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/base/crc32c.h"
-#include "lockstep/storage/crc_combine.h"
-#include "lockstep/storage/files.h"
+#include "lockstep/base/memory/crc32c.h"
+#include "lockstep/storage/file/crc_combine.h"
+#include "lockstep/storage/file/files.h"
 
 namespace lockstep::storage {
 namespace {

@@ -10,7 +10,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/storage/manifest.h"
-#include "lockstep/storage/safetensors_header.h"
+#include "lockstep/storage/safetensors/safetensors_header.h"
 
 namespace lockstep::storage {
 

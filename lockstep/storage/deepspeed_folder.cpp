@@ -9,7 +9,7 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/base/shell.h"
+#include "lockstep/base/text/shell.h"
 #include "lockstep/storage/manifest.h"
 
 namespace lockstep::storage {

@@ -10,12 +10,12 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/memory/crc32c.h"
 #include "lockstep/storage/deepspeed_folder.h"
-#include "lockstep/storage/files.h"
-#include "lockstep/storage/json_text.h"
-#include "lockstep/storage/safetensors_header.h"
+#include "lockstep/storage/file/files.h"
+#include "lockstep/storage/safetensors/json_text.h"
+#include "lockstep/storage/safetensors/safetensors_header.h"
 
 namespace lockstep::storage {
 namespace {

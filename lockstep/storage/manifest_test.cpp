@@ -9,8 +9,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/memory/crc32c.h"
 #include "lockstep/storage/test_files.h"
 
 namespace lockstep::storage {

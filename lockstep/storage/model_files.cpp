@@ -15,12 +15,12 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/shell.h"
+#include "lockstep/base/text/shell.h"
 #include "lockstep/storage/deepspeed_folder.h"
-#include "lockstep/storage/files.h"
-#include "lockstep/storage/json_text.h"
+#include "lockstep/storage/file/files.h"
 #include "lockstep/storage/manifest.h"
-#include "lockstep/storage/slices.h"
+#include "lockstep/storage/safetensors/json_text.h"
+#include "lockstep/storage/safetensors/slices.h"
 #include "lockstep/storage/stored_checkpoint.h"
 
 namespace lockstep::storage {

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/storage/safetensors_map.h"
+#include "lockstep/storage/safetensors/safetensors_map.h"
 
 namespace lockstep::storage {
 

@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/storage/saved_values.h"
+#include "lockstep/storage/safetensors/saved_values.h"
 
 namespace lockstep::storage {
 namespace {

@@ -6,11 +6,11 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/memory/crc32c.h"
 #include "lockstep/storage/content_check.h"
-#include "lockstep/storage/files.h"
-#include "lockstep/storage/json_text.h"
+#include "lockstep/storage/file/files.h"
+#include "lockstep/storage/safetensors/json_text.h"
 #include "lockstep/storage/saved_meta.h"
 #include "lockstep/storage/structure.h"
 

@@ -8,7 +8,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "lockstep/storage/manifest.h"
-#include "lockstep/storage/safetensors_map.h"
+#include "lockstep/storage/safetensors/safetensors_map.h"
 
 namespace lockstep::storage {
 

@@ -7,8 +7,8 @@
 
 #include <fmt/format.h>
 
+#include "lockstep/storage/safetensors/slices.h"
 #include "lockstep/storage/saved_meta.h"
-#include "lockstep/storage/slices.h"
 #include "lockstep/storage/state_files.h"
 #include "lockstep/storage/tensor_set.h"
 

@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/storage/damage.h"
-#include "lockstep/storage/slices.h"
+#include "lockstep/storage/safetensors/slices.h"
 #include "lockstep/storage/test_files.h"
 
 namespace lockstep::storage {

@@ -12,7 +12,7 @@
 #include <fmt/ranges.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/storage/slices.h"
+#include "lockstep/storage/safetensors/slices.h"
 
 namespace lockstep::storage {
 namespace {

@@ -9,9 +9,9 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
-#include "lockstep/storage/slices.h"
+#include "lockstep/base/memory/crc32c.h"
+#include "lockstep/storage/safetensors/slices.h"
 #include "lockstep/storage/test_files.h"
 
 namespace lockstep::storage {

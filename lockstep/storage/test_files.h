@@ -17,12 +17,12 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/base/crc32c.h"
+#include "lockstep/base/memory/crc32c.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/storage/catalog.h"
+#include "lockstep/storage/catalog/catalog.h"
+#include "lockstep/storage/file/output_file.h"
 #include "lockstep/storage/manifest.h"
-#include "lockstep/storage/output_file.h"
-#include "lockstep/storage/safetensors_writer.h"
+#include "lockstep/storage/write/safetensors_writer.h"
 
 namespace lockstep::storage {
 

@@ -7,7 +7,7 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/named_tensor.h"
 #include "lockstep/flat/layout.h"
-#include "lockstep/sync/comm_hook.h"
+#include "lockstep/sync/comm_hook/comm_hook.h"
 #include "lockstep/sync/gradient_sync.h"
 #include "lockstep/sync/join.h"
 

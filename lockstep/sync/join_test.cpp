@@ -16,9 +16,9 @@
 #include "lockstep/base/error.h"
 #include "lockstep/comm/connected_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
+#include "lockstep/sync/comm_hook/test_hooks.h"
 #include "lockstep/sync/data_parallel.h"
 #include "lockstep/sync/test_gradients.h"
-#include "lockstep/sync/test_hooks.h"
 #include "lockstep/sync/test_join_net.h"
 
 namespace lockstep {

@@ -10,7 +10,7 @@
 #include "lockstep/comm/named_tensor.h"
 #include "lockstep/flat/grad_bucket.h"
 #include "lockstep/sync/backward_hooks.h"
-#include "lockstep/sync/comm_hook.h"
+#include "lockstep/sync/comm_hook/comm_hook.h"
 #include "lockstep/sync/data_parallel.h"
 
 namespace lockstep {

@@ -8,7 +8,7 @@
 #include <fmt/ranges.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/suggest.h"
+#include "lockstep/base/text/suggest.h"
 #include "lockstep/tracking/csv.h"
 #include "lockstep/tracking/jsonl.h"
 #include "lockstep/tracking/tensorboard.h"

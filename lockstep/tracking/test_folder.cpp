@@ -7,7 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "lockstep/base/crc32c.h"
+#include "lockstep/base/memory/crc32c.h"
 
 namespace lockstep::tracking {
 namespace {

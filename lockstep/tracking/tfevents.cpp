@@ -6,8 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
-#include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/memory/crc32c.h"
 #include "lockstep/tracking/protobuf_wire.h"
 
 namespace lockstep::tracking::tfevents {

@@ -12,7 +12,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/storage/model_files.h"
-#include "lockstep/storage/slices.h"
+#include "lockstep/storage/safetensors/slices.h"
 #include "lockstep/storage/test_files.h"
 #include "tests/e2e/shell.h"
 

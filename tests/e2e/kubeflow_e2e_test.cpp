@@ -15,8 +15,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/base/address.h"
 #include "lockstep/base/env.h"
+#include "lockstep/base/host/address.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/base/unique_fd.h"
 #include "lockstep/config/document.h"

@@ -15,7 +15,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/base/address.h"
+#include "lockstep/base/host/address.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/base/unique_fd.h"
 #include "tests/e2e/launch_harness.h"

@@ -18,7 +18,7 @@
 #include <gtest/gtest.h>
 
 #include "cli/common/test_pty.h"
-#include "lockstep/base/address.h"
+#include "lockstep/base/host/address.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/base/unique_fd.h"
 #include "tests/e2e/launch_harness.h"

@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/test_folder.h"
-#include "lockstep/storage/safetensors_map.h"
+#include "lockstep/storage/safetensors/safetensors_map.h"
 #include "tests/e2e/shell.h"
 
 namespace lockstep::e2e {

@@ -8,9 +8,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/storage/safetensors_map.h"
-#include "lockstep/storage/slices.h"
-#include "lockstep/storage/temp_folder.h"
+#include "lockstep/storage/safetensors/safetensors_map.h"
+#include "lockstep/storage/safetensors/slices.h"
+#include "lockstep/storage/write/temp_folder.h"
 #include "tests/faults/fault_bench.h"
 
 namespace lockstep::faults {

@@ -11,7 +11,7 @@
 #include <gmock/gmock.h>
 
 #include "lockstep/base/env.h"
-#include "lockstep/storage/temp_folder.h"
+#include "lockstep/storage/write/temp_folder.h"
 
 namespace lockstep::faults {
 namespace {

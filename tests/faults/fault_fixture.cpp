@@ -25,7 +25,7 @@
 #include <ATen/ops/relu.h>
 #include <torch/nn/modules/linear.h>
 
-#include "lockstep/base/crc32c.h"
+#include "lockstep/base/memory/crc32c.h"
 #include "lockstep/lockstep.h"
 
 namespace {

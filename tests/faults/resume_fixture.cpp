@@ -24,8 +24,8 @@
 #include <ATen/ops/relu.h>
 #include <torch/nn/modules/linear.h>
 
-#include "lockstep/base/crc32c.h"
-#include "lockstep/base/stop_request.h"
+#include "lockstep/base/memory/crc32c.h"
+#include "lockstep/base/program/stop_request.h"
 #include "lockstep/lockstep.h"
 
 namespace {

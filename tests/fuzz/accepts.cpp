@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/run_main.h"
-#include "lockstep/storage/safetensors_header.h"
+#include "lockstep/base/program/run_main.h"
+#include "lockstep/storage/safetensors/safetensors_header.h"
 
 namespace {
 

@@ -13,10 +13,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "lockstep/base/crc32c.h"
+#include "lockstep/base/memory/crc32c.h"
 #include "lockstep/storage/manifest.h"
-#include "lockstep/storage/safetensors_header.h"
-#include "lockstep/storage/slices.h"
+#include "lockstep/storage/safetensors/safetensors_header.h"
+#include "lockstep/storage/safetensors/slices.h"
 
 namespace lockstep::fuzz {
 

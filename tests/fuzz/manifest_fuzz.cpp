@@ -10,10 +10,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
-#include "lockstep/storage/json_text.h"
+#include "lockstep/base/memory/crc32c.h"
 #include "lockstep/storage/manifest.h"
+#include "lockstep/storage/safetensors/json_text.h"
 #include "tests/fuzz/require.h"
 
 namespace {

@@ -11,7 +11,7 @@
 #include <string_view>
 
 #include "lockstep/base/error.h"
-#include "lockstep/storage/safetensors_header.h"
+#include "lockstep/storage/safetensors/safetensors_header.h"
 #include "tests/fuzz/require.h"
 
 namespace {

@@ -2,8 +2,8 @@
 // What a project gets of lockstep::core, without torch: the world, and errors that say what to do.
 #include <iostream>
 #include <lockstep/base/env.h>
-#include <lockstep/base/run_main.h>
-#include <lockstep/base/world.h>
+#include <lockstep/base/host/world.h>
+#include <lockstep/base/program/run_main.h>
 
 int main() {
   return lockstep::run_main([] {

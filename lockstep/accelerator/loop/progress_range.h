@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "lockstep/base/progress.h"
+#include "lockstep/base/program/progress.h"
 
 namespace lockstep {
 

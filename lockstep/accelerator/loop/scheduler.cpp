@@ -14,7 +14,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
 #include "lockstep/optim/rules/momentum.h"
-#include "lockstep/storage/saved_values.h"
+#include "lockstep/storage/safetensors/saved_values.h"
 
 namespace lockstep {
 

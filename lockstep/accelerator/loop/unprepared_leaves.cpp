@@ -13,8 +13,8 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
-#include "lockstep/base/crc32c.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/memory/crc32c.h"
 #include "lockstep/comm/bytes.h"
 
 namespace lockstep {

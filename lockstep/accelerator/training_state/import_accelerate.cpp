@@ -11,13 +11,13 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/shell.h"
+#include "lockstep/base/text/shell.h"
 #include "lockstep/checkpoint/safetensors.h"
-#include "lockstep/storage/files.h"
-#include "lockstep/storage/json_text.h"
+#include "lockstep/storage/file/files.h"
 #include "lockstep/storage/manifest.h"
 #include "lockstep/storage/model_files.h"
-#include "lockstep/storage/safetensors_map.h"
+#include "lockstep/storage/safetensors/json_text.h"
+#include "lockstep/storage/safetensors/safetensors_map.h"
 #include "lockstep/storage/state_files.h"
 
 namespace lockstep {

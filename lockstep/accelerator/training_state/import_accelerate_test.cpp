@@ -23,7 +23,7 @@
 #include <torch/optim/sgd.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/shell.h"
+#include "lockstep/base/text/shell.h"
 #include "lockstep/checkpoint/load_model.h"
 #include "lockstep/checkpoint/safetensors.h"
 #include "lockstep/optim/optimizer_state.h"

@@ -6,7 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "lockstep/storage/json_text.h"
+#include "lockstep/storage/safetensors/json_text.h"
 
 namespace lockstep {
 namespace {

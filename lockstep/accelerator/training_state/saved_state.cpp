@@ -5,7 +5,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/storage/saved_values.h"
+#include "lockstep/storage/safetensors/saved_values.h"
 
 namespace lockstep {
 namespace {

@@ -12,9 +12,9 @@
 #include <fmt/ranges.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/machine.h"
+#include "lockstep/base/host/machine.h"
 #include "lockstep/comm/sharded_param.h"
-#include "lockstep/storage/slices.h"
+#include "lockstep/storage/safetensors/slices.h"
 #include "lockstep/storage/state_files.h"
 
 namespace lockstep {

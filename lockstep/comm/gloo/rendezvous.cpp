@@ -22,10 +22,10 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include "lockstep/base/address.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/machine.h"
+#include "lockstep/base/host/address.h"
+#include "lockstep/base/host/machine.h"
 #include "lockstep/base/unique_fd.h"
 #include "lockstep/comm/first_line.h"
 #include "lockstep/comm/gloo/store_address.h"

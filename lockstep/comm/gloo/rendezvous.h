@@ -7,7 +7,7 @@
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include "lockstep/base/world.h"
+#include "lockstep/base/host/world.h"
 #include "lockstep/comm/shm/rendezvous.h"
 #include "lockstep/comm/transport.h"
 

@@ -16,8 +16,8 @@
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/host/machine.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/machine.h"
 
 namespace lockstep::comm {
 

@@ -3,8 +3,8 @@
 
 #include <chrono>
 
-#include "lockstep/base/address.h"
-#include "lockstep/base/world.h"
+#include "lockstep/base/host/address.h"
+#include "lockstep/base/host/world.h"
 
 namespace lockstep::comm {
 

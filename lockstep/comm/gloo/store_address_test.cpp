@@ -15,8 +15,8 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/host/machine.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/machine.h"
 #include "lockstep/base/test_folder.h"
 
 namespace lockstep::comm {

@@ -5,7 +5,7 @@
 #include <functional>
 #include <memory>
 
-#include "lockstep/base/world.h"
+#include "lockstep/base/host/world.h"
 #include "lockstep/comm/hierarchy/layout.h"
 #include "lockstep/comm/transport.h"
 

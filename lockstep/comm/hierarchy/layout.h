@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "lockstep/base/world.h"
+#include "lockstep/base/host/world.h"
 
 namespace lockstep::comm {
 

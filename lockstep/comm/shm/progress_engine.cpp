@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "lockstep/base/cores.h"
+#include "lockstep/base/host/cores.h"
 #include "lockstep/base/rank.h"
 #include "lockstep/comm/flight.h"
 #include "lockstep/comm/group_error.h"

@@ -14,8 +14,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include "lockstep/base/crc32c.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/memory/crc32c.h"
 #include "lockstep/base/rank.h"
 #include "lockstep/comm/shm/local_socket.h"
 

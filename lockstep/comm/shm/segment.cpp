@@ -14,7 +14,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/machine.h"
+#include "lockstep/base/host/machine.h"
 #include "lockstep/base/system_error.h"
 
 namespace lockstep::comm::shm {

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/world.h"
+#include "lockstep/base/host/world.h"
 #include "lockstep/comm/shm/rendezvous.h"
 #include "lockstep/comm/shm/segment.h"
 #include "lockstep/comm/transport.h"

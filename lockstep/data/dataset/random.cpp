@@ -10,7 +10,7 @@
 #include <ATen/Context.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/suggest.h"
+#include "lockstep/base/text/suggest.h"
 
 namespace lockstep::data {
 namespace {

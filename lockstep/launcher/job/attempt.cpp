@@ -16,7 +16,7 @@
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/terminal.h"
+#include "lockstep/base/program/terminal.h"
 #include "lockstep/launcher/process/machine_name.h"
 #include "lockstep/watch/flight_dump.h"
 

@@ -15,8 +15,8 @@
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/shell.h"
 #include "lockstep/base/system_error.h"
+#include "lockstep/base/text/shell.h"
 #include "lockstep/launcher/job/rank_set.h"
 #include "lockstep/launcher/multi_host/node_spec.h"
 #include "lockstep/launcher/multi_host/rendezvous_listener.h"

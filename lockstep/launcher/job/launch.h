@@ -5,7 +5,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "lockstep/base/packed.h"
+#include "lockstep/base/memory/packed.h"
 #include "lockstep/launcher/job/launch_self.h"
 
 namespace lockstep {

@@ -10,7 +10,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/base/address.h"
+#include "lockstep/base/host/address.h"
 
 namespace lockstep::launcher {
 namespace {

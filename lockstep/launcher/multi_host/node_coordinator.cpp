@@ -14,9 +14,9 @@
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/base/address.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/machine.h"
+#include "lockstep/base/host/address.h"
+#include "lockstep/base/host/machine.h"
 
 namespace lockstep::launcher {
 namespace {

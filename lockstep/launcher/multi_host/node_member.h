@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/address.h"
+#include "lockstep/base/host/address.h"
 #include "lockstep/launcher/multi_host/message_connection.h"
 #include "lockstep/launcher/multi_host/node_message.h"
 #include "lockstep/launcher/multi_host/node_session.h"

@@ -15,8 +15,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/base/address.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/host/address.h"
 
 namespace lockstep::launcher {
 namespace {

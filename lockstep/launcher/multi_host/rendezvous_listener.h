@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/base/address.h"
+#include "lockstep/base/host/address.h"
 #include "lockstep/base/unique_fd.h"
 #include "lockstep/launcher/process/reactor.h"
 

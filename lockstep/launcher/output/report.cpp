@@ -6,7 +6,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/base/shell.h"
+#include "lockstep/base/text/shell.h"
 
 namespace lockstep::launcher {
 namespace {

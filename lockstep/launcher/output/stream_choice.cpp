@@ -7,7 +7,7 @@
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/split.h"
+#include "lockstep/base/text/split.h"
 
 namespace lockstep::launcher {
 namespace {

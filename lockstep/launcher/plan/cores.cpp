@@ -8,11 +8,11 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/base/cores.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/split.h"
-#include "lockstep/base/words.h"
+#include "lockstep/base/host/cores.h"
+#include "lockstep/base/text/split.h"
+#include "lockstep/base/text/words.h"
 
 namespace lockstep::launcher {
 namespace {

@@ -10,10 +10,10 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/base/cores.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/suggest.h"
+#include "lockstep/base/host/cores.h"
+#include "lockstep/base/text/suggest.h"
 
 namespace lockstep::launcher {
 namespace {

@@ -7,8 +7,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/host/cores.h"
 #include "lockstep/base/test_folder.h"
 
 namespace lockstep::launcher {

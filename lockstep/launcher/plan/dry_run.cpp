@@ -6,9 +6,9 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/base/secrets.h"
-#include "lockstep/base/shell.h"
-#include "lockstep/base/words.h"
+#include "lockstep/base/text/secrets.h"
+#include "lockstep/base/text/shell.h"
+#include "lockstep/base/text/words.h"
 #include "lockstep/launcher/plan/cpu_bind.h"
 
 namespace lockstep::launcher {

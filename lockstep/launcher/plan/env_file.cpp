@@ -10,7 +10,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/variable_name.h"
+#include "lockstep/base/text/variable_name.h"
 #include "lockstep/launcher/plan/rank_environment.h"
 #include "lockstep/launcher/plan/text_position.h"
 

@@ -9,8 +9,8 @@
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/split.h"
-#include "lockstep/base/suggest.h"
+#include "lockstep/base/text/split.h"
+#include "lockstep/base/text/suggest.h"
 
 namespace lockstep::launcher {
 namespace {

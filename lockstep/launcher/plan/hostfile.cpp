@@ -9,7 +9,7 @@
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/suggest.h"
+#include "lockstep/base/text/suggest.h"
 #include "lockstep/launcher/plan/text_position.h"
 
 namespace lockstep::launcher {

@@ -9,8 +9,8 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/host/cores.h"
 #include "lockstep/launcher/plan/env_file.h"
 #include "lockstep/launcher/plan/host_filter.h"
 #include "lockstep/launcher/plan/hostfile.h"

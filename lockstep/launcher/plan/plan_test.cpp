@@ -7,8 +7,8 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/base/cores.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/host/cores.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/launcher/plan/dry_run.h"
 #include "lockstep/launcher/process/machine_name.h"

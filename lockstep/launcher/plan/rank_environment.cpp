@@ -14,7 +14,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/variable_name.h"
+#include "lockstep/base/text/variable_name.h"
 
 namespace lockstep::launcher {
 

@@ -4,7 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/base/variable_name.h"
+#include "lockstep/base/text/variable_name.h"
 
 namespace lockstep::launcher {
 namespace {

@@ -8,7 +8,7 @@
 #include <netinet/in.h>
 #include <unistd.h>
 
-#include "lockstep/base/words.h"
+#include "lockstep/base/text/words.h"
 
 namespace lockstep::launcher {
 namespace {

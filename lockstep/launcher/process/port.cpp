@@ -13,8 +13,8 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/base/address.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/host/address.h"
 #include "lockstep/base/system_error.h"
 #include "lockstep/launcher/process/socket_owner.h"
 

@@ -11,8 +11,8 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/shell.h"
-#include "lockstep/base/split.h"
+#include "lockstep/base/text/shell.h"
+#include "lockstep/base/text/split.h"
 
 namespace lockstep::launcher {
 namespace {

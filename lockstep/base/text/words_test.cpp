@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/base/text/words.h"
+
+#include <gtest/gtest.h>
+
+namespace lockstep {
+namespace {
+
+TEST(Lower, ChangesLettersOnly) {
+  EXPECT_EQ(lower("Node-7.EXAMPLE"), "node-7.example");
+  EXPECT_EQ(lower(""), "");
+}
+
+TEST(TruthValue, TakesTheUsualWords) {
+  for (const char* text : {"true", "Yes", "ON", "1"}) {
+    EXPECT_EQ(truth_value(text), true) << text;
+  }
+  for (const char* text : {"false", "No", "OFF", "0"}) {
+    EXPECT_EQ(truth_value(text), false) << text;
+  }
+  for (const char* text : {"", "y", "2", "none", " true"}) {
+    EXPECT_EQ(truth_value(text), std::nullopt) << text;
+  }
+}
+
+TEST(Counted, KnowsOneFromMany) {
+  EXPECT_EQ(counted(0, "file"), "0 files");
+  EXPECT_EQ(counted(1, "file"), "1 file");
+  EXPECT_EQ(counted(2, "file"), "2 files");
+}
+
+}  // namespace
+}  // namespace lockstep

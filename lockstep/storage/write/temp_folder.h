@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/storage/file/files.h"
+
+namespace lockstep::storage {
+
+/// Temporary names with their owner: `<target>.tmp-<host>-<pid>-<16 hex digits>`, a checkpoint
+/// being written, and `<target>.old-...`, one being replaced.
+std::filesystem::path temporary_name(const std::filesystem::path& target);
+std::filesystem::path set_aside_name(const std::filesystem::path& target);
+
+/// True for both kinds of name.
+bool is_temporary_name(std::string_view name);
+
+/// A new folder with mode 0700, marked as in use (flock) while this lives; after the death of the
+/// process, while a forked child lives. The destructor leaves the folder.
+class OwnedFolder {
+ public:
+  /// CheckpointError if the name exists, or the folder cannot be created.
+  explicit OwnedFolder(const std::filesystem::path& path);
+  ~OwnedFolder();
+  OwnedFolder(const OwnedFolder&) = delete;
+  OwnedFolder& operator=(const OwnedFolder&) = delete;
+
+ private:
+  Descriptor lock_;
+};
+
+/// Marks an existing folder in the same way, before it gets a temporary name. Not open if it is
+/// gone, or another process has marked it; open without a mark if the file system has none.
+/// CheckpointError if it cannot be opened.
+Descriptor mark_as_in_use(const std::filesystem::path& path);
+
+/// Cleans up in `parent` after processes that died during a save: removes unfinished checkpoints
+/// and, after an interrupted replacement, restores the old checkpoint's name. Only handles this
+/// user's temporary names. Of this host: a folder without a mark, whatever its process is now,
+/// since its pid may be reused. Of another host, whose marks may be invisible here: also not
+/// written to for a day. Without marks in the file system: of this host, if its process is gone. A
+/// file, which has no mark: if its process is gone, or after a day. Returns the handled ones.
+/// Thread-safe, never throws: what cannot be removed stays.
+///
+/// The weights of a model, see write_model_files, may only exist there: a `model.tmp-...` with an
+/// index stays, too, unless `finish` is given, which is called with it first, and may throw to keep
+/// it.
+std::vector<std::filesystem::path> remove_stale(
+    const std::filesystem::path& parent,
+    const std::function<void(const std::filesystem::path&)>& finish = {}) noexcept;
+
+}  // namespace lockstep::storage

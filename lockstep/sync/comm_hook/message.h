@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/sync/comm_hook/comm_hook.h"
+
+namespace lockstep {
+
+/// Returns the communication dtype of gradients of dtype `own`; `cast` is kNone, kFp16 or kBf16.
+/// 16-bit types stay as they are.
+at::ScalarType wire_type(CommHookType cast, at::ScalarType own);
+
+/// Values that are averaged over the ranks, possibly sent in a 16-bit dtype.
+class Message {
+ public:
+  /// `values`: flat and contiguous, refilled and sent any number of times.
+  Message(at::Tensor values, at::ScalarType wire_type);
+
+  const at::Tensor& values() const { return values_; }
+  /// The sent tensor: `values` if their dtype is the communication dtype.
+  const at::Tensor& wire() const { return wire_; }
+  bool narrows() const { return !wire_.is_same(values_); }
+
+  /// Fills the sent tensor; one of 16 bits with values / ranks, so that the sum fits.
+  void pack(const Group& group);
+  void send(Group& group);
+  /// Returns when `values` are the averages. Throws CommError.
+  void finish();
+  /// Drops a started operation; with `wait`, after it has finished.
+  void abandon(bool wait) noexcept;
+
+ private:
+  at::Tensor values_;
+  at::Tensor wire_;
+  std::optional<Pending> pending_;
+};
+
+}  // namespace lockstep
