@@ -10,7 +10,7 @@ namespace lockstep {
 
 /// A small file that is written atomically: under a temporary name first, then renamed. The
 /// destructor removes a file that was not renamed. Mode 0600. Large checkpoint files, which are
-/// committed together, use storage/output_file.h.
+/// committed together, use storage/file/output_file.h.
 ///
 /// Not thread-safe.
 class NewFile {

@@ -7,8 +7,8 @@
 
 namespace lockstep::config {
 
-// The interpretation of a setting's text; for booleans see truth_value of base/words.h. The same
-// rules hold in a file, in the environment and on the command line.
+// The interpretation of a setting's text; for booleans see truth_value of base/text/words.h. The
+// same rules hold in a file, in the environment and on the command line.
 
 /// Parses a decimal integer: digits, optionally after '-'. Rejects 010, 1_000, 0x10, 1e3, +1 and
 /// 1.0, which YAML readers interpret differently.

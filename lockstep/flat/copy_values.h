@@ -6,8 +6,8 @@
 namespace lockstep::flat {
 
 /// Copies as `to.copy_(from)`, unrecorded by autograd. Large dense CPU tensors of one dtype bypass
-/// the caches (base/stream_copy.h), for data that is not read soon: loading and snapshots. Throws
-/// c10::Error if the shapes do not match.
+/// the caches (base/memory/stream_copy.h), for data that is not read soon: loading and snapshots.
+/// Throws c10::Error if the shapes do not match.
 void copy_values(const at::Tensor& to, const at::Tensor& from);
 
 }  // namespace lockstep::flat
