@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tables and plots say of a report (rounds.py): the titles of its rows, and where they were taken."""
+"""Texts of tables and plots for a report (rounds.py): the titles of its rows, and its machine and versions."""
 import json
 
 TITLES = {

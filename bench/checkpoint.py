@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Saving and loading a model with its Adam state on 2 ranks: ours against Python's, and cp.
+"""Measures saving and loading a model with its Adam state on 2 ranks: Lockstep against Python's libraries, and cp.
 
 Against torch.save, safetensors, torch.distributed.checkpoint and Accelerate's save_state, on one
-disk, all in turn (rounds.py), each in processes of its own. A save counts until the disk has every
-file and the folder (fsync): ours does that itself before it commits, for the others the bench does it.
-A load counts until the call for it returns, and, as "ready", until model and optimizer of every rank
-have been written once in place, as the first training step does: files that are mapped into memory
+disk, all in turn (rounds.py), each in processes of its own. A save ends when every file and
+the folder are flushed (fsync): Lockstep does that itself before it commits, for the peers the bench does it.
+A load ends when the call returns. "ready" ends when model and optimizer of every rank
+have been written once in place, as the first training step does: mapped files
 are read only then. "Warm" with the files in the page cache, "cold" with them dropped from it. The
 limits: for a save `cp -r` of our files, with the same fsync; for a load the bytes of our files read
 into memory that is there, by every rank. Ours loads twice: with every checksum compared, as by

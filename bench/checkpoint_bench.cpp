@@ -40,7 +40,7 @@ struct Options {
   fs::path folder;
 };
 
-/// As many square linear layers as have `bytes` of parameters together. Never run.
+/// Returns square linear layers with `bytes` of parameters in all. Their forward never runs.
 struct Layers : torch::nn::Module {
   explicit Layers(int64_t bytes) {
     const auto each = static_cast<double>(bytes) / sizeof(float) / kLayers;
@@ -53,7 +53,7 @@ struct Layers : torch::nn::Module {
   }
 };
 
-/// A file opened to be read.
+/// A file opened for reading.
 class Input {
  public:
   explicit Input(const fs::path& path) : path_(path), file_(open(path.c_str(), O_RDONLY)) {
@@ -71,7 +71,7 @@ class Input {
       left -= got;
     }
   }
-  /// Out of the page cache.
+  /// Drops the file from the page cache.
   void drop() const {
     check(fdatasync(file_) == 0, "cannot be flushed to disk");
     check(posix_fadvise(file_, 0, 0, POSIX_FADV_DONTNEED) == 0, "cannot be dropped from memory");
@@ -118,7 +118,7 @@ class Bench {
     drop(saved);
     time("copy_cold", [&] { read_all(saved, memory); });
     memory = {};
-    // The first one makes the memory that the snapshot is copied to.
+    // The first save allocates the memory of the snapshot.
     for (const char* name : {"async_stall_first", "async_stall"}) {
       const fs::path folder = folder_ / name;
       time(name, [&] { accelerator_.save_state(folder, {.async = true}); });
@@ -129,7 +129,7 @@ class Bench {
   }
 
  private:
-  /// All ranks at once. What others have left to be written to disk is not ours.
+  /// Runs on all ranks at once, after earlier data have been written to disk.
   Clock::time_point begin() {
     accelerator_.on_main_process([] { sync(); });
     accelerator_.wait_for_everyone();
@@ -149,7 +149,7 @@ class Bench {
     tell(what, seconds_since(began));
   }
 
-  /// `what` is added to the names of both measurements.
+  /// Appends `what` to the names of both measurements.
   void time_load(const std::string& what, const fs::path& folder, bool verify) {
     const torch::NoGradGuard no_grad;
     for (torch::Tensor& parameter : model_->parameters()) {
@@ -172,7 +172,7 @@ class Bench {
     return std::chrono::duration<double>(Clock::now() - began).count();
   }
 
-  /// Everything that was loaded, in place, as the first training step does.
+  /// Writes everything that was loaded, in place, as the first training step does.
   void write_once() {
     for (torch::Tensor& parameter : model_->parameters()) {
       parameter.mul_(1);
@@ -183,7 +183,7 @@ class Bench {
     }
   }
 
-  /// A few elements of every parameter.
+  /// Returns a few elements of every parameter.
   torch::Tensor samples() const {
     std::vector<torch::Tensor> some;
     for (const torch::Tensor& parameter : model_->parameters()) {
@@ -210,7 +210,7 @@ class Bench {
     accelerator_.wait_for_everyone();
   }
 
-  /// Enough for the largest file, and touched.
+  /// Allocated memory for the largest file, touched once.
   static std::vector<char> memory_for(const fs::path& folder) {
     uint64_t bytes = 0;
     for (const fs::path& path : files_in(folder)) {

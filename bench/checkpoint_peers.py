@@ -4,9 +4,9 @@
 
     torchrun --nproc-per-node 2 bench/checkpoint_peers.py --peer torch --folder /disk/bench
 
-The model is that of checkpoint_bench.cpp, and so is what is printed: a JSON line for each
-measurement, its seconds those of the slowest rank after a barrier. A save ends when rank 0 has flushed
-every file and the folder to disk (fsync), a load when the call for it has returned; what was loaded is
+The model and the output are those of checkpoint_bench.cpp: a JSON line for each measurement, with the
+seconds of the slowest rank after a barrier. A save ends when rank 0 has flushed
+every file and the folder to disk (fsync), a load when the call returns. It is
 "ready" when all of it has been written once in place.
 """
 import argparse

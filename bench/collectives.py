@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Collectives of ranks of one host: Lockstep over shared memory against torch.distributed's Gloo and OpenMPI.
 
-Each operation back to back for a while at each size, float32 (all_reduce_bf16: bfloat16); counted is
-what one takes on the slowest rank. Bytes are those of the whole tensor: of an all-gather's result,
+Repeats each operation at each size in float32 (all_reduce_bf16: bfloat16), and reports the mean time on
+the slowest rank. Bytes are those of the full tensor: of an all-gather's result,
 of a reduce-scatter's input. Rows without a peer: all_reduce_in_place is that of a tensor from
-Group::empty, private_reduction the work of one rank of it on memory of its own, which is its limit;
-memcpy copies as many bytes. All programs in turn (rounds.py). Prints tables and writes all figures
+Group::empty; private_reduction is one rank's work of it on its own memory, which is its limit;
+memcpy copies the same number of bytes. All programs in turn (rounds.py). Prints tables and writes all figures
 to build/bench/collectives.json.
 """
 import os

@@ -51,7 +51,7 @@ int main(int argc, char** argv) {
           {"broadcast", [&] { group.broadcast(plain).wait(); }},
           {"private_reduction",
            [&, a = at::zeros({count / group.size()}), b = at::zeros({count / group.size()})] {
-             // What one of two ranks does of an all-reduce in place, on memory of its own.
+             // One rank's work of an all-reduce in place, on its own memory.
              const std::vector<const void*> sources{a.const_data_ptr(), b.const_data_ptr()};
              const std::vector<void*> targets{a.mutable_data_ptr(), b.mutable_data_ptr()};
              lockstep::comm::reduce(

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What starting and ending a job costs: `lockstep launch` against torchrun and `accelerate launch`.
+"""Measures the start and end of a job: `lockstep launch` against torchrun and `accelerate launch`.
 
-Jobs, each of 2 ranks unless told otherwise:
-  nothing   a program that ends at once (true): all the time is the launcher's
+Jobs, each of 2 ranks by default:
+  nothing   a program that ends at once (true), so that the launcher takes all the time
   script    an empty Python script, the same for all three
   ready     ranks that meet at a barrier over Gloo: until the last one is past it ("ready"), and to
             the end of the job ("ready_end"). Ours is a native program; the peers' is Python, as theirs

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// A rank that does nothing but meet the others, for bench/launch.py: prints a JSON line once all
-// ranks have met, with the time (CLOCK_MONOTONIC), and the most memory that its launcher has taken
-// by then. The same as launch_ready.py.
+// A rank that only joins the others, for bench/launch.py. Prints a JSON line once all ranks have
+// joined, with the time (CLOCK_MONOTONIC) and the launcher's peak memory. The same as
+// launch_ready.py.
 #include <chrono>
 #include <fstream>
 #include <iostream>

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a loader costs a training step: batches of Fashion-MNIST from a loader against one resident batch.
+"""Measures the cost of a loader in a training step: batches of Fashion-MNIST from a loader against one resident batch.
 
 The Fashion-MNIST example's network, AdamW, batches of 64, two ranks of one thread. Ours is the example's
 data::Loader; PyTorch's DistributedDataParallel and Accelerate have torch's DataLoader over a data set that
-makes a picture into numbers when it is asked for it, in the rank itself and with one worker process a
+converts a picture on access, in the rank itself and with one worker process for each
 rank. The ratio is that of the two in one round. All programs in turn (rounds.py). Prints tables and
 writes all figures to build/bench/loader.json.
 """

@@ -5,10 +5,10 @@
 
 #include "examples/char_lm/model.h"
 
-// What the benches train; the same as models.py.
+// The models of the benches; the same as models.py.
 namespace bench {
 
-/// 50 million parameters, and little to compute with each: what their updates and travels cost.
+/// 50 million parameters with little computation each, to measure updates and communication.
 inline torch::nn::Sequential wide() {
   torch::nn::Sequential net;
   for (int layer = 0; layer < 12; ++layer) {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the benches' peers train; the same as models.h and examples/fashion_mnist/net.h."""
+"""The models of the benches' peers; the same as models.h and examples/fashion_mnist/net.h."""
 import math
 
 import torch

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A step of each optimizer over the parameters of a transformer of 10 million: Lockstep against PyTorch and DeepSpeed.
 
-One process, one thread, random gradients. Ours in two forms: "lockstep" with gradients that lie in flat
-buckets as they do in a prepared model, "lockstep, loose gradients" with each in memory of its own, as
-autograd leaves them in one process. Against libtorch's own C++ optimizers, torch.optim as it is, fused and
-foreach, and DeepSpeed's CPU optimizers, where there are such. All programs in turn (rounds.py). Prints tables and
+One process, one thread, random gradients. Lockstep runs in two forms: "lockstep" with gradients in flat
+buckets as in a prepared model, "lockstep, loose gradients" with each in its own memory, as
+autograd leaves them in one process. Peers are libtorch's C++ optimizers, torch.optim plain, fused and
+foreach, and DeepSpeed's CPU optimizers, if they exist. All programs in turn (rounds.py). Prints tables and
 writes all figures to build/bench/optimizers.json.
 """
 import subprocess

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// For bench/optimizers.py: prints what a step of each optimizer takes over the parameters of the
+// For bench/optimizers.py: prints the time of a step of each optimizer on the parameters of the
 // transformer of models.h, with random gradients. The same as optimizers_peers.py.
 #include <functional>
 #include <iostream>
@@ -63,7 +62,7 @@ void set_loose_gradients(const Parameters& parameters) {
   }
 }
 
-/// As they lie in the buckets of a model that is trained by several ranks.
+/// Gradients in buckets, as in a model on several ranks.
 void set_flat_gradients(const Parameters& parameters) {
   const lockstep::DataParallelOptions defaults;
   for (const auto& plan :

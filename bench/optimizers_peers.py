@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same as optimizers_bench.cpp with torch.optim, plain, fused or foreach, or DeepSpeed's CPU optimizers, as told."""
+"""The same as optimizers_bench.cpp with torch.optim, plain, fused or foreach, or DeepSpeed's CPU optimizers; an argument selects it."""
 import argparse
 import json
 

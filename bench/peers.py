@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python that the benches' peers run in: build/bench-peers, made when it is missing."""
+"""Creates the Python environment of the benches' peers, build/bench-peers, if it is missing."""
 import json
 import os
 import shutil

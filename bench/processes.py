@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that a bench runs: each has a limit of time, and nothing that it started outlives it."""
+"""Runs a bench's programs with a time limit each, and kills all processes that they have started."""
 import ctypes
 import os
 import signal

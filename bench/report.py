@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Generates the figures of docs/benchmarks.md from the reports of the benches.
 
-Reports that lie in build/bench (or another folder) are copied to docs/benchmarks, to be committed. From
-all of those, older ones too, the plots in docs/plots are drawn (plots.py, in the peers' Python), and
-in docs/benchmarks.md what stands between `<!-- generated: NAME -->` and `<!-- end -->` is written anew:
-the table of NAME.json, its plot, and where it was taken. What has no report is left as it is.
+Copies the reports in build/bench (or another folder) to docs/benchmarks, to be committed. Draws the plots
+in docs/plots from all reports there (plots.py, in the peers' Python). Replaces the text between
+`<!-- generated: NAME -->` and `<!-- end -->` in docs/benchmarks.md by the table of NAME.json, its plot, its
+machine and versions. Sections without a report stay as they are.
 """
 import argparse
 import re

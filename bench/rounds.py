@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all benches have in common: programs in turns, those that hang, what is known of the machine, the report.
+"""Common code of the benches: alternating programs, time limits, facts about the machine, the report.
 
-Rounds go through all programs, forwards and backwards in turn; the first is a warm-up and not counted.
-A program that takes longer than its limit is killed with all that it has started. A peer that did so, or
-that failed (torch's processes do now and then, at their exit), is run again, three times at most, which the
-report and the lines below the tables tell; ours fails the bench.
+Rounds run all programs, in alternating order; the first is a warm-up and not counted. A program that
+exceeds its time limit is killed with all its processes. A peer that did so, or that failed (torch's processes
+sometimes do, at their exit), runs again, at most three times; the report and a line below the table say so. If
+Lockstep's program fails, the bench fails.
 """
 import argparse
 import datetime

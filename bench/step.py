@@ -5,8 +5,8 @@
 Models: mlp (784-256-10), cnn (the Fashion-MNIST example), lm (a transformer of 10 million parameters),
 each trained with AdamW on one resident batch of 64, 64 and 8 x 128, one thread a rank; mlp and lm with
 4 micro-batches a step, too. Shared parameters: AcceleratorOptions::shared_parameters; ZeRO 1 and 2:
-AcceleratorOptions::zero. Alone: as many processes at once, which do not talk: the limit. One process: one of
-them with the machine to itself. Accelerate runs in its real form of two processes, under torchrun with
+AcceleratorOptions::zero. Alone: the same number of processes without communication, which is the limit. One process: one of
+them with the machine to itself. Accelerate runs with two processes, under torchrun with
 ACCELERATE_USE_CPU=true. All programs in turn (rounds.py). Prints tables and writes all figures to
 build/bench/step.json.
 """

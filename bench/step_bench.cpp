@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// A rank of bench/step.py, bench/loader.py and bench/gpu.py: trains a model and prints, from rank
-// 0, what a step takes. The same as step_peers.py.
+// A rank of bench/step.py, bench/loader.py and bench/gpu.py: trains a model. Rank 0 prints the time
+// of a step. The same as step_peers.py.
 #include <fstream>
 #include <iostream>
 #include <optional>
@@ -61,7 +60,7 @@ double largest(lockstep::Accelerator& accelerator, double own) {
       .item<double>();
 }
 
-/// The most memory that this process has had resident.
+/// Returns the peak resident memory of this process.
 double own_peak_mib() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {
@@ -72,7 +71,7 @@ double own_peak_mib() {
   return 0;
 }
 
-/// Of the slowest rank, and of the one with the most.
+/// The time of the slowest rank, and the largest peak memory of a rank.
 struct Figures {
   double us, peak_mib;
 };
@@ -81,7 +80,7 @@ Figures of_all(lockstep::Accelerator& accelerator, double us) {
   return {largest(accelerator, us), largest(accelerator, own_peak_mib())};
 }
 
-/// One process or several, each on its share: as the example trains.
+/// Trains like the example, with one or several processes.
 Figures train_from_loader(const Options& options) {
   lockstep::Accelerator accelerator;
   examples::Net net;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same as step_bench.cpp in PyTorch: alone, with DistributedDataParallel, Accelerate, DeepSpeed or FSDP2, as told."""
+"""The same as step_bench.cpp in PyTorch: alone, with DistributedDataParallel, Accelerate, DeepSpeed or FSDP2; an argument selects it."""
 import argparse
 import contextlib
 import itertools

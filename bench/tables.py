@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a bench says its figures: median, least and most of the rounds, and times ours."""
+"""Formats a bench's figures: median, least and most of the rounds, and the ratio to Lockstep's."""
 import statistics
 
 

@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <functional>
 
-// How the benches' C++ programs time what they do. Without torch: MPI's program includes it, too.
+// Timers of the benches' C++ programs. Without torch, since MPI's program includes it, too.
 namespace bench {
 
 using Operation = std::function<void()>;
@@ -20,8 +20,7 @@ inline double seconds_of(const Operation& operation, int64_t times) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
 }
 
-/// Of one of `steps` steps in the mean, after a few to warm up. `finish` waits for what a step has
-/// left to a device.
+/// Returns the mean time of `steps` steps, after a few to warm up. `finish` waits for the device.
 inline double step_microseconds(
     const Operation& step, int64_t steps, const Operation& finish = [] {}) {
   seconds_of(step, std::clamp<int64_t>(steps / 5, 3, 50));
@@ -30,8 +29,8 @@ inline double step_microseconds(
   return seconds * 1e6 / static_cast<double>(steps);
 }
 
-/// Of one operation among as many as take `seconds`, back to back. `slowest` is the largest of all
-/// ranks' values.
+/// Returns the mean time of an operation, repeated for `seconds`. `slowest` returns the largest
+/// value of all ranks.
 inline double microseconds(
     const Operation& operation,
     double seconds,
@@ -44,7 +43,7 @@ inline double microseconds(
   return slowest(seconds_of(operation, times) / static_cast<double>(times)) * 1e6;
 }
 
-/// A line of collectives.py.
+/// Prints a line for collectives.py.
 inline void print_collective(const char* operation, int64_t bytes, double us) {
   std::printf(
       "{\"operation\": \"%s\", \"bytes\": %lld, \"us\": %.4f}\n",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the peers' Python programs time what they do; the same as timing.h."""
+"""Timers of the peers' Python programs; the same as timing.h."""
 import time
 
 

@@ -2,10 +2,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """ZeRO: Lockstep's stages against DeepSpeed's, PyTorch's FSDP2 and data parallelism.
 
-Models, batches and optimizer as in step.py, one thread a rank, fp32. A run trains for a while and ends: of each is
-told what a step takes, the most memory that a rank has had resident (with its runtime, which for the peers is
-Python), and the seconds from launch to exit. FSDP2 keeps parameters from forward to backward beside stage 2, and
-brings them twice beside stage 3, block by block. DeepSpeed runs with DS_ACCELERATOR=cpu and torch's fused AdamW.
+Models, batches and optimizer as in step.py, one thread a rank, fp32. Each run reports the time of a step,
+the peak resident memory of a rank (with its runtime, which for the peers is Python), and the seconds from launch to
+exit. FSDP2 keeps parameters from forward to backward as the peer of stage 2, and gathers them twice, block by block, as
+that of stage 3. DeepSpeed runs with DS_ACCELERATOR=cpu and torch's fused AdamW.
 All programs in turn (rounds.py). Prints tables and writes all figures to build/bench/zero.json.
 """
 from rounds import Bench, json_lines, parser_of

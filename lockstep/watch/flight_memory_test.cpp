@@ -59,7 +59,7 @@ TEST(FlightMemory, KeepsTheLastOperationsInOrder) {
   EXPECT_TRUE(memory.find(11));
 }
 
-TEST(FlightMemory, BelongsToWhoeverClaimsItFirst) {
+TEST(FlightMemory, BelongsToTheFirstProcessThatClaimsIt) {
   FlightMemory memory = FlightMemory::create();
   EXPECT_TRUE(memory.claim(10, 0, 1));
   EXPECT_TRUE(memory.claim(10, 0, 1));

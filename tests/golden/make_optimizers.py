@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes optimizers.json: where torch.optim's optimizers arrive after 50 and 100 steps, for
+"""Writes optimizers.json: the parameters after 50 and 100 steps of torch.optim's optimizers, for
 lockstep/optim/optimizers_test.cpp.
 
 Run with the torch that Lockstep is built against (made with torch 2.13.0+cpu, ./.venv/bin/python):
 
     python tests/golden/make_optimizers.py
 
-torch.optim runs as it does by default on the CPU, one parameter at a time, but for "fused" cases. Lion
-and LAMB, which it has not, are written out below from their papers, and so are the two options that DeepSpeed adds, from its kernels. Parameters, gradients and learning
-rates come from integer formulas that C++ repeats; the test knows them too.
+torch.optim runs as by default on the CPU, one parameter at a time, except in "fused" cases. It lacks Lion and
+LAMB, which are written out below from their papers, and two options of DeepSpeed, from its kernels. Parameters,
+gradients and learning rates come from integer formulas that the C++ test repeats.
 """
 
 import json
@@ -35,7 +35,7 @@ def start(k):
 
 
 def gradient(k, t):
-    """Of parameter k in step t = 0, 1, ...; None if it takes no part."""
+    """The gradient of parameter k in step t = 0, 1, ...; None in steps without one."""
     if (k == 1 and t % 3 == 1) or (k == 3 and t < 10):
         return None
     return numbers(SHAPES[k], 13 * t + 29 * k, 7, 18, 8) + 1 / 16  # Never 0.
@@ -45,27 +45,47 @@ def learning_rate(base, t):
     return base * (1 + t % 4) / 4
 
 
-class Lion(torch.optim.Optimizer):
+class Written(torch.optim.Optimizer):
+    """An optimizer written out here: `update` changes one parameter that has a gradient."""
+
+    def update(self, p, state, group):
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    self.update(p, self.state[p], group)
+
+
+def moments(p, state, grad, betas):
+    """Adam's first and second moment of `p` after this step."""
+    beta1, beta2 = betas
+    state["step"] = state.get("step", 0) + 1
+    m = state.setdefault("exp_avg", torch.zeros_like(p))
+    v = state.setdefault("exp_avg_sq", torch.zeros_like(p))
+    m.copy_(beta1 * m + (1 - beta1) * grad)
+    v.copy_(beta2 * v + (1 - beta2) * grad**2)
+    return m, v
+
+
+class Lion(Written):
     """Chen et al. 2023, algorithm 2."""
 
     def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0):
         super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay))
 
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            beta1, beta2 = group["betas"]
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                m = self.state[p].setdefault("exp_avg", torch.zeros_like(p))
-                c = beta1 * m + (1 - beta1) * p.grad
-                p.copy_(p - group["lr"] * (torch.sign(c) + group["weight_decay"] * p))
-                m.copy_(beta2 * m + (1 - beta2) * p.grad)
+    def update(self, p, state, group):
+        beta1, beta2 = group["betas"]
+        m = state.setdefault("exp_avg", torch.zeros_like(p))
+        c = beta1 * m + (1 - beta1) * p.grad
+        p.copy_(p - group["lr"] * (torch.sign(c) + group["weight_decay"] * p))
+        m.copy_(beta2 * m + (1 - beta2) * p.grad)
 
 
-class LAMB(torch.optim.Optimizer):
-    """You et al. 2020, algorithm 2, the trust ratio held between DeepSpeed's two bounds."""
+class LAMB(Written):
+    """You et al. 2020, algorithm 2, with the trust ratio limited by DeepSpeed's two bounds."""
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0,
                  bias_correction=True, eps_inside_sqrt=False, max_coeff=10.0, min_coeff=0.01):
@@ -73,56 +93,34 @@ class LAMB(torch.optim.Optimizer):
                                       bias_correction=bias_correction, eps_inside_sqrt=eps_inside_sqrt,
                                       max_coeff=max_coeff, min_coeff=min_coeff))
 
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            beta1, beta2 = group["betas"]
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                state["step"] = state.get("step", 0) + 1
-                m = state.setdefault("exp_avg", torch.zeros_like(p))
-                v = state.setdefault("exp_avg_sq", torch.zeros_like(p))
-                m.copy_(beta1 * m + (1 - beta1) * p.grad)
-                v.copy_(beta2 * v + (1 - beta2) * p.grad**2)
-                m_hat, v_hat = m, v
-                if group["bias_correction"]:
-                    m_hat = m / (1 - beta1 ** state["step"])
-                    v_hat = v / (1 - beta2 ** state["step"])
-                root = (v_hat + group["eps"]).sqrt() if group["eps_inside_sqrt"] else v_hat.sqrt() + group["eps"]
-                u = m_hat / root + group["weight_decay"] * p
-                size, update_size = p.norm().item(), u.norm().item()
-                trust = 1.0
-                if size > 0 and update_size > 0:
-                    trust = min(max(size / update_size, group["min_coeff"]), group["max_coeff"])
-                p.copy_(p - group["lr"] * trust * u)
+    def update(self, p, state, group):
+        beta1, beta2 = group["betas"]
+        m_hat, v_hat = moments(p, state, p.grad, group["betas"])
+        if group["bias_correction"]:
+            m_hat = m_hat / (1 - beta1 ** state["step"])
+            v_hat = v_hat / (1 - beta2 ** state["step"])
+        root = (v_hat + group["eps"]).sqrt() if group["eps_inside_sqrt"] else v_hat.sqrt() + group["eps"]
+        u = m_hat / root + group["weight_decay"] * p
+        size, update_size = p.norm().item(), u.norm().item()
+        trust = 1.0
+        if size > 0 and update_size > 0:
+            trust = min(max(size / update_size, group["min_coeff"]), group["max_coeff"])
+        p.copy_(p - group["lr"] * trust * u)
 
 
-class UncorrectedAdam(torch.optim.Optimizer):
-    """DeepSpeed's FusedAdam with bias_correction off; weight decay as `adam_w_mode` says."""
+class UncorrectedAdam(Written):
+    """DeepSpeed's FusedAdam with bias_correction off; `adam_w_mode` selects the weight decay."""
 
     adam_w_mode = False
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.0, bias_correction=True):
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
 
-    @torch.no_grad()
-    def step(self):
-        for group in self.param_groups:
-            beta1, beta2 = group["betas"]
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                state["step"] = state.get("step", 0) + 1
-                m = state.setdefault("exp_avg", torch.zeros_like(p))
-                v = state.setdefault("exp_avg_sq", torch.zeros_like(p))
-                grad = p.grad if self.adam_w_mode else p.grad + group["weight_decay"] * p
-                m.copy_(beta1 * m + (1 - beta1) * grad)
-                v.copy_(beta2 * v + (1 - beta2) * grad**2)
-                u = m / (v.sqrt() + group["eps"])
-                p.copy_(p - group["lr"] * (u + group["weight_decay"] * p if self.adam_w_mode else u))
+    def update(self, p, state, group):
+        grad = p.grad if self.adam_w_mode else p.grad + group["weight_decay"] * p
+        m, v = moments(p, state, grad, group["betas"])
+        u = m / (v.sqrt() + group["eps"])
+        p.copy_(p - group["lr"] * (u + group["weight_decay"] * p if self.adam_w_mode else u))
 
 
 class UncorrectedAdamW(UncorrectedAdam):

@@ -283,15 +283,13 @@ TEST(ShmGroup, OneThatLeftIsNamedAtOnce) {
     if (group.rank() == 1) {
       return;
     }
-    const auto start = std::chrono::steady_clock::now();
     try {
-      group.all_reduce(at::ones({100})).wait();
+      group.all_reduce(at::ones({100})).wait(std::chrono::seconds(2));
       ADD_FAILURE() << "rank 1 took no part";
     } catch (const CommError& error) {
       EXPECT_THAT(error.what(), HasSubstr("rank 1 has left the group"));
       EXPECT_EQ(error.peer(), 1);
     }
-    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
   });
 }
 
@@ -328,6 +326,7 @@ pid_t in_another_process(const Body& body) {
 }
 
 TEST(ShmGroup, OneThatIsKilledIsNamedWithinTwoSeconds) {
+  constexpr auto kDelay = std::chrono::milliseconds(150);  // Rank 0 waits by then.
   for (const bool message : {false, true}) {
     const auto segment = shm::Segment::create({.ranks = 2});
     const pid_t child = in_another_process([&] {
@@ -344,15 +343,13 @@ TEST(ShmGroup, OneThatIsKilledIsNamedWithinTwoSeconds) {
         {.op = message ? Op::kRecv : Op::kAllReduce,
          .output = at::ones({100}),
          .root = message ? 1 : 0});
-    std::chrono::steady_clock::time_point killed;
     std::thread killer([&] {
-      std::this_thread::sleep_for(std::chrono::milliseconds(150));
-      killed = std::chrono::steady_clock::now();
+      std::this_thread::sleep_for(kDelay);
       ::kill(child, SIGKILL);
       ::waitpid(child, nullptr, 0);
     });
     try {
-      work->wait(std::chrono::seconds(60));
+      work->wait(kDelay + std::chrono::seconds(2));
       ADD_FAILURE() << "rank 1 is dead";
     } catch (const CommError& error) {
       EXPECT_THAT(
@@ -360,7 +357,6 @@ TEST(ShmGroup, OneThatIsKilledIsNamedWithinTwoSeconds) {
       EXPECT_EQ(error.peer(), 1);
     }
     killer.join();
-    EXPECT_LT(std::chrono::steady_clock::now() - killed, std::chrono::seconds(2));
     progress_engine->close();
   }
 }

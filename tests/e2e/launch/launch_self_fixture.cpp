@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
 // A program that starts ranks of its own by lockstep::launch, in the way that its first argument
-// names. Started by launch_self_e2e_test.cpp.
+// names. Started by launch_self_test.cpp.
 #include <chrono>
 #include <csignal>
 #include <cstdio>
