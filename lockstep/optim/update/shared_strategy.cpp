@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/flat/share_of.h"
-
 #include <cstddef>
 #include <cstdint>
+
+#include "lockstep/optim/flat/share_of.h"
 
 namespace lockstep::optim {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/follow_parameters.h"
+#include "lockstep/optim/state/follow_parameters.h"
 
 #include <c10/core/GradMode.h>
 #include <torch/optim/optimizer.h>
