@@ -18,7 +18,7 @@
 #include "lockstep/base/program/stop_request.h"
 #include "lockstep/checkpoint/background_save.h"
 #include "lockstep/offload/offloaded_storage.h"
-#include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/storage/file/project_lock.h"
 #include "lockstep/sync/backward_hooks.h"
 #include "lockstep/sync/data_parallel.h"

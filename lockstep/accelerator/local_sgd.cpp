@@ -14,7 +14,7 @@
 #include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/state/optimizer_state.h"
 
 namespace lockstep {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/flat/copy_values.h"
-#include "lockstep/optim/flat/share_of.h"
+#include "lockstep/optim/update/share_of.h"
 #include "lockstep/optim/flat/update_batches.h"
 #include "lockstep/optim/flat/update_in_fp32.h"
 

@@ -10,7 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
-#include "lockstep/optim/optimizer_settings.h"
+#include "lockstep/optim/state/optimizer_settings.h"
 #include "lockstep/optim/rules/adadelta.h"
 #include "lockstep/optim/rules/adafactor.h"
 #include "lockstep/optim/rules/adagrad.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/rules/momentum.h"
+#include "lockstep/optim/state/momentum.h"
 
 #include <cstddef>
 #include <string_view>
@@ -11,7 +11,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/optim/flat_optimizer.h"
-#include "lockstep/optim/optimizer_settings.h"
+#include "lockstep/optim/state/optimizer_settings.h"
 
 namespace lockstep::optim {
 

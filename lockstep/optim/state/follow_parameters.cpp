@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/follow_parameters.h"
+#include "lockstep/optim/state/follow_parameters.h"
 
 #include <c10/core/GradMode.h>
 #include <torch/optim/optimizer.h>
 
 #include "lockstep/optim/flat_optimizer.h"
-#include "lockstep/optim/torch_state.h"
+#include "lockstep/optim/state/torch_state.h"
 
 namespace lockstep::optim {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/state/optimizer_state.h"
 
 #include <algorithm>
 #include <cmath>

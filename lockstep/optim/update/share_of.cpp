@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/flat/share_of.h"
+#include "lockstep/optim/update/share_of.h"
 
 #include <cstddef>
 #include <cstdint>

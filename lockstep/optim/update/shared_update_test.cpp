@@ -9,7 +9,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/connected_ranks.h"
-#include "lockstep/optim/flat/share_of.h"
+#include "lockstep/optim/update/share_of.h"
 #include "lockstep/optim/rules/adadelta.h"
 #include "lockstep/optim/rules/adafactor.h"
 #include "lockstep/optim/rules/adagrad.h"

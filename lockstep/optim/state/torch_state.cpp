@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/torch_state.h"
+#include "lockstep/optim/state/torch_state.h"
 
 #include <torch/optim/adagrad.h>
 #include <torch/optim/adam.h>
