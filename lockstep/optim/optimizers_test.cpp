@@ -10,7 +10,6 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
-#include "lockstep/optim/state/optimizer_settings.h"
 #include "lockstep/optim/rules/adadelta.h"
 #include "lockstep/optim/rules/adafactor.h"
 #include "lockstep/optim/rules/adagrad.h"
@@ -24,6 +23,7 @@
 #include "lockstep/optim/rules/rmsprop.h"
 #include "lockstep/optim/rules/rprop.h"
 #include "lockstep/optim/rules/sgd.h"
+#include "lockstep/optim/state/optimizer_settings.h"
 #include "lockstep/optim/test_parameters.h"
 
 namespace lockstep::optim {
@@ -54,7 +54,9 @@ std::unique_ptr<FlatOptimizer> make(const Parameters& parameters, const json& gr
   auto optimizer = std::make_unique<Type>(all);
   for (size_t g = 0; g < groups.size(); ++g) {
     options_from_json(
-        optimizer->named_options(optimizer->param_groups()[g].options()), groups[g], "golden");
+        optimizer->rule().named_options(optimizer->param_groups()[g].options()),
+        groups[g],
+        "golden");
   }
   return optimizer;
 }
