@@ -173,7 +173,7 @@ void Accelerator::forget_prepared() {
   // The model is the program's, and nobody could bring it back later.
   if (const auto away = state.offloaded.find(OffloadStateType::kLpParams);
       away != state.offloaded.end()) {
-    away->second.bring_back(/*non_blocking=*/false);
+    away->second.reload(/*non_blocking=*/false);
   }
   state.offloaded.clear();
   state.loop->offloaded = false;

@@ -119,7 +119,7 @@ void Accelerator::reload_states(bool non_blocking) {
   State& state = *state_;
   while (!state.offloaded.empty()) {
     const auto first = state.offloaded.begin();
-    first->second.bring_back(non_blocking);
+    first->second.reload(non_blocking);
     state.offloaded.erase(first);
   }
   state.loop->offloaded = false;

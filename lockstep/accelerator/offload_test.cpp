@@ -457,7 +457,7 @@ TEST(ZeroOffload, WhatCannotBeIsRefusedByItsName) {
     auto net = new_net();
     EXPECT_THAT(
         [&] { accelerator.prepare(net, optim::LAMB(trained_of(net))); },
-        ThrowsMessage<ConfigError>(HasSubstr("LAMB needs every parameter whole")));
+        ThrowsMessage<ConfigError>(HasSubstr("LAMB needs full parameters")));
   });
 }
 

@@ -21,6 +21,7 @@
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/rules/sgd.h"
+#include "lockstep/optim/update/speculative_updates.h"
 
 namespace lockstep {
 namespace {
@@ -82,7 +83,8 @@ class Training {
     return weights;
   }
   int64_t early() const {
-    return dynamic_cast<optim::FlatOptimizer&>(optimizer_.inner()).speculative_count();
+    const auto updates = dynamic_cast<optim::FlatOptimizer&>(optimizer_.inner()).speculative();
+    return updates == nullptr ? 0 : updates->taken();
   }
   Accelerator& accelerator() { return accelerator_; }
   Optimizer& optimizer() { return optimizer_; }

@@ -299,7 +299,7 @@ std::vector<double> EngineCore::get_mom() const {
   }
   const auto* flat = dynamic_cast<const optim::FlatOptimizer*>(&optimizer_.inner());
   for (auto& group : optimizer_.inner().param_groups()) {
-    const optim::NamedOptions named = flat != nullptr ? flat->named_options(group.options())
+    const optim::NamedOptions named = flat != nullptr ? flat->rule().named_options(group.options())
                                                       : optim::torch_named_options(group.options());
     for (const optim::NamedOption& option : named) {
       const std::string_view name = option.name;

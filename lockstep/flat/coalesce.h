@@ -7,7 +7,7 @@
 
 namespace lockstep::flat {
 
-/// Overwrites `tensors` with root's, by a few large broadcasts: tensors of one dtype are copied
+/// Overwrites `tensors` with root's, by a few large broadcasts. Tensors of one dtype are copied
 /// into a buffer of at most `cap_bytes`, broadcast, and copied back. Shapes and dtypes must agree
 /// on all ranks (compare them first). Autograd does not record it. Collective.
 void broadcast_coalesced(

@@ -18,8 +18,8 @@ GradBucket::GradBucket(
   flags_ = buffer_.narrow(0, plan_.numel, count);
   host_flags_ = at::zeros({count}, at::kFloat);
   for (const BucketEntry& entry : plan_.entries) {
-    // Not a view to autograd, though it shares the memory: torch's own zero_grad detaches gradients
-    // in place, which views refuse.
+    // Autograd must not see a view: torch's zero_grad detaches gradients in place, which views
+    // refuse.
     views_.push_back(view_like(buffer_, entry, parameters[entry.parameter]).variable_data());
   }
 }
@@ -29,9 +29,9 @@ at::Tensor GradBucket::flat(size_t index) const {
 }
 
 void GradBucket::set_flags(const std::vector<bool>& present) {
-  all_here_ = std::find(present.begin(), present.end(), false) == present.end();
-  if (all_here_) {
-    flags_.fill_(1);  // Nothing to copy, for which a GPU would have to be waited for.
+  all_flags_set_ = std::find(present.begin(), present.end(), false) == present.end();
+  if (all_flags_set_) {
+    flags_.fill_(1);  // No copy, which would wait for a GPU.
     return;
   }
   std::copy(present.begin(), present.end(), host_flags_.mutable_data_ptr<float>());
@@ -40,7 +40,7 @@ void GradBucket::set_flags(const std::vector<bool>& present) {
 
 std::vector<bool> GradBucket::flags() const {
   std::vector<bool> present(plan_.entries.size(), true);
-  if (all_here_) {
+  if (all_flags_set_) {
     return present;
   }
   host_flags_.copy_(flags_);

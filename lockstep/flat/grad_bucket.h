@@ -24,22 +24,22 @@ class GradBucket {
       BucketPlan plan, const std::vector<at::Tensor>& parameters, const Group& group = Group());
 
   const std::vector<BucketEntry>& entries() const { return plan_.entries; }
-  /// The planned communication dtype, if any.
-  std::optional<at::ScalarType> narrow() const { return plan_.narrow; }
+  /// The planned 16-bit communication dtype, if any.
+  std::optional<at::ScalarType> comm_dtype() const { return plan_.comm_dtype; }
   /// The gradient of the parameter in entry `index`, with its shape.
   const at::Tensor& view(size_t index) const { return views_[index]; }
   /// The complete buffer to reduce: gradients, gaps, flags.
   const at::Tensor& buffer() const { return buffer_; }
-  /// The parts of `buffer`: gradients with the gaps between them (which are zero), and one flag a
-  /// slot.
+  /// The parts of `buffer`: gradients with the gaps between them (which are zero), and one flag for
+  /// each entry.
   const at::Tensor& gradients() const { return gradients_; }
   const at::Tensor& flag_values() const { return flags_; }
-  /// The memory of one gradient, flat, in the order it lies there.
+  /// The memory of one gradient as a 1-D tensor, in memory order.
   at::Tensor flat(size_t index) const;
-  /// One flag a slot.
+  /// Sets the flag of each entry.
   void set_flags(const std::vector<bool>& present);
-  /// After a sum or an average: which flags any rank had set. Waits for the device only where this
-  /// rank had not set all of them.
+  /// Returns, after a sum or an average, which flags any rank had set. Waits for the device only if
+  /// this rank had not set all of them.
   std::vector<bool> flags() const;
 
  private:
@@ -47,8 +47,8 @@ class GradBucket {
   at::Tensor buffer_;
   at::Tensor gradients_;
   at::Tensor flags_;
-  at::Tensor host_flags_;  ///< To write and read them by, as float32 on the CPU.
-  bool all_here_ = false;  ///< All were set on this rank: so they are on any.
+  at::Tensor host_flags_;       ///< A copy of `flags_` as float32 on the CPU.
+  bool all_flags_set_ = false;  ///< This rank has set all flags.
   std::vector<at::Tensor> views_;
 };
 

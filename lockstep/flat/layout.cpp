@@ -27,31 +27,31 @@ std::vector<BucketPlan> plan_buckets(
     const std::vector<at::Tensor>& parameters,
     int64_t cap_bytes,
     int64_t first_cap_bytes,
-    const CommDtypes& narrow) {
+    const CommDtypes& comm_dtypes) {
   std::vector<BucketPlan> plans;
   for (auto i = static_cast<int64_t>(parameters.size()) - 1; i >= 0; --i) {
     const at::Tensor& parameter = parameters[i];
     const auto item_bytes = static_cast<int64_t>(parameter.element_size());
     const int64_t align = std::max<int64_t>(kAlignBytes / item_bytes, 1);
-    const std::optional<at::ScalarType> comm_dtype = narrow.of(parameter);
-    // The newest bucket of this dtype and device, though others may have been opened since:
-    // BatchNorm's buffers alternate between two.
+    const std::optional<at::ScalarType> comm_dtype = comm_dtypes.of(parameter);
+    // The newest bucket of this dtype and device may not be the last: BatchNorm's buffers alternate
+    // between two dtypes.
     auto open = std::find_if(plans.rbegin(), plans.rend(), [&](const BucketPlan& plan) {
-      return plan.narrow == comm_dtype &&
+      return plan.comm_dtype == comm_dtype &&
              same_kind(parameters[plan.entries.front().parameter], parameter);
     });
     const int64_t cap = !plans.empty() && open == plans.rend() - 1 ? first_cap_bytes : cap_bytes;
     if (open == plans.rend() || (open->numel + parameter.numel()) * item_bytes > cap) {
-      plans.emplace_back().narrow = comm_dtype;
+      plans.emplace_back().comm_dtype = comm_dtype;
       open = plans.rbegin();
     }
     BucketPlan& plan = *open;
     plan.entries.push_back({.parameter = i, .offset = plan.numel, .numel = parameter.numel()});
     plan.numel = (plan.numel + parameter.numel() + align - 1) / align * align;
   }
-  if (!narrow.parameters.empty()) {
-    // Buckets start in order, and these two kinds alternate layer by layer: one of few small
-    // parameters, open till the end of backward, would hold up all those behind it.
+  if (!comm_dtypes.parameters.empty()) {
+    // Buckets start in order, and the two kinds alternate layer by layer. A bucket of few small
+    // parameters that backward completes at its end would delay all buckets after it.
     std::stable_sort(plans.begin(), plans.end(), [](const BucketPlan& a, const BucketPlan& b) {
       return a.entries.back().parameter > b.entries.back().parameter;
     });

@@ -17,13 +17,12 @@ struct BucketEntry {
   int64_t numel = 0;
 };
 
-/// Parameters with 16-bit communication, or whose gradients have it.
+/// Parameters that are sent in 16 bits, or whose gradients are.
 struct CommDtypes {
   std::set<const at::TensorImpl*> parameters = {};
   at::ScalarType dtype = at::kBFloat16;  ///< fp16 or bf16.
 
-  /// Returns the communication dtype of one; none if it is sent in its own dtype, as 16-bit types
-  /// are.
+  /// Returns the communication dtype of `parameter`. None: its own dtype, as for 16-bit types.
   std::optional<at::ScalarType> of(const at::Tensor& parameter) const;
 };
 
@@ -31,8 +30,8 @@ struct CommDtypes {
 struct BucketPlan {
   std::vector<BucketEntry> entries;
   int64_t numel = 0;  ///< Elements, including gaps for alignment.
-  /// The 16-bit communication dtype. None: the bucket's own.
-  std::optional<at::ScalarType> narrow = std::nullopt;
+  /// The 16-bit communication dtype. None: the bucket's own dtype.
+  std::optional<at::ScalarType> comm_dtype = std::nullopt;
 };
 
 /// Divides `parameters` into buckets.
@@ -41,13 +40,13 @@ struct BucketPlan {
 /// only on shapes and dtypes, so ranks that agree on those agree on the plan. The first bucket is
 /// limited to `first_cap_bytes`, so that communication starts early, the others to `cap_bytes`; a
 /// larger parameter gets its own bucket. Every entry starts at a multiple of 64 bytes. With
-/// `narrow` buckets are in the order in which backward fills them. After: Li et al., "PyTorch
+/// `comm_dtypes` buckets are in the order in which backward fills them. After: Li et al., "PyTorch
 /// Distributed", VLDB 2020, section 3.2.
 std::vector<BucketPlan> plan_buckets(
     const std::vector<at::Tensor>& parameters,
     int64_t cap_bytes,
     int64_t first_cap_bytes,
-    const CommDtypes& narrow = {});
+    const CommDtypes& comm_dtypes = {});
 
 /// Returns the part of `buffer` for `entry`, with the shape and strides of `parameter`: a gradient
 /// accumulated into it is in the buffer. A parameter with gaps or overlaps in memory gets a

@@ -50,26 +50,26 @@ TEST(PlanBuckets, KeepsOneBucketADtypeThoughTheyAlternate) {
   EXPECT_EQ(plans[0].entries.size(), 2U);
 }
 
-TEST(PlanBuckets, OfWhatTravelsNarrowAreItsOwnAndInTheOrderOfBackward) {
-  // Layers of a matrix, which travels in bf16, and of a vector, which does not.
+TEST(PlanBuckets, SeparatesParametersWith16BitCommunicationInTheOrderOfBackward) {
+  // Layers of a matrix, which is sent in bf16, and of a vector, which is not.
   std::vector<at::Tensor> layers;
-  CommDtypes narrow;
+  CommDtypes comm_dtypes;
   for (int i = 0; i < 4; ++i) {
     layers.push_back(at::ones({256}));
-    narrow.parameters.insert(layers.back().unsafeGetTensorImpl());
+    comm_dtypes.parameters.insert(layers.back().unsafeGetTensorImpl());
     layers.push_back(at::ones({16}));
   }
   layers.push_back(at::ones({16}, at::kHalf));
-  narrow.parameters.insert(layers.back().unsafeGetTensorImpl());
-  const auto plans = plan_buckets(layers, 2048, 1024, narrow);
+  comm_dtypes.parameters.insert(layers.back().unsafeGetTensorImpl());
+  const auto plans = plan_buckets(layers, 2048, 1024, comm_dtypes);
   ASSERT_EQ(plans.size(), 4U);
-  EXPECT_EQ(plans[0].narrow, std::nullopt) << "has 16 bits already";
-  EXPECT_EQ(plans[1].narrow, at::kBFloat16);
+  EXPECT_EQ(plans[0].comm_dtype, std::nullopt) << "has 16 bits already";
+  EXPECT_EQ(plans[1].comm_dtype, at::kBFloat16);
   EXPECT_EQ(plans[1].entries.back().parameter, 4);
-  EXPECT_EQ(plans[2].narrow, std::nullopt);
+  EXPECT_EQ(plans[2].comm_dtype, std::nullopt);
   EXPECT_EQ(plans[2].entries.size(), 4U);
   EXPECT_EQ(plans[2].entries.back().parameter, 1);
-  EXPECT_EQ(plans[3].narrow, at::kBFloat16);
+  EXPECT_EQ(plans[3].comm_dtype, at::kBFloat16);
   EXPECT_EQ(plans[3].entries.back().parameter, 0);
 }
 

@@ -10,9 +10,8 @@ namespace lockstep::flat {
 /// The ranges of one parameter that each rank owns: rank r has elements bounds[r] to bounds[r + 1],
 /// in row-major order. Many ranges are empty.
 struct ShardBounds {
-  std::vector<int64_t> sizes;  ///< The parameter's.
-  std::vector<int64_t>
-      bounds;  ///< One more than there are ranks: from 0 to the number of elements.
+  std::vector<int64_t> sizes;   ///< The parameter's.
+  std::vector<int64_t> bounds;  ///< [ranks + 1] From 0 to the number of elements.
 
   int64_t numel() const { return bounds.back(); }
   int64_t begin(int rank) const { return bounds[static_cast<size_t>(rank)]; }

@@ -5,7 +5,7 @@
 
 namespace lockstep::offload {
 
-/// The alignment of tensors in shared memory, that of an allocator.
+/// Rounds `bytes` up to the alignment of tensors that share an allocation.
 constexpr int64_t aligned(int64_t bytes) {
   constexpr int64_t kAlignment = 64;
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;

@@ -37,8 +37,8 @@ void FileTensor::unstage() {
   }
 }
 
-void FileTensor::settle() {
-  let_go_of_pages(tensor_.storage().mutable_data(), nbytes_);
+void FileTensor::release_pages() {
+  offload::release_pages(tensor_.storage().mutable_data(), nbytes_);
 }
 
 }  // namespace lockstep::offload

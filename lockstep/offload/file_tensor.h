@@ -16,8 +16,8 @@ namespace lockstep::offload {
 /// memory that a TensorSwapper has read it into. So occasional accesses (a checkpoint) need no
 /// special code, and each step uses memory.
 ///
-/// Memory: only the kernel's pages of touched parts, until `settle`. Not thread-safe; `read` and
-/// `write` of different tensors may run in parallel.
+/// Memory: only the kernel's pages of touched parts, until `release_pages`. Not thread-safe; `read`
+/// and `write` of different tensors may run in parallel.
 class FileTensor {
  public:
   /// `options`: the dtype. ConfigError if the disk has too little space.
@@ -37,7 +37,7 @@ class FileTensor {
   /// Makes the file's mapping the tensor's memory.
   void unstage();
   /// Releases the mapping's touched pages from this process. Not while it is staged.
-  void settle();
+  void release_pages();
 
  private:
   std::shared_ptr<ScratchFile> file_;

@@ -37,7 +37,7 @@ std::vector<at::Tensor> HostStaging::fetch(size_t slot, const std::vector<at::Te
     place.memory.reset();
     place.memory = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(pin));
   }
-  const c10::StreamGuard beside(*stream_);
+  const c10::StreamGuard on_copy_stream(*stream_);
   std::vector<at::Tensor> copies;
   int64_t begin = 0;
   for (const at::Tensor& tensor : tensors) {
@@ -52,16 +52,16 @@ std::vector<at::Tensor> HostStaging::fetch(size_t slot, const std::vector<at::Te
     begin += aligned(length);
     copies.push_back(copy.copy_(tensor, /*non_blocking=*/true));
   }
-  place.there.emplace(stream_->device_type());
-  place.there->record(*stream_);
+  place.copied.emplace(stream_->device_type());
+  place.copied->record(*stream_);
   return copies;
 }
 
 void HostStaging::wait(size_t slot) {
   Transfer& place = slots_.at(slot);
-  if (place.there) {
-    place.there->synchronize();
-    place.there.reset();
+  if (place.copied) {
+    place.copied->synchronize();
+    place.copied.reset();
   }
 }
 
@@ -69,7 +69,7 @@ void HostStaging::send_back(const at::Tensor& to, const at::Tensor& from) {
   if (to.is_cpu()) {
     return;
   }
-  const c10::StreamGuard beside(*stream_);
+  const c10::StreamGuard on_copy_stream(*stream_);
   to.copy_(from, /*non_blocking=*/true);
 }
 

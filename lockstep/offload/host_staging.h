@@ -25,16 +25,17 @@ class HostStaging {
 
   explicit HostStaging(bool pinned) : pinned_(pinned) {}
 
-  /// Later copies wait for the work that the current stream of `device` has so far.
+  /// Makes later copies wait for the present work of `device`'s current stream.
   void begin(at::Device device);
   /// Starts to copy `tensors`, which must be dense, to the host. The buffer's earlier contents must
   /// have been waited for, and sent back if needed. The result is valid after `wait`.
   std::vector<at::Tensor> fetch(size_t slot, const std::vector<at::Tensor>& tensors);
+  /// Waits for the copies of `fetch`.
   void wait(size_t slot);
   /// Starts to copy `from`, a host buffer, to `to` on the device. Does nothing if they are the
   /// same.
   void send_back(const at::Tensor& to, const at::Tensor& from);
-  /// Later work of the current stream waits for all copies back.
+  /// Makes later work of the current stream wait for all copies to the device.
   void finish();
 
   int64_t memory_bytes() const;
@@ -42,7 +43,7 @@ class HostStaging {
  private:
   struct Transfer {
     at::Tensor memory;
-    std::optional<c10::Event> there;
+    std::optional<c10::Event> copied;
   };
 
   bool pinned_;

@@ -13,11 +13,12 @@
 namespace lockstep::offload {
 namespace {
 
-constexpr const char* kAway =
-    "[offload] these values are in the host's memory, where offload_states() has put them, and "
-    "something touched them on the device; call reload_states() first";
+constexpr const char* kUsedWhileOffloaded =
+    "[offload] a tensor was used on the device after offload_states() moved it to host memory; "
+    "call "
+    "reload_states() first";
 
-/// All that `tensor` is a view of.
+/// Returns the storage of `tensor` as a 1-D tensor of bytes.
 at::Tensor all_bytes(const at::Tensor& tensor) {
   const at::Tensor like =
       at::empty({0}, at::TensorOptions().device(tensor.device()).dtype(at::kByte));
@@ -39,40 +40,40 @@ OffloadedStorage::OffloadedStorage(
       continue;
     }
     const c10::DeviceGuard device(tensor.device());
-    Place place{.device = all_bytes(tensor), .host = {}};
+    Entry entry{.device = all_bytes(tensor), .host = {}};
     const bool page_locked = pinned && tensor.is_cuda();
-    place.host = at::empty(
-        place.device.sizes(), at::TensorOptions().dtype(at::kByte).pinned_memory(page_locked));
-    place.host.copy_(place.device, non_blocking && page_locked);
-    c10::StorageImpl* storage = place.device.storage().unsafeGetStorageImpl();
+    entry.host = at::empty(
+        entry.device.sizes(), at::TensorOptions().dtype(at::kByte).pinned_memory(page_locked));
+    entry.host.copy_(entry.device, non_blocking && page_locked);
+    c10::StorageImpl* storage = entry.device.storage().unsafeGetStorageImpl();
     at::DataPtr freed(nullptr, tensor.device());
     std::swap(freed, storage->_mutable_data_ptr_no_checks());
     // The size stays: views are checked against it.
-    storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kAway);
-    places_.push_back(std::move(place));
+    storage->release_data_and_set_meta_custom_data_ptr_error_msg_(kUsedWhileOffloaded);
+    entries_.push_back(std::move(entry));
   }
 }
 
-void OffloadedStorage::bring_back(bool non_blocking) {
+void OffloadedStorage::reload(bool non_blocking) {
   const c10::AutoGradMode no_grad(false);
-  while (!places_.empty()) {
-    const Place& place = places_.back();
-    const c10::DeviceGuard device(place.device.device());
-    const at::Tensor fresh = at::empty(place.device.sizes(), place.device.options());
-    fresh.copy_(place.host, non_blocking && place.host.is_pinned());
-    c10::StorageImpl* storage = place.device.storage().unsafeGetStorageImpl();
-    at::DataPtr memory(nullptr, place.device.device());
+  while (!entries_.empty()) {
+    const Entry& entry = entries_.back();
+    const c10::DeviceGuard device(entry.device.device());
+    const at::Tensor fresh = at::empty(entry.device.sizes(), entry.device.options());
+    fresh.copy_(entry.host, non_blocking && entry.host.is_pinned());
+    c10::StorageImpl* storage = entry.device.storage().unsafeGetStorageImpl();
+    at::DataPtr memory(nullptr, entry.device.device());
     std::swap(memory, fresh.storage().unsafeGetStorageImpl()->_mutable_data_ptr_no_checks());
     storage->set_data_ptr_noswap(std::move(memory));
     storage->clear_data_ptr_access_error_msg_();
-    places_.pop_back();
+    entries_.pop_back();
   }
 }
 
 int64_t OffloadedStorage::bytes() const {
   int64_t all = 0;
-  for (const Place& place : places_) {
-    all += place.host.numel();
+  for (const Entry& entry : entries_) {
+    all += entry.host.numel();
   }
   return all;
 }

@@ -22,17 +22,17 @@ class OffloadedStorage {
 
   /// Moves the storages back to new device memory. c10::OutOfMemoryError if there is too little;
   /// the remaining ones stay on the host, and the call may be repeated.
-  void bring_back(bool non_blocking);
+  void reload(bool non_blocking);
 
   /// Bytes on the host.
   int64_t bytes() const;
 
  private:
-  struct Place {
+  struct Entry {
     at::Tensor device;  ///< The bytes of a storage, kByte.
     at::Tensor host;
   };
-  std::vector<Place> places_;
+  std::vector<Entry> entries_;
 };
 
 }  // namespace lockstep::offload

@@ -36,7 +36,7 @@ struct OffloadOptimizer {
   bool super_offload = false;
 };
 
-/// Where each rank's shard of stage 3 parameters is stored between uses.
+/// Stores each rank's shard of stage 3 parameters off the device between uses, unless kNone.
 struct OffloadParam {
   OffloadDevice device = OffloadDevice::kNone;
   /// kNvme: as for OffloadOptimizer; may be the same folder.

@@ -20,20 +20,20 @@
 namespace lockstep::offload {
 namespace {
 
-// What begins here can be mapped, whatever the processor's pages are: 4, 16 or 64 KiB.
-constexpr int64_t kGrain = int64_t{1} << 16;
+// Offsets that can be mapped with any page size of a processor: 4, 16 or 64 KiB.
+constexpr int64_t kMapAlignment = int64_t{1} << 16;
 
-std::string words(int error) {
+std::string message_of(int error) {
   return std::generic_category().message(error);
 }
 
-/// A file that has no name, or -1 and errno.
-int open_nameless(const std::filesystem::path& folder) {
+/// Returns the descriptor of a new file without a name, or -1 with errno.
+int open_unnamed(const std::filesystem::path& folder) {
   const int file = open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
   if (file >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != EINVAL)) {
     return file;
   }
-  // A file system that has none without a name: gone as soon as it is made.
+  // The file system cannot create a file without a name: remove the name at once.
   std::string name = (folder / "lockstep-offload-XXXXXX").string();
   const int named = mkostemp(name.data(), O_CLOEXEC);
   if (named >= 0) {
@@ -62,7 +62,7 @@ class ScratchFile::Opened {
 
 namespace {
 
-/// What a DataPtr of a mapping has to give back, and where in a file it begins.
+/// The context of a mapping's DataPtr: the memory to unmap, and its offset in the file.
 struct Mapping {
   void* begin;
   size_t bytes;
@@ -85,21 +85,21 @@ ScratchFile::Opened::Opened(const std::filesystem::path& folder, std::string wha
     throw ConfigError(
         "offload",
         fmt::format(
-            "{} cannot go to files, for there is no such folder; got nvme_path '{}', expected one "
-            "that is there; make it, on a fast disk",
+            "{} cannot go to files: nvme_path is no folder; got '{}', expected an existing folder; "
+            "create it on a fast disk",
             what_,
             folder_.string()));
   }
-  file_.reset(open_nameless(folder_));
+  file_.reset(open_unnamed(folder_));
   if (!file_.is_open()) {
     throw ConfigError(
         "offload",
         fmt::format(
-            "{} cannot go to a file in nvme_path '{}': {}; try a folder that this user may write "
-            "to",
+            "{} cannot go to a file in nvme_path '{}': {}; expected a folder that this user may "
+            "write to",
             what_,
             folder_.string(),
-            words(errno)));
+            message_of(errno)));
   }
 }
 
@@ -107,8 +107,8 @@ void ScratchFile::Opened::refuse(const char* doing, const std::string& because) 
   throw ConfigError(
       "offload",
       fmt::format(
-          "{} could not be {} in nvme_path '{}': {}; its values are lost; try another disk, and go "
-          "on from the last checkpoint",
+          "{} could not be {} in nvme_path '{}': {}; its values are lost; try another disk, and "
+          "resume from the last checkpoint",
           what_,
           doing,
           folder_.string(),
@@ -123,7 +123,7 @@ void ScratchFile::Opened::read(int64_t offset, void* to, int64_t bytes) const {
       continue;
     }
     if (got <= 0) {
-      refuse("read", got < 0 ? words(errno) : "the file became shorter");
+      refuse("read", got < 0 ? message_of(errno) : "the file became shorter");
     }
     place += got;
     offset += got;
@@ -135,7 +135,7 @@ ScratchFile::ScratchFile(const std::filesystem::path& folder, std::string what)
     : file_(std::make_shared<Opened>(folder, std::move(what))) {}
 
 int64_t ScratchFile::rounded(int64_t bytes) {
-  return (bytes + kGrain - 1) / kGrain * kGrain;
+  return (bytes + kMapAlignment - 1) / kMapAlignment * kMapAlignment;
 }
 
 void ScratchFile::reserve(int64_t bytes) {
@@ -147,12 +147,12 @@ void ScratchFile::reserve(int64_t bytes) {
   struct statvfs status {};
   const bool known = fstatvfs(file_->fd(), &status) == 0;
   const auto free = known ? static_cast<int64_t>(status.f_bavail * status.f_frsize) : 0;
-  const auto no_room = [&](const std::string& because) {
+  const auto refuse_size = [&](const std::string& because) {
     throw ConfigError(
         "offload",
         fmt::format(
-            "there is no room for {} in nvme_path '{}': {}; got {} bytes free, expected {}; try "
-            "another disk, or more ranks on other hosts",
+            "{} does not fit into nvme_path '{}': {}; got {} bytes free, expected {}; try another "
+            "disk, or more ranks on other hosts",
             file_->what(),
             file_->folder().string(),
             because,
@@ -160,7 +160,7 @@ void ScratchFile::reserve(int64_t bytes) {
             wanted - size_));
   };
   if (known && wanted - size_ > free) {
-    no_room(words(ENOSPC));
+    refuse_size(message_of(ENOSPC));
   }
   int failed = 0;
   do {
@@ -170,7 +170,7 @@ void ScratchFile::reserve(int64_t bytes) {
     failed = ftruncate(file_->fd(), wanted) == 0 ? 0 : errno;
   }
   if (failed != 0) {
-    no_room(words(failed));
+    refuse_size(message_of(failed));
   }
   size_ = wanted;
 }
@@ -193,7 +193,7 @@ void ScratchFile::write(int64_t offset, const void* from, int64_t bytes) {
       continue;
     }
     if (done <= 0) {
-      file_->refuse("written", words(done < 0 ? errno : EIO));
+      file_->refuse("written", message_of(done < 0 ? errno : EIO));
     }
     place += done;
     offset += done;
@@ -205,7 +205,7 @@ at::DataPtr ScratchFile::map(int64_t offset, int64_t bytes) const {
   const auto length = static_cast<size_t>(rounded(bytes));
   void* begin = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_SHARED, file_->fd(), offset);
   if (begin == MAP_FAILED) {
-    file_->refuse("mapped", words(errno));
+    file_->refuse("mapped", message_of(errno));
   }
   return {begin, new Mapping{begin, length, file_, offset}, &unmap, at::kCPU};
 }
@@ -229,8 +229,8 @@ at::Tensor in_memory(const at::Tensor& tensor) {
   return copy.as_strided(tensor.sizes(), tensor.strides());
 }
 
-void let_go_of_pages(void* begin, int64_t bytes) {
-  // Of a shared mapping what was written is in the page cache, and stays.
+void release_pages(void* begin, int64_t bytes) {
+  // Written pages of a shared mapping stay in the page cache.
   madvise(begin, static_cast<size_t>(bytes), MADV_DONTNEED);
 }
 

@@ -28,12 +28,12 @@ class ScratchFile {
   ScratchFile(const ScratchFile&) = delete;
   ScratchFile& operator=(const ScratchFile&) = delete;
 
-  /// Allocates that many further bytes; ConfigError, naming the folder, the requested bytes, and
-  /// the free ones.
+  /// Allocates `bytes` more. ConfigError, naming the folder, the requested and the free bytes.
   void reserve(int64_t bytes);
-  /// Returns the offset of `bytes` unused bytes, zeros. Allocates as `reserve` if necessary.
+  /// Returns the offset of `bytes` unused bytes, which are zeros. Allocates as `reserve` if
+  /// necessary.
   int64_t take(int64_t bytes);
-  /// Returns the size that `take` uses for so many bytes: whole pages.
+  /// Returns the size that `take` uses for `bytes`: full pages.
   static int64_t rounded(int64_t bytes);
 
   /// ConfigError, naming the folder, for a disk error.
@@ -63,6 +63,6 @@ class ScratchFile {
 at::Tensor in_memory(const at::Tensor& tensor);
 
 /// Releases the pages of the mapping from this process; the file keeps the data.
-void let_go_of_pages(void* begin, int64_t bytes);
+void release_pages(void* begin, int64_t bytes);
 
 }  // namespace lockstep::offload

@@ -51,7 +51,7 @@ TEST(ScratchFile, AFolderThatIsNotThereIsNamed) {
   EXPECT_THAT(
       [&] { ScratchFile(folder / "missing", "the optimizer's state"); },
       ThrowsMessage<ConfigError>(AllOf(
-          HasSubstr("the optimizer's state cannot go to files, for there is no such folder"),
+          HasSubstr("the optimizer's state cannot go to files: nvme_path is no folder"),
           HasSubstr((folder / "missing").string()))));
 }
 
@@ -63,8 +63,7 @@ TEST(ScratchFile, TooLittleRoomIsSaidBeforeAnythingIsWritten) {
   EXPECT_THAT(
       [&] { file.reserve(wanted); },
       ThrowsMessage<ConfigError>(AllOf(
-          HasSubstr(
-              "there is no room for the optimizer's state in nvme_path '" + folder.path().string()),
+          HasSubstr("the optimizer's state does not fit into nvme_path '" + folder.path().string()),
           HasSubstr("bytes free, expected " + std::to_string(wanted)))));
   EXPECT_THROW(file.take(wanted), ConfigError);
   EXPECT_EQ(file.take(10), 0) << "what fits is still given";
@@ -92,7 +91,7 @@ TEST(FileTensor, TheTensorAndTheFileAreTheSame) {
   EXPECT_EQ(read[7], 7);
   read[7] = 70;
   first.write(read.data());
-  first.settle();
+  first.release_pages();
   EXPECT_EQ(first.tensor()[7].item<float>(), 70);
   EXPECT_EQ(second.tensor()[7].item<double>(), 0);
 }
@@ -107,7 +106,7 @@ TEST(FileTensor, ViewsSeeTheMemoryItIsStagedIn) {
   view.fill_(4);
   EXPECT_EQ(memory[12], 4);
   tensor.unstage();
-  EXPECT_EQ(view[0].item<float>(), 0) << "nobody has written it to the file";
+  EXPECT_EQ(view[0].item<float>(), 0) << "it was not written to the file";
 }
 
 TEST(ScratchFile, WhatIsInMemoryIsTheTensorAndWhatLiesInAFileACopy) {

@@ -8,7 +8,7 @@ namespace lockstep::offload {
 SerialExecutor::~SerialExecutor() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    exit_status_ = true;
+    stopping_ = true;
   }
   changed_.notify_all();
   if (thread_.joinable()) {
@@ -31,7 +31,7 @@ std::shared_future<void> SerialExecutor::submit(std::function<void()> job) {
 void SerialExecutor::work() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
-    changed_.wait(lock, [this] { return exit_status_ || !jobs_.empty(); });
+    changed_.wait(lock, [this] { return stopping_ || !jobs_.empty(); });
     if (jobs_.empty()) {
       return;
     }

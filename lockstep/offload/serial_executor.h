@@ -10,8 +10,8 @@
 
 namespace lockstep::offload {
 
-/// Runs jobs one after the other on a thread, which starts with the first one. The destructor waits
-/// for all. Thread-safe.
+/// Runs jobs one after the other on a thread, which starts with the first job. The destructor waits
+/// for all jobs. Thread-safe.
 class SerialExecutor {
  public:
   SerialExecutor() = default;
@@ -19,7 +19,7 @@ class SerialExecutor {
   SerialExecutor(const SerialExecutor&) = delete;
   SerialExecutor& operator=(const SerialExecutor&) = delete;
 
-  /// An exception of `job` is stored in the future.
+  /// Queues `job`. An exception of `job` is stored in the future.
   std::shared_future<void> submit(std::function<void()> job);
 
  private:
@@ -28,7 +28,7 @@ class SerialExecutor {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::packaged_task<void()>> jobs_;
-  bool exit_status_ = false;
+  bool stopping_ = false;
   std::thread thread_;
 };
 

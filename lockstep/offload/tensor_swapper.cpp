@@ -27,7 +27,7 @@ class TensorSwapper::Run {
   Run(TensorSwapper& swapper, const std::vector<Set>& sets)
       : swapper_(swapper), sets_(sets), reads_(sets.size()), writes_(sets.size()) {}
 
-  /// Nothing may be under way in memory that is about to be used otherwise.
+  /// Waits for running operations, since the slots are used again.
   ~Run() {
     for (const auto* jobs : {&reads_, &writes_}) {
       for (const auto& job : *jobs) {
@@ -48,7 +48,7 @@ class TensorSwapper::Run {
         index >= slots() ? writes_[index - slots()] : std::shared_future<void>();
     reads_[index] = swapper_.reader_.submit([this, index, before] {
       if (before.valid()) {
-        before.get();  // What the slot held is in its file.
+        before.get();  // The slot's last set is in its files.
       }
       each(index, [this](FileTensor& tensor, char* memory) {
         tensor.read(memory);
@@ -97,7 +97,7 @@ class TensorSwapper::Run {
 };
 
 TensorSwapper::TensorSwapper(const TensorSwapperOptions& options) : options_(options) {
-  LOCKSTEP_ASSERT(options_.slots > 0, "a conveyor without slots");
+  LOCKSTEP_ASSERT(options_.slots > 0, "a TensorSwapper needs a slot");
 }
 
 TensorSwapper::~TensorSwapper() = default;
@@ -117,28 +117,28 @@ void TensorSwapper::run(
       slots_.push_back(at::empty({bytes}, at::kByte));
     }
   }
-  Run pass(*this, sets);
+  Run run(*this, sets);
   for (size_t i = 0; i < sets.size(); ++i) {
-    pass.read(i);
+    run.read(i);
     for (size_t ahead = 1; options_.read_ahead && ahead < static_cast<size_t>(options_.slots);
          ++ahead) {
-      pass.read(i + ahead);
+      run.read(i + ahead);
     }
-    pass.stage(i);
+    run.stage(i);
     try {
       work(i);
     } catch (...) {
-      pass.unstage(i);
+      run.unstage(i);
       throw;
     }
-    pass.unstage(i);
-    pass.write(i);
+    run.unstage(i);
+    run.write(i);
     if (!options_.write_behind) {
-      pass.wait_write(i);
+      run.wait_write(i);
     }
   }
   for (size_t i = 0; i < sets.size(); ++i) {
-    pass.wait_write(i);
+    run.wait_write(i);
   }
 }
 

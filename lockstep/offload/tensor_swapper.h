@@ -16,7 +16,7 @@
 namespace lockstep::offload {
 
 struct TensorSwapperOptions {
-  int64_t slots = 1;         ///< Sets that are in memory at a time.
+  int64_t slots = 1;         ///< Sets that are in memory at a time. At least 1.
   bool read_ahead = true;    ///< Read the next sets during the work on one, if there are slots.
   bool write_behind = true;  ///< Write the last sets during the work on one.
 };
@@ -29,7 +29,6 @@ struct TensorSwapperOptions {
 /// `slots` times the largest set, kept. Not thread-safe.
 class TensorSwapper {
  public:
-  /// `slots` must be at least 1.
   explicit TensorSwapper(const TensorSwapperOptions& options);
   ~TensorSwapper();
   TensorSwapper(const TensorSwapper&) = delete;
@@ -37,12 +36,12 @@ class TensorSwapper {
 
   using Set = std::vector<FileTensor*>;
   /// Calls `work(i)` for each set in order, with its tensors in memory. All data is in the files at
-  /// return. Throws the exception of work or the disk, after no operation is running any more.
+  /// return. Rethrows an exception of `work` or the disk, after all running operations have ended.
   void run(const std::vector<Set>& sets, const std::function<void(size_t index)>& work);
 
-  /// Bytes of the slots.
+  /// Returns the bytes of all slots.
   int64_t memory_bytes() const;
-  /// Since construction.
+  /// Bytes since construction.
   int64_t bytes_read() const { return bytes_read_; }
   int64_t bytes_written() const { return bytes_written_; }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Updates in graphs, on the test device, which keeps what it is told while it captures and does it
-// again as it was told: a number that the host had baked in would be the capture's in every replay.
+// Updates in graphs, on the test device, which records operations while it captures and repeats
+// them. A number that the host passes by value would be the capture's in every replay.
 #include "lockstep/comm/device/test_device_graph.h"
 
 #if LOCKSTEP_TEST_GRAPHS
@@ -139,68 +139,60 @@ void capture_step(at::accelerator::Graph& graph, AdamW& optimizer) {
 }
 
 TEST(Capturable, GraphsOfAllAndOfSomeParametersTakeTurns) {
-  const Training plain(test_device());
-  AdamW reference(plain.parameters, {.lr = 0.5});
-  Buckets of_plain(plain.parameters);
-  const Training device(test_device());
-  AdamW optimizer(device.parameters, {.lr = 0.5, .capturable = true});
-  Buckets of_device(device.parameters);
-  of_plain.put(0, /*all=*/true);
-  reference.step();
-  of_device.put(0, /*all=*/true);
-  optimizer.step();
-  ASSERT_LT(optimizer.run_count(), device.parameters.size());  // Neighbours are joined.
+  BucketTraining plain(test_device(), /*capturable=*/false);
+  BucketTraining device(test_device(), /*capturable=*/true);
+  plain.buckets.put(0, /*all=*/true);
+  plain.optimizer.step();
+  device.buckets.put(0, /*all=*/true);
+  device.optimizer.step();
+  ASSERT_LT(device.optimizer.run_count(), device.parameters.size());  // Neighbours are joined.
   at::accelerator::Graph all;
-  capture_step(all, optimizer);
+  capture_step(all, device.optimizer);
   device.parameters[1].mutable_grad().reset();
   at::accelerator::Graph some;
-  capture_step(some, optimizer);
+  capture_step(some, device.optimizer);
   for (int64_t t = 1; t < 8; ++t) {
-    of_plain.put(t, /*all=*/true);
-    of_device.put(t, /*all=*/true);
+    plain.buckets.put(t, /*all=*/true);
+    device.buckets.put(t, /*all=*/true);
     if (t % 2 == 0) {
       plain.parameters[1].mutable_grad().reset();
     }
-    reference.step();
+    plain.optimizer.step();
     (t % 2 == 0 ? some : all).replay();
   }
-  of_plain.put(8, /*all=*/true);
-  reference.step();
-  of_device.put(8, /*all=*/true);
-  optimizer.step();
-  expect_same_state(optimizer, device.parameters, reference, plain.parameters, 1e-6);
+  plain.buckets.put(8, /*all=*/true);
+  plain.optimizer.step();
+  device.buckets.put(8, /*all=*/true);
+  device.optimizer.step();
+  expect_same_state(device.optimizer, device.parameters, plain.optimizer, plain.parameters, 1e-6);
 }
 
 TEST(Capturable, WhatAGraphOfSomeDoesAfterLoadingIsKnownToTheNextStep) {
-  const Training plain(test_device());
-  AdamW reference(plain.parameters, {.lr = 0.5});
-  Buckets of_plain(plain.parameters);
-  const Training device(test_device());
-  AdamW optimizer(device.parameters, {.lr = 0.5, .capturable = true});
-  Buckets of_device(device.parameters);
-  of_device.put(0, /*all=*/true);
-  optimizer.step();
+  BucketTraining plain(test_device(), /*capturable=*/false);
+  BucketTraining device(test_device(), /*capturable=*/true);
+  device.buckets.put(0, /*all=*/true);
+  device.optimizer.step();
   device.parameters[1].mutable_grad().reset();
   at::accelerator::Graph some;
-  capture_step(some, optimizer);
+  capture_step(some, device.optimizer);
   for (size_t k = 0; k < device.parameters.size(); ++k) {
     const at::Tensor ones = at::ones_like(device.parameters[k].detach());
-    optimizer.set_state(device.parameters[k], {.step = 5, .fields = {ones, ones}});
-    reference.set_state(plain.parameters[k], {.step = 5, .fields = {ones, ones}});
+    device.optimizer.set_state(device.parameters[k], {.step = 5, .fields = {ones, ones}});
+    plain.optimizer.set_state(plain.parameters[k], {.step = 5, .fields = {ones, ones}});
     plain.parameters[k].data().copy_(device.parameters[k]);
   }
   for (int64_t t = 1; t < 3; ++t) {
-    of_plain.put(t, /*all=*/true);
-    of_device.put(t, /*all=*/true);
+    plain.buckets.put(t, /*all=*/true);
+    device.buckets.put(t, /*all=*/true);
     if (t == 1) {
       plain.parameters[1].mutable_grad().reset();
       some.replay();
     } else {
-      optimizer.step();
+      device.optimizer.step();
     }
-    reference.step();
+    plain.optimizer.step();
   }
-  expect_same_state(optimizer, device.parameters, reference, plain.parameters, 1e-6);
+  expect_same_state(device.optimizer, device.parameters, plain.optimizer, plain.parameters, 1e-6);
 }
 
 TEST(Capturable, LoadingWritesToTheSameMemoryWhateverTheParametersLieIn) {

@@ -22,7 +22,7 @@
 namespace lockstep::optim {
 namespace {
 
-/// Tensors of one device and dtype, which is what the foreach kernels take at once.
+/// Tensors of one device and dtype, which the foreach kernels take at once.
 using TensorGroups = std::vector<std::vector<at::Tensor>>;
 
 TensorGroups by_device_and_dtype(const std::vector<at::Tensor>& tensors) {
@@ -66,8 +66,8 @@ std::vector<at::Tensor> gradients_of(const char* where, const std::vector<at::Te
   return gradients;
 }
 
-/// The same, each element of a gradient with memory of its own, as writing to it needs: one that
-/// was expanded is replaced by a copy.
+/// Returns the same gradients, writable. An expanded gradient is replaced by a copy in which each
+/// element has its own memory.
 std::vector<at::Tensor> writable_gradients_of(
     const char* where, const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& parameter : parameters) {
@@ -88,7 +88,9 @@ void check_norm_type(const char* where, double norm_type) {
     throw ConfigError(
         where,
         fmt::format(
-            "norm_type must be above 0, or infinity for the largest element; got {}", norm_type));
+            "invalid norm_type; got {}, expected a number above 0, or infinity for the largest "
+            "element",
+            norm_type));
   }
 }
 
@@ -150,7 +152,8 @@ at::Tensor clip_grad_norm_(
   const char* where = "clip_grad_norm_";
   check_norm_type(where, norm_type);
   if (!(max_norm >= 0)) {
-    throw ConfigError(where, fmt::format("max_norm must not be negative; got {}", max_norm));
+    throw ConfigError(
+        where, fmt::format("invalid max_norm; got {}, expected at least 0", max_norm));
   }
   const c10::AutoGradMode no_grad(false);
   const std::vector<at::Tensor> gradients = writable_gradients_of(where, parameters);
@@ -186,7 +189,8 @@ at::Tensor clip_grad_norm_(
 void clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value) {
   const char* where = "clip_grad_value_";
   if (!(clip_value >= 0)) {
-    throw ConfigError(where, fmt::format("clip_value must not be negative; got {}", clip_value));
+    throw ConfigError(
+        where, fmt::format("invalid clip_value; got {}, expected at least 0", clip_value));
   }
   const c10::AutoGradMode no_grad(false);
   for (const std::vector<at::Tensor>& group :

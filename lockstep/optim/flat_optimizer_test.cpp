@@ -77,7 +77,7 @@ TEST(FlatOptimizer, UpdatesABucketOfGradientsWithOneCall) {
   EXPECT_EQ(optimizer.run_count(), 1U);
   put_gradients(parameters, 12);
   optimizer.step();
-  EXPECT_EQ(optimizer.run_count(), parameters.size()) << "gradients lie apart";
+  EXPECT_EQ(optimizer.run_count(), parameters.size()) << "gradients are apart";
 }
 
 TEST(FlatOptimizer, UpdatesEachBucketWithOneCallHoweverTheyAreCut) {
@@ -118,33 +118,33 @@ TEST(FlatOptimizer, RulesWithNormsSeeEveryParameterByItself) {
 }
 
 TEST(FlatOptimizer, LongRunsAreWorkedOffInStretches) {
-  // One longer than a stretch, one not a multiple of it.
-  const Parameters whole = {
+  // One longer than a chunk, one not a multiple of it.
+  const Parameters uncut = {
       at::linspace(-1, 1, 300007, at::kDouble).requires_grad_(),
       at::linspace(-1, 1, 200000, at::kDouble).requires_grad_()};
   Parameters cut;
-  for (const at::Tensor& parameter : whole) {
-    for (const at::Tensor& piece : parameter.detach().split(1000)) {
-      cut.push_back(piece.clone().requires_grad_());
+  for (const at::Tensor& parameter : uncut) {
+    for (const at::Tensor& part : parameter.detach().split(1000)) {
+      cut.push_back(part.clone().requires_grad_());
     }
   }
-  RMSprop one(whole, {.momentum = 0.9, .centered = true});
+  RMSprop one(uncut, {.momentum = 0.9, .centered = true});
   RMSprop many(cut, {.momentum = 0.9, .centered = true});
   for (int t = 0; t < 3; ++t) {
     size_t k = 0;
-    for (const at::Tensor& parameter : whole) {
+    for (const at::Tensor& parameter : uncut) {
       parameter.mutable_grad() = parameter.detach().sin() + t;
-      for (const at::Tensor& piece : parameter.grad().split(1000)) {
-        cut[k++].mutable_grad() = piece.clone();
+      for (const at::Tensor& part : parameter.grad().split(1000)) {
+        cut[k++].mutable_grad() = part.clone();
       }
     }
     one.step();
     many.step();
   }
   const Parameters first(cut.begin(), cut.begin() + 301);
-  EXPECT_TRUE(at::allclose(whole[0], at::cat(first), 1e-14, 1e-15));
+  EXPECT_TRUE(at::allclose(uncut[0], at::cat(first), 1e-14, 1e-15));
   EXPECT_TRUE(
-      at::allclose(whole[1], at::cat(Parameters(cut.begin() + 301, cut.end())), 1e-14, 1e-15));
+      at::allclose(uncut[1], at::cat(Parameters(cut.begin() + 301, cut.end())), 1e-14, 1e-15));
 }
 
 TEST(FlatOptimizer, AutogradNoticesAnUpdateOfAParameterShorterThanAVector) {

@@ -69,9 +69,9 @@ void expect_same_however_joined(const typename Optimizer::Options& options) {
     const size_t joined_runs = train_in_buffer(one, joined, 0);
 
     const Parameters apart = odd_parameters(type);
-    Parameters watched;  // Whoever is seen by others is not laid out.
+    Parameters views;  // A parameter with a view is not moved to a flat buffer.
     for (const at::Tensor& parameter : apart) {
-      watched.push_back(parameter.detach());
+      views.push_back(parameter.detach());
     }
     Optimizer many(apart, options);
     EXPECT_EQ(train_in_buffer(many, apart, 0), apart.size());

@@ -54,7 +54,9 @@ std::unique_ptr<FlatOptimizer> make(const Parameters& parameters, const json& gr
   auto optimizer = std::make_unique<Type>(all);
   for (size_t g = 0; g < groups.size(); ++g) {
     options_from_json(
-        optimizer->named_options(optimizer->param_groups()[g].options()), groups[g], "golden");
+        optimizer->rule().named_options(optimizer->param_groups()[g].options()),
+        groups[g],
+        "golden");
   }
   return optimizer;
 }

@@ -12,6 +12,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/optim/flat/capturable.h"
 #include "lockstep/optim/flat/sharded_batch.h"
+#include "lockstep/optim/flat/update_rule.h"
 #include "lockstep/optim/flat_optimizer.h"
 
 namespace lockstep::optim {
@@ -49,13 +50,89 @@ class GroupOptions final : public CapturableOptions {
   Options values;
 };
 
-/// The optimizer of a rule: `AdamW optimizer(net->parameters(), {.lr = 3e-4});`
+/// The options of a group of the optimizer with these options. ConfigError for any others.
+template <typename Options, typename Base>  // torch's options, const or not.
+auto& values_of(Base& options, const char* rule) {
+  using Wanted =
+      std::conditional_t<std::is_const_v<Base>, const GroupOptions<Options>, GroupOptions<Options>>;
+  auto* found = dynamic_cast<Wanted*>(&options);
+  if (found == nullptr) {
+    throw ConfigError(
+        "optim",
+        std::string("a parameter group has the options of another optimizer; expected ") + rule +
+            "'s, in a GroupOptions");
+  }
+  return found->values;
+}
+
+/// A rule as an UpdateRule.
 ///
 /// A rule is a struct with `Options` (an aggregate with an `lr`) and the static functions `traits`,
-/// `named`, `check`, `shape`, `update`, `initial` if its state does not begin at 0, and `advance`
-/// if it has scalars. It works on tensors, so it also serves slices of flat buffers. A rule that is
-/// not elementwise has an `update_sharded`, too, for ranks with slices of parameters, and, if some
-/// options make it elementwise, a `needs_full`.
+/// `named`, `check` and `update`. It works on tensors, so it also serves slices of flat buffers.
+/// It has further functions if it needs them:
+/// - `shape`, if state does not always have the parameter's shape;
+/// - `initial`, if state does not begin at 0;
+/// - `advance`, if it has scalars;
+/// - `update_sharded`, if it is not elementwise, for ranks with slices of parameters;
+/// - `needs_full`, if some options make such a rule elementwise.
+template <typename Rule>
+class RuleAdapter final : public UpdateRule {
+ public:
+  RuleAdapter() : UpdateRule(Rule::traits()) {}
+
+  NamedOptions named_options(Options& options) const override {
+    return Rule::named(values(options));
+  }
+  void check(const Options& options) const override { Rule::check(values(options)); }
+  StateShape shape(const Options& options, at::IntArrayRef sizes, size_t field) const override {
+    if constexpr (requires { Rule::shape(values(options), sizes, field); }) {
+      return Rule::shape(values(options), sizes, field);
+    } else {
+      return StateShape::kParameter;
+    }
+  }
+  bool needs_full(const Options& options) const override {
+    if constexpr (requires { Rule::needs_full(values(options)); }) {
+      return Rule::needs_full(values(options));
+    } else {
+      return !traits().elementwise;
+    }
+  }
+  double initial(const Options& options, size_t field) const override {
+    if constexpr (requires { Rule::initial(values(options), field); }) {
+      return Rule::initial(values(options), field);
+    } else {
+      return 0;
+    }
+  }
+  std::vector<double> advance(
+      const Options& options, int64_t step, std::vector<float>& scalars) const override {
+    if constexpr (requires { Rule::advance(values(options), step, scalars); }) {
+      return Rule::advance(values(options), step, scalars);
+    } else {
+      return {};
+    }
+  }
+  void update(const Options& options, const Batch& batch) const override {
+    Rule::update(values(options), batch);
+  }
+  void update_sharded(const Options& options, const ShardedBatch& batch) const override {
+    if constexpr (requires { Rule::update_sharded(values(options), batch); }) {
+      Rule::update_sharded(values(options), batch);
+    } else {
+      LOCKSTEP_ASSERT(
+          !needs_full(options), "a rule needs full parameters, and does not gather them");
+    }
+  }
+
+ private:
+  template <typename Base>
+  auto& values(Base& options) const {
+    return values_of<typename Rule::Options>(options, traits().name);
+  }
+};
+
+/// The optimizer of a rule (see RuleAdapter): `AdamW optimizer(net->parameters(), {.lr = 3e-4});`
 template <typename Rule>
 class RuleOptimizer final : public FlatOptimizer {
  public:
@@ -69,7 +146,8 @@ class RuleOptimizer final : public FlatOptimizer {
   /// Each group is updated with its own options. A later `add_param_group` without options gets the
   /// first group's.
   explicit RuleOptimizer(const std::vector<Group>& groups)
-      : FlatOptimizer(Rule::traits(), torch_groups(groups), defaults_of(groups)) {
+      : FlatOptimizer(
+            std::make_shared<RuleAdapter<Rule>>(), torch_groups(groups), defaults_of(groups)) {
     set_options(0, groups);
     adopt_parameters();
   }
@@ -85,77 +163,11 @@ class RuleOptimizer final : public FlatOptimizer {
   }
 
   /// The options of one group, to read and change.
-  Options& options(size_t group = 0) { return values(param_groups_.at(group).options()); }
-
-  NamedOptions named_options(torch::optim::OptimizerOptions& options) const override {
-    return Rule::named(values(options));
-  }
-
-  void check(const torch::optim::OptimizerOptions& options) const override {
-    Rule::check(values(options));
-  }
-  StateShape shape(
-      const torch::optim::OptimizerOptions& options,
-      at::IntArrayRef sizes,
-      size_t field) const override {
-    return Rule::shape(values(options), sizes, field);
-  }
-  bool needs_full(const torch::optim::OptimizerOptions& options) const override {
-    if constexpr (requires { Rule::needs_full(values(options)); }) {
-      return Rule::needs_full(values(options));
-    } else {
-      return !traits().elementwise;
-    }
-  }
-
- protected:
-  double initial(const torch::optim::OptimizerOptions& options, size_t field) const override {
-    if constexpr (requires { Rule::initial(values(options), field); }) {
-      return Rule::initial(values(options), field);
-    } else {
-      return 0;
-    }
-  }
-  std::vector<double> advance(
-      const torch::optim::OptimizerOptions& options,
-      int64_t step,
-      std::vector<float>& scalars) const override {
-    if constexpr (requires { Rule::advance(values(options), step, scalars); }) {
-      return Rule::advance(values(options), step, scalars);
-    } else {
-      return {};
-    }
-  }
-  UpdateFunction update_function() const override {
-    return [](const torch::optim::OptimizerOptions& options, const Batch& batch) {
-      Rule::update(values(options), batch);
-    };
-  }
-  void update_sharded(
-      const torch::optim::OptimizerOptions& options, const ShardedBatch& batch) const override {
-    if constexpr (requires { Rule::update_sharded(values(options), batch); }) {
-      Rule::update_sharded(values(options), batch);
-    } else {
-      LOCKSTEP_ASSERT(
-          !needs_full(options), "a rule needs full parameters, and does not gather them");
-    }
+  Options& options(size_t group = 0) {
+    return values_of<Options>(param_groups_.at(group).options(), traits().name);
   }
 
  private:
-  template <typename Base>  // torch's options, const or not.
-  static auto& values(Base& options) {
-    using Wanted = std::
-        conditional_t<std::is_const_v<Base>, const GroupOptions<Options>, GroupOptions<Options>>;
-    auto* found = dynamic_cast<Wanted*>(&options);
-    if (found == nullptr) {
-      throw ConfigError(
-          "optim",
-          std::string("a parameter group has the options of another optimizer; expected ") +
-              Rule::traits().name + "'s, in a GroupOptions");
-    }
-    return found->values;
-  }
-
   static std::vector<torch::optim::OptimizerParamGroup> torch_groups(
       const std::vector<Group>& groups) {
     std::vector<torch::optim::OptimizerParamGroup> all;

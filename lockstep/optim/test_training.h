@@ -9,6 +9,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/optim/flat_optimizer.h"
+#include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/test_parameters.h"
 
 namespace lockstep::optim {
@@ -25,12 +26,12 @@ std::string error_of(const Body& body) {
 
 inline constexpr int64_t kSteps = 12;
 
-/// A rate that float32 has.
+/// A learning rate that float32 represents exactly.
 inline double rate(int64_t t) {
   return static_cast<double>(static_cast<float>(0.01 * (1 + 0.3 * static_cast<double>(t % 5))));
 }
 
-/// Of every parameter, in every step.
+/// The gradient of parameter k in step t; never undefined.
 inline at::Tensor full_gradient(size_t k, int64_t t, at::ScalarType type) {
   return gradient(k, 3 * t + 12, type);
 }
@@ -58,7 +59,18 @@ struct Training {
   Parameters parameters;
 };
 
-/// `tolerance` 0: to the bit.
+/// AdamW of parameters whose gradients are in buckets.
+struct BucketTraining : Training {
+  BucketTraining(at::Device device, bool capturable)
+      : Training(device),
+        optimizer(parameters, {.lr = 0.5, .capturable = capturable}),
+        buckets(parameters) {}
+
+  AdamW optimizer;
+  Buckets buckets;
+};
+
+/// `tolerance` 0: bit-exact.
 inline void expect_near(const at::Tensor& got, const at::Tensor& expected, double tolerance) {
   ASSERT_EQ(got.defined(), expected.defined());
   if (!got.defined()) {

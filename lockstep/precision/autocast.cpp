@@ -23,33 +23,32 @@ c10::DeviceType checked(c10::DeviceType device_type, c10::ScalarType dtype, bool
     throw ConfigError(
         "autocast",
         fmt::format(
-            "there is no autocast for this device; got {}, expected cpu or cuda",
+            "this device has no autocast; got {}, expected cpu or cuda",
             c10::DeviceTypeName(device_type, /*lower_case=*/true)));
   }
   if (enabled && device_type == c10::kCUDA && !at::hasCUDA()) {
-    throw ConfigError(
-        "autocast", "there is no CUDA device, so nothing would be cast; try the CPU's autocast");
+    throw ConfigError("autocast", "this host has no CUDA device; try the CPU's autocast");
   }
   if (enabled && dtype != c10::kHalf && dtype != c10::kBFloat16) {
     throw ConfigError(
-        "autocast", fmt::format("casts to fp16 or bf16 only; got {}", c10::toString(dtype)));
+        "autocast",
+        fmt::format("invalid dtype; got {}, expected fp16 or bf16", c10::toString(dtype)));
   }
   return device_type;
 }
 
 void hint_once() noexcept {
-  static std::atomic<bool> told{false};
-  if (told.exchange(true)) {
+  static std::atomic<bool> hinted{false};
+  if (hinted.exchange(true)) {
     return;
   }
   try {
     log_warning(
-        "an exception left an fp16 autocast scope on the CPU; if it is of an operation that has no "
-        "fp16 kernel there (an LSTM, as a rule), use bf16, or run it in a nested Autocast with "
-        "enabled = false",
+        "an exception left an fp16 autocast scope on the CPU; if an operation has no fp16 kernel "
+        "there (usually an LSTM), use bf16, or run it in a nested Autocast with enabled = false",
         LogAudience::kEveryRank);
   } catch (const std::exception&) {
-    // The exception that passes is the one to report.
+    // The current exception is the one to report.
   }
 }
 
@@ -58,14 +57,14 @@ void hint_once() noexcept {
 Autocast::Autocast(
     c10::DeviceType device_type, c10::ScalarType dtype, bool enabled, bool cache_enabled)
     : device_type_(checked(device_type, dtype, enabled)),
-      hints_at_fp16_(enabled && device_type == c10::kCPU && dtype == c10::kHalf),
+      is_cpu_fp16_(enabled && device_type == c10::kCPU && dtype == c10::kHalf),
       exceptions_at_start_(std::uncaught_exceptions()),
       was_enabled_(autocast::is_autocast_enabled(device_type)),
       old_dtype_(autocast::get_autocast_dtype(device_type)),
-      recasts_(enabled && (!was_enabled_ || old_dtype_ != dtype)),
+      changes_dtype_(enabled && (!was_enabled_ || old_dtype_ != dtype)),
       was_cache_enabled_(autocast::is_autocast_cache_enabled()) {
   const bool nested = autocast::increment_nesting() > 1;
-  if (nested && recasts_) {
+  if (nested && changes_dtype_) {
     autocast::clear_cache();
   }
   autocast::set_autocast_enabled(device_type, enabled);
@@ -76,13 +75,13 @@ Autocast::Autocast(
 }
 
 Autocast::~Autocast() {
-  if (autocast::decrement_nesting() == 0 || recasts_) {
+  if (autocast::decrement_nesting() == 0 || changes_dtype_) {
     autocast::clear_cache();
   }
   autocast::set_autocast_enabled(device_type_, was_enabled_);
   autocast::set_autocast_dtype(device_type_, old_dtype_);
   autocast::set_autocast_cache_enabled(was_cache_enabled_);
-  if (hints_at_fp16_ && std::uncaught_exceptions() > exceptions_at_start_) {
+  if (is_cpu_fp16_ && std::uncaught_exceptions() > exceptions_at_start_) {
     hint_once();
   }
 }

@@ -33,14 +33,14 @@ bool instructions_for_bf16() {
 #endif
 }
 
-/// Whether oneDNN was told to use no instructions for bf16.
+/// Whether the environment limits oneDNN to instructions without bf16.
 bool is_limited(const Environment& environment) {
   constexpr std::array kWithoutBf16 = {
       "SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX512_CORE", "AVX512_CORE_VNNI"};
   for (const char* name : {"ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"}) {
     std::string limit = environment.text(name).value_or("");
-    std::transform(limit.begin(), limit.end(), limit.begin(), [](unsigned char message) {
-      return static_cast<char>(std::toupper(message));
+    std::transform(limit.begin(), limit.end(), limit.begin(), [](unsigned char c) {
+      return static_cast<char>(std::toupper(c));
     });
     if (!limit.empty()) {
       return std::find(kWithoutBf16.begin(), kWithoutBf16.end(), limit) != kWithoutBf16.end();

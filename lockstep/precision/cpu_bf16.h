@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// Tells whether oneDNN computes bfloat16 on this CPU with bf16 instructions.
+/// Returns whether oneDNN computes bfloat16 on this CPU with bf16 instructions.
 ///
 /// These are AVX512_BF16, AMX_BF16 and AVX_NE_CONVERT on x86-64, and BF16 on 64-bit ARM. Without
 /// them libtorch emulates bfloat16 in float32: a transformer trains several times slower than in
@@ -14,7 +14,7 @@ namespace lockstep {
 /// Cost: one cpuid. Thread safety: as Environment.
 bool cpu_has_bf16(const Environment& environment);
 
-/// The same for this process's environment.
+/// Does the same for this process's environment.
 bool cpu_has_bf16();
 
 }  // namespace lockstep

@@ -26,7 +26,7 @@ namespace {
 
 constexpr const char* kName = "grad_scaler";
 
-/// Whether fp32 has `value`, or one near it, above 0.
+/// Whether `value`, rounded to fp32, is finite and above 0.
 bool is_scale(double value) {
   return value >= std::numeric_limits<float>::denorm_min() &&
          value <= std::numeric_limits<float>::max();
@@ -36,7 +36,7 @@ bool finite_above(double value, double limit) {
   return std::isfinite(value) && value > limit;
 }
 
-/// Gradients of one device and dtype: what the kernel takes at once.
+/// Gradients of one device and dtype, which the kernel takes at once.
 struct Gradients {
   std::vector<at::Tensor> tensors;
   at::Device device() const { return tensors[0].device(); }
@@ -56,9 +56,9 @@ std::vector<Gradients> gradients_of(const std::vector<at::Tensor>& parameters, b
     if (gradient.scalar_type() == at::kHalf && !allow_fp16) {
       throw ConfigError(
           kName,
-          "got an fp16 gradient, which scaling cannot save; expected fp32 parameters, which "
-          "autocast casts by itself; leave the model in fp32, or use ZeRO's stages 1 to 3, which "
-          "keep fp32 masters of fp16 parameters");
+          "got an fp16 gradient, which loses small values when it is unscaled; expected fp32 "
+          "parameters, which autocast casts; leave the model in fp32, or use ZeRO's stages 1 to 3, "
+          "which keep fp32 masters of fp16 parameters");
     }
     if (gradient.is_sparse()) {
       gradient = gradient._values();
@@ -85,7 +85,7 @@ GradScaler::GradScaler(GradScalerOptions options, Group group)
 void GradScaler::check_options() const {
   const auto fail = [](const char* option, double value, const char* expected) {
     throw ConfigError(
-        kName, fmt::format("{} makes no sense; got {}, expected {}", option, value, expected));
+        kName, fmt::format("invalid {}; got {}, expected {}", option, value, expected));
   };
   if (!is_scale(options_.init_scale)) {
     fail("init_scale", options_.init_scale, "a number above 0 that fp32 can hold");
@@ -129,8 +129,8 @@ void GradScaler::check_scaled(const char* where) const {
     throw ConfigError(
         kName,
         fmt::format(
-            "{} came before any scale(); gradients that were not scaled must not be divided by "
-            "{}; try scaler.scale(loss).backward()",
+            "{} was called before any scale(), and would divide unscaled gradients by {}; try "
+            "scaler.scale(loss).backward()",
             where,
             get_scale()));
   }
@@ -151,7 +151,7 @@ GradScaler::OptimizerState& GradScaler::unscaled(
     return *known;
   }
   const c10::AutoGradMode no_grad(false);
-  // In fp64, so that the reciprocal of an odd scale is rounded once.
+  // fp64, so that the reciprocal of any scale is rounded once.
   const at::Tensor inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
   at::Tensor found = at::zeros_like(scale_);
   for (Gradients& gradients : gradients_of(parameters, options_.allow_fp16)) {
@@ -175,7 +175,7 @@ void GradScaler::unscale_(const void* key, const std::vector<at::Tensor>& parame
 
 void GradScaler::agree(OptimizerState& optimizer) {
   if (!optimizer.agreed) {
-    if (group_.size() > 1) {  // On the host, which reads it anyway: not all losses are on a device.
+    if (group_.size() > 1) {  // On the host, which reads it anyway, and which all ranks have.
       optimizer.found_inf =
           group_.all_reduce(optimizer.found_inf.to(at::kCPU), ReduceOp::kMax).wait();
     }
@@ -217,14 +217,14 @@ void GradScaler::update(std::optional<double> new_scale) {
       throw ConfigError(
           kName,
           fmt::format(
-              "the new scale makes no sense; got {}, expected a number above 0 that fp32 can hold",
+              "invalid new_scale; got {}, expected a number above 0 that fp32 can hold",
               *new_scale));
     }
     scale_.fill_(*new_scale);
   } else {
     if (optimizers_.empty()) {
       throw ConfigError(
-          kName, "update() found no optimizer since the last one; try it after step()");
+          kName, "update() was called without a step() since the last one; call step() first");
     }
     at::Tensor found = at::zeros_like(scale_);
     for (OptimizerState& optimizer : optimizers_) {
@@ -274,13 +274,17 @@ GradScaler::Saved GradScaler::parse(const nlohmann::json& state) {
     const GradScaler trial(saved.options);
     if (saved.growth_tracker < 0) {
       throw ConfigError(
-          kName, fmt::format("growth_tracker must not be negative; got {}", saved.growth_tracker));
+          kName,
+          fmt::format("invalid growth_tracker; got {}, expected at least 0", saved.growth_tracker));
     }
     return saved;
   } catch (const nlohmann::json::exception& error) {
     throw ConfigError(
         kName,
-        fmt::format("this is no state of an enabled one; got {} ({})", state.dump(), error.what()));
+        fmt::format(
+            "invalid state; got {} ({}), expected that of an enabled GradScaler",
+            state.dump(),
+            error.what()));
   }
 }
 
@@ -297,9 +301,10 @@ void GradScaler::load_state(const nlohmann::json& state) {
   const Saved saved = parse(state);
   if (saved.scale == 0) {
     log_warning(
-        "the loss scale of this state has fallen to 0, as every update overflowed: the run had "
-        "diverged, and no update will be made; go back to an earlier checkpoint, or set a scale "
-        "with update(new_scale)");
+        "the loss scale of this state is 0, since every update overflowed: the run had diverged, "
+        "and "
+        "every update will be skipped; load an earlier checkpoint, or set a scale with "
+        "update(new_scale)");
   }
   options_ = saved.options;
   scale_.fill_(saved.scale);

@@ -15,8 +15,8 @@ namespace {
 
 constexpr std::array kAll = {Precision::kNo, Precision::kFP16, Precision::kBF16};
 
-/// Names that other libraries give the same things.
-const char* our_word_for(const std::string& name) {
+/// Returns the precision's name for a name of other libraries; null if there is none.
+const char* translated(const std::string& name) {
   static const std::map<std::string, const char*> words = {
       {"bfloat16", "bf16"},
       {"float16", "fp16"},
@@ -54,10 +54,9 @@ Precision parse_precision(const std::string& name) {
   if (name == "fp8") {
     throw ConfigError(
         "mixed_precision",
-        "libtorch has no autocast to fp8: it needs scaled kernels that only some GPUs have; got "
-        "'fp8', expected no, fp16 or bf16; try bf16");
+        "libtorch has no autocast to fp8; got 'fp8', expected no, fp16 or bf16; try bf16");
   }
-  const char* ours = our_word_for(name);
+  const char* ours = translated(name);
   throw ConfigError(
       "mixed_precision",
       fmt::format(
@@ -68,7 +67,7 @@ Precision parse_precision(const std::string& name) {
 
 c10::ScalarType autocast_dtype(Precision precision) {
   if (precision == Precision::kNo) {
-    throw ConfigError("autocast", "precision 'no' casts nothing; got it, expected fp16 or bf16");
+    throw ConfigError("autocast", "invalid precision; got 'no', expected fp16 or bf16");
   }
   return precision == Precision::kFP16 ? c10::kHalf : c10::kBFloat16;
 }

@@ -7,20 +7,21 @@
 
 namespace lockstep {
 
-/// What a model computes in. Parameters, gradients and optimizer state stay in their own dtype.
+/// The precision of a model's computation. Parameters, gradients and optimizer state keep their own
+/// dtype.
 enum class Precision {
   kNo,    ///< In the parameters' dtype.
   kFP16,  ///< Autocast to fp16, with a GradScaler.
   kBF16,  ///< Autocast to bf16.
 };
 
-/// "no", "fp16" or "bf16", as Accelerate's mixed_precision names them.
+/// Returns "no", "fp16" or "bf16", as Accelerate's mixed_precision names them.
 const char* name_of(Precision precision);
 
-/// The one with that name; ConfigError for any other, with what was probably meant.
+/// Returns the precision with this name. ConfigError for any other, with the nearest name.
 Precision parse_precision(const std::string& name);
 
-/// What autocast casts to: fp16 or bf16. ConfigError for kNo, which casts nothing.
+/// Returns the dtype that autocast casts to: fp16 or bf16. ConfigError for kNo.
 c10::ScalarType autocast_dtype(Precision precision);
 
 }  // namespace lockstep

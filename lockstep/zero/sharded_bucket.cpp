@@ -43,7 +43,7 @@ ShardedBucket::ShardedBucket(
   const c10::AutoGradMode no_grad(false);
   const Group& group = comm_.parameters;
   const bool travels = group.size() > 1 && !comm_.kept_in_8_bits;
-  const std::optional<at::ScalarType> narrow = travels ? plan.narrow : std::nullopt;
+  const std::optional<at::ScalarType> narrow = travels ? plan.comm_dtype : std::nullopt;
   if (!comm_.narrow_gradients_only) {
     narrow_ = narrow;
   }
@@ -106,7 +106,7 @@ ShardedBucket::ShardedBucket(
     }
   }
   if (shard_file()) {
-    shard_file()->settle();
+    shard_file()->release_pages();
   }
   if (comm_.kept_in_8_bits) {
     kept_ = rounded(std::exchange(shard_, {}));

@@ -14,6 +14,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/parameters_once.h"
+#include "lockstep/optim/update/speculative_updates.h"
 #include "lockstep/watch/flight_recorder.h"
 #include "lockstep/zero/sharding.h"
 
@@ -302,26 +303,28 @@ void Optimizer::set_gradients_due(bool due) {
 void Optimizer::set_sharding(std::shared_ptr<zero::Sharding> sharding) {
   state_->sharding = std::move(sharding);
   auto* flat = dynamic_cast<optim::FlatOptimizer*>(state_->inner.get());
-  if (flat == nullptr || !flat->may_begin_speculatively()) {
+  if (flat == nullptr || flat->speculative() == nullptr) {
     return;
   }
   // A sharding may live longer than an optimizer of its user's.
-  const std::weak_ptr<const void> alive = flat->speculative_alive();
+  const std::weak_ptr<optim::SpeculativeUpdates> speculative = flat->speculative();
   state_->sharding->set_speculative_updates(
       {.due =
-           [alive, loop = state_->loop] {
+           [speculative, loop = state_->loop] {
              const bool last = loop->ends_update ? loop->ends_update() : loop->sync_gradients;
-             return last && !alive.expired() &&
+             return last && !speculative.expired() &&
                     !loop->scaler;  // Which has gradients unscaled first.
            },
        .begin =
-           [flat](size_t group, size_t shard, const at::Tensor& gradient) {
-             flat->begin_speculative(group, shard, gradient);
+           [speculative](size_t group, size_t shard, const at::Tensor& gradient) {
+             if (const auto updates = speculative.lock()) {
+               updates->begin(group, shard, gradient);
+             }
            },
        .forget =
-           [flat, alive](size_t group, size_t shard) {
-             if (!alive.expired()) {
-               flat->discard_speculative(group, shard);
+           [speculative](size_t group, size_t shard) {
+             if (const auto updates = speculative.lock()) {
+               updates->discard(group, shard);
              }
            }});
 }

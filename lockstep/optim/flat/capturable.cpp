@@ -21,11 +21,11 @@ namespace lockstep::optim {
 namespace {
 
 constexpr const char* kTooEarly =
-    "a graph is being captured before the first step, which makes state that every replay would "
-    "create again; take a step or more before, with the parameters where they will stay";
+    "a graph is being captured before the first step, so every replay would create state again; "
+    "take a step or more before, with the parameters on their final device";
 
-/// libtorch knows of it since 2.13; before, the device itself has to refuse what cannot be
-/// recorded.
+/// libtorch has this function since 2.13; before, the device itself refuses an operation that
+/// cannot be recorded.
 template <typename Stream>
 bool is_recording(const Stream& stream) {
   if constexpr (requires { stream.is_capturing(); }) {
@@ -62,7 +62,7 @@ void DeviceRate::write(double rate) {
   }
   refuse_while_capturing(
       tensor_.device(),
-      "the learning rate was changed while a graph is being captured, which every replay would set "
+      "the learning rate was changed while a graph is being captured, so every replay would set it "
       "again; change it before, or between replays with set_lr() or a schedule");
   const c10::AutoGradMode no_grad(false);
   tensor_.fill_(rate);
@@ -106,8 +106,8 @@ void DeviceSteps::take_back(std::vector<FlatParameter>& items) {
 }
 
 void DeviceSteps::advance(std::vector<FlatParameter>& items) {
-  std::map<std::pair<int64_t, int64_t>, int64_t> begun;  // By the history before, and the count.
-  std::set<int64_t> left_behind;
+  std::map<std::pair<int64_t, int64_t>, int64_t> begun;  // By the old history and the count.
+  std::set<int64_t> without_update;
   for (FlatParameter& item : items) {
     if (item.count_was_set) {
       const auto [known, fresh] =
@@ -117,22 +117,22 @@ void DeviceSteps::advance(std::vector<FlatParameter>& items) {
       item.count_was_set = false;
     }
     if (!item.parameter.grad().defined()) {
-      left_behind.insert(item.history);
+      without_update.insert(item.history);
     }
   }
-  if (left_behind.empty()) {
+  if (without_update.empty()) {
     counts_.add_(1);
     return;
   }
-  std::map<int64_t, int64_t> parted;
+  std::map<int64_t, int64_t> split;
   std::vector<at::Tensor> counts;
   for (FlatParameter& item : items) {
     if (!item.parameter.grad().defined()) {
       continue;
     }
     counts.push_back(item.device_step);
-    if (left_behind.contains(item.history)) {
-      const auto [known, fresh] = parted.try_emplace(item.history, next_history_);
+    if (without_update.contains(item.history)) {
+      const auto [known, fresh] = split.try_emplace(item.history, next_history_);
       next_history_ += fresh ? 1 : 0;
       item.history = known->second;
     }

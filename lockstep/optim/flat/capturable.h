@@ -9,10 +9,10 @@
 #include <c10/core/Device.h>
 #include <torch/optim/optimizer.h>
 
-#include "lockstep/optim/flat/flat_group.h"
+#include "lockstep/optim/flat/flat_parameter.h"
 
 /// Support for updates in a graph (CUDA's, or another device's: at::accelerator::Graph), which is
-/// recorded once and replayed without host code: values that change between steps are on the
+/// recorded once and replayed without host code. So values that change between steps are on the
 /// device. After torch.optim's `capturable`.
 ///
 /// Cost: a few bytes a parameter, and one small kernel a step. Not thread-safe.

@@ -202,21 +202,17 @@ TEST(Capturable, ParametersThatWereUpdatedLessOftenHaveTheirOwnCount) {
 }
 
 TEST(Capturable, JoinsNeighboursThatWereUpdatedAsOftenAndNoOthers) {
-  const Training plain(test_device());
-  AdamW reference(plain.parameters, {.lr = 0.5});
-  Buckets of_plain(plain.parameters);
-  const Training device(test_device());
-  AdamW optimizer(device.parameters, {.lr = 0.5, .capturable = true});
-  Buckets of_device(device.parameters);
+  BucketTraining plain(test_device(), /*capturable=*/false);
+  BucketTraining device(test_device(), /*capturable=*/true);
   for (int64_t t = 0; t < kSteps; ++t) {
-    of_plain.put(t);
-    reference.step();
-    of_device.put(t);
-    optimizer.step();
-    EXPECT_EQ(optimizer.run_count(), reference.run_count());
-    EXPECT_LE(optimizer.run_count(), t == 0 ? 2U : 5U);  // Three of four lie side by side.
+    plain.buckets.put(t);
+    plain.optimizer.step();
+    device.buckets.put(t);
+    device.optimizer.step();
+    EXPECT_EQ(device.optimizer.run_count(), plain.optimizer.run_count());
+    EXPECT_LE(device.optimizer.run_count(), t == 0 ? 2U : 5U);  // Three of four are neighbours.
   }
-  expect_same_state(optimizer, device.parameters, reference, plain.parameters, 1e-6);
+  expect_same_state(device.optimizer, device.parameters, plain.optimizer, plain.parameters, 1e-6);
 }
 
 TEST(Capturable, MayBeSwitchedOnAndOff) {
@@ -281,12 +277,12 @@ TEST(Capturable, AGroupOnTwoDevicesIsRefused) {
 
 TEST(Capturable, AnUpdateOnTheHostIsRefused) {
   const at::Tensor buffer = at::ones({64});
-  const at::Tensor piece = buffer.narrow(0, 0, 64).detach().requires_grad_();
+  const at::Tensor slice = buffer.narrow(0, 0, 64).detach().requires_grad_();
   AdamW optimizer({at::ones({64}).requires_grad_()}, {.capturable = true});
   EXPECT_THAT(
       error_of([&] {
         optimizer.update_shards(
-            {{{.buffer = buffer, .tensors = {piece}}}}, {.device = OffloadDevice::kCpu});
+            {{{.buffer = buffer, .tensors = {slice}}}}, {.device = OffloadDevice::kCpu});
       }),
       HasSubstr("capturable and offload_optimizer"));
 

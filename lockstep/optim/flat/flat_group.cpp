@@ -14,7 +14,6 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/flat/layout.h"
 #include "lockstep/optim/flat/capturable.h"
 
 namespace lockstep::optim {
@@ -25,7 +24,7 @@ constexpr int64_t kCapBytes = int64_t{25} << 20;
 constexpr int64_t kFirstCapBytes = int64_t{1} << 20;
 
 constexpr const char* kHeldElsewhere =
-    "something else holds its memory too (a view, a second parameter over it), or it has gaps";
+    "another tensor shares its memory (a view, a second parameter), or it has gaps";
 
 bool may_move(const at::Tensor& parameter) {
   return parameter.requires_grad() && parameter.numel() > 0 && parameter.layout() == at::kStrided &&
@@ -41,7 +40,7 @@ bool is_updated(const at::Tensor& parameter) {
   throw ConfigError(
       "optim",
       fmt::format(
-          "a parameter of shape [{}] cannot lie in memory that ranks share: {}",
+          "a parameter of shape [{}] cannot be in memory that ranks share: {}",
           fmt::join(parameter.sizes(), ", "),
           why));
 }
@@ -50,8 +49,8 @@ bool shares_memory(const at::Tensor& a, const at::Tensor& b) {
   return a.storage().unsafeGetStorageImpl() == b.storage().unsafeGetStorageImpl();
 }
 
-/// `to` begins `distance` elements behind `from`, in the same memory.
-bool lies_behind(const at::Tensor& from, const at::Tensor& to, int64_t distance) {
+/// Whether `to` begins `distance` elements after `from`, in the same memory.
+bool is_at_distance(const at::Tensor& from, const at::Tensor& to, int64_t distance) {
   return shares_memory(from, to) && to.scalar_type() == from.scalar_type() &&
          to.storage_offset() - from.storage_offset() == distance;
 }
@@ -78,6 +77,7 @@ FlatParameter FlatGroup::new_item(const at::Tensor& parameter) const {
   return {
       .parameter = parameter,
       .sizes = parameter.sizes().vec(),
+      .full_sizes = parameter.sizes().vec(),
       .state = std::vector<at::Tensor>(field_count_)};
 }
 
@@ -91,38 +91,13 @@ int64_t FlatGroup::state_bytes(size_t buffer) const {
   return parameters.numel() * static_cast<int64_t>(state_options(parameters).dtype().itemsize());
 }
 
-at::Tensor FlatGroup::memory(int64_t numel, const at::TensorOptions& options) {
-  if (!group_) {
-    return at::zeros({numel}, options);
-  }
-  at::Tensor zeros = group_->shared_zeros({numel}, options);
-  if (!zeros.defined()) {
-    throw ConfigError(
-        "optim",
-        fmt::format(
-            "parameters can be shared by ranks that have memory in common; these talk over {}: run "
-            "all of them on one host with LOCKSTEP_COMM=auto, or leave shared_parameters off",
-            group_->transport_name()));
-  }
-  return zeros;
-}
-
-at::Tensor FlatGroup::shared(const at::Tensor& from) {
-  at::Tensor to = memory(from.numel(), from.options().requires_grad(false))
-                      .as_strided(from.sizes(), from.strides());
-  if (group_->rank() == 0) {
-    to.copy_(from);
-  }
-  return to;
-}
-
 void FlatGroup::lay_out(const flat::BucketPlan& plan, std::vector<at::Tensor>& moving) {
   const at::Tensor buffer =
-      memory(plan.numel, moving[plan.entries[0].parameter].detach().options());
+      memory_.zeros(plan.numel, moving[plan.entries[0].parameter].detach().options());
   for (const flat::BucketEntry& entry : plan.entries) {
     at::Tensor& parameter = moving[entry.parameter];
     const at::Tensor place = flat::view_like(buffer, entry, parameter);
-    if (!group_ || group_->rank() == 0) {
+    if (memory_.is_writer()) {
       place.copy_(parameter);
     }
     parameter.set_data(place);
@@ -140,13 +115,13 @@ void FlatGroup::add(const std::vector<at::Tensor>& parameters) {
   std::vector<at::Tensor> staying;
   for (const at::Tensor& parameter : parameters) {
     const bool moves = may_move(parameter);
-    if (group_ && !moves && is_updated(parameter)) {
+    if (memory_.is_shared() && !moves && is_updated(parameter)) {
       refuse_to_share(parameter, kHeldElsewhere);
     }
     (moves ? moving : staying).push_back(parameter);
   }
   for (const flat::BucketPlan& plan : flat::plan_buckets(moving, kCapBytes, kFirstCapBytes)) {
-    if (plan.entries.size() == 1 && !group_) {
+    if (plan.entries.size() == 1 && !memory_.is_shared()) {
       staying.push_back(moving[plan.entries[0].parameter]);
     } else {
       lay_out(plan, moving);
@@ -155,19 +130,17 @@ void FlatGroup::add(const std::vector<at::Tensor>& parameters) {
   for (const at::Tensor& parameter : staying) {
     items_.push_back(new_item(parameter));
   }
-  if (group_) {
-    group_->barrier();  // Rank 0's values are there.
-  }
+  memory_.wait_for_writer();
 }
 
 void FlatGroup::add_in_place(
     const at::Tensor& buffer,
-    const std::vector<at::Tensor>& pieces,
+    const std::vector<at::Tensor>& slices,
     std::shared_ptr<offload::FileTensor> file) {
-  for (const at::Tensor& piece : pieces) {
-    FlatParameter item = new_item(piece);
+  for (const at::Tensor& slice : slices) {
+    FlatParameter item = new_item(slice);
     item.buffer = buffers_.size();
-    item.offset = piece.storage_offset() - buffer.storage_offset();
+    item.offset = slice.storage_offset() - buffer.storage_offset();
     items_.push_back(std::move(item));
   }
   buffers_.push_back(
@@ -192,6 +165,14 @@ std::vector<offload::FileTensor*> FlatGroup::files_of(size_t buffer) const {
   return files;
 }
 
+void FlatGroup::release_file_pages(size_t buffer) const {
+  if (buffer != FlatParameter::kLoose) {
+    for (offload::FileTensor* file : files_of(buffer)) {
+      file->release_pages();
+    }
+  }
+}
+
 at::Tensor FlatGroup::state_memory(Buffer& buffer, const at::TensorOptions& options) {
   const int64_t numel = buffer.parameters.numel();
   if (buffer.scratch) {
@@ -200,43 +181,47 @@ at::Tensor FlatGroup::state_memory(Buffer& buffer, const at::TensorOptions& opti
     return buffer.state_files.back()->tensor();
   }
   return buffer.state_on_host ? at::zeros({numel}, options.device(at::kCPU))
-                              : memory(numel, options);
+                              : memory_.zeros(numel, options);
 }
 
 void FlatGroup::share(const Group& group) {
   const c10::AutoGradMode no_grad(false);
   for (const FlatParameter& item : items_) {
     const bool loose = item.buffer == FlatParameter::kLoose;
-    if (is_updated(item.parameter) && !(loose ? may_move(item.parameter) : at_home(item))) {
+    if (is_updated(item.parameter) && !(loose ? may_move(item.parameter) : is_in_buffer(item))) {
       refuse_to_share(item.parameter, kHeldElsewhere);
     }
   }
-  group_ = group;
+  memory_.share(group);
   for (FlatParameter& item : items_) {
     if (item.buffer == FlatParameter::kLoose && is_updated(item.parameter)) {
-      item.buffer = buffers_.size();
-      buffers_.push_back(
-          {.parameters = memory_of(item.parameter.detach()),
-           .state = std::vector<at::Tensor>(field_count_)});
-      for (size_t field = 0; field < field_count_; ++field) {
-        if (item.state[field].defined() && item.state[field].sizes() == item.parameter.sizes()) {
-          buffers_.back().state[field] = memory_of(item.state[field]);
-        }
-      }
+      use_as_buffer(item);
     }
   }
   for (size_t index = 0; index < buffers_.size(); ++index) {
     share_buffer(index);
   }
-  group_->barrier();  // Rank 0's values are there.
+  memory_.wait_for_writer();
+}
+
+void FlatGroup::use_as_buffer(FlatParameter& item) {
+  item.buffer = buffers_.size();
+  Buffer& buffer = buffers_.emplace_back(Buffer{
+      .parameters = memory_of(item.parameter.detach()),
+      .state = std::vector<at::Tensor>(field_count_)});
+  for (size_t field = 0; field < field_count_; ++field) {
+    if (item.state[field].defined() && item.state[field].sizes() == item.parameter.sizes()) {
+      buffer.state[field] = memory_of(item.state[field]);
+    }
+  }
 }
 
 void FlatGroup::share_buffer(size_t index) {
   const Buffer before = buffers_[index];
   Buffer& buffer = buffers_[index];
-  buffer.parameters = shared(before.parameters);
+  buffer.parameters = memory_.shared_copy(before.parameters);
   for (at::Tensor& state : buffer.state) {
-    state = state.defined() ? shared(state) : state;
+    state = state.defined() ? memory_.shared_copy(state) : state;
   }
   for (FlatParameter& item : items_) {
     if (item.buffer != index) {
@@ -248,18 +233,19 @@ void FlatGroup::share_buffer(size_t index) {
     };
     for (size_t field = 0; field < field_count_; ++field) {
       at::Tensor& state = item.state[field];
-      if (state.defined()) {
-        const at::Tensor& whole = before.state[field];
-        const bool flat = whole.defined() && lies_behind(whole, state, item.offset);
-        state = flat ? place_in(buffer.state[field]) : shared(state);
+      if (!state.defined()) {
+        continue;
       }
+      const at::Tensor& old_buffer = before.state[field];
+      const bool is_flat = old_buffer.defined() && is_at_distance(old_buffer, state, item.offset);
+      state = is_flat ? place_in(buffer.state[field]) : memory_.shared_copy(state);
     }
     parameter.set_data(place_in(buffer.parameters));
   }
 }
 
-void FlatGroup::check_place(const FlatParameter& item) const {
-  if (group_ && item.parameter.numel() > 0 && !at_home(item)) {
+void FlatGroup::check_is_shared(const FlatParameter& item) const {
+  if (memory_.is_shared() && item.parameter.numel() > 0 && !is_in_buffer(item)) {
     refuse_to_share(
         item.parameter,
         "it was frozen when it was shared, or has moved since (set_data, Module::to); unfreeze and "
@@ -272,22 +258,21 @@ at::Tensor& FlatGroup::place_state(FlatParameter& item, size_t field, StateShape
   const at::TensorOptions options = state_options(parameter);
   at::Tensor& state = item.state[field];
   if (shape == StateShape::kRow || shape == StateShape::kColumn) {
-    std::vector<int64_t> sizes = item.whole_sizes();
-    sizes[sizes.size() - (shape == StateShape::kRow ? 1 : 2)] = 1;
-    if (!group_) {
+    const std::vector<int64_t> sizes = state_sizes(shape, item.sizes, item.full_sizes);
+    if (!memory_.is_shared()) {
       state = at::empty(sizes, options);
     } else if (!state.defined() || state.sizes() != sizes) {
-      state = memory(c10::multiply_integers(sizes), options).view(sizes);
+      state = memory_.zeros(c10::multiply_integers(sizes), options).view(sizes);
     }
-  } else if (at_home(item)) {
+  } else if (is_in_buffer(item)) {
     at::Tensor& buffer = buffers_[item.buffer].state[field];
     if (!buffer.defined()) {
       buffer = state_memory(buffers_[item.buffer], options);
     }
     state = buffer.as_strided(parameter.sizes(), parameter.strides(), item.offset);
   } else {
-    // New memory costs more than what is then written to it, a page fault every 4 KiB, and graphs
-    // know the old.
+    // Fitting memory is kept: new memory costs a page fault every 4 KiB, and graphs write to the
+    // old.
     const bool dense = parameter.is_non_overlapping_and_dense();
     const bool fits = state.defined() && state.sizes() == parameter.sizes() &&
                       (dense ? same_strides(state, parameter) : state.is_contiguous()) &&
@@ -304,7 +289,7 @@ void FlatGroup::follow_parameter(FlatParameter& item) {
   const at::Tensor& parameter = item.parameter;
   const bool dense = parameter.is_non_overlapping_and_dense();
   if (item.buffer != FlatParameter::kLoose && buffers_[item.buffer].state_on_host) {
-    return;  // It is to lie elsewhere.
+    return;  // Offloaded state stays on the host.
   }
   for (at::Tensor& state : item.state) {
     if (!state.defined()) {
@@ -320,8 +305,9 @@ void FlatGroup::follow_parameter(FlatParameter& item) {
     if (is_capturing(parameter.device())) {
       throw ConfigError(
           "optim",
-          "a parameter has moved since its last step, and a graph is being captured, which would "
-          "bring its state of now in every replay; take a step before");
+          "a parameter has moved since its last step, and a graph is being captured, so every "
+          "replay "
+          "would copy its present state; take a step before");
     }
     if (shaped && dense) {
       state = at::empty_strided(parameter.sizes(), parameter.strides(), options).copy_(state);
@@ -331,24 +317,24 @@ void FlatGroup::follow_parameter(FlatParameter& item) {
   }
 }
 
-bool FlatGroup::at_home(const FlatParameter& item) const {
+bool FlatGroup::is_in_buffer(const FlatParameter& item) const {
   if (item.buffer == FlatParameter::kLoose) {
     return false;
   }
   const at::Tensor& buffer = buffers_[item.buffer].parameters;
-  return item.parameter.has_storage() && lies_behind(buffer, item.parameter, item.offset) &&
+  return item.parameter.has_storage() && is_at_distance(buffer, item.parameter, item.offset) &&
          item.parameter.is_non_overlapping_and_dense();
 }
 
-bool FlatGroup::all_at_home() const {
+bool FlatGroup::all_in_buffers() const {
   return std::all_of(items_.begin(), items_.end(), [this](const FlatParameter& item) {
-    return item.buffer == FlatParameter::kLoose || at_home(item);
+    return item.buffer == FlatParameter::kLoose || is_in_buffer(item);
   });
 }
 
-bool FlatGroup::lie_alike(const FlatParameter& a, const FlatParameter& b) const {
+bool FlatGroup::can_join(const FlatParameter& a, const FlatParameter& b) const {
   const int64_t distance = b.offset - a.offset;
-  if (a.buffer != b.buffer || !at_home(a) || !at_home(b)) {
+  if (a.buffer != b.buffer || !is_in_buffer(a) || !is_in_buffer(b)) {
     return false;
   }
   for (const FlatParameter* item : {&a, &b}) {
@@ -358,7 +344,7 @@ bool FlatGroup::lie_alike(const FlatParameter& a, const FlatParameter& b) const 
       return false;
     }
   }
-  if (!lies_behind(a.parameter.grad(), b.parameter.grad(), distance)) {
+  if (!is_at_distance(a.parameter.grad(), b.parameter.grad(), distance)) {
     return false;
   }
   const Buffer& buffer = buffers_[a.buffer];
@@ -366,9 +352,10 @@ bool FlatGroup::lie_alike(const FlatParameter& a, const FlatParameter& b) const 
     if (a.state[field].defined() != b.state[field].defined()) {
       return false;
     }
-    if (a.state[field].defined() && !(buffer.state[field].defined() &&
-                                      lies_behind(buffer.state[field], a.state[field], a.offset) &&
-                                      lies_behind(buffer.state[field], b.state[field], b.offset))) {
+    if (a.state[field].defined() &&
+        !(buffer.state[field].defined() &&
+          is_at_distance(buffer.state[field], a.state[field], a.offset) &&
+          is_at_distance(buffer.state[field], b.state[field], b.offset))) {
       return false;
     }
   }

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -12,40 +11,19 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/flat/layout.h"
 #include "lockstep/offload/file_tensor.h"
+#include "lockstep/optim/flat/buffer_memory.h"
+#include "lockstep/optim/flat/flat_parameter.h"
 #include "lockstep/optim/flat/rule.h"
 
 namespace lockstep::optim {
-
-/// One parameter and its optimizer state.
-struct FlatParameter {
-  static constexpr size_t kLoose = std::numeric_limits<size_t>::max();
-  static constexpr int64_t kNoHistory = -1;
-
-  at::Tensor parameter;
-  std::vector<int64_t> sizes;        ///< The parameter's at construction: its state has them.
-  int64_t step = 0;                  ///< Not updated while `device_step` counts.
-  std::vector<at::Tensor> state;     ///< [field] Undefined until first needed.
-  std::vector<float> scalars = {};   ///< As in `traits().scalars`; empty before the first update.
-  std::vector<double> factors = {};  ///< Computed by `advance` for this update.
-  at::Tensor device_step = {};       ///< 0-d, if updates are counted on the device.
-  int64_t history = kNoHistory;      ///< See DeviceSteps.
-  bool count_was_set = true;         ///< `step` was set since the last update that the host saw.
-  size_t buffer = kLoose;            ///< The flat buffer that contains it.
-  int64_t offset = 0;                ///< Its offset in the buffer.
-  /// The bounds of the sharded parameter that this is a slice of, if an update needs the full one;
-  /// else none.
-  std::vector<int64_t> whole = {};
-
-  const std::vector<int64_t>& whole_sizes() const { return whole.empty() ? sizes : whole; }
-};
 
 /// The parameters of one group in contiguous flat buffers, and their state with the same layout.
 ///
 /// It moves a parameter's memory (`set_data`) and keeps its strides, invisible to holders of the
 /// tensor. Order and sizes are those of DataParallel's buckets, so that a bucket of gradients has
-/// the layout of its parameters. Not moved: frozen and empty parameters, those that share memory
-/// with another tensor (a view would be cut off), those with gaps in memory, and those that would
-/// be alone in their buffer.
+/// the layout of its parameters. Some parameters are not moved: frozen and empty ones, those that
+/// share memory with another tensor (a view would be cut off), those with gaps in memory, and those
+/// that would be alone in their buffer.
 ///
 /// Shared buffers are in memory that several ranks map: a write of one is visible to all.
 ///
@@ -64,7 +42,7 @@ class FlatGroup {
   /// buffer's file, if any.
   void add_in_place(
       const at::Tensor& buffer,
-      const std::vector<at::Tensor>& pieces,
+      const std::vector<at::Tensor>& slices,
       std::shared_ptr<offload::FileTensor> file = nullptr);
   /// Allocates state of the parameters in flat buffer `buffer` in host memory from now on, or in
   /// `file` if given. Call it before there is any.
@@ -81,7 +59,7 @@ class FlatGroup {
   size_t buffer_count() const { return buffers_.size(); }
   /// The parameters in buffer `buffer`, including gaps.
   const at::Tensor& buffer_values(size_t buffer) const { return buffers_[buffer].parameters; }
-  /// Elements of one state field of all in buffer `buffer`.
+  /// Bytes of one state field of all in buffer `buffer`.
   int64_t state_bytes(size_t buffer) const;
   bool state_is_offloaded(size_t buffer) const { return buffers_[buffer].state_on_host; }
   /// One state field of all in buffer `buffer`; undefined until first needed.
@@ -90,22 +68,25 @@ class FlatGroup {
   }
   /// The parts of buffer `buffer` in files: parameters, and existing state.
   std::vector<offload::FileTensor*> files_of(size_t buffer) const;
+  /// Releases pages of these files that creating, saving or loading has touched. `buffer` may be
+  /// FlatParameter::kLoose.
+  void release_file_pages(size_t buffer) const;
 
   /// Allocates field `field` of `item`'s state, in its flat buffer if it has the parameter's shape.
   /// The caller must write the values.
   at::Tensor& place_state(FlatParameter& item, size_t field, StateShape shape);
   /// Whether all parameters still use the flat buffers.
-  bool all_at_home() const;
+  bool all_in_buffers() const;
   /// Moves state to its parameter's new device, dtype or order of dimensions. ConfigError while
   /// capturing.
   void follow_parameter(FlatParameter& item);
 
-  /// ConfigError for a parameter that is not in shared memory (any more).
-  void check_place(const FlatParameter& item) const;
+  /// ConfigError if buffers are shared, and a parameter is not in one (any more).
+  void check_is_shared(const FlatParameter& item) const;
 
-  /// Whether items `a` to `b` of one buffer, their gradients and their state have equal distances;
-  /// the caller must ensure that for those in between.
-  bool lie_alike(const FlatParameter& a, const FlatParameter& b) const;
+  /// Whether items `a` to `b` of one buffer, their gradients and their state have equal distances,
+  /// so that they can be updated as one tensor. The caller must ensure that for those in between.
+  bool can_join(const FlatParameter& a, const FlatParameter& b) const;
   /// Returns the range from item `a` to item `b`, including everything in between, as one tensor
   /// each.
   at::Tensor parameters_between(const FlatParameter& a, const FlatParameter& b) const;
@@ -122,7 +103,9 @@ class FlatGroup {
     std::vector<std::shared_ptr<offload::FileTensor>> state_files = {};
   };
 
-  bool at_home(const FlatParameter& item) const;
+  bool is_in_buffer(const FlatParameter& item) const;
+  /// Makes an unmoved parameter, and its state, a buffer.
+  void use_as_buffer(FlatParameter& item);
   void share_buffer(size_t index);
   /// Creates a buffer for the entries of `plan`, and moves `moving` to it.
   void lay_out(const flat::BucketPlan& plan, std::vector<at::Tensor>& moving);
@@ -131,12 +114,8 @@ class FlatGroup {
   at::TensorOptions state_options(const at::Tensor& parameter) const;
   /// Allocates a new field of the state of everything in `buffer`; zeros.
   at::Tensor state_memory(Buffer& buffer, const at::TensorOptions& options);
-  /// Allocates zeros, shared if the buffers are.
-  at::Tensor memory(int64_t numel, const at::TensorOptions& options);
-  /// Moves `from` to shared memory.
-  at::Tensor shared(const at::Tensor& from);
 
-  std::optional<Group> group_;  ///< The ranks that share the buffers.
+  BufferMemory memory_;
   size_t field_count_;
   bool fp32_state_ = false;
   std::vector<Buffer> buffers_;

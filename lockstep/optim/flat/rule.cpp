@@ -19,14 +19,14 @@
 namespace lockstep::optim {
 namespace {
 
-// Of 4 Ki to 128 Ki elements the longest was the fastest for RMSprop and Lion (10M float32, one
-// core), and a whole bucket at a time slower again: the calls cost more than a nearer cache saves.
+// Elements. Of 4 Ki to 128 Ki the longest was the fastest for RMSprop and Lion (10M float32, one
+// core), and a complete bucket at a time was slower again.
 constexpr int64_t kChunk = int64_t{1} << 17;
 
 // 64 bytes of fp32: libtorch's longest vectors.
 constexpr int64_t kLanes = 16;
 
-/// The lists of tensors of a batch: [0] parameters, [1] gradients, [2 ...] the fields of state.
+/// Returns the lists of tensors of a batch: [0] parameters, [1] gradients, [2 ...] state fields.
 std::vector<std::vector<at::Tensor>*> lists_of(Batch& batch) {
   std::vector<std::vector<at::Tensor>*> lists = {&batch.parameters, &batch.gradients};
   for (std::vector<at::Tensor>& field : batch.state) {
@@ -35,7 +35,7 @@ std::vector<std::vector<at::Tensor>*> lists_of(Batch& batch) {
   return lists;
 }
 
-/// Dense tensors on the CPU, up to the end of the shorter one.
+/// Copies dense CPU tensors, up to the end of the shorter one.
 void copy_memory(const at::Tensor& to, const at::Tensor& from) {
   std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), std::min(to.nbytes(), from.nbytes()));
 }
@@ -46,12 +46,21 @@ at::Tensor memory_of(const at::Tensor& tensor) {
   return tensor.as_strided({tensor.numel()}, {1});
 }
 
+std::vector<int64_t> state_sizes(
+    StateShape shape, at::IntArrayRef sizes, at::IntArrayRef full_sizes) {
+  if (shape != StateShape::kRow && shape != StateShape::kColumn) {
+    return sizes.vec();
+  }
+  std::vector<int64_t> factored = full_sizes.vec();
+  factored[factored.size() - (shape == StateShape::kRow ? 1 : 2)] = 1;
+  return factored;
+}
+
 void require_option(
     bool good, const char* rule, const char* option, double value, const char* want) {
   if (!good) {
     throw ConfigError(
-        "optim",
-        fmt::format("{}: {} is impossible; got {}, expected {}", rule, option, value, want));
+        "optim", fmt::format("{}: invalid {}; got {}, expected {}", rule, option, value, want));
   }
 }
 
@@ -63,20 +72,21 @@ void for_each_chunk(
     const Batch& batch,
     const std::function<void(const std::vector<at::Tensor>& chunk, size_t index)>& visit) {
   for (size_t i = 0; i < batch.parameters.size(); ++i) {
-    std::vector<at::Tensor> whole = {memory_of(batch.parameters[i]), memory_of(batch.gradients[i])};
+    std::vector<at::Tensor> tensors = {
+        memory_of(batch.parameters[i]), memory_of(batch.gradients[i])};
     for (const auto& field : batch.state) {
-      whole.push_back(field[i].defined() ? memory_of(field[i]) : at::Tensor());
+      tensors.push_back(field[i].defined() ? memory_of(field[i]) : at::Tensor());
     }
-    const int64_t numel = whole[0].numel();
-    if (numel <= kChunk || !whole[0].is_cpu()) {
-      visit(whole, i);
+    const int64_t numel = tensors[0].numel();
+    if (numel <= kChunk || !tensors[0].is_cpu()) {
+      visit(tensors, i);
       continue;
     }
-    std::vector<at::Tensor> chunk(whole.size());
+    std::vector<at::Tensor> chunk(tensors.size());
     for (int64_t begin = 0; begin < numel; begin += kChunk) {
-      for (size_t k = 0; k < whole.size(); ++k) {
-        if (whole[k].defined()) {
-          chunk[k] = whole[k].narrow(0, begin, std::min(kChunk, numel - begin));
+      for (size_t k = 0; k < tensors.size(); ++k) {
+        if (tensors[k].defined()) {
+          chunk[k] = tensors[k].narrow(0, begin, std::min(kChunk, numel - begin));
         }
       }
       visit(chunk, i);
@@ -84,22 +94,23 @@ void for_each_chunk(
   }
 }
 
-void run_fused(const Batch& batch, const std::function<void(const Batch& whole)>& kernel) {
+void run_fused(const Batch& batch, const std::function<void(const Batch& padded)>& kernel) {
   if (!batch.parameters[0].is_cpu() || batch.parameters[0].element_size() < 4) {
     kernel(batch);
     return;
   }
   Batch uncut = batch;
-  Batch whole;
-  whole.first = batch.first;
-  whole.state.resize(batch.state.size());
+  Batch padded;
+  padded.first = batch.first;
+  padded.state.resize(batch.state.size());
   const std::vector<std::vector<at::Tensor>*> from = lists_of(uncut);
-  const std::vector<std::vector<at::Tensor>*> to = lists_of(whole);
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // Of what is left over: place, copy.
+  const std::vector<std::vector<at::Tensor>*> to = lists_of(padded);
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;  // Place and copy of each rest.
   for (size_t i = 0; i < batch.parameters.size(); ++i) {
     const int64_t rest = batch.parameters[i].numel() % kLanes;
     const int64_t kept = batch.parameters[i].numel() - rest;
-    whole.steps.insert(whole.steps.end(), (kept > 0 ? 1 : 0) + (rest > 0 ? 1 : 0), batch.steps[i]);
+    padded.steps.insert(
+        padded.steps.end(), (kept > 0 ? 1 : 0) + (rest > 0 ? 1 : 0), batch.steps[i]);
     for (size_t k = 0; k < from.size(); ++k) {
       const at::Tensor& tensor = (*from[k])[i];
       if (kept > 0) {
@@ -119,8 +130,8 @@ void run_fused(const Batch& batch, const std::function<void(const Batch& whole)>
       }
     }
   }
-  if (!whole.parameters.empty()) {
-    kernel(whole);
+  if (!padded.parameters.empty()) {
+    kernel(padded);
   }
   for (const auto& [place, copy] : copies) {
     copy_memory(place, copy);
@@ -159,7 +170,7 @@ void descend_(
     parameter.add_(direction, -lr);
     return;
   }
-  // A scalar would be cut to the dtype of a half-precision parameter; a dimension keeps it whole.
+  // A 0-d factor would be rounded to the dtype of a half-precision parameter; a 1-D one is not.
   memory_of(parameter).sub_(memory_of(direction).mul(batch.device_lr.view({1})));
 }
 

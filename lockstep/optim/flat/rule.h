@@ -23,7 +23,7 @@ struct Batch {
   std::vector<int64_t> steps;                  ///< [tensor] Updates including this one.
   /// [tensor] The result of the rule's `advance`, if any.
   std::vector<std::vector<double>> factors;
-  bool first = false;  ///< The state was made for this call.
+  bool first = false;  ///< The state was created for this call.
   /// For an update in a graph: the learning rate, 0-d, and, if the rule counts them, the steps,
   /// [tensor]: read them on the device instead of the host's numbers. Else undefined.
   at::Tensor device_lr = {};
@@ -32,11 +32,16 @@ struct Batch {
 
 /// The shape of a parameter's tensor of one state field.
 enum class StateShape {
-  kNone,       ///< There is none.
+  kNone,       ///< The parameter has no such state.
   kParameter,  ///< As the parameter.
   kRow,        ///< The parameter's, with last dimension 1.
   kColumn,     ///< The parameter's, with last but one dimension 1.
 };
+
+/// Returns the sizes of a state field of `shape` for a parameter of `sizes`, which may be a slice
+/// of a parameter of `full_sizes`. Rows and columns are the full parameter's.
+std::vector<int64_t> state_sizes(
+    StateShape shape, at::IntArrayRef sizes, at::IntArrayRef full_sizes);
 
 /// The properties of a rule that do not depend on its options.
 struct RuleTraits {
@@ -96,7 +101,7 @@ void for_each_chunk(
 /// the CPU (torch 2.13) these kernels round the last elements, which do not fill a vector,
 /// differently. So in fp32 and fp64 they get full vectors only: the rest is copied to padded
 /// buffers and back. For elementwise rules.
-void run_fused(const Batch& batch, const std::function<void(const Batch& whole)>& kernel);
+void run_fused(const Batch& batch, const std::function<void(const Batch& padded)>& kernel);
 
 /// Computes tensor *= factor with the factor in full precision, as in Python; returns `tensor`.
 /// `Tensor::mul_(Scalar)` rounds it to the tensor's dtype first: 0.999 becomes 1 in bf16.

@@ -13,7 +13,7 @@
 
 namespace lockstep::optim {
 
-/// The input of a rule that needs full parameters, if several ranks have slices of them: all
+/// The input of a rule that needs full parameters, while ranks own shard slices of them. It has all
 /// updated parameters, the same on every rank, and this rank's slices. Every rank calls the rule,
 /// including one without slices.
 struct ShardedBatch {
@@ -23,8 +23,9 @@ struct ShardedBatch {
   Batch slices;                    ///< 1-D; no tensors if this rank has none.
   at::TensorOptions options;       ///< Of the slices, on every rank.
 
-  const flat::ShardBounds& whole(size_t slice) const { return *full_parameters[full_index[slice]]; }
-  int64_t begin(size_t slice) const { return whole(slice).begin(ranks.rank()); }
+  const flat::ShardBounds& full_parameter(size_t slice) const {
+    return *full_parameters[full_index[slice]];
+  }
 };
 
 /// Assigns an owner to each full parameter: ranks get nearly equal shares of `costs`, the largest
@@ -34,21 +35,21 @@ std::vector<int> owners_of(
     const std::vector<double>& costs,
     int ranks);
 
-/// The work on full tensors, each on one rank.
+/// A computation on full tensors, each on one rank.
 struct FullUpdate {
   std::vector<double> costs;  ///< [parameter] In any unit; the same on all ranks.
-  at::ScalarType result;      ///< The dtype of the result of `work`.
-  /// This rank's contribution of a slice: with its length, in the batch's dtype.
-  std::function<at::Tensor(size_t slice)> give;
+  at::ScalarType result;      ///< The dtype of the result of `compute`.
+  /// Returns the input of a slice: with its length, in the batch's dtype.
+  std::function<at::Tensor(size_t slice)> input;
   /// Computes the result of a full tensor, contiguous with its parameter's shape; the same number
   /// of elements.
-  std::function<at::Tensor(const at::Tensor& whole)> work;
-  /// Handles the result of a slice, 1-D.
-  std::function<void(size_t slice, const at::Tensor& result)> take;
+  std::function<at::Tensor(const at::Tensor& full)> compute;
+  /// Applies the result of a slice, 1-D.
+  std::function<void(size_t slice, const at::Tensor& result)> apply;
 };
 
-/// Gathers slices on the owner of the full tensor, runs the work there, and returns the results to
-/// the ranks of the slices. Collective.
+/// Gathers inputs on the owner of each full tensor, computes its result there, and returns slices
+/// of the results to their ranks. Collective.
 ///
 /// It works in rounds of at least as many tensors as ranks, and of 25 MiB a rank or more, with two
 /// all-to-alls each. Their parts are as long as the largest one of any pair of ranks; a rank sends

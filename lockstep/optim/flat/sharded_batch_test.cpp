@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rules that need whole parameters, on ranks that have slices of them: against one process.
+// Rules that need full parameters, on ranks that have slices of them: against one process.
 #include "lockstep/optim/flat/sharded_batch.h"
 
 #include <algorithm>
@@ -45,7 +45,7 @@ at::Tensor gradient_of(size_t k, const Sizes& sizes, int64_t t, at::ScalarType t
       .to(type);
 }
 
-/// Parameters in two flat buffers, each cut into equal parts: what one rank has of them.
+/// Parameters in two flat buffers, each cut into equal parts, and one rank's slices of them.
 class Slices {
  public:
   Slices(const std::vector<Sizes>& shapes, size_t first, const Group& group, at::ScalarType type)
@@ -56,21 +56,20 @@ class Slices {
     }
   }
 
-  const std::vector<FlatOptimizer::BufferSlices>& pieces() const { return slices_; }
+  const std::vector<FlatOptimizer::BufferSlices>& buffer_slices() const { return slices_; }
 
   void put_gradients(int64_t t) const {
     for (size_t k = 0; k < shapes_.size(); ++k) {
       if (own_[k].defined()) {
-        const at::Tensor whole = gradient_of(first_ + k, shapes_[k], t, own_[k].scalar_type());
-        own_[k].mutable_grad() = whole.defined() ? part_of(k, whole).clone() : at::Tensor();
+        const at::Tensor full = gradient_of(first_ + k, shapes_[k], t, own_[k].scalar_type());
+        own_[k].mutable_grad() = full.defined() ? part_of(k, full).clone() : at::Tensor();
       }
     }
   }
   /// Undefined if others have all of it.
   const at::Tensor& own(size_t k) const { return own_[k]; }
-  at::Tensor part_of(size_t k, const at::Tensor& whole) const {
-    return whole.detach().reshape({-1}).narrow(
-        0, divisions_[k].begin(rank_), divisions_[k].length(rank_));
+  at::Tensor part_of(size_t k, const at::Tensor& full) const {
+    return full.detach().reshape({-1}).narrow(0, bounds_[k].begin(rank_), bounds_[k].length(rank_));
   }
 
  private:
@@ -81,38 +80,40 @@ class Slices {
       total += c10::multiply_integers(shapes_[k]) + kGap;
     }
     const int64_t each = (total + size - 1) / size;
-    FlatOptimizer::BufferSlices pieces{.buffer = at::zeros({each}, type), .tensors = {}};
+    FlatOptimizer::BufferSlices buffer_slices{.buffer = at::zeros({each}, type), .tensors = {}};
     int64_t offset = 0;
     for (size_t k = begin; k < end; ++k) {
       const int64_t numel = c10::multiply_integers(shapes_[k]);
-      flat::ShardBounds division{.sizes = shapes_[k], .bounds = {}};
+      flat::ShardBounds bounds{.sizes = shapes_[k], .bounds = {}};
       for (int rank = 0; rank <= size; ++rank) {
-        division.bounds.push_back(std::clamp(each * rank - offset, int64_t{0}, numel));
+        bounds.bounds.push_back(std::clamp(each * rank - offset, int64_t{0}, numel));
       }
-      divisions_.push_back(division);
+      bounds_.push_back(bounds);
       own_.emplace_back();
-      if (const int64_t length = division.length(rank_); length > 0) {
-        const int64_t at = offset + division.begin(rank_) - each * rank_;
-        pieces.buffer.narrow(0, at, length).copy_(part_of(k, start(first_ + k, shapes_[k], type)));
-        own_[k] = pieces.buffer.narrow(0, at, length).variable_data().set_requires_grad(true);
-        pieces.tensors.push_back(own_[k]);
+      if (const int64_t length = bounds.length(rank_); length > 0) {
+        const int64_t at = offset + bounds.begin(rank_) - each * rank_;
+        buffer_slices.buffer.narrow(0, at, length)
+            .copy_(part_of(k, start(first_ + k, shapes_[k], type)));
+        own_[k] =
+            buffer_slices.buffer.narrow(0, at, length).variable_data().set_requires_grad(true);
+        buffer_slices.tensors.push_back(own_[k]);
       }
-      pieces.full_parameters.push_back(division);
+      buffer_slices.full_parameters.push_back(bounds);
       offset += numel + kGap;
     }
-    slices_.push_back(std::move(pieces));
+    slices_.push_back(std::move(buffer_slices));
   }
 
   std::vector<Sizes> shapes_;
   size_t first_;  ///< Number of the first one.
   int rank_;
-  std::vector<flat::ShardBounds> divisions_;
+  std::vector<flat::ShardBounds> bounds_;
   std::vector<at::Tensor> own_;
   std::vector<FlatOptimizer::BufferSlices> slices_;
 };
 
-/// What one process starts with.
-Parameters whole_parameters(const std::vector<Sizes>& shapes, size_t first, at::ScalarType type) {
+/// The initial parameters of one process.
+Parameters full_parameters_of(const std::vector<Sizes>& shapes, size_t first, at::ScalarType type) {
   Parameters parameters;
   for (size_t k = 0; k < shapes.size(); ++k) {
     parameters.push_back(start(first + k, shapes[k], type).requires_grad_());
@@ -120,9 +121,9 @@ Parameters whole_parameters(const std::vector<Sizes>& shapes, size_t first, at::
   return parameters;
 }
 
-/// `tolerance` 0: to the bit.
+/// `tolerance` 0: bit-exact.
 template <typename Optimizer>
-void expect_slices_equal_whole(
+void expect_slices_equal_full(
     const std::vector<std::vector<Sizes>>& shapes,
     const std::vector<typename Optimizer::Options>& options,
     at::ScalarType type,
@@ -131,7 +132,7 @@ void expect_slices_equal_whole(
   const auto make = [&] {
     std::vector<typename Optimizer::Group> groups;
     for (size_t g = 0; g < shapes.size(); ++g) {
-      groups.push_back({whole_parameters(shapes[g], 10 * g, type), options[g]});
+      groups.push_back({full_parameters_of(shapes[g], 10 * g, type), options[g]});
     }
     return groups;
   };
@@ -150,12 +151,12 @@ void expect_slices_equal_whole(
     ranks(size, [&](Group group) {
       Optimizer optimizer(make());
       std::vector<Slices> slices;
-      std::vector<std::vector<FlatOptimizer::BufferSlices>> pieces;
+      std::vector<std::vector<FlatOptimizer::BufferSlices>> buffer_slices;
       for (size_t g = 0; g < shapes.size(); ++g) {
         slices.emplace_back(shapes[g], 10 * g, group, type);
-        pieces.push_back(slices.back().pieces());
+        buffer_slices.push_back(slices.back().buffer_slices());
       }
-      optimizer.update_shards(pieces, {}, group);
+      optimizer.update_shards(buffer_slices, {}, group);
       for (int64_t t = 0; t < kUpdates; ++t) {
         for (const Slices& each : slices) {
           each.put_gradients(t);
@@ -168,15 +169,15 @@ void expect_slices_equal_whole(
             continue;
           }
           SCOPED_TRACE("group " + std::to_string(g) + ", parameter " + std::to_string(k));
-          const at::Tensor& whole = alone[g].parameters[k];
-          expect_near(slices[g].own(k), slices[g].part_of(k, whole), tolerance);
+          const at::Tensor& full = alone[g].parameters[k];
+          expect_near(slices[g].own(k), slices[g].part_of(k, full), tolerance);
           const auto got = optimizer.state_of(slices[g].own(k));
-          const auto expected = one.state_of(whole);
+          const auto expected = one.state_of(full);
           EXPECT_EQ(got.step, expected.step);
           for (size_t field = 0; field < expected.fields.size(); ++field) {
             const at::Tensor& state = expected.fields[field];
             const bool shaped =
-                state.defined() && state.sizes() == whole.sizes() && got.fields[field].dim() == 1;
+                state.defined() && state.sizes() == full.sizes() && got.fields[field].dim() == 1;
             expect_near(got.fields[field], shaped ? slices[g].part_of(k, state) : state, tolerance);
           }
         }
@@ -188,7 +189,7 @@ void expect_slices_equal_whole(
 TEST(Sharded, MuonHasTheBitsOfOneProcess) {
   for (const bool gram : {false, true}) {
     for (const bool nesterov : {false, true}) {
-      expect_slices_equal_whole<Muon>(
+      expect_slices_equal_full<Muon>(
           {kMatrices, kOthers},
           {{.lr = 0.02, .nesterov = nesterov, .match_rms_adamw = gram, .gram = gram},
            {.lr = 0.003, .use_muon = false}},
@@ -201,7 +202,7 @@ TEST(Sharded, MuonHasTheBitsOfOneProcess) {
 TEST(Sharded, LambHasTheNumbersOfOneProcess) {
   for (const bool capturable : {false, true}) {
     for (const bool decays : {false, true}) {
-      expect_slices_equal_whole<LAMB>(
+      expect_slices_equal_full<LAMB>(
           {kMatrices, kOthers},
           {{.lr = 0.02, .weight_decay = decays ? 0.1 : 0, .capturable = capturable},
            {.lr = 0.003, .bias_correction = false, .capturable = capturable}},
@@ -209,18 +210,18 @@ TEST(Sharded, LambHasTheNumbersOfOneProcess) {
           1e-13);
     }
   }
-  expect_slices_equal_whole<LAMB>({kMatrices, kOthers}, {{}, {.lr = 0.1}}, at::kFloat, 1e-5);
+  expect_slices_equal_full<LAMB>({kMatrices, kOthers}, {{}, {.lr = 0.1}}, at::kFloat, 1e-5);
 }
 
 TEST(Sharded, AdafactorHasTheNumbersOfOneProcess) {
   for (const bool maximize : {false, true}) {
-    expect_slices_equal_whole<Adafactor>(
+    expect_slices_equal_full<Adafactor>(
         {kMatrices, kOthers},
         {{.weight_decay = 0.1, .maximize = maximize}, {.lr = 0.3, .d = 2}},
         at::kDouble,
         1e-13);
   }
-  expect_slices_equal_whole<Adafactor>({kMatrices, kOthers}, {{}, {}}, at::kFloat, 1e-5);
+  expect_slices_equal_full<Adafactor>({kMatrices, kOthers}, {{}, {}}, at::kFloat, 1e-5);
 }
 
 TEST(Sharded, OwnersHaveEqualWorkAndKeepWhatIsTheirsAlready) {
@@ -234,7 +235,7 @@ TEST(Sharded, OwnersHaveEqualWorkAndKeepWhatIsTheirsAlready) {
 TEST(Sharded, ManyMatricesComeInRounds) {
   constexpr int64_t kBig = 1500;  // 9 MB each, so that two ranks' 50 MiB are several rounds.
   ranks(2, [&](Group group) {
-    const flat::ShardBounds division{
+    const flat::ShardBounds bounds{
         .sizes = {kBig, kBig}, .bounds = {0, kBig * 700 + 11, kBig * kBig}};
     ShardedBatch batch{
         .ranks = group,
@@ -245,27 +246,27 @@ TEST(Sharded, ManyMatricesComeInRounds) {
     constexpr size_t kCount = 9;
     for (size_t i = 0; i < kCount; ++i) {
       batch.full_index.push_back(i);
-      batch.full_parameters.push_back(&division);
+      batch.full_parameters.push_back(&bounds);
     }
     int64_t worked = 0;
     const auto values = [&](size_t i) {
       return (at::arange(kBig * kBig, at::kInt) % 1000 + static_cast<int64_t>(i))
           .to(at::kFloat)
-          .narrow(0, division.begin(group.rank()), division.length(group.rank()));
+          .narrow(0, bounds.begin(group.rank()), bounds.length(group.rank()));
     };
     std::vector<bool> taken(kCount);
     update_on_owners(
         batch,
         {.costs = std::vector<double>(kCount, 1),
          .result = at::kDouble,
-         .give = values,
-         .work =
-             [&](const at::Tensor& whole) {
+         .input = values,
+         .compute =
+             [&](const at::Tensor& full) {
                ++worked;
-               EXPECT_EQ(whole[0][1].item<double>() - whole[0][0].item<double>(), 1);
-               return whole * 3;
+               EXPECT_EQ(full[0][1].item<double>() - full[0][0].item<double>(), 1);
+               return full * 3;
              },
-         .take =
+         .apply =
              [&](size_t i, const at::Tensor& result) {
                taken[i] = at::equal(result, (values(i) * 3).to(at::kDouble));
              }});
@@ -277,9 +278,9 @@ TEST(Sharded, ManyMatricesComeInRounds) {
 
 TEST(Sharded, GradientsOnSomeRanksAloneAreRefusedOnAll) {
   ranks(3, [](Group group) {
-    Muon optimizer(whole_parameters({{40, 13}}, 0, at::kFloat));
+    Muon optimizer(full_parameters_of({{40, 13}}, 0, at::kFloat));
     const Slices slices({{40, 13}}, 0, group, at::kFloat);
-    optimizer.update_shards({slices.pieces()}, {}, group);
+    optimizer.update_shards({slices.buffer_slices()}, {}, group);
     slices.put_gradients(0);
     if (group.rank() == 1) {
       slices.own(0).mutable_grad().reset();
@@ -293,18 +294,18 @@ TEST(Sharded, GradientsOnSomeRanksAloneAreRefusedOnAll) {
 TEST(Sharded, WhatCannotBeBroughtTogetherIsRefused) {
   ranks(2, [](Group group) {
     const Slices slices({{40, 13}}, 0, group, at::kFloat);
-    LAMB alone(whole_parameters({{40, 13}}, 0, at::kFloat));
+    LAMB alone(full_parameters_of({{40, 13}}, 0, at::kFloat));
     EXPECT_THAT(
-        error_of([&] { alone.update_shards({slices.pieces()}); }),
-        HasSubstr("LAMB needs every parameter whole; got parts of them"));
+        error_of([&] { alone.update_shards({slices.buffer_slices()}); }),
+        HasSubstr("LAMB needs full parameters; got shard slices"));
     EXPECT_THAT(
         error_of([&] {
-          alone.update_shards({slices.pieces()}, {.device = OffloadDevice::kCpu}, group);
+          alone.update_shards({slices.buffer_slices()}, {.device = OffloadDevice::kCpu}, group);
         }),
         HasSubstr("got offload_optimizer"));
-    alone.update_shards({slices.pieces()}, {}, group);
+    alone.update_shards({slices.buffer_slices()}, {}, group);
     alone.param_groups()[0].params().push_back(at::zeros({3}).requires_grad_());
-    EXPECT_THAT(error_of([&] { alone.step(); }), HasSubstr("was added to what ranks have divided"));
+    EXPECT_THAT(error_of([&] { alone.step(); }), HasSubstr("was added to a sharded optimizer"));
   });
 }
 

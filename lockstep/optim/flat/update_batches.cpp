@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/optim/flat/update_batches.h"
 
+#include <utility>
+
 #include <ATen/ops/empty_strided.h>
+
+#include "lockstep/optim/flat/capturable.h"
 
 namespace lockstep::optim {
 namespace {
 
-/// `gradient` in the dtype and order of `parameter`: the fused kernels walk memory, not indices.
+/// Returns `gradient` in the dtype and memory order of `parameter`: fused kernels walk memory, not
+/// indices.
 at::Tensor laid_out_like(const at::Tensor& gradient, const at::Tensor& parameter) {
   if (same_strides(gradient, parameter) && gradient.scalar_type() == parameter.scalar_type()) {
     return gradient;
@@ -17,8 +22,8 @@ at::Tensor laid_out_like(const at::Tensor& gradient, const at::Tensor& parameter
 
 }  // namespace
 
-void UpdateBatches::add(const FlatParameter& first, const FlatParameter& last, bool fresh) {
-  Batch& batch = batch_for(first.parameter, fresh);
+void UpdateBatches::add(const FlatParameter& first, const FlatParameter& last, bool new_state) {
+  Batch& batch = batch_for(first.parameter, new_state);
   batch.steps.push_back(first.step);
   batch.factors.push_back(first.factors);
   if (first.device_step.defined()) {
@@ -45,15 +50,15 @@ void UpdateBatches::copy_back() const {
   }
 }
 
-Batch& UpdateBatches::batch_for(const at::Tensor& parameter, bool fresh) {
+Batch& UpdateBatches::batch_for(const at::Tensor& parameter, bool new_state) {
   for (Batch& batch : batches_) {
-    if (batch.first == fresh && batch.parameters[0].scalar_type() == parameter.scalar_type() &&
+    if (batch.first == new_state && batch.parameters[0].scalar_type() == parameter.scalar_type() &&
         batch.parameters[0].device() == parameter.device()) {
       return batch;
     }
   }
   Batch& batch = batches_.emplace_back();
-  batch.first = fresh;
+  batch.first = new_state;
   batch.device_lr = device_lr_;
   batch.state.resize(field_count_);
   return batch;
@@ -70,6 +75,51 @@ void UpdateBatches::add_one(Batch& batch, const FlatParameter& item) {
   for (size_t field = 0; field < field_count_; ++field) {
     batch.state[field].push_back(item.state[field]);
   }
+}
+
+UpdateBatches gather_batches(
+    ParameterLayout& layout, size_t group, size_t begin, size_t end, at::Tensor device_lr) {
+  const UpdateRule& rule = *layout.rule();
+  const RuleTraits& traits = rule.traits();
+  FlatGroup& flat = layout.flat(group);
+  UpdateBatches batches(flat, traits.fields.size(), std::move(device_lr));
+  const FlatParameter* first = nullptr;  // The current run.
+  const FlatParameter* last = nullptr;
+  bool new_state = false;  // The run's.
+  const bool elementwise = !layout.needs_full(group);
+  const bool in_graph = begin < end && is_capturing(flat.items()[begin].parameter.device());
+  const auto have_equal_steps = [in_graph](const FlatParameter& a, const FlatParameter& b) {
+    return a.device_step.defined() ? !in_graph && a.history == b.history : a.step == b.step;
+  };
+  const auto end_run = [&] {
+    if (first != nullptr) {
+      batches.add(*first, *last, new_state);
+    }
+    first = nullptr;
+  };
+  for (size_t i = begin; i < end; ++i) {
+    FlatParameter& item = flat.items()[i];
+    if (!item.parameter.grad().defined()) {
+      end_run();
+      continue;
+    }
+    ++item.step;
+    flat.check_is_shared(item);
+    flat.follow_parameter(item);
+    const bool created = layout.create_missing_state(group, item);
+    item.factors = rule.advance(layout.options(group), item.step, item.scalars);
+    const bool joins = first != nullptr && elementwise && created == new_state &&
+                       (!traits.counts_steps || have_equal_steps(item, *first)) &&
+                       item.factors == first->factors && flat.can_join(*first, item);
+    if (!joins) {
+      end_run();
+      first = &item;
+      new_state = created;
+    }
+    last = &item;
+  }
+  end_run();
+  return batches;
 }
 
 }  // namespace lockstep::optim

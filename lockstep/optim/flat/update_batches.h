@@ -8,19 +8,20 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/optim/flat/flat_group.h"
+#include "lockstep/optim/flat/parameter_layout.h"
 #include "lockstep/optim/flat/rule.h"
 
 namespace lockstep::optim {
 
-/// Groups runs of neighbouring parameters into batches for an update rule.
+/// Batches for an update rule. A batch has runs of neighbouring parameters, each as one tensor.
 class UpdateBatches {
  public:
   /// `group` must outlive this. `device_lr`: see Batch.
   UpdateBatches(const FlatGroup& group, size_t field_count, at::Tensor device_lr = {})
       : group_(&group), field_count_(field_count), device_lr_(std::move(device_lr)) {}
 
-  /// Adds the run from `first` to `last`, which may be the same; `fresh`: its state is new.
-  void add(const FlatParameter& first, const FlatParameter& last, bool fresh);
+  /// Adds the run from `first` to `last`, which may be the same. `new_state`: its state is new.
+  void add(const FlatParameter& first, const FlatParameter& last, bool new_state);
 
   const std::vector<Batch>& batches() const { return batches_; }
 
@@ -28,7 +29,7 @@ class UpdateBatches {
   void copy_back() const;
 
  private:
-  Batch& batch_for(const at::Tensor& parameter, bool fresh);
+  Batch& batch_for(const at::Tensor& parameter, bool new_state);
   void add_one(Batch& batch, const FlatParameter& item);
 
   const FlatGroup* group_;
@@ -37,5 +38,11 @@ class UpdateBatches {
   std::vector<Batch> batches_;
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;
 };
+
+/// Returns batches of the parameters of `group`, items `begin` to `end`, that have gradients.
+/// Counts an update of each, moves its state to its device, and creates missing state.
+/// `device_lr`: see Batch.
+UpdateBatches gather_batches(
+    ParameterLayout& layout, size_t group, size_t begin, size_t end, at::Tensor device_lr = {});
 
 }  // namespace lockstep::optim

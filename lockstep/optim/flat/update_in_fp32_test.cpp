@@ -56,9 +56,9 @@ TEST(UpdateInFp32, Rounds16BitPiecesAndTheirStateOnceAStep) {
       const at::Tensor first = buffer.narrow(0, 0, 600).variable_data();
       const at::Tensor second = buffer.narrow(0, 600, kNumel - 600).variable_data();
       AdamW optimizer({at::zeros({1}).set_requires_grad(true)}, {.lr = 0.01});
-      std::vector<FlatOptimizer::BufferSlices> pieces;
-      pieces.push_back({.buffer = buffer, .tensors = {first, second}});
-      optimizer.update_shards({pieces}, {}, std::nullopt, fp32_state);
+      std::vector<FlatOptimizer::BufferSlices> slices;
+      slices.push_back({.buffer = buffer, .tensors = {first, second}});
+      optimizer.update_shards({slices}, {}, std::nullopt, fp32_state);
       ByHand<AdamW> by_hand(dtype, fp32_state ? at::kFloat : dtype);
       for (int step = 0; step < 5; ++step) {
         const at::Tensor gradient = some(step + 1).to(dtype);
@@ -80,14 +80,14 @@ TEST(UpdateInFp32, Rounds16BitPiecesAndTheirStateOnceAStep) {
 TEST(UpdateInFp32, IsThatOfRulesThatNeedParametersWholeToo) {
   ranks(2, [](Group group) {
     const c10::AutoGradMode no_grad(false);
-    const flat::ShardBounds division{.sizes = {kNumel}, .bounds = {0, 501, kNumel}};
-    const int64_t begin = division.begin(group.rank());
-    const int64_t length = division.length(group.rank());
+    const flat::ShardBounds bounds{.sizes = {kNumel}, .bounds = {0, 501, kNumel}};
+    const int64_t begin = bounds.begin(group.rank());
+    const int64_t length = bounds.length(group.rank());
     const at::Tensor own = some(0).to(at::kBFloat16).narrow(0, begin, length).clone();
-    std::vector<FlatOptimizer::BufferSlices> pieces;
-    pieces.push_back({.buffer = own, .tensors = {own}, .full_parameters = {division}});
+    std::vector<FlatOptimizer::BufferSlices> slices;
+    slices.push_back({.buffer = own, .tensors = {own}, .full_parameters = {bounds}});
     LAMB optimizer({at::zeros({1}).set_requires_grad(true)}, {.lr = 0.01});
-    optimizer.update_shards({pieces}, {}, group, /*fp32_state=*/true);
+    optimizer.update_shards({slices}, {}, group, /*fp32_state=*/true);
     ByHand<LAMB> by_hand(at::kBFloat16, at::kFloat);
     for (int step = 0; step < 5; ++step) {
       const at::Tensor gradient = some(step + 1).to(at::kBFloat16);

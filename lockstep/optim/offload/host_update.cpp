@@ -12,7 +12,7 @@
 namespace lockstep::optim {
 namespace {
 
-// Of parameters in files where state is in memory: one updated, one on its way in, one out.
+// For parameters in files and state in memory: one is updated, one read, one written.
 constexpr int64_t kSlots = 3;
 
 int64_t slots_of(const OffloadOptimizer& options, int64_t fields, bool values_in_files) {
@@ -26,8 +26,7 @@ int64_t slots_of(const OffloadOptimizer& options, int64_t fields, bool values_in
         fmt::format(
             "a bucket's state needs a buffer for each field in a file{}; got "
             "offload_optimizer.buffer_count={}, expected at least {}; {} let reading and writing "
-            "go "
-            "beside the update",
+            "overlap the update",
             values_in_files ? ", and one for its parameters" : "",
             options.buffer_count,
             each,
@@ -38,7 +37,7 @@ int64_t slots_of(const OffloadOptimizer& options, int64_t fields, bool values_in
 
 at::Device device_of(const std::vector<HostUpdate::Bucket>& buckets) {
   for (const HostUpdate::Bucket& bucket : buckets) {
-    for (const Batch& batch : bucket.batches_to_update.batches()) {
+    for (const Batch& batch : bucket.batches.batches()) {
       for (const at::Tensor& gradient : batch.gradients) {
         if (!gradient.is_cpu()) {
           return gradient.device();
@@ -63,12 +62,12 @@ HostUpdate::HostUpdate(const OffloadOptimizer& options, int64_t fields, bool val
 
 std::vector<Batch> HostUpdate::fetch(size_t slot, const Bucket& bucket) {
   std::vector<at::Tensor> device;
-  for (const Batch& batch : bucket.batches_to_update.batches()) {
+  for (const Batch& batch : bucket.batches.batches()) {
     device.insert(device.end(), batch.parameters.begin(), batch.parameters.end());
     device.insert(device.end(), batch.gradients.begin(), batch.gradients.end());
   }
   const std::vector<at::Tensor> host = staging_.fetch(slot, device);
-  std::vector<Batch> batches = bucket.batches_to_update.batches();
+  std::vector<Batch> batches = bucket.batches.batches();
   auto next = host.begin();
   for (Batch& batch : batches) {
     const auto count = static_cast<std::ptrdiff_t>(batch.parameters.size());
@@ -80,13 +79,12 @@ std::vector<Batch> HostUpdate::fetch(size_t slot, const Bucket& bucket) {
 }
 
 void HostUpdate::run(
-    const std::vector<FlatGroup>& groups,
     const std::vector<Bucket>& buckets,
     const std::function<void(size_t group, const Batch& batch)>& update) {
   std::vector<offload::TensorSwapper::Set> sets;
   sets.reserve(buckets.size());
   for (const Bucket& bucket : buckets) {
-    sets.push_back(groups[bucket.group].files_of(bucket.buffer));
+    sets.push_back(bucket.files);
   }
   staging_.begin(device_of(buckets));
   std::array<std::vector<Batch>, offload::HostStaging::kSlots> fetched;
@@ -105,11 +103,10 @@ void HostUpdate::run(
       const Batch& on_host = fetched[slot][i];
       update(bucket.group, on_host);
       for (size_t k = 0; k < on_host.parameters.size(); ++k) {
-        staging_.send_back(
-            bucket.batches_to_update.batches()[i].parameters[k], on_host.parameters[k]);
+        staging_.send_back(bucket.batches.batches()[i].parameters[k], on_host.parameters[k]);
       }
     }
-    bucket.batches_to_update.copy_back();
+    bucket.batches.copy_back();
   };
   if (swapper_) {
     swapper_->run(sets, work);

@@ -11,14 +11,13 @@
 #include "lockstep/offload/host_staging.h"
 #include "lockstep/offload/options.h"
 #include "lockstep/offload/tensor_swapper.h"
-#include "lockstep/optim/flat/flat_group.h"
 #include "lockstep/optim/flat/update_batches.h"
 
 namespace lockstep::optim {
 
 /// Updates buckets with offloaded state or parameters on the host, one after the other. During an
-/// update the next bucket's gradients and parameters are copied from the device and its state from
-/// its file, and the last one's are copied back.
+/// update the next bucket is copied to the host (gradients and parameters from the device, state
+/// from its file), and the last bucket is copied back.
 ///
 /// The device's parameters are authoritative: the host has copies of one bucket and the next, so
 /// values that a program writes to its parameters are updated as usual. The kernels are the CPU's.
@@ -36,12 +35,11 @@ class HostUpdate {
   /// One buffer with gradients.
   struct Bucket {
     size_t group;
-    size_t buffer;
-    UpdateBatches batches_to_update;
+    offload::TensorSwapper::Set files;  ///< Of its parameters and state, if any are in files.
+    UpdateBatches batches;
   };
   /// Calls `update` with each bucket's batches on the host, and stores the results.
   void run(
-      const std::vector<FlatGroup>& groups,
       const std::vector<Bucket>& buckets,
       const std::function<void(size_t group, const Batch& batch)>& update);
 

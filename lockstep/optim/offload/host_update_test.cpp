@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Offloaded state: where it lies, and that the numbers are those of state that does not.
+// Offloaded state: its location, and numbers equal to those of state on the device.
 #include "lockstep/optim/offload/host_update.h"
 
 #include <functional>
@@ -39,8 +39,8 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
 constexpr size_t kBuffers = 5;
-constexpr int64_t kPieces = 3;
-constexpr int64_t kPiece = 1000;  // No multiple of what a vector holds.
+constexpr int64_t kSlices = 3;
+constexpr int64_t kSlice = 1000;  // No multiple of what a vector holds.
 
 using Make = std::function<std::shared_ptr<FlatOptimizer>(const std::vector<at::Tensor>&)>;
 
@@ -51,56 +51,56 @@ Make making(typename Optimizer::Options options) {
   };
 }
 
-/// An optimizer of pieces of flat buffers, as ZeRO has them.
+/// An optimizer of slices of flat buffers, as ZeRO has them.
 struct Sharded {
   Sharded(const Make& make, const OffloadOptimizer& offload, at::ScalarType type = at::kFloat) {
     std::vector<FlatOptimizer::BufferSlices> all;
     for (size_t b = 0; b < kBuffers; ++b) {
       const at::Tensor buffer =
-          at::sin(at::arange(kPieces * kPiece + 7) + static_cast<double>(b)).to(type);
+          at::sin(at::arange(kSlices * kSlice + 7) + static_cast<double>(b)).to(type);
       all.push_back({.buffer = buffer, .tensors = {}});
-      for (int64_t p = 0; p < kPieces; ++p) {
-        pieces.push_back(buffer.narrow(0, p * kPiece, kPiece).variable_data());
-        pieces.back().set_requires_grad(true);
-        all.back().tensors.push_back(pieces.back());
+      for (int64_t p = 0; p < kSlices; ++p) {
+        slices.push_back(buffer.narrow(0, p * kSlice, kSlice).variable_data());
+        slices.back().set_requires_grad(true);
+        all.back().tensors.push_back(slices.back());
       }
     }
     optimizer = make({at::zeros({3}, type).requires_grad_()});
     optimizer->update_shards({all}, offload);
   }
 
-  /// Some pieces take no part in some steps.
+  /// Some slices take no part in some steps.
   void step(int64_t t) {
-    for (size_t i = 0; i < pieces.size(); ++i) {
-      pieces[i].mutable_grad().reset();
-      if ((static_cast<int64_t>(i) + t) % 4 != 0 && (i / kPieces != 2 || t > 1)) {
-        pieces[i].mutable_grad() =
-            at::cos(at::arange(kPiece) * static_cast<double>(i + 1) + static_cast<double>(t))
-                .to(pieces[i].scalar_type());
+    for (size_t i = 0; i < slices.size(); ++i) {
+      slices[i].mutable_grad().reset();
+      if ((static_cast<int64_t>(i) + t) % 4 != 0 && (i / kSlices != 2 || t > 1)) {
+        slices[i].mutable_grad() =
+            at::cos(at::arange(kSlice) * static_cast<double>(i + 1) + static_cast<double>(t))
+                .to(slices[i].scalar_type());
       }
     }
     optimizer->step();
   }
 
   NamedTensors state() {
-    return optimizer_tensors(*optimizer, [this](const at::Tensor& piece) { return name(piece); });
+    return optimizer_tensors(*optimizer, [this](const at::Tensor& slice) { return name(slice); });
   }
-  std::string name(const at::Tensor& piece) const {
-    for (size_t i = 0; i < pieces.size(); ++i) {
-      if (pieces[i].is_same(piece)) {
+  std::string name(const at::Tensor& slice) const {
+    for (size_t i = 0; i < slices.size(); ++i) {
+      if (slices[i].is_same(slice)) {
         return "p" + std::to_string(i);
       }
     }
     return "?";
   }
 
-  std::vector<at::Tensor> pieces;
+  std::vector<at::Tensor> slices;
   std::shared_ptr<FlatOptimizer> optimizer;
 };
 
 void expect_same(Sharded& a, Sharded& b, const std::string& what) {
-  for (size_t i = 0; i < a.pieces.size(); ++i) {
-    EXPECT_TRUE(at::equal(a.pieces[i], b.pieces[i])) << what << i;
+  for (size_t i = 0; i < a.slices.size(); ++i) {
+    EXPECT_TRUE(at::equal(a.slices[i], b.slices[i])) << what << i;
   }
   const NamedTensors of_a = a.state();
   const NamedTensors of_b = b.state();
@@ -168,7 +168,7 @@ TEST(HostUpdate, StateInFilesTakesTheMemoryOfItsBuffers) {
     }
     return sharded;
   };
-  const int64_t field = (kPieces * kPiece + 7) * 4;
+  const int64_t field = (kSlices * kSlice + 7) * 4;
   for (const int64_t count : {2, 4, 6}) {
     const auto sharded = with(count, 1);
     const HostUpdate& update = *sharded->optimizer->host_update();
@@ -205,10 +205,10 @@ TEST(HostUpdate, WhatCannotBeOffloadedIsRefused) {
   EXPECT_THAT(
       [] { Sharded(making<AdamW>({}), {.device = OffloadDevice::kNvme, .nvme_path = "/no/such"}); },
       ThrowsMessage<ConfigError>(HasSubstr("/no/such")));
-  for (const Make& whole : {making<LAMB>({}), making<Adafactor>({})}) {
+  for (const Make& full : {making<LAMB>({}), making<Adafactor>({})}) {
     EXPECT_THAT(
-        [&] { Sharded(whole, {.device = OffloadDevice::kCpu}); },
-        ThrowsMessage<ConfigError>(HasSubstr("needs every parameter whole")));
+        [&] { Sharded(full, {.device = OffloadDevice::kCpu}); },
+        ThrowsMessage<ConfigError>(HasSubstr("needs full parameters")));
   }
 }
 
@@ -226,13 +226,13 @@ TEST(HostUpdate, StateGoesFromFilesToMemoryAndBack) {
       resumed.step(7);  // State of another life.
       check_optimizer(
           *resumed.optimizer,
-          [&](const at::Tensor& piece) { return resumed.name(piece); },
+          [&](const at::Tensor& slice) { return resumed.name(slice); },
           saved.state(),
           optimizer_settings(*saved.optimizer),
           "file")();
-      for (size_t i = 0; i < resumed.pieces.size(); ++i) {
+      for (size_t i = 0; i < resumed.slices.size(); ++i) {
         const c10::AutoGradMode no_grad(false);
-        resumed.pieces[i].copy_(saved.pieces[i]);
+        resumed.slices[i].copy_(saved.slices[i]);
       }
       Sharded further(make, {});
       for (int64_t t = 0; t < 5; ++t) {

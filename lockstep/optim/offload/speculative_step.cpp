@@ -8,7 +8,7 @@
 namespace lockstep::optim {
 namespace {
 
-/// What each has is the other's, for all who hold views of them.
+/// Swaps the memory of both storages, also for all views of them.
 void swap_memory(const at::Tensor& a, const at::Tensor& b) {
   std::swap(
       a.storage().unsafeGetStorageImpl()->mutable_data_ptr(),
@@ -26,13 +26,13 @@ bool is_same(const SpeculativeStep::Source& a, const SpeculativeStep::Source& b)
 
 void SpeculativeStep::begin(
     const Key& key, Source source, std::function<void(const Batch& batch)> update) {
-  forget(key);
+  discard(key);
   Entry& entry = entries_.try_emplace(key, pinned_).first->second;
   entry.host_staging.begin(
       source.parameters.is_cpu() ? source.gradient.device() : source.parameters.device());
   const std::vector<at::Tensor> host =
       entry.host_staging.fetch(0, {source.parameters, source.gradient});
-  // The caller may write to what is on the host from now on.
+  // Host tensors are copied at once: the caller may write to them from now on.
   const auto copied = [](const at::Tensor& from, const at::Tensor& fetched, at::Tensor& copy) {
     if (!from.is_cpu()) {
       copy = fetched;
@@ -95,8 +95,8 @@ bool SpeculativeStep::take(const Key& key, const Source& source) {
   if (source.parameters.is_cpu()) {
     at::Tensor(source.parameters).copy_(entry.parameters);
   } else {
-    entry.host_staging.begin(
-        source.parameters.device());  // Behind who reads or writes them till now.
+    // The copy waits for work that reads or writes the parameters.
+    entry.host_staging.begin(source.parameters.device());
     entry.host_staging.send_back(source.parameters, entry.parameters);
     entry.host_staging.finish();
   }
@@ -104,7 +104,7 @@ bool SpeculativeStep::take(const Key& key, const Source& source) {
   return true;
 }
 
-void SpeculativeStep::forget(const Key& key) noexcept {
+void SpeculativeStep::discard(const Key& key) noexcept {
   const auto found = entries_.find(key);
   if (found != entries_.end() && found->second.source) {
     found->second.done.wait();
@@ -112,9 +112,9 @@ void SpeculativeStep::forget(const Key& key) noexcept {
   }
 }
 
-void SpeculativeStep::forget() noexcept {
+void SpeculativeStep::discard() noexcept {
   for (const auto& [key, entry] : entries_) {
-    forget(key);
+    discard(key);
   }
 }
 

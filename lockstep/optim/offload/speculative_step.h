@@ -18,8 +18,8 @@
 
 namespace lockstep::optim {
 
-/// Runs updates on the host before `step`, while backward still runs: for buckets with complete
-/// gradients, on copies of their parameters and state, on a thread. `step` uses a result if all its
+/// Runs updates on the host before `step`, while backward still runs. A thread updates copies of
+/// parameters and state of buckets whose gradients are complete. `step` uses a result if all its
 /// inputs (numbers, and tensors' version counters) are unchanged, which costs a copy of the
 /// parameters; else it updates as usual. Bit-exact.
 ///
@@ -30,14 +30,14 @@ class SpeculativeStep {
  public:
   explicit SpeculativeStep(bool pinned) : pinned_(pinned) {}
 
-  /// A bucket: the index of its group, and its own in that.
+  /// A bucket: the index of its group, and its index in the group.
   using Key = std::pair<size_t, size_t>;
 
   /// The inputs of a bucket's update.
   struct Source {
     at::Tensor parameters;          ///< The updated part of the bucket.
     at::Tensor gradient;            ///< Of the parameters.
-    std::vector<at::Tensor> state;  ///< [field] Of the complete bucket, on the host; or undefined.
+    std::vector<at::Tensor> state;  ///< [field] The complete bucket's, on the host; or undefined.
     int64_t begin = 0;              ///< The offset of the parameters in it.
     int64_t step = 0;               ///< The number of the update.
     std::vector<double> factors;    ///< See Batch.
@@ -52,8 +52,8 @@ class SpeculativeStep {
   /// true. Throws the exception of `update`.
   bool take(const Key& key, const Source& source);
   /// Drops a begun update; returns when nothing reads the gradient any more.
-  void forget(const Key& key) noexcept;
-  void forget() noexcept;
+  void discard(const Key& key) noexcept;
+  void discard() noexcept;
 
   /// Number of used updates since construction.
   int64_t taken() const { return taken_; }

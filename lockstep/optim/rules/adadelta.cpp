@@ -25,11 +25,6 @@ void AdadeltaRule::check(const Options& options) {
   require_not_negative(rule, "weight_decay", options.weight_decay);
 }
 
-StateShape AdadeltaRule::shape(
-    const Options& /*options*/, at::IntArrayRef /*sizes*/, size_t /*field*/) {
-  return StateShape::kParameter;
-}
-
 void AdadeltaRule::update(const Options& options, const Batch& batch) {
   for_each_chunk(batch, [&](const std::vector<at::Tensor>& chunk, size_t /*index*/) {
     const at::Tensor& parameter = chunk[0];

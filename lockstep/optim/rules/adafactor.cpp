@@ -28,7 +28,7 @@ double root_mean_square(const at::Tensor& tensor) {
          std::sqrt(static_cast<double>(tensor.numel()));
 }
 
-/// The mean of the squares along `dim`, which is kept.
+/// Returns the mean of the squares along `dim`, which is kept.
 at::Tensor mean_square(const at::Tensor& gradient, int64_t dim) {
   return at::linalg_vector_norm(gradient, 2, dim, /*keepdim=*/true)
       .square_()
@@ -43,13 +43,13 @@ double one_minus_beta2(const AdafactorOptions& options, int64_t step) {
   return std::pow(static_cast<double>(step), options.beta2_decay);
 }
 
-/// `size`: root mean square of the parameter.
+/// `size`: the root mean square of the parameter.
 double step_size(const AdafactorOptions& options, double size, int64_t step) {
   return std::max(options.eps.second, size) *
          std::min(options.lr, 1 / std::sqrt(static_cast<double>(step)));
 }
 
-/// The product of rows and columns, over the rows' mean.
+/// Returns the product of rows and columns, over the rows' mean.
 at::Tensor factored(
     const at::Tensor& rows,
     const at::Tensor& columns,
@@ -58,7 +58,7 @@ at::Tensor factored(
   return at::matmul(rows, columns).div_(mean_of_rows.clamp_min(epsilon));
 }
 
-/// gradient / sqrt(estimate), in place of `estimate`.
+/// Replaces `estimate` by gradient / sqrt(estimate).
 void divide_by_root(const at::Tensor& estimate, const at::Tensor& gradient, double epsilon) {
   estimate.clamp_min_(epsilon * epsilon).rsqrt_().mul_(gradient);
 }
@@ -69,7 +69,7 @@ void decay_weights(const AdafactorOptions& options, const at::Tensor& parameter)
   }
 }
 
-/// `size`: root mean square of the update.
+/// `size`: the root mean square of the update.
 double clipped(const AdafactorOptions& options, double alpha, double size) {
   return alpha / std::max(1.0, size / options.d);
 }
@@ -99,23 +99,23 @@ void update_one(
   parameter.add_(update, -clipped(options, alpha, root_mean_square(update)));
 }
 
-/// The matrices of a parameter, and the rows that a slice of it touches, whole: of one matrix only
-/// those, of a stack all of the matrices that it touches.
+/// The matrices of a parameter, and the complete rows that a slice of it touches. Of a stack of
+/// matrices these are all rows of each touched matrix.
 struct RowsOfSlice {
-  RowsOfSlice(const flat::ShardBounds& whole, int rank)
-      : rows(whole.sizes[whole.sizes.size() - 2]),
-        columns(whole.sizes.back()),
-        stack(whole.numel() / (rows * columns)) {
+  RowsOfSlice(const flat::ShardBounds& full, int rank)
+      : rows(full.sizes[full.sizes.size() - 2]),
+        columns(full.sizes.back()),
+        stack(full.numel() / (rows * columns)) {
     const int64_t at_a_time = stack == 1 ? 1 : rows;
     const int64_t unit = at_a_time * columns;
-    const int64_t begin = whole.begin(rank);
-    const int64_t end = begin + whole.length(rank);
+    const int64_t begin = full.begin(rank);
+    const int64_t end = begin + full.length(rank);
     first = begin / unit * at_a_time;
     count = (end + unit - 1) / unit * at_a_time - first;
     skipped = begin - first * columns;
   }
 
-  /// `slice` with zeros around it: (matrices, rows, columns).
+  /// Returns `slice` with zeros around it: (matrices, rows, columns).
   at::Tensor padded(const at::Tensor& slice) const {
     const at::Tensor all = at::zeros({count * columns}, slice.options());
     all.narrow(0, skipped, slice.numel()).copy_(slice);
@@ -136,16 +136,16 @@ bool is_factored(at::IntArrayRef sizes) {
   return sizes.size() > 1;
 }
 
-/// An update of slices.
+/// One update of a ShardedBatch.
 class ShardedUpdate {
  public:
   ShardedUpdate(const AdafactorOptions& options, const ShardedBatch& batch)
       : options_(options), batch_(batch), ranks_(batch.ranks) {}
 
   void run() {
-    add_up_squares();
+    sum_squares();
     std::vector<at::Tensor> updates;
-    const at::Tensor squares = of_each_whole();
+    const at::Tensor squares = one_for_each_parameter();
     for (size_t i = 0; i < slices().parameters.size(); ++i) {
       decay_weights(options_, slices().parameters[i]);
       updates.push_back(update_of(i));
@@ -165,7 +165,7 @@ class ShardedUpdate {
   at::Tensor gradient(size_t slice) const {
     return options_.maximize ? -slices().gradients[slice] : slices().gradients[slice];
   }
-  at::Tensor of_each_whole() const {
+  at::Tensor one_for_each_parameter() const {
     return at::zeros({static_cast<int64_t>(batch_.full_parameters.size())}, batch_.options);
   }
   at::Tensor on_host(const at::Tensor& sums) {
@@ -173,17 +173,18 @@ class ShardedUpdate {
   }
   double mean_root(const at::Tensor& squares, size_t slice) const {
     return std::sqrt(
-        squares[index(slice)].item<double>() / static_cast<double>(batch_.whole(slice).numel()));
+        squares[index(slice)].item<double>() /
+        static_cast<double>(batch_.full_parameter(slice).numel()));
   }
 
-  /// Over all ranks: of the rows and columns of gradients, and of parameters.
-  void add_up_squares() {
+  /// Sums squares over all ranks: of gradients by rows and columns, and of parameters.
+  void sum_squares() {
     int64_t total = 0;
-    for (const flat::ShardBounds* whole : batch_.full_parameters) {
+    for (const flat::ShardBounds* full : batch_.full_parameters) {
       offsets_.push_back(total);
-      if (is_factored(whole->sizes)) {
-        const int64_t rows = whole->numel() / whole->sizes.back();
-        total += rows + whole->numel() / whole->sizes[whole->sizes.size() - 2];
+      if (is_factored(full->sizes)) {
+        const int64_t rows = full->numel() / full->sizes.back();
+        total += rows + full->numel() / full->sizes[full->sizes.size() - 2];
       }
     }
     const auto count = static_cast<int64_t>(batch_.full_parameters.size());
@@ -191,8 +192,8 @@ class ShardedUpdate {
     const at::Tensor of_parameters = sums_.narrow(0, total, count);
     for (size_t i = 0; i < slices().parameters.size(); ++i) {
       of_parameters[index(i)].copy_(slices().parameters[i].square().sum());
-      if (is_factored(batch_.whole(i).sizes)) {
-        const RowsOfSlice part(batch_.whole(i), ranks_.rank());
+      if (is_factored(batch_.full_parameter(i).sizes)) {
+        const RowsOfSlice part(batch_.full_parameter(i), ranks_.rank());
         const at::Tensor squares = part.padded(slices().gradients[i]).square_();
         rows_of(i, part)
             .narrow(0, part.first, part.count)
@@ -217,7 +218,7 @@ class ShardedUpdate {
     const double epsilon = epsilon_of(options_, batch_.options.dtype().toScalarType());
     const double weight = one_minus_beta2(options_, step(i));
     at::Tensor update;
-    if (is_factored(batch_.whole(i).sizes)) {
+    if (is_factored(batch_.full_parameter(i).sizes)) {
       update = factored_estimate(i, weight, epsilon);
     } else {
       const at::Tensor& variance = slices().state[kVariance][i];
@@ -229,7 +230,7 @@ class ShardedUpdate {
   }
 
   at::Tensor factored_estimate(size_t i, double weight, double epsilon) const {
-    const RowsOfSlice part(batch_.whole(i), ranks_.rank());
+    const RowsOfSlice part(batch_.full_parameter(i), ranks_.rank());
     const at::Tensor& row_var = slices().state[kRowVar][i];
     const at::Tensor& col_var = slices().state[kColVar][i];
     row_var.lerp_(rows_of(i, part).view(row_var.sizes()).div(part.columns), weight);
@@ -252,8 +253,8 @@ class ShardedUpdate {
   const ShardedBatch& batch_;
   Group ranks_;
   at::Tensor sums_;
-  std::vector<int64_t> offsets_;  ///< [whole] Of its rows in the sums; its columns follow.
-  at::Tensor parameter_squares_;  ///< [whole] On the host.
+  std::vector<int64_t> offsets_;  ///< [parameter] Of its rows in `sums_`; its columns follow.
+  at::Tensor parameter_squares_;  ///< [parameter] On the host.
 };
 
 }  // namespace

@@ -9,7 +9,7 @@
 
 namespace lockstep::optim {
 
-/// torch.optim.Adafactor's, by its names and defaults.
+/// The names and defaults are torch.optim.Adafactor's.
 struct AdafactorOptions {
   double lr = 1e-2;  ///< Caps the relative step: min(lr, 1/sqrt(step)).
   double beta2_decay = -0.8;
@@ -21,14 +21,15 @@ struct AdafactorOptions {
   bool maximize = false;
 };
 
-/// The second moment of a matrix as one row and one column: n + m numbers of state, not n * m.
+/// Factors the second moment of a matrix into one row and one column: n + m numbers of state, not
+/// n * m.
 ///
-/// Tensors of more dimensions are stacks of matrices, their last two. One parameter at a time,
-/// since each has its own norms; two of them are read back to the host. Where ranks have slices, as
-/// under ZeRO, the sums of squares of rows and columns and the norms are added up over ranks, in
-/// two all-reduces of all parameters together, of n + m + 1 numbers and one: the numbers of one
-/// process but for the order of those sums. Each rank with a slice has the row and the column
-/// whole, and holds its slices' updates until the second. After: Shazeer & Stern, "Adafactor", ICML
+/// Tensors of more dimensions are stacks of matrices, their last two. It updates one parameter at a
+/// time, since each has its own norms; two of them are read back to the host. If ranks own slices,
+/// as under ZeRO, two all-reduces of all parameters together sum n + m + 1 numbers (squares of rows
+/// and columns, and a norm) and one number a parameter. Results equal those of one process but for
+/// the order of these sums. Each rank with a slice has the full row and column, and holds its
+/// slices' updates until the second all-reduce. After: Shazeer & Stern, "Adafactor", ICML
 /// 2018, in torch.optim's form, which keeps means where the paper keeps sums and applies eps[0]
 /// where it divides.
 struct AdafactorRule {

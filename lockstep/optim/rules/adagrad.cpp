@@ -31,23 +31,18 @@ void AdagradRule::check(const Options& options) {
   at_least_0("eps", options.eps);
 }
 
-StateShape AdagradRule::shape(
-    const Options& /*options*/, at::IntArrayRef /*sizes*/, size_t /*field*/) {
-  return StateShape::kParameter;
-}
-
 double AdagradRule::initial(const Options& options, size_t /*field*/) {
   return options.initial_accumulator_value;
 }
 
 void AdagradRule::update(const Options& options, const Batch& batch) {
-  run_fused(batch, [&](const Batch& whole) {
-    with_rate(whole, options.lr, [&](const auto& lr) {
+  run_fused(batch, [&](const Batch& padded) {
+    with_rate(padded, options.lr, [&](const auto& lr) {
       at::_fused_adagrad_(
-          whole.parameters,
-          whole.gradients,
-          whole.state[0],
-          step_tensors(whole),
+          padded.parameters,
+          padded.gradients,
+          padded.state[0],
+          step_tensors(padded),
           lr,
           options.lr_decay,
           options.weight_decay,

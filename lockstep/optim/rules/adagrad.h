@@ -5,7 +5,7 @@
 
 namespace lockstep::optim {
 
-/// torch.optim.Adagrad's, by its names and defaults.
+/// The names and defaults are torch.optim.Adagrad's.
 struct AdagradOptions {
   double lr = 1e-2;
   double lr_decay = 0;
@@ -16,14 +16,13 @@ struct AdagradOptions {
   bool capturable = false;  ///< See FlatOptimizer.
 };
 
-/// One pass over memory by libtorch's fused kernel. State exists from the beginning, as in Python.
-/// After: Duchi, Hazan & Singer, JMLR 2011.
+/// Adagrad, one pass over memory by libtorch's fused kernel. State exists from the beginning, as in
+/// Python. After: Duchi, Hazan & Singer, JMLR 2011.
 struct AdagradRule {
   using Options = AdagradOptions;
   static RuleTraits traits();
   static NamedOptions named(Options& options);
   static void check(const Options& options);
-  static StateShape shape(const Options& options, at::IntArrayRef sizes, size_t field);
   static double initial(const Options& options, size_t field);
   static void update(const Options& options, const Batch& batch);
 };

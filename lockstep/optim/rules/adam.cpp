@@ -50,15 +50,15 @@ std::vector<at::Tensor> endless_steps(const Batch& batch) {
 template <typename Options, typename Kernel>
 void update_adam(const Options& options, const Batch& batch, const Kernel& kernel) {
   const at::TensorList none;
-  run_fused(batch, [&](const Batch& whole) {
-    with_rate(whole, options.lr, [&](const auto& lr) {
+  run_fused(batch, [&](const Batch& padded) {
+    with_rate(padded, options.lr, [&](const auto& lr) {
       kernel(
-          whole.parameters,
-          whole.gradients,
-          whole.state[kExpAvg],
-          whole.state[kExpAvgSq],
-          options.amsgrad ? at::TensorList(whole.state[kMaxExpAvgSq]) : none,
-          options.bias_correction ? step_tensors(whole) : endless_steps(whole),
+          padded.parameters,
+          padded.gradients,
+          padded.state[kExpAvg],
+          padded.state[kExpAvgSq],
+          options.amsgrad ? at::TensorList(padded.state[kMaxExpAvgSq]) : none,
+          options.bias_correction ? step_tensors(padded) : endless_steps(padded),
           lr,
           options.betas.first,
           options.betas.second,

@@ -7,7 +7,7 @@
 
 namespace lockstep::optim {
 
-/// torch.optim.Adam's, by its names and defaults, and one of DeepSpeed's.
+/// The names and defaults are torch.optim.Adam's; one option is DeepSpeed's.
 struct AdamOptions {
   double lr = 1e-3;
   std::pair<double, double> betas = {0.9, 0.999};
@@ -15,11 +15,11 @@ struct AdamOptions {
   double weight_decay = 0;  ///< Added to the gradient.
   bool amsgrad = false;
   bool maximize = false;
-  bool bias_correction = true;  ///< DeepSpeed's; false: moments are used as they are.
+  bool bias_correction = true;  ///< DeepSpeed's; false: moments are not corrected.
   bool capturable = false;      ///< See FlatOptimizer.
 };
 
-/// torch.optim.AdamW's, by its names and defaults, and one of DeepSpeed's.
+/// The names and defaults are torch.optim.AdamW's; one option is DeepSpeed's.
 struct AdamWOptions {
   double lr = 1e-3;
   std::pair<double, double> betas = {0.9, 0.999};
@@ -27,12 +27,12 @@ struct AdamWOptions {
   double weight_decay = 1e-2;  ///< Taken from the parameter, times lr.
   bool amsgrad = false;
   bool maximize = false;
-  bool bias_correction = true;  ///< DeepSpeed's; false: moments are used as they are.
+  bool bias_correction = true;  ///< DeepSpeed's; false: moments are not corrected.
   bool capturable = false;      ///< See FlatOptimizer.
 };
 
-/// One pass over memory by libtorch's fused kernel. After: Kingma & Ba, "Adam", ICLR 2015; Reddi et
-/// al. (amsgrad), ICLR 2018.
+/// Adam, one pass over memory by libtorch's fused kernel. After: Kingma & Ba, "Adam", ICLR 2015;
+/// Reddi et al. (amsgrad), ICLR 2018.
 struct AdamRule {
   using Options = AdamOptions;
   static RuleTraits traits();
@@ -42,7 +42,8 @@ struct AdamRule {
   static void update(const Options& options, const Batch& batch);
 };
 
-/// After: Loshchilov & Hutter, "Decoupled Weight Decay Regularization", ICLR 2019.
+/// Adam with decoupled weight decay. After: Loshchilov & Hutter, "Decoupled Weight Decay
+/// Regularization", ICLR 2019.
 struct AdamWRule {
   using Options = AdamWOptions;
   static RuleTraits traits();

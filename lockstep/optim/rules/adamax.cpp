@@ -26,11 +26,6 @@ void AdamaxRule::check(const Options& options) {
   require_not_negative("Adamax", "eps", options.eps);
 }
 
-StateShape AdamaxRule::shape(
-    const Options& /*options*/, at::IntArrayRef /*sizes*/, size_t /*field*/) {
-  return StateShape::kParameter;
-}
-
 void AdamaxRule::update(const Options& options, const Batch& batch) {
   for_each_chunk(batch, [&](const std::vector<at::Tensor>& chunk, size_t index) {
     const at::Tensor& parameter = chunk[0];

@@ -26,11 +26,6 @@ void ASGDRule::check(const Options& options) {
   require_not_negative("ASGD", "weight_decay", options.weight_decay);
 }
 
-StateShape ASGDRule::shape(
-    const Options& /*options*/, at::IntArrayRef /*sizes*/, size_t /*field*/) {
-  return StateShape::kParameter;
-}
-
 std::vector<double> ASGDRule::advance(
     const Options& options, int64_t step, std::vector<float>& scalars) {
   if (scalars.empty()) {

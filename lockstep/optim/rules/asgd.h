@@ -8,26 +8,25 @@
 
 namespace lockstep::optim {
 
-/// torch.optim.ASGD's, by its names and defaults.
+/// The names and defaults are torch.optim.ASGD's.
 struct ASGDOptions {
   double lr = 1e-2;
-  double lambd = 1e-4;  ///< Taken from the parameter, times the rate; slows the rate down, too.
+  double lambd = 1e-4;  ///< Decays the parameter, times the rate; slows the rate down, too.
   double alpha = 0.75;  ///< The rate falls as (1 + lambd lr step)^-alpha.
   double t0 = 1e6;      ///< The step from which on `ax` is an average, not the parameter.
   double weight_decay = 0;
   bool maximize = false;
 };
 
-/// Stochastic gradient descent that keeps the average of the parameters, in its state `ax`, which
-/// is for the program to use. A changed learning rate counts from the step after on, as in
-/// torch.optim. Not capturable: the rate that it makes of lr is the host's. After: Polyak &
-/// Juditsky, "Acceleration of stochastic approximation by averaging", 1992.
+/// Stochastic gradient descent that averages the parameters in its state `ax`, for the program's
+/// use. A changed learning rate applies from the second step after, as in torch.optim. Not
+/// capturable, since the host computes the rate from lr. After: Polyak & Juditsky, "Acceleration of
+/// stochastic approximation by averaging", 1992.
 struct ASGDRule {
   using Options = ASGDOptions;
   static RuleTraits traits();
   static NamedOptions named(Options& options);
   static void check(const Options& options);
-  static StateShape shape(const Options& options, at::IntArrayRef sizes, size_t field);
   /// Scalars: the next update's rate, and the weight of a new parameter in the average.
   static std::vector<double> advance(
       const Options& options, int64_t step, std::vector<float>& scalars);

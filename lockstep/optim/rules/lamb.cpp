@@ -21,7 +21,7 @@ at::Tensor trust_ratio(
   return at::where(size.gt(0).logical_and_(update_size.gt(0)), ratio, at::ones_like(ratio));
 }
 
-/// moment /= 1 - beta^step, or its root.
+/// Divides `moment` by 1 - beta^step, or by its root.
 void correct_(const at::Tensor& moment, const Batch& batch, size_t index, double beta, bool root) {
   if (batch.device_steps.empty()) {
     const double correction = bias_correction(batch, index, beta);
@@ -32,7 +32,7 @@ void correct_(const at::Tensor& moment, const Batch& batch, size_t index, double
   memory_of(moment).div_(device_factor(root ? correction.sqrt() : correction, moment));
 }
 
-/// Moves the moments of tensor `i`; what they give, of its shape.
+/// Updates the moments of tensor `i`. Returns its update before the trust ratio, of its shape.
 at::Tensor unscaled_update(const LAMBOptions& options, const Batch& batch, size_t i) {
   const auto [beta1, beta2] = options.betas;
   const at::Tensor& gradient = batch.gradients[i];
@@ -96,11 +96,6 @@ void LAMBRule::check(const Options& options) {
       "at least min_coeff");
 }
 
-StateShape LAMBRule::shape(
-    const Options& /*options*/, at::IntArrayRef /*sizes*/, size_t /*field*/) {
-  return StateShape::kParameter;
-}
-
 void LAMBRule::update(const Options& options, const Batch& batch) {
   for (size_t i = 0; i < batch.parameters.size(); ++i) {
     const at::Tensor& parameter = batch.parameters[i];
@@ -118,15 +113,15 @@ void LAMBRule::update_sharded(const Options& options, const ShardedBatch& batch)
   std::vector<at::Tensor> updates;
   for (size_t i = 0; i < slices.parameters.size(); ++i) {
     updates.push_back(unscaled_update(options, slices, i));
-    const auto whole = static_cast<int64_t>(batch.full_index[i]);
-    squares[0][whole].copy_(at::linalg_vector_norm(slices.parameters[i])).square_();
-    squares[1][whole].copy_(at::linalg_vector_norm(updates.back())).square_();
+    const auto full = static_cast<int64_t>(batch.full_index[i]);
+    squares[0][full].copy_(at::linalg_vector_norm(slices.parameters[i])).square_();
+    squares[1][full].copy_(at::linalg_vector_norm(updates.back())).square_();
   }
   Group ranks = batch.ranks;
   const at::Tensor sizes = ranks.all_reduce(squares).wait().sqrt().to(batch.options.dtype());
   for (size_t i = 0; i < updates.size(); ++i) {
-    const auto whole = static_cast<int64_t>(batch.full_index[i]);
-    const at::Tensor ratio = trust_ratio(options, sizes[0][whole], sizes[1][whole]);
+    const auto full = static_cast<int64_t>(batch.full_index[i]);
+    const at::Tensor ratio = trust_ratio(options, sizes[0][full], sizes[1][full]);
     descend_(slices.parameters[i], updates[i].mul_(ratio), slices, options.lr);
   }
 }

@@ -8,8 +8,8 @@
 
 namespace lockstep::optim {
 
-/// By the names and defaults of DeepSpeed's FusedLamb. `max_coeff` infinite and `min_coeff` 0 are
-/// the paper's algorithm.
+/// The names and defaults are DeepSpeed's FusedLamb's. The paper's algorithm has an infinite
+/// `max_coeff` and a `min_coeff` of 0.
 struct LAMBOptions {
   double lr = 1e-3;
   std::pair<double, double> betas = {0.9, 0.999};
@@ -25,19 +25,17 @@ struct LAMBOptions {
 /// Adam's update, scaled for each parameter by |parameter| / |update|, the trust ratio (1 if either
 /// is 0).
 ///
-/// One parameter at a time, since each has its own norms, which stay on the device. Where DeepSpeed
-/// folds the bias correction into the learning rate, so that eps and weight decay are scaled with
-/// it, this corrects the moments, as the paper does. Where ranks have slices, as under ZeRO, the
-/// squares of both norms are added up over ranks in one all-reduce, of two numbers a parameter: the
-/// numbers of one process but for the order of those sums. Until then each rank holds its slices'
-/// updates. After: You et al., "Large Batch Optimization for Deep Learning", ICLR 2020,
-/// algorithm 2.
+/// It updates one parameter at a time, since each has its own norms, which stay on the device. It
+/// corrects the bias of the moments, as the paper does; DeepSpeed folds the correction into the
+/// learning rate, which scales eps and weight decay, too. If ranks own slices, as under ZeRO, one
+/// all-reduce of two numbers a parameter sums the squares of both norms. Results equal those of one
+/// process but for the order of these sums. Until then each rank holds its slices' updates. After:
+/// You et al., "Large Batch Optimization for Deep Learning", ICLR 2020, algorithm 2.
 struct LAMBRule {
   using Options = LAMBOptions;
   static RuleTraits traits();
   static NamedOptions named(Options& options);
   static void check(const Options& options);
-  static StateShape shape(const Options& options, at::IntArrayRef sizes, size_t field);
   static void update(const Options& options, const Batch& batch);
   static void update_sharded(const Options& options, const ShardedBatch& batch);
 };

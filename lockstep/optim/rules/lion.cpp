@@ -19,11 +19,6 @@ void LionRule::check(const Options& options) {
   require_adam_like("Lion", options);
 }
 
-StateShape LionRule::shape(
-    const Options& /*options*/, at::IntArrayRef /*sizes*/, size_t /*field*/) {
-  return StateShape::kParameter;
-}
-
 void LionRule::update(const Options& options, const Batch& batch) {
   for_each_chunk(batch, [&](const std::vector<at::Tensor>& chunk, size_t /*index*/) {
     const at::Tensor& parameter = chunk[0];

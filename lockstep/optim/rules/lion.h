@@ -7,11 +7,11 @@
 
 namespace lockstep::optim {
 
-/// By the names and defaults of the authors' code.
+/// The names and defaults are those of the authors' code.
 struct LionOptions {
   double lr = 1e-4;  ///< A third to a tenth of AdamW's.
   std::pair<double, double> betas = {0.9, 0.99};
-  double weight_decay = 0;  ///< Taken from the parameter, times lr: three to ten times AdamW's.
+  double weight_decay = 0;  ///< Decoupled, times lr: three to ten times AdamW's.
   bool capturable = false;  ///< See FlatOptimizer.
 };
 
@@ -23,7 +23,6 @@ struct LionRule {
   static RuleTraits traits();
   static NamedOptions named(Options& options);
   static void check(const Options& options);
-  static StateShape shape(const Options& options, at::IntArrayRef sizes, size_t field);
   static void update(const Options& options, const Batch& batch);
 };
 

@@ -27,7 +27,7 @@ constexpr double kA = 3.4445;
 constexpr double kB = -4.7750;
 constexpr double kC = 2.0315;
 
-/// In bf16. Rows are at most as many as columns.
+/// Iterates in bf16. The matrix has at most as many rows as columns.
 at::Tensor orthogonal(const at::Tensor& matrix, double eps) {
   at::Tensor x = matrix.to(at::kBFloat16);
   x = x.div(x.norm().clamp_min(eps));
@@ -39,8 +39,8 @@ at::Tensor orthogonal(const at::Tensor& matrix, double eps) {
   return x;
 }
 
-/// The same polynomials of x, gathered in one factor before it: products are of rows x rows. Begins
-/// anew after two iterations, before errors of low precision grow.
+/// Does the same with one factor that accumulates the polynomials, so that products are rows x
+/// rows. Restarts after two iterations, before errors of low precision grow.
 at::Tensor orthogonal_by_gram(const at::Tensor& matrix, double eps) {
   at::Tensor x = matrix.to(at::kFloat);
   x = x.div(x.norm().add(eps)).to(matrix.is_cpu() ? at::kFloat : at::kHalf);
@@ -51,11 +51,11 @@ at::Tensor orthogonal_by_gram(const at::Tensor& matrix, double eps) {
     }
     return x;
   }
-  constexpr int kAnew = 2;
+  constexpr int kRestart = 2;
   at::Tensor gram = at::matmul(x, x.t());
   at::Tensor factor;
   for (int i = 0; i < kIterations; ++i) {
-    if (i == kAnew) {
+    if (i == kRestart) {
       x = at::matmul(factor, x);
       gram = at::matmul(x, x.t());
       factor = at::Tensor();
@@ -67,7 +67,7 @@ at::Tensor orthogonal_by_gram(const at::Tensor& matrix, double eps) {
       factor = step.clone();
       factor.diagonal().add_(kA);
     }
-    if (i + 1 < kIterations && i + 1 != kAnew) {
+    if (i + 1 < kIterations && i + 1 != kRestart) {
       const at::Tensor next = at::addmm(gram, step, gram, kA, 1);
       gram = at::addmm(next, step, next, kA, 1);
     }
@@ -75,7 +75,7 @@ at::Tensor orthogonal_by_gram(const at::Tensor& matrix, double eps) {
   return at::matmul(factor, x);
 }
 
-/// What is to be made orthogonal; elementwise.
+/// Returns the tensor that is made orthogonal. Elementwise.
 at::Tensor direction(
     const MuonOptions& options, const at::Tensor& gradient, const at::Tensor& buffer) {
   buffer.lerp_(gradient, 1 - options.momentum);
@@ -83,7 +83,7 @@ at::Tensor direction(
 }
 
 /// A matrix of one row a filter, whatever the dimensions of `update`.
-at::Tensor orthogonalised(const MuonOptions& options, const at::Tensor& update) {
+at::Tensor orthogonalized(const MuonOptions& options, const at::Tensor& update) {
   at::Tensor matrix = update.flatten(1);
   const bool tall = matrix.size(0) > matrix.size(1);
   matrix = tall ? matrix.t() : matrix;
@@ -106,7 +106,7 @@ struct MatrixSizes {
   double columns;
 };
 
-/// Elementwise; `sizes`: of the whole matrix.
+/// Updates `parameter`, a matrix of `sizes` or a slice of it. Elementwise.
 void apply_step(
     const MuonOptions& options,
     const at::Tensor& parameter,
@@ -123,7 +123,7 @@ bool is_matrix(at::IntArrayRef sizes) {
   return sizes.size() == 2 || sizes.size() == 4;
 }
 
-bool is_of_an_end(std::string name) {
+bool is_first_or_last_layer(std::string name) {
   std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) {
     return static_cast<char>(std::tolower(c));
   });
@@ -142,7 +142,7 @@ NamedOptions MuonRule::named(Options& options) {
       {"lr", &options.lr},
       {"weight_decay", &options.weight_decay},
       {"use_muon", &options.use_muon}};
-  // What the other kind of group does not read must not be taken for its momentum, either.
+  // Only options that this kind of group reads, so that set_momentum finds the right ones.
   const NamedOptions own =
       options.use_muon ? NamedOptions{
                              {"momentum", &options.momentum},
@@ -173,8 +173,8 @@ StateShape MuonRule::shape(const Options& options, at::IntArrayRef sizes, size_t
     throw ConfigError(
         "optim",
         fmt::format(
-            "Muon makes matrices orthogonal; got a parameter of {} dimensions, expected 2, or 4 of "
-            "a convolution; put it into a group with use_muon = false, as optim::muon_groups does",
+            "Muon orthogonalizes matrices; got a parameter of {} dimensions, expected 2, or 4 of a "
+            "convolution; put it into a group with use_muon = false, as optim::muon_groups does",
             sizes.size()));
   }
   return options.use_muon == (field == kMomentumBuffer) ? StateShape::kParameter
@@ -185,7 +185,7 @@ void MuonRule::update(const Options& options, const Batch& batch) {
   if (options.use_muon) {
     for (size_t i = 0; i < batch.parameters.size(); ++i) {
       const at::Tensor& parameter = batch.parameters[i];
-      const at::Tensor step = orthogonalised(
+      const at::Tensor step = orthogonalized(
           options, direction(options, batch.gradients[i], batch.state[kMomentumBuffer][i]));
       apply_step(options, parameter, step, parameter.sizes());
     }
@@ -207,22 +207,22 @@ void MuonRule::update(const Options& options, const Batch& batch) {
 void MuonRule::update_sharded(const Options& options, const ShardedBatch& batch) {
   const Batch& slices = batch.slices;
   std::vector<double> costs;
-  for (const flat::ShardBounds* whole : batch.full_parameters) {
-    const auto [rows, columns] = MatrixSizes(whole->sizes);
+  for (const flat::ShardBounds* full : batch.full_parameters) {
+    const auto [rows, columns] = MatrixSizes(full->sizes);
     costs.push_back(rows * columns * std::min(rows, columns));
   }
   update_on_owners(
       batch,
       {.costs = std::move(costs),
        .result = orthogonal_dtype(options, batch.options.device()),
-       .give =
+       .input =
            [&](size_t i) {
              return direction(options, slices.gradients[i], slices.state[kMomentumBuffer][i]);
            },
-       .work = [&](const at::Tensor& whole) { return orthogonalised(options, whole); },
-       .take =
+       .compute = [&](const at::Tensor& full) { return orthogonalized(options, full); },
+       .apply =
            [&](size_t i, const at::Tensor& step) {
-             apply_step(options, slices.parameters[i], step, batch.whole(i).sizes);
+             apply_step(options, slices.parameters[i], step, batch.full_parameter(i).sizes);
            }});
 }
 
@@ -231,9 +231,9 @@ std::vector<Muon::Group> muon_groups(
   matrices.use_muon = true;
   others.use_muon = false;
   std::vector<Muon::Group> groups = {{{}, matrices}, {{}, others}};
-  std::map<const at::TensorImpl*, bool> hidden;  // By all the names of one.
+  std::map<const at::TensorImpl*, bool> hidden;  // Judged by all names of a parameter.
   for (const NamedTensor& item : parameters) {
-    const bool here = is_matrix(item.tensor.sizes()) && !is_of_an_end(item.name);
+    const bool here = is_matrix(item.tensor.sizes()) && !is_first_or_last_layer(item.name);
     const auto [found, fresh] = hidden.try_emplace(item.tensor.unsafeGetTensorImpl(), here);
     found->second = found->second && here;
   }

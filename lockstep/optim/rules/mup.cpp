@@ -25,7 +25,7 @@ namespace {
   throw ConfigError("mup", what);
 }
 
-/// With dimensions that do not grow as nothing.
+/// A dimension that does not grow has no multiplier.
 InfShape compared(
     const std::string& name,
     const std::vector<int64_t>& sizes,
@@ -78,12 +78,12 @@ const InfShape& shape_of(const InfShapes& shapes, const std::string& name) {
   return found->second;
 }
 
-/// The multiplier of fan-in; 1 where that does not grow.
+/// Returns the multiplier of fan-in; 1 if it does not grow.
 double fanin_mult(const InfShape& shape) {
   return shape.multipliers.size() < 2 ? 1 : shape.multipliers[1].value_or(1);
 }
 
-/// A layer's weight by its module's name.
+/// Returns a layer's weight by its module's name.
 const InfShape& weight_shape(const InfShapes& shapes, const std::string& module) {
   return shape_of(shapes, module.empty() ? "weight" : module + ".weight");
 }
@@ -97,7 +97,7 @@ void check_linear(const InfShape& shape, const std::string& name) {
   }
 }
 
-/// Its bias, if that is a layer whose bias is to be rescaled.
+/// Returns the bias of a linear layer or convolution; none for other modules.
 std::optional<at::Tensor> bias_of(torch::nn::Module& module) {
   if (auto* linear = dynamic_cast<torch::nn::LinearImpl*>(&module)) {
     return linear->bias;
@@ -114,7 +114,7 @@ std::optional<at::Tensor> bias_of(torch::nn::Module& module) {
   return std::nullopt;
 }
 
-/// Factors of lr and, turned around, of weight decay.
+/// Returns the factor of lr, whose inverse is that of weight decay.
 double lr_factor_of(const InfShape& shape, MupScaling scaling) {
   if (shape.ninf() == 2) {
     return 1 /
@@ -173,7 +173,7 @@ InfShapes set_base_shapes(
     if (auto* readout = dynamic_cast<MuReadoutImpl*>(&module)) {
       if (rescale_params && readout->is_rescaled()) {
         refuse(
-            "a MuReadout has been rescaled before; call set_base_shapes once a model, and with "
+            "a MuReadout has been rescaled before; call set_base_shapes once for a model, and with "
             "rescale_params false afterwards");
       }
       readouts.emplace_back(readout, weight_shape(shapes, name).width_mult());

@@ -6,10 +6,10 @@
 namespace lockstep::optim {
 namespace {
 
-/// What `advance` gives the update.
+/// The factors that `advance` returns.
 struct NAdamFactors {
   double bias_correction2;
-  double of_gradient;  ///< Both times the rate, and below 0.
+  double of_gradient;  ///< Both include the negative rate.
   double of_average;
 };
 
@@ -38,11 +38,6 @@ void NAdamRule::check(const Options& options) {
   require_adam_like("NAdam", options);
   require_not_negative("NAdam", "eps", options.eps);
   require_not_negative("NAdam", "momentum_decay", options.momentum_decay);
-}
-
-StateShape NAdamRule::shape(
-    const Options& /*options*/, at::IntArrayRef /*sizes*/, size_t /*field*/) {
-  return StateShape::kParameter;
 }
 
 std::vector<double> NAdamRule::advance(

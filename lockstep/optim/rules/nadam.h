@@ -9,7 +9,7 @@
 
 namespace lockstep::optim {
 
-/// torch.optim.NAdam's, by its names and defaults.
+/// The names and defaults are torch.optim.NAdam's.
 struct NAdamOptions {
   double lr = 2e-3;
   std::pair<double, double> betas = {0.9, 0.999};
@@ -20,16 +20,14 @@ struct NAdamOptions {
   bool maximize = false;
 };
 
-/// Adam that looks a step ahead, as Nesterov's momentum does. Libtorch has no fused kernel: the
-/// passes torch.optim makes, over stretches that stay in the cache. Not capturable: the product of
-/// all momenta so far is the host's. After: Dozat, "Incorporating Nesterov Momentum into Adam",
-/// 2016.
+/// Adam with Nesterov's momentum. Without a fused kernel of libtorch: torch.optim's passes, over
+/// chunks that stay in the cache. Not capturable: the product of all momenta so far is the host's.
+/// After: Dozat, "Incorporating Nesterov Momentum into Adam", 2016.
 struct NAdamRule {
   using Options = NAdamOptions;
   static RuleTraits traits();
   static NamedOptions named(Options& options);
   static void check(const Options& options);
-  static StateShape shape(const Options& options, at::IntArrayRef sizes, size_t field);
   /// Scalars: the product of all momenta so far.
   static std::vector<double> advance(
       const Options& options, int64_t step, std::vector<float>& scalars);

@@ -11,11 +11,11 @@
 namespace lockstep::optim {
 namespace {
 
-// The second moment has seen enough above this many steps' worth.
+// Longer moving averages of the second moment are used.
 constexpr double kEnough = 5;
 
-/// Of numbers, or of tensors of one: how many steps' worth the second moment has seen, and by how
-/// much the rate is to be less for it, squared.
+/// Numbers, or tensors of one: the length of the moving average of the second moment, and the
+/// square of the factor by which the rate is rectified.
 template <typename Number>
 struct Rectified {
   Number length;
@@ -88,11 +88,6 @@ NamedOptions RAdamRule::named(Options& options) {
 void RAdamRule::check(const Options& options) {
   require_adam_like("RAdam", options);
   require_not_negative("RAdam", "eps", options.eps);
-}
-
-StateShape RAdamRule::shape(
-    const Options& /*options*/, at::IntArrayRef /*sizes*/, size_t /*field*/) {
-  return StateShape::kParameter;
 }
 
 void RAdamRule::update(const Options& options, const Batch& batch) {

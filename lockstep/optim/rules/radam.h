@@ -7,7 +7,7 @@
 
 namespace lockstep::optim {
 
-/// torch.optim.RAdam's, by its names and defaults.
+/// The names and defaults are torch.optim.RAdam's.
 struct RAdamOptions {
   double lr = 1e-3;
   std::pair<double, double> betas = {0.9, 0.999};
@@ -18,16 +18,15 @@ struct RAdamOptions {
   bool capturable = false;  ///< See FlatOptimizer.
 };
 
-/// Adam that warms up by itself: momentum alone until the second moment has seen enough to be
-/// trusted, then a rate that grows with that trust. Libtorch has no fused kernel: the passes
-/// torch.optim makes, over stretches that stay in the cache. After: Liu et al., "On the Variance of
-/// the Adaptive Learning Rate and Beyond", ICLR 2020.
+/// Adam with a built-in warm-up: momentum alone while the variance of the second moment is large,
+/// then a rate that grows as this variance falls. Without a fused kernel of libtorch: torch.optim's
+/// passes, over chunks that stay in the cache. After: Liu et al., "On the Variance of the Adaptive
+/// Learning Rate and Beyond", ICLR 2020.
 struct RAdamRule {
   using Options = RAdamOptions;
   static RuleTraits traits();
   static NamedOptions named(Options& options);
   static void check(const Options& options);
-  static StateShape shape(const Options& options, at::IntArrayRef sizes, size_t field);
   static void update(const Options& options, const Batch& batch);
 };
 

@@ -5,7 +5,7 @@
 
 namespace lockstep::optim {
 
-/// torch.optim.RMSprop's, by its names and defaults.
+/// The names and defaults are torch.optim.RMSprop's.
 struct RMSpropOptions {
   double lr = 1e-2;
   double alpha = 0.99;
@@ -17,7 +17,7 @@ struct RMSpropOptions {
   bool capturable = false;  ///< See FlatOptimizer.
 };
 
-/// Libtorch has no fused kernel: the passes torch.optim makes, over stretches that stay in the
+/// RMSprop, without a fused kernel of libtorch: torch.optim's passes, over chunks that stay in the
 /// cache. After: Tieleman & Hinton, lecture 6.5, 2012; centered: Graves, arXiv:1308.0850.
 struct RMSpropRule {
   using Options = RMSpropOptions;

@@ -35,11 +35,6 @@ void RpropRule::check(const Options& options) {
       largest >= smallest, rule, "the second of step_sizes", largest, "at least the first");
 }
 
-StateShape RpropRule::shape(
-    const Options& /*options*/, at::IntArrayRef /*sizes*/, size_t /*field*/) {
-  return StateShape::kParameter;
-}
-
 double RpropRule::initial(const Options& options, size_t field) {
   return field == kRpropStepSize ? options.lr : 0;
 }

@@ -77,19 +77,19 @@ void SGDRule::update(const Options& options, const Batch& batch) {
     return;
   }
   const at::TensorList none;
-  run_fused(batch, [&](const Batch& whole) {
-    with_rate(whole, options.lr, [&](const auto& lr) {
+  run_fused(batch, [&](const Batch& padded) {
+    with_rate(padded, options.lr, [&](const auto& lr) {
       at::_fused_sgd_(
-          whole.parameters,
-          whole.gradients,
-          options.momentum != 0 ? at::TensorList(whole.state[0]) : none,
+          padded.parameters,
+          padded.gradients,
+          options.momentum != 0 ? at::TensorList(padded.state[0]) : none,
           options.weight_decay,
           options.momentum,
           lr,
           options.dampening,
           options.nesterov,
           options.maximize,
-          whole.first);
+          padded.first);
     });
   });
 }

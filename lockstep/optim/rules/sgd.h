@@ -5,7 +5,7 @@
 
 namespace lockstep::optim {
 
-/// torch.optim.SGD's, by its names and defaults.
+/// The names and defaults are torch.optim.SGD's.
 struct SGDOptions {
   double lr = 1e-3;
   double momentum = 0;

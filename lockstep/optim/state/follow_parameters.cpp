@@ -5,7 +5,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "lockstep/optim/flat_optimizer.h"
-#include "lockstep/optim/torch_state.h"
+#include "lockstep/optim/state/torch_state.h"
 
 namespace lockstep::optim {
 

@@ -20,7 +20,7 @@ namespace {
 NamedOptions options_of(torch::optim::Optimizer& optimizer, size_t group) {
   torch::optim::OptimizerOptions& options = optimizer.param_groups().at(group).options();
   const auto* ours = dynamic_cast<const FlatOptimizer*>(&optimizer);
-  return ours != nullptr ? ours->named_options(options) : torch_named_options(options);
+  return ours != nullptr ? ours->rule().named_options(options) : torch_named_options(options);
 }
 
 }  // namespace

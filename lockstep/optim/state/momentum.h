@@ -10,8 +10,8 @@ class Optimizer;
 
 namespace lockstep::optim {
 
-/// What schedules that cycle momentum set: the first of an optimizer's betas (and the second, if
-/// given), or else its momentum, of one parameter group. Works on ours and on torch::optim's.
+/// Sets the momentum of one parameter group, for schedules that cycle it: the first of its betas
+/// (and the second, if given), else its momentum. Works on lockstep::optim's and torch::optim's.
 /// ConfigError for an optimizer that has neither, and for a capturable one.
 void set_momentum(
     torch::optim::Optimizer& optimizer,
@@ -19,8 +19,8 @@ void set_momentum(
     double momentum,
     std::optional<double> beta2 = std::nullopt);
 
-/// Whether every parameter group has betas: what DeepSpeed asks of an optimizer before its OneCycle
-/// cycles them. Muon's has two kinds of groups, and counts as one without.
+/// Returns whether every parameter group has betas, DeepSpeed's condition for OneCycle to cycle
+/// them. False for Muon, which has two kinds of groups.
 bool has_betas(torch::optim::Optimizer& optimizer);
 
 }  // namespace lockstep::optim

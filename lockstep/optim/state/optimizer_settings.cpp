@@ -31,7 +31,7 @@ NamedOptions adam_options(Options& options) {
       {"amsgrad", &options.amsgrad()}};
 }
 
-/// JSON has no infinity: LAMB's max_coeff may be one.
+/// Infinity becomes a string, since JSON has none: LAMB's max_coeff may be infinite.
 json to_json(double value) {
   return std::isinf(value) ? json(value > 0 ? "inf" : "-inf") : json(value);
 }
@@ -143,7 +143,7 @@ void options_from_json(const NamedOptions& options, const json& group, const std
         });
     if (found == options.end()) {
       throw CheckpointError(
-          path, fmt::format("holds an option {}, which this program's optimizer has not", name));
+          path, fmt::format("holds an option {}, which this program's optimizer lacks", name));
     }
     const bool taken =
         std::visit([&from = value](auto* to) { return take(from, *to); }, found->value);

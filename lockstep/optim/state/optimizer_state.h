@@ -29,8 +29,8 @@ NamedTensors optimizer_tensors(torch::optim::Optimizer& optimizer, const Paramet
 /// Returns whether optimizer_tensors supports it.
 bool is_known_optimizer(torch::optim::Optimizer& optimizer);
 
-/// Returns whether the entry `name` is one number of a parameter, whatever the parameter's shape:
-/// its "step", NAdam's "mu_product", ASGD's "eta" and "mu".
+/// Returns whether the entry `name` is a scalar, for a parameter of any shape: its "step", NAdam's
+/// "mu_product", ASGD's "eta" and "mu".
 bool is_scalar_state(std::string_view name);
 
 /// Returns {"type": "Adam", "param_groups": [{"lr": 0.1, "betas": [0.9, 0.999], ...}]}: all

@@ -102,9 +102,9 @@ ParameterName namer(const Parameters& parameters) {
 }
 
 TEST_P(OptimizerStateTest, ARestoredOptimizerGoesOnToTheBit) {
-  const Parameters whole = make_parameters();
-  const auto unbroken = GetParam().make(whole);
-  train(*unbroken, whole, 0, 10);
+  const Parameters uninterrupted = make_parameters();
+  const auto expected = GetParam().make(uninterrupted);
+  train(*expected, uninterrupted, 0, 10);
 
   const Parameters first = make_parameters();
   const auto before = GetParam().make(first);
@@ -121,8 +121,8 @@ TEST_P(OptimizerStateTest, ARestoredOptimizerGoesOnToTheBit) {
       optimizer_settings(*before),
       "test")();
   train(*after, second, 4, 10);
-  EXPECT_TRUE(at::equal(second[0], whole[0]));
-  EXPECT_TRUE(at::equal(second[1], whole[1]));
+  EXPECT_TRUE(at::equal(second[0], uninterrupted[0]));
+  EXPECT_TRUE(at::equal(second[1], uninterrupted[1]));
 }
 
 TEST_P(OptimizerStateTest, NamesStateByParameter) {
@@ -272,7 +272,7 @@ TEST(OptimizerState, NamesTheFileAtFault) {
   EXPECT_EQ(path_in_error(unknown, optimizer_settings(adamw)), "o.safetensors");
 }
 
-/// The name of the tensor that is told to be missing; "accepted" if none is.
+/// Returns the name of the tensor reported as missing; "accepted" if none is.
 std::string missing_in(
     torch_optim::Optimizer& optimizer,
     const Parameters& parameters,
@@ -324,7 +324,7 @@ TEST_P(OptimizerStateTest, RefusesSettingsOfWhichAPartIsMissing) {
   }
 }
 
-/// As state of a parameter of any shape, where a whole tensor of one element might be meant.
+/// State of a parameter of any shape, in place of a tensor of one element.
 TEST(OptimizerState, KeepsNumbersOfAParameterAsTorchOptimDoes) {
   const Parameters parameters = make_parameters();
   optim::ASGD optimizer(parameters, {.lr = 0.5, .lambd = 1, .alpha = 1, .t0 = 0});
@@ -388,7 +388,7 @@ TEST(OptimizerState, RefusesImpossibleHyperparameters) {
     FAIL() << "expected a CheckpointError";
   } catch (const CheckpointError& error) {
     EXPECT_EQ(error.path(), "file");
-    EXPECT_THAT(error.what(), ::testing::HasSubstr("lr is impossible; got -1"));
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("invalid lr; got -1"));
   }
   EXPECT_EQ(adamw.options().lr, 0.1);
 }
@@ -398,7 +398,7 @@ TEST(OptimizerState, KnowsAGroupThatTorchsCallHasJustAdded) {
   optim::Adagrad optimizer({parameters[0]});
   optimizer.add_param_group(torch_optim::OptimizerParamGroup({parameters[1]}));
   const NamedTensors tensors = optimizer_tensors(optimizer, namer(parameters));
-  EXPECT_EQ(tensors.size(), 4U) << "its state is there before any step";
+  EXPECT_EQ(tensors.size(), 4U) << "its state exists before any step";
 
   optim::Adagrad other({parameters[0]});
   other.add_param_group(torch_optim::OptimizerParamGroup({parameters[1]}));

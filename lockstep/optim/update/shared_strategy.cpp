@@ -1,16 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "lockstep/optim/update/shared_strategy.h"
+
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
-#include "lockstep/optim/flat/share_of.h"
+#include "lockstep/optim/flat/update_batches.h"
+#include "lockstep/optim/update/plain_strategy.h"
 
 namespace lockstep::optim {
 namespace {
 
-// Whole cache lines of any dtype, and libtorch's longest vectors.
+// Full cache lines of any dtype, and libtorch's longest vectors.
 constexpr int64_t kGrain = 64;
 
-/// Elements of `from` tensor `index` from `begin` on; all of it, shaped as it is, if `length` < 0.
+/// Appends `length` elements of tensor `index` of `from`, from `begin` on; if `length` < 0 the
+/// tensor itself.
 void append(Batch& to, const Batch& from, size_t index, int64_t begin, int64_t length) {
   const auto part = [&](const at::Tensor& tensor) {
     return tensor.defined() && length >= 0 ? memory_of(tensor).narrow(0, begin, length) : tensor;
@@ -28,6 +33,25 @@ void append(Batch& to, const Batch& from, size_t index, int64_t begin, int64_t l
 
 }  // namespace
 
+size_t SharedStrategy::step() {
+  const std::vector<UpdateBatches> gathered = gather_all(layout_, numbers_);
+  sharing_group_.barrier();  // All state exists, and no rank reads the old values any more.
+  size_t count = 0;
+  for (size_t group = 0; group < gathered.size(); ++group) {
+    for (const Batch& batch : gathered[group].batches()) {
+      const Batch share =
+          share_of(batch, !layout_.needs_full(group), sharing_group_.rank(), sharing_group_.size());
+      count += share.parameters.size();
+      if (!share.parameters.empty()) {
+        layout_.rule()->update(layout_.options(group), share);
+      }
+    }
+    gathered[group].copy_back();
+  }
+  sharing_group_.barrier();
+  return count;
+}
+
 Batch share_of(const Batch& batch, bool elementwise, int rank, int size) {
   Batch share;
   share.first = batch.first;
@@ -40,13 +64,13 @@ Batch share_of(const Batch& batch, bool elementwise, int rank, int size) {
   for (size_t i = 0; i < batch.parameters.size(); ++i) {
     const int64_t numel = batch.parameters[i].numel();
     if (elementwise) {
-      const auto bound = [&](int64_t of) {
-        return of == size ? numel : numel * of / size / kGrain * kGrain;
+      const auto bound = [&](int64_t part) {
+        return part == size ? numel : numel * part / size / kGrain * kGrain;
       };
       if (const int64_t length = bound(rank + 1) - bound(rank); length > 0) {
         append(share, batch, i, bound(rank), length);
       }
-    } else if ((2 * before + numel) * size / (2 * total) == rank) {  // Whose stretch its middle is.
+    } else if ((2 * before + numel) * size / (2 * total) == rank) {  // The middle decides.
       append(share, batch, i, 0, -1);
     }
     before += numel;

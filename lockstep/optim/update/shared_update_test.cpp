@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameters and state that ranks have in common: the bits of a rank that has its own.
+// Shared parameters and state: bit-exact with a rank that has its own.
 #include <memory>
 #include <string>
 #include <vector>
@@ -9,7 +9,6 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/connected_ranks.h"
-#include "lockstep/optim/flat/share_of.h"
 #include "lockstep/optim/rules/adadelta.h"
 #include "lockstep/optim/rules/adafactor.h"
 #include "lockstep/optim/rules/adagrad.h"
@@ -25,6 +24,8 @@
 #include "lockstep/optim/rules/rprop.h"
 #include "lockstep/optim/rules/sgd.h"
 #include "lockstep/optim/test_parameters.h"
+#include "lockstep/optim/test_training.h"
+#include "lockstep/optim/update/shared_strategy.h"
 
 namespace lockstep::optim {
 namespace {
@@ -117,7 +118,7 @@ TEST(SharedParameters, HaveTheBitsOfOwnOnesByWholeParameters) {
 }
 
 TEST(SharedParameters, HaveTheBitsOfOwnOnesMuon) {
-  // Matrices: each is orthogonalised by one rank. Others: each rank updates a stretch of them.
+  // Matrices: one rank orthogonalizes each. Others: each rank updates a range of them.
   const std::vector<std::vector<int64_t>> shapes = {{30, 20}, {8, 90}, {4, 3, 3, 3}, {41}, {7}};
   constexpr size_t kMatrices = 3;
   const auto make = [&](double first) {
@@ -247,16 +248,6 @@ TEST(SharedParameters, AddedLaterAreSharedToo) {
   });
 }
 
-template <typename Body>
-std::string error_of(const Body& body) {
-  try {
-    body();
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST(SharedParameters, RefuseWhatCannotBeShared) {
   gloo_ranks(2, [](Group group) {
     AdamW optimizer(make_parameters(), {});
@@ -268,7 +259,7 @@ TEST(SharedParameters, RefuseWhatCannotBeShared) {
     AdamW seen(parameters, {});
     EXPECT_THAT(
         error_of([&] { seen.share(group); }),
-        HasSubstr("a parameter of shape [3, 5] cannot lie in memory that ranks share"));
+        HasSubstr("a parameter of shape [3, 5] cannot be in memory that ranks share"));
 
     Parameters moved = make_parameters();
     AdamW optimizer(moved, {});
@@ -294,8 +285,8 @@ TEST(ShareOf, EveryElementBelongsToOneRank) {
           part.add_(1);
         }
       }
-      for (const at::Tensor& whole : batch.parameters) {
-        EXPECT_TRUE(whole.eq(1).all().item<bool>()) << size << " ranks, " << whole.numel();
+      for (const at::Tensor& parameter : batch.parameters) {
+        EXPECT_TRUE(parameter.eq(1).all().item<bool>()) << size << " ranks, " << parameter.numel();
       }
     }
   }

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/comm/group.h"
+
+namespace lockstep::optim {
+
+/// Allocates the memory of flat buffers: this process's own, or, after `share`, memory that several
+/// ranks map. Not thread-safe.
+class BufferMemory {
+ public:
+  /// Allocations are shared by the ranks of `group` from now on, and collective.
+  void share(const Group& group) { sharing_group_ = group; }
+  bool is_shared() const { return sharing_group_.has_value(); }
+  /// Whether this rank writes the initial values: without sharing every rank, else rank 0.
+  bool is_writer() const { return !sharing_group_ || sharing_group_->rank() == 0; }
+
+  /// Returns `numel` zeros. ConfigError, on all ranks, if they have no shared memory.
+  at::Tensor zeros(int64_t numel, const at::TensorOptions& options);
+  /// Returns a shared tensor with the strides of `from` and rank 0's values.
+  at::Tensor shared_copy(const at::Tensor& from);
+  /// If shared, returns when rank 0's values are visible to all.
+  void wait_for_writer();
+
+ private:
+  std::optional<Group> sharing_group_;
+};
+
+}  // namespace lockstep::optim

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/optim/update/device_numbers.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::optim {
+namespace {
+
+/// Returns the device of the first parameter off the CPU, if any; else the CPU.
+at::Device device_of(const std::vector<FlatParameter>& items) {
+  const auto found = std::ranges::find_if(
+      items, [](const FlatParameter& item) { return !item.parameter.is_cpu(); });
+  return found == items.end() ? at::Device(at::kCPU) : found->parameter.device();
+}
+
+void refuse_to_capture(const char* rule) {
+  throw ConfigError(
+      "optim",
+      fmt::format(
+          "{}: a graph is being captured, and would repeat this step's numbers in every replay; "
+          "construct the optimizer with .capturable = true (Adafactor, ASGD, Muon and NAdam "
+          "have no such option: use another)",
+          rule));
+}
+
+void check_one_device(
+    const char* rule, const std::vector<FlatParameter>& items, at::Device device) {
+  for (const FlatParameter& item : items) {
+    if (item.parameter.device() != device) {
+      throw ConfigError(
+          "optim",
+          fmt::format(
+              "{}: parameters of a capturable group are on {} and {}; give each device a group",
+              rule,
+              device.str(),
+              item.parameter.device().str()));
+    }
+  }
+}
+
+}  // namespace
+
+void DeviceNumbers::place(bool on_host) {
+  groups_.resize(layout_.group_count());
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    place_group(group, on_host);
+  }
+}
+
+void DeviceNumbers::place_group(size_t group, bool on_host) {
+  std::vector<FlatParameter>& items = layout_.flat(group).items();
+  auto* options = dynamic_cast<CapturableOptions*>(&layout_.options(group));
+  if (items.empty() || options == nullptr) {
+    return;
+  }
+  const RuleTraits& traits = layout_.rule()->traits();
+  Numbers& numbers = groups_[group];
+  const at::Device device = device_of(items);
+  if (!options->capturable() || device.is_cpu()) {
+    if (is_capturing(device)) {
+      refuse_to_capture(traits.name);
+    }
+    numbers.steps.take_back(items);
+    numbers.rate.reset();
+    options->device_rate.reset();
+    return;
+  }
+  check_one_device(traits.name, items, device);
+  if (on_host) {
+    refuse_capture_on_host(traits.name);
+  }
+  if (traits.counts_steps) {
+    numbers.steps.place(items, device);
+  }
+  const auto rate = numbers.rate ? numbers.rate : std::make_shared<DeviceRate>();
+  rate->place(device);
+  rate->write(options->get_lr());
+  numbers.rate = rate;
+  options->device_rate = rate;
+}
+
+void DeviceNumbers::advance(size_t group) {
+  if (groups_[group].rate && layout_.rule()->traits().counts_steps) {
+    groups_[group].steps.advance(layout_.flat(group).items());
+  }
+}
+
+at::Tensor DeviceNumbers::rate(size_t group) const {
+  return groups_[group].rate ? groups_[group].rate->tensor() : at::Tensor();
+}
+
+void DeviceNumbers::write_rates() {
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    if (groups_[group].rate) {
+      groups_[group].rate->write(layout_.options(group).get_lr());
+    }
+  }
+}
+
+void refuse_capture_on_host(const char* rule) {
+  throw ConfigError(
+      "offload",
+      fmt::format(
+          "{}: an update on the host cannot be part of a graph; got capturable and "
+          "offload_optimizer; leave one of them out",
+          rule));
+}
+
+}  // namespace lockstep::optim

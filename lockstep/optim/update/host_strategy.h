@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/offload/options.h"
+#include "lockstep/optim/flat/parameter_layout.h"
+#include "lockstep/optim/offload/host_update.h"
+#include "lockstep/optim/update/speculative_updates.h"
+#include "lockstep/optim/update/update_strategy.h"
+
+namespace lockstep::optim {
+
+/// Updates this rank's shard slices bucket by bucket: those with offloaded state on the host (see
+/// HostUpdate), others on their device. fp16 and bf16 slices are updated in fp32 and rounded once.
+/// For elementwise rules.
+class HostStrategy final : public UpdateStrategy {
+ public:
+  /// Offloads the state of `layout`, which must outlive this, and have no state yet. `ranks` own
+  /// the other slices. ConfigError for an impossible offload. Collective if state is in files.
+  HostStrategy(
+      ParameterLayout& layout, const OffloadOptimizer& offload, const std::optional<Group>& ranks);
+
+  /// Collective if any parameters or state are in files: a disk error on one rank is a ConfigError
+  /// on all.
+  size_t step() override;
+
+  const HostUpdate& host_update() const { return host_update_; }
+  /// Null without OffloadOptimizer::super_offload.
+  const std::shared_ptr<SpeculativeUpdates>& speculative() const { return speculative_; }
+
+ private:
+  /// Adds each bucket with gradients to one of both, except those that `speculative_` updates.
+  void gather_buckets(
+      std::vector<HostUpdate::Bucket>& on_host, std::vector<HostUpdate::Bucket>& on_device);
+
+  ParameterLayout& layout_;
+  std::optional<Group> sharding_group_;
+  HostUpdate host_update_;
+  std::shared_ptr<SpeculativeUpdates> speculative_;
+};
+
+/// Whether any parameters of `layout` are in files.
+bool has_parameters_in_files(const ParameterLayout& layout);
+
+}  // namespace lockstep::optim

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <optional>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/optim/flat/parameter_layout.h"
+#include "lockstep/optim/flat/sharded_batch.h"
+#include "lockstep/optim/update/device_numbers.h"
+#include "lockstep/optim/update/update_strategy.h"
+
+namespace lockstep::optim {
+
+/// Updates this rank's shard slices, on their device. fp16 and bf16 slices are updated in fp32 and
+/// rounded once. A rule that needs full parameters gets all of them, see ShardedBatch.
+class ShardedStrategy final : public UpdateStrategy {
+ public:
+  /// `layout` and `numbers` must outlive this. `ranks` own the other slices; none: no rule needs
+  /// them.
+  ShardedStrategy(
+      ParameterLayout& layout, DeviceNumbers& numbers, const std::optional<Group>& ranks)
+      : layout_(layout), numbers_(numbers), sharding_group_(ranks) {}
+
+  /// Collective if a rule needs full parameters, which must have gradients on all ranks or on none.
+  size_t step() override;
+
+ private:
+  /// Groups whose rule needs full parameters, in order.
+  std::vector<size_t> groups_with_full_updates();
+  /// [group][full parameter] Whether it has a gradient; empty for a group whose rule does not need
+  /// full parameters. Collective if any does. ConfigError if ranks disagree.
+  std::vector<std::vector<bool>> agree_on_gradients();
+  /// Updates in one batch for each dtype, in the same order on all ranks. Returns the number of
+  /// this rank's slices.
+  size_t update_full_parameters(size_t group, const std::vector<bool>& updated);
+  void update_slices(size_t group, ShardedBatch batch);
+  void append_slice(size_t group, const FullParameter& full, ShardedBatch& batch);
+
+  ParameterLayout& layout_;
+  DeviceNumbers& numbers_;
+  std::optional<Group> sharding_group_;
+};
+
+}  // namespace lockstep::optim

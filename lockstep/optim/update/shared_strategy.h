@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "lockstep/comm/group.h"
+#include "lockstep/optim/flat/parameter_layout.h"
+#include "lockstep/optim/update/device_numbers.h"
+#include "lockstep/optim/update/update_strategy.h"
+
+namespace lockstep::optim {
+
+/// Updates this rank's share of parameters in memory that several ranks share. Bit-exact with one
+/// rank that updates everything. Each step has two barriers.
+class SharedStrategy final : public UpdateStrategy {
+ public:
+  /// `layout` and `numbers` must outlive this.
+  SharedStrategy(ParameterLayout& layout, DeviceNumbers& numbers, const Group& sharing_group)
+      : layout_(layout), numbers_(numbers), sharing_group_(sharing_group) {}
+
+  /// Collective.
+  size_t step() override;
+
+ private:
+  ParameterLayout& layout_;
+  DeviceNumbers& numbers_;
+  Group sharing_group_;
+};
+
+/// Returns the part of `batch` that one of several ranks updates; together they update each element
+/// once. For an elementwise rule each gets an equal range of every tensor, in full cache lines and
+/// vectors, so that results are bit-exact with one update of all; for other rules complete tensors,
+/// as evenly as possible. May be empty.
+Batch share_of(const Batch& batch, bool elementwise, int rank, int size);
+
+}  // namespace lockstep::optim

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/optim/flat/parameter_layout.h"
+#include "lockstep/optim/offload/speculative_step.h"
+
+namespace lockstep::optim {
+
+/// Begins updates of an optimizer's buckets before `step`, see SpeculativeStep. For elementwise
+/// rules, and buckets with offloaded state in memory. Not thread-safe; calls may come from several
+/// threads, one after the other.
+class SpeculativeUpdates {
+ public:
+  /// `layout` must outlive this. `pinned`: copies use page-locked memory.
+  SpeculativeUpdates(ParameterLayout& layout, bool pinned) : layout_(layout), step_(pinned) {}
+
+  /// Begins the update of the slices in buffer `buffer` of a group, if possible. `gradient` is the
+  /// expected one, in the buffer's layout.
+  void begin(size_t group, size_t buffer, const at::Tensor& gradient);
+  /// Drops the update of a buffer. Call it before its gradient or a parameter is written to.
+  void discard(size_t group, size_t buffer) noexcept { step_.discard({group, buffer}); }
+  void discard() noexcept { step_.discard(); }
+  /// Stores the result for items `begin` to `end` of one buffer and counts the update, if one was
+  /// begun and its inputs are unchanged. Returns whether it did; if not, drops the update.
+  bool take(size_t group, size_t begin, size_t end);
+  /// Number of used updates since construction.
+  int64_t taken() const { return step_.taken(); }
+
+ private:
+  /// Nothing if an input does not exist yet, or is not the same for all items.
+  std::optional<SpeculativeStep::Source> source_of(
+      size_t group, size_t begin, size_t end, const at::Tensor& gradient);
+  std::optional<SpeculativeStep::Source> source_of_gradients(
+      size_t group, size_t begin, size_t end, const at::Tensor& gradient);
+
+  ParameterLayout& layout_;
+  SpeculativeStep step_;
+};
+
+}  // namespace lockstep::optim
