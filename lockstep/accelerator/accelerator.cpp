@@ -11,8 +11,8 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/accelerator/accelerator_state.h"
-#include "lockstep/accelerator/either_variable.h"
-#include "lockstep/accelerator/enter_world.h"
+#include "lockstep/accelerator/setup/either_variable.h"
+#include "lockstep/accelerator/setup/enter_world.h"
 #include "lockstep/accelerator/training_state/saved_optimizer.h"
 #include "lockstep/accelerator/zero_setup/lower_precision.h"
 #include "lockstep/base/error.h"

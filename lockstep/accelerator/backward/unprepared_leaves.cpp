@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/accelerator/loop/unprepared_leaves.h"
+#include "lockstep/accelerator/backward/unprepared_leaves.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -10,7 +10,7 @@
 #include <torch/optim/sgd.h>
 
 #include "lockstep/accelerator/accelerator.h"
-#include "lockstep/accelerator/local_sgd.h"
+#include "lockstep/accelerator/local_sgd/local_sgd.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/optim/rules/adam.h"

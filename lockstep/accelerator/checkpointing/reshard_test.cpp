@@ -14,7 +14,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
-#include "lockstep/accelerator/local_sgd.h"
+#include "lockstep/accelerator/local_sgd/local_sgd.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/accelerator/training_state/training_state.h"
 #include "lockstep/base/error.h"

@@ -14,7 +14,7 @@
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>
 
-#include "lockstep/accelerator/local_sgd.h"
+#include "lockstep/accelerator/local_sgd/local_sgd.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"

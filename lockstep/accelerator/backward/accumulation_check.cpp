@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/accelerator/loop/accumulation_check.h"
+#include "lockstep/accelerator/backward/accumulation_check.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/accelerator/enter_world.h"
+#include "lockstep/accelerator/setup/enter_world.h"
 
 #include <algorithm>
 #include <thread>
