@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/local_sgd/local_sgd.h"
 
-#include <algorithm>
 #include <exception>
+#include <functional>
 #include <map>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <fmt/format.h>
 
-#include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/accelerator/backward/unprepared_update_check.h"
+#include "lockstep/accelerator/internals.h"
+#include "lockstep/accelerator/loop/local_sgd_scopes.h"
+#include "lockstep/accelerator/loop/loop_state.h"
+#include "lockstep/accelerator/prepare/equal_optimizers.h"
+#include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/optim/optimizer_state.h"
@@ -19,7 +23,7 @@
 namespace lockstep {
 namespace {
 
-/// The momenta of one model's parameters, as they are, to be averaged in place.
+/// Returns the momenta of one model's parameters, to be averaged in place.
 NamedTensors momenta_of(const std::vector<Optimizer>& optimizers, const NamedTensors& parameters) {
   std::map<const void*, std::string> names;
   for (const NamedTensor& item : parameters) {
@@ -42,72 +46,75 @@ NamedTensors momenta_of(const std::vector<Optimizer>& optimizers, const NamedTen
   return momenta;
 }
 
-}  // namespace
-
-LocalSgd::LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOptions options)
-    : accelerator_(accelerator), exceptions_at_start_(std::uncaught_exceptions()) {
-  Accelerator::State& state = *accelerator.state_;
-  const auto found = std::find_if(
-      state.models.begin(), state.models.end(), [&](const auto& item) { return item.id == model; });
-  if (found == state.models.end()) {
-    throw ConfigError("local_sgd", "the model was not prepared; prepare it first");
-  }
-  if (std::any_of(state.local_sgds.begin(), state.local_sgds.end(), [&](const auto& item) {
-        return item.first == model;
-      })) {
-    throw ConfigError("local_sgd", "this model has a LocalSgd already; end that one first");
-  }
-  if (state.joining) {
+/// ConfigError for a mode of training in which processes cannot train separately.
+void check_mode(const LoopState& loop, const PreparedObjects& objects, bool enabled) {
+  if (loop.joining) {
     throw ConfigError(
         "local_sgd",
         "does not go with join_uneven_inputs: processes must take equally many updates; use "
         "even_batches");
   }
-  if (state.loop->accumulation.sync_each_batch) {
+  if (loop.accumulation.plugin.sync_each_batch) {
     throw ConfigError(
         "local_sgd",
         "does not go with sync_each_batch, which averages the gradients that shall stay local");
   }
-  if (options.enabled) {
-    accelerator.refuse_shared_parameters("local_sgd", "each process goes its own way for a while");
-    accelerator.refuse_zero("local_sgd", "each process would need all of the optimizer's state");
-    // finish() makes optimizers equal by name: seen now rather than after the training.
-    state.optimizer_names("local_sgd");
+  if (enabled) {
+    objects.refuse_shared_parameters("local_sgd", "each process trains separately for a while");
+    objects.refuse_zero("local_sgd", "each process would need all of the optimizer's state");
+    // finish() makes optimizers equal by name; better an error now than after the training.
+    objects.optimizer_names("local_sgd");
   }
-  const LocalSgdOptions core_options{
-      .local_sgd_steps = options.local_sgd_steps,
-      .enabled = options.enabled,
-      .warmup_steps = options.warmup_steps,
-      .average_buffers = options.average_buffers};
-  std::function<NamedTensors()> momenta;
-  if (options.optimizer_state == LocalOptimizerState::kAverage) {
-    for (const Optimizer& optimizer : state.optimizers) {
-      if (state.own_state_of(optimizer) != nullptr) {
-        throw ConfigError(
-            "local_sgd",
-            "LocalOptimizerState::kAverage averages momenta, and which tensors of an optimizer of "
-            "a class of your own are momenta is not known; use LocalOptimizerState::kKeep");
-      }
+}
+
+/// Returns the further tensors to average; an empty function for none. ConfigError for an optimizer
+/// of the program's own class.
+std::function<NamedTensors()> also_averaged(
+    const PreparedObjects& objects, const PreparedModel& model, LocalOptimizerState state) {
+  if (state == LocalOptimizerState::kKeep) {
+    return nullptr;
+  }
+  for (const Optimizer& optimizer : objects.optimizers) {
+    if (objects.own_state_of(optimizer) != nullptr) {
+      throw ConfigError(
+          "local_sgd",
+          "LocalOptimizerState::kAverage averages momenta, and which tensors of an optimizer of "
+          "a class of your own are momenta is not known; use LocalOptimizerState::kKeep");
     }
-    momenta = [&state, parameters = found->parameters] {
-      return momenta_of(state.optimizers, parameters());
-    };
   }
+  return [&objects, parameters = model.parameters] {
+    return momenta_of(objects.optimizers, parameters());
+  };
+}
+
+}  // namespace
+
+LocalSgd::LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOptions options)
+    : accelerator_(accelerator), exceptions_at_start_(std::uncaught_exceptions()) {
+  const PreparedObjects& objects = AcceleratorInternals::objects(accelerator);
+  LocalSgdScopes& scopes = AcceleratorInternals::local_sgds(accelerator);
+  const PreparedModel* const prepared = objects.find_model(model);
+  if (prepared == nullptr) {
+    throw ConfigError("local_sgd", "the model was not prepared; prepare it first");
+  }
+  if (scopes.has(model)) {
+    throw ConfigError("local_sgd", "this model has a LocalSgd already; end that one first");
+  }
+  check_mode(AcceleratorInternals::loop(accelerator), objects, options.enabled);
   auto core = std::make_shared<LocalSgdCore>(
-      found->parallel,
-      found->parameters(),
-      found->buffers(),
-      state.group,
-      core_options,
-      std::move(momenta));
-  if (options.enabled && state.group.size() > 1) {
+      prepared->parallel,
+      prepared->parameters(),
+      prepared->buffers(),
+      objects.context.group,
+      LocalSgdOptions{
+          .local_sgd_steps = options.local_sgd_steps,
+          .enabled = options.enabled,
+          .warmup_steps = options.warmup_steps,
+          .average_buffers = options.average_buffers},
+      also_averaged(objects, *prepared, options.optimizer_state));
+  if (options.enabled && objects.context.is_distributed()) {
     core_ = std::move(core);
-    state.local_sgds.emplace_back(model, core_);
-    state.optimizers_differ = false;
-    const size_t index = state.local_sgds.size() - 1;
-    if (index < state.restored_local_steps.size() && state.restored_local_steps[index]) {
-      core_->load_steps(*std::exchange(state.restored_local_steps[index], std::nullopt));
-    }
+    scopes.add(model, core_);
   }
 }
 
@@ -134,9 +141,9 @@ void LocalSgd::finish() {
     core_->finish();
     unregister();
     core_.reset();
-    // Momenta may have drifted apart, and data parallel would then drift after them.
-    accelerator_.make_optimizers_equal("local_sgd");
-    accelerator_.state_->accumulation_check.forget();
+    // With different momenta the models of data parallel would diverge.
+    make_optimizers_equal(AcceleratorInternals::objects(accelerator_), "local_sgd");
+    AcceleratorInternals::update_check(accelerator_).forget();
   }
 }
 
@@ -145,8 +152,7 @@ int64_t LocalSgd::steps() const {
 }
 
 void LocalSgd::unregister() {
-  auto& all = accelerator_.state_->local_sgds;
-  std::erase_if(all, [&](const auto& item) { return item.second == core_; });
+  AcceleratorInternals::local_sgds(accelerator_).remove(core_);
 }
 
 }  // namespace lockstep
