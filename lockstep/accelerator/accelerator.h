@@ -112,8 +112,8 @@ class Accelerator {
   // --- accumulation
   /// Begins the scope of one micro-step: `auto micro_step = accelerator.accumulate(model);` at the
   /// top of the loop's body. If it does not end its accumulation group, the gradients of the models
-  /// (of all prepared ones, if none is given) stay on this process, and optimizers and schedulers do
-  /// nothing. A group ends after gradient_accumulation_steps, and with the last batch of the
+  /// (of all prepared ones, if none is given) stay on this process, and optimizers and schedulers
+  /// do nothing. A group ends after gradient_accumulation_steps, and with the last batch of the
   /// innermost loader.
   template <ModuleHandle... Models>
   GradientScope accumulate(const Models&... models) {

@@ -66,7 +66,8 @@ std::optional<ZeroPlugin> FsdpPlugin::zero(int local_size) const {
     case ShardingStrategy::kNoShard:
       if (auto_wrap_policy != AutoWrapPolicy::kNone) {
         throw ConfigError(
-            "fsdp_plugin", "NO_SHARD shards nothing, so an auto_wrap_policy has no effect; leave it out");
+            "fsdp_plugin",
+            "NO_SHARD shards nothing, so an auto_wrap_policy has no effect; leave it out");
       }
       if (cpu_offload) {
         throw ConfigError(

@@ -188,7 +188,8 @@ json options_of(const json& group, const json& own) {
   return options;
 }
 
-/// Adam and AdamW have the same options and state; only `decoupled_weight_decay` distinguishes them.
+/// Adam and AdamW have the same options and state; only `decoupled_weight_decay` distinguishes
+/// them.
 void check_decay(const std::string& path, const json& group, const std::string& type) {
   const json decoupled = group.value("decoupled_weight_decay", json());
   if (decoupled.is_boolean() && (type == "Adam" || type == "AdamW") &&
