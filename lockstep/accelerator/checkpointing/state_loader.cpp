@@ -21,7 +21,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
 #include "lockstep/checkpoint/load_model.h"
-#include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/storage/deepspeed_folder.h"
 #include "lockstep/storage/safetensors/safetensors_header.h"
 #include "lockstep/storage/write/temp_folder.h"

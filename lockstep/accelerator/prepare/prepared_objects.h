@@ -15,7 +15,7 @@
 #include "lockstep/accelerator/zero_setup/zero_units.h"
 #include "lockstep/comm/named_tensor.h"
 #include "lockstep/data/loader/loader_core.h"
-#include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/sync/data_parallel.h"
 #include "lockstep/sync/gradient_sync.h"
 #include "lockstep/zero/sharding.h"

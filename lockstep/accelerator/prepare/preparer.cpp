@@ -18,7 +18,7 @@
 #include "lockstep/comm/bytes.h"
 #include "lockstep/flat/layout.h"
 #include "lockstep/flat/move_in_place.h"
-#include "lockstep/optim/follow_parameters.h"
+#include "lockstep/optim/state/follow_parameters.h"
 #include "lockstep/sync/reducer.h"
 #include "lockstep/zero/shard_store.h"
 
