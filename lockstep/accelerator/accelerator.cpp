@@ -1,221 +1,96 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/accelerator/accelerator.h"
 
-#include <algorithm>
 #include <exception>
-#include <mutex>
-#include <optional>
-#include <string>
+#include <utility>
 
-#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/accelerator/accelerator_state.h"
-#include "lockstep/accelerator/setup/either_variable.h"
-#include "lockstep/accelerator/setup/enter_world.h"
-#include "lockstep/accelerator/training_state/saved_optimizer.h"
-#include "lockstep/accelerator/zero_setup/lower_precision.h"
-#include "lockstep/base/error.h"
-#include "lockstep/base/log.h"
-#include "lockstep/base/memory/keep_memory.h"
-#include "lockstep/comm/bytes.h"
-#include "lockstep/flat/layout.h"
-#include "lockstep/flat/move_in_place.h"
-#include "lockstep/optim/state/follow_parameters.h"
-#include "lockstep/precision/cpu_bf16.h"
-#include "lockstep/sync/reducer.h"
+#include "lockstep/accelerator/backward/backward_pass.h"
+#include "lockstep/accelerator/checkpointing/checkpointer.h"
+#include "lockstep/accelerator/executable_batch_size.h"
+#include "lockstep/accelerator/internals.h"
+#include "lockstep/accelerator/join/uneven_inputs.h"
+#include "lockstep/accelerator/loop/active_loaders.h"
+#include "lockstep/accelerator/loop/local_sgd_scopes.h"
+#include "lockstep/accelerator/loop/loop_state.h"
+#include "lockstep/accelerator/offload_states/state_offloader.h"
+#include "lockstep/accelerator/prepare/gathered_parameters.h"
+#include "lockstep/accelerator/prepare/prepared_objects.h"
+#include "lockstep/accelerator/setup/one_process.h"
+#include "lockstep/accelerator/setup/run_context.h"
+#include "lockstep/accelerator/trackers.h"
+#include "lockstep/accelerator/zero_setup/zero_init.h"
 #include "lockstep/watch/flight_recorder.h"
-#include "lockstep/zero/shard_store.h"
 
 namespace lockstep {
-namespace {
 
-/// Warns once a process: a program may make many Accelerators.
-void warn_of_emulated_bf16() {
-  static std::once_flag warned;
-  std::call_once(warned, [] {
-    log_warning(
-        "[accelerator] mixed_precision is bf16, and this CPU has no bf16 instructions: libtorch "
-        "emulates them, which is several times slower than float32; set mixed_precision to no on "
-        "this machine (lockstep::cpu_has_bf16() tells a program which CPUs have them)");
-  });
-}
+/// The objects that an Accelerator delegates to, in order of their dependencies.
+struct Accelerator::State {
+  State(RunContext run_context, const std::function<void()>& end_training)
+      : context(std::move(run_context)),
+        loop(new_loop_state(context.options, context.precision == Precision::kFP16, context.group)),
+        active(std::make_shared<ActiveLoaders>(context.group, context.options.rng_types)),
+        objects(context),
+        zero_init(context.group, context.device),
+        preparer(objects, loop, active, zero_init),
+        offloader(objects, *loop),
+        backward(objects, *loop, *active, offloader, local_sgds),
+        uneven_inputs(objects, *loop, backward.gradients, local_sgds),
+        collectives(context.group, context.debug, *active),
+        trackers(context),
+        checkpointer(objects, *loop, *active, local_sgds, backward.gradients, end_training) {
+    active->set_between_batches([this] { checkpointer.between_batches(); });
+    active->set_before_pass([this] { checkpointer.resume_if_asked(/*in_epochs=*/false); });
+  }
 
-GradientAccumulationPlugin accumulation_of(
-    const AcceleratorOptions& options, const Environment& environment) {
-  if (options.gradient_accumulation_plugin && options.gradient_accumulation_steps != 1) {
-    throw ConfigError(
-        "accelerator",
-        "gradient_accumulation_steps and gradient_accumulation_plugin are both set; give one");
-  }
-  const auto deepspeed = options.deepspeed_plugin
-                             ? options.deepspeed_plugin->gradient_accumulation_steps
-                             : std::nullopt;
-  if (deepspeed &&
-      (options.gradient_accumulation_plugin || options.gradient_accumulation_steps != 1)) {
-    throw ConfigError(
-        "accelerator",
-        "deepspeed_plugin and the Accelerator's own options both say how many steps gradients are "
-        "accumulated; say it once");
-  }
-  GradientAccumulationPlugin plugin =
-      options.gradient_accumulation_plugin.value_or(GradientAccumulationPlugin{
-          .num_steps = deepspeed.value_or(options.gradient_accumulation_steps)});
-  const std::string name = "GRADIENT_ACCUMULATION_STEPS";
-  for (const std::string prefix : {"ACCELERATE_", "LOCKSTEP_"}) {
-    plugin.num_steps =
-        environment.integer(prefix + name, 1, int64_t{1} << 30).value_or(plugin.num_steps);
-  }
-  if (plugin.num_steps < 1) {
-    throw ConfigError(
-        "accelerator",
-        fmt::format("expected 1 or more gradient accumulation steps; got {}", plugin.num_steps));
-  }
-  if (plugin.adjust_scheduler && options.scheduler_steps != SchedulerSteps::kAccelerate) {
-    throw ConfigError(
-        "accelerator",
-        "adjust_scheduler means something with scheduler_steps = SchedulerSteps::kAccelerate only; "
-        "otherwise a schedule counts updates");
-  }
-  return plugin;
-}
+  RunContext context;
+  std::shared_ptr<LoopState> loop;
+  std::shared_ptr<ActiveLoaders> active;
+  LocalSgdScopes local_sgds;
+  PreparedObjects objects;
+  ZeroInit zero_init;
+  Preparer preparer;
+  StateOffloader offloader;
+  BackwardPass backward;
+  UnevenInputs uneven_inputs;
+  Collectives collectives;
+  Trackers trackers;
+  Checkpointer checkpointer;
+  bool triggered = false;
+};
 
-/// ConfigError if ranks would cut their shares out of different orders. Collective, unless one rank
-/// reads for all.
-void expect_same_order(const data::LoaderCore& loader, Group& group) {
-  if (group.size() == 1 || loader.dispatches()) {
-    return;
-  }
-  const uint64_t seed = loader.cursor().seed;
-  const std::vector<std::string> seeds = all_gather_bytes(group, fmt::format("{}", seed));
-  for (size_t rank = 1; rank < seeds.size(); ++rank) {
-    if (seeds[rank] != seeds[0]) {
-      throw ConfigError(
-          "prepare",
-          fmt::format(
-              "the seed of a loader differs between processes, so some samples would come twice "
-              "and others never; rank 0 has {}, rank {} has {}; give all the same (--seed, "
-              "LoaderOptions::seed)",
-              seeds[0],
-              rank,
-              seeds[rank]));
-    }
-  }
-}
-
-/// Two buckets cannot both hold one gradient.
-template <typename Models>
-void refuse_common_parameters(const Models& models, const NamedTensors& parameters) {
-  for (const auto& model : models) {
-    for (const NamedTensor& theirs : model.parameters()) {
-      for (const NamedTensor& ours : parameters) {
-        if (ours.tensor.is_same(theirs.tensor)) {
-          throw ConfigError(
-              "prepare",
-              fmt::format(
-                  "{} of this model is {} of a model prepared before; prepare one module that "
-                  "holds both",
-                  ours.name,
-                  theirs.name));
-        }
-      }
-    }
-  }
-}
-
-}  // namespace
-
-Accelerator::Accelerator(AcceleratorOptions options) : state_(std::make_unique<State>()) {
-  state_->world = enter_world(Environment::process());
-  Connection connection = connect_renewable(state_->world, options.connect);
-  state_->group = std::move(connection.group);
-  state_->transport = std::move(connection.transport);
-  state_->options = std::move(options);
-  configure();
-  log_debug(fmt::format(
-      "rank {} of {} ({}), transport {}",
-      state_->world.rank,
-      state_->world.size,
-      state_->world.source,
-      state_->group.transport_name()));
+Accelerator::Accelerator(AcceleratorOptions options)
+    : state_(std::make_unique<State>(connect_run(std::move(options)), [this] { end_training(); })) {
 }
 
 Accelerator::Accelerator(AcceleratorOptions options, WorldSpec world, Group group)
-    : state_(std::make_unique<State>()) {
-  if (world.rank != group.rank() || world.size != group.size()) {
-    throw ConfigError(
-        "accelerator",
-        fmt::format(
-            "the world says rank {} of {}, the group rank {} of {}",
-            world.rank,
-            world.size,
-            group.rank(),
-            group.size()));
-  }
-  state_->options = std::move(options);
-  state_->world = std::move(world);
-  state_->group = std::move(group);
-  configure();
-}
+    : state_(std::make_unique<State>(
+          run_in_group(std::move(options), std::move(world), std::move(group)),
+          [this] { end_training(); })) {}
 
 Accelerator::~Accelerator() {
   // Loaders may outlive this.
   state_->active->set_before_pass(nullptr);
   state_->active->set_between_batches(nullptr);
-  if (std::uncaught_exceptions() ==
-      0) {  // Else it has failed, which the others are not to take for leaving.
+  if (std::uncaught_exceptions() == 0) {
+    // Otherwise it has failed, and the other ranks must not take it for a rank that has left.
     watch::FlightRecorder::process().leave();
   }
 }
 
-void Accelerator::configure() {
-  keep_freed_memory();
-  State& state = *state_;
-  const AcceleratorOptions& options = state.options;
-  const Environment environment = Environment::process();
-  state.precision = options.mixed_precision.value_or(Precision::kNo);
-  if (!options.mixed_precision) {
-    if (const auto text = either_text(environment, "MIXED_PRECISION")) {
-      state.precision = parse_precision(*text);
-    }
-  }
-  state.debug = options.debug.value_or(either_boolean(environment, "DEBUG_MODE").value_or(false));
-  for (const data::RngType type : options.rng_types) {
-    if (type == data::RngType::kGenerator) {
-      throw ConfigError(
-          "accelerator",
-          "rng_types cannot hold kGenerator: loaders have no generator, their order is a function "
-          "of seed and epoch; use kTorch for augmentation that draws from torch's");
-    }
-  }
-  state.active = std::make_shared<ActiveLoaders>(state.group, options.rng_types);
-  LoopState& loop = *state.loop;
-  loop.accumulation = accumulation_of(options, environment);
-  loop.finite = std::make_shared<FiniteGuard>(options.non_finite, state.group);
-  if (state.precision == Precision::kFP16) {
-    loop.scaler.emplace(options.grad_scaler, state.group);
-    loop.loss_scale_rule = options.loss_scale_rule;
-  }
-  choose_device();
-  if (state.precision == Precision::kBF16 && device().is_cpu() && is_local_main_process() &&
-      !cpu_has_bf16(environment)) {
-    warn_of_emulated_bf16();
-  }
-  choose_zero();
-  check_zero();
-  configure_project();
-}
+// --- rank and world
 
 int Accelerator::process_index() const {
-  return state_->world.rank;
+  return state_->context.world.rank;
 }
 
 int Accelerator::num_processes() const {
-  return state_->world.size;
+  return state_->context.world.size;
 }
 
 int Accelerator::local_process_index() const {
-  return state_->world.local_rank;
+  return state_->context.world.local_rank;
 }
 
 bool Accelerator::is_main_process() const {
@@ -242,156 +117,345 @@ std::string Accelerator::distributed_type() const {
 }
 
 at::Device Accelerator::device() const {
-  return state_->device;
+  return state_->context.device;
 }
 
 const WorldSpec& Accelerator::world() const {
-  return state_->world;
+  return state_->context.world;
 }
 
 Group& Accelerator::group() {
-  return state_->group;
+  return state_->context.group;
 }
 
-void Accelerator::add_model(const void* id, Tensors parameters, Tensors buffers, Classes classes) {
-  State& state = *state_;
-  if (std::any_of(state.models.begin(), state.models.end(), [&](const auto& model) {
-        return model.id == id;
-      })) {
-    return;
-  }
-  refuse_common_parameters(state.models, parameters());
-  const flat::CommDtypes narrow =
-      comm_dtypes(state.options.lower_precision_safe_modules, parameters(), classes());
-  if (state.options.device_placement) {
-    flat::move_in_place(tensors_of(parameters()), state.device);
-    flat::move_in_place(tensors_of(buffers()), state.device);
-  }
-  state.accumulation_check.forget();
-  const size_t index = state.models.size();
-  const std::string prefix = index == 0 ? "" : fmt::format("model_{}.", index);
-  if (!state.loop->scaler) {
-    NamedTensors named = parameters();
-    for (NamedTensor& item : named) {
-      item.name = prefix + item.name;
-    }
-    state.loop->finite->watch(named);
-  }
-  for (const NamedTensor& item : trainable(parameters())) {
-    state.trains_in_16_bits = state.trains_in_16_bits || zero::is_trained_in_16_bits(item.tensor);
-  }
-  // Buckets of different models must not wait for each other: each further model has a group of its
-  // own.
-  Group group = index == 0 ? state.group : state.group.split(0);
-  auto parallel = std::make_shared<DataParallel>(
-      parameters(),
-      buffers(),
-      is_sharded() ? Group() : std::move(group),
-      state.options.data_parallel,
-      narrow);
-  std::shared_ptr<GradientSync> sync = is_sharded() ? nullptr : parallel;
-  state.models.push_back(
-      {id,
-       prefix,
-       std::move(parameters),
-       std::move(buffers),
-       std::move(classes),
-       parallel,
-       std::move(sync)});
-  state.parallels.push_back(std::move(parallel));
-}
+// --- prepare
 
-void Accelerator::add_loader(std::shared_ptr<data::LoaderCore> loader) {
-  State& state = *state_;
-  if (std::find(state.loaders.begin(), state.loaders.end(), loader) != state.loaders.end()) {
-    return;
-  }
-  loader->shard(
-      {.rank = state.world.rank,
-       .world = state.world.size,
-       .even_batches = state.options.even_batches,
-       .split_batches = state.options.split_batches,
-       .dispatch_batches = state.options.dispatch_batches},
-      state.group);
-  if (state.options.device_placement && !state.device.is_cpu() && !loader->options().device) {
-    loader->set_device(state.device);
-  }
-  loader->set_observer(state.active);
-  expect_same_order(*loader, state.group);
-  state.loaders.push_back(std::move(loader));
-}
-
-Optimizer Accelerator::add_optimizer(GivenOptimizer given) {
-  State& state = *state_;
-  auto known = std::find_if(
-      state.optimizers.begin(), state.optimizers.end(), [&](const Optimizer& prepared) {
-        return &prepared.inner() == given.optimizer.get();
-      });
-  if (known == state.optimizers.end()) {
-    if (given.own_state) {
-      state.own_optimizer_states.insert_or_assign(
-          given.optimizer.get(), std::move(*given.own_state));
-    } else if (!state.options.project_dir.empty()) {
-      expect_readable_state(*given.optimizer, "prepare", "this run has a project_dir to save to");
-    }
-    state.optimizers.emplace_back(std::move(given.optimizer), state.loop);
-    known = state.optimizers.end() - 1;
-  }
-  state.optimizers_in_call.push_back(*known);
-  return *known;
-}
-
-void Accelerator::begin_prepare() {
-  state_->optimizers_in_call.clear();
-  state_->unbound.clear();
-}
-
-Scheduler Accelerator::add_schedule(AnySchedule schedule) {
-  State& state = *state_;
-  const AcceleratorOptions& options = state.options;
-  const bool accelerate = options.scheduler_steps == SchedulerSteps::kAccelerate;
-  const SchedulerPolicy policy{
-      .with_optimizer = options.step_scheduler_with_optimizer,
-      .inner_steps = accelerate && !options.split_batches ? num_processes() : 1,
-      .accelerate = accelerate,
-      .count_micro_steps = state.loop->accumulation.adjust_scheduler.value_or(accelerate)};
-  return state.unbound.emplace_back(std::move(schedule), policy, state.loop);
+Preparer& Accelerator::preparer() {
+  return state_->preparer;
 }
 
 void Accelerator::end_prepare() {
+  state_->backward.watch_prepared();
+}
+
+void Accelerator::forget_prepared() {
   State& state = *state_;
-  for (Scheduler& scheduler : state.unbound) {
-    scheduler.bind(state.optimizers_in_call.empty() ? state.optimizers : state.optimizers_in_call);
-    state.schedulers.push_back(scheduler);
-    if (state.options.print_schedules) {
-      log_info(scheduler.describe());
+  state.offloader.forget();
+  state.backward.forget();
+  state.preparer.clear();
+  state.objects.clear();
+  state.local_sgds.abandon();
+  state.loop->forget_prepared(state.context.group);
+  release_cached_memory();
+}
+
+// --- accumulation and backward
+
+GradientScope Accelerator::begin_micro_step(const std::vector<const void*>& models) {
+  return state_->backward.accumulation.begin_micro_step(models);
+}
+
+GradientScope Accelerator::begin_no_sync(const std::vector<const void*>& models) {
+  return state_->backward.accumulation.begin_no_sync(models);
+}
+
+void Accelerator::trigger_sync(const std::vector<const void*>& models) {
+  state_->backward.accumulation.trigger_sync(models);
+}
+
+bool Accelerator::sync_gradients() const {
+  return state_->loop->accumulation.sync_gradients;
+}
+
+int64_t Accelerator::gradient_accumulation_steps() const {
+  return state_->loop->accumulation.plugin.num_steps;
+}
+
+void Accelerator::backward(const at::Tensor& loss, const BackwardOptions& options) {
+  state_->backward.runner.backward(loss, options);
+}
+
+void Accelerator::backward(const at::Tensor& loss_sum, double count) {
+  state_->backward.runner.backward(loss_sum, count);
+}
+
+at::Tensor Accelerator::scale_loss(const at::Tensor& loss) {
+  return state_->backward.runner.scale_loss(loss);
+}
+
+// --- precision and gradients
+
+Precision Accelerator::mixed_precision() const {
+  return state_->context.precision;
+}
+
+Autocast Accelerator::autocast(std::optional<AutocastOptions> options) const {
+  return state_->backward.precision.autocast(options);
+}
+
+GradScaler* Accelerator::scaler() {
+  LossScaling& scaling = state_->loop->scaling;
+  scaling.update_if_due();
+  return scaling.scaler ? &*scaling.scaler : nullptr;
+}
+
+bool Accelerator::optimizer_step_was_skipped() const {
+  for (const Optimizer& optimizer : state_->objects.optimizers) {
+    if (optimizer.step_was_skipped()) {
+      return true;
     }
   }
-  state.unbound.clear();
-  for (const Optimizer& optimizer : state.optimizers) {  // Of earlier calls, too.
-    optim::follow_parameters(optimizer.inner());
-  }
-  share_parameters();
-  shard_parameters();
-  state.watch_accumulation();
-  if (state.loop->accumulation.num_steps > 1 && !state.judged_by_others &&
-      state.judged_models != state.models.size()) {
-    watch_unknown_backwards([this] { state_->refuse_undivided_backward(); });
-    state.judged_by_others = false;
-    state.judged_models = state.models.size();
-  }
-  if (use_distributed()) {
-    state.loop->agree_on_unprepared = [this, alive = std::weak_ptr<const void>(state.alive)](
-                                          const std::vector<at::Tensor>& parameters) {
-      return alive.expired() || state_->agree_on_unprepared(parameters);
-    };
+  return false;
+}
+
+void Accelerator::unscale_gradients() {
+  state_->backward.gradients.unscale();
+}
+
+void Accelerator::unscale_gradients(const Optimizer& optimizer) {
+  state_->backward.gradients.unscale(optimizer);
+}
+
+at::Tensor Accelerator::clip_grad_norm_(
+    const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {
+  return state_->backward.gradients.clip_norm(parameters, max_norm, norm_type);
+}
+
+void Accelerator::clip_grad_value_(const std::vector<at::Tensor>& parameters, double clip_value) {
+  state_->backward.gradients.clip_value(parameters, clip_value);
+}
+
+const GradientNorms& Accelerator::gradient_norms() const {
+  return state_->backward.gradients.norms();
+}
+
+void Accelerator::average_gradients() {
+  state_->backward.runner.average_gradients();
+}
+
+std::vector<std::string> Accelerator::parameters_without_gradient() const {
+  return state_->backward.gradients.parameters_without_gradient();
+}
+
+// --- one process at a time
+
+void Accelerator::on_main_process(const std::function<void()>& body) const {
+  on_process(0, body);
+}
+
+void Accelerator::on_local_main_process(const std::function<void()>& body) const {
+  on_local_process(0, body);
+}
+
+void Accelerator::on_last_process(const std::function<void()>& body) const {
+  on_process(num_processes() - 1, body);
+}
+
+void Accelerator::on_process(int process_index, const std::function<void()>& body) const {
+  run_on_process(world(), process_index, body);
+}
+
+void Accelerator::on_local_process(
+    int local_process_index, const std::function<void()>& body) const {
+  run_on_local_process(world(), local_process_index, body);
+}
+
+void Accelerator::main_process_first(const std::function<void()>& body) {
+  run_in_turn(group(), is_main_process(), body);
+}
+
+void Accelerator::local_main_process_first(const std::function<void()>& body) {
+  run_in_turn(group(), is_local_main_process(), body);
+}
+
+void Accelerator::print(const std::string& line) const {
+  if (is_local_main_process()) {
+    print_line(line);
   }
 }
 
+void Accelerator::wait_for_everyone() {
+  state_->context.group.barrier();
+}
+
+void Accelerator::set_trigger() {
+  state_->triggered = true;
+}
+
+bool Accelerator::check_trigger() {
+  return state_->collectives.any(std::exchange(state_->triggered, false));
+}
+
+// --- values across processes
+
+Collectives& Accelerator::collectives() {
+  return state_->collectives;
+}
+
+std::vector<nlohmann::json> Accelerator::gather_object(const nlohmann::json& value) {
+  return state_->collectives.gather_object(value);
+}
+
+std::vector<nlohmann::json> Accelerator::gather_object_for_metrics(const nlohmann::json& array) {
+  return state_->collectives.gather_object_for_metrics(array);
+}
+
+nlohmann::json Accelerator::broadcast_object(const nlohmann::json& value, int from_process) {
+  return state_->collectives.broadcast_object(value, from_process);
+}
+
+// --- progress and logs
+
 EpochRange Accelerator::epochs(int64_t count) {
-  resume_if_asked(/*in_epochs=*/true);
-  const int64_t begin = state_->loaders.empty() ? 0 : state_->loaders.front()->epoch();
-  return {begin, count};
+  state_->checkpointer.resume_if_asked(/*in_epochs=*/true);
+  const auto& loaders = state_->objects.loaders;
+  return {loaders.empty() ? 0 : loaders.front()->epoch(), count};
+}
+
+void Accelerator::init_trackers(const nlohmann::json& config) {
+  state_->trackers.init(config);
+}
+
+void Accelerator::log(const std::map<std::string, double>& values, std::optional<int64_t> step) {
+  const auto& optimizers = state_->objects.optimizers;
+  state_->trackers.log(values, step ? *step : optimizers.empty() ? 0 : optimizers.front().steps());
+}
+
+void Accelerator::end_training() {
+  wait_for_save();
+  wait_for_everyone();
+  state_->loop->losses.warn_at_end(state_->context.group);
+  state_->trackers.finish();
+}
+
+std::unique_ptr<Profile> Accelerator::profile(ProfileOptions options) const {
+  const std::filesystem::path& folder = state_->context.options.project_config.logging_dir;
+  if (options.output_trace_dir.empty() && !folder.empty()) {
+    options.output_trace_dir = folder / "profile";
+  }
+  return std::make_unique<Profile>(std::move(options), process_index());
+}
+
+// --- inputs of different lengths
+
+void Accelerator::join_uneven_inputs(const std::function<void()>& body) {
+  join_uneven_inputs(JoinUnevenInputs{}, body);
+}
+
+void Accelerator::join_uneven_inputs(
+    const JoinUnevenInputs& options, const std::function<void()>& body) {
+  state_->uneven_inputs.run(options, body);
+}
+
+// --- sharded models, and memory
+
+std::shared_ptr<void> Accelerator::begin_zero_init() {
+  const bool shards = state_->objects.uses_zero() && state_->context.options.zero->stage == 3;
+  return shards ? state_->zero_init.begin() : nullptr;
+}
+
+void Accelerator::finish_zero_init(const NamedTensors& tensors) {
+  const PreparedObjects& objects = state_->objects;
+  state_->zero_init.finish(tensors, objects.shards_parameters() ? objects.sharding.get() : nullptr);
+}
+
+void Accelerator::with_gathered_parameters(
+    const std::vector<at::Tensor>& parameters,
+    const std::function<void()>& body,
+    std::optional<int> modifier_rank) {
+  lockstep::with_gathered_parameters(state_->objects, parameters, body, modifier_rank);
+  if (modifier_rank) {
+    state_->backward.update_check.forget();
+  }
+}
+
+void Accelerator::offload_states(const OffloadStatesOptions& options) {
+  state_->offloader.offload(options);
+}
+
+void Accelerator::reload_states(bool non_blocking) {
+  state_->offloader.reload(non_blocking);
+}
+
+// --- checkpoints
+
+void Accelerator::save_state(const std::filesystem::path& folder, const SaveStateOptions& options) {
+  state_->checkpointer.save(folder, options);
+}
+
+std::filesystem::path Accelerator::save_state(const SaveStateOptions& options) {
+  return state_->checkpointer.save(options);
+}
+
+void Accelerator::wait_for_save() {
+  state_->checkpointer.saver().wait();
+}
+
+void Accelerator::save_model_tensors(
+    const NamedTensors& tensors,
+    const std::filesystem::path& folder,
+    const checkpoint::SaveModelOptions& options) {
+  checkpoint::SaveModelOptions rest = options;
+  rest.exclude_frozen_parameters = false;  // `tensors` has none.
+  state_->checkpointer.saver().save_model(tensors, folder, rest);
+}
+
+const SaveTimings& Accelerator::last_save() const {
+  return state_->checkpointer.saver().timings();
+}
+
+void Accelerator::load_state(const std::filesystem::path& folder, const LoadStateOptions& options) {
+  state_->checkpointer.load(folder, options);
+}
+
+std::filesystem::path Accelerator::load_state() {
+  return state_->checkpointer.load_latest();
+}
+
+std::optional<std::filesystem::path> Accelerator::resume_latest() {
+  return state_->checkpointer.resume_latest();
+}
+
+void Accelerator::add_checkpointable(AnyCheckpointable object) {
+  state_->checkpointer.registered().add(std::move(object));
+}
+
+std::function<void()> Accelerator::register_save_state_pre_hook(SaveStatePreHook hook) {
+  return state_->checkpointer.registered().save_hooks().add(std::move(hook));
+}
+
+std::function<void()> Accelerator::register_load_state_pre_hook(LoadStatePreHook hook) {
+  return state_->checkpointer.registered().load_hooks().add(std::move(hook));
+}
+
+void Accelerator::request_preemption() {
+  state_->checkpointer.preemption().request();
+}
+
+// --- for the engine, LocalSgd and find_executable_batch_size
+
+const RunContext& AcceleratorInternals::context(Accelerator& accelerator) {
+  return accelerator.state_->context;
+}
+
+PreparedObjects& AcceleratorInternals::objects(Accelerator& accelerator) {
+  return accelerator.state_->objects;
+}
+
+LoopState& AcceleratorInternals::loop(Accelerator& accelerator) {
+  return *accelerator.state_->loop;
+}
+
+BackwardRunner& AcceleratorInternals::backward_runner(Accelerator& accelerator) {
+  return accelerator.state_->backward.runner;
+}
+
+LocalSgdScopes& AcceleratorInternals::local_sgds(Accelerator& accelerator) {
+  return accelerator.state_->local_sgds;
+}
+
+UnpreparedUpdateCheck& AcceleratorInternals::update_check(Accelerator& accelerator) {
+  return accelerator.state_->backward.update_check;
 }
 
 }  // namespace lockstep

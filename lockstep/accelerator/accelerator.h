@@ -7,7 +7,6 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -23,33 +22,22 @@
 #include "lockstep/accelerator/loop/progress_range.h"
 #include "lockstep/accelerator/loop/scheduler.h"
 #include "lockstep/accelerator/options/backward_options.h"
+#include "lockstep/accelerator/options/join_uneven_inputs.h"
 #include "lockstep/accelerator/options/offload_states.h"
 #include "lockstep/accelerator/options/options.h"
 #include "lockstep/accelerator/prepare/prepare.h"
+#include "lockstep/accelerator/prepare/preparer.h"
 #include "lockstep/accelerator/profile/profile.h"
 #include "lockstep/accelerator/training_state/checkpointable.h"
 #include "lockstep/accelerator/training_state/state_hooks.h"
-#include "lockstep/accelerator/values/nested_operations.h"
-#include "lockstep/accelerator/values/operations.h"
+#include "lockstep/accelerator/values/collectives.h"
 #include "lockstep/base/host/world.h"
 #include "lockstep/checkpoint/save_model.h"
 #include "lockstep/comm/group.h"
 #include "lockstep/comm/named_tensor.h"
-#include "lockstep/data/loader/loader_core.h"
 #include "lockstep/precision/autocast.h"
-#include "lockstep/sync/gradient_sync.h"
-#include "lockstep/sync/join.h"
 
 namespace lockstep {
-
-class DataParallel;
-using DataParallels = std::vector<std::shared_ptr<DataParallel>>;
-
-struct JoinUnevenInputs {
-  /// Replaces AcceleratorOptions::even_batches for the loaders of this loop.
-  std::optional<bool> even_batches = std::nullopt;
-  JoinOptions join = {};
-};
 
 /// Runs a training loop that is written for one process on many. The main object of a training
 /// program.
@@ -82,8 +70,8 @@ class Accelerator {
   bool use_distributed() const;
   /// "NO", "MULTI_CPU" or "MULTI_GPU", in Accelerate's words.
   std::string distributed_type() const;
-  /// The device of prepared models: this process's GPU, or the CPU if there is none or
-  /// AcceleratorOptions::cpu is set.
+  /// The device of prepared models: this process's GPU, or the CPU without one or with
+  /// AcceleratorOptions::cpu.
   at::Device device() const;
   const WorldSpec& world() const;
   /// The group of all processes, for the program's own collectives.
@@ -100,16 +88,13 @@ class Accelerator {
   ///   optimizer class of the program is saved if it is Checkpointable; if not, and there is a
   ///   project_dir, ConfigError.
   /// - A schedule (schedule::warmup_cosine(...)) becomes a lockstep::Scheduler of the optimizers in
-  /// the
-  ///   same call, or of all prepared ones if the call has none.
+  ///   the same call, or of all prepared ones if the call has none.
   /// - A data::Loader stays the same loader. It delivers this process's share, on device() unless
   /// it
   ///   has a device of its own.
   template <typename... Objects>
   auto prepare(Objects&&... objects) {
-    begin_prepare();
-    (prepare_first(objects), ...);
-    std::tuple prepared{prepare_one(std::forward<Objects>(objects))...};
+    auto prepared = preparer().prepare(std::forward<Objects>(objects)...);
     end_prepare();
     if constexpr (sizeof...(Objects) == 1) {
       return std::get<0>(std::move(prepared));
@@ -126,10 +111,10 @@ class Accelerator {
 
   // --- accumulation
   /// Begins the scope of one micro-step: `auto micro_step = accelerator.accumulate(model);` at the
-  /// top of the loop's body. Decides whether the micro-step ends its accumulation group; if not,
-  /// the models' gradients stay on this process, and optimizers and schedulers do nothing. A group
-  /// ends after gradient_accumulation_steps, and with the last batch of the innermost loader.
-  /// Without models: all prepared ones.
+  /// top of the loop's body. If it does not end its accumulation group, the gradients of the models
+  /// (of all prepared ones, if none is given) stay on this process, and optimizers and schedulers
+  /// do nothing. A group ends after gradient_accumulation_steps, and with the last batch of the
+  /// innermost loader.
   template <ModuleHandle... Models>
   GradientScope accumulate(const Models&... models) {
     return begin_micro_step({static_cast<const void*>(models.get())...});
@@ -143,7 +128,7 @@ class Accelerator {
   /// Within no_sync: lets the next backwards average. ConfigError outside.
   template <ModuleHandle... Models>
   void trigger_sync_in_backward(const Models&... models) {
-    trigger_sync_of({static_cast<const void*>(models.get())...});
+    trigger_sync({static_cast<const void*>(models.get())...});
   }
   /// Whether the current micro-step ends its accumulation group. Always true without accumulate().
   bool sync_gradients() const;
@@ -162,13 +147,7 @@ class Accelerator {
   /// Returns the loss that backward(loss) would differentiate, for a program that calls .backward()
   /// on it. Its hooks do the rest of backward(loss); several scaled losses may be in one backward.
   /// ConfigError for a loss that depends on nothing.
-  at::Tensor scale_loss(const at::Tensor& loss, BackwardSteps steps = {});
-  /// Calls `judge` at the first gradient of the prepared models from a backward of an unscaled
-  /// loss; it throws unless the gradients are right all the same.
-  void watch_unknown_backwards(std::function<void()> judge);
-  /// For the engine, which counts micro-steps itself: `ends_update` returns whether a backward is
-  /// the last of an update.
-  void set_ends_update(std::function<bool()> ends_update);
+  at::Tensor scale_loss(const at::Tensor& loss);
 
   // --- precision
   Precision mixed_precision() const;
@@ -237,9 +216,7 @@ class Accelerator {
   // tensors.
   template <NestedTensors T>
   T gather(const T& value) {
-    check_same_values("gather", value);
-    return data::map_tensors(
-        value, [&](const at::Tensor& tensor) { return lockstep::gather(group(), tensor); });
+    return collectives().gather(value);
   }
   /// Works as `gather` for tensors with a row for each sample of the current batch, and drops
   /// samples that were repeated to fill the last global batch. A tensor with another number of rows
@@ -247,9 +224,7 @@ class Accelerator {
   /// a batch of 2, use gather().
   template <NestedTensors T>
   T gather_for_metrics(const T& value) {
-    check_same_values("gather_for_metrics", value, /*with_sizes=*/false);
-    return data::map_tensors(
-        value, [&](const at::Tensor& tensor) { return gather_samples(tensor); });
+    return collectives().gather_for_metrics(value);
   }
   template <NestedTensors First, NestedTensors... Others>
   requires(sizeof...(Others) > 0) auto gather_for_metrics(
@@ -258,24 +233,16 @@ class Accelerator {
   }
   template <NestedTensors T>
   T reduce(const T& value, ReduceOp op = ReduceOp::kSum) {
-    check_same_values("reduce", value);
-    return data::map_tensors(
-        value, [&](const at::Tensor& tensor) { return lockstep::reduce(group(), tensor, op); });
+    return collectives().reduce(value, op);
   }
   template <NestedTensors T>
   T pad_across_processes(
       const T& value, int64_t dim = 0, double pad_index = 0, bool pad_first = false) {
-    check_same_values("pad_across_processes", value, /*with_sizes=*/false);
-    return data::map_tensors(value, [&](const at::Tensor& tensor) {
-      return lockstep::pad_across_processes(group(), tensor, dim, pad_index, pad_first);
-    });
+    return collectives().pad_across_processes(value, dim, pad_index, pad_first);
   }
   template <NestedTensors T>
   T broadcast(const T& value, int from_process = 0) {
-    check_same_values("broadcast", value);
-    return data::map_tensors(value, [&](const at::Tensor& tensor) {
-      return lockstep::broadcast(group(), tensor, from_process);
-    });
+    return collectives().broadcast(value, from_process);
   }
   std::vector<nlohmann::json> gather_object(const nlohmann::json& value);
   /// Works as gather_object for an array with an element for each sample of the current batch,
@@ -288,15 +255,7 @@ class Accelerator {
   /// known.
   template <typename Range>
   auto progress(Range range, std::string label = "") {
-    ProgressOptions options{.label = std::move(label)};
-    if constexpr (requires { range.cursor().batches; }) {
-      options.unit = "batch";
-      options.initial = range.epoch() == range.cursor().epoch ? range.cursor().batches : 0;
-    }
-    if constexpr (requires { range.size(); }) {
-      options.total = static_cast<int64_t>(range.size());
-    }
-    return ProgressRange<Range>(std::move(range), std::move(options));
+    return with_progress(std::move(range), std::move(label));
   }
   /// Returns the remaining epochs of `count`, from the first prepared loader's epoch on, so that a
   /// resumed program continues. Without a loader, 0 to count. Resumes first if requested, see
@@ -324,6 +283,33 @@ class Accelerator {
   void join_uneven_inputs(const JoinUnevenInputs& options, const std::function<void()>& body);
   void join_uneven_inputs(const std::function<void()>& body);
 
+  // --- sharded models, and memory
+  /// Builds a model that no process could hold: `auto net = accelerator.zero_init([] { return
+  /// Net(); })`. Under ZeRO stage 3 each tensor of 4096 elements or more is sharded when the next
+  /// one is created, with rank 0's values, on this process's device; other parameters and buffers
+  /// are moved there at the end. Otherwise it only calls `build`.
+  ///
+  /// prepare() takes over the shards, and unshards permanently the tensors that it does not shard:
+  /// buffers, and frozen parameters up to the persistence threshold. A second model, such as a
+  /// teacher, stays sharded, and is unsharded on all processes when an operation uses it, while
+  /// this Accelerator lives. Collective.
+  template <typename Build>
+  auto zero_init(const Build& build) {
+    std::shared_ptr<void> scope = begin_zero_init();
+    auto built = build();
+    if (scope) {
+      scope.reset();
+      finish_zero_init(tensors_of_built(built));
+    }
+    return built;
+  }
+  /// Runs `body` while `parameters` are unsharded on every process, also for access through
+  /// pointers. Needed under ZeRO stage 3, harmless otherwise. Changes by `body` are lost, unless
+  /// `modifier_rank` names the process whose values all processes get. Collective.
+  void with_gathered_parameters(
+      const std::vector<at::Tensor>& parameters,
+      const std::function<void()>& body,
+      std::optional<int> modifier_rank = std::nullopt);
   /// Moves training states from the device to host memory, for instance for a model that generates
   /// between two phases of training. On the CPU nothing moves. Until reload_states() there is no
   /// update, save or load (ConfigError), and using an offloaded value throws c10::Error. Under ZeRO
@@ -339,7 +325,7 @@ class Accelerator {
     forget_prepared();
   }
 
-  // --- saving
+  // --- checkpoints
   /// Saves the training state to `folder`, atomically. The folder must not exist, unless
   /// `overwrite`, which replaces a checkpoint after the new one is complete. Saved are models,
   /// optimizers, schedulers, the loss scaler, registered objects, and each process's random state,
@@ -361,47 +347,9 @@ class Accelerator {
       const Model& model,
       const std::filesystem::path& folder,
       const checkpoint::SaveModelOptions& options = {}) {
-    NamedTensors tensors = parameters_of(*model);
-    checkpoint::SaveModelOptions rest = options;
-    if (std::exchange(rest.exclude_frozen_parameters, false)) {
-      std::erase_if(tensors, [](const NamedTensor& item) { return !item.tensor.requires_grad(); });
-    }
-    const NamedTensors buffers = buffers_of(*model);
-    tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-    save_model_tensors(tensors, folder, rest);
+    save_model_tensors(
+        tensors_of_module(*model, !options.exclude_frozen_parameters), folder, options);
   }
-  /// Builds a model that no process could hold: `auto net = accelerator.zero_init([] { return
-  /// Net(); })`. Under ZeRO stage 3 each tensor of 4096 elements or more is sharded when the next
-  /// one is created, with rank 0's values, on this process's device; other parameters and buffers
-  /// are moved there at the end. Otherwise it only calls `build`.
-  ///
-  /// prepare() takes over the shards, and unshards permanently the tensors that it does not shard:
-  /// buffers, and frozen parameters up to the persistence threshold. A second model, such as a
-  /// teacher, stays sharded, and is unsharded on all processes when an operation uses it, while
-  /// this Accelerator lives. Collective.
-  template <typename Build>
-  auto zero_init(const Build& build) {
-    std::shared_ptr<void> scope = begin_zero_init();
-    auto built = build();
-    if (scope) {
-      scope.reset();
-      NamedTensors tensors;
-      if constexpr (ModuleHandle<decltype(built)>) {
-        tensors = parameters_of(*built);
-        const NamedTensors buffers = buffers_of(*built);
-        tensors.insert(tensors.end(), buffers.begin(), buffers.end());
-      }
-      finish_zero_init(tensors);
-    }
-    return built;
-  }
-  /// Runs `body` while `parameters` are unsharded on every process, also for access through
-  /// pointers. Needed under ZeRO stage 3, harmless otherwise. Changes by `body` are lost, unless
-  /// `modifier_rank` names the process whose values all processes get. Collective.
-  void with_gathered_parameters(
-      const std::vector<at::Tensor>& parameters,
-      const std::function<void()>& body,
-      std::optional<int> modifier_rank = std::nullopt);
   /// The costs of the last save, including the time that training was blocked.
   const SaveTimings& last_save() const;
 
@@ -438,157 +386,22 @@ class Accelerator {
   void request_preemption();
 
  private:
-  friend class LocalSgd;
-  friend class BatchSizeAttempt;
+  friend class AcceleratorInternals;
   struct State;
 
-  template <typename Object>
-  void prepare_first(Object& object) {
-    using Type = std::remove_cvref_t<Object>;
-    refuse_torch_loader<Type>();
-    static_assert(
-        TorchLoaderHandle<Type> || ModuleHandle<Type> || OptimizerHandle<Type> ||
-            LoaderHandle<Type> || ScheduleHandle<Type> || std::is_same_v<Type, Optimizer> ||
-            std::is_same_v<Type, Scheduler>,
-        "prepare takes modules (a holder made by TORCH_MODULE, or a shared_ptr), optimizers of "
-        "lockstep::optim or torch::optim, schedules of lockstep::optim and lockstep::data loaders");
-    if constexpr (ModuleHandle<Type>) {
-      add_model(
-          object.get(),
-          [object] { return parameters_of(*object); },
-          [object] { return buffers_of(*object); },
-          [object] { return classes_of(*object); });
-    } else if constexpr (LoaderHandle<Type>) {
-      add_loader(object.core());
-    }
-  }
-  template <typename Object>
-  auto prepare_one(Object&& object) {
-    using Type = std::remove_cvref_t<Object>;
-    if constexpr (OptimizerHandle<Type>) {
-      return add_optimizer(given_optimizer(std::forward<Object>(object)));
-    } else if constexpr (ScheduleHandle<Type>) {
-      return add_schedule(std::forward<Object>(object));
-    } else {
-      return prepared_itself(std::forward<Object>(object));
-    }
-  }
-  using Tensors = std::function<NamedTensors()>;
-  using Classes = std::function<NamedClasses()>;
-
-  void configure();
-  void choose_device();
-  void begin_prepare();
+  Preparer& preparer();
   void end_prepare();
-  void add_model(const void* id, Tensors parameters, Tensors buffers, Classes classes);
-  void add_loader(std::shared_ptr<data::LoaderCore> loader);
-  void share_parameters();
-  bool is_sharded() const;
-  void choose_zero();
-  void check_zero() const;
-  std::shared_ptr<void> begin_zero_init();
-  void finish_zero_init(const NamedTensors& tensors);
-  void shard_parameters();
-  // The refuse_ functions throw ConfigError in the name of `where`.
-  void refuse_zero(const char* where, const char* because) const;
-  void refuse_offloaded(const char* where) const;
-  void refuse_shared_parameters(const char* where, const char* because) const;
-  Optimizer add_optimizer(GivenOptimizer given);
-  Scheduler add_schedule(AnySchedule schedule);
-
+  Collectives& collectives();
   GradientScope begin_micro_step(const std::vector<const void*>& models);
   GradientScope begin_no_sync(const std::vector<const void*>& models);
-  void trigger_sync_of(const std::vector<const void*>& models);
-  GradientSyncs syncs_of(const std::vector<const void*>& models) const;
-  GradientSyncs hold_back(GradientSyncs syncs);
-  void release(const GradientSyncs& held);
-  void scale_gradients(double factor);
-  double part_of_group() const;
-  at::Tensor scaled_loss(const at::Tensor& loss, double factor);
-  void run_backward(const at::Tensor& loss, double factor, const BackwardOptions& options = {});
-  void abandon_backward() noexcept;
-  void drop_unended() noexcept;
-  void begin_of_program(const BackwardSteps& steps);
-  void end_of_program(const BackwardSteps& steps);
-  void meet_gradient(const std::function<void()>& judge);
-  void warn_of_unused_precision();
-  void clear_gradients();
-  void make_optimizers_equal(const char* where);
-  void unscale_gradients_of(const std::vector<at::Tensor>& parameters);
-
-  /// The processes that write one checkpoint together, and all that must agree on it: the same
-  /// unless each host saves separately.
-  struct SavingGroups {
-    Group all;
-    Group disk;
-  };
-  using AfterCommit = std::function<void(const SavingGroups& groups)>;
-  static std::vector<std::string> told_by_disks(
-      const SavingGroups& groups,
-      const std::filesystem::path& folder,
-      const std::function<std::string()>& say);
-  void configure_project();
-  std::filesystem::path checkpoints_folder() const;
-  std::optional<std::filesystem::path> newest_checkpoint(storage::Verify verify);
-  std::filesystem::path save_numbered(const SaveStateOptions& options);
-  void save(
-      const std::filesystem::path& folder,
-      const SaveStateOptions& options,
-      const AfterCommit& after);
-  void expect_finished_device() const;
-  std::string agree_on_save(const std::filesystem::path& folder);
-  checkpoint::Contents collect_state(
-      checkpoint::Contents& whole, nlohmann::json& meta, const SaveStateOptions& options);
-  void collect_training(
-      checkpoint::Contents& contents,
-      checkpoint::Contents& whole,
-      nlohmann::json& meta,
-      const std::set<size_t>& taken_over,
-      const SaveStateOptions& options);
-  void unshard_while(const SavingGroups& groups, const std::function<void()>& body);
-  void collect_position(checkpoint::Contents& contents);
-  void collect_accumulation(checkpoint::Contents& contents);
-  void collect_objects(checkpoint::Contents& contents, nlohmann::json& meta);
-  struct Loading;
-  /// Identifies a save: by its id, or without one by its number of updates.
-  struct SavedAs {
-    std::string id;
-    std::vector<int64_t> steps;  ///< Updates of each optimizer.
-    bool verified = true;        ///< Its files were to be verified.
-  };
-  /// Check a folder of ours, or of Accelerate's, and add functions that apply its content.
-  SavedAs check_saved(
-      const std::filesystem::path& folder,
-      const LoadStateOptions& options,
-      std::vector<std::function<void()>>& apply);
-  SavedAs check_import(
-      const std::filesystem::path& folder, std::vector<std::function<void()>>& apply);
-  void expect_same_save(const std::filesystem::path& folder, const SavedAs& saved);
-  void check_models(Loading& loading);
-  void check_own_buffers(Loading& loading, size_t model);
-  void check_optimizers(Loading& loading);
-  void check_comm_hooks(Loading& loading);
-  void check_accumulation(Loading& loading);
-  void check_loop(Loading& loading);
-  void check_positions(Loading& loading);
-  void check_objects(Loading& loading);
-  void add_checkpointable(AnyCheckpointable object);
+  void trigger_sync(const std::vector<const void*>& models);
+  std::shared_ptr<void> begin_zero_init();
+  void finish_zero_init(const NamedTensors& tensors);
   void save_model_tensors(
       const NamedTensors& tensors,
       const std::filesystem::path& folder,
       const checkpoint::SaveModelOptions& options);
-
-  void resume_if_asked(bool in_epochs);
-  void between_batches();
-  bool is_stop_agreed();
-  void leave_preempted();
-
-  at::Tensor gather_samples(const at::Tensor& tensor);
-  template <typename T>
-  void check_same_values(const char* operation, const T& value, bool with_sizes = true) {
-    lockstep::check_same_values(group(), debug(), operation, value, with_sizes);
-  }
-  bool debug() const;
+  void add_checkpointable(AnyCheckpointable object);
   void forget_prepared();
 
   std::unique_ptr<State> state_;

@@ -14,7 +14,8 @@
 #include <c10/util/Exception.h>
 
 #include "lockstep/accelerator/accelerator.h"
-#include "lockstep/accelerator/accelerator_state.h"
+#include "lockstep/accelerator/internals.h"
+#include "lockstep/accelerator/setup/run_context.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
@@ -46,14 +47,15 @@ BatchSizeAttempt::BatchSizeAttempt(Accelerator* accelerator) : accelerator_(acce
   if (!has_peers()) {
     return;
   }
-  if (!accelerator_->state_->transport) {
+  const RunContext& context = AcceleratorInternals::context(*accelerator_);
+  if (!context.transport) {
     throw ConfigError(
         "find_executable_batch_size",
         "processes that agree on a size reconnect before each attempt; got an Accelerator over "
         "a group that the program gave it, expected one that has connected itself; construct it "
         "without a group");
   }
-  accelerator_->state_->transport->renew(accelerator_->state_->options.connect.join_timeout);
+  context.transport->renew(context.options.connect.join_timeout);
 }
 
 bool BatchSizeAttempt::has_peers() const {
@@ -75,13 +77,13 @@ BatchSizeAttempt::End BatchSizeAttempt::agree(End here) {
   if (!has_peers()) {
     return here;
   }
-  Accelerator::State& state = *accelerator_->state_;
+  comm::RenewableTransport& transport = *AcceleratorInternals::context(*accelerator_).transport;
   if (here != End::kDone) {
-    state.transport->abandon();
+    transport.abandon();
   }
-  // Others may have much left to do, and one that has died is noticed all the same.
+  // Others may still compute for long; one that has died is detected nevertheless.
   constexpr comm::Milliseconds kWeek{std::chrono::hours(24 * 7)};
-  Group all(state.transport->first(), kWeek);
+  Group all(transport.first(), kWeek);
   const at::Tensor worst = at::full({1}, static_cast<int64_t>(here), at::kLong);
   all.all_reduce(worst, ReduceOp::kMax).wait();
   const auto end = static_cast<End>(worst.item<int64_t>());

@@ -13,6 +13,8 @@
 #include <ATen/ops/mul.h>
 #include <c10/core/GradMode.h>
 
+#include "lockstep/accelerator/backward/backward_runner.h"
+#include "lockstep/accelerator/internals.h"
 #include "lockstep/base/error.h"
 #include "lockstep/engine/engine_core.h"
 
@@ -151,7 +153,8 @@ at::Tensor EngineCore::scale(const at::Tensor& loss) {
       }
     };
   }
-  at::Tensor scaled = accelerator().scale_loss(rooted(part), std::move(steps));
+  at::Tensor scaled = AcceleratorInternals::backward_runner(accelerator())
+                          .scale_loss(rooted(part), std::move(steps));
   add_to_mean(part.detach());
   return scaled;
 }

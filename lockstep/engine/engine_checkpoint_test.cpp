@@ -171,7 +171,7 @@ TEST(EngineCheckpoint, WhatNoEngineSavedIsRefused) {
               "adam",
               {.load_module_only = true});
         },
-        ThrowsMessage<CheckpointError>(HasSubstr("is loaded whole or not at all")));
+        ThrowsMessage<CheckpointError>(HasSubstr("is loaded in full or not at all")));
   });
 }
 

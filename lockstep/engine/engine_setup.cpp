@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "lockstep/accelerator/backward/backward_runner.h"
+#include "lockstep/accelerator/internals.h"
 #include "lockstep/accelerator/setup/either_variable.h"
 #include "lockstep/accelerator/zero_setup/lower_precision.h"
 #include "lockstep/base/error.h"
@@ -375,12 +377,13 @@ void EngineCore::start(
   given_.model_parameters.clear();
   given_.mup_shapes.clear();
   if (has_optimizer_) {
-    accelerator_->watch_unknown_backwards([core = weak_from_this()] {
+    BackwardRunner& runner = AcceleratorInternals::backward_runner(*accelerator_);
+    runner.watch_unscaled_backwards([core = weak_from_this()] {
       if (const auto self = core.lock()) {
         self->judge_unknown_backward();
       }
     });
-    accelerator_->set_ends_update([core = weak_from_this()] {
+    runner.set_ends_update([core = weak_from_this()] {
       const auto self = core.lock();
       return self && self->is_gradient_accumulation_boundary();
     });

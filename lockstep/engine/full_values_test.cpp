@@ -260,7 +260,7 @@ TEST(FullValues, RefuseWhatNobodyHasOnAllRanks) {
         ThrowsMessage<ConfigError>(HasSubstr("got a tensor that it does not")));
     EXPECT_THAT(
         [&] { ours.safe_get_full_optimizer_state(net->fc->weight, "exp_avg"); },
-        ThrowsMessage<ConfigError>(HasSubstr("state is there after the first step")));
+        ThrowsMessage<ConfigError>(HasSubstr("state exists after the first step")));
     EXPECT_THAT(
         [&] {
           ours.safe_set_full_grad(net->fc->weight, at::ones({16, 6}));

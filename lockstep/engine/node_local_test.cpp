@@ -167,7 +167,7 @@ TEST(NodeLocal, APartThatIsMissingIsNamedWithItsHost) {
   // Divided otherwise.
   expect_refused(
       folder, node_local_config(2, R"(, "reduce_bucket_size": 40)"), HasSubstr("otherwise"));
-  expect_refused(folder, node_local_config(0), HasSubstr("the parts of a state that ZeRO divided"));
+  expect_refused(folder, node_local_config(0), HasSubstr("the parts of a state that ZeRO sharded"));
   fs::remove_all(disk_of(folder, 2) / "global_step2");
   expect_refused(
       folder, config, AllOf(HasSubstr("rank 2: host "), HasSubstr("has no global_step2")));
@@ -215,7 +215,7 @@ TEST(NodeLocal, RowsAndColumnsAreNotBegunAnewWhereAMatrixIsDividedOtherwise) {
         EXPECT_THAT(
             [&] { engine.load_checkpoint(disk); },
             ThrowsMessage<CheckpointError>(
-                AllOf(HasSubstr("is divided otherwise"), HasSubstr("optimizer_part_of_rank_"))));
+                AllOf(HasSubstr("is sharded differently"), HasSubstr("optimizer_part_of_rank_"))));
       });
 }
 

@@ -13,11 +13,11 @@ namespace lockstep {
 namespace {
 
 constexpr size_t kMostSamples = 8;
-constexpr int64_t kMostElementsSearched =
-    4096;  // Of a gradient, that are searched for the largest.
-/// Of the smallest, which note() prefers.
+/// Elements of a gradient that are searched for the largest one.
+constexpr int64_t kMostElementsSearched = 4096;
+/// Of the smallest parameters, which note() prefers.
 constexpr size_t kMostCopied = 64;
-/// Writes that are undone by the opposite one leave rounding.
+/// A write that the opposite one undoes leaves a rounding error.
 constexpr double kRoundingTolerance = 1e-6;
 
 at::Tensor first_elements(const at::Tensor& tensor) {

@@ -20,15 +20,15 @@
 namespace lockstep {
 namespace {
 
-/// What `loss` depends on and a backward leaves gradients in, in the order of the graph.
+/// Returns the leaves of the graph of `loss` that a backward gives gradients, in the graph's order.
 std::vector<at::Tensor> leaves_of(const at::Tensor& loss) {
   std::vector<at::Tensor> leaves;
-  std::set<const torch::autograd::Node*> met;
+  std::set<const torch::autograd::Node*> visited;
   std::vector<torch::autograd::Node*> open{loss.grad_fn().get()};
   while (!open.empty()) {
     torch::autograd::Node* node = open.back();
     open.pop_back();
-    if (node == nullptr || !met.insert(node).second) {
+    if (node == nullptr || !visited.insert(node).second) {
       continue;
     }
     if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node)) {
@@ -57,7 +57,7 @@ void UnpreparedLeaves::look(const at::Tensor& loss, const std::set<const void*>&
   std::erase_if(leaves, [&](const at::Tensor& leaf) {
     return prepared.contains(leaf.unsafeGetTensorImpl());
   });
-  // A batch is met once; what is trained comes again.
+  // A batch is in one graph only; trained parameters are in the next one, too.
   again_ = leaves;
   std::erase_if(again_, [&](const at::Tensor& leaf) {
     return std::none_of(

@@ -10,6 +10,7 @@
 
 #include <torch/nn/modules/linear.h>
 
+#include "lockstep/accelerator/test_loops.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
@@ -23,30 +24,11 @@ namespace {
 
 using torch::nn::Linear;
 
-Linear plain_net() {
-  Linear net(1, 1);
-  torch::NoGradGuard no_grad;
-  net->weight.fill_(0.5);
-  net->bias.fill_(0.25);
-  return net;
-}
-
-data::Loader<data::TensorDataset> numbers(int64_t count) {
-  const at::Tensor rows = at::sin(at::arange(count, at::kFloat)).reshape({count, 1});
-  return data::Loader(
-      data::TensorDataset(rows, at::arange(count)), {.batch_size = 2, .shuffle = true, .seed = 5});
-}
-
-bool same_on_all(Accelerator& accelerator, const at::Tensor& tensor) {
-  const at::Tensor all = accelerator.gather(tensor.detach().reshape({1, -1}));
-  return (all == all[0]).all().item<bool>();
-}
-
 /// Two epochs; returns the weights. `period` 0: plain data parallel.
 at::Tensor train(Accelerator& accelerator, int64_t period) {
-  Linear net = plain_net();
+  Linear net = one_by_one();
   auto [model, optimizer, loader] =
-      accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.05}), numbers(24));
+      accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.05}), shuffled_numbers(24));
   LocalSgd local_sgd(
       accelerator, model, {.local_sgd_steps = std::max<int64_t>(period, 1), .enabled = period > 0});
   for (int epoch = 0; epoch < 2; ++epoch) {
@@ -73,7 +55,7 @@ TEST(LocalSgd, WithAPeriodOfOneEqualsDataParallelBitForBit) {
 
 TEST(LocalSgd, AveragesAfterSoManyUpdatesAndAtTheEnd) {
   accelerated_ranks(2, {.gradient_accumulation_steps = 2}, [](Accelerator& accelerator) {
-    Linear net = plain_net();
+    Linear net = one_by_one();
     auto [model, optimizer] = accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.1}));
     LocalSgd local_sgd(accelerator, model, {.local_sgd_steps = 2});
     std::vector<bool> averaged, same;
@@ -84,7 +66,7 @@ TEST(LocalSgd, AveragesAfterSoManyUpdatesAndAtTheEnd) {
       optimizer.step();
       optimizer.zero_grad();
       averaged.push_back(local_sgd.step());
-      same.push_back(same_on_all(accelerator, model->weight));
+      same.push_back(is_same_on_all(accelerator, model->weight));
     }
     EXPECT_THAT(averaged, ::testing::ElementsAre(0, 0, 0, 1, 0, 0));
     EXPECT_THAT(same, ::testing::ElementsAre(1, 0, 0, 1, 1, 0));
@@ -94,13 +76,13 @@ TEST(LocalSgd, AveragesAfterSoManyUpdatesAndAtTheEnd) {
     EXPECT_NEAR(model->weight.item<float>(), 0.5 - 3 * 0.15, 1e-6);
     accelerator.backward(
         model->forward(at::full({1, 1}, static_cast<float>(accelerator.process_index()))).sum());
-    EXPECT_TRUE(same_on_all(accelerator, model->weight.grad())) << "data parallel again";
+    EXPECT_TRUE(is_same_on_all(accelerator, model->weight.grad())) << "data parallel again";
   });
 }
 
 TEST(LocalSgd, AnExceptionLeavesWithoutAWordToTheOthers) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
-    auto model = accelerator.prepare(plain_net());
+    auto model = accelerator.prepare(one_by_one());
     try {
       LocalSgd local_sgd(accelerator, model);
       if (accelerator.is_main_process()) {
@@ -113,7 +95,7 @@ TEST(LocalSgd, AnExceptionLeavesWithoutAWordToTheOthers) {
     LocalSgd again(accelerator, model);
     EXPECT_THROW(LocalSgd twice(accelerator, model), ConfigError);
     again.finish();
-    EXPECT_THROW(LocalSgd(accelerator, plain_net()), ConfigError);
+    EXPECT_THROW(LocalSgd(accelerator, one_by_one()), ConfigError);
     EXPECT_THROW(LocalSgd(accelerator, model, {.local_sgd_steps = 0}), ConfigError);
   });
 }
@@ -130,7 +112,7 @@ TEST(LocalSgd, ResumesWithinAPeriodToTheBit) {
         local_sgd.step();
       }
     };
-    Linear net = plain_net();
+    Linear net = one_by_one();
     auto [model, optimizer] =
         accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.1}));
     {
@@ -155,67 +137,10 @@ TEST(LocalSgd, ResumesWithinAPeriodToTheBit) {
   });
 }
 
-TEST(JoinUnevenInputs, RanksWithFewerBatchesShadowTheOthers) {
-  const AcceleratorOptions options{.even_batches = true};
-  accelerated_ranks(2, options, [](Accelerator& accelerator) {
-    Linear net = plain_net();
-    auto [model, optimizer, loader] =
-        accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.1}), numbers(6));
-    int batches = 0;
-    accelerator.join_uneven_inputs(
-        {.even_batches = false},
-        [&, model = model, optimizer = optimizer, loader = loader]() mutable {
-          for (auto& batch : loader) {
-            accelerator.backward((model->forward(batch.data) - 1).pow(2).mean());
-            optimizer.step();
-            optimizer.zero_grad();
-            ++batches;
-          }
-        });
-    EXPECT_EQ(batches, accelerator.is_main_process() ? 2 : 1);
-    EXPECT_TRUE(same_on_all(accelerator, model->weight));
-    EXPECT_EQ(optimizer.steps(), 2);
-    EXPECT_EQ(loader.size(), 2) << "even again";
-    // The state of the optimizer is the same too: another step keeps weights equal.
-    accelerator.backward((model->forward(at::ones({1, 1})) - 1).pow(2).mean());
-    optimizer.step();
-    EXPECT_TRUE(same_on_all(accelerator, model->weight));
-  });
-}
-
-TEST(JoinUnevenInputs, GoesWithFp16AndRefusesWhatAllMustAgreeOn) {
-  const AcceleratorOptions options{
-      .mixed_precision = Precision::kFP16, .grad_scaler = {.init_scale = 64}};
-  accelerated_ranks(2, options, [](Accelerator& accelerator) {
-    Linear net = plain_net();
-    auto [model, optimizer, loader] =
-        accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.1}), numbers(6));
-    accelerator.join_uneven_inputs(
-        {.even_batches = false},
-        [&, model = model, optimizer = optimizer, loader = loader]() mutable {
-          EXPECT_THROW(
-              accelerator.backward(model->forward(at::ones({1, 1})).sum(), 1), ConfigError);
-          EXPECT_THROW(LocalSgd(accelerator, model), ConfigError);
-          for (auto& batch : loader) {
-            auto cast = accelerator.autocast();
-            accelerator.backward((model->forward(batch.data).to(at::kFloat) - 1).pow(2).mean());
-            optimizer.step();
-            optimizer.zero_grad();
-          }
-        });
-    EXPECT_TRUE(same_on_all(accelerator, model->weight));
-    const at::Tensor scale = at::full({1}, accelerator.scaler()->growth_tracker(), at::kFloat);
-    EXPECT_TRUE(same_on_all(accelerator, scale));
-  });
-  accelerated_ranks(2, {.non_finite = NonFinitePolicy::kStop}, [](Accelerator& accelerator) {
-    EXPECT_THROW(accelerator.join_uneven_inputs([] {}), ConfigError);
-  });
-}
-
 TEST(LocalSgd, LeavesOptimizersEqualSoThatDataParallelMayFollow) {
   for (const auto state : {LocalOptimizerState::kKeep, LocalOptimizerState::kAverage}) {
     accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
-      Linear net = plain_net();
+      Linear net = one_by_one();
       auto [model, optimizer] =
           accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.1}));
       auto step = [&, model = model, optimizer = optimizer](int index) mutable {
@@ -233,14 +158,14 @@ TEST(LocalSgd, LeavesOptimizersEqualSoThatDataParallelMayFollow) {
       for (int index = 0; index < 5; ++index) {
         step(index);
       }
-      EXPECT_TRUE(same_on_all(accelerator, model->weight));
+      EXPECT_TRUE(is_same_on_all(accelerator, model->weight));
     });
   }
 }
 
 TEST(LocalSgd, MayOutliveWhatWasPrepared) {
   accelerated_ranks(2, {}, [](Accelerator& accelerator) {
-    auto model = accelerator.prepare(plain_net());
+    auto model = accelerator.prepare(one_by_one());
     LocalSgd local_sgd(accelerator, model);
     accelerator.free_memory(model);
     EXPECT_FALSE(local_sgd.step());
@@ -251,7 +176,7 @@ TEST(LocalSgd, AStateSavedWithinOneMayBeLoadedWithout) {
   const TestFolder folder;
   accelerated_ranks(2, {}, [&](Accelerator& accelerator) {
     const auto prepared = [&] {
-      Linear net = plain_net();
+      Linear net = one_by_one();
       return accelerator.prepare(net, optim::AdamW(net->parameters(), {.lr = 0.1}));
     };
     const auto step = [&](auto& model, auto& optimizer) {
@@ -274,35 +199,7 @@ TEST(LocalSgd, AStateSavedWithinOneMayBeLoadedWithout) {
     for (int index = 0; index < 3; ++index) {
       step(model, optimizer);
     }
-    EXPECT_TRUE(same_on_all(accelerator, model->weight));
-  });
-}
-
-TEST(JoinUnevenInputs, AllBeginANewAccumulationGroupAfterwards) {
-  const AcceleratorOptions options{
-      .gradient_accumulation_plugin =
-          GradientAccumulationPlugin{.num_steps = 2, .sync_with_dataloader = false}};
-  accelerated_ranks(2, options, [](Accelerator& accelerator) {
-    Linear net = plain_net();
-    auto [model, optimizer, loader] =
-        accelerator.prepare(net, optim::SGD(net->parameters(), {.lr = 0.1}), numbers(14));
-    auto micro = [&, model = model, optimizer = optimizer](const at::Tensor& x) mutable {
-      auto micro_step = accelerator.accumulate(model);
-      accelerator.backward((model->forward(x) - 1).pow(2).mean());
-      optimizer.step();
-      optimizer.zero_grad();
-    };
-    accelerator.join_uneven_inputs({.even_batches = false}, [&, loader = loader]() mutable {
-      for (auto& batch : loader) {
-        micro(batch.data);
-      }
-    });
-    EXPECT_TRUE(accelerator.sync_gradients());
-    micro(at::ones({1, 1}));
-    EXPECT_FALSE(accelerator.sync_gradients());
-    micro(at::ones({1, 1}));
-    EXPECT_TRUE(accelerator.sync_gradients());
-    EXPECT_TRUE(same_on_all(accelerator, model->weight));
+    EXPECT_TRUE(is_same_on_all(accelerator, model->weight));
   });
 }
 

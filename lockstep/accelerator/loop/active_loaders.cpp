@@ -16,7 +16,7 @@ void ActiveLoaders::pass_requested(const void* /*loader*/) {
 }
 
 void ActiveLoaders::pass_started(const void* loader, bool from_its_beginning) {
-  // A pass that is resumed has had its turn, and its random states were restored.
+  // A resumed pass was synchronized at its beginning, and its random states were restored.
   if (from_its_beginning && !rng_types_.empty() && group_.size() > 1) {
     data::synchronize_rng_states(group_, rng_types_);
   }
@@ -32,7 +32,7 @@ void ActiveLoaders::batch_started(const void* loader, const data::BatchInfo& inf
 }
 
 void ActiveLoaders::batch_ended(const void* loader) {
-  // Of loops over two loaders at once, the one that began first asks for its next batch first.
+  // With two loops at once, the outer one asks for its next batch first.
   if (!between_batches_ || stack_.empty() || stack_[0].loader != loader || !stack_[0].trains) {
     return;
   }

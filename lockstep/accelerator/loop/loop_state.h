@@ -16,6 +16,55 @@
 
 namespace lockstep {
 
+/// The position of this process in an accumulation group.
+struct AccumulationState {
+  GradientAccumulationPlugin plugin;
+
+  bool sync_gradients = true;  ///< Of the current micro-step; true outside accumulate().
+  /// Returns whether the running backward is the last of an update, if the engine, not
+  /// accumulate(), counts micro-steps.
+  std::function<bool()> ends_update = nullptr;
+  bool in_micro_step = false;
+  int64_t step = 0;      ///< Accelerate's counter: micro-steps since a loader's end.
+  int64_t in_group = 0;  ///< Micro-steps of the current accumulation group so far.
+  int no_sync_depth = 0;
+  bool sync_triggered = false;  ///< Within no_sync, by trigger_sync_in_backward.
+  int64_t counts_in_micro_step = 0;
+  /// The sum of this rank's counts of backward(loss_sum, count) since the last update.
+  std::optional<double> counted = std::nullopt;
+
+  /// Returns whether a backward of now averages gradients.
+  bool averages() const { return sync_gradients && (no_sync_depth == 0 || sync_triggered); }
+  /// Returns whether the running backward is the last of an update.
+  bool is_last_of_update() const { return ends_update ? ends_update() : sync_gradients; }
+  /// Restores the position before the first micro-step.
+  void reset() {
+    sync_gradients = true;
+    step = 0;
+    in_group = 0;
+    counted.reset();
+  }
+};
+
+/// fp16's loss scaler and the moment of its updates. The scale is updated after all optimizers had
+/// their step: at the next micro-step, or at the next backward outside of any. So it never changes
+/// within an accumulation group.
+struct LossScaling {
+  std::optional<GradScaler> scaler;  ///< Null without fp16.
+  std::function<double(bool overflowed)> loss_scale_rule = nullptr;
+  bool update_due = false;
+  int64_t updates = 0;  ///< Updates of the scale.
+
+  void update_if_due() {
+    if (scaler && update_due) {
+      scaler->update(
+          loss_scale_rule ? std::optional(loss_scale_rule(scaler->found_inf())) : std::nullopt);
+      ++updates;
+      update_due = false;
+    }
+  }
+};
+
 /// The state between two updates that backward, optimizers and schedulers of one Accelerator share.
 struct LoopState {
   /// One call of clip_grad_norm_, and the norm it found.
@@ -26,38 +75,19 @@ struct LoopState {
     at::Tensor norm;
   };
 
-  GradientAccumulationPlugin accumulation;
+  AccumulationState accumulation;
+  LossScaling scaling;
+  std::shared_ptr<FiniteGuard> finite;
+  LossWatch losses;  ///< Used if `finite` ignores losses.
 
-  bool sync_gradients = true;  ///< Of the current micro-step; true outside accumulate().
-  /// Returns whether the running backward is the last of an update, if the engine, not
-  /// accumulate(), counts micro-steps.
-  std::function<bool()> ends_update = nullptr;
-  bool in_micro_step = false;
-  int64_t step = 0;      ///< Accelerate's counter: micro-steps since a loader's end.
-  int64_t in_group = 0;  ///< Micro-steps of the current accumulation group so far.
-  int no_sync_depth = 0;
   /// Backwards in this process; an optimizer stores the number of the last one it used.
   int64_t backwards = 0;
   bool gradients_expected = false;  ///< A loss has depended on a tensor that requires gradients.
+  bool gradients_used = false;      ///< A step of any optimizer has found gradients.
+  int64_t optimizers = 0;           ///< Number of prepared optimizers.
   int64_t prepared_steps = 0;       ///< Calls of step() that prepared optimizers have acted on.
   bool offloaded = false;           ///< A state is offloaded by offload_states.
-  bool sync_triggered = false;      ///< Within no_sync, by trigger_sync_in_backward.
-
-  int64_t counts_in_micro_step = 0;
-  /// The sum of this rank's counts of backward(loss_sum, count) since the last update.
-  std::optional<double> counted = std::nullopt;
-
-  /// Null without fp16. The scale is updated after all optimizers had their step: at the next
-  /// micro-step, or at the next backward outside of any, so that it never changes within an
-  /// accumulation group.
-  std::optional<GradScaler> scaler;
-  std::function<double(bool overflowed)> loss_scale_rule = nullptr;
-  bool scaler_update_due = false;
-  int64_t updates = 0;  ///< Updates of the scale.
-  std::shared_ptr<FiniteGuard> finite;
-  LossWatch losses;             ///< Used if `finite` ignores losses.
-  int64_t optimizers = 0;       ///< Number of prepared optimizers.
-  bool gradients_used = false;  ///< A step of any optimizer has found gradients.
+  bool joining = false;             ///< A join_uneven_inputs is running.
   /// Compares, over all ranks, the parameters of an optimizer that no prepared model has. Returns
   /// whether no further check is needed; ConfigError if ranks differ. Collective. Empty: no check.
   std::function<bool(const std::vector<at::Tensor>& parameters)> agree_on_unprepared = nullptr;
@@ -65,22 +95,18 @@ struct LoopState {
   std::vector<Clipped> clipped;
 
   /// Restores the state before the first micro-step.
-  void begin_anew() {
-    sync_gradients = true;
-    step = 0;
-    in_group = 0;
-    counted.reset();
+  void reset_accumulation() {
+    accumulation.reset();
     clipped.clear();
   }
-
-  void update_scaler_if_due() {
-    if (scaler && scaler_update_due) {
-      scaler->update(
-          loss_scale_rule ? std::optional(loss_scale_rule(scaler->found_inf())) : std::nullopt);
-      ++updates;
-      scaler_update_due = false;
-    }
-  }
+  /// Restores the state before the first prepare(). `group`: all processes.
+  void forget_prepared(const Group& group);
+  /// ConfigError, in the name of `where`, while a state is offloaded.
+  void refuse_offloaded(const char* where) const;
 };
+
+/// Returns the state of a new loop of all processes of `group`. `scaled`: with fp16's loss scaler.
+std::shared_ptr<LoopState> new_loop_state(
+    const AcceleratorOptions& options, bool scaled, const Group& group);
 
 }  // namespace lockstep

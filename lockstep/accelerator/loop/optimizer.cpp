@@ -14,7 +14,6 @@
 #include "lockstep/base/log.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/parameters_once.h"
-#include "lockstep/optim/update/speculative_updates.h"
 #include "lockstep/watch/flight_recorder.h"
 #include "lockstep/zero/sharding.h"
 
@@ -58,12 +57,12 @@ struct Optimizer::State {
     }
     sharding->check_in_place();
     sharding->finish_parameter_use();
-    const auto settling = [&] {
+    const auto loss_and_reshard = [&] {
       at::Tensor loss = closure();
-      sharding->finish_parameter_use();  // What it brought will be old.
+      sharding->finish_parameter_use();  // Its unsharded values will be out of date.
       return loss;
     };
-    at::Tensor loss = closure ? inner->step(settling) : inner->step();
+    at::Tensor loss = closure ? inner->step(loss_and_reshard) : inner->step();
     sharding->gather_parameters();
     return loss;
   }
@@ -71,25 +70,13 @@ struct Optimizer::State {
   void refuse_call_of_inner(std::string_view call) const;
   void expect_gradients();
   void expect_agreement();
-  /// Gradients have had their turn, also if the update was left out.
+  /// Marks the gradients as used, also if the update was skipped.
   void mark_used() const {
     if (sharding) {
       sharding->mark_gradients_used();
     }
   }
 };
-
-namespace {
-
-void refuse_offloaded(const LoopState& loop) {
-  if (loop.offloaded) {
-    throw ConfigError(
-        "optimizer",
-        "states lie in the host's memory since offload_states(); call reload_states() first");
-  }
-}
-
-}  // namespace
 
 Optimizer::Optimizer(
     std::shared_ptr<torch::optim::Optimizer> inner, std::shared_ptr<LoopState> loop)
@@ -108,7 +95,8 @@ Optimizer::Optimizer(
   }
 }
 
-/// Of torch::optim's; those of lockstep::optim do it themselves. Parameters may be added later.
+/// Lists each parameter of a torch::optim optimizer once, also those that are added later;
+/// lockstep::optim's do it themselves.
 void Optimizer::State::list_parameters_once() {
   if (is_flat) {
     return;
@@ -129,7 +117,7 @@ void Optimizer::State::list_parameters_once() {
 /// ConfigError for a call that the program made on the optimizer which it passed to prepare.
 void Optimizer::State::refuse_call_of_inner(std::string_view call) const {
   // Dropping gradients that are averaged, and not sharded, is the same either way.
-  if (updating || (call == "zero_grad()" && loop->sync_gradients && !sharding)) {
+  if (updating || (call == "zero_grad()" && loop->accumulation.sync_gradients && !sharding)) {
     return;
   }
   throw ConfigError(
@@ -202,29 +190,30 @@ void Optimizer::State::expect_agreement() {
 void Optimizer::step() {
   State& state = *state_;
   LoopState& loop = *state.loop;
-  if (!loop.sync_gradients) {
+  if (!loop.accumulation.sync_gradients) {
     return;
   }
-  refuse_offloaded(loop);
+  loop.refuse_offloaded("optimizer");
   state.expect_agreement();
   state.expect_gradients();
   loop.clipped.clear();
   state.used_up = loop.backwards;
   state.skipped = !loop.finite->may_step(state.steps);
-  if (loop.scaler && state.skipped) {
+  if (loop.scaling.scaler && state.skipped) {
     // The scaler must know that these gradients have had their turn.
-    loop.scaler->unscale_(state.inner.get(), parameters());
-  } else if (loop.scaler) {
-    state.skipped = !loop.scaler->step(state.inner.get(), parameters(), [&] { state.update(); });
+    loop.scaling.scaler->unscale_(state.inner.get(), parameters());
+  } else if (loop.scaling.scaler) {
+    state.skipped =
+        !loop.scaling.scaler->step(state.inner.get(), parameters(), [&] { state.update(); });
     if (state.skipped && loop.finite->policy() != NonFinitePolicy::kIgnore &&
-        loop.scaler->get_scale() <= 1) {
-      // Overflow is how a scale is found; without any scale it is the model's own.
+        loop.scaling.scaler->get_scale() <= 1) {
+      // Overflows are normal until a scale is found; without a scale the model causes them.
       loop.finite->overflowed_unscaled(parameters(), state.steps);
     }
   } else if (!state.skipped) {
     state.update();
   }
-  loop.scaler_update_due = true;
+  loop.scaling.update_due = true;
   ++loop.prepared_steps;
   state.mark_used();
   if (!state.skipped) {
@@ -235,7 +224,7 @@ void Optimizer::step() {
 
 at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
   State& state = *state_;
-  if (state.loop->scaler) {
+  if (state.loop->scaling.scaler) {
     throw ConfigError(
         "optimizer",
         "step with a closure does not go with fp16: the closure's gradients would not be unscaled; "
@@ -248,10 +237,10 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
         "after "
         "it was asked; use step()");
   }
-  if (!state.loop->sync_gradients) {
+  if (!state.loop->accumulation.sync_gradients) {
     return {};
   }
-  refuse_offloaded(*state.loop);
+  state.loop->refuse_offloaded("optimizer");
   state.loop->clipped.clear();
   state.skipped = false;
   at::Tensor loss = state.update(closure);
@@ -266,7 +255,7 @@ at::Tensor Optimizer::step(const std::function<at::Tensor()>& closure) {
 }
 
 void Optimizer::zero_grad() {
-  if (!state_->loop->sync_gradients) {
+  if (!state_->loop->accumulation.sync_gradients) {
     return;
   }
   state_->loop->clipped.clear();
@@ -303,28 +292,26 @@ void Optimizer::set_gradients_due(bool due) {
 void Optimizer::set_sharding(std::shared_ptr<zero::Sharding> sharding) {
   state_->sharding = std::move(sharding);
   auto* flat = dynamic_cast<optim::FlatOptimizer*>(state_->inner.get());
-  if (flat == nullptr || flat->speculative() == nullptr) {
+  if (flat == nullptr || !flat->may_begin_speculatively()) {
     return;
   }
   // A sharding may live longer than an optimizer of its user's.
-  const std::weak_ptr<optim::SpeculativeUpdates> speculative = flat->speculative();
+  const std::weak_ptr<const void> alive = flat->speculative_alive();
   state_->sharding->set_speculative_updates(
       {.due =
-           [speculative, loop = state_->loop] {
-             const bool last = loop->ends_update ? loop->ends_update() : loop->sync_gradients;
-             return last && !speculative.expired() &&
-                    !loop->scaler;  // Which has gradients unscaled first.
+           [alive, loop = state_->loop] {
+             // A scaler must unscale the gradients first.
+             return loop->accumulation.is_last_of_update() && !alive.expired() &&
+                    !loop->scaling.scaler;
            },
        .begin =
-           [speculative](size_t group, size_t shard, const at::Tensor& gradient) {
-             if (const auto updates = speculative.lock()) {
-               updates->begin(group, shard, gradient);
-             }
+           [flat](size_t group, size_t shard, const at::Tensor& gradient) {
+             flat->begin_speculative(group, shard, gradient);
            },
        .forget =
-           [speculative](size_t group, size_t shard) {
-             if (const auto updates = speculative.lock()) {
-               updates->discard(group, shard);
+           [flat, alive](size_t group, size_t shard) {
+             if (!alive.expired()) {
+               flat->discard_speculative(group, shard);
              }
            }});
 }

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <iterator>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "lockstep/base/program/progress.h"
@@ -11,7 +14,7 @@
 namespace lockstep {
 
 /// Iterates over `range` with a progress bar on the main process: `for (auto& batch : progress)`.
-/// Only one loop over it at a time. The bar is drawn only where ProgressBar draws one.
+/// Only one loop over it at a time. The bar is drawn only if ProgressBar draws one.
 template <typename Range>
 class ProgressRange {
  public:
@@ -65,5 +68,19 @@ class ProgressRange {
   ProgressOptions options_;
   std::shared_ptr<ProgressBar> bar_;
 };
+
+/// Returns `range` with a progress bar. A loader's total and position are known.
+template <typename Range>
+ProgressRange<Range> with_progress(Range range, std::string label) {
+  ProgressOptions options{.label = std::move(label)};
+  if constexpr (requires { range.cursor().batches; }) {
+    options.unit = "batch";
+    options.initial = range.epoch() == range.cursor().epoch ? range.cursor().batches : 0;
+  }
+  if constexpr (requires { range.size(); }) {
+    options.total = static_cast<int64_t>(range.size());
+  }
+  return ProgressRange<Range>(std::move(range), std::move(options));
+}
 
 }  // namespace lockstep

@@ -113,7 +113,7 @@ bool Scheduler::held_back() const {
   if (!state.policy.with_optimizer) {
     return false;
   }
-  if (!state.loop->sync_gradients) {
+  if (!state.loop->accumulation.sync_gradients) {
     if (state.policy.count_micro_steps) {
       ++state.counted;
     }

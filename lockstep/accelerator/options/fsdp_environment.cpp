@@ -39,7 +39,7 @@ std::optional<Value> word_in(
   throw ConfigError(
       name,
       fmt::format(
-          "makes no sense; got '{}', expected one of {}, in any case{}",
+          "has an unknown value; got '{}', expected one of {}, in any case{}",
           *text,
           expected,
           did_you_mean(lower(*text), known)));
@@ -99,7 +99,7 @@ void read_wrapping(const Environment& environment, FsdpEnvironment& found) {
                                 .value_or(AutoWrapPolicy::kNone);
   const bool whole = plugin.sharding_strategy == ShardingStrategy::kNoShard;
   if (whole && plugin.auto_wrap_policy != AutoWrapPolicy::kNone) {
-    found.not_used.push_back(fmt::format("{}: NO_SHARD divides nothing", policy));
+    found.not_used.push_back(fmt::format("{}: NO_SHARD shards nothing", policy));
     plugin.auto_wrap_policy = AutoWrapPolicy::kNone;
   }
   const auto elements = environment.integer(least, 0, std::numeric_limits<int64_t>::max());
@@ -127,19 +127,19 @@ void refuse_ignored_modules(const Environment& environment) {
     throw ConfigError(
         name,
         fmt::format(
-            "does not work here: every parameter of a prepared model is divided and averaged; got "
+            "is not supported: every parameter of a prepared model is sharded and averaged; got "
             "'{}', expected it unset; prepare a model without these modules",
             *text));
   }
 }
 
-/// Truths that are the program's matter, or always so.
+/// Names variables that are the program's matter, or always true.
 void name_idle(const Environment& environment, FsdpEnvironment& found) {
   const std::vector<std::pair<const char*, const char*>> programs = {
       {"FSDP_ACTIVATION_CHECKPOINTING", "the program calls activation_checkpoint(module, x)"},
       {"FSDP_ACTIVATION_CHECKPOINTING_OFFLOAD",
        "the program opens an ActivationCheckpointing::Scope with cpu_checkpointing"},
-      {"FSDP_FORWARD_PREFETCH", "what comes next is always asked for early, see backward_prefetch"},
+      {"FSDP_FORWARD_PREFETCH", "the next parameters are always prefetched, see backward_prefetch"},
       {"FSDP_CPU_RAM_EFFICIENT_LOADING", "the program builds the model in Accelerator::zero_init"}};
   for (const auto& [name, why] : programs) {
     if (environment.boolean(name).value_or(false)) {

@@ -182,7 +182,7 @@ struct AcceleratorOptions {
   std::filesystem::path project_dir = {};
   /// The folder of this run's logs within project_dir.
   std::string project_name = "logs";
-  /// How many checkpoints to keep, how often to save, and where.
+  /// The number of checkpoints to keep, the interval of automatic saves, and the folders.
   ProjectConfiguration project_config = {};
   /// With a project_dir: after SIGTERM or SIGUSR1 to any process (or to `lockstep launch`, which
   /// forwards them) all processes call save_state() after the same batch and exit with code 75.

@@ -34,7 +34,7 @@ void set_units(const FsdpPlugin& plugin, ZeroPlugin& zero) {
             plugin.transformer_layer_cls_to_wrap.size(),
             classes ? "another policy" : "the policy"));
   }
-  if (zero.stage == 3) {  // Else no parameters come and go.
+  if (zero.stage == 3) {  // Otherwise parameters are not sharded.
     zero.stage3_unit_classes = plugin.transformer_layer_cls_to_wrap;
   }
   if (plugin.auto_wrap_policy == AutoWrapPolicy::kSize) {
@@ -66,7 +66,8 @@ std::optional<ZeroPlugin> FsdpPlugin::zero(int local_size) const {
     case ShardingStrategy::kNoShard:
       if (auto_wrap_policy != AutoWrapPolicy::kNone) {
         throw ConfigError(
-            "fsdp_plugin", "NO_SHARD divides nothing, so an auto_wrap_policy has nothing to say");
+            "fsdp_plugin",
+            "NO_SHARD shards nothing, so an auto_wrap_policy has no effect; leave it out");
       }
       if (cpu_offload) {
         throw ConfigError(

@@ -449,7 +449,7 @@ TEST(DeepSpeedPlugin, TrainsAndAccumulatesAsItSays) {
             WorldSpec(),
             Group());
       }),
-      HasSubstr("say it once"));
+      HasSubstr("give one"));
 }
 
 TEST(ZeroUnits, AreTheParametersOfModulesOfAClass) {

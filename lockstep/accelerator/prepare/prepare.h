@@ -6,6 +6,7 @@
 #include <optional>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include <torch/optim/optimizer.h>
 
@@ -81,6 +82,28 @@ NamedTensors buffers_of(Module& module) {
     all.push_back({item.key(), item.value()});
   }
   return all;
+}
+
+/// Returns the parameters, with or without frozen ones, then the buffers.
+template <typename Module>
+NamedTensors tensors_of_module(Module& module, bool with_frozen = true) {
+  NamedTensors all = parameters_of(module);
+  if (!with_frozen) {
+    std::erase_if(all, [](const NamedTensor& item) { return !item.tensor.requires_grad(); });
+  }
+  const NamedTensors buffers = buffers_of(module);
+  all.insert(all.end(), buffers.begin(), buffers.end());
+  return all;
+}
+
+/// Returns the tensors of a module; none of another object.
+template <typename Object>
+NamedTensors tensors_of_built(const Object& object) {
+  if constexpr (ModuleHandle<Object>) {
+    return tensors_of_module(*object);
+  } else {
+    return {};
+  }
 }
 
 template <typename Module>

@@ -62,7 +62,7 @@ void check(const ProfileOptions& options) {
         "more");
   }
   if (options.output_trace_dir.empty()) {
-    throw ConfigError("profile", "output_trace_dir is empty; say where the traces shall go");
+    throw ConfigError("profile", "output_trace_dir is empty; set it to the folder of the traces");
   }
   std::error_code error;
   std::filesystem::create_directories(options.output_trace_dir, error);

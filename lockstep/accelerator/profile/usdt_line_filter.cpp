@@ -88,7 +88,7 @@ std::atomic<bool> is_filtering = false;
 }  // namespace
 
 UsdtLineFilter::UsdtLineFilter() {
-  // Of several at once the first filters for all; the buffer must never write to itself.
+  // The first of several filters for all; the buffer must never write to itself.
   if (std::getenv("KINETO_LOG_LEVEL") == nullptr && !is_filtering.exchange(true)) {
     usdt_filter_buffer().pass_to(std::cerr.rdbuf());
     original_ = std::cerr.rdbuf(&usdt_filter_buffer());

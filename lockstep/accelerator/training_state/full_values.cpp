@@ -63,11 +63,11 @@ FullValues::Part FullValues::part_of(const at::Tensor& parameter, const Field& f
   return {field(shard_slices[0]), sharding->slice_with(shard_slices[0])->begin};
 }
 
-at::Tensor FullValues::whole(const at::Tensor& parameter, const Part& part) const {
+at::Tensor FullValues::full(const at::Tensor& parameter, const Part& part) const {
   const at::TensorOptions options = at::device(parameter.device()).dtype(at::kFloat);
-  const bool divided = optimizer_.sharding() != nullptr;
+  const bool sharded = optimizer_.sharding() != nullptr;
   at::Tensor all = at::zeros(
-      part.values.defined() && !divided ? part.values.sizes() : parameter.sizes(), options);
+      part.values.defined() && !sharded ? part.values.sizes() : parameter.sizes(), options);
   std::string failure;
   try {
     if (part.values.defined()) {
@@ -76,21 +76,21 @@ at::Tensor FullValues::whole(const at::Tensor& parameter, const Part& part) cons
           .copy_(offload::in_memory(part.values).flatten());
     }
   } catch (const std::exception& error) {
-    failure = error.what();  // Of a disk. The other ranks are about to wait for this one.
+    failure = error.what();  // Of a disk. The other ranks wait for this one.
   }
   if (anywhere(!failure.empty())) {
     throw ConfigError(
         "full_values",
         failure.empty() ? "another rank could not read its part of this parameter" : failure);
   }
-  if (divided) {
+  if (sharded) {
     Group group = group_;
     group.all_reduce(all, ReduceOp::kSum).wait();  // All others have zeros there: exact.
   }
   return all;
 }
 
-at::Tensor FullValues::undivided(const at::Tensor& parameter, const Part& part) const {
+at::Tensor FullValues::replicated(const at::Tensor& parameter, const Part& part) const {
   std::vector<int64_t> sizes(static_cast<size_t>(parameter.dim()));
   if (part.values.defined()) {
     sizes = part.values.sizes().vec();
@@ -110,17 +110,17 @@ at::Tensor FullValues::copy_for(const at::Tensor& parameter, const at::Tensor& v
     throw ConfigError(
         "full_values",
         fmt::format(
-            "a whole value is shaped as its parameter; got [{}], expected [{}]",
+            "a full value must have the shape of its parameter; got [{}], expected [{}]",
             fmt::join(value.sizes(), ", "),
             fmt::join(parameter.sizes(), ", ")));
   }
-  // It may be a parameter that all ranks must bring, also those with no part of this one.
+  // `value` may be a sharded parameter, which all ranks must unshard together.
   return value.detach().clone();
 }
 
 void FullValues::write(const Part& part, const at::Tensor& own) const {
   Group group = group_;
-  group.barrier();  // Without ZeRO others may still read what they have in common with this rank.
+  group.barrier();  // Without ZeRO other ranks may still read memory that they share with this one.
   if (part.values.defined() && optimizer_.sharding() == nullptr) {
     part.values.copy_(own);
   } else if (part.values.defined()) {
@@ -135,15 +135,15 @@ at::Tensor FullValues::parameter(const at::Tensor& parameter) const {
   if (zero::Sharding* sharding = optimizer_.sharding()) {
     sharding->write_back();
   }
-  return whole(parameter, part);
+  return full(parameter, part);
 }
 
 void FullValues::set_parameter(const at::Tensor& parameter, const at::Tensor& value) const {
   const c10::AutoGradMode no_grad(false);
   zero::Sharding* sharding = optimizer_.sharding();
   const Part part = part_of(parameter, itself);
-  // Before parameters settle: reading `value` may bring the bucket in which `parameter` lies, too,
-  // and what is whole afterwards must not be from before.
+  // Read first: reading `value` may unshard the bucket of `parameter`, and no unsharded copy of the
+  // old value may remain.
   const at::Tensor own = copy_for(parameter, value);
   if (sharding != nullptr) {
     sharding->finish_parameter_use();
@@ -167,7 +167,7 @@ at::Tensor FullValues::gradient(const at::Tensor& parameter) const {
   const c10::AutoGradMode no_grad(false);
   check_averaged();
   const Part part = part_of(parameter, gradient_of);
-  return anywhere(part.values.defined()) ? whole(parameter, part).div_(loss_scale_) : at::Tensor();
+  return anywhere(part.values.defined()) ? full(parameter, part).div_(loss_scale_) : at::Tensor();
 }
 
 void FullValues::set_gradient(const at::Tensor& parameter, const at::Tensor& value) const {
@@ -178,7 +178,7 @@ void FullValues::set_gradient(const at::Tensor& parameter, const at::Tensor& val
     throw ConfigError(
         "full_values", "this parameter has no gradient to set; call it between backward and step");
   }
-  // In 16 bits the scaled ones might not be finite.
+  // In 16 bits the scaled gradients might not be finite.
   const at::ScalarType wide = at::promote_types(value.scalar_type(), at::kFloat);
   write(part, copy_for(parameter, at::mul(value.detach().to(wide), loss_scale_)));
 }
@@ -204,7 +204,7 @@ at::Tensor FullValues::state(const at::Tensor& parameter, const std::string& fie
     throw ConfigError(
         "full_values",
         fmt::format(
-            "the optimizer has no '{}' of this parameter; state is there after the first step, by "
+            "the optimizer has no '{}' of this parameter; state exists after the first step, under "
             "the names of Python's state_dict (exp_avg, exp_avg_sq, momentum_buffer, step)",
             field));
   }
@@ -217,23 +217,23 @@ at::Tensor FullValues::state(const at::Tensor& parameter, const std::string& fie
   // Slices have one dimension.
   const bool is_factor =
       optimizer_.sharding() != nullptr && part.values.defined() && part.values.dim() > 1;
-  return anywhere(is_factor) ? undivided(parameter, part) : whole(parameter, part);
+  return anywhere(is_factor) ? replicated(parameter, part) : full(parameter, part);
 }
 
 void FullValues::set_state(
     const at::Tensor& parameter, const std::string& field, const at::Tensor& value) const {
   const c10::AutoGradMode no_grad(false);
   const Part part = part_of(parameter, state_field(field));
-  const bool divided = optimizer_.sharding() != nullptr;
-  // A count of a parameter without dimensions is shaped as that.
+  const bool sharded = optimizer_.sharding() != nullptr;
+  // A count of a 0-d parameter has the parameter's shape.
   const bool fits = part.values.defined() && !is_scalar_state(field) &&
-                    (divided ? part.values.dim() == 1 : part.values.sizes() == parameter.sizes());
+                    (sharded ? part.values.dim() == 1 : part.values.sizes() == parameter.sizes());
   if (!anywhere(fits)) {
     throw ConfigError(
         "full_values",
         fmt::format(
-            "the optimizer has no '{}' of this parameter that could be set; state is there after "
-            "the first step, and only what is shaped as its parameter, and no count, can be set",
+            "the optimizer has no '{}' of this parameter that could be set; state exists after "
+            "the first step, and only tensors with the parameter's shape can be set, no counts",
             field));
   }
   write(part, copy_for(parameter, value));

@@ -57,9 +57,9 @@ class FullValues {
   using Field = std::function<at::Tensor(const at::Tensor& owned)>;
 
   Part part_of(const at::Tensor& parameter, const Field& field) const;
-  at::Tensor whole(const at::Tensor& parameter, const Part& part) const;
+  at::Tensor full(const at::Tensor& parameter, const Part& part) const;
   /// Optimizer state that each rank with a slice of the parameter has in full: row and column sums.
-  at::Tensor undivided(const at::Tensor& parameter, const Part& part) const;
+  at::Tensor replicated(const at::Tensor& parameter, const Part& part) const;
   void check_averaged() const;
   /// Returns a copy of the full `value`, on all ranks. ConfigError unless it has the shape of
   /// `parameter`.

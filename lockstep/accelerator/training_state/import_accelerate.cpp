@@ -188,7 +188,8 @@ json options_of(const json& group, const json& own) {
   return options;
 }
 
-/// Adam and AdamW have the same options and state, and are told apart by one that is neither's.
+/// Adam and AdamW have the same options and state; only `decoupled_weight_decay` distinguishes
+/// them.
 void check_decay(const std::string& path, const json& group, const std::string& type) {
   const json decoupled = group.value("decoupled_weight_decay", json());
   if (decoupled.is_boolean() && (type == "Adam" || type == "AdamW") &&
@@ -272,7 +273,7 @@ json import_scheduler(const fs::path& folder, size_t index, const json& own) {
     return state;
   }
   state["counted"] = take("_step_count");
-  // Of one optimizer in Python; a scheduler of several, or one made of others, keeps the program's.
+  // Python's base_lrs are of one optimizer; a scheduler of several optimizers keeps the program's.
   if (saved.contains("base_lrs") && own.at("base_rates").size() == 1) {
     state["base_rates"] = json::array({saved.at("base_lrs")});
   }

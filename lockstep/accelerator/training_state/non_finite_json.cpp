@@ -35,7 +35,7 @@ json encoded(const json& value, int depth) {
   if (value.is_number_float() && !std::isfinite(value.get<double>())) {
     return {{kMark, text_of(value.get<double>())}};
   }
-  // What nests deeper is refused when it is written.
+  // A deeper value is refused when it is written.
   if (!value.is_structured() || depth > storage::kMaxJsonDepth) {
     return value;
   }

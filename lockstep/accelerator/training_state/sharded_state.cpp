@@ -20,12 +20,12 @@
 namespace lockstep {
 namespace {
 
-/// Whether what counts of a tensor are the ranks' pieces.
+/// Returns whether ranks save their slices of a tensor, and not the tensor.
 bool is_sliced(const at::Tensor& tensor, const zero::Sharding& sharding) {
   return comm::is_sharded_param(tensor) || sharding.has_masters_of(tensor);
 }
 
-/// This rank's part of the set of tensors `stem`.
+/// Adds this rank's part of the set of tensors `stem`.
 void add_part(
     checkpoint::Contents& contents,
     const std::string& stem,
@@ -55,7 +55,7 @@ void add_part(
       std::move(metadata));
 }
 
-/// By the names of parameters, this rank's pieces of what the optimizer trains.
+/// Returns this rank's slices of the trained parameters, by the parameters' names.
 std::map<std::string, zero::ShardSlice> trained_slices(
     const zero::Sharding& sharding, const ParameterName& names) {
   std::map<std::string, zero::ShardSlice> shard_slices;
@@ -72,15 +72,15 @@ std::map<std::string, zero::ShardSlice> trained_slices(
   throw CheckpointError(
       path,
       fmt::format(
-          "is divided otherwise than this run: it has {}, and this rank's part begins at element "
+          "is sharded differently from this run: it has {}, and this rank's part begins at element "
           "{}; load it with the stage, the bucket size, and the ranks that saved it",
           there,
           begin),
       name);
 }
 
-/// All ranks' beginnings together say how a parameter was divided, also where its state has no
-/// slices: rows and columns, which a rank that had no slice has none of.
+/// Compares where each rank's slice begins. All ranks' beginnings determine how a parameter was
+/// sharded, also if its state has no slices: row and column sums exist only on ranks with a slice.
 void check_beginnings(
     const std::string& path,
     const std::map<std::string, zero::ShardSlice>& shard_slices,
@@ -110,8 +110,9 @@ struct SavedPart {
   storage::Slices slices;
 };
 
-/// What this rank saved of `stem` on its host, once it is known to be divided as it is now.
-/// `pieces`: this rank's, by the names of parameters; `parameter_of`: a tensor's name to that.
+/// Reads the part of `stem` that this rank saved on its host. CheckpointError if it was sharded
+/// differently. `shard_slices`: this rank's, by parameter name. `parameter_of`: returns the name of
+/// a tensor's parameter.
 SavedPart read_part(
     const checkpoint::Reader& reader,
     const std::string& stem,
@@ -140,7 +141,7 @@ SavedPart read_part(
     const auto slice = slices.find(item.name);
     const auto shard_slice = shard_slices.find(parameter_of(item.name));
     if (slice == slices.end() || shard_slice == shard_slices.end()) {
-      continue;  // A count; or of another model, which is said later.
+      continue;  // A count; or of another model, which is refused later.
     }
     const zero::ShardSlice& here = shard_slice->second;
     if (here.parameter.sizes() != at::IntArrayRef(slice->second.shape) ||
@@ -148,7 +149,7 @@ SavedPart read_part(
       throw CheckpointError(
           path,
           fmt::format(
-              "is divided otherwise than this run: it has {} elements from {} on, and this rank "
+              "is sharded differently from this run: it has {} elements from {} on, and this rank "
               "{} from {} on; load it with the stage, the bucket size, and the ranks that saved it",
               item.tensor.numel(),
               slice->second.begin,
@@ -227,7 +228,7 @@ void add_sharded_optimizer(
     const zero::Sharding& sharding,
     const ParameterName& names,
     const SavedWhere& where) {
-  // A rank has one piece of a parameter at most, so its name is the parameter's here.
+  // A rank has at most one slice of a parameter, so the slice has the parameter's name.
   std::map<std::string, zero::ShardSlice> shard_slices;
   const ParameterName name_of = [&](const at::Tensor& shard_slice) {
     std::string name = names(shard_slice);
@@ -262,12 +263,12 @@ void add_sharded_model(
     const zero::Sharding& sharding,
     const SavedWhere& where) {
   NamedTensors own;
-  NamedTensors undivided;
+  NamedTensors unsharded;
   storage::Slices slices;
   for (const NamedTensor& item : tensors) {
     if (!is_sliced(item.tensor, sharding)) {
       if (where.leads) {
-        (where.on_each_host ? undivided : own).push_back(item);
+        (where.on_each_host ? unsharded : own).push_back(item);
       }
       continue;
     }
@@ -277,7 +278,7 @@ void add_sharded_model(
     }
   }
   if (where.on_each_host && where.leads) {
-    contents.add_tensors(storage::state_files::undivided(stem), std::move(undivided));
+    contents.add_tensors(storage::state_files::undivided(stem), std::move(unsharded));
   }
   add_part(contents, stem, sharding, std::move(own), slices, where);
 }
@@ -316,7 +317,7 @@ ModelShards own_model_shards(
       }
     }
     if (sharding.has_masters_of(item.tensor)) {
-      shard_slices.whole.emplace_back(item.tensor, value);
+      shard_slices.full_parameters.emplace_back(item.tensor, value);
     }
     values.erase(found);
   }
@@ -341,7 +342,7 @@ NamedTensors own_slices(
   }
   for (const auto& [values, shard_slice] : sharding.shard_slices()) {
     const auto found = known.find(names(shard_slice.parameter));
-    if (found != known.end()) {  // Else it is frozen, and no optimizer has state of it.
+    if (found != known.end()) {  // Otherwise it is frozen, and no optimizer has state of it.
       found->second.shard_slice = &shard_slice;
     }
   }

@@ -62,7 +62,7 @@ struct ModelShards {
   NamedTensors current;
   NamedTensors saved;
   /// Parameters with masters that this rank has in full, and their saved values.
-  std::vector<std::pair<at::Tensor, at::Tensor>> whole = {};
+  std::vector<std::pair<at::Tensor, at::Tensor>> full_parameters = {};
   /// The copies among `current` for Sharding::pack.
   std::vector<zero::ShardSlice> packed = {};
 };

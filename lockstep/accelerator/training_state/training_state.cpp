@@ -136,7 +136,7 @@ std::function<void()> check_loader(
 
 namespace {
 
-/// Of a generator in that state, and different for each `stream`.
+/// Returns a number of a generator in that state, different for each `stream`.
 uint64_t seed_of_stream(const at::Tensor& state, int stream) {
   at::Generator generator = at::detail::createCPUGenerator();
   generator.set_state(state);

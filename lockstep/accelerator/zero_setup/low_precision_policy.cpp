@@ -42,7 +42,8 @@ void check_sums(const ZeroPlugin& plugin, const NamedTensors& parameters) {
     throw ConfigError(
         "zero",
         fmt::format(
-            "communication_data_type is for gradients of fp32 that travel in 16 bits, or for sums "
+            "communication_data_type is for gradients of fp32 that are sent in 16 bits, or for "
+            "sums "
             "of stage 1 in fp32; got {} in stage {}; expected at::kHalf, at::kBFloat16, or "
             "at::kFloat with stage 1 and grad_accum_dtype=at::kFloat; leave it out",
             c10::toString(*wire),

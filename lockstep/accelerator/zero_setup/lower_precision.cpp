@@ -19,7 +19,7 @@ std::string namespace_of(const std::string& type) {
   return colon == std::string::npos ? "" : type.substr(0, colon);
 }
 
-/// What C++ would call a class of Python.
+/// Returns the C++ name of a Python class.
 std::string cpp_name(const std::string& name) {
   const size_t dot = name.rfind('.');
   if (dot == std::string::npos) {
@@ -107,21 +107,21 @@ void check_lower_precision(
 }
 
 flat::CommDtypes comm_dtypes(
-    const LowerPrecisionModules& told,
+    const LowerPrecisionModules& lower,
     const NamedTensors& parameters,
     const NamedClasses& modules) {
   const std::string option = "lower_precision_safe_modules";
-  if (!told.classes.empty() && !c10::isReducedFloatingType(told.dtype)) {
+  if (!lower.classes.empty() && !c10::isReducedFloatingType(lower.dtype)) {
     throw ConfigError(
         "prepare",
         fmt::format(
-            "{} travel in 16 bits; got the dtype {}, expected at::kHalf or at::kBFloat16",
+            "{} are sent in 16 bits; got the dtype {}, expected at::kHalf or at::kBFloat16",
             option,
-            c10::toString(told.dtype)));
+            c10::toString(lower.dtype)));
   }
-  check_lower_precision(told.classes, parameters, modules, "prepare", option);
-  flat::CommDtypes narrow{.dtype = told.dtype};
-  for (const std::string& name : told.classes) {
+  check_lower_precision(lower.classes, parameters, modules, "prepare", option);
+  flat::CommDtypes narrow{.dtype = lower.dtype};
+  for (const std::string& name : lower.classes) {
     for (const NamedTensor& item : own_parameters(parameters, modules, name)) {
       narrow.parameters.insert(item.tensor.unsafeGetTensorImpl());
     }
@@ -131,11 +131,11 @@ flat::CommDtypes comm_dtypes(
 
 std::optional<at::ScalarType> narrow_wire(
     const std::optional<at::ScalarType>& communication_data_type,
-    const LowerPrecisionModules& told) {
+    const LowerPrecisionModules& lower) {
   if (!communication_data_type || !c10::isReducedFloatingType(*communication_data_type)) {
     return std::nullopt;
   }
-  if (!told.classes.empty()) {
+  if (!lower.classes.empty()) {
     throw ConfigError(
         "zero",
         "communication_data_type is for all gradients, and lower_precision_safe_modules for those "

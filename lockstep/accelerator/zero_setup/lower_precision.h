@@ -31,13 +31,15 @@ void check_lower_precision(
 /// Returns the own parameters of modules of these classes. ConfigError, in the name of prepare, as
 /// check_lower_precision, and for a dtype that is not a 16-bit type.
 flat::CommDtypes comm_dtypes(
-    const LowerPrecisionModules& told, const NamedTensors& parameters, const NamedClasses& modules);
+    const LowerPrecisionModules& lower,
+    const NamedTensors& parameters,
+    const NamedClasses& modules);
 
 /// Returns the communication dtype of all fp32 gradients, if it is a 16-bit type. ConfigError if
 /// some parameters are already assigned one.
 std::optional<at::ScalarType> narrow_wire(
     const std::optional<at::ScalarType>& communication_data_type,
-    const LowerPrecisionModules& told);
+    const LowerPrecisionModules& lower);
 flat::CommDtypes all_narrow(const NamedTensors& parameters, at::ScalarType dtype);
 
 }  // namespace lockstep

@@ -359,7 +359,7 @@ TEST(SuperOffload, NeedsStateInMemory) {
   plugin.offload_param = {.device = OffloadDevice::kNvme, .nvme_path = folder.path()};
   EXPECT_THAT(
       [&] { accelerated_ranks(1, {.zero = plugin}, [](Accelerator&) {}); },
-      ThrowsMessage<ConfigError>(HasSubstr("updates parameters that lie in memory")));
+      ThrowsMessage<ConfigError>(HasSubstr("begins updates of parameters in memory")));
 }
 
 }  // namespace

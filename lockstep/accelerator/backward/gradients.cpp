@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/backward/gradients.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <ATen/Functions.h>
+#include <c10/core/GradMode.h>
+
+#include "lockstep/optim/clip.h"
+
+namespace lockstep {
+
+void Gradients::scale(double factor) {
+  if (factor == 1) {
+    return;
+  }
+  std::set<const void*> seen;
+  std::vector<at::Tensor> gradients;
+  const auto add = [&](const at::Tensor& parameter) {
+    if (parameter.grad().defined() && seen.insert(parameter.unsafeGetTensorImpl()).second) {
+      gradients.push_back(parameter.grad());
+    }
+  };
+  if (objects_.sharding) {
+    gradients = objects_.sharding->held_gradients();
+  }
+  for (const PreparedModel& model : objects_.models) {
+    for (const NamedTensor& item : model.parameters()) {
+      add(item.tensor);
+    }
+  }
+  for (const Optimizer& optimizer : objects_.optimizers) {
+    for (const at::Tensor& parameter : optimizer.parameters()) {
+      add(parameter);
+    }
+  }
+  if (!gradients.empty()) {
+    const c10::AutoGradMode no_grad(false);
+    at::_foreach_mul_(gradients, factor);
+  }
+}
+
+void Gradients::clear() {
+  for (const PreparedModel& model : objects_.models) {
+    for (const NamedTensor& item : model.parameters()) {
+      item.tensor.mutable_grad().reset();
+    }
+  }
+  if (objects_.sharding) {
+    objects_.sharding->drop_gradients();  // Those of the shards.
+  }
+  update_check_.forget();
+  loop_.clipped.clear();
+  forget_norms();
+}
+
+void Gradients::unscale() {
+  for (const Optimizer& optimizer : objects_.optimizers) {
+    unscale(optimizer);
+  }
+}
+
+void Gradients::unscale(const Optimizer& optimizer) {
+  auto& scaler = loop_.scaling.scaler;
+  if (scaler && loop_.accumulation.sync_gradients) {
+    scaler->unscale_(&optimizer.inner(), optimizer.parameters());
+  }
+}
+
+void Gradients::unscale_optimizers_of(const std::vector<at::Tensor>& parameters) {
+  if (!loop_.scaling.scaler) {
+    return;
+  }
+  if (objects_.sharding) {
+    unscale();  // ZeRO has one optimizer, of whose parameters this rank may have no shard.
+    return;
+  }
+  // Not every optimizer's: another one may step after a backward of its own.
+  std::set<const void*> chosen;
+  for (const at::Tensor& parameter : parameters) {
+    chosen.insert(parameter.unsafeGetTensorImpl());
+  }
+  for (const Optimizer& optimizer : objects_.optimizers) {
+    const std::vector<at::Tensor> theirs = optimizer.parameters();
+    if (std::any_of(theirs.begin(), theirs.end(), [&](const at::Tensor& parameter) {
+          return chosen.contains(parameter.unsafeGetTensorImpl());
+        })) {
+      unscale(optimizer);
+    }
+  }
+}
+
+at::Tensor Gradients::clip_norm(
+    const std::vector<at::Tensor>& parameters, double max_norm, double norm_type) {
+  if (!loop_.accumulation.sync_gradients) {
+    return norms_.before.defined() ? norms_.before : at::zeros({});
+  }
+  std::vector<const void*> same;
+  for (const at::Tensor& parameter : parameters) {
+    same.push_back(parameter.unsafeGetTensorImpl());
+  }
+  for (const LoopState::Clipped& done : loop_.clipped) {
+    if (done.max_norm == max_norm && done.norm_type == norm_type && done.parameters == same) {
+      return done.norm;
+    }
+  }
+  unscale_optimizers_of(parameters);
+  at::Tensor norm;
+  if (const auto& sharding = objects_.sharding) {
+    norm = optim::clip_grad_norm_(
+        sharding->slices_of(parameters),
+        max_norm,
+        norm_type,
+        /*error_if_nonfinite=*/false,
+        [&](const at::Tensor& own) { return sharding->norm_over_ranks(own, norm_type); });
+  } else {
+    norm = optim::clip_grad_norm_(parameters, max_norm, norm_type);
+  }
+  norms_.before = norm;
+  norms_.after =
+      at::mul(norm, at::clamp_max(at::mul(at::reciprocal(at::add(norm, 1e-6)), max_norm), 1));
+  loop_.clipped.push_back({max_norm, norm_type, std::move(same), norm});
+  return norm;
+}
+
+void Gradients::clip_value(const std::vector<at::Tensor>& parameters, double clip_value) {
+  if (!loop_.accumulation.sync_gradients) {
+    return;
+  }
+  unscale_optimizers_of(parameters);
+  optim::clip_grad_value_(
+      objects_.sharding ? objects_.sharding->slices_of(parameters) : parameters, clip_value);
+}
+
+std::vector<std::string> Gradients::parameters_without_gradient() const {
+  if (objects_.sharding) {
+    return objects_.sharding->without_gradient();
+  }
+  std::vector<std::string> without;
+  const ParameterName names = objects_.parameter_names("parameters_without_gradient");
+  for (const Optimizer& optimizer : objects_.optimizers) {
+    for (const at::Tensor& parameter : optimizer.parameters()) {
+      if (parameter.requires_grad() && !parameter.grad().defined()) {
+        without.push_back(names(parameter));
+      }
+    }
+  }
+  return without;
+}
+
+}  // namespace lockstep

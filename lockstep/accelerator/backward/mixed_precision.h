@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+
+#include "lockstep/accelerator/options/options.h"
+#include "lockstep/accelerator/setup/run_context.h"
+#include "lockstep/precision/autocast.h"
+
+namespace lockstep {
+
+/// Begins autocast scopes, and warns of a program that trains without them. Not thread-safe.
+class MixedPrecision {
+ public:
+  explicit MixedPrecision(const RunContext& context) : context_(context) {}
+
+  /// See Accelerator::autocast.
+  Autocast autocast(const std::optional<AutocastOptions>& options);
+  /// Warns once, at a backward, if mixed precision is on and no scope has begun.
+  void warn_if_unused();
+
+ private:
+  const RunContext& context_;
+  bool used_ = false;
+  bool warned_ = false;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "lockstep/accelerator/backward/accumulation_check.h"
+#include "lockstep/accelerator/loop/loop_state.h"
+#include "lockstep/accelerator/prepare/prepared_objects.h"
+
+namespace lockstep {
+
+/// Refuses updates by an optimizer that `prepare` did not return, within an accumulation group and
+/// with fp16. Cost: that of AccumulationCheck. Not thread-safe.
+class UnpreparedUpdateCheck {
+ public:
+  UnpreparedUpdateCheck(const PreparedObjects& objects, const LoopState& loop)
+      : objects_(objects), loop_(loop) {}
+
+  /// Chooses the parameters to watch, after models or optimizers were prepared.
+  void watch_prepared();
+  void begin_micro_step() { check_.begin(); }
+  /// Notes parameters after a backward whose gradients no plain step() may use.
+  void note_backward();
+  /// ConfigError if parameters changed since that backward without a prepared optimizer's step.
+  void refuse_unprepared_update();
+  /// Accepts all changes so far.
+  void forget() { check_.forget(); }
+  /// Watches nothing any more.
+  void clear();
+
+ private:
+  bool is_of_prepared_optimizer(const at::Tensor& parameter) const;
+
+  const PreparedObjects& objects_;
+  const LoopState& loop_;
+  AccumulationCheck check_;
+  int64_t steps_when_noted_ = 0;  ///< LoopState::prepared_steps when it noted parameters.
+  size_t watched_models_ = 0;
+};
+
+}  // namespace lockstep

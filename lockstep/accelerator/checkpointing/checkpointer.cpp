@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/checkpointing/checkpointer.h"
+
+#include <cstdio>
+#include <exception>
+#include <iostream>
+#include <string>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/checkpoint/background_save.h"
+
+namespace lockstep {
+
+namespace fs = std::filesystem;
+
+Checkpointer::Checkpointer(
+    PreparedObjects& objects,
+    LoopState& loop,
+    const ActiveLoaders& active,
+    LocalSgdScopes& local_sgds,
+    Gradients& gradients,
+    std::function<void()> end_training)
+    : objects_(objects),
+      loop_(loop),
+      end_training_(std::move(end_training)),
+      project_(objects.context),
+      preemption_(objects.context),
+      collector_(objects, loop, active, local_sgds, registered_, project_),
+      loader_(
+          {.objects = objects,
+           .loop = loop,
+           .local_sgds = local_sgds,
+           .registered = registered_,
+           .writers_per_rank = project_.writers_per_rank()},
+          gradients,
+          project_),
+      saver_(objects, loop, local_sgds, project_, collector_),
+      resume_pending_(objects.context.resume) {}
+
+void Checkpointer::save(const fs::path& folder, const SaveStateOptions& options) {
+  checkpoint::save_despite_failure(
+      [this] { saver_.wait(); },
+      [&] {
+        saver_.save(folder, options);
+        return folder;
+      });
+}
+
+fs::path Checkpointer::save(const SaveStateOptions& options) {
+  project_.checkpoints();  // Throws without a project_dir.
+  if (!objects_.context.options.project_config.automatic_checkpoint_naming) {
+    throw ConfigError(
+        "save_state",
+        "automatic_checkpoint_naming is off; pass the folder to save to, or turn it on");
+  }
+  return checkpoint::save_despite_failure(
+      [this] { saver_.wait(); }, [&] { return save_numbered(options); });
+}
+
+fs::path Checkpointer::save_numbered(const SaveStateOptions& options) {
+  project_.checkpoints();  // Throws without a project_dir.
+  saver_.wait();           // Its number is taken, though its folder may not exist yet.
+  const fs::path folder = project_.next_checkpoint();
+  saver_.save(folder, options, project_.finish_save(folder));
+  return folder;
+}
+
+void Checkpointer::load(const fs::path& folder, const LoadStateOptions& options) {
+  loop_.refuse_offloaded("load_state");
+  saver_.wait();
+  if (resume_pending_) {
+    log_warning(fmt::format(
+        "asked to resume, but the program loads {} itself; call resume_latest() instead if a "
+        "checkpoint exists",
+        folder.string()));
+  }
+  loaded_ = true;
+  preemption_.restart();
+  loader_.load(folder, options);
+  if (options.optimizers && !options.models_only && !objects_.optimizers.empty()) {
+    steps_at_save_ = objects_.optimizers.front().steps();
+  }
+}
+
+std::optional<fs::path> Checkpointer::resume_latest() {
+  saver_.wait();
+  resume_pending_ = false;
+  loaded_ = true;
+  std::optional<fs::path> newest = project_.newest_checkpoint(storage::Verify::kSizes);
+  if (!newest) {
+    return newest;
+  }
+  try {
+    load(*newest, {});
+    return newest;
+  } catch (const CheckpointError& error) {
+    // Damaged, or not for this program? Only damage is a reason to take an older one.
+    std::optional<fs::path> undamaged = project_.newest_checkpoint(storage::Verify::kFull);
+    if (undamaged == newest) {
+      throw;
+    }
+    log_warning(fmt::format("passed over {}: {}", newest->string(), error.what()));
+    if (undamaged) {
+      load(*undamaged, {});
+    }
+    return undamaged;
+  }
+}
+
+fs::path Checkpointer::load_latest() {
+  const std::optional<fs::path> loaded = resume_latest();
+  if (!loaded) {
+    throw CheckpointError(
+        project_.checkpoints().string(),
+        "holds no complete checkpoint to load; resume_latest() starts from the beginning if it "
+        "finds none");
+  }
+  return *loaded;
+}
+
+void Checkpointer::resume_if_asked(bool in_epochs) {
+  if (!std::exchange(resume_pending_, false) || loaded_) {
+    return;
+  }
+  const std::optional<fs::path> newest = resume_latest();
+  if (newest && !in_epochs && !objects_.loaders.empty() && objects_.loaders.front()->epoch() > 0) {
+    log_warning(
+        "resumed within a loop over epochs that counts from its beginning; for (epoch : "
+        "accelerator.epochs(n)) goes on where it was");
+  }
+  log_info(
+      newest ? fmt::format("resumed from {}", newest->string())
+             : "asked to resume, and no checkpoint exists yet: starting from the beginning");
+}
+
+void Checkpointer::between_batches() {
+  if (loop_.joining || !loop_.accumulation.sync_gradients) {
+    return;  // Some processes may have no more batches; or within a group, which ends soon.
+  }
+  save_if_due();
+  if (preemption_.is_agreed()) {
+    exit_preempted();
+  }
+}
+
+void Checkpointer::save_if_due() {
+  const ProjectConfiguration& project = objects_.context.options.project_config;
+  if (project.checkpointing_steps == 0 || objects_.optimizers.empty()) {
+    return;
+  }
+  const int64_t steps = objects_.optimizers.front().steps();
+  if (steps / project.checkpointing_steps > steps_at_save_ / project.checkpointing_steps) {
+    steps_at_save_ = steps;
+    save(SaveStateOptions{.async = project.async_checkpointing});
+  }
+}
+
+void Checkpointer::exit_preempted() {
+  const int signal = preemption_.signal();
+  try {
+    saver_.wait();
+  } catch (const std::exception& error) {
+    log_error(std::string("the save before this one failed: ") + error.what());
+  }
+  const fs::path folder = save_numbered({});
+  log_info(fmt::format(
+      "told to stop{}: saved to {}, leaving with exit code {}; lockstep launch --resume goes on",
+      signal == 0 ? "" : fmt::format(" by signal {}", signal),
+      folder.string(),
+      static_cast<int>(kExitPreempted)));
+  preemption_.clear();
+  if (objects_.context.options.on_preempted) {
+    objects_.context.options.on_preempted(folder);
+  }
+  end_training_();
+  std::cout.flush();
+  std::fflush(nullptr);
+  // Unwinding would pass through the program's loop, and static destructors need threads that the
+  // other processes may have ended.
+  ::_exit(kExitPreempted);
+}
+
+}  // namespace lockstep

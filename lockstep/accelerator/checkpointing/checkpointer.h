@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <optional>
+
+#include "lockstep/accelerator/backward/gradients.h"
+#include "lockstep/accelerator/checkpointing/preemption.h"
+#include "lockstep/accelerator/checkpointing/project_folder.h"
+#include "lockstep/accelerator/checkpointing/registered_objects.h"
+#include "lockstep/accelerator/checkpointing/state_collector.h"
+#include "lockstep/accelerator/checkpointing/state_loader.h"
+#include "lockstep/accelerator/checkpointing/state_saver.h"
+#include "lockstep/accelerator/loop/active_loaders.h"
+#include "lockstep/accelerator/loop/local_sgd_scopes.h"
+#include "lockstep/accelerator/loop/loop_state.h"
+#include "lockstep/accelerator/prepare/prepared_objects.h"
+
+namespace lockstep {
+
+/// Decides when to save, load and resume: on request, after every n updates, when preempted, and
+/// when a job is restarted. Not thread-safe.
+class Checkpointer {
+ public:
+  /// Prepares the project's folder. Errors as ProjectFolder's. `end_training` is called before an
+  /// exit for preemption. Collective.
+  Checkpointer(
+      PreparedObjects& objects,
+      LoopState& loop,
+      const ActiveLoaders& active,
+      LocalSgdScopes& local_sgds,
+      Gradients& gradients,
+      std::function<void()> end_training);
+
+  /// See Accelerator::save_state.
+  void save(const std::filesystem::path& folder, const SaveStateOptions& options);
+  std::filesystem::path save(const SaveStateOptions& options);
+  /// See Accelerator::load_state and resume_latest.
+  void load(const std::filesystem::path& folder, const LoadStateOptions& options);
+  std::filesystem::path load_latest();
+  std::optional<std::filesystem::path> resume_latest();
+  /// Resumes once if the launcher asks for it and the program has loaded no state. `in_epochs`: a
+  /// loop over epochs follows.
+  void resume_if_asked(bool in_epochs);
+  /// Saves if that is due, and exits the process if the processes agree to stop.
+  void between_batches();
+
+  StateSaver& saver() { return saver_; }
+  RegisteredObjects& registered() { return registered_; }
+  Preemption& preemption() { return preemption_; }
+
+ private:
+  std::filesystem::path save_numbered(const SaveStateOptions& options);
+  void save_if_due();
+  [[noreturn]] void exit_preempted();
+
+  PreparedObjects& objects_;
+  LoopState& loop_;
+  std::function<void()> end_training_;
+  ProjectFolder project_;
+  Preemption preemption_;
+  RegisteredObjects registered_;
+  StateCollector collector_;
+  StateLoader loader_;
+  StateSaver saver_;
+
+  bool loaded_ = false;  ///< The program has loaded a state, or tried to.
+  bool resume_pending_;
+  int64_t steps_at_save_ = 0;  ///< Updates at the last automatic save, or load.
+};
+
+}  // namespace lockstep

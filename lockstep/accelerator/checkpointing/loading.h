@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "lockstep/accelerator/checkpointing/registered_objects.h"
+#include "lockstep/accelerator/loop/local_sgd_scopes.h"
+#include "lockstep/accelerator/loop/loop_state.h"
+#include "lockstep/accelerator/options/project_configuration.h"
+#include "lockstep/accelerator/prepare/prepared_objects.h"
+#include "lockstep/checkpoint/reader.h"
+#include "lockstep/comm/named_tensor.h"
+#include "lockstep/storage/saved_meta.h"
+
+namespace lockstep {
+
+/// The objects that a checkpoint is loaded into.
+struct LoadTargets {
+  PreparedObjects& objects;
+  LoopState& loop;
+  LocalSgdScopes& local_sgds;
+  RegisteredObjects& registered;
+  int writers_per_rank = 1;  ///< Threads that read the files of one rank.
+};
+
+/// One load of a checkpoint: its content, and the functions that apply it once all of it was
+/// checked. Each check_* below adds such functions, changes nothing, and throws CheckpointError for
+/// a state that does not fit the program.
+struct Loading {
+  LoadTargets& targets;
+  checkpoint::Reader reader;
+  storage::SavedMeta saved;
+  checkpoint::ProofShare share;  ///< The checksums that this process verifies.
+  LoadStateOptions options;
+  int saved_by = 1;  ///< Number of processes.
+  bool resharded = false;
+  std::vector<std::function<void()>> apply = {};
+
+  int rank() const { return targets.objects.context.rank(); }
+  int processes() const { return targets.objects.context.size(); }
+  /// The rank whose files this process reads.
+  int source() const { return resharded ? 0 : rank(); }
+
+  std::string path(const std::string& file) const;
+  /// Names the file or files of a set of tensors, for messages.
+  std::string set_path(const std::string& stem) const;
+  /// Returns the tensors of a set; each process verifies its share of them.
+  NamedTensors tensor_set(const std::string& stem) const;
+  /// Returns the tensors that each of the processes that saved has in a file of its own.
+  std::vector<NamedTensors> of_all_ranks(const std::function<std::string(int rank)>& file_of) const;
+  /// CheckpointError unless the program prepared as many objects as were saved.
+  void must_match(
+      const char* what, size_t there, size_t here, const std::string& remedy = "") const;
+};
+
+/// Models, their buffers of each process, and compressed gradients that are still to be sent.
+void check_models(Loading& loading);
+void check_comm_hooks(Loading& loading);
+/// Optimizers, and local SGD's numbers of updates.
+void check_optimizers(Loading& loading);
+/// Loss scale, schedules, and the position in an accumulation group.
+void check_loop(Loading& loading);
+/// Loader positions and random numbers.
+void check_positions(Loading& loading);
+void check_registered_objects(Loading& loading);
+
+}  // namespace lockstep

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/checkpointing/saving_groups.h"
+
+#include <exception>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/rank.h"
+#include "lockstep/checkpoint/writer.h"
+#include "lockstep/comm/bytes.h"
+
+namespace lockstep {
+
+SavingGroups SavingGroups::patient() const {
+  return {.all = checkpoint::patient(all), .disk = checkpoint::patient(disk)};
+}
+
+std::vector<std::string> reports_of_disks(
+    const SavingGroups& groups,
+    const std::filesystem::path& folder,
+    const std::function<std::string()>& report) {
+  std::string own;
+  if (groups.leads()) {
+    try {
+      own = "+" + report();
+    } catch (const std::exception& error) {
+      own = "-" + without_rank_suffix(error.what());
+    }
+  }
+  Group all = groups.all;
+  std::vector<std::string> reports;
+  const std::vector<std::string> texts = all_gather_bytes(all, own);
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    if (texts[rank].starts_with('-')) {
+      throw CheckpointError(
+          folder.string(), fmt::format("rank {} failed: {}", rank, texts[rank].substr(1)));
+    }
+    if (!texts[rank].empty()) {
+      reports.push_back(texts[rank].substr(1));
+    }
+  }
+  return reports;
+}
+
+}  // namespace lockstep

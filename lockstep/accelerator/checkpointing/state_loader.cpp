@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/checkpointing/state_loader.h"
+
+#include <exception>
+#include <optional>
+#include <system_error>
+#include <utility>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <torch/optim/optimizer.h>
+
+#include "lockstep/accelerator/training_state/import_accelerate.h"
+#include "lockstep/accelerator/training_state/sharded_state.h"
+#include "lockstep/accelerator/training_state/training_state.h"
+#include "lockstep/accelerator/values/operations.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/host/machine.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/rank.h"
+#include "lockstep/checkpoint/load_model.h"
+#include "lockstep/optim/state/optimizer_state.h"
+#include "lockstep/storage/deepspeed_folder.h"
+#include "lockstep/storage/safetensors/safetensors_header.h"
+#include "lockstep/storage/write/temp_folder.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// "5", or "5, 6" of two optimizers.
+std::string updates_text(const nlohmann::json& steps) {
+  return steps.empty() ? "no"
+                       : fmt::format("{}", fmt::join(steps.get<std::vector<int64_t>>(), ", "));
+}
+
+/// CheckpointError for a checkpoint of single hosts that this job cannot load.
+void expect_loadable(const Loading& loading) {
+  if (loading.resharded && loading.reader.world_size() != loading.saved_by) {
+    throw CheckpointError(
+        loading.reader.path().string(),
+        fmt::format(
+            "is the part of one host, saved with save_on_each_node by {} processes; this job has "
+            "{}; start as many on as many hosts",
+            loading.saved_by,
+            loading.processes()));
+  }
+  if (!loading.targets.objects.sharding &&
+      (is_in_parts(loading.reader, "model") || is_in_parts(loading.reader, "optimizer"))) {
+    throw CheckpointError(
+        loading.reader.path().string(),
+        "has the parts of a state that ZeRO sharded and each host saved for itself; load it with "
+        "the stage, hosts and ranks that saved it");
+  }
+}
+
+ImportTarget import_target(const PreparedObjects& objects, const ParameterName& names) {
+  ImportTarget target;
+  target.models = objects.models.size();
+  for (const Optimizer& optimizer : objects.optimizers) {
+    auto& wanted = target.optimizers.emplace_back();
+    wanted.settings = optimizer_settings(optimizer.inner());
+    for (const auto& group : optimizer.inner().param_groups()) {
+      auto& of_group = wanted.parameters.emplace_back();
+      for (const at::Tensor& parameter : group.params()) {
+        of_group.push_back(names(parameter));
+      }
+    }
+  }
+  for (const Scheduler& scheduler : objects.schedulers) {
+    target.schedulers.push_back(scheduler.state());
+  }
+  return target;
+}
+
+}  // namespace
+
+void StateLoader::load(const fs::path& folder, const LoadStateOptions& options) {
+  const SavingGroups& groups = project_.groups();
+  if (groups.leads() && !fs::exists(folder)) {
+    // Completes the rename of a save that was interrupted.
+    storage::remove_stale(fs::absolute(folder).parent_path());
+  }
+  Group disk = groups.disk;
+  disk.barrier();
+  Checked checked;
+  std::string failure;
+  try {
+    checked = check(folder, options);
+  } catch (const std::exception& error) {
+    failure = without_rank_suffix(error.what());
+    if (groups.on_each_host()) {
+      failure = fmt::format("on host {}: {}", describe_machine().system.host, failure);
+    }
+  }
+  Group all = groups.all;
+  throw_together(all, failure, folder, "cannot load it");
+  expect_same_save(folder, checked);
+  try {
+    gradients_.clear();  // Those of a group that the loaded state does not contain.
+    targets_.local_sgds.forget_restored();
+    for (const auto& step : checked.apply) {
+      step();
+    }
+  } catch (const std::exception& error) {
+    failure = without_rank_suffix(error.what());  // Of a custom object, which checks nothing.
+  }
+  throw_together(all, failure, folder, "has loaded only a part of it");
+}
+
+StateLoader::Checked StateLoader::check(const fs::path& folder, const LoadStateOptions& options) {
+  if (const auto deepspeeds = storage::deepspeed_checkpoint(folder)) {
+    throw CheckpointError(*deepspeeds);  // Also one that Accelerate has written with DeepSpeed.
+  }
+  if (!is_accelerate_folder(folder)) {
+    return check_saved(folder, options);
+  }
+  if (options.models_only || !options.strict || !options.optimizers || !options.schedulers) {
+    throw ConfigError(
+        "load_state",
+        fmt::format(
+            "{} was saved by Accelerate, and is loaded in full or not at all; leave the options "
+            "out, or load its weights with load_checkpoint_in_model",
+            folder.string()));
+  }
+  return check_import(folder);
+}
+
+StateLoader::Checked StateLoader::check_saved(
+    const fs::path& folder, const LoadStateOptions& options) {
+  checkpoint::Reader reader(folder);
+  const RunContext& context = targets_.objects.context;
+  // The processes of a host read the same files: each verifies a share, and all get its findings.
+  Loading loading{
+      .targets = targets_,
+      .reader = reader,
+      .saved = storage::read_saved_meta(reader),
+      .share =
+          {.index = context.world.local_rank,
+           .of = context.world.local_size,
+           .nothing = !options.verify},
+      .options = options};
+  loading.saved_by = loading.saved.processes;
+  loading.resharded = loading.saved_by != context.size();
+  expect_loadable(loading);
+  check_models(loading);
+  if (options.optimizers && !options.models_only) {
+    check_optimizers(loading);
+  }
+  if (!options.models_only) {
+    check_comm_hooks(loading);
+    check_positions(loading);
+    check_loop(loading);
+    check_registered_objects(loading);
+  }
+  if (loading.resharded) {
+    log_info(fmt::format(
+        "{} was saved by {} processes and goes on with {}",
+        folder.string(),
+        loading.saved_by,
+        context.size()));
+  }
+  return {
+      .id = loading.saved.save_id,
+      .steps = loading.saved.optimizer_steps,
+      .verified = options.verify,
+      .apply = std::move(loading.apply)};
+}
+
+/// Checks what Accelerate has written, except for pickles, which are not read.
+StateLoader::Checked StateLoader::check_import(const fs::path& folder) {
+  PreparedObjects& objects = targets_.objects;
+  objects.refuse_zero(
+      "load_state",
+      "Accelerate saved full parameters, and each process has a shard of them; load the folder "
+      "once without ZeRO in any number of processes, and save_state(): that loads under any "
+      "stage");
+  const ParameterName names = objects.parameter_names("load_state");
+  const ImportedState imported = import_accelerate(folder, import_target(objects, names));
+  Checked checked;
+  for (size_t i = 0; i < imported.models.size(); ++i) {
+    NamedTensors all = objects.models[i].parameters();
+    const NamedTensors buffers = objects.models[i].buffers();
+    all.insert(all.end(), buffers.begin(), buffers.end());
+    checked.apply.push_back(checkpoint::check_checkpoint_in_model(all, imported.models[i]).apply);
+  }
+  for (size_t i = 0; i < imported.optimizers.size(); ++i) {
+    const auto& saved = imported.optimizers[i];
+    checked.steps.push_back(saved.steps);
+    checked.apply.push_back(check_optimizer(
+        objects.optimizers[i].inner(),
+        names,
+        saved.tensors,
+        saved.settings,
+        saved.path,
+        saved.settings_path));
+    checked.apply.emplace_back(
+        [&objects, i, steps = saved.steps] { objects.optimizers[i].set_steps(steps); });
+  }
+  for (size_t i = 0; i < imported.schedulers.size(); ++i) {
+    checked.apply.push_back(
+        objects.schedulers[i].check_state(imported.schedulers[i], folder.string()));
+  }
+  log_warning(fmt::format(
+      "{} was saved by Accelerate: models, optimizers and schedulers go on; {} start from the "
+      "beginning",
+      folder.string(),
+      fmt::join(imported.left_out, ", ")));
+  // Accelerate gives a save no id. On one host the folder's canonical path identifies it.
+  std::error_code error;
+  checked.id = objects.context.world.on_one_host()
+                   ? storage::in_quotes(fs::canonical(folder, error).string())
+                   : "by Accelerate";
+  return checked;
+}
+
+/// Either all ranks continue, or all throw that they would continue from different saves.
+/// Collective.
+void StateLoader::expect_same_save(const fs::path& folder, const Checked& checked) {
+  const nlohmann::json own{
+      {"folder", storage::in_quotes(folder.string())},
+      {"id", checked.id},
+      {"steps", checked.steps},
+      {"verified", checked.verified}};
+  Group group = project_.groups().all;
+  const std::vector<nlohmann::json> all = gather_object(group, own);
+  const nlohmann::json& first = all.front();
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    const nlohmann::json& other = all[rank];
+    if (other.at("id") != first.at("id") || other.at("steps") != first.at("steps")) {
+      throw CheckpointError(
+          folder.string(),
+          fmt::format(
+              "cannot be loaded, because ranks would go on from different saves; rank {} got {}, "
+              "after {} updates, expected that of rank 0, {}, after {}; give all ranks the same "
+              "checkpoint",
+              rank,
+              other.at("folder").get<std::string>(),
+              updates_text(other.at("steps")),
+              first.at("folder").get<std::string>(),
+              updates_text(first.at("steps"))));
+    }
+    if (other.at("verified") != first.at("verified")) {
+      throw ConfigError(
+          "load_state",
+          fmt::format(
+              "the ranks of a host verify the files together; got verify = {} on rank {} and {} on "
+              "rank 0, expected the same on all",
+              other.at("verified").get<bool>(),
+              rank,
+              first.at("verified").get<bool>()));
+    }
+  }
+}
+
+}  // namespace lockstep

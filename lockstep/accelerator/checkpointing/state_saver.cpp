@@ -1,0 +1,300 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/checkpointing/state_saver.h"
+
+#include <chrono>
+#include <exception>
+#include <random>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <ATen/DeviceAccelerator.h>
+
+#include "lockstep/accelerator/training_state/training_state.h"
+#include "lockstep/accelerator/values/operations.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/rank.h"
+#include "lockstep/checkpoint/writer.h"
+#include "lockstep/storage/saved_meta.h"
+#include "lockstep/watch/flight_recorder.h"
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+using Clock = std::chrono::steady_clock;
+
+double milliseconds_since(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+/// Not from torch's generators, whose numbers are the training's.
+std::string random_id() {
+  std::random_device random;
+  return fmt::format("{:08x}{:08x}{:08x}{:08x}", random(), random(), random(), random());
+}
+
+/// Runs `body` on the leading process of each disk, which may use parameters of stage 3 there, one
+/// after the other. The other processes help to unshard them, and return when it is done.
+/// Collective.
+void unshard_while(
+    const PreparedObjects& objects, const SavingGroups& groups, const std::function<void()>& body) {
+  zero::ParamCoordinator* const coordinator =
+      objects.shards_parameters() ? objects.sharding->coordinator() : nullptr;
+  const zero::ExactValues exact(coordinator);
+  const auto until_all_are_done = [&] {
+    if (coordinator != nullptr) {
+      coordinator->wait_for_all(0, groups.all);
+    }
+  };
+  if (groups.leads()) {
+    try {
+      body();
+    } catch (const std::exception&) {
+      until_all_are_done();
+      throw;
+    }
+  }
+  until_all_are_done();
+}
+
+/// Writes one checkpoint, on the caller's thread or another one.
+class CheckpointWrite {
+ public:
+  using WriteMore = std::function<void(checkpoint::Writer&, const SavingGroups&)>;
+
+  CheckpointWrite(
+      fs::path folder,
+      checkpoint::WriterOptions options,
+      std::shared_ptr<const checkpoint::Contents> contents,
+      nlohmann::json meta,
+      StateSaver::AfterCommit after)
+      : folder_(std::move(folder)),
+        options_(options),
+        contents_(std::move(contents)),
+        meta_(std::move(meta)),
+        after_(std::move(after)) {}
+
+  /// Writes and commits. `write_more` writes further files before. CheckpointError on all processes
+  /// if one fails. Collective.
+  void run(const SavingGroups& given, const WriteMore& write_more = nullptr) const {
+    // Includes what follows the commit: an old checkpoint may take long to remove.
+    const watch::Saving saving;
+    const SavingGroups groups = given.patient();
+    std::string failure;
+    try {
+      write(groups, write_more);
+    } catch (const CheckpointError& error) {
+      failure = without_rank_suffix(error.what());
+      if (!groups.on_each_host()) {
+        throw;  // All processes throw the same.
+      }
+    }
+    if (groups.on_each_host()) {
+      agree(groups, failure);
+    }
+    if (after_) {
+      after_(groups);
+    }
+  }
+
+ private:
+  void write(const SavingGroups& groups, const WriteMore& write_more) const {
+    if (options_.overwrite && groups.on_each_host() && fs::exists(folder_)) {
+      throw CheckpointError(
+          folder_.string(),
+          "exists already, and with a disk for each host nothing is overwritten, since one of them "
+          "may fail; save under another name, or remove it on all hosts first");
+    }
+    checkpoint::Writer writer(groups.disk, folder_, options_);
+    if (write_more) {
+      write_more(writer, groups);
+    }
+    writer.write(*contents_);
+    writer.commit(meta_);
+  }
+
+  /// Throws on all hosts if one of them has failed, and removes what this host has written.
+  void agree(const SavingGroups& groups, const std::string& failure) const {
+    Group all = groups.all;
+    try {
+      throw_together(all, failure, folder_, "cannot save it");
+    } catch (const CheckpointError&) {
+      if (failure.empty() && groups.leads()) {
+        std::error_code ignored;  // What is left of it is no checkpoint of the job.
+        fs::remove_all(folder_, ignored);
+      }
+      throw;
+    }
+  }
+
+  fs::path folder_;
+  checkpoint::WriterOptions options_;
+  std::shared_ptr<const checkpoint::Contents> contents_;
+  nlohmann::json meta_;
+  StateSaver::AfterCommit after_;
+};
+
+}  // namespace
+
+/// Returns the id of a new save, the same on all ranks, after a check that they have done the same
+/// number of updates. Collective.
+std::string StateSaver::agree_on_save(const fs::path& folder) const {
+  std::vector<int64_t> steps;
+  for (const Optimizer& optimizer : objects_.optimizers) {
+    steps.push_back(optimizer.steps());
+  }
+  Group group = objects_.context.group;
+  const std::vector<nlohmann::json> all =
+      gather_object(group, {{"id", group.rank() == 0 ? random_id() : ""}, {"steps", steps}});
+  for (size_t rank = 1; rank < all.size(); ++rank) {
+    if (all[rank].at("steps") != all[0].at("steps")) {
+      throw CheckpointError(
+          folder.string(),
+          fmt::format(
+              "is not saved; rank {} has done {} updates, expected {}, as rank 0; save after the "
+              "same one on all",
+              rank,
+              fmt::join(all[rank].at("steps").get<std::vector<int64_t>>(), ", "),
+              fmt::join(all[0].at("steps").get<std::vector<int64_t>>(), ", ")));
+    }
+  }
+  return all[0].at("id").get<std::string>();
+}
+
+/// Waits for the device, and throws if an operation of the ranks has failed there: its result must
+/// not be saved.
+void StateSaver::expect_finished_device() const {
+  const at::Device device = objects_.context.device;
+  if (device.is_cpu()) {
+    return;
+  }
+  at::accelerator::synchronizeDevice(device.index());
+  for (const PreparedModel& model : objects_.models) {
+    model.sync->check_alive();
+  }
+}
+
+/// Waits for the values and, for an asynchronous save, copies them to host memory. A failure fails
+/// the save on all processes when it is written. Collective with full tensors.
+void StateSaver::finish_contents(CollectedState& state, bool async, SaveTimings& timings) {
+  try {
+    if (async && objects_.saves_full_state_dict()) {
+      // The writing thread cannot unshard; and before anything may fail on one process alone.
+      const SavingGroups& groups = project_.groups();
+      unshard_while(objects_, {.all = checkpoint::patient(groups.all), .disk = groups.disk}, [&] {
+        state.full_tensors.copy_to_host(*snapshot_);
+      });
+    }
+    expect_finished_device();
+    timings.bytes = state.contents.tensor_bytes() + state.full_tensors.tensor_bytes();
+    if (async) {
+      state.contents.copy_to_host(*snapshot_);
+      state.contents.append(std::exchange(state.full_tensors, {}));
+    }
+  } catch (const std::exception& error) {
+    // For instance out of memory: the others must get the failure instead of waiting.
+    state.contents = checkpoint::Contents();
+    state.contents.fail(error.what());
+  }
+}
+
+void StateSaver::save(
+    const fs::path& folder, const SaveStateOptions& options, const AfterCommit& after) {
+  loop_.refuse_offloaded("save_state");
+  const auto began = Clock::now();
+  SaveTimings timings;
+  wait();
+  timings.waited_ms = milliseconds_since(began);
+  const std::string save_id = agree_on_save(folder);
+  local_sgds_.average();
+  CollectedState state = collector_.collect(options);
+  state.meta[storage::kSaveIdKey] = save_id;
+  finish_contents(state, options.async, timings);
+  auto contents = std::make_shared<checkpoint::Contents>(std::move(state.contents));
+  const CheckpointWrite write(
+      folder,
+      {.overwrite = options.overwrite, .threads = project_.writers_per_rank()},
+      contents,
+      std::move(state.meta),
+      after);
+  if (options.async) {
+    const SavingGroups& groups = background_groups();
+    snapshot_ = std::move(contents);
+    timings.stall_ms = milliseconds_since(began);
+    timings.in_flight = true;
+    timings_ = timings;
+    background_.start([this, &groups, write, began] {
+      write.run(groups);
+      background_write_ms_ = milliseconds_since(began);
+    });
+    return;
+  }
+  write.run(project_.groups(), [&](checkpoint::Writer& writer, const SavingGroups& groups) {
+    if (objects_.saves_full_state_dict()) {
+      unshard_while(objects_, groups, [&] { writer.write(state.full_tensors); });
+    }
+  });
+  timings.write_ms = milliseconds_since(began) - timings.waited_ms;
+  timings.stall_ms = milliseconds_since(began);
+  timings_ = timings;
+}
+
+/// Returns groups of the writing thread's own, whose operations cannot get between those of the
+/// training. Collective at its first call.
+const SavingGroups& StateSaver::background_groups() {
+  if (!background_groups_) {
+    SavingGroups groups = project_.groups();
+    Group all = groups.all.split(0);
+    Group disk = groups.disk.split(0);
+    background_groups_ = {.all = std::move(all), .disk = std::move(disk)};
+  }
+  return *background_groups_;
+}
+
+void StateSaver::wait() {
+  const bool was_in_flight = std::exchange(timings_.in_flight, false);
+  background_.wait();
+  if (was_in_flight) {
+    timings_.write_ms = background_write_ms_ - timings_.stall_ms;
+    log_info(fmt::format(
+        "saved {:.1f} MB asynchronously: training stood still for {:.0f} ms{}, writing took {:.0f} "
+        "ms",
+        static_cast<double>(timings_.bytes) / 1e6,
+        timings_.stall_ms,
+        timings_.waited_ms >= 1
+            ? fmt::format(", {:.0f} of it for the save before", timings_.waited_ms)
+            : "",
+        timings_.write_ms));
+  }
+}
+
+void StateSaver::save_model(
+    const NamedTensors& tensors,
+    const fs::path& folder,
+    const checkpoint::SaveModelOptions& options) const {
+  loop_.refuse_offloaded("save_model");
+  const watch::Saving saving;
+  const SavingGroups groups = project_.groups().patient();
+  std::exception_ptr failure;
+  unshard_while(objects_, groups, [&] {
+    try {
+      checkpoint::save_model(tensors, folder, options);
+    } catch (const std::exception&) {
+      failure = std::current_exception();
+    }
+  });
+  reports_of_disks(groups, folder, [&] {
+    if (failure) {
+      std::rethrow_exception(failure);
+    }
+    return "";
+  });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "lockstep/accelerator/checkpointing/project_folder.h"
+#include "lockstep/accelerator/checkpointing/state_collector.h"
+#include "lockstep/accelerator/loop/local_sgd_scopes.h"
+#include "lockstep/accelerator/loop/loop_state.h"
+#include "lockstep/accelerator/options/project_configuration.h"
+#include "lockstep/accelerator/prepare/prepared_objects.h"
+#include "lockstep/checkpoint/background_save.h"
+#include "lockstep/checkpoint/contents.h"
+#include "lockstep/checkpoint/save_model.h"
+#include "lockstep/comm/named_tensor.h"
+
+namespace lockstep {
+
+/// Writes checkpoints, during the call or on a thread of its own. Not thread-safe.
+class StateSaver {
+ public:
+  /// Called after the commit, on the thread that writes. Collective over its argument.
+  using AfterCommit = std::function<void(const SavingGroups& groups)>;
+
+  StateSaver(
+      const PreparedObjects& objects,
+      const LoopState& loop,
+      LocalSgdScopes& local_sgds,
+      const ProjectFolder& project,
+      StateCollector& collector)
+      : objects_(objects),
+        loop_(loop),
+        local_sgds_(local_sgds),
+        project_(project),
+        collector_(collector) {}
+
+  /// Saves the training state to `folder`; see Accelerator::save_state. Collective.
+  void save(
+      const std::filesystem::path& folder,
+      const SaveStateOptions& options,
+      const AfterCommit& after = nullptr);
+  /// Blocks until no asynchronous save is running; throws if the last one failed.
+  void wait();
+  /// Returns the costs of the last save.
+  const SaveTimings& timings() const { return timings_; }
+  /// See Accelerator::save_model. Collective.
+  void save_model(
+      const NamedTensors& tensors,
+      const std::filesystem::path& folder,
+      const checkpoint::SaveModelOptions& options) const;
+
+ private:
+  std::string agree_on_save(const std::filesystem::path& folder) const;
+  void expect_finished_device() const;
+  void finish_contents(CollectedState& state, bool async, SaveTimings& timings);
+  const SavingGroups& background_groups();
+
+  const PreparedObjects& objects_;
+  const LoopState& loop_;
+  LocalSgdScopes& local_sgds_;
+  const ProjectFolder& project_;
+  StateCollector& collector_;
+
+  SaveTimings timings_;
+  double background_write_ms_ = 0;  ///< Read after wait() only.
+  std::shared_ptr<checkpoint::Contents> snapshot_ = std::make_shared<checkpoint::Contents>();
+  std::optional<SavingGroups> background_groups_;
+  checkpoint::BackgroundSave background_;  ///< Last: its thread uses the members above.
+};
+
+}  // namespace lockstep

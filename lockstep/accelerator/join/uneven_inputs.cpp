@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/join/uneven_inputs.h"
+
+#include <algorithm>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "lockstep/accelerator/backward/gradient_scope.h"
+#include "lockstep/accelerator/prepare/equal_optimizers.h"
+#include "lockstep/accelerator/values/operations.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/sync/join.h"
+
+namespace lockstep {
+namespace {
+
+/// Sets even_batches of all loaders, and restores it at its end.
+class EvenBatches {
+ public:
+  EvenBatches(
+      const std::vector<std::shared_ptr<data::LoaderCore>>& loaders, std::optional<bool> even) {
+    for (const auto& loader : loaders) {
+      if (even && loader->spec().even_batches != *even && !loader->dispatches()) {
+        loader->set_even_batches(*even);
+        changed_.push_back(loader);
+      } else if (even && loader->dispatches()) {
+        log_warning(
+            "join_uneven_inputs: a loader that dispatches batches keeps its even_batches, since "
+            "all its processes end together");
+      }
+    }
+    even_ = even.value_or(false);
+  }
+  ~EvenBatches() {
+    for (const auto& loader : changed_) {
+      try {
+        loader->set_even_batches(!even_);
+      } catch (const std::exception& error) {
+        log_error(error.what());
+      }
+    }
+  }
+  EvenBatches(const EvenBatches&) = delete;
+  EvenBatches& operator=(const EvenBatches&) = delete;
+
+ private:
+  std::vector<std::shared_ptr<data::LoaderCore>> changed_;
+  bool even_ = false;
+};
+
+}  // namespace
+
+void UnevenInputs::run(const JoinUnevenInputs& options, const std::function<void()>& body) {
+  check_mode();
+  const EvenBatches even(objects_.loaders, options.even_batches);
+  loop_.scaling.update_if_due();
+  // Averaged gradients overflow on all processes or on none, and processes without data cannot
+  // agree on it.
+  const auto agree_among = [this](Group group) {
+    if (loop_.scaling.scaler) {
+      loop_.scaling.scaler->set_group(std::move(group));
+    }
+  };
+  loop_.joining = true;
+  agree_among(Group());
+  const GradientScope after([this, &agree_among] {
+    loop_.joining = false;
+    agree_among(objects_.context.group);
+  });
+  std::vector<std::shared_ptr<DataParallel>> parallels;
+  for (const PreparedModel& model : objects_.models) {
+    parallels.push_back(model.parallel);
+  }
+  run_joined(parallels, body, options.join);
+  loop_.scaling.update_if_due();
+  if (objects_.context.is_distributed()) {
+    make_equal();
+  }
+}
+
+void UnevenInputs::check_mode() const {
+  constexpr const char* kWhere = "join_uneven_inputs";
+  if (loop_.joining || !local_sgds_.empty()) {
+    throw ConfigError(
+        kWhere,
+        loop_.joining ? "inside another one" : "does not go with LocalSgd; finish() it first");
+  }
+  constexpr const char* kBecause = "a process without data does not update its share";
+  objects_.refuse_shared_parameters(kWhere, kBecause);
+  objects_.refuse_zero(kWhere, kBecause);
+  if (loop_.finite->policy() != NonFinitePolicy::kIgnore && objects_.context.is_distributed()) {
+    throw ConfigError(
+        kWhere,
+        "does not go with a NonFinitePolicy: all processes would have to agree on every "
+        "update, and those without data make none; use NonFinitePolicy::kIgnore");
+  }
+  objects_.optimizer_names(kWhere);  // Needed at the end; better an error now.
+}
+
+/// Gives all processes the state of one that has done the most updates.
+void UnevenInputs::make_equal() {
+  // Processes have seen different numbers of micro-steps: all begin a new group.
+  loop_.reset_accumulation();
+  gradients_.clear();
+  make_optimizers_equal(objects_, "join_uneven_inputs");
+  make_scalers_equal();
+  Group group = objects_.context.group;
+  for (Scheduler& scheduler : objects_.schedulers) {
+    std::vector<nlohmann::json> states = gather_object(group, scheduler.state());
+    const auto most = std::max_element(states.begin(), states.end(), [](auto& a, auto& b) {
+      return a.at("steps").template get<int64_t>() < b.at("steps").template get<int64_t>();
+    });
+    scheduler.check_state(*most, "join_uneven_inputs")();
+  }
+}
+
+void UnevenInputs::make_scalers_equal() {
+  LossScaling& scaling = loop_.scaling;
+  if (!scaling.scaler) {
+    return;
+  }
+  // Skipped updates count here, and not in the optimizers' steps.
+  Group group = objects_.context.group;
+  const std::vector<nlohmann::json> updates = gather_object(group, scaling.updates);
+  const auto most = std::max_element(updates.begin(), updates.end());
+  scaling.scaler->load_state(
+      broadcast_object(group, scaling.scaler->state(), static_cast<int>(most - updates.begin())));
+  scaling.updates = most->get<int64_t>();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+
+#include "lockstep/accelerator/backward/gradients.h"
+#include "lockstep/accelerator/loop/local_sgd_scopes.h"
+#include "lockstep/accelerator/loop/loop_state.h"
+#include "lockstep/accelerator/options/join_uneven_inputs.h"
+#include "lockstep/accelerator/prepare/prepared_objects.h"
+
+namespace lockstep {
+
+/// Runs loops in which processes have different numbers of batches, and makes the processes equal
+/// afterwards; see Accelerator::join_uneven_inputs. Not thread-safe.
+class UnevenInputs {
+ public:
+  UnevenInputs(
+      PreparedObjects& objects,
+      LoopState& loop,
+      Gradients& gradients,
+      const LocalSgdScopes& local_sgds)
+      : objects_(objects), loop_(loop), gradients_(gradients), local_sgds_(local_sgds) {}
+
+  /// ConfigError for a mode of training in which all processes must take part in each update.
+  /// Collective.
+  void run(const JoinUnevenInputs& options, const std::function<void()>& body);
+
+ private:
+  void check_mode() const;
+  void make_equal();
+  void make_scalers_equal();
+
+  PreparedObjects& objects_;
+  LoopState& loop_;
+  Gradients& gradients_;
+  const LocalSgdScopes& local_sgds_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/local_sgd/local_sgd.h"
+
+#include <exception>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "lockstep/accelerator/backward/unprepared_update_check.h"
+#include "lockstep/accelerator/internals.h"
+#include "lockstep/accelerator/loop/local_sgd_scopes.h"
+#include "lockstep/accelerator/loop/loop_state.h"
+#include "lockstep/accelerator/prepare/equal_optimizers.h"
+#include "lockstep/accelerator/prepare/prepared_objects.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/optim/state/optimizer_state.h"
+
+namespace lockstep {
+namespace {
+
+/// Returns the momenta of one model's parameters, to be averaged in place.
+NamedTensors momenta_of(const std::vector<Optimizer>& optimizers, const NamedTensors& parameters) {
+  std::map<const void*, std::string> names;
+  for (const NamedTensor& item : parameters) {
+    names.emplace(item.tensor.unsafeGetTensorImpl(), item.name);
+  }
+  const std::string another = "?";
+  const auto name_of = [&](const at::Tensor& parameter) {
+    const auto found = names.find(parameter.unsafeGetTensorImpl());
+    return found == names.end() ? another : found->second;
+  };
+  NamedTensors momenta;
+  for (size_t i = 0; i < optimizers.size(); ++i) {
+    for (NamedTensor& item : optimizer_tensors(optimizers[i].inner(), name_of)) {
+      if (item.tensor.is_floating_point() && !is_scalar_state(item.name) &&
+          !item.name.starts_with(another + ".")) {
+        momenta.push_back({fmt::format("{}/{}", i, item.name), item.tensor});
+      }
+    }
+  }
+  return momenta;
+}
+
+/// ConfigError for a mode of training in which processes cannot train separately.
+void check_mode(const LoopState& loop, const PreparedObjects& objects, bool enabled) {
+  if (loop.joining) {
+    throw ConfigError(
+        "local_sgd",
+        "does not go with join_uneven_inputs: processes must take equally many updates; use "
+        "even_batches");
+  }
+  if (loop.accumulation.plugin.sync_each_batch) {
+    throw ConfigError(
+        "local_sgd",
+        "does not go with sync_each_batch, which averages the gradients that shall stay local");
+  }
+  if (enabled) {
+    objects.refuse_shared_parameters("local_sgd", "each process trains separately for a while");
+    objects.refuse_zero("local_sgd", "each process would need all of the optimizer's state");
+    // finish() makes optimizers equal by name; better an error now than after the training.
+    objects.optimizer_names("local_sgd");
+  }
+}
+
+/// Returns the further tensors to average; an empty function for none. ConfigError for an optimizer
+/// of the program's own class.
+std::function<NamedTensors()> also_averaged(
+    const PreparedObjects& objects, const PreparedModel& model, LocalOptimizerState state) {
+  if (state == LocalOptimizerState::kKeep) {
+    return nullptr;
+  }
+  for (const Optimizer& optimizer : objects.optimizers) {
+    if (objects.own_state_of(optimizer) != nullptr) {
+      throw ConfigError(
+          "local_sgd",
+          "LocalOptimizerState::kAverage averages momenta, and which tensors of an optimizer of "
+          "a class of your own are momenta is not known; use LocalOptimizerState::kKeep");
+    }
+  }
+  return [&objects, parameters = model.parameters] {
+    return momenta_of(objects.optimizers, parameters());
+  };
+}
+
+}  // namespace
+
+LocalSgd::LocalSgd(Accelerator& accelerator, const void* model, LocalSgdScopeOptions options)
+    : accelerator_(accelerator), exceptions_at_start_(std::uncaught_exceptions()) {
+  const PreparedObjects& objects = AcceleratorInternals::objects(accelerator);
+  LocalSgdScopes& scopes = AcceleratorInternals::local_sgds(accelerator);
+  const PreparedModel* const prepared = objects.find_model(model);
+  if (prepared == nullptr) {
+    throw ConfigError("local_sgd", "the model was not prepared; prepare it first");
+  }
+  if (scopes.has(model)) {
+    throw ConfigError("local_sgd", "this model has a LocalSgd already; end that one first");
+  }
+  check_mode(AcceleratorInternals::loop(accelerator), objects, options.enabled);
+  auto core = std::make_shared<LocalSgdCore>(
+      prepared->parallel,
+      prepared->parameters(),
+      prepared->buffers(),
+      objects.context.group,
+      LocalSgdOptions{
+          .local_sgd_steps = options.local_sgd_steps,
+          .enabled = options.enabled,
+          .warmup_steps = options.warmup_steps,
+          .average_buffers = options.average_buffers},
+      also_averaged(objects, *prepared, options.optimizer_state));
+  if (options.enabled && objects.context.is_distributed()) {
+    core_ = std::move(core);
+    scopes.add(model, core_);
+  }
+}
+
+LocalSgd::~LocalSgd() {
+  if (!core_) {
+    return;
+  }
+  core_->abandon();
+  unregister();
+  if (std::uncaught_exceptions() == exceptions_at_start_) {
+    log_error(
+        "LocalSgd ended without finish(): every process is left with its own parameters; call "
+        "finish() after the loop");
+  }
+}
+
+bool LocalSgd::step() {
+  return core_ && accelerator_.sync_gradients() && !accelerator_.optimizer_step_was_skipped() &&
+         core_->step();
+}
+
+void LocalSgd::finish() {
+  if (core_) {
+    core_->finish();
+    unregister();
+    core_.reset();
+    // With different momenta the models of data parallel would diverge.
+    make_optimizers_equal(AcceleratorInternals::objects(accelerator_), "local_sgd");
+    AcceleratorInternals::update_check(accelerator_).forget();
+  }
+}
+
+int64_t LocalSgd::steps() const {
+  return core_ ? core_->steps() : 0;
+}
+
+void LocalSgd::unregister() {
+  AcceleratorInternals::local_sgds(accelerator_).remove(core_);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "lockstep/accelerator/loop/optimizer.h"
+#include "lockstep/accelerator/loop/scheduler.h"
+#include "lockstep/accelerator/setup/run_context.h"
+#include "lockstep/accelerator/training_state/checkpointable.h"
+#include "lockstep/accelerator/zero_setup/zero_units.h"
+#include "lockstep/comm/named_tensor.h"
+#include "lockstep/data/loader/loader_core.h"
+#include "lockstep/optim/state/optimizer_state.h"
+#include "lockstep/sync/data_parallel.h"
+#include "lockstep/sync/gradient_sync.h"
+#include "lockstep/zero/sharding.h"
+
+namespace lockstep {
+
+struct PreparedModel {
+  const void* id;  ///< The module's address.
+  /// The prefix of its parameters' names in checkpoints: "" for the first model, then "model_1."
+  std::string prefix;
+  std::function<NamedTensors()> parameters;
+  std::function<NamedTensors()> buffers;
+  std::function<NamedClasses()> classes;
+  std::shared_ptr<DataParallel> parallel;  ///< Inactive under ZeRO.
+  /// `parallel`, or the sharding; null under ZeRO until the model is sharded.
+  std::shared_ptr<GradientSync> sync;
+};
+
+/// The registry of the objects that an Accelerator has prepared, in the order of prepare(). Not
+/// thread-safe.
+struct PreparedObjects {
+  explicit PreparedObjects(const RunContext& run_context) : context(run_context) {}
+
+  const RunContext& context;
+  std::vector<PreparedModel> models;
+  std::vector<Optimizer> optimizers;
+  std::vector<Scheduler> schedulers;
+  std::vector<std::shared_ptr<data::LoaderCore>> loaders;
+  /// Under ZeRO, once model and optimizer are prepared.
+  std::shared_ptr<zero::Sharding> sharding;
+  /// The states of optimizers whose classes have state_dict() and load_state_dict().
+  std::map<const torch::optim::Optimizer*, AnyCheckpointable> own_optimizer_states;
+  /// A model has 16-bit parameters, for which ZeRO may have masters.
+  bool trains_in_16_bits = false;
+
+  /// Returns the model of a module, or null.
+  const PreparedModel* find_model(const void* id) const;
+  /// Returns the addresses of the parameters of all models.
+  std::set<const void*> parameters() const;
+  /// Returns null for an optimizer without state_dict().
+  const AnyCheckpointable* own_state_of(const Optimizer& optimizer) const;
+
+  /// Returns the names of all models' parameters in checkpoints. The function throws ConfigError,
+  /// in the name of `where`, for another parameter.
+  ParameterName parameter_names(const char* where) const;
+  /// Does the same after a check that all parameters of all optimizers have names. ConfigError if
+  /// not, and for an optimizer whose state cannot be read.
+  ParameterName optimizer_names(const char* where) const;
+
+  /// Returns whether ZeRO applies: there is something to shard, offload, or keep masters of.
+  bool uses_zero() const;
+  /// Returns whether stage 3 shards the parameters of the prepared model.
+  bool shards_parameters() const;
+  /// Returns whether the main process saves the sharded model as full tensors.
+  bool saves_full_state_dict() const;
+  /// ConfigError, in the name of `where`, under ZeRO. `because`: the reason, a clause.
+  void refuse_zero(const char* where, const char* because) const;
+  /// ConfigError, in the name of `where`, with shared_parameters.
+  void refuse_shared_parameters(const char* where, const char* because) const;
+
+  /// Forgets all objects. Loaders report to no Accelerator any more.
+  void clear();
+};
+
+}  // namespace lockstep

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/prepare/preparer.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "lockstep/accelerator/loop/active_loaders.h"
+#include "lockstep/accelerator/loop/loop_state.h"
+#include "lockstep/accelerator/prepare/prepared_objects.h"
+#include "lockstep/accelerator/prepare/shard.h"
+#include "lockstep/accelerator/training_state/saved_optimizer.h"
+#include "lockstep/accelerator/zero_setup/lower_precision.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/comm/bytes.h"
+#include "lockstep/flat/layout.h"
+#include "lockstep/flat/move_in_place.h"
+#include "lockstep/optim/state/follow_parameters.h"
+#include "lockstep/sync/reducer.h"
+#include "lockstep/zero/shard_store.h"
+
+namespace lockstep {
+namespace {
+
+/// ConfigError if ranks would take their shards from different orders. Collective, unless one rank
+/// reads for all.
+void expect_same_order(const data::LoaderCore& loader, Group group) {
+  if (group.size() == 1 || loader.dispatches()) {
+    return;
+  }
+  const uint64_t seed = loader.cursor().seed;
+  const std::vector<std::string> seeds = all_gather_bytes(group, fmt::format("{}", seed));
+  for (size_t rank = 1; rank < seeds.size(); ++rank) {
+    if (seeds[rank] != seeds[0]) {
+      throw ConfigError(
+          "prepare",
+          fmt::format(
+              "the seed of a loader differs between processes, so some samples would come twice "
+              "and others never; rank 0 has {}, rank {} has {}; give all the same (--seed, "
+              "LoaderOptions::seed)",
+              seeds[0],
+              rank,
+              seeds[rank]));
+    }
+  }
+}
+
+/// A gradient cannot be in the buckets of two models.
+void refuse_common_parameters(
+    const std::vector<PreparedModel>& models, const NamedTensors& parameters) {
+  for (const PreparedModel& model : models) {
+    for (const NamedTensor& theirs : model.parameters()) {
+      for (const NamedTensor& ours : parameters) {
+        if (ours.tensor.is_same(theirs.tensor)) {
+          throw ConfigError(
+              "prepare",
+              fmt::format(
+                  "{} of this model is {} of a model prepared before; prepare one module that "
+                  "holds both",
+                  ours.name,
+                  theirs.name));
+        }
+      }
+    }
+  }
+}
+
+/// Lets the guard look for NaN and infinities in a model's gradients.
+void watch_gradients(FiniteGuard& guard, NamedTensors parameters, const std::string& prefix) {
+  for (NamedTensor& item : parameters) {
+    item.name = prefix + item.name;
+  }
+  guard.watch(parameters);
+}
+
+}  // namespace
+
+Preparer::Preparer(
+    PreparedObjects& objects,
+    std::shared_ptr<LoopState> loop,
+    std::shared_ptr<ActiveLoaders> active,
+    ZeroInit& zero_init)
+    : objects_(objects),
+      loop_(std::move(loop)),
+      active_(std::move(active)),
+      zero_init_(zero_init) {}
+
+void Preparer::add_model(
+    const void* id,
+    std::function<NamedTensors()> parameters,
+    std::function<NamedTensors()> buffers,
+    std::function<NamedClasses()> classes) {
+  if (objects_.find_model(id) != nullptr) {
+    return;
+  }
+  const RunContext& context = objects_.context;
+  const AcceleratorOptions& options = context.options;
+  refuse_common_parameters(objects_.models, parameters());
+  const flat::CommDtypes narrow =
+      comm_dtypes(options.lower_precision_safe_modules, parameters(), classes());
+  if (options.device_placement) {
+    flat::move_in_place(tensors_of(parameters()), context.device);
+    flat::move_in_place(tensors_of(buffers()), context.device);
+  }
+  const size_t index = objects_.models.size();
+  const std::string prefix = index == 0 ? "" : fmt::format("model_{}.", index);
+  if (!loop_->scaling.scaler) {
+    watch_gradients(*loop_->finite, parameters(), prefix);
+  }
+  for (const NamedTensor& item : trainable(parameters())) {
+    objects_.trains_in_16_bits =
+        objects_.trains_in_16_bits || zero::is_trained_in_16_bits(item.tensor);
+  }
+  // Buckets of different models must not wait for each other: each further model has a group of its
+  // own.
+  Group shared = context.group;
+  Group group = index == 0 ? shared : shared.split(0);
+  auto parallel = std::make_shared<DataParallel>(
+      parameters(),
+      buffers(),
+      objects_.uses_zero() ? Group() : std::move(group),
+      options.data_parallel,
+      narrow);
+  std::shared_ptr<GradientSync> sync = objects_.uses_zero() ? nullptr : parallel;
+  objects_.models.push_back(
+      {id,
+       prefix,
+       std::move(parameters),
+       std::move(buffers),
+       std::move(classes),
+       std::move(parallel),
+       std::move(sync)});
+}
+
+void Preparer::add_loader(std::shared_ptr<data::LoaderCore> loader) {
+  auto& loaders = objects_.loaders;
+  if (std::find(loaders.begin(), loaders.end(), loader) != loaders.end()) {
+    return;
+  }
+  const RunContext& context = objects_.context;
+  const AcceleratorOptions& options = context.options;
+  loader->shard(
+      {.rank = context.rank(),
+       .world = context.size(),
+       .even_batches = options.even_batches,
+       .split_batches = options.split_batches,
+       .dispatch_batches = options.dispatch_batches},
+      context.group);
+  if (options.device_placement && !context.device.is_cpu() && !loader->options().device) {
+    loader->set_device(context.device);
+  }
+  loader->set_observer(active_);
+  expect_same_order(*loader, context.group);
+  loaders.push_back(std::move(loader));
+}
+
+Optimizer Preparer::add_optimizer(GivenOptimizer given) {
+  auto& optimizers = objects_.optimizers;
+  auto known = std::find_if(optimizers.begin(), optimizers.end(), [&](const Optimizer& prepared) {
+    return &prepared.inner() == given.optimizer.get();
+  });
+  if (known == optimizers.end()) {
+    if (given.own_state) {
+      objects_.own_optimizer_states.insert_or_assign(
+          given.optimizer.get(), std::move(*given.own_state));
+    } else if (!objects_.context.options.project_dir.empty()) {
+      expect_readable_state(*given.optimizer, "prepare", "this run has a project_dir to save to");
+    }
+    optimizers.emplace_back(std::move(given.optimizer), loop_);
+    known = optimizers.end() - 1;
+  }
+  optimizers_in_call_.push_back(*known);
+  return *known;
+}
+
+Scheduler Preparer::add_schedule(AnySchedule schedule) {
+  const AcceleratorOptions& options = objects_.context.options;
+  const bool accelerate = options.scheduler_steps == SchedulerSteps::kAccelerate;
+  const SchedulerPolicy policy{
+      .with_optimizer = options.step_scheduler_with_optimizer,
+      .inner_steps = accelerate && !options.split_batches ? objects_.context.size() : 1,
+      .accelerate = accelerate,
+      .count_micro_steps = loop_->accumulation.plugin.adjust_scheduler.value_or(accelerate)};
+  return unbound_.emplace_back(std::move(schedule), policy, loop_);
+}
+
+void Preparer::end() {
+  for (Scheduler& scheduler : unbound_) {
+    scheduler.bind(optimizers_in_call_.empty() ? objects_.optimizers : optimizers_in_call_);
+    objects_.schedulers.push_back(scheduler);
+    if (objects_.context.options.print_schedules) {
+      log_info(scheduler.describe());
+    }
+  }
+  unbound_.clear();
+  for (const Optimizer& optimizer : objects_.optimizers) {  // Those of earlier calls, too.
+    optim::follow_parameters(optimizer.inner());
+  }
+  share_parameters(objects_, optimizers_in_call_);
+  shard_objects(objects_, optimizers_in_call_, zero_init_);
+}
+
+void Preparer::clear() {
+  optimizers_in_call_.clear();
+  unbound_.clear();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/accelerator/loop/optimizer.h"
+#include "lockstep/accelerator/loop/scheduler.h"
+#include "lockstep/accelerator/prepare/prepare.h"
+#include "lockstep/accelerator/zero_setup/zero_units.h"
+#include "lockstep/comm/named_tensor.h"
+#include "lockstep/data/loader/loader_core.h"
+
+namespace lockstep {
+
+class ActiveLoaders;
+class ZeroInit;
+struct PreparedObjects;
+
+/// Prepares objects for one Accelerator, and registers them. Not thread-safe.
+class Preparer {
+ public:
+  /// Registers objects in `objects`. Optimizers and schedulers share `loop`; `active` observes the
+  /// loaders; the sharding takes over the shards of `zero_init`.
+  Preparer(
+      PreparedObjects& objects,
+      std::shared_ptr<LoopState> loop,
+      std::shared_ptr<ActiveLoaders> active,
+      ZeroInit& zero_init);
+
+  /// Prepares models and loaders, then the others, and returns all of them as a tuple. See
+  /// Accelerator::prepare. ConfigError for objects that do not fit each other or the options.
+  /// Collective.
+  template <typename... Objects>
+  auto prepare(Objects&&... objects) {
+    clear();
+    (prepare_first(objects), ...);
+    std::tuple prepared{prepare_one(std::forward<Objects>(objects))...};
+    end();
+    return prepared;
+  }
+  /// Forgets the objects of the last prepare().
+  void clear();
+
+ private:
+  template <typename Object>
+  void prepare_first(Object& object) {
+    using Type = std::remove_cvref_t<Object>;
+    refuse_torch_loader<Type>();
+    static_assert(
+        TorchLoaderHandle<Type> || ModuleHandle<Type> || OptimizerHandle<Type> ||
+            LoaderHandle<Type> || ScheduleHandle<Type> || std::is_same_v<Type, Optimizer> ||
+            std::is_same_v<Type, Scheduler>,
+        "prepare takes modules (a holder made by TORCH_MODULE, or a shared_ptr), optimizers of "
+        "lockstep::optim or torch::optim, schedules of lockstep::schedule and lockstep::data "
+        "loaders");
+    if constexpr (ModuleHandle<Type>) {
+      add_model(
+          object.get(),
+          [object] { return parameters_of(*object); },
+          [object] { return buffers_of(*object); },
+          [object] { return classes_of(*object); });
+    } else if constexpr (LoaderHandle<Type>) {
+      add_loader(object.core());
+    }
+  }
+  template <typename Object>
+  auto prepare_one(Object&& object) {
+    using Type = std::remove_cvref_t<Object>;
+    if constexpr (OptimizerHandle<Type>) {
+      return add_optimizer(given_optimizer(std::forward<Object>(object)));
+    } else if constexpr (ScheduleHandle<Type>) {
+      return add_schedule(std::forward<Object>(object));
+    } else {
+      return prepared_itself(std::forward<Object>(object));
+    }
+  }
+
+  /// Moves the model to the device, gives it rank 0's weights, and lets its gradients be averaged.
+  /// `id`: the module's address. Does nothing for a prepared model. ConfigError for a parameter of
+  /// another one. Collective.
+  void add_model(
+      const void* id,
+      std::function<NamedTensors()> parameters,
+      std::function<NamedTensors()> buffers,
+      std::function<NamedClasses()> classes);
+  /// Gives the loader its shard. Does nothing for a prepared loader. ConfigError if ranks have
+  /// different seeds. Collective.
+  void add_loader(std::shared_ptr<data::LoaderCore> loader);
+  Optimizer add_optimizer(GivenOptimizer given);
+  /// The schedule has no optimizers until end().
+  Scheduler add_schedule(AnySchedule schedule);
+  /// Binds schedules to optimizers, and shards or shares parameters. Collective.
+  void end();
+
+  PreparedObjects& objects_;
+  std::shared_ptr<LoopState> loop_;
+  std::shared_ptr<ActiveLoaders> active_;
+  ZeroInit& zero_init_;
+  std::vector<Optimizer> optimizers_in_call_;  ///< Of the last prepare().
+  std::vector<Scheduler> unbound_;             ///< Added, and not bound yet.
+};
+
+}  // namespace lockstep

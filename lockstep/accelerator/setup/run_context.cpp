@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/setup/run_context.h"
+
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/DeviceAccelerator.h>
+
+#include "lockstep/accelerator/setup/either_variable.h"
+#include "lockstep/accelerator/setup/enter_world.h"
+#include "lockstep/accelerator/zero_setup/resolve_zero.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/memory/keep_memory.h"
+#include "lockstep/precision/cpu_bf16.h"
+
+namespace lockstep {
+namespace {
+
+/// Warns once a process: a program may make many Accelerators.
+void warn_of_emulated_bf16() {
+  static std::once_flag warned;
+  std::call_once(warned, [] {
+    log_warning(
+        "[accelerator] mixed_precision is bf16, and this CPU has no bf16 instructions: libtorch "
+        "emulates them, which is several times slower than float32; set mixed_precision to no on "
+        "this machine (lockstep::cpu_has_bf16() tells a program which CPUs have them)");
+  });
+}
+
+Precision resolve_precision(const AcceleratorOptions& options, const Environment& environment) {
+  if (options.mixed_precision) {
+    return *options.mixed_precision;
+  }
+  const auto text = either_text(environment, "MIXED_PRECISION");
+  return text ? parse_precision(*text) : Precision::kNo;
+}
+
+void check_rng_types(const AcceleratorOptions& options) {
+  for (const data::RngType type : options.rng_types) {
+    if (type == data::RngType::kGenerator) {
+      throw ConfigError(
+          "accelerator",
+          "rng_types cannot hold kGenerator: loaders have no generator, their order is a function "
+          "of seed and epoch; use kTorch for augmentation that draws from torch's");
+    }
+  }
+}
+
+GradientAccumulationPlugin resolve_accumulation(
+    const AcceleratorOptions& options, const Environment& environment) {
+  if (options.gradient_accumulation_plugin && options.gradient_accumulation_steps != 1) {
+    throw ConfigError(
+        "accelerator",
+        "gradient_accumulation_steps and gradient_accumulation_plugin are both set; give one");
+  }
+  const auto deepspeed = options.deepspeed_plugin
+                             ? options.deepspeed_plugin->gradient_accumulation_steps
+                             : std::nullopt;
+  if (deepspeed &&
+      (options.gradient_accumulation_plugin || options.gradient_accumulation_steps != 1)) {
+    throw ConfigError(
+        "accelerator",
+        "deepspeed_plugin and the Accelerator's own options both set gradient accumulation; give "
+        "one");
+  }
+  GradientAccumulationPlugin plugin =
+      options.gradient_accumulation_plugin.value_or(GradientAccumulationPlugin{
+          .num_steps = deepspeed.value_or(options.gradient_accumulation_steps)});
+  const std::string name = "GRADIENT_ACCUMULATION_STEPS";
+  for (const std::string prefix : {"ACCELERATE_", "LOCKSTEP_"}) {
+    plugin.num_steps =
+        environment.integer(prefix + name, 1, int64_t{1} << 30).value_or(plugin.num_steps);
+  }
+  if (plugin.num_steps < 1) {
+    throw ConfigError(
+        "accelerator",
+        fmt::format("expected 1 or more gradient accumulation steps; got {}", plugin.num_steps));
+  }
+  if (plugin.adjust_scheduler && options.scheduler_steps != SchedulerSteps::kAccelerate) {
+    throw ConfigError(
+        "accelerator",
+        "adjust_scheduler needs scheduler_steps = SchedulerSteps::kAccelerate; otherwise a "
+        "schedule counts updates");
+  }
+  return plugin;
+}
+
+at::Device choose_device(
+    const AcceleratorOptions& options, const WorldSpec& world, const Environment& environment) {
+  const bool cpu = options.cpu.value_or(either_boolean(environment, "USE_CPU").value_or(false));
+  const auto type = cpu ? std::nullopt : at::getAccelerator();
+  const int count = type ? at::accelerator::deviceCount() : 0;
+  if (count == 0) {
+    return at::kCPU;
+  }
+  if (options.shared_parameters) {
+    throw ConfigError(
+        "accelerator",
+        "shared_parameters is for processes that train on CPUs; leave it out, or set cpu");
+  }
+  const int index = world.local_rank % count;
+  const at::Device device(*type, static_cast<at::DeviceIndex>(index));
+  at::accelerator::setDeviceIndex(device.index());
+  return device;
+}
+
+/// Collective if the settings depend on the number of processes of a host.
+std::optional<ZeroPlugin> configured_zero(
+    const RunContext& context, const Environment& environment) {
+  ZeroFacts facts{.processes = context.size()};
+  if (needs_host_size(context.options, environment)) {
+    facts.host_size = uniform_host_size(context.world, context.group);
+  }
+  ResolvedZero resolved = resolve_zero(context.options, environment, facts);
+  if (context.rank() == 0) {
+    for (const std::string& variable : resolved.not_used) {
+      log_warning("not used: " + variable);
+    }
+  }
+  return std::move(resolved.plugin);
+}
+
+/// Gives the project's two folders their one value each.
+void resolve_folders(AcceleratorOptions& options) {
+  ProjectConfiguration& project = options.project_config;
+  if (!project.project_dir.empty()) {
+    if (!options.project_dir.empty() && options.project_dir != project.project_dir) {
+      throw ConfigError(
+          "accelerator",
+          fmt::format(
+              "project_dir is {} and project_config.project_dir {}; give one",
+              options.project_dir.string(),
+              project.project_dir.string()));
+    }
+    options.project_dir = project.project_dir;
+  }
+  if (project.logging_dir.empty()) {
+    project.logging_dir = options.project_dir;
+  }
+}
+
+void check_project_numbers(const ProjectConfiguration& project) {
+  const auto refuse = [](const char* what, int64_t got, const char* expected) {
+    throw ConfigError(
+        "ProjectConfiguration", fmt::format("{} is {}; expected {}", what, got, expected));
+  };
+  if (project.total_limit && *project.total_limit < 1) {
+    refuse("total_limit", *project.total_limit, "1 or more, or none at all");
+  }
+  if (project.iteration < 0) {
+    refuse("iteration", project.iteration, "0 or more");
+  }
+  if (project.checkpointing_steps < 0) {
+    refuse("checkpointing_steps", project.checkpointing_steps, "0 or more");
+  }
+}
+
+/// Returns whether to resume. ConfigError for checkpoints without a folder.
+bool resolve_resume(
+    const AcceleratorOptions& options, const WorldSpec& world, const Environment& environment) {
+  const ProjectConfiguration& project = options.project_config;
+  bool resume = environment.boolean("LOCKSTEP_RESUME").value_or(false);
+  if (resume && options.project_dir.empty() && world.restart_count > 0) {
+    // Only the launcher asked for it, which does not know what a program keeps.
+    log_warning(fmt::format(
+        "restart {} starts from the beginning: without AcceleratorOptions::project_dir there is no "
+        "checkpoint to go on from",
+        world.restart_count));
+    resume = false;
+  }
+  if (options.project_dir.empty() &&
+      (project.checkpointing_steps > 0 || project.total_limit || resume)) {
+    throw ConfigError(
+        "accelerator",
+        fmt::format(
+            "{} needs a folder to keep checkpoints in; set AcceleratorOptions::project_dir",
+            resume ? "--resume (LOCKSTEP_RESUME)" : "ProjectConfiguration"));
+  }
+  if (project.checkpointing_steps > 0 && !project.automatic_checkpoint_naming) {
+    throw ConfigError(
+        "ProjectConfiguration",
+        "checkpointing_steps needs automatic_checkpoint_naming: automatic saves are given no "
+        "folder; turn it on");
+  }
+  return resume;
+}
+
+void configure(RunContext& context) {
+  keep_freed_memory();
+  AcceleratorOptions& options = context.options;
+  const Environment environment = Environment::process();
+  context.precision = resolve_precision(options, environment);
+  context.debug = options.debug.value_or(either_boolean(environment, "DEBUG_MODE").value_or(false));
+  check_rng_types(options);
+  options.gradient_accumulation_plugin = resolve_accumulation(options, environment);
+  context.device = choose_device(options, context.world, environment);
+  if (context.precision == Precision::kBF16 && context.device.is_cpu() &&
+      context.world.local_rank == 0 && !cpu_has_bf16(environment)) {
+    warn_of_emulated_bf16();
+  }
+  options.zero = configured_zero(context, environment);
+  resolve_folders(options);
+  check_project_numbers(options.project_config);
+  context.resume = resolve_resume(options, context.world, environment);
+}
+
+}  // namespace
+
+RunContext connect_run(AcceleratorOptions options) {
+  WorldSpec world = enter_world(Environment::process());
+  Connection connection = connect_renewable(world, options.connect);
+  RunContext context{
+      .options = std::move(options),
+      .world = std::move(world),
+      .group = std::move(connection.group),
+      .transport = std::move(connection.transport)};
+  configure(context);
+  log_debug(fmt::format(
+      "rank {} of {} ({}), transport {}",
+      context.world.rank,
+      context.world.size,
+      context.world.source,
+      context.group.transport_name()));
+  return context;
+}
+
+RunContext run_in_group(AcceleratorOptions options, WorldSpec world, Group group) {
+  if (world.rank != group.rank() || world.size != group.size()) {
+    throw ConfigError(
+        "accelerator",
+        fmt::format(
+            "the world says rank {} of {}, the group rank {} of {}",
+            world.rank,
+            world.size,
+            group.rank(),
+            group.size()));
+  }
+  RunContext context{
+      .options = std::move(options),
+      .world = std::move(world),
+      .group = std::move(group),
+      .transport = nullptr};
+  configure(context);
+  return context;
+}
+
+}  // namespace lockstep

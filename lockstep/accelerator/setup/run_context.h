@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include <c10/core/Device.h>
+
+#include "lockstep/accelerator/options/options.h"
+#include "lockstep/base/host/world.h"
+#include "lockstep/comm/connect.h"
+#include "lockstep/comm/group.h"
+
+namespace lockstep {
+
+/// The facts of a run that are fixed when its Accelerator is constructed. Unset options are filled
+/// in from the environment: `zero`, the accumulation plugin, the project's folders.
+struct RunContext {
+  AcceleratorOptions options;
+  WorldSpec world;
+  Group group;
+  /// The connection below `group`; null in one process, and for a group of the program's own.
+  std::shared_ptr<comm::RenewableTransport> transport;
+  at::Device device = at::kCPU;
+  Precision precision = Precision::kNo;
+  bool debug = false;
+  bool resume = false;  ///< The launcher asks to resume, and there is a project_dir.
+
+  int rank() const { return world.rank; }
+  int size() const { return world.size; }
+  bool is_distributed() const { return world.size > 1; }
+};
+
+/// Determines this process's rank, and connects the processes. Throws ConfigError and CommError as
+/// enter_world, connect and the rules of the options do. Collective.
+RunContext connect_run(AcceleratorOptions options);
+
+/// Does the same for an existing group. ConfigError if `world` has another rank or size.
+RunContext run_in_group(AcceleratorOptions options, WorldSpec world, Group group);
+
+}  // namespace lockstep

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/accelerator/zero_setup/zero_init.h"
+
+#include <utility>
+
+#include "lockstep/flat/move_in_place.h"
+#include "lockstep/sync/reducer.h"
+#include "lockstep/zero/coordinator/flat_param_buffer.h"
+
+namespace lockstep {
+
+std::shared_ptr<void> ZeroInit::begin() {
+  constexpr int64_t kMinElements = 4096;  // A message for less is not worth it.
+  inits_.push_back(std::make_unique<zero::Init>(group_, device_, kMinElements));
+  return std::make_shared<zero::InitInterceptScope>(*inits_.back());
+}
+
+void ZeroInit::finish(const NamedTensors& tensors, zero::Sharding* sharding) {
+  inits_.back()->divide(tensors_of(tensors));
+  inits_.back()->finish();
+  // Not when they are made: small ones are filled through pointers, as torch::tensor does.
+  flat::move_in_place(tensors_of(tensors), device_);
+  if (sharding != nullptr) {
+    hand_over(*sharding);
+  }
+}
+
+void ZeroInit::unshard(const std::vector<at::Tensor>& tensors) {
+  for (const auto& init : inits_) {
+    init->make_whole(tensors);
+  }
+}
+
+void ZeroInit::hand_over(zero::Sharding& sharding) {
+  for (const auto& init : inits_) {
+    for (zero::Init::Part& left : init->release()) {
+      sharding.look_after(std::move(left.part), std::move(left.name));
+    }
+  }
+  inits_.clear();
+}
+
+}  // namespace lockstep
