@@ -129,7 +129,7 @@ TEST_F(CheckpointCommands, VerifyEndsWithOneIfAnythingIsDamaged) {
   EXPECT_THAT(
       outcome.out,
       AllOf(
-          HasSubstr("first: whole; "),
+          HasSubstr("first: complete; "),
           HasSubstr("[model-00001-of-00002.safetensors: \"layer.weight\"] is damaged")));
   const Json json = json_of({"checkpoint", "verify", path("second")}, 1);
   EXPECT_EQ(json["schema"], "lockstep.checkpoint.verify/1");
