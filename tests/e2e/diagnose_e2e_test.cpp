@@ -165,7 +165,7 @@ TEST(EstimateMemoryCommand, RefusesWhatMakesNoSense) {
       {{"--parameters", "7x"}, "[--parameters] got 7x"},
       {{"--parameters", "7b", "--ranks", "3", "--hosts", "2"},
        "cannot be divided equally among 2 hosts"},
-      {{"--parameters", "7b", "--ranks", "0"}, "--ranks got '0'"},
+      {{"--parameters", "7b", "--ranks", "0"}, "invalid value '0' for --ranks"},
       {{"--parameters", "7b", "--dtypes", "float33"}, "did you mean 'float32'?"},
       {{"--parameters", "7b", "--optimizer", "adafactor"}, "depends on the shapes"},
       {{"--parameters", "7b", "--optimizer", "adagard"}, "adagard"},
@@ -224,7 +224,7 @@ TEST_F(MadeUpSelfTest, AFailureEndsWithOneAndItsWords) {
 TEST_F(MadeUpSelfTest, ARankThatDiesIsAFailure) {
   const Outcome outcome = run("[ $RANK = 0 ] || kill -9 $$\nsleep 600\n");
   EXPECT_EQ(outcome.code, 1);
-  EXPECT_THAT(outcome.out, HasSubstr("(code 137)"));
+  EXPECT_THAT(outcome.out, HasSubstr("(exit code 137)"));
   EXPECT_THAT(outcome.err, HasSubstr("rank 1"));
   EXPECT_THAT(left(), testing::IsEmpty());
 }
