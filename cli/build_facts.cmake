@@ -11,7 +11,7 @@ add_custom_command(OUTPUT "${commit_header}"
   DEPENDS build_commit.cmake ${git_log}
   VERBATIM)
 if(NOT EXISTS "${commit_header}")
-  execute_process(COMMAND ${write_commit})  # clang-tidy reads the sources before anything is built.
+  execute_process(COMMAND ${write_commit})  # clang-tidy reads the sources before the first build.
 endif()
 
 string(TOUPPER "${CMAKE_BUILD_TYPE}" build_type)

@@ -18,13 +18,24 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/program/run_main.h"
-#include "lockstep/launcher/job/node_main.h"
+#include "lockstep/launcher/job/fan_out.h"
 
 namespace {
 
 using lockstep::cli::Arguments;
 
-/// A fault that CLI11 has found, as all others of ours read.
+/// Combines an option with the message of its check, "got 'x', expected ...".
+std::string invalid_value(const std::string& option, const std::string& message) {
+  const std::string got = "got ";
+  const size_t expected = message.find(", expected ");
+  if (!message.starts_with(got) || expected == std::string::npos) {
+    return "invalid value for " + option + "; " + message;
+  }
+  return "invalid value " + message.substr(got.size(), expected - got.size()) + " for " + option +
+         ";" + message.substr(expected + 1);
+}
+
+/// Formats an error of CLI11 like our own messages.
 std::string parse_fault(const CLI::ParseError& error) {
   std::string text = error.what();
   const size_t colon = text.find(": ");
@@ -33,15 +44,15 @@ std::string parse_fault(const CLI::ParseError& error) {
   }
   const std::string option = text.substr(0, colon);
   if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ArgumentMismatch)) {
-    return option + " is given more than once; expected it once";
+    return option + " was given more than once; expected it once";
   }
   if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ValidationError)) {
-    return option + " makes no sense; " + text.substr(colon + 2);
+    return invalid_value(option, text.substr(colon + 2));
   }
   return text;
 }
 
-/// "lockstep launch": the program, and the command that `arguments` call.
+/// Formats the program and the command of `arguments`: "lockstep launch".
 std::string title_of(const Arguments& arguments) {
   std::string title = "lockstep";
   for (const std::string& word : arguments.own) {
@@ -50,10 +61,10 @@ std::string title_of(const Arguments& arguments) {
   return title;
 }
 
-/// Answers --help and --version here; returns false then.
+/// Parses the arguments; returns false after --help or --version.
 bool parse(CLI::App& app, const Arguments& arguments) {
   try {
-    // CLI11 wants the words in reverse.
+    // CLI11 takes the words in reverse order.
     app.parse(std::vector<std::string>(arguments.own.rbegin(), arguments.own.rend()));
     return true;
   } catch (const CLI::ParseError& error) {
@@ -67,10 +78,10 @@ bool parse(CLI::App& app, const Arguments& arguments) {
 }
 
 int dispatch(const std::vector<std::string>& words) {
-  CLI::App app("Lockstep trains one network on many processes.", "lockstep");
-  app.set_help_flag("-h,--help", "Print this and exit");
+  CLI::App app("Lockstep trains a model on many processes.", "lockstep");
+  app.set_help_flag("-h,--help", "Print this help and exit");
   app.set_version_flag("-V,--version", "lockstep " LOCKSTEP_VERSION);
-  app.footer("lockstep COMMAND --help says more about one command.");
+  app.footer("lockstep COMMAND --help describes one command.");
   const lockstep::cli::LaunchCommand launch(app);
   const lockstep::cli::CheckpointCommand checkpoint(app);
   const lockstep::cli::MergeWeightsCommand merge_weights(app);
@@ -129,21 +140,21 @@ int dispatch(const std::vector<std::string>& words) {
 }
 
 int fail(const std::exception& error, int exit_code) {
-  // Names in it are anybody's.
+  // The message may have names of unknown origin.
   lockstep::log_error(lockstep::cli::printable(error.what()));
   return exit_code;
 }
 
-/// Whether a wrong call is answered with JSON, as every other is.
+/// Returns whether a usage error is printed as JSON.
 bool wants_json(const std::vector<std::string>& words) {
-  // What follows is the program's own.
+  // Later words belong to the program.
   const auto end = std::find(words.begin(), words.end(), "--");
   const auto has = [&](const char* word) { return std::find(words.begin(), end, word) != end; };
   return has("--json") && (words[0] != "launch" || has("--dry-run"));
 }
 
 int run(const std::vector<std::string>& words) {
-  // No command of a user's: `lockstep launch` calls it on every host.
+  // An internal command, which `lockstep launch` starts on every host.
   if (words == std::vector<std::string>{"node"}) {
     return lockstep::launcher::run_node();
   }

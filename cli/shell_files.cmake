@@ -3,7 +3,7 @@ include(GNUInstallDirs)
 set(shell_dir "${CMAKE_CURRENT_BINARY_DIR}/shell")
 file(MAKE_DIRECTORY "${shell_dir}")
 
-# lockstep_shell_file(NAME FOLDER WORDS...): what `lockstep WORDS...` prints, installed as FOLDER/NAME.
+# lockstep_shell_file(NAME FOLDER WORDS...): installs the output of `lockstep WORDS...` as FOLDER/NAME.
 function(lockstep_shell_file name folder)
   set(file "${shell_dir}/${name}")
   add_custom_command(OUTPUT "${file}"

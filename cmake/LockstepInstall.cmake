@@ -1,4 +1,4 @@
-# `cmake --install`: the headers, both libraries, the command line, and what find_package(lockstep) reads.
+# Rules of `cmake --install`: the headers, both libraries, the command line, and the package for find_package(lockstep).
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -12,7 +12,7 @@ install(DIRECTORY "${PROJECT_SOURCE_DIR}/lockstep" DESTINATION "${CMAKE_INSTALL_
   FILES_MATCHING PATTERN "*.h" PATTERN "test_*.h" EXCLUDE)
 install(EXPORT lockstepTargets NAMESPACE lockstep:: DESTINATION "${lockstep_package_dir}")
 
-# libtorch has no stable C++ interface: what was compiled with one minor version fits that one alone.
+# libtorch has no stable C++ ABI: a build works with the minor version that it was compiled with only.
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" LOCKSTEP_TORCH_SERIES "${Torch_VERSION}")
 configure_package_config_file(
   "${PROJECT_SOURCE_DIR}/cmake/lockstepConfig.cmake.in" "${PROJECT_BINARY_DIR}/lockstepConfig.cmake"

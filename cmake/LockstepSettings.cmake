@@ -1,16 +1,16 @@
-# How everything is compiled: language, warnings, sanitizers, where binaries land, what is found.
+# Settings of all targets: options, C++ standard, sanitizers, output folder, dependencies.
 # A project that adds this folder (add_subdirectory, FetchContent) gets the libraries and the command line.
 option(LOCKSTEP_BUILD_TESTS "Build the test suite" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_BUILD_EXAMPLES "Build the example programs" ${PROJECT_IS_TOP_LEVEL})
-option(LOCKSTEP_BUILD_BENCH "Build the programs that measure" ${PROJECT_IS_TOP_LEVEL})
+option(LOCKSTEP_BUILD_BENCH "Build the benchmark programs" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_INSTALL "Let `cmake --install` install Lockstep" ${PROJECT_IS_TOP_LEVEL})
 option(LOCKSTEP_WERROR "Treat warnings in Lockstep's own sources as errors" ${PROJECT_IS_TOP_LEVEL})
-option(LOCKSTEP_UNITY "Compile several sources of a library at once: a third of the time for all of it" OFF)
+option(LOCKSTEP_UNITY "Compile several sources of a library at once: a full build takes a third of the time" OFF)
 if(LOCKSTEP_BUILD_TESTS AND NOT LOCKSTEP_BUILD_EXAMPLES)
-  message(FATAL_ERROR "[lockstep] LOCKSTEP_BUILD_TESTS is ON and LOCKSTEP_BUILD_EXAMPLES is OFF; the tests run the "
-    "examples; set both ON, or LOCKSTEP_BUILD_TESTS=OFF")
+  message(FATAL_ERROR "[lockstep] LOCKSTEP_BUILD_TESTS needs LOCKSTEP_BUILD_EXAMPLES, since the tests run the examples; "
+    "set both ON, or LOCKSTEP_BUILD_TESTS=OFF")
 endif()
-set(LOCKSTEP_SANITIZE "" CACHE STRING "address or thread: build everything of ours with that sanitizer")
+set(LOCKSTEP_SANITIZE "" CACHE STRING "address or thread: build all of Lockstep with that sanitizer")
 
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
@@ -24,7 +24,7 @@ if(LOCKSTEP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER "${LOCKSTEP_CCACHE}")
 endif()
 
-# The folder that adds this one links what is found here.
+# Makes the imported targets visible to the folder that adds this one.
 set(CMAKE_FIND_PACKAGE_TARGETS_GLOBAL ON)
 find_package(Threads REQUIRED)
 find_package(ZLIB REQUIRED)
@@ -37,8 +37,8 @@ if(LOCKSTEP_BUILD_TESTS)
   include(GoogleTest)
 endif()
 
-# The torch wheel carries its own fmt, and it must win over any other. Code that may not see torch
-# still wants fmt, so it is shown that one folder alone.
+# The torch wheel has its own fmt, which must be found first. Code that must not include torch gets a
+# folder with a link to that fmt only.
 find_path(LOCKSTEP_TORCH_INCLUDE fmt/format.h HINTS ${TORCH_INCLUDE_DIRS} NO_DEFAULT_PATH REQUIRED)
 set(LOCKSTEP_FMT_ONLY "${PROJECT_BINARY_DIR}/fmt_only" CACHE PATH "Folder with a link to torch's fmt and nothing else")
 file(MAKE_DIRECTORY "${LOCKSTEP_FMT_ONLY}")

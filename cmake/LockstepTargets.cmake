@@ -1,4 +1,4 @@
-# The few ways a target of this project is made.
+# Functions that define the targets of this project.
 
 function(lockstep_warnings target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
@@ -12,12 +12,12 @@ function(lockstep_warnings target)
   endif()
 endfunction()
 
-# Compiles several sources as one: half of the time goes into reading torch's headers. For whoever builds all
-# of it; while working on it, -DLOCKSTEP_UNITY=OFF compiles less anew.
+# Compiles several sources as one, since half of the time is spent on torch's headers. For full builds; with
+# -DLOCKSTEP_UNITY=OFF a change recompiles less.
 function(lockstep_unity target)
   if(LOCKSTEP_UNITY)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
-    # What gcc takes for a header is a source.
+    # gcc takes the included sources for headers.
     target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
   endif()
 endfunction()
@@ -35,21 +35,21 @@ function(lockstep_configure_core target)
 endfunction()
 
 function(lockstep_configure_torch target)
-  # The sources see the torch of the build machine; whoever links the installed library finds theirs.
+  # The build uses this machine's torch; programs that link the installed library find their own.
   target_link_libraries(${target} PUBLIC lockstep_core torch PRIVATE ZLIB::ZLIB)
   lockstep_warnings(${target})
   lockstep_unity(${target})
 endfunction()
 
-# Commands and tests: nothing in them runs often enough to be worth a third of gcc's time.
+# For commands and tests, whose speed is not worth the time of -O2, a third of gcc's.
 function(lockstep_runs_once target)
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
 endfunction()
 
-# Precompiled for the tests that see torch, where it saves two thirds of gcc's time; not for the
-# sources themselves, which must include what they use.
+# Adds precompiled headers for tests with torch, which save two thirds of gcc's time. The library does not use
+# them, since its sources must include what they use.
 function(lockstep_add_test_headers)
-  # A program as the tests are: a library would be compiled with -fPIC, and they are with -fPIE.
+  # A program, since the tests are compiled with -fPIE, and a library would be with -fPIC.
   add_executable(lockstep_test_headers "${PROJECT_SOURCE_DIR}/tests/precompiled.cpp")
   set_target_properties(lockstep_test_headers PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${PROJECT_BINARY_DIR}/test")
   target_link_libraries(lockstep_test_headers PRIVATE lockstep GTest::gmock)
@@ -58,7 +58,7 @@ function(lockstep_add_test_headers)
   lockstep_warnings(lockstep_test_headers)
 endfunction()
 
-# lockstep_fixture(NAME [LIBRARIES ...]): the program that tests run, of NAME.cpp.
+# lockstep_fixture(NAME [LIBRARIES ...]): adds the program NAME, from NAME.cpp, which tests run.
 function(lockstep_fixture name)
   cmake_parse_arguments(arg "" "" "LIBRARIES" ${ARGN})
   add_executable(${name} ${name}.cpp)
@@ -69,10 +69,9 @@ function(lockstep_fixture name)
   lockstep_warnings(${name})
 endfunction()
 
-# lockstep_test(NAME [SERIAL] SOURCES... [LIBRARIES ...] [LABELS ...] [TIMEOUT s]): one GoogleTest
-# program a folder. SERIAL: its tests need the whole machine. Those that see torch are known to ctest twice,
-# one by one and together, because loading torch takes 0.3 s: `./dev test` runs them together, with
-# arguments (-R NAME) one by one.
+# lockstep_test(NAME [SERIAL] SOURCES... [LIBRARIES ...] [LABELS ...] [TIMEOUT s]): adds the GoogleTest program
+# of a folder. SERIAL: its tests need the whole machine. ctest has tests with torch twice, one by one and
+# together, since loading torch takes 0.3 s: `./dev test` runs them together, with arguments (-R NAME) one by one.
 function(lockstep_test name)
   if(NOT LOCKSTEP_BUILD_TESTS)
     return()

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs one command a file, several at a time, and not again while nothing it depends on has changed.
+"""Runs one command for each file, several at a time, and skips files whose last run passed.
 
-A job's key is a hash of its command, of the configuration that rules it, and of the text of its file
-and of every file of ours that includes, directly or not. Keys of jobs that passed are remembered as
-empty files, so a checkout that fails is asked again and one that passed is not.
+A job's key is a hash of its command, of the configuration, and of the text of its file and of every file of
+this repository that it includes, directly or indirectly. Keys of passed jobs are stored as empty files.
 """
 import hashlib
 import json
@@ -22,18 +21,18 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*["<]((?:lockstep|cli|examples|tests|ben
 
 @dataclass
 class Job:
-    path: str  # The file it is about, from the repository's root.
-    command: list  # Fails by its exit code; what it prints is then shown.
-    folder: str  # Where it runs.
-    salt: object = None  # What else the outcome depends on; JSON can write it.
+    path: str  # The checked file, from the repository's root.
+    command: list  # Its exit code is the result; its output is shown after a failure.
+    folder: str  # The working directory.
+    salt: object = None  # Other input of the key, for JSON.
 
 
 def read_compile_commands(build):
-    """The compile commands of our own sources, by path: {path: {"arguments": [...], "directory": ...}}."""
+    """Returns the compile commands of this repository's sources: {path: {"arguments": [...], "directory": ...}}."""
     try:
         entries = json.loads(Path(build, "compile_commands.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
-        sys.exit(f"{build}/compile_commands.json is not there; run ./dev build first")
+        sys.exit(f"{build}/compile_commands.json does not exist; run ./dev build first")
     ours = {}
     for entry in entries:
         file = Path(entry["directory"], entry["file"]).resolve()
@@ -44,7 +43,7 @@ def read_compile_commands(build):
 
 
 def with_includes(path, seen=None):
-    """`path` and every file of ours that it includes, directly or not."""
+    """Returns `path` and every file of this repository that it includes, directly or indirectly."""
     seen = set() if seen is None else seen
     if path not in seen and (ROOT / path).is_file():
         seen.add(path)
@@ -70,12 +69,12 @@ def run_one(job):
 
 
 def run_all(name, jobs, workers, cache, config):
-    """Runs what is not in the folder `cache` yet. True if everything passes."""
+    """Runs the jobs whose keys are not in the folder `cache`. Returns whether all files pass."""
     cache.mkdir(parents=True, exist_ok=True)
     keys = {job.path: key_of(job, config) for job in jobs}
     todo = [job for job in jobs if not (cache / keys[job.path]).exists()]
     if len(todo) < len(jobs):
-        print(f"{name}: {len(jobs) - len(todo)} files are as they were when they last passed", flush=True)
+        print(f"{name}: {len(jobs) - len(todo)} files are unchanged since they passed", flush=True)
     failed = []
     with ThreadPoolExecutor(max_workers=workers) as pool:
         running = {pool.submit(run_one, job): job for job in todo}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""check_layers against small made-up repositories. Run by ctest; by hand: python3 scripts/check_layers_test.py"""
+"""Tests check_layers with small made-up repositories. Run by ctest; by hand: python3 scripts/check_layers_test.py"""
 import subprocess
 import sys
 import tempfile
@@ -10,7 +10,7 @@ CHECK = Path(__file__).resolve().parent / "check_layers"
 
 
 def run(files):
-    """The exit code and the lines of check_layers over a repository of `files` (path -> text)."""
+    """Returns the exit code and the lines of check_layers for a repository of `files` (path -> text)."""
     with tempfile.TemporaryDirectory() as folder:
         for path, text in files.items():
             file = Path(folder, path)

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a checkpoint of Lockstep with numpy alone, as docs/checkpoint-format.md describes it.
+"""Reads a checkpoint of Lockstep with numpy only, as docs/checkpoint-format.md describes it.
 
-Puts the tensors of a set together from all files and slices, compares every checksum, and prints
-name, dtype and shape of each. With --output, writes them as one safetensors file in float32.
+Assembles the tensors of a set from all files and slices, checks every checksum, and prints the name, dtype
+and shape of each tensor. With --output, writes them as one safetensors file in float32.
 
-A checkpoint whose hosts have disks of their own is given as the folders of all its hosts.
+A checkpoint on separate disks of several hosts is given as the folders of all hosts.
 """
 import argparse
 import json
@@ -21,7 +21,7 @@ BEFORE_CRC = b'{\n  "crc32c": "'
 KEYS = {"crc32c", "files", "format", "meta", "sequence", "version", "world_size"}
 SLICES_KEY = "lockstep.slices"
 PART_KEY = "lockstep.part_of_rank"
-# Bytes of an element. numpy has no type for bfloat16 and for floats of 8 bits: those stay bytes.
+# Bytes of an element. numpy has no bfloat16 and no 8-bit floats, which stay bytes.
 DTYPE_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E5M2": 1, "F8_E4M3": 1, "F8_E8M0": 1, "F8_E4M3FNUZ": 1, "F8_E5M2FNUZ": 1,
     "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "C64": 8, "F64": 8, "I64": 8, "U64": 8,
@@ -29,7 +29,7 @@ DTYPE_BYTES = {
 
 
 class CheckpointError(Exception):
-    """What is wrong, with the file or tensor."""
+    """The fault of a file or tensor."""
 
 
 class Tensor(NamedTuple):
@@ -58,7 +58,7 @@ def _update(crc, data):
 
 
 def _after_zeros(count):
-    """What `count` zero bytes make of each of a checksum's 32 bits: a linear map."""
+    """Returns the effect of `count` zero bytes on each of a checksum's 32 bits: a linear map."""
     columns = [1 << bit for bit in range(32)]
     step = [int(_update(column, b"\0")) for column in columns]
     while count:
@@ -78,7 +78,7 @@ def _apply(columns, crc):
 
 
 def crc32c(data, lanes=1024):
-    """Computes many stretches of `data` at once, and puts their checksums together."""
+    """Computes the checksums of many chunks of `data` at once, and combines them."""
     data = np.frombuffer(data, dtype=np.uint8)
     length = data.size // lanes
     crc = 0xFFFFFFFF
@@ -107,11 +107,11 @@ def read_manifest(folder):
     data = path.read_bytes()
     covered = len(BEFORE_CRC) + 8
     if not data.startswith(BEFORE_CRC):
-        raise CheckpointError(f"{path}: does not begin with its checksum")
+        raise CheckpointError(f"{path}: does not start with its checksum")
     expect_crc(path, data[covered:], data[len(BEFORE_CRC) : covered].decode())
     manifest = json.loads(data)
     if manifest["format"] != "lockstep-checkpoint" or manifest["version"] != 1 or set(manifest) != KEYS:
-        raise CheckpointError(f"{path}: is no manifest of version 1")
+        raise CheckpointError(f"{path}: is no manifest; expected format lockstep-checkpoint, version 1")
     return manifest
 
 
@@ -125,7 +125,7 @@ def read_listed(folder, record):
 
 
 def parse_safetensors(where, data):
-    """(metadata, tensors by name) of the bytes of a file."""
+    """Returns the metadata and the tensors by name of a file's bytes."""
     (length,) = struct.unpack_from("<Q", data)
     header = json.loads(data[8 : 8 + length])
     values = np.frombuffer(data, dtype=np.uint8)[8 + length :]
@@ -144,7 +144,7 @@ def parse_safetensors(where, data):
 
 
 def files_of(manifest, stem):
-    """Records of the files that the set `stem` lies in."""
+    """Returns the records of the files of the set `stem`."""
     records = {record["name"]: record for record in manifest["files"]}
     if f"{stem}.safetensors" in records:
         return [records[f"{stem}.safetensors"]]
@@ -163,7 +163,7 @@ def files_of(manifest, stem):
 
 
 class Assembly:
-    """One tensor, while its slices come in."""
+    """A tensor that is assembled from slices."""
 
     def __init__(self, dtype, shape):
         self.dtype, self.shape = dtype, shape
@@ -174,7 +174,7 @@ class Assembly:
     def add(self, where, begin, entry, shape):
         end = begin * self.width + entry.data.size
         if entry.dtype != self.dtype or shape != self.shape or end > self.data.size:
-            raise CheckpointError(f"{where}: does not fit the tensor's other slices")
+            raise CheckpointError(f"{where}: dtype, shape or position does not fit the tensor's other slices")
         self.data[begin * self.width : end] = entry.data
         self.ranges.append((begin * self.width, end))
 
@@ -182,7 +182,7 @@ class Assembly:
         next_byte = 0
         for begin, end in sorted(item for item in self.ranges if item[0] < item[1]):
             if begin != next_byte:
-                raise CheckpointError(f"{where}: slices {'overlap' if begin < next_byte else 'leave a hole'}")
+                raise CheckpointError(f"{where}: slices {'overlap' if begin < next_byte else 'leave a gap'}")
             next_byte = end
         if next_byte != self.data.size:
             raise CheckpointError(f"{where}: got {next_byte} of {self.data.size} bytes")
@@ -192,14 +192,14 @@ class Assembly:
 def expect_all_hosts(manifests):
     first = manifests[0]["meta"]
     if any(manifest["meta"]["save_id"] != first["save_id"] for manifest in manifests):
-        raise CheckpointError("the folders are of different saves; expected one save_id")
+        raise CheckpointError("the folders are from different saves; expected one save_id")
     ranks = sum(manifest["world_size"] for manifest in manifests)
     if ranks != first["processes"]:
-        raise CheckpointError(f"got the parts of {ranks} of {first['processes']} ranks; give the folder of each host")
+        raise CheckpointError(f"got the files of {ranks} ranks, expected {first['processes']}; give the folder of each host")
 
 
 def read_set(folders, stem="model"):
-    """All tensors of a set, by name. `folders`: the checkpoint, or its folder of each host."""
+    """Returns all tensors of a set, by name. `folders`: the checkpoint, or its folder on each host."""
     found = {}
     empty = True
     manifests = [read_manifest(Path(folder)) for folder in folders]
@@ -209,7 +209,7 @@ def read_set(folders, stem="model"):
             if "_part_of_rank_" in record["name"]:
                 expect_all_hosts(manifests)
             if number > 0 and "_part_of_rank_" not in record["name"]:
-                continue  # Each host has a copy of what is not divided.
+                continue  # Each host has a copy of replicated data.
             metadata, tensors = parse_safetensors(record["name"], read_listed(folder, record))
             slices = json.loads(metadata.get(SLICES_KEY) or metadata.get(PART_KEY) or "{}")
             for name, entry in tensors.items():
@@ -217,12 +217,12 @@ def read_set(folders, stem="model"):
                 shape = slices[name]["shape"] if name in slices else entry.shape
                 begin = slices[name]["begin"] if name in slices else 0
                 if PART_KEY in metadata and name not in slices and name in found:
-                    continue  # A count, which each rank that has a slice writes for itself.
+                    continue  # A counter, which each rank with a slice writes.
                 if name not in found:
                     found[name] = Assembly(entry.dtype, shape)
                 found[name].add(where, begin, entry, shape)
     if empty:
-        raise CheckpointError(f"{folders[0]}: holds no set of tensors {stem}")
+        raise CheckpointError(f"{folders[0]}: has no tensors named {stem}")
     return {name: found[name].finish(f"{stem}: {name}") for name in sorted(found)}
 
 
@@ -230,7 +230,7 @@ def read_set(folders, stem="model"):
 
 
 def as_float32(tensor):
-    """float16 and bfloat16 widened; all else as it is."""
+    """Converts float16 and bfloat16 to float32; returns other tensors unchanged."""
     if tensor.dtype == "BF16":
         values = tensor.data.view("<u2").astype("<u4") << 16
     elif tensor.dtype == "F16":
@@ -257,7 +257,7 @@ def write_safetensors(path, tensors):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkpoint", nargs="+", help="the folder, or that of each host")
+    parser.add_argument("checkpoint", nargs="+", help="the checkpoint folder, or that of each host")
     parser.add_argument("--set", default="model", metavar="STEM", help="model (default), model_1, optimizer, ...")
     parser.add_argument("--output", metavar="FILE", help="write the tensors as float32 to this safetensors file")
     arguments = parser.parse_args()

@@ -32,13 +32,13 @@ for word in setup build test fuzz demo fmt lint bench; do
 done
 expect 2 "did you mean 'test'?" "$root/dev" tset
 expect 2 "did you mean 'setup'?" "$root/dev" stup
-expect 2 "no such word: 'qqq'" "$root/dev" qqq
-expect 2 "no such preset: 'fast'" "$root/dev" build --preset fast
-expect 2 "--preset lacks a name" "$root/dev" test --preset
-expect 2 "takes no 'now'" "$root/dev" setup now
-expect 2 "takes no '--chek'" "$root/dev" fmt --chek
-expect 2 "takes a number of seconds; got 'long'" "$root/dev" fuzz long
-expect 2 "no group 'nonsense'" "$root/scripts/bootstrap" nonsense
+expect 2 "unknown word 'qqq'" "$root/dev" qqq
+expect 2 "invalid value 'fast' for --preset" "$root/dev" build --preset fast
+expect 2 "the value of --preset is missing" "$root/dev" test --preset
+expect 2 "unknown argument 'now' of ./dev setup" "$root/dev" setup now
+expect 2 "unknown argument '--chek' of ./dev fmt" "$root/dev" fmt --chek
+expect 2 "got 'long'; expected a number of seconds" "$root/dev" fuzz long
+expect 2 "unknown group 'nonsense'" "$root/scripts/bootstrap" nonsense
 
 # A copy of the scripts, so that no .venv or build folder of the checkout is touched.
 chmod 755 "$work"
@@ -62,7 +62,7 @@ fi
 fake dpkg-query 'exit 1'
 fake apt-get 'echo "apt-get $DEBIAN_FRONTEND $*"; [ "$1" = update ] || exit 99'
 fake sudo 'exit 1'
-expect 2 $'Ask for:\n       apt-get install --no-install-recommends clang-format git\n' \
+expect 2 $'Run as root:\n       apt-get install --no-install-recommends clang-format git\n' \
   "${as_user[@]}" "${with_fakes[@]}" "$bootstrap" format
 [[ $output != *noninteractive* ]] || fail "apt-get ran without root"
 
@@ -78,12 +78,12 @@ expect 0 "" "${as_user[@]}" "${with_fakes[@]}" "$bootstrap" format
 [[ -z $output ]] || fail "there was nothing to do, and yet something was said"
 
 # A torch of one's own that is none, and a .venv that is something else.
-expect 2 "LOCKSTEP_TORCH names no torch; got '/nowhere'" \
+expect 2 "LOCKSTEP_TORCH is no torch folder; got '/nowhere'" \
   "${with_fakes[@]}" LOCKSTEP_TORCH=/nowhere "$bootstrap" build
-expect 2 "Torch_DIR names no torch; got '/nowhere'" "${with_fakes[@]}" Torch_DIR=/nowhere "$bootstrap" build
+expect 2 "Torch_DIR is no torch folder; got '/nowhere'" "${with_fakes[@]}" Torch_DIR=/nowhere "$bootstrap" build
 mkdir -p "$work/repo/.venv"
 touch "$work/repo/.venv/diary"
-expect 2 "is in the way and no virtual environment" "${with_fakes[@]}" "$bootstrap" build
+expect 2 "exists and is no virtual environment" "${with_fakes[@]}" "$bootstrap" build
 [[ -f $work/repo/.venv/diary ]] || fail "a folder that is not ours was removed"
 
 echo "the words refuse what they must, and install nothing unasked"

@@ -19,9 +19,9 @@ constexpr const char* kListFooter = R"(Examples:
   lockstep checkpoint ls runs/a/checkpoints
   lockstep checkpoint ls runs/a/checkpoints --json | jq -r .newest
 
-In the order in which they were committed, the newest valid one marked with *; then what
-else lies there, with the reason why it is no checkpoint. Looks at sizes, not contents;
-lockstep checkpoint verify reads all.
+Lists the checkpoints in the order of their commits, the newest valid one marked with *,
+then other files and folders with the reason why they are no checkpoints. Checks sizes only;
+lockstep checkpoint verify reads all data.
 
 Exit code: 0; 1 if the folder cannot be read; 2 for a wrong call.)";
 
@@ -29,43 +29,43 @@ constexpr const char* kShowFooter = R"(Examples:
   lockstep checkpoint show runs/a/checkpoints/checkpoint_3
   lockstep checkpoint show runs/a/checkpoints/checkpoint_3 --json | jq '.sets[].elements'
 
-Files, tensors with dtype and shape, how many values they have (buffers count as
-parameters do), and what the program saved as meta.
+Shows the files, the tensors with dtype, shape and number of values (parameters and
+buffers), and the meta data that the program saved.
 
-Exit code: 0; 1 if it cannot be read; 2 for a wrong call.)";
+Exit code: 0; 1 if it cannot be read; 2 for a usage error.)";
 
 constexpr const char* kVerifyFooter = R"(Examples:
   lockstep checkpoint verify runs/a/checkpoints/checkpoint_3
   lockstep checkpoint verify runs/a/checkpoints/checkpoint_*
 
-Reads every byte and names each file and tensor that is not what was written, then what no
-checksum shows: parts that the manifest does not list, slices that are not their tensor,
-values of meta that make no sense.
+Reads all data and names each file and tensor that has changed since it was written. Then
+checks for damage without a wrong checksum: files that the manifest does not list, slices
+that do not fit their tensor, invalid values in the meta data.
 
-Exit code: 0 if all are whole; 1 if any is damaged; 2 for a wrong call.)";
+Exit code: 0 if all are complete; 1 if any is damaged; 2 for a usage error.)";
 
 constexpr const char* kDiffFooter = R"(Examples:
   lockstep checkpoint diff unbroken/checkpoint_3 resumed/checkpoint_3
   lockstep checkpoint diff a/checkpoint_1 a/checkpoint_2 --json | jq '.tensors[].name'
 
-Compares tensors by name, however they are divided among files, then the other files and
-meta, but for the random save_id that each has. Equal checksums are not read again. For floats says the largest difference.
+Compares tensors by name, independent of their distribution over files, then the other
+files and the meta data, except the random save_id. Data with equal checksums is not read.
+For floats it prints the largest difference.
 
-Exit code: 0 if they are the same; 1 if they differ, or one cannot be read; 2 for a
-wrong call.)";
+Exit code: 0 if they are equal; 1 if they differ, or one cannot be read; 2 for a usage
+error.)";
 
 constexpr const char* kPruneFooter = R"(Examples:
   lockstep checkpoint prune runs/a/checkpoints --keep 3 --dry-run
   lockstep checkpoint prune runs/a/checkpoints --keep 3
 
-Removes the oldest, by the order of commits, until so many whole ones are left, whatever
-their names; a program's own total_limit counts and removes those alone that it numbered,
-checkpoint_<N>. Reads every byte of those that stay: a damaged one does not count, is
-named, and goes only if it is older than all of them. What is no checkpoint is not touched,
-but for what a killed save or prune left, at once if that was on this host, after a day if
-on another.
+Removes the oldest checkpoints, in the order of commits, until N complete ones are left.
+All names count; the option total_limit of a program counts and removes only checkpoint_<N>.
+Reads all data of the kept ones: a damaged one does not count, is reported, and is removed
+only if it is older than all of them. Other files are kept, except those that a killed save
+or prune left: on this host at once, on another host after a day.
 
-Exit code: 0; 1 if one cannot be removed; 2 for a wrong call.)";
+Exit code: 0; 1 if one cannot be removed; 2 for a usage error.)";
 
 constexpr const char* kMergeFooter = R"(Examples:
   lockstep merge-weights runs/a/checkpoints/checkpoint_3 exported
@@ -73,16 +73,16 @@ constexpr const char* kMergeFooter = R"(Examples:
   lockstep merge-weights runs/a/checkpoints/checkpoint_3 exported --max-shard-size 5GB
   lockstep merge-weights runs/a/checkpoints/checkpoint_3 exported --model 1
 
-Writes one model.safetensors in float32, whatever its size, with memory for the largest
-tensor: of parameters in 16 bits their masters, if the checkpoint has any, or else the same
-values. --dtype float16 and bfloat16 round; keep leaves each as it was saved. float64 and
-integers stay what they are. With --max-shard-size, what does not fit into one file goes
-into shards and model.safetensors.index.json, as transformers and Accelerate read them.
-Sizes are decimal: KB, MB, GB, TB.
+Writes one model.safetensors in float32. 16-bit parameters are written as their float32
+master copies, if the checkpoint has them, else converted. --dtype float16 and bfloat16
+round; keep writes each tensor in its saved dtype. float64 and integers are not converted.
+With --max-shard-size, larger models are written as shards and model.safetensors.index.json,
+as transformers and Accelerate read them. Sizes are decimal: KB, MB, GB, TB. The command
+needs memory for the largest tensor.
 
-Exit code: 0; 1 if something cannot be read or written; 2 for a wrong call.)";
+Exit code: 0; 1 if a file cannot be read or written; 2 for a usage error.)";
 
-/// Says what is wrong with a number given to an option; nothing if all is well.
+/// Returns the fault of a number for an option; empty if it is valid.
 std::string check_number(const std::string& text) {
   int value = 0;
   const char* const end = text.data() + text.size();
@@ -91,7 +91,7 @@ std::string check_number(const std::string& text) {
     return "";
   }
   return fmt::format(
-      "got {}, expected a whole number that is not negative and at most {}",
+      "got {}, expected a whole number from 0 to {}",
       printable(text),
       std::numeric_limits<int>::max());
 }
@@ -118,7 +118,7 @@ void check_words(
   }
 }
 
-/// "runs/a/" as "runs/a", so that it has a name.
+/// Returns "runs/a" for "runs/a/", which has no file name.
 std::filesystem::path path_of(const std::string& word) {
   const std::filesystem::path path(word);
   return path.has_filename() || !path.has_relative_path() ? path : path.parent_path();
@@ -135,31 +135,35 @@ std::vector<std::filesystem::path> paths_of(const std::vector<std::string>& word
 }  // namespace
 
 CheckpointCommand::CheckpointCommand(CLI::App& app)
-    : command_(app.add_subcommand("checkpoint", "List, show, verify, compare and prune them")) {
-  command_->set_help_flag("-h,--help", "Print this and exit");
-  command_->footer("lockstep checkpoint COMMAND --help says more about one command.");
+    : command_(
+          app.add_subcommand("checkpoint", "List, show, verify, compare and prune checkpoints")) {
+  command_->set_help_flag("-h,--help", "Print this help and exit");
+  command_->footer("lockstep checkpoint COMMAND --help describes one command.");
   list_ = add("ls", "List the checkpoints in a folder", "ls FOLDER [--json]");
   list_->footer(kListFooter);
-  show_ = add("show", "Show what one holds", "show CHECKPOINT [--json]");
+  show_ = add("show", "Show the content of a checkpoint", "show CHECKPOINT [--json]");
   show_->footer(kShowFooter);
-  verify_ =
-      add("verify", "Read all of it and name what is damaged", "verify CHECKPOINT... [--json]");
+  verify_ = add("verify", "Read all data and report damage", "verify CHECKPOINT... [--json]");
   verify_->footer(kVerifyFooter);
-  diff_ = add("diff", "Compare two", "diff CHECKPOINT OTHER [--json]");
+  diff_ = add("diff", "Compare two checkpoints", "diff CHECKPOINT OTHER [--json]");
   diff_->footer(kDiffFooter);
-  prune_ = add("prune", "Remove all but the newest", "prune FOLDER --keep N [--dry-run] [--json]");
+  prune_ =
+      add("prune",
+          "Remove all but the newest checkpoints",
+          "prune FOLDER --keep N [--dry-run] [--json]");
   prune_->footer(kPruneFooter);
-  keep_option_ = prune_->add_option("--keep", prune_options_.keep, "So many of the newest stay")
-                     ->type_name("N")
-                     ->check(check_number);
-  prune_->add_flag("--dry-run", prune_options_.dry_run, "Only say what would be removed");
+  keep_option_ =
+      prune_->add_option("--keep", prune_options_.keep, "Number of the newest checkpoints to keep")
+          ->type_name("N")
+          ->check(check_number);
+  prune_->add_flag("--dry-run", prune_options_.dry_run, "Only print what would be removed");
 }
 
 CLI::App* CheckpointCommand::add(
     const std::string& name, const std::string& what, const std::string& usage) {
   CLI::App* command = command_->add_subcommand(name, what);
   set_help(*command, "lockstep checkpoint " + usage, "");
-  command->add_flag("--json", json_, "Say it as one object of JSON, errors too");
+  command->add_flag("--json", json_, "Print one JSON object, also for errors");
   return command;
 }
 
@@ -175,7 +179,7 @@ Report CheckpointCommand::make_report(const std::vector<std::string>& words) con
     return show_report(paths[0]);
   }
   if (verify_->parsed()) {
-    check_words("lockstep checkpoint verify", words, 1, kAny, "one checkpoint or more");
+    check_words("lockstep checkpoint verify", words, 1, kAny, "one or more checkpoints");
     return verify_report(paths);
   }
   if (diff_->parsed()) {
@@ -184,7 +188,9 @@ Report CheckpointCommand::make_report(const std::vector<std::string>& words) con
   }
   check_words("lockstep checkpoint prune", words, 1, 1, "one folder of checkpoints");
   if (keep_option_->empty()) {
-    throw ConfigError("lockstep checkpoint prune", "how many are to stay? expected --keep N");
+    throw ConfigError(
+        "lockstep checkpoint prune",
+        "--keep is missing; expected --keep N, the number of checkpoints to keep");
   }
   return prune_report(paths[0], prune_options_);
 }
@@ -193,7 +199,7 @@ int CheckpointCommand::run(const std::vector<std::string>& words) const {
   const std::vector<CLI::App*> given = command_->get_subcommands();
   if (given.empty()) {
     throw ConfigError(
-        "lockstep checkpoint", "which command? expected one of ls, show, verify, diff, prune");
+        "lockstep checkpoint", "the command is missing; expected ls, show, verify, diff or prune");
   }
   return print_report("lockstep.checkpoint." + given.front()->get_name(), json_, [&] {
     return make_report(words);
@@ -202,29 +208,30 @@ int CheckpointCommand::run(const std::vector<std::string>& words) const {
 
 MergeWeightsCommand::MergeWeightsCommand(CLI::App& app)
     : command_(app.add_subcommand(
-          "merge-weights", "Write the weights in a checkpoint as one float32 file")) {
+          "merge-weights", "Write the weights of a checkpoint as one float32 file")) {
   set_help(
       *command_,
       "lockstep merge-weights CHECKPOINT OUT [--dtype float32] [--max-shard-size SIZE] [--model N] "
       "[--force] [--json]",
       kMergeFooter);
-  command_->add_option("--dtype", dtype_, "Of float16, bfloat16 and float32 tensors (float32)")
+  command_
+      ->add_option("--dtype", dtype_, "Dtype of float16, bfloat16 and float32 tensors (float32)")
       ->type_name("NAME")
       ->check(one_of({kMergeDtypes.begin(), kMergeDtypes.end()}));
   shard_option_ =
       command_
           ->add_option(
-              "--max-shard-size", max_shard_size_, "Most bytes in one file, like 5GB (any)")
+              "--max-shard-size", max_shard_size_, "Largest size of a file, like 5GB (unlimited)")
           ->type_name("SIZE");
   command_
       ->add_option(
           "--model",
           options_.model,
-          "Which, in the order in which they were prepared: 0 is the set model, 1 is model_1 (0)")
+          "Number of the model, in the order of prepare(): 0 is `model`, 1 is `model_1` (0)")
       ->type_name("N")
       ->check(check_number);
-  command_->add_flag("--force", options_.force, "Replace weights that are in OUT already");
-  command_->add_flag("--json", json_, "Say it as one object of JSON, errors too");
+  command_->add_flag("--force", options_.force, "Replace existing weights in OUT");
+  command_->add_flag("--json", json_, "Print one JSON object, also for errors");
 }
 
 int MergeWeightsCommand::run(const std::vector<std::string>& words) const {

@@ -11,15 +11,15 @@
 
 namespace lockstep::cli {
 
-/// `lockstep checkpoint ls|show|verify|diff|prune`.
+/// The commands `lockstep checkpoint ls|show|verify|diff|prune`.
 class CheckpointCommand {
  public:
   /// Adds the commands to `app`, which must not outlive this.
   explicit CheckpointCommand(CLI::App& app);
 
   bool was_given() const { return command_->parsed(); }
-  /// Runs the one that was given with the paths among its words; returns the exit code.
-  /// ConfigError for what makes no sense.
+  /// Runs the command with the paths in `words`, and returns the exit code. ConfigError for invalid
+  /// arguments.
   int run(const std::vector<std::string>& words) const;
 
  private:
@@ -37,15 +37,15 @@ class CheckpointCommand {
   storage::PruneOptions prune_options_;
 };
 
-/// `lockstep merge-weights`: the weights in a checkpoint as one float32 file.
+/// The command `lockstep merge-weights`: writes the weights of a checkpoint as one float32 file.
 class MergeWeightsCommand {
  public:
   /// Adds the command to `app`, which must not outlive this.
   explicit MergeWeightsCommand(CLI::App& app);
 
   bool was_given() const { return command_->parsed(); }
-  /// Runs with the two paths among its words; returns the exit code. ConfigError for what makes no
-  /// sense.
+  /// Runs the command with the two paths in `words`, and returns the exit code. ConfigError for
+  /// invalid arguments.
   int run(const std::vector<std::string>& words) const;
 
  private:

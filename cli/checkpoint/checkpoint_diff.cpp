@@ -28,7 +28,7 @@ Json type_json(const SetTensor& tensor) {
   return {{"dtype", storage::dtype_name(tensor.dtype)}, {"shape", tensor.shape}};
 }
 
-/// Gathers what differs, in both forms, tensor by tensor.
+/// Collects the differences of tensors, as text and as JSON.
 class Differences {
  public:
   void in_one_set(const std::string& stem, const char* change, const SetTensor& tensor) {
@@ -69,7 +69,7 @@ class Differences {
     Json json = {{"type", type_json(tensor)}, {"elements", difference.elements}};
     if (difference.largest) {
       text += fmt::format(", by at most {:.6g}", *difference.largest);
-      // JSON has no infinity, and no number that is none.
+      // JSON has neither infinity nor NaN.
       json["largest"] = std::isfinite(*difference.largest) ? Json(*difference.largest) : Json();
     }
     add(stem, "content", tensor.name, text, std::move(json));
@@ -128,7 +128,7 @@ void compare_sets(
   }
 }
 
-/// Checksums of the files that hold no tensors.
+/// Returns the checksums of the files without tensors.
 std::map<std::string, uint32_t> other_files(const StoredCheckpoint& stored) {
   std::map<std::string, uint32_t> files;
   for (const FileRecord& record : stored.manifest().files) {
@@ -139,7 +139,7 @@ std::map<std::string, uint32_t> other_files(const StoredCheckpoint& stored) {
   return files;
 }
 
-/// The files that differ, and how.
+/// Returns the kind of change of each file that differs.
 std::map<std::string, const char*> compare_files(
     const StoredCheckpoint& one, const StoredCheckpoint& other) {
   const std::map<std::string, uint32_t> one_files = other_files(one);
@@ -161,7 +161,7 @@ std::map<std::string, const char*> compare_files(
   return changes;
 }
 
-/// The keys of two metas that differ, and how. Not the id of the save, which no two share.
+/// Returns the kind of change of each key of the meta data that differs, except the id of the save.
 std::map<std::string, const char*> compare_meta(Json one, Json other) {
   std::map<std::string, const char*> changes;
   one.erase(storage::kSaveIdKey);
@@ -181,7 +181,7 @@ std::map<std::string, const char*> compare_meta(Json one, Json other) {
   return changes;
 }
 
-/// "7 to 8", of what may be long.
+/// Formats "7 to 8", with long values shortened.
 std::string values_text(const Json& one, const Json& other, const std::string& key) {
   constexpr size_t kMostShown = 40;
   const auto shown = [&](const Json& meta) {
@@ -213,7 +213,7 @@ Report diff_report(const fs::path& one_path, const fs::path& other_path) {
   report.exit_code = rows.empty() ? kExitOk : kExitFailure;
   report.text = render_table(rows, {false, false, false, false}, terminal_columns());
   report.text += fmt::format(
-      "{}{} {}, {} the same\n",
+      "{}{} {}, {} equal\n",
       rows.empty() ? "no difference; " : "",
       counted(tensors, "tensor"),
       tensors == 1 ? "differs" : "differ",

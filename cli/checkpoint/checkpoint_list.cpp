@@ -27,7 +27,7 @@ void require_folder(const fs::path& path) {
   }
   std::error_code error;
   if (!fs::is_directory(path, error)) {
-    throw ConfigError(path, "is no folder; expected one that is there");
+    throw ConfigError(path, "is no folder; expected an existing folder");
   }
 }
 
@@ -37,7 +37,7 @@ void require_parent(const fs::path& folder) {
     throw ConfigError(
         folder,
         fmt::format(
-            "is a checkpoint itself, expected a folder of some; try lockstep checkpoint show {}",
+            "is a checkpoint; expected a folder of checkpoints; try lockstep checkpoint show {}",
             folder.native()));
   }
 }
@@ -50,12 +50,12 @@ uint64_t bytes_of(const Manifest& manifest) {
       [](uint64_t sum, const auto& file) { return sum + file.summary.bytes; });
 }
 
-/// Null where nothing was saved under that name.
+/// Null if the meta data has no step.
 Json step_of(const Manifest& manifest) {
   return manifest.meta.value("step", Json());
 }
 
-/// The place of the one that a resume would take.
+/// Returns the index of the checkpoint that a resume would load.
 std::optional<size_t> newest_of(const std::vector<Listed>& listed) {
   for (size_t i = listed.size(); i-- > 0;) {
     if (listed[i].manifest && listed[i].why.empty()) {
@@ -71,7 +71,7 @@ bool is_leftover(const Listed& listed) {
 
 std::string state_of(const Listed& listed) {
   if (is_leftover(listed)) {
-    return "being written, or left by a save or prune that was killed; the next one removes it";
+    return "incomplete: being written, or left by a killed save or prune; the next one removes it";
   }
   if (!listed.why.empty()) {
     return "not valid: " + printable(without_folder(listed.why, listed.path));
@@ -131,7 +131,8 @@ storage::StoredCheckpoint open_checkpoint(const fs::path& path, storage::Verify 
       throw ConfigError(
           path,
           fmt::format(
-              "is no checkpoint, but a folder of some; try the newest, {}", newest->native()));
+              "is a folder of checkpoints; expected a checkpoint; try the newest one, {}",
+              newest->native()));
     }
   }
   return storage::StoredCheckpoint(path, verify);
@@ -163,7 +164,7 @@ Report list_report(const fs::path& folder) {
   } else {
     report.text =
         render_table(rows, {false, true, true, true, true, true, false}, terminal_columns());
-    report.text += newest ? "  * is the newest valid one\n" : "  none is valid\n";
+    report.text += newest ? "  * is the newest valid checkpoint\n" : "  no checkpoint is valid\n";
   }
   return report;
 }
@@ -176,20 +177,20 @@ Report prune_report(const fs::path& folder, const storage::PruneOptions& options
     for (const fs::path& path : storage::remove_stale(folder)) {
       cleaned_up.push_back(path.filename().native());
       report.text +=
-          fmt::format("cleaned up {}, which a killed save or prune left\n", printable(path));
+          fmt::format("removed {}, which a killed save or prune left\n", printable(path));
     }
   }
   const std::vector<Listed> before = storage::list_checkpoints(folder);
   Json damaged = Json::array();
-  storage::PruneOptions telling = options;
-  telling.not_counted = [&](const storage::Skipped& skipped) {
+  storage::PruneOptions reporting = options;
+  reporting.not_counted = [&](const storage::Skipped& skipped) {
     damaged.push_back({{"name", skipped.path.filename().native()}, {"why", skipped.why}});
     report.text += fmt::format(
-        "{} is damaged, and does not count: {}\n",
+        "{} is damaged and does not count: {}\n",
         printable(skipped.path),
         printable(without_folder(skipped.why, skipped.path)));
   };
-  const std::vector<fs::path> old = storage::prune(folder, telling);
+  const std::vector<fs::path> old = storage::prune(folder, reporting);
   Json removed = Json::array();
   Json kept = Json::array();
   uint64_t bytes = 0;
@@ -217,10 +218,10 @@ Report prune_report(const fs::path& folder, const storage::PruneOptions& options
   report.text += fmt::format(
       "{} {}, {}; {} {}\n",
       counted(removed.size(), "checkpoint"),
-      options.dry_run ? "would go" : "removed",
+      options.dry_run ? "would be removed" : "removed",
       storage::format_bytes(bytes),
       kept.size(),
-      options.dry_run ? "would stay" : "left");
+      options.dry_run ? "would be kept" : "kept");
   report.json = {
       {"folder", folder.native()},
       {"keep", options.keep},

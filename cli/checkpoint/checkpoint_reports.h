@@ -11,28 +11,30 @@
 
 namespace lockstep::cli {
 
-/// What the commands below `lockstep checkpoint` find. Each throws ConfigError for a path that is
-/// not there or of the wrong kind, with the right one where that can be told, and CheckpointError
-/// for what cannot be read.
+/// The reports of the commands below `lockstep checkpoint`. Each throws ConfigError for a path that
+/// does not exist or is of the wrong kind, and CheckpointError for data that cannot be read.
 
-/// Opens a checkpoint that a command was given. ConfigError, naming the newest, if it is a folder
+/// Opens the checkpoint at `path`. ConfigError, naming the newest checkpoint, if `path` is a folder
 /// of checkpoints.
 storage::StoredCheckpoint open_checkpoint(
     const std::filesystem::path& path, storage::Verify verify = storage::Verify::kSizes);
 
-/// Every checkpoint in a folder, and what else lies there.
+/// Lists the checkpoints and the other entries of a folder.
 Report list_report(const std::filesystem::path& folder);
 
-/// Files, tensors and meta of one. Exit code 1 if a set of tensors in it cannot be read.
+/// Shows the files, tensors and meta data of a checkpoint. Exit code 1 if a set of tensors cannot
+/// be read.
 Report show_report(const std::filesystem::path& path);
 
-/// Reads all of each, with a progress bar on a terminal. Exit code 1 if anything is damaged.
+/// Reads all data of each checkpoint, with a progress bar on a terminal. Exit code 1 if one is
+/// damaged.
 Report verify_report(const std::vector<std::filesystem::path>& paths);
 
-/// What `other` has that `one` has not. Exit code 1 if they differ.
+/// Compares two checkpoints. Exit code 1 if they differ.
 Report diff_report(const std::filesystem::path& one, const std::filesystem::path& other);
 
-/// Removes all but the newest, and before that what killed processes left, see remove_stale.
+/// Removes all but the newest checkpoints, and the files that killed processes left (see
+/// remove_stale).
 Report prune_report(const std::filesystem::path& folder, const storage::PruneOptions& options);
 
 }  // namespace lockstep::cli

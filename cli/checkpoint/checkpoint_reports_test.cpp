@@ -42,7 +42,7 @@ class CheckpointReports : public testing::Test {
     storage::commit_checkpoint(folder_ / name, meta, files);
     return folder_ / name;
   }
-  /// A model in one file, and an optimizer in two, of which one tensor lies in both.
+  /// A model in one file, and an optimizer in two, with one tensor in both.
   static Files some_files() {
     const auto slice = [](const std::vector<float>& values, int64_t begin) {
       return TestFile{
@@ -110,7 +110,7 @@ TEST_F(CheckpointReports, NameACheckpointThatIsALinkAndWhatIsNone) {
   EXPECT_THAT(
       verified.text,
       AllOf(
-          HasSubstr("checkpoint_1: whole"),
+          HasSubstr("checkpoint_1: complete"),
           HasSubstr("checkpoint_2: damaged\n  is a symbolic link to /no/such/disk"),
           HasSubstr("checkpoint_3: damaged\n  is no folder")));
   EXPECT_THAT(
@@ -148,7 +148,7 @@ TEST_F(CheckpointReports, ShowPutsSlicesTogether) {
       AllOf(
           HasSubstr("model: 2 tensors, 5 values, 20 B, in 1 file\n"),
           HasSubstr("optimizer: 1 tensor, 4 elements, 16 B, in 2 files\n"),
-          HasSubstr("  w.exp_avg  F32    [2, 2]         4  16 B  2 pieces\n")));
+          HasSubstr("  w.exp_avg  F32    [2, 2]         4  16 B  2 slices\n")));
 }
 
 TEST_F(CheckpointReports, ShowGoesOnBehindASetThatCannotBeRead) {
@@ -169,7 +169,8 @@ TEST_F(CheckpointReports, TheParentOfCheckpointsIsAnsweredWithTheNewest) {
            [&] { verify_report({folder_.path()}); },
            [&] { diff_report(folder_.path(), newest); },
            [&] { merge_weights(folder_.path(), folder_ / "out", {}); }}) {
-    EXPECT_THAT(call, ThrowsMessage<ConfigError>(HasSubstr("try the newest, " + newest.string())));
+    EXPECT_THAT(
+        call, ThrowsMessage<ConfigError>(HasSubstr("try the newest one, " + newest.string())));
   }
 }
 
@@ -181,7 +182,7 @@ TEST_F(CheckpointReports, VerifyNamesEveryDamagedFileAndTensor) {
   fs::remove(bad / "state.json");
   fs::remove(torn / "manifest.json");
   EXPECT_EQ(verify_report({good}).exit_code, 0);
-  EXPECT_THAT(verify_report({good}).text, HasSubstr("good: whole; 4 files, "));
+  EXPECT_THAT(verify_report({good}).text, HasSubstr("good: complete; 4 files, "));
   const Report report = verify_report({good, bad, torn});
   EXPECT_EQ(report.exit_code, 1);
   EXPECT_EQ(report.json["valid"], false);
@@ -210,7 +211,7 @@ TEST_F(CheckpointReports, DiffOfTheSameContentIsNone) {
   EXPECT_EQ(report.exit_code, 0) << report.text;
   EXPECT_EQ(report.json["same"], true);
   EXPECT_EQ(report.json["tensors_same"], 3);
-  EXPECT_EQ(report.text, "no difference; 0 tensors differ, 3 the same\n");
+  EXPECT_EQ(report.text, "no difference; 0 tensors differ, 3 equal\n");
 }
 
 TEST_F(CheckpointReports, DiffNamesWhatIsAddedRemovedAndChanged) {
@@ -257,7 +258,7 @@ TEST_F(CheckpointReports, DiffNamesWhatIsAddedRemovedAndChanged) {
       AllOf(
           HasSubstr("content  model  content     F32 [3], 1 of 3 elements, by at most 0.5\n"),
           HasSubstr("dtype    model  dtype       F32 [1] to I32 [1]\n"),
-          HasSubstr("6 tensors differ, 1 the same\n")));
+          HasSubstr("6 tensors differ, 1 equal\n")));
 }
 
 TEST_F(CheckpointReports, PruneSaysWhatGoesAndWhatStays) {
@@ -269,7 +270,7 @@ TEST_F(CheckpointReports, PruneSaysWhatGoesAndWhatStays) {
   EXPECT_EQ(dry.json["removed"].size(), 2U);
   EXPECT_EQ(dry.json["removed"][0]["name"], "one");
   EXPECT_EQ(dry.json["kept"], Json({"three"}));
-  EXPECT_THAT(dry.text, HasSubstr("2 checkpoints would go"));
+  EXPECT_THAT(dry.text, HasSubstr("2 checkpoints would be removed"));
   EXPECT_TRUE(fs::exists(folder_ / "one"));
   const Report report = prune_report(folder_.path(), {.keep = 1});
   EXPECT_EQ(report.json["removed"], dry.json["removed"]);
@@ -289,7 +290,7 @@ TEST_F(CheckpointReports, PruneReadsWhatStaysAndNamesWhatDoesNotCount) {
   EXPECT_THAT(
       none.text,
       AllOf(
-          HasSubstr("two is damaged, and does not count: [state.json] is damaged"),
+          HasSubstr("two is damaged and does not count: [state.json] is damaged"),
           HasSubstr("0 checkpoints removed")));
   save("three", {});
   EXPECT_EQ(prune_report(folder_.path(), {.keep = 1}).json["removed"].size(), 2U);
@@ -326,7 +327,7 @@ TEST_F(CheckpointReports, MergedWeightsAreThoseOfTheModelAskedFor) {
   EXPECT_THAT(
       [&] { merge_weights(path, out, {.model = 2, .force = true}); },
       ThrowsMessage<ConfigError>(
-          HasSubstr("no set of tensors model_2; it holds model, model_1, optimizer")));
+          HasSubstr("has no tensors named model_2; expected one of model, model_1, optimizer")));
   EXPECT_THAT(
       [&] { merge_weights(path, out / "x.safetensors", {}); },
       ThrowsMessage<ConfigError>(HasSubstr("is no folder")));
@@ -353,7 +354,7 @@ TEST_F(CheckpointReports, MergedWeightsDoNotGoIntoACheckpoint) {
   for (const fs::path& out : {path, path / "out", path / "a" / "b", folder_ / "link" / "out"}) {
     EXPECT_THAT(
         [&] { merge_weights(path, out, {}); },
-        ThrowsMessage<ConfigError>(HasSubstr("lies in, the checkpoint")));
+        ThrowsMessage<ConfigError>(HasSubstr("is in the checkpoint")));
   }
   EXPECT_EQ(storage::names_in(path), before);
 }
@@ -375,7 +376,7 @@ TEST_F(CheckpointReports, WhatAKilledProcessLeftIsCalledThatAndPrunedFirst) {
   const std::string name = "two.tmp-" + host + "-" + std::to_string(dead) + "-0123456789abcdef";
   fs::create_directory(folder_ / name);
   const Report listed = list_report(folder_.path());
-  EXPECT_THAT(listed.text, HasSubstr("left by a save or prune that was killed"));
+  EXPECT_THAT(listed.text, HasSubstr("left by a killed save or prune"));
   EXPECT_EQ(listed.json["checkpoints"][0]["leftover"], false);
   EXPECT_EQ(listed.json["checkpoints"][1]["leftover"], true);
   EXPECT_EQ(
@@ -383,7 +384,7 @@ TEST_F(CheckpointReports, WhatAKilledProcessLeftIsCalledThatAndPrunedFirst) {
   EXPECT_TRUE(fs::exists(folder_ / name));
   const Report pruned = prune_report(folder_.path(), {.keep = 1});
   EXPECT_EQ(pruned.json["cleaned_up"], Json({name}));
-  EXPECT_THAT(pruned.text, HasSubstr("cleaned up " + (folder_ / name).string()));
+  EXPECT_THAT(pruned.text, HasSubstr("removed " + (folder_ / name).string()));
   EXPECT_THAT(storage::names_in(folder_.path()), ElementsAre("one"));
 }
 

@@ -12,7 +12,6 @@ namespace lockstep::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using storage::FileRecord;
 using storage::SetTensor;
 using storage::StoredCheckpoint;
 using storage::TensorSet;
@@ -24,8 +23,8 @@ uint64_t bytes_of(const SetTensor& tensor) {
 
 Json to_json(const SetTensor& tensor, const std::vector<std::string>& files) {
   Json own = Json::array();
-  for (const storage::TensorSlice& piece : tensor.pieces) {
-    own.push_back(files[piece.file]);
+  for (const storage::TensorSlice& slice : tensor.pieces) {
+    own.push_back(files[slice.file]);
   }
   return {
       {"name", tensor.name},
@@ -36,12 +35,12 @@ Json to_json(const SetTensor& tensor, const std::vector<std::string>& files) {
       {"files", std::move(own)}};
 }
 
-/// In the sets of models: parameters and buffers.
+/// Returns the unit of a set: a model has values (parameters and buffers), another set elements.
 std::string noun_of(const std::string& stem) {
   return stem == "model" || stem.starts_with("model_") ? "value" : "element";
 }
 
-/// Adds one set to both forms of the report.
+/// Adds one set to the text and to the JSON.
 void add_set(const TensorSet& set, const std::string& stem, Json& sets, std::string& text) {
   const std::vector<std::string> files = set.files();
   const std::string noun = noun_of(stem);
@@ -60,7 +59,7 @@ void add_set(const TensorSet& set, const std::string& stem, Json& sets, std::str
          fmt::format("[{}]", fmt::join(tensor.shape, ", ")),
          with_commas(tensor.elements()),
          storage::format_bytes(bytes_of(tensor)),
-         counted(std::max<size_t>(tensor.pieces.size(), 1), "piece")});
+         counted(std::max<size_t>(tensor.pieces.size(), 1), "slice")});
   }
   text += fmt::format(
       "\n{}: {}, {} {}{}, {}, in {}\n",
@@ -84,7 +83,7 @@ void add_set(const TensorSet& set, const std::string& stem, Json& sets, std::str
 
 void add_files(const StoredCheckpoint& stored, Json& files, std::string& text) {
   std::vector<std::vector<std::string>> rows = {{"FILE", "SIZE", "TENSORS", "CRC32C"}};
-  for (const FileRecord& record : stored.manifest().files) {
+  for (const storage::FileRecord& record : stored.manifest().files) {
     const storage::FileSummary& summary = record.summary;
     const std::string crc = fmt::format("{:08x}", summary.crc32c);
     files.push_back(
@@ -106,7 +105,7 @@ void add_files(const StoredCheckpoint& stored, Json& files, std::string& text) {
 Report show_report(const fs::path& path) {
   const StoredCheckpoint stored = open_checkpoint(path);
   uint64_t bytes = 0;
-  for (const FileRecord& record : stored.manifest().files) {
+  for (const storage::FileRecord& record : stored.manifest().files) {
     bytes += record.summary.bytes;
   }
   Report report;

@@ -19,7 +19,7 @@ using storage::StoredCheckpoint;
 using Json = nlohmann::json;
 
 constexpr uint64_t kBytesPerUnit = 1'000'000;
-constexpr uint64_t kWorthABar = 100'000'000;  // Less is read before anybody looks.
+constexpr uint64_t kWorthABar = 100'000'000;  // Less is read in a fraction of a second.
 
 uint64_t bytes_of(const StoredCheckpoint& stored) {
   uint64_t bytes = 0;
@@ -35,7 +35,7 @@ ProgressTerminal terminal_for(uint64_t bytes) {
   return terminal;
 }
 
-/// Bytes, drawn in millions.
+/// A progress bar of bytes, drawn in units of 1 MB.
 class VerifyProgress {
  public:
   explicit VerifyProgress(uint64_t total_bytes)
@@ -55,7 +55,7 @@ class VerifyProgress {
   uint64_t done_bytes_ = 0;
 };
 
-/// One of the checkpoints; without a valid manifest, that is what is damaged.
+/// A checkpoint and its damage; `stored` is empty if the manifest is invalid.
 struct Verified {
   fs::path path;
   std::optional<StoredCheckpoint> stored;
@@ -86,7 +86,7 @@ Json to_json(const Verified& verified) {
 std::string to_text(const Verified& verified) {
   if (verified.damage.empty()) {
     return fmt::format(
-        "{}: whole; {}, {}\n",
+        "{}: complete; {}, {}\n",
         printable(verified.path),
         counted(verified.stored->manifest().files.size(), "file"),
         storage::format_bytes(bytes_of(*verified.stored)));

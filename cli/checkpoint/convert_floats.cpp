@@ -15,13 +15,6 @@ using storage::Dtype;
 constexpr uint32_t kInfinity = 0x7f800000;
 
 template <typename T>
-T load(const char* data) {
-  T value;
-  std::memcpy(&value, data, sizeof(T));
-  return value;
-}
-
-template <typename T>
 void store(char* data, T value) {
   std::memcpy(data, &value, sizeof(T));
 }
@@ -37,7 +30,7 @@ float load_float(Dtype dtype, const char* data) {
   }
 }
 
-/// Returns whether it is infinite there.
+/// Returns whether the stored value is infinite.
 bool store_float(Dtype dtype, float value, char* data) {
   switch (dtype) {
     case Dtype::kF16: {
@@ -84,7 +77,7 @@ uint16_t half_of(float value) {
   } else if (magnitude >= std::bit_cast<uint32_t>(65520.0F)) {
     rounded = 0x7c00;
   } else if (magnitude < std::bit_cast<uint32_t>(0x1p-14F)) {
-    // Beside 0.5 a float has steps of 2^-24, fp16's smallest: the sum rounds to them.
+    // Floats near 0.5 have steps of 2^-24, fp16's smallest, so the sum is rounded to them.
     const float sum = std::bit_cast<float>(magnitude) + 0.5F;
     rounded = std::bit_cast<uint32_t>(sum) - std::bit_cast<uint32_t>(0.5F);
   } else {
@@ -107,7 +100,7 @@ bool is_narrow_float(Dtype dtype) {
 
 int64_t convert_floats(Dtype from_dtype, std::string_view from, Dtype to_dtype, char* to) {
   LOCKSTEP_ASSERT(
-      is_narrow_float(from_dtype) && is_narrow_float(to_dtype), "no floats of 16 or 32 bits");
+      is_narrow_float(from_dtype) && is_narrow_float(to_dtype), "expected floats of 16 or 32 bits");
   const size_t width = storage::dtype_bytes(from_dtype);
   const size_t to_width = storage::dtype_bytes(to_dtype);
   int64_t overflows = 0;

@@ -49,7 +49,7 @@ TEST(ConvertFloats, KnowsWhatBitsMean) {
 }
 
 TEST(ConvertFloats, RoundsToTheNearestAndTiesToEven) {
-  // Of every two neighbours: what lies between goes to the nearer, the middle to the even one.
+  // A value between two neighbours is rounded to the nearer one, the middle to the even one.
   const auto check = [](auto value_of, auto of, uint16_t last) {
     for (uint16_t low = 0; low < last; ++low) {
       const auto high = static_cast<uint16_t>(low + 1);

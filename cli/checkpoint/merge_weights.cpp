@@ -33,7 +33,7 @@ TensorSet open_model(const StoredCheckpoint& stored, int model) {
     throw ConfigError(
         stored.path(),
         fmt::format(
-            "holds no set of tensors {}; it holds {}",
+            "has no tensors named {}; expected one of {}",
             stem,
             printable(fmt::format("{}", fmt::join(TensorSet::stems(stored), ", ")))));
   }
@@ -49,12 +49,12 @@ bool is_checkpoint(const fs::path& folder) {
     storage::read_manifest(folder);
     return true;
   } catch (const CheckpointError&) {
-    return false;  // Others call files so, too.
+    return false;  // Another program's file of that name.
   }
 }
 
-/// What lies in a checkpoint goes with it, and makes it what it was not.
-void refuse_checkpoint(const fs::path& output) {
+/// Refuses an output folder in a checkpoint, whose content must not change.
+void check_not_in_checkpoint(const fs::path& output) {
   std::error_code error;
   fs::path folder = fs::weakly_canonical(output, error);
   for (; folder.has_relative_path(); folder = folder.parent_path()) {
@@ -62,31 +62,30 @@ void refuse_checkpoint(const fs::path& output) {
       throw ConfigError(
           output,
           fmt::format(
-              "is, or lies in, the checkpoint {}, whose files must stay what they are; try another "
-              "folder",
+              "is in the checkpoint {}, which must not change; choose another folder",
               folder.native()));
     }
   }
 }
 
-/// Removes on its way out the folders that were not there when it came, if they are empty.
-class MadeFolders {
+/// RAII scope: the destructor removes folders that the constructor did not find, if they are empty.
+class CreatedFolders {
  public:
-  explicit MadeFolders(const fs::path& folder) {
+  explicit CreatedFolders(const fs::path& folder) {
     std::error_code error;
     for (fs::path path = folder; !path.empty() && !fs::exists(path, error);
          path = path.parent_path()) {
       absent_.push_back(path);
     }
   }
-  ~MadeFolders() {
+  ~CreatedFolders() {
     std::error_code ignored;
     for (const fs::path& path : absent_) {
       fs::remove(path, ignored);
     }
   }
-  MadeFolders(const MadeFolders&) = delete;
-  MadeFolders& operator=(const MadeFolders&) = delete;
+  CreatedFolders(const CreatedFolders&) = delete;
+  CreatedFolders& operator=(const CreatedFolders&) = delete;
 
  private:
   std::vector<fs::path> absent_;
@@ -94,14 +93,14 @@ class MadeFolders {
 
 void check_output(const fs::path& output, bool force) {
   std::error_code error;
-  refuse_checkpoint(output);
+  check_not_in_checkpoint(output);
   if (output.extension() == ".safetensors" ||
       (storage::name_exists(output) && !fs::is_directory(output, error))) {
-    throw ConfigError(output, "is no folder; weights may need several files, so name a folder");
+    throw ConfigError(output, "is no folder; weights may need several files; give a folder");
   }
   for (const char* name : {storage::kModelFile, storage::kModelIndex}) {
     if (storage::name_exists(output / name) && !force) {
-      throw ConfigError(output / name, "exists; try another folder, or --force to replace it");
+      throw ConfigError(output / name, "exists; choose another folder, or replace it with --force");
     }
   }
 }
@@ -123,18 +122,18 @@ Dtype written_as(Dtype dtype, MergeDtype wanted) {
   return dtype;
 }
 
-/// Fills `buffer` with a tensor's pieces as `dtype`.
+/// Fills `buffer` with the slices of a tensor, converted to `dtype`.
 void convert(const TensorSet& set, const SetTensor& tensor, Dtype dtype, std::string& buffer) {
   const size_t width = storage::dtype_bytes(dtype);
   buffer.resize(static_cast<size_t>(tensor.elements()) * width);
-  for (const TensorSlice& piece : tensor.pieces) {
-    char* const to = buffer.data() + static_cast<size_t>(piece.begin) * width;
-    const int64_t overflows = convert_floats(tensor.dtype, set.bytes(piece), dtype, to);
+  for (const TensorSlice& slice : tensor.pieces) {
+    char* const to = buffer.data() + static_cast<size_t>(slice.begin) * width;
+    const int64_t overflows = convert_floats(tensor.dtype, set.bytes(slice), dtype, to);
     if (overflows > 0) {
       throw CheckpointError(
-          set.file(piece.file).path(),
+          set.file(slice.file).path(),
           fmt::format(
-              "has {} too large for {}; try {}",
+              "has {} out of the range of {}; try {}",
               counted(static_cast<size_t>(overflows), "value"),
               storage::dtype_name(dtype),
               dtype == Dtype::kF16 ? "--dtype bfloat16, or float32" : "--dtype float32"),
@@ -143,7 +142,8 @@ void convert(const TensorSet& set, const SetTensor& tensor, Dtype dtype, std::st
   }
 }
 
-/// The bytes of a whole tensor as `dtype`; in `buffer` if it lies in several pieces, or as another.
+/// Returns the bytes of a complete tensor as `dtype`; in `buffer` if it has several slices, or
+/// another dtype.
 std::string_view assemble(
     const TensorSet& set, const SetTensor& tensor, Dtype dtype, std::string& buffer) {
   if (tensor.dtype != dtype) {
@@ -154,16 +154,16 @@ std::string_view assemble(
     return set.bytes(tensor.pieces.front());
   }
   buffer.reserve(static_cast<size_t>(tensor.elements()) * storage::dtype_bytes(tensor.dtype));
-  for (const TensorSlice& piece : tensor.pieces) {
-    buffer += set.bytes(piece);
+  for (const TensorSlice& slice : tensor.pieces) {
+    buffer += set.bytes(slice);
   }
   return buffer;
 }
 
-/// The same, with an error that names the tensor where memory runs out.
-std::string_view whole_bytes(
+/// Does the same; CheckpointError, naming the tensor, if there is not enough memory.
+std::string_view tensor_bytes(
     const TensorSet& set, const SetTensor& tensor, Dtype dtype, std::string& buffer) {
-  buffer = std::string();  // Gives its memory back before the next takes its own.
+  buffer = std::string();  // Frees the memory of the previous tensor first.
   if (tensor.pieces.empty()) {
     return {};
   }
@@ -174,8 +174,9 @@ std::string_view whole_bytes(
     throw CheckpointError(
         set.file(tensor.pieces.front().file).path(),
         fmt::format(
-            "needs {} ({} bytes) of memory to be written as {}, and there is not so much left; try "
-            "a host with more, a higher ulimit -v{}",
+            "needs {} ({} bytes) of memory to be written as {}, and less is available; use a host "
+            "with "
+            "more memory, a higher ulimit -v{}",
             storage::format_bytes(bytes),
             bytes,
             storage::dtype_name(dtype),
@@ -184,7 +185,7 @@ std::string_view whole_bytes(
   }
 }
 
-/// The names of frozen parameters that the run saved without.
+/// Returns the names of frozen parameters that the checkpoint does not have.
 std::vector<std::string> left_out(const StoredCheckpoint& stored, int model) {
   std::vector<std::string> names;
   const auto all = stored.meta().find("left_out");
@@ -212,7 +213,7 @@ MergeDtype parse_merge_dtype(const std::string& word) {
 }
 
 Report merge_weights(const fs::path& path, const fs::path& output, const MergeOptions& options) {
-  // TensorSet checks the files it reads; others may be damaged, and the weights are to be had.
+  // TensorSet checks the files that it reads; damage in other files does not matter.
   const StoredCheckpoint stored = open_checkpoint(path, storage::Verify::kManifest);
   const TensorSet set = open_model(stored, options.model);
   check_output(output, options.force);
@@ -225,10 +226,10 @@ Report merge_weights(const fs::path& path, const fs::path& output, const MergeOp
     const Dtype dtype = written_as(tensor.dtype, options.dtype);
     converted += dtype == tensor.dtype ? 0 : 1;
     tensors.push_back({tensor.name, dtype, tensor.shape, [&set, &tensor, &buffer, dtype] {
-                         return whole_bytes(set, tensor, dtype, buffer);
+                         return tensor_bytes(set, tensor, dtype, buffer);
                        }});
   }
-  const MadeFolders made(output);
+  const CreatedFolders created(output);
   uint64_t bytes = 0;
   for (const OutputTensor& tensor : tensors) {
     bytes += storage::output_bytes(path, tensor);
@@ -245,11 +246,12 @@ Report merge_weights(const fs::path& path, const fs::path& output, const MergeOp
       counted(tensors.size(), "tensor"),
       with_commas(elements),
       storage::format_bytes(bytes),
-      converted == 0 ? "" : fmt::format("; {} made {}", counted(converted, "tensor"), dtype));
+      converted == 0 ? ""
+                     : fmt::format("; {} converted to {}", counted(converted, "tensor"), dtype));
   const std::vector<std::string> absent = left_out(stored, options.model);
   if (!absent.empty()) {
     report.text += fmt::format(
-        "without {}, which the checkpoint was saved without: {}\n",
+        "without {}, which the checkpoint does not have: {}\n",
         counted(absent.size(), "frozen parameter"),
         printable(fmt::format("{}", fmt::join(absent, ", "))));
   }

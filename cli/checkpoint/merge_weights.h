@@ -11,30 +11,30 @@
 
 namespace lockstep::cli {
 
-/// What tensors of fp32, fp16 and bf16 are written as; float64, integers and all else stay.
+/// The dtype in which fp32, fp16 and bf16 tensors are written; other dtypes are not converted.
 enum class MergeDtype : uint8_t { kKeep, kFloat32, kFloat16, kBFloat16 };
 
-/// "keep", "float32" and so on, in that order.
+/// The names of MergeDtype, in its order.
 constexpr std::array<const char*, 4> kMergeDtypes = {"keep", "float32", "float16", "bfloat16"};
-/// ConfigError, naming what there is, for a word that is none of them.
+/// Parses one of these names; ConfigError, listing them, for another word.
 MergeDtype parse_merge_dtype(const std::string& word);
 
+/// The options of merge_weights().
 struct MergeOptions {
-  int model = 0;  ///< Which of several: the set `model`, `model_1` and so on.
+  int model = 0;  ///< The number of the model: 0 is `model`, 1 is `model_1`.
   MergeDtype dtype = MergeDtype::kFloat32;
-  uint64_t max_shard_bytes = std::numeric_limits<uint64_t>::max();  ///< By default one file.
-  bool force = false;  ///< Replace weights that are there.
+  uint64_t max_shard_bytes = std::numeric_limits<uint64_t>::max();  ///< The default is one file.
+  bool force = false;                                               ///< Replace existing weights.
 };
 
-/// Writes the weights in a checkpoint to `output`, a folder, as transformers reads them, see
-/// write_model_files; puts together what is divided among files. What is wider in `dtype` has the
-/// same values, what is narrower the nearest. Needs memory for the largest tensor, as it is
-/// written, among those that are divided or converted. Frozen parameters that the run saved without
-/// are named, and not written.
+/// Writes the weights of a checkpoint to the folder `output`, in transformers' format (see
+/// write_model_files). Sharded tensors are assembled. A narrower dtype gets the nearest values.
+/// Needs memory for the largest tensor that is assembled or converted. Frozen parameters that the
+/// checkpoint does not have are named in the report.
 ///
-/// ConfigError if the checkpoint has no such model, with those it has, if there are weights
-/// already, and if the output is no folder or lies in a checkpoint. CheckpointError, naming the
-/// tensor, for a value that `dtype` is too small for. If it fails, folders that it made are gone.
+/// ConfigError if the checkpoint has no such model, if `output` has weights already, is no folder,
+/// or is in a checkpoint. CheckpointError, naming the tensor, for a value out of the range of
+/// `dtype`. If it fails, folders that it created are removed.
 Report merge_weights(
     const std::filesystem::path& path,
     const std::filesystem::path& output,

@@ -29,7 +29,7 @@ namespace fs = std::filesystem;
 
 class MergeWeights : public testing::Test {
  protected:
-  /// Tensors of each kind; `divided`, of bf16, lies in both files.
+  /// Tensors of each dtype; `divided`, in bf16, is in both files.
   MergeWeights() {
     const auto part = [](const std::vector<uint16_t>& bits, int64_t begin) {
       return TestFile{
@@ -89,7 +89,7 @@ TEST_F(MergeWeights, AreOneFileOfFloat32WithTheSameValues) {
   EXPECT_EQ(report_.json["dtype"], "float32");
   EXPECT_EQ(report_.json["converted"], 4);
   EXPECT_EQ(report_.json["bytes"], 16 + 4 + 8 + 4 + 8 + 8);
-  EXPECT_THAT(report_.text, HasSubstr("; 4 tensors made float32\n"));
+  EXPECT_THAT(report_.text, HasSubstr("; 4 tensors converted to float32\n"));
 }
 
 TEST_F(MergeWeights, AreOneFileHoweverLarge) {
@@ -126,7 +126,7 @@ TEST_F(MergeWeights, AreNotWrittenAsWhatIsTooSmallForThem) {
   EXPECT_THAT(
       [&] { merge_weights(path_, folder_ / "out", {.dtype = MergeDtype::kFloat16}); },
       ThrowsMessage<CheckpointError>(
-          HasSubstr("\"large\"] has 1 value too large for F16; try --dtype bfloat16")));
+          HasSubstr("\"large\"] has 1 value out of the range of F16; try --dtype bfloat16")));
   EXPECT_FALSE(fs::exists(folder_ / "out"));
 }
 

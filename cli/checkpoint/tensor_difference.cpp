@@ -17,17 +17,10 @@ using storage::SetTensor;
 using storage::TensorSet;
 using storage::TensorSlice;
 
-// So many equal bytes are passed over at once.
+// Equal blocks are skipped with one memcmp.
 constexpr size_t kBlockBytes = 4096;
 
-template <typename T>
-T load(const char* data) {
-  T value;
-  std::memcpy(&value, data, sizeof(T));
-  return value;
-}
-
-/// Nothing for dtypes that are no floats known here.
+/// Returns nothing for a dtype other than F64, F32, BF16 and F16.
 std::optional<double> float_value(Dtype dtype, const char* data) {
   switch (dtype) {
     case Dtype::kF64:
@@ -43,7 +36,7 @@ std::optional<double> float_value(Dtype dtype, const char* data) {
   }
 }
 
-/// Adds what two stretches of equal length have.
+/// Adds the differences of two ranges of equal length.
 void add_differences(
     TensorDifference& difference, Dtype dtype, std::string_view one, std::string_view other) {
   const size_t width = storage::dtype_bytes(dtype);
@@ -62,7 +55,7 @@ void add_differences(
       if (left && right) {
         const double distance = std::abs(*left - *right);
         const double largest = difference.largest.value_or(0);
-        // One that is not a number stays.
+        // A NaN stays.
         difference.largest = std::isnan(largest) || distance <= largest ? largest : distance;
       }
     }
@@ -86,9 +79,9 @@ bool same_by_checksum(
 }
 
 std::string_view elements_of(
-    const TensorSet& set, const TensorSlice& piece, int64_t begin, int64_t end, size_t width) {
-  return set.bytes(piece).substr(
-      static_cast<size_t>(begin - piece.begin) * width, static_cast<size_t>(end - begin) * width);
+    const TensorSet& set, const TensorSlice& slice, int64_t begin, int64_t end, size_t width) {
+  return set.bytes(slice).substr(
+      static_cast<size_t>(begin - slice.begin) * width, static_cast<size_t>(end - begin) * width);
 }
 
 }  // namespace

@@ -8,17 +8,16 @@
 
 namespace lockstep::cli {
 
-/// How two tensors of equal dtype and shape differ.
+/// The difference of two tensors of equal dtype and shape.
 struct TensorDifference {
-  int64_t elements = 0;  ///< So many have other bits.
-  /// The largest distance between two floats in the same place; not a number if one of them is
-  /// none. Nothing for dtypes that are no F64, F32, F16 or BF16.
+  int64_t elements = 0;  ///< The number of elements with different bits.
+  /// The largest absolute difference of two elements; NaN if one of them is. Nothing for dtypes
+  /// other than F64, F32, F16 and BF16.
   std::optional<double> largest;
 };
 
-/// Nothing if they are the same. Where both lie in equal pieces, equal checksums are enough and
-/// nothing is read; else compares all elements, without memory of its own. CheckpointError if
-/// what it reads is damaged.
+/// Compares two tensors; returns nothing if they are equal. Reads no data if both have equal slices
+/// with equal checksums, else compares all elements in place. CheckpointError for damaged data.
 std::optional<TensorDifference> compare(
     const storage::TensorSet& one_set,
     const storage::SetTensor& one,

@@ -18,12 +18,12 @@ std::string title(const CLI::App& app) {
                                      : title(*app.get_parent()) + " " + app.get_name();
 }
 
-/// Only long ones: any two of one letter are near each other.
+/// Returns the long names only, since all names of one letter are similar.
 std::vector<std::string> long_names(const CLI::App& app) {
   std::vector<std::string> names;
   for (const CLI::Option* option : app.get_options()) {
     if (option->get_group().empty()) {
-      continue;  // Not in the help either: those that are there to be refused.
+      continue;  // Hidden options, which exist to be refused with a message.
     }
     for (const std::string& name : option->get_lnames()) {
       names.push_back("--" + name);
@@ -50,7 +50,7 @@ constexpr std::array kOtherNames = {
     OtherName{"-x", "--env"},
     OtherName{"--rank", "--node-rank"}};
 
-/// "; did you mean '--nnodes'?", or nothing.
+/// Formats "; did you mean '--nnodes'?", or returns "".
 std::string option_hint(const CLI::App& app, const std::string& name) {
   for (const OtherName& other : kOtherNames) {
     if (name == other.name && app.get_option_no_throw(other.ours) != nullptr) {
@@ -64,7 +64,10 @@ std::string option_hint(const CLI::App& app, const std::string& name) {
   throw ConfigError(
       title(app),
       fmt::format(
-          "unknown option {}; {} --help lists them{}", name, title(app), option_hint(app, name)));
+          "unknown option {}; {} --help lists the options{}",
+          name,
+          title(app),
+          option_hint(app, name)));
 }
 
 const CLI::Option& known_option(const CLI::App& app, const std::string& name) {
@@ -85,13 +88,13 @@ const CLI::App& known_command(const CLI::App& app, const std::string& name) {
   throw ConfigError(
       title(app),
       fmt::format(
-          "unknown command '{}'; {} --help lists them{}",
+          "unknown command '{}'; {} --help lists the commands{}",
           name,
           title(app),
           did_you_mean(name, names)));
 }
 
-/// Reads one option at `next`, and its value; appends it in a form CLI11 cannot take for another.
+/// Reads one option and its value, and appends them in a form that is unambiguous for CLI11.
 class OptionReader {
  public:
   OptionReader(
@@ -125,8 +128,8 @@ class OptionReader {
     return next + 1;
   }
 
-  /// A long name behind one dash, like -np, -nnodes or -hostfile=FILE: read letter by letter, it
-  /// would be other options.
+  /// Refuses a long name after one dash, like -np, -nnodes or -hostfile=FILE, which would be read
+  /// as several short options.
   void refuse_long_name(const std::string& word) const {
     const std::string name = word.substr(0, word.find('='));
     const bool is_long = name.size() > 2 && app_.get_option_no_throw("-" + name) != nullptr;
@@ -162,7 +165,9 @@ class OptionReader {
 
   std::string value_at(const std::string& name, size_t next) const {
     if (next >= words_.size()) {
-      throw ConfigError(title(app_), fmt::format("{} has no value; expected one after it", name));
+      throw ConfigError(
+          title(app_),
+          fmt::format("the value of {} is missing; expected it after the option", name));
     }
     return words_[next];
   }
@@ -170,7 +175,7 @@ class OptionReader {
   void append(const CLI::Option& option, const std::string& name, const std::string& value) {
     if (value.empty()) {
       throw ConfigError(
-          title(app_), fmt::format("{} has an empty value; expected one after it", name));
+          title(app_), fmt::format("the value of {} is empty; expected a value", name));
     }
     own_.push_back("--" + option.get_lnames().front() + "=" + value);
   }
@@ -223,7 +228,7 @@ void expect_no_words(const std::string& command, const std::vector<std::string>&
     throw ConfigError(
         command,
         fmt::format(
-            "got '{}', expected no words; try {} --help", printable(words.front()), command));
+            "got '{}', expected no arguments; try {} --help", printable(words.front()), command));
   }
 }
 

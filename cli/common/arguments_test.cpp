@@ -41,7 +41,7 @@ TEST_F(SplitArguments, NamesTheOptionForOneOfOtherLaunchers) {
       [&] {
         split({"launch", "-np", "2", "train"});
       },
-      refused("unknown option -np; tool launch --help lists them; did you mean '-n'?"));
+      refused("unknown option -np; tool launch --help lists the options; did you mean '-n'?"));
   EXPECT_THAT([&] { split({"launch", "-np2", "train"}); }, refused("did you mean '-n'?"));
   EXPECT_THAT([&] { split({"launch", "--np", "2"}); }, refused("did you mean '-n'?"));
   EXPECT_THAT(
@@ -120,12 +120,12 @@ TEST_F(SplitArguments, AMissingOrNeedlessValueIsRefused) {
       [&] {
         split({"launch", "-n"});
       },
-      ThrowsMessage<ConfigError>(HasSubstr("-n has no value")));
+      ThrowsMessage<ConfigError>(HasSubstr("the value of -n is missing")));
   EXPECT_THAT(
       [&] {
         split({"launch", "--num-ranks=", "x"});
       },
-      ThrowsMessage<ConfigError>(HasSubstr("empty value")));
+      ThrowsMessage<ConfigError>(HasSubstr("is empty; expected a value")));
   EXPECT_THAT(
       [&] {
         split({"launch", "--quiet=1"});

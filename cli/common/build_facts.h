@@ -3,14 +3,14 @@
 
 namespace lockstep::cli {
 
-/// How this program was built, as CMake knew it. Empty where it did not.
+/// Facts about the build of this program, from CMake. Unknown ones are empty.
 struct BuildFacts {
   const char* version;
   const char* commit;
   const char* type;
   const char* compiler;
   const char* flags;
-  const char* torch;  ///< The version that programs on the library need, up to the minor one.
+  const char* torch;  ///< The version of torch that the library was built with.
 };
 
 extern const BuildFacts kBuild;

@@ -35,7 +35,7 @@ CLI::Validator between(
                 ? ""
                 : config::number_hint(text, static_cast<double>(least), static_cast<double>(most)));
       },
-      ""};  // The help says nothing of it.
+      ""};  // Adds nothing to the help.
 }
 
 std::optional<double> number_with_exponent(const std::string& text) {

@@ -7,11 +7,11 @@
 
 namespace lockstep::cli {
 
-/// For the value of an option: a whole number from `least` to `most`, or seconds, written as a
-/// configuration has them: CLI11 by itself takes 010 for eight, and nan for any number.
+/// Checks that the value of an option is a whole number, or seconds, from `least` to `most`, in the
+/// syntax of the configuration file. CLI11 alone would read 010 as eight, and accept nan.
 CLI::Validator integer_between(int64_t least, int64_t most);
 CLI::Validator seconds_between(double least, double most);
-/// Any decimal number, 1e-3 too, from `least` to `most`.
+/// Checks for a decimal number, with or without exponent, from `least` to `most`.
 CLI::Validator number_between(double least, double most);
 
 }  // namespace lockstep::cli

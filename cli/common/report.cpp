@@ -17,18 +17,18 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kLeastWidth = 12;  // Less says too little of a name.
+constexpr size_t kLeastWidth = 12;  // Narrower names would be unreadable.
 
 bool begins_character(char c) {
   return (static_cast<unsigned char>(c) & 0xc0U) != 0x80U;
 }
 
-/// Columns of text on a terminal, if none of its characters is wide.
+/// Returns the columns of a text on a terminal, without support for wide characters.
 size_t width_of(const std::string& text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), begins_character));
 }
 
-/// Makes the widest column that may be cut narrower until all fit, or nothing is left to cut.
+/// Narrows the widest column that may be cut until all fit, or no column can be cut.
 void fit_widths(std::vector<size_t>& widths, const std::vector<bool>& right, size_t most) {
   const size_t last = widths.size() - 1;
   while (true) {
@@ -54,7 +54,7 @@ void print(const std::string& text) {
 
 int print_json(const std::string& name, Json json, int exit_code) {
   json["schema"] = name + "/1";
-  // Paths need not be UTF-8.
+  // Paths may have invalid UTF-8.
   print(json.dump(2, ' ', false, Json::error_handler_t::replace) + "\n");
   return exit_code;
 }
@@ -135,18 +135,18 @@ std::string shortened(const std::string& text, size_t most) {
 void flush_stdout() {
   std::cout.flush();
   if (std::ferror(stdout) == 0) {
-    errno = 0;  // Else it is of the write that failed, which was the last thing to happen.
+    errno = 0;  // Otherwise errno is that of the failed write.
   }
   const bool flushed = std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good();
   if (!flushed) {
     const std::string why =
         errno == 0 ? "an earlier write failed" : std::generic_category().message(errno);
-    throw Error("stdout", "cannot be written; " + why + "; what it got is not whole");
+    throw Error("stdout", "cannot be written; " + why + "; the output is incomplete");
   }
 }
 
 std::string printable(const std::string& text) {
-  // There and back, because this replaces what is not UTF-8.
+  // Serializing replaces invalid UTF-8.
   const std::string valid =
       Json::parse(Json(text).dump(-1, ' ', false, Json::error_handler_t::replace))
           .get<std::string>();
@@ -154,7 +154,7 @@ std::string printable(const std::string& text) {
   for (size_t i = 0; i < valid.size(); ++i) {
     const auto byte = static_cast<unsigned char>(valid[i]);
     const auto next = i + 1 < valid.size() ? static_cast<unsigned char>(valid[i + 1]) : 0;
-    // U+0080 to U+009F control terminals as those below a space do.
+    // U+0080 to U+009F are control characters, too.
     if (byte == 0xc2 && next < 0xa0) {
       shown += fmt::format("\\x{:02x}", next);
       ++i;
@@ -177,12 +177,12 @@ std::string with_commas(int64_t number) {
 }
 
 std::string without_folder(const std::string& why, const std::filesystem::path& folder) {
-  const std::string whole = fmt::format("[{}] ", folder.native());
-  if (why.starts_with(whole)) {
-    return why.substr(whole.size());
+  const std::string own = fmt::format("[{}] ", folder.native());
+  if (why.starts_with(own)) {
+    return why.substr(own.size());
   }
-  const std::string part = fmt::format("[{}/", folder.native());
-  return why.starts_with(part) ? "[" + why.substr(part.size()) : why;
+  const std::string inner = fmt::format("[{}/", folder.native());
+  return why.starts_with(inner) ? "[" + why.substr(inner.size()) : why;
 }
 
 }  // namespace lockstep::cli

@@ -17,11 +17,11 @@
 
 namespace lockstep::cli {
 
-/// A child process on a terminal of its own, for tests. What waits here waits for an event, and
-/// fails the test after half a minute.
+/// A child process with its own pseudo-terminal, for tests. Functions that wait fail the test after
+/// half a minute.
 class TestPty {
  public:
-  /// `body` runs in the child, which ends with what it returns.
+  /// Runs `body` in the child, which ends with its return value as exit code.
   explicit TestPty(const std::function<int()>& body, int columns = 80, int rows = 24) {
     winsize size{};
     size.ws_col = static_cast<uint16_t>(columns);
@@ -48,7 +48,7 @@ class TestPty {
     EXPECT_EQ(::write(terminal_, keys.data(), keys.size()), static_cast<ssize_t>(keys.size()));
   }
 
-  /// Until the child has printed `text`, after what an earlier call waited for.
+  /// Waits until the child has printed `text`, after the text of the previous call.
   void await(const std::string& text) {
     while (true) {
       const size_t at = shown_.find(text, seen_);
@@ -60,14 +60,14 @@ class TestPty {
     }
   }
 
-  /// Whether the terminal shows keys and turns Ctrl-C into a signal, as it does for a shell.
+  /// Returns whether the terminal echoes keys and turns Ctrl-C into a signal, as for a shell.
   bool is_restored() const {
     termios mode{};
     constexpr tcflag_t kUsual = ICANON | ECHO | ISIG;
     return ::tcgetattr(terminal_, &mode) == 0 && (mode.c_lflag & kUsual) == kUsual;
   }
 
-  /// The exit code, or 128 + the signal.
+  /// Waits until the child ends; returns its exit code, or 128 + the signal.
   int wait() {
     while (read_more()) {
     }
@@ -80,12 +80,12 @@ class TestPty {
   const std::string& shown() const { return shown_; }
 
  private:
-  /// False once the child is gone.
+  /// Returns false after the child has ended.
   bool read_more() {
-    constexpr int kPatienceMs = 30'000;
+    constexpr int kTimeoutMs = 30'000;
     pollfd item{.fd = terminal_, .events = POLLIN, .revents = 0};
-    if (::poll(&item, 1, kPatienceMs) <= 0) {
-      ADD_FAILURE() << "nothing happened for " << kPatienceMs << " ms: " << shown_;
+    if (::poll(&item, 1, kTimeoutMs) <= 0) {
+      ADD_FAILURE() << "nothing happened for " << kTimeoutMs << " ms: " << shown_;
       ::kill(child_, SIGKILL);
       return false;
     }

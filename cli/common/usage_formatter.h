@@ -9,8 +9,8 @@
 
 namespace lockstep::cli {
 
-/// Help with a usage line of its own: CLI11 knows nothing of the words that split_arguments keeps
-/// from it.
+/// Formats the help with our usage line, since CLI11 does not know the arguments that
+/// split_arguments() keeps.
 class UsageFormatter : public CLI::Formatter {
  public:
   explicit UsageFormatter(std::string usage) : usage_(std::move(usage)) {}
@@ -22,11 +22,11 @@ class UsageFormatter : public CLI::Formatter {
   std::string usage_;
 };
 
-/// What every command's help has: that line, the examples, and how to ask for it.
+/// Sets the usage line, the footer with examples, and the help option of a command.
 inline void set_help(CLI::App& command, const std::string& usage, const std::string& footer) {
   command.formatter(std::make_shared<UsageFormatter>(usage));
   command.footer(footer);
-  command.set_help_flag("-h,--help", "Print this and exit");
+  command.set_help_flag("-h,--help", "Print this help and exit");
 }
 
 }  // namespace lockstep::cli

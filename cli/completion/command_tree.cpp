@@ -10,8 +10,8 @@
 namespace lockstep::cli {
 namespace {
 
-bool is_capital(char message) {
-  return std::isupper(static_cast<unsigned char>(message)) != 0;
+bool is_capital(char c) {
+  return std::isupper(static_cast<unsigned char>(c)) != 0;
 }
 
 std::vector<std::string> choices_of(const std::string& type, const std::string& value) {
@@ -69,12 +69,12 @@ std::string usage_of(const CLI::App& app) {
   return usage;
 }
 
-/// Whether `usage` goes on with a word in capitals behind the command's name, be it in brackets.
-bool names_words(const std::string& usage, const std::string& whole_name) {
-  if (!usage.starts_with(whole_name + " ")) {
+/// Returns whether the word after the command's name in `usage` is in capitals, with or without [.
+bool names_words(const std::string& usage, const std::string& full_name) {
+  if (!usage.starts_with(full_name + " ")) {
     return false;
   }
-  size_t at = whole_name.size() + 1;
+  size_t at = full_name.size() + 1;
   at += usage[at] == '[' ? 1 : 0;
   return at < usage.size() && is_capital(usage[at]) &&
          !std::string_view(usage).substr(at).starts_with("OPTIONS");

@@ -8,35 +8,35 @@
 
 namespace lockstep::cli {
 
-/// An option as its command was told of it.
+/// An option of a command.
 struct OptionEntry {
-  std::vector<std::string> names;  ///< With their dashes, one letter first.
+  std::vector<std::string> names;  ///< With dashes, short names first.
   std::string description;
-  std::string value;                 ///< What --help calls its value; empty for one without.
-  std::vector<std::string> choices;  ///< Values that it takes; empty where that cannot be told.
+  std::string value;                 ///< The name of its value in --help; empty for a flag.
+  std::vector<std::string> choices;  ///< Allowed values; empty if unknown.
   bool takes_file = false;           ///< The value is the name of a file or folder.
 };
 
-/// A command with all below it.
+/// A command with its subcommands.
 struct CommandEntry {
-  std::string path;  ///< Its words without the program's own: "checkpoint ls"; empty for the root.
-  std::string name;  ///< The last of them.
+  std::string path;  ///< Without the program's name: "checkpoint ls"; empty for the root.
+  std::string name;  ///< The last word of the path.
   std::string description;
   std::string usage;   ///< "lockstep checkpoint ls FOLDER [--json]".
-  std::string footer;  ///< Examples and prose.
+  std::string footer;  ///< The examples and the description.
   std::vector<OptionEntry> options;
   std::vector<CommandEntry> commands;
-  bool takes_program = false;  ///< Its first word begins somebody else's command line.
-  bool takes_files = false;    ///< Its words are files or folders.
+  bool takes_program = false;  ///< Its arguments are another program's command line.
+  bool takes_files = false;    ///< Its arguments are files or folders.
 };
 
-/// What completion and the manual are made of: `app` and all its commands, as --help tells of them.
-/// An option's value is a file if it is called FILE, PATH, DIR or FOLDER; its choices are those of
-/// one_of() of choices.h, or the words in small letters of a value called like "N|auto". A command
-/// takes files if its usage goes on behind its name with a word in capitals.
+/// Describes `app` and all its commands, as the source of completion scripts and the manual. An
+/// option's value is a file if it is named FILE, PATH, DIR or FOLDER. Its choices are those of
+/// one_of() in choices.h, or the lower-case words of a name like "N|auto". A command takes files if
+/// a word in capitals follows its name in the usage.
 CommandEntry command_tree(const CLI::App& app);
 
-/// Calls `visit` for the command and all below it, parents first.
+/// Calls `visit` for the command and all its subcommands, parents first.
 template <typename Visit>
 void for_each_command(const CommandEntry& command, const Visit& visit) {
   visit(command);

@@ -8,7 +8,6 @@
 #include "cli/common/arguments.h"
 #include "cli/common/report.h"
 #include "cli/common/usage_formatter.h"
-#include "cli/completion/man_page.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep::cli {
@@ -20,26 +19,26 @@ constexpr const char* kFooter = R"(Examples:
                                              in a folder of $fpath, before compinit
   lockstep completion fish > ~/.config/fish/completions/lockstep.fish
 
-An installed Lockstep has them where the shells look for them.
+An installed Lockstep has the scripts in the standard folders of the shells.
 
-Exit code: 0; 2 for a wrong call.)";
+Exit code: 0; 2 for a usage error.)";
 
 constexpr const char* kOneShellFooter = R"(Examples:
   {}
 
-Exit code: 0; 2 for a wrong call.)";
+Exit code: 0; 2 for a usage error.)";
 
 constexpr const char* kManFooter = R"(Examples:
   lockstep man | man -l -
   lockstep man > ~/.local/share/man/man1/lockstep.1
 
-Every command and option, as a manual page lockstep(1). An installed Lockstep has it where
-man looks for it.
+Prints the manual page lockstep(1), with every command and option. An installed Lockstep has
+it in the standard folder of man.
 
-Exit code: 0; 2 for a wrong call.)";
+Exit code: 0; 2 for a usage error.)";
 
 CLI::App* add_shell(CLI::App& completion, const std::string& shell, const std::string& example) {
-  CLI::App* command = completion.add_subcommand(shell, "Print the script for " + shell);
+  CLI::App* command = completion.add_subcommand(shell, "Print the completion script for " + shell);
   set_help(
       *command,
       "lockstep completion " + shell,
@@ -51,14 +50,13 @@ CLI::App* add_shell(CLI::App& completion, const std::string& shell, const std::s
 
 ShellCommands::ShellCommands(CLI::App& app)
     : app_(app),
-      completion_(app.add_subcommand(
-          "completion", "Print a script that makes a shell complete these commands")) {
+      completion_(app.add_subcommand("completion", "Print a completion script for a shell")) {
   set_help(*completion_, "lockstep completion bash|zsh|fish", kFooter);
   bash_ = add_shell(*completion_, "bash", "source <(lockstep completion bash)");
   zsh_ = add_shell(*completion_, "zsh", "lockstep completion zsh > ~/.zfunc/_lockstep");
   fish_ = add_shell(
       *completion_, "fish", "lockstep completion fish > ~/.config/fish/completions/lockstep.fish");
-  man_ = app.add_subcommand("man", "Print the manual page, for man");
+  man_ = app.add_subcommand("man", "Print the manual page");
   set_help(*man_, "lockstep man", kManFooter);
 }
 
@@ -76,7 +74,7 @@ int ShellCommands::run(const std::vector<std::string>& words) const {
   } else if (fish_->parsed()) {
     text = fish_completion(root);
   } else {
-    throw ConfigError(where, "for which shell? expected one of bash, zsh, fish");
+    throw ConfigError(where, "the shell is missing; expected bash, zsh or fish");
   }
   std::fwrite(text.data(), 1, text.size(), stdout);
   flush_stdout();

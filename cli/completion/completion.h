@@ -9,24 +9,27 @@
 
 namespace lockstep::cli {
 
-/// The script that makes a shell complete the command line: commands, options, values of which
-/// only some are allowed, files where a file is meant, and the program behind `launch`. Made from
-/// the commands themselves, so that it never knows less than they do. What it defines begins with
-/// _lockstep.
+/// Returns the completion script of a shell: for commands, options, values with choices, files, and
+/// the program of `launch`. It is generated from the commands, so it has all of them. Names that it
+/// defines begin with _lockstep.
 std::string bash_completion(const CommandEntry& root);
 std::string zsh_completion(const CommandEntry& root);
 std::string fish_completion(const CommandEntry& root);
 
-/// `lockstep completion bash|zsh|fish` and `lockstep man`.
+/// Returns the manual page lockstep(1) in roff's man macros: every command with usage, options and
+/// examples, as in --help, then exit codes and files.
+std::string man_page(const CommandEntry& root);
+
+/// The commands `lockstep completion bash|zsh|fish` and `lockstep man`.
 class ShellCommands {
  public:
-  /// Adds the commands to `app`, which must not outlive this. What they print is about all commands
-  /// that `app` has when `run` is called.
+  /// Adds the commands to `app`, which must not outlive this. Their output has all commands that
+  /// `app` has when `run` is called.
   explicit ShellCommands(CLI::App& app);
 
   bool was_given() const { return completion_->parsed() || man_->parsed(); }
-  /// Prints what was asked for; returns the exit code. ConfigError if no shell was named, or words
-  /// were given.
+  /// Prints the script or the page, and returns the exit code. ConfigError without a shell, or with
+  /// arguments.
   int run(const std::vector<std::string>& words) const;
 
  private:

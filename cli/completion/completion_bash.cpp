@@ -8,8 +8,8 @@
 namespace lockstep::cli {
 namespace {
 
-/// What follows the tables. A word that looks like `--option=value` reaches bash as three, unless
-/// the user took = out of COMP_WORDBREAKS.
+/// The code after the tables. bash splits `--option=value` into three words, unless the user
+/// removed = from COMP_WORDBREAKS.
 constexpr const char* kFunction = R"bash(
 _lockstep_files() {
   compopt -o filenames 2>/dev/null
@@ -78,7 +78,7 @@ std::string kind_of(const OptionEntry& option) {
   return option.takes_file ? ":file" : ":any";
 }
 
-/// A function that prints what `rows` has for its first argument.
+/// Formats a function that prints the entry of `rows` for its first argument.
 std::string table(const std::string& name, const std::string& what, const std::string& rows) {
   return fmt::format("\n{}() {{\n  case {} in\n{}  esac\n}}\n", name, what, rows);
 }

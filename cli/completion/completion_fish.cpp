@@ -8,7 +8,7 @@ namespace lockstep::cli {
 namespace {
 
 constexpr const char* kFunctions = R"fish(
-# The command that the words before the cursor name, and "-" behind it where they end what it reads.
+# Prints the command before the cursor, and "-" after it if no options of lockstep can follow.
 function __lockstep_path
     set -l tokens (commandline -opc)
     set -e tokens[1]
@@ -58,7 +58,7 @@ std::string quoted(const std::string& text) {
   return result + "'";
 }
 
-/// `complete` for one command, as long as it is the one being given.
+/// Formats a `complete` line that applies to one command only.
 std::string line(const char* test, const CommandEntry& command, const std::string& rest) {
   return fmt::format(
       "complete -c lockstep -n {} {}\n",

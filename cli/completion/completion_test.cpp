@@ -8,7 +8,6 @@
 
 #include "cli/common/choices.h"
 #include "cli/common/usage_formatter.h"
-#include "cli/completion/man_page.h"
 #include "cli/env/env_programs.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/base/text/shell.h"

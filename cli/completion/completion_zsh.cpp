@@ -9,7 +9,7 @@
 namespace lockstep::cli {
 namespace {
 
-/// With a backslash before each of `special`, and fit to stand between single quotes.
+/// Escapes a text for single quotes, with a backslash before each of `special`.
 std::string escaped(const std::string& text, std::string_view special) {
   std::string result;
   for (const char c : text) {
@@ -31,7 +31,7 @@ std::string function_name(const CommandEntry& command) {
   return name;
 }
 
-/// One argument of _arguments for an option; a name more, one more argument.
+/// Formats the arguments of _arguments for an option, one for each of its names.
 std::string option_spec(const OptionEntry& option) {
   std::string value;
   if (!option.value.empty()) {
@@ -42,7 +42,7 @@ std::string option_spec(const OptionEntry& option) {
   }
   std::string spec;
   for (const std::string& name : option.names) {
-    // Excludes its other names: it is the same option.
+    // An option excludes its other names.
     const std::string others =
         option.names.size() == 1 ? "" : fmt::format("({})", fmt::join(option.names, " "));
     const char* joined = option.value.empty() ? "" : name.starts_with("--") ? "=" : "+";
@@ -103,7 +103,7 @@ std::string zsh_completion(const CommandEntry& root) {
         function_name(command),
         command.commands.empty() ? leaf(command, specs) : branch(command, specs));
   });
-  // As a file of $fpath it is the body of the function; sourced, it registers it.
+  // A file of $fpath is the body of the function; a sourced file registers it.
   return text +
          "\nif [[ $funcstack[1] == _lockstep ]]; then\n"
          "  _lockstep \"$@\"\n"

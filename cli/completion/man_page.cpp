@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "cli/completion/man_page.h"
-
 #include <fmt/format.h>
 
 #include "cli/common/build_facts.h"
+#include "cli/completion/completion.h"
 
 namespace lockstep::cli {
 namespace {
@@ -11,16 +10,16 @@ namespace {
 constexpr const char* kEnd = R"(.SH EXIT STATUS
 .TP
 .B 0
-All went well.
+Success.
 .TP
 .B 1
-Something failed; the message says what.
+A failure; the message has the reason.
 .TP
 .B 2
-A wrong call or a wrong configuration.
+A usage or configuration error.
 .TP
 .B 75
-A job was told to stop and has saved its state.
+A job saved its state after a signal to stop.
 .TP
 .B 128+N
 Signal N ended a rank, or the job.
@@ -38,7 +37,7 @@ Settings, unless LOCKSTEP_CONFIG_FILE names another file; ~/.config is the defau
 .BR ssh (1)
 )";
 
-/// Text in which roff sees nothing but text.
+/// Escapes a text for roff.
 std::string escaped(const std::string& text) {
   std::string result;
   bool line_begins = true;
@@ -95,7 +94,7 @@ std::string option_text(const OptionEntry& option) {
       choices.empty() ? "" : escaped(choices) + ".\n");
 }
 
-/// Examples and prose, line for line as --help has them.
+/// Formats the footer of --help line by line.
 std::string footer_text(const std::string& footer) {
   return footer.empty() ? "" : fmt::format(".PP\n.nf\n{}\n.fi\n", escaped(footer));
 }
@@ -117,7 +116,7 @@ std::string command_text(const CommandEntry& command) {
 std::string man_page(const CommandEntry& root) {
   std::string text = fmt::format(
       ".TH LOCKSTEP 1 \"\" \"lockstep {}\" \"User Commands\"\n"
-      ".SH NAME\nlockstep \\- train one network on many processes\n"
+      ".SH NAME\nlockstep \\- train a model on many processes\n"
       ".SH SYNOPSIS\n.B lockstep\n.I COMMAND\n.RI [ OPTIONS ]\n"
       ".SH DESCRIPTION\n{}\n.PP\nOptions may be written with _ for \\-.\n"
       ".SH OPTIONS\n",

@@ -15,17 +15,17 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kFooter = R"(Examples:
-  lockstep env                          a block to paste into a bug report
+  lockstep env                          facts for a bug report
   lockstep env --json | jq .cpu.allowed
-  lockstep env --explain                every setting, its value, and where that came from
+  lockstep env --explain                every setting with its value and origin
 
-Asks ssh, mpirun, srun, nvidia-smi and python3 ($LOCKSTEP_PYTHON) for their versions, if
-they are there, each for a few seconds at most. Of environment variables it shows those
-that decide how a job runs; what is named like a secret is hidden.
+Runs ssh, mpirun, srun, nvidia-smi and python3 ($LOCKSTEP_PYTHON) for their versions, for a
+few seconds at most. Shows the environment variables that affect a job; values of variables
+with a name like a secret are hidden.
 
-Exit code: 0; with --explain 2 if the configuration is not valid; 2 for a wrong call.)";
+Exit code: 0; with --explain 2 if the configuration is invalid; 2 for a usage error.)";
 
-/// Memory is counted in powers of two, as the kernel does.
+/// Formats a size in MiB or GiB.
 std::string memory_text(uint64_t bytes) {
   constexpr double kMebibyte = 1024.0 * 1024.0;
   const double mebibytes = static_cast<double>(bytes) / kMebibyte;
@@ -49,7 +49,7 @@ std::string or_unknown(const std::string& text) {
   return text.empty() ? "unknown" : text;
 }
 
-/// Lines "name: value", the names in one column.
+/// Formats lines "name: value", with the names in one column.
 class Block {
  public:
   void add(const std::string& name, const std::string& value) {
@@ -98,7 +98,7 @@ void add_cpu(const Machine::Cpu& cpu, Block& block, Json& json) {
           cpu.allowed,
           cpu.numa_nodes == 0 ? "NUMA nodes unknown"
                               : counted(static_cast<size_t>(cpu.numa_nodes), "NUMA node"),
-          cpu.cgroup_cores ? fmt::format("cgroup gives {:.2f} cores", *cpu.cgroup_cores)
+          cpu.cgroup_cores ? fmt::format("cgroup limit {:.2f} cores", *cpu.cgroup_cores)
                            : "no cgroup limit"));
   json["cpu"] = {
       {"model", cpu.model},
@@ -116,7 +116,7 @@ void add_memory(const Machine& machine, Block& block, Json& json) {
           "{}, {} available; {}",
           memory_text(memory.bytes),
           memory_text(memory.available_bytes),
-          memory.cgroup_bytes ? "cgroup gives " + memory_text(*memory.cgroup_bytes)
+          memory.cgroup_bytes ? "cgroup limit " + memory_text(*memory.cgroup_bytes)
                               : "no cgroup limit"));
   json["memory"] = {
       {"bytes", memory.bytes},
@@ -184,14 +184,14 @@ void add_interfaces(const Machine& machine, Block& block, Json& json) {
   }
 }
 
-/// `machine`'s libtorch is not asked: this program does without it.
+/// Does not check libtorch, which this program does not load.
 void add_backends(const Machine& machine, Block& block, Json& json) {
   const bool has_gpu = !machine.gpus.empty();
-  const std::string why = has_gpu ? "" : "there is no GPU of NVIDIA's here";
+  const std::string why = has_gpu ? "" : "this machine has no NVIDIA GPU";
   block.add(
       "backends",
       "shm (within a host), gloo; " +
-          (has_gpu ? "nccl between GPUs, with a libtorch for CUDA" : "not nccl: " + why));
+          (has_gpu ? "nccl between GPUs, if libtorch is built for CUDA" : "no nccl: " + why));
   json["backends"] = {
       {{"name", "shm"}, {"available", true}, {"why", ""}},
       {{"name", "gloo"}, {"available", true}, {"why", ""}},
@@ -276,11 +276,10 @@ Report env_report(const EnvFacts& facts) {
 }
 
 EnvCommand::EnvCommand(CLI::App& app)
-    : command_(app.add_subcommand("env", "Say what a bug report needs to know of this machine")) {
+    : command_(app.add_subcommand("env", "Show the facts of this machine for a bug report")) {
   set_help(*command_, "lockstep env [--explain] [--json]", kFooter);
-  command_->add_flag(
-      "--explain", explain_, "Say every setting, its value, and where that came from, instead");
-  command_->add_flag("--json", json_, "Say it as one object of JSON, errors too");
+  command_->add_flag("--explain", explain_, "Show every setting with its value and origin instead");
+  command_->add_flag("--json", json_, "Print one JSON object, also for errors");
 }
 
 int EnvCommand::run(const std::vector<std::string>& words) const {

@@ -13,14 +13,14 @@
 
 namespace lockstep::cli {
 
-/// `lockstep env`: what a bug report needs to say of a machine.
+/// The command `lockstep env`: shows the facts of a machine for a bug report.
 class EnvCommand {
  public:
   /// Adds the command to `app`, which must not outlive this.
   explicit EnvCommand(CLI::App& app);
 
   bool was_given() const { return command_->parsed(); }
-  /// Prints the report; returns the exit code. ConfigError for words, of which it takes none.
+  /// Prints the report, and returns the exit code. ConfigError for arguments.
   int run(const std::vector<std::string>& words) const;
 
  private:
@@ -29,48 +29,49 @@ class EnvCommand {
   bool explain_ = false;
 };
 
-/// A program that others are started with or by.
+/// A program that starts or runs others.
 struct ProgramFound {
   std::string name;
-  std::string path;     ///< Empty if there is none.
-  std::string version;  ///< The first line of what it says; empty if it says nothing.
+  std::string path;     ///< Empty if it was not found.
+  std::string version;  ///< The first line of its output; may be empty.
 };
 
-/// What the configuration says, in the environment or in a file: all but defaults.
+/// The settings in the environment and in the configuration file, without defaults.
 struct Configured {
   struct Value {
     std::string name;
     std::string value;
     std::string origin;
   };
-  std::string file;  ///< That was read; empty if there is none.
+  std::string file;  ///< The file that was read; empty: none.
   std::vector<Value> values;
-  std::string fault;  ///< Why it is not valid; empty if it is.
+  std::string fault;  ///< The fault of an invalid configuration; empty if it is valid.
 };
 
-/// All that the report is made of. Gathered first, so that tests can make it up.
+/// The data of the report, which tests make up.
 struct EnvFacts {
   Machine machine;
   std::vector<ProgramFound> programs;
-  std::string python;  ///< The interpreter; empty if there is none.
+  std::string python;  ///< The interpreter; empty if it was not found.
   std::string python_version;
-  std::string torch_version;  ///< Of the torch that Python imports; empty if it has none.
-  std::string nvidia_smi;     ///< What it lists; empty if it is absent or does not answer.
-  std::map<std::string, std::string> variables;  ///< Those that matter; secrets are hidden.
+  std::string torch_version;  ///< Python's torch; empty if it has none.
+  std::string nvidia_smi;     ///< The output of `nvidia-smi -L`; empty if that failed.
+  std::map<std::string, std::string> variables;  ///< See relevant_variables().
   Configured configured;
 };
 
-/// Looks at the machine, and asks programs for their versions: at most a few seconds, each being
-/// given up on if it does not answer.
+/// Collects the facts of this machine. Runs programs for their versions, each for a few seconds at
+/// most.
 EnvFacts gather_env_facts();
 
-/// The same for the configuration that `lockstep launch` would find.
+/// Returns the configuration that `lockstep launch` would use.
 Configured configured_values(const Environment& environment);
 
-/// The variables of `environment` (NAME=value) that decide how a job runs. Values whose name says
-/// that they are secret are replaced, and so are passwords within addresses.
+/// Returns the variables of `environment` (NAME=value) that affect a job. Secret values, and
+/// passwords in URLs, are replaced.
 std::map<std::string, std::string> relevant_variables(const std::vector<std::string>& environment);
 
+/// Formats the facts as text and JSON.
 Report env_report(const EnvFacts& facts);
 
 }  // namespace lockstep::cli

@@ -102,7 +102,7 @@ TEST(EnvReport, SaysAllOfItInLines) {
   EXPECT_THAT(
       report.text,
       AllOf(
-          HasSubstr("A CPU; 4 cores, 2 allowed; 1 NUMA node; cgroup gives 1.50 cores\n"),
+          HasSubstr("A CPU; 4 cores, 2 allowed; 1 NUMA node; cgroup limit 1.50 cores\n"),
           HasSubstr("memory:       8.0 GiB, 512 MiB available; no cgroup limit\n"),
           HasSubstr("/dev/shm:     none\n"),
           HasSubstr("nofile 1024 (hard unlimited)\n"),
@@ -127,7 +127,7 @@ TEST(EnvReport, SaysTheSameAsJson) {
   EnvFacts without = made_up_facts();
   without.machine.gpus.clear();
   EXPECT_EQ(env_report(without).json["backends"][2]["available"], false);
-  EXPECT_THAT(env_report(without).text, HasSubstr("not nccl: there is no GPU"));
+  EXPECT_THAT(env_report(without).text, HasSubstr("no nccl: this machine has no NVIDIA GPU"));
   EXPECT_NE(json["lockstep"]["compiler"], "");
 }
 

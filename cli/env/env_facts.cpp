@@ -69,7 +69,7 @@ ProgramFound find_program(
   if (!found.path.empty()) {
     const auto answer = ask_program({found.path, flag}, kProgramMs);
     if (!answer) {
-      found.version = fmt::format("does not answer {} within {} s", flag, kProgramMs / 1000);
+      found.version = fmt::format("did not answer {} within {} s", flag, kProgramMs / 1000);
     } else {
       found.version = (answer->exit_code == 0 ? "" : "fails: ") + first_line(answer->text);
     }
@@ -77,7 +77,7 @@ ProgramFound find_program(
   return found;
 }
 
-/// torch is not imported: that takes seconds.
+/// Reads the version of torch without importing it, which would take seconds.
 void ask_python(const Environment& environment, EnvFacts& facts) {
   constexpr const char* kQuestion =
       "import platform, importlib.metadata as m\n"

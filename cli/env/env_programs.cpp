@@ -25,7 +25,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr size_t kMostText = 65536;
 
-/// Starts it as the head of a process group of its own, writing to `out`; -1 if it cannot be.
+/// Starts a process in its own process group, with its output to `out`; returns -1 on failure.
 pid_t spawn(const std::vector<std::string>& words, int out) {
   std::vector<char*> argv;
   for (const std::string& word : words) {
@@ -48,7 +48,7 @@ pid_t spawn(const std::vector<std::string>& words, int out) {
   return error == 0 ? pid : -1;
 }
 
-/// All that lies in the pipe; false once there will be nothing more.
+/// Reads the available data of a pipe; returns false at its end.
 bool drain(const UniqueFd& in, std::string& text) {
   std::array<char, 4096> chunk;
   while (true) {
@@ -60,8 +60,8 @@ bool drain(const UniqueFd& in, std::string& text) {
   }
 }
 
-/// Reads until the process ends; false if `deadline` comes first. Not until the pipe is closed:
-/// what the process leaves behind may hold it.
+/// Reads until the process ends; returns false if `deadline` is first. Does not wait for the end of
+/// the pipe, which children of the process may keep open.
 bool read_to_end(
     const UniqueFd& in, const UniqueFd& process, Clock::time_point deadline, std::string& text) {
   bool open = true;
@@ -106,7 +106,7 @@ std::optional<Answer> ask_program(const std::vector<std::string>& words, int tim
   // glibc 2.36 declares pidfd_open for C alone.
   const UniqueFd process(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   const bool ended = process.is_open() && read_to_end(in, process, deadline, answer.text);
-  ::kill(-pid, SIGKILL);  // It, or what it has left behind.
+  ::kill(-pid, SIGKILL);  // The process, or its children.
   int status = 0;
   while (::waitpid(pid, &status, 0) < 0 && errno == EINTR) {
   }

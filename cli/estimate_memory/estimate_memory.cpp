@@ -16,7 +16,7 @@
 namespace lockstep::cli {
 namespace {
 
-/// How much smaller than float32.
+/// Returns the factor by which a dtype is smaller than float32.
 double divisor_of(const std::string& dtype) {
   if (dtype == "float32") {
     return 1;
@@ -33,7 +33,7 @@ int64_t share(int64_t bytes, int64_t ranks) {
 
 constexpr double kDeepSpeedBuffers = 1.5;
 
-/// Python's int(18 * parameters / ranks): both are exact as doubles.
+/// Computes Python's int(18 * parameters / ranks); both operands are exact as doubles.
 int64_t eighteen_over(int64_t parameters, int64_t ranks) {
   return static_cast<int64_t>(static_cast<double>(18 * parameters) / static_cast<double>(ranks));
 }
@@ -57,9 +57,9 @@ const std::map<std::string, int64_t>& optimizers() {
   return numbers;
 }
 
-/// 0 for no such unit.
-double unit_of(char message) {
-  switch (std::toupper(static_cast<unsigned char>(message))) {
+/// Returns the factor of a unit; 0 if it is unknown.
+double unit_of(char c) {
+  switch (std::toupper(static_cast<unsigned char>(c))) {
     case 'K':
       return 1e3;
     case 'M':
@@ -169,7 +169,7 @@ ZeroEstimate deepspeed_zero3(const DeepSpeedSetup& setup, Offload offload, bool 
   }
   const bool with_parameters = offload == Offload::kOptimizerAndParameters;
   const int64_t factor = with_parameters ? 18 : 16;
-  // In Python's order, so that the same bits are rounded away.
+  // In Python's order, so that rounding is the same.
   const double host =
       zero_init ? static_cast<double>(setup.parameters * factor) * per_host * kDeepSpeedBuffers
                 : parameters * std::max(unsharded, static_cast<double>(factor) * per_host) *
@@ -213,14 +213,14 @@ int64_t parse_count(const std::string& where, const std::string& text) {
   }
   const double count = number * (unit > 0 ? unit : 1);
   if (count < 1 || count > static_cast<double>(kMostParameters)) {
-    throw refuse(fmt::format("from 1 to {}", with_commas(kMostParameters)));
+    throw refuse(fmt::format("a number from 1 to {}", with_commas(kMostParameters)));
   }
-  // 0.1 has no exact double: what is off by less than that shows is whole.
-  const double whole = std::round(count);
-  if (std::abs(count - whole) > 1e-6 * std::max(1.0, count * 1e-6)) {
+  // 0.1 has no exact double: smaller deviations are rounding errors.
+  const double rounded = std::round(count);
+  if (std::abs(count - rounded) > 1e-6 * std::max(1.0, count * 1e-6)) {
     throw refuse("a whole number of parameters");
   }
-  return static_cast<int64_t>(whole);
+  return static_cast<int64_t>(rounded);
 }
 
 }  // namespace lockstep::cli

@@ -27,18 +27,18 @@ constexpr const char* kFooter = R"(Examples:
   lockstep estimate-memory --parameters 7b --largest-layer 131M --ranks 8,64 --hosts 8
   lockstep estimate-memory runs/a/checkpoints/checkpoint_3 --optimizer sgd --json
 
-PATH is a .safetensors file, a folder or index of them, or a checkpoint; headers alone are
-read. The first table is that of accelerate estimate-memory: to load the model in each
-dtype, and to train it with a batch of one. The second says what each rank of Lockstep
-holds of parameters, gradients and optimizer state in each stage of ZeRO, all float32,
-and beside it what the papers of ZeRO and ZeRO-Offload say (by --mixed-precision), and
-DeepSpeed's estimate_zero2/3_model_states_mem_needs to 16-bit training with Adam.
-With --parameters alone nothing is known of layers.
+PATH is a .safetensors file, a folder or index of them, or a checkpoint; only headers are
+read. The first table is that of accelerate estimate-memory: the memory to load the model in
+each dtype, and to train it with batch size 1. The second table has the parameters,
+gradients and optimizer state of each rank in each ZeRO stage: in Lockstep (all float32), by
+the papers of ZeRO and ZeRO-Offload (see --mixed-precision), and by DeepSpeed's
+estimate_zero2/3_model_states_mem_needs (16-bit training with Adam). With --parameters, the
+layers are unknown.
 
-Not counted: activations, which grow with the batch, buffers for communication, data,
-and what libraries and the device's driver take for themselves.
+Not included: activations, which grow with the batch size, communication buffers, data,
+libraries, and the device's driver.
 
-Exit code: 0; 1 if a file cannot be read; 2 for a wrong call.)";
+Exit code: 0; 1 if a file cannot be read; 2 for a usage error.)";
 
 int64_t parse_number(const std::string& option, const std::string& text, int64_t most) {
   const std::optional<int64_t> number = parse_integer(text);
@@ -46,9 +46,9 @@ int64_t parse_number(const std::string& option, const std::string& text, int64_t
     throw ConfigError(
         kWhere,
         fmt::format(
-            "{} got '{}', expected a whole number from 1 to {}",
-            option,
+            "invalid value '{}' for {}; expected a whole number from 1 to {}",
             printable(text),
+            option,
             with_commas(most)));
   }
   return *number;
@@ -62,7 +62,7 @@ std::vector<std::string> checked_dtypes(const std::string& list) {
       throw ConfigError(
           kWhere,
           fmt::format(
-              "--dtypes got '{}', expected some of {}{}",
+              "invalid value '{}' for --dtypes; expected a list of {}{}",
               printable(dtype),
               fmt::join(known, ", "),
               did_you_mean(dtype, known)));
@@ -78,8 +78,9 @@ int64_t optimizer_numbers(const std::string& optimizer, const ModelSize& size) {
   if (!size.layers) {
     throw ConfigError(
         kWhere,
-        "what adafactor keeps depends on the shapes of tensors, which --parameters does not tell; "
-        "give a file or folder instead");
+        "adafactor's state depends on the shapes of tensors, which --parameters does not have; "
+        "give "
+        "a file or folder instead");
   }
   return size.layers->adafactor_numbers;
 }
@@ -92,7 +93,7 @@ std::vector<int64_t> checked_ranks(const std::string& list, int64_t hosts) {
       throw ConfigError(
           kWhere,
           fmt::format(
-              "{} ranks do not divide among {} hosts; expected equally many on each",
+              "{} ranks cannot be divided equally among {} hosts; expected a multiple of the hosts",
               numbers.back(),
               hosts));
     }
@@ -103,43 +104,50 @@ std::vector<int64_t> checked_ranks(const std::string& list, int64_t hosts) {
 }  // namespace
 
 EstimateMemoryCommand::EstimateMemoryCommand(CLI::App& app)
-    : command_(app.add_subcommand(
-          "estimate-memory", "Say what a model takes to be loaded and trained")) {
+    : command_(
+          app.add_subcommand("estimate-memory", "Estimate the memory to load and train a model")) {
   set_help(*command_, "lockstep estimate-memory PATH|--parameters N [OPTIONS] [--json]", kFooter);
-  command_->add_option("--parameters", parameters_, "Instead of PATH: how many, like 7b or 350M")
+  command_
+      ->add_option(
+          "--parameters", parameters_, "Number of parameters, like 7b or 350M, instead of PATH")
       ->type_name("N");
   command_
       ->add_option(
-          "--largest-layer", largest_layer_, "With --parameters: how many the largest layer has")
+          "--largest-layer",
+          largest_layer_,
+          "Number of parameters of the largest layer, with --parameters")
       ->type_name("N");
-  command_->add_option("--ranks", ranks_, "Numbers of ranks, each with a table of its own (2)")
+  command_->add_option("--ranks", ranks_, "Numbers of ranks, with one table for each (2)")
       ->type_name("N,...");
-  command_->add_option("--hosts", hosts_, "Number of hosts, with the same number of ranks each (1)")
+  command_->add_option("--hosts", hosts_, "Number of hosts, with equal numbers of ranks (1)")
       ->type_name("H");
-  command_->add_option("--dtypes", dtypes_, "Of the first table (all)")
+  command_->add_option("--dtypes", dtypes_, "Dtypes of the first table (all)")
       ->type_name(fmt::format("{}", fmt::join(kEstimateDtypes, ",")));
-  command_->add_option("--optimizer", optimizer_, "Whose state is counted (adamw)")
+  command_->add_option("--optimizer", optimizer_, "Optimizer whose state is included (adamw)")
       ->type_name("NAME")
       ->check(one_of(estimate_optimizers()));
   command_
       ->add_option(
-          "--mixed-precision", mixed_precision_, "Of the papers' columns: no is all float32 (bf16)")
+          "--mixed-precision",
+          mixed_precision_,
+          "Precision in the papers' columns; no: all float32 (bf16)")
       ->type_name("NAME")
       ->check(one_of({"no", "fp16", "bf16"}));
   command_
-      ->add_option("--model", model_, "Which of a checkpoint: 0 is the set model, 1 is model_1 (0)")
+      ->add_option(
+          "--model", model_, "Number of a checkpoint's model: 0 is `model`, 1 is `model_1` (0)")
       ->type_name("N")
       ->check(integer_between(0, std::numeric_limits<int>::max()));
-  command_->add_flag("--json", json_, "Say it as one object of JSON, errors too");
+  command_->add_flag("--json", json_, "Print one JSON object, also for errors");
 }
 
 EstimateRequest EstimateMemoryCommand::request_of(const std::vector<std::string>& words) const {
   if (words.size() + (parameters_.empty() ? 0 : 1) != 1 || (!words.empty() && words[0].empty())) {
     throw ConfigError(
-        kWhere, "of which model? expected one path, or --parameters N; try --parameters 7b");
+        kWhere, "the model is missing; expected one path, or --parameters N; try --parameters 7b");
   }
   if (!largest_layer_.empty() && parameters_.empty()) {
-    throw ConfigError(kWhere, "--largest-layer goes with --parameters; files tell their layers");
+    throw ConfigError(kWhere, "--largest-layer needs --parameters; a file has its layers");
   }
   EstimateRequest request;
   request.path = words.empty() ? "" : words[0];
@@ -149,7 +157,7 @@ EstimateRequest EstimateMemoryCommand::request_of(const std::vector<std::string>
     throw ConfigError(
         request.path,
         fmt::format(
-            "holds {} parameters, expected from 1 to {}",
+            "has {} parameters, expected 1 to {}",
             with_commas(request.size.parameters),
             with_commas(kMostParameters)));
   }
@@ -158,7 +166,8 @@ EstimateRequest EstimateMemoryCommand::request_of(const std::vector<std::string>
   } else if (!largest_layer_.empty()) {
     request.largest_layer_parameters = parse_count("--largest-layer", largest_layer_);
     if (*request.largest_layer_parameters > request.size.parameters) {
-      throw ConfigError(kWhere, "--largest-layer is more than --parameters");
+      throw ConfigError(
+          kWhere, "--largest-layer is larger than --parameters; expected at most that number");
     }
   }
   request.dtypes = checked_dtypes(dtypes_);

@@ -10,15 +10,15 @@
 
 namespace lockstep::cli {
 
-/// `lockstep estimate-memory`: what a model takes to be loaded and trained.
+/// The command `lockstep estimate-memory`: estimates the memory to load and train a model.
 class EstimateMemoryCommand {
  public:
   /// Adds the command to `app`, which must not outlive this.
   explicit EstimateMemoryCommand(CLI::App& app);
 
   bool was_given() const { return command_->parsed(); }
-  /// Runs with the path among its words, if one was given; returns the exit code. ConfigError for
-  /// what makes no sense.
+  /// Runs the command with the path in `words`, if there is one, and returns the exit code.
+  /// ConfigError for invalid arguments.
   int run(const std::vector<std::string>& words) const;
 
  private:

@@ -55,14 +55,14 @@ bool is_buffer(const ModelTensor& tensor) {
 double float32_bytes(const ModelTensor& tensor) {
   const auto elements = static_cast<double>(elements_of(tensor));
   if (tensor.dtype == Dtype::kBool) {
-    return elements / 8;  // Accelerate's, though torch takes a byte for each.
+    return elements / 8;  // As Accelerate counts; torch uses one byte for each.
   }
   return elements * (is_floating(tensor.dtype)
                          ? 4.0
                          : static_cast<double>(storage::dtype_bytes(tensor.dtype)));
 }
 
-/// A row and a column of each matrix; what is no matrix is kept whole.
+/// Adafactor keeps a row and a column of each matrix, and all elements of other tensors.
 int64_t adafactor_numbers(const ModelTensor& tensor) {
   const int64_t elements = elements_of(tensor);
   const size_t dims = tensor.shape.size();
@@ -98,7 +98,7 @@ void find_largest(const Module& module, const std::string& name, ModelSize::Laye
   }
 }
 
-/// The module that a tensor of that name belongs to.
+/// Returns the module that owns a tensor of that name.
 Module& owner_of(Module& root, const std::string& name) {
   Module* module = &root;
   size_t begin = 0;
@@ -112,13 +112,14 @@ Module& owner_of(Module& root, const std::string& name) {
 bool is_checkpoint(const fs::path& folder) {
   std::error_code error;
   if (!fs::exists(folder / storage::kManifestName, error)) {
-    return storage::find_newest(folder).path.has_value();  // A folder of them, which is refused.
+    return storage::find_newest(folder)
+        .path.has_value();  // A folder of checkpoints, which is refused.
   }
   try {
     storage::read_manifest(folder);
     return true;
   } catch (const CheckpointError&) {
-    // Others call files so, too.
+    // Another program's file of that name.
     return !fs::exists(folder / storage::kModelFile, error) &&
            !fs::exists(folder / storage::kModelIndex, error);
   }
@@ -131,7 +132,7 @@ std::vector<ModelTensor> tensors_of_checkpoint(const fs::path& path, int model) 
     throw ConfigError(
         path,
         fmt::format(
-            "holds no set of tensors {}; it holds {}",
+            "has no tensors named {}; expected one of {}",
             stem,
             printable(fmt::format("{}", fmt::join(TensorSet::stems(stored), ", ")))));
   }
@@ -179,13 +180,15 @@ ModelSize size_of_parameters(int64_t parameters) {
 
 std::vector<ModelTensor> tensors_of_model(const fs::path& path, int model) {
   if (!storage::name_exists(path)) {
-    throw ConfigError(path, "is not there; expected a .safetensors file, a folder or a checkpoint");
+    throw ConfigError(
+        path, "does not exist; expected a .safetensors file, a folder or a checkpoint");
   }
   if (fs::is_directory(path) && is_checkpoint(path)) {
     return tensors_of_checkpoint(path, model);
   }
   if (model != 0) {
-    throw ConfigError(path, "is no checkpoint and holds one model; --model is for those");
+    throw ConfigError(
+        path, "is no checkpoint and has one model; use --model with checkpoints only");
   }
   std::vector<ModelTensor> tensors;
   for (const storage::SafetensorsMap& file : storage::open_model_files(path)) {

@@ -11,47 +11,44 @@
 
 namespace lockstep::cli {
 
-/// A tensor of a model, as far as its size goes.
+/// The name, dtype and shape of a model's tensor.
 struct ModelTensor {
   std::string name;
   storage::Dtype dtype = storage::Dtype::kF32;
   std::vector<int64_t> shape;
 };
 
-/// How large a model is. What takes a model's tensors to be known is absent where only a number of
-/// parameters is.
+/// The size of a model. `layers` is empty if only the number of parameters is known.
 struct ModelSize {
-  int64_t parameters = 0;    ///< Numbers that training changes.
+  int64_t parameters = 0;    ///< Trained numbers.
   int64_t buffers = 0;       ///< Other numbers.
-  double float32_bytes = 0;  ///< Of all of it, floating point numbers as float32.
+  double float32_bytes = 0;  ///< All tensors, with floating point numbers as float32.
 
   struct Layers {
-    double largest_bytes = 0;          ///< Of the largest layer, as Accelerate counts, in float32.
-    std::vector<std::string> largest;  ///< Which it is; several if they are equally large.
-    /// Parameters of one module that are no other module's: the most of any, as DeepSpeed counts.
+    double largest_bytes = 0;          ///< The largest layer, as Accelerate counts, in float32.
+    std::vector<std::string> largest;  ///< Its name; several names if layers are equally large.
+    /// The largest number of parameters that one module owns itself, as DeepSpeed counts.
     int64_t largest_own_parameters = 0;
-    int64_t adafactor_numbers = 0;  ///< What Adafactor keeps of all parameters.
+    int64_t adafactor_numbers = 0;  ///< Numbers in the state of Adafactor.
   };
   std::optional<Layers> layers;
 };
 
-/// Adds up the tensors of a model. What modules it has is told by the names: "a.b.weight" belongs
-/// to module b of module a.
+/// Sums the tensors of a model. The names define the modules: "a.b.weight" belongs to module b of
+/// module a.
 ///
-/// - The largest layer is Accelerate's: of the modules that have none within them, and of the
-///   tensors that belong to the model itself, the largest. What else belongs to a module with
-///   modules within it is not looked at.
-/// - Files do not say what is a buffer. Taken for one: what holds integers, and running_mean and
-///   running_var, which normalisation layers have.
+/// - The largest layer is defined as in Accelerate: the largest of the modules without submodules
+/// and
+///   of the tensors of the model itself. Other tensors of modules with submodules are ignored.
+/// - Files do not mark buffers. Integer tensors, running_mean and running_var count as buffers.
 ModelSize size_of_model(const std::vector<ModelTensor>& tensors);
 
-/// That of a model of which only the number of parameters is known.
+/// Returns the size of a model of which only the number of parameters is known.
 ModelSize size_of_parameters(int64_t parameters);
 
-/// The tensors of a model on disk, from headers alone: a .safetensors file, a folder or an index of
-/// them (open_model_files), or a checkpoint of ours, of which `model` says which model is meant.
-/// ConfigError if there is nothing of that name, or no such model; CheckpointError for what cannot
-/// be read.
+/// Reads the tensors of a model on disk, from headers only: a .safetensors file, a folder or an
+/// index of them (open_model_files), or model number `model` of a checkpoint. ConfigError if the
+/// path or the model does not exist; CheckpointError for unreadable data.
 std::vector<ModelTensor> tensors_of_model(const std::filesystem::path& path, int model);
 
 }  // namespace lockstep::cli

@@ -11,7 +11,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kNotCounted =
-    "Not counted: activations, buffers for communication, data, libraries, the driver.";
+    "Not included: activations, communication buffers, data, libraries, the driver.";
 
 std::string memory_text(double bytes) {
   constexpr double kUnit = 1024;
@@ -33,17 +33,17 @@ std::string memory_text(int64_t bytes) {
   return memory_text(static_cast<double>(bytes));
 }
 
-int64_t whole_bytes(double bytes) {
+int64_t ceil_bytes(double bytes) {
   return static_cast<int64_t>(std::ceil(bytes));
 }
 
-/// How ranks are laid out, and what each of them keeps.
+/// The ranks and hosts of one table, and the training state.
 struct Layout {
   TrainingState state;
   std::optional<int64_t> largest_layer_parameters;
   int64_t ranks = 1;
   int64_t hosts = 1;
-  bool as_deepspeed = false;  ///< Its estimates are for what was asked.
+  bool as_deepspeed = false;  ///< DeepSpeed's formulas apply to this request.
 };
 
 const char* name_of(Offload offload) {
@@ -57,7 +57,7 @@ const char* name_of(Offload offload) {
   }
 }
 
-/// What DeepSpeed says: both ways to build the model in stage 3.
+/// DeepSpeed's estimate; in stage 3 with and without zero.Init.
 struct DeepSpeedRow {
   ZeroEstimate estimate;
   std::optional<int64_t> host_without_zero_init;
@@ -145,7 +145,7 @@ void add_zero_table(const Layout& layout, const std::string& title, Report& repo
       "\n" + title + "\n" + render_table(rows, {false, false, true, true, true, true, true, true});
 }
 
-/// The table of `accelerate estimate-memory`.
+/// Adds the table of `accelerate estimate-memory`.
 void add_dtypes(
     const EstimateRequest& request, const std::optional<double>& layer_bytes, Report& report) {
   const double state_numbers =
@@ -164,25 +164,25 @@ void add_dtypes(
     Json row = {
         {"dtype", dtype},
         {"largest_layer_bytes", nullptr},
-        {"total_bytes", whole_bytes(estimate.total)},
+        {"total_bytes", ceil_bytes(estimate.total)},
         {"training", nullptr}};
     if (layer_bytes) {
-      row["largest_layer_bytes"] = whole_bytes(estimate.largest_layer);
+      row["largest_layer_bytes"] = ceil_bytes(estimate.largest_layer);
     }
     if (const auto& training = estimate.training) {
       row["training"] = {
-          {"model_bytes", whole_bytes(training->model)},
-          {"gradients_bytes", whole_bytes(training->gradients)},
-          {"optimizer_bytes", whole_bytes(training->optimizer)},
-          {"step_bytes", whole_bytes(training->step)},
-          {"most_bytes", whole_bytes(training->most())}};
+          {"model_bytes", ceil_bytes(training->model)},
+          {"gradients_bytes", ceil_bytes(training->gradients)},
+          {"optimizer_bytes", ceil_bytes(training->optimizer)},
+          {"step_bytes", ceil_bytes(training->step)},
+          {"most_bytes", ceil_bytes(training->most())}};
     }
     report.json["dtypes"].push_back(std::move(row));
   }
   report.text += "\n" + render_table(rows, {false, true, true, true});
 }
 
-/// What the model is, before all tables.
+/// Adds the description of the model.
 void add_model(const EstimateRequest& request, Report& report) {
   const ModelSize& size = request.size;
   report.text = fmt::format(
@@ -203,14 +203,15 @@ void add_model(const EstimateRequest& request, Report& report) {
     report.text += fmt::format(
         "  largest layer {}{}\n",
         printable(layers->largest.front()),
-        layers->largest.size() == 1 ? ""
-                                    : fmt::format(" and {} as large", layers->largest.size() - 1));
+        layers->largest.size() == 1
+            ? ""
+            : fmt::format(" and {} of equal size", layers->largest.size() - 1));
     report.json["largest_layer"] = {
         {"names", layers->largest}, {"own_parameters", layers->largest_own_parameters}};
   }
 }
 
-/// Of the largest layer, in float32; nothing where it is not known.
+/// Returns the size of the largest layer in float32; nothing if it is unknown.
 std::optional<double> largest_layer_bytes(const EstimateRequest& request) {
   if (request.size.layers) {
     return request.size.layers->largest_bytes;
@@ -253,12 +254,11 @@ Report estimate_report(const EstimateRequest& request) {
   report.text += '\n';
   if (const auto& layer = layout.largest_layer_parameters) {
     report.text += fmt::format(
-        "Stage 3 gathers a layer at a time, which comes on top: {}. DeepSpeed counts it.\n",
+        "Stage 3 also gathers one layer at a time: {}. DeepSpeed's columns include it.\n",
         memory_text(4 * *layer));
   }
   report.text +=
-      "Lockstep keeps float32, once, whatever is computed in: no 16-bit copy, no master copy, no "
-      "gradients on the host.\n";
+      "Lockstep stores float32 only: no 16-bit copy, no master copy, no gradients on the host.\n";
   report.text += std::string(kNotCounted) + "\n";
   return report;
 }

@@ -12,20 +12,20 @@
 
 namespace lockstep::cli {
 
-/// What is to be estimated; all of it has been checked.
+/// A checked request for an estimate.
 struct EstimateRequest {
-  std::string path;  ///< Of the model; empty: only a number of parameters is known.
+  std::string path;  ///< The model's path; empty: only the number of parameters is known.
   ModelSize size;
   std::optional<int64_t> largest_layer_parameters;  ///< As DeepSpeed counts them.
-  std::vector<std::string> dtypes;                  ///< Some of kEstimateDtypes.
+  std::vector<std::string> dtypes;                  ///< A subset of kEstimateDtypes.
   std::string optimizer;
-  int64_t optimizer_numbers = 0;  ///< That it keeps of all parameters together.
+  int64_t optimizer_numbers = 0;  ///< Numbers in the optimizer's state.
   std::string mixed_precision;    ///< no, fp16 or bf16.
   std::vector<int64_t> ranks;     ///< Each a multiple of `hosts`.
   int64_t hosts = 1;
 };
 
-/// The tables of `lockstep estimate-memory`.
+/// Formats the tables of `lockstep estimate-memory`.
 Report estimate_report(const EstimateRequest& request);
 
 }  // namespace lockstep::cli

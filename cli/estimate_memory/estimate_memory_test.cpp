@@ -163,20 +163,20 @@ TEST(TensorsOfModel, ReadsShardsAndCheckpointsByTheirHeaders) {
   EXPECT_EQ(tensors_of_model(folder / "checkpoint_1", 1).at(0).shape.at(0), 5);
   EXPECT_THAT(
       [&] { tensors_of_model(folder / "checkpoint_1", 2); },
-      ThrowsMessage<ConfigError>(HasSubstr("holds no set of tensors model_2")));
+      ThrowsMessage<ConfigError>(HasSubstr("has no tensors named model_2")));
   EXPECT_THAT(
       [&] { tensors_of_model(folder.path(), 0); },
       ThrowsMessage<ConfigError>(HasSubstr("try the newest")));
   EXPECT_THAT(
       [&] { tensors_of_model(folder / "absent", 0); },
-      ThrowsMessage<ConfigError>(HasSubstr("is not there")));
+      ThrowsMessage<ConfigError>(HasSubstr("does not exist")));
 
   const std::vector<ModelTensor> shards =
       tensors_of_model(LOCKSTEP_SOURCE_DIR "/tests/golden/model_shards", 0);
   EXPECT_GT(shards.size(), 1U);
   EXPECT_THAT(
       [] { tensors_of_model(LOCKSTEP_SOURCE_DIR "/tests/golden/model_shards", 1); },
-      ThrowsMessage<ConfigError>(HasSubstr("--model is for those")));
+      ThrowsMessage<ConfigError>(HasSubstr("use --model with checkpoints only")));
 }
 
 TEST(ParseCount, KnowsUnitsAndRefusesTheRest) {

@@ -23,25 +23,25 @@ using Json = nlohmann::json;
 
 constexpr int kMostRanks = 1 << 20;
 
-constexpr const char* kFooter = R"(Without DUMP, the newest dump of this user's jobs is shown.
+constexpr const char* kFooter = R"(Without DUMP, shows the newest dump of this user's jobs.
 
 Examples:
   lockstep flight                              the last job that failed or stalled
   lockstep flight logs/4f2c/attempt_0/flight.json --rank 1 --last 50
-                                               more of one rank
+                                               more operations of one rank
   lockstep flight --json | jq .ranks[].step    for programs
 
-`lockstep launch` writes a dump when a job fails or stalls whose ranks use Lockstep: into its
---log-dir, else into ~/.local/state/lockstep/flights, where the latest 20 are kept.
+`lockstep launch` writes a dump if a job whose ranks use Lockstep fails or stalls: to its
+--log-dir, else to ~/.local/state/lockstep/flights, which keeps the latest 20.
 
-Exit code: 0 if there is a dump; 2 if there is none, or the file is none.)";
+Exit code: 0; 2 if there is no dump, or the file is no dump.)";
 
 std::string duration_of(const Operation& operation, int64_t now) {
   const int64_t end = operation.is_over() ? operation.ended_ns : now;
   return fmt::format("{:.6f}", watch::seconds_of(end - operation.issued_ns));
 }
 
-/// The latest operations of a rank, or all.
+/// Returns the latest operations of a rank, or all.
 std::vector<Operation> latest(const RankView& view, size_t last) {
   const auto& all = view.record.operations;
   const size_t shown = last == 0 ? all.size() : std::min(last, all.size());
@@ -73,7 +73,7 @@ fs::path newest_dump() {
     throw ConfigError(
         "lockstep flight",
         fmt::format(
-            "there is no dump{}; a job that fails or stalls leaves one; expected a path",
+            "no flight dump was found{}; a job writes one if it fails or stalls; expected a path",
             folder ? " in " + folder->string() : ""));
   }
   return std::move(dumps.back());
@@ -126,22 +126,20 @@ FlightCommand::FlightCommand(CLI::App& app)
     : command_(app.add_subcommand(
           "flight", "Show what the ranks of a job that failed or stalled were doing")) {
   set_help(*command_, "lockstep flight [DUMP] [OPTIONS]", kFooter);
-  command_->add_option("--rank", options_.rank, "Operations of this rank only")
+  command_->add_option("--rank", options_.rank, "Show the operations of this rank only")
       ->type_name("R")
       ->check(integer_between(0, kMostRanks));
   command_
       ->add_option(
-          "--last",
-          options_.last,
-          "How many operations of each rank (10); 0 for all that were kept")
+          "--last", options_.last, "Number of operations of each rank; 0: all recorded ones (10)")
       ->type_name("N");
-  command_->add_flag("--json", json_, "One JSON object");
+  command_->add_flag("--json", json_, "Print one JSON object, also for errors");
 }
 
 int FlightCommand::run(const std::vector<std::string>& words) const {
   return print_report("lockstep.flight", json_, [&] {
     if (words.size() > 1) {
-      throw ConfigError("lockstep flight", "takes one dump; got " + words[1] + " besides");
+      throw ConfigError("lockstep flight", "got a second dump, " + words[1] + "; expected one");
     }
     const fs::path path = words.empty() ? newest_dump() : fs::path(words[0]);
     return show_flight(watch::read_dump(path), path.string(), options_);

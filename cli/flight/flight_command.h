@@ -11,22 +11,24 @@
 
 namespace lockstep::cli {
 
+/// The options of `lockstep flight`.
 struct FlightOptions {
-  int rank = -1;     ///< Only this one; -1: all.
-  size_t last = 10;  ///< Operations shown of each rank; 0: all that were kept.
+  int rank = -1;     ///< The only rank to show; -1: all.
+  size_t last = 10;  ///< Operations of each rank; 0: all recorded ones.
 };
 
-/// What the ranks of `dump` were doing, and their last operations.
+/// Formats the states of the ranks in `dump`, and their last operations.
 Report show_flight(
     const watch::FlightDump& dump, const std::string& path, const FlightOptions& options);
 
-/// `lockstep flight`: reads what a failed job has left of its ranks' last operations.
+/// The command `lockstep flight`: shows the last operations of the ranks of a failed job.
 class FlightCommand {
  public:
   /// Adds the command to `app`, which must not outlive this.
   explicit FlightCommand(CLI::App& app);
 
   bool was_given() const { return command_->parsed(); }
+  /// Runs the command with the path in `words`, if there is one, and returns the exit code.
   int run(const std::vector<std::string>& words) const;
 
  private:

@@ -21,7 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using Json = nlohmann::json;
 
-constexpr int64_t kMostNumbers = 8;  // Of a tensor in a message.
+constexpr int64_t kMostNumbers = 8;  // Shown numbers of a tensor.
 
 std::string shown(const at::Tensor& tensor) {
   if (!tensor.defined()) {
@@ -43,20 +43,20 @@ bool alike(const at::Tensor& got, const at::Tensor& expected) {
          got.sizes() == expected.sizes();
 }
 
-/// The failures of all ranks, in their order. Collective.
+/// Gathers the failures of all ranks, in rank order. Collective.
 std::vector<RankFailure> failures_of_all(Group& group, const std::string& failure) {
   const Json own = {{"rank", group.rank()}, {"message", failure}};
   std::vector<RankFailure> failures;
-  for (const Json& said : gather_object(group, own)) {
-    const std::string message = said.at("message");
+  for (const Json& item : gather_object(group, own)) {
+    const std::string message = item.at("message");
     if (!message.empty()) {
-      failures.push_back({said.at("rank").get<int>(), message});
+      failures.push_back({item.at("rank").get<int>(), message});
     }
   }
   return failures;
 }
 
-void leave_word(const Rank& rank, const std::string& check, const std::string& message) {
+void write_lost_message(const Rank& rank, const std::string& check, const std::string& message) {
   const int number = rank.group.rank();
   std::ofstream(rank.folder / fmt::format("lost_{}.jsonl", number))
       << Json{{"rank", number}, {"check", check}, {"message", message}}.dump(
@@ -73,7 +73,7 @@ Result run_check(Rank& rank, const Check& check) {
     check.run(rank, expect);
     failure = expect.failure();
   } catch (const CommError& error) {
-    leave_word(rank, check.name, error.what());
+    write_lost_message(rank, check.name, error.what());
     throw;
   } catch (const std::exception& error) {
     failure = without_rank_suffix(error.what());
@@ -82,7 +82,7 @@ Result run_check(Rank& rank, const Check& check) {
   try {
     result.failures = failures_of_all(rank.group, failure);
   } catch (const CommError& error) {
-    leave_word(rank, check.name, failure.empty() ? error.what() : failure);
+    write_lost_message(rank, check.name, failure.empty() ? error.what() : failure);
     throw;
   }
   return result;
@@ -101,7 +101,7 @@ void Expect::near(
   const auto close = [&] {
     const at::Tensor difference = (got.to(at::kDouble) - expected.to(at::kDouble)).abs();
     const at::Tensor allowed = expected.to(at::kDouble).abs().clamp_min(1) * tolerance;
-    return (difference <= allowed).all().item<bool>();  // False where there is a NaN.
+    return (difference <= allowed).all().item<bool>();  // False for a NaN.
   };
   if (!alike(got, expected) || !close()) {
     fail(what, shown(got), shown(expected));

@@ -13,19 +13,19 @@
 
 namespace lockstep::selftest {
 
-/// Compares, and remembers the first thing that was not as expected. A check goes on after it, so
-/// that no rank waits for one that gave up.
+/// Compares values, and keeps the first failure. A check continues after a failure, so that no rank
+/// waits for it in vain.
 class Expect {
  public:
   /// `what`: "all_reduce(sum) of Float".
   void equal(const std::string& what, const at::Tensor& got, const at::Tensor& expected);
-  /// As far apart as `tolerance`, taken of each expected number, or of 1 if that is more.
+  /// Allows a difference of `tolerance` times the larger of 1 and the expected number.
   void near(
       const std::string& what, const at::Tensor& got, const at::Tensor& expected, double tolerance);
   void equal(const std::string& what, const std::string& got, const std::string& expected);
   void is_true(const std::string& what, bool got);
 
-  /// "all_reduce(sum) of Float: got [1, 2], expected [1, 3]"; empty if all was well.
+  /// "all_reduce(sum) of Float: got [1, 2], expected [1, 3]"; empty without a failure.
   const std::string& failure() const { return failure_; }
 
  private:
@@ -33,44 +33,45 @@ class Expect {
   std::string failure_;
 };
 
-/// Where a check runs.
+/// The rank that runs the checks.
 struct Rank {
   WorldSpec world;
   Group group;
-  std::filesystem::path folder;  ///< The same for all ranks, for files.
+  std::filesystem::path folder;  ///< A folder for files, the same for all ranks.
 };
 
-/// Something that holds on every machine that can run a job. Collective.
+/// A check that passes on every machine that can run a job. Collective.
 struct Check {
   std::string name;
-  std::string what;  ///< What is checked, in words.
+  std::string what;  ///< A description for the user.
   std::function<void(Rank& rank, Expect& expect)> run;
 };
 
+/// The failure of one rank.
 struct RankFailure {
   int rank = 0;
   std::string message;
 };
 
-/// How a check went, the same on all ranks.
+/// The result of a check, the same on all ranks.
 struct Result {
   std::string name;
   std::string what;
-  double seconds = 0;                 ///< On this rank.
-  std::vector<RankFailure> failures;  ///< Of all ranks; empty if it holds.
+  double seconds = 0;                 ///< The time on this rank.
+  std::vector<RankFailure> failures;  ///< The failures of all ranks; empty if it passed.
 };
 
-/// Runs the checks in turn, telling `done` of each as it ends. A check that fails does not keep the
-/// next ones from being run. Collective. CommError if the ranks lose each other; what this rank
-/// found of the check by then is first left as a line in `<folder>/lost_<rank>.jsonl`.
+/// Runs the checks in order, and calls `done` with each result. Continues after a failed check.
+/// Collective. CommError if the ranks lose each other; the failure that this rank has found by then
+/// is first written to `<folder>/lost_<rank>.jsonl`.
 void run_checks(
     Rank& rank,
     const std::vector<Check>& checks,
     const std::function<void(const Result& result)>& done);
 
-/// Every operation of a Group.
+/// Returns the checks of every operation of a Group.
 std::vector<Check> collective_checks();
-/// Loaders, random numbers, data parallel training, checkpoints.
+/// Returns the checks of loaders, random numbers, data parallel training and checkpoints.
 std::vector<Check> training_checks();
 
 }  // namespace lockstep::selftest

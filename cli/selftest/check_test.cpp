@@ -30,7 +30,7 @@ Rank rank_of(const Group& group, const std::filesystem::path& folder) {
   return {world, group, folder};
 }
 
-/// The results that each rank was told.
+/// Returns the results on each rank.
 std::vector<std::vector<Result>> results_of(int size, const std::vector<Check>& checks) {
   const TestFolder folder;
   std::vector<std::vector<Result>> results(static_cast<size_t>(size));

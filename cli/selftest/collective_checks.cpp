@@ -17,7 +17,7 @@ constexpr std::array kDtypes = {
 constexpr std::array kReductions = {
     ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct};
 constexpr int64_t kWidth = 3;
-constexpr double kLowPrecision = 1e-2;  // What bf16's eight bits leave of an average.
+constexpr double kLowPrecision = 1e-2;  // For averages in bf16.
 
 std::string title(const std::string& what, at::ScalarType dtype) {
   return fmt::format("{} of {}", what, at::toString(dtype));
@@ -30,7 +30,7 @@ at::Tensor own_rows(const Group& group, at::ScalarType dtype) {
   return rows;
 }
 
-/// What any row of own_rows comes to over the ranks.
+/// Returns the reduction of any row of own_rows() over the ranks.
 double reduced(ReduceOp op, int size) {
   switch (op) {
     case ReduceOp::kSum:
@@ -44,7 +44,7 @@ double reduced(ReduceOp op, int size) {
   }
 }
 
-/// Calls `body` for each reduction that there is in each dtype.
+/// Calls `body` for each dtype and each reduction of it.
 template <typename Body>
 void for_each_reduction(const Body& body) {
   for (const at::ScalarType dtype : kDtypes) {
@@ -88,7 +88,7 @@ void reduce_scatter(Rank& rank, Expect& expect) {
   });
 }
 
-/// Numbers that say which rank they are of, and which part.
+/// Returns numbers that identify the rank and the row.
 at::Tensor signed_rows(int64_t rank, int64_t rows, at::ScalarType dtype) {
   return (at::arange(rows, at::kLong).reshape({rows, 1}).expand({rows, kWidth}) + rank % 100)
       .to(dtype)
@@ -149,7 +149,7 @@ void broadcast(Rank& rank, Expect& expect) {
 void all_to_all(Rank& rank, Expect& expect) {
   Group& group = rank.group;
   for (const at::ScalarType dtype : kDtypes) {
-    // Row j goes to rank j, and says j + the sender.
+    // Row j is sent to rank j, and contains j + the sender.
     const at::Tensor got = group.all_to_all(signed_rows(group.rank(), group.size(), dtype)).wait();
     expect.equal(title("all_to_all", dtype), got, signed_rows(group.rank(), group.size(), dtype));
   }
@@ -162,7 +162,7 @@ void send_and_recv(Rank& rank, Expect& expect) {
     return;
   }
   for (const at::ScalarType dtype : kDtypes) {
-    // Around the ring; rank 0 sends first, so that nobody waits in a circle.
+    // Around the ring; rank 0 sends first, which prevents a deadlock.
     const int next = (group.rank() + 1) % size;
     const int before = (group.rank() + size - 1) % size;
     at::Tensor got = at::zeros({2, kWidth}, dtype);
@@ -197,14 +197,14 @@ void barrier(Rank& rank, Expect& expect) {
   expect.is_true("barrier returned", true);
 }
 
-/// Large enough for several messages of any transport.
+/// Checks a tensor that every transport sends in several messages.
 void large(Rank& rank, Expect& expect) {
   constexpr int64_t kNumbers = int64_t{4} << 20;
   const at::Tensor got = rank.group.all_reduce(at::ones({kNumbers}, at::kFloat)).wait();
   expect.equal("all_reduce of 16 MiB", got, at::full({kNumbers}, rank.group.size(), at::kFloat));
 }
 
-/// The same numbers on this process's GPU.
+/// Compares results on this rank's GPU with those on the CPU.
 void device(Rank& rank, Expect& expect) {
   Group& group = rank.group;
   const int index = rank.world.local_rank % at::accelerator::deviceCount();
@@ -218,21 +218,21 @@ void device(Rank& rank, Expect& expect) {
   expect.equal("broadcast on a device", first.cpu(), signed_rows(0, 2, at::kFloat));
 }
 
-/// Ranks that disagree are told so. Within a group of its own: that one is dead afterwards.
+/// Checks that different shapes are an error, in a separate group, which is unusable afterwards.
 void mismatch(Rank& rank, Expect& expect) {
   Group group = rank.group.split(0, rank.group.rank());
   if (group.size() == 1) {
     return;
   }
-  std::string told = "nothing";
+  std::string message = "nothing";
   try {
     group.all_reduce(at::ones({group.rank() == 0 ? 2 : 3}, at::kFloat)).wait();
   } catch (const CommError& error) {
-    told = error.what();
+    message = error.what();
   }
   expect.is_true(
-      "different shapes are an error that names both (it said: " + told + ")",
-      told.find("[2]") != std::string::npos && told.find("[3]") != std::string::npos);
+      "different shapes are an error that names both (the error: " + message + ")",
+      message.find("[2]") != std::string::npos && message.find("[3]") != std::string::npos);
 }
 
 }  // namespace
@@ -244,7 +244,7 @@ std::vector<Check> collective_checks() {
   constexpr const char* kMoved =
       "of float32, float64, float16, bfloat16, int32, int64, uint8, int8";
   std::vector<Check> checks = {
-      {"barrier", "ten of them", barrier},
+      {"barrier", "ten barriers", barrier},
       {"all_reduce", kReduced, all_reduce},
       {"reduce_scatter", kReduced, reduce_scatter},
       {"all_gather", kMoved, all_gather},
@@ -255,7 +255,7 @@ std::vector<Check> collective_checks() {
       {"send_recv", std::string("around the ring ") + kMoved, send_and_recv},
       {"split", "into even and odd ranks", split},
       {"large", "an all_reduce of 16 MiB", large},
-      {"mismatch", "different shapes are refused, with both named", mismatch},
+      {"mismatch", "different shapes are an error that names both", mismatch},
   };
   if (at::getAccelerator() && at::accelerator::deviceCount() > 0) {
     checks.push_back({"device", "all_reduce, all_gather, broadcast on each rank's GPU", device});

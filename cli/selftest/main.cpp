@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A rank of `lockstep test`: lockstep_selftest FOLDER [--silent]. The main process says each check
-// as it ends, unless silent, and writes it to FOLDER/checks.jsonl, which is what `lockstep test`
-// goes by: the exit code says only whether all of them were run.
+// A rank of `lockstep test`: lockstep_selftest FOLDER [--silent]. The main process prints each
+// result, unless --silent, and writes it to FOLDER/checks.jsonl, which `lockstep test` reads. The
+// exit code is 0 if all checks were run.
 #include <cstdio>
 #include <fstream>
 
@@ -33,7 +33,7 @@ void write_result(const selftest::Result& result, std::ofstream& file) {
   file << line.dump(-1, ' ', false, Json::error_handler_t::replace) << '\n' << std::flush;
 }
 
-void say_result(const selftest::Result& result) {
+void print_result(const selftest::Result& result) {
   const std::string text = fmt::format(
       "  {}  {:<14} {:7.1f} ms  {}\n",
       result.failures.empty() ? "ok  " : "FAIL",
@@ -52,7 +52,7 @@ int run(const std::vector<std::string>& words) {
   if (words.empty() || (words.size() > 1 && !silent)) {
     throw lockstep::ConfigError(
         "lockstep_selftest",
-        "is what lockstep test starts; expected a folder, and perhaps --silent");
+        "this program is for `lockstep test`; expected a folder, and optionally --silent");
   }
   const lockstep::Environment environment = lockstep::Environment::process();
   const lockstep::WorldSpec world = lockstep::world_from_environment(environment);
@@ -72,7 +72,7 @@ int run(const std::vector<std::string>& words) {
     if (world.rank == 0) {
       write_result(result, file);
       if (!silent) {
-        say_result(result);
+        print_result(result);
       }
     }
   });

@@ -18,20 +18,20 @@ namespace {
 
 constexpr int64_t kWidth = 5;
 constexpr int kSteps = 6;
-constexpr double kTolerance = 1e-5;  // Sums over ranks are in another order than over a batch.
+constexpr double kTolerance = 1e-5;  // Sums over ranks and over a batch have different orders.
 
 data::TensorDataset numbered(int64_t samples) {
   const at::Tensor numbers = at::arange(samples, at::kLong);
   return {numbers.to(at::kFloat).reshape({samples, 1}), numbers};
 }
 
-/// The numbers of the samples that all ranks get, rank by rank.
+/// Gathers the numbers of the samples of all ranks, in rank order.
 at::Tensor samples_of_all(Rank& rank, data::Loader<data::TensorDataset>& loader) {
   std::vector<at::Tensor> own = {at::empty({0}, at::kLong)};
   for (auto& batch : loader) {
     own.push_back(batch.target);
   }
-  // As many rows on every rank as one could have, filled up with -1.
+  // Padded with -1 to the largest possible number on every rank.
   at::Tensor row = at::full({loader.dataset_size() + rank.group.size()}, -1, at::kLong);
   const at::Tensor numbers = at::cat(own);
   row.narrow(0, 0, numbers.numel()).copy_(numbers);
@@ -68,7 +68,7 @@ void sharding(Rank& rank, Expect& expect) {
   }
 }
 
-/// With even_batches every rank has as many, and no sample is missing.
+/// Checks that even_batches gives every rank equally many batches, without a missing sample.
 void even_sharding(Rank& rank, Expect& expect) {
   const int64_t samples = int64_t{5} * rank.group.size() + 1;
   data::Loader loader(numbered(samples), {.batch_size = 2});
@@ -93,12 +93,12 @@ void random_numbers(Rank& rank, Expect& expect) {
   const at::Tensor own = rows_of_all();
   for (int other = 0; other < group.size(); ++other) {
     expect.is_true(
-        fmt::format("random numbers with a seed a rank differ from rank {}'s", other),
+        fmt::format("random numbers with device_specific seeds differ from rank {}'s", other),
         other == group.rank() || !at::equal(own[group.rank()], own[other]));
   }
   data::synchronize_rng_states(group, {data::RngType::kTorch});
   const at::Tensor again = rows_of_all();
-  expect.equal("random numbers after synchronising", again, again[0].expand_as(again).contiguous());
+  expect.equal("random numbers after synchronizing", again, again[0].expand_as(again).contiguous());
 }
 
 struct NetImpl : torch::nn::Module {
@@ -132,7 +132,7 @@ at::Tensor weights_of(const Net& net) {
   return at::cat(parts);
 }
 
-/// What one process makes of whole batches, by the plainest loop there is.
+/// Trains one process on the full batches, with a plain loop.
 at::Tensor trained_alone(const at::Tensor& batch) {
   Net net;
   optim::AdamW optimizer(net->parameters(), {.lr = 0.01});
@@ -144,7 +144,7 @@ at::Tensor trained_alone(const at::Tensor& batch) {
   return weights_of(net);
 }
 
-/// A rank of a job that trains, and can be saved.
+/// The model and optimizer of one rank.
 struct Training {
   Net net;
   std::optional<Optimizer> optimizer;
@@ -200,11 +200,11 @@ void checkpoint(Rank& rank, Expect& expect) {
 
 std::vector<Check> training_checks() {
   return {
-      {"sharding", "every sample once, whole or split batches, read or dispatched", sharding},
-      {"even_batches", "as many batches on every rank, no sample missing", even_sharding},
-      {"random", "one seed, a seed a rank, states made the same", random_numbers},
+      {"sharding", "every sample once, with full or split batches, read or dispatched", sharding},
+      {"even_batches", "equally many batches on every rank, no sample missing", even_sharding},
+      {"random", "one seed, one seed for each rank, synchronized states", random_numbers},
       {"data_parallel", "six steps of AdamW equal those of one process", data_parallel},
-      {"checkpoint", "saved, loaded, and trained on to the same bits", checkpoint},
+      {"checkpoint", "saved, loaded and continued, bit-exact", checkpoint},
   };
 }
 

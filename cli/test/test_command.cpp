@@ -22,27 +22,28 @@ using Json = nlohmann::json;
 
 constexpr const char* kWhere = "lockstep test";
 constexpr const char* kProgram = "lockstep_selftest";
-constexpr int kMostRanks = 100;  // What the checks compute must fit into eight bits.
+constexpr int kMostRanks = 100;  // The results of the checks must fit into eight bits.
 
 constexpr const char* kFooter = R"(Examples:
   lockstep test                 a job of two ranks on this machine
   lockstep test -n 4 --json | jq '.checks[] | select(.ok | not)'
 
-Starts a real job, as lockstep launch does, whose ranks check every collective in every
-reduction and dtype, sharding of data, random numbers, that data parallel training equals
-that of one process, and that a checkpoint comes back as it was saved. Says each check
-with its time, and of one that fails the rank, what it got and what was expected.
+Starts a real job, as lockstep launch does. Its ranks check every collective with every
+reduction and dtype, the sharding of data, random numbers, that data parallel training
+equals training on one process, and that a checkpoint is restored exactly. Prints each check
+with its time; for a failed check also the rank, its result and the expected result.
 
-Exit code: 0 if all hold; 1 if one does not, or the job fails; 2 for a wrong call;
+Exit code: 0 if all checks pass; 1 if a check or the job fails; 2 for a usage error;
 128 + N if signal N ended it.)";
 
-/// A folder of this run's own, removed with all it holds.
+/// A temporary folder; the destructor removes it with its content.
 class RunFolder {
  public:
   RunFolder() {
     std::string name = (fs::temp_directory_path() / "lockstep-selftest-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) {
-      throw Error(kWhere, "no temporary folder; " + std::generic_category().message(errno));
+      throw Error(
+          kWhere, "cannot create a temporary folder; " + std::generic_category().message(errno));
     }
     path_ = name;
   }
@@ -58,7 +59,7 @@ class RunFolder {
   fs::path path_;
 };
 
-/// The objects in a file, one a line; not a last one that was cut off.
+/// Reads the objects of a file, one for each line; skips an incomplete last line.
 std::vector<Json> read_lines(const fs::path& path) {
   std::vector<Json> objects;
   std::ifstream file(path);
@@ -71,7 +72,7 @@ std::vector<Json> read_lines(const fs::path& path) {
   return objects;
 }
 
-/// What ranks wrote down that could not tell the others any more.
+/// Reads the messages of ranks that had lost the other ranks.
 Json lost_ranks(const fs::path& folder, int ranks) {
   Json lost = Json::array();
   for (int rank = 0; rank < ranks; ++rank) {
@@ -100,8 +101,8 @@ fs::path find_selftest(const fs::path& self) {
   throw ConfigError(
       kWhere,
       fmt::format(
-          "the program with the checks is missing; expected {} or {}; it is built and installed "
-          "with Lockstep's library",
+          "the program with the checks is missing; expected {} or {}; build or install Lockstep's "
+          "library, which includes it",
           places[0].native(),
           places[1].native()));
 }
@@ -113,7 +114,7 @@ Report selftest_report(const fs::path& folder, int ranks, int job_code) {
       static_cast<size_t>(std::count_if(checks.begin(), checks.end(), [](const Json& check) {
         return check.value("ok", false) == false;
       }));
-  const bool whole = job_code == 0 && lost.empty() && !checks.empty();
+  const bool completed = job_code == 0 && lost.empty() && !checks.empty();
   Report report;
   for (const Json& rank : lost) {
     report.text += fmt::format(
@@ -122,9 +123,9 @@ Report selftest_report(const fs::path& folder, int ranks, int job_code) {
         rank.value("rank", -1),
         printable(rank.value("message", "?")));
   }
-  if (!whole) {
+  if (!completed) {
     report.text += fmt::format(
-        "{} of {}: the job did not come to its end (code {})\n",
+        "{} of {}: the job failed (exit code {})\n",
         kWhere,
         counted(static_cast<size_t>(ranks), "rank"),
         job_code);
@@ -137,12 +138,12 @@ Report selftest_report(const fs::path& folder, int ranks, int job_code) {
         counted(checks.size(), "check"));
   } else {
     report.text += fmt::format(
-        "{} of {}: {} hold\n",
+        "{} of {}: {} passed\n",
         kWhere,
         counted(static_cast<size_t>(ranks), "rank"),
         counted(checks.size(), "check"));
   }
-  report.exit_code = whole && failed == 0      ? kExitOk
+  report.exit_code = completed && failed == 0  ? kExitOk
                      : ended_by_user(job_code) ? job_code
                                                : static_cast<int>(kExitFailure);
   report.json = {
@@ -159,7 +160,7 @@ TestCommand::TestCommand(CLI::App& app)
   set_help(*command_, "lockstep test [-n N] [--json]", kFooter);
   command_->add_option("-n,--num-processes,--nproc-per-node", ranks_, "Number of ranks (2)")
       ->type_name("N|cpu|gpu|auto");
-  command_->add_flag("--json", json_, "Say it as one object of JSON, errors too");
+  command_->add_flag("--json", json_, "Print one JSON object, also for errors");
 }
 
 Report TestCommand::make_report() const {
@@ -167,7 +168,8 @@ Report TestCommand::make_report() const {
   const int ranks = launcher::parse_ranks(ranks_, machine, "-n");
   launcher::check_rank_limit(ranks, machine.cores, /*force=*/false);
   if (ranks > kMostRanks) {
-    throw ConfigError(kWhere, fmt::format("-n got {}, expected at most {}", ranks, kMostRanks));
+    throw ConfigError(
+        kWhere, fmt::format("invalid value {} for -n; expected at most {}", ranks, kMostRanks));
   }
   const fs::path program = find_selftest(fs::read_symlink("/proc/self/exe"));
   const RunFolder folder;

@@ -11,15 +11,15 @@
 
 namespace lockstep::cli {
 
-/// `lockstep test`: whether this machine can run a job of several ranks, found out by running one.
+/// The command `lockstep test`: checks that this machine can run a job of several ranks.
 class TestCommand {
  public:
   /// Adds the command to `app`, which must not outlive this.
   explicit TestCommand(CLI::App& app);
 
   bool was_given() const { return command_->parsed(); }
-  /// Runs the checks; returns 0 if all hold, else 1. ConfigError for what makes no sense, and where
-  /// the program with the checks is not to be found.
+  /// Runs the checks; returns 0 if all pass, else 1. ConfigError for invalid arguments, and if the
+  /// program with the checks is missing.
   int run(const std::vector<std::string>& words) const;
 
  private:
@@ -30,13 +30,12 @@ class TestCommand {
   bool json_ = false;
 };
 
-/// The program with the checks, which needs libtorch and so is not this one: lockstep_selftest,
-/// beside `self`, or in ../libexec/lockstep from there. ConfigError, naming both places, if it is
-/// in neither.
+/// Returns the path of lockstep_selftest, the program with the checks, which links libtorch. It is
+/// next to `self`, or in ../libexec/lockstep. ConfigError, naming both paths, if it is missing.
 std::filesystem::path find_selftest(const std::filesystem::path& self);
 
-/// What the checks have left in `folder`, after a job that ended with `job_code`: the lines of
-/// `checks.jsonl`, one for each check that came to its end.
+/// Formats the results in `folder` of a job that ended with `job_code`: the lines of
+/// `checks.jsonl`, one for each finished check.
 Report selftest_report(const std::filesystem::path& folder, int ranks, int job_code);
 
 }  // namespace lockstep::cli

@@ -51,7 +51,7 @@ TEST_F(SelfTestReport, AllThatHoldsIsZero) {
   write("checks.jsonl", "{\"name\":\"a\",\"ok\":true}\n{\"name\":\"b\",\"ok\":true}\n");
   const Report report = selftest_report(folder_.path(), 2, 0);
   EXPECT_EQ(report.exit_code, 0);
-  EXPECT_EQ(report.text, "lockstep test of 2 ranks: 2 checks hold\n");
+  EXPECT_EQ(report.text, "lockstep test of 2 ranks: 2 checks passed\n");
   EXPECT_EQ(report.json["checks"].size(), 2U);
   EXPECT_EQ(report.json["ok"], true);
 }
@@ -70,7 +70,7 @@ TEST_F(SelfTestReport, AJobThatDiesIsOneAndSaysWhatRanksLeft) {
   EXPECT_EQ(report.exit_code, 1);
   EXPECT_THAT(
       report.text,
-      AllOf(HasSubstr("FAIL  b: rank 1: [all_reduce] reset"), HasSubstr("(code 139)")));
+      AllOf(HasSubstr("FAIL  b: rank 1: [all_reduce] reset"), HasSubstr("(exit code 139)")));
   EXPECT_EQ(report.json["lost"][0]["rank"], 1);
 }
 

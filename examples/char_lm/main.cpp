@@ -7,9 +7,9 @@
 //   build/release/bin/lockstep launch -n 2 build/release/bin/char_lm
 //
 // Shows accumulation, bf16 (where the CPU has instructions for it), a cosine schedule, clipping,
-// evaluation, checkpoints, and reads some of its own text at the end. Expected from the second, in
-// under four minutes on 2 cores: "step 400: 3.09 bits a character on text it has not seen" (within
-// 0.05; chance is 6.5), and a play's looks.
+// evaluation and checkpoints, and prints generated text at the end. Expected output of the second
+// command, in under four minutes on 2 cores: "step 400: 3.09 bits a character on held-out text"
+// (within 0.05; uniform guessing has 6.5), and text in the form of a play.
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -23,6 +23,7 @@
 #include "examples/char_lm/model.h"
 #include "examples/char_lm/text.h"
 #include "examples/common/options.h"
+#include "examples/common/resume.h"
 #include "lockstep/lockstep.h"
 
 namespace {
@@ -32,8 +33,8 @@ namespace optim = lockstep::optim;
 namespace schedule = lockstep::schedule;
 using Clock = std::chrono::steady_clock;
 using examples::CharModel;
-using examples::Stretches;
 using examples::Text;
+using examples::TextChunks;
 
 struct Options {
   examples::CommonOptions common{
@@ -51,7 +52,7 @@ struct Options {
   std::string text = examples::default_text().string();
   std::string prompt = "ROMEO.\n";
   int64_t sample_length = 400;
-  int zero_plus_plus = 0;  ///< Processes of a host; 0: plain stages.
+  int zero_plus_plus = 0;  ///< Processes of a host for ZeRO++; 0: plain stages.
 };
 
 at::Tensor loss_of(CharModel& model, const data::Batch& batch) {
@@ -59,13 +60,13 @@ at::Tensor loss_of(CharModel& model, const data::Batch& batch) {
   return torch::cross_entropy_loss(scores.flatten(0, 1), batch.target.flatten());
 }
 
-/// Mean loss over the text that was held back, the same on every process.
+/// Returns the mean loss on the held-out text, the same on every process.
 double evaluate(
-    lockstep::Accelerator& accelerator, CharModel& model, data::Loader<Stretches>& held_back) {
+    lockstep::Accelerator& accelerator, CharModel& model, data::Loader<TextChunks>& held_out) {
   const torch::NoGradGuard no_grad;
   model->eval();
   at::Tensor losses = torch::zeros({0}, accelerator.device());
-  for (auto& batch : held_back) {
+  for (auto& batch : held_out) {
     auto cast = accelerator.autocast();
     const auto scores = model->forward(batch.data).to(torch::kFloat);
     const auto each =
@@ -76,8 +77,8 @@ double evaluate(
   return losses.mean().item<double>();
 }
 
-/// `length` characters after `prompt`, each drawn as the model thinks it likely.
-std::string write_text(
+/// Generates `length` characters after `prompt`, sampled from the model's distribution.
+std::string generate_text(
     CharModel& model, const Text& text, const std::string& prompt, int64_t length) {
   const torch::NoGradGuard no_grad;
   model->eval();
@@ -116,7 +117,7 @@ int train(const Options& options) {
   const int64_t characters = text.tokens().size(0);
   const int64_t cut = characters * 19 / 20;
 
-  // Dropout differs between processes; weights do not, prepare() gives all of them rank 0's.
+  // Dropout differs between processes; weights do not, since prepare() broadcasts those of rank 0.
   lockstep::data::set_seed(
       options.common.seed, /*device_specific=*/true, accelerator.process_index());
   examples::ModelOptions shape = options.model;
@@ -124,21 +125,16 @@ int train(const Options& options) {
   CharModel net(shape);
   const data::LoaderOptions loading{
       .batch_size = options.common.batch_size, .shuffle = true, .seed = options.common.seed};
-  auto [model, optimizer, scheduler, train_loader, held_back] = accelerator.prepare(
+  auto [model, optimizer, scheduler, train_loader, held_out] = accelerator.prepare(
       net,
       optim::AdamW(net->parameters(), {.lr = options.lr, .weight_decay = 0.1}),
       schedule::warmup_cosine(
           {.warmup_steps = options.warmup_steps,
            .total_steps = options.common.steps,
            .min_lr_ratio = 0.1}),
-      data::Loader(Stretches(text.tokens(), 0, cut, shape.context), loading),
-      data::Loader(Stretches(text.tokens(), cut, characters, shape.context), {.batch_size = 32}));
-  if (options.common.resume) {
-    const auto from = accelerator.resume_latest();
-    accelerator.print(
-        from ? "resumed from " + from->string()
-             : "nothing to resume from; starting from the beginning");
-  }
+      data::Loader(TextChunks(text.tokens(), 0, cut, shape.context), loading),
+      data::Loader(TextChunks(text.tokens(), cut, characters, shape.context), {.batch_size = 32}));
+  examples::resume_if(options.common.resume, accelerator);
   accelerator.init_trackers(
       {{"lr", options.lr},
        {"batch_size", options.common.batch_size},
@@ -149,7 +145,7 @@ int train(const Options& options) {
 
   const auto start = Clock::now();
   const int64_t steps_before = optimizer.steps();
-  double held_back_loss = NAN;
+  double held_out_loss = NAN;
   for (const int64_t epoch : accelerator.epochs(options.common.epochs)) {
     if (optimizer.steps() >= options.common.steps) {
       break;
@@ -180,16 +176,16 @@ int train(const Options& options) {
       }
       const bool last = optimizer.steps() == options.common.steps;
       if (last || optimizer.steps() % options.evaluate_every == 0) {
-        held_back_loss = evaluate(accelerator, model, held_back);
-        accelerator.log({{"held_back/loss", held_back_loss}});
+        held_out_loss = evaluate(accelerator, model, held_out);
+        accelerator.log({{"held_back/loss", held_out_loss}});
         accelerator.save_state();
         char line[80];
         std::snprintf(
             line,
             sizeof(line),
-            "step %ld: %.3f bits a character on text it has not seen",
+            "step %ld: %.3f bits a character on held-out text",
             static_cast<long>(optimizer.steps()),
-            held_back_loss / std::log(2.0));
+            held_out_loss / std::log(2.0));
         accelerator.print(line);
       }
       if (last) {
@@ -199,15 +195,15 @@ int train(const Options& options) {
   }
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   accelerator.end_training();
-  if (std::isnan(held_back_loss)) {
-    accelerator.print("nothing left to train: the checkpoint has all its steps; give more --steps");
-    held_back_loss = evaluate(accelerator, model, held_back);
+  if (std::isnan(held_out_loss)) {
+    accelerator.print("the checkpoint has all --steps already; give a larger number to continue");
+    held_out_loss = evaluate(accelerator, model, held_out);
   }
 
-  // On all processes: with --zero 3 none has the weights alone.
-  const std::string written = options.sample_length > 0
-                                  ? write_text(model, text, options.prompt, options.sample_length)
-                                  : "";
+  // On all processes, since with --zero 3 no process has all weights.
+  const std::string written =
+      options.sample_length > 0 ? generate_text(model, text, options.prompt, options.sample_length)
+                                : "";
   if (accelerator.is_main_process()) {
     const auto seen = static_cast<double>(
         (optimizer.steps() - steps_before) * options.common.batch_size *
@@ -217,7 +213,7 @@ int train(const Options& options) {
     }
     if (options.common.json) {
       accelerator.print(nlohmann::json{
-          {"loss", held_back_loss},
+          {"loss", held_out_loss},
           {"precision", options.precision},
           {"steps", optimizer.steps()},
           {"steps_now", optimizer.steps() - steps_before},
@@ -244,13 +240,13 @@ int main(int argc, char** argv) {
   app.add_option(
          "--zero-plus-plus",
          options.zero_plus_plus,
-         "With --zero 3: all of ZeRO++, for hosts of so many processes; 0: none")
+         "Processes of a host for ZeRO++, with --zero 3; 0: no ZeRO++")
       ->check(examples::non_negative_integer())
       ->capture_default_str();
   app.add_option("--lr", options.lr, "Highest learning rate of AdamW")
       ->check(examples::positive_number())
       ->capture_default_str();
-  app.add_option("--warmup", options.warmup_steps, "Updates in which the rate rises")
+  app.add_option("--warmup", options.warmup_steps, "Updates of the learning rate's warm-up")
       ->check(examples::non_negative_integer())
       ->capture_default_str();
   app.add_option("--clip", options.max_norm, "Largest norm of the gradients")
@@ -262,26 +258,27 @@ int main(int argc, char** argv) {
   app.add_option(
          "--precision",
          options.precision,
-         "no, bf16 or fp16; by default bf16 where the CPU has instructions for it")
+         "no, bf16 or fp16; the default is bf16 if the CPU has instructions for it")
       ->capture_default_str();
-  app.add_option("--layers", options.model.layers)
+  app.add_option("--layers", options.model.layers, "Blocks of the transformer")
       ->check(examples::positive_integer())
       ->capture_default_str();
-  app.add_option("--heads", options.model.heads)
+  app.add_option("--heads", options.model.heads, "Attention heads of a block")
       ->check(examples::positive_integer())
       ->capture_default_str();
-  app.add_option("--width", options.model.width, "Of the network; a multiple of --heads")
+  app.add_option("--width", options.model.width, "Width of the model; a multiple of --heads")
       ->check(examples::positive_integer())
       ->capture_default_str();
-  app.add_option("--context", options.model.context, "Characters it sees")
+  app.add_option("--context", options.model.context, "Context length in characters")
       ->check(examples::positive_integer())
       ->capture_default_str();
-  app.add_option("--dropout", options.model.dropout)
+  app.add_option("--dropout", options.model.dropout, "Probability of dropout")
       ->check(examples::number_between(0, 0.9))
       ->capture_default_str();
-  app.add_option("--data", options.text, "A text, or a folder of *_gut.txt")->capture_default_str();
-  app.add_option("--prompt", options.prompt, "What its own text begins with");
-  app.add_option("--sample", options.sample_length, "Characters to write at the end")
+  app.add_option("--data", options.text, "A text file, or a folder with *_gut.txt")
+      ->capture_default_str();
+  app.add_option("--prompt", options.prompt, "The start of the generated text");
+  app.add_option("--sample", options.sample_length, "Characters to generate at the end")
       ->check(examples::non_negative_integer())
       ->capture_default_str();
   return lockstep::run_main([&] {
@@ -289,7 +286,8 @@ int main(int argc, char** argv) {
       return *code;
     }
     if (options.model.width % options.model.heads != 0) {
-      throw lockstep::ConfigError("char_lm", "--width must be a multiple of --heads");
+      throw lockstep::ConfigError(
+          "char_lm", "--width is no multiple of --heads; expected a multiple");
     }
     return train(options);
   });

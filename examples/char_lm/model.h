@@ -10,16 +10,17 @@
 
 namespace examples {
 
+/// The size of the model.
 struct ModelOptions {
   int64_t vocabulary = 0;
-  int64_t context = 128;  ///< Characters it sees.
+  int64_t context = 128;  ///< Context length in characters.
   int64_t layers = 4;
   int64_t heads = 4;
   int64_t width = 128;
   double dropout = 0.1;
 };
 
-/// Attention to what came before, then two layers at each place; each added to its input.
+/// A transformer block: causal attention, then a two-layer MLP, each with a residual connection.
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(const ModelOptions& options)
       : heads(options.heads),
@@ -37,7 +38,7 @@ struct BlockImpl : torch::nn::Module {
     return x + drop(down(torch::gelu(up(norm2(x)))));
   }
 
-  /// qkv (batch, time, 3 * width) to (batch, time, width).
+  /// Attends with qkv (batch, time, 3 * width); returns (batch, time, width).
   torch::Tensor attend(const torch::Tensor& qkv) {
     const int64_t batch = qkv.size(0), time = qkv.size(1), width = qkv.size(2) / 3;
     const auto parts = qkv.reshape({batch, time, 3, heads, width / heads}).permute({2, 0, 3, 1, 4});
@@ -76,7 +77,7 @@ struct CharModelImpl : torch::nn::Module {
     const torch::NoGradGuard no_grad;
     for (auto& item : named_parameters()) {
       if (item.value().dim() == 2) {
-        // The branches that end in the sum are made smaller, the deeper the sum is.
+        // GPT-2 scales the last layer of each residual branch by 1 / sqrt(2 * layers).
         const bool ends_branch = item.key().find("projection") != std::string::npos ||
                                  item.key().find("down") != std::string::npos;
         const double depth = ends_branch ? std::sqrt(2.0 * static_cast<double>(options.layers)) : 1;
@@ -87,14 +88,14 @@ struct CharModelImpl : torch::nn::Module {
     }
   }
 
-  /// (batch, time) characters to (batch, time, vocabulary) scores of the character that follows.
+  /// Maps characters (batch, time) to logits of the next character (batch, time, vocabulary).
   torch::Tensor forward(const torch::Tensor& input) {
     auto x = characters(input) + places(torch::arange(input.size(1), input.device()));
     x = torch::dropout(x, options.dropout, is_training());
     for (auto& block : blocks) {
       x = block(x);
     }
-    return torch::linear(norm(x), characters->weight);  // What reads a character also says it.
+    return torch::linear(norm(x), characters->weight);  // Tied embedding.
   }
 
   ModelOptions options;

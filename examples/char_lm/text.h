@@ -12,18 +12,18 @@
 
 namespace examples {
 
-/// A text as numbers, one a character, and back.
+/// A text, encoded with one number for each character.
 class Text {
  public:
-  /// All *_gut.txt files of a folder in the order of their names (the plays and poems of the
-  /// package `shakespeare`), or one file of any text. ConfigError if there is nothing to read.
+  /// Reads a text file, or all *_gut.txt files of a folder in the order of their names (the package
+  /// `shakespeare`). ConfigError if there is no text.
   explicit Text(const std::filesystem::path& path);
 
-  /// Different characters, at most 256: bytes.
+  /// The number of different characters (bytes), at most 256.
   int64_t vocabulary() const { return static_cast<int64_t>(alphabet_.size()); }
-  /// uint8, one number a character.
+  /// The encoded text: uint8, shape (characters).
   const at::Tensor& tokens() const { return tokens_; }
-  /// ConfigError for a character that the text does not have.
+  /// Encodes `text` as uint8 (characters). ConfigError for a character that the text does not have.
   at::Tensor encode(const std::string& text) const;
   std::string decode(const at::Tensor& tokens) const;
 
@@ -32,14 +32,14 @@ class Text {
   at::Tensor tokens_;
 };
 
-/// Stretches of `length` characters and, as target, the same one character further on. One sample
-/// begins where the last one's target ends.
-class Stretches {
+/// A dataset of chunks of `length` characters, whose targets are the chunks shifted by one
+/// character. Chunks do not overlap.
+class TextChunks {
  public:
   using Batch = lockstep::data::Batch;
 
-  /// Of tokens [begin, end). ConfigError if there is not one stretch in it.
-  Stretches(const at::Tensor& tokens, int64_t begin, int64_t end, int64_t length);
+  /// Uses tokens [begin, end). ConfigError if they are too few for one chunk.
+  TextChunks(const at::Tensor& tokens, int64_t begin, int64_t end, int64_t length);
   int64_t size() const { return (tokens_.size(0) - 1) / length_; }
   Batch get_batch(std::span<const int64_t> indices) const;
 
@@ -48,7 +48,7 @@ class Stretches {
   int64_t length_;
 };
 
-/// Where scripts/bootstrap puts the works of Shakespeare.
+/// Returns the folder in which scripts/bootstrap installs the works of Shakespeare.
 std::filesystem::path default_text();
 
 }  // namespace examples

@@ -20,7 +20,7 @@
 namespace examples {
 namespace {
 
-/// Refuses numbers that do not fit, and says what was expected. It adds nothing to the help.
+/// Checks a number; adds nothing to the help.
 CLI::Validator number_check(const std::function<bool(double)>& fits, const std::string& expected) {
   return {
       [=](const std::string& text) -> std::string {
@@ -34,11 +34,11 @@ CLI::Validator number_check(const std::function<bool(double)>& fits, const std::
 }
 
 bool is_integer(double number) {
-  constexpr double kMost = 1e15;  // Up to here each whole number is a double of its own.
+  constexpr double kMost = 1e15;  // Smaller whole numbers are exact as doubles.
   return std::trunc(number) == number && std::abs(number) <= kMost;
 }
 
-/// Refuses what is no uint64_t; doubles have not enough digits for all of them.
+/// Checks for a uint64_t, since doubles cannot represent all of them.
 CLI::Validator seed_check() {
   return {
       [](const std::string& text) -> std::string {
@@ -53,7 +53,7 @@ CLI::Validator seed_check() {
       ""};
 }
 
-/// Formats a fault of the command line as Lockstep's errors read.
+/// Formats an error of the command line like Lockstep's messages.
 std::string parse_fault(const CLI::App& app, const CLI::ParseError& error) {
   const std::vector<std::string> unknown = app.remaining();
   if (!unknown.empty()) {
@@ -68,11 +68,18 @@ std::string parse_fault(const CLI::App& app, const CLI::ParseError& error) {
   const std::string conversion = "Could not convert: ";
   const size_t equals = text.find(" = ");
   if (text.starts_with(conversion) && equals != std::string::npos) {
-    return text.substr(conversion.size(), equals - conversion.size()) + " makes no sense; got '" +
-           text.substr(equals + 3) + "'";
+    return "invalid value '" + text.substr(equals + 3) + "' for " +
+           text.substr(conversion.size(), equals - conversion.size());
   }
-  const size_t got = text.find(": got ");
-  return got == std::string::npos ? text : text.replace(got, 2, " makes no sense; ");
+  const std::string got = ": got ";
+  const size_t option_end = text.find(got);
+  const size_t expected = text.find(", expected ");
+  if (option_end == std::string::npos || expected == std::string::npos) {
+    return text;
+  }
+  const size_t value = option_end + got.size();
+  return "invalid value " + text.substr(value, expected - value) + " for " +
+         text.substr(0, option_end) + ";" + text.substr(expected + 1);
 }
 
 }  // namespace
@@ -85,7 +92,7 @@ CLI::Validator positive_integer() {
 CLI::Validator non_negative_integer() {
   return number_check(
       [](double number) { return is_integer(number) && number >= 0; },
-      "a whole number that is not negative");
+      "a whole number of at least 0");
 }
 
 CLI::Validator positive_number() {
@@ -104,16 +111,19 @@ void add_common_options(CLI::App& app, CommonOptions& options) {
       ->check(positive_integer())
       ->capture_default_str();
   app.add_option(
-         "--steps", options.steps, "Stop after this many updates (0: when the epochs are done)")
+         "--steps",
+         options.steps,
+         "Updates after which training stops; 0: at the end of the epochs")
       ->check(non_negative_integer())
       ->capture_default_str();
-  app.add_option("--batch-size", options.batch_size, "Samples per process and step")
+  app.add_option("--batch-size", options.batch_size, "Samples of a batch, on each process")
       ->check(positive_integer())
       ->capture_default_str();
-  app.add_option("--accumulate", options.accumulation_steps, "Batches an update, on each process")
+  app.add_option(
+         "--accumulate", options.accumulation_steps, "Batches for one update, on each process")
       ->check(positive_integer())
       ->capture_default_str();
-  app.add_option("--zero", options.zero, "Stage of ZeRO: what each process has only a part of")
+  app.add_option("--zero", options.zero, "Stage of ZeRO, from 0 (data parallel) to 3")
       ->check(number_check(
           [](double stage) { return stage == 0 || stage == 1 || stage == 2 || stage == 3; },
           "a stage from 0 to 3"))
@@ -123,8 +133,8 @@ void add_common_options(CLI::App& app, CommonOptions& options) {
       ->capture_default_str();
   app.add_option("--output", options.output, "Folder for logs, checkpoints and pictures")
       ->capture_default_str();
-  // `lockstep launch --resume` says it to all it starts.
-  app.add_flag("--resume", options.resume, "Go on from the newest checkpoint in --output")
+  // `lockstep launch --resume` sets this variable.
+  app.add_flag("--resume", options.resume, "Resume from the newest checkpoint in --output")
       ->envname("LOCKSTEP_RESUME");
   app.add_flag(
       "--json", options.json, "Print the result as one JSON object on the last line of stdout");
@@ -155,7 +165,7 @@ void check_output(const std::filesystem::path& output, bool resume) {
     throw lockstep::ConfigError(
         "--output",
         output.string() +
-            " holds an earlier run; add --resume to go on with it, or choose another --output");
+            " has an earlier run; add --resume to continue it, or choose another --output");
   }
 }
 

@@ -13,10 +13,10 @@ class Validator;
 
 namespace examples {
 
-/// What every example takes on its command line.
+/// The options of every example.
 struct CommonOptions {
   int64_t epochs = 1;
-  int64_t steps = 0;  ///< Stop after so many updates; 0: when the epochs are done.
+  int64_t steps = 0;  ///< Updates after which training stops; 0: at the end of the epochs.
   int64_t batch_size = 64;
   uint64_t seed = 42;
   int64_t accumulation_steps = 1;
@@ -30,18 +30,18 @@ struct CommonOptions {
 /// --json, with `options`' values as defaults.
 void add_common_options(CLI::App& app, CommonOptions& options);
 
-/// Checks of an option's value. Their messages say which numbers are allowed in words; those of
-/// CLI11 print the limits of the type.
+/// Checks of an option's value. Their messages describe the allowed numbers in words; CLI11's have
+/// the limits of the type.
 CLI::Validator positive_integer();
 CLI::Validator non_negative_integer();
 CLI::Validator positive_number();
 CLI::Validator number_between(double least, double most);
 
-/// Parses; an exit code if there is nothing left to do (--help) or the arguments make no sense (2).
-/// Only the main process of a job prints.
+/// Parses the arguments. Returns an exit code after --help (0) and for invalid arguments (2). Only
+/// the main process of a job prints.
 std::optional<int> parse(CLI::App& app, int argc, char** argv);
 
-/// ConfigError if `output` holds an earlier run that nobody asked to resume: two runs in one folder
+/// Throws ConfigError if `output` has an earlier run and `resume` is false: two runs in one folder
 /// would mix their logs.
 void check_output(const std::filesystem::path& output, bool resume);
 

@@ -72,7 +72,7 @@ void write_png(const std::string& path, const Picture& picture) {
        << chunk("IHDR", header) << chunk("IDAT", packed) << chunk("IEND", "");
   file.close();
   if (!file) {
-    throw lockstep::ConfigError("output", "cannot write " + path);
+    throw lockstep::ConfigError("output", path + " cannot be written");
   }
 }
 

@@ -14,7 +14,7 @@ struct Picture {
   std::vector<uint8_t> rgb;
 
   Picture(int width_px, int height_px, uint8_t grey = 255);
-  /// Fills a rectangle; parts outside the picture are left out.
+  /// Fills a rectangle, clipped to the picture.
   void fill(int x, int y, int width_px, int height_px, uint8_t red, uint8_t green, uint8_t blue);
 };
 

@@ -11,8 +11,7 @@
 namespace examples {
 
 /// Two convolutions and two linear layers: 28 x 28 grey pictures in, 10 class scores out. A plain
-/// torch::nn module; nothing in it knows of Lockstep. Shapes: x is (B, 1, 28, 28), the result (B,
-/// 10).
+/// torch::nn module, without Lockstep. Shapes: x is (B, 1, 28, 28), the result (B, 10).
 struct NetImpl : torch::nn::Module {
   NetImpl()
       : conv1(register_module(

@@ -29,7 +29,7 @@ constexpr std::array<const char*, 10> kClasses = {
     "bag",
     "ankle boot"};
 
-/// 12345678 -> "12,345,678".
+/// Formats 12345678 as "12,345,678".
 std::string grouped(int64_t number) {
   std::string text = std::to_string(number);
   for (auto at = static_cast<int64_t>(text.size()) - 3; at > 0; at -= 3) {
@@ -47,7 +47,8 @@ std::string event_file(const std::filesystem::path& folder) {
   return (folder / "events.out.tfevents...").string();
 }
 
-/// "shirt 71.3 % (taken for T-shirt), coat ..." of the classes that were recognised worst.
+/// Formats the classes with the lowest accuracy: "shirt 71.3 % (mostly taken for T-shirt), coat
+/// ...".
 std::string weakest_classes(const Evaluation& result, int count) {
   const at::Tensor answers = result.probabilities.argmax(1);
   std::vector<std::pair<double, int>> by_accuracy;
@@ -94,13 +95,12 @@ std::string summary_text(const Summary& summary, const Evaluation& result) {
       "Accuracy  {:.1f} % of {} test pictures, loss {:.3f}\n"
       "Weakest   {}\n"
       "\n"
-      "Look at\n"
-      "  {}/mistakes.png    what it took wrongly for each class, a row a class: any picture "
-      "viewer\n"
-      "  {}/logs/metrics.jsonl    every number logged: less, jq, pandas\n"
+      "Files\n"
+      "  {}/mistakes.png    wrongly classified pictures, one row for each predicted class\n"
+      "  {}/logs/metrics.jsonl    all logged numbers, one JSON object for each line\n"
       "  {}    the curves: tensorboard --logdir {}\n"
-      "  {}/checkpoints    weights (model.safetensors) and all state: add --resume --epochs {} to "
-      "go on",
+      "  {}/checkpoints    weights (model.safetensors) and training state: continue with --resume "
+      "--epochs {}",
       grouped(summary.parameters),
       grouped(summary.steps),
       summary.processes,

@@ -9,7 +9,7 @@
 
 namespace examples {
 
-/// What a model says about N test pictures.
+/// The predictions of a model for N test pictures.
 struct Evaluation {
   at::Tensor probabilities;  ///< (N, 10)
   at::Tensor targets;        ///< (N)
@@ -18,6 +18,7 @@ struct Evaluation {
   double loss() const;
 };
 
+/// The facts of a finished run.
 struct Summary {
   int64_t parameters = 0;
   int64_t epochs = 0;
@@ -28,11 +29,11 @@ struct Summary {
   std::filesystem::path output;
 };
 
-/// What was trained, how fast, how well, and which files to look at, for a person.
+/// Formats the summary of a run: model, speed, accuracy and files.
 std::string summary_text(const Summary& summary, const Evaluation& result);
 
-/// A picture of what the model got wrong, surest first, a row for each class it named; `data_root`
-/// has the pictures.
+/// Writes a picture of wrongly classified test pictures, the most confident first, one row for each
+/// predicted class. `data_root` has the test pictures.
 void write_mistakes(
     const std::filesystem::path& path, const Evaluation& result, const std::string& data_root);
 

@@ -46,10 +46,11 @@ std::optional<int64_t> Environment::integer(
     throw ConfigError(
         "environment",
         fmt::format(
-            "{} makes no sense; got '{}', expected a whole number from {} to {}; unset it or set "
-            "it right",
-            name,
+            "invalid value '{}' for {}; expected a whole number from {} to {}; set it to one, or "
+            "unset "
+            "it",
             *value,
+            name,
             min,
             max));
   }
@@ -66,9 +67,7 @@ std::optional<bool> Environment::boolean(const std::string& name) const {
     throw ConfigError(
         "environment",
         fmt::format(
-            "{} makes no sense; got '{}', expected 1 or 0, true or false, yes or no",
-            name,
-            *value));
+            "invalid value '{}' for {}; expected 1 or 0, true or false, yes or no", *value, name));
   }
   return truth;
 }

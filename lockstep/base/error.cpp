@@ -20,7 +20,7 @@ namespace detail {
 void assertion_failed(const char* file, int line, const char* condition, const std::string& why) {
   throw Error(
       std::string(file) + ":" + std::to_string(line),
-      "this is a fault of Lockstep, please report it: " + std::string(condition) +
+      "this is a bug in Lockstep, please report it: " + std::string(condition) +
           " does not hold; " + why);
 }
 

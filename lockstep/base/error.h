@@ -59,7 +59,7 @@ enum ExitCode : int {
   kExitOk = 0,
   kExitFailure = 1,
   kExitUsage = 2,        ///< Usage or configuration.
-  kExitPreempted = 75,   ///< The job was told to stop and has saved its state.
+  kExitPreempted = 75,   ///< The job has saved its state after a request to stop.
   kExitSignalBase = 128  ///< 128 + the signal's number.
 };
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The part of fmt that need not be in every source: torch carries fmt's headers, and no library.
-// What is compiled here once takes three seconds of gcc in each source that has it inline instead
-// (FMT_HEADER_ONLY). The list is that of fmt's own src/format.cc, for char.
+// The compiled part of fmt: the torch wheel has fmt's headers, but no library. Inline in each
+// source (FMT_HEADER_ONLY) it would take three more seconds of gcc. The list is that of fmt's own
+// src/format.cc, for char.
 #include <fmt/format-inl.h>
 
 FMT_BEGIN_NAMESPACE

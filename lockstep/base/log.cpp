@@ -23,10 +23,10 @@ struct LogState {
   std::mutex mutex;
   std::optional<LogOptions> options;
   std::function<void(const std::string&)> sink;
-  std::vector<StatusLine*> status_lines;  // The newest, which is the one shown, last.
+  std::vector<StatusLine*> status_lines;  // The last one, the newest, is shown.
 };
 
-/// Hides the status line for as long as it lives. Needs the state's lock.
+/// RAII scope: hides the status line. Needs the state's lock.
 class HiddenStatusLine {
  public:
   explicit HiddenStatusLine(const LogState& shared)
@@ -85,7 +85,7 @@ std::string format_line(LogLevel level, const std::string& message, bool json) {
 }
 
 void write_to_stderr(const std::string& line) {
-  // A log line that cannot be written has nobody left to be reported to.
+  // A failed write of a log line cannot be reported anywhere.
   ssize_t written = -1;
   do {
     written = ::write(STDERR_FILENO, line.data(), line.size());
@@ -110,7 +110,7 @@ LogOptions LogOptions::from_environment() {
       throw ConfigError(
           "environment",
           fmt::format(
-              "LOCKSTEP_LOG_LEVEL makes no sense; got '{}', expected debug, info, warning or error",
+              "invalid value '{}' for LOCKSTEP_LOG_LEVEL; expected debug, info, warning or error",
               *level));
     }
   }
@@ -119,7 +119,7 @@ LogOptions LogOptions::from_environment() {
       throw ConfigError(
           "environment",
           fmt::format(
-              "LOCKSTEP_LOG_FORMAT makes no sense; got '{}', expected text or json", *format));
+              "invalid value '{}' for LOCKSTEP_LOG_FORMAT; expected text or json", *format));
     }
     options.json = *format == "json";
   }

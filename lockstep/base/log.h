@@ -9,7 +9,7 @@ namespace lockstep {
 
 enum class LogLevel { kDebug, kInfo, kWarning, kError };
 
-/// Which ranks of a job write a line.
+/// The ranks of a job that write a line.
 enum class LogAudience { kMainOnly, kEveryRank };
 
 /// The format of log lines. Read once from the environment, or set by the program.

@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 }  // namespace
 
 NewFile::NewFile(const fs::path& target) : name_(target.native() + ".tmp-XXXXXX") {
-  // mkostemp gives it to this user alone.
+  // mkostemp creates it with mode 0600.
   file_.reset(::mkostemp(name_.data(), O_CLOEXEC));
   if (!file_.is_open()) {
     fail_to_write(target, errno);
@@ -58,12 +58,12 @@ bool NewFile::rename_to(const fs::path& target, bool replace) {
     renamed_ = true;
     return true;
   }
-  // Somebody may have made one meanwhile.
+  // Another process may have created the target meanwhile.
   if (::renameat2(AT_FDCWD, name_.c_str(), AT_FDCWD, target.c_str(), RENAME_NOREPLACE) == 0) {
     renamed_ = true;
     return true;
   }
-  // File systems that cannot do that can link.
+  // File systems without RENAME_NOREPLACE have link().
   if (errno == EINVAL && ::link(name_.c_str(), target.c_str()) == 0) {
     return true;
   }

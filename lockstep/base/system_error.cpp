@@ -25,15 +25,14 @@ std::string system_error_text(int error) {
   std::string text = std::generic_category().message(error);
   if (error == EMFILE) {
     if (const auto files = soft_limit(RLIMIT_NOFILE)) {
-      return fmt::format("{}; this process may open {}; raise that with `ulimit -n`", text, *files);
+      return fmt::format(
+          "{}; the limit of this process is {}; raise it with `ulimit -n`", text, *files);
     }
   }
   if (error == EFBIG) {
     if (const auto bytes = soft_limit(RLIMIT_FSIZE)) {
       return fmt::format(
-          "{}; this process may write files of {} bytes; raise that with `ulimit -f`",
-          text,
-          *bytes);
+          "{}; the limit of this process is {} bytes; raise it with `ulimit -f`", text, *bytes);
     }
   }
   return text;

@@ -6,8 +6,8 @@
 namespace lockstep {
 
 /// Returns the text of an errno value. If a limit of this process is the cause, the text has the
-/// limit and the command that raises it: "Too many open files; this process may open 8; raise that
-/// with `ulimit -n`". Thread-safe.
+/// limit and the command that raises it: "Too many open files; the limit of this process is 8;
+/// raise it with `ulimit -n`". Thread-safe.
 std::string system_error_text(int error);
 
 }  // namespace lockstep

@@ -35,10 +35,10 @@ TEST(SystemErrorText, NamesTheLimitThatWasMet) {
     files = system_error_text(EMFILE);
     bytes = system_error_text(EFBIG);
   }
-  EXPECT_EQ(files, "Too many open files; this process may open 57; raise that with `ulimit -n`");
   EXPECT_EQ(
-      bytes,
-      "File too large; this process may write files of 10240 bytes; raise that with `ulimit -f`");
+      files, "Too many open files; the limit of this process is 57; raise it with `ulimit -n`");
+  EXPECT_EQ(
+      bytes, "File too large; the limit of this process is 10240 bytes; raise it with `ulimit -f`");
 }
 
 TEST(SystemErrorText, IsThatOfTheSystemOtherwise) {

@@ -10,13 +10,13 @@
 
 namespace lockstep {
 
-/// All bytes of a file; nothing if it cannot be read.
+/// Returns all bytes of a file; empty if it cannot be read.
 inline std::string contents(const std::filesystem::path& path) {
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-/// An empty folder of a test's own, removed with all it holds.
+/// An empty folder for one test; the destructor removes it with its content.
 class TestFolder {
  public:
   TestFolder() {

@@ -15,7 +15,7 @@
 namespace lockstep::tracking {
 namespace {
 
-constexpr mode_t kMode = 0666;  // Less the umask: curves are for others to see.
+constexpr mode_t kMode = 0666;  // Reduced by the umask.
 
 std::string text_of(int error) {
   return std::generic_category().message(error);
@@ -32,8 +32,7 @@ void make_folders(const std::filesystem::path& folder) {
   if (error) {
     throw ConfigError(
         folder.string(),
-        fmt::format(
-            "cannot create this folder: {}; name one that can be written", error.message()));
+        fmt::format("cannot create this folder: {}; choose a writable folder", error.message()));
   }
 }
 
@@ -46,8 +45,7 @@ bool AppendFile::create(const std::filesystem::path& path) {
   if (descriptor_ < 0) {
     throw ConfigError(
         path.string(),
-        fmt::format(
-            "cannot create this file: {}; name a folder that can be written", text_of(errno)));
+        fmt::format("cannot create this file: {}; choose a writable folder", text_of(errno)));
   }
   path_ = path;
   return true;
@@ -60,8 +58,7 @@ void AppendFile::open(const std::filesystem::path& path) {
     throw ConfigError(
         path.string(),
         fmt::format(
-            "cannot open this file to append to it: {}; name one that can be written",
-            text_of(errno)));
+            "cannot open this file for appending: {}; choose a writable folder", text_of(errno)));
   }
   path_ = path;
   struct stat status {};
@@ -89,13 +86,13 @@ void AppendFile::append(std::string_view record) {
       const int error = errno;
       const off_t end = ::lseek(descriptor_, 0, SEEK_CUR);
       if (done > 0 && end >= static_cast<off_t>(done)) {
-        // Best effort: the reader stops at a torn record, whatever comes after it.
+        // Best effort: readers stop at an incomplete record.
         [[maybe_unused]] const int cut = ::ftruncate(descriptor_, end - static_cast<off_t>(done));
       }
       throw Error(
           path_.string(),
           fmt::format(
-              "cannot append a record of {} bytes: {}; free some space, or log elsewhere",
+              "cannot append a record of {} bytes: {}; free some space, or choose another folder",
               record.size(),
               text_of(error)));
     }
@@ -103,9 +100,9 @@ void AppendFile::append(std::string_view record) {
 }
 
 void AppendFile::sync() {
-  // EINVAL and EROFS: a pipe or a device, which has no disk behind it.
+  // EINVAL and EROFS: a pipe or a device, which cannot be flushed.
   if (descriptor_ >= 0 && ::fdatasync(descriptor_) != 0 && errno != EINVAL && errno != EROFS) {
-    throw Error(path_.string(), fmt::format("cannot be brought to disk: {}", text_of(errno)));
+    throw Error(path_.string(), fmt::format("cannot be flushed to disk: {}", text_of(errno)));
   }
 }
 

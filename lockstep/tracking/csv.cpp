@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/tracking/csv.h"
-
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include <fmt/format.h>
 
+#include "lockstep/tracking/file_trackers.h"
+
 namespace lockstep::tracking {
 namespace {
 
-/// As a cell: in quotes, if it has what would end one.
+/// Formats a cell, in quotes if it has a separator.
 std::string cell(const std::string& text) {
   if (text.find_first_of(",\"\r\n") == std::string::npos) {
     return text;
@@ -44,7 +44,7 @@ void CsvTracker::do_log(const Values& values, int64_t step) {
       if (!last) {
         text = fmt::format("step,{}\n", cell(name.substr(name.rfind('/') + 1)));
       } else if (*last != '\n') {
-        text = "\n";  // A crash has torn the last line.
+        text = "\n";  // Ends the line that a crash left incomplete.
       }
     }
     text += std::isfinite(value) ? fmt::format("{},{}\n", step, value)

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/tracking/jsonl.h"
-
 #include <cmath>
 #include <utility>
 
@@ -8,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
+#include "lockstep/tracking/file_trackers.h"
 
 namespace lockstep::tracking {
 namespace {
@@ -44,10 +43,7 @@ void JsonlTracker::do_log(const Values& values, int64_t step) {
       throw ConfigError(
           "tracking",
           fmt::format(
-              "'{}' is a name every line of {} has already; try 'train/{}'",
-              tag,
-              file_.path().string(),
-              tag));
+              "'{}' is a reserved name in {}; try 'train/{}'", tag, file_.path().string(), tag));
     }
     if (std::isfinite(value)) {
       line[tag] = value;

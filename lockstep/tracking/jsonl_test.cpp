@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/tracking/jsonl.h"
-
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -14,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
+#include "lockstep/tracking/file_trackers.h"
 #include "lockstep/tracking/test_folder.h"
 
 namespace lockstep::tracking {

@@ -9,16 +9,14 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text/suggest.h"
-#include "lockstep/tracking/csv.h"
-#include "lockstep/tracking/jsonl.h"
-#include "lockstep/tracking/tensorboard.h"
+#include "lockstep/tracking/file_trackers.h"
 
 namespace lockstep::tracking {
 namespace {
 
 using Folder = std::filesystem::path;
 
-/// A new tracker is one line here.
+/// A built-in tracker.
 struct Entry {
   const char* name;
   std::function<std::unique_ptr<Tracker>(const Folder& folder)> make;
@@ -50,8 +48,7 @@ Folder run_folder(const MakeOptions& options) {
     throw ConfigError(
         "tracking",
         fmt::format(
-            "project_name names no folder inside {}; got '{}', expected a relative path without "
-            "'..'",
+            "project_name is no folder in {}; got '{}', expected a relative path without '..'",
             options.project_dir.string(),
             options.project_name));
   }
@@ -78,7 +75,7 @@ std::unique_ptr<Tracker> make_tracker(const std::string& name, const MakeOptions
   throw ConfigError(
       "tracking",
       fmt::format(
-          "there is no such tracker; got '{}', expected one of {}{}",
+          "unknown tracker; got '{}', expected one of {}{}",
           name,
           fmt::join(names, ", "),
           did_you_mean(name, names)));

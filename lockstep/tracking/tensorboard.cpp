@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/tracking/tensorboard.h"
-
 #include <array>
 #include <cstdint>
 #include <unistd.h>
@@ -8,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include "lockstep/tracking/file_trackers.h"
 #include "lockstep/tracking/tfevents.h"
 
 namespace lockstep::tracking {
@@ -27,7 +26,7 @@ void create_event_file(AppendFile& file, const std::filesystem::path& folder) {
       static_cast<int64_t>(wall_time_s()),
       host_name(),
       ::getpid());
-  // Taken names are those of other trackers of this process, and of a process that had its number.
+  // A name may be used by another tracker of this process, or by an earlier process with its pid.
   for (int n = 0; !file.create(folder / (stem + std::to_string(n))); ++n) {
   }
 }
@@ -63,9 +62,8 @@ void TensorBoardTracker::do_flush() {
 void TensorBoardTracker::do_finish(RunStatus status) {
   const double now_s = wall_time_s();
   if (!hparams_.is_null()) {
-    // The columns are named only now that all metrics are known: TensorBoard keeps the first such
-    // record of a run, and where there is none, as while the run goes on, it finds the columns by
-    // itself.
+    // Written at the end, when all metrics are known, since TensorBoard keeps the first such record
+    // of a run. Before, it derives the columns from the data.
     const std::vector<std::string> metrics(tags_.begin(), tags_.end());
     file_.append(
         tfevents::frame_record(tfevents::experiment(now_s, hparams_, metrics)) +

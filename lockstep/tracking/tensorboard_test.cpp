@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/tracking/tensorboard.h"
-
 #include <fstream>
 #include <limits>
 #include <string>
@@ -11,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/tracking/file_trackers.h"
 #include "lockstep/tracking/test_folder.h"
 
 namespace lockstep::tracking {

@@ -51,7 +51,7 @@ int run_with_file_limit(
     const std::filesystem::path& folder) {
   const pid_t child = ::fork();
   if (child == 0) {
-    // Without the signal the write that does not fit fails, in part or whole, as one does on a full
+    // Without the signal a write beyond the limit fails, completely or in part, like on a full
     // disk.
     ::signal(SIGXFSZ, SIG_IGN);
     const rlimit limit{bytes, bytes};

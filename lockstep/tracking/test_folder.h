@@ -27,11 +27,12 @@ inline std::vector<std::string> lines_of(const std::filesystem::path& path) {
   return lines;
 }
 
-/// The payloads of all whole records of an event file. Throws where a length or checksum is wrong.
+/// Returns the payloads of all complete records of an event file. Throws for a wrong length or
+/// checksum.
 std::vector<std::string> records_of(const std::string& bytes);
 
-/// Runs `body` in a process whose files may grow to `bytes` and no further, as on a disk that is
-/// full. Returns its exit code.
+/// Runs `body` in a process whose files are limited to `bytes`, like on a full disk. Returns its
+/// exit code.
 int run_with_file_limit(
     size_t bytes,
     int (*body)(const std::filesystem::path& folder),

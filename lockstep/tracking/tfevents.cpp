@@ -106,8 +106,7 @@ int64_t type_of(const json& value) {
   return value.is_number() ? kTypeNumber : kTypeString;
 }
 
-/// A double beyond single precision is no value a cast must give; an infinity is what rounding
-/// gives.
+/// Rounds to single precision; too large values become infinite, for which a cast is undefined.
 float to_single(double value) {
   constexpr double kMost = std::numeric_limits<float>::max();
   if (std::isfinite(value) && std::abs(value) > kMost) {

@@ -15,7 +15,7 @@ namespace {
 using nlohmann::json;
 
 bool is_utf8(const std::string& text) {
-  // dump() is the one validator the JSON library offers.
+  // dump() is the only validator of the JSON library.
   try {
     [[maybe_unused]] const std::string unused = json(text).dump();
     return true;
@@ -57,7 +57,9 @@ void Tracker::refuse_if_finished(const char* call) const {
     throw ConfigError(
         "tracking",
         fmt::format(
-            "{} on tracker '{}' after finish; make a new tracker for a new run", call, name()));
+            "{} was called on tracker '{}' after finish; create a new tracker for a new run",
+            call,
+            name()));
   }
 }
 
@@ -67,7 +69,8 @@ void Tracker::store_config(const nlohmann::json& config) {
     throw ConfigError(
         "tracking",
         fmt::format(
-            "a run's config has no names; got a JSON {}, expected an object; try {{\"lr\": 0.1}}",
+            "the config of a run must have names; got a JSON {}, expected an object; try {{\"lr\": "
+            "0.1}}",
             config.type_name()));
   }
   do_store_config(portable_config(config));
@@ -77,18 +80,19 @@ void Tracker::log(const Values& values, int64_t step) {
   refuse_if_finished("log");
   if (step < 0) {
     throw ConfigError(
-        "tracking", fmt::format("a step cannot be negative; got {}, expected 0 or more", step));
+        "tracking", fmt::format("the step is negative; got {}, expected 0 or more", step));
   }
   for (const auto& [tag, value] : values) {
     if (tag.empty()) {
       throw ConfigError(
-          "tracking", fmt::format("a value has no name; got {} named '' at step {}", value, step));
+          "tracking",
+          fmt::format("the name of a value is empty; got {} named '' at step {}", value, step));
     }
     if (!is_utf8(tag)) {
       throw ConfigError(
           "tracking",
           fmt::format(
-              "a value's name is no UTF-8; got {}, expected text every reader can show",
+              "the name of a value is no valid UTF-8; got {}, expected UTF-8",
               json(tag).dump(-1, ' ', true, json::error_handler_t::replace)));
     }
   }

@@ -12,7 +12,7 @@ namespace lockstep::tracking {
 /// The values of one step. NaN and infinities are valid, and must be preserved.
 using Values = std::map<std::string, double>;
 
-/// How a run ended.
+/// The end of a run.
 enum class RunStatus {
   kFinished,  ///< It completed.
   kFailed,    ///< An error ended it.
@@ -40,7 +40,8 @@ class Tracker {
 
   /// Its name in messages; for Lockstep's own trackers the name for make_tracker().
   virtual std::string name() const = 0;
-  /// Whether an Accelerator uses it only on the main process; false: on every process that has it.
+  /// Returns whether an Accelerator uses it only on the main process; false: on every process that
+  /// has it.
   virtual bool main_process_only() const { return true; }
 
   /// Stores the run's settings, preferably before the first log(). ConfigError unless `config` is

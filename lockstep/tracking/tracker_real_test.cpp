@@ -11,7 +11,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "lockstep/tracking/tensorboard.h"
+#include "lockstep/tracking/file_trackers.h"
 #include "lockstep/tracking/test_folder.h"
 
 namespace lockstep::tracking {

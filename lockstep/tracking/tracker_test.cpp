@@ -11,8 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
-#include "lockstep/tracking/jsonl.h"
-#include "lockstep/tracking/tensorboard.h"
+#include "lockstep/tracking/file_trackers.h"
 #include "lockstep/tracking/test_folder.h"
 
 namespace lockstep::tracking {
@@ -77,12 +76,13 @@ TEST(Tracker, RefusesStepsNamesAndConfigsThatMakeNoSense) {
       [&] {
         tracker.log({{"a", 1}, {"", 2.5}}, 3);
       },
-      ThrowsMessage<ConfigError>(AllOf(HasSubstr("no name"), HasSubstr("2.5"))));
+      ThrowsMessage<ConfigError>(
+          AllOf(HasSubstr("the name of a value is empty"), HasSubstr("2.5"))));
   EXPECT_THAT(
       [&] {
         tracker.log({{"bad \xff", 1}}, 3);
       },
-      ThrowsMessage<ConfigError>(HasSubstr("no UTF-8")));
+      ThrowsMessage<ConfigError>(HasSubstr("is no valid UTF-8")));
   for (const json& config : {json(nullptr), json(1), json::array({1})}) {
     EXPECT_THAT(
         [&] { tracker.store_config(config); },

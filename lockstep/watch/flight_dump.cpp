@@ -152,7 +152,7 @@ FlightDump read_dump(const std::filesystem::path& path) {
   const uintmax_t bytes = std::filesystem::file_size(path, error);
   std::ifstream file(path, std::ios::binary);
   if (error || !file) {
-    throw ConfigError(path.string(), "cannot be read; expected a dump of `lockstep launch`");
+    throw ConfigError(path.string(), "cannot be read; expected a flight dump of `lockstep launch`");
   }
   if (bytes > kMaxBytes) {
     throw ConfigError(
@@ -163,13 +163,14 @@ FlightDump read_dump(const std::filesystem::path& path) {
     const Json json = Json::parse(std::string(std::istreambuf_iterator<char>(file), {}));
     if (json.value("format", "") != kFormat) {
       throw ConfigError(
-          path.string(), "is no flight dump: it lacks \"format\": \"lockstep-flight\"");
+          path.string(), "is no flight dump; expected \"format\": \"lockstep-flight\"");
     }
     if (json.at("version") != kVersion) {
       throw ConfigError(
           path.string(),
           fmt::format(
-              "is a flight dump of version {}; this lockstep reads version {}",
+              "is a flight dump of version {}; expected version {}; read it with the build that "
+              "wrote it",
               json.at("version").dump(),
               kVersion));
     }

@@ -82,7 +82,7 @@ TEST(FlightDump, NamesAFileThatIsNone) {
   refuses("", "is no complete flight dump");
   refuses("[]", "is no complete flight dump");
   refuses("{}", "is no flight dump");
-  refuses(R"({"format": "lockstep-flight", "version": 1})", "of version 1; this lockstep reads");
+  refuses(R"({"format": "lockstep-flight", "version": 1})", "of version 1; expected version 2");
   refuses(R"({"format": "lockstep-flight", "version": 2})", "is no complete flight dump");
   EXPECT_THAT(
       [&] { read_dump(folder / "none.json"); },

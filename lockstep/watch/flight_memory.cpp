@@ -20,11 +20,11 @@
 namespace lockstep::watch {
 namespace {
 
-// Raised whenever the layout changes: a rank may be of another build than its launcher.
+// Incremented when the layout changes, since a rank and its launcher may have different builds.
 constexpr uint64_t kMagic = 0x6c6b2d666c743032;  // "lk-flt02"
 constexpr size_t kWords = sizeof(Operation) / sizeof(uint64_t);
 using Words = std::array<uint64_t, kWords>;
-constexpr int kTries = 100;  // Of a reader that meets a writer; the writer needs nanoseconds.
+constexpr int kTries = 100;  // Reads of an entry that is being written, which takes nanoseconds.
 
 struct Slot {
   std::atomic<uint64_t> version{0};
@@ -41,8 +41,8 @@ struct Slot {
     version.store(before + 2, std::memory_order_release);
   }
 
-  /// Nothing if it was never written, or is being written for longer than that takes: the writer
-  /// was stopped or killed in the middle.
+  /// Returns nothing if it was never written, or if the writer was stopped or killed during a
+  /// write.
   std::optional<Operation> read() const {
     for (int i = 0; i < kTries; ++i) {
       const uint64_t before = version.load(std::memory_order_acquire);
@@ -98,7 +98,7 @@ FlightMemory FlightMemory::create() {
     throw Error(
         "watch",
         fmt::format(
-            "the shared memory of a rank's flight record cannot be made: {}",
+            "the shared memory for a rank's flight record cannot be created: {}",
             system_error_text(errno)));
   }
   std::string path = fmt::format("/proc/{}/fd/{}", ::getpid(), fd.get());
@@ -148,7 +148,7 @@ void FlightMemory::write(const Operation& operation) {
   if (operation.is_over()) {
     layout_->ended.fetch_add(1, std::memory_order_relaxed);
   }
-  // Its last time is now: the clock need not be asked once more.
+  // The operation's last time is the current time, so the clock is not read again.
   layout_->progress_ns.store(
       std::max({operation.issued_ns, operation.started_ns, operation.ended_ns}),
       std::memory_order_relaxed);

@@ -71,7 +71,7 @@ TEST(FlightMemory, TakesNothingElseForARecord) {
   EXPECT_FALSE(FlightMemory::open("/proc/self/fd/99999"));
   EXPECT_FALSE(FlightMemory::open("/dev/null"));
   EXPECT_FALSE(FlightMemory::open("/proc/self/exe"));
-  // As large, but one that could be shortened under whoever has mapped it.
+  // A file of the same size without seals, which could be truncated while it is mapped.
   FlightMemory real = FlightMemory::create();
   const int source = ::open(real.path().c_str(), O_RDONLY);
   const off_t bytes = ::lseek(source, 0, SEEK_END);

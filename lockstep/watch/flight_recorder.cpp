@@ -8,8 +8,8 @@
 namespace lockstep::watch {
 namespace {
 
-/// A launcher that cannot be reached (another pid namespace) watches nobody: no reason not to
-/// train.
+/// Uses private memory if the launcher's cannot be opened (another pid namespace): training works
+/// without it.
 FlightMemory memory_of(const Environment& environment) {
   if (const auto path = environment.text("LOCKSTEP_FLIGHT")) {
     if (auto shared = FlightMemory::open(*path)) {
@@ -22,7 +22,7 @@ FlightMemory memory_of(const Environment& environment) {
 }  // namespace
 
 FlightRecorder& FlightRecorder::process() {
-  // Never destroyed: threads of the transports may note something while the process ends.
+  // Never destroyed: threads of the transports may record operations while the process exits.
   static auto* recorder = new FlightRecorder(Environment::process());
   return *recorder;
 }

@@ -16,8 +16,8 @@ namespace lockstep::watch {
 /// Cost: about 100 ns a record, no system call, no allocation. Thread-safe.
 class FlightRecorder {
  public:
-  /// That of this process, made by the first call. Whoever comes first among the processes that
-  /// were given the same LOCKSTEP_FLIGHT (a rank and what it starts) is the one who is watched.
+  /// Returns the recorder of this process, created by the first call. The launcher watches the
+  /// first process that uses its LOCKSTEP_FLIGHT: a rank, or a child of it.
   static FlightRecorder& process();
 
   /// Uses LOCKSTEP_FLIGHT of `environment`.
@@ -36,7 +36,7 @@ class FlightRecorder {
   /// A checkpoint save is running, for which other ranks wait; see Saving.
   void begin_saving();
   void end_saving();
-  /// From now on this process need not make progress.
+  /// Ends the launcher's watch: this process need not make progress any more.
   void leave();
 
   FlightRecord read() const { return memory_.read(); }

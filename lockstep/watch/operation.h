@@ -38,7 +38,7 @@ struct Operation {
   /// "all_reduce(sum) of float32[10, 20]", "send to rank 1 of int64[3]".
   std::string describe() const;
 };
-static_assert(sizeof(Operation) % sizeof(uint64_t) == 0, "travels as words");
+static_assert(sizeof(Operation) % sizeof(uint64_t) == 0, "copied as words");
 
 /// Formats it for people.
 inline double seconds_of(int64_t ns) {

@@ -23,7 +23,7 @@ std::optional<ProcessState> process_state(int64_t pid) {
   if (!file.is_open() || ::read(file.get(), text.data(), text.size() - 1) <= 0) {
     return std::nullopt;
   }
-  // The program's name may hold spaces and parentheses: what follows the last one is ours.
+  // The program's name may have spaces and parentheses: the fields follow the last one.
   const char* after_name = std::strrchr(text.data(), ')');
   if (after_name == nullptr) {
     return std::nullopt;
@@ -73,9 +73,9 @@ const Operation* RankView::last_done() const {
   return found == record.operations.rend() ? nullptr : &*found;
 }
 
-const RankView* who_left(const std::vector<RankView>& ranks) {
+const RankView* find_left_rank(const std::vector<RankView>& ranks) {
   const auto found = std::find_if(ranks.begin(), ranks.end(), [](const RankView& view) {
-    // It may still be ending, and be told to stop while it does.
+    // A rank that is still exiting may get SIGTERM meanwhile.
     const int code = view.exit_code.value_or(kExitOk);
     return view.record.left && !view.record.lost_peer() &&
            (code == kExitOk || code == kExitSignalBase + SIGTERM);

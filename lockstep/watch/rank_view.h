@@ -12,13 +12,13 @@ namespace lockstep::watch {
 
 /// The kernel's state of a process.
 struct ProcessState {
-  /// As in /proc/PID/stat: R running, S sleeping, D waiting for a disk, T stopped by a signal, t by
-  /// a debugger, Z ended.
+  /// The letter in /proc/PID/stat: R running, S sleeping, D waiting for a disk, T stopped by a
+  /// signal, t by a debugger, Z ended.
   char state = 'R';
   int64_t cpu_ms = 0;  ///< Used since its start, by all its threads.
 };
 
-/// Nothing if the process does not exist.
+/// Returns the state of a process; nothing if it does not exist.
 std::optional<ProcessState> process_state(int64_t pid);
 /// Returns the bytes it has read and written, including files and sockets; nothing if unknown.
 std::optional<int64_t> process_bytes(int64_t pid);
@@ -40,7 +40,7 @@ struct RankView {
   bool watched() const { return running && record.pid != 0 && !record.left; }
   /// Its process has not called connect(), as far as its launcher can see.
   bool never_joined() const { return record.pid == 0; }
-  /// By a signal or a debugger.
+  /// A signal or a debugger has stopped it.
   bool is_stopped() const { return running && (process.state == 'T' || process.state == 't'); }
   /// The first requested operation that has not ended.
   const Operation* in_flight() const;
@@ -49,7 +49,7 @@ struct RankView {
 
 /// A rank that left the job in good order while others continued, which may have needed it; nothing
 /// if there is none.
-const RankView* who_left(const std::vector<RankView>& ranks);
+const RankView* find_left_rank(const std::vector<RankView>& ranks);
 
 /// Formats "step 20, in all_reduce(sum) of float32[10] (operation 81) for 30.0 s", for people.
 std::string describe(const RankView& view, int64_t now);

@@ -12,16 +12,15 @@ namespace lockstep::watch {
 namespace {
 
 constexpr size_t kFewest = 20;
-constexpr double kLastOf = 0.8;  // Of the operations: chance makes everybody last at times.
+constexpr double kLastOf = 0.8;  // Share of the operations, since any rank is last sometimes.
 constexpr double kWaitingAtLeast = 0.2;
-// Over shared memory dozens of operations fit into the time for which a kernel lets a rank wait for
-// its core.
+// With shared memory, dozens of operations may fit into one delay by the kernel's scheduler.
 constexpr int64_t kWaitedAtLeastNs = 100'000'000;
 
-/// When each rank came to an operation, and which rank.
+/// The time at which each rank issued an operation, and the rank.
 using Arrivals = std::vector<std::pair<int64_t, int>>;
 
-/// The operations to which one rank came last.
+/// The operations that one rank issued last.
 struct LastArrivals {
   size_t times = 0;
   int64_t waited_ns = 0;  ///< By the others; time in which several operations wait counts once.
@@ -35,7 +34,7 @@ struct LastArrivals {
   }
 };
 
-/// Of those operations of the job's own group that all ranks still remember.
+/// Returns the arrivals at those operations of the job's group that all ranks still have recorded.
 std::vector<Arrivals> common_arrivals(const std::vector<RankView>& ranks) {
   std::map<int64_t, Arrivals> by_sequence;
   for (const RankView& view : ranks) {
@@ -61,7 +60,7 @@ bool on_one_host(const std::vector<RankView>& ranks) {
   });
 }
 
-/// By what each rank's own clock says.
+/// Finds the slow rank without comparing clocks of different hosts.
 std::optional<SlowRank> slow_by_own_clocks(std::vector<RankView> ranks) {
   const bool known = std::all_of(
       ranks.begin(), ranks.end(), [](const auto& view) { return view.in_operations.has_value(); });
@@ -79,8 +78,9 @@ std::optional<SlowRank> slow_by_own_clocks(std::vector<RankView> ranks) {
   return SlowRank{
       slow.rank,
       fmt::format(
-          "rank {} on {} is slow: the others spend {:.0f} % of their time or more in operations, "
-          "where they wait for it, and it spends {:.0f} %",
+          "rank {} on {} is slow: the other ranks spend at least {:.0f} % of their time in "
+          "operations, "
+          "waiting for it, and it spends {:.0f} %",
           slow.rank,
           slow.host,
           others * 100,
@@ -89,7 +89,7 @@ std::optional<SlowRank> slow_by_own_clocks(std::vector<RankView> ranks) {
 
 }  // namespace
 
-std::optional<double> part_in_operations(const FlightRecord& record) {
+std::optional<double> share_in_operations(const FlightRecord& record) {
   size_t count = 0;
   int64_t first = 0;
   int64_t last = 0;
@@ -99,7 +99,7 @@ std::optional<double> part_in_operations(const FlightRecord& record) {
       continue;
     }
     first = count++ == 0 ? operation.issued_ns : first;
-    // Those under way together count once.
+    // Overlapping operations count once.
     inside += std::max<int64_t>(0, operation.ended_ns - std::max(operation.issued_ns, last));
     last = std::max(last, operation.ended_ns);
   }
@@ -131,8 +131,9 @@ std::optional<SlowRank> find_slow_rank(const std::vector<RankView>& ranks) {
       return SlowRank{
           rank,
           fmt::format(
-              "rank {} is slow: it came last to {} of the last {} operations, and the others spent "
-              "{:.0f} % of {:.1f} s waiting for it",
+              "rank {} is slow: it was last in {} of the last {} operations, and the other ranks "
+              "waited "
+              "for it for {:.0f} % of {:.1f} s",
               rank,
               sums.times,
               operations.size(),

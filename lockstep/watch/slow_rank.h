@@ -25,6 +25,6 @@ std::optional<SlowRank> find_slow_rank(const std::vector<RankView>& ranks);
 
 /// Returns the share of time that the rank has spent in operations of the job's group, since the
 /// first one in `record`; nothing for less than 20.
-std::optional<double> part_in_operations(const FlightRecord& record);
+std::optional<double> share_in_operations(const FlightRecord& record);
 
 }  // namespace lockstep::watch

@@ -37,8 +37,8 @@ TEST(SlowRank, IsTheOneTheOthersWaitFor) {
   EXPECT_THAT(
       slow->what,
       testing::AllOf(
-          testing::HasSubstr("rank 1 is slow: it came last to 50 of the last 50"),
-          testing::HasSubstr("the others spent 50 %")));
+          testing::HasSubstr("rank 1 is slow: it was last in 50 of the last 50"),
+          testing::HasSubstr("the other ranks waited for it for 50 %")));
 }
 
 /// As the buckets of a backward: all are asked for, and then waited for together.
@@ -56,7 +56,7 @@ TEST(SlowRank, WaitingForSeveralOperationsAtOnceCountsOnce) {
   }
   const auto slow = find_slow_rank(views);
   ASSERT_TRUE(slow);
-  EXPECT_THAT(slow->what, testing::HasSubstr("the others spent 51 % of 2.0 s"));
+  EXPECT_THAT(slow->what, testing::HasSubstr("waited for it for 51 % of 2.0 s"));
 }
 
 TEST(SlowRank, IsNobodyWhoIsLateByLittleOrSeldom) {
@@ -96,7 +96,8 @@ TEST(SlowRank, OfAnotherHostIsWhoSpendsLeastOfItsTimeInOperations) {
   EXPECT_EQ(slow->rank, 2);
   EXPECT_THAT(
       slow->what,
-      testing::HasSubstr("rank 2 on node7 is slow: the others spend 70 % of their time or more"));
+      testing::HasSubstr(
+          "rank 2 on node7 is slow: the other ranks spend at least 70 % of their time"));
   views[0].in_operations.reset();
   EXPECT_FALSE(find_slow_rank(views));
 }
@@ -104,12 +105,12 @@ TEST(SlowRank, OfAnotherHostIsWhoSpendsLeastOfItsTimeInOperations) {
 TEST(SlowRank, APartOfTimeCountsOperationsUnderWayTogetherOnce) {
   FlightRecord record;
   for (uint64_t number = 1; number <= 20; ++number) {
-    EXPECT_FALSE(part_in_operations(record));
+    EXPECT_FALSE(share_in_operations(record));
     const auto at = static_cast<int64_t>((number + 1) / 2) * 1000;  // Two at a time, every 1000.
     record.operations.push_back(all_reduce(number, at, Stage::kDone));
     record.operations.back().ended_ns = at + 500;
   }
-  EXPECT_NEAR(part_in_operations(record).value(), 10 * 500.0 / (9 * 1000.0 + 500), 1e-9);
+  EXPECT_NEAR(share_in_operations(record).value(), 10 * 500.0 / (9 * 1000.0 + 500), 1e-9);
 }
 
 }  // namespace

@@ -27,8 +27,9 @@ bool is_member(const RankView& view, uint64_t group) {
              [group](const Operation& operation) { return operation.group == group; });
 }
 
-/// Whether the rank has asked for the operation of that group and sequence, as far as is known.
-bool has_come_to(const RankView& view, const Operation& wanted) {
+/// Returns whether the rank has issued the operation of that group and sequence, as far as
+/// recorded.
+bool has_issued(const RankView& view, const Operation& wanted) {
   return std::any_of(
       view.record.operations.begin(), view.record.operations.end(), [&](const Operation& own) {
         return own.group == wanted.group && own.sequence >= wanted.sequence;
@@ -53,10 +54,10 @@ std::optional<Waiting> longest_wait(const std::vector<RankView>& ranks) {
   return longest;
 }
 
-Stall blame_for(const Waiting& waiting, const std::vector<RankView>& ranks, int64_t now) {
+Stall explain_wait(const Waiting& waiting, const std::vector<RankView>& ranks, int64_t now) {
   const Operation& operation = *waiting.operation;
   const std::string what = fmt::format(
-      "{}, where rank {} waits for {:.1f} s",
+      "{}, in which rank {} has waited for {:.1f} s",
       operation.describe(),
       waiting.view->rank,
       seconds_of(now - operation.issued_ns));
@@ -71,7 +72,7 @@ Stall blame_for(const Waiting& waiting, const std::vector<RankView>& ranks, int6
     }
     if (view.is_stopped()) {
       stopped.push_back(view.rank);
-    } else if (operation.sequence < 0 || !has_come_to(view, operation)) {
+    } else if (operation.sequence < 0 || !has_issued(view, operation)) {
       absent.push_back(view.rank);
     } else {
       inside.push_back(view.rank);
@@ -90,21 +91,24 @@ Stall blame_for(const Waiting& waiting, const std::vector<RankView>& ranks, int6
             what)};
   }
   if (!absent.empty()) {
-    return {absent, fmt::format("{} {} not come to {}", ranks_text(absent), has(absent), what)};
+    return {absent, fmt::format("{} {} not started {}", ranks_text(absent), has(absent), what)};
   }
   inside.push_back(waiting.view->rank);
   std::sort(inside.begin(), inside.end());
   return {
       inside,
-      fmt::format("{} are all in {}: nothing passes between them", ranks_text(inside), what)};
+      fmt::format(
+          "{} are all in {}, but no data is transferred; check the network between them",
+          ranks_text(inside),
+          what)};
 }
 
 bool is_saver(const RankView& view) {
   return view.watched() && view.record.saving;
 }
 
-/// Whether one of them writes a checkpoint and gets on with it: then the others wait for that.
-bool somebody_writes(const std::vector<RankView>& ranks, int64_t pause_ns) {
+/// Returns whether a rank writes a checkpoint and makes progress, so that the others wait for it.
+bool any_writer_progresses(const std::vector<RankView>& ranks, int64_t pause_ns) {
   return std::any_of(ranks.begin(), ranks.end(), [pause_ns](const RankView& view) {
     return is_saver(view) && view.in_flight() == nullptr && view.idle_ns < pause_ns;
   });
@@ -112,11 +116,11 @@ bool somebody_writes(const std::vector<RankView>& ranks, int64_t pause_ns) {
 
 }  // namespace
 
-bool save_gets_on(const std::vector<RankView>& ranks, int64_t pause_ns) {
+bool save_progresses(const std::vector<RankView>& ranks, int64_t pause_ns) {
   const bool all_wait = std::all_of(ranks.begin(), ranks.end(), [](const RankView& view) {
     return !is_saver(view) || view.in_flight() != nullptr;
   });
-  return somebody_writes(ranks, pause_ns) ||
+  return any_writer_progresses(ranks, pause_ns) ||
          (all_wait && std::any_of(ranks.begin(), ranks.end(), is_saver));
 }
 
@@ -133,7 +137,7 @@ std::optional<Stall> find_stopped(const std::vector<RankView>& ranks, int64_t ti
   return Stall{
       stopped,
       fmt::format(
-          "{} {} been stopped (SIGSTOP or SIGTSTP) for {:.1f} s; SIGCONT would continue {}",
+          "{} {} been stopped (SIGSTOP or SIGTSTP) for {:.1f} s; send SIGCONT to continue {}",
           ranks_text(stopped),
           has(stopped),
           seconds_of(timeout_ns),
@@ -181,12 +185,12 @@ std::optional<AbsentRank> find_stopped_before_join(
 
 std::optional<Stall> find_stall(
     const std::vector<RankView>& ranks, int64_t now, int64_t timeout_ns, int64_t since_ns) {
-  if (somebody_writes(ranks, timeout_ns)) {
+  if (any_writer_progresses(ranks, timeout_ns)) {
     return std::nullopt;
   }
   const auto waiting = longest_wait(ranks);
   if (waiting && now - std::max(waiting->operation->issued_ns, since_ns) >= timeout_ns) {
-    return blame_for(*waiting, ranks, now);
+    return explain_wait(*waiting, ranks, now);
   }
   if (auto stopped = find_stopped(ranks, timeout_ns)) {
     return stopped;
@@ -208,7 +212,7 @@ std::optional<Stall> find_stall(
     return Stall{
         idle,
         fmt::format(
-            "{} {} done nothing for {:.1f} s: no operation, no step, no use of the processor",
+            "{} {} been idle for {:.1f} s: no operation, no step, no CPU time",
             ranks_text(idle),
             has(idle),
             seconds_of(shortest))};

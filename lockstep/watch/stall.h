@@ -13,7 +13,7 @@ namespace lockstep::watch {
 /// A job that makes no progress.
 struct Stall {
   std::vector<int> ranks;  ///< The ranks that the others wait for; never empty.
-  std::string what;        ///< "rank 1 has not come to all_reduce(sum) of float32[10], ..."
+  std::string what;        ///< "rank 1 has not started all_reduce(sum) of float32[10], ..."
 };
 
 /// Finds the stall of these ranks, if one has lasted for `timeout_ns`:
@@ -52,6 +52,6 @@ std::optional<AbsentRank> find_stopped_before_join(
 /// Returns whether to wait for a save of these ranks, which are all of one host: one that writes
 /// has made progress within `pause_ns`; or all that save wait, for a rank of another host, whose
 /// launcher sees it.
-bool save_gets_on(const std::vector<RankView>& ranks, int64_t pause_ns);
+bool save_progresses(const std::vector<RankView>& ranks, int64_t pause_ns);
 
 }  // namespace lockstep::watch

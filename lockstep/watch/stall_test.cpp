@@ -29,7 +29,8 @@ TEST(Stall, IsBlamedOnThoseWhoHaveNotComeToTheOperation) {
   EXPECT_THAT(stall->ranks, ElementsAre(1, 3));
   EXPECT_EQ(
       stall->what,
-      "ranks 1, 3 have not come to all_reduce(sum) of float32[10], where rank 0 waits for 30.0 s");
+      "ranks 1, 3 have not started all_reduce(sum) of float32[10], in which rank 0 has waited for "
+      "30.0 s");
 }
 
 TEST(Stall, IsNoneBeforeItsTime) {
@@ -55,11 +56,11 @@ TEST(SaveGetsOn, WhileAWriterDoesSomethingOrAllWaitForAnotherHost) {
   RankView waiting = view_of(0, {all_reduce(1, kLongAgo, Stage::kRunning)});
   waiting.record.saving = true;
   waiting.idle_ns = kTimeout;
-  EXPECT_TRUE(save_gets_on({waiting, writer}, kTimeout));
-  EXPECT_TRUE(save_gets_on({waiting}, kTimeout));
+  EXPECT_TRUE(save_progresses({waiting, writer}, kTimeout));
+  EXPECT_TRUE(save_progresses({waiting}, kTimeout));
   writer.idle_ns = kTimeout;  // Its disk hangs.
-  EXPECT_FALSE(save_gets_on({waiting, writer}, kTimeout));
-  EXPECT_FALSE(save_gets_on({view_of(0, {}), view_of(1, {})}, kTimeout));
+  EXPECT_FALSE(save_progresses({waiting, writer}, kTimeout));
+  EXPECT_FALSE(save_progresses({view_of(0, {}), view_of(1, {})}, kTimeout));
 }
 
 TEST(Stall, NamesAStoppedRankAlsoIfItHasComeToTheOperation) {
@@ -80,7 +81,7 @@ TEST(Stall, IsBetweenTheRanksIfAllAreInTheOperation) {
       kTimeout);
   ASSERT_TRUE(stall);
   EXPECT_THAT(stall->ranks, ElementsAre(0, 1));
-  EXPECT_THAT(stall->what, HasSubstr("nothing passes between them"));
+  EXPECT_THAT(stall->what, HasSubstr("no data is transferred; check the network between them"));
 }
 
 TEST(Stall, OfAGroupIsNoMatterOfOtherRanks) {
@@ -115,7 +116,7 @@ TEST(Stall, IsNotARankThatComputesWhileNobodyWaits) {
   const auto stall = find_stall({computing, idle}, kNow, kTimeout);
   ASSERT_TRUE(stall);
   EXPECT_THAT(stall->ranks, ElementsAre(0, 1));
-  EXPECT_THAT(stall->what, HasSubstr("done nothing for 30.0 s"));
+  EXPECT_THAT(stall->what, HasSubstr("been idle for 30.0 s"));
 }
 
 TEST(Stall, NamesARankThatIsStoppedThoughNobodyWaitsYet) {
@@ -143,7 +144,8 @@ TEST(Stall, NamesARankThatIsStoppedWhileItExitsOrThatNeverJoined) {
   EXPECT_THAT(stall->ranks, ElementsAre(0, 1));
   EXPECT_EQ(
       stall->what,
-      "ranks 0, 1 have been stopped (SIGSTOP or SIGTSTP) for 30.0 s; SIGCONT would continue them");
+      "ranks 0, 1 have been stopped (SIGSTOP or SIGTSTP) for 30.0 s; send SIGCONT to continue "
+      "them");
   never_joined.running = false;
   EXPECT_THAT(find_stall({exiting, never_joined}, kNow, kTimeout).value().ranks, ElementsAre(0));
 }

@@ -257,7 +257,7 @@ TEST_F(Stopped, ARankThatIsBusyWhenAllAreToldTwiceSavesWithTheOthers) {
   run.send_to_rank(0, SIGTERM);
   run.send_to_rank(1, SIGTERM);
   run.send(SIGTERM);
-  run.await_err("SIGTERM received and passed on");
+  run.await_err("SIGTERM received and forwarded");
   run.await_out("told");
   storage::write_bytes(stopped_ / "release", "");
   const Outcome outcome = run.wait();

@@ -66,7 +66,7 @@ sed -i 's/^set(lockstep_TORCH_SERIES .*/set(lockstep_TORCH_SERIES "1.13")/' "$co
 if configure >"$work/refused.log" 2>&1; then
   fail "a library built for torch 1.13 was accepted beside the torch in $torch_dir"
 fi
-grep -q "fits torch 1.13 alone" "$work/refused.log" || {
+grep -q "needs torch 1.13;" "$work/refused.log" || {
   cat "$work/refused.log"
   fail "the refusal does not say why"
 }

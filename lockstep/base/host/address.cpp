@@ -22,14 +22,14 @@ bool Address::is_loopback() const {
 
 bool Address::is_own() const {
   Address any_port = *this;
-  // sin_port and sin6_port lie at the same place.
+  // sin_port and sin6_port have the same offset.
   reinterpret_cast<sockaddr_in*>(&any_port.storage)->sin_port = 0;
   const UniqueFd fd(::socket(family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
   return fd.is_open() && ::bind(fd.get(), any_port.get(), length) == 0;
 }
 
 int Address::port() const {
-  // sin_port and sin6_port lie at the same place.
+  // sin_port and sin6_port have the same offset.
   return ntohs(reinterpret_cast<const sockaddr_in*>(&storage)->sin_port);
 }
 
@@ -38,7 +38,7 @@ std::string Address::host() const {
   if (::getnameinfo(get(), length, text, sizeof(text), nullptr, 0, NI_NUMERICHOST) != 0) {
     return "an unknown address";
   }
-  // What an IPv6 socket says of an IPv4 peer.
+  // An IPv6 socket reports an IPv4 peer with this prefix.
   const std::string host = text;
   constexpr const char* kMapped = "::ffff:";
   return host.starts_with(kMapped) ? host.substr(std::strlen(kMapped)) : host;

@@ -11,7 +11,7 @@ namespace lockstep {
 
 std::vector<int> available_core_ids() {
   std::vector<int> ids;
-  // The mask must be as large as the kernel's, which is not known beforehand.
+  // The mask must be as large as the kernel's, whose size is unknown.
   for (size_t bits = 1024; bits <= (size_t{1} << 20) && ids.empty(); bits *= 2) {
     std::vector<unsigned char> mask(bits / 8);
     auto* set = reinterpret_cast<cpu_set_t*>(mask.data());

@@ -25,7 +25,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Files of /proc and /sys say 0 for their size.
+/// Reads until the end, since files of /proc and /sys have size 0.
 std::string text_of(const fs::path& path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), {}};
@@ -39,7 +39,8 @@ std::string trimmed(const std::string& text) {
              : text.substr(begin, text.find_last_not_of(kSpaces) - begin + 1);
 }
 
-/// What stands behind "key<separator>" in the first line that begins so, or nothing.
+/// Returns the text after "key<separator>" in the first line that begins so; empty if there is
+/// none.
 std::string field(const std::string& text, const std::string& key, char separator) {
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
@@ -51,7 +52,7 @@ std::string field(const std::string& text, const std::string& key, char separato
   return "";
 }
 
-/// The number that `text` begins with.
+/// Returns the number at the start of `text`.
 uint64_t leading_number(const std::string& text) {
   const size_t end = std::min(text.find_first_not_of("0123456789"), text.size());
   return static_cast<uint64_t>(parse_integer(text.substr(0, end)).value_or(0));
@@ -80,19 +81,19 @@ Machine::System describe_system(const fs::path& root) {
   return system;
 }
 
-// --- control groups, which say less than the machine has
+// --- control groups, whose limits may be lower than those of the machine
 
-/// Folders with the limits of this process, its own first, then those above it.
+/// Returns the folders with the limits of this process: its own first, then its parents.
 std::vector<fs::path> cgroup_folders(const fs::path& mount, const fs::path& own) {
   std::vector<fs::path> folders;
   for (fs::path path = own.relative_path(); !path.empty(); path = path.parent_path()) {
     folders.push_back(mount / path);
   }
-  folders.push_back(mount);  // Within a container the path outside of it may be what is told.
+  folders.push_back(mount);  // In a container /proc may show the path outside of it.
   return folders;
 }
 
-/// The least of what `read` finds in the folders of the controller: of version 2, or of 1.
+/// Returns the least limit that `read` finds in the folders of a controller, of version 2 or 1.
 template <typename Number>
 std::optional<Number> least_limit(
     const fs::path& root,
@@ -135,7 +136,7 @@ std::optional<double> cores_limit(const fs::path& folder) {
 }
 
 std::optional<uint64_t> memory_limit(const fs::path& folder) {
-  constexpr uint64_t kNoLimit = uint64_t{1} << 60;  // Version 1 says almost 2^63 for none.
+  constexpr uint64_t kNoLimit = uint64_t{1} << 60;  // Version 1 reports almost 2^63 for no limit.
   for (const char* name : {"memory.max", "memory.limit_in_bytes"}) {
     const uint64_t bytes = leading_number(text_of(folder / name));
     if (bytes > 0 && bytes < kNoLimit) {

@@ -15,7 +15,7 @@ constexpr size_t kMostHosts = 65536;
 
 using HostNames = std::optional<std::vector<std::string>>;
 
-/// "8" as a text of at least `width` digits.
+/// Formats a number with at least `width` digits.
 std::string padded(int64_t number, size_t width) {
   const std::string digits = std::to_string(number);
   return std::string(width > digits.size() ? width - digits.size() : 0, '0') + digits;
@@ -25,7 +25,7 @@ bool is_number(const std::string& text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
 }
 
-/// "07-09" as 07, 08, 09; "12" as itself.
+/// Expands "07-09" to 07, 08, 09, and "12" to itself.
 HostNames numbers_of_range(const std::string& range) {
   const size_t dash = range.find('-');
   const std::string first = range.substr(0, dash);
@@ -45,7 +45,7 @@ HostNames numbers_of_range(const std::string& range) {
   return numbers;
 }
 
-/// "07-09,12", what stands between brackets.
+/// Expands "07-09,12", the text between brackets.
 HostNames numbers_of(const std::string& ranges) {
   std::vector<std::string> numbers;
   for (const std::string& range : split(ranges, ',')) {
@@ -58,7 +58,7 @@ HostNames numbers_of(const std::string& ranges) {
   return numbers;
 }
 
-/// Each of `names` with each of `endings` behind it, the last changing fastest.
+/// Appends each of `endings` to each of `names`; the ending changes fastest.
 HostNames joined(const std::vector<std::string>& names, const std::vector<std::string>& endings) {
   if (names.size() * endings.size() > kMostHosts) {
     return std::nullopt;
@@ -72,7 +72,7 @@ HostNames joined(const std::vector<std::string>& names, const std::vector<std::s
   return all;
 }
 
-/// "rack[1-2]n[3,5]", without a comma outside brackets.
+/// Expands "rack[1-2]n[3,5]", which has no comma outside brackets.
 HostNames hosts_of_item(const std::string& item) {
   HostNames names = std::vector<std::string>{""};
   for (size_t at = 0; at < item.size() && names;) {
@@ -92,7 +92,7 @@ HostNames hosts_of_item(const std::string& item) {
   return names;
 }
 
-/// The list cut at the commas outside brackets.
+/// Splits the list at the commas outside brackets.
 std::vector<std::string> items_of(const std::string& list) {
   std::vector<std::string> items(1);
   bool in_brackets = false;

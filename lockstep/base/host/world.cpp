@@ -18,8 +18,8 @@ constexpr int64_t kMaxWorld = 1 << 20;
 constexpr int kFirstDerivedPort = 20000;
 constexpr int kDerivedPorts = 12000;  // Below Linux' ephemeral range, which starts at 32768.
 
-/// The names one launcher gives to rank, world, local rank, local world and job; of several the
-/// first that is set counts, but all that are set make up the job.
+/// The variables of one launcher for rank, world, local rank, local world and job. The first one
+/// that is set counts; for the job all that are set.
 struct Family {
   const char* source;
   std::vector<const char*> rank, size, local_rank, local_size, job;
@@ -72,7 +72,7 @@ std::optional<Found> first_integer(
   return std::nullopt;
 }
 
-/// Rank and world of one family, or nothing where the launcher left no trace.
+/// The rank and world that the variables of one launcher say.
 struct Identity {
   const Family* family;
   Found rank, size;
@@ -80,8 +80,7 @@ struct Identity {
   bool is(const char* source) const { return std::string(family->source) == source; }
 };
 
-/// sbatch gives its script the variables of a rank 0 of all tasks, though srun has started none
-/// yet.
+/// sbatch sets the variables of rank 0 for its script, although srun has not started any rank.
 bool is_slurm_batch_script(const Environment& environment) {
   return environment.text("ENVIRONMENT") == "BATCH" && !environment.text("SLURM_STEP_ID");
 }
@@ -92,7 +91,7 @@ std::optional<Identity> identity_of(const Environment& environment, const Family
   if (!rank && !size) {
     return std::nullopt;
   }
-  // salloc's shell sees the number of tasks, but is no rank of them.
+  // The shell of salloc has the number of tasks, but is no rank.
   if (family.source == kSlurm && (!rank || is_slurm_batch_script(environment))) {
     return std::nullopt;
   }
@@ -100,7 +99,7 @@ std::optional<Identity> identity_of(const Environment& environment, const Family
     throw ConfigError(
         "world",
         fmt::format(
-            "{} is set but {} is not; set both, or neither for a world of one",
+            "{} is set but {} is not; set both, or neither to train alone",
             rank ? family.rank[0] : family.size[0],
             rank ? family.size[0] : family.rank[0]));
   }
@@ -108,7 +107,7 @@ std::optional<Identity> identity_of(const Environment& environment, const Family
     throw ConfigError(
         "world",
         fmt::format(
-            "rank outside the world; got {}={} with {}={}, expected a rank from 0 to {}",
+            "the rank is out of range; got {}={} with {}={}, expected a rank from 0 to {}",
             rank->name,
             rank->value,
             size->name,
@@ -124,10 +123,9 @@ bool same_rank_and_world(const Identity& a, const Identity& b) {
 
 void refuse_conflict(
     const Environment& environment, const Identity& chosen, const Identity& other) {
-  // The usual ways on a cluster nest: mpirun or srun start one torchrun a host, and inside SLURM an
-  // MPI's own mpirun starts one daemon a host by srun. The outer launcher then sees fewer processes
-  // than there are ranks. torchrun's mark shows that its variables are the right ones even with one
-  // rank a host.
+  // Launchers nest on clusters: mpirun or srun starts one torchrun a host, or mpirun starts one
+  // daemon a host by srun. The outer launcher then has fewer processes than there are ranks. With
+  // one rank a host, TORCHELASTIC_RUN_ID shows that torchrun is the inner one.
   const bool torchrun_inside = chosen.is(kTorchrun) && environment.text("TORCHELASTIC_RUN_ID") &&
                                other.size.value <= chosen.size.value;
   const bool mpirun_inside =
@@ -138,8 +136,9 @@ void refuse_conflict(
   throw ConfigError(
       "world",
       fmt::format(
-          "two launchers disagree on who this process is; {} says {}={} {}={}, {} says {}={} "
-          "{}={}; unset one of them",
+          "the variables of two launchers disagree; {} says {}={} {}={}, {} says {}={} {}={}; "
+          "unset "
+          "those of one launcher",
           chosen.family->source,
           chosen.rank.name,
           chosen.rank.value,
@@ -152,7 +151,7 @@ void refuse_conflict(
           other.size.value));
 }
 
-/// The tasks of every node out of SLURM's run-length list "2(x3),1"; empty if it cannot be read.
+/// Expands SLURM's run-length list of the tasks of each node, "2(x3),1"; empty if it is invalid.
 std::vector<int64_t> tasks_per_node(const std::string& list) {
   std::vector<int64_t> tasks;
   for (size_t begin = 0; begin < list.size();) {
@@ -186,7 +185,7 @@ std::optional<Found> slurm_local_size(const Environment& environment, int64_t wo
       return Found{name, tasks[static_cast<size_t>(*node)]};
     }
   }
-  // Only what was asked for: the last node of a job, or a smaller step, may have fewer.
+  // The requested number: the last node of a job, or a smaller step, may have fewer.
   auto asked = first_integer(environment, {"SLURM_NTASKS_PER_NODE"}, 1, kMaxWorld);
   if (asked && world_size % asked->value != 0 && asked->value < world_size) {
     asked.reset();
@@ -200,8 +199,7 @@ bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.rfind("127.", 0) == 0;
 }
 
-/// Rank and size within the host, from the first of the launchers that agree on who we are to know
-/// it.
+/// The rank and size within the host, from the first of the agreeing launchers that has them.
 struct Local {
   std::optional<Found> rank, size;
 };
@@ -226,7 +224,7 @@ Local find_local(
   return best;
 }
 
-/// What to set when a launcher does not say which process of its host this is.
+/// Names the variables to set if a launcher does not set the local rank.
 std::string local_names(const Family& family) {
   return fmt::format(
       "{} and {}",
@@ -245,7 +243,7 @@ void read_local(
     throw ConfigError(
         "world",
         fmt::format(
-            "{}={} does not say which process of its host this is; set {}",
+            "the local rank is unknown in a world of {}={}; set {}",
             id.size.name,
             world.size,
             local_names(*id.family)));
@@ -256,7 +254,7 @@ void read_local(
     throw ConfigError(
         "world",
         fmt::format(
-            "local rank outside the local world; got {}={} and {}={} with {}={}",
+            "the local rank is out of range; got {}={} and {}={} with {}={}",
             local_rank ? local_rank->name : id.rank.name,
             world.local_rank,
             local_size ? local_size->name : id.size.name,
@@ -275,7 +273,7 @@ std::string slurm_master(const Environment& environment) {
   return "";
 }
 
-/// A port every rank of the job derives alike from the job's name, or 0 where nobody names it.
+/// Returns a port that every rank derives from the job's id; 0 if no launcher sets one.
 int derived_port(const Environment& environment, const std::vector<Identity>& agreeing) {
   for (const Identity& id : agreeing) {
     uint64_t hash = 1469598103934665603ULL;  // FNV-1a.
@@ -306,7 +304,7 @@ void read_master(
       throw ConfigError(
           "world",
           fmt::format(
-              "MASTER_ADDR is not set in a world of {} over several hosts; set it to the host of "
+              "MASTER_ADDR is not set in a world of {} on several hosts; set it to the host of "
               "rank 0",
               world.size));
     }
@@ -334,17 +332,16 @@ void refuse_pod_without_launcher(const Environment& environment) {
   throw ConfigError(
       "world",
       fmt::format(
-          "PET_NNODES={} says that this job has several hosts, and no launcher has started this "
-          "process as a rank; expected RANK and WORLD_SIZE; start the program by `lockstep "
-          "launch`, "
-          "which reads PET_NNODES, or unset it to train alone",
+          "PET_NNODES={} announces a job of several hosts, but RANK and WORLD_SIZE are not set; "
+          "start the program by `lockstep launch`, which reads PET_NNODES, or unset it to train "
+          "alone",
           *hosts));
 }
 
 }  // namespace
 
 WorldSpec world_from_environment(const Environment& environment) {
-  std::vector<Identity> agreeing;  // The chosen one, and after it those that say the same.
+  std::vector<Identity> agreeing;  // The chosen one, then those with the same rank and world.
   for (const Family& family : families()) {
     const auto found = identity_of(environment, family);
     if (!found) {

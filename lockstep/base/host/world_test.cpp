@@ -85,13 +85,23 @@ const Variables kBatchScript = {
     {"SLURM_TASKS_PER_NODE", "4"},
     {"SLURM_JOB_ID", "4711"}};
 
+void expect_ranks(
+    const WorldSpec& world,
+    const std::string& source,
+    int rank,
+    int size,
+    int local_rank,
+    int local_size) {
+  EXPECT_EQ(world.source, source);
+  EXPECT_EQ(world.rank, rank) << source;
+  EXPECT_EQ(world.size, size) << source;
+  EXPECT_EQ(world.local_rank, local_rank) << source;
+  EXPECT_EQ(world.local_size, local_size) << source;
+}
+
 TEST(World, IsOneProcessWhenNoLauncherSpeaks) {
   const WorldSpec world = world_of({{"MASTER_ADDR", "node1"}, {"LOCAL_RANK", "0"}});
-  EXPECT_EQ(world.source, "alone");
-  EXPECT_EQ(world.rank, 0);
-  EXPECT_EQ(world.size, 1);
-  EXPECT_EQ(world.local_rank, 0);
-  EXPECT_EQ(world.local_size, 1);
+  expect_ranks(world, "alone", 0, 1, 0, 1);
   EXPECT_EQ(world.master_port, 0);
   EXPECT_FALSE(world.agent_store);
   EXPECT_TRUE(world.on_one_host());
@@ -99,11 +109,7 @@ TEST(World, IsOneProcessWhenNoLauncherSpeaks) {
 
 TEST(World, ReadsTorchrun) {
   const WorldSpec world = world_of(kTorchrun);
-  EXPECT_EQ(world.source, "torchrun");
-  EXPECT_EQ(world.rank, 3);
-  EXPECT_EQ(world.size, 4);
-  EXPECT_EQ(world.local_rank, 1);
-  EXPECT_EQ(world.local_size, 2);
+  expect_ranks(world, "torchrun", 3, 4, 1, 2);
   EXPECT_EQ(world.master_addr, "node1");
   EXPECT_EQ(world.master_port, 29500);
   EXPECT_TRUE(world.agent_store);
@@ -165,11 +171,7 @@ TEST(World, ReadsEveryFamilyOfMpi) {
 
 TEST(World, ReadsSlurm) {
   const WorldSpec world = world_of(kSrun);
-  EXPECT_EQ(world.source, "SLURM");
-  EXPECT_EQ(world.rank, 5);
-  EXPECT_EQ(world.size, 7);
-  EXPECT_EQ(world.local_rank, 1);
-  EXPECT_EQ(world.local_size, 2);
+  expect_ranks(world, "SLURM", 5, 7, 1, 2);
   EXPECT_EQ(world.master_addr, "node07");
   EXPECT_GE(world.master_port, 20000);
   EXPECT_LT(world.master_port, 32768);
@@ -195,13 +197,11 @@ TEST(World, FindsTheTasksOfASlurmNodeInItsRunLengthList) {
 TEST(World, ASlurmListThatMakesNoSenseIsNoAnswer) {
   for (const char* list :
        {"two", "2(x", "2(x3", "2(xthree),1", "2(x0)", "-2", ",", "2(x99999999999)", "(x3)"}) {
-    expect_refused(
-        with(kSrun, {{"SLURM_STEP_TASKS_PER_NODE", list}}),
-        "does not say which process of its host");
+    expect_refused(with(kSrun, {{"SLURM_STEP_TASKS_PER_NODE", list}}), "the local rank is unknown");
   }
   // A node past the list's end, and no node number in a list of several.
-  expect_refused(with(kSrun, {{"SLURM_NODEID", "4"}}), "does not say which process");
-  expect_refused(with(kSrun, {{"SLURM_NODEID", ""}}), "does not say which process");
+  expect_refused(with(kSrun, {{"SLURM_NODEID", "4"}}), "the local rank is unknown");
+  expect_refused(with(kSrun, {{"SLURM_NODEID", ""}}), "the local rank is unknown");
 }
 
 TEST(World, TheTasksSlurmStartedCountMoreThanThoseAskedFor) {
@@ -284,7 +284,7 @@ TEST(World, OneTorchrunAHostInsideAnotherLauncherIsNoConflict) {
       with(with(srun_of_two, kTorchrun), {{"TORCHELASTIC_RUN_ID", ""}}),
       "torchrun says RANK=3 WORLD_SIZE=4",
       "SLURM says SLURM_PROCID=1 SLURM_NTASKS=2",
-      "unset one");
+      "unset those of one launcher");
 }
 
 TEST(World, AnOuterWorldOfOneIsNoConflict) {

@@ -48,7 +48,7 @@ constexpr uint32_t multiply(uint32_t a, uint32_t b) {
   return product;
 }
 
-/// What appending a fixed number of zero bytes makes of a checksum, looked up a byte at a time.
+/// The effect of appending a fixed number of zero bytes on a checksum, as one table for each byte.
 using Shift = std::array<std::array<uint32_t, 256>, 4>;
 
 constexpr Shift make_shift(size_t bytes) {
@@ -69,7 +69,7 @@ constexpr Shift make_shift(size_t bytes) {
   return shift;
 }
 
-// Lanes long enough that joining them costs nothing, and short ones for what is left.
+// Long lanes, whose joining costs almost nothing, and short ones for the rest.
 constexpr size_t kLongLane = 8192;
 constexpr size_t kShortLane = 256;
 constexpr Shift kLongShift = make_shift(kLongLane);
@@ -122,7 +122,7 @@ uint64_t load_word(const unsigned char* bytes) {
   return word;
 }
 
-/// Takes as many triples of lanes of `kLane` bytes off the front as there are.
+/// Processes all complete triples of lanes of `kLane` bytes.
 template <size_t kLane>
 __attribute__((target("sse4.2"))) uint32_t take_lanes(
     uint32_t crc, const Shift& shift, const unsigned char*& at, size_t& size) {
@@ -143,8 +143,8 @@ __attribute__((target("sse4.2"))) uint32_t take_lanes(
 
 }  // namespace
 
-// The instruction takes three cycles, and a new one may begin in each: so three lanes at once.
-// After: Mark Adler's crc32c.c.
+// The instruction has a latency of three cycles and a throughput of one: so three lanes at once.
+// The method is that of Mark Adler, crc32c.c.
 __attribute__((target("sse4.2"))) uint32_t crc32c_by_instruction(
     uint32_t previous, const void* data, size_t size) {
   const auto* at = static_cast<const unsigned char*>(data);

@@ -31,7 +31,7 @@ long faults_of_one_use() {
   return after.ru_minflt - before.ru_minflt;
 }
 
-/// In a process of its own: malloc's settings are the process's.
+/// Runs in a separate process, since malloc's settings belong to the process.
 int in_a_child(int (*body)()) {
   const pid_t child = ::fork();
   if (child == 0) {

@@ -3,8 +3,8 @@
 
 namespace lockstep {
 
-/// Where offloaded tensors are stored. It is in this folder because ds_config.json, which is read
-/// without torch, names it too.
+/// The memory for offloaded tensors. It is in this folder since ds_config.json, which is read
+/// without torch, has it too.
 enum class OffloadDevice {
   kNone,  ///< On the device.
   kCpu,   ///< In the host's memory.

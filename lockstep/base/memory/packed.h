@@ -20,7 +20,7 @@ class PackedReader {
   /// The next `size` bytes; Error if there are fewer.
   std::string_view take(uint64_t size) {
     if (size > left_.size()) {
-      throw Error("packed value", "it ends too early");
+      throw Error("packed value", "the data ends too early");
     }
     const std::string_view taken = left_.substr(0, size);
     left_.remove_prefix(size);
@@ -95,7 +95,7 @@ Value unpack(std::string_view bytes) {
   PackedReader reader(bytes);
   Value value = Packed<Value>::take(reader);
   if (reader.left() > 0) {
-    throw Error("packed value", "there is more than one value");
+    throw Error("packed value", "the data has more than one value");
   }
   return value;
 }

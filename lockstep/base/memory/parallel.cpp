@@ -38,7 +38,7 @@ void for_each_index(size_t count, int threads, const std::function<void(size_t i
         work();
       });
     } catch (const std::system_error&) {
-      break;  // No more threads to be had: those there are do it.
+      break;  // The existing threads do the work.
     }
   }
   work();

@@ -13,7 +13,7 @@ namespace lockstep {
 #if defined(__x86_64__)
 
 void stream_copy(void* to, const void* from, size_t bytes) {
-  // A cache line at a time, or the processor has to combine halves of it.
+  // One cache line at a time, so that the processor need not combine partial writes.
   constexpr size_t kLineBytes = 64;
   if (bytes < kStreamBytes) {
     std::memcpy(to, from, bytes);
@@ -38,7 +38,7 @@ void stream_copy(void* to, const void* from, size_t bytes) {
     _mm_stream_si128(line + 2, c);
     _mm_stream_si128(line + 3, d);
   }
-  _mm_sfence();  // What follows, on any core, sees the copy.
+  _mm_sfence();  // Later reads, on any core, see the copy.
   std::memcpy(out, in, static_cast<size_t>(end - in));
 }
 

@@ -38,7 +38,7 @@ bool locale_is_utf8(const Environment& environment) {
 }
 
 void write_all_to_stderr(const std::string& text) {
-  // A drawing that cannot be written is no loss.
+  // A failed write is ignored: the bar is only decoration.
   ssize_t written = -1;
   do {
     written = ::write(STDERR_FILENO, text.data(), text.size());
@@ -64,8 +64,8 @@ std::string cut_to(const std::string& text, int columns) {
   return text;
 }
 
-/// What one line of this terminal can show: no control characters, and no more than ASCII without
-/// UTF-8.
+/// Replaces characters that one line of this terminal cannot show: control characters, and without
+/// UTF-8 all but ASCII.
 std::string printable(const std::string& text, bool utf8) {
   std::string result;
   for (char c : text) {
@@ -90,11 +90,11 @@ std::string format_rate(double rate, const std::string& unit) {
 }
 
 std::string format_clock(double seconds) {
-  const auto whole = static_cast<int64_t>(std::min(seconds, 3.6e9));
-  if (whole < 3600) {
-    return fmt::format("{}:{:02}", whole / 60, whole % 60);
+  const auto total = static_cast<int64_t>(std::min(seconds, 3.6e9));
+  if (total < 3600) {
+    return fmt::format("{}:{:02}", total / 60, total % 60);
   }
-  return fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
+  return fmt::format("{}:{:02}:{:02}", total / 3600, total / 60 % 60, total % 60);
 }
 
 std::string bar_of(double fraction, int width, bool blocks, bool colour) {
@@ -208,7 +208,7 @@ void ProgressBar::finish() {
       return;
     }
   }
-  // An inner bar may hold the line: the final one is written as any other line is.
+  // Another bar may be shown: the final line is written like any other line.
   around_status_line([this] {
     const std::lock_guard<std::mutex> lock(mutex_);
     const double now_s = terminal_.now_s();
@@ -241,7 +241,7 @@ void ProgressBar::show() noexcept {
   try {
     draw(terminal_.now_s());
   } catch (...) {
-    // Out of memory while drawing: the loop that is drawn matters more.
+    // Out of memory: the loop continues without the bar.
     drawn_ = false;
   }
 }
@@ -273,7 +273,7 @@ void ProgressBar::write(const std::string& text) noexcept {
   try {
     terminal_.write(text);
   } catch (...) {
-    // The loop that is drawn matters more than the drawing.
+    // The loop continues without the bar.
     drawn_ = false;
   }
 }

@@ -18,7 +18,7 @@ struct ProgressOptions {
   std::string unit = "it";  ///< The unit of the count, for "12.3 batches/s".
 };
 
-/// Where and how a bar is drawn. Tests create their own; programs use standard_error().
+/// The terminal of a bar. Tests create their own; programs use standard_error().
 struct ProgressTerminal {
   bool on = false;  ///< False: the bar counts and writes nothing.
   bool colour = false;
@@ -31,7 +31,7 @@ struct ProgressTerminal {
   /// stderr of this process. On only in the main process, and there only if stderr is a terminal or
   /// the launcher, which forwards it, says that its own is (LOCKSTEP_TERMINAL=<columns>). Off with
   /// LOCKSTEP_PROGRESS=0 and with TERM=dumb. NO_COLOR: no colour and no blocks. A locale (LC_ALL,
-  /// LC_CTYPE, LANG) that is not UTF-8: ASCII. ConfigError if a LOCKSTEP_ variable makes no sense.
+  /// LC_CTYPE, LANG) that is not UTF-8: ASCII. ConfigError if a LOCKSTEP_ variable is invalid.
   static ProgressTerminal standard_error();
   static ProgressTerminal from(
       const Environment& environment, bool stderr_is_terminal, bool is_main);
@@ -64,7 +64,7 @@ class ProgressBar final : private StatusLine {
   void finish();
 
   int64_t done() const;
-  /// Whether the bar is ever drawn.
+  /// Returns whether the bar is ever drawn.
   bool on() const { return terminal_.on; }
 
  private:

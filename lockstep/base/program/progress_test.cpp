@@ -24,7 +24,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::Not;
 
-/// A terminal of paper, with a clock that goes only when told to.
+/// A terminal in memory, whose clock the test sets.
 class Progress : public testing::Test {
  protected:
   Progress() {

@@ -11,8 +11,8 @@
 namespace lockstep {
 namespace {
 
-/// The environment may itself be what is wrong (LOCKSTEP_LOG_LEVEL=loud), and then logging throws
-/// too.
+/// Logs the message even if the environment is invalid (LOCKSTEP_LOG_LEVEL=loud), in which case
+/// logging throws.
 void report(const std::string& message) {
   try {
     log_error(message);
@@ -23,7 +23,7 @@ void report(const std::string& message) {
   }
 }
 
-/// torch's errors end with thirty lines of its own functions, among which what happened is lost.
+/// Removes the stack frames at the end of torch's errors, which hide the message.
 std::string without_frames(std::string message) {
   if (Environment::process().text("TORCH_SHOW_CPP_STACKTRACES").value_or("0") != "0") {
     return message;
@@ -32,7 +32,7 @@ std::string without_frames(std::string message) {
     const size_t frames = message.find(beginning);
     if (frames != std::string::npos) {
       message.resize(frames);
-      message += " (TORCH_SHOW_CPP_STACKTRACES=1 shows where)";
+      message += " (TORCH_SHOW_CPP_STACKTRACES=1 shows the stack)";
       break;
     }
   }
@@ -51,7 +51,7 @@ int run_main(const std::function<int()>& body) {
     report(without_frames(error.what()));
     return kExitFailure;
   } catch (...) {
-    report("the program threw something that is no std::exception");
+    report("the program threw an exception that is not a std::exception");
     return kExitFailure;
   }
 }

@@ -45,7 +45,7 @@ TEST_F(RunMain, EverythingElseEndsWithOne) {
   EXPECT_EQ(run_main([]() -> int { throw 42; }), kExitFailure);
   EXPECT_THAT(
       lines_,
-      ElementsAre("error: [barrier] lost\n", "error: odd\n", HasSubstr("no std::exception")));
+      ElementsAre("error: [barrier] lost\n", "error: odd\n", HasSubstr("not a std::exception")));
 }
 
 TEST_F(RunMain, TorchsFramesAreLeftOut) {
@@ -58,11 +58,11 @@ TEST_F(RunMain, TorchsFramesAreLeftOut) {
   EXPECT_THAT(
       lines_,
       ElementsAre(
-          "error: no memory (TORCH_SHOW_CPP_STACKTRACES=1 shows where)\n",
-          "error: bad shape (TORCH_SHOW_CPP_STACKTRACES=1 shows where)\n"));
+          "error: no memory (TORCH_SHOW_CPP_STACKTRACES=1 shows the stack)\n",
+          "error: bad shape (TORCH_SHOW_CPP_STACKTRACES=1 shows the stack)\n"));
 }
 
-// Options are read once a process, so this needs one of its own.
+// Options are read once in each process, so this test needs another process.
 TEST(RunMainDeathTest, ReportsEvenIfTheLogVariablesAreWrong) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(

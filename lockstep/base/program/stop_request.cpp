@@ -16,8 +16,8 @@ std::atomic<int> received = 0;
 std::atomic<int64_t> received_ms = 0;
 
 constexpr std::array<int, 2> kSignals = {SIGTERM, SIGUSR1};
-/// Batch systems signal every process, and a launcher that got the signal, too, passes it on: what
-/// comes within this is the same request.
+/// Batch systems signal every process, and the launcher forwards the signal: signals within this
+/// time are one request.
 constexpr int64_t kSameRequestMs = 2000;
 
 int64_t now_ms() {
@@ -26,11 +26,11 @@ int64_t now_ms() {
   return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1'000'000;
 }
 
-/// Async-signal-safe: clock_gettime, sigaction and raise, beside lock-free atomics.
+/// Async-signal-safe: uses clock_gettime, sigaction, raise and lock-free atomics.
 void note(int signal) {
   const int64_t now = now_ms();
   if (signal == SIGTERM && received == SIGTERM && now - received_ms >= kSameRequestMs) {
-    // Whoever asks again does not want to wait for a save.
+    // A second request means: do not wait for a save.
     struct sigaction plain {};
     plain.sa_handler = SIG_DFL;
     sigaction(SIGTERM, &plain, nullptr);
@@ -88,7 +88,7 @@ StopRequests::~StopRequests() {
     return;
   }
   for (size_t i = 0; i < kSignals.size(); ++i) {
-    if (state.ours[i] && is_ours(kSignals[i])) {  // The program may have taken it since.
+    if (state.ours[i] && is_ours(kSignals[i])) {  // The program may have replaced the handler.
       struct sigaction plain {};
       plain.sa_handler = SIG_DFL;
       sigaction(kSignals[i], &plain, nullptr);

@@ -7,7 +7,7 @@ namespace lockstep {
 
 std::optional<int> terminal_columns(int fd) {
   winsize size{};
-  // Fails for what is no terminal.
+  // Fails if it is not a terminal.
   const bool known = ::ioctl(fd, TIOCGWINSZ, &size) == 0 && size.ws_col > 0;
   return known ? std::optional<int>(size.ws_col) : std::nullopt;
 }

@@ -35,7 +35,7 @@ size_t edits(const std::string& a, const std::string& b) {
 }  // namespace
 
 std::string did_you_mean(const std::string& got, const std::vector<std::string>& known) {
-  constexpr size_t kLongestName = 64;  // The table is quadratic, and nobody means a name like that.
+  constexpr size_t kLongestName = 64;  // The table is quadratic, and no name is that long.
   if (got.size() > kLongestName) {
     return "";
   }

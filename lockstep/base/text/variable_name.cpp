@@ -19,7 +19,7 @@ constexpr std::array<std::string_view, 8> kForeignNames = {
     "LOCKSTEP_JOB_TOKEN",
     "LOCKSTEP_NODE_SPEC"};
 constexpr std::string_view kTorchPrefix = "TORCHELASTIC_";
-constexpr std::array<std::string_view, 12> kOfRanks = {
+constexpr std::array<std::string_view, 12> kRankVariables = {
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -48,7 +48,7 @@ bool is_variable_name(std::string_view name) {
          });
 }
 
-bool is_of_launchers(std::string_view name) {
+bool is_launcher_variable(std::string_view name) {
   return contains(kForeignNames, name) ||
          std::any_of(
              kForeignPrefixes.begin(), kForeignPrefixes.end(), [&](std::string_view prefix) {
@@ -57,7 +57,8 @@ bool is_of_launchers(std::string_view name) {
 }
 
 bool is_set_by_launcher(std::string_view name) {
-  return is_of_launchers(name) || name.starts_with(kTorchPrefix) || contains(kOfRanks, name);
+  return is_launcher_variable(name) || name.starts_with(kTorchPrefix) ||
+         contains(kRankVariables, name);
 }
 
 }  // namespace lockstep

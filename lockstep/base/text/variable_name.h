@@ -12,7 +12,7 @@ bool is_variable_name(std::string_view name);
 /// Returns whether ranks must not inherit the variable: another launcher's rank variable (OMPI_*,
 /// PMI_*, PMIX_*, MPI_LOCAL*, MV2_*, SLURM_PROCID, SLURM_LOCALID), or one that a launcher sets or
 /// reads for itself.
-bool is_of_launchers(std::string_view name);
+bool is_launcher_variable(std::string_view name);
 
 /// Returns whether a user may not set the variable for all ranks: those above, and those that
 /// `lockstep launch` sets for each rank, including torchrun's TORCHELASTIC_*. OMP_NUM_THREADS may

@@ -34,10 +34,10 @@ TEST(VariableName, OfARankIsTheLaunchersAlone) {
 }
 
 TEST(VariableName, OfARankIsInheritedUnlessAnotherLauncherSetIt) {
-  EXPECT_TRUE(is_of_launchers("PMI_RANK"));
-  EXPECT_TRUE(is_of_launchers("LOCKSTEP_NODE_SPEC"));
-  EXPECT_FALSE(is_of_launchers("RANK"));
-  EXPECT_FALSE(is_of_launchers("TORCHELASTIC_ERROR_FILE"));
+  EXPECT_TRUE(is_launcher_variable("PMI_RANK"));
+  EXPECT_TRUE(is_launcher_variable("LOCKSTEP_NODE_SPEC"));
+  EXPECT_FALSE(is_launcher_variable("RANK"));
+  EXPECT_FALSE(is_launcher_variable("TORCHELASTIC_ERROR_FILE"));
 }
 
 }  // namespace

@@ -44,8 +44,8 @@ std::string names_of(const std::vector<PlannedHost>& hosts) {
   return names;
 }
 
-/// The command that runs `lockstep node` on `host`. Nothing of a user's but the host's name and the
-/// port is in it; `lockstep` is this program's path there.
+/// Returns the command that runs `lockstep node` on `host`. Of the user's input it has only the
+/// host's name, the port and --starter-args; `lockstep` is this program's path there.
 std::vector<std::string> ssh_command(
     const std::string& host, const JobOptions& options, const std::string& lockstep) {
   std::vector<std::string> command = {
@@ -59,12 +59,12 @@ std::vector<std::string> ssh_command(
     command.insert(command.end(), {"-p", std::to_string(options.ssh_port)});
   }
   append(command, options.starter_args);
-  // A host's name has passed host_name_fault(); `--` keeps it from ever being an option.
+  // The host's name was checked by host_name_fault(); `--` keeps it from being an option.
   command.insert(command.end(), {"--", host, "exec " + shell_quoted({lockstep}) + " node"});
   return command;
 }
 
-/// The same for all hosts at once. The spec is in the environment's kNodeSpecVariable.
+/// Returns the command that runs it on all hosts. The spec is in kNodeSpecVariable.
 std::vector<std::string> mpirun_command(
     const std::vector<PlannedHost>& hosts,
     const JobOptions& options,
@@ -104,24 +104,25 @@ std::vector<std::string> srun_command(
   return command;
 }
 
-/// A process that runs the launcher of one host, or of all.
+/// A process that runs the launcher of one host, or the launchers of all.
 struct HostLauncher {
-  std::string what;  // "the launcher on node7"
-  UniqueFd orders;   // Its stdin; closed: it is to end.
+  std::string what;     // "the launcher on node7"
+  UniqueFd command_fd;  // Its stdin; closing it ends the launcher.
 };
 
+/// Starts the launchers of all hosts, forwards signals to them, and waits until they end.
 class FanOut {
-  /// For the launchers that are left to end by themselves, and say why.
-  static constexpr double kForOthersSeconds = 5;
+  /// The time in which launchers end by themselves, and report the reason.
+  static constexpr double kPeersGraceSeconds = 5;
 
  public:
-  FanOut(const JobOptions& options, size_t stations)
-      : console_(static_cast<int>(stations), options.quiet),
+  FanOut(const JobOptions& options, size_t launchers)
+      : console_(static_cast<int>(launchers), options.quiet),
         inbox_(options.signals),
         pid_file_(options.pid_file),
-        answer_seconds_(options.quiet ? 0 : options.grace_seconds + kForOthersSeconds) {}
+        answer_seconds_(options.quiet ? 0 : options.grace_seconds + kPeersGraceSeconds) {}
 
-  /// `spec`: its first order; none if it is told otherwise.
+  /// `spec`: the first line of its stdin; empty if it gets the spec otherwise.
   void start(
       const std::string& what,
       const std::vector<std::string>& command,
@@ -133,7 +134,7 @@ class FanOut {
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
       throw Error("lockstep launch", fmt::format("socketpair: {}", system_error_text(errno)));
     }
-    UniqueFd orders(ends[0]);
+    UniqueFd command_fd(ends[0]);
     const UniqueFd its(ends[1]);
     processes_.add(start_child(
         {.program = &program,
@@ -141,14 +142,14 @@ class FanOut {
          .stdin_fd = its.get(),
          .registration_fd = watchdog_.registration_fd()},
         what));
-    stations_.push_back({what, std::move(orders)});
+    launchers_.push_back({what, std::move(command_fd)});
     if (!spec.empty()) {
-      order(stations_.back(), spec);
+      send_command(launchers_.back(), spec);
     }
   }
 
   int run() {
-    while (!processes_.silent() && !(ended_since_ && killed_)) {
+    while (!processes_.outputs_closed() && !(first_failure_at_ && killed_)) {
       wait();
     }
     processes_.close();
@@ -159,13 +160,13 @@ class FanOut {
   }
 
  private:
-  static void order(const HostLauncher& station, const std::string& line) {
+  static void send_command(const HostLauncher& launcher, const std::string& line) {
     const std::string text = line + "\n";
     for (size_t done = 0; done < text.size();) {
       const ssize_t sent =
-          ::send(station.orders.get(), text.data() + done, text.size() - done, MSG_NOSIGNAL);
+          ::send(launcher.command_fd.get(), text.data() + done, text.size() - done, MSG_NOSIGNAL);
       if (sent <= 0) {
-        return;  // It has ended, which is noticed elsewhere.
+        return;  // The launcher has ended, which collect_exits() detects.
       }
       done += static_cast<size_t>(sent);
     }
@@ -175,46 +176,49 @@ class FanOut {
     std::vector<pollfd> items = {{.fd = inbox_.fd(), .events = POLLIN, .revents = 0}};
     console_.await_room(items);
     processes_.await(items);
-    ::poll(items.data(), items.size(), ended_since_ || killed_at_ || told_to_end_ ? 50 : -1);
+    ::poll(
+        items.data(),
+        items.size(),
+        first_failure_at_ || ended_all_at_ || end_requested_at_ ? 50 : -1);
     processes_.pump(items);
-    notice_endings();
+    collect_exits();
     while (const auto signal = inbox_.next()) {
       on_signal(*signal);
     }
     console_.flush();
-    lose_patience();
+    enforce_timeouts();
   }
 
-  /// When one has failed, the others hear of it from each other, and end within the ranks' grace;
-  /// one that never joined them would wait for it until its own time is up.
-  void notice_endings() {
-    for (const int index : processes_.notice_endings(0)) {
+  /// Launchers report a failure to each other, and end within the grace period. A launcher that
+  /// never joined would wait until its timeout.
+  void collect_exits() {
+    for (const int index : processes_.collect_exits(0)) {
       const auto at = static_cast<size_t>(index);
       const ExitStatus& exit_status = *processes_.all()[at].exit_status;
-      stations_[at].orders.reset();
+      launchers_[at].command_fd.reset();
       if (!exit_status.is_success() && !first_failed_) {
         first_failed_ = at;
-        ended_since_ = Clock::now();
-        // A launcher that could not even be started, or is gone, tells the others nothing.
-        for_others_seconds_ = is_own_failure(exit_status) ? 1 : kForOthersSeconds;
+        first_failure_at_ = Clock::now();
+        // A launcher that could not be started, or was killed, reports nothing to the others.
+        peers_grace_seconds_ = is_own_failure(exit_status) ? 1 : kPeersGraceSeconds;
       }
     }
   }
 
-  /// Ctrl-Z: the ranks are paused on all hosts, where the launchers go on, until SIGCONT.
+  /// Handles Ctrl-Z: the ranks are paused on all hosts until SIGCONT; their launchers are not.
   void pause_job() {
-    const bool pauses = !told_to_end_ && !ended_since_;
+    const bool pauses = !end_requested_at_ && !first_failure_at_;
     if (pauses) {
       console_.say(
           "SIGTSTP received; the job is paused on all hosts until this launcher continues "
           "(fg, or SIGCONT)");
-      order(stations_.front(), fmt::format("signal {}", SIGTSTP));
+      send_command(launchers_.front(), fmt::format("signal {}", SIGTSTP));
     }
     console_.flush();
     const auto since = Clock::now();
     SignalInbox::stop_this_process();
     if (pauses) {
-      order(stations_.front(), fmt::format("signal {}", SIGCONT));
+      send_command(launchers_.front(), fmt::format("signal {}", SIGCONT));
       const std::chrono::duration<double> paused = Clock::now() - since;
       console_.say(fmt::format("the job continues after {:.1f} s", paused.count()));
     }
@@ -226,25 +230,24 @@ class FanOut {
       return;
     }
     const bool ends = signal != SIGUSR1 && signal != SIGUSR2;
-    if (ends && told_to_end_) {
+    if (ends && end_requested_at_) {
       console_.say(signal_name(signal) + " received again; ending all launchers now");
       end_all();
       return;
     }
-    console_.say(signal_name(signal) + " received and passed on");
-    order(stations_.front(), fmt::format("signal {}", signal));
+    console_.say(signal_name(signal) + " received and forwarded");
+    send_command(launchers_.front(), fmt::format("signal {}", signal));
     if (ends) {
-      told_to_end_ =
-          Clock::now();  // How long it may take, the launcher of node 0 knows: it answers.
+      end_requested_at_ = Clock::now();  // The launcher of node 0 prints how long this may take.
       answered_bytes_ = bytes_of_node_0();
     }
   }
 
   void end_all() {
-    for (HostLauncher& station : stations_) {
-      station.orders.reset();
+    for (HostLauncher& launcher : launchers_) {
+      launcher.command_fd.reset();
     }
-    killed_at_ = killed_at_ ? killed_at_ : Clock::now();
+    ended_all_at_ = ended_all_at_ ? ended_all_at_ : Clock::now();
   }
 
   uint64_t bytes_of_node_0() const {
@@ -252,32 +255,32 @@ class FanOut {
     return process.out.bytes() + process.err.bytes();
   }
 
-  void lose_patience() {
+  void enforce_timeouts() {
     const auto now = Clock::now();
     const auto after = [now](const std::optional<Clock::time_point>& since, double seconds) {
       return since && std::chrono::duration<double>(now - *since).count() >= seconds;
     };
     constexpr double kForEndingSeconds = 4;
     constexpr double kForDyingSeconds = 1;
-    if (answer_seconds_ > 0 && after(told_to_end_, answer_seconds_) &&
-        bytes_of_node_0() == answered_bytes_ && !killed_at_) {
-      console_.say(stations_.front().what + " has not answered; ending all launchers now");
+    if (answer_seconds_ > 0 && after(end_requested_at_, answer_seconds_) &&
+        bytes_of_node_0() == answered_bytes_ && !ended_all_at_) {
+      console_.say(launchers_.front().what + " has not answered; ending all launchers now");
       end_all();
     }
-    if (after(ended_since_, for_others_seconds_)) {
+    if (after(first_failure_at_, peers_grace_seconds_)) {
       end_all();
     }
-    if (after(killed_at_, kForEndingSeconds) && !terminated_) {
+    if (after(ended_all_at_, kForEndingSeconds) && !terminated_) {
       terminated_ = true;
-      processes_.send(SIGTERM);  // mpirun and srun take along what they have started.
+      processes_.send(SIGTERM);  // mpirun and srun end the processes that they have started.
     }
-    if (after(killed_at_, kForEndingSeconds + kForDyingSeconds) && !killed_) {
+    if (after(ended_all_at_, kForEndingSeconds + kForDyingSeconds) && !killed_) {
       killed_ = true;
       processes_.send(SIGKILL);
     }
   }
 
-  /// Of ssh, mpirun or srun itself: what every other ending means, the launcher there has said.
+  /// Returns whether ssh, mpirun or srun itself failed. The launcher reports every other failure.
   static bool is_own_failure(const ExitStatus& exit_status) {
     constexpr int kSshFailed = 255;
     return exit_status.by_signal || exit_status.value == kSshFailed;
@@ -294,7 +297,7 @@ class FanOut {
     const RankProcess& failed = processes_.all()[*first_failed_];
     if (is_own_failure(*failed.exit_status)) {
       std::string text =
-          fmt::format("{} {}", stations_[*first_failed_].what, failed.exit_status->description());
+          fmt::format("{} {}", launchers_[*first_failed_].what, failed.exit_status->description());
       for (const std::string& line : failed.err.last_lines()) {
         text += "\n  " + line;
       }
@@ -308,14 +311,14 @@ class FanOut {
   PidFile pid_file_;
   Watchdog watchdog_;
   RankSet processes_{console_.out(), console_.err(), false};
-  std::vector<HostLauncher> stations_;
+  std::vector<HostLauncher> launchers_;
   std::optional<size_t> first_failed_;
-  std::optional<Clock::time_point> ended_since_;  // The first that failed.
-  std::optional<Clock::time_point> killed_at_;    // All were told to end.
-  double for_others_seconds_ = kForOthersSeconds;
-  double answer_seconds_;  // Within which node 0's says that it got a signal; 0: it is quiet.
+  std::optional<Clock::time_point> first_failure_at_;  // Time of the first failure.
+  std::optional<Clock::time_point> ended_all_at_;      // Time of end_all().
+  double peers_grace_seconds_ = kPeersGraceSeconds;
+  double answer_seconds_;  // Node 0's time to report a signal; 0: it is quiet.
   uint64_t answered_bytes_ = 0;
-  std::optional<Clock::time_point> told_to_end_;  // By a signal, which was passed on.
+  std::optional<Clock::time_point> end_requested_at_;  // Time of the signal, which was forwarded.
   bool terminated_ = false;
   bool killed_ = false;
 };

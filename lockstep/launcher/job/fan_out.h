@@ -29,6 +29,11 @@ int run_fan_out(
     const JobOptions& options,
     const JobPlan& plan);
 
+/// Implements `lockstep node`: the launcher of one host, which run_fan_out() has started. Reads its
+/// NodeSpec from kNodeSpecVariable if mpirun or srun has started it, else from the first line of
+/// stdin, whose further lines are commands (see ControlChannel). Returns as run_job() does.
+int run_node();
+
 inline constexpr const char* kNodeSpecVariable = "LOCKSTEP_NODE_SPEC";
 
 }  // namespace lockstep::launcher

@@ -14,13 +14,13 @@ namespace fs = std::filesystem;
 
 constexpr int64_t kNsPerMs = 1'000'000;
 constexpr double kNsPerSecond = 1e9;
-// A process that waits still wakes up now and then; one that works uses a core or more.
+// A waiting process uses almost no time of a core; a working one uses a core or more.
 constexpr int64_t kBusyPercent = 2;
 constexpr auto kLongestInterval = std::chrono::milliseconds(1000);
 constexpr auto kShortestInterval = std::chrono::milliseconds(50);
 constexpr auto kWarnAgainAfter = std::chrono::minutes(5);
-// A look that comes later than this: the launcher itself was stopped.
-constexpr auto kLateLook = std::chrono::seconds(2);
+// A read that is later than this means that the launcher itself was stopped.
+constexpr auto kLateRead = std::chrono::seconds(2);
 
 }  // namespace
 
@@ -34,12 +34,12 @@ FlightWatch::FlightWatch(int ranks, int first_rank, double stall_timeout_seconds
   }
   if (stall_timeout_seconds > 0) {
     constexpr double kMsPerSecond = 1000;
-    constexpr double kLooks = 10;
+    constexpr double kReads = 10;
     const auto wanted = std::chrono::milliseconds(
-        static_cast<int64_t>(std::min(stall_timeout_seconds, 1e6) * kMsPerSecond / kLooks));
+        static_cast<int64_t>(std::min(stall_timeout_seconds, 1e6) * kMsPerSecond / kReads));
     interval_ = std::clamp(wanted, kShortestInterval, kLongestInterval);
   }
-  next_look_ = Clock::now() + interval_;
+  next_read_ = Clock::now() + interval_;
 }
 
 bool FlightWatch::lost_peer(size_t local_rank) const {
@@ -47,18 +47,19 @@ bool FlightWatch::lost_peer(size_t local_rank) const {
 }
 
 bool FlightWatch::is_saving(const RankSet& ranks) {
-  constexpr double kLongestPauseSeconds = 540;  // Of a disk, where no time-out says otherwise.
+  constexpr double kLongestPauseSeconds = 540;  // Of a disk; used without a stall timeout.
   const double pause_seconds =
       stall_timeout_seconds_ > 0 ? stall_timeout_seconds_ : kLongestPauseSeconds;
-  return watch::save_gets_on(look(ranks), static_cast<int64_t>(pause_seconds * kNsPerSecond));
+  return watch::save_progresses(
+      read_views(ranks), static_cast<int64_t>(pause_seconds * kNsPerSecond));
 }
 
-const std::vector<watch::RankView>& FlightWatch::look(const RankSet& ranks) {
+const std::vector<watch::RankView>& FlightWatch::read_views(const RankSet& ranks) {
   static const std::string host = host_name();
-  if (Clock::now() > next_look_ + kLateLook) {
+  if (Clock::now() > next_read_ + kLateRead) {
     restart_clocks();
   }
-  next_look_ = Clock::now() + interval_;
+  next_read_ = Clock::now() + interval_;
   const int64_t now = watch::now_ns();
   views_.clear();
   for (size_t i = 0; i < memories_.size(); ++i) {
@@ -70,17 +71,17 @@ const std::vector<watch::RankView>& FlightWatch::look(const RankSet& ranks) {
       view.exit_code = ranks.all()[i].exit_status->exit_code();
     }
     view.record = memories_[i].read();
-    view.in_operations = watch::part_in_operations(view.record);
+    view.in_operations = watch::share_in_operations(view.record);
     if (view.running) {
-      note_process(view, ranks.all()[i].pid);
+      update_process(view, ranks.all()[i].pid);
     }
-    note_idleness(view, progress_[i], now);
-    note_stop(view, progress_[i], now);
+    update_idleness(view, progress_[i], now);
+    update_stop(view, progress_[i], now);
   }
   return views_;
 }
 
-void FlightWatch::note_idleness(watch::RankView& view, Progress& progress, int64_t now) const {
+void FlightWatch::update_idleness(watch::RankView& view, Progress& progress, int64_t now) const {
   const int64_t elapsed_ms = (now - progress.since_ns) / kNsPerMs;
   const int64_t used_ms = view.process.cpu_ms - progress.cpu_ms;
   const bool moved = view.record.progress_ns != progress.progress_ns;
@@ -97,8 +98,8 @@ void FlightWatch::note_idleness(watch::RankView& view, Progress& progress, int64
   view.idle_ns = now - progress.since_ns;
 }
 
-/// A rank's own process may have started the one that has joined, and outlive it.
-void FlightWatch::note_process(watch::RankView& view, pid_t started) {
+/// The process that joined may be a child of the started one, which may outlive it.
+void FlightWatch::update_process(watch::RankView& view, pid_t started) {
   for (const int64_t pid : {view.record.pid, static_cast<int64_t>(started)}) {
     const auto state = pid != 0 ? watch::process_state(pid) : std::nullopt;
     if (state && state->state != 'Z') {
@@ -109,7 +110,7 @@ void FlightWatch::note_process(watch::RankView& view, pid_t started) {
   }
 }
 
-void FlightWatch::note_stop(watch::RankView& view, Progress& progress, int64_t now) {
+void FlightWatch::update_stop(watch::RankView& view, Progress& progress, int64_t now) {
   if (!view.running || view.process.state != 'T') {
     progress.stopped_since_ns = 0;
     return;
@@ -120,7 +121,7 @@ void FlightWatch::note_stop(watch::RankView& view, Progress& progress, int64_t n
 
 void FlightWatch::restart_clocks() {
   clocks_started_ns_ = watch::now_ns();
-  next_look_ = Clock::now() + interval_;
+  next_read_ = Clock::now() + interval_;
   for (Progress& progress : progress_) {
     progress.since_ns = progress.since_ns == 0 ? 0 : clocks_started_ns_;
     progress.stopped_since_ns = 0;
@@ -142,8 +143,8 @@ std::optional<watch::Stall> FlightWatch::stopped(const std::vector<watch::RankVi
   if (stall_timeout_seconds_ <= 0) {
     return std::nullopt;
   }
-  constexpr int kLooksLater = 3;
-  const int64_t later_ns = kLooksLater * std::chrono::nanoseconds(interval_).count();
+  constexpr int kReadsLater = 3;
+  const int64_t later_ns = kReadsLater * std::chrono::nanoseconds(interval_).count();
   return watch::find_stopped(
       views, static_cast<int64_t>(stall_timeout_seconds_ * kNsPerSecond) + later_ns);
 }
@@ -177,8 +178,8 @@ double default_stall_timeout_seconds(const Environment& environment) {
 
 std::optional<fs::path> flight_folder(const Environment& environment) {
   fs::path state;
-  if (const auto told = environment.text("XDG_STATE_HOME"); told && told->starts_with('/')) {
-    state = *told;
+  if (const auto chosen = environment.text("XDG_STATE_HOME"); chosen && chosen->starts_with('/')) {
+    state = *chosen;
   } else if (const auto home = environment.text("HOME"); home && home->starts_with('/')) {
     state = fs::path(*home) / ".local" / "state";
   } else {

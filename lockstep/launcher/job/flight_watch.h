@@ -21,32 +21,32 @@ namespace lockstep::launcher {
 
 /// Reads the flight records of the ranks of this host, and detects stalls and slow ranks.
 ///
-/// Cost: one look reads 45 KiB a rank and one line of /proc. Not thread-safe.
+/// Cost: one read takes 45 KiB a rank and one line of /proc. Not thread-safe.
 class FlightWatch {
  public:
   /// `stall_timeout_seconds` 0: stalls are not detected.
   FlightWatch(int ranks, int first_rank, double stall_timeout_seconds);
 
-  /// LOCKSTEP_FLIGHT of local rank `local_rank`.
+  /// The value of LOCKSTEP_FLIGHT for local rank `local_rank`.
   const std::string& path(int local_rank) const {
     return memories_[static_cast<size_t>(local_rank)].path();
   }
-  /// When look() should be called next: often enough to notice a stall within a tenth of its
+  /// The time for the next read_views(): often enough to detect a stall within a tenth of its
   /// timeout.
-  Clock::time_point deadline() const { return next_look_; }
+  Clock::time_point deadline() const { return next_read_; }
   /// The current operations of the ranks.
-  const std::vector<watch::RankView>& look(const RankSet& ranks);
+  const std::vector<watch::RankView>& read_views(const RankSet& ranks);
   /// Returns the stall of all `views`, which may be of several hosts.
   std::optional<watch::Stall> stall(const std::vector<watch::RankView>& views) const;
-  /// Returns the stopped ranks of `views`, a little later than stall() does: for a host that does
-  /// not see all ranks, in case the host that does has stopped working.
+  /// Returns the stopped ranks of `views`, a little later than stall() does. Hosts that do not see
+  /// all ranks use it, in case node 0 has stopped working.
   std::optional<watch::Stall> stopped(const std::vector<watch::RankView>& views) const;
   /// Resets the timers after a pause of the job.
   void restart_clocks();
-  /// Whether the last recorded operation of a rank failed.
+  /// Returns whether the last recorded operation of a rank failed.
   bool lost_peer(size_t local_rank) const;
-  /// Whether a rank of this host saves a checkpoint and makes progress, see watch::save_gets_on. A
-  /// disk may block it for as long as the stall timeout.
+  /// Returns whether a rank of this host saves a checkpoint and makes progress, see
+  /// watch::save_progresses. A disk may block it for as long as the stall timeout.
   bool is_saving(const RankSet& ranks);
   /// Returns a slow rank of `views` to warn of; each at most once in five minutes.
   std::optional<watch::SlowRank> slow_rank(const std::vector<watch::RankView>& views);
@@ -61,9 +61,9 @@ class FlightWatch {
     int64_t stopped_since_ns = 0;  // 0: not stopped.
   };
 
-  static void note_process(watch::RankView& view, pid_t started);
-  void note_idleness(watch::RankView& view, Progress& progress, int64_t now) const;
-  static void note_stop(watch::RankView& view, Progress& progress, int64_t now);
+  static void update_process(watch::RankView& view, pid_t started);
+  void update_idleness(watch::RankView& view, Progress& progress, int64_t now) const;
+  static void update_stop(watch::RankView& view, Progress& progress, int64_t now);
 
   std::vector<watch::FlightMemory> memories_;
   std::vector<Progress> progress_;
@@ -71,7 +71,7 @@ class FlightWatch {
   int first_rank_;
   double stall_timeout_seconds_;
   std::chrono::milliseconds interval_;
-  Clock::time_point next_look_;
+  Clock::time_point next_read_;
   int64_t clocks_started_ns_ = 0;            // End of the last pause.
   std::map<int, Clock::time_point> warned_;  // By rank.
 };

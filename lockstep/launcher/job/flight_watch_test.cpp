@@ -25,7 +25,7 @@ TEST_F(FlightWatchTest, SeesWhatARankNotes) {
   watch::FlightRecorder recorder(Environment::of({{"LOCKSTEP_FLIGHT", watch.path(1)}}));
   recorder.join(5, 6);
   recorder.set_step(7);
-  const auto& views = watch.look(ranks_);
+  const auto& views = watch.read_views(ranks_);
   ASSERT_EQ(views.size(), 2U);
   EXPECT_EQ(views[0].rank, 4);
   EXPECT_EQ(views[0].record.pid, 0);
@@ -49,13 +49,13 @@ TEST_F(FlightWatchTest, CountsIdlenessUntilARankDoesSomething) {
   FlightWatch watch(1, 0, 1);
   watch::FlightRecorder recorder(Environment::of({{"LOCKSTEP_FLIGHT", watch.path(0)}}));
   recorder.join(0, 1);
-  watch.look(ranks_);
+  watch.read_views(ranks_);
   int64_t idle = 0;
   while (idle == 0) {
-    idle = watch.look(ranks_).at(0).idle_ns;
+    idle = watch.read_views(ranks_).at(0).idle_ns;
   }
   recorder.set_step(1);
-  EXPECT_EQ(watch.look(ranks_).at(0).idle_ns, 0);
+  EXPECT_EQ(watch.read_views(ranks_).at(0).idle_ns, 0);
 }
 
 TEST_F(FlightWatchTest, LooksOftenEnoughForItsTimeout) {

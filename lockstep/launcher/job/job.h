@@ -15,11 +15,10 @@ namespace lockstep::launcher {
 using FailureSink = std::function<void(const FailureReport& failure)>;
 
 /// Runs `program` as the ranks of `options` on this machine, and returns the job's exit code:
-///   0 if every rank ended with 0; 75 if all ended with 0 or 75 (told to stop, state saved);
-///   the code, or 128 + the signal, of the rank that failed first;
-///   128 + the signal that was passed on, if that ended the job;
-///   124 if it ran into its time limit;
-///   141 (SIGPIPE) if the reader of our output has closed it.
+///   0 if every rank ended with 0; 75 if all ended with 0 or 75 (state saved after a request to
+///   stop); the code, or 128 + the signal, of the rank that failed first; 128 + the signal that was
+///   passed on, if that ended the job; 124 if it ran into its time limit; 141 (SIGPIPE) if the
+///   reader of our output has closed it.
 ///
 /// The ranks' output is copied line by line to ours, and to files as the options say. Rank 0 reads
 /// our stdin unless that is a terminal, which a background process group may not read; other ranks
@@ -41,10 +40,10 @@ using FailureSink = std::function<void(const FailureReport& failure)>;
 /// may run, but none that waits for arbitrary children (waitpid(-1)).
 int run_job(const Program& program, const JobOptions& options, const FailureSink& on_failure = {});
 
-/// How a launcher that another process has started finds the others of its job.
-struct NodePlace {
-  std::string token{};  ///< Empty: it is in kTokenVariable.
-  int orders = -1;      ///< See ControlChannel.
+/// The connection of a launcher with the process that started it, and with other launchers.
+struct NodeContext {
+  std::string token{};  ///< The job's secret; empty: kTokenVariable has it.
+  int command_fd = -1;  ///< The descriptor of a ControlChannel; -1: none.
 };
 
 inline constexpr const char* kTokenVariable = "LOCKSTEP_JOB_TOKEN";
@@ -54,7 +53,7 @@ int run_planned_job(
     const Program& program,
     const JobOptions& options,
     const JobPlan& plan,
-    const NodePlace& place,
+    const NodeContext& context,
     FailureSink on_failure = {});
 
 /// Returns the delay before restart `number`, from 1.

@@ -16,7 +16,7 @@ namespace lockstep::launcher {
 namespace {
 
 constexpr double kGraceSeconds = 0.1;
-/// A failed job has nothing left worth saving; this is for handlers that remove temporary files.
+/// After a failure nothing needs to be saved; handlers may remove temporary files.
 constexpr double kFailureGraceSeconds = 2;
 constexpr double kSavingLookSeconds = 0.2;
 
@@ -25,7 +25,7 @@ bool ended_well(const ExitStatus& exit_status) {
          (!exit_status.by_signal && exit_status.value == kExitPreempted);
 }
 
-/// By the signal itself, or with the code a shell gives when its program did.
+/// Returns whether the signal killed it, or it ended with a shell's code for that signal.
 bool died_of(const ExitStatus& exit_status, int signal) {
   return exit_status.exit_code() == kExitSignalBase + signal;
 }
@@ -43,13 +43,13 @@ JobStateMachine::JobStateMachine(
 void JobStateMachine::on_signal(int signal) {
   if (signal == SIGUSR1 || signal == SIGUSR2) {
     if (phase_ == Phase::kRunning) {
-      say_(fmt::format("{} received and passed on", signal_name(signal)));
-      passed_on_.insert(signal);
+      say_(fmt::format("{} received and forwarded", signal_name(signal)));
+      forwarded_.insert(signal);
       ranks_.send(signal);
     }
     return;
   }
-  // Whoever signals a whole group of processes reaches the ranks before us.
+  // A signal to a whole process group may reach the ranks before this launcher.
   const bool ranks_were_first =
       phase_ == Phase::kGracePeriod && reason_ == Reason::kFailure &&
       std::all_of(failures_.begin(), failures_.end(), [signal](const RankFailure& failure) {
@@ -60,7 +60,7 @@ void JobStateMachine::on_signal(int signal) {
     reason_ = Reason::kSignal;
     signal_ = signal;
     say_(fmt::format(
-        "{} received and passed on; the ranks have {:g} s to finish",
+        "{} received and forwarded; the ranks have {:g} s to finish",
         signal_name(signal),
         grace_seconds_));
     stop(signal, grace_seconds_);
@@ -72,19 +72,19 @@ void JobStateMachine::on_signal(int signal) {
   }
 }
 
-bool JobStateMachine::on_endings() {
-  ++round_;
+bool JobStateMachine::on_exits() {
+  ++exit_order_;
   const double seconds = std::chrono::duration<double>(Clock::now() - started_).count();
-  const std::vector<int> ended = ranks_.notice_endings(seconds);
+  const std::vector<int> ended = ranks_.collect_exits(seconds);
   for (const int rank : ended) {
     const RankProcess& process = ranks_.all()[static_cast<size_t>(rank)];
-    if (!process.told_to_stop && !process.exit_status->is_success()) {
+    if (!process.stop_sent && !process.exit_status->is_success()) {
       on_failure(
           {.rank = ranks_.first_rank() + rank,
            .pid = process.pid,
            .exit_status = *process.exit_status,
            .seconds = seconds,
-           .round = round_,
+           .order = exit_order_,
            .lost_peer = lost_peer_ && lost_peer_(static_cast<size_t>(rank))});
     }
   }
@@ -99,14 +99,14 @@ void JobStateMachine::on_failure(const RankFailure& failure) {
     }
   } else if (
       is_undecided() && failure.exit_status.by_signal &&
-      passed_on_.count(failure.exit_status.value) != 0) {
+      forwarded_.count(failure.exit_status.value) != 0) {
     reason_ = Reason::kSignal;
     signal_ = failure.exit_status.value;
-    settle();
+    begin_grace_period();
   } else if (is_undecided()) {
     reason_ = Reason::kFailure;
     failures_.push_back(failure);
-    settle();
+    begin_grace_period();
   } else if (reason_ == Reason::kFailure) {
     failures_.push_back(failure);
   }
@@ -114,7 +114,7 @@ void JobStateMachine::on_failure(const RankFailure& failure) {
 
 void JobStateMachine::on_timeout(double seconds) {
   if (!is_running()) {
-    return;  // It ends already.
+    return;  // The job is ending already.
   }
   reason_ = Reason::kTimeout;
   signal_ = SIGTERM;
@@ -130,17 +130,17 @@ void JobStateMachine::on_stall(RankFailure stall) {
     return;
   }
   reason_ = Reason::kFailure;
-  blame(std::move(stall));
+  add_stall(std::move(stall));
   stop(SIGTERM, kFailureGraceSeconds);
 }
 
-void JobStateMachine::blame(RankFailure stall) {
+void JobStateMachine::add_stall(RankFailure stall) {
   stall.seconds = std::chrono::duration<double>(Clock::now() - started_).count();
-  stall.round = round_;
+  stall.order = exit_order_;
   failures_.push_back(std::move(stall));
 }
 
-void JobStateMachine::put_off(Clock::duration pause) {
+void JobStateMachine::postpone_deadline(Clock::duration pause) {
   if (deadline_) {
     *deadline_ += pause;
   }
@@ -149,7 +149,7 @@ void JobStateMachine::put_off(Clock::duration pause) {
 void JobStateMachine::on_end_elsewhere() {
   ended_elsewhere_ = true;
   if (phase_ == Phase::kStopping) {
-    // What the ranks were given time for cannot be finished without the others.
+    // The ranks cannot finish their work without the other hosts.
     const Clock::time_point soon = in_seconds(kFailureGraceSeconds);
     deadline_ = deadline_ ? std::min(*deadline_, soon) : soon;
     return;
@@ -157,7 +157,7 @@ void JobStateMachine::on_end_elsewhere() {
   if (phase_ == Phase::kKilling) {
     return;
   }
-  // What failed here in the same moment stays a failure: who judges hears of it.
+  // A failure here at the same time stays a failure, so that node 0 receives it.
   reason_ = is_undecided() ? Reason::kElsewhere : reason_;
   stop(SIGTERM, kFailureGraceSeconds);
 }
@@ -187,40 +187,43 @@ void JobStateMachine::on_deadline() {
     const bool by_order = reason_ == Reason::kSignal || reason_ == Reason::kTimeout;
     const bool saving = by_order && !ended_elsewhere_ && is_saving_ && is_saving_();
     if (saving && !waits_for_save_) {
-      say_("a rank is still saving, and is waited for; a second SIGTERM or SIGINT kills it");
+      say_(
+          "a rank is still saving a checkpoint; waiting for it; a second SIGTERM or SIGINT kills "
+          "it");
     }
     if (saving || (waits_for_save_ && !ended_elsewhere_)) {
-      // Once it has saved, it has heard the signal no sooner than this, and may save because of it.
+      // A rank may handle the signal only after this save, and save once more because of it.
       deadline_ = in_seconds(saving ? kSavingLookSeconds : grace_seconds_);
       waits_for_save_ = saving;
       return;
     }
     if (by_order) {
-      say_(fmt::format("not everything has ended in time after {}; killing it", what_ended_it()));
+      say_(fmt::format(
+          "some processes have not ended in time after {}; killing them", end_reason()));
     }
     kill();
   }
 }
 
 bool JobStateMachine::is_over() const {
-  // Told to stop, a wrapper dies before the program it runs, which may still be saving.
-  return phase_ == Phase::kStopping ? ranks_.silent() : ranks_.ended();
+  // A wrapper ends at the signal before its program, which may still be saving.
+  return phase_ == Phase::kStopping ? ranks_.outputs_closed() : ranks_.ended();
 }
 
-void JobStateMachine::settle() {
+void JobStateMachine::begin_grace_period() {
   phase_ = Phase::kGracePeriod;
   deadline_ = in_seconds(kGraceSeconds);
 }
 
 void JobStateMachine::stop(int signal, double grace_seconds) {
-  on_endings();  // Who has failed by itself up to here is no consequence of the signal.
+  on_exits();  // Failures up to here are not caused by the signal.
   phase_ = Phase::kStopping;
   deadline_ = in_seconds(grace_seconds);
-  stopped_ -= living_culprits();  // It counts the others.
+  stopped_ -= count_living_failed();  // They are not among the stopped ones.
   stopped_ += ranks_.stop(signal);
 }
 
-int JobStateMachine::living_culprits() const {
+int JobStateMachine::count_living_failed() const {
   return static_cast<int>(
       std::count_if(failures_.begin(), failures_.end(), [this](const RankFailure& failure) {
         const auto local_rank = static_cast<size_t>(failure.rank - ranks_.first_rank());
@@ -289,7 +292,7 @@ std::optional<RankFailure> JobStateMachine::straggler() const {
           .pid = process.pid,
           .exit_status = *process.exit_status,
           .diagnostic = fmt::format(
-              "it had not ended {:g} s after another rank had saved and left (exit code {})",
+              "it did not end within {:g} s after another rank had saved and left (exit code {})",
               grace_seconds_,
               static_cast<int>(kExitPreempted)),
           .seconds = process.ended_seconds};
@@ -298,17 +301,16 @@ std::optional<RankFailure> JobStateMachine::straggler() const {
   return std::nullopt;
 }
 
-std::string JobStateMachine::what_ended_it() const {
+std::string JobStateMachine::end_reason() const {
   return reason_ == Reason::kTimeout ? "its time limit" : signal_name(signal_);
 }
 
-void JobStateMachine::say_how_it_ended() const {
+void JobStateMachine::report_end() const {
   if (reason_ != Reason::kSignal && reason_ != Reason::kTimeout) {
     return;
   }
   constexpr int kMostRanks = 8;
-  std::string text =
-      fmt::format("the job ended after {}; exit code {}", what_ended_it(), exit_code());
+  std::string text = fmt::format("the job ended after {}; exit code {}", end_reason(), exit_code());
   int named = 0;
   for (size_t rank = 0; rank < ranks_.all().size() && named < kMostRanks; ++rank) {
     const ExitStatus& exit_status = *ranks_.all()[rank].exit_status;

@@ -16,11 +16,11 @@ namespace lockstep::launcher {
 
 /// Decides when a running job ends, and with which exit code: the rules of run_job().
 ///
-///   running --failure--> settling --0.1 s--> stopping --2 s--> killing
-///      \-----------a signal to stop-----------^    (grace_seconds)
+///   running --failure--> grace period --0.1 s--> stopping --2 s--> killing
+///      \-------------a signal to stop-------------^    (grace_seconds)
 ///
-/// For 0.1 s after the first failure (settling) no signal is sent, so that the root cause is not
-/// hidden by ranks that fail because they lost it: both exits arrive in any order. After a rank
+/// For 0.1 s after the first failure (grace period) no signal is sent, so that the root cause is
+/// not hidden by ranks that fail because they lost it: both exits arrive in any order. After a rank
 /// ends with 75 (state saved), the others have grace_seconds to do the same. No rank is killed at
 /// the time limit while it still saves, unless no restart follows. Events arrive through the on_
 /// functions; each acts at once on the ranks. Not thread-safe.
@@ -40,58 +40,61 @@ class JobStateMachine {
       LostPeer lost_peer = {},
       IsSaving is_saving = {});
 
+  /// Handles a signal to the launcher: ends the job, or forwards the signal.
   void on_signal(int signal);
   /// Checks which ranks have ended; call it after any event. Returns whether one has.
-  bool on_endings();
+  bool on_exits();
   /// The job has reached its time limit of `seconds`.
   void on_timeout(double seconds);
-  /// A rank keeps the others from continuing, as `stall.remark` says: a failure, but its process
-  /// lives, or has ended with 0.
+  /// A rank keeps the others from continuing, as `stall.diagnostic` says: a failure, but its
+  /// process lives, or has ended with 0.
   void on_stall(RankFailure stall);
-  /// The failure that ends the job is a consequence of `stall`, which is reported instead.
-  void blame(RankFailure stall);
-  /// The job was paused for that time: deadlines move by it.
-  void put_off(Clock::duration pause);
+  /// Reports `stall` instead of the failure that ended the job, which it has caused.
+  void add_stall(RankFailure stall);
+  /// Moves deadlines by the duration of a pause.
+  void postpone_deadline(Clock::duration pause);
   /// The job has ended on another host, which reports why, or its starter is gone. Call it once.
   void on_end_elsewhere();
   /// Our own output cannot be written any more.
   void on_output_lost(int error);
-  /// When to call on_deadline(), if no other event occurs.
+  /// The time for on_deadline(), if no other event occurs.
   std::optional<Clock::time_point> deadline() const { return deadline_; }
+  /// Starts the next phase of ending the job.
   void on_deadline();
 
-  /// Nothing is left to wait for.
+  /// All processes of the job have ended.
   bool is_over() const;
 
   /// The functions below are for a finished job whose ranks are closed.
   int exit_code() const;
-  /// The job is not being ended.
+  /// The job is running, and not being ended.
   bool is_running() const { return phase_ == Phase::kRunning && is_undecided(); }
-  /// The job ended by the failure of a rank, not because it had been told to stop before.
+  /// A failed rank ended the job, and no earlier request to stop did.
   bool has_failed() const { return reason_ == Reason::kFailure; }
   /// The failure to report, if the job ended by one.
   std::optional<RankFailure> cause() const;
   /// Ranks that failed on their own at the same time.
   std::vector<RankFailure> also_failed() const;
-  /// The number of ranks that were then told to stop.
+  /// The number of ranks that were then stopped.
   int stopped() const { return stopped_; }
   /// Reports how the ranks reacted to the signal or time limit that ended the job.
-  void say_how_it_ended() const;
+  void report_end() const;
 
  private:
   enum class Phase { kRunning, kGracePeriod, kStopping, kKilling };
   enum class Reason { kNone, kPreempted, kFailure, kSignal, kTimeout, kOutputLost, kElsewhere };
 
   void on_failure(const RankFailure& failure);
-  void settle();
+  /// Starts the 0.1 s in which the failures of one cause are collected.
+  void begin_grace_period();
   void stop(int signal, double grace_seconds);
-  /// Ranks of this host that have failed though their processes live.
-  int living_culprits() const;
+  /// Returns the number of failed ranks of this host whose processes live.
+  int count_living_failed() const;
   void kill();
   bool is_undecided() const { return reason_ == Reason::kNone || reason_ == Reason::kPreempted; }
   std::optional<RankFailure> straggler() const;
   /// Formats "SIGTERM", "its time limit".
-  std::string what_ended_it() const;
+  std::string end_reason() const;
 
   RankSet& ranks_;
   double grace_seconds_;
@@ -105,11 +108,11 @@ class JobStateMachine {
   Reason reason_ = Reason::kNone;  // Why the job ends other than by exit status 0 of all ranks.
   std::optional<Clock::time_point> deadline_;
   std::vector<RankFailure> failures_;
-  std::set<int> passed_on_;
+  std::set<int> forwarded_;
   int signal_ = 0;        // [reason_ == kSignal or kTimeout]
   int output_error_ = 0;  // errno of the write that failed.
   int stopped_ = 0;
-  int round_ = 0;
+  int exit_order_ = 0;
 };
 
 }  // namespace lockstep::launcher

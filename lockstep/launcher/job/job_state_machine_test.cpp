@@ -41,7 +41,7 @@ class JobStateMachineTest : public testing::Test {
     pollfd item{
         .fd = ranks_.all()[static_cast<size_t>(rank)].pidfd.get(), .events = POLLIN, .revents = 0};
     ASSERT_EQ(::poll(&item, 1, -1), 1);
-    state_machine_.on_endings();
+    state_machine_.on_exits();
   }
   /// The launcher's loop. `impatient`: a deadline has come as soon as nothing else happens for a
   /// while.
@@ -52,14 +52,14 @@ class JobStateMachineTest : public testing::Test {
       constexpr int kTickMs = 20;
       const bool nothing = ::poll(items.data(), items.size(), kTickMs) == 0;
       ranks_.pump(items);
-      state_machine_.on_endings();
+      state_machine_.on_exits();
       const auto deadline = state_machine_.deadline();
       if (nothing && deadline && (impatient || Clock::now() >= *deadline)) {
         state_machine_.on_deadline();
       }
     }
     ranks_.close();
-    state_machine_.say_how_it_ended();
+    state_machine_.report_end();
     return state_machine_.exit_code();
   }
 
@@ -102,7 +102,7 @@ TEST_F(JobStateMachineTest, AStalledRankIsNoneOfTheOthersThatAreStopped) {
 TEST_F(JobStateMachineTest, AStoppedRankIsTheCauseOfTheFailureOfWhoHasWaitedForIt) {
   start({"exit 1", "exec sleep 1000"});
   await_end(0);
-  state_machine_.blame(
+  state_machine_.add_stall(
       {.rank = 1, .exit_status = {}, .diagnostic = "was stopped", .stalled = true});
   EXPECT_EQ(finish(), 124);
   EXPECT_EQ(state_machine_.cause()->rank, 1);
@@ -124,7 +124,7 @@ TEST_F(JobStateMachineTest, APauseIsNoTimeToFinish) {
   start({"exit 75", "exec sleep 1000"});
   await_end(0);
   const auto before = state_machine_.deadline();
-  state_machine_.put_off(std::chrono::seconds(100));
+  state_machine_.postpone_deadline(std::chrono::seconds(100));
   EXPECT_EQ(state_machine_.deadline(), *before + std::chrono::seconds(100));
   finish(true);
 }
@@ -135,10 +135,10 @@ TEST_F(JobStateMachineTest, ARankThatSavesIsWaitedFor) {
   is_saving_ = true;
   state_machine_.on_signal(SIGTERM);
   state_machine_.on_deadline();
-  EXPECT_THAT(said_, HasSubstr("a rank is still saving, and is waited for"));
+  EXPECT_THAT(said_, HasSubstr("a rank is still saving a checkpoint; waiting for it"));
   state_machine_.on_deadline();
   is_saving_ = false;
-  state_machine_.on_deadline();  // The grace begins anew.
+  state_machine_.on_deadline();  // The grace period starts again.
   EXPECT_GT(*state_machine_.deadline(), in_seconds(25));
   EXPECT_EQ(finish(), 75);
   EXPECT_EQ(said_.find("killing"), std::string::npos);
@@ -197,7 +197,7 @@ TEST_F(JobStateMachineTest, ASignalIsPassedOnAndNoFailure) {
   state_machine_.on_signal(SIGTERM);
   EXPECT_EQ(finish(), 128 + SIGTERM);
   EXPECT_EQ(state_machine_.cause(), std::nullopt);
-  EXPECT_THAT(said_, HasSubstr("SIGTERM received and passed on; the ranks have 30 s to finish"));
+  EXPECT_THAT(said_, HasSubstr("SIGTERM received and forwarded; the ranks have 30 s to finish"));
   EXPECT_THAT(said_, HasSubstr("the job ended after SIGTERM; exit code 143"));
 }
 
@@ -275,7 +275,7 @@ TEST_F(JobStateMachineTest, ARankThatStaysWhenTheOthersHaveSavedIsTheCause) {
   EXPECT_EQ(state_machine_.cause()->rank, 1);
   EXPECT_THAT(
       state_machine_.cause()->diagnostic,
-      HasSubstr("had not ended 30 s after another rank had saved"));
+      HasSubstr("did not end within 30 s after another rank had saved"));
 }
 
 TEST_F(JobStateMachineTest, WhenNobodyReadsTheOutputTheJobEnds) {

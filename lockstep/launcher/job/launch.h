@@ -1,14 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <string>
 #include <type_traits>
 #include <vector>
 
 #include "lockstep/base/memory/packed.h"
-#include "lockstep/launcher/job/launch_self.h"
+#include "lockstep/launcher/plan/job_options.h"
 
 namespace lockstep {
+namespace launcher {
+
+/// Implements launch() for results that are bytes.
+std::vector<std::string> launch_self(
+    const std::function<std::string()>& body, const JobOptions& options);
+
+}  // namespace launcher
 
 /// Further options of launch(): start, core binding, logs and monitoring of the ranks. Options for
 /// several hosts (nodes, hostfile) are refused.
@@ -30,8 +38,8 @@ using LaunchOptions = launcher::JobOptions;
 /// one, else Error; the other ranks have been ended by then. A signal to this process is forwarded
 /// to the ranks, as by `lockstep launch`. If they end by it, so does this process; if they saved
 /// their state and ended with 75, this process ends with 75, too. ConfigError inside a rank, of
-/// this or another launcher. Errors before the call are reported as "ended before it came to
-/// launch()".
+/// this or another launcher. Errors before the call are reported as "ended before it
+/// reached launch()".
 ///
 /// Cost: two forks and an exec a rank, and the program's own start. Call it from one thread; others
 /// may run.

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/launcher/job/launch_self.h"
-
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -14,10 +12,10 @@
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/host/world.h"
-#include "lockstep/base/memory/packed.h"
 #include "lockstep/base/program/run_main.h"
 #include "lockstep/base/text/split.h"
 #include "lockstep/launcher/job/job.h"
+#include "lockstep/launcher/job/launch.h"
 #include "lockstep/launcher/plan/rank_environment.h"
 #include "lockstep/launcher/process/memfd_message.h"
 
@@ -25,16 +23,15 @@ namespace lockstep::launcher {
 namespace {
 
 constexpr const char* kWhere = "lockstep::launch";
-// To a rank: the call it is for, the box with the results of earlier calls, and a box for each
-// rank.
+// Tells a rank its call, the message with the results of earlier calls, and each rank's message.
 constexpr const char* kCallVariable = "LOCKSTEP_LAUNCH_CALL";
 
-// What a rank's box begins with.
+// The first character of a rank's message.
 constexpr char kResult = '=';
 constexpr char kConfigError = '2';
 constexpr char kOtherError = '1';
 
-/// How a call ended.
+/// The outcome of a call.
 struct Outcome {
   std::vector<std::string> results{};
   std::string error{};   ///< The text of what was thrown, or empty.
@@ -53,7 +50,7 @@ struct Outcome {
 
 struct Calls {
   int64_t count = 0;     // launch() calls of this process.
-  bool in_rank = false;  // The last of them is what this process was started for.
+  bool in_rank = false;  // This process was started for the last of them.
   std::vector<Outcome> done;
 };
 
@@ -83,10 +80,10 @@ std::vector<Outcome> unpack_outcomes(const std::string& bytes) {
   return outcomes;
 }
 
-/// Why this process was started, if it is a rank of launch().
+/// The call for which a rank of launch() was started.
 struct LaunchCall {
   int64_t call = 0;
-  std::string own_box;
+  std::string own_message;
 };
 
 std::optional<LaunchCall> launch_call() {
@@ -98,10 +95,11 @@ std::optional<LaunchCall> launch_call() {
   const auto rank = static_cast<size_t>(world_from_environment(Environment::process()).rank);
   const auto call = parse_integer(parts.front());
   if (!call || parts.size() < rank + 3) {
-    throw ConfigError(kWhere, fmt::format("{}={} makes no sense", kCallVariable, *text));
+    throw ConfigError(
+        kWhere, fmt::format("invalid value '{}' for {}; unset it", *text, kCallVariable));
   }
   if (calls().done.empty()) {
-    calls().done = unpack_outcomes(MemfdMessage::read_mail(parts[1]));
+    calls().done = unpack_outcomes(MemfdMessage::read_from(parts[1]));
   }
   return LaunchCall{*call, parts[rank + 2]};
 }
@@ -109,15 +107,15 @@ std::optional<LaunchCall> launch_call() {
 [[noreturn]] void run_launch_call(
     const LaunchCall& launch_call, const std::function<std::string()>& body) {
   calls().in_rank = true;
-  ::unsetenv(kCallVariable);  // Other programs that the rank starts are on no errand.
+  ::unsetenv(kCallVariable);  // Programs that the rank starts must not read it.
   const int code = run_main([&] {
     try {
-      MemfdMessage::write_mail(launch_call.own_box, kResult + body());
+      MemfdMessage::write_to(launch_call.own_message, kResult + body());
     } catch (const ConfigError& error) {
-      MemfdMessage::write_mail(launch_call.own_box, kConfigError + std::string(error.what()));
+      MemfdMessage::write_to(launch_call.own_message, kConfigError + std::string(error.what()));
       throw;
     } catch (const std::exception& error) {
-      MemfdMessage::write_mail(launch_call.own_box, kOtherError + std::string(error.what()));
+      MemfdMessage::write_to(launch_call.own_message, kOtherError + std::string(error.what()));
       throw;
     }
     return 0;
@@ -125,7 +123,7 @@ std::optional<LaunchCall> launch_call() {
   std::exit(code);
 }
 
-void refuse_unless_alone(const JobOptions& options) {
+void check_can_launch(const JobOptions& options) {
   const WorldSpec world = world_from_environment(Environment::process());
   if (calls().in_rank) {
     throw ConfigError(kWhere, "a rank of launch() cannot launch ranks of its own");
@@ -134,8 +132,8 @@ void refuse_unless_alone(const JobOptions& options) {
     throw ConfigError(
         kWhere,
         fmt::format(
-            "this process is rank {} of {} already, says {}; start the program by itself, or call "
-            "what launch() was to run",
+            "this process is already rank {} of {}, according to {}; start the program without a "
+            "launcher, or call the function itself instead of launch()",
             world.rank,
             world.size,
             world.source));
@@ -144,11 +142,12 @@ void refuse_unless_alone(const JobOptions& options) {
     throw ConfigError(kWhere, fmt::format("got {} ranks; expected at least 1", options.ranks));
   }
   if (options.nodes != 1 || !options.hostfile.empty()) {
-    throw ConfigError(kWhere, "it starts ranks on this host alone; for more use `lockstep launch`");
+    throw ConfigError(
+        kWhere, "launch() starts ranks on this host only; use `lockstep launch` for several hosts");
   }
 }
 
-/// As it was started, by the file that runs, wherever that lies by now.
+/// Returns this program with its arguments; /proc/self/exe is valid even if the file was moved.
 Program this_program() {
   std::ifstream file("/proc/self/cmdline", std::ios::binary);
   const std::string words{std::istreambuf_iterator<char>(file), {}};
@@ -157,17 +156,17 @@ Program this_program() {
   return program;
 }
 
-/// What went wrong in the rank that failed first.
-Outcome failed(const RankFailure& cause, int ranks, const std::string& mail) {
-  if (!mail.empty() && mail.front() != kResult) {
+/// Returns the error of the rank that failed first.
+Outcome failed(const RankFailure& cause, int ranks, const std::string& content) {
+  if (!content.empty() && content.front() != kResult) {
     return {
-        .error = fmt::format("rank {} of {} failed: {}", cause.rank, ranks, mail.substr(1)),
-        .by_user = mail.front() == kConfigError};
+        .error = fmt::format("rank {} of {} failed: {}", cause.rank, ranks, content.substr(1)),
+        .by_user = content.front() == kConfigError};
   }
   return {.error = cause.sentence(ranks)};
 }
 
-/// The job has ended without a rank to blame.
+/// Returns the outcome of a job that ended without a failed rank.
 Outcome ended_otherwise(int code, const JobOptions& options) {
   if (code == kExitTimedOut) {
     return {
@@ -175,7 +174,7 @@ Outcome ended_otherwise(int code, const JobOptions& options) {
             fmt::format("the ranks ran for {:g} s, their time limit", options.timeout_seconds)};
   }
   if (code > kExitSignalBase) {
-    ::raise(code - kExitSignalBase);  // As if it had not been passed on to the ranks.
+    ::raise(code - kExitSignalBase);  // As if this process had not forwarded it.
     return {
         .error = fmt::format("the ranks were ended by {}", signal_name(code - kExitSignalBase))};
   }
@@ -184,15 +183,15 @@ Outcome ended_otherwise(int code, const JobOptions& options) {
 
 Outcome run_ranks(JobOptions options, int64_t call) {
   const MemfdMessage earlier;
-  MemfdMessage::write_mail(earlier.path(), pack_outcomes(calls().done));
-  const std::vector<MemfdMessage> boxes(static_cast<size_t>(options.ranks));
+  MemfdMessage::write_to(earlier.path(), pack_outcomes(calls().done));
+  const std::vector<MemfdMessage> messages(static_cast<size_t>(options.ranks));
   std::string value = fmt::format("{},{}", call, earlier.path());
-  for (const MemfdMessage& box : boxes) {
-    value += "," + box.path();
+  for (const MemfdMessage& message : messages) {
+    value += "," + message.path();
   }
   set_variable(options.env, {kCallVariable, value});
   std::cout.flush();
-  std::fflush(nullptr);  // What was written before the ranks write comes before.
+  std::fflush(nullptr);  // Earlier output precedes that of the ranks.
   std::optional<FailureReport> failure;
   const int code = run_job(
       this_program(), options, [&failure](const FailureReport& report) { failure = report; });
@@ -201,28 +200,28 @@ Outcome run_ranks(JobOptions options, int64_t call) {
   }
   if (failure) {
     const RankFailure& cause = failure->cause;
-    return failed(cause, options.ranks, boxes[static_cast<size_t>(cause.rank)].read());
+    return failed(cause, options.ranks, messages[static_cast<size_t>(cause.rank)].read());
   }
   if (code != 0) {
     return ended_otherwise(code, options);
   }
   Outcome outcome;
-  for (const MemfdMessage& box : boxes) {
-    const std::string mail = box.read();
-    if (mail.empty() || mail.front() != kResult) {
+  for (const MemfdMessage& message : messages) {
+    const std::string content = message.read();
+    if (content.empty() || content.front() != kResult) {
       outcome.error = fmt::format(
-          "rank {} of {} ended before it came to launch(); main must come to the same call again "
-          "when it runs in a rank",
+          "rank {} of {} ended before it reached launch(); main must reach the same call in every "
+          "rank",
           outcome.results.size(),
           options.ranks);
       return outcome;
     }
-    outcome.results.push_back(mail.substr(1));
+    outcome.results.push_back(content.substr(1));
   }
   return outcome;
 }
 
-/// The error without the "[where] " that the constructor of Error puts before it.
+/// Returns the error without the "[where] " that the constructor of Error adds.
 std::string bare_text(const std::string& text) {
   const std::string prefix = fmt::format("[{}] ", kWhere);
   return text.starts_with(prefix) ? text.substr(prefix.size()) : text;
@@ -233,7 +232,7 @@ std::string bare_text(const std::string& text) {
 const Outcome& run_and_record(const JobOptions& options, int64_t call) {
   std::vector<Outcome>& done = calls().done;
   try {
-    refuse_unless_alone(options);
+    check_can_launch(options);
     return done.emplace_back(run_ranks(options, call));
   } catch (const ConfigError& error) {
     done.push_back({.error = bare_text(error.what()), .by_user = true});

@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/launcher/job/node_main.h"
-
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
@@ -23,19 +21,17 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr const char* kWhere = "lockstep node";
-
-/// The first line of stdin, byte by byte: what follows is for others.
+/// Reads the first line of stdin byte by byte, since ControlChannel reads the others.
 std::string first_line() {
   constexpr size_t kLongest = size_t{16} << 20;
-  constexpr int kPatienceMs = 60'000;
+  constexpr int kTimeoutMs = 60'000;
   std::string line;
   for (;;) {
     pollfd item{.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
     char c = 0;
-    if (::poll(&item, 1, kPatienceMs) == 0 || line.size() > kLongest) {
+    if (::poll(&item, 1, kTimeoutMs) == 0 || line.size() > kLongest) {
       throw ConfigError(
-          kWhere, "no instructions were received; this command is for `lockstep launch`");
+          "lockstep node", "no instructions were received; this command is for `lockstep launch`");
     }
     const ssize_t got = ::read(STDIN_FILENO, &c, 1);
     if (got < 0 && errno == EINTR) {
@@ -43,7 +39,7 @@ std::string first_line() {
     }
     if (got <= 0) {
       throw ConfigError(
-          kWhere, "no instructions were received; this command is for `lockstep launch`");
+          "lockstep node", "no instructions were received; this command is for `lockstep launch`");
     }
     if (c == '\n') {
       return line;
@@ -52,9 +48,9 @@ std::string first_line() {
   }
 }
 
-/// Which node this is, by whoever has started one process a host.
+/// Returns the node's number, from the variables of mpirun or srun.
 int node_of_environment(const Environment& environment, const std::vector<PlannedHost>& hosts) {
-  // srun numbers its tasks by the hosts' names, in whatever order they were asked for.
+  // srun numbers its tasks by the hosts' names, not in the requested order.
   const auto here = std::find_if(hosts.begin(), hosts.end(), [&](const PlannedHost& host) {
     return !host.name.empty() && host.name == environment.text("SLURMD_NODENAME");
   });
@@ -66,12 +62,15 @@ int node_of_environment(const Environment& environment, const std::vector<Planne
       return static_cast<int>(*node);
     }
   }
-  throw ConfigError(kWhere, "neither mpirun nor srun says which node this is");
+  throw ConfigError(
+      "lockstep node",
+      "the node's number is unknown; expected SLURMD_NODENAME, OMPI_COMM_WORLD_RANK, PMI_RANK or "
+      "SLURM_PROCID; start this command by `lockstep launch`");
 }
 
-/// Whether stdin carries the orders of the command that the user has called: ssh and srun copy it
-/// to every host, mpirun to its first process alone, which tells the others.
-bool hears_orders(bool by_ssh, const Environment& environment) {
+/// Returns whether stdin has the commands of the starter: ssh and srun copy it to every host,
+/// mpirun only to its first process, which forwards them.
+bool reads_commands(bool by_ssh, const Environment& environment) {
   return by_ssh || environment.text("OMPI_COMM_WORLD_RANK").value_or("0") == "0";
 }
 
@@ -87,9 +86,9 @@ int run_node() {
   }
   if (::chdir(spec.folder.c_str()) != 0) {
     throw ConfigError(
-        kWhere,
+        "lockstep node",
         fmt::format(
-            "{}: cannot go to the folder {}: {}; it must be on every host",
+            "{}: cannot enter the folder {}: {}; it must exist on every host",
             host_name(),
             spec.folder,
             std::strerror(errno)));
@@ -97,8 +96,9 @@ int run_node() {
   const Program program = find_program(spec.words, environment, spec.kind);
   const JobPlan plan =
       plan_node(spec.options, spec.hosts, static_cast<size_t>(spec.node), own_environment());
-  const int orders = hears_orders(!text, environment) ? STDIN_FILENO : -1;
-  return run_planned_job(program, spec.options, plan, {.token = spec.token, .orders = orders});
+  const int command_fd = reads_commands(!text, environment) ? STDIN_FILENO : -1;
+  return run_planned_job(
+      program, spec.options, plan, {.token = spec.token, .command_fd = command_fd});
 }
 
 }  // namespace lockstep::launcher

@@ -21,8 +21,7 @@ std::optional<ExitStatus> exit_status_of(pid_t pid) {
   siginfo_t info{};
   // WNOWAIT: the pid stays taken.
   if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0) {
-    // Reaped by somebody else in this process: how it ended is lost, and it need not have been
-    // well.
+    // Other code of this process has reaped it: the exit status is lost, and counts as a failure.
     return errno == ECHILD ? std::optional(ExitStatus{.by_signal = false, .value = kExitFailure})
                            : std::nullopt;
   }
@@ -35,7 +34,7 @@ std::optional<ExitStatus> exit_status_of(pid_t pid) {
       .core_dumped = info.si_code == CLD_DUMPED};
 }
 
-/// Reaps what orphans of `group` have ended, but not the rank that leads it.
+/// Reaps the ended orphans of `group`, but not the rank that leads it.
 void reap_orphans(pid_t group) {
   siginfo_t info{};
   while (::waitid(P_PGID, static_cast<id_t>(group), &info, WEXITED | WNOHANG | WNOWAIT) == 0 &&
@@ -93,7 +92,7 @@ void RankSet::pump(const std::vector<pollfd>& items) {
   }
 }
 
-std::vector<int> RankSet::notice_endings(double seconds) {
+std::vector<int> RankSet::collect_exits(double seconds) {
   std::vector<int> noticed;
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     RankProcess& process = ranks_[rank];
@@ -112,7 +111,7 @@ std::vector<int> RankSet::notice_endings(double seconds) {
 
 void RankSet::send(int signal) {
   if (closed_) {
-    return;  // The ids may be somebody else's by now.
+    return;  // The ids may have been reused.
   }
   for (const RankProcess& process : ranks_) {
     ::kill(-process.pid, signal);
@@ -123,7 +122,7 @@ int RankSet::stop(int signal) {
   int living = 0;
   for (RankProcess& process : ranks_) {
     if (!process.exit_status) {
-      process.told_to_stop = true;
+      process.stop_sent = true;
       ++living;
     }
   }
@@ -138,7 +137,7 @@ bool RankSet::ended() const {
   });
 }
 
-bool RankSet::silent() const {
+bool RankSet::outputs_closed() const {
   return ended() && std::none_of(ranks_.begin(), ranks_.end(), [](const RankProcess& process) {
            return process.out.is_open() || process.err.is_open();
          });
@@ -158,7 +157,7 @@ void RankSet::close() {
     }
   }
   for (RankProcess& process : ranks_) {
-    // The rank itself was killed just now, or is kept as it ended: it is not gone before we look.
+    // The rank is not reaped yet, so its status can still be read.
     while (!process.exit_status) {
       siginfo_t info{};
       ::waitid(P_PID, static_cast<id_t>(process.pid), &info, WEXITED | WNOWAIT);

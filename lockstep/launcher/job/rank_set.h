@@ -18,7 +18,7 @@ struct RankProcess {
   UniqueFd pidfd;
   LineForwarder out;
   LineForwarder err;
-  bool told_to_stop = false;  ///< The launcher has ended it.
+  bool stop_sent = false;  ///< The launcher has sent a signal to end it.
   std::optional<ExitStatus> exit_status{};
   double ended_seconds = 0;
 };
@@ -45,12 +45,13 @@ class RankSet {
   int first_rank() const { return first_rank_; }
   std::vector<RankProcess>& all() { return ranks_; }
   const std::vector<RankProcess>& all() const { return ranks_; }
-  /// Adds to `items` the descriptors for poll(): ranks' ends, and output for which there is room.
+  /// Adds to `items` the descriptors for poll(): exits of ranks, and output for which there is
+  /// room.
   void await(std::vector<pollfd>& items);
   /// Copies the output that poll() has reported in the `items` of the last await().
   void pump(const std::vector<pollfd>& items);
   /// Records ranks that ended since the last call; returns them. `seconds` is the current time.
-  std::vector<int> notice_endings(double seconds);
+  std::vector<int> collect_exits(double seconds);
   /// Sends `signal` to every rank's group, also if only children of the rank are left.
   void send(int signal);
   /// Sends `signal` to every living rank to stop it; a stopped one (SIGSTOP) is continued to
@@ -58,8 +59,8 @@ class RankSet {
   int stop(int signal);
   /// Every rank's process has ended.
   bool ended() const;
-  /// The same, and all processes with an open output have ended.
-  bool silent() const;
+  /// Every rank's process has ended, and so has every process with an open output.
+  bool outputs_closed() const;
   /// Kills remaining processes, reads remaining output, and reaps. Afterwards the groups are empty,
   /// and every rank has its exit status.
   void close();

@@ -12,9 +12,9 @@
 
 namespace lockstep::launcher {
 
-ControlChannel::ControlChannel(int orders) : orders_(orders) {
-  if (orders_ >= 0) {
-    reactor_.watch(orders_, EPOLLIN, [this](uint32_t /*events*/) { on_ready(); });
+ControlChannel::ControlChannel(int command_fd) : command_fd_(command_fd) {
+  if (command_fd_ >= 0) {
+    reactor_.watch(command_fd_, EPOLLIN, [this](uint32_t /*events*/) { on_ready(); });
   }
 }
 
@@ -24,13 +24,13 @@ ControlChannel::~ControlChannel() {
 
 void ControlChannel::on_ready() {
   std::array<char, 256> buffer;
-  const ssize_t got = ::read(orders_, buffer.data(), buffer.size());
+  const ssize_t got = ::read(command_fd_, buffer.data(), buffer.size());
   if (got < 0 && (errno == EAGAIN || errno == EINTR)) {
     return;
   }
   if (got <= 0) {
-    orders_ended_ = true;
-    reactor_.unwatch(orders_);
+    commands_ended_ = true;
+    reactor_.unwatch(command_fd_);
     return;
   }
   read_.append(buffer.data(), static_cast<size_t>(got));
@@ -47,7 +47,7 @@ void ControlChannel::on_ready() {
   }
 }
 
-std::optional<int> ControlChannel::next_order() {
+std::optional<int> ControlChannel::next_command() {
   if (signals_.empty()) {
     return std::nullopt;
   }
@@ -57,8 +57,8 @@ std::optional<int> ControlChannel::next_order() {
 }
 
 std::optional<std::string> ControlChannel::end() const {
-  if (orders_ended_) {
-    return "the launcher that started this one is gone";
+  if (commands_ended_) {
+    return "the launcher that started this one has ended";
   }
   return session_ ? session_->stop() : std::nullopt;
 }

@@ -15,8 +15,8 @@ namespace lockstep::launcher {
 /// launcher, as lines on stdin. Not thread-safe.
 class ControlChannel {
  public:
-  /// `orders`: the descriptor of lines `signal N`; when it ends, so does the job. -1: none.
-  explicit ControlChannel(int orders);
+  /// `command_fd`: the descriptor of lines `signal N`; its end ends the job. -1: none.
+  explicit ControlChannel(int command_fd);
   ~ControlChannel();
   ControlChannel(const ControlChannel&) = delete;
   ControlChannel& operator=(const ControlChannel&) = delete;
@@ -26,13 +26,13 @@ class ControlChannel {
   NodeSession* session() { return session_.get(); }
   void set_session(std::unique_ptr<NodeSession> session) { session_ = std::move(session); }
 
-  /// The next ordered signal; it has the effect of a signal to this process.
-  std::optional<int> next_order();
+  /// The next signal that the starter has sent; it has the effect of a signal to this process.
+  std::optional<int> next_command();
   /// Another process has started this launcher and forwards its user's commands.
-  bool is_ordered() const { return orders_ >= 0; }
-  /// The starter of this launcher is gone.
-  bool orders_ended() const { return orders_ended_; }
-  /// Why the ranks here must stop, if they must.
+  bool has_starter() const { return command_fd_ >= 0; }
+  /// The starter of this launcher has ended.
+  bool commands_ended() const { return commands_ended_; }
+  /// The reason why the ranks here must stop, if there is one.
   std::optional<std::string> end() const;
 
  private:
@@ -40,10 +40,10 @@ class ControlChannel {
 
   Reactor reactor_;
   std::unique_ptr<NodeSession> session_;
-  int orders_;
+  int command_fd_;
   std::string read_;
   std::deque<int> signals_;
-  bool orders_ended_ = false;
+  bool commands_ended_ = false;
 };
 
 }  // namespace lockstep::launcher

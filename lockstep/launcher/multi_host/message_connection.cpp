@@ -17,14 +17,14 @@
 namespace lockstep::launcher {
 namespace {
 
-// The records of thousands of ranks fit; a peer that sends more without a line end is no launcher.
+// Enough for the records of thousands of ranks; a longer line is not from a launcher.
 constexpr size_t kLongestMessage = size_t{16} << 20;
 
-constexpr auto kBetweenBeats = std::chrono::milliseconds(500);
-constexpr std::chrono::duration<double> kShortestSilence = 4 * kBetweenBeats;
+constexpr auto kBeatInterval = std::chrono::milliseconds(500);
+constexpr std::chrono::duration<double> kShortestSilence = 4 * kBeatInterval;
 constexpr const char* kAlive = "alive";
 
-constexpr const char* kNoMessage = "it has sent what is no message of a launcher";
+constexpr const char* kNoMessage = "it sent an invalid message";
 
 void keep_alive(int fd) {
   const int on = 1;
@@ -46,12 +46,12 @@ MessageConnection::MessageConnection(
     Reactor& reactor, UniqueFd socket, std::string read, OnMessage on_message, OnEnd on_end)
     : reactor_(reactor),
       fd_(std::move(socket)),
-      read_(std::move(read)),
+      receive_buffer_(std::move(read)),
       on_message_(std::move(on_message)),
       on_end_(std::move(on_end)) {
   keep_alive(fd_.get());
   reactor_.watch(fd_.get(), EPOLLIN, [this](uint32_t events) { on_ready(events); });
-  if (!read_.empty()) {
+  if (!receive_buffer_.empty()) {
     timer_ = reactor_.at(Clock::now(), [this] { deliver(); });
   }
 }
@@ -65,7 +65,7 @@ MessageConnection::~MessageConnection() {
   }
 }
 
-void MessageConnection::hand_over(OnMessage on_message, OnEnd on_end) {
+void MessageConnection::set_callbacks(OnMessage on_message, OnEnd on_end) {
   on_message_ = std::move(on_message);
   on_end_ = std::move(on_end);
 }
@@ -74,53 +74,53 @@ void MessageConnection::send(const nlohmann::json& message) {
   if (ended_) {
     return;
   }
-  waiting_ += message.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace) + "\n";
+  send_buffer_ += message.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace) + "\n";
   write_more();
 }
 
 void MessageConnection::write_more() {
-  while (!waiting_.empty()) {
+  while (!send_buffer_.empty()) {
     const ssize_t sent =
-        ::send(fd_.get(), waiting_.data(), waiting_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+        ::send(fd_.get(), send_buffer_.data(), send_buffer_.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
     if (sent < 0) {
-      break;  // Whatever is wrong, reading will say it.
+      break;  // Reading reports the error.
     }
-    waiting_.erase(0, static_cast<size_t>(sent));
+    send_buffer_.erase(0, static_cast<size_t>(sent));
   }
-  reactor_.change(fd_.get(), waiting_.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT);
+  reactor_.change(fd_.get(), send_buffer_.empty() ? EPOLLIN : EPOLLIN | EPOLLOUT);
 }
 
-void MessageConnection::begin_heartbeat(double limit_seconds, OnSilence on_silence) {
+void MessageConnection::start_heartbeat(double limit_seconds, OnSilence on_silence) {
   silence_limit_ = std::chrono::duration<double>(limit_seconds);
   if (limit_seconds > 0) {
     silence_limit_ = std::max(silence_limit_, kShortestSilence);
   }
   on_silence_ = std::move(on_silence);
-  received_signal_ = Clock::now();
-  beat_due_ = received_signal_;
+  last_received_ = Clock::now();
+  beat_due_ = last_received_;
   beat();
 }
 
-void MessageConnection::hold_heartbeat(bool held) {
-  held_ = held;
-  received_signal_ = Clock::now();
+void MessageConnection::pause_heartbeat(bool paused) {
+  heartbeat_paused_ = paused;
+  last_received_ = Clock::now();
 }
 
 void MessageConnection::beat() {
   const Clock::time_point now = Clock::now();
   if (now > beat_due_ + kShortestSilence) {
-    received_signal_ = now;
+    last_received_ = now;
   }
-  const std::chrono::duration<double> silence = now - received_signal_;
-  if (!held_ && silence_limit_.count() > 0 && silence >= silence_limit_) {
+  const std::chrono::duration<double> silence = now - last_received_;
+  if (!heartbeat_paused_ && silence_limit_.count() > 0 && silence >= silence_limit_) {
     const OnSilence on_silence = std::move(on_silence_);
     on_silence(silence.count());  // May destroy this.
     return;
   }
-  if (!held_) {
+  if (!heartbeat_paused_) {
     send({{kAlive, true}});
   }
-  beat_due_ = now + kBetweenBeats;
+  beat_due_ = now + kBeatInterval;
   beat_timer_ = reactor_.at(beat_due_, [this] { beat(); });
 }
 
@@ -140,24 +140,25 @@ void MessageConnection::read_more() {
     return;
   }
   if (got <= 0) {
-    end(got == 0 ? "it has closed the connection" : std::strerror(errno));
+    end(got == 0 ? "it closed the connection" : std::strerror(errno));
     return;
   }
-  received_signal_ = Clock::now();
-  read_.append(buffer.data(), static_cast<size_t>(got));
+  last_received_ = Clock::now();
+  receive_buffer_.append(buffer.data(), static_cast<size_t>(got));
   deliver();
 }
 
 void MessageConnection::deliver() {
   bool alive = true;
   alive_ = &alive;
-  for (size_t at = read_.find('\n'); at != std::string::npos; at = read_.find('\n')) {
-    const auto message = nlohmann::json::parse(read_.substr(0, at), nullptr, false);
-    read_.erase(0, at + 1);
+  for (size_t at = receive_buffer_.find('\n'); at != std::string::npos;
+       at = receive_buffer_.find('\n')) {
+    const auto message = nlohmann::json::parse(receive_buffer_.substr(0, at), nullptr, false);
+    receive_buffer_.erase(0, at + 1);
     bool understood = message.is_object();
     try {
       if (understood && !message.contains(kAlive)) {
-        const OnMessage on_message = on_message_;  // It may hand over.
+        const OnMessage on_message = on_message_;  // The callback may replace itself.
         on_message(message);
       }
     } catch (const nlohmann::json::exception&) {
@@ -173,7 +174,7 @@ void MessageConnection::deliver() {
     }
   }
   alive_ = nullptr;
-  if (read_.size() > kLongestMessage) {
+  if (receive_buffer_.size() > kLongestMessage) {
     end(kNoMessage);
   }
 }

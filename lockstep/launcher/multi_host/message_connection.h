@@ -16,11 +16,11 @@ namespace lockstep::launcher {
 /// Messages between two launchers of a job: one line of JSON each, over a socket that a
 /// RendezvousListener has accepted. The connection uses keepalive and counts as broken if the other
 /// host has not answered for 15 s. That only proves that the host lives; for the launcher see
-/// begin_heartbeat(). Not thread-safe.
+/// start_heartbeat(). Not thread-safe.
 class MessageConnection {
  public:
   using OnMessage = std::function<void(const nlohmann::json& message)>;
-  /// `why` is for people; no further callback follows.
+  /// `why` is a text for the user; no further callback follows.
   using OnEnd = std::function<void(const std::string& why)>;
   using OnSilence = std::function<void(double seconds)>;
 
@@ -33,15 +33,15 @@ class MessageConnection {
   MessageConnection& operator=(const MessageConnection&) = delete;
 
   /// Replaces the callbacks, from the next message on.
-  void hand_over(OnMessage on_message, OnEnd on_end);
+  void set_callbacks(OnMessage on_message, OnEnd on_end);
   /// Sends as soon as the other side can receive.
   void send(const nlohmann::json& message);
   /// Sends a heartbeat twice a second from now on. Calls `on_silence`, once, if nothing was
   /// received for `limit_seconds`, at least 2: the other launcher is stopped or hangs. Time in
   /// which this process was stopped does not count. 0: never.
-  void begin_heartbeat(double limit_seconds, OnSilence on_silence);
-  /// While held, neither side needs to send heartbeats.
-  void hold_heartbeat(bool held);
+  void start_heartbeat(double limit_seconds, OnSilence on_silence);
+  /// While paused, neither side needs to send heartbeats.
+  void pause_heartbeat(bool paused);
   int fd() const { return fd_.get(); }
 
  private:
@@ -54,18 +54,18 @@ class MessageConnection {
 
   Reactor& reactor_;
   UniqueFd fd_;
-  std::string read_;
-  std::string waiting_;
+  std::string receive_buffer_;
+  std::string send_buffer_;
   OnMessage on_message_;
   OnEnd on_end_;
   Reactor::TimerId timer_ = 0;
   OnSilence on_silence_;
   std::chrono::duration<double> silence_limit_{0};
-  Clock::time_point received_signal_;  // Time of the last reception, or its start.
+  Clock::time_point last_received_;  // Or the start of the heartbeat.
   Clock::time_point beat_due_;
   Reactor::TimerId beat_timer_ = 0;
-  bool held_ = false;
-  bool* alive_ = nullptr;  // Of a running callback: whether this still exists.
+  bool heartbeat_paused_ = false;
+  bool* alive_ = nullptr;  // For a running callback: whether this object still exists.
   bool ended_ = false;
 };
 

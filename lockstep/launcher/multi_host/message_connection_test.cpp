@@ -81,7 +81,7 @@ TEST(MessageConnection, SaysThatTheOtherSideIsGone) {
   const auto kept = link(reactor, std::move(b), heard);
   a.reset();
   run_until(reactor, [&] { return !heard.end.empty(); });
-  EXPECT_EQ(heard.end, "it has closed the connection");
+  EXPECT_EQ(heard.end, "it closed the connection");
   kept->send({{"too", "late"}});
 }
 
@@ -92,7 +92,7 @@ TEST(MessageConnection, SaysThatTheOtherSideIsSilent) {
   ReceivedSignal heard;
   const auto kept = link(reactor, std::move(b), heard);
   double silent_seconds = 0;
-  kept->begin_heartbeat(0.1, [&](double seconds) { silent_seconds = seconds; });
+  kept->start_heartbeat(0.1, [&](double seconds) { silent_seconds = seconds; });
   run_until(reactor, [&] { return silent_seconds > 0; });
   EXPECT_GE(silent_seconds, 2) << "shorter ones are no sign of anything";
   EXPECT_EQ(heard.end, "");
@@ -107,9 +107,9 @@ TEST(MessageConnection, IsNotSilentWhileTheOtherSideRunsOrIsPaused) {
   const auto link_b = link(reactor, std::move(b), heard);
   const auto held = link(reactor, std::move(c), heard);
   for (const auto* each : {&link_a, &link_b, &held}) {
-    (*each)->begin_heartbeat(0.1, [](double /*seconds*/) { FAIL(); });
+    (*each)->start_heartbeat(0.1, [](double /*seconds*/) { FAIL(); });
   }
-  held->hold_heartbeat(true);
+  held->pause_heartbeat(true);
   const auto end = Clock::now() + 3s;
   run_until(reactor, [&] { return Clock::now() >= end; });
   EXPECT_TRUE(heard.messages.empty()) << "beats are no messages";
@@ -123,7 +123,7 @@ TEST(MessageConnection, EndsAtWhatIsNoMessage) {
     const auto kept = link(reactor, std::move(b), heard);
     ASSERT_GT(::send(a.get(), text.data(), text.size(), 0), 0);
     run_until(reactor, [&] { return !heard.end.empty(); });
-    EXPECT_EQ(heard.end, "it has sent what is no message of a launcher");
+    EXPECT_EQ(heard.end, "it sent an invalid message");
   }
 }
 

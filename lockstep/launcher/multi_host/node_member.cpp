@@ -23,7 +23,7 @@ using std::chrono_literals::operator""ms;
 using std::chrono_literals::operator""s;
 using Json = nlohmann::json;
 
-// After which the name is looked up again.
+// Afterwards the name is resolved again.
 constexpr auto kLongestUseOfAddress = 5s;
 
 }  // namespace
@@ -34,16 +34,16 @@ NodeMember::NodeMember(Reactor& reactor, const JobPlan& plan, const NodeOptions&
 }
 
 NodeMember::~NodeMember() {
-  reactor_.cancel(next_look_);
+  reactor_.cancel(lookup_timer_);
   if (listener_.is_open()) {
     reactor_.unwatch(listener_.get());
   }
 }
 
 bool NodeMember::join(const std::function<bool()>& called_off) {
-  // Node 0 waits as long for the others, and says who is missing: a little more for it to say so.
+  // Node 0 waits equally long, and reports the missing nodes: wait longer for that report.
   const auto last = in_seconds(2 * options_.join_timeout_seconds);
-  seek_node_0(in_seconds(options_.join_timeout_seconds));
+  connect_to_node_0(in_seconds(options_.join_timeout_seconds));
   while (!started_) {
     reactor_.wait(100ms);
     reactor_.dispatch();
@@ -51,10 +51,10 @@ bool NodeMember::join(const std::function<bool()>& called_off) {
       return false;
     }
     if (!lost_.empty()) {
-      throw Error("lockstep launch", fmt::format("the job did not begin, since {}", lost_));
+      throw Error("lockstep launch", fmt::format("the job did not start: {}", lost_));
     }
-    if (!unreached_.empty()) {
-      throw Error("lockstep launch", unreached_);
+    if (!unreachable_.empty()) {
+      throw Error("lockstep launch", unreachable_);
     }
     if (!refused_.empty()) {
       throw ConfigError("lockstep launch", refused_);
@@ -62,7 +62,8 @@ bool NodeMember::join(const std::function<bool()>& called_off) {
     if (link_ && Clock::now() >= last) {
       throw Error(
           "lockstep launch",
-          fmt::format("node 0 at {} did not start the job; it waits for other nodes", where()));
+          fmt::format(
+              "node 0 at {} did not start the job; it still waits for other nodes", where()));
     }
   }
   return true;
@@ -72,33 +73,31 @@ std::string NodeMember::where() const {
   return fmt::format("{} port {}", plan_.common.master_addr, plan_.common.master_port);
 }
 
-/// Looks the name up, and again if it is not known yet or nobody opens there: where hosts come and
-/// go, as pods do, it may mean another address by then.
-void NodeMember::seek_node_0(Clock::time_point deadline) {
+/// Resolves the name, and again if it is unknown or no launcher accepts: a restarted pod has
+/// another address.
+void NodeMember::connect_to_node_0(Clock::time_point deadline) {
   std::string why;
   master_ = resolve(plan_.common.master_addr, plan_.common.master_port, why);
   if (master_.empty()) {
     why = fmt::format("the address '{}' cannot be resolved: {}", plan_.common.master_addr, why);
     if (Clock::now() >= deadline) {
-      be_unreached(why);
+      set_unreachable(why);
       return;
     }
-    if (!said_) {
+    if (!lookup_reported_) {
       say_(fmt::format(
-          "{}; it is looked up again for up to {:g} s (--join-timeout)",
-          why,
-          options_.join_timeout_seconds));
-      said_ = true;
+          "{}; retrying for up to {:g} s (--join-timeout)", why, options_.join_timeout_seconds));
+      lookup_reported_ = true;
     }
-    next_look_ = reactor_.at(
-        std::min<Clock::time_point>(Clock::now() + kBetweenLooks, deadline),
-        [this, deadline] { seek_node_0(deadline); });
+    lookup_timer_ = reactor_.at(
+        std::min<Clock::time_point>(Clock::now() + kLookupInterval, deadline),
+        [this, deadline] { connect_to_node_0(deadline); });
     return;
   }
-  // An address that says nothing takes all of its time; the next has its turn then.
+  // A silent address uses all of the time, so each attempt starts with another one.
   std::rotate(
       master_.begin(),
-      master_.begin() + static_cast<ptrdiff_t>(looks_++ % master_.size()),
+      master_.begin() + static_cast<ptrdiff_t>(lookups_++ % master_.size()),
       master_.end());
   client_ = std::make_unique<RendezvousClient>(
       reactor_,
@@ -108,28 +107,30 @@ void NodeMember::seek_node_0(Clock::time_point deadline) {
       std::min<Clock::time_point>(Clock::now() + kLongestUseOfAddress, deadline),
       [this, deadline](RendezvousClient::Answer answer) {
         if (answer.socket.is_open()) {
-          say_hello(std::move(answer));
+          send_hello(std::move(answer));
         } else if (answer.final) {
-          refused_ =
-              fmt::format("node 0 at {} answers: {}; is it of another job?", where(), answer.why);
+          refused_ = fmt::format(
+              "node 0 at {} refused this launcher: {}; check that it belongs to the same job",
+              where(),
+              answer.why);
         } else if (Clock::now() >= deadline) {
-          be_unreached(answer.why);
+          set_unreachable(answer.why);
         } else {
-          seek_node_0(deadline);
+          connect_to_node_0(deadline);
         }
       });
 }
 
-void NodeMember::be_unreached(const std::string& why) {
-  unreached_ = fmt::format(
-      "node 0 was not to be reached at {} within {:g} s: {}; is --master-addr right, and the "
-      "launcher there running?",
+void NodeMember::set_unreachable(const std::string& why) {
+  unreachable_ = fmt::format(
+      "node 0 could not be reached at {} within {:g} s: {}; check --master-addr, and that the "
+      "launcher there runs",
       where(),
       options_.join_timeout_seconds,
       why);
 }
 
-void NodeMember::say_hello(RendezvousClient::Answer answer) {
+void NodeMember::send_hello(RendezvousClient::Answer answer) {
   host_address_ = own_address(answer.socket.get()).host();
   link_ = std::make_unique<MessageConnection>(
       reactor_,
@@ -160,7 +161,7 @@ void NodeMember::accept_rank() {
     return;
   }
   const uint64_t number = ++last_number_;
-  StoreConnection& connection = store_guests_[number];
+  StoreConnection& connection = store_connections_[number];
   connection.from_rank = std::move(fd);
   connection.client = std::make_unique<RendezvousClient>(
       reactor_,
@@ -168,13 +169,13 @@ void NodeMember::accept_rank() {
       options_.token,
       "store",
       in_seconds(options_.join_timeout_seconds),
-      [this, number](RendezvousClient::Answer answer) { carry(number, std::move(answer)); });
+      [this, number](RendezvousClient::Answer answer) { start_relay(number, std::move(answer)); });
 }
 
-void NodeMember::carry(uint64_t number, RendezvousClient::Answer answer) {
-  StoreConnection& connection = store_guests_.at(number);
+void NodeMember::start_relay(uint64_t number, RendezvousClient::Answer answer) {
+  StoreConnection& connection = store_connections_.at(number);
   if (!answer.socket.is_open()) {
-    store_guests_.erase(number);
+    store_connections_.erase(number);
     return;
   }
   connection.relay = std::make_unique<Relay>(
@@ -182,7 +183,7 @@ void NodeMember::carry(uint64_t number, RendezvousClient::Answer answer) {
       std::move(answer.socket),
       std::move(connection.from_rank),
       std::move(answer.read),
-      [this, number] { store_guests_.erase(number); });
+      [this, number] { store_connections_.erase(number); });
   connection.client.reset();
 }
 
@@ -192,20 +193,20 @@ void NodeMember::on_message(const Json& message) {
   } else if (message.contains("start")) {
     run_id_ = message.at("start").get<std::string>();
     started_ = true;
-    link_->begin_heartbeat(options_.stall_timeout_seconds, [this](double seconds) {
+    link_->start_heartbeat(options_.stall_timeout_seconds, [this](double seconds) {
       lose_node_0(silence_text(seconds), kExitTimedOut);
     });
-  } else if (!is_due(message, 0)) {
+  } else if (!is_current(message, 0)) {
     return;
   } else if (message.contains("stop")) {
-    be_stopped(message.at("stop").get<std::string>());
+    set_stop(message.at("stop").get<std::string>());
   } else if (message.contains("signal")) {
     const NodeSignal signal = signal_of(message);
-    hold_heartbeat(signal.signal);
-    be_signalled(signal);
+    pause_heartbeat(signal.signal);
+    queue_signal(signal);
   } else if (message.contains("verdict")) {
     const Json& verdict = message.at("verdict");
-    be_judged(
+    set_verdict(
         {.exit_code = verdict.at("exit_code").get<int>(),
          .cause = verdict.at("cause").get<std::string>(),
          .restart = verdict.at("restart").get<bool>()});
@@ -213,7 +214,7 @@ void NodeMember::on_message(const Json& message) {
 }
 
 void NodeMember::on_lost(const std::string& why) {
-  lose_node_0("is gone: " + why, kExitFailure);
+  lose_node_0("is lost: " + why, kExitFailure);
 }
 
 void NodeMember::lose_node_0(const std::string& how, int exit_code) {
@@ -221,31 +222,31 @@ void NodeMember::lose_node_0(const std::string& how, int exit_code) {
   lost_code_ = exit_code;
   link_.reset();
   if (started_ && !verdict()) {
-    be_stopped(lost_);
-    judge_alone();
+    set_stop(lost_);
+    decide_alone();
   }
 }
 
-void NodeMember::hold_heartbeat(int signal) {
+void NodeMember::pause_heartbeat(int signal) {
   if (link_ && changes_pause(signal)) {
-    link_->hold_heartbeat(signal == SIGTSTP);
+    link_->pause_heartbeat(signal == SIGTSTP);
   }
 }
 
-/// Without node 0 there is nobody to wait for.
-void NodeMember::judge_alone() {
-  if (told_result_ && !lost_.empty() && !verdict()) {
-    be_judged({.exit_code = lost_code_, .cause = lost_});
+/// Ends the attempt without a verdict of node 0, which is lost.
+void NodeMember::decide_alone() {
+  if (result_reported_ && !lost_.empty() && !verdict()) {
+    set_verdict({.exit_code = lost_code_, .cause = lost_});
   }
 }
 
 void NodeMember::begin_attempt() {
   NodeSession::begin_attempt();
-  told_result_ = false;
+  result_reported_ = false;
   if (!lost_.empty()) {
-    be_stopped(lost_);
+    set_stop(lost_);
   }
-  for (const Json& message : take_early_messages()) {
+  for (const Json& message : take_next_attempt_messages()) {
     on_message(message);
   }
 }
@@ -257,29 +258,29 @@ void NodeMember::send(Json message) {
   }
 }
 
-void NodeMember::tell_failure(const NodeResult& result) {
+void NodeMember::report_failure(const NodeResult& result) {
   send({{"failure", to_json(result)}});
 }
 
-void NodeMember::tell_signal(const NodeSignal& signal) {
-  hold_heartbeat(signal.signal);
+void NodeMember::report_signal(const NodeSignal& signal) {
+  pause_heartbeat(signal.signal);
   if (link_) {
     link_->send(to_json(signal));
   }
 }
 
-void NodeMember::tell_timeout(double seconds) {
+void NodeMember::report_timeout(double seconds) {
   send({{"timeout", seconds}});
 }
 
-void NodeMember::tell_views(const std::vector<watch::RankView>& views) {
+void NodeMember::report_views(const std::vector<watch::RankView>& views) {
   send({{"views", views_to_json(views, watch::now_ns())}});
 }
 
-void NodeMember::tell_result(const NodeResult& result) {
-  told_result_ = true;
+void NodeMember::report_result(const NodeResult& result) {
+  result_reported_ = true;
   send({{"result", to_json(result)}});
-  judge_alone();
+  decide_alone();
 }
 
 }  // namespace lockstep::launcher

@@ -16,7 +16,7 @@
 
 namespace lockstep::launcher {
 
-/// The part of NodeSession on every node but 0.
+/// Implements NodeSession on every node but 0.
 class NodeMember final : public NodeSession {
  public:
   NodeMember(Reactor& reactor, const JobPlan& plan, const NodeOptions& options, Say say);
@@ -27,14 +27,14 @@ class NodeMember final : public NodeSession {
   int store_port(int /*held*/) override { return store_port_; }
   std::string host_address() const override { return host_address_; }
   void begin_attempt() override;
-  void tell_failure(const NodeResult& result) override;
-  void tell_signal(const NodeSignal& signal) override;
-  void tell_timeout(double seconds) override;
-  void tell_views(const std::vector<watch::RankView>& views) override;
-  void tell_result(const NodeResult& result) override;
+  void report_failure(const NodeResult& result) override;
+  void report_signal(const NodeSignal& signal) override;
+  void report_timeout(double seconds) override;
+  void report_views(const std::vector<watch::RankView>& views) override;
+  void report_result(const NodeResult& result) override;
 
  private:
-  /// A connection of a rank of this host to the store.
+  /// A connection from a rank of this host to the store.
   struct StoreConnection {
     UniqueFd from_rank;
     std::unique_ptr<RendezvousClient> client{};
@@ -42,42 +42,42 @@ class NodeMember final : public NodeSession {
   };
 
   std::string where() const;
-  void seek_node_0(Clock::time_point deadline);
-  void be_unreached(const std::string& why);
-  void say_hello(RendezvousClient::Answer answer);
+  void connect_to_node_0(Clock::time_point deadline);
+  void set_unreachable(const std::string& why);
+  void send_hello(RendezvousClient::Answer answer);
   void listen_for_ranks();
   void accept_rank();
-  void carry(uint64_t number, RendezvousClient::Answer answer);
+  void start_relay(uint64_t number, RendezvousClient::Answer answer);
   void on_message(const nlohmann::json& message);
   void on_lost(const std::string& why);
-  /// The launcher of node 0 is lost: `how` says "is gone: ..." or the like.
+  /// The launcher of node 0 is lost: `how` is "is lost: ..." or similar.
   void lose_node_0(const std::string& how, int exit_code);
-  void hold_heartbeat(int signal);
+  void pause_heartbeat(int signal);
   void send(nlohmann::json message);
-  void judge_alone();
+  void decide_alone();
 
   Reactor& reactor_;
   const JobPlan& plan_;
   NodeOptions options_;
   Say say_;
-  bool said_ = false;            // The user knows that node 0's name does not resolve yet.
-  std::vector<Address> master_;  // As last resolved.
-  size_t looks_ = 0;
-  Reactor::TimerId next_look_ = 0;
+  bool lookup_reported_ = false;  // The unresolved name of node 0 was reported.
+  std::vector<Address> master_;   // As last resolved.
+  size_t lookups_ = 0;
+  Reactor::TimerId lookup_timer_ = 0;
   std::unique_ptr<RendezvousClient> client_;
   std::unique_ptr<MessageConnection> link_;
   std::string run_id_;
   bool started_ = false;
-  std::string refused_;    // Why node 0 refuses this launcher.
-  std::string unreached_;  // Why node 0 could not be reached.
-  std::string lost_;       // "the launcher of node 0 is gone: ...".
-  int lost_code_ = 0;      // The job's exit code for that.
+  std::string refused_;      // Why node 0 refuses this launcher.
+  std::string unreachable_;  // Why node 0 could not be reached.
+  std::string lost_;         // "the launcher of node 0 is lost: ...".
+  int lost_code_ = 0;        // The job's exit code for that.
   std::string host_address_;
   UniqueFd listener_;
   int store_port_ = 0;
-  std::map<uint64_t, StoreConnection> store_guests_;
+  std::map<uint64_t, StoreConnection> store_connections_;
   uint64_t last_number_ = 0;
-  bool told_result_ = false;
+  bool result_reported_ = false;
 };
 
 }  // namespace lockstep::launcher

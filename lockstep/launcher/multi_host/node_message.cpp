@@ -13,8 +13,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Of each rank's latest operations.
-constexpr size_t kOperationsTold = 8;
+// The latest operations of each rank.
+constexpr size_t kOperationsSent = 8;
 
 Json to_json(const RankFailure& failure) {
   return {
@@ -57,7 +57,7 @@ Json to_json(const FailureReport& report) {
       {"command", report.command},
       {"last_lines", report.last_lines},
       {"log_file", report.log_file},
-      {"doing", report.doing},
+      {"doing", report.rank_states},
       {"flight", report.flight}};
 }
 
@@ -73,7 +73,7 @@ FailureReport report_of(const Json& json) {
   report.command = json.at("command").get<std::vector<std::string>>();
   report.last_lines = json.at("last_lines").get<std::vector<std::string>>();
   report.log_file = json.at("log_file").get<std::string>();
-  report.doing = json.at("doing").get<std::vector<std::string>>();
+  report.rank_states = json.at("doing").get<std::vector<std::string>>();
   report.flight = json.at("flight").get<std::string>();
   return report;
 }
@@ -115,7 +115,7 @@ NodeHello hello_of(const Json& json) {
   NodeHello hello;
   hello.protocol = json.at("protocol").get<int>();
   if (hello.protocol != kNodeProtocol) {
-    return hello;  // The rest may be called otherwise.
+    return hello;  // The other fields may have other names.
   }
   hello.node = json.at("node").get<int>();
   hello.nodes = json.at("nodes").get<int>();
@@ -129,16 +129,16 @@ NodeHello hello_of(const Json& json) {
 std::string mismatch(const NodeHello& got, const NodeHello& expected) {
   if (got.protocol != expected.protocol) {
     return fmt::format(
-        "the launchers are of different builds, which speak versions {} and {} of their language; "
-        "install the same on all hosts",
+        "the launchers have different protocol versions, {} and {}; install the same build on all "
+        "hosts",
         got.protocol,
         expected.protocol);
   }
   if (got.nodes != expected.nodes || got.world_size != expected.world_size ||
       got.local_size != expected.local_size || got.first_rank != expected.first_rank) {
     return fmt::format(
-        "node {} has ranks {} to {} of {} on {} hosts, and in the job of node 0 it has ranks {} to "
-        "{} of {} on {} hosts; give every launcher the same --nnodes and -n",
+        "node {} has ranks {} to {} of {} on {} hosts; node 0 expected ranks {} to {} of {} on {} "
+        "hosts; give every launcher the same --nnodes and -n",
         got.node,
         got.first_rank,
         got.first_rank + got.local_size - 1,
@@ -182,10 +182,10 @@ Json views_to_json(const std::vector<watch::RankView>& views, int64_t now) {
   Json json = Json::array();
   for (watch::RankView view : views) {
     auto& operations = view.record.operations;
-    // What is in flight counts most, and lies among the last: a rank waits for few at a time.
+    // Unfinished operations matter most, and are among the last ones.
     const auto first_open = std::find_if(
         operations.begin(), operations.end(), [](const auto& each) { return !each.is_over(); });
-    const auto last = operations.size() - std::min(operations.size(), kOperationsTold);
+    const auto last = operations.size() - std::min(operations.size(), kOperationsSent);
     const auto kept = std::min(first_open, operations.begin() + static_cast<std::ptrdiff_t>(last));
     operations.erase(operations.begin(), kept);
     shift(view, -now);

@@ -15,7 +15,7 @@ namespace lockstep::launcher {
 /// Incremented when launchers of two builds could misunderstand each other.
 inline constexpr int kNodeProtocol = 3;
 
-/// A launcher's first message, which node 0 compares with its own.
+/// The first message of a launcher, which node 0 compares with its own plan.
 struct NodeHello {
   int protocol = kNodeProtocol;
   int node = 0;

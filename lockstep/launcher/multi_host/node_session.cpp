@@ -25,14 +25,14 @@ void NodeSession::begin_attempt() {
   verdict_.reset();
 }
 
-bool NodeSession::is_due(const nlohmann::json& message, int node) {
+bool NodeSession::is_current(const nlohmann::json& message, int node) {
   const auto attempt = message.find("attempt");
   if (attempt == message.end() || *attempt == attempt_) {
     return true;
   }
   if (*attempt > attempt_) {
-    early_.push_back(message);
-    early_.back()["node"] = node;
+    next_attempt_messages_.push_back(message);
+    next_attempt_messages_.back()["node"] = node;
   }
   return false;
 }
@@ -47,14 +47,14 @@ std::optional<NodeSignal> NodeSession::next_signal() {
 }
 
 std::string NodeSession::silence_text(double seconds) {
-  return fmt::format("is stopped or hangs: it has said nothing for {:.1f} s", seconds);
+  return fmt::format("is stopped or hangs: it sent nothing for {:.1f} s", seconds);
 }
 
 bool NodeSession::changes_pause(int signal) {
   return signal != SIGUSR1 && signal != SIGUSR2;
 }
 
-void NodeSession::be_stopped(const std::string& why) {
+void NodeSession::set_stop(const std::string& why) {
   if (!stop_) {
     stop_ = why;
   }

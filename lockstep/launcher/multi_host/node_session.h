@@ -21,11 +21,11 @@ namespace lockstep::launcher {
 
 inline constexpr double kDefaultJoinTimeoutSeconds = 120;
 /// Interval of lookups of an unknown name.
-inline constexpr std::chrono::milliseconds kBetweenLooks{500};
+inline constexpr std::chrono::milliseconds kLookupInterval{500};
 
-/// How a launcher of a job finds the others.
+/// The options of a launcher's connection with the others of its job.
 struct NodeOptions {
-  std::string token{};  ///< The job's; see rendezvous_listener.h.
+  std::string token{};  ///< The job's secret; see rendezvous_listener.h.
   double join_timeout_seconds = kDefaultJoinTimeoutSeconds;  ///< Time for all launchers to join.
   int max_restarts = 0;
   /// Seconds of silence after which another launcher counts as stopped; 0: never.
@@ -39,18 +39,18 @@ struct NodeResult {
   bool may_restart = false;                ///< It failed, and a restart may succeed.
 };
 
-/// A signal to the whole job.
+/// A signal to all launchers of a job.
 struct NodeSignal {
   int signal = 0;
-  bool again = false;  ///< The job was told to end before: its user waits no longer.
+  bool again = false;  ///< An earlier signal to end the job preceded it.
 };
 
 /// The result of an attempt on all hosts.
 struct Verdict {
   int exit_code = 0;
-  /// Among all hosts, the failure that caused the others. Only node 0's launcher knows it.
+  /// The failure that caused the others on all hosts; set on node 0 only.
   std::optional<FailureReport> failure{};
-  std::string cause{};   ///< Why the job ended, in a line; empty: it ran to its end.
+  std::string cause{};   ///< The reason of the end, in a line; empty: it ran to its end.
   bool restart = false;  ///< All hosts restart their ranks.
 };
 
@@ -63,7 +63,7 @@ struct Verdict {
 /// MASTER_PORT passes through it.
 ///
 /// A job starts when all launchers have joined, and ends on all hosts when it ends on one: by a
-/// failure, a signal, or a launcher that is gone or stopped. SIGTSTP pauses it on all hosts until
+/// failure, a signal, or a launcher that is lost or stopped. SIGTSTP pauses it on all hosts until
 /// SIGCONT; a stopped launcher is accepted meanwhile. Not thread-safe; all callbacks come from the
 /// reactor.
 class NodeSession {
@@ -95,25 +95,25 @@ class NodeSession {
   /// Begins a new attempt: drops the result of the last one.
   virtual void begin_attempt();
   /// Reports a failed rank of this host.
-  virtual void tell_failure(const NodeResult& result) = 0;
+  virtual void report_failure(const NodeResult& result) = 0;
   /// Reports a signal from this launcher's user.
-  virtual void tell_signal(const NodeSignal& signal) = 0;
+  virtual void report_signal(const NodeSignal& signal) = 0;
   /// Reports that the ranks here have reached the time limit.
-  virtual void tell_timeout(double seconds) = 0;
+  virtual void report_timeout(double seconds) = 0;
   /// Reports the operations of the ranks here, by this host's clock.
-  virtual void tell_views(const std::vector<watch::RankView>& views) = 0;
+  virtual void report_views(const std::vector<watch::RankView>& views) = 0;
   /// Reports the result of this host, after all its ranks have ended.
-  virtual void tell_result(const NodeResult& result) = 0;
+  virtual void report_result(const NodeResult& result) = 0;
 
-  /// Why the ranks here must stop, if another host is the reason.
+  /// The reason why the ranks here must stop, if it is on another host.
   const std::optional<std::string>& stop() const { return stop_; }
-  /// The next signal of another launcher's user.
+  /// The next signal that another launcher has received.
   std::optional<NodeSignal> next_signal();
   /// The operations of other hosts' ranks, by this host's clock. Only on node 0.
   virtual std::vector<watch::RankView> other_views() const { return {}; }
   /// The launchers of the other hosts have received the verdict, and left.
   virtual bool others_left() const { return true; }
-  /// Known some time after tell_result(), when the ranks of all hosts have ended.
+  /// The verdict, after the ranks of all hosts have ended.
   const std::optional<Verdict>& verdict() const { return verdict_; }
 
  protected:
@@ -122,19 +122,21 @@ class NodeSession {
   /// Returns whether `signal` to the job pauses it (SIGTSTP) or ends a pause: SIGCONT, and all that
   /// end the job.
   static bool changes_pause(int signal);
-  void be_stopped(const std::string& why);
-  void be_signalled(const NodeSignal& signal) { signals_.push_back(signal); }
-  void be_judged(Verdict verdict) { verdict_ = std::move(verdict); }
-  /// From 0.
+  void set_stop(const std::string& why);
+  void queue_signal(const NodeSignal& signal) { signals_.push_back(signal); }
+  void set_verdict(Verdict verdict) { verdict_ = std::move(verdict); }
+  /// The number of the attempt, from 0.
   int attempt() const { return attempt_; }
   /// Returns whether `message` is about this attempt, or none; one of the next attempt is kept,
-  /// with "node" as its sender.
-  bool is_due(const nlohmann::json& message, int node);
-  std::vector<nlohmann::json> take_early_messages() { return std::exchange(early_, {}); }
+  /// with its sender in "node".
+  bool is_current(const nlohmann::json& message, int node);
+  std::vector<nlohmann::json> take_next_attempt_messages() {
+    return std::exchange(next_attempt_messages_, {});
+  }
 
  private:
   int attempt_ = -1;
-  std::vector<nlohmann::json> early_;  // Messages of the next attempt.
+  std::vector<nlohmann::json> next_attempt_messages_;  // Messages of the next attempt.
   std::optional<std::string> stop_;
   std::deque<NodeSignal> signals_;
   std::optional<Verdict> verdict_;

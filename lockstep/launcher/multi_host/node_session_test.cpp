@@ -62,7 +62,7 @@ NodeResult killed(int rank, const std::string& host, int signal) {
   return {.exit_code = 128 + signal, .failure = report, .may_restart = true};
 }
 
-/// A launcher in a thread of its own.
+/// A launcher in its own thread.
 class Node {
  public:
   Node(
@@ -95,7 +95,7 @@ class Node {
     return is_done;
   }
   Verdict conclude(const NodeResult& result) {
-    session_->tell_result(result);
+    session_->report_result(result);
     EXPECT_TRUE(run_until([&] { return session_->verdict().has_value(); }));
     return session_->verdict().value_or(Verdict{.exit_code = -1});
   }
@@ -161,7 +161,7 @@ TEST(NodeSession, EndsOnAllHostsWhenARankOfOneFails) {
       },
       [](Node& node) {
         const NodeResult result = killed(3, "hostb", SIGKILL);
-        node.session().tell_failure(result);
+        node.session().report_failure(result);
         const Verdict verdict = node.conclude(result);
         EXPECT_EQ(verdict.exit_code, 137);
         EXPECT_THAT(verdict.cause, HasSubstr("rank 3 on hostb was killed by SIGKILL"));
@@ -174,7 +174,7 @@ TEST(NodeSession, BlamesTheRankThatWasKilledNotThePeersItTookAlong) {
   consequence.exit_code = 1;
   run_both(
       [&](Node& node) {
-        node.session().tell_failure(consequence);
+        node.session().report_failure(consequence);
         const Verdict verdict = node.conclude(consequence);
         EXPECT_EQ(verdict.exit_code, 137);
         EXPECT_EQ(verdict.failure->cause.rank, 2);
@@ -213,7 +213,7 @@ TEST(NodeSession, HearsOfTheNextAttemptBeforeItHasBegunIt) {
       [&](Node& node) {
         EXPECT_TRUE(node.conclude(failed).restart);
         node.session().begin_attempt();
-        node.session().tell_failure(failed);
+        node.session().report_failure(failed);
         told.set_value();
         EXPECT_EQ(node.conclude(failed).exit_code, 137);
       },
@@ -233,11 +233,11 @@ TEST(NodeSession, PassesSignalsToTheOtherHosts) {
   run_both(
       [&](Node& node) {
         hears(node, SIGUSR1);
-        node.session().tell_signal({.signal = SIGINT});
+        node.session().report_signal({.signal = SIGINT});
         EXPECT_EQ(node.conclude({.exit_code = 130}).exit_code, 130);
       },
       [&](Node& node) {
-        node.session().tell_signal({.signal = SIGUSR1, .again = true});
+        node.session().report_signal({.signal = SIGUSR1, .again = true});
         hears(node, SIGINT);
         EXPECT_EQ(node.conclude({.exit_code = 130}).exit_code, 130);
       });
@@ -247,10 +247,10 @@ TEST(NodeSession, EndsWhenNode0IsGone) {
   run_both(
       [](Node& node) { node.leave(); },
       [](Node& node) {
-        EXPECT_THAT(node.await_stop(), HasSubstr("the launcher of node 0 (127.0.0.1) is gone"));
+        EXPECT_THAT(node.await_stop(), HasSubstr("the launcher of node 0 (127.0.0.1) is lost"));
         const Verdict verdict = node.conclude({.exit_code = 143});
         EXPECT_EQ(verdict.exit_code, 1);
-        EXPECT_THAT(verdict.cause, HasSubstr("the launcher of node 0 (127.0.0.1) is gone"));
+        EXPECT_THAT(verdict.cause, HasSubstr("the launcher of node 0 (127.0.0.1) is lost"));
       });
 }
 
@@ -260,7 +260,7 @@ TEST(NodeSession, EndsWhenAnotherLauncherIsGone) {
         EXPECT_THAT(node.await_stop(), HasSubstr("the launcher of node 1"));
         const Verdict verdict = node.conclude({.exit_code = 143});
         EXPECT_EQ(verdict.exit_code, 1);
-        EXPECT_THAT(verdict.cause, AllOf(HasSubstr("node 1"), HasSubstr("is gone")));
+        EXPECT_THAT(verdict.cause, AllOf(HasSubstr("node 1"), HasSubstr("is lost")));
         EXPECT_FALSE(verdict.restart);
       },
       [](Node& node) { node.leave(); },
@@ -275,7 +275,7 @@ TEST(NodeSession, EndsWith124WhenAnotherLauncherIsSilent) {
     const auto hears_nothing = [&](Node& node) {
       const std::string named = "the launcher of node " + std::to_string(silent) + " (";
       const std::string why = node.await_stop();
-      EXPECT_THAT(why, AllOf(HasSubstr(named), HasSubstr("is stopped or hangs: it has said")));
+      EXPECT_THAT(why, AllOf(HasSubstr(named), HasSubstr("is stopped or hangs: it sent nothing")));
       EXPECT_EQ(node.conclude({.exit_code = 143}).exit_code, kExitTimedOut);
       ended.set_value();
     };
@@ -289,9 +289,9 @@ TEST(NodeSession, EndsWith124WhenAnotherLauncherIsSilent) {
 TEST(NodeSession, MindsNoSilentLauncherWhileTheJobIsPaused) {
   run_both(
       [&](Node& node) {
-        node.session().tell_signal({.signal = SIGTSTP});
+        node.session().report_signal({.signal = SIGTSTP});
         std::this_thread::sleep_for(3s);  // As if it were stopped.
-        node.session().tell_signal({.signal = SIGCONT});
+        node.session().report_signal({.signal = SIGCONT});
         EXPECT_EQ(node.conclude({.exit_code = 0}).exit_code, 0);
       },
       [&](Node& node) {
@@ -314,7 +314,7 @@ TEST(NodeSession, CarriesRanksToTheStoreAlsoBeforeItIsServed) {
       [](Node& node) {
         const int port = free_port();
         node.session().store_port(port);
-        // Its first visitors find nobody.
+        // Its first attempts to connect fail.
         node.run_until([end = Clock::now() + 100ms] { return Clock::now() >= end; });
         const UniqueFd store = listen_at_loopback(port);
         auto served = std::async(std::launch::async, [&] {
@@ -349,7 +349,7 @@ TEST(NodeSession, NamesTheNodesThatDoNotCome) {
   EXPECT_THAT(
       [&] { first.join(); },
       testing::ThrowsMessage<Error>(AllOf(
-          HasSubstr("nodes 1, 2 of 3 did not come to 127.0.0.1"), HasSubstr("within 0.2 s"))));
+          HasSubstr("nodes 1, 2 of 3 did not connect to 127.0.0.1"), HasSubstr("within 0.2 s"))));
 }
 
 TEST(NodeSession, HasTheRunIdOfNode0) {
@@ -377,7 +377,7 @@ TEST(NodeSession, EndsWith124OnAllHostsWhenTheTimeIsUpOnOne) {
     // Of the time limit, on one host; of its signal, on the other.
     const Verdict verdict = node.conclude(killed(2, "a", SIGTERM));
     EXPECT_EQ(verdict.exit_code, kExitTimedOut);
-    EXPECT_EQ(verdict.cause, "it has run for 5 s, its time limit");
+    EXPECT_EQ(verdict.cause, "it reached its time limit of 5 s");
     EXPECT_FALSE(verdict.restart);
   };
   const auto hears = [](Node& node) {
@@ -385,7 +385,7 @@ TEST(NodeSession, EndsWith124OnAllHostsWhenTheTimeIsUpOnOne) {
   };
   for (const bool at_node_0 : {true, false}) {
     const auto tells = [&](Node& node) {
-      node.session().tell_timeout(5);
+      node.session().report_timeout(5);
       ends(node);
     };
     const auto is_told = [&](Node& node) {
@@ -404,7 +404,7 @@ TEST(NodeSession, SaysThatNode0IsNotThere) {
   EXPECT_THAT(
       [&] { second.join(); },
       testing::ThrowsMessage<Error>(
-          AllOf(HasSubstr("not to be reached at 127.0.0.1"), HasSubstr("Connection refused"))));
+          AllOf(HasSubstr("could not be reached at 127.0.0.1"), HasSubstr("Connection refused"))));
 }
 
 TEST(NodeSession, LooksANameUpAgainThatNobodyKnowsYet) {
@@ -413,7 +413,7 @@ TEST(NodeSession, LooksANameUpAgainThatNobodyKnowsYet) {
     EXPECT_THAT(
         [&] { node.join(); },
         testing::ThrowsMessage<Error>(HasSubstr("'nobody.invalid' cannot be resolved")));
-    EXPECT_THAT(node.said(), ElementsAre(HasSubstr("it is looked up again for up to 0.2 s")));
+    EXPECT_THAT(node.said(), ElementsAre(HasSubstr("retrying for up to 0.2 s")));
     Node called_off(here, free_port(), {.join_timeout_seconds = 60}, 2, "nobody.invalid");
     EXPECT_FALSE(called_off.join([] { return true; }));
   }
@@ -429,21 +429,21 @@ TEST(NodeSession, RefusesWhoDoesNotBelongToTheJob) {
         other_job.join();
       },
       testing::ThrowsMessage<ConfigError>(
-          AllOf(HasSubstr("another token is needed here"), HasSubstr("of another job?"))));
+          AllOf(HasSubstr("this job has another token"), HasSubstr("belongs to the same job"))));
   EXPECT_THAT(
       [&] {
         Node other_world(1, port, {}, 3);
         other_world.join();
       },
       testing::ThrowsMessage<ConfigError>(HasSubstr(
-          "node 1 has ranks 2 to 3 of 6 on 3 hosts, and in the job of node 0 it has ranks "
-          "2 to 3 of 4 on 2 hosts")));
+          "node 1 has ranks 2 to 3 of 6 on 3 hosts; node 0 expected ranks 2 to 3 of 4 on 2 "
+          "hosts")));
   EXPECT_THAT(
       [&] {
         Node no_such_node(2, port, {}, 3);
         no_such_node.join();
       },
-      testing::ThrowsMessage<ConfigError>(HasSubstr("there is no node 2 to come")));
+      testing::ThrowsMessage<ConfigError>(HasSubstr("node rank 2 is out of range")));
   joined.get();
 }
 

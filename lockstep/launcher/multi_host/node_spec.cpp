@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// Visits what of the options travels, by name: all but what says which hosts there are.
+/// Visits the options that are sent, by name: all except the list of hosts.
 template <typename Options, typename Visit>
 void for_each_field(Options& options, const Visit& visit) {
   visit("force", options.force);
@@ -147,8 +147,8 @@ NodeSpec node_spec_of(const std::string& line) {
     throw ConfigError(
         "lockstep node",
         fmt::format(
-            "what it was told is not what `lockstep launch` of this build says; is another build "
-            "installed on this host? ({})",
+            "the instructions of `lockstep launch` are invalid; another build may be installed on "
+            "this host ({})",
             error.what()));
   }
 }

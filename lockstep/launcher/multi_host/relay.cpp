@@ -48,14 +48,14 @@ Relay::~Relay() {
 void Relay::on_ready(size_t side, uint32_t events) {
   Side& own = sides_[side];
   Side& other = sides_[1 - side];
-  bool whole = true;
+  bool ok = true;
   if ((events & (EPOLLIN | EPOLLHUP | EPOLLERR)) != 0 && !own.ended) {
-    whole = read_from(own, other) && write_to(other, own);
+    ok = read_from(own, other) && write_to(other, own);
   }
-  if (whole && (events & EPOLLOUT) != 0) {
-    whole = write_to(own, other);
+  if (ok && (events & EPOLLOUT) != 0) {
+    ok = write_to(own, other);
   }
-  if (!whole || (own.told && other.told)) {
+  if (!ok || (own.write_shut && other.write_shut)) {
     end();
     return;
   }
@@ -90,8 +90,8 @@ bool Relay::write_to(Side& to, const Side& from) {
     }
     to.waiting.erase(0, static_cast<size_t>(written));
   }
-  if (from.ended && !to.told) {
-    to.told = true;
+  if (from.ended && !to.write_shut) {
+    to.write_shut = true;
     ::shutdown(to.fd.get(), SHUT_WR);
   }
   return true;
@@ -99,10 +99,10 @@ bool Relay::write_to(Side& to, const Side& from) {
 
 void Relay::update(Side& side, const Side& other) {
   const bool reads = !side.ended && other.waiting.size() < kMostWaiting;
-  const bool writes = !side.waiting.empty() || (other.ended && !side.told);
+  const bool writes = !side.waiting.empty() || (other.ended && !side.write_shut);
   const uint32_t events = (reads ? EPOLLIN : 0U) | (writes ? EPOLLOUT : 0U);
-  // One that sends no more and has nothing to get would only be told of its hang-up for ever.
-  if (side.ended && side.told) {
+  // A side that is closed in both directions would report its hang-up in every dispatch().
+  if (side.ended && side.write_shut) {
     reactor_.unwatch(side.fd.get());
   } else if (events != side.events) {
     reactor_.change(side.fd.get(), events);

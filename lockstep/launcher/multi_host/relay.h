@@ -34,9 +34,9 @@ class Relay {
  private:
   struct Side {
     UniqueFd fd;
-    std::string waiting;  // To be written to it.
-    bool ended = false;   // It sends no more.
-    bool told = false;    // It was told that the other side sends no more.
+    std::string waiting;      // To be written to it.
+    bool ended = false;       // Its stream has ended.
+    bool write_shut = false;  // shutdown(SHUT_WR) was called: the other side has ended.
     uint32_t events = 0;
   };
 

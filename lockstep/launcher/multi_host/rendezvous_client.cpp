@@ -19,9 +19,9 @@ namespace {
 using std::chrono_literals::operator""ms;
 using std::chrono_literals::operator""s;
 
-constexpr auto kBetweenTries = 20ms;
-// A host that drops what it is sent says nothing for minutes; another of its addresses may answer.
-constexpr auto kPerTry = 10s;
+constexpr auto kRetryInterval = 20ms;
+// A host that drops packets does not answer for minutes; another address may answer.
+constexpr auto kTryTimeout = 10s;
 constexpr size_t kLongestAnswer = 200;
 
 }  // namespace
@@ -60,7 +60,7 @@ void RendezvousClient::try_next() {
     finish({.socket = {}, .read = {}, .why = last_failure_});
     return;
   }
-  said_ = false;
+  hello_sent_ = false;
   read_.clear();
   const Address& address = addresses_[next_++ % addresses_.size()];
   fd_ = UniqueFd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -75,8 +75,8 @@ void RendezvousClient::try_next() {
     return;
   }
   reactor_.watch(fd_.get(), EPOLLOUT, [this](uint32_t /*events*/) { on_ready(); });
-  timer_ = reactor_.at(std::min<Clock::time_point>(now + kPerTry, deadline_), [this] {
-    last_failure_ = said_ ? "it takes connections and says nothing" : "it does not answer";
+  timer_ = reactor_.at(std::min<Clock::time_point>(now + kTryTimeout, deadline_), [this] {
+    last_failure_ = hello_sent_ ? "it accepts connections and sends nothing" : "it does not answer";
     try_next();
   });
 }
@@ -84,11 +84,11 @@ void RendezvousClient::try_next() {
 void RendezvousClient::failed(const std::string& why) {
   drop();
   last_failure_ = why;
-  timer_ = reactor_.at(Clock::now() + kBetweenTries, [this] { try_next(); });
+  timer_ = reactor_.at(Clock::now() + kRetryInterval, [this] { try_next(); });
 }
 
 void RendezvousClient::on_ready() {
-  if (!said_) {
+  if (!hello_sent_) {
     int error = 0;
     socklen_t length = sizeof(error);
     ::getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &error, &length);
@@ -98,7 +98,7 @@ void RendezvousClient::on_ready() {
       failed(std::strerror(error != 0 ? error : errno));
       return;
     }
-    said_ = true;
+    hello_sent_ = true;
     reactor_.change(fd_.get(), EPOLLIN);
     return;
   }
@@ -108,14 +108,14 @@ void RendezvousClient::on_ready() {
     return;
   }
   if (got <= 0) {
-    failed("it takes connections and closes them");
+    failed("it accepts connections and closes them");
     return;
   }
   read_.append(buffer.data(), static_cast<size_t>(got));
   const size_t end = read_.find('\n');
   if (end == std::string::npos) {
     if (read_.size() >= kLongestAnswer) {
-      failed("what answers there is no launcher of Lockstep");
+      failed("the program there is no launcher of Lockstep");
     }
     return;
   }
@@ -128,7 +128,7 @@ void RendezvousClient::on_ready() {
     drop();
     finish({.socket = {}, .read = {}, .why = line.substr(3), .final = true});
   } else {
-    failed("what answers there is no launcher of Lockstep");
+    failed("the program there is no launcher of Lockstep");
   }
 }
 

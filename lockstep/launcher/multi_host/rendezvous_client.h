@@ -15,6 +15,7 @@ namespace lockstep::launcher {
 /// listener may start later. Not thread-safe.
 class RendezvousClient {
  public:
+  /// The result of the attempt to connect.
   struct Answer {
     UniqueFd socket;     ///< Open if accepted; non-blocking.
     std::string read;    ///< Data received after the OK.
@@ -49,9 +50,9 @@ class RendezvousClient {
   OnAnswer on_answer_;
   size_t next_ = 0;
   UniqueFd fd_;
-  bool said_ = false;
+  bool hello_sent_ = false;
   std::string read_;
-  std::string last_failure_ = "nothing answers there";
+  std::string last_failure_ = "it does not answer";
   Reactor::TimerId timer_ = 0;
 };
 

@@ -11,8 +11,10 @@
 #include <utility>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/host/machine.h"
 #include "lockstep/launcher/plan/rank_environment.h"
 
 namespace lockstep::launcher {
@@ -21,10 +23,10 @@ namespace {
 using std::chrono_literals::operator""s;
 
 constexpr size_t kLongestLine = 300;
-constexpr auto kPatience = 5s;
-constexpr auto kTellEvery = 10s;
+constexpr auto kHelloTimeout = 5s;
+constexpr auto kReportInterval = 10s;
 
-/// Takes as long for a wrong token as for the right one.
+/// Compares in constant time.
 bool same(std::string_view a, std::string_view b) {
   unsigned differ = a.size() == b.size() ? 0 : 1;
   for (size_t i = 0; i < a.size() && !b.empty(); ++i) {
@@ -34,7 +36,7 @@ bool same(std::string_view a, std::string_view b) {
 }
 
 void answer(int fd, std::string_view text) {
-  // A few bytes into an empty buffer: whoever cannot take them does not get them.
+  // A few bytes fit into the empty buffer of a healthy connection; another one is closed anyway.
   [[maybe_unused]] const ssize_t sent =
       ::send(fd, text.data(), text.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
 }
@@ -59,13 +61,49 @@ UniqueFd listen_at(const Address& address) {
             address.host(),
             address.port(),
             std::strerror(error),
-            error == EADDRINUSE ? "another job may use it; try another --master-port on all hosts"
-                                : "is --master-addr an address of the host with node rank 0?"));
+            error == EADDRINUSE ? "another job may use it; set another --master-port on all hosts"
+                                : "--master-addr must be an address of the host with node rank 0"));
   }
   return fd;
 }
 
 }  // namespace
+
+std::optional<Address> listener_address(
+    const std::string& master_addr, int port, std::string& why) {
+  if (master_addr == "localhost") {
+    return loopback(port);
+  }
+  const std::vector<Address> all = resolve(master_addr, port, why);
+  if (all.empty()) {
+    why = fmt::format(
+        "the address '{}' cannot be resolved: {}; set --master-addr to a number like 10.0.0.1, or "
+        "to a name that all hosts resolve",
+        master_addr,
+        why);
+    return std::nullopt;
+  }
+  bool is_own_name = false;
+  for (const Address& address : all) {
+    if (address.is_own()) {
+      if (!address.is_loopback() || is_numeric(master_addr)) {
+        return address;
+      }
+      is_own_name = true;
+    }
+  }
+  if (is_own_name) {
+    const UniqueFd ipv6(::socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    return any_address(port, ipv6.is_open());
+  }
+  why = fmt::format(
+      "--master-addr must be an address of this host, which has node rank 0; got '{}' ({}), "
+      "expected one of {}, or a name of it; give every launcher an address that all hosts reach",
+      master_addr,
+      all.front().host(),
+      fmt::join(interface_addresses(), ", "));
+  return std::nullopt;
+}
 
 RendezvousListener::RendezvousListener(
     Reactor& reactor,
@@ -94,21 +132,22 @@ void RendezvousListener::accept() {
   for (;;) {
     UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd.is_open()) {
-      // Out of descriptors: the oldest guest's may serve the next one.
+      // Out of descriptors: the oldest connection gives up its own.
       if ((errno == EMFILE || errno == ENFILE) && !connections_.empty()) {
-        reject(connections_.begin()->first, "no descriptors are left");
+        reject(connections_.begin()->first, "this process has no free file descriptor");
         continue;
       }
       return;
     }
-    if (connections_.size() == kMostGuests) {
-      reject(connections_.begin()->first, "too many came at once and said nothing");
+    if (connections_.size() == kMaxPending) {
+      reject(connections_.begin()->first, "too many connections sent nothing");
     }
     const uint64_t number = ++last_connection_;
     Connection& connection = connections_[number];
     connection.fd = std::move(fd);
-    connection.timer = reactor_.at(
-        Clock::now() + kPatience, [this, number] { reject(number, "it said nothing for 5 s"); });
+    connection.timer = reactor_.at(Clock::now() + kHelloTimeout, [this, number] {
+      reject(number, "it sent nothing for 5 s");
+    });
     reactor_.watch(
         connection.fd.get(), EPOLLIN, [this, number](uint32_t /*events*/) { on_ready(number); });
   }
@@ -122,7 +161,7 @@ void RendezvousListener::on_ready(uint64_t number) {
     return;
   }
   if (got <= 0) {
-    reject(number, "it left without a word");
+    reject(number, "it closed the connection without a message");
     return;
   }
   connection.read.append(buffer.data(), static_cast<size_t>(got));
@@ -130,19 +169,21 @@ void RendezvousListener::on_ready(uint64_t number) {
   const size_t end = connection.read.find('\n');
   if (connection.read.compare(0, compared, kGreeting, 0, compared) != 0 ||
       (end == std::string::npos && connection.read.size() > kLongestLine)) {
-    reject(number, "it does not speak Lockstep's language");
+    reject(number, "it did not send a message of Lockstep");
   } else if (end != std::string::npos) {
     const std::string line = connection.read.substr(kGreeting.size(), end - kGreeting.size());
     connection.read.erase(0, end + 1);
-    judge(number, line);
+    check_token(number, line);
   }
 }
 
-void RendezvousListener::judge(uint64_t number, const std::string& line) {
+void RendezvousListener::check_token(uint64_t number, const std::string& line) {
   const size_t space = line.find(' ');
   if (space == std::string::npos || !same(line.substr(0, space), token_)) {
     reject(
-        number, "it has another token; is it of another job?", "NO another token is needed here\n");
+        number,
+        "it has another token; it may belong to another job",
+        "NO this job has another token\n");
     return;
   }
   auto connection = std::move(connections_.extract(number).mapped());
@@ -159,15 +200,15 @@ void RendezvousListener::reject(uint64_t number, const std::string& why, const c
   answer(connection.fd.get(), text);
   ++refused_;
   const auto now = Clock::now();
-  if (told_ == Clock::time_point() || now - told_ >= kTellEvery) {
+  if (last_report_ == Clock::time_point() || now - last_report_ >= kReportInterval) {
     on_refused_(fmt::format(
-        "turned away {} connection{} at port {}; the last, from {}: {}",
+        "refused {} connection{} at port {}; the last one, from {}: {}",
         refused_,
         refused_ == 1 ? "" : "s",
         port_,
         peer_address(connection.fd.get()).host(),
         why));
-    told_ = now;
+    last_report_ = now;
     refused_ = 0;
   }
 }

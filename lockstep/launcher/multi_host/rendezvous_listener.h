@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -16,8 +17,8 @@ namespace lockstep::launcher {
 /// The start of a connection's first line.
 inline constexpr std::string_view kGreeting = "LOCKSTEP1 ";
 
-/// The one port of a job that other hosts can reach. It accepts connections that have the job's
-/// token.
+/// Listens at the one port of a job that other hosts can reach, and accepts connections that have
+/// the job's token.
 ///
 /// A connection sends one line, `LOCKSTEP1 TOKEN PURPOSE`, and gets `OK`, or `NO` and a reason,
 /// before anything else is read or written. A connection with another line or token, or one that is
@@ -34,7 +35,7 @@ class RendezvousListener {
       std::function<void(const std::string& purpose, UniqueFd socket, std::string read)>;
   using OnRefused = std::function<void(const std::string& text)>;
 
-  static constexpr size_t kMostGuests = 64;
+  static constexpr size_t kMaxPending = 64;
 
   /// `address`: where to listen; port 0 for any. ConfigError that names the port if that fails.
   /// `on_refused` is called at most once in ten seconds.
@@ -59,7 +60,7 @@ class RendezvousListener {
 
   void accept();
   void on_ready(uint64_t number);
-  void judge(uint64_t number, const std::string& line);
+  void check_token(uint64_t number, const std::string& line);
   void reject(uint64_t number, const std::string& why, const char* answer = "");
 
   Reactor& reactor_;
@@ -71,8 +72,13 @@ class RendezvousListener {
   std::map<uint64_t, Connection> connections_;  // In order of arrival.
   uint64_t last_connection_ = 0;
   size_t refused_ = 0;  // Since the last report.
-  Clock::time_point told_{};
+  Clock::time_point last_report_{};
 };
+
+/// Returns the address at which node 0 listens: the one that the other hosts use. If a host's name
+/// resolves to its loopback address (127.0.1.1), returns the wildcard address, since other hosts
+/// cannot reach loopback. Nothing, with `why`, if `master_addr` is not an address of this machine.
+std::optional<Address> listener_address(const std::string& master_addr, int port, std::string& why);
 
 /// Returns whether a text is a valid token: 16 to 128 letters, digits, `-` and `_`.
 bool is_token(const std::string& text);

@@ -114,7 +114,7 @@ TEST_F(RendezvousListenerTest, TurnsAwayAnotherToken) {
   for (const std::string token : {"0123456789abcdee", "0123456789abcdef0", "", "x"}) {
     const UniqueFd fd = connect();
     say(fd, "LOCKSTEP1 " + token + " store\n");
-    EXPECT_EQ(hear(fd), "NO another token is needed here\n|") << token;
+    EXPECT_EQ(hear(fd), "NO this job has another token\n|") << token;
   }
   EXPECT_TRUE(came_.empty());
   ASSERT_EQ(refused_.size(), 1U);  // Not a line for each.
@@ -138,7 +138,7 @@ TEST_F(RendezvousListenerTest, TurnsAwayGarbageAtItsFirstWrongByte) {
 TEST_F(RendezvousListenerTest, TurnsAwayWhoSaysNothing) {
   const UniqueFd fd = connect();
   EXPECT_EQ(hear(fd), "|");
-  EXPECT_THAT(refused_.at(0), HasSubstr("it said nothing for 5 s"));
+  EXPECT_THAT(refused_.at(0), HasSubstr("it sent nothing for 5 s"));
 }
 
 TEST_F(RendezvousListenerTest, LetsInWhoComesAfterHundredsOfIdleConnections) {
@@ -178,7 +178,7 @@ TEST_F(RendezvousListenerTest, TellsAClientOfAnotherJobThatItIsRefused) {
   ASSERT_TRUE(run_until([&] { return answered; }));
   EXPECT_FALSE(answer.socket.is_open());
   EXPECT_TRUE(answer.final);
-  EXPECT_EQ(answer.why, "another token is needed here");
+  EXPECT_EQ(answer.why, "this job has another token");
 }
 
 TEST(RendezvousClient, SaysWhyNobodyOpenedInTime) {

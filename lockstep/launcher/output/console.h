@@ -20,7 +20,7 @@ class Console {
   Sink& err() { return err_; }
   /// A message for the user: one or more lines, without the last line's end.
   void say(const std::string& text);
-  /// Writes whole lines in spite of --quiet.
+  /// Writes complete lines, with --quiet too.
   void report(const std::string& lines);
   /// Writes without blocking. Returns errno of the first write that ever failed, or 0.
   int flush();

@@ -49,10 +49,10 @@ void LineForwarder::take(std::string_view bytes) {
   }
   bytes_ += bytes.size();
   unfinished_ += bytes;
-  pass_on_finished_lines();
+  forward_finished_lines();
 }
 
-void LineForwarder::pass_on_finished_lines() {
+void LineForwarder::forward_finished_lines() {
   const std::string_view text = unfinished_;
   size_t begin = 0;
   for (size_t end = searched_; end < text.size(); ++end) {
@@ -62,29 +62,29 @@ void LineForwarder::pass_on_finished_lines() {
     if (text[end] == '\r' && end + 1 < text.size() && text[end + 1] == '\n') {
       ++end;
     }
-    forward_to_group(text.substr(begin, end + 1 - begin));
+    forward(text.substr(begin, end + 1 - begin));
     begin = end + 1;
   }
   unfinished_.erase(0, begin);
   if (unfinished_.size() > kLongestLineBytes) {
-    forward_to_group(unfinished_);
+    forward(unfinished_);
     unfinished_.clear();
   }
   searched_ = unfinished_.size();
 }
 
-void LineForwarder::forward_to_group(std::string_view line) {
+void LineForwarder::forward(std::string_view line) {
   const bool ends_a_return = after_return_ && line == "\n";
   if (is_shown()) {
     sink_->write(source_, ends_a_return ? "" : prefix_, line);
   }
   after_return_ = line.back() == '\r';
   if (!after_return_ && !ends_a_return) {
-    remember(line);
+    keep_line(line);
   }
 }
 
-void LineForwarder::remember(std::string_view line) {
+void LineForwarder::keep_line(std::string_view line) {
   if (kept_lines_ == 0) {
     return;
   }
@@ -102,7 +102,7 @@ void LineForwarder::remember(std::string_view line) {
 
 void LineForwarder::finish() {
   if (!unfinished_.empty()) {
-    forward_to_group(unfinished_);
+    forward(unfinished_);
     unfinished_.clear();
   }
   from_.reset();

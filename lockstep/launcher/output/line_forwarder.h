@@ -13,14 +13,14 @@
 
 namespace lockstep::launcher {
 
-/// When the lines of a stream are written to its sink.
+/// The condition under which the lines of a stream are written to its sink.
 enum class Shown {
   kAlways,
   kWithoutFile,  ///< If there is no file, or it cannot be written any more.
   kNever
 };
 
-/// Copies whole lines from one stream of one rank to a sink, and keeps the last few.
+/// Copies complete lines from one stream of one rank to a sink, and keeps the last few.
 ///
 /// A carriage return ends a line too, so that progress bars work; such a line is not kept. An
 /// unfinished line is forwarded at the end of the stream, or if it is longer than
@@ -57,9 +57,9 @@ class LineForwarder {
            (shown_ == Shown::kWithoutFile && (!file_ || file_->has_failed()));
   }
   void take(std::string_view bytes);
-  void forward_to_group(std::string_view line);
-  void pass_on_finished_lines();
-  void remember(std::string_view line);
+  void forward(std::string_view line);
+  void forward_finished_lines();
+  void keep_line(std::string_view line);
   void finish();
 
   UniqueFd from_;
@@ -70,8 +70,8 @@ class LineForwarder {
   std::unique_ptr<LogFile> file_;
   Shown shown_ = Shown::kAlways;
   std::string unfinished_;
-  size_t searched_ = 0;  // The last forwarded byte was a lone '\r': a following '\n' belongs to it.
-  bool after_return_ = false;  // The last byte passed on was a lone '\r': a '\n' now belongs to it.
+  size_t searched_ = 0;        // Bytes of unfinished_ without a line end.
+  bool after_return_ = false;  // The last forwarded byte was a lone '\r': a '\n' belongs to it.
   uint64_t bytes_ = 0;
   std::deque<std::string> last_lines_;
 };

@@ -30,13 +30,13 @@ constexpr mode_t kFileMode = 0600;
           std::strerror(error)));
 }
 
-/// `path` and what is missing above it.
+/// Creates `path` and its missing parents.
 void make_folder(const std::filesystem::path& path) {
   std::filesystem::path folder;
   for (const auto& part : path) {
     folder /= part;
     if (::mkdir(folder.c_str(), kFolderMode) != 0 && errno != EEXIST) {
-      // A file system may say that it is read-only before it says that the folder is there.
+      // A read-only file system may return EROFS instead of EEXIST.
       const int error = errno;
       if (!std::filesystem::is_directory(folder)) {
         refuse(folder, error);
@@ -77,7 +77,7 @@ void LogFile::write(std::string_view bytes) {
       const int error = errno;
       fd_.reset();
       say_(fmt::format(
-          "{} cannot be written: {}; the job goes on, with what it says on the console only",
+          "{} cannot be written: {}; the job continues, with output on the console only",
           path_,
           std::strerror(error)));
     }
@@ -94,12 +94,12 @@ LogFolder::LogFolder(const std::string& dir, const std::string& run_id)
 
 std::vector<RankLogs> LogFolder::open(
     int attempt, const std::vector<Streams>& streams, const LogFile::Say& say) const {
-  const LogFile::Say say_once = [say,
-                                 said = std::make_shared<bool>(false)](const std::string& text) {
-    if (!std::exchange(*said, true)) {
-      say(text);
-    }
-  };
+  const LogFile::Say say_once =
+      [say, reported = std::make_shared<bool>(false)](const std::string& text) {
+        if (!std::exchange(*reported, true)) {
+          say(text);
+        }
+      };
   std::vector<RankLogs> logs;
   for (size_t rank = 0; rank < streams.size(); ++rank) {
     const std::string folder = fmt::format("{}/attempt_{}/{}", path_, attempt, rank);

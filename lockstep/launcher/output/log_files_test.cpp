@@ -89,7 +89,8 @@ TEST(LogFile, SaysOnceThatTheDiskIsFullAndDropsTheRest) {
   EXPECT_TRUE(full.has_failed());
   EXPECT_EQ(said, 1);
   EXPECT_THAT(
-      text, AllOf(HasSubstr("/dev/full"), HasSubstr("No space left"), HasSubstr("goes on")));
+      text,
+      AllOf(HasSubstr("/dev/full"), HasSubstr("No space left"), HasSubstr("the job continues")));
 }
 
 }  // namespace

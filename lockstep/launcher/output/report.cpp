@@ -11,7 +11,7 @@
 namespace lockstep::launcher {
 namespace {
 
-std::string fate_of_the_others(const FailureReport& report) {
+std::string stopped_text(const FailureReport& report) {
   if (report.stopped == 0) {
     return "";
   }
@@ -60,8 +60,8 @@ nlohmann::ordered_json as_json(const RankFailure& failure) {
 }  // namespace
 
 std::string text_report(const FailureReport& report) {
-  std::string text = fmt::format(
-      "lockstep: {}{}\n", report.cause.sentence(report.ranks), fate_of_the_others(report));
+  std::string text =
+      fmt::format("lockstep: {}{}\n", report.cause.sentence(report.ranks), stopped_text(report));
   text += fmt::format("  host:       {}, pid {}\n", report.host, report.cause.pid);
   text += fmt::format("  command:    {}\n", shell_quoted(report.command));
   text += fmt::format("  exit code:  {}\n", report.exit_code);
@@ -71,7 +71,7 @@ std::string text_report(const FailureReport& report) {
   if (!report.log_file.empty()) {
     text += fmt::format("  log:        {}\n", report.log_file);
   }
-  for (const std::string& line : report.doing) {
+  for (const std::string& line : report.rank_states) {
     text += fmt::format("  {}\n", line);
   }
   if (!report.flight.empty()) {
@@ -102,8 +102,8 @@ std::string json_report(const FailureReport& report) {
   if (!report.log_file.empty()) {
     object["cause"]["log_file"] = report.log_file;
   }
-  if (!report.doing.empty()) {
-    object["doing"] = report.doing;
+  if (!report.rank_states.empty()) {
+    object["doing"] = report.rank_states;
   }
   if (!report.flight.empty()) {
     object["flight"] = report.flight;

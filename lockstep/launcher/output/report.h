@@ -18,16 +18,16 @@ struct FailedAttempt {
 struct FailureReport {
   int ranks = 1;
   RankFailure cause;
-  std::vector<RankFailure> also_failed;  ///< On their own, at the same time.
-  int stopped = 0;                       ///< Ranks that were then told to stop.
+  std::vector<RankFailure> also_failed;  ///< Ranks that failed on their own, at the same time.
+  int stopped = 0;                       ///< Ranks that were then stopped.
   int exit_code = 1;                     ///< Of the job.
   std::string host;
   std::vector<std::string> command;
-  std::vector<std::string> last_lines;  ///< Of the cause's stderr.
-  std::string log_file{};               ///< The file with its complete stderr; empty: none.
-  std::vector<std::string> doing{};     ///< For a stall: a line for each rank.
-  std::string flight{};                 ///< The flight dump's path; empty: there is none.
-  int attempts = 1;                     ///< Number of starts of the job.
+  std::vector<std::string> last_lines;     ///< Of the cause's stderr.
+  std::string log_file{};                  ///< The file with its complete stderr; empty: none.
+  std::vector<std::string> rank_states{};  ///< For a stall: a line for each rank.
+  std::string flight{};                    ///< The flight dump's path; empty: there is none.
+  int attempts = 1;                        ///< Number of starts of the job.
   std::vector<FailedAttempt> failed_attempts{};  ///< The latest ones, including this one.
 };
 

@@ -11,7 +11,7 @@ namespace lockstep::launcher {
 namespace {
 
 constexpr size_t kFullBytes = size_t{1} << 20;
-constexpr int kNobody = -1;
+constexpr int kNone = -1;
 
 bool takes_a_write(int fd) {
   pollfd item{.fd = fd, .events = POLLOUT, .revents = 0};
@@ -31,7 +31,7 @@ void Sink::write(int source, std::string_view prefix, std::string_view text) {
     *bar_ = text.back() == '\r';
   }
   const bool continues = unfinished_source_ == source;
-  if (unfinished_source_ != kNobody && !continues) {
+  if (unfinished_source_ != kNone && !continues) {
     text_ += '\n';
   }
   if (!continues) {
@@ -39,7 +39,7 @@ void Sink::write(int source, std::string_view prefix, std::string_view text) {
   }
   text_ += text;
   const bool finished = text.back() == '\n' || text.back() == '\r';
-  unfinished_source_ = finished ? kNobody : source;
+  unfinished_source_ = finished ? kNone : source;
 }
 
 void Sink::flush() {

@@ -16,7 +16,7 @@ namespace {
     const std::string& flag, const std::string& text, const std::string& expected) {
   throw ConfigError(
       "lockstep launch",
-      fmt::format("{} makes no sense; got '{}', expected {}", flag, text, expected));
+      fmt::format("invalid value '{}' for {}; expected {}", text, flag, expected));
 }
 
 std::optional<Streams> streams_of(const std::string& text) {
@@ -31,7 +31,7 @@ size_t rank_of(
     const std::string& part, int ranks, const std::string& flag, const std::string& text) {
   const auto rank = parse_integer(part);
   if (!rank || *rank < 0 || *rank >= ranks) {
-    refuse(flag, text, fmt::format("local ranks from 0 to {}; '{}' is none", ranks - 1, part));
+    refuse(flag, text, fmt::format("local ranks from 0 to {}, got '{}'", ranks - 1, part));
   }
   return static_cast<size_t>(*rank);
 }
@@ -59,7 +59,7 @@ std::vector<Streams> parse_streams(const std::string& text, int ranks, const std
     }
     const size_t rank = rank_of(part.substr(0, colon), ranks, flag, text);
     if (named[rank]) {
-      refuse(flag, text, fmt::format("each local rank once; {} is there twice", rank));
+      refuse(flag, text, fmt::format("each local rank once, got {} twice", rank));
     }
     named[rank] = true;
     streams[rank] = *chosen;

@@ -219,7 +219,7 @@ TEST_F(PlanJob, RefusesWhatDoesNotAgree) {
       {{.ranks = 1, .master_addr = "127.0.0.9"}, "is not this machine"},
       {{.ranks = 1, .run_id = "../x"}, "--rdzv-id makes no sense"},
       {{.ranks = kMaxRanksPerCore * available_cores() + 1}, "--force"},
-      {{.ranks = 1, .redirects = "1:1"}, "--redirects makes no sense"},
+      {{.ranks = 1, .redirects = "1:1"}, "invalid value '1:1' for --redirects"},
       {{.ranks = 1, .cpu = true, .visible_devices = "0"}, "give one"},
       {{.ranks = 1, .threads_per_rank = 2, .env = {{"OMP_NUM_THREADS", "1"}}}, "give one"},
       {{.ranks = 1, .env = {{"RANK", "1"}}}, "set by the launcher itself"}};

@@ -36,7 +36,7 @@ Pipe make_pipe() {
   if (::pipe2(ends, O_CLOEXEC) != 0) {
     throw Error(
         "lockstep launch",
-        fmt::format("no pipe for a rank's output: {}", system_error_text(errno)));
+        fmt::format("cannot create the pipe for a rank's output: {}", system_error_text(errno)));
   }
   return {UniqueFd(ends[0]), UniqueFd(ends[1])};
 }
@@ -51,7 +51,7 @@ std::vector<char*> pointers_to(const std::vector<std::string>& words) {
   return pointers;
 }
 
-/// `cores` as sched_setaffinity wants them; empty if there are none.
+/// Returns the mask of `cores` for sched_setaffinity; empty if there are none.
 std::vector<unsigned char> mask_of(const std::vector<int>& cores) {
   if (cores.empty()) {
     return {};
@@ -64,7 +64,7 @@ std::vector<unsigned char> mask_of(const std::vector<int>& cores) {
   return mask;
 }
 
-/// All that the child needs between fork and exec, laid out before: nothing there may allocate.
+/// The data of the child between fork and exec, prepared before, since it must not allocate.
 struct Plan {
   const char* path;
   char* const* argv;
@@ -72,7 +72,7 @@ struct Plan {
   char* const* environment;
   int stdin_fd, out_fd, err_fd, report_fd, registration_fd;
   pid_t parent;
-  const cpu_set_t* cores;  // Null: as ours.
+  const cpu_set_t* cores;  // Null: those of the launcher.
   size_t cores_bytes;
 };
 
@@ -97,11 +97,11 @@ void default_signals() {
   ::_exit(kCannotExecute);
 }
 
-[[noreturn]] void become(const Plan& plan) {
+[[noreturn]] void exec_program(const Plan& plan) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (::getppid() != plan.parent) {
-    ::_exit(kCannotExecute);  // The parent died before it was told to take us along.
+    ::_exit(kCannotExecute);  // The parent died before prctl() took effect.
   }
   const pid_t self = ::getpid();
   if (plan.registration_fd >= 0) {
@@ -121,8 +121,8 @@ void default_signals() {
   report_and_exit(plan, errno);
 }
 
-/// Whether /bin/sh may run a file that the kernel cannot: POSIX's rule, text without a null byte in
-/// its first line.
+/// Returns whether /bin/sh may run a file that the kernel cannot execute. POSIX's rule: its first
+/// line has no null byte.
 bool is_shell_script(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::array<char, 256> begin{};
@@ -131,7 +131,7 @@ bool is_shell_script(const std::string& path) {
   return text.substr(0, text.find('\n')).find('\0') == std::string_view::npos;
 }
 
-/// 0 once the program runs, else why it does not.
+/// Returns 0 once the program runs, else the errno of its exec.
 int await_exec(const UniqueFd& report) {
   int error = 0;
   ssize_t size = 0;
@@ -141,9 +141,9 @@ int await_exec(const UniqueFd& report) {
   return size == sizeof(error) ? error : 0;
 }
 
-bool user_can_mend(int error) {
-  constexpr std::array kMendable = {ENOENT, EACCES, ENOEXEC, ELOOP, ENOTDIR, E2BIG, ETXTBSY};
-  for (const int candidate : kMendable) {
+bool is_user_error(int error) {
+  constexpr std::array kUserErrors = {ENOENT, EACCES, ENOEXEC, ELOOP, ENOTDIR, E2BIG, ETXTBSY};
+  for (const int candidate : kUserErrors) {
     if (candidate == error) {
       return true;
     }
@@ -151,7 +151,7 @@ bool user_can_mend(int error) {
   return false;
 }
 
-/// The architecture that an ELF file is for; empty for another file.
+/// Returns the architecture of an ELF file; empty for another file.
 std::string elf_machine(const std::string& path) {
   Elf64_Ehdr header{};  // The fields up to e_machine are the same in files of 32 bits.
   std::ifstream(path, std::ios::binary).read(reinterpret_cast<char*>(&header), sizeof(header));
@@ -176,7 +176,7 @@ std::string elf_machine(const std::string& path) {
   }
 }
 
-/// What may help against an error of exec; `is_script`: the file is text.
+/// Returns a hint for an error of exec; `is_script`: the file is text.
 std::string exec_hint(const std::string& path, int error, bool is_script) {
   if (error == ENOENT) {
     return "; the interpreter in its first line may be missing";
@@ -187,19 +187,20 @@ std::string exec_hint(const std::string& path, int error, bool is_script) {
   utsname host{};
   ::uname(&host);
   const std::string machine = elf_machine(path);
-  return machine.empty() ? "; it is neither a program nor a script"
-                         : fmt::format(
-                               "; it is a program for {}, and this host is {}; build it for {}",
-                               machine,
-                               host.machine,
-                               host.machine);
+  return machine.empty()
+             ? "; the file is neither a program nor a script"
+             : fmt::format(
+                   "; the file is a program for {}, and this host is {}; build it for {}",
+                   machine,
+                   host.machine,
+                   host.machine);
 }
 
 [[noreturn]] void refuse(
     const std::string& who, const std::string& path, int error, bool is_script = true) {
   const std::string what =
       fmt::format("{} could not be started; {}: {}", who, path, system_error_text(error));
-  if (user_can_mend(error)) {
+  if (is_user_error(error)) {
     throw ConfigError("lockstep launch", what + exec_hint(path, error, is_script));
   }
   throw Error("lockstep launch", what);
@@ -243,7 +244,7 @@ Child start_child(const ChildSpec& spec, const std::string& who) {
       .cores_bytes = cores.size()};
   const pid_t pid = ::fork();
   if (pid == 0) {
-    become(plan);
+    exec_program(plan);
   }
   if (pid < 0) {
     refuse(who, "fork", errno);

@@ -90,7 +90,7 @@ TEST_F(StartChild, LeadsAGroupOfItsOwn) {
 TEST_F(StartChild, InheritsNoDescriptorOfOurs) {
   constexpr int kOurs = 200;
   const UniqueFd ours(::fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, kOurs));
-  // Every pipe made for the child lies between the first free number and this one.
+  // Every pipe of the child has a number between the first free one and this one.
   std::string script;
   for (int fd = 3; fd <= ours.get(); ++fd) {
     if (fd == ours.get() || ::fcntl(fd, F_GETFD) < 0) {
@@ -166,7 +166,8 @@ TEST_F(StartChild, AProgramForAnotherArchitectureIsNotRunByTheShell) {
   EXPECT_THAT(
       [&] { start_child({.program = &program, .environment = {}}, "rank 0 of 1"); },
       ThrowsMessage<ConfigError>(AllOf(
-          HasSubstr("Exec format error; it is a program for another architecture (ELF machine 22)"),
+          HasSubstr(
+              "Exec format error; the file is a program for another architecture (ELF machine 22)"),
           HasSubstr("this host is "))));
 }
 

@@ -13,11 +13,11 @@
 namespace lockstep::launcher {
 namespace {
 
-auto order_of_blame(const RankFailure& failure) {
+auto blame_key(const RankFailure& failure) {
   const ExitStatus& exit_status = failure.exit_status;
-  const bool struck =
+  const bool killed =
       exit_status.by_signal && exit_status.value != SIGABRT && exit_status.value != SIGPIPE;
-  return std::make_tuple(!failure.stalled, !struck, failure.lost_peer, failure.round, failure.rank);
+  return std::make_tuple(!failure.stalled, !killed, failure.lost_peer, failure.order, failure.rank);
 }
 
 }  // namespace
@@ -65,10 +65,10 @@ int RankFailure::exit_code() const {
 }
 
 RankFailure root_cause(const std::vector<RankFailure>& failures) {
-  LOCKSTEP_ASSERT(!failures.empty(), "a cause is asked for where nothing failed");
+  LOCKSTEP_ASSERT(!failures.empty(), "root_cause() needs at least one failure");
   return *std::min_element(
       failures.begin(), failures.end(), [](const RankFailure& a, const RankFailure& b) {
-        return order_of_blame(a) < order_of_blame(b);
+        return blame_key(a) < blame_key(b);
       });
 }
 

@@ -10,7 +10,7 @@ namespace lockstep::launcher {
 /// The exit code of a job that reached its time limit, or stalled: timeout(1)'s.
 inline constexpr int kExitTimedOut = 124;
 
-/// How a process ended.
+/// The exit status of a process.
 struct ExitStatus {
   bool by_signal = false;
   int value = 0;  ///< The signal's number, or the exit code.
@@ -26,21 +26,21 @@ struct ExitStatus {
 /// "SIGTERM"; "signal 40" for one without a name.
 std::string signal_name(int signal);
 
-/// A rank that failed on its own, not because it was told to stop.
+/// A rank that failed on its own, not because the launcher stopped it.
 struct RankFailure {
   int rank = 0;
   pid_t pid = 0;
   ExitStatus exit_status;
   std::string diagnostic{};  ///< The reason, if the exit status does not say it.
   double seconds = 0;        ///< Since the job's start.
-  int round = 0;             ///< Of the launcher's loop: failures of one round were seen together.
+  int order = 0;             ///< Order of detection; equal for failures detected together.
   /// Its last operation had failed, probably because another rank was lost.
   bool lost_peer = false;
   bool stalled = false;  ///< It did not end, but makes no progress; `diagnostic` says how.
 
   /// "was killed by SIGKILL (signal 9)", "stalled".
   std::string description() const;
-  /// "rank 3 of 4 ended with exit code 3 after 1.2 s; it did not say why".
+  /// "rank 3 of 4 ended with exit code 3 after 1.2 s; the connection was lost".
   std::string sentence(int ranks) const;
   /// The job's exit code for this failure.
   int exit_code() const;
@@ -52,7 +52,7 @@ struct RankFailure {
 /// milliseconds, and the order of arrival is random; so such a signal precedes an exit code. A
 /// stalled rank precedes all: the others end because of it. SIGABRT and SIGPIPE do not count: many
 /// programs end by them when a peer is lost. Then a rank whose last operation did not fail, the
-/// earlier round, the lower rank. `failures` must not be empty.
+/// earlier one, the lower rank. `failures` must not be empty.
 RankFailure root_cause(const std::vector<RankFailure>& failures);
 
 }  // namespace lockstep::launcher

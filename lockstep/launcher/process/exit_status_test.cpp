@@ -8,12 +8,12 @@
 namespace lockstep::launcher {
 namespace {
 
-RankFailure killed(int rank, int signal, int round) {
-  return {.rank = rank, .exit_status = {.by_signal = true, .value = signal}, .round = round};
+RankFailure killed(int rank, int signal, int order) {
+  return {.rank = rank, .exit_status = {.by_signal = true, .value = signal}, .order = order};
 }
 
-RankFailure exited(int rank, int code, int round) {
-  return {.rank = rank, .exit_status = {.by_signal = false, .value = code}, .round = round};
+RankFailure exited(int rank, int code, int order) {
+  return {.rank = rank, .exit_status = {.by_signal = false, .value = code}, .order = order};
 }
 
 TEST(ExitStatus, ExitCodeIsTheOneAShellWouldGive) {

@@ -55,7 +55,7 @@ bool is_this_host(const std::string& name) {
   const std::string own = lower(host_name());
   return bare == "localhost" || bare == "ip6-localhost" || bare == own ||
          bare == own.substr(0, own.find('.')) ||
-         // A file of full names on a machine that knows its short one.
+         // A full name, on a machine whose own name is the short one.
          (own.find('.') == std::string::npos && bare.starts_with(own + ".")) ||
          is_interface_address(bare);
 }

@@ -19,12 +19,13 @@ MemfdMessage::MemfdMessage() : file_(::memfd_create("lockstep-mailbox", MFD_CLOE
     throw Error(
         "lockstep::launch",
         fmt::format(
-            "the shared memory for a rank's results cannot be made: {}", system_error_text(errno)));
+            "the shared memory for a rank's results cannot be created: {}",
+            system_error_text(errno)));
   }
   path_ = fmt::format("/proc/{}/fd/{}", ::getpid(), file_.get());
 }
 
-void MemfdMessage::write_mail(const std::string& path, const std::string& bytes) {
+void MemfdMessage::write_to(const std::string& path, const std::string& bytes) {
   std::ofstream file(path, std::ios::binary | std::ios::trunc);
   file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   file.close();
@@ -32,18 +33,18 @@ void MemfdMessage::write_mail(const std::string& path, const std::string& bytes)
     throw Error(
         "lockstep::launch",
         fmt::format(
-            "{} bytes cannot be handed to the process that called launch(); is it gone?",
+            "{} bytes cannot be sent to the process that called launch(); it may have ended",
             bytes.size()));
   }
 }
 
-std::string MemfdMessage::read_mail(const std::string& path) {
+std::string MemfdMessage::read_from(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   std::string bytes{std::istreambuf_iterator<char>(file), {}};
   if (!file.is_open() || file.bad()) {
     throw Error(
         "lockstep::launch",
-        fmt::format("{} cannot be read; is the process that called launch() gone?", path));
+        fmt::format("{} cannot be read; the process that called launch() may have ended", path));
   }
   return bytes;
 }

@@ -17,12 +17,12 @@ class MemfdMessage {
   /// The path for the other process, valid while this object lives.
   const std::string& path() const { return path_; }
   /// Returns the content.
-  std::string read() const { return read_mail(path_); }
+  std::string read() const { return read_from(path_); }
 
   /// Replaces the content by `bytes`. Error if that fails.
-  static void write_mail(const std::string& path, const std::string& bytes);
+  static void write_to(const std::string& path, const std::string& bytes);
   /// Reads the content; Error if it does not exist.
-  static std::string read_mail(const std::string& path);
+  static std::string read_from(const std::string& path);
 
  private:
   UniqueFd file_;

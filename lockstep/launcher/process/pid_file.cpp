@@ -17,8 +17,8 @@
 namespace lockstep::launcher {
 namespace {
 
-/// 0, or errno.
-int write_whole(const std::string& path, const std::string& text) {
+/// Returns 0, or errno.
+int write_atomically(const std::string& path, const std::string& text) {
   std::string temporary = path + ".XXXXXX";
   const UniqueFd fd(::mkstemp(temporary.data()));
   if (!fd.is_open()) {
@@ -41,10 +41,10 @@ PidFile::PidFile(std::string path) : path_(std::move(path)) {
   if (path_.empty()) {
     return;
   }
-  if (const int error = write_whole(path_, fmt::format("{}\n", ::getpid())); error != 0) {
+  if (const int error = write_atomically(path_, fmt::format("{}\n", ::getpid())); error != 0) {
     throw ConfigError(
         "lockstep launch",
-        fmt::format("the pid cannot be saved: {}: {}", path_, std::strerror(error)));
+        fmt::format("the pid file cannot be written: {}: {}", path_, std::strerror(error)));
   }
 }
 

@@ -9,8 +9,8 @@ namespace lockstep::launcher {
 ///
 /// The port is bound without listening, with SO_REUSEADDR: rank 0, whose socket also has it
 /// (libuv's, and so torch's TCPStore), can bind and listen on it, while no search for a free port
-/// returns it. An abstract socket named after the port keeps a second Lockstep job off it; it
-/// vanishes with the process.
+/// returns it. An abstract socket named after the port keeps a second Lockstep job from using it;
+/// the socket ends with the process.
 class PortReservation {
  public:
   /// Reserves a free port of 127.0.0.1.

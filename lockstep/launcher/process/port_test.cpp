@@ -12,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/host/address.h"
 
 namespace lockstep::launcher {
 namespace {
@@ -25,37 +26,23 @@ UniqueFd store_socket(int domain, int port) {
   UniqueFd fd(::socket(domain, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = 1;
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
-  int status = -1;
-  if (domain == AF_INET6) {
-    sockaddr_in6 address{};
-    address.sin6_family = AF_INET6;
-    address.sin6_port = htons(static_cast<uint16_t>(port));
-    status = ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
-  } else {
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(static_cast<uint16_t>(port));
-    status = ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address));
-  }
-  EXPECT_EQ(status, 0) << errno;
+  const Address address = any_address(port, domain == AF_INET6);
+  EXPECT_EQ(::bind(fd.get(), address.get(), address.length), 0) << errno;
   EXPECT_EQ(::listen(fd.get(), 16), 0) << errno;
   return fd;
 }
 
-void connect_once(int port) {
-  const UniqueFd client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  ASSERT_EQ(
-      ::connect(client.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+UniqueFd connected_client(int port) {
+  UniqueFd client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const Address address = loopback(port);
+  EXPECT_EQ(::connect(client.get(), address.get(), address.length), 0) << errno;
+  return client;
 }
 
 TEST(PortReservation, RankZeroCanListenOnAHeldPort) {
   const PortReservation held = PortReservation::any();
   const UniqueFd store = store_socket(AF_INET, held.port());
-  connect_once(held.port());
+  connected_client(held.port());
 }
 
 TEST(PortReservation, RankZeroCanListenOnEveryAddressOfBothKinds) {
@@ -65,7 +52,7 @@ TEST(PortReservation, RankZeroCanListenOnEveryAddressOfBothKinds) {
     GTEST_SKIP() << "no IPv6 here";
   }
   const UniqueFd store = store_socket(AF_INET6, held.port());
-  connect_once(held.port());
+  connected_client(held.port());
 }
 
 TEST(PortReservation, TwoHundredAtOnceAreAllDifferent) {
@@ -132,13 +119,7 @@ TEST(PortReservation, APortInTimeWaitIsFree) {
   const int port = PortReservation::any().port();
   {
     const UniqueFd listener = store_socket(AF_INET, port);
-    const UniqueFd client(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons(static_cast<uint16_t>(port));
-    ASSERT_EQ(
-        ::connect(client.get(), reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
+    const UniqueFd client = connected_client(port);
     // The side that closes first, here the server's, is left in TIME_WAIT.
     UniqueFd accepted(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
     accepted.reset();

@@ -17,7 +17,7 @@
 namespace lockstep::launcher {
 namespace {
 
-/// 0 if `path` is a file that may be executed, else the errno that says why not.
+/// Returns 0 if `path` is an executable file, else the errno.
 int executable_error(const std::string& path) {
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) {
@@ -83,7 +83,7 @@ Program find_program(
   }
   if (is_module && name.front() == '-') {
     throw ConfigError(
-        "lockstep launch", fmt::format("'{}' cannot be a Python module; expected its name", name));
+        "lockstep launch", fmt::format("'{}' is no valid name of a Python module", name));
   }
   if (!is_module && ::access(name.c_str(), R_OK) != 0) {
     refuse(name, errno, "");

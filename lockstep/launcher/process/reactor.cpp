@@ -45,7 +45,7 @@ void Reactor::dispatch() {
   for (int i = 0; i < count; ++i) {
     const auto index = static_cast<size_t>(i);
     const auto found = watched_.find(ready[index].first);
-    // What an earlier callback has closed is no more to be told of, nor who has its number now.
+    // An earlier callback may have closed the descriptor, and another one may have its number now.
     if (found != watched_.end() && found->second->generation == ready[index].second) {
       const std::shared_ptr<Watched> kept = found->second;
       kept->on_ready(events[index].events);

@@ -27,7 +27,7 @@ class Reactor {
   Reactor();
 
   int fd() const { return epoll_.get(); }
-  /// When to call dispatch() if no descriptor becomes ready before.
+  /// The time for dispatch() if no descriptor becomes ready before.
   std::optional<Clock::time_point> deadline() const;
   /// Runs the callbacks that are ready or due; does not wait.
   void dispatch();

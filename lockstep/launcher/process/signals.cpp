@@ -17,13 +17,13 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr std::array kPassedOn = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+constexpr std::array kForwarded = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 constexpr std::array kReceived = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGTSTP};
 
 std::atomic<pid_t> receiver = 0;  // The thread of the inbox.
 static_assert(std::atomic<pid_t>::is_always_lock_free, "used in a signal handler");
 
-void pass_on_to_receiver(int signal) {
+void forward_to_receiver(int signal) {
   const int error = errno;
   ::tgkill(::getpid(), receiver, signal);
   errno = error;
@@ -35,17 +35,18 @@ std::vector<int> parse_signals(const std::string& text, const std::string& flag)
   std::vector<int> signals;
   std::istringstream names(text);
   for (std::string name; std::getline(names, name, ',');) {
-    const auto found = std::find_if(kPassedOn.begin(), kPassedOn.end(), [&](int signal) {
+    const auto found = std::find_if(kForwarded.begin(), kForwarded.end(), [&](int signal) {
       return name == sigabbrev_np(signal) || name == std::string("SIG") + sigabbrev_np(signal);
     });
-    if (found == kPassedOn.end()) {
+    if (found == kForwarded.end()) {
       throw ConfigError(
           "lockstep launch",
           fmt::format(
-              "{} names '{}', which cannot be passed on; expected some of SIGTERM, SIGINT, SIGHUP, "
-              "SIGQUIT, SIGUSR1 and SIGUSR2, with commas between",
-              flag,
-              name));
+              "invalid value '{}' for {}; expected a comma-separated list of SIGTERM, SIGINT, "
+              "SIGHUP, "
+              "SIGQUIT, SIGUSR1 and SIGUSR2",
+              name,
+              flag));
     }
     signals.push_back(*found);
   }
@@ -62,7 +63,7 @@ SignalInbox::SignalInbox(const std::vector<int>& wanted_signals) {
     }
     struct sigaction action {};
     ::sigaction(signal, nullptr, &action);
-    // Blocked, an ignored signal would be queued all the same.
+    // A blocked signal is queued even if it is ignored.
     if ((signal != SIGHUP && signal != SIGTSTP) || action.sa_handler != SIG_IGN) {
       sigaddset(&wanted, signal);
     }
@@ -79,7 +80,7 @@ SignalInbox::SignalInbox(const std::vector<int>& wanted_signals) {
   };
   for (const int signal : kReceived) {
     if (sigismember(&wanted, signal) == 1) {
-      handle(signal, pass_on_to_receiver);
+      handle(signal, forward_to_receiver);
     }
   }
   handle(SIGPIPE, SIG_IGN);

@@ -31,7 +31,7 @@ class SignalInbox {
   SignalInbox(const SignalInbox&) = delete;
   SignalInbox& operator=(const SignalInbox&) = delete;
 
-  /// Readable while a signal waits.
+  /// The descriptor that is readable while a signal waits.
   int fd() const { return fd_.get(); }
   /// The next waiting signal, if any.
   std::optional<int> next();

@@ -119,7 +119,7 @@ TEST(ParseSignals, TakesNamesWithAndWithoutSig) {
     EXPECT_THAT(
         [&] { parse_signals(text, "--f"); },
         testing::ThrowsMessage<ConfigError>(
-            testing::HasSubstr("--f names '" + std::string(text) + "', which cannot")))
+            testing::HasSubstr("invalid value '" + std::string(text) + "' for --f; expected")))
         << text;
   }
 }

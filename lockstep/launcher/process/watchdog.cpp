@@ -26,7 +26,7 @@ constexpr pid_t kDismissed = 0;
   for (int signal = 1; signal < NSIG; ++signal) {
     ::signal(signal, SIG_IGN);
   }
-  // Nothing of the launcher's may be held open: whoever reads its output waits for the end of it.
+  // Close the launcher's descriptors, since the readers of its output wait for their end.
   ::dup2(pipe, STDIN_FILENO);
   ::closefrom(STDIN_FILENO + 1);
   std::vector<pid_t> groups;
@@ -54,7 +54,8 @@ Watchdog::Watchdog() {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) {
     throw Error(
-        "lockstep launch", fmt::format("no pipe for the watchdog: {}", system_error_text(errno)));
+        "lockstep launch",
+        fmt::format("cannot create the pipe for the watchdog: {}", system_error_text(errno)));
   }
   const UniqueFd read_end(ends[0]);
   pipe_.reset(ends[1]);
@@ -77,7 +78,7 @@ Watchdog::~Watchdog() {
 }
 
 void Watchdog::dismiss() {
-  // It may have been killed; then there is nobody to dismiss.
+  // The watchdog may have been killed, in which case the write fails.
   [[maybe_unused]] const ssize_t written = ::write(pipe_.get(), &kDismissed, sizeof(kDismissed));
   pipe_.reset();
   ::waitpid(pid_, nullptr, 0);

@@ -114,7 +114,7 @@ TEST_F(CheckpointCommands, ShowShowsOne) {
   const Json json = json_of({"checkpoint", "show", path("launch")});
   EXPECT_EQ(json["schema"], "lockstep.checkpoint.show/1");
   EXPECT_EQ(json["sets"][0]["tensors"][1]["shape"], Json({2, 3}));
-  refuses({"checkpoint", "show", path()}, 2, "try the newest, " + path("launch"));
+  refuses({"checkpoint", "show", path()}, 2, "try the newest one, " + path("launch"));
   fs::resize_file(folder_ / "first" / storage::kManifestName, 10);
   refuses({"checkpoint", "show", path("first")}, 1, "manifest.json");
 }
@@ -129,7 +129,7 @@ TEST_F(CheckpointCommands, VerifyEndsWithOneIfAnythingIsDamaged) {
   EXPECT_THAT(
       outcome.out,
       AllOf(
-          HasSubstr("first: whole; "),
+          HasSubstr("first: complete; "),
           HasSubstr("[model-00001-of-00002.safetensors: \"layer.weight\"] is damaged")));
   const Json json = json_of({"checkpoint", "verify", path("second")}, 1);
   EXPECT_EQ(json["schema"], "lockstep.checkpoint.verify/1");
@@ -250,7 +250,7 @@ TEST_F(CheckpointCommands, MergedWeightsAreWhatSafetensorsReads) {
           "model-00002-of-00002.safetensors",
           "model.safetensors.index.json"));
   refuses({"merge-weights", path("launch"), path("out")}, 2, "--force");
-  refuses({"merge-weights", path(), path("x")}, 2, "try the newest, " + path("launch"));
+  refuses({"merge-weights", path(), path("x")}, 2, "try the newest one, " + path("launch"));
   refuses({"merge-weights", path("launch"), path("x"), "--max-shard-size=5GiB"}, 2, "is no size");
   refuses({"merge-weights", path("launch"), path("x"), "--dtype", "fp32"}, 2, "fp32");
   const Json kept = json_of({"merge-weights", path("launch"), path("kept"), "--dtype", "keep"});

@@ -140,7 +140,7 @@ TEST(EnvCommand, ExplainsWhereEachSettingComesFrom) {
 
 TEST(EnvCommand, TakesNoWords) {
   const Json json = json_of({"env", "x"}, 2, "lockstep.env/1");
-  EXPECT_THAT(json["error"].get<std::string>(), HasSubstr("got 'x', expected no words"));
+  EXPECT_THAT(json["error"].get<std::string>(), HasSubstr("got 'x', expected no arguments"));
 }
 
 TEST(EstimateMemoryCommand, ReadsAFileAndSaysItInTablesAndJson) {
@@ -152,7 +152,7 @@ TEST(EstimateMemoryCommand, ReadsAFileAndSaysItInTablesAndJson) {
           HasSubstr("755 parameters, 9 numbers in buffers"),
           HasSubstr("2 ranks on 1 host"),
           HasSubstr("4 ranks on 1 host"),
-          HasSubstr("Not counted: activations")));
+          HasSubstr("Not included: activations")));
   const Json json = json_of({"estimate-memory", kModel}, 0, "lockstep.estimate-memory/1");
   EXPECT_EQ(json["dtypes"][0]["training"]["most_bytes"], 12240);
   EXPECT_EQ(json["zero"].size(), 8U);
@@ -160,16 +160,17 @@ TEST(EstimateMemoryCommand, ReadsAFileAndSaysItInTablesAndJson) {
 
 TEST(EstimateMemoryCommand, RefusesWhatMakesNoSense) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> calls = {
-      {{}, "of which model?"},
-      {{kModel, "--parameters", "7b"}, "of which model?"},
+      {{}, "the model is missing"},
+      {{kModel, "--parameters", "7b"}, "the model is missing"},
       {{"--parameters", "7x"}, "[--parameters] got 7x"},
-      {{"--parameters", "7b", "--ranks", "3", "--hosts", "2"}, "do not divide among 2 hosts"},
-      {{"--parameters", "7b", "--ranks", "0"}, "--ranks got '0'"},
+      {{"--parameters", "7b", "--ranks", "3", "--hosts", "2"},
+       "cannot be divided equally among 2 hosts"},
+      {{"--parameters", "7b", "--ranks", "0"}, "invalid value '0' for --ranks"},
       {{"--parameters", "7b", "--dtypes", "float33"}, "did you mean 'float32'?"},
       {{"--parameters", "7b", "--optimizer", "adafactor"}, "depends on the shapes"},
       {{"--parameters", "7b", "--optimizer", "adagard"}, "adagard"},
-      {{kModel, "--largest-layer", "5"}, "--largest-layer goes with --parameters"},
-      {{"/no/such/file"}, "is not there"}};
+      {{kModel, "--largest-layer", "5"}, "--largest-layer needs --parameters"},
+      {{"/no/such/file"}, "does not exist"}};
   for (const auto& [rest, why] : calls) {
     std::vector<std::string> words = {"estimate-memory"};
     words.insert(words.end(), rest.begin(), rest.end());
@@ -223,7 +224,7 @@ TEST_F(MadeUpSelfTest, AFailureEndsWithOneAndItsWords) {
 TEST_F(MadeUpSelfTest, ARankThatDiesIsAFailure) {
   const Outcome outcome = run("[ $RANK = 0 ] || kill -9 $$\nsleep 600\n");
   EXPECT_EQ(outcome.code, 1);
-  EXPECT_THAT(outcome.out, HasSubstr("(code 137)"));
+  EXPECT_THAT(outcome.out, HasSubstr("(exit code 137)"));
   EXPECT_THAT(outcome.err, HasSubstr("rank 1"));
   EXPECT_THAT(left(), testing::IsEmpty());
 }
@@ -255,7 +256,7 @@ TEST(SelfTestCommand, HoldsOnThisMachine) {
         "checkpoint"}) {
     EXPECT_THAT(outcome.out, ContainsRegex("  ok    " + std::string(check) + " +[0-9.]+ ms"));
   }
-  EXPECT_THAT(outcome.out, HasSubstr("lockstep test of 2 ranks: 17 checks hold\n"));
+  EXPECT_THAT(outcome.out, HasSubstr("lockstep test of 2 ranks: 17 checks passed\n"));
 }
 
 TEST(SelfTestCommand, SaysTheSameAsJsonForAnyNumberOfRanks) {
@@ -301,7 +302,7 @@ TEST(ShellFiles, BashCompletesTheRealCommands) {
 TEST(ShellFiles, AShellThatIsNotNamedIsAskedFor) {
   const Outcome outcome = run_lockstep({"completion"});
   EXPECT_EQ(outcome.code, 2);
-  EXPECT_THAT(outcome.err, HasSubstr("expected one of bash, zsh, fish"));
+  EXPECT_THAT(outcome.err, HasSubstr("expected bash, zsh or fish"));
 }
 
 }  // namespace

@@ -122,7 +122,7 @@ TEST_F(DsConfigCommands, CheckRefusesACallThatSaysTooLittle) {
       {{"ds-config", "check", "--world", "1"}, "expected one file"},
       {{"ds-config", "check", "/no/such/file", "--world", "1"}, "cannot be read"},
       {{"ds-config"}, "expected one of check, keys"},
-      {{"ds-config", "keys", "x"}, "expected no words"},
+      {{"ds-config", "keys", "x"}, "expected no arguments"},
       {{"ds-config", "check", file("{\"a\": 1, \"a\": 2}"), "--world", "1"}, "is given twice"}};
   for (const auto& [words, why] : calls) {
     const Outcome outcome = run_lockstep(words);

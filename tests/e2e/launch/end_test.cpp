@@ -159,7 +159,7 @@ TEST(LaunchStop, ASecondSignalKillsAtOnce) {
   LockstepRun run(launch("2", {"--grace-seconds", "1000", kFixture, "stubborn"}));
   run.await_out("ready", 2);
   run.send(SIGINT);
-  run.await_err("SIGINT received and passed on");
+  run.await_err("SIGINT received and forwarded");
   run.send(SIGINT);
   EXPECT_EQ(run.wait().code, 130);
   EXPECT_THAT(run.survivors(), IsEmpty());

@@ -85,7 +85,7 @@ TEST(LaunchFromCode, RestartsAsTheLauncherDoes) {
 TEST(LaunchFromCode, RefusesWhatCannotBe) {
   const Outcome before = run_fixture({"before"});
   EXPECT_EQ(before.code, 1);
-  EXPECT_THAT(before.err, HasSubstr("rank 0 of 2 ended before it came to launch(); main must"));
+  EXPECT_THAT(before.err, HasSubstr("rank 0 of 2 ended before it reached launch(); main must"));
   const Outcome nested = run_fixture({"nested"});
   EXPECT_EQ(nested.code, 2);
   EXPECT_THAT(nested.err, HasSubstr("a rank of launch() cannot launch ranks of its own"));

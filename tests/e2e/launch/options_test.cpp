@@ -111,7 +111,7 @@ TEST_F(LaunchLogs, AFullDiskIsSaidOnceAndTheJobGoesOnOnTheConsole) {
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
   const Outcome outcome = run.wait();
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_EQ(count(outcome.err, "cannot be written: File too large; the job goes on"), 1);
+  EXPECT_EQ(count(outcome.err, "cannot be written: File too large; the job continues"), 1);
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("0 999 "), HasSubstr("1 999 "), Not(HasSubstr("0 0 "))));
   EXPECT_THAT(run.survivors(), IsEmpty());
 }
@@ -368,16 +368,18 @@ TEST(LaunchFlags, ThatMeanNothingHereAreRefusedWithTheReason) {
       {{"--numa-binding", "exclusive"}, "expected node"},
       {{"--cpu-bind", "core"}, "did you mean 'cores'?"},
       {{"--mixed-precision", "bf61"},
-       "[lockstep launch] --mixed-precision makes no sense; got 'bf61', expected no, fp16, bf16; "
+       "[lockstep launch] invalid value 'bf61' for --mixed-precision; expected no, fp16, bf16; "
        "did you mean 'bf16'?\n"},
-      {{"--zero-stage", "4"}, "--zero-stage makes no sense; got '4', expected 0, 1, 2, 3"},
+      {{"--zero-stage", "4"}, "invalid value '4' for --zero-stage; expected 0, 1, 2, 3"},
       {{"--timeout", "-1"},
-       "[lockstep launch] --timeout makes no sense; got '-1', expected seconds from 0.001 to "
+       "[lockstep launch] invalid value '-1' for --timeout; expected seconds from 0.001 to "
        "31622400\n"},
-      {{"--timeout", "1", "--timeout", "2"}, "--timeout is given more than once; expected it once"},
-      {{"-np", "2"}, "unknown option -np; lockstep launch --help lists them; did you mean '-n'?"},
+      {{"--timeout", "1", "--timeout", "2"},
+       "--timeout was given more than once; expected it once"},
+      {{"-np", "2"},
+       "unknown option -np; lockstep launch --help lists the options; did you mean '-n'?"},
       {{"-hostfile", "hosts"}, "unknown option -hostfile; did you mean '--hostfile'?"},
-      {{"--signals-to-handle", "SIGKILL"}, "cannot be passed on"},
+      {{"--signals-to-handle", "SIGKILL"}, "invalid value 'SIGKILL' for --signals-to-handle"},
       {{"--standalone", "--master-port", "1234"}, "--standalone is one host"},
       {{"--rdzv-endpoint", "localhost:99999"}, "a port from 0 to 65535"},
       {{"--env", "RANK=3"}, "is set by the launcher itself"},
@@ -385,7 +387,7 @@ TEST(LaunchFlags, ThatMeanNothingHereAreRefusedWithTheReason) {
       {{"--nnodes", "2", "--master-addr", "localhost"}, "LOCKSTEP_JOB_TOKEN is not set"},
       {{"--max-restarts", "-1"}, "-1"},
       {{"--timeout", "0"}, "--timeout"},
-      {{"--tee", "5"}, "--tee makes no sense; got '5'"},
+      {{"--tee", "5"}, "invalid value '5' for --tee"},
       {{"--rdzv-id", "../up"}, "--rdzv-id makes no sense"},
       {{"--node-rank", "1"}, "expected 0 to 0"}};
   for (const auto& [flags, message] : cases) {
@@ -410,8 +412,8 @@ TEST(LaunchFlags, TooLowALimitOfTheShellIsNamed) {
   };
   EXPECT_THAT(
       err_under("-n 8"),
-      HasSubstr("Too many open files; this process may open 8; raise that with `ulimit -n`"));
-  EXPECT_THAT(err_under("-f 10"), HasSubstr("raise that with `ulimit -f`"));
+      HasSubstr("Too many open files; the limit of this process is 8; raise it with `ulimit -n`"));
+  EXPECT_THAT(err_under("-f 10"), HasSubstr("raise it with `ulimit -f`"));
 }
 
 TEST(LaunchFlags, TheHelpIsInGroups) {
@@ -454,7 +456,7 @@ TEST(LaunchPort, WhoHoldsABusyOneIsNamed) {
   EXPECT_THAT(
       second.err,
       HasSubstr(
-          "port " + port + " is held by another lockstep job (process " +
+          "port " + port + " is reserved by another lockstep job (process " +
           std::to_string(first.pid()) + ", lockstep)"));
 }
 

@@ -123,7 +123,7 @@ TEST(LaunchRestart, ASignalEndsTheWaitForARestart) {
       "2", {"--max-restarts", "1", "--restart-backoff-seconds", "1000", "sh", "-c", "exit 7"}));
   run.await_err("restart 1 of 1 in 1000 s");
   run.send(SIGUSR1);
-  run.await_err("there is no rank to pass it on to");
+  run.await_err("there is no rank to forward it to");
   run.send(SIGTERM);
   const Outcome outcome = run.wait();
   EXPECT_EQ(outcome.code, 143);

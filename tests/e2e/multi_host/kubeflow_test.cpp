@@ -284,7 +284,7 @@ TEST_F(KubeflowPods, AProgramWithoutALauncherDoesNotTrainAlone) {
   EXPECT_THAT(
       outcome.err,
       AllOf(
-          HasSubstr("PET_NNODES=2 says that this job has several hosts"),
+          HasSubstr("PET_NNODES=2 announces a job of several hosts"),
           HasSubstr("start the program by `lockstep launch`")));
 }
 

@@ -51,15 +51,15 @@ class Examples : public ::testing::Test {
 TEST_F(Examples, ASlipInAnOptionIsAnsweredWithWhatWasExpected) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> slips = {
       {{"--batch-size", "x"},
-       "error: [char_lm] --batch-size makes no sense; got 'x', expected a whole number above 0\n"},
-      {{"--epochs", "1.5"},
-       "--epochs makes no sense; got '1.5', expected a whole number above 0\n"},
-      {{"--lr", "0"}, "--lr makes no sense; got '0', expected a number above 0\n"},
-      {{"--steps", "-1"}, "got '-1', expected a whole number that is not negative\n"},
+       "error: [char_lm] invalid value 'x' for --batch-size; expected a whole number above 0\n"},
+      {{"--epochs", "1.5"}, "invalid value '1.5' for --epochs; expected a whole number above 0\n"},
+      {{"--lr", "0"}, "invalid value '0' for --lr; expected a number above 0\n"},
+      {{"--steps", "-1"},
+       "invalid value '-1' for --steps; expected a whole number of at least 0\n"},
       {{"--dropout", "1"}, "got '1', expected a number from 0 to 0.9\n"},
-      {{"--zero", "4"}, "--zero makes no sense; got '4', expected a stage from 0 to 3\n"},
+      {{"--zero", "4"}, "invalid value '4' for --zero; expected a stage from 0 to 3\n"},
       {{"--seed", "x"},
-       "--seed makes no sense; got 'x', expected a whole number from 0 to 18446744073709551615\n"},
+       "invalid value 'x' for --seed; expected a whole number from 0 to 18446744073709551615\n"},
       {{"--bach-size", "8"},
        "unknown argument --bach-size; --help lists the options; did you mean '--batch-size'?\n"}};
   for (const auto& [words, text] : slips) {

@@ -226,7 +226,7 @@ TEST_F(TrainTest, AnExceptionOnOneRankIsTheJobsFailure) {
 TEST_F(TrainTest, NonsenseInTheEnvironmentIsExit2AndNamesTheVariable) {
   for (const auto& [variables, named] :
        std::vector<std::pair<std::vector<std::string>, std::string>>{
-           {{"RANK=abc", "WORLD_SIZE=2"}, "RANK makes no sense; got 'abc'"},
+           {{"RANK=abc", "WORLD_SIZE=2"}, "invalid value 'abc' for RANK"},
            {{"RANK=2", "WORLD_SIZE=2"}, "RANK=2 with WORLD_SIZE=2"},
            {{"OMPI_COMM_WORLD_RANK=0", "OMPI_COMM_WORLD_SIZE=2", "RANK=1", "WORLD_SIZE=4"},
             "OpenMPI"},

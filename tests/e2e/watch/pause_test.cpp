@@ -140,7 +140,7 @@ TEST(Pause, IsNoTimeThatACollectiveTakes) {
   shell.await("the job continues after");
   std::this_thread::sleep_for(1500ms);
   shell.type("\x03");
-  shell.await("SIGINT received and passed on");
+  shell.await("SIGINT received and forwarded");
   shell.type("\x03");
   shell.await("the job ended after SIGINT");
   shell.type("exit\n");
@@ -209,7 +209,7 @@ TEST_F(PausedNodes, CtrlZAtOneLauncherPausesTheRanksOfAll) {
     LockstepRun& other = stopped == 0 ? second : first;
     ticks.expect_more(4);
     send(stopped, SIGTSTP);
-    other.await_err("SIGTSTP came to another launcher; the job is paused");
+    other.await_err("SIGTSTP received by another launcher; the job is paused");
     std::this_thread::sleep_for(200ms);
     ticks.expect_none_for(3s, 4);
     send(stopped, SIGCONT);
@@ -238,7 +238,7 @@ TEST_F(PausedNodes, AStoppedLauncherIsNoticedByTheOtherAndNamed) {
         outcome.err,
         testing::ContainsRegex(
             "the job ended because the launcher of node " + std::to_string(stopped) +
-            " \\(.+\\) is stopped or hangs: it has said nothing for [0-9.]+ s; exit code 124"));
+            " \\(.+\\) is stopped or hangs: it sent nothing for [0-9.]+ s; exit code 124"));
     send(stopped, SIGCONT);
     EXPECT_EQ((stopped == 0 ? first : second).wait().code, 1);
     expect_nobody_left();

@@ -61,7 +61,7 @@ TEST_F(Watch, NamesARankThatIsStopped) {
       outcome.err,
       AllOf(
           ContainsRegex("rank 1 is stopped \\(SIGSTOP, SIGTSTP or a debugger\\); needed in "
-                        "all_reduce\\(avg\\) of float\\[[0-9]+\\], where rank 0 waits"),
+                        "all_reduce\\(avg\\) of float\\[[0-9]+\\], in which rank 0 has waited"),
           ContainsRegex("rank 0 +step 5, in all_reduce"),
           ContainsRegex("rank 1 +step 5, stopped by a signal"),
           HasSubstr("exit code:  124"),
@@ -79,7 +79,7 @@ TEST_F(Watch, NamesARankThatIsStoppedWhileItExits) {
       outcome.err,
       AllOf(
           ContainsRegex("rank 1 of 2 stalled after .*; rank 1 has been stopped \\(SIGSTOP or "
-                        "SIGTSTP\\) for 1\\.5 s; SIGCONT would continue it"),
+                        "SIGTSTP\\) for 1\\.5 s; send SIGCONT to continue it"),
           ContainsRegex("rank 1 +step 20, has left the job, stopped by a signal")));
 }
 
@@ -136,15 +136,15 @@ TEST_F(Watch, NamesARankThatDoesNotCome) {
       outcome.err,
       AllOf(
           ContainsRegex(
-              "rank 1 has not come to all_reduce\\(avg\\) of float\\[[0-9]+\\], where rank "
-              "0 waits for [12]\\.[0-9] s"),
+              "rank 1 has not started all_reduce\\(avg\\) of float\\[[0-9]+\\], in which rank "
+              "0 has waited for [12]\\.[0-9] s"),
           ContainsRegex("rank 1 +step 5, in no operation; the last was all_reduce")));
 }
 
 TEST_F(Watch, NamesTheRankThatLeavesTheOthersAlone) {
   const Outcome outcome = run("alone");
   EXPECT_EQ(outcome.code, 124) << outcome.err;
-  EXPECT_THAT(outcome.err, ContainsRegex("rank 0 has not come to .*, where rank 1 waits"));
+  EXPECT_THAT(outcome.err, ContainsRegex("rank 0 has not started .*, in which rank 1 has waited"));
 }
 
 TEST_F(Watch, NamesARankThatEndsBeforeTheOthers) {
@@ -179,7 +179,7 @@ TEST_F(Watch, WarnsOfASlowRankAndLetsItGoOn) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(
       outcome.err,
-      ContainsRegex("rank 1 is slow: it came last to [0-9]+ of the last [0-9]+ operations"));
+      ContainsRegex("rank 1 is slow: it was last in [0-9]+ of the last [0-9]+ operations"));
   EXPECT_EQ(count(outcome.err, "is slow"), 1);
 }
 
@@ -219,7 +219,7 @@ TEST_F(Watch, StartsAStalledJobAnewIfItMay) {
 TEST_F(Watch, SaysThatThereIsNoDump) {
   const Outcome outcome = run_lockstep({"flight"}, variables());
   EXPECT_EQ(outcome.code, 2);
-  EXPECT_THAT(outcome.err, HasSubstr("there is no dump"));
+  EXPECT_THAT(outcome.err, HasSubstr("no flight dump was found"));
   EXPECT_EQ(run_lockstep({"flight", (folder_ / "none.json").string()}).code, 2);
 }
 
