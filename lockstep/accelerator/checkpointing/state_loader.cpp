@@ -20,7 +20,7 @@
 #include "lockstep/base/host/machine.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/checkpoint/load_model.h"
+#include "lockstep/checkpoint/weights/load_model.h"
 #include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/storage/deepspeed_folder.h"
 #include "lockstep/storage/safetensors/safetensors_header.h"

@@ -13,7 +13,7 @@
 #include "lockstep/accelerator/setup/run_context.h"
 #include "lockstep/accelerator/training_state/checkpointable.h"
 #include "lockstep/accelerator/zero_setup/zero_units.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/data/loader/loader_core.h"
 #include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/sync/data_parallel.h"
