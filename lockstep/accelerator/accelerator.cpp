@@ -18,7 +18,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/memory/keep_memory.h"
-#include "lockstep/comm/bytes.h"
+#include "lockstep/comm/byte_collectives.h"
 #include "lockstep/flat/layout.h"
 #include "lockstep/flat/move_in_place.h"
 #include "lockstep/optim/follow_parameters.h"

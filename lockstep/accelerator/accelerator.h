@@ -32,9 +32,9 @@
 #include "lockstep/accelerator/values/nested_operations.h"
 #include "lockstep/accelerator/values/operations.h"
 #include "lockstep/base/host/world.h"
-#include "lockstep/checkpoint/save_model.h"
+#include "lockstep/checkpoint/weights/save_model.h"
 #include "lockstep/comm/group.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/data/loader/loader_core.h"
 #include "lockstep/precision/autocast.h"
 #include "lockstep/sync/gradient_sync.h"
@@ -354,8 +354,8 @@ class Accelerator {
   std::filesystem::path save_state(const SaveStateOptions& options = {});
   /// Blocks until no asynchronous save is running in this process; throws if it failed.
   void wait_for_save();
-  /// Writes only the weights, in transformers' format (see checkpoint/save_model.h), on the main
-  /// process, one tensor at a time. Collective: returns, or throws, on all processes.
+  /// Writes only the weights, in transformers' format (see checkpoint/weights/save_model.h), on the
+  /// main process, one tensor at a time. Collective: returns, or throws, on all processes.
   template <ModuleHandle Model>
   void save_model(
       const Model& model,

@@ -17,18 +17,14 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/blocking_operations.h"
-#include "lockstep/comm/cpu_only.h"
-#include "lockstep/comm/first_line.h"
-#include "lockstep/comm/flight.h"
 #include "lockstep/comm/gloo/listener_guard.h"
 #include "lockstep/comm/gloo/rendezvous.h"
-#include "lockstep/comm/group_error.h"
-#include "lockstep/comm/plain_values.h"
-#include "lockstep/comm/reduce.h"
-#include "lockstep/comm/sigpipe.h"
-#include "lockstep/comm/split_choice.h"
-#include "lockstep/comm/tensor_bytes.h"
+#include "lockstep/comm/transport/blocking_operations.h"
+#include "lockstep/comm/transport/exchange.h"
+#include "lockstep/comm/transport/flight.h"
+#include "lockstep/comm/transport/ordered_worker.h"
+#include "lockstep/comm/transport/reduce.h"
+#include "lockstep/comm/transport/transport_error.h"
 
 namespace lockstep::comm {
 namespace {
@@ -76,14 +72,14 @@ struct GlooState {
   c10::intrusive_ptr<c10d::Backend> backend;
   int rank = 0;
   int size = 1;
-  GroupError death;
+  GroupError failure;
 
-  void mark_failed(const std::string& why) { death.mark_failed(why); }
+  void mark_failed(const std::string& why) { failure.mark_failed(why); }
 
   /// Runs one operation, translating what c10d throws at the edge of comm/.
   template <typename Body>
   void guarded(Op op, const Body& body) {
-    death.refuse(op);
+    failure.check(op);
     const auto start = Clock::now();
     const c10::AutoGradMode no_grad(false);
     try {
@@ -321,7 +317,7 @@ class GlooTransport final : public Transport {
   int size() const override { return link_->size; }
 
   std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) override {
-    refuse_other_devices(collective, "Gloo moves");
+    check_cpu_tensors(collective, "Gloo");
     return operations_.start(std::move(collective), timeout);
   }
 

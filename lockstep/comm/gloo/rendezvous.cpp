@@ -27,8 +27,8 @@
 #include "lockstep/base/host/address.h"
 #include "lockstep/base/host/machine.h"
 #include "lockstep/base/unique_fd.h"
-#include "lockstep/comm/first_line.h"
 #include "lockstep/comm/gloo/store_address.h"
+#include "lockstep/comm/transport/transport_error.h"
 
 namespace lockstep::comm {
 namespace {

@@ -16,14 +16,12 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/blocking_operations.h"
-#include "lockstep/comm/cpu_only.h"
-#include "lockstep/comm/flight.h"
-#include "lockstep/comm/group_error.h"
 #include "lockstep/comm/hierarchy/host_collectives.h"
-#include "lockstep/comm/plain_values.h"
 #include "lockstep/comm/shm/shm_transport.h"
-#include "lockstep/comm/split_choice.h"
+#include "lockstep/comm/transport/blocking_operations.h"
+#include "lockstep/comm/transport/exchange.h"
+#include "lockstep/comm/transport/flight.h"
+#include "lockstep/comm/transport/transport_error.h"
 
 namespace lockstep::comm {
 namespace {
@@ -52,7 +50,7 @@ class HierarchyState {
     return local_;
   }
 
-  void mark_failed(const std::string& why) { death_.mark_failed(why); }
+  void mark_failed(const std::string& why) { failure_.mark_failed(why); }
 
   /// On the thread of the collectives.
   void collective(const Collective& c, int64_t sequence, Milliseconds timeout) {
@@ -68,7 +66,7 @@ class HierarchyState {
     guarded(c.op, [&] {
       const auto link = flat();
       if (!link) {
-        death_.refuse(c.op);
+        failure_.check(c.op);
       }
       link->start(c, timeout)->wait(timeout);
     });
@@ -76,7 +74,7 @@ class HierarchyState {
 
   template <typename Body>
   void guarded(Op op, const Body& body) {
-    death_.refuse(op);
+    failure_.check(op);
     const FlightRecordingPause parts_of_one;
     const c10::AutoGradMode no_grad(false);
     try {
@@ -103,7 +101,7 @@ class HierarchyState {
   }
 
   const Layout layout_;
-  GroupError death_;
+  GroupError failure_;
   mutable std::mutex mutex_;  ///< Of the two below.
   std::shared_ptr<Transport> flat_, local_;
   std::optional<HostCollectives> collectives_;  ///< Only the collectives' thread touches it.
@@ -123,7 +121,7 @@ class HierarchyTransport final : public Transport {
   int size() const override { return size_; }
 
   std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) override {
-    refuse_other_devices(collective, "shared memory and Gloo move");
+    check_cpu_tensors(collective, "shm+gloo");
     return operations_.start(std::move(collective), timeout);
   }
 

@@ -14,8 +14,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/plain_values.h"
-#include "lockstep/comm/tensor_bytes.h"
+#include "lockstep/comm/transport/exchange.h"
 
 namespace lockstep::comm {
 namespace {

@@ -19,9 +19,9 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/first_line.h"
 #include "lockstep/comm/nccl/nccl_comm.h"
-#include "lockstep/comm/plain_values.h"
+#include "lockstep/comm/transport/exchange.h"
+#include "lockstep/comm/transport/transport_error.h"
 
 namespace lockstep::comm {
 namespace {
@@ -168,7 +168,7 @@ class NcclWork final : public Work {
     }
   }
   void wait(Milliseconds /*timeout*/) override {
-    comm_->refuse(collective_.op);
+    comm_->check_alive(collective_.op);
     const c10::impl::VirtualGuardImpl device(done_->device_type());
     done_->block(device.getStream(done_->device()));
   }
@@ -195,10 +195,10 @@ class NcclBackend final : public DeviceBackend {
 
   const char* name() const override { return "nccl"; }
 
-  void check_alive(Op op) const override { comm_->refuse(op); }
+  void check_alive(Op op) const override { comm_->check_alive(op); }
 
   std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) override {
-    comm_->refuse(collective.op);
+    comm_->check_alive(collective.op);
     for (const at::Tensor* tensor : {&collective.input, &collective.output}) {
       if (tensor->defined() && tensor->device() != device_) {
         throw ConfigError(

@@ -185,7 +185,9 @@ TEST(NcclBackend, AfterAFailureItIsDeadAndSaysWhy) {
   });
   set_log_sink(nullptr);
   EXPECT_THAT(
-      told, Each(AllOf(HasSubstr("the group is dead"), HasSubstr("NCCL: unhandled system error"))));
+      told,
+      Each(
+          AllOf(HasSubstr("the group failed earlier"), HasSubstr("NCCL: unhandled system error"))));
 }
 
 /// How many communicators have ended so: "fake_nccl_destroyed", "fake_nccl_aborted".

@@ -13,7 +13,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/first_line.h"
+#include "lockstep/comm/transport/transport_error.h"
 
 namespace lockstep::comm {
 namespace {
@@ -186,7 +186,7 @@ void NcclComm::watch_all() {
 }
 
 void NcclComm::fail(const std::string& why) {
-  death_.mark_failed(why);
+  failure_.mark_failed(why);
   log_error("NCCL's communicator is ended: " + without_rank_suffix(why));
   abort();
   const std::lock_guard<std::mutex> lock(mutex_);

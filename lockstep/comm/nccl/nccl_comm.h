@@ -12,10 +12,10 @@
 #include <c10/core/Event.h>
 
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/flight.h"
-#include "lockstep/comm/group_error.h"
 #include "lockstep/comm/nccl/nccl_api.h"
-#include "lockstep/comm/transport.h"
+#include "lockstep/comm/transport/flight.h"
+#include "lockstep/comm/transport/transport.h"
+#include "lockstep/comm/transport/transport_error.h"
 
 namespace lockstep::comm {
 
@@ -49,7 +49,7 @@ class NcclComm {
       Op op,
       Milliseconds timeout);
   /// Throws if an operation has failed.
-  void refuse(Op op) const { death_.refuse(op); }
+  void check_alive(Op op) const { failure_.check(op); }
   /// Aborts the communicator on this rank, permanently.
   void fail(const std::string& why);
 
@@ -77,7 +77,7 @@ class NcclComm {
   at::Device device_;
   std::mutex comm_mutex_;  ///< Serializes calls of NCCL.
   NcclApi::Comm comm_ = nullptr;
-  GroupError death_;
+  GroupError failure_;
   std::mutex mutex_;  ///< Protects the members below.
   std::deque<UnderWay> under_way_;
   bool stopping_ = false;

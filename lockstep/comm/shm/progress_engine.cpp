@@ -10,11 +10,11 @@
 
 #include "lockstep/base/host/cores.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/flight.h"
-#include "lockstep/comm/group_error.h"
 #include "lockstep/comm/shm/collective_run.h"
 #include "lockstep/comm/shm/futex.h"
 #include "lockstep/comm/shm/message_run.h"
+#include "lockstep/comm/transport/flight.h"
+#include "lockstep/comm/transport/transport_error.h"
 
 namespace lockstep::comm::shm {
 namespace {
@@ -125,8 +125,8 @@ std::shared_ptr<Work> ProgressEngine::start(Collective collective) {
     const bool message = collective.op == Op::kSend || collective.op == Op::kRecv;
     operation = std::make_shared<QueuedOperation>(
         shared_from_this(), std::move(collective), group_, message ? -1 : sequence_++);
-    if (!dead_.empty()) {
-      operation->finish(std::make_exception_ptr(error_after(dead_, operation->op())));
+    if (!failure_.empty()) {
+      operation->finish(std::make_exception_ptr(error_after(failure_, name_of(operation->op()))));
       return operation;
     }
     Queue& queue = message ? messages_[operation->channel()] : collectives_;
@@ -174,11 +174,11 @@ bool ProgressEngine::is_idle() const {
 }
 
 void ProgressEngine::fail(QueuedOperation& culprit, const CommError& error) {
-  dead_ = without_rank_suffix(error.what());
-  member_->fail(dead_);
+  failure_ = without_rank_suffix(error.what());
+  member_->fail(failure_);
   for (const Operation& operation : take_all()) {
     operation->finish(std::make_exception_ptr(
-        operation.get() == &culprit ? error : error_after(dead_, operation->op())));
+        operation.get() == &culprit ? error : error_after(failure_, name_of(operation->op()))));
   }
 }
 
@@ -340,7 +340,7 @@ void ProgressEngine::close() {
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   member_->leave();
-  dead_ = dead_.empty() ? "it was destroyed" : dead_;
+  failure_ = failure_.empty() ? "it was destroyed" : failure_;
   for (const Operation& operation : take_all()) {
     operation->finish(std::make_exception_ptr(
         CommError(name_of(operation->op()), "the group was destroyed before this was done")));

@@ -14,7 +14,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/shm/member.h"
-#include "lockstep/comm/transport.h"
+#include "lockstep/comm/transport/transport.h"
 
 namespace lockstep::comm::shm {
 
@@ -81,7 +81,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   int64_t sequence_ = 0;
   Queue collectives_;
   std::map<std::pair<bool, int>, Queue> messages_;  ///< By (whether it sends, peer).
-  std::string dead_;
+  std::string failure_;
 
   std::mutex thread_mutex_;
   std::condition_variable changed_;

@@ -13,14 +13,13 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/cpu_only.h"
-#include "lockstep/comm/flight.h"
-#include "lockstep/comm/plain_values.h"
 #include "lockstep/comm/shm/arena.h"
 #include "lockstep/comm/shm/member.h"
 #include "lockstep/comm/shm/progress_engine.h"
 #include "lockstep/comm/shm/rendezvous.h"
-#include "lockstep/comm/split_choice.h"
+#include "lockstep/comm/transport/exchange.h"
+#include "lockstep/comm/transport/flight.h"
+#include "lockstep/comm/transport/transport_error.h"
 
 namespace lockstep::comm {
 namespace {
@@ -51,7 +50,7 @@ class ShmTransport final : public Transport {
   int size() const override { return progress_engine_->size(); }
 
   std::shared_ptr<Work> start(Collective collective, Milliseconds /*timeout*/) override {
-    refuse_other_devices(collective, "shared memory moves");
+    check_cpu_tensors(collective, "shm");
     return progress_engine_->start(std::move(collective));
   }
 

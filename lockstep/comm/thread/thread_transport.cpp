@@ -18,10 +18,10 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/first_line.h"
-#include "lockstep/comm/sharded_param.h"
-#include "lockstep/comm/split_choice.h"
+#include "lockstep/comm/tensor/sharded_param.h"
 #include "lockstep/comm/thread/reduce_in_order.h"
+#include "lockstep/comm/transport/exchange.h"
+#include "lockstep/comm/transport/transport_error.h"
 
 namespace lockstep::comm {
 namespace {
@@ -69,8 +69,8 @@ class ThreadHub {
   /// Never waits: the last rank to come does the work of all.
   std::shared_ptr<PendingCollective> join(int rank, Collective mine, const Fingerprint& print) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!dead_.empty()) {
-      throw CommError(name_of(mine.op), "the group is dead: " + dead_);
+    if (!failure_.empty()) {
+      throw error_after(failure_, name_of(mine.op));
     }
     auto& place = gatherings_[print.sequence];
     if (!place) {
@@ -84,7 +84,7 @@ class ThreadHub {
     if (++pending->arrived == size_) {
       gatherings_.erase(print.sequence);
       if (const auto sides = mismatch(pending->prints)) {
-        dead_ = *sides;
+        failure_ = *sides;
       } else if (attempt(name, [&] { perform(pending->slots); })) {
         pending->done = true;
       }
@@ -95,17 +95,17 @@ class ThreadHub {
 
   bool is_over(const PendingCollective& pending) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return pending.done || !dead_.empty();
+    return pending.done || !failure_.empty();
   }
 
   void await(const PendingCollective& pending, const char* name, Milliseconds timeout) {
     std::unique_lock<std::mutex> lock(mutex_);
-    const auto over = [&] { return pending.done || !dead_.empty(); };
+    const auto over = [&] { return pending.done || !failure_.empty(); };
     if (!changed_.wait_for(lock, timeout, over)) {
       die_without(pending.present, timeout);
     }
     if (!pending.done) {
-      throw CommError(name, dead_);
+      throw CommError(name, failure_);
     }
   }
 
@@ -171,7 +171,7 @@ class ThreadHub {
     } else {
       at::Tensor output = into.output;
       if (!attempt("recv", [&] { output.copy_(message->sent.input); })) {
-        message->refusal = dead_;
+        message->refusal = failure_;
       }
     }
     changed_.notify_all();
@@ -183,8 +183,8 @@ class ThreadHub {
   void abort(const std::string& why) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (dead_.empty()) {
-        dead_ = why;
+      if (failure_.empty()) {
+        failure_ = why;
       }
       changed_.notify_all();
     }
@@ -206,7 +206,7 @@ class ThreadHub {
       act();
       return true;
     } catch (const std::exception& error) {
-      dead_ = fmt::format("{} could not be carried out: {}", name, first_line(error.what()));
+      failure_ = fmt::format("{} could not be carried out: {}", name, first_line(error.what()));
       return false;
     }
   }
@@ -218,7 +218,7 @@ class ThreadHub {
         missing.push_back(rank);
       }
     }
-    dead_ = fmt::format(
+    failure_ = fmt::format(
         "rank {} did not come within {:.1f} s",
         fmt::join(missing, ", "),
         static_cast<double>(timeout.count()) / 1000);
@@ -229,8 +229,8 @@ class ThreadHub {
   template <typename Act>
   void meet(int rank, const char* name, Milliseconds timeout, const Act& act) {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (!dead_.empty()) {
-      throw CommError(name, "the group is dead: " + dead_);
+    if (!failure_.empty()) {
+      throw error_after(failure_, name);
     }
     const int64_t round = round_;
     present_[rank] = true;
@@ -242,13 +242,13 @@ class ThreadHub {
       }
       changed_.notify_all();
     } else {
-      const auto come = [&] { return round_ != round || !dead_.empty(); };
+      const auto come = [&] { return round_ != round || !failure_.empty(); };
       if (!changed_.wait_for(lock, timeout, come)) {
         die_without(present_, timeout);
       }
     }
-    if (!dead_.empty()) {
-      throw CommError(name, dead_);
+    if (!failure_.empty()) {
+      throw CommError(name, failure_);
     }
   }
 
@@ -259,14 +259,16 @@ class ThreadHub {
       int peer,
       Milliseconds timeout,
       const Ready& ready) {
-    const bool come = changed_.wait_for(lock, timeout, [&] { return ready() || !dead_.empty(); });
+    const bool come =
+        changed_.wait_for(lock, timeout, [&] { return ready() || !failure_.empty(); });
     if (come && ready()) {
       return;
     }
     const double seconds = static_cast<double>(timeout.count()) / 1000;
-    const std::string why =
-        dead_.empty() ? fmt::format("rank {} did not come within {:.1f} s", peer, seconds) : dead_;
-    dead_ = why;
+    const std::string why = failure_.empty()
+                                ? fmt::format("rank {} did not come within {:.1f} s", peer, seconds)
+                                : failure_;
+    failure_ = why;
     changed_.notify_all();
     throw CommError(name, why, peer, seconds);
   }
@@ -353,7 +355,7 @@ class ThreadHub {
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<PendingMessage>>> mail_;
   int arrived_ = 0;
   int64_t round_ = 0;
-  std::string dead_;
+  std::string failure_;
 };
 
 namespace {

@@ -15,9 +15,9 @@
 
 #include "lockstep/base/rank.h"
 #include "lockstep/comm/group.h"
-#include "lockstep/data/loader/cursor.h"
 #include "lockstep/data/loader/steps.h"
 #include "lockstep/data/loader/tensor_serializer.h"
+#include "lockstep/data/order/cursor.h"
 
 namespace lockstep::data {
 
