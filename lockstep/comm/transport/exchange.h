@@ -76,7 +76,7 @@ inline std::vector<int> members_of(const std::vector<SplitChoice>& by_rank, int6
 }
 
 /// Returns the index of `rank` in `members`, which must contain it.
-inline int place_of(const std::vector<int>& members, int rank) {
+inline int index_in(const std::vector<int>& members, int rank) {
   return static_cast<int>(std::find(members.begin(), members.end(), rank) - members.begin());
 }
 

@@ -8,7 +8,7 @@
 
 #include <ATen/ATen.h>
 
-#include "lockstep/comm/thread/reduce_in_order.h"
+#include "lockstep/comm/thread/reference_collectives.h"
 
 namespace lockstep::comm {
 namespace {
