@@ -103,7 +103,7 @@ TEST_F(CheckpointReports, NameACheckpointThatIsALinkAndWhatIsNone) {
       AllOf(
           HasSubstr("valid; a symbolic link to " + (other_disk / "moved").string()),
           HasSubstr("not valid: is a symbolic link to /no/such/disk, which does not exist"),
-          HasSubstr("not valid: is no folder, and a checkpoint is one")));
+          HasSubstr("not valid: is not a folder; a checkpoint is a folder")));
   const Report verified =
       verify_report({folder_ / "checkpoint_1", folder_ / "checkpoint_2", folder_ / "checkpoint_3"});
   EXPECT_EQ(verified.exit_code, 1);

@@ -23,7 +23,7 @@ uint64_t bytes_of(const SetTensor& tensor) {
 
 Json to_json(const SetTensor& tensor, const std::vector<std::string>& files) {
   Json own = Json::array();
-  for (const storage::TensorSlice& slice : tensor.pieces) {
+  for (const storage::TensorSlice& slice : tensor.slices) {
     own.push_back(files[slice.file]);
   }
   return {
@@ -59,7 +59,7 @@ void add_set(const TensorSet& set, const std::string& stem, Json& sets, std::str
          fmt::format("[{}]", fmt::join(tensor.shape, ", ")),
          with_commas(tensor.elements()),
          storage::format_bytes(bytes_of(tensor)),
-         counted(std::max<size_t>(tensor.pieces.size(), 1), "slice")});
+         counted(std::max<size_t>(tensor.slices.size(), 1), "slice")});
   }
   text += fmt::format(
       "\n{}: {}, {} {}{}, {}, in {}\n",

@@ -126,7 +126,7 @@ Dtype written_as(Dtype dtype, MergeDtype wanted) {
 void convert(const TensorSet& set, const SetTensor& tensor, Dtype dtype, std::string& buffer) {
   const size_t width = storage::dtype_bytes(dtype);
   buffer.resize(static_cast<size_t>(tensor.elements()) * width);
-  for (const TensorSlice& slice : tensor.pieces) {
+  for (const TensorSlice& slice : tensor.slices) {
     char* const to = buffer.data() + static_cast<size_t>(slice.begin) * width;
     const int64_t overflows = convert_floats(tensor.dtype, set.bytes(slice), dtype, to);
     if (overflows > 0) {
@@ -150,11 +150,11 @@ std::string_view assemble(
     convert(set, tensor, dtype, buffer);
     return buffer;
   }
-  if (tensor.pieces.size() == 1) {
-    return set.bytes(tensor.pieces.front());
+  if (tensor.slices.size() == 1) {
+    return set.bytes(tensor.slices.front());
   }
   buffer.reserve(static_cast<size_t>(tensor.elements()) * storage::dtype_bytes(tensor.dtype));
-  for (const TensorSlice& slice : tensor.pieces) {
+  for (const TensorSlice& slice : tensor.slices) {
     buffer += set.bytes(slice);
   }
   return buffer;
@@ -164,7 +164,7 @@ std::string_view assemble(
 std::string_view tensor_bytes(
     const TensorSet& set, const SetTensor& tensor, Dtype dtype, std::string& buffer) {
   buffer = std::string();  // Frees the memory of the previous tensor first.
-  if (tensor.pieces.empty()) {
+  if (tensor.slices.empty()) {
     return {};
   }
   try {
@@ -172,7 +172,7 @@ std::string_view tensor_bytes(
   } catch (const std::bad_alloc&) {
     const uint64_t bytes = static_cast<uint64_t>(tensor.elements()) * storage::dtype_bytes(dtype);
     throw CheckpointError(
-        set.file(tensor.pieces.front().file).path(),
+        set.file(tensor.slices.front().file).path(),
         fmt::format(
             "needs {} ({} bytes) of memory to be written as {}, and less is available; use a host "
             "with "

@@ -68,10 +68,10 @@ bool same_by_checksum(
     const TensorSet& other_set,
     const SetTensor& other) {
   return std::equal(
-      one.pieces.begin(),
-      one.pieces.end(),
-      other.pieces.begin(),
-      other.pieces.end(),
+      one.slices.begin(),
+      one.slices.end(),
+      other.slices.begin(),
+      other.slices.end(),
       [&](const TensorSlice& left, const TensorSlice& right) {
         return left.begin == right.begin && left.count == right.count &&
                one_set.crc32c(left) == other_set.crc32c(right);
@@ -99,8 +99,8 @@ std::optional<TensorDifference> compare(
   size_t left = 0;
   size_t right = 0;
   for (int64_t next = 0; next < one.elements();) {
-    const TensorSlice& one_slice = one.pieces[left];
-    const TensorSlice& other_slice = other.pieces[right];
+    const TensorSlice& one_slice = one.slices[left];
+    const TensorSlice& other_slice = other.slices[right];
     const int64_t one_end = one_slice.begin + one_slice.count;
     const int64_t other_end = other_slice.begin + other_slice.count;
     const int64_t end = std::min(one_end, other_end);

@@ -340,8 +340,8 @@ class Accelerator {
   std::filesystem::path save_state(const SaveStateOptions& options = {});
   /// Blocks until no asynchronous save is running in this process; throws if it failed.
   void wait_for_save();
-  /// Writes only the weights, in transformers' format (see checkpoint/save_model.h), on the main
-  /// process, one tensor at a time. Collective: returns, or throws, on all processes.
+  /// Writes only the weights, in transformers' format (see checkpoint/weights/save_model.h), on the
+  /// main process, one tensor at a time. Collective: returns, or throws, on all processes.
   template <ModuleHandle Model>
   void save_model(
       const Model& model,

@@ -34,7 +34,7 @@ void BackgroundSave::start(std::function<void()> save) {
   try {
     thread_ = std::thread(run);
   } catch (const std::system_error&) {
-    run();  // No thread to be had: the other ranks are in it already.
+    run();  // No thread is available, and the other ranks have already started.
   }
 }
 
@@ -60,14 +60,14 @@ std::filesystem::path save_despite_failure(
     folder = save();
   } catch (const std::exception&) {
     if (!earlier.empty()) {
-      log_error("the asynchronous save before this one failed, too: " + earlier);
+      log_error("the previous asynchronous save failed, too: " + earlier);
     }
     throw;
   }
   if (!earlier.empty()) {
     throw CheckpointError(
         folder.string(),
-        "is saved, or being written if it is asynchronous; but the asynchronous save before it "
+        "is saved (or still being written, if asynchronous), but the previous asynchronous save "
         "failed: " +
             earlier);
   }

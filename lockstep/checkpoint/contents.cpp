@@ -20,8 +20,7 @@
 namespace lockstep::checkpoint {
 namespace {
 
-/// The tensors of a set that lie in [begin, end) of all their bytes laid end to end, cut where the
-/// range begins and ends in the middle of one.
+/// Returns the tensors, or slices of them, in [begin, end) of the concatenated bytes of a set.
 struct Share {
   NamedTensors tensors;
   storage::Slices slices;
@@ -33,14 +32,14 @@ Share cut(const NamedTensors& tensors, int64_t begin, int64_t end) {
   for (const NamedTensor& item : tensors) {
     const auto item_bytes = static_cast<int64_t>(item.tensor.itemsize());
     const int64_t bytes = item.tensor.numel() * item_bytes;
-    // An element belongs to the share its first byte is in.
+    // An element belongs to the share of its first byte.
     const auto element = [&](int64_t byte) {
       return std::clamp((byte - at + item_bytes - 1) / item_bytes, int64_t{0}, item.tensor.numel());
     };
     const int64_t first = element(begin);
     const int64_t last = element(end);
-    const bool whole = bytes == 0 ? begin == 0 : first == 0 && last == item.tensor.numel();
-    if (whole) {
+    const bool is_full = bytes == 0 ? begin == 0 : first == 0 && last == item.tensor.numel();
+    if (is_full) {
       share.tensors.push_back(item);
     } else if (first < last) {
       share.tensors.push_back(
@@ -89,12 +88,12 @@ void Contents::add_shared(
     int rank,
     size_t writers_per_rank,
     EvenShares& shares) {
-  const std::vector<EvenShares::Range> ranges = shares.deal(bytes_of(tensors));
+  const std::vector<EvenShares::Range> ranges = shares.divide(bytes_of(tensors));
   must_agree(
       "the tensors of " + stem,
       fmt::format(
           "crc32c {:08x} in shares {}", crc32c(description(tensors)), fmt::join(ranges, ", ")));
-  std::vector<size_t> writers;  // Those that got anything.
+  std::vector<size_t> writers;  // Writers with a nonempty share.
   for (size_t i = 0; i < ranges.size(); ++i) {
     if (ranges[i].first < ranges[i].second) {
       writers.push_back(i);

@@ -12,7 +12,7 @@ void EvenShares::claim(size_t writer, int64_t bytes) {
   loads_.at(writer) += bytes;
 }
 
-std::vector<EvenShares::Range> EvenShares::deal(int64_t bytes) {
+std::vector<EvenShares::Range> EvenShares::divide(int64_t bytes) {
   std::vector<Range> ranges(loads_.size(), {0, 0});
   if (loads_.size() == 1 || bytes < least_bytes_) {
     loads_[0] += bytes;
@@ -22,7 +22,7 @@ std::vector<EvenShares::Range> EvenShares::deal(int64_t bytes) {
     }
     return ranges;
   }
-  // The level to which the least loaded are filled up: as if water were poured on the loads.
+  // The common load up to which the least loaded writers are filled.
   std::vector<int64_t> sorted = loads_;
   std::sort(sorted.begin(), sorted.end());
   int64_t level = 0;

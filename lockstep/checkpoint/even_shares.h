@@ -22,7 +22,7 @@ class EvenShares {
   void claim(size_t writer, int64_t bytes);
   /// Divides `bytes` into a contiguous range for each writer, in order, so that the loads become as
   /// equal as possible.
-  std::vector<Range> deal(int64_t bytes);
+  std::vector<Range> divide(int64_t bytes);
 
  private:
   std::vector<int64_t> loads_;

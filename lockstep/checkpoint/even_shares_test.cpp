@@ -13,21 +13,21 @@ using testing::Pair;
 TEST(EvenShares, LevelWhatSomeWritersHaveAnyway) {
   EvenShares shares(3, 1);
   shares.claim(0, 100);
-  EXPECT_THAT(shares.deal(200), ElementsAre(Pair(0, 0), Pair(0, 100), Pair(100, 200)));
-  EXPECT_THAT(shares.deal(30), ElementsAre(Pair(0, 10), Pair(10, 20), Pair(20, 30)));
+  EXPECT_THAT(shares.divide(200), ElementsAre(Pair(0, 0), Pair(0, 100), Pair(100, 200)));
+  EXPECT_THAT(shares.divide(30), ElementsAre(Pair(0, 10), Pair(10, 20), Pair(20, 30)));
 }
 
 TEST(EvenShares, FillUpTheLeastLoadedWhereThereIsTooLittleForAll) {
   EvenShares shares(3, 1);
   shares.claim(0, 100);
   shares.claim(1, 30);
-  EXPECT_THAT(shares.deal(50), ElementsAre(Pair(0, 0), Pair(0, 10), Pair(10, 50)));
+  EXPECT_THAT(shares.divide(50), ElementsAre(Pair(0, 0), Pair(0, 10), Pair(10, 50)));
 }
 
 TEST(EvenShares, LeaveALittleWhole) {
   EvenShares shares(2, 51);
   shares.claim(0, 100);
-  EXPECT_THAT(shares.deal(50), ElementsAre(Pair(0, 50), Pair(50, 50)));
+  EXPECT_THAT(shares.divide(50), ElementsAre(Pair(0, 50), Pair(50, 50)));
 }
 
 TEST(EvenShares, CoverEveryByteOnceWhateverTheLoads) {
@@ -39,7 +39,7 @@ TEST(EvenShares, CoverEveryByteOnceWhateverTheLoads) {
           shares.claim(i, load * static_cast<int64_t>(i % 3));
         }
         int64_t next = 0;
-        for (const auto& [begin, end] : shares.deal(bytes)) {
+        for (const auto& [begin, end] : shares.divide(bytes)) {
           EXPECT_EQ(begin, next);
           EXPECT_LE(begin, end);
           next = end;

@@ -20,69 +20,71 @@
 namespace lockstep::checkpoint {
 namespace {
 
-// Enough for a disk to be busy all the time, and nothing to a machine's memory.
+// Keeps a disk busy, and is small compared with a machine's memory.
 constexpr uint64_t kAheadBytes = uint64_t{64} << 20;
 
-std::string_view unproven_bytes(const storage::TensorSet& set, const storage::TensorSlice& piece) {
-  const storage::SafetensorsMap& file = set.file(piece.file);
-  return file.bytes(file.entries()[piece.entry]);
+std::string_view unverified_bytes(
+    const storage::TensorSet& set, const storage::TensorSlice& slice) {
+  const storage::SafetensorsMap& file = set.file(slice.file);
+  return file.bytes(file.entries()[slice.entry]);
 }
 
-/// In the order in which they are proven, which is about that of the files.
+/// Returns all slices in the order of verification, which is about that of the files.
 std::vector<storage::TensorSlice> slices_of(const storage::TensorSet& set) {
-  std::vector<storage::TensorSlice> pieces;
+  std::vector<storage::TensorSlice> slices;
   for (const storage::SetTensor& tensor : set.tensors()) {
-    pieces.insert(pieces.end(), tensor.pieces.begin(), tensor.pieces.end());
+    slices.insert(slices.end(), tensor.slices.begin(), tensor.slices.end());
   }
-  return pieces;
+  return slices;
 }
 
-/// Those whose middle lies in the share's part of all their bytes laid end to end.
+/// Returns the slices whose middle is in the share's range of their concatenated bytes.
 std::vector<storage::TensorSlice> slices_of_share(
     const storage::TensorSet& set, const ProofShare& share) {
-  LOCKSTEP_ASSERT(share.index >= 0 && share.index < share.of, "a share is one of them all");
-  std::vector<storage::TensorSlice> pieces = slices_of(set);
+  LOCKSTEP_ASSERT(
+      share.index >= 0 && share.index < share.of, "the index of a share is less than their number");
+  std::vector<storage::TensorSlice> slices = slices_of(set);
   uint64_t all_bytes = 0;
-  for (const storage::TensorSlice& piece : pieces) {
-    all_bytes += unproven_bytes(set, piece).size();
+  for (const storage::TensorSlice& slice : slices) {
+    all_bytes += unverified_bytes(set, slice).size();
   }
   const auto bound = [&](int index) {
     return all_bytes / static_cast<uint64_t>(share.of) * static_cast<uint64_t>(index);
   };
   uint64_t at = 0;
-  std::erase_if(pieces, [&](const storage::TensorSlice& piece) {
-    const uint64_t bytes = unproven_bytes(set, piece).size();
+  std::erase_if(slices, [&](const storage::TensorSlice& slice) {
+    const uint64_t bytes = unverified_bytes(set, slice).size();
     const uint64_t middle = at + bytes / 2;
     at += bytes;
     return middle < bound(share.index) ||
            (share.index + 1 < share.of && middle >= bound(share.index + 1));
   });
-  return pieces;
+  return slices;
 }
 
-/// All of them, those of the share first: so that the processes of a host read different parts of
-/// the disk, and each finds the others' in memory.
+/// Returns all slices, those of the share first. So the processes of a host read different parts of
+/// the disk, and find the other parts in memory.
 std::vector<storage::TensorSlice> slices_from_share(
     const storage::TensorSet& set, const ProofShare& share) {
-  std::vector<storage::TensorSlice> pieces = slices_of(set);
+  std::vector<storage::TensorSlice> slices = slices_of(set);
   const std::vector<storage::TensorSlice> own = slices_of_share(set, share);
   if (!own.empty()) {
-    const auto is_first = [&own](const storage::TensorSlice& piece) {
-      return piece.file == own.front().file && piece.entry == own.front().entry;
+    const auto is_first = [&own](const storage::TensorSlice& slice) {
+      return slice.file == own.front().file && slice.entry == own.front().entry;
     };
-    std::rotate(pieces.begin(), std::find_if(pieces.begin(), pieces.end(), is_first), pieces.end());
+    std::rotate(slices.begin(), std::find_if(slices.begin(), slices.end(), is_first), slices.end());
   }
-  return pieces;
+  return slices;
 }
 
-/// Tells the kernel what will be wanted soon: by itself it reads a little at a time, as it is
-/// touched, and the disk is idle in between. Thread-safe.
+/// Announces to the kernel the slices that are read next. Without that it reads little at a time,
+/// on access, and the disk is idle in between. Thread-safe.
 class ReadAhead {
  public:
-  ReadAhead(const storage::TensorSet& set, const std::vector<storage::TensorSlice>& pieces)
-      : set_(&set), slices_(&pieces) {}
+  ReadAhead(const storage::TensorSet& set, const std::vector<storage::TensorSlice>& slices)
+      : set_(&set), slices_(&slices) {}
 
-  /// That piece is what is read next.
+  /// Reports the slice that is read next.
   void before(size_t index) {
     const std::lock_guard<std::mutex> guard(mutex_);
     for (; passed_ < index; ++passed_) {
@@ -96,13 +98,12 @@ class ReadAhead {
   }
 
  private:
-  std::string_view bytes(size_t index) const { return unproven_bytes(*set_, (*slices_)[index]); }
+  std::string_view bytes(size_t index) const { return unverified_bytes(*set_, (*slices_)[index]); }
 
   static void will_need(std::string_view bytes) {
     static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
     const uintptr_t past_page = std::bit_cast<uintptr_t>(bytes.data()) % page;
-    // Only advice: a kernel that does not take it reads all the same. MADV_WILLNEED changes
-    // nothing.
+    // Only advice: a kernel that ignores it reads the same data later.
     madvise(const_cast<char*>(bytes.data() - past_page), bytes.size() + past_page, MADV_WILLNEED);
   }
 
@@ -111,41 +112,41 @@ class ReadAhead {
   const std::vector<storage::TensorSlice>* slices_;
   size_t passed_ = 0;
   size_t wanted_ = 0;
-  uint64_t ahead_bytes_ = 0;  ///< Of those asked for, what is not passed yet.
+  uint64_t ahead_bytes_ = 0;  ///< Announced bytes that were not read yet.
 };
 
-/// Reads what this process proves, and proves it; or, of a proof of nothing, reads it all.
+/// Reads and verifies the slices of this process's share; without verification, reads all slices.
 void prove(const storage::TensorSet& set, const ProofShare& share, int threads) {
-  const std::vector<storage::TensorSlice> pieces =
+  const std::vector<storage::TensorSlice> slices =
       share.nothing ? slices_from_share(set, share) : slices_of_share(set, share);
-  ReadAhead ahead(set, pieces);
-  for_each_index(pieces.size(), threads, [&](size_t i) {
+  ReadAhead ahead(set, slices);
+  for_each_index(slices.size(), threads, [&](size_t i) {
     ahead.before(i);
     if (share.nothing) {
-      const storage::SafetensorsMap& file = set.file(pieces[i].file);
-      file.fetch(file.entries()[pieces[i].entry]);
+      const storage::SafetensorsMap& file = set.file(slices[i].file);
+      file.fetch(file.entries()[slices[i].entry]);
     } else {
-      set.bytes(pieces[i]);  // Compares its checksum.
+      set.bytes(slices[i]);  // Compares its checksum.
     }
   });
 }
 
 at::Tensor put_together(const storage::TensorSet& set, const storage::SetTensor& wanted) {
-  if (wanted.pieces.size() == 1) {
-    const storage::TensorSlice& piece = wanted.pieces.front();
-    const storage::SafetensorsMap& file = set.file(piece.file);
-    return tensor_of(file, file.entries()[piece.entry]).view(wanted.shape);
+  if (wanted.slices.size() == 1) {
+    const storage::TensorSlice& slice = wanted.slices.front();
+    const storage::SafetensorsMap& file = set.file(slice.file);
+    return tensor_of(file, file.entries()[slice.entry]).view(wanted.shape);
   }
-  at::Tensor whole = at::empty(wanted.shape, at::TensorOptions().dtype(scalar_type(wanted.dtype)));
-  auto* begin = static_cast<std::byte*>(whole.mutable_data_ptr());
-  for (const storage::TensorSlice& piece : wanted.pieces) {
-    const std::string_view bytes = unproven_bytes(set, piece);
+  at::Tensor full = at::empty(wanted.shape, at::TensorOptions().dtype(scalar_type(wanted.dtype)));
+  auto* begin = static_cast<std::byte*>(full.mutable_data_ptr());
+  for (const storage::TensorSlice& slice : wanted.slices) {
+    const std::string_view bytes = unverified_bytes(set, slice);
     std::memcpy(
-        begin + static_cast<size_t>(piece.begin) * storage::dtype_bytes(wanted.dtype),
+        begin + static_cast<size_t>(slice.begin) * storage::dtype_bytes(wanted.dtype),
         bytes.data(),
         bytes.size());
   }
-  return whole;
+  return full;
 }
 
 }  // namespace

@@ -63,7 +63,7 @@ TEST_F(ReaderTest, HandsOutWhatWasSaved) {
   EXPECT_TRUE(at::equal(tensors[0].tensor, weight_));
   EXPECT_TRUE(at::equal(tensors[1].tensor, at::ones({3}, at::kHalf)));
   EXPECT_EQ(reader.json("state.json"), Json({{"epoch", 3}}));
-  refuses([&] { reader.json("other.json"); }, "holds no file \"other.json\"");
+  refuses([&] { reader.json("other.json"); }, "has no file \"other.json\"");
   refuses([&] { reader.tensors("state.json"); }, "state.json");
 }
 
@@ -142,13 +142,13 @@ TEST_F(ReaderTest, SeesAFileFromAnotherCheckpoint) {
   write_safetensors(path_ / "model.safetensors", {{"v", weight_}, {"b", at::ones({3}, at::kHalf)}});
   refuses(
       [&] { Reader(path_, storage::Verify::kFull); },
-      "\"v\"] holds a tensor the manifest does not know");
+      "\"v\"] has a tensor that the manifest does not list");
 }
 
 TEST_F(ReaderTest, DoesNotOpenWithATruncatedFile) {
   const auto bytes = fs::file_size(path_ / "model.safetensors");
   fs::resize_file(path_ / "model.safetensors", bytes - 1);
-  does_not_open("model.safetensors] is not the file that was written; got");
+  does_not_open("model.safetensors] has the wrong size; got");
   fs::resize_file(path_ / "model.safetensors", 0);
   does_not_open("got 0 bytes");
 }
@@ -172,15 +172,15 @@ TEST_F(ReaderTest, KnowsNothingOfFilesTheManifestDoesNotList) {
   fs::create_symlink(folder_ / "outside.json", path_ / "extra.json");
   const Reader reader(path_, storage::Verify::kFull);
   EXPECT_FALSE(reader.has("extra.json"));
-  refuses([&] { reader.json("extra.json"); }, "holds no file");
-  refuses([&] { reader.json("../outside.json"); }, "holds no file");
+  refuses([&] { reader.json("extra.json"); }, "has no file");
+  refuses([&] { reader.json("../outside.json"); }, "has no file");
 }
 
 TEST_F(ReaderTest, DoesNotOpenWhatIsNoCheckpoint) {
   refuses([&] { Reader reader(folder_.path()); }, "is no checkpoint");
   refuses([&] { Reader reader(folder_ / "absent"); }, "is no checkpoint");
   fs::remove(path_ / "manifest.json");
-  does_not_open("is no checkpoint; it holds no manifest.json");
+  does_not_open("is not a checkpoint; it has no manifest.json");
 }
 
 }  // namespace

@@ -28,24 +28,24 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-// What a rank tells the others begins with one of these.
+// The first character of a rank's report.
 constexpr char kGood = '+';
 constexpr char kBad = '-';
 
-/// Absolute, because the program may go to another folder before the commit.
+/// Returns an absolute path, since the program may change its working folder before the commit.
 fs::path plain_target(const fs::path& target) {
   const fs::path absolute = fs::absolute(target);
   return absolute.has_filename() ? absolute : absolute.parent_path();
 }
 
-/// Overwriting removes a folder with all that is in it: a slip of the finger must not be enough.
+/// Overwriting removes a folder with all files, so the target must be a checkpoint.
 bool may_be_replaced(const fs::path& target) {
   return fs::symlink_status(target).type() == fs::file_type::directory &&
          (fs::is_empty(target) || storage::name_exists(target / storage::kManifestName));
 }
 
-/// The folder was private while it grew. Now it is opened to whom the process's umask opens files,
-/// which a file shows: reading the umask itself would mean changing it.
+/// Gives the finished folder the permissions of the process's umask. They are read from a file,
+/// since reading the umask itself would change it for other threads.
 void open_like(const fs::path& folder, const fs::path& file) {
   struct stat status {};
   if (stat(file.c_str(), &status) != 0) {
@@ -53,7 +53,7 @@ void open_like(const fs::path& folder, const fs::path& file) {
   }
   const mode_t files = status.st_mode & 0666;
   if (chmod(folder.c_str(), 0700 | files | ((files & 0444) >> 2)) != 0) {
-    storage::throw_errno(folder, "cannot be opened to others");
+    storage::throw_errno(folder, "cannot be made readable for other users");
   }
 }
 
@@ -71,7 +71,7 @@ Group patient(const Group& group) {
   return group.with_timeout(std::max(group.timeout(), kSavingTimeout));
 }
 
-// Delegates, so that the destructor runs should the rest throw.
+// Delegates, so that the destructor runs if the rest throws.
 Writer::Writer(const Group& group, const fs::path& target, WriterOptions options)
     : Writer(group, target, Unstarted()) {
   overwrite_ = options.overwrite;
@@ -87,13 +87,14 @@ Writer::Writer(const Group& group, const fs::path& target, WriterOptions options
     attempt([&] {
       if (named != target_.native()) {
         throw CheckpointError(
-            target_, fmt::format("is not what rank 0 saves to; got that, expected {}", named));
+            target_,
+            fmt::format("differs from the target of rank 0; expected {} on all ranks", named));
       }
       if (!folder.empty() && !fs::is_directory(folder_)) {
         throw CheckpointError(
             folder_,
-            "was made by rank 0 and is not visible here; expected one file system for all ranks, "
-            "or the same working folder");
+            "was created by rank 0 and is not visible on this rank; use one file system, and the "
+            "same working folder, for all ranks");
       }
     });
   }
@@ -110,7 +111,7 @@ Writer::~Writer() {
 void Writer::make_folder() {
   const std::string name = target_.filename();
   if (name.empty() || name == "." || name == "..") {
-    throw CheckpointError(target_, "is no name for a checkpoint; try checkpoints/step_100");
+    throw CheckpointError(target_, "is not a valid name of a checkpoint; try checkpoints/step_100");
   }
   storage::make_folders(target_.parent_path());
   storage::remove_stale(target_.parent_path());
@@ -125,11 +126,12 @@ bool Writer::check_target() const {
     return false;
   }
   if (!overwrite_) {
-    throw CheckpointError(
-        target_, "exists, and is not overwritten by default; try another name, or overwrite");
+    throw CheckpointError(target_, "already exists; try another name, or set overwrite");
   }
   if (!may_be_replaced(target_)) {
-    throw CheckpointError(target_, "is no checkpoint, and only one would be overwritten");
+    throw CheckpointError(
+        target_,
+        "exists and is not a checkpoint, so overwrite does not replace it; try another name");
   }
   return true;
 }
@@ -147,7 +149,7 @@ void Writer::attempt(const std::function<void()>& step) {
 
 void Writer::fail(const std::string& why) {
   if (failure_.empty()) {
-    // The rank is named in front, by whoever reports it.
+    // throw_first adds the rank.
     failure_ = without_rank_suffix(why);
     if (failure_.empty()) {
       failure_ = "no reason given";
@@ -167,7 +169,7 @@ void Writer::throw_first(const std::vector<std::string>& reports) {
 
 void Writer::add(const std::string& file_name, const std::function<storage::FileSummary()>& write) {
   if (folder_.empty()) {
-    throw ConfigError("Writer", "a file is added after commit; add all files before");
+    throw ConfigError("Writer", "the file was added after commit; add all files before it");
   }
   attempt([&] {
     storage::check_file_name(target_, file_name);
@@ -212,7 +214,7 @@ void Writer::write(const Contents& contents) {
                     : write_safetensors(path, file.tensors, file.metadata)};
     });
   });
-  // What was written before a failure has to be removed, too.
+  // Files that were written before a failure must be removed, too.
   std::copy_if(records.begin(), records.end(), std::back_inserter(files_), [](const auto& record) {
     return !record.name.empty();
   });
@@ -237,7 +239,7 @@ void Writer::check_agreement(const std::vector<std::string>& reports) const {
         throw CheckpointError(
             target_,
             fmt::format(
-                "is not saved; ranks disagree on {}: rank {} has {}, rank 0 {}",
+                "is not saved; ranks disagree on {}: rank {} has {}, rank 0 has {}",
                 what,
                 rank,
                 other.value(what, "none"),
@@ -249,7 +251,7 @@ void Writer::check_agreement(const std::vector<std::string>& reports) const {
 
 void Writer::commit(const Json& meta) {
   if (folder_.empty()) {
-    throw ConfigError("Writer", "commit is called a second time; a Writer saves one checkpoint");
+    throw ConfigError("Writer", "commit was called twice; a Writer saves one checkpoint");
   }
   std::string report;
   attempt([&] { report = own_report(); });
@@ -262,9 +264,9 @@ void Writer::commit(const Json& meta) {
       commit_on_disk(meta, reports);
     });
   }
-  const std::string outcome = broadcast_bytes(group_, failure_);
-  if (!outcome.empty()) {
-    throw_first({kBad + outcome});  // As the report of rank 0.
+  const std::string failure = broadcast_bytes(group_, failure_);
+  if (!failure.empty()) {
+    throw_first({kBad + failure});  // As the report of rank 0.
   }
   folder_.clear();
 }
@@ -290,7 +292,7 @@ void Writer::commit_on_disk(const Json& meta, const std::vector<std::string>& re
   storage::sync_folder(folder_);
   storage::publish(folder_, target_, check_target());
   folder_.clear();
-  owned_.reset();  // Done; whoever prunes need not wait for this Writer to go.
+  owned_.reset();  // So that pruning need not wait for the destructor of this Writer.
 }
 
 void Writer::abandon() noexcept {
@@ -300,7 +302,7 @@ void Writer::abandon() noexcept {
   std::error_code ignored;
   try {
     if (group_.rank() == 0) {
-      // Again if other ranks removed theirs under its hands.
+      // Repeated if other ranks remove their files meanwhile.
       for (int tries = 0; tries < 3 && fs::exists(folder_, ignored); ++tries) {
         fs::remove_all(folder_, ignored);
       }
@@ -308,11 +310,11 @@ void Writer::abandon() noexcept {
       for (const storage::FileRecord& record : files_) {
         fs::remove(folder_ / record.name, ignored);
       }
-      // Rank 0 could not, if it was faster. Fails while there is something in it.
+      // Rank 0 fails if it is faster than this rank. Fails while the folder is not empty.
       fs::remove(folder_, ignored);
     }
   } catch (const std::exception&) {
-    // Out of memory, at most: remove_stale will do it.
+    // Only for lack of memory; remove_stale removes the folder later.
   }
   folder_.clear();
 }

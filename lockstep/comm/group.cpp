@@ -5,158 +5,32 @@
 #include <vector>
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/tensor/sharded_param.h"
+#include "lockstep/comm/group_checks.h"
 
 namespace lockstep {
 namespace {
 
+using comm::check_divisible;
+using comm::check_output;
+using comm::check_rank;
+using comm::check_reducible;
+using comm::check_scatter_input;
+using comm::check_tensor;
 using comm::Collective;
 using comm::Op;
 
-std::string shape_text(const at::Tensor& tensor) {
-  return fmt::format(
-      "{}[{}]", c10::toString(tensor.scalar_type()), fmt::join(tensor.sizes(), ", "));
-}
-
-void check_tensor(Op op, const at::Tensor& tensor) {
-  if (!tensor.defined()) {
-    throw ConfigError(comm::name_of(op), "the tensor is undefined");
-  }
-  if (tensor.is_meta()) {
-    throw ConfigError(
-        comm::name_of(op),
-        fmt::format(
-            "{} is on meta and has no values; pass one of a real device", shape_text(tensor)));
-  }
-  if (comm::is_sharded_param(tensor)) {
-    throw ConfigError(
-        comm::name_of(op),
-        fmt::format(
-            "{} has its memory here only while operations of torch touch it (ZeRO stage 3, "
-            "zero_init), and a transport works on memory; got the parameter itself, expected a "
-            "tensor of its own; pass tensor.detach().clone(), and copy_ the result back if it is "
-            "to "
-            "stay, or give all ranks one's values by Accelerator::with_gathered_parameters",
-            shape_text(tensor)));
-  }
-  if (tensor.layout() != at::kStrided || !tensor.is_contiguous()) {
-    throw ConfigError(
-        comm::name_of(op),
-        fmt::format(
-            "the tensor {} is not contiguous in memory; pass tensor.contiguous()",
-            shape_text(tensor)));
-  }
-  if (tensor.is_conj() || tensor.is_neg()) {
-    throw ConfigError(
-        comm::name_of(op),
-        fmt::format(
-            "the memory of {} is not its values; pass tensor.resolve_conj().resolve_neg()",
-            shape_text(tensor)));
-  }
-}
-
-void check_reducible(Op op, const at::Tensor& tensor, ReduceOp reduce) {
-  check_tensor(op, tensor);
-  switch (tensor.scalar_type()) {
-    case at::kFloat:
-    case at::kDouble:
-    case at::kHalf:
-    case at::kBFloat16:
-      return;
-    case at::kByte:
-    case at::kChar:
-    case at::kInt:
-    case at::kLong:
-      if (reduce == ReduceOp::kAvg) {
-        throw ConfigError(
-            comm::name_of(op),
-            fmt::format(
-                "an average of {} would be rounded; reduce a floating point tensor",
-                shape_text(tensor)));
-      }
-      return;
-    default:
-      throw ConfigError(
-          comm::name_of(op),
-          fmt::format(
-              "cannot reduce {}; expected float32, float64, float16, bfloat16, uint8, int8, int32 "
-              "or int64",
-              shape_text(tensor)));
-  }
-}
-
-void check_divisible(Op op, const at::Tensor& tensor, int size) {
-  if (tensor.dim() == 0 || tensor.size(0) % size != 0) {
-    throw ConfigError(
-        comm::name_of(op),
-        fmt::format(
-            "dimension 0 cannot be cut into {} equal parts; got {}; pad it or choose another size",
-            size,
-            shape_text(tensor)));
-  }
-}
-
-void check_rank(Op op, int rank, int size, const char* what) {
-  if (rank < 0 || rank >= size) {
-    throw ConfigError(
-        comm::name_of(op),
-        fmt::format("no such {}; got rank {}, expected 0 to {}", what, rank, size - 1));
-  }
-}
-
-/// Whether `output` is `input` with its first dimension multiplied by `times` and divided by
-/// `parts`.
-void check_output(Op op, const at::Tensor& output, const at::Tensor& input, int times, int parts) {
-  check_tensor(op, output);
-  const bool fits = output.dim() == input.dim() && output.scalar_type() == input.scalar_type() &&
-                    output.device() == input.device() &&
-                    output.size(0) * parts == input.size(0) * times &&
-                    output.sizes().slice(1) == input.sizes().slice(1);
-  if (!fits) {
-    throw ConfigError(
-        comm::name_of(op),
-        fmt::format(
-            "the output does not fit the input; got output {}, input {}, expected {}/{} of its "
-            "rows",
-            shape_text(output),
-            shape_text(input),
-            times,
-            parts));
-  }
-}
-
-/// Of the root: `input` must be an output of each rank along dimension 0.
-void check_scatter_input(const at::Tensor& output, const at::Tensor& input, int size) {
-  check_tensor(Op::kScatter, input);
-  check_divisible(Op::kScatter, input, size);
-  const bool fits = output.dim() > 0 && input.numel() == output.numel() * size &&
-                    input.dim() == output.dim() &&
-                    input.sizes().slice(1) == output.sizes().slice(1) &&
-                    input.scalar_type() == output.scalar_type();
-  if (!fits) {
-    throw ConfigError(
-        "scatter",
-        fmt::format(
-            "input must be {} outputs along dimension 0; got input {}, output {}",
-            size,
-            shape_text(input),
-            shape_text(output)));
-  }
-}
-
-/// `tensor` without its history, which an operation must not keep alive. Most have none, and
-/// detach() costs as much as a small operation.
+/// Returns `tensor` without its autograd graph, which an operation must not keep alive. Most
+/// tensors have none, and detach() costs as much as a small operation.
 at::Tensor plain(const at::Tensor& tensor) {
   return tensor.requires_grad() ? tensor.detach() : tensor;
 }
 
-/// `like` with its first dimension multiplied by `times` and divided by `parts`.
+/// Allocates a tensor like `like` with dimension 0 multiplied by `times` and divided by `parts`.
 at::Tensor scaled(const at::Tensor& like, int times, int parts) {
   std::vector<int64_t> sizes(like.sizes().begin(), like.sizes().end());
   if (sizes.empty()) {
@@ -170,8 +44,8 @@ int64_t bytes_needed(at::IntArrayRef sizes, const at::TensorOptions& options) {
   return c10::multiply_integers(sizes) * static_cast<int64_t>(options.dtype().itemsize());
 }
 
-/// So many bytes as the tensor they are for.
-at::Tensor shaped(
+/// Returns the same memory as a tensor of these `sizes` and options.
+at::Tensor view_as(
     const at::Tensor& bytes, at::IntArrayRef sizes, const at::TensorOptions& options) {
   return bytes.view(c10::typeMetaToScalarType(options.dtype())).view(sizes);
 }
@@ -196,7 +70,8 @@ Group::Group(std::shared_ptr<comm::Transport> transport, comm::Milliseconds time
     : transport_(std::move(transport)), timeout_(timeout) {
   if (timeout_.count() <= 0) {
     throw ConfigError(
-        "group", fmt::format("a timeout must be positive; got {} ms", timeout_.count()));
+        "group",
+        fmt::format("timeout is out of range; got {} ms, expected 1 or more", timeout_.count()));
   }
 }
 
@@ -223,7 +98,7 @@ void Group::refuse(Op op, const at::Tensor& argument) {
   try {
     start(comm::refusal_of(op, argument), {}).wait();
   } catch (const CommError&) {
-    // The others have heard, or are gone; this rank throws its own error.
+    // The other ranks know, or are lost; this rank throws its own error.
   }
 }
 
@@ -356,7 +231,7 @@ Pending Group::send(const at::Tensor& tensor, int peer) {
   check_tensor(Op::kSend, tensor);
   check_rank(Op::kSend, peer, size(), "peer");
   if (peer == rank()) {
-    throw ConfigError("send", "a rank cannot send to itself");
+    throw ConfigError("send", "peer is this rank itself; expected another rank");
   }
   return start({.op = Op::kSend, .input = plain(tensor), .root = peer}, tensor);
 }
@@ -365,7 +240,7 @@ Pending Group::recv(const at::Tensor& tensor, int peer) {
   check_tensor(Op::kRecv, tensor);
   check_rank(Op::kRecv, peer, size(), "peer");
   if (peer == rank()) {
-    throw ConfigError("recv", "a rank cannot receive from itself");
+    throw ConfigError("recv", "peer is this rank itself; expected another rank");
   }
   return start({.op = Op::kRecv, .output = plain(tensor), .root = peer}, tensor);
 }
@@ -386,7 +261,7 @@ at::Tensor Group::empty(at::IntArrayRef sizes, const at::TensorOptions& options)
   if (!transport_ || !options.device().is_cpu()) {
     return at::empty(sizes, options);
   }
-  return shaped(transport_->allocate(bytes_needed(sizes, options)), sizes, options);
+  return view_as(transport_->allocate(bytes_needed(sizes, options)), sizes, options);
 }
 
 at::Tensor Group::shared_zeros(at::IntArrayRef sizes, const at::TensorOptions& options) {
@@ -394,7 +269,7 @@ at::Tensor Group::shared_zeros(at::IntArrayRef sizes, const at::TensorOptions& o
     return at::zeros(sizes, options);
   }
   const at::Tensor memory = transport_->allocate_shared(bytes_needed(sizes, options), timeout_);
-  return memory.defined() ? shaped(memory, sizes, options) : memory;
+  return memory.defined() ? view_as(memory, sizes, options) : memory;
 }
 
 Group Group::with_timeout(comm::Milliseconds timeout) const {

@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-/// The result of an operation that may still be running.
+/// Holds the result of an operation that may still be running.
 ///
 /// Do not use the tensors of the operation before `wait` has returned. A Pending may be dropped
 /// without waiting: the operation continues, and a failure of it is thrown by the next one.
@@ -22,10 +22,10 @@ class Pending {
 
   /// Returns true if `wait` would return, or throw, at once.
   bool done() const { return !work_ || work_->done(); }
-  /// Blocks until the result may be read, and returns it. Throws CommError, with the operation,
-  /// seconds and the ranks' disagreement; the group cannot be used afterwards. Uses the group's
-  /// timeout unless given one. Over NCCL it does not block: later work on the current stream sees
-  /// the result, unless the operation fails or exceeds its timeout; then the next operation throws.
+  /// Blocks until the result may be read, and returns it. Uses the group's timeout unless given
+  /// one. Throws CommError with the operation, the seconds and the ranks' mismatch; the group
+  /// cannot be used afterwards. Over NCCL it does not block: later work on the current stream sees
+  /// the result. If such an operation fails or exceeds its timeout, the next operation throws.
   at::Tensor wait();
   at::Tensor wait(comm::Milliseconds timeout);
 

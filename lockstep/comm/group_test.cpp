@@ -186,7 +186,7 @@ TEST_P(GroupTest, AnArgumentThatOneRankRefusesIsAnErrorOnAll) {
     const std::string shape = std::to_string(2 * group.size() + 1);
     EXPECT_THAT(
         told,
-        refuses ? HasSubstr("cannot be cut into")
+        refuses ? HasSubstr("does not divide into")
                 : HasSubstr(
                       "rank " + std::to_string(group.size() - 1) +
                       " calls reduce_scatter with an argument that it refuses, a tensor of float[" +

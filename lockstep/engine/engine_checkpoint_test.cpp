@@ -448,7 +448,7 @@ TEST(Save16bitModel, AsksWhich16BitsAndForANameThatSaysWhatItIs) {
         engine.save_16bit_model(folder.path(), "model.safetensors", at::kDouble), ConfigError);
     EXPECT_THAT(
         [&] { engine.save_16bit_model(folder.path(), "pytorch_model.bin", at::kHalf); },
-        ThrowsMessage<Error>(HasSubstr("file_name is the name of a safetensors file")));
+        ThrowsMessage<Error>(HasSubstr("file_name is not the name of a safetensors file")));
   });
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kBlockBytes = size_t{1} << 20;
 
-/// An open file that is read in blocks.
+/// Reads an open file in blocks.
 class BlockReader {
  public:
   BlockReader(const std::filesystem::path& path, const Descriptor& file, const ContentWatch& watch)
@@ -77,8 +77,7 @@ void check_size(const std::string& path, uint64_t got, const FileRecord& record)
     throw CheckpointError(
         path,
         fmt::format(
-            "is not the file that was written; got {} bytes, expected {}; try an earlier "
-            "checkpoint",
+            "has the wrong size; got {} bytes, expected {}; try an earlier checkpoint",
             got,
             record.summary.bytes));
   }
@@ -103,23 +102,23 @@ void check_header(
     const std::vector<TensorEntry>& entries,
     const FileRecord& record) {
   const auto& expected = record.summary.tensors;
-  uint32_t whole = crc32c(header);
+  uint32_t file_crc = crc32c(header);
   std::set<std::string_view> found;
   for (const TensorEntry& entry : entries) {
     const auto known = expected.find(entry.name);
     if (known == expected.end()) {
       throw CheckpointError(
-          path, "holds a tensor the manifest does not know", in_quotes(entry.name));
+          path, "has a tensor that the manifest does not list", in_quotes(entry.name));
     }
     found.insert(entry.name);
-    whole = crc32c_combine(whole, known->second, entry.end - entry.begin);
+    file_crc = crc32c_combine(file_crc, known->second, entry.end - entry.begin);
   }
   for (const auto& [name, crc] : expected) {
     if (!found.contains(name)) {
-      throw CheckpointError(path, "lacks a tensor the manifest promises", in_quotes(name));
+      throw CheckpointError(path, "lacks a tensor that the manifest lists", in_quotes(name));
     }
   }
-  check_crc(path, whole, record.summary.crc32c);
+  check_crc(path, file_crc, record.summary.crc32c);
 }
 
 void check_content(

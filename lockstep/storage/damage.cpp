@@ -11,7 +11,7 @@
 namespace lockstep::storage {
 namespace {
 
-/// The name in an error's quotes.
+/// Returns the name without the quotes of an error message.
 std::string unquoted(const std::string& name) {
   return name.size() >= 2 && name.front() == '"' && name.back() == '"'
              ? name.substr(1, name.size() - 2)

@@ -96,7 +96,7 @@ TEST_F(DamageTest, IsAFileThatBecomesShorterWhileItIsRead) {
         [&](uint64_t /*bytes*/) { fs::resize_file(path / shrinks, 1'000'000); });
     ASSERT_GE(damage.size(), 1U) << name;
     EXPECT_EQ(damage[0].file, shrinks);
-    EXPECT_THAT(damage[0].why, HasSubstr("became shorter while it was read"));
+    EXPECT_THAT(damage[0].why, HasSubstr("was truncated while it was read"));
   }
 }
 

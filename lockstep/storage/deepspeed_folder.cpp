@@ -19,10 +19,10 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kModelStates = "_model_states.pt";
 constexpr std::string_view kOptimizerStates = "_optim_states.pt";
-/// DeepSpeed copies it beside the tags.
+/// The conversion script that DeepSpeed copies next to the tags.
 constexpr const char* kConverter = "zero_to_fp32.py";
 
-/// Names of the files in `folder` that end so, sorted; none if it cannot be listed.
+/// Returns the names in `folder` with this ending, sorted; none if it cannot be listed.
 std::vector<std::string> files_ending(const fs::path& folder, std::string_view ending) {
   std::vector<std::string> names;
   std::error_code error;
@@ -36,21 +36,20 @@ std::vector<std::string> files_ending(const fs::path& folder, std::string_view e
   return names;
 }
 
-/// False also where it cannot be told: the caller has a better error for that.
+/// Returns false also if it cannot be examined, for which the caller has a better error.
 bool has(const fs::path& path) {
   std::error_code error;
   return fs::exists(path, error);
 }
 
-/// "a/b/" as "/where/a/b", so that it has a name and a parent.
+/// Returns "a/b/" as "/where/a/b", so that it has a name and a parent.
 fs::path absolute_name(const fs::path& folder) {
   const fs::path absolute = fs::absolute(folder).lexically_normal();
   return absolute.has_filename() ? absolute : absolute.parent_path();
 }
 
-/// The weights of a run without ZeRO lie whole in one pickle, which DeepSpeed's converter refuses.
-/// Paths are arguments, and no part of the program; weights_only, so that it runs no code of the
-/// file's.
+/// The command for a run without ZeRO: all weights are in one pickle, which DeepSpeed's converter
+/// refuses. Paths are arguments, not a part of the program. weights_only runs no code of the file.
 std::string conversion_without_zero(const fs::path& states) {
   return "mkdir -p OUT && python -c \"import sys, torch; from safetensors.torch import save_file; "
          "s = torch.load(sys.argv[1], map_location='cpu', weights_only=True)['module']; "
@@ -77,7 +76,7 @@ CheckpointError refusal(const fs::path& folder, const fs::path& tag_folder) {
   return {
       folder.string(),
       fmt::format(
-          "is a DeepSpeed checkpoint, made of pickles ({}), and Lockstep reads no pickle, because "
+          "is a DeepSpeed checkpoint with pickles ({}), and Lockstep reads no pickle, because "
           "reading one runs code in it; to convert its weights, run: {}; then load OUT with "
           "load_checkpoint_in_model (the optimizer's state starts from zero)",
           model_states,
@@ -89,7 +88,7 @@ bool is_tag_folder(const fs::path& folder) {
   return !has(folder / kManifestName) && !files_ending(folder, kModelStates).empty();
 }
 
-/// The tag that `latest` names; empty if there is none.
+/// Returns the tag that `latest` names; empty if there is none.
 std::string latest_tag(const fs::path& folder) {
   std::ifstream file(folder / "latest");
   std::string tag;

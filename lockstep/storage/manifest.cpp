@@ -31,14 +31,14 @@ std::string hex(uint32_t crc) {
 }
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why) {
-  throw CheckpointError(path, "is no valid manifest; " + why);
+  throw CheckpointError(path, "is not a valid manifest; " + why);
 }
 
 uint32_t parse_hex(const std::string& path, const Json& value) {
   uint32_t crc = 0;
   const std::string text = value.is_string() ? value.get<std::string>() : std::string();
   const auto end = std::from_chars(text.data(), text.data() + text.size(), crc, 16);
-  // The way back catches capitals and signs.
+  // Rendering the value again refuses capitals and signs.
   if (end.ec != std::errc() || hex(crc) != text) {
     refuse(
         path, fmt::format("got {} for a crc32c, expected 8 hex digits", in_quotes(value.dump())));
@@ -62,8 +62,8 @@ int64_t parse_count(
   return value.get<int64_t>();
 }
 
-/// Keys beyond these could be what a newer Lockstep needs understood; better no answer than half of
-/// one.
+/// Throws unless `object` has exactly these keys. An unknown key could change the meaning of
+/// others.
 void expect_keys(const std::string& path, const Json& object, const std::set<std::string>& keys) {
   std::set<std::string> found;
   if (object.is_object()) {
@@ -77,7 +77,7 @@ void expect_keys(const std::string& path, const Json& object, const std::set<std
   }
 }
 
-/// Before anything else is looked at: another version may look different in every other way.
+/// Checks the version. Called first, since another version may differ in everything else.
 void check_version(const std::string& path, const Json& json) {
   if (!json.is_object() || !json.contains("format") || json["format"] != kManifestFormat ||
       !json.contains("version")) {
@@ -89,7 +89,7 @@ void check_version(const std::string& path, const Json& json) {
     throw CheckpointError(
         path,
         fmt::format(
-            "has a format this program cannot read; got version {}, expected version {}; try the "
+            "has a format version that this program cannot read; got {}, expected {}; use the "
             "Lockstep that wrote it, or a newer one",
             in_quotes(json["version"].dump()),
             kFormatVersion));
@@ -107,7 +107,7 @@ bool begins_with_crc(const std::string& text) {
 void check_own_crc(const std::string& path, const std::string& text) {
   const size_t covered = covered_from();
   if (!begins_with_crc(text)) {
-    refuse(path, "it does not begin with its checksum");
+    refuse(path, "expected its checksum at the beginning");
   }
   const std::string stored = text.substr(kBeforeCrc.size(), kHexDigits);
   const std::string computed = hex(crc32c(std::string_view(text).substr(covered)));
@@ -115,9 +115,7 @@ void check_own_crc(const std::string& path, const std::string& text) {
     refuse(
         path,
         fmt::format(
-            "its content was changed or damaged; got crc32c {}, expected {}",
-            computed,
-            in_quotes(stored)));
+            "its content is damaged; got crc32c {}, expected {}", computed, in_quotes(stored)));
   }
 }
 
@@ -141,8 +139,8 @@ void check_file_name(const std::string& path, const std::string& name) {
     throw CheckpointError(
         path,
         fmt::format(
-            "names a file it may not hold; got {}, expected a plain name without '/' or \"..\", "
-            "no '.' in front, and not {}",
+            "has an invalid file name; got {}, expected a name without '/' or \"..\", without a "
+            "leading '.', and not {}",
             in_quotes(name),
             kManifestName));
   }
@@ -163,7 +161,7 @@ Json to_json(const FileRecord& record) {
 FileRecord file_record_from_json(const std::string& path, const Json& json) {
   expect_keys(path, json, {"bytes", "crc32c", "name", "tensors"});
   if (!json["name"].is_string() || !json["tensors"].is_object()) {
-    refuse(path, "a file has a name that is no string, or tensors that are no object");
+    refuse(path, "expected a string for a file's name and an object for its tensors");
   }
   FileRecord record;
   record.name = json["name"].get<std::string>();
@@ -180,7 +178,10 @@ FileRecord file_record_from_json(const std::string& path, const Json& json) {
 std::string render_manifest(const std::string& path, const Manifest& manifest) {
   if (!manifest.meta.is_object()) {
     throw CheckpointError(
-        path, fmt::format("needs an object for meta; got {}", manifest.meta.type_name()));
+        path,
+        fmt::format(
+            "cannot be written; got meta of type {}, expected an object",
+            manifest.meta.type_name()));
   }
   Json files = Json::array();
   for (const FileRecord& record : manifest.files) {
@@ -199,8 +200,7 @@ std::string render_manifest(const std::string& path, const Manifest& manifest) {
     throw CheckpointError(
         path,
         fmt::format(
-            "cannot be written; it would have {} bytes, expected at most {}; try fewer tensors, or "
-            "less meta",
+            "cannot be written; got {} bytes, expected at most {}; save fewer tensors or less meta",
             text.size(),
             kMaxManifestBytes));
   }
@@ -210,7 +210,7 @@ std::string render_manifest(const std::string& path, const Manifest& manifest) {
 }
 
 Manifest parse_manifest(const std::string& path, const std::string& text) {
-  // What costs memory comes last: by then it is known that a save wrote all of it.
+  // The complete JSON is parsed last, after the checksum has proved that a save wrote it.
   check_version(path, parse_json_outline(path, text));
   check_own_crc(path, text);
   const Json json = parse_json(path, text);
@@ -245,7 +245,7 @@ bool is_newer_manifest(const std::string& path, const std::string& text) {
     if (!version.is_number_unsigned() || version <= kFormatVersion) {
       return false;
     }
-    // One flipped bit makes a 9 of a 1, too.
+    // A flipped bit could also change the version.
     if (begins_with_crc(text)) {
       check_own_crc(path, text);
     }
@@ -264,7 +264,7 @@ CheckpointError no_checkpoint(const std::filesystem::path& folder) {
   }
   return {
       folder,
-      fmt::format("is no checkpoint; it holds no {}, which is written last", kManifestName)};
+      fmt::format("is not a checkpoint; it has no {}, which is written last", kManifestName)};
 }
 
 Manifest read_manifest(const std::filesystem::path& folder) {

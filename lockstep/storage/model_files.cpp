@@ -37,9 +37,8 @@ bool is_pickle(const fs::path& path) {
          kPickleSuffixes.end();
 }
 
-/// Paths are arguments, and no part of the program, so that none needs to be quoted for Python.
-/// Cloned, because save_file refuses tied weights; weights_only, so that what is converted runs no
-/// code either.
+/// The conversion program. Paths are its arguments, so they need no quoting for Python. It clones
+/// tensors, since save_file refuses tied weights; weights_only runs no code of the pickle.
 std::string conversion(const std::vector<fs::path>& pickles, const fs::path& output) {
   std::vector<std::string> arguments = {output.native()};
   arguments.insert(arguments.end(), pickles.begin(), pickles.end());
@@ -64,7 +63,7 @@ std::vector<fs::path> files_in(const fs::path& folder) {
   return files;
 }
 
-/// Of all pickles in a folder those that hold the weights, as far as names tell.
+/// Returns the pickles in a folder that contain weights, judged by their names.
 std::vector<fs::path> weights_among(const std::vector<fs::path>& pickles) {
   std::vector<fs::path> shards;
   for (const fs::path& path : pickles) {
@@ -99,8 +98,8 @@ std::vector<fs::path> weights_among(const std::vector<fs::path>& pickles) {
     throw CheckpointError(
         folder,
         fmt::format(
-            "holds {} of a model and no {}, which is written last; the save did not end, and the "
-            "next one into this folder mends that",
+            "has {} of a model but no {}, which is written last; the save was interrupted, and the "
+            "next save into this folder repairs it",
             shards == 1 ? "a shard" : fmt::format("{} shards", shards),
             kModelIndex));
   }
@@ -125,7 +124,7 @@ Links links_of(const fs::path& path) {
   return name_exists(path.parent_path() / kManifestName) ? Links::kRefuse : Links::kFollow;
 }
 
-/// As far as it can still be told.
+/// Returns whether the manifest, which may be damaged, seems to be one of Lockstep.
 bool is_manifest_of_ours(const fs::path& folder) {
   const std::string text = read_file(folder / kManifestName, kMaxManifestBytes, Links::kFollow);
   return text.find(kManifestFormat) != std::string::npos;
@@ -142,8 +141,8 @@ void refuse_slices(const SafetensorsMap& file) {
   }
 }
 
-/// The checkpoint a file lies in. Others call files manifest.json, too; but one that was ours and
-/// is damaged vouches for nothing.
+/// Returns the checkpoint of Lockstep that contains a file, if any. Another program's manifest.json
+/// is ignored; a damaged manifest of Lockstep is an error.
 std::optional<StoredCheckpoint> checkpoint_around(const fs::path& path) {
   const fs::path folder = path.parent_path();
   if (!name_exists(folder / kManifestName)) {
@@ -159,7 +158,7 @@ std::optional<StoredCheckpoint> checkpoint_around(const fs::path& path) {
   }
 }
 
-SafetensorsMap open_whole(const fs::path& path) {
+SafetensorsMap open_unsliced(const fs::path& path) {
   const std::optional<StoredCheckpoint> stored = checkpoint_around(path);
   SafetensorsMap file =
       stored ? stored->tensor_map(path.filename()) : SafetensorsMap(path, links_of(path));
@@ -183,7 +182,7 @@ std::vector<SafetensorsMap> open_checkpoint_model(const fs::path& folder) {
   return files;
 }
 
-/// Which file each tensor is in.
+/// Returns the file of each tensor.
 std::map<std::string, std::string> weight_map(const fs::path& path, const Json& index) {
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
     throw CheckpointError(path, "is no index of weights; expected an object \"weight_map\" in it");
@@ -202,8 +201,7 @@ std::map<std::string, std::string> weight_map(const fs::path& path, const Json& 
   return places;
 }
 
-/// A wrong sum of sizes: Accelerate and transformers do not look at it, and the tensors are all
-/// there.
+/// Warns about a wrong total_size. Accelerate and transformers ignore it, and all tensors exist.
 void warn_of_wrong_total(const fs::path& path, const Json& index, uint64_t total) {
   const Json metadata = index.value("metadata", Json());
   if (!metadata.is_object() || !metadata.contains("total_size") ||
@@ -221,7 +219,7 @@ void warn_of_wrong_total(const fs::path& path, const Json& index, uint64_t total
 std::vector<SafetensorsMap> open_index(const fs::path& path) {
   const Json index = parse_json(path, read_file(path, kMaxIndexBytes, links_of(path)));
   const std::map<std::string, std::string> places = weight_map(path, index);
-  std::map<std::string, std::vector<std::string>> tensors;  // Of each file.
+  std::map<std::string, std::vector<std::string>> tensors;  // Tensors by file.
   for (const auto& [name, file] : places) {
     tensors[file].push_back(name);
   }
@@ -242,7 +240,7 @@ std::vector<SafetensorsMap> open_index(const fs::path& path) {
       throw CheckpointError(
           shard, fmt::format("is missing; {} puts {} tensors there", path.native(), names.size()));
     }
-    files.push_back(open_whole(shard));
+    files.push_back(open_unsliced(shard));
     for (const std::string& name : names) {
       if (!files.back().has(name)) {
         throw CheckpointError(
@@ -276,7 +274,7 @@ std::vector<SafetensorsMap> open_folder(const fs::path& folder) {
   // In the order of transformers.
   if (name_exists(folder / kModelFile)) {
     std::vector<SafetensorsMap> files;
-    files.push_back(open_whole(folder / kModelFile));
+    files.push_back(open_unsliced(folder / kModelFile));
     return files;
   }
   if (name_exists(folder / kModelIndex)) {
@@ -295,7 +293,7 @@ void refuse_pickles(const std::vector<fs::path>& pickles, const fs::path& output
 }
 
 bool is_model_shard(std::string_view name) {
-  constexpr std::string_view kLike = "model-#####-of-#####.safetensors";  // With digits for #.
+  constexpr std::string_view kLike = "model-#####-of-#####.safetensors";  // Digits replace #.
   return std::equal(name.begin(), name.end(), kLike.begin(), kLike.end(), [](char c, char like) {
     return like == '#' ? c >= '0' && c <= '9' : c == like;
   });
@@ -316,7 +314,7 @@ std::vector<SafetensorsMap> open_model_files(const fs::path& path) {
     refuse_pickles({path}, fs::path(path).replace_extension(".safetensors"));
   }
   std::vector<SafetensorsMap> files;
-  files.push_back(open_whole(path));
+  files.push_back(open_unsliced(path));
   return files;
 }
 

@@ -100,7 +100,7 @@ TEST_F(ModelFiles, AnIndexNeedNotSayASize) {
 TEST_F(ModelFiles, AnIndexNamesPlainFilesBesideIt) {
   for (const char* name : {"../x.safetensors", "/etc/x.safetensors", "a/b.safetensors", "..", ""}) {
     index_["weight_map"]["a"] = name;
-    refuses(folder_ / kModelIndex, "names a file it may not hold");
+    refuses(folder_ / kModelIndex, "has an invalid file name");
   }
   index_["weight_map"]["a"] = 1;
   refuses(folder_ / kModelIndex, "\"a\"] maps it to \"1\", expected the name of a file");
@@ -143,7 +143,7 @@ TEST_F(ModelFiles, AnIndexMustBeOne) {
     refuses(folder_.path(), folder_ / kModelIndex, "is no index of weights");
   }
   write_bytes(folder_ / kModelIndex, R"({"weight_map": {"a": "x", "a": "y"}})");
-  refuses(folder_.path(), folder_ / kModelIndex, "gives the key \"a\" twice");
+  refuses(folder_.path(), folder_ / kModelIndex, "has the key \"a\" twice");
   write_bytes(folder_ / kModelIndex, "{");
   refuses(folder_.path(), folder_ / kModelIndex, "is not valid JSON");
 }
@@ -164,7 +164,7 @@ TEST_F(ModelFiles, MayBeLinksToFilesAsInTheCacheOfHuggingFace) {
   fs::remove(blobs / kTwo);
   refuses(snapshot, snapshot / kTwo, "cannot be opened");
   fs::create_directory(blobs / kTwo);
-  refuses(snapshot, snapshot / kTwo, "is no regular file");
+  refuses(snapshot, snapshot / kTwo, "is not a regular file");
 }
 
 TEST_F(ModelFiles, OfACheckpointAreNoLinks) {
@@ -192,7 +192,7 @@ TEST_F(ModelFiles, OneFileOfACheckpointIsWhatWasWritten) {
   const fs::path file = path / kModelFile;
   EXPECT_THAT(open_model_files(file).at(0).names(), ElementsAre("a", "b"));
   fs::copy(file, path / "copy.safetensors");
-  refuses(path / "copy.safetensors", path, "holds no file \"copy.safetensors\"");
+  refuses(path / "copy.safetensors", path, "has no file \"copy.safetensors\"");
   flip_bit(file, fs::file_size(file) - 1);
   refuses(file, file, "\"b\"] is damaged");
   fs::resize_file(path / kManifestName, fs::file_size(path / kManifestName) - 1);
@@ -203,7 +203,7 @@ TEST_F(ModelFiles, OneFileOfACheckpointIsWhatWasWritten) {
 
 TEST_F(ModelFiles, OfASaveThatDidNotEndAreNotToBeNamedOneByOne) {
   fs::remove(folder_ / kModelIndex);
-  refuses(folder_.path(), folder_.path(), "which is written last; the save did not end");
+  refuses(folder_.path(), folder_.path(), "which is written last; the save was interrupted");
   EXPECT_THAT(
       [&] { open_model_files(folder_.path()); },
       ThrowsMessage<CheckpointError>(Not(HasSubstr("try one of its"))));

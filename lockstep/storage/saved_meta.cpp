@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// More models than any program has; memory for each is allocated before one is read.
+/// A limit, since memory for all models is allocated before the first is read.
 constexpr int64_t kMostModels = 1 << 16;
 
 std::set<size_t> read_taken_over(const SavedValues& meta, size_t models) {
@@ -28,7 +28,7 @@ std::set<size_t> read_taken_over(const SavedValues& meta, size_t models) {
   return taken_over;
 }
 
-/// Only where something was left out does a manifest say so.
+/// Reads left_out, which a manifest has only if parameters were left out.
 std::vector<std::set<std::string>> read_left_out(const SavedValues& meta, size_t models) {
   std::vector<std::set<std::string>> left_out(models);
   if (!meta.has("left_out")) {
@@ -89,7 +89,7 @@ SavedMeta read_saved_meta(const StoredCheckpoint& stored) {
 }
 
 bool is_saved_state(const Json& meta) {
-  // A program's own meta may have one of these words, too.
+  // Another program's meta may have one of these keys, too.
   int known = 0;
   for (const char* key : {kSaveIdKey, "processes", "models", "optimizer_steps"}) {
     known += meta.contains(key) ? 1 : 0;

@@ -78,7 +78,7 @@ const FileRecord& StoredCheckpoint::record(const std::string& file_name) const {
   throw CheckpointError(
       path_,
       fmt::format(
-          "holds no file {}; it holds {} others", in_quotes(file_name), manifest_.files.size()));
+          "has no file {}; it has {} others", in_quotes(file_name), manifest_.files.size()));
 }
 
 void StoredCheckpoint::verify_content(const FileRecord& record) const {
@@ -115,7 +115,7 @@ nlohmann::json StoredCheckpoint::json(const std::string& file_name) const {
 
 void verify_tensor(const SafetensorsMap& file, const TensorEntry& entry, const FileRecord& record) {
   const auto known = record.summary.tensors.find(entry.name);
-  LOCKSTEP_ASSERT(known != record.summary.tensors.end(), "the header was not compared first");
+  LOCKSTEP_ASSERT(known != record.summary.tensors.end(), "open_tensors has compared the header");
   uint32_t crc = 0;
   file.fetch(entry, [&](std::string_view piece) { crc = crc32c(crc, piece.data(), piece.size()); });
   check_crc(file.path(), crc, known->second, entry.name);

@@ -48,14 +48,15 @@ class StructureCheck {
     }
   }
 
-  /// Whether any file of the set is.
+  /// Returns whether any file of the set is damaged.
   bool is_damaged(const std::string& stem) const {
     return std::any_of(damaged_.begin(), damaged_.end(), [&](const std::string& file) {
       return file == stem + ".safetensors" || file.starts_with(stem + "-");
     });
   }
 
-  /// Of each kind the first that is missing is enough: a wrong count would miss millions.
+  /// Reports only the first missing file of each kind: with a wrong count millions could be
+  /// missing.
   void check_files(const SavedMeta& meta) {
     for (size_t i = 0; i < meta.models; ++i) {
       if (!meta.models_taken_over.contains(i) &&
@@ -100,14 +101,14 @@ class StructureCheck {
     faults_.emplace_back(
         (checkpoint_.path() / file).string(),
         fmt::format(
-            "is not listed in {}; expected it, as its {} says; try an earlier checkpoint",
+            "is not listed in {}, which has the value {}; try an earlier checkpoint",
             kManifestName,
             because));
     return false;
   }
 
-  /// One file of each rank that saved. Which ranks a host's own part is of, the manifest does not
-  /// say.
+  /// Checks that there is one file for each rank that saved. If each host saved its own ranks'
+  /// parts, the manifest does not list those ranks, and only the number of files is checked.
   bool expect_of_ranks(
       const SavedMeta& meta, const std::string& stem, const std::vector<const char*>& endings) {
     const int ranks = checkpoint_.world_size();
@@ -127,7 +128,7 @@ class StructureCheck {
         faults_.emplace_back(
             (checkpoint_.path() / kManifestName).string(),
             fmt::format(
-                "lists {} files {}_<rank>{}; expected {}, as its world_size says; try an earlier "
+                "lists {} files {}_<rank>{}; expected {}, its world_size; try an earlier "
                 "checkpoint",
                 listed,
                 stem,
@@ -144,7 +145,7 @@ class StructureCheck {
     const auto text = map.metadata().find(kPartKey);
     if (text == map.metadata().end()) {
       throw CheckpointError(
-          map.path(), fmt::format("lacks the metadata {}, which says what it is of", kPartKey));
+          map.path(), fmt::format("lacks the metadata {}, which describes its content", kPartKey));
     }
     const Slices slices = parse_slices(map.path(), text->second);
     for (const TensorEntry& entry : map.entries()) {

@@ -105,7 +105,7 @@ TEST_F(Structure, AFileThatAStateNeedsAndTheManifestDoesNotListIsAFault) {
     SCOPED_TRACE(file);
     save("checkpoint_1", {{"a", {{4}, 0}}}, {{"a", {{4}, 2}}});
     unlist(file);
-    expect_fault(file, "is not listed in manifest.json; expected it, as its ");
+    expect_fault(file, "is not listed in manifest.json, which has the value ");
   }
   save("checkpoint_1", {{"a", {{4}, 0}}}, {{"a", {{4}, 2}}});
   edit_manifest(
@@ -117,11 +117,11 @@ TEST_F(Structure, SlicesThatAreNotTheirTensorAreAFault) {
   save("beyond", {{"a", {{3}, 0}}}, {{"a", {{3}, 2}}});
   expect_fault(
       "model-00002-of-00002.safetensors",
-      "\"a\"] holds a slice that goes beyond the tensor; got elements 2 to 4 of 3",
+      "\"a\"] has a slice beyond the end of the tensor; got elements 2 to 4 of 3",
       "beyond");
   EXPECT_EQ(damage("beyond").at(0).tensor, "a");
   save("hole", {{"a", {{5}, 0}}}, {{"a", {{5}, 3}}});
-  expect_fault("model-00002-of-00002.safetensors", "slices leave a hole", "hole");
+  expect_fault("model-00002-of-00002.safetensors", "slices have a gap", "hole");
   save("overlap", {{"a", {{3}, 0}}}, {{"a", {{3}, 1}}});
   expect_fault("model-00002-of-00002.safetensors", "slices overlap", "overlap");
 }
@@ -131,7 +131,7 @@ TEST_F(Structure, ASliceOfAHostsOwnPartBeyondItsTensorIsAFault) {
   commit_checkpoint(folder_ / "own", Json::object(), {{file, part({{"a", {{4}, 2}}}, kPartKey)}});
   EXPECT_THAT(damage("own"), IsEmpty());
   commit_checkpoint(folder_ / "own", Json::object(), {{file, part({{"a", {{4}, 3}}}, kPartKey)}});
-  expect_fault(file, "goes beyond the tensor; got elements 3 to 5 of 4", "own");
+  expect_fault(file, "beyond the end of the tensor; got elements 3 to 5 of 4", "own");
 }
 
 TEST_F(Structure, OfAFileWhoseContentIsDamagedIsNotLookedAt) {
@@ -168,7 +168,7 @@ TEST_F(Structure, ACheckpointWithAFaultIsPassedOverForTheOneBefore) {
   const Newest newest = find_newest(folder_.path(), Verify::kFull);
   EXPECT_EQ(newest.path, folder_ / "checkpoint_1");
   ASSERT_EQ(newest.skipped.size(), 1U);
-  EXPECT_THAT(newest.skipped[0].why, HasSubstr("goes beyond the tensor"));
+  EXPECT_THAT(newest.skipped[0].why, HasSubstr("beyond the end of the tensor"));
   EXPECT_TRUE(newest.skipped[0].was_checkpoint);
 }
 

@@ -19,7 +19,7 @@ namespace {
 
 constexpr const char* kSuffix = ".safetensors";
 
-std::string whole_name(const std::string& stem) {
+std::string single_file_name(const std::string& stem) {
   return stem + kSuffix;
 }
 
@@ -33,7 +33,7 @@ struct PartName {
   uint64_t count = 0;
 };
 
-/// Nothing if the file is none of that stem's parts.
+/// Returns nothing if the file is not a part of that stem.
 std::optional<PartName> parse_part_name(const std::string& file, const std::string& stem) {
   if (!file.starts_with(stem + "-")) {
     return std::nullopt;
@@ -47,7 +47,7 @@ std::optional<PartName> parse_part_name(const std::string& file, const std::stri
     return std::nullopt;
   }
   std::from_chars(after + kBetween.size(), end, part.count);
-  // The way back catches missing digits, too many zeros, numbers that overflow, and other suffixes.
+  // Rendering the name again refuses missing digits, extra zeros, overflow, and other suffixes.
   const bool valid = file == part_name(stem, part.number, part.count) && part.number > 0 &&
                      part.number <= part.count;
   return valid ? std::optional(part) : std::nullopt;
@@ -66,22 +66,22 @@ std::vector<PartName> part_names(const StoredCheckpoint& checkpoint, const std::
   return parts;
 }
 
-/// All files of a stem, in order; none is missing.
+/// Returns all files of a stem, in order. Throws if one is missing.
 std::vector<std::string> file_names(const StoredCheckpoint& checkpoint, const std::string& stem) {
-  const std::string whole = whole_name(stem);
+  const std::string single = single_file_name(stem);
   const std::vector<PartName> parts = part_names(checkpoint, stem);
   if (parts.empty()) {
-    if (!checkpoint.has(whole)) {
+    if (!checkpoint.has(single)) {
       throw CheckpointError(
           checkpoint.path(),
-          fmt::format("holds neither {} nor {}", whole, part_name(stem, 1, 2) + " and so on"));
+          fmt::format("holds neither {} nor {}", single, part_name(stem, 1, 2) + " and so on"));
     }
-    return {whole};
+    return {single};
   }
-  if (checkpoint.has(whole)) {
+  if (checkpoint.has(single)) {
     throw CheckpointError(
-        checkpoint.path() / whole,
-        fmt::format("is there beside {}; expected one or the other", parts.front().file));
+        checkpoint.path() / single,
+        fmt::format("exists next to {}; expected one of the two", parts.front().file));
   }
   if (parts.front().count != parts.back().count) {
     throw CheckpointError(
@@ -99,7 +99,7 @@ std::vector<std::string> file_names(const StoredCheckpoint& checkpoint, const st
       throw CheckpointError(
           checkpoint.path() / expected,
           fmt::format(
-              "is missing; {} lists {} of {} parts",
+              "is missing; {} has {} of {} parts",
               kManifestName,
               parts.size(),
               parts.front().count));
@@ -113,36 +113,36 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
-/// What one entry says of the tensor it is, or is a slice of.
+/// Returns the tensor of one entry, which may be a slice of it.
 SetTensor describe(const SafetensorsMap& map, size_t part, size_t index, const Slices& slices) {
   const TensorEntry& entry = map.entries()[index];
   const auto count = static_cast<int64_t>((entry.end - entry.begin) / dtype_bytes(entry.dtype));
-  SetTensor tensor{.name = entry.name, .dtype = entry.dtype, .shape = entry.shape, .pieces = {}};
-  TensorSlice piece{.file = part, .entry = index, .begin = 0, .count = count};
+  SetTensor tensor{.name = entry.name, .dtype = entry.dtype, .shape = entry.shape, .slices = {}};
+  TensorSlice tensor_slice{.file = part, .entry = index, .begin = 0, .count = count};
   const auto slice = slices.find(entry.name);
   if (slice != slices.end()) {
     check_slice_fits(map.path(), entry.name, entry.shape, slice->second);
-    piece.begin = slice->second.begin;
+    tensor_slice.begin = slice->second.begin;
     tensor.shape = slice->second.shape;
   }
-  tensor.pieces.push_back(piece);
+  tensor.slices.push_back(tensor_slice);
   return tensor;
 }
 
-/// `piece` adds to `tensor`, which other files began.
-void merge(SetTensor& tensor, const SetTensor& piece, const SafetensorsMap& map) {
-  if (tensor.dtype != piece.dtype || tensor.shape != piece.shape) {
+/// Adds the slice of `part` to `tensor`, which has slices of other files.
+void merge(SetTensor& tensor, const SetTensor& part, const SafetensorsMap& map) {
+  if (tensor.dtype != part.dtype || tensor.shape != part.shape) {
     throw CheckpointError(
         map.path(),
         fmt::format(
             "does not agree with another file of the set; got {} {}, expected {} {}",
-            dtype_name(piece.dtype),
-            shape_text(piece.shape),
+            dtype_name(part.dtype),
+            shape_text(part.shape),
             dtype_name(tensor.dtype),
             shape_text(tensor.shape)),
-        in_quotes(piece.name));
+        in_quotes(part.name));
   }
-  tensor.pieces.push_back(piece.pieces.front());
+  tensor.slices.push_back(part.slices.front());
 }
 
 Slices slices_of(const SafetensorsMap& map) {
@@ -155,7 +155,7 @@ Slices slices_of(const SafetensorsMap& map) {
     if (!map.has(name)) {
       throw CheckpointError(
           map.path(),
-          fmt::format("has bad {} metadata; the file holds no such tensor", kSlicesKey),
+          fmt::format("has bad {} metadata; the file has no such tensor", kSlicesKey),
           in_quotes(name));
     }
   }
@@ -165,20 +165,20 @@ Slices slices_of(const SafetensorsMap& map) {
 }  // namespace
 
 TensorSet::TensorSet(const StoredCheckpoint& checkpoint, const std::string& stem)
-    : path_(checkpoint.path() / whole_name(stem)) {
+    : path_(checkpoint.path() / single_file_name(stem)) {
   std::map<std::string, SetTensor> found;
   for (const std::string& name : file_names(checkpoint, stem)) {
     Part part{checkpoint.record(name), checkpoint.open_tensors(name), nullptr};
     const size_t count = part.map.entries().size();
-    part.proven = std::make_unique<std::atomic<bool>[]>(count);
+    part.verified = std::make_unique<std::atomic<bool>[]>(count);
     const Slices slices = slices_of(part.map);
     for (size_t i = 0; i < count; ++i) {
-      SetTensor piece = describe(part.map, parts_.size(), i, slices);
-      const auto known = found.find(piece.name);
+      SetTensor tensor = describe(part.map, parts_.size(), i, slices);
+      const auto known = found.find(tensor.name);
       if (known == found.end()) {
-        found.emplace(piece.name, std::move(piece));
+        found.emplace(tensor.name, std::move(tensor));
       } else {
-        merge(known->second, piece, part.map);
+        merge(known->second, tensor, part.map);
       }
     }
     parts_.push_back(std::move(part));
@@ -190,10 +190,10 @@ TensorSet::TensorSet(const StoredCheckpoint& checkpoint, const std::string& stem
 }
 
 void TensorSet::check_cover(SetTensor& tensor) const {
-  // The file that a hole is blamed on, should no piece be left.
-  const std::string* path = &file(tensor.pieces.front().file).path();
-  std::erase_if(tensor.pieces, [](const TensorSlice& piece) { return piece.count == 0; });
-  std::sort(tensor.pieces.begin(), tensor.pieces.end(), [](const auto& left, const auto& right) {
+  // The file that an error names if no slice is left.
+  const std::string* path = &file(tensor.slices.front().file).path();
+  std::erase_if(tensor.slices, [](const TensorSlice& slice) { return slice.count == 0; });
+  std::sort(tensor.slices.begin(), tensor.slices.end(), [](const auto& left, const auto& right) {
     return left.begin < right.begin;
   });
   const auto refuse = [&](const char* what, int64_t begin, int64_t end) {
@@ -207,32 +207,32 @@ void TensorSet::check_cover(SetTensor& tensor) const {
             shape_text(tensor.shape)),
         in_quotes(tensor.name));
   };
-  constexpr const char* kHole = "slices leave a hole";
+  constexpr const char* kGap = "slices have a gap";
   int64_t next = 0;
-  for (const TensorSlice& piece : tensor.pieces) {
-    path = &file(piece.file).path();
-    if (piece.begin > next) {
-      refuse(kHole, next, piece.begin);
+  for (const TensorSlice& slice : tensor.slices) {
+    path = &file(slice.file).path();
+    if (slice.begin > next) {
+      refuse(kGap, next, slice.begin);
     }
-    if (piece.begin < next) {
-      refuse("slices overlap", piece.begin, std::min(next, piece.begin + piece.count));
+    if (slice.begin < next) {
+      refuse("slices overlap", slice.begin, std::min(next, slice.begin + slice.count));
     }
-    next += piece.count;
+    next += slice.count;
   }
   const std::optional<int64_t> elements = element_count(tensor.shape);
   if (!elements) {
     throw CheckpointError(
         *path,
-        fmt::format("has the shape {}, which is larger than any memory", shape_text(tensor.shape)),
+        fmt::format("has the shape {}, which has too many elements", shape_text(tensor.shape)),
         in_quotes(tensor.name));
   }
   if (next != *elements) {
-    refuse(kHole, next, *elements);
+    refuse(kGap, next, *elements);
   }
 }
 
 bool TensorSet::exists(const StoredCheckpoint& checkpoint, const std::string& stem) {
-  return checkpoint.has(whole_name(stem)) || !part_names(checkpoint, stem).empty();
+  return checkpoint.has(single_file_name(stem)) || !part_names(checkpoint, stem).empty();
 }
 
 std::vector<std::string> TensorSet::stems(const StoredCheckpoint& checkpoint) {
@@ -243,7 +243,7 @@ std::vector<std::string> TensorSet::stems(const StoredCheckpoint& checkpoint) {
       continue;
     }
     std::string stem = name.substr(0, name.size() - std::string_view(kSuffix).size());
-    // A part's stem ends two dashes and a word further to the left.
+    // The stem of a part ends before "-00001-of-00002".
     size_t dash = stem.rfind('-');
     dash = dash == std::string::npos || dash < 4 ? dash : stem.rfind('-', dash - 4);
     if (dash != std::string::npos && parse_part_name(name, stem.substr(0, dash))) {
@@ -263,7 +263,7 @@ const SetTensor& TensorSet::tensor(const std::string& name) const {
     return *found;
   }
   throw CheckpointError(
-      path_, fmt::format("holds no such tensor; it holds {}", tensors_.size()), in_quotes(name));
+      path_, fmt::format("has no such tensor; it has {}", tensors_.size()), in_quotes(name));
 }
 
 const SetTensor* TensorSet::find(const std::string& name) const {
@@ -282,21 +282,21 @@ std::vector<std::string> TensorSet::files() const {
   return names;
 }
 
-std::string_view TensorSet::bytes(const TensorSlice& piece) const {
-  const Part& part = parts_[piece.file];
-  const TensorEntry& entry = part.map.entries()[piece.entry];
-  std::atomic<bool>& proven = part.proven[piece.entry];
-  // Two threads at once may both look; neither goes on unproven.
-  if (!proven.load(std::memory_order_relaxed)) {
+std::string_view TensorSet::bytes(const TensorSlice& slice) const {
+  const Part& part = parts_[slice.file];
+  const TensorEntry& entry = part.map.entries()[slice.entry];
+  std::atomic<bool>& verified = part.verified[slice.entry];
+  // Two threads may verify it at once; none returns unverified bytes.
+  if (!verified.load(std::memory_order_relaxed)) {
     verify_tensor(part.map, entry, part.record);
-    proven.store(true, std::memory_order_relaxed);
+    verified.store(true, std::memory_order_relaxed);
   }
   return part.map.bytes(entry);
 }
 
-uint32_t TensorSet::crc32c(const TensorSlice& piece) const {
-  const Part& part = parts_[piece.file];
-  return part.record.summary.tensors.at(part.map.entries()[piece.entry].name);
+uint32_t TensorSet::crc32c(const TensorSlice& slice) const {
+  const Part& part = parts_[slice.file];
+  return part.record.summary.tensors.at(part.map.entries()[slice.entry].name);
 }
 
 }  // namespace lockstep::storage

@@ -28,9 +28,9 @@ struct SetTensor {
   std::vector<int64_t> shape;
   /// Each element is in exactly one of them, in order. An unsliced tensor has one; one without
   /// elements has none.
-  std::vector<TensorSlice> pieces;
+  std::vector<TensorSlice> slices;
   int64_t elements() const {
-    return pieces.empty() ? 0 : pieces.back().begin + pieces.back().count;
+    return slices.empty() ? 0 : slices.back().begin + slices.back().count;
   }
 };
 
@@ -66,15 +66,15 @@ class TensorSet {
   const SafetensorsMap& file(size_t index) const { return parts_[index].map; }
   /// Returns the bytes of a slice. The checksum of its entry is compared at the first call:
   /// CheckpointError, naming the tensor, if it is damaged.
-  std::string_view bytes(const TensorSlice& piece) const;
+  std::string_view bytes(const TensorSlice& slice) const;
   /// The expected checksum of its bytes.
-  uint32_t crc32c(const TensorSlice& piece) const;
+  uint32_t crc32c(const TensorSlice& slice) const;
 
  private:
   struct Part {
     FileRecord record;
     SafetensorsMap map;
-    std::unique_ptr<std::atomic<bool>[]> proven;  ///< For each entry.
+    std::unique_ptr<std::atomic<bool>[]> verified;  ///< For each entry.
   };
 
   /// Null if there is none.

@@ -37,7 +37,8 @@ inline std::filesystem::path write_bytes(
   return path;
 }
 
-/// In place: emptying a file to write it anew makes some file systems wait for the disk.
+/// Overwrites in place, since some file systems wait for the disk when a truncated file is
+/// rewritten.
 inline void flip_bit(const std::filesystem::path& path, size_t byte, int bit = 0) {
   std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
   file.seekg(static_cast<std::streamoff>(byte));
@@ -49,7 +50,7 @@ inline void flip_bit(const std::filesystem::path& path, size_t byte, int bit = 0
   }
 }
 
-/// Names in a folder, sorted.
+/// Returns the names in a folder, sorted.
 inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
   std::vector<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator(folder)) {
@@ -59,7 +60,7 @@ inline std::vector<std::string> names_in(const std::filesystem::path& folder) {
   return names;
 }
 
-/// Changes manifest.json, and gives it the checksum that fits.
+/// Changes manifest.json, and updates its checksum.
 inline void edit_manifest(
     const std::filesystem::path& checkpoint,
     const std::function<void(nlohmann::json& manifest)>& edit) {
@@ -73,13 +74,13 @@ inline void edit_manifest(
   write_bytes(path, text.replace(digits, 8, fmt::format("{:08x}", crc)));
 }
 
-/// A tensor of a test, with elements of its own.
+/// A tensor of a test, with its elements.
 inline OutputTensor output_tensor(
     const std::string& name, Dtype dtype, std::vector<int64_t> shape, const std::string& bytes) {
   return {name, dtype, std::move(shape), [bytes] { return std::string_view(bytes); }};
 }
 
-/// Elements as the bytes that a file has of them.
+/// Returns elements as the bytes of a file.
 template <typename T>
 std::string raw_bytes(const std::vector<T>& values) {
   return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
@@ -91,8 +92,8 @@ struct TestFile {
   std::map<std::string, std::string> metadata = {};
 };
 
-/// A checkpoint as a Writer leaves it, with one JSON file and files of tensors; replaces what was
-/// there.
+/// Makes a checkpoint as a Writer does, with one JSON file and files of tensors. Replaces an
+/// existing folder.
 inline void commit_checkpoint(
     const std::filesystem::path& path,
     const nlohmann::json& state,

@@ -74,7 +74,7 @@ inline TracedChild run_traced(const std::function<int()>& body, const TracedChil
       if (failing == TracedChild::kKill) {
         kill(child, SIGKILL);
       } else if (failing > 0) {
-        registers.orig_rax = ~0ULL;  // No such call: the kernel does nothing.
+        registers.orig_rax = ~0ULL;  // An invalid number, so that the kernel does nothing.
         ptrace(PTRACE_SETREGS, child, nullptr, &registers);
       }
     } else if (failing > 0) {
@@ -89,7 +89,7 @@ inline TracedChild run_traced(const std::function<int()>& body, const TracedChil
 #else
 
 inline TracedChild run_traced(const std::function<int()>&, const TracedChild::Decide&) {
-  return {};  // Which registers hold what is only known for x86-64 here.
+  return {};  // Only implemented for the registers of x86-64.
 }
 
 #endif

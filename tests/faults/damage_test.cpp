@@ -205,7 +205,7 @@ TEST_F(Damage, ASliceBeyondItsTensor) {
     }
   });
   expect_refused_and_passed_over(
-      AllOf(HasSubstr(name + ": \"w\"]"), HasSubstr("goes beyond the tensor")));
+      AllOf(HasSubstr(name + ": \"w\"]"), HasSubstr("beyond the end of the tensor")));
 }
 
 TEST_F(Damage, AManifestThatLeadsOutOfTheFolder) {
@@ -213,7 +213,7 @@ TEST_F(Damage, AManifestThatLeadsOutOfTheFolder) {
     SCOPED_TRACE(name);
     damaged_ = project("damaged", 2);
     edit_manifest(newest_, [&](nlohmann::json& manifest) { manifest["files"][0]["name"] = name; });
-    expect_refused(AllOf(HasSubstr("names a file it may not hold"), HasSubstr(name)));
+    expect_refused(AllOf(HasSubstr("has an invalid file name"), HasSubstr(name)));
   }
   expect_passed_over(HasSubstr("sub/x"));
 }

@@ -274,7 +274,7 @@ TEST_F(Stopped, ASecondJobInTheSameProjectIsToldOfTheFirstWhichGoesOn) {
   second.hold_at = 0;
   LockstepRun first(command(setting, stopped_, /*resume=*/false));
   first.await_out("holding");
-  const std::string told = stopped_.string() + "] another job saves here: process " +
+  const std::string told = stopped_.string() + "] is in use by another job: process " +
                            std::to_string(first.rank_pid(0)) + " (resume_fixture) on host ";
   const Outcome refused = e2e::run_lockstep(command(second, stopped_, /*resume=*/false));
   EXPECT_EQ(refused.code, 1) << refused.err;

@@ -48,7 +48,7 @@ TEST(SharedMemory, ThatCannotBeHadIsSaidAndSocketsAreTaken) {
   EXPECT_EQ(automatic.code, 0) << automatic.err;
   EXPECT_THAT(
       automatic.err,
-      AllOf(HasSubstr("Gloo instead of shared memory"), HasSubstr("ulimit -f unlimited")));
+      AllOf(HasSubstr("shared memory is not available"), HasSubstr("ulimit -f unlimited")));
   const e2e::Outcome demanded = self_test_under(limited, "shm");
   EXPECT_NE(demanded.code, 0);
   EXPECT_THAT(demanded.err, AllOf(HasSubstr("ulimit -f unlimited"), Not(HasSubstr("SIGXFSZ"))));

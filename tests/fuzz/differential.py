@@ -30,14 +30,14 @@ import seeds  # noqa: E402
 # Why ours may refuse what the reference accepts: what our message must say, and how to see in the parsed
 # header that it is true.
 STRICTER = {
-    "a name or key given twice": (["is given twice", "gives "], lambda seen: seen.duplicates),
+    "a name or key given twice": (["occurs twice", "has the key "], lambda seen: seen.duplicates),
     "a field the format does not have": (["the field "], lambda seen: seen.unknown_fields),
     "whitespace before {": (["begins with {"], lambda seen: seen.text[:1] in b" \t\r\n"),
     "more than 64 dimensions": (["more than 64 dimensions"], lambda seen: seen.many_dimensions),
-    "a shape no memory holds": (["larger than any memory", "is too large"], lambda seen: seen.huge),
+    "a shape no memory holds": (["too many elements", "is too large"], lambda seen: seen.huge),
     "a dtype that shares bytes": (["packs several elements"], lambda seen: seen.sub_byte),
-    "a tensor given as a list": (["an array stands"], lambda seen: seen.tensor_as_list),
-    "a dtype given as an object": (["an object stands"], lambda seen: seen.dtype_as_object),
+    "a tensor given as a list": (["an array is not allowed"], lambda seen: seen.tensor_as_list),
+    "a dtype given as an object": (["an object is not allowed"], lambda seen: seen.dtype_as_object),
 }
 SUB_BYTE = {"F4", "F6_E2M3", "F6_E3M2"}
 

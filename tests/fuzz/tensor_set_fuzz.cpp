@@ -105,7 +105,7 @@ void require_whole(const TensorSet& set, const std::vector<MadeUpFile>& files) {
   for (const auto& tensor : set.tensors()) {
     const std::vector<uint64_t> shape(tensor.shape.begin(), tensor.shape.end());
     int64_t next = 0;
-    for (const auto& piece : tensor.pieces) {
+    for (const auto& piece : tensor.slices) {
       const TensorEntry& entry = set.file(piece.file).entries()[piece.entry];
       require(piece.begin == next && piece.count > 0, "a hole, an overlap or an empty piece");
       require(entry.name == tensor.name && entry.dtype == tensor.dtype, "another tensor's piece");
@@ -169,7 +169,7 @@ void try_set(Bytes bytes) {
   } catch (const CheckpointError& error) {
     lockstep::fuzz::require_fit_to_print(error, path);
     const std::string why = error.what();
-    if (names == 0 && (why.find("leave a hole") != why.npos || why.find("overlap") != why.npos)) {
+    if (names == 0 && (why.find("have a gap") != why.npos || why.find("overlap") != why.npos)) {
       const auto entries = by_name(files);
       require(
           !std::all_of(

@@ -256,7 +256,7 @@ TEST_F(Gpu, NcclItselfJoinsAndDoesEveryOperationOnItsStream) {
   ASSERT_NE(nccl, nullptr) << "libtorch for CUDA brings NCCL along; " << why;
   const auto host = comm::make_shm_thread_transports({.ranks = 1}).front();
   const comm::Milliseconds timeout = std::chrono::seconds(60);
-  const auto link = comm::nccl_link(host, gpu(), *nccl, 1, timeout, why);
+  const auto link = comm::make_nccl_backend(host, gpu(), *nccl, 1, timeout, why);
   ASSERT_TRUE(link) << why;
   const at::Tensor numbers = at::arange(1 << 20, at::kFloat);
   for (int round = 0; round < 20; ++round) {

@@ -249,7 +249,7 @@ TEST(ProjectConfiguration, ImpossibleValuesAndFoldersAreRefusedAtConstruction) {
     try {
       const Accelerator accelerator({.project_dir = folder / "file" / "runs"}, world, group);
     } catch (const CheckpointError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("is no folder, and a checkpoint was to go in there"));
+      EXPECT_THAT(error.what(), HasSubstr("is not a folder; a checkpoint is saved in a folder"));
       ++refused;
     }
   });

@@ -9,7 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "lockstep/data/loader/cursor.h"
+#include "lockstep/data/order/cursor.h"
 #include "lockstep/storage/stored_checkpoint.h"
 
 namespace lockstep {

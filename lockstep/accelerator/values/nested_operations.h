@@ -44,7 +44,7 @@ consteval bool only_tensors() {
 
 }  // namespace detail
 
-/// A value that processes exchange: a nested value (data/dataset/nested.h) whose leaves are all
+/// A value that processes exchange: a nested value (data/sample/nested.h) whose leaves are all
 /// tensors.
 template <typename T>
 concept NestedTensors = detail::only_tensors<T>();

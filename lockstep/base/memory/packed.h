@@ -33,7 +33,7 @@ class PackedReader {
 };
 
 /// Serializes a value to bytes for another process of the same program: numbers, enums, plain
-/// structs, strings, and vectors of packable values; for tensors see comm/packed_tensor.h.
+/// structs, strings, and vectors of packable values; for tensors see comm/tensor/packed_tensor.h.
 /// Specialize it for your own type, with the same two functions.
 ///
 /// Only the same program can read the bytes: they contain neither types nor versions.

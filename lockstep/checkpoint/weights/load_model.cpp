@@ -37,7 +37,7 @@ struct Source {
 
 using Files = std::vector<storage::SafetensorsMap>;
 
-/// By the names they have here.
+/// Saved tensors by their names after renaming.
 using Sources = std::map<std::string, Source>;
 
 std::string renamed(const std::string& name, const std::map<std::string, std::string>& prefixes) {
@@ -61,7 +61,7 @@ Sources sources_in(const Files& files, const std::map<std::string, std::string>&
         throw CheckpointError(
             file.path(),
             fmt::format(
-                "prefix_map gives it the name {}, and {} as well",
+                "prefix_map gives two tensors the name {}; the other one is {}",
                 storage::in_quotes(name),
                 storage::in_quotes(other->second.entry->name)),
             storage::in_quotes(entry.name));
@@ -71,15 +71,16 @@ Sources sources_in(const Files& files, const std::map<std::string, std::string>&
   return sources;
 }
 
-/// Whether `module` is the name, or a module that it lies in.
-bool lies_in(std::string_view name, std::string_view module) {
+/// Returns whether `module` is `name`, or a module that contains it.
+bool is_within(std::string_view name, std::string_view module) {
   return module.empty() || name == module ||
          (name.starts_with(module) && name[module.size()] == '.');
 }
 
 void check_device(at::Device device) {
   if (device.is_meta()) {
-    throw ConfigError(kWhere, "device_map puts weights on meta, which has no memory for them");
+    throw ConfigError(
+        kWhere, "device_map has the device meta, which has no memory; expected a real device");
   }
   try {
     at::empty({1}, at::TensorOptions().device(device));
@@ -87,7 +88,7 @@ void check_device(at::Device device) {
     throw ConfigError(
         kWhere,
         fmt::format(
-            "device_map names {}, which cannot be used here: {}",
+            "device_map has the device {}, which this process cannot use: {}",
             device.str(),
             error.what_without_backtrace()));
   }
@@ -98,11 +99,12 @@ void check_device_map(
   for (const auto& [module, device] : device_map) {
     const bool any =
         std::any_of(model.begin(), model.end(), [&, &wanted = module](const NamedTensor& item) {
-          return lies_in(item.name, wanted);
+          return is_within(item.name, wanted);
         });
     if (!any) {
       throw ConfigError(
-          kWhere, fmt::format("device_map names '{}', and the model has no such module", module));
+          kWhere,
+          fmt::format("device_map has '{}', which is no module or tensor of the model", module));
     }
     check_device(device);
   }
@@ -114,7 +116,7 @@ at::Device device_of(const NamedTensor& item, const std::map<std::string, at::De
   }
   const std::pair<const std::string, at::Device>* longest = nullptr;
   for (const auto& place : device_map) {
-    if (lies_in(item.name, place.first) &&
+    if (is_within(item.name, place.first) &&
         (longest == nullptr || place.first.size() > longest->first.size())) {
       longest = &place;
     }
@@ -122,8 +124,7 @@ at::Device device_of(const NamedTensor& item, const std::map<std::string, at::De
   if (longest == nullptr) {
     throw ConfigError(
         kWhere,
-        fmt::format(
-            "device_map has no device for {}; add \"\" for all that it does not name", item.name));
+        fmt::format("device_map has no device for {}; add \"\" for all other tensors", item.name));
   }
   return longest->second;
 }
@@ -133,7 +134,7 @@ void check_target(const NamedTensor& item) {
     throw ConfigError(
         kWhere,
         fmt::format(
-            "{} has no memory to load into, or is sparse; make the model on a real device",
+            "{} has no memory (meta), or is sparse; construct the model on a real device",
             item.name));
   }
 }
@@ -148,7 +149,7 @@ std::string listed(const std::vector<std::string>& names) {
   return text;
 }
 
-/// "cuda" is whichever is the current one: a tensor that is on any is left there.
+/// "cuda" without an index means any CUDA device: a tensor on one of them stays there.
 bool is_on(const at::Tensor& tensor, at::Device device) {
   return device.has_index() ? tensor.device() == device : tensor.device().type() == device.type();
 }
@@ -156,8 +157,8 @@ bool is_on(const at::Tensor& tensor, at::Device device) {
 /// One tensor of the model, under all of its names.
 struct Place {
   std::vector<at::Tensor> tied;
-  at::Tensor value;                ///< Undefined: nothing was saved for it.
-  std::optional<Source> source{};  ///< Where it lies in the plan's files.
+  at::Tensor value;                ///< Undefined if it was not saved.
+  std::optional<Source> source{};  ///< Its location in the files.
   at::ScalarType dtype;
   at::Device device;
 };
@@ -184,7 +185,10 @@ class Plan {
       if (device_of(item, options_->device_map) != place.device) {
         throw ConfigError(
             kWhere,
-            fmt::format("device_map parts {} and {}, which are tied", first.name, item.name));
+            fmt::format(
+                "device_map puts {} and {} on different devices, but they are tied",
+                first.name,
+                item.name));
       }
       place.tied.push_back(item.tensor);
       if (const auto found = left_.find(item.name); found != left_.end()) {
@@ -217,7 +221,8 @@ class Plan {
       faults.push_back("different: " + listed(different_));
     }
     if (!faults.empty()) {
-      throw CheckpointError(path_, fmt::format("is of another model; {}", fmt::join(faults, "; ")));
+      throw CheckpointError(
+          path_, fmt::format("does not match the model; {}", fmt::join(faults, "; ")));
     }
     names_.unexpected.clear();
     for (const auto& [name, source] : left_) {
@@ -235,8 +240,8 @@ class Plan {
     for (size_t i = 1; i < saved.size(); ++i) {
       const auto& [other, of_other] = saved[i];
       if (of_other.entry->dtype != source.entry->dtype || of_other.bytes() != source.bytes()) {
-        different_.push_back(
-            fmt::format("{} and {} were not saved as the tied ones they are here", name, other));
+        different_.push_back(fmt::format(
+            "{} and {} are tied in the model, but were saved with different values", name, other));
       }
     }
   }
@@ -246,7 +251,7 @@ class Plan {
     const at::ScalarType saved = scalar_type(entry.dtype);
     if (here.tensor.sizes() != entry.shape || !c10::canCast(saved, place.dtype)) {
       different_.push_back(fmt::format(
-          "{} is {}[{}], here {}[{}]",
+          "{} is {}[{}], the model has {}[{}]",
           here.name,
           c10::toString(saved),
           fmt::join(entry.shape, ", "),
@@ -264,7 +269,7 @@ class Plan {
   std::string path_;
   const LoadModelOptions* options_;
   std::shared_ptr<const Files> files_;
-  Sources left_;  ///< What nobody has taken yet; points into the files.
+  Sources left_;  ///< Saved tensors that no tensor of the model has used; points into the files.
   std::vector<Place> places_;
   std::vector<std::string> different_;
   LoadedNames names_;
@@ -297,7 +302,7 @@ CheckedWeights check_checkpoint_in_model(
   if (options.dtype && !at::isFloatingType(*options.dtype)) {
     throw ConfigError(
         kWhere,
-        fmt::format("option dtype is for floating point; got {}", c10::toString(*options.dtype)));
+        fmt::format("option dtype is not floating point; got {}", c10::toString(*options.dtype)));
   }
   check_device_map(model, options.device_map);
   Plan plan(path, options);

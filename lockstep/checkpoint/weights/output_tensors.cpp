@@ -26,22 +26,23 @@ storage::Dtype dtype_of(
   }
   if (tensor.layout() != at::kStrided || tensor.is_meta()) {
     throw refused(
-        "a sparse tensor, or one without data, has no place in the format; densify it first");
+        "the tensor is sparse or has no data, which the format does not support; convert it to a "
+        "dense one");
   }
   for (int i = 0; i <= static_cast<int>(storage::Dtype::kU64); ++i) {
     if (scalar_type(static_cast<storage::Dtype>(i)) == written_as) {
       return static_cast<storage::Dtype>(i);
     }
   }
-  throw refused(
-      fmt::format("the format has no dtype {}; convert the tensor", c10::toString(written_as)));
+  throw refused(fmt::format(
+      "the format does not support the dtype {}; convert the tensor", c10::toString(written_as)));
 }
 
 }  // namespace
 
 std::vector<storage::OutputTensor> output_tensors(
     const std::string& path, const NamedTensors& tensors, std::optional<at::ScalarType> floating) {
-  const auto plain = std::make_shared<at::Tensor>();  // The one that is being written.
+  const auto plain = std::make_shared<at::Tensor>();  // The tensor that is being written.
   std::vector<storage::OutputTensor> output;
   for (const NamedTensor& named : tensors) {
     const bool is_floating = named.tensor.defined() && named.tensor.is_floating_point();
@@ -50,7 +51,7 @@ std::vector<storage::OutputTensor> output_tensors(
             ? at::kFloat
             : (is_floating ? floating : std::nullopt).value_or(named.tensor.scalar_type());
     const auto bytes = [tensor = named.tensor, plain, written_as] {
-      plain->reset();  // Before the next needs its memory.
+      plain->reset();  // Frees its memory before the next tensor needs it.
       const at::Tensor here = comm::is_sharded_param(tensor) ? tensor.detach().clone()
                                                              : offload::in_memory(tensor.detach());
       *plain = here.to(at::kCPU, written_as).resolve_conj().resolve_neg().contiguous();

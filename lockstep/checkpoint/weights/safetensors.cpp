@@ -63,13 +63,13 @@ at::Tensor tensor_of(const storage::SafetensorsMap& file, const storage::TensorE
   std::byte* data = file.private_bytes(entry);
   const bool aligned = std::bit_cast<uintptr_t>(data) % storage::dtype_bytes(entry.dtype) == 0;
   if (entry.dtype == storage::Dtype::kBool || !aligned) {
-    file.fetch(entry);  // It is looked at now.
+    file.fetch(entry);  // Its bytes are read below.
   }
   if (entry.dtype == storage::Dtype::kBool &&
       std::any_of(content.begin(), content.end(), [](char value) { return (value & ~1) != 0; })) {
-    // To C++ such a bool is undefined behaviour.
+    // Such a bool is undefined behaviour in C++.
     throw CheckpointError(
-        file.path(), "has a BOOL that is neither 0 nor 1", storage::in_quotes(entry.name));
+        file.path(), "has a BOOL value other than 0 and 1", storage::in_quotes(entry.name));
   }
   if (!aligned) {
     at::Tensor copy = at::empty(entry.shape, options);

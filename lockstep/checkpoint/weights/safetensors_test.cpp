@@ -213,7 +213,7 @@ TEST(Safetensors, RefusesABoolThatIsNeither) {
       folder / "f", storage::render_safetensors_header("f", header) + std::string("\1\2", 2));
   EXPECT_THAT(
       [&] { tensor_of(storage::SafetensorsMap(folder / "f"), "mask"); },
-      ThrowsMessage<CheckpointError>(HasSubstr("neither 0 nor 1")));
+      ThrowsMessage<CheckpointError>(HasSubstr("other than 0 and 1")));
 }
 
 TEST(Safetensors, RefusesLinksPipesFoldersAndAbsentFiles) {
@@ -228,8 +228,8 @@ TEST(Safetensors, RefusesLinksPipesFoldersAndAbsentFiles) {
         ThrowsMessage<CheckpointError>(AllOf(HasSubstr(name), HasSubstr(why))));
   };
   refuses("link", "symbolic link");
-  refuses("pipe", "no regular file");
-  refuses(".", "no regular file");
+  refuses("pipe", "not a regular file");
+  refuses(".", "not a regular file");
   refuses("absent", "No such file");
   refuses("zero", "too short");
 }

@@ -20,7 +20,7 @@ void check(const SaveModelOptions& options) {
     throw ConfigError(
         "save_model",
         fmt::format(
-            "weights are rounded to a floating-point dtype; got {}, try kHalf or kBFloat16",
+            "option dtype is not floating point; got {}, try kHalf or kBFloat16",
             c10::toString(*options.dtype)));
   }
   if (options.exclude_frozen_parameters) {
@@ -38,15 +38,14 @@ void check(const SaveModelOptions& options) {
     throw ConfigError(
         "save_model",
         fmt::format(
-            "file_name is the name of a safetensors file in the folder; got '{}', try "
-            "\"{}\"",
+            "file_name is not the name of a safetensors file in the folder; got '{}', try \"{}\"",
             name,
             storage::kModelFile));
   }
   if (options.max_shard_size != SaveModelOptions().max_shard_size) {
     throw ConfigError(
         "save_model",
-        "file_name is for one file, max_shard_size for several; got both, give one of them");
+        "file_name is for one file, max_shard_size for several; got both, set one of them");
   }
 }
 

@@ -8,7 +8,7 @@
 namespace lockstep::checkpoint {
 
 std::vector<std::vector<size_t>> tied_groups(const NamedTensors& tensors) {
-  // By storage and place, not by address: memory that comes and goes has none for a while.
+  // By storage and offset, not by address: the memory of a sharded parameter has no fixed address.
   using Identity =
       std::tuple<const void*, int64_t, at::ScalarType, std::vector<int64_t>, std::vector<int64_t>>;
   std::map<Identity, size_t> group_of;
@@ -16,7 +16,7 @@ std::vector<std::vector<size_t>> tied_groups(const NamedTensors& tensors) {
   for (size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor& tensor = tensors[i].tensor;
     size_t group = groups.size();
-    // What has no memory of its own is told apart by the tensor itself.
+    // A tensor without memory is identified by the tensor object.
     const bool in_memory = tensor.defined() && tensor.layout() == at::kStrided &&
                            !tensor.is_meta() && tensor.numel() > 0;
     if (in_memory) {

@@ -23,7 +23,7 @@
 namespace lockstep {
 namespace {
 
-/// The one of `choices` that the variable `name` says; nothing if it is not set.
+/// Returns the choice that environment variable `name` selects; nothing if it is not set.
 template <typename Kind>
 std::optional<Kind> choice_of(
     const Environment& environment,
@@ -34,26 +34,25 @@ std::optional<Kind> choice_of(
     return std::nullopt;
   }
   std::string all;
-  for (const auto& [word, kind] : choices) {
-    if (word == *text) {
+  for (const auto& [value, kind] : choices) {
+    if (value == *text) {
       return kind;
     }
-    all += (all.empty() ? "" : ", ") + word;
+    all += (all.empty() ? "" : ", ") + value;
   }
-  throw ConfigError(
-      name, fmt::format("no such transport; got '{}', expected one of {}", *text, all));
+  throw ConfigError(name, fmt::format("invalid value; got '{}', expected one of {}", *text, all));
 }
 
-const std::vector<std::pair<std::string, TransportKind>>& transport_words() {
-  static const std::vector<std::pair<std::string, TransportKind>> words = {
+const std::vector<std::pair<std::string, TransportKind>>& transport_names() {
+  static const std::vector<std::pair<std::string, TransportKind>> names = {
       {"auto", TransportKind::kAuto}, {"shm", TransportKind::kShm}, {"gloo", TransportKind::kGloo}};
-  return words;
+  return names;
 }
 
-std::string word_of(TransportKind kind) {
-  for (const auto& [word, each] : transport_words()) {
+std::string transport_name_of(TransportKind kind) {
+  for (const auto& [name, each] : transport_names()) {
     if (each == kind) {
-      return word;
+      return name;
     }
   }
   return {};
@@ -65,15 +64,15 @@ std::shared_ptr<comm::Transport> make_transport(
     throw ConfigError(
         "LOCKSTEP_COMM",
         fmt::format(
-            "shared memory does not reach from host to host; got {} ranks, {} of them on this "
+            "shared memory needs all ranks on one host; got {} ranks, {} of them on this "
             "host; set it to auto",
             world.size,
             world.local_size));
   }
-  const auto place = comm::rendezvous_address_of(world, word_of(options.transport));
+  const auto address = comm::rendezvous_address_of(world, transport_name_of(options.transport));
   if (options.transport != TransportKind::kGloo && world.on_one_host()) {
     try {
-      return comm::make_shm_transport(place, comm::kWorldGroup, options.join_timeout);
+      return comm::make_shm_transport(address, comm::kWorldGroup, options.join_timeout);
     } catch (const CommError&) {
       throw;
     } catch (const ConfigError&) {
@@ -83,13 +82,14 @@ std::shared_ptr<comm::Transport> make_transport(
         throw;
       }
       log_warning(
-          "Gloo instead of shared memory, which is slower: " + without_rank_suffix(error.what()));
+          "shared memory is not available, using Gloo, which is slower: " +
+          without_rank_suffix(error.what()));
     }
   }
   auto gloo = comm::make_gloo_transport(
-      world, comm::join_store(world, place, options.join_timeout), options.join_timeout);
+      world, comm::join_store(world, address, options.join_timeout), options.join_timeout);
   return options.transport == TransportKind::kAuto && !world.on_one_host()
-             ? comm::over_hosts(world, std::move(gloo), options.join_timeout)
+             ? comm::make_hierarchy_transport(world, std::move(gloo), options.join_timeout)
              : gloo;
 }
 
@@ -104,7 +104,7 @@ ConnectOptions ConnectOptions::from_environment(const Environment& environment) 
   if (const auto timeout_ms = environment.integer("LOCKSTEP_JOIN_TIMEOUT_MS", 1, kWeekMs)) {
     options.join_timeout = comm::Milliseconds(*timeout_ms);
   }
-  options.transport = choice_of<TransportKind>(environment, "LOCKSTEP_COMM", transport_words())
+  options.transport = choice_of<TransportKind>(environment, "LOCKSTEP_COMM", transport_names())
                           .value_or(options.transport);
   options.device_comm = choice_of<comm::DeviceCommKind>(
                             environment,
@@ -126,7 +126,7 @@ Connection connect_renewable(const WorldSpec& world, ConnectOptions options) {
     return {};
   }
   auto transport = make_transport(world, options);
-  log_debug(fmt::format("{} ranks talk over {}", world.size, transport->name()));
+  log_debug(fmt::format("{} ranks are connected over {}", world.size, transport->name()));
   auto renewable = comm::with_devices(std::move(transport), options.device_comm, comm::kWorldGroup);
   return {Group(renewable, options.timeout), renewable};
 }

@@ -10,12 +10,14 @@
 
 namespace lockstep {
 
+/// The transport of CPU tensors.
 enum class TransportKind {
   kAuto,  ///< Shared memory within a host if available, else Gloo.
   kShm,
   kGloo
 };
 
+/// Timeouts and transports of `connect`.
 struct ConnectOptions {
   /// Timeout of an operation. LOCKSTEP_TIMEOUT_MS.
   comm::Milliseconds timeout{std::chrono::minutes(10)};
@@ -26,7 +28,7 @@ struct ConnectOptions {
   /// The transport of device tensors. LOCKSTEP_DEVICE_COMM = auto|nccl|host.
   comm::DeviceCommKind device_comm = comm::DeviceCommKind::kAuto;
 
-  /// The defaults, overridden by the variables above; ConfigError for invalid values.
+  /// Returns the defaults, overridden by the variables above. ConfigError for invalid values.
   static ConnectOptions from_environment(const Environment& environment);
 };
 
@@ -43,7 +45,7 @@ struct ConnectOptions {
 /// CommError, within seconds: worlds of different size connect, or the ranks' `transport` differs.
 Group connect(const WorldSpec& world, ConnectOptions options = {});
 
-/// A group, and its transport; null in a world of one.
+/// Holds a group and its transport, which is null in a world of one.
 struct Connection {
   Group group;
   std::shared_ptr<comm::RenewableTransport> transport;

@@ -34,7 +34,7 @@ int free_port() {
   return ntohs(address.sin_port);
 }
 
-/// `hosts`: of each rank.
+/// `hosts`: the host of each rank.
 void connected_ranks(
     TransportKind transport,
     const std::vector<int>& hosts,

@@ -8,8 +8,8 @@
 
 namespace lockstep {
 
-// `ranks` over the transports of processes: each thread joins through a store on a free loopback
-// port. For tests only.
+// Runs ranks as threads over the transports of processes: each thread joins through a store on a
+// free loopback port. For tests only.
 
 /// Runs the ranks over real sockets.
 void gloo_ranks(

@@ -13,17 +13,17 @@
 #include "lockstep/base/rank.h"
 #include "lockstep/comm/device/host_staged_backend.h"
 #include "lockstep/comm/nccl/nccl_backend.h"
-#include "lockstep/comm/plain_values.h"
 #include "lockstep/comm/transport/device_backend.h"
+#include "lockstep/comm/transport/exchange.h"
 #include "lockstep/comm/transport/flight.h"
 
 namespace lockstep::comm {
 namespace {
 
-// Of NCCL's groups in the flight record: no split of a group has this number.
+// The split number of NCCL's groups in the flight record; no split of a group has it.
 constexpr int64_t kNcclSplit = -2;
 
-/// What ranks tell each other before they choose.
+/// The facts that ranks exchange before they choose a backend.
 struct DeviceFacts {
   int64_t type = 0;
   int64_t has_nccl = 0;
@@ -49,7 +49,7 @@ class DeviceTransport final : public RenewableTransport {
   int size() const override { return first_->size(); }
 
   void abandon() override {
-    link_.reset();
+    backend_.reset();
     host_.reset();
     name_ = first_->name();
   }
@@ -60,59 +60,59 @@ class DeviceTransport final : public RenewableTransport {
   const std::shared_ptr<Transport>& first() const override { return first_; }
 
   std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) override {
-    refuse_if_abandoned(name_of(collective.op));
+    check_connected(name_of(collective.op));
     const at::Tensor& tensor = collective.output.defined() ? collective.output : collective.input;
     if (!tensor.defined() || tensor.is_cpu()) {
       check_alive(collective.op);
       return host_->start(std::move(collective), timeout);
     }
     if (collective.op == Op::kSend || collective.op == Op::kRecv) {
-      return staged_link(host_)->start(std::move(collective), timeout);
+      return make_host_staged_backend(host_)->start(std::move(collective), timeout);
     }
-    if (!link_) {
-      link_ = choose(tensor.device(), timeout);
-      name_ = fmt::format("{}, {}", host_->name(), link_->name());
+    if (!backend_) {
+      backend_ = choose(tensor.device(), timeout);
+      name_ = fmt::format("{}, {}", host_->name(), backend_->name());
       log_debug(fmt::format(
-          "operations on {} go over {}", c10::DeviceTypeName(tensor.device().type()), name_));
+          "operations on {} use {}", c10::DeviceTypeName(tensor.device().type()), name_));
     }
-    return link_->start(std::move(collective), timeout);
+    return backend_->start(std::move(collective), timeout);
   }
 
   void check_alive(Op op) const override {
-    if (link_) {
-      link_->check_alive(op);
+    if (backend_) {
+      backend_->check_alive(op);
     }
   }
 
   at::Tensor allocate(int64_t bytes) override {
-    refuse_if_abandoned("empty");
+    check_connected("empty");
     return host_->allocate(bytes);
   }
 
   at::Tensor allocate_shared(int64_t bytes, Milliseconds timeout) override {
-    refuse_if_abandoned("shared_zeros");
+    check_connected("shared_zeros");
     return host_->allocate_shared(bytes, timeout);
   }
 
   std::shared_ptr<Transport> split(int color, int key, Milliseconds timeout) override {
-    refuse_if_abandoned("split");
+    check_connected("split");
     return with_devices(
         host_->split(color, key, timeout), kind_, flight_group(group_, splits_++, color));
   }
 
  private:
-  void refuse_if_abandoned(const char* operation) const {
+  void check_connected(const char* operation) const {
     if (!host_) {
-      throw CommError(operation, "this rank has left the group, after a failure");
+      throw CommError(operation, "this rank has left the group after a failure");
     }
   }
 
   std::unique_ptr<DeviceBackend> choose(at::Device device, Milliseconds timeout) {
-    const FlightRecordingPause parts_of_one;
-    std::string no_nccl;
-    const NcclApi* const nccl = device.is_cuda() ? NcclApi::find(no_nccl) : nullptr;
-    if (!no_nccl.empty() && kind_ != DeviceCommKind::kHost) {
-      log_warning(no_nccl, LogAudience::kEveryRank);
+    const FlightRecordingPause pause;
+    std::string nccl_fault;
+    const NcclApi* const nccl = device.is_cuda() ? NcclApi::find(nccl_fault) : nullptr;
+    if (!nccl_fault.empty() && kind_ != DeviceCommKind::kHost) {
+      log_warning(nccl_fault, LogAudience::kEveryRank);
     }
     const DeviceFacts mine{
         .type = static_cast<int64_t>(device.type()), .has_nccl = nccl != nullptr ? 1 : 0};
@@ -122,40 +122,40 @@ class DeviceTransport final : public RenewableTransport {
         throw CommError(
             "device",
             fmt::format(
-                "ranks work on different kinds of devices; got {} here, {} elsewhere; construct "
-                "every Accelerator with the same `cpu`",
+                "the ranks use different kinds of devices; got {} on this rank, {} on another; "
+                "construct every Accelerator with the same `cpu`",
                 c10::DeviceTypeName(device.type()),
                 c10::DeviceTypeName(static_cast<c10::DeviceType>(theirs.type))));
       }
       has_nccl.push_back(theirs.has_nccl);
     }
     if (kind_ == DeviceCommKind::kHost || (kind_ == DeviceCommKind::kAuto && !device.is_cuda())) {
-      return staged_link(host_);
+      return make_host_staged_backend(host_);
     }
     std::string why;
     if (const std::vector<size_t> without = ranks_without(has_nccl); !without.empty()) {
       why = device.is_cuda()
                 ? fmt::format(
-                      "rank{} {} cannot load NCCL 2.14 or later; name a libnccl.so.2 in "
-                      "LOCKSTEP_NCCL_LIBRARY",
+                      "rank{} {} cannot load NCCL 2.14 or later; set LOCKSTEP_NCCL_LIBRARY to a "
+                      "libnccl.so.2",
                       without.size() == 1 ? "" : "s",
                       fmt::join(without, ", "))
-                : fmt::format("NCCL works on CUDA devices; got {}", device.str());
+                : fmt::format("NCCL needs CUDA devices; got {}", device.str());
     } else if (
-        auto link =
-            nccl_link(host_, device, *nccl, flight_group(group_, kNcclSplit, 0), timeout, why)) {
-      return link;
+        auto backend = make_nccl_backend(
+            host_, device, *nccl, flight_group(group_, kNcclSplit, 0), timeout, why)) {
+      return backend;
     }
     if (kind_ == DeviceCommKind::kNccl) {
-      throw ConfigError("LOCKSTEP_DEVICE_COMM", "there is no NCCL: " + why);
+      throw ConfigError("LOCKSTEP_DEVICE_COMM", "NCCL is not available: " + why);
     }
     if (rank() == 0) {
       log_warning(
-          "device tensors are sent through the host's memory, which is slower, instead of "
-          "NCCL: " +
+          "NCCL is not available, device tensors are sent through the host's memory, which is "
+          "slower: " +
           why);
     }
-    return staged_link(host_);
+    return make_host_staged_backend(host_);
   }
 
   std::shared_ptr<Transport> first_;
@@ -163,7 +163,7 @@ class DeviceTransport final : public RenewableTransport {
   DeviceCommKind kind_;
   uint64_t group_;
   std::string name_;
-  std::unique_ptr<DeviceBackend> link_;
+  std::unique_ptr<DeviceBackend> backend_;
   int64_t splits_ = 0;
 };
 

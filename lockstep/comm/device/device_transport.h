@@ -15,8 +15,8 @@ enum class DeviceCommKind {
   kHost   ///< Copies through the host's memory.
 };
 
-/// A transport that can disconnect and connect to the same ranks again, for a program that
-/// continues after a failure of one rank.
+/// Can disconnect and connect to the same ranks again, for a program that continues after a failure
+/// of one rank.
 class RenewableTransport : public Transport {
  public:
   /// Disconnects: running operations with this rank fail, here and on its peers, until renew.
@@ -24,7 +24,7 @@ class RenewableTransport : public Transport {
   virtual void abandon() = 0;
   /// Connects to all ranks again, whether or not they have disconnected. Collective, over first().
   virtual void renew(Milliseconds timeout) = 0;
-  /// The first connection, over which ranks can agree after abandon().
+  /// Returns the first connection, over which ranks can communicate after abandon().
   virtual const std::shared_ptr<Transport>& first() const = 0;
 };
 

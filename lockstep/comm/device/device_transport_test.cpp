@@ -148,7 +148,7 @@ TEST(DeviceTransport, NcclIsRefusedWhereItCannotBe) {
         group.all_reduce(on_device(at::ones({3}))).wait();
         ADD_FAILURE() << "the test device has no NCCL";
       } catch (const ConfigError& error) {
-        EXPECT_THAT(error.what(), HasSubstr("NCCL works on CUDA devices; got test:0"));
+        EXPECT_THAT(error.what(), HasSubstr("NCCL needs CUDA devices; got test:0"));
       }
     });
   }

@@ -10,12 +10,13 @@
 namespace lockstep::comm {
 namespace {
 
-/// Whether what stands in an operation's output before it matters.
+/// Returns whether an operation reads its output tensor.
 bool reads_output(const Collective& c, int rank) {
   return c.op == Op::kAllReduce || (c.op == Op::kBroadcast && c.root == rank);
 }
 
-/// Memory of the host for the values of `like`; pinned for CUDA, which copies twice as fast then.
+/// Allocates host memory for the values of `like`; pinned for CUDA, which then copies twice as
+/// fast.
 at::Tensor host_memory(const at::Tensor& like) {
   return at::empty(
       like.sizes(), like.options().device(at::kCPU).pinned_memory(like.device().is_cuda()));
@@ -39,7 +40,7 @@ class StagedWork final : public Work {
  private:
   std::shared_ptr<Work> work_;
   at::Tensor result_;  ///< On the host.
-  at::Tensor output_;  ///< On the device; undefined if there is none, or it is written.
+  at::Tensor output_;  ///< On the device; undefined if there is none, or after it was written.
 };
 
 class HostStagedBackend final : public DeviceBackend {
@@ -47,7 +48,7 @@ class HostStagedBackend final : public DeviceBackend {
   explicit HostStagedBackend(std::shared_ptr<Transport> host) : host_(std::move(host)) {}
 
   const char* name() const override { return "host"; }
-  void check_alive(Op /*op*/) const override {}  // The host's transport says so itself.
+  void check_alive(Op /*op*/) const override {}  // The host's transport throws itself.
 
   std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) override {
     const c10::AutoGradMode no_grad(false);
@@ -72,7 +73,7 @@ class HostStagedBackend final : public DeviceBackend {
 
 }  // namespace
 
-std::unique_ptr<DeviceBackend> staged_link(std::shared_ptr<Transport> host) {
+std::unique_ptr<DeviceBackend> make_host_staged_backend(std::shared_ptr<Transport> host) {
   return std::make_unique<HostStagedBackend>(std::move(host));
 }
 

@@ -33,9 +33,9 @@ std::atomic<int64_t> bytes_in_use{0};
 std::atomic<int64_t> most_bytes{std::numeric_limits<int64_t>::max()};
 std::atomic<bool> events_held{false};
 std::atomic<int64_t> reads{0};
-thread_local bool computing = false;  // A kernel is: what it copies is none of the program's doing.
+thread_local bool computing = false;  // Within a kernel: its copies are not the program's.
 
-// --- what libtorch asks of a device
+// --- libtorch's interface of a device
 
 class Memory final : public at::Allocator {
  public:
@@ -183,7 +183,7 @@ at::Tensor empty_strided(
       sizes, strides, &memory, kKeys, dtype.value_or(at::get_default_dtype_as_scalartype()));
 }
 
-/// The same memory, as libtorch's own kernels take it.
+/// Returns a CPU tensor over the same memory, for libtorch's CPU kernels.
 at::Tensor on_host(const at::Tensor& tensor) {
   return tensor.is_cpu() ? tensor
                          : at::from_blob(
@@ -202,12 +202,12 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& to, bool /*non_bl
     to.copy_(on_host(self));
   } else if (self.is_cpu()) {
     test_graphs::refuse_while_capturing("copy to it from memory that is not pinned");
-    // As from memory that is not pinned: the host's may change from now on.
-    test_streams::tell(test_streams::current(to.device()), [to, values = self.clone()] {
+    // As from pageable memory: the host's may change from now on.
+    test_streams::enqueue(test_streams::current(to.device()), [to, values = self.clone()] {
       on_host(to).copy_(values);
     });
   } else {
-    test_graphs::tell([to, self] { on_host(to).copy_(on_host(self)); });
+    test_graphs::run_or_record([to, self] { on_host(to).copy_(on_host(self)); });
   }
   return to;
 }
@@ -236,16 +236,16 @@ at::Scalar item(const at::Tensor& self) {
 }
 
 at::Tensor& fill(at::Tensor& self, const at::Scalar& value) {
-  test_graphs::tell([self, value] { on_host(self).fill_(value); });
+  test_graphs::run_or_record([self, value] { on_host(self).fill_(value); });
   return self;
 }
 
 at::Tensor& zero(at::Tensor& self) {
-  test_graphs::tell([self] { on_host(self).zero_(); });
+  test_graphs::run_or_record([self] { on_host(self).zero_(); });
   return self;
 }
 
-/// A parameter's memory may move between the host and it, as between the host and a GPU.
+/// Lets a parameter's memory move between host and device, as with a GPU.
 bool may_change_places(const at::Tensor& self, const at::Tensor& from) {
   return self.layout() == at::kStrided && from.layout() == at::kStrided;
 }

@@ -44,7 +44,7 @@ std::vector<c10::IValue> last(const torch::jit::Stack& stack, size_t count) {
   return {stack.end() - static_cast<std::ptrdiff_t>(count), stack.end()};
 }
 
-/// Puts what an operator gave this time where the graph's next operators look for it.
+/// Stores the results of an operator where the next operators of the graph read them.
 void put(const std::vector<c10::IValue>& results, const std::vector<c10::IValue>& places) {
   for (size_t i = 0; i < places.size(); ++i) {
     const std::vector<at::Tensor> from = tensors_of(results[i]);
@@ -63,7 +63,7 @@ bool capturing() {
   return recording != nullptr;
 }
 
-void tell(std::function<void()> work) {
+void run_or_record(std::function<void()> work) {
   if (recording == nullptr) {
     work();
   } else {
@@ -94,7 +94,7 @@ void call(
     }
   }
   Works* const kept = std::exchange(recording, nullptr);
-  compute(op, &stack);  // For the shapes of what it gives.
+  compute(op, &stack);  // For the shapes of the results.
   recording = kept;
   for (const auto& [tensor, values] : before) {
     memory_of(tensor).copy_(values);
@@ -125,7 +125,7 @@ class Graph final : public at::GraphImplInterface {
   void instantiate() override {}
   void replay() override {
     refuse_while_capturing("replay one");
-    const at::AutoDispatchBelowADInplaceOrView no_autograd;  // As where operators came from.
+    const at::AutoDispatchBelowADInplaceOrView no_autograd;  // As when the operators were recorded.
     for (const auto& work : works_) {
       work();
     }

@@ -11,7 +11,7 @@ namespace {
 
 struct Mark {
   c10::Stream stream;
-  int64_t told = 0;  ///< How much the stream had been told.
+  int64_t enqueued = 0;  ///< Work items enqueued on the stream before.
 };
 
 struct Queue {
@@ -19,21 +19,21 @@ struct Queue {
   std::deque<std::function<void()>> works = {};
 };
 
-std::mutex mutex;  // Of all below.
+std::mutex mutex;  // Protects all below.
 std::map<c10::StreamId, Queue> queues;
 c10::StreamId next_stream = 1;
 bool held = false;
 
 thread_local std::map<at::DeviceIndex, c10::StreamId> current_streams;
 
-void do_until(Queue& queue, int64_t told) {
-  for (; queue.done < told && !queue.works.empty(); ++queue.done) {
+void run_until(Queue& queue, int64_t enqueued) {
+  for (; queue.done < enqueued && !queue.works.empty(); ++queue.done) {
     queue.works.front()();
     queue.works.pop_front();
   }
 }
 
-int64_t told(const Queue& queue) {
+int64_t enqueued_on(const Queue& queue) {
   return queue.done + static_cast<int64_t>(queue.works.size());
 }
 
@@ -54,19 +54,19 @@ c10::Stream from_pool(at::Device device) {
   return c10::Stream(c10::Stream::UNSAFE, device, next_stream++);
 }
 
-void tell(c10::Stream stream, std::function<void()> work) {
+void enqueue(c10::Stream stream, std::function<void()> work) {
   const std::lock_guard lock(mutex);
   Queue& queue = queues[stream.id()];
   queue.works.push_back(std::move(work));
   if (!held || stream.id() == 0) {
-    do_until(queue, told(queue));
+    run_until(queue, enqueued_on(queue));
   }
 }
 
 void record(void** event, c10::Stream stream) {
   const std::lock_guard lock(mutex);
   destroy(*event);
-  *event = new Mark{.stream = stream, .told = told(queues[stream.id()])};
+  *event = new Mark{.stream = stream, .enqueued = enqueued_on(queues[stream.id()])};
 }
 
 void destroy(void* event) noexcept {
@@ -76,19 +76,19 @@ void destroy(void* event) noexcept {
 void wait_for(void* event) {
   const std::lock_guard lock(mutex);
   const auto* const mark = static_cast<Mark*>(event);
-  do_until(queues[mark->stream.id()], mark->told);
+  run_until(queues[mark->stream.id()], mark->enqueued);
 }
 
 bool is_done(void* event) {
   const std::lock_guard lock(mutex);
   const auto* const mark = static_cast<Mark*>(event);
-  return queues[mark->stream.id()].done >= mark->told;
+  return queues[mark->stream.id()].done >= mark->enqueued;
 }
 
 void wait_for(c10::Stream stream) {
   const std::lock_guard lock(mutex);
   Queue& queue = queues[stream.id()];
-  do_until(queue, told(queue));
+  run_until(queue, enqueued_on(queue));
 }
 
 void hold(bool hold) {
@@ -96,7 +96,7 @@ void hold(bool hold) {
   held = hold;
   if (!hold) {
     for (auto& [id, queue] : queues) {
-      do_until(queue, told(queue));
+      run_until(queue, enqueued_on(queue));
     }
   }
 }

@@ -17,18 +17,14 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/cpu_only.h"
-#include "lockstep/comm/first_line.h"
 #include "lockstep/comm/gloo/listener_guard.h"
 #include "lockstep/comm/gloo/rendezvous.h"
-#include "lockstep/comm/group_error.h"
-#include "lockstep/comm/plain_values.h"
-#include "lockstep/comm/sigpipe.h"
-#include "lockstep/comm/split_choice.h"
-#include "lockstep/comm/tensor_bytes.h"
 #include "lockstep/comm/transport/blocking_operations.h"
+#include "lockstep/comm/transport/exchange.h"
 #include "lockstep/comm/transport/flight.h"
+#include "lockstep/comm/transport/ordered_worker.h"
 #include "lockstep/comm/transport/reduce.h"
+#include "lockstep/comm/transport/transport_error.h"
 
 namespace lockstep::comm {
 namespace {
@@ -69,21 +65,21 @@ Tensors parts_of(const at::Tensor& bytes, int count) {
   return parts;
 }
 
-/// What the progress threads share with the transport; it outlives the transport if an operation
-/// does.
+/// The state that the progress threads share with the transport. It outlives the transport if an
+/// operation does.
 struct GlooState {
   c10::intrusive_ptr<c10d::Store> store;
   c10::intrusive_ptr<c10d::Backend> backend;
   int rank = 0;
   int size = 1;
-  GroupError death;
+  GroupError failure;
 
-  void mark_failed(const std::string& why) { death.mark_failed(why); }
+  void mark_failed(const std::string& why) { failure.mark_failed(why); }
 
-  /// Runs one operation, translating what c10d throws at the edge of comm/.
+  /// Runs one operation, and converts exceptions of c10d to CommError.
   template <typename Body>
   void guarded(Op op, const Body& body) {
-    death.refuse(op);
+    failure.check(op);
     const auto start = Clock::now();
     const c10::AutoGradMode no_grad(false);
     try {
@@ -94,7 +90,7 @@ struct GlooState {
     } catch (const std::exception& error) {
       const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
       const std::string why = fmt::format(
-          "failed after {:.1f} s; a peer died or did not come: {}",
+          "failed after {:.1f} s; a rank is lost, or did not call the operation: {}",
           seconds,
           first_line(error.what()));
       mark_failed(fmt::format("{} {}", name_of(op), why));
@@ -119,7 +115,7 @@ struct GlooState {
 
   void all_reduce(const at::Tensor& tensor, ReduceOp op, Milliseconds timeout) {
     Tensors flat{tensor.view({-1})};
-    // Gloo has no average. float16 is divided first, since its sum may be too large for it.
+    // Gloo has no average. float16 is divided first, since its sum may overflow.
     const bool divide_first = op == ReduceOp::kAvg && tensor.scalar_type() == at::kHalf;
     if (divide_first) {
       flat[0].div_(size);
@@ -146,7 +142,7 @@ struct GlooState {
         all_reduce(c.output, c.reduce, timeout);
         break;
       case Op::kReduceScatter: {
-        // c10d's own is an all-reduce over Gloo, some versions of it always summing.
+        // c10d's reduce_scatter over Gloo is an all-reduce, and always sums in some versions.
         const at::Tensor parts = at::empty_like(c.input);
         all_to_all(bytes_of(parts), bytes_of(c.input), timeout);
         std::vector<const void*> sources;
@@ -200,7 +196,7 @@ struct GlooState {
         break;
       }
       default:
-        break;  // A barrier is done when the fingerprints have met.
+        break;  // A barrier is done when the fingerprints were exchanged.
     }
   }
 
@@ -249,30 +245,30 @@ struct GlooState {
   }
 };
 
-/// Where Gloo listens, and its socket.
+/// Gloo's network device, and its listening socket.
 struct GlooDevice {
   std::shared_ptr<::gloo::transport::Device> device;
-  int listener = -1;  ///< -1 if it cannot be told from other new sockets of this process.
+  int listener = -1;  ///< -1 if another new socket of this process makes it ambiguous.
 };
 
 GlooDevice make_gloo_device(const std::string& address) {
   static std::mutex one_at_a_time;  // Ranks that are threads make devices at the same time.
   const std::lock_guard<std::mutex> lock(one_at_a_time);
   const auto before = listening_sockets();
-  GlooDevice made;
-  made.device = c10d::ProcessGroupGloo::createDeviceForHostname(address, /*lazyInit=*/false);
+  GlooDevice created;
+  created.device = c10d::ProcessGroupGloo::createDeviceForHostname(address, /*lazyInit=*/false);
   auto added = listening_sockets();
   std::erase_if(added, [&](const auto& socket) { return before.contains(socket.first); });
   if (added.size() == 1) {
-    made.listener = added.begin()->second;
+    created.listener = added.begin()->second;
   }
-  return made;
+  return created;
 }
 
-/// How the ranks of a group reach each other.
+/// The addresses at which the ranks of a group reach each other.
 struct GlooAddresses {
   std::string own;
-  /// All addresses of all hosts of the job; nothing once others had to be let in.
+  /// All addresses of all hosts of the job; nothing if every address must be accepted.
   std::optional<std::vector<std::string>> hosts;
 };
 
@@ -287,22 +283,22 @@ class GlooTransport final : public Transport {
       uint64_t group)
       : addresses_(std::move(addresses)),
         group_(group),
-        link_(std::make_shared<GlooState>()),
-        operations_(link_, group) {
-    const SigpipeBlocked no_sigpipe;  // For Gloo's threads, which begin here.
+        state_(std::make_shared<GlooState>()),
+        operations_(state_, group) {
+    const SigpipeBlocked no_sigpipe;  // For Gloo's threads, which start here.
     auto options = c10d::ProcessGroupGloo::Options::create(join_timeout);
-    const GlooDevice made = make_gloo_device(addresses_.own);
-    ListenerGuard guard(made.listener, addresses_.hosts);
-    options->devices.push_back(made.device);
-    link_->store = store;
-    link_->rank = rank;
-    link_->size = size;
+    const GlooDevice created = make_gloo_device(addresses_.own);
+    ListenerGuard guard(created.listener, addresses_.hosts);
+    options->devices.push_back(created.device);
+    state_->store = store;
+    state_->rank = rank;
+    state_->size = size;
     try {
-      link_->backend =
+      state_->backend =
           c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, std::move(options));
-      // The one who accepts is done before the one who connects: nobody may go on, and perhaps end,
-      // and take the store along, before all have read their peers' addresses there.
-      link_->exchange(fingerprint_of({.op = Op::kBarrier}, -1), join_timeout);
+      // The accepting rank is done before the connecting one. No rank may end, and close the store,
+      // before all ranks have read their peers' addresses from it.
+      state_->exchange(fingerprint_of({.op = Op::kBarrier}, -1), join_timeout);
     } catch (const std::exception& error) {
       const std::string fault = guard.fault();
       throw CommError(
@@ -317,11 +313,11 @@ class GlooTransport final : public Transport {
   }
 
   const char* name() const override { return "gloo"; }
-  int rank() const override { return link_->rank; }
-  int size() const override { return link_->size; }
+  int rank() const override { return state_->rank; }
+  int size() const override { return state_->size; }
 
   std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) override {
-    refuse_other_devices(collective, "Gloo moves");
+    check_cpu_tensors(collective, "Gloo");
     return operations_.start(std::move(collective), timeout);
   }
 
@@ -329,12 +325,12 @@ class GlooTransport final : public Transport {
     const std::vector<int> members =
         members_of(exchange(*this, SplitChoice{color, key}, timeout), color);
     auto store = c10::make_intrusive<c10d::PrefixStore>(
-        fmt::format("split_{}_{}/", splits_, color), link_->store);
+        fmt::format("split_{}_{}/", splits_, color), state_->store);
     const uint64_t group = flight_group(group_, splits_++, color);
     return std::make_shared<GlooTransport>(
         store,
         addresses_,
-        place_of(members, rank()),
+        index_in(members, rank()),
         static_cast<int>(members.size()),
         timeout,
         group);
@@ -342,8 +338,8 @@ class GlooTransport final : public Transport {
 
  private:
   GlooAddresses addresses_;
-  uint64_t group_;  ///< In the flight record.
-  std::shared_ptr<GlooState> link_;
+  uint64_t group_;  ///< Its id in the flight record.
+  std::shared_ptr<GlooState> state_;
   BlockingOperations<GlooState> operations_;
   int64_t splits_ = 0;
 };

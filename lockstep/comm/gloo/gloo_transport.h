@@ -11,15 +11,18 @@
 
 namespace lockstep::comm {
 
-/// The transport of processes over TCP, with c10d's Gloo backend, for CPU tensors.
+/// Makes the transport of processes over TCP, with c10d's Gloo backend, for CPU tensors.
 ///
 /// Each operation runs on a progress thread: first an all-gather of fingerprints, then, if the
 /// ranks agree, the operation. Send and recv have their own threads, so that two ranks may send to
 /// each other before they receive. After the first failure every operation throws its reason.
+///
 /// Results are bit-exact across ranks and runs. reduce_scatter, by an all_to_all, adds in rank
-/// order and rounds once; all_reduce is Gloo's, which rounds float16 and bfloat16 at every
-/// addition. Throws as `connect` does. `store`: the store that all ranks of `world` have joined
-/// (rendezvous.h); it is kept.
+/// order and rounds once. all_reduce is Gloo's, which rounds float16 and bfloat16 at every
+/// addition.
+///
+/// `store`: the store that all ranks of `world` have joined (rendezvous.h); the transport keeps it.
+/// Throws as `connect`.
 std::shared_ptr<Transport> make_gloo_transport(
     const WorldSpec& world,
     const c10::intrusive_ptr<c10d::Store>& store,

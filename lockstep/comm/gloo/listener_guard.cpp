@@ -30,7 +30,7 @@ constexpr auto kGuardPause = std::chrono::milliseconds(1);
 constexpr rlim_t kMostDescriptors = 65536;
 constexpr rlim_t kMostSpareDescriptors = 256;
 constexpr int kDeferSeconds = 600;
-constexpr int kLongestQueue = 65535;  // The kernel takes net.core.somaxconn of it.
+constexpr int kLongestQueue = 65535;  // The kernel limits it to net.core.somaxconn.
 
 constexpr uint32_t kPass = 0xffffffffU;
 constexpr uint32_t kDrop = 0;
@@ -43,7 +43,7 @@ sock_filter load_network_word(uint32_t offset) {
   return BPF_STMT(BPF_LD | BPF_W | BPF_ABS, static_cast<uint32_t>(SKF_NET_OFF) + offset);
 }
 
-/// Goes on with the next instruction if the loaded word is `word`, else skips `skipped`.
+/// Continues with the next instruction if the loaded word is `word`, else skips `skipped`.
 sock_filter unless_word(uint32_t word, size_t skipped) {
   return BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, word, 0, static_cast<uint8_t>(skipped));
 }
@@ -52,7 +52,8 @@ sock_filter verdict(uint32_t value) {
   return BPF_STMT(BPF_RET | BPF_K, value);
 }
 
-/// The address as words in host order: one of IPv4, four of IPv6; none if it is of another family.
+/// Returns the address as words in host order: one for IPv4, four for IPv6; none for another
+/// family.
 std::vector<uint32_t> words_of(const std::string& address, int family) {
   std::array<uint32_t, 4> raw{};
   if (::inet_pton(family, address.c_str(), raw.data()) != 1) {
@@ -65,7 +66,7 @@ std::vector<uint32_t> words_of(const std::string& address, int family) {
   return words;
 }
 
-/// Passes what comes from one of `hosts`; empty if no host has an address of that family.
+/// Returns a filter that passes packets of `hosts`; empty if none has an address of that family.
 PacketFilter filter_by_source(const std::vector<std::string>& hosts, int family) {
   const uint32_t source = family == AF_INET ? kIpv4Source : kIpv6Source;
   PacketFilter filter;
@@ -122,7 +123,7 @@ bool is_listening(int socket) {
   return ::getsockopt(socket, SOL_SOCKET, SO_ACCEPTCONN, &listens, &length) == 0 && listens != 0;
 }
 
-/// Of IPv4 or IPv6.
+/// Returns this process's IPv4 and IPv6 sockets.
 std::vector<int> own_sockets() {
   std::vector<int> sockets;
   std::error_code error;
@@ -183,7 +184,7 @@ ListenerGuard::ListenerGuard(
   const int family = name_of_socket(listener_.get()).address.ss_family;
   restricted_ = hosts && attach(listener_.get(), filter_by_source(*hosts, family));
   if (hosts && !restricted_) {
-    log_debug("Gloo's port is open to all addresses until all ranks are connected");
+    log_debug("Gloo's port accepts all addresses until all ranks are connected");
   }
   ::setsockopt(
       listener_.get(), IPPROTO_TCP, TCP_DEFER_ACCEPT, &kDeferSeconds, sizeof(kDeferSeconds));
@@ -221,15 +222,15 @@ void ListenerGuard::watch() {
       admits_all_ = true;
       log_warning(
           fmt::format(
-              "not all ranks have connected within {:g} s; connections from any address are now "
-              "taken, since addresses may be translated between the hosts",
+              "not all ranks have connected within {:g} s; connections from all addresses are now "
+              "accepted, since addresses may be translated between the hosts",
               std::chrono::duration<double>(patience_).count()),
           LogAudience::kEveryRank);
     }
   }
 }
 
-/// The lowest free descriptor says how many are in use.
+/// The lowest free descriptor shows how many are in use.
 void ListenerGuard::close_if_descriptors_are_scarce() {
   const rlim_t limit = descriptor_limit();
   const rlim_t spare = std::min(limit / 8, kMostSpareDescriptors);
@@ -239,8 +240,8 @@ void ListenerGuard::close_if_descriptors_are_scarce() {
   }
   attach(listener_.get(), {verdict(kDrop)});
   fault_ = fmt::format(
-      "no more connections are taken, since more than {} of {} file descriptors are in use; raise "
-      "'ulimit -n', and look for programs that connect to the ports of this job",
+      "connections are no longer accepted, since more than {} of {} file descriptors are in use; "
+      "raise 'ulimit -n', and look for programs that connect to the ports of this job",
       limit - spare,
       limit);
   log_warning(fault_, LogAudience::kEveryRank);
@@ -252,12 +253,12 @@ void ListenerGuard::close_to_all() {
     return;
   }
   if (!attach(listener_.get(), {verdict(kDrop)})) {
-    log_debug("Gloo's port stays open to all addresses: the kernel has no packet filters");
+    log_debug("Gloo's port still accepts all addresses: the kernel has no packet filters");
   }
   const SocketName own = name_of_socket(listener_.get());
   for (const int socket : own_sockets()) {
     if (!is_listening(socket) && name_of_socket(socket) == own) {
-      detach(socket);  // It inherited the filter, which would cost time for every packet.
+      detach(socket);  // It inherited the filter, which costs time for every packet.
     }
   }
   listener_.reset();

@@ -26,13 +26,13 @@ void raise_descriptor_limit();
 ///
 /// Gloo accepts and keeps every connection, and its thread ends the process when accept fails. A
 /// kernel packet filter (SO_ATTACH_FILTER) therefore drops packets of other machines. While the
-/// ranks connect, the addresses of the job's hosts pass; afterwards none do. Connections that send
-/// nothing wait in the kernel (TCP_DEFER_ACCEPT) and cost no descriptor.
+/// ranks connect, the addresses of the job's hosts pass; afterwards none do. Idle connections wait
+/// in the kernel (TCP_DEFER_ACCEPT) and cost no descriptor.
 ///
 /// If the ranks have not connected after 10 s, every address passes, with a warning, since
 /// addresses may be translated between the hosts. Later groups of the job skip that wait. If
-/// descriptors become scarce, no connection passes any more and fault() says why. If the kernel
-/// lacks such filters, only fault() works.
+/// descriptors become scarce, no connection passes any more, and fault() returns the reason. If the
+/// kernel lacks such filters, only fault() works.
 ///
 /// Cost: a thread that wakes up every millisecond until close_to_all(). Not thread-safe.
 class ListenerGuard {

@@ -86,7 +86,7 @@ TEST(ListenerGuard, LetsTheHostsOfTheJobInUntilAllHaveCome) {
 TEST(ListenerGuard, LetsOtherAddressesInWhenPatienceEndsAndThenFromTheStart) {
   std::atomic<int> warnings = 0;
   set_log_sink([&](const std::string& line) {
-    warnings += line.find("connections from any address are now taken") != std::string::npos;
+    warnings += line.find("connections from all addresses are now accepted") != std::string::npos;
   });
   const std::vector<std::string> hosts = {"127.0.0.1"};
   const UniqueFd first = listen_on_loopback();

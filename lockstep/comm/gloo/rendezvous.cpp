@@ -27,8 +27,9 @@
 #include "lockstep/base/host/address.h"
 #include "lockstep/base/host/machine.h"
 #include "lockstep/base/unique_fd.h"
-#include "lockstep/comm/first_line.h"
 #include "lockstep/comm/gloo/store_address.h"
+#include "lockstep/comm/shm/join_responder.h"
+#include "lockstep/comm/transport/transport_error.h"
 
 namespace lockstep::comm {
 namespace {
@@ -42,33 +43,33 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-constexpr Milliseconds kJoinSlice{250};
-// Longer than name servers remember that a name is not there; a misspelt one is told after it.
-constexpr Milliseconds kNamePatience{30'000};
+constexpr Milliseconds kJoinInterval{250};
+// Longer than name servers cache an unknown name. A misspelt name is reported after this time.
+constexpr Milliseconds kNameTimeout{30'000};
 
-/// Finds out whether a rank of this host joins otherwise than this one, over shared memory.
+/// Finds out whether a rank of this host joins over shared memory instead of Gloo.
 class TransportCheck {
  public:
-  explicit TransportCheck(const shm::RendezvousAddress& place) : place_(place) {}
+  explicit TransportCheck(const shm::RendezvousAddress& address) : address_(address) {}
 
-  /// Once the store can be reached: rank 0 answers the others from now on.
+  /// Lets rank 0 answer the other ranks from now on. Call it once the store can be reached.
   void open() {
-    if (place_.rank == 0) {
-      responder_.emplace(place_);
+    if (address_.rank == 0) {
+      responder_.emplace(address_);
     }
   }
 
-  /// What a rank disagrees on, as far as it is known now; else empty.
-  std::string disagreement() {
-    if (place_.rank == 0) {
+  /// Returns the mismatch with a rank; empty if none is known so far.
+  std::string join_mismatch() {
+    if (address_.rank == 0) {
       return responder_ ? responder_->answer() : std::string();
     }
-    return shm::ask_rank_0(place_);
+    return shm::ask_shm_rank_0(address_);
   }
 
  private:
-  shm::RendezvousAddress place_;
-  std::optional<shm::JoinResponder> responder_;  ///< Rank 0's.
+  shm::RendezvousAddress address_;
+  std::optional<shm::JoinResponder> responder_;  ///< Set on rank 0.
 };
 
 bool is_loopback(const std::string& host) {
@@ -85,38 +86,38 @@ std::string rank_key(int rank) {
   return "joined/" + std::to_string(rank);
 }
 
-/// Whether something accepts a connection there; gives up at `deadline`, where a plain connect
-/// would wait minutes for a host that drops what it is sent.
+/// Returns whether a process accepts a connection there before `deadline`. A plain connect would
+/// wait minutes for a host that drops packets.
 bool accepts(const Address& address, Clock::time_point deadline) {
   const UniqueFd fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd.is_open()) {
     return false;
   }
-  bool there = ::connect(fd.get(), address.get(), address.length) == 0;
-  if (!there && errno == EINPROGRESS) {
+  bool connected = ::connect(fd.get(), address.get(), address.length) == 0;
+  if (!connected && errno == EINPROGRESS) {
     const auto left = std::chrono::duration_cast<Milliseconds>(deadline - Clock::now());
     pollfd waiting{.fd = fd.get(), .events = POLLOUT, .revents = 0};
     int error = 0;
     socklen_t length = sizeof(error);
-    there = ::poll(&waiting, 1, static_cast<int>(std::max<int64_t>(left.count(), 0))) == 1 &&
-            ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
+    connected = ::poll(&waiting, 1, static_cast<int>(std::max<int64_t>(left.count(), 0))) == 1 &&
+                ::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &length) == 0 && error == 0;
   }
-  return there;
+  return connected;
 }
 
-/// Returns once something listens at the store's address. TCPStore's own client sleeps a second
-/// between tries, which is most of a short job's start. CommError if rank 0 joins otherwise.
+/// Blocks until a process listens at the store's address. TCPStore's client sleeps a second between
+/// tries, which is most of a short job's start. CommError if rank 0 joins over shared memory.
 void await_listener(
-    const std::string& host, int port, Clock::time_point deadline, TransportCheck& way) {
-  std::string why = "nothing listens there";
+    const std::string& host, int port, Clock::time_point deadline, TransportCheck& check) {
+  std::string why = "no process listens at this address";
   while (Clock::now() < deadline) {
     for (const Address& address : resolve(host, port, why)) {
       if (accepts(address, deadline)) {
         return;
       }
-      why = "nothing listens there";
+      why = "no process listens at this address";
     }
-    if (const std::string fault = way.disagreement(); !fault.empty()) {
+    if (const std::string fault = check.join_mismatch(); !fault.empty()) {
       throw CommError("join", fault, 0);
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -124,7 +125,7 @@ void await_listener(
   throw std::runtime_error(why);
 }
 
-/// What goes wrong here is thrown, with its reason; c10d would print a stack of frames besides.
+/// Keeps c10d from printing stack traces of errors that are thrown with their reason anyway.
 void quieten_c10d() {
   if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
     FLAGS_caffe2_log_level = c10::GLOG_ERROR;
@@ -141,7 +142,7 @@ std::vector<uint8_t> bytes_of_text(const std::string& text) {
   throw CommError("join", why);
 }
 
-/// All ranks must pass the same `value`; `text` makes a sentence of this rank's and the others'.
+/// Throws unless all ranks pass the same `value`. `text` renders the error for the others' value.
 template <typename Text>
 void agree_on(
     c10d::Store& store, const std::string& key, const std::string& value, const Text& text) {
@@ -151,22 +152,25 @@ void agree_on(
   }
 }
 
-void agree(c10d::Store& store, const WorldSpec& world, const shm::RendezvousAddress& place) {
+void compare_settings(
+    c10d::Store& store, const WorldSpec& world, const shm::RendezvousAddress& address) {
   agree_on(store, "world", std::to_string(world.size), [&](const std::string& others) {
     return fmt::format(
-        "worlds of different size meet at {}:{}; rank {}'s world is {}, the others' is {}; set the "
-        "same WORLD_SIZE on all ranks; or are two jobs using this port?",
+        "the ranks have different world sizes at {}:{}; got {} on rank {}, {} on the others; set "
+        "the "
+        "same WORLD_SIZE on all ranks, or another port if another job uses it",
         world.master_addr,
         world.master_port,
-        world.rank,
         world.size,
+        world.rank,
         others);
   });
-  agree_on(store, "comm", place.comm, [&](const std::string& others) {
+  agree_on(store, "comm", address.comm, [&](const std::string& others) {
     return fmt::format(
-        "the ranks disagree on LOCKSTEP_COMM; got {} on rank {}, {} on the others; set the same on "
-        "all ranks",
-        place.comm,
+        "LOCKSTEP_COMM differs between ranks; got {} on rank {}, {} on the others; set the same "
+        "value "
+        "on all ranks",
+        address.comm,
         world.rank,
         others);
   });
@@ -191,52 +195,52 @@ void agree(c10d::Store& store, const WorldSpec& world, const shm::RendezvousAddr
       seconds_since(start));
 }
 
-/// Returns when all ranks have signed in. Waits in slices, between which it looks for ranks that
-/// join otherwise.
+/// Blocks until all ranks have signed in. Between short waits it looks for ranks that join over
+/// shared memory.
 void await_all(
     c10d::Store& store,
     const WorldSpec& world,
-    TransportCheck& way,
+    TransportCheck& check,
     Milliseconds timeout,
     Clock::time_point start) {
   bool complete = false;
   while (!complete) {
     const auto left = timeout - std::chrono::duration_cast<Milliseconds>(Clock::now() - start);
     try {
-      store.wait({"complete"}, std::clamp(left, Milliseconds(1), kJoinSlice));
+      store.wait({"complete"}, std::clamp(left, Milliseconds(1), kJoinInterval));
       complete = true;
     } catch (const std::exception&) {
-      complete = store.check({"complete"});  // Throws if the store is gone.
+      complete = store.check({"complete"});  // Throws if the store is lost.
     }
     if (complete) {
       break;
     }
-    if (left <= kJoinSlice) {
+    if (left <= kJoinInterval) {
       name_missing_ranks(store, world, start);
     }
-    if (const std::string fault = way.disagreement(); !fault.empty()) {
+    if (const std::string fault = check.join_mismatch(); !fault.empty()) {
       refuse_all(store, fault);
     }
   }
-  if (const std::string word = text_of(store.get("complete")); word != kAllHere) {
-    throw CommError("join", word);
+  if (const std::string result = text_of(store.get("complete")); result != kAllHere) {
+    throw CommError("join", result);
   }
 }
 
-/// Signs in, and waits until everybody has, so that whoever is missing can be named.
+/// Signs in, and blocks until all ranks have, so that missing ones can be named.
 void sign_in(
     c10d::Store& store,
     const WorldSpec& world,
-    const shm::RendezvousAddress& place,
-    TransportCheck& way,
+    const shm::RendezvousAddress& address,
+    TransportCheck& check,
     Milliseconds timeout,
     Clock::time_point start) {
-  agree(store, world, place);
+  compare_settings(store, world, address);
   if (store.add(rank_key(world.rank), 1) != 1) {
     throw CommError(
         "join",
         fmt::format(
-            "two processes say they are rank {} at {}:{}; are two jobs using this port?",
+            "two processes are rank {} at {}:{}; set another port if another job uses it",
             world.rank,
             world.master_addr,
             world.master_port),
@@ -251,39 +255,39 @@ void sign_in(
   if (store.add("count", 1) == world.size) {
     store.set("complete", bytes_of_text(kAllHere));
   }
-  await_all(store, world, way, timeout, start);
+  await_all(store, world, check, timeout, start);
 }
 
 }  // namespace
 
 c10::intrusive_ptr<c10d::Store> join_store(
-    const WorldSpec& world, const shm::RendezvousAddress& place, Milliseconds timeout) {
+    const WorldSpec& world, const shm::RendezvousAddress& address, Milliseconds timeout) {
   const auto start = Clock::now();
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(world.master_port);
   options.isServer = world.rank == 0 && !world.agent_store;
   options.waitWorkers = false;
   options.timeout = timeout;
-  // Bound to one address, the server is not to be found under any other of the host's names.
+  // The server binds to one address, and cannot be reached at the host's other addresses.
   const bool local = world.on_one_host() && !world.agent_store;
   std::string host = local ? kLoopback : world.master_addr;
   if (options.isServer) {
-    const Address address = store_address(world, start + std::min(timeout, kNamePatience));
-    options.masterListenFd = bind_store_port(address, world.master_port);
-    host = address.host();
+    const Address server = store_address(world, start + std::min(timeout, kNameTimeout));
+    options.masterListenFd = bind_store_port(server, world.master_port);
+    host = server.host();
   }
   quieten_c10d();
-  TransportCheck way(place);
+  TransportCheck check(address);
   try {
     if (!options.isServer) {
-      await_listener(host, world.master_port, start + timeout, way);
+      await_listener(host, world.master_port, start + timeout, check);
     }
     auto tcp = c10::make_intrusive<c10d::TCPStore>(host, options);
-    // A restarted job must not meet what its predecessor left in the launcher's store.
+    // A restarted job must not read the values of the previous attempt in the launcher's store.
     auto store = c10::make_intrusive<c10d::PrefixStore>(
         fmt::format("lockstep/attempt_{}/", world.restart_count), std::move(tcp));
-    way.open();
-    sign_in(*store, world, place, way, timeout, start);
+    check.open();
+    sign_in(*store, world, address, check, timeout, start);
     return store;
   } catch (const Error&) {
     throw;
@@ -291,8 +295,9 @@ c10::intrusive_ptr<c10d::Store> join_store(
     throw CommError(
         "join",
         fmt::format(
-            "cannot reach rank 0's store at {}:{} within {:.1f} s; is MASTER_ADDR right and rank 0 "
-            "alive? ({})",
+            "rank 0's store did not answer at {}:{} within {:.1f} s; check MASTER_ADDR, and that "
+            "rank "
+            "0 runs ({})",
             host,
             world.master_port,
             seconds_since(start),
@@ -315,16 +320,15 @@ std::string data_address(const WorldSpec& world) {
   if (world.on_one_host()) {
     return kLoopback;
   }
-  // The master's address says nothing where launchers carry the way to it.
-  if (const auto told = Environment::process().text("LOCKSTEP_HOST_ADDR")) {
-    return *told;
+  // If launchers forward connections to the master, the route to its address is meaningless.
+  if (const auto configured = Environment::process().text("LOCKSTEP_HOST_ADDR")) {
+    return *configured;
   }
   std::string why;
   const std::vector<Address> addresses = resolve(world.master_addr, world.master_port, why);
   if (addresses.empty()) {
     throw ConfigError(
-        "join",
-        fmt::format("cannot resolve the master's address '{}': {}", world.master_addr, why));
+        "join", fmt::format("MASTER_ADDR '{}' cannot be resolved: {}", world.master_addr, why));
   }
   for (const Address& address : addresses) {
     // Connecting a datagram socket sends nothing, but makes the kernel choose the outgoing address.
@@ -334,7 +338,7 @@ std::string data_address(const WorldSpec& world) {
     }
   }
   throw CommError(
-      "join", fmt::format("no route to the master's address '{}'", world.master_addr), 0);
+      "join", fmt::format("this host has no route to MASTER_ADDR '{}'", world.master_addr), 0);
 }
 
 }  // namespace lockstep::comm

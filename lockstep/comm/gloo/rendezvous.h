@@ -13,11 +13,11 @@
 
 namespace lockstep::comm {
 
-/// Connects to the job's key-value store (rank 0 starts it) and returns when every rank has; throws
-/// as `connect` does. `place`: the rendezvous address of ranks of this host that join over shared
-/// memory.
+/// Connects to the job's key-value store, which rank 0 starts, and returns when all ranks have.
+/// `address`: the rendezvous address of ranks of this host that join over shared memory. Throws as
+/// `connect`.
 c10::intrusive_ptr<c10d::Store> join_store(
-    const WorldSpec& world, const shm::RendezvousAddress& place, Milliseconds timeout);
+    const WorldSpec& world, const shm::RendezvousAddress& address, Milliseconds timeout);
 
 /// Returns the numeric addresses of all hosts whose ranks have joined `store`.
 std::vector<std::string> addresses_of_hosts(c10d::Store& store);

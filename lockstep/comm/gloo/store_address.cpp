@@ -23,7 +23,7 @@ namespace lockstep::comm {
 
 namespace {
 
-constexpr std::chrono::milliseconds kBetweenLooks{250};
+constexpr std::chrono::milliseconds kLookupInterval{250};
 
 bool is_written_as_loopback(const std::string& host) {
   std::string why;
@@ -35,11 +35,11 @@ std::vector<Address> own_addresses(std::vector<Address> addresses) {
   return addresses;
 }
 
-/// What to do if MASTER_ADDR says nothing that can be listened at.
+/// Returns the advice for a MASTER_ADDR at which this process cannot listen.
 std::string remedy(const WorldSpec& world) {
   return fmt::format(
-      "if the others reach this machine at '{}' all the same, set LOCKSTEP_HOST_ADDR on rank 0 to "
-      "the address at which their connections arrive (this machine has {})",
+      "if the other hosts do reach this machine at '{}', set LOCKSTEP_HOST_ADDR on rank 0 to the "
+      "address at which their connections arrive (this machine has {})",
       world.master_addr,
       fmt::join(interface_addresses(), ", "));
 }
@@ -55,15 +55,15 @@ Address store_address(const WorldSpec& world, std::chrono::steady_clock::time_po
   std::vector<Address> all = resolve(world.master_addr, port, why);
   while (all.empty() && !is_numeric(world.master_addr) &&
          std::chrono::steady_clock::now() < deadline) {
-    std::this_thread::sleep_for(kBetweenLooks);
+    std::this_thread::sleep_for(kLookupInterval);
     all = resolve(world.master_addr, port, why);
   }
   if (all.empty()) {
     throw ConfigError(
         "join",
         fmt::format(
-            "cannot resolve the master's address '{}': {}; set MASTER_ADDR to a name or number of "
-            "rank 0's host that all hosts know",
+            "MASTER_ADDR cannot be resolved; got '{}': {}; set it to a name or address of rank 0's "
+            "host that all hosts can resolve",
             world.master_addr,
             why));
   }
@@ -72,14 +72,14 @@ Address store_address(const WorldSpec& world, std::chrono::steady_clock::time_po
   std::stable_sort(candidates.begin(), candidates.end(), [](const Address& a, const Address& b) {
     return std::pair(a.is_loopback(), a.family()) < std::pair(b.is_loopback(), b.family());
   });
-  // Loopback is meant where it is written: several launchers of ours carry what the ranks of other
-  // hosts say to rank 0's, which is master_addr then.
+  // An explicit loopback address is intended: lockstep launch on several hosts forwards connections
+  // of other hosts to it.
   if (!candidates.empty() &&
       (!candidates.front().is_loopback() || is_written_as_loopback(world.master_addr))) {
     return candidates.front();
   }
-  if (const auto told = Environment::process().text("LOCKSTEP_HOST_ADDR")) {
-    const std::vector<Address> own = own_addresses(resolve(*told, port, why));
+  if (const auto configured = Environment::process().text("LOCKSTEP_HOST_ADDR")) {
+    const std::vector<Address> own = own_addresses(resolve(*configured, port, why));
     if (!own.empty()) {
       return own.front();
     }
@@ -88,12 +88,12 @@ Address store_address(const WorldSpec& world, std::chrono::steady_clock::time_po
     throw ConfigError(
         "join",
         fmt::format(
-            "MASTER_ADDR must be an address of rank 0's machine; got '{}', which is another's; {}",
+            "MASTER_ADDR is not an address of rank 0's machine; got '{}'; {}",
             world.master_addr,
             remedy(world)));
   }
   log_warning(fmt::format(
-      "'{}' (MASTER_ADDR) means {} on rank 0's machine, where no other host can reach it; {}",
+      "MASTER_ADDR '{}' resolves to {} on rank 0's machine, which other hosts cannot reach; {}",
       world.master_addr,
       candidates.front().host(),
       remedy(world)));
@@ -103,7 +103,7 @@ Address store_address(const WorldSpec& world, std::chrono::steady_clock::time_po
 int bind_store_port(const Address& address, int port) {
   const int fd = ::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
   if (fd < 0) {
-    throw Error("join", fmt::format("cannot make a socket: {}", std::strerror(errno)));
+    throw Error("join", fmt::format("cannot create a socket: {}", std::strerror(errno)));
   }
   const int on = 1;
   ::setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));

@@ -8,12 +8,13 @@
 
 namespace lockstep::comm {
 
-/// Chooses the address of rank 0's store: one address of this machine, never the wildcard. It is
-/// loopback if all ranks share the host, or master_addr says so ("localhost", "127.0.0.1"); else an
-/// own address that master_addr resolves to and other hosts reach; else LOCKSTEP_HOST_ADDR; else,
-/// with a warning, the loopback address that master_addr resolves to here (Debian's 127.0.1.1).
-/// ConfigError if none of these belongs to this machine. An unknown name is looked up again until
-/// `deadline`: pods start before their names resolve.
+/// Chooses the address of rank 0's store: one address of this machine, never the wildcard.
+///
+/// In this order: loopback if all ranks share the host, or master_addr is "localhost" or
+/// "127.0.0.1"; an address of this machine that master_addr resolves to and other hosts reach;
+/// LOCKSTEP_HOST_ADDR; with a warning, the loopback address that master_addr resolves to (Debian's
+/// 127.0.1.1). An unknown name is looked up again until `deadline`, since pods start before their
+/// names resolve. ConfigError if no such address belongs to this machine.
 Address store_address(const WorldSpec& world, std::chrono::steady_clock::time_point deadline);
 
 /// Opens a listening socket for the store, which the caller owns. ConfigError if the port is taken.

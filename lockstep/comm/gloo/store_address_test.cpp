@@ -59,7 +59,7 @@ TEST(StoreAddress, OfANameThatNobodyKnowsIsRefusedInTheEnd) {
   EXPECT_THAT(
       [] { text_of_store("nobody.invalid"); },
       ::testing::ThrowsMessage<ConfigError>(
-          HasSubstr("cannot resolve the master's address 'nobody.invalid'")));
+          HasSubstr("MASTER_ADDR cannot be resolved; got 'nobody.invalid'")));
 }
 
 /// Runs `check` in a process where the name of this machine means 127.0.1.1, as on Debian. Exits
@@ -84,7 +84,7 @@ TEST(StoreAddress, ThatIsOnlyANameForLoopbackIsWhatRank0IsToldOrAWarning) {
       std::string warning;
       set_log_sink([&](const std::string& line) { warning += line; });
       return text_of_store("node0.test") == "127.0.1.1" &&
-             warning.find("'node0.test' (MASTER_ADDR) means 127.0.1.1") != std::string::npos &&
+             warning.find("MASTER_ADDR 'node0.test' resolves to 127.0.1.1") != std::string::npos &&
              warning.find("set LOCKSTEP_HOST_ADDR on rank 0") != std::string::npos;
     });
   };

@@ -16,33 +16,31 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/cpu_only.h"
-#include "lockstep/comm/group_error.h"
 #include "lockstep/comm/hierarchy/host_collectives.h"
-#include "lockstep/comm/plain_values.h"
 #include "lockstep/comm/shm/shm_transport.h"
-#include "lockstep/comm/split_choice.h"
 #include "lockstep/comm/transport/blocking_operations.h"
+#include "lockstep/comm/transport/exchange.h"
 #include "lockstep/comm/transport/flight.h"
+#include "lockstep/comm/transport/transport_error.h"
 
 namespace lockstep::comm {
 namespace {
 
-// Of the local groups in the flight record: no split of the world's has this number.
+// The split number of the local groups in the flight record; no split of the world has it.
 constexpr int64_t kLocalSplit = -1;
 
-/// What the progress threads share with the transport; it outlives the transport if an operation
-/// does.
+/// The state that the progress threads share with the transport. It outlives the transport if an
+/// operation does.
 class HierarchyState {
  public:
-  HierarchyState(Layout layout, const HostLinks& links)
+  HierarchyState(Layout layout, const HostTransports& transports)
       : layout_(std::move(layout)),
-        flat_(links.flat),
-        local_(links.local),
-        collectives_(std::in_place, layout_, links) {}
+        flat_(transports.flat),
+        local_(transports.local),
+        collectives_(std::in_place, layout_, transports) {}
 
   const Layout& layout() const { return layout_; }
-  /// Nothing once this rank has left.
+  /// Returns null once this rank has left.
   std::shared_ptr<Transport> flat() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     return flat_;
@@ -52,9 +50,9 @@ class HierarchyState {
     return local_;
   }
 
-  void mark_failed(const std::string& why) { death_.mark_failed(why); }
+  void mark_failed(const std::string& why) { failure_.mark_failed(why); }
 
-  /// On the thread of the collectives.
+  /// Called on the thread of the collectives.
   void collective(const Collective& c, int64_t sequence, Milliseconds timeout) {
     try {
       guarded(c.op, [&] { collectives_->run(c, sequence, timeout); });
@@ -68,7 +66,7 @@ class HierarchyState {
     guarded(c.op, [&] {
       const auto link = flat();
       if (!link) {
-        death_.refuse(c.op);
+        failure_.check(c.op);
       }
       link->start(c, timeout)->wait(timeout);
     });
@@ -76,8 +74,8 @@ class HierarchyState {
 
   template <typename Body>
   void guarded(Op op, const Body& body) {
-    death_.refuse(op);
-    const FlightRecordingPause parts_of_one;
+    failure_.check(op);
+    const FlightRecordingPause pause;
     const c10::AutoGradMode no_grad(false);
     try {
       body();
@@ -92,7 +90,7 @@ class HierarchyState {
   }
 
  private:
-  /// Closes what others wait at for this rank.
+  /// Closes the transports at which other ranks wait for this one.
   void leave() {
     collectives_.reset();
     std::shared_ptr<Transport> flat;
@@ -103,32 +101,32 @@ class HierarchyState {
   }
 
   const Layout layout_;
-  GroupError death_;
-  mutable std::mutex mutex_;  ///< Of the two below.
+  GroupError failure_;
+  mutable std::mutex mutex_;  ///< Protects the two below.
   std::shared_ptr<Transport> flat_, local_;
-  std::optional<HostCollectives> collectives_;  ///< Only the collectives' thread touches it.
+  std::optional<HostCollectives> collectives_;  ///< Used only by the collectives' thread.
 };
 
 class HierarchyTransport final : public Transport {
  public:
-  HierarchyTransport(Layout layout, const HostLinks& links, uint64_t group)
-      : rank_(links.flat->rank()),
-        size_(links.flat->size()),
+  HierarchyTransport(Layout layout, const HostTransports& transports, uint64_t group)
+      : rank_(transports.flat->rank()),
+        size_(transports.flat->size()),
         group_(group),
-        link_(std::make_shared<HierarchyState>(std::move(layout), links)),
-        operations_(link_, group) {}
+        state_(std::make_shared<HierarchyState>(std::move(layout), transports)),
+        operations_(state_, group) {}
 
   const char* name() const override { return "shm+gloo"; }
   int rank() const override { return rank_; }
   int size() const override { return size_; }
 
   std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) override {
-    refuse_other_devices(collective, "shared memory and Gloo move");
+    check_cpu_tensors(collective, "shm+gloo");
     return operations_.start(std::move(collective), timeout);
   }
 
   at::Tensor allocate(int64_t bytes) override {
-    const auto local = link_->local();
+    const auto local = state_->local();
     return local ? local->allocate(bytes) : Transport::allocate(bytes);
   }
 
@@ -136,67 +134,70 @@ class HierarchyTransport final : public Transport {
 
  private:
   int rank_, size_;
-  uint64_t group_;  ///< In the flight record.
-  std::shared_ptr<HierarchyState> link_;
+  uint64_t group_;  ///< Its id in the flight record.
+  std::shared_ptr<HierarchyState> state_;
   BlockingOperations<HierarchyState> operations_;
   int64_t splits_ = 0;
 };
 
-/// Where the members of a part are, by their ranks in it.
-Layout layout_of_part(const Layout& whole, const std::vector<SplitChoice>& choices, int64_t color) {
+/// Returns the layout of the subgroup of `color`, by the ranks in it.
+Layout layout_of_part(
+    const Layout& parent, const std::vector<SplitChoice>& choices, int64_t color) {
   const std::vector<int> members = members_of(choices, color);
-  std::vector<std::vector<int>> hosts(static_cast<size_t>(whole.hosts()));
+  std::vector<std::vector<int>> hosts(static_cast<size_t>(parent.hosts()));
   for (size_t rank = 0; rank < members.size(); ++rank) {
-    hosts[static_cast<size_t>(whole.host_of(members[rank]))].push_back(static_cast<int>(rank));
+    hosts[static_cast<size_t>(parent.host_of(members[rank]))].push_back(static_cast<int>(rank));
   }
   std::erase_if(hosts, [](const auto& ranks) { return ranks.empty(); });
   return Layout(std::move(hosts));
 }
 
 std::shared_ptr<Transport> HierarchyTransport::split(int color, int key, Milliseconds timeout) {
-  // In order after all that was started before: from here on nothing else is under way.
+  // The exchange runs after all operations that were started before: none is running afterwards.
   const auto choices = exchange(*this, SplitChoice{color, key}, timeout);
-  Layout part = layout_of_part(link_->layout(), choices, color);
+  Layout part = layout_of_part(state_->layout(), choices, color);
   const uint64_t group = flight_group(group_, kLocalSplit - 1 - splits_++, color);
   const bool here_only = part.hosts() == 1;
-  std::vector<int64_t> far_colors;
+  std::vector<int64_t> wide_colors;
   for (const SplitChoice& choice : choices) {
-    if (layout_of_part(link_->layout(), choices, choice.color).hosts() > 1) {
-      far_colors.push_back(choice.color);
+    if (layout_of_part(state_->layout(), choices, choice.color).hosts() > 1) {
+      wide_colors.push_back(choice.color);
     }
   }
   std::shared_ptr<Transport> local_part;
   std::string fault;
-  const MakeLocal made = [&] {
+  const MakeLocal make_local = [&] {
     if (!local_part) {
       throw Error("split", fault);
     }
     return local_part;
   };
-  std::shared_ptr<Transport> far_part;
-  link_->guarded(Op::kBarrier, [&] {
-    // All ranks of the host split its group, whatever they then need.
+  std::shared_ptr<Transport> wide_part;
+  state_->guarded(Op::kBarrier, [&] {
+    // All ranks of the host must split its group, even those that do not need the result.
     try {
-      local_part = link_->local()->split(color, key, timeout);
+      local_part = state_->local()->split(color, key, timeout);
     } catch (const CommError&) {
       throw;
     } catch (const Error& error) {
       fault = without_rank_suffix(error.what());
     }
-    // And all ranks split the flat one, unless nobody needs it; who does not is alone there.
-    if (!far_colors.empty()) {
-      const auto place = std::find(far_colors.begin(), far_colors.end(), color);
-      const auto number = here_only ? size_ + rank_ : static_cast<int>(place - far_colors.begin());
-      const auto flat_part = link_->flat()->split(number, key, timeout);
-      far_part = here_only ? nullptr : over_hosts(flat_part, std::move(part), made, group, timeout);
+    // All ranks split the flat group, if any needs it. A rank that does not gets a group of one.
+    if (!wide_colors.empty()) {
+      const auto found = std::find(wide_colors.begin(), wide_colors.end(), color);
+      const auto number = here_only ? size_ + rank_ : static_cast<int>(found - wide_colors.begin());
+      const auto flat_part = state_->flat()->split(number, key, timeout);
+      wide_part = here_only ? nullptr
+                            : make_hierarchy_transport(
+                                  flat_part, std::move(part), make_local, group, timeout);
     }
   });
-  return here_only ? made() : far_part;
+  return here_only ? make_local() : wide_part;
 }
 
 }  // namespace
 
-std::shared_ptr<Transport> over_hosts(
+std::shared_ptr<Transport> make_hierarchy_transport(
     std::shared_ptr<Transport> flat,
     Layout layout,
     const MakeLocal& make_local,
@@ -209,9 +210,9 @@ std::shared_ptr<Transport> over_hosts(
     std::array<char, 512> text{};
   };
   Fault mine;
-  HostLinks links{.flat = flat, .local = nullptr, .cross = nullptr};
+  HostTransports transports{.flat = flat, .local = nullptr, .cross = nullptr};
   try {
-    links.local = make_local();
+    transports.local = make_local();
   } catch (const Error& error) {
     without_rank_suffix(error.what()).copy(mine.text.data(), mine.text.size() - 1);
   }
@@ -219,7 +220,8 @@ std::shared_ptr<Transport> over_hosts(
   for (size_t rank = 0; rank < faults.size(); ++rank) {
     if (faults[rank].text[0] != '\0') {
       log_warning(fmt::format(
-          "Gloo instead of shared memory within each host, which is slower: rank {}: {}",
+          "shared memory is not available within each host, using Gloo, which is slower: rank {}: "
+          "{}",
           rank,
           static_cast<const char*>(faults[rank].text.data())));
       return flat;
@@ -227,47 +229,47 @@ std::shared_ptr<Transport> over_hosts(
   }
   const int rank = flat->rank();
   const int index = layout.index_of(rank);
-  // Who has no counterpart on every host is alone there.
+  // A rank without a counterpart on every host gets a group of one.
   const bool has_cross = layout.equal() || index == 0;
-  links.cross =
+  transports.cross =
       flat->split(has_cross ? index : layout.largest() + rank, layout.host_of(rank), timeout);
   if (!has_cross) {
-    links.cross.reset();
+    transports.cross.reset();
   }
-  return std::make_shared<HierarchyTransport>(std::move(layout), links, group);
+  return std::make_shared<HierarchyTransport>(std::move(layout), transports, group);
 }
 
-std::shared_ptr<Transport> over_hosts(
+std::shared_ptr<Transport> make_hierarchy_transport(
     const WorldSpec& world, std::shared_ptr<Transport> flat, Milliseconds join_timeout) {
-  const FlightRecordingPause not_the_users;
+  const FlightRecordingPause pause;
   const auto by_rank = exchange(*flat, RankLocation::of(world), join_timeout);
   std::optional<Layout> layout;
   try {
     layout = Layout::of(by_rank);
-  } catch (const Error& error) {  // On all ranks: they have heard the same.
+  } catch (const Error& error) {  // On all ranks, since all have the same locations.
     log_warning(
-        "Gloo instead of shared memory within each host, which is slower: " +
+        "shared memory is not available within each host, using Gloo, which is slower: " +
         without_rank_suffix(error.what()));
     return flat;
   }
   const int host = layout->host_of(world.rank);
   const std::vector<int>& members = layout->ranks_of(host);
   log_debug(fmt::format(
-      "{} hosts with {} ranks at most; this one is number {} with {}",
+      "the job has {} hosts with at most {} ranks each; this host is number {} with {} ranks",
       layout->hosts(),
       layout->largest(),
       host,
       members.size()));
-  const shm::RendezvousAddress place{
+  const shm::RendezvousAddress address{
       .name = fmt::format(
           "lockstep/hosts/{:016x}", by_rank[static_cast<size_t>(members.front())].token),
       .rank = layout->index_of(world.rank),
       .size = static_cast<int>(members.size())};
-  const MakeLocal meet = [&] {
+  const MakeLocal make_local = [&] {
     return make_shm_transport(
-        place, flight_group(kWorldGroup, kLocalSplit, members.front()), join_timeout);
+        address, flight_group(kWorldGroup, kLocalSplit, members.front()), join_timeout);
   };
-  return over_hosts(std::move(flat), *layout, meet, kWorldGroup, join_timeout);
+  return make_hierarchy_transport(std::move(flat), *layout, make_local, kWorldGroup, join_timeout);
 }
 
 }  // namespace lockstep::comm

@@ -210,7 +210,10 @@ TEST(Hierarchy, WithoutSharedMemoryAllRanksTakeGlooAndSayWhy) {
   });
   ::setrlimit(RLIMIT_FSIZE, &before);
   EXPECT_THAT(
-      lines.all(), AllOf(HasSubstr("warning: Gloo instead of shared memory"), HasSubstr("ulimit")));
+      lines.all(),
+      AllOf(
+          HasSubstr("warning: shared memory is not available within each host"),
+          HasSubstr("ulimit")));
 }
 
 TEST(Hierarchy, OneHostWithoutSharedMemoryIsEnoughForAllToTakeGloo) {
@@ -218,7 +221,7 @@ TEST(Hierarchy, OneHostWithoutSharedMemoryIsEnoughForAllToTakeGloo) {
   std::atomic<int> agreed{0};
   gloo_ranks(4, [&](const Group& group) {
     const auto flat = std::make_shared<Gatherer>(group);
-    const auto transport = over_hosts(
+    const auto transport = make_hierarchy_transport(
         flat,
         Layout({{0, 1}, {2, 3}}),
         [&]() -> std::shared_ptr<Transport> {
@@ -245,7 +248,7 @@ TEST(Hierarchy, HostsThatAreNotWhatRanksSayAreAReasonForGloo) {
     world.size = 4;
     world.local_rank = group.rank() % 3;
     world.local_size = 3;
-    agreed += over_hosts(world, flat, std::chrono::seconds(60)) == flat ? 1 : 0;
+    agreed += make_hierarchy_transport(world, flat, std::chrono::seconds(60)) == flat ? 1 : 0;
   });
   EXPECT_EQ(agreed, 4);
   EXPECT_THAT(lines.all(), HasSubstr("got 1 ranks, expected 3"));
@@ -271,8 +274,8 @@ TEST(Hierarchy, ARankThatLeavesIsAnErrorOnEveryHostAtOnce) {
               error.what(),
               AnyOf(
                   HasSubstr("has left the group"),
-                  HasSubstr("a peer died or did not come"),
-                  HasSubstr("the group is dead")));
+                  HasSubstr("a rank is lost, or did not call the operation"),
+                  HasSubstr("the group failed earlier")));
           ++errors;
         }
         EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
@@ -280,7 +283,7 @@ TEST(Hierarchy, ARankThatLeavesIsAnErrorOnEveryHostAtOnce) {
           group.barrier();
           ADD_FAILURE() << "the group must be dead";
         } catch (const CommError& error) {
-          EXPECT_THAT(error.what(), HasSubstr("the group is dead"));
+          EXPECT_THAT(error.what(), HasSubstr("the group failed earlier"));
         }
         EXPECT_THROW(
             group.send(at::ones({1}), (group.rank() + 1) % group.size()).wait(), CommError);

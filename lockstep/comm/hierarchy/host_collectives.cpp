@@ -14,49 +14,48 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/plain_values.h"
-#include "lockstep/comm/tensor_bytes.h"
+#include "lockstep/comm/transport/exchange.h"
 
 namespace lockstep::comm {
 namespace {
 
-// From here on the shares are worth a message of each rank instead of one of each host.
-constexpr int64_t kSharedBytes = int64_t{64} << 10U;
+// From this size on, each rank sends its share between hosts; below, one rank for each host.
+constexpr int64_t kMinShareBytes = int64_t{64} << 10U;
 
-// How long a rank that failed waits for those of its host, to tell them.
-constexpr Milliseconds kPatience{2000};
+// Time that a failed rank waits for the ranks of its host to report the failure.
+constexpr Milliseconds kReportTimeout{2000};
 
-// Gloo's own word on a timeout is better than that of whoever waits for it.
-constexpr Milliseconds kSlack{1000};
+// Gloo's error at a timeout names more than that of the waiting caller, so it comes first.
+constexpr Milliseconds kGlooGrace{1000};
 
-/// How a rank's part between hosts went: nothing to say if well.
-struct Word {
+/// The result of a rank's part between hosts; an empty text if it succeeded.
+struct PartResult {
   int64_t peer = -1;
   std::array<char, 504> text{};
 };
 
-bool divides_early(const Collective& c) {
+bool divides_before_sum(const Collective& c) {
   return c.reduce == ReduceOp::kAvg && c.output.scalar_type() == at::kHalf;
 }
 
-/// What ranks of a host do of `c.reduce`; the rest of an average is done by the two below.
+/// Returns the reduction within a host; the two functions below complete an average.
 ReduceOp within_host(const Collective& c) {
-  return c.reduce == ReduceOp::kAvg && !divides_early(c) ? ReduceOp::kSum : c.reduce;
+  return c.reduce == ReduceOp::kAvg && !divides_before_sum(c) ? ReduceOp::kSum : c.reduce;
 }
 
-ReduceOp over_hosts(const Collective& c) {
+ReduceOp across_hosts(const Collective& c) {
   return c.reduce == ReduceOp::kAvg ? ReduceOp::kSum : c.reduce;
 }
 
-/// Of the average of `here` of `all` ranks, what it adds to that of all.
-void weigh(const Collective& c, at::Tensor& partial, int here, int all) {
-  if (divides_early(c)) {
+/// Scales the average of `here` of `all` ranks to its part of the average of all.
+void scale_partial_average(const Collective& c, at::Tensor& partial, int here, int all) {
+  if (divides_before_sum(c)) {
     partial.mul_(static_cast<double>(here) / all);
   }
 }
 
-void divide(const Collective& c, at::Tensor& sum, int all) {
-  if (c.reduce == ReduceOp::kAvg && !divides_early(c)) {
+void divide_sum(const Collective& c, at::Tensor& sum, int all) {
+  if (c.reduce == ReduceOp::kAvg && !divides_before_sum(c)) {
     sum.div_(all);
   }
 }
@@ -71,15 +70,15 @@ std::vector<int> counterparts_of(const Layout& layout, int index) {
 
 }  // namespace
 
-HostCollectives::HostCollectives(const Layout& layout, HostLinks links)
+HostCollectives::HostCollectives(const Layout& layout, HostTransports transports)
     : layout_(layout),
-      links_(std::move(links)),
-      host_(layout.host_of(links_.flat->rank())),
-      index_(layout.index_of(links_.flat->rank())),
-      here_(links_.local->size()),
+      transports_(std::move(transports)),
+      host_(layout.host_of(transports_.flat->rank())),
+      index_(layout.index_of(transports_.flat->rank())),
+      host_size_(transports_.local->size()),
       counterparts_(counterparts_of(layout, index_)) {}
 
-Milliseconds HostCollectives::left() const {
+Milliseconds HostCollectives::remaining() const {
   return std::max(
       Milliseconds(1), std::chrono::duration_cast<Milliseconds>(deadline_ - Clock::now()));
 }
@@ -87,11 +86,11 @@ Milliseconds HostCollectives::left() const {
 void HostCollectives::run(const Collective& collective, int64_t sequence, Milliseconds timeout) {
   op_ = collective.op;
   deadline_ = Clock::now() + timeout;
-  agree(fingerprint_of(collective, sequence));
+  compare_fingerprints(fingerprint_of(collective, sequence));
   const at::Tensor& any = collective.output.defined() ? collective.output : collective.input;
   if (any.defined() && any.numel() > 0) {
     perform(collective);
-  }  // Else, as for a barrier, it is done: all have come.
+  }  // Else, as for a barrier, it is done: all ranks have arrived.
 }
 
 void HostCollectives::perform(const Collective& c) {
@@ -105,28 +104,29 @@ void HostCollectives::perform(const Collective& c) {
   } else if (c.op == Op::kAllGather && by_index) {
     all_gather(c);
   } else {
-    links_.flat->start(c, left())->wait(left() + kSlack);
+    transports_.flat->start(c, remaining())->wait(remaining() + kGlooGrace);
   }
 }
 
-void HostCollectives::agree(const Fingerprint& mine) {
+void HostCollectives::compare_fingerprints(const Fingerprint& mine) {
   const int64_t bytes = sizeof(Fingerprint);
-  const int64_t places = layout_.largest();
-  const at::Tensor host = at::zeros({places * bytes}, at::kByte);
-  const at::Tensor world = at::zeros({layout_.hosts() * places * bytes}, at::kByte);
+  const int64_t slots = layout_.largest();
+  const at::Tensor host = at::zeros({slots * bytes}, at::kByte);
+  const at::Tensor world = at::zeros({layout_.hosts() * slots * bytes}, at::kByte);
   on_host(
       {.op = Op::kAllGather,
        .input = bytes_of_value(mine),
-       .output = host.narrow(0, 0, here_ * bytes)});
+       .output = host.narrow(0, 0, host_size_ * bytes)});
   between_hosts(
-      leads() ? std::optional(Collective{.op = Op::kAllGather, .input = host, .output = world})
-              : std::nullopt);
+      is_first_of_host()
+          ? std::optional(Collective{.op = Op::kAllGather, .input = host, .output = world})
+          : std::nullopt);
   on_host({.op = Op::kBroadcast, .output = world});
   const auto prints = values_in<Fingerprint>(world);
   std::vector<Fingerprint> by_rank;
   for (int rank = 0; rank < layout_.size(); ++rank) {
-    const int64_t place = layout_.host_of(rank) * places + layout_.index_of(rank);
-    by_rank.push_back(prints[static_cast<size_t>(place)]);
+    const int64_t index = layout_.host_of(rank) * slots + layout_.index_of(rank);
+    by_rank.push_back(prints[static_cast<size_t>(index)]);
   }
   if (const auto sides = mismatch(by_rank)) {
     throw CommError(name_of(op_), *sides);
@@ -134,16 +134,16 @@ void HostCollectives::agree(const Fingerprint& mine) {
 }
 
 void HostCollectives::all_reduce(const Collective& c) {
-  const at::Tensor whole = c.output.view({-1});
-  const bool shared = layout_.equal() && static_cast<int64_t>(whole.nbytes()) >= kSharedBytes;
-  const int64_t each = shared ? whole.numel() / here_ : 0;
-  const at::Tensor body = whole.narrow(0, 0, each * here_);
-  const at::Tensor rest = whole.narrow(0, body.numel(), whole.numel() - body.numel());
+  const at::Tensor full = c.output.view({-1});
+  const bool shared = layout_.equal() && static_cast<int64_t>(full.nbytes()) >= kMinShareBytes;
+  const int64_t each = shared ? full.numel() / host_size_ : 0;
+  const at::Tensor body = full.narrow(0, 0, each * host_size_);
+  const at::Tensor rest = full.narrow(0, body.numel(), full.numel() - body.numel());
 
-  // The host's first rank has, behind its share, what cannot be shared out; that may be all.
-  const int64_t extra = leads() ? rest.numel() : 0;
+  // The host's first rank also has the remainder, after its share; that may be everything.
+  const int64_t extra = is_first_of_host() ? rest.numel() : 0;
   const bool all_is_rest = each == 0;
-  at::Tensor share = all_is_rest ? rest : scratch(each + extra, whole.scalar_type());
+  at::Tensor share = all_is_rest ? rest : scratch(each + extra, full.scalar_type());
   if (each > 0) {
     on_host(
         {.op = Op::kReduceScatter,
@@ -158,13 +158,13 @@ void HostCollectives::all_reduce(const Collective& c) {
     share.narrow(0, each, extra).copy_(rest);
   }
   std::optional<Collective> part;
-  if (leads() || each > 0) {
-    weigh(c, share, here_, layout_.size());
-    part = {.op = Op::kAllReduce, .output = share, .reduce = over_hosts(c)};
+  if (is_first_of_host() || each > 0) {
+    scale_partial_average(c, share, host_size_, layout_.size());
+    part = {.op = Op::kAllReduce, .output = share, .reduce = across_hosts(c)};
   }
   between_hosts(part);
   if (part) {
-    divide(c, share, layout_.size());
+    divide_sum(c, share, layout_.size());
   }
   if (each > 0) {
     on_host({.op = Op::kAllGather, .input = share.narrow(0, 0, each), .output = body});
@@ -181,7 +181,7 @@ void HostCollectives::reduce_scatter(const Collective& c) {
   const at::Tensor input = c.input.view({-1});
   at::Tensor output = c.output.view({-1});
   const int64_t each = output.numel();
-  // What this host's ranks have, together, for those of this rank's index.
+  // The sums of this host's ranks for the ranks of this rank's index.
   at::Tensor sums = scratch(each * layout_.hosts(), output.scalar_type());
   for (int host = 0; host < layout_.hosts(); ++host) {
     on_host(
@@ -190,10 +190,10 @@ void HostCollectives::reduce_scatter(const Collective& c) {
          .output = sums.narrow(0, host * each, each),
          .reduce = within_host(c)});
   }
-  weigh(c, sums, here_, layout_.size());
+  scale_partial_average(c, sums, host_size_, layout_.size());
   between_hosts(Collective{
-      .op = Op::kReduceScatter, .input = sums, .output = output, .reduce = over_hosts(c)});
-  divide(c, output, layout_.size());
+      .op = Op::kReduceScatter, .input = sums, .output = output, .reduce = across_hosts(c)});
+  divide_sum(c, output, layout_.size());
 }
 
 void HostCollectives::all_gather(const Collective& c) {
@@ -203,12 +203,12 @@ void HostCollectives::all_gather(const Collective& c) {
   const at::Tensor parts = scratch(each * layout_.hosts(), at::kByte);
   between_hosts(Collective{.op = Op::kAllGather, .input = input, .output = parts});
   for (int host = 0; host < layout_.hosts(); ++host) {
-    const bool there = is_consecutive(host);
+    const bool in_place = is_consecutive(host);
     const at::Tensor rows =
-        there ? rows_of_host(output, host) : at::empty({each * here_}, at::kByte);
+        in_place ? rows_of_host(output, host) : at::empty({each * host_size_}, at::kByte);
     on_host({.op = Op::kAllGather, .input = parts.narrow(0, host * each, each), .output = rows});
-    if (!there) {
-      for (int index = 0; index < here_; ++index) {
+    if (!in_place) {
+      for (int index = 0; index < host_size_; ++index) {
         const int rank = layout_.ranks_of(host)[static_cast<size_t>(index)];
         output.narrow(0, rank * each, each).copy_(rows.narrow(0, index * each, each));
       }
@@ -220,40 +220,41 @@ void HostCollectives::broadcast(const Collective& c) {
   const at::Tensor tensor = bytes_of(c.output);
   const int root_host = layout_.host_of(c.root);
   const int root_index = layout_.index_of(c.root);
-  const int carrier = layout_.equal() ? root_index : 0;
+  const int sender_index = layout_.equal() ? root_index : 0;
   if (host_ == root_host) {
     on_host({.op = Op::kBroadcast, .output = tensor, .root = root_index});
   }
   std::optional<Collective> part;
-  if (index_ == carrier) {
+  if (index_ == sender_index) {
     part = {.op = Op::kBroadcast, .output = tensor, .root = root_host};
   }
   between_hosts(std::move(part));
   if (host_ != root_host) {
-    on_host({.op = Op::kBroadcast, .output = tensor, .root = carrier});
+    on_host({.op = Op::kBroadcast, .output = tensor, .root = sender_index});
   }
 }
 
 void HostCollectives::on_host(Collective part) {
-  over(*links_.local, "on the host of", layout_.ranks_of(host_), std::move(part));
+  over(*transports_.local, "on the host of", layout_.ranks_of(host_), std::move(part));
 }
 
 void HostCollectives::between_hosts(std::optional<Collective> part) {
-  Word mine;
+  PartResult mine;
   std::exception_ptr failed;
   if (part) {
     try {
-      over(*links_.cross, "between", counterparts_, std::move(*part));
+      over(*transports_.cross, "between", counterparts_, std::move(*part));
     } catch (const CommError& error) {
       failed = std::current_exception();
       mine.peer = error.peer();
       without_rank_suffix(error.what()).copy(mine.text.data(), mine.text.size() - 1);
-      deadline_ = std::min(deadline_, Clock::now() + kPatience);
+      deadline_ = std::min(deadline_, Clock::now() + kReportTimeout);
     }
   }
-  const at::Tensor told = at::empty({here_ * static_cast<int64_t>(sizeof(Word))}, at::kByte);
+  const at::Tensor gathered =
+      at::empty({host_size_ * static_cast<int64_t>(sizeof(PartResult))}, at::kByte);
   try {
-    on_host({.op = Op::kAllGather, .input = bytes_of_value(mine), .output = told});
+    on_host({.op = Op::kAllGather, .input = bytes_of_value(mine), .output = gathered});
   } catch (const CommError&) {
     if (!failed) {
       throw;
@@ -262,33 +263,34 @@ void HostCollectives::between_hosts(std::optional<Collective> part) {
   if (failed) {
     std::rethrow_exception(failed);
   }
-  const auto words = values_in<Word>(told);
-  for (size_t index = 0; index < words.size(); ++index) {
-    if (words[index].text[0] != '\0') {
+  const auto results = values_in<PartResult>(gathered);
+  for (size_t index = 0; index < results.size(); ++index) {
+    if (results[index].text[0] != '\0') {
       throw CommError(
           name_of(op_),
           fmt::format(
               "rank {} failed: {}",
               layout_.ranks_of(host_)[index],
-              static_cast<const char*>(words[index].text.data())),
-          static_cast<int>(words[index].peer));
+              static_cast<const char*>(results[index].text.data())),
+          static_cast<int>(results[index].peer));
     }
   }
 }
 
 void HostCollectives::over(
-    Transport& link, const char* where, const std::vector<int>& ranks, Collective part) const {
+    Transport& transport, const char* where, const std::vector<int>& ranks, Collective part) const {
   const auto start = Clock::now();
   try {
-    const bool by_gloo = &link != links_.local.get();
-    link.start(std::move(part), left())->wait(left() + (by_gloo ? kSlack : Milliseconds(0)));
+    const bool by_gloo = &transport != transports_.local.get();
+    transport.start(std::move(part), remaining())
+        ->wait(remaining() + (by_gloo ? kGlooGrace : Milliseconds(0)));
   } catch (const CommError& error) {
-    // It knows the ranks by their places among these.
+    // The error has their indices in `ranks`.
     const bool known = error.peer() >= 0 && error.peer() < static_cast<int>(ranks.size());
     throw CommError(
         name_of(op_),
         fmt::format(
-            "{} ranks {} (0 to {} in what follows): {}",
+            "{} ranks {} (numbered 0 to {} in this message): {}",
             where,
             fmt::join(ranks, ", "),
             ranks.size() - 1,
@@ -307,7 +309,7 @@ at::Tensor HostCollectives::rows_of_host(const at::Tensor& rows, int host) const
   const std::vector<int>& ranks = layout_.ranks_of(host);
   const int64_t each = rows.numel() / layout_.size();
   if (is_consecutive(host)) {
-    return rows.narrow(0, ranks.front() * each, each * here_);
+    return rows.narrow(0, ranks.front() * each, each * host_size_);
   }
   std::vector<at::Tensor> parts;
   for (const int rank : ranks) {
@@ -319,8 +321,8 @@ at::Tensor HostCollectives::rows_of_host(const at::Tensor& rows, int host) const
 at::Tensor HostCollectives::scratch(int64_t count, at::ScalarType dtype) {
   const int64_t bytes = count * static_cast<int64_t>(c10::elementSize(dtype));
   if (!scratch_.defined() || scratch_.numel() < bytes) {
-    scratch_ = at::Tensor();  // Its memory may be needed for the new one.
-    scratch_ = links_.local->allocate(bytes);
+    scratch_ = at::Tensor();  // Frees its memory, which the new one may need.
+    scratch_ = transports_.local->allocate(bytes);
   }
   return scratch_.narrow(0, 0, bytes).view(dtype);
 }

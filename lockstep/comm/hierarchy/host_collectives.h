@@ -11,8 +11,8 @@
 
 namespace lockstep::comm {
 
-/// The transports of a rank of a job on several hosts.
-struct HostLinks {
+/// Holds the transports of a rank of a job on several hosts.
+struct HostTransports {
   std::shared_ptr<Transport> flat;   ///< To all ranks.
   std::shared_ptr<Transport> local;  ///< To the ranks of this host, in the layout's order.
   /// To the ranks with this rank's index on each host, in the layout's order; if hosts have
@@ -20,17 +20,17 @@ struct HostLinks {
   std::shared_ptr<Transport> cross;
 };
 
-/// One rank's collectives over several hosts. Data crosses between hosts once.
+/// Runs one rank's collectives over several hosts. Data crosses between hosts once.
 ///
 /// All ranks first exchange fingerprints. That costs three exchanges within the host, which take
-/// microseconds, and one between hosts on its first rank. Each exchange between hosts costs one
-/// more within, which reports its success to the host's ranks.
-/// - all_reduce, hosts of equal size, large: each rank reduces a share within the host, then that
-///   share between hosts. Else the host's first rank reduces everything for the host.
-/// - reduce_scatter, all_gather, hosts of equal size: each rank communicates with those of its
-/// index.
+/// microseconds, and one between hosts on its first rank. After each exchange between hosts,
+/// another one within the host reports its success to the host's ranks.
+/// - all_reduce of 64 KiB and more, hosts of equal size: each rank reduces a share within the host,
+///   then that share between hosts. Else the host's first rank reduces everything for the host.
+/// - reduce_scatter, all_gather, hosts of equal size: each rank communicates with the ranks of its
+///   index.
 /// - broadcast: over one rank of each host.
-/// - Others, and those two with hosts of different sizes: over `flat`.
+/// - All others: over `flat`.
 ///
 /// Rounding: float16 and bfloat16 are rounded once within a host, and once for each host that is
 /// added to the first. An average is divided once, by the number of ranks; that of float16 before
@@ -40,7 +40,7 @@ struct HostLinks {
 /// thread-safe.
 class HostCollectives {
  public:
-  HostCollectives(const Layout& layout, HostLinks links);
+  HostCollectives(const Layout& layout, HostTransports transports);
 
   /// Blocks until done. `sequence`: as in Fingerprint.
   void run(const Collective& collective, int64_t sequence, Milliseconds timeout);
@@ -48,7 +48,7 @@ class HostCollectives {
  private:
   using Clock = std::chrono::steady_clock;
 
-  void agree(const Fingerprint& mine);
+  void compare_fingerprints(const Fingerprint& mine);
   void perform(const Collective& c);
   void all_reduce(const Collective& c);
   void reduce_scatter(const Collective& c);
@@ -60,9 +60,9 @@ class HostCollectives {
   /// success, since ranks that only wait for the next operation on the host would not notice a
   /// failure.
   void between_hosts(std::optional<Collective> part);
-  /// Runs `part` over `link`, which connects world ranks `ranks`.
-  void over(
-      Transport& link, const char* where, const std::vector<int>& ranks, Collective part) const;
+  /// Runs `part` over `transport`, which connects world ranks `ranks`.
+  void over(Transport& transport, const char* where, const std::vector<int>& ranks, Collective part)
+      const;
 
   /// Returns the rows of `host`'s ranks within `rows`, N equal parts in rank order; a copy if they
   /// are not consecutive.
@@ -70,12 +70,13 @@ class HostCollectives {
   bool is_consecutive(int host) const;
   /// Returns `count` elements, readable by the host's ranks, valid until the next call.
   at::Tensor scratch(int64_t count, at::ScalarType dtype);
-  bool leads() const { return index_ == 0; }
-  Milliseconds left() const;
+  bool is_first_of_host() const { return index_ == 0; }
+  Milliseconds remaining() const;
 
   const Layout& layout_;
-  HostLinks links_;
-  int host_, index_, here_;  ///< This rank's host, its index there, and the host's number of ranks.
+  HostTransports transports_;
+  int host_, index_;               ///< This rank's host, and its index there.
+  int host_size_;                  ///< Ranks of this host.
   std::vector<int> counterparts_;  ///< The ranks of `cross`.
   at::Tensor scratch_;
   Op op_ = Op::kBarrier;  ///< The running operation.

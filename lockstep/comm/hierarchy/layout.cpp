@@ -20,7 +20,7 @@
 namespace lockstep::comm {
 namespace {
 
-/// 0 where there is none.
+/// Returns the inode of this process's namespace; 0 if there is none.
 uint64_t namespace_of(const char* kind) {
   struct stat info {};
   return ::stat(fmt::format("/proc/self/ns/{}", kind).c_str(), &info) == 0
@@ -78,8 +78,8 @@ Layout::Layout(std::vector<std::vector<int>> hosts) : hosts_(std::move(hosts)) {
 }
 
 Layout Layout::of(const std::vector<RankLocation>& by_rank) {
-  // Two launchers on one machine tell their ranks the same; that a host has a local rank once only
-  // tells them apart.
+  // Two launchers on one machine give their ranks equal values. They are told apart by the rule
+  // that a host has each local rank once.
   std::map<std::tuple<uint64_t, int64_t, int64_t>, int> seen;
   std::map<std::tuple<uint64_t, int64_t, int>, std::vector<int>> hosts;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
@@ -94,7 +94,8 @@ Layout Layout::of(const std::vector<RankLocation>& by_rank) {
       throw Error(
           "hosts",
           fmt::format(
-              "rank{} {} can share memory with no others of their host; got {} ranks, expected {}; "
+              "rank{} {} cannot share memory with other ranks of the host; got {} ranks, expected "
+              "{}; "
               "try the same container or namespaces for all ranks of a host",
               ranks.size() == 1 ? "" : "s",
               fmt::join(ranks, ", "),

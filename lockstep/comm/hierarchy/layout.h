@@ -10,7 +10,7 @@ namespace lockstep::comm {
 
 /// The location that a rank reports to the others; sent as four int64.
 struct RankLocation {
-  /// Equal for processes that can share memory with each other, else different.
+  /// Equal if and only if processes can share memory with each other.
   uint64_t machine = 0;
   /// A random number, unique to the job: the rendezvous address of the ranks of a host.
   uint64_t token = 0;
@@ -22,7 +22,7 @@ struct RankLocation {
   /// inconsistent.
   static RankLocation of(const WorldSpec& world);
 };
-static_assert(sizeof(RankLocation) == 32, "travels as four int64");
+static_assert(sizeof(RankLocation) == 32, "sent as four int64");
 
 /// The assignment of ranks to hosts.
 ///

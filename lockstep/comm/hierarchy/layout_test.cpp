@@ -68,7 +68,7 @@ TEST(Layout, AHostWhoseRanksCannotShareMemoryIsRefusedByName) {
     Layout::of({at(1, 0, 2), at(1, 1, 2), at(2, 0, 2), at(3, 1, 2)});
     FAIL() << "ranks 2 and 3 are in two containers";
   } catch (const Error& error) {
-    EXPECT_THAT(error.what(), HasSubstr("rank 2 can share memory with no others"));
+    EXPECT_THAT(error.what(), HasSubstr("rank 2 cannot share memory with other"));
     EXPECT_THAT(error.what(), HasSubstr("got 1 ranks, expected 2"));
   }
 }

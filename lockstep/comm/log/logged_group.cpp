@@ -15,7 +15,7 @@ using comm::Milliseconds;
 using comm::Op;
 using Clock = std::chrono::steady_clock;
 
-int64_t whole_bytes(const Collective& it, int ranks) {
+int64_t full_tensor_bytes(const Collective& it, int ranks) {
   const auto bytes_of = [](const at::Tensor& tensor) {
     return tensor.defined() ? static_cast<int64_t>(tensor.nbytes()) : 0;
   };
@@ -43,12 +43,12 @@ class LoggedOperation final : public comm::OperationTimer {
         text_(
             log_->options().with_shapes ? comm::fingerprint_of(it, 0).describe()
                                         : comm::name_of(it.op)),
-        bytes_(whole_bytes(it, ranks)),
+        bytes_(full_tensor_bytes(it, ranks)),
         ranks_(ranks) {}
 
   void begin() override { began_ = Clock::now(); }
-  void end(bool well, std::optional<double> measured_ms) override {
-    if (well) {
+  void end(bool succeeded, std::optional<double> measured_ms) override {
+    if (succeeded) {
       const double ms = std::chrono::duration<double, std::milli>(Clock::now() - began_).count();
       log_->add(text_, op_, bytes_, ranks_, measured_ms.value_or(ms));
     }
@@ -65,8 +65,8 @@ class LoggedOperation final : public comm::OperationTimer {
 
 class LoggedWork final : public comm::Work {
  public:
-  /// `timer`: null if the transport tells it. `output`: where the result belongs that it has made
-  /// itself; undefined if there is none.
+  /// `timer`: null if the transport calls it. `output`: the destination of a result that the group
+  /// has allocated; undefined for none.
   LoggedWork(Pending pending, std::shared_ptr<LoggedOperation> timer, at::Tensor output)
       : pending_(std::move(pending)), timer_(std::move(timer)), output_(std::move(output)) {}
 

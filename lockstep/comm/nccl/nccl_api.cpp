@@ -19,7 +19,7 @@ template <typename Function>
 void find_in(void* library, const char* name, Function& function) {
   function = reinterpret_cast<Function>(::dlsym(library, name));
   if (function == nullptr) {
-    throw Error("nccl", fmt::format("there is no {}; expected NCCL 2.14 or later", name));
+    throw Error("nccl", fmt::format("the library lacks {}; expected NCCL 2.14 or later", name));
   }
 }
 
@@ -29,7 +29,8 @@ NcclApi functions_in(void* library) {
   int version = 0;
   if (api.get_version(&version) != NcclApi::kSuccess || version < kFirstVersion) {
     throw Error(
-        "nccl", fmt::format("too old; got version code {}, expected 21400 or more", version));
+        "nccl",
+        fmt::format("NCCL is too old; got version code {}, expected 21400 or more", version));
   }
   find_in(library, "ncclGetUniqueId", api.get_unique_id);
   find_in(library, "ncclCommInitRankConfig", api.comm_init_rank_config);
@@ -49,13 +50,14 @@ NcclApi functions_in(void* library) {
   return api;
 }
 
-/// Libtorch's own, whether linked into it or beside it.
+/// Loads the NCCL that libtorch has linked, statically or dynamically; else libnccl.so.2.
 NcclApi load_any() {
   if (::dlsym(RTLD_DEFAULT, "ncclGetVersion") != nullptr) {
     try {
       return functions_in(RTLD_DEFAULT);
     } catch (const Error& error) {
-      log_debug("the NCCL within this program: " + without_rank_suffix(error.what()));
+      log_debug(
+          "the NCCL linked into this program cannot be used: " + without_rank_suffix(error.what()));
     }
   }
   return NcclApi::load("libnccl.so.2");

@@ -6,9 +6,11 @@
 
 namespace lockstep::comm {
 
-/// NCCL's functions, loaded at run time: from the program, if libtorch has linked them, else from
-/// libnccl.so.2. So this library compiles, and is tested, without CUDA's headers, and one build
-/// serves machines with and without GPUs.
+/// Holds NCCL's functions, loaded at run time: from the program, if libtorch has linked them, else
+/// from libnccl.so.2.
+///
+/// So this library compiles, and is tested, without CUDA's headers, and one build serves machines
+/// with and without GPUs.
 ///
 /// Types and constants are those of `<nccl.h>`, unchanged from 2.14 (August 2022) to 2.32, the
 /// newest version checked.
@@ -53,7 +55,7 @@ struct NcclApi {
   static const NcclApi* find(std::string& why);
   /// Loads it from one file; it is never unloaded. Error, with the reason.
   static NcclApi load(const std::string& path);
-  /// "2.27.5".
+  /// Returns "2.27.5".
   std::string version() const;
 };
 

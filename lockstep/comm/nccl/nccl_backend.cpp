@@ -19,18 +19,18 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/first_line.h"
 #include "lockstep/comm/nccl/nccl_comm.h"
-#include "lockstep/comm/plain_values.h"
+#include "lockstep/comm/transport/exchange.h"
+#include "lockstep/comm/transport/transport_error.h"
 
 namespace lockstep::comm {
 namespace {
 
 constexpr Milliseconds kJoinTimeout = std::chrono::minutes(2);
 
-/// What a rank says of its joining: nothing, or why it could not.
-struct Joining {
-  std::array<char, 256> trouble{};
+/// The result of a rank's attempt to join; an empty text if it succeeded.
+struct JoinResult {
+  std::array<char, 256> failure{};  // The reason.
 };
 
 int type_of(const at::Tensor& tensor) {
@@ -70,7 +70,8 @@ int op_of(ReduceOp op) {
   return NcclApi::kSum;
 }
 
-/// One call of NCCL for each operation, or a group of them; those that only move move bytes.
+/// Maps each operation to one call of NCCL, or to a group of calls. Operations that only copy use
+/// bytes.
 class Launcher {
  public:
   Launcher(const NcclApi& api, NcclApi::Comm comm, NcclApi::Stream stream, int rank, int size)
@@ -112,7 +113,7 @@ class Launcher {
           note(receive(out, c.output.nbytes(), c.root));
         });
       default:
-        return NcclApi::kSuccess;  // The others do not come here.
+        return NcclApi::kSuccess;  // DeviceTransport sends no other operation here.
     }
   }
 
@@ -136,8 +137,8 @@ class Launcher {
     }
   }
 
-  /// What `body` calls, all at once: without a group a rank would wait for the first of its peers.
-  /// The first failure, if there is any.
+  /// Runs the calls of `body` as a group: else a rank would wait for the first of its peers.
+  /// Returns the first failure, if any.
   NcclApi::Result grouped(const std::function<void(const Note& note)>& body) const {
     NcclApi::Result all = api_.group_start();
     const Note note = [&](NcclApi::Result result) {
@@ -164,11 +165,11 @@ class NcclWork final : public Work {
     try {
       return done_->query();
     } catch (const c10::Error&) {
-      return true;  // CUDA itself has failed, which wait() says.
+      return true;  // CUDA itself has failed; wait() throws it.
     }
   }
   void wait(Milliseconds /*timeout*/) override {
-    comm_->refuse(collective_.op);
+    comm_->check_alive(collective_.op);
     const c10::impl::VirtualGuardImpl device(done_->device_type());
     done_->block(device.getStream(done_->device()));
   }
@@ -176,7 +177,7 @@ class NcclWork final : public Work {
  private:
   std::shared_ptr<NcclComm> comm_;
   std::shared_ptr<c10::Event> done_;
-  Collective collective_;  ///< Whose tensors must live.
+  Collective collective_;  ///< Keeps the tensors alive.
 };
 
 class NcclBackend final : public DeviceBackend {
@@ -195,16 +196,16 @@ class NcclBackend final : public DeviceBackend {
 
   const char* name() const override { return "nccl"; }
 
-  void check_alive(Op op) const override { comm_->refuse(op); }
+  void check_alive(Op op) const override { comm_->check_alive(op); }
 
   std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) override {
-    comm_->refuse(collective.op);
+    comm_->check_alive(collective.op);
     for (const at::Tensor* tensor : {&collective.input, &collective.output}) {
       if (tensor->defined() && tensor->device() != device_) {
         throw ConfigError(
             name_of(collective.op),
             fmt::format(
-                "this group works on {}; got a tensor on {}",
+                "the tensor is on another device than this group's; got {1}, expected {0}",
                 device_.str(),
                 tensor->device().str()));
       }
@@ -233,7 +234,7 @@ class NcclBackend final : public DeviceBackend {
       throw;
     }
     for (const at::Tensor* tensor : {&collective.input, &collective.output}) {
-      if (tensor->defined()) {  // Whoever drops it before the end must not get its memory reused.
+      if (tensor->defined()) {  // Its memory must not be reused before the operation ends.
         guard_.recordDataPtrOnStream(tensor->storage().data_ptr(), stream_);
       }
     }
@@ -242,9 +243,9 @@ class NcclBackend final : public DeviceBackend {
   }
 
  private:
-  /// CommError, on all ranks, unless all are about to do the same.
+  /// Throws CommError, on all ranks, unless all start the same operation.
   void compare(const Collective& collective, Milliseconds timeout) {
-    const FlightRecordingPause part_of_one;
+    const FlightRecordingPause pause;
     const auto all = exchange(*host_, fingerprint_of(collective, sequence_), timeout);
     if (const auto sides = mismatch(all)) {
       comm_->fail(fmt::format("{}: {}", name_of(collective.op), *sides));
@@ -267,21 +268,21 @@ class NcclBackend final : public DeviceBackend {
   int64_t sequence_ = 0;
 };
 
-/// Takes `step` and hears of all ranks whether they could: who could not, and why; else nothing.
-std::string trouble_of_any(
+/// Runs `step` on all ranks. Returns the first rank that failed and its reason; empty if none did.
+std::string first_failure(
     Transport& host, const std::function<void()>& step, Milliseconds timeout) {
-  Joining mine;
+  JoinResult mine;
   try {
     step();
   } catch (const std::exception& error) {
-    const std::string trouble = without_rank_suffix(first_line(error.what()));
-    std::strncpy(mine.trouble.data(), trouble.c_str(), mine.trouble.size() - 1);
+    const std::string failure = without_rank_suffix(first_line(error.what()));
+    std::strncpy(mine.failure.data(), failure.c_str(), mine.failure.size() - 1);
   }
-  // Another rank may still be taking the step.
-  const std::vector<Joining> all = exchange(host, mine, timeout + kJoinTimeout);
+  // Another rank may still be running the step.
+  const std::vector<JoinResult> all = exchange(host, mine, timeout + kJoinTimeout);
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].trouble[0] != '\0') {
-      return fmt::format("rank {}: {}", rank, all[rank].trouble.data());
+    if (all[rank].failure[0] != '\0') {
+      return fmt::format("rank {}: {}", rank, all[rank].failure.data());
     }
   }
   return "";
@@ -289,31 +290,32 @@ std::string trouble_of_any(
 
 }  // namespace
 
-std::unique_ptr<DeviceBackend> nccl_link(
+std::unique_ptr<DeviceBackend> make_nccl_backend(
     std::shared_ptr<Transport> host,
     at::Device device,
     const NcclApi& api,
     uint64_t group,
     Milliseconds timeout,
     std::string& why) {
-  const FlightRecordingPause parts_of_one;
+  const FlightRecordingPause pause;
   NcclApi::UniqueId id{};
   std::shared_ptr<NcclComm> comm;
   const auto all_can = [&](const std::function<void()>& step) {
-    why = trouble_of_any(*host, step, timeout);
+    why = first_failure(*host, step, timeout);
     return why.empty();
   };
   const auto make_id = [&] {
     const NcclApi::Result result = host->rank() == 0 ? api.get_unique_id(&id) : NcclApi::kSuccess;
     if (result != NcclApi::kSuccess) {
-      throw CommError("join", fmt::format("NCCL gives no id: {}", api.get_error_string(result)));
+      throw CommError(
+          "join", fmt::format("NCCL cannot create an id: {}", api.get_error_string(result)));
     }
   };
   if (!all_can(make_id)) {
     return nullptr;
   }
   id = exchange(*host, id, timeout)[0];
-  // One who cannot even begin is not waited for.
+  // If a rank cannot begin, no rank waits for it in join.
   if (!all_can([&] {
         comm = std::make_shared<NcclComm>(api, id, host->rank(), host->size(), device);
       }) ||

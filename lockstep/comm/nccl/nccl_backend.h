@@ -13,20 +13,20 @@ namespace lockstep::comm {
 /// Connects the ranks of `host`, each with its own GPU, over NCCL. Collective. Returns null on all
 /// ranks, with the reason in `why`, if any rank cannot take part, for instance if two share a GPU.
 ///
-/// - Operations run on a separate stream, in parallel with computation: they begin after earlier
-/// work
-///   of the current stream at start(). wait() makes the current stream wait, not the host.
+/// - Operations run on a separate stream, in parallel with computation. They begin after the work
+/// of
+///   the current stream before start(). wait() makes the current stream wait, not the host.
 /// - Ranks first compare fingerprints over `host`, as with every transport: the host waits there
-///   until all ranks have arrived. A difference is an error on all of them.
-/// - A thread watches running operations: one that fails, or exceeds its timeout, aborts the
-///   communicator, so that nothing waits for the device forever; the next operation or wait()
+///   until all ranks have arrived. A mismatch is an error on all of them.
+/// - A thread watches running operations. One that fails, or exceeds its timeout, aborts the
+///   communicator, so that no work waits for the device forever; the next operation or wait()
 ///   throws the reason.
 /// - Sums and averages of float16 and bfloat16 are rounded at each step of NCCL's algorithm, unlike
 ///   those of the other transports. The bits depend on the number of ranks and NCCL's choice.
 ///
 /// No send and recv (see with_devices). `group`: its id in the flight record. Cost: an exchange of
 /// 128 bytes a rank over `host`, and a launch. Thread safety: one thread.
-std::unique_ptr<DeviceBackend> nccl_link(
+std::unique_ptr<DeviceBackend> make_nccl_backend(
     std::shared_ptr<Transport> host,
     at::Device device,
     const NcclApi& api,

@@ -67,7 +67,7 @@ std::vector<std::string> linked_ranks(int size, const std::function<void(Rank&)>
     threads.emplace_back([&, host] {
       const ThreadRankScope label({host->rank(), size});
       Rank rank{host, nullptr, ""};
-      rank.link = nccl_link(rank.host, test_device(0), fake(), 1, kLong, rank.why);
+      rank.link = make_nccl_backend(rank.host, test_device(0), fake(), 1, kLong, rank.why);
       try {
         body(rank);
       } catch (const Error& error) {
@@ -185,7 +185,9 @@ TEST(NcclBackend, AfterAFailureItIsDeadAndSaysWhy) {
   });
   set_log_sink(nullptr);
   EXPECT_THAT(
-      told, Each(AllOf(HasSubstr("the group is dead"), HasSubstr("NCCL: unhandled system error"))));
+      told,
+      Each(
+          AllOf(HasSubstr("the group failed earlier"), HasSubstr("NCCL: unhandled system error"))));
 }
 
 /// How many communicators have ended so: "fake_nccl_destroyed", "fake_nccl_aborted".

@@ -13,7 +13,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/first_line.h"
+#include "lockstep/comm/transport/transport_error.h"
 
 namespace lockstep::comm {
 namespace {
@@ -41,7 +41,7 @@ NcclComm::NcclComm(
 }
 
 void NcclComm::join(Milliseconds timeout) {
-  settle("join", NcclApi::kInProgress, timeout);
+  wait_for_call("join", NcclApi::kInProgress, timeout);
   watcher_ = std::thread([this] {
     const ThreadRankScope label(label_);
     watch_all();
@@ -49,13 +49,13 @@ void NcclComm::join(Milliseconds timeout) {
 }
 
 NcclComm::~NcclComm() {
-  bool well = watcher_.joinable() && std::uncaught_exceptions() == 0;
+  bool succeeded = watcher_.joinable() && std::uncaught_exceptions() == 0;
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (well) {  // The watcher sees to it that nothing takes longer than its timeout.
-      changed_.wait(lock, [this] { return under_way_.empty() || failed_; });
+    if (succeeded) {  // The watcher ends operations at their timeout.
+      changed_.wait(lock, [this] { return running_.empty() || failed_; });
     }
-    well = well && !failed_;
+    succeeded = succeeded && !failed_;
     stopping_ = true;
   }
   changed_.notify_all();
@@ -64,7 +64,7 @@ NcclComm::~NcclComm() {
   }
   const std::lock_guard<std::mutex> lock(comm_mutex_);
   if (comm_ != nullptr) {
-    well ? api_.comm_destroy(comm_) : api_.comm_abort(comm_);
+    succeeded ? api_.comm_destroy(comm_) : api_.comm_abort(comm_);
   }
 }
 
@@ -77,11 +77,12 @@ std::string NcclComm::reason(NcclApi::Result result) const {
       last != nullptr ? last : "");
 }
 
-void NcclComm::settle(const char* what, NcclApi::Result result, Milliseconds timeout) {
+void NcclComm::wait_for_call(const char* what, NcclApi::Result result, Milliseconds timeout) {
   const auto start = Clock::now();
   while (result == NcclApi::kInProgress && comm_ != nullptr) {
     if (Clock::now() - start > timeout) {
-      throw CommError(what, fmt::format("NCCL was not done with it in {} s", seconds(timeout)));
+      throw CommError(
+          what, fmt::format("NCCL did not complete the call within {} s", seconds(timeout)));
     }
     std::this_thread::sleep_for(kPollPause);
     const NcclApi::Result asked = api_.comm_get_async_error(comm_, &result);
@@ -97,9 +98,9 @@ void NcclComm::run(
     Milliseconds timeout,
     const std::function<NcclApi::Result(const NcclApi& api, NcclApi::Comm comm)>& launch) {
   std::unique_lock<std::mutex> lock(comm_mutex_);
-  refuse(op);
+  check_alive(op);
   try {
-    settle(name_of(op), launch(api_, comm_), timeout);
+    wait_for_call(name_of(op), launch(api_, comm_), timeout);
   } catch (const CommError& error) {
     lock.unlock();
     fail(error.what());
@@ -119,22 +120,22 @@ void NcclComm::watch(
       note.end(false);
       return;
     }
-    under_way_.push_back({std::move(begun), std::move(done), note, op, Clock::now(), timeout});
+    running_.push_back({std::move(begun), std::move(done), note, op, Clock::now(), timeout});
   }
   changed_.notify_all();
 }
 
-std::string NcclComm::trouble_of(const UnderWay& first) {
+std::string NcclComm::failure_of(const RunningOperation& first) {
   if (Clock::now() - first.started > first.timeout) {
     return fmt::format(
-        "{} was not done within {} s; a rank may be stuck, or its GPU",
+        "{} was not done within {} s; a rank or its GPU may be stuck",
         name_of(first.op),
         seconds(first.timeout));
   }
   const std::lock_guard<std::mutex> lock(comm_mutex_);
   NcclApi::Result result = NcclApi::kSuccess;
   if (comm_ == nullptr) {
-    return fmt::format("{} was cut off", name_of(first.op));
+    return fmt::format("{} was aborted", name_of(first.op));
   }
   const NcclApi::Result asked = api_.comm_get_async_error(comm_, &result);
   result = asked == NcclApi::kSuccess ? result : asked;
@@ -147,26 +148,26 @@ void NcclComm::watch_all() {
   const c10::DeviceGuard guard(device_);
   std::unique_lock<std::mutex> lock(mutex_);
   while (!stopping_ && !failed_) {
-    if (under_way_.empty()) {
+    if (running_.empty()) {
       changed_.wait(lock);
       continue;
     }
-    const UnderWay first = under_way_.front();
+    const RunningOperation first = running_.front();
     lock.unlock();
     bool done = false;
     std::optional<double> measured_ms;
-    std::string trouble;
+    std::string failure;
     try {
       done = first.done->query();
-      if (done && first.begun) {  // This thread looks too seldom to time it by itself.
+      if (done && first.begun) {  // This thread polls too seldom to measure the time itself.
         measured_ms = first.begun->elapsedTime(*first.done);
       }
-      trouble = done ? "" : trouble_of(first);
+      failure = done ? "" : failure_of(first);
     } catch (const std::exception& error) {  // CUDA itself has failed.
-      trouble = fmt::format("{}: {}", name_of(first.op), first_line(error.what()));
+      failure = fmt::format("{}: {}", name_of(first.op), first_line(error.what()));
     }
-    if (!trouble.empty()) {
-      fail(trouble);
+    if (!failure.empty()) {
+      fail(failure);
       return;
     }
     if (done) {
@@ -177,7 +178,7 @@ void NcclComm::watch_all() {
       return;
     }
     if (done) {
-      under_way_.pop_front();
+      running_.pop_front();
       changed_.notify_all();
     } else {
       changed_.wait_for(lock, kWatchPause, [this] { return stopping_ || failed_; });
@@ -186,15 +187,15 @@ void NcclComm::watch_all() {
 }
 
 void NcclComm::fail(const std::string& why) {
-  death_.mark_failed(why);
-  log_error("NCCL's communicator is ended: " + without_rank_suffix(why));
+  failure_.mark_failed(why);
+  log_error("the NCCL communicator was aborted: " + without_rank_suffix(why));
   abort();
   const std::lock_guard<std::mutex> lock(mutex_);
   failed_ = true;
-  for (const UnderWay& each : under_way_) {
+  for (const RunningOperation& each : running_) {
     each.note.end(false);
   }
-  under_way_.clear();
+  running_.clear();
   changed_.notify_all();
 }
 

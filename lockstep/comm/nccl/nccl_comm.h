@@ -12,30 +12,31 @@
 #include <c10/core/Event.h>
 
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/group_error.h"
 #include "lockstep/comm/nccl/nccl_api.h"
 #include "lockstep/comm/transport/flight.h"
 #include "lockstep/comm/transport/transport.h"
+#include "lockstep/comm/transport/transport_error.h"
 
 namespace lockstep::comm {
 
-/// An NCCL communicator with a thread that watches its operations: a failure or timeout aborts the
-/// communicator, and with it all device work that waits for it.
+/// Holds an NCCL communicator, and watches its operations on a thread. A failure or timeout aborts
+/// the communicator, and with it all device work that waits for it.
 ///
-/// Thread safety: run and watch from one thread; the rest from any.
+/// Thread safety: run and watch from one thread; the other functions from any.
 class NcclComm {
  public:
-  /// Begins to join the ranks that have `id`. CommError with NCCL's reason.
+  /// Begins to join the ranks with the same `id`. CommError with NCCL's reason.
   NcclComm(const NcclApi& api, const NcclApi::UniqueId& id, int rank, int size, at::Device device);
-  /// Blocks until all ranks have joined. CommError.
+  /// Blocks until all ranks have joined. CommError if they do not within `timeout`.
   void join(Milliseconds timeout);
-  /// Waits until this rank's started operations are done or have failed, since other ranks may need
-  /// them, and later work may read the results. During stack unwinding it aborts at once.
+  /// Blocks until this rank's started operations are done or have failed, since other ranks may
+  /// need them, and later work may read the results. During stack unwinding it aborts at once.
   ~NcclComm();
   NcclComm(const NcclComm&) = delete;
   NcclComm& operator=(const NcclComm&) = delete;
 
-  /// Calls NCCL through `launch`, for operation `op`, and waits until it is enqueued. CommError.
+  /// Calls NCCL through `launch`, for operation `op`, and waits until it is enqueued. CommError if
+  /// NCCL refuses it, or does not enqueue it within `timeout`.
   void run(
       Op op,
       Milliseconds timeout,
@@ -48,14 +49,14 @@ class NcclComm {
       const FlightEntry& note,
       Op op,
       Milliseconds timeout);
-  /// Throws if an operation has failed.
-  void refuse(Op op) const { death_.refuse(op); }
+  /// Throws CommError if an operation has failed.
+  void check_alive(Op op) const { failure_.check(op); }
   /// Aborts the communicator on this rank, permanently.
   void fail(const std::string& why);
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct UnderWay {
+  struct RunningOperation {
     std::shared_ptr<c10::Event> begun;
     std::shared_ptr<c10::Event> done;
     FlightEntry note;
@@ -64,12 +65,12 @@ class NcclComm {
     Milliseconds timeout;
   };
 
-  /// Waits until NCCL has finished an asynchronous call. Throws CommError otherwise.
-  void settle(const char* what, NcclApi::Result result, Milliseconds timeout);
+  /// Blocks until NCCL has finished an asynchronous call. CommError if that fails.
+  void wait_for_call(const char* what, NcclApi::Result result, Milliseconds timeout);
   std::string reason(NcclApi::Result result) const;
   void watch_all();
   /// Returns why `first` cannot succeed; empty while it may.
-  std::string trouble_of(const UnderWay& first);
+  std::string failure_of(const RunningOperation& first);
   void abort();
 
   const NcclApi& api_;
@@ -77,9 +78,9 @@ class NcclComm {
   at::Device device_;
   std::mutex comm_mutex_;  ///< Serializes calls of NCCL.
   NcclApi::Comm comm_ = nullptr;
-  GroupError death_;
+  GroupError failure_;
   std::mutex mutex_;  ///< Protects the members below.
-  std::deque<UnderWay> under_way_;
+  std::deque<RunningOperation> running_;
   bool stopping_ = false;
   bool failed_ = false;
   std::condition_variable changed_;

@@ -17,7 +17,7 @@ Arena::Arena(std::shared_ptr<Segment> segment, int rank)
 }
 
 at::Tensor Arena::allocate(int64_t bytes) {
-  const size_t size = whole_pages(static_cast<size_t>(bytes));
+  const size_t size = round_up_to_pages(static_cast<size_t>(bytes));
   std::byte* memory = take(size);
   return at::from_blob(
       memory,
@@ -29,7 +29,7 @@ at::Tensor Arena::allocate(int64_t bytes) {
 }
 
 std::byte* Arena::take(size_t bytes) {
-  const size_t size = whole_pages(bytes);
+  const size_t size = round_up_to_pages(bytes);
   size_t begin = 0;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -39,7 +39,7 @@ std::byte* Arena::take(size_t bytes) {
       throw Error(
           "shared memory",
           fmt::format(
-              "no {} bytes for a tensor in one piece; got an arena of {}",
+              "cannot allocate {} contiguous bytes for a tensor; the arena has {}",
               bytes,
               segment_->sizes().arena_bytes));
     }

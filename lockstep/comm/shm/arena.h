@@ -12,9 +12,10 @@
 
 namespace lockstep::comm::shm {
 
-/// A rank's part of the segment, in which it allocates tensors that other ranks read in place.
-/// Memory of a freed tensor is returned to the kernel. First fit; for few large buffers, in whole
-/// pages. Thread-safe.
+/// Allocates tensors in a rank's part of the segment, where other ranks read them in place.
+///
+/// The memory of a freed tensor is returned to the kernel. First fit, in full pages, for a few
+/// large buffers. Thread-safe.
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
   Arena(std::shared_ptr<Segment> segment, int rank);

@@ -12,10 +12,10 @@
 namespace lockstep::comm::shm {
 namespace {
 
-// Up to here every rank reduces everything: one exchange less is worth more than the work saved.
+// Up to this size every rank reduces everything: one exchange costs more than the extra work.
 constexpr size_t kOneShotBytes = size_t{64} << 10U;
 
-// Less is not worth an exchange.
+// A smaller chunk is not worth an exchange.
 constexpr size_t kMinChunk = size_t{16} << 10U;
 
 constexpr size_t kLine = 64;
@@ -47,14 +47,14 @@ CollectiveRun::CollectiveRun(
     dtype_ = any.scalar_type();
     element_bytes_ = any.element_size();
   }
-  measure(member);
+  plan(member);
 }
 
 bool CollectiveRun::in_place() const {
   return collective_.op == Op::kAllReduce || collective_.op == Op::kBroadcast;
 }
 
-bool CollectiveRun::needs_others_parts() const {
+bool CollectiveRun::has_share_per_rank() const {
   return collective_.op == Op::kReduceScatter || collective_.op == Op::kAllToAll ||
          collective_.op == Op::kScatter;
 }
@@ -73,7 +73,7 @@ bool CollectiveRun::is_source(int rank) const {
   }
 }
 
-void CollectiveRun::measure(const Member& member) {
+void CollectiveRun::plan(const Member& member) {
   switch (collective_.op) {
     case Op::kAllReduce:
     case Op::kBroadcast:
@@ -92,10 +92,10 @@ void CollectiveRun::measure(const Member& member) {
       break;
   }
   const size_t slot = member.segment().sizes().slot_bytes;
-  chunk_bytes_ = needs_others_parts() ? slot / static_cast<size_t>(ranks_) / kLine * kLine : slot;
+  chunk_bytes_ = has_share_per_rank() ? slot / static_cast<size_t>(ranks_) / kLine * kLine : slot;
   if (collective_.op == Op::kBroadcast || collective_.op == Op::kScatter ||
       collective_.op == Op::kGather) {
-    // One side writes while the other reads, if there are several stretches.
+    // With several chunks one side writes while the other reads.
     const size_t quarter = (share_bytes_ / 4 + kLine - 1) / kLine * kLine;
     chunk_bytes_ = std::min(chunk_bytes_, std::max(quarter, kMinChunk));
   }
@@ -121,7 +121,7 @@ CollectiveRun::Chunk CollectiveRun::part(size_t length, int rank) const {
 
 void CollectiveRun::fill(Member& member) {
   const int me = member.rank();
-  if (!agreed_) {
+  if (!compared_) {
     Notice& notice = member.own_notice();
     notice.print = print_;
     notice.shared_offset = own_offset_;
@@ -134,7 +134,7 @@ void CollectiveRun::fill(Member& member) {
   }
   std::byte* slot = member.own_slot();
   const auto [begin, length] = chunk();
-  if (needs_others_parts()) {
+  if (has_share_per_rank()) {
     for (int to = 0; to < ranks_; ++to) {
       if (to != me) {
         const auto index = static_cast<size_t>(to);
@@ -142,7 +142,7 @@ void CollectiveRun::fill(Member& member) {
       }
     }
   } else if (two_phases_) {
-    // Nobody reads this rank's own part: it is reduced from where it is.
+    // No other rank reads this rank's own part: it is reduced in place.
     const Chunk own = part(length, me);
     const size_t rest = own.begin + own.length;
     copy_bytes(slot, output_ + begin, own.begin);
@@ -158,17 +158,17 @@ std::byte* CollectiveRun::tensor_of(const Member& member, int rank) const {
 
 const std::byte* CollectiveRun::source(const Member& member, int rank) const {
   const auto mine = static_cast<size_t>(member.rank());
-  const size_t own_share = needs_others_parts() ? mine * share_bytes_ : 0;
+  const size_t own_share = has_share_per_rank() ? mine * share_bytes_ : 0;
   if (rank == member.rank()) {
     return (in_place() ? output_ : input_) + own_share + done_bytes_;
   }
   if (direct_) {
     return tensor_of(member, rank) + own_share;
   }
-  return member.slot_of(rank) + (needs_others_parts() ? mine * chunk_bytes_ : 0);
+  return member.slot_of(rank) + (has_share_per_rank() ? mine * chunk_bytes_ : 0);
 }
 
-void CollectiveRun::use(Member& member) {
+void CollectiveRun::read(Member& member) {
   const int me = member.rank();
   const auto [begin, length] = chunk();
   switch (collective_.op) {
@@ -235,7 +235,7 @@ void CollectiveRun::collect(const Member& member) {
   }
 }
 
-void CollectiveRun::agree(const Member& member) {
+void CollectiveRun::compare_notices(const Member& member) {
   int sources = 0;
   int in_arenas = 0;
   bool same = true;
@@ -250,16 +250,17 @@ void CollectiveRun::agree(const Member& member) {
     for (int rank = 0; rank < ranks_; ++rank) {
       prints.push_back(member.notice_of(rank).print);
     }
-    throw CommError(name_of(collective_.op), mismatch(prints).value_or("the ranks disagree"));
+    throw CommError(
+        name_of(collective_.op), mismatch(prints).value_or("the ranks call different operations"));
   }
-  agreed_ = true;
+  compared_ = true;
   direct_ = in_arenas > 0 && in_arenas == sources;
   if (direct_) {
     chunk_bytes_ = share_bytes_;
     two_phases_ = false;
   }
-  // Some have not filled their slots, since their tensors lie in arenas, but not all do.
-  fill_again_ = in_arenas > 0 && !direct_;
+  // Ranks with a tensor in an arena have not filled their slots.
+  must_refill_ = in_arenas > 0 && !direct_;
 }
 
 bool CollectiveRun::advance(Member& member) {
@@ -271,17 +272,17 @@ bool CollectiveRun::advance(Member& member) {
       case Stage::kFill:
         fill(member);
         member.publish();
-        stage_ = Stage::kUse;
+        stage_ = Stage::kRead;
         break;
-      case Stage::kUse:
-        if (!agreed_) {
-          agree(member);
-          if (fill_again_) {
+      case Stage::kRead:
+        if (!compared_) {
+          compare_notices(member);
+          if (must_refill_) {
             stage_ = Stage::kFill;
             break;
           }
         }
-        use(member);
+        read(member);
         if (two_phases_ || direct_) {
           member.publish();
           stage_ = Stage::kCollect;
@@ -290,7 +291,7 @@ bool CollectiveRun::advance(Member& member) {
         }
         break;
       case Stage::kCollect:
-        // Where ranks read each other's tensors, this phase only says that all have.
+        // With direct reads this phase only shows that all ranks have read.
         if (!direct_) {
           collect(member);
         }

@@ -10,10 +10,10 @@
 
 namespace lockstep::comm::shm {
 
-/// One rank's view of a running collective. It progresses as far as the other ranks allow, and
-/// never blocks.
+/// Runs one rank's side of a collective. It progresses as far as the other ranks allow, and never
+/// blocks.
 ///
-/// Three algorithms, chosen by data that all ranks know:
+/// Three algorithms, chosen from data that all ranks have:
 /// - small all-reduces: every rank copies its data into its slot and, after all have, reduces all
 ///   of it; one phase;
 /// - large ones: slot by slot, each rank reduces its part and then copies the others' parts; two
@@ -32,30 +32,31 @@ class CollectiveRun {
   bool advance(Member& member);
 
  private:
-  enum class Stage { kFill, kUse, kCollect, kDone };
+  enum class Stage { kFill, kRead, kCollect, kDone };
 
-  /// A chunk of each rank's share that fits into a slot.
+  /// A range of bytes.
   struct Chunk {
     size_t begin, length;
   };
+  /// Returns the current range of each rank's share, which fits into a slot.
   Chunk chunk() const;
-  /// The range of `length` bytes that `rank` reduces.
+  /// Returns the range of `length` bytes that `rank` reduces.
   Chunk part(size_t length, int rank) const;
-  void measure(const Member& member);
+  void plan(const Member& member);
   void fill(Member& member);
-  void agree(const Member& member);
-  void use(Member& member);
+  void compare_notices(const Member& member);
+  void read(Member& member);
   void reduce_part(Member& member) const;
   void collect(const Member& member);
   void next_chunk();
-  /// Whether other ranks read the input of `rank`.
+  /// Returns whether other ranks read the input of `rank`.
   bool is_source(int rank) const;
-  /// Whether a rank's input consists of one share for each rank.
-  bool needs_others_parts() const;
-  /// Whether a rank's only tensor is `output`.
+  /// Returns whether a rank's input consists of one share for each rank.
+  bool has_share_per_rank() const;
+  /// Returns whether a rank's only tensor is `output`.
   bool in_place() const;
   std::byte* tensor_of(const Member& member, int rank) const;
-  /// The input of `rank` for this one, in the current chunk.
+  /// Returns the input of `rank` for this rank, in the current chunk.
   const std::byte* source(const Member& member, int rank) const;
 
   const Collective& collective_;
@@ -64,14 +65,14 @@ class CollectiveRun {
   std::byte* output_ = nullptr;
   c10::ScalarType dtype_ = c10::ScalarType::Byte;
   size_t element_bytes_ = 1;
-  size_t share_bytes_ = 0;  ///< Bytes that one rank contributes for, or gets from, another.
+  size_t share_bytes_ = 0;  ///< Bytes that one rank sends to, or gets from, another.
   size_t chunk_bytes_ = 0;  ///< The part of a share that fits into a slot.
   int ranks_ = 0;
   bool two_phases_ = false;
-  bool agreed_ = false;
-  bool direct_ = false;  ///< Ranks read each other's tensors in place.
-  bool fill_again_ = false;
-  int64_t own_offset_ = -1;  ///< The offset of this rank's tensor in its arena.
+  bool compared_ = false;     ///< Whether the fingerprints were compared.
+  bool direct_ = false;       ///< Ranks read each other's tensors in place.
+  bool must_refill_ = false;  ///< Some tensors are in arenas, but not all: all need slots.
+  int64_t own_offset_ = -1;   ///< The offset of this rank's tensor in its arena.
   Stage stage_ = Stage::kFill;
   size_t done_bytes_ = 0;
 };

@@ -10,7 +10,7 @@
 namespace lockstep::comm::shm {
 namespace {
 
-// Not FUTEX_PRIVATE_FLAG: the word lies in memory that several processes map.
+// Without FUTEX_PRIVATE_FLAG, since several processes map the word.
 void futex(std::atomic<uint32_t>& word, int operation, uint32_t value, const timespec* timeout) {
   static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
   ::syscall(SYS_futex, &word, operation, value, timeout, nullptr, 0);

@@ -11,10 +11,12 @@ namespace lockstep::comm::shm {
 // Futex wait and wake between ranks. A sleeper announces that it sleeps and then checks once more
 // for work; a waker publishes its work and then checks for sleepers. One of the two sees the other.
 
-/// No wake between this call and the check before sleep() is lost. Returns the argument of sleep().
+/// Announces a sleep, so that no wake between this call and sleep() is lost. Returns the argument
+/// of sleep().
 uint32_t announce_sleep(Control& mine);
 /// Sleeps until a wake, for at most `longest`.
 void sleep(Control& mine, uint32_t wake_count, Milliseconds longest);
+/// Ends the announcement.
 void end_sleep(Control& mine);
 /// Wakes `peer` if it sleeps. Call it after a store with std::memory_order_seq_cst.
 void wake(Control& peer);

@@ -13,7 +13,7 @@
 namespace lockstep::comm::shm {
 namespace {
 
-/// The leading zero byte is what makes it abstract.
+/// Returns the abstract address of `name`: its first byte is zero.
 std::pair<sockaddr_un, socklen_t> address_of(const std::string& name) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -39,7 +39,8 @@ struct SocketMessage {
   }
   SocketMessage(const SocketMessage&) = delete;
   SocketMessage& operator=(const SocketMessage&) = delete;
-  void make_room() {
+  /// Reserves space for a descriptor.
+  void reserve_descriptor() {
     header.msg_control = control.data();
     header.msg_controllen = control.size();
   }
@@ -59,9 +60,9 @@ UniqueFd listen_local(const std::string& name) {
 UniqueFd connect_local(const std::string& name) {
   UniqueFd fd = make_socket();
   const auto [address, length] = address_of(name);
-  const bool there =
+  const bool connected =
       fd.is_open() && ::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0;
-  return there ? std::move(fd) : UniqueFd();
+  return connected ? std::move(fd) : UniqueFd();
 }
 
 Peer peer_of(int socket) {
@@ -76,7 +77,7 @@ Peer peer_of(int socket) {
 bool send_message(int socket, const void* data, size_t bytes, int file) {
   SocketMessage message(const_cast<void*>(data), bytes);
   if (file >= 0) {
-    message.make_room();
+    message.reserve_descriptor();
     cmsghdr* attached = CMSG_FIRSTHDR(&message.header);
     attached->cmsg_level = SOL_SOCKET;
     attached->cmsg_type = SCM_RIGHTS;
@@ -104,7 +105,7 @@ bool readable(int socket, Deadline deadline) {
 
 bool receive_message(int socket, void* data, size_t bytes, UniqueFd* file) {
   SocketMessage message(data, bytes);
-  message.make_room();
+  message.reserve_descriptor();
   const ssize_t got = ::recvmsg(socket, &message.header, MSG_CMSG_CLOEXEC);
   if (const cmsghdr* attached = got >= 0 ? CMSG_FIRSTHDR(&message.header) : nullptr;
       attached != nullptr && attached->cmsg_type == SCM_RIGHTS) {

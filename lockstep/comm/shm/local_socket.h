@@ -12,15 +12,15 @@
 namespace lockstep::comm::shm {
 
 // Sockets between processes of one host, in Linux's abstract namespace: they leave no file behind,
-// and can pass an open file. Message boundaries are kept. No function throws CommError; a lost peer
-// is `false` or nothing.
+// can pass an open file, and preserve message boundaries. No function throws; a lost peer is
+// `false`.
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-/// Listens under `name`, at most 100 bytes. Not open, with errno EADDRINUSE, if another process
-/// does.
+/// Listens at `name`, at most 100 bytes. The result is not open, with errno EADDRINUSE, if another
+/// process does.
 UniqueFd listen_local(const std::string& name);
-/// Connects to `name`. Not open if no process listens.
+/// Connects to `name`. The result is not open if no process listens.
 UniqueFd connect_local(const std::string& name);
 
 /// The credentials of the peer, from the kernel.
@@ -30,13 +30,15 @@ struct Peer {
 };
 Peer peer_of(int socket);
 
+/// Sends one message, with the open descriptor `file` unless that is negative. False if the peer is
+/// lost.
 bool send_message(int socket, const void* data, size_t bytes, int file = -1);
 
-/// Whether data or the end of the stream arrives before `deadline`.
+/// Returns whether data or the end of the stream arrives before `deadline`.
 bool readable(int socket, Deadline deadline);
 
-/// Reads a message of exactly `bytes`, which must have arrived; false for another size, and for the
-/// end. `file`, if given, gets the passed descriptor.
+/// Reads a message of exactly `bytes`, which must have arrived. False for another size, and at the
+/// end. `file`, if given, receives the passed descriptor.
 bool receive_message(int socket, void* data, size_t bytes, UniqueFd* file = nullptr);
 
 }  // namespace lockstep::comm::shm

@@ -34,10 +34,10 @@ void Member::leave() {
   RankState here = RankState::kHere;
   segment_->control(rank_).state.compare_exchange_strong(
       here, RankState::kLeft, std::memory_order_seq_cst);
-  ring_all();
+  wake_all();
 }
 
-void Member::ring_all() {
+void Member::wake_all() {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer != rank_) {
       wake(segment_->control(peer));
@@ -47,7 +47,7 @@ void Member::ring_all() {
 
 void Member::publish() {
   segment_->control(rank_).published.store(++phase_, std::memory_order_seq_cst);
-  ring_all();
+  wake_all();
 }
 
 bool Member::all_published() const {
@@ -83,7 +83,7 @@ Channel& Member::channel(int from, int to) {
 void Member::watch_peers() {
   for (int peer = 0; peer < size(); ++peer) {
     const pid_t pid = segment_->control(peer).pid;
-    if (pid != ::getpid()) {  // Else a rank that is a thread of this process.
+    if (pid != ::getpid()) {  // Equal for ranks that are threads of this process.
       processes_[static_cast<size_t>(peer)].reset(
           static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
     }
@@ -96,7 +96,7 @@ bool Member::has_died(int peer) const {
     return false;
   }
   const UniqueFd& process = processes_[static_cast<size_t>(peer)];
-  if (!process.is_open()) {  // Dead before watch_peers(), or a kernel without pidfds.
+  if (!process.is_open()) {  // It died before watch_peers(), or the kernel has no pidfds.
     return ::kill(pid, 0) != 0 && errno == ESRCH;
   }
   pollfd ended{.fd = process.get(), .events = POLLIN, .revents = 0};
@@ -117,7 +117,7 @@ std::optional<Member::Loss> Member::lost(const std::vector<int>& awaited) const 
   for (int peer = 0; peer < size(); ++peer) {
     const Control& theirs = segment_->control(peer);
     if (peer != rank_ && theirs.state.load(std::memory_order_acquire) == RankState::kFailed) {
-      return Loss{peer, fmt::format("rank {} gave up: {}", peer, theirs.why.data())};
+      return Loss{peer, fmt::format("rank {} failed: {}", peer, theirs.why.data())};
     }
   }
   return std::nullopt;
@@ -132,7 +132,7 @@ void Member::fail(const std::string& why) {
   std::memcpy(mine.why.data(), why.data(), length);
   mine.why[length] = '\0';
   mine.state.store(RankState::kFailed, std::memory_order_seq_cst);
-  ring_all();
+  wake_all();
 }
 
 }  // namespace lockstep::comm::shm

@@ -12,7 +12,7 @@
 
 namespace lockstep::comm::shm {
 
-/// A rank's access to a segment.
+/// Gives a rank access to a segment.
 ///
 /// Ranks proceed in phases: in each, a rank writes data for the others, publishes it, and waits
 /// until all have; then it reads theirs. The slots of a phase are reused two phases later, after
@@ -33,34 +33,36 @@ class Member {
   Segment& segment() const { return *segment_; }
   const std::shared_ptr<Segment>& shared_segment() const { return segment_; }
 
-  /// The next phase: writes before publish() belong to it.
+  /// Returns the next phase: writes before publish() belong to it.
   uint64_t phase() const { return phase_; }
   std::byte* own_slot() const { return segment_->slot(rank_, phase_); }
   Notice& own_notice() const { return segment_->control(rank_).notices[phase_ % 2]; }
+  /// Begins the next phase, and wakes the ranks that wait for it.
   void publish();
-  /// Whether all ranks have published this rank's last phase: then their slots and notices of it
-  /// may be read.
+  /// Returns whether all ranks have published this rank's last phase, so that their slots and
+  /// notices of it may be read.
   bool all_published() const;
   const std::byte* slot_of(int rank) const { return segment_->slot(rank, phase_ - 1); }
   const Notice& notice_of(int rank) const {
     return segment_->control(rank).notices[(phase_ - 1) % 2];
   }
 
-  /// The channel from `from` to `to`, one of which is this rank. Error: no memory for it.
+  /// Returns the channel from `from` to `to`, one of which is this rank. Error: no memory for it.
   Channel& channel(int from, int to);
 
   /// Opens pidfds of the peers, all of which have joined, so that their process ids cannot be
   /// reused unnoticed.
   void watch_peers();
 
-  /// Ranks that have not published this rank's last phase.
+  /// Returns the ranks that have not published this rank's last phase.
   std::vector<int> missing() const;
-  /// Returns why waiting for `awaited` is useless, if that is certain: one of them has died or
-  /// left, or, if not, any rank has failed. Costs a system call for each.
+  /// A rank that others wait for in vain, and the reason.
   struct Loss {
     int rank;
     std::string why;
   };
+  /// Returns the first of `awaited` that has died or left; else the first rank that has failed.
+  /// Costs a system call for each.
   std::optional<Loss> lost(const std::vector<int>& awaited) const;
   /// Reports this rank's failure and its reason to all others.
   void fail(const std::string& why);
@@ -68,8 +70,7 @@ class Member {
   void leave();
 
  private:
-  /// Wakes sleeping ranks.
-  void ring_all();
+  void wake_all();
   bool has_died(int peer) const;
 
   std::shared_ptr<Segment> segment_;

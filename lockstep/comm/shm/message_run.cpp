@@ -21,10 +21,10 @@ MessageRun::MessageRun(const Member& member, const Collective& collective, const
       print_(print),
       bytes_(tensor_of(collective).nbytes()),
       chunk_bytes_(member.segment().sizes().chunk_bytes),
-      slices_(
+      chunks_(
           static_cast<uint32_t>(std::max<size_t>(1, (bytes_ + chunk_bytes_ - 1) / chunk_bytes_))) {}
 
-size_t MessageRun::piece_length(uint32_t number) const {
+size_t MessageRun::chunk_length(uint32_t number) const {
   return std::min(chunk_bytes_, bytes_ - number * chunk_bytes_);
 }
 
@@ -47,20 +47,21 @@ bool MessageRun::send(Member& member) {
     if (channel.refused.load(std::memory_order_acquire) != 0) {
       throw CommError(
           name_of(Op::kSend),
-          mismatch(print_, member.rank(), channel.expected, to).value_or("the ends disagree"),
+          mismatch(print_, member.rank(), channel.expected, to)
+              .value_or("the two ranks call different operations"),
           to);
     }
-    if (taken == slices_) {
+    if (taken == chunks_) {
       return true;
     }
-    if (done_ == slices_ || done_ - taken == 2) {
+    if (done_ == chunks_ || done_ - taken == 2) {
       return false;
     }
     if (bytes_ > 0) {
       std::memcpy(
           segment.chunk(member.rank(), to, before_ + done_),
           data + done_ * chunk_bytes_,
-          piece_length(done_));
+          chunk_length(done_));
     }
     channel.posted.store(before_ + ++done_, std::memory_order_seq_cst);
     wake(segment.control(to));
@@ -75,7 +76,7 @@ bool MessageRun::receive(Member& member) {
   if (!begun_) {
     before_ = channel.taken.load(std::memory_order_relaxed);
   }
-  while (done_ < slices_) {
+  while (done_ < chunks_) {
     if (channel.posted.load(std::memory_order_acquire) - before_ <= done_) {
       return false;
     }
@@ -92,7 +93,7 @@ bool MessageRun::receive(Member& member) {
       std::memcpy(
           data + done_ * chunk_bytes_,
           segment.chunk(from, member.rank(), before_ + done_),
-          piece_length(done_));
+          chunk_length(done_));
     }
     channel.taken.store(before_ + ++done_, std::memory_order_seq_cst);
     wake(segment.control(from));

@@ -9,28 +9,29 @@
 
 namespace lockstep::comm::shm {
 
-/// One end of a running message. It progresses as far as the peer allows, and never blocks. Two
-/// chunks of a message may be in the channel at a time. Not thread-safe; each end of a channel has
-/// one running message.
+/// Runs one end of a message. It progresses as far as the peer allows, and never blocks.
+///
+/// Two chunks of a message may be in the channel at a time. Each end of a channel has one running
+/// message. Not thread-safe.
 class MessageRun {
  public:
   /// `collective` (kSend or kRecv) and its tensor must live until done.
   MessageRun(const Member& member, const Collective& collective, const Fingerprint& print);
 
-  /// Returns true if a receiver has everything, or a sender knows that the receiver has. CommError,
-  /// on both sides: the tensors differ. Error: no memory for the channel.
+  /// Returns true once the receiver has everything. CommError, on both sides: the tensors differ.
+  /// Error: no memory for the channel.
   bool advance(Member& member);
 
  private:
   bool send(Member& member);
   bool receive(Member& member);
-  size_t piece_length(uint32_t number) const;
+  size_t chunk_length(uint32_t number) const;
 
   const Collective& collective_;
   Fingerprint print_;
   size_t bytes_ = 0;
   size_t chunk_bytes_ = 0;
-  uint32_t slices_ = 1;  ///< A message of no bytes has one chunk, too.
+  uint32_t chunks_ = 1;  ///< A message of no bytes has one chunk, too.
   uint32_t done_ = 0;    ///< Chunks that this end has written, or read.
   uint32_t before_ = 0;  ///< Chunks of earlier messages in this channel.
   bool begun_ = false;

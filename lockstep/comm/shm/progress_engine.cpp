@@ -10,36 +10,36 @@
 
 #include "lockstep/base/host/cores.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/group_error.h"
 #include "lockstep/comm/shm/collective_run.h"
 #include "lockstep/comm/shm/futex.h"
 #include "lockstep/comm/shm/message_run.h"
 #include "lockstep/comm/transport/flight.h"
+#include "lockstep/comm/transport/transport_error.h"
 
 namespace lockstep::comm::shm {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How often a waiting rank looks before it sleeps: about 40 us with a core of its own. Where ranks
-// share cores, looking keeps the one who is waited for from running: of 4 ranks on 2 cores, small
-// operations took twice as long with 100 looks as with 5 to 20.
+// Spins of a waiting rank before it sleeps: about 40 us with a separate core. If ranks share cores,
+// spinning keeps the awaited rank from running: with 4 ranks on 2 cores, small operations took
+// twice as long with 100 spins as with 5 to 20.
 constexpr int kSpinsAlone = 4000;
 constexpr int kSpinsShared = 10;
-constexpr int kYieldsShared = 500;  // Then the core is offered to them, which is faster than sleep.
+constexpr int kYieldsShared = 500;  // Then it yields its core, which is faster than to sleep.
 
-// A sleeping rank sees this often whether a peer has died.
+// A sleeping rank checks in this interval whether a peer has died.
 constexpr Milliseconds kLongestSleep{100};
 
-// A sleeping rank that wakes up later than this was stopped itself: the job was paused.
+// A sleeping rank that wakes up later than this was itself stopped: the job was paused.
 constexpr std::chrono::seconds kPause{2};
 
-constexpr Milliseconds kLookIn{2};
-constexpr int kLooksBeforeRest = 500;
+constexpr Milliseconds kProgressInterval{2};
+constexpr int kIdleRoundsBeforeWait = 500;
 
 }  // namespace
 
-/// One operation, as its caller and the engine hold it.
+/// One operation, which its caller and the engine hold.
 class QueuedOperation final : public Work, public std::enable_shared_from_this<QueuedOperation> {
  public:
   QueuedOperation(
@@ -49,7 +49,7 @@ class QueuedOperation final : public Work, public std::enable_shared_from_this<Q
       int64_t sequence)
       : progress_engine_(std::move(progress_engine)),
         collective_(std::move(collective)),
-        note_(collective_, group, sequence),
+        entry_(collective_, group, sequence),
         run_(make_run(sequence)) {}
 
   bool done() const override {
@@ -65,7 +65,7 @@ class QueuedOperation final : public Work, public std::enable_shared_from_this<Q
     }
   }
 
-  // For the engine, with its mutex held:
+  // Called by the engine, with its mutex held:
   bool is_message() const { return std::holds_alternative<MessageRun>(run_); }
   std::pair<bool, int> channel() const { return {collective_.op == Op::kSend, collective_.root}; }
   Op op() const { return collective_.op; }
@@ -74,12 +74,12 @@ class QueuedOperation final : public Work, public std::enable_shared_from_this<Q
   bool advance(Member& member) {
     if (!begun_) {
       begun_ = true;
-      note_.begin();
+      entry_.begin();
     }
     return std::visit([&](auto& run) { return run.advance(member); }, run_);
   }
   void finish(std::exception_ptr error) {
-    note_.end(error == nullptr);
+    entry_.end(error == nullptr);
     error_ = std::move(error);
     collective_.input = at::Tensor();
     collective_.output = at::Tensor();
@@ -98,7 +98,7 @@ class QueuedOperation final : public Work, public std::enable_shared_from_this<Q
 
   std::shared_ptr<ProgressEngine> progress_engine_;
   Collective collective_;
-  FlightEntry note_;
+  FlightEntry entry_;
   Run run_;
   bool begun_ = false;
   std::exception_ptr error_;
@@ -125,8 +125,8 @@ std::shared_ptr<Work> ProgressEngine::start(Collective collective) {
     const bool message = collective.op == Op::kSend || collective.op == Op::kRecv;
     operation = std::make_shared<QueuedOperation>(
         shared_from_this(), std::move(collective), group_, message ? -1 : sequence_++);
-    if (!dead_.empty()) {
-      operation->finish(std::make_exception_ptr(error_after(dead_, operation->op())));
+    if (!failure_.empty()) {
+      operation->finish(std::make_exception_ptr(error_after(failure_, name_of(operation->op()))));
       return operation;
     }
     Queue& queue = message ? messages_[operation->channel()] : collectives_;
@@ -135,7 +135,7 @@ std::shared_ptr<Work> ProgressEngine::start(Collective collective) {
     unfinished = !operation->finished();
   }
   if (unfinished) {
-    ensure_looked_after();
+    ensure_progress_thread();
   }
   return operation;
 }
@@ -174,11 +174,11 @@ bool ProgressEngine::is_idle() const {
 }
 
 void ProgressEngine::fail(QueuedOperation& culprit, const CommError& error) {
-  dead_ = without_rank_suffix(error.what());
-  member_->fail(dead_);
+  failure_ = without_rank_suffix(error.what());
+  member_->fail(failure_);
   for (const Operation& operation : take_all()) {
     operation->finish(std::make_exception_ptr(
-        operation.get() == &culprit ? error : error_after(dead_, operation->op())));
+        operation.get() == &culprit ? error : error_after(failure_, name_of(operation->op()))));
   }
 }
 
@@ -203,7 +203,7 @@ void ProgressEngine::check_peers(QueuedOperation& operation, double seconds) {
   if (!member_->lost(awaited(operation))) {
     return;
   }
-  progress();  // What it did before it went counts.
+  progress();  // The lost rank may have completed its part before.
   if (operation.finished()) {
     return;
   }
@@ -228,12 +228,12 @@ void ProgressEngine::wait(QueuedOperation& operation, Milliseconds timeout) {
     return;
   }
   auto start = Clock::now();
-  auto last_look = start;
+  auto last_awake = start;
   Control& mine = member_->segment().control(member_->rank());
   while (!spin(operation)) {
     const auto now = Clock::now();
-    start += now - last_look > kPause ? now - last_look : Clock::duration(0);
-    last_look = now;
+    start += now - last_awake > kPause ? now - last_awake : Clock::duration(0);
+    last_awake = now;
     const auto waited = std::chrono::duration_cast<Milliseconds>(now - start);
     const double seconds = std::chrono::duration<double>(waited).count();
     if (waited >= timeout) {
@@ -243,7 +243,7 @@ void ProgressEngine::wait(QueuedOperation& operation, Milliseconds timeout) {
           CommError(
               name_of(operation.op()),
               fmt::format(
-                  "rank{} {} did not come within {:.1f} s",
+                  "rank{} {} did not call the operation within {:.1f} s",
                   missing.size() == 1 ? "" : "s",
                   fmt::join(missing, ", "),
                   std::chrono::duration<double>(timeout).count()),
@@ -277,42 +277,42 @@ bool ProgressEngine::spin(const QueuedOperation& operation) {
   return operation.finished();
 }
 
-void ProgressEngine::ensure_looked_after() {
-  if (!resting_.load(std::memory_order_seq_cst)) {
+void ProgressEngine::ensure_progress_thread() {
+  if (!thread_idle_.load(std::memory_order_seq_cst)) {
     return;
   }
   const std::lock_guard<std::mutex> lock(thread_mutex_);
   if (closed_) {
     return;
   }
-  resting_.store(false, std::memory_order_seq_cst);
+  thread_idle_.store(false, std::memory_order_seq_cst);
   changed_.notify_all();
   if (!thread_.joinable()) {
     thread_ = std::thread([this, label = current_rank()] {
       const ThreadRankScope scope(label);
-      look_in();
+      run_progress_thread();
     });
   }
 }
 
-void ProgressEngine::look_in() {
-  int quiet = 0;
+void ProgressEngine::run_progress_thread() {
+  int idle_rounds = 0;
   std::unique_lock<std::mutex> lock(thread_mutex_);
   while (!closed_) {
-    changed_.wait_for(lock, kLookIn, [&] { return closed_; });
+    changed_.wait_for(lock, kProgressInterval, [&] { return closed_; });
     lock.unlock();
     {
-      // Whoever waits holds the mutex, and needs no help.
+      // A waiting caller holds the mutex, and makes progress itself.
       const std::unique_lock<std::mutex> progress_engine(mutex_, std::try_to_lock);
       if (progress_engine.owns_lock()) {
-        quiet = is_idle() ? quiet + 1 : 0;
+        idle_rounds = is_idle() ? idle_rounds + 1 : 0;
         progress();
       }
     }
     lock.lock();
-    if (quiet > kLooksBeforeRest) {
-      resting_.store(true, std::memory_order_seq_cst);
-      // What was started before this could be seen is seen here; what comes later wakes this.
+    if (idle_rounds > kIdleRoundsBeforeWait) {
+      thread_idle_.store(true, std::memory_order_seq_cst);
+      // An operation that was started before the store is found here; a later one notifies.
       lock.unlock();
       bool idle = false;
       {
@@ -321,10 +321,11 @@ void ProgressEngine::look_in() {
       }
       lock.lock();
       if (idle) {
-        changed_.wait(lock, [&] { return closed_ || !resting_.load(std::memory_order_seq_cst); });
+        changed_.wait(
+            lock, [&] { return closed_ || !thread_idle_.load(std::memory_order_seq_cst); });
       }
-      resting_.store(false, std::memory_order_seq_cst);
-      quiet = 0;
+      thread_idle_.store(false, std::memory_order_seq_cst);
+      idle_rounds = 0;
     }
   }
 }
@@ -340,10 +341,10 @@ void ProgressEngine::close() {
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   member_->leave();
-  dead_ = dead_.empty() ? "it was destroyed" : dead_;
+  failure_ = failure_.empty() ? "the group was destroyed" : failure_;
   for (const Operation& operation : take_all()) {
-    operation->finish(std::make_exception_ptr(
-        CommError(name_of(operation->op()), "the group was destroyed before this was done")));
+    operation->finish(std::make_exception_ptr(CommError(
+        name_of(operation->op()), "the group was destroyed before the operation was done")));
   }
 }
 

@@ -20,10 +20,11 @@ namespace lockstep::comm::shm {
 
 class QueuedOperation;
 
-/// Runs a rank's operations: collectives in order, and the messages of each channel in order. They
-/// progress during calls of this rank, and otherwise by a thread every 2 ms, so operations without
-/// a waiting caller complete, too. A waiting call never hands data to another thread, which is what
-/// makes Gloo slow (docs/benchmarks.md).
+/// Runs a rank's operations: collectives in order, and the messages of each channel in order.
+///
+/// They progress during calls of this rank, and otherwise on a thread every 2 ms, so operations
+/// without a waiting caller complete, too. A waiting call never hands data to another thread, as
+/// Gloo does (docs/benchmarks.md).
 ///
 /// After the first failure all operations fail, here and, when they wait, on the other ranks.
 /// Thread-safe.
@@ -37,14 +38,14 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   ProgressEngine& operator=(const ProgressEngine&) = delete;
 
   std::shared_ptr<Work> start(Collective collective);
-  /// Leaves the group. Running operations fail; none starts afterwards.
+  /// Leaves the group. Running operations and all later ones fail.
   void close();
 
   int rank() const { return member_->rank(); }
   int size() const { return member_->size(); }
   uint64_t group() const { return group_; }
   const std::shared_ptr<Segment>& segment() const { return member_->shared_segment(); }
-  /// Call it after all ranks have taken part in an operation.
+  /// Opens pidfds of the peers. Call it after all ranks have taken part in an operation.
   void watch_peers();
 
  private:
@@ -52,7 +53,7 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   using Operation = std::shared_ptr<QueuedOperation>;
   using Queue = std::deque<Operation>;
 
-  /// Returns when `operation` is done; CommError if it fails, a needed rank is lost, or the timeout
+  /// Blocks until `operation` is done. CommError if it fails, a needed rank is lost, or the timeout
   /// ends.
   void wait(QueuedOperation& operation, Milliseconds timeout);
   bool done(QueuedOperation& operation);
@@ -71,8 +72,8 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   void check_peers(QueuedOperation& operation, double seconds);
 
   // The progress thread.
-  void ensure_looked_after();
-  void look_in();
+  void ensure_progress_thread();
+  void run_progress_thread();
 
   std::mutex mutex_;
   std::unique_ptr<Member> member_;
@@ -81,12 +82,13 @@ class ProgressEngine : public std::enable_shared_from_this<ProgressEngine> {
   int64_t sequence_ = 0;
   Queue collectives_;
   std::map<std::pair<bool, int>, Queue> messages_;  ///< By (whether it sends, peer).
-  std::string dead_;
+  std::string failure_;
 
   std::mutex thread_mutex_;
   std::condition_variable changed_;
   bool closed_ = false;
-  std::atomic<bool> resting_{true};  ///< The thread waits for a wake, or does not exist yet.
+  std::atomic<bool> thread_idle_{
+      true};  ///< The thread waits for a notification, or does not exist.
   std::thread thread_;
 };
 

@@ -35,7 +35,7 @@ std::string errno_text() {
 }
 
 size_t channel_bytes(const SegmentSizes& sizes) {
-  return whole_pages(sizeof(Channel)) + 2 * sizes.chunk_bytes;
+  return round_up_to_pages(sizeof(Channel)) + 2 * sizes.chunk_bytes;
 }
 
 SegmentSizes filled_in(SegmentSizes sizes) {
@@ -52,21 +52,21 @@ SegmentSizes filled_in(SegmentSizes sizes) {
   if (sizes.arena_bytes == 0) {
     sizes.arena_bytes = static_cast<size_t>(::sysconf(_SC_PHYS_PAGES)) * kPage;
   }
-  sizes.slot_bytes = whole_pages(sizes.slot_bytes);
-  sizes.chunk_bytes = whole_pages(sizes.chunk_bytes);
-  sizes.arena_bytes = whole_pages(sizes.arena_bytes);
+  sizes.slot_bytes = round_up_to_pages(sizes.slot_bytes);
+  sizes.chunk_bytes = round_up_to_pages(sizes.chunk_bytes);
+  sizes.arena_bytes = round_up_to_pages(sizes.arena_bytes);
   return sizes;
 }
 
 }  // namespace
 
-size_t whole_pages(size_t bytes) {
+size_t round_up_to_pages(size_t bytes) {
   return (std::max<size_t>(bytes, 1) + kPage - 1) / kPage * kPage;
 }
 
 Segment::Offsets::Offsets(const SegmentSizes& sizes)
     : controls(kPage),
-      slots(controls + whole_pages(sizeof(Control) * static_cast<size_t>(sizes.ranks))),
+      slots(controls + round_up_to_pages(sizeof(Control) * static_cast<size_t>(sizes.ranks))),
       channels(slots + sizes.slot_bytes * static_cast<size_t>(sizes.slots * sizes.ranks)),
       arenas(channels + channel_bytes(sizes) * static_cast<size_t>(sizes.ranks * sizes.ranks)),
       end(arenas + sizes.arena_bytes * static_cast<size_t>(sizes.ranks)) {}
@@ -81,7 +81,7 @@ Segment::Segment(UniqueFd fd, SegmentSizes sizes)
         fmt::format("cannot map {} bytes of address space: {}", offsets_.end, errno_text()));
   }
   base_ = static_cast<std::byte*>(base);
-  // A core dump holds what a rank computes, not what it and its peers passed to each other.
+  // A core dump needs the rank's own tensors, not the messages between ranks.
   ::madvise(base, offsets_.end, MADV_DONTDUMP);
 }
 
@@ -93,27 +93,27 @@ std::shared_ptr<Segment> Segment::create(SegmentSizes sizes) {
   sizes = filled_in(sizes);
   UniqueFd fd(::memfd_create("lockstep", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.is_open()) {
-    throw Error("shared memory", "the kernel gives no anonymous file: " + errno_text());
+    throw Error("shared memory", "cannot create an anonymous file: " + errno_text());
   }
   const size_t end = Offsets(sizes).end;
-  // Beyond it the kernel would end this process by SIGXFSZ.
+  // Beyond the limit the kernel would end this process with SIGXFSZ.
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < end) {
     throw Error(
         "shared memory",
         fmt::format(
-            "the limit of a file's size is {} bytes, and {} are to be reserved, few of which are "
-            "used; try `ulimit -f unlimited`",
+            "the file size limit is too low; got {} bytes, expected {} (address space, little of "
+            "which is used); try `ulimit -f unlimited`",
             limit.rlim_cur,
             end));
   }
   if (::ftruncate(fd.get(), static_cast<off_t>(end)) != 0 ||
       ::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     throw Error(
-        "shared memory", fmt::format("cannot make it {} bytes long: {}", end, errno_text()));
+        "shared memory", fmt::format("cannot set its size to {} bytes: {}", end, errno_text()));
   }
   std::shared_ptr<Segment> segment(new Segment(std::move(fd), sizes));
-  segment->reserve(segment->base_, segment->offsets_.channels, "what the ranks exchange");
+  segment->reserve(segment->base_, segment->offsets_.channels, "the slots of all ranks");
   new (segment->base_) Head{.magic = kSegmentMagic, .sizes = sizes};
   return segment;
 }
@@ -121,12 +121,15 @@ std::shared_ptr<Segment> Segment::create(SegmentSizes sizes) {
 std::shared_ptr<Segment> Segment::attach(UniqueFd fd) {
   Head head{};
   struct stat info {};
-  const bool whole = ::fstat(fd.get(), &info) == 0 &&
+  const bool valid = ::fstat(fd.get(), &info) == 0 &&
                      ::pread(fd.get(), &head, sizeof(head), 0) == ssize_t{sizeof(head)} &&
                      head.magic == kSegmentMagic &&
                      static_cast<size_t>(info.st_size) == Offsets(head.sizes).end;
-  if (!whole) {
-    throw CommError("join", "what rank 0 offers is no shared memory of this version of Lockstep");
+  if (!valid) {
+    throw CommError(
+        "join",
+        "the shared memory of rank 0 has another format; run the same version of Lockstep on all "
+        "ranks");
   }
   return std::shared_ptr<Segment>(new Segment(std::move(fd), head.sizes));
 }
@@ -151,7 +154,7 @@ Channel& Segment::channel(int from, int to) const {
 }
 
 std::byte* Segment::chunk(int from, int to, uint32_t number) const {
-  return base_ + channel_offset(from, to) + whole_pages(sizeof(Channel)) +
+  return base_ + channel_offset(from, to) + round_up_to_pages(sizeof(Channel)) +
          (number % 2) * sizes_.chunk_bytes;
 }
 
@@ -160,7 +163,7 @@ std::byte* Segment::arena(int rank) const {
 }
 
 void Segment::reserve(const std::byte* begin, size_t bytes, const char* what) const {
-  // Asked for more than there is, the kernel would first end other processes, and then say no.
+  // Without this check the kernel would kill other processes before it refuses the allocation.
   const Machine::Memory memory = describe_memory();
   const uint64_t free =
       std::min(memory.available_bytes, memory.cgroup_bytes.value_or(memory.available_bytes));
@@ -168,7 +171,8 @@ void Segment::reserve(const std::byte* begin, size_t bytes, const char* what) co
     throw Error(
         "shared memory",
         fmt::format(
-            "no {} bytes for {}: this host has {} free; free some, or set LOCKSTEP_COMM=gloo",
+            "cannot allocate {} bytes for {}: this host has {} free; free memory, or set "
+            "LOCKSTEP_COMM=gloo",
             bytes,
             what,
             free));
@@ -181,7 +185,7 @@ void Segment::reserve(const std::byte* begin, size_t bytes, const char* what) co
                 fd_.get(),
                 0,
                 static_cast<off_t>(first),
-                static_cast<off_t>(whole_pages(offset + bytes) - first)) == 0
+                static_cast<off_t>(round_up_to_pages(offset + bytes) - first)) == 0
                 ? 0
                 : errno;
   } while (error == EINTR);
@@ -189,7 +193,8 @@ void Segment::reserve(const std::byte* begin, size_t bytes, const char* what) co
     throw Error(
         "shared memory",
         fmt::format(
-            "no {} bytes for {}: {}; free memory on this host, or set LOCKSTEP_COMM=gloo",
+            "cannot allocate {} bytes for {}: {}; free memory on this host, or set "
+            "LOCKSTEP_COMM=gloo",
             bytes,
             what,
             std::strerror(error)));

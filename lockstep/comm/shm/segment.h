@@ -20,14 +20,14 @@ enum class RankState : uint32_t {
   kFailed  ///< Has failed; `why` is the reason.
 };
 
-/// A rank's announcement of a phase, which other ranks read before its data.
+/// The header of a rank's data in a phase. Other ranks read it before the data.
 struct Notice {
   Fingerprint print;
   /// The offset in its arena of the tensor that others read; -1: not in the arena.
   int64_t shared_offset = -1;
 };
 
-/// The data that one rank writes and all others read. Each part has its own cache lines.
+/// The control data that one rank writes and all others read. Each part has separate cache lines.
 struct Control {
   /// The number of phases this rank has begun: earlier writes are visible to a reader of it.
   alignas(64) std::atomic<uint64_t> published;
@@ -50,24 +50,24 @@ struct Channel {
   Fingerprint expected;
 };
 
+/// Sizes of a segment; 0 is replaced by a default.
 struct SegmentSizes {
   int ranks = 0;
-  /// Slots for each rank. The protocol needs two (see collective_run.h); one is the race that its
-  /// test must find.
+  /// Slots for each rank. The protocol needs two, see member.h; its test uses one to show the race.
   int slots = 2;
   size_t slot_bytes = 0;   ///< 0: 1 MiB, less for many ranks.
   size_t chunk_bytes = 0;  ///< Half of a channel. 0: 128 KiB, less for many ranks.
   size_t arena_bytes = 0;  ///< Address space of a rank's shared tensors. 0: the host's memory.
 };
 
-/// Rounds up to whole pages, at least one.
-size_t whole_pages(size_t bytes);
+/// Rounds up to full pages, at least one.
+size_t round_up_to_pages(size_t bytes);
 
-/// The memory that all ranks of a group map, from an anonymous file (memfd): it has no name that
-/// could leak or that another user could open, and is freed with the last rank. Its size is sealed.
+/// Maps the shared memory of a group's ranks.
 ///
-/// Every page is allocated before its first use, so that too little memory is an Error and never
-/// SIGBUS. Thread-safe.
+/// It is an anonymous file (memfd): it has no name that could leak or that another user could open,
+/// and is freed with the last rank. Its size is sealed. Every page is allocated before its first
+/// use, so too little memory is an Error and never SIGBUS. Thread-safe.
 class Segment {
  public:
   /// Error: the kernel has no memory for it.
@@ -81,7 +81,7 @@ class Segment {
   const SegmentSizes& sizes() const { return sizes_; }
   int fd() const { return fd_.get(); }
   Control& control(int rank) const;
-  /// The data of `rank` in a phase, slot_bytes long.
+  /// Returns the data of `rank` in a phase, slot_bytes long.
   std::byte* slot(int rank, uint64_t phase) const;
   Channel& channel(int from, int to) const;
   std::byte* chunk(int from, int to, uint32_t number) const;

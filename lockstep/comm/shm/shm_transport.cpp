@@ -13,14 +13,13 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/cpu_only.h"
-#include "lockstep/comm/plain_values.h"
 #include "lockstep/comm/shm/arena.h"
 #include "lockstep/comm/shm/member.h"
 #include "lockstep/comm/shm/progress_engine.h"
 #include "lockstep/comm/shm/rendezvous.h"
-#include "lockstep/comm/split_choice.h"
+#include "lockstep/comm/transport/exchange.h"
 #include "lockstep/comm/transport/flight.h"
+#include "lockstep/comm/transport/transport_error.h"
 
 namespace lockstep::comm {
 namespace {
@@ -31,12 +30,12 @@ using shm::Segment;
 
 class ShmTransport final : public Transport {
  public:
-  /// Meets the other ranks.
-  ShmTransport(const shm::RendezvousAddress& place, uint64_t group, Milliseconds timeout)
-      : ShmTransport(place.name, shm::meet(place, timeout), place.rank, group) {
+  /// Connects to the other ranks.
+  ShmTransport(const shm::RendezvousAddress& address, uint64_t group, Milliseconds timeout)
+      : ShmTransport(address.name, shm::rendezvous(address, timeout), address.rank, group) {
     start({.op = Op::kBarrier}, timeout)->wait(timeout);
     progress_engine_->watch_peers();
-    // Nobody may end, and its number come to mean another process, before all watch it.
+    // No rank may end, and its process id be reused, before all ranks watch it.
     start({.op = Op::kBarrier}, timeout)->wait(timeout);
   }
   ShmTransport(std::string name, std::shared_ptr<Segment> segment, int rank, uint64_t group)
@@ -51,19 +50,19 @@ class ShmTransport final : public Transport {
   int size() const override { return progress_engine_->size(); }
 
   std::shared_ptr<Work> start(Collective collective, Milliseconds /*timeout*/) override {
-    refuse_other_devices(collective, "shared memory moves");
+    check_cpu_tensors(collective, "shm");
     return progress_engine_->start(std::move(collective));
   }
 
   at::Tensor allocate(int64_t bytes) override { return arena_->allocate(bytes); }
 
   at::Tensor allocate_shared(int64_t bytes, Milliseconds timeout) override {
-    // In rank 0's arena for good: who still has a tensor over it when rank 0 leaves keeps it.
-    struct Place {
+    // Rank 0's arena never frees it, so a tensor over it stays valid after rank 0 has left.
+    struct Allocation {
       int64_t offset = -1;
       std::array<char, 192> fault{};
     };
-    Place mine;
+    Allocation mine;
     if (rank() == 0) {
       try {
         mine.offset =
@@ -72,12 +71,12 @@ class ShmTransport final : public Transport {
         without_rank_suffix(error.what()).copy(mine.fault.data(), mine.fault.size() - 1);
       }
     }
-    const Place place = exchange(*this, mine, timeout).front();
-    if (place.offset < 0) {
-      throw Error("shared_zeros", fmt::format("rank 0: {}", place.fault.data()));
+    const Allocation allocated = exchange(*this, mine, timeout).front();
+    if (allocated.offset < 0) {
+      throw Error("shared_zeros", fmt::format("rank 0: {}", allocated.fault.data()));
     }
     return at::from_blob(
-        progress_engine_->segment()->arena(0) + place.offset,
+        progress_engine_->segment()->arena(0) + allocated.offset,
         {bytes},
         [segment = progress_engine_->segment()](void*) {},
         at::TensorOptions(at::kByte));
@@ -90,14 +89,14 @@ class ShmTransport final : public Transport {
     return std::make_shared<ShmTransport>(
         shm::RendezvousAddress{
             .name = fmt::format("{}/{}.{}", name_, split, color),
-            .rank = place_of(members, rank()),
+            .rank = index_in(members, rank()),
             .size = static_cast<int>(members.size())},
         flight_group(progress_engine_->group(), split, color),
         timeout);
   }
 
  private:
-  std::string name_;  ///< Of the meeting place, under which those of parts lie.
+  std::string name_;  ///< The rendezvous name, and the prefix of those of subgroups.
   std::shared_ptr<shm::Arena> arena_;
   std::shared_ptr<ProgressEngine> progress_engine_;
   int64_t splits_ = 0;
@@ -116,8 +115,8 @@ shm::RendezvousAddress rendezvous_address_of(const WorldSpec& world, const std::
 }
 
 std::shared_ptr<Transport> make_shm_transport(
-    const shm::RendezvousAddress& place, uint64_t group, Milliseconds join_timeout) {
-  return std::make_shared<ShmTransport>(place, group, join_timeout);
+    const shm::RendezvousAddress& address, uint64_t group, Milliseconds join_timeout) {
+  return std::make_shared<ShmTransport>(address, group, join_timeout);
 }
 
 std::vector<std::shared_ptr<Transport>> make_shm_thread_transports(shm::SegmentSizes sizes) {

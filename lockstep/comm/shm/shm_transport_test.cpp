@@ -308,7 +308,7 @@ TEST(ShmGroup, ATimeoutNamesWhoIsMissingAndTheOthersLearnOfIt) {
       group.all_reduce(at::ones({100})).wait(timeout);
       ADD_FAILURE() << "rank 2 took no part";
     } catch (const CommError& error) {
-      EXPECT_THAT(error.what(), HasSubstr("rank 2 did not come within 0.3 s"));
+      EXPECT_THAT(error.what(), HasSubstr("rank 2 did not call the operation within 0.3 s"));
     }
     ++told;
   });

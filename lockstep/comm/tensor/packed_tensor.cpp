@@ -10,7 +10,7 @@ void Packed<at::Tensor>::put(const at::Tensor& tensor, std::string& bytes) {
   if (!tensor.defined() || tensor.layout() != at::kStrided || tensor.is_quantized()) {
     throw ConfigError(
         "packed tensor",
-        "a tensor without values, or a sparse or quantized one, cannot be sent to another process");
+        "the tensor has no values, or is sparse or quantized; pass a dense tensor");
   }
   const at::Tensor values = tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
   Packed<int8_t>::put(static_cast<int8_t>(values.scalar_type()), bytes);

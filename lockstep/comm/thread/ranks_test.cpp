@@ -124,7 +124,7 @@ TEST(Ranks, WhatFailsForOneAllAreToldOfAtOnce) {
       EXPECT_THAT(error.what(), ::testing::HasSubstr("no memory here"));
       ++told;
     }
-    EXPECT_THROW(group.barrier(), CommError) << "the group is dead";
+    EXPECT_THROW(group.barrier(), CommError) << "the group failed earlier";
   });
   EXPECT_EQ(told, 3);
 }

@@ -14,4 +14,8 @@ namespace lockstep::comm {
 /// for float16 and bfloat16.
 at::Tensor reduce_in_order(const std::vector<at::Tensor>& inputs, ReduceOp op);
 
+/// Executes one collective for all ranks. `by_rank`: each rank's operation, with equal
+/// fingerprints; cleared afterwards, which releases the tensors.
+void perform_collective(std::vector<Collective>& by_rank);
+
 }  // namespace lockstep::comm

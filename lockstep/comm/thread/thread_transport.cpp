@@ -13,20 +13,21 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <ATen/Functions.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/first_line.h"
-#include "lockstep/comm/split_choice.h"
 #include "lockstep/comm/tensor/sharded_param.h"
 #include "lockstep/comm/thread/reference_collectives.h"
+#include "lockstep/comm/transport/exchange.h"
+#include "lockstep/comm/transport/transport_error.h"
 
 namespace lockstep::comm {
 namespace {
 
-/// A collective: who has come, and with what. Guarded by the hub's mutex.
+/// A collective for which not all ranks have arrived. Protected by the hub's mutex.
 struct PendingCollective {
   explicit PendingCollective(int size) : slots(size), prints(size), present(size, false) {}
   std::vector<Collective> slots;
@@ -36,12 +37,12 @@ struct PendingCollective {
   bool done = false;
 };
 
-/// Work that one rank does for others must not depend on what that rank's thread happens to be in:
-/// autocast, the construction of a model in parts, a gradient or inference mode. Inference mode it
-/// is, in which tensors of either mode may be written to; what is written to stays what it was.
-class WorkForAll {
+/// RAII scope: makes the result of an operation independent of the thread that executes it, which
+/// may be in autocast, zero_init, or a gradient mode. Inference mode may write to all tensors, and
+/// does not change their kind.
+class NeutralModes {
  public:
-  WorkForAll()
+  NeutralModes()
       : without_(c10::autocast_dispatch_keyset | c10::DispatchKeySet(kShardedParamKey)),
         inference_(true) {}
 
@@ -50,12 +51,12 @@ class WorkForAll {
   c10::InferenceMode inference_;
 };
 
-/// A message on its way between two threads; both ends hold it.
+/// A message between two threads; both ends hold it.
 struct PendingMessage {
   Collective sent;
   Fingerprint print;
   std::atomic<bool> taken{false};
-  std::string refusal;  // Guarded by the hub's mutex.
+  std::string refusal;  // Protected by the hub's mutex.
 };
 
 }  // namespace
@@ -66,26 +67,26 @@ class ThreadHub {
 
   int size() const { return size_; }
 
-  /// Never waits: the last rank to come does the work of all.
+  /// Never waits: the last rank to arrive executes the operation for all.
   std::shared_ptr<PendingCollective> join(int rank, Collective mine, const Fingerprint& print) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!dead_.empty()) {
-      throw CommError(name_of(mine.op), "the group is dead: " + dead_);
+    if (!failure_.empty()) {
+      throw error_after(failure_, name_of(mine.op));
     }
-    auto& place = gatherings_[print.sequence];
-    if (!place) {
-      place = std::make_shared<PendingCollective>(size_);
+    auto& entry = collectives_[print.sequence];
+    if (!entry) {
+      entry = std::make_shared<PendingCollective>(size_);
     }
-    const std::shared_ptr<PendingCollective> pending = place;
+    const std::shared_ptr<PendingCollective> pending = entry;
     const char* name = name_of(mine.op);
     pending->slots[rank] = std::move(mine);
     pending->prints[rank] = print;
     pending->present[rank] = true;
     if (++pending->arrived == size_) {
-      gatherings_.erase(print.sequence);
+      collectives_.erase(print.sequence);
       if (const auto sides = mismatch(pending->prints)) {
-        dead_ = *sides;
-      } else if (attempt(name, [&] { perform(pending->slots); })) {
+        failure_ = *sides;
+      } else if (attempt(name, [&] { perform_collective(pending->slots); })) {
         pending->done = true;
       }
       changed_.notify_all();
@@ -95,33 +96,33 @@ class ThreadHub {
 
   bool is_over(const PendingCollective& pending) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return pending.done || !dead_.empty();
+    return pending.done || !failure_.empty();
   }
 
   void await(const PendingCollective& pending, const char* name, Milliseconds timeout) {
     std::unique_lock<std::mutex> lock(mutex_);
-    const auto over = [&] { return pending.done || !dead_.empty(); };
+    const auto over = [&] { return pending.done || !failure_.empty(); };
     if (!changed_.wait_for(lock, timeout, over)) {
-      die_without(pending.present, timeout);
+      fail_without(pending.present, timeout);
     }
     if (!pending.done) {
-      throw CommError(name, dead_);
+      throw CommError(name, failure_);
     }
   }
 
   at::Tensor share(int rank, int64_t bytes, Milliseconds timeout) {
-    meet(rank, "shared_zeros", timeout, [&] { common_ = at::zeros({bytes}, at::kByte); });
-    // As processes see it: each has a storage of its own over the same memory.
+    barrier(rank, "shared_zeros", timeout, [&] { common_ = at::zeros({bytes}, at::kByte); });
+    // As with processes, each rank has a separate storage over the same memory.
     at::Tensor mine = at::from_blob(
         common_.mutable_data_ptr(), {bytes}, [keep = common_](void*) {}, at::kByte);
-    meet(rank, "shared_zeros", timeout, [&] { common_.reset(); });
+    barrier(rank, "shared_zeros", timeout, [&] { common_.reset(); });
     return mine;
   }
 
   std::shared_ptr<ThreadHub> split(
       int rank, int color, int key, int& new_rank, Milliseconds timeout) {
     choices_[rank] = {color, key};
-    meet(rank, "split", timeout, [&] {
+    barrier(rank, "split", timeout, [&] {
       parts_.clear();
       for (const SplitChoice& choice : choices_) {
         const auto members = static_cast<int>(members_of(choices_, choice.color).size());
@@ -132,10 +133,10 @@ class ThreadHub {
         children_.push_back(part);
       }
     });
-    new_rank = place_of(members_of(choices_, color), rank);
+    new_rank = index_in(members_of(choices_, color), rank);
     auto part = parts_.at(color);
-    meet(rank, "split", timeout, [] {
-    });  // Nobody may start the next split before all have read this one.
+    barrier(rank, "split", timeout, [] {
+    });  // No rank may start the next split before all ranks have read this one.
     return part;
   }
 
@@ -171,7 +172,7 @@ class ThreadHub {
     } else {
       at::Tensor output = into.output;
       if (!attempt("recv", [&] { output.copy_(message->sent.input); })) {
-        message->refusal = dead_;
+        message->refusal = failure_;
       }
     }
     changed_.notify_all();
@@ -183,8 +184,8 @@ class ThreadHub {
   void abort(const std::string& why) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (dead_.empty()) {
-        dead_ = why;
+      if (failure_.empty()) {
+        failure_ = why;
       }
       changed_.notify_all();
     }
@@ -197,40 +198,40 @@ class ThreadHub {
   }
 
  private:
-  /// Does what one rank does for others, who wait for it. If it throws, the group is dead, and all
-  /// of them are told why.
+  /// Runs `act` for all ranks, which wait for it. If it throws, the group fails for this reason.
   template <typename Act>
   bool attempt(const char* name, const Act& act) {
-    const WorkForAll alone;
+    const NeutralModes modes;
     try {
       act();
       return true;
     } catch (const std::exception& error) {
-      dead_ = fmt::format("{} could not be carried out: {}", name, first_line(error.what()));
+      failure_ = fmt::format("{} failed: {}", name, first_line(error.what()));
       return false;
     }
   }
 
-  void die_without(const std::vector<bool>& present, Milliseconds timeout) {
+  /// Fails the group because the other ranks than `present` are late.
+  void fail_without(const std::vector<bool>& present, Milliseconds timeout) {
     std::vector<int> missing;
     for (int rank = 0; rank < size_; ++rank) {
       if (!present[rank]) {
         missing.push_back(rank);
       }
     }
-    dead_ = fmt::format(
-        "rank {} did not come within {:.1f} s",
+    failure_ = fmt::format(
+        "rank {} did not call the operation within {:.1f} s",
         fmt::join(missing, ", "),
         static_cast<double>(timeout.count()) / 1000);
     changed_.notify_all();
   }
 
-  /// A barrier at which the last rank to come runs `act` while the others wait.
+  /// A barrier at which the last rank to arrive runs `act` while the others wait.
   template <typename Act>
-  void meet(int rank, const char* name, Milliseconds timeout, const Act& act) {
+  void barrier(int rank, const char* name, Milliseconds timeout, const Act& act) {
     std::unique_lock<std::mutex> lock(mutex_);
-    if (!dead_.empty()) {
-      throw CommError(name, "the group is dead: " + dead_);
+    if (!failure_.empty()) {
+      throw error_after(failure_, name);
     }
     const int64_t round = round_;
     present_[rank] = true;
@@ -242,13 +243,13 @@ class ThreadHub {
       }
       changed_.notify_all();
     } else {
-      const auto come = [&] { return round_ != round || !dead_.empty(); };
-      if (!changed_.wait_for(lock, timeout, come)) {
-        die_without(present_, timeout);
+      const auto over = [&] { return round_ != round || !failure_.empty(); };
+      if (!changed_.wait_for(lock, timeout, over)) {
+        fail_without(present_, timeout);
       }
     }
-    if (!dead_.empty()) {
-      throw CommError(name, dead_);
+    if (!failure_.empty()) {
+      throw CommError(name, failure_);
     }
   }
 
@@ -259,91 +260,25 @@ class ThreadHub {
       int peer,
       Milliseconds timeout,
       const Ready& ready) {
-    const bool come = changed_.wait_for(lock, timeout, [&] { return ready() || !dead_.empty(); });
-    if (come && ready()) {
+    const bool in_time =
+        changed_.wait_for(lock, timeout, [&] { return ready() || !failure_.empty(); });
+    if (in_time && ready()) {
       return;
     }
     const double seconds = static_cast<double>(timeout.count()) / 1000;
     const std::string why =
-        dead_.empty() ? fmt::format("rank {} did not come within {:.1f} s", peer, seconds) : dead_;
-    dead_ = why;
+        failure_.empty()
+            ? fmt::format("rank {} did not call the operation within {:.1f} s", peer, seconds)
+            : failure_;
+    failure_ = why;
     changed_.notify_all();
     throw CommError(name, why, peer, seconds);
-  }
-
-  at::Tensor part(const at::Tensor& whole, int rank) const {
-    const int64_t rows = whole.size(0) / size_;
-    return whole.narrow(0, rank * rows, rows);
-  }
-
-  static std::vector<at::Tensor> all(
-      const std::vector<Collective>& slots, at::Tensor Collective::*member) {
-    std::vector<at::Tensor> tensors;
-    for (const Collective& slot : slots) {
-      tensors.push_back(slot.*member);
-    }
-    return tensors;
-  }
-
-  void perform(std::vector<Collective>& slots) const {
-    const int root = slots[0].root;
-    switch (slots[0].op) {
-      case Op::kAllReduce: {
-        const at::Tensor total = reduce_in_order(all(slots, &Collective::output), slots[0].reduce);
-        for (Collective& slot : slots) {
-          slot.output.copy_(total);
-        }
-        break;
-      }
-      case Op::kReduceScatter: {
-        const at::Tensor total = reduce_in_order(all(slots, &Collective::input), slots[0].reduce);
-        for (int rank = 0; rank < size_; ++rank) {
-          slots[rank].output.copy_(part(total, rank));
-        }
-        break;
-      }
-      case Op::kAllGather:
-      case Op::kGather: {
-        const at::Tensor whole = at::cat(all(slots, &Collective::input));
-        for (Collective& slot : slots) {
-          if (slot.output.defined()) {
-            slot.output.copy_(whole);
-          }
-        }
-        break;
-      }
-      case Op::kAllToAll:
-        for (int to = 0; to < size_; ++to) {
-          for (int from = 0; from < size_; ++from) {
-            part(slots[to].output, from).copy_(part(slots[from].input, to));
-          }
-        }
-        break;
-      case Op::kBroadcast:
-        for (int rank = 0; rank < size_; ++rank) {
-          if (rank != root) {
-            slots[rank].output.copy_(slots[root].output);
-          }
-        }
-        break;
-      case Op::kScatter:
-        for (int rank = 0; rank < size_; ++rank) {
-          slots[rank].output.copy_(part(slots[root].input, rank));
-        }
-        break;
-      default:
-        break;
-    }
-    for (Collective& slot : slots) {
-      slot = {};
-    }
   }
 
   const int size_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<int64_t, std::shared_ptr<PendingCollective>>
-      gatherings_;  ///< By their place in the order.
+  std::map<int64_t, std::shared_ptr<PendingCollective>> collectives_;  ///< By sequence number.
   std::vector<bool> present_;
   std::vector<SplitChoice> choices_;
   at::Tensor common_;
@@ -353,7 +288,7 @@ class ThreadHub {
   std::map<std::pair<int, int>, std::deque<std::shared_ptr<PendingMessage>>> mail_;
   int arrived_ = 0;
   int64_t round_ = 0;
-  std::string dead_;
+  std::string failure_;
 };
 
 namespace {
@@ -372,8 +307,8 @@ class CollectiveWork final : public Work {
   const char* name_;
 };
 
-/// Both ends of a message wait lazily: two ranks that send to each other before they receive are
-/// fine.
+/// Both ends of a message block only in wait(), so two ranks may send to each other before they
+/// receive.
 class SendWork final : public Work {
  public:
   SendWork(std::shared_ptr<ThreadHub> hub, std::shared_ptr<PendingMessage> message, int to)
@@ -455,7 +390,9 @@ class ThreadTransport final : public Transport {
 
 std::vector<std::shared_ptr<Transport>> make_thread_transports(int size) {
   if (size < 1) {
-    throw ConfigError("thread group", fmt::format("needs at least one rank; got {}", size));
+    throw ConfigError(
+        "thread group",
+        fmt::format("size is out of range; got {}, expected at least 1 rank", size));
   }
   const auto hub = std::make_shared<ThreadHub>(size);
   std::vector<std::shared_ptr<Transport>> transports;

@@ -10,7 +10,7 @@
 
 namespace lockstep::comm {
 
-/// The transport of ranks that are threads of one process.
+/// Connects ranks that are threads of one process.
 ///
 /// The last rank to arrive executes an operation for all, reducing in rank order (in float32 for
 /// float16 and bfloat16). The result is bit-exact across ranks and runs, whatever torch modes

@@ -7,7 +7,7 @@
 
 namespace lockstep::comm {
 
-/// Collectives on device tensors, between ranks that are connected by `host` transports.
+/// Runs collectives on device tensors.
 class DeviceBackend {
  public:
   DeviceBackend() = default;

@@ -14,9 +14,9 @@ namespace {
 
 using watch::FlightRecorder;
 
-constexpr uint64_t kUnnoted = ~uint64_t{0};
+constexpr uint64_t kNotRecorded = ~uint64_t{0};
 
-thread_local int silences = 0;
+thread_local int pauses = 0;
 thread_local std::shared_ptr<OperationTimer> next_timer;
 
 std::array<char, 20> dtype_text(int64_t dtype) {
@@ -61,13 +61,12 @@ watch::Operation operation_of(const Collective& collective, uint64_t group, int6
 
 FlightEntry::FlightEntry(const Collective& collective, uint64_t group, int64_t sequence)
     : number_(
-          silences > 0
-              ? kUnnoted
-              : FlightRecorder::process().issue(operation_of(collective, group, sequence))),
-      timer_(silences > 0 ? nullptr : std::exchange(next_timer, nullptr)) {}
+          pauses > 0 ? kNotRecorded
+                     : FlightRecorder::process().issue(operation_of(collective, group, sequence))),
+      timer_(pauses > 0 ? nullptr : std::exchange(next_timer, nullptr)) {}
 
 void FlightEntry::begin() const {
-  if (number_ != kUnnoted) {
+  if (number_ != kNotRecorded) {
     FlightRecorder::process().start(number_);
   }
   if (timer_) {
@@ -76,7 +75,7 @@ void FlightEntry::begin() const {
 }
 
 void FlightEntry::end(bool well, std::optional<double> measured_ms) const {
-  if (number_ != kUnnoted) {
+  if (number_ != kNotRecorded) {
     FlightRecorder::process().end(number_, well);
   }
   if (timer_) {
@@ -96,15 +95,15 @@ bool TimedScope::is_taken() const {
 }
 
 FlightRecordingPause::FlightRecordingPause() {
-  ++silences;
+  ++pauses;
 }
 
 FlightRecordingPause::~FlightRecordingPause() {
-  --silences;
+  --pauses;
 }
 
 uint64_t flight_group(uint64_t parent, int64_t split, int color) {
-  // Any mixing does, as long as all members do the same; 0 is the job's own group.
+  // Any hash will do, as long as all members compute the same; 0 is the group of all ranks.
   uint64_t id = parent * 0x9e3779b97f4a7c15U + static_cast<uint64_t>(split) * 0xbf58476d1ce4e5b9U +
                 static_cast<uint64_t>(color) * 0x94d049bb133111ebU + 1;
   id ^= id >> 29U;

@@ -9,7 +9,7 @@
 
 namespace lockstep::comm {
 
-/// The id of the group of all ranks of the job.
+/// Identifies the group of all ranks of the job.
 inline constexpr uint64_t kWorldGroup = 0;
 
 /// Measures the duration of one operation, see TimedScope. Called on the thread that executes the
@@ -22,7 +22,7 @@ class OperationTimer {
   OperationTimer& operator=(const OperationTimer&) = delete;
   virtual void begin() = 0;
   /// `measured_ms`: the duration that the device measured, if any.
-  virtual void end(bool well, std::optional<double> measured_ms) = 0;
+  virtual void end(bool succeeded, std::optional<double> measured_ms) = 0;
 };
 
 /// RAII scope: `timer` measures the next top-level operation that this thread starts.
@@ -39,8 +39,8 @@ class TimedScope {
   std::shared_ptr<OperationTimer> outer_;
 };
 
-/// An operation in this process's flight record (watch/flight_recorder.h), from the transport's
-/// start() on. Copies refer to the same operation.
+/// Records one operation in this process's flight record (watch/flight_recorder.h), from the
+/// transport's start() on. Copies refer to the same operation.
 class FlightEntry {
  public:
   /// `group`: equal on all its members, 0 for all ranks of the job. `sequence`: as in Fingerprint;
@@ -61,7 +61,7 @@ class FlightEntry {
   }
 
   void begin() const;
-  void end(bool well, std::optional<double> measured_ms = std::nullopt) const;
+  void end(bool succeeded, std::optional<double> measured_ms = std::nullopt) const;
   /// Whether a timer measures it.
   bool is_timed() const { return timer_ != nullptr; }
 

@@ -8,7 +8,6 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/sigpipe.h"
 
 namespace lockstep::comm {
 namespace {
@@ -27,8 +26,8 @@ class QueuedWork final : public Work {
     std::unique_lock<std::mutex> lock(mutex_);
     if (!finished_.wait_for(lock, timeout, [&] { return done_; })) {
       const double seconds = static_cast<double>(timeout.count()) / 1000;
-      const std::string why =
-          fmt::format("not done after {:.1f} s; a rank is missing, slow, or elsewhere", seconds);
+      const std::string why = fmt::format(
+          "not done after {:.1f} s; a rank is lost, slow, or calls another operation", seconds);
       if (on_timeout_) {
         on_timeout_(fmt::format("{} {}", name_, why));
       }
@@ -49,7 +48,7 @@ class QueuedWork final : public Work {
   }
 
   void finish(std::exception_ptr error) {
-    job_ = nullptr;  // Frees the tensors it holds before anyone sees it done.
+    job_ = nullptr;  // Frees its tensors before a caller sees the operation as done.
     const std::lock_guard<std::mutex> lock(mutex_);
     error_ = std::move(error);
     done_ = true;
@@ -93,7 +92,7 @@ OrderedWorker::~OrderedWorker() {
   }
   for (const auto& job : dropped) {
     job->finish(std::make_exception_ptr(
-        CommError(job->name(), "the group was destroyed before this started")));
+        CommError(job->name(), "the group was destroyed before the operation started")));
   }
   if (!thread_.joinable()) {
     return;
@@ -132,7 +131,7 @@ void OrderedWorker::run(const std::shared_ptr<Queue>& queue) {
     lock.unlock();
     const std::exception_ptr error = work->run();
     lock.lock();
-    queue->busy = false;  // Before a waiter wakes, who may destroy the worker, which then joins.
+    queue->busy = false;  // Before a waiter wakes: it may destroy the worker, which then joins.
     lock.unlock();
     work->finish(error);
     lock.lock();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <csignal>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -12,6 +13,32 @@
 #include "lockstep/comm/transport/transport.h"
 
 namespace lockstep::comm {
+
+/// RAII scope: writes to a lost peer give EPIPE instead of SIGPIPE in this thread and threads that
+/// it starts. SIGPIPE would end the process silently, and Gloo does not prevent it.
+class SigpipeBlocked {
+ public:
+  SigpipeBlocked() {
+    sigemptyset(&sigpipe_);
+    sigaddset(&sigpipe_, SIGPIPE);
+    ::pthread_sigmask(SIG_BLOCK, &sigpipe_, &before_);
+  }
+  ~SigpipeBlocked() {
+    if (sigismember(&before_, SIGPIPE) == 1) {
+      return;
+    }
+    const timespec at_once{};
+    while (::sigtimedwait(&sigpipe_, nullptr, &at_once) == SIGPIPE) {
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  SigpipeBlocked(const SigpipeBlocked&) = delete;
+  SigpipeBlocked& operator=(const SigpipeBlocked&) = delete;
+
+ private:
+  sigset_t sigpipe_{};
+  sigset_t before_{};
+};
 
 /// Runs blocking operations one after the other on a thread, so that the caller can continue. The
 /// thread starts with the first job.

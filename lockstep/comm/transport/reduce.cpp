@@ -11,31 +11,31 @@
 
 #include "lockstep/base/error.h"
 
-// For the two forms of each loop below.
+// Each loop below is compiled twice: with AVX2 and without.
 #define LOCKSTEP_INLINE [[gnu::always_inline]] inline
 
 namespace lockstep::comm {
 namespace {
 
-// Elements at a time: what is accumulated stays in the first cache beside what is read.
+// Elements per pass: the accumulators stay in the first-level cache next to the sources.
 constexpr int64_t kChunk = 1024;
 
-/// How values are held in memory, and how they are computed on.
+/// Converts between the stored type of a value and the type of the accumulator.
 template <typename T>
 struct Values {
   using Total = T;
-  LOCKSTEP_INLINE static T read(T value) { return value; }
-  LOCKSTEP_INLINE static T written(T total) { return total; }
+  LOCKSTEP_INLINE static T to_total(T value) { return value; }
+  LOCKSTEP_INLINE static T to_stored(T total) { return total; }
 };
 
 template <>
 struct Values<c10::BFloat16> {
   using Total = float;
-  LOCKSTEP_INLINE static float read(c10::BFloat16 value) {
+  LOCKSTEP_INLINE static float to_total(c10::BFloat16 value) {
     return std::bit_cast<float>(static_cast<uint32_t>(value.x) << 16U);
   }
-  /// Rounded to the nearest, to even in the middle.
-  LOCKSTEP_INLINE static c10::BFloat16 written(float total) {
+  /// Rounds to nearest, ties to even.
+  LOCKSTEP_INLINE static c10::BFloat16 to_stored(float total) {
     const auto bits = std::bit_cast<uint32_t>(total);
     const uint32_t rounded = (bits + 0x7fffU + ((bits >> 16U) & 1U)) >> 16U;
     return {static_cast<uint16_t>(total != total ? 0x7fc0U : rounded), c10::BFloat16::from_bits()};
@@ -45,18 +45,18 @@ struct Values<c10::BFloat16> {
 template <>
 struct Values<c10::Half> {
   using Total = float;
-  LOCKSTEP_INLINE static float read(c10::Half value) { return value; }
-  LOCKSTEP_INLINE static c10::Half written(float total) { return total; }
+  LOCKSTEP_INLINE static float to_total(c10::Half value) { return value; }
+  LOCKSTEP_INLINE static c10::Half to_stored(float total) { return total; }
 };
 
 template <ReduceOp op, typename T>
 LOCKSTEP_INLINE T combined(T a, T b) {
   if constexpr (op == ReduceOp::kMin) {
-    return a < b || a != a ? a : b;  // As at::minimum: what is no number stays.
+    return a < b || a != a ? a : b;  // As at::minimum: NaN propagates.
   } else if constexpr (op == ReduceOp::kMax) {
     return a > b || a != a ? a : b;
   } else if constexpr (std::is_integral_v<T>) {
-    // Unsigned ones wrap where signed ones must not overflow.
+    // Signed overflow is undefined; unsigned arithmetic wraps.
     const auto x = static_cast<uint64_t>(static_cast<std::make_unsigned_t<T>>(a));
     const auto y = static_cast<uint64_t>(static_cast<std::make_unsigned_t<T>>(b));
     return static_cast<T>(op == ReduceOp::kProduct ? x * y : x + y);
@@ -80,17 +80,17 @@ LOCKSTEP_INLINE void reduce_chunk(const Request& request, int64_t begin, int64_t
   const T* second = source(std::min<size_t>(1, request.sources.size() - 1));
   if (request.sources.size() == 1) {
     for (int64_t i = 0; i < count; ++i) {
-      total[i] = Values<T>::read(first[i]);
+      total[i] = Values<T>::to_total(first[i]);
     }
   } else {
     for (int64_t i = 0; i < count; ++i) {
-      total[i] = combined<op>(Values<T>::read(first[i]), Values<T>::read(second[i]));
+      total[i] = combined<op>(Values<T>::to_total(first[i]), Values<T>::to_total(second[i]));
     }
   }
   for (size_t s = 2; s < request.sources.size(); ++s) {
     const T* next = source(s);
     for (int64_t i = 0; i < count; ++i) {
-      total[i] = combined<op>(total[i], Values<T>::read(next[i]));
+      total[i] = combined<op>(total[i], Values<T>::to_total(next[i]));
     }
   }
   if constexpr (op == ReduceOp::kAvg) {
@@ -102,7 +102,7 @@ LOCKSTEP_INLINE void reduce_chunk(const Request& request, int64_t begin, int64_t
   for (void* each : request.targets) {
     T* target = static_cast<T*>(each) + begin;
     for (int64_t i = 0; i < count; ++i) {
-      target[i] = Values<T>::written(total[i]);
+      target[i] = Values<T>::to_stored(total[i]);
     }
   }
 }
@@ -183,7 +183,7 @@ void reduce(
     case c10::ScalarType::Long:
       return reduce_values<int64_t>(op, request);
     default:
-      LOCKSTEP_ASSERT(false, "Group reduces no other dtype");
+      LOCKSTEP_ASSERT(false, "Group has checked the dtype");
   }
 }
 

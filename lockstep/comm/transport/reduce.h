@@ -10,9 +10,11 @@
 
 namespace lockstep::comm {
 
-/// Reduces `count` elements of each of `sources`, in their order, and writes the result to each of
-/// `targets`, which may be sources. float16 and bfloat16 are accumulated in float32 and rounded
-/// once; integers wrap. The fixed order makes the result bit-exact everywhere.
+/// Reduces `count` elements of each of `sources`, in their order, and writes the result to each
+/// target.
+///
+/// A target may be a source. float16 and bfloat16 are accumulated in float32 and rounded once;
+/// integers wrap. The fixed order makes the result bit-exact on all ranks.
 ///
 /// Cost: one pass over memory, in chunks that stay in the first-level cache; AVX2 if the processor
 /// has it. Allocates nothing.

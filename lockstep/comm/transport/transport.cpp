@@ -66,7 +66,7 @@ bool has_root(Op op) {
   return op == Op::kBroadcast || op == Op::kGather || op == Op::kScatter;
 }
 
-/// The tensor whose shape every rank must share.
+/// Returns the tensor whose shape must be equal on all ranks.
 const at::Tensor& shared_tensor(const Collective& collective) {
   switch (collective.op) {
     case Op::kAllReduce:
@@ -117,7 +117,7 @@ std::string Fingerprint::describe() const {
 Collective refusal_of(Op op, const at::Tensor& argument) {
   Collective refusal{.op = Op::kBarrier, .root = static_cast<int>(op) + 1};
   if (argument.defined()) {
-    // Only its shape and dtype matter: one element says both.
+    // Only shape and dtype matter, so one element is enough.
     refusal.input =
         at::empty({}, at::TensorOptions(argument.scalar_type())).expand(argument.sizes());
   }
@@ -144,8 +144,8 @@ Fingerprint fingerprint_of(const Collective& collective, int64_t sequence) {
     print.dims = tensor.dim();
     print.sizes.fill(1);
     for (int64_t i = 0; i < tensor.dim(); ++i) {
-      const auto slot = std::min<size_t>(static_cast<size_t>(i), print.sizes.size() - 1);
-      print.sizes[slot] *= tensor.size(i);
+      const auto index = std::min<size_t>(static_cast<size_t>(i), print.sizes.size() - 1);
+      print.sizes[index] *= tensor.size(i);
     }
   }
   return print;
@@ -162,7 +162,7 @@ std::optional<std::string> mismatch(
     return std::nullopt;
   }
   return fmt::format(
-      "the two ends disagree; rank {} calls {}, rank {} calls {}",
+      "the two ranks call different operations; rank {} calls {}, rank {} calls {}",
       my_rank,
       mine.describe(),
       their_rank,
@@ -196,7 +196,7 @@ std::optional<std::string> mismatch(const std::vector<Fingerprint>& by_rank) {
         ranks.size() > 1 ? "" : "s",
         text);
   }
-  return "the ranks disagree on what to do; " + all +
+  return "the ranks call different operations; " + all +
          "; every rank must start the same operations in the same order";
 }
 

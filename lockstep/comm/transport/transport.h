@@ -41,7 +41,7 @@ const char* name_of(Op op);
 /// fit the op on this rank, `root` is in the group. The transport checks by fingerprint, before it
 /// sends data, that the *other* ranks agree.
 ///
-/// in place (output only): all_reduce, broadcast, recv. Input only: send. Both: all_gather
+/// In place (output only): all_reduce, broadcast, recv. Input only: send. Both: all_gather
 /// (output = N inputs along dim 0), reduce_scatter (input = N outputs), all_to_all, gather (output
 /// defined on root alone), scatter (input defined on root alone). Neither: barrier. A refusal is a
 /// barrier with a root, see refusal_of.
@@ -60,7 +60,8 @@ Collective refusal_of(Op op, const at::Tensor& argument);
 /// Returns the operation that `collective` refuses; nothing if it is no refusal.
 std::optional<Op> refused_op(const Collective& collective);
 
-/// The properties of an operation that must be equal on all ranks, which compare them first.
+/// The properties of an operation that must be equal on all ranks. They compare it before any data
+/// is sent.
 struct Fingerprint {
   int64_t sequence = 0;  ///< Number of operations that this group has started before.
   int64_t op = 0;
@@ -74,7 +75,7 @@ struct Fingerprint {
   /// Formats "all_reduce(sum) of float32[10, 20]".
   std::string describe() const;
 };
-static_assert(sizeof(Fingerprint) == 128, "travels as sixteen int64");
+static_assert(sizeof(Fingerprint) == 128, "sent as sixteen int64");
 
 Fingerprint fingerprint_of(const Collective& collective, int64_t sequence);
 
@@ -101,6 +102,8 @@ class Work {
   virtual void wait(Milliseconds timeout) = 0;
 };
 
+/// Connects the ranks of one group and executes their operations. Not thread-safe. Cost and source:
+/// see each implementation.
 class Transport {
  public:
   Transport() = default;

@@ -270,8 +270,8 @@ auto from_torch(D dataset, [[maybe_unused]] size_t request = 1) {
   } else {
     static_assert(
         dataset_check::FromTorch<D>,
-        "from_torch takes datasets of torch::data::datasets; a dataset of your own goes into a "
-        "Loader as it is");
+        "from_torch takes datasets of torch::data::datasets; pass your own dataset to the Loader "
+        "directly");
     static_assert(
         !dataset_check::FromTorch<D>,
         "from_torch takes datasets that are read by index, or stateful ones that yield a vector "

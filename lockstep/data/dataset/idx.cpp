@@ -53,7 +53,7 @@ class GzipFile {
       // For a truncated gzip stream, gzread returns the bytes it has and sets Z_BUF_ERROR.
       if (got < 0 || code == Z_BUF_ERROR) {
         fail(fmt::format(
-            "cannot be unpacked, damaged or cut off; {} after {} bytes; try to fetch it again",
+            "is damaged or truncated; {} after {} bytes; try to download it again",
             code == Z_ERRNO ? std::generic_category().message(errno) : reason,
             offset_ + total + std::max(got, 0)));
       }
@@ -108,8 +108,8 @@ Header read_header(GzipFile& file, const IdxOptions& options) {
   for (const int64_t size : header.shape) {
     if (extent > options.max_bytes / std::max<int64_t>(size, 1)) {
       file.fail(fmt::format(
-          "is too large; its header says [{}], expected at most {} bytes; raise max_bytes if the "
-          "file is right",
+          "is too large; got shape [{}] in its header, expected at most {} bytes; raise max_bytes "
+          "if the file is right",
           fmt::join(header.shape, ", "),
           options.max_bytes));
     }
@@ -135,7 +135,7 @@ at::Tensor read_idx(const std::string& path, const IdxOptions& options) {
     got += more;
     if (got < target) {
       file.fail(fmt::format(
-          "is cut off; got {} bytes after the header, expected {} for shape [{}]",
+          "is truncated; got {} bytes after the header, expected {} for shape [{}]",
           got,
           header.bytes,
           fmt::join(header.shape, ", ")));

@@ -22,8 +22,8 @@ IdxImages::IdxImages(
     throw ConfigError(
         "IdxImages",
         fmt::format(
-            "mean or stddev makes no sense; got mean {} and stddev {}, expected finite numbers and "
-            "stddev > 0",
+            "mean or stddev is out of range; got mean {} and stddev {}, expected finite numbers "
+            "and stddev > 0",
             options.mean,
             options.stddev));
   }
@@ -33,14 +33,14 @@ IdxImages::IdxImages(
     throw ConfigError(
         images_path,
         fmt::format(
-            "holds no images; got shape [{}], expected [N, H, W]",
+            "does not contain images; got shape [{}], expected [N, H, W]",
             fmt::join(images_.sizes(), ", ")));
   }
   if (labels_.dim() != 1 || labels_.size(0) != images_.size(0)) {
     throw ConfigError(
         labels_path,
         fmt::format(
-            "does not belong to {}; got labels of shape [{}], expected [{}]",
+            "does not match {}; got labels of shape [{}], expected [{}]",
             images_path,
             fmt::join(labels_.sizes(), ", "),
             images_.size(0)));

@@ -71,9 +71,9 @@ TEST_F(ReadIdx, RefusesWhatIsNoIdxFile) {
 TEST_F(ReadIdx, RefusesContentsThatDoNotFitTheHeader) {
   refuses(
       idx({2, 3}, "abcde"),
-      "is cut off; got 5 bytes after the header, expected 6 for shape [2, 3]");
+      "is truncated; got 5 bytes after the header, expected 6 for shape [2, 3]");
   refuses(idx({2, 3}, "abcdefg"), "has bytes after its end; expected 6 bytes");
-  refuses(zipped(idx({2, 3}, "abcde")), "is cut off; got 5 bytes");
+  refuses(zipped(idx({2, 3}, "abcde")), "is truncated; got 5 bytes");
   refuses(zipped(idx({2, 3}, "abcdefg")), "has bytes after its end");
 }
 
@@ -83,15 +83,15 @@ TEST_F(ReadIdx, RefusesADamagedStream) {
     contents[i] = static_cast<char>(i * 2654435761U >> 13);
   }
   const std::string whole = zipped(idx({100, 1000}, contents));
-  refuses(whole.substr(0, whole.size() / 2), "damaged or cut off; ");
-  refuses(whole.substr(0, whole.size() - 6), "damaged or cut off; ");  // Without its checksum.
+  refuses(whole.substr(0, whole.size() / 2), "damaged or truncated; ");
+  refuses(whole.substr(0, whole.size() - 6), "damaged or truncated; ");  // Without its checksum.
   std::string flipped = whole;
   flipped[flipped.size() - 7] = static_cast<char>(flipped[flipped.size() - 7] ^ 0x10);
-  refuses(flipped, "damaged or cut off; ");
+  refuses(flipped, "damaged or truncated; ");
 }
 
 TEST_F(ReadIdx, DoesNotBelieveTheHeader) {
-  refuses(idx({60000, 60000, 60000}, "abc"), "is too large; its header says [60000, 60000, 60000]");
+  refuses(idx({60000, 60000, 60000}, "abc"), "is too large; got shape [60000, 60000, 60000]");
   refuses(idx({0xFFFFFFFF, 0xFFFFFFFF, 0xFFFFFFFF}, ""), "is too large");
   refuses(idx({0, 0xFFFFFFFF, 0xFFFFFFFF}, ""), "is too large");
   refuses(idx({3}, "abc"), "expected at most 2 bytes", {.max_bytes = 2});
@@ -101,7 +101,8 @@ TEST_F(ReadIdx, AHeaderThatPromisesGigabytesCostsNone) {
   rusage before{};
   getrusage(RUSAGE_SELF, &before);
   refuses(
-      idx({60000, 60000}, "abc"), "is cut off; got 3 bytes after the header, expected 3600000000");
+      idx({60000, 60000}, "abc"),
+      "is truncated; got 3 bytes after the header, expected 3600000000");
   std::string bomb;
   bomb.resize(300'000'000, 'a');
   refuses(zipped(idx({4}, bomb)), "has bytes after its end");

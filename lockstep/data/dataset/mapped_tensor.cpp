@@ -23,7 +23,7 @@ int64_t record_bytes(
       throw ConfigError(
           path,
           fmt::format(
-              "the record shape makes no sense; got [{}], expected positive sizes",
+              "record_shape is out of range; got [{}], expected positive sizes",
               fmt::join(record_shape, ", ")));
     }
     bytes *= size;
@@ -46,7 +46,7 @@ at::Tensor mapped_tensor(
     throw ConfigError(
         path,
         fmt::format(
-            "the offset makes no sense; got {} bytes in a file of {}, expected a multiple of {} "
+            "offset_bytes is out of range; got {} in a file of {} bytes, expected a multiple of {} "
             "within the file",
             offset_bytes,
             file_bytes,
@@ -57,7 +57,7 @@ at::Tensor mapped_tensor(
     throw ConfigError(
         path,
         fmt::format(
-            "is not a whole number of records; got {} bytes after an offset of {}, expected a "
+            "does not contain full records; got {} bytes after an offset of {}, expected a "
             "multiple of {} ({} elements of {} bytes each); {} bytes are left over",
             rest,
             offset_bytes,

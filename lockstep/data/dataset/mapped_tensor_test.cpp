@@ -89,11 +89,11 @@ TEST(MappedTensor, RefusesWhatDoesNotFit) {
       };
   refuses({3}, 0, "got 50 bytes after an offset of 0, expected a multiple of 12");
   refuses({3}, 0, "2 bytes are left over");
-  refuses({3}, 2, "the offset makes no sense; got 2 bytes");
-  refuses({3}, 52, "the offset makes no sense");
-  refuses({3}, -4, "the offset makes no sense");
-  refuses({3, 0}, 0, "the record shape makes no sense; got [3, 0]");
-  refuses({int64_t{1} << 40, int64_t{1} << 40}, 0, "the record shape makes no sense");
+  refuses({3}, 2, "offset_bytes is out of range; got 2");
+  refuses({3}, 52, "offset_bytes is out of range");
+  refuses({3}, -4, "offset_bytes is out of range");
+  refuses({3, 0}, 0, "record_shape is out of range; got [3, 0]");
+  refuses({int64_t{1} << 40, int64_t{1} << 40}, 0, "record_shape is out of range");
 }
 
 }  // namespace

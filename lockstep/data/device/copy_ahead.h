@@ -17,27 +17,27 @@
 
 namespace lockstep::data {
 
-/// A batch that may be on its way to a device.
+/// A batch whose copy to a device may not be complete.
 template <typename Batch>
 struct Arriving {
   Batch batch;
-  std::shared_ptr<c10::Event> copied = nullptr;  ///< Behind its copies; null: it is there.
-  std::shared_ptr<c10::Event> produced =
-      nullptr;  ///< Behind what made it, if that was on the device.
+  /// Recorded after its copies; null: nothing was copied.
+  std::shared_ptr<c10::Event> copied = nullptr;
+  /// Recorded after the work that produced tensors already on the device.
+  std::shared_ptr<c10::Event> produced = nullptr;
 };
 
-/// Copies batches to a device on a stream of their own, so that they travel beside what the device
-/// computes: one stream for all copies of the process, since the memory they have had is given to
-/// others of the same stream alone.
+/// Copies batches to a device on a separate stream, in parallel with computation.
 ///
-/// `send` starts the copies, on any thread, and does not wait for what the device was told before.
-/// `receive`, on the loop's thread, makes the current stream wait for them, and for what had made
-/// on the device what was there already, not the host; the memory is kept for what that stream is
-/// told before the batch is let go, then goes back to the copies. A batch that is sent and never
-/// received is let go without harm. From the host to CUDA copies are made from pinned memory; to
-/// another device `send` may wait for them.
+/// All copies of the process share one stream, since the caching allocator reuses memory only
+/// within a stream. `send` starts the copies, on any thread, and does not wait for earlier work of
+/// the device. `receive`, on the loop's thread, makes the current stream wait for the copies and
+/// for the producer of tensors that were already on the device; the host does not wait. The memory
+/// is kept until that stream's work before the batch's release is done. A batch that was sent may
+/// be dropped without receiving it. Copies from the host to CUDA use pinned memory; for other
+/// devices `send` may block.
 ///
-/// Nothing is done for the host, or without a device. Thread-safe.
+/// Does nothing for the host, or without a device. Thread-safe.
 class CopyAhead {
  public:
   CopyAhead() = default;
@@ -74,17 +74,18 @@ class CopyAhead {
   }
 
  private:
-  /// An event behind what `stream` was told so far.
+  /// Returns an event recorded after the work enqueued on `stream` so far.
   static std::shared_ptr<c10::Event> recorded(const c10::Stream& stream);
-  /// If any of `tensors` is on the device already: behind what the current stream was told so far.
+  /// Returns an event recorded on the current stream if any of `tensors` is on the device, else
+  /// null.
   std::shared_ptr<c10::Event> recorded_producer(const std::vector<at::Tensor>& tensors) const;
   /// Makes the current stream wait.
   void wait_for(c10::Event& event) const;
-  /// What `tensors` lie in stays for the current stream.
+  /// Keeps the memory of `tensors` for the current stream.
   void record_use(const std::vector<at::Tensor>& tensors) const;
 
   std::optional<at::Device> device_;
-  std::optional<c10::Stream> stream_;  ///< None where there is nothing to copy beside.
+  std::optional<c10::Stream> stream_;  ///< Unset for the host.
 };
 
 }  // namespace lockstep::data

@@ -10,7 +10,7 @@ at::Tensor tensor_to_device(const at::Tensor& tensor, at::Device device, bool no
   if (non_blocking && device.is_cuda()) {
     return pinned_tensor(tensor).to(device, /*non_blocking=*/true);
   }
-  // Nothing would make the host wait for a copy that does not block, and work on the host reads it.
+  // A copy to the host must block, since work on the host would not wait for it.
   return tensor.to(device, /*non_blocking=*/false);
 }
 

@@ -11,17 +11,19 @@
 
 namespace lockstep::data {
 
-/// `tensor` on `device`: itself if it is there already, or undefined. A copy from the host to CUDA
-/// that is not to block is made from pinned memory, without which it would block; the values may be
-/// used at once by work on the current stream. Every other copy is complete on return.
+/// Returns `tensor` on `device`: itself if it is already there, or undefined.
+///
+/// A non-blocking copy from the host to CUDA uses pinned memory, without which it would block; work
+/// on the current stream may use the values at once. Every other copy is complete on return.
 at::Tensor tensor_to_device(const at::Tensor& tensor, at::Device device, bool non_blocking = false);
-/// The tensors with memory that a defined `tensor` is made of: itself, or a sparse one's indices
-/// and values.
+/// Returns the strided tensors of a defined `tensor`: itself, or the indices and values of a sparse
+/// one.
 std::vector<at::Tensor> stored_parts(const at::Tensor& tensor);
-/// `tensor` in pinned memory; itself if it is there already, not on the host, or undefined.
+/// Returns `tensor` in pinned memory; itself if it is already pinned, not on the host, or
+/// undefined.
 at::Tensor pinned_tensor(const at::Tensor& tensor);
 
-/// `value` with all its tensors on `device`: Accelerate's send_to_device.
+/// Returns `value` with all its tensors on `device`: Accelerate's send_to_device.
 template <Transferable T>
 T to_device(T value, at::Device device, bool non_blocking = false) {
   for_each_tensor(

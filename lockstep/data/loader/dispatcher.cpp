@@ -14,7 +14,7 @@
 namespace lockstep::data {
 namespace {
 
-// A header is int64 [kHeaderSize]: these, in this order.
+// The fields of a header, int64 [kHeaderSize], in this order.
 enum Field : int {
   kKind,
   kEpoch,
@@ -97,7 +97,7 @@ std::optional<StepChannel::Arrival> StepChannel::receive(int64_t index) {
   }
   Arrival arrival{.samples = field[kSamples], .payload = {}};
   if (field[kKind] == kStep && field[kPayloadBytes] != kNoPayload) {
-    // Taken even if it is not the right one: rank 0 would wait for ever to be rid of it.
+    // Received even if it is of another step, since rank 0 waits until it is received.
     arrival.payload = group_.recv(at::empty({field[kPayloadBytes]}, at::kByte), 0).wait();
   }
   if (field[kEpoch] != epoch_ || field[kIndex] != index ||
@@ -105,10 +105,9 @@ std::optional<StepChannel::Arrival> StepChannel::receive(int64_t index) {
     throw Error(
         "dispatch",
         fmt::format(
-            "the ranks' loops are out of step; rank 0 is at batch {} of epoch {} with {} samples a "
-            "step from sample {} on, this rank at batch {} of epoch {} with {} from {} on; all "
-            "ranks "
-            "must leave a loop at the same batch, and load the same position",
+            "the ranks' loops are at different steps; rank 0 is at batch {} of epoch {} with {} "
+            "samples a step from sample {} on, this rank at batch {} of epoch {} with {} from {} "
+            "on; all ranks must leave a loop at the same batch, and load the same position",
             field[kIndex],
             field[kEpoch],
             field[kGlobalBatchRows],
@@ -121,24 +120,24 @@ std::optional<StepChannel::Arrival> StepChannel::receive(int64_t index) {
   return field[kKind] == kEnd ? std::nullopt : std::optional(std::move(arrival));
 }
 
-void StepChannel::say_waiting(int64_t index) const noexcept {
+void StepChannel::log_waiting(int64_t index) const noexcept {
   try {
     log_warning(
         fmt::format(
-            "[dispatch] a loop was left and is waiting for {} at batch {} of epoch {}; did all "
-            "ranks leave at the same batch?",
+            "[dispatch] a loop was left and waits for {} at batch {} of epoch {}; all ranks must "
+            "leave it at the same batch",
             rank() == 0 ? "the other ranks" : "rank 0",
             index,
             epoch_),
         LogAudience::kEveryRank);
-  } catch (...) {  // What cannot be said is not worth ending the job.
+  } catch (...) {  // A failure to log must not end the job.
   }
 }
 
-void StepChannel::say_failed(int64_t index, const char* why) const noexcept {
+void StepChannel::log_failed(int64_t index, const char* why) const noexcept {
   try {
     log_error(fmt::format(
-        "[dispatch] a loop was left, and batch {} of epoch {}, which was under way, failed: {}",
+        "[dispatch] a loop was left, and the transfer of batch {} of epoch {} failed: {}",
         index,
         epoch_,
         why));

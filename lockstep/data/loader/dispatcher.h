@@ -15,19 +15,19 @@
 
 #include "lockstep/base/rank.h"
 #include "lockstep/comm/group.h"
-#include "lockstep/data/loader/cursor.h"
 #include "lockstep/data/loader/steps.h"
 #include "lockstep/data/loader/tensor_serializer.h"
+#include "lockstep/data/order/cursor.h"
 
 namespace lockstep::data {
 
-/// Carries steps from rank 0 to the others. All ranks call the same of these at the same step.
+/// Sends steps from rank 0 to the other ranks. All ranks call matching functions for each step.
 class StepChannel {
  public:
-  /// What a rank other than 0 gets of a step.
+  /// The part of a step that a rank other than 0 receives.
   struct Arrival {
-    int64_t samples = 0;  ///< Of the step's layout.
-    at::Tensor payload;   ///< Undefined: this rank has no batch in the step.
+    int64_t samples = 0;  ///< Samples of the step's layout.
+    at::Tensor payload;   ///< uint8 [n]; undefined if this rank has no batch in the step.
   };
 
   StepChannel(Group group, const ShardLayout& layout, int64_t epoch);
@@ -35,19 +35,19 @@ class StepChannel {
   int rank() const { return group_.rank(); }
   int size() const { return group_.size(); }
 
-  // On rank 0. `payloads`: of ranks 1, 2, ...; undefined for one without a batch.
+  // For rank 0. `payloads`: of ranks 1, 2, ...; undefined for a rank without a batch.
   void send_step(int64_t index, int64_t samples, const std::vector<at::Tensor>& payloads);
   void send_end(int64_t index);
   void send_failure(int64_t index, const std::string& why);
 
-  /// On the others. Nothing at the end. Error, naming rank 0, if it failed or stands elsewhere.
+  /// For the other ranks. Returns nothing at the end. Error if rank 0 failed or is at another step.
   std::optional<Arrival> receive(int64_t index);
 
-  /// How long a rank that left its loop waits for the others before it says so.
+  /// Time that a rank which left its loop waits for the others before it logs that.
   static constexpr std::chrono::seconds kPatience{2};
-  // On any rank that left its loop while step `index` was under way: for the log.
-  void say_waiting(int64_t index) const noexcept;
-  void say_failed(int64_t index, const char* why) const noexcept;
+  // For a rank that left its loop while step `index` was being sent.
+  void log_waiting(int64_t index) const noexcept;
+  void log_failed(int64_t index, const char* why) const noexcept;
 
  private:
   void send_headers(
@@ -59,20 +59,19 @@ class StepChannel {
   int64_t epoch_;
 };
 
-/// Steps that rank 0 alone reads and the other ranks receive, each its own batch in its own shape;
-/// they are the same batches as without dispatching.
+/// Lets rank 0 read every step and send each other rank its batch, in any shape. The batches are
+/// the same as without dispatching.
 ///
-/// - One step is always under way: while the loop has batch k, k + 1 is sent, and rank 0's workers
-///   read further ahead. It travels on a group of its own, on a thread of its own, so it neither
-///   waits for the training's operations nor mixes with them.
-/// - Step k + 1 is started by handing out step k and by nothing else. So ranks that leave a loop at
-///   the same batch have started the same transfers, and all of them end: leaving waits for one.
-/// - What rank 0's dataset throws is thrown there, and on every other rank as an Error that names
-///   rank 0 and the reason.
-/// - A rank whose loop is at another step than rank 0's (it left early, alone) gets an Error that
-///   says so when the two next meet. Leaving a loop further along than others did waits for them:
-///   until their next pass, or the group's timeout. It says so in the log after 2 s, and how it
-///   ended.
+/// - One step is sent in advance: while the loop has batch k, k + 1 is sent, and rank 0's workers
+///   read further ahead. It uses a separate group and thread, so it neither waits for the
+///   training's operations nor mixes with them.
+/// - Only next() of step k starts step k + 1. So ranks that leave a loop at the same batch have
+///   started the same transfers, and all of them complete: leaving waits for one.
+/// - An exception of rank 0's dataset is thrown there, and on every other rank as an Error that
+///   names rank 0 and the reason.
+/// - A rank whose loop is at another step than rank 0's gets an Error in its next transfer. A rank
+///   that leaves its loop later than others waits for their next pass, or for the group's timeout.
+///   It logs that after 2 s, and the result.
 ///
 /// Cost: rank 0 reads everything and copies what it sends once; one small scatter and N - 1
 /// messages a step. After Accelerate's DataLoaderDispatcher, whose ranks must have one shape.
@@ -81,7 +80,7 @@ class Dispatcher final : public Steps<Arriving<Batch>> {
  public:
   using LocalBatch = Arriving<Batch>;
 
-  /// `source`: the steps of all ranks, on rank 0; null elsewhere. `send` sees this rank's own
+  /// `source`: the steps of all ranks, on rank 0; null elsewhere. `send` is called with this rank's
   /// batches, on the transfer's thread. Starts the first transfer.
   Dispatcher(
       Group group,
@@ -100,14 +99,14 @@ class Dispatcher final : public Steps<Arriving<Batch>> {
       return;
     }
     if (transfer_.wait_for(StepChannel::kPatience) != std::future_status::ready) {
-      channel_.say_waiting(pending_index_);
+      channel_.log_waiting(pending_index_);
     }
     try {
       transfer_.get();
     } catch (const std::exception& error) {
-      channel_.say_failed(pending_index_, error.what());
+      channel_.log_failed(pending_index_, error.what());
     } catch (...) {
-      channel_.say_failed(pending_index_, "something unknown was thrown");
+      channel_.log_failed(pending_index_, "an exception of unknown type was thrown");
     }
   }
   Dispatcher(const Dispatcher&) = delete;
@@ -157,7 +156,7 @@ class Dispatcher final : public Steps<Arriving<Batch>> {
       channel_.send_failure(index, error.what());
       throw;
     } catch (...) {
-      channel_.send_failure(index, "something unknown was thrown");
+      channel_.send_failure(index, "an exception of unknown type was thrown");
       throw;
     }
     if (step) {
@@ -194,8 +193,8 @@ class Dispatcher final : public Steps<Arriving<Batch>> {
   ShardLayout layout_;
   std::unique_ptr<Steps<Batch>> source_;
   SendBatch<Batch> send_;
-  int64_t pending_index_ = 0;  ///< Its index.
-  /// The step under way; last, for its end is awaited before anything it uses goes.
+  int64_t pending_index_ = 0;  ///< Index of the step in transfer_.
+  /// The step in transfer. Last, since the destructor waits for it before its inputs are destroyed.
   std::future<std::optional<Step<LocalBatch>>> transfer_;
 };
 

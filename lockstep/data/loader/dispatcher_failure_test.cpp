@@ -116,7 +116,7 @@ TEST(Dispatcher, SaysThatARankLeftItsLoopAlone) {
                 EXPECT_THAT(
                     error.what(),
                     AllOf(
-                        HasSubstr("out of step; rank 0 is at batch 2 of epoch 0"),
+                        HasSubstr("at different steps; rank 0 is at batch 2 of epoch 0"),
                         HasSubstr("this rank at batch 0 of epoch 1")));
                 ++told;
               }
@@ -134,7 +134,7 @@ std::vector<std::string> said_by_a_rank_that_leaves_late(int late) {
   std::promise<void> said;
   set_log_sink([&](const std::string& line) {
     lines.push_back(line);
-    if (line.find("did all ranks leave") != std::string::npos) {
+    if (line.find("all ranks must leave") != std::string::npos) {
       said.set_value();
     }
   });
@@ -167,7 +167,7 @@ TEST(Dispatcher, ARankThatLeavesItsLoopLaterThanOthersSaysWhatItWaitsFor) {
       ElementsAre(
           AllOf(
               HasSubstr("[rank 1] warning"),
-              HasSubstr("waiting for rank 0 at batch 4 of epoch 0; did all ranks leave at the")),
+              HasSubstr("waits for rank 0 at batch 4 of epoch 0; all ranks must leave it at the")),
           AllOf(HasSubstr("[rank 1] error"), HasSubstr("rank 0 is at batch 0 of epoch 1"))));
   EXPECT_THAT(
       said_by_a_rank_that_leaves_late(0),

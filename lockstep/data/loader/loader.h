@@ -24,7 +24,7 @@
 
 namespace lockstep::data {
 
-/// The batches a Loader over D hands out.
+/// The batch type of a Loader over D.
 template <typename D>
 struct BatchOfDataset {
   using Type = typename D::Batch;
@@ -35,7 +35,7 @@ requires(IterableDataset<D> && !Dataset<D>) struct BatchOfDataset<D> {
       decltype(collate_samples(std::declval<const D&>(), std::declval<std::vector<SampleOf<D>>>()));
 };
 
-/// A Loader over what is no data set: the compiler says why in one line, and then nothing more.
+/// Refuses a type that is not a dataset, with one compiler error that names the reason.
 template <typename D>
 class Loader {
  public:
@@ -49,27 +49,26 @@ class Loader {
   static void explain() { explain_dataset_problem<problem_of_dataset<D>()>(); }
 };
 
-/// Hands out a dataset in batches: `for (auto& batch : loader)` is one pass over it.
+/// Iterates over a dataset in batches: `for (auto& batch : loader)` is one pass over it.
 ///
-/// - Pass k follows epoch k's order; nobody has to call set_epoch.
+/// - Pass k follows epoch k's order; there is no set_epoch to call.
 /// - Worker threads compute up to workers + prefetch_batches batches ahead. The batches and their
-///   order are the same for any number of workers. No thread lives outside a pass.
+///   order are the same for any number of workers. Threads exist only during a pass.
 /// - Random numbers that the dataset draws from torch depend on seed, epoch and sample alone; see
 ///   SampleRandomScope.
-/// - What the dataset throws for a batch is thrown where that batch would have been handed out, and
-///   again by an iterator that is incremented again.
-/// - With a device, batches ahead are copied there on a stream of their own, and wait there; see
-///   CopyAhead. One that is handed out may be used at once by work on the current stream.
-/// - The position is a Cursor, and a pass can resume at any; what was skipped is not read.
+/// - An exception of the dataset is thrown at the batch that failed, and again if that iterator is
+///   incremented again.
+/// - With a device, batches are copied there ahead on a separate stream, see CopyAhead. Work on the
+///   current stream may use a batch at once.
+/// - The position is a Cursor. A pass can resume at any, without reading the skipped samples.
 /// - A loop left early (break, exception) ends its pass at once; the next pass is the next epoch.
 ///
-/// An IterableDataset is loaded likewise, with the differences that StreamSteps names: one thread
-/// reads, a resumed pass reads and drops what it skips, and an error comes one batch earlier. If
+/// An IterableDataset is loaded in the same way, with the differences of StreamSteps: one thread
+/// reads, a resumed pass reads and drops what it skips, and an error appears one batch earlier. If
 /// sharded with dispatch_batches, rank 0 reads for all; see Dispatcher.
 ///
-/// Copies are handles of one and the same loader. Memory: 8 bytes a sample and the batches ahead,
-/// on the device where there is one.
-/// Thread safety: none; a loader belongs to one thread at a time.
+/// Copies are handles of the same loader. Memory: 8 bytes a sample and the batches ahead, on the
+/// device if there is one. Not thread-safe. After torch's DataLoader.
 template <typename D>
 requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
  public:
@@ -93,7 +92,7 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
     LoaderCore core;
   };
 
-  /// One loop over the loader: from begin() until the iterator dies.
+  /// One loop over the loader: from begin() until the iterator is destroyed.
   class Pass {
    public:
     Pass(std::shared_ptr<State> state, int64_t skip)
@@ -149,16 +148,16 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
       const ShardLayout layout = core.layout();
       const ShardSpec& spec = layout.spec();
       copy_ahead_ = CopyAhead(core.options().device);
-      // On a worker, or on the thread that dispatches: the loop need wait for neither the copy nor
-      // the pinning.
+      // Called on a worker or the dispatching thread, so the loop waits for neither copy nor
+      // pinning.
       const SendBatch<Batch> send = [this](Batch batch) {
         return copy_ahead_.send(std::move(batch));
       };
       if constexpr (Transferable<Batch>) {
         if (core.dispatches()) {
-          const std::function<Batch(Batch)> as_it_is = [](Batch batch) { return batch; };
+          const std::function<Batch(Batch)> unchanged = [](Batch batch) { return batch; };
           auto source =
-              spec.rank == 0 ? read_steps({.first = 0, .count = spec.world}, as_it_is) : nullptr;
+              spec.rank == 0 ? read_steps({.first = 0, .count = spec.world}, unchanged) : nullptr;
           return std::make_unique<Dispatcher<Batch>>(
               core.dispatch_group(), std::move(source), layout, core.cursor(), send);
         }
@@ -166,7 +165,7 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
       return read_steps({.first = spec.rank, .count = 1}, send);
     }
 
-    /// `finish` is given each batch where it was read.
+    /// `finish` is called with each batch on the thread that read it.
     template <typename Item>
     std::unique_ptr<Steps<Item>> read_steps(
         RankRange ranks, const std::function<Item(Batch)>& finish) {
@@ -198,12 +197,12 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
     CopyAhead copy_ahead_;
     std::optional<Batch> current_;
     std::unique_ptr<Steps<Arriving<Batch>>> steps_;  ///< Its threads use all of the above.
-    std::exception_ptr failure_;  ///< What ended the pass; asking again is no way around it.
+    std::exception_ptr failure_;  ///< The exception that ended the pass; thrown again by advance().
     bool done_ = false;
   };
 
  public:
-  /// Owns a pass; single use, as an input iterator is. The batch may be moved from.
+  /// Owns a pass; an input iterator. The batch may be moved from.
   class Iterator {
    public:
     using iterator_concept = std::input_iterator_tag;
@@ -226,19 +225,19 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
     std::unique_ptr<Pass> pass_;
   };
 
-  /// ConfigError, naming the option, for one out of range; and for a dataset without samples.
+  /// ConfigError, naming the option, for a value out of range, and for a dataset without samples.
   explicit Loader(D dataset, const LoaderOptions& options = {})
       : state_(std::make_shared<State>(std::move(dataset), options, nullptr)) {}
-  /// Follows `sampler`, which decides the order: `shuffle` must be left alone, and `seed` is that
-  /// of the dataset's random numbers alone.
+  /// Uses the order of `sampler`: `shuffle` must be off, and `seed` affects only the dataset's
+  /// random numbers.
   Loader(D dataset, const LoaderOptions& options, std::shared_ptr<const Sampler> sampler) requires
       Dataset<D> : state_(std::make_shared<State>(
                        std::move(dataset), options, require_sampler(std::move(sampler)))) {}
 
-  /// An empty handle, as Accelerator::free_memory leaves it. Using it is a ConfigError.
+  /// Constructs an empty handle, as Accelerator::free_memory leaves it. Its use is a ConfigError.
   explicit Loader(std::nullptr_t) {}
 
-  /// Begins a pass. ConfigError if one is running: two at a time would share one position.
+  /// Begins a pass. ConfigError if one is running, since the two would share one position.
   Iterator begin() {
     auto pass = std::make_unique<Pass>(state(), *skip_);
     *skip_ = 0;
@@ -247,48 +246,47 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
   }
   std::default_sentinel_t end() const { return {}; }
 
-  /// Batches of this rank in the running or next pass: fewer than usual in one that goes on where
-  /// another layout was left.
+  /// Returns the batches of this rank in the running or next pass: fewer than usual if it continues
+  /// another layout's pass.
   int64_t size() const requires SizedDataset<D> { return state()->core.layout().size(); }
-  /// As the options say: of one rank, or of all ranks together when batches are split.
+  /// Returns the option: rows of one rank, or of all ranks together with split_batches.
   int64_t batch_size() const { return state()->core.options().batch_size; }
-  /// Samples all ranks together take in one full step.
+  /// Returns the samples of a full step of all ranks.
   int64_t total_batch_size() const { return state()->core.layout().global_batch_rows(); }
-  /// Samples in a pass over all ranks: the dataset's size, or the sampler's if one was given.
+  /// Returns the samples of a pass over all ranks: the sampler's size if given, else the dataset's.
   int64_t dataset_size() const requires SizedDataset<D> { return state()->core.layout().samples(); }
   const D& dataset() const { return state()->dataset; }
 
-  /// Leaves this loader only the batches of one rank. ConfigError during a pass, and if it was
-  /// sharded otherwise before; sharding again in the same way does nothing.
-  /// Collective over `group`, that of the ranks, if `spec` asks for dispatch_batches; not used
-  /// else.
+  /// Restricts this loader to the batches of one rank. Repeating it with an equal `spec` does
+  /// nothing. ConfigError during a pass, and for another `spec` than before. Collective over
+  /// `group`, the ranks' group, if `spec` has dispatch_batches; else `group` is not used.
   void shard(const ShardSpec& spec, Group group = {}) {
     state()->core.shard(spec, std::move(group));
   }
   bool is_sharded() const { return state()->core.is_sharded(); }
 
-  /// Epoch of the running or next pass.
+  /// Returns the epoch of the running or next pass.
   int64_t epoch() const { return state()->core.epoch(); }
-  /// Position of this rank: inside the loop it counts the current batch, after a full pass it is
-  /// {epoch + 1, 0}. After a loop left early it is where the loop was left: a job that stops there
-  /// and is resumed misses nothing, while one that goes on begins the next epoch.
+  /// Returns the position of this rank. Inside the loop it counts the current batch; after a full
+  /// pass it is {epoch + 1, 0}. After a loop left early it is the position in that pass: a job
+  /// resumed from it continues the epoch, while this loader's next pass begins the next epoch.
   Cursor cursor() const { return state()->core.cursor(); }
-  /// The next pass resumes there. ConfigError for another seed, for a position past the end of the
-  /// epoch, and during a pass. A cursor at the very end makes the next pass an empty one. One that
-  /// was saved with another number of ranks or batch size goes through resharded() first.
+  /// Makes the next pass resume there; at the very end of an epoch that pass is empty. A cursor
+  /// saved with another number of ranks or batch size needs resharded() first. ConfigError for
+  /// another seed, for a position past the end of the epoch, and during a pass.
   void load_cursor(const Cursor& cursor) { state()->core.load_cursor(cursor); }
   /// See LoaderCore::resharded().
   Cursor resharded(const Cursor& saved, int64_t saved_total_batch_size) const {
     return state()->core.resharded(saved, saved_total_batch_size);
   }
 
-  /// Replaces the one to be told of passes and batches, from the next pass on; null for none.
+  /// Replaces the observer of passes and batches from the next pass on; null for none.
   void set_observer(std::shared_ptr<LoaderObserver> observer) {
     state()->core.set_observer(std::move(observer));
   }
-  /// What the observer gets to know this loader by.
+  /// Returns the identity of this loader that observers receive.
   const void* id() const { return &state()->core; }
-  /// The part that does not depend on the dataset's type, for code that keeps loaders of many.
+  /// Returns the part that does not depend on the dataset's type, for code that keeps many loaders.
   std::shared_ptr<LoaderCore> core() const {
     return std::shared_ptr<LoaderCore>(state(), &state_->core);
   }
@@ -310,22 +308,21 @@ requires(Dataset<D> || IterableDataset<D>) class Loader<D> {
   }
 
   std::shared_ptr<State> state_;
-  std::shared_ptr<int64_t> skip_ = std::make_shared<int64_t>(0);  ///< Of this handle's next pass.
+  /// Batches that this handle's next pass skips.
+  std::shared_ptr<int64_t> skip_ = std::make_shared<int64_t>(0);
 };
 
-/// A handle of `loader` whose first pass hands out none of the epoch's first `batches` batches of
-/// this rank; its later passes, and those of other handles, are whole. A dataset is not asked for
-/// what is skipped; a stream is read and its samples dropped.
+/// Returns a handle of `loader` whose first pass skips the first `batches` batches of this rank.
 ///
-/// It is the same loader: there is one position, so the pass after the shortened one is the next
-/// epoch, whichever handle it uses, and a checkpoint taken within resumes where it was. A loader
-/// that already stands at `batches` or later (load_cursor, load_state) is not moved: code that
-/// skips after restoring, as Accelerate asks for, does not skip twice. Nor is one that goes on
-/// where another layout was left: the count belongs to that layout, and the position is exact
-/// already.
+/// Its later passes, and those of other handles, are full. A dataset is not read for skipped
+/// batches; a stream is read, and its samples dropped. The handles share one position: the pass
+/// after the shortened one is the next epoch, and a checkpoint within it resumes exactly. A loader
+/// at `batches` or later (load_cursor, load_state) is not moved, so code that skips after
+/// restoring, as with Accelerate, does not skip twice. Nor is one that continues another layout's
+/// pass, since the count belongs to that layout.
 ///
-/// ConfigError, the same on every rank, for less than 0, or more than the rank with the most
-/// batches has (of a stream that is not known). A rank with one batch less has none left then.
+/// ConfigError, the same on every rank, if `batches` is negative or exceeds the most batches of any
+/// rank (not known for a stream). A rank with one batch less then has none left.
 template <typename D>
 Loader<D> skip_first_batches(const Loader<D>& loader, int64_t batches) {
   return loader.skipping(batches);

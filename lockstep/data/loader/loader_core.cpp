@@ -8,117 +8,14 @@
 
 #include <fmt/format.h>
 
-#include <ATen/Context.h>
-
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/data/loader/loader_checks.h"
 
 namespace lockstep::data {
 namespace {
 
-constexpr int kMaxWorkers = 1024;
-constexpr int kMaxPrefetchBatches = 1 << 20;
-constexpr int64_t kMaxStreamSamples = int64_t{1} << 61;  // Leaves room for a few rounds beyond.
-
-std::shared_ptr<const Sampler> choose_sampler(
-    const SourceInfo& source,
-    const LoaderOptions& options,
-    std::shared_ptr<const Sampler> sampler) {
-  const auto refuse_shuffle = [&](const char* why, const char* instead) {
-    if (options.shuffle) {
-      throw ConfigError("Loader", fmt::format("{}; got shuffle = true; {}", why, instead));
-    }
-  };
-  if (source.streamed) {
-    refuse_shuffle(
-        "an iterable dataset decides its own order", "leave it out and shuffle in stream(epoch)");
-    return nullptr;
-  }
-  if (sampler) {
-    refuse_shuffle(
-        "shuffle has no effect beside a sampler, which decides the order", "leave it out");
-    return sampler;
-  }
-  if (options.shuffle) {
-    return std::make_shared<RandomSampler>(*source.samples, options.seed);
-  }
-  return std::make_shared<SequentialSampler>(*source.samples);
-}
-
-void check_range(const char* option, int64_t value, int64_t min, int64_t max) {
-  if (value < min || value > max) {
-    throw ConfigError(
-        "Loader",
-        fmt::format(
-            "option {} is out of range; got {}, expected {} to {}", option, value, min, max));
-  }
-}
-
-void check_device(const SourceInfo& source, const std::optional<at::Device>& device) {
-  if (device && !device->is_cpu() && !source.transferable) {
-    throw ConfigError(
-        "Loader",
-        fmt::format(
-            "cannot move batches of this type to {}: something in them is neither tensor, number "
-            "nor string in a standard container; declare the fields of its structs with "
-            "LOCKSTEP_FIELDS",
-            device->str()));
-  }
-  if (device && device->is_cuda() && !at::hasCUDA()) {
-    throw ConfigError(
-        "Loader",
-        fmt::format(
-            "cannot move batches to {}: no CUDA device can be used here; leave option device out, "
-            "or try cpu",
-            device->str()));
-  }
-}
-
-void check_sequences(const SequenceForm& form, const LoaderOptions& options, bool has_sampler) {
-  if (form.rows > 0 && (options.shuffle || has_sampler || options.batch_size != form.rows)) {
-    throw ConfigError(
-        "Loader",
-        fmt::format(
-            "the rows of a SequenceDataset go on from batch to batch, in order; got batch_size = "
-            "{}, shuffle = {}, {} sampler, expected batch_size = {} and neither; try "
-            "sequence_loader()",
-            options.batch_size,
-            options.shuffle,
-            has_sampler ? "a" : "no",
-            form.rows));
-  }
-}
-
-LoaderOptions checked(const SourceInfo& source, const LoaderOptions& options, bool has_sampler) {
-  check_sequences(source.sequences, options, has_sampler);
-  check_range("batch_size", options.batch_size, 1, int64_t{1} << 40);
-  check_range("workers", options.workers, 0, kMaxWorkers);
-  check_range("prefetch_batches", options.prefetch_batches, 0, kMaxPrefetchBatches);
-  check_device(source, options.device);
-  if (source.streamed && options.workers > 1) {
-    throw ConfigError(
-        "Loader",
-        fmt::format(
-            "an iterable dataset is read by one thread; got workers = {}, expected 0 or 1",
-            options.workers));
-  }
-  return options;
-}
-
-int64_t require_samples(const SourceInfo& source, const Sampler* sampler) {
-  if (source.streamed) {
-    return source.samples.value_or(0);
-  }
-  if (*source.samples < 1 || sampler->size() < 1) {
-    throw ConfigError(
-        "Loader",
-        fmt::format(
-            "the dataset is empty; got {} samples and a sampler of {}, expected at least one each",
-            *source.samples,
-            sampler->size()));
-  }
-  return sampler->size();
-}
+constexpr int64_t kMaxStreamSamples = int64_t{1} << 61;  // Leaves space for a few rounds beyond.
 
 Cursor next_epoch(const Cursor& cursor) {
   return {.seed = cursor.seed, .epoch = cursor.epoch + 1, .batches = 0, .first_sample = 0};
@@ -139,18 +36,10 @@ void LoaderObserver::batch_ended(const void* /*loader*/) {}
 void LoaderObserver::batch_started(const void* /*loader*/, const BatchInfo& /*info*/) {}
 void LoaderObserver::pass_ended(const void* /*loader*/) {}
 
-std::shared_ptr<const Sampler> require_sampler(std::shared_ptr<const Sampler> sampler) {
-  if (!sampler) {
-    throw ConfigError(
-        "Loader", "the sampler is null; leave it out for the one the options ask for");
-  }
-  return sampler;
-}
-
 LoaderCore::LoaderCore(
     const SourceInfo& source, const LoaderOptions& options, std::shared_ptr<const Sampler> sampler)
     : source_(source),
-      options_(checked(source, options, sampler != nullptr)),
+      options_(checked_options(source, options, sampler != nullptr)),
       sampler_(choose_sampler(source, options, std::move(sampler))),
       layout_(
           require_samples(source, sampler_.get()),
@@ -158,7 +47,7 @@ LoaderCore::LoaderCore(
           options.drop_last,
           ShardSpec{}),
       cursor_{.seed = order_seed()} {
-  register_sample_random();  // Now, where few other threads use torch.
+  register_sample_random();  // Early, while few other threads use torch.
 }
 
 RandomKey LoaderCore::random_key() const {
@@ -173,7 +62,7 @@ uint64_t LoaderCore::order_seed() const {
 }
 
 int64_t LoaderCore::max_batches(const ShardLayout& layout) const {
-  // No rank has more than rank 0. What a stream's size() says is no more than a hint.
+  // No rank has more than rank 0. A stream's size() is only a hint.
   return source_.streamed ? (kMaxStreamSamples - layout.first_sample()) / layout.global_batch_rows()
                           : layout.size(0);
 }
@@ -183,61 +72,19 @@ void LoaderCore::shard(const ShardSpec& asked, Group group) {
   ShardSpec spec = asked;
   if (const int64_t rows = source_.sequences.rows; rows > 0) {
     spec.split_batches = true;
-    if (spec.world > 0 && rows % spec.world != 0) {
-      throw ConfigError(
-          "sequence_loader",
-          fmt::format(
-              "the rows cannot be shared equally by the ranks; got {} rows for {} ranks, expected "
-              "a multiple of {}",
-              rows,
-              spec.world,
-              spec.world));
-    }
+    check_rows_divide(rows, spec.world);
   }
   if (sharded_) {
     if (spec == shard_) {
       return;
     }
-    const auto text = [](const ShardSpec& of) {
-      return fmt::format(
-          "rank {} of {} (even_batches {}, split_batches {}, dispatch_batches {})",
-          of.rank,
-          of.world,
-          of.even_batches,
-          of.split_batches,
-          of.dispatch_batches);
-    };
-    throw ConfigError(
-        "Loader",
-        fmt::format(
-            "sharded twice in different ways; was {}, got {}; prepare a loader once, or make "
-            "another",
-            text(shard_),
-            text(spec)));
+    refuse_other_shard(shard_, spec);
   }
   const ShardLayout layout(layout_.samples(), options_.batch_size, options_.drop_last, spec);
   check_position(cursor_, layout);
   if (spec.dispatch_batches && spec.world > 1) {
-    if (group.rank() != spec.rank || group.size() != spec.world) {
-      throw ConfigError(
-          "Loader",
-          fmt::format(
-              "dispatch_batches needs the ranks' group; got one with rank {} of {}, expected rank "
-              "{} "
-              "of {}; try shard(spec, group)",
-              group.rank(),
-              group.size(),
-              spec.rank,
-              spec.world));
-    }
-    if (!source_.transferable) {
-      throw ConfigError(
-          "Loader",
-          "dispatch_batches cannot send batches of this type: something in them is neither tensor, "
-          "number nor string in a standard container; declare the fields of its structs with "
-          "LOCKSTEP_FIELDS, or let every rank read for itself");
-    }
-    // A group of its own: batches travel while the training's own operations do.
+    check_dispatch(spec, group, source_.transferable);
+    // A separate group, since batches are sent in parallel with the training's operations.
     dispatch_group_ = group.split(0, spec.rank);
   }
   layout_ = layout;
@@ -251,8 +98,8 @@ void LoaderCore::check_position(const Cursor& cursor, const ShardLayout& layout)
     throw ConfigError(
         "Loader",
         fmt::format(
-            "the cursor goes on outside the data; got first_sample {}, expected 0 to {}; was it "
-            "saved with another dataset?",
+            "the cursor is outside the data; got first_sample {}, expected 0 to {}; use the "
+            "dataset with which it was saved",
             cursor.first_sample,
             max_sample));
   }
@@ -261,9 +108,9 @@ void LoaderCore::check_position(const Cursor& cursor, const ShardLayout& layout)
     throw ConfigError(
         "Loader",
         fmt::format(
-            "the cursor points outside the data; got epoch {}, batch {}, expected an epoch from 0 "
-            "and a batch from 0 "
-            "to {}; was it saved with another dataset, batch_size or number of ranks?",
+            "the cursor is outside the data; got epoch {}, batch {}, expected an epoch from 0 and "
+            "a batch from 0 to {}; use the dataset, batch_size and number of ranks with which it "
+            "was saved",
             cursor.epoch,
             cursor.batches,
             max));
@@ -278,7 +125,7 @@ void LoaderCore::check_cursor(const Cursor& cursor) const {
         "sequence_loader",
         fmt::format(
             "the position was saved with another length; got {} time steps a batch, expected this "
-            "loader's {}; make the loader with .length = {} to go on where it was saved",
+            "loader's {}; make the loader with .length = {} to continue there",
             cursor.seed,
             seed,
             cursor.seed));
@@ -287,9 +134,10 @@ void LoaderCore::check_cursor(const Cursor& cursor) const {
     throw ConfigError(
         "Loader",
         fmt::format(
-            "the cursor belongs to another order of the data; got seed {}, expected this loader's "
+            "the cursor was saved with another order of the data; got seed {}, expected this "
+            "loader's "
             "seed {}; "
-            "make the loader with .seed = {} to go on where it was saved",
+            "make the loader with .seed = {} to continue there",
             cursor.seed,
             seed,
             cursor.seed));
@@ -303,9 +151,9 @@ void LoaderCore::check_rows(int64_t saved_global_batch_rows) const {
     throw ConfigError(
         "sequence_loader",
         fmt::format(
-            "the position was saved with another number of rows, which cut the corpus at other "
-            "places; got {} rows, expected this loader's {}; make the loader with .rows = {} to go "
-            "on where it was saved",
+            "the position was saved with another number of rows, which splits the corpus "
+            "differently; got {} rows, expected this loader's {}; make the loader with .rows = {} "
+            "to continue there",
             saved_global_batch_rows,
             rows,
             saved_global_batch_rows));
@@ -314,7 +162,7 @@ void LoaderCore::check_rows(int64_t saved_global_batch_rows) const {
 
 Cursor LoaderCore::resharded(const Cursor& saved, int64_t saved_global_batch_rows) const {
   check_rows(saved_global_batch_rows);
-  // One rank that takes whole rounds is where all of the ranks together were.
+  // One rank that takes full rounds has the position of all ranks together.
   const ShardLayout before(
       layout_.samples(), saved_global_batch_rows, options_.drop_last, ShardSpec{});
   check_position(saved, before);
@@ -340,8 +188,8 @@ void LoaderCore::set_even_batches(bool even_batches) {
   if (!sharded_ || dispatches()) {
     throw ConfigError(
         "Loader",
-        sharded_ ? "dispatched batches are even or not from the start; shard it so"
-                 : "set_even_batches() before shard(); prepare the loader first");
+        sharded_ ? "even_batches of dispatched batches cannot change later; pass it to shard()"
+                 : "set_even_batches() was called before shard(); prepare the loader first");
   }
   ShardSpec spec = shard_;
   spec.even_batches = even_batches;
@@ -353,7 +201,7 @@ void LoaderCore::set_even_batches(bool even_batches) {
 
 void LoaderCore::set_device(at::Device device) {
   refuse_during_pass(running_, "set_device()");
-  check_device(source_, device);
+  check_loader_device(source_, device);
   options_.device = device;
 }
 
@@ -362,12 +210,15 @@ void LoaderCore::set_observer(std::shared_ptr<LoaderObserver> observer) {
 }
 
 void LoaderCore::check_skip(int64_t batches) const {
-  // Where another layout was left, the count belongs to that one and moves nothing.
+  // If the pass continues another layout's, the count belongs to that layout and is ignored.
   const int64_t max = layout().first_sample() > 0 ? kMaxStreamSamples : max_batches(layout_);
   if (batches < 0 || batches > max) {
     throw ConfigError(
         "skip_first_batches",
-        fmt::format("cannot skip that many batches; got {}, expected 0 to {}", batches, max));
+        fmt::format(
+            "the number of batches to skip is out of range; got {}, expected 0 to {}",
+            batches,
+            max));
   }
 }
 
@@ -381,7 +232,8 @@ std::shared_ptr<const ShardPlan> LoaderCore::make_plan(const Cursor& start) cons
       throw ConfigError(
           "Loader",
           fmt::format(
-              "the sampler's order for epoch {} leaves the dataset; got index {}, expected 0 to {}",
+              "the sampler's order for epoch {} has an index outside the dataset; got {}, expected "
+              "0 to {}",
               start.epoch,
               index,
               *source_.samples - 1));
@@ -389,7 +241,7 @@ std::shared_ptr<const ShardPlan> LoaderCore::make_plan(const Cursor& start) cons
   }
   auto plan = std::make_shared<const ShardPlan>(
       std::move(order), layout_.with_first_sample(start.first_sample));
-  // Only now: what is wrong with an order is to be seen by all ranks.
+  // After the checks, so that all ranks report an invalid order.
   return dispatches() && shard_.rank != 0 ? nullptr : plan;
 }
 
@@ -409,7 +261,7 @@ std::shared_ptr<const ShardPlan> LoaderCore::begin_pass(int64_t skip) {
     start.batches = std::max(start.batches, skip);
   }
   if (!source_.streamed && !dispatches()) {
-    // This rank may have one batch less. Where rank 0 reads for all, they stay at one step.
+    // This rank may have one batch less. If rank 0 reads for all, all ranks stay at one step.
     start.batches = std::min(start.batches, layout().size());
   }
   auto plan = make_plan(start);
@@ -481,7 +333,7 @@ void LoaderCore::leave_pass() noexcept {
   } catch (const std::exception& error) {
     log_error(error.what());
   } catch (...) {
-    log_error("[Loader] an observer threw something unknown when a pass was left");
+    log_error("[Loader] an observer threw an exception of unknown type when a pass was left");
   }
 }
 

@@ -9,61 +9,59 @@
 #include <c10/core/Device.h>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/data/loader/cursor.h"
-#include "lockstep/data/loader/shard.h"
+#include "lockstep/data/order/cursor.h"
 #include "lockstep/data/order/sampler.h"
+#include "lockstep/data/order/shard.h"
 #include "lockstep/data/sample/sample_random.h"
 
 namespace lockstep::data {
 
+/// Options of a Loader. Constructing the Loader checks them.
 struct LoaderOptions {
-  int64_t batch_size =
-      1;  ///< Rows a rank gets at a time; of all ranks together when batches are split.
-  bool shuffle = false;    ///< A new order in every epoch, from `seed`.
-  bool drop_last = false;  ///< Leave out the last round if it is not full.
-  /// Of the shuffle, and of the random numbers that the dataset draws; see SampleRandomScope. Never
-  /// drawn from torch's generator, unlike Accelerate's: ranks need not agree on one, and a resumed
-  /// job sees the same order and the same numbers. Loaders of one seed draw alike: sample 7 of each
-  /// has the same numbers.
+  int64_t batch_size = 1;  ///< Rows of a rank's batch; of all ranks together with split_batches.
+  bool shuffle = false;    ///< Draws a new order in every epoch, from `seed`.
+  bool drop_last = false;  ///< Drops the last round if it is not full.
+  /// Seed of the shuffle and of the dataset's random numbers, see SampleRandomScope. Unlike
+  /// Accelerate's it never comes from torch's generator: all ranks and resumed jobs get the same
+  /// order and numbers. Loaders with one seed draw the same numbers for the same sample index.
   uint64_t seed = 0;
-  /// Threads that compute batches ahead; 0: none, the loop computes its own. An iterable dataset
-  /// is read by one at most.
+  /// Threads that compute batches ahead; 0: the loop computes them. At most 1 for an iterable
+  /// dataset.
   int workers = 1;
-  /// Batches computed ahead, and copied to `device`, beside the one each worker is at; without
-  /// effect when there are no workers.
+  /// Batches computed ahead, and copied to `device`, in addition to one for each worker. No effect
+  /// without workers.
   int prefetch_batches = 2;
-  /// Where batches arrive; unset: where the dataset made them. See to_device().
+  /// The device of the batches; unset: the device on which the dataset made them. See to_device().
   std::optional<at::Device> device = std::nullopt;
 };
 
-/// One batch as the accelerator must know it to drop wrapped duplicates and to end an accumulation
-/// group.
+/// Describes one batch, for the end of an accumulation group and for dropping repeated samples.
 struct BatchInfo {
-  int64_t index = 0;               ///< In the pass as Cursor::batches counts, also after resuming.
-  bool is_last = false;            ///< This rank's last one of the pass.
-  bool is_last_somewhere = false;  ///< Or another rank's: with uneven ends some have one more.
-  int64_t rows = 0;                ///< Of this rank's batch.
+  int64_t index = 0;               ///< Index in the pass, as in Cursor::batches.
+  bool is_last = false;            ///< Whether it is this rank's last batch of the pass.
+  bool is_last_somewhere = false;  ///< Whether it is any rank's last batch of the pass.
+  int64_t rows = 0;                ///< Rows of this rank's batch.
   std::vector<int64_t> rows_per_rank;
-  std::vector<int64_t> valid_rows;  ///< Per rank: leading rows that are no duplicates.
+  std::vector<int64_t> valid_rows;  ///< Per rank: leading rows that are not repeated.
 };
 
-/// The form of a SequenceDataset.
+/// Rows and length of a SequenceDataset.
 struct SequenceForm {
-  int64_t rows = 0;    ///< Of all ranks together; 0: not a SequenceDataset.
+  int64_t rows = 0;    ///< Rows of all ranks together; 0: not a SequenceDataset.
   int64_t length = 0;  ///< Time steps of a batch.
 };
 
-/// What a LoaderCore has to know of the dataset.
+/// The properties of a dataset that a LoaderCore needs.
 struct SourceInfo {
-  /// Unset: a stream of unknown length. Of a stream no more than a hint: it may yield others.
+  /// Unset: a stream of unknown length. For a stream only a hint, which it may not keep.
   std::optional<int64_t> samples = std::nullopt;
   bool streamed = false;      ///< An iterable dataset.
   bool transferable = false;  ///< Its batches are Transferable.
   SequenceForm sequences = {};
 };
 
-/// Told of what a loop does with a loader, on the loop's own thread. `loader` tells loaders apart:
-/// it is Loader::id(), the same for all copies of one loader.
+/// Receives the events of a loop over a loader, on the loop's thread. `loader` is Loader::id(),
+/// which is equal for all copies of one loader.
 class LoaderObserver {
  public:
   LoaderObserver() = default;
@@ -71,31 +69,30 @@ class LoaderObserver {
   LoaderObserver& operator=(const LoaderObserver&) = delete;
   virtual ~LoaderObserver() = default;
 
-  /// Before a pass begins: the loader's position may still be loaded. What it throws, the loop
-  /// gets.
+  /// Called before a pass begins, when the loader's position may still be loaded. Its exception
+  /// reaches the loop.
   virtual void pass_requested(const void* loader);
-  /// `from_its_beginning`: not resumed within it.
+  /// `from_its_beginning`: false for a pass that resumes.
   virtual void pass_started(const void* loader, bool from_its_beginning);
-  /// Just before the loop's body sees the batch.
+  /// Called just before the loop's body sees the batch.
   virtual void batch_started(const void* loader, const BatchInfo& info);
-  /// The loop is done with the batch and asks for more: the loader's cursor counts it.
+  /// Called when the loop asks for the next batch; the loader's cursor counts this one.
   virtual void batch_ended(const void* loader);
-  /// Once for each pass_started that did not throw: at the end, after a break, after an exception.
-  /// What it throws in the last two cases is logged, for it runs in a destructor.
+  /// Called once for each pass_started that did not throw: at the end, after a break, or after an
+  /// exception. In the last two cases it runs in a destructor, and its exception is logged.
   virtual void pass_ended(const void* loader);
 };
 
-/// `sampler` itself; ConfigError if it is null.
+/// Returns `sampler`. ConfigError if it is null.
 std::shared_ptr<const Sampler> require_sampler(std::shared_ptr<const Sampler> sampler);
 
-/// The part of a Loader that does not depend on the dataset's type: options, shard, position,
+/// Holds the parts of a Loader that do not depend on the dataset's type: options, shard, position,
 /// observer.
 ///
-/// Thread safety: none; a loader belongs to one thread at a time. Its workers do not touch this
-/// class.
+/// Not thread-safe. The loader's workers do not use it.
 class LoaderCore {
  public:
-  /// `sampler` null: the one that `options` ask for. A stream has none.
+  /// `sampler`: null for the one of `options`, and for a stream.
   LoaderCore(
       const SourceInfo& source,
       const LoaderOptions& options,
@@ -103,90 +100,88 @@ class LoaderCore {
 
   const SourceInfo& source() const { return source_; }
   const LoaderOptions& options() const { return options_; }
-  /// Of the running or next pass. A stream of unknown length is laid out as if it had no samples:
-  /// only what does not depend on their number means something.
+  /// Returns the layout of the running or next pass. For a stream of unknown length it has 0
+  /// samples, so only values that do not depend on their number are valid.
   ShardLayout layout() const {
     return layout_.with_first_sample(left_early_ ? 0 : cursor_.first_sample);
   }
   bool is_sharded() const { return sharded_; }
-  /// Whether rank 0 reads for all.
+  /// Returns whether rank 0 reads for all.
   bool dispatches() const { return shard_.dispatch_batches && shard_.world > 1; }
   int64_t epoch() const { return cursor_.epoch + (left_early_ ? 1 : 0); }
   const Cursor& cursor() const { return cursor_; }
-  /// Of the running or next pass.
+  /// Returns the key of the running or next pass.
   RandomKey random_key() const;
-  /// A loop was left at the cursor; the next pass is the next epoch.
+  /// Returns whether a loop was left at the cursor; the next pass is then the next epoch.
   bool left_early() const { return left_early_; }
   const std::shared_ptr<LoaderObserver>& observer() const { return observer_; }
 
-  /// A SequenceDataset's batches are always split: a batch has its rows, however many ranks share
-  /// them. Collective over `group` if `spec` asks for dispatching, which happens on a group of its
-  /// own.
+  /// See Loader::shard. The batches of a SequenceDataset are always split. Collective over `group`
+  /// if `spec` has dispatch_batches: a subgroup is made for it.
   void shard(const ShardSpec& spec, Group group = {});
   const Group& dispatch_group() const { return dispatch_group_; }
-  /// As it was asked for.
+  /// Returns the argument of shard().
   const ShardSpec& spec() const { return shard_; }
-  /// From the next pass on. ConfigError during a pass, before shard(), and where batches are
-  /// dispatched, or the position lies past the end then.
+  /// Applies from the next pass on. ConfigError during a pass, before shard(), with
+  /// dispatch_batches, and if the position would be past the end.
   void set_even_batches(bool even_batches);
-  /// What load_cursor would refuse; changes nothing.
+  /// Throws as load_cursor would; changes nothing.
   void check_cursor(const Cursor& cursor) const;
-  /// The cursor that goes on, in this loader's layout, after all that was consumed where `saved`
-  /// was saved, in a layout whose rounds had `saved_global_batch_rows` samples: none of the epoch's
-  /// samples comes twice, none is left out. `saved` itself where the rounds have that size here
-  /// too; the very end of the epoch where nothing is left of it.
+  /// Converts `saved` to this loader's layout: no sample of the epoch is repeated or omitted.
   ///
-  /// Where ranks have unequally many batches, `saved` must be rank 0's, which has the most. What
-  /// drop_last leaves out at the end is what does not fill a round of this layout. ConfigError
-  /// where `saved` points outside the data in its own layout.
+  /// `saved_global_batch_rows`: samples of a full round of the saved layout. Returns `saved` itself
+  /// if this layout has equal rounds; the very end of the epoch if no sample is left. If ranks have
+  /// different numbers of batches, `saved` must be rank 0's, which has the most. drop_last drops
+  /// the samples that do not fill a round of this layout. ConfigError if `saved` is outside the
+  /// data in its own layout.
   Cursor resharded(const Cursor& saved, int64_t saved_global_batch_rows) const;
-  /// ConfigError where a SequenceDataset's position was saved with another number of rows.
+  /// ConfigError if the position of a SequenceDataset was saved with another number of rows.
   void check_rows(int64_t saved_global_batch_rows) const;
   void load_cursor(const Cursor& cursor);
-  /// Batches of later passes arrive there. ConfigError for CUDA where there is none.
+  /// Sets the device of later passes. ConfigError for CUDA if there is none.
   void set_device(at::Device device);
   void set_observer(std::shared_ptr<LoaderObserver> observer);
 
-  /// What skip_first_batches would refuse; changes nothing.
+  /// Throws as skip_first_batches would; changes nothing.
   void check_skip(int64_t batches) const;
-  /// The batches of the pass that begins, `cursor().batches` of which are to be skipped, which is
-  /// at least `skip`. Null for a stream, and where another rank does the reading.
+  /// Begins a pass, and returns its batches, of which the first `cursor().batches`, at least
+  /// `skip`, are skipped. Null for a stream, and if another rank reads.
   std::shared_ptr<const ShardPlan> begin_pass(int64_t skip);
-  /// Batch `cursor().batches` is handed out. `layout`: right about this batch, and about whether
-  /// another follows.
+  /// Reports that the loop gets batch `cursor().batches`. `layout`: valid for this batch, and for
+  /// whether another follows.
   void begin_batch(const ShardLayout& layout);
-  /// The loop is done with the batch that was handed out last.
+  /// Reports that the loop is done with its batch.
   void end_batch();
-  /// All batches were handed out, and the loop is done with the last.
+  /// Reports that the loop is done with the last batch.
   void finish_pass();
-  /// The loop was left early.
+  /// Reports that the loop was left early.
   void leave_pass() noexcept;
 
  private:
-  /// What the cursor must agree on: the sampler's seed, or the length of sequences.
+  /// Returns the value that must equal Cursor::seed: the sampler's seed, or the length of
+  /// sequences.
   uint64_t order_seed() const;
-  /// Of any rank in a pass; of a stream, more than it could ever have.
+  /// Returns the most batches of any rank in a pass; the largest int64 for a stream.
   int64_t max_batches(const ShardLayout& layout) const;
-  /// `layout`: of a whole epoch.
+  /// `layout`: that of a full epoch.
   void check_position(const Cursor& cursor, const ShardLayout& layout) const;
   std::shared_ptr<const ShardPlan> make_plan(const Cursor& start) const;
 
   SourceInfo source_;
   LoaderOptions options_;
   std::shared_ptr<const Sampler> sampler_;  ///< Null for a stream.
-  ShardLayout layout_;                      ///< Of a whole epoch.
+  ShardLayout layout_;                      ///< The layout of a full epoch.
   Cursor cursor_;
   Group dispatch_group_;
   std::shared_ptr<LoaderObserver> observer_;
-  std::shared_ptr<LoaderObserver> pass_observer_;  ///< The one that was told of the running pass.
-  ShardSpec shard_;                                ///< As it was asked for.
+  std::shared_ptr<LoaderObserver> pass_observer_;  ///< The observer of the running pass.
+  ShardSpec shard_;                                ///< The argument of shard().
   bool sharded_ = false;
   bool running_ = false;
-  bool left_early_ =
-      false;  ///< The cursor is where a loop was left; the next pass is the next epoch.
+  bool left_early_ = false;  ///< See left_early().
 };
 
-/// Throws the ConfigError of a loader that free_memory has emptied.
+/// Throws the ConfigError for a loader that free_memory has emptied.
 [[noreturn]] void refuse_empty_loader();
 
 }  // namespace lockstep::data

@@ -306,8 +306,7 @@ TEST(Loader, FollowsASamplerOfOnesOwn) {
 TEST(Loader, RefusesASamplerThatLeavesTheDataset) {
   Loader loader(Numbers(10), {}, std::make_shared<Backwards>(std::vector<int64_t>{3, 10}));
   EXPECT_THAT(
-      [&] { pass(loader); },
-      ThrowsMessage<ConfigError>(HasSubstr("got index 10, expected 0 to 9")));
+      [&] { pass(loader); }, ThrowsMessage<ConfigError>(HasSubstr("got 10, expected 0 to 9")));
 }
 
 TEST(Loader, NamesTheOptionThatIsWrong) {

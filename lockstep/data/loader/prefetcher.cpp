@@ -68,7 +68,7 @@ void OrderedWorkers::work() {
     done_[index % window_] = 1;
     if (failure) {
       failure_[index % window_] = failure;
-      // Jobs before this one were all taken already; those after it will never be asked for.
+      // All jobs before this one have started; the consumer never waits for those after it.
       stopping_ = true;
       can_start_.notify_all();
     }

@@ -13,25 +13,24 @@
 
 namespace lockstep::data {
 
-/// Runs job(begin), job(begin + 1), ... job(end - 1) on threads, at most `window` of them ahead of
-/// the consumer. Jobs start in this order. Threads run with gradients off and under the consumer's
-/// rank label.
+/// Runs job(begin), job(begin + 1), ... job(end - 1) on threads, in this order, at most `window`
+/// ahead of the consumer. Threads have gradients off and the consumer's rank label.
 ///
-/// With 0 workers there is no thread, and wait() runs the job itself, likewise with gradients off.
+/// With 0 workers there is no thread, and wait() runs the job, also with gradients off.
 /// Thread safety: wait() and release() from one consumer; `job` is called from all workers at once.
 class OrderedWorkers {
  public:
   OrderedWorkers(
       int workers, int64_t window, int64_t begin, int64_t end, std::function<void(int64_t)> job);
-  /// Lets running jobs finish, starts no other, joins.
+  /// Waits for running jobs; starts no other.
   ~OrderedWorkers();
   OrderedWorkers(const OrderedWorkers&) = delete;
   OrderedWorkers& operator=(const OrderedWorkers&) = delete;
 
-  /// Returns once job(index) is done, or throws what it threw. After a failure no further job
-  /// starts.
+  /// Blocks until job(index) is done; throws its exception. After a failure no further job starts.
   void wait(int64_t index);
-  /// The consumer is done with what job(index) left behind; the window moves on.
+  /// Reports that the consumer does not need the result of job(index) any more; the window moves
+  /// on.
   void release(int64_t index);
 
  private:
@@ -44,8 +43,8 @@ class OrderedWorkers {
   std::mutex mutex_;
   std::condition_variable can_start_;
   std::condition_variable finished_;
-  // All below is guarded by mutex_, except that threads_ belongs to the consumer.
-  int64_t next_;      ///< First job nobody has taken.
+  // mutex_ protects all members below except threads_, which the consumer uses.
+  int64_t next_;      ///< First job that has not started.
   int64_t released_;  ///< First job whose result is still needed.
   bool stopping_ = false;
   std::vector<char> done_;                   ///< [index % window]
@@ -53,9 +52,8 @@ class OrderedWorkers {
   std::vector<std::thread> threads_;
 };
 
-/// Computes T(begin), T(begin + 1), ... ahead of whoever asks for them, and hands them out in this
-/// order. At most workers + ahead of them exist, or are being computed, beside the one handed out
-/// last.
+/// Computes T(begin), T(begin + 1), ... ahead of the consumer, and returns them in this order. At
+/// most workers + ahead of them exist or are being computed, in addition to the one returned last.
 template <typename T>
 class Prefetcher {
  public:
@@ -74,8 +72,8 @@ class Prefetcher {
             }) {}
 
   bool done() const { return next_ == end_; }
-  /// The next one, or what was thrown while computing it; again the same then. Not to be called
-  /// when done.
+  /// Returns the next value; throws the exception of its computation, in every later call, too.
+  /// Must not be called when done.
   T next() {
     workers_.wait(next_);
     T value = std::move(*slot(next_));

@@ -352,7 +352,7 @@ TEST(ReshardedLoader, RefusesWhatLiesOutsideTheData) {
   refuses_saved(
       {.seed = 5, .batches = 3}, 8, "batch 3, expected an epoch from 0 and a batch from 0 to 2");
   refuses_saved({.seed = 5, .first_sample = 13}, 8, "got first_sample 13");
-  refuses_saved({.seed = 5}, 0, "batch_size out of range; got 0");
+  refuses_saved({.seed = 5}, 0, "batch_size is out of range; got 0");
   auto stream = loader_of(Counting(12), {.batch_size = 2}, {}, 0);
   EXPECT_THROW(stream.resharded({.batches = kToTheEnd}, 8), ConfigError);
   EXPECT_THROW(stream.load_cursor({.batches = kToTheEnd}), ConfigError);

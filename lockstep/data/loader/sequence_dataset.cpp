@@ -22,7 +22,7 @@ int64_t require_positive(const char* name, int64_t value) {
   return value;
 }
 
-/// Of one row; each needs a target beyond its end.
+/// Returns the time steps of one row. Each row needs one more as the last target.
 int64_t time_steps_of(const at::Tensor& corpus, int64_t rows) {
   const int64_t steps = (corpus.size(0) - 1) / rows;
   if (steps < 1) {
@@ -64,7 +64,7 @@ SequenceBatch SequenceDataset::get_batch(std::span<const int64_t> indices) const
       throw ConfigError(
           "SequenceDataset",
           fmt::format(
-              "the samples are of different batches; got {} and {} with {} rows; load it with "
+              "the samples belong to different batches; got {} and {} with {} rows; load it with "
               "sequence_loader()",
               indices.front(),
               index,

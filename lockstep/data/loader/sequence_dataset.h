@@ -21,16 +21,15 @@ struct SequenceBatch {
   at::Tensor data;
   /// The same, one time step later.
   at::Tensor target;
-  /// The time step of the rows at which the batch begins. At 0 a pass begins: the model's state
-  /// must be reset.
+  /// The first time step of the batch. At 0 a pass begins, and the model's state must be reset.
   int64_t position = 0;
   LOCKSTEP_FIELDS(data, target, position)
 };
 
-/// A corpus cut into rows that go on from batch to batch, for truncated backpropagation through
-/// time: row i of each batch follows row i of the batch before.
+/// Splits a corpus into rows that continue from batch to batch, for truncated backpropagation
+/// through time: row i of each batch follows row i of the batch before.
 ///
-/// The corpus, [time steps, ...], is cut into `rows` equal parts; what is left at its end is not
+/// The corpus, [time steps, ...], is split into `rows` equal parts; a remainder at its end is not
 /// used. Batch k has the time steps k * length to (k + 1) * length of every part; the last batch of
 /// a pass may be shorter. Sample k * rows + i is row i of batch k. After torch's
 /// word_language_model (batchify and get_batch).
@@ -40,12 +39,12 @@ class SequenceDataset {
  public:
   using Batch = SequenceBatch;
 
-  /// ConfigError if `rows` or `length` is below 1, for a corpus with less than two time steps a
+  /// ConfigError if `rows` or `length` is less than 1, for a corpus with less than two time steps a
   /// row, and for one that gather_rows cannot read.
   SequenceDataset(const at::Tensor& corpus, int64_t rows, int64_t length);
 
   int64_t size() const { return rows_ * batches_; }
-  /// ConfigError unless all samples are of one batch.
+  /// Returns a part of one batch. ConfigError unless all samples are of that batch.
   Batch get_batch(std::span<const int64_t> indices) const;
   int64_t rows() const { return rows_; }
   int64_t length() const { return length_; }
@@ -60,23 +59,23 @@ class SequenceDataset {
   int64_t batches_;
 };
 
+/// Options of sequence_loader.
 struct SequenceOptions {
-  int64_t rows = 1;     ///< Of all ranks together: each has rows / ranks of them.
+  int64_t rows = 1;     ///< Rows of all ranks together; each rank has rows / ranks of them.
   int64_t length = 35;  ///< Time steps of a batch.
   int workers = 1;      ///< As in LoaderOptions.
   int prefetch_batches = 2;
   std::optional<at::Device> device = std::nullopt;
 };
 
-/// Makes a loader that hands every rank the same rows in each batch: rank r of n has the rows from
-/// r * rows / n on, whatever the Accelerator's split_batches says.
+/// Makes a loader that gives each rank the same rows in every batch: rank r of n has the rows from
+/// r * rows / n on, regardless of the Accelerator's split_batches.
 ///
 ///   auto loader = accelerator.prepare(data::sequence_loader(tokens, {.rows = 32, .length = 35}));
 ///
-/// Its position is part of a checkpoint, as any loader's. Any number of ranks that divides `rows`
-/// goes on at the same time step with the same rows; SequenceState carries the model's state there.
-/// Another number of rows or another length is refused (ConfigError): it would cut the corpus at
-/// other places.
+/// Its position is part of a checkpoint. A job with any number of ranks that divides `rows` resumes
+/// at the same time step with the same rows; SequenceState restores the model's state. ConfigError
+/// for another number of rows or length, which would split the corpus differently.
 Loader<SequenceDataset> sequence_loader(const at::Tensor& corpus, const SequenceOptions& options);
 
 }  // namespace lockstep::data

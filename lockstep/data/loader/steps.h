@@ -12,7 +12,7 @@
 #include "lockstep/data/device/copy_ahead.h"
 #include "lockstep/data/loader/loader_core.h"
 #include "lockstep/data/loader/prefetcher.h"
-#include "lockstep/data/loader/shard.h"
+#include "lockstep/data/order/shard.h"
 #include "lockstep/data/sample/sample_random.h"
 
 namespace lockstep::data {
@@ -28,18 +28,18 @@ struct RankRange {
 template <typename Batch>
 struct Step {
   int64_t index = 0;
-  /// Right about this step, and about whether another follows.
+  /// Valid for this step, and for whether another follows.
   ShardLayout layout;
-  /// Of each of the ranks; nothing for one that sits this step out.
+  /// The batch of each rank; nothing for a rank without one.
   std::vector<std::optional<Batch>> batches;
 };
 
-/// Sends a rank's own batch to where its loop wants it, on another thread than the loop's if there
-/// is one. Not done to batches that only pass through.
+/// Starts the copy of a rank's own batch to its device, on a worker thread if there is one. Not
+/// called for other ranks' batches.
 template <typename Batch>
 using SendBatch = std::function<Arriving<Batch>(Batch)>;
 
-/// Where a pass gets its batches from. Thread safety: none.
+/// Produces the batches of a pass. Not thread-safe.
 template <typename Batch>
 class Steps {
  public:
@@ -47,17 +47,17 @@ class Steps {
   Steps(const Steps&) = delete;
   Steps& operator=(const Steps&) = delete;
   virtual ~Steps() = default;
-  /// The next step in which one of the ranks has a batch; nothing when there is none.
+  /// Returns the next step in which one of the ranks has a batch; nothing at the end.
   virtual std::optional<Step<Batch>> next() = 0;
 };
 
-/// Steps of a dataset that can read any batch: several workers, each at a batch of its own.
+/// Reads the steps of a map-style dataset on several workers, each of which reads another batch.
 template <typename Batch>
 class MapSteps final : public Steps<Batch> {
  public:
   using Read = std::function<Batch(std::span<const int64_t>)>;
 
-  /// From step `begin` on. `read` is called by all workers at once, within a SampleRandomScope.
+  /// Begins at step `begin`. All workers call `read` at once, within a SampleRandomScope.
   MapSteps(
       Read read,
       std::shared_ptr<const ShardPlan> plan,

@@ -10,8 +10,8 @@ namespace lockstep::data {
 void check_promised_samples(std::optional<int64_t> promised, int64_t read) {
   if (promised && *promised != read) {
     log_warning(fmt::format(
-        "the stream ended after {} samples, the dataset's size() is {}; whatever was planned by "
-        "that number of batches, a schedule say, does not fit",
+        "the stream ended after {} samples, the dataset's size() is {}; values computed from the "
+        "number of batches, such as a schedule, are wrong",
         read,
         *promised));
   }

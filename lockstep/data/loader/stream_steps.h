@@ -16,21 +16,20 @@
 
 namespace lockstep::data {
 
-/// Says so in the log unless a stream yielded as many samples as its dataset's size() had promised.
+/// Logs a warning unless a stream yielded as many samples as its dataset's size().
 void check_promised_samples(std::optional<int64_t> promised, int64_t read);
 
-/// Steps of a dataset that can only be read from its beginning, on one thread: every sample is
-/// read, those of other ranks and before `begin` are dropped.
+/// Reads the steps of an iterable dataset on one thread: every sample is read, and those of other
+/// ranks and before `begin` are dropped.
 ///
-/// Which position of the stream belongs to which batch is ShardLayout's arithmetic, the same as for
-/// datasets of known size; for even batches that is Accelerate's IterableDatasetShard. A step is
-/// handed out once the round after it was read, or the end was seen: whether it is the last one and
-/// how many of its samples are real is then known. What the stream throws therefore comes a step
-/// before the one it belongs to.
+/// ShardLayout maps positions of the stream to batches, as for datasets of known size; for even
+/// batches that equals Accelerate's IterableDatasetShard. A step is returned after the next round
+/// or the end was read, since only then its valid rows, and whether it is the last, are known. So
+/// an exception of the stream appears one step early.
 ///
 /// Memory: the ranks' samples of two rounds, the batches ahead, and, to fill up the last round, the
-/// epoch's first round of all ranks.
-template <IterableDataset D, typename Batch>  // What `collate` makes of samples.
+/// epoch's first round of all ranks. Not thread-safe.
+template <IterableDataset D, typename Batch>  // Batch: the result of `collate`.
 class StreamSteps final : public Steps<Batch> {
  public:
   using Sample = SampleOf<D>;
@@ -96,7 +95,7 @@ class StreamSteps final : public Steps<Batch> {
     if (position < layout_.global_batch_rows() && layout_.spec().even_batches && !drop_last_) {
       first_round_.push_back(*sample);
     }
-    const int64_t row = position - layout_.first_sample();  // Of the pass.
+    const int64_t row = position - layout_.first_sample();
     if (row >= begin_ * layout_.global_batch_rows() &&
         ranks_.contains(row % layout_.global_batch_rows() / layout_.batch_rows())) {
       kept_.emplace(position, std::move(*sample));
@@ -117,12 +116,12 @@ class StreamSteps final : public Steps<Batch> {
   int64_t begin_;
   RandomKey random_;
   RankRange ranks_;
-  // All below is touched by the reading thread alone.
+  // Only the reading thread uses the members below.
   std::optional<iterable::Stream<D>> stream_;
   bool ended_ = false;
   int64_t read_ = 0;                 ///< Samples read so far.
-  std::map<int64_t, Sample> kept_;   ///< Not yet handed out, by position.
-  std::vector<Sample> first_round_;  ///< The epoch's: for the last one, if it may need filling up.
+  std::map<int64_t, Sample> kept_;   ///< Samples for later steps, by position.
+  std::vector<Sample> first_round_;  ///< The epoch's first round, to fill up the last one.
   Prefetcher<std::optional<Step<Batch>>> steps_;  ///< Last: its thread uses all of the above.
 };
 

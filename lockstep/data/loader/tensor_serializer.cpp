@@ -11,7 +11,7 @@
 namespace lockstep::data {
 namespace {
 
-constexpr int64_t kAlignment = 64;  // Of every tensor within the parcel, as torch's allocator does.
+constexpr int64_t kAlignment = 64;  // Alignment of each tensor, as of torch's allocator.
 
 int64_t aligned(int64_t offset) {
   return (offset + kAlignment - 1) / kAlignment * kAlignment;
@@ -69,7 +69,8 @@ TensorDeserializer::TensorDeserializer(at::Tensor bytes) : bytes_(std::move(byte
 void TensorDeserializer::raw(void* bytes, size_t count) {
   const auto size = static_cast<int64_t>(count);
   LOCKSTEP_ASSERT(
-      read_ + size <= described_, "a parcel was read as another type than it was written");
+      read_ + size <= described_,
+      "a serialized batch is read with the type with which it was written");
   if (count > 0) {
     std::memcpy(bytes, bytes_.const_data_ptr<uint8_t>() + read_, count);
   }
@@ -87,7 +88,8 @@ at::Tensor TensorDeserializer::tensor() {
     size *= each;
   }
   next_ = aligned(next_);
-  LOCKSTEP_ASSERT(next_ + size <= bytes_.numel(), "a parcel is shorter than it says");
+  LOCKSTEP_ASSERT(
+      next_ + size <= bytes_.numel(), "a serialized batch has the length of its description");
   const at::Tensor part = bytes_.narrow(0, next_, size);
   next_ += size;
   return part.view(dtype).view(sizes);

@@ -14,14 +14,14 @@
 
 namespace lockstep::data {
 
-/// Writes a nested value down as bytes for another rank of the same program: the shapes, dtypes,
-/// sizes, keys, numbers and strings, then the tensors' own bytes.
+/// Serializes a nested value for another rank of the same program: first shapes, dtypes, sizes,
+/// keys, numbers and strings, then the bytes of the tensors. Not thread-safe.
 class TensorSerializer {
  public:
   /// ConfigError for an undefined tensor, or one that is not strided.
   void tensor(const at::Tensor& tensor);
   void raw(const void* bytes, size_t count);
-  /// uint8 [n] on the CPU. Copies each tensor once.
+  /// Returns uint8 [n] on the CPU. Copies each tensor once.
   at::Tensor bytes() const;
 
  private:
@@ -29,7 +29,7 @@ class TensorSerializer {
   std::vector<at::Tensor> tensors_;
 };
 
-/// Reads it back. Its tensors are parts of the one `bytes`, which lives as long as any of them.
+/// Deserializes it. The resulting tensors are views of `bytes` and keep it alive. Not thread-safe.
 class TensorDeserializer {
  public:
   explicit TensorDeserializer(at::Tensor bytes);
@@ -38,9 +38,9 @@ class TensorDeserializer {
 
  private:
   at::Tensor bytes_;
-  int64_t described_ = 0;  ///< Where the description ends.
-  int64_t read_ = 0;       ///< How far it was read.
-  int64_t next_ = 0;       ///< Where the next tensor begins.
+  int64_t described_ = 0;  ///< End of the description, in bytes.
+  int64_t read_ = 0;       ///< Bytes of the description that were read.
+  int64_t next_ = 0;       ///< Begin of the next tensor, in bytes.
 };
 
 template <Transferable T>

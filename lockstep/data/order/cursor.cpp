@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/data/loader/cursor.h"
+#include "lockstep/data/order/cursor.h"
 
 #include <array>
 #include <limits>
@@ -21,14 +21,14 @@ uint64_t read(const nlohmann::json& json, const char* key, uint64_t max) {
   if (found == json.end()) {
     throw ConfigError("cursor", fmt::format("key '{}' is missing; got {}", key, json.dump()));
   }
-  // A positive number parsed from text is unsigned, one that code assigned from an int is not.
-  const bool whole =
+  // A parsed positive number is unsigned; one assigned from an int is signed.
+  const bool is_natural =
       found->is_number_unsigned() || (found->is_number_integer() && found->get<int64_t>() >= 0);
-  if (!whole || found->get<uint64_t>() > max) {
+  if (!is_natural || found->get<uint64_t>() > max) {
     throw ConfigError(
         "cursor",
         fmt::format(
-            "'{}' makes no sense; got {}, expected a whole number from 0 to {}",
+            "'{}' is out of range; got {}, expected a whole number from 0 to {}",
             key,
             found->dump(),
             max));

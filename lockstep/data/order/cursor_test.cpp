@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/data/loader/cursor.h"
+#include "lockstep/data/order/cursor.h"
 
 #include <limits>
 #include <string>
@@ -43,12 +43,12 @@ TEST(Cursor, RefusesWhatItDoesNotKnow) {
   refuses(R"({"seed": 1, "epoch": 2, "batches": 3})", "key 'first_sample' is missing");
   refuses(
       R"({"seed": 1, "epoch": 2, "batches": 3, "first_sample": -8})",
-      "'first_sample' makes no sense; got -8");
+      "'first_sample' is out of range; got -8");
   refuses(R"({"seed": 1, "epoch": 2, "batches": 3, "step": 4})", "unknown key 'step'");
-  refuses(R"({"seed": -1, "epoch": 2, "batches": 3})", "'seed' makes no sense; got -1");
-  refuses(R"({"seed": 1, "epoch": 2.5, "batches": 3})", "'epoch' makes no sense; got 2.5");
-  refuses(R"({"seed": 1, "epoch": 2, "batches": "3"})", "'batches' makes no sense; got \"3\"");
-  refuses(R"({"seed": 1, "epoch": 9223372036854775808, "batches": 3})", "'epoch' makes no sense");
+  refuses(R"({"seed": -1, "epoch": 2, "batches": 3})", "'seed' is out of range; got -1");
+  refuses(R"({"seed": 1, "epoch": 2.5, "batches": 3})", "'epoch' is out of range; got 2.5");
+  refuses(R"({"seed": 1, "epoch": 2, "batches": "3"})", "'batches' is out of range; got \"3\"");
+  refuses(R"({"seed": 1, "epoch": 9223372036854775808, "batches": 3})", "'epoch' is out of range");
   refuses(R"([1, 2, 3])", "expected an object");
 }
 

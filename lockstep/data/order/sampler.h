@@ -6,10 +6,12 @@
 
 namespace lockstep::data {
 
-/// In which order the samples of a dataset are visited: a pure function of the epoch, so that every
-/// rank computes the same order without a word, and a resumed job without a file.
+/// Determines the order of a dataset's samples.
 ///
-/// Thread safety: all of a sampler is const and may be called from several threads at once.
+/// The order is a pure function of the epoch, so all ranks and resumed jobs compute the same one
+/// without communication.
+///
+/// Thread safety: immutable.
 class Sampler {
  public:
   Sampler() = default;
@@ -17,16 +19,16 @@ class Sampler {
   Sampler& operator=(const Sampler&) = delete;
   virtual ~Sampler() = default;
 
-  /// Samples in a pass, over all ranks together.
+  /// Returns the number of samples of a pass, over all ranks together.
   virtual int64_t size() const = 0;
-  /// `size()` indices into the dataset. Costs 8 bytes a sample for as long as the pass runs.
+  /// Returns `size()` indices into the dataset. They take 8 bytes a sample during the pass.
   virtual std::vector<int64_t> order(int64_t epoch) const = 0;
-  /// What `order` depends on besides the epoch; 0 if nothing. A cursor saved under another seed is
-  /// refused.
+  /// Returns the second input of `order` next to the epoch; 0 if there is none. A cursor saved with
+  /// another seed is refused.
   virtual uint64_t seed() const { return 0; }
 };
 
-/// 0, 1, 2, ... in every epoch.
+/// Visits the samples 0, 1, 2, ... in every epoch.
 class SequentialSampler final : public Sampler {
  public:
   explicit SequentialSampler(int64_t size);
@@ -37,9 +39,10 @@ class SequentialSampler final : public Sampler {
   int64_t size_;
 };
 
-/// A new permutation in every epoch: `torch.randperm(size)` under a CPU generator seeded with
-/// seed + epoch (modulo 2^64), which is what Accelerate's SeedableRandomSampler yields. torch's own
-/// generator is not touched. Like torch's, it uses the lower 32 bits of the sum only.
+/// Draws a new permutation in every epoch, as Accelerate's SeedableRandomSampler.
+///
+/// It is `torch.randperm(size)` with a CPU generator seeded with seed + epoch (modulo 2^64), of
+/// which torch uses the lower 32 bits. torch's default generator is not used.
 class RandomSampler final : public Sampler {
  public:
   RandomSampler(int64_t size, uint64_t seed);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/data/loader/shard.h"
+#include "lockstep/data/order/shard.h"
 
 #include <algorithm>
 #include <unordered_map>
@@ -23,7 +23,7 @@ void check(int64_t samples, int64_t batch_size, const ShardSpec& spec) {
     throw ConfigError(
         "shard",
         fmt::format(
-            "rank outside the world; got rank {} of world {}, expected 0 <= rank < world",
+            "rank is out of range; got rank {} of world {}, expected 0 <= rank < world",
             spec.rank,
             spec.world));
   }
@@ -31,7 +31,7 @@ void check(int64_t samples, int64_t batch_size, const ShardSpec& spec) {
     throw ConfigError(
         "shard",
         fmt::format(
-            "batch_size out of range; got {}, expected 1 to {}",
+            "batch_size is out of range; got {}, expected 1 to {}",
             batch_size,
             kMaxGlobalBatchRows / spec.world));
   }
@@ -39,7 +39,7 @@ void check(int64_t samples, int64_t batch_size, const ShardSpec& spec) {
     throw ConfigError(
         "shard",
         fmt::format(
-            "split_batches cannot cut a batch evenly; got batch_size {} for {} ranks, expected a "
+            "split_batches cannot split a batch evenly; got batch_size {} for {} ranks, expected a "
             "multiple of {}; "
             "try batch_size {}, or split_batches = false",
             batch_size,
@@ -49,7 +49,7 @@ void check(int64_t samples, int64_t batch_size, const ShardSpec& spec) {
   }
 }
 
-/// How often each entry of `order` came before in it; empty if none did.
+/// Returns the number of earlier occurrences of each entry of `order`; empty if none repeats.
 std::vector<int64_t> count_visits(const std::vector<int64_t>& order) {
   if (order.empty()) {
     return {};
@@ -58,9 +58,9 @@ std::vector<int64_t> count_visits(const std::vector<int64_t>& order) {
   const int64_t first = *min;
   std::vector<bool> seen(static_cast<size_t>(*max - first + 1));
   const bool repeats = std::any_of(order.begin(), order.end(), [&](int64_t index) {
-    const auto place = static_cast<size_t>(index - first);
-    const bool before = seen[place];
-    seen[place] = true;
+    const auto offset = static_cast<size_t>(index - first);
+    const bool before = seen[offset];
+    seen[offset] = true;
     return before;
   });
   if (!repeats) {
@@ -92,7 +92,7 @@ ShardLayout ShardLayout::with_samples(int64_t samples) const {
 }
 
 ShardLayout ShardLayout::with_first_sample(int64_t first_sample) const {
-  LOCKSTEP_ASSERT(first_sample >= 0, "a pass was to begin before its epoch");
+  LOCKSTEP_ASSERT(first_sample >= 0, "a pass begins in its epoch");
   ShardLayout layout = *this;
   layout.first_sample_ = first_sample;
   return layout;
@@ -127,8 +127,8 @@ int64_t ShardLayout::position(int64_t batch, int64_t row, int rank) const {
   if (position < samples_) {
     return position;
   }
-  // Accelerate fills up from the epoch's first round, repeated as often as it takes when that is
-  // short itself.
+  // Accelerate fills up from the epoch's first round, which it repeats if that round is short
+  // itself.
   return (position - samples_) % std::min(samples_, global_batch_rows_);
 }
 
@@ -138,7 +138,7 @@ ShardPlan::ShardPlan(std::vector<int64_t> order, const ShardLayout& layout)
     throw ConfigError(
         "shard",
         fmt::format(
-            "the order does not fit the layout; got {} indices, expected {}",
+            "the order does not match the layout; got {} indices, expected {}",
             order_.size(),
             layout_.samples()));
   }
@@ -151,7 +151,7 @@ ShardPlan::ShardPlan(
       layout_(static_cast<int64_t>(order_.size()), batch_size, drop_last, spec) {}
 
 std::vector<int64_t> ShardPlan::indices(int64_t batch) const {
-  LOCKSTEP_ASSERT(batch >= 0 && batch < size(), "a batch outside the pass was asked for");
+  LOCKSTEP_ASSERT(batch >= 0 && batch < size(), "the batch is within the pass");
   return indices(batch, layout_.spec().rank);
 }
 

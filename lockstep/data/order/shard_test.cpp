@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/data/loader/shard.h"
+#include "lockstep/data/order/shard.h"
 
 #include <algorithm>
 #include <fstream>
@@ -209,8 +209,8 @@ TEST(ShardPlan, RefusesWhatMakesNoSense) {
       3,
       {.world = 2, .split_batches = true},
       "got batch_size 3 for 2 ranks, expected a multiple of 2");
-  refuses(0, {}, "batch_size out of range; got 0");
-  refuses(int64_t{1} << 39, {.world = 4}, "batch_size out of range");
+  refuses(0, {}, "batch_size is out of range; got 0");
+  refuses(int64_t{1} << 39, {.world = 4}, "batch_size is out of range");
   refuses(1, {.rank = 2, .world = 2}, "got rank 2 of world 2");
   refuses(1, {.rank = -1, .world = 2}, "got rank -1");
   refuses(1, {.world = 0}, "world 0");

@@ -168,8 +168,9 @@ auto default_collate(const std::vector<T>& samples) {
   } else {
     static_assert(
         !sizeof(T),
-        "default_collate knows tensors, numbers, strings, standard containers of them and structs "
-        "with LOCKSTEP_FIELDS; give collated(dataset, collate) a function for this sample type");
+        "default_collate supports tensors, numbers, strings, standard containers of them and "
+        "structs with LOCKSTEP_FIELDS; pass a collate function for this sample type to "
+        "collated(dataset, collate)");
   }
 }
 
@@ -240,7 +241,7 @@ auto collated(D dataset, Collate collate = {}) {
     explain_dataset_problem<kProblem>();
     static_assert(
         kProblem != DatasetProblem::kNone,
-        "this dataset makes batches itself; give it to the Loader without collated()");
+        "this dataset makes batches itself; pass it to the Loader without collated()");
     return RefusedDataset();
   }
 }

@@ -17,7 +17,7 @@ namespace {
 
 void check(const std::vector<at::Tensor>& sequences, const PadOptions& options) {
   if (sequences.empty()) {
-    throw ConfigError("pad_sequences", "there is no sequence; expected at least one");
+    throw ConfigError("pad_sequences", "the list of sequences is empty; expected at least one");
   }
   if (options.multiple_of < 1) {
     throw ConfigError(

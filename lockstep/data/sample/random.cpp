@@ -22,7 +22,7 @@ at::Generator generator_of(RngType type, const std::optional<at::Generator>& own
     case RngType::kCuda:
       if (!at::hasCUDA()) {
         throw ConfigError(
-            "synchronize_rng_states", "there is no CUDA device here; leave out \"cuda\"");
+            "synchronize_rng_states", "this process has no CUDA device; leave out \"cuda\"");
       }
       return at::globalContext().defaultGenerator(at::kCUDA);
     case RngType::kGenerator:

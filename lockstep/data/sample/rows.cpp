@@ -33,8 +33,8 @@ void require_rows(const char* where, const at::Tensor& source) {
     throw ConfigError(
         where,
         fmt::format(
-            "cannot take rows of this tensor; got {}, expected a dense CPU tensor with a dimension "
-            "0",
+            "the rows of this tensor cannot be read; got {}, expected a dense CPU tensor with a "
+            "dimension 0",
             source.defined()
                 ? source.toString() + fmt::format(" of shape [{}]", fmt::join(source.sizes(), ", "))
                 : std::string("an undefined tensor")));
@@ -54,7 +54,8 @@ void require_indices(const char* where, std::span<const int64_t> indices, int64_
   for (const int64_t index : indices) {
     if (index < 0 || index >= rows) {
       throw ConfigError(
-          where, fmt::format("index outside the data; got {}, expected 0 to {}", index, rows - 1));
+          where,
+          fmt::format("the index is outside the data; got {}, expected 0 to {}", index, rows - 1));
     }
   }
 }

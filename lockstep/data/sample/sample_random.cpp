@@ -102,7 +102,7 @@ void register_sample_random() {
         "Loader",
         fmt::format(
             "random numbers of datasets need torch's dispatch key {}, which other code in this "
-            "program uses already: {}",
+            "program already uses: {}",
             c10::toString(kRandomKey),
             error.what_without_backtrace()));
   }

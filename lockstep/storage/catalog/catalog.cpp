@@ -27,12 +27,13 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kLatestName = "latest";
-constexpr const char* kUnfinished = "is what a save left that did not end, or is going on";
+constexpr const char* kUnfinished =
+    "is a temporary folder of a save that is running, or was interrupted";
 constexpr std::string_view kNumberedPrefix = "checkpoint_";
-/// So that there is always a number after it.
+// So that the next number still fits into an int64.
 constexpr size_t kMostDigits = 18;
 
-/// Folders, symbolic links to folders, and whatever else is named checkpoint_<number>; sorted.
+/// Returns folders, symbolic links to folders, and other entries named checkpoint_<number>; sorted.
 std::vector<fs::path> candidates_in(const fs::path& parent) {
   std::vector<fs::path> candidates;
   std::error_code error;
@@ -41,8 +42,8 @@ std::vector<fs::path> candidates_in(const fs::path& parent) {
     return candidates;
   }
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    std::error_code not_there;  // A link to nothing.
-    const bool is_folder = entry->is_directory(not_there);
+    std::error_code dangling;  // For a dangling symbolic link.
+    const bool is_folder = entry->is_directory(dangling);
     if ((is_folder || checkpoint_number(entry->path())) &&
         !entry->path().filename().native().starts_with('.')) {
       candidates.push_back(entry->path());
@@ -55,18 +56,16 @@ std::vector<fs::path> candidates_in(const fs::path& parent) {
   return candidates;
 }
 
-/// Orders checkpoints by their commits. One that has two names, of which one is a symbolic link to
-/// the other, goes by its own.
+/// Orders checkpoints by their commits. A symbolic link comes before the folder itself.
 using CommitOrder = std::tuple<int64_t, bool, fs::path>;
 CommitOrder commit_order(int64_t sequence, const fs::path& path) {
   std::error_code ignored;
   return {sequence, !fs::is_symlink(path, ignored), path};
 }
 
-/// The manifest of a folder that has one, or why there is none to be had. Throws where one is
-/// there and an I/O error keeps it from being read: it may be the newest, and is not to be taken
-/// for absent. A folder nobody lets us into belongs to somebody else. `of_newer`: called for one
-/// that a newer Lockstep wrote.
+/// Returns the manifest of a folder, or nothing and the reason in `why_not`. Throws if an existing
+/// manifest cannot be read because of an I/O error, since it may be the newest. A folder without
+/// permission belongs to another user. `of_newer`: called for a manifest of a newer Lockstep.
 std::optional<Manifest> manifest_of(
     const fs::path& folder,
     std::string& why_not,
@@ -81,8 +80,9 @@ std::optional<Manifest> manifest_of(
     if (errno != ENOENT && errno != ENOTDIR && errno != EACCES) {
       throw_errno(path, "cannot be examined");
     }
-    why_not = errno == EACCES ? CheckpointError(folder, "may not be entered").what()
-                              : no_checkpoint(folder).what();
+    why_not = errno == EACCES
+                  ? CheckpointError(folder, "cannot be entered; this user has no permission").what()
+                  : no_checkpoint(folder).what();
     return std::nullopt;
   }
   std::string text;
@@ -92,7 +92,7 @@ std::optional<Manifest> manifest_of(
     if (S_ISREG(status.st_mode) && access(path.c_str(), R_OK) == 0) {
       throw;
     }
-    why_not = error.what();  // A link, a pipe; somebody else's; or removed a moment ago.
+    why_not = error.what();  // A link or a pipe, another user's file, or removed meanwhile.
     return std::nullopt;
   }
   try {
@@ -106,7 +106,7 @@ std::optional<Manifest> manifest_of(
   }
 }
 
-/// Whether there was a checkpoint once, though there is no valid manifest.
+/// Returns whether the folder was a checkpoint, although it has no valid manifest.
 bool was_checkpoint(const fs::path& folder) {
   std::error_code error;
   const auto type = fs::symlink_status(folder / kManifestName, error).type();
@@ -124,7 +124,7 @@ Newest find_newest(const fs::path& folder, Verify verify) {
       continue;
     }
     std::string why_not;
-    // It may be the newest, and going back behind it would lose what it has.
+    // It may be the newest, so an older one must not be used silently.
     const auto refuse = [](const CheckpointError& error) { throw CheckpointError(error); };
     if (const auto manifest = manifest_of(path, why_not, refuse)) {
       candidates.push_back(commit_order(manifest->sequence, path));
@@ -135,7 +135,7 @@ Newest find_newest(const fs::path& folder, Verify verify) {
   std::sort(candidates.rbegin(), candidates.rend());
   for (const auto& [sequence, is_folder, path] : candidates) {
     try {
-      const StoredCheckpoint whole(path, verify);
+      const StoredCheckpoint verified(path, verify);
       newest.path = path;
       break;
     } catch (const CheckpointError& error) {
@@ -159,7 +159,7 @@ std::vector<Listed> list_checkpoints(const fs::path& folder, Verify verify) {
     } else {
       try {
         listed.manifest = read_manifest(path);
-        const StoredCheckpoint whole(path, verify);
+        const StoredCheckpoint verified(path, verify);
       } catch (const CheckpointError& error) {
         listed.why = error.what();
       }

@@ -87,7 +87,7 @@ TEST_F(Catalog, DoesNotGoBackBehindWhatANewerLockstepWrote) {
   set_version(newer, kFormatVersion + 8);
   EXPECT_THAT(
       [&] { find_newest(folder_.path()); },
-      ThrowsMessage<CheckpointError>(HasSubstr("got version \"9\", expected version 1")));
+      ThrowsMessage<CheckpointError>(HasSubstr("got \"9\", expected 1")));
   EXPECT_EQ(list_checkpoints(folder_.path()).size(), 2U);
   EXPECT_EQ(next_sequence(folder_.path()), 3);
   // The same digit, by one flipped bit.
@@ -152,7 +152,7 @@ TEST_F(Catalog, NamesWhateverIsCalledLikeACheckpointAndIsNone) {
   const std::vector<std::string> reasons = {
       "is a symbolic link to /no/such/disk, which does not exist",
       "which cannot be reached: Too many levels of symbolic links",
-      "is no folder, and a checkpoint is one",
+      "is not a folder; a checkpoint is a folder",
       "checkpoint_6, which is no folder"};
   for (size_t i = 0; i < reasons.size(); ++i) {
     EXPECT_THAT(skipped[i].why, HasSubstr(reasons[i]));

@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Why it does not count among those that stay; empty if it does.
+/// Returns why a checkpoint does not count as one of those to keep; empty if it does.
 std::string why_not_counted(const Listed& listed, const PruneOptions& options) {
   if (!listed.why.empty()) {
     return listed.why;
@@ -27,14 +27,14 @@ std::string why_not_counted(const Listed& listed, const PruneOptions& options) {
     return "was found damaged";
   }
   try {
-    const StoredCheckpoint proven(listed.path, options.verify);
+    const StoredCheckpoint verified(listed.path, options.verify);
     return "";
   } catch (const CheckpointError& error) {
     return error.what();
   }
 }
 
-/// Oldest first.
+/// Returns the checkpoints older than those to keep, oldest first.
 std::vector<fs::path> beyond_newest(const fs::path& folder, const PruneOptions& options) {
   std::vector<Listed> listed = list_checkpoints(folder);
   if (options.only_numbered) {
@@ -66,7 +66,7 @@ std::vector<fs::path> beyond_newest(const fs::path& folder, const PruneOptions& 
 std::vector<fs::path> prune(const fs::path& folder, const PruneOptions& options) {
   if (options.keep < 1) {
     throw ConfigError(
-        "prune", fmt::format("would leave no checkpoint; got keep {}, expected 1", options.keep));
+        "prune", fmt::format("keep is out of range; got {}, expected 1 or more", options.keep));
   }
   std::vector<fs::path> old = beyond_newest(folder, options);
   if (options.dry_run || old.empty()) {
@@ -74,7 +74,7 @@ std::vector<fs::path> prune(const fs::path& folder, const PruneOptions& options)
   }
   std::vector<fs::path> removed;
   std::vector<fs::path> renamed;
-  std::vector<Descriptor> held;  // So that nobody else cleans these up at the same time.
+  std::vector<Descriptor> held;  // So that no other process removes these at the same time.
   for (const fs::path& path : old) {
     const fs::path name = temporary_name(path);
     Descriptor mark = mark_as_in_use(path);
@@ -86,10 +86,10 @@ std::vector<fs::path> prune(const fs::path& folder, const PruneOptions& options)
       removed.push_back(path);
       renamed.push_back(name);
     } else if (errno != ENOENT) {
-      throw_errno(path, "cannot be renamed to be removed");
+      throw_errno(path, "cannot be renamed before its removal");
     }
   }
-  // The new names must reach the disk before what they stand for goes.
+  // The new names must reach the disk before the content is removed.
   sync_folder(folder.empty() ? "." : folder);
   for (const fs::path& path : renamed) {
     std::error_code error;

@@ -173,7 +173,8 @@ TEST_F(Retention, OneThatSomebodyElseRemovesMeanwhileIsPassedOver) {
 
 TEST_F(Retention, AlwaysLeavesOne) {
   save("one");
-  EXPECT_THAT([&] { prune_to(0); }, ThrowsMessage<ConfigError>(HasSubstr("got keep 0")));
+  EXPECT_THAT(
+      [&] { prune_to(0); }, ThrowsMessage<ConfigError>(HasSubstr("keep is out of range; got 0")));
   EXPECT_THAT(prune(folder_ / "absent", {.keep = 1}), IsEmpty());
 }
 

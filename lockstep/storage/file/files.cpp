@@ -29,13 +29,13 @@ void throw_errno(const std::filesystem::path& path, const std::string& what) {
 }
 
 std::pair<Descriptor, uint64_t> open_regular(const std::filesystem::path& path, Links links) {
-  // Non-blocking, because opening a pipe would wait for a writer.
+  // Non-blocking, since opening a pipe would wait for a writer.
   const int follow = links == Links::kRefuse ? O_NOFOLLOW : 0;
   Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | follow));
   if (!file) {
     if (errno == ELOOP && links == Links::kRefuse) {
       throw CheckpointError(
-          path, "is a symbolic link, which a checkpoint must not hold; put the file itself there");
+          path, "is a symbolic link, which a checkpoint must not contain; replace it by the file");
     }
     throw_errno(path, "cannot be opened");
   }
@@ -44,7 +44,7 @@ std::pair<Descriptor, uint64_t> open_regular(const std::filesystem::path& path, 
     throw_errno(path, "cannot be examined");
   }
   if (!S_ISREG(status.st_mode)) {
-    throw CheckpointError(path, "is no regular file, and no other is read from a checkpoint");
+    throw CheckpointError(path, "is not a regular file; a checkpoint contains only regular files");
   }
   return {std::move(file), static_cast<uint64_t>(status.st_size)};
 }
@@ -77,7 +77,7 @@ void read_at(
           path, "cannot be read; " + std::generic_category().message(errno), tensor);
     }
     if (got == 0) {
-      throw CheckpointError(path, "became shorter while it was read", tensor);
+      throw CheckpointError(path, "was truncated while it was read", tensor);
     }
     data += got;
     size -= static_cast<size_t>(got);
@@ -106,7 +106,7 @@ void make_folders(const std::filesystem::path& folder) {
     throw_errno(folder, "cannot be made");
   }
   if (!std::filesystem::is_directory(folder, error)) {
-    throw CheckpointError(folder, "is no folder, and a checkpoint was to go in there");
+    throw CheckpointError(folder, "is not a folder; a checkpoint is saved in a folder");
   }
   sync_folder(parent.empty() ? "." : parent);
 }
@@ -130,10 +130,10 @@ std::optional<std::string> why_no_folder(const std::filesystem::path& path) {
   if (!S_ISLNK(named.st_mode)) {
     return S_ISDIR(named.st_mode)
                ? std::nullopt
-               : std::optional<std::string>("is no folder, and a checkpoint is one");
+               : std::optional<std::string>("is not a folder; a checkpoint is a folder");
   }
   struct stat target {};
-  std::string reason = "is no folder";
+  std::string reason = "is not a folder";
   if (stat(path.c_str(), &target) != 0) {
     if (errno != ENOENT && errno != ENOTDIR && errno != ELOOP && errno != EACCES) {
       return std::nullopt;

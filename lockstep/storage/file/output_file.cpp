@@ -14,15 +14,15 @@
 namespace lockstep::storage {
 namespace {
 
-// Small enough to be in cache still when the kernel copies what the checksum has just read.
+// Small enough to stay in the cache between the checksum and the kernel's copy.
 constexpr size_t kChunkBytes = size_t{256} << 10;
 
-// As much as a disk takes in one go; so it works while the rest is still being written, and finish
-// has little left to wait for.
+// Flushed in steps of this size, so that the disk works while the rest is written, and finish waits
+// only for the last step.
 constexpr uint64_t kDiskBytes = uint64_t{32} << 20;
 
-/// A limit on file sizes (ulimit -f) ends a process by default; a write is then to fail like any
-/// other. A handler and not SIG_IGN, which programs that this one starts would inherit.
+/// Makes a write beyond the file size limit (ulimit -f) fail, which by default ends the process. A
+/// handler is used since child programs would inherit SIG_IGN.
 void survive_size_limit() {
   struct sigaction present {};
   if (sigaction(SIGXFSZ, nullptr, &present) == 0 && (present.sa_flags & SA_SIGINFO) == 0 &&
@@ -97,8 +97,8 @@ void OutputFile::write_out(const std::byte* data, size_t size) {
     written_ += static_cast<uint64_t>(done);
   }
   if (written_ - begun_ >= kDiskBytes) {
-    // What came before has to be there before more is begun with. So the bytes written follow the
-    // disk, by which a launcher sees that a save gets on; else a slow one would be silent in fsync.
+    // The previous step must be on disk before the next one starts. So the written bytes follow the
+    // disk, and a launcher sees the progress of a slow save; else it would be silent in fsync.
     sync(waited_, begun_, SYNC_FILE_RANGE_WAIT_BEFORE);
     sync(begun_, written_, SYNC_FILE_RANGE_WRITE);
     waited_ = begun_;
@@ -111,8 +111,8 @@ void OutputFile::sync(uint64_t from, uint64_t to, unsigned how) {
       from == to ||
       sync_file_range(
           file_.get(), static_cast<off64_t>(from), static_cast<off64_t>(to - from), how) == 0;
-  // File systems without it refuse, and leave all to fsync. Of a failed write fsync no longer
-  // tells once it was told here.
+  // File systems without it refuse, and leave everything to fsync. A write error that is reported
+  // here is not reported by fsync again.
   if (!done && errno != EINVAL && errno != ENOSYS && errno != ESPIPE) {
     throw_errno(path_, "cannot be written");
   }
@@ -123,7 +123,7 @@ void OutputFile::finish() {
   if (fsync(file_.get()) != 0) {
     throw_errno(path_, "cannot be flushed to disk");
   }
-  // Some file systems (NFS, quotas) only here say that there was no room.
+  // Some file systems (NFS, quotas) report a full disk only here.
   if (close(file_.get()) != 0) {
     const int why = errno;
     file_.release();

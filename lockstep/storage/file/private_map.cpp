@@ -13,13 +13,13 @@
 namespace lockstep::storage {
 namespace {
 
-/// What madvise says where a touch would have been answered with SIGBUS.
+/// Returns whether the error of madvise means that an access would raise SIGBUS.
 bool is_read_error(int error) {
   return error == EFAULT || error == EIO || error == EHWPOISON;
 }
 
 std::string reason_of(int error) {
-  return error == EFAULT ? "the file became shorter, or its disk fails"
+  return error == EFAULT ? "the file was truncated, or its disk fails"
                          : std::generic_category().message(error);
 }
 
@@ -29,13 +29,13 @@ PrivateMap::PrivateMap(const std::filesystem::path& path, Links links) : path_(p
   const auto [file, bytes] = open_regular(path, links);
   size_ = bytes;
   if (size_ == 0) {
-    return;  // mmap refuses to map nothing.
+    return;  // mmap refuses an empty range.
   }
-  // Without NORESERVE a host that does not overcommit would count the file as memory in use.
+  // Without NORESERVE a host without overcommit would count the file as used memory.
   void* mapping =
       mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file.get(), 0);
   if (mapping == MAP_FAILED) {
-    throw_errno(path, fmt::format("cannot be mapped, all {} bytes of it", size_));
+    throw_errno(path, fmt::format("cannot be mapped ({} bytes)", size_));
   }
   data_ = static_cast<std::byte*>(mapping);
 }
@@ -46,7 +46,7 @@ void PrivateMap::fetch(size_t begin, size_t size, const std::string& tensor) con
     return;
   }
   const size_t past_page = begin % page;
-  // Of all other errors the touch will tell, if they matter to it.
+  // Other errors are ignored: if they matter, the access fails.
   if (madvise(data_ + begin - past_page, size + past_page, MADV_POPULATE_READ) != 0 &&
       is_read_error(errno)) {
     throw CheckpointError(

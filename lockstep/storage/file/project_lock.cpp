@@ -25,14 +25,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr auto kBetweenTries = std::chrono::milliseconds(100);
+constexpr auto kRetryInterval = std::chrono::milliseconds(100);
 constexpr size_t kMaxHolderBytes = 300;
 
-/// A lock file that this process has locked. Closing it anywhere releases the lock, so it is open
-/// once.
+/// A file that this process has locked. Closing any descriptor of it releases the lock, so there is
+/// only one.
 struct LockedFile {
   Descriptor file;
-  pid_t pid = 0;  ///< A forked child finds its parent's entries, and has none of the locks.
+  pid_t pid = 0;  ///< A forked child sees its parent's entries, but does not have the locks.
   int users = 0;
 };
 
@@ -62,7 +62,7 @@ std::string this_process() {
       since.data());
 }
 
-/// Anybody may have written to the file, and this goes to a terminal.
+/// Returns the content, made safe for a terminal: any user may have written to the file.
 std::string holder_in(const Descriptor& file) {
   std::string text(kMaxHolderBytes, '\0');
   const ssize_t got = pread(file.get(), text.data(), text.size(), 0);
@@ -71,10 +71,10 @@ std::string holder_in(const Descriptor& file) {
   for (char& c : text) {
     c = std::isprint(static_cast<unsigned char>(c)) != 0 ? c : '?';
   }
-  return text.empty() ? "a process that has not said its name" : text;
+  return text.empty() ? "an unknown process" : text;
 }
 
-/// Whether fcntl says that another process has the lock.
+/// Returns whether the error of fcntl means that another process has the lock.
 bool is_taken(int error) {
   return error == EACCES || error == EAGAIN;
 }
@@ -83,10 +83,9 @@ bool is_taken(int error) {
   throw CheckpointError(
       folder,
       fmt::format(
-          "another job saves here: {}; expected no other; end that job or wait for it, or set "
-          "another project_dir (load_state(folder) reads a checkpoint without one); if that host "
-          "is "
-          "gone for good and its file server keeps the lock, remove {}",
+          "is in use by another job: {}; end that job or wait for it, or set another project_dir "
+          "(load_state(folder) reads a checkpoint without one); if that host does not exist any "
+          "more and its file server keeps the lock, remove {}",
           holder,
           (folder / kProjectLockName).native()));
 }
@@ -104,11 +103,11 @@ ProjectLock::ProjectLock(const fs::path& folder, std::chrono::milliseconds patie
     if (std::chrono::steady_clock::now() >= give_up) {
       refuse_second(folder, holder_of(path));
     }
-    std::this_thread::sleep_for(kBetweenTries);
+    std::this_thread::sleep_for(kRetryInterval);
   }
 }
 
-/// False if another process has the lock.
+/// Returns false if another process has the lock.
 bool ProjectLock::try_lock(const fs::path& path) {
   LockedFiles& files = locked_files();
   const std::lock_guard<std::mutex> guard(files.mutex);
@@ -127,17 +126,17 @@ bool ProjectLock::try_lock(const fs::path& path) {
   Descriptor file(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
   if (!file || fstat(file.get(), &status) != 0) {
     if (errno == EACCES) {
-      return true;  // Another user's.
+      return true;  // Another user's file.
     }
-    throw_errno(path, "cannot be opened to keep other jobs out");
+    throw_errno(path, "cannot be opened to lock the project folder");
   }
-  struct flock whole {};
-  whole.l_type = F_WRLCK;
-  whole.l_whence = SEEK_SET;
-  if (fcntl(file.get(), F_SETLK, &whole) != 0) {
+  struct flock all_bytes {};
+  all_bytes.l_type = F_WRLCK;
+  all_bytes.l_whence = SEEK_SET;
+  if (fcntl(file.get(), F_SETLK, &all_bytes) != 0) {
     return !is_taken(errno);
   }
-  // A full disk only keeps others from learning the name.
+  // If the disk is full, only the holder's name is missing.
   const std::string text = this_process() + "\n";
   if (ftruncate(file.get(), 0) == 0) {
     (void)!pwrite(file.get(), text.data(), text.size(), 0);

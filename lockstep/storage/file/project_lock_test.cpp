@@ -71,7 +71,7 @@ TEST(ProjectLock, NamesTheProcessThatHasItAndGoesWithIt) {
   EXPECT_THAT(
       [&] { const ProjectLock second(folder.path()); },
       ThrowsMessage<CheckpointError>(AllOf(
-          HasSubstr("another job saves here: process " + std::to_string(other.pid()) + " ("),
+          HasSubstr("is in use by another job: process " + std::to_string(other.pid()) + " ("),
           HasSubstr("storage_test) on host "),
           HasSubstr("set another project_dir"))));
   other.end();

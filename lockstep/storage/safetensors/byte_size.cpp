@@ -35,7 +35,7 @@ uint64_t parse_bytes(const std::string& where, const std::string& text) {
   }
   for (const auto& [name, factor] : kUnits) {
     const double bytes = number * factor;
-    // The first comparison is false for what is no number, too.
+    // The first comparison is also false for NaN.
     if (unit == name && parsed.ec == std::errc() && bytes >= 1 && bytes <= kMostBytes) {
       return static_cast<uint64_t>(bytes);
     }
@@ -43,7 +43,7 @@ uint64_t parse_bytes(const std::string& where, const std::string& text) {
   throw ConfigError(
       where,
       fmt::format(
-          "is no size; got {}, expected a positive number with KB, MB, GB or TB; try 5GB",
+          "is not a size; got {}, expected a positive number with KB, MB, GB or TB; try 5GB",
           in_quotes(text)));
 }
 

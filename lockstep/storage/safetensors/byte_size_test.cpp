@@ -47,7 +47,7 @@ TEST(ByteSize, RefusesWhatIsNoSize) {
         "0x5GB"}) {
     EXPECT_THAT(
         [&] { parse_bytes("--max-shard-size", text); },
-        ThrowsMessage<ConfigError>(HasSubstr("[--max-shard-size] is no size; got")))
+        ThrowsMessage<ConfigError>(HasSubstr("[--max-shard-size] is not a size; got")))
         << text;
   }
 }

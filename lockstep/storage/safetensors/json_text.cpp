@@ -24,13 +24,13 @@ void check_representable(
     throw CheckpointError(path, fmt::format("cannot be written; {} at {}", why, in_quotes(place)));
   };
   if (depth > kMaxJsonDepth) {
-    refuse("the JSON nests too deep");
+    refuse("the JSON is nested too deeply");
   }
   if (value.is_number_float() && !std::isfinite(value.get<double>())) {
-    refuse("JSON has no infinity and no NaN, but there is one");
+    refuse("the value is infinite or NaN, which JSON does not have");
   }
   if (value.is_binary() || value.is_discarded()) {
-    refuse("JSON has no binary data, but there is some");
+    refuse("the value is binary data, which JSON does not have");
   }
   if (value.is_structured()) {
     for (const auto& [key, child] : value.items()) {
@@ -39,14 +39,14 @@ void check_representable(
   }
 }
 
-/// nlohmann keeps the last of two equal keys; here both are suspect.
+/// Throws for a repeated key, of which nlohmann would keep the last.
 class KeyGuard {
  public:
   KeyGuard(const std::string& path, bool only_outline) : path_(path), only_outline_(only_outline) {}
 
   bool operator()(int depth, Json::parse_event_t event, const Json& parsed) {
     if (depth > kMaxJsonDepth) {
-      throw CheckpointError(path_, fmt::format("nests deeper than {} levels", kMaxJsonDepth));
+      throw CheckpointError(path_, fmt::format("is nested deeper than {} levels", kMaxJsonDepth));
     }
     if (event == Json::parse_event_t::object_start) {
       keys_.emplace_back();
@@ -55,7 +55,7 @@ class KeyGuard {
     } else if (event == Json::parse_event_t::key) {
       const auto& key = parsed.get_ref<const std::string&>();
       if (!keys_.back().insert(key).second) {
-        throw CheckpointError(path_, fmt::format("gives the key {} twice", in_quotes(key)));
+        throw CheckpointError(path_, fmt::format("has the key {} twice", in_quotes(key)));
       }
     }
     const bool nests =
@@ -70,9 +70,9 @@ class KeyGuard {
 };
 
 Json parse_guarded(const std::string& path, std::string_view text, bool only_outline) {
-  // The parser takes a NUL for the end of the text.
+  // The parser treats a NUL as the end of the text.
   if (text.find('\0') != std::string_view::npos) {
-    throw CheckpointError(path, "is not valid JSON; it holds a NUL byte");
+    throw CheckpointError(path, "is not valid JSON; it contains a NUL byte");
   }
   KeyGuard guard(path, only_outline);
   try {
@@ -99,7 +99,7 @@ Json parse_json(const std::string& path, std::string_view text) {
 
 Json parse_json_outline(const std::string& path, std::string_view text) {
   Json outline = parse_guarded(path, text, true);
-  // The parser leaves the keys of some that were passed over.
+  // The parser keeps the keys of some discarded values.
   if (outline.is_object()) {
     for (auto item = outline.begin(); item != outline.end();) {
       item = item->is_discarded() ? outline.erase(item) : std::next(item);

@@ -61,7 +61,7 @@ TEST(JsonText, RefusesToWriteWhatWouldComeBackDifferent) {
 }
 
 TEST(JsonText, RefusesWhatReadersUnderstandDifferently) {
-  refuses(R"({"a": 1, "b": {"a": 1, "c": 2, "c": 2}})", "gives the key \"c\" twice");
+  refuses(R"({"a": 1, "b": {"a": 1, "c": 2, "c": 2}})", "has the key \"c\" twice");
   refuses(std::string("{}\0", 3), "NUL");
   refuses("{} {}", "not valid JSON");
   refuses("", "not valid JSON");
@@ -71,8 +71,8 @@ TEST(JsonText, RefusesWhatReadersUnderstandDifferently) {
 
 TEST(JsonText, StopsAtTheDepthItWrites) {
   EXPECT_EQ(parse_json("x", render_json("x", nested(kMaxJsonDepth))), nested(kMaxJsonDepth));
-  refuses(nested(kMaxJsonDepth + 1).dump(), "nests deeper than 64");
-  refuses(std::string(1 << 20, '['), "nests deeper than 64");
+  refuses(nested(kMaxJsonDepth + 1).dump(), "is nested deeper than 64");
+  refuses(std::string(1 << 20, '['), "is nested deeper than 64");
 }
 
 TEST(JsonText, AnOutlineIsWhatDoesNotNestAndProvesTheRest) {

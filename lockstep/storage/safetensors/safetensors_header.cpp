@@ -17,7 +17,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr size_t kMaxDimensions = 64;  // What torch can iterate over.
+constexpr size_t kMaxDimensions = 64;  // The limit of torch's TensorIterator.
 constexpr const char* kMetadataKey = "__metadata__";
 
 struct DtypeRow {
@@ -34,8 +34,8 @@ constexpr std::array<DtypeRow, 19> kDtypes = {{
 }};
 static_assert(kDtypes.size() == static_cast<size_t>(Dtype::kU64) + 1);
 
-// Known to the format, and no more than that: their elements share bytes, so that neither an offset
-// nor a stride of one is a number of bytes.
+// The format's dtypes whose elements share bytes. An offset or a stride of one element is then not
+// a number of bytes.
 constexpr std::array<std::string_view, 3> kSubByteDtypes = {"F4", "F6_E2M3", "F6_E3M2"};
 
 std::optional<Dtype> dtype_named(const std::string& name) {
@@ -47,8 +47,8 @@ std::optional<Dtype> dtype_named(const std::string& name) {
   return std::nullopt;
 }
 
-/// Reads the JSON without building it, so that a hostile header costs no more memory than its
-/// length, and no more stack than three levels.
+/// Parses the JSON as events, so that a hostile header costs at most its length in memory, and
+/// three levels of stack.
 class HeaderParser final : public nlohmann::json_sax<Json> {
  public:
   explicit HeaderParser(const std::string& path) : path_(path) {}
@@ -70,7 +70,7 @@ class HeaderParser final : public nlohmann::json_sax<Json> {
   bool end_object() override {
     if (level_ == Level::kTensor) {
       if (!fields_.dtype || !fields_.shape || !fields_.offsets) {
-        refuse("the tensor lacks a field; expected dtype, shape and data_offsets");
+        refuse("a field of the tensor is missing; expected dtype, shape and data_offsets");
       }
       header_.tensors.push_back(std::move(tensor_));
     }
@@ -103,7 +103,7 @@ class HeaderParser final : public nlohmann::json_sax<Json> {
     } else if (level_ == Level::kMetadata) {
       metadata_key_ = name;
       if (header_.metadata.contains(name)) {
-        refuse(fmt::format("the metadata gives {} twice", in_quotes(name)));
+        refuse(fmt::format("the metadata has the key {} twice", in_quotes(name)));
       }
     } else {
       start_field(name);
@@ -118,12 +118,12 @@ class HeaderParser final : public nlohmann::json_sax<Json> {
       const std::optional<Dtype> dtype = dtype_named(value);
       if (std::ranges::count(kSubByteDtypes, value) != 0) {
         refuse(fmt::format(
-            "the dtype {} packs several elements into a byte, which is not read here; expected one "
-            "of whole bytes",
+            "the dtype {} packs several elements into a byte, which Lockstep does not read; "
+            "expected a dtype of full bytes",
             value));
       }
       if (!dtype) {
-        refuse(fmt::format("the dtype {} is not known here", in_quotes(value)));
+        refuse(fmt::format("the dtype {} is unknown", in_quotes(value)));
       }
       tensor_.dtype = *dtype;
     } else {
@@ -150,7 +150,7 @@ class HeaderParser final : public nlohmann::json_sax<Json> {
   }
 
   bool null() override {
-    // The reference implementation takes this for no metadata.
+    // The reference implementation treats this as no metadata.
     if (level_ != Level::kRoot || !in_metadata_) {
       refuse_value("null");
     }
@@ -160,13 +160,13 @@ class HeaderParser final : public nlohmann::json_sax<Json> {
   bool boolean(bool /*value*/) override { refuse_value("a boolean"); }
   bool number_integer(number_integer_t /*value*/) override { refuse_value("a negative number"); }
   bool number_float(number_float_t /*value*/, const string_t& /*text*/) override {
-    refuse_value("a number that is not whole or too large");
+    refuse_value("a number that is not whole, or too large");
   }
   bool binary(binary_t& /*value*/) override { refuse_value("binary data"); }
 
   bool parse_error(
       size_t position, const std::string& /*token*/, const Json::exception& why) override {
-    // nlohmann's text repeats the bytes it stumbled over, however many.
+    // nlohmann's text repeats the invalid bytes, regardless of their number.
     refuse(fmt::format(
         "the header is not valid JSON at byte {}: {}",
         kLengthBytes + position,
@@ -185,7 +185,7 @@ class HeaderParser final : public nlohmann::json_sax<Json> {
     tensor_ = {};
     in_metadata_ = name == kMetadataKey;
     if (!names_.insert(name).second) {
-      refuse(fmt::format("the name {} is given twice", in_quotes(name)));
+      refuse(fmt::format("the name {} occurs twice", in_quotes(name)));
     }
     if (!in_metadata_) {
       tensor_.name = name;
@@ -198,10 +198,10 @@ class HeaderParser final : public nlohmann::json_sax<Json> {
                  : name == "data_offsets" ? &fields_.offsets
                                           : nullptr;
     if (seen == nullptr) {
-      refuse(fmt::format("the field {} is not known here", in_quotes(name)));
+      refuse(fmt::format("the field {} is unknown", in_quotes(name)));
     }
     if (*seen) {
-      refuse(fmt::format("the field {} is given twice", name));
+      refuse(fmt::format("the field {} occurs twice", name));
     }
     *seen = true;
     field_ = name;
@@ -209,7 +209,7 @@ class HeaderParser final : public nlohmann::json_sax<Json> {
   }
 
   [[noreturn]] void refuse_value(const char* what) const {
-    refuse(fmt::format("{} stands where the format has none", what));
+    refuse(fmt::format("{} is not allowed at this position", what));
   }
 
   [[noreturn]] void refuse(const std::string& why) const {
@@ -230,8 +230,8 @@ class HeaderParser final : public nlohmann::json_sax<Json> {
   int offsets_seen_ = 0;
 };
 
-/// Bytes a tensor of that shape takes. Also bounds products of the non-zero dimensions, from which
-/// torch computes strides.
+/// Returns the bytes of a tensor of that shape. Also limits products of the non-zero dimensions,
+/// from which torch computes strides.
 std::optional<uint64_t> expected_bytes(const TensorEntry& tensor) {
   uint64_t bytes = dtype_bytes(tensor.dtype) * 8;
   bool empty = false;
@@ -245,8 +245,7 @@ std::optional<uint64_t> expected_bytes(const TensorEntry& tensor) {
   return empty ? 0 : bytes / 8;
 }
 
-/// Every byte of the data must belong to exactly one tensor: no gap to hide something in, no
-/// overlap.
+/// Throws unless every byte of the data belongs to exactly one tensor.
 void check_layout(const std::string& path, const SafetensorsHeader& header, uint64_t data_bytes) {
   uint64_t next = 0;
   for (const TensorEntry& tensor : header.tensors) {
@@ -262,7 +261,7 @@ void check_layout(const std::string& path, const SafetensorsHeader& header, uint
     }
     const std::optional<uint64_t> expected = expected_bytes(tensor);
     if (!expected) {
-      refuse("the shape is larger than any memory");
+      refuse("the shape has too many elements");
     }
     if (*expected != tensor.end - tensor.begin) {
       refuse(fmt::format(
@@ -277,7 +276,7 @@ void check_layout(const std::string& path, const SafetensorsHeader& header, uint
     throw CheckpointError(
         path,
         fmt::format(
-            "is cut short or has something appended; got {} bytes of data, expected {}",
+            "is truncated or has extra bytes; got {} bytes of data, expected {}",
             data_bytes,
             next));
   }
@@ -331,7 +330,7 @@ SafetensorsHeader parse_safetensors_header(
     const std::string& path, std::string_view beginning, uint64_t file_bytes) {
   const uint64_t data_begin = safetensors_header_bytes(path, beginning, file_bytes);
   const std::string_view text = beginning.substr(kLengthBytes, data_begin - kLengthBytes);
-  // The parser would take a NUL for the end of the text, and skip a byte order mark.
+  // The parser would treat a NUL as the end of the text, and skip a byte order mark.
   if (text.empty() || text.front() != '{' || text.find('\0') != std::string_view::npos) {
     throw CheckpointError(
         path, "has a bad header; expected JSON that begins with { and holds no NUL byte");
@@ -365,7 +364,7 @@ std::string render_safetensors_header(const std::string& path, const Safetensors
   for (const TensorEntry& tensor : header.tensors) {
     if (!names.insert(tensor.name).second) {
       throw CheckpointError(
-          path, "cannot be written; the name is given twice or reserved", in_quotes(tensor.name));
+          path, "cannot be written; the name is used twice or reserved", in_quotes(tensor.name));
     }
     separate();
     text += fmt::format(
@@ -382,7 +381,7 @@ std::string render_safetensors_header(const std::string& path, const Safetensors
     throw CheckpointError(
         path,
         fmt::format(
-            "cannot be written; its header would have {} bytes, and readers accept {}",
+            "cannot be written; got a header of {} bytes, expected at most {}",
             text.size(),
             kMaxHeaderBytes));
   }

@@ -167,20 +167,19 @@ TEST(SafetensorsHeader, RefusesDtypesThatShareBytesAndSaysWhy) {
     refuses(one(name, "[4]", "[0,3]"), 3, "packs several elements into a byte");
   }
   for (const char* name : {"F6", "I4", "U4", "C128", "F128", "F8", "F8_E3M4", "U8 ", "\\u0000"}) {
-    refuses(one(name, "[4]", "[0,4]"), 4, "is not known here");
+    refuses(one(name, "[4]", "[0,4]"), 4, "is unknown");
   }
 }
 
 TEST(SafetensorsHeader, RefusesBadFields) {
-  refuses(R"({"a":{"dtype":"U8","shape":[1]}})", 1, "lacks a field");
-  refuses(R"({"a":{}})", 0, "lacks a field");
+  refuses(R"({"a":{"dtype":"U8","shape":[1]}})", 1, "a field of the tensor is missing");
+  refuses(R"({"a":{}})", 0, "a field of the tensor is missing");
   refuses(R"({"a":null})", 0, "null stands");
   refuses(R"({"a":7})", 0, "a number stands");
   refuses(R"({"a":["U8",[1],[0,1]]})", 1, "an array stands");
   refuses(
       R"({"a":{"dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1, "given twice");
-  refuses(
-      R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"scale":1}})", 1, "not known here");
+  refuses(R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],"scale":1}})", 1, "is unknown");
   refuses(R"({"a":{"dtype":{"U8":null},"shape":[1],"data_offsets":[0,1]}})", 1, "an object stands");
   refuses(one("f32", "[1]", "[0,4]"), 4, "is not known");
   refuses(one("", "[1]", "[0,4]"), 4, "is not known");
@@ -200,10 +199,10 @@ TEST(SafetensorsHeader, RefusesBadFields) {
 TEST(SafetensorsHeader, RefusesNumbersThatOverflow) {
   refuses(one("U8", "[18446744073709551616]", "[0,1]"), 1, "too large");
   refuses(one("U8", "[9223372036854775808]", "[0,1]"), 1, "too large");
-  refuses(one("U8", "[4294967296,4294967296]", "[0,0]"), 0, "larger than any memory");
-  refuses(one("F32", "[4611686018427387904]", "[0,0]"), 0, "larger than any memory");
-  refuses(one("F32", "[0,4611686018427387904,8]", "[0,0]"), 0, "larger than any memory");
-  refuses(one("U8", "[0,1152921504606846976]", "[0,0]"), 0, "larger than any memory");
+  refuses(one("U8", "[4294967296,4294967296]", "[0,0]"), 0, "too many elements");
+  refuses(one("F32", "[4611686018427387904]", "[0,0]"), 0, "too many elements");
+  refuses(one("F32", "[0,4611686018427387904,8]", "[0,0]"), 0, "too many elements");
+  refuses(one("U8", "[0,1152921504606846976]", "[0,0]"), 0, "too many elements");
   EXPECT_EQ(parse(one("U8", "[0,1152921504606846975]", "[0,0]")).tensors.size(), 1U);
   refuses(one("U8", "[1]", "[18446744073709551615,0]"), 1, "gap or overlaps");
   std::string ones = "[1";
@@ -220,9 +219,9 @@ TEST(SafetensorsHeader, RefusesDataThatDoesNotBelongToExactlyOneTensor) {
   refuses(two("[0,4]", "[0,4]"), 4, "gap or overlaps");
   refuses(two("[1,5]", "[5,9]"), 9, "gap or overlaps");
   refuses(one("U8", "[1]", "[1,0]"), 1, "gap or overlaps");
-  refuses(two("[0,4]", "[4,8]"), 7, "cut short");
-  refuses(two("[0,4]", "[4,8]"), 9, "appended");
-  refuses("{}", 1, "appended");
+  refuses(two("[0,4]", "[4,8]"), 7, "is truncated");
+  refuses(two("[0,4]", "[4,8]"), 9, "extra bytes");
+  refuses("{}", 1, "extra bytes");
   refuses(one("F32", "[2]", "[0,7]"), 7, "got 7 bytes, expected 8 for its shape of F32");
   refuses(one("F32", "[0]", "[0,4]"), 4, "got 4 bytes, expected 0");
 }
@@ -279,12 +278,12 @@ TEST(SafetensorsHeader, DoesNotRenderWhatReadersRefuse) {
     header.tensors = {{"a", Dtype::kU8, {0}, 0, 0}, {taken, Dtype::kU8, {0}, 0, 0}};
     EXPECT_THAT(
         [&] { render_safetensors_header("f", header); },
-        ThrowsMessage<CheckpointError>(HasSubstr("given twice or reserved")));
+        ThrowsMessage<CheckpointError>(HasSubstr("used twice or reserved")));
   }
   header.tensors = {{std::string(kMaxHeaderBytes, 'x'), Dtype::kU8, {0}, 0, 0}};
   EXPECT_THAT(
       [&] { render_safetensors_header("f", header); },
-      ThrowsMessage<CheckpointError>(HasSubstr("readers accept 100000000")));
+      ThrowsMessage<CheckpointError>(HasSubstr("expected at most 100000000")));
 }
 
 }  // namespace

@@ -11,7 +11,7 @@
 namespace lockstep::storage {
 namespace {
 
-// Long enough to cost nothing beside reading it, and short enough to be in cache still.
+// Long enough to make the call cheap, and short enough to stay in the cache.
 constexpr size_t kPieceBytes = size_t{4} << 20;
 
 SafetensorsHeader header_of(const std::string& path, const PrivateMap& map) {
@@ -44,7 +44,7 @@ const TensorEntry& SafetensorsMap::entry(const std::string& name) const {
   const auto found = index_.find(name);
   if (found == index_.end()) {
     throw CheckpointError(
-        path_, fmt::format("holds no such tensor; it holds {}", index_.size()), in_quotes(name));
+        path_, fmt::format("has no such tensor; it has {}", index_.size()), in_quotes(name));
   }
   return header_.tensors[found->second];
 }

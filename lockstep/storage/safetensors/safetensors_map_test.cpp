@@ -76,9 +76,9 @@ TEST_F(ReadErrors, AreNamedWhenTheContentIsProven) {
   const TensorSet set(stored, "model");
   const SafetensorsMap map = stored.open_tensors("model.safetensors");
   truncate();
-  EXPECT_EQ(set.bytes(set.tensor("short").pieces.front()), "12345678");
+  EXPECT_EQ(set.bytes(set.tensor("short").slices.front()), "12345678");
   EXPECT_THAT(
-      [&] { set.bytes(set.tensor("long").pieces.front()); },
+      [&] { set.bytes(set.tensor("long").slices.front()); },
       testing::Throws<CheckpointError>(says_all()));
   EXPECT_THAT(
       [&] { verify_tensor(map, map.entry("long"), stored.record("model.safetensors")); },

@@ -17,7 +17,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// More bits than an element of any dtype has: whatever passes can be counted in bytes, too.
+// Limits elements so that their bytes, and their bits, fit into an int64 for every dtype.
 constexpr int64_t kMostBits = 64;
 
 [[noreturn]] void refuse(const std::string& path, const std::string& why, const std::string& name) {
@@ -28,7 +28,7 @@ constexpr int64_t kMostBits = 64;
 void check_slice(const std::string& path, const std::string& name, const Slice& slice) {
   const std::optional<int64_t> elements = element_count(slice.shape);
   if (!elements) {
-    refuse(path, "the shape is negative or larger than any memory", name);
+    refuse(path, "the shape is negative or has too many elements", name);
   }
   if (slice.begin < 0 || slice.begin > *elements) {
     refuse(path, fmt::format("the slice begins at element {} of {}", slice.begin, *elements), name);
@@ -74,7 +74,7 @@ std::optional<int64_t> element_count(const std::vector<int64_t>& shape) {
   bool empty = false;
   for (const int64_t size : shape) {
     empty = empty || size == 0;
-    // Bounds the product of the others, too, from which strides are computed.
+    // Also limits the product of the other dimensions, from which strides are computed.
     if (size < 0 || __builtin_mul_overflow(bits, std::max<int64_t>(size, 1), &bits)) {
       return std::nullopt;
     }
@@ -119,8 +119,7 @@ void check_slice_fits(
     throw CheckpointError(
         path,
         fmt::format(
-            "holds a slice of the shape [{}]; expected one dimension",
-            fmt::join(entry_shape, ", ")),
+            "has a slice of shape [{}]; expected one dimension", fmt::join(entry_shape, ", ")),
         in_quotes(name));
   }
   const int64_t elements = element_count(slice.shape).value();
@@ -129,7 +128,7 @@ void check_slice_fits(
     throw CheckpointError(
         path,
         fmt::format(
-            "holds a slice that goes beyond the tensor; got elements {} to {} of {}",
+            "has a slice beyond the end of the tensor; got elements {} to {} of {}",
             slice.begin,
             slice.begin + count,
             elements),

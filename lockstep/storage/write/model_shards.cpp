@@ -27,12 +27,12 @@ namespace {
 namespace fs = std::filesystem;
 using Json = nlohmann::json;
 
-/// A folder that goes with all that is still in it, unless told to stay.
+/// A temporary folder, which the destructor removes with its content unless keep() was called.
 class WorkFolder {
  public:
   explicit WorkFolder(const fs::path& path) : path_(path), owned_(path) {}
   ~WorkFolder() {
-    if (!stays_) {
+    if (!keep_) {
       std::error_code ignored;
       fs::remove_all(path_, ignored);
     }
@@ -40,19 +40,19 @@ class WorkFolder {
   WorkFolder(const WorkFolder&) = delete;
   WorkFolder& operator=(const WorkFolder&) = delete;
   const fs::path& path() const { return path_; }
-  void stay() { stays_ = true; }
+  void keep() { keep_ = true; }
 
  private:
   fs::path path_;
   OwnedFolder owned_;
-  bool stays_ = false;
+  bool keep_ = false;
 };
 
 std::string shard_name(size_t number, size_t count) {
   return count == 1 ? kModelFile : fmt::format("model-{:05}-of-{:05}.safetensors", number, count);
 }
 
-/// As Python's json.dumps(index, indent=2, sort_keys=True) has it.
+/// Renders the index as Python's json.dumps(index, indent=2, sort_keys=True).
 std::string render_index(const std::map<std::string, std::string>& places, uint64_t total_bytes) {
   const Json index = {{"metadata", {{"total_size", total_bytes}}}, {"weight_map", places}};
   return index.dump(2, ' ', true) + "\n";
@@ -74,7 +74,8 @@ void remove_file(const fs::path& path) {
   std::error_code error;
   fs::remove(path, error);
   if (error) {
-    throw CheckpointError(path, "is of an earlier save and cannot be removed; " + error.message());
+    throw CheckpointError(
+        path, "belongs to an earlier save and cannot be removed; " + error.message());
   }
 }
 
@@ -82,7 +83,7 @@ bool is_weights(std::string_view name) {
   return name == kModelFile || name == kModelIndex || is_model_shard(name);
 }
 
-/// Files of weights that an earlier save left, sorted.
+/// Returns the files of weights of an earlier save, sorted.
 std::vector<std::string> weights_in(const fs::path& folder) {
   std::vector<std::string> names;
   std::error_code error;
@@ -100,8 +101,8 @@ std::vector<std::string> weights_in(const fs::path& folder) {
   return names;
 }
 
-/// Gives the files, of which the index if any is the last, their names in `folder`; those that are
-/// not in `work` have them already.
+/// Renames the files from `work` to `folder`, the index last. Files that are not in `work` are
+/// already renamed.
 void put_in_place(
     const fs::path& work, const fs::path& folder, const std::vector<std::string>& names) {
   const std::vector<std::string> old = weights_in(folder);
@@ -112,8 +113,8 @@ void put_in_place(
     return is_model_shard(name) && is_new(name);
   });
   if (shards_change) {
-    // The old index must not be taken for that of the new shards. From here on only what lies in
-    // `work` is whole, see finish_stale.
+    // The old index must not be used with the new shards. From here on only `work` has complete
+    // weights, see finish_stale.
     sync_folder(work);
     remove_file(folder / kModelIndex);
     sync_folder(folder);
@@ -134,12 +135,12 @@ void put_in_place(
   }
 }
 
-/// As a reader sees it.
+/// Returns whether a reader finds weights in the folder.
 bool has_weights(const fs::path& folder) {
   return name_exists(folder / kModelFile) || name_exists(folder / kModelIndex);
 }
 
-/// The shards that an index names, sorted; none if it is no index, as one half written is not.
+/// Returns the shards that an index names, sorted; none if it is not a complete index.
 std::set<std::string> shards_of(const fs::path& index) {
   const std::string text = read_file(index, kMaxHeaderBytes);
   std::set<std::string> shards;
@@ -157,12 +158,12 @@ std::set<std::string> shards_of(const fs::path& index) {
                                                                    : std::set<std::string>();
 }
 
-/// A save that was killed while it put shards in place has removed the old index: what it has put
-/// there and what is still in `work` together are the only weights. Puts the rest in place, too.
+/// Completes a save that was killed while it renamed shards. It has removed the old index, so the
+/// renamed files and those still in `work` are the only weights.
 void finish_stale(const fs::path& work) {
   const fs::path folder = work.parent_path();
   if (has_weights(folder)) {
-    return;  // It was killed before that, or others have saved since.
+    return;  // It was killed before that, or another save has succeeded since.
   }
   const std::set<std::string> shards = shards_of(work / kModelIndex);
   std::vector<std::string> names(shards.begin(), shards.end());
@@ -175,13 +176,13 @@ void finish_stale(const fs::path& work) {
   }
 }
 
-/// A name for a folder to write in, once `folder` is there, is no checkpoint, and is rid of what
-/// was left.
+/// Creates `folder` and removes the remains of killed saves. Returns the name of a temporary
+/// folder. Throws if `folder` is a checkpoint.
 fs::path ready_work_folder(const fs::path& folder) {
   make_folders(folder);
   if (name_exists(folder / kManifestName)) {
     throw CheckpointError(
-        folder, "is a checkpoint, whose files must stay what they are; try another folder");
+        folder, "is a checkpoint, whose files must not change; try another folder");
   }
   remove_stale(folder, finish_stale);
   return temporary_name(folder / "model");
@@ -231,7 +232,7 @@ std::vector<std::string> write_model_files(
       content.push_back(tensors[place]);
       if (!places.emplace(tensors[place].name, names.back()).second) {
         throw CheckpointError(
-            folder, "cannot be written; the name is given twice", in_quotes(tensors[place].name));
+            folder, "cannot be written; the name is used twice", in_quotes(tensors[place].name));
       }
     }
     write_safetensors_file(work.path() / names.back(), content, {{"format", "pt"}});
@@ -244,7 +245,7 @@ std::vector<std::string> write_model_files(
     put_in_place(work.path(), folder, names);
   } catch (const CheckpointError&) {
     if (!has_weights(folder)) {
-      work.stay();  // For finish_stale: there are no others.
+      work.keep();  // For finish_stale: these are the only weights.
     }
     throw;
   }

@@ -115,7 +115,7 @@ TEST(ModelShards, AreNotWrittenIntoACheckpoint) {
   commit_checkpoint(folder / "step_1", {{"step", 1}});
   EXPECT_THAT(
       [&] { write_model_files(folder / "step_1", letters('a', 1), 10); },
-      ThrowsMessage<CheckpointError>(HasSubstr("is a checkpoint, whose files must stay")));
+      ThrowsMessage<CheckpointError>(HasSubstr("is a checkpoint, whose files must not change")));
 }
 
 TEST(ModelShards, LeaveTheOldOnesIfTheNewOnesCannotBeWritten) {

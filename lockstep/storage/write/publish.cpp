@@ -24,9 +24,10 @@ void rename_to_free_name(const fs::path& from, const fs::path& to) {
   if (renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) {
     return;
   }
-  // Plain rename refuses a folder that holds something, which a checkpoint does.
+  // Plain rename refuses to replace a folder that is not empty.
   if (!not_supported(errno) || name_exists(to) || std::rename(from.c_str(), to.c_str()) != 0) {
-    throw_errno(to, "cannot be given its name; the checkpoint was written to " + from.string());
+    throw_errno(
+        to, "cannot be renamed to its final name; the checkpoint was written to " + from.string());
   }
 }
 
@@ -40,8 +41,8 @@ bool exchange_names(const fs::path& one, const fs::path& other) {
   return false;
 }
 
-/// What this process is told must be what is there; whether the disk keeps the new name is unknown.
-void take_back(const fs::path& folder, const fs::path& target, const fs::path& old) {
+/// Restores the old names after a failed flush, since an error must mean that names are unchanged.
+void restore_names(const fs::path& folder, const fs::path& target, const fs::path& old) {
   std::error_code ignored;
   if (old == folder) {
     exchange_names(folder, target);
@@ -68,8 +69,8 @@ fs::path detail::replace_in_two_steps(const fs::path& folder, const fs::path& ta
 }
 
 void publish(const fs::path& folder, const fs::path& target, bool replace) {
-  fs::path old;  // The name it has from now on.
-  // Others clean up what has a temporary name and nobody's mark.
+  fs::path old;  // The new name of the old folder.
+  // Other processes remove a folder with a temporary name that no process has marked.
   const Descriptor held = replace ? mark_as_in_use(target) : Descriptor();
   if (replace) {
     old = exchange_names(folder, target) ? folder : detail::replace_in_two_steps(folder, target);
@@ -80,7 +81,7 @@ void publish(const fs::path& folder, const fs::path& target, bool replace) {
   try {
     sync_folder(parent);
   } catch (const CheckpointError&) {
-    take_back(folder, target, old);
+    restore_names(folder, target, old);
     throw;
   }
   std::error_code ignored;

@@ -13,7 +13,7 @@
 namespace lockstep::storage {
 namespace {
 
-/// The reference's order: large dtypes first, so that all are aligned, then by name.
+/// Sorts tensors as the reference does: large dtypes first, so that all are aligned, then by name.
 std::vector<const OutputTensor*> in_file_order(const std::vector<OutputTensor>& tensors) {
   std::vector<const OutputTensor*> order;
   for (const OutputTensor& tensor : tensors) {
@@ -33,7 +33,7 @@ SafetensorsHeader lay_out(
   for (const OutputTensor* tensor : tensors) {
     if (tensor->name == "__metadata__" || !seen.insert(tensor->name).second) {
       throw CheckpointError(
-          path, "cannot be written; the name is given twice or reserved", in_quotes(tensor->name));
+          path, "cannot be written; the name is used twice or reserved", in_quotes(tensor->name));
     }
     const uint64_t end = next + output_bytes(path, *tensor);
     header.tensors.push_back({tensor->name, tensor->dtype, tensor->shape, next, end});
@@ -49,7 +49,7 @@ uint64_t output_bytes(const std::string& path, const OutputTensor& tensor) {
   if (!elements) {
     throw CheckpointError(
         path,
-        "cannot be written; the shape is negative or larger than any memory",
+        "cannot be written; the shape is negative or has too many elements",
         in_quotes(tensor.name));
   }
   return static_cast<uint64_t>(*elements) * dtype_bytes(tensor.dtype);
@@ -69,7 +69,8 @@ FileSummary write_safetensors_file(
   for (size_t i = 0; i < order.size(); ++i) {
     const TensorEntry& entry = header.tensors[i];
     const std::string_view bytes = order[i]->bytes();
-    LOCKSTEP_ASSERT(bytes.size() == entry.end - entry.begin, "a tensor is not of its shape");
+    LOCKSTEP_ASSERT(
+        bytes.size() == entry.end - entry.begin, "the bytes of a tensor match its shape");
     summary.tensors[entry.name] = file.append(bytes);
   }
   file.finish();

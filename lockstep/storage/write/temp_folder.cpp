@@ -30,13 +30,13 @@ namespace fs = std::filesystem;
 constexpr std::string_view kTemporaryMark = ".tmp-";
 constexpr std::string_view kAsideMark = ".old-";
 constexpr size_t kHexDigits = 16;
-/// No save goes on for so long without writing anything.
+/// No running save is silent for this long.
 constexpr time_t kForgottenSeconds = time_t{24} * 60 * 60;
-/// How often another process may come between making a folder and marking it.
+/// Attempts to create and mark a folder that another process removes in between.
 constexpr int kMostTries = 100;
 
-/// Keeps remove_stale of one thread out of the moment in which another has made a folder and not
-/// yet locked it.
+/// Keeps remove_stale of one thread from a folder that another thread has created but not yet
+/// locked.
 std::mutex& naming_mutex() {
   static std::mutex mutex;
   return mutex;
@@ -69,7 +69,7 @@ struct Owner {
   pid_t pid = 0;
 };
 
-/// Read from the right, since the target's name and the host's may hold anything.
+/// Parses a temporary name from the right, since the target's and the host's name are arbitrary.
 std::optional<Owner> owner_of(std::string_view name) {
   Owner owner;
   const size_t temporary = name.rfind(kTemporaryMark);
@@ -120,7 +120,8 @@ time_t last_change(const fs::path& path) {
   return lstat(path.c_str(), &status) == 0 ? status.st_mtime : 0;
 }
 
-/// A long file being written changes itself, and not the folder it is in.
+/// Returns whether nothing in the folder has changed for a day. Checks the files, too, since a
+/// write to a file does not change the folder's time.
 bool is_forgotten(const fs::path& path) {
   time_t newest = last_change(path);
   std::error_code error;
@@ -135,7 +136,7 @@ bool is_dead(const Owner& owner) {
   return owner.host == host_name() && kill(owner.pid, 0) != 0 && errno == ESRCH;
 }
 
-/// `file`: what it is, open; marked as in use where that decides.
+/// `file`: the open file or folder; marked as in use if marks decide.
 bool is_abandoned(const Descriptor& file, const fs::path& path, const Owner& owner) {
   struct stat status {};
   if (fstat(file.get(), &status) != 0 || status.st_uid != geteuid()) {
@@ -155,14 +156,14 @@ bool is_abandoned(const Descriptor& file, const fs::path& path, const Owner& own
   return is_dead(owner);
 }
 
-/// What it is, open and marked as in use so that no other process deals with it at the same time;
-/// closed if it is not abandoned.
+/// Returns the abandoned file or folder, open and marked as in use, so that no other process
+/// removes it at the same time. Not open if it is not abandoned.
 Descriptor take_abandoned(const fs::path& path, const Owner& owner) {
   Descriptor file(open(path.c_str(), O_RDONLY | O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC));
   return file && is_abandoned(file, path, owner) ? std::move(file) : Descriptor();
 }
 
-/// Whether what is open is what has that name now.
+/// Returns whether the open file still has that name.
 bool is_named(const Descriptor& file, const fs::path& path) {
   struct stat open_one {};
   struct stat named {};
@@ -237,17 +238,17 @@ OwnedFolder::OwnedFolder(const fs::path& path) {
   const std::lock_guard<std::mutex> guard(naming_mutex());
   for (int tries = 0; tries < kMostTries; ++tries) {
     lock_ = make_and_open(path);
-    // Another process that cleans up may have found it before it was marked, and removed it: that
-    // one is waited for here.
+    // Another process may have found the folder before it was marked, and be about to remove it:
+    // this waits for that process.
     if (lock_ && (mark(lock_, LOCK_EX) == Mark::kNone || is_named(lock_, path))) {
       return;
     }
   }
-  throw CheckpointError(path, "was removed by another process each time it was made");
+  throw CheckpointError(path, "was removed by another process each time it was created");
 }
 
 OwnedFolder::~OwnedFolder() {
-  // Closing does not do it if another process has it open.
+  // Closing does not unlock it if another process has it open.
   flock(lock_.get(), LOCK_UN);
 }
 
@@ -278,7 +279,7 @@ std::vector<fs::path> remove_stale(
       }
     }
   } catch (const std::exception&) {
-    // Out of memory, at most. Cleaning up is not worth a failure: the next one will do it.
+    // Only for lack of memory. The next call removes the rest.
   }
   return done;
 }

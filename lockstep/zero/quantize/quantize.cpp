@@ -171,7 +171,8 @@ LOCKSTEP_ALWAYS_INLINE void dequantize_blocks(
   }
 }
 
-// The same loops twice, as in comm/reduce.cpp: for any processor, and for those with AVX2.
+// The same loops twice, as in comm/transport/reduce.cpp: for any processor, and for those with
+// AVX2.
 template <typename T, Bits bits>
 void blocks_anywhere(const Quantization& job, int64_t begin, int64_t end) {
   quantize_blocks<T, bits>(job, begin, end);

@@ -162,7 +162,7 @@ TEST_F(ReadCheckpoint, ReadsAnOptimizersStateInSlices) {
   std::map<std::string, std::string> expected;
   for (const storage::SetTensor& tensor : set.tensors()) {
     std::string text = storage::dtype_name(tensor.dtype) + nlohmann::json(tensor.shape).dump();
-    for (const storage::TensorSlice& piece : tensor.pieces) {
+    for (const storage::TensorSlice& piece : tensor.slices) {
       text.append(set.bytes(piece));
     }
     expected[tensor.name] = text;

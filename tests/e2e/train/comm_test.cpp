@@ -33,10 +33,12 @@ Outcome run_mode(const std::string& mode, const std::string& comm) {
 TEST(CommDisagreement, OnLockstepCommEndsTheJoinAtOnce) {
   const Outcome rank_1 = run_with("1", "LOCKSTEP_COMM=gloo");
   EXPECT_NE(rank_1.code, 0);
-  EXPECT_THAT(rank_1.err, HasSubstr("disagree on LOCKSTEP_COMM; got gloo on rank 1, auto on"));
+  EXPECT_THAT(
+      rank_1.err, HasSubstr("LOCKSTEP_COMM differs between ranks; got gloo on rank 1, auto on"));
   const Outcome rank_0 = run_with("0", "LOCKSTEP_COMM=gloo");
   EXPECT_NE(rank_0.code, 0);
-  EXPECT_THAT(rank_0.err, HasSubstr("disagree on LOCKSTEP_COMM; got auto on rank 1, gloo on"));
+  EXPECT_THAT(
+      rank_0.err, HasSubstr("LOCKSTEP_COMM differs between ranks; got auto on rank 1, gloo on"));
 }
 
 TEST(CommDisagreement, OnWorldSizeEndsTheJoinAtOnce) {
@@ -44,11 +46,11 @@ TEST(CommDisagreement, OnWorldSizeEndsTheJoinAtOnce) {
     // The others' ranks share their host, and those of this one do not: it joins over Gloo.
     const Outcome outcome = run_with(rank, "WORLD_SIZE=3");
     EXPECT_NE(outcome.code, 0);
-    EXPECT_THAT(outcome.err, HasSubstr("worlds of different size meet"));
+    EXPECT_THAT(outcome.err, HasSubstr("the ranks have different world sizes"));
   }
   const Outcome gloo = run_with("1", "LOCKSTEP_COMM=gloo WORLD_SIZE=3");
   EXPECT_NE(gloo.code, 0);
-  EXPECT_THAT(gloo.err, HasSubstr("worlds of different size meet"));
+  EXPECT_THAT(gloo.err, HasSubstr("the ranks have different world sizes"));
 }
 
 TEST(CommMismatch, OfWhatRanksGatherIsAnErrorOnAll) {

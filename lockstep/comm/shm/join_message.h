@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "lockstep/comm/shm/rendezvous.h"
+
+namespace lockstep::comm::shm {
+
+// The messages of a rendezvous, in this order: each rank sends its Hello; rank 0 a JoinResult with
+// the memory; each rank a JoinResult on whether it could map it; rank 0 the final JoinResult.
+
+constexpr uint32_t kHelloMagic = 0x336d6b6cU;  // "lkm3"
+
+/// The first message of a rank.
+struct Hello {
+  uint32_t magic = kHelloMagic;
+  int32_t rank = 0;
+  int32_t size = 0;
+  /// The process id that this process has for itself. If the kernel reports another one to rank 0,
+  /// the ranks are in different namespaces and could not watch each other.
+  int32_t pid = 0;
+  int32_t local_size = 0;
+  int32_t over_gloo = 0;  ///< Whether it joins over Gloo, and only compares its settings.
+  uint32_t master_addr_crc = 0;
+  std::array<char, 8> comm{};
+
+  static Hello of(const RendezvousAddress& address, bool over_gloo);
+};
+
+enum class JoinStatus : int32_t { kSuccess, kNoRendezvous, kNoMemory };
+
+/// A rank's result of joining, and the reason of a failure.
+struct JoinResult {
+  JoinStatus status = JoinStatus::kSuccess;
+  std::array<char, 1000> text{};
+
+  static JoinResult of(JoinStatus status, const std::string& text);
+  /// Throws CommError for kNoRendezvous, Error for kNoMemory.
+  void throw_if_failed() const;
+};
+
+/// Returns why the rank of `other` cannot join rank 0; empty if it can. `name`: the name of the
+/// rendezvous address.
+std::string join_mismatch(const std::string& name, const Hello& rank_0, const Hello& other);
+
+}  // namespace lockstep::comm::shm
