@@ -251,7 +251,8 @@ TEST_F(CheckpointCommands, MergedWeightsAreWhatSafetensorsReads) {
           "model.safetensors.index.json"));
   refuses({"merge-weights", path("launch"), path("out")}, 2, "--force");
   refuses({"merge-weights", path(), path("x")}, 2, "try the newest one, " + path("launch"));
-  refuses({"merge-weights", path("launch"), path("x"), "--max-shard-size=5GiB"}, 2, "is not a size");
+  refuses(
+      {"merge-weights", path("launch"), path("x"), "--max-shard-size=5GiB"}, 2, "is not a size");
   refuses({"merge-weights", path("launch"), path("x"), "--dtype", "fp32"}, 2, "fp32");
   const Json kept = json_of({"merge-weights", path("launch"), path("kept"), "--dtype", "keep"});
   EXPECT_EQ(kept["converted"], 0);
