@@ -10,7 +10,7 @@
 #include "lockstep/accelerator/zero_setup/lower_precision.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/ds_config/described_values.h"
+#include "lockstep/ds_config/keys/described_values.h"
 #include "lockstep/ds_config/value_text.h"
 #include "lockstep/engine/cast_model.h"
 #include "lockstep/engine/config_text.h"

@@ -19,7 +19,7 @@
 #include "lockstep/base/host/address.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/base/unique_fd.h"
-#include "lockstep/config/document.h"
+#include "lockstep/config/document/document.h"
 #include "tests/e2e/launch_harness.h"
 
 namespace lockstep::e2e {
