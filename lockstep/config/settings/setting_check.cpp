@@ -16,22 +16,32 @@ namespace {
 
 using Type = SettingType;
 
+bool is_in_range(const SettingSpec& spec, double number) {
+  return number >= spec.min && number <= spec.max;
+}
+
 }  // namespace
 
 std::string expected_of(const SettingSpec& spec) {
   switch (spec.type) {
     case Type::kInteger: {
-      const std::string number = fmt::format("a whole number from {} to {}", spec.min, spec.max);
-      return spec.choices.empty()
-                 ? number
-                 : fmt::format("{}, or one of {}", number, fmt::join(spec.choices, ", "));
+      const std::string number = fmt::format(
+          "a whole number from {} to {}",
+          static_cast<int64_t>(spec.min),
+          static_cast<int64_t>(spec.max));
+      const std::vector<std::string> words = words_of(spec);
+      return words.empty() ? number
+                           : fmt::format("{}, or one of {}", number, fmt::join(words, ", "));
     }
     case Type::kChoice:
-      return fmt::format("one of {}", fmt::join(spec.choices, ", "));
+      return fmt::format("one of {}", fmt::join(choice_values(spec), ", "));
     case Type::kBoolean:
       return "true or false";
     case Type::kSeconds:
-      return fmt::format("seconds from {} to {}, like 30 or 0.5", spec.min, spec.max);
+      return fmt::format(
+          "seconds from {} to {}, like 30 or 0.5",
+          static_cast<int64_t>(spec.min),
+          static_cast<int64_t>(spec.max));
     case Type::kPath:
       return "a path";
     case Type::kText:
@@ -39,7 +49,7 @@ std::string expected_of(const SettingSpec& spec) {
     case Type::kVariables:
       return "names and values";
   }
-  LOCKSTEP_ASSERT(false, "a type of setting without words for it");
+  LOCKSTEP_ASSERT(false, "a type of setting without a description");
 }
 
 void check_value(
@@ -47,40 +57,37 @@ void check_value(
     const std::string& text,
     const std::string& where,
     const std::string& subject) {
-  const auto is_choice = [&] {
-    return std::find(spec.choices.begin(), spec.choices.end(), text) != spec.choices.end();
-  };
-  bool fits = !text.empty();
+  const std::vector<std::string> choices = choice_values(spec);
+  const bool is_choice = std::find(choices.begin(), choices.end(), text) != choices.end();
+  bool is_valid = !text.empty();
   std::string expected = expected_of(spec);
   std::string hint;
-  const auto min = static_cast<double>(spec.min);
-  const auto max = static_cast<double>(spec.max);
   if (spec.type == Type::kInteger) {
     const auto number = integer_value(text);
-    fits = (number && *number >= spec.min && *number <= spec.max) || is_choice();
-    hint = number ? "" : number_hint(text, min, max);
+    is_valid = is_choice || (number && is_in_range(spec, static_cast<double>(*number)));
+    hint = number ? "" : number_hint(text, spec.min, spec.max);
   } else if (spec.type == Type::kChoice) {
-    fits = is_choice();
+    is_valid = is_choice;
   } else if (spec.type == Type::kBoolean) {
-    fits = truth_value(text).has_value();
+    is_valid = truth_value(text).has_value();
   } else if (spec.type == Type::kSeconds) {
     const auto seconds = decimal_number(text);
-    fits = seconds && *seconds >= min && *seconds <= max;
-    hint = seconds ? "" : number_hint(text, min, max);
-  } else if (fits && spec.check != nullptr) {
+    is_valid = seconds && is_in_range(spec, *seconds);
+    hint = seconds ? "" : number_hint(text, spec.min, spec.max);
+  } else if (is_valid && spec.check != nullptr) {
     const std::string wanted = spec.check(text);
-    fits = wanted.empty();
-    expected = fits ? expected : wanted;
+    is_valid = wanted.empty();
+    expected = is_valid ? expected : wanted;
   }
-  if (fits) {
+  if (is_valid) {
     return;
   }
   if (hint.empty()) {
-    hint = did_you_mean(text, spec.choices);
+    hint = did_you_mean(text, words_of(spec));
   }
   throw ConfigError(
       where,
-      fmt::format("{} makes no sense; got '{}', expected {}{}", subject, text, expected, hint));
+      fmt::format("invalid value '{}' for {}; expected {}{}", text, subject, expected, hint));
 }
 
 void check_variable_name(const std::string& name, const std::string& where) {
@@ -88,13 +95,12 @@ void check_variable_name(const std::string& name, const std::string& where) {
     throw ConfigError(
         where,
         fmt::format(
-            "no program can have a variable of that name; got '{}', expected letters, digits and "
-            "_, like NCCL_DEBUG",
+            "invalid name '{}' for a variable; expected letters, digits and _, like NCCL_DEBUG",
             name));
   }
   if (is_set_by_launcher(name)) {
     throw ConfigError(
-        where, fmt::format("{} is what a launch sets itself, for each process; remove it", name));
+        where, fmt::format("{} is set by lockstep launch, for each rank; remove it", name));
   }
 }
 

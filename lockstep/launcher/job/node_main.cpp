@@ -23,7 +23,7 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr const char* kWhere = "lockstep node";
+constexpr const char* kNodeCommand = "lockstep node";
 
 /// The first line of stdin, byte by byte: what follows is for others.
 std::string first_line() {
@@ -35,7 +35,7 @@ std::string first_line() {
     char c = 0;
     if (::poll(&item, 1, kPatienceMs) == 0 || line.size() > kLongest) {
       throw ConfigError(
-          kWhere, "no instructions were received; this command is for `lockstep launch`");
+          kNodeCommand, "no instructions were received; this command is for `lockstep launch`");
     }
     const ssize_t got = ::read(STDIN_FILENO, &c, 1);
     if (got < 0 && errno == EINTR) {
@@ -43,7 +43,7 @@ std::string first_line() {
     }
     if (got <= 0) {
       throw ConfigError(
-          kWhere, "no instructions were received; this command is for `lockstep launch`");
+          kNodeCommand, "no instructions were received; this command is for `lockstep launch`");
     }
     if (c == '\n') {
       return line;
@@ -66,7 +66,7 @@ int node_of_environment(const Environment& environment, const std::vector<Planne
       return static_cast<int>(*node);
     }
   }
-  throw ConfigError(kWhere, "neither mpirun nor srun says which node this is");
+  throw ConfigError(kNodeCommand, "neither mpirun nor srun says which node this is");
 }
 
 /// Whether stdin carries the orders of the command that the user has called: ssh and srun copy it
@@ -87,7 +87,7 @@ int run_node() {
   }
   if (::chdir(spec.folder.c_str()) != 0) {
     throw ConfigError(
-        kWhere,
+        kNodeCommand,
         fmt::format(
             "{}: cannot go to the folder {}: {}; it must be on every host",
             host_name(),

@@ -41,8 +41,8 @@ TEST(ParseEnvFile, SaysWhatIsWrongAndWhere) {
       {"A B=1\n", "file:1:1: the name 'A B' is none"},
       {"1A=1\n", "file:1:1: the name '1A' is none"},
       {"A =1\n", "file:1:1: the name 'A ' is none"},
-      {"A=\"open\n", "file:1:3: a \" opens"},
-      {"A='x'y\n", "file:1:6: something follows"},
+      {"A=\"open\n", "file:1:3: the quote \" is not closed"},
+      {"A='x'y\n", "file:1:6: text after the closing quote"},
       {"A=1\nRANK=3\n", "file:2:1: the name 'RANK' is set by the launcher itself"},
       {"export\n", "file:1:1: has no '='"},
       {"A=\x1b[2J\n", "file:1:3: holds a control character (byte 27)"}};
@@ -84,7 +84,7 @@ TEST(ParseEnvFlag, SetsOrPassesOn) {
 
 TEST(TravellingVariables, AreThoseOfPythonAndTheNetworks) {
   std::vector<std::string> names;
-  for (const EnvVariable& variable : travelling_variables(
+  for (const EnvVariable& variable : forwarded_variables(
            {"NCCL_DEBUG=INFO",
             "PYTHONPATH=/a:/b=c",
             "PATH=/bin",

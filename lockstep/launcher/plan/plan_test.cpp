@@ -217,7 +217,7 @@ TEST_F(PlanJob, RefusesWhatDoesNotAgree) {
       {{.ranks = 1, .master_addr = "-oProxyCommand=x"}, "begins with '-'"},
       {{.ranks = 1, .master_addr = "elsewhere"}, "is not this machine"},
       {{.ranks = 1, .master_addr = "127.0.0.9"}, "is not this machine"},
-      {{.ranks = 1, .run_id = "../x"}, "--rdzv-id makes no sense"},
+      {{.ranks = 1, .run_id = "../x"}, "invalid value '../x' for --rdzv-id"},
       {{.ranks = kMaxRanksPerCore * available_cores() + 1}, "--force"},
       {{.ranks = 1, .redirects = "1:1"}, "--redirects makes no sense"},
       {{.ranks = 1, .cpu = true, .visible_devices = "0"}, "give one"},
@@ -232,7 +232,7 @@ TEST_F(PlanJob, RefusesWhatDoesNotAgree) {
   options_.ranks = 0;
   EXPECT_THAT(refusal(), HasSubstr("--force")) << "a hostfile is no way around the limit";
   options_.nodes = 2;
-  EXPECT_THAT(refusal(), HasSubstr("a hostfile says how many hosts there are"));
+  EXPECT_THAT(refusal(), HasSubstr("the hostfile gives the number of hosts"));
 }
 
 TEST_F(PlanJob, TiesRanksToCores) {
