@@ -75,7 +75,7 @@ TEST_F(DsConfigCommands, CheckShowsEachValueAndWhoSaidIt) {
           ContainsRegex("\n  precision +fp16 +" + path + ":5:23\n"),
           ContainsRegex("\n  zero_optimization.stage +1 +" + path + ":6:24\n"),
           HasSubstr("] gradient_clipping is not given, so gradients are clipped to a norm of 1.0"),
-          HasSubstr("[" + path + ":6:3] zero_optimization: true is an old way to write stage 1")));
+          HasSubstr("[" + path + ":6:3] zero_optimization: true is the old form of stage 1")));
 }
 
 TEST_F(DsConfigCommands, CheckSaysTheSameAsJson) {
@@ -117,7 +117,7 @@ TEST_F(DsConfigCommands, CheckShowsAllThatIsWrong) {
 TEST_F(DsConfigCommands, CheckRefusesACallThatSaysTooLittle) {
   const std::string path = file(kSeed);
   const std::vector<std::pair<std::vector<std::string>, std::string>> calls = {
-      {{"ds-config", "check", path}, "expected --world N"},
+      {{"ds-config", "check", path}, "--world N is missing"},
       {{"ds-config", "check", path, "--world", "0"}, "expected a whole number from 1"},
       {{"ds-config", "check", "--world", "1"}, "expected one file"},
       {{"ds-config", "check", "/no/such/file", "--world", "1"}, "cannot be read"},
@@ -292,7 +292,7 @@ TEST_F(DsConfigCommands, ARateThatTheFileLacksIsAskedFor) {
 
 TEST_F(DsConfigCommands, ScheduleRefusesWhatMakesNoSense) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> calls = {
-      {{"schedule", file(kWarmup)}, "expected --steps N"},
+      {{"schedule", file(kWarmup)}, "--steps N is missing"},
       {{"schedule", file(kWarmup), "--steps", "x"}, "expected a whole number"},
       {{"schedule", file(kWarmup), "--steps", "5", "--lr", "-1"}, "expected a number from 0"},
       {{"schedule", "--steps", "5"}, "expected one file"},

@@ -211,7 +211,7 @@ TEST_F(PlanJob, AFolderForLogsAloneMeansACopyOfAll) {
 TEST_F(PlanJob, RefusesWhatDoesNotAgree) {
   const std::vector<std::pair<JobOptions, std::string>> cases = {
       {{.ranks = 1, .nodes = 2, .node_rank = 2, .master_addr = "a"}, "expected 0 to 1"},
-      {{.ranks = 1, .nodes = 2}, "expected --master-addr"},
+      {{.ranks = 1, .nodes = 2}, "several hosts need --master-addr"},
       {{.ranks = 1, .include = "a"}, "add --hostfile"},
       {{.ranks = 1, .most_hosts = 1}, "add --hostfile"},
       {{.ranks = 1, .master_addr = "-oProxyCommand=x"}, "begins with '-'"},
