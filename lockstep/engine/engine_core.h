@@ -14,7 +14,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/training_state/full_values.h"
-#include "lockstep/comm/comms_log.h"
+#include "lockstep/comm/log/comms_log.h"
 #include "lockstep/ds_config/ds_config.h"
 #include "lockstep/engine/config_arguments.h"
 #include "lockstep/engine/init_distributed.h"

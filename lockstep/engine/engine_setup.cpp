@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/accelerator/either_variable.h"
+#include "lockstep/accelerator/setup/either_variable.h"
 #include "lockstep/accelerator/zero_setup/lower_precision.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
