@@ -25,20 +25,20 @@ using config::ConfigValues;
 using Json = nlohmann::json;
 
 constexpr const char* kFooter = R"(Examples:
-  lockstep config                              asks, and writes the file
+  lockstep config                              asks questions and writes the file
   lockstep config default --mixed-precision bf16
   lockstep config show                         the settings of a launch here, and their origins
   lockstep config validate cluster.yaml
   lockstep config import                       imports Accelerate's file
 
-Without COMMAND asks for the settings that differ from one user to the next; what the file
-says already is what Enter takes. On a terminal with arrow keys, else with numbered lines,
-which may come through a pipe.
+Without COMMAND, asks for the most common settings; Enter keeps the value in the file. A
+terminal shows menus for arrow keys; otherwise choices are numbered lines, and answers may
+come through a pipe.
 
 The file is --config-file, else $LOCKSTEP_CONFIG_FILE, else lockstep/config.yaml in
-$XDG_CONFIG_HOME or ~/.config. It is written atomically, for this user only, with
-a comment for every setting; comments of your own are not kept. A flag of lockstep launch
-comes before the environment, that before the file, and that before the default.
+$XDG_CONFIG_HOME or ~/.config. It is written atomically, for this user only, with a comment
+for every setting; your own comments are not kept. A flag of lockstep launch overrides the
+environment, which overrides the file, which overrides the default.
 
 Exit code: 0; 1 if the file cannot be written; 2 for a wrong call, value or file; 130 for
 Ctrl-C.)";
@@ -47,17 +47,17 @@ constexpr const char* kDefaultFooter = R"(Examples:
   lockstep config default
   lockstep config default --mixed-precision bf16 --config-file cluster.yaml
 
-One process a GPU, or one a core where there is none. lockstep::config::write_basic_config
-does the same from a program.
+One process for each GPU, or for each core if there is no GPU. A program can call
+lockstep::config::write_basic_config instead.
 
-Exit code: 0; 1 if the file cannot be written; 2 for a wrong call, or if there is a file.)";
+Exit code: 0; 1 if the file cannot be written; 2 for a wrong call, or if the file exists.)";
 
 constexpr const char* kShowFooter = R"(Examples:
   lockstep config show
   LOCKSTEP_MAX_RESTARTS=3 lockstep config show
   lockstep config show --json | jq -r '.settings[] | select(.value != null) | .name'
 
-Every setting, its value, and the variable, or the file and line, that says so.
+Prints every setting, its value, and the variable, or the file and line, that sets it.
 
 Exit code: 0; 2 for a wrong call, value or file.)";
 
@@ -65,21 +65,21 @@ constexpr const char* kValidateFooter = R"(Examples:
   lockstep config validate
   lockstep config validate cluster.yaml job.json
 
-Names everything that is wrong: unknown keys, keys given twice, values of another type or
-out of range, each with file:line:column.
+Lists all errors: unknown keys, keys given twice, values of another type or out of range,
+each with file:line:column.
 
-Exit code: 0 if all are right; 2 if not, or for a wrong call.)";
+Exit code: 0 if all files are valid; 2 if not, or for a wrong call.)";
 
 constexpr const char* kImportFooter = R"(Examples:
   lockstep config import                       Accelerate's own default_config.yaml
   lockstep config import accelerate.yaml --config-file cluster.yaml
 
-Reads what accelerate config wrote, YAML or JSON, and the DeepSpeed JSON that it names. Says
-which keys mean nothing here and what is left to the program; refuses what Lockstep cannot
-do, with the reason.
+Reads the file of accelerate config, YAML or JSON, and the DeepSpeed JSON that it names.
+Lists ignored keys, and those that the program must set itself. A feature that Lockstep does
+not have is an error with the reason.
 
-Exit code: 0; 1 if the file cannot be written; 2 for a wrong call, for what cannot be taken
-over, or if there is a file.)";
+Exit code: 0; 1 if the file cannot be written; 2 for a wrong call, for a file that cannot be
+imported, or if the target exists.)";
 
 void check_count(
     const std::string& command,
@@ -97,17 +97,17 @@ void check_count(
   }
 }
 
-/// Writes, or refuses because there is a file.
+/// Writes the file. ConfigError if it exists and `force` is not set.
 void write(const ConfigLocation& location, const ConfigValues& values, bool force) {
   if (!config::write_config(location.path, config::render_config(values), force)) {
     throw ConfigError(
         location.path.native(),
-        "there is a configuration already, which stays as it is; add --force to replace it, or "
-        "--config-file for another place");
+        "the configuration exists and is not changed; add --force to replace it, or --config-file "
+        "for another file");
   }
 }
 
-/// How a launch comes to read the file.
+/// Returns how to make a launch read the file.
 std::string hint_of(const ConfigLocation& location) {
   return location.chosen_by == "--config-file"
              ? "lockstep launch --config-file " + printable(location.path.native()) + " reads it"
@@ -122,20 +122,19 @@ ConfigCommand::ConfigCommand(CLI::App& app)
   add_file_option(*command_);
   default_ =
       add("default",
-          "Write what suits most machines",
+          "Write a configuration that suits most machines",
           "default [--mixed-precision no|fp16|bf16] [--force] [--json]");
   default_->footer(kDefaultFooter);
-  default_->add_option("--mixed-precision", mixed_precision_, "What autocast computes in (no)")
+  default_->add_option("--mixed-precision", mixed_precision_, "Autocast dtype (default: no)")
       ->type_name("P");
   show_ = add("show", "Show every setting and its origin", "show [--json]");
   show_->footer(kShowFooter);
-  validate_ =
-      add("validate", "Name everything that is wrong in files", "validate [FILE...] [--json]");
+  validate_ = add("validate", "List all errors in files", "validate [FILE...] [--json]");
   validate_->footer(kValidateFooter);
-  import_ = add("import", "Take over Accelerate's file", "import [FILE] [--force] [--json]");
+  import_ = add("import", "Import Accelerate's file", "import [FILE] [--force] [--json]");
   import_->footer(kImportFooter);
   for (CLI::App* const command : {default_, import_}) {
-    command->add_flag("--force", force_, "Replace a configuration that is there already");
+    command->add_flag("--force", force_, "Replace an existing configuration");
   }
 }
 
@@ -144,13 +143,14 @@ CLI::App* ConfigCommand::add(
   CLI::App* command = command_->add_subcommand(name, what);
   set_help(*command, "lockstep config " + usage, "");
   add_file_option(*command);
-  command->add_flag("--json", json_, "Say it as one object of JSON, errors too");
+  command->add_flag("--json", json_, "Print one object of JSON, errors too");
   return command;
 }
 
 void ConfigCommand::add_file_option(CLI::App& command) {
   command
-      .add_option("--config-file", config_file_, "The configuration, instead of the default one")
+      .add_option(
+          "--config-file", config_file_, "The configuration file, instead of the default one")
       ->type_name("PATH");
 }
 
@@ -163,7 +163,7 @@ ConfigLocation ConfigCommand::location() const {
   if (!found) {
     throw ConfigError(
         "lockstep config",
-        "HOME is not set, so there is no default place; set it, or add --config-file PATH");
+        "HOME is not set, so there is no default path; set it, or add --config-file PATH");
   }
   return std::move(*found);
 }
@@ -229,7 +229,7 @@ Report ConfigCommand::validate(const std::vector<std::string>& words) const {
     report.json["files"].push_back({{"path", path}, {"faults", faults}});
     report.text +=
         faults.empty()
-            ? fmt::format("{}: {}, all right\n", printable(path), counted(settings, "setting"))
+            ? fmt::format("{}: {}, valid\n", printable(path), counted(settings, "setting"))
             : fmt::format("{}: {}\n", printable(path), counted(faults.size(), "fault"));
     for (const std::string& fault : faults) {
       report.text += "  " + printable(fault) + "\n";
@@ -240,7 +240,7 @@ Report ConfigCommand::validate(const std::vector<std::string>& words) const {
 }
 
 Report ConfigCommand::import_file(const std::vector<std::string>& words) const {
-  check_count("lockstep config import", words, 1, "one file of Accelerate's at most");
+  check_count("lockstep config import", words, 1, "at most one file of Accelerate");
   const Environment environment = Environment::process();
   const std::filesystem::path source =
       words.empty() ? config::accelerate_config_path(environment) : std::filesystem::path(words[0]);
@@ -250,7 +250,7 @@ Report ConfigCommand::import_file(const std::vector<std::string>& words) const {
   write(target, import.values, force_);
   Report report;
   report.text = fmt::format(
-      "took {} from {}\nwrote {}; {}\n",
+      "imported {} from {}\nwrote {}; {}\n",
       counted(import.values.settings.size() + import.values.variables.size(), "setting"),
       printable(source.native()),
       printable(target.path.native()),
@@ -259,8 +259,7 @@ Report ConfigCommand::import_file(const std::vector<std::string>& words) const {
     report.text += "note: " + printable(note) + "\n";
   }
   if (!import.without_meaning.empty()) {
-    report.text +=
-        fmt::format("note: without meaning here: {}\n", fmt::join(import.without_meaning, ", "));
+    report.text += fmt::format("note: ignored: {}\n", fmt::join(import.without_meaning, ", "));
   }
   report.json = {
       {"source", source.native()},

@@ -39,12 +39,12 @@ Window window_of(int fd) {
   throw ConfigError(
       "lockstep config",
       fmt::format(
-          "the input ended at the question '{}'; nothing was written; answer each with a line, an "
-          "empty one for what is in brackets",
+          "the input ended at the question '{}'; nothing was written; answer each question with a "
+          "line, an empty one for the value in brackets",
           question));
 }
 
-/// The next byte; nothing at the end of the input.
+/// Reads the next byte; nothing at the end of the input.
 std::optional<char> read_byte(int fd) {
   char byte = 0;
   while (true) {
@@ -52,7 +52,7 @@ std::optional<char> read_byte(int fd) {
     if (size == 1) {
       return byte;
     }
-    // EIO is a terminal that is gone.
+    // EIO: the terminal is closed.
     if (size == 0 || errno != EINTR) {
       return std::nullopt;
     }
@@ -71,7 +71,7 @@ struct KeyPress {
   size_t digit = 0;
 };
 
-/// The rest of a key that began with ESC: `[A`, `OA`, `[1~` and the like.
+/// Reads the bytes after ESC of a key: `[A`, `OA`, `[1~` and the like.
 Key read_escape(int fd) {
   std::string rest;
   while (has_more(fd)) {
@@ -125,7 +125,8 @@ KeyPress read_key(int fd) {
 }
 
 std::string line_of(const Choice& choice) {
-  return choice.what.empty() ? choice.name : fmt::format("{}: {}", choice.name, choice.what);
+  return choice.description.empty() ? choice.name
+                                    : fmt::format("{}: {}", choice.name, choice.description);
 }
 
 }  // namespace
@@ -147,7 +148,7 @@ std::string Menu::ask(
     const std::string& preset,
     const std::function<std::string(const std::string&)>& check) {
   const std::string prompt =
-      question + (preset.empty() ? ": " : fmt::format(" [{}]: ", printable(preset)));
+      question + (preset.empty() ? " " : fmt::format(" [{}]: ", printable(preset)));
   while (true) {
     const std::string line = read_line(question, prompt);
     const std::string answer = line.empty() ? preset : line;
@@ -202,7 +203,7 @@ size_t Menu::choose_by_keys(
       case Key::kEnter:
         // Leaves the question and its answer, in one line.
         say(fmt::format("\x1b[{}A\r\x1b[J", choices.size() + 1));
-        say(fmt::format("{}: {}\n", title, choices[chosen].name));
+        say(fmt::format("{} {}\n", title, choices[chosen].name));
         return chosen;
       case Key::kInterrupt:
         throw Interrupted();
@@ -286,7 +287,7 @@ std::string Menu::read_line(const std::string& question, const std::string& prom
     line.pop_back();
   }
   if (!is_terminal) {
-    // Nobody saw what was typed; whoever reads the record wants to.
+    // A pipe has no echo: the output gets the answer, too.
     say(printable(line) + "\n");
   }
   return line;

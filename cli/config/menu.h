@@ -11,33 +11,33 @@
 
 namespace lockstep::cli {
 
-/// Ctrl-C at a question. The terminal is as it was before.
+/// Thrown for Ctrl-C at a question, after the terminal is restored.
 class Interrupted : public std::exception {
  public:
   const char* what() const noexcept override { return "interrupted"; }
 };
 
 struct Choice {
-  std::string name;  ///< What is typed where there are no arrow keys; the number will do, too.
-  std::string what;  ///< Explains it, in the same line.
+  std::string name;         ///< The answer without arrow keys; its number is one, too.
+  std::string description;  ///< Printed in the same line.
 };
 
-/// Asks on a terminal with arrow keys; with numbered lines where input or output is none, where
-/// TERM is dumb or not set, and where the window is too small. NO_COLOR is obeyed.
+/// Asks questions: with arrow keys on a terminal; with numbered lines if input or output is no
+/// terminal, TERM is dumb or not set, or the window is too small. Obeys NO_COLOR.
 ///
 /// While a question waits, Ctrl-C throws Interrupted, Ctrl-Z stops the process, and a signal that
 /// ends the process restores the terminal first. If the input ends, a ConfigError names the
-/// question. Thread safety: none; one at a time in a process.
+/// question. Not thread-safe; one at a time in a process.
 class Menu {
  public:
-  /// Descriptors, which stay the caller's.
+  /// `in`, `out`: descriptors, which the caller closes.
   Menu(int in, int out, const Environment& environment);
 
-  /// Returns which of `choices` was taken; `preset` is the one that Enter alone takes.
+  /// Returns the index of the chosen one of `choices`; Enter alone chooses `preset`.
   size_t choose(const std::string& question, const std::vector<Choice>& choices, size_t preset);
 
-  /// A line of text; `preset` if it is empty. `check` says what is wrong with an answer, "" if
-  /// nothing is: then the question is asked again.
+  /// Returns a line of text; `preset` if the line is empty. `check` returns the error of an answer,
+  /// after which the question is asked again; "" for a valid one.
   std::string ask(
       const std::string& question,
       const std::string& preset,

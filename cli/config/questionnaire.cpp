@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cli/config/questionnaire.h"
 
+#include <algorithm>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -9,116 +10,120 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/config/document/scalars.h"
-#include "lockstep/config/setting_table.h"
+#include "lockstep/config/settings/setting_table.h"
 
 namespace lockstep::cli {
 namespace {
 
+using config::SettingSpec;
+using config::SettingType;
+
+/// Settings whose questions come first, in this order, after those about hosts and processes.
+const std::vector<std::string> kFirst = {
+    "mixed_precision", "zero_stage", "max_restarts", "log_dir", "debug", "deepspeed_config_file"};
+
+const SettingSpec& spec_of(const std::string& name) {
+  return *config::find_setting(name);
+}
+
+/// Asks the questions of the table of settings and collects the answers.
 class Questionnaire {
  public:
   Questionnaire(Menu& menu, config::ConfigValues present)
       : menu_(menu), values_(std::move(present)) {}
 
   config::ConfigValues run() {
-    ask("num_machines", "How many machines will the job use?");
+    ask_text("num_machines");
     if (value("num_machines") == "1") {
       forget({"machine_rank", "main_process_ip", "launcher"});
     } else {
       ask_machines();
     }
     ask_processes();
-    choose(
-        "mixed_precision",
-        "What should autocast compute in?",
-        {{"as the program says", ""},
-         {"no", "float32 throughout"},
-         {"fp16", "half precision, with loss scaling"},
-         {"bf16", "bfloat16"}},
-        {"", "no", "fp16", "bf16"});
-    choose(
-        "zero_stage",
-        "What should each process have only a part of (ZeRO)?",
-        {{"as the program says", ""},
-         {"nothing", "data parallel"},
-         {"stage 1", "the optimizer's state"},
-         {"stage 2", "gradients, too"},
-         {"stage 3", "parameters, too"}},
-        {"", "0", "1", "2", "3"});
-    ask("max_restarts", "How often should a job that failed be started again?");
-    ask_optional("log_dir", "Which folder should get a file for each process's output?");
-    choose(
-        "debug",
-        "Should mismatched collectives say what each process had? It costs some speed.",
-        {{"no", ""}, {"yes", ""}},
-        {"false", "true"});
-    ask_optional("deepspeed_config_file", "Which DeepSpeed JSON should programs get?");
+    for (const std::string& name : kFirst) {
+      ask(spec_of(name));
+    }
+    for (const SettingSpec& spec : config::all_settings()) {
+      const bool is_asked = spec.group == "Job" || spec.group == "Several hosts" ||
+                            std::find(kFirst.begin(), kFirst.end(), spec.name) != kFirst.end();
+      if (!spec.question.empty() && !is_asked) {
+        ask(spec);
+      }
+    }
     return std::move(values_);
   }
 
  private:
+  /// Asks for a setting in the way of its type.
+  void ask(const SettingSpec& spec) {
+    if (!spec.choices.empty()) {
+      choose(spec);
+    } else if (spec.type == SettingType::kBoolean) {
+      choose(spec.name, spec.question, {{"no", ""}, {"yes", ""}}, {"false", "true"});
+    } else if (spec.unset.empty()) {
+      ask_text(spec.name);
+    } else {
+      ask_optional(spec);
+    }
+  }
+
   void ask_machines() {
-    choose(
-        "launcher",
-        "What starts the processes of the other machines?",
-        {{"local", "you, with lockstep launch on each machine"},
-         {"ssh", "this command, with ssh and a hostfile"},
-         {"openmpi", "mpirun, with a hostfile"},
-         {"slurm", "srun, within an allocation"}},
-        {"local", "ssh", "openmpi", "slurm"});
+    const SettingSpec& launchers = spec_of("launcher");
+    std::vector<Choice> choices;
+    for (const config::SettingChoice& choice : launchers.choices) {
+      choices.push_back({choice.value, choice.description});
+    }
+    choose("launcher", launchers.question, choices, config::choice_values(launchers));
     const std::string launcher = value("launcher");
     if (launcher == "local") {
-      ask("machine_rank", "Which machine is this one? The first is 0.", [&](const auto& answer) {
+      ask_text("machine_rank", [&](const auto& answer) {
         const int64_t machines = config::integer_value(value("num_machines")).value_or(1);
-        const bool fits = config::integer_value(answer).value_or(0) < machines;
-        return fits ? std::string()
-                    : fmt::format("got {}, expected less than {}", answer, machines);
+        const bool is_valid = config::integer_value(answer).value_or(0) < machines;
+        return is_valid ? std::string()
+                        : fmt::format("got {}, expected less than {}", answer, machines);
       });
-      ask("main_process_ip", "At which address do the others find the first machine?");
+      ask_text("main_process_ip");
       if (value("main_process_port").empty()) {
-        values_.settings["main_process_port"] = "29500";
+        values_.settings["main_process_port"] = std::to_string(config::kDefaultMasterPort);
       }
-      ask("main_process_port", "At which port?");
+      ask_text("main_process_port");
       return;
     }
     forget({"machine_rank"});
     if (launcher != "slurm") {
-      ask("hostfile", "Which hostfile names the machines?");
+      ask_text("hostfile");
     }
   }
 
   void ask_processes() {
-    const std::vector<std::string> words = {"auto", "gpu", "cpu", ""};
-    const std::string present = value("num_processes");
-    size_t preset = present.empty() ? 0 : 3;
-    for (size_t i = 0; i < 3; ++i) {
-      preset = present == words[i] ? i : preset;
+    const SettingSpec& spec = spec_of("num_processes");
+    std::vector<Choice> choices;
+    const std::string present = value(spec.name);
+    size_t preset = present.empty() ? 0 : spec.choices.size();
+    for (const config::SettingChoice& choice : spec.choices) {
+      preset = present == choice.value ? choices.size() : preset;
+      choices.push_back({choice.value, choice.description});
     }
-    const size_t taken = menu_.choose(
-        "How many processes?",
-        {{"auto", "one a GPU, or one a core where there is none"},
-         {"gpu", "one a GPU"},
-         {"cpu", "one a core"},
-         {"a number", "of all machines together"}},
-        preset);
-    if (taken < 3) {
-      values_.settings["num_processes"] = words[taken];
+    choices.push_back({"a number", "of all machines together"});
+    const size_t chosen = menu_.choose(spec.question, choices, preset);
+    if (chosen < spec.choices.size()) {
+      values_.settings[spec.name] = spec.choices[chosen].value;
       return;
     }
-    if (preset != 3) {
-      values_.settings["num_processes"] = "2";
+    if (preset != chosen) {
+      values_.settings[spec.name] = "2";
     }
-    ask("num_processes", "Which number?");
+    ask_text(spec.name, {}, "Which number?");
   }
 
-  /// What it is now, or would be; empty if it is not set.
+  /// Returns the present value, or the default; empty if it is not set.
   std::string value(const std::string& name) const {
     const auto found = values_.settings.find(name);
-    return found != values_.settings.end() ? found->second
-                                           : config::find_setting(name)->default_value;
+    return found != values_.settings.end() ? found->second : spec_of(name).default_value;
   }
 
   void set(const std::string& name, const std::string& text) {
-    // The default stays unsaid, unless it was said already.
+    // The default is not written, unless the file has it already.
     if (text != value(name)) {
       values_.settings[name] = text;
     }
@@ -132,32 +137,47 @@ class Questionnaire {
 
   static std::string fault_of(const std::string& name, const std::string& answer) {
     try {
-      config::check_value(*config::find_setting(name), answer, "answer", name);
+      config::check_value(spec_of(name), answer, "answer", name);
       return "";
     } catch (const ConfigError& error) {
       const std::string what = error.what();
-      return what.substr(what.find("got "));
+      return what.substr(what.find("] ") + 2);
     }
   }
 
   using Check = std::function<std::string(const std::string&)>;
 
-  /// `check`: what else there is to say against an answer.
-  void ask(const std::string& name, const std::string& question, const Check& check = {}) {
-    set(name, menu_.ask(question, value(name), [&](const std::string& answer) {
+  /// `check`: returns what is wrong with an answer that the table accepts. `question`: empty for
+  /// that of the table.
+  void ask_text(
+      const std::string& name, const Check& check = {}, const std::string& question = {}) {
+    const std::string& asked = question.empty() ? spec_of(name).question : question;
+    set(name, menu_.ask(asked, value(name), [&](const std::string& answer) {
       const std::string fault = fault_of(name, answer);
       return fault.empty() && check ? check(answer) : fault;
     }));
   }
 
-  /// Of a path: "none" stands for not set.
-  void ask_optional(const std::string& name, const std::string& question) {
-    const std::string present = value(name).empty() ? "none" : value(name);
+  /// For a setting that may be unset, which the answer "none" says.
+  void ask_optional(const SettingSpec& spec) {
+    const std::string present = value(spec.name).empty() ? "none" : value(spec.name);
     const std::string answer =
-        menu_.ask(question, present, [](const std::string& /*any*/) { return std::string(); });
-    set(name, answer == "none" ? "" : answer);
+        menu_.ask(spec.question, present, [](const std::string& /*any*/) { return std::string(); });
+    set(spec.name, answer == "none" ? "" : answer);
   }
 
+  /// For a setting with choices that may be unset: the program decides.
+  void choose(const SettingSpec& spec) {
+    std::vector<Choice> choices = {{spec.unset, ""}};
+    std::vector<std::string> texts = {""};
+    for (const config::SettingChoice& choice : spec.choices) {
+      choices.push_back({choice.label.empty() ? choice.value : choice.label, choice.description});
+      texts.push_back(choice.value);
+    }
+    choose(spec.name, spec.question, choices, texts);
+  }
+
+  /// `texts`: the value of each choice.
   void choose(
       const std::string& name,
       const std::string& question,

@@ -6,8 +6,8 @@
 
 namespace lockstep::cli {
 
-/// Asks for the settings that differ from one user to the next. `present` is what Enter alone
-/// takes, and keeps all that is not asked for. Throws what Menu throws.
+/// Asks for each setting whose row has a question. `present`: the values that Enter alone keeps;
+/// settings without a question keep theirs. Errors as Menu.
 config::ConfigValues ask_settings(Menu& menu, config::ConfigValues present);
 
 }  // namespace lockstep::cli

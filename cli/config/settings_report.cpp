@@ -9,7 +9,7 @@
 #include "lockstep/base/text/words.h"
 #include "lockstep/config/config_file.h"
 #include "lockstep/config/document/scalars.h"
-#include "lockstep/config/setting_table.h"
+#include "lockstep/config/settings/setting_table.h"
 
 namespace lockstep::cli {
 namespace {
@@ -18,7 +18,7 @@ using Json = nlohmann::json;
 using config::SettingSpec;
 using config::SettingType;
 
-/// A number as a number, a truth as a truth.
+/// Returns numbers and booleans as such, other texts as strings.
 Json json_of(const SettingSpec& spec, const std::string& text) {
   if (text.empty()) {
     return nullptr;
@@ -39,7 +39,7 @@ Json json_of(const SettingSpec& spec, const std::string& text) {
 }  // namespace
 
 Report settings_report(const config::Settings& settings, const std::optional<std::string>& file) {
-  std::vector<std::vector<std::string>> rows = {{"SETTING", "VALUE", "SAID BY"}};
+  std::vector<std::vector<std::string>> rows = {{"SETTING", "VALUE", "SET BY"}};
   Json list = Json::array();
   for (const SettingSpec& spec : config::all_settings()) {
     if (spec.type == SettingType::kVariables) {

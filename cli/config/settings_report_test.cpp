@@ -36,7 +36,7 @@ TEST(SettingsReport, SaysWhoSaidWhat) {
           ContainsRegex("\n  num_machines  +2  +--nnodes\n"),
           ContainsRegex("\n  debug  +yes  +ACCELERATE_DEBUG_MODE\n"),
           ContainsRegex("\n  max_restarts  +0  +default\n"),
-          ContainsRegex("\n  hostfile  +-  +not set: this machine alone\n"),
+          ContainsRegex("\n  hostfile  +-  +not set: this host only\n"),
           ContainsRegex("\n  env: A  +x.x09y  +/c.yaml:3:7\n")));
 }
 

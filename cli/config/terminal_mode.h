@@ -5,25 +5,25 @@
 
 namespace lockstep::cli {
 
-/// A terminal that gives its keys to us while this lives, and is put back then: also by a signal
-/// that ends the process meanwhile. Ctrl-C and Ctrl-Z come as bytes, see below. One at a time.
+/// Puts a terminal into another input mode during its lifetime, and restores it afterwards, also if
+/// a signal ends the process. Ctrl-C and Ctrl-Z are read as bytes, see below. One at a time.
 class TerminalMode {
  public:
   enum class Input {
-    kKeys,   ///< Each key at once, not shown.
-    kLines,  ///< Whole lines, edited and shown by the terminal; kCtrlC and kCtrlZ end one, too.
+    kKeys,   ///< Each key at once, without echo.
+    kLines,  ///< Lines, edited and echoed by the terminal; kCtrlC and kCtrlZ end one, too.
   };
   static constexpr char kCtrlC = 3;
   static constexpr char kCtrlD = 4;
   static constexpr char kCtrlZ = 26;
 
-  /// Does nothing where `fd` is no terminal.
+  /// Does nothing if `fd` is no terminal.
   TerminalMode(int fd, Input input);
   ~TerminalMode();
   TerminalMode(const TerminalMode&) = delete;
   TerminalMode& operator=(const TerminalMode&) = delete;
 
-  /// What Ctrl-Z does elsewhere; returns when the process goes on.
+  /// Stops the process, as Ctrl-Z usually does; returns when it continues.
   void suspend();
 
  private:

@@ -19,7 +19,7 @@ constexpr const char* kFooter = R"(Examples:
   lockstep ds-config check ds_config.json --world 8
   lockstep ds-config keys
 
-lockstep ds-config COMMAND --help says more about one command.
+lockstep ds-config COMMAND --help describes one command.
 
 Exit code: 0; 2 for a file with errors, or a wrong call.)";
 
@@ -27,11 +27,10 @@ constexpr const char* kCheckFooter = R"(Examples:
   lockstep ds-config check ds_config.json --world 8
   lockstep ds-config check ds_config.json --world 8 --json | jq '.values["gradient_clipping"]'
 
-Reads DeepSpeed's configuration strictly: an unknown key, a value of another type and
-an option that Lockstep does not carry out are errors, and all of them are shown, each with
-file:line:column. Else every value is shown with its origin: a place in the file, a default,
-or what it was derived from; below, notes on old names and on keys that say nothing here.
-Comments (#, //, /* */) and trailing commas are fine.
+Reads DeepSpeed's configuration strictly: an unknown key, a value of another type and an
+unsupported option are errors. Prints all errors, each with file:line:column; without errors,
+every value with its origin: a place in the file, a default, or its derivation; then notes on
+old names and on ignored keys. Comments (#, //, /* */) and trailing commas are accepted.
 
 Exit code: 0; 2 for a file with errors, or a wrong call.)";
 
@@ -39,8 +38,8 @@ constexpr const char* kKeysFooter = R"(Examples:
   lockstep ds-config keys
   lockstep ds-config keys | grep zero_quantized
 
-Prints what becomes of each key: it works, it says nothing here (and why), or it is refused (and
-what to do instead); then the optimizers and schedules with their parameters.
+Prints the status of each key: it works, it is ignored (with the reason), or it is refused (with
+an alternative); then the optimizers and schedules with their parameters.
 
 Exit code: 0.)";
 
@@ -50,8 +49,8 @@ constexpr const char* kScheduleFooter = R"(Examples:
   lockstep schedule ds_config.json --steps 5000 --json | jq .lr
 
 Prints the learning rates (and momenta) of the scheduler section: at construction, which is step
-0, and after each step. The n-th update of a run is made with the rate of step n - 1. A table of
-many steps shows some of them, always those where something begins or ends; --json has all.
+0, and after each step. The n-th update of a run uses the rate of step n - 1. A long table shows
+some of the steps, always those where a phase begins or ends; --json has all.
 
 Exit code: 0; 2 for a file with errors or without a scheduler, or a wrong call.)";
 
@@ -70,13 +69,13 @@ std::string file_among(const std::string& command, const std::vector<std::string
 DsConfigCommand::DsConfigCommand(CLI::App& app)
     : command_(app.add_subcommand("ds-config", "Check DeepSpeed's ds_config.json")) {
   set_help(*command_, "lockstep ds-config check|keys", kFooter);
-  check_ = command_->add_subcommand("check", "Show what it says, or all that is wrong with it");
+  check_ = command_->add_subcommand("check", "Show all values of a file, or all its errors");
   set_help(*check_, "lockstep ds-config check FILE --world N [--json]", kCheckFooter);
-  check_->add_option("--world", world_size_, "How many ranks share a batch")
+  check_->add_option("--world", world_size_, "Number of ranks that share a batch")
       ->type_name("N")
       ->check(integer_between(1, kMostRanks));
-  check_->add_flag("--json", json_, "Say it as one object of JSON, errors too");
-  keys_ = command_->add_subcommand("keys", "Show what becomes of each key");
+  check_->add_flag("--json", json_, "Print one object of JSON, errors too");
+  keys_ = command_->add_subcommand("keys", "Show the status of each key");
   set_help(*keys_, "lockstep ds-config keys", kKeysFooter);
 }
 
@@ -86,14 +85,14 @@ int DsConfigCommand::run(const std::vector<std::string>& words) const {
     return print_report("lockstep.ds-config.keys", false, ds_config_keys_report);
   }
   if (!check_->parsed()) {
-    throw ConfigError("lockstep ds-config", "which command? expected one of check, keys");
+    throw ConfigError("lockstep ds-config", "the command is missing; expected one of check, keys");
   }
   const std::string name = "lockstep ds-config check";
   return print_report("lockstep.ds-config.check", json_, [&] {
     const std::string file = file_among(name, words);
     if (!world_size_) {
       throw ConfigError(
-          name, "how many ranks share a batch? expected --world N; batch sizes depend on it");
+          name, "--world N is missing; expected the number of ranks, which batch sizes depend on");
     }
     return ds_config_report(file, *world_size_, !json_);
   });
@@ -103,14 +102,14 @@ ScheduleCommand::ScheduleCommand(CLI::App& app)
     : command_(app.add_subcommand("schedule", "Show the learning rates of a ds_config.json")) {
   set_help(
       *command_, "lockstep schedule FILE --steps N [--lr RATE] [--json|--plot]", kScheduleFooter);
-  command_->add_option("--steps", steps_, "How many steps are made")
+  command_->add_option("--steps", steps_, "Number of steps")
       ->type_name("N")
       ->check(integer_between(1, kMostScheduleSteps));
-  command_->add_option("--lr", lr_, "The optimizer's rate, in place of the file's")
+  command_->add_option("--lr", lr_, "The optimizer's rate, instead of the file's")
       ->type_name("RATE")
       ->check(number_between(0, kMostRate));
-  command_->add_flag("--json", json_, "Say it as one object of JSON, errors too");
-  command_->add_flag("--plot", plot_, "Draw it");
+  command_->add_flag("--json", json_, "Print one object of JSON, errors too");
+  command_->add_flag("--plot", plot_, "Draw a plot");
 }
 
 int ScheduleCommand::run(const std::vector<std::string>& words) const {
@@ -118,10 +117,10 @@ int ScheduleCommand::run(const std::vector<std::string>& words) const {
   return print_report("lockstep.schedule", json_, [&] {
     const std::string file = file_among(name, words);
     if (!steps_) {
-      throw ConfigError(name, "how many steps? expected --steps N");
+      throw ConfigError(name, "--steps N is missing; expected the number of steps");
     }
     if (json_ && plot_) {
-      throw ConfigError(name, "got --json and --plot, expected one of them");
+      throw ConfigError(name, "--json and --plot are both given; give one of them");
     }
     return schedule_report(
         {.file = file, .steps = *steps_, .base_lr = lr_, .plot = plot_, .log_errors = !json_});

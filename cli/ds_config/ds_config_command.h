@@ -10,15 +10,15 @@
 
 namespace lockstep::cli {
 
-/// `lockstep ds-config check|keys`: DeepSpeed's ds_config.json, and what becomes of its keys.
+/// `lockstep ds-config check|keys`: checks a ds_config.json of DeepSpeed, and lists all keys.
 class DsConfigCommand {
  public:
   /// Adds the commands to `app`, which must not outlive this.
   explicit DsConfigCommand(CLI::App& app);
 
   bool was_given() const { return command_->parsed(); }
-  /// Runs the one that was given with the file among its words; returns the exit code. ConfigError
-  /// for what makes no sense.
+  /// Runs the given command with the file in `words`; returns the exit code. ConfigError
+  /// for invalid options.
   int run(const std::vector<std::string>& words) const;
 
  private:
@@ -29,15 +29,14 @@ class DsConfigCommand {
   bool json_ = false;
 };
 
-/// `lockstep schedule`: the learning rates that a ds_config.json asks for.
+/// `lockstep schedule`: prints the learning rates of a ds_config.json.
 class ScheduleCommand {
  public:
   /// Adds the command to `app`, which must not outlive this.
   explicit ScheduleCommand(CLI::App& app);
 
   bool was_given() const { return command_->parsed(); }
-  /// Runs with the file among its words; returns the exit code. ConfigError for what makes no
-  /// sense.
+  /// Runs with the file in `words`; returns the exit code. ConfigError for invalid options.
   int run(const std::vector<std::string>& words) const;
 
  private:

@@ -64,7 +64,7 @@ Report ds_config_report(const std::filesystem::path& file, int64_t world_size, b
   if (std::optional<Report> refusal = refusal_of(reading, log_errors)) {
     return *std::move(refusal);
   }
-  std::vector<std::vector<std::string>> rows = {{"KEY", "VALUE", "SAID BY"}};
+  std::vector<std::vector<std::string>> rows = {{"KEY", "VALUE", "SET BY"}};
   Json values = Json::object();
   for (const ds_config::DescribedValue& each : ds_config::described_values(reading.config)) {
     rows.push_back({each.path, printable(ds_config::text_of(each.value)), printable(each.origin)});

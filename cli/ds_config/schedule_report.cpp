@@ -22,10 +22,10 @@ constexpr int64_t kMostRows = 40;
 
 using ds_config::GroupRate;
 
-/// What is shown: [group][step].
+/// The printed values: [group][step].
 struct Curves {
   std::vector<std::vector<double>> rates;
-  std::vector<std::vector<double>> momenta;  ///< Empty if the schedule leaves it alone.
+  std::vector<std::vector<double>> momenta;  ///< Empty if the schedule does not change it.
   int64_t last = 0;                          ///< Step.
 };
 
@@ -48,7 +48,7 @@ Curves curves_of(const Schedule& schedule, const std::vector<GroupRate>& groups,
   return curves;
 }
 
-/// Whether the optimizer's rate plays a part.
+/// Whether the schedule depends on the optimizer's rate.
 bool depends_on_base(const Schedule& schedule, int64_t steps) {
   const size_t groups = schedule.groups().value_or(1);
   const auto rates = [&](double lr) {
@@ -58,8 +58,7 @@ bool depends_on_base(const Schedule& schedule, int64_t steps) {
   return rates(1) != rates(2);
 }
 
-/// The groups that have a curve each: as many as the schedule has values for, or else the file's
-/// optimizer makes.
+/// Returns the groups with a curve: those of the schedule, else those of the file's optimizer.
 std::vector<GroupRate> groups_of(
     const ScheduleRequest& request, const ds_config::DsConfig& config, const Schedule& schedule) {
   std::vector<GroupRate> groups;
@@ -70,7 +69,8 @@ std::vector<GroupRate> groups_of(
   } else {
     throw ConfigError(
         request.file.native(),
-        "has no optimizer, whose learning rate the schedule needs; try --lr 0.001");
+        "has no optimizer, whose learning rate the schedule needs; add --lr, for instance --lr "
+        "0.001");
   }
   if (schedule.groups().value_or(groups.size()) != groups.size()) {
     groups.assign(*schedule.groups(), GroupRate{.what = "", .lr = groups.front().lr});
@@ -78,7 +78,7 @@ std::vector<GroupRate> groups_of(
   return groups;
 }
 
-/// An optimizer without betas keeps its momentum.
+/// The momentum of an optimizer without betas is constant.
 Schedule shown_schedule(const ds_config::DsConfig& config) {
   const Schedule& schedule = config.scheduler->schedule.value();
   const bool keeps =
@@ -86,7 +86,7 @@ Schedule shown_schedule(const ds_config::DsConfig& config) {
   return keeps ? schedule.without_momentum() : schedule;
 }
 
-/// The steps of a table: all if they are few, else some at equal distances and those with a mark.
+/// Returns the steps of a table: all of a short one, else equidistant ones and those with a mark.
 std::map<int64_t, std::string> rows_of(const Schedule& schedule, int64_t last) {
   std::map<int64_t, std::string> rows;
   const int64_t stride = last < kMostRows ? 1 : (last + kMostRows - 2) / (kMostRows - 1);
@@ -158,7 +158,7 @@ std::string plots_of(const std::vector<GroupRate>& groups, const Curves& curves)
   return text;
 }
 
-/// A number for each step; with several groups a list for each.
+/// Returns a number for each step; with several groups a list.
 Json by_step(const std::vector<std::vector<double>>& curves) {
   if (curves.empty()) {
     return nullptr;
@@ -176,20 +176,20 @@ Json by_step(const std::vector<std::vector<double>>& curves) {
   return steps;
 }
 
-/// Which parameters a column is of, where that is not all.
+/// Describes the parameters of each column, unless it is all parameters.
 std::string legend_of(const std::vector<GroupRate>& groups) {
   std::string text;
   for (size_t group = 0; group < groups.size(); ++group) {
     if (groups.size() > 1 && !groups[group].what.empty()) {
       text += fmt::format("{}group {}: {}", text.empty() ? "" : "; ", group, groups[group].what);
     } else if (!groups[group].what.empty()) {
-      text += fmt::format("of one group of several: {}", groups[group].what);
+      text += fmt::format("shows one group of several: {}", groups[group].what);
     }
   }
   return text.empty() ? "" : text + "\n";
 }
 
-/// A value of each group; of one alone, that.
+/// Returns the value of each group as a list; a single value for one group.
 template <typename Value>
 Json by_group(const std::vector<GroupRate>& groups, Value GroupRate::*value) {
   if (groups.size() == 1) {
@@ -207,7 +207,7 @@ std::string end_of(const Schedule& schedule, int64_t steps) {
     return "";
   }
   return fmt::format(
-      "\nThe schedule ends at step {}; training on to step {} is an error there.\n",
+      "\nThe schedule ends at step {}; training to step {} fails there.\n",
       *schedule.total_steps(),
       steps);
 }
@@ -223,7 +223,7 @@ Report schedule_report(const ScheduleRequest& request) {
   if (!reading.config.scheduler) {
     throw ConfigError(
         request.file.native(),
-        "has no scheduler, so the learning rate stays as it is; expected a section \"scheduler\"");
+        "has no scheduler, so the learning rate is constant; expected a section \"scheduler\"");
   }
   const ds_config::SchedulerSection& section = *reading.config.scheduler;
   const Schedule schedule = shown_schedule(reading.config);
@@ -237,7 +237,7 @@ Report schedule_report(const ScheduleRequest& request) {
       legend_of(groups),
       request.plot ? plots_of(groups, curves) : table_of(schedule, groups, curves));
   if (schedule.beta2()) {
-    report.text += fmt::format("\nThe second beta is {:g} throughout.\n", *schedule.beta2());
+    report.text += fmt::format("\nThe second beta is always {:g}.\n", *schedule.beta2());
   }
   report.text += end_of(schedule, request.steps);
   Json marks = Json::array();

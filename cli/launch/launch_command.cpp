@@ -5,7 +5,6 @@
 
 #include "cli/common/report.h"
 #include "cli/common/usage_formatter.h"
-#include "cli/launch/launch_settings.h"
 #include "cli/launch/launch_starter.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
@@ -19,7 +18,7 @@ namespace {
 
 constexpr const char* kFooter = R"(Examples:
   lockstep launch -n 2 ./train --epochs 3      two ranks of a program
-  lockstep launch -n auto train.py             one rank a GPU, or core, of a Python script
+  lockstep launch -n auto train.py             one rank for each GPU, or core, of a Python script
   lockstep launch -n 2 -m package.train        a Python module
   lockstep launch -n 2 --resume ./train        continues from the checkpoint of a stopped job
   lockstep launch -n 2 --max-restarts 3 ./train
@@ -41,12 +40,12 @@ torchrun's PET_* variables, which Kubeflow sets, count as options: PET_NNODES=2 
 --nnodes 2. One that contradicts an option is an error.
 
 Exit code: 0 if every rank ended with 0; else the code of the rank that failed first,
-128 + N if signal N ended it; 75 if the ranks saved and left; 124 at the --timeout; 2
-for a wrong call. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are passed on
-to the ranks; a second SIGINT or SIGTERM kills them at once. A program whose Accelerator
-has a project_dir answers SIGTERM and SIGUSR1 by saving its state and leaving with 75;
---resume goes on. A job is not restarted after a signal, a wrong call (2), or at its
---timeout.)";
+128 + N if signal N ended it; 75 if the ranks saved their state and exited; 124 at the
+--timeout; 2 for a wrong call. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and SIGUSR2 are
+forwarded to the ranks; a second SIGINT or SIGTERM kills them at once. A program whose
+Accelerator has a project_dir handles SIGTERM and SIGUSR1: it saves its state and exits
+with 75; --resume continues. A job is not restarted after a signal, a wrong call (2), or
+at its --timeout.)";
 
 }  // namespace
 
@@ -71,7 +70,7 @@ std::vector<VariableOption> LaunchCommand::add_variables(std::vector<std::string
 
 int LaunchCommand::run(const std::vector<std::string>& program) const {
   if (flags_.dry_run) {
-    return tell(program);
+    return print_plan(program);
   }
   const LaunchFlags flags = with_settings(*command_, flags_, Environment::process());
   const launcher::JobOptions options = job_options(flags, machine(), launcher::own_environment());
@@ -99,7 +98,7 @@ launcher::Machine LaunchCommand::machine() const {
   return machine;
 }
 
-int LaunchCommand::tell(const std::vector<std::string>& program) const {
+int LaunchCommand::print_plan(const std::vector<std::string>& program) const {
   return print_report("lockstep.launch", flags_.options.json, [&] {
     const std::vector<std::string> inherited = launcher::own_environment();
     const LaunchFlags flags = with_settings(*command_, flags_, Environment::process());
@@ -107,7 +106,9 @@ int LaunchCommand::tell(const std::vector<std::string>& program) const {
     launcher::JobPlan plan = launcher::plan_job(options, inherited);
     name_allocated_hosts(flags, Environment::process(), plan);
     if (program.empty()) {
-      throw ConfigError("lockstep launch", "no program; expected one after the options");
+      throw ConfigError(
+          "lockstep launch",
+          "no program to run; expected one after the options, like -n 2 ./train");
     }
     const launcher::Program found =
         launcher::find_program(program, Environment::process(), program_kind(flags_));

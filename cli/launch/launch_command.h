@@ -18,16 +18,16 @@ class LaunchCommand {
   explicit LaunchCommand(CLI::App& app);
 
   bool was_given() const { return command_->parsed(); }
-  /// Appends torchrun's PET_* variables to `words`, what CLI::App::parse is to read, as options, if
-  /// the words call this command. ConfigError as add_torchrun_variables().
+  /// Appends torchrun's PET_* variables as options to `words`, the input of CLI::App::parse, if the
+  /// words call this command. ConfigError as add_torchrun_variables().
   std::vector<VariableOption> add_variables(std::vector<std::string>& words) const;
-  /// Runs `program`, its name and arguments, or tells what would be run; returns the job's exit
-  /// code. ConfigError for what makes no sense.
+  /// Runs `program`, its name and arguments, or prints the plan for --dry-run; returns the job's
+  /// exit code. ConfigError for invalid or contradictory options.
   int run(const std::vector<std::string>& program) const;
 
  private:
   launcher::Machine machine() const;
-  int tell(const std::vector<std::string>& program) const;
+  int print_plan(const std::vector<std::string>& program) const;
 
   CLI::App* command_;  // [not null]
   LaunchFlags flags_;

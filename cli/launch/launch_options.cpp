@@ -5,6 +5,7 @@
 #include <optional>
 #include <sstream>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include <fmt/format.h>
@@ -14,6 +15,8 @@
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text/suggest.h"
+#include "lockstep/config/settings/setting_table.h"
+#include "lockstep/launcher/plan/cpu_bind.h"
 #include "lockstep/launcher/plan/env_file.h"
 #include "lockstep/launcher/plan/rank_environment.h"
 #include "lockstep/launcher/process/signals.h"
@@ -35,12 +38,12 @@ int parse_node_count(const std::string& text) {
   const auto least = parse_integer(text.substr(0, colon));
   const auto most = colon == std::string::npos ? least : parse_integer(text.substr(colon + 1));
   if (!least || !most || *least < 1 || *most > kMostNodes || *most < *least) {
-    refuse(fmt::format("--nnodes makes no sense; got '{}', expected a number of hosts", text));
+    refuse(fmt::format("invalid value '{}' for --nnodes; expected a number of hosts", text));
   }
   if (*least != *most) {
     refuse(fmt::format(
-        "--nnodes {}: a job of a varying number of hosts is not supported; expected one number: "
-        "a restarted job may have another one and goes on from its checkpoint",
+        "--nnodes {}: a varying number of hosts is not supported; expected one number; a restarted "
+        "job may have another number, and continues from its checkpoint",
         text));
   }
   return static_cast<int>(*most);
@@ -57,7 +60,9 @@ void read_endpoint(const std::string& text, JobOptions& options) {
   }
   if (!options.master_addr.empty() && options.master_addr != host) {
     refuse(fmt::format(
-        "--rdzv-endpoint {} and --master-addr {} disagree; give one", text, options.master_addr));
+        "--rdzv-endpoint {} and --master-addr {} differ; give one of them",
+        text,
+        options.master_addr));
   }
   options.master_addr = host;
   if (colon == std::string::npos) {
@@ -66,13 +71,15 @@ void read_endpoint(const std::string& text, JobOptions& options) {
   const auto port = parse_integer(text.substr(colon + 1));
   if (!port || *port < 0 || *port > kLastPort) {
     refuse(fmt::format(
-        "--rdzv-endpoint makes no sense; got '{}', expected HOST:PORT with a port from 0 to {}",
+        "invalid value '{}' for --rdzv-endpoint; expected HOST:PORT with a port from 0 to {}",
         text,
         kLastPort));
   }
   if (options.master_port != 0 && options.master_port != *port) {
     refuse(fmt::format(
-        "--rdzv-endpoint {} and --master-port {} disagree; give one", text, options.master_port));
+        "--rdzv-endpoint {} and --master-port {} differ; give one of them",
+        text,
+        options.master_port));
   }
   options.master_port = static_cast<int>(*port);
 }
@@ -86,8 +93,8 @@ void read_rendezvous_settings(const std::string& text, JobOptions& options) {
     const std::string key = setting.substr(0, equals);
     if (std::find(known.begin(), known.end(), key) == known.end()) {
       refuse(fmt::format(
-          "--rdzv-conf {} means nothing here: there is no agent to set up; expected join_timeout=S "
-          "or timeout=S{}",
+          "--rdzv-conf {} has no effect, since Lockstep has no agent; expected join_timeout=S or "
+          "timeout=S{}",
           key,
           did_you_mean(key, known)));
     }
@@ -97,9 +104,9 @@ void read_rendezvous_settings(const std::string& text, JobOptions& options) {
     const auto [stop, error] = std::from_chars(value.data(), end, seconds);
     if (error != std::errc() || stop != end || !(seconds > 0 && seconds <= kDaySeconds)) {
       refuse(fmt::format(
-          "--rdzv-conf {} makes no sense; got '{}', expected seconds, at most {:g}",
-          key,
+          "invalid value '{}' for {} of --rdzv-conf; expected seconds, at most {:g}",
           value,
+          key,
           kDaySeconds));
     }
     options.join_timeout_seconds = seconds;
@@ -110,8 +117,8 @@ void read_rendezvous(const LaunchFlags& flags, JobOptions& options) {
   if (!flags.rdzv_backend.empty() && flags.rdzv_backend != "c10d" &&
       flags.rdzv_backend != "static") {
     refuse(fmt::format(
-        "--rdzv-backend {} is not supported: rank 0 itself serves the store where ranks meet; "
-        "expected c10d or static, or leave it out",
+        "--rdzv-backend {} is not supported, since rank 0 itself serves the rendezvous; expected "
+        "c10d or static, or omit it",
         flags.rdzv_backend));
   }
   if (!flags.rdzv_endpoint.empty()) {
@@ -121,44 +128,46 @@ void read_rendezvous(const LaunchFlags& flags, JobOptions& options) {
   if (flags.standalone && (options.nodes > 1 || options.node_rank > 0 || options.master_port != 0 ||
                            !options.master_addr.empty() || !options.hostfile.empty())) {
     refuse(
-        "--standalone is one host and any free port; leave it out, or what says where else ranks "
-        "are or meet");
+        "--standalone is one host and any free port; omit it, or the options for several hosts and "
+        "the rendezvous");
   }
 }
 
 CpuBind read_binding(const LaunchFlags& flags) {
-  std::vector<CpuBind> said;
+  std::vector<CpuBind> given;
   if (!flags.cpu_bind.empty()) {
-    said.push_back(launcher::parse_cpu_bind(flags.cpu_bind, "--cpu-bind"));
+    given.push_back(launcher::parse_cpu_bind(flags.cpu_bind, "--cpu-bind"));
   }
   if (flags.bind_cores_to_rank) {
-    said.push_back(CpuBind::kCores);
+    given.push_back(CpuBind::kCores);
   }
   if (!flags.numa_binding.empty()) {
     if (flags.numa_binding != "node") {
       refuse(fmt::format(
-          "--numa-binding {} is not supported: it follows a GPU's place, and ranks are tied by "
-          "number; expected node, or try --cpu-bind cores",
+          "--numa-binding {} is not supported: it follows a rank's GPU, and Lockstep binds ranks "
+          "by "
+          "their number; expected node, or try --cpu-bind cores",
           flags.numa_binding));
     }
-    said.push_back(CpuBind::kNuma);
+    given.push_back(CpuBind::kNuma);
   }
-  if (std::any_of(said.begin(), said.end(), [&](CpuBind bind) { return bind != said.front(); })) {
-    refuse("--cpu-bind, --bind-cores-to-rank and --numa-binding disagree; give one of them");
+  if (std::any_of(
+          given.begin(), given.end(), [&](CpuBind bind) { return bind != given.front(); })) {
+    refuse("--cpu-bind, --bind-cores-to-rank and --numa-binding differ; give one of them");
   }
-  return said.empty() ? CpuBind::kNone : said.front();
+  return given.empty() ? CpuBind::kNone : given.front();
 }
 
 void read_ranks(const LaunchFlags& flags, const launcher::Machine& machine, JobOptions& options) {
   if (!flags.nproc_per_node.empty() && !flags.num_processes.empty()) {
     refuse(
-        "-n (--nproc-per-node) says how many ranks each host has, --num-processes how many all "
-        "have; give one");
+        "-n (--nproc-per-node) is the number of ranks of each host, --num-processes that of all "
+        "hosts; give one of them");
   }
   if (!flags.nproc_per_node.empty() && !(options.include.empty() && options.exclude.empty())) {
     refuse(fmt::format(
-        "-n (--num-gpus) does not go with {}, which says which slots are used, a rank each; give "
-        "one of them",
+        "-n (--num-gpus) contradicts {}, which selects the slots, one for each rank; give one of "
+        "them",
         options.include.empty() ? "--exclude" : "--include"));
   }
   if (!flags.nproc_per_node.empty()) {
@@ -171,7 +180,9 @@ void read_ranks(const LaunchFlags& flags, const launcher::Machine& machine, JobO
   } else if (!options.hostfile.empty()) {
     options.ranks = 0;
   } else {
-    refuse("how many ranks? expected -n N; try -n 2, or -n auto for one a GPU or core");
+    refuse(
+        "the number of ranks is missing; give -n N, for instance -n 2, or -n auto for one for each "
+        "GPU or core");
   }
 }
 
@@ -183,10 +194,24 @@ std::string read_devices(const std::string& text) {
       text.find_first_not_of("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789,-/:");
   if (odd != std::string::npos) {
     refuse(fmt::format(
-        "--gpu-ids makes no sense; got '{}', expected numbers or UUIDs with commas between, or all",
+        "invalid value '{}' for --gpu-ids; expected numbers or UUIDs separated by commas, or all",
         text));
   }
   return text;
+}
+
+/// Adds the variables that the ranks get from texts without a member of JobOptions.
+void add_text_variables(const LaunchFlags& flags, JobOptions& options) {
+  for (const config::SettingSpec& spec : config::all_flags()) {
+    const auto* const text = std::get_if<std::string LaunchFlags::*>(&spec.text);
+    const bool has_member = !std::holds_alternative<std::monostate>(spec.member);
+    if (has_member || text == nullptr || (flags.*(*text)).empty()) {
+      continue;
+    }
+    for (const config::RankVariable& variable : spec.rank_variables) {
+      config::set_variable(options.env, {variable.name, flags.*(*text)});
+    }
+  }
 }
 
 }  // namespace
@@ -201,24 +226,21 @@ JobOptions job_options(
   read_rendezvous(flags, options);
   options.cpu_bind = read_binding(flags);
   options.visible_devices = read_devices(options.visible_devices);
-  if (!flags.deepspeed_config_file.empty()) {
-    launcher::set_variable(
-        options.env, {"LOCKSTEP_DEEPSPEED_CONFIG_FILE", flags.deepspeed_config_file});
-  }
+  add_text_variables(flags, options);
   std::istringstream words(flags.launcher_args);
   options.starter_args = {
       std::istream_iterator<std::string>(words), std::istream_iterator<std::string>()};
   prepare_starter(flags, Environment::process(), options);
   options.signals = launcher::parse_signals(flags.signals, "--signals-to-handle");
   for (const std::string& text : flags.env) {
-    launcher::set_variable(options.env, launcher::parse_env_flag(text, inherited));
+    config::set_variable(options.env, launcher::parse_env_flag(text, inherited));
   }
   return options;
 }
 
 launcher::ProgramKind program_kind(const LaunchFlags& flags) {
   if (flags.module && flags.no_python) {
-    refuse("--module and --no-python disagree on what PROGRAM is; give one");
+    refuse("--module and --no-python contradict each other; give one of them");
   }
   if (flags.module) {
     return launcher::ProgramKind::kModule;

@@ -18,43 +18,42 @@ struct Refusal {
 };
 
 constexpr const char* kFsdp =
-    "how a model is divided is said in the program, as FsdpPlugin, or by --zero-stage: 3 is "
-    "FULL_SHARD, 2 is SHARD_GRAD_OP; leave it out";
-constexpr const char* kMegatron = "Megatron-LM is another library; leave it out";
-constexpr const char* kTpu = "there is no TPU backend: ranks run on CPUs and GPUs; leave it out";
-constexpr const char* kDynamo =
-    "torch.compile is for Python models and is called there; leave it out";
+    "the program configures sharding with FsdpPlugin, or --zero-stage: 3 is FULL_SHARD, 2 is "
+    "SHARD_GRAD_OP; omit it";
+constexpr const char* kMegatron = "Megatron-LM is another library; omit it";
+constexpr const char* kTpu = "Lockstep has no TPU backend; omit it";
+constexpr const char* kDynamo = "torch.compile is called in Python programs; omit it";
 constexpr const char* kFp8 = "fp8 is not supported; try --mixed-precision bf16";
 constexpr const char* kDeepSpeed =
-    "what DeepSpeed's configuration says is said in the program, when it makes its Accelerator, or "
-    "by --zero-stage and --deepspeed-config-file; leave it out";
-constexpr const char* kParallelism =
-    "ranks share out the data, and neither layers nor sequences; leave it out";
-constexpr const char* kMany = "the number of ranks alone says that; leave it out";
-constexpr const char* kNoImport =
-    "nothing is imported: ranks are programs of their own; leave it out";
-constexpr const char* kOutside = "it works from outside, too: taskset -c LIST lockstep launch ...";
+    "the program configures this when it constructs its Accelerator, or use --zero-stage and "
+    "--deepspeed-config-file; omit it";
+constexpr const char* kParallelism = "ranks share the data, not layers or sequences; omit it";
+constexpr const char* kMany = "the number of ranks decides that; omit it";
+constexpr const char* kNoImport = "ranks are separate programs, and nothing is imported; omit it";
+constexpr const char* kOutside =
+    "Lockstep has no such option; try taskset -c LIST lockstep launch ...";
 
 constexpr std::array kRefusals = {
     // torchrun's
     Refusal{
-        "--monitor-interval=", "ranks are not polled: their end is noticed at once; leave it out"},
-    Refusal{"--virtual-local-rank", "every rank finds its true LOCAL_RANK; leave it out"},
-    Refusal{"--start-method=", "ranks are programs that are executed, not forked; leave it out"},
-    Refusal{"--run-path", "PROGRAM is run by its path as it is; leave it out"},
+        "--monitor-interval=", "the end of a rank is noticed at once, without polling; omit it"},
+    Refusal{"--virtual-local-rank", "every rank has its real LOCAL_RANK; omit it"},
+    Refusal{"--start-method=", "ranks are executed, not forked; omit it"},
+    Refusal{"--run-path", "PROGRAM is always run by its path; omit it"},
     Refusal{"--event-log-handler= --logs-specs=", kNoImport},
     Refusal{
-        "--log-line-prefix-template=", "lines can carry [rank N] or nothing; try --rank-prefix"},
+        "--log-line-prefix-template=", "the only prefix of a line is [rank N]; try --rank-prefix"},
     Refusal{
         "--duplicate-stdout-filters= --duplicate-stderr-filters=",
-        "output is not filtered by its text; try --log-dir, and grep in its files"},
-    Refusal{"--local-addr=", "a host needs no name for itself; only --master-addr is told to all"},
+        "output is not filtered; try --log-dir, and grep in its files"},
+    Refusal{
+        "--local-addr=", "a host needs no address for itself; only --master-addr is sent to all"},
     Refusal{"--print-completion=", "try lockstep completion bash, zsh or fish"},
     // Accelerate's
     Refusal{"--multi-gpu --same-network", kMany},
     Refusal{
         "--enable-cpu-affinity",
-        "ranks are tied to cores, or memory nodes, by number; try --cpu-bind numa"},
+        "ranks are bound to cores, or memory nodes, by their number; try --cpu-bind numa"},
     Refusal{"--main-training-function=", kNoImport},
     Refusal{"--downcast-bf16= --vm= --aws-access-key-id= --aws-secret-access-key=", kTpu},
     Refusal{"--tpu --tpu-cluster --no-tpu-cluster --tpu-use-sudo", kTpu},
@@ -104,11 +103,12 @@ constexpr std::array kRefusals = {
     // DeepSpeed's
     Refusal{"--enable-each-rank-log=", "try --log-dir DIR --redirects 3"},
     Refusal{"--bind-core-list=", kOutside},
-    Refusal{"--no-local-rank", "no argument is added to PROGRAM's own; leave it out"},
+    Refusal{"--no-local-rank", "PROGRAM gets no additional argument; omit it"},
     Refusal{"--force-multi --no-ssh", kMany},
-    Refusal{"--autotuning=", "nothing is tuned by running the program; leave it out"},
+    Refusal{"--autotuning=", "Lockstep has no autotuning; omit it"},
     Refusal{
-        "--venv-script=", "nothing is sourced; activate it before, or set its variables by --env"},
+        "--venv-script=",
+        "no script is sourced; activate it before, or set its variables with --env"},
 };
 
 }  // namespace
@@ -119,8 +119,7 @@ void add_refused_flags(CLI::App& command) {
       const bool has_value = name.back() == '=';
       name.erase(name.size() - (has_value ? 1 : 0));
       const auto refuse = [name, reason = refusal.reason] {
-        throw ConfigError(
-            "lockstep launch", fmt::format("{} means nothing here: {}", name, reason));
+        throw ConfigError("lockstep launch", fmt::format("{} has no effect: {}", name, reason));
       };
       CLI::Option* option = has_value
                                 ? command.add_option_function<std::string>(

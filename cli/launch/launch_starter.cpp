@@ -17,7 +17,7 @@ using launcher::Starter;
 
 constexpr const char* kLocal = "local";
 
-/// DeepSpeed's names, and those of the programs.
+/// The launchers by DeepSpeed's name, and by that of the program.
 const std::map<std::string, Starter>& starters() {
   static const std::map<std::string, Starter> known = {
       {"ssh", Starter::kSsh},
@@ -28,7 +28,7 @@ const std::map<std::string, Starter>& starters() {
   return known;
 }
 
-std::optional<Starter> asked_for(const LaunchFlags& flags) {
+std::optional<Starter> chosen_starter(const LaunchFlags& flags) {
   const auto found = starters().find(flags.launcher);
   return found == starters().end() ? std::nullopt : std::optional(found->second);
 }
@@ -42,13 +42,13 @@ std::vector<std::string> allocated_hosts(const Environment& environment) {
   const auto list = environment.text("SLURM_JOB_NODELIST");
   if (!list) {
     refuse(
-        "--launcher slurm runs in an allocation of SLURM, and SLURM_JOB_NODELIST names none; call "
-        "it from sbatch or salloc");
+        "--launcher slurm needs an allocation of SLURM, but SLURM_JOB_NODELIST is not set; call it "
+        "from sbatch or salloc");
   }
   std::vector<std::string> names = slurm_hosts(*list);
   if (names.empty()) {
     refuse(fmt::format(
-        "SLURM_JOB_NODELIST makes no sense; got '{}', expected a list like n[1-3,7],gpu2", *list));
+        "invalid value '{}' for SLURM_JOB_NODELIST; expected a list like n[1-3,7],gpu2", *list));
   }
   return names;
 }
@@ -57,14 +57,14 @@ std::vector<std::string> allocated_hosts(const Environment& environment) {
 
 void prepare_starter(
     const LaunchFlags& flags, const Environment& environment, launcher::JobOptions& options) {
-  const auto starter = asked_for(flags);
+  const auto starter = chosen_starter(flags);
   if (!flags.launcher.empty() && flags.launcher != kLocal && !starter) {
     std::vector<std::string> names = {kLocal};
     for (const auto& [name, unused] : starters()) {
       names.push_back(name);
     }
     refuse(fmt::format(
-        "--launcher makes no sense; got '{}', expected local, ssh, openmpi or slurm{}",
+        "invalid value '{}' for --launcher; expected local, ssh, openmpi or slurm{}",
         flags.launcher,
         did_you_mean(flags.launcher, names)));
   }
@@ -81,8 +81,9 @@ void prepare_starter(
     }
     if (options.nodes > allocated) {
       refuse(fmt::format(
-          "--nnodes is more than the allocation has; got {}, expected at most {}; ask salloc or "
-          "sbatch for more with -N",
+          "--nnodes {} is more than the {} nodes of the allocation; request more with -N of salloc "
+          "or "
+          "sbatch",
           options.nodes,
           allocated));
     }
@@ -91,13 +92,13 @@ void prepare_starter(
     }
   }
   if (!options.starter_args.empty() && !starter && options.hostfile.empty()) {
-    refuse("--launcher-args are for ssh, mpirun or srun; add --launcher, or --hostfile");
+    refuse("--launcher-args needs ssh, mpirun or srun; add --launcher, or --hostfile");
   }
 }
 
 void name_allocated_hosts(
     const LaunchFlags& flags, const Environment& environment, launcher::JobPlan& plan) {
-  if (asked_for(flags) != Starter::kSrun || !flags.options.hostfile.empty()) {
+  if (chosen_starter(flags) != Starter::kSrun || !flags.options.hostfile.empty()) {
     return;
   }
   const std::vector<std::string> names = allocated_hosts(environment);
@@ -107,7 +108,7 @@ void name_allocated_hosts(
 }
 
 std::optional<Starter> starter_of(const LaunchFlags& flags, const launcher::JobPlan& plan) {
-  if (const auto starter = asked_for(flags)) {
+  if (const auto starter = chosen_starter(flags)) {
     return starter;
   }
   const bool by_hand = flags.options.hostfile.empty();
@@ -115,7 +116,8 @@ std::optional<Starter> starter_of(const LaunchFlags& flags, const launcher::JobP
     return std::nullopt;
   }
   if (flags.launcher == kLocal) {
-    refuse("--launcher local starts ranks on this host alone, and the hostfile names others");
+    refuse(
+        "--launcher local starts ranks on this host only, but the hostfile names others; use ssh");
   }
   return Starter::kSsh;
 }

@@ -10,17 +10,19 @@
 
 namespace lockstep::cli {
 
-/// What --launcher leaves for the plan to know: under SLURM the first host of the allocation is
-/// where ranks meet. ConfigError for a launcher nobody knows, or one that lacks what it needs.
+/// Adds to `options` what --launcher implies: under SLURM the number of hosts, and the first node
+/// of the allocation as the rendezvous address. ConfigError for an unknown launcher, for ssh and
+/// mpirun without a hostfile, and for srun without an allocation.
 void prepare_starter(
     const LaunchFlags& flags, const Environment& environment, launcher::JobOptions& options);
 
-/// Gives the hosts of `plan` the names of the allocation's nodes if srun starts their launchers and
-/// no hostfile names them. ConfigError where SLURM_JOB_NODELIST is not set or malformed.
+/// Names the hosts of `plan` after the allocation's nodes if srun starts their launchers without a
+/// hostfile. ConfigError if SLURM_JOB_NODELIST is missing or malformed.
 void name_allocated_hosts(
     const LaunchFlags& flags, const Environment& environment, launcher::JobPlan& plan);
 
-/// Who starts the launchers of `plan`'s hosts; nothing if this process is one of them itself.
+/// Returns the program that starts the launchers of `plan`'s hosts; nothing if this process is one
+/// of them itself.
 std::optional<launcher::Starter> starter_of(
     const LaunchFlags& flags, const launcher::JobPlan& plan);
 

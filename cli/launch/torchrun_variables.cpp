@@ -11,7 +11,7 @@
 namespace lockstep::cli {
 namespace {
 
-/// torchrun's options with a value, those with an `env` action in torch/distributed/run.py.
+/// The options of torchrun with a value: those with an `env` action in torch/distributed/run.py.
 constexpr std::array kValueOptions = {
     "nnodes",
     "nproc-per-node",
@@ -37,11 +37,11 @@ constexpr std::array kValueOptions = {
     "duplicate-stderr-filters",
     "local-addr"};
 
-/// Those with a `check_env` action, which are on or off.
+/// The options without a value: those with a `check_env` action.
 constexpr std::array kFlagOptions = {
     "standalone", "module", "no-python", "run-path", "virtual-local-rank"};
 
-/// Our own variable for what a variable of torchrun says, too.
+/// Lockstep's variable for the same setting as a variable of torchrun.
 struct OwnVariable {
   const char* torchrun;
   const char* own;
@@ -64,7 +64,7 @@ std::string variable_of(std::string option) {
   return "PET_" + option;
 }
 
-/// The number that `value` is: "2", or torchrun's range "2:2" of numbers of hosts.
+/// Returns the number in "2", or in torchrun's range "2:2".
 std::optional<int64_t> number_of(const std::string& value) {
   const size_t colon = value.find(':');
   if (colon != std::string::npos && value.substr(0, colon) == value.substr(colon + 1)) {
@@ -77,7 +77,7 @@ bool is_same(const std::string& a, const std::string& b) {
   return a == b || (number_of(a) && number_of(a) == number_of(b));
 }
 
-/// Whether `all` ranks together are what `each` of so many hosts has.
+/// Whether `all` is the product of `each`, the ranks of a host, and `hosts`.
 bool is_product(const std::string& all, const std::string& each, const std::string& hosts) {
   const auto total = number_of(all);
   const auto per_host = number_of(each);
@@ -93,8 +93,8 @@ void refuse_disagreement(const Environment& environment) {
     const auto theirs = environment.text(torchrun);
     const auto ours = environment.text(own);
     if (theirs && ours && !is_same(*theirs, *ours)) {
-      refuse(fmt::format(
-          "{}={} and {}={} disagree; unset one of them", torchrun, *theirs, own, *ours));
+      refuse(
+          fmt::format("{}={} and {}={} differ; unset one of them", torchrun, *theirs, own, *ours));
     }
   }
   const auto each = environment.text("PET_NPROC_PER_NODE");
@@ -102,8 +102,8 @@ void refuse_disagreement(const Environment& environment) {
   const std::string hosts = environment.text("PET_NNODES").value_or("1");
   if (each && all && !is_product(*all, *each, hosts)) {
     refuse(fmt::format(
-        "PET_NPROC_PER_NODE={} says how many ranks each host has, LOCKSTEP_NUM_PROCESSES={} how "
-        "many all have; unset one of them",
+        "PET_NPROC_PER_NODE={} is the number of ranks of each host, LOCKSTEP_NUM_PROCESSES={} that "
+        "of all hosts; unset one of them",
         *each,
         *all));
   }
@@ -115,7 +115,7 @@ void refuse_standalone(const Environment& environment) {
     const auto value = environment.text(variable);
     if (value && !is_same(*value, fine)) {
       refuse(fmt::format(
-          "{}={} and --standalone disagree; leave out the option, or unset {}",
+          "{}={} and --standalone contradict each other; omit the option, or unset {}",
           variable,
           *value,
           variable));
@@ -128,7 +128,7 @@ void refuse_standalone(const Environment& environment) {
   }
 }
 
-/// The value of `option` among `words`, which are like "--nnodes=2".
+/// Returns the value of `option` among `words` like "--nnodes=2".
 std::optional<std::string> given_value(
     const std::vector<std::string>& words, const std::string& option) {
   for (const std::string& word : words) {
@@ -139,8 +139,8 @@ std::optional<std::string> given_value(
   return std::nullopt;
 }
 
-/// Whether --num-processes is there and says what PET_NPROC_PER_NODE says of each host.
-bool says_the_same_in_total(const Environment& environment, const std::vector<std::string>& words) {
+/// Whether --num-processes is given and equals PET_NPROC_PER_NODE times the hosts.
+bool is_same_in_total(const Environment& environment, const std::vector<std::string>& words) {
   const auto all = given_value(words, "--num-processes");
   const auto hosts = given_value(words, "--nnodes");
   return all && is_product(
@@ -149,7 +149,7 @@ bool says_the_same_in_total(const Environment& environment, const std::vector<st
                     hosts ? *hosts : environment.text("PET_NNODES").value_or("1"));
 }
 
-/// Whether `text` has `option` as a whole word.
+/// Whether `text` contains `option` as a complete word.
 bool mentions(const std::string& text, const std::string& option) {
   const auto is_part_of_name = [&text](size_t at) {
     return at < text.size() &&
@@ -177,27 +177,27 @@ std::vector<VariableOption> add_torchrun_variables(
     }
     // Options of other launchers share one field, and split_arguments() writes its first name.
     const std::string option = "--" + launch.get_option("--" + name)->get_lnames().front();
-    const auto said = given_value(words, option);
-    if (said && !is_same(*said, *value)) {
+    const auto option_value = given_value(words, option);
+    if (option_value && !is_same(*option_value, *value)) {
       refuse(fmt::format(
-          "{}={} and {} {} disagree; leave out the option, or unset the variable",
+          "{}={} and {} {} differ; omit the option, or unset the variable",
           variable,
           *value,
           option,
-          *said));
+          *option_value));
     }
-    if (name == std::string("nproc-per-node") && says_the_same_in_total(environment, words)) {
+    if (name == std::string("nproc-per-node") && is_same_in_total(environment, words)) {
       continue;
     }
-    if (!said) {
+    if (!option_value) {
       words.push_back(option + "=" + *value);
       given.push_back({variable, option});
     }
   }
   for (const std::string name : kFlagOptions) {
     const std::string option = "--" + name;
-    const bool said = std::find(words.begin(), words.end(), option) != words.end();
-    if (!said && environment.boolean(variable_of(name)).value_or(false)) {
+    const bool is_given = std::find(words.begin(), words.end(), option) != words.end();
+    if (!is_given && environment.boolean(variable_of(name)).value_or(false)) {
       words.push_back(option);
       given.push_back({variable_of(name), option});
     }

@@ -73,8 +73,8 @@ TEST_F(TorchrunVariables, OneThatContradictsAnOptionIsAnError) {
       [&] {
         words(two, {"launch", "--nnodes=3"});
       },
-      ThrowsMessage<ConfigError>(HasSubstr(
-          "PET_NNODES=2 and --nnodes 3 disagree; leave out the option, or unset the variable")));
+      ThrowsMessage<ConfigError>(
+          HasSubstr("PET_NNODES=2 and --nnodes 3 differ; omit the option, or unset the variable")));
   // --shutdown-timeout and --grace-seconds are one option.
   EXPECT_THAT(
       [&] {
@@ -101,7 +101,7 @@ TEST_F(TorchrunVariables, OneThatContradictsAVariableOfOursIsAnError) {
         words({{"PET_NNODES", "2"}, {"LOCKSTEP_NUM_MACHINES", "3"}});
       },
       ThrowsMessage<ConfigError>(
-          HasSubstr("PET_NNODES=2 and LOCKSTEP_NUM_MACHINES=3 disagree; unset one of them")));
+          HasSubstr("PET_NNODES=2 and LOCKSTEP_NUM_MACHINES=3 differ; unset one of them")));
   EXPECT_THAT(
       [&] {
         words({{"PET_NPROC_PER_NODE", "2"}, {"LOCKSTEP_NUM_PROCESSES", "3"}});

@@ -34,7 +34,7 @@ void make_folder(const fs::path& folder) {
   }
 }
 
-/// Where writing ends up: people keep such files elsewhere, and link to them.
+/// Returns the target of a symbolic link, which is the file to replace; else `path`.
 fs::path behind_links(const fs::path& path) {
   std::error_code error;
   if (!fs::is_symlink(path, error)) {
@@ -58,7 +58,7 @@ std::string render_variables(const std::map<std::string, std::string>& variables
   return lines;
 }
 
-/// What a line in a comment shows of a setting that is not set.
+/// Returns a value for the comment that shows a setting without a value.
 std::string example_of(const SettingSpec& spec) {
   if (spec.type == Type::kVariables) {
     return "{NCCL_DEBUG: INFO}";
@@ -68,9 +68,10 @@ std::string example_of(const SettingSpec& spec) {
   }
   switch (spec.type) {
     case Type::kInteger:
-      return spec.choices.empty() ? std::to_string(spec.min) : spec.choices.front();
+      return words_of(spec).empty() ? std::to_string(static_cast<int64_t>(spec.min))
+                                    : words_of(spec).front();
     case Type::kChoice:
-      return yaml_text(spec.choices.front());
+      return yaml_text(spec.choices.front().value);
     default:
       return "...";
   }
@@ -111,7 +112,7 @@ std::optional<Document> read_config(
     throw ConfigError(
         location->path.native(),
         fmt::format(
-            "there is no such file, and {} asks for it; try lockstep config --config-file {}",
+            "no such file, which {} names; create it with lockstep config --config-file {}",
             location->chosen_by,
             location->path.native()));
   }
@@ -121,9 +122,9 @@ std::optional<Document> read_config(
 std::string render_config(const ConfigValues& values) {
   std::string text =
       "# Settings of `lockstep launch`. Flags and the environment override them;\n"
-      "# `lockstep config show` says the effective values and their origin.\n";
+      "# `lockstep config show` prints the effective values and their origin.\n";
   for (const SettingSpec& spec : all_settings()) {
-    text += "\n# " + spec.what;
+    text += "\n# " + spec.description;
     text += spec.unset.empty() ? "" : fmt::format(". Not set: {}", spec.unset);
     text += spec.type == Type::kText || spec.type == Type::kPath || spec.type == Type::kVariables
                 ? ".\n"
@@ -149,7 +150,8 @@ bool write_config(const fs::path& path, const std::string& text, bool replace) {
       return false;
     }
     if (type != fs::file_type::regular) {
-      throw ConfigError(path.native(), "is no file, so it cannot be replaced; try another name");
+      throw ConfigError(
+          path.native(), "not a regular file, so it is not replaced; choose another name");
     }
   }
   make_folder(target.parent_path());
@@ -166,7 +168,8 @@ bool write_basic_config(const std::string& mixed_precision, const fs::path& path
     const auto location = find_config(std::nullopt, Environment::process());
     if (!location) {
       throw ConfigError(
-          "write_basic_config", "HOME is not set, so no place is known; set it, or give a path");
+          "write_basic_config",
+          "HOME is not set, so there is no default path; set it, or give a path");
     }
     target = location->path;
   }

@@ -130,7 +130,7 @@ TEST(DsConfig, AMisspeltBatchSizeIsNamedBeforeWhatItsAbsenceMeans) {
 TEST(DsConfig, ValuesOfAnotherTypeAreErrorsThatSayWhatToWrite) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {R"("zero_optimization": {"stage": "4"})",
-       "[ds.json:2:32] zero_optimization.stage makes no sense; got \"4\" in quotes, expected a "
+       "[ds.json:2:32] invalid value for zero_optimization.stage; got \"4\" in quotes, expected a "
        "whole number from 0 to 3\n"},
       {R"("zero_optimization": {"stage": "2.5"})", "got \"2.5\" in quotes"},
       {R"("fp16": {"hysteresis": "2"})", "got \"2\" in quotes, expected a whole number"},
@@ -148,7 +148,7 @@ TEST(DsConfig, ValuesOfAnotherTypeAreErrorsThatSayWhatToWrite) {
       {R"("fp16": {"loss_scale_window": 0})", "got 0, expected a whole number of at least 1\n"},
       {R"("fp16": {"enabled": null})", "got null, expected true or false\n"},
       {R"("gradient_clipping": [1])", "got a list, expected a number"},
-      {R"("gradient_clipping": 1e999)", "is no valid JSON"},
+      {R"("gradient_clipping": 1e999)", "invalid JSON"},
       {R"("gradient_predivide_factor": 0)", "expected a number above 0\n"},
       {R"("communication_data_type": "fp8")", "expected one of \"fp32\", \"fp16\", \"bf16\""},
       {R"("checkpoint": {"tag_validation": "WARNN"})", "did you mean 'WARN'?"},
@@ -249,21 +249,21 @@ TEST(DsConfig, WhatNeedsNothingIsANoteThatSaysWhy) {
   EXPECT_THAT(
       notes_of(
           R"("zero_optimization": {"stage": 1, "overlap_comm": false}, "gradient_clipping": 1)"),
-      "[ds.json:2:35] zero_optimization.overlap_comm says nothing here: buckets are always "
+      "[ds.json:2:35] zero_optimization.overlap_comm is ignored: buckets are always "
       "reduced during backward\n");
   EXPECT_THAT(
       notes_of(R"("fp16": {"enabled": true, "loss_scale": 128, "hysteresis": 3})"),
-      HasSubstr("fp16.hysteresis says nothing here: loss_scale 128 stays as it is\n"));
+      HasSubstr("fp16.hysteresis is ignored: loss_scale 128 is constant\n"));
   EXPECT_EQ(
       notes_of(R"("fp16": {"auto_cast": true}, "prescale_gradients": true,
     "gradient_predivide_factor": 2, "gradient_clipping": 1,
     "comms_logger": {"verbose": true})"),
-      "[ds.json:2:10] fp16.auto_cast says nothing here: operations that compute in float16 cast "
+      "[ds.json:2:10] fp16.auto_cast is ignored: operations that compute in float16 cast "
       "their inputs\n"
-      "[ds.json:2:30] prescale_gradients says nothing here: gradients are averaged in float32, "
-      "whose range no sum leaves\n"
-      "[ds.json:3:5] gradient_predivide_factor says nothing here: gradients are averaged in "
-      "float32, whose range no sum leaves\n");
+      "[ds.json:2:30] prescale_gradients is ignored: gradients are averaged in float32, "
+      "which does not overflow\n"
+      "[ds.json:3:5] gradient_predivide_factor is ignored: gradients are averaged in "
+      "float32, which does not overflow\n");
 }
 
 TEST(DsConfig, AutoIsADefaultWhereThereIsOneAndElseRefused) {
@@ -398,7 +398,7 @@ TEST(DsConfig, RandomEditsAreReadOrRefusedWithPlaces) {
 }
 
 TEST(DsConfig, AFileThatIsNoMapIsNone) {
-  EXPECT_THAT(lines_of(reading_of("[]").errors), HasSubstr("is no configuration; got a list"));
+  EXPECT_THAT(lines_of(reading_of("[]").errors), HasSubstr("invalid configuration; got a list"));
   EXPECT_THAT(lines_of(reading_of("null").errors), HasSubstr("got null"));
 }
 

@@ -9,18 +9,18 @@
 
 namespace lockstep::ds_config {
 
-/// What is read of a text, as if it were the file ds.json.
+/// Reads a text as the file ds.json.
 inline Reading reading_of(const std::string& text, std::optional<int64_t> world_size = 1) {
   return read_ds_config(
       config::parse_document("ds.json", text, config::Format::kCommentedJson), world_size);
 }
 
-/// The same of a text without its outer braces and a batch size.
+/// Reads a text without its outer braces and batch size.
 inline Reading reading_with(const std::string& keys, std::optional<int64_t> world_size = 1) {
   return reading_of("{\"train_micro_batch_size_per_gpu\": 4,\n" + keys + "}", world_size);
 }
 
-/// "[where] what", each a line.
+/// Formats each as a line "[where] what".
 inline std::string lines_of(const std::vector<Diagnostic>& diagnostics) {
   std::string lines;
   for (const Diagnostic& diagnostic : diagnostics) {

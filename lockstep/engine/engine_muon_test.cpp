@@ -111,7 +111,7 @@ TEST(EngineMuon, IsRefusedWithItsStateOnTheHost) {
         EngineNet net;
         EXPECT_THAT(
             [&] { initialize(net, std::move(options)); },
-            ::testing::ThrowsMessage<ConfigError>(HasSubstr("muon needs whole parameters")));
+            ::testing::ThrowsMessage<ConfigError>(HasSubstr("muon needs full parameters")));
       });
 }
 

@@ -19,7 +19,7 @@ using detail::check_range;
 using detail::check_steps;
 using std::numbers::pi;
 
-/// From `from` to `to` as `progress` goes from 0 to 1.
+/// Interpolates from `from` to `to` as `progress` goes from 0 to 1.
 double anneal(Anneal strategy, double from, double to, double progress) {
   if (strategy == Anneal::kLinear) {
     return (to - from) * progress + from;
@@ -27,8 +27,7 @@ double anneal(Anneal strategy, double from, double to, double progress) {
   return to + (from - to) / 2 * (std::cos(pi * progress) + 1);
 }
 
-/// A stretch of OneCycle, as levels of the rate and the momentum: 0 is the start's, 1 the
-/// highest, 2 the last.
+/// A phase of OneCycle. Levels of rate and momentum: 0 is the start, 1 the highest, 2 the last.
 enum class Level { kStart, kHigh, kLast };
 struct Phase {
   double end_step;
@@ -149,7 +148,7 @@ Schedule cosine_annealing(CosineAnnealingOptions options) {
   check_range(name, "min_lr", options.min_lr, 0);
   ScheduleParts parts{.name = name, .lr = nullptr};
   parts.lr = [options](int64_t step, double base_lr, size_t) {
-    // A whole period is dropped first: the cosine of a large angle is not exact.
+    // Full periods are subtracted first: the cosine of a large angle is not exact.
     const auto within = static_cast<double>(step % (2 * options.half_period_steps));
     const double angle = pi * within / static_cast<double>(options.half_period_steps);
     return options.min_lr + (base_lr - options.min_lr) * (1 + std::cos(angle)) / 2;

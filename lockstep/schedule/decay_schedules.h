@@ -8,27 +8,27 @@
 
 /// The schedules of torch.optim.lr_scheduler, by their closed forms: equal to Python's up to the
 /// rounding of its step-by-step products. (libtorch's own StepLR drops one step late; these do
-/// not.) Every factory throws ConfigError for numbers without sense.
+/// not.) Every factory throws ConfigError for invalid numbers.
 namespace lockstep::schedule {
 
 struct StepDecayOptions {
   int64_t step_size = 0;  ///< Required.
   double gamma = 0.1;
 };
-/// Times `gamma` every `step_size` steps: StepLR. Never ends.
+/// Multiplies by `gamma` every `step_size` steps: StepLR. Never ends.
 Schedule step_decay(StepDecayOptions options);
 
 struct MultiStepDecayOptions {
   std::vector<int64_t> milestones = {};  ///< In any order; one given twice counts twice.
   double gamma = 0.1;
 };
-/// Times `gamma` at each milestone: MultiStepLR. Never ends.
+/// Multiplies by `gamma` at each milestone: MultiStepLR. Never ends.
 Schedule multi_step_decay(MultiStepDecayOptions options);
 
 struct ExponentialDecayOptions {
   double gamma = 0;  ///< Required.
 };
-/// Times `gamma` every step: ExponentialLR. Never ends.
+/// Multiplies by `gamma` every step: ExponentialLR. Never ends.
 Schedule exponential_decay(ExponentialDecayOptions options);
 
 struct PolynomialDecayOptions {
@@ -42,7 +42,7 @@ struct CosineAnnealingOptions {
   int64_t half_period_steps = 0;  ///< From the base rate to `min_lr`. Required; torch's T_max.
   double min_lr = 0;              ///< A rate, not a ratio; torch's eta_min.
 };
-/// Falls to `min_lr` on a cosine and rises again, and so on: CosineAnnealingLR. Never ends.
+/// Falls to `min_lr` on a cosine and rises again, periodically: CosineAnnealingLR. Never ends.
 Schedule cosine_annealing(CosineAnnealingOptions options);
 
 struct CosineWarmRestartsOptions {
@@ -66,11 +66,11 @@ struct OneCycleOptions {
   double max_momentum = 0.95;
   double div_factor = 25;         ///< max_lr over the first rate.
   double final_div_factor = 1e4;  ///< The first rate over the last one.
-  bool three_phase = false;       ///< Falls as long as it rose, then goes on to the last rate.
+  bool three_phase = false;       ///< Falls as long as it rose, then continues to the last rate.
 };
 /// Rises from max_lr / div_factor to `max_lr` and falls far below where it started: OneCycleLR. The
-/// optimizer's own rate plays no part. The last rate is that of step total_steps - 1, and of
-/// `total_steps` too, where torch extrapolates beyond it.
+/// optimizer's own rate is ignored. The last rate is that of step total_steps - 1, and also of
+/// `total_steps`, where torch extrapolates.
 /// After: Smith, Topin, "Super-Convergence", 2017.
 Schedule one_cycle(OneCycleOptions options);
 

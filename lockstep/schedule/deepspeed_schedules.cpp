@@ -55,7 +55,7 @@ double between(double low, double high, double factor) {
   return low + (high - low) * factor;
 }
 
-/// The cycle's shape: how high iteration `i` is, from 0 to 1.
+/// The level of iteration `i` in the cycle, from 0 to 1.
 struct Cycle {
   double first_size;
   double second_size;
@@ -65,7 +65,7 @@ struct Cycle {
   double total() const { return first_size + second_size; }
   double height(int64_t i) const {
     const auto at = static_cast<double>(i + 1);
-    // From the whole offset, as DeepSpeed does: a scale a rounding below a stair would drop one.
+    // From the full offset, as DeepSpeed does: a rounding error below a stair would lose one.
     const double offset = std::fmod(at, total());
     const bool rising = offset <= first_size;
     const int64_t stairs = rising ? first_stairs : second_stairs;
@@ -95,7 +95,7 @@ Cycle cycle_of(const char* name, const DeepSpeedOneCycleOptions& options) {
       stairs};
 }
 
-/// How many decay steps lie behind iteration `i` after the cycle; 0 without a decay.
+/// Returns the number of decay steps before iteration `i` after the cycle; 0 without a decay.
 double decay_interval(const Cycle& cycle, int64_t decay_step_size, int64_t i) {
   return decay_step_size == 0
              ? 0

@@ -8,9 +8,9 @@
 #include "lockstep/schedule/schedule.h"
 
 /// DeepSpeed's five schedules, with the option names of ds_config.json. A list holds one value for
-/// all parameter groups, or one for each. As there, step 0 is a rate of its own (the minimum, or 0)
-/// and step s is batch iteration s - 1 of the formula. Every factory throws ConfigError for numbers
-/// without sense.
+/// all parameter groups, or one for each. As in DeepSpeed, step 0 has a rate of its own (the
+/// minimum, or 0) and step s is batch iteration s - 1 of the formula. Every factory throws
+/// ConfigError for invalid numbers.
 namespace lockstep::schedule {
 
 enum class DeepSpeedWarmup { kLog, kLinear };
@@ -32,7 +32,7 @@ struct DeepSpeedWarmupDecayOptions {
   DeepSpeedWarmup warmup_type = DeepSpeedWarmup::kLog;
 };
 /// WarmupDecayLR: rises to the maximum, then falls on a line to the minimum. A warm-up longer than
-/// the schedule is a warning in the log, as there.
+/// the schedule is a warning in the log, as in DeepSpeed.
 Schedule deepspeed_warmup_decay(DeepSpeedWarmupDecayOptions options);
 
 struct DeepSpeedWarmupCosineOptions {
@@ -43,7 +43,7 @@ struct DeepSpeedWarmupCosineOptions {
   DeepSpeedWarmup warmup_type = DeepSpeedWarmup::kLog;
 };
 /// WarmupCosineLR: rises to the optimizer's rate, then falls on a cosine to `cos_min_ratio` of it.
-/// A warm-up longer than the schedule is a warning in the log, as there.
+/// A warm-up longer than the schedule is a warning in the log, as in DeepSpeed.
 Schedule deepspeed_warmup_cosine(DeepSpeedWarmupCosineOptions options);
 
 struct DeepSpeedOneCycleOptions {
@@ -71,7 +71,7 @@ struct DeepSpeedLrRangeTestOptions {
   double lr_range_test_step_rate = 1;
   bool lr_range_test_staircase = false;
 };
-/// LRRangeTest: rises for ever, to find the rate at which training breaks.
+/// LRRangeTest: always rises, to find the rate at which training diverges.
 Schedule deepspeed_lr_range_test(DeepSpeedLrRangeTestOptions options);
 
 }  // namespace lockstep::schedule

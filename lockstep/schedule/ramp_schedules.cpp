@@ -13,7 +13,7 @@
 namespace lockstep::schedule {
 namespace {
 
-/// How far up step `step` is, from 0 to 1 while cycles keep their height.
+/// The level of step `step`, from 0 to 1 while cycles keep their height.
 double cyclic_height(const CyclicOptions& options, int64_t step) {
   const int64_t up = options.step_size_up;
   const int64_t length = up + options.step_size_down.value_or(up);

@@ -14,35 +14,36 @@ enum class PlateauThreshold { kRelative, kAbsolute };
 struct ReduceOnPlateauOptions {
   PlateauMode mode = PlateauMode::kMin;  ///< Whether a lower or a higher metric is better.
   double factor = 0.1;                   ///< Below 1.
-  int64_t patience = 10;                 ///< Bad steps that are borne; the next one reduces.
-  double threshold = 1e-4;               ///< How much better counts as better,
-  PlateauThreshold threshold_mode = PlateauThreshold::kRelative;  ///< and of what.
-  int64_t cooldown = 0;              ///< Steps after a reduction in which no bad one counts.
+  int64_t patience = 10;                 ///< Tolerated bad steps; the next one reduces.
+  double threshold = 1e-4;               ///< The smallest improvement that counts,
+  PlateauThreshold threshold_mode = PlateauThreshold::kRelative;  ///< relative or absolute.
+  int64_t cooldown = 0;              ///< Steps after a reduction whose bad ones do not count.
   std::vector<double> min_lr = {0};  ///< One for all parameter groups, or one for each.
-  double eps = 1e-8;                 ///< A reduction by no more than that is not made.
+  double eps = 1e-8;                 ///< Smaller reductions are omitted.
 };
 
-/// Lowers the learning rates when a metric has stopped getting better: torch's ReduceLROnPlateau.
+/// Lowers the learning rates when a metric stops improving: torch's ReduceLROnPlateau.
 ///
-/// The rates are its own: it multiplies those it was given, where torch reads the optimizer's each
-/// time. So a rate that something else sets in the optimizer is gone with the next reduction.
+/// The object has its own rates: it multiplies its initial ones, where torch reads the optimizer's.
+/// So the next reduction overwrites a rate that other code sets in the optimizer.
 ///
-/// No function of the step, so it has state, which belongs into checkpoints. Feed it a metric that
-/// is the same on every rank (a gathered one), or the ranks' rates part ways. A NaN is never
-/// better. Thread safety: none.
+/// The rates are no function of the step, so the state belongs into checkpoints. Give it a metric
+/// that is the same on every rank (a gathered one), or the ranks' rates diverge. A NaN is never
+/// better. Not thread-safe.
 class ReduceOnPlateau {
  public:
-  /// `lrs`: the optimizer's rates, one a parameter group. ConfigError for options without sense.
+  /// `lrs`: the optimizer's rates, one for each parameter group. ConfigError for invalid options.
   explicit ReduceOnPlateau(std::vector<double> lrs, ReduceOnPlateauOptions options = {});
 
-  /// Takes the metric of another step (of an epoch, as a rule) and returns the rates from now on.
+  /// Takes the metric of another step (usually an epoch) and returns the new rates.
   const std::vector<double>& step(double metric);
   const std::vector<double>& lrs() const { return lrs_; }
 
-  /// {"lr": [0.1], "best": 0.25, "bad_steps": 1, "cooldown_left": 0}; an infinite `best`, which is
-  /// also how it begins, is "inf" or "-inf".
+  /// {"lr": [0.1], "best": 0.25, "bad_steps": 1, "cooldown_left": 0}; an infinite `best`, its
+  /// initial value, is "inf" or "-inf".
   nlohmann::json state() const;
-  /// ConfigError, with nothing changed, for anything but what `state` gives for as many groups.
+  /// Restores a result of `state`. ConfigError, with nothing changed, for another value or number
+  /// of groups.
   void load_state(const nlohmann::json& state);
 
  private:
@@ -56,7 +57,7 @@ class ReduceOnPlateau {
   int64_t cooldown_left_ = 0;
 };
 
-/// For Accelerator::prepare, which knows the rates: `prepare(...,
+/// Creates one for Accelerator::prepare, which has the rates: `prepare(...,
 /// schedule::reduce_on_plateau({}))`.
 inline ReduceOnPlateauOptions reduce_on_plateau(ReduceOnPlateauOptions options) {
   return options;

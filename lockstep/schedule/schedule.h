@@ -11,26 +11,26 @@
 
 namespace lockstep::schedule {
 
-/// A step of a schedule worth telling: "warm-up ends" at 100.
+/// A notable step of a schedule: "warm-up ends" at 100.
 struct ScheduleMark {
   int64_t step = 0;
   std::string what;
 };
 
-/// What a schedule is made of. The functions are only asked for legal steps and groups.
+/// The parts of a schedule. The functions are only called with legal steps and groups.
 struct ScheduleParts {
   /// The factory's name: "warmup_cosine".
   std::string name;
   std::function<double(int64_t step, double base_lr, size_t group)> lr;
-  /// Empty: the schedule leaves momentum alone.
+  /// Empty: the schedule does not change the momentum.
   std::function<double(int64_t step, size_t group)> momentum = nullptr;
-  /// What the second beta is set to along with the momentum.
+  /// The value of the second beta, set together with the momentum.
   std::optional<double> beta2 = std::nullopt;
-  /// The momentum is for betas alone: an optimizer that has none keeps its own.
+  /// The momentum is for betas only: an optimizer without betas keeps its momentum.
   bool betas_only = false;
   /// The last legal step; none: it never ends.
   std::optional<int64_t> total_steps = std::nullopt;
-  /// How many parameter groups it has values for; none: any number.
+  /// The number of parameter groups with values; none: any number.
   std::optional<size_t> groups = std::nullopt;
   std::vector<ScheduleMark> marks = {};
 };
@@ -38,38 +38,39 @@ struct ScheduleParts {
 /// A learning rate as a pure function of the step: resuming it needs the step and nothing else.
 ///
 /// Step s is the number of scheduler steps done; step 0 is the rate at construction, so the n-th
-/// update of a run (from 1) is made with the rate of step n - 1. A run of N updates with a
+/// update of a run (from 1) uses the rate of step n - 1. A run of N updates with a
 /// scheduler step after each ends at step N, which a schedule of N steps still allows; one more is
 /// an error, because a schedule that has ended means that the run was planned differently.
 ///
-/// A value: copies are cheap and the same schedule. Thread-safe, if a custom function is.
+/// A value type: copies are cheap. Thread-safe, if a custom function is.
 class Schedule {
  public:
   explicit Schedule(ScheduleParts parts);
 
-  /// The rate of step `step` for parameter group `group`, whose rate at construction was `base_lr`.
-  /// Schedules given absolute rates (OneCycle and its like) ignore `base_lr`. ConfigError for a
-  /// step below 0 or past the end, and for a group the schedule has no values for.
+  /// Returns the rate of step `step` for parameter group `group`, whose rate at construction was
+  /// `base_lr`. Schedules given absolute rates (OneCycle and its like) ignore `base_lr`.
+  /// ConfigError for a step below 0 or past the end, and for a group the schedule has no values
+  /// for.
   double lr(int64_t step, double base_lr, size_t group = 0) const;
-  /// What SGD's momentum, or Adam's first beta, becomes; nothing if the schedule leaves it alone.
+  /// Returns SGD's momentum, or Adam's first beta; nothing if the schedule does not change it.
   std::optional<double> momentum(int64_t step, size_t group = 0) const;
-  /// What Adam's second beta becomes along with the first; DeepSpeed's OneCycle only.
+  /// Returns Adam's second beta, set with the first; DeepSpeed's OneCycle only.
   std::optional<double> beta2() const { return parts_->beta2; }
 
   /// Whether an optimizer without betas keeps its momentum; DeepSpeed's OneCycle only.
   bool cycles_betas_only() const { return parts_->momentum && parts_->betas_only; }
 
   const std::string& name() const { return parts_->name; }
-  /// The last legal step; nothing if it never ends.
+  /// Returns the last legal step; nothing if the schedule never ends.
   std::optional<int64_t> total_steps() const { return parts_->total_steps; }
-  /// How many parameter groups it was given values for; nothing if it suits any number.
+  /// Returns the number of parameter groups with values; nothing for any number.
   std::optional<size_t> groups() const { return parts_->groups; }
   const std::vector<ScheduleMark>& marks() const { return parts_->marks; }
 
-  /// The same schedule, never an error past its end: there its formula goes on, as in the library
-  /// it is from. Most stay at their last rate; a cosine with cycles rises again.
+  /// Returns the same schedule without an error past its end, where its formula continues as in the
+  /// original library. Most stay at their last rate; a cosine with cycles rises again.
   Schedule without_end() const;
-  /// The same rates; momentum and betas are left alone.
+  /// Returns the same rates without changes of momentum and betas.
   Schedule without_momentum() const;
 
  private:
@@ -77,15 +78,15 @@ class Schedule {
   std::shared_ptr<const ScheduleParts> parts_;
 };
 
-/// Base rate times `factor(step)`, as torch's LambdaLR. ConfigError if `factor` is empty or
-/// `total_steps` negative.
+/// Multiplies the base rate by `factor(step)`, as torch's LambdaLR. ConfigError if `factor` is
+/// empty or `total_steps` negative.
 Schedule custom(
     std::function<double(int64_t step)> factor, std::optional<int64_t> total_steps = std::nullopt);
 
-/// The schedule as a run of `steps` updates meets it, in one line for a person: "warmup_cosine:
-/// learning rate 0 at step 0, 0.0003 at step 100 (warm-up ends), 0 at step 5000 (end)". Says so
-/// where the run is longer than the schedule, or ends before it does, and that it is of group 0
-/// where there are values for several. `steps` below 0 count as 0. Costs `steps` evaluations.
+/// Describes the schedule of a run of `steps` updates in one line: "warmup_cosine: learning rate 0
+/// at step 0, 0.0003 at step 100 (warm-up ends), 0 at step 5000 (end)". The line says if the run is
+/// longer or shorter than the schedule, and that it is about group 0 of several. `steps` below 0
+/// count as 0. Costs `steps` evaluations.
 std::string describe(const Schedule& schedule, double base_lr, int64_t steps);
 
 }  // namespace lockstep::schedule

@@ -15,15 +15,14 @@ void check_range(const char* schedule, const char* option, double value, double 
     const std::string limit = std::isfinite(high) ? fmt::format("from {} to {}", low, high)
                                                   : fmt::format("at least {}", low);
     throw ConfigError(
-        schedule, fmt::format("{} makes no sense; got {}, expected {}", option, value, limit));
+        schedule, fmt::format("invalid value {} for {}; expected {}", value, option, limit));
   }
 }
 
 void check_steps(const char* schedule, const char* option, int64_t value, int64_t low) {
   if (value < low) {
     throw ConfigError(
-        schedule,
-        fmt::format("{} makes no sense; got {}, expected at least {}", option, value, low));
+        schedule, fmt::format("invalid value {} for {}; expected at least {}", value, option, low));
   }
 }
 
@@ -55,7 +54,7 @@ std::optional<size_t> group_count(const char* schedule, const std::vector<NamedL
       throw ConfigError(
           schedule,
           fmt::format(
-              "two lists disagree on how many parameter groups there are; got {} values for {}, "
+              "two lists have different numbers of parameter groups; got {} values for {}, "
               "expected {}",
               size,
               list.option,

@@ -7,10 +7,10 @@
 #include <optional>
 #include <vector>
 
-/// What the factories of schedules check alike. `schedule` and `option` name the place in messages.
+/// Common checks of the factories of schedules. `schedule` and `option` name the place in messages.
 namespace lockstep::schedule::detail {
 
-/// ConfigError unless `value` is a finite number from `low` to `high`.
+/// Throws ConfigError unless `value` is a finite number from `low` to `high`.
 void check_range(
     const char* schedule,
     const char* option,
@@ -18,10 +18,10 @@ void check_range(
     double low,
     double high = std::numeric_limits<double>::infinity());
 
-/// ConfigError unless `value` is at least `low`.
+/// Throws ConfigError unless `value` is at least `low`.
 void check_steps(const char* schedule, const char* option, int64_t value, int64_t low);
 
-/// The two counts most schedules have: ConfigError unless 0 <= warm-up <= total and 0 < total.
+/// Checks the counts of most schedules: ConfigError unless 0 <= warm-up <= total and 0 < total.
 void check_warmup(const char* schedule, int64_t warmup_steps, int64_t total_steps);
 
 /// An option given as a list: one value for all parameter groups, or one for each.
@@ -30,11 +30,11 @@ struct NamedList {
   const std::vector<double>* values;
 };
 
-/// How many parameter groups `lists` are for; nothing if each has a single value. ConfigError if
+/// Returns the number of parameter groups of `lists`; nothing if each has one value. ConfigError if
 /// one is empty or has a value below 0, or two differ in length.
 std::optional<size_t> group_count(const char* schedule, const std::vector<NamedList>& lists);
 
-/// The value of `group` in such a list.
+/// Returns the value of `group` in such a list.
 double value_for(const std::vector<double>& values, size_t group);
 
 }  // namespace lockstep::schedule::detail

@@ -7,12 +7,12 @@
 #include "lockstep/schedule/schedule.h"
 
 /// The schedules of transformers' `get_..._schedule`: a linear warm-up from 0 to the base rate in
-/// `warmup_steps` steps (0: none), then what the name says. All take the base rate from the
-/// optimizer. Every factory throws ConfigError for a warm-up longer than the schedule, a
-/// `total_steps` that is missing, and numbers without sense.
+/// `warmup_steps` steps (0: none), then the curve of the name. All take the base rate from the
+/// optimizer. Every factory throws ConfigError for a warm-up longer than the schedule, a missing
+/// `total_steps`, and invalid numbers.
 namespace lockstep::schedule {
 
-/// The base rate throughout.
+/// Stays at the base rate from the first step.
 Schedule constant();
 
 struct WarmupConstantOptions {
@@ -25,14 +25,14 @@ struct WarmupLinearOptions {
   int64_t warmup_steps = 0;
   int64_t total_steps = 0;  ///< Warm-up included; required.
 };
-/// Falls on a line to 0 at `total_steps`.
+/// Falls linearly to 0 at `total_steps`.
 Schedule warmup_linear(WarmupLinearOptions options);
 
 struct WarmupCosineOptions {
   int64_t warmup_steps = 0;
   int64_t total_steps = 0;  ///< Warm-up included; required.
   double num_cycles = 0.5;  ///< Waves of the cosine; a half falls once.
-  double min_lr_ratio = 0;  ///< Of the base rate: what the cosine falls to.
+  double min_lr_ratio = 0;  ///< The lowest rate over the base rate.
 };
 /// Falls on a cosine to `min_lr_ratio` of the base rate. After: Loshchilov, Hutter, "SGDR", 2017.
 Schedule warmup_cosine(WarmupCosineOptions options);
@@ -64,7 +64,7 @@ struct WarmupInverseSqrtOptions {
 /// Falls as 1 / sqrt(step). Never ends. After: Vaswani et al., "Attention Is All You Need", 2017.
 Schedule warmup_inverse_sqrt(WarmupInverseSqrtOptions options);
 
-/// The way from 0 to 1 of a warm-up, and back of a decay.
+/// The curve of a warm-up from 0 to 1, and of a decay back.
 enum class Ramp { kLinear, kCosine, kOneMinusSqrt };
 
 struct WarmupStableDecayOptions {

@@ -11,7 +11,7 @@ bool is_space(char c) {
   return c == ' ' || c == '\t' || c == '\r' || c == '\n';
 }
 
-/// Behind the string that begins at `at`, or the end of a text in which it does not end.
+/// Returns the position after the string that begins at `at`; the end of the text if it is open.
 size_t behind_string(std::string_view text, size_t at) {
   for (++at; at < text.size() && text[at] != '"'; ++at) {
     at += text[at] == '\\' ? 1 : 0;
@@ -19,7 +19,7 @@ size_t behind_string(std::string_view text, size_t at) {
   return std::min(at + 1, text.size());
 }
 
-/// Behind the comment that begins at `at`; `at` itself if none does.
+/// Returns the position after the comment that begins at `at`; `at` without a comment.
 size_t behind_comment(std::string_view text, size_t at, const TreeBuilder& builder) {
   const std::string_view rest = text.substr(at);
   if (rest.starts_with('#') || rest.starts_with("//")) {
@@ -35,7 +35,7 @@ size_t behind_comment(std::string_view text, size_t at, const TreeBuilder& build
   return end + 2;
 }
 
-/// Whether a comma there has a value before it: one may be left out only behind a last one.
+/// Whether a comma there follows a value: only such a comma may be trailing.
 bool ends_value(char c) {
   return c != ',' && c != ':' && c != '[' && c != '{';
 }

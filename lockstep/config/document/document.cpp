@@ -25,8 +25,8 @@ bool continues(unsigned char byte) {
   return (byte & 0xc0U) == 0x80U;
 }
 
-/// Bytes of the UTF-8 character at `at`; 0 if there is none. Longer forms than needed, surrogates
-/// and what is past the last character are none.
+/// Returns the number of bytes of the UTF-8 character at `at`; 0 for an invalid one: an overlong
+/// form, a surrogate, or a number past the last character.
 size_t character_bytes(std::string_view text, size_t at) {
   const unsigned char first = byte_at(text, at);
   const unsigned char second = byte_at(text, at + 1);
@@ -54,17 +54,17 @@ bool is_control(unsigned char byte) {
   return (byte < 0x20 && byte != '\t' && byte != '\n' && byte != '\r') || byte == 0x7f;
 }
 
-/// Both parsers are lenient here: one replaces, the other ends at a NUL.
+/// Both parsers accept invalid bytes: one replaces them, the other ends at a NUL.
 void check_bytes(std::string_view text, const TreeBuilder& builder) {
   Place place;
   for (size_t at = 0; at < text.size();) {
     const unsigned char byte = byte_at(text, at);
     const size_t size = character_bytes(text, at);
     if (size == 0) {
-      builder.fail(place, fmt::format("is no UTF-8; got byte 0x{:02x}", byte));
+      builder.fail(place, fmt::format("invalid UTF-8; got byte 0x{:02x}", byte));
     }
     if (is_control(byte)) {
-      builder.fail(place, fmt::format("has a control character; got byte 0x{:02x}", byte));
+      builder.fail(place, fmt::format("control character; got byte 0x{:02x}", byte));
     }
     if (byte == '\n') {
       ++place.line;
@@ -98,7 +98,7 @@ const Node* Node::find(const std::string& key) const {
 Document parse_document(const std::string& path, std::string_view text, Format format) {
   if (text.size() > kMaxDocumentBytes) {
     throw ConfigError(
-        path, fmt::format("is too long; expected at most {} MiB", kMaxDocumentBytes >> 20));
+        path, fmt::format("file too large; expected at most {} MiB", kMaxDocumentBytes >> 20));
   }
   if (text.starts_with(kByteOrderMark)) {
     text.remove_prefix(kByteOrderMark.size());

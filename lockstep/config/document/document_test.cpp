@@ -12,6 +12,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
+#include "lockstep/config/test_errors.h"
 
 namespace lockstep::config {
 namespace {
@@ -33,14 +34,8 @@ Document json(const std::string& text) {
   return parse_document("a.json", text, Format::kJson);
 }
 
-/// What is wrong with the text; "" if nothing.
 std::string fault_of(const std::string& text, Format format = Format::kYaml) {
-  try {
-    parse_document("f", text, format);
-    return "";
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
+  return config_error_of([&] { parse_document("f", text, format); });
 }
 
 std::string place_of(const Node& node) {
@@ -116,23 +111,24 @@ TEST(Yaml, AnAliasIsACopy) {
 TEST(Yaml, MalformedTextIsNamedWithItsPlace) {
   EXPECT_THAT(fault_of("a: [1, 2\nb: 3\n"), StartsWith("[f:"));
   for (const std::string open : {"\"open", "\"open\\\"", "'open", "'it''s", "'open''"}) {
-    EXPECT_THAT(fault_of("a: 1\nb: " + open), HasSubstr("is no valid YAML")) << open;
-    EXPECT_THAT(fault_of("a: ä\nb: " + open + "\n"), StartsWith("[f:2:4] is no valid")) << open;
-    EXPECT_THAT(fault_of("a: 1\r\nb: " + open + "\r\n"), HasSubstr("is no valid")) << open;
+    EXPECT_THAT(fault_of("a: 1\nb: " + open), HasSubstr("invalid YAML")) << open;
+    EXPECT_THAT(fault_of("a: ä\nb: " + open + "\n"), StartsWith("[f:2:4] invalid")) << open;
+    EXPECT_THAT(fault_of("a: 1\r\nb: " + open + "\r\n"), HasSubstr("invalid")) << open;
   }
-  EXPECT_THAT(fault_of("a: b: c\n"), StartsWith("[f:1:5] is no valid YAML"));
+  EXPECT_THAT(fault_of("a: b: c\n"), StartsWith("[f:1:5] invalid YAML"));
   EXPECT_THAT(fault_of("a: 1\n b: 2\n"), StartsWith("[f:2:"));
   EXPECT_THAT(fault_of("a: *x\n"), StartsWith("[f:1:4]"));
   EXPECT_THAT(fault_of("a: 1\n\tb: 2\n"), StartsWith("[f:2:1] a tab indents the line"));
   EXPECT_THAT(fault_of("a: 1\n---\nb: 2\n"), StartsWith("[f:2:1] a second document"));
-  EXPECT_THAT(fault_of("a: !!python/name:os.system x\n"), HasSubstr("a tag ("));
+  EXPECT_THAT(
+      fault_of("a: !!python/name:os.system x\n"), HasSubstr("tags are not supported; got "));
   EXPECT_THAT(fault_of("a: 1\n@b: 2\n"), StartsWith("[f:2:1]"));
 }
 
 TEST(Yaml, KeysAreTextAndGivenOnce) {
   EXPECT_THAT(
       fault_of("a: 1\nb: 2\na: 3\n"),
-      StartsWith("[f:3:1] key 'a' is given twice, in line 1 already"));
+      StartsWith("[f:3:1] key 'a' is given twice, first in line 1"));
   EXPECT_THAT(fault_of("a: {b: 1, \"b\": 2}\n"), StartsWith("[f:1:11] key 'b' is given twice"));
   EXPECT_THAT(fault_of("[a, b]: c\n"), HasSubstr("got a list for a key"));
   EXPECT_THAT(fault_of("? {a: b}\n: c\n"), HasSubstr("got a map for a key"));
@@ -142,14 +138,14 @@ TEST(Yaml, KeysAreTextAndGivenOnce) {
 
 TEST(Document, BytesThatAreNoTextAreRefused) {
   for (const Format format : {Format::kYaml, Format::kJson, Format::kCommentedJson}) {
-    EXPECT_THAT(fault_of("\"ab\xff\"", format), StartsWith("[f:1:4] is no UTF-8; got byte 0xff"));
-    EXPECT_THAT(fault_of("\"\xed\xa0\x80\"", format), HasSubstr("is no UTF-8"));
-    EXPECT_THAT(fault_of("\"\xc0\xaf\"", format), HasSubstr("is no UTF-8"));
-    EXPECT_THAT(fault_of("\"\xf4\x90\x80\x80\"", format), HasSubstr("is no UTF-8"));
-    EXPECT_THAT(fault_of("\"\xe2\x82", format), HasSubstr("is no UTF-8"));
+    EXPECT_THAT(fault_of("\"ab\xff\"", format), StartsWith("[f:1:4] invalid UTF-8; got byte 0xff"));
+    EXPECT_THAT(fault_of("\"\xed\xa0\x80\"", format), HasSubstr("invalid UTF-8"));
+    EXPECT_THAT(fault_of("\"\xc0\xaf\"", format), HasSubstr("invalid UTF-8"));
+    EXPECT_THAT(fault_of("\"\xf4\x90\x80\x80\"", format), HasSubstr("invalid UTF-8"));
+    EXPECT_THAT(fault_of("\"\xe2\x82", format), HasSubstr("invalid UTF-8"));
     EXPECT_THAT(
         fault_of(std::string("\n1\0 2", 5), format),
-        StartsWith("[f:2:2] has a control character; got byte 0x00"));
+        StartsWith("[f:2:2] control character; got byte 0x00"));
     EXPECT_EQ(fault_of("\"\xc3\xa4 \xe2\x82\xac \xf0\x9f\x98\x80\"", format), "");
   }
 }
@@ -159,15 +155,15 @@ TEST(Document, DepthIsLimited) {
   for (const Format format : {Format::kYaml, Format::kJson, Format::kCommentedJson}) {
     EXPECT_EQ(fault_of(nest(kMaxDocumentDepth), format), "");
     EXPECT_THAT(
-        fault_of(nest(kMaxDocumentDepth + 1), format), StartsWith("[f:1:65] nests too deep"));
-    EXPECT_THAT(fault_of(nest(100'000), format), StartsWith("[f:1:65] nests too deep"));
+        fault_of(nest(kMaxDocumentDepth + 1), format), StartsWith("[f:1:65] nested too deep"));
+    EXPECT_THAT(fault_of(nest(100'000), format), StartsWith("[f:1:65] nested too deep"));
     EXPECT_THAT(fault_of(std::string(500'000, '{'), format), StartsWith("[f:1:"));
   }
   std::string lines;
   for (int i = 0; i < 1000; ++i) {
     lines += std::string(static_cast<size_t>(i), ' ') + "a:\n";
   }
-  EXPECT_THAT(fault_of(lines), HasSubstr("nests too deep"));
+  EXPECT_THAT(fault_of(lines), HasSubstr("nested too deep"));
 }
 
 TEST(Document, AliasesCountAsWhatTheyStandFor) {
@@ -180,18 +176,18 @@ TEST(Document, AliasesCountAsWhatTheyStandFor) {
     }
     laughs += "]\n";
   }
-  EXPECT_THAT(fault_of(laughs), AllOf(StartsWith("[f:4:"), HasSubstr("holds too much")));
+  EXPECT_THAT(fault_of(laughs), AllOf(StartsWith("[f:4:"), HasSubstr("too many values")));
 
   std::string long_text = "a: &a " + std::string(900'000, 'x') + "\nb:\n";
   for (int i = 0; i < 8; ++i) {
     long_text += "- *a\n";
   }
-  EXPECT_THAT(fault_of(long_text), HasSubstr("holds too much"));
+  EXPECT_THAT(fault_of(long_text), HasSubstr("too many values"));
 
-  EXPECT_THAT(fault_of("a: &x [*x]\n"), HasSubstr("inside of what it stands for"));
+  EXPECT_THAT(fault_of("a: &x [*x]\n"), HasSubstr("refers to a value that contains it"));
   std::string deep = "a: &x " + std::string(40, '[') + std::string(40, ']') + "\nb: ";
   deep += std::string(40, '[') + "*x" + std::string(40, ']') + "\n";
-  EXPECT_THAT(fault_of(deep), AllOf(StartsWith("[f:2:"), HasSubstr("nests too deep")));
+  EXPECT_THAT(fault_of(deep), AllOf(StartsWith("[f:2:"), HasSubstr("nested too deep")));
 }
 
 TEST(Document, SizeIsLimited) {
@@ -202,7 +198,7 @@ TEST(Document, SizeIsLimited) {
   for (size_t i = 0; i < kMaxDocumentNodes; ++i) {
     many += "1,";
   }
-  EXPECT_THAT(fault_of(many + "1]", Format::kJson), HasSubstr("holds too much"));
+  EXPECT_THAT(fault_of(many + "1]", Format::kJson), HasSubstr("too many values"));
 }
 
 TEST(Json, ValuesKeepTheirTextAndPlace) {
@@ -228,36 +224,39 @@ TEST(Json, ValuesKeepTheirTextAndPlace) {
 
 TEST(Json, IsStrict) {
   const auto fault = [](const std::string& text) { return fault_of(text, Format::kJson); };
-  EXPECT_THAT(fault(""), StartsWith("[f:1:1] is no valid JSON"));
+  EXPECT_THAT(fault(""), StartsWith("[f:1:1] invalid JSON"));
   EXPECT_EQ(
       fault("{\"a\": 1,}"),
-      "[f:1:8] is no valid JSON; got a comma before '}', expected none behind the last value; "
+      "[f:1:8] invalid JSON; got a comma before '}', expected none after the last value; "
       "remove the comma");
-  EXPECT_THAT(fault("[1,\n ]"), StartsWith("[f:1:3] is no valid JSON; got a comma before ']'"));
-  EXPECT_THAT(fault("[1,,]"), HasSubstr("it is right up to here, where it has"));
+  EXPECT_THAT(fault("[1,\n ]"), StartsWith("[f:1:3] invalid JSON; got a comma before ']'"));
+  EXPECT_THAT(fault("[1,,]"), HasSubstr("the text before this position is valid, but here it has"));
   EXPECT_EQ(
       fault("{\n  a: 1}"),
-      "[f:2:3] is no valid JSON; got the key a in no quotes, expected double ones; write \"a\"");
+      "[f:2:3] invalid JSON; got the key a in no quotes, expected double quotes; write \"a\"");
   // Words that begin as JSON's own do are read further before they are none.
   for (const std::string key :
        {"train_batch_size", "true", "fp16", "null_key", "nothing", "x-1", "t", "fals"}) {
     EXPECT_THAT(
         fault("{\"a\": {}, " + key + " : 1}"),
-        StartsWith("[f:1:11] is no valid JSON; got the key " + key + " in no quotes"))
+        StartsWith("[f:1:11] invalid JSON; got the key " + key + " in no quotes"))
         << key;
   }
-  EXPECT_THAT(fault("{'a b': 1, 'c': 2}"), HasSubstr("it is right up to here, where it has"));
+  EXPECT_THAT(
+      fault("{'a b': 1, 'c': 2}"),
+      HasSubstr("the text before this position is valid, but here it has"));
   EXPECT_THAT(
       fault("{'a': 1}"),
-      StartsWith("[f:1:2] is no valid JSON; got the key a in single quotes, expected double"));
-  EXPECT_THAT(fault("[yes]"), HasSubstr("it is right up to here, where it has"));
+      StartsWith("[f:1:2] invalid JSON; got the key a in single quotes, expected double"));
+  EXPECT_THAT(fault("[yes]"), HasSubstr("the text before this position is valid, but here it has"));
   EXPECT_THAT(fault("{\"a\": 1}\n// no\n"), StartsWith("[f:2:1]"));
   EXPECT_THAT(fault("{\"a\": no}"), StartsWith("[f:1:"));
   EXPECT_THAT(fault("{\"a\": 010}"), StartsWith("[f:1:"));
   EXPECT_THAT(fault("{\"a\": [1}"), StartsWith("[f:1:"));
   EXPECT_THAT(fault("{\"a\": 1"), HasSubstr("ends too early"));
   EXPECT_THAT(
-      fault("{\"a\": 1,\n \"a\": 2}"), StartsWith("[f:2:2] key 'a' is given twice, in line 1"));
+      fault("{\"a\": 1,\n \"a\": 2}"),
+      StartsWith("[f:2:2] key 'a' is given twice, first in line 1"));
 }
 
 TEST(CommentedJson, CommentsAndTrailingCommasCountAsNothing) {
@@ -281,18 +280,17 @@ TEST(CommentedJson, CommentsAndTrailingCommasCountAsNothing) {
 
 TEST(CommentedJson, IsStrictOtherwise) {
   const auto fault = [](const std::string& text) { return fault_of(text, Format::kCommentedJson); };
-  EXPECT_THAT(fault(""), StartsWith("[f:1:1] is no valid JSON"));
-  EXPECT_THAT(fault("{\"a\": 1,, }"), StartsWith("[f:1:9] is no valid JSON"));
-  EXPECT_THAT(fault("{,}"), StartsWith("[f:1:2] is no valid JSON"));
-  EXPECT_THAT(fault("[,]"), StartsWith("[f:1:2] is no valid JSON"));
-  EXPECT_THAT(fault("{\"a\": ,}"), StartsWith("[f:1:7] is no valid JSON"));
+  EXPECT_THAT(fault(""), StartsWith("[f:1:1] invalid JSON"));
+  EXPECT_THAT(fault("{\"a\": 1,, }"), StartsWith("[f:1:9] invalid JSON"));
+  EXPECT_THAT(fault("{,}"), StartsWith("[f:1:2] invalid JSON"));
+  EXPECT_THAT(fault("[,]"), StartsWith("[f:1:2] invalid JSON"));
+  EXPECT_THAT(fault("{\"a\": ,}"), StartsWith("[f:1:7] invalid JSON"));
   EXPECT_THAT(
-      fault("{ /* b */ a: 1}"),
-      StartsWith("[f:1:11] is no valid JSON; got the key a in no quotes"));
+      fault("{ /* b */ a: 1}"), StartsWith("[f:1:11] invalid JSON; got the key a in no quotes"));
   EXPECT_THAT(fault("{\"a\": 1,\n \"a\": 2}"), StartsWith("[f:2:2] key 'a' is given twice"));
   EXPECT_THAT(fault("{}\n /* open"), StartsWith("[f:2:2] a comment begins here and does not end"));
-  EXPECT_THAT(fault("{} /"), StartsWith("[f:1:4] is no valid JSON"));
-  EXPECT_THAT(fault("{\"a\": \"open # \\\" }"), HasSubstr("is no valid JSON"));
+  EXPECT_THAT(fault("{} /"), StartsWith("[f:1:4] invalid JSON"));
+  EXPECT_THAT(fault("{\"a\": \"open # \\\" }"), HasSubstr("invalid JSON"));
 }
 
 /// `text` with a few random edits of the kind that finds faults in parsers.

@@ -17,13 +17,13 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// Follows the parser through the text, to say where the token stands that it just met: nlohmann
-/// tells what, not where. The text is valid up to there.
+/// Finds the position of the parser's last token, which nlohmann does not report. The text before
+/// it is valid.
 class Walker {
  public:
   explicit Walker(std::string_view text) : text_(text) {}
 
-  /// Where the next token begins; goes behind it. `token` is set to its text.
+  /// Returns the position of the next token and advances past it. Sets `token` to its text.
   Place next(std::string_view& token) {
     skip_between();
     const Place place = place_;
@@ -76,18 +76,18 @@ bool is_word(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_' || c == '-' || c == '.';
 }
 
-/// Where the last character before `at` stands that is no space; npos if there is none.
+/// Returns the position of the last character before `at` that is no space; npos without one.
 size_t before_blanks(std::string_view text, size_t at) {
   return at == 0 ? std::string_view::npos : text.find_last_not_of(" \t\r\n", at - 1);
 }
 
-/// An offset in a text, and what is wrong there.
+/// An offset in a text, and its error.
 struct JsonFault {
   size_t at;
   std::string what;
 };
 
-/// The comma before a bracket that closes at `at`, if there is one behind a value.
+/// Returns the trailing comma before a bracket that closes at `at`, if any.
 std::optional<JsonFault> trailing_comma(std::string_view text, size_t at) {
   if (at >= text.size() || (text[at] != '}' && text[at] != ']')) {
     return std::nullopt;
@@ -102,12 +102,12 @@ std::optional<JsonFault> trailing_comma(std::string_view text, size_t at) {
   return JsonFault{
       comma,
       fmt::format(
-          "is no valid JSON; got a comma before '{}', expected none behind the last value; remove "
+          "invalid JSON; got a comma before '{}', expected none after the last value; remove "
           "the comma",
           text[at])};
 }
 
-/// The word at `at`, if it stands where a key does; in single quotes or none.
+/// Returns the unquoted or single-quoted word at `at`, if it is in the place of a key.
 std::optional<JsonFault> unquoted_key(std::string_view text, size_t at) {
   if (at > 0 && (at >= text.size() || !is_word(text[at])) && is_word(text[at - 1])) {
     --at;  // The character behind a word told the parser that it is none of its words.
@@ -136,7 +136,7 @@ std::optional<JsonFault> unquoted_key(std::string_view text, size_t at) {
   return JsonFault{
       start,
       fmt::format(
-          "is no valid JSON; got the key {0} in {1} quotes, expected double ones; write \"{0}\"",
+          "invalid JSON; got the key {0} in {1} quotes, expected double quotes; write \"{0}\"",
           text.substr(begin, end - begin),
           single ? "single" : "no")};
 }
@@ -184,8 +184,8 @@ class JsonHandler : public nlohmann::json_sax<Json> {
     builder_.fail(
         place_at(text_, at),
         fmt::format(
-            "is no valid JSON; it is right up to here, {}",
-            position > text_.size() ? "where it ends too early" : "where it has '" + got + "'"));
+            "invalid JSON; the text before this position is valid, {}",
+            position > text_.size() ? "but it ends too early" : "but here it has '" + got + "'"));
   }
 
  private:

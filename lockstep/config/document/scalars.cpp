@@ -26,7 +26,7 @@ bool all_digits(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), is_digit);
 }
 
-/// Something that every reader of YAML takes for text without quotes.
+/// Whether every YAML reader interprets `text` as text without quotes.
 bool is_plain(const std::string& text) {
   constexpr std::array<std::string_view, 12> kWords = {
       "true", "false", "yes", "no", "on", "off", "y", "n", "null", "nan", "inf", "infinity"};
@@ -84,7 +84,7 @@ std::string yaml_text(const std::string& text) {
   if (is_plain(text)) {
     return text;
   }
-  // A string of JSON is one of YAML.
+  // Every JSON string is a YAML string.
   return nlohmann::json(text).dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 

@@ -8,7 +8,7 @@
 namespace lockstep::config {
 namespace {
 
-// A few aliases of a long text are few values and many bytes.
+// A few aliases of a long text are few values but many bytes.
 constexpr size_t kMaxTextBytes = 4 * kMaxDocumentBytes;
 
 Node node_of(Node::Kind kind, Place place) {
@@ -70,7 +70,7 @@ void TreeBuilder::refuse_as_key(Place place, const char* what) const {
 
 void TreeBuilder::charge(const Node& node, Place place, size_t depth) {
   if (depth > kMaxDocumentDepth) {
-    fail(place, fmt::format("nests too deep; expected at most {} levels", kMaxDocumentDepth));
+    fail(place, fmt::format("nested too deep; expected at most {} levels", kMaxDocumentDepth));
   }
   ++nodes_;
   bytes_ += node.text.size();
@@ -78,7 +78,7 @@ void TreeBuilder::charge(const Node& node, Place place, size_t depth) {
     fail(
         place,
         fmt::format(
-            "holds too much; expected at most {} values and {} MiB of text, with every alias "
+            "too many values; expected at most {} values and {} MiB of text, with every alias "
             "(*name) written out",
             kMaxDocumentNodes,
             kMaxTextBytes >> 20));
@@ -114,7 +114,7 @@ void TreeBuilder::add_key(std::string text, Place place) {
       fail(
           place,
           fmt::format(
-              "key '{}' is given twice, in line {} already; remove one", text, entry.place.line));
+              "key '{}' is given twice, first in line {}; remove one", text, entry.place.line));
     }
   }
   bytes_ += text.size();

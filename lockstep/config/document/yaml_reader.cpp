@@ -17,7 +17,7 @@ Place place_of(const YAML::Mark& mark) {
   return mark.is_null() ? Place{} : Place{mark.line + 1, mark.column + 1};
 }
 
-/// yaml-cpp's events, from which nothing recursive is built before its depth is known.
+/// Handles yaml-cpp's events, so that the depth is checked before anything recursive is built.
 class YamlHandler : public YAML::EventHandler {
  public:
   YamlHandler(std::string_view text, TreeBuilder& builder) : text_(text), builder_(builder) {}
@@ -35,7 +35,7 @@ class YamlHandler : public YAML::EventHandler {
   void OnAlias(const YAML::Mark& mark, YAML::anchor_t anchor) override {
     const auto found = anchors_.find(anchor);
     if (found == anchors_.end()) {
-      builder_.fail(place_of(mark), "an alias stands inside of what it stands for");
+      builder_.fail(place_of(mark), "an alias refers to a value that contains it");
     }
     builder_.copy(found->second, place_of(mark));
   }
@@ -97,7 +97,7 @@ class YamlHandler : public YAML::EventHandler {
     }
   }
 
-  /// yaml-cpp takes a quote that never ends for one that ends with the file, if a newline is last.
+  /// yaml-cpp accepts an open quote at the end of the file if the file ends with a newline.
   void refuse_open_quote(const YAML::Mark& mark) const {
     const auto begin = static_cast<size_t>(mark.pos);
     const char quote = begin < text_.size() ? text_[begin] : '\0';
@@ -105,16 +105,16 @@ class YamlHandler : public YAML::EventHandler {
       return;
     }
     size_t at = begin + 1;
-    while (at < text_.size() && (text_[at] != quote || stands_for_itself(at))) {
+    while (at < text_.size() && (text_[at] != quote || is_escaped_quote(at))) {
       at += text_[at] == quote || (quote == '"' && text_[at] == '\\') ? 2 : 1;
     }
     if (at >= text_.size()) {
-      builder_.fail(place_of(mark), "is no valid YAML; the quote that begins here never ends");
+      builder_.fail(place_of(mark), "invalid YAML; the quote that begins here is not closed");
     }
   }
 
-  /// '' within single quotes.
-  bool stands_for_itself(size_t at) const {
+  /// Whether it is an escaped quote: '' within single quotes.
+  bool is_escaped_quote(size_t at) const {
     return text_[at] == '\'' && at + 1 < text_.size() && text_[at + 1] == '\'';
   }
 
@@ -122,7 +122,7 @@ class YamlHandler : public YAML::EventHandler {
     if (!tag.empty() && tag != "?") {
       builder_.fail(
           place_of(mark),
-          fmt::format("a tag ({}) means nothing here; remove it and leave the value", tag));
+          fmt::format("tags are not supported; got {}; remove it and keep the value", tag));
     }
   }
 
@@ -132,13 +132,13 @@ class YamlHandler : public YAML::EventHandler {
   std::vector<YAML::anchor_t> open_anchors_;
 };
 
-/// A second document, of which only the place matters.
+/// Records the position of a second document.
 class Refusal : public YAML::EventHandler {
  public:
   explicit Refusal(const TreeBuilder& builder) : builder_(builder) {}
 
   void OnDocumentStart(const YAML::Mark& mark) override {
-    builder_.fail(place_of(mark), "a second document begins; expected one alone");
+    builder_.fail(place_of(mark), "a second document begins here; expected only one");
   }
   void OnDocumentEnd() override {}
   void OnNull(const YAML::Mark& /*mark*/, YAML::anchor_t /*anchor*/) override {}
@@ -165,7 +165,7 @@ class Refusal : public YAML::EventHandler {
   const TreeBuilder& builder_;
 };
 
-/// YAML allows tabs in some such places, and what they mean there nobody knows.
+/// Refuses tabs before the first character of a line, which YAML readers interpret differently.
 void refuse_leading_tabs(std::string_view text, const TreeBuilder& builder) {
   int line = 1;
   int column = 1;
@@ -178,7 +178,7 @@ void refuse_leading_tabs(std::string_view text, const TreeBuilder& builder) {
       continue;
     }
     if (leading && c == '\t') {
-      builder.fail({line, column}, "a tab indents the line; indent with spaces");
+      builder.fail({line, column}, "a tab indents the line; expected spaces");
     }
     leading = leading && c == ' ';
     ++column;
@@ -198,7 +198,7 @@ void read_yaml(std::string_view text, TreeBuilder& builder) {
       parser.HandleNextDocument(refusal);
     }
   } catch (const YAML::Exception& error) {
-    builder.fail(place_of(error.mark), "is no valid YAML; " + error.msg);
+    builder.fail(place_of(error.mark), "invalid YAML; " + error.msg);
   }
 }
 

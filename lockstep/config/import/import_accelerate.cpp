@@ -21,12 +21,12 @@ namespace {
 
 using Kind = Node::Kind;
 
-/// Of all ways to train that Accelerate knows, those that Lockstep has not, and why.
+/// The ways to train of Accelerate that Lockstep does not support, with the reason.
 const std::map<std::string, std::string>& refused_types() {
-  constexpr const char* kNoDevice = "Lockstep runs on CPUs and CUDA devices alone";
+  constexpr const char* kNoDevice = "Lockstep supports only CPUs and CUDA devices";
   static const std::map<std::string, std::string> types = {
       {"MEGATRON_LM",
-       "Lockstep splits no layers among processes; try distributed_type: MULTI_GPU without "
+       "Lockstep does not split layers among ranks; try distributed_type: MULTI_GPU without "
        "megatron_lm_config"},
       {"XLA", std::string("that is a TPU; ") + kNoDevice},
       {"TPU", std::string("that is a TPU; ") + kNoDevice},
@@ -73,7 +73,7 @@ class Importer {
  private:
   using Handler = void (Importer::*)(const Entry&);
 
-  /// All keys of Accelerate's. Without a handler: no meaning here.
+  /// All keys of Accelerate's. One without a handler has no effect.
   static const std::map<std::string, Handler>& handlers() {
     static const std::map<std::string, Handler> all = {
         {"compute_environment", &Importer::skip},
@@ -121,7 +121,7 @@ class Importer {
     if (file_.root.kind != Kind::kMap || file_.root.find("distributed_type") == nullptr) {
       throw ConfigError(
           where(file_, file_.root.place),
-          "is no configuration of Accelerate; expected lines like distributed_type: MULTI_CPU");
+          "not a configuration of Accelerate; expected lines like distributed_type: MULTI_CPU");
     }
     const auto environment = root_.text("compute_environment");
     if (environment && *environment != "LOCAL_MACHINE") {
@@ -142,7 +142,7 @@ class Importer {
     throw ConfigError(
         where(file_, entry.place),
         fmt::format(
-            "unknown key '{}', which Accelerate 1.15 has not either{}",
+            "unknown key '{}', which Accelerate 1.15 does not have{}",
             entry.key,
             did_you_mean(entry.key, known)));
   }
@@ -167,8 +167,8 @@ class Importer {
       throw ConfigError(
           where(file_, node.place),
           fmt::format(
-              "distributed_type makes no sense; got '{}', expected one of NO, MULTI_CPU, "
-              "MULTI_GPU, DEEPSPEED, FSDP{}",
+              "invalid value '{}' for distributed_type; expected one of NO, MULTI_CPU, MULTI_GPU, "
+              "DEEPSPEED, FSDP{}",
               type_,
               did_you_mean(type_, known)));
     }
@@ -177,13 +177,13 @@ class Importer {
   void num_processes(const Entry& entry) {
     const auto text = root_.text("num_processes");
     if (text == "-1") {
-      import_.notes.emplace_back("num_processes: -1 leaves it to each launch to say -n N");
+      import_.notes.emplace_back("num_processes: -1 is unset; give -n N to each launch");
       return;
     }
     as_it_is(entry);
   }
 
-  /// Of distributed_type NO Accelerate starts one, whatever the file says.
+  /// Accelerate starts one process for distributed_type NO, whatever num_processes is.
   void finish_processes() {
     if (type_ != "NO") {
       return;
@@ -204,7 +204,7 @@ class Importer {
           "mixed_precision fp8 cannot be imported; autocast here computes in fp16 or bf16; try "
           "bf16");
     }
-    // What becomes of an unquoted `no` in the hands of other programs.
+    // Other programs rewrite an unquoted `no` as false.
     const auto truth = truth_value(text);
     text = truth && !*truth ? "no" : text;
     check_value(
@@ -310,14 +310,14 @@ class Importer {
             fmt::format(
                 "unknown key 'parallelism_config.{}'{}", part.key, did_you_mean(name, known)));
       }
-      // FSDP divides among all processes, whatever its mesh.
+      // FSDP shards over all processes, whatever its mesh.
       const bool of_data =
           name == "dp_replicate_size" || (name == "dp_shard_size" && type_ == "FSDP");
       if (name.ends_with("_size") && !of_data && part.value.text != "1") {
         throw ConfigError(
             where(file_, part.value.place),
             fmt::format(
-                "{}: {} cannot be imported; processes here each have the whole network; set it "
+                "{}: {} cannot be imported; each rank has the complete network; set it "
                 "to 1",
                 part.key,
                 part.value.text));
@@ -330,8 +330,8 @@ class Importer {
   void note_mesh(const std::string& name, const Entry& part) {
     if (type_ == "FSDP" && name == "dp_replicate_size" && part.value.text != "1") {
       import_.notes.push_back(fmt::format(
-          "{}: {}: the copies that groups of processes keep are for the program to ask for, as "
-          "ShardingStrategy::kHybridShard; without, the numbers are the same",
+          "{}: {}: copies in groups of processes are set in the program, as "
+          "ShardingStrategy::kHybridShard; the numbers are the same without",
           part.key,
           part.value.text));
     }

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "lockstep/base/env.h"
-#include "lockstep/config/config_file.h"
 #include "lockstep/config/document/document.h"
+#include "lockstep/config/settings/settings.h"
 
 namespace lockstep::config {
 

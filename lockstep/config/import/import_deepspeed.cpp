@@ -59,7 +59,7 @@ void read_launcher(const Section& section, Import& import) {
   import.values.settings["launcher"] = found->second;
 }
 
-/// A map in DeepSpeed's JSON; an empty one if it is absent.
+/// Returns a map in DeepSpeed's JSON; an empty one if it is absent.
 Section part_of(const Document& json, const std::string& key) {
   static const Node nothing;
   const Node* const node = json.root.find(key);
@@ -71,7 +71,7 @@ Setting precision_of(const Document& json) {
   for (const auto& [key, name] : std::map<std::string, std::string>{
            {"fp16", "fp16"}, {"bf16", "bf16"}, {"bfloat16", "bf16"}}) {
     const Section part = part_of(json, key);
-    // "auto" leaves it to Accelerate's own setting.
+    // "auto" means Accelerate's own setting.
     if (part.text("enabled") == "auto" || !part.truth("enabled")) {
       continue;
     }
@@ -85,8 +85,8 @@ Setting precision_of(const Document& json) {
   return found;
 }
 
-/// DeepSpeed's JSON, with the place where Accelerate's file names it in the message if it is
-/// absent.
+/// Reads DeepSpeed's JSON. ConfigError with the position of its name in Accelerate's file if it
+/// does not exist.
 Document read_json_of(
     const std::filesystem::path& path, const Section& section, const std::string& key) {
   std::error_code error;
@@ -94,7 +94,7 @@ Document read_json_of(
     throw ConfigError(
         section.place_of(key),
         fmt::format(
-            "there is no file {}; a relative path starts at the folder that this command runs in",
+            "no such file: {}; a relative path starts at the folder of this command",
             path.native()));
   }
   return read_document(path, Format::kCommentedJson);
@@ -103,7 +103,7 @@ Document read_json_of(
 Setting read_file(const Section& section, const Environment& environment, Import& import) {
   const std::string key = "deepspeed_config_file";
   const auto name = section.text(key);
-  // What Accelerate writes if the question is answered with nothing.
+  // Accelerate writes "none" for an empty answer.
   if (!name || *name == "none") {
     return {};
   }
@@ -120,14 +120,13 @@ Setting read_file(const Section& section, const Environment& environment, Import
     zero.set(import.values, "stage", "zero_stage");
   }
   for (const std::string part_name : {"offload_optimizer", "offload_param"}) {
-    const Node* const whole = json.root.find("zero_optimization");
-    const Node* const part = whole == nullptr ? nullptr : whole->find(part_name);
+    const Node* const section_node = json.root.find("zero_optimization");
+    const Node* const part = section_node == nullptr ? nullptr : section_node->find(part_name);
     const auto device = part == nullptr ? std::nullopt : Section(json, *part, "").text("device");
     if (device && *device != "none" && *device != "auto") {
       import.notes.push_back(fmt::format(
-          "zero_optimization.{}.device: {} of {}: is for the program to ask for; without, nothing "
-          "is "
-          "moved out of the way",
+          "zero_optimization.{}.device: {} of {}: is set in the program; by default nothing is "
+          "offloaded",
           part_name,
           *device,
           path.native()));
@@ -156,7 +155,7 @@ void note_program_matters(const Section& section, Import& import) {
     const auto device = section.text(key);
     if (device && *device != "none") {
       import.notes.push_back(fmt::format(
-          "{}{}: {}: is for the program to ask for; without, nothing is moved out of the way",
+          "{}{}: {}: is set in the program; by default nothing is offloaded",
           kPrefix,
           key,
           *device));

@@ -25,38 +25,38 @@ namespace {
 
 constexpr const char* kFsdpPrefix = "fsdp_config.";
 
-/// What is for the program to ask for: a key, and what to say of it; unless it has the value.
-struct ProgramsMatter {
+/// A key that the program must set itself, with its note; no note for the value `unless`.
+struct ProgramKey {
   const char* key;
   const char* unless;
-  const char* say;
+  const char* note;
 };
 
-constexpr ProgramsMatter kProgramsMatters[] = {
+constexpr ProgramKey kProgramKeys[] = {
     {"fsdp_offload_params",
      "false",
-     "is for the program to ask for, as FsdpPlugin::cpu_offload; without, nothing is moved out of "
-     "the way"},
+     "is set in the program, as FsdpPlugin::cpu_offload; by default nothing is "
+     "offloaded"},
     {"fsdp_auto_wrap_policy",
      "no_wrap",
-     "is for the program to ask for, as FsdpPlugin::auto_wrap_policy; without, parameters come in "
-     "buckets of a sixteenth of the model, and the numbers are the same"},
+     "is set in the program, as FsdpPlugin::auto_wrap_policy; by default a "
+     "bucket has a sixteenth of the model; the numbers are the same"},
     {"fsdp_backward_prefetch",
      "backward_pre",
-     "is for the program to ask for, as FsdpPlugin::backward_prefetch; without, it is "
+     "is set in the program, as FsdpPlugin::backward_prefetch; the default is "
      "BACKWARD_PRE"},
     {"fsdp_state_dict_type",
      "sharded_state_dict",
-     "is for the program to ask for, as FsdpPlugin::state_dict_type; without, it is "
-     "SHARDED_STATE_DICT, which any number of processes loads"},
+     "is set in the program, as FsdpPlugin::state_dict_type; the default is "
+     "SHARDED_STATE_DICT, which any number of processes can load"},
     {"fsdp_activation_checkpointing",
      "false",
-     "is for the program: it calls activation_checkpoint(module, x)"},
+     "is set in the program: it calls activation_checkpoint(module, x)"},
     {"fsdp_activation_checkpointing_offload",
      "false",
-     "is for the program: it opens an ActivationCheckpointing::Scope with cpu_checkpointing"}};
+     "is set in the program: it opens an ActivationCheckpointing::Scope with cpu_checkpointing"}};
 
-/// Always so here, or of no consequence.
+/// Keys that always apply, or have no effect.
 constexpr const char* kWithoutMeaning[] = {
     "fsdp_transformer_layer_cls_to_wrap",
     "fsdp_min_num_params",
@@ -81,7 +81,7 @@ std::string fsdp_capitals(std::string text) {
   return text;
 }
 
-/// The words of a key's value, in any case; the first `numbers` of them may be torch's numbers.
+/// The accepted words of a key, in any case; the first `numbers` have torch's numbers, too.
 struct FsdpWords {
   const char* key;
   size_t numbers;
@@ -100,11 +100,11 @@ const std::vector<FsdpWords>& fsdp_words() {
     const Section& section, const char* key, const std::string& got, const std::string& expected) {
   throw ConfigError(
       section.place_of(key),
-      fmt::format("{}{} makes no sense; got '{}', expected {}", kFsdpPrefix, key, got, expected));
+      fmt::format("invalid value '{}' for {}{}; expected {}", got, kFsdpPrefix, key, expected));
 }
 
-/// The value in its plain spelling: a word in small letters, true or false. ConfigError for another
-/// word.
+/// Returns the value in its plain spelling: a word in lower case, true or false. ConfigError for
+/// another word.
 std::optional<std::string> plain_value(const Section& section, const char* key) {
   auto text = section.text(key);
   if (!text) {
@@ -142,14 +142,14 @@ std::vector<std::string> known_fsdp_keys() {
       "fsdp_sharding_strategy",
       "fsdp_reshard_after_forward",
       "fsdp_ignored_modules"};
-  for (const ProgramsMatter& matter : kProgramsMatters) {
-    keys.emplace_back(matter.key);
+  for (const ProgramKey& program : kProgramKeys) {
+    keys.emplace_back(program.key);
   }
   keys.insert(keys.end(), std::begin(kWithoutMeaning), std::end(kWithoutMeaning));
   return keys;
 }
 
-/// A strategy by its name, or by its number in torch.
+/// The stage of each strategy, by its name or its number in torch.
 std::optional<std::string> stage_of(const std::string& strategy) {
   static const std::map<std::string, std::string> stages = {
       {"full_shard", "3"},
@@ -170,7 +170,7 @@ std::optional<std::string> stage_of(const std::string& strategy) {
 constexpr const char* kStrategy = "fsdp_sharding_strategy";
 constexpr const char* kReshard = "fsdp_reshard_after_forward";
 
-/// The stage that `key` asks for. ConfigError for a word that is none.
+/// Returns the stage for `key`. ConfigError for an unknown word.
 std::string stage_at(
     const Section& section, const char* key, const std::string& text, bool is_truth) {
   if (is_truth) {
@@ -191,8 +191,8 @@ std::string stage_at(
       fmt::format("one of {}{}", fmt::join(known, ", "), did_you_mean(fsdp_capitals(text), known)));
 }
 
-/// As Accelerate: fsdp_version 2 goes by fsdp_reshard_after_forward alone, version 1 by the
-/// strategy if there is one. The other key's word must be right all the same.
+/// Imports the strategy as Accelerate: fsdp_version 2 uses fsdp_reshard_after_forward only, version
+/// 1 the strategy if present. The word of the other key is checked, too.
 void read_strategy(const Section& section, Import& import) {
   const bool second = section.text("fsdp_version").value_or("1") == "2";
   const auto strategy = section.text(kStrategy);
@@ -209,21 +209,21 @@ void read_strategy(const Section& section, Import& import) {
   }
   import.values.settings["zero_stage"] = stage;
   import.notes.push_back(fmt::format(
-      "{}{}: {}: became zero_stage: {}, for programs that do not say themselves",
+      "{}{}: {}: became zero_stage: {}, for programs that do not set it",
       kFsdpPrefix,
       key,
       text,
       stage));
   if (lower(text) == "hybrid_shard" || (!second && text == "4")) {
     import.notes.push_back(fmt::format(
-        "{}{}: the second copy that processes of a host keep is for the program to ask for, as "
-        "ShardingStrategy::kHybridShard; without, the numbers are the same",
+        "{}{}: a second copy on each host is set in the program, as "
+        "ShardingStrategy::kHybridShard; the numbers are the same without",
         kFsdpPrefix,
         key));
   }
 }
 
-/// What Accelerate refuses, too.
+/// Refuses what Accelerate refuses.
 void check_combinations(const Section& section) {
   const char* const offload = "fsdp_activation_checkpointing_offload";
   if (section.truth(offload) &&
@@ -240,7 +240,7 @@ void check_combinations(const Section& section) {
   }
 }
 
-/// Accelerate takes keys without their `fsdp_`, too. ConfigError where a key is there in both ways.
+/// Accelerate accepts keys without `fsdp_`, too. ConfigError if a key has both forms.
 Node with_prefixes(const Document& file, const Node& map) {
   Node prefixed = map;
   const std::vector<std::string> known = known_fsdp_keys();
@@ -253,7 +253,7 @@ Node with_prefixes(const Document& file, const Node& map) {
       throw ConfigError(
           where(file, entry.place),
           fmt::format(
-              "{0}{1} is another name of {0}{2}, which is there, too; remove one",
+              "{0}{1} is another name of {0}{2}; both are given; remove one",
               kFsdpPrefix,
               entry.key,
               name));
@@ -274,7 +274,7 @@ void import_fsdp(const Document& file, const Node& map, Import& import) {
         section.place_of("fsdp_ignored_modules"),
         fmt::format(
             "{}fsdp_ignored_modules: {} cannot be imported; every parameter of a prepared model is "
-            "divided and averaged; prepare a model without these modules, and delete the key",
+            "sharded and averaged; prepare a model without these modules, and delete the key",
             kFsdpPrefix,
             *ignored));
   }
@@ -283,14 +283,14 @@ void import_fsdp(const Document& file, const Node& map, Import& import) {
     throw ConfigError(
         section.place_of("fsdp_version"),
         fmt::format(
-            "{}fsdp_version makes no sense; got '{}', expected 1 or 2", kFsdpPrefix, *version));
+            "invalid value '{}' for {}fsdp_version; expected 1 or 2", *version, kFsdpPrefix));
   }
   read_strategy(section, import);
-  for (const ProgramsMatter& matter : kProgramsMatters) {
-    const auto value = plain_value(section, matter.key);
-    if (value && *value != matter.unless) {
+  for (const ProgramKey& program : kProgramKeys) {
+    const auto value = plain_value(section, program.key);
+    if (value && *value != program.unless) {
       import.notes.push_back(fmt::format(
-          "{}{}: {}: {}", kFsdpPrefix, matter.key, *section.text(matter.key), matter.say));
+          "{}{}: {}: {}", kFsdpPrefix, program.key, *section.text(program.key), program.note));
     }
   }
   check_combinations(section);

@@ -19,7 +19,7 @@ Section::Section(const Document& file, const Node& map, std::string prefix)
   if (map.kind != Kind::kMap && map.kind != Kind::kNull) {
     throw ConfigError(
         where(file, map.place),
-        fmt::format("{}* makes no sense; expected keys and values", prefix_));
+        fmt::format("invalid value for {}*; expected keys and values", prefix_));
   }
 }
 
@@ -32,7 +32,7 @@ std::optional<std::string> Section::text(const std::string& key) const {
     throw ConfigError(
         where(file_, node->place),
         fmt::format(
-            "{}{} makes no sense; got a {}, expected one value",
+            "invalid value for {}{}; got a {}, expected one value",
             prefix_,
             key,
             node->kind == Kind::kMap ? "map" : "list"));
@@ -49,7 +49,7 @@ bool Section::truth(const std::string& key) const {
   if (!value) {
     throw ConfigError(
         place_of(key),
-        fmt::format("{}{} makes no sense; got '{}', expected true or false", prefix_, key, *found));
+        fmt::format("invalid value '{}' for {}{}; expected true or false", *found, prefix_, key));
   }
   return *value;
 }

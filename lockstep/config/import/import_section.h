@@ -5,7 +5,6 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/config/config_file.h"
 #include "lockstep/config/document/document.h"
 #include "lockstep/config/settings/settings.h"
 

@@ -17,7 +17,7 @@ using Kind = Node::Kind;
 using Type = SettingType;
 using Values = std::map<std::string, Setting>;
 
-/// What one source says.
+/// The values of one source: the flags, the environment, the file, or the defaults.
 struct Source {
   Values settings;
   Values variables;
@@ -39,12 +39,11 @@ std::string kind_name(const Node& node) {
 
 void refuse_kind(
     const Document& file, const std::string& key, const Node& node, const std::string& expected) {
-  const char* const hint =
-      node.kind == Kind::kNull ? "; remove the key if it is not to be set" : "";
+  const char* const hint = node.kind == Kind::kNull ? "; remove the key to leave it unset" : "";
   throw ConfigError(
       where(file, node.place),
       fmt::format(
-          "{} makes no sense; got {}, expected {}{}", key, kind_name(node), expected, hint));
+          "invalid value for {}; got {}, expected {}{}", key, kind_name(node), expected, hint));
 }
 
 bool is_text(Type type) {
@@ -79,13 +78,13 @@ void read_entry(const Document& file, const Entry& entry, Source& source) {
   if (node.kind != Kind::kScalar) {
     refuse_kind(file, entry.key, node, expected_of(*spec));
   }
-  const bool is_word =
-      std::find(spec->choices.begin(), spec->choices.end(), node.text) != spec->choices.end();
+  const std::vector<std::string> words = words_of(*spec);
+  const bool is_word = std::find(words.begin(), words.end(), node.text) != words.end();
   if (node.quoted && !is_text(spec->type) && !is_word) {
     throw ConfigError(
         where(file, node.place),
         fmt::format(
-            "{} makes no sense; got the text '{}', expected {}; remove the quotes",
+            "invalid value for {}; got the text '{}', expected {}; remove the quotes",
             entry.key,
             node.text,
             expected_of(*spec)));
@@ -100,7 +99,7 @@ void refuse_root(const Document& file) {
     throw ConfigError(
         where(file, root.place),
         fmt::format(
-            "holds no settings; got {}, expected lines like num_processes: 2", kind_name(root)));
+            "invalid settings; got {}, expected lines like num_processes: 2", kind_name(root)));
   }
 }
 
@@ -130,7 +129,7 @@ Source from_environment(const Environment& environment) {
         continue;
       }
       if (name.ends_with("_MS")) {
-        text = in_seconds(environment, name, spec.max);
+        text = in_seconds(environment, name, static_cast<int64_t>(spec.max));
       }
       check_value(spec, *text, "environment", name);
       source.settings[spec.name] = {*text, name};
@@ -144,7 +143,7 @@ Source from_flags(const std::vector<FlagValue>& flags) {
   Source source;
   for (const FlagValue& flag : flags) {
     const SettingSpec* const spec = find_setting(flag.setting);
-    LOCKSTEP_ASSERT(spec != nullptr, "a flag for a setting that there is not: " + flag.setting);
+    LOCKSTEP_ASSERT(spec != nullptr, "a flag for an unknown setting: " + flag.setting);
     check_value(*spec, flag.value, flag.flag, flag.setting);
     source.settings[flag.setting] = {flag.value, flag.flag};
   }
@@ -164,14 +163,14 @@ Source defaults() {
 void check_together(const Settings& settings) {
   const int64_t machines = settings.integer("num_machines").value_or(1);
   const int64_t rank = settings.integer("machine_rank").value_or(0);
-  // Whoever takes a flag for it names that.
+  // The reader of the flag checks it, and names it.
   if (rank < machines || settings.at("machine_rank").origin.starts_with("--")) {
     return;
   }
   throw ConfigError(
       settings.at("machine_rank").origin,
       fmt::format(
-          "machine_rank makes no sense; got {}, expected less than num_machines, which is {} ({})",
+          "invalid value {} for machine_rank; expected less than num_machines, which is {} ({})",
           rank,
           machines,
           settings.at("num_machines").origin));
@@ -181,7 +180,7 @@ void check_together(const Settings& settings) {
 
 const Setting& Settings::at(const std::string& name) const {
   const auto found = settings_.find(name);
-  LOCKSTEP_ASSERT(found != settings_.end(), "no such setting: " + name);
+  LOCKSTEP_ASSERT(found != settings_.end(), "unknown setting: " + name);
   return found->second;
 }
 
@@ -213,7 +212,7 @@ Settings resolve(
   sources.push_back(defaults());
   Settings settings;
   for (const Source& source : sources) {
-    // insert keeps what is there.
+    // insert keeps the value of an earlier source.
     settings.settings_.insert(source.settings.begin(), source.settings.end());
     settings.variables_.insert(source.variables.begin(), source.variables.end());
   }
@@ -265,7 +264,7 @@ std::string expand_home(const std::string& path, const Environment& environment)
   }
   const auto home = environment.text("HOME");
   if (!home) {
-    throw ConfigError(path, "HOME is not set, so ~ means nothing; set it, or write the whole path");
+    throw ConfigError(path, "HOME is not set, which ~ stands for; set it, or write the full path");
   }
   return *home + path.substr(1);
 }

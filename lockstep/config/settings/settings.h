@@ -9,7 +9,7 @@
 
 #include "lockstep/base/env.h"
 #include "lockstep/config/document/document.h"
-#include "lockstep/config/setting_table.h"
+#include "lockstep/config/settings/setting_table.h"
 
 namespace lockstep::config {
 

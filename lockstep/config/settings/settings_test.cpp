@@ -10,6 +10,8 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/text/split.h"
+#include "lockstep/config/test_errors.h"
 
 namespace lockstep::config {
 namespace {
@@ -32,12 +34,7 @@ Settings from_environment(const std::map<std::string, std::string>& variables) {
 }
 
 std::string fault_of(const std::string& text) {
-  try {
-    from_file(text);
-    return "";
-  } catch (const ConfigError& error) {
-    return error.what();
-  }
+  return config_error_of([&] { from_file(text); });
 }
 
 TEST(Resolve, FlagBeforeEnvironmentBeforeFileBeforeDefault) {
@@ -93,14 +90,17 @@ TEST(Resolve, NumbersAreDecimalAndTheMessageSaysWhatToWrite) {
   EXPECT_THAT(
       fault_of("debug: true\nmax_restarts: 1e3\n"),
       AllOf(
-          StartsWith("[c.yaml:2:15] max_restarts makes no sense; got '1e3', expected a whole "),
+          StartsWith("[c.yaml:2:15] invalid value '1e3' for max_restarts; expected a whole "),
           HasSubstr("from 0 to 1000; write 1000")));
   EXPECT_THAT(fault_of("max_restarts: 0x10\n"), HasSubstr("; write 16"));
   EXPECT_THAT(fault_of("max_restarts: 1_0\n"), HasSubstr("; write 10"));
   EXPECT_THAT(fault_of("max_restarts: 010\n"), HasSubstr("; write 10"));
   EXPECT_THAT(fault_of("grace_seconds: 1e1\n"), HasSubstr("; write 10"));
-  EXPECT_THAT(fault_of("max_restarts: -1\n"), HasSubstr("got '-1', expected"));
-  EXPECT_THAT(fault_of("max_restarts: 1001\n"), HasSubstr("got '1001', expected"));
+  EXPECT_THAT(
+      fault_of("max_restarts: -1\n"), HasSubstr("invalid value '-1' for max_restarts; expected"));
+  EXPECT_THAT(
+      fault_of("max_restarts: 1001\n"),
+      HasSubstr("invalid value '1001' for max_restarts; expected"));
   EXPECT_THAT(fault_of("grace_seconds: -1\n"), HasSubstr("expected seconds from 0 to"));
   EXPECT_THAT(fault_of("main_process_port: 65536\n"), HasSubstr("from 0 to 65535"));
 }
@@ -123,11 +123,13 @@ TEST(Resolve, ValuesOfAnotherTypeAreRefused) {
   EXPECT_THAT(fault_of("num_processes: [2]\n"), HasSubstr("got a list, expected a whole number"));
   EXPECT_THAT(fault_of("num_processes:\n  a: 2\n"), HasSubstr("got a map, expected"));
   EXPECT_THAT(fault_of("num_processes:\n"), HasSubstr("got nothing, expected"));
-  EXPECT_THAT(fault_of("debug: 2\n"), HasSubstr("got '2', expected true or false"));
-  EXPECT_THAT(fault_of("hostfile: ''\n"), HasSubstr("got '', expected a path"));
+  EXPECT_THAT(
+      fault_of("debug: 2\n"), HasSubstr("invalid value '2' for debug; expected true or false"));
+  EXPECT_THAT(
+      fault_of("hostfile: ''\n"), HasSubstr("invalid value '' for hostfile; expected a path"));
   EXPECT_THAT(fault_of("redirects: 4\n"), HasSubstr("3 both"));
-  EXPECT_THAT(fault_of("main_process_ip: -oProxyCommand=x\n"), HasSubstr("address of a machine"));
-  EXPECT_THAT(fault_of("- 1\n"), StartsWith("[c.yaml:1:1] holds no settings; got a list"));
+  EXPECT_THAT(fault_of("main_process_ip: -oProxyCommand=x\n"), HasSubstr("address of a host"));
+  EXPECT_THAT(fault_of("- 1\n"), StartsWith("[c.yaml:1:1] invalid settings; got a list"));
   EXPECT_THAT(fault_of("num_processes 2\n"), HasSubstr("got 'num_processes 2'"));
 }
 
@@ -141,13 +143,13 @@ TEST(Resolve, FlagsAndVariablesAreCheckedLikeTheFile) {
       [] {
         resolve({{"launcher", "--launcher", "pdsh"}}, kNothing, std::nullopt);
       },
-      ThrowsMessage<ConfigError>(StartsWith("[--launcher] launcher makes no sense; got 'pdsh'")));
+      ThrowsMessage<ConfigError>(StartsWith("[--launcher] invalid value 'pdsh' for launcher; ")));
   EXPECT_THAT(
       [] {
         from_environment({{"LOCKSTEP_MAX_RESTARTS", "many"}});
       },
       ThrowsMessage<ConfigError>(
-          StartsWith("[environment] LOCKSTEP_MAX_RESTARTS makes no sense; got 'many'")));
+          StartsWith("[environment] invalid value 'many' for LOCKSTEP_MAX_RESTARTS; ")));
 }
 
 TEST(Resolve, ReadsTheVariablesThatProgramsRead) {
@@ -180,21 +182,24 @@ TEST(Resolve, VariablesOfTheProcessesAreTextWhateverTheyLookLike) {
 }
 
 TEST(Resolve, VariablesThatALaunchSetsItselfAreRefused) {
-  EXPECT_THAT(fault_of("env: {RANK: 1}\n"), StartsWith("[c.yaml:1:7] RANK is what a launch sets"));
+  EXPECT_THAT(
+      fault_of("env: {RANK: 1}\n"), StartsWith("[c.yaml:1:7] RANK is set by lockstep launch"));
   EXPECT_THAT(
       fault_of("env:\n  LOCKSTEP_FLIGHT: x\n"),
-      StartsWith("[c.yaml:2:3] LOCKSTEP_FLIGHT is what a launch sets"));
-  EXPECT_THAT(fault_of("env: {SLURM_PROCID: 0}\n"), HasSubstr("is what a launch sets"));
-  EXPECT_THAT(fault_of("env: {a-b: 1}\n"), HasSubstr("got 'a-b', expected letters"));
+      StartsWith("[c.yaml:2:3] LOCKSTEP_FLIGHT is set by lockstep launch"));
+  EXPECT_THAT(fault_of("env: {SLURM_PROCID: 0}\n"), HasSubstr("is set by lockstep launch"));
+  EXPECT_THAT(
+      fault_of("env: {a-b: 1}\n"),
+      HasSubstr("invalid name 'a-b' for a variable; expected letters"));
   EXPECT_THAT(fault_of("env: [A=1]\n"), HasSubstr("got a list, expected a map"));
-  EXPECT_THAT(fault_of("env: {A: }\n"), HasSubstr("env: A makes no sense; got nothing"));
+  EXPECT_THAT(fault_of("env: {A: }\n"), HasSubstr("invalid value for env: A; got nothing"));
 }
 
 TEST(Resolve, TheRankOfAMachineMustHaveAPlace) {
   EXPECT_EQ(from_file("num_machines: 2\nmachine_rank: 1\n").integer("machine_rank"), 1);
   EXPECT_THAT(
       fault_of("machine_rank: 1\n"),
-      StartsWith("[c.yaml:1:1] machine_rank makes no sense; got 1, expected less than "
+      StartsWith("[c.yaml:1:1] invalid value 1 for machine_rank; expected less than "
                  "num_machines, which is 1 (default)"));
 }
 
@@ -233,30 +238,61 @@ TEST(AllSettings, HaveDefaultsThatMakeSense) {
   }
 }
 
-/// The page lists every setting, with its flag and variables as they are.
+/// Paste the printed table into the page if they differ.
 TEST(AllSettings, AreWhatTheDocumentationSays) {
   std::ifstream file(LOCKSTEP_SOURCE_DIR "/docs/configuration.md");
   std::stringstream page;
   page << file.rdbuf();
+  const std::string table = render_setting_table();
+  EXPECT_TRUE(page.str().find("\n" + table + "\n") != std::string::npos) << table;
   for (const SettingSpec& spec : all_settings()) {
-    std::string row = "| `" + spec.name + "` | ";
-    for (const std::string& name : {spec.flag}) {
-      row += "`" + name + "`";
-    }
-    row += " |";
+    std::string row = "| `" + spec.name + "` | `" + spec.flag + "` |";
     for (const std::string& name : spec.variables) {
       row += (row.back() == '|' ? " `" : ", `") + name + "`";
     }
-    row += " |";
-    EXPECT_THAT(page.str(), HasSubstr(row));
+    EXPECT_THAT(table, HasSubstr(row + " |"));
   }
-  std::istringstream lines(page.str());
-  for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with("| `")) {
-      const std::string name = line.substr(3, line.find('`', 3) - 3);
-      EXPECT_NE(find_setting(name), nullptr) << name << " is in the page and not in the table";
+}
+
+TEST(AllFlags, AreSpelledOnceAndHaveAMember) {
+  std::set<std::string> spellings;
+  for (const SettingSpec& spec : all_flags()) {
+    for (const std::string& flag : split(spec.flags, ',')) {
+      EXPECT_TRUE(spellings.insert(flag).second) << flag << " is the flag of two settings";
+    }
+    EXPECT_FALSE(spec.member.index() == 0 && spec.text.index() == 0) << spec.flag;
+    EXPECT_FALSE(spec.description.empty() || spec.description.ends_with('.')) << spec.flag;
+    const bool is_switch = spec.type == SettingType::kBoolean;
+    EXPECT_EQ(spec.placeholder.empty(), is_switch) << spec.flag;
+  }
+  for (const SettingSpec& spec : all_flags()) {
+    for (const std::string& flag : spec.overriding_flags) {
+      EXPECT_EQ(spellings.count(flag), 1U) << flag << " overrides " << spec.name;
     }
   }
+}
+
+/// Each text reaches the member that its row names, as its type.
+TEST(SetValue, StoresATextInTheMemberOfTheRow) {
+  LaunchFlags flags;
+  const auto set = [&flags](const char* name, const char* text) {
+    set_value(*find_setting(name), text, flags);
+  };
+  set("max_restarts", "3");
+  set("grace_seconds", "0.5");
+  set("debug", "yes");
+  set("zero_stage", "2");
+  set("num_machines", "2");
+  set("num_cpu_threads_per_process", "4");
+  EXPECT_EQ(flags.options.max_restarts, 3);
+  EXPECT_EQ(flags.options.grace_seconds, 0.5);
+  EXPECT_TRUE(flags.options.debug);
+  EXPECT_EQ(flags.options.zero_stage, "2");
+  EXPECT_EQ(flags.nnodes, "2");
+  EXPECT_EQ(flags.options.threads_per_rank, 4);
+  set("num_cpu_threads_per_process", "4,2");
+  ASSERT_EQ(flags.options.env.size(), 1U);
+  EXPECT_EQ(flags.options.env[0].name + "=" + flags.options.env[0].value, "OMP_NUM_THREADS=4,2");
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ std::string path_in(const std::string& section, const std::string& key) {
   return section.empty() ? key : section + "." + key;
 }
 
-/// The value as a hint can repeat it.
+/// Returns the value as text for a hint.
 std::string value_to_write(const Node& node) {
   if (node.kind != Node::Kind::kScalar) {
     return "...";
@@ -31,7 +31,7 @@ std::string value_to_write(const Node& node) {
   return node.quoted ? fmt::format("\"{}\"", shown(node.text)) : shown(node.text);
 }
 
-/// Whether the value is the one that says what happens anyway.
+/// Whether the value is the accepted one of a refused key.
 bool is_fine(const KeySpec& spec, const Node& node) {
   if (spec.accepted_value.empty() || node.kind != Node::Kind::kScalar) {
     return false;
@@ -42,7 +42,7 @@ bool is_fine(const KeySpec& spec, const Node& node) {
                                         : lower(node.text) == lower(spec.accepted_value);
 }
 
-/// Whether the value is "auto" in place of another one, and not a text that happens to be that.
+/// Whether the value is "auto" as a placeholder, not as the text of a key that accepts any text.
 bool asks_for_auto(const KeySpec& spec, const Node& node) {
   switch (spec.kind) {
     case KeyKind::kText:
@@ -57,7 +57,7 @@ bool asks_for_auto(const KeySpec& spec, const Node& node) {
   }
 }
 
-/// The value of an enum that `text` is the word for, in any case.
+/// Returns the value of an enum whose word is `text`, in any case.
 template <typename E>
 E value_of(const std::string& text) {
   size_t index = 0;
@@ -74,7 +74,7 @@ E value_of(const std::string& text) {
 void KeyReader::check(const Node& section, const std::string& path) {
   for (const Entry& written : section.entries) {
     const std::string name = path_in(path, written.key);
-    // A key with a dot is none, though the table writes the paths of nested keys so.
+    // A key with a dot is unknown, though the table writes paths of nested keys with dots.
     const bool has_dot = written.key.find('.') != std::string::npos;
     if (has_dot) {
       unknown_dotted(written, path);
@@ -91,7 +91,7 @@ void KeyReader::check(const Node& section, const std::string& path) {
       check_other_name(*spec, section, entry);
       continue;
     }
-    // The old way to write a stage.
+    // The old form of a stage.
     const bool is_old_zero = name == "zero_optimization" && truth_of(entry.value).has_value();
     if (!is_old_zero && !check_entry(*spec, entry, name)) {
       continue;
@@ -117,14 +117,14 @@ const Entry* KeyReader::without_quotes(const KeySpec& spec, const Entry& entry) 
   note(
       entry.value.place,
       fmt::format(
-          "{0} is \"{1}\" in quotes, which counts as {1}; write {1}",
+          "{0} is \"{1}\" in quotes and counts as {1}; write {1}",
           spec.path,
           shown(entry.value.text)));
   return &unquoted_.emplace_back(std::move(bare));
 }
 
 void KeyReader::check_other_name(const KeySpec& spec, const Node& section, const Entry& entry) {
-  // Behind the section's own path, with its dot.
+  // After the section's own path and its dot.
   const std::string prefix = spec.path.substr(0, spec.path.size() - entry.key.size());
   for (const Entry& other : section.entries) {
     const KeySpec* const other_spec = find_key(prefix + other.key);
@@ -135,7 +135,7 @@ void KeyReader::check_other_name(const KeySpec& spec, const Node& section, const
       error(
           entry.place,
           fmt::format(
-              "{} is another name of {}, which line {} says already; remove {}",
+              "{} is another name of {}, which line {} sets already; remove {}",
               spec.path,
               spec.successor,
               other.place.line,
@@ -177,7 +177,7 @@ bool KeyReader::check_entry(const KeySpec& spec, const Entry& entry, const std::
     return spec.auto_rule == AutoRule::kDefault && spec.status == KeyStatus::kWorks;
   }
   if (const auto fault = fault_of(spec, value)) {
-    error(value.place, fmt::format("{} makes no sense; {}", name, *fault));
+    error(value.place, fmt::format("invalid value for {}; {}", name, *fault));
     return false;
   }
   if (refused && !is_fine(spec, value)) {
@@ -191,9 +191,9 @@ bool KeyReader::check_entry(const KeySpec& spec, const Entry& entry, const std::
             spec.description));
   }
   if (spec.status == KeyStatus::kIgnored) {
-    note(entry.place, fmt::format("{} says nothing here: {}", name, spec.description));
+    note(entry.place, fmt::format("{} is ignored: {}", name, spec.description));
   }
-  // A section of which nothing is needed is still one whose keys must be right.
+  // The keys of an ignored section must be valid, too.
   return spec.status == KeyStatus::kWorks || (!refused && spec.kind == KeyKind::kSection);
 }
 

@@ -28,7 +28,7 @@ std::string section_of(const std::string& path) {
   return dot == std::string::npos ? "" : path.substr(0, dot);
 }
 
-/// Path to default, as text.
+/// Returns the text of the default for each path.
 std::map<std::string, std::string> defaults() {
   std::map<std::string, std::string> texts;
   const DsConfig config;
@@ -46,7 +46,7 @@ std::string status_text(const KeySpec& spec) {
     case KeyStatus::kWorks:
       return "works";
     case KeyStatus::kIgnored:
-      return "says nothing here";
+      return "ignored";
     case KeyStatus::kRefused:
       return spec.accepted_value.empty() ? "refused"
                                          : fmt::format("refused unless {}", spec.accepted_value);
@@ -88,7 +88,7 @@ std::string render_key_table() {
   std::string table = "| key | default | status | |\n|---|---|---|---|\n";
   for (const KeySpec& spec : all_keys()) {
     if (spec.kind == KeyKind::kSection && spec.description.empty()) {
-      continue;  // Only what it holds says something.
+      continue;  // Its keys have rows of their own.
     }
     const auto text = texts.find(spec.path);
     std::string description = spec.description;

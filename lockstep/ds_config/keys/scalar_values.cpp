@@ -92,8 +92,7 @@ bool is_right(const KeySpec& spec, const Node& node) {
   return false;
 }
 
-/// What to write for a value of the right sort in the wrong dress: quotes, 1 for true, a word that
-/// is nearly one.
+/// Returns a hint for a value in the wrong form: in quotes, 1 for true, a misspelt word.
 std::string hint_for(const KeySpec& spec, const Node& node) {
   if (node.kind != Kind::kScalar) {
     return "";

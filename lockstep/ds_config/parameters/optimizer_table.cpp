@@ -26,13 +26,13 @@ ParameterSpec adafactor_eps() {
   return spec;
 }
 
-/// What every optimizer refuses or leaves out alike.
+/// Adds the parameters that every optimizer ignores or refuses.
 std::vector<ParameterSpec> with_common(
     std::vector<ParameterSpec> own, bool capturable = true, bool narrow_state = false) {
-  const std::string fused = "the update is one pass over memory, whatever this says";
+  const std::string fused = "the update is always one pass over memory";
   own.push_back(without_effect("foreach", fused));
   own.push_back(without_effect("fused", fused));
-  own.push_back(without_effect("set_grad_none", "zero_grad always lets gradients go"));
+  own.push_back(without_effect("set_grad_none", "zero_grad always drops gradients"));
   own.push_back(fixed(
       "differentiable", KeyKind::kBoolean, "false", "an update is not differentiated; delete it"));
   own.push_back(
@@ -41,7 +41,7 @@ std::vector<ParameterSpec> with_common(
                        "capturable",
                        KeyKind::kBoolean,
                        "false",
-                       "its update takes numbers from the host each time, and cannot be captured; "
+                       "its update reads numbers from the host and cannot be captured; "
                        "try AdamW"));
   own.push_back(
       narrow_state ? flag("fp32_optimizer_states", true)
@@ -49,14 +49,13 @@ std::vector<ParameterSpec> with_common(
                          "fp32_optimizer_states",
                          KeyKind::kBoolean,
                          "true",
-                         "only Adam has narrower state; delete it"));
+                         "only Adam has 16-bit state; delete it"));
   own.push_back(
-      {.key = refused(
-           "max_grad_norm", "gradients are clipped by gradient_clipping; write that at the top")});
+      {.key = refused("max_grad_norm", "use gradient_clipping at the top level instead")});
   return own;
 }
 
-/// A rate in the place of lr, which may be left out.
+/// A rate that replaces lr, and may be absent.
 ParameterSpec own_rate(std::string name) {
   ParameterSpec spec{.key = works(std::move(name), KeyKind::kNumber, "")};
   spec.key.least = 0;
@@ -83,7 +82,7 @@ TypeSpec adam(const std::string& name, const std::string& words) {
           /*narrow_state=*/true)};
 }
 
-/// torch.optim's that DeepSpeed finds by their names.
+/// The optimizers of torch.optim that DeepSpeed finds by name.
 void add_torchs_other_optimizers(std::vector<TypeSpec>& types) {
   constexpr bool kNotCapturable = false;
   const ParameterSpec decay = number("weight_decay", 0, 0.0);
@@ -129,7 +128,7 @@ void add_torchs_other_optimizers(std::vector<TypeSpec>& types) {
            kNotCapturable)});
   types.push_back(
       {.name = "Rprop",
-       .description = "lr is the first step's alone",
+       .description = "lr is that of the first step only",
        .parameters = with_common(
            {number("lr", 0, 1e-2),
             pair("etas", 0.5, 1.2),
@@ -137,13 +136,14 @@ void add_torchs_other_optimizers(std::vector<TypeSpec>& types) {
             maximize})});
   types.push_back(refused_type(
       "LBFGS",
-      "asks for the loss several times an update, by a closure, which the engine's step() does not "
+      "computes the loss several times in an update, by a closure, which the engine's step() does "
+      "not "
       "have; write AdamW, or call torch::optim::LBFGS in the program"));
   types.push_back(refused_type(
-      "SparseAdam", "is for sparse gradients, and those of ranks are averaged dense; write Adam"));
+      "SparseAdam", "needs sparse gradients, but gradients are averaged dense; write Adam"));
 }
 
-/// Must be given. Not required(number(...)): gcc 12 misreads that in a unity build.
+/// A required number. Not required(number(...)): gcc 12 misreads that in a unity build.
 ParameterSpec required_rate() {
   ParameterSpec spec = own_rate("lr");
   spec.key.may_be_null = false;
@@ -169,14 +169,14 @@ TypeSpec mu_adam(const std::string& name, const std::string& like) {
            flag("decoupled_wd", false)})};
 }
 
-constexpr const char* kNeedsWhole = "not with offload_optimizer, since it needs full parameters";
+constexpr const char* kNeedsFull = "not with offload_optimizer, since it needs full parameters";
 
 std::vector<TypeSpec> make_optimizer_types() {
   std::vector<TypeSpec> types = {
       adam("Adam", "is AdamW unless adam_w_mode is false"),
       adam("AdamW", "with torch_adam, weight_decay is 0.01 unless given, as torch's"),
       {.name = "Lamb",
-       .description = kNeedsWhole,
+       .description = kNeedsFull,
        .parameters = with_common(
            {number("lr", 0, 1e-3),
             betas(0.9, 0.999),
@@ -216,7 +216,7 @@ std::vector<TypeSpec> make_optimizer_types() {
             flag("centered", false),
             flag("maximize", false)})},
       {.name = "Adafactor",
-       .description = kNeedsWhole,
+       .description = kNeedsFull,
        .parameters = with_common(
            {number("lr", 0, 1e-2),
             number("beta2_decay", kAny, -0.8),
@@ -228,7 +228,8 @@ std::vector<TypeSpec> make_optimizer_types() {
       {.name = "Muon",
        .description =
            "not with offload_optimizer, since it needs full parameters; gradients are clipped "
-           "before, in every stage; those that are no matrices, or have embed or lm_head in their "
+           "before, in every stage; parameters that are no matrices, or have embed or lm_head in "
+           "their "
            "names, are updated as by AdamW: with adam_lr, else lr if that is given, else 0.0003",
        .parameters = with_common(
            {number("lr", 0, 2e-2),
@@ -239,7 +240,7 @@ std::vector<TypeSpec> make_optimizer_types() {
             choice("ns_method", {"gram", "standard"}),
             betas(0.9, 0.95),
             number("eps", 0, 1e-10),
-            without_effect("torch_adam", "the update is one pass over memory, whatever this says"),
+            without_effect("torch_adam", "the update is always one pass over memory"),
             fixed(
                 "adam_w_mode",
                 KeyKind::kBoolean,
@@ -268,7 +269,7 @@ std::vector<TypeSpec> make_optimizer_types() {
   add_torchs_other_optimizers(types);
   for (const char* name : {"OneBitAdam", "OneBitLamb", "ZeroOneAdam"}) {
     types.push_back(refused_type(
-        name, "is gone from DeepSpeed 0.19; write Adam or Lamb, and communication_data_type"));
+        name, "was removed from DeepSpeed 0.19; write Adam or Lamb, and communication_data_type"));
   }
   return types;
 }

@@ -20,7 +20,7 @@ std::string text_of_parameter(const ParameterSpec& spec) {
         key.accepted_value.empty() ? "" : " unless " + key.accepted_value);
   }
   if (key.status == KeyStatus::kIgnored) {
-    return fmt::format("`{}` says nothing here", key.path);
+    return fmt::format("`{}` is ignored", key.path);
   }
   if (spec.default_value) {
     return fmt::format("`{}` {}", key.path, text_of(json_of(*spec.default_value)));

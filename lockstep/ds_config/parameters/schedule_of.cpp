@@ -33,7 +33,7 @@ Schedule warmup(const Parameters& from) {
        .warmup_type = warmup_type(from)});
 }
 
-/// DeepSpeed's stays at its last rate, here and with the cosine: a run may make more updates.
+/// Stays at its last rate after the end, as DeepSpeed's: a run may make more updates.
 Schedule warmup_decay(const Parameters& from) {
   return schedule::deepspeed_warmup_decay({.total_num_steps = from.whole("total_num_steps"),
                                            .warmup_min_lr = from.numbers("warmup_min_lr"),
@@ -91,7 +91,7 @@ Schedule exponential_lr(const Parameters& from) {
   return schedule::exponential_decay({.gamma = from.number("gamma")});
 }
 
-/// torch's goes on at 0.
+/// Continues at 0, as torch's.
 Schedule polynomial_lr(const Parameters& from) {
   return schedule::polynomial_decay(
              {.total_steps = from.whole("total_iters"), .power = from.number("power")})
@@ -173,7 +173,7 @@ schedule::Schedule schedule_of(const SchedulerSection& section) {
       {"CyclicLR", cyclic_lr},
       {"OneCycleLR", one_cycle_lr}};
   const auto maker = makers.find(section.name.value);
-  LOCKSTEP_ASSERT(maker != makers.end(), "the table of schedules has one that nobody makes");
+  LOCKSTEP_ASSERT(maker != makers.end(), "a schedule of the table without a constructor");
   return maker->second(section.parameters);
 }
 

@@ -11,7 +11,7 @@ ParameterSpec at_most(ParameterSpec spec, double most) {
   return spec;
 }
 
-/// "auto" is what Accelerate fills in there: the optimizer's rate, and 0.
+/// For "auto" Accelerate fills in the optimizer's rate, and 0.
 ParameterSpec auto_allowed(ParameterSpec spec) {
   spec.key.auto_rule = AutoRule::kDefault;
   return spec;
@@ -19,7 +19,10 @@ ParameterSpec auto_allowed(ParameterSpec spec) {
 
 std::vector<ParameterSpec> with_start(std::vector<ParameterSpec> own, const std::string& name) {
   own.push_back(fixed(
-      name, KeyKind::kInteger, "-1", "a checkpoint knows where a schedule goes on; delete it"));
+      name,
+      KeyKind::kInteger,
+      "-1",
+      "a checkpoint restores the position of the schedule; delete it"));
   return own;
 }
 
@@ -110,8 +113,9 @@ void add_torchs(std::vector<TypeSpec>& types) {
        flag("cycle_momentum", true),
        numbers("base_momentum", 0.8),
        numbers("max_momentum", 0.9),
-       {.key = nullable(refused("scale_fn", "is a function, which no file can hold; write mode"))},
-       {.key = ignored("scale_mode", KeyKind::kText, "is for scale_fn; mode says its own")}}));
+       {.key = nullable(
+            refused("scale_fn", "is a function, which a file cannot contain; write mode"))},
+       {.key = ignored("scale_mode", KeyKind::kText, "is for scale_fn; mode has its own")}}));
   types.push_back(torchs(
       "OneCycleLR",
       {required(numbers("max_lr", 0)),
@@ -135,19 +139,20 @@ std::vector<TypeSpec> make_schedule_types() {
   add_torchs(types);
   types.push_back(refused_type(
       "ReduceLROnPlateau",
-      "needs a metric, which no file can hold; give initialize schedule::reduce_on_plateau as "
+      "needs a metric, which a file cannot contain; give initialize schedule::reduce_on_plateau as "
       "its "
       "lr_scheduler, and step() the metric"));
   for (const char* name : {"SequentialLR", "ChainedScheduler"}) {
     types.push_back(refused_type(
         name,
-        "takes other schedules, which DeepSpeed's file cannot hold either; give the program "
+        "needs other schedules, which DeepSpeed's file cannot contain either; give the program "
         "schedule::custom instead"));
   }
   for (const char* name : {"LambdaLR", "MultiplicativeLR"}) {
     types.push_back(refused_type(
         name,
-        "takes a function, which no file can hold; give the program schedule::custom instead"));
+        "needs a function, which a file cannot contain; give the program schedule::custom "
+        "instead"));
   }
   return types;
 }

@@ -58,7 +58,7 @@ std::vector<std::string> names_of(const TypeSpec& type) {
   return names;
 }
 
-/// The names that are no errors, and all of them, which a wrong one may be meant to be.
+/// Returns the accepted names; with `with_refused` also the refused ones, for suggestions.
 std::vector<std::string> names_of(const std::vector<TypeSpec>& types, bool with_refused) {
   std::vector<std::string> names;
   for (const TypeSpec& type : types) {
@@ -93,7 +93,7 @@ class TypedSection {
       reader_.error(
           found->value->place,
           fmt::format(
-              "{}.type is nothing that Lockstep has; got \"{}\", expected one of {}{}",
+              "unknown {}.type; got \"{}\", expected one of {}{}",
               path_,
               shown(name),
               fmt::join(names_of(types, false), ", "),
@@ -204,7 +204,7 @@ void read_optimizer(KeyReader& reader, DsConfig& config) {
   }
 }
 
-/// "auto" for the highest rate means the optimizer's, which Accelerate fills in.
+/// Replaces "auto" for the highest rate by the optimizer's rate, as Accelerate does.
 void fill_rate(KeyReader& reader, const Found& type, DsConfig& config) {
   Parameters& parameters = config.scheduler->parameters;
   const std::string name = "warmup_max_lr";
@@ -215,8 +215,8 @@ void fill_rate(KeyReader& reader, const Found& type, DsConfig& config) {
   if (!config.optimizer) {
     reader.error(
         type.value->place,
-        "scheduler.params.warmup_max_lr is \"auto\", which is the optimizer's lr, and there is no "
-        "optimizer in the file; write the rate");
+        "scheduler.params.warmup_max_lr is \"auto\", the optimizer's lr, but the file has no "
+        "optimizer; write the rate");
     return;
   }
   if (!config.optimizer->parameters.has("lr")) {

@@ -18,7 +18,7 @@ Resolved<int64_t> as_given(const Resolved<std::optional<int64_t>>& given) {
   return {given.value.value_or(0), given.origin};
 }
 
-/// The product, or nothing where int64 cannot hold it.
+/// Returns the product; nothing if it exceeds int64.
 std::optional<int64_t> product(int64_t a, int64_t b, int64_t c) {
   int64_t ab = 0;
   int64_t abc = 0;
@@ -26,8 +26,7 @@ std::optional<int64_t> product(int64_t a, int64_t b, int64_t c) {
   return too_large ? std::nullopt : std::optional(abc);
 }
 
-/// "write train_batch_size 8 or 12": the nearest that comes out, `unit` being what it must be a
-/// multiple of.
+/// Returns "try train_batch_size 8 or 12", the nearest multiples of `unit`.
 std::string advice(int64_t train, int64_t unit, bool exact) {
   const int64_t below = train / unit * unit;
   const auto above = product(train / unit + 1, unit, 1);
@@ -57,7 +56,7 @@ ResolvedBatchSizes resolve_batch_sizes(const GivenBatchSizes& given, int64_t wor
     return {
         sizes,
         "neither train_batch_size nor train_micro_batch_size_per_gpu is given; expected at least "
-        "one of them, as a number: \"auto\" says nothing, since this file is read alone"};
+        "one of them, as a number: \"auto\" needs Accelerate or the Trainer"};
   }
   if (train && micro && !steps) {
     sizes.gradient_accumulation_steps = derived(
@@ -75,7 +74,7 @@ ResolvedBatchSizes resolve_batch_sizes(const GivenBatchSizes& given, int64_t wor
   const int64_t count = std::max<int64_t>(1, sizes.gradient_accumulation_steps.value);
   const auto whole = product(each, count, world_size);
   if (!whole) {
-    return {sizes, "the batch of all ranks is more than any number can say; try smaller sizes"};
+    return {sizes, "the batch of all ranks exceeds 64 bits; try smaller sizes"};
   }
   if (!train) {
     sizes.train_batch_size = derived(
@@ -86,12 +85,12 @@ ResolvedBatchSizes resolve_batch_sizes(const GivenBatchSizes& given, int64_t wor
   if (*whole == *train) {
     return {sizes, ""};
   }
-  // What train_batch_size must be a multiple of, whatever is derived.
+  // train_batch_size must be a multiple of this.
   const auto unit = product(micro.value_or(1), steps.value_or(1), world_size);
   return {
       sizes,
       fmt::format(
-          "batch sizes do not come out; got train_batch_size {}, expected "
+          "batch sizes do not match; got train_batch_size {}, expected "
           "train_micro_batch_size_per_gpu * gradient_accumulation_steps * ranks{} = {} * {} * {}; "
           "{}",
           *train,

@@ -62,7 +62,7 @@ TEST(BatchSizes, DerivedOnesSayFromWhat) {
 TEST(BatchSizes, WhatDoesNotComeOutIsAnErrorWithSizesThatDo) {
   EXPECT_EQ(
       resolved(10, kNone, kNone, 4),
-      "batch sizes do not come out; got train_batch_size 10, expected "
+      "batch sizes do not match; got train_batch_size 10, expected "
       "train_micro_batch_size_per_gpu * gradient_accumulation_steps * ranks, in whole numbers = N "
       "* 1 * 4; try train_batch_size 8 or 12");
   EXPECT_THAT(resolved(3, kNone, kNone, 4), HasSubstr("try train_batch_size 4"));
@@ -83,7 +83,7 @@ TEST(BatchSizes, OneOfTwoMustBeGiven) {
 
 TEST(BatchSizes, SizesThatNoNumberHoldsAreAnError) {
   const int64_t large = int64_t{1} << 40;
-  EXPECT_THAT(resolved(kNone, large, large, 2), HasSubstr("more than any number can say"));
+  EXPECT_THAT(resolved(kNone, large, large, 2), HasSubstr("exceeds 64 bits"));
 }
 
 TEST(BatchSizes, TheErrorStandsAtTheSizeAndNotBesideAnotherOne) {

@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kParamDtype = "data_types.param_dtype";
 
-/// An error at a key that is there.
+/// Reports an error at a key of the file.
 void refuse_key(KeyReader& reader, const std::string& path, const std::string& what) {
   const Found* const found = reader.find(path);
   if (found != nullptr) {
@@ -23,7 +23,7 @@ void refuse_key(KeyReader& reader, const std::string& path, const std::string& w
   }
 }
 
-/// What parameters may become: not with torch_autocast, whose parameters stay as they are.
+/// Returns the dtypes for parameters. torch_autocast does not change its parameters.
 std::optional<Dtype> narrow_mode(const DsConfig& config) {
   return config.fp16.enabled.value   ? std::optional(Dtype::kFloat16)
          : config.bf16.enabled.value ? std::optional(Dtype::kBfloat16)
@@ -34,7 +34,7 @@ bool is_narrow(const Resolved<std::optional<Dtype>>& dtype) {
   return dtype.value && *dtype.value != Dtype::kFloat32;
 }
 
-/// A narrow dtype says what fp16.enabled or bf16.enabled says, as DeepSpeed asserts.
+/// Checks that a 16-bit dtype is that of fp16.enabled or bf16.enabled, as DeepSpeed does.
 void check_mode(KeyReader& reader, const DsConfig& config) {
   const auto& param = config.data_types.param_dtype;
   const std::optional<Dtype> mode = narrow_mode(config);
@@ -44,7 +44,7 @@ void check_mode(KeyReader& reader, const DsConfig& config) {
         reader,
         kParamDtype,
         fmt::format(
-            "conflicts with what is computed in; got {} and {}; set {}.enabled, or delete it",
+            "conflicts with the compute dtype; got {} and {}; set {}.enabled, or delete it",
             word,
             mode ? word_of(*mode) + ".enabled" : "neither fp16.enabled nor bf16.enabled",
             word));
@@ -54,7 +54,7 @@ void check_mode(KeyReader& reader, const DsConfig& config) {
         reader,
         "data_types.buffer_dtype",
         fmt::format(
-            "{} goes with fp16.enabled or bf16.enabled; set one of them, or delete it",
+            "{} needs fp16.enabled or bf16.enabled; set one of them, or delete it",
             word_of(*config.data_types.buffer_dtype.value)));
   }
 }
@@ -90,8 +90,8 @@ bool is_adam(const DsConfig& config) {
   return (name == "adam" || name == "adamw") && !config.optimizer->parameters.flag("torch_adam");
 }
 
-/// 16-bit masters, which make the parameters what they are. DeepSpeed updates them with float32
-/// state in its DeepSpeedCPUAdam alone.
+/// Checks 16-bit masters, whose dtype is that of the parameters. In DeepSpeed only DeepSpeedCPUAdam
+/// updates them with float32 state.
 void apply_narrow_masters(KeyReader& reader, DsConfig& config) {
   const bool is_fp16 = config.fp16.master_weights_and_grads.value;
   if (!is_fp16 && !config.bf16.master_weights_and_grads.value) {
@@ -112,7 +112,7 @@ void apply_narrow_masters(KeyReader& reader, DsConfig& config) {
     param = {dtype, {Origin::Kind::kDerived, path}};
   }
   if (config.zero.stage.value == 0) {
-    refuse_key(reader, path, "is about ZeRO's masters; got stage 0, expected 1, 2 or 3");
+    refuse_key(reader, path, "needs ZeRO's masters; got stage 0, expected 1, 2 or 3");
   }
   const bool offloads = config.zero.offload_optimizer.device.value != OffloadDevice::kNone;
   const bool narrow_state = !is_fp16 && config.bf16.optimizer_states.value;
@@ -121,7 +121,7 @@ void apply_narrow_masters(KeyReader& reader, DsConfig& config) {
         reader,
         path,
         fmt::format(
-            "goes with an update on the host; set zero_optimization.offload_optimizer.device{}",
+            "needs an update on the host; set zero_optimization.offload_optimizer.device{}",
             is_fp16 ? "" : ", or bf16.bf16_optimizer_states"));
   }
   if (offloads && config.optimizer && !is_adam(config)) {
@@ -205,7 +205,7 @@ void check_wire(KeyReader& reader, const DsConfig& config) {
   }
 }
 
-/// What travels in torch_autocast.dtype is said by nothing else.
+/// Refuses other communication dtypes beside torch_autocast.dtype.
 void check_safe_modules(KeyReader& reader, const DsConfig& config) {
   const std::string path = "torch_autocast.lower_precision_safe_modules";
   if (reader.find(path) == nullptr) {

@@ -48,7 +48,7 @@ TEST(DtypeRules, ANarrowParamDtypeIsWhatIsComputedIn) {
         "data_types": {"param_dtype": "bf16", "buffer_dtype": "bf16"})"),
       testing::AllOf(
           HasSubstr("data_types.param_dtype conflicts"),
-          HasSubstr("data_types.buffer_dtype bf16 goes with fp16.enabled or bf16.enabled")));
+          HasSubstr("data_types.buffer_dtype bf16 needs fp16.enabled or bf16.enabled")));
   EXPECT_THAT(
       errors_of(bf16(R"("data_types": {"param_dtype": "float8"})")), HasSubstr("expected one of"));
 }
@@ -150,7 +150,7 @@ TEST(DtypeRules, NarrowMastersMakeTheParametersNarrow) {
 TEST(DtypeRules, NarrowMastersNeedAStageAndWhatDeepSpeedAsksFor) {
   const std::string fp16 = R"("fp16": {"enabled": true, "fp16_master_weights_and_grads": true})";
   EXPECT_THAT(
-      errors_of(adam() + fp16), HasSubstr("is about ZeRO's masters; got stage 0, expected 1, 2"));
+      errors_of(adam() + fp16), HasSubstr("needs ZeRO's masters; got stage 0, expected 1, 2"));
   EXPECT_THAT(
       errors_of(adam() + R"("zero_optimization": {"stage": 2}, )" + fp16),
       HasSubstr("set zero_optimization.offload_optimizer.device"));
@@ -199,7 +199,9 @@ TEST(DtypeRules, SafeModulesAreNamesOrNoneAndGoWithAutocast) {
       testing::Optional(testing::ElementsAre("torch.nn.Linear", "my::BlockImpl")));
   EXPECT_THAT(read("[]"), testing::Optional(testing::IsEmpty()));
   EXPECT_EQ(read("null"), std::nullopt);
-  EXPECT_THAT(errors_of(of("[3]")), HasSubstr("lower_precision_safe_modules makes no sense"));
+  EXPECT_THAT(
+      errors_of(of("[3]")),
+      HasSubstr("invalid value for torch_autocast.lower_precision_safe_modules;"));
   EXPECT_EQ(errors_of(of(R"(["Linear"])", R"(, "communication_data_type": "fp32")")), "");
   EXPECT_THAT(
       errors_of(of(R"(["Linear"])", R"(, "communication_data_type": "fp16")")),

@@ -21,7 +21,7 @@ using config::Place;
 
 namespace {
 
-/// Sorts by line and column, and puts those at `last` behind all others.
+/// Sorts by line and column, and puts those at `last` after all others.
 void sort_by_place(std::vector<Diagnostic>& diagnostics, std::optional<Place> last = std::nullopt) {
   const auto order_of = [last](const Diagnostic& diagnostic) {
     const bool of_file =
@@ -34,7 +34,7 @@ void sort_by_place(std::vector<Diagnostic>& diagnostics, std::optional<Place> la
       });
 }
 
-/// A default that differs between versions of DeepSpeed is said aloud.
+/// Notes a default that differs between versions of DeepSpeed.
 void note_clipping(KeyReader& reader, Place file, const DsConfig& config) {
   if (config.gradient_clipping.origin.kind == Origin::Kind::kDefault) {
     reader.note(
@@ -68,7 +68,8 @@ Reading read_ds_config(const Document& document, std::optional<int64_t> world_si
   if (root.kind != config::Node::Kind::kMap) {
     reader.error(
         root.place,
-        fmt::format("is no configuration; got {}, expected keys and values in {{ }}", shown(root)));
+        fmt::format(
+            "invalid configuration; got {}, expected keys and values in {{ }}", shown(root)));
     return reading;
   }
   reader.check(root, "");
@@ -84,7 +85,7 @@ Reading read_ds_config(const Document& document, std::optional<int64_t> world_si
     apply_batch_rule(reader, root.place, *world_size, config);
   }
   note_clipping(reader, root.place, config);
-  // Errors about the whole file may be consequences: a key that is missing may be misspelt.
+  // Errors about the complete file may be consequences: a missing key may be misspelt.
   sort_by_place(reading.errors, root.place);
   sort_by_place(reading.notes);
   return reading;

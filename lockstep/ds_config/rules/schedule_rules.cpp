@@ -11,7 +11,7 @@
 namespace lockstep::ds_config {
 namespace {
 
-/// muP's optimizers are groups of different rates, for which a schedule may have but one.
+/// Refuses a schedule with one rate for muP's optimizers, whose groups have different rates.
 void note_one_rate(
     KeyReader& reader,
     const SchedulerSection& section,
@@ -34,15 +34,16 @@ void note_one_rate(
     reader.note(
         reader.find("scheduler.type")->value->place,
         fmt::format(
-            "{} sets one rate for all parameter groups, and so undoes those that {} scales to the "
+            "{} sets one rate for all parameter groups, which overwrites those that {} scales to "
+            "the "
             "model's width; take a schedule of factors, as WarmupLR without warmup_max_lr is",
             section.name.value,
             reader.find("optimizer.type")->value->text));
   }
 }
 
-/// What initialize would refuse: a schedule that cycles what the optimizer does not have, or does
-/// not read again.
+/// Refuses a schedule that cycles a value that the optimizer does not have, or does not read again,
+/// as initialize does.
 void check_momentum(
     KeyReader& reader,
     const SchedulerSection& section,
@@ -84,7 +85,7 @@ void check_momentum(
   }
 }
 
-/// Lists of one value for each parameter group.
+/// Checks lists with one value for each parameter group.
 void check_groups(
     KeyReader& reader,
     const SchedulerSection& section,

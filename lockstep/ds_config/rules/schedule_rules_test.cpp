@@ -32,7 +32,7 @@ TEST(ScheduleRules, OneRateForAllGroupsIsANoteBesideAnOptimizerThatScalesRates) 
   const std::string what = "sets one rate for all parameter groups";
   EXPECT_THAT(
       notes_of(mup + scheduler("WarmupLR", R"("warmup_max_lr": 0.5)")),
-      HasSubstr("WarmupLR " + what + ", and so undoes those that MuAdamW scales"));
+      HasSubstr("WarmupLR " + what + ", which overwrites those that MuAdamW scales"));
   EXPECT_THAT(
       notes_of(
           mup + scheduler("WarmupDecayLR", R"("total_num_steps": 5000, "warmup_max_lr": 0.5)")),

@@ -10,7 +10,7 @@
 namespace lockstep::ds_config {
 namespace {
 
-/// A scale that stays as it is has no use for what moves one.
+/// Notes keys of a dynamic loss scale beside a constant one.
 void note_fixed_scale(KeyReader& reader, const Fp16Section& fp16) {
   if (!fp16.enabled.value || fp16.loss_scale.value == 0) {
     return;
@@ -25,13 +25,12 @@ void note_fixed_scale(KeyReader& reader, const Fp16Section& fp16) {
     if (const Found* const found = reader.find(path)) {
       reader.note(
           found->key,
-          fmt::format(
-              "{} says nothing here: loss_scale {} stays as it is", path, fp16.loss_scale.value));
+          fmt::format("{} is ignored: loss_scale {} is constant", path, fp16.loss_scale.value));
     }
   }
 }
 
-/// As in DeepSpeed.
+/// Refuses Lamb with a constant loss scale, as DeepSpeed does.
 void check_lamb_scale(KeyReader& reader, const DsConfig& config) {
   const bool is_lamb = config.optimizer && config.optimizer->name.value == "lamb";
   if (is_lamb && config.fp16.enabled.value && config.fp16.loss_scale.value != 0) {

@@ -31,7 +31,7 @@ const std::vector<std::string>& operations() {
   return all;
 }
 
-/// Lockstep's name of one of torch.distributed's.
+/// Returns Lockstep's name of an operation of torch.distributed.
 std::string own_name(const std::string& name) {
   static const std::map<std::string, std::string> others = {
       {"all_gather_into_tensor", "all_gather"},
@@ -46,7 +46,7 @@ std::string own_name(const std::string& name) {
   return found == others.end() ? name : found->second;
 }
 
-/// Where a monitor writes is a folder in output_path.
+/// Checks that the folder of a monitor is in output_path.
 void check_job_name(KeyReader& reader, const std::string& path, const MonitorSection& section) {
   const std::filesystem::path name = section.job_name.value;
   const bool leads_out =
@@ -87,14 +87,12 @@ void apply_watching_rules(KeyReader& reader, DsConfig& config) {
   }
   if (comms.prof_all.value && named != nullptr) {
     reader.note(
-        named->key,
-        fmt::format(
-            "{} says nothing beside prof_all, which is true unless given: all count", kOps));
+        named->key, fmt::format("{} is ignored with prof_all, whose default is true", kOps));
   }
   if (!comms.prof_all.value && comms.prof_ops.value.empty()) {
     reader.error(
         reader.find("comms_logger.prof_all")->value->place,
-        "comms_logger keeps nothing; got prof_all false and no prof_ops, expected one of them: "
+        "comms_logger logs nothing; got prof_all false and no prof_ops, expected one of them: "
         "name operations in prof_ops");
   }
 }

@@ -15,7 +15,7 @@ std::string zero_path(const std::string& key) {
   return std::string(kZero) + "." + key;
 }
 
-/// An error at a key that is there.
+/// Reports an error at a key of the file.
 void fail(KeyReader& reader, const std::string& path, const std::string& what) {
   const Found* const found = reader.find(path);
   if (found != nullptr) {
@@ -33,12 +33,12 @@ void read_old_zero(KeyReader& reader, ZeroSection& zero) {
   reader.note(
       found->key,
       fmt::format(
-          "zero_optimization: {0} is an old way to write stage {1}; write {{\"stage\": {1}}}",
+          "zero_optimization: {0} is the old form of stage {1}; write {{\"stage\": {1}}}",
           *is_on,
           zero.stage.value));
 }
 
-/// A truth that became the section `name`.
+/// Reads a boolean that became the section `name`.
 template <typename Section>
 void read_old_offload(
     KeyReader& reader, const std::string& old_name, const std::string& name, Section& section) {
@@ -50,7 +50,7 @@ void read_old_offload(
     reader.error(
         old->key,
         fmt::format(
-            "{} is the old way to say {}, which line {} says already; remove {}",
+            "{} is the old form of {}, which line {} sets already; remove {}",
             zero_path(old_name),
             zero_path(name),
             now->key.line,
@@ -64,13 +64,13 @@ void read_old_offload(
   reader.note(
       old->key,
       is_on ? fmt::format(
-                  "{}: true is the old way to write \"{}\": {{\"device\": \"cpu\"}}; write that",
+                  "{}: true is the old form of \"{}\": {{\"device\": \"cpu\"}}; write that",
                   zero_path(old_name),
                   name)
-            : fmt::format("{}: false says what is so anyway; delete it", zero_path(old_name)));
+            : fmt::format("{}: false is the default; delete it", zero_path(old_name)));
 }
 
-/// What the file says the device of section `name` by.
+/// Returns the path of the key that sets the device of section `name`.
 std::string device_path(
     const KeyReader& reader, const std::string& old_name, const std::string& name) {
   const bool is_old =
@@ -78,8 +78,8 @@ std::string device_path(
   return is_old ? zero_path(old_name) : zero_path(name) + ".device";
 }
 
-/// What both sections that offload have. `device_key`: what says where to; `least`: the stage from
-/// which on there is what they move.
+/// Checks the keys that both offload sections have. `device_key`: the key that sets the device;
+/// `least`: the lowest stage with something to offload.
 template <typename Section>
 void check_offload(
     KeyReader& reader,
@@ -106,7 +106,7 @@ void check_offload(
       device != OffloadDevice::kNvme && folder != nullptr) {
     reader.note(
         folder->key,
-        fmt::format("{}.nvme_path says nothing here: the device is {}", path, word_of(device)));
+        fmt::format("{}.nvme_path is ignored: the device is {}", path, word_of(device)));
   }
 }
 
@@ -136,14 +136,16 @@ void check_offloads(KeyReader& reader, bool trains, ZeroSection& zero) {
         reader,
         optimizer_path + ".super_offload",
         fmt::format(
-            "begins updates of state in the host's memory early; got device {}, expected cpu",
+            "starts updates during backward, on state in the host's memory; got device {}, "
+            "expected cpu",
             word_of(optimizer.device.value)));
   }
   if (optimizer.super_offload.value && zero.offload_param.device.value == OffloadDevice::kNvme) {
     fail(
         reader,
         optimizer_path + ".super_offload",
-        "updates parameters that lie in memory early, and offload_param.device is nvme; delete one "
+        "updates parameters in memory during backward, and offload_param.device is nvme; delete "
+        "one "
         "of them");
   }
   if (zero.offload_param.device.value == OffloadDevice::kNone) {
@@ -153,14 +155,15 @@ void check_offloads(KeyReader& reader, bool trains, ZeroSection& zero) {
     fail(
         reader,
         param_device,
-        "goes with offload_optimizer, where the file has an optimizer: parameters off the device "
-        "are updated on the host; add offload_optimizer, or, for inference, delete the optimizer");
+        "needs offload_optimizer if the file has an optimizer, since parameters off the device are "
+        "updated on the host; add offload_optimizer, or, for inference, delete the optimizer");
   } else if (optimizer.ratio.value < 1) {
     fail(
         reader,
         optimizer_path + ".ratio",
-        "below 1 leaves a part of the update on the device, where offload_param leaves no "
-        "parameters; delete one of them");
+        "below 1 keeps a part of the update on the device, but offload_param moves all parameters "
+        "to "
+        "the host; delete one of them");
   }
 }
 
@@ -187,7 +190,8 @@ void check_plus_plus(
         reader,
         zero_path("zero_quantized_nontrainable_weights"),
         "does not go with offload_param: one keeps frozen weights in 8 bits on the device, the "
-        "other as they are off it; delete one of them");
+        "other "
+        "unquantized off the device; delete one of them");
   }
   if (size > 1 && world_size && *world_size % size != 0) {
     fail(
@@ -198,7 +202,7 @@ void check_plus_plus(
   }
 }
 
-void check_unused(KeyReader& reader, const ZeroSection& zero) {
+void check_unused_parameters(KeyReader& reader, const ZeroSection& zero) {
   const std::string path = zero_path("ignore_unused_parameters");
   const Found* const found = reader.find(path);
   if (found != nullptr && !zero.ignore_unused_parameters.value && zero.stage.value != 1 &&
@@ -206,30 +210,31 @@ void check_unused(KeyReader& reader, const ZeroSection& zero) {
     reader.note(
         found->key,
         fmt::format(
-            "{} says nothing here: DeepSpeed looks for unused parameters in stages 1 and 2, and "
+            "{} is ignored: DeepSpeed looks for unused parameters in stages 1 and 2, and "
             "this is stage {}",
             path,
             zero.stage.value));
   }
 }
 
-/// A key that is right, and has nothing to steer in this run.
-void note_idle(KeyReader& reader, const std::string& key, const std::string& why) {
+/// Notes that a valid key has no effect in this run.
+void note_without_effect(KeyReader& reader, const std::string& key, const std::string& why) {
   const Found* const found = reader.find(zero_path(key));
   if (found != nullptr && !found->is_auto) {
-    reader.note(found->key, fmt::format("{} says nothing here: {}", zero_path(key), why));
+    reader.note(found->key, fmt::format("{} is ignored: {}", zero_path(key), why));
   }
 }
 
-void note_idle_keys(KeyReader& reader, const DsConfig& config) {
+void note_keys_without_effect(KeyReader& reader, const DsConfig& config) {
   const int64_t stage = config.zero.stage.value;
-  // Of 16-bit parameters, which the model may have brought, stage 0 divides the masters.
-  const bool may_be_narrow = config.fp16.enabled.value || config.bf16.enabled.value;
-  if (stage == 0 && !may_be_narrow) {
-    note_idle(reader, "reduce_bucket_size", "it is for stages 1 to 3, and this is stage 0");
+  // Stage 0 shards the masters of 16-bit parameters, which the model may have.
+  const bool may_be_16_bit = config.fp16.enabled.value || config.bf16.enabled.value;
+  if (stage == 0 && !may_be_16_bit) {
+    note_without_effect(
+        reader, "reduce_bucket_size", "it is for stages 1 to 3, and this is stage 0");
   }
-  if (!may_be_narrow) {
-    note_idle(
+  if (!may_be_16_bit) {
+    note_without_effect(
         reader,
         "load_from_fp32_weights",
         "only fp16 and bf16 have parameters in 16 bits, and neither is enabled");
@@ -240,12 +245,13 @@ void note_idle_keys(KeyReader& reader, const DsConfig& config) {
         "stage3_max_live_parameters",
         "stage3_model_persistence_threshold"}) {
     if (stage < 3) {
-      note_idle(reader, key, fmt::format("it is for stage 3, and this is stage {}", stage));
+      note_without_effect(
+          reader, key, fmt::format("it is for stage 3, and this is stage {}", stage));
     }
   }
 }
 
-/// Optimizers that work with whole parameters alone, which ranks bring together on the device.
+/// Refuses to offload an optimizer that needs full parameters, which are unsharded on the device.
 void check_optimizer(KeyReader& reader, const DsConfig& config) {
   const bool offloads = config.zero.offload_optimizer.device.value != OffloadDevice::kNone;
   if (!config.optimizer || !offloads) {
@@ -257,8 +263,8 @@ void check_optimizer(KeyReader& reader, const DsConfig& config) {
         reader,
         zero_path("offload_optimizer.device"),
         fmt::format(
-            "leaves the state on the host, and {} needs whole parameters, which come together on "
-            "the device; delete it, or use another optimizer",
+            "keeps the state on the host, but {} needs full parameters, which are unsharded on the "
+            "device; delete it, or use another optimizer",
             name));
   }
 }
@@ -270,8 +276,8 @@ void apply_zero_rules(KeyReader& reader, std::optional<int64_t> world_size, DsCo
   read_old_zero(reader, zero);
   check_offloads(reader, config.optimizer.has_value(), zero);
   check_plus_plus(reader, world_size, zero);
-  check_unused(reader, zero);
-  note_idle_keys(reader, config);
+  check_unused_parameters(reader, zero);
+  note_keys_without_effect(reader, config);
   check_optimizer(reader, config);
   const std::string sum = "gradient_allreduce_op";
   if (config.gradient_allreduce_op.value == AllreduceOp::kSum && zero.stage.value == 3) {

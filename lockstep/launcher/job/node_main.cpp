@@ -21,6 +21,8 @@
 namespace lockstep::launcher {
 namespace {
 
+constexpr const char* kNodeCommand = "lockstep node";
+
 /// Reads the first line of stdin byte by byte, since ControlChannel reads the others.
 std::string first_line() {
   constexpr size_t kLongest = size_t{16} << 20;
@@ -31,7 +33,7 @@ std::string first_line() {
     char c = 0;
     if (::poll(&item, 1, kTimeoutMs) == 0 || line.size() > kLongest) {
       throw ConfigError(
-          "lockstep node", "no instructions were received; this command is for `lockstep launch`");
+          kNodeCommand, "no instructions were received; this command is for `lockstep launch`");
     }
     const ssize_t got = ::read(STDIN_FILENO, &c, 1);
     if (got < 0 && errno == EINTR) {
@@ -39,7 +41,7 @@ std::string first_line() {
     }
     if (got <= 0) {
       throw ConfigError(
-          "lockstep node", "no instructions were received; this command is for `lockstep launch`");
+          kNodeCommand, "no instructions were received; this command is for `lockstep launch`");
     }
     if (c == '\n') {
       return line;
@@ -63,7 +65,7 @@ int node_of_environment(const Environment& environment, const std::vector<Planne
     }
   }
   throw ConfigError(
-      "lockstep node",
+      kNodeCommand,
       "the node's number is unknown; expected SLURMD_NODENAME, OMPI_COMM_WORLD_RANK, PMI_RANK or "
       "SLURM_PROCID; start this command by `lockstep launch`");
 }
@@ -86,7 +88,7 @@ int run_node() {
   }
   if (::chdir(spec.folder.c_str()) != 0) {
     throw ConfigError(
-        "lockstep node",
+        kNodeCommand,
         fmt::format(
             "{}: cannot enter the folder {}: {}; it must exist on every host",
             host_name(),

@@ -1,67 +1,71 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/launcher/multi_host/node_spec.h"
 
+#include <type_traits>
+#include <variant>
+
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
+#include "lockstep/config/settings/setting_table.h"
 
 namespace lockstep::launcher {
 namespace {
 
 using Json = nlohmann::json;
 
-/// Visits the options that are sent, by name: all except the list of hosts.
+// Options as JSON. CpuBind is its number, a variable is a pair of name and value.
+template <typename Value>
+Json json_of(const Value& value) {
+  return value;
+}
+Json json_of(const std::vector<EnvVariable>& variables) {
+  Json json = Json::array();
+  for (const EnvVariable& variable : variables) {
+    json.push_back({variable.name, variable.value});
+  }
+  return json;
+}
+
+template <typename Value>
+void read(const Json& json, Value& value) {
+  value = json.get<Value>();
+}
+void read(const Json& json, std::vector<EnvVariable>& variables) {
+  for (const Json& variable : json) {
+    variables.push_back({variable.at(0).get<std::string>(), variable.at(1).get<std::string>()});
+  }
+}
+
+/// Calls `visit(name, value)` for each option that is sent to other hosts.
 template <typename Options, typename Visit>
-void for_each_field(Options& options, const Visit& visit) {
-  visit("force", options.force);
-  visit("master_addr", options.master_addr);
-  visit("master_port", options.master_port);
-  visit("run_id", options.run_id);
-  visit("join_timeout_seconds", options.join_timeout_seconds);
-  visit("max_restarts", options.max_restarts);
-  visit("restart_backoff_seconds", options.restart_backoff_seconds);
-  visit("timeout_seconds", options.timeout_seconds);
-  visit("stall_timeout_seconds", options.stall_timeout_seconds);
-  visit("grace_seconds", options.grace_seconds);
-  visit("signals", options.signals);
-  visit("rank_prefix", options.rank_prefix);
-  visit("log_dir", options.log_dir);
-  visit("redirects", options.redirects);
-  visit("tee", options.tee);
-  visit("local_ranks_filter", options.local_ranks_filter);
-  visit("quiet", options.quiet);
-  visit("json", options.json);
-  visit("threads_per_rank", options.threads_per_rank);
-  visit("cpu_bind", options.cpu_bind);
-  visit("resume", options.resume);
-  visit("debug", options.debug);
-  visit("cpu", options.cpu);
-  visit("visible_devices", options.visible_devices);
-  visit("mixed_precision", options.mixed_precision);
-  visit("gradient_accumulation_steps", options.gradient_accumulation_steps);
-  visit("zero_stage", options.zero_stage);
-  visit("role", options.role);
+void for_each_sent(Options& options, const Visit& visit) {
+  for (const config::SettingSpec& spec : config::all_flags()) {
+    std::visit(
+        [&](auto member) {
+          if constexpr (!std::is_same_v<decltype(member), std::monostate>) {
+            if (spec.is_sent) {
+              visit(spec.flag, options.*member);
+            }
+          }
+        },
+        spec.member);
+  }
 }
 
 Json to_json(const JobOptions& options) {
   Json json = Json::object();
-  for_each_field(options, [&json](const char* name, const auto& value) { json[name] = value; });
-  Json& env = json["env"] = Json::array();
-  for (const EnvVariable& variable : options.env) {
-    env.push_back({variable.name, variable.value});
-  }
+  for_each_sent(options, [&json](const std::string& name, const auto& value) {
+    json[name] = json_of(value);
+  });
   return json;
 }
 
 JobOptions options_of(const Json& json) {
   JobOptions options;
-  for_each_field(options, [&json](const char* name, auto& value) {
-    value = json.at(name).get<std::decay_t<decltype(value)>>();
-  });
-  for (const Json& variable : json.at("env")) {
-    options.env.push_back({variable.at(0).get<std::string>(), variable.at(1).get<std::string>()});
-  }
+  for_each_sent(
+      options, [&json](const std::string& name, auto& value) { read(json.at(name), value); });
   return options;
 }
 
@@ -147,8 +151,8 @@ NodeSpec node_spec_of(const std::string& line) {
     throw ConfigError(
         "lockstep node",
         fmt::format(
-            "the instructions of `lockstep launch` are invalid; another build may be installed on "
-            "this host ({})",
+            "the launcher's instructions cannot be read, perhaps because another build sent them; "
+            "install the same build of lockstep on all hosts ({})",
             error.what()));
   }
 }

@@ -60,7 +60,7 @@ int parse_ranks(const std::string& text, const Machine& machine, const std::stri
         "lockstep launch",
         fmt::format(
             "{} gpu, but there is no GPU: no /dev/nvidia0, or CUDA_VISIBLE_DEVICES hides them; try "
-            "{} cpu for one rank a core, or a number",
+            "{} cpu for one rank for each core, or a number",
             flag,
             flag));
   }
@@ -72,10 +72,10 @@ int parse_ranks(const std::string& text, const Machine& machine, const std::stri
     throw ConfigError(
         "lockstep launch",
         fmt::format(
-            "{} makes no sense; got '{}', expected a number of ranks from 1 to {}, or cpu, gpu or "
-            "auto for one a core or GPU",
-            flag,
+            "invalid value '{}' for {}; expected a number of ranks from 1 to {}, or cpu, gpu or "
+            "auto",
             text,
+            flag,
             kMaxRanks));
   }
   return static_cast<int>(*number);

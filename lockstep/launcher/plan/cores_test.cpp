@@ -52,7 +52,7 @@ TEST(ParseRanks, RefusesNonsenseNamingItAndItsFlag) {
     EXPECT_THAT(
         [&] { parse_ranks(text, {.cores = 2, .gpus = 0}, "--num-processes"); },
         ThrowsMessage<ConfigError>(
-            HasSubstr("--num-processes makes no sense; got '" + std::string(text) + "'")));
+            HasSubstr("invalid value '" + std::string(text) + "' for --num-processes")));
   }
 }
 

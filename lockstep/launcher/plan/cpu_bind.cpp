@@ -9,16 +9,18 @@
 #include <tuple>
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/host/cores.h"
 #include "lockstep/base/text/suggest.h"
+#include "lockstep/config/settings/setting_table.h"
 
 namespace lockstep::launcher {
 namespace {
 
-/// The first line of a file of the kernel's; empty if there is none.
+/// Returns the first line of a file; empty if the file does not exist.
 std::string line_of(const std::filesystem::path& path) {
   std::ifstream file(path);
   std::string line;
@@ -26,7 +28,7 @@ std::string line_of(const std::filesystem::path& path) {
   return line;
 }
 
-/// The node of each core the kernel tells of.
+/// Returns the memory node of each core that the kernel lists.
 std::map<int, int> nodes_of_cores(const std::filesystem::path& system) {
   std::map<int, int> nodes;
   std::error_code none;
@@ -42,7 +44,7 @@ std::map<int, int> nodes_of_cores(const std::filesystem::path& system) {
   return nodes;
 }
 
-/// Part `index` of `of` of the numbers below `size`: where it begins.
+/// Returns the begin of part `index` of `of` equal parts of the numbers below `size`.
 size_t share_begin(size_t size, size_t index, size_t of) {
   return size * index / of;
 }
@@ -59,15 +61,16 @@ std::vector<int> ids_between(const std::vector<Core>& cores, size_t begin, size_
 }  // namespace
 
 CpuBind parse_cpu_bind(const std::string& text, const std::string& flag) {
-  static const std::vector<std::string> names = {"none", "cores", "numa"};
+  const std::vector<std::string> names = config::choice_values(*config::find_setting("cpu_bind"));
   const auto found = std::find(names.begin(), names.end(), text);
   if (found == names.end()) {
     throw ConfigError(
         "lockstep launch",
         fmt::format(
-            "{} makes no sense; got '{}', expected none, cores or numa{}",
-            flag,
+            "invalid value '{}' for {}; expected {}{}",
             text,
+            flag,
+            fmt::join(names, ", "),
             did_you_mean(text, names)));
   }
   return static_cast<CpuBind>(found - names.begin());

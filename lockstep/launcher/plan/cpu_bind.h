@@ -4,14 +4,9 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::launcher {
+#include "lockstep/launcher/plan/job_options.h"
 
-/// The cores that the ranks of a host are bound to.
-enum class CpuBind {
-  kNone,   ///< No binding.
-  kCores,  ///< An even share of the cores each.
-  kNuma    ///< All cores of one memory node (or of several, with fewer ranks), shared.
-};
+namespace lockstep::launcher {
 
 /// Parses "none", "cores" or "numa"; ConfigError naming `flag` for anything else.
 CpuBind parse_cpu_bind(const std::string& text, const std::string& flag);

@@ -18,7 +18,7 @@ bool is_here(const JobPlan& plan, size_t host) {
   return plan.includes_this_host && host == plan.here;
 }
 
-/// Of other hosts nobody knows the cores.
+/// Returns the cores of a rank; empty for a rank of another host, whose cores are unknown.
 std::vector<int> cores_of(const JobPlan& plan, size_t host, size_t local_rank) {
   return is_here(plan, host) && !plan.cores.empty() ? plan.cores[local_rank] : std::vector<int>();
 }

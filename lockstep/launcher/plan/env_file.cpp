@@ -33,12 +33,12 @@ std::string unquoted(const FileLine& line, size_t at) {
   if (close == std::string::npos) {
     line.refuse(
         line.text.find(value.front(), at),
-        fmt::format("a {} opens and nothing closes it", value.front()));
+        fmt::format("the quote {} is not closed", value.front()));
   }
   if (close + 1 != value.size()) {
     line.refuse(
         line.text.find(value.front(), at) + close + 1,
-        "something follows the closing quote; expected the end of the line");
+        "text after the closing quote; expected the end of the line");
   }
   return value.substr(1, close - 1);
 }
@@ -82,7 +82,7 @@ std::vector<EnvVariable> read_env_files(const std::vector<std::string>& folders)
   return all;
 }
 
-std::vector<EnvVariable> travelling_variables(const std::vector<std::string>& inherited) {
+std::vector<EnvVariable> forwarded_variables(const std::vector<std::string>& inherited) {
   constexpr std::array kPrefixes = {"NCCL", "PYTHON", "MV2", "UCX", "MLFLOW"};
   std::vector<EnvVariable> variables;
   for (const std::string& entry : inherited) {
@@ -103,7 +103,7 @@ std::string variable_fault(const std::string& name) {
     return "is empty";
   }
   if (!is_variable_name(name)) {
-    return "is none; expected letters, digits and _, and no digit first";
+    return "is invalid; expected letters, digits and _, and no digit first";
   }
   if (is_set_by_launcher(name)) {
     return "is set by the launcher itself, for each rank";
@@ -128,7 +128,7 @@ EnvVariable parse_env_flag(const std::string& text, const std::vector<std::strin
     throw ConfigError(
         "lockstep launch",
         fmt::format(
-            "--env {}: there is no such variable to pass on; try --env {}=value", name, name));
+            "--env {}: no such variable in the environment; try --env {}=value", name, name));
   }
   return {name, entry->substr(name.size() + 1)};
 }

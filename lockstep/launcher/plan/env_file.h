@@ -24,7 +24,7 @@ std::vector<EnvVariable> read_env_files(const std::vector<std::string>& folders)
 
 /// Returns those of `inherited` that are sent to other hosts, as DeepSpeed does: names that begin
 /// with NCCL, PYTHON, MV2, UCX or MLFLOW.
-std::vector<EnvVariable> travelling_variables(const std::vector<std::string>& inherited);
+std::vector<EnvVariable> forwarded_variables(const std::vector<std::string>& inherited);
 
 /// Returns why a job may not set the variable `name` ("is empty", "is set by the launcher itself");
 /// empty if it may.

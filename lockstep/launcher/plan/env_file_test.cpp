@@ -38,11 +38,11 @@ TEST(ParseEnvFile, SaysWhatIsWrongAndWhere) {
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"A=1\n  NCCL_DEBUG\n", "file:2:3: has no '='"},
       {"=1\n", "file:1:1: the name '' is empty"},
-      {"A B=1\n", "file:1:1: the name 'A B' is none"},
-      {"1A=1\n", "file:1:1: the name '1A' is none"},
-      {"A =1\n", "file:1:1: the name 'A ' is none"},
-      {"A=\"open\n", "file:1:3: a \" opens"},
-      {"A='x'y\n", "file:1:6: something follows"},
+      {"A B=1\n", "file:1:1: the name 'A B' is invalid"},
+      {"1A=1\n", "file:1:1: the name '1A' is invalid"},
+      {"A =1\n", "file:1:1: the name 'A ' is invalid"},
+      {"A=\"open\n", "file:1:3: the quote \" is not closed"},
+      {"A='x'y\n", "file:1:6: text after the closing quote"},
       {"A=1\nRANK=3\n", "file:2:1: the name 'RANK' is set by the launcher itself"},
       {"export\n", "file:1:1: has no '='"},
       {"A=\x1b[2J\n", "file:1:3: holds a control character (byte 27)"}};
@@ -71,10 +71,10 @@ TEST(ParseEnvFlag, SetsOrPassesOn) {
   EXPECT_THAT(shown({parse_env_flag("X=", inherited)}), ElementsAre("X="));
   EXPECT_THAT(shown({parse_env_flag("A", inherited)}), ElementsAre("A=1=2"));
   for (const auto& [text, message] : std::vector<std::pair<std::string, std::string>>{
-           {"B", "there is no such variable"},
+           {"B", "no such variable"},
            {"=1", "the name is empty"},
            {"WORLD_SIZE=9", "is set by the launcher itself"},
-           {"a-b=1", "is none"}}) {
+           {"a-b=1", "is invalid"}}) {
     EXPECT_THAT(
         ([&, &text = text] { parse_env_flag(text, inherited); }),
         ThrowsMessage<ConfigError>(HasSubstr(message)))
@@ -84,7 +84,7 @@ TEST(ParseEnvFlag, SetsOrPassesOn) {
 
 TEST(TravellingVariables, AreThoseOfPythonAndTheNetworks) {
   std::vector<std::string> names;
-  for (const EnvVariable& variable : travelling_variables(
+  for (const EnvVariable& variable : forwarded_variables(
            {"NCCL_DEBUG=INFO",
             "PYTHONPATH=/a:/b=c",
             "PATH=/bin",

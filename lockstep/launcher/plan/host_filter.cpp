@@ -15,7 +15,7 @@
 namespace lockstep::launcher {
 namespace {
 
-/// The slots that a filter names, for each host; nothing for one it does not name.
+/// Holds the slots that a filter names, for each host; nothing for a host that it does not name.
 class Filter {
  public:
   Filter(const std::vector<Host>& hosts, std::string flag, const std::string& text)
@@ -41,8 +41,8 @@ class Filter {
     throw ConfigError("lockstep launch", fmt::format("{} '{}' {}", flag_, text_, what));
   }
 
-  /// The host whose name stands at `at`. Names may hold ':' and '@' (IPv6, user@host), so the
-  /// longest that fits is meant.
+  /// Returns the host whose name begins at `at`. Names may contain ':' and '@' (IPv6, user@host),
+  /// so the longest match counts.
   size_t host_at(size_t at) const {
     size_t best = hosts_.size();
     std::vector<std::string> known;
@@ -59,7 +59,7 @@ class Filter {
     if (best == hosts_.size()) {
       const std::string name = text_.substr(at, text_.find_first_of(":@", at) - at);
       refuse(
-          name.empty() ? "names no host at one place; expected NAME[:SLOT[,SLOT]][@NAME...]"
+          name.empty() ? "has an empty host name; expected NAME[:SLOT[,SLOT]][@NAME...]"
                        : fmt::format(
                              "names host '{}', which the hostfile does not have{}",
                              name,
@@ -68,7 +68,7 @@ class Filter {
     return best;
   }
 
-  /// One NODE; returns where the next begins.
+  /// Reads one NODE; returns the position of the next one.
   size_t read_node(size_t at) {
     const size_t host = host_at(at);
     at += hosts_[host].name.size();
@@ -106,12 +106,12 @@ class Filter {
 void check_agreement(const std::string& include, const std::string& exclude, int most_hosts) {
   if (!include.empty() && !exclude.empty()) {
     throw ConfigError(
-        "lockstep launch", "--include and --exclude are both given; expected one of them");
+        "lockstep launch", "--include and --exclude are both given; give only one of them");
   }
   if (most_hosts > 0 && !(include.empty() && exclude.empty())) {
     throw ConfigError(
         "lockstep launch",
-        "--num-nodes does not go with --include or --exclude; name the hosts in one of them");
+        "--num-nodes contradicts --include and --exclude; give only one of them");
   }
 }
 
@@ -127,7 +127,7 @@ std::vector<HostSlots> filter_hosts(
     throw ConfigError(
         "lockstep launch",
         fmt::format(
-            "--num-nodes asks for {} hosts; the hostfile has {}", most_hosts, hosts.size()));
+            "--num-nodes {} is more than the {} hosts of the hostfile", most_hosts, hosts.size()));
   }
   const Filter kept(hosts, "--include", include);
   const Filter dropped(hosts, "--exclude", exclude);
@@ -147,7 +147,7 @@ std::vector<HostSlots> filter_hosts(
   }
   if (result.empty()) {
     throw ConfigError(
-        "lockstep launch", fmt::format("--exclude '{}' leaves no host; drop less", exclude));
+        "lockstep launch", fmt::format("--exclude '{}' leaves no host; exclude fewer", exclude));
   }
   return result;
 }

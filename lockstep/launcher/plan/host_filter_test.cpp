@@ -67,7 +67,8 @@ TEST(FilterHosts, TakesTheFirstHosts) {
   EXPECT_EQ(shown(filter_hosts(kHosts, "", "", 2)), "node1:0,1,2,3 node2:0,1");
   EXPECT_THAT(
       [] { filter_hosts(kHosts, "", "", 4); },
-      ThrowsMessage<ConfigError>(HasSubstr("--num-nodes asks for 4 hosts; the hostfile has 3")));
+      ThrowsMessage<ConfigError>(
+          HasSubstr("--num-nodes 4 is more than the 3 hosts of the hostfile")));
 }
 
 TEST(FilterHosts, RefusesWhatIsNotThere) {
@@ -80,9 +81,9 @@ TEST(FilterHosts, RefusesWhatIsNotThere) {
       {"node1:", "names slot ''"},
       {"node1:0,", "names slot ''"},
       {"node1:0:1", "names slot '0:1'"},
-      {"@node1", "names no host at one place"},
+      {"@node1", "has an empty host name"},
       {"node1@", "ends with '@'"},
-      {"node1@@node2", "names no host at one place"},
+      {"node1@@node2", "has an empty host name"},
       {"node12", "names host 'node12'"}};
   for (const auto& [text, message] : cases) {
     EXPECT_THAT(
@@ -100,7 +101,7 @@ TEST(FilterHosts, TakesOneFilterAtATime) {
       ThrowsMessage<ConfigError>(HasSubstr("both given")));
   EXPECT_THAT(
       [] { filter_hosts(kHosts, "node1", "", 1); },
-      ThrowsMessage<ConfigError>(HasSubstr("--num-nodes does not go with")));
+      ThrowsMessage<ConfigError>(HasSubstr("--num-nodes contradicts")));
 }
 
 }  // namespace

@@ -39,11 +39,11 @@ int parse_slots(const FileLine& line, const std::string& text, size_t at, const 
     line.refuse(
         at,
         fmt::format(
-            "{} makes no sense; got '{}', expected a number of ranks from 1 to {}{}",
-            key,
+            "invalid value '{}' for {}; expected a number of ranks from 1 to {}{}",
             text,
+            key,
             kMostSlots,
-            number == 0 ? "; leave the host out, or put # before it" : ""));
+            number == 0 ? "; delete the line, or put # before it" : ""));
   }
   return static_cast<int>(*number);
 }
@@ -62,7 +62,7 @@ std::optional<size_t> number_colon(const std::string& word) {
   return colon;
 }
 
-/// Its `slots=` and `max_slots=`; the rest of a line after the name.
+/// Reads `slots=` and `max_slots=`, the rest of a line after the name.
 void read_keys(const FileLine& line, const std::vector<Word>& words, bool counted, Host& host) {
   static const std::vector<std::string> known_keys = {"slots", "max_slots", "max-slots"};
   std::optional<int> most;
@@ -75,7 +75,7 @@ void read_keys(const FileLine& line, const std::vector<Word>& words, bool counte
       line.refuse(
           at,
           fmt::format(
-              "'{}' means nothing here; expected slots=N or max_slots=N{}",
+              "unknown field '{}'; expected slots=N or max_slots=N{}",
               text,
               did_you_mean(key, known_keys)));
     }
@@ -109,8 +109,7 @@ Host parse_host(const FileLine& line, const std::vector<Word>& words) {
     host.name = host.name.substr(1, host.name.size() - 2);
   }
   if (const std::string fault = host_name_fault(host.name); !fault.empty()) {
-    line.refuse(
-        words[0].at, fmt::format("'{}' cannot be the name of a host: it {}", words[0].text, fault));
+    line.refuse(words[0].at, fmt::format("invalid host name '{}': it {}", words[0].text, fault));
   }
   read_keys(line, words, colon.has_value(), host);
   return host;
@@ -128,7 +127,7 @@ std::string host_name_fault(const std::string& name) {
   }
   if (const size_t at = name.find('@');
       at != std::string::npos && (at == 0 || at + 1 == name.size())) {
-    return "has an '@' without a user before it and a host behind it";
+    return "has an '@' without a user before and a host after it";
   }
   if (name.size() > kLongestName) {
     return fmt::format("is longer than {} characters", kLongestName);
@@ -158,7 +157,7 @@ std::vector<Host> parse_hostfile(const std::string& text, const std::string& fil
       line.refuse(
           words[0].at,
           fmt::format(
-              "host {} is there twice, first in line {}; give it one line with all its slots",
+              "host {} is listed twice, first in line {}; give it one line with all its slots",
               first->first,
               first->second));
     }

@@ -53,20 +53,20 @@ TEST(ParseHostfile, CommentsEmptyLinesAndWindowsEndsDoNoHarm) {
 
 TEST(ParseHostfile, SaysWhatIsWrongAndWhere) {
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"a slots=two\n", "hosts:1:9: slots makes no sense; got 'two'"},
-      {"a slots=0\n", "hosts:1:9: slots makes no sense; got '0'"},
-      {"a slots=-1\n", "hosts:1:9: slots makes no sense; got '-1'"},
-      {"a slots=\n", "hosts:1:9: slots makes no sense; got ''"},
+      {"a slots=two\n", "hosts:1:9: invalid value 'two' for slots"},
+      {"a slots=0\n", "hosts:1:9: invalid value '0' for slots"},
+      {"a slots=-1\n", "hosts:1:9: invalid value '-1' for slots"},
+      {"a slots=\n", "hosts:1:9: invalid value '' for slots"},
       {"a slots=99999999999999999999\n", "hosts:1:9:"},
       {"a slots=65537\n", "hosts:1:9:"},
-      {"a slots=4 gpus=2\n", "hosts:1:11: 'gpus=2' means nothing here"},
+      {"a slots=4 gpus=2\n", "hosts:1:11: unknown field 'gpus=2'"},
       {"a slot=4\n", "did you mean 'slots'?"},
-      {"a slots 4\n", "hosts:1:3: 'slots' means nothing here"},
-      {"a:x\n", "hosts:1:3: the number makes no sense; got 'x'"},
+      {"a slots 4\n", "hosts:1:3: unknown field 'slots'"},
+      {"a:x\n", "hosts:1:3: invalid value 'x' for the number"},
       {"a:2 slots=2\n", "hosts:1:5: the slots of a are given twice"},
       {"a slots=2 slots=2\n", "hosts:1:11: the slots of a are given twice"},
       {"a slots=4 max_slots=2\n", "hosts:1:1: a has 4 slots, but max_slots=2"},
-      {"a slots=1\n\nb\n  a slots=2\n", "hosts:4:3: host a is there twice, first in line 1"},
+      {"a slots=1\n\nb\n  a slots=2\n", "hosts:4:3: host a is listed twice, first in line 1"},
       {"", "hosts:1:1: names no host"},
       {"# nobody\n", "hosts:1:1: names no host"},
       {std::string("a\0b\n", 4), "hosts:1:2: holds a control character (byte 0)"}};
@@ -100,7 +100,7 @@ TEST(ParseHostfile, RefusesNamesThatWouldBeMoreThanNamesToSshOrAShell) {
     EXPECT_THAT(
         [&] { parse_hostfile("ok slots=1\n" + std::string(name) + " slots=1\n", "hosts"); },
         ThrowsMessage<ConfigError>(
-            AllOf(HasSubstr("hosts:2:1:"), HasSubstr("cannot be the name of a host"))))
+            AllOf(HasSubstr("hosts:2:1:"), HasSubstr("invalid host name '"))))
         << name;
   }
   EXPECT_THAT(

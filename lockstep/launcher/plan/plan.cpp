@@ -11,6 +11,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/host/cores.h"
+#include "lockstep/launcher/plan/cpu_bind.h"
 #include "lockstep/launcher/plan/env_file.h"
 #include "lockstep/launcher/plan/host_filter.h"
 #include "lockstep/launcher/plan/hostfile.h"
@@ -47,7 +48,7 @@ void keep_ranks_per_host(std::vector<PlannedHost>& hosts, int ranks) {
   }
 }
 
-/// The first `ranks` slots of all hosts, in order.
+/// Keeps the first `ranks` slots of all hosts, in order.
 void keep_total_ranks(std::vector<PlannedHost>& hosts, int ranks) {
   size_t left = static_cast<size_t>(ranks);
   size_t slots = 0;
@@ -66,8 +67,7 @@ void keep_total_ranks(std::vector<PlannedHost>& hosts, int ranks) {
 std::vector<PlannedHost> hosts_of_file(const JobOptions& options) {
   if (options.nodes > 1 || options.node_rank > 0) {
     refuse(
-        "a hostfile says how many hosts there are; leave out --nnodes and --node-rank, or the "
-        "hostfile");
+        "the hostfile gives the number of hosts; omit --nnodes and --node-rank, or the hostfile");
   }
   std::vector<PlannedHost> hosts;
   for (HostSlots& host : filter_hosts(
@@ -83,27 +83,27 @@ std::vector<PlannedHost> hosts_of_file(const JobOptions& options) {
   return hosts;
 }
 
-/// Without a hostfile: as many ranks on each host.
+/// Returns the hosts of a job without a hostfile, which all have the same number of ranks.
 std::vector<PlannedHost> equal_hosts(const JobOptions& options) {
   if (!options.include.empty() || !options.exclude.empty() || options.most_hosts > 0) {
-    refuse("--include, --exclude and --num-nodes choose among a hostfile's hosts; add --hostfile");
+    refuse("--include, --exclude and --num-nodes select hosts of a hostfile; add --hostfile");
   }
   if (options.node_rank < 0 || options.node_rank >= options.nodes) {
     refuse(fmt::format(
-        "--node-rank makes no sense; got {}, expected 0 to {} with --nnodes {}",
+        "invalid value {} for --node-rank; expected 0 to {} with --nnodes {}",
         options.node_rank,
         options.nodes - 1,
         options.nodes));
   }
   if (options.total_ranks % options.nodes != 0) {
     refuse(fmt::format(
-        "{} ranks cannot be shared evenly by {} hosts; say how many each has with -n",
+        "{} ranks cannot be shared evenly by {} hosts; give the number for each host with -n",
         options.total_ranks,
         options.nodes));
   }
   const int each = options.total_ranks > 0 ? options.total_ranks / options.nodes : options.ranks;
   if (each < 1) {
-    refuse("how many ranks? expected one at least");
+    refuse("the number of ranks is missing; expected at least 1");
   }
   std::vector<PlannedHost> hosts(
       static_cast<size_t>(options.nodes), {.name = "", .slots = first_slots(each)});
@@ -119,7 +119,7 @@ std::string master_address(const JobOptions& options, const JobPlan& plan) {
     if (plan.is_local() && !is_this_host(options.master_addr)) {
       refuse(fmt::format(
           "--master-addr (or --rdzv-endpoint) {} is not this machine, which runs all ranks; leave "
-          "it out, or say how many hosts there are with --nnodes",
+          "it out, or give the number of hosts with --nnodes",
           options.master_addr));
     }
   }
@@ -131,8 +131,8 @@ std::string master_address(const JobOptions& options, const JobPlan& plan) {
   }
   if (options.hostfile.empty()) {
     refuse(
-        "several hosts, and where do they meet? expected --master-addr, the name of the host with "
-        "--node-rank 0, the same on all of them");
+        "several hosts need --master-addr; give the name of the host with --node-rank 0, the same "
+        "on all hosts");
   }
   const std::string& name = plan.hosts.front().name;
   return name.substr(name.rfind('@') + 1);
@@ -152,57 +152,30 @@ std::string run_id(const JobOptions& options) {
   }
   if (!is_plain_id(options.run_id)) {
     refuse(fmt::format(
-        "--rdzv-id makes no sense; got '{}', expected at most 128 letters, digits and ._-, the "
-        "first a letter or digit: it names a folder",
+        "invalid value '{}' for --rdzv-id, which names a folder; expected at most 128 letters, "
+        "digits and ._-, the first a letter or digit",
         options.run_id));
   }
   return options.run_id;
 }
 
-/// What the options put into every rank's environment besides torchrun's variables.
+/// Returns the variables of every rank that torchrun does not define.
 std::vector<EnvVariable> extra_variables(
     const JobOptions& options,
     const std::vector<std::string>& env_folders,
     const std::vector<std::string>& inherited) {
   std::vector<EnvVariable> extra;
   if (!options.hostfile.empty()) {
-    extra = travelling_variables(inherited);
+    extra = forwarded_variables(inherited);
   }
   for (EnvVariable& variable : read_env_files(env_folders)) {
     set_variable(extra, std::move(variable));
   }
-  // Programs of ours read either name, LOCKSTEP_ first.
-  const auto set_both = [&extra](const std::string& name, const std::string& value) {
-    set_variable(extra, {"ACCELERATE_" + name, value});
-    set_variable(extra, {"LOCKSTEP_" + name, value});
-  };
-  if (!options.mixed_precision.empty()) {
-    set_both("MIXED_PRECISION", options.mixed_precision);
-  }
-  if (options.gradient_accumulation_steps > 0) {
-    set_both("GRADIENT_ACCUMULATION_STEPS", std::to_string(options.gradient_accumulation_steps));
-  }
-  if (!options.zero_stage.empty()) {
-    set_variable(extra, {"LOCKSTEP_ZERO_STAGE", options.zero_stage});
-  }
-  if (options.debug) {
-    set_variable(extra, {"LOCKSTEP_DEBUG_MODE", "1"});
-  }
-  if (options.join_timeout_seconds > 0) {
-    constexpr double kMillisecondsPerSecond = 1000;
-    const auto join_timeout_ms =
-        static_cast<int64_t>(std::ceil(options.join_timeout_seconds * kMillisecondsPerSecond));
-    set_variable(extra, {"LOCKSTEP_JOIN_TIMEOUT_MS", std::to_string(join_timeout_ms)});
-  }
   if (options.cpu && !options.visible_devices.empty()) {
-    refuse("--cpu hides all GPUs and --gpu-ids shows some; give one of them");
+    refuse("--cpu and --gpu-ids contradict each other; give one of them");
   }
-  if (options.cpu) {
-    set_variable(extra, {"ACCELERATE_USE_CPU", "true"});
-    set_variable(extra, {"CUDA_VISIBLE_DEVICES", ""});
-  }
-  if (!options.visible_devices.empty()) {
-    set_variable(extra, {"CUDA_VISIBLE_DEVICES", options.visible_devices});
+  for (EnvVariable& variable : setting_variables(options)) {
+    set_variable(extra, std::move(variable));
   }
   for (const EnvVariable& variable : options.env) {
     if (const std::string fault = variable_fault(variable.name); !fault.empty()) {
@@ -288,7 +261,7 @@ std::vector<OutputPlan> plan_outputs(const JobOptions& options, int ranks) {
   return outputs;
 }
 
-/// "; rank 0 on cores 0-3, rank 1 on cores 4-7".
+/// Formats "; rank 0 on cores 0-3, rank 1 on cores 4-7".
 std::string binding_summary(const std::vector<std::vector<int>>& cores) {
   constexpr size_t kMostRanks = 8;
   std::string text;
@@ -303,7 +276,7 @@ std::string binding_summary(const std::vector<std::vector<int>>& cores) {
   return cores.size() > kMostRanks ? text + ", ..." : text;
 }
 
-/// All but the hosts.
+/// Computes all of the plan but its hosts.
 void finish_plan(
     const JobOptions& options, const std::vector<std::string>& inherited, JobPlan& plan) {
   plan.common.master_addr = master_address(options, plan);
@@ -322,7 +295,7 @@ void finish_plan(
     }
   }
   if (options.threads_per_rank > 0 && value_of("OMP_NUM_THREADS", plan.common.extra, {})) {
-    refuse("OMP_NUM_THREADS is set by --env, and --threads-per-rank sets it, too; give one");
+    refuse("--env and --threads-per-rank both set OMP_NUM_THREADS; give one of them");
   }
   plan.threads = plan_threads(
       options.threads_per_rank,
@@ -368,9 +341,9 @@ JobLayout host_layout(const JobPlan& plan, size_t host) {
   layout.local_size = static_cast<int>(planned.slots.size());
   layout.first_rank = planned.first_rank;
   layout.node_rank = static_cast<int>(host);
-  const bool devices_said = value_of("CUDA_VISIBLE_DEVICES", layout.extra, {}).has_value();
-  if (!planned.all_slots && !devices_said) {
-    // Slots stand for devices wherever only some of them are meant.
+  const bool sets_devices = value_of("CUDA_VISIBLE_DEVICES", layout.extra, {}).has_value();
+  if (!planned.all_slots && !sets_devices) {
+    // With only some slots, their numbers select the devices.
     std::string devices;
     for (const int slot : planned.slots) {
       devices += fmt::format("{}{}", devices.empty() ? "" : ",", slot);

@@ -211,13 +211,13 @@ TEST_F(PlanJob, AFolderForLogsAloneMeansACopyOfAll) {
 TEST_F(PlanJob, RefusesWhatDoesNotAgree) {
   const std::vector<std::pair<JobOptions, std::string>> cases = {
       {{.ranks = 1, .nodes = 2, .node_rank = 2, .master_addr = "a"}, "expected 0 to 1"},
-      {{.ranks = 1, .nodes = 2}, "expected --master-addr"},
+      {{.ranks = 1, .nodes = 2}, "several hosts need --master-addr"},
       {{.ranks = 1, .include = "a"}, "add --hostfile"},
       {{.ranks = 1, .most_hosts = 1}, "add --hostfile"},
       {{.ranks = 1, .master_addr = "-oProxyCommand=x"}, "begins with '-'"},
       {{.ranks = 1, .master_addr = "elsewhere"}, "is not this machine"},
       {{.ranks = 1, .master_addr = "127.0.0.9"}, "is not this machine"},
-      {{.ranks = 1, .run_id = "../x"}, "--rdzv-id makes no sense"},
+      {{.ranks = 1, .run_id = "../x"}, "invalid value '../x' for --rdzv-id"},
       {{.ranks = kMaxRanksPerCore * available_cores() + 1}, "--force"},
       {{.ranks = 1, .redirects = "1:1"}, "invalid value '1:1' for --redirects"},
       {{.ranks = 1, .cpu = true, .visible_devices = "0"}, "give one"},
@@ -232,7 +232,7 @@ TEST_F(PlanJob, RefusesWhatDoesNotAgree) {
   options_.ranks = 0;
   EXPECT_THAT(refusal(), HasSubstr("--force")) << "a hostfile is no way around the limit";
   options_.nodes = 2;
-  EXPECT_THAT(refusal(), HasSubstr("a hostfile says how many hosts there are"));
+  EXPECT_THAT(refusal(), HasSubstr("the hostfile gives the number of hosts"));
 }
 
 TEST_F(PlanJob, TiesRanksToCores) {

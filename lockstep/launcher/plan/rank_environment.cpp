@@ -3,30 +3,75 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <sys/random.h>
+#include <type_traits>
 #include <unistd.h>
 #include <utility>
+#include <variant>
 
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text/variable_name.h"
+#include "lockstep/config/settings/setting_table.h"
 
 namespace lockstep::launcher {
+namespace {
 
-void set_variable(std::vector<EnvVariable>& variables, EnvVariable variable) {
-  const auto same = std::find_if(variables.begin(), variables.end(), [&](const EnvVariable& other) {
-    return other.name == variable.name;
-  });
-  if (same == variables.end()) {
-    variables.push_back(std::move(variable));
-  } else {
-    same->value = std::move(variable.value);
+// The text of an option's value in `variable`; nothing without a value.
+std::optional<std::string> text_of(bool value, const config::RankVariable& variable) {
+  return value ? std::optional(variable.true_value) : std::nullopt;
+}
+std::optional<std::string> text_of(int value, const config::RankVariable& /*variable*/) {
+  return value > 0 ? std::optional(std::to_string(value)) : std::nullopt;
+}
+std::optional<std::string> text_of(double seconds, const config::RankVariable& variable) {
+  constexpr double kMillisecondsPerSecond = 1000;
+  LOCKSTEP_ASSERT(variable.name.ends_with("_MS"), "a variable of seconds: " + variable.name);
+  const auto milliseconds = static_cast<int64_t>(std::ceil(seconds * kMillisecondsPerSecond));
+  return seconds > 0 ? std::optional(std::to_string(milliseconds)) : std::nullopt;
+}
+std::optional<std::string> text_of(
+    const std::string& value, const config::RankVariable& /*variable*/) {
+  return value.empty() ? std::nullopt : std::optional(value);
+}
+
+/// The text of the option `spec` for `variable`; nothing without a value or a member.
+std::optional<std::string> text_of(
+    const config::SettingSpec& spec,
+    const JobOptions& options,
+    const config::RankVariable& variable) {
+  return std::visit(
+      [&](auto member) -> std::optional<std::string> {
+        if constexpr (std::is_same_v<decltype(member), std::monostate>) {
+          return std::nullopt;
+        } else if constexpr (requires { text_of(options.*member, variable); }) {
+          return text_of(options.*member, variable);
+        } else {
+          LOCKSTEP_ASSERT(false, "a variable of a type without a text: " + variable.name);
+        }
+      },
+      spec.member);
+}
+
+}  // namespace
+
+std::vector<EnvVariable> setting_variables(const JobOptions& options) {
+  std::vector<EnvVariable> variables;
+  for (const config::SettingSpec& spec : config::all_flags()) {
+    for (const config::RankVariable& variable : spec.rank_variables) {
+      if (std::optional<std::string> text = text_of(spec, options, variable)) {
+        set_variable(variables, {variable.name, *std::move(text)});
+      }
+    }
   }
+  return variables;
 }
 
 std::vector<EnvVariable> rank_variables(const JobLayout& layout, int local_rank) {
@@ -71,18 +116,18 @@ std::vector<std::string> rank_environment(
     set.insert(variable.name);
   }
   std::vector<std::string> environment;
-  bool buffering_said = set.count("PYTHONUNBUFFERED") != 0;
+  bool sets_buffering = set.count("PYTHONUNBUFFERED") != 0;
   for (const std::string& entry : inherited) {
     const std::string_view name = std::string_view(entry).substr(0, entry.find('='));
-    buffering_said = buffering_said || name == "PYTHONUNBUFFERED";
-    if (!is_launcher_variable(name) && set.count(name) == 0) {
+    sets_buffering = sets_buffering || name == "PYTHONUNBUFFERED";
+    if (!is_of_launchers(name) && set.count(name) == 0) {
       environment.push_back(entry);
     }
   }
   for (const EnvVariable& variable : variables) {
     environment.push_back(fmt::format("{}={}", variable.name, variable.value));
   }
-  if (layout.is_python && !buffering_said) {
+  if (layout.is_python && !sets_buffering) {
     environment.emplace_back("PYTHONUNBUFFERED=1");
   }
   return environment;
@@ -98,7 +143,7 @@ std::vector<std::string> own_environment() {
 
 std::string random_hex(size_t bytes) {
   std::string bits(bytes, '\0');
-  // As few as anybody wants come whole, or not at all.
+  // getrandom() returns up to 256 bytes completely, or fails.
   if (::getrandom(bits.data(), bits.size(), 0) != static_cast<ssize_t>(bytes)) {
     throw Error(
         "lockstep launch",

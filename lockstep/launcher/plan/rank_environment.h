@@ -31,8 +31,9 @@ struct JobLayout {
   std::vector<EnvVariable> extra{};
 };
 
-/// Adds `variable` to `variables`, or replaces one of that name.
-void set_variable(std::vector<EnvVariable>& variables, EnvVariable variable);
+/// Returns the variables that the ranks get from the options, as the rows of
+/// config/settings/setting_table.h say; none for an option without a value.
+std::vector<EnvVariable> setting_variables(const JobOptions& options);
 
 /// Returns the variables that the launcher sets for local rank `local_rank`: torchrun's and ours,
 /// each of which is_set_by_launcher() except OMP_NUM_THREADS, LOCKSTEP_RESUME, and `layout.extra`.

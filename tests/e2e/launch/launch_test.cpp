@@ -148,9 +148,9 @@ TEST(LaunchProgram, APythonScriptIsRunByPython) {
 
 TEST(LaunchUsage, NonsenseIsRefusedWithTwo) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
-      {{"launch", "-n", "abc", "true"}, "got 'abc'"},
-      {{"launch", "-n", "0", "true"}, "got '0'"},
-      {{"launch", "-n", "-3", "true"}, "got '-3'"},
+      {{"launch", "-n", "abc", "true"}, "invalid value 'abc' for -n"},
+      {{"launch", "-n", "0", "true"}, "invalid value '0' for -n"},
+      {{"launch", "-n", "-3", "true"}, "invalid value '-3' for -n"},
       {{"launch", "-n", "100000", "true"}, "--force"},
       {{"launch", "true"}, "-n"},
       {{"launch", "-n", "2"}, "no program"},

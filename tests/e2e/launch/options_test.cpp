@@ -167,7 +167,7 @@ TEST(LaunchHostfile, TakesFiltersAsDeepSpeedDoes) {
         {"launch", "-H", file, "-n", "2", filter, "localhost:1", "sh", "-c", "echo started"});
     EXPECT_EQ(both.code, 2);
     EXPECT_EQ(both.out, "");
-    EXPECT_THAT(both.err, HasSubstr("-n (--num-gpus) does not go with " + filter));
+    EXPECT_THAT(both.err, HasSubstr("-n (--num-gpus) contradicts " + filter));
   }
 }
 
@@ -175,9 +175,9 @@ TEST(LaunchHostfile, FaultsAreNamedByFileLineAndReason) {
   const TestFolder folder;
   const std::string file = folder / "hosts";
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"localhost slots=many\n", ":1:17: slots makes no sense; got 'many'"},
-      {"localhost slots=0\r\n", ":1:17: slots makes no sense; got '0'"},
-      {"a slots=1\na slots=1\n", ":2:1: host a is there twice, first in line 1"},
+      {"localhost slots=many\n", ":1:17: invalid value 'many' for slots"},
+      {"localhost slots=0\r\n", ":1:17: invalid value '0' for slots"},
+      {"a slots=1\na slots=1\n", ":2:1: host a is listed twice, first in line 1"},
       {"", ":1:1: names no host"},
       {"-oProxyCommand=touch${IFS}/tmp/pwned slots=1\n", ":1:1: "},
       {"localhost;touch${IFS}/tmp/pwned slots=1\n", "holds ';'"},
@@ -229,7 +229,9 @@ TEST(LaunchDryRun, TellsWhoWouldRunWhereAndStartsNothing) {
   EXPECT_FALSE(std::filesystem::exists(made));
   const Outcome wrong = run_clean(launch("x", {"--dry-run", "--json", "true"}));
   EXPECT_EQ(wrong.code, 2);
-  EXPECT_THAT(nlohmann::json::parse(wrong.out)["error"].get<std::string>(), HasSubstr("got 'x'"));
+  EXPECT_THAT(
+      nlohmann::json::parse(wrong.out)["error"].get<std::string>(),
+      HasSubstr("invalid value 'x' for -n"));
 }
 
 TEST(LaunchBinding, TiesEachRankToItsCores) {
@@ -354,15 +356,15 @@ TEST(LaunchFlags, OfTorchrunAccelerateAndDeepSpeedMeanTheSame) {
 
 TEST(LaunchFlags, ThatMeanNothingHereAreRefusedWithTheReason) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
-      {{"--use_fsdp"}, "or by --zero-stage: 3 is FULL_SHARD"},
+      {{"--use_fsdp"}, "or --zero-stage: 3 is FULL_SHARD"},
       {{"--zero-stage", "4"}, "--zero-stage"},
-      {{"--tpu"}, "there is no TPU backend"},
+      {{"--tpu"}, "Lockstep has no TPU backend"},
       {{"--dynamo_backend", "inductor"}, "torch.compile"},
-      {{"--virtual-local-rank"}, "every rank finds its true LOCAL_RANK"},
+      {{"--virtual-local-rank"}, "every rank has its real LOCAL_RANK"},
       {{"--monitor-interval", "5"}, "noticed at once"},
       {{"--rdzv-backend", "etcd"}, "--rdzv-backend etcd is not supported"},
-      {{"--rdzv-conf", "last_call_timeout=3"}, "--rdzv-conf last_call_timeout means nothing here"},
-      {{"--rdzv-conf", "join_timeout=x"}, "got 'x'"},
+      {{"--rdzv-conf", "last_call_timeout=3"}, "--rdzv-conf last_call_timeout has no effect"},
+      {{"--rdzv-conf", "join_timeout=x"}, "invalid value 'x' for join_timeout of --rdzv-conf"},
       {{"--nnodes", "1:4"}, "varying number of hosts"},
       {{"--num-processes", "2"}, "give one"},
       {{"--numa-binding", "exclusive"}, "expected node"},
@@ -383,12 +385,12 @@ TEST(LaunchFlags, ThatMeanNothingHereAreRefusedWithTheReason) {
       {{"--standalone", "--master-port", "1234"}, "--standalone is one host"},
       {{"--rdzv-endpoint", "localhost:99999"}, "a port from 0 to 65535"},
       {{"--env", "RANK=3"}, "is set by the launcher itself"},
-      {{"--env", "NO_SUCH_VARIABLE_HERE"}, "no such variable to pass on"},
+      {{"--env", "NO_SUCH_VARIABLE_HERE"}, "no such variable in the environment"},
       {{"--nnodes", "2", "--master-addr", "localhost"}, "LOCKSTEP_JOB_TOKEN is not set"},
       {{"--max-restarts", "-1"}, "-1"},
       {{"--timeout", "0"}, "--timeout"},
       {{"--tee", "5"}, "invalid value '5' for --tee"},
-      {{"--rdzv-id", "../up"}, "--rdzv-id makes no sense"},
+      {{"--rdzv-id", "../up"}, "invalid value '../up' for --rdzv-id"},
       {{"--node-rank", "1"}, "expected 0 to 0"}};
   for (const auto& [flags, message] : cases) {
     std::vector<std::string> words = flags;
@@ -418,7 +420,7 @@ TEST(LaunchFlags, TooLowALimitOfTheShellIsNamed) {
 
 TEST(LaunchFlags, TheHelpIsInGroups) {
   const std::string help = run_lockstep({"launch", "--help"}).out;
-  for (const char* group : {"Job:", "Many hosts:", "Watching:", "Output:", "Environment:"}) {
+  for (const char* group : {"Job:", "Several hosts:", "Monitoring:", "Output:", "Environment:"}) {
     EXPECT_THAT(help, HasSubstr(group));
   }
   EXPECT_THAT(help, Not(HasSubstr("fsdp")));
