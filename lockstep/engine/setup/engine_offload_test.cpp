@@ -1,6 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/engine/offload_options.h"
-
 #include <string>
 #include <vector>
 
@@ -11,6 +9,7 @@
 #include "lockstep/base/test_folder.h"
 #include "lockstep/comm/tensor/sharded_param.h"
 #include "lockstep/engine/engine.h"
+#include "lockstep/engine/offload_options.h"
 #include "lockstep/engine/test_engine.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/offload/host_update.h"
