@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/engine/init_distributed.h"
+#include "lockstep/engine/setup/init_distributed.h"
 
 #include <cstdlib>
 #include <map>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/engine/offload_options.h"
+#include "lockstep/engine/setup/accelerator_options.h"
 
 #include <string>
 #include <vector>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/engine/make_optimizer.h"
+#include "lockstep/engine/setup/make_optimizer.h"
 
 #include <cmath>
 #include <map>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/engine/loss_scale.h"
+#include "lockstep/engine/state/loss_scale.h"
 
 #include <algorithm>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/engine/cast_model.h"
+#include "lockstep/engine/setup/cast_model.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/engine/config_arguments.h"
+#include "lockstep/engine/setup/config_arguments.h"
 
 #include <fstream>
 #include <string>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/engine/config_text.h"
+#include "lockstep/engine/setup/config_document.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -14,7 +14,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/comm/sharded_param.h"
-#include "lockstep/engine/config_text.h"
+#include "lockstep/engine/setup/config_document.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/test_engine.h"
 #include "lockstep/optim/rules/sgd.h"
