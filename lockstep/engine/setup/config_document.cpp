@@ -3,13 +3,20 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <filesystem>
 #include <optional>
 #include <string_view>
+
+#include <fmt/format.h>
+
+#include "lockstep/accelerator/either_variable.h"
+#include "lockstep/base/error.h"
+#include "lockstep/ds_config/ds_config.h"
 
 namespace lockstep {
 namespace {
 
-/// The 6 bits that a character stands for.
+/// Returns the 6 bits of a base64 digit.
 std::optional<uint32_t> bits_of(char character) {
   const auto from = [&](char first, uint32_t value) {
     return value + static_cast<uint32_t>(character - first);
@@ -31,6 +38,39 @@ std::optional<uint32_t> bits_of(char character) {
 
 }  // namespace
 
+config::Document read_config_document(const InitializeOptions& options) {
+  const std::filesystem::path& argument = options.args.deepspeed_config;
+  if (!argument.empty() && !(options.config.empty() && options.config_json.empty())) {
+    throw ConfigError(
+        "initialize",
+        fmt::format(
+            "got a configuration from the program, and --deepspeed_config {} on the command line; "
+            "give one",
+            argument.string()));
+  }
+  if (!argument.empty()) {
+    return ds_config::read_ds_document(argument);
+  }
+  if (options.config.empty() && options.config_json.empty()) {
+    // `lockstep launch --deepspeed-config-file FILE`.
+    if (const auto file = either_text(Environment::process(), "DEEPSPEED_CONFIG_FILE")) {
+      return ds_config::read_ds_document(*file);
+    }
+    throw ConfigError(
+        "initialize",
+        "needs a configuration; give `config`, a file, or `config_json`, or launch with "
+        "--deepspeed-config-file, or pass what add_config_arguments finds as `args`");
+  }
+  if (!options.config.empty() && !options.config_json.empty()) {
+    throw ConfigError("initialize", "got both `config` and `config_json`; give one");
+  }
+  if (!options.config.empty()) {
+    return ds_config::read_ds_document(options.config);
+  }
+  return config::parse_document(
+      "config_json", plain_config_text(options.config_json), config::Format::kCommentedJson);
+}
+
 std::string plain_config_text(const std::string& text) {
   std::string_view digits = text;
   constexpr std::string_view kBlank = " \t\r\n";
@@ -48,7 +88,7 @@ std::string plain_config_text(const std::string& text) {
   for (const char digit : digits) {
     const auto value = bits_of(digit);
     if (!value) {
-      return text;  // A configuration begins with a brace, which is none of them.
+      return text;  // Not base64: JSON begins with a brace.
     }
     held = (held << 6U | *value) & 0xffffU;
     bits += 6;

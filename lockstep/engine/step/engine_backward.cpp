@@ -1,58 +1,73 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a loss to gradients that are averaged, or wait to be.
-#include <functional>
-#include <memory>
+#include "lockstep/engine/step/engine_backward.h"
+
 #include <string>
 #include <utility>
 
 #include <fmt/format.h>
 
-#include <ATen/DeviceAccelerator.h>
-#include <ATen/ops/add.h>
 #include <ATen/ops/div.h>
 #include <ATen/ops/mul.h>
-#include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/engine/engine_core.h"
 
 namespace lockstep {
 
-bool EngineCore::is_gradient_accumulation_boundary() const {
-  if (boundary_) {
-    return *boundary_;
+// --- callbacks of the Accelerator
+
+/// Callbacks may outlive the engine in a loss's graph and in the program's optimizer.
+void EngineBackward::register_callbacks() {
+  context_.accelerator->watch_unknown_backwards([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) {
+      self->check_unscaled_backward();
+    }
+  });
+  context_.accelerator->set_ends_update([weak = weak_from_this()] {
+    const auto self = weak.lock();
+    return self && self->context_.counter.is_boundary();
+  });
+}
+
+at::Tensor EngineBackward::scale(const at::Tensor& loss) {
+  const at::Tensor part = part_of_update("scale", loss, /*scale_wrt_gas=*/true);
+  const auto callback = [weak = weak_from_this()](const auto& call) {
+    return [weak, call] {
+      if (const auto self = weak.lock()) {
+        call(*self);
+      }
+    };
+  };
+  BackwardSteps steps{
+      .begins = callback([update = context_.counter.counts().global_steps](EngineBackward& self) {
+        self.begin_program_backward(update);
+      }),
+      .computed = nullptr,
+      .ends = callback([](EngineBackward& self) { self.end_program_backward(); })};
+  if (monitor_.measures_gradient_averaging()) {
+    steps.computed =
+        callback([](EngineBackward& self) { self.monitor_.mark_gradients_computed(); });
   }
-  return !config_.managed_gradient_accumulation.value ||
-         (micro_steps_ + 1) % gradient_accumulation_steps_ == 0;
+  at::Tensor scaled =
+      context_.accelerator->scale_loss(scaled_for_reduction(part), std::move(steps));
+  monitor_.add_loss(part.detach());
+  return scaled;
 }
 
-/// Stages 2 and 3 divide gradients after each backward, so that none is whole for long.
-bool EngineCore::waits() const {
-  return within_no_sync_ || (stage() < 2 && !is_gradient_accumulation_boundary());
+// --- backwards of the engine
+
+/// Stages 2 and 3 average in each backward, so that no rank keeps full gradients for long.
+bool EngineBackward::defers_averaging() const {
+  return within_no_sync_ || (context_.stage() < 2 && !context_.counter.is_boundary());
 }
 
-GradientScope EngineCore::no_sync() {
-  accelerator();  // ConfigError if there is none any more.
-  if (stage() >= 2) {
+/// Returns the loss divided by the micro-steps in an update. Monitors add up these parts.
+at::Tensor EngineBackward::part_of_update(
+    const char* where, const at::Tensor& loss, bool scale_wrt_gas) {
+  if (!context_.has_optimizer()) {
     throw ConfigError(
-        "no_sync",
-        fmt::format(
-            "goes with stages 0 and 1; got stage {}, in which gradients are divided after every "
-            "backward: nothing is gained by waiting",
-            stage()));
-  }
-  if (within_no_sync_) {
-    throw ConfigError("no_sync", "is under way already; leave it first");
-  }
-  within_no_sync_ = true;
-  return GradientScope([self = shared_from_this()] { self->within_no_sync_ = false; });
-}
-
-/// The loss divided by the micro-steps of an update, which is also what monitors add up.
-at::Tensor EngineCore::divided(const char* where, const at::Tensor& loss, bool scale_wrt_gas) {
-  if (!has_optimizer_) {
-    throw ConfigError(
-        where, "there is no optimizer; add one to the configuration, or give initialize one");
+        where,
+        "the engine has no optimizer; add one to the configuration, or pass one to "
+        "initialize");
   }
   if (!loss.defined() || loss.numel() != 1) {
     throw ConfigError(
@@ -61,160 +76,180 @@ at::Tensor EngineCore::divided(const char* where, const at::Tensor& loss, bool s
             "needs a loss of one number; got {}",
             loss.defined() ? fmt::format("{}", loss.numel()) : "none"));
   }
-  forget_unended();
-  return scale_wrt_gas && gradient_accumulation_steps_ > 1
-             ? at::div(loss, static_cast<double>(gradient_accumulation_steps_))
-             : loss;
+  drop_unfinished_backward();
+  const int64_t micro_steps = context_.counter.gradient_accumulation_steps();
+  return scale_wrt_gas && micro_steps > 1 ? at::div(loss, static_cast<double>(micro_steps)) : loss;
 }
 
-/// A mean over the ranks is made of it later, of which a sum is so many times as much.
-at::Tensor EngineCore::rooted(const at::Tensor& part) const {
-  return config_.gradient_allreduce_op.value == ds_config::AllreduceOp::kSum
-             ? at::mul(part, static_cast<double>(accelerator().num_processes()))
+/// Multiplies by the ranks if gradients are summed: the reduction divides by them.
+at::Tensor EngineBackward::scaled_for_reduction(const at::Tensor& part) const {
+  return context_.config.gradient_allreduce_op.value == ds_config::AllreduceOp::kSum
+             ? at::mul(part, static_cast<double>(context_.accelerator->num_processes()))
              : part;
 }
 
-void EngineCore::add_to_mean(const at::Tensor& part) {
-  if (report_->wants_loss()) {
-    const c10::AutoGradMode no_grad(false);
-    loss_sum_ = loss_sum_.defined() ? at::add(loss_sum_, part) : part;
+at::Tensor EngineBackward::backward(const at::Tensor& loss, const EngineBackwardOptions& options) {
+  const at::Tensor part = part_of_update("backward", loss, options.scale_wrt_gas);
+  monitor_.begin_backward();
+  BackwardOptions backward_options{.retain_graph = options.retain_graph, .computed = nullptr};
+  if (monitor_.measures_gradient_averaging()) {
+    backward_options.computed = [this] { monitor_.mark_gradients_computed(); };
   }
-}
-
-at::Tensor EngineCore::backward(const at::Tensor& loss, const EngineBackwardOptions& options) {
-  tell_memory("before backward");
-  const at::Tensor part = divided("backward", loss, options.scale_wrt_gas);
-  const auto began = now();
-  computed_at_ = began;
-  BackwardOptions ours{.retain_graph = options.retain_graph, .computed = nullptr};
-  if (report_->wants_times()) {
-    ours.computed = [this] { computed_at_ = computed_now(); };
+  const bool deferred = defers_averaging();
+  {
+    std::optional<GradientScope> scope;
+    if (deferred) {
+      scope.emplace(context_.accelerator->no_sync());
+    }
+    context_.accelerator->backward(scaled_for_reduction(part), backward_options);
   }
-  const bool held = waits();
-  if (held) {
-    const GradientScope scope = accelerator().no_sync();
-    accelerator().backward(rooted(part), ours);
-  } else {
-    accelerator().backward(rooted(part), ours);
-  }
-  averaged_ = !held;
+  gradients_are_averaged_ = !deferred;
   at::Tensor result = part.detach();
-  add_to_mean(result);
-  end_of_backward(began);
+  monitor_.add_loss(result);
+  monitor_.end_backward();
   return result;
 }
 
-void EngineCore::end_of_backward(StepTimers::Clock::time_point began) {
-  const auto ended = now();
-  const double ms = StepTimers::add(micro_timers_.backward_ms, began, ended);
-  if (report_->wants_times()) {
-    StepTimers::add(micro_timers_.backward_inner_ms, began, computed_at_);
-    StepTimers::add(micro_timers_.backward_allreduce_ms, computed_at_, ended);
+GradientScope EngineBackward::no_sync() {
+  if (context_.stage() >= 2) {
+    throw ConfigError(
+        "no_sync",
+        fmt::format(
+            "works in stages 0 and 1; got stage {}, which reduces and shards gradients in every "
+            "backward, so that waiting saves nothing",
+            context_.stage()));
   }
-  if (is_profiled()) {
-    profile_.backward_ms += ms;
+  if (within_no_sync_) {
+    throw ConfigError("no_sync", "another scope is active already; leave it first");
   }
-  tell_memory("after backward");
+  within_no_sync_ = true;
+  return GradientScope([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) {
+      self->within_no_sync_ = false;
+    }
+  });
 }
 
-/// Collectives that run on a stream of their own may go on.
-StepTimers::Clock::time_point EngineCore::computed_now() const {
-  const at::Device device = accelerator().device();
-  if (!device.is_cpu()) {
-    at::accelerator::getCurrentStream(device.index()).synchronize();
+void EngineBackward::coalesce_grad_reduction(const std::function<void()>& body) {
+  const char* const name = "coalesce_grad_reduction";
+  if (!context_.config.managed_gradient_accumulation.value) {
+    throw ConfigError(
+        name,
+        "does not work with managed_gradient_accumulation false, where every step() is an update; "
+        "delete that key, or use backward alone");
   }
-  return StepTimers::Clock::now();
+  if (context_.stage() == 0) {
+    throw ConfigError(name, "works in stages 1 to 3; got stage 0; use no_sync()");
+  }
+  if (within_no_sync_) {
+    throw ConfigError(
+        name,
+        within_coalescing_ ? "another call is active already; leave it first"
+                           : "a no_sync() scope is active; leave it first");
+  }
+  if (!context_.has_optimizer()) {
+    throw ConfigError(name, "the engine has no optimizer; add one to the configuration");
+  }
+  within_no_sync_ = within_coalescing_ = true;
+  try {
+    body();
+  } catch (...) {
+    within_no_sync_ = within_coalescing_ = false;
+    throw;
+  }
+  within_no_sync_ = within_coalescing_ = false;
+  const StepMonitor::Time began = monitor_.now();
+  context_.accelerator->average_gradients();
+  gradients_are_averaged_ = true;
+  monitor_.add_gradient_averaging(began);
 }
 
-// --- where the program calls .backward() itself
-
-at::Tensor EngineCore::scale(const at::Tensor& loss) {
-  const at::Tensor part = divided("scale", loss, /*scale_wrt_gas=*/true);
-  BackwardSteps steps{
-      .begins =
-          [core = weak_from_this(), update = global_steps_] {
-            if (const auto self = core.lock()) {
-              self->begin_scaled(update);
-            }
-          },
-      .computed = nullptr,
-      .ends =
-          [core = weak_from_this()] {
-            if (const auto self = core.lock()) {
-              self->end_scaled();
-            }
-          }};
-  if (report_->wants_times()) {
-    steps.computed = [core = weak_from_this()] {
-      if (const auto self = core.lock()) {
-        self->computed_at_ = self->computed_now();
-      }
-    };
+void EngineBackward::check_before_step() {
+  if (within_no_sync_) {
+    throw ConfigError(
+        "step",
+        within_coalescing_
+            ? "called within coalesce_grad_reduction(), which averages gradients at its end; call "
+              "step after it"
+            : "called within no_sync(), whose gradients are not averaged; leave it first");
   }
-  at::Tensor scaled = accelerator().scale_loss(rooted(part), std::move(steps));
-  add_to_mean(part.detach());
-  return scaled;
+  if (std::exchange(program_backward_is_running_, false)) {
+    drop_unfinished_backward();
+    throw ConfigError(
+        "step",
+        "the backward of a loss from scale() has thrown, and its gradients are invalid; drop them "
+        "(optimizer.zero_grad()) before the next backward");
+  }
 }
 
-void EngineCore::begin_scaled(int64_t update) {
-  if (update != global_steps_) {
+void EngineBackward::average_pending_gradients() {
+  // Pending: backwards within no_sync(), or before the program moved the boundary.
+  if (!gradients_are_averaged_) {
+    context_.accelerator->average_gradients();
+    gradients_are_averaged_ = true;
+  }
+}
+
+// --- backwards that the program calls
+
+void EngineBackward::begin_program_backward(int64_t update) {
+  if (update != context_.counter.counts().global_steps) {
     throw ConfigError(
         "backward",
-        "got a loss that was scaled before the last update, since when the loss scale may be "
-        "another; call engine.scale(loss) again");
+        "got a loss that was scaled before the last update, which may have changed the loss "
+        "scale; call engine.scale(loss) again");
   }
-  forget_unended();
-  tell_memory("before backward");
-  scaled_began_ = computed_at_ = now();
-  if (waits()) {
-    held_.emplace(accelerator().no_sync());
+  drop_unfinished_backward();
+  monitor_.begin_backward();
+  if (defers_averaging()) {
+    program_backward_no_sync_.emplace(context_.accelerator->no_sync());
   }
-  scaled_under_way_ = true;
+  program_backward_is_running_ = true;
 }
 
-void EngineCore::end_scaled() {
-  averaged_ = !held_;
-  held_.reset();
-  scaled_under_way_ = false;
-  end_of_backward(scaled_began_);
+void EngineBackward::end_program_backward() {
+  gradients_are_averaged_ = !program_backward_no_sync_;
+  program_backward_no_sync_.reset();
+  program_backward_is_running_ = false;
+  monitor_.end_backward();
 }
 
-/// What a backward that threw, which the program called, has left.
-void EngineCore::forget_unended() {
-  held_.reset();
-  scaled_under_way_ = false;
+void EngineBackward::drop_unfinished_backward() {
+  program_backward_no_sync_.reset();
+  program_backward_is_running_ = false;
 }
 
-/// Of a loss that neither backward nor scale has seen.
-void EngineCore::judge_unknown_backward() {
+/// Throws unless the gradients of a loss without backward() or scale() are right all the same.
+void EngineBackward::check_unscaled_backward() {
   const auto refuse = [](const std::string& because) {
     throw ConfigError(
         "backward",
         fmt::format(
-            "of a loss that the engine has not seen, {}; call engine.backward(loss), or "
+            "loss.backward() was called directly, {}; call engine.backward(loss), or "
             "engine.scale(loss).backward(); if it is another model's loss, freeze this one "
             "meanwhile (requires_grad_(false)); if another engine has this model now, destroy() "
             "the first",
             because));
   };
-  if (gradient_accumulation_steps_ > 1) {
+  const int64_t micro_steps = context_.counter.gradient_accumulation_steps();
+  if (micro_steps > 1) {
     refuse(fmt::format(
-        "whose gradients are not divided by the {} micro-steps of an update",
-        gradient_accumulation_steps_));
+        "so gradients are not divided by the {} micro-steps of an update", micro_steps));
   }
-  if (config_.precision.value == ds_config::Dtype::kFloat16) {
-    refuse("whose gradients do not carry the loss scale of fp16");
+  if (context_.config.precision.value == ds_config::Dtype::kFloat16) {
+    refuse("so gradients do not carry the loss scale of fp16");
   }
-  if (config_.gradient_allreduce_op.value == ds_config::AllreduceOp::kSum) {
-    refuse("whose gradients are averaged, while gradient_allreduce_op is sum");
+  if (context_.config.gradient_allreduce_op.value == ds_config::AllreduceOp::kSum) {
+    refuse("so gradients are averaged, while gradient_allreduce_op is sum");
   }
-  if (config_.bf16.enabled.value && config_.bf16.check_grad_overflow.value) {
-    refuse("which is not looked at for infinities, while bf16.check_grad_overflow is on");
+  const ds_config::Bf16Section& bf16 = context_.config.bf16;
+  if (bf16.enabled.value && bf16.check_grad_overflow.value) {
+    refuse("so the loss is not checked for infinities, while bf16.check_grad_overflow is on");
   }
-  if (waits()) {
-    refuse("whose gradients are averaged at once, where those of this backward are to wait");
+  if (defers_averaging()) {
+    refuse("so gradients are averaged at once, while those of this backward must wait");
   }
-  averaged_ = true;
+  gradients_are_averaged_ = true;
 }
 
 }  // namespace lockstep
