@@ -225,7 +225,7 @@ TEST(LossScale, IsForTheFileToSay) {
           change(options.accelerator);
           EXPECT_THAT(
               [&] { initialize(net, std::move(options)); },
-              ThrowsMessage<ConfigError>(HasSubstr("as fp16.loss_scale")));
+              ThrowsMessage<ConfigError>(HasSubstr("set fp16.loss_scale")));
         });
   };
   expect_refused([](AcceleratorOptions& given) { given.grad_scaler.init_scale = 4; });
