@@ -13,7 +13,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/memory/crc32c.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/checkpoint/weights/safetensors.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/test_engine.h"
 #include "lockstep/storage/test_files.h"

@@ -6,7 +6,7 @@
 
 #include <c10/core/ScalarType.h>
 
-#include "lockstep/checkpoint/save_model.h"
+#include "lockstep/checkpoint/weights/save_model.h"
 #include "lockstep/ds_config/ds_config.h"
 
 namespace lockstep {

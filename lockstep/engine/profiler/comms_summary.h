@@ -4,7 +4,7 @@
 #include <string>
 
 #include "lockstep/accelerator/accelerator.h"
-#include "lockstep/comm/comms_log.h"
+#include "lockstep/comm/log/comms_log.h"
 
 namespace lockstep {
 

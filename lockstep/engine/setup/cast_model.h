@@ -7,7 +7,7 @@
 
 #include <c10/core/ScalarType.h>
 
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/ds_config/ds_config.h"
 
 namespace lockstep {

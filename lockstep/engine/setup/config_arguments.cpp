@@ -10,7 +10,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/ds_config/scalar_values.h"
+#include "lockstep/ds_config/keys/scalar_values.h"
 
 namespace lockstep {
 

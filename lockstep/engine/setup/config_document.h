@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "lockstep/config/document.h"
+#include "lockstep/config/document/document.h"
 #include "lockstep/engine/setup/initialize_options.h"
 
 namespace lockstep {

@@ -13,7 +13,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/comm/sharded_param.h"
+#include "lockstep/comm/tensor/sharded_param.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/setup/config_document.h"
 #include "lockstep/engine/test_engine.h"

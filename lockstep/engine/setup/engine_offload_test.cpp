@@ -7,7 +7,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/comm/sharded_param.h"
+#include "lockstep/comm/tensor/sharded_param.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/setup/accelerator_options.h"
 #include "lockstep/engine/test_engine.h"

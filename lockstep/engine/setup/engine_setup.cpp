@@ -11,7 +11,7 @@
 #include "lockstep/accelerator/zero_setup/lower_precision.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/ds_config/described_values.h"
+#include "lockstep/ds_config/keys/described_values.h"
 #include "lockstep/ds_config/value_text.h"
 #include "lockstep/engine/setup/cast_model.h"
 #include "lockstep/engine/setup/config_document.h"

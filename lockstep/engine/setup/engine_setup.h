@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "lockstep/accelerator/accelerator.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/engine/profiler/module_tree.h"
 #include "lockstep/engine/setup/accelerator_options.h"
 #include "lockstep/engine/setup/initialize_options.h"

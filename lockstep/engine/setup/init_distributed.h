@@ -5,7 +5,7 @@
 #include <string>
 
 #include "lockstep/base/host/world.h"
-#include "lockstep/comm/connect.h"
+#include "lockstep/comm/connect/connect.h"
 #include "lockstep/comm/group.h"
 
 namespace lockstep {

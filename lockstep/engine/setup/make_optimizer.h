@@ -5,7 +5,7 @@
 
 #include <torch/optim/optimizer.h>
 
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/ds_config/parameters.h"
 #include "lockstep/optim/rules/mup.h"
 

@@ -10,7 +10,7 @@
 #include <ATen/ATen.h>
 #include <torch/nn/modules/linear.h>
 
-#include "lockstep/accelerator/prepare.h"
+#include "lockstep/accelerator/prepare/prepare.h"
 #include "lockstep/base/error.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/test_engine.h"

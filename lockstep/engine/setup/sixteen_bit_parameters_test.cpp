@@ -18,7 +18,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/checkpoint/reader.h"
-#include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/checkpoint/weights/safetensors.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/test_engine.h"
 #include "lockstep/optim/flat_optimizer.h"

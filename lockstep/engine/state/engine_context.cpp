@@ -8,7 +8,7 @@
 #include <torch/optim/optimizer.h>
 
 #include "lockstep/optim/flat_optimizer.h"
-#include "lockstep/optim/optimizer_settings.h"
+#include "lockstep/optim/state/optimizer_settings.h"
 
 namespace lockstep {
 

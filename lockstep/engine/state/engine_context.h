@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lockstep/accelerator/accelerator.h"
-#include "lockstep/comm/comms_log.h"
+#include "lockstep/comm/log/comms_log.h"
 #include "lockstep/ds_config/ds_config.h"
 #include "lockstep/engine/profiler/module_tree.h"
 #include "lockstep/engine/state/loss_scale.h"

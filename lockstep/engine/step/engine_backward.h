@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/accelerator/loop/gradient_scope.h"
+#include "lockstep/accelerator/backward/gradient_scope.h"
 #include "lockstep/engine/state/engine_context.h"
 #include "lockstep/engine/step/step_monitor.h"
 
