@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a ds_config.json's activation_checkpointing does to the checkpoints of an engine's model.
+// ds_config.json's activation_checkpointing applies to the checkpoints of an engine's model.
 #include <string>
 #include <utility>
 #include <vector>

@@ -1,304 +1,194 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <concepts>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include <nlohmann/json.hpp>
+#include <ATen/core/Tensor.h>
 
 #include "lockstep/accelerator/accelerator.h"
-#include "lockstep/accelerator/training_state/full_values.h"
-#include "lockstep/comm/log/comms_log.h"
+#include "lockstep/data/loader/loader_core.h"
 #include "lockstep/ds_config/ds_config.h"
-#include "lockstep/engine/profiler/flops_profiler.h"
-#include "lockstep/engine/profiler/module_tree.h"
-#include "lockstep/engine/profiler/step_report.h"
-#include "lockstep/engine/setup/config_arguments.h"
-#include "lockstep/engine/setup/init_distributed.h"
-#include "lockstep/engine/state/loss_scale.h"
-#include "lockstep/optim/rules/mup.h"
+#include "lockstep/engine/checkpoint/checkpoint_options.h"
+#include "lockstep/engine/state/engine_context.h"
+#include "lockstep/engine/step/engine_backward.h"
+#include "lockstep/engine/step/engine_update.h"
+#include "lockstep/engine/step/step_monitor.h"
+#include "lockstep/zero/activation/activation_checkpoint.h"
 #include "lockstep/zero/activation/activation_checkpointing.h"
 
 namespace lockstep {
 
-/// Options of `initialize`.
-struct InitializeOptions {
-  /// The ds_config.json; or its text, as `config_json`, possibly in base64; or the command line's,
-  /// as `args`. One of them, or else the file that LOCKSTEP_DEEPSPEED_CONFIG_FILE names (`lockstep
-  /// launch --deepspeed-config-file`).
-  std::filesystem::path config = {};
-  std::string config_json = {};
-  /// The result of add_config_arguments.
-  ConfigArguments args = {};
-  /// Replaces the file's optimizer: of lockstep::optim, or with stage 0 of torch::optim.
-  std::shared_ptr<torch::optim::Optimizer> optimizer = nullptr;
-  /// Creates such an optimizer for `model_parameters`, or all parameters that require gradients.
-  std::function<std::shared_ptr<torch::optim::Optimizer>(const std::vector<at::Tensor>& parameters)>
-      make_optimizer = nullptr;
-  /// Replaces the file's scheduler. One that needs a metric gets it from step({.metric = ...}), at
-  /// each update.
-  std::optional<AnySchedule> lr_scheduler = std::nullopt;
-  /// Creates such a scheduler for its optimizer.
-  std::function<AnySchedule(torch::optim::Optimizer& optimizer)> make_lr_scheduler = nullptr;
-  /// The parameters of the file's optimizer; empty: all that require gradients. Gradients of other
-  /// parameters are ignored, and dropped with each update; under ZeRO, freeze these.
-  std::vector<at::Tensor> model_parameters = {};
-  /// For the file's MuAdam, MuAdamW and MuSGD: the result of optim::set_base_shapes for the model.
-  optim::InfShapes mup_shapes = {};
-  /// Options that the file lacks: project_dir, cpu, timeouts. Options that the file has, too
-  /// (mixed_precision, zero, gradient_accumulation_steps, grad_scaler, loss_scale_rule, non_finite,
-  /// lower_precision_safe_modules) are an error.
-  AcceleratorOptions accelerator = {};
-  /// Replaces the connection of init_distributed or initialize: ranks as threads, or part of a job.
-  using Connected = lockstep::Connected;
-  std::optional<lockstep::Connected> connected = std::nullopt;
-};
+/// The calls of an Engine that do not depend on the model's type.
+///
+/// A handle: copies refer to the same engine. After destroy() every call is a ConfigError. Not
+/// thread-safe. After DeepSpeed 0.19's DeepSpeedEngine.
+class EngineCore {
+  struct Parts;
 
-/// The name of a checkpoint's folder: a text, or a number as it is printed.
-class CheckpointTag {
  public:
-  CheckpointTag(std::string text) : text_(std::move(text)) {}             // NOLINT
-  CheckpointTag(const char* text) : text_(text) {}                        // NOLINT
-  CheckpointTag(double number) : text_(nlohmann::json(number).dump()) {}  // NOLINT
-  CheckpointTag(int64_t number) : text_(std::to_string(number)) {}        // NOLINT
-  CheckpointTag(int number) : text_(std::to_string(number)) {}            // NOLINT
-  const std::string& text() const { return text_; }
-
- private:
-  std::string text_;
-};
-
-struct SaveCheckpointOptions {
-  /// The program's own state, returned by load_checkpoint; the main process's is saved. `client_sd`
-  /// is another name for it.
-  nlohmann::json client_state = nullptr;
-  nlohmann::json client_sd = nullptr;
-  /// Whether to write this tag to `<save_dir>/latest`.
-  bool save_latest = true;
-  /// Leaves out parameters that require no gradient; load_checkpoint keeps the model's values of
-  /// these.
-  bool exclude_frozen_parameters = false;
-};
-
-/// The states that load_checkpoint loads; others stay unchanged.
-struct LoadCheckpointOptions {
-  /// Unless set, tensors in only the model or only the checkpoint are skipped, with a warning.
-  bool load_module_strict = true;
-  /// Includes the dynamic loss scale. Without it, a new accumulation group begins.
-  bool load_optimizer_states = true;
-  bool load_lr_scheduler_states = true;
-  /// Loads only the model's tensors and the client state: no counters, loader positions or random
-  /// numbers.
-  bool load_module_only = false;
-};
-
-struct LoadedCheckpoint {
-  std::filesystem::path path;  ///< Empty: nothing was loaded.
-  nlohmann::json client_state;
-};
-
-/// Options of Engine::backward.
-struct EngineBackwardOptions {
-  /// Keeps the graph for another backward through it.
-  bool retain_graph = false;
-  /// Divides the loss by the micro-steps in an update.
-  bool scale_wrt_gas = true;
-};
-
-/// Options of Engine::step; DeepSpeed's lr_kwargs.
-struct StepOptions {
-  /// The metric of schedule::reduce_on_plateau: the same on all ranks.
-  std::optional<double> metric = std::nullopt;
-};
-
-/// The implementation of Engine, independent of the model's type. See Engine for the functions.
-class EngineCore : public std::enable_shared_from_this<EngineCore> {
- public:
-  /// Casts its arguments as the file says; see cast_model.
-  EngineCore(
-      InitializeOptions options,
-      const NamedTensors& parameters,
-      const NamedTensors& buffers,
-      const NamedClasses& modules);
-
-  // --- the steps of initialize(), in order
-  /// Throws ConfigError once the engine is destroyed.
-  Accelerator& accelerator() const;
-  const ds_config::DsConfig& config() const { return config_; }
-  /// Returns the given optimizer, or the file's, of `parameters`; null if there is neither.
-  std::shared_ptr<torch::optim::Optimizer> optimizer_of(NamedTensors parameters);
-  void start(
-      Optimizer optimizer,
-      std::function<std::vector<at::Tensor>()> parameters,
-      std::function<ModuleTree()> modules);
-  const Optimizer& optimizer() const { return optimizer_; }
-  const Scheduler& scheduler() const { return scheduler_; }
-  /// The file's micro-batch, shuffled.
-  data::LoaderOptions loader_options() const;
-
   // --- training
-  at::Tensor backward(const at::Tensor& loss, const EngineBackwardOptions& options);
+  /// Runs activation_checkpoint with the file's activation_checkpointing, for computations outside
+  /// `engine(...)`, which uses these settings anyway.
+  std::vector<at::Tensor> checkpoint(
+      CheckpointedForward forward,
+      const std::vector<at::Tensor>& inputs,
+      const std::vector<at::Tensor>& parameters);
+  template <typename Module, std::convertible_to<at::Tensor>... Inputs>
+  requires requires(const Module& module) { module->parameters(); }
+  at::Tensor checkpoint(const Module& module, const Inputs&... inputs) {
+    const ActivationCheckpointing::Scope scope(activation_checkpointing());
+    return activation_checkpoint(module, inputs...);
+  }
+
+  /// Computes gradients, and averages them at the boundary (stages 0 and 1) or always (2 and 3).
+  /// Returns the loss divided by the micro-steps in an update, unless `scale_wrt_gas` is false.
+  /// ConfigError without an optimizer, and for a loss of several elements.
+  at::Tensor backward(const at::Tensor& loss, const EngineBackwardOptions& options = {});
+  /// Returns the loss, divided by the micro-steps in an update and, with fp16, scaled. The program
+  /// calls .backward() on it, once for each update: gradients equal those of backward(loss), and
+  /// are averaged at the same points. ConfigError as backward's, and for a loss that depends on
+  /// nothing. A backward of another loss is a ConfigError if its gradients would differ: with
+  /// accumulation, fp16, bf16.check_grad_overflow, the sum of ranks, or deferred averaging.
   at::Tensor scale(const at::Tensor& loss);
-  void step(const StepOptions& options);
-  bool is_gradient_accumulation_boundary() const;
-  void set_gradient_accumulation_boundary(bool is_boundary) { boundary_ = is_boundary; }
+  /// Ends a micro-step, and at the boundary clips, updates, and steps the scheduler. ConfigError,
+  /// before any update, within no_sync(), and if a metric is missing for, or given without, a
+  /// scheduler that needs one. Error if a dynamic loss scale overflows at its minimum.
+  void step(const StepOptions& options = {});
+  /// Returns whether the current micro-step is the last of the update.
+  bool is_gradient_accumulation_boundary() const { return context().counter.is_boundary(); }
+  /// Lets the program set the boundary from now on, instead of the count.
+  void set_gradient_accumulation_boundary(bool is_boundary) {
+    context().counter.set_boundary(is_boundary);
+  }
+  /// Opens an RAII scope whose backwards average nothing; the next backward after it does, or else
+  /// step(). ConfigError in stages 2 and 3.
   GradientScope no_sync();
+  /// Runs `body`, whose backwards send nothing, and then averages all their gradients at once:
+  /// several losses for one update, at the cost of one. Call step() afterwards. Full gradients stay
+  /// on each rank meanwhile. If `body` throws, nothing is averaged. Collective. ConfigError in
+  /// stage 0, within no_sync(), and with managed_gradient_accumulation false.
   void coalesce_grad_reduction(const std::function<void()>& body);
-  /// Begins a forward of the model; it ends with the returned object.
+
+  // --- configuration and counts
+  Accelerator& accelerator() const { return *context().accelerator; }
+  const ds_config::DsConfig& config() const { return context().config; }
+  int64_t train_batch_size() const { return context().counter.train_batch_size(); }
+  int64_t train_micro_batch_size_per_gpu() const { return context().counter.micro_batch_size(); }
+  int64_t gradient_accumulation_steps() const {
+    return context().counter.gradient_accumulation_steps();
+  }
+  /// Changes the micro-steps in an update. ConfigError unless ranks times micro-batch divide
+  /// `size`.
+  void set_train_batch_size(int64_t size) { context().counter.set_train_batch_size(size); }
+  /// Sets the micro-batch of later micro-steps; loaders are not changed.
+  void set_train_micro_batch_size(int64_t size) { context().counter.set_micro_batch_size(size); }
+  int zero_optimization_stage() const { return static_cast<int>(context().stage()); }
+  /// Returns the number of updates, including those skipped for overflows.
+  int64_t global_steps() const { return context().counter.counts().global_steps; }
+  int64_t global_samples() const { return context().counter.counts().global_samples; }
+  int64_t skipped_steps() const { return context().counter.counts().skipped_steps; }
+  int64_t micro_steps() const { return context().counter.counts().micro_steps; }
+  /// Returns whether the last step() changed the parameters.
+  bool was_step_applied() const;
+  /// Returns the gradient norm of the last update, before clipping. It is measured with clipping,
+  /// and with zero_optimization.compute_grad_norm from stage 1 on or with fp16 or bf16. Measuring
+  /// costs each step() one more read of the gradients, and a reduction of one number over the
+  /// ranks. Waits for the device.
+  std::optional<double> get_global_grad_norm() const;
+  /// Returns options of a loader for further data: the configured micro-batch, shuffled.
+  data::LoaderOptions loader_options() const;
+  /// Returns the learning rate of each parameter group.
+  std::vector<double> get_lr() const { return context().learning_rates(); }
+  /// Returns SGD's momentum, or Adam's first beta, of each parameter group. Also of torch::optim's.
+  std::vector<double> get_mom() const { return context().momenta(); }
+  /// Returns 1 without fp16.
+  double loss_scale() const { return context().loss_scale(); }
+
+  // --- checkpoints
+  /// Saves the complete state to `<save_dir>/<tag>`, `global_step<n>` by default, and writes the
+  /// tag to `<save_dir>/latest`. Atomic; see docs/checkpoints.md. If the ranks' tags differ,
+  /// checkpoint.tag_validation decides; rank 0's counts. Returns the folder. Collective.
+  std::filesystem::path save_checkpoint(
+      const std::filesystem::path& save_dir,
+      std::optional<CheckpointTag> tag = std::nullopt,
+      const SaveCheckpointOptions& options = {});
+  /// Resumes from `<load_dir>/<tag>`, by default the tag in `latest`, saved by any number of ranks
+  /// in any stage. Returns its folder and the client state. Without `latest`: a warning, and an
+  /// empty path. Collective. CheckpointError, before anything is changed, for a state that does not
+  /// fit.
+  LoadedCheckpoint load_checkpoint(
+      const std::filesystem::path& load_dir,
+      std::optional<CheckpointTag> tag = std::nullopt,
+      const LoadCheckpointOptions& options = {});
+
+  // --- full values
+  /// Read and replace the full values of one trained parameter, in every stage: its values in
+  /// float32, the averaged gradient (undefined if there is none), or a field of the optimizer's
+  /// state. For use between backward and step. Gradients are without the loss scale, and need a
+  /// backward that averaged (in stages 0 and 1 at the boundary). Collective; see FullValues.
+  at::Tensor safe_get_full_fp32_param(const at::Tensor& parameter);
+  at::Tensor safe_get_full_grad(const at::Tensor& parameter);
+  at::Tensor safe_get_full_optimizer_state(
+      const at::Tensor& parameter, const std::string& optim_state_key);
+  void safe_set_full_fp32_param(const at::Tensor& parameter, const at::Tensor& value);
+  void safe_set_full_grad(const at::Tensor& parameter, const at::Tensor& value);
+  void safe_set_full_optimizer_state(
+      const at::Tensor& parameter, const at::Tensor& value, const std::string& optim_state_key);
+
+  // --- memory, costs, end
+  /// Moves training states from the device to host memory; see Accelerator::offload_states.
+  void offload_states(const OffloadStatesOptions& options = {}) {
+    accelerator().offload_states(options);
+  }
+  /// Moves the states back.
+  void reload_states(bool non_blocking = false) { accelerator().reload_states(non_blocking); }
+  /// Logs the costs of this rank's collectives on the main process, and returns them: count, time
+  /// and bandwidth by operation and size; see CommsLog. `show_straggler` compares ranks, and is
+  /// collective. ConfigError unless comms_logger is enabled.
+  std::string log_summary(bool show_straggler = false);
+  /// Ends the engine for all its handles: waits for a running save, closes monitors, and frees its
+  /// memory. Later calls are a ConfigError, except module(); in stage 3 the model's values are
+  /// lost. The program must not use the optimizer any more; memory held by its own handles
+  /// (optimizer, loader) is freed with them. Never communicates. A second call does nothing.
+  void destroy();
+
+ protected:
+  explicit EngineCore(std::unique_ptr<EngineContext> context);
+
+  /// RAII scope of one forward of the model: measures it, and applies the file's
+  /// activation_checkpointing.
   class Forward {
    public:
-    explicit Forward(EngineCore& core);
+    explicit Forward(const EngineCore& core);
     ~Forward();
     Forward(const Forward&) = delete;
     Forward& operator=(const Forward&) = delete;
 
    private:
-    EngineCore& core_;
-    ActivationCheckpointing::Scope checkpoints_;
-    StepTimers::Clock::time_point began_;
-    bool profiled_ = false;
+    std::weak_ptr<Parts> parts_;
+    ActivationCheckpointing::Scope checkpointing_;
+    StepMonitor::Start start_;
   };
-
-  /// The file's activation_checkpointing; null if it is not used.
-  const std::shared_ptr<ActivationCheckpointing>& activation_checkpointing() const {
-    return activation_checkpointing_;
+  /// Returns null if the file sets no option.
+  std::shared_ptr<ActivationCheckpointing> activation_checkpointing() const {
+    return context().activation_checkpointing;
   }
-
-  // --- state
-  int64_t gradient_accumulation_steps() const { return gradient_accumulation_steps_; }
-  int64_t train_micro_batch_size_per_gpu() const { return micro_batch_size_; }
-  int64_t train_batch_size() const;
-  void set_train_batch_size(int64_t size);
-  void set_train_micro_batch_size(int64_t size);
-  int64_t global_steps() const { return global_steps_; }
-  int64_t global_samples() const { return global_samples_; }
-  int64_t skipped_steps() const { return skipped_steps_; }
-  int64_t micro_steps() const { return micro_steps_; }
-  bool was_step_applied() const { return step_applied_; }
-  std::optional<double> get_global_grad_norm() const;
-  std::vector<double> get_lr() const;
-  std::vector<double> get_mom() const;
-  double loss_scale() const;
-  std::string log_summary(bool show_straggler);
-  /// Throws ConfigError without an optimizer.
-  FullValues full_values();
-
-  // --- ending
-  void offload_states(const OffloadStatesOptions& options);
-  void reload_states(bool non_blocking);
-  void destroy();
-
-  // --- checkpoints
-  std::filesystem::path save_checkpoint(
-      const std::filesystem::path& save_dir,
-      std::optional<CheckpointTag> tag,
-      const SaveCheckpointOptions& options);
-  LoadedCheckpoint load_checkpoint(
-      const std::filesystem::path& load_dir,
-      std::optional<CheckpointTag> tag,
-      const LoadCheckpointOptions& options);
-  /// The dtype of save_model's 16-bit weights. ConfigError if neither file nor program says it.
-  checkpoint::SaveModelOptions save_16bit_options(
-      const std::string& file_name, std::optional<at::ScalarType> dtype) const;
 
  private:
-  void register_hooks();
-  void make_given_optimizer(const NamedTensors& parameters);
-  void freeze_without_optimizer(const NamedTensors& parameters) const;
-  void check_overlap(const AcceleratorOptions& given) const;
-  AcceleratorOptions accelerator_options(AcceleratorOptions given);
-  void set_precision(AcceleratorOptions& options);
-  void set_zero(AcceleratorOptions& options) const;
-  void set_low_precision_policy(AcceleratorOptions& options, ZeroPlugin& plugin) const;
-  void check_unused() const;
-  bool waits() const;
-  at::Tensor divided(const char* where, const at::Tensor& loss, bool scale_wrt_gas);
-  at::Tensor rooted(const at::Tensor& part) const;
-  void add_to_mean(const at::Tensor& part);
-  void end_of_backward(StepTimers::Clock::time_point began);
-  void begin_scaled(int64_t update);
-  void end_scaled();
-  void forget_unended();
-  void judge_unknown_backward();
-  void check_step(const StepOptions& options, bool boundary);
-  std::vector<at::Tensor> clipped_parameters() const;
-  void update(const StepOptions& options);
-  void tell_update();
-  bool tells_norm() const;
-  /// With memory_breakdown: logs the memory in use `when`.
-  void tell_memory(const char* when) const;
-  std::string agreed_tag(const std::string& mine);
-  bool saves_on_each_host() const;
-  bool leads_disk() const;
-  std::string first_failure(const std::string& mine);
-  void name_latest(const std::filesystem::path& save_dir, const std::string& name);
-  std::string agreed_latest(const std::filesystem::path& load_dir);
-  nlohmann::json state() const;
-  void check_position(const std::string& path) const;
-  void load_state(const nlohmann::json& state, const std::string& path, bool with_optimizer);
-  void set_loaded_scale();
-  int64_t stage() const { return config_.zero.stage.value; }
-  /// Used during construction: masters are sharded in stage 0, too, since full ones would take the
-  /// memory of two more models on each rank.
-  bool divides_masters() const {
-    return narrow_ && stage() == 0 && (given_.optimizer || config_.optimizer);
-  }
-  bool is_profiled() const;
-  /// Returns the time after the device has finished its work, if times are reported.
-  StepTimers::Clock::time_point now() const;
-  StepTimers::Clock::time_point synchronized_now() const;
-  StepTimers::Clock::time_point computed_now() const;
-  void tell_profile();
+  /// ConfigError once the engine is destroyed.
+  std::shared_ptr<Parts> live() const;
+  /// Does the same, and returns the live engine's context.
+  EngineContext& context() const;
 
-  ds_config::DsConfig config_;
-  InitializeOptions given_;
-  std::shared_ptr<ActivationCheckpointing> activation_checkpointing_;
-  bool narrow_ = false;  ///< With fp16 or bf16, some trained parameters are 16-bit.
-  std::shared_ptr<DynamicLossScale> loss_scale_;  ///< With fp16 and no fixed scale.
-  std::unique_ptr<Accelerator> accelerator_;
-  Optimizer optimizer_;
-  Scheduler scheduler_;
-  bool has_optimizer_ = false;
-  bool has_scheduler_ = false;
-  bool goes_by_metric_ = false;  ///< The scheduler needs a metric.
-  std::function<std::vector<at::Tensor>()> parameters_;
-  std::function<ModuleTree()> modules_;
-
-  int64_t gradient_accumulation_steps_ = 1;
-  int64_t micro_batch_size_ = 1;
-  bool saves_on_each_host_ = false;  ///< With several hosts.
-  std::optional<bool> boundary_;     ///< Set by the program instead of counted.
-  bool within_no_sync_ = false;
-  bool coalescing_ = false;
-  bool averaged_ = true;  ///< All existing gradients are averaged.
-  int64_t micro_steps_ = 0;
-  int64_t global_steps_ = 0;
-  int64_t global_samples_ = 0;
-  int64_t skipped_steps_ = 0;
-  bool step_applied_ = false;
-  at::Tensor norm_;
-  at::Tensor loss_sum_;      ///< Sum over the micro-steps since the last update, each divided.
-  StepTimers micro_timers_;  ///< Since the last step().
-  StepTimers timers_;        ///< Of the micro-steps since the last update.
-  StepTimers::Clock::time_point computed_at_;  ///< When this rank's last gradient was computed.
-  // State of a running backward of a loss from scale().
-  bool scaled_under_way_ = false;
-  StepTimers::Clock::time_point scaled_began_;
-  std::optional<GradientScope> held_;
-  std::unique_ptr<StepReport> report_;
-  std::shared_ptr<CommsLog> comms_log_;  ///< With comms_logger.
-  FlopsProfile profile_;
-  nlohmann::json client_state_;  ///< To be saved.
-  nlohmann::json loaded_state_;  ///< The engine state of the loaded checkpoint.
-  bool loads_position_ = true;   ///< Loading restores the position within an update.
-  // Last: their removal functions refer to the Accelerator's lists.
-  std::vector<std::function<void()>> remove_hooks_;
+  /// Shared by all handles; holds null once the engine is destroyed.
+  std::shared_ptr<std::shared_ptr<Parts>> parts_;
 };
 
 }  // namespace lockstep

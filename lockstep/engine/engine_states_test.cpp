@@ -22,15 +22,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::ThrowsMessage;
 
-std::string zero_config(int stage, const std::string& zero_keys, int micro_steps = 1) {
-  return R"({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": )" +
-         std::to_string(micro_steps) +
-         R"(, "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {
-         "stage3_param_persistence_threshold": 0, "stage": )" +
-         std::to_string(stage) + zero_keys + "}}";
-}
-
-/// A layer that forward leaves out unless it is told otherwise.
+/// A model with a layer that forward uses only on request.
 struct SpareNetImpl : torch::nn::Module {
   SpareNetImpl() {
     net = register_module("net", EngineNet());
@@ -100,29 +92,17 @@ TEST(UnusedParameters, AreLeftAloneUnlessTheFileSaysOtherwise) {
   }
 }
 
-std::vector<at::Tensor> values_of(Accelerator& accelerator, const EngineNet& net) {
-  std::vector<at::Tensor> values;
-  accelerator.with_gathered_parameters(net->parameters(), [&] {
-    for (const at::Tensor& parameter : net->parameters()) {
-      values.push_back(parameter.detach().clone());
-    }
-  });
-  return values;
-}
-
 TEST(CoalescedReduction, SendsOnceWhatMicroStepsWouldAndTrainsTheSame) {
   for (const int world : {1, 2}) {
     for (const int stage : {1, 2, 3}) {
       SCOPED_TRACE(stage);
       std::vector<at::Tensor> expected;
-      on_engine_ranks(world, simple_config(3, stage), [&](InitializeOptions options) {
-        EngineNet net;
-        auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+      on_engines(world, simple_config(3, stage), [&](TestEngine& engine, EngineNet& net) {
         for (int step = 0; step < 6; ++step) {
           engine.backward(engine(engine_batch(step)).square().mean());
           engine.step();
         }
-        auto values = values_of(engine.accelerator(), net);
+        auto values = full_values(engine.accelerator(), net);
         if (engine.accelerator().is_main_process()) {
           expected = std::move(values);
         }
@@ -151,7 +131,7 @@ TEST(CoalescedReduction, SendsOnceWhatMicroStepsWouldAndTrainsTheSame) {
           engine.step();
         }
         EXPECT_EQ(engine.global_steps(), 2);
-        const auto values = values_of(engine.accelerator(), net);
+        const auto values = full_values(engine.accelerator(), net);
         for (size_t i = 0; i < values.size(); ++i) {
           EXPECT_TRUE(at::allclose(values[i], expected[i], 1e-6, 1e-7));
         }
@@ -161,10 +141,7 @@ TEST(CoalescedReduction, SendsOnceWhatMicroStepsWouldAndTrainsTheSame) {
 }
 
 TEST(CoalescedReduction, IsForStages1To3AndEndsBeforeStep) {
-  on_engine_ranks(2, simple_config(1, 2), [](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    auto& engine = std::get<0>(made);
+  on_engines(2, simple_config(1, 2), [](TestEngine& engine, EngineNet&) {
     engine.coalesce_grad_reduction([&] {
       engine.backward(engine(engine_batch(0)).mean());
       EXPECT_THAT([&] { engine.step(); }, ThrowsMessage<ConfigError>(HasSubstr("step after it")));
@@ -178,12 +155,10 @@ TEST(CoalescedReduction, IsForStages1To3AndEndsBeforeStep) {
     engine.step();
     EXPECT_EQ(engine.global_steps(), 2);
   });
-  on_engine_ranks(1, simple_config(1, 0), [](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
+  on_engines(1, simple_config(1, 0), [](TestEngine& engine, EngineNet&) {
     EXPECT_THAT(
-        [&] { std::get<0>(made).coalesce_grad_reduction([] {}); },
-        ThrowsMessage<ConfigError>(HasSubstr("goes with stages 1 to 3; got stage 0")));
+        [&] { engine.coalesce_grad_reduction([] {}); },
+        ThrowsMessage<ConfigError>(HasSubstr("works in stages 1 to 3; got stage 0")));
   });
 }
 
@@ -191,15 +166,12 @@ TEST(OffloadStates, LieWithTheHostAlreadyOnACpuAndComeBackBeforeTheyAreUsed) {
   const TestFolder folder;
   for (const int stage : {0, 1, 2, 3}) {
     SCOPED_TRACE(stage);
-    on_engine_ranks(2, simple_config(1, stage), [&](InitializeOptions options) {
-      EngineNet net;
-      auto made = initialize(net, std::move(options));
-      auto& engine = std::get<0>(made);
+    on_engines(2, simple_config(1, stage), [&](TestEngine& engine, EngineNet&) {
       const auto backward = [&] { engine.backward(engine(engine_batch(0)).mean()); };
       backward();
       engine.step();
       engine.offload_states({.include = {{OffloadStateType::kOptimStates}}});
-      backward();  // What it needs is here.
+      backward();  // It does not need the optimizer states.
       EXPECT_THAT(
           [&] { engine.step(); },
           ThrowsMessage<ConfigError>(HasSubstr("call reload_states() first")));
@@ -216,14 +188,12 @@ TEST(OffloadStates, LieWithTheHostAlreadyOnACpuAndComeBackBeforeTheyAreUsed) {
           ThrowsMessage<ConfigError>(HasSubstr("goes to the host's memory only")));
     });
   }
-  on_engine_ranks(
+  on_engines(
       1,
       zero_config(3, R"(, "cpu_offload": true, "cpu_offload_param": true)"),
-      [](InitializeOptions options) {
-        EngineNet net;
-        auto made = initialize(net, std::move(options));
+      [](TestEngine& engine, EngineNet&) {
         EXPECT_THAT(
-            [&] { std::get<0>(made).offload_states(); },
+            [&] { engine.offload_states(); },
             ThrowsMessage<ConfigError>(HasSubstr("does not go with offload_param")));
       });
 }
@@ -280,14 +250,11 @@ TEST(DestroyedEngine, SaysSoWhoeverUsesItAndAnotherCanBeMade) {
 TEST(Watching, TheFileMayWantAllValuesAndTheMemoryTold) {
   std::string said;
   set_log_sink([&](const std::string& line) { said += line + "\n"; });
-  on_engine_ranks(
+  on_engines(
       1,
       R"({"train_batch_size": 4, "dump_state": true, "memory_breakdown": true,
           "optimizer": {"type": "SGD", "params": {"lr": 0.25}}})",
-      [](InitializeOptions options) {
-        EngineNet net;
-        auto made = initialize(net, std::move(options));
-        auto& engine = std::get<0>(made);
+      [](TestEngine& engine, EngineNet&) {
         engine.backward(engine(engine_batch(0)).mean());
         engine.step();
       });

@@ -40,9 +40,7 @@ constexpr const char* kSeed = R"({
 
 TEST(Engine, TrainsByTheSeedsConfigurationOnACpu) {
   for (const int world : {1, 2, 4}) {
-    on_engine_ranks(world, kSeed, [](InitializeOptions options) {
-      EngineNet net;
-      auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+    on_engines(world, kSeed, [](TestEngine& engine, EngineNet&) {
       EXPECT_EQ(engine.train_batch_size(), 8);
       EXPECT_EQ(engine.zero_optimization_stage(), 1);
       EXPECT_EQ(engine.loss_scale(), 65536);
@@ -111,9 +109,7 @@ TEST(Engine, EveryOptimizerOfTheTableTrains) {
     const std::string config =
         R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": ")" + type.name +
         R"("}, "zero_optimization": {"stage3_param_persistence_threshold": 0, "stage": 3}})";
-    on_engine_ranks(2, config, [&](InitializeOptions options) {
-      EngineNet net;
-      auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+    on_engines(2, config, [&](TestEngine& engine, EngineNet&) {
       std::vector<double> losses;
       for (int step = 0; step < 5; ++step) {
         const auto loss = engine(engine_batch(0)).square().mean();
@@ -168,9 +164,7 @@ TEST(Engine, EveryStageTrainsAsTheLoopByHand) {
         "optimizer": {"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}},
         "zero_optimization": {"stage3_param_persistence_threshold": 0, "stage": )" +
                                  std::to_string(stage) + "}}";
-      on_engine_ranks(world, config, [&](InitializeOptions options) {
-        EngineNet net;
-        auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+      on_engines(world, config, [&](TestEngine& engine, EngineNet&) {
         for (size_t step = 0; step < expected.size(); ++step) {
           double mean = 0;
           for (int micro_step = 0; micro_step < 2; ++micro_step) {
@@ -262,9 +256,7 @@ TEST(Engine, TheSumOfGradientsIsTheMeanTimesTheRanks) {
 }
 
 TEST(Engine, TheProgramMaySayWhereAnUpdateEnds) {
-  on_engine_ranks(1, simple_config(4), [](InitializeOptions options) {
-    EngineNet net;
-    auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+  on_engines(1, simple_config(4), [](TestEngine& engine, EngineNet&) {
     for (const bool boundary : {false, true, true}) {
       engine.set_gradient_accumulation_boundary(boundary);
       engine.backward(engine(engine_batch(0)).mean());
@@ -275,9 +267,7 @@ TEST(Engine, TheProgramMaySayWhereAnUpdateEnds) {
 }
 
 TEST(Engine, NoSyncIsForStages0And1AndEndsBeforeStep) {
-  on_engine_ranks(2, simple_config(1), [](InitializeOptions options) {
-    EngineNet net;
-    auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+  on_engines(2, simple_config(1), [](TestEngine& engine, EngineNet&) {
     {
       auto held = engine.no_sync();
       EXPECT_THROW(engine.no_sync(), ConfigError);
@@ -287,17 +277,13 @@ TEST(Engine, NoSyncIsForStages0And1AndEndsBeforeStep) {
     engine.backward(engine(engine_batch(1)).mean());
     engine.step();
   });
-  on_engine_ranks(2, simple_config(1, 2), [](InitializeOptions options) {
-    EngineNet net;
-    auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+  on_engines(2, simple_config(1, 2), [](TestEngine& engine, EngineNet&) {
     EXPECT_THROW(engine.no_sync(), ConfigError);
   });
 }
 
 TEST(Engine, TheBatchSizeChangesByMicroSteps) {
-  on_engine_ranks(2, simple_config(1), [](InitializeOptions options) {
-    EngineNet net;
-    auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+  on_engines(2, simple_config(1), [](TestEngine& engine, EngineNet&) {
     EXPECT_EQ(engine.train_batch_size(), 8);
     engine.set_train_batch_size(24);
     EXPECT_EQ(engine.gradient_accumulation_steps(), 3);
@@ -325,14 +311,12 @@ TEST(Engine, FeedsADatasetInMicroBatches) {
 
 TEST(Engine, WritesTheMonitorsCurvesOverSamples) {
   const TestFolder folder;
-  on_engine_ranks(
+  on_engines(
       2,
       R"({"train_batch_size": 8, "optimizer": {"type": "Adam", "params": {"lr": 0.25}},
           "csv_monitor": {"enabled": true, "job_name": "job", "output_path": ")" +
           folder.path().string() + "\"}}",
-      [](InitializeOptions options) {
-        EngineNet net;
-        auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+      [](TestEngine& engine, EngineNet&) {
         for (int step = 0; step < 2; ++step) {
           engine.backward(engine(engine_batch(step)).mean());
           engine.step();
@@ -346,7 +330,7 @@ TEST(Engine, WritesTheMonitorsCurvesOverSamples) {
 
 TEST(Engine, SaysWhatIsMissingOrSaidTwice) {
   const auto error_of = [](const std::string& config, const auto& change) {
-    std::string told = "no error";
+    std::string message = "no error";
     on_engine_ranks(1, config, [&](InitializeOptions options) {
       try {
         change(options);
@@ -355,13 +339,14 @@ TEST(Engine, SaysWhatIsMissingOrSaidTwice) {
         auto& engine = std::get<0>(made);
         engine.backward(engine(engine_batch(0)).mean());
       } catch (const ConfigError& error) {
-        told = error.what();
+        message = error.what();
       }
     });
-    return told;
+    return message;
   };
   const auto as_is = [](InitializeOptions&) {};
-  EXPECT_THAT(error_of(R"({"train_batch_size": 4})", as_is), HasSubstr("there is no optimizer"));
+  EXPECT_THAT(
+      error_of(R"({"train_batch_size": 4})", as_is), HasSubstr("the engine has no optimizer"));
   EXPECT_THAT(
       error_of(simple_config(1), [](InitializeOptions& o) { o.config = "ds_config.json"; }),
       HasSubstr("give one"));
@@ -372,7 +357,7 @@ TEST(Engine, SaysWhatIsMissingOrSaidTwice) {
       error_of(
           simple_config(1),
           [](InitializeOptions& o) { o.accelerator.mixed_precision = Precision::kBF16; }),
-      HasSubstr("as fp16.enabled or bf16.enabled"));
+      HasSubstr("set fp16.enabled or bf16.enabled in the file"));
   EXPECT_THAT(
       error_of(
           R"({"train_batch_size": 4, "scheduler": {"type": "WarmupLR", "params": {}}})", as_is),

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes narrow.json: losses of DeepSpeed's engine with bfloat16 parameters, for lockstep/engine/narrow_test.cpp.
+"""Writes narrow.json: losses of DeepSpeed's engine with bfloat16 parameters, for lockstep/engine/setup/sixteen_bit_parameters_test.cpp.
 
 Run with deepspeed 0.19.8 installed, and a compiler for its Adam of the CPU:
 

@@ -25,46 +25,26 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-template <typename Engine>
-std::vector<double> train(Engine& engine, int from, int to) {
-  std::vector<double> losses;
-  for (int step = from; step < to; ++step) {
-    const at::Tensor loss = engine(engine_batch(step)).square().mean();
-    losses.push_back(loss.template item<double>());
-    engine.backward(loss);
-    engine.step();
-  }
-  return losses;
-}
-
 TEST(EngineCheckpoint, GoesOnInEveryStageFromEveryOther) {
   const TestFolder folder;
   std::vector<double> unbroken;
-  on_engine_ranks(2, simple_config(1), [&](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    const auto losses = train(std::get<0>(made), 0, 6);
-    if (std::get<0>(made).accelerator().is_main_process()) {
+  on_engines(2, simple_config(1), [&](TestEngine& engine, EngineNet&) {
+    const auto losses = train(engine, 0, 6);
+    if (engine.accelerator().is_main_process()) {
       unbroken = losses;
     }
   });
   for (int saved = 0; saved <= 3; ++saved) {
     const auto dir = folder.path() / std::to_string(saved);
-    on_engine_ranks(2, simple_config(1, saved), [&](InitializeOptions options) {
-      EngineNet net;
-      auto made = initialize(net, std::move(options));
-      auto& engine = std::get<0>(made);
+    on_engines(2, simple_config(1, saved), [&](TestEngine& engine, EngineNet&) {
       train(engine, 0, 3);
       EXPECT_EQ(
           engine.save_checkpoint(dir, std::nullopt, {.client_state = {{"step", 7}}}),
           dir / "global_step3");
     });
     for (int loaded = 0; loaded <= 3; ++loaded) {
-      on_engine_ranks(
-          loaded == 1 ? 3 : 2, simple_config(1, loaded), [&](InitializeOptions options) {
-            EngineNet net;
-            auto made = initialize(net, std::move(options));
-            auto& engine = std::get<0>(made);
+      on_engines(
+          loaded == 1 ? 3 : 2, simple_config(1, loaded), [&](TestEngine& engine, EngineNet&) {
             const LoadedCheckpoint from = engine.load_checkpoint(dir);
             EXPECT_EQ(from.path, dir / "global_step3");
             EXPECT_EQ(from.client_state, (nlohmann::json{{"step", 7}}));
@@ -102,11 +82,9 @@ TEST(EngineCheckpoint, TheDynamicLossScaleGoesOn) {
 
 TEST(EngineCheckpoint, NothingToLoadIsAWarning) {
   const TestFolder folder;
-  on_engine_ranks(2, simple_config(1), [&](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    EXPECT_TRUE(std::get<0>(made).load_checkpoint(folder.path()).path.empty());
-    EXPECT_THROW(std::get<0>(made).load_checkpoint(folder.path(), "not_there"), CheckpointError);
+  on_engines(2, simple_config(1), [&](TestEngine& engine, EngineNet&) {
+    EXPECT_TRUE(engine.load_checkpoint(folder.path()).path.empty());
+    EXPECT_THROW(engine.load_checkpoint(folder.path(), "not_there"), CheckpointError);
   });
 }
 
@@ -139,10 +117,7 @@ TEST(EngineCheckpoint, ATagIsANumberOrANameAndTheSameOnAllRanks) {
 
 TEST(EngineCheckpoint, TheSeedsKeywordWorksTooAndLatestCanBeLeft) {
   const TestFolder folder;
-  on_engine_ranks(1, simple_config(1), [&](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    auto& engine = std::get<0>(made);
+  on_engines(1, simple_config(1), [&](TestEngine& engine, EngineNet&) {
     engine.save_checkpoint(folder.path(), "a", {.client_sd = {{"module", "mine"}}});
     engine.save_checkpoint(folder.path(), "b", {.save_latest = false});
     const auto loaded = engine.load_checkpoint(folder.path());
@@ -156,17 +131,15 @@ TEST(EngineCheckpoint, TheSeedsKeywordWorksTooAndLatestCanBeLeft) {
 
 TEST(EngineCheckpoint, WhatNoEngineSavedIsRefused) {
   const TestFolder folder;
-  on_engine_ranks(1, simple_config(1), [&](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
+  on_engines(1, simple_config(1), [&](TestEngine& engine, EngineNet&) {
     Accelerator plain({}, WorldSpec{}, Group());
     plain.save_state(folder.path() / "plain");
     EXPECT_THAT(
-        [&] { std::get<0>(made).load_checkpoint(folder.path(), "plain"); },
+        [&] { engine.load_checkpoint(folder.path(), "plain"); },
         ThrowsMessage<CheckpointError>(HasSubstr("was not saved by an engine")));
     EXPECT_THAT(
         [&] {
-          std::get<0>(made).load_checkpoint(
+          engine.load_checkpoint(
               LOCKSTEP_SOURCE_DIR "/tests/golden/accelerate_state",
               "adam",
               {.load_module_only = true});
@@ -183,19 +156,9 @@ std::string scheduled_config(int stage, const std::string& more = "") {
          std::to_string(stage) + "}" + more + "}";
 }
 
-at::Tensor exact_weight(Accelerator& accelerator, const EngineNet& net) {
-  at::Tensor weight;
-  accelerator.with_gathered_parameters(
-      net->parameters(), [&] { weight = net->fc->weight.detach().clone(); });
-  return weight;
-}
-
 TEST(EngineCheckpoint, ATagThatDoesNotExistIsSaidWithThoseThatDo) {
   const TestFolder folder;
-  on_engine_ranks(2, simple_config(1), [&](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    auto& engine = std::get<0>(made);
+  on_engines(2, simple_config(1), [&](TestEngine& engine, EngineNet&) {
     engine.save_checkpoint(folder.path(), "first");
     engine.save_checkpoint(folder.path(), "second");
     const std::string dir = folder.path().string();
@@ -210,11 +173,9 @@ TEST(EngineCheckpoint, ATagThatDoesNotExistIsSaidWithThoseThatDo) {
     engine.load_checkpoint(folder.path(), "first");
   });
   std::ofstream(folder / "latest") << "third\n";
-  on_engine_ranks(2, simple_config(1), [&](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
+  on_engines(2, simple_config(1), [&](TestEngine& engine, EngineNet&) {
     EXPECT_THAT(
-        [&] { std::get<0>(made).load_checkpoint(folder.path()); },
+        [&] { engine.load_checkpoint(folder.path()); },
         ThrowsMessage<CheckpointError>(HasSubstr("does not exist, though latest names it;")));
   });
 }
@@ -235,10 +196,7 @@ TEST(EngineCheckpoint, WhatDeepspeedSavedIsNamedAndHowToConvertIt) {
       HasSubstr("is a DeepSpeed checkpoint"),
       HasSubstr("zero_to_fp32.py"),
       HasSubstr("OUT --safe_serialization --tag global_step10")));
-  on_engine_ranks(2, simple_config(1), [&](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    auto& engine = std::get<0>(made);
+  on_engines(2, simple_config(1), [&](TestEngine& engine, EngineNet&) {
     EXPECT_THAT([&] { engine.load_checkpoint(folder.path()); }, says);
     EXPECT_THAT([&] { engine.load_checkpoint(folder.path(), "global_step10"); }, says);
     // The folder of the tag in place of that of the tags.
@@ -248,10 +206,7 @@ TEST(EngineCheckpoint, WhatDeepspeedSavedIsNamedAndHowToConvertIt) {
 
 TEST(EngineCheckpoint, CountersThatAreNoneAreRefusedWithFileAndKey) {
   const TestFolder folder;
-  on_engine_ranks(1, simple_config(1), [&](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    auto& engine = std::get<0>(made);
+  on_engines(1, simple_config(1), [&](TestEngine& engine, EngineNet&) {
     engine.save_checkpoint(folder.path(), "good");
     const auto file = folder / "good" / "engine.json";
     nlohmann::json state = nlohmann::json::parse(std::ifstream(file));
@@ -282,7 +237,7 @@ TEST(EngineCheckpoint, TheModuleAloneComesWithoutCountersOptimizerOrSchedule) {
       auto& engine = std::get<0>(made);
       train(engine, 0, 3);
       engine.save_checkpoint(folder.path(), "three", {.client_state = {{"epoch", 2}}});
-      const at::Tensor saved = exact_weight(engine.accelerator(), net);
+      const at::Tensor saved = full_value(engine.accelerator(), net, net->fc->weight);
       EngineNet other;
       auto second = initialize(other, options);
       auto& fresh = std::get<0>(second);
@@ -290,7 +245,8 @@ TEST(EngineCheckpoint, TheModuleAloneComesWithoutCountersOptimizerOrSchedule) {
           fresh.load_checkpoint(folder.path(), std::nullopt, {.load_module_only = true});
       EXPECT_EQ(loaded.path, folder.path() / "three");
       EXPECT_EQ(loaded.client_state.at("epoch"), 2);
-      EXPECT_TRUE(at::equal(exact_weight(fresh.accelerator(), other), saved)) << stage;
+      EXPECT_TRUE(at::equal(full_value(fresh.accelerator(), other, other->fc->weight), saved))
+          << stage;
       EXPECT_EQ(fresh.global_steps(), 0);
       EXPECT_EQ(std::get<1>(second).steps(), 0);
       EXPECT_EQ(std::get<3>(second).steps(), 0);
@@ -308,13 +264,13 @@ TEST(EngineCheckpoint, OptimizerAndScheduleMayStayAsTheyAre) {
     auto& engine = std::get<0>(made);
     train(engine, 0, 3);
     engine.save_checkpoint(folder.path());
-    const at::Tensor saved = exact_weight(engine.accelerator(), net);
+    const at::Tensor saved = full_value(engine.accelerator(), net, net->fc->weight);
     const auto load = [&](const LoadCheckpointOptions& what, int64_t updates, int64_t rates) {
       EngineNet other;
       auto second = initialize(other, options);
       auto& fresh = std::get<0>(second);
       fresh.load_checkpoint(folder.path(), std::nullopt, what);
-      EXPECT_TRUE(at::equal(exact_weight(fresh.accelerator(), other), saved));
+      EXPECT_TRUE(at::equal(full_value(fresh.accelerator(), other, other->fc->weight), saved));
       EXPECT_EQ(fresh.global_steps(), 3);
       EXPECT_EQ(std::get<1>(second).steps(), updates);
       EXPECT_EQ(std::get<3>(second).steps(), rates);
@@ -327,21 +283,14 @@ TEST(EngineCheckpoint, OptimizerAndScheduleMayStayAsTheyAre) {
 
 TEST(EngineCheckpoint, WithoutTheOptimizerItMayBeAnotherAndAnotherPrecision) {
   const TestFolder folder;
-  on_engine_ranks(
+  on_engines(
       1,
       scheduled_config(0, R"(, "fp16": {"enabled": true, "initial_scale_power": 4})"),
-      [&](InitializeOptions options) {
-        EngineNet net;
-        auto made = initialize(net, std::move(options));
-        std::get<0>(made).save_checkpoint(folder.path());
-      });
-  on_engine_ranks(
+      [&](TestEngine& engine, EngineNet&) { engine.save_checkpoint(folder.path()); });
+  on_engines(
       1,
       R"({"train_batch_size": 4, "optimizer": {"type": "SGD", "params": {"lr": 0.01}}})",
-      [&](InitializeOptions options) {
-        EngineNet net;
-        auto made = initialize(net, std::move(options));
-        auto& engine = std::get<0>(made);
+      [&](TestEngine& engine, EngineNet&) {
         EXPECT_THROW(engine.load_checkpoint(folder.path()), CheckpointError);
         engine.load_checkpoint(
             folder.path(),
@@ -369,7 +318,7 @@ TEST(EngineCheckpoint, AModuleThatDiffersLoadsInPartIfThatIsWanted) {
       EngineNet net;
       auto made = initialize(net, options);
       std::get<0>(made).save_checkpoint(folder.path());
-      const at::Tensor saved = exact_weight(std::get<0>(made).accelerator(), net);
+      const at::Tensor saved = full_value(std::get<0>(made).accelerator(), net, net->fc->weight);
       OtherNet other;
       auto second = initialize(other, options);
       auto& engine = std::get<0>(second);
@@ -388,17 +337,14 @@ TEST(Save16bitModel, WritesWholeWeightsRoundedInEveryStage) {
   const TestFolder folder;
   for (int stage = 0; stage <= 3; ++stage) {
     const auto dir = folder.path() / std::to_string(stage);
-    on_engine_ranks(
+    on_engines(
         2,
         scheduled_config(stage, R"(, "bf16": {"enabled": true})"),
-        [&](InitializeOptions options) {
-          EngineNet net;
-          auto made = initialize(net, std::move(options));
-          auto& engine = std::get<0>(made);
+        [&](TestEngine& engine, EngineNet& net) {
           train(engine, 0, 2);
           EXPECT_TRUE(engine.save_16bit_model(dir));
           EXPECT_TRUE(engine.save_16bit_model(dir, "half.safetensors", at::kHalf));
-          const at::Tensor weight = exact_weight(engine.accelerator(), net);
+          const at::Tensor weight = full_value(engine.accelerator(), net, net->fc->weight);
           if (engine.accelerator().is_main_process()) {
             const storage::SafetensorsMap rounded(dir / "model.safetensors");
             EXPECT_EQ(rounded.names().size(), 4U);
@@ -437,10 +383,7 @@ TEST(Save16bitModel, LeavesFrozenParametersOutIfToldTo) {
 
 TEST(Save16bitModel, AsksWhich16BitsAndForANameThatSaysWhatItIs) {
   const TestFolder folder;
-  on_engine_ranks(2, simple_config(1), [&](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    auto& engine = std::get<0>(made);
+  on_engines(2, simple_config(1), [&](TestEngine& engine, EngineNet&) {
     EXPECT_THAT(
         [&] { engine.save_16bit_model(folder.path()); },
         ThrowsMessage<ConfigError>(HasSubstr("computes in float32")));

@@ -25,26 +25,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-template <typename Engine>
-void micro_step(Engine& engine, int batch) {
-  engine.backward(engine(engine_batch(batch)).square().mean());
-  engine.step();
-}
-
-template <typename Engine>
-void train(Engine& engine, int from, int to) {
-  for (int step = from; step < to; ++step) {
-    micro_step(engine, step);
-  }
-}
-
-at::Tensor exact(Accelerator& accelerator, const EngineNet& net, const at::Tensor& parameter) {
-  at::Tensor values;
-  accelerator.with_gathered_parameters(
-      net->parameters(), [&] { values = parameter.detach().clone(); });
-  return values;
-}
-
 TEST(EngineResume, ATagThatExistsIsSavedAgain) {
   for (const int stage : {0, 2, 3}) {
     const TestFolder folder;
@@ -75,11 +55,9 @@ TEST(EngineResume, AFolderThatIsNoCheckpointIsNeverReplaced) {
   const TestFolder folder;
   std::filesystem::create_directories(folder / "mine");
   std::ofstream(folder / "mine" / "notes.txt") << "of the user";
-  on_engine_ranks(2, simple_config(1), [&](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
+  on_engines(2, simple_config(1), [&](TestEngine& engine, EngineNet&) {
     EXPECT_THAT(
-        [&] { std::get<0>(made).save_checkpoint(folder.path(), "mine"); },
+        [&] { engine.save_checkpoint(folder.path(), "mine"); },
         ThrowsMessage<CheckpointError>(HasSubstr("is no checkpoint")));
   });
   EXPECT_TRUE(std::filesystem::exists(folder / "mine" / "notes.txt"));
@@ -88,27 +66,21 @@ TEST(EngineResume, AFolderThatIsNoCheckpointIsNeverReplaced) {
 TEST(EngineResume, OtherMicroStepsAnUpdateBeginAWholeOne) {
   const TestFolder folder;
   at::Tensor expected;
-  on_engine_ranks(2, simple_config(1), [&](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    auto& engine = std::get<0>(made);
+  on_engines(2, simple_config(1), [&](TestEngine& engine, EngineNet& net) {
     train(engine, 0, 5);
     engine.save_checkpoint(folder.path());
-    micro_step(engine, 5);
+    train(engine, 5, 6);
     if (engine.accelerator().is_main_process()) {
       expected = net->fc->weight.detach().clone();
     }
   });
   // As many samples an update: half the ranks, twice the micro-steps.
-  on_engine_ranks(1, simple_config(2), [&](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    auto& engine = std::get<0>(made);
+  on_engines(1, simple_config(2), [&](TestEngine& engine, EngineNet& net) {
     engine.load_checkpoint(folder.path());
     EXPECT_EQ(engine.micro_steps(), 10);
     for (const bool boundary : {false, true}) {
       EXPECT_EQ(engine.is_gradient_accumulation_boundary(), boundary);
-      micro_step(engine, 5);
+      train(engine, 5, 6);
     }
     EXPECT_EQ(engine.global_steps(), 6);
     EXPECT_TRUE(at::allclose(net->fc->weight, expected, 1e-5, 1e-6));
@@ -126,20 +98,17 @@ TEST(EngineResume, GradientsOfOtherMicroStepsAreRefusedBeforeAnythingChanges) {
     EngineNet other;
     auto second = initialize(other, options);
     std::get<0>(second).load_checkpoint(folder.path());
-    EXPECT_EQ(std::get<0>(second).micro_steps(), 6) << "as many micro-steps: it goes on";
+    EXPECT_EQ(std::get<0>(second).micro_steps(), 6) << "the same micro-steps: the update continues";
     train(engine, 6, 8);
     train(std::get<0>(second), 6, 8);
     EXPECT_TRUE(at::equal(other->fc->weight, net->fc->weight));
   });
-  on_engine_ranks(1, simple_config(2), [&](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    auto& engine = std::get<0>(made);
+  on_engines(1, simple_config(2), [&](TestEngine& engine, EngineNet& net) {
     const at::Tensor before = net->fc->weight.detach().clone();
     EXPECT_THAT(
         [&] { engine.load_checkpoint(folder.path()); },
         ThrowsMessage<CheckpointError>(
-            AllOf(HasSubstr("within an update of 4 micro-steps"), HasSubstr("one of 2"))));
+            AllOf(HasSubstr("within an update of 4 micro-steps"), HasSubstr("updates of 2"))));
     EXPECT_EQ(engine.global_steps(), 0);
     EXPECT_TRUE(at::equal(net->fc->weight, before));
     // Without them an update begins.
@@ -153,10 +122,7 @@ TEST(EngineResume, GradientsOfOtherMicroStepsAreRefusedBeforeAnythingChanges) {
 TEST(EngineResume, ClientStateMayHaveInfinities) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   const TestFolder folder;
-  on_engine_ranks(2, simple_config(1), [&](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    auto& engine = std::get<0>(made);
+  on_engines(2, simple_config(1), [&](TestEngine& engine, EngineNet&) {
     const nlohmann::json state = {
         {"best_loss", kInfinity}, {"worst", {-kInfinity, std::nan("")}}, {"epoch", 3}};
     engine.save_checkpoint(folder.path(), "first", {.client_state = state});
@@ -181,29 +147,22 @@ std::string with_schedule(const std::string& type, const std::string& params) {
 TEST(EngineResume, AScheduleThatNobodyHasHereIsLeftWithAWarning) {
   const TestFolder folder;
   const std::string scheduled = with_schedule("WarmupLR", R"("warmup_num_steps": 10)");
-  on_engine_ranks(1, scheduled, [&](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    train(std::get<0>(made), 0, 2);
-    std::get<0>(made).save_checkpoint(folder.path(), "scheduled");
+  on_engines(1, scheduled, [&](TestEngine& engine, EngineNet&) {
+    train(engine, 0, 2);
+    engine.save_checkpoint(folder.path(), "scheduled");
   });
   std::string said;
   set_log_sink([&](const std::string& line) { said += line + "\n"; });
-  on_engine_ranks(1, simple_config(1), [&](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    auto& engine = std::get<0>(made);
+  on_engines(1, simple_config(1), [&](TestEngine& engine, EngineNet&) {
     engine.load_checkpoint(folder.path());
     EXPECT_EQ(engine.global_steps(), 2);
     engine.save_checkpoint(folder.path(), "plain");
   });
   set_log_sink({});
   EXPECT_THAT(said, HasSubstr("has a learning rate schedule, and this program none"));
-  on_engine_ranks(1, scheduled, [&](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
+  on_engines(1, scheduled, [&](TestEngine& engine, EngineNet&) {
     EXPECT_THAT(
-        [&] { std::get<0>(made).load_checkpoint(folder.path(), "plain"); },
+        [&] { engine.load_checkpoint(folder.path(), "plain"); },
         ThrowsMessage<CheckpointError>(AllOf(
             HasSubstr("holds 0 schedulers, this program prepared 1"),
             HasSubstr("load_lr_scheduler_states = false"))));
@@ -213,11 +172,9 @@ TEST(EngineResume, AScheduleThatNobodyHasHereIsLeftWithAWarning) {
 TEST(EngineResume, DeepspeedsSchedulesStayAtTheirLastRate) {
   const auto rates = [](const std::string& type, const std::string& params) {
     std::vector<double> all;
-    on_engine_ranks(1, with_schedule(type, params), [&](InitializeOptions options) {
-      EngineNet net;
-      auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+    on_engines(1, with_schedule(type, params), [&](TestEngine& engine, EngineNet&) {
       for (int step = 0; step < 7; ++step) {
-        micro_step(engine, step);
+        train(engine, step, step + 1);
         all.push_back(engine.get_lr().front());
       }
     });
@@ -264,19 +221,19 @@ TEST(EngineResume, FrozenParametersMayBeLeftOutAndStayWhatTheyAre) {
       train(engine, 0, 2);
       engine.save_checkpoint(folder.path(), "all");
       engine.save_checkpoint(folder.path(), "trained", {.exclude_frozen_parameters = true});
-      const at::Tensor trained = exact(engine.accelerator(), net, net->head->weight);
+      const at::Tensor trained = full_value(engine.accelerator(), net, net->head->weight);
       EngineNet other = frozen_net(0.5);
       auto second = initialize(other, options);
       auto& fresh = std::get<0>(second);
       fresh.load_checkpoint(folder.path(), "trained");
-      EXPECT_TRUE(
-          at::equal(exact(fresh.accelerator(), other, other->fc->weight), at::full({16, 6}, 0.5)));
-      EXPECT_TRUE(at::equal(exact(fresh.accelerator(), other, other->head->weight), trained));
+      EXPECT_TRUE(at::equal(
+          full_value(fresh.accelerator(), other, other->fc->weight), at::full({16, 6}, 0.5)));
+      EXPECT_TRUE(at::equal(full_value(fresh.accelerator(), other, other->head->weight), trained));
       EXPECT_TRUE(at::equal(other->named_buffers()["scale"], at::full({3}, 0.25)));
       train(fresh, 2, 3);
       fresh.load_checkpoint(folder.path(), "all");
-      EXPECT_TRUE(
-          at::equal(exact(fresh.accelerator(), other, other->fc->weight), at::full({16, 6}, 0.25)));
+      EXPECT_TRUE(at::equal(
+          full_value(fresh.accelerator(), other, other->fc->weight), at::full({16, 6}, 0.25)));
     });
     EXPECT_THAT(
         saved_names(folder / "trained"),

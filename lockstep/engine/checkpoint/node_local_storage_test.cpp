@@ -40,26 +40,23 @@ fs::path disk_of(const TestFolder& folder, int rank) {
   return folder.path() / ("host" + std::to_string(rank / 2));
 }
 
-/// `local_size` ranks a host.
+/// Runs `body` on kRanks ranks, with `local_size` ranks on a host.
 void on_hosts(
     const std::string& config,
     const std::function<void(InitializeOptions options, int rank)>& body,
     int local_size = 2) {
-  ranks(kRanks, [&](Group group) {
-    WorldSpec spec;
-    spec.rank = group.rank();
-    spec.size = group.size();
-    spec.local_rank = group.rank() % local_size;
-    spec.local_size = local_size;
-    InitializeOptions options{.config_json = config};
-    const int rank = group.rank();
-    options.connected = InitializeOptions::Connected{spec, std::move(group)};
-    body(std::move(options), rank);
-  });
+  on_engine_ranks(
+      kRanks,
+      config,
+      [&](InitializeOptions options) {
+        const int rank = options.connected->world.rank;
+        body(std::move(options), rank);
+      },
+      local_size);
 }
 
 template <typename Engine>
-void train(Engine& engine, int from, int to) {
+void train_on_own_batches(Engine& engine, int from, int to) {
   const int rank = engine.accelerator().process_index();
   for (int step = from; step < to; ++step) {
     engine.backward(engine(engine_batch(step + rank)).square().mean());
@@ -76,10 +73,10 @@ std::vector<at::Tensor> save_and_go_on(
     net->to(dtype);
     auto made = initialize(net, std::move(options));
     auto& engine = std::get<0>(made);
-    train(engine, 0, 2);
+    train_on_own_batches(engine, 0, 2);
     engine.save_checkpoint(disk_of(folder, rank), std::nullopt, {.client_state = {{"by", rank}}});
-    train(engine, 2, 4);
-    auto values = whole_values(engine.accelerator(), net);
+    train_on_own_batches(engine, 2, 4);
+    auto values = full_values(engine.accelerator(), net);
     if (rank == 0) {
       expected = std::move(values);
     }
@@ -113,8 +110,8 @@ TEST(NodeLocal, EachHostGoesOnFromWhatItsOwnRanksWrote) {
       EXPECT_EQ(loaded.path, disk_of(folder, rank) / "global_step2");
       EXPECT_EQ(loaded.client_state.at("by"), 0);
       EXPECT_EQ(engine.global_steps(), 2);
-      train(engine, 2, 4);
-      const auto values = whole_values(engine.accelerator(), net);
+      train_on_own_batches(engine, 2, 4);
+      const auto values = full_values(engine.accelerator(), net);
       for (size_t i = 0; i < values.size(); ++i) {
         EXPECT_TRUE(at::equal(values[i], expected[i])) << "parameter " << i;
       }
@@ -197,16 +194,16 @@ TEST(NodeLocal, RowsAndColumnsAreNotBegunAnewWhereAMatrixIsDividedOtherwise) {
   };
   at::Tensor expected;
   with_engine(adafactor_config(), [&](auto& engine, const auto& net, const fs::path& disk) {
-    train(engine, 0, 2);
+    train_on_own_batches(engine, 0, 2);
     engine.save_checkpoint(disk);
-    train(engine, 2, 4);
+    train_on_own_batches(engine, 2, 4);
     if (engine.accelerator().is_main_process()) {
       expected = net->weight.detach().clone();
     }
   });
   with_engine(adafactor_config(), [&](auto& engine, const auto& net, const fs::path& disk) {
     engine.load_checkpoint(disk);
-    train(engine, 2, 4);
+    train_on_own_batches(engine, 2, 4);
     EXPECT_TRUE(at::equal(net->weight.detach(), expected));
   });
   with_engine(
@@ -239,7 +236,7 @@ TEST(NodeLocal, NoHostHasWhatAnotherCouldNotWrite) {
   on_hosts(node_local_config(2), [&](InitializeOptions options, int rank) {
     EngineNet net;
     auto made = initialize(net, std::move(options));
-    train(std::get<0>(made), 0, 1);
+    train_on_own_batches(std::get<0>(made), 0, 1);
     EXPECT_THAT(
         [&] { std::get<0>(made).save_checkpoint(disk_of(folder, rank)); },
         ThrowsMessage<CheckpointError>(HasSubstr("rank 2")));
@@ -257,7 +254,7 @@ TEST(NodeLocal, NoHostNamesLatestWhatAnotherCouldNotName) {
   on_hosts(config, [&](InitializeOptions options, int rank) {
     EngineNet net;
     auto made = initialize(net, std::move(options));
-    train(std::get<0>(made), 0, 3);
+    train_on_own_batches(std::get<0>(made), 0, 3);
     EXPECT_THAT(
         [&] { std::get<0>(made).save_checkpoint(disk_of(folder, rank)); },
         ThrowsMessage<CheckpointError>(HasSubstr("is saved, but not named latest: rank 2")));
@@ -274,15 +271,13 @@ TEST(NodeLocal, OnOneHostItIsACheckpointLikeAnyOther) {
       [&](InitializeOptions options, int /*rank*/) {
         EngineNet net;
         auto made = initialize(net, std::move(options));
-        train(std::get<0>(made), 0, 1);
+        train_on_own_batches(std::get<0>(made), 0, 1);
         std::get<0>(made).save_checkpoint(folder.path());
       },
       kRanks);
-  on_engine_ranks(2, simple_config(1, 1), [&](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    std::get<0>(made).load_checkpoint(folder.path());
-    EXPECT_EQ(std::get<0>(made).global_steps(), 1);
+  on_engines(2, simple_config(1, 1), [&](TestEngine& engine, EngineNet&) {
+    engine.load_checkpoint(folder.path());
+    EXPECT_EQ(engine.global_steps(), 1);
   });
 }
 

@@ -28,9 +28,7 @@ std::string logging_config(const std::string& zero, const std::string& more = ""
 /// log_summary() of rank 0, after three updates.
 std::string summary_of(int world, const std::string& config, bool show_straggler = false) {
   std::string summary;
-  on_engine_ranks(world, config, [&](InitializeOptions options) {
-    EngineNet net;
-    auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+  on_engines(world, config, [&](TestEngine& engine, EngineNet&) {
     for (int step = 0; step < 3; ++step) {
       // With a gradient of the input, of which backward needs the first layer's weight again.
       const at::Tensor x = engine_batch(step).requires_grad_();
@@ -69,11 +67,9 @@ TEST(CommsLogger, DebugTellsDtypesAndShapesApart) {
 
 TEST(CommsLogger, AloneNothingIsSentAndWithoutItThereIsNoSummary) {
   EXPECT_THAT(summary_of(1, logging_config(R"({"stage": 1})")), HasSubstr("no operation"));
-  on_engine_ranks(1, simple_config(1), [&](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
+  on_engines(1, simple_config(1), [&](TestEngine& engine, EngineNet&) {
     EXPECT_THAT(
-        [&] { std::get<0>(made).log_summary(); },
+        [&] { engine.log_summary(); },
         ThrowsMessage<ConfigError>(HasSubstr("set comms_logger.enabled")));
   });
 }

@@ -15,7 +15,7 @@ using Clock = std::chrono::steady_clock;
 
 thread_local FlopsCounter* counting = nullptr;
 thread_local bool within_counted = false;
-/// What the outermost operation that is of interest has come to, within it.
+/// The outermost running operation that counts, or uses a module's parameters.
 thread_local ModuleEvent* within_event = nullptr;
 
 double ms_between(Clock::time_point began, Clock::time_point ended) {
@@ -86,8 +86,7 @@ void FlopsCounter::end(const at::RecordFunction& /*function*/, at::ObserverConte
 }
 
 void FlopsCounter::start(std::function<void()> wait_for_device, const ModuleTree* modules) {
-  LOCKSTEP_ASSERT(
-      counting == nullptr, "a thread's operations are counted by one counter at a time");
+  LOCKSTEP_ASSERT(counting == nullptr, "another FlopsCounter is counting on this thread");
   wait_for_device_ = std::move(wait_for_device);
   tree_ = modules;
   events_.clear();

@@ -96,7 +96,7 @@ std::string render_flops(
       flops_rate(all.flops + backward, profile.forward_ms + profile.backward_ms));
   line("step latency", fmt::format("{:.3f} ms", profile.step_ms));
   if (operations.empty()) {
-    return text + "  no operation was counted: no forward went through engine(batch)\n";
+    return text + "  no operation was counted: the program has not called engine(batch)\n";
   }
   const std::vector<ModuleTree::Cost>& costs = profile.forward.modules();
   text +=
@@ -122,7 +122,7 @@ void report_flops(const FlopsProfile& profile, const ds_config::FlopsProfilerSec
     throw Error(
         "flops_profiler",
         fmt::format(
-            "cannot write output_file {} ({}); name one in a folder that is there",
+            "output_file {} ({}) cannot be written; name a file in an existing folder",
             path,
             section.output_file.origin.text));
   }

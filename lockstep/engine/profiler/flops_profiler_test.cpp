@@ -23,7 +23,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// What `body` computes, by operation.
+/// Returns the operations of `body`, by name.
 template <typename Body>
 std::map<std::string, OperationCount> counted(const Body& body) {
   FlopsCounter counter;
@@ -139,9 +139,7 @@ TEST(FlopsProfiler, WritesOneMicroStepOfTheUpdateThatWasAskedFor) {
   const TestFolder folder;
   for (const int stage : {0, 3}) {
     const auto path = folder.path() / std::to_string(stage);
-    on_engine_ranks(2, profiled_config(path, "", stage), [&](InitializeOptions options) {
-      EngineNet net;
-      auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+    on_engines(2, profiled_config(path, "", stage), [&](TestEngine& engine, EngineNet&) {
       const bool is_main = engine.accelerator().is_main_process();
       for (int step = 0; step < 8; ++step) {
         if (is_main) {
@@ -169,9 +167,7 @@ TEST(FlopsProfiler, ShowsWhatItIsAskedForAndCountsWhatBackwardComputesAgain) {
   const TestFolder folder;
   const auto path = folder.path() / "flops";
   const std::string more = R"(, "detailed": false, "module_depth": 0, "recompute_fwd_factor": 1)";
-  on_engine_ranks(1, profiled_config(path, more, 0), [&](InitializeOptions options) {
-    EngineNet net;
-    auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+  on_engines(1, profiled_config(path, more, 0), [&](TestEngine& engine, EngineNet&) {
     for (int step = 0; step < 6; ++step) {
       engine.backward(engine(engine_batch(step)).square().mean());
       engine.step();
@@ -186,9 +182,7 @@ TEST(FlopsProfiler, ShowsWhatItIsAskedForAndCountsWhatBackwardComputesAgain) {
 }
 
 TEST(FlopsProfiler, AnOutputFileThatCannotBeWrittenIsAnError) {
-  on_engine_ranks(1, profiled_config("/nowhere/flops", "", 0), [&](InitializeOptions options) {
-    EngineNet net;
-    auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+  on_engines(1, profiled_config("/nowhere/flops", "", 0), [&](TestEngine& engine, EngineNet&) {
     const auto train = [&engine = engine] {
       for (int step = 0; step < 6; ++step) {
         engine.backward(engine(engine_batch(step)).square().mean());

@@ -15,7 +15,7 @@
 namespace lockstep {
 namespace {
 
-/// Of a line "key:   123 kB".
+/// Reads a line "key:   123 kB".
 std::optional<double> gigabytes_of(const char* file, const std::string& key) {
   constexpr double kKibibytes = 1 << 20;
   std::ifstream lines(file);

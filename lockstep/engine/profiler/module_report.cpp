@@ -14,15 +14,15 @@
 namespace lockstep {
 namespace {
 
-/// What modules of one class have together.
-struct OfClass {
+/// The sums of all modules of one class at one depth.
+struct ClassSums {
   double parameters = 0;
   double macs = 0;
   double ms = 0;
 };
 
-std::string share(double part, double whole) {
-  return fmt::format("{:.1f}%", whole > 0 ? 100 * part / whole : 0);
+std::string share(double part, double total) {
+  return fmt::format("{:.1f}%", total > 0 ? 100 * part / total : 0);
 }
 
 }  // namespace
@@ -46,13 +46,13 @@ std::string render_classes(
     const std::vector<ModuleTree::Cost>& costs,
     int64_t module_depth,
     int64_t top_modules) {
-  std::map<int, std::map<std::string, OfClass>> depths;
+  std::map<int, std::map<std::string, ClassSums>> depths;
   for (size_t i = 0; i < tree.modules().size(); ++i) {
     const ModuleTree::Module& module = tree.modules()[i];
     if (module_depth >= 0 && module.depth > module_depth) {
       continue;
     }
-    OfClass& all = depths[module.depth][module.type];
+    ClassSums& all = depths[module.depth][module.type];
     all.parameters += static_cast<double>(module.parameters);
     all.macs += costs[i].macs;
     all.ms += costs[i].ms;
@@ -64,7 +64,7 @@ std::string render_classes(
     text += fmt::format("  depth {}:\n", depth);
     const auto line = [&, &of = classes](
                           const char* what,
-                          double OfClass::*field,
+                          double ClassSums::*field,
                           const std::function<std::string(double)>& words) {
       std::vector<std::pair<std::string, double>> most;
       for (const auto& [name, all] : of) {
@@ -79,9 +79,9 @@ std::string render_classes(
       }
       text += fmt::format("    {:<14}{}\n", what, fmt::join(shown, ", "));
     };
-    line("params", &OfClass::parameters, short_number);
-    line("MACs", &OfClass::macs, short_number);
-    line("fwd latency", &OfClass::ms, [](double ms) { return fmt::format("{:.3f} ms", ms); });
+    line("params", &ClassSums::parameters, short_number);
+    line("MACs", &ClassSums::macs, short_number);
+    line("fwd latency", &ClassSums::ms, [](double ms) { return fmt::format("{:.3f} ms", ms); });
   }
   return text;
 }

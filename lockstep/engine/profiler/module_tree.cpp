@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-/// Where a tensor begins in which memory; null if it has none.
+/// Returns the storage of a tensor, and its first byte in it; null without a storage.
 std::pair<const void*, int64_t> place_of(const at::Tensor& tensor) {
   if (!tensor.has_storage()) {
     return {nullptr, 0};
@@ -105,7 +105,7 @@ std::vector<ModuleTree::Cost> ModuleTree::costs(
   if (all.empty()) {
     return all;
   }
-  // Of each event, whose parameters come next.
+  // [event] The module whose parameters this or the next such event uses.
   std::vector<std::optional<size_t>> next(events.size() + 1);
   for (size_t i = events.size(); i-- > 0;) {
     next[i] = events[i].module ? events[i].module : next[i + 1];

@@ -117,7 +117,7 @@ TEST(ModuleTree, WhatTouchesNoParameterIsTheInnermostModulesThatSurelyRan) {
       {up, 3, 4, 10, 20},             //
       {std::nullopt, 5, 6, 0, 2},     // The block's.
       {down, 7, 8, 100, 200},         //
-      {std::nullopt, 9, 10, 0, 4},    // Of the blocks together: whose, nobody can say.
+      {std::nullopt, 9, 10, 0, 4},    // Between two blocks: counts for their parent.
       {next_up, 11, 12, 1000, 2000},  //
       {std::nullopt, 13, 14, 0, 8}};
   const auto costs = tree.costs(events, 20);

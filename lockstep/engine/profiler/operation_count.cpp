@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an operation computes, by the shapes of its inputs.
+// Counts the arithmetic of an operation from the shapes of its inputs.
 #include <algorithm>
 #include <set>
 #include <utility>
@@ -80,7 +80,7 @@ std::optional<OperationCount> convolution(Inputs inputs) {
   return products(batch * places * elements(*weight));
 }
 
-/// Of queries (..., L, E), keys (..., S, E) and values (..., S, Ev): two matrix products.
+/// Counts two matrix products, for queries (..., L, E), keys (..., S, E), values (..., S, Ev).
 std::optional<OperationCount> attention(Inputs inputs) {
   const at::Tensor* const query = tensor_at(inputs, 0);
   const at::Tensor* const key = tensor_at(inputs, 1);
@@ -95,7 +95,7 @@ std::optional<OperationCount> attention(Inputs inputs) {
       static_cast<double>(query->size(-1) + value->size(-1)));
 }
 
-/// Of an input (steps, batch, features) and matrices of weights that each step meets.
+/// Counts the products of each step of an input (steps, batch, features) with the weights.
 std::optional<OperationCount> recurrent(Inputs inputs) {
   const at::Tensor* const input = tensor_at(inputs, 0);
   if (input == nullptr || input->dim() != 3) {

@@ -12,12 +12,12 @@
 namespace lockstep {
 namespace {
 
-/// In DeepSpeed's words; `of` tells a micro-step's from an update's.
-std::string line_of(const StepTimers& timers, const char* of) {
+/// Formats a line as DeepSpeed does; `suffix` is "_microstep" or empty.
+std::string line_of(const StepTimers& timers, const char* suffix) {
   return fmt::format(
       "time (ms) | fwd{0}: {1:.2f} | bwd{0}: {2:.2f} | bwd_inner{0}: {3:.2f} | bwd_allreduce{0}: "
       "{4:.2f} | step{0}: {5:.2f}",
-      of,
+      suffix,
       timers.forward_ms,
       timers.backward_ms,
       timers.backward_inner_ms,
@@ -44,18 +44,18 @@ StepReport::StepReport(const ds_config::DsConfig& config, bool is_main_process)
   add("csv", config.csv_monitor);
 }
 
-void StepReport::go_on_from(int64_t global_samples) {
+void StepReport::restart_throughput(int64_t global_samples) {
   samples_at_print_ = global_samples;
   last_print_ = std::chrono::steady_clock::now();
 }
 
-void StepReport::tell_micro_step(const StepTimers& timers) const {
+void StepReport::report_micro_step(const StepTimers& timers) const {
   if (breakdown_) {
     log_info(line_of(timers, "_microstep"));
   }
 }
 
-void StepReport::tell(const StepFacts& facts) {
+void StepReport::report_update(const StepFacts& facts) {
   if (!trackers_.empty()) {
     tracking::Values values;
     if (facts.loss) {

@@ -63,16 +63,16 @@ class StepReport {
  public:
   StepReport(const ds_config::DsConfig& config, bool is_main_process);
 
-  /// Whether `tell` uses the loss, which costs a wait for the device.
-  bool wants_loss() const { return !trackers_.empty(); }
-  /// Whether `tell` uses the timers; a device's need a wait for it.
-  bool wants_times() const { return breakdown_; }
+  /// Returns whether report_update uses the loss, which costs a wait for the device.
+  bool needs_loss() const { return !trackers_.empty(); }
+  /// Returns whether timers are reported; a GPU's need a wait for the device.
+  bool needs_times() const { return breakdown_; }
   /// Call it after each step() with its durations and counts since the previous step.
-  void tell_micro_step(const StepTimers& timers) const;
+  void report_micro_step(const StepTimers& timers) const;
   /// Call it after an update.
-  void tell(const StepFacts& facts);
-  /// Sets the start of the sample count, since a resumed run has not just processed these samples.
-  void go_on_from(int64_t global_samples);
+  void report_update(const StepFacts& facts);
+  /// Restarts the throughput timer: a resumed run has not just processed `global_samples`.
+  void restart_throughput(int64_t global_samples);
 
  private:
   std::optional<int64_t> steps_per_print_;

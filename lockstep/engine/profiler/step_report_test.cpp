@@ -42,10 +42,7 @@ void train_twice(const std::string& more) {
       R"({"train_batch_size": 16, "gradient_accumulation_steps": 2, "optimizer":
           {"type": "SGD", "params": {"lr": 0.25, "momentum": 0.5}})" +
       more + "}";
-  on_engine_ranks(2, config, [](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    auto& engine = std::get<0>(made);
+  on_engines(2, config, [](TestEngine& engine, EngineNet&) {
     for (int step = 0; step < 4; ++step) {
       engine.backward(engine(engine_batch(step)).square().mean());
       engine.step();
@@ -118,12 +115,9 @@ TEST(WallClockBreakdown, WhatSlowerRanksAreWaitedForIsAllreduce) {
           "zero_optimization": {"stage": )" +
                                  std::to_string(stage) + "}}";
       const auto lines = lines_with("bwd_microstep", [&] {
-        on_engine_ranks(2, config, [&](InitializeOptions options) {
-          EngineNet net;
-          auto made = initialize(net, std::move(options));
-          auto& engine = std::get<0>(made);
+        on_engines(2, config, [&](TestEngine& engine, EngineNet& net) {
           if (engine.accelerator().is_main_process()) {
-            // Of the first layer: the last gradient of the backward.
+            // The last gradient of the backward: the first layer's.
             net->fc->weight.register_hook([&](const at::Tensor&) { computed.set_value(); });
           }
           const at::Tensor loss = engine(engine_batch(0)).square().mean();
@@ -175,14 +169,11 @@ TEST(GradientNorm, IsToldFromStage1OnThoughNothingIsClipped) {
   };
   const auto norm_of = [&](int world, const std::string& text) {
     std::optional<double> norm;
-    on_engine_ranks(world, text, [&](InitializeOptions options) {
-      EngineNet net;
-      auto made = initialize(net, std::move(options));
-      auto& engine = std::get<0>(made);
+    on_engines(world, text, [&](TestEngine& engine, EngineNet& net) {
       engine.backward(engine(engine_batch(0)).square().mean());
       engine.step();
       if (text.find("fp16") == std::string::npos && text.find("bf16") == std::string::npos) {
-        expect_values(whole_values(engine.accelerator(), net), updated);
+        expect_values(full_values(engine.accelerator(), net), updated);
       }
       const auto own = engine.get_global_grad_norm();
       if (engine.accelerator().is_main_process()) {

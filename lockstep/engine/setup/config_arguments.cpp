@@ -53,7 +53,7 @@ ConfigArguments add_config_arguments(int& argc, char** argv) {
     }
     const std::string_view value = has_value ? text.substr(equals + 1) : all[++i];
     if (value.empty()) {
-      throw ConfigError("arguments", fmt::format("{} needs a file; got none behind it", name));
+      throw ConfigError("arguments", fmt::format("{} needs a file; got an empty name", name));
     }
     found.deepspeed_config = value;
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What of a file reaches the run, and what a program may give in its place.
+// Keys of ds_config.json take effect, and programs may pass objects instead.
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -31,27 +31,15 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::ThrowsMessage;
 
-template <typename Engine>
-void train(Engine& engine, int updates) {
-  for (int step = 0; step < updates; ++step) {
-    engine.backward(engine(engine_batch(step)).square().mean());
-    engine.step();
-  }
-}
-
 TEST(EngineFile, TensorboardHasDeepspeedsCurves) {
   const TestFolder folder;
-  on_engine_ranks(
+  on_engines(
       1,
       R"({"train_batch_size": 4, "optimizer": {"type": "Adam", "params": {"lr": 0.25}},
           "fp16": {"enabled": true, "initial_scale_power": 4},
           "tensorboard": {"enabled": true, "job_name": "job", "output_path": ")" +
           folder.path().string() + "\"}}",
-      [](InitializeOptions options) {
-        EngineNet net;
-        auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
-        train(engine, 2);
-      });
+      [](TestEngine& engine, EngineNet&) { train(engine, 0, 2); });
   std::string events;
   for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path() / "job")) {
     if (entry.is_regular_file()) {
@@ -70,16 +58,12 @@ TEST(EngineFile, TensorboardHasDeepspeedsCurves) {
 std::string logged_by(const std::string& comms) {
   std::string said;
   set_log_sink([&](const std::string& line) { said += line + "\n"; });
-  on_engine_ranks(
+  on_engines(
       2,
       R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adam"},
           "comms_logger": {"enabled": true)" +
           comms + "}}",
-      [](InitializeOptions options) {
-        EngineNet net;
-        auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
-        train(engine, 1);
-      });
+      [](TestEngine& engine, EngineNet&) { train(engine, 0, 1); });
   set_log_sink({});
   return said;
 }
@@ -90,16 +74,13 @@ TEST(EngineFile, AVerboseCommsLoggerTellsEachOperation) {
 }
 
 TEST(EngineFile, TheMicroBatchIsWhatTheProgramSaysItIs) {
-  on_engine_ranks(2, simple_config(3), [](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    auto& engine = std::get<0>(made);
+  on_engines(2, simple_config(3), [](TestEngine& engine, EngineNet&) {
     EXPECT_EQ(engine.train_batch_size(), 24);
     engine.set_train_micro_batch_size(10);
     EXPECT_EQ(engine.train_micro_batch_size_per_gpu(), 10);
     EXPECT_EQ(engine.train_batch_size(), 60);
     EXPECT_EQ(engine.loader_options().batch_size, 10);
-    train(engine, 3);
+    train(engine, 0, 3);
     EXPECT_EQ(engine.global_samples(), 60);
     EXPECT_THAT(
         [&] { engine.set_train_micro_batch_size(0); },
@@ -153,16 +134,14 @@ TEST(EngineFile, BucketsComeEarlyUnlessTheFileSays0) {
 
 TEST(EngineFile, ParametersStayWholeAsLongAsTheFileHasRoomForThem) {
   const auto expect = [](const std::string& key, bool comes_and_goes) {
-    on_engine_ranks(
+    on_engines(
         2,
         R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adam"},
             "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": 1000)" +
             key + "}}",
-        [&](InitializeOptions options) {
-          EngineNet net;
-          auto made = initialize(net, std::move(options));
+        [&](TestEngine& engine, EngineNet& net) {
           EXPECT_EQ(comm::is_sharded_param(net->fc->weight), comes_and_goes) << key;
-          train(std::get<0>(made), 1);
+          train(engine, 0, 1);
         });
   };
   expect("", false);
@@ -171,15 +150,13 @@ TEST(EngineFile, ParametersStayWholeAsLongAsTheFileHasRoomForThem) {
 
 TEST(EngineFile, TheLargestNumberIsABucketOfEverything) {
   for (const int stage : {2, 3}) {
-    on_engine_ranks(
+    on_engines(
         2,
         R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adam"},
             "zero_optimization": {"reduce_bucket_size": 9223372036854775807, "stage": )" +
             std::to_string(stage) + "}}",
-        [](InitializeOptions options) {
-          EngineNet net;
-          auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
-          train(engine, 2);
+        [](TestEngine& engine, EngineNet&) {
+          train(engine, 0, 2);
           EXPECT_EQ(engine.global_steps(), 2);
         });
   }
@@ -202,7 +179,7 @@ TEST(EngineFile, AProgramMayGiveFunctionsThatMakeOptimizerAndSchedule) {
     };
     auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
     EXPECT_EQ(trained, 3U);
-    train(engine, 2);
+    train(engine, 0, 2);
     EXPECT_THAT(engine.get_lr(), ElementsAre(0.125));
   });
   on_engine_ranks(1, kBare, [](InitializeOptions options) {
@@ -225,10 +202,8 @@ TEST(EngineFile, AConfigurationMayComeInBase64) {
   EXPECT_EQ(plain_config_text(kBare), kBare);
   EXPECT_EQ(plain_config_text("Zm9v"), "Zm9v") << "no configuration";
   EXPECT_EQ(plain_config_text(""), "");
-  on_engine_ranks(1, encoded, [](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    EXPECT_EQ(std::get<0>(made).train_micro_batch_size_per_gpu(), 4);
+  on_engines(1, encoded, [](TestEngine& engine, EngineNet&) {
+    EXPECT_EQ(engine.train_micro_batch_size_per_gpu(), 4);
   });
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a key of the file does to a loop.
+// Keys of ds_config.json change the training loop.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -45,7 +45,7 @@ TEST(ManagedAccumulation, WithoutItEveryStepIsAnUpdate) {
       engine.step();
       EXPECT_TRUE(engine.was_step_applied());
       EXPECT_EQ(engine.global_steps(), 1);
-      expect_values(whole_values(engine.accelerator(), net), expected);
+      expect_values(full_values(engine.accelerator(), net), expected);
       engine.backward(engine(engine_batch(0)).square().mean());
       engine.step();
       EXPECT_TRUE(engine.was_step_applied());
@@ -58,14 +58,11 @@ TEST(FixedLossScale, StaysAndLeavesOutWhatOverflows) {
   for (const int stage : {0, 2}) {
     const std::string config =
         config_with(R"("fp16": {"enabled": true, "loss_scale": 128})", stage);
-    on_engine_ranks(2, config, [](InitializeOptions options) {
-      EngineNet net;
-      auto made = initialize(net, std::move(options));
-      auto& engine = std::get<0>(made);
+    on_engines(2, config, [](TestEngine& engine, EngineNet& net) {
       for (int step = 0; step < 4; ++step) {
         const bool overflow = step == 1 || step == 2;
         EXPECT_EQ(engine.loss_scale(), 128);
-        const auto before = whole_values(engine.accelerator(), net);
+        const auto before = full_values(engine.accelerator(), net);
         const at::Tensor loss = engine(engine_batch(step)).mean() * (overflow ? INFINITY : 1);
         engine.backward(loss);
         if (step == 0) {
@@ -75,7 +72,7 @@ TEST(FixedLossScale, StaysAndLeavesOutWhatOverflows) {
         }
         engine.step();
         EXPECT_EQ(engine.was_step_applied(), !overflow);
-        const auto after = whole_values(engine.accelerator(), net);
+        const auto after = full_values(engine.accelerator(), net);
         EXPECT_EQ(at::equal(before.back(), after.back()), overflow);
       }
       EXPECT_EQ(engine.skipped_steps(), 2);
@@ -92,18 +89,15 @@ TEST(Bf16Overflow, IsLeftOutUnlessNobodyIsToLook) {
           std::string(R"("bf16": {"enabled": true, "check_grad_overflow": )") +
               (check ? "true" : "false") + "}",
           stage);
-      on_engine_ranks(2, config, [&](InitializeOptions options) {
-        EngineNet net;
-        auto made = initialize(net, std::move(options));
-        auto& engine = std::get<0>(made);
-        const auto before = whole_values(engine.accelerator(), net);
+      on_engines(2, config, [&](TestEngine& engine, EngineNet& net) {
+        const auto before = full_values(engine.accelerator(), net);
         const bool here = engine.accelerator().process_index() == 1;
         engine.backward(engine(engine_batch(0)).mean() * (here ? INFINITY : 1));
         engine.step();
         EXPECT_EQ(engine.was_step_applied(), !check);
         EXPECT_EQ(engine.skipped_steps(), check ? 1 : 0);
         EXPECT_EQ(engine.loss_scale(), 1);
-        const auto after = whole_values(engine.accelerator(), net);
+        const auto after = full_values(engine.accelerator(), net);
         if (!check) {
           EXPECT_FALSE(at::isfinite(after.back()).all().item<bool>());
           return;

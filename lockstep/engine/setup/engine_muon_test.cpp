@@ -19,18 +19,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-template <typename Engine>
-std::vector<double> train(Engine& engine, int from, int to) {
-  std::vector<double> losses;
-  for (int step = from; step < to; ++step) {
-    const at::Tensor loss = engine(engine_batch(step)).square().mean();
-    losses.push_back(loss.template item<double>());
-    engine.backward(loss);
-    engine.step();
-  }
-  return losses;
-}
-
 TEST(EngineMuon, TakesTheMatricesAndAdamBesideItTheRestInEveryStage) {
   for (const int stage : {0, 1, 2, 3}) {
     on_engine_ranks(
@@ -73,10 +61,7 @@ TEST(EngineMuon, GoesOnInEveryStageFromEveryOther) {
   std::vector<double> unbroken;
   for (int saved = 0; saved <= 3; ++saved) {
     const auto dir = folder.path() / std::to_string(saved);
-    on_engine_ranks(2, config(saved), [&](InitializeOptions options) {
-      EngineNet net;
-      auto made = initialize(net, std::move(options));
-      auto& engine = std::get<0>(made);
+    on_engines(2, config(saved), [&](TestEngine& engine, EngineNet&) {
       train(engine, 0, 3);
       engine.save_checkpoint(dir);
       const auto losses = train(engine, 3, 6);
@@ -87,10 +72,7 @@ TEST(EngineMuon, GoesOnInEveryStageFromEveryOther) {
   }
   for (int saved = 0; saved <= 3; ++saved) {
     for (int loaded = 0; loaded <= 3; ++loaded) {
-      on_engine_ranks(loaded == 1 ? 3 : 2, config(loaded), [&](InitializeOptions options) {
-        EngineNet net;
-        auto made = initialize(net, std::move(options));
-        auto& engine = std::get<0>(made);
+      on_engines(loaded == 1 ? 3 : 2, config(loaded), [&](TestEngine& engine, EngineNet&) {
         engine.load_checkpoint(folder.path() / std::to_string(saved));
         EXPECT_EQ(engine.global_steps(), 3);
         const auto losses = train(engine, 3, 6);

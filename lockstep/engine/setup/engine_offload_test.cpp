@@ -9,7 +9,7 @@
 #include "lockstep/base/test_folder.h"
 #include "lockstep/comm/tensor/sharded_param.h"
 #include "lockstep/engine/engine.h"
-#include "lockstep/engine/offload_options.h"
+#include "lockstep/engine/setup/accelerator_options.h"
 #include "lockstep/engine/test_engine.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/offload/host_update.h"
@@ -19,13 +19,6 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
-
-std::string config(int stage, const std::string& more) {
-  return R"({"train_micro_batch_size_per_gpu": 4,
-      "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
-      "zero_optimization": {"stage3_param_persistence_threshold": 0, "stage": )" +
-         std::to_string(stage) + more + "}}";
-}
 
 TEST(EngineOffload, WhatTheFileOffloadsLiesWhereItSaysAndTrainsTheSame) {
   const TestFolder folder;
@@ -52,22 +45,22 @@ TEST(EngineOffload, WhatTheFileOffloadsLiesWhereItSaysAndTrainsTheSame) {
   for (const int world : {1, 2}) {
     for (const int stage : {1, 2, 3}) {
       SCOPED_TRACE(stage);
-      const std::vector<double> plain = losses(world, config(stage, ""), false);
+      const std::vector<double> plain = losses(world, zero_config(stage, ""), false);
       EXPECT_EQ(
-          losses(world, config(stage, R"(, "offload_optimizer": {"device": "cpu"})"), false),
+          losses(world, zero_config(stage, R"(, "offload_optimizer": {"device": "cpu"})"), false),
           plain);
       EXPECT_EQ(
-          losses(world, config(stage, ", \"offload_optimizer\": " + nvme + "}"), true), plain);
+          losses(world, zero_config(stage, ", \"offload_optimizer\": " + nvme + "}"), true), plain);
     }
     EXPECT_EQ(
         losses(
             world,
-            config(
+            zero_config(
                 3,
                 ", \"offload_optimizer\": " + nvme + ", \"buffer_count\": 3, \"pipeline_read\": " +
                     "false}, \"offload_param\": " + nvme + ", \"max_in_cpu\": 0}"),
             true),
-        losses(world, config(3, ""), false));
+        losses(world, zero_config(3, ""), false));
   }
 }
 
@@ -90,7 +83,7 @@ TEST(EngineOffload, InferenceNeedsNoOptimizer) {
         EXPECT_TRUE(at::equal(std::get<0>(made)(engine_batch(0)), expected));
         EXPECT_THAT(
             [&] { std::get<0>(made).step(); },
-            ThrowsMessage<ConfigError>(HasSubstr("there is no optimizer")));
+            ThrowsMessage<ConfigError>(HasSubstr("the engine has no optimizer")));
         std::get<0>(made).save_checkpoint(saved.path(), "one");
         EngineNet other;
         {
@@ -108,7 +101,7 @@ TEST(EngineOffload, InferenceNeedsNoOptimizer) {
 TEST(EngineOffload, AFolderThatIsNotThereIsNamed) {
   on_engine_ranks(
       1,
-      config(1, R"(, "offload_optimizer": {"device": "nvme", "nvme_path": "/no/such"})"),
+      zero_config(1, R"(, "offload_optimizer": {"device": "nvme", "nvme_path": "/no/such"})"),
       [](InitializeOptions options) {
         EngineNet net;
         EXPECT_THAT(

@@ -23,16 +23,16 @@ namespace {
 constexpr const char* kWhere = "init_distributed";
 constexpr const char* kTcp = "tcp://";
 
-/// How this process has met the others.
-struct Met {
+/// This process's connection, with the options that made it.
+struct Connection {
   Connected job;
-  ConnectOptions how;
+  ConnectOptions options;
 };
 
-/// Emptied when the process exits, before what transports need goes; never destroyed.
-std::unique_ptr<Met>& met() {
-  static auto* const slot = new std::unique_ptr<Met>;
-  return *slot;
+/// Emptied when the process exits, before the objects that transports need; never destroyed.
+std::unique_ptr<Connection>& connection() {
+  static auto* const only = new std::unique_ptr<Connection>;
+  return *only;
 }
 
 bool same(const ConnectOptions& a, const ConnectOptions& b) {
@@ -40,59 +40,59 @@ bool same(const ConnectOptions& a, const ConnectOptions& b) {
          a.device_comm == b.device_comm;
 }
 
-const Connected& meet(WorldSpec world, const ConnectOptions& how) {
-  Group group = connect(world, how);
-  met() = std::make_unique<Met>(Met{{std::move(world), std::move(group)}, how});
-  // Registered now: what connect() has made, such as the flight record, is to outlive the group.
+const Connected& connect_ranks(WorldSpec world, const ConnectOptions& options) {
+  Group group = connect(world, options);
+  connection() =
+      std::make_unique<Connection>(Connection{{std::move(world), std::move(group)}, options});
+  // Registered after connect(), whose objects, such as the flight record, must outlive the group.
   static const int registered = std::atexit([] { destroy_process_group(); });
   LOCKSTEP_ASSERT(registered == 0, "no room for another atexit handler");
-  return met()->job;
+  return connection()->job;
 }
 
-void choose_backend(const std::string& name, ConnectOptions& how) {
+void choose_backend(const std::string& name, ConnectOptions& options) {
   const std::string backend = lower(name);
   if (backend == "nccl") {
     const auto type = at::getAccelerator();
     if (!type || at::accelerator::deviceCount() == 0) {
       throw ConfigError(
           kWhere,
-          "dist_backend nccl is for GPUs, and there is none that libtorch can use; leave it out, "
-          "or say gloo");
+          "dist_backend nccl needs a GPU, and libtorch finds none; leave it out, or set gloo");
     }
-    how.device_comm = comm::DeviceCommKind::kNccl;
+    options.device_comm = comm::DeviceCommKind::kNccl;
   } else if (backend == "gloo") {
-    how.transport = TransportKind::kGloo;
-    how.device_comm = comm::DeviceCommKind::kHost;
+    options.transport = TransportKind::kGloo;
+    options.device_comm = comm::DeviceCommKind::kHost;
   } else if (backend == "shm") {
-    how.transport = TransportKind::kShm;
+    options.transport = TransportKind::kShm;
   } else {
     throw ConfigError(
         kWhere,
         fmt::format(
-            "no such dist_backend; got '{}', expected nccl, gloo or shm; leave it out for the best "
-            "of what there is (mpirun may start ranks, which need no MPI to talk)",
+            "dist_backend is unknown; got '{}', expected nccl, gloo or shm; leave it out for the "
+            "best available one (ranks that mpirun starts need no MPI to communicate)",
             name));
   }
 }
 
-ConnectOptions how_to_connect(const InitDistributedOptions& options) {
+ConnectOptions connect_options_of(const InitDistributedOptions& options) {
   const Environment environment = Environment::process();
-  ConnectOptions how = ConnectOptions::from_environment(environment);
+  ConnectOptions connect_options = ConnectOptions::from_environment(environment);
   constexpr int64_t kDayOfMinutes = int64_t{24} * 60;
   const auto minutes = environment.integer("DEEPSPEED_TIMEOUT", 1, kDayOfMinutes);
   if (options.timeout) {
     if (options.timeout->count() <= 0) {
       throw ConfigError(
-          kWhere, fmt::format("a timeout is positive; got {} ms", options.timeout->count()));
+          kWhere, fmt::format("timeout must be positive; got {} ms", options.timeout->count()));
     }
-    how.timeout = *options.timeout;
+    connect_options.timeout = *options.timeout;
   } else if (minutes && !environment.text("LOCKSTEP_TIMEOUT_MS")) {
-    how.timeout = std::chrono::minutes(*minutes);
+    connect_options.timeout = std::chrono::minutes(*minutes);
   }
   if (options.dist_backend) {
-    choose_backend(*options.dist_backend, how);
+    choose_backend(*options.dist_backend, connect_options);
   }
-  return how;
+  return connect_options;
 }
 
 std::map<std::string, std::string> all_variables() {
@@ -107,7 +107,7 @@ std::map<std::string, std::string> all_variables() {
   return all;
 }
 
-/// Host and port of "tcp://host:port".
+/// Returns host and port of "tcp://host:port".
 std::pair<std::string, std::string> address_of(const std::string& init_method) {
   const std::string address = init_method.substr(std::string(kTcp).size());
   const size_t colon = address.rfind(':');
@@ -120,7 +120,7 @@ std::pair<std::string, std::string> address_of(const std::string& init_method) {
   return {address.substr(0, colon), address.substr(colon + 1)};
 }
 
-/// This process's variables, with what `options` say in their place.
+/// Returns this process's variables, some replaced by `options`.
 Environment environment_of(const InitDistributedOptions& options) {
   std::map<std::string, std::string> variables = all_variables();
   const bool is_tcp = options.init_method.starts_with(kTcp);
@@ -128,7 +128,7 @@ Environment environment_of(const InitDistributedOptions& options) {
     throw ConfigError(
         kWhere,
         fmt::format(
-            "no such init_method; got '{}', expected env:// or tcp://host:port",
+            "init_method is unknown; got '{}', expected env:// or tcp://host:port",
             options.init_method));
   }
   if (options.rank.has_value() != options.world_size.has_value() || (is_tcp && !options.rank)) {
@@ -158,17 +158,16 @@ WorldSpec world_of(const InitDistributedOptions& options) {
         kWhere,
         fmt::format(
             "auto_mpi_discovery is off, and {} has the rank of this process; set RANK and "
-            "WORLD_SIZE, "
-            "or leave it on",
+            "WORLD_SIZE, or leave it on",
             world.source));
   }
   return enter_world(environment);
 }
 
-/// ConfigError if a second call wants what the first has not done.
-void expect_as_met(const InitDistributedOptions& options) {
-  const Met& first = *met();
-  ConnectOptions wanted = first.how;
+/// ConfigError for options that differ from those of the existing connection.
+void check_same_options(const InitDistributedOptions& options) {
+  const Connection& first = *connection();
+  ConnectOptions wanted = first.options;
   if (options.dist_backend) {
     choose_backend(*options.dist_backend, wanted);
   }
@@ -179,19 +178,19 @@ void expect_as_met(const InitDistributedOptions& options) {
   const bool other_port = options.distributed_port && world.size > 1 &&
                           !Environment::process().text("MASTER_PORT") &&
                           *options.distributed_port != world.master_port;
-  const bool other_place = options.init_method.starts_with(kTcp) &&
-                           address_of(options.init_method) !=
-                               std::pair(world.master_addr, std::to_string(world.master_port));
-  if (other_rank || other_port || other_place || !same(wanted, first.how)) {
+  const bool other_address = options.init_method.starts_with(kTcp) &&
+                             address_of(options.init_method) !=
+                                 std::pair(world.master_addr, std::to_string(world.master_port));
+  if (other_rank || other_port || other_address || !same(wanted, first.options)) {
     throw ConfigError(
         kWhere,
         fmt::format(
-            "the ranks have met already, by an earlier call or by initialize; got other options, "
-            "expected those of the first (rank {} of {}, timeout {} s, {}); call it once, first of "
-            "all",
+            "the ranks are connected already, by an earlier call or by initialize; got other "
+            "options, expected those of the first (rank {} of {}, timeout {} s, {}); call it once, "
+            "before everything else",
             world.rank,
             world.size,
-            std::chrono::duration<double>(first.how.timeout).count(),
+            std::chrono::duration<double>(first.options.timeout).count(),
             first.job.group.transport_name()));
   }
 }
@@ -199,48 +198,49 @@ void expect_as_met(const InitDistributedOptions& options) {
 }  // namespace
 
 Connected init_distributed(const InitDistributedOptions& options) {
-  if (met()) {
-    expect_as_met(options);
-    return met()->job;
+  if (connection()) {
+    check_same_options(options);
+    return connection()->job;
   }
-  const ConnectOptions how = how_to_connect(options);
-  const Connected& job = meet(world_of(options), how);
+  const ConnectOptions connect_options = connect_options_of(options);
+  const Connected& job = connect_ranks(world_of(options), connect_options);
   if (options.verbose && job.world.size > 1) {
     log_info(fmt::format(
-        "{} ranks have met ({}), transport {}, timeout {} s",
+        "{} ranks are connected ({}), transport {}, timeout {} s",
         job.world.size,
         job.world.source,
         job.group.transport_name(),
-        std::chrono::duration<double>(how.timeout).count()));
+        std::chrono::duration<double>(connect_options.timeout).count()));
   }
   return job;
 }
 
 bool is_distributed_initialized() {
-  return met() != nullptr;
+  return connection() != nullptr;
 }
 
 void destroy_process_group() {
-  met().reset();
+  connection().reset();
 }
 
 WorldSpec world_to_connect() {
-  return met() ? met()->job.world : world_from_environment(Environment::process());
+  return connection() ? connection()->job.world : world_from_environment(Environment::process());
 }
 
 Connected connected_once(const ConnectOptions& options) {
   const ConnectOptions unset = ConnectOptions::from_environment(Environment::process());
-  if (!met()) {
-    return meet(
-        enter_world(Environment::process()), same(options, unset) ? how_to_connect({}) : options);
+  if (!connection()) {
+    return connect_ranks(
+        enter_world(Environment::process()),
+        same(options, unset) ? connect_options_of({}) : options);
   }
-  if (!same(options, met()->how) && !same(options, unset)) {
+  if (!same(options, connection()->options) && !same(options, unset)) {
     throw ConfigError(
         "initialize",
-        "AcceleratorOptions::connect is not how the ranks have met already; give it to "
-        "init_distributed, or leave it out");
+        "AcceleratorOptions::connect differs from the options of the existing connection; give it "
+        "to init_distributed, or leave it out");
   }
-  return met()->job;
+  return connection()->job;
 }
 
 }  // namespace lockstep

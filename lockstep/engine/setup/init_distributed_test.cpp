@@ -58,7 +58,7 @@ TEST_F(InitDistributed, InitializeMeetsTheOthersIfNobodyHas) {
 TEST_F(InitDistributed, TheTimeoutIsTheCallersOrTheEnvironments) {
   EXPECT_EQ(init_distributed().group.timeout(), std::chrono::minutes(10));
   destroy_process_group();
-  // Of a world of one nobody waits, but a group has it all the same.
+  // A group of one has a timeout, too.
   ::setenv("DEEPSPEED_TIMEOUT", "3", 1);
   init_distributed();
   EXPECT_THAT(
@@ -74,7 +74,7 @@ TEST_F(InitDistributed, ASecondCallMayNotWantSomethingElse) {
   init_distributed();
   EXPECT_THAT(
       [] { init_distributed({.rank = 1, .world_size = 2}); },
-      ThrowsMessage<ConfigError>(HasSubstr("the ranks have met already")));
+      ThrowsMessage<ConfigError>(HasSubstr("the ranks are connected already")));
   EXPECT_THROW(init_distributed({.dist_backend = "gloo"}), ConfigError);
   EngineNet net;
   InitializeOptions options{.config_json = simple_config(1)};

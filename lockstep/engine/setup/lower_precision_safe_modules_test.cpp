@@ -71,17 +71,6 @@ double train_step(Engine& engine) {
   return loss.template item<double>();
 }
 
-template <typename Engine, typename Model>
-std::vector<at::Tensor> exact_values(Engine& engine, const Model& net) {
-  std::vector<at::Tensor> values;
-  engine.accelerator().with_gathered_parameters(net->parameters(), [&] {
-    for (const at::Tensor& parameter : net->parameters()) {
-      values.push_back(parameter.detach().clone());
-    }
-  });
-  return values;
-}
-
 Outcome outcome_of(const std::string& config, int world = 2) {
   Outcome outcome;
   on_engine_ranks(world, config, [&](InitializeOptions options) {
@@ -93,7 +82,7 @@ Outcome outcome_of(const std::string& config, int world = 2) {
     for (int step = 0; step < 12; ++step) {
       losses.push_back(train_step(engine));
     }
-    const std::vector<at::Tensor> values = exact_values(engine, net);
+    const std::vector<at::Tensor> values = full_values(engine.accelerator(), net);
     for (const at::Tensor& parameter : net->parameters()) {
       const at::Tensor here = parameter.detach().clone();
       EXPECT_EQ(here.scalar_type(), at::kFloat);
@@ -205,7 +194,7 @@ TEST(LowerPrecisionModules, AreSavedExactAndLoadedByOtherStages) {
     train_step(engine);
     engine.save_checkpoint(folder.path(), "one");
     const at::Tensor computed_with = net->fc->weight.detach().clone();
-    const std::vector<at::Tensor> values = exact_values(engine, net);
+    const std::vector<at::Tensor> values = full_values(engine.accelerator(), net);
     EXPECT_FALSE(at::equal(values[0], computed_with));
     EXPECT_TRUE(at::equal(values[0].to(at::kBFloat16).to(at::kFloat), computed_with));
     EXPECT_TRUE(at::equal(engine.safe_get_full_fp32_param(net->fc->weight), values[0]));
@@ -219,7 +208,7 @@ TEST(LowerPrecisionModules, AreSavedExactAndLoadedByOtherStages) {
       auto made = initialize(net, std::move(options));
       auto& engine = std::get<0>(made);
       engine.load_checkpoint(folder.path(), "one");
-      const std::vector<at::Tensor> values = exact_values(engine, net);
+      const std::vector<at::Tensor> values = full_values(engine.accelerator(), net);
       for (size_t i = 0; i < values.size(); ++i) {
         EXPECT_TRUE(at::equal(values[i], saved[i])) << stage << ", " << i;
       }
@@ -263,7 +252,7 @@ TEST(LowerPrecisionModules, GoWithAutocastAndNoOtherWordForTheSame) {
       "communication_data_type bf16 is for all gradients");
   AcceleratorOptions twice;
   twice.lower_precision_safe_modules = {.classes = {"Linear"}};
-  expect_refused(config_of(0, kLinear), "is for the configuration file to say", twice);
+  expect_refused(config_of(0, kLinear), "is set by the configuration file", twice);
   AcceleratorOptions hook;
   hook.data_parallel.comm_hook.type = CommHookType::kFp16;
   expect_refused(

@@ -33,9 +33,10 @@ namespace lockstep {
 namespace {
 
 using ds_config::Parameters;
-using Made = std::shared_ptr<torch::optim::Optimizer>;
+using OptimizerPtr = std::shared_ptr<torch::optim::Optimizer>;
 
-struct Subject {
+/// The parameters of an optimizer, with their shapes for muP.
+struct Target {
   const NamedTensors& parameters;
   const optim::InfShapes& mup_shapes;
 };
@@ -70,37 +71,37 @@ typename Rule::Options options_of(const Parameters& given) {
 }
 
 template <typename Rule>
-Made make(const Parameters& given, const Subject& subject) {
+OptimizerPtr make(const Parameters& given, const Target& target) {
   return std::make_shared<optim::RuleOptimizer<Rule>>(
-      tensors_of(subject.parameters), options_of<Rule>(given));
+      tensors_of(target.parameters), options_of<Rule>(given));
 }
 
-/// Of maximal update parametrization; `scaling` is its rule for the rates.
+/// Makes an optimizer of maximal update parametrization (muP), which scales rates by `scaling`.
 template <typename Rule>
-Made make_mup(const Parameters& given, const Subject& subject, optim::MupScaling scaling) {
-  if (subject.mup_shapes.empty()) {
+OptimizerPtr make_mup(const Parameters& given, const Target& target, optim::MupScaling scaling) {
+  if (target.mup_shapes.empty()) {
     throw ConfigError(
         "initialize",
-        "the file's optimizer scales rates by how much wider the model is than a base model, which "
-        "nobody gave; call optim::set_base_shapes(*net, *base, *delta) before initialize, and give "
-        "it what that returns, as mup_shapes");
+        "the file's optimizer scales rates by the model's width, relative to a base model that is "
+        "not given; call optim::set_base_shapes(*net, *base, *delta) before initialize, and pass "
+        "its result as mup_shapes");
   }
-  const std::vector<optim::MupGroup> groups = optim::mup_groups(
-      subject.parameters, subject.mup_shapes, scaling, given.flag("decoupled_wd"));
+  const std::vector<optim::MupGroup> groups =
+      optim::mup_groups(target.parameters, target.mup_shapes, scaling, given.flag("decoupled_wd"));
   return std::make_shared<optim::RuleOptimizer<Rule>>(
       optim::with_options(groups, options_of<Rule>(given)));
 }
 
 template <typename Rule>
-Made make_mu_adam(const Parameters& given, const Subject& subject) {
-  return make_mup<Rule>(given, subject, optim::MupScaling::kAdam);
+OptimizerPtr make_mu_adam(const Parameters& given, const Target& target) {
+  return make_mup<Rule>(given, target, optim::MupScaling::kAdam);
 }
 
-Made make_mu_sgd(const Parameters& given, const Subject& subject) {
-  return make_mup<optim::SGDRule>(given, subject, optim::MupScaling::kSgd);
+OptimizerPtr make_mu_sgd(const Parameters& given, const Target& target) {
+  return make_mup<optim::SGDRule>(given, target, optim::MupScaling::kSgd);
 }
 
-Made make_muon(const Parameters& given, const Subject& subject) {
+OptimizerPtr make_muon(const Parameters& given, const Target& target) {
   const ds_config::MuonRates rates = ds_config::muon_rates(given);
   const std::vector<double>& betas = given.numbers("betas");
   optim::MuonOptions matrices{
@@ -112,16 +113,16 @@ Made make_muon(const Parameters& given, const Subject& subject) {
       .adam_eps = given.number("eps")};
   optim::MuonOptions others = matrices;
   others.lr = rates.others;
-  return std::make_shared<optim::Muon>(optim::muon_groups(subject.parameters, matrices, others));
+  return std::make_shared<optim::Muon>(optim::muon_groups(target.parameters, matrices, others));
 }
 
 }  // namespace
 
-Made make_optimizer(
+OptimizerPtr make_optimizer(
     const ds_config::OptimizerSection& section,
     const NamedTensors& parameters,
     const optim::InfShapes& mup_shapes) {
-  static const std::map<std::string, Made (*)(const Parameters&, const Subject&)> makers = {
+  static const std::map<std::string, OptimizerPtr (*)(const Parameters&, const Target&)> makers = {
       {"adam", make<optim::AdamRule>},
       {"adamw", make<optim::AdamWRule>},
       {"lamb", make<optim::LAMBRule>},
@@ -141,9 +142,7 @@ Made make_optimizer(
       {"muadamw", make_mu_adam<optim::AdamWRule>},
       {"musgd", make_mu_sgd}};
   const auto found = makers.find(section.name.value);
-  LOCKSTEP_ASSERT(
-      found != makers.end(),
-      "ds_config knows an optimizer that nobody makes: " + section.name.value);
+  LOCKSTEP_ASSERT(found != makers.end(), "make_optimizer has no maker for " + section.name.value);
   return found->second(section.parameters, {parameters, mup_shapes});
 }
 

@@ -17,13 +17,6 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-std::string frozen_config(int stage, const std::string& zero_keys) {
-  return R"({"train_micro_batch_size_per_gpu": 4,
-      "optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "zero_optimization": {
-      "stage3_param_persistence_threshold": 0, "stage": )" +
-         std::to_string(stage) + zero_keys + "}}";
-}
-
 constexpr const char* kInEightBits = R"(, "zero_quantized_nontrainable_weights": true)";
 
 /// Its first weight is frozen.
@@ -33,35 +26,17 @@ EngineNet frozen_net() {
   return net;
 }
 
-std::vector<at::Tensor> all_values(Accelerator& accelerator, const EngineNet& net) {
-  std::vector<at::Tensor> values;
-  accelerator.with_gathered_parameters(net->parameters(), [&] {
-    for (const at::Tensor& parameter : net->parameters()) {
-      values.push_back(parameter.detach().clone());
-    }
-  });
-  return values;
-}
-
-template <typename Engine>
-void train_some(Engine& engine) {
-  for (int step = 0; step < 3; ++step) {
-    engine.backward(engine(engine_batch(step)).square().mean());
-    engine.step();
-  }
-}
-
 TEST(FrozenIn8Bits, AreTrainedBesideSavedAndLoadedByAnyNumberOfRanks) {
   const TestFolder folder;
   std::vector<at::Tensor> saved;
-  on_engine_ranks(2, frozen_config(3, kInEightBits), [&](InitializeOptions options) {
+  on_engine_ranks(2, zero_config(3, kInEightBits), [&](InitializeOptions options) {
     EngineNet net = frozen_net();
     const at::Tensor exact = net->fc->weight.detach().clone();
     const at::Tensor trained = net->head->weight.detach().clone();
     auto made = initialize(net, std::move(options));
     auto& engine = std::get<0>(made);
-    train_some(engine);
-    auto values = all_values(engine.accelerator(), net);
+    train(engine, 0, 3);
+    auto values = full_values(engine.accelerator(), net);
     EXPECT_FALSE(at::equal(values[0], exact)) << "it is rounded";
     EXPECT_TRUE(at::allclose(values[0], exact, 0, 0.5 / 254 * 1.01));
     EXPECT_FALSE(at::equal(net->head->weight.detach(), trained));
@@ -76,21 +51,21 @@ TEST(FrozenIn8Bits, AreTrainedBesideSavedAndLoadedByAnyNumberOfRanks) {
       auto made = initialize(net, std::move(options));
       auto& engine = std::get<0>(made);
       engine.load_checkpoint(folder.path());
-      const auto values = all_values(engine.accelerator(), net);
+      const auto values = full_values(engine.accelerator(), net);
       for (size_t i = 0; i < values.size(); ++i) {
         EXPECT_TRUE(at::allclose(values[i], saved[i], 0, i == 0 ? off : 0)) << i;
       }
-      train_some(engine);
+      train(engine, 0, 3);
     });
   };
-  expect_loaded(2, frozen_config(3, kInEightBits), 0);
-  expect_loaded(2, frozen_config(3, ""), 0);
-  expect_loaded(3, frozen_config(1, ""), 0);
-  expect_loaded(3, frozen_config(3, kInEightBits), 0.5 / 254 * 1.01);  // Other blocks.
+  expect_loaded(2, zero_config(3, kInEightBits), 0);
+  expect_loaded(2, zero_config(3, ""), 0);
+  expect_loaded(3, zero_config(1, ""), 0);
+  expect_loaded(3, zero_config(3, kInEightBits), 0.5 / 254 * 1.01);  // Other blocks.
 }
 
 TEST(FrozenIn8Bits, AreForStage3AndNotForOffloadedParameters) {
-  on_engine_ranks(1, frozen_config(2, kInEightBits), [](InitializeOptions options) {
+  on_engine_ranks(1, zero_config(2, kInEightBits), [](InitializeOptions options) {
     EngineNet net = frozen_net();
     EXPECT_THAT(
         [&] { initialize(net, std::move(options)); },
@@ -98,7 +73,7 @@ TEST(FrozenIn8Bits, AreForStage3AndNotForOffloadedParameters) {
   });
   on_engine_ranks(
       1,
-      frozen_config(
+      zero_config(
           3, std::string(kInEightBits) + R"(, "cpu_offload": true, "cpu_offload_param": true)"),
       [](InitializeOptions options) {
         EngineNet net = frozen_net();

@@ -32,7 +32,7 @@ using ::testing::ThrowsMessage;
 
 constexpr int kUpdates = 5;
 constexpr int kMicroSteps = 3;
-constexpr double kScale = 128;  // Of fp16: a power of two.
+constexpr double kScale = 128;  // fp16's loss scale, a power of two.
 
 std::string word(at::ScalarType dtype) {
   return dtype == at::kHalf ? "fp16" : "bf16";
@@ -63,7 +63,7 @@ std::string param_dtype(at::ScalarType dtype) {
   return R"("param_dtype": ")" + word(dtype) + "\"";
 }
 
-/// How one process trains.
+/// The dtypes with which one process trains.
 struct Recipe {
   at::ScalarType dtype = at::kBFloat16;
   at::ScalarType sums = at::kBFloat16;  ///< What micro-steps add up in.
@@ -129,7 +129,7 @@ std::vector<double> by_hand(const Recipe& recipe) {
 }
 
 template <typename Engine>
-std::vector<double> train(Engine& engine, int from, int to) {
+std::vector<double> train_updates(Engine& engine, int from, int to) {
   std::vector<double> losses;
   for (int update = from; update < to; ++update) {
     double mean = 0;
@@ -155,7 +155,7 @@ void expect_training(const File& file, const Recipe& recipe, bool born_narrow = 
       auto made = initialize(net, std::move(options));
       EXPECT_EQ(net->fc->weight.scalar_type(), recipe.dtype);
       EXPECT_EQ(std::get<0>(made).zero_optimization_stage(), file.stage);
-      const std::vector<double> losses = train(std::get<0>(made), 0, kUpdates);
+      const std::vector<double> losses = train_updates(std::get<0>(made), 0, kUpdates);
       for (size_t i = 0; i < losses.size(); ++i) {
         EXPECT_DOUBLE_EQ(losses[i], expected[i])
             << text_of(file) << ", " << world << " ranks, update " << i;
@@ -184,7 +184,7 @@ TEST(EngineNarrow, GradientsAddUpInGradAccumDtype) {
         by_hand({.dtype = dtype, .sums = dtype}), by_hand({.dtype = dtype, .sums = at::kFloat}));
     for (int stage = 0; stage <= 3; ++stage) {
       for (const at::ScalarType sums : {dtype, at::kFloat}) {
-        // As DeepSpeed's BF16_Optimizer, wide sums of stage 1 travel as the parameters are.
+        // As in DeepSpeed's BF16_Optimizer, stage 1 sends float32 sums in the parameters' dtype.
         expect_training(
             {.dtype = dtype,
              .stage = stage,
@@ -220,10 +220,8 @@ TEST(EngineNarrow, LossesAreThoseOfDeepspeedByTheSameFile) {
   for (const nlohmann::json& golden : all) {
     const auto expected = golden.at("losses").get<std::vector<double>>();
     for (const int world : {1, 2}) {
-      on_engine_ranks(world, golden.at("config").dump(), [&](InitializeOptions options) {
-        EngineNet net;
-        auto made = initialize(net, std::move(options));
-        const std::vector<double> losses = train(std::get<0>(made), 0, kUpdates);
+      on_engines(world, golden.at("config").dump(), [&](TestEngine& engine, EngineNet&) {
+        const std::vector<double> losses = train_updates(engine, 0, kUpdates);
         // A sum of three in another order; what is rounded otherwise is off by 1e-4.
         EXPECT_THAT(losses, ::testing::Pointwise(::testing::DoubleNear(1e-6), expected))
             << golden.at("config") << ", " << world << " ranks";
@@ -277,7 +275,7 @@ TEST(EngineNarrow, NothingIsWiderThanNarrowMasters) {
     on_engine_ranks(2, text_of(file), [](InitializeOptions options) {
       EngineNet net;
       auto made = initialize(net, std::move(options));
-      train(std::get<0>(made), 0, 1);
+      train_updates(std::get<0>(made), 0, 1);
       const Optimizer& optimizer = std::get<1>(made);
       const auto& inner = dynamic_cast<optim::FlatOptimizer&>(optimizer.inner());
       for (const at::Tensor& shard_slice : optimizer.parameters()) {
@@ -303,7 +301,7 @@ TEST(EngineNarrow, BuffersAreCastAsToldAndSomeAreKeptWide) {
   });
 }
 
-/// What is updated, of all ranks.
+/// Returns the full masters of a parameter.
 at::Tensor masters_of(Engine<EngineNet>& engine) {
   return engine.safe_get_full_fp32_param(engine.module()->fc->weight);
 }
@@ -317,24 +315,25 @@ TEST(EngineNarrow, GoesOnFromACheckpointToTheBitAndSavesMastersAnd16Bits) {
         EngineNet net;
         auto made = initialize(net, options);
         auto& engine = std::get<0>(made);
-        train(engine, 0, 2);
+        train_updates(engine, 0, 2);
         engine.save_checkpoint(folder.path(), "two");
         engine.save_16bit_model(folder.path());
         const at::Tensor masters = masters_of(engine);
-        const std::vector<double> unbroken = train(engine, 2, kUpdates);
+        const std::vector<double> unbroken = train_updates(engine, 2, kUpdates);
 
         EngineNet other;
         auto second = initialize(other, options);
         auto& resumed = std::get<0>(second);
-        train(resumed, 3, 4);
+        train_updates(resumed, 3, 4);
         resumed.load_checkpoint(folder.path(), "two");
         EXPECT_TRUE(at::equal(masters_of(resumed), masters));
-        EXPECT_EQ(train(resumed, 2, kUpdates), unbroken) << word(dtype) << " stage " << stage;
+        EXPECT_EQ(train_updates(resumed, 2, kUpdates), unbroken)
+            << word(dtype) << " stage " << stage;
 
         if (engine.accelerator().is_main_process()) {
           const storage::SafetensorsMap model(folder.path() / "model.safetensors");
           EXPECT_TRUE(at::equal(checkpoint::tensor_of(model, "fc.weight"), masters.to(dtype)));
-          // What merge-weights reads.
+          // merge-weights reads these files.
           const checkpoint::Reader reader(folder.path() / "two");
           const NamedTensors saved = reader.tensor_set("model");
           const auto found = std::find_if(saved.begin(), saved.end(), [](const NamedTensor& item) {
@@ -358,13 +357,13 @@ TEST(EngineNarrow, NarrowMastersGoOnFromACheckpointToTheBit) {
     on_engine_ranks(2, text_of(file), [&](InitializeOptions options) {
       EngineNet net;
       auto made = initialize(net, options);
-      train(std::get<0>(made), 0, 2);
+      train_updates(std::get<0>(made), 0, 2);
       std::get<0>(made).save_checkpoint(folder.path(), "two");
-      const std::vector<double> unbroken = train(std::get<0>(made), 2, kUpdates);
+      const std::vector<double> unbroken = train_updates(std::get<0>(made), 2, kUpdates);
       EngineNet other;
       auto second = initialize(other, options);
       std::get<0>(second).load_checkpoint(folder.path(), "two");
-      EXPECT_EQ(train(std::get<0>(second), 2, kUpdates), unbroken) << stage;
+      EXPECT_EQ(train_updates(std::get<0>(second), 2, kUpdates), unbroken) << stage;
     });
   }
 }
@@ -376,11 +375,8 @@ TEST(EngineNarrow, MastersAreLoadedAsWhatTheyRoundToIfToldSo) {
     File rounding = file;
     rounding.zero = R"(, "load_from_fp32_weights": false)";
     at::Tensor saved;
-    on_engine_ranks(2, text_of(file), [&](InitializeOptions options) {
-      EngineNet net;
-      auto made = initialize(net, std::move(options));
-      auto& engine = std::get<0>(made);
-      train(engine, 0, 2);
+    on_engines(2, text_of(file), [&](TestEngine& engine, EngineNet&) {
+      train_updates(engine, 0, 2);
       engine.save_checkpoint(folder.path(), "two");
       const at::Tensor masters = masters_of(engine);
       if (engine.accelerator().is_main_process()) {
@@ -389,11 +385,9 @@ TEST(EngineNarrow, MastersAreLoadedAsWhatTheyRoundToIfToldSo) {
     });
     const at::Tensor rounded = saved.to(at::kBFloat16).to(at::kFloat);
     ASSERT_FALSE(at::equal(saved, rounded));
-    on_engine_ranks(2, text_of(rounding), [&](InitializeOptions options) {
-      EngineNet net;
-      auto made = initialize(net, std::move(options));
-      std::get<0>(made).load_checkpoint(folder.path(), "two");
-      EXPECT_TRUE(at::equal(masters_of(std::get<0>(made)), rounded)) << stage;
+    on_engines(2, text_of(rounding), [&](TestEngine& engine, EngineNet&) {
+      engine.load_checkpoint(folder.path(), "two");
+      EXPECT_TRUE(at::equal(masters_of(engine), rounded)) << stage;
     });
   }
 }
@@ -402,10 +396,8 @@ TEST(EngineNarrow, Stage0NeedsNoOptimizerToLook) {
   std::string text = text_of({.stage = 0, .data_types = param_dtype(at::kBFloat16)});
   const size_t begin = text.find("\"optimizer\"");
   text.erase(begin, text.find("\"zero_optimization\"") - begin);
-  on_engine_ranks(2, text, [](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    EXPECT_EQ(std::get<0>(made)(engine_batch(0)).scalar_type(), at::kFloat);
+  on_engines(2, text, [](TestEngine& engine, EngineNet& net) {
+    EXPECT_EQ(engine(engine_batch(0)).scalar_type(), at::kFloat);
     EXPECT_EQ(net->fc->weight.scalar_type(), at::kBFloat16);
   });
 }
@@ -420,7 +412,7 @@ TEST(EngineNarrow, OptimizersOfWholeParametersHaveMastersToo) {
       EngineNet net;
       auto made = initialize(net, std::move(options));
       EXPECT_EQ(std::get<1>(made).parameters().at(0).scalar_type(), at::kFloat);
-      const std::vector<double> of_rank = train(std::get<0>(made), 0, kUpdates);
+      const std::vector<double> of_rank = train_updates(std::get<0>(made), 0, kUpdates);
       if (is_main) {
         losses.push_back(of_rank);
       }

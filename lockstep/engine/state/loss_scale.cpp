@@ -17,7 +17,7 @@ DynamicLossScale::DynamicLossScale(const DynamicLossScaleOptions& options)
     throw ConfigError(
         "loss scale",
         fmt::format(
-            "needs numbers above 0; got init_scale {}, loss_scale_window {}, hysteresis {}, "
+            "options must be above 0; got init_scale {}, loss_scale_window {}, hysteresis {}, "
             "min_loss_scale {}",
             options.init_scale,
             options.loss_scale_window,
@@ -33,9 +33,9 @@ double DynamicLossScale::update(bool overflowed) {
         throw Error(
             "loss scale",
             fmt::format(
-                "gradients overflowed with the scale at its minimum, {}; the loss diverges, or "
-                "fp16 "
-                "has not the range: try bf16, a smaller learning rate, or a smaller min_loss_scale",
+                "gradients overflowed with the scale at its minimum, {}; the loss diverges, or the "
+                "range of fp16 is too small; try bf16, a smaller learning rate, or a smaller "
+                "min_loss_scale",
                 scale_));
       }
       scale_ = std::max(scale_ / 2, options_.min_loss_scale);
@@ -77,7 +77,7 @@ void DynamicLossScale::load_state(const nlohmann::json& state) {
     overflows_left_ = overflows_left;
     updates_ = updates;
   } catch (const nlohmann::json::exception& error) {
-    throw ConfigError("loss scale", fmt::format("is not a saved loss scale: {}", error.what()));
+    throw ConfigError("loss scale", fmt::format("the saved state is invalid: {}", error.what()));
   }
 }
 

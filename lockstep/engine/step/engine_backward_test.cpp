@@ -27,10 +27,7 @@ constexpr const char* kFp16 = R"(, "fp16": {"enabled": true, "initial_scale_powe
 TEST(Backward, KeepsTheGraphIfItIsTo) {
   for (const bool watched : {false, true}) {
     const std::string config = config_of(1, 0, watched ? R"(, "wall_clock_breakdown": true)" : "");
-    on_engine_ranks(1, config, [](InitializeOptions options) {
-      EngineNet net;
-      auto made = initialize(net, std::move(options));
-      auto& engine = std::get<0>(made);
+    on_engines(1, config, [](TestEngine& engine, EngineNet& net) {
       const at::Tensor loss = engine(engine_batch(0)).square().mean();
       engine.backward(loss, {.retain_graph = true});
       const at::Tensor once = net->fc->weight.grad().clone();
@@ -42,10 +39,7 @@ TEST(Backward, KeepsTheGraphIfItIsTo) {
 }
 
 TEST(Backward, LeavesTheLossUndividedIfItIsTo) {
-  on_engine_ranks(1, simple_config(2), [](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    auto& engine = std::get<0>(made);
+  on_engines(1, simple_config(2), [](TestEngine& engine, EngineNet& net) {
     const at::Tensor loss = engine(engine_batch(0)).square().mean();
     const double whole = loss.item<double>();
     EXPECT_DOUBLE_EQ(engine.backward(loss, {.retain_graph = true}).item<double>(), whole / 2);
@@ -55,16 +49,13 @@ TEST(Backward, LeavesTheLossUndividedIfItIsTo) {
   });
 }
 
-/// How a program differentiates.
+/// The call with which a program differentiates.
 enum class Way { kEngine, kScaled, kScaledParts };
 
-/// What four updates make of the model on `world` ranks, each with batches of its own.
+/// Returns the values after four updates on `world` ranks, each with its own batches.
 std::vector<at::Tensor> trained(int world, const std::string& config, Way way) {
   std::vector<at::Tensor> values;
-  on_engine_ranks(world, config, [&](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    auto& engine = std::get<0>(made);
+  on_engines(world, config, [&](TestEngine& engine, EngineNet& net) {
     const int rank = engine.accelerator().process_index();
     while (engine.global_steps() < 4) {
       const auto step = static_cast<int>(engine.micro_steps());
@@ -94,7 +85,7 @@ std::vector<at::Tensor> trained(int world, const std::string& config, Way way) {
           engine.was_step_applied(),
           engine.micro_steps() % engine.gradient_accumulation_steps() == 0);
     }
-    auto whole = whole_values(engine.accelerator(), net);
+    auto whole = full_values(engine.accelerator(), net);
     if (rank == 0) {
       values = std::move(whole);
     }
@@ -118,10 +109,7 @@ TEST(Scale, ABackwardOfTheProgramsOwnTrainsAsTheEngines) {
 
 TEST(Scale, WaitsWithinNoSyncAsTheEngines) {
   for (const int stage : {0, 1}) {
-    on_engine_ranks(2, simple_config(1, stage), [](InitializeOptions options) {
-      EngineNet net;
-      auto made = initialize(net, std::move(options));
-      auto& engine = std::get<0>(made);
+    on_engines(2, simple_config(1, stage), [](TestEngine& engine, EngineNet& net) {
       {
         const auto held = engine.no_sync();
         engine.scale(engine(engine_batch(0)).mean()).backward();
@@ -136,10 +124,7 @@ TEST(Scale, WaitsWithinNoSyncAsTheEngines) {
 }
 
 TEST(Scale, SaysWhatItCannotBeUsedFor) {
-  on_engine_ranks(1, config_of(1, 0, kFp16), [](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    auto& engine = std::get<0>(made);
+  on_engines(1, config_of(1, 0, kFp16), [](TestEngine& engine, EngineNet&) {
     const auto loss = [&] { return engine(engine_batch(0)).square().mean(); };
     EXPECT_THAT(
         [&] { engine.scale(at::ones({})); },
@@ -185,14 +170,14 @@ TEST(Scale, ABackwardThatThrewIsToldAndDoesNotStayInTheWay) {
 
 TEST(UnseenLoss, IsRefusedWhereItsGradientsWouldBeOthers) {
   const auto refused = [](int world, const std::string& config) {
-    std::vector<std::string> told(2);
+    std::vector<std::string> messages(2);
     on_engine_ranks(world, config, [&](InitializeOptions options) {
       EngineNet net;
       auto made = initialize(net, std::move(options));
       auto& engine = std::get<0>(made);
       const int rank = engine.accelerator().process_index();
       for (int again = 0; again < 2; ++again) {
-        std::string& what = told[static_cast<size_t>(rank)];
+        std::string& what = messages[static_cast<size_t>(rank)];
         what.clear();
         try {
           engine(engine_batch(0)).square().mean().backward();
@@ -200,7 +185,7 @@ TEST(UnseenLoss, IsRefusedWhereItsGradientsWouldBeOthers) {
           what = error.what();
         }
       }
-      // And the engine goes on.
+      // The engine can be used afterwards.
       std::get<1>(made).zero_grad();
       while (engine.global_steps() < 1) {
         engine.backward(engine(engine_batch(0)).square().mean());
@@ -209,9 +194,9 @@ TEST(UnseenLoss, IsRefusedWhereItsGradientsWouldBeOthers) {
       EXPECT_TRUE(engine.was_step_applied());
     });
     if (world == 2) {
-      EXPECT_EQ(told[0].empty(), told[1].empty());
+      EXPECT_EQ(messages[0].empty(), messages[1].empty());
     }
-    return told.front();
+    return messages.front();
   };
   for (const int world : {1, 2}) {
     for (const int stage : {0, 2}) {
@@ -231,17 +216,14 @@ TEST(UnseenLoss, TrainsWhereItsGradientsAreWhatTheEngineWouldMakeThem) {
     for (int stage = 0; stage <= 3; ++stage) {
       const std::string config = simple_config(1, stage);
       const auto expected = trained(world, config, Way::kEngine);
-      on_engine_ranks(world, config, [&](InitializeOptions options) {
-        EngineNet net;
-        auto made = initialize(net, std::move(options));
-        auto& engine = std::get<0>(made);
+      on_engines(world, config, [&](TestEngine& engine, EngineNet& net) {
         const int rank = engine.accelerator().process_index();
         for (int step = 0; step < 4; ++step) {
           const at::Tensor out = engine(engine_batch(step + 9 * rank));
           (out.square().mean() + out.mean()).backward();
           engine.step();
         }
-        expect_values(whole_values(engine.accelerator(), net), expected);
+        expect_values(full_values(engine.accelerator(), net), expected);
       });
     }
   }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a file's fp16 section makes of the loss scale, and what a schedule of the momentum.
+// ds_config.json's fp16 section controls the loss scale, and its schedule the momentum.
 #include <cmath>
 #include <string>
 #include <vector>
@@ -36,9 +36,7 @@ void update(Engine& engine, bool overflows) {
 /// The scale after each update of two ranks.
 std::vector<double> scales(const std::string& config, const std::vector<bool>& overflows) {
   std::vector<double> all;
-  on_engine_ranks(2, config, [&](InitializeOptions options) {
-    EngineNet net;
-    auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+  on_engines(2, config, [&](TestEngine& engine, EngineNet&) {
     for (const bool overflow : overflows) {
       update(engine, overflow);
       const double scale = engine.loss_scale();
@@ -64,10 +62,7 @@ TEST(EngineScale, HysteresisOfTheFileCountsOverflows) {
 TEST(EngineScale, AnOverflowAtTheFilesMinimumEndsARunOfZero) {
   const std::string fp16 = R"("initial_scale_power": 3, "hysteresis": 1, "min_loss_scale": 4)";
   EXPECT_THAT(scales(half_config(fp16, 0), {true, true}), ElementsAre(4, 4));
-  on_engine_ranks(2, half_config(fp16, 1), [](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
-    auto& engine = std::get<0>(made);
+  on_engines(2, half_config(fp16, 1), [](TestEngine& engine, EngineNet&) {
     update(engine, true);
     EXPECT_EQ(engine.loss_scale(), 4);
     EXPECT_THAT(
@@ -77,14 +72,12 @@ TEST(EngineScale, AnOverflowAtTheFilesMinimumEndsARunOfZero) {
 
 TEST(EngineScale, TheFirstScaleMayBeAnyPowerThatTheTableAllows) {
   for (const int power : {0, 62, 63, 64, 127}) {
-    on_engine_ranks(
+    on_engines(
         1,
         half_config("\"initial_scale_power\": " + std::to_string(power)),
-        [&](InitializeOptions options) {
-          EngineNet net;
-          auto made = initialize(net, std::move(options));
-          EXPECT_EQ(std::get<0>(made).loss_scale(), std::ldexp(1.0, power));
-          EXPECT_EQ(std::get<0>(made).accelerator().scaler()->get_scale(), std::ldexp(1.0, power));
+        [&](TestEngine& engine, EngineNet&) {
+          EXPECT_EQ(engine.loss_scale(), std::ldexp(1.0, power));
+          EXPECT_EQ(engine.accelerator().scaler()->get_scale(), std::ldexp(1.0, power));
         });
   }
 }
@@ -94,18 +87,13 @@ TEST(EngineScale, TheFilesKindOfScaleCountsAfterLoadingAnother) {
   const std::string fixed = half_config(R"("loss_scale": 128)");
   const std::string dynamic = half_config(R"("initial_scale_power": 4)");
   const auto save = [&](const std::string& config, const char* tag) {
-    on_engine_ranks(1, config, [&](InitializeOptions options) {
-      EngineNet net;
-      auto made = initialize(net, std::move(options));
-      update(std::get<0>(made), false);
-      std::get<0>(made).save_checkpoint(folder.path(), tag);
+    on_engines(1, config, [&](TestEngine& engine, EngineNet&) {
+      update(engine, false);
+      engine.save_checkpoint(folder.path(), tag);
     });
   };
   const auto expect = [&](const std::string& config, const char* tag, double scale) {
-    on_engine_ranks(1, config, [&](InitializeOptions options) {
-      EngineNet net;
-      auto made = initialize(net, std::move(options));
-      auto& engine = std::get<0>(made);
+    on_engines(1, config, [&](TestEngine& engine, EngineNet&) {
       engine.load_checkpoint(folder.path(), tag);
       EXPECT_EQ(engine.loss_scale(), scale);
       EXPECT_EQ(engine.accelerator().scaler()->get_scale(), scale);
@@ -138,10 +126,7 @@ TEST(EngineScale, DeepspeedsOneCycleMovesBetasAndNoOtherMomentum) {
   const auto seen_with = [](const std::string& optimizer) {
     Seen seen;
     set_log_sink([&](const std::string& line) { seen.said += line + "\n"; });
-    on_engine_ranks(1, cycle_config(optimizer), [&](InitializeOptions options) {
-      EngineNet net;
-      auto made = initialize(net, std::move(options));
-      auto& engine = std::get<0>(made);
+    on_engines(1, cycle_config(optimizer), [&](TestEngine& engine, EngineNet&) {
       seen.before = engine.get_mom();
       update(engine, false);
       seen.after = engine.get_mom();

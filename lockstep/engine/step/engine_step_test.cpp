@@ -116,14 +116,14 @@ TEST(ClientScheduler, APlateauGoesByTheMetricOfEachUpdate) {
         micro_step();
         engine.step();  // No update, so no metric.
         micro_step();
-        const auto before = whole_values(engine.accelerator(), net);
+        const auto before = full_values(engine.accelerator(), net);
         EXPECT_THAT(
             [&] { engine.step(); },
             ThrowsMessage<ConfigError>(HasSubstr("step({.metric = loss})")));
-        expect_values(whole_values(engine.accelerator(), net), before);
+        expect_values(full_values(engine.accelerator(), net), before);
         engine.step({.metric = metric});
         rates.push_back(engine.get_lr().front());
-        EXPECT_FALSE(at::equal(whole_values(engine.accelerator(), net).front(), before.front()));
+        EXPECT_FALSE(at::equal(full_values(engine.accelerator(), net).front(), before.front()));
       }
       EXPECT_THAT(rates, ::testing::ElementsAre(0.5, 0.25, 0.25, 0.125));
       EXPECT_EQ(engine.global_steps(), 4);
@@ -133,11 +133,9 @@ TEST(ClientScheduler, APlateauGoesByTheMetricOfEachUpdate) {
 }
 
 TEST(ClientScheduler, WithoutOneAMetricIsAnError) {
-  on_engine_ranks(1, sgd_config(0, 0), [](InitializeOptions options) {
-    EngineNet net;
-    auto made = initialize(net, std::move(options));
+  on_engines(1, sgd_config(0, 0), [](TestEngine& engine, EngineNet&) {
     EXPECT_THAT(
-        [&] { std::get<0>(made).step({.metric = 1.0}); },
+        [&] { engine.step({.metric = 1.0}); },
         ThrowsMessage<ConfigError>(HasSubstr("got no scheduler")));
   });
 }
@@ -161,16 +159,13 @@ template <typename Body>
 void expect_averaged(int micro_steps, double part, const Body& body) {
   for (const int stage : {0, 1}) {
     SCOPED_TRACE(stage);
-    on_engine_ranks(2, sgd_config(stage, 0, micro_steps), [&](InitializeOptions options) {
-      EngineNet net;
-      auto made = initialize(net, std::move(options));
-      auto& engine = std::get<0>(made);
+    on_engines(2, sgd_config(stage, 0, micro_steps), [&](TestEngine& engine, EngineNet& net) {
       const int rank = engine.accelerator().process_index();
       body(engine, engine(engine_batch(rank)).square().mean());
       engine.step();
       EXPECT_TRUE(engine.was_step_applied());
       EXPECT_EQ(engine.global_steps(), 1);
-      expect_values(whole_values(engine.accelerator(), net), mean_update(part));
+      expect_values(full_values(engine.accelerator(), net), mean_update(part));
     });
   }
 }
@@ -199,14 +194,14 @@ TEST(LateBoundary, OneThatIsSaidAfterABackwardLeavesNothingUnaveraged) {
 TEST(Momentum, IsToldOfTorchsOwnOptimizersToo) {
   const std::string config = R"({"train_micro_batch_size_per_gpu": 4})";
   const auto momentum_of = [&](const auto& make) {
-    std::vector<double> told;
+    std::vector<double> momenta;
     on_engine_ranks(1, config, [&](InitializeOptions options) {
       EngineNet net;
       options.optimizer = make(net->parameters());
       auto made = initialize(net, std::move(options));
-      told = std::get<0>(made).get_mom();
+      momenta = std::get<0>(made).get_mom();
     });
-    return told;
+    return momenta;
   };
   EXPECT_THAT(
       momentum_of([](const auto& parameters) {
@@ -230,7 +225,7 @@ TEST(LossScale, IsForTheFileToSay) {
           change(options.accelerator);
           EXPECT_THAT(
               [&] { initialize(net, std::move(options)); },
-              ThrowsMessage<ConfigError>(HasSubstr("as fp16.loss_scale")));
+              ThrowsMessage<ConfigError>(HasSubstr("set fp16.loss_scale")));
         });
   };
   expect_refused([](AcceleratorOptions& given) { given.grad_scaler.init_scale = 4; });

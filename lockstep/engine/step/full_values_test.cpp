@@ -26,7 +26,7 @@ struct ScaleNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(ScaleNet);
 
-/// What an engine of one stage has after two updates and a backward, on rank 0, and after edits.
+/// Values of an engine on rank 0 after two updates and a backward, and after edits.
 struct Seen {
   at::Tensor parameter, gradient, exp_avg, step, edited_parameter, edited_state, after_step;
 };
@@ -162,14 +162,12 @@ TEST(FullValues, AreThereWhateverIsOffloadedOrStaysWholeAndWithoutALossScale) {
 TEST(FullValues, RowsAreWholeInEveryStage) {
   at::Tensor alone;  // (16, 1)
   for (const int stage : {0, 1, 2, 3}) {
-    on_engine_ranks(
+    on_engines(
         stage == 0 ? 1 : 3,
         R"({"train_micro_batch_size_per_gpu": 4, "optimizer": {"type": "Adafactor"},
             "zero_optimization": {"stage3_param_persistence_threshold": 0, "stage": )" +
             std::to_string(stage) + "}}",
-        [&](InitializeOptions options) {
-          EngineNet net;
-          auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+        [&](TestEngine& engine, EngineNet& net) {
           engine.backward(engine(engine_batch(0)).square().mean());
           engine.step();
           const at::Tensor rows = engine.safe_get_full_optimizer_state(net->fc->weight, "row_var");
@@ -218,9 +216,7 @@ TEST(FullValues, AGradientGivenIn16BitsSurvivesTheLossScale) {
       R"({"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 2},
           "optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
           "fp16": {"enabled": true, "loss_scale": 65536}})";
-  on_engine_ranks(2, config, [](InitializeOptions options) {
-    EngineNet net;
-    auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+  on_engines(2, config, [](TestEngine& engine, EngineNet& net) {
     engine.backward(engine(engine_batch(0)).square().mean());
     const at::Tensor twos = at::full({16, 6}, 2, at::kHalf);
     engine.safe_set_full_grad(net->fc->weight, twos);
@@ -230,9 +226,7 @@ TEST(FullValues, AGradientGivenIn16BitsSurvivesTheLossScale) {
 
 TEST(FullValues, GradientsThatNoStageHasAveragedYetAreRefused) {
   for (const int stage : {0, 1, 2, 3}) {
-    on_engine_ranks(2, simple_config(2, stage), [&](InitializeOptions options) {
-      EngineNet net;
-      auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+    on_engines(2, simple_config(2, stage), [&](TestEngine& engine, EngineNet& net) {
       auto& ours = engine;
       const auto gradient = [&] { return ours.safe_get_full_grad(net->fc->weight); };
       engine.backward(engine(engine_batch(0)).square().mean());
@@ -251,9 +245,7 @@ TEST(FullValues, GradientsThatNoStageHasAveragedYetAreRefused) {
 }
 
 TEST(FullValues, RefuseWhatNobodyHasOnAllRanks) {
-  on_engine_ranks(2, simple_config(1, 2), [](InitializeOptions options) {
-    EngineNet net;
-    auto [engine, optimizer, none, scheduler] = initialize(net, std::move(options));
+  on_engines(2, simple_config(1, 2), [](TestEngine& engine, EngineNet& net) {
     auto& ours = engine;
     EXPECT_THAT(
         [&] { ours.safe_get_full_fp32_param(at::ones({3})); },

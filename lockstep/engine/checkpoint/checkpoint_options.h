@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+namespace lockstep {
+
+/// The name of a checkpoint's folder: a text, or a number as it is printed.
+class CheckpointTag {
+ public:
+  CheckpointTag(std::string text) : text_(std::move(text)) {}             // NOLINT
+  CheckpointTag(const char* text) : text_(text) {}                        // NOLINT
+  CheckpointTag(double number) : text_(nlohmann::json(number).dump()) {}  // NOLINT
+  CheckpointTag(int64_t number) : text_(std::to_string(number)) {}        // NOLINT
+  CheckpointTag(int number) : text_(std::to_string(number)) {}            // NOLINT
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+struct SaveCheckpointOptions {
+  /// The program's own state, returned by load_checkpoint; the main process's is saved. `client_sd`
+  /// is another name for it.
+  nlohmann::json client_state = nullptr;
+  nlohmann::json client_sd = nullptr;
+  /// Whether to write this tag to `<save_dir>/latest`.
+  bool save_latest = true;
+  /// Leaves out parameters that require no gradient; load_checkpoint keeps the model's values of
+  /// these.
+  bool exclude_frozen_parameters = false;
+};
+
+/// The states that load_checkpoint loads; others stay unchanged.
+struct LoadCheckpointOptions {
+  /// Unless set, tensors in only the model or only the checkpoint are skipped, with a warning.
+  bool load_module_strict = true;
+  /// Includes the dynamic loss scale. Without it, a new accumulation group begins.
+  bool load_optimizer_states = true;
+  bool load_lr_scheduler_states = true;
+  /// Loads only the model's tensors and the client state: no counters, loader positions or random
+  /// numbers.
+  bool load_module_only = false;
+};
+
+struct LoadedCheckpoint {
+  std::filesystem::path path;  ///< Empty: nothing was loaded.
+  nlohmann::json client_state;
+};
+
+}  // namespace lockstep

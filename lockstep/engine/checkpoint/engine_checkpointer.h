@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "lockstep/engine/checkpoint/checkpoint_options.h"
+#include "lockstep/engine/checkpoint/latest_tag.h"
+#include "lockstep/engine/state/engine_context.h"
+#include "lockstep/engine/step/engine_backward.h"
+#include "lockstep/engine/step/engine_update.h"
+#include "lockstep/engine/step/step_monitor.h"
+
+namespace lockstep {
+
+/// Saves and loads an engine: the Accelerator's state, and the file engine.json with the engine's
+/// counts, loss scale and client state. See Engine for the functions. Not thread-safe.
+class EngineCheckpointer {
+ public:
+  EngineCheckpointer(
+      EngineContext& context, StepMonitor& monitor, EngineBackward& backward, EngineUpdate& update);
+
+  std::filesystem::path save(
+      const std::filesystem::path& save_dir,
+      const std::optional<CheckpointTag>& tag,
+      const SaveCheckpointOptions& options);
+  LoadedCheckpoint load(
+      const std::filesystem::path& load_dir,
+      const std::optional<CheckpointTag>& tag,
+      const LoadCheckpointOptions& options);
+
+ private:
+  void register_hooks();
+  std::string tag_of_rank_0(const std::string& own_tag);
+  nlohmann::json engine_state() const;
+  void check_accumulation(const std::string& path) const;
+  void load_accelerator_state(
+      const std::filesystem::path& folder, const LoadCheckpointOptions& options);
+  void load_engine_state(const std::string& path, bool with_optimizer);
+  void restore_loss_scale();
+
+  EngineContext& context_;
+  StepMonitor& monitor_;
+  EngineBackward& backward_;
+  EngineUpdate& update_;
+  LatestTag latest_;
+  nlohmann::json client_state_;           ///< To be saved.
+  nlohmann::json loaded_state_;           ///< engine.json of the checkpoint that is loaded.
+  bool loads_position_in_update_ = true;  ///< Loading continues an unfinished update.
+};
+
+}  // namespace lockstep

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/engine/checkpoint/save_16bit_options.h"
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep {
+
+checkpoint::SaveModelOptions save_16bit_options(
+    const ds_config::DsConfig& config,
+    const std::string& file_name,
+    std::optional<at::ScalarType> dtype) {
+  if (dtype && *dtype != at::kHalf && *dtype != at::kBFloat16) {
+    throw ConfigError(
+        "save_16bit_model",
+        fmt::format(
+            "expected a dtype of 16 bits, at::kHalf or at::kBFloat16; got {}",
+            c10::toString(*dtype)));
+  }
+  const ds_config::Dtype compute_dtype = config.precision.value;
+  if (!dtype && compute_dtype == ds_config::Dtype::kFloat32) {
+    throw ConfigError(
+        "save_16bit_model",
+        "the model computes in float32, which determines no 16-bit dtype; pass at::kHalf or "
+        "at::kBFloat16, or write float32 by accelerator().save_model");
+  }
+  return {
+      .dtype =
+          dtype.value_or(compute_dtype == ds_config::Dtype::kFloat16 ? at::kHalf : at::kBFloat16),
+      .file_name = file_name};
+}
+
+}  // namespace lockstep

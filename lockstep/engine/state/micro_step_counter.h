@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "lockstep/ds_config/ds_config.h"
+
+namespace lockstep {
+
+/// Numbers of micro-steps, updates and samples since the start of the training, with resumes.
+struct StepCounts {
+  int64_t micro_steps = 0;
+  int64_t global_steps = 0;    ///< Updates, including skipped ones.
+  int64_t global_samples = 0;  ///< Samples of all ranks in these updates.
+  int64_t skipped_steps = 0;   ///< Updates that were skipped for an overflow.
+};
+
+/// Counts an engine's micro-steps, and decides which of them ends an update (the accumulation
+/// boundary). Holds the batch sizes. Arithmetic only; not thread-safe. After DeepSpeed's engine.
+class MicroStepCounter {
+ public:
+  MicroStepCounter(const ds_config::DsConfig& config, int ranks);
+
+  /// Samples of all ranks in an update.
+  int64_t train_batch_size() const;
+  int64_t micro_batch_size() const { return micro_batch_size_; }
+  /// Micro-steps in an update.
+  int64_t gradient_accumulation_steps() const { return gradient_accumulation_steps_; }
+  /// Changes the micro-steps in an update. ConfigError unless ranks times micro-batch divide
+  /// `size`.
+  void set_train_batch_size(int64_t size);
+  /// ConfigError for a size below 1.
+  void set_micro_batch_size(int64_t size);
+
+  /// Returns whether the current micro-step is the last of its update.
+  bool is_boundary() const;
+  /// Replaces the count's decision from now on.
+  void set_boundary(bool is_boundary) { boundary_ = is_boundary; }
+
+  const StepCounts& counts() const { return counts_; }
+  void set_counts(const StepCounts& counts) { counts_ = counts; }
+  void end_micro_step() { ++counts_.micro_steps; }
+  void end_update(bool was_applied);
+
+ private:
+  int ranks_;
+  bool counts_boundary_;  ///< managed_gradient_accumulation; without it each step is an update.
+  int64_t gradient_accumulation_steps_;
+  int64_t micro_batch_size_;
+  std::optional<bool> boundary_;  ///< Set by the program instead of counted.
+  StepCounts counts_;
+};
+
+}  // namespace lockstep

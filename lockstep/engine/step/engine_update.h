@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/engine/state/engine_context.h"
+#include "lockstep/engine/step/engine_backward.h"
+#include "lockstep/engine/step/step_monitor.h"
+
+namespace lockstep {
+
+/// Options of Engine::step; DeepSpeed's lr_kwargs.
+struct StepOptions {
+  /// The metric of schedule::reduce_on_plateau: the same on all ranks.
+  std::optional<double> metric = std::nullopt;
+};
+
+/// Ends an engine's micro-steps, and at the boundary clips and updates. See Engine::step. Not
+/// thread-safe.
+class EngineUpdate {
+ public:
+  EngineUpdate(EngineContext& context, StepMonitor& monitor, EngineBackward& backward)
+      : context_(context), monitor_(monitor), backward_(backward) {}
+
+  void step(const StepOptions& options);
+  /// Whether the last step() changed the parameters.
+  bool was_step_applied() const { return step_was_applied_; }
+  /// The gradient norm of the last update, before clipping. Waits for the device.
+  std::optional<double> global_grad_norm() const;
+  void reset_grad_norm() { norm_.reset(); }
+
+ private:
+  void check_step(const StepOptions& options, bool is_boundary) const;
+  void update(const StepOptions& options);
+  void check_unused_parameters() const;
+  void clip_gradients();
+  void drop_gradients();
+
+  EngineContext& context_;
+  StepMonitor& monitor_;
+  EngineBackward& backward_;
+  bool step_was_applied_ = false;
+  at::Tensor norm_;  ///< 0-d.
+};
+
+}  // namespace lockstep
