@@ -20,7 +20,7 @@
 #include "lockstep/flat/move_in_place.h"
 #include "lockstep/optim/state/follow_parameters.h"
 #include "lockstep/sync/reducer.h"
-#include "lockstep/zero/shard_store.h"
+#include "lockstep/zero/bucket/shard_store.h"
 
 namespace lockstep {
 namespace {
