@@ -25,7 +25,7 @@
 #include "lockstep/precision/cpu_bf16.h"
 #include "lockstep/sync/reducer.h"
 #include "lockstep/watch/flight_recorder.h"
-#include "lockstep/zero/shard_store.h"
+#include "lockstep/zero/bucket/shard_store.h"
 
 namespace lockstep {
 namespace {

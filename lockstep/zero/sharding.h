@@ -21,7 +21,7 @@
 #include "lockstep/sync/gradient_sync.h"
 #include "lockstep/zero/coordinator/param_coordinator.h"
 #include "lockstep/zero/quantize/plus_plus.h"
-#include "lockstep/zero/sharded_bucket.h"
+#include "lockstep/zero/bucket/sharded_bucket.h"
 
 namespace lockstep::zero {
 

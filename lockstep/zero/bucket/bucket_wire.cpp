@@ -5,7 +5,7 @@
 #include <c10/core/ScalarType.h>
 
 #include "lockstep/zero/quantize/quantize.h"
-#include "lockstep/zero/sharded_bucket.h"
+#include "lockstep/zero/bucket/sharded_bucket.h"
 
 namespace lockstep::zero {
 

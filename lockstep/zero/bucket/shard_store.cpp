@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/zero/shard_store.h"
+#include "lockstep/zero/bucket/shard_store.h"
 
 #include <algorithm>
 

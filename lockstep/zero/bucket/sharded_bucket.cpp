@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/zero/sharded_bucket.h"
+#include "lockstep/zero/bucket/sharded_bucket.h"
 
 #include <algorithm>
 #include <exception>
