@@ -266,7 +266,7 @@ at::Tensor Accelerator::clip_grad_norm_(
   at::Tensor norm;
   if (state.sharding) {
     norm = optim::clip_grad_norm_(
-        state.sharding->slices_of(parameters),
+        state.sharding->slices().of(parameters),
         max_norm,
         norm_type,
         /*error_if_nonfinite=*/false,
@@ -287,7 +287,7 @@ void Accelerator::clip_grad_value_(const std::vector<at::Tensor>& parameters, do
   }
   unscale_gradients_of(parameters);
   optim::clip_grad_value_(
-      state_->sharding ? state_->sharding->slices_of(parameters) : parameters, clip_value);
+      state_->sharding ? state_->sharding->slices().of(parameters) : parameters, clip_value);
 }
 
 const GradientNorms& Accelerator::gradient_norms() const {

@@ -41,8 +41,8 @@ std::vector<std::vector<optim::FlatOptimizer::BufferSlices>> slices_of(
   std::vector<std::vector<optim::FlatOptimizer::BufferSlices>> shard_slices;
   for (const auto& group : sharding.shards()) {
     auto& here = shard_slices.emplace_back();
-    for (const zero::Sharding::Shard& shard : group) {
-      here.push_back({shard.values, shard.shard_slices, shard.file, shard.wholes});
+    for (const zero::Shard& shard : group) {
+      here.push_back({shard.values, shard.shard_slices, shard.file, shard.bounds});
     }
   }
   return shard_slices;
@@ -322,8 +322,8 @@ void Accelerator::finish_zero_init(const NamedTensors& tensors) {
 /// To the pager that training has: ranks that serve it must bring what others touch here, too.
 void Accelerator::State::hand_over_inits() {
   for (const auto& init : inits) {
-    for (zero::Init::Part& left : init->release()) {
-      sharding->look_after(std::move(left.part), std::move(left.name));
+    for (zero::Init::ReleasedUnit& left : init->release()) {
+      sharding->manage(std::move(left.unit), std::move(left.name));
     }
   }
   inits.clear();
@@ -403,8 +403,8 @@ void Accelerator::shard_parameters() {
           .units = units_of(model.parameters(), model.classes(), plugin.stage3_unit_classes),
           .placement = plugin.stage == 3 ? zero::ParamPlacement::kSharded
                                          : zero::ParamPlacement::kReplicated,
-          .keep_up_to_elements = plugin.stage3_param_persistence_threshold,
-          .keep_in_all = plugin.stage3_model_persistence_threshold,
+          .param_persistence_threshold = plugin.stage3_param_persistence_threshold,
+          .model_persistence_threshold = plugin.stage3_model_persistence_threshold,
           .coordinator =
               {.max_live_elements = plugin.stage3_max_live_parameters,
                .prefetch = plugin.stage3_prefetch},
@@ -412,9 +412,9 @@ void Accelerator::shard_parameters() {
           .offload = plugin.offload_param,
           .offload_masters = with_the_state(plugin.offload_optimizer),
           .low_precision_policy = low_precision_policy(plugin),
-          .narrow = wire ? all_narrow(model.parameters(), *wire)
-                         : comm_dtypes(told, model.parameters(), model.classes()),
-          .narrow_gradients_only = wire.has_value()});
+          .comm_dtypes = wire ? all_narrow(model.parameters(), *wire)
+                              : comm_dtypes(told, model.parameters(), model.classes()),
+          .comm_dtypes_for_gradients_only = wire.has_value()});
   if (plugin.state_dict_type == StateDictType::kFullStateDict && state.sharding->has_masters()) {
     throw ConfigError(
         "zero",
@@ -435,7 +435,7 @@ void Accelerator::shard_parameters() {
   const std::vector<at::Tensor> buffers = tensors_of(model.buffers());
   tensors.insert(tensors.end(), buffers.begin(), buffers.end());
   for (const auto& init : state.inits) {
-    init->make_whole(tensors);
+    init->make_full(tensors);
   }
   state.hand_over_inits();
   release_freed_memory();  // Where parameters were before.

@@ -1,63 +1,72 @@
 // SPDX-License-Identifier: Apache-2.0
-// Updates of shards that begin while backward still runs.
-#include <algorithm>
+#include "lockstep/zero/speculative_updates.h"
 
-#include "lockstep/zero/sharding.h"
+#include <algorithm>
+#include <utility>
 
 namespace lockstep::zero {
 
-int64_t Sharding::version_of(size_t index) const {
+void SpeculativeUpdates::set_callbacks(SpeculativeCallbacks callbacks) {
+  callbacks_ = std::move(callbacks);
+  mark_synced();
+}
+
+int64_t SpeculativeUpdates::version_of(size_t index) const {
   int64_t sum = 0;
-  for (const at::Tensor& parameter : buckets_[index]->parameters()) {
+  for (const at::Tensor& parameter : model_.buckets()[index]->parameters()) {
     sum += parameter.unsafeGetTensorImpl()->version_counter().current_version();
   }
   return sum;
 }
 
-void Sharding::note_finished() {
-  if (!early_.begin) {
+void SpeculativeUpdates::mark_synced() {
+  if (!enabled()) {
     return;
   }
-  settled_.resize(buckets_.size());
-  for (size_t index = 0; index < buckets_.size(); ++index) {
-    settled_[index] = version_of(index);
+  synced_version_.resize(begun_version_.size());
+  for (size_t index = 0; index < synced_version_.size(); ++index) {
+    synced_version_[index] = version_of(index);
   }
 }
 
-void Sharding::begin_speculative(size_t index) {
-  if (!early_.begin || speculative_begun_[index] || !early_.due()) {
+void SpeculativeUpdates::begin(size_t index, const std::vector<bool>& present) {
+  if (!enabled() || begun_version_[index] || !callbacks_.due()) {
     return;
   }
-  const ShardedBucket& bucket = *buckets_[index];
-  if ((bucket.is_sharded_param() || bucket.has_masters()) && version_of(index) != settled_[index]) {
-    return;  // What was written to parameters is not in the shard yet.
+  ShardedBucket& bucket = *model_.buckets()[index];
+  if ((bucket.is_sharded_param() || bucket.has_masters()) &&
+      version_of(index) != synced_version_[index]) {
+    return;  // The shard lacks values that were written to parameters.
   }
-  const bool all = std::all_of(members_[index].begin(), members_[index].end(), [this](size_t i) {
-    return present_[i];  // Those that no rank has are not updated.
-  });
+  const std::vector<size_t>& members = model_.members()[index];
+  const bool all =
+      std::all_of(members.begin(), members.end(), [&](size_t i) { return present[i]; });
   if (!all) {
-    return;
+    return;  // Parameters without a gradient on any rank are not updated.
   }
-  speculative_begun_[index] = version_of(index);
-  const auto [group, shard] = shard_of_[index];
-  early_.begin(group, shard, buckets_[index]->add_average(/*may_be_abandoned=*/true));
+  begun_version_[index] = version_of(index);
+  const auto [group, shard] = model_.shard_of(index);
+  callbacks_.begin(group, shard, bucket.gradients().add_average(/*may_be_abandoned=*/true));
 }
 
-void Sharding::discard_speculative(size_t index) {
-  if (speculative_begun_[index]) {
-    speculative_begun_[index].reset();
-    const auto [group, shard] = shard_of_[index];
-    early_.forget(group, shard);
+void SpeculativeUpdates::discard(size_t index) {
+  if (begun_version_[index]) {
+    begun_version_[index].reset();
+    const auto [group, shard] = model_.shard_of(index);
+    callbacks_.discard(group, shard);
   }
 }
 
-void Sharding::discard_speculative(bool only_if_written) {
-  if (!early_.begin) {
-    return;
+void SpeculativeUpdates::discard_all() {
+  for (size_t index = 0; index < begun_version_.size(); ++index) {
+    discard(index);
   }
-  for (size_t index = 0; index < buckets_.size(); ++index) {
-    if (!only_if_written || speculative_begun_[index] != version_of(index)) {
-      discard_speculative(index);
+}
+
+void SpeculativeUpdates::discard_written() {
+  for (size_t index = 0; index < begun_version_.size(); ++index) {
+    if (begun_version_[index] && *begun_version_[index] != version_of(index)) {
+      discard(index);
     }
   }
 }

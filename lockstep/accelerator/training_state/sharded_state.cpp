@@ -22,7 +22,7 @@ namespace {
 
 /// Whether what counts of a tensor are the ranks' pieces.
 bool is_sliced(const at::Tensor& tensor, const zero::Sharding& sharding) {
-  return comm::is_sharded_param(tensor) || sharding.has_masters_of(tensor);
+  return comm::is_sharded_param(tensor) || sharding.slices().has_masters_of(tensor);
 }
 
 /// This rank's part of the set of tensors `stem`.
@@ -59,7 +59,7 @@ void add_part(
 std::map<std::string, zero::ShardSlice> trained_slices(
     const zero::Sharding& sharding, const ParameterName& names) {
   std::map<std::string, zero::ShardSlice> shard_slices;
-  for (const auto& [values, shard_slice] : sharding.shard_slices()) {
+  for (const auto& [values, shard_slice] : sharding.slices().all()) {
     if (shard_slice.values.requires_grad()) {
       shard_slices[names(shard_slice.parameter)] = shard_slice;
     }
@@ -196,9 +196,9 @@ ModelShards own_model_part(
       parts.current.push_back(item);
       continue;
     }
-    for (zero::ShardSlice& shard_slice : sharding.saved_slices(item.tensor)) {
+    for (zero::ShardSlice& shard_slice : sharding.slices().saved(item.tensor)) {
       parts.current.push_back({item.name, shard_slice.values});
-      if (sharding.is_kept_in_8_bits(item.tensor)) {
+      if (sharding.slices().is_kept_in_8_bits(item.tensor)) {
         parts.packed.push_back(shard_slice);
       }
       shard_slices[item.name] = std::move(shard_slice);
@@ -231,7 +231,7 @@ void add_sharded_optimizer(
   std::map<std::string, zero::ShardSlice> shard_slices;
   const ParameterName name_of = [&](const at::Tensor& shard_slice) {
     std::string name = names(shard_slice);
-    shard_slices[name] = *sharding.slice_with(shard_slice);
+    shard_slices[name] = *sharding.slices().find(shard_slice);
     return name;
   };
   NamedTensors own;
@@ -271,7 +271,7 @@ void add_sharded_model(
       }
       continue;
     }
-    for (const zero::ShardSlice& shard_slice : sharding.saved_slices(item.tensor)) {
+    for (const zero::ShardSlice& shard_slice : sharding.slices().saved(item.tensor)) {
       slices[item.name] = {.shape = item.tensor.sizes().vec(), .begin = shard_slice.begin};
       own.push_back({item.name, shard_slice.values.detach()});
     }
@@ -302,7 +302,7 @@ ModelShards own_model_shards(
     const at::Tensor& value = found->second;
     const at::ScalarType own = item.tensor.scalar_type();
     const bool is_own = value.scalar_type() == own;
-    for (const zero::ShardSlice& shard_slice : sharding.saved_slices(item.tensor)) {
+    for (const zero::ShardSlice& shard_slice : sharding.slices().saved(item.tensor)) {
       shard_slices.current.push_back({item.name, shard_slice.values});
       at::Tensor part =
           value.reshape({-1}).narrow(0, shard_slice.begin, shard_slice.values.numel());
@@ -311,11 +311,11 @@ ModelShards own_model_shards(
       }
       shard_slices.saved.push_back(
           {item.name, is_own ? part.to(shard_slice.values.scalar_type()) : part});
-      if (sharding.is_kept_in_8_bits(item.tensor)) {
+      if (sharding.slices().is_kept_in_8_bits(item.tensor)) {
         shard_slices.packed.push_back(shard_slice);
       }
     }
-    if (sharding.has_masters_of(item.tensor)) {
+    if (sharding.slices().has_masters_of(item.tensor)) {
       shard_slices.whole.emplace_back(item.tensor, value);
     }
     values.erase(found);
@@ -339,7 +339,7 @@ NamedTensors own_slices(
   for (const at::Tensor& parameter : sharding.parameters()) {
     known[names(parameter)].parameter = parameter;
   }
-  for (const auto& [values, shard_slice] : sharding.shard_slices()) {
+  for (const auto& [values, shard_slice] : sharding.slices().all()) {
     const auto found = known.find(names(shard_slice.parameter));
     if (found != known.end()) {  // Else it is frozen, and no optimizer has state of it.
       found->second.shard_slice = &shard_slice;

@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/zero/bucket/sharded_bucket.h"
 
-#include <algorithm>
-#include <exception>
 #include <utility>
 
-#include <ATen/ops/add.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -16,328 +13,220 @@
 namespace lockstep::zero {
 namespace {
 
-// A shard begins on a cache line, and is made of whole vectors of any dtype.
-constexpr int64_t kGrain = 64;
-
-constexpr const char* kUntouchable =
-    "[zero] this parameter's values are not here: under ZeRO stage 3 each rank has a part of them, "
-    "and operations bring them together, but its memory was read past all operations (data_ptr, "
-    "accessor, serialisation); do that within Accelerator::with_gathered_parameters, or save with "
+constexpr const char* kFreedMessage =
+    "[zero] this parameter's values are not in memory: under ZeRO stage 3 each rank has a part of "
+    "them, and operations gather them, but its memory was read without an operation (data_ptr, "
+    "accessor, serialisation); read it within Accelerator::with_gathered_parameters, or save with "
     "save_model or save_state";
 
-int64_t shard_length(int64_t numel, int size) {
-  const int64_t each = (numel + size - 1) / size;
-  return (each + kGrain - 1) / kGrain * kGrain;
-}
-
 }  // namespace
+
+void PackedShard::write(int64_t begin, const at::Tensor& values) {
+  // Parameters share blocks. If each were rounded with values that are to be overwritten, it would
+  // be on the grid of those.
+  if (!exact_.defined()) {
+    exact_ = unpack();
+  }
+  const at::Tensor place = exact_.narrow(0, begin, values.numel());
+  // Values that were rounded already stay bit-exact.
+  if (!place.equal(values)) {
+    place.copy_(values);
+    bytes_ = wire_.encode(exact_);
+  }
+}
 
 ShardedBucket::ShardedBucket(
     const flat::BucketPlan& plan,
     const std::vector<at::Tensor>& parameters,
-    BucketComm travel,
+    BucketComm comm,
     ParamPlacement placement,
     ShardPlaces* places,
     const LowPrecisionPolicy& low_precision_policy)
-    : comm_(std::move(travel)), slots_(plan.entries), taken_(plan.entries.size(), false) {
+    : layout_(plan, comm.parameters),
+      options_(parameters[plan.entries[0].parameter].detach().options()),
+      wire_(std::move(comm), plan, options_, layout_.numel) {
   const c10::AutoGradMode no_grad(false);
-  const Group& group = comm_.parameters;
-  const bool travels = group.size() > 1 && !comm_.kept_in_8_bits;
-  const std::optional<at::ScalarType> narrow = travels ? plan.narrow : std::nullopt;
-  if (!comm_.narrow_gradients_only) {
-    narrow_ = narrow;
-  }
-  const int64_t part = shard_length(plan.numel, group.size());
-  length_ = part * group.size();
-  first_ = part * group.rank();
-  options_ = parameters[slots_[0].parameter].detach().options();
-  if (placement == ParamPlacement::kSharded) {
-    paged_ = std::make_unique<FlatParamBuffer>(length_, options_, kUntouchable);
-  } else {
-    values_ = group.empty({length_}, options_).zero_();
-  }
-  const at::Tensor& any = parameters[slots_[0].parameter];
-  const at::ScalarType updated_in = update_dtype(any, low_precision_policy);
-  const bool masters = updated_in != any.scalar_type() && !comm_.kept_in_8_bits;
-  gradient_options_ = narrow                                      ? options_.dtype(narrow)
-                      : masters && low_precision_policy.fp32_comm ? options_.dtype(at::kFloat)
-                                                                  : options_;
-  rounds_sums_ = masters && low_precision_policy.rounded_sums;
-  if (comm_.kept_in_8_bits) {
-    shard_ = at::zeros({part}, options_);  // Until it is rounded, below.
-  } else if (paged_ || masters) {
-    const ShardPlaces::Place place = places != nullptr ? places->next(part) : ShardPlaces::Place();
-    store_ = std::make_unique<ShardStore>(group, part, options_, updated_in, place);
-    shard_ = store_->values();
-    if (paged_ && masters && place.copy_stays && store_->is_elsewhere()) {
-      rounded_masters_ = group.empty({part}, options_);
-    }
-  } else {
-    shard_ = values_.narrow(0, first_, part);
-  }
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    const flat::BucketEntry& entry = slots_[i];
-    at::Tensor parameter = parameters[entry.parameter];
-    // Of what was built in parts all ranks must bring all, also those who own nothing of it here.
-    const Gathered whole({parameter}, /*writes=*/false);
-    const c10::impl::ExcludeDispatchKeyGuard own_work(comm::kShardedParamKey);
-    const auto [begin, end] = own_range(entry);
-    at::Tensor own;
-    if (begin < end) {
-      own = shard_.narrow(0, begin - first_, end - begin);
-    }
-    if ((store_ || comm_.kept_in_8_bits) && own.defined()) {
-      own.copy_(parameter.reshape({-1}).narrow(0, begin - entry.offset, end - begin));
-    }
-    if (paged_) {
-      parameter.set_data(paged_->view(entry.offset, parameter.sizes()));
-    } else {
-      const at::Tensor place = values_.narrow(0, entry.offset, entry.numel).view(parameter.sizes());
-      place.copy_(parameter);
-      parameter.set_data(place);
-    }
-    parameters_.push_back(parameter);
-    if (own.defined() && !comm_.kept_in_8_bits) {
-      // A leaf of its own: views of what requires gradients could not be updated.
-      const at::Tensor values = own.variable_data();
-      values.set_requires_grad(parameter.requires_grad());
-      slices_.push_back({parameter, begin - entry.offset, values});
-      entry_of_slice_.push_back(i);
-    }
+  const at::Tensor& first = parameters[plan.entries[0].parameter];
+  create_storage(first, placement, places, low_precision_policy);
+  for (const flat::BucketEntry& entry : plan.entries) {
+    add_parameter(parameters[entry.parameter]);
   }
   if (shard_file()) {
     shard_file()->settle();
   }
-  if (comm_.kept_in_8_bits) {
-    kept_ = rounded(std::exchange(shard_, {}));
+  if (is_packed()) {
+    packed_.emplace(wire_, std::exchange(shard_, {}));
+  } else if (first.requires_grad()) {
+    gradients_ =
+        std::make_unique<BucketGradients>(layout_, wire_, shard_, options_, low_precision_policy);
   }
 }
 
-std::pair<int64_t, int64_t> ShardedBucket::own_range(const flat::BucketEntry& entry) const {
-  return {
-      std::max(entry.offset, first_), std::min(entry.offset + entry.numel, first_ + shard_numel())};
+void ShardedBucket::create_storage(
+    const at::Tensor& parameter,
+    ParamPlacement placement,
+    ShardPlaces* places,
+    const LowPrecisionPolicy& low_precision_policy) {
+  const Group& group = wire_.comm().parameters;
+  if (placement == ParamPlacement::kSharded) {
+    full_ = std::make_unique<FlatParamBuffer>(layout_.numel, options_, kFreedMessage);
+  } else {
+    values_ = group.empty({layout_.numel}, options_).zero_();
+  }
+  const at::ScalarType updated_in = update_dtype(parameter, low_precision_policy);
+  if (is_packed()) {
+    shard_ = at::zeros({layout_.shard_numel}, options_);  // Until it is packed.
+  } else if (full_ || updated_in != parameter.scalar_type()) {
+    ShardPlaces::Place place =
+        places != nullptr ? places->next(layout_.shard_numel) : ShardPlaces::Place();
+    place.copy_stays = place.copy_stays && full_ != nullptr;  // Else the bucket has the values.
+    store_ = std::make_unique<ShardStore>(group, layout_.shard_numel, options_, updated_in, place);
+    shard_ = store_->values();
+  } else {
+    shard_ = own_part();
+  }
+}
+
+void ShardedBucket::add_parameter(at::Tensor parameter) {
+  // Ranks that own nothing of it take part in gathering a parameter created by zero_init, too.
+  const Gathered gathered({parameter}, /*writes=*/false);
+  const c10::impl::ExcludeDispatchKeyGuard own_work(comm::kShardedParamKey);
+  const size_t index = layout_.parameters.size();
+  const flat::BucketEntry& entry = layout_.entries[index];
+  const auto [begin, end] = layout_.own_range(index);
+  at::Tensor own;
+  if (begin < end) {
+    own = shard_.narrow(0, begin - layout_.shard_begin, end - begin);
+  }
+  if ((store_ || is_packed()) && own.defined()) {
+    own.copy_(parameter.reshape({-1}).narrow(0, begin - entry.offset, end - begin));
+  }
+  if (full_) {
+    parameter.set_data(full_->view(entry.offset, parameter.sizes()));
+  } else {
+    const at::Tensor place = values_.narrow(0, entry.offset, entry.numel).view(parameter.sizes());
+    place.copy_(parameter);
+    parameter.set_data(place);
+  }
+  layout_.parameters.push_back(parameter);
+  if (own.defined() && !is_packed()) {
+    // A separate leaf: views of a tensor that requires gradients could not be updated.
+    const at::Tensor values = own.variable_data();
+    values.set_requires_grad(parameter.requires_grad());
+    layout_.slices.push_back({parameter, begin - entry.offset, values});
+    layout_.entry_of_slice.push_back(index);
+  }
 }
 
 std::vector<ShardSlice> ShardedBucket::unpacked() const {
   std::vector<ShardSlice> copies;
-  if (!kept_.defined()) {
+  if (!packed_) {
     return copies;
   }
-  const at::Tensor all = unrounded(kept_);
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    const auto [begin, end] = own_range(slots_[i]);
+  const at::Tensor all = packed_->unpack();
+  for (size_t i = 0; i < layout_.entries.size(); ++i) {
+    const auto [begin, end] = layout_.own_range(i);
     if (begin < end) {
       copies.push_back(
-          {parameters_[i],
-           begin - slots_[i].offset,
-           all.narrow(0, begin - first_, end - begin).clone()});
+          {layout_.parameters[i],
+           begin - layout_.entries[i].offset,
+           all.narrow(0, begin - layout_.shard_begin, end - begin).clone()});
     }
   }
   return copies;
 }
 
 void ShardedBucket::pack(const ShardSlice& copy) {
-  // Parameters share blocks, and come one by one: rounded each time together with what is to be
-  // overwritten, they would be on the grid of that. So all stay exact until they travel.
-  if (!shard_.defined()) {
-    shard_ = unrounded(kept_);
-  }
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    if (parameters_[i].is_same(copy.parameter)) {
-      const at::Tensor place =
-          shard_.narrow(0, own_range(slots_[i]).first - first_, copy.values.numel());
-      // What was rounded already stays as it is, to the bit.
-      if (!place.equal(copy.values)) {
-        place.copy_(copy.values);
-        kept_ = rounded(shard_);
-      }
+  for (size_t i = 0; i < layout_.entries.size(); ++i) {
+    if (layout_.parameters[i].is_same(copy.parameter)) {
+      packed_->write(layout_.own_range(i).first - layout_.shard_begin, copy.values);
     }
   }
 }
 
-bool ShardedBucket::lies_here(size_t entry) const {
-  const c10::TensorImpl& parameter = *parameters_[entry].unsafeGetTensorImpl();
-  const c10::TensorImpl& here = *values().unsafeGetTensorImpl();
+bool ShardedBucket::is_in_bucket(size_t entry) const {
+  const c10::TensorImpl& parameter = *layout_.parameters[entry].unsafeGetTensorImpl();
+  const c10::TensorImpl& bucket = *values().unsafeGetTensorImpl();
   return parameter.has_storage() &&
          parameter.unsafe_storage().unsafeGetStorageImpl() ==
-             here.unsafe_storage().unsafeGetStorageImpl() &&
-         parameter.storage_offset() == here.storage_offset() + slots_[entry].offset;
-}
-
-std::vector<flat::ShardBounds> ShardedBucket::divisions() const {
-  std::vector<flat::ShardBounds> all;
-  for (size_t entry = 0; entry < slots_.size(); ++entry) {
-    flat::ShardBounds& division = all.emplace_back();
-    division.sizes = parameters_[entry].sizes().vec();
-    for (int64_t end = 0; end <= length_; end += shard_numel()) {
-      division.bounds.push_back(
-          std::clamp(end - slots_[entry].offset, int64_t{0}, slots_[entry].numel));
-    }
-  }
-  return all;
-}
-
-at::Tensor ShardedBucket::whole_gradient(size_t entry) {
-  if (!gradients_.defined()) {
-    gradients_ = at::empty({length_}, gradient_options_);
-  }
-  return gradients_.narrow(0, slots_[entry].offset, slots_[entry].numel);
-}
-
-at::Tensor ShardedBucket::shard_gradient(const ShardSlice& shard_slice) const {
-  return shard_gradient_.narrow(
-      0, shard_slice.values.storage_offset() - shard_.storage_offset(), shard_slice.values.numel());
-}
-
-bool ShardedBucket::has_gradients() const {
-  return std::any_of(slices_.begin(), slices_.end(), [](const ShardSlice& shard_slice) {
-    return shard_slice.values.grad().defined();
-  });
-}
-
-void ShardedBucket::take_gradient(size_t entry, const at::Tensor& held) {
-  at::Tensor& gradient = parameters_[entry].mutable_grad();
-  const at::Tensor place = whole_gradient(entry).view(parameters_[entry].sizes());
-  if (!held.defined()) {
-    place.copy_(gradient);
-  } else {
-    place.copy_(gradient.defined() ? at::add(held, gradient) : held);
-  }
-  gradient.reset();
-  taken_[entry] = true;
-}
-
-void ShardedBucket::start_reduce() {
-  int64_t end = 0;  // Of what has values; the gaps between travel, too.
-  for (size_t entry = 0; entry < slots_.size(); ++entry) {
-    const at::Tensor gradient = whole_gradient(entry);
-    gradients_.narrow(0, end, slots_[entry].offset - end).zero_();
-    if (!taken_[entry]) {
-      gradient.zero_();
-    }
-    end = slots_[entry].offset + slots_[entry].numel;
-  }
-  gradients_.narrow(0, end, gradients_.numel() - end).zero_();
-  if (!has_gradients() && come_as_kept()) {
-    reduced_ = std::move(shard_gradient_);  // Nothing is to be added to.
-  }
-  if (!reduced_.defined()) {
-    reduced_ = at::empty(shard_.sizes(), gradient_options_);
-  }
-  if (comm_.quantized_gradients) {
-    quantized_ = std::make_unique<QuantizedReduction>(
-        comm_.plus_plus.within, comm_.plus_plus.between, gradients_);
-    gradients_.reset();
-  } else {
-    pending_ = comm_.gradients.reduce_scatter_into(reduced_, gradients_, ReduceOp::kAvg);
-  }
-}
-
-void ShardedBucket::wait_reduce() {
-  if (quantized_) {
-    quantized_->finish(reduced_);
-    quantized_.reset();
-  }
-  if (pending_) {
-    pending_->wait();
-    pending_.reset();
-    gradients_.reset();
-  }
-}
-
-const at::Tensor& ShardedBucket::add_average(bool may_be_abandoned) {
-  if (std::exchange(added_, true)) {
-    return shard_gradient_;
-  }
-  wait_reduce();
-  if (!has_gradients() && come_as_kept()) {
-    shard_gradient_ = std::move(reduced_);
-  } else if (!has_gradients()) {
-    if (!shard_gradient_.defined()) {
-      shard_gradient_ = at::empty(shard_.sizes(), options_.dtype(shard_.scalar_type()));
-    }
-    shard_gradient_.copy_(reduced_);
-    reduced_.reset();
-  } else {
-    for (const ShardSlice& shard_slice : slices_) {
-      if (!shard_slice.values.grad()
-               .defined()) {  // Dropped since: what is there still is of before.
-        shard_gradient(shard_slice).zero_();
-      }
-    }
-    if (may_be_abandoned) {
-      before_ = shard_gradient_;
-      shard_gradient_ = at::add(before_, reduced_);
-    } else {
-      shard_gradient_.add_(reduced_);
-    }
-    if (rounds_sums_) {
-      shard_gradient_.copy_(shard_gradient_.to(c10::typeMetaToScalarType(options_.dtype())));
-    }
-    reduced_.reset();
-  }
-  return shard_gradient_;
-}
-
-void ShardedBucket::finish_reduce(const std::vector<bool>& anywhere) {
-  add_average();
-  added_ = false;
-  before_.reset();
-  taken_.assign(slots_.size(), false);
-  for (size_t i = 0; i < slices_.size(); ++i) {
-    if (anywhere[entry_of_slice_[i]] || slices_[i].values.grad().defined()) {
-      slices_[i].values.mutable_grad() = shard_gradient(slices_[i]);
-    }
-  }
+             bucket.unsafe_storage().unsafeGetStorageImpl() &&
+         parameter.storage_offset() == bucket.storage_offset() + layout_.entries[entry].offset;
 }
 
 void ShardedBucket::add_memory(
     std::vector<at::Tensor>& parameters,
     std::vector<at::Tensor>& masters,
     std::vector<at::Tensor>& gradients) const {
-  if (!paged_) {
-    parameters.push_back(values_);
-  }
-  if (store_ && !store_->file()) {
-    (has_masters() ? masters : parameters).push_back(shard_);
-  }
-  if (kept_.defined()) {
-    parameters.push_back(kept_);
-  }
-  if (rounded_masters_.defined()) {
-    parameters.push_back(rounded_masters_);
-  }
-  if (secondary_.defined()) {
-    parameters.push_back(secondary_);
-  }
-  if (shard_gradient_.defined()) {
-    gradients.push_back(shard_gradient_);
-  }
-}
-
-void ShardedBucket::abandon(bool wait) noexcept {
-  if (wait) {
-    try {
-      wait_reduce();
-    } catch (const std::exception&) {
-      // The caller is about to report what came first.
+  const auto add = [](std::vector<at::Tensor>& to, const at::Tensor& tensor) {
+    if (tensor.defined()) {
+      to.push_back(tensor);
     }
+  };
+  add(parameters, values_);
+  if (store_ && !store_->file()) {
+    add(has_masters() ? masters : parameters, shard_);
   }
-  pending_.reset();
-  quantized_.reset();
-  gradients_.reset();
-  reduced_.reset();
-  added_ = false;
-  if (before_.defined()) {
-    shard_gradient_ = std::exchange(before_, {});
+  if (packed_) {
+    add(parameters, packed_->bytes());
   }
-  taken_.assign(slots_.size(), false);
+  if (store_) {
+    add(parameters, store_->rounded());
+  }
+  add(parameters, wire_.secondary());
+  if (gradients_) {
+    add(gradients, gradients_->shard_gradient());
+  }
 }
 
 void ShardedBucket::bump_versions() {
-  for (const at::Tensor& parameter : parameters_) {
+  for (const at::Tensor& parameter : layout_.parameters) {
     parameter.unsafeGetTensorImpl()->bump_version();
   }
+}
+
+Pending ShardedBucket::start_gather(Source source) {
+  wire_.set_source(source);
+  if (packed_) {
+    packed_->end_writes();
+  }
+  if (source == Source::kSecondary) {
+    return wire_.gather_secondary(values());
+  }
+  if (packed_) {
+    return wire_.gather_encoded(packed_->bytes());
+  }
+  if (wire_.is_rounded()) {
+    return wire_.gather_encoded(wire_.encode(store_->on_device()));
+  }
+  if (!store_ || store_->is_on_device()) {
+    return wire_.gather_exact(values(), shard_);
+  }
+  return wire_.gather_exact(values(), store_->on_device(own_part()));
+}
+
+void ShardedBucket::drop_secondary() {
+  wire_.drop_secondary();
+  if (store_) {
+    store_->mark_changed();
+  }
+}
+
+void ShardedBucket::write_back() {
+  at::Tensor own = own_part();
+  if (wire_.is_rounded()) {
+    const at::Tensor received =
+        packed_ ? packed_->unpack() : wire_.decode(wire_.encode(store_->on_device()));
+    const at::Tensor unwritten =
+        own.eq(received).logical_or_(own.isnan().logical_and_(received.isnan()));
+    if (packed_) {
+      if (!unwritten.all().item<bool>()) {
+        packed_->store(own);
+      }
+      return;
+    }
+    own = at::where(unwritten, store_->on_device(), own);
+  }
+  store_->store(own);
 }
 
 }  // namespace lockstep::zero
