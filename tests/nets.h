@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
 #include <ATen/ATen.h>
@@ -69,5 +70,18 @@ inline at::Tensor forward_tanh(torch::nn::Sequential& stack, at::Tensor x) {
   }
   return x;
 }
+
+/// Square linear layers with a tanh after each.
+struct TanhStackImpl : torch::nn::Module {
+  TanhStackImpl(int64_t layers, int64_t width, bool bias = true)
+      : stack(register_module("stack", square_layers(layers, width, bias))) {
+    fill_with_sines(
+        *stack, {.scale = 1.5 / std::sqrt(width), .frequency = 12.9898, .phase_step = 1});
+  }
+  at::Tensor forward(const at::Tensor& x) { return forward_tanh(stack, x); }
+  at::Tensor weight(size_t layer) { return stack[layer]->as<torch::nn::Linear>()->weight; }
+  at::Tensor bias(size_t layer) { return stack[layer]->as<torch::nn::Linear>()->bias; }
+  torch::nn::Sequential stack;
+};
 
 }  // namespace lockstep::test

@@ -104,7 +104,9 @@ NamedTensors held_everywhere(Group& group, const NamedTensors& tensors) {
     if (!names.insert(item.name).second) {
       throw ConfigError(
           "local_sgd",
-          fmt::format("two tensors are named {}; a name must tell them apart", item.name));
+          fmt::format(
+              "two tensors are named {}, expected a different name for each; rename one",
+              item.name));
     }
     by_line[describe(item)] = item;
   }
@@ -133,16 +135,12 @@ std::vector<at::Tensor> start_alike(
   std::vector<at::Tensor> everything = tensors_of(parameters);
   const std::vector<at::Tensor> all_buffers = tensors_of(buffers);
   everything.insert(everything.end(), all_buffers.begin(), all_buffers.end());
-  std::vector<at::Tensor> whole;
+  std::vector<at::Tensor> full;
   std::copy_if(
-      everything.begin(),
-      everything.end(),
-      std::back_inserter(whole),
-      [](const at::Tensor& tensor) {
-        return !comm::is_sharded_param(
-            tensor);  // Others were given rank 0's values when they were divided.
+      everything.begin(), everything.end(), std::back_inserter(full), [](const at::Tensor& tensor) {
+        return !comm::is_sharded_param(tensor);  // zero_init has broadcast those.
       });
-  flat::broadcast_coalesced(group, whole);
+  flat::broadcast_coalesced(group, full);
   return everything;
 }
 

@@ -18,7 +18,7 @@ DataParallel::DataParallel(
     const NamedTensors& buffers,
     Group group,
     DataParallelOptions options,
-    const flat::CommDtypes& narrow)
+    const flat::CommDtypes& comm_dtypes)
     : comm_hook_(options.comm_hook.type) {
   if (options.cap_bytes < 1 || options.first_cap_bytes < 1) {
     throw ConfigError(
@@ -29,15 +29,14 @@ DataParallel::DataParallel(
             options.first_cap_bytes));
   }
   check_options(options.comm_hook);
-  if (!narrow.parameters.empty() && options.comm_hook.type != CommHookType::kNone) {
+  if (!comm_dtypes.parameters.empty() && options.comm_hook.type != CommHookType::kNone) {
     throw ConfigError(
         "data_parallel",
         fmt::format(
-            "the comm hook {} sets the communication dtype of all gradients; got parameters whose "
-            "gradients are to "
-            "travel in {}, too; leave one of them out",
+            "the comm hook {} sets the communication dtype of all gradients; got parameters with "
+            "communication dtype {}, too; leave one of them out",
             name_of(options.comm_hook.type),
-            c10::toString(narrow.dtype)));
+            c10::toString(comm_dtypes.dtype)));
   }
   everything_ = start_alike(group, parameters, buffers);
   reducer_ = std::make_shared<Reducer>(
@@ -45,7 +44,7 @@ DataParallel::DataParallel(
       options.broadcast_buffers ? tensors_of(buffers) : std::vector<at::Tensor>(),
       std::move(group),
       options,
-      narrow);
+      comm_dtypes);
   reducer_->watch();
 }
 

@@ -42,14 +42,13 @@ class Reducer;
 /// - After a backward that only accumulates, a parameter without a gradient on this rank has an
 ///   undefined `grad`, so that an optimizer that steps by local gradients skips it as well.
 /// - Frozen parameters (requires_grad false at construction) are ignored. One that requires
-/// gradients
-///   later is a ConfigError at the next backward, since its gradient would not be averaged. Trained
-///   ones may be frozen temporarily. A parameter under two names is reduced once.
+///   gradients later is a ConfigError at the next backward, since its gradient would not be
+///   averaged. Trained ones may be frozen temporarily. A parameter under two names is reduced once.
 /// - Rank 0's buffers are broadcast after every backward that averaged: the next forward on every
 ///   rank starts with equal buffers, as with PyTorch's DDP, which broadcasts them before it.
 /// - Any backward that reaches the model works, including `loss.backward()`. Only one that may
-/// reach
-///   none of its parameters on this rank needs `begin_backward` and `finish_backward` around it.
+///   reach none of its parameters on this rank needs `begin_backward` and `finish_backward` around
+///   it.
 ///
 /// Sends 2(N-1)/N * gradient bytes a step and rank (ring), less with a comm hook (comm_hook.h).
 /// Memory: the gradients. For different numbers of batches see run_joined (join.h). A group of one
@@ -58,14 +57,14 @@ class Reducer;
 /// Not thread-safe; one backward at a time. After: Li et al., "PyTorch Distributed", VLDB 2020.
 class DataParallel final : public GradientSync {
  public:
-  /// `narrow`: parameters with 16-bit gradient communication, as with a comm hook of that type, in
-  /// separate buckets; not together with a comm hook.
+  /// `comm_dtypes`: parameters with 16-bit gradient communication, as with a comm hook of that
+  /// type, in separate buckets; not together with a comm hook.
   DataParallel(
       const NamedTensors& parameters,
       const NamedTensors& buffers,
       Group group,
       DataParallelOptions options = {},
-      const flat::CommDtypes& narrow = {});
+      const flat::CommDtypes& comm_dtypes = {});
   /// Removes the hooks; gradients are unchanged. Never communicates.
   ~DataParallel() override;
 

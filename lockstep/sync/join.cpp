@@ -14,10 +14,10 @@
 namespace lockstep {
 namespace {
 
-/// Models answer to a roll call for as long as this lives.
-class Enrolment {
+/// RAII scope: models announce their averagings to the coordinator.
+class JoinScope {
  public:
-  Enrolment(
+  JoinScope(
       std::vector<std::shared_ptr<Reducer>> models,
       const std::shared_ptr<JoinCoordinator>& join_coordinator)
       : models_(std::move(models)) {
@@ -25,13 +25,13 @@ class Enrolment {
       models_[i]->set_join_coordinator(join_coordinator, i, /*defer=*/models_.size() > 1);
     }
   }
-  ~Enrolment() {
+  ~JoinScope() {
     for (const auto& model : models_) {
       model->set_join_coordinator(nullptr, 0, false);
     }
   }
-  Enrolment(const Enrolment&) = delete;
-  Enrolment& operator=(const Enrolment&) = delete;
+  JoinScope(const JoinScope&) = delete;
+  JoinScope& operator=(const JoinScope&) = delete;
 
  private:
   std::vector<std::shared_ptr<Reducer>> models_;
@@ -52,7 +52,7 @@ void run_joined(
     }
   }
   if (reducers.empty()) {
-    throw ConfigError("join", "needs at least one model");
+    throw ConfigError("join", "join needs at least one model; got none");
   }
   Group group = reducers.front()->group();
   if (group.size() == 1) {
@@ -61,11 +61,12 @@ void run_joined(
   }
   const auto join_coordinator = std::make_shared<JoinCoordinator>(group, reducers.size(), options);
   {
-    const Enrolment enrolment(reducers, join_coordinator);
+    const JoinScope scope(reducers, join_coordinator);
     body();
-    for (auto roll = join_coordinator->answer(); !roll.alive.empty();
-         roll = join_coordinator->answer()) {
-      reducers[roll.model]->average_without_data(roll.kept && options.divide_by_initial_world_size);
+    for (auto ranks = join_coordinator->answer(); !ranks.alive.empty();
+         ranks = join_coordinator->answer()) {
+      reducers[ranks.model]->average_without_data(
+          ranks.kept && options.divide_by_initial_world_size);
     }
   }
   const int root = join_coordinator->latest_rank();

@@ -16,7 +16,8 @@ namespace lockstep {
 JoinCoordinator::JoinCoordinator(Group group, size_t models, JoinOptions options)
     : group_(std::move(group)), models_(models), options_(options) {}
 
-// What travels: a flag of each rank, then one of each model, then what is kept of each model.
+// The message has a flag of each rank, one of each model, and one of each model that keeps an
+// average.
 void JoinCoordinator::start(bool alive, size_t model, bool kept) {
   const auto ranks = static_cast<size_t>(group_.size());
   at::Tensor sums = at::zeros({static_cast<int64_t>(ranks + 2 * models_)}, at::kLong);
@@ -52,9 +53,8 @@ const JoinCoordinator::ActiveRanks& JoinCoordinator::wait() {
     throw CommError(
         "join",
         fmt::format(
-            "ranks average different models at the same time; got so many ranks for each model: "
-            "{}; "
-            "run the same backwards in the same order on every rank",
+            "ranks average different models at the same time; got these numbers of ranks by model: "
+            "{}; run the same backwards in the same order on every rank",
             fmt::join(by_model, by_model + models_, ", ")));
   }
   latest_rank_ = counts_.alive.front();

@@ -27,9 +27,9 @@ void refuse_unfrozen(const NamedTensors& frozen, const char* where) {
       throw ConfigError(
           where,
           fmt::format(
-              "{} requires gradients, and did not when the model was prepared: no rank would have "
-              "their average; got it unfrozen since, expected it to stay frozen; prepare() the "
-              "model with all that is ever trained unfrozen, and freeze what has to wait after it",
+              "{} requires gradients, and did not when the model was prepared: its gradients would "
+              "not be averaged; expected it to stay frozen; prepare() the model with all "
+              "parameters unfrozen that are ever trained, and freeze some afterwards",
               item.name));
     }
   }

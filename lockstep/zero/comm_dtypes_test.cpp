@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp32 parameters that travel in 16 bits, and whose gradients do.
+// fp32 parameters that are sent in 16 bits, and so are their gradients.
 #include <cmath>
 #include <cstdint>
 #include <memory>
@@ -29,23 +29,15 @@ using ::testing::ThrowsMessage;
 
 constexpr int64_t kWidth = 64;
 
-/// Linear layers, whose weights travel in 16 bits, and whose biases do not.
-struct NetImpl : torch::nn::Module {
-  NetImpl() {
-    register_module("stack", stack);
-    test::fill_with_sines(
-        *this, {.scale = 1.5 / std::sqrt(kWidth), .frequency = 12.9898, .phase_step = 1});
-  }
-  at::Tensor forward(const at::Tensor& x) { return test::forward_tanh(stack, x); }
-  at::Tensor weight(size_t layer) { return stack[layer]->as<torch::nn::Linear>()->weight; }
-  at::Tensor bias(size_t layer) { return stack[layer]->as<torch::nn::Linear>()->bias; }
-  torch::nn::Sequential stack = test::square_layers(3, kWidth);
+/// Linear layers, whose weights are sent in 16 bits, and whose biases are not.
+struct NetImpl : test::TanhStackImpl {
+  NetImpl() : TanhStackImpl(3, kWidth) {}
 };
 TORCH_MODULE(Net);
 
 struct CommSetup {
   ParamPlacement placement = ParamPlacement::kSharded;
-  std::optional<at::ScalarType> narrow = at::kBFloat16;
+  std::optional<at::ScalarType> comm_dtype = at::kBFloat16;
   PlusPlusOptions plus_plus = {};
   OffloadParam offload = {};
   bool gradients_only = false;
@@ -60,12 +52,12 @@ std::shared_ptr<Sharding> divide(const Net& net, const Group& group, const CommS
       .coordinator = {.max_live_elements = setup.max_live_elements, .prefetch = false},
       .plus_plus = setup.plus_plus,
       .offload = setup.offload,
-      .narrow_gradients_only = setup.gradients_only};
-  if (setup.narrow) {
-    options.narrow.dtype = *setup.narrow;
+      .comm_dtypes_for_gradients_only = setup.gradients_only};
+  if (setup.comm_dtype) {
+    options.comm_dtypes.dtype = *setup.comm_dtype;
     for (const NamedTensor& item : named(*net)) {
       if (item.tensor.dim() == 2) {
-        options.narrow.parameters.insert(item.tensor.unsafeGetTensorImpl());
+        options.comm_dtypes.parameters.insert(item.tensor.unsafeGetTensorImpl());
       }
     }
   }
@@ -113,10 +105,10 @@ TEST(CommDtypes, HalvesTheBytesOfWhatIsListedAlone) {
   constexpr int64_t kBiases = 3 * 128;  // A shard has 64 elements or more.
   for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
     for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
-      const Sent wide = sent_in_a_step({.placement = placement, .narrow = std::nullopt}, dtype);
+      const Sent wide = sent_in_a_step({.placement = placement, .comm_dtype = std::nullopt}, dtype);
       EXPECT_EQ(wide.gradients_wide, 4 * (kWeights + kBiases));
       EXPECT_EQ(wide.gradients_narrow + wide.parameters_narrow, 0);
-      const Sent sent = sent_in_a_step({.placement = placement, .narrow = dtype}, dtype);
+      const Sent sent = sent_in_a_step({.placement = placement, .comm_dtype = dtype}, dtype);
       EXPECT_EQ(sent.gradients_narrow, 2 * kWeights);
       EXPECT_EQ(sent.gradients_wide, 4 * kBiases);
       EXPECT_EQ(2 * sent.parameters_narrow + sent.parameters_wide, wide.parameters_wide);
@@ -132,7 +124,7 @@ TEST(CommDtypes, HalvesTheBytesOfWhatIsListedAlone) {
 
 TEST(CommDtypes, MayBeForGradientsOnly) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
-    const CommSetup wide{.placement = placement, .narrow = std::nullopt};
+    const CommSetup wide{.placement = placement, .comm_dtype = std::nullopt};
     CommSetup setup{.placement = placement, .gradients_only = true};
     const Sent sent = sent_in_a_step(setup, at::kBFloat16);
     EXPECT_GT(sent.gradients_narrow, 0);
@@ -146,7 +138,7 @@ TEST(CommDtypes, AllRanksComputeWithWhatParametersRoundToAndOwnExactOnes) {
     ranks(3, [dtype](Group group) {
       Net alone;
       Net net;
-      const auto sharding = divide(net, group, {.narrow = dtype});
+      const auto sharding = divide(net, group, {.comm_dtype = dtype});
       run_backward(*sharding, loss_of(net, group.rank(), 0));
       update(*sharding, 0);
       for (size_t layer = 0; layer < 3; ++layer) {
@@ -174,7 +166,7 @@ std::vector<at::Tensor> parts_after_steps(Group& group, const CommSetup& setup, 
     update(*sharding, 0.5);
   }
   std::vector<at::Tensor> parts;
-  for (const at::Tensor& shard_slice : sharding->slices_of(net->parameters())) {
+  for (const at::Tensor& shard_slice : sharding->slices().of(net->parameters())) {
     parts.push_back(shard_slice.detach().clone());
   }
   return parts;
@@ -184,7 +176,9 @@ TEST(CommDtypes, ExactValuesThatWereLookedAtAreNotWhatTrainingGoesOnWith) {
   constexpr int64_t kAll = 1 << 20;  // What was looked at is still here in forward.
   const CommSetup in_16_bits{.max_live_elements = kAll};
   const CommSetup in_8_bits{
-      .narrow = std::nullopt, .plus_plus = {.quantized_weights = true}, .max_live_elements = kAll};
+      .comm_dtype = std::nullopt,
+      .plus_plus = {.quantized_weights = true},
+      .max_live_elements = kAll};
   for (const CommSetup& setup : {in_16_bits, in_8_bits}) {
     ranks(2, [&](Group group) {
       const auto expected = parts_after_steps(group, setup, /*looks=*/false);
@@ -272,7 +266,7 @@ TEST(CommDtypes, AveragesAreRoundedOnceAndAddUpInFp32) {
       Net net;
       const auto sharding = divide(net, group, {.placement = placement});
       const auto expect = [&](const at::Tensor& parameter, double gradient) {
-        for (const at::Tensor& shard_slice : sharding->slices_of({parameter})) {
+        for (const at::Tensor& shard_slice : sharding->slices().of({parameter})) {
           ASSERT_EQ(shard_slice.grad().scalar_type(), at::kFloat);
           EXPECT_TRUE(
               at::equal(shard_slice.grad(), at::full(shard_slice.sizes(), gradient, at::kFloat)));
@@ -287,7 +281,7 @@ TEST(CommDtypes, AveragesAreRoundedOnceAndAddUpInFp32) {
       expect(net->bias(0), 1 + 1.0 / 256);
       backward(4096);
       expect(net->weight(0), 4097);
-      for (const at::Tensor& shard_slice : sharding->slices_of({net->weight(1)})) {
+      for (const at::Tensor& shard_slice : sharding->slices().of({net->weight(1)})) {
         EXPECT_FALSE(shard_slice.grad().defined()) << "took no part anywhere";
       }
     });
@@ -298,9 +292,9 @@ TEST(CommDtypes, WhatFp16CannotHoldIsInfiniteOnAllRanks) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
     ranks(2, [placement](Group group) {
       Net net;
-      const auto sharding = divide(net, group, {.placement = placement, .narrow = at::kHalf});
+      const auto sharding = divide(net, group, {.placement = placement, .comm_dtype = at::kHalf});
       run_backward(*sharding, net->weight(0).sum() * (group.rank() == 0 ? 1e6 : 1));
-      for (const at::Tensor& shard_slice : sharding->slices_of({net->weight(0)})) {
+      for (const at::Tensor& shard_slice : sharding->slices().of({net->weight(0)})) {
         EXPECT_TRUE(shard_slice.grad().isinf().all().item<bool>());
       }
     });
@@ -334,10 +328,11 @@ std::vector<double> train(const CommSetup& setup) {
 
 TEST(CommDtypes, TrainsAsFullWidthWithinABand) {
   for (const ParamPlacement placement : {ParamPlacement::kReplicated, ParamPlacement::kSharded}) {
-    const std::vector<double> expected = train({.placement = placement, .narrow = std::nullopt});
+    const std::vector<double> expected =
+        train({.placement = placement, .comm_dtype = std::nullopt});
     EXPECT_LT(expected.back(), 0.8 * expected.front()) << "or equal losses say nothing";
     for (const at::ScalarType dtype : {at::kBFloat16, at::kHalf}) {
-      const std::vector<double> losses = train({.placement = placement, .narrow = dtype});
+      const std::vector<double> losses = train({.placement = placement, .comm_dtype = dtype});
       for (size_t step = 0; step < losses.size(); ++step) {
         EXPECT_NEAR(losses[step], expected[step], 0.02 * expected[0]) << step;
       }
@@ -378,7 +373,7 @@ TEST(CommDtypes, AloneNothingTravelsAndNothingIsRounded) {
       loss_of(alone, 0, 0).backward();
       EXPECT_TRUE(at::equal(net->weight(0), alone->weight(0)));
       EXPECT_TRUE(at::equal(
-          sharding->slices_of({net->weight(0)}).at(0).grad(),
+          sharding->slices().of({net->weight(0)}).at(0).grad(),
           alone->weight(0).grad().reshape({-1})));
     });
   }
@@ -391,7 +386,7 @@ TEST(CommDtypes, IsNotForWhatZeroPlusPlusRounds) {
           PlusPlusOptions{.quantized_gradients = true, .host_size = 2}}) {
       EXPECT_THAT(
           [&] { divide(Net(), group, {.plus_plus = plus_plus}); },
-          ThrowsMessage<ConfigError>(HasSubstr("travel in 16, too; leave one of them out")));
+          ThrowsMessage<ConfigError>(HasSubstr("communication dtype, too; leave one of them out")));
     }
   });
 }

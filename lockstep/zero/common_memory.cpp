@@ -16,7 +16,7 @@
 namespace lockstep::zero {
 namespace {
 
-/// The bytes of a storage that a tensor lies within.
+/// The bytes of a storage that a tensor spans.
 struct Place {
   const c10::StorageImpl* storage;
   int64_t begin;
@@ -38,7 +38,8 @@ Place place_of(const NamedTensor& item) {
       .item = &item};
 }
 
-/// Of places that overlap: two halves of a matrix's columns do, and have no element in common.
+/// Returns whether tensors whose bytes overlap share elements: two halves of the columns of a
+/// matrix do not.
 bool have_common_elements(const Place& a, const Place& b) {
   const at::Tensor& one = a.item->tensor;
   const at::Tensor& other = b.item->tensor;
@@ -81,10 +82,9 @@ void refuse_common_memory(const NamedTensors& moved, const NamedTensors& all) {
         throw ConfigError(
             "zero",
             fmt::format(
-                "{} and {} are two tensors over the same memory, which ZeRO would part when it "
-                "divides them; got views of one another, expected one tensor or two memories; "
-                "register the very same tensor by both names to tie them, or clone() one to part "
-                "them",
+                "{} and {} are two tensors over the same memory, which ZeRO would separate when it "
+                "shards them; expected one tensor or separate memory; register the very same "
+                "tensor by both names to tie them, or clone() one to separate them",
                 a->item->name,
                 b->item->name));
       }

@@ -123,15 +123,15 @@ class CountingTransport final : public comm::Transport {
       });
     }
     const auto others = static_cast<int64_t>(hosts.size()) - 1;
-    const at::Tensor& whole = it.op == comm::Op::kReduceScatter ? it.input : it.output;
-    const auto bytes = static_cast<int64_t>(whole.nbytes());
+    const at::Tensor& full = it.op == comm::Op::kReduceScatter ? it.input : it.output;
+    const auto bytes = static_cast<int64_t>(full.nbytes());
     int64_t crossing = bytes * others;
     if (it.op == comm::Op::kAllReduce) {
       crossing *= 2;
     } else if (it.op == comm::Op::kAllToAll) {
       crossing = bytes / inner_.size() * pairs;
     }
-    traffic_->add(it.op, whole.scalar_type(), crossing);
+    traffic_->add(it.op, full.scalar_type(), crossing);
   }
 
   Group inner_;

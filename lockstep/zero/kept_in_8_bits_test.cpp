@@ -82,7 +82,7 @@ TEST(KeptIn8Bits, ARankKeepsAndSendsAQuarterOfIt) {
       for (const at::Tensor& memory : sharding->memory().parameters) {
         own += static_cast<int64_t>(memory.nbytes());
       }
-      for (const auto& [values, shard_slice] : sharding->shard_slices()) {
+      for (const auto& [values, shard_slice] : sharding->slices().all()) {
         if (shard_slice.parameter.requires_grad()) {
           own -= static_cast<int64_t>(values->numel()) * 4;
         }
@@ -140,9 +140,9 @@ TEST(KeptIn8Bits, PiecesAreCopiesThatCanBePutBack) {
     Lora net;
     const auto sharding = page_in_8_bits(net, group);
     const at::Tensor before = net->base->weight.detach().clone();
-    EXPECT_TRUE(sharding->is_kept_in_8_bits(net->base->weight));
-    EXPECT_FALSE(sharding->is_kept_in_8_bits(net->up->weight));
-    std::vector<ShardSlice> shard_slices = sharding->saved_slices(net->base->weight);
+    EXPECT_TRUE(sharding->slices().is_kept_in_8_bits(net->base->weight));
+    EXPECT_FALSE(sharding->slices().is_kept_in_8_bits(net->up->weight));
+    std::vector<ShardSlice> shard_slices = sharding->slices().saved(net->base->weight);
     ASSERT_EQ(shard_slices.size(), 1U);
     EXPECT_TRUE(at::equal(
         shard_slices[0].values,
@@ -171,7 +171,7 @@ TEST(KeptIn8Bits, SmallValuesAreNotPutOnTheGridOfLargeOnesThatTheyReplace) {
     std::vector<ShardSlice> shard_slices;
     for (const at::Tensor& parameter : frozen) {
       wanted.push_back(parameter.detach() / 1000);
-      for (ShardSlice& shard_slice : sharding->saved_slices(parameter)) {
+      for (ShardSlice& shard_slice : sharding->slices().saved(parameter)) {
         shard_slice.values.div_(1000);
         shard_slices.push_back(std::move(shard_slice));
       }

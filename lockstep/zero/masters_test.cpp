@@ -48,7 +48,7 @@ std::vector<Setup> setups(const std::filesystem::path& folder) {
     const ShardingOptions kept{.placement = ParamPlacement::kReplicated};
     const ShardingOptions paged{.placement = ParamPlacement::kSharded};
     ShardingOptions partly = paged;
-    partly.keep_up_to_elements = 100;
+    partly.param_persistence_threshold = 100;
     ShardingOptions kept_in_files = kept;
     kept_in_files.offload_masters = in_file;
     ShardingOptions masters_in_files = paged;
@@ -71,9 +71,9 @@ std::vector<Setup> setups(const std::filesystem::path& folder) {
 /// What all ranks' pieces have of a parameter, put together; fp32.
 at::Tensor masters_of(Group& group, const Sharding& sharding, const at::Tensor& parameter) {
   at::Tensor all = at::zeros({parameter.numel()});
-  for (const at::Tensor& shard_slice : sharding.slices_of({parameter})) {
+  for (const at::Tensor& shard_slice : sharding.slices().of({parameter})) {
     EXPECT_EQ(shard_slice.scalar_type(), at::kFloat);
-    all.narrow(0, sharding.slice_with(shard_slice)->begin, shard_slice.numel())
+    all.narrow(0, sharding.slices().find(shard_slice)->begin, shard_slice.numel())
         .copy_(shard_slice.detach());
   }
   return group.all_reduce(all).wait().reshape(parameter.sizes());
@@ -97,7 +97,7 @@ void add_to_masters(Sharding& sharding, const std::vector<at::Tensor>& of, doubl
   sharding.finish_parameter_use();
   {
     const c10::AutoGradMode no_grad(false);
-    for (at::Tensor& shard_slice : sharding.slices_of(of)) {
+    for (at::Tensor& shard_slice : sharding.slices().of(of)) {
       shard_slice.add_(value);
     }
   }
@@ -110,7 +110,7 @@ TEST(Masters, AreTheValuesInFp32AndTheFrozenHaveNone) {
       EXPECT_TRUE(
           at::equal(masters_of(group, sharding, parameter), parameter.detach().to(at::kFloat)));
     }
-    for (const at::Tensor& shard_slice : sharding.slices_of({model.frozen})) {
+    for (const at::Tensor& shard_slice : sharding.slices().of({model.frozen})) {
       EXPECT_EQ(shard_slice.scalar_type(), model.frozen.scalar_type());
     }
   });
@@ -173,13 +173,13 @@ TEST(Masters, HaveGradientsInFp32WhichAddUpThere) {
     backward(1);  // 4097 is neither an fp16 nor a bf16 number.
     backward(1);
     EXPECT_FALSE(model.weight.grad().defined());
-    for (const at::Tensor& shard_slice : sharding.slices_of({model.weight})) {
+    for (const at::Tensor& shard_slice : sharding.slices().of({model.weight})) {
       ASSERT_EQ(shard_slice.grad().scalar_type(), at::kFloat);
       EXPECT_TRUE(at::equal(shard_slice.grad(), at::full(shard_slice.sizes(), 4098.0F)));
     }
     sharding.drop_gradients();
     backward(2);  // Nothing of before is left.
-    for (const at::Tensor& shard_slice : sharding.slices_of({model.weight})) {
+    for (const at::Tensor& shard_slice : sharding.slices().of({model.weight})) {
       EXPECT_TRUE(at::equal(shard_slice.grad(), at::full(shard_slice.sizes(), 2.0F)));
     }
   });
@@ -222,7 +222,7 @@ TEST(Masters, HoldGradientsInFp32UntilTheyAreAveragedIfToldSo) {
             sharding, loss_with(model, 1.0 / 128 * group.rank()) + (model.other * 0).sum());
         EXPECT_TRUE(sharding.held_gradients().empty());
         const double mean = 4097 + (group.size() - 1) / 256.0;
-        for (const at::Tensor& shard_slice : sharding.slices_of({model.weight})) {
+        for (const at::Tensor& shard_slice : sharding.slices().of({model.weight})) {
           EXPECT_TRUE(at::allclose(
               shard_slice.grad(), at::full(shard_slice.sizes(), mean, at::kFloat), 2e-7, 0));
         }
@@ -242,7 +242,7 @@ TEST(Masters, RoundWhatIsHeldOnceToSendIt) {
     }
     sharding.set_sync(true);
     run_backward(sharding, loss_with(model, 2) + (model.other * 0).sum());
-    for (const at::Tensor& shard_slice : sharding.slices_of({model.weight})) {
+    for (const at::Tensor& shard_slice : sharding.slices().of({model.weight})) {
       EXPECT_TRUE(at::equal(shard_slice.grad(), at::full(shard_slice.sizes(), 4128.0F)));
     }
   });
@@ -254,7 +254,7 @@ TEST(Masters, AverageWhatIsHeldOfParametersThatTheLastBackwardLeftOut) {
     run_backward(sharding, loss_with(model, 3));
     sharding.set_sync(true);
     run_backward(sharding, model.other.sum());
-    for (const at::Tensor& shard_slice : sharding.slices_of({model.weight})) {
+    for (const at::Tensor& shard_slice : sharding.slices().of({model.weight})) {
       ASSERT_TRUE(shard_slice.grad().defined());
       EXPECT_TRUE(at::equal(shard_slice.grad(), at::full(shard_slice.sizes(), 3.0F)));
     }
@@ -266,7 +266,7 @@ TEST(Masters, AddAveragesUpRoundedIfToldSo) {
     for (const double factor : {4096, 1, 1, 1}) {
       run_backward(sharding, loss_with(model, factor) + (model.other * 0).sum());
     }
-    for (const at::Tensor& shard_slice : sharding.slices_of({model.weight})) {
+    for (const at::Tensor& shard_slice : sharding.slices().of({model.weight})) {
       EXPECT_EQ(shard_slice.grad().scalar_type(), at::kFloat);
       EXPECT_TRUE(at::equal(shard_slice.grad(), at::full(shard_slice.sizes(), 4096.0F)));
     }
@@ -283,7 +283,7 @@ TEST(Masters, AreTheParametersThemselvesIfToldSo) {
         const auto sharding = divided(model.named(), group, options, {}, {model.trained()});
         EXPECT_FALSE(sharding->has_masters());
         run_backward(*sharding, loss_with(model, 2) + (model.other * 0).sum());
-        for (const at::Tensor& shard_slice : sharding->slices_of({model.weight})) {
+        for (const at::Tensor& shard_slice : sharding->slices().of({model.weight})) {
           EXPECT_EQ(shard_slice.scalar_type(), dtype);
           EXPECT_EQ(shard_slice.grad().scalar_type(), dtype);
         }
@@ -338,7 +338,7 @@ void expect_exact_where_parameters_travel_rounded(const OffloadParam& masters) {
     at::Tensor expected = masters_of(group, *sharding, model.weight);
     EXPECT_FALSE(at::equal(model.weight.detach().to(at::kFloat), expected));
     run_backward(*sharding, model.weight.sum() + model.other.sum());
-    for (const at::Tensor& shard_slice : sharding->slices_of({model.weight})) {
+    for (const at::Tensor& shard_slice : sharding->slices().of({model.weight})) {
       EXPECT_TRUE(at::allclose(shard_slice.grad(), at::ones(shard_slice.sizes()), 0.1));
     }
     {
@@ -366,7 +366,7 @@ TEST(Masters, TakeTheAverageOfTheRanksRoundedAsItTravels) {
     const double factor = group.rank() == 0 ? 1 : 1 + 1.0 / 128;
     const at::Tensor each = at::full({700}, factor, at::kBFloat16);
     run_backward(*sharding, (model.weight * each).sum() + (model.other * 0).sum());
-    for (const at::Tensor& shard_slice : sharding->slices_of({model.weight})) {
+    for (const at::Tensor& shard_slice : sharding->slices().of({model.weight})) {
       EXPECT_TRUE(at::equal(shard_slice.grad(), at::ones(shard_slice.sizes())));
     }
   });

@@ -27,7 +27,7 @@ std::vector<NamedTensors> by_group(
       throw ConfigError(
           "zero",
           fmt::format(
-              "{} is trained by no optimizer of this prepare(); give it to one, or freeze it",
+              "{} is trained by no optimizer of this prepare(); add it to one, or freeze it",
               item.name));
     }
     sorted[found->second].push_back(item);
@@ -38,8 +38,8 @@ std::vector<NamedTensors> by_group(
       })) {
     throw ConfigError(
         "zero",
-        "an optimizer has a parameter that is not the prepared model's; prepare one model that "
-        "holds all");
+        "an optimizer has a parameter that is not the prepared model's; prepare one model that has "
+        "all of them");
   }
   return sorted;
 }

@@ -50,8 +50,8 @@ std::shared_ptr<Sharding> shard(
 at::Tensor whole(
     Group& group, const Sharding& sharding, const at::Tensor& parameter, bool gradient) {
   at::Tensor all = at::zeros({parameter.numel()});
-  for (const at::Tensor& shard_slice : sharding.slices_of({parameter})) {
-    const ShardSlice& of = *sharding.slice_with(shard_slice);
+  for (const at::Tensor& shard_slice : sharding.slices().of({parameter})) {
+    const ShardSlice& of = *sharding.slices().find(shard_slice);
     all.narrow(0, of.begin, shard_slice.numel())
         .copy_(gradient ? shard_slice.grad() : shard_slice.detach());
   }
@@ -67,9 +67,9 @@ TEST(Sharding, EveryElementHasOneOwnerAndItsValue) {
       EXPECT_TRUE(at::equal(model.a, before));
       for (const at::Tensor& parameter : model.trained()) {
         EXPECT_TRUE(at::equal(whole(group, *sharding, parameter, false), parameter));
-        EXPECT_LE(sharding->slices_of({parameter}).size(), 1U);
+        EXPECT_LE(sharding->slices().of({parameter}).size(), 1U);
       }
-      EXPECT_EQ(sharding->slice_with(model.a), nullptr);
+      EXPECT_EQ(sharding->slices().find(model.a), nullptr);
     });
   }
 }
@@ -113,7 +113,7 @@ TEST(Sharding, WhatTookPartOnNoRankHasNoGradientAndOnOneRankZerosElsewhere) {
       loss = loss + model.c.sum();
     }
     run_backward(*sharding, loss);
-    for (const at::Tensor& shard_slice : sharding->slices_of({model.b})) {
+    for (const at::Tensor& shard_slice : sharding->slices().of({model.b})) {
       EXPECT_FALSE(shard_slice.grad().defined());
     }
     EXPECT_TRUE(at::equal(whole(group, *sharding, model.c, true), at::full({100}, 0.5)));
@@ -141,7 +141,7 @@ TEST(Sharding, AnUpdateOfThePiecesReachesAllRanks) {
     const auto version = model.a._version();
     {
       const c10::AutoGradMode no_grad(false);
-      for (at::Tensor& shard_slice : sharding->slices_of(model.trained())) {
+      for (at::Tensor& shard_slice : sharding->slices().of(model.trained())) {
         shard_slice.add_(1);
       }
     }

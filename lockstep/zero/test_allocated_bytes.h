@@ -12,7 +12,7 @@
 
 namespace lockstep {
 
-/// Bytes that the threads it watches have allocated and nobody has freed.
+/// Bytes that the watched threads have allocated and that are not freed.
 class AllocatedBytes final : public c10::MemoryReportingInfoBase {
  public:
   void reportMemoryUsage(

@@ -10,7 +10,7 @@
 #include "lockstep/sync/reducer.h"
 #include "lockstep/zero/sharding.h"
 
-// What the tests of ZeRO do with a module: divide it, and train it without an optimizer.
+// Helpers of the tests of ZeRO: they shard a module, and train it without an optimizer.
 namespace lockstep::zero {
 
 inline NamedTensors named(const torch::nn::Module& module) {
@@ -21,7 +21,7 @@ inline NamedTensors named(const torch::nn::Module& module) {
   return all;
 }
 
-/// All that are trained in one optimizer group, unless `groups` says otherwise.
+/// All trained parameters are in one optimizer group, unless `groups` is given.
 inline std::shared_ptr<Sharding> divided(
     const NamedTensors& parameters,
     const Group& group,

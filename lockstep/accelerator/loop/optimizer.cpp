@@ -308,7 +308,7 @@ void Optimizer::set_sharding(std::shared_ptr<zero::Sharding> sharding) {
            [flat](size_t group, size_t shard, const at::Tensor& gradient) {
              flat->begin_speculative(group, shard, gradient);
            },
-       .forget =
+       .discard =
            [flat, alive](size_t group, size_t shard) {
              if (!alive.expired()) {
                flat->discard_speculative(group, shard);

@@ -56,11 +56,11 @@ FullValues::Part FullValues::part_of(const at::Tensor& parameter, const Field& f
   if (sharding == nullptr) {
     return {field(parameter), 0};
   }
-  const std::vector<at::Tensor> shard_slices = sharding->slices_of({parameter});
+  const std::vector<at::Tensor> shard_slices = sharding->slices().of({parameter});
   if (shard_slices.empty()) {
     return {};
   }
-  return {field(shard_slices[0]), sharding->slice_with(shard_slices[0])->begin};
+  return {field(shard_slices[0]), sharding->slices().find(shard_slices[0])->begin};
 }
 
 at::Tensor FullValues::full(const at::Tensor& parameter, const Part& part) const {

@@ -22,7 +22,7 @@ namespace {
 
 /// Returns whether ranks save their slices of a tensor, and not the tensor.
 bool is_sliced(const at::Tensor& tensor, const zero::Sharding& sharding) {
-  return comm::is_sharded_param(tensor) || sharding.has_masters_of(tensor);
+  return comm::is_sharded_param(tensor) || sharding.slices().has_masters_of(tensor);
 }
 
 /// Adds this rank's part of the set of tensors `stem`.
@@ -59,7 +59,7 @@ void add_part(
 std::map<std::string, zero::ShardSlice> trained_slices(
     const zero::Sharding& sharding, const ParameterName& names) {
   std::map<std::string, zero::ShardSlice> shard_slices;
-  for (const auto& [values, shard_slice] : sharding.shard_slices()) {
+  for (const auto& [values, shard_slice] : sharding.slices().all()) {
     if (shard_slice.values.requires_grad()) {
       shard_slices[names(shard_slice.parameter)] = shard_slice;
     }
@@ -197,9 +197,9 @@ ModelShards own_model_part(
       parts.current.push_back(item);
       continue;
     }
-    for (zero::ShardSlice& shard_slice : sharding.saved_slices(item.tensor)) {
+    for (zero::ShardSlice& shard_slice : sharding.slices().saved(item.tensor)) {
       parts.current.push_back({item.name, shard_slice.values});
-      if (sharding.is_kept_in_8_bits(item.tensor)) {
+      if (sharding.slices().is_kept_in_8_bits(item.tensor)) {
         parts.packed.push_back(shard_slice);
       }
       shard_slices[item.name] = std::move(shard_slice);
@@ -232,7 +232,7 @@ void add_sharded_optimizer(
   std::map<std::string, zero::ShardSlice> shard_slices;
   const ParameterName name_of = [&](const at::Tensor& shard_slice) {
     std::string name = names(shard_slice);
-    shard_slices[name] = *sharding.slice_with(shard_slice);
+    shard_slices[name] = *sharding.slices().find(shard_slice);
     return name;
   };
   NamedTensors own;
@@ -272,7 +272,7 @@ void add_sharded_model(
       }
       continue;
     }
-    for (const zero::ShardSlice& shard_slice : sharding.saved_slices(item.tensor)) {
+    for (const zero::ShardSlice& shard_slice : sharding.slices().saved(item.tensor)) {
       slices[item.name] = {.shape = item.tensor.sizes().vec(), .begin = shard_slice.begin};
       own.push_back({item.name, shard_slice.values.detach()});
     }
@@ -303,7 +303,7 @@ ModelShards own_model_shards(
     const at::Tensor& value = found->second;
     const at::ScalarType own = item.tensor.scalar_type();
     const bool is_own = value.scalar_type() == own;
-    for (const zero::ShardSlice& shard_slice : sharding.saved_slices(item.tensor)) {
+    for (const zero::ShardSlice& shard_slice : sharding.slices().saved(item.tensor)) {
       shard_slices.current.push_back({item.name, shard_slice.values});
       at::Tensor part =
           value.reshape({-1}).narrow(0, shard_slice.begin, shard_slice.values.numel());
@@ -312,7 +312,7 @@ ModelShards own_model_shards(
       }
       shard_slices.saved.push_back(
           {item.name, is_own ? part.to(shard_slice.values.scalar_type()) : part});
-      if (sharding.is_kept_in_8_bits(item.tensor)) {
+      if (sharding.slices().is_kept_in_8_bits(item.tensor)) {
         shard_slices.packed.push_back(shard_slice);
       }
     }
@@ -340,7 +340,7 @@ NamedTensors own_slices(
   for (const at::Tensor& parameter : sharding.parameters()) {
     known[names(parameter)].parameter = parameter;
   }
-  for (const auto& [values, shard_slice] : sharding.shard_slices()) {
+  for (const auto& [values, shard_slice] : sharding.slices().all()) {
     const auto found = known.find(names(shard_slice.parameter));
     if (found != known.end()) {  // Otherwise it is frozen, and no optimizer has state of it.
       found->second.shard_slice = &shard_slice;

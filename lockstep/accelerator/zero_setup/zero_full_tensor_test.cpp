@@ -294,8 +294,8 @@ TEST(ZeroWhole, AStepOfMuonSendsEachRanksPartOnceThereAndOnceBack) {
           zero::counted(group, traffic),
           {.cap_bytes = kElements * 4, .first_cap_bytes = kElements * 4});
       std::vector<std::vector<optim::FlatOptimizer::BufferSlices>> shard_slices(1);
-      for (const zero::Sharding::Shard& shard : sharding->shards()[0]) {
-        shard_slices[0].push_back({shard.values, shard.shard_slices, shard.file, shard.wholes});
+      for (const zero::Shard& shard : sharding->shards()[0]) {
+        shard_slices[0].push_back({shard.values, shard.shard_slices, shard.file, shard.bounds});
       }
       optimizer.update_shards(shard_slices, {}, sharding->group());
       at::Tensor loss = at::zeros({});

@@ -233,7 +233,8 @@ TEST(CommHook, GoesForAllParametersOrForNone) {
           DataParallel(
               net.named(), {}, group, {.comm_hook = {.type = CommHookType::kFp16}}, narrow);
         },
-        ThrowsMessage<ConfigError>(HasSubstr("travel in BFloat16, too; leave one of them out")));
+        ThrowsMessage<ConfigError>(
+            HasSubstr("communication dtype BFloat16, too; leave one of them out")));
   });
 }
 

@@ -25,16 +25,16 @@ void check_hook_tensors(const CommHookState& state, const NamedTensors& known) {
       throw ConfigError(
           "comm_hook",
           fmt::format(
-              "the state holds {}, which this hook has no use for; load it into the hook, options "
-              "and model that wrote it",
+              "the comm hook's state has the unknown tensor {}; load it into the hook, options and "
+              "model that wrote it",
               item.name));
     }
     if (ours->sizes() != item.tensor.sizes()) {
       throw ConfigError(
           "comm_hook",
           fmt::format(
-              "{} in the state is shaped differently; got [{}], expected [{}]; load it into the "
-              "options and model that wrote it",
+              "{} in the comm hook's state has another shape; got [{}], expected [{}]; load it "
+              "into the options and model that wrote it",
               item.name,
               fmt::join(item.tensor.sizes(), ", "),
               fmt::join(ours->sizes(), ", ")));

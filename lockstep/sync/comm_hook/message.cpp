@@ -26,19 +26,19 @@ Message::Message(at::Tensor values, at::ScalarType wire_type)
               : at::empty(values_.sizes(), values_.options().dtype(wire_type))) {}
 
 void Message::pack(const Group& group) {
-  if (narrows()) {
+  if (is_cast()) {
     at::mul_out(wire_, values_, at::scalar_tensor(1.0 / group.size(), at::kDouble));
   }
 }
 
 void Message::send(Group& group) {
-  pending_ = group.all_reduce(wire_, narrows() ? ReduceOp::kSum : ReduceOp::kAvg);
+  pending_ = group.all_reduce(wire_, is_cast() ? ReduceOp::kSum : ReduceOp::kAvg);
 }
 
 void Message::finish() {
   pending_->wait();
   pending_.reset();
-  if (narrows()) {
+  if (is_cast()) {
     values_.copy_(wire_);
   }
 }
@@ -48,7 +48,7 @@ void Message::abandon(bool wait) noexcept {
     try {
       pending_->wait();
     } catch (const std::exception&) {
-      // The caller is about to report what came first.
+      // The caller is about to report the first error.
     }
   }
   pending_.reset();

@@ -21,7 +21,7 @@ class Message {
   const at::Tensor& values() const { return values_; }
   /// The sent tensor: `values` if their dtype is the communication dtype.
   const at::Tensor& wire() const { return wire_; }
-  bool narrows() const { return !wire_.is_same(values_); }
+  bool is_cast() const { return !wire_.is_same(values_); }
 
   /// Fills the sent tensor; one of 16 bits with values / ranks, so that the sum fits.
   void pack(const Group& group);

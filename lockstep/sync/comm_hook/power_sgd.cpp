@@ -25,8 +25,8 @@ at::ScalarType compute_type(at::ScalarType own) {
   return c10::isReducedFloatingType(own) ? at::kFloat : own;
 }
 
-/// Rows of the matrix a gradient is taken for: its first dimension, or, where memory is laid out
-/// otherwise, the outermost one.
+/// Returns the number of rows of a gradient as a matrix: its first dimension, or, with another
+/// memory layout, the outermost one.
 int64_t rows_of(const at::Tensor& parameter) {
   if (parameter.dim() == 0) {
     return 1;
@@ -72,7 +72,7 @@ PowerSgdHook::Bucket PowerSgdHook::make_bucket(
     const flat::GradBucket& home,
     const NamedTensors& parameters,
     at::ScalarType wire) {
-  Bucket bucket{.home = &home, .whole = Message(home.buffer(), wire)};
+  Bucket bucket{.home = &home, .full = Message(home.buffer(), wire)};
   Matrix square{.name = fmt::format("bucket{}", index), .gradient = home.gradients()};
   square.rows = std::llround(std::ceil(std::sqrt(static_cast<double>(home.gradients().numel()))));
   square.cols = square.rows;
@@ -147,8 +147,8 @@ void PowerSgdHook::start(size_t index) {
   if (bucket.compressing) {
     start_low_rank(bucket);
   } else {
-    bucket.whole.pack(group_);
-    bucket.whole.send(group_);
+    bucket.full.pack(group_);
+    bucket.full.send(group_);
   }
   started_ = index + 1;
 }
@@ -211,7 +211,7 @@ void PowerSgdHook::decompress(
   const at::Tensor norms =
       at::linalg_vector_norm(matrix.q, 2, at::IntArrayRef{0}).to(at::kCPU, at::kDouble);
   const double* norm = norms.const_data_ptr<double>();
-  // Every rank decides the same here: Q is the same bits on all of them.
+  // Every rank decides the same: Q is bit-exact on all of them.
   const bool finite =
       std::all_of(norm, norm + matrix.rank, [](double n) { return std::isfinite(n); });
   if (!finite) {
@@ -223,18 +223,18 @@ void PowerSgdHook::decompress(
   } else if (
       matrix.gradient.numel() == matrix.rows * matrix.cols &&
       matrix.gradient.scalar_type() == matrix.p.scalar_type()) {
-    at::Tensor whole = matrix.gradient.view({matrix.rows, matrix.cols});
-    at::mm_out(whole, matrix.p, matrix.q.t());
+    at::Tensor product = matrix.gradient.view({matrix.rows, matrix.cols});
+    at::mm_out(product, matrix.p, matrix.q.t());
   } else {
-    const at::Tensor whole = at::mm(matrix.p, matrix.q.t()).view({-1});
-    matrix.gradient.copy_(whole.narrow(0, 0, matrix.gradient.numel()));
+    const at::Tensor product = at::mm(matrix.p, matrix.q.t()).view({-1});
+    matrix.gradient.copy_(product.narrow(0, 0, matrix.gradient.numel()));
   }
   if (batched_) {
     for (const at::Tensor& gap : bucket.gaps) {
       gap.zero_();
     }
   }
-  // No optimizer will see what is delivered for a parameter that took part nowhere.
+  // Parameters without a gradient on any rank get none.
   for (size_t entry : matrix.entries) {
     if (!present[entry]) {
       bucket.home->flat(entry).zero_();
@@ -248,7 +248,7 @@ void PowerSgdHook::decompress(
   }
   matrix.warm = options_.warm_start;
   if (matrix.warm && std::find(norm, norm + matrix.rank, 0.0) != norm + matrix.rank) {
-    // From a zero column no iteration would ever get away.
+    // A zero column would stay zero in all iterations.
     at::Tensor fresh = matrix.q.clone();
     fill_normal(fresh, options_.seed, iteration_ + 1, matrix.index);
     for (int64_t column = 0; column < matrix.rank; ++column) {
@@ -265,7 +265,7 @@ void PowerSgdHook::finish() {
     if (buckets_[i].compressing) {
       send_qs(buckets_[i]);
     } else {
-      buckets_[i].whole.finish();
+      buckets_[i].full.finish();
     }
   }
   for (size_t i = 0; i < started_; ++i) {
@@ -280,7 +280,7 @@ void PowerSgdHook::finish() {
 
 void PowerSgdHook::abandon(bool wait) noexcept {
   for (Bucket& bucket : buckets_) {
-    bucket.whole.abandon(wait);
+    bucket.full.abandon(wait);
     for (Message& stage : bucket.stages) {
       stage.abandon(wait);
     }

@@ -11,7 +11,7 @@ namespace lockstep {
 
 /// PowerSGD: a matrix M of gradients is sent as P = MQ and Q' = M^T P^ (P^ is P averaged, made
 /// orthonormal), and each rank uses P^ Q'^T, Q' averaged, as the average of M. Plain: a matrix is
-/// one parameter; batched: a whole bucket, reshaped to a square.
+/// one parameter; batched: a full bucket, reshaped to a square.
 ///
 /// The first message of a bucket holds its flags, the uncompressed parameters and the Ps; the
 /// second the Qs. Arithmetic is in float32 at least, whatever the communication dtype.
@@ -51,7 +51,7 @@ class PowerSgdHook final : public CommHook {
   };
   struct Bucket {
     const flat::GradBucket* home = nullptr;
-    Message whole;                      ///< The complete bucket, uncompressed.
+    Message full;                       ///< The complete bucket, uncompressed.
     std::vector<size_t> plain = {};     ///< Uncompressed entries.
     std::vector<at::Tensor> gaps = {};  ///< Ranges that a batched matrix would leave unset.
     std::vector<Matrix> matrices = {};  ///< Empty: nothing is compressed.

@@ -39,7 +39,8 @@ LocalSgdCore::LocalSgdCore(
     throw ConfigError(
         "local_sgd",
         fmt::format(
-            "got local_sgd_steps={}, warmup_steps={}; expected at least 1 and at least 0",
+            "local_sgd_steps or warmup_steps is out of range; got local_sgd_steps={}, "
+            "warmup_steps={}; expected at least 1 and at least 0",
             options_.local_sgd_steps,
             options_.warmup_steps));
   }
@@ -48,8 +49,8 @@ LocalSgdCore::LocalSgdCore(
     throw ConfigError(
         "local_sgd",
         fmt::format(
-            "no gradient travels, so there is nothing for comm hook {} to compress; got "
-            "local_sgd_steps={}, warmup_steps=0; leave the hook out, or warm up with it",
+            "local SGD sends no gradients for comm hook {} to compress; got local_sgd_steps={}, "
+            "warmup_steps=0; leave the hook out, or set warmup_steps",
             name_of(model_->comm_hook()),
             options_.local_sgd_steps));
   }
@@ -112,7 +113,10 @@ void LocalSgdCore::abandon() noexcept {
 
 void LocalSgdCore::load_steps(int64_t steps) {
   if (steps < 0) {
-    throw ConfigError("local_sgd", fmt::format("the count of steps is negative; got {}", steps));
+    throw ConfigError(
+        "local_sgd",
+        fmt::format(
+            "the number of local SGD steps is negative; got {}, expected at least 0", steps));
   }
   steps_ = steps;
   dirty_ = false;

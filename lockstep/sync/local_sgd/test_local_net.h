@@ -50,7 +50,7 @@ inline std::shared_ptr<DataParallel> data_parallel(
       net.parameters(), net.buffers(), group, DataParallelOptions{.comm_hook = hook});
 }
 
-/// Whether gradients travel. Leaves none. Collective.
+/// Returns whether gradients are averaged. Leaves none. Collective.
 inline bool averages(const LocalNet& net, const Group& group) {
   net.zero();
   (net.w * (group.rank() == 0 ? 1 : 0)).sum().backward();

@@ -28,7 +28,7 @@ at::Tensor random_state_of(const at::Generator& generator) {
   return copy.get_state();
 }
 
-/// What besides its inputs a computation depends on, of this thread and device.
+/// The state of this thread and device that a computation depends on besides its inputs.
 class ComputationContext {
  public:
   explicit ComputationContext(std::optional<at::Device> device) {
@@ -126,7 +126,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
       // Its second gradient would miss what goes through the inputs and parameters of `forward`.
       throw ConfigError(
           "activation_checkpoint",
-          "gradients of gradients do not go through what is computed again; got a backward with "
+          "activation_checkpoint does not support gradients of gradients; got a backward with "
           "create_graph, expected one without; run this part of the model without "
           "activation_checkpoint, or take the gradient without create_graph");
     }
@@ -138,7 +138,7 @@ struct Recompute : torch::autograd::Function<Recompute> {
     });
   }
 
-  /// Of all that `forward` below was given.
+  /// Returns the gradients of all inputs of `forward` below.
   static variable_list gradients_of(
       Call& call, const variable_list& saved, const variable_list& gradients) {
     const variable_list inputs = call.kept.restored(saved);

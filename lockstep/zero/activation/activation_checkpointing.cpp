@@ -67,7 +67,7 @@ ActivationCheckpointing::ActivationCheckpointing(const ActivationCheckpointingOp
     throw ConfigError(
         "activation_checkpointing",
         "contiguous_memory_optimization needs number_checkpoints, at least 1, to know how much "
-        "memory to allocate; give how many checkpoints a forward has");
+        "memory to allocate; set it to the number of checkpoints of a forward");
   }
 }
 
@@ -83,7 +83,7 @@ std::shared_ptr<ActivationCheckpointing> ActivationCheckpointing::current() {
 }
 
 bool ActivationCheckpointing::moves(const at::Tensor& input) const {
-  // What stage 3 divides is not kept whole, and comes when backward touches it.
+  // Backward unshards sharded parameters of stage 3.
   if (!input.defined() || comm::is_sharded_param(input) || !input.is_floating_point() ||
       input.layout() != at::kStrided || !input.has_storage() || input.is_neg() ||
       input.numel() == 0 || (input.is_leaf() && input.requires_grad())) {

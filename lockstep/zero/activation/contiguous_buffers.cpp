@@ -20,8 +20,7 @@ ContiguousBuffers::~ContiguousBuffers() {
   wait_for_all();
 }
 
-/// The caching allocator of pinned memory knows who still copies to and from a whole block, but
-/// nothing of its places.
+/// The caching allocator of pinned memory tracks copies of entire blocks, not of parts of a block.
 void ContiguousBuffers::wait_for_all() const noexcept {
   if (!pinned_ || !memory_.defined()) {
     return;
@@ -41,9 +40,9 @@ void ContiguousBuffers::make_room(int64_t bytes) {
     throw ConfigError(
         "activation_checkpointing",
         fmt::format(
-            "contiguous_memory_optimization is for checkpoints whose inputs are equally large; got "
-            "an input of {} bytes, expected at most the {} of the one before it; give checkpoints "
-            "of one size, or set contiguous_memory_optimization to false",
+            "contiguous_memory_optimization needs checkpoints with inputs of equal size; got an "
+            "input of {} bytes, expected at most the {} of the previous one; use checkpoints of "
+            "one size, or set contiguous_memory_optimization to false",
             bytes,
             slot_bytes_));
   }
@@ -63,8 +62,8 @@ at::Tensor ContiguousBuffers::take(int64_t numel, at::ScalarType dtype) {
         "activation_checkpointing",
         fmt::format(
             "number_checkpoints is too small; got checkpoint {0} while {1} wait for their "
-            "backward, expected at most {1}; raise number_checkpoints to how many a forward has, "
-            "times the forwards before a backward",
+            "backward, expected at most {1}; set it to the checkpoints of a forward times the "
+            "forwards before a backward",
             taken_.size() + 1,
             taken_.size()));
   }

@@ -32,7 +32,8 @@ ShardPlaces::ShardPlaces(const OffloadParam& options, bool copies_stay)
     throw ConfigError(
         "offload",
         fmt::format(
-            "a number of elements cannot be negative; got offload_param.max_in_cpu={}",
+            "offload_param.max_in_cpu is a number of elements and cannot be negative; got "
+            "offload_param.max_in_cpu={}",
             options_.max_in_cpu));
   }
   if (options_.device == OffloadDevice::kNvme) {
@@ -73,19 +74,39 @@ ShardStore::ShardStore(
     const at::TensorOptions& options,
     at::ScalarType dtype,
     const ShardPlaces::Place& place)
-    : device_(options.device()), are_masters_(c10::typeMetaToScalarType(options.dtype()) != dtype) {
+    : options_(options), are_masters_(c10::typeMetaToScalarType(options.dtype()) != dtype) {
   const at::TensorOptions own = options.dtype(dtype);
+  const at::Device device = options.device();
   if (place.device == OffloadDevice::kNvme) {
     file_ = std::make_shared<offload::FileTensor>(place.file, elements, own);
     values_ = file_->tensor();
-  } else if (place.device == OffloadDevice::kCpu && !device_.is_cpu()) {
-    values_ = at::zeros(
-        {elements}, own.device(at::kCPU).pinned_memory(place.pinned && device_.is_cuda()));
+  } else if (place.device == OffloadDevice::kCpu && !device.is_cpu()) {
+    values_ =
+        at::zeros({elements}, own.device(at::kCPU).pinned_memory(place.pinned && device.is_cuda()));
   } else if (are_masters_) {
-    values_ = at::zeros({elements}, own);  // They do not travel themselves.
+    values_ = at::zeros({elements}, own);  // Masters are not sent themselves.
   } else {
     values_ = group.empty({elements}, own).zero_();
   }
+  if (are_masters_ && place.copy_stays && is_elsewhere()) {
+    rounded_ = group.empty({elements}, options);
+  }
+}
+
+at::Tensor ShardStore::on_device(const at::Tensor& buffer) {
+  if (is_on_device()) {
+    return values_;
+  }
+  if (rounded_.defined()) {
+    if (!rounded_is_current_) {
+      load(rounded_);
+      rounded_is_current_ = true;
+    }
+    return rounded_;
+  }
+  at::Tensor loaded = buffer.defined() ? buffer : at::empty(values_.sizes(), options_);
+  load(loaded);
+  return loaded;
 }
 
 at::Tensor ShardStore::in_memory() const {
@@ -114,12 +135,13 @@ void ShardStore::store(const at::Tensor& from) {
   } else {
     values_.copy_(from);
   }
+  mark_changed();
 }
 
 void ShardStore::store_written(const at::Tensor& from) {
   const at::Tensor now = in_memory();
   const at::Tensor given = from.to(now.device());
-  // By bits: a NaN is what it was, too.
+  // Bits are compared, so that an unchanged NaN counts as unwritten.
   const at::Tensor unwritten =
       now.to(given.scalar_type()).view(at::kShort).eq(given.view(at::kShort));
   if (!file_) {

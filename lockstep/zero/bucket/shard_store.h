@@ -33,10 +33,11 @@ bool is_trained_in_16_bits(const at::Tensor& parameter);
 at::ScalarType update_dtype(
     const at::Tensor& parameter, const LowPrecisionPolicy& low_precision_policy = {});
 
-/// Chooses the memory of offloaded shards, in the order of their creation. With OffloadParam's
-/// kNvme they are in one file of this rank, except the first ones, up to max_in_cpu elements. The
-/// choice is fixed: buckets are used in turn, so a cache would evict each shard before its next
-/// use.
+/// Chooses the memory of offloaded shards, in the order of their creation.
+///
+/// With OffloadParam's kNvme they are in one file of this rank, except the first ones, up to
+/// max_in_cpu elements. The choice is fixed: buckets are used in turn, so a cache would evict each
+/// shard before its next use.
 class ShardPlaces {
  public:
   /// `copies_stay`: see Place. ConfigError if the folder does not exist.
@@ -50,7 +51,7 @@ class ShardPlaces {
     OffloadDevice device = OffloadDevice::kNone;
     bool pinned = false;
     std::shared_ptr<offload::ScratchFile> file = nullptr;  ///< For kNvme.
-    /// The rounded masters stay with their bucket, and are gathered from there.
+    /// Masters keep a rounded copy on the bucket's device, from which they are gathered.
     bool copy_stays = false;
   };
   /// Returns the place of the next shard.
@@ -64,10 +65,15 @@ class ShardPlaces {
 };
 
 /// Stores this rank's shard of a bucket: with the bucket, in the host's memory, or in a file; in
-/// the bucket's dtype, or in fp32 for an fp16 or bf16 bucket. The fp32 values are masters: the
-/// bucket has the rounded values. Storing a value that equals the rounded master changes nothing,
-/// so only values that a program wrote replace the lost precision. Extra memory during a store: 7
-/// bytes an element of one bucket's shard, with files 15. Not thread-safe.
+/// the bucket's dtype, or in fp32 for an fp16 or bf16 bucket.
+///
+/// The fp32 values are masters: the bucket has the rounded values. Storing a value that equals the
+/// rounded master changes nothing, so only values that a program wrote replace the lost precision.
+/// Masters in another place may have a rounded copy on the bucket's device, which is recomputed
+/// after `mark_changed`.
+///
+/// Extra memory during a store: 7 bytes an element of one bucket's shard, with files 15. Not
+/// thread-safe.
 class ShardStore {
  public:
   /// Starts with zeros of `dtype`. `options`: those of the bucket, which `group` shards.
@@ -80,27 +86,36 @@ class ShardStore {
 
   /// The full shard, 1-D; it may be on the host while the bucket is not, or in a file.
   const at::Tensor& values() const { return values_; }
-  /// Returns whether the shard is stored apart from the bucket.
-  bool is_elsewhere() const { return file_ != nullptr || values_.device() != device_; }
-  /// Returns whether computing with the shard requires `load`.
-  bool is_away() const { return are_masters_ || is_elsewhere(); }
   bool are_masters() const { return are_masters_; }
-  /// Copies the shard to `to`, a tensor on the bucket's device, in order of its current stream.
-  void load(const at::Tensor& to) const;
+  /// Returns whether the stored values themselves have the bucket's dtype and device.
+  bool is_on_device() const { return !are_masters_ && !is_elsewhere(); }
+  /// Returns the shard in the bucket's dtype and on its device: the stored values, the rounded
+  /// copy, or `buffer`, into which they are copied; undefined: new memory.
+  at::Tensor on_device(const at::Tensor& buffer = {});
   /// Replaces the shard by `from`, a tensor on the bucket's device.
   void store(const at::Tensor& from);
+  /// Reports that other code has changed the values, for instance an update.
+  void mark_changed() { rounded_is_current_ = false; }
   /// Null unless the shard is in a file.
   const std::shared_ptr<offload::FileTensor>& file() const { return file_; }
+  /// The rounded copy of masters; undefined if none is kept.
+  const at::Tensor& rounded() const { return rounded_; }
 
  private:
-  /// Bytes in memory.
+  /// Returns whether the shard is stored apart from the bucket.
+  bool is_elsewhere() const { return file_ != nullptr || values_.device() != options_.device(); }
+  /// Copies the shard to `to`, a tensor on the bucket's device, in order of its current stream.
+  void load(const at::Tensor& to) const;
+  /// Returns the shard's own values in memory.
   at::Tensor in_memory() const;
   void store_written(const at::Tensor& from);
 
-  at::Device device_;
+  at::TensorOptions options_;  ///< Of the bucket.
   bool are_masters_;
   at::Tensor values_;
   std::shared_ptr<offload::FileTensor> file_;
+  at::Tensor rounded_;
+  bool rounded_is_current_ = false;
 };
 
 }  // namespace lockstep::zero

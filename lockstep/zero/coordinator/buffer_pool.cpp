@@ -10,30 +10,30 @@ constexpr size_t kPooledBuffers = 3;
 
 }  // namespace
 
-/// One that was left too small for anything is given back, so that no more than the largest units'
-/// worth lies idle.
+/// Frees the oldest buffer if the pool is full and none fits, so that small buffers do not fill the
+/// pool.
 at::DataPtr BufferPool::find(size_t bytes) {
-  auto best = buffer_pool_.end();
-  for (auto slab = buffer_pool_.begin(); slab != buffer_pool_.end(); ++slab) {
-    if (slab->bytes >= bytes && slab->bytes <= 2 * bytes &&
-        (best == buffer_pool_.end() || slab->bytes < best->bytes)) {
-      best = slab;
+  auto best = buffers_.end();
+  for (auto buffer = buffers_.begin(); buffer != buffers_.end(); ++buffer) {
+    if (buffer->bytes >= bytes && buffer->bytes <= 2 * bytes &&
+        (best == buffers_.end() || buffer->bytes < best->bytes)) {
+      best = buffer;
     }
   }
-  if (best == buffer_pool_.end()) {
-    if (buffer_pool_.size() == kPooledBuffers) {
-      buffer_pool_.erase(buffer_pool_.begin());
+  if (best == buffers_.end()) {
+    if (buffers_.size() == kPooledBuffers) {
+      buffers_.erase(buffers_.begin());
     }
     return {};
   }
   at::DataPtr memory = std::move(best->memory);
-  buffer_pool_.erase(best);
+  buffers_.erase(best);
   return memory;
 }
 
 void BufferPool::keep(at::DataPtr memory, size_t bytes) {
-  if (buffer_pool_.size() < kPooledBuffers) {
-    buffer_pool_.push_back({std::move(memory), bytes});
+  if (buffers_.size() < kPooledBuffers) {
+    buffers_.push_back({std::move(memory), bytes});
   }
 }
 

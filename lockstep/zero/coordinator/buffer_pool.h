@@ -23,7 +23,7 @@ class BufferPool {
     at::DataPtr memory;
     size_t bytes;
   };
-  std::vector<PooledBuffer> buffer_pool_;
+  std::vector<PooledBuffer> buffers_;
 };
 
 }  // namespace lockstep::zero

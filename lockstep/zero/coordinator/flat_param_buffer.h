@@ -37,9 +37,9 @@ class AccessHandler {
 /// (`data_ptr` and functions built on it) while it is freed throws an error that says what to do.
 /// Tensors that autocast casts from a view are freed and restored with it (ParamCast).
 ///
-/// Only this file and comm/tensor/sharded_param.h use the key. Cost: 1 to 4 us an operation on such
-/// a tensor, none on others. Thread safety: registration is thread-safe; the rest is up to its
-/// owner. After torchdistx's deferred initialisation, which used the key first.
+/// Only this folder and comm/sharded_param.h use the key. Cost: 1 to 4 us an operation on such a
+/// tensor, none on others. Thread safety: registration is thread-safe; the rest is up to its owner.
+/// After torchdistx's deferred initialisation, which used the key first.
 class FlatParamBuffer {
  public:
   /// Starts without memory. `freed_message`: the error for reading it while it is freed.
@@ -76,7 +76,9 @@ class FlatParamBuffer {
   /// Keeps `cast` while a view exists.
   void keep(std::unique_ptr<ParamCast> cast);
 
-  /// Returns the handler of operations on `tensor`; null if there is none (any more).
+  /// Returns the buffer of `tensor`, a view; null if it is none, or its buffer was destroyed.
+  static FlatParamBuffer* find(const at::Tensor& tensor);
+  /// Returns the handler of operations on `tensor`; null if it has none.
   static AccessHandler* owner_of(const at::Tensor& tensor);
 
  private:
@@ -87,6 +89,10 @@ class FlatParamBuffer {
   std::vector<std::unique_ptr<ParamCast>> casts_;  ///< Casts of views of this buffer.
 };
 
+/// Installs the fallback of the dispatch key of views, once. ConfigError if other code in this
+/// process uses the key.
+void install_unshard_dispatch();
+
 /// Replaces the results of operations.
 class InitInterceptor {
  public:
@@ -94,8 +100,8 @@ class InitInterceptor {
   virtual ~InitInterceptor() = default;
   InitInterceptor(const InitInterceptor&) = delete;
   InitInterceptor& operator=(const InitInterceptor&) = delete;
-  /// Returns the tensor to use in place of `made`: itself, or a view of a FlatParamBuffer.
-  virtual at::Tensor take(const at::Tensor& made, bool has_values) = 0;
+  /// Returns the tensor to use in place of `created`: itself, or a view of a FlatParamBuffer.
+  virtual at::Tensor take(const at::Tensor& created, bool has_values) = 0;
 };
 
 /// RAII scope: `interceptor` sees every tensor that operations of this thread create without
@@ -120,7 +126,7 @@ class Gathered {
   Gathered& operator=(const Gathered&) = delete;
 
  private:
-  void let_go() noexcept;
+  void release() noexcept;
 
   std::vector<AccessHandler*> owners_;
   bool writes_;

@@ -17,33 +17,33 @@
 
 namespace lockstep::zero {
 
-/// One tensor: what lies in its buffer is divided evenly.
-class Init::Built final : public ShardedUnit {
+/// One tensor, sharded evenly.
+class Init::Unit final : public ShardedUnit {
  public:
-  Built(int64_t numel, const at::TensorOptions& options, Group group, std::string name)
+  Unit(int64_t numel, const at::TensorOptions& options, Group group, std::string name)
       : group_(std::move(group)),
         name_(std::move(name)),
         length_((numel + group_.size() - 1) / group_.size()),
         buffer_(
             length_ * group_.size(),
             options,
-            "[zero] this tensor was built in parts (zero_init), and its memory was read past all "
-            "operations; prepare its model first, or do that within "
+            "[zero] this tensor was created sharded (zero_init), and its memory was read without "
+            "an operation; prepare its model first, or read it within "
             "Accelerator::with_gathered_parameters") {
     buffer_.make_memory();
   }
 
   FlatParamBuffer& buffer() override { return buffer_; }
-  /// Whether a tensor lies here.
   bool is_used() const { return buffer_.is_used(); }
   bool has(const at::Tensor& tensor) const {
     return tensor.defined() && tensor.has_storage() &&
            tensor.storage().unsafeGetStorageImpl() ==
                buffer_.values().storage().unsafeGetStorageImpl();
   }
-  /// Of what no tensor lies in any more. The pager goes on counting it, as on all ranks.
-  void forget() { shard_.reset(); }
-  /// What is written from now on is equal on all ranks.
+  /// Frees the shard of a tensor that no rank uses. The coordinator keeps the unit, as on all
+  /// ranks.
+  void free_shard() { shard_.reset(); }
+  /// From now on all ranks write equal values.
   void release() { released_ = true; }
   const std::string& name() const { return name_; }
   Pending start_gather(Source /*source*/) override {
@@ -54,7 +54,7 @@ class Init::Built final : public ShardedUnit {
       shard_ = group_.empty({length_}, buffer_.values().options());
     }
     if (!released_) {
-      group_.broadcast(buffer_.values()).wait();  // What ranks drew at random differs.
+      group_.broadcast(buffer_.values()).wait();  // Random initial values differ between ranks.
     }
     shard_.copy_(buffer_.values().narrow(0, length_ * group_.rank(), length_));
   }
@@ -77,33 +77,33 @@ Init::Init(Group group, at::Device device, int64_t min_elements)
 
 Init::~Init() = default;
 
-bool Init::takes(const at::Tensor& made) const {
-  return made.numel() >= min_elements_ && made.is_floating_point() &&
-         made.layout() == at::kStrided && !made.is_meta() && !made.is_inference();
+bool Init::takes(const at::Tensor& created) const {
+  return created.numel() >= min_elements_ && created.is_floating_point() &&
+         created.layout() == at::kStrided && !created.is_meta() && !created.is_inference();
 }
 
-at::Tensor Init::take(const at::Tensor& made, bool has_values) {
-  if (!takes(made)) {
-    return made;
+at::Tensor Init::take(const at::Tensor& created, bool has_values) {
+  if (!takes(created)) {
+    return created;
   }
   const c10::AutoGradMode no_grad(false);
-  coordinator_->make_room_for(made.numel());
-  parts_.push_back(std::make_unique<Built>(
-      made.numel(),
-      made.options().device(device_),
+  coordinator_->make_room_for(created.numel());
+  units_.push_back(std::make_unique<Unit>(
+      created.numel(),
+      created.options().device(device_),
       group_,
-      fmt::format("tensor {} of those built in parts", parts_.size() + 1)));
-  Built& part = *parts_.back();
-  coordinator_->add(part, part.name());
-  at::Tensor taken = part.buffer().view(0, made.sizes());
-  coordinator_->mark_written(part);
+      fmt::format("tensor {} of zero_init", units_.size() + 1)));
+  Unit& unit = *units_.back();
+  coordinator_->add(unit, unit.name());
+  at::Tensor taken = unit.buffer().view(0, created.sizes());
+  coordinator_->mark_written(unit);
   if (has_values) {
-    part.buffer().values().narrow(0, 0, made.numel()).copy_(made.reshape({-1}));
+    unit.buffer().values().narrow(0, 0, created.numel()).copy_(created.reshape({-1}));
   }
   return taken;
 }
 
-void Init::divide(const std::vector<at::Tensor>& tensors) {
+void Init::shard(const std::vector<at::Tensor>& tensors) {
   const c10::AutoGradMode no_grad(false);
   std::map<const c10::StorageImpl*, std::set<const at::TensorImpl*>> by_storage;
   for (const at::Tensor& tensor : tensors) {
@@ -123,60 +123,60 @@ void Init::divide(const std::vector<at::Tensor>& tensors) {
   }
 }
 
-/// Together: what one rank still holds, it may touch, and all must have their parts then.
-std::vector<bool> Init::held_anywhere() {
-  at::Tensor held = at::empty({static_cast<int64_t>(parts_.size())}, at::kByte);
+/// Returns, by unit, whether any rank uses it: such a rank may unshard it, which needs all shards.
+std::vector<bool> Init::used_anywhere() {
+  at::Tensor used = at::empty({static_cast<int64_t>(units_.size())}, at::kByte);
   std::transform(
-      parts_.begin(), parts_.end(), held.mutable_data_ptr<uint8_t>(), [](const auto& part) {
-        return part->is_used() ? 1 : 0;
+      units_.begin(), units_.end(), used.mutable_data_ptr<uint8_t>(), [](const auto& unit) {
+        return unit->is_used() ? 1 : 0;
       });
-  group_.all_reduce(held, ReduceOp::kMax).wait();
-  const auto* flags = held.const_data_ptr<uint8_t>();
-  return std::vector<bool>(flags, flags + parts_.size());
+  group_.all_reduce(used, ReduceOp::kMax).wait();
+  const auto* flags = used.const_data_ptr<uint8_t>();
+  return std::vector<bool>(flags, flags + units_.size());
 }
 
 void Init::finish() {
   coordinator_->release_all();
-  if (parts_.empty()) {
+  if (units_.empty()) {
     return;
   }
-  const std::vector<bool> held = held_anywhere();
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    if (!held[i]) {
-      parts_[i]->forget();
+  const std::vector<bool> used = used_anywhere();
+  for (size_t i = 0; i < units_.size(); ++i) {
+    if (!used[i]) {
+      units_[i]->free_shard();
     }
   }
 }
 
-std::vector<Init::Part> Init::release() {
+std::vector<Init::ReleasedUnit> Init::release() {
   coordinator_->release_all();
-  std::vector<Part> released;
-  if (!parts_.empty()) {
-    const std::vector<bool> held = held_anywhere();
+  std::vector<ReleasedUnit> released;
+  if (!units_.empty()) {
+    const std::vector<bool> used = used_anywhere();
     coordinator_.reset();
-    for (size_t i = 0; i < parts_.size(); ++i) {
-      if (held[i]) {
-        parts_[i]->release();
-        std::string name = parts_[i]->name();
-        released.push_back({std::move(parts_[i]), std::move(name)});
+    for (size_t i = 0; i < units_.size(); ++i) {
+      if (used[i]) {
+        units_[i]->release();
+        std::string name = units_[i]->name();
+        released.push_back({std::move(units_[i]), std::move(name)});
       }
     }
   }
-  parts_.clear();
+  units_.clear();
   return released;
 }
 
-void Init::make_whole(const std::vector<at::Tensor>& tensors) {
+void Init::make_full(const std::vector<at::Tensor>& tensors) {
   const c10::AutoGradMode no_grad(false);
   for (const at::Tensor& tensor : tensors) {
-    const bool is_here = std::any_of(
-        parts_.begin(), parts_.end(), [&](const auto& part) { return part->has(tensor); });
-    if (!is_here) {
+    const bool is_sharded_here = std::any_of(
+        units_.begin(), units_.end(), [&](const auto& unit) { return unit->has(tensor); });
+    if (!is_sharded_here) {
       continue;
     }
     const Gathered gathered({tensor}, /*writes=*/false);
     const c10::impl::ExcludeDispatchKeyGuard own_work(comm::kShardedParamKey);
-    // Its key is not passed on: the copy is an ordinary tensor.
+    // The copy lacks the dispatch key: it is an ordinary tensor.
     tensor.set_data(tensor.detach().clone());
   }
 }

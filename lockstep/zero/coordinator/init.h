@@ -19,10 +19,10 @@ namespace lockstep::zero {
 /// It shards floating-point tensors, such as a module's parameters, that operations create without
 /// inputs (`torch::empty`, `torch::randn`) or from other tensors (`torch::randn(...) * 0.02`)
 /// within an InitInterceptScope of this object. Tensors created in another way (operations with
-/// several results, from_blob) stay full until `divide`. All ranks must build the same model.
-/// Sharding takes over the shards of the parameters that it shards. Other tensors (a second model,
+/// several results, from_blob) stay full until `shard`. All ranks must build the same model.
+/// Sharding replaces the shards of the parameters that it shards. Other tensors (a second model,
 /// buffers) are unsharded on all ranks when an operation uses them, while this object or its
-/// successor from `release` lives; `make_whole` unshards tensors permanently.
+/// successor from `release` lives; `make_full` unshards tensors permanently.
 ///
 /// Memory: 1/N of the model and its largest tensor, with the inputs of its computation. Each rank
 /// sends 2 (N-1)/N of the model if a tensor is initialised before the next is created and Sharding
@@ -36,39 +36,39 @@ class Init final : public InitInterceptor {
   Init(Group group, at::Device device, int64_t min_elements);
   ~Init() override;
 
-  at::Tensor take(const at::Tensor& made, bool has_values) override;
+  at::Tensor take(const at::Tensor& created, bool has_values) override;
   /// Shards those of `tensors` that are full and that `take` accepts, unless two share memory. They
   /// remain the same tensors. On all ranks alike; collective.
-  void divide(const std::vector<at::Tensor>& tensors);
+  void shard(const std::vector<at::Tensor>& tensors);
   /// Shards the last created tensor, too, and drops shards of tensors that no rank references.
   /// Collective.
   void finish();
   /// Makes those of `tensors` that were built here full on all ranks, permanently. They remain the
   /// same tensors. Collective.
-  void make_whole(const std::vector<at::Tensor>& tensors);
+  void make_full(const std::vector<at::Tensor>& tensors);
 
   /// A sharded tensor for another ParamCoordinator, which treats writes to it as equal on all
   /// ranks.
-  struct Part {
-    std::unique_ptr<ShardedUnit> part;
+  struct ReleasedUnit {
+    std::unique_ptr<ShardedUnit> unit;
     std::string name;
   };
   /// Finishes, and returns the shards of all tensors that any rank references: a second
   /// ParamCoordinator in parallel with training's would wait for ranks that serve training's. This
   /// object is empty afterwards and builds nothing more. Collective.
-  std::vector<Part> release();
+  std::vector<ReleasedUnit> release();
   /// The largest number of elements that were unsharded at a time.
   int64_t max_live_elements_seen() const { return coordinator_->max_live_elements_seen(); }
 
  private:
-  class Built;
-  bool takes(const at::Tensor& made) const;
-  std::vector<bool> held_anywhere();
+  class Unit;
+  bool takes(const at::Tensor& created) const;
+  std::vector<bool> used_anywhere();
 
   Group group_;
   at::Device device_;
   int64_t min_elements_;
-  std::vector<std::unique_ptr<Built>> parts_;
+  std::vector<std::unique_ptr<Unit>> units_;
   std::unique_ptr<ParamCoordinator> coordinator_;
 };
 

@@ -13,42 +13,42 @@
 
 namespace lockstep::zero {
 
-bool ParamCast::is_possible(const at::Tensor& source, const at::Tensor& made) {
-  constexpr int64_t kWorthPaging = 1024;  // Fewer elements take less than what keeps track of them.
-  return made.numel() >= kWorthPaging && made.is_floating_point() &&
-         made.scalar_type() != source.scalar_type() && made.device() == source.device() &&
-         made.layout() == at::kStrided && made.is_non_overlapping_and_dense() &&
-         made.storage_offset() == 0 && made.storage().use_count() == 1 && !source.is_inference();
+bool ParamCast::is_possible(const at::Tensor& source, const at::Tensor& cast) {
+  constexpr int64_t kMinElements = 1024;  // Fewer elements take less memory than a ParamCast.
+  return cast.numel() >= kMinElements && cast.is_floating_point() &&
+         cast.scalar_type() != source.scalar_type() && cast.device() == source.device() &&
+         cast.layout() == at::kStrided && cast.is_non_overlapping_and_dense() &&
+         cast.storage_offset() == 0 && cast.storage().use_count() == 1 && !source.is_inference();
 }
 
-ParamCast::ParamCast(const FlatParamBuffer& from, const at::Tensor& source, const at::Tensor& made)
+ParamCast::ParamCast(const FlatParamBuffer& from, const at::Tensor& source, const at::Tensor& cast)
     : from_(&from),
       sizes_(source.sizes().vec()),
       strides_(source.strides().vec()),
       offset_(source.storage_offset()),
       version_counter_(source.unsafeGetTensorImpl()->version_counter()),
       version_(version_counter_.current_version()),
-      own_strides_(made.strides().vec()),
+      own_strides_(cast.strides().vec()),
       buffer_(
-          made.numel(),
-          made.options(),
-          "[zero] autocast made this of a parameter of which each rank has a part under ZeRO stage "
-          "3, and its memory was read past all operations; clone() it first") {
+          cast.numel(),
+          cast.options(),
+          "[zero] autocast cast this tensor from a parameter that ZeRO stage 3 shards, and its "
+          "memory was read without an operation; clone() it first") {
   buffer_.set_owner(this);
-  buffer_.make_memory(made.storage().set_data_ptr(at::DataPtr(nullptr, made.device())));
+  buffer_.make_memory(cast.storage().set_data_ptr(at::DataPtr(nullptr, cast.device())));
 }
 
-at::Tensor ParamCast::in_the_place_of(at::Tensor made) const {
+at::Tensor ParamCast::replacement_for(at::Tensor cast) const {
   const c10::InferenceMode ordinary(false);
-  at::Tensor taken = buffer_.view(sizes_, own_strides_);
-  if (made.grad_fn() == nullptr) {
-    return taken;
+  at::Tensor view = buffer_.view(sizes_, own_strides_);
+  if (cast.grad_fn() == nullptr) {
+    return view;
   }
-  made.set_data(taken);
-  return made;
+  cast.set_data(view);
+  return cast;
 }
 
-void ParamCast::let_go() {
+void ParamCast::free_memory() {
   if (buffer_.has_memory() && !written_) {
     buffer_.take_memory();
   }
@@ -57,7 +57,7 @@ void ParamCast::let_go() {
 void ParamCast::pin(bool writes) {
   AccessHandler* owner = from_->owner();
   if (owner == nullptr) {
-    return;  // It is gone, and an error says so.
+    return;  // It was destroyed: reading the memory is an error.
   }
   owner->pin(/*writes=*/false);
   try {
@@ -82,10 +82,8 @@ void ParamCast::cast_again() {
     throw ConfigError(
         "zero",
         fmt::format(
-            "a parameter was written to, or updated, since autocast cast it, and under ZeRO stage "
-            "3 "
-            "what it was then is gone; got version {}, expected {}; call backward() before, and "
-            "end "
+            "a parameter was written to, or updated, since autocast cast it, and ZeRO stage 3 does "
+            "not keep the old values; got version {}, expected {}; call backward() before, and end "
             "the autocast scope before optimizer.step()",
             version_counter_.current_version(),
             version_));

@@ -18,18 +18,18 @@ namespace lockstep::zero {
 /// Thread safety: that of the parameter's buffer.
 class ParamCast final : public AccessHandler {
  public:
-  /// Returns whether `made`, cast from the sharded `source`, can be managed and is large enough.
-  static bool is_possible(const at::Tensor& source, const at::Tensor& made);
+  /// Returns whether `cast`, from the sharded `source`, can be managed and is large enough.
+  static bool is_possible(const at::Tensor& source, const at::Tensor& cast);
   /// `from`: the buffer of `source`, which has memory; it must outlive this. Takes the memory of
-  /// `made`.
-  ParamCast(const FlatParamBuffer& from, const at::Tensor& source, const at::Tensor& made);
+  /// `cast`.
+  ParamCast(const FlatParamBuffer& from, const at::Tensor& source, const at::Tensor& cast);
 
-  /// Returns the tensor to use in place of `made`: itself if it has a grad_fn, else another one.
-  at::Tensor in_the_place_of(at::Tensor made) const;
+  /// Returns the tensor to use in place of `cast`: itself if it has a grad_fn, else another one.
+  at::Tensor replacement_for(at::Tensor cast) const;
   /// Returns whether any tensor uses it.
   bool is_used() const { return buffer_.is_used(); }
   /// Frees the memory, with the source's.
-  void let_go();
+  void free_memory();
 
   void pin(bool writes) override;
   void unpin(bool writes) noexcept override;

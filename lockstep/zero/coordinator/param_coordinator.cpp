@@ -17,6 +17,7 @@
 #include "lockstep/zero/coordinator/sharded_unit.h"
 
 namespace lockstep::zero {
+
 ParamCoordinator::ParamCoordinator(Group group, const ParamCoordinatorOptions& options)
     : group_(std::move(group)), options_(options) {}
 
@@ -25,26 +26,27 @@ ParamCoordinator::~ParamCoordinator() {
     if (unit->pending) {
       // All ranks have started it, and it ends by itself. The model may outlive this.
       try {
-        unit->what->finish_gather(unit->pending->wait(std::chrono::seconds(1)));
+        unit->sharded->finish_gather(unit->pending->wait(std::chrono::seconds(1)));
       } catch (const std::exception&) {
-        // A rank is gone: then nobody is to read what came of it.
+        // A rank was lost: the values are not read any more.
       }
     }
-    unit->what->buffer().set_owner(nullptr);
+    unit->sharded->buffer().set_owner(nullptr);
   }
 }
 
-void ParamCoordinator::add(ShardedUnit& pageable, std::string name) {
-  units_.push_back(
-      std::make_unique<Unit>(this, static_cast<Index>(units_.size()), &pageable, std::move(name)));
+void ParamCoordinator::add(ShardedUnit& sharded_unit, std::string name) {
+  units_.push_back(std::make_unique<Unit>(
+      this, static_cast<Index>(units_.size()), &sharded_unit, std::move(name)));
   Unit& unit = *units_.back();
-  pageable.buffer().set_owner(&unit);
+  sharded_unit.buffer().set_owner(&unit);
   if (unit.has_memory()) {
     unit.live = true;
     unit.touched = ++clock_;
     live_elements_ += unit.elements();
     unsharded_elements_ += unit.elements();
-    max_unsharded_elements_ = std::max(max_unsharded_elements_, unsharded_elements_);
+    counters_.max_unsharded_elements =
+        std::max(counters_.max_unsharded_elements, unsharded_elements_);
   }
   std::vector<int64_t> sizes;
   for (const auto& each : units_) {
@@ -59,23 +61,23 @@ void ParamCoordinator::add(ShardedUnit& pageable, std::string name) {
   }
 }
 
-int64_t ParamCoordinator::most() const {
+int64_t ParamCoordinator::element_limit() const {
   return options_.max_live_elements.value_or(three_largest_);
 }
 
 void ParamCoordinator::pin(Unit& unit, bool writes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const c10::AutoGradMode no_grad(false);
-  note_touch(unit.index);
+  record_touch(unit.index);
   ++unit.pins;
   unit.held_exact = unit.held_exact || exact_;
   try {
     if (writes && unit.writers == 0 && !unit.fresh) {
       await_all_to_write(unit);
-    } else if (needs_round(unit)) {
-      round(group_, {.wanted = unit.index});
+    } else if (needs_exchange(unit)) {
+      exchange(group_, {.requested = unit.index});
     }
-    arrive(unit);
+    wait_for_gather(unit);
     unshard_exact();
   } catch (...) {
     --unit.pins;
@@ -86,27 +88,27 @@ void ParamCoordinator::pin(Unit& unit, bool writes) {
       throw CommError(
           "zero",
           fmt::format(
-              "an operation touched {}, of which each rank has a part under ZeRO stage 3, and "
-              "waits for all ranks to do so; touch parameters on all ranks alike, or hold them "
-              "with Accelerator::with_gathered_parameters; {}",
+              "an operation touched {}, of which each rank has a part under ZeRO stage 3, and the "
+              "other ranks did not; touch parameters on all ranks alike, or hold them with "
+              "Accelerator::with_gathered_parameters; {}",
               unit.name,
               error.what()));
     }
   }
-  // Not before: ranks that still wait must not take it for written to.
+  // Only now: ranks that still wait must not consider the unit written to.
   unit.writers += writes ? 1 : 0;
   stale_ = stale_ || writes;
 }
 
-/// What this rank holds to the bit another may have wanted rounded since, who was through with it.
+/// Another rank that held a unit exact may have released it and requested it rounded since.
 void ParamCoordinator::unshard_exact() {
   if (!exact_) {
     return;
   }
   for (const auto& unit : units_) {
     while (unit->held_exact && has_wrong_values(*unit)) {
-      round(group_, {.wanted = unit->index});
-      arrive(*unit);
+      exchange(group_, {.requested = unit->index});
+      wait_for_gather(*unit);
     }
   }
 }
@@ -116,7 +118,7 @@ void ParamCoordinator::unpin(Unit& unit, bool writes) noexcept {
   --unit.pins;
   unit.held_exact = unit.held_exact && unit.pins > 0;
   if (writes) {
-    // Not before: a round since then may have taken what was there.
+    // Only now: an exchange during the operation may have written back older values.
     --unit.writers;
     unit.written = true;
     stale_ = true;
@@ -124,16 +126,16 @@ void ParamCoordinator::unpin(Unit& unit, bool writes) noexcept {
   if (unit.pins == 0 && !unit.live) {
     try {
       const c10::AutoGradMode no_grad(false);
-      // The operation's own thread may be watched for new tensors, and these are ours.
+      // The operation's thread may have an InitInterceptScope, which must not see new tensors here.
       const c10::impl::ExcludeDispatchKeyGuard own_work(comm::kShardedParamKey);
-      let_go(unit);
+      free_memory(unit);
     } catch (const std::exception&) {
-      // Whoever needs it next is told.
+      // The next operation on the unit reports it.
     }
   }
 }
 
-void ParamCoordinator::note_touch(Index index) {
+void ParamCoordinator::record_touch(Index index) {
   touches_.erase(std::remove(touches_.begin(), touches_.end(), index), touches_.end());
   if (touches_.size() == kTouches) {
     touches_.erase(touches_.begin());
@@ -141,28 +143,27 @@ void ParamCoordinator::note_touch(Index index) {
   touches_.push_back(index);
 }
 
-/// Rounded where this rank wants them to the bit, or the other way round: what was brought for
-/// with_gathered_parameters must not be what training goes on with.
+/// Returns whether the values are rounded and this rank needs exact ones, or the reverse: training
+/// must not continue with the exact values of with_gathered_parameters.
 bool ParamCoordinator::has_wrong_values(const Unit& unit) const {
-  return unit.exact != exact_ && unit.what->comm_is_rounded();
+  return unit.exact != exact_ && unit.sharded->comm_is_rounded();
 }
 
-/// What is on its way because some rank waited for it has had its round.
-bool ParamCoordinator::needs_round(const Unit& unit) const {
+/// A gather that some rank waits for, unlike a prefetch, already had its exchange.
+bool ParamCoordinator::needs_exchange(const Unit& unit) const {
   return !unit.has_memory() || (unit.pending && unit.prefetched) || has_wrong_values(unit);
 }
 
-bool ParamCoordinator::must_come(const Unit& unit) const {
+bool ParamCoordinator::must_gather(const Unit& unit) const {
   return !unit.live || !unit.has_memory() || has_wrong_values(unit);
 }
 
-/// On all ranks, whatever they have of it.
-void ParamCoordinator::bring(Index index, bool exact) {
+void ParamCoordinator::unshard(Index index, bool exact) {
   Unit& unit = *units_[index];
   write_back(unit);
   unit.fresh = false;
   if (!unit.live) {
-    make_room(unit.elements(), index);
+    free_for(unit.elements(), index);
   }
   start(unit, exact);
 }
@@ -171,53 +172,54 @@ void ParamCoordinator::start(Unit& unit, bool exact) {
   const bool had_memory = unit.has_memory();
   try {
     if (!had_memory) {
-      unit.what->buffer().make_memory(buffer_pool_.find(unit.what->buffer().nbytes()));
+      unit.sharded->buffer().make_memory(buffer_pool_.find(unit.sharded->buffer().nbytes()));
     }
     const Source source = exact                ? Source::kExact
                           : unit.has_secondary ? Source::kSecondary
                                                : Source::kShards;
-    unit.pending = unit.what->start_gather(source);
-    secondary_gathers_ += source == Source::kSecondary ? 1 : 0;
+    unit.pending = unit.sharded->start_gather(source);
+    counters_.secondary_gathers += source == Source::kSecondary ? 1 : 0;
     unit.has_secondary =
-        unit.has_secondary || (source == Source::kShards && unit.what->keeps_secondary());
+        unit.has_secondary || (source == Source::kShards && unit.sharded->keeps_secondary());
   } catch (...) {
     if (unit.has_memory() && !had_memory) {
-      unit.what->buffer().take_memory();
+      unit.sharded->buffer().take_memory();
     }
     throw;
   }
   if (!had_memory) {
     unsharded_elements_ += unit.elements();
-    max_unsharded_elements_ = std::max(max_unsharded_elements_, unsharded_elements_);
+    counters_.max_unsharded_elements =
+        std::max(counters_.max_unsharded_elements, unsharded_elements_);
   }
   if (!unit.live) {
     unit.live = true;
     live_elements_ += unit.elements();
   }
   unit.touched = ++clock_;
-  unit.exact = exact || !unit.what->comm_is_rounded();
-  ++gathers_;
+  unit.exact = exact || !unit.sharded->comm_is_rounded();
+  ++counters_.gathers;
 }
 
-void ParamCoordinator::arrive(Unit& unit) {
+void ParamCoordinator::wait_for_gather(Unit& unit) {
   if (!unit.pending) {
     return;
   }
-  // If it throws, the values have not come, and nobody may read them: it stays on its way.
-  const at::Tensor came = unit.pending->wait();
-  unit.what->finish_gather(came);
+  // If it throws, the unit stays pending: its values must not be read.
+  const at::Tensor received = unit.pending->wait();
+  unit.sharded->finish_gather(received);
   unit.pending.reset();
 }
 
 void ParamCoordinator::write_back(Unit& unit) {
-  arrive(unit);
+  wait_for_gather(unit);
   if (unit.is_dirty()) {
-    unit.what->write_back();
+    unit.sharded->write_back();
     unit.written = false;
   }
 }
 
-void ParamCoordinator::evict(Unit& unit) {
+void ParamCoordinator::reshard(Unit& unit) {
   if (unit.live) {
     unit.live = false;
     unit.prefetched = false;
@@ -225,24 +227,24 @@ void ParamCoordinator::evict(Unit& unit) {
   }
   unit.fresh = false;
   if (unit.pins == 0) {
-    let_go(unit);
+    free_memory(unit);
   } else if (unit.writers == 0) {
-    write_back(unit);  // Now, as on ranks that do not hold it.
+    write_back(unit);  // Now, as on ranks that do not use it.
   }
 }
 
 void ParamCoordinator::reshard_all() {
   for (const auto& unit : units_) {
-    evict(*unit);
+    reshard(*unit);
   }
 }
 
-void ParamCoordinator::let_go(Unit& unit) {
+void ParamCoordinator::free_memory(Unit& unit) {
   if (!unit.has_memory()) {
     return;
   }
   write_back(unit);
-  FlatParamBuffer& buffer = unit.what->buffer();
+  FlatParamBuffer& buffer = unit.sharded->buffer();
   at::DataPtr memory = buffer.take_memory();
   if (buffer.values().is_cpu()) {
     buffer_pool_.keep(std::move(memory), buffer.nbytes());
@@ -250,8 +252,8 @@ void ParamCoordinator::let_go(Unit& unit) {
   unsharded_elements_ -= unit.elements();
 }
 
-void ParamCoordinator::make_room(int64_t elements, Index keep) {
-  while (live_elements_ + elements > most()) {
+void ParamCoordinator::free_for(int64_t elements, Index keep) {
+  while (live_elements_ + elements > element_limit()) {
     Unit* oldest = nullptr;
     for (const auto& unit : units_) {
       if (unit->live && unit->index != keep &&
@@ -260,21 +262,21 @@ void ParamCoordinator::make_room(int64_t elements, Index keep) {
       }
     }
     if (oldest == nullptr) {
-      return;  // One operation wants more than there may be.
+      return;  // One operation needs more than the limit.
     }
-    evict(*oldest);
+    reshard(*oldest);
   }
 }
 
 void ParamCoordinator::make_room_for(int64_t elements) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  make_room(elements, kNone);
+  free_for(elements, kNone);
 }
 
-void ParamCoordinator::mark_written(const ShardedUnit& pageable) {
+void ParamCoordinator::mark_written(const ShardedUnit& sharded_unit) {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& unit : units_) {
-    if (unit->what == &pageable) {
+    if (unit->sharded == &sharded_unit) {
       unit->written = unit->fresh = true;
     }
   }
@@ -290,14 +292,14 @@ void ParamCoordinator::drop_secondary_shards() {
   const std::lock_guard<std::mutex> lock(mutex_);
   stale_ = true;
   for (const auto& unit : units_) {
-    unit->what->drop_secondary();
+    unit->sharded->drop_secondary();
   }
 }
 
 void ParamCoordinator::serve() {
   const std::lock_guard<std::mutex> lock(mutex_);
   const c10::AutoGradMode no_grad(false);
-  round(group_, {});
+  exchange(group_, {});
 }
 
 void ParamCoordinator::wait_for_all(int64_t mark) {
@@ -307,9 +309,9 @@ void ParamCoordinator::wait_for_all(int64_t mark) {
 void ParamCoordinator::wait_for_all(int64_t mark, Group over) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const c10::AutoGradMode no_grad(false);
-  while (!round(over, {.until = Until::kAllThrough, .mark = mark}).agreed) {
+  while (!exchange(over, {.until = Until::kAllDone, .mark = mark}).agreed) {
   }
-  trace_.end();  // What comes next is stale before it is used: an update comes first.
+  trace_.end();  // A prefetch would be stale before its use: an update comes first.
 }
 
 void ParamCoordinator::write_back() {
@@ -330,14 +332,14 @@ void ParamCoordinator::release_all() {
       throw ConfigError(
           "zero",
           fmt::format(
-              "parameters are about to be updated or loaded while {} is held whole; end "
+              "parameters cannot be updated or loaded while {} is held; end "
               "with_gathered_parameters before optimizer.step() or load_state()",
               unit->name));
     }
   }
   reshard_all();
   for (const auto& unit : units_) {
-    unit->what->drop_secondary();
+    unit->sharded->drop_secondary();
   }
   stale_ = true;
 }
@@ -347,9 +349,9 @@ void ParamCoordinator::abandon() noexcept {
   for (const auto& unit : units_) {
     if (unit->pending) {
       try {
-        evict(*unit);
+        reshard(*unit);
       } catch (const std::exception&) {
-        // The group is dead, and whoever touches the unit is told.
+        // The group has failed: the next operation on the unit reports it.
       }
     }
   }

@@ -36,8 +36,8 @@ class ShardedUnit {
   /// Starts the all-gather into the buffer, which has memory. Collective; kSecondary only among
   /// nearby ranks.
   virtual Pending start_gather(Source source) = 0;
-  /// `came`: the result of the all-gather. The values are valid when this returns. Local.
-  virtual void finish_gather(const at::Tensor& /*came*/) {}
+  /// `received`: the result of the all-gather. The values are valid when this returns. Local.
+  virtual void finish_gather(const at::Tensor& /*received*/) {}
   /// Returns whether kShards gives other values than kExact.
   virtual bool comm_is_rounded() const { return false; }
   /// Returns whether kSecondary is possible after kShards, until `drop_secondary`.
@@ -57,11 +57,11 @@ struct ParamCoordinatorOptions {
 
 /// Decides which units are unsharded (live), equally on all ranks.
 ///
-/// An operation that uses a sharded unit starts an exchange: every rank says which unit it waits
-/// for, and all requested units are all-gathered on all ranks. So ranks with different control flow
-/// do not hang: a rank that has finished backward, or is about to update (`wait_for_all`), takes
-/// part until all have. If all wait for the same unit, the unit that followed it the last time is
-/// prefetched, if all ranks expect the same one.
+/// An operation that uses a sharded unit starts an exchange: every rank sends the unit that it
+/// waits for, and all requested units are all-gathered on all ranks. So ranks with different
+/// control flow do not hang: a rank that has finished backward, or is about to update
+/// (`wait_for_all`), takes part until all have. If all wait for the same unit, the unit that
+/// followed it the last time is prefetched, if all ranks expect the same one.
 ///
 /// Which units are *live* depends on the exchanges only, and is the same on all ranks. Beyond
 /// `max_live_elements` the least recently used units are freed. A unit that an operation of this
@@ -91,11 +91,11 @@ class ParamCoordinator {
 
   /// Manages the unit's tensors from now on. `name` is for errors. Call it in the same order on all
   /// ranks. `unit` must outlive this.
-  void add(ShardedUnit& pageable, std::string name);
+  void add(ShardedUnit& sharded_unit, std::string name);
 
   /// Marks new values that must be written back. Until the unit is freed the first time, all ranks
   /// must write the same values to it, or their writes are replaced. On all ranks.
-  void mark_written(const ShardedUnit& pageable);
+  void mark_written(const ShardedUnit& sharded_unit);
   /// Frees units so that `elements` more fit within the limit, if possible.
   void make_room_for(int64_t elements);
 
@@ -126,12 +126,12 @@ class ParamCoordinator {
 
   /// Elements with memory on this rank: unsharded, or being gathered.
   int64_t live_elements() const { return unsharded_elements_; }
-  int64_t max_live_elements_seen() const { return max_unsharded_elements_; }
-  /// Gathers since construction, and how many of them were prefetches.
-  int64_t gathers() const { return gathers_; }
-  int64_t prefetches() const { return prefetches_; }
-  /// How many of them used secondary shards.
-  int64_t secondary_gathers() const { return secondary_gathers_; }
+  int64_t max_live_elements_seen() const { return counters_.max_unsharded_elements; }
+  /// Numbers of gathers since construction, and of those that were prefetches.
+  int64_t gathers() const { return counters_.gathers; }
+  int64_t prefetches() const { return counters_.prefetches; }
+  /// The number of gathers from secondary shards.
+  int64_t secondary_gathers() const { return counters_.secondary_gathers; }
 
  private:
   struct Unit;
@@ -148,24 +148,30 @@ class ParamCoordinator {
   void unpin(Unit& unit, bool writes) noexcept;
   void await_all_to_write(Unit& unit);
   void unshard_exact();
-  void note_touch(Index index);
+  void record_touch(Index index);
   bool has_wrong_values(const Unit& unit) const;
-  bool needs_round(const Unit& unit) const;
-  bool must_come(const Unit& unit) const;
-  Outcome round(Group& over, const Request& call);
-  void check_agreement(const std::vector<Message>& each, bool agreed) const;
-  void take_notice(const std::vector<Message>& messages);
-  void bring(Index index, bool exact);
+  bool needs_exchange(const Unit& unit) const;
+  bool must_gather(const Unit& unit) const;
+  Outcome exchange(Group& over, const Request& request);
+  std::vector<Message> exchange_messages(Group& over, const Request& request);
+  void prefetch_after(Index requested, const std::vector<Message>& messages);
+  /// CommError if ranks that end a backward together have finished different ones.
+  static void check_same_mark(const std::vector<Message>& messages);
+  /// ConfigError if no rank can continue because one writes to a unit and others do not.
+  void check_writes(const std::vector<Message>& messages) const;
+  void apply_messages(const std::vector<Message>& messages);
+  /// Gathers a unit on all ranks, whether or not they have its memory.
+  void unshard(Index index, bool exact);
   void start(Unit& unit, bool exact);
-  void arrive(Unit& unit);
+  void wait_for_gather(Unit& unit);
   void write_back(Unit& unit);
   /// Ends the unit's live state; its memory is freed, unless it is in use.
-  void evict(Unit& unit);
-  void let_go(Unit& unit);
+  void reshard(Unit& unit);
+  void free_memory(Unit& unit);
   void reshard_all();
   int64_t live_hash() const;
-  void make_room(int64_t elements, Index keep);
-  int64_t most() const;
+  void free_for(int64_t elements, Index keep);
+  int64_t element_limit() const;
 
   Group group_;
   ParamCoordinatorOptions options_;
@@ -173,18 +179,21 @@ class ParamCoordinator {
   BufferPool buffer_pool_;
   std::mutex mutex_;
   bool exact_ = false;
-  bool stale_ = false;  ///< Secondary shards are stale, as this rank will say in the next exchange.
+  bool stale_ = false;  ///< Secondary shards are stale; the next exchange reports it.
 
   PrefetchTrace trace_;
   std::vector<Index> touches_;  ///< The last units that this rank used since the last exchange.
   int64_t clock_ = 0;           ///< Counts exchanges: the same on all ranks.
   int64_t live_elements_ = 0;   ///< Elements of live units: the same on all ranks.
   int64_t unsharded_elements_ = 0;
-  int64_t max_unsharded_elements_ = 0;
   int64_t three_largest_ = 0;
-  int64_t gathers_ = 0;
-  int64_t prefetches_ = 0;
-  int64_t secondary_gathers_ = 0;
+  struct Counters {
+    int64_t max_unsharded_elements = 0;
+    int64_t gathers = 0;
+    int64_t prefetches = 0;
+    int64_t secondary_gathers = 0;
+  };
+  Counters counters_;
 };
 
 /// RAII scope: this rank's operations use exact gathers. Scopes may be nested.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How ranks agree on which units come.
+// The exchanges in which ranks agree on the units to gather.
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -17,166 +17,182 @@
 
 namespace lockstep::zero {
 
-/// Else one rank could write before the unit goes, and another after it has come again, to values
-/// part of which are written already. Who reads meanwhile is served.
+/// All ranks must be ready: else one rank could write before the unit is freed, and another after
+/// it was gathered again, to values of which a part is written already. Reads of other ranks are
+/// served meanwhile.
 void ParamCoordinator::await_all_to_write(Unit& unit) {
   using Clock = std::chrono::steady_clock;
   auto since = Clock::now();
-  Request call{.wanted = unit.index, .until = Until::kAllWrite};
+  Request request{.requested = unit.index, .until = Until::kAllWrite};
   for (;;) {
-    const Outcome outcome = round(group_, call);
+    const Outcome outcome = exchange(group_, request);
     if (outcome.agreed) {
       return;
     }
-    // A rank in `serve` may wait for what this one has to do.
-    const bool in_vain = !outcome.changed && Clock::now() - since > group_.timeout();
-    call.until = in_vain ? Until::kNoLonger : Until::kAllWrite;
-    since = outcome.changed || in_vain ? Clock::now() : since;
+    // A rank in `serve` may wait for a later action of this one.
+    const bool gave_up = !outcome.changed && Clock::now() - since > group_.timeout();
+    request.until = gave_up ? Until::kGaveUp : Until::kAllWrite;
+    since = outcome.changed || gave_up ? Clock::now() : since;
   }
 }
 
-ParamCoordinator::Outcome ParamCoordinator::round(Group& over, const Request& call) {
+std::vector<ParamCoordinator::Message> ParamCoordinator::exchange_messages(
+    Group& over, const Request& request) {
   constexpr int64_t kWords = sizeof(Message) / sizeof(int64_t);
-  const Index wanted = call.wanted;
-  const Index expected = wanted == kNone || !options_.prefetch ? kNone : trace_.after(wanted);
-  at::Tensor mine = at::empty({kWords}, at::kLong);
+  const Index requested = request.requested;
+  const Index expected = requested == kNone || !options_.prefetch ? kNone : trace_.after(requested);
   Message message = {
-      .wanted = wanted,
-      .must_come = wanted != kNone && must_come(*units_[wanted]) ? 1 : 0,
+      .requested = requested,
+      .must_gather = requested != kNone && must_gather(*units_[requested]) ? 1 : 0,
       .expected = expected != kNone && !units_[expected]->live ? expected : kNone,
       .stale = stale_ ? 1 : 0,
       .exact = exact_ ? 1 : 0,
-      .until = call.until,
-      .mark = call.mark,
+      .until = request.until,
+      .mark = request.mark,
       .live = live_hash(),
       .touches = {kNone, kNone, kNone, kNone}};
   std::copy(touches_.begin(), touches_.end(), message.touches.begin());
+  at::Tensor mine = at::empty({kWords}, at::kLong);
   std::memcpy(mine.mutable_data_ptr(), &message, sizeof(message));
   const at::Tensor all = over.all_gather(mine).wait();
-  std::vector<Message> each(static_cast<size_t>(group_.size()));
-  std::memcpy(each.data(), all.const_data_ptr(), each.size() * sizeof(Message));
-  take_notice(each);
+  std::vector<Message> messages(static_cast<size_t>(group_.size()));
+  std::memcpy(messages.data(), all.const_data_ptr(), messages.size() * sizeof(Message));
+  return messages;
+}
 
-  const bool unanimous = std::all_of(each.begin(), each.end(), [&](const Message& theirs) {
-    return theirs.wanted == each[0].wanted && theirs.until == each[0].until;
+ParamCoordinator::Outcome ParamCoordinator::exchange(Group& over, const Request& request) {
+  const std::vector<Message> messages = exchange_messages(over, request);
+  apply_messages(messages);
+  const Message& first = messages[0];
+  const bool unanimous = std::all_of(messages.begin(), messages.end(), [&](const Message& message) {
+    return message.requested == first.requested && message.until == first.until;
   });
   const bool agreed =
-      unanimous && (each[0].until == Until::kAllWrite || each[0].until == Until::kAllThrough);
+      unanimous && (first.until == Until::kAllWrite || first.until == Until::kAllDone);
   Outcome outcome = {.agreed = agreed, .changed = false};
-  std::vector<std::pair<Index, bool>> to_unshard;  // With whether to the bit.
-  bool same_next = true;
-  bool exact = false;
+  std::vector<std::pair<Index, bool>> to_unshard;  // Units, and whether exact.
   bool was_prefetched = false;
-  for (const Message& theirs : each) {
-    same_next = same_next && theirs.expected == each[0].expected;
-    exact = exact || theirs.exact != 0;
-    if (theirs.wanted == kNone || (theirs.until != Until::kValues && !agreed)) {
+  for (const Message& message : messages) {
+    if (message.requested == kNone || (message.until != Until::kValues && !agreed)) {
       continue;
     }
     outcome.changed = true;
-    Unit& unit = *units_[theirs.wanted];
+    Unit& unit = *units_[message.requested];
     was_prefetched = was_prefetched || unit.prefetched;
     unit.prefetched = false;
-    const auto there = std::find_if(to_unshard.begin(), to_unshard.end(), [&](const auto& item) {
-      return item.first == theirs.wanted;
+    const auto known = std::find_if(to_unshard.begin(), to_unshard.end(), [&](const auto& item) {
+      return item.first == message.requested;
     });
-    if (there != to_unshard.end()) {
-      there->second = there->second || theirs.exact != 0;
-    } else if (theirs.must_come != 0 || !unit.live) {
-      to_unshard.emplace_back(theirs.wanted, theirs.exact != 0);
+    if (known != to_unshard.end()) {
+      known->second = known->second || message.exact != 0;
+    } else if (message.must_gather != 0 || !unit.live) {
+      to_unshard.emplace_back(message.requested, message.exact != 0);
     }
   }
-  for (const auto& [index, to_the_bit] : to_unshard) {
-    bring(index, to_the_bit);
+  for (const auto& [index, is_exact] : to_unshard) {
+    unshard(index, is_exact);
   }
-  // Not a round that let all write to what was here: as if it had not been.
-  const bool teaches = unanimous && wanted != kNone && (was_prefetched || !to_unshard.empty());
-  const Index next = teaches && same_next ? each[0].expected : kNone;
-  if (teaches) {
-    trace_.learn(wanted);
-  }
-  // Before waiting for what is wanted: the two travel one right behind the other.
-  if (next != kNone && !units_[next]->live &&
-      most() >= units_[wanted]->elements() + units_[next]->elements()) {
-    make_room(units_[next]->elements(), wanted);
-    start(*units_[next], exact);
-    units_[next]->prefetched = true;
-    ++prefetches_;
+  // An exchange before a write to unsharded values does not count.
+  if (unanimous && request.requested != kNone && (was_prefetched || !to_unshard.empty())) {
+    prefetch_after(request.requested, messages);
   }
   for (const auto& unit : units_) {
     if (unit->pins > 0) {
-      arrive(*unit);  // What operations around this one are about to use, too.
+      wait_for_gather(*unit);  // Operations around this one are about to use the others.
     }
   }
-  check_agreement(each, agreed);
+  // These throw on all ranks, or on none.
+  if (agreed) {
+    check_same_mark(messages);
+  } else {
+    check_writes(messages);
+  }
   return outcome;
 }
 
-/// On all ranks, or on none.
-void ParamCoordinator::check_agreement(const std::vector<Message>& each, bool agreed) const {
-  const auto first_that = [&](const auto& is_so) {
-    return std::find_if(each.begin(), each.end(), is_so) - each.begin();
-  };
-  const auto said = [](int64_t mark) {
-    return mark == kUpdate ? std::string("an update") : fmt::format("backward {}", mark);
-  };
-  if (agreed) {
-    const auto rank =
-        first_that([&](const Message& theirs) { return theirs.mark != each[0].mark; });
-    if (static_cast<size_t>(rank) < each.size()) {
-      throw CommError(
-          "zero",
-          fmt::format(
-              "ranks ended a backward together that are not the same one: {} of rank 0 "
-              "and {} of rank {}; one that threw on some ranks cannot be left out there; end the "
-              "job, or let all ranks throw",
-              said(each[0].mark),
-              said(each[static_cast<size_t>(rank)].mark),
-              rank),
-          static_cast<int>(rank));
-    }
+/// Called before waiting for the requested unit, so that the two gathers follow one another.
+void ParamCoordinator::prefetch_after(Index requested, const std::vector<Message>& messages) {
+  const Index next = messages[0].expected;
+  const bool same_next = std::all_of(messages.begin(), messages.end(), [&](const Message& message) {
+    return message.expected == next;
+  });
+  trace_.learn(requested);
+  if (!same_next || next == kNone || units_[next]->live ||
+      element_limit() < units_[requested]->elements() + units_[next]->elements()) {
     return;
   }
-  const bool all_wait = std::all_of(each.begin(), each.end(), [](const Message& theirs) {
-    return theirs.until != Until::kValues;
+  const bool exact = std::any_of(
+      messages.begin(), messages.end(), [](const Message& message) { return message.exact != 0; });
+  free_for(units_[next]->elements(), requested);
+  start(*units_[next], exact);
+  units_[next]->prefetched = true;
+  ++counters_.prefetches;
+}
+
+void ParamCoordinator::check_same_mark(const std::vector<Message>& messages) {
+  const auto other = std::find_if(messages.begin(), messages.end(), [&](const Message& message) {
+    return message.mark != messages[0].mark;
   });
-  const bool in_vain = std::any_of(each.begin(), each.end(), [](const Message& theirs) {
-    return theirs.until == Until::kNoLonger;
-  });
-  if (!all_wait && !in_vain) {
-    return;  // Who got values goes on, and may come to write as well.
+  if (other == messages.end()) {
+    return;
   }
-  const auto writer = first_that([](const Message& theirs) {
-    return theirs.until == Until::kAllWrite || theirs.until == Until::kNoLonger;
+  const auto describe = [](int64_t mark) {
+    return mark == kUpdate ? std::string("an update") : fmt::format("backward {}", mark);
+  };
+  const auto rank = static_cast<int>(other - messages.begin());
+  throw CommError(
+      "zero",
+      fmt::format(
+          "ranks ended different backwards together: {} of rank 0 and {} of rank {}; a backward "
+          "that threw must throw on all ranks; end the job, or let all ranks throw",
+          describe(messages[0].mark),
+          describe(other->mark),
+          rank),
+      rank);
+}
+
+void ParamCoordinator::check_writes(const std::vector<Message>& messages) const {
+  const bool all_wait = std::all_of(messages.begin(), messages.end(), [](const Message& message) {
+    return message.until != Until::kValues;
   });
-  const Index written = each[static_cast<size_t>(writer)].wanted;
-  const auto other = first_that([&](const Message& theirs) { return theirs.wanted != written; });
-  if (static_cast<size_t>(other) == each.size()) {
-    return;  // They came to write in the round in which one had waited for too long: the next one.
+  const bool gave_up = std::any_of(messages.begin(), messages.end(), [](const Message& message) {
+    return message.until == Until::kGaveUp;
+  });
+  if (!all_wait && !gave_up) {
+    return;  // A rank that got values continues, and may write, too.
   }
-  const Index its = each[static_cast<size_t>(other)].wanted;
+  const auto writer = std::find_if(messages.begin(), messages.end(), [](const Message& message) {
+    return message.until == Until::kAllWrite || message.until == Until::kGaveUp;
+  });
+  const auto other = std::find_if(messages.begin(), messages.end(), [&](const Message& message) {
+    return message.requested != writer->requested;
+  });
+  if (other == messages.end()) {
+    return;  // All were ready in the exchange in which one gave up; the next exchange agrees.
+  }
   throw ConfigError(
       "zero",
       fmt::format(
-          "each rank keeps its own part of what is written to a parameter under ZeRO stage 3; got "
-          "a write to {} on rank {}, while rank {} {}, expected the same writes on all; write on "
-          "all ranks alike and in the same order, or on one of them within "
-          "Accelerator::with_gathered_parameters(parameters, body, modifier_rank)",
-          units_[written]->name,
-          writer,
-          other,
-          its == kNone ? std::string("waits for all to end a backward, to update, or to save")
-                       : "is at " + units_[its]->name));
+          "a write to a sharded parameter must happen on all ranks under ZeRO stage 3; got a write "
+          "to {} on rank {}, while rank {} {}; write on all ranks alike and in the same order, or "
+          "on one of them within Accelerator::with_gathered_parameters(parameters, body, "
+          "modifier_rank)",
+          units_[writer->requested]->name,
+          writer - messages.begin(),
+          other - messages.begin(),
+          other->requested == kNone
+              ? std::string("waits for all to end a backward, to update, or to save")
+              : "uses " + units_[other->requested]->name));
 }
 
-/// Of what concerns all units.
-void ParamCoordinator::take_notice(const std::vector<Message>& messages) {
+/// Applies the parts of the messages that concern all units.
+void ParamCoordinator::apply_messages(const std::vector<Message>& messages) {
   bool stale = false;
   bool same_live = true;
-  for (const Message& theirs : messages) {
-    stale = stale || theirs.stale != 0;
-    same_live = same_live && theirs.live == messages[0].live;
-    for (const Index index : theirs.touches) {
+  for (const Message& message : messages) {
+    stale = stale || message.stale != 0;
+    same_live = same_live && message.live == messages[0].live;
+    for (const Index index : message.touches) {
       if (index != kNone) {
         units_[index]->touched = ++clock_;
       }
@@ -192,12 +208,12 @@ void ParamCoordinator::take_notice(const std::vector<Message>& messages) {
   if (stale || !same_live) {
     for (const auto& unit : units_) {
       unit->has_secondary = false;
-      unit->what->drop_secondary();
+      unit->sharded->drop_secondary();
     }
   }
 }
 
-/// Of what all ranks must agree on to go on together.
+/// Returns a hash of the state that must be equal on all ranks.
 int64_t ParamCoordinator::live_hash() const {
   uint64_t hash = 14695981039346656037U;  // FNV-1a, by words.
   const auto add = [&](int64_t word) {

@@ -14,16 +14,16 @@ namespace lockstep::zero {
 
 /// The condition that a rank waits for in an exchange, besides the values that it requests.
 enum class ParamCoordinator::Until : int64_t {
-  kValues,      ///< No further condition.
-  kAllWrite,    ///< All ranks are about to write to the requested unit.
-  kAllThrough,  ///< All ranks have called wait_for_all.
-  kNoLonger     ///< It gave up waiting for kAllWrite.
+  kValues,    ///< No further condition.
+  kAllWrite,  ///< All ranks are about to write to the requested unit.
+  kAllDone,   ///< All ranks have called wait_for_all.
+  kGaveUp     ///< It gave up waiting for kAllWrite.
 };
 
 struct ParamCoordinator::Request {
-  Index wanted = kNone;
+  Index requested = kNone;
   Until until = Until::kValues;
-  int64_t mark = 0;  ///< For kAllThrough: what it has finished.
+  int64_t mark = 0;  ///< For kAllDone: the backward that it has finished, or kUpdate.
 };
 
 struct ParamCoordinator::Outcome {
@@ -33,30 +33,30 @@ struct ParamCoordinator::Outcome {
 
 /// One rank's message in an exchange.
 struct ParamCoordinator::Message {
-  int64_t wanted;     ///< The unit that it waits for, or kNone.
-  int64_t must_come;  ///< Whether that unit must be gathered.
-  int64_t expected;   ///< Its prediction of the next unit that is not live, or kNone.
-  int64_t stale;      ///< Whether secondary shards became stale since the last exchange.
-  int64_t exact;      ///< Whether it requests exact values.
-  Until until;        ///< Its further condition; `mark`: what it has finished.
+  int64_t requested;    ///< The unit that it waits for, or kNone.
+  int64_t must_gather;  ///< Whether that unit must be gathered.
+  int64_t expected;     ///< Its prediction of the next unit that is not live, or kNone.
+  int64_t stale;        ///< Whether secondary shards became stale since the last exchange.
+  int64_t exact;        ///< Whether it requests exact values.
+  Until until;          ///< Its further condition; `mark`: see Request.
   int64_t mark;
   int64_t live;  ///< A hash of the units that it considers live.
   std::array<Index, kTouches> touches;
 };
 
 struct ParamCoordinator::Unit final : AccessHandler {
-  Unit(ParamCoordinator* owner, Index place, ShardedUnit* pageable, std::string said)
-      : coordinator(owner), index(place), what(pageable), name(std::move(said)) {}
+  Unit(ParamCoordinator* owner, Index place, ShardedUnit* sharded_unit, std::string unit_name)
+      : coordinator(owner), index(place), sharded(sharded_unit), name(std::move(unit_name)) {}
   void pin(bool writes) override { coordinator->pin(*this, writes); }
   void unpin(bool writes) noexcept override { coordinator->unpin(*this, writes); }
-  int64_t elements() const { return what->buffer().numel(); }
-  bool has_memory() const { return what->buffer().has_memory(); }
+  int64_t elements() const { return sharded->buffer().numel(); }
+  bool has_memory() const { return sharded->buffer().has_memory(); }
   /// Whether the buffer may differ from the ranks' shards.
   bool is_dirty() const { return has_memory() && (written || writers > 0); }
 
   ParamCoordinator* coordinator;
   Index index;
-  ShardedUnit* what;
+  ShardedUnit* sharded;
   std::string name;
 
   // The same on all ranks.

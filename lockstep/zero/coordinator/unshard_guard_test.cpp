@@ -203,7 +203,7 @@ TEST(ZeroInit, WhatShardingDoesNotDivideCanBeMadeWhole) {
     });
     const at::Tensor other = at::ones({4});
     ASSERT_TRUE(comm::is_sharded_param(built));
-    init.make_whole({other, built, built});
+    init.make_full({other, built, built});
     EXPECT_FALSE(comm::is_sharded_param(built));
     EXPECT_TRUE(at::equal(built, at::full({16, 16}, 3.0F))) << "rank 0's";
     EXPECT_TRUE(init.release().empty()) << "nothing is left in parts";
@@ -229,8 +229,8 @@ TEST(ZeroInit, GradientsGoThroughASecondModelToTheOneThatIsDivided) {
     Init init(group, at::kCPU, 100);
     auto nets = build_in_parts(init, [] { return std::make_pair(mlp(6), mlp(4)); });
     const auto sharding = divide(named(*nets.first), group);
-    for (Init::Part& left : init.release()) {
-      sharding->look_after(std::move(left.part), std::move(left.name));
+    for (Init::ReleasedUnit& left : init.release()) {
+      sharding->manage(std::move(left.unit), std::move(left.name));
     }
     for (const at::Tensor& parameter : nets.second->parameters()) {
       parameter.set_requires_grad(false);
@@ -240,7 +240,7 @@ TEST(ZeroInit, GradientsGoThroughASecondModelToTheOneThatIsDivided) {
       sharding->begin_backward();
       loss.backward();
       sharding->finish_backward();
-      for (const auto& [unused, shard_slice] : sharding->shard_slices()) {
+      for (const auto& [unused, shard_slice] : sharding->slices().all()) {
         for (size_t i = 0; i < plain->parameters().size(); ++i) {
           if (shard_slice.parameter.is_same(nets.first->parameters()[i])) {
             EXPECT_TRUE(at::allclose(
@@ -263,8 +263,8 @@ TEST(ZeroInit, ASecondModelMayBeWrittenToAfterTheFirstWasDivided) {
     Init init(group, at::kCPU, 100);
     auto nets = build_in_parts(init, [] { return std::make_pair(mlp(1), mlp(2)); });
     const auto sharding = divide(named(*nets.first), group);
-    for (Init::Part& left : init.release()) {
-      sharding->look_after(std::move(left.part), std::move(left.name));
+    for (Init::ReleasedUnit& left : init.release()) {
+      sharding->manage(std::move(left.unit), std::move(left.name));
     }
     const torch::NoGradGuard no_grad;
     for (at::Tensor& parameter : nets.second->parameters()) {

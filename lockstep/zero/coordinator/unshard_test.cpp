@@ -234,8 +234,8 @@ TEST(Paging, FrozenParametersComeAndGoToo) {
     const auto sharding = page(*net, group, 1, {.max_live_elements = 600});
     EXPECT_TRUE(comm::is_sharded_param(net->parameters()[0]));
     run_backward(*sharding, net->forward(at::ones({2, 16})).sum());
-    EXPECT_FALSE(sharding->slices_of({net->parameters()[0]})[0].grad().defined());
-    EXPECT_TRUE(sharding->slices_of({net->parameters()[2]})[0].grad().defined());
+    EXPECT_FALSE(sharding->slices().of({net->parameters()[0]})[0].grad().defined());
+    EXPECT_TRUE(sharding->slices().of({net->parameters()[2]})[0].grad().defined());
   });
 }
 
@@ -243,7 +243,9 @@ TEST(Paging, SmallParametersMayStay) {
   ranks(2, [](Group group) {
     auto net = mlp(3);
     const auto sharding = divided(
-        named(*net), group, {.placement = ParamPlacement::kSharded, .keep_up_to_elements = 16});
+        named(*net),
+        group,
+        {.placement = ParamPlacement::kSharded, .param_persistence_threshold = 16});
     EXPECT_TRUE(comm::is_sharded_param(net->parameters()[0]));
     EXPECT_FALSE(comm::is_sharded_param(net->parameters()[1]));
     run_backward(*sharding, net->forward(at::ones({2, 16})).sum());
@@ -259,7 +261,9 @@ TEST(Paging, NoMoreSmallOnesStayThanThereIsRoomForInTheModelsOrder) {
     const auto sharding = divided(
         named(*net),
         group,
-        {.placement = ParamPlacement::kSharded, .keep_up_to_elements = 16, .keep_in_all = 40});
+        {.placement = ParamPlacement::kSharded,
+         .param_persistence_threshold = 16,
+         .model_persistence_threshold = 40});
     EXPECT_FALSE(comm::is_sharded_param(net->parameters()[1]));
     EXPECT_FALSE(comm::is_sharded_param(net->parameters()[3]));  // Frozen ones count, too.
     EXPECT_TRUE(comm::is_sharded_param(net->parameters()[5]));
@@ -414,7 +418,7 @@ TEST(ZeroInit, WhatWasLeftWholeIsDividedInTheEndButForViewsOfOneAnother) {
     const at::Tensor pair = at::ones({64, 64});
     const at::Tensor rows = pair.narrow(0, 0, 32);
     const at::Tensor small = at::ones({8});
-    init.divide({weight, pair, rows, small, weight});
+    init.shard({weight, pair, rows, small, weight});
     init.finish();
     EXPECT_TRUE(comm::is_sharded_param(weight));
     EXPECT_TRUE(weight.requires_grad());

@@ -41,16 +41,13 @@ constexpr PlusPlusOptions kAll = {
 
 /// Linear layers, and a number that is used last, so that no layer is here still when backward
 /// begins.
-struct NetImpl : torch::nn::Module {
-  NetImpl(int64_t layers, int64_t width, at::ScalarType dtype = at::kFloat) {
-    stack = register_module("stack", test::square_layers(layers, width, /*bias=*/false));
-    test::fill_with_sines(
-        *stack, {.scale = 1.5 / std::sqrt(width), .frequency = 12.9898, .phase_step = 1});
+struct NetImpl : test::TanhStackImpl {
+  NetImpl(int64_t layers, int64_t width, at::ScalarType dtype = at::kFloat)
+      : TanhStackImpl(layers, width, /*bias=*/false) {
     gain = register_parameter("gain", at::ones({1}));
     to(dtype);
   }
-  at::Tensor forward(const at::Tensor& x) { return test::forward_tanh(stack, x) * gain; }
-  torch::nn::Sequential stack{nullptr};
+  at::Tensor forward(const at::Tensor& x) { return TanhStackImpl::forward(x) * gain; }
   at::Tensor gain;
 };
 TORCH_MODULE(Net);
@@ -317,7 +314,7 @@ TEST(PlusPlus, GradientsThatAreNotFiniteStayVisible) {
     const auto sharding = page(net, group, kAll);
     const double factor = group.rank() == 1 ? std::numeric_limits<double>::infinity() : 1;
     run_backward(*sharding, loss_of(net, group.rank(), 0) * factor);
-    for (const auto& [unused, shard_slice] : sharding->shard_slices()) {
+    for (const auto& [unused, shard_slice] : sharding->slices().all()) {
       EXPECT_FALSE(at::isfinite(shard_slice.values.grad()).any().item<bool>());
     }
   });

@@ -34,7 +34,7 @@ constexpr float levels_of(Bits bits) {
   return bits == Bits::k8 ? 127.0F : 7.0F;
 }
 
-/// Of elements that lie in one block.
+/// Returns the size of `length` quantized elements of one block, in bytes.
 constexpr int64_t packed_bytes(int64_t length, Bits bits) {
   return bits == Bits::k8 ? length : (length + 1) / 2;
 }
@@ -281,11 +281,11 @@ void add_by_operations(
       .add_(levels(packed.narrow(1, 0, rest).bitwise_right_shift(4)).mul_(scale));
 }
 
-/// Calls `act(values, scales, packed)` for all whole blocks, and for the last if it is none.
+/// Calls `act(values, scales, packed)` for all full blocks, and for the last one if it is shorter.
 template <typename Act>
 void by_blocks(const at::Tensor& values, const at::Tensor& wire, Bits bits, const Act& act) {
   const int64_t numel = values.numel();
-  const int64_t whole = numel / block_of(bits) * block_of(bits);
+  const int64_t full = numel / block_of(bits) * block_of(bits);
   const at::Tensor scales = wire.narrow(0, 0, scale_bytes(numel, bits)).view(at::kFloat);
   const at::Tensor packed = wire.narrow(0, scale_bytes(numel, bits), packed_bytes(numel, bits));
   const auto some = [&](int64_t first, int64_t count, int64_t length) {
@@ -296,15 +296,15 @@ void by_blocks(const at::Tensor& values, const at::Tensor& wire, Bits bits, cons
               .view({count, packed_bytes(length, bits)}));
     }
   };
-  some(0, whole / block_of(bits), block_of(bits));
-  some(whole, 1, numel - whole);
+  some(0, full / block_of(bits), block_of(bits));
+  some(full, 1, numel - full);
 }
 
 void check_wire(const at::Tensor& wire, int64_t numel, Bits bits) {
   LOCKSTEP_ASSERT(
       wire.scalar_type() == at::kByte && wire.size(-1) == wire_bytes(numel, bits) &&
           wire.stride(-1) == 1 && wire.storage_offset() % kAlignment == 0,
-      "a wire has another size or place than its values need");
+      "a quantized tensor has the wrong size or alignment");
 }
 
 }  // namespace

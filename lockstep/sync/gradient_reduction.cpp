@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/sync/gradient_reduction.h"
+
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <c10/core/GradMode.h>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep {
+
+void GradientReduction::set_layout(
+    size_t parameters, const std::vector<std::vector<size_t>>& members) {
+  bucket_of_.resize(parameters);
+  for (size_t bucket = 0; bucket < members.size(); ++bucket) {
+    sizes_.push_back(members[bucket].size());
+    for (const size_t parameter : members[bucket]) {
+      bucket_of_[parameter] = bucket;
+    }
+  }
+  reset();
+}
+
+void GradientReduction::watch(
+    const std::vector<at::Tensor>& parameters, const std::shared_ptr<GradientReduction>& self) {
+  self_ = self;
+  hooks_ = std::make_unique<BackwardHooks>(parameters, [weak = self_](size_t parameter) {
+    if (const auto reduction = weak.lock()) {
+      reduction->gradient_arrived(parameter, BackwardHooks::current_backward());
+    }
+  });
+}
+
+void GradientReduction::begin(bool has_work) {
+  backward_.announced = true;
+  backward_.expected = sync_ && has_work;
+}
+
+void GradientReduction::gradient_arrived(size_t parameter, int backward) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const c10::AutoGradMode no_grad(false);
+  const bool counts = buckets_.on_gradient(parameter, sync_);
+  if (!sync_) {
+    return;
+  }
+  if (backward_.reached && backward_.id != backward && overlap_ == Overlap::kRefused) {
+    throw Error(
+        where_,
+        "the previous backward did not end; an exception in it must end the program, or be "
+        "followed by abandon_backward()");
+  }
+  if (!backward_.reached) {
+    buckets_.begin_backward();
+    backward_.reached = true;
+    backward_.id = backward;
+    if (auto self = self_.lock()) {
+      BackwardHooks::at_end_of_backward([self = std::move(self)] { self->finish(); });
+    }
+  }
+  if (arrived_[parameter]) {
+    if (counts && bucket_of_[parameter] < backward_.next_bucket) {
+      throw ConfigError(
+          where_,
+          fmt::format(
+              "{} got a second gradient within one backward, after the first was sent; run a "
+              "backward inside a backward only with set_sync(false), within no_sync()",
+              buckets_.parameter_name(parameter)));
+    }
+    return;
+  }
+  arrived_[parameter] = true;
+  --missing_[bucket_of_[parameter]];
+  while (!deferred_ && backward_.next_bucket < missing_.size() &&
+         missing_[backward_.next_bucket] == 0) {
+    start_next();
+  }
+}
+
+void GradientReduction::start_next() {
+  try {
+    begin_reduction();
+  } catch (...) {
+    reset();  // No bucket has started.
+    throw;
+  }
+  buckets_.start_bucket(backward_.next_bucket++);
+}
+
+void GradientReduction::begin_reduction() {
+  if (!std::exchange(backward_.reduces, true)) {
+    buckets_.begin_reduction();
+  }
+}
+
+void GradientReduction::finish() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const c10::AutoGradMode no_grad(false);
+  if (backward_.reached || backward_.expected) {
+    finish_locked();
+  } else if (std::exchange(backward_.announced, false)) {
+    buckets_.finish_local_backward();
+  }
+}
+
+void GradientReduction::reduce_without_backward() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const c10::AutoGradMode no_grad(false);
+  finish_locked();
+}
+
+void GradientReduction::finish_locked() {
+  try {
+    begin_reduction();
+    while (backward_.next_bucket < missing_.size()) {
+      start_next();
+    }
+    buckets_.finish_buckets();
+  } catch (...) {
+    buckets_.abandon_buckets(/*wait=*/false);
+    ++reductions_;
+    reset();
+    throw;
+  }
+  ++reductions_;
+  reset();
+}
+
+void GradientReduction::abandon() noexcept {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const c10::AutoGradMode no_grad(false);
+  buckets_.abandon_buckets(/*wait=*/true);
+  // Ranks on which this backward did not fail count it, too.
+  if (backward_.next_bucket > 0) {
+    ++reductions_;
+  }
+  reset();
+}
+
+void GradientReduction::reset() {
+  backward_ = {};
+  arrived_.assign(bucket_of_.size(), false);
+  missing_ = sizes_;
+}
+
+}  // namespace lockstep

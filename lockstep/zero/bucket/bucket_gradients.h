@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/zero/bucket/bucket_layout.h"
+#include "lockstep/zero/bucket/bucket_wire.h"
+#include "lockstep/zero/bucket/shard_store.h"
+#include "lockstep/zero/quantize/quantized_reduction.h"
+
+namespace lockstep::zero {
+
+/// The gradients of one bucket: full ones until the end of the reduce-scatter, then this rank's
+/// shard, to which averages are added.
+///
+/// Memory: a shard in the update dtype; a full bucket in the communication dtype during reduction.
+/// Not thread-safe.
+class BucketGradients {
+ public:
+  /// `layout`, `wire`: must outlive this. `shard`: the values that updates act on. `options`: those
+  /// of the full parameters.
+  BucketGradients(
+      const BucketLayout& layout,
+      BucketWire& wire,
+      const at::Tensor& shard,
+      const at::TensorOptions& options,
+      const LowPrecisionPolicy& low_precision_policy);
+
+  /// Takes the gradient of an entry's parameter, which is undefined afterwards, and `held`, if
+  /// defined, of earlier backwards. At least one of them exists.
+  void take(size_t entry, const at::Tensor& held);
+  /// Starts the averaging: entries without a gradient count as zero. Collective.
+  void start_reduce();
+  /// With two hops, starts the second one if the first is done, or after waiting for it if `wait`.
+  /// Returns whether everything has been started. In the order of buckets.
+  bool advance(bool wait) { return !quantized_ || quantized_->advance(wait); }
+  /// Returns whether `wait` would return at once.
+  bool is_reduced() const {
+    return quantized_ ? quantized_->done() : !pending_ || pending_->done();
+  }
+  /// Returns when the average is available; frees the full gradients. Throws CommError.
+  void wait();
+  /// Adds the average of a finished reduction to the shard's gradient, and returns it. If backward
+  /// may still fail, the previous value is kept until it has ended.
+  const at::Tensor& add_average(bool may_be_abandoned = false);
+  /// Does that if it has not been done, and sets the gradient of the shard slices of entries with a
+  /// gradient on any rank. Throws CommError.
+  void finish(const std::vector<bool>& anywhere);
+  /// Drops started operations; with `wait`, after none is running any more.
+  void abandon(bool wait) noexcept;
+
+  /// The storage of the slices' gradients; undefined if there is none.
+  const at::Tensor& shard_gradient() const { return shard_gradient_; }
+
+ private:
+  /// Returns the view of an entry's gradient in the full buffer, which is created if missing.
+  at::Tensor full_gradient(size_t entry);
+  /// Returns the view of a shard slice's gradient in the shard's.
+  at::Tensor slice_gradient(const ShardSlice& shard_slice) const;
+  /// Returns whether any slice has a gradient to add to.
+  bool has_gradients() const;
+  /// Returns whether averages arrive in the dtype in which they are stored.
+  bool is_stored_as_sent() const { return comm_options_.dtype() == shard_.dtype(); }
+
+  const BucketLayout& layout_;
+  BucketWire& wire_;
+  at::Tensor shard_;
+  at::TensorOptions options_;
+  at::TensorOptions comm_options_;  ///< Of full gradients.
+  bool rounds_sums_;
+  at::Tensor full_gradients_;  ///< Undefined most of the time.
+  std::vector<bool> taken_;    ///< [entry] Since the last reduction.
+  at::Tensor average_;         ///< The result of the running reduction.
+  at::Tensor shard_gradient_;
+  bool is_added_ = false;  ///< The last average was added to `shard_gradient_`.
+  at::Tensor previous_;    ///< The value before that, if kept.
+  std::optional<Pending> pending_;
+  std::unique_ptr<QuantizedReduction> quantized_;
+};
+
+}  // namespace lockstep::zero

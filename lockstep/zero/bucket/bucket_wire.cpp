@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/zero/bucket/bucket_wire.h"
+
+#include <utility>
+
+#include <ATen/ops/empty.h>
+#include <c10/core/ScalarType.h>
+
+#include "lockstep/zero/quantize/quantize.h"
+
+namespace lockstep::zero {
+
+BucketWire::BucketWire(
+    BucketComm comm, const flat::BucketPlan& plan, const at::TensorOptions& options, int64_t numel)
+    : comm_(std::move(comm)), options_(options), numel_(numel) {
+  if (comm_.parameters.size() > 1 && !comm_.kept_in_8_bits) {
+    gradient_dtype_ = plan.narrow;
+  }
+  if (!comm_.comm_dtype_for_gradients_only) {
+    dtype_ = gradient_dtype_;
+  }
+}
+
+at::Tensor BucketWire::encode(const at::Tensor& shard) const {
+  if (dtype_) {
+    return shard.to(*dtype_);
+  }
+  at::Tensor bytes = at::empty({1, wire_bytes(shard.numel(), Bits::k8)}, options_.dtype(at::kByte));
+  quantize(shard, Bits::k8, bytes[0]);
+  return bytes;
+}
+
+at::Tensor BucketWire::decode(const at::Tensor& encoded) const {
+  if (dtype_) {
+    return encoded.to(c10::typeMetaToScalarType(options_.dtype()));
+  }
+  at::Tensor values = at::empty({shard_numel()}, options_);
+  dequantize_mean(encoded, Bits::k8, values);
+  return values;
+}
+
+Pending BucketWire::gather_secondary(const at::Tensor& full) {
+  Group& close = comm_.plus_plus.close;
+  return dtype_ ? close.all_gather(secondary_) : close.all_gather_into(full, secondary_);
+}
+
+void BucketWire::finish_gather(const at::Tensor& received, const at::Tensor& full) {
+  if (dtype_ && source_ != Source::kExact) {
+    full.copy_(received);
+  } else if (is_rounded() && source_ != Source::kSecondary) {
+    for (int64_t rank = 0; rank < received.size(0); ++rank) {
+      dequantize_mean(
+          received.narrow(0, rank, 1),
+          Bits::k8,
+          full.narrow(0, rank * shard_numel(), shard_numel()));
+    }
+  }
+  if (source_ == Source::kShards && keeps_secondary()) {
+    const Group& close = comm_.plus_plus.close;
+    const int64_t part = numel_ / close.size();
+    const at::Tensor own = full.narrow(0, close.rank() * part, part);
+    secondary_ = dtype_ ? encode(own) : own.clone();
+  }
+}
+
+}  // namespace lockstep::zero

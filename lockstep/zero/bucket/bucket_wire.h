@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/flat/layout.h"
+#include "lockstep/zero/coordinator/param_coordinator.h"
+#include "lockstep/zero/quantize/plus_plus.h"
+
+namespace lockstep::zero {
+
+/// Communication settings of one bucket: process groups, wire dtype, quantization.
+struct BucketComm {
+  Group parameters;  ///< The ranks that shard the bucket.
+  Group gradients;   ///< The same ranks.
+  bool quantized_weights = false;
+  bool quantized_gradients = false;  ///< With the groups below.
+  bool kept_in_8_bits = false;       ///< For sharded, frozen parameters only.
+  /// The plan's 16-bit communication dtype is for gradients only.
+  bool comm_dtype_for_gradients_only = false;
+  PlusPlusGroups plus_plus = {};
+};
+
+/// The wire format of one bucket: parameters are sent in full width, in 16 bits or in 8 bits.
+///
+/// Gradients are sent in full width or in 16 bits here, and in 4 bits by QuantizedReduction. It
+/// keeps the secondary shard (hpZ), which is a part of the gathered values, equal for each nearby
+/// rank. Not thread-safe.
+class BucketWire {
+ public:
+  /// `plan`: its communication dtype. `options`: those of the full values, of `numel` elements.
+  BucketWire(
+      BucketComm comm,
+      const flat::BucketPlan& plan,
+      const at::TensorOptions& options,
+      int64_t numel);
+
+  const BucketComm& comm() const { return comm_; }
+  /// The 16-bit communication dtype of gradients; none: full width.
+  std::optional<at::ScalarType> gradient_dtype() const { return gradient_dtype_; }
+  /// Returns whether gathers of Source::kShards give rounded values of exact shards.
+  bool rounds() const { return (comm_.quantized_weights || dtype_) && !comm_.kept_in_8_bits; }
+
+  /// Converts a shard to the wire format, (1, bytes) for 8 bits, else 16-bit elements; and back.
+  at::Tensor encode(const at::Tensor& shard) const;
+  at::Tensor decode(const at::Tensor& encoded) const;
+
+  /// Sets the source of the next all-gather.
+  void set_source(Source source) { source_ = source; }
+  /// Returns whether the values of that all-gather are rounded.
+  bool is_rounded() const {
+    return comm_.kept_in_8_bits || (rounds() && source_ != Source::kExact);
+  }
+  /// Start an all-gather into `full`, of secondary shards, encoded shards, or exact shards.
+  /// Collective.
+  Pending gather_secondary(const at::Tensor& full);
+  Pending gather_encoded(const at::Tensor& encoded) { return comm_.parameters.all_gather(encoded); }
+  Pending gather_exact(const at::Tensor& full, const at::Tensor& shard) {
+    return comm_.parameters.all_gather_into(full, shard);
+  }
+  /// Stores the result of an all-gather in `full`. Local.
+  void finish_gather(const at::Tensor& received, const at::Tensor& full);
+  /// Starts the reduce-scatter of full gradients to this rank's shard of averages. Collective.
+  Pending reduce_scatter(const at::Tensor& average, const at::Tensor& gradients) {
+    return comm_.gradients.reduce_scatter_into(average, gradients, ReduceOp::kAvg);
+  }
+
+  bool keeps_secondary() const { return comm_.plus_plus.close.size() > 1; }
+  /// The secondary shard; undefined if none is stored.
+  const at::Tensor& secondary() const { return secondary_; }
+  void drop_secondary() { secondary_.reset(); }
+
+ private:
+  int64_t shard_numel() const { return numel_ / comm_.parameters.size(); }
+
+  BucketComm comm_;
+  std::optional<at::ScalarType> gradient_dtype_;
+  std::optional<at::ScalarType> dtype_;  ///< The 16-bit dtype of parameters; none: full width.
+  at::TensorOptions options_;
+  int64_t numel_;
+  Source source_ = Source::kExact;
+  at::Tensor secondary_;
+};
+
+}  // namespace lockstep::zero

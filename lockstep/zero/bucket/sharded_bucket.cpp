@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/zero/bucket/sharded_bucket.h"
+
+#include <utility>
+
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include "lockstep/comm/tensor/sharded_param.h"
+
+namespace lockstep::zero {
+namespace {
+
+constexpr const char* kFreedMessage =
+    "[zero] this parameter's values are not in memory: under ZeRO stage 3 each rank has a part of "
+    "them, and operations gather them, but its memory was read without an operation (data_ptr, "
+    "accessor, serialisation); read it within Accelerator::with_gathered_parameters, or save with "
+    "save_model or save_state";
+
+}  // namespace
+
+void PackedShard::write(int64_t begin, const at::Tensor& values) {
+  // Parameters share blocks. If each were rounded with values that are to be overwritten, it would
+  // be on the grid of those.
+  if (!exact_.defined()) {
+    exact_ = unpack();
+  }
+  const at::Tensor place = exact_.narrow(0, begin, values.numel());
+  // Values that were rounded already stay bit-exact.
+  if (!place.equal(values)) {
+    place.copy_(values);
+    bytes_ = wire_.encode(exact_);
+  }
+}
+
+ShardedBucket::ShardedBucket(
+    const flat::BucketPlan& plan,
+    const std::vector<at::Tensor>& parameters,
+    BucketComm comm,
+    ParamPlacement placement,
+    ShardPlaces* places,
+    const LowPrecisionPolicy& low_precision_policy)
+    : layout_(plan, comm.parameters),
+      options_(parameters[plan.entries[0].parameter].detach().options()),
+      wire_(std::move(comm), plan, options_, layout_.numel) {
+  const c10::AutoGradMode no_grad(false);
+  const at::Tensor& first = parameters[plan.entries[0].parameter];
+  create_storage(first, placement, places, low_precision_policy);
+  for (const flat::BucketEntry& entry : plan.entries) {
+    add_parameter(parameters[entry.parameter]);
+  }
+  if (shard_file()) {
+    shard_file()->settle();
+  }
+  if (is_packed()) {
+    packed_.emplace(wire_, std::exchange(shard_, {}));
+  } else if (first.requires_grad()) {
+    gradients_ =
+        std::make_unique<BucketGradients>(layout_, wire_, shard_, options_, low_precision_policy);
+  }
+}
+
+void ShardedBucket::create_storage(
+    const at::Tensor& parameter,
+    ParamPlacement placement,
+    ShardPlaces* places,
+    const LowPrecisionPolicy& low_precision_policy) {
+  const Group& group = wire_.comm().parameters;
+  if (placement == ParamPlacement::kSharded) {
+    full_ = std::make_unique<FlatParamBuffer>(layout_.numel, options_, kFreedMessage);
+  } else {
+    values_ = group.empty({layout_.numel}, options_).zero_();
+  }
+  const at::ScalarType updated_in = update_dtype(parameter, low_precision_policy);
+  if (is_packed()) {
+    shard_ = at::zeros({layout_.shard_numel}, options_);  // Until it is packed.
+  } else if (full_ || updated_in != parameter.scalar_type()) {
+    ShardPlaces::Place place =
+        places != nullptr ? places->next(layout_.shard_numel) : ShardPlaces::Place();
+    place.copy_stays = place.copy_stays && full_ != nullptr;  // Else the bucket has the values.
+    store_ = std::make_unique<ShardStore>(group, layout_.shard_numel, options_, updated_in, place);
+    shard_ = store_->values();
+  } else {
+    shard_ = own_part();
+  }
+}
+
+void ShardedBucket::add_parameter(at::Tensor parameter) {
+  // Ranks that own nothing of it take part in gathering a parameter created by zero_init, too.
+  const Gathered gathered({parameter}, /*writes=*/false);
+  const c10::impl::ExcludeDispatchKeyGuard own_work(comm::kShardedParamKey);
+  const size_t index = layout_.parameters.size();
+  const flat::BucketEntry& entry = layout_.entries[index];
+  const auto [begin, end] = layout_.own_range(index);
+  at::Tensor own;
+  if (begin < end) {
+    own = shard_.narrow(0, begin - layout_.shard_begin, end - begin);
+  }
+  if ((store_ || is_packed()) && own.defined()) {
+    own.copy_(parameter.reshape({-1}).narrow(0, begin - entry.offset, end - begin));
+  }
+  if (full_) {
+    parameter.set_data(full_->view(entry.offset, parameter.sizes()));
+  } else {
+    const at::Tensor place = values_.narrow(0, entry.offset, entry.numel).view(parameter.sizes());
+    place.copy_(parameter);
+    parameter.set_data(place);
+  }
+  layout_.parameters.push_back(parameter);
+  if (own.defined() && !is_packed()) {
+    // A separate leaf: views of a tensor that requires gradients could not be updated.
+    const at::Tensor values = own.variable_data();
+    values.set_requires_grad(parameter.requires_grad());
+    layout_.slices.push_back({parameter, begin - entry.offset, values});
+    layout_.entry_of_slice.push_back(index);
+  }
+}
+
+std::vector<ShardSlice> ShardedBucket::unpacked() const {
+  std::vector<ShardSlice> copies;
+  if (!packed_) {
+    return copies;
+  }
+  const at::Tensor all = packed_->unpack();
+  for (size_t i = 0; i < layout_.entries.size(); ++i) {
+    const auto [begin, end] = layout_.own_range(i);
+    if (begin < end) {
+      copies.push_back(
+          {layout_.parameters[i],
+           begin - layout_.entries[i].offset,
+           all.narrow(0, begin - layout_.shard_begin, end - begin).clone()});
+    }
+  }
+  return copies;
+}
+
+void ShardedBucket::pack(const ShardSlice& copy) {
+  for (size_t i = 0; i < layout_.entries.size(); ++i) {
+    if (layout_.parameters[i].is_same(copy.parameter)) {
+      packed_->write(layout_.own_range(i).first - layout_.shard_begin, copy.values);
+    }
+  }
+}
+
+bool ShardedBucket::is_in_bucket(size_t entry) const {
+  const c10::TensorImpl& parameter = *layout_.parameters[entry].unsafeGetTensorImpl();
+  const c10::TensorImpl& bucket = *values().unsafeGetTensorImpl();
+  return parameter.has_storage() &&
+         parameter.unsafe_storage().unsafeGetStorageImpl() ==
+             bucket.unsafe_storage().unsafeGetStorageImpl() &&
+         parameter.storage_offset() == bucket.storage_offset() + layout_.entries[entry].offset;
+}
+
+void ShardedBucket::add_memory(
+    std::vector<at::Tensor>& parameters,
+    std::vector<at::Tensor>& masters,
+    std::vector<at::Tensor>& gradients) const {
+  const auto add = [](std::vector<at::Tensor>& to, const at::Tensor& tensor) {
+    if (tensor.defined()) {
+      to.push_back(tensor);
+    }
+  };
+  add(parameters, values_);
+  if (store_ && !store_->file()) {
+    add(has_masters() ? masters : parameters, shard_);
+  }
+  if (packed_) {
+    add(parameters, packed_->bytes());
+  }
+  if (store_) {
+    add(parameters, store_->rounded());
+  }
+  add(parameters, wire_.secondary());
+  if (gradients_) {
+    add(gradients, gradients_->shard_gradient());
+  }
+}
+
+void ShardedBucket::bump_versions() {
+  for (const at::Tensor& parameter : layout_.parameters) {
+    parameter.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+Pending ShardedBucket::start_gather(Source source) {
+  wire_.set_source(source);
+  if (packed_) {
+    packed_->end_writes();
+  }
+  if (source == Source::kSecondary) {
+    return wire_.gather_secondary(values());
+  }
+  if (packed_) {
+    return wire_.gather_encoded(packed_->bytes());
+  }
+  if (wire_.is_rounded()) {
+    return wire_.gather_encoded(wire_.encode(store_->on_device()));
+  }
+  if (!store_ || store_->is_on_device()) {
+    return wire_.gather_exact(values(), shard_);
+  }
+  return wire_.gather_exact(values(), store_->on_device(own_part()));
+}
+
+void ShardedBucket::drop_secondary() {
+  wire_.drop_secondary();
+  if (store_) {
+    store_->mark_changed();
+  }
+}
+
+void ShardedBucket::write_back() {
+  at::Tensor own = own_part();
+  if (wire_.is_rounded()) {
+    const at::Tensor received =
+        packed_ ? packed_->unpack() : wire_.decode(wire_.encode(store_->on_device()));
+    const at::Tensor unwritten =
+        own.eq(received).logical_or_(own.isnan().logical_and_(received.isnan()));
+    if (packed_) {
+      if (!unwritten.all().item<bool>()) {
+        packed_->store(own);
+      }
+      return;
+    }
+    own = at::where(unwritten, store_->on_device(), own);
+  }
+  store_->store(own);
+}
+
+}  // namespace lockstep::zero

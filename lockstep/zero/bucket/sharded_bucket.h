@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/flat/layout.h"
+#include "lockstep/flat/shard_bounds.h"
+#include "lockstep/zero/bucket/bucket_gradients.h"
+#include "lockstep/zero/bucket/bucket_layout.h"
+#include "lockstep/zero/bucket/bucket_wire.h"
+#include "lockstep/zero/bucket/shard_store.h"
+#include "lockstep/zero/coordinator/param_coordinator.h"
+
+namespace lockstep::zero {
+
+/// Whether each rank keeps the full parameters or only its shard (ZeRO stage 3).
+enum class ParamPlacement {
+  kReplicated,  ///< Every rank always has the full values.
+  kSharded      ///< Stage 3: unsharded when an operation uses them, and freed afterwards.
+};
+
+/// This rank's shard of frozen parameters, stored in 8 bits. Not thread-safe.
+class PackedShard {
+ public:
+  /// `wire`: must outlive this.
+  PackedShard(const BucketWire& wire, const at::Tensor& values)
+      : wire_(wire), bytes_(wire.encode(values)) {}
+
+  const at::Tensor& bytes() const { return bytes_; }
+  at::Tensor unpack() const { return wire_.decode(bytes_); }
+  /// Replaces all values.
+  void store(const at::Tensor& values) { bytes_ = wire_.encode(values); }
+  /// Replaces the values from element `begin` on. Values of several calls are rounded together: all
+  /// stay exact until `end_writes`.
+  void write(int64_t begin, const at::Tensor& values);
+  void end_writes() { exact_.reset(); }
+
+ private:
+  const BucketWire& wire_;
+  at::Tensor bytes_;
+  at::Tensor exact_;  ///< Undefined unless values were written.
+};
+
+/// Parameters in one flat buffer, of which each rank owns an equal part, its shard.
+///
+/// The constructor copies the parameters into one contiguous, row-major buffer. Parameters created
+/// by zero_init are gathered one at a time, so the peak is the largest parameter.
+///
+/// With ZeRO++ parameters are sent in 8 bits, and every rank, also the owner, computes with the
+/// dequantized values. The shard stays exact: write-back takes only values that differ from the
+/// rounded ones.
+///
+/// Trained fp16 or bf16 parameters have fp32 masters, which are the shard then, and an fp32 shard
+/// of gradients. Averages are sent in the parameters' dtype, and accumulate in fp32, unless
+/// LowPrecisionPolicy says otherwise.
+///
+/// A plan may select 16-bit communication for a wider bucket: its gradients are rounded, and so are
+/// sharded parameters, with the properties of ZeRO++ above. Replicated parameters are gathered
+/// exactly after an update.
+///
+/// Frozen parameters may be stored in 8 bits: they are rounded once. This rank then has copies of
+/// its shard slices (`unpacked`) instead of views.
+///
+/// Memory: the parameters, or, if sharded, their shard and the full buffer while unsharded; with
+/// masters their shard in the update dtype; BucketGradients. Not thread-safe.
+class ShardedBucket final : public ShardedUnit {
+ public:
+  /// `plan`: for `parameters`, from flat::plan_buckets. Frozen parameters have no gradients.
+  /// `places`: the storage of a sharded bucket's shard, or of masters; null: with the bucket.
+  /// Collective.
+  ShardedBucket(
+      const flat::BucketPlan& plan,
+      const std::vector<at::Tensor>& parameters,
+      BucketComm comm,
+      ParamPlacement placement,
+      ShardPlaces* places = nullptr,
+      const LowPrecisionPolicy& low_precision_policy = {});
+
+  const std::vector<flat::BucketEntry>& entries() const { return layout_.entries; }
+  /// Returns whether an entry's parameter still uses the bucket's memory.
+  bool is_in_bucket(size_t entry) const;
+  /// By bucket entry.
+  const std::vector<at::Tensor>& parameters() const { return layout_.parameters; }
+  const std::vector<ShardSlice>& shard_slices() const { return layout_.slices; }
+  /// By bucket entry: the elements that each rank owns.
+  std::vector<flat::ShardBounds> shard_bounds() const { return layout_.bounds(); }
+  bool is_sharded_param() const { return full_ != nullptr; }
+  bool has_masters() const { return store_ && store_->are_masters(); }
+  bool is_kept_in_8_bits() const { return packed_.has_value(); }
+  /// The values of this rank's shard; see ShardStore for their storage.
+  const at::Tensor& shard() const { return shard_; }
+  /// Null unless the shard is in a file.
+  std::shared_ptr<offload::FileTensor> shard_file() const {
+    return store_ ? store_->file() : nullptr;
+  }
+  /// Returns copies of this rank's shard slices if stored in 8 bits; else nothing.
+  std::vector<ShardSlice> unpacked() const;
+  /// Replaces the stored values by those of such a copy.
+  void pack(const ShardSlice& copy);
+
+  /// Only for trained parameters.
+  BucketGradients& gradients() { return *gradients_; }
+  /// Adds the memory of this bucket: parameters, masters, and the shard's gradients. Not files, nor
+  /// unsharded buffers.
+  void add_memory(
+      std::vector<at::Tensor>& parameters,
+      std::vector<at::Tensor>& masters,
+      std::vector<at::Tensor>& gradients) const;
+
+  /// Increments the version counters of the parameters before a write, for autograd.
+  void bump_versions();
+  /// Starts the all-gather of all shards. Collective.
+  Pending start_gather(Source source) override;
+  void finish_gather(const at::Tensor& received) override {
+    wire_.finish_gather(received, values());
+  }
+  bool comm_is_rounded() const override { return wire_.rounds(); }
+  bool keeps_secondary() const override { return wire_.keeps_secondary(); }
+  /// Also recomputes rounded masters: whatever makes secondary shards stale changes masters, too.
+  void drop_secondary() override;
+  /// If sharded, or with masters: copies values written to the parameters to the shard.
+  void write_back() override;
+  /// Only for a sharded bucket.
+  FlatParamBuffer& buffer() override { return *full_; }
+
+ private:
+  void create_storage(
+      const at::Tensor& parameter,
+      ParamPlacement placement,
+      ShardPlaces* places,
+      const LowPrecisionPolicy& low_precision_policy);
+  /// Moves a parameter to the next entry.
+  void add_parameter(at::Tensor parameter);
+  /// The full values; of a sharded bucket only while it is unsharded.
+  const at::Tensor& values() const { return full_ ? full_->values() : values_; }
+  /// Returns this rank's shard as a part of the full values.
+  at::Tensor own_part() const {
+    return values().narrow(0, layout_.shard_begin, layout_.shard_numel);
+  }
+  bool is_packed() const { return wire_.comm().kept_in_8_bits; }
+
+  BucketLayout layout_;
+  at::TensorOptions options_;  ///< Of the full values, wherever the shard is stored.
+  BucketWire wire_;
+  std::unique_ptr<FlatParamBuffer> full_;  ///< If sharded.
+  at::Tensor values_;                      ///< Unless sharded.
+  std::unique_ptr<ShardStore> store_;      ///< If sharded, or with masters.
+  std::optional<PackedShard> packed_;      ///< Replaces both if stored in 8 bits.
+  at::Tensor shard_;
+  std::unique_ptr<BucketGradients> gradients_;
+};
+
+}  // namespace lockstep::zero

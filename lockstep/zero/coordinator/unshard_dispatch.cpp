@@ -1,0 +1,305 @@
+// SPDX-License-Identifier: Apache-2.0
+// Intercepts torch's operations on views of a FlatParamBuffer, and on tensors within an
+// InitInterceptScope.
+#include <algorithm>
+#include <array>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/SmallVector.h>
+#include <torch/library.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/tensor/sharded_param.h"
+#include "lockstep/zero/coordinator/flat_param_buffer.h"
+#include "lockstep/zero/coordinator/param_cast.h"
+
+namespace lockstep::zero {
+namespace {
+
+using comm::kShardedParamKey;
+
+/// Pins the buffers that an operation uses, until the operation is done.
+class Pins {
+ public:
+  Pins() = default;
+  ~Pins() {
+    for (const Pin& pin : pins_) {
+      pin.owner->unpin(pin.writes);
+    }
+  }
+  Pins(const Pins&) = delete;
+  Pins& operator=(const Pins&) = delete;
+
+  void add(const c10::IValue& value, bool writes) {
+    if (value.isTensor()) {
+      add(value.toTensor(), writes);
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) {
+        add(tensor, writes);
+      }
+    } else if (value.isList()) {
+      for (const c10::IValue& item : value.toListRef()) {
+        if (item.isTensor()) {
+          add(item.toTensor(), writes);
+        }
+      }
+    }
+  }
+
+ private:
+  void add(const at::Tensor& tensor, bool writes) {
+    FlatParamBuffer* buffer = FlatParamBuffer::find(tensor);
+    if (buffer == nullptr || buffer->owner() == nullptr) {
+      return;
+    }
+    AccessHandler* owner = buffer->owner();
+    const bool is_pinned = std::any_of(pins_.begin(), pins_.end(), [&](const Pin& pin) {
+      return pin.owner == owner && (pin.writes || !writes);
+    });
+    if (!is_pinned) {
+      owner->pin(writes);
+      pins_.push_back({owner, writes});
+    }
+  }
+
+  struct Pin {
+    AccessHandler* owner;
+    bool writes;
+  };
+  c10::SmallVector<Pin, 4> pins_;
+};
+
+bool begins_with(std::string_view text, std::string_view beginning) {
+  return text.substr(0, beginning.size()) == beginning;
+}
+
+bool ends_with(std::string_view text, std::string_view ending) {
+  return text.size() >= ending.size() && text.substr(text.size() - ending.size()) == ending;
+}
+
+/// torch's operations whose declaration suggests that they use values, but that only read sizes or
+/// identify memory. Some are not dispatched at all as methods. Operations that may access the
+/// memory (resize_, set_, record_stream, is_pinned) are not listed.
+constexpr std::array kUsesNoValues = std::to_array<std::string_view>(
+    {"_assert_tensor_metadata",
+     "_debug_has_internal_overlap",
+     "_has_compatible_shallow_copy_type",
+     "_has_same_storage_numel",
+     "_is_zerotensor",
+     "_version",
+     "as_strided_",
+     "cudnn_is_acceptable",
+     "data",
+     "dense_dim",
+     "detach_",
+     "dim",
+     "element_size",
+     "get_device",
+     "numel",
+     "output_nr",
+     "requires_grad_",
+     "result_type",
+     "retain_grad",
+     "retains_grad",
+     "set_data",
+     "size",
+     "sparse_dim",
+     "squeeze_",
+     "storage_offset",
+     "stride",
+     "swapaxes_",
+     "swapdims_",
+     "t_",
+     "transpose_",
+     "unsqueeze_"});
+
+/// Returns whether an operation may use values, by its declaration. An operation of torch that
+/// returns a view of its argument does not: if it copies after all (reshape, contiguous, to), it
+/// calls another operation for that. Other libraries' operations count as using values.
+bool uses_values(const c10::FunctionSchema& schema) {
+  constexpr std::string_view kTorchPrefix = "aten::";
+  std::string_view name = schema.name();
+  if (!begins_with(name, kTorchPrefix)) {
+    return true;
+  }
+  name.remove_prefix(kTorchPrefix.size());
+  if (ends_with(name, "_like") || begins_with(name, "new_") ||
+      (begins_with(name, "is_") && name != "is_pinned") || begins_with(name, "sym_") ||
+      std::find(kUsesNoValues.begin(), kUsesNoValues.end(), name) != kUsesNoValues.end()) {
+    return false;
+  }
+  return std::none_of(schema.returns().begin(), schema.returns().end(), [](const auto& result) {
+    return result.alias_info() != nullptr && !result.alias_info()->isWrite();
+  });
+}
+
+thread_local InitInterceptor* g_interceptor = nullptr;
+
+/// Nesting depth of this thread's operations.
+thread_local int g_depth = 0;
+
+class NestingScope {
+ public:
+  NestingScope() { ++g_depth; }
+  ~NestingScope() { --g_depth; }
+  NestingScope(const NestingScope&) = delete;
+  NestingScope& operator=(const NestingScope&) = delete;
+};
+
+/// Offers the result of an operation to the interceptor.
+void offer(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
+  c10::IValue& result = stack->back();
+  if (schema.returns().size() != 1 || schema.returns()[0].alias_info() != nullptr ||
+      !result.isTensor() || !result.toTensor().defined() ||
+      comm::is_sharded_param(result.toTensor()) || result.toTensor().grad_fn() != nullptr) {
+    return;
+  }
+  const c10::impl::ExcludeDispatchKeyGuard own_work(kShardedParamKey);
+  result = g_interceptor->take(result.toTensor(), !begins_with(schema.name(), "aten::empty"));
+}
+
+/// RAII scope: if `pauses`, temporary tensors of an operation are not offered.
+class PauseInterception {
+ public:
+  explicit PauseInterception(bool pauses) : previous_(g_interceptor) {
+    g_interceptor = pauses ? nullptr : previous_;
+  }
+  ~PauseInterception() { g_interceptor = previous_; }
+  PauseInterception(const PauseInterception&) = delete;
+  PauseInterception& operator=(const PauseInterception&) = delete;
+
+ private:
+  InitInterceptor* previous_;
+};
+
+/// Returns whether an operation returns its argument, so that all tensors it creates are temporary.
+bool only_writes(const c10::FunctionSchema& schema) {
+  return std::any_of(
+      schema.arguments().begin(), schema.arguments().end(), [](const c10::Argument& argument) {
+        return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
+      });
+}
+
+bool takes_tensors(const c10::FunctionSchema& schema) {
+  return std::any_of(
+      schema.arguments().begin(), schema.arguments().end(), [](const c10::Argument& argument) {
+        return argument.type()->str().find("Tensor") != std::string::npos;
+      });
+}
+
+bool uses_values_cached(const c10::FunctionSchema& schema) {
+  thread_local std::unordered_map<const c10::FunctionSchema*, bool> cache;
+  const auto found = cache.find(&schema);
+  if (found != cache.end()) {
+    return found->second;
+  }
+  return cache[&schema] = uses_values(schema);
+}
+
+/// Whether autocast is active in a calling operation. Autocast is off while it casts arguments.
+thread_local bool g_autocasts = false;
+
+class AutocastScope {
+ public:
+  explicit AutocastScope(bool autocasts) : previous_(g_autocasts) {
+    g_autocasts = g_autocasts || autocasts;
+  }
+  ~AutocastScope() { g_autocasts = previous_; }
+  AutocastScope(const AutocastScope&) = delete;
+  AutocastScope& operator=(const AutocastScope&) = delete;
+
+ private:
+  bool previous_;
+};
+
+/// Makes `result`, which autocast has cast from `source`, a ParamCast.
+void manage_cast(const at::Tensor& source, c10::IValue& result) {
+  FlatParamBuffer* buffer = FlatParamBuffer::find(source);
+  if (buffer == nullptr || buffer->owner() == nullptr || !buffer->has_memory() ||
+      !result.isTensor()) {
+    return;
+  }
+  at::Tensor made = std::move(result).toTensor();
+  if (ParamCast::is_possible(source, made)) {
+    const c10::impl::ExcludeDispatchKeyGuard own_work(kShardedParamKey);
+    auto cast = std::make_unique<ParamCast>(*buffer, source, made);
+    made = cast->replacement_for(std::move(made));
+    buffer->keep(std::move(cast));
+  }
+  result = std::move(made);
+}
+
+void unshard_arguments(
+    const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const c10::FunctionSchema& schema = op.schema();
+  const bool autocasts = !(keys & c10::autocast_dispatch_keyset).empty();
+  at::Tensor to_cast;
+  Pins pins;  // Until the result is managed: its source must stay unsharded until then.
+  if (uses_values_cached(schema)) {
+    const c10::impl::ExcludeDispatchKeyGuard own_work(kShardedParamKey);
+    const size_t count = schema.arguments().size();
+    for (size_t i = 0; i < count; ++i) {
+      const c10::AliasInfo* alias = schema.arguments()[i].alias_info();
+      pins.add((*stack)[stack->size() - count + i], alias != nullptr && alias->isWrite());
+    }
+    if (g_autocasts && !autocasts && g_interceptor == nullptr &&
+        schema.name() == "aten::_to_copy") {
+      to_cast = (*stack)[stack->size() - count].toTensor();
+    }
+  }
+  {
+    const NestingScope nesting;
+    const PauseInterception temporary(g_interceptor != nullptr && only_writes(schema));
+    const AutocastScope autocast(autocasts);
+    op.redispatchBoxed(
+        keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kShardedParamKey), stack);
+  }
+  if (to_cast.defined()) {
+    manage_cast(to_cast, stack->back());
+  }
+  if (g_interceptor != nullptr && (g_depth == 0 || !takes_tensors(schema))) {
+    offer(schema, stack);
+  }
+}
+
+}  // namespace
+
+void install_unshard_dispatch() {
+  // Installing it when the library is loaded would end the program on an error.
+  static torch::Library* const library = [] {
+    try {
+      auto* made =
+          new torch::Library(torch::Library::IMPL, "_", kShardedParamKey, __FILE__, __LINE__);
+      made->fallback(torch::CppFunction::makeFromBoxedFunction<&unshard_arguments>());
+      return made;
+    } catch (const c10::Error& error) {
+      throw ConfigError(
+          "zero",
+          fmt::format(
+              "stage 3 needs torch's dispatch key DeferredInit, which other code in this process "
+              "has taken (torchdistx?); run without that code, or use stage 2: {}",
+              error.what_without_backtrace()));
+    }
+  }();
+  static_cast<void>(library);
+}
+
+InitInterceptScope::InitInterceptScope(InitInterceptor& interceptor) {
+  LOCKSTEP_ASSERT(g_interceptor == nullptr, "an InitInterceptScope is active already");
+  install_unshard_dispatch();
+  g_interceptor = &interceptor;
+  c10::impl::tls_set_dispatch_key_included(kShardedParamKey, true);
+}
+
+InitInterceptScope::~InitInterceptScope() {
+  c10::impl::tls_set_dispatch_key_included(kShardedParamKey, false);
+  g_interceptor = nullptr;
+}
+
+}  // namespace lockstep::zero

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/zero/shard_reducer.h"
+
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/ops/empty.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/flat/coalesce.h"
+
+namespace lockstep::zero {
+namespace {
+
+/// Buckets with full gradients at a time: one is filled, one is sent, one may wait.
+constexpr size_t kBucketsInFlight = 3;
+
+constexpr uint8_t kAddsToUsed = 2;
+
+}  // namespace
+
+void UsedGradients::mark(const ShardedModel& model) {
+  used_.clear();
+  for (const auto& bucket : model.buckets()) {
+    for (const ShardSlice& shard_slice : bucket->shard_slices()) {
+      const at::Tensor& gradient = shard_slice.values.grad();
+      if (gradient.defined()) {
+        used_.push_back({shard_slice.values, gradient.unsafeGetTensorImpl(), gradient._version()});
+      }
+    }
+  }
+}
+
+bool UsedGradients::any_left() const {
+  return std::any_of(used_.begin(), used_.end(), [](const Used& used) {
+    const at::Tensor& gradient = used.shard_slice.grad();
+    return gradient.defined() && gradient.unsafeGetTensorImpl() == used.gradient &&
+           gradient._version() == used.version;
+  });
+}
+
+ShardReducer::ShardReducer(
+    ShardedModel& model,
+    SpeculativeUpdates& speculative,
+    Group group,
+    std::vector<at::Tensor> buffers,
+    const LowPrecisionPolicy& low_precision_policy)
+    : model_(model),
+      speculative_(speculative),
+      group_(std::move(group)),
+      buffers_(std::move(buffers)),
+      holds_in_fp32_(low_precision_policy.fp32_masters && low_precision_policy.fp32_gradients),
+      reduction_("zero", GradientReduction::Overlap::kAllowed, *this),
+      present_(model.parameters().size(), false),
+      held_(model.parameters().size()),
+      had_gradient_(model.parameters().size(), false) {
+  reduction_.set_layout(model.parameters().size(), model.members());
+}
+
+void ShardReducer::watch(const std::shared_ptr<void>& owner) {
+  reduction_.watch(
+      tensors_of(model_.parameters()), std::shared_ptr<GradientReduction>(owner, &reduction_));
+}
+
+bool ShardReducer::on_gradient(size_t parameter, bool averages) {
+  const at::Tensor& gradient = model_.parameters()[parameter].tensor.grad();
+  if (!averages) {
+    hold(parameter);
+  } else if (gradient.defined() && gradient.layout() != at::kStrided) {
+    throw ConfigError(
+        "zero",
+        fmt::format(
+            "{} got a sparse gradient; build its layer with sparse=false",
+            parameter_name(parameter)));
+  }
+  return gradient.defined();
+}
+
+/// Other gradients stay with their parameters, for autograd to add to.
+void ShardReducer::hold(size_t parameter) {
+  const at::Tensor& tensor = model_.parameters()[parameter].tensor;
+  at::Tensor& gradient = tensor.mutable_grad();
+  if (!holds_in_fp32_ || !is_trained_in_16_bits(tensor) || !gradient.defined() ||
+      gradient.layout() != at::kStrided) {
+    return;
+  }
+  at::Tensor& sum = held_[parameter];
+  if (sum.defined()) {
+    sum.add_(gradient);
+  } else {
+    sum = gradient.to(at::kFloat);
+  }
+  gradient.reset();
+}
+
+void ShardReducer::advance_before(size_t index) {
+  ParamCoordinator* coordinator = model_.coordinator();
+  for (size_t before = 0; before < index; ++before) {
+    BucketGradients& earlier = model_.buckets()[before]->gradients();
+    const bool must_end = before + kBucketsInFlight <= index;
+    bool ends = false;
+    if (coordinator == nullptr) {
+      ends = must_end || (speculative_.enabled() && earlier.is_reduced());
+    } else {
+      bool is_started = earlier.advance(/*wait=*/false);
+      while (must_end && !(is_started && earlier.is_reduced())) {
+        coordinator->serve();  // Other ranks may wait for a parameter before they reduce.
+        is_started = earlier.advance(/*wait=*/false);
+      }
+      if (!is_started) {
+        return;
+      }
+      ends = earlier.is_reduced();
+    }
+    if (ends) {
+      earlier.wait();
+      speculative_.begin(before, present_);
+    }
+  }
+}
+
+void ShardReducer::start_bucket(size_t index) {
+  advance_before(index);
+  speculative_.discard(index);
+  BucketGradients& gradients = model_.buckets()[index]->gradients();
+  const std::vector<size_t>& members = model_.members()[index];
+  for (size_t entry = 0; entry < members.size(); ++entry) {
+    const size_t i = members[entry];
+    present_[i] = model_.parameters()[i].tensor.grad().defined() || held_[i].defined();
+    if (present_[i]) {
+      gradients.take(entry, std::exchange(held_[i], {}));
+    }
+  }
+  gradients.start_reduce();
+}
+
+/// [parameter] Whether any rank had a gradient, 0 or 1; the first element is greater if any rank
+/// adds to gradients that a step has used.
+Pending ShardReducer::start_presence() {
+  at::Tensor flags = at::empty({static_cast<int64_t>(present_.size())}, at::kByte);
+  auto* values = flags.mutable_data_ptr<uint8_t>();
+  std::copy(present_.begin(), present_.end(), values);
+  if (adds_to_used_) {
+    values[0] = kAddsToUsed;
+  }
+  return group_.all_reduce(flags, ReduceOp::kMax);
+}
+
+void ShardReducer::finish_buckets() {
+  if (ParamCoordinator* coordinator = model_.coordinator()) {
+    coordinator->wait_for_all(reduction_.reductions());
+  }
+  Pending presence = start_presence();  // Right after the last bucket: one wait for both.
+  for (const auto& bucket : model_.buckets()) {
+    bucket->gradients().advance(/*wait=*/true);
+  }
+  const at::Tensor present = presence.wait();
+  const auto* anywhere = present.const_data_ptr<uint8_t>();
+  if (!present_.empty() && anywhere[0] == kAddsToUsed) {
+    refuse_used();
+  }
+  for (size_t bucket = 0; bucket < model_.buckets().size(); ++bucket) {
+    std::vector<bool> by_entry;
+    for (const size_t parameter : model_.members()[bucket]) {
+      by_entry.push_back(anywhere[parameter] != 0);
+      had_gradient_[parameter] = had_gradient_[parameter] || anywhere[parameter] != 0;
+    }
+    model_.buckets()[bucket]->gradients().finish(by_entry);
+  }
+  flat::broadcast_coalesced(group_, buffers_);
+  used_.clear();
+}
+
+void ShardReducer::refuse_used() {
+  for (const auto& bucket : model_.buckets()) {
+    bucket->gradients().abandon(/*wait=*/true);
+  }
+  throw ConfigError(
+      "zero",
+      "backward after step() would add to gradients that the step has used: they are stored with "
+      "each rank's shards, which the model's own zero_grad() does not reach; call "
+      "optimizer.zero_grad(), of the prepared optimizer, after each step()");
+}
+
+void ShardReducer::abandon_buckets(bool wait) {
+  speculative_.discard_all();
+  for (const auto& bucket : model_.buckets()) {
+    bucket->gradients().abandon(wait);
+  }
+  if (ParamCoordinator* coordinator = model_.coordinator(); coordinator != nullptr && wait) {
+    coordinator->abandon();
+  }
+}
+
+void ShardReducer::finish_local_backward() {
+  if (ParamCoordinator* coordinator = model_.coordinator()) {
+    coordinator->wait_for_all();  // Other ranks may still need parameters from this one.
+  }
+}
+
+void ShardReducer::drop_gradients() {
+  speculative_.discard_all();
+  used_.clear();
+  held_.assign(held_.size(), at::Tensor());
+  for (const NamedTensor& item : model_.parameters()) {
+    item.tensor.mutable_grad().reset();
+  }
+  for (const auto& bucket : model_.buckets()) {
+    for (const ShardSlice& shard_slice : bucket->shard_slices()) {
+      shard_slice.values.mutable_grad().reset();
+    }
+  }
+  had_gradient_.assign(had_gradient_.size(), false);
+}
+
+std::vector<at::Tensor> ShardReducer::held_gradients() const {
+  std::vector<at::Tensor> all;
+  std::copy_if(held_.begin(), held_.end(), std::back_inserter(all), [](const at::Tensor& held) {
+    return held.defined();
+  });
+  return all;
+}
+
+std::vector<std::string> ShardReducer::without_gradient() const {
+  std::vector<std::string> names;
+  for (size_t i = 0; i < had_gradient_.size(); ++i) {
+    if (!had_gradient_[i]) {
+      names.push_back(parameter_name(i));
+    }
+  }
+  return names;
+}
+
+}  // namespace lockstep::zero

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/sync/gradient_reduction.h"
+#include "lockstep/zero/sharded_model.h"
+#include "lockstep/zero/speculative_updates.h"
+
+namespace lockstep::zero {
+
+/// Finds out whether a backward adds to gradients that a step has used.
+class UsedGradients {
+ public:
+  /// Marks the present gradients of all slices as used.
+  void mark(const ShardedModel& model);
+  void clear() { used_.clear(); }
+  /// Returns whether a slice still has a marked gradient. One that a program has dropped, or
+  /// written to (zeroed, for instance), does not count.
+  bool any_left() const;
+
+ private:
+  struct Used {
+    at::Tensor shard_slice;
+    const at::TensorImpl* gradient;
+    int64_t version;
+  };
+  std::vector<Used> used_;
+};
+
+/// Reduces the gradients of a ShardedModel to each rank's shards.
+///
+/// At most three buckets have full gradients at a time: one is filled, one is sent, one may wait.
+/// Autograd's threads call it; see GradientReduction for thread safety.
+class ShardReducer final : private GradientBuckets {
+ public:
+  /// `model`, `speculative`: must outlive this. `buffers`: those that are broadcast from rank 0.
+  ShardReducer(
+      ShardedModel& model,
+      SpeculativeUpdates& speculative,
+      Group group,
+      std::vector<at::Tensor> buffers,
+      const LowPrecisionPolicy& low_precision_policy);
+
+  /// Installs hooks on the parameters. `owner`: of this; hooks refer to it weakly.
+  void watch(const std::shared_ptr<void>& owner);
+
+  /// The reduction of the running backward: begin, finish, abandon, set_sync.
+  GradientReduction& reduction() { return reduction_; }
+  /// See Sharding for the functions below.
+  void drop_gradients();
+  void mark_gradients_used() { used_.mark(model_); }
+  std::vector<at::Tensor> held_gradients() const;
+  std::vector<std::string> without_gradient() const;
+
+ private:
+  const std::string& parameter_name(size_t parameter) const override {
+    return model_.parameters()[parameter].name;
+  }
+  bool on_gradient(size_t parameter, bool averages) override;
+  void begin_reduction() override { adds_to_used_ = used_.any_left(); }
+  void start_bucket(size_t index) override;
+  void finish_buckets() override;
+  void abandon_buckets(bool wait) override;
+  void finish_local_backward() override;
+
+  /// Adds the gradient from autograd to the one that this rank holds for the parameter.
+  void hold(size_t parameter);
+  /// Continues the reductions before bucket `index`, and ends all but the last ones.
+  void advance_before(size_t index);
+  /// Starts the exchange that says which parameters have a gradient on any rank. Collective.
+  Pending start_presence();
+  void refuse_used();
+
+  ShardedModel& model_;
+  SpeculativeUpdates& speculative_;
+  Group group_;
+  std::vector<at::Tensor> buffers_;
+  bool holds_in_fp32_;  ///< fp16 and bf16 gradients.
+  GradientReduction reduction_;
+  std::vector<bool> present_;  ///< [parameter] This rank has a gradient, in this backward or held.
+  std::vector<at::Tensor> held_;  ///< [parameter] fp32 sum of earlier backwards; undefined if none.
+  std::vector<bool> had_gradient_;  ///< [parameter] On any rank, since gradients were dropped.
+  UsedGradients used_;
+  bool adds_to_used_ = false;  ///< The running backward, on this rank.
+};
+
+}  // namespace lockstep::zero

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <set>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/zero/bucket/sharded_bucket.h"
+
+namespace lockstep::zero {
+
+/// Finds this rank's shard slices by parameter and by values. Lookups are thread-safe.
+class ShardSlices {
+ public:
+  /// `bucket` must outlive this.
+  void add(ShardedBucket& bucket);
+
+  /// Returns all slices, by their values; not those stored in 8 bits.
+  const std::map<const at::TensorImpl*, ShardSlice>& all() const { return by_values_; }
+  /// Returns the slices of `parameters`; for an unknown parameter, itself.
+  std::vector<at::Tensor> of(const std::vector<at::Tensor>& parameters) const;
+  /// Returns the slice with these values; null if none has them.
+  const ShardSlice* find(const at::Tensor& values) const;
+  /// Returns this rank's part of a sharded parameter for saving: its slices, or, if stored in 8
+  /// bits, copies.
+  std::vector<ShardSlice> saved(const at::Tensor& parameter) const;
+  /// Returns whether its slices are copies, which `pack` stores after a write. The same on all
+  /// ranks.
+  bool is_kept_in_8_bits(const at::Tensor& parameter) const {
+    return packed_.contains(parameter.unsafeGetTensorImpl());
+  }
+  bool any_in_8_bits() const { return !packed_.empty(); }
+  void pack(const std::vector<ShardSlice>& copies) const;
+  /// Returns whether the slices of a replicated parameter are its fp32 masters.
+  bool has_masters_of(const at::Tensor& parameter) const {
+    return with_masters_.contains(parameter.unsafeGetTensorImpl());
+  }
+
+ private:
+  std::map<const at::TensorImpl*, ShardSlice> by_values_;
+  std::map<const at::TensorImpl*, std::vector<at::Tensor>> by_parameter_;
+  std::set<const at::TensorImpl*> with_masters_;            ///< Replicated parameters.
+  std::map<const at::TensorImpl*, ShardedBucket*> packed_;  ///< Parameters stored in 8 bits.
+};
+
+}  // namespace lockstep::zero

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/zero/sharded_model.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <map>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/comm/fail_together.h"
+#include "lockstep/sync/agreement.h"
+#include "lockstep/sync/reducer.h"
+#include "lockstep/sync/unfrozen.h"
+#include "lockstep/zero/common_memory.h"
+#include "lockstep/zero/parameter_groups.h"
+
+namespace lockstep::zero {
+namespace {
+
+constexpr int64_t kUnlimited = std::numeric_limits<int64_t>::max();
+
+/// Plans the buckets of `tensors`: each unit has its own, and the tensors between two units have
+/// others.
+std::vector<flat::BucketPlan> plan_unit_buckets(
+    const std::vector<at::Tensor>& tensors,
+    const ShardingOptions& options,
+    int64_t first_cap_bytes) {
+  constexpr size_t kNoUnit = std::numeric_limits<size_t>::max();
+  std::map<const at::TensorImpl*, size_t> units;
+  for (size_t unit = 0; unit < options.units.size(); ++unit) {
+    for (const at::Tensor& parameter : options.units[unit]) {
+      units[parameter.unsafeGetTensorImpl()] = unit;
+    }
+  }
+  const auto unit_of = [&](const at::Tensor& tensor) {
+    const auto found = units.find(tensor.unsafeGetTensorImpl());
+    return found == units.end() ? kNoUnit : found->second;
+  };
+  std::vector<flat::BucketPlan> plans;
+  for (size_t end = tensors.size(); end > 0;) {
+    const size_t unit = unit_of(tensors[end - 1]);
+    size_t begin = end - 1;
+    while (begin > 0 && unit_of(tensors[begin - 1]) == unit) {
+      --begin;
+    }
+    const std::vector<at::Tensor> part(
+        tensors.begin() + static_cast<int64_t>(begin), tensors.begin() + static_cast<int64_t>(end));
+    const int64_t cap = unit == kNoUnit ? options.cap_bytes : kUnlimited;
+    const int64_t first = unit != kNoUnit ? kUnlimited : plans.empty() ? first_cap_bytes : cap;
+    for (flat::BucketPlan& bucket : flat::plan_buckets(part, cap, first, options.comm_dtypes)) {
+      for (flat::BucketEntry& entry : bucket.entries) {
+        entry.parameter += static_cast<int64_t>(begin);
+      }
+      plans.push_back(std::move(bucket));
+    }
+    end = begin;
+  }
+  return plans;
+}
+
+ShardPlaces* pointer_to(std::optional<ShardPlaces>& places) {
+  return places ? &*places : nullptr;
+}
+
+const std::string& last_name(const NamedTensors& items, const flat::BucketPlan& plan) {
+  return items[static_cast<size_t>(plan.entries.back().parameter)].name;
+}
+
+}  // namespace
+
+ShardedModel::ShardedModel(
+    const NamedTensors& parameters,
+    const NamedTensors& buffers,
+    const std::vector<std::vector<at::Tensor>>& groups,
+    Group group,
+    const ShardingOptions& options)
+    : group_(std::move(group)), untrained_(frozen_among(parameters)) {
+  check_options(options);
+  const bool sharded = options.placement == ParamPlacement::kSharded;
+  const ParameterSet persistent = persistent_parameters(
+      parameters,
+      sharded ? options.param_persistence_threshold : kUnlimited,
+      sharded ? options.model_persistence_threshold : kUnlimited);
+  const NamedTensors frozen =
+      sharded ? sharded_though_frozen(parameters, persistent) : NamedTensors();
+  refuse_common_memory(joined(trainable(parameters), frozen), joined(parameters, buffers));
+  start_alike(group_, parameters, buffers);
+  prepare(parameters, persistent, options);
+  for (const NamedTensors& items : by_group(trainable(parameters), groups)) {
+    shards_.emplace_back();
+    NamedTensors replicated_items;
+    NamedTensors sharded_items;
+    for (const NamedTensor& item : items) {
+      const bool is_persistent = persistent.contains(item.tensor.unsafeGetTensorImpl());
+      (is_persistent ? replicated_items : sharded_items).push_back(item);
+    }
+    add_trained(sharded_items, options, ParamPlacement::kSharded);
+    add_trained(replicated_items, options, ParamPlacement::kReplicated);
+  }
+  add_frozen(frozen, options);
+}
+
+void ShardedModel::prepare(
+    const NamedTensors& parameters,
+    const ParameterSet& persistent,
+    const ShardingOptions& options) {
+  const auto is_persistent = [&](const NamedTensor& item) {
+    return persistent.contains(item.tensor.unsafeGetTensorImpl());
+  };
+  Group reduce_group = group_;
+  if (options.placement == ParamPlacement::kSharded) {
+    NamedTensors sharded = parameters;
+    std::erase_if(sharded, is_persistent);
+    reserve(
+        shard_places_,
+        options.offload,
+        options.low_precision_policy,
+        sharded,
+        /*copies_stay=*/false);
+    // Gradients have a separate group: parameters are gathered in the order of operations.
+    reduce_group = group_.split(0);
+    coordinator_ = std::make_unique<ParamCoordinator>(group_, options.coordinator);
+  }
+  NamedTensors masters = with_masters(parameters, options.low_precision_policy);
+  if (options.offload.device != OffloadDevice::kNone) {
+    std::erase_if(masters, std::not_fn(is_persistent));  // The others are in `shard_places_`.
+  }
+  if (!masters.empty()) {
+    reserve(
+        master_places_,
+        options.offload_masters,
+        options.low_precision_policy,
+        masters,
+        /*copies_stay=*/true);
+  }
+  comm_ = {
+      .parameters = group_,
+      .gradients = reduce_group,
+      .quantized_weights = options.plus_plus.quantized_weights,
+      .quantized_gradients = options.plus_plus.quantized_gradients,
+      .comm_dtype_for_gradients_only = options.comm_dtypes_for_gradients_only,
+      .plus_plus = PlusPlusGroups(group_, options.plus_plus)};
+}
+
+void ShardedModel::reserve(
+    std::optional<ShardPlaces>& places,
+    const OffloadParam& options,
+    const LowPrecisionPolicy& low_precision_policy,
+    const NamedTensors& parameters,
+    bool copies_stay) {
+  const auto create = [&] {
+    places.emplace(options, copies_stay);
+    places->reserve(parameters, group_.size(), low_precision_policy);
+  };
+  if (options.device == OffloadDevice::kNvme) {
+    fail_together(group_, "offload", "parameters cannot be stored in files", create);
+  } else {
+    create();
+  }
+}
+
+void ShardedModel::add_trained(
+    const NamedTensors& items, const ShardingOptions& options, ParamPlacement placement) {
+  const std::vector<at::Tensor> tensors = tensors_of(items);
+  const bool sharded = placement == ParamPlacement::kSharded;
+  BucketComm comm = comm_;
+  if (!sharded) {
+    comm = {
+        .parameters = comm_.parameters,
+        .gradients = comm_.gradients,
+        .comm_dtype_for_gradients_only = comm_.comm_dtype_for_gradients_only};
+  }
+  for (const flat::BucketPlan& plan :
+       plan_unit_buckets(tensors, options, options.first_cap_bytes)) {
+    std::vector<size_t>& members = members_.emplace_back();
+    for (const flat::BucketEntry& entry : plan.entries) {
+      members.push_back(parameters_.size() + static_cast<size_t>(entry.parameter));
+    }
+    const at::Tensor& first = tensors[static_cast<size_t>(plan.entries.front().parameter)];
+    const bool masters_apart =
+        update_dtype(first, options.low_precision_policy) != first.scalar_type() &&
+        options.offload.device == OffloadDevice::kNone;
+    buckets_.push_back(std::make_unique<ShardedBucket>(
+        plan,
+        tensors,
+        comm,
+        placement,
+        pointer_to(sharded && !masters_apart ? shard_places_ : master_places_),
+        options.low_precision_policy));
+    if (sharded) {
+      coordinator_->add(*buckets_.back(), last_name(items, plan));
+    }
+    add_shard(*buckets_.back());
+  }
+  parameters_.insert(parameters_.end(), items.begin(), items.end());
+}
+
+void ShardedModel::add_shard(ShardedBucket& bucket) {
+  Shard& shard = shards_.back().emplace_back(
+      Shard{bucket.shard(), {}, bucket.shard_file(), bucket.shard_bounds()});
+  for (const ShardSlice& shard_slice : bucket.shard_slices()) {
+    shard.shard_slices.push_back(shard_slice.values);
+  }
+  shard_of_.emplace_back(shards_.size() - 1, shards_.back().size() - 1);
+  slices_.add(bucket);
+}
+
+void ShardedModel::add_frozen(const NamedTensors& frozen, const ShardingOptions& options) {
+  const std::vector<at::Tensor> tensors = tensors_of(frozen);
+  BucketComm comm = comm_;
+  comm.kept_in_8_bits = options.plus_plus.quantized_frozen;
+  for (const flat::BucketPlan& plan : plan_unit_buckets(tensors, options, options.cap_bytes)) {
+    frozen_.push_back(std::make_unique<ShardedBucket>(
+        plan, tensors, comm, ParamPlacement::kSharded, pointer_to(shard_places_)));
+    coordinator_->add(*frozen_.back(), last_name(frozen, plan));
+    slices_.add(*frozen_.back());
+  }
+}
+
+void ShardedModel::manage(std::unique_ptr<ShardedUnit> unit, std::string name) {
+  managed_.push_back(std::move(unit));
+  coordinator_->add(*managed_.back(), std::move(name));
+}
+
+void ShardedModel::check_in_place() const {
+  refuse_unfrozen(untrained_, "zero");
+  for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+    for (size_t entry = 0; entry < members_[bucket].size(); ++entry) {
+      if (!buckets_[bucket]->is_in_bucket(entry)) {
+        throw ConfigError(
+            "optimizer",
+            fmt::format(
+                "{} is not what is trained: ZeRO updates the memory that prepare() assigned to it; "
+                "got other memory since (set_data, Module::to, loading into another dtype), "
+                "expected the same memory; change its values with copy_, or move and convert the "
+                "model before prepare()",
+                parameters_[members_[bucket][entry]].name));
+      }
+    }
+  }
+}
+
+void ShardedModel::check_alive() const {
+  comm_.parameters.check_alive();
+  comm_.gradients.check_alive();
+  comm_.plus_plus.check_alive();
+}
+
+bool ShardedModel::has_masters() const {
+  return std::any_of(
+      buckets_.begin(), buckets_.end(), [](const auto& bucket) { return bucket->has_masters(); });
+}
+
+void ShardedModel::add_memory(
+    std::vector<at::Tensor>& parameters,
+    std::vector<at::Tensor>& masters,
+    std::vector<at::Tensor>& gradients) const {
+  for (const auto* const buckets : {&buckets_, &frozen_}) {
+    for (const auto& bucket : *buckets) {
+      bucket->add_memory(parameters, masters, gradients);
+    }
+  }
+}
+
+}  // namespace lockstep::zero

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/comm/tensor/named_tensor.h"
+#include "lockstep/zero/bucket/sharded_bucket.h"
+#include "lockstep/zero/coordinator/param_coordinator.h"
+#include "lockstep/zero/shard_slices.h"
+#include "lockstep/zero/sharding_options.h"
+
+namespace lockstep::zero {
+
+/// This rank's shard of one bucket, flat, with the shard slices of parameters in it.
+struct Shard {
+  at::Tensor values;
+  std::vector<at::Tensor> shard_slices;
+  std::shared_ptr<offload::FileTensor> file;  ///< The file that stores the values, if any.
+  /// All parameters of the bucket, in order: the elements that each rank owns.
+  std::vector<flat::ShardBounds> bounds;
+};
+
+/// The sharded buckets of a model: creates them, and finds the parameters in them.
+///
+/// Buckets hold parameters of one optimizer group, in reverse order of registration. In stage 3
+/// frozen parameters have buckets, too. Not thread-safe; lookups are.
+class ShardedModel {
+ public:
+  /// See Sharding's constructor. Collective.
+  ShardedModel(
+      const NamedTensors& parameters,
+      const NamedTensors& buffers,
+      const std::vector<std::vector<at::Tensor>>& groups,
+      Group group,
+      const ShardingOptions& options);
+
+  /// All trained parameters, in the order of groups.
+  const NamedTensors& parameters() const { return parameters_; }
+  /// The buckets of trained parameters.
+  const std::vector<std::unique_ptr<ShardedBucket>>& buckets() const { return buckets_; }
+  /// [bucket][entry] Index of the parameter.
+  const std::vector<std::vector<size_t>>& members() const { return members_; }
+  /// The shards of each optimizer group.
+  const std::vector<std::vector<Shard>>& shards() const { return shards_; }
+  /// Returns the group of a bucket's shard, and its index there.
+  std::pair<size_t, size_t> shard_of(size_t bucket) const { return shard_of_[bucket]; }
+  const ShardSlices& slices() const { return slices_; }
+  /// Unshards parameters in stage 3; null in other stages.
+  ParamCoordinator* coordinator() { return coordinator_.get(); }
+
+  /// Manages `unit`, a tensor outside the model, from now on.
+  void manage(std::unique_ptr<ShardedUnit> unit, std::string name);
+  /// See Sharding::check_in_place.
+  void check_in_place() const;
+  void check_alive() const;
+  bool has_masters() const;
+  /// Adds the memory of all buckets; see ShardedBucket::add_memory.
+  void add_memory(
+      std::vector<at::Tensor>& parameters,
+      std::vector<at::Tensor>& masters,
+      std::vector<at::Tensor>& gradients) const;
+
+ private:
+  using ParameterSet = std::set<const at::TensorImpl*>;
+
+  /// Creates the groups, the storage and the coordinator. `persistent`: not sharded in stage 3.
+  void prepare(
+      const NamedTensors& parameters,
+      const ParameterSet& persistent,
+      const ShardingOptions& options);
+  /// Creates `places` with space for this rank's part of `parameters`: on all ranks or, with an
+  /// error, on none. Collective if `options` name a disk.
+  void reserve(
+      std::optional<ShardPlaces>& places,
+      const OffloadParam& options,
+      const LowPrecisionPolicy& low_precision_policy,
+      const NamedTensors& parameters,
+      bool copies_stay);
+  /// Creates buckets of `items`, which belong to the last group of `shards_`.
+  void add_trained(
+      const NamedTensors& items, const ShardingOptions& options, ParamPlacement placement);
+  void add_frozen(const NamedTensors& frozen, const ShardingOptions& options);
+  void add_shard(ShardedBucket& bucket);
+
+  Group group_;
+  NamedTensors untrained_;  ///< Frozen at construction.
+  NamedTensors parameters_;
+  std::vector<std::unique_ptr<ShardedBucket>> buckets_;
+  std::vector<std::unique_ptr<ShardedBucket>> frozen_;
+  std::vector<std::unique_ptr<ShardedUnit>> managed_;
+  std::optional<ShardPlaces> shard_places_;   ///< If sharded.
+  std::optional<ShardPlaces> master_places_;  ///< If masters are stored there.
+  BucketComm comm_;                           ///< Of sharded, trained parameters.
+  std::unique_ptr<ParamCoordinator> coordinator_;
+  std::vector<std::vector<size_t>> members_;
+  std::vector<std::vector<Shard>> shards_;
+  std::vector<std::pair<size_t, size_t>> shard_of_;  ///< [bucket]
+  ShardSlices slices_;
+};
+
+}  // namespace lockstep::zero

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/flat/layout.h"
+#include "lockstep/offload/options.h"
+#include "lockstep/zero/bucket/sharded_bucket.h"
+#include "lockstep/zero/coordinator/param_coordinator.h"
+#include "lockstep/zero/quantize/plus_plus.h"
+
+namespace lockstep::zero {
+
+struct ShardingOptions {
+  /// Largest bucket in bytes. Smaller: less memory for gradients in transfer, more messages.
+  int64_t cap_bytes = int64_t{25} << 20;
+  /// Largest first bucket in bytes, small so that the first message starts early.
+  int64_t first_cap_bytes = int64_t{1} << 20;
+  bool broadcast_buffers = true;
+  /// Sets of parameters that form a bucket each, of any size. A bucket has parameters of one
+  /// optimizer group; a unit with several groups has a bucket for each.
+  std::vector<std::vector<at::Tensor>> units = {};
+  /// kSharded is stage 3: ranks unshard parameters only while operations use them.
+  ParamPlacement placement = ParamPlacement::kReplicated;
+  /// Stage 3 does not shard parameters of up to this many elements.
+  int64_t param_persistence_threshold = 0;
+  /// The limit of their elements together, in the order of the parameters.
+  int64_t model_persistence_threshold = std::numeric_limits<int64_t>::max();
+  ParamCoordinatorOptions coordinator = {};
+  /// Only for sharded parameters.
+  PlusPlusOptions plus_plus = {};
+  /// Only for sharded parameters: where each rank's shard is stored.
+  OffloadParam offload = {};
+  /// Where fp32 masters are stored; for sharded parameters only if `offload` does not say it. The
+  /// rounded masters stay with the bucket.
+  OffloadParam offload_masters = {};
+  LowPrecisionPolicy low_precision_policy = {};
+  /// 16-bit communication dtypes of gradients and sharded parameters. These parameters have
+  /// separate buckets. Not together with ZeRO++ quantization.
+  flat::CommDtypes comm_dtypes = {};
+  bool comm_dtypes_for_gradients_only = false;  ///< Parameters are sent in full width.
+};
+
+/// Throws ConfigError for options that are out of range or contradictory.
+void check_options(const ShardingOptions& options);
+
+}  // namespace lockstep::zero

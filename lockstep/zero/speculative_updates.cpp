@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/zero/speculative_updates.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace lockstep::zero {
+
+void SpeculativeUpdates::set_callbacks(SpeculativeCallbacks callbacks) {
+  callbacks_ = std::move(callbacks);
+  mark_synced();
+}
+
+int64_t SpeculativeUpdates::version_of(size_t index) const {
+  int64_t sum = 0;
+  for (const at::Tensor& parameter : model_.buckets()[index]->parameters()) {
+    sum += parameter.unsafeGetTensorImpl()->version_counter().current_version();
+  }
+  return sum;
+}
+
+void SpeculativeUpdates::mark_synced() {
+  if (!enabled()) {
+    return;
+  }
+  synced_version_.resize(begun_version_.size());
+  for (size_t index = 0; index < synced_version_.size(); ++index) {
+    synced_version_[index] = version_of(index);
+  }
+}
+
+void SpeculativeUpdates::begin(size_t index, const std::vector<bool>& present) {
+  if (!enabled() || begun_version_[index] || !callbacks_.due()) {
+    return;
+  }
+  ShardedBucket& bucket = *model_.buckets()[index];
+  if ((bucket.is_sharded_param() || bucket.has_masters()) &&
+      version_of(index) != synced_version_[index]) {
+    return;  // The shard lacks values that were written to parameters.
+  }
+  const std::vector<size_t>& members = model_.members()[index];
+  const bool all =
+      std::all_of(members.begin(), members.end(), [&](size_t i) { return present[i]; });
+  if (!all) {
+    return;  // Parameters without a gradient on any rank are not updated.
+  }
+  begun_version_[index] = version_of(index);
+  const auto [group, shard] = model_.shard_of(index);
+  callbacks_.begin(group, shard, bucket.gradients().add_average(/*may_be_abandoned=*/true));
+}
+
+void SpeculativeUpdates::discard(size_t index) {
+  if (begun_version_[index]) {
+    begun_version_[index].reset();
+    const auto [group, shard] = model_.shard_of(index);
+    callbacks_.discard(group, shard);
+  }
+}
+
+void SpeculativeUpdates::discard_all() {
+  for (size_t index = 0; index < begun_version_.size(); ++index) {
+    discard(index);
+  }
+}
+
+void SpeculativeUpdates::discard_written() {
+  for (size_t index = 0; index < begun_version_.size(); ++index) {
+    if (begun_version_[index] && *begun_version_[index] != version_of(index)) {
+      discard(index);
+    }
+  }
+}
+
+}  // namespace lockstep::zero
