@@ -308,7 +308,9 @@ void ParameterLayout::create_eager_state() {
     for (FlatParameter& item : flat(group).items()) {
       create_missing_state(group, item);
     }
-    flat(group).release_file_pages();
+    for (size_t buffer = 0; buffer < flat(group).buffer_count(); ++buffer) {
+      flat(group).release_file_pages(buffer);
+    }
   }
 }
 
