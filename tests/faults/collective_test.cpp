@@ -10,7 +10,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/e2e/launch_harness.h"
+#include "tests/e2e/harness/lockstep_run.h"
 #include "tests/faults/fault_bench.h"
 
 namespace lockstep::faults {

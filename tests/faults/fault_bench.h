@@ -9,7 +9,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/storage/test_files.h"
-#include "tests/e2e/launch_harness.h"
+#include "tests/e2e/harness/lockstep_run.h"
 
 namespace lockstep::faults {
 

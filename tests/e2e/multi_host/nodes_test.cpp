@@ -1,0 +1,456 @@
+// SPDX-License-Identifier: Apache-2.0
+// Jobs of several hosts: launchers started by hand, which here share a machine and meet at
+// loopback.
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <sys/socket.h>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/base/host/address.h"
+#include "lockstep/base/test_folder.h"
+#include "lockstep/base/unique_fd.h"
+#include "tests/e2e/harness/lockstep_run.h"
+
+namespace lockstep::e2e {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+constexpr const char* kToken = "0123456789abcdef";
+
+int free_port() {
+  const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const Address any = loopback(0);
+  EXPECT_EQ(::bind(fd.get(), any.get(), any.length), 0);
+  return own_address(fd.get()).port();
+}
+
+/// Launchers of one job; all gone, with their ranks, at the end of the test.
+class Nodes : public testing::Test {
+ protected:
+  LockstepRun& start(
+      int node, const std::vector<std::string>& rest, const std::string& token = kToken) {
+    std::vector<std::string> words = {
+        "--nnodes",
+        "2",
+        "--node-rank",
+        std::to_string(node),
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        std::to_string(port_)};
+    words.insert(words.end(), rest.begin(), rest.end());
+    jobs_.push_back(std::make_unique<LockstepRun>(
+        launch("2", words),
+        std::vector<std::string>{
+            "LOCKSTEP_JOB_TOKEN=" + token, "XDG_STATE_HOME=" + folder_.path().string()}));
+    return *jobs_.back();
+  }
+  void expect_nobody_left() {
+    for (const auto& job : jobs_) {
+      EXPECT_THAT(job->survivors(), IsEmpty());
+    }
+  }
+  std::vector<std::string> training(
+      const std::string& fault, std::vector<std::string> options = {}) {
+    options.insert(options.end(), {WATCH_FIXTURE, fault});
+    return options;
+  }
+
+  TestFolder folder_;
+  int port_ = free_port();
+  std::vector<std::unique_ptr<LockstepRun>> jobs_;
+};
+
+TEST_F(Nodes, TrainTogether) {
+  LockstepRun& second = start(1, training(""));
+  LockstepRun& first = start(0, training(""));
+  const Outcome at_first = first.wait();
+  const Outcome at_second = second.wait();
+  EXPECT_EQ(at_first.code, 0) << at_first.err;
+  EXPECT_EQ(at_second.code, 0) << at_second.err;
+  EXPECT_THAT(at_first.out, HasSubstr("trained 4 ranks, master 127.0.0.1"));
+  expect_nobody_left();
+}
+
+TEST_F(Nodes, TellTheirRanksWhoTheyAre) {
+  const std::vector<std::string> words = {
+      "sh",
+      "-c",
+      "echo $RANK $LOCAL_RANK $WORLD_SIZE $LOCAL_WORLD_SIZE $GROUP_RANK "
+      "${LOCKSTEP_JOB_TOKEN:-none}"};
+  LockstepRun& second = start(1, words);
+  LockstepRun& first = start(0, words);
+  EXPECT_THAT(
+      first.wait().out, AllOf(HasSubstr("0 0 4 2 0 none\n"), HasSubstr("1 1 4 2 0 none\n")));
+  EXPECT_THAT(
+      second.wait().out, AllOf(HasSubstr("2 0 4 2 1 none\n"), HasSubstr("3 1 4 2 1 none\n")));
+}
+
+TEST_F(Nodes, AllEndWhenARankOfOneIsKilled) {
+  LockstepRun& first = start(0, {"sh", "-c", "test $RANK != 3 || kill -9 $$; sleep 60"});
+  LockstepRun& second = start(1, {"sh", "-c", "test $RANK != 3 || kill -9 $$; sleep 60"});
+  const Outcome at_first = first.wait();
+  const Outcome at_second = second.wait();
+  EXPECT_EQ(at_first.code, 137) << at_first.err;
+  EXPECT_EQ(at_second.code, 137) << at_second.err;
+  EXPECT_THAT(at_first.err, HasSubstr("rank 3 of 4 was killed by SIGKILL (signal 9)"));
+  EXPECT_THAT(at_second.err, HasSubstr("rank 3 on "));
+  expect_nobody_left();
+}
+
+TEST_F(Nodes, AllEndWhenALauncherIsKilled) {
+  LockstepRun& first = start(0, {LAUNCH_FIXTURE, "hold"});
+  LockstepRun& second = start(1, {LAUNCH_FIXTURE, "hold"});
+  first.rank_pid(0);
+  second.rank_pid(2);
+  second.send(SIGKILL);
+  const Outcome at_first = first.wait();
+  EXPECT_EQ(at_first.code, 1) << at_first.err;
+  EXPECT_THAT(at_first.err, AllOf(HasSubstr("the launcher of node 1"), HasSubstr("is gone")));
+  second.wait();
+  expect_nobody_left();
+}
+
+TEST_F(Nodes, PassSignalsOn) {
+  LockstepRun& first = start(0, {LAUNCH_FIXTURE, "hold"});
+  LockstepRun& second = start(1, {LAUNCH_FIXTURE, "hold"});
+  first.rank_pid(0);
+  second.rank_pid(2);
+  second.send(SIGTERM);
+  EXPECT_EQ(first.wait().code, 143);
+  EXPECT_EQ(second.wait().code, 143);
+  expect_nobody_left();
+}
+
+TEST_F(Nodes, GoOnTogetherAfterAFailure) {
+  const std::vector<std::string> options = {
+      "--max-restarts", "1", "--restart-backoff-seconds", "0.01"};
+  LockstepRun& first = start(0, training("kill-once", options));
+  LockstepRun& second = start(1, training("kill-once", options));
+  const Outcome at_first = first.wait();
+  EXPECT_EQ(at_first.code, 0) << at_first.err;
+  EXPECT_EQ(second.wait().code, 0);
+  EXPECT_THAT(at_first.err, HasSubstr("restart 1 of 1"));
+  EXPECT_THAT(at_first.out, HasSubstr("trained 4 ranks"));
+  expect_nobody_left();
+}
+
+TEST_F(Nodes, AreJudgedTogetherWhenARankStalls) {
+  // Rank 1, on the first host; and rank 0 and those of the other host wait.
+  LockstepRun& second = start(1, training("stop", {"--stall-timeout", "2"}));
+  LockstepRun& first = start(0, training("stop", {"--stall-timeout", "2"}));
+  const Outcome at_first = first.wait();
+  EXPECT_EQ(at_first.code, 124) << at_first.err;
+  EXPECT_THAT(
+      at_first.err,
+      AllOf(HasSubstr("rank 1 is stopped"), HasSubstr("rank 3      step 5, in all_reduce")));
+  EXPECT_EQ(second.wait().code, 124);
+  expect_nobody_left();
+}
+
+/// Whoever sees all ranks judges no more: its own have ended.
+TEST_F(Nodes, AStoppedRankEndsTheJobThoughNode0sRanksHaveEnded) {
+  const std::vector<std::string> words = {
+      "--stall-timeout", "1", "sh", "-c", "test $RANK != 3 || kill -STOP $$"};
+  LockstepRun& second = start(1, words);
+  LockstepRun& first = start(0, words);
+  const Outcome at_first = first.wait();
+  EXPECT_EQ(at_first.code, 124) << at_first.err;
+  EXPECT_THAT(
+      at_first.err,
+      AllOf(HasSubstr("rank 3 of 4 stalled after"), HasSubstr("rank 3 has been stopped")));
+  EXPECT_EQ(second.wait().code, 124);
+  expect_nobody_left();
+}
+
+TEST_F(Nodes, ARankThatEndsBeforeItJoinsIsNamedByNode0) {
+  const std::vector<std::string> words = training("end-before-joining", {"--env", "FAULT_RANK=3"});
+  LockstepRun& second = start(1, words);
+  LockstepRun& first = start(0, words);
+  const Outcome at_first = first.wait();
+  EXPECT_EQ(at_first.code, 1) << at_first.err;
+  EXPECT_THAT(
+      at_first.err,
+      testing::ContainsRegex(
+          "rank 3 of 4 ended with exit code 0 after .*; it ended before it joined the job"));
+  EXPECT_EQ(second.wait().code, 1);
+  expect_nobody_left();
+}
+
+TEST_F(Nodes, KnowOfTheOthersRanksWhatTheyKnowOfTheirOwn) {
+  const std::vector<std::string> fault_of_rank_3 = {"--env", "FAULT_RANK=3"};
+  const auto err_at_node_0 = [&](const std::vector<std::string>& words) {
+    LockstepRun& second = start(1, words);
+    LockstepRun& first = start(0, words);
+    second.wait();
+    return first.wait().err;
+  };
+  std::vector<std::string> slow = training("slow", fault_of_rank_3);
+  slow.emplace_back("80");
+  EXPECT_THAT(
+      err_at_node_0(slow), testing::ContainsRegex("rank 3 on [^ ]+ is slow: the others spend"));
+  EXPECT_THAT(
+      err_at_node_0(training("leave", fault_of_rank_3)),
+      HasSubstr("rank 3 had left the job before, after step 5; all ranks must"));
+  EXPECT_THAT(
+      err_at_node_0(training("kill", fault_of_rank_3)),
+      AllOf(HasSubstr("rank 3 of 4 was killed by SIGKILL"), HasSubstr("lockstep flight")));
+}
+
+TEST_F(Nodes, EndWith124OnAllHostsAtTheTimeLimit) {
+  LockstepRun& second = start(1, training("reduce", {"--timeout", "1.5", "--max-restarts", "1"}));
+  LockstepRun& first = start(0, training("reduce", {"--timeout", "1.5", "--max-restarts", "1"}));
+  const Outcome at_first = first.wait();
+  EXPECT_EQ(at_first.code, 124) << at_first.err;
+  EXPECT_THAT(
+      at_first.err,
+      AllOf(HasSubstr("it has run for 1.5 s, its time limit"), Not(HasSubstr("restart"))));
+  EXPECT_EQ(second.wait().code, 124);
+  expect_nobody_left();
+}
+
+TEST_F(Nodes, AreKilledAtOnceByASecondSignalToOne) {
+  const std::vector<std::string> words = {
+      "--grace-seconds",
+      "1000",
+      "sh",
+      "-c",
+      "trap '' TERM; echo ready $RANK $$; while :; do sleep 0.1; done"};
+  LockstepRun& first = start(0, words);
+  LockstepRun& second = start(1, words);
+  first.rank_pid(0);
+  second.rank_pid(2);
+  second.send(SIGTERM);
+  first.await_err("SIGTERM received and passed on");
+  second.await_err("SIGTERM received and passed on");
+  second.send(SIGTERM);
+  EXPECT_EQ(first.wait().code, 143);
+  EXPECT_EQ(second.wait().code, 143);
+  expect_nobody_left();
+}
+
+TEST_F(Nodes, ASignalBetweenTwoAttemptsEndsThemAll) {
+  const std::vector<std::string> words = {
+      "--max-restarts", "1", "--restart-backoff-seconds", "1000", "sh", "-c", "exit 3"};
+  LockstepRun& first = start(0, words);
+  LockstepRun& second = start(1, words);
+  first.await_err("restart 1 of 1");
+  second.await_err("restart 1 of 1");
+  second.send(SIGTERM);
+  EXPECT_EQ(first.wait().code, 143);
+  EXPECT_EQ(second.wait().code, 143);
+}
+
+TEST_F(Nodes, HaveOneRunId) {
+  LockstepRun& first = start(0, {"sh", "-c", "echo id=$TORCHELASTIC_RUN_ID"});
+  LockstepRun& second = start(1, {"sh", "-c", "echo id=$TORCHELASTIC_RUN_ID"});
+  const std::string out = first.wait().out;
+  EXPECT_THAT(out, testing::StartsWith("id="));
+  EXPECT_EQ(second.wait().out, out);
+}
+
+TEST_F(Nodes, SayWhoDoesNotCome) {
+  LockstepRun& first = start(0, {"--join-timeout", "1", "true"});
+  const Outcome outcome = first.wait();
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("node 1 of 2 did not come to 127.0.0.1 port"));
+}
+
+/// Where sockets of this machine listen at `port`, as /proc/net/tcp has it.
+std::vector<std::string> listening_at(int port) {
+  std::vector<std::string> found;
+  for (const char* table : {"/proc/net/tcp", "/proc/net/tcp6"}) {
+    std::ifstream file(table);
+    for (std::string line; std::getline(file, line);) {
+      std::istringstream fields(line);
+      std::string slot, local, remote, state;
+      fields >> slot >> local >> remote >> state;
+      const size_t colon = local.find(':');
+      if (state == "0A" && colon != std::string::npos &&
+          std::stoi(local.substr(colon + 1), nullptr, 16) == port) {
+        found.push_back(local.substr(0, colon));
+      }
+    }
+  }
+  return found;
+}
+
+TEST_F(Nodes, ListenAtLoopbackAloneForALocalhost) {
+  std::vector<std::string> words = launch(
+      "1",
+      {"--nnodes",
+       "2",
+       "--node-rank",
+       "0",
+       "--master-addr",
+       "localhost",
+       "--master-port",
+       std::to_string(port_),
+       "true"});
+  LockstepRun first(
+      words,
+      {std::string("LOCKSTEP_JOB_TOKEN=") + kToken, "XDG_STATE_HOME=" + folder_.path().string()});
+  while (listening_at(port_).empty()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  EXPECT_THAT(listening_at(port_), testing::ElementsAre("0100007F"));
+  first.send(SIGTERM);
+  first.wait();
+}
+
+TEST_F(Nodes, RefuseAMasterAddressThatIsNotThisMachines) {
+  const Outcome outcome = run_clean(
+      launch(
+          "1",
+          {"--nnodes",
+           "2",
+           "--node-rank",
+           "0",
+           "--master-addr",
+           "192.0.2.1",
+           "--master-port",
+           std::to_string(port_),
+           "true"}),
+      {std::string("LOCKSTEP_JOB_TOKEN=") + kToken, "XDG_STATE_HOME=" + folder_.path().string()});
+  EXPECT_EQ(outcome.code, 2) << outcome.err;
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(HasSubstr("must be an address of this host"), HasSubstr("got '192.0.2.1'")));
+}
+
+TEST_F(Nodes, SayThatNode0IsNotThere) {
+  const Outcome outcome = start(1, {"--join-timeout", "1", "true"}).wait();
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.err, HasSubstr("node 0 was not to be reached at 127.0.0.1 port"));
+}
+
+/// As in Kubernetes, where the names of pods appear after the pods, and may mean pods that are
+/// gone.
+TEST_F(Nodes, WaitForANameThatAppearsLater) {
+  // The shell's own /etc/hosts: no name, then another machine's address (RFC 5737), then ours.
+  const std::string script =
+      "hosts=$1; shift\n"
+      ": > $hosts\n"
+      "mount --bind $hosts /etc/hosts || exit 77\n"
+      "for node in 1 0; do\n"
+      "  \"$@\" --node-rank $node sh -c 'echo $RANK of $WORLD_SIZE' & pids=\"$pids $!\"\n"
+      "done\n"
+      "sleep 1.2; echo 192.0.2.1 later.test > $hosts\n"
+      "sleep 1.2; echo 127.0.0.1 later.test > $hosts\n"
+      "for pid in $pids; do wait $pid || exit $?; done";
+  std::vector<std::string> words = {"--mount"};
+  if (::geteuid() != 0) {
+    words.push_back("--map-root-user");
+  }
+  words.insert(
+      words.end(),
+      {"sh",
+       "-c",
+       script,
+       "sh",
+       folder_ / "hosts",
+       LOCKSTEP_BIN_DIR "/lockstep",
+       "launch",
+       "-n",
+       "1",
+       "--nnodes",
+       "2",
+       "--master-addr",
+       "later.test",
+       "--master-port",
+       std::to_string(port_)});
+  LockstepRun job(
+      words,
+      {std::string("LOCKSTEP_JOB_TOKEN=") + kToken, "XDG_STATE_HOME=" + folder_.path().string()},
+      "",
+      "/usr/bin/unshare");
+  const Outcome outcome = job.wait();
+  if (outcome.code == 77 || outcome.err.find("unshare failed") != std::string::npos) {
+    GTEST_SKIP() << "this system lends no /etc/hosts of one's own: " << outcome.err;
+  }
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, AllOf(HasSubstr("0 of 2"), HasSubstr("1 of 2")));
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          HasSubstr("the address 'later.test' cannot be resolved"),
+          HasSubstr("it is looked up again for up to 120 s (--join-timeout)")));
+}
+
+TEST_F(Nodes, OfAnotherJobAreTurnedAway) {
+  LockstepRun& first = start(0, {LAUNCH_FIXTURE, "hold"});
+  const Outcome stranger = start(1, {"true"}, "another_token_1234").wait();
+  EXPECT_EQ(stranger.code, 2);
+  EXPECT_THAT(stranger.err, HasSubstr("another token is needed here; is it of another job?"));
+  const Outcome second_job = start(0, {"true"}).wait();
+  EXPECT_EQ(second_job.code, 2);
+  EXPECT_THAT(second_job.err, HasSubstr("another job may use it"));
+  LockstepRun& second = start(1, {LAUNCH_FIXTURE, "hold"});
+  second.rank_pid(2);
+  first.send(SIGTERM);
+  EXPECT_EQ(first.wait().code, 143);
+  EXPECT_EQ(second.wait().code, 143);
+}
+
+TEST_F(Nodes, NeedAToken) {
+  const Outcome outcome = start(0, {"true"}, "short").wait();
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(
+      outcome.err, AllOf(HasSubstr("LOCKSTEP_JOB_TOKEN can be no token"), HasSubstr("export ")));
+}
+
+/// Idle connections, and such that say something else, are there all the time.
+TEST_F(Nodes, MeetThroughACrowdOfStrangers) {
+  LockstepRun& first = start(0, training(""));
+  std::vector<UniqueFd> strangers;
+  const Address listener = loopback(port_);
+  for (int i = 0; i < 500;) {
+    UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (::connect(fd.get(), listener.get(), listener.length) != 0) {
+      continue;  // It does not listen yet.
+    }
+    if (i % 2 == 0) {
+      [[maybe_unused]] const ssize_t sent = ::send(fd.get(), "\x16\x03\x01 hello", 9, MSG_NOSIGNAL);
+    }
+    strangers.push_back(std::move(fd));
+    ++i;
+  }
+  LockstepRun& second = start(1, training(""));
+  const Outcome at_first = first.wait();
+  EXPECT_EQ(at_first.code, 0) << at_first.err;
+  EXPECT_EQ(second.wait().code, 0);
+  EXPECT_THAT(at_first.err, HasSubstr("turned away"));
+}
+
+/// What a start-up file of a user's on a disk that is away does.
+TEST(FanOut, DoesNotWaitForALauncherThatNeverAnswersASignal) {
+  const TestFolder folder;
+  std::ofstream(folder / "hosts") << "elsewhere slots=1\n";
+  std::ofstream(folder / "ssh") << "#!/bin/sh\necho connected >&2\nexec sleep 1000\n";
+  std::filesystem::permissions(folder / "ssh", std::filesystem::perms::owner_all);
+  LockstepRun run(
+      {"launch", "--hostfile", folder / "hosts", "--grace-seconds", "0.5", "true"},
+      {"PATH=" + folder.path().string() + ":/usr/bin:/bin"});
+  run.await_err("connected");
+  run.send(SIGTERM);
+  const Outcome outcome = run.wait();
+  EXPECT_NE(outcome.code, 0);
+  EXPECT_THAT(
+      outcome.err, HasSubstr("ssh to elsewhere has not answered; ending all launchers now"));
+}
+
+}  // namespace
+}  // namespace lockstep::e2e

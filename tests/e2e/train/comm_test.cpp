@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that disagree on how to talk, or on what they pass.
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "lockstep/base/test_folder.h"
+#include "tests/e2e/harness/lockstep_run.h"
+
+namespace lockstep::e2e {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::Not;
+
+/// Two ranks, of which `changed` has other variables. The test fails after ten seconds.
+Outcome run_with(const std::string& changed, const std::string& variables) {
+  return run_clean(launch(
+      "2",
+      {"sh",
+       "-c",
+       "test $RANK != " + changed + " || export " + variables + "; exec " COMM_FIXTURE " join"}));
+}
+
+/// No rank is stopped before it has said what it knows.
+Outcome run_mode(const std::string& mode, const std::string& comm) {
+  return run_clean(launch("2", {COMM_FIXTURE, mode}), {"LOCKSTEP_COMM=" + comm});
+}
+
+TEST(CommDisagreement, OnLockstepCommEndsTheJoinAtOnce) {
+  const Outcome rank_1 = run_with("1", "LOCKSTEP_COMM=gloo");
+  EXPECT_NE(rank_1.code, 0);
+  EXPECT_THAT(rank_1.err, HasSubstr("disagree on LOCKSTEP_COMM; got gloo on rank 1, auto on"));
+  const Outcome rank_0 = run_with("0", "LOCKSTEP_COMM=gloo");
+  EXPECT_NE(rank_0.code, 0);
+  EXPECT_THAT(rank_0.err, HasSubstr("disagree on LOCKSTEP_COMM; got auto on rank 1, gloo on"));
+}
+
+TEST(CommDisagreement, OnWorldSizeEndsTheJoinAtOnce) {
+  for (const char* rank : {"0", "1"}) {
+    // The others' ranks share their host, and those of this one do not: it joins over Gloo.
+    const Outcome outcome = run_with(rank, "WORLD_SIZE=3");
+    EXPECT_NE(outcome.code, 0);
+    EXPECT_THAT(outcome.err, HasSubstr("worlds of different size meet"));
+  }
+  const Outcome gloo = run_with("1", "LOCKSTEP_COMM=gloo WORLD_SIZE=3");
+  EXPECT_NE(gloo.code, 0);
+  EXPECT_THAT(gloo.err, HasSubstr("worlds of different size meet"));
+}
+
+TEST(CommMismatch, OfWhatRanksGatherIsAnErrorOnAll) {
+  for (const char* comm : {"shm", "gloo"}) {
+    const Outcome vectors = run_mode("vectors", comm);
+    EXPECT_NE(vectors.code, 0);
+    for (const char* rank : {"[rank 0]", "[rank 1]"}) {
+      EXPECT_THAT(
+          vectors.err,
+          HasSubstr(
+              std::string(rank) +
+              " error: [gather] the ranks pass different numbers of tensors; got 2 on rank 0, 3 on "
+              "rank 1"));
+    }
+    const Outcome tensors = run_mode("tensors", comm);
+    EXPECT_NE(tensors.code, 0);
+    EXPECT_THAT(
+        tensors.err,
+        AllOf(
+            HasSubstr("rank 0 calls all_gather of float[2]"),
+            HasSubstr("rank 1 calls all_gather of float[3]"),
+            Not(HasSubstr("left the group"))));
+    const Outcome rows = run_mode("rows", comm);
+    EXPECT_NE(rows.code, 0);
+    EXPECT_THAT(
+        rows.err,
+        AllOf(
+            HasSubstr("no dimension 0"),
+            HasSubstr("rank 1 calls all_reduce with an argument that it refuses"),
+            Not(HasSubstr("left the group"))));
+  }
+}
+
+TEST(CommProfile, WritesNothingToStderr) {
+  const TestFolder folder;
+  const Outcome outcome =
+      run_clean(launch("1", {COMM_FIXTURE, "profile"}), {"TRACES=" + folder.path().string()});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, Not(HasSubstr("USDT")));
+}
+
+}  // namespace
+}  // namespace lockstep::e2e

@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the real `lockstep launch` says of jobs that do not go on.
+#include <csignal>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/base/test_folder.h"
+#include "tests/e2e/harness/lockstep_run.h"
+
+namespace lockstep::e2e {
+namespace {
+
+using testing::AllOf;
+using testing::ContainsRegex;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::Not;
+
+/// Jobs whose dumps go to a folder of the test's own.
+class Watch : public testing::Test {
+ protected:
+  Outcome run(
+      const std::string& fault,
+      std::vector<std::string> options = {},
+      const std::string& steps = "20") {
+    options.insert(options.end(), {WATCH_FIXTURE, fault, steps});
+    return run_program(std::move(options));
+  }
+  /// `words`: options of our own, the program and its arguments.
+  Outcome run_program(std::vector<std::string> words) {
+    words.insert(words.begin(), {"--stall-timeout", stall_timeout_});
+    LockstepRun job(launch("2", words), variables());
+    Outcome outcome = job.wait();
+    EXPECT_THAT(job.survivors(), IsEmpty());
+    return outcome;
+  }
+  std::vector<std::string> variables() const {
+    return {"XDG_STATE_HOME=" + folder_.path().string()};
+  }
+  /// The newest dump, as `lockstep flight --json` shows it.
+  nlohmann::json flight() const {
+    const Outcome shown = run_lockstep({"flight", "--json"}, variables());
+    EXPECT_EQ(shown.code, 0) << shown.out << shown.err;
+    return nlohmann::json::parse(shown.out);
+  }
+
+  TestFolder folder_;
+  std::string stall_timeout_ = "1.5";
+};
+
+TEST_F(Watch, NamesARankThatIsStopped) {
+  const Outcome outcome = run("stop");
+  EXPECT_EQ(outcome.code, 124) << outcome.err;
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          ContainsRegex("rank 1 is stopped \\(SIGSTOP, SIGTSTP or a debugger\\); needed in "
+                        "all_reduce\\(avg\\) of float\\[[0-9]+\\], where rank 0 waits"),
+          ContainsRegex("rank 0 +step 5, in all_reduce"),
+          ContainsRegex("rank 1 +step 5, stopped by a signal"),
+          HasSubstr("exit code:  124"),
+          HasSubstr("lockstep flight ")));
+  const nlohmann::json dump = flight();
+  ASSERT_EQ(dump.at("ranks").size(), 2U);
+  EXPECT_EQ(dump.at("ranks")[1].at("step"), 5);
+  EXPECT_THAT(dump.at("why").get<std::string>(), HasSubstr("rank 1 is stopped"));
+}
+
+TEST_F(Watch, NamesARankThatIsStoppedWhileItExits) {
+  const Outcome outcome = run("stop-exiting");
+  EXPECT_EQ(outcome.code, 124) << outcome.err;
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          ContainsRegex("rank 1 of 2 stalled after .*; rank 1 has been stopped \\(SIGSTOP or "
+                        "SIGTSTP\\) for 1\\.5 s; SIGCONT would continue it"),
+          ContainsRegex("rank 1 +step 20, has left the job, stopped by a signal")));
+}
+
+TEST_F(Watch, NamesARankThatIsStoppedAndIsNoProgramOfOurs) {
+  const Outcome outcome =
+      run_program({"sh", "-c", "test $RANK = 0 || kill -STOP $$; exec sleep 0.1"});
+  EXPECT_EQ(outcome.code, 124) << outcome.err;
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          HasSubstr("; rank 1 has been stopped (SIGSTOP or SIGTSTP) for 1.5 s"),
+          HasSubstr("rank 1      has not joined the job, stopped by a signal"),
+          ContainsRegex("host: +[^ ]+, pid [1-9]")));
+}
+
+TEST_F(Watch, SaysNothingOfAProgramThatIsNotOursAndSleeps) {
+  const Outcome outcome = run_program({"sleep", "3"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+}
+
+TEST_F(Watch, NamesARankThatWasStoppedBeforeItJoined) {
+  stall_timeout_ = "60";  // The other one loses patience first.
+  const Outcome outcome = run("stop-before-joining", {"--env", "LOCKSTEP_JOIN_TIMEOUT_MS=1500"});
+  EXPECT_EQ(outcome.code, 124) << outcome.err;
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          ContainsRegex("rank 1 of 2 stalled after .*; it was stopped \\(SIGSTOP or SIGTSTP\\) "
+                        "before it joined the job, and rank 0 waited for it\n"),
+          HasSubstr("also:       rank 0 ended with exit code 1")));
+}
+
+TEST_F(Watch, ARankThatEndsWith0BeforeItJoinsEndsTheJobAtOnce) {
+  for (const char* const rank : {"0", "1"}) {
+    const std::string other = rank[0] == '0' ? "1" : "0";
+    const Outcome outcome = run("end-before-joining", {"--env", std::string("FAULT_RANK=") + rank});
+    EXPECT_EQ(outcome.code, 1) << outcome.err;
+    EXPECT_THAT(
+        outcome.err,
+        ContainsRegex(
+            std::string("rank ") + rank +
+            " of 2 ended with exit code 0 after .*; it ended before "
+            "it joined the job, and rank " +
+            other +
+            " waits for it; .*; the other rank was "
+            "stopped"));
+  }
+}
+
+TEST_F(Watch, NamesARankThatDoesNotCome) {
+  const Outcome outcome = run("sleep");
+  EXPECT_EQ(outcome.code, 124) << outcome.err;
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          ContainsRegex(
+              "rank 1 has not come to all_reduce\\(avg\\) of float\\[[0-9]+\\], where rank "
+              "0 waits for [12]\\.[0-9] s"),
+          ContainsRegex("rank 1 +step 5, in no operation; the last was all_reduce")));
+}
+
+TEST_F(Watch, NamesTheRankThatLeavesTheOthersAlone) {
+  const Outcome outcome = run("alone");
+  EXPECT_EQ(outcome.code, 124) << outcome.err;
+  EXPECT_THAT(outcome.err, ContainsRegex("rank 0 has not come to .*, where rank 1 waits"));
+}
+
+TEST_F(Watch, NamesARankThatEndsBeforeTheOthers) {
+  const Outcome outcome = run("leave");
+  EXPECT_EQ(outcome.code, 1) << outcome.err;
+  EXPECT_THAT(
+      outcome.err,
+      ContainsRegex("rank 0 of 2 ended with exit code 1 after .*; rank 1 had left the job before, "
+                    "after step 5; all ranks must take the same steps"));
+}
+
+TEST_F(Watch, RanksWithDifferentNumbersOfBatchesAreToldSo) {
+  const Outcome outcome = run("fewer");
+  EXPECT_EQ(outcome.code, 1) << outcome.err;
+  // Both sides, on both ranks.
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(
+          ContainsRegex("\\[rank 0\\] error: .*all_reduce\\(avg\\)"),
+          ContainsRegex("\\[rank 1\\] error: .*all_reduce\\(sum\\)")));
+}
+
+TEST_F(Watch, SaysNothingOfAJobThatGoesOn) {
+  const Outcome outcome = run("");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.err, Not(HasSubstr("slow")));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "lockstep/flights"));
+}
+
+TEST_F(Watch, WarnsOfASlowRankAndLetsItGoOn) {
+  const Outcome outcome = run("slow", {}, "80");
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(
+      outcome.err,
+      ContainsRegex("rank 1 is slow: it came last to [0-9]+ of the last [0-9]+ operations"));
+  EXPECT_EQ(count(outcome.err, "is slow"), 1);
+}
+
+TEST_F(Watch, CanBeTurnedOff) {
+  LockstepRun job(launch("2", {"--stall-timeout", "0", WATCH_FIXTURE, "stop"}), variables());
+  job.send(SIGTERM);
+  EXPECT_EQ(job.wait().code, 143);
+  EXPECT_THAT(job.survivors(), IsEmpty());
+}
+
+TEST_F(Watch, LeavesADumpOfAJobThatFailed) {
+  const Outcome outcome = run("kill");
+  EXPECT_EQ(outcome.code, 137) << outcome.err;
+  const nlohmann::json dump = flight();
+  EXPECT_EQ(dump.at("ranks")[1].at("step"), 5);
+  EXPECT_EQ(dump.at("ranks")[1].at("running"), false);
+}
+
+TEST_F(Watch, PutsTheDumpIntoTheLogFolder) {
+  const std::filesystem::path logs = folder_ / "logs";
+  const Outcome outcome = run("stop", {"--log-dir", logs.string(), "--rdzv-id", "job"});
+  EXPECT_EQ(outcome.code, 124) << outcome.err;
+  const auto path = logs / "job" / "attempt_0" / "flight.json";
+  EXPECT_TRUE(std::filesystem::exists(path)) << outcome.err;
+  EXPECT_THAT(
+      run_lockstep({"flight", path.string()}).out,
+      AllOf(HasSubstr("rank 1 is stopped"), HasSubstr("all_reduce(avg) of float")));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "lockstep/flights"));
+}
+
+TEST_F(Watch, StartsAStalledJobAnewIfItMay) {
+  const Outcome outcome = run("stop", {"--max-restarts", "1", "--restart-backoff-seconds", "0.01"});
+  EXPECT_EQ(outcome.code, 124) << outcome.err;
+  EXPECT_THAT(outcome.err, AllOf(HasSubstr("restart 1 of 1"), HasSubstr("attempts:   2")));
+}
+
+TEST_F(Watch, SaysThatThereIsNoDump) {
+  const Outcome outcome = run_lockstep({"flight"}, variables());
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("there is no dump"));
+  EXPECT_EQ(run_lockstep({"flight", (folder_ / "none.json").string()}).code, 2);
+}
+
+}  // namespace
+}  // namespace lockstep::e2e
