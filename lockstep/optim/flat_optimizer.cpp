@@ -22,11 +22,22 @@ FlatOptimizer::FlatOptimizer(
     std::unique_ptr<torch::optim::OptimizerOptions> defaults)
     : torch::optim::Optimizer(
           checked_groups(rule->traits().name, std::move(groups)), std::move(defaults)),
-      layout_(std::move(rule), param_groups_),
-      numbers_(std::make_unique<DeviceNumbers>(layout_)),
-      strategy_(std::make_unique<PlainStrategy>(layout_, *numbers_)) {}
+      layout_(std::make_unique<ParameterLayout>(std::move(rule), param_groups_)),
+      numbers_(std::make_unique<DeviceNumbers>(*layout_)),
+      strategy_(std::make_unique<PlainStrategy>(*layout_, *numbers_)) {}
 
 FlatOptimizer::~FlatOptimizer() = default;
+
+FlatOptimizer::FlatOptimizer(FlatOptimizer&& other) noexcept
+    : torch::optim::Optimizer(static_cast<torch::optim::Optimizer&&>(other)),
+      layout_(std::move(other.layout_)),
+      numbers_(std::move(other.numbers_)),
+      strategy_(std::move(other.strategy_)),
+      host_(other.host_),
+      call_guard_(std::move(other.call_guard_)),
+      run_count_(other.run_count_) {
+  layout_->set_param_groups(param_groups_);
+}
 
 void FlatOptimizer::set_call_guard(std::function<void(const char* call)> guard) {
   call_guard_ = std::move(guard);
@@ -49,8 +60,8 @@ at::Tensor FlatOptimizer::step(LossClosure closure) {
     loss = closure();
   }
   const c10::AutoGradMode no_grad(false);
-  layout_.adopt();
-  layout_.check_gradients();
+  layout_->adopt();
+  layout_->check_gradients();
   numbers_->place(/*on_host=*/host_ != nullptr);
   run_count_ = strategy_->step();
   return loss;
@@ -71,24 +82,24 @@ void FlatOptimizer::load(torch::serialize::InputArchive& /*archive*/) {
 }
 
 void FlatOptimizer::adopt_parameters() {
-  layout_.adopt();
+  layout_->adopt();
 }
 
 void FlatOptimizer::follow_parameters() {
   discard_speculative();
-  layout_.follow_parameters();
+  layout_->follow_parameters();
 }
 
 void FlatOptimizer::share(const Group& group) {
   if (group.size() == 1) {
     return;
   }
-  layout_.share(group);
-  strategy_ = std::make_unique<SharedStrategy>(layout_, *numbers_, group);
+  layout_->share(group);
+  strategy_ = std::make_unique<SharedStrategy>(*layout_, *numbers_, group);
 }
 
 bool FlatOptimizer::is_shared() const {
-  return layout_.is_shared();
+  return layout_->is_shared();
 }
 
 void FlatOptimizer::update_shards(
@@ -97,30 +108,30 @@ void FlatOptimizer::update_shards(
     const std::optional<Group>& ranks,
     bool fp32_state) {
   const c10::AutoGradMode no_grad(false);
-  layout_.adopt();
+  layout_->adopt();
   check_can_shard(offload, ranks);
-  layout_.use_shard_slices(slices, ranks, fp32_state);
+  layout_->use_shard_slices(slices, ranks, fp32_state);
   if (offload.device != OffloadDevice::kNone) {
-    auto host = std::make_unique<HostStrategy>(layout_, offload, ranks);
+    auto host = std::make_unique<HostStrategy>(*layout_, offload, ranks);
     host_ = host.get();
     strategy_ = std::move(host);
-  } else if (has_parameters_in_files(layout_)) {
+  } else if (has_parameters_in_files(*layout_)) {
     throw ConfigError(
         "offload",
         "parameters in files can only be updated on the host; got offload_optimizer.device none, "
         "expected cpu or nvme");
   } else {
     host_ = nullptr;
-    strategy_ = std::make_unique<ShardedStrategy>(layout_, *numbers_, ranks);
+    strategy_ = std::make_unique<ShardedStrategy>(*layout_, *numbers_, ranks);
   }
-  layout_.create_eager_state();
+  layout_->create_eager_state();
 }
 
 void FlatOptimizer::check_can_shard(
     const OffloadOptimizer& offload, const std::optional<Group>& ranks) {
   bool needs_full = false;
-  for (size_t group = 0; group < layout_.group_count(); ++group) {
-    needs_full = needs_full || layout_.needs_full(group);
+  for (size_t group = 0; group < layout_->group_count(); ++group) {
+    needs_full = needs_full || layout_->needs_full(group);
   }
   if (needs_full && offload.device != OffloadDevice::kNone) {
     throw ConfigError(
@@ -153,20 +164,20 @@ void FlatOptimizer::write_rates() {
 }
 
 void FlatOptimizer::complete_state() {
-  layout_.complete_state();
+  layout_->complete_state();
 }
 
 std::vector<int64_t> FlatOptimizer::full_sizes(const at::Tensor& parameter) const {
-  return layout_.full_sizes(parameter);
+  return layout_->full_sizes(parameter);
 }
 
 FlatOptimizer::ParameterState FlatOptimizer::state_of(const at::Tensor& parameter) const {
-  return layout_.state_of(parameter);
+  return layout_->state_of(parameter);
 }
 
 void FlatOptimizer::set_state(const at::Tensor& parameter, const ParameterState& state) {
   discard_speculative();
-  layout_.set_state(parameter, state);
+  layout_->set_state(parameter, state);
 }
 
 void FlatOptimizer::discard_speculative() {

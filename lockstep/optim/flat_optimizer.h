@@ -61,6 +61,7 @@ class FlatOptimizer : public torch::optim::Optimizer {
   using BufferSlices = optim::BufferSlices;
 
   ~FlatOptimizer() override;
+  FlatOptimizer(FlatOptimizer&& other) noexcept;
 
   /// Calls `closure`, if any, with gradients enabled, then updates once. Returns its loss.
   at::Tensor step(LossClosure closure = nullptr) override;
@@ -104,7 +105,7 @@ class FlatOptimizer : public torch::optim::Optimizer {
   /// Copies changed learning rates to the devices that read them, as `step` does.
   void write_rates();
 
-  const UpdateRule& rule() const { return *layout_.rule(); }
+  const UpdateRule& rule() const { return *layout_->rule(); }
   const RuleTraits& traits() const { return rule().traits(); }
   /// Creates state that options enabled later need.
   void complete_state();
@@ -129,7 +130,7 @@ class FlatOptimizer : public torch::optim::Optimizer {
   void check_can_shard(const OffloadOptimizer& offload, const std::optional<Group>& ranks);
   void discard_speculative();
 
-  ParameterLayout layout_;
+  std::unique_ptr<ParameterLayout> layout_;
   std::unique_ptr<DeviceNumbers> numbers_;
   std::unique_ptr<UpdateStrategy> strategy_;
   HostStrategy* host_ = nullptr;  ///< `strategy_`, if that is one.

@@ -67,7 +67,7 @@ std::vector<torch::optim::OptimizerParamGroup> checked_groups(
 }
 
 void ParameterLayout::adopt() {
-  for (size_t group = 0; group < param_groups_.size(); ++group) {
+  for (size_t group = 0; group < param_groups_->size(); ++group) {
     if (group == groups_.size()) {
       add_group(group);
     }
@@ -100,7 +100,7 @@ void ParameterLayout::add_group(size_t group) {
 
 std::vector<at::Tensor> ParameterLayout::added_parameters(size_t group) const {
   const std::vector<at::TensorImpl*>& adopted = groups_[group].adopted;
-  const std::vector<at::Tensor>& parameters = param_groups_[group].params();
+  const std::vector<at::Tensor>& parameters = (*param_groups_)[group].params();
   const bool kept =
       adopted.size() <= parameters.size() &&
       std::equal(
@@ -160,7 +160,7 @@ void ParameterLayout::follow_parameters() {
     }
     const std::vector<FlatParameter> before = flat.items();
     flat = FlatGroup(rule_->traits().fields.size());
-    flat.add(param_groups_[group].params());
+    flat.add((*param_groups_)[group].params());
     for (const FlatParameter& item : before) {
       set_state(
           item.parameter, {.step = steps_of(item), .fields = item.state, .scalars = item.scalars});
@@ -199,7 +199,7 @@ void ParameterLayout::use_shard_slices(
   }
   for (size_t index = 0; index < groups_.size(); ++index) {
     LaidOutGroup& group = groups_[index];
-    std::vector<at::Tensor>& parameters = param_groups_[index].params();
+    std::vector<at::Tensor>& parameters = (*param_groups_)[index].params();
     parameters.clear();
     group = {
         .flat = FlatGroup(rule_->traits().fields.size(), fp32_state),
@@ -308,7 +308,9 @@ void ParameterLayout::create_eager_state() {
     for (FlatParameter& item : flat(group).items()) {
       create_missing_state(group, item);
     }
-    flat(group).release_file_pages();
+    for (size_t buffer = 0; buffer < flat(group).buffer_count(); ++buffer) {
+      flat(group).release_file_pages(buffer);
+    }
   }
 }
 

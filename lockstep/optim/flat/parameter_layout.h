@@ -54,13 +54,19 @@ class ParameterLayout {
   ParameterLayout(
       std::shared_ptr<const UpdateRule> rule,
       std::vector<torch::optim::OptimizerParamGroup>& groups)
-      : rule_(std::move(rule)), param_groups_(groups) {}
+      : rule_(std::move(rule)), param_groups_(&groups) {}
+  /// Uses `groups`, which must be the same, instead: they have moved with their optimizer.
+  void set_param_groups(std::vector<torch::optim::OptimizerParamGroup>& groups) {
+    param_groups_ = &groups;
+  }
 
   const std::shared_ptr<const UpdateRule>& rule() const { return rule_; }
   size_t group_count() const { return groups_.size(); }
   FlatGroup& flat(size_t group) { return groups_[group].flat; }
   const FlatGroup& flat(size_t group) const { return groups_[group].flat; }
-  torch::optim::OptimizerOptions& options(size_t group) { return param_groups_[group].options(); }
+  torch::optim::OptimizerOptions& options(size_t group) {
+    return (*param_groups_)[group].options();
+  }
   bool needs_full(size_t group) { return rule_->needs_full(options(group)); }
 
   /// Lays out parameters that were added to the groups. ConfigError for invalid ones.
@@ -119,7 +125,7 @@ class ParameterLayout {
   const char* rule_name() const { return rule_->traits().name; }
 
   std::shared_ptr<const UpdateRule> rule_;
-  std::vector<torch::optim::OptimizerParamGroup>& param_groups_;
+  std::vector<torch::optim::OptimizerParamGroup>* param_groups_;
   std::vector<LaidOutGroup> groups_;
   std::optional<Group> sharing_group_;
   bool has_shard_slices_ = false;
