@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# ./dev and scripts/bootstrap where they must refuse, or do nothing: with made-up tools on the PATH, so
-# that nothing is ever installed.
+# Tests ./dev and scripts/bootstrap where they refuse or do nothing. Fake tools on the PATH prevent any
+# installation.
 # shellcheck disable=SC2016  # the made-up programs expand their own variables
 set -euo pipefail
 

@@ -9,8 +9,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
-/// Small networks for tests. Their weights do not depend on torch's random numbers, which ranks
-/// that are threads would share.
+/// Small networks for tests. Their weights do not use torch's random generator, which ranks as
+/// threads would share.
 namespace lockstep::test {
 
 struct Sines {
@@ -31,7 +31,7 @@ inline void fill_with_sines(torch::nn::Module& module, const Sines& sines = {}) 
   }
 }
 
-/// Linear layers of `width` inputs and outputs each.
+/// Returns linear layers of `width` inputs and outputs each.
 inline torch::nn::Sequential square_layers(int64_t layers, int64_t width, bool bias = true) {
   torch::nn::Sequential net;
   for (int64_t i = 0; i < layers; ++i) {
@@ -63,7 +63,7 @@ struct TwoLayerNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(TwoLayerNet);
 
-/// A tanh after each layer of `stack`.
+/// Applies each layer of `stack` and a tanh.
 inline at::Tensor forward_tanh(torch::nn::Sequential& stack, at::Tensor x) {
   for (auto& layer : *stack) {
     x = at::tanh(layer.forward<at::Tensor>(x));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// What most tests that see torch include, precompiled for them: see lockstep_add_test_headers.
+/// Headers that most tests with torch include, precompiled: see lockstep_add_test_headers.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

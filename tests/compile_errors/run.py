@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compiles refused_types.cpp, and compares the compiler's errors with those the file names: each once, and no other.
+"""Compiles refused_types.cpp, and expects exactly the errors that the file names, each once.
 
 Usage: run.py BUILD_FOLDER"""
 import os

@@ -10,9 +10,8 @@
 
 namespace conformance {
 
-/// A small network with everything that trips strategies up: a parameter under two names, one that
-/// is frozen, one that is never used, one that only some samples use, and sizes that divide by
-/// nothing.
+/// A small network with difficult parameters: one under two names, one frozen, one never used, one
+/// that only some samples use, and sizes without small divisors.
 struct AwkwardNetImpl : torch::nn::Module {
   AwkwardNetImpl() {
     first = register_module("first", torch::nn::Linear(5, 7));
@@ -32,8 +31,8 @@ struct AwkwardNetImpl : torch::nn::Module {
     }
   }
 
-  /// Samples whose first number is negative go through `sometimes`, which a batch without any
-  /// leaves out of its graph.
+  /// Samples with a negative first number use `sometimes`. A batch without one leaves it out of the
+  /// graph.
   torch::Tensor forward(const torch::Tensor& x) {
     auto h = torch::tanh(first(x));
     h = torch::tanh(second(h)) + torch::matmul(h, tied) / 4 + frozen(h) / 4;

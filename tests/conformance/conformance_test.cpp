@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// The suite that every strategy passes: however the work is dealt out, training is that of one
-// process on the whole batch. A strategy is a line of `strategies()`; the oracle is the plainest
-// loop there is, without Lockstep.
+// Conformance suite: with every strategy, training equals that of one process on the full batch. A
+// strategy is a line of `strategies()`; the reference is a plain loop without Lockstep.
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -42,7 +40,7 @@ constexpr int64_t kSamples = 192;
 constexpr int64_t kGlobalBatch = 48;  // Divides by 1 to 4 ranks, and by 4 micro-steps there.
 constexpr int kEpochs = 3;
 constexpr double kLr = 0.01;
-/// Large, so that an update does not magnify what rounding left of a gradient that is zero.
+/// Large, so that an update does not magnify the rounding error of a zero gradient.
 constexpr double kEps = 1e-3;
 constexpr double kMaxNorm = 0.05;
 
@@ -59,7 +57,7 @@ struct Strategy {
   int64_t micro_steps = 1;
   int64_t local_sgd_steps = 0;  ///< 0: none.
   bool clip = false;
-  /// Largest difference of a weight, against weights of about 0.5, and why it is not 0.
+  /// Largest difference of a weight (weights are about 0.5). The strategies give its reason.
   double tolerance = 2e-6;            ///< Sums over ranks are in another order than over a batch.
   at::ScalarType dtype = at::kFloat;  ///< Of the parameters.
   bool muon = false;                  ///< Of the matrices, AdamW of the rest; else AdamW alone.
@@ -84,14 +82,14 @@ std::vector<Strategy> strategies() {
       if (type == lockstep::CommHookType::kPowerSgd) {
         options.data_parallel.comm_hook.power_sgd.start_iter = 2;
         options.data_parallel.comm_hook.power_sgd.matrix_approximation_rank = 7;
-        // Or nothing would be compressed: rank 7 costs more than these matrices.
+        // By default nothing would be compressed, since rank 7 costs more than these matrices.
         options.data_parallel.comm_hook.power_sgd.min_compression_rate = 0.01;
       }
       return options;
     };
   };
   const auto mixed = [](Precision precision) {
-    // A scale that these gradients bear, or the first updates would be left out.
+    // With the default scale these gradients overflow, and the first updates would be skipped.
     return [precision] {
       return AcceleratorOptions{.mixed_precision = precision, .grad_scaler = {.init_scale = 256}};
     };
@@ -170,7 +168,7 @@ std::vector<Strategy> strategies() {
       {.name = "fp16", .options = mixed(Precision::kFP16), .tolerance = 4e-2},
       {.name = "fp16_hook", .options = hook(lockstep::CommHookType::kFp16), .tolerance = 4e-2},
       {.name = "bf16_hook", .options = hook(lockstep::CommHookType::kBf16), .tolerance = 4e-2},
-      // Rank 7 is the whole of these matrices.
+      // These matrices have rank 7.
       {.name = "power_sgd", .options = hook(lockstep::CommHookType::kPowerSgd), .tolerance = 4e-2},
   };
   for (const int stage : {1, 2, 3}) {
@@ -189,7 +187,7 @@ std::vector<Strategy> strategies() {
       }
     }
     for (const int64_t micro_steps : {1, 4}) {
-      // Five iterations make steps of what rounding left of a gradient.
+      // Five iterations magnify the rounding error of a gradient.
       all.push_back(
           {.name = fmt::format(
                "zero_{}_muon{}", stage, micro_steps > 1 ? "_accumulation_and_clipping" : ""),
@@ -233,7 +231,7 @@ at::Tensor loss_of(AwkwardNet& net, const at::Tensor& x, const at::Tensor& y) {
   return (net->forward(input).to(at::kFloat) - y).pow(2).mean();
 }
 
-/// By the Gram matrix, in fp32: products of 16 bits would hide what differs.
+/// Uses the Gram matrix in fp32, since 16-bit products would hide differences.
 lockstep::optim::Muon muon_of(AwkwardNet& net) {
   return lockstep::optim::Muon(lockstep::optim::muon_groups(
       lockstep::parameters_of(*net),
@@ -241,14 +239,14 @@ lockstep::optim::Muon muon_of(AwkwardNet& net) {
       {.lr = kLr, .weight_decay = 0.01, .adam_eps = kEps}));
 }
 
-/// One process on whole batches, by torch alone, but for Muon, which is ours.
+/// Trains one process on full batches with torch alone, except for Lockstep's Muon.
 Weights oracle(
     bool clip,
     const std::vector<at::Tensor>& batches,
     const std::vector<double>& parts,
     bool muon = false) {
   AwkwardNet net;
-  // torch's would update a parameter twice that has two names.
+  // torch's optimizer would update a parameter with two names twice.
   std::vector<at::Tensor> parameters;
   for (const at::Tensor& parameter : net->parameters()) {
     if (!std::any_of(parameters.begin(), parameters.end(), [&](const at::Tensor& other) {
@@ -358,7 +356,7 @@ void on_ranks(
 
 class Conformance : public ::testing::TestWithParam<std::tuple<Strategy, int>> {};
 
-/// Rows of the whole batch must be those of the ranks' batches together: contiguous rounds are.
+/// The ranks' batches of one round are contiguous, so together they are a full batch.
 TEST_P(Conformance, TrainsAsOneProcessOnTheWholeBatch) {
   const auto& [strategy, world] = GetParam();
   const Weights expected = whole_batches(strategy.clip, strategy.muon);
@@ -371,7 +369,7 @@ TEST_P(Conformance, TrainsAsOneProcessOnTheWholeBatch) {
   });
 }
 
-TEST_P(Conformance, GoesOnFromItsOwnCheckpointToTheBit) {
+TEST_P(Conformance, ResumesBitExactFromItsOwnCheckpoint) {
   const auto& [strategy, world] = GetParam();
   const lockstep::TestFolder folder;
   on_ranks(world, strategy.options(), [&, &strategy = strategy](Accelerator& accelerator) {
@@ -405,7 +403,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST(ConformanceUneven, ARankWithoutABatchCountsAsZero) {
   for (const int world : {2, 3, 4}) {
-    // The last round has a batch for rank 0 alone.
+    // The last round has a batch only for rank 0.
     const int64_t rows = 4, full = 2, samples = (full * world + 1) * rows;
     std::vector<at::Tensor> batches;
     std::vector<double> parts;
@@ -439,7 +437,7 @@ TEST(ConformanceUneven, ARankWithoutABatchCountsAsZero) {
   }
 }
 
-/// Sums of two are the same in any order.
+/// A sum of two numbers does not depend on the order.
 TEST(ConformanceZero, EveryStageHasTheBitsOfDataParallelOnTwoRanks) {
   Weights expected;
   for (const int stage : {0, 1, 2, 3}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank is killed within a collective, at any moment: the job ends in seconds, with its name.
+// A rank is killed within a collective, at any moment. The job ends in seconds and names it.
 #include <chrono>
 #include <csignal>
 #include <random>
@@ -16,7 +16,6 @@
 namespace lockstep::faults {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
@@ -36,10 +35,8 @@ TEST(KillInACollective, EndsTheJobInSecondsWithTheRanksName) {
     run.rank_pid(1 - rank);
     run.rank_pid(rank);
     std::this_thread::sleep_for(after);
-    const auto killed = Clock::now();
     run.send_to_rank(rank, SIGKILL);
-    const e2e::Outcome outcome = run.wait();
-    EXPECT_LT(Clock::now() - killed, kLimit);
+    const e2e::Outcome outcome = run.wait(kLimit);
     EXPECT_EQ(outcome.code, 128 + SIGKILL) << outcome.err;
     EXPECT_THAT(outcome.err, HasSubstr(fmt::format("rank {} of 2 was killed by SIGKILL", rank)));
     EXPECT_THAT(run.survivors(), IsEmpty());

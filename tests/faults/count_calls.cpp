@@ -39,7 +39,7 @@ std::atomic<int> calls{0};
 constexpr size_t kPathBytes = 4096;
 using Path = std::array<char, kPathBytes>;
 
-/// What becomes of a call.
+/// The result of a call.
 struct Verdict {
   int error = 0;  ///< Fails with that, undone.
   bool halve = false;
@@ -145,7 +145,7 @@ int fail(int error) {
   return -1;
 }
 
-/// The function of that name which this library stands before.
+/// Returns the original function of that name.
 template <typename Function>
 Function next(const char* name) {
   return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
@@ -164,7 +164,7 @@ mode_t mode_of(int flags, va_list arguments) {
 
 }  // namespace
 
-/// Counting starts anew with 1 and stops with 0. Programs find it by dlsym.
+/// Restarts counting with 1 and stops it with 0. Programs find it by dlsym.
 COUNTED void fault_arm(int on) {
   calls = 0;
   armed = on != 0;
@@ -253,7 +253,7 @@ COUNTED int sync_file_range(int file, off64_t offset, off64_t size, unsigned fla
              : static_cast<int>(syscall(SYS_sync_file_range, file, offset, size, flags));
 }
 
-/// As on Linux, the descriptor is gone even if closing it fails.
+/// As on Linux, the descriptor is closed even if close() fails.
 COUNTED int close(int file) {
   const Verdict verdict = judge_descriptor("close", file);
   const long result = syscall(SYS_close, file);

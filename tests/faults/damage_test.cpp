@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checkpoint that is not what was written, or was never one: it is refused, with a message that
-// says which file and why, or passed over for the one before it, with a warning that does.
+// A damaged or foreign checkpoint is refused with file and reason, or skipped for the previous one
+// with a warning.
 #include <algorithm>
 #include <string>
 
@@ -33,7 +33,7 @@ class Damage : public FaultBench {
     newest_ = checkpoint(damaged_, 2);
   }
 
-  /// Told to load it, the program ends before the first step, and says why.
+  /// Expects that a program that loads it ends before the first step, with the reason.
   void expect_refused(const testing::Matcher<std::string>& says) {
     const Outcome outcome = run(damaged_, {"--load", newest_.string()});
     EXPECT_EQ(outcome.code, kFailed) << outcome.err;
@@ -42,7 +42,7 @@ class Damage : public FaultBench {
     EXPECT_EQ(last_step(damaged_, 1), 0);
   }
 
-  /// Told to resume, it goes on from the checkpoint before, and says what it has passed over.
+  /// Expects that a resume loads the previous checkpoint, and names the skipped one.
   void expect_passed_over(const testing::Matcher<std::string>& says) {
     const Outcome outcome = run(damaged_, {"--resume"});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
@@ -133,7 +133,7 @@ TEST_F(Damage, ACheckpointOfANewerVersionIsNotGoneBackBehind) {
   EXPECT_EQ(last_step(damaged_, 0), 0);
 }
 
-TEST_F(Damage, OfTheOnlyCheckpointIsNoReasonToBeginAnew) {
+TEST_F(Damage, OfTheOnlyCheckpointIsAnErrorOfResume) {
   damaged_ = project("damaged", 1);
   const fs::path file = checkpoint(damaged_, 1) / "model.safetensors";
   storage::flip_bit(file, fs::file_size(file) - 1);
@@ -149,7 +149,7 @@ TEST_F(Damage, OfTheOnlyCheckpointIsNoReasonToBeginAnew) {
   EXPECT_THAT(storage::names_in(damaged_ / "checkpoints"), ElementsAre("checkpoint_1", "latest"));
 }
 
-TEST_F(Damage, RanksThatLoadDifferentCheckpointsAreToldSo) {
+TEST_F(Damage, RanksThatLoadDifferentCheckpointsAreRefused) {
   const std::string script = "exec " FAULT_FIXTURE " --project " + damaged_.string() + " --load " +
                              (damaged_ / "checkpoints").string() + "/checkpoint_$((RANK+1))";
   const Outcome outcome = e2e::run_lockstep(e2e::launch("2", {"sh", "-c", script}));
@@ -169,7 +169,7 @@ TEST_F(Damage, AFieldThisProgramDoesNotKnow) {
   expect_refused_and_passed_over(AllOf(HasSubstr("manifest.json"), HasSubstr("encoding")));
 }
 
-TEST_F(Damage, AStepThatMakesNoSense) {
+TEST_F(Damage, AnInvalidStepIsRefused) {
   for (const nlohmann::json& step : {nlohmann::json("x"), nlohmann::json(-5)}) {
     damaged_ = project("damaged", 2);
     edit_manifest(newest_, [&](nlohmann::json& manifest) { manifest["meta"]["step"] = step; });
@@ -316,7 +316,7 @@ TEST_F(Damage, ALinkNamedLikeWhatADeadSaveLeftIsNotFollowed) {
   const fs::path control_channel = folder_ / "outside";
   fs::create_directory(control_channel);
   write_bytes(control_channel / "diary", "dear");
-  // Of this host, and of a process there cannot be.
+  // This host, and a pid that cannot exist.
   std::string name = storage::temporary_name(checkpoint(damaged_, 3)).filename();
   const size_t random = name.rfind('-');
   const size_t process = name.rfind('-', random - 1);
@@ -329,7 +329,7 @@ TEST_F(Damage, ALinkNamedLikeWhatADeadSaveLeftIsNotFollowed) {
 }
 
 TEST_F(Damage, APickleIsNotRead) {
-  // What Accelerate's save_state leaves; the content does not matter, for nobody looks at it.
+  // The names of Accelerate's save_state; the content does not matter, since it is not read.
   const fs::path foreign = damaged_ / "accelerate";
   fs::create_directory(foreign);
   for (const char* name : {"pytorch_model.bin", "optimizer.bin", "random_states_0.pkl"}) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Disks that are really full, or really cannot be written: file systems mounted for one job alone.
+// Disks that are full or read-only: file systems mounted for one job.
 #include <string>
 
 #include <fmt/format.h>
@@ -20,13 +20,13 @@ using testing::Not;
 
 constexpr int kFailed = 1;
 constexpr int kUsage = 2;
-/// What sets the disk up in the scripts below ends with this if it cannot.
+/// Exit code of the scripts below if they cannot mount a disk.
 constexpr int kNoMount = 77;
 
 class Disk : public FaultBench {
  protected:
-  /// Runs the fixture on two ranks where `mount` has been done, and `after` once it has ended; both
-  /// are of a shell, to which $1 is the project, $2 another folder, seen from outside, too.
+  /// Runs the fixture on two ranks after the shell code `mount`, and then the shell code `after`.
+  /// $project is the project, $outside a folder that stays visible to the test.
   Outcome run_on_disk(
       const fs::path& project,
       const std::string& mount,
@@ -37,7 +37,7 @@ class Disk : public FaultBench {
         mount,
         kNoMount,
         after);
-    // Without root, in a world where one is root and owns nothing.
+    // Without root, in a user namespace.
     std::vector<std::string> words = {"unshare", "--mount"};
     if (::geteuid() != 0) {
       words.push_back("--map-root-user");
@@ -78,7 +78,7 @@ class Disk : public FaultBench {
   fs::path control_channel_ = folder_ / "outside";
 };
 
-/// A disk with what the project held, and room for the lock and two small files more.
+/// Mounts a disk with the project's files and room for the lock and two more small files.
 constexpr const char* kFullDisk =
     "mkdir $outside/start && cp -a $project/. $outside/start && "
     "mount -t tmpfs -o size=2m none $project && cp -a $outside/start/. $project && "
@@ -187,7 +187,7 @@ TEST_F(Disk, CheckpointsThatCannotBeWrittenAreSeenBeforeTrainingBegins) {
   if (!can_mount_) {
     GTEST_SKIP() << "no disk can be mounted here";
   }
-  // The steps are written beside them: only a look at the folder itself can tell.
+  // The steps are in the same folder, so the test compares the folder's content.
   const fs::path fixed = project("fixed", 1);
   const Outcome outcome = run_on_disk(
       fixed,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A call of a save fails: every rank is told the same, which names rank, file and reason; the old
-// checkpoint stays, nothing of the new one does.
+// A call of a save fails. All ranks throw the same error with rank, file and reason; the old
+// checkpoint stays, and nothing of the new one.
 #include <cerrno>
 #include <cstring>
 #include <set>
@@ -21,7 +21,7 @@ using testing::IsEmpty;
 
 constexpr int kFailed = 1;
 
-/// A kind of call no save can do without.
+/// A kind of call that every save makes.
 bool is_essential(const Call& call) {
   const std::set<std::string> kinds = {"create", "write", "fsync", "mkdir", "rename"};
   return kinds.contains(call.kind);
@@ -29,7 +29,7 @@ bool is_essential(const Call& call) {
 
 class Failing : public FaultBench {
  protected:
-  /// Lets one call fail. Returns whether that failed the save.
+  /// Makes one call fail. Returns whether the save failed.
   bool fail_at(int rank, int number, int error, const std::string& kinds = "") {
     SCOPED_TRACE(fmt::format(
         "rank {}, call {}: {}; {} repeats it",
@@ -51,7 +51,7 @@ class Failing : public FaultBench {
     EXPECT_THAT(strangers_in(broken), IsEmpty());
     const auto newest = storage::find_newest(broken / "checkpoints", storage::Verify::kFull);
     EXPECT_THAT(newest.skipped, IsEmpty());
-    // `latest` is for people, and comes when the checkpoint is there already.
+    // `latest` is written after the commit, so its failure does not fail the save.
     const bool committed = std::any_of(calls.begin(), calls.end(), [&](const Call& before) {
       return before.number <= number && before.path.filename().string().starts_with("latest");
     });

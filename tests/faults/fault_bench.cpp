@@ -23,11 +23,10 @@ using testing::IsEmpty;
 const std::string kFixture = FAULT_FIXTURE;
 const std::string kPreload = COUNT_CALLS;
 
-/// No multiple of the four calls that most files are written with, of which it would always hit the
-/// same one.
+/// Most files take four calls; a multiple of four would always hit the same one.
 constexpr int kStride = 5;
 
-/// Where the stride begins, the same all through this process.
+/// Returns the first call, the same one throughout this process.
 int offset() {
   static const int value = [] {
     const auto given = Environment::process().integer("LOCKSTEP_FAULTS_OFFSET", 0, kStride - 1);
@@ -38,7 +37,7 @@ int offset() {
   return value;
 }
 
-/// A rank's lines by what they begin with: "7", the step, or "end". The last one counts.
+/// Returns a rank's lines by their step, or "end". The last line of a step counts.
 std::map<std::string, std::string> lines_of(const fs::path& project, int rank) {
   std::map<std::string, std::string> lines;
   std::ifstream file(project / fmt::format("steps_{}", rank));
@@ -124,7 +123,7 @@ std::pair<Outcome, std::vector<Call>> FaultBench::run_with_fault(
       run(project,
           words,
           {"LD_PRELOAD=" + kPreload,
-           // Where all is built with that sanitizer, it wants to be preloaded first.
+           // A build with AddressSanitizer would require to preload it first.
            "ASAN_OPTIONS=verify_asan_link_order=0",
            fmt::format("LOCKSTEP_FAULT_FOLDER={}/", fs::canonical(project).string()),
            fmt::format("LOCKSTEP_FAULT_RANK={}", fault.rank),

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A small training run to be broken: an MLP with dropout under Adam, fed by a shuffled loader,
-// which saves every few steps to <project>/checkpoints. Each rank appends a line a step to
-// <project>/steps_<rank>: the step, the samples, the loss's bits; and at the end one with the bits
-// of all weights. What went wrong in a save it writes to <project>/failure_<rank>, once all ranks
-// have come to know of it.
-#include <bit>
+// A small training run into which tests inject faults: an MLP with dropout, Adam and a shuffled
+// loader, which saves every few steps to <project>/checkpoints. Each rank appends a line for each
+// step to <project>/steps_<rank>: the step, the samples, the loss's bits; and at the end the
+// checksum of all weights. It writes the error of a failed save to <project>/failure_<rank>, once
+// all ranks have that error.
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -18,19 +17,13 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/dropout.h>
-#include <ATen/ops/rand.h>
-#include <ATen/ops/relu.h>
-#include <torch/nn/modules/linear.h>
-
-#include "lockstep/base/memory/crc32c.h"
 #include "lockstep/lockstep.h"
+#include "tests/faults/logged_training.h"
 
 namespace {
 
 namespace data = lockstep::data;
+namespace faults = lockstep::faults;
 namespace fs = std::filesystem;
 
 struct Options {
@@ -39,46 +32,23 @@ struct Options {
   int64_t save_every = 4;
   int64_t width = 16;
   bool resume = false;
-  fs::path load;         ///< This checkpoint, instead of the newest one.
-  int64_t fault_at = 0;  ///< The step whose save may go wrong (count_calls.cpp).
-  bool go_on = false;    ///< Train on if a save fails.
+  fs::path load;         ///< A checkpoint to load, instead of the newest one.
+  int64_t fault_at = 0;  ///< The step whose save may fail (count_calls.cpp).
+  bool go_on = false;    ///< Continue training after a save fails.
   fs::path nvme;         ///< ZeRO 1 with the optimizer's state in files of <nvme>_<rank>.
-  int64_t kill_at = 0;   ///< Rank 1 is killed after this step, the first time.
+  int64_t kill_at = 0;   ///< In the first attempt, rank 1 is killed after this step.
 };
 
-class NetImpl : public torch::nn::Module {
- public:
-  explicit NetImpl(int64_t width)
-      : in_(register_module("in", torch::nn::Linear(6, width))),
-        out_(register_module("out", torch::nn::Linear(width, 4))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    return out_->forward(at::dropout(at::relu(in_->forward(x)), 0.3, is_training()));
-  }
-
- private:
-  torch::nn::Linear in_;
-  torch::nn::Linear out_;
-};
-TORCH_MODULE(Net);
-
-/// Sample i has the target i, so that a batch says what it is made of.
-data::TensorDataset samples() {
-  data::set_seed(5);
-  constexpr int64_t kSamples = 40;
-  const at::Tensor rows = at::rand({kSamples, 6});
-  return {rows, at::arange(kSamples)};
-}
-
-/// Tells count_calls.cpp, if it is preloaded, that a save begins or has ended.
+/// Signals the begin or end of a save to count_calls.cpp, if it is preloaded.
 void arm(bool on) {
   if (void* function = dlsym(RTLD_DEFAULT, "fault_arm"); function != nullptr) {
     reinterpret_cast<void (*)(int)>(function)(on ? 1 : 0);
   }
 }
 
-/// What `prepare` returns; what it throws is written to `file`, once it was thrown on all ranks.
+/// Returns the result of `prepare`. Writes its error to `file`, once all ranks have thrown.
 template <typename Prepare>
-auto noting_failure(
+auto write_failure_of(
     lockstep::Accelerator& accelerator, const fs::path& file, const Prepare& prepare) {
   try {
     return prepare();
@@ -96,10 +66,11 @@ class Run {
         accelerator_({.project_dir = options.project, .zero = zero(options.nvme)}) {}
 
   void train() {
-    auto loader_of_all = data::Loader(samples(), {.batch_size = 4, .shuffle = true});
-    Net net(options_.width);
+    auto loader_of_all =
+        data::Loader(faults::numbered_samples(40), {.batch_size = 4, .shuffle = true});
+    faults::DropoutNet net(options_.width);
     data::set_seed(11, /*device_specific=*/true, accelerator_.process_index());
-    auto [model, optimizer, loader] = noting_failure(accelerator_, of_rank("failure"), [&] {
+    auto [model, optimizer, loader] = write_failure_of(accelerator_, of_rank("failure"), [&] {
       return accelerator_.prepare(
           net, lockstep::optim::Adam(net->parameters(), {.lr = 0.01}), std::move(loader_of_all));
     });
@@ -109,12 +80,12 @@ class Run {
     accelerator_.print("training begins");
     while (optimizer.steps() < options_.steps) {
       for (auto& batch : loader) {
-        const at::Tensor loss =
-            at::cross_entropy_loss(model->forward(batch.data), batch.target.remainder(4));
+        const at::Tensor loss = model->loss(batch);
         accelerator_.backward(loss);
         optimizer.step();
         optimizer.zero_grad();
-        steps << line_of(optimizer.steps(), batch.target, loss.item<float>()) << std::flush;
+        steps << faults::line_of_step(optimizer.steps(), batch.target, loss.item<float>())
+              << std::flush;
         if (optimizer.steps() % options_.save_every == 0) {
           save(optimizer.steps());
         }
@@ -127,11 +98,7 @@ class Run {
         }
       }
     }
-    uint32_t weights = 0;
-    for (const at::Tensor& parameter : net->parameters()) {
-      weights = lockstep::crc32c(weights, parameter.const_data_ptr(), parameter.nbytes());
-    }
-    steps << fmt::format("end {:08x}\n", weights);
+    steps << fmt::format("end {:08x}\n", faults::checksum_of(*net));
   }
 
  private:
@@ -148,14 +115,6 @@ class Run {
 
   fs::path of_rank(const char* stem) const {
     return options_.project / fmt::format("{}_{}", stem, accelerator_.process_index());
-  }
-
-  static std::string line_of(int64_t step, const at::Tensor& indices, float loss) {
-    std::string line = fmt::format("{}:", step);
-    for (int64_t i = 0; i < indices.numel(); ++i) {
-      line += fmt::format(" {}", indices[i].item<int64_t>());
-    }
-    return line + fmt::format(" {:08x}\n", std::bit_cast<uint32_t>(loss));
   }
 
   void load() {
@@ -175,7 +134,7 @@ class Run {
     } catch (const lockstep::CheckpointError& error) {
       arm(false);
       std::ofstream(of_rank("failure")) << error.what() << "\n";
-      // Only where every rank has thrown do all of them meet here.
+      // All ranks reach this barrier only if every rank has thrown.
       accelerator_.wait_for_everyone();
       if (!options_.go_on) {
         throw;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank is killed within a save: the old checkpoint or the new one is there, whole, and the run
-// that goes on from it equals the one that nothing happened to.
+// A rank is killed within a save. The old or the new checkpoint is complete, and the resumed run
+// equals an uninterrupted one.
 #include <string>
 
 #include <fmt/format.h>
@@ -19,7 +19,7 @@ constexpr int kKilled = 128 + 9;
 
 class Kill : public FaultBench {
  protected:
-  /// Returns whether the new checkpoint was there.
+  /// Returns whether the new checkpoint exists.
   bool kill_at(int rank, int call) {
     SCOPED_TRACE(
         fmt::format("rank {} killed at call {}; {} repeats it", rank, call, how_to_repeat()));
@@ -50,11 +50,11 @@ TEST_F(Kill, Rank0AtAnyCallOfASaveLeavesTheOldOrTheNewCheckpoint) {
       break;
     }
   }
-  // Whatever was tried: the last call comes after the commit.
+  // The last call always comes after the commit.
   EXPECT_TRUE(kill_at(0, calls));
 }
 
-/// What `--max-restarts` is for: nobody does anything.
+/// `--max-restarts` resumes the job without a user.
 TEST_F(Kill, AJobThatIsRestartedGoesOnByItselfFromItsLastCheckpoint) {
   const fs::path killed = project("killed", 0);
   const Outcome outcome =
@@ -66,7 +66,7 @@ TEST_F(Kill, AJobThatIsRestartedGoesOnByItselfFromItsLastCheckpoint) {
   EXPECT_THAT(outcome.err, HasSubstr("restart 1 of 1"));
   expect_unbroken(killed);
   EXPECT_TRUE(fs::is_directory(checkpoint(killed, 3)));
-  // From the start it would have saved once more.
+  // A run from the start would have saved once more.
   EXPECT_FALSE(fs::exists(checkpoint(killed, 4)));
 }
 

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A training run with everything a checkpoint has to bring back: shuffling, dropout, accumulation,
-// mixed precision, a schedule, an object of the program's own. It saves by itself every --every
-// updates, and goes on from its newest checkpoint under `lockstep launch --resume`. Each rank
-// appends a line a micro-step to <project>/steps_<rank>: its number, the samples, the loss's bits;
-// and in the end the bits of all weights and of the optimizer's learning rate. One rank can be held
-// within a micro-step: it says "holding", "told" once a signal has asked it to stop, and goes on
-// when there is a file <project>/release.
-#include <bit>
+// A training run with all state that a checkpoint must restore: shuffling, dropout, accumulation,
+// mixed precision, a schedule, and a custom object. It saves every --every updates, and resumes
+// from its newest checkpoint under `lockstep launch --resume`. Each rank appends a line for each
+// micro-step to <project>/steps_<rank>: its number, the samples, the loss's bits; and at the end
+// the checksum of all weights and the number of updates. One rank can be held within a micro-step:
+// it prints "holding", then "told" once a signal has asked it to stop, and continues when the file
+// <project>/release exists.
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
@@ -17,20 +16,14 @@
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cross_entropy_loss.h>
-#include <ATen/ops/dropout.h>
-#include <ATen/ops/rand.h>
-#include <ATen/ops/relu.h>
-#include <torch/nn/modules/linear.h>
-
-#include "lockstep/base/memory/crc32c.h"
 #include "lockstep/base/program/stop_request.h"
 #include "lockstep/lockstep.h"
+#include "tests/faults/logged_training.h"
 
 namespace {
 
 namespace data = lockstep::data;
+namespace faults = lockstep::faults;
 namespace fs = std::filesystem;
 
 struct Options {
@@ -40,48 +33,17 @@ struct Options {
   int64_t accumulate = 1;
   std::string precision = "no";
   bool async = false;
-  bool by_hand = false;  ///< Loads the newest checkpoint itself.
-  int64_t hold_at = 0;   ///< A micro-step; 0: none.
+  bool by_hand = false;  ///< The program calls resume_latest itself.
+  int64_t hold_at = 0;   ///< The micro-step in which a rank is held; 0: none.
   int hold_rank = 0;
 };
 
-class NetImpl : public torch::nn::Module {
- public:
-  NetImpl()
-      : in_(register_module("in", torch::nn::Linear(6, 32))),
-        out_(register_module("out", torch::nn::Linear(32, 4))) {}
-  at::Tensor forward(const at::Tensor& x) {
-    return out_->forward(at::dropout(at::relu(in_->forward(x)), 0.3, is_training()));
-  }
-
- private:
-  torch::nn::Linear in_;
-  torch::nn::Linear out_;
-};
-TORCH_MODULE(Net);
-
-/// Counts micro-steps over all lives of the run.
+/// Counts micro-steps, also across restarts.
 struct Counter {
   int64_t count = 0;
   nlohmann::json state_dict() const { return {{"count", count}}; }
   void load_state_dict(const nlohmann::json& state) { count = state.at("count").get<int64_t>(); }
 };
-
-/// Sample i has the target i, so that a batch says what it is made of.
-data::TensorDataset samples() {
-  data::set_seed(5);
-  constexpr int64_t kSamples = 50;
-  const at::Tensor rows = at::rand({kSamples, 6});
-  return {rows, at::arange(kSamples)};
-}
-
-std::string line_of(int64_t number, const at::Tensor& indices, float loss) {
-  std::string line = fmt::format("{}:", number);
-  for (int64_t i = 0; i < indices.numel(); ++i) {
-    line += fmt::format(" {}", indices[i].item<int64_t>());
-  }
-  return line + fmt::format(" {:08x}\n", std::bit_cast<uint32_t>(loss));
-}
 
 void say(const std::string& line) {
   std::printf("%s\n", line.c_str());
@@ -90,9 +52,9 @@ void say(const std::string& line) {
 
 void hold(const fs::path& release) {
   say("holding");
-  for (bool told = false; !fs::exists(release); ::usleep(1000)) {
-    if (!told && lockstep::StopRequests::signal_received() != 0) {
-      told = true;
+  for (bool is_stopped = false; !fs::exists(release); ::usleep(1000)) {
+    if (!is_stopped && lockstep::StopRequests::signal_received() != 0) {
+      is_stopped = true;
       say("told");
     }
   }
@@ -107,8 +69,9 @@ int train(const Options& options) {
            .total_limit = 2,
            .checkpointing_steps = options.every,
            .async_checkpointing = options.async}});
-  auto loader_of_all = data::Loader(samples(), {.batch_size = 4, .shuffle = true, .seed = 3});
-  Net net;
+  auto loader_of_all =
+      data::Loader(faults::numbered_samples(50), {.batch_size = 4, .shuffle = true, .seed = 3});
+  faults::DropoutNet net(32);
   data::set_seed(11, /*device_specific=*/true, accelerator.process_index());
   auto [model, optimizer, loader, scheduler] = accelerator.prepare(
       net,
@@ -129,7 +92,7 @@ int train(const Options& options) {
       auto micro_step = accelerator.accumulate(model);
       const at::Tensor loss = [&] {
         auto cast = accelerator.autocast();
-        return at::cross_entropy_loss(model->forward(batch.data), batch.target.remainder(4));
+        return model->loss(batch);
       }();
       if (counter.count + 1 == options.hold_at &&
           accelerator.process_index() == options.hold_rank) {
@@ -142,7 +105,8 @@ int train(const Options& options) {
       optimizer.step();
       scheduler.step();
       optimizer.zero_grad();
-      steps << line_of(++counter.count, batch.target, loss.item<float>()) << std::flush;
+      steps << faults::line_of_step(++counter.count, batch.target, loss.item<float>())
+            << std::flush;
       accelerator.print(fmt::format("step {} ", counter.count));
       if (optimizer.steps() >= options.steps) {
         break;
@@ -152,11 +116,7 @@ int train(const Options& options) {
       break;
     }
   }
-  uint32_t weights = 0;
-  for (const at::Tensor& parameter : net->parameters()) {
-    weights = lockstep::crc32c(weights, parameter.const_data_ptr(), parameter.nbytes());
-  }
-  steps << fmt::format("end {:08x} {}\n", weights, optimizer.steps());
+  steps << fmt::format("end {:08x} {}\n", faults::checksum_of(*net), optimizer.steps());
   steps.close();
   accelerator.end_training();
   return 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Jobs that are killed at any moment, or told to stop, and resumed again and again: what all their
-// lives did together equals the run that nothing happened to, bit for bit.
+// Jobs that are killed or stopped at any moment and resumed repeatedly. All their steps together
+// are bit-exact with an uninterrupted run.
 #include <algorithm>
 #include <chrono>
 #include <csignal>
@@ -77,7 +77,7 @@ std::vector<std::string> command(
   return words;
 }
 
-/// What a rank did, by number; what several lives did twice must be the same.
+/// Returns a rank's lines by number; repeated lines must be equal.
 std::map<std::string, std::string> steps_of(const fs::path& project, int rank) {
   std::map<std::string, std::string> steps;
   std::ifstream file(project / ("steps_" + std::to_string(rank)));
@@ -92,7 +92,7 @@ std::map<std::string, std::string> steps_of(const fs::path& project, int rank) {
   return steps;
 }
 
-/// A line that a killed process had only half written.
+/// Removes a last line that a killed process has not completed.
 void drop_torn_line(const fs::path& project, int rank) {
   const fs::path path = project / ("steps_" + std::to_string(rank));
   if (!fs::exists(path)) {
@@ -108,7 +108,7 @@ class Resume : public testing::TestWithParam<Setting> {
     fs::create_directories(folder_ / name);
     return folder_ / name;
   }
-  /// Runs to the end without a fault; how many micro-steps it took.
+  /// Runs to the end without a fault; returns the number of micro-steps.
   int run_unbroken() {
     const Outcome outcome =
         e2e::run_lockstep(command(GetParam(), project("unbroken"), /*resume=*/false));
@@ -147,7 +147,7 @@ TEST_P(Resume, KilledAtRandomStepsAgainAndAgainItEqualsTheUnbrokenRun) {
             " ");
         ++done;
         const auto victim = static_cast<int>(random() % static_cast<unsigned>(GetParam().ranks));
-        // Killed with its launcher, it has no one to report it; alone, the job must end by itself.
+        // If the launcher is killed too, no report exists; otherwise the job must end by itself.
         if (random() % 4 == 0) {
           run.send(SIGKILL);
         } else {
@@ -195,7 +195,7 @@ class Stopped : public testing::Test {
     fs::create_directories(stopped_);
   }
   void expect_no_end() const { EXPECT_FALSE(steps_of(stopped_, 0).contains("end")); }
-  /// Resumes what was stopped, and compares all of it with a run that was not.
+  /// Resumes the stopped run, and compares all of it with an uninterrupted one.
   void expect_goes_on_as_if_unbroken(Setting setting, bool by_hand = false) const {
     setting.hold_at = 0;
     EXPECT_EQ(e2e::run_lockstep(command(setting, unbroken_, /*resume=*/false)).code, 0);
@@ -211,15 +211,14 @@ class Stopped : public testing::Test {
   fs::path stopped_ = folder_ / "stopped";
 };
 
-/// Who is told to stop, and how.
-using Told = std::tuple<std::string, int>;
+/// The process that gets a signal to stop, and the signal.
+using StopSignal = std::tuple<std::string, int>;
 
-class Preemption : public Stopped, public testing::WithParamInterface<Told> {};
+class Preemption : public Stopped, public testing::WithParamInterface<StopSignal> {};
 
 TEST_P(Preemption, AllRanksSaveAfterTheSameBatchAndTheJobEndsWith75AndGoesOn) {
   const auto& [who, signal] = GetParam();
-  // Ranks ask each other every 64 batches at the latest, of these 1200; nothing else makes them
-  // save.
+  // Ranks ask each other at least every 64 batches, of these 1200; no other event makes them save.
   const Setting setting{.ranks = 2, .accumulate = 3, .steps = 400, .every = 1000};
   LockstepRun run(command(setting, stopped_, /*resume=*/false));
   run.await_out("step ", 7);
@@ -238,13 +237,13 @@ TEST_P(Preemption, AllRanksSaveAfterTheSameBatchAndTheJobEndsWith75AndGoesOn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Told,
+    StopSignal,
     Preemption,
     testing::Values(
-        Told{"launcher", SIGTERM},
-        Told{"launcher", SIGUSR1},
-        Told{"rank0", SIGTERM},
-        Told{"rank1", SIGUSR1}),
+        StopSignal{"launcher", SIGTERM},
+        StopSignal{"launcher", SIGUSR1},
+        StopSignal{"rank0", SIGTERM},
+        StopSignal{"rank1", SIGUSR1}),
     [](const auto& tested) {
       return std::get<0>(tested.param) + (std::get<1>(tested.param) == SIGTERM ? "Term" : "Usr1");
     });
@@ -253,7 +252,7 @@ TEST_F(Stopped, ARankThatIsBusyWhenAllAreToldTwiceSavesWithTheOthers) {
   const Setting setting{.ranks = 2, .accumulate = 3, .steps = 400, .every = 1000, .hold_at = 8};
   LockstepRun run(command(setting, stopped_, /*resume=*/false));
   run.await_out("holding");
-  // As batch systems do, which signal every process: the launcher then sends it on once more.
+  // Batch systems signal every process, and the launcher forwards the signal once more.
   run.send_to_rank(0, SIGTERM);
   run.send_to_rank(1, SIGTERM);
   run.send(SIGTERM);
@@ -268,7 +267,7 @@ TEST_F(Stopped, ARankThatIsBusyWhenAllAreToldTwiceSavesWithTheOthers) {
   expect_goes_on_as_if_unbroken(setting);
 }
 
-TEST_F(Stopped, ASecondJobInTheSameProjectIsToldOfTheFirstWhichGoesOn) {
+TEST_F(Stopped, ASecondJobInTheSameProjectIsRefusedAndTheFirstGoesOn) {
   const Setting setting{.ranks = 2, .hold_at = 10};
   Setting second = setting;
   second.hold_at = 0;
@@ -281,7 +280,7 @@ TEST_F(Stopped, ASecondJobInTheSameProjectIsToldOfTheFirstWhichGoesOn) {
   EXPECT_THAT(
       refused.err,
       testing::AllOf(testing::HasSubstr(told), testing::HasSubstr("set another project_dir")));
-  // Whoever resumes may follow a job that is about to end.
+  // A resumed job may start while the previous one is about to end.
   LockstepRun successor(command(second, stopped_, /*resume=*/true));
   successor.await_err(told);
   storage::write_bytes(stopped_ / "release", "");
@@ -308,7 +307,7 @@ TEST_F(Stopped, ATermTwoSecondsLaterEndsALoneProcessAndItGoesOnFromTheSaveBefore
   run.await_out("holding");
   run.send_to_rank(0, SIGTERM);
   run.await_out("told");
-  // Time is what tells a second request from the first one, sent along another way.
+  // Only the time between signals distinguishes a second request from a repeated first one.
   std::this_thread::sleep_for(std::chrono::milliseconds(2100));
   run.send_to_rank(0, SIGTERM);
   const Outcome outcome = run.wait();

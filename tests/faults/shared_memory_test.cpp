@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the ranks of a host share: little memory, a full /dev/shm, and that nothing of it is left.
+// The shared memory of a host's ranks: too little memory, a full /dev/shm, and no remains.
 #include <csignal>
 #include <filesystem>
 #include <fstream>
@@ -54,7 +54,7 @@ TEST(SharedMemory, ThatCannotBeHadIsSaidAndSocketsAreTaken) {
   EXPECT_THAT(demanded.err, AllOf(HasSubstr("ulimit -f unlimited"), Not(HasSubstr("SIGXFSZ"))));
 }
 
-/// The sockets of a process, by their inodes: "socket:[1234]".
+/// Returns the sockets of a process, by their inodes: "socket:[1234]".
 std::set<std::string> sockets_of(int pid) {
   std::set<std::string> found;
   for (const auto& entry : fs::directory_iterator("/proc/" + std::to_string(pid) + "/fd")) {
@@ -67,8 +67,8 @@ std::set<std::string> sockets_of(int pid) {
   return found;
 }
 
-/// Lines of /proc/net/unix of `sockets`. By inode and not by name: other jobs of this host come and
-/// go meanwhile.
+/// Returns the lines of /proc/net/unix for `sockets`, by inode, since other jobs of this host have
+/// sockets with similar names.
 std::vector<std::string> still_there(const std::set<std::string>& sockets) {
   std::vector<std::string> found;
   std::ifstream all("/proc/net/unix");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Says what our parser makes of safetensors files, for differential.py. Reads files from stdin,
-// each after its length in 8 little-endian bytes; answers each with a line of JSON on stdout.
+// Parses safetensors files for differential.py. Reads files from stdin, each after its length in 8
+// little-endian bytes, and prints the result of each as a line of JSON.
 #include <cstdint>
 #include <cstdio>
 #include <string>
@@ -18,7 +18,7 @@ using Json = nlohmann::json;
 
 constexpr uint64_t kMaxFileBytes = uint64_t{1} << 30;
 
-/// False at the end of the input, if that is where `bytes` would begin.
+/// Returns false if the input ends before `bytes`.
 bool read_exactly(std::string& bytes) {
   const size_t got = std::fread(bytes.data(), 1, bytes.size(), stdin);
   if (got != bytes.size() && got != 0) {

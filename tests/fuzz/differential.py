@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Our safetensors parser against the reference implementation, on files mutated at random.
+"""Compares Lockstep's safetensors parser with the reference implementation, on randomly mutated files.
 
     differential.py ACCEPTS                      20,000 files, always the same
-    differential.py ACCEPTS --seconds 60         others, for so long; prints the seed
+    differential.py ACCEPTS --seconds 60         other files, for that time; prints the seed
     differential.py ACCEPTS --seed 7 --cases 50
 
 ACCEPTS is the program made of accepts.cpp. What must hold for every file: if ours accepts it, so does

@@ -22,7 +22,7 @@ namespace lockstep::fuzz {
 
 __extension__ using Wide = unsigned __int128;
 
-/// An input, byte by byte; zeros when it is used up.
+/// Reads an input byte by byte, then zeros.
 class Bytes {
  public:
   explicit Bytes(std::string_view left) : left_(left) {}
@@ -31,7 +31,7 @@ class Bytes {
     left_.remove_prefix(left_.empty() ? 0 : 1);
     return byte;
   }
-  /// What comes before the next NUL, which is dropped.
+  /// Returns the text before the next NUL, and skips the NUL.
   std::string_view text() {
     const std::string_view text = left_.substr(0, left_.find('\0'));
     left_.remove_prefix(std::min(left_.size(), text.size() + 1));
@@ -55,7 +55,7 @@ struct MadeUpEntry {
   std::optional<uint64_t> begin;
 };
 
-/// At least 2^63 for whatever is more: it does not wrap.
+/// Saturates at 2^63 instead of wrapping.
 inline Wide product(const std::vector<uint64_t>& sizes) {
   Wide product = 1;
   for (const uint64_t size : sizes) {
@@ -107,15 +107,15 @@ inline MadeUpEntry made_up_entry(Bytes& bytes) {
   return entry;
 }
 
-/// A safetensors file, what a manifest says about it, and what it was made from.
+/// A safetensors file, its record in a manifest, and its entries.
 struct MadeUpFile {
   std::string text;
   storage::FileSummary summary;
   std::vector<MadeUpEntry> entries;
 };
 
-/// One byte for how many entries, up to 7, then these. Names may come twice, slices in the metadata
-/// be nonsense; only the layout of the data is always right, unless there would be too much of it.
+/// Decodes one byte for the number of entries, up to 7, then the entries. Names may be repeated and
+/// slices invalid; the layout of the data is always correct, unless it would be too large.
 inline MadeUpFile made_up_file(Bytes& bytes) {
   constexpr Wide kMostBytes = 4096;
   MadeUpFile file;
@@ -152,7 +152,7 @@ inline MadeUpFile made_up_file(Bytes& bytes) {
   return file;
 }
 
-/// Under a new inode: to empty a file makes some file systems wait for the disk.
+/// Uses a new inode, since truncating a file makes some file systems wait for the disk.
 inline void write_anew(const std::filesystem::path& path, std::string_view text) {
   std::filesystem::remove(path);
   std::ofstream(path, std::ios::binary) << text;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// libFuzzer's way into the readers of manifest.json and of any other JSON in a checkpoint. A text
-// that begins like a manifest is also tried with its checksum set right: by chance it never is.
+// libFuzzer target for the readers of manifest.json and of other JSON in a checkpoint. A text that
+// begins like a manifest is also tried with a correct checksum, which chance never finds.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random safetensors files: mostly almost right ones, for only those get past the first check.
+"""Generates random safetensors files. Most are almost valid, since others fail the first check.
 
 A header is a tree whose objects are lists of pairs, so that keys can come twice, and which is written
-with random whitespace and escapes. Raw is text that is written as it stands.
+with random whitespace and escapes. Raw is text that is written unchanged.
 """
 import json
 

@@ -9,7 +9,7 @@
 
 namespace lockstep::fuzz {
 
-/// Ends the process the way libFuzzer takes for a finding.
+/// Ends the process such that libFuzzer reports a finding.
 inline void require(bool condition, const std::string& what) {
   if (!condition) {
     std::fprintf(stderr, "found: %s\n", what.c_str());
@@ -17,7 +17,7 @@ inline void require(bool condition, const std::string& what) {
   }
 }
 
-/// Whatever the input, what is said about it names the file and is one short line of text.
+/// Requires that a message names the file and is one short line of text.
 inline void require_fit_to_print(const CheckpointError& error, const std::string& path) {
   const std::string message = error.what();
   require(message.find(path) != std::string::npos, "a message without the path: " + message);

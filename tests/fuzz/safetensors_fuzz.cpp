@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// libFuzzer's way into the safetensors parser. The first byte says what the rest is: 0, a whole
-// file; else two bytes, how much data there is, then a header, which gets the right length in
-// front.
+// libFuzzer target for the safetensors parser. The first byte selects the rest: 0, a complete file;
+// else two bytes for the size of the data, then a header, whose correct length is prepended.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -39,7 +38,7 @@ std::string file_of(std::string_view input) {
   return file.append(input).append(data_bytes, 'd');
 }
 
-/// Counted another way than the parser does.
+/// Counts independently of the parser.
 void require_covered_once(const SafetensorsHeader& header, size_t file_bytes) {
   uint64_t next = header.data_begin;
   std::set<std::string> names;

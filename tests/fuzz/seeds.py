@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What fuzzing begins with: whole files of safetensors, headers, manifests, sets of files and settings,
-good and bad.
+"""Seeds of the fuzzers: safetensors files, headers, manifests, sets of files and settings, valid and
+invalid.
 
     seeds.py FOLDER     writes FOLDER/safetensors, FOLDER/manifest, FOLDER/tensor_set and FOLDER/settings, a
                         file a seed, for libFuzzer

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// libFuzzer's way into the readers of what users write by hand: the first byte of an input says
-// which, the rest is the text.
+// libFuzzer target for the readers of files that users write. The first byte of an input selects
+// the reader, the rest is the text.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -39,14 +39,14 @@ enum class Reader : uint8_t {
   kCount
 };
 
-/// What is said of a file names it, and does not repeat it; the command line makes it printable.
+/// A message names the file, and does not repeat its content; the command line makes it printable.
 void require_short(const ConfigError& error) {
   const std::string message = error.what();
   require(message.find(kPath) != std::string::npos, "a message without the path: " + message);
   require(message.size() < 2000, "a message that is too long: " + message);
 }
 
-/// A file of settings that is right says the same when it is written anew.
+/// A valid file of settings means the same after it is written and read again.
 void try_settings(const Document& document) {
   const bool right = lockstep::config::faults_of(document).empty();
   bool resolved = false;
@@ -69,7 +69,7 @@ void try_settings(const Document& document) {
       "other settings after a round trip");
 }
 
-/// Each error has a place; what has none can be used.
+/// Each error has a place. A file without errors can be used.
 void try_ds_config(const std::string& text) {
   const auto reading = lockstep::ds_config::read_ds_config(
       lockstep::config::parse_document(kPath, text, Format::kCommentedJson), 4);
@@ -123,7 +123,7 @@ void try_reader(Reader reader, const std::string& text) {
   }
 }
 
-/// It names hosts, and no file.
+/// The message names hosts, and no file.
 void try_filter(const std::string& text) {
   try {
     const auto hosts =

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// libFuzzer's way into what is put together from several files. The first byte says what the rest
-// is: 0, what slices are in a file's metadata; 1, the files of a TensorSet, whose manifest is
-// always right; 2, an index of weights up to a NUL, and the files it is about, for
-// open_model_files.
+// libFuzzer target for sets of several files. The first byte selects the rest: 0, the slices in a
+// file's metadata; 1, the files of a TensorSet, whose manifest is always correct; 2, an index of
+// weights up to a NUL, and its files, for open_model_files.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -36,10 +35,10 @@ using lockstep::storage::Slices;
 using lockstep::storage::TensorEntry;
 using lockstep::storage::TensorSet;
 
-/// Elements of the largest tensor that the few entries of an input can cover.
+/// Elements of the largest tensor that the entries of an input can cover.
 constexpr Wide kMostElements = 4096;
 
-/// Its files are written anew for each input, all that it may look at.
+/// The folder of the files, which each input replaces.
 fs::path folder(const std::string& of) {
   static const lockstep::TestFolder all;
   fs::create_directory(all / of);
@@ -69,7 +68,7 @@ void try_slices(const std::string& text) {
       "other slices after a round trip");
 }
 
-/// Counted another way than TensorSet does: element by element.
+/// Counts element by element, unlike TensorSet.
 bool is_covered_once(const std::vector<const MadeUpEntry*>& entries) {
   const Wide elements = product(entries.front()->tensor_shape);
   if (elements > kMostElements) {
@@ -126,7 +125,7 @@ void require_whole(const TensorSet& set, const std::vector<MadeUpFile>& files) {
   }
 }
 
-/// A byte for how many files, and one for their names: 0, the right ones.
+/// Decodes a byte for the number of files, and one for their names: 0, the correct ones.
 void try_set(Bytes bytes) {
   const fs::path path = folder("set");
   const unsigned count = bytes.next() % 4;
@@ -181,8 +180,8 @@ void try_set(Bytes bytes) {
   }
 }
 
-/// What was opened is what the index says, read another way than open_model_files does. Its
-/// metadata.total_size is warned of when it is wrong, and the files are opened all the same.
+/// Requires that the opened files match the index, which is parsed independently of
+/// open_model_files. A wrong metadata.total_size only causes a warning.
 void require_indexed(
     const std::vector<SafetensorsMap>& files, const fs::path& path, const std::string& index) {
   const nlohmann::json json = nlohmann::json::parse(index);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Writes accelerate_state/ and accelerate_model/, for import_accelerate_test.cpp and
-save_model_test.cpp: what Accelerate's save_state and save_model really write.
+save_model_test.cpp: output of Accelerate's save_state and save_model.
 
 Run with torch and accelerate installed (made with torch 2.13.0 and accelerate 1.15.0):
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes config/: files of Accelerate's own making, for the import in lockstep/config.
+"""Writes config/: files of Accelerate, for the import in lockstep/config.
 
 Run with accelerate 1.15 installed:
 
     python tests/golden/make_config.py
 
-`basic_*` is what `accelerate config default` writes (JSON, whatever the file is called); the rest is what
-its questionnaire writes after the answers below.
+`basic_*` is output of `accelerate config default` (JSON under any file name); the rest is output of its
+questionnaire for the answers below.
 """
 
 import pathlib

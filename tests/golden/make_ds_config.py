@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes ds_config.json: what DeepSpeed makes of batch sizes, and its defaults, for lockstep/ds_config's tests.
+"""Writes ds_config.json: DeepSpeed's batch sizes and defaults, for lockstep/ds_config's tests.
 
 Run with deepspeed 0.19.8 installed:
 

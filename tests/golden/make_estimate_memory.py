@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the goldens of `lockstep estimate-memory`: small models, and what others say of their memory.
+"""Writes the goldens of `lockstep estimate-memory`: small models, and the memory that accelerate and DeepSpeed estimate for them.
 
     python tests/golden/make_estimate_memory.py accelerate   # accelerate 1.15, safetensors, torch
     python tests/golden/make_estimate_memory.py deepspeed    # deepspeed 0.19.8, torch

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes grad_scaler.json: what torch.amp.GradScaler does on the CPU, for lockstep/precision's test.
+"""Writes grad_scaler.json: the states of torch.amp.GradScaler on the CPU, for lockstep/precision's test.
 
 Run with torch installed (made with torch 2.13.0):
 
     python tests/golden/make_grad_scaler.py
 
-A step's letter says what its gradient held: `.` finite, `i` an infinity, `n` a NaN; `=` sets the scale
+A step's letter is its gradient: `.` finite, `i` an infinity, `n` a NaN; `=` sets the scale
 to 1000 in update(). After each step: [scale, growth tracker, whether the optimizer stepped].
 """
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Writes model_shards.json and the folders model_whole/ and model_shards/, for
-lockstep/storage/model_{files,shards}_test.cpp: how huggingface_hub splits weights, and what Accelerate's
-save_model writes.
+lockstep/storage/model_{files,shards}_test.cpp: weights split by huggingface_hub, and output of Accelerate's
+save_model.
 
 Run with torch, accelerate, huggingface_hub and safetensors installed (made with torch 2.13.0, accelerate
 1.15.0, huggingface_hub 2.4.0 and safetensors 0.8.0):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes muon.json: where torch.optim's and DeepSpeed's Muon arrive, and the Adam that is beside the latter, for
+"""Writes muon.json: parameters after steps of torch.optim's and DeepSpeed's Muon, and of the latter's Adam, for
 lockstep/optim/rules/muon_test.cpp.
 
-Run with DeepSpeed (made with 0.19.8 and torch 2.13.0; it computes "gram" in fp32 where there is no GPU):
+Run with DeepSpeed (made with 0.19.8 and torch 2.13.0; it computes "gram" in fp32 without a GPU):
 
     DS_ACCELERATOR=cpu python tests/golden/make_muon.py
 

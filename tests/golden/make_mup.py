@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes mup.json: where the Python package mup arrives with a model wider than its base, and by which rates, for
+"""Writes mup.json: parameters and rates of the Python package mup for a model wider than its base, for
 lockstep/optim/rules/mup_test.cpp.
 
     pip install torch mup  # made with mup 1.0.0

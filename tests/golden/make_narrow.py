@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes narrow.json: losses of DeepSpeed's engine with bfloat16 parameters, for lockstep/engine/setup/sixteen_bit_parameters_test.cpp.
 
-Run with deepspeed 0.19.8 installed, and a compiler for its Adam of the CPU:
+Run with deepspeed 0.19.8 installed, and a compiler for its CPU Adam:
 
     DS_BUILD_OPS=0 pip install torch deepspeed ninja
     DS_ACCELERATOR=cpu python tests/golden/make_narrow.py
 
-A list of {"config": a whole ds_config.json, "losses": one an update, the mean over its micro-steps}. The model and
+A list of {"config": a complete ds_config.json, "losses": one an update, the mean over its micro-steps}. The model and
 the batches are those of lockstep/engine/test_engine.h. In stage 0 DeepSpeed's Adam counts one step too many.
 """
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes power_sgd.json: what torch's PowerSGD hooks make of two ranks' gradients, for
+"""Writes power_sgd.json: results of torch's PowerSGD hooks for two ranks' gradients, for
 lockstep/sync/power_sgd_test.cpp.
 
 Run with torch installed (made with torch 2.13.0):

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What only a GPU can show: streams, NCCL itself, and that a loop trains there as on the CPU. One
-// GPU is enough: NCCL in a world of one, and two processes that share it.
+// Tests that need a GPU: streams, NCCL itself, and a training loop that equals the CPU's. One GPU
+// is enough, for NCCL with one rank and for two processes that share it.
 #include <cstdlib>
 #include <functional>
 #include <initializer_list>
@@ -17,7 +17,8 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/version.h>
 
-// Where libtorch has graphs of any device; a program for CUDA alone has at::cuda::CUDAGraph.
+// libtorch 2.13 has device-independent graphs; a program for CUDA alone can use
+// at::cuda::CUDAGraph.
 #if TORCH_VERSION_MAJOR > 2 || TORCH_VERSION_MINOR >= 13
 #define LOCKSTEP_GRAPHS 1
 #include <ATen/accelerator/Graph.h>
@@ -36,7 +37,7 @@
 namespace lockstep {
 namespace {
 
-// `./dev test` keeps all other tests on the CPU by it.
+// `./dev test` sets this variable to keep all other tests on the CPU.
 [[maybe_unused]] const int kCleared = ::unsetenv("LOCKSTEP_USE_CPU");
 
 class Gpu : public ::testing::Test {
@@ -63,7 +64,7 @@ data::TensorDataset samples() {
   return data::TensorDataset(x, x.sum(1, true));
 }
 
-/// The weights after an epoch or so, on the host.
+/// Returns the weights after about an epoch, on the host.
 std::vector<at::Tensor> trained(Accelerator& accelerator) {
   Net net = new_net();
   auto [model, optimizer, loader] = accelerator.prepare(
@@ -105,7 +106,7 @@ void expect_near(
 }
 
 TEST_F(Gpu, ALoopTrainsAsOnTheCpu) {
-  // Sums are formed in another order, and TF32 is off.
+  // Sums are in another order, and TF32 is off.
   expect_near(trained_alone({}), trained_alone({.cpu = true}), 1e-4);
 }
 
@@ -135,7 +136,7 @@ TEST_F(Gpu, AnUpdateOnTheHostTrainsAsOneOnTheGpu) {
 }
 
 TEST_F(Gpu, PassesDoNotTakeMoreMemoryEach) {
-  // The allocator gives memory to the stream alone that has had it.
+  // The allocator reuses memory only on the same stream.
   const auto reserved_after = [](int passes) {
     for (int pass = 0; pass < passes; ++pass) {
       data::Loader loader(
@@ -201,8 +202,8 @@ void expect_replays(typename Optimizer::Options options) {
       each->param_groups()[0].options().set_lr(0.01 * (1 + t % 3));
     }
   };
-  // A graph is captured on another than the default stream, which does not wait for what that was
-  // told: the gradients' zeros, and state that is made early.
+  // A graph is captured on another stream, which does not wait for the default stream's work:
+  // zeroed gradients, and state that is allocated early.
   at::accelerator::synchronizeDevice(gpu().index());
   const c10::StreamGuard beside(
       c10::impl::VirtualGuardImpl(at::kCUDA).getStreamFromGlobalPool(gpu()));
@@ -242,8 +243,8 @@ TEST_F(Gpu, AGraphReplaysUpdatesAtTheRateThatWasSet) {
 #endif
 
 TEST_F(Gpu, TwoProcessesMayShareOne) {
-  // Collectives on it, training on it, a checkpoint; see cli/selftest. Processes, since those of
-  // one have one thread for backward on each GPU.
+  // Collectives, training and a checkpoint on the GPU; see cli/selftest. Ranks are processes, since
+  // a process has one thread for backward on each GPU.
   const e2e::Outcome outcome = e2e::run_command(
       {LOCKSTEP_BIN_DIR "/lockstep", "test", "-n", "2"}, {"CUDA_VISIBLE_DEVICES=0"});
   EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
@@ -260,7 +261,8 @@ TEST_F(Gpu, NcclItselfJoinsAndDoesEveryOperationOnItsStream) {
   ASSERT_TRUE(link) << why;
   const at::Tensor numbers = at::arange(1 << 20, at::kFloat);
   for (int round = 0; round < 20; ++round) {
-    // Not yet computed when the operation is started, and read when it is only enqueued.
+    // The values are not computed yet when the operation starts, and are read when it is only
+    // enqueued.
     const at::Tensor own = numbers.to(gpu(), /*non_blocking=*/true) * 2 + round;
     const auto run = [&](comm::Op op, const at::Tensor& input, const at::Tensor& output) {
       const auto work = link->start({.op = op, .input = input, .output = output}, timeout);
@@ -268,7 +270,7 @@ TEST_F(Gpu, NcclItselfJoinsAndDoesEveryOperationOnItsStream) {
       return output + 1;
     };
     const at::Tensor expected = numbers * 2 + round + 1;
-    // In place, in a world of one, these two change nothing: they are there to be called.
+    // In place, with one rank, these two change nothing; the test only calls them.
     EXPECT_TRUE(at::equal(run(comm::Op::kAllReduce, {}, own.clone()).cpu(), expected));
     EXPECT_TRUE(at::equal(run(comm::Op::kBroadcast, {}, own.clone()).cpu(), expected));
     for (const comm::Op op :

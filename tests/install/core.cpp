@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a project gets of lockstep::core, without torch: the world, and errors that say what to do.
+// A project that uses lockstep::core without torch: the world, and errors.
 #include <iostream>
 #include <lockstep/base/env.h>
 #include <lockstep/base/host/world.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a project gets of lockstep::lockstep: the training loop, and torch beside it.
+// A project that uses lockstep::lockstep: the training loop, and torch.
 #include <iostream>
 #include <lockstep/lockstep.h>
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Installs a build into a folder of its own, then builds and runs the stranger's project beside this
-# script against nothing but that folder and torch. Usage: run.sh CMAKE BUILD_FOLDER TORCH_DIR CXX
+# Installs a build into a folder of its own, then builds and runs the project beside this
+# script against only that folder and torch. Usage: run.sh CMAKE BUILD_FOLDER TORCH_DIR CXX
 set -euo pipefail
 
 readonly cmake=$1 build=$2 torch_dir=$3 cxx=$4

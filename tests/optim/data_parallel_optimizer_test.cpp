@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Our optimizers behind DataParallel against torch::optim on the whole batch in one process.
+// Lockstep's optimizers with DataParallel compared with torch::optim on the full batch in one
+// process.
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>

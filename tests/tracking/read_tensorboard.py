@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Prints, as one JSON object, what TensorBoard's own reader finds in a run's folder.
+"""Prints the content of a run's folder, as TensorBoard's own reader reads it, as one JSON object.
 
     read_tensorboard.py DIR
     {"scalars": {"loss": [{"step": 0, "value": 0.5, "wall_time": 1732190000.1}, ...]},
      "text": {"config/text_summary": ["..."]},
      "hparams": {"start": {"lr": 0.1}, "types": {"lr": 3}, "metrics": ["loss"], "status": 1}}
 
-"hparams" holds what is there: nothing, "start" while a run goes on, all once it has finished.
+"hparams" is empty without any, has "start" while a run continues, and everything once it has finished.
 Numbers JSON has no word for are the strings "NaN", "Infinity" and "-Infinity". Exit code 3: this
 Python has no tensorboard.
 """

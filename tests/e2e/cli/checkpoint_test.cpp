@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The real `lockstep checkpoint ls|show|verify|diff|prune` and `lockstep merge-weights`: exit
-// codes, what goes to stdout and what to stderr, and what Python makes of it.
+// `lockstep checkpoint ls|show|verify|diff|prune` and `lockstep merge-weights`: exit codes, stdout,
+// stderr, and files that Python reads.
 #include <algorithm>
 #include <filesystem>
 #include <string>
@@ -44,7 +44,7 @@ class CheckpointCommands : public testing::Test {
     save("launch", 3);  // Named like a command, which must not matter.
   }
 
-  /// A model of which one tensor is divided among two files.
+  /// A model with one tensor in slices in two files.
   void save(const std::string& name, float value, const std::vector<int64_t>& shape = {2, 3}) {
     const auto part = [&](const std::vector<float>& values, int64_t begin) {
       return TestFile{
@@ -67,7 +67,7 @@ class CheckpointCommands : public testing::Test {
   }
   std::string path(const std::string& name = "") const { return (folder_.path() / name).string(); }
 
-  /// Runs a command that should do its work, with --json; checks that stderr stays silent.
+  /// Runs a command with --json; expects success and an empty stderr.
   static Json json_of(std::vector<std::string> words, int code = 0) {
     words.emplace_back("--json");
     const Outcome outcome = run_lockstep(words);
@@ -75,7 +75,7 @@ class CheckpointCommands : public testing::Test {
     EXPECT_EQ(outcome.err, "");
     return Json::parse(outcome.out);
   }
-  /// Runs a command that must be refused, plainly and as JSON.
+  /// Runs a command that must be refused, as text and as JSON.
   static void refuses(const std::vector<std::string>& words, int code, const std::string& why) {
     const Outcome plain = run_lockstep(words);
     EXPECT_EQ(plain.code, code) << plain.out;

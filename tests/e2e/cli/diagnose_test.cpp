@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The real `lockstep env|estimate-memory|test|completion|man`, and what every command's help has.
+// `lockstep env|estimate-memory|test|completion|man`, and the help of every command.
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -28,17 +28,7 @@ const std::string kLockstep = LOCKSTEP_BIN_DIR "/lockstep";
 const std::string kModel =
     LOCKSTEP_SOURCE_DIR "/tests/golden/estimate_memory/convolutions.safetensors";
 
-Json json_of(std::vector<std::string> words, int code, const std::string& schema) {
-  words.emplace_back("--json");
-  const Outcome outcome = run_lockstep(words);
-  EXPECT_EQ(outcome.code, code) << outcome.out << outcome.err;
-  EXPECT_EQ(outcome.err, "");
-  Json json = Json::parse(outcome.out);
-  EXPECT_EQ(json["schema"], schema);
-  return json;
-}
-
-/// Every command that completion knows, as words: those of the tree itself.
+/// Returns the words of every command, from the completion script.
 std::vector<std::vector<std::string>> all_commands() {
   const Outcome script = run_lockstep({"completion", "bash"});
   const std::string function = "_lockstep_options() {";
@@ -77,12 +67,10 @@ TEST(CommandHelp, EveryCommandHasExamplesAndExitCodes) {
   }
 }
 
-/// The bound is a hang's, not a promise's: the machine may be busy. What makes it quick is that no
-/// libtorch is loaded.
+/// Loading libtorch is what would make `--help` slow.
 TEST(CommandHelp, ComesWithoutLibtorch) {
-  const auto start = std::chrono::steady_clock::now();
-  EXPECT_EQ(run_lockstep({"--help"}).code, 0);
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+  LockstepRun help({"--help"});
+  EXPECT_EQ(help.wait(std::chrono::seconds(5)).code, 0);
   const Outcome libraries = run_command({"ldd", kLockstep});
   ASSERT_EQ(libraries.code, 0);
   // An address may have c10 in it.
@@ -158,7 +146,7 @@ TEST(EstimateMemoryCommand, ReadsAFileAndSaysItInTablesAndJson) {
   EXPECT_EQ(json["zero"].size(), 8U);
 }
 
-TEST(EstimateMemoryCommand, RefusesWhatMakesNoSense) {
+TEST(EstimateMemoryCommand, RefusesInvalidArguments) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> calls = {
       {{}, "the model is missing"},
       {{kModel, "--parameters", "7b"}, "the model is missing"},
@@ -183,7 +171,7 @@ TEST(EstimateMemoryCommand, RefusesWhatMakesNoSense) {
       {"estimate-memory", (folder / "torn.safetensors").string()}, 1, "lockstep.estimate-memory/1");
 }
 
-/// A `lockstep` in a folder of its own, with checks of the test's making beside it.
+/// A copy of `lockstep` in its own folder, beside a program that replaces lockstep_selftest.
 class MadeUpSelfTest : public testing::Test {
  protected:
   MadeUpSelfTest() { fs::copy_file(kLockstep, folder_ / "lockstep"); }
@@ -194,7 +182,7 @@ class MadeUpSelfTest : public testing::Test {
     words.insert(words.end(), more.begin(), more.end());
     return run_command(words, {"TMPDIR=" + folder_.path().string()});
   }
-  /// Folders that runs have left.
+  /// Returns the folders that runs have left.
   std::vector<std::string> left() const {
     std::vector<std::string> names;
     for (const auto& entry : fs::directory_iterator(folder_.path())) {

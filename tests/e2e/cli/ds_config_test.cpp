@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The real `lockstep ds-config` and `lockstep schedule`: what they print and refuse, with which
-// exit code.
+// `lockstep ds-config` and `lockstep schedule`: output, errors and exit codes.
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -38,28 +37,18 @@ const std::string kWrong = R"({
 
 class DsConfigCommands : public testing::Test {
  protected:
-  /// A file of its own for each text.
+  /// Writes each text to a new file, and returns its path.
   std::string file(const std::string& text) {
     const std::string name = "ds_config." + std::to_string(files_++) + ".json";
     std::ofstream(folder_ / name) << text;
     return (folder_ / name).native();
   }
 
-  static Json json_of(std::vector<std::string> words, int code, const std::string& schema) {
-    words.emplace_back("--json");
-    const Outcome outcome = run_lockstep(words);
-    EXPECT_EQ(outcome.code, code) << outcome.out << outcome.err;
-    EXPECT_EQ(outcome.err, "");
-    Json json = Json::parse(outcome.out);
-    EXPECT_EQ(json["schema"], schema);
-    return json;
-  }
-
   TestFolder folder_;
   int files_ = 0;
 };
 
-TEST_F(DsConfigCommands, CheckShowsEachValueAndWhoSaidIt) {
+TEST_F(DsConfigCommands, CheckShowsEachValueAndItsOrigin) {
   const std::string path = file(kSeed);
   const Outcome outcome = run_lockstep({"ds-config", "check", path, "--world", "1"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
@@ -290,7 +279,7 @@ TEST_F(DsConfigCommands, ARateThatTheFileLacksIsAskedFor) {
   EXPECT_EQ(json["lr"][9], 0.5);
 }
 
-TEST_F(DsConfigCommands, ScheduleRefusesWhatMakesNoSense) {
+TEST_F(DsConfigCommands, ScheduleRefusesInvalidArguments) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> calls = {
       {{"schedule", file(kWarmup)}, "--steps N is missing"},
       {{"schedule", file(kWarmup), "--steps", "x"}, "expected a whole number"},

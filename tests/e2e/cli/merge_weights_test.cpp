@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `lockstep merge-weights` of what training in 16 bits saved: the fp32 masters.
+// `lockstep merge-weights` of a checkpoint with 16-bit parameters writes the fp32 masters.
 #include <filesystem>
 #include <string>
 #include <tuple>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// scripts/read_checkpoint.py, which was written from docs/checkpoint-format.md, reads what real
-// programs saved: the same weights as `lockstep merge-weights`.
+// scripts/read_checkpoint.py, which implements docs/checkpoint-format.md, reads the same weights
+// from real checkpoints as `lockstep merge-weights`.
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -26,7 +26,7 @@ using testing::Not;
 const std::string kReader = LOCKSTEP_SOURCE_DIR "/scripts/read_checkpoint.py";
 const std::string kOneThread = "OMP_NUM_THREADS=1";
 
-/// A Python with numpy; empty if there is none.
+/// Returns a Python with numpy; empty without one.
 std::string python_with_numpy() {
   for (const std::string python : {LOCKSTEP_PYTHON, "python3"}) {
     if (!python.empty() && run_command({python, "-c", "import numpy"}).code == 0) {
@@ -36,7 +36,7 @@ std::string python_with_numpy() {
   return "";
 }
 
-/// Every tensor's dtype, shape and bytes.
+/// Dtype, shape and bytes of each tensor.
 std::map<std::string, std::string> contents(const fs::path& file) {
   std::map<std::string, std::string> tensors;
   const storage::SafetensorsMap map(file);
@@ -60,7 +60,7 @@ class ReadCheckpoint : public testing::Test {
     const Outcome outcome = run_lockstep(launch("2", program), {kOneThread});
     ASSERT_EQ(outcome.code, 0) << outcome.err;
   }
-  /// A configuration of the engine with one of ZeRO's stages; every parameter is divided.
+  /// Writes a configuration of the engine with a stage of ZeRO that shards every parameter.
   std::string config(int stage, const std::string& more) const {
     const std::string file = path("ds_config.json");
     std::ofstream(file) << R"({"train_micro_batch_size_per_gpu": 4,
@@ -90,7 +90,7 @@ class ReadCheckpoint : public testing::Test {
     EXPECT_THAT(weights, Not(IsEmpty()));
     EXPECT_TRUE(read({checkpoint}) == weights);
   }
-  /// What it says of a checkpoint that it refuses.
+  /// Returns the reader's error for a checkpoint that it refuses.
   std::string refusal(const std::string& checkpoint) const {
     const Outcome outcome = run_command({python_, kReader, checkpoint});
     EXPECT_EQ(outcome.code, 1);
@@ -167,13 +167,13 @@ TEST_F(ReadCheckpoint, ReadsAnOptimizersStateInSlices) {
     }
     expected[tensor.name] = text;
   }
-  EXPECT_TRUE(expected.contains("linear.weight.exp_avg"));
+  EXPECT_TRUE(expected.contains("last.weight.exp_avg"));
   EXPECT_TRUE(read({path("tags") + "/after_3"}, "optimizer") == expected);
 }
 
 TEST_F(ReadCheckpoint, PutsTogetherWhatTwoHostsSavedOnDisksOfTheirOwn) {
   const auto train_at = [&](const std::string& more, const std::string& prefix) {
-    // Each rank takes itself for all of a host.
+    // Each rank acts as the only rank of a host.
     const std::string script = prefix + "exec " ENGINE_FIXTURE " --config " + config(3, more) +
                                " --updates 3 --checkpoints " + path("disk");
     train({"sh", "-c", script + (prefix.empty() ? "" : "$RANK")});

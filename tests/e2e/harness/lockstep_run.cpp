@@ -13,33 +13,24 @@
 #include <sstream>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
+#include "lockstep/base/host/address.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/launcher/plan/rank_environment.h"
 
 namespace lockstep::e2e {
 namespace {
 
-using Clock = std::chrono::steady_clock;
-
-constexpr int kPatienceMs = 30000;
+constexpr std::chrono::milliseconds kPatience{30000};
 constexpr std::chrono::seconds kSurvivalLimit{2};
 
-std::vector<char*> pointers_to(const std::vector<std::string>& words) {
-  std::vector<char*> pointers;
-  pointers.reserve(words.size() + 1);
-  for (const std::string& word : words) {
-    pointers.push_back(const_cast<char*>(word.c_str()));
-  }
-  pointers.push_back(nullptr);
-  return pointers;
-}
-
-/// What kill() takes for "every process there is", "my own group" and init is never meant.
+/// Refuses the pids that kill() takes for a process group, and init.
 void send_to(pid_t pid, int signal) {
   if (pid <= 1) {
     ADD_FAILURE() << "there is no process to send signal " << signal << " to; got pid " << pid;
@@ -54,7 +45,7 @@ void put(std::vector<std::string>& environment, const std::string& variable) {
   environment.push_back(variable);
 }
 
-/// This process's, where `variables` do not say otherwise, without the user's own configuration.
+/// Returns this process's environment, overridden by `variables`, without the user's configuration.
 std::vector<std::string> environment_with(const std::vector<std::string>& variables) {
   std::vector<std::string> environment = launcher::own_environment();
   put(environment, "XDG_CONFIG_HOME=/nonexistent");
@@ -125,13 +116,16 @@ void LockstepRun::send_to_rank(int rank, int signal) {
   send_to(rank_pid(rank), signal);
 }
 
-bool LockstepRun::read_more(bool out_too) {
+bool LockstepRun::read_more(bool out_too, Clock::time_point end) {
   std::array<pollfd, 2> items = {
       pollfd{.fd = out_too ? out_fd_.get() : -1, .events = POLLIN, .revents = 0},
       pollfd{.fd = err_fd_.get(), .events = POLLIN, .revents = 0}};
-  if (::poll(items.data(), items.size(), kPatienceMs) <= 0) {
-    ADD_FAILURE() << "nothing happened for " << kPatienceMs << " ms\nstdout: " << out_
-                  << "\nstderr: " << err_;
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(end - Clock::now());
+  const auto patience = std::clamp(left, std::chrono::milliseconds(0), kPatience);
+  if (::poll(items.data(), items.size(), static_cast<int>(patience.count())) <= 0) {
+    ADD_FAILURE() << (patience < kPatience ? "the job is not over in time"
+                                           : "there was no output for 30 s")
+                  << "\nstdout: " << out_ << "\nstderr: " << err_;
     return false;
   }
   std::array<char, 65536> chunk;
@@ -191,8 +185,16 @@ int LockstepRun::rank_count() const {
 }
 
 Outcome LockstepRun::wait() {
+  return wait_until(Clock::time_point::max());
+}
+
+Outcome LockstepRun::wait(std::chrono::seconds limit) {
+  return wait_until(Clock::now() + limit);
+}
+
+Outcome LockstepRun::wait_until(Clock::time_point end) {
   while (out_fd_.is_open() || err_fd_.is_open()) {
-    if (!read_more() && (out_fd_.is_open() || err_fd_.is_open())) {
+    if (!read_more(true, end) && (out_fd_.is_open() || err_fd_.is_open())) {
       send(SIGKILL);
       break;
     }
@@ -202,7 +204,7 @@ Outcome LockstepRun::wait() {
     ::waitpid(pid_, &status, 0);
   }
   pid_ = -1;
-  return {WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status), out_, err_};
+  return {exit_code_of(status), out_, err_};
 }
 
 std::vector<pid_t> LockstepRun::processes() const {
@@ -222,7 +224,7 @@ std::vector<pid_t> LockstepRun::survivors() const {
   const auto limit = Clock::now() + kSurvivalLimit;
   std::vector<pid_t> found = processes();
   while (!found.empty() && Clock::now() < limit) {
-    ::usleep(2000);  // The end of somebody else's process is no event of ours.
+    ::usleep(2000);  // The end of a process that is no child is no event.
     found = processes();
   }
   return found;
@@ -238,13 +240,20 @@ Outcome run_lockstep(
 
 Outcome run_clean(
     const std::vector<std::string>& arguments, const std::vector<std::string>& variables) {
-  constexpr std::chrono::seconds kLimit{10};
-  const auto start = Clock::now();
   LockstepRun run(arguments, variables);
-  Outcome outcome = run.wait();
-  EXPECT_LT(Clock::now() - start, kLimit) << outcome.err;
+  Outcome outcome = run.wait(std::chrono::seconds(10));
   EXPECT_EQ(run.survivors(), std::vector<pid_t>());
   return outcome;
+}
+
+nlohmann::json json_of(std::vector<std::string> arguments, int code, const std::string& schema) {
+  arguments.emplace_back("--json");
+  const Outcome outcome = run_lockstep(arguments);
+  EXPECT_EQ(outcome.code, code) << outcome.out << outcome.err;
+  EXPECT_EQ(outcome.err, "");
+  nlohmann::json json = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(json["schema"], schema);
+  return json;
 }
 
 int count(const std::string& text, const std::string& part) {
@@ -260,6 +269,39 @@ std::vector<std::string> launch(const std::string& ranks, const std::vector<std:
   std::vector<std::string> words = {"launch", "-n", ranks};
   words.insert(words.end(), rest.begin(), rest.end());
   return words;
+}
+
+std::vector<std::string> node_options(int node, int master_port, const std::string& master_addr) {
+  return {
+      "--nnodes",
+      "2",
+      "--node-rank",
+      std::to_string(node),
+      "--master-addr",
+      master_addr,
+      "--master-port",
+      std::to_string(master_port)};
+}
+
+int free_port() {
+  const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const Address any = loopback(0);
+  EXPECT_EQ(::bind(fd.get(), any.get(), any.length), 0);
+  return own_address(fd.get()).port();
+}
+
+std::vector<char*> pointers_to(const std::vector<std::string>& words) {
+  std::vector<char*> pointers;
+  pointers.reserve(words.size() + 1);
+  for (const std::string& word : words) {
+    pointers.push_back(const_cast<char*>(word.c_str()));
+  }
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+int exit_code_of(int status) {
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
 long process_status(pid_t pid, const std::string& field) {

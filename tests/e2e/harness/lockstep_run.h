@@ -1,62 +1,73 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <string>
 #include <sys/types.h>
 #include <vector>
+
+#include <nlohmann/json_fwd.hpp>
 
 #include "lockstep/base/unique_fd.h"
 
 namespace lockstep::e2e {
 
+/// The result of a process that has ended.
 struct Outcome {
   int code = 0;  ///< The exit code, or 128 + the signal.
   std::string out;
   std::string err;
 };
 
-/// One run of the real `lockstep`, or another program that starts ranks, whose processes can all be
-/// found by a mark in their environment. What waits here waits for an event, and fails the test
-/// after half a minute.
+/// A running `lockstep`, or another program that starts ranks. A mark in the environment identifies
+/// all processes of the job. Functions that wait do so for an event, and fail the test after half a
+/// minute without one.
 class LockstepRun {
  public:
-  /// `variables`: NAME=value, added to this process's environment, in which no configuration file
-  /// of the user's is found. `input`: its stdin.
+  /// Starts the program. `variables`: NAME=value, added to this process's environment, in which no
+  /// configuration file of the user is found. `input`: its stdin.
   explicit LockstepRun(
       const std::vector<std::string>& arguments,
       const std::vector<std::string>& variables = {},
       const std::string& input = "",
       const std::string& program = LOCKSTEP_BIN_DIR "/lockstep");
-  /// Kills what is left.
+  /// Kills all remaining processes of the job.
   ~LockstepRun();
   LockstepRun(const LockstepRun&) = delete;
   LockstepRun& operator=(const LockstepRun&) = delete;
 
   pid_t pid() const { return pid_; }
-  /// To the launcher. Fails the test if there is none any more.
+  /// Sends a signal to the launcher. Fails the test if it has ended.
   void send(int signal) const;
-  /// To a rank that has said that it is ready, see rank_pid. Fails the test if it never does.
+  /// Sends a signal to a rank that prints "ready", see rank_pid.
   void send_to_rank(int rank, int signal);
-  /// Until stdout holds `text` `times` times.
+  /// Reads until stdout contains `text` `times` times.
   void await_out(const std::string& text, int times = 1);
-  /// Until stderr holds `text`; stdout is not read meanwhile.
+  /// Reads stderr, and not stdout, until stderr contains `text`.
   void await_err(const std::string& text);
-  /// Closes our end of its stdout.
+  /// Closes the read end of the program's stdout.
   void stop_reading_out() { out_fd_.reset(); }
-  /// The number after "ready RANK ": the rank's pid.
+  /// Reads until stdout contains "ready RANK PID", and returns PID. Fails the test without it.
   pid_t rank_pid(int rank);
-  /// What lies in its stdout, unread.
+  /// Returns the number of unread bytes of stdout.
   int waiting_out_bytes() const;
-  /// Processes of the job besides the launcher and its watchdog.
+  /// Returns the number of processes of the job besides the launcher and its watchdog.
   int rank_count() const;
+  /// Waits for the end of the program, and kills it after half a minute without output.
   Outcome wait();
-  /// Waits until no process of the job is left; those that are, after two seconds.
+  /// The same, but kills the program, and fails the test, unless it ends within `limit`.
+  Outcome wait(std::chrono::seconds limit);
+  /// Waits until no process of the job remains; returns those that do after two seconds.
   std::vector<pid_t> survivors() const;
   const std::string& out() const { return out_; }
 
  private:
-  /// Reads what comes next; false when there is nothing more to come.
-  bool read_more(bool out_too = true);
+  using Clock = std::chrono::steady_clock;
+
+  /// Reads the next output; false at the end of both streams, and, with a failure of the test,
+  /// after half a minute without output or at `end`.
+  bool read_more(bool out_too = true, Clock::time_point end = Clock::time_point::max());
+  Outcome wait_until(Clock::time_point end);
   std::vector<pid_t> processes() const;
 
   pid_t pid_ = -1;
@@ -73,20 +84,38 @@ Outcome run_lockstep(
     const std::vector<std::string>& variables = {},
     const std::string& input = "");
 
-/// The same, but the test fails unless that comes within ten seconds and leaves no process.
+/// Runs `lockstep` to its end. The test fails unless it ends within ten seconds and leaves no
+/// process.
 Outcome run_clean(
     const std::vector<std::string>& arguments, const std::vector<std::string>& variables = {});
 
-/// How often `part` is in `text`.
+/// Runs `lockstep ... --json`, expects this exit code and schema and an empty stderr, and returns
+/// the object.
+nlohmann::json json_of(std::vector<std::string> arguments, int code, const std::string& schema);
+
+/// Returns how often `part` is in `text`.
 int count(const std::string& text, const std::string& part);
 
-/// The words of `lockstep launch -n RANKS REST...`.
+/// Returns the words of `lockstep launch -n RANKS REST...`.
 std::vector<std::string> launch(const std::string& ranks, const std::vector<std::string>& rest);
 
-/// A number from /proc/PID/status, in its own unit.
+/// Returns the options of node `node` of a job of two nodes.
+std::vector<std::string> node_options(
+    int node, int master_port, const std::string& master_addr = "127.0.0.1");
+
+/// Returns a port of 127.0.0.1 that is free now.
+int free_port();
+
+/// Returns the arguments that execve takes; valid as long as `words`.
+std::vector<char*> pointers_to(const std::vector<std::string>& words);
+
+/// Returns the exit code, or 128 + the signal, of a status from waitpid.
+int exit_code_of(int status);
+
+/// Returns a number from /proc/PID/status, in its own unit.
 long process_status(pid_t pid, const std::string& field);
 
-/// How many descriptors this process has open.
+/// Returns the number of open descriptors of this process.
 int open_descriptors();
 
 }  // namespace lockstep::e2e

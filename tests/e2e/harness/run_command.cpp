@@ -14,17 +14,8 @@
 namespace lockstep::e2e {
 namespace {
 
-std::vector<char*> pointers_to(const std::vector<std::string>& words) {
-  std::vector<char*> pointers;
-  for (const std::string& word : words) {
-    pointers.push_back(const_cast<char*>(word.c_str()));
-  }
-  pointers.push_back(nullptr);
-  return pointers;
-}
-
-/// What was written to a file in memory. A file, not a pipe: it never fills up, so nobody has to
-/// read while the program runs.
+/// Returns what was written to a file in memory. Unlike a pipe, it never fills up, so that it need
+/// not be read while the program runs.
 std::string contents(int fd) {
   const off_t size = ::lseek(fd, 0, SEEK_END);
   std::string text(static_cast<size_t>(size), '\0');
@@ -63,7 +54,7 @@ Outcome run_command(
   }
   int status = 0;
   ::waitpid(pid, &status, 0);
-  outcome.code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  outcome.code = exit_code_of(status);
   outcome.out = contents(out.get());
   outcome.err = contents(err.get());
   return outcome;

@@ -9,7 +9,7 @@
 namespace lockstep::e2e {
 
 /// Runs a program, found in PATH, to its end. `variables`: NAME=value, added to this process's
-/// environment. Bounded by the test's own time limit.
+/// environment. Only ctest's time limit bounds it.
 Outcome run_command(
     const std::vector<std::string>& words, const std::vector<std::string>& variables = {});
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A clock that jumps by a year while a job runs (libfaketime): no time limit may notice it.
+// The clock jumps by a year while a job runs (libfaketime). No time limit is affected.
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -17,7 +17,7 @@ namespace {
 using testing::HasSubstr;
 using testing::Not;
 
-/// Where Debian's faketime keeps what it preloads; empty: there is none.
+/// Returns the path of Debian's libfaketime; empty without it.
 std::string faketime_library() {
   for (const auto& entry : std::filesystem::directory_iterator("/usr/lib")) {
     const std::filesystem::path path = entry.path() / "faketime" / "libfaketimeMT.so.1";

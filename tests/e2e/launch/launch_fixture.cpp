@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A rank for the launcher's tests: its first argument says how it behaves.
+// A rank for the launcher's tests. The first argument selects its behaviour.
 #include <csignal>
 #include <cstdlib>
 #include <iostream>
@@ -20,7 +20,7 @@ void hold(const std::string& word) {
   }
 }
 
-/// Long lines, each all of one letter between its number and its end.
+/// Prints long lines, each of one repeated letter between its number and its end.
 void lines(int count, int width) {
   const std::string letters(static_cast<size_t>(width), static_cast<char>('a' + std::stoi(rank())));
   for (int i = 0; i < count; ++i) {
@@ -36,7 +36,7 @@ int exit_with(int code) {
   return code;
 }
 
-/// Waits for a signal, says which it was and ends as one that has saved.
+/// Waits for a signal, prints its number, and exits like a rank that has saved.
 int save() {
   sigset_t wanted;
   sigemptyset(&wanted);

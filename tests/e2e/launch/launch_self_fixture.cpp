@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A program that starts ranks of its own by lockstep::launch, in the way that its first argument
-// names. Started by launch_self_test.cpp.
+// A program that starts its own ranks by lockstep::launch, in the way that its first argument
+// names. launch_self_test.cpp starts it.
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -29,7 +29,7 @@ void print(const std::vector<double>& values) {
   std::printf("\n");
 }
 
-/// What two steps of a small net on all ranks' data end with.
+/// Trains a small network for two steps on all ranks' data, and returns its weight.
 torch::Tensor train() {
   Accelerator accelerator;
   torch::manual_seed(1);
@@ -45,7 +45,7 @@ torch::Tensor train() {
   return net->weight.detach();
 }
 
-/// MiB that this process has, what it has in common with others divided among them.
+/// Returns the MiB of this process, with shared pages divided among the processes that map them.
 double own_mib() {
   std::ifstream rollup("/proc/self/smaps_rollup");
   for (std::string word; rollup >> word;) {
@@ -58,8 +58,8 @@ double own_mib() {
   return 0;
 }
 
-/// MiB that training adds to each of three ranks: 16 of parameters, 32 of Adam's state, 16 of
-/// gradients.
+/// Returns the MiB that training adds to each of three ranks: 16 of parameters, 32 of Adam's state,
+/// 16 of gradients.
 std::vector<double> train_large(bool shared) {
   return lockstep::launch(
       [shared] {

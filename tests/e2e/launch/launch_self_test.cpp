@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// lockstep::launch in a real program: results, errors, signals, and that nothing is left.
+// lockstep::launch in a real program: results, errors, signals, and no remaining processes.
 #include <csignal>
 #include <sstream>
 #include <string>
@@ -18,7 +18,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 
-/// The fixture's end; no process of it is left.
+/// Runs the fixture to its end; expects that no process of it remains.
 Outcome run_fixture(
     const std::vector<std::string>& arguments, const std::vector<std::string>& variables = {}) {
   LockstepRun run(arguments, variables, "", LAUNCH_SELF_FIXTURE);
@@ -82,7 +82,7 @@ TEST(LaunchFromCode, RestartsAsTheLauncherDoes) {
   EXPECT_EQ(outcome.out, "1 1 \n");
 }
 
-TEST(LaunchFromCode, RefusesWhatCannotBe) {
+TEST(LaunchFromCode, RefusesInvalidOptions) {
   const Outcome before = run_fixture({"before"});
   EXPECT_EQ(before.code, 1);
   EXPECT_THAT(before.err, HasSubstr("rank 0 of 2 ended before it reached launch(); main must"));

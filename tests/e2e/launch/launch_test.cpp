@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the real `lockstep launch` gives its ranks, takes from its user and shows of the output.
+// Environment, arguments, usage errors and output of `lockstep launch`.
 #include <array>
 #include <csignal>
 #include <cstdio>
@@ -28,7 +28,7 @@ using testing::Not;
 
 const std::string kFixture = LAUNCH_FIXTURE;
 
-/// Variables of each rank, as the fixture prints them.
+/// Returns the variables of each rank, as the fixture prints them.
 std::map<int, std::map<std::string, std::string>> environments(const std::string& out) {
   std::map<int, std::map<std::string, std::string>> all;
   std::istringstream lines(out);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// When the real `lockstep launch` starts a job anew, and when it ends one whose time is up.
+// Restarts and time limits of `lockstep launch`.
 #include <csignal>
 #include <filesystem>
 
@@ -21,7 +21,7 @@ using testing::Not;
 
 const std::string kFixture = LAUNCH_FIXTURE;
 
-/// The options of a restarted job that does not take its time.
+/// Returns options for restarts without a noticeable pause.
 std::vector<std::string> restarted(int times, const std::vector<std::string>& rest) {
   std::vector<std::string> words = {
       "--max-restarts", std::to_string(times), "--restart-backoff-seconds", "0.01"};
@@ -29,7 +29,7 @@ std::vector<std::string> restarted(int times, const std::vector<std::string>& re
   return launch("2", words);
 }
 
-TEST(LaunchRestart, StartsAllRanksAnewToGoOn) {
+TEST(LaunchRestart, RestartsAllRanksWhichResume) {
   const Outcome outcome = run_clean(restarted(
       3,
       {"sh",
@@ -108,7 +108,7 @@ TEST(LaunchRestart, AKilledRankIsAReasonAWrongCallOrASavedStateIsNone) {
   }
 }
 
-TEST(LaunchRestart, ASignalEndsTheJobForGood) {
+TEST(LaunchRestart, ASignalIsNotFollowedByARestart) {
   LockstepRun run(restarted(5, {kFixture, "hold"}));
   run.await_out("ready", 2);
   run.send(SIGTERM);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Flag before environment before file: what the real `lockstep launch` starts.
+// The precedence of flags, environment and file in `lockstep launch`.
 #include <array>
 #include <fstream>
 #include <string>
@@ -80,7 +80,7 @@ TEST_F(LaunchSettings, OfSeveralHostsYieldToAFlagThatSaysOne) {
     flags.insert(flags.end(), one.begin(), one.end());
     EXPECT_THAT(launch_with(file, flags).out, HasSubstr("0 of 1,"));
   }
-  // Whether a rank has a place is asked of what all of them say together.
+  // A machine rank is checked against the combination of all settings.
   const Outcome outcome = launch_with(
       "",
       {"-n", "1", "--nnodes", "2", "--master-addr", "node0", "--dry-run"},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Jobs of several hosts that one `lockstep launch` starts: over ssh between network namespaces,
-// which have an sshd and an address of their own each, and with mpirun and srun on this machine.
+// each with an sshd and an address of its own, and with mpirun on this machine.
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -23,53 +23,59 @@ using testing::HasSubstr;
 
 constexpr int kSkipped = 77;
 
-/// Runs `lockstep launch OPTIONS PROGRAM` on the first of two hosts.
+/// Runs `lockstep launch` on the first of two hosts; skips the test if there can be none.
 class Hosts : public testing::Test {
  protected:
-  /// `beside` is a piece of shell that runs there beside it, $job being its pid; `before` runs
-  /// before.
-  Outcome run(
+  /// Runs `lockstep launch REST`. The shell code `beside` runs beside it on the same host, with the
+  /// launcher's pid in $job; `before` runs before it.
+  void run(
       const std::string& rest, const std::string& beside = "", const std::string& before = ":") {
-    const std::string folder = folder_.path().string();
-    const std::string command = std::string(LOCKSTEP) + " launch --launcher-args '-F " + folder +
-                                "/ssh_config' --hostfile " + folder + "/hosts " + rest;
+    const std::string command = std::string(LOCKSTEP) + " launch --launcher-args '-F " + folder() +
+                                "/ssh_config' --hostfile " + folder() + "/hosts " + rest;
     const std::string script =
-        "cd " + folder + "; " + before + "; " +
+        "cd " + folder() + "; " + before + "; " +
         (beside.empty() ? command : command + " & job=$!; " + beside + "; wait $job");
-    Outcome outcome = run_command(
-        {SEVERAL_HOSTS, "2", folder, "bash", "-c", script},
-        {"XDG_STATE_HOME=" + folder, "LOCKSTEP_JOB_TOKEN="});
-    skipped_ = outcome.code == kSkipped;
-    return outcome;
+    outcome_ = run_command(
+        {SEVERAL_HOSTS, "2", folder(), "bash", "-c", script},
+        {"XDG_STATE_HOME=" + folder(), "LOCKSTEP_JOB_TOKEN="});
+    if (outcome_.code == kSkipped) {
+      GTEST_SKIP() << outcome_.err;
+    }
+  }
+  std::string folder() const { return folder_.path().string(); }
+  /// Shell code that waits until each of the four ranks has created the file up_RANK.
+  std::string until_ranks_are_up() const {
+    const std::string up = folder() + "/up_";
+    return "until [ -e " + up + "0 -a -e " + up + "1 -a -e " + up + "2 -a -e " + up +
+           "3 ]; do sleep 0.1; done; ";
   }
 
   TestFolder folder_;
-  bool skipped_ = false;
+  Outcome outcome_;
 };
 
 TEST_F(Hosts, TrainTogetherOverSsh) {
-  const Outcome outcome = run(std::string(WATCH_FIXTURE));
-  if (skipped_) {
-    GTEST_SKIP() << outcome.err;
+  run(std::string(WATCH_FIXTURE));
+  if (IsSkipped()) {
+    return;
   }
-  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
-  EXPECT_THAT(outcome.out, HasSubstr("trained 4 ranks, master 127.0.0.1"));
+  EXPECT_EQ(outcome_.code, 0) << outcome_.out << outcome_.err;
+  EXPECT_THAT(outcome_.out, HasSubstr("trained 4 ranks, master 127.0.0.1"));
 }
 
 TEST_F(Hosts, TakeTheEnvironmentFolderAndSlotsAlong) {
   std::ofstream(folder_ / ".lockstep_env") << "FROM_FILE=of the file\n";
-  const Outcome outcome = run(
-      "--env $'GIVEN=\\xe9 a \\'b\\' $HOME' --include 10.77.0.1:0@10.77.0.2 --rank-prefix sh -c "
+  run("--env $'GIVEN=\\xe9 a \\'b\\' $HOME' --include 10.77.0.1:0@10.77.0.2 --rank-prefix sh -c "
       "'echo $RANK of $WORLD_SIZE: $GIVEN, $FROM_FILE, $PWD, ${LOCKSTEP_NODE_SPEC:-no spec}; "
       "ip -o -4 addr show eth0'");
-  if (skipped_) {
-    GTEST_SKIP() << outcome.err;
+  if (IsSkipped()) {
+    return;
   }
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome_.code, 0) << outcome_.err;
   const std::string rest =
       ": \xe9 a 'b' $HOME, of the file, " + folder_.path().string() + ", no spec\n";
   EXPECT_THAT(
-      outcome.out,
+      outcome_.out,
       AllOf(
           HasSubstr("[rank 0] 0 of 3" + rest),
           HasSubstr("[rank 1] 1 of 3" + rest),
@@ -78,9 +84,8 @@ TEST_F(Hosts, TakeTheEnvironmentFolderAndSlotsAlong) {
           HasSubstr("inet 10.77.0.2/24")));
 }
 
-/// From an address that is no host's of the job, at every port where its ranks listen.
+/// The strangers' address is no host's of the job. They connect to every port where ranks listen.
 TEST_F(Hosts, StrangersAtTheRanksPortsDisturbNobody) {
-  const std::string folder = folder_.path().string();
   std::ofstream(folder_ / "strangers.py") << R"(
 import socket, subprocess, sys, time
 guarded, connections = 0, []
@@ -108,114 +113,99 @@ for connection in connections:
 print("strangers at", guarded, "ports:", connected, "connected", flush=True)
 time.sleep(2)
 )";
-  const Outcome outcome =
-      run("sh -c 'ulimit -n 300; exec " COMM_FIXTURE " train 8 " + folder + "/up_'",
-          "until [ -e " + folder + "/up_0 -a -e " + folder + "/up_1 -a -e " + folder +
-              "/up_2 -a -e " + folder +
-              "/up_3 ]; do sleep 0.1; done; ulimit -n 20000; "
-              "ip addr add 10.77.0.9/24 dev eth0; " LOCKSTEP_PYTHON " strangers.py");
-  if (skipped_) {
-    GTEST_SKIP() << outcome.err;
+  run("sh -c 'ulimit -n 300; exec " COMM_FIXTURE " train 8 " + folder() + "/up_'",
+      until_ranks_are_up() +
+          "ulimit -n 20000; "
+          "ip addr add 10.77.0.9/24 dev eth0; " LOCKSTEP_PYTHON " strangers.py");
+  if (IsSkipped()) {
+    return;
   }
-  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
-  EXPECT_THAT(outcome.out, testing::ContainsRegex("strangers at [1-9][0-9]* ports: 0 connected"));
-  EXPECT_THAT(outcome.out, HasSubstr("rank 3 is done"));
+  EXPECT_EQ(outcome_.code, 0) << outcome_.out << outcome_.err;
+  EXPECT_THAT(outcome_.out, testing::ContainsRegex("strangers at [1-9][0-9]* ports: 0 connected"));
+  EXPECT_THAT(outcome_.out, HasSubstr("rank 3 is done"));
 }
 
 TEST_F(Hosts, AllEndWhenARankOfTheOtherIsKilled) {
-  const Outcome outcome = run("sh -c 'test $RANK != 3 || kill -9 $$; sleep 100'");
-  if (skipped_) {
-    GTEST_SKIP() << outcome.err;
+  run("sh -c 'test $RANK != 3 || kill -9 $$; sleep 100'");
+  if (IsSkipped()) {
+    return;
   }
-  EXPECT_EQ(outcome.code, 137) << outcome.err;
-  EXPECT_THAT(outcome.err, HasSubstr("rank 3 of 4 was killed by SIGKILL"));
+  EXPECT_EQ(outcome_.code, 137) << outcome_.err;
+  EXPECT_THAT(outcome_.err, HasSubstr("rank 3 of 4 was killed by SIGKILL"));
 }
 
-/// Namespaces share their processes: whoever is left can be seen.
+/// Network namespaces share their processes, so every remaining process is visible.
 TEST_F(Hosts, LeaveNobodyBehindWhenTheLauncherIsKilled) {
-  const std::string folder = folder_.path().string();
-  const Outcome outcome = run(
-      "sh -c 'touch " + folder + "/up_$RANK; exec sleep 98765'",
-      "until [ -e " + folder + "/up_0 -a -e " + folder + "/up_1 -a -e " + folder + "/up_2 -a -e " +
-          folder +
-          "/up_3 ]; do sleep 0.1; done; kill -9 $job; "
+  run("sh -c 'touch " + folder() + "/up_$RANK; exec sleep 98765'",
+      until_ranks_are_up() +
+          "kill -9 $job; "
           "for i in $(seq 100); do pgrep -xf 'sleep 98765' >/dev/null || break; sleep 0.1; done; "
           "pgrep -xfc 'sleep 98765' | sed 's/^/left: /'");
-  if (skipped_) {
-    GTEST_SKIP() << outcome.err;
+  if (IsSkipped()) {
+    return;
   }
-  EXPECT_THAT(outcome.out, HasSubstr("left: 0\n")) << outcome.err;
+  EXPECT_THAT(outcome_.out, HasSubstr("left: 0\n")) << outcome_.err;
 }
 
 TEST_F(Hosts, EndWithASignalToTheLauncher) {
-  const std::string folder = folder_.path().string();
-  const Outcome outcome =
-      run("sh -c 'trap \"echo $RANK heard; exit 75\" TERM; touch " + folder +
-              "/up_$RANK; while :; do sleep 0.1; done'",
-          "until [ -e " + folder + "/up_0 -a -e " + folder + "/up_1 -a -e " + folder +
-              "/up_2 -a -e " + folder + "/up_3 ]; do sleep 0.1; done; kill -TERM $job");
-  if (skipped_) {
-    GTEST_SKIP() << outcome.err;
+  run("sh -c 'trap \"echo $RANK heard; exit 75\" TERM; touch " + folder() +
+          "/up_$RANK; while :; do sleep 0.1; done'",
+      until_ranks_are_up() + "kill -TERM $job");
+  if (IsSkipped()) {
+    return;
   }
-  EXPECT_EQ(outcome.code, 75) << outcome.err;
+  EXPECT_EQ(outcome_.code, 75) << outcome_.err;
   EXPECT_THAT(
-      outcome.out,
+      outcome_.out,
       AllOf(
           HasSubstr("0 heard"), HasSubstr("1 heard"), HasSubstr("2 heard"), HasSubstr("3 heard")));
 }
 
 /// The command is the job of a shell with job control.
 TEST_F(Hosts, ArePausedByCtrlZAndContinuedByFg) {
-  const std::string folder = folder_.path().string();
-  const std::string ticks = "cat " + folder + "/up_* | wc -c";
-  const Outcome outcome = run(
-      "sh -c 'while :; do printf x >> " + folder + "/up_$RANK; sleep 0.1; done'",
-      "until [ -e " + folder + "/up_0 -a -e " + folder + "/up_1 -a -e " + folder + "/up_2 -a -e " +
-          folder + "/up_3 ]; do sleep 0.1; done; kill -TSTP $job; sleep 1; before=$(" + ticks +
+  const std::string ticks = "cat " + folder() + "/up_* | wc -c";
+  run("sh -c 'while :; do printf x >> " + folder() + "/up_$RANK; sleep 0.1; done'",
+      until_ranks_are_up() + "kill -TSTP $job; sleep 1; before=$(" + ticks +
           "); sleep 3; echo paused: $(($(" + ticks +
           ") - before)); kill -CONT $job; for i in $(seq 100); do sleep 0.1; [ $(" + ticks +
           ") -le $((before + 3)) ] || break; done; echo continued: $(($(" + ticks +
           ") > before)); kill -TERM $job; wait -f $job; exit $?",
       "set -m");
-  if (skipped_) {
-    GTEST_SKIP() << outcome.err;
+  if (IsSkipped()) {
+    return;
   }
-  EXPECT_EQ(outcome.code, 143) << outcome.err;
-  EXPECT_THAT(outcome.out, AllOf(HasSubstr("paused: 0\n"), HasSubstr("continued: 1\n")))
-      << outcome.err;
+  EXPECT_EQ(outcome_.code, 143) << outcome_.err;
+  EXPECT_THAT(outcome_.out, AllOf(HasSubstr("paused: 0\n"), HasSubstr("continued: 1\n")))
+      << outcome_.err;
 }
 
-/// As SLURM does it: a signal, and soon the end, though the ranks would have had half a minute.
+/// SLURM sends a signal, and soon SIGKILL, although the grace of the ranks is half a minute.
 TEST_F(Hosts, LeaveNobodyBehindWhenTheLauncherIsKilledAfterASignal) {
-  const std::string folder = folder_.path().string();
-  const Outcome outcome =
-      // By pid: between two sleeps a rank's shell would not be seen by the name of what it runs.
-      run("sh -c 'trap \"\" TERM; echo $$ > " + folder + "/pid_$RANK; mv " + folder +
-              "/pid_$RANK " + folder + "/up_$RANK; while :; do sleep 0.198765; done'",
-          "until [ -e " + folder + "/up_0 -a -e " + folder + "/up_1 -a -e " + folder +
-              "/up_2 -a -e " + folder +
-              "/up_3 ]; do sleep 0.1; done; kill $job; sleep 0.5; kill -9 $job; "
-              "left() { for pid in $(cat " +
-              folder +
-              "/up_*); do ! kill -0 $pid 2>/dev/null || echo $pid; done; }; "
-              "for i in $(seq 100); do [ -n \"$(left)\" ] || break; sleep 0.1; done; "
-              "echo left: $(left | wc -l)");
-  if (skipped_) {
-    GTEST_SKIP() << outcome.err;
+  // Compares pids, since between two sleeps a search by name would miss a rank's shell.
+  run("sh -c 'trap \"\" TERM; echo $$ > " + folder() + "/pid_$RANK; mv " + folder() +
+          "/pid_$RANK " + folder() + "/up_$RANK; while :; do sleep 0.198765; done'",
+      until_ranks_are_up() +
+          "kill $job; sleep 0.5; kill -9 $job; "
+          "left() { for pid in $(cat " +
+          folder() +
+          "/up_*); do ! kill -0 $pid 2>/dev/null || echo $pid; done; }; "
+          "for i in $(seq 100); do [ -n \"$(left)\" ] || break; sleep 0.1; done; "
+          "echo left: $(left | wc -l)");
+  if (IsSkipped()) {
+    return;
   }
-  EXPECT_THAT(outcome.out, HasSubstr("left: 0\n")) << outcome.err;
+  EXPECT_THAT(outcome_.out, HasSubstr("left: 0\n")) << outcome_.err;
 }
 
 TEST_F(Hosts, AHostThatCannotBeReachedIsNamed) {
-  const std::string folder = folder_.path().string();
   std::ofstream(folder_ / "hosts") << "10.77.0.9 slots=1\n";  // Before those that are there.
-  const Outcome outcome = run("sleep 100");
-  if (skipped_) {
-    GTEST_SKIP() << outcome.err;
+  run("sleep 100");
+  if (IsSkipped()) {
+    return;
   }
-  EXPECT_NE(outcome.code, 0);
+  EXPECT_NE(outcome_.code, 0);
   EXPECT_THAT(
-      outcome.err,
+      outcome_.err,
       AllOf(
           HasSubstr("ssh to 10.77.0.9"),
           HasSubstr("No route to host"),
@@ -223,16 +213,17 @@ TEST_F(Hosts, AHostThatCannotBeReachedIsNamed) {
 }
 
 TEST_F(Hosts, AHostWhoseKeyIsUnknownIsNamed) {
-  const Outcome outcome = run("sleep 100", "", "sed -i s/accept-new/yes/ ssh_config");
-  if (skipped_) {
-    GTEST_SKIP() << outcome.err;
+  run("sleep 100", "", "sed -i s/accept-new/yes/ ssh_config");
+  if (IsSkipped()) {
+    return;
   }
-  EXPECT_NE(outcome.code, 0);
+  EXPECT_NE(outcome_.code, 0);
   EXPECT_THAT(
-      outcome.err, AllOf(HasSubstr("ssh to 10.77.0.2"), HasSubstr("Host key verification failed")));
+      outcome_.err,
+      AllOf(HasSubstr("ssh to 10.77.0.2"), HasSubstr("Host key verification failed")));
 }
 
-/// Launchers that mpirun starts, on this machine.
+/// Jobs whose launchers mpirun starts, on this machine.
 class Mpirun : public testing::Test {
  protected:
   std::vector<std::string> words(const std::vector<std::string>& rest) const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kubeflow's TrainJob: the example's YAML, and its command in two pods, each a process here with
-// the variables that Kubeflow Trainer sets.
+// Kubeflow's TrainJob: the example's YAML, and its command in two pods, simulated by processes with
+// the variables of Kubeflow Trainer.
 #include <algorithm>
 #include <csignal>
 #include <fstream>
@@ -9,16 +9,13 @@
 #include <memory>
 #include <set>
 #include <string>
-#include <sys/socket.h>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "lockstep/base/env.h"
-#include "lockstep/base/host/address.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/base/unique_fd.h"
 #include "lockstep/config/document/document.h"
 #include "tests/e2e/harness/lockstep_run.h"
 
@@ -31,7 +28,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::IsSubsetOf;
 
-/// The documents of the example, by kind.
+/// Returns the documents of the example, by kind.
 std::map<std::string, Node> documents() {
   std::ifstream file(TRAINJOB);
   const std::string text{std::istreambuf_iterator<char>(file), {}};
@@ -49,7 +46,7 @@ std::map<std::string, Node> documents() {
   return all;
 }
 
-/// The value at a path like "spec/rules/0/action"; the test fails if there is none.
+/// Returns the value at a path like "spec/rules/0/action". Fails the test without one.
 Node at(const Node& root, const std::string& path) {
   const Node* node = &root;
   for (size_t begin = 0; begin <= path.size() && node != nullptr;) {
@@ -76,7 +73,7 @@ std::vector<std::string> texts(const Node& list) {
   return all;
 }
 
-/// The paths of all values, with "*" for each index of a list.
+/// Returns the paths of all values, with "*" for each index of a list.
 void collect_paths(const Node& node, const std::string& path, std::set<std::string>& paths) {
   if (node.kind == Node::Kind::kMap) {
     for (const config::Entry& entry : node.entries) {
@@ -100,7 +97,7 @@ std::set<std::string> paths_of(const Node& root) {
 constexpr const char* kJob = "spec/template/spec/replicatedJobs/0/template/spec/";
 constexpr const char* kPod = "spec/template/spec/replicatedJobs/0/template/spec/template/spec/";
 
-/// The value after `option` in a command line.
+/// Returns the value after `option` in a command line.
 std::string value_after(const std::vector<std::string>& words, const std::string& option) {
   const auto found = std::find(words.begin(), words.end(), option);
   return found == words.end() || found + 1 == words.end() ? "" : *(found + 1);
@@ -111,8 +108,7 @@ TEST(KubeflowExample, HasOnlyFieldsOfTheKubernetesApis) {
   ASSERT_EQ(all.size(), 3U);
   EXPECT_EQ(at(all.at("TrainJob"), "apiVersion").text, "trainer.kubeflow.org/v1alpha1");
   EXPECT_EQ(at(all.at("TrainingRuntime"), "apiVersion").text, "trainer.kubeflow.org/v1alpha1");
-  // Those of the custom resource definitions of Kubeflow Trainer 2, JobSet and batch/v1 in use
-  // here.
+  // The fields in use, from the resource definitions of Kubeflow Trainer 2, JobSet and batch/v1.
   EXPECT_THAT(
       paths_of(all.at("TrainJob")),
       IsSubsetOf(std::set<std::string>{
@@ -180,7 +176,7 @@ TEST(KubeflowExample, ItsPartsFitTogether) {
       of_pod("volumes/0/persistentVolumeClaim/claimName").text,
       at(all.at("PersistentVolumeClaim"), "metadata/name").text);
   EXPECT_EQ(of_pod("volumes/0/name").text, of_pod("containers/0/volumeMounts/0/name").text);
-  // Ranks that saved and left go on in new pods.
+  // Ranks that saved and left resume in new pods.
   EXPECT_EQ(of_pod("restartPolicy").text, "Never");
   EXPECT_EQ(of_job("podFailurePolicy/rules/0/action").text, "Ignore");
   EXPECT_EQ(of_job("podFailurePolicy/rules/0/onExitCodes/values/0").text, "75");
@@ -195,17 +191,11 @@ TEST(KubeflowExample, ItsPartsFitTogether) {
   at(job, "spec/trainer/env/0/valueFrom/secretKeyRef/name");
 }
 
-int free_port() {
-  const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const Address any = loopback(0);
-  EXPECT_EQ(::bind(fd.get(), any.get(), any.length), 0);
-  return own_address(fd.get()).port();
-}
-
-/// The pods of one TrainJob; all gone, with their ranks, at the end of the test.
+/// The pods of one TrainJob. The end of the test kills them and their ranks.
 class KubeflowPods : public testing::Test {
  protected:
-  /// What Kubeflow Trainer's torch policy sets in the pod with that index, and the Secret's token.
+  /// Returns the variables that Kubeflow Trainer's torch policy sets in a pod, and the Secret's
+  /// token.
   std::vector<std::string> variables(int pod) const {
     return {
         "PET_NNODES=2",
@@ -265,13 +255,13 @@ TEST_F(KubeflowPods, AnOptionThatContradictsThemIsRefused) {
     EXPECT_EQ(outcome.code, 2) << outcome.out;
     return outcome.err;
   };
-  EXPECT_THAT(refused({"--nnodes", "3"}), HasSubstr("PET_NNODES=2 and --nnodes 3 differ"));
+  EXPECT_THAT(refused({"--nnodes", "3"}), HasSubstr("PET_NNODES=2 and --nnodes 3 disagree"));
   EXPECT_THAT(
       refused({"-n", "4"}),
-      HasSubstr("PET_NPROC_PER_NODE=2 and --nproc-per-node 4 differ; omit the option"));
+      HasSubstr("PET_NPROC_PER_NODE=2 and --nproc-per-node 4 disagree; leave out the option"));
   EXPECT_THAT(
       refused({"--standalone"}),
-      HasSubstr("PET_NNODES=2 and --standalone contradict each other; omit the option, or unset"));
+      HasSubstr("PET_NNODES=2 and --standalone disagree; leave out the option, or unset"));
   EXPECT_THAT(
       refused({"--num-processes", "6"}),
       HasSubstr("--nproc-per-node comes from PET_NPROC_PER_NODE"));
@@ -284,11 +274,11 @@ TEST_F(KubeflowPods, AProgramWithoutALauncherDoesNotTrainAlone) {
   EXPECT_THAT(
       outcome.err,
       AllOf(
-          HasSubstr("PET_NNODES=2 announces a job of several hosts"),
+          HasSubstr("PET_NNODES=2 says that this job has several hosts"),
           HasSubstr("start the program by `lockstep launch`")));
 }
 
-TEST_F(KubeflowPods, AValueThatMakesNoSenseIsNamed) {
+TEST_F(KubeflowPods, AnInvalidValueIsNamed) {
   std::vector<std::string> with = variables(0);
   with.front() = "PET_NNODES=two";
   const Outcome outcome = run_lockstep({"launch", "--dry-run", "true"}, with);
@@ -296,7 +286,7 @@ TEST_F(KubeflowPods, AValueThatMakesNoSenseIsNamed) {
   EXPECT_THAT(
       outcome.err,
       AllOf(
-          HasSubstr("invalid value 'two' for --nnodes; expected a number of hosts"),
+          HasSubstr("got 'two', expected a number of hosts"),
           HasSubstr("--nnodes comes from PET_NNODES")));
 }
 

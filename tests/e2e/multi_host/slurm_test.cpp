@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Under a real SLURM of two nodes: ranks that srun starts, and launchers that srun starts. The
-// nodes are not called as the machine is.
+// Jobs under a real SLURM of two nodes, whose names differ from the machine's: srun starts the
+// ranks or the launchers.
 #include <string>
 #include <vector>
 
@@ -17,120 +17,90 @@ using testing::HasSubstr;
 
 constexpr int kSkipped = 77;
 
-/// Runs a command where SLURM's commands find a cluster.
+/// Runs commands beside a SLURM cluster; skips the test if there can be none.
 class Slurm : public testing::Test {
  protected:
-  Outcome run(std::vector<std::string> words) {
+  void run(std::vector<std::string> words) {
     words.insert(words.begin(), {TWO_SLURM_NODES, folder_.path().string()});
-    Outcome outcome = run_command(
+    outcome_ = run_command(
         words,
         {"XDG_STATE_HOME=" + folder_.path().string(),
          "XDG_CONFIG_HOME=" + folder_.path().string()});
-    skipped_ = outcome.code == kSkipped;
-    return outcome;
+    if (outcome_.code == kSkipped) {
+      GTEST_SKIP() << outcome_.err;
+    }
+  }
+  /// Runs `lockstep launch --launcher slurm REST...` in an allocation of that many nodes.
+  void run_job(const std::string& nodes, const std::vector<std::string>& rest) {
+    std::vector<std::string> words = {
+        "salloc", "-N", nodes, LOCKSTEP, "launch", "--launcher", "slurm"};
+    words.insert(words.end(), rest.begin(), rest.end());
+    run(words);
   }
 
   TestFolder folder_;
-  bool skipped_ = false;
+  Outcome outcome_;
 };
 
 TEST_F(Slurm, RanksThatSrunStartsTrainTogether) {
-  const Outcome outcome = run({"srun", "-N", "2", "-n", "4", WATCH_FIXTURE});
-  if (skipped_) {
-    GTEST_SKIP() << outcome.err;
+  run({"srun", "-N", "2", "-n", "4", WATCH_FIXTURE});
+  if (IsSkipped()) {
+    return;
   }
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, HasSubstr("trained 4 ranks"));
+  EXPECT_EQ(outcome_.code, 0) << outcome_.err;
+  EXPECT_THAT(outcome_.out, HasSubstr("trained 4 ranks"));
 }
 
 TEST_F(Slurm, LaunchersThatSrunStartsTrainTogether) {
-  const Outcome outcome = run(
-      {"salloc", "-N", "2", LOCKSTEP, "launch", "--launcher", "slurm", "-n", "2", WATCH_FIXTURE});
-  if (skipped_) {
-    GTEST_SKIP() << outcome.err;
+  run_job("2", {"-n", "2", WATCH_FIXTURE});
+  if (IsSkipped()) {
+    return;
   }
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, HasSubstr("trained 4 ranks"));
+  EXPECT_EQ(outcome_.code, 0) << outcome_.err;
+  EXPECT_THAT(outcome_.out, HasSubstr("trained 4 ranks"));
 }
 
 TEST_F(Slurm, HostsAreTheNodesOfTheAllocation) {
-  const Outcome outcome = run(
-      {"salloc",
-       "-N",
-       "2",
-       LOCKSTEP,
-       "launch",
-       "--launcher",
-       "slurm",
-       "-n",
-       "1",
-       "sh",
-       "-c",
-       "echo $GROUP_RANK $SLURMD_NODENAME"});
-  if (skipped_) {
-    GTEST_SKIP() << outcome.err;
+  run_job("2", {"-n", "1", "sh", "-c", "echo $GROUP_RANK $SLURMD_NODENAME"});
+  if (IsSkipped()) {
+    return;
   }
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_EQ(outcome_.code, 0) << outcome_.err;
   EXPECT_THAT(
-      outcome.out, testing::AllOf(HasSubstr("0 lockstep-n1\n"), HasSubstr("1 lockstep-n2\n")));
+      outcome_.out, testing::AllOf(HasSubstr("0 lockstep-n1\n"), HasSubstr("1 lockstep-n2\n")));
 }
 
 TEST_F(Slurm, OneNodeNeedsNoNameOfTheMachine) {
-  const Outcome outcome = run(
-      {"salloc", "-N", "1", LOCKSTEP, "launch", "--launcher", "slurm", "-n", "2", WATCH_FIXTURE});
-  if (skipped_) {
-    GTEST_SKIP() << outcome.err;
+  run_job("1", {"-n", "2", WATCH_FIXTURE});
+  if (IsSkipped()) {
+    return;
   }
-  EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_THAT(outcome.out, HasSubstr("trained 2 ranks"));
+  EXPECT_EQ(outcome_.code, 0) << outcome_.err;
+  EXPECT_THAT(outcome_.out, HasSubstr("trained 2 ranks"));
 }
 
 TEST_F(Slurm, HostsThatTheAllocationLacksAreRefused) {
-  const Outcome outcome = run(
-      {"salloc",
-       "-N",
-       "2",
-       LOCKSTEP,
-       "launch",
-       "--launcher",
-       "slurm",
-       "--nnodes",
-       "3",
-       "-n",
-       "1",
-       "true"});
-  if (skipped_) {
-    GTEST_SKIP() << outcome.err;
+  run_job("2", {"--nnodes", "3", "-n", "1", "true"});
+  if (IsSkipped()) {
+    return;
   }
-  EXPECT_EQ(outcome.code, 2);
-  EXPECT_THAT(outcome.err, HasSubstr("got 3, expected at most 2; ask salloc or sbatch for more"));
+  EXPECT_EQ(outcome_.code, 2);
+  EXPECT_THAT(outcome_.err, HasSubstr("got 3, expected at most 2; ask salloc or sbatch for more"));
 }
 
 TEST_F(Slurm, AKilledRankEndsTheJobAndIsNamed) {
-  const Outcome outcome = run(
-      {"salloc",
-       "-N",
-       "2",
-       LOCKSTEP,
-       "launch",
-       "--launcher",
-       "slurm",
-       "-n",
-       "2",
-       "sh",
-       "-c",
-       "test $RANK != 3 || kill -9 $$; sleep 100"});
-  if (skipped_) {
-    GTEST_SKIP() << outcome.err;
+  run_job("2", {"-n", "2", "sh", "-c", "test $RANK != 3 || kill -9 $$; sleep 100"});
+  if (IsSkipped()) {
+    return;
   }
-  EXPECT_EQ(outcome.code, 137) << outcome.err;
-  EXPECT_THAT(outcome.err, HasSubstr("rank 3 of 4 was killed by SIGKILL"));
+  EXPECT_EQ(outcome_.code, 137) << outcome_.err;
+  EXPECT_THAT(outcome_.err, HasSubstr("rank 3 of 4 was killed by SIGKILL"));
 }
 
 TEST_F(Slurm, SignalsToTheLauncherReachTheRanks) {
   const std::string ranks =
       "trap 'echo $RANK heard; exit 75' TERM; touch $0/up_$RANK; while :; do sleep 0.1; done";
-  const Outcome outcome = run(
+  run(
       {"salloc",
        "-N",
        "2",
@@ -142,11 +112,11 @@ TEST_F(Slurm, SignalsToTheLauncherReachTheRanks) {
        LOCKSTEP,
        ranks,
        folder_.path().string()});
-  if (skipped_) {
-    GTEST_SKIP() << outcome.err;
+  if (IsSkipped()) {
+    return;
   }
-  EXPECT_EQ(outcome.code, 75) << outcome.err;
-  EXPECT_THAT(outcome.out, testing::AllOf(HasSubstr("0 heard"), HasSubstr("3 heard")));
+  EXPECT_EQ(outcome_.code, 75) << outcome_.err;
+  EXPECT_THAT(outcome_.out, testing::AllOf(HasSubstr("0 heard"), HasSubstr("3 heard")));
 }
 
 }  // namespace

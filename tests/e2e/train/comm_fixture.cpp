@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Ranks that do together what the first argument says: "join" nothing more, "vectors" gather
-// vectors of which rank 1's is longer, "tensors" tensors of which rank 1's is longer, "rows" a
-// tensor that rank 1 refuses, "profile" a profile, "train <seconds> <prefix>" reduce for so long;
-// <prefix><rank> exists once all have joined.
+// Ranks that join and run what the first argument names:
+//   join: nothing more; profile: a profile
+//   vectors, tensors: a gather in which rank 1 passes more tensors, or a longer tensor
+//   rows: padding of a tensor that rank 1 refuses
+//   train SECONDS PREFIX: all-reduces for that time; the file PREFIX<rank> exists once all have
+//   joined
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>

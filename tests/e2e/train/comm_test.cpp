@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that disagree on how to talk, or on what they pass.
+// Ranks that disagree on the transport, or on the arguments of an operation.
 #include <string>
 #include <vector>
 
@@ -16,7 +16,7 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::Not;
 
-/// Two ranks, of which `changed` has other variables. The test fails after ten seconds.
+/// Runs two ranks, of which `changed` has these variables. The test fails after ten seconds.
 Outcome run_with(const std::string& changed, const std::string& variables) {
   return run_clean(launch(
       "2",
@@ -25,7 +25,7 @@ Outcome run_with(const std::string& changed, const std::string& variables) {
        "test $RANK != " + changed + " || export " + variables + "; exec " COMM_FIXTURE " join"}));
 }
 
-/// No rank is stopped before it has said what it knows.
+/// Runs two ranks of the fixture in this mode over this transport.
 Outcome run_mode(const std::string& mode, const std::string& comm) {
   return run_clean(launch("2", {COMM_FIXTURE, mode}), {"LOCKSTEP_COMM=" + comm});
 }
@@ -43,7 +43,7 @@ TEST(CommDisagreement, OnLockstepCommEndsTheJoinAtOnce) {
 
 TEST(CommDisagreement, OnWorldSizeEndsTheJoinAtOnce) {
   for (const char* rank : {"0", "1"}) {
-    // The others' ranks share their host, and those of this one do not: it joins over Gloo.
+    // The other ranks share their host. This one does not, so it joins over Gloo.
     const Outcome outcome = run_with(rank, "WORLD_SIZE=3");
     EXPECT_NE(outcome.code, 0);
     EXPECT_THAT(outcome.err, HasSubstr("the ranks have different world sizes"));

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The loop of the document that Lockstep comes from, in C++: init_distributed, initialize,
-// engine(batch), backward, step, checkpoints.
+// DeepSpeed's loop: init_distributed, initialize, engine(batch), backward, step, checkpoints.
 #include <cstdio>
 
 #include <CLI/CLI.hpp>
@@ -9,6 +8,7 @@
 #include <torch/torch.h>
 
 #include "lockstep/lockstep.h"
+#include "tests/nets.h"
 
 namespace {
 
@@ -23,26 +23,15 @@ struct Options {
   bool summary = false;
 };
 
-struct NetImpl : torch::nn::Module {
-  // Large enough for each rank to have a part of it.
-  NetImpl() {
-    hidden = register_module("hidden", torch::nn::Linear(8, 64));
-    linear = register_module("linear", torch::nn::Linear(64, 4));
-  }
-  torch::Tensor forward(const torch::Tensor& x) { return linear(torch::relu(hidden(x))); }
-  torch::nn::Linear hidden{nullptr};
-  torch::nn::Linear linear{nullptr};
-};
-TORCH_MODULE(Net);
-
 int train(const Options& options) {
   const lockstep::Connected job = lockstep::init_distributed();
-  lockstep::Group everybody = job.group;
-  const torch::Tensor sum = everybody.all_reduce(torch::ones({1})).wait();
-  lockstep::init_distributed();  // As libraries do, to be sure.
+  lockstep::Group all_ranks = job.group;
+  const torch::Tensor sum = all_ranks.all_reduce(torch::ones({1})).wait();
+  lockstep::init_distributed();  // Libraries call it again.
 
   torch::manual_seed(1);
-  Net net;
+  // Large enough for each rank to own a shard of it.
+  lockstep::test::TwoLayerNet net(lockstep::test::TwoLayerOptions{.in = 8, .hidden = 64, .out = 4});
   const auto x = torch::randn({256, 8});
   auto [engine, optimizer, loader, scheduler] = lockstep::initialize(
       net, {.config = options.config}, data::TensorDataset(x, x.narrow(1, 0, 4).argmax(1)));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DeepSpeed's engine in processes of its own.
+// DeepSpeed's engine in real processes.
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -16,7 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// The configuration of the document that Lockstep comes from, and `more`.
+/// Writes a basic configuration of DeepSpeed and `more`, and returns its path.
 std::string seeds_config(const TestFolder& folder, const std::string& more = "") {
   const std::string path = (folder / "ds_config.json").string();
   std::ofstream(path) << R"({
@@ -58,13 +58,13 @@ TEST(Engine, TheSeedsLoopAndFileTrainSaveAndGoOnInRealProcesses) {
   std::string name;
   std::getline(latest, name);
   EXPECT_EQ(name, "after_6");
-  // By another number of processes, and one that nobody started.
+  // Resumes with another number of processes.
   const Outcome more = run_lockstep(job(folder, 1, {"--updates", "9", "--resume"}), kOneThread);
   ASSERT_EQ(more.code, 0) << more.err;
   EXPECT_THAT(more.out, HasSubstr("ranks 1 sum 1 steps 9"));
 }
 
-TEST(Engine, TrainsByTheFileThatTheLauncherWasToldOf) {
+TEST(Engine, TrainsByTheFileOfTheLaunch) {
   const TestFolder folder;
   const std::string file = seeds_config(folder);
   const Outcome outcome = run_lockstep(

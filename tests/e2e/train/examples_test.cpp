@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// The example programs as their users start them.
+// The example programs, started as users do.
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -23,7 +23,7 @@ const std::string kBin = LOCKSTEP_BIN_DIR;
 const std::string kText = std::string(LOCKSTEP_SOURCE_DIR) + "/LICENSE";
 const std::string kOneThread = "OMP_NUM_THREADS=1";
 
-/// The JSON object in the last line of what the program said.
+/// Returns the JSON object in the last line of the program's output.
 nlohmann::json last_line(const Outcome& outcome) {
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   const size_t end = outcome.out.find_last_not_of('\n');
@@ -88,7 +88,7 @@ TEST_F(Examples, TheDemosLossWithFourAccumulatedBatchesIsThatOfOneFourTimesAsLar
         .get<double>();
   };
   const double whole = loss("whole", 1, 256, 1);
-  // The order of additions differs: 12 updates let it grow to about 1e-6.
+  // The order of additions differs; after 12 updates the difference is about 1e-6.
   EXPECT_NEAR(loss("four", 1, 64, 4), whole, 2e-5);
   EXPECT_NEAR(loss("two_by_two", 2, 64, 2), whole, 2e-5);
 }
@@ -172,7 +172,7 @@ TEST_F(Examples, CharLmIsTheSameHoweverItsBatchesAreDealtOut) {
   EXPECT_NEAR(loss("two", 2, 1), one, 2e-5);
 }
 
-TEST_F(Examples, EveryStageOfZeroTrainsToTheBitAsDataParallel) {
+TEST_F(Examples, EveryStageOfZeroIsBitExactWithDataParallel) {
   const auto loss = [&](const std::string& program, const std::string& stage) {
     const bool text = program == "char_lm";
     const std::vector<std::string> short_run{"--zero", stage, "--steps", "8"};
@@ -180,7 +180,7 @@ TEST_F(Examples, EveryStageOfZeroTrainsToTheBitAsDataParallel) {
   };
   for (const char* program : {"char_lm", "fashion_mnist"}) {
     const nlohmann::json expected = loss(program, "0");
-    // char_lm clips: norms are sums in another order, and bf16 rounds what that leaves.
+    // char_lm clips, so norms are sums in another order, and bf16 rounds the difference.
     const double tolerance = std::string(program) == "char_lm" ? 1e-2 : 0;
     for (const char* stage : {"1", "2", "3"}) {
       EXPECT_NEAR(loss(program, stage).get<double>(), expected.get<double>(), tolerance)
@@ -189,8 +189,8 @@ TEST_F(Examples, EveryStageOfZeroTrainsToTheBitAsDataParallel) {
   }
 }
 
-/// The band: 3 % of the loss that it has learned to (1.2 % was seen, after 120 updates and after
-/// 200). Four processes, as two hosts of two.
+/// The tolerance is 3 % of the final loss (1.2 % was measured, after 120 and after 200 updates).
+/// Four processes act as two hosts of two.
 TEST_F(Examples, CharLmLearnsAsMuchWithZeroPlusPlus) {
   const auto loss = [&](const std::string& name, const std::vector<std::string>& zero) {
     std::vector<std::string> arguments = small_model(

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Checks that need real processes: each has its own random generators and environment. Started with
-// a check's name by loop_test.cpp, on several ranks; ends with 0 if it holds.
+// Checks of training loops that need real processes, since each has its own random generators and
+// environment. loop_test.cpp starts it on several ranks with a check's name. Exit code 0: passed.
 #include <cmath>
 #include <cstdio>
 #include <functional>
@@ -36,7 +36,7 @@ auto four_rows() {
   return lockstep::data::Loader(lockstep::data::TensorDataset(rows, rows), {.batch_size = 1});
 }
 
-/// rng_types gives all processes rank 0's random numbers; without, each has its own.
+/// rng_types gives all processes rank 0's random numbers. Without it each process has its own.
 void random_states() {
   for (const bool synchronised : {false, true}) {
     Accelerator accelerator(
@@ -53,7 +53,7 @@ void random_states() {
   }
 }
 
-/// What Accelerate's launcher sets, and ours before it.
+/// Variables of Accelerate's launcher count, and Lockstep's override them.
 void environment() {
   Accelerator accelerator;
   require(accelerator.mixed_precision() == lockstep::Precision::kBF16, "mixed precision");
@@ -98,8 +98,8 @@ void local_sgd() {
   require(same_on_all(accelerator, model->weight), "weights differ at the end");
 }
 
-/// A loop of two micro-steps an update, over data that differ from process to process, that takes
-/// `step` after each backward.
+/// Trains with two micro-steps an update, on data that differ between processes, and calls `step`
+/// after each backward.
 template <typename Step>
 void small_loop(Accelerator& accelerator, torch::nn::Linear net, const Step& step) {
   for (int i = 0; i < 8; ++i) {
@@ -114,7 +114,7 @@ lockstep::AcceleratorOptions in_pairs() {
   return {.gradient_accumulation_steps = 2};
 }
 
-// --- slips that are errors, or said
+// --- mistakes that cause an error or a warning
 
 void steps_the_original() {
   Accelerator accelerator(in_pairs());
@@ -189,7 +189,7 @@ void diverges() {
   });
 }
 
-/// Sample i is the number i, augmented; and i itself.
+/// Sample i is the augmented number i, with the target i.
 struct Augmented {
   int64_t size() const { return 24; }
   lockstep::data::Batch get(int64_t index) const {
@@ -201,12 +201,12 @@ struct Augmented {
 };
 
 struct AugmentedRun {
-  at::Tensor samples = at::zeros({24});  ///< Of all ranks, by index; the last epoch's.
+  at::Tensor samples = at::zeros({24});  ///< The last epoch's samples of all ranks, by index.
   at::Tensor weight;
 };
 
-/// Three epochs of a network with dropout. Saves in the middle of the second epoch to `to`, or
-/// begins with what `from` holds.
+/// Trains a network with dropout for three epochs. Saves to `to` in the middle of the second epoch,
+/// or starts from the checkpoint `from`.
 AugmentedRun train_augmented(int workers, const std::string& from, const std::string& to) {
   Accelerator accelerator;
   lockstep::data::set_seed(7, /*device_specific=*/true, accelerator.process_index());
@@ -242,8 +242,8 @@ AugmentedRun train_augmented(int workers, const std::string& from, const std::st
   return run;
 }
 
-/// An augmentation with torch's default generator is the same whatever the number of workers, and
-/// after a resume; nor do workers disturb the dropout of the loop.
+/// Augmentation with torch's default generator does not depend on the number of workers or on a
+/// resume, and does not change the dropout of the loop.
 void augmentation() {
   const std::string folder = lockstep::Environment::process().text("LOOP_FIXTURE_FOLDER").value();
   const AugmentedRun expected = train_augmented(0, "", folder + "/middle");
@@ -268,15 +268,15 @@ void augmentation() {
   require(at::equal(alone, expected.samples), "one process has other samples");
 }
 
-/// Where the memory of rank 1 ends, in an attempt with too large a batch.
+/// The point at which rank 1 runs out of memory, in an attempt with too large a batch.
 enum class RunsOut { kBeforeAnything, kBetweenSteps, kInBackward, kAfterTheOthersAreDone };
 
-/// As a kernel that wants more memory than there is.
+/// Fails like a kernel that needs more memory than exists.
 void run_out_of_memory() {
   at::empty({int64_t{1} << 50});
 }
 
-/// Three steps of data parallel, or of ZeRO, after which all weights must be the same.
+/// Trains three steps, after which the weights must be equal on all ranks.
 void train_with(Accelerator& accelerator, int64_t batch_size, bool runs_out, RunsOut where) {
   if (runs_out && where == RunsOut::kBeforeAnything) {
     run_out_of_memory();
@@ -306,7 +306,7 @@ void train_with(Accelerator& accelerator, int64_t batch_size, bool runs_out, Run
   }
 }
 
-/// Rank 1 alone runs out of memory: both ranks train with the same smaller batch.
+/// Only rank 1 runs out of memory, and both ranks train with the same smaller batch.
 void executable_batch_size() {
   Accelerator accelerator;
   for (const RunsOut where :
@@ -319,7 +319,7 @@ void executable_batch_size() {
         accelerator,
         [&](int64_t batch_size) {
           tried.push_back(batch_size);
-          accelerator.free_memory();  // Of the call before.
+          accelerator.free_memory();  // Of the previous call.
           const bool runs_out = accelerator.process_index() == 1 && batch_size > 50;
           train_with(accelerator, batch_size, runs_out, where);
           return batch_size;
@@ -331,7 +331,7 @@ void executable_batch_size() {
   }
 }
 
-/// What is no matter of memory passes, on the rank that has it and on those that wait for it.
+/// An error that is not about memory ends the attempt, on its rank and on the waiting ranks.
 void broken_attempt() {
   Accelerator accelerator;
   auto train = lockstep::find_executable_batch_size(accelerator, [&](int64_t batch_size) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// Trains the demo's network by SGD and writes the parameters each process ends with, so that tests
-// can compare worlds: many processes, many threads, or one process that does the same by itself.
+// Trains the demo's network by SGD and writes each process's final parameters. Tests compare many
+// processes, many threads, and one process that accumulates.
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
@@ -26,8 +26,8 @@ using examples::Net;
 struct Options {
   int64_t steps = 50;
   int64_t batch_size = 16;
-  int64_t slices = 1;  ///< Alone: accumulate so many batches before each update.
-  int threads = 0;     ///< So many ranks as threads.
+  int64_t slices = 1;  ///< One process: batches that are accumulated before each update.
+  int threads = 0;     ///< Number of ranks as threads; 0: ranks are processes.
   double dropout = 0;  ///< Draws random numbers in every step.
   int64_t save_at = 0;
   bool resume = false;
@@ -36,8 +36,8 @@ struct Options {
   fs::path output;
 };
 
-/// The same initial weights in every world, and then a generator of the rank's own. Ranks that are
-/// threads share one: nobody may seed it while another one's weights are drawn.
+/// Returns a network with the same weights in every world, and then seeds the generator by rank.
+/// Ranks that are threads share a generator, so the mutex keeps another rank from seeding it.
 Net same_net(int rank) {
   static std::mutex mutex;
   const std::lock_guard<std::mutex> lock(mutex);
@@ -51,8 +51,8 @@ void train(lockstep::Accelerator& accelerator, const Options& options, const std
   Net net = same_net(accelerator.process_index());
   auto [model, optimizer, loader] = accelerator.prepare(
       net,
-      // A small step: a rounding error that pushes an activation across ReLU's kink is no rounding
-      // error any more, and with 0.05 some seeds have one within 50 steps.
+      // A rounding error that moves an activation across ReLU's kink grows large. With a step of
+      // 0.05 some seeds have one within 50 steps.
       torch::optim::SGD(net->parameters(), torch::optim::SGDOptions(0.02)),
       data::Loader(
           data::fashion_mnist(data::FashionMnistSplit::kTest),

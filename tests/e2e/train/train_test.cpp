@@ -30,7 +30,7 @@ const std::string kDemo = std::string(LOCKSTEP_BIN_DIR) + "/fashion_mnist";
 const std::string kPython = LOCKSTEP_PYTHON;
 const std::string kOneThread = "OMP_NUM_THREADS=1";
 
-/// A folder for what a test writes, gone after it.
+/// A folder for the test's files, removed after it.
 class TrainTest : public ::testing::Test {
  protected:
   TrainTest() {
@@ -39,7 +39,7 @@ class TrainTest : public ::testing::Test {
   }
   ~TrainTest() override { fs::remove_all(folder_); }
 
-  /// `arguments` are run in a folder of that name, which then holds the parameters.
+  /// Runs `arguments` with an output folder of that name, which then has the parameters.
   fs::path train(const std::string& name, std::vector<std::string> command) {
     const fs::path output = folder_ / name;
     fs::create_directories(output);
@@ -71,7 +71,7 @@ void expect_equal_bits(const Parameters& a, const Parameters& b) {
   }
 }
 
-/// Largest distance of a tensor, relative to the other one's norm.
+/// Returns the largest distance of a tensor, relative to the other one's norm.
 double distance(const Parameters& a, const Parameters& b) {
   double worst = 0;
   for (size_t i = 0; i < a.size(); ++i) {
@@ -105,7 +105,7 @@ TEST_F(TrainTest, FiftyStepsGiveTheSameNumbersInEveryWorld) {
   }
 }
 
-TEST_F(TrainTest, AResumedJobEqualsTheUnbrokenOneToTheBit) {
+TEST_F(TrainTest, AResumedJobIsBitExactWithTheUnbrokenOne) {
   const fs::path unbroken = train(
       "job",
       {"launch", "-n", "2", kFixture, "--steps", "30", "--dropout", "0.5", "--save-at", "11"});
@@ -117,7 +117,7 @@ TEST_F(TrainTest, AResumedJobEqualsTheUnbrokenOneToTheBit) {
   expect_equal_bits(read(unbroken / "rank_1"), expected);
 }
 
-/// The demo's own summary, from the last line of its output.
+/// Returns the demo's summary, from the last line of its output.
 nlohmann::json last_line(const Outcome& outcome) {
   const std::string text = outcome.out.substr(0, outcome.out.find_last_not_of('\n') + 1);
   return nlohmann::json::parse(text.substr(text.find_last_of('\n') + 1));
@@ -182,10 +182,8 @@ TEST_F(TrainTest, TensorboardReadsTheDemosEvents) {
 TEST_F(TrainTest, AKilledRankEndsTheJobInSecondsWithItsName) {
   LockstepRun run({"launch", "-n", "2", kFixture, "--forever"}, {kOneThread});
   run.await_out("ready", 2);
-  const auto begin = std::chrono::steady_clock::now();
   run.send_to_rank(1, SIGKILL);
-  const Outcome outcome = run.wait();
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  const Outcome outcome = run.wait(std::chrono::seconds(5));
   EXPECT_EQ(outcome.code, 137);
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("rank 1 of 2"), HasSubstr("SIGKILL")));
   EXPECT_TRUE(run.survivors().empty());
@@ -199,7 +197,7 @@ TEST_F(TrainTest, AKilledLauncherLeavesNoRankAlive) {
   EXPECT_TRUE(run.survivors().empty());
 }
 
-TEST_F(TrainTest, ManyJobsEndWithoutAWord) {
+TEST_F(TrainTest, ManyJobsEndWithoutAnError) {
   const char* all = std::getenv("LOCKSTEP_FAULTS");
   const int jobs = all != nullptr && std::string_view(all) == "all" ? 200 : 40;
   for (int i = 0; i < jobs; ++i) {

@@ -3,12 +3,11 @@
 // zero_fixture STAGE [FOLDER LAYERS [shared]]
 // zero_fixture STAGE wire LAYERS
 //
-// Trains a model of 50 million parameters (200 MB) for two steps at the stage of ZeRO that is given
-// (0: data parallel), under whatever limit its caller has set, and prints the loss. With a folder,
-// a model of so many layers, each 4 MiB, is trained and its state saved there; `shared`: with
-// parameters that the ranks of data parallelism share. With `wire`, one of so many layers, each 1
-// MiB and a unit, for three steps; printed is "sent A B C of P": how many bytes the loopback
-// interface has sent in each of them, and how many the parameters have.
+// Trains a model of 50 million parameters (200 MB) for two steps at that stage of ZeRO (0: data
+// parallel), and prints the loss. With FOLDER it trains LAYERS layers of 4 MiB each, and saves the
+// state there; `shared` sets shared_parameters. With `wire` it trains LAYERS layers of 1 MiB each,
+// a unit each, for three steps. It prints "sent A B C of P": the bytes that the loopback interface
+// sent in each step, and those of the parameters.
 #include <cstdint>
 #include <cstdlib>
 #include <fstream>
@@ -22,8 +21,8 @@
 
 namespace {
 
-/// Bytes that have gone over the loopback interface since its network namespace began, headers
-/// included, once each.
+/// Returns the bytes that the loopback interface of this network namespace has sent, headers
+/// included.
 int64_t bytes_sent() {
   std::ifstream file("/proc/net/dev");
   std::string word;
@@ -31,7 +30,7 @@ int64_t bytes_sent() {
   }
   int64_t value = 0;
   for (int field = 0; field < 9; ++field) {
-    file >> value;  // Eight are of what was received.
+    file >> value;  // The first eight count received data.
   }
   return value;
 }

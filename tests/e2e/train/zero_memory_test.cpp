@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-//
-// Stage 3 trains what data parallelism has no room for, and what it saved becomes whole weights
-// again where there is no room for them.
+// Stage 3 trains a model that does not fit into memory with data parallelism. merge-weights
+// converts its checkpoint with less memory than the full weights take.
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -18,7 +17,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// Four ranks, each with so much memory of its own (`ulimit -d`); 0: as much as there is.
+/// Runs four ranks, each with this limit of memory (`ulimit -d`); 0: no limit.
 Outcome train(const std::string& stage, int limit_mib) {
   const std::string limit =
       limit_mib == 0 ? "" : "ulimit -d " + std::to_string(limit_mib * 1024) + "; ";
@@ -53,7 +52,7 @@ TEST(ZeroLaunch, AProgramThatSetsNoStageTrainsAtThatOfItsLaunch) {
   EXPECT_TRUE(saved_with({"--zero-stage", "3"}, "divided"));
 }
 
-/// `lockstep merge-weights` with so much address space; what it reads is mapped into it.
+/// Runs `lockstep merge-weights` with this limit of address space, which includes the mapped files.
 Outcome merge(const std::filesystem::path& from, const std::filesystem::path& to, int64_t limit) {
   return run_command(
       {"sh",
@@ -75,14 +74,14 @@ TEST(ZeroMerge, MakesOneFileOfTrainedParametersWithMemoryForAFewTensors) {
     EXPECT_EQ(trained.code, 0) << trained.err;
     return path;
   };
-  // Two ranks have the bits of data parallel, whose file is whole.
+  // With two ranks the weights are bit-exact with data parallelism's.
   const storage::SafetensorsMap expected(saved_at("0") / "model.safetensors");
   EXPECT_EQ(expected.names().size(), 2U * kLayers);
   for (const std::string stage : {"1", "2", "3"}) {
     const std::filesystem::path from = saved_at(stage);
     EXPECT_EQ(std::filesystem::exists(from / "model-00002-of-00002.safetensors"), stage == "3");
     const std::filesystem::path to = folder / ("merged" + stage);
-    // The program itself has 20; all weights would have 97 more.
+    // The program itself takes 20; all weights would take 97 more.
     const int64_t mapped = kLayers * 4 * kMiB;
     const Outcome merged = merge(from, to, mapped + 48 * kMiB);
     ASSERT_EQ(merged.code, 0) << merged.err;

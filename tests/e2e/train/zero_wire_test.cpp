@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// How many bytes a step of ZeRO sends, as the kernel counts them: two ranks talk over sockets,
-// alone on the loopback interface of a network namespace of their own.
+// The bytes that a step of ZeRO sends, counted by the kernel: two ranks communicate over sockets,
+// alone on the loopback interface of their own network namespace.
 #include <cstdint>
 #include <cstdlib>
 #include <sstream>
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kLayers = 24;
 
-/// Runs a shell's `script` in a namespace where nothing but the loopback interface is up.
+/// Runs a shell script in a network namespace with only the loopback interface.
 Outcome run_alone(const std::string& script) {
   return run_command(
       {"sh",
@@ -27,8 +27,9 @@ Outcome run_alone(const std::string& script) {
       {"LOCKSTEP_COMM=gloo", "OMP_NUM_THREADS=1", "XDG_CONFIG_HOME=/nonexistent"});
 }
 
-/// Ideal, over two ranks: each sends half of every all-reduce twice, and half of every gather and
-/// reduce-scatter once, so all ranks together send `parameters` bytes for each of these.
+/// The minimum for two ranks: each sends half of every all-reduce twice, and half of every
+/// all-gather and reduce-scatter once. So both ranks together send `parameters` bytes for each of
+/// these.
 TEST(ZeroWire, AStepSendsTwoParametersWorthAndInStage3Three) {
   if (const Outcome probe = run_alone("true"); probe.code != 0) {
     GTEST_SKIP() << "no network namespace of our own here: " << probe.err;
@@ -49,9 +50,9 @@ TEST(ZeroWire, AStepSendsTwoParametersWorthAndInStage3Three) {
     ASSERT_EQ(of, "of") << outcome.out;
     ASSERT_GT(parameters, 0);
     const double volume = stage == 3 ? 3 : 2;
-    // Up to three units are still there when backward begins, which need not come again.
+    // Up to three units are still unsharded when backward begins, and need no second all-gather.
     const double spared = stage == 3 ? 3.0 / kLayers : 0;
-    // Headers of packets, what says how long a message is, and the checks that ranks agree.
+    // Packet headers, message lengths, and the fingerprints.
     constexpr double kOverhead = 1.03;
     for (const double bytes : {second, third}) {
       EXPECT_GE(bytes, (volume - spared) * parameters) << "stage " << stage << ": " << outcome.out;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ctrl-Z and fg: jobs that a shell with job control runs on a terminal of its own, and jobs of
-// several launchers, one of which is stopped.
+// Ctrl-Z and fg for a job that a shell with job control runs on a terminal of its own, and a
+// stopped launcher in a job of several.
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -9,7 +9,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <sys/socket.h>
 #include <thread>
 #include <unistd.h>
 #include <vector>
@@ -18,9 +17,7 @@
 #include <gtest/gtest.h>
 
 #include "cli/common/test_pty.h"
-#include "lockstep/base/host/address.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/base/unique_fd.h"
 #include "tests/e2e/harness/lockstep_run.h"
 
 namespace lockstep::e2e {
@@ -34,7 +31,7 @@ using testing::Not;
 
 constexpr auto kPatience = 30s;
 
-/// False, and a failure of the test, if that takes too long for anything but a hang.
+/// Waits for `done`. Returns false and fails the test after half a minute.
 bool await(const std::function<bool()>& done) {
   const auto end = std::chrono::steady_clock::now() + kPatience;
   bool is_done = done();
@@ -46,7 +43,7 @@ bool await(const std::function<bool()>& done) {
   return is_done;
 }
 
-/// An interactive shell, with job control.
+/// Executes an interactive shell, with job control.
 int run_shell() {
   ::setenv("PS1", "prompt> ", 1);
   ::setenv("XDG_CONFIG_HOME", "/nonexistent", 1);
@@ -54,7 +51,7 @@ int run_shell() {
   return 127;
 }
 
-/// Ranks that write a letter to a file each, again and again.
+/// Counts the letters that each rank repeatedly appends to its file.
 class Ticks {
  public:
   std::string script() const {
@@ -122,7 +119,7 @@ TEST(Pause, KillOfAPausedJobEndsIt) {
   EXPECT_EQ(shell.wait(), 143);
 }
 
-/// All limits are shorter than the pause.
+/// All limits of the job are shorter than the pause.
 TEST(Pause, IsNoTimeThatACollectiveTakes) {
   const TestFolder folder;
   cli::TestPty shell(run_shell, 200);
@@ -149,33 +146,15 @@ TEST(Pause, IsNoTimeThatACollectiveTakes) {
       shell.shown(), Not(AnyOf(HasSubstr("did not call the operation"), HasSubstr("stalled"))));
 }
 
-int free_port() {
-  const UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const Address any = loopback(0);
-  EXPECT_EQ(::bind(fd.get(), any.get(), any.length), 0);
-  return own_address(fd.get()).port();
-}
-
 /// Two launchers on this machine, each started by a shell with job control, of two ranks each.
 class PausedNodes : public testing::Test {
  protected:
   LockstepRun& start(int node, const std::vector<std::string>& rest) {
     std::vector<std::string> words = {"-c", "set -m; \"$0\" \"$@\" & wait -f $!"};
     words.emplace_back(LOCKSTEP_BIN_DIR "/lockstep");
-    const std::vector<std::string> options = launch(
-        "2",
-        {"--nnodes",
-         "2",
-         "--node-rank",
-         std::to_string(node),
-         "--master-addr",
-         "127.0.0.1",
-         "--master-port",
-         std::to_string(port_),
-         "--stall-timeout",
-         "1",
-         "--save-pid",
-         pid_file(node).string()});
+    std::vector<std::string> options = node_options(node, port_);
+    options.insert(options.end(), {"--stall-timeout", "1", "--save-pid", pid_file(node).string()});
+    options = launch("2", options);
     words.insert(words.end(), options.begin(), options.end());
     words.insert(words.end(), rest.begin(), rest.end());
     jobs_.push_back(std::make_unique<LockstepRun>(
@@ -225,7 +204,8 @@ TEST_F(PausedNodes, CtrlZAtOneLauncherPausesTheRanksOfAll) {
   }
 }
 
-/// Its connection stays, and its ranks run; but nobody reads their output, or ends them.
+/// The connection of a stopped launcher stays open and its ranks run, but it neither reads their
+/// output nor ends them.
 TEST_F(PausedNodes, AStoppedLauncherIsNoticedByTheOtherAndNamed) {
   for (const int stopped : {0, 1}) {
     const Ticks ticks;

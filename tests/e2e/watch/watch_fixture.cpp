@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //
-// A small training loop that goes wrong in the way that its first argument names, on rank 1 (or
-// FAULT_RANK), at step 5, before it joins the others, or while it exits; with "reduce", one
-// all-reduce of 64 MiB after another. For tests of whole jobs.
+// A small training loop with the fault that its first argument names: on rank 1 (or FAULT_RANK), at
+// step 5, before the rank joins, or while it exits. With "reduce" it runs all-reduces of 64 MiB.
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -19,10 +18,10 @@ namespace {
 
 constexpr int64_t kStepOfFault = 5;
 constexpr auto kForEver = std::chrono::hours(1);
-// Long beside what a step takes here otherwise.
+// A step without it takes much less.
 constexpr auto kSlowness = std::chrono::milliseconds(30);
 
-void go_wrong(const std::string& how, int64_t step) {
+void apply_fault(const std::string& how, int64_t step) {
   if (how == "slow") {
     std::this_thread::sleep_for(kSlowness);
   }
@@ -42,13 +41,13 @@ void go_wrong(const std::string& how, int64_t step) {
   }
 }
 
-/// By what the launcher says, before there is an Accelerator.
+/// Uses the launcher's variables, since there may be no Accelerator yet.
 bool has_fault(const std::string& rank) {
-  const char* const told = std::getenv("FAULT_RANK");
-  return rank == (told == nullptr ? "1" : told);
+  const char* const faulty = std::getenv("FAULT_RANK");
+  return rank == (faulty == nullptr ? "1" : faulty);
 }
 
-/// Until somebody ends it.
+/// Runs until the process is killed.
 [[noreturn]] void reduce_for_ever(lockstep::Accelerator& accelerator) {
   const torch::Tensor values = torch::ones({16 << 20});
   std::printf("ready %d %d\n", static_cast<int>(accelerator.process_index()), ::getpid());
@@ -72,7 +71,7 @@ int train(const std::string& how, int64_t steps) {
   const bool is_faulty = has_fault(std::to_string(accelerator.process_index()));
   for (int64_t step = 0; step < steps; ++step) {
     if (is_faulty) {
-      go_wrong(how, step);
+      apply_fault(how, step);
     }
     if (is_faulty && step == kStepOfFault && how == "leave") {
       return 0;

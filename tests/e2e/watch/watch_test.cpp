@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the real `lockstep launch` says of jobs that do not go on.
+// Jobs that stall: the reports, exit codes and dumps of `lockstep launch`.
 #include <csignal>
 #include <filesystem>
 #include <string>
@@ -22,7 +22,7 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::Not;
 
-/// Jobs whose dumps go to a folder of the test's own.
+/// Runs jobs whose dumps go to the test's folder.
 class Watch : public testing::Test {
  protected:
   Outcome run(
@@ -32,7 +32,7 @@ class Watch : public testing::Test {
     options.insert(options.end(), {WATCH_FIXTURE, fault, steps});
     return run_program(std::move(options));
   }
-  /// `words`: options of our own, the program and its arguments.
+  /// `words`: options of the launcher, the program and its arguments.
   Outcome run_program(std::vector<std::string> words) {
     words.insert(words.begin(), {"--stall-timeout", stall_timeout_});
     LockstepRun job(launch("2", words), variables());
@@ -43,7 +43,7 @@ class Watch : public testing::Test {
   std::vector<std::string> variables() const {
     return {"XDG_STATE_HOME=" + folder_.path().string()};
   }
-  /// The newest dump, as `lockstep flight --json` shows it.
+  /// Returns the newest dump, as `lockstep flight --json` prints it.
   nlohmann::json flight() const {
     const Outcome shown = run_lockstep({"flight", "--json"}, variables());
     EXPECT_EQ(shown.code, 0) << shown.out << shown.err;
@@ -95,7 +95,7 @@ TEST_F(Watch, NamesARankThatIsStoppedAndIsNoProgramOfOurs) {
           ContainsRegex("host: +[^ ]+, pid [1-9]")));
 }
 
-TEST_F(Watch, SaysNothingOfAProgramThatIsNotOursAndSleeps) {
+TEST_F(Watch, DoesNotEndAProgramThatIsNotOursAndSleeps) {
   const Outcome outcome = run_program({"sleep", "3"});
   EXPECT_EQ(outcome.code, 0) << outcome.err;
 }
@@ -159,7 +159,7 @@ TEST_F(Watch, NamesARankThatEndsBeforeTheOthers) {
 TEST_F(Watch, RanksWithDifferentNumbersOfBatchesAreToldSo) {
   const Outcome outcome = run("fewer");
   EXPECT_EQ(outcome.code, 1) << outcome.err;
-  // Both sides, on both ranks.
+  // Both operations, on both ranks.
   EXPECT_THAT(
       outcome.err,
       AllOf(
@@ -167,14 +167,14 @@ TEST_F(Watch, RanksWithDifferentNumbersOfBatchesAreToldSo) {
           ContainsRegex("\\[rank 1\\] error: .*all_reduce\\(sum\\)")));
 }
 
-TEST_F(Watch, SaysNothingOfAJobThatGoesOn) {
+TEST_F(Watch, DoesNotEndAJobThatGoesOn) {
   const Outcome outcome = run("");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(outcome.err, Not(HasSubstr("slow")));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "lockstep/flights"));
 }
 
-TEST_F(Watch, WarnsOfASlowRankAndLetsItGoOn) {
+TEST_F(Watch, WarnsOfASlowRankAndDoesNotEndTheJob) {
   const Outcome outcome = run("slow", {}, "80");
   EXPECT_EQ(outcome.code, 0) << outcome.err;
   EXPECT_THAT(
@@ -210,7 +210,7 @@ TEST_F(Watch, PutsTheDumpIntoTheLogFolder) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "lockstep/flights"));
 }
 
-TEST_F(Watch, StartsAStalledJobAnewIfItMay) {
+TEST_F(Watch, RestartsAStalledJobIfRestartsAreLeft) {
   const Outcome outcome = run("stop", {"--max-restarts", "1", "--restart-backoff-seconds", "0.01"});
   EXPECT_EQ(outcome.code, 124) << outcome.err;
   EXPECT_THAT(outcome.err, AllOf(HasSubstr("restart 1 of 1"), HasSubstr("attempts:   2")));
