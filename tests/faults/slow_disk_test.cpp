@@ -43,7 +43,7 @@ TEST_F(SlowDisk, IsWaitedForAfterASignal) {
   const fs::path slow = project("slow", 1);
   const Outcome outcome = save_slowly(slow, "signal", "LOCKSTEP_GRACE_SECONDS", "1");
   EXPECT_EQ(outcome.code, kPreempted) << outcome.err;
-  EXPECT_THAT(outcome.err, HasSubstr("a rank is still saving, and is waited for"));
+  EXPECT_THAT(outcome.err, HasSubstr("a rank is still saving a checkpoint; waiting for it"));
   EXPECT_THAT(outcome.err, Not(HasSubstr("killing")));
   EXPECT_TRUE(fs::is_directory(checkpoint(slow, 2)));
   expect_resumes(slow, 3);  // Saved once more on leaving.
@@ -61,7 +61,7 @@ TEST_F(SlowDisk, ThatHangsIsNotWaitedForLongerThanAStall) {
     ::unsetenv(name);
   }
   EXPECT_EQ(outcome.code, 143) << outcome.err;
-  EXPECT_THAT(outcome.err, HasSubstr("not everything has ended in time after SIGTERM; killing it"));
+  EXPECT_THAT(outcome.err, HasSubstr("some processes have not ended in time after SIGTERM; killing them"));
   expect_resumes(hung, 1);
 }
 

@@ -110,7 +110,7 @@ at::Tensor Gradients::clip_norm(
   at::Tensor norm;
   if (const auto& sharding = objects_.sharding) {
     norm = optim::clip_grad_norm_(
-        sharding->slices_of(parameters),
+        sharding->slices().of(parameters),
         max_norm,
         norm_type,
         /*error_if_nonfinite=*/false,
@@ -131,7 +131,7 @@ void Gradients::clip_value(const std::vector<at::Tensor>& parameters, double cli
   }
   unscale_optimizers_of(parameters);
   optim::clip_grad_value_(
-      objects_.sharding ? objects_.sharding->slices_of(parameters) : parameters, clip_value);
+      objects_.sharding ? objects_.sharding->slices().of(parameters) : parameters, clip_value);
 }
 
 std::vector<std::string> Gradients::parameters_without_gradient() const {

@@ -122,7 +122,7 @@ std::map<OffloadStateType, std::vector<at::Tensor>> StateOffloader::memory_of_st
 void StateOffloader::reload(bool non_blocking) {
   while (!offloaded_.empty()) {
     const auto first = offloaded_.begin();
-    first->second.bring_back(non_blocking);
+    first->second.reload(non_blocking);
     offloaded_.erase(first);
   }
   loop_.offloaded = false;
@@ -139,7 +139,7 @@ void StateOffloader::refuse_backward() const {
 void StateOffloader::forget() {
   if (const auto parameters = offloaded_.find(OffloadStateType::kLpParams);
       parameters != offloaded_.end()) {
-    parameters->second.bring_back(/*non_blocking=*/false);
+    parameters->second.reload(/*non_blocking=*/false);
   }
   offloaded_.clear();
   loop_.offloaded = false;

@@ -39,7 +39,7 @@ ParameterName PreparedObjects::parameter_names(const char* where) const {
     }
   }
   if (sharding) {
-    for (const auto& [shard_slice, of] : sharding->shard_slices()) {
+    for (const auto& [shard_slice, of] : sharding->slices().all()) {
       names->emplace(shard_slice, names->at(of.parameter.unsafeGetTensorImpl()));
     }
   }

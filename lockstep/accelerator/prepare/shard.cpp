@@ -31,8 +31,8 @@ std::vector<std::vector<optim::FlatOptimizer::BufferSlices>> slices_of(
   std::vector<std::vector<optim::FlatOptimizer::BufferSlices>> shard_slices;
   for (const auto& group : sharding.shards()) {
     auto& here = shard_slices.emplace_back();
-    for (const zero::Sharding::Shard& shard : group) {
-      here.push_back({shard.values, shard.shard_slices, shard.file, shard.wholes});
+    for (const zero::Shard& shard : group) {
+      here.push_back({shard.values, shard.shard_slices, shard.file, shard.bounds});
     }
   }
   return shard_slices;
@@ -119,8 +119,8 @@ zero::ShardingOptions sharding_options(const RunContext& context, const Prepared
       .units = units_of(parameters, model.classes(), plugin.stage3_unit_classes),
       .placement =
           plugin.stage == 3 ? zero::ParamPlacement::kSharded : zero::ParamPlacement::kReplicated,
-      .keep_up_to_elements = plugin.stage3_param_persistence_threshold,
-      .keep_in_all = plugin.stage3_model_persistence_threshold,
+      .param_persistence_threshold = plugin.stage3_param_persistence_threshold,
+      .model_persistence_threshold = plugin.stage3_model_persistence_threshold,
       .coordinator =
           {.max_live_elements = plugin.stage3_max_live_parameters,
            .prefetch = plugin.stage3_prefetch},
@@ -130,7 +130,7 @@ zero::ShardingOptions sharding_options(const RunContext& context, const Prepared
       .low_precision_policy = low_precision_policy(plugin),
       .narrow =
           wire ? all_narrow(parameters, *wire) : comm_dtypes(modules, parameters, model.classes()),
-      .narrow_gradients_only = wire.has_value()};
+      .comm_dtypes_for_gradients_only = wire.has_value()};
 }
 
 /// Takes over the shards of models that zero_init built.

@@ -316,7 +316,7 @@ ModelShards own_model_shards(
         shard_slices.packed.push_back(shard_slice);
       }
     }
-    if (sharding.has_masters_of(item.tensor)) {
+    if (sharding.slices().has_masters_of(item.tensor)) {
       shard_slices.full_parameters.emplace_back(item.tensor, value);
     }
     values.erase(found);

@@ -27,14 +27,14 @@ void ZeroInit::finish(const NamedTensors& tensors, zero::Sharding* sharding) {
 
 void ZeroInit::unshard(const std::vector<at::Tensor>& tensors) {
   for (const auto& init : inits_) {
-    init->make_whole(tensors);
+    init->make_full(tensors);
   }
 }
 
 void ZeroInit::hand_over(zero::Sharding& sharding) {
   for (const auto& init : inits_) {
-    for (zero::Init::Part& left : init->release()) {
-      sharding.look_after(std::move(left.part), std::move(left.name));
+    for (zero::Init::ReleasedUnit& left : init->release()) {
+      sharding.manage(std::move(left.part), std::move(left.name));
     }
   }
   inits_.clear();

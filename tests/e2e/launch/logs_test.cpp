@@ -111,7 +111,7 @@ TEST_F(LaunchLogs, AFullDiskIsSaidOnceAndTheJobGoesOnOnTheConsole) {
   ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
   const Outcome outcome = run.wait();
   EXPECT_EQ(outcome.code, 0) << outcome.err;
-  EXPECT_EQ(count(outcome.err, "cannot be written: File too large; the job goes on"), 1);
+  EXPECT_EQ(count(outcome.err, "cannot be written: File too large; the job continues"), 1);
   EXPECT_THAT(outcome.out, AllOf(HasSubstr("0 999 "), HasSubstr("1 999 "), Not(HasSubstr("0 0 "))));
   EXPECT_THAT(run.survivors(), IsEmpty());
 }

@@ -68,7 +68,7 @@ TEST(LaunchHostfile, TakesFiltersAsDeepSpeedDoes) {
         {"launch", "-H", file, "-n", "2", filter, "localhost:1", "sh", "-c", "echo started"});
     EXPECT_EQ(both.code, 2);
     EXPECT_EQ(both.out, "");
-    EXPECT_THAT(both.err, HasSubstr("-n (--num-gpus) does not go with " + filter));
+    EXPECT_THAT(both.err, HasSubstr("-n (--num-gpus) contradicts " + filter));
   }
 }
 
@@ -76,9 +76,9 @@ TEST(LaunchHostfile, FaultsAreNamedByFileLineAndReason) {
   const TestFolder folder;
   const std::string file = folder / "hosts";
   const std::vector<std::pair<std::string, std::string>> cases = {
-      {"localhost slots=many\n", ":1:17: slots makes no sense; got 'many'"},
-      {"localhost slots=0\r\n", ":1:17: slots makes no sense; got '0'"},
-      {"a slots=1\na slots=1\n", ":2:1: host a is there twice, first in line 1"},
+      {"localhost slots=many\n", ":1:17: invalid value 'many' for slots"},
+      {"localhost slots=0\r\n", ":1:17: invalid value '0' for slots"},
+      {"a slots=1\na slots=1\n", ":2:1: host a is listed twice, first in line 1"},
       {"", ":1:1: names no host"},
       {"-oProxyCommand=touch${IFS}/tmp/pwned slots=1\n", ":1:1: "},
       {"localhost;touch${IFS}/tmp/pwned slots=1\n", "holds ';'"},
@@ -130,7 +130,9 @@ TEST(LaunchDryRun, TellsWhoWouldRunWhereAndStartsNothing) {
   EXPECT_FALSE(std::filesystem::exists(made));
   const Outcome wrong = run_clean(launch("x", {"--dry-run", "--json", "true"}));
   EXPECT_EQ(wrong.code, 2);
-  EXPECT_THAT(nlohmann::json::parse(wrong.out)["error"].get<std::string>(), HasSubstr("got 'x'"));
+  EXPECT_THAT(
+      nlohmann::json::parse(wrong.out)["error"].get<std::string>(),
+      HasSubstr("invalid value 'x' for -n"));
 }
 
 TEST(LaunchBinding, TiesEachRankToItsCores) {
@@ -197,7 +199,7 @@ TEST(LaunchVariables, ComeFromFlags) {
   }
 }
 
-TEST(LaunchProgramKind, RunsModulesAndBinaries) {
+TEST(LaunchProgramKind, RunsModulesAndBinariesAsTold) {
   const TestFolder folder;
   write(folder / "train_module.py", "import os, sys\nprint(os.environ['RANK'], sys.argv[1:])\n");
   const Outcome module = run_clean(
@@ -255,39 +257,41 @@ TEST(LaunchFlags, OfTorchrunAccelerateAndDeepSpeedMeanTheSame) {
 
 TEST(LaunchFlags, ThatMeanNothingHereAreRefusedWithTheReason) {
   const std::vector<std::pair<std::vector<std::string>, std::string>> cases = {
-      {{"--use_fsdp"}, "or by --zero-stage: 3 is FULL_SHARD"},
+      {{"--use_fsdp"}, "or --zero-stage: 3 is FULL_SHARD"},
       {{"--zero-stage", "4"}, "--zero-stage"},
-      {{"--tpu"}, "there is no TPU backend"},
+      {{"--tpu"}, "Lockstep has no TPU backend"},
       {{"--dynamo_backend", "inductor"}, "torch.compile"},
-      {{"--virtual-local-rank"}, "every rank finds its true LOCAL_RANK"},
+      {{"--virtual-local-rank"}, "every rank has its real LOCAL_RANK"},
       {{"--monitor-interval", "5"}, "noticed at once"},
       {{"--rdzv-backend", "etcd"}, "--rdzv-backend etcd is not supported"},
-      {{"--rdzv-conf", "last_call_timeout=3"}, "--rdzv-conf last_call_timeout means nothing here"},
-      {{"--rdzv-conf", "join_timeout=x"}, "got 'x'"},
+      {{"--rdzv-conf", "last_call_timeout=3"}, "--rdzv-conf last_call_timeout has no effect"},
+      {{"--rdzv-conf", "join_timeout=x"}, "invalid value 'x' for join_timeout of --rdzv-conf"},
       {{"--nnodes", "1:4"}, "varying number of hosts"},
       {{"--num-processes", "2"}, "give one"},
       {{"--numa-binding", "exclusive"}, "expected node"},
       {{"--cpu-bind", "core"}, "did you mean 'cores'?"},
       {{"--mixed-precision", "bf61"},
-       "[lockstep launch] --mixed-precision makes no sense; got 'bf61', expected no, fp16, bf16; "
+       "[lockstep launch] invalid value 'bf61' for --mixed-precision; expected no, fp16, bf16; "
        "did you mean 'bf16'?\n"},
-      {{"--zero-stage", "4"}, "--zero-stage makes no sense; got '4', expected 0, 1, 2, 3"},
+      {{"--zero-stage", "4"}, "invalid value '4' for --zero-stage; expected 0, 1, 2, 3"},
       {{"--timeout", "-1"},
-       "[lockstep launch] --timeout makes no sense; got '-1', expected seconds from 0.001 to "
+       "[lockstep launch] invalid value '-1' for --timeout; expected seconds from 0.001 to "
        "31622400\n"},
-      {{"--timeout", "1", "--timeout", "2"}, "--timeout is given more than once; expected it once"},
-      {{"-np", "2"}, "unknown option -np; lockstep launch --help lists them; did you mean '-n'?"},
+      {{"--timeout", "1", "--timeout", "2"},
+       "--timeout was given more than once; expected it once"},
+      {{"-np", "2"},
+       "unknown option -np; lockstep launch --help lists the options; did you mean '-n'?"},
       {{"-hostfile", "hosts"}, "unknown option -hostfile; did you mean '--hostfile'?"},
-      {{"--signals-to-handle", "SIGKILL"}, "cannot be passed on"},
+      {{"--signals-to-handle", "SIGKILL"}, "invalid value 'SIGKILL' for --signals-to-handle"},
       {{"--standalone", "--master-port", "1234"}, "--standalone is one host"},
       {{"--rdzv-endpoint", "localhost:99999"}, "a port from 0 to 65535"},
       {{"--env", "RANK=3"}, "is set by the launcher itself"},
-      {{"--env", "NO_SUCH_VARIABLE_HERE"}, "no such variable to pass on"},
+      {{"--env", "NO_SUCH_VARIABLE_HERE"}, "no such variable in the environment"},
       {{"--nnodes", "2", "--master-addr", "localhost"}, "LOCKSTEP_JOB_TOKEN is not set"},
       {{"--max-restarts", "-1"}, "-1"},
       {{"--timeout", "0"}, "--timeout"},
-      {{"--tee", "5"}, "--tee makes no sense; got '5'"},
-      {{"--rdzv-id", "../up"}, "--rdzv-id makes no sense"},
+      {{"--tee", "5"}, "invalid value '5' for --tee"},
+      {{"--rdzv-id", "../up"}, "invalid value '../up' for --rdzv-id"},
       {{"--node-rank", "1"}, "expected 0 to 0"}};
   for (const auto& [flags, message] : cases) {
     std::vector<std::string> words = flags;
@@ -311,13 +315,13 @@ TEST(LaunchFlags, TooLowALimitOfTheShellIsNamed) {
   };
   EXPECT_THAT(
       err_under("-n 8"),
-      HasSubstr("Too many open files; this process may open 8; raise that with `ulimit -n`"));
-  EXPECT_THAT(err_under("-f 10"), HasSubstr("raise that with `ulimit -f`"));
+      HasSubstr("Too many open files; the limit of this process is 8; raise it with `ulimit -n`"));
+  EXPECT_THAT(err_under("-f 10"), HasSubstr("raise it with `ulimit -f`"));
 }
 
 TEST(LaunchFlags, TheHelpIsInGroups) {
   const std::string help = run_lockstep({"launch", "--help"}).out;
-  for (const char* group : {"Job:", "Many hosts:", "Watching:", "Output:", "Environment:"}) {
+  for (const char* group : {"Job:", "Several hosts:", "Monitoring:", "Output:", "Environment:"}) {
     EXPECT_THAT(help, HasSubstr(group));
   }
   EXPECT_THAT(help, Not(HasSubstr("fsdp")));
@@ -355,7 +359,7 @@ TEST(LaunchPort, WhoHoldsABusyOneIsNamed) {
   EXPECT_THAT(
       second.err,
       HasSubstr(
-          "port " + port + " is held by another lockstep job (process " +
+          "port " + port + " is reserved by another lockstep job (process " +
           std::to_string(first.pid()) + ", lockstep)"));
 }
 

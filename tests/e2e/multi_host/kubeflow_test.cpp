@@ -255,13 +255,13 @@ TEST_F(KubeflowPods, AnOptionThatContradictsThemIsRefused) {
     EXPECT_EQ(outcome.code, 2) << outcome.out;
     return outcome.err;
   };
-  EXPECT_THAT(refused({"--nnodes", "3"}), HasSubstr("PET_NNODES=2 and --nnodes 3 disagree"));
+  EXPECT_THAT(refused({"--nnodes", "3"}), HasSubstr("PET_NNODES=2 and --nnodes 3 differ"));
   EXPECT_THAT(
       refused({"-n", "4"}),
-      HasSubstr("PET_NPROC_PER_NODE=2 and --nproc-per-node 4 disagree; leave out the option"));
+      HasSubstr("PET_NPROC_PER_NODE=2 and --nproc-per-node 4 differ; omit the option"));
   EXPECT_THAT(
       refused({"--standalone"}),
-      HasSubstr("PET_NNODES=2 and --standalone disagree; leave out the option, or unset"));
+      HasSubstr("PET_NNODES=2 and --standalone contradict each other; omit the option, or unset"));
   EXPECT_THAT(
       refused({"--num-processes", "6"}),
       HasSubstr("--nproc-per-node comes from PET_NPROC_PER_NODE"));
@@ -274,7 +274,7 @@ TEST_F(KubeflowPods, AProgramWithoutALauncherDoesNotTrainAlone) {
   EXPECT_THAT(
       outcome.err,
       AllOf(
-          HasSubstr("PET_NNODES=2 says that this job has several hosts"),
+          HasSubstr("PET_NNODES=2 announces a job of several hosts"),
           HasSubstr("start the program by `lockstep launch`")));
 }
 
@@ -286,7 +286,7 @@ TEST_F(KubeflowPods, AnInvalidValueIsNamed) {
   EXPECT_THAT(
       outcome.err,
       AllOf(
-          HasSubstr("got 'two', expected a number of hosts"),
+          HasSubstr("invalid value 'two' for --nnodes; expected a number of hosts"),
           HasSubstr("--nnodes comes from PET_NNODES")));
 }
 

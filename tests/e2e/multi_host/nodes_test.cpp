@@ -102,7 +102,7 @@ TEST_F(Nodes, AllEndWhenALauncherIsKilled) {
   second.send(SIGKILL);
   const Outcome at_first = first.wait();
   EXPECT_EQ(at_first.code, 1) << at_first.err;
-  EXPECT_THAT(at_first.err, AllOf(HasSubstr("the launcher of node 1"), HasSubstr("is gone")));
+  EXPECT_THAT(at_first.err, AllOf(HasSubstr("the launcher of node 1"), HasSubstr("is lost")));
   second.wait();
   expect_nobody_left();
 }
