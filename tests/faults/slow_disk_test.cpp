@@ -61,7 +61,8 @@ TEST_F(SlowDisk, ThatHangsIsNotWaitedForLongerThanAStall) {
     ::unsetenv(name);
   }
   EXPECT_EQ(outcome.code, 143) << outcome.err;
-  EXPECT_THAT(outcome.err, HasSubstr("some processes have not ended in time after SIGTERM; killing them"));
+  EXPECT_THAT(
+      outcome.err, HasSubstr("some processes have not ended in time after SIGTERM; killing them"));
   expect_resumes(hung, 1);
 }
 
