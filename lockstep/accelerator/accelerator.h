@@ -32,9 +32,9 @@
 #include "lockstep/accelerator/training_state/state_hooks.h"
 #include "lockstep/accelerator/values/collectives.h"
 #include "lockstep/base/host/world.h"
-#include "lockstep/checkpoint/save_model.h"
+#include "lockstep/checkpoint/weights/save_model.h"
 #include "lockstep/comm/group.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/precision/autocast.h"
 
 namespace lockstep {

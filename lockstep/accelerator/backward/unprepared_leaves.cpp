@@ -15,7 +15,7 @@
 
 #include "lockstep/base/log.h"
 #include "lockstep/base/memory/crc32c.h"
-#include "lockstep/comm/bytes.h"
+#include "lockstep/comm/byte_collectives.h"
 
 namespace lockstep {
 namespace {

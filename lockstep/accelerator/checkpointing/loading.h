@@ -12,7 +12,7 @@
 #include "lockstep/accelerator/options/project_configuration.h"
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/checkpoint/reader.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/storage/saved_meta.h"
 
 namespace lockstep {

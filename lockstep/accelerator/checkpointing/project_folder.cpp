@@ -16,7 +16,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/bytes.h"
+#include "lockstep/comm/byte_collectives.h"
 #include "lockstep/storage/catalog/retention.h"
 #include "lockstep/storage/file/files.h"
 #include "lockstep/storage/file/output_file.h"

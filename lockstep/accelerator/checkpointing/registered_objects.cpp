@@ -10,7 +10,7 @@
 #include "lockstep/accelerator/training_state/non_finite_json.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/memory/crc32c.h"
-#include "lockstep/comm/bytes.h"
+#include "lockstep/comm/byte_collectives.h"
 #include "lockstep/storage/state_files.h"
 
 namespace lockstep {

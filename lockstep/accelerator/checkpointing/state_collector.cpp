@@ -11,7 +11,7 @@
 
 #include "lockstep/accelerator/training_state/saved_optimizer.h"
 #include "lockstep/accelerator/training_state/training_state.h"
-#include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/storage/state_files.h"
 
 namespace lockstep {

@@ -15,8 +15,8 @@
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/checkpoint/background_save.h"
 #include "lockstep/checkpoint/contents.h"
-#include "lockstep/checkpoint/save_model.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/checkpoint/weights/save_model.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 
 namespace lockstep {
 

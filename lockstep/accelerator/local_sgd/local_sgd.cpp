@@ -18,7 +18,7 @@
 #include "lockstep/accelerator/prepare/prepared_objects.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/state/optimizer_state.h"
 
 namespace lockstep {
 namespace {

@@ -12,7 +12,7 @@
 
 #include "lockstep/accelerator/training_state/checkpointable.h"
 #include "lockstep/accelerator/zero_setup/zero_units.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/data/loader/loader_core.h"
 
 namespace lockstep {

@@ -15,12 +15,12 @@
 #include "lockstep/accelerator/zero_setup/lower_precision.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/comm/bytes.h"
+#include "lockstep/comm/byte_collectives.h"
 #include "lockstep/flat/layout.h"
 #include "lockstep/flat/move_in_place.h"
-#include "lockstep/optim/follow_parameters.h"
+#include "lockstep/optim/state/follow_parameters.h"
 #include "lockstep/sync/reducer.h"
-#include "lockstep/zero/shard_store.h"
+#include "lockstep/zero/bucket/shard_store.h"
 
 namespace lockstep {
 namespace {

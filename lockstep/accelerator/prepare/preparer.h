@@ -12,7 +12,7 @@
 #include "lockstep/accelerator/loop/scheduler.h"
 #include "lockstep/accelerator/prepare/prepare.h"
 #include "lockstep/accelerator/zero_setup/zero_units.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/data/loader/loader_core.h"
 
 namespace lockstep {

@@ -7,7 +7,7 @@
 
 #include "lockstep/accelerator/options/options.h"
 #include "lockstep/base/host/world.h"
-#include "lockstep/comm/connect.h"
+#include "lockstep/comm/connect/connect.h"
 #include "lockstep/comm/group.h"
 
 namespace lockstep {

@@ -12,7 +12,7 @@
 #include "lockstep/accelerator/values/nested_operations.h"
 #include "lockstep/accelerator/values/operations.h"
 #include "lockstep/comm/group.h"
-#include "lockstep/data/dataset/nested.h"
+#include "lockstep/data/sample/nested.h"
 
 namespace lockstep {
 

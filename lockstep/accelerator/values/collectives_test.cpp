@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/accelerator/test_ranks.h"
-#include "lockstep/data/dataset/collate.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
 #include "lockstep/data/loader/loader.h"
+#include "lockstep/data/sample/collate.h"
 
 namespace lockstep {
 namespace {

@@ -21,7 +21,7 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/comm/connected_ranks.h"
+#include "lockstep/comm/connect/connected_ranks.h"
 #include "lockstep/offload/test_scratch.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/offload/host_update.h"

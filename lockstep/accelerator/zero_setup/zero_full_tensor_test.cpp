@@ -15,7 +15,7 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/comm/connected_ranks.h"
+#include "lockstep/comm/connect/connected_ranks.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/rules/adafactor.h"
 #include "lockstep/optim/rules/lamb.h"

@@ -8,7 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/zero/coordinator/init.h"
 #include "lockstep/zero/sharding.h"
 

@@ -11,8 +11,8 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/checkpoint/reader.h"
-#include "lockstep/checkpoint/safetensors.h"
-#include "lockstep/comm/sharded_param.h"
+#include "lockstep/checkpoint/weights/safetensors.h"
+#include "lockstep/comm/tensor/sharded_param.h"
 
 namespace lockstep::test_masters {
 namespace {
