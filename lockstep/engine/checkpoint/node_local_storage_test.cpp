@@ -163,7 +163,9 @@ TEST(NodeLocal, APartThatIsMissingIsNamedWithItsHost) {
       });
   // Divided otherwise.
   expect_refused(
-      folder, node_local_config(2, R"(, "reduce_bucket_size": 40)"), HasSubstr("otherwise"));
+      folder,
+      node_local_config(2, R"(, "reduce_bucket_size": 40)"),
+      HasSubstr("sharded differently"));
   expect_refused(folder, node_local_config(0), HasSubstr("the parts of a state that ZeRO sharded"));
   fs::remove_all(disk_of(folder, 2) / "global_step2");
   expect_refused(

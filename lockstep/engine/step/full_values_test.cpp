@@ -205,7 +205,7 @@ TEST(FullValues, ACountIsNotSetInAParameterWithoutDimensionsEither) {
     auto& ours = engine;
     EXPECT_THAT(
         [&] { ours.safe_set_full_optimizer_state(net->scale, at::full({}, 7), "step"); },
-        ThrowsMessage<ConfigError>(HasSubstr("no count, can be set")));
+        ThrowsMessage<ConfigError>(HasSubstr("can be set, no counts")));
     engine.safe_set_full_optimizer_state(net->scale, at::full({}, 7.0), "exp_avg");
     EXPECT_EQ(engine.safe_get_full_optimizer_state(net->scale, "exp_avg").item<double>(), 7);
   });
