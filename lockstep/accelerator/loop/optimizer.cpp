@@ -14,6 +14,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/parameters_once.h"
+#include "lockstep/optim/update/speculative_updates.h"
 #include "lockstep/watch/flight_recorder.h"
 #include "lockstep/zero/sharding.h"
 
@@ -292,26 +293,28 @@ void Optimizer::set_gradients_due(bool due) {
 void Optimizer::set_sharding(std::shared_ptr<zero::Sharding> sharding) {
   state_->sharding = std::move(sharding);
   auto* flat = dynamic_cast<optim::FlatOptimizer*>(state_->inner.get());
-  if (flat == nullptr || !flat->may_begin_speculatively()) {
+  if (flat == nullptr || flat->speculative() == nullptr) {
     return;
   }
   // A sharding may live longer than an optimizer of its user's.
-  const std::weak_ptr<const void> alive = flat->speculative_alive();
+  const std::weak_ptr<optim::SpeculativeUpdates> speculative = flat->speculative();
   state_->sharding->set_speculative_updates(
       {.due =
-           [alive, loop = state_->loop] {
+           [speculative, loop = state_->loop] {
              // A scaler must unscale the gradients first.
-             return loop->accumulation.is_last_of_update() && !alive.expired() &&
+             return loop->accumulation.is_last_of_update() && !speculative.expired() &&
                     !loop->scaling.scaler;
            },
        .begin =
-           [flat](size_t group, size_t shard, const at::Tensor& gradient) {
-             flat->begin_speculative(group, shard, gradient);
+           [speculative](size_t group, size_t shard, const at::Tensor& gradient) {
+             if (const auto updates = speculative.lock()) {
+               updates->begin(group, shard, gradient);
+             }
            },
        .discard =
-           [flat, alive](size_t group, size_t shard) {
-             if (!alive.expired()) {
-               flat->discard_speculative(group, shard);
+           [speculative](size_t group, size_t shard) {
+             if (const auto updates = speculative.lock()) {
+               updates->discard(group, shard);
              }
            }});
 }

@@ -128,7 +128,7 @@ zero::ShardingOptions sharding_options(const RunContext& context, const Prepared
       .offload = plugin.offload_param,
       .offload_masters = offload_of_masters(plugin.offload_optimizer),
       .low_precision_policy = low_precision_policy(plugin),
-      .narrow =
+      .comm_dtypes =
           wire ? all_narrow(parameters, *wire) : comm_dtypes(modules, parameters, model.classes()),
       .comm_dtypes_for_gradients_only = wire.has_value()};
 }

@@ -16,7 +16,7 @@ std::shared_ptr<void> ZeroInit::begin() {
 }
 
 void ZeroInit::finish(const NamedTensors& tensors, zero::Sharding* sharding) {
-  inits_.back()->divide(tensors_of(tensors));
+  inits_.back()->shard(tensors_of(tensors));
   inits_.back()->finish();
   // Not when they are made: small ones are filled through pointers, as torch::tensor does.
   flat::move_in_place(tensors_of(tensors), device_);
@@ -34,7 +34,7 @@ void ZeroInit::unshard(const std::vector<at::Tensor>& tensors) {
 void ZeroInit::hand_over(zero::Sharding& sharding) {
   for (const auto& init : inits_) {
     for (zero::Init::ReleasedUnit& left : init->release()) {
-      sharding.manage(std::move(left.part), std::move(left.name));
+      sharding.manage(std::move(left.unit), std::move(left.name));
     }
   }
   inits_.clear();

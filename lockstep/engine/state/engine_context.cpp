@@ -31,7 +31,7 @@ std::vector<double> EngineContext::momenta() const {
   }
   const auto* flat = dynamic_cast<const optim::FlatOptimizer*>(&optimizer.inner());
   for (auto& group : optimizer.inner().param_groups()) {
-    const optim::NamedOptions named = flat != nullptr ? flat->named_options(group.options())
+    const optim::NamedOptions named = flat != nullptr ? flat->rule().named_options(group.options())
                                                       : optim::torch_named_options(group.options());
     for (const optim::NamedOption& option : named) {
       const std::string_view name = option.name;

@@ -9,6 +9,8 @@
 #include <ATen/ops/div.h>
 #include <ATen/ops/mul.h>
 
+#include "lockstep/accelerator/backward/backward_runner.h"
+#include "lockstep/accelerator/internals.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep {
@@ -17,12 +19,13 @@ namespace lockstep {
 
 /// Callbacks may outlive the engine in a loss's graph and in the program's optimizer.
 void EngineBackward::register_callbacks() {
-  context_.accelerator->watch_unknown_backwards([weak = weak_from_this()] {
+  BackwardRunner& runner = AcceleratorInternals::backward_runner(*context_.accelerator);
+  runner.watch_unscaled_backwards([weak = weak_from_this()] {
     if (const auto self = weak.lock()) {
       self->check_unscaled_backward();
     }
   });
-  context_.accelerator->set_ends_update([weak = weak_from_this()] {
+  runner.set_ends_update([weak = weak_from_this()] {
     const auto self = weak.lock();
     return self && self->context_.counter.is_boundary();
   });
@@ -47,8 +50,8 @@ at::Tensor EngineBackward::scale(const at::Tensor& loss) {
     steps.computed =
         callback([](EngineBackward& self) { self.monitor_.mark_gradients_computed(); });
   }
-  at::Tensor scaled =
-      context_.accelerator->scale_loss(scaled_for_reduction(part), std::move(steps));
+  at::Tensor scaled = AcceleratorInternals::backward_runner(*context_.accelerator)
+                          .scale_loss(scaled_for_reduction(part), std::move(steps));
   monitor_.add_loss(part.detach());
   return scaled;
 }

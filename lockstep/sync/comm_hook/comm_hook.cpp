@@ -72,7 +72,7 @@ AllReduceHook::AllReduceHook(
   for (const flat::GradBucket& bucket : buckets_) {
     const at::Tensor& values = bucket.buffer();
     messages_.emplace_back(
-        values, bucket.narrow().value_or(wire_type(options.type, values.scalar_type())));
+        values, bucket.comm_dtype().value_or(wire_type(options.type, values.scalar_type())));
     const bool feedback = options.use_error_feedback.value_or(false) && messages_.back().is_cast();
     errors_.push_back(feedback ? at::zeros_like(bucket.gradients()) : at::Tensor());
   }

@@ -52,7 +52,7 @@ ShardedBucket::ShardedBucket(
     add_parameter(parameters[entry.parameter]);
   }
   if (shard_file()) {
-    shard_file()->settle();
+    shard_file()->release_pages();
   }
   if (is_packed()) {
     packed_.emplace(wire_, std::exchange(shard_, {}));
