@@ -310,7 +310,7 @@ std::shared_ptr<void> Accelerator::begin_zero_init() {
 }
 
 void Accelerator::finish_zero_init(const NamedTensors& tensors) {
-  state_->inits.back()->divide(tensors_of(tensors));  // What was not when it was made.
+  state_->inits.back()->shard(tensors_of(tensors));  // What was not when it was made.
   state_->inits.back()->finish();
   // Not when they are made: small ones are filled through pointers, as torch::tensor does.
   flat::move_in_place(tensors_of(tensors), device());
