@@ -5,7 +5,7 @@
 #include <set>
 #include <vector>
 
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/zero/bucket/shard_store.h"
 
 namespace lockstep::zero {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/zero/bucket/sharded_bucket.h"
 #include "lockstep/zero/coordinator/param_coordinator.h"
 #include "lockstep/zero/shard_slices.h"

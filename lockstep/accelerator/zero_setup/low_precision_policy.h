@@ -2,7 +2,7 @@
 #pragma once
 
 #include "lockstep/accelerator/options/options.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/zero/bucket/shard_store.h"
 
 namespace lockstep {

@@ -7,7 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/offload/file_tensor.h"
 #include "lockstep/offload/options.h"
 

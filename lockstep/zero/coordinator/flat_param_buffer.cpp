@@ -12,7 +12,7 @@
 #include <c10/core/TensorImpl.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/sharded_param.h"
+#include "lockstep/comm/tensor/sharded_param.h"
 #include "lockstep/zero/coordinator/param_cast.h"
 
 namespace lockstep::zero {
