@@ -216,7 +216,7 @@ TEST(Rounds, WritesThatAreNotEveryonesAreRefusedByNameOnAllRanks) {
         refusal("rank 1 waits for all to end a backward, to update"));
     EXPECT_THAT(
         [&] { weights[static_cast<size_t>(group.rank())].mul_(2); },
-        refusal("rank 1 is at 1.weight"));
+        refusal("rank 1 uses 1.weight"));
     for (const size_t i : {0, 1}) {
       EXPECT_TRUE(at::equal(weights[i], mlp(3)->parameters()[i])) << "nothing was written";
     }
