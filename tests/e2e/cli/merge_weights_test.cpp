@@ -10,7 +10,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/base/test_folder.h"
-#include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/checkpoint/weights/safetensors.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/test_engine.h"
 #include "tests/e2e/harness/lockstep_run.h"

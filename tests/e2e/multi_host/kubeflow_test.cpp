@@ -16,7 +16,7 @@
 
 #include "lockstep/base/env.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/config/document.h"
+#include "lockstep/config/document/document.h"
 #include "tests/e2e/harness/lockstep_run.h"
 
 namespace lockstep::e2e {

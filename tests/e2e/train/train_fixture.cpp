@@ -14,7 +14,7 @@
 
 #include "examples/fashion_mnist/net.h"
 #include "lockstep/accelerator/test_ranks.h"
-#include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/checkpoint/weights/safetensors.h"
 #include "lockstep/lockstep.h"
 
 namespace {
