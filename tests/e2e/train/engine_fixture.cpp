@@ -31,7 +31,8 @@ int train(const Options& options) {
 
   torch::manual_seed(1);
   // Large enough for each rank to own a shard of it.
-  lockstep::test::TwoLayerNet net(lockstep::test::TwoLayerOptions{.in = 8, .hidden = 64, .out = 4});
+  lockstep::test::TwoLayerNet net(
+      lockstep::test::TwoLayerOptions{.in = 8, .hidden = 64, .out = 4, .scale = 0.1});
   const auto x = torch::randn({256, 8});
   auto [engine, optimizer, loader, scheduler] = lockstep::initialize(
       net, {.config = options.config}, data::TensorDataset(x, x.narrow(1, 0, 4).argmax(1)));
