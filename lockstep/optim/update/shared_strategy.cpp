@@ -9,8 +9,6 @@
 #include "lockstep/optim/flat/update_batches.h"
 #include "lockstep/optim/update/plain_strategy.h"
 
-#include "lockstep/optim/flat/share_of.h"
-
 namespace lockstep::optim {
 namespace {
 
