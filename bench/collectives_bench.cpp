@@ -11,8 +11,8 @@
 #include <ATen/Parallel.h>
 
 #include "bench/timing.h"
-#include "lockstep/comm/connect.h"
-#include "lockstep/comm/reduce.h"
+#include "lockstep/comm/connect/connect.h"
+#include "lockstep/comm/transport/reduce.h"
 #include "lockstep/lockstep.h"
 
 int main(int argc, char** argv) {

@@ -12,7 +12,7 @@
 #include "cli/selftest/check.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/program/run_main.h"
-#include "lockstep/comm/connect.h"
+#include "lockstep/comm/connect/connect.h"
 
 namespace {
 

@@ -8,9 +8,9 @@
 
 #include "cli/selftest/check.h"
 #include "lockstep/accelerator/accelerator.h"
-#include "lockstep/data/dataset/random.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
 #include "lockstep/data/loader/loader.h"
+#include "lockstep/data/sample/random.h"
 #include "lockstep/optim/rules/adam.h"
 
 namespace lockstep::selftest {

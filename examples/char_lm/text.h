@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/data/dataset/batch.h"
+#include "lockstep/data/sample/batch.h"
 
 namespace examples {
 

@@ -21,7 +21,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
 #include "lockstep/checkpoint/background_save.h"
-#include "lockstep/comm/bytes.h"
+#include "lockstep/comm/byte_collectives.h"
 #include "lockstep/storage/catalog/catalog.h"
 #include "lockstep/storage/catalog/retention.h"
 #include "lockstep/storage/file/files.h"

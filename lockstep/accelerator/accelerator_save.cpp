@@ -19,7 +19,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/memory/crc32c.h"
 #include "lockstep/checkpoint/even_shares.h"
-#include "lockstep/comm/bytes.h"
+#include "lockstep/comm/byte_collectives.h"
 #include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/storage/state_files.h"
 

@@ -12,7 +12,7 @@
 
 #include "lockstep/accelerator/training_state/saved_optimizer.h"
 #include "lockstep/base/error.h"
-#include "lockstep/comm/bytes.h"
+#include "lockstep/comm/byte_collectives.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/sync/reducer.h"
 

@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "lockstep/accelerator/accelerator.h"
-#include "lockstep/accelerator/loop/accumulation_check.h"
+#include "lockstep/accelerator/backward/accumulation_check.h"
+#include "lockstep/accelerator/backward/unprepared_leaves.h"
 #include "lockstep/accelerator/loop/active_loaders.h"
 #include "lockstep/accelerator/loop/loop_state.h"
-#include "lockstep/accelerator/loop/unprepared_leaves.h"
 #include "lockstep/base/program/stop_request.h"
 #include "lockstep/checkpoint/background_save.h"
 #include "lockstep/offload/offloaded_storage.h"

@@ -21,7 +21,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
 #include "lockstep/checkpoint/background_save.h"
-#include "lockstep/checkpoint/save_model.h"
+#include "lockstep/checkpoint/weights/save_model.h"
 #include "lockstep/checkpoint/writer.h"
 #include "lockstep/watch/flight_recorder.h"
 

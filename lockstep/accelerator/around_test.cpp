@@ -18,9 +18,9 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/data/dataset/collate.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
 #include "lockstep/data/loader/loader.h"
+#include "lockstep/data/sample/collate.h"
 
 namespace lockstep {
 namespace {

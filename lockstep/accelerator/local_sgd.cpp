@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/accelerator/local_sgd.h"
+#include "lockstep/accelerator/local_sgd/local_sgd.h"
 
 #include <algorithm>
 #include <exception>

@@ -12,7 +12,7 @@
 
 #include "lockstep/base/memory/crc32c.h"
 #include "lockstep/checkpoint/even_shares.h"
-#include "lockstep/comm/sharded_param.h"
+#include "lockstep/comm/tensor/sharded_param.h"
 #include "lockstep/flat/copy_values.h"
 #include "lockstep/offload/scratch_file.h"
 #include "lockstep/storage/safetensors/slices.h"

@@ -14,7 +14,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/memory/parallel.h"
-#include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/checkpoint/weights/safetensors.h"
 #include "lockstep/storage/tensor_set.h"
 
 namespace lockstep::checkpoint {

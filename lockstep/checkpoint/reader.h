@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/storage/stored_checkpoint.h"
 
 namespace lockstep::checkpoint {

@@ -13,7 +13,7 @@
 #include <ATen/TensorOperators.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/checkpoint/weights/safetensors.h"
 #include "lockstep/checkpoint/writer.h"
 #include "lockstep/storage/test_files.h"
 

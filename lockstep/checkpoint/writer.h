@@ -11,7 +11,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/storage/manifest.h"
 #include "lockstep/storage/write/temp_folder.h"
 #include "lockstep/watch/flight_recorder.h"

@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/transport.h"
+#include "lockstep/comm/transport/transport.h"
 
 namespace lockstep::comm {
 

@@ -12,7 +12,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/bytes.h"
+#include "lockstep/comm/byte_collectives.h"
 
 namespace lockstep {
 

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "lockstep/comm/group.h"
-#include "lockstep/comm/transport.h"
+#include "lockstep/comm/transport/transport.h"
 
 namespace lockstep::comm {
 

@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/comm/transport.h"
+#include "lockstep/comm/transport/transport.h"
 
 namespace lockstep {
 

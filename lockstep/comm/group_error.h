@@ -5,7 +5,7 @@
 #include <string>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/transport.h"
+#include "lockstep/comm/transport/transport.h"
 
 namespace lockstep::comm {
 

@@ -10,9 +10,9 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/bytes.h"
-#include "lockstep/comm/comms_log.h"
-#include "lockstep/comm/connected_ranks.h"
+#include "lockstep/comm/byte_collectives.h"
+#include "lockstep/comm/connect/connected_ranks.h"
+#include "lockstep/comm/log/comms_log.h"
 #include "lockstep/comm/thread/ranks.h"
 
 namespace lockstep {

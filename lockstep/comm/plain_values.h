@@ -7,7 +7,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include "lockstep/comm/transport.h"
+#include "lockstep/comm/transport/transport.h"
 
 namespace lockstep::comm {
 

@@ -14,14 +14,14 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/training_state/full_values.h"
-#include "lockstep/comm/comms_log.h"
+#include "lockstep/comm/log/comms_log.h"
 #include "lockstep/ds_config/ds_config.h"
-#include "lockstep/engine/config_arguments.h"
-#include "lockstep/engine/init_distributed.h"
-#include "lockstep/engine/loss_scale.h"
 #include "lockstep/engine/profiler/flops_profiler.h"
 #include "lockstep/engine/profiler/module_tree.h"
 #include "lockstep/engine/profiler/step_report.h"
+#include "lockstep/engine/setup/config_arguments.h"
+#include "lockstep/engine/setup/init_distributed.h"
+#include "lockstep/engine/state/loss_scale.h"
 #include "lockstep/optim/rules/mup.h"
 #include "lockstep/zero/activation/activation_checkpointing.h"
 

@@ -6,7 +6,7 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/memory/stream_copy.h"
-#include "lockstep/comm/sharded_param.h"
+#include "lockstep/comm/tensor/sharded_param.h"
 
 namespace lockstep::flat {
 namespace {

@@ -17,8 +17,8 @@
 #include <c10/core/ScalarType.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/bytes.h"
-#include "lockstep/comm/sharded_param.h"
+#include "lockstep/comm/byte_collectives.h"
+#include "lockstep/comm/tensor/sharded_param.h"
 #include "lockstep/flat/coalesce.h"
 
 namespace lockstep {

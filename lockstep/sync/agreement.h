@@ -2,7 +2,7 @@
 #pragma once
 
 #include "lockstep/comm/group.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 
 namespace lockstep {
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/flat/layout.h"
 #include "lockstep/sync/comm_hook/comm_hook.h"
 #include "lockstep/sync/gradient_sync.h"

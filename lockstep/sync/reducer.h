@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/flat/grad_bucket.h"
 #include "lockstep/sync/backward_hooks.h"
 #include "lockstep/sync/comm_hook/comm_hook.h"

@@ -5,8 +5,8 @@
 #include <set>
 #include <vector>
 
-#include "lockstep/comm/named_tensor.h"
-#include "lockstep/zero/shard_store.h"
+#include "lockstep/comm/tensor/named_tensor.h"
+#include "lockstep/zero/bucket/shard_store.h"
 
 namespace lockstep::zero {
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/sync/backward_hooks.h"
 #include "lockstep/sync/gradient_sync.h"
 #include "lockstep/zero/coordinator/param_coordinator.h"

@@ -5,9 +5,9 @@
 #include <torch/data.h>
 
 #include "lockstep/accelerator/accelerator.h"
-#include "lockstep/data/dataset/collate.h"
 #include "lockstep/data/dataset/from_torch.h"
 #include "lockstep/data/loader/loader.h"
+#include "lockstep/data/sample/collate.h"
 
 namespace {
 

@@ -20,10 +20,10 @@
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 
-#include "lockstep/accelerator/local_sgd.h"
+#include "lockstep/accelerator/local_sgd/local_sgd.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/comm/connected_ranks.h"
+#include "lockstep/comm/connect/connected_ranks.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
 #include "lockstep/data/loader/loader.h"
 #include "lockstep/optim/rules/adam.h"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Writes all_dtypes.safetensors and no_tensors.safetensors: what the reference implementation writes,
-for lockstep/checkpoint/safetensors_test.cpp, which knows the same tensors.
+for lockstep/checkpoint/weights/safetensors_test.cpp, which knows the same tensors.
 
 Run with safetensors installed (made with safetensors 0.8.0):
 

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/data/dataset/random.h"
 #include "lockstep/data/loader/loader_core.h"
+#include "lockstep/data/sample/random.h"
 
 namespace lockstep {
 

@@ -12,7 +12,7 @@
 
 #include "lockstep/accelerator/options/non_finite_policy.h"
 #include "lockstep/comm/group.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/sync/backward_hooks.h"
 
 namespace lockstep {

@@ -22,8 +22,8 @@
 #include "lockstep/accelerator/zero_setup/zero_units.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/checkpoint/load_model.h"
-#include "lockstep/comm/sharded_param.h"
+#include "lockstep/checkpoint/weights/load_model.h"
+#include "lockstep/comm/tensor/sharded_param.h"
 #include "lockstep/optim/rules/adam.h"
 #include "lockstep/zero/sharding.h"
 

@@ -12,7 +12,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text/shell.h"
-#include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/checkpoint/weights/safetensors.h"
 #include "lockstep/storage/file/files.h"
 #include "lockstep/storage/manifest.h"
 #include "lockstep/storage/model_files.h"

@@ -9,7 +9,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 
 namespace lockstep {
 

@@ -24,8 +24,8 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text/shell.h"
-#include "lockstep/checkpoint/load_model.h"
-#include "lockstep/checkpoint/safetensors.h"
+#include "lockstep/checkpoint/weights/load_model.h"
+#include "lockstep/checkpoint/weights/safetensors.h"
 #include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/rules/sgd.h"
 #include "lockstep/optim/state/optimizer_state.h"

@@ -13,7 +13,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/host/machine.h"
-#include "lockstep/comm/sharded_param.h"
+#include "lockstep/comm/tensor/sharded_param.h"
 #include "lockstep/storage/safetensors/slices.h"
 #include "lockstep/storage/state_files.h"
 

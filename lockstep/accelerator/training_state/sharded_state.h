@@ -7,7 +7,7 @@
 
 #include "lockstep/checkpoint/contents.h"
 #include "lockstep/checkpoint/reader.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/zero/sharding.h"
 

@@ -18,7 +18,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/comm/bytes.h"
+#include "lockstep/comm/byte_collectives.h"
 #include "lockstep/flat/copy_values.h"
 
 namespace lockstep {

@@ -11,7 +11,7 @@
 
 #include "lockstep/accelerator/training_state/saved_state.h"
 #include "lockstep/comm/group.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/data/loader/loader_core.h"
 
 namespace lockstep {

@@ -10,7 +10,7 @@
 #include <ATen/Functions.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/bytes.h"
+#include "lockstep/comm/byte_collectives.h"
 
 namespace lockstep {
 

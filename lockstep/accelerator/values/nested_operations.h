@@ -14,7 +14,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/data/dataset/nested.h"
+#include "lockstep/data/sample/nested.h"
 
 namespace lockstep {
 

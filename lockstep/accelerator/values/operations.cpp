@@ -12,7 +12,7 @@
 #include <c10/core/GradMode.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/bytes.h"
+#include "lockstep/comm/byte_collectives.h"
 
 namespace lockstep {
 namespace {

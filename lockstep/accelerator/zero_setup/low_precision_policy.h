@@ -2,8 +2,8 @@
 #pragma once
 
 #include "lockstep/accelerator/options/options.h"
-#include "lockstep/comm/named_tensor.h"
-#include "lockstep/zero/shard_store.h"
+#include "lockstep/comm/tensor/named_tensor.h"
+#include "lockstep/zero/bucket/shard_store.h"
 
 namespace lockstep {
 

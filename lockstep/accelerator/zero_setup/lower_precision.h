@@ -7,7 +7,7 @@
 
 #include "lockstep/accelerator/options/options.h"
 #include "lockstep/accelerator/zero_setup/zero_units.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/flat/layout.h"
 
 namespace lockstep {

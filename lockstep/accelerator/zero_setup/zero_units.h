@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 
 namespace lockstep {
 

@@ -11,11 +11,11 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/device/device_backend.h"
 #include "lockstep/comm/device/host_staged_backend.h"
-#include "lockstep/comm/flight.h"
 #include "lockstep/comm/nccl/nccl_backend.h"
 #include "lockstep/comm/plain_values.h"
+#include "lockstep/comm/transport/device_backend.h"
+#include "lockstep/comm/transport/flight.h"
 
 namespace lockstep::comm {
 namespace {

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <memory>
 
-#include "lockstep/comm/transport.h"
+#include "lockstep/comm/transport/transport.h"
 
 namespace lockstep::comm {
 

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "lockstep/comm/device/device_backend.h"
+#include "lockstep/comm/transport/device_backend.h"
 
 namespace lockstep::comm {
 

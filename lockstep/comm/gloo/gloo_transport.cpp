@@ -17,18 +17,18 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/blocking_operations.h"
 #include "lockstep/comm/cpu_only.h"
 #include "lockstep/comm/first_line.h"
-#include "lockstep/comm/flight.h"
 #include "lockstep/comm/gloo/listener_guard.h"
 #include "lockstep/comm/gloo/rendezvous.h"
 #include "lockstep/comm/group_error.h"
 #include "lockstep/comm/plain_values.h"
-#include "lockstep/comm/reduce.h"
 #include "lockstep/comm/sigpipe.h"
 #include "lockstep/comm/split_choice.h"
 #include "lockstep/comm/tensor_bytes.h"
+#include "lockstep/comm/transport/blocking_operations.h"
+#include "lockstep/comm/transport/flight.h"
+#include "lockstep/comm/transport/reduce.h"
 
 namespace lockstep::comm {
 namespace {

@@ -17,8 +17,8 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/connect.h"
-#include "lockstep/comm/connected_ranks.h"
+#include "lockstep/comm/connect/connect.h"
+#include "lockstep/comm/connect/connected_ranks.h"
 
 namespace lockstep {
 namespace {

@@ -9,7 +9,7 @@
 
 #include "lockstep/base/host/world.h"
 #include "lockstep/comm/shm/rendezvous.h"
-#include "lockstep/comm/transport.h"
+#include "lockstep/comm/transport/transport.h"
 
 namespace lockstep::comm {
 

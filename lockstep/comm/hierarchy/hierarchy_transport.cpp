@@ -16,14 +16,14 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/blocking_operations.h"
 #include "lockstep/comm/cpu_only.h"
-#include "lockstep/comm/flight.h"
 #include "lockstep/comm/group_error.h"
 #include "lockstep/comm/hierarchy/host_collectives.h"
 #include "lockstep/comm/plain_values.h"
 #include "lockstep/comm/shm/shm_transport.h"
 #include "lockstep/comm/split_choice.h"
+#include "lockstep/comm/transport/blocking_operations.h"
+#include "lockstep/comm/transport/flight.h"
 
 namespace lockstep::comm {
 namespace {

@@ -7,7 +7,7 @@
 
 #include "lockstep/base/host/world.h"
 #include "lockstep/comm/hierarchy/layout.h"
-#include "lockstep/comm/transport.h"
+#include "lockstep/comm/transport/transport.h"
 
 namespace lockstep::comm {
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lockstep/comm/hierarchy/layout.h"
-#include "lockstep/comm/transport.h"
+#include "lockstep/comm/transport/transport.h"
 
 namespace lockstep::comm {
 

@@ -5,8 +5,8 @@
 #include <memory>
 #include <string>
 
-#include "lockstep/comm/device/device_backend.h"
 #include "lockstep/comm/nccl/nccl_api.h"
+#include "lockstep/comm/transport/device_backend.h"
 
 namespace lockstep::comm {
 

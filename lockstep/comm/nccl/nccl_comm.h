@@ -12,10 +12,10 @@
 #include <c10/core/Event.h>
 
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/flight.h"
 #include "lockstep/comm/group_error.h"
 #include "lockstep/comm/nccl/nccl_api.h"
-#include "lockstep/comm/transport.h"
+#include "lockstep/comm/transport/flight.h"
+#include "lockstep/comm/transport/transport.h"
 
 namespace lockstep::comm {
 

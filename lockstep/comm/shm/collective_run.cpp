@@ -7,7 +7,7 @@
 #include <c10/util/SmallVector.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/reduce.h"
+#include "lockstep/comm/transport/reduce.h"
 
 namespace lockstep::comm::shm {
 namespace {

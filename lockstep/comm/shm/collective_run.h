@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "lockstep/comm/shm/member.h"
-#include "lockstep/comm/transport.h"
+#include "lockstep/comm/transport/transport.h"
 
 namespace lockstep::comm::shm {
 

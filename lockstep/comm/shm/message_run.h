@@ -5,7 +5,7 @@
 #include <cstdint>
 
 #include "lockstep/comm/shm/member.h"
-#include "lockstep/comm/transport.h"
+#include "lockstep/comm/transport/transport.h"
 
 namespace lockstep::comm::shm {
 

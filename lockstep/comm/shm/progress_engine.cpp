@@ -10,11 +10,11 @@
 
 #include "lockstep/base/host/cores.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/comm/flight.h"
 #include "lockstep/comm/group_error.h"
 #include "lockstep/comm/shm/collective_run.h"
 #include "lockstep/comm/shm/futex.h"
 #include "lockstep/comm/shm/message_run.h"
+#include "lockstep/comm/transport/flight.h"
 
 namespace lockstep::comm::shm {
 namespace {

@@ -14,7 +14,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/shm/member.h"
-#include "lockstep/comm/transport.h"
+#include "lockstep/comm/transport/transport.h"
 
 namespace lockstep::comm::shm {
 

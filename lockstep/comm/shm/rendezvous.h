@@ -6,7 +6,7 @@
 
 #include "lockstep/base/unique_fd.h"
 #include "lockstep/comm/shm/segment.h"
-#include "lockstep/comm/transport.h"
+#include "lockstep/comm/transport/transport.h"
 
 namespace lockstep::comm::shm {
 

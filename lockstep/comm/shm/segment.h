@@ -9,7 +9,7 @@
 #include <string>
 
 #include "lockstep/base/unique_fd.h"
-#include "lockstep/comm/transport.h"
+#include "lockstep/comm/transport/transport.h"
 
 namespace lockstep::comm::shm {
 

@@ -14,13 +14,13 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/rank.h"
 #include "lockstep/comm/cpu_only.h"
-#include "lockstep/comm/flight.h"
 #include "lockstep/comm/plain_values.h"
 #include "lockstep/comm/shm/arena.h"
 #include "lockstep/comm/shm/member.h"
 #include "lockstep/comm/shm/progress_engine.h"
 #include "lockstep/comm/shm/rendezvous.h"
 #include "lockstep/comm/split_choice.h"
+#include "lockstep/comm/transport/flight.h"
 
 namespace lockstep::comm {
 namespace {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/comm/thread/reduce_in_order.h"
-
 #include <ATen/Functions.h>
+
+#include "lockstep/comm/thread/reference_collectives.h"
 
 namespace lockstep::comm {
 namespace {

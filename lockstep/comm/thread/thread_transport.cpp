@@ -19,9 +19,9 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/comm/first_line.h"
-#include "lockstep/comm/sharded_param.h"
 #include "lockstep/comm/split_choice.h"
-#include "lockstep/comm/thread/reduce_in_order.h"
+#include "lockstep/comm/tensor/sharded_param.h"
+#include "lockstep/comm/thread/reference_collectives.h"
 
 namespace lockstep::comm {
 namespace {

@@ -18,8 +18,8 @@
 #include <torch/data/example.h>
 #include <torch/data/transforms/base.h>
 
-#include "lockstep/data/dataset/dataset_check.h"
-#include "lockstep/data/dataset/sample_random.h"
+#include "lockstep/data/sample/dataset_check.h"
+#include "lockstep/data/sample/sample_random.h"
 
 namespace lockstep::data {
 

@@ -18,8 +18,8 @@
 #include <torch/data/transforms/stack.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/data/dataset/collate.h"
 #include "lockstep/data/loader/loader.h"
+#include "lockstep/data/sample/collate.h"
 
 namespace lockstep::data {
 namespace {

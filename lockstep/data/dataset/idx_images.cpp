@@ -10,7 +10,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/data/dataset/idx.h"
-#include "lockstep/data/dataset/rows.h"
+#include "lockstep/data/sample/rows.h"
 
 namespace lockstep::data {
 

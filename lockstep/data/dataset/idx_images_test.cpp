@@ -10,7 +10,7 @@
 #include <ATen/Functions.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/data/dataset/dataset.h"
+#include "lockstep/data/sample/dataset.h"
 #include "lockstep/data/test_files.h"
 
 namespace lockstep::data {

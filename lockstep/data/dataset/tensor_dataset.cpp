@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/data/dataset/rows.h"
+#include "lockstep/data/sample/rows.h"
 
 namespace lockstep::data {
 

@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/data/dataset/batch.h"
+#include "lockstep/data/sample/batch.h"
 
 namespace lockstep::data {
 

@@ -9,7 +9,7 @@
 #include <ATen/Functions.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/data/dataset/dataset.h"
+#include "lockstep/data/sample/dataset.h"
 
 namespace lockstep::data {
 namespace {

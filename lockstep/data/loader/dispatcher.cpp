@@ -9,7 +9,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/comm/bytes.h"
+#include "lockstep/comm/byte_collectives.h"
 
 namespace lockstep::data {
 namespace {

@@ -11,16 +11,16 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/data/dataset/batch.h"
-#include "lockstep/data/dataset/collate.h"
-#include "lockstep/data/dataset/dataset.h"
-#include "lockstep/data/dataset/dataset_check.h"
-#include "lockstep/data/loader/copy_ahead.h"
+#include "lockstep/data/device/copy_ahead.h"
 #include "lockstep/data/loader/dispatcher.h"
 #include "lockstep/data/loader/loader_core.h"
 #include "lockstep/data/loader/sequence_dataset.h"
 #include "lockstep/data/loader/steps.h"
 #include "lockstep/data/loader/stream_steps.h"
+#include "lockstep/data/sample/batch.h"
+#include "lockstep/data/sample/collate.h"
+#include "lockstep/data/sample/dataset.h"
+#include "lockstep/data/sample/dataset_check.h"
 
 namespace lockstep::data {
 

@@ -9,10 +9,10 @@
 #include <c10/core/Device.h>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/data/dataset/sample_random.h"
 #include "lockstep/data/loader/cursor.h"
-#include "lockstep/data/loader/sampler.h"
 #include "lockstep/data/loader/shard.h"
+#include "lockstep/data/order/sampler.h"
+#include "lockstep/data/sample/sample_random.h"
 
 namespace lockstep::data {
 

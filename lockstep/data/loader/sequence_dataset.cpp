@@ -7,8 +7,8 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/data/dataset/rows.h"
 #include "lockstep/data/loader/loader.h"
+#include "lockstep/data/sample/rows.h"
 
 namespace lockstep::data {
 namespace {

@@ -8,7 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
 
-#include "lockstep/data/dataset/nested.h"
+#include "lockstep/data/sample/nested.h"
 
 namespace lockstep::data {
 

@@ -9,11 +9,11 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/data/dataset/sample_random.h"
-#include "lockstep/data/loader/copy_ahead.h"
+#include "lockstep/data/device/copy_ahead.h"
 #include "lockstep/data/loader/loader_core.h"
 #include "lockstep/data/loader/prefetcher.h"
 #include "lockstep/data/loader/shard.h"
+#include "lockstep/data/sample/sample_random.h"
 
 namespace lockstep::data {
 

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/data/dataset/dataset.h"
-#include "lockstep/data/dataset/sample_random.h"
 #include "lockstep/data/loader/steps.h"
+#include "lockstep/data/sample/dataset.h"
+#include "lockstep/data/sample/sample_random.h"
 
 namespace lockstep::data {
 

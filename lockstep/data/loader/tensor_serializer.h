@@ -10,7 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/data/dataset/nested.h"
+#include "lockstep/data/sample/nested.h"
 
 namespace lockstep::data {
 

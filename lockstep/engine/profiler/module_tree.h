@@ -15,7 +15,7 @@
 #include <c10/util/ArrayRef.h>
 
 #include "lockstep/accelerator/zero_setup/zero_units.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 
 namespace lockstep {
 

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/optim/flat/sharded_batch.h"
 #include "lockstep/optim/rule_optimizer.h"
 

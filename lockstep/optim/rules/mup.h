@@ -12,7 +12,7 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/optim/rule_optimizer.h"
 
 /// Maximal update parametrization (muP). Learning rates that suit a narrow model suit a wide one,

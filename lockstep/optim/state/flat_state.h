@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/optim/flat_optimizer.h"
 #include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/optim/state/saved_tensors.h"

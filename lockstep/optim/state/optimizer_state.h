@@ -9,7 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 
 namespace torch::optim {
 class Optimizer;

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lockstep/comm/group.h"
-#include "lockstep/comm/named_tensor.h"
+#include "lockstep/comm/tensor/named_tensor.h"
 #include "lockstep/flat/grad_bucket.h"
 
 namespace lockstep {

@@ -14,7 +14,7 @@
 #include <ATen/ATen.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/comms_log.h"
+#include "lockstep/comm/log/comms_log.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/sync/comm_hook/test_hooks.h"
 #include "lockstep/sync/data_parallel.h"

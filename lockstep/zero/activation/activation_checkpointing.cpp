@@ -11,7 +11,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/sharded_param.h"
+#include "lockstep/comm/tensor/sharded_param.h"
 
 namespace lockstep {
 namespace {

@@ -21,7 +21,7 @@
 #include <torch/library.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/sharded_param.h"
+#include "lockstep/comm/tensor/sharded_param.h"
 #include "lockstep/zero/coordinator/param_cast.h"
 
 namespace lockstep::zero {

@@ -13,7 +13,7 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "lockstep/comm/sharded_param.h"
+#include "lockstep/comm/tensor/sharded_param.h"
 
 namespace lockstep::zero {
 

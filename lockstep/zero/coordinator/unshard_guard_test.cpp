@@ -16,7 +16,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/sharded_param.h"
+#include "lockstep/comm/tensor/sharded_param.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/zero/activation/activation_checkpoint.h"
 #include "lockstep/zero/coordinator/init.h"

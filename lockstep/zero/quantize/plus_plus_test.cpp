@@ -17,7 +17,7 @@
 #include <torch/nn/modules/linear.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/comm/connected_ranks.h"
+#include "lockstep/comm/connect/connected_ranks.h"
 #include "lockstep/comm/thread/ranks.h"
 #include "lockstep/zero/counting_transport.h"
 #include "lockstep/zero/quantize/quantized_reduction.h"

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/comm/log/comms_log.h"
+
+#include <algorithm>
+#include <array>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/log.h"
+
+namespace lockstep {
+namespace {
+
+constexpr double kBits = 8;
+
+double gbps(double bytes, double ms) {
+  return ms > 0 ? bytes * kBits / (ms * 1e6) : 0;
+}
+
+/// Returns the part of the bytes that each rank's link carries: nccl-tests' bus bandwidth factor.
+double bus_share(const std::string& operation, int ranks) {
+  const double others = static_cast<double>(ranks - 1) / ranks;
+  if (operation.starts_with("all_reduce")) {
+    return 2 * others;
+  }
+  const bool in_parts = operation.starts_with("all_gather") ||
+                        operation.starts_with("reduce_scatter") ||
+                        operation.starts_with("all_to_all");
+  return in_parts ? others : 1;
+}
+
+std::string size_text(int64_t bytes) {
+  constexpr std::array<const char*, 5> kUnits = {"B", "KB", "MB", "GB", "TB"};
+  auto value = static_cast<double>(bytes);
+  size_t unit = 0;
+  for (; value >= 1024 && unit + 1 < kUnits.size(); ++unit) {
+    value /= 1024;
+  }
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.2f} {}", value, kUnits[unit]);
+}
+
+}  // namespace
+
+double CommsLogRow::algorithm_gbps() const {
+  return gbps(static_cast<double>(bytes) * static_cast<double>(count), total_ms);
+}
+
+double CommsLogRow::bus_gbps() const {
+  return algorithm_gbps() * bus_share(operation, ranks);
+}
+
+void CommsLog::add(const std::string& operation, comm::Op op, int64_t bytes, int ranks, double ms) {
+  if (!options_.operations.empty() && !options_.operations.contains(comm::name_of(op))) {
+    return;
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    CommsLogRow& row = rows_[{operation, bytes, ranks}];
+    row.operation = operation;
+    row.bytes = bytes;
+    row.ranks = ranks;
+    ++row.count;
+    row.total_ms += ms;
+  }
+  if (options_.verbose) {
+    const CommsLogRow one{operation, bytes, ranks, 1, ms};
+    log_info(fmt::format(
+        "comm op: {} | time (ms): {:.2f} | msg size: {} | algbw (Gbps): {:.2f} | busbw (Gbps): "
+        "{:.2f}",
+        operation,
+        ms,
+        size_text(bytes),
+        one.algorithm_gbps(),
+        one.bus_gbps()));
+  }
+}
+
+std::vector<CommsLogRow> CommsLog::rows() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<CommsLogRow> rows;
+  for (const auto& [unused, row] : rows_) {
+    rows.push_back(row);
+  }
+  return rows;
+}
+
+std::string render_comms(
+    const std::vector<CommsLogRow>& rows, const std::vector<double>& fastest_ms) {
+  std::string text = fmt::format(
+      "{:<18}{:>12}{:>7}{:>9}{:>19}{:>17}{:>14}{:>14}{}",
+      "Comm. Op",
+      "Msg Size",
+      "Ranks",
+      "Count",
+      "Total Latency(ms)",
+      "Avg Latency(ms)",
+      "algbw (Gbps)",
+      "busbw (Gbps)",
+      fastest_ms.empty() ? "" : fmt::format("{:>15}", "Straggler(ms)"));
+  std::string last;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const CommsLogRow& row = rows[i];
+    if (row.operation != last) {
+      text += "\n" + row.operation;
+      last = row.operation;
+    }
+    text += fmt::format(
+        "\n{:<18}{:>12}{:>7}{:>9}{:>19.2f}{:>17.3f}{:>14.2f}{:>14.2f}{}",
+        "",
+        size_text(row.bytes),
+        row.ranks,
+        row.count,
+        row.total_ms,
+        row.mean_ms(),
+        row.algorithm_gbps(),
+        row.bus_gbps(),
+        fastest_ms.empty() ? ""
+                           : fmt::format("{:>15.2f}", std::max(0.0, row.total_ms - fastest_ms[i])));
+  }
+  return rows.empty() ? text + "\n(no operation)" : text;
+}
+
+}  // namespace lockstep

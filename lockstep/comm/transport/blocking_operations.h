@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "lockstep/comm/transport/flight.h"
+#include "lockstep/comm/transport/ordered_worker.h"
+#include "lockstep/comm/transport/transport.h"
+
+namespace lockstep::comm {
+
+/// The progress threads of a transport with blocking operations. Collectives run one after the
+/// other on one thread; send and recv have their own threads, so that two ranks may send to each
+/// other before they receive. Each operation is recorded in the flight record.
+///
+/// `Link` is the state that those threads use; it outlives the transport if an operation does. It
+/// has `collective(c, sequence, timeout)`, `point_to_point(c, timeout)`, and `mark_failed(why)`,
+/// called after a caller's timeout.
+///
+/// Not thread-safe.
+template <typename Link>
+class BlockingOperations {
+ public:
+  /// `group`: its id in the flight record.
+  BlockingOperations(std::shared_ptr<Link> link, uint64_t group)
+      : link_(std::move(link)), group_(group) {}
+
+  std::shared_ptr<Work> start(Collective collective, Milliseconds timeout) {
+    const Op op = collective.op;
+    const auto on_timeout = [link = link_](const std::string& why) { link->mark_failed(why); };
+    if (op == Op::kSend || op == Op::kRecv) {
+      OrderedWorker& worker = op == Op::kSend ? sends_ : receives_;
+      const FlightEntry note(collective, group_, -1);
+      return worker.submit(
+          name_of(op),
+          [link = link_, note, c = std::move(collective), timeout] {
+            note.run([&] { link->point_to_point(c, timeout); });
+          },
+          on_timeout);
+    }
+    const int64_t sequence = sequence_++;
+    const FlightEntry note(collective, group_, sequence);
+    return collectives_.submit(
+        name_of(op),
+        [link = link_, note, c = std::move(collective), sequence, timeout] {
+          note.run([&] { link->collective(c, sequence, timeout); });
+        },
+        on_timeout);
+  }
+
+ private:
+  std::shared_ptr<Link> link_;
+  uint64_t group_;
+  OrderedWorker collectives_;
+  OrderedWorker sends_;
+  OrderedWorker receives_;
+  int64_t sequence_ = 0;
+};
+
+}  // namespace lockstep::comm

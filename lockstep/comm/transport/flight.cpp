@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/comm/transport/flight.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include <c10/core/ScalarType.h>
+
+#include "lockstep/watch/flight_recorder.h"
+
+namespace lockstep::comm {
+namespace {
+
+using watch::FlightRecorder;
+
+constexpr uint64_t kUnnoted = ~uint64_t{0};
+
+thread_local int silences = 0;
+thread_local std::shared_ptr<OperationTimer> next_timer;
+
+std::array<char, 20> dtype_text(int64_t dtype) {
+  auto text = watch::short_text<20>(c10::toString(static_cast<c10::ScalarType>(dtype)));
+  std::transform(text.begin(), text.end(), text.begin(), [](char c) {
+    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  });
+  return text;
+}
+
+watch::Operation operation_of(const Collective& collective, uint64_t group, int64_t sequence) {
+  const Fingerprint print = fingerprint_of(collective, sequence);
+  watch::Operation operation;
+  operation.group = group;
+  operation.sequence = sequence;
+  operation.name = watch::short_text<operation.name.size()>(name_of(collective.op));
+  switch (collective.op) {
+    case Op::kAllReduce:
+    case Op::kReduceScatter:
+      operation.reduce =
+          watch::short_text<operation.reduce.size()>(lockstep::name_of(collective.reduce));
+      break;
+    case Op::kBroadcast:
+    case Op::kGather:
+    case Op::kScatter:
+    case Op::kSend:
+    case Op::kRecv:
+      operation.peer = collective.root;
+      break;
+    default:
+      break;
+  }
+  operation.dims = static_cast<int32_t>(print.dims);
+  if (print.dims >= 0) {
+    operation.dtype = dtype_text(print.dtype);
+    std::copy_n(print.sizes.begin(), operation.sizes.size(), operation.sizes.begin());
+  }
+  return operation;
+}
+
+}  // namespace
+
+FlightEntry::FlightEntry(const Collective& collective, uint64_t group, int64_t sequence)
+    : number_(
+          silences > 0
+              ? kUnnoted
+              : FlightRecorder::process().issue(operation_of(collective, group, sequence))),
+      timer_(silences > 0 ? nullptr : std::exchange(next_timer, nullptr)) {}
+
+void FlightEntry::begin() const {
+  if (number_ != kUnnoted) {
+    FlightRecorder::process().start(number_);
+  }
+  if (timer_) {
+    timer_->begin();
+  }
+}
+
+void FlightEntry::end(bool well, std::optional<double> measured_ms) const {
+  if (number_ != kUnnoted) {
+    FlightRecorder::process().end(number_, well);
+  }
+  if (timer_) {
+    timer_->end(well, measured_ms);
+  }
+}
+
+TimedScope::TimedScope(std::shared_ptr<OperationTimer> timer)
+    : outer_(std::exchange(next_timer, std::move(timer))) {}
+
+TimedScope::~TimedScope() {
+  next_timer = std::move(outer_);
+}
+
+bool TimedScope::is_taken() const {
+  return next_timer == nullptr;
+}
+
+FlightRecordingPause::FlightRecordingPause() {
+  ++silences;
+}
+
+FlightRecordingPause::~FlightRecordingPause() {
+  --silences;
+}
+
+uint64_t flight_group(uint64_t parent, int64_t split, int color) {
+  // Any mixing does, as long as all members do the same; 0 is the job's own group.
+  uint64_t id = parent * 0x9e3779b97f4a7c15U + static_cast<uint64_t>(split) * 0xbf58476d1ce4e5b9U +
+                static_cast<uint64_t>(color) * 0x94d049bb133111ebU + 1;
+  id ^= id >> 29U;
+  return id == watch::Operation::kWorld ? 1 : id;
+}
+
+}  // namespace lockstep::comm

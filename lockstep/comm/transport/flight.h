@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "lockstep/comm/transport/transport.h"
+
+namespace lockstep::comm {
+
+/// The id of the group of all ranks of the job.
+inline constexpr uint64_t kWorldGroup = 0;
+
+/// Measures the duration of one operation, see TimedScope. Called on the thread that executes the
+/// operation; begin at most once, end once.
+class OperationTimer {
+ public:
+  OperationTimer() = default;
+  virtual ~OperationTimer() = default;
+  OperationTimer(const OperationTimer&) = delete;
+  OperationTimer& operator=(const OperationTimer&) = delete;
+  virtual void begin() = 0;
+  /// `measured_ms`: the duration that the device measured, if any.
+  virtual void end(bool well, std::optional<double> measured_ms) = 0;
+};
+
+/// RAII scope: `timer` measures the next top-level operation that this thread starts.
+class TimedScope {
+ public:
+  explicit TimedScope(std::shared_ptr<OperationTimer> timer);
+  ~TimedScope();
+  TimedScope(const TimedScope&) = delete;
+  TimedScope& operator=(const TimedScope&) = delete;
+  /// Whether an operation uses the timer: transports of threads do not.
+  bool is_taken() const;
+
+ private:
+  std::shared_ptr<OperationTimer> outer_;
+};
+
+/// An operation in this process's flight record (watch/flight_recorder.h), from the transport's
+/// start() on. Copies refer to the same operation.
+class FlightEntry {
+ public:
+  /// `group`: equal on all its members, 0 for all ranks of the job. `sequence`: as in Fingerprint;
+  /// -1 for send and recv.
+  FlightEntry(const Collective& collective, uint64_t group, int64_t sequence);
+
+  /// Runs `body`, and records its begin, end and failure.
+  template <typename Body>
+  void run(const Body& body) const {
+    begin();
+    try {
+      body();
+    } catch (...) {
+      end(false);
+      throw;
+    }
+    end(true);
+  }
+
+  void begin() const;
+  void end(bool well, std::optional<double> measured_ms = std::nullopt) const;
+  /// Whether a timer measures it.
+  bool is_timed() const { return timer_ != nullptr; }
+
+ private:
+  uint64_t number_;
+  std::shared_ptr<OperationTimer> timer_;
+};
+
+/// RAII scope: operations that this thread starts are not recorded, because they are parts of a
+/// recorded one.
+class FlightRecordingPause {
+ public:
+  FlightRecordingPause();
+  ~FlightRecordingPause();
+  FlightRecordingPause(const FlightRecordingPause&) = delete;
+  FlightRecordingPause& operator=(const FlightRecordingPause&) = delete;
+};
+
+/// Returns the id of the group from the `split`-th split of `parent`, with that `color`.
+uint64_t flight_group(uint64_t parent, int64_t split, int color);
+
+}  // namespace lockstep::comm

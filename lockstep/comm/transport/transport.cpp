@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/comm/transport/transport.h"
+
+#include <algorithm>
+#include <map>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <ATen/ops/empty.h>
+#include <c10/core/ScalarType.h>
+
+namespace lockstep {
+
+const char* name_of(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return "sum";
+    case ReduceOp::kAvg:
+      return "avg";
+    case ReduceOp::kMin:
+      return "min";
+    case ReduceOp::kMax:
+      return "max";
+    case ReduceOp::kProduct:
+      return "product";
+  }
+  return "?";
+}
+
+namespace comm {
+
+const char* name_of(Op op) {
+  switch (op) {
+    case Op::kAllReduce:
+      return "all_reduce";
+    case Op::kReduceScatter:
+      return "reduce_scatter";
+    case Op::kAllGather:
+      return "all_gather";
+    case Op::kAllToAll:
+      return "all_to_all";
+    case Op::kBroadcast:
+      return "broadcast";
+    case Op::kGather:
+      return "gather";
+    case Op::kScatter:
+      return "scatter";
+    case Op::kSend:
+      return "send";
+    case Op::kRecv:
+      return "recv";
+    case Op::kBarrier:
+      return "barrier";
+  }
+  return "?";
+}
+
+namespace {
+
+bool reduces(Op op) {
+  return op == Op::kAllReduce || op == Op::kReduceScatter;
+}
+
+bool has_root(Op op) {
+  return op == Op::kBroadcast || op == Op::kGather || op == Op::kScatter;
+}
+
+/// The tensor whose shape every rank must share.
+const at::Tensor& shared_tensor(const Collective& collective) {
+  switch (collective.op) {
+    case Op::kAllReduce:
+    case Op::kBroadcast:
+    case Op::kRecv:
+    case Op::kScatter:
+      return collective.output;
+    default:
+      return collective.input;
+  }
+}
+
+std::string tensor_text(const Fingerprint& print) {
+  if (print.dims < 0) {
+    return "";
+  }
+  const auto shown = std::min<size_t>(static_cast<size_t>(print.dims), print.sizes.size());
+  const std::vector<int64_t> sizes(
+      print.sizes.begin(), print.sizes.begin() + static_cast<ptrdiff_t>(shown));
+  std::string dtype = c10::toString(static_cast<c10::ScalarType>(print.dtype));
+  std::transform(dtype.begin(), dtype.end(), dtype.begin(), [](char c) {
+    return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+  });
+  return fmt::format(" of {}[{}]", dtype, fmt::join(sizes, ", "));
+}
+
+}  // namespace
+
+std::string Fingerprint::describe() const {
+  const auto kind = static_cast<Op>(op);
+  if (kind == Op::kBarrier && root != 0) {
+    const std::string tensor = tensor_text(*this);
+    return fmt::format(
+        "{} with an argument that it refuses{}{}",
+        name_of(static_cast<Op>(root - 1)),
+        tensor.empty() ? "" : ", a tensor",
+        tensor);
+  }
+  std::string argument;
+  if (reduces(kind)) {
+    argument = fmt::format("({})", lockstep::name_of(static_cast<ReduceOp>(reduce)));
+  } else if (has_root(kind)) {
+    argument = fmt::format("(root {})", root);
+  }
+  return name_of(kind) + argument + tensor_text(*this);
+}
+
+Collective refusal_of(Op op, const at::Tensor& argument) {
+  Collective refusal{.op = Op::kBarrier, .root = static_cast<int>(op) + 1};
+  if (argument.defined()) {
+    // Only its shape and dtype matter: one element says both.
+    refusal.input =
+        at::empty({}, at::TensorOptions(argument.scalar_type())).expand(argument.sizes());
+  }
+  return refusal;
+}
+
+std::optional<Op> refused_op(const Collective& collective) {
+  if (collective.op != Op::kBarrier || collective.root == 0) {
+    return std::nullopt;
+  }
+  return static_cast<Op>(collective.root - 1);
+}
+
+Fingerprint fingerprint_of(const Collective& collective, int64_t sequence) {
+  Fingerprint print;
+  print.sequence = sequence;
+  print.op = static_cast<int64_t>(collective.op);
+  print.reduce = reduces(collective.op) ? static_cast<int64_t>(collective.reduce) : 0;
+  const bool is_refusal = refused_op(collective).has_value();
+  print.root = has_root(collective.op) || is_refusal ? collective.root : 0;
+  const at::Tensor& tensor = shared_tensor(collective);
+  if (tensor.defined()) {
+    print.dtype = static_cast<int64_t>(tensor.scalar_type());
+    print.dims = tensor.dim();
+    print.sizes.fill(1);
+    for (int64_t i = 0; i < tensor.dim(); ++i) {
+      const auto slot = std::min<size_t>(static_cast<size_t>(i), print.sizes.size() - 1);
+      print.sizes[slot] *= tensor.size(i);
+    }
+  }
+  return print;
+}
+
+std::optional<std::string> mismatch(
+    const Fingerprint& mine, int my_rank, const Fingerprint& theirs, int their_rank) {
+  const auto send = static_cast<int64_t>(Op::kSend);
+  const auto recv = static_cast<int64_t>(Op::kRecv);
+  const bool paired =
+      (mine.op == send && theirs.op == recv) || (mine.op == recv && theirs.op == send);
+  if (paired && mine.dtype == theirs.dtype && mine.dims == theirs.dims &&
+      mine.sizes == theirs.sizes) {
+    return std::nullopt;
+  }
+  return fmt::format(
+      "the two ends disagree; rank {} calls {}, rank {} calls {}",
+      my_rank,
+      mine.describe(),
+      their_rank,
+      theirs.describe());
+}
+
+std::optional<std::string> mismatch(const std::vector<Fingerprint>& by_rank) {
+  if (std::all_of(by_rank.begin(), by_rank.end(), [&](const Fingerprint& p) {
+        return p == by_rank.front();
+      })) {
+    return std::nullopt;
+  }
+  std::vector<std::pair<std::string, std::vector<size_t>>> sides;
+  for (size_t rank = 0; rank < by_rank.size(); ++rank) {
+    const std::string text =
+        fmt::format("{} as operation {}", by_rank[rank].describe(), by_rank[rank].sequence);
+    auto side =
+        std::find_if(sides.begin(), sides.end(), [&](const auto& s) { return s.first == text; });
+    if (side == sides.end()) {
+      side = sides.insert(sides.end(), {text, {}});
+    }
+    side->second.push_back(rank);
+  }
+  std::string all;
+  for (const auto& [text, ranks] : sides) {
+    all += fmt::format(
+        "{}rank{} {} call{} {}",
+        all.empty() ? "" : ", ",
+        ranks.size() > 1 ? "s" : "",
+        fmt::join(ranks, ", "),
+        ranks.size() > 1 ? "" : "s",
+        text);
+  }
+  return "the ranks disagree on what to do; " + all +
+         "; every rank must start the same operations in the same order";
+}
+
+at::Tensor Transport::allocate(int64_t bytes) {
+  return at::empty({bytes}, at::TensorOptions(at::kByte));
+}
+
+at::Tensor Transport::allocate_shared(int64_t /*bytes*/, Milliseconds /*timeout*/) {
+  return {};
+}
+
+}  // namespace comm
+}  // namespace lockstep

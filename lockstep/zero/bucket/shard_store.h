@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/comm/group.h"
+#include "lockstep/comm/tensor/named_tensor.h"
+#include "lockstep/offload/file_tensor.h"
+#include "lockstep/offload/options.h"
+
+namespace lockstep::zero {
+
+/// The treatment of trained parameters of fp16 and bf16.
+struct LowPrecisionPolicy {
+  /// True: updates act on fp32 masters, and the parameters are the rounded masters. False: the
+  /// parameters are updated directly, with gradients of their dtype.
+  bool fp32_masters = true;
+  /// With masters: a rank's gradients of several backwards accumulate in fp32 before averaging.
+  /// False: in their dtype, as autograd does.
+  bool fp32_gradients = false;
+  /// With masters: gradients are sent in fp32. False: in their dtype.
+  bool fp32_comm = false;
+  /// With masters: averages accumulate in their dtype, rounded each time. False: in fp32.
+  bool rounded_sums = false;
+};
+
+/// Returns whether it is a trained parameter of fp16 or bf16.
+bool is_trained_in_16_bits(const at::Tensor& parameter);
+/// Returns the dtype of a parameter's update: fp32 with masters, else its own dtype.
+at::ScalarType update_dtype(
+    const at::Tensor& parameter, const LowPrecisionPolicy& low_precision_policy = {});
+
+/// Chooses the memory of offloaded shards, in the order of their creation. With OffloadParam's
+/// kNvme they are in one file of this rank, except the first ones, up to max_in_cpu elements. The
+/// choice is fixed: buckets are used in turn, so a cache would evict each shard before its next
+/// use.
+class ShardPlaces {
+ public:
+  /// `copies_stay`: see Place. ConfigError if the folder does not exist.
+  explicit ShardPlaces(const OffloadParam& options, bool copies_stay = false);
+  /// Reserves space for this rank's shards of `parameters`, in their update dtype, all at once, so
+  /// that a lack of space is found early. ConfigError if there is too little.
+  void reserve(
+      const NamedTensors& parameters, int ranks, const LowPrecisionPolicy& low_precision_policy);
+
+  struct Place {
+    OffloadDevice device = OffloadDevice::kNone;
+    bool pinned = false;
+    std::shared_ptr<offload::ScratchFile> file = nullptr;  ///< For kNvme.
+    /// The rounded masters stay with their bucket, and are gathered from there.
+    bool copy_stays = false;
+  };
+  /// Returns the place of the next shard.
+  Place next(int64_t elements);
+
+ private:
+  OffloadParam options_;
+  bool copies_stay_;
+  std::shared_ptr<offload::ScratchFile> file_;
+  int64_t in_memory_ = 0;  ///< Elements.
+};
+
+/// Stores this rank's shard of a bucket: with the bucket, in the host's memory, or in a file; in
+/// the bucket's dtype, or in fp32 for an fp16 or bf16 bucket. The fp32 values are masters: the
+/// bucket has the rounded values. Storing a value that equals the rounded master changes nothing,
+/// so only values that a program wrote replace the lost precision. Extra memory during a store: 7
+/// bytes an element of one bucket's shard, with files 15. Not thread-safe.
+class ShardStore {
+ public:
+  /// Starts with zeros of `dtype`. `options`: those of the bucket, which `group` shards.
+  ShardStore(
+      const Group& group,
+      int64_t elements,
+      const at::TensorOptions& options,
+      at::ScalarType dtype,
+      const ShardPlaces::Place& place);
+
+  /// The full shard, 1-D; it may be on the host while the bucket is not, or in a file.
+  const at::Tensor& values() const { return values_; }
+  /// Returns whether the shard is stored apart from the bucket.
+  bool is_elsewhere() const { return file_ != nullptr || values_.device() != device_; }
+  /// Returns whether computing with the shard requires `load`.
+  bool is_away() const { return are_masters_ || is_elsewhere(); }
+  bool are_masters() const { return are_masters_; }
+  /// Copies the shard to `to`, a tensor on the bucket's device, in order of its current stream.
+  void load(const at::Tensor& to) const;
+  /// Replaces the shard by `from`, a tensor on the bucket's device.
+  void store(const at::Tensor& from);
+  /// Null unless the shard is in a file.
+  const std::shared_ptr<offload::FileTensor>& file() const { return file_; }
+
+ private:
+  /// Bytes in memory.
+  at::Tensor in_memory() const;
+  void store_written(const at::Tensor& from);
+
+  at::Device device_;
+  bool are_masters_;
+  at::Tensor values_;
+  std::shared_ptr<offload::FileTensor> file_;
+};
+
+}  // namespace lockstep::zero
