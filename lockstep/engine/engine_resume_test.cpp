@@ -80,7 +80,7 @@ TEST(EngineResume, AFolderThatIsNoCheckpointIsNeverReplaced) {
     auto made = initialize(net, std::move(options));
     EXPECT_THAT(
         [&] { std::get<0>(made).save_checkpoint(folder.path(), "mine"); },
-        ThrowsMessage<CheckpointError>(HasSubstr("is no checkpoint")));
+        ThrowsMessage<CheckpointError>(HasSubstr("is not a checkpoint")));
   });
   EXPECT_TRUE(std::filesystem::exists(folder / "mine" / "notes.txt"));
 }
