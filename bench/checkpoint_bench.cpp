@@ -26,7 +26,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/lockstep.h"
-#include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/state/optimizer_state.h"
 
 namespace {
 

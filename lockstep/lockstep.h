@@ -5,7 +5,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/executable_batch_size.h"
-#include "lockstep/accelerator/local_sgd.h"
+#include "lockstep/accelerator/local_sgd/local_sgd.h"
 #include "lockstep/accelerator/sequence_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"

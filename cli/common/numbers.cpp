@@ -8,7 +8,7 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/config/scalars.h"
+#include "lockstep/config/document/scalars.h"
 
 namespace lockstep::cli {
 namespace {

@@ -14,8 +14,8 @@
 #include "cli/config/questionnaire.h"
 #include "cli/config/settings_report.h"
 #include "lockstep/base/error.h"
-#include "lockstep/config/import_accelerate.h"
-#include "lockstep/config/settings.h"
+#include "lockstep/config/import/import_accelerate.h"
+#include "lockstep/config/settings/settings.h"
 
 namespace lockstep::cli {
 namespace {

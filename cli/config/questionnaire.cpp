@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/error.h"
-#include "lockstep/config/scalars.h"
+#include "lockstep/config/document/scalars.h"
 #include "lockstep/config/setting_table.h"
 
 namespace lockstep::cli {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cli/config/menu.h"
-#include "lockstep/config/settings.h"
+#include "lockstep/config/settings/settings.h"
 
 namespace lockstep::cli {
 

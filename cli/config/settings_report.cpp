@@ -8,7 +8,7 @@
 #include "lockstep/base/env.h"
 #include "lockstep/base/text/words.h"
 #include "lockstep/config/config_file.h"
-#include "lockstep/config/scalars.h"
+#include "lockstep/config/document/scalars.h"
 #include "lockstep/config/setting_table.h"
 
 namespace lockstep::cli {

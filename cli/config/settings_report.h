@@ -5,7 +5,7 @@
 #include <string>
 
 #include "cli/common/report.h"
-#include "lockstep/config/settings.h"
+#include "lockstep/config/settings/settings.h"
 
 namespace lockstep::cli {
 

@@ -8,9 +8,9 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/log.h"
-#include "lockstep/ds_config/described_values.h"
-#include "lockstep/ds_config/key_table.h"
-#include "lockstep/ds_config/parameter_table.h"
+#include "lockstep/ds_config/keys/described_values.h"
+#include "lockstep/ds_config/keys/key_table.h"
+#include "lockstep/ds_config/parameters/parameter_table.h"
 #include "lockstep/ds_config/value_text.h"
 
 namespace lockstep::cli {

@@ -10,7 +10,7 @@
 
 #include "cli/common/plot.h"
 #include "cli/ds_config/ds_config_report.h"
-#include "lockstep/ds_config/group_rates.h"
+#include "lockstep/ds_config/parameters/group_rates.h"
 
 namespace lockstep::cli {
 namespace {

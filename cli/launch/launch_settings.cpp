@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "lockstep/config/config_file.h"
-#include "lockstep/config/scalars.h"
-#include "lockstep/config/settings.h"
+#include "lockstep/config/document/scalars.h"
+#include "lockstep/config/settings/settings.h"
 #include "lockstep/launcher/plan/rank_environment.h"
 
 namespace lockstep::cli {

@@ -11,8 +11,8 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/accelerator/accelerator_state.h"
-#include "lockstep/accelerator/either_variable.h"
-#include "lockstep/accelerator/enter_world.h"
+#include "lockstep/accelerator/setup/either_variable.h"
+#include "lockstep/accelerator/setup/enter_world.h"
 #include "lockstep/accelerator/training_state/saved_optimizer.h"
 #include "lockstep/accelerator/zero_setup/lower_precision.h"
 #include "lockstep/base/error.h"
@@ -21,11 +21,11 @@
 #include "lockstep/comm/byte_collectives.h"
 #include "lockstep/flat/layout.h"
 #include "lockstep/flat/move_in_place.h"
-#include "lockstep/optim/follow_parameters.h"
+#include "lockstep/optim/state/follow_parameters.h"
 #include "lockstep/precision/cpu_bf16.h"
 #include "lockstep/sync/reducer.h"
 #include "lockstep/watch/flight_recorder.h"
-#include "lockstep/zero/shard_store.h"
+#include "lockstep/zero/bucket/shard_store.h"
 
 namespace lockstep {
 namespace {

@@ -17,15 +17,15 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/accelerator/backward/gradient_scope.h"
 #include "lockstep/accelerator/loop/epoch_range.h"
-#include "lockstep/accelerator/loop/gradient_scope.h"
 #include "lockstep/accelerator/loop/optimizer.h"
 #include "lockstep/accelerator/loop/progress_range.h"
 #include "lockstep/accelerator/loop/scheduler.h"
 #include "lockstep/accelerator/options/backward_options.h"
 #include "lockstep/accelerator/options/offload_states.h"
 #include "lockstep/accelerator/options/options.h"
-#include "lockstep/accelerator/prepare.h"
+#include "lockstep/accelerator/prepare/prepare.h"
 #include "lockstep/accelerator/profile/profile.h"
 #include "lockstep/accelerator/training_state/checkpointable.h"
 #include "lockstep/accelerator/training_state/state_hooks.h"

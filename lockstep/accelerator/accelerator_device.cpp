@@ -6,7 +6,7 @@
 
 #include "lockstep/accelerator/accelerator.h"
 #include "lockstep/accelerator/accelerator_state.h"
-#include "lockstep/accelerator/either_variable.h"
+#include "lockstep/accelerator/setup/either_variable.h"
 #include "lockstep/base/env.h"
 #include "lockstep/base/error.h"
 

@@ -13,7 +13,7 @@
 #include "lockstep/accelerator/training_state/training_state.h"
 #include "lockstep/base/log.h"
 #include "lockstep/checkpoint/weights/load_model.h"
-#include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/storage/safetensors/safetensors_header.h"
 
 namespace lockstep {

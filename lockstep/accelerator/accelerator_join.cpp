@@ -12,7 +12,7 @@
 #include "lockstep/accelerator/values/operations.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/state/optimizer_state.h"
 
 namespace lockstep {
 namespace {

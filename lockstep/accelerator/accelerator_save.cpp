@@ -20,7 +20,7 @@
 #include "lockstep/base/memory/crc32c.h"
 #include "lockstep/checkpoint/even_shares.h"
 #include "lockstep/comm/byte_collectives.h"
-#include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/storage/state_files.h"
 
 namespace lockstep {

@@ -11,14 +11,14 @@
 #include <vector>
 
 #include "lockstep/accelerator/accelerator.h"
-#include "lockstep/accelerator/loop/accumulation_check.h"
+#include "lockstep/accelerator/backward/accumulation_check.h"
+#include "lockstep/accelerator/backward/unprepared_leaves.h"
 #include "lockstep/accelerator/loop/active_loaders.h"
 #include "lockstep/accelerator/loop/loop_state.h"
-#include "lockstep/accelerator/loop/unprepared_leaves.h"
 #include "lockstep/base/program/stop_request.h"
 #include "lockstep/checkpoint/background_save.h"
 #include "lockstep/offload/offloaded_storage.h"
-#include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/storage/file/project_lock.h"
 #include "lockstep/sync/backward_hooks.h"
 #include "lockstep/sync/data_parallel.h"

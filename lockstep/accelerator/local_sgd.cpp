@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/accelerator/local_sgd.h"
+#include "lockstep/accelerator/local_sgd/local_sgd.h"
 
 #include <algorithm>
 #include <exception>
@@ -14,7 +14,7 @@
 #include "lockstep/accelerator/accelerator_state.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/state/optimizer_state.h"
 
 namespace lockstep {
 namespace {

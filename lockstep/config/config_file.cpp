@@ -10,8 +10,8 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/new_file.h"
-#include "lockstep/config/scalars.h"
-#include "lockstep/config/settings.h"
+#include "lockstep/config/document/scalars.h"
+#include "lockstep/config/settings/settings.h"
 
 namespace lockstep::config {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 
 #include "lockstep/base/env.h"
-#include "lockstep/config/document.h"
-#include "lockstep/config/settings.h"
+#include "lockstep/config/document/document.h"
+#include "lockstep/config/settings/settings.h"
 
 namespace lockstep::config {
 

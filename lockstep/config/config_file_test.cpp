@@ -12,7 +12,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
-#include "lockstep/config/settings.h"
+#include "lockstep/config/settings/settings.h"
 
 namespace lockstep::config {
 namespace {

@@ -8,7 +8,7 @@
 #include "lockstep/base/text/suggest.h"
 #include "lockstep/base/text/variable_name.h"
 #include "lockstep/base/text/words.h"
-#include "lockstep/config/scalars.h"
+#include "lockstep/config/document/scalars.h"
 #include "lockstep/config/setting_table.h"
 
 namespace lockstep::config {

@@ -8,7 +8,7 @@
 #include <fmt/format.h>
 
 #include "lockstep/base/text/split.h"
-#include "lockstep/config/scalars.h"
+#include "lockstep/config/document/scalars.h"
 
 namespace lockstep::config {
 namespace {

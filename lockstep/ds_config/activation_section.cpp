@@ -2,8 +2,8 @@
 // activation_checkpointing: its keys, and what they say together.
 #include <utility>
 
-#include "lockstep/ds_config/key_specs.h"
-#include "lockstep/ds_config/section_rules.h"
+#include "lockstep/ds_config/keys/key_specs.h"
+#include "lockstep/ds_config/rules/section_rules.h"
 
 namespace lockstep::ds_config {
 namespace {

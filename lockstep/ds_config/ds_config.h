@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/config/document.h"
+#include "lockstep/config/document/document.h"
 #include "lockstep/ds_config/choices.h"
 #include "lockstep/ds_config/origin.h"
 #include "lockstep/ds_config/parameters.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <utility>
 
-#include "lockstep/ds_config/key_specs.h"
+#include "lockstep/ds_config/keys/key_specs.h"
 
 namespace lockstep::ds_config {
 namespace {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/engine/config_text.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <optional>
 #include <string_view>
+
+#include "lockstep/engine/setup/config_document.h"
 
 namespace lockstep {
 namespace {

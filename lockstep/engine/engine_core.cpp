@@ -17,7 +17,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/optim/flat_optimizer.h"
-#include "lockstep/optim/optimizer_settings.h"
+#include "lockstep/optim/state/optimizer_settings.h"
 
 namespace lockstep {
 

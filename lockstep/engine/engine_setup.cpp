@@ -6,18 +6,18 @@
 
 #include <fmt/format.h>
 
-#include "lockstep/accelerator/either_variable.h"
+#include "lockstep/accelerator/setup/either_variable.h"
 #include "lockstep/accelerator/zero_setup/lower_precision.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/ds_config/described_values.h"
+#include "lockstep/ds_config/keys/described_values.h"
 #include "lockstep/ds_config/value_text.h"
-#include "lockstep/engine/cast_model.h"
-#include "lockstep/engine/config_text.h"
 #include "lockstep/engine/engine_core.h"
-#include "lockstep/engine/init_distributed.h"
-#include "lockstep/engine/make_optimizer.h"
 #include "lockstep/engine/offload_options.h"
+#include "lockstep/engine/setup/cast_model.h"
+#include "lockstep/engine/setup/config_document.h"
+#include "lockstep/engine/setup/init_distributed.h"
+#include "lockstep/engine/setup/make_optimizer.h"
 #include "lockstep/optim/flat_optimizer.h"
 
 namespace lockstep {

@@ -15,7 +15,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/data/dataset/tensor_dataset.h"
-#include "lockstep/ds_config/parameter_table.h"
+#include "lockstep/ds_config/parameters/parameter_table.h"
 #include "lockstep/engine/test_engine.h"
 #include "lockstep/optim/clip.h"
 #include "lockstep/optim/rules/adafactor.h"

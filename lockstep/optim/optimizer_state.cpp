@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/state/optimizer_state.h"
 
 #include <algorithm>
 #include <map>
@@ -19,7 +19,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/flat/copy_values.h"
 #include "lockstep/optim/flat_optimizer.h"
-#include "lockstep/optim/optimizer_settings.h"
+#include "lockstep/optim/state/optimizer_settings.h"
 #include "lockstep/optim/torch_state.h"
 
 namespace lockstep {

@@ -10,7 +10,6 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
-#include "lockstep/optim/optimizer_settings.h"
 #include "lockstep/optim/rules/adadelta.h"
 #include "lockstep/optim/rules/adafactor.h"
 #include "lockstep/optim/rules/adagrad.h"
@@ -24,6 +23,7 @@
 #include "lockstep/optim/rules/rmsprop.h"
 #include "lockstep/optim/rules/rprop.h"
 #include "lockstep/optim/rules/sgd.h"
+#include "lockstep/optim/state/optimizer_settings.h"
 #include "lockstep/optim/test_parameters.h"
 
 namespace lockstep::optim {

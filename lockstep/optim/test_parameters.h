@@ -9,7 +9,7 @@
 
 #include "lockstep/flat/grad_bucket.h"
 #include "lockstep/flat/layout.h"
-#include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/state/optimizer_state.h"
 
 namespace lockstep::optim {
 

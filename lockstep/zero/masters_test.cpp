@@ -15,7 +15,7 @@
 
 #include "lockstep/base/test_folder.h"
 #include "lockstep/comm/thread/ranks.h"
-#include "lockstep/zero/shard_store.h"
+#include "lockstep/zero/bucket/shard_store.h"
 #include "lockstep/zero/test_sharding.h"
 
 namespace lockstep::zero {

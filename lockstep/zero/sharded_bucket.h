@@ -13,10 +13,10 @@
 #include "lockstep/comm/group.h"
 #include "lockstep/flat/layout.h"
 #include "lockstep/flat/shard_bounds.h"
+#include "lockstep/zero/bucket/shard_store.h"
 #include "lockstep/zero/coordinator/param_coordinator.h"
 #include "lockstep/zero/quantize/plus_plus.h"
 #include "lockstep/zero/quantize/quantized_reduction.h"
-#include "lockstep/zero/shard_store.h"
 
 namespace lockstep::zero {
 

@@ -20,7 +20,7 @@
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adamw.h>
 
-#include "lockstep/accelerator/local_sgd.h"
+#include "lockstep/accelerator/local_sgd/local_sgd.h"
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/comm/connect/connected_ranks.h"

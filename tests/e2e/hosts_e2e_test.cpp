@@ -12,8 +12,8 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/test_folder.h"
+#include "tests/e2e/harness/run_command.h"
 #include "tests/e2e/launch_harness.h"
-#include "tests/e2e/shell.h"
 
 namespace lockstep::e2e {
 namespace {

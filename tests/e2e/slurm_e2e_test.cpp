@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/base/test_folder.h"
-#include "tests/e2e/shell.h"
+#include "tests/e2e/harness/run_command.h"
 
 namespace lockstep::e2e {
 namespace {

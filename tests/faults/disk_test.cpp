@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/e2e/shell.h"
+#include "tests/e2e/harness/run_command.h"
 #include "tests/faults/fault_bench.h"
 
 namespace lockstep::faults {

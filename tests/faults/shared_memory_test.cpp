@@ -13,8 +13,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/e2e/harness/run_command.h"
 #include "tests/e2e/launch_harness.h"
-#include "tests/e2e/shell.h"
 
 namespace lockstep::faults {
 namespace {

@@ -29,8 +29,8 @@
 #include "lockstep/comm/nccl/nccl_backend.h"
 #include "lockstep/comm/shm/shm_transport.h"
 #include "lockstep/lockstep.h"
+#include "tests/e2e/harness/run_command.h"
 #include "tests/e2e/launch_harness.h"
-#include "tests/e2e/shell.h"
 #include "tests/nets.h"
 
 namespace lockstep {

@@ -13,7 +13,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank.h"
-#include "lockstep/optim/rules/momentum.h"
+#include "lockstep/optim/state/momentum.h"
 #include "lockstep/storage/safetensors/saved_values.h"
 
 namespace lockstep {

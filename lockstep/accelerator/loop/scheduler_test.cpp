@@ -11,9 +11,9 @@
 #include "lockstep/accelerator/test_ranks.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/optim/optimizer_state.h"
 #include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/rules/sgd.h"
+#include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/schedule/decay_schedules.h"
 #include "lockstep/schedule/warmup_schedules.h"
 

@@ -18,7 +18,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/offload/scratch_file.h"
-#include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/zero/sharding.h"
 
 namespace lockstep {

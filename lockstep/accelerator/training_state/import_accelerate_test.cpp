@@ -26,9 +26,9 @@
 #include "lockstep/base/text/shell.h"
 #include "lockstep/checkpoint/weights/load_model.h"
 #include "lockstep/checkpoint/weights/safetensors.h"
-#include "lockstep/optim/optimizer_state.h"
 #include "lockstep/optim/rules/adam.h"
 #include "lockstep/optim/rules/sgd.h"
+#include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/storage/test_files.h"
 
 namespace lockstep {

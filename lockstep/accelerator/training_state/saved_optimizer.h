@@ -7,7 +7,7 @@
 #include "lockstep/accelerator/training_state/checkpointable.h"
 #include "lockstep/checkpoint/contents.h"
 #include "lockstep/checkpoint/reader.h"
-#include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/state/optimizer_state.h"
 
 namespace lockstep {
 

@@ -8,7 +8,7 @@
 #include "lockstep/checkpoint/contents.h"
 #include "lockstep/checkpoint/reader.h"
 #include "lockstep/comm/tensor/named_tensor.h"
-#include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/state/optimizer_state.h"
 #include "lockstep/zero/sharding.h"
 
 namespace lockstep {

@@ -11,7 +11,7 @@
 #include <torch/nn/modules.h>
 #include <torch/nn/pimpl.h>
 
-#include "lockstep/accelerator/prepare.h"
+#include "lockstep/accelerator/prepare/prepare.h"
 #include "lockstep/engine/profiler/flops_counter.h"
 #include "lockstep/engine/profiler/module_report.h"
 

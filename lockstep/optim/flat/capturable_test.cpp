@@ -17,11 +17,11 @@
 #include "lockstep/optim/rules/adamax.h"
 #include "lockstep/optim/rules/lamb.h"
 #include "lockstep/optim/rules/lion.h"
-#include "lockstep/optim/rules/momentum.h"
 #include "lockstep/optim/rules/radam.h"
 #include "lockstep/optim/rules/rmsprop.h"
 #include "lockstep/optim/rules/rprop.h"
 #include "lockstep/optim/rules/sgd.h"
+#include "lockstep/optim/state/momentum.h"
 #include "lockstep/optim/test_training.h"
 
 #if LOCKSTEP_TEST_GRAPHS

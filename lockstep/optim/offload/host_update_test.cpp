@@ -17,7 +17,6 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/optim/flat_optimizer.h"
-#include "lockstep/optim/optimizer_state.h"
 #include "lockstep/optim/rules/adadelta.h"
 #include "lockstep/optim/rules/adafactor.h"
 #include "lockstep/optim/rules/adagrad.h"
@@ -31,6 +30,7 @@
 #include "lockstep/optim/rules/rmsprop.h"
 #include "lockstep/optim/rules/rprop.h"
 #include "lockstep/optim/rules/sgd.h"
+#include "lockstep/optim/state/optimizer_state.h"
 
 namespace lockstep::optim {
 namespace {

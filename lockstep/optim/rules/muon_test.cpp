@@ -11,7 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/error.h"
-#include "lockstep/optim/rules/momentum.h"
+#include "lockstep/optim/state/momentum.h"
 #include "lockstep/optim/test_parameters.h"
 
 namespace lockstep::optim {

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/config/import/import_accelerate.h"
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text/suggest.h"
+#include "lockstep/base/text/words.h"
+#include "lockstep/config/import/import_deepspeed.h"
+#include "lockstep/config/import/import_fsdp.h"
+#include "lockstep/config/import/import_section.h"
+
+namespace lockstep::config {
+namespace {
+
+using Kind = Node::Kind;
+
+/// Of all ways to train that Accelerate knows, those that Lockstep has not, and why.
+const std::map<std::string, std::string>& refused_types() {
+  constexpr const char* kNoDevice = "Lockstep runs on CPUs and CUDA devices alone";
+  static const std::map<std::string, std::string> types = {
+      {"MEGATRON_LM",
+       "Lockstep splits no layers among processes; try distributed_type: MULTI_GPU without "
+       "megatron_lm_config"},
+      {"XLA", std::string("that is a TPU; ") + kNoDevice},
+      {"TPU", std::string("that is a TPU; ") + kNoDevice},
+      {"MULTI_XPU", kNoDevice},
+      {"MULTI_NPU", kNoDevice},
+      {"MULTI_MLU", kNoDevice},
+      {"MULTI_SDAA", kNoDevice},
+      {"MULTI_MUSA", kNoDevice},
+      {"MULTI_HPU", kNoDevice},
+      {"MULTI_NEURON", kNoDevice}};
+  return types;
+}
+
+class Importer {
+ public:
+  Importer(const Document& file, const Environment& environment)
+      : file_(file), environment_(environment), root_(file, file.root, "") {}
+
+  Import run() {
+    refuse_others();
+    read_type(*file_.root.find("distributed_type"));
+    for (const Entry& entry : file_.root.entries) {
+      const auto found = handlers().find(entry.key);
+      if (found == handlers().end()) {
+        refuse_unknown(entry);
+      }
+      if (is_empty(entry.value)) {
+        continue;
+      }
+      if (found->second == nullptr) {
+        import_.without_meaning.push_back(entry.key);
+      } else {
+        (this->*found->second)(entry);
+      }
+    }
+    if (type_ == "FSDP" && import_.values.settings.count("zero_stage") == 0) {
+      import_fsdp(file_, {}, import_);  // What it is if nothing is said.
+    }
+    finish_processes();
+    finish_precision();
+    return std::move(import_);
+  }
+
+ private:
+  using Handler = void (Importer::*)(const Entry&);
+
+  /// All keys of Accelerate's. Without a handler: no meaning here.
+  static const std::map<std::string, Handler>& handlers() {
+    static const std::map<std::string, Handler> all = {
+        {"compute_environment", &Importer::skip},
+        {"distributed_type", &Importer::skip},
+        {"mixed_precision", &Importer::mixed_precision},
+        {"fp16", &Importer::old_fp16},
+        {"use_cpu", &Importer::use_cpu},
+        {"debug", &Importer::as_it_is},
+        {"num_processes", &Importer::num_processes},
+        {"num_machines", &Importer::as_it_is},
+        {"machine_rank", &Importer::as_it_is},
+        {"main_process_ip", &Importer::as_it_is},
+        {"main_process_port", &Importer::as_it_is},
+        {"gpu_ids", &Importer::gpu_ids},
+        {"enable_cpu_affinity", &Importer::cpu_affinity},
+        {"deepspeed_config", &Importer::deepspeed},
+        {"mpirun_config", &Importer::mpirun},
+        {"parallelism_config", &Importer::parallelism},
+        {"dynamo_config", nullptr},
+        {"dynamo_backend", nullptr},
+        {"fsdp_config", &Importer::fsdp},
+        {"megatron_lm_config", nullptr},
+        {"fp8_config", nullptr},
+        {"rdzv_backend", nullptr},
+        {"same_network", nullptr},
+        {"main_training_function", nullptr},
+        {"downcast_bf16", nullptr},
+        {"tpu_name", nullptr},
+        {"tpu_zone", nullptr},
+        {"tpu_use_cluster", nullptr},
+        {"tpu_use_sudo", nullptr},
+        {"tpu_vm", nullptr},
+        {"tpu_env", nullptr},
+        {"command_file", nullptr},
+        {"commands", nullptr}};
+    return all;
+  }
+
+  static bool is_empty(const Node& node) {
+    return node.kind == Kind::kNull ||
+           (node.kind != Kind::kScalar && node.items.empty() && node.entries.empty());
+  }
+
+  void refuse_others() const {
+    if (file_.root.kind != Kind::kMap || file_.root.find("distributed_type") == nullptr) {
+      throw ConfigError(
+          where(file_, file_.root.place),
+          "is no configuration of Accelerate; expected lines like distributed_type: MULTI_CPU");
+    }
+    const auto environment = root_.text("compute_environment");
+    if (environment && *environment != "LOCAL_MACHINE") {
+      throw ConfigError(
+          where(file_, file_.root.find("compute_environment")->place),
+          fmt::format(
+              "compute_environment {} cannot be imported; Lockstep starts processes on machines "
+              "that it can reach, not on a service",
+              *environment));
+    }
+  }
+
+  void refuse_unknown(const Entry& entry) const {
+    std::vector<std::string> known;
+    for (const auto& [key, handler] : handlers()) {
+      known.push_back(key);
+    }
+    throw ConfigError(
+        where(file_, entry.place),
+        fmt::format(
+            "unknown key '{}', which Accelerate 1.15 has not either{}",
+            entry.key,
+            did_you_mean(entry.key, known)));
+  }
+
+  void skip(const Entry& /*entry*/) {}
+
+  void as_it_is(const Entry& entry) { root_.set(import_.values, entry.key, entry.key); }
+
+  void read_type(const Node& node) {
+    type_ = root_.text("distributed_type").value_or("");
+    std::transform(type_.begin(), type_.end(), type_.begin(), [](unsigned char c) {
+      return static_cast<char>(std::toupper(c));
+    });
+    const auto refused = refused_types().find(type_);
+    if (refused != refused_types().end()) {
+      throw ConfigError(
+          where(file_, node.place),
+          fmt::format("distributed_type {} cannot be imported; {}", type_, refused->second));
+    }
+    const std::vector<std::string> known = {"NO", "MULTI_CPU", "MULTI_GPU", "DEEPSPEED", "FSDP"};
+    if (std::find(known.begin(), known.end(), type_) == known.end()) {
+      throw ConfigError(
+          where(file_, node.place),
+          fmt::format(
+              "distributed_type makes no sense; got '{}', expected one of NO, MULTI_CPU, "
+              "MULTI_GPU, DEEPSPEED, FSDP{}",
+              type_,
+              did_you_mean(type_, known)));
+    }
+  }
+
+  void num_processes(const Entry& entry) {
+    const auto text = root_.text("num_processes");
+    if (text == "-1") {
+      import_.notes.emplace_back("num_processes: -1 leaves it to each launch to say -n N");
+      return;
+    }
+    as_it_is(entry);
+  }
+
+  /// Of distributed_type NO Accelerate starts one, whatever the file says.
+  void finish_processes() {
+    if (type_ != "NO") {
+      return;
+    }
+    std::string& number = import_.values.settings["num_processes"];
+    if (!number.empty() && number != "1") {
+      import_.notes.push_back(fmt::format(
+          "num_processes: {} is 1 here, as distributed_type: NO makes it in Accelerate", number));
+    }
+    number = "1";
+  }
+
+  void mixed_precision(const Entry& entry) {
+    std::string text = lower(root_.text("mixed_precision").value_or(""));
+    if (text == "fp8") {
+      throw ConfigError(
+          where(file_, entry.value.place),
+          "mixed_precision fp8 cannot be imported; autocast here computes in fp16 or bf16; try "
+          "bf16");
+    }
+    // What becomes of an unquoted `no` in the hands of other programs.
+    const auto truth = truth_value(text);
+    text = truth && !*truth ? "no" : text;
+    check_value(
+        *find_setting("mixed_precision"), text, where(file_, entry.value.place), "mixed_precision");
+    precision_ = {text, where(file_, entry.place)};
+  }
+
+  void old_fp16(const Entry& entry) {
+    if (root_.truth("fp16") && file_.root.find("mixed_precision") == nullptr) {
+      precision_ = {"fp16", where(file_, entry.place)};
+    }
+  }
+
+  void finish_precision() {
+    if (!deepspeed_precision_.text.empty() && !precision_.text.empty() &&
+        deepspeed_precision_.text != precision_.text) {
+      throw ConfigError(
+          deepspeed_precision_.origin,
+          fmt::format(
+              "two mixed precisions; got {} here and {} ({}); make them the same, or remove one",
+              deepspeed_precision_.text,
+              precision_.text,
+              precision_.origin));
+    }
+    const Setting& found = precision_.text.empty() ? deepspeed_precision_ : precision_;
+    if (!found.text.empty()) {
+      import_.values.settings["mixed_precision"] = found.text;
+    }
+  }
+
+  void use_cpu(const Entry& /*entry*/) {
+    if (root_.truth("use_cpu")) {
+      import_.values.variables["CUDA_VISIBLE_DEVICES"] = "";
+      import_.notes.emplace_back("use_cpu: an empty CUDA_VISIBLE_DEVICES hides all GPUs");
+    }
+  }
+
+  void gpu_ids(const Entry& entry) {
+    const auto text = root_.text("gpu_ids");
+    const Node* const cpu = file_.root.find("use_cpu");
+    if (!text || *text == "all" || (cpu != nullptr && root_.truth("use_cpu"))) {
+      import_.without_meaning.push_back(entry.key);
+      return;
+    }
+    import_.values.variables["CUDA_VISIBLE_DEVICES"] = *text;
+    import_.notes.push_back(fmt::format("gpu_ids: became CUDA_VISIBLE_DEVICES={}", *text));
+  }
+
+  void cpu_affinity(const Entry& /*entry*/) {
+    if (root_.truth("enable_cpu_affinity")) {
+      import_.values.settings["cpu_bind"] = "numa";
+    }
+  }
+
+  void mpirun(const Entry& entry) {
+    Section section(file_, entry.value, "mpirun_config.");
+    section.refuse_unknown({"mpirun_hostfile", "mpirun_ccl"});
+    if (section.text("mpirun_hostfile")) {
+      import_.values.settings["launcher"] = "openmpi";
+      section.set(import_.values, "mpirun_hostfile", "hostfile");
+    }
+    if (section.text("mpirun_ccl")) {
+      import_.without_meaning.emplace_back("mpirun_config.mpirun_ccl");
+    }
+  }
+
+  void deepspeed(const Entry& entry) {
+    if (type_ != "DEEPSPEED") {
+      import_.without_meaning.push_back(entry.key);
+      return;
+    }
+    deepspeed_precision_ = import_deepspeed(file_, entry.value, environment_, import_);
+  }
+
+  void fsdp(const Entry& entry) {
+    if (type_ != "FSDP") {
+      import_.without_meaning.push_back(entry.key);
+      return;
+    }
+    import_fsdp(file_, entry.value, import_);
+  }
+
+  void parallelism(const Entry& entry) {
+    static const std::vector<std::string> known = {
+        "dp_replicate_size",
+        "dp_shard_size",
+        "tp_size",
+        "cp_size",
+        "cp_backend",
+        "cp_comm_strategy",
+        "sp_size",
+        "sp_backend",
+        "sp_seq_length",
+        "sp_seq_length_is_variable",
+        "sp_attn_implementation"};
+    const std::string prefix = "parallelism_config_";
+    for (const Entry& part : entry.value.entries) {
+      const std::string name =
+          part.key.starts_with(prefix) ? part.key.substr(prefix.size()) : part.key;
+      if (std::find(known.begin(), known.end(), name) == known.end()) {
+        throw ConfigError(
+            where(file_, part.place),
+            fmt::format(
+                "unknown key 'parallelism_config.{}'{}", part.key, did_you_mean(name, known)));
+      }
+      // FSDP divides among all processes, whatever its mesh.
+      const bool of_data =
+          name == "dp_replicate_size" || (name == "dp_shard_size" && type_ == "FSDP");
+      if (name.ends_with("_size") && !of_data && part.value.text != "1") {
+        throw ConfigError(
+            where(file_, part.value.place),
+            fmt::format(
+                "{}: {} cannot be imported; processes here each have the whole network; set it "
+                "to 1",
+                part.key,
+                part.value.text));
+      }
+      note_mesh(name, part);
+    }
+    import_.without_meaning.push_back(entry.key);
+  }
+
+  void note_mesh(const std::string& name, const Entry& part) {
+    if (type_ == "FSDP" && name == "dp_replicate_size" && part.value.text != "1") {
+      import_.notes.push_back(fmt::format(
+          "{}: {}: the copies that groups of processes keep are for the program to ask for, as "
+          "ShardingStrategy::kHybridShard; without, the numbers are the same",
+          part.key,
+          part.value.text));
+    }
+  }
+
+  const Document& file_;
+  const Environment& environment_;
+  Section root_;
+  Import import_;
+  std::string type_;
+  Setting precision_;
+  Setting deepspeed_precision_;
+};
+
+}  // namespace
+
+Import import_accelerate(const Document& file, const Environment& environment) {
+  return Importer(file, environment).run();
+}
+
+std::filesystem::path accelerate_config_path(const Environment& environment) {
+  const auto cache = environment.text("XDG_CACHE_HOME");
+  const std::filesystem::path home =
+      environment.text("HF_HOME").value_or(cache.value_or("~/.cache") + "/huggingface");
+  return std::filesystem::path(expand_home(home.native(), environment)) / "accelerate" /
+         "default_config.yaml";
+}
+
+}  // namespace lockstep::config

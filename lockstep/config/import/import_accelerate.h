@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/env.h"
+#include "lockstep/config/config_file.h"
+#include "lockstep/config/document/document.h"
+
+namespace lockstep::config {
+
+/// The result of importing a file of Accelerate's.
+struct Import {
+  ConfigValues values;
+  std::vector<std::string> without_meaning;  ///< Keys that Lockstep ignores.
+  /// Keys with another meaning here, or that the program must handle.
+  std::vector<std::string> notes;
+};
+
+/// Reads a file of `accelerate config`, release 1.15 or before, YAML or JSON, and the DeepSpeed
+/// file that it names (relative to the current folder, as in Accelerate), of which mixed precision,
+/// ZeRO stage and gradient accumulation are imported. `mixed_precision: no` needs no quotes,
+/// numbers may have some.
+///
+/// ConfigError, with file:line:column, for unsupported features (TPU, SageMaker, Megatron-LM, fp8,
+/// other accelerators than CUDA's), for keys that Accelerate does not know either, and for invalid
+/// values.
+Import import_accelerate(const Document& file, const Environment& environment);
+
+/// Returns Accelerate's location of its file: below HF_HOME, XDG_CACHE_HOME or ~/.cache.
+/// ConfigError if none of these and no HOME is set.
+std::filesystem::path accelerate_config_path(const Environment& environment);
+
+}  // namespace lockstep::config

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/config/import/import_fsdp.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstddef>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text/suggest.h"
+#include "lockstep/base/text/words.h"
+#include "lockstep/config/document/scalars.h"
+#include "lockstep/config/import/import_section.h"
+
+namespace lockstep::config {
+namespace {
+
+constexpr const char* kFsdpPrefix = "fsdp_config.";
+
+/// What is for the program to ask for: a key, and what to say of it; unless it has the value.
+struct ProgramsMatter {
+  const char* key;
+  const char* unless;
+  const char* say;
+};
+
+constexpr ProgramsMatter kProgramsMatters[] = {
+    {"fsdp_offload_params",
+     "false",
+     "is for the program to ask for, as FsdpPlugin::cpu_offload; without, nothing is moved out of "
+     "the way"},
+    {"fsdp_auto_wrap_policy",
+     "no_wrap",
+     "is for the program to ask for, as FsdpPlugin::auto_wrap_policy; without, parameters come in "
+     "buckets of a sixteenth of the model, and the numbers are the same"},
+    {"fsdp_backward_prefetch",
+     "backward_pre",
+     "is for the program to ask for, as FsdpPlugin::backward_prefetch; without, it is "
+     "BACKWARD_PRE"},
+    {"fsdp_state_dict_type",
+     "sharded_state_dict",
+     "is for the program to ask for, as FsdpPlugin::state_dict_type; without, it is "
+     "SHARDED_STATE_DICT, which any number of processes loads"},
+    {"fsdp_activation_checkpointing",
+     "false",
+     "is for the program: it calls activation_checkpoint(module, x)"},
+    {"fsdp_activation_checkpointing_offload",
+     "false",
+     "is for the program: it opens an ActivationCheckpointing::Scope with cpu_checkpointing"}};
+
+/// Always so here, or of no consequence.
+constexpr const char* kWithoutMeaning[] = {
+    "fsdp_transformer_layer_cls_to_wrap",
+    "fsdp_min_num_params",
+    "fsdp_forward_prefetch",
+    "fsdp_use_orig_params",
+    "fsdp_sync_module_states",
+    "fsdp_cpu_ram_efficient_loading"};
+
+constexpr const char* kTruths[] = {
+    "fsdp_offload_params",
+    "fsdp_activation_checkpointing",
+    "fsdp_activation_checkpointing_offload",
+    "fsdp_forward_prefetch",
+    "fsdp_use_orig_params",
+    "fsdp_sync_module_states",
+    "fsdp_cpu_ram_efficient_loading"};
+
+std::string fsdp_capitals(std::string text) {
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) {
+    return static_cast<char>(std::toupper(c));
+  });
+  return text;
+}
+
+/// The words of a key's value, in any case; the first `numbers` of them may be torch's numbers.
+struct FsdpWords {
+  const char* key;
+  size_t numbers;
+  std::vector<std::string> words;
+};
+
+const std::vector<FsdpWords>& fsdp_words() {
+  static const std::vector<FsdpWords> all = {
+      {"fsdp_auto_wrap_policy", 0, {"TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP"}},
+      {"fsdp_backward_prefetch", 2, {"BACKWARD_PRE", "BACKWARD_POST", "NO_PREFETCH"}},
+      {"fsdp_state_dict_type", 3, {"FULL_STATE_DICT", "LOCAL_STATE_DICT", "SHARDED_STATE_DICT"}}};
+  return all;
+}
+
+[[noreturn]] void refuse_fsdp_value(
+    const Section& section, const char* key, const std::string& got, const std::string& expected) {
+  throw ConfigError(
+      section.place_of(key),
+      fmt::format("{}{} makes no sense; got '{}', expected {}", kFsdpPrefix, key, got, expected));
+}
+
+/// The value in its plain spelling: a word in small letters, true or false. ConfigError for another
+/// word.
+std::optional<std::string> plain_value(const Section& section, const char* key) {
+  auto text = section.text(key);
+  if (!text) {
+    return std::nullopt;
+  }
+  if (std::find(std::begin(kTruths), std::end(kTruths), std::string_view(key)) !=
+      std::end(kTruths)) {
+    return section.truth(key) ? "true" : "false";
+  }
+  for (const FsdpWords& of_key : fsdp_words()) {
+    if (std::string_view(key) != of_key.key) {
+      continue;
+    }
+    for (size_t i = 0; i < of_key.words.size(); ++i) {
+      const bool is_number = i < of_key.numbers && *text == std::to_string(i + 1);
+      if (is_number || lower(*text) == lower(of_key.words[i])) {
+        return lower(of_key.words[i]);
+      }
+    }
+    refuse_fsdp_value(
+        section,
+        key,
+        *text,
+        fmt::format(
+            "one of {}{}",
+            fmt::join(of_key.words, ", "),
+            did_you_mean(fsdp_capitals(*text), of_key.words)));
+  }
+  return text;
+}
+
+std::vector<std::string> known_fsdp_keys() {
+  std::vector<std::string> keys = {
+      "fsdp_version",
+      "fsdp_sharding_strategy",
+      "fsdp_reshard_after_forward",
+      "fsdp_ignored_modules"};
+  for (const ProgramsMatter& matter : kProgramsMatters) {
+    keys.emplace_back(matter.key);
+  }
+  keys.insert(keys.end(), std::begin(kWithoutMeaning), std::end(kWithoutMeaning));
+  return keys;
+}
+
+/// A strategy by its name, or by its number in torch.
+std::optional<std::string> stage_of(const std::string& strategy) {
+  static const std::map<std::string, std::string> stages = {
+      {"full_shard", "3"},
+      {"1", "3"},
+      {"shard_grad_op", "2"},
+      {"2", "2"},
+      {"no_shard", "0"},
+      {"3", "0"},
+      {"hybrid_shard", "3"},
+      {"4", "3"},
+      {"hybrid_shard_zero2", "2"},
+      {"_hybrid_shard_zero2", "2"},
+      {"5", "2"}};
+  const auto found = stages.find(lower(strategy));
+  return found == stages.end() ? std::nullopt : std::optional(found->second);
+}
+
+constexpr const char* kStrategy = "fsdp_sharding_strategy";
+constexpr const char* kReshard = "fsdp_reshard_after_forward";
+
+/// The stage that `key` asks for. ConfigError for a word that is none.
+std::string stage_at(
+    const Section& section, const char* key, const std::string& text, bool is_truth) {
+  if (is_truth) {
+    if (const auto reshards = truth_value(text)) {
+      return *reshards ? "3" : "2";
+    }
+    refuse_fsdp_value(section, key, text, "true or false, as fsdp_version is 2");
+  }
+  if (const auto stage = stage_of(text)) {
+    return *stage;
+  }
+  const std::vector<std::string> known = {
+      "FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2"};
+  refuse_fsdp_value(
+      section,
+      key,
+      text,
+      fmt::format("one of {}{}", fmt::join(known, ", "), did_you_mean(fsdp_capitals(text), known)));
+}
+
+/// As Accelerate: fsdp_version 2 goes by fsdp_reshard_after_forward alone, version 1 by the
+/// strategy if there is one. The other key's word must be right all the same.
+void read_strategy(const Section& section, Import& import) {
+  const bool second = section.text("fsdp_version").value_or("1") == "2";
+  const auto strategy = section.text(kStrategy);
+  const auto reshard = section.text(kReshard);
+  const char* const key = second || (!strategy && reshard) ? kReshard : kStrategy;
+  const std::string text =
+      (key == kReshard ? reshard : strategy).value_or(second ? "true" : "FULL_SHARD");
+  const std::string stage = stage_at(section, key, text, second);
+  const auto& idle = key == kReshard ? strategy : reshard;
+  const char* const idle_key = key == kReshard ? kStrategy : kReshard;
+  if (idle) {
+    stage_at(section, idle_key, *idle, idle_key == kReshard && truth_value(*idle).has_value());
+    import.without_meaning.push_back(std::string(kFsdpPrefix) + idle_key);
+  }
+  import.values.settings["zero_stage"] = stage;
+  import.notes.push_back(fmt::format(
+      "{}{}: {}: became zero_stage: {}, for programs that do not say themselves",
+      kFsdpPrefix,
+      key,
+      text,
+      stage));
+  if (lower(text) == "hybrid_shard" || (!second && text == "4")) {
+    import.notes.push_back(fmt::format(
+        "{}{}: the second copy that processes of a host keep is for the program to ask for, as "
+        "ShardingStrategy::kHybridShard; without, the numbers are the same",
+        kFsdpPrefix,
+        key));
+  }
+}
+
+/// What Accelerate refuses, too.
+void check_combinations(const Section& section) {
+  const char* const offload = "fsdp_activation_checkpointing_offload";
+  if (section.truth(offload) &&
+      !(section.truth("fsdp_activation_checkpointing") && section.text("fsdp_version") == "2")) {
+    refuse_fsdp_value(
+        section,
+        offload,
+        "true",
+        "fsdp_activation_checkpointing: true and fsdp_version: 2 with it");
+  }
+  const char* const least = "fsdp_min_num_params";
+  if (const auto text = section.text(least); text && !integer_value(*text)) {
+    refuse_fsdp_value(section, least, *text, "a whole number" + number_hint(*text, 0, 1e15));
+  }
+}
+
+/// Accelerate takes keys without their `fsdp_`, too. ConfigError where a key is there in both ways.
+Node with_prefixes(const Document& file, const Node& map) {
+  Node prefixed = map;
+  const std::vector<std::string> known = known_fsdp_keys();
+  for (Entry& entry : prefixed.entries) {
+    const std::string name = "fsdp_" + entry.key;
+    if (std::find(known.begin(), known.end(), name) == known.end()) {
+      continue;
+    }
+    if (map.find(name) != nullptr) {
+      throw ConfigError(
+          where(file, entry.place),
+          fmt::format(
+              "{0}{1} is another name of {0}{2}, which is there, too; remove one",
+              kFsdpPrefix,
+              entry.key,
+              name));
+    }
+    entry.key = name;
+  }
+  return prefixed;
+}
+
+}  // namespace
+
+void import_fsdp(const Document& file, const Node& map, Import& import) {
+  const Node prefixed = with_prefixes(file, map);
+  const Section section(file, prefixed, kFsdpPrefix);
+  section.refuse_unknown(known_fsdp_keys());
+  if (const auto ignored = section.text("fsdp_ignored_modules")) {
+    throw ConfigError(
+        section.place_of("fsdp_ignored_modules"),
+        fmt::format(
+            "{}fsdp_ignored_modules: {} cannot be imported; every parameter of a prepared model is "
+            "divided and averaged; prepare a model without these modules, and delete the key",
+            kFsdpPrefix,
+            *ignored));
+  }
+  const auto version = section.text("fsdp_version");
+  if (version && *version != "1" && *version != "2") {
+    throw ConfigError(
+        section.place_of("fsdp_version"),
+        fmt::format(
+            "{}fsdp_version makes no sense; got '{}', expected 1 or 2", kFsdpPrefix, *version));
+  }
+  read_strategy(section, import);
+  for (const ProgramsMatter& matter : kProgramsMatters) {
+    const auto value = plain_value(section, matter.key);
+    if (value && *value != matter.unless) {
+      import.notes.push_back(fmt::format(
+          "{}{}: {}: {}", kFsdpPrefix, matter.key, *section.text(matter.key), matter.say));
+    }
+  }
+  check_combinations(section);
+  for (const char* key : kWithoutMeaning) {
+    if (plain_value(section, key)) {
+      import.without_meaning.push_back(std::string(kFsdpPrefix) + key);
+    }
+  }
+}
+
+}  // namespace lockstep::config

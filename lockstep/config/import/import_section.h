@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/config/config_file.h"
+#include "lockstep/config/document/document.h"
+#include "lockstep/config/settings/settings.h"
+
+namespace lockstep::config {
+
+/// A map of a file that another program wrote, with that program's rules: quotes make no
+/// difference, and null means absent. Keeps references to its arguments.
+class Section {
+ public:
+  /// `prefix`: the text before a key in messages, "deepspeed_config.". ConfigError if `map` is no
+  /// map.
+  Section(const Document& file, const Node& map, std::string prefix);
+
+  /// Nothing if it is absent or null; ConfigError if it is a list or map.
+  std::optional<std::string> text(const std::string& key) const;
+  /// False if it is absent; ConfigError if it is no truth value.
+  bool truth(const std::string& key) const;
+  /// Copies `key`, if present, to `setting`. ConfigError for an impossible value.
+  void set(ConfigValues& values, const std::string& key, const std::string& setting) const;
+  /// ConfigError for the first key that is not in `known`.
+  void refuse_unknown(const std::vector<std::string>& known) const;
+  /// "file:line:column" of a value; of the map if it is absent.
+  std::string place_of(const std::string& key) const;
+
+ private:
+  const Document& file_;
+  const Node& map_;
+  std::string prefix_;
+};
+
+}  // namespace lockstep::config

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/ds_config/parameters/parameter_table.h"
+
+#include <algorithm>
+
+#include <fmt/format.h>
+
+#include "lockstep/base/text/words.h"
+#include "lockstep/ds_config/value_text.h"
+
+namespace lockstep::ds_config {
+namespace {
+
+std::string text_of_parameter(const ParameterSpec& spec) {
+  const KeySpec& key = spec.key;
+  if (key.status == KeyStatus::kRefused) {
+    return fmt::format(
+        "`{}` is refused{}",
+        key.path,
+        key.accepted_value.empty() ? "" : " unless " + key.accepted_value);
+  }
+  if (key.status == KeyStatus::kIgnored) {
+    return fmt::format("`{}` says nothing here", key.path);
+  }
+  if (spec.default_value) {
+    return fmt::format("`{}` {}", key.path, text_of(json_of(*spec.default_value)));
+  }
+  return fmt::format("`{}`{}", key.path, spec.required ? " (required)" : "");
+}
+
+}  // namespace
+
+const TypeSpec* find_type(
+    const std::vector<TypeSpec>& types, const std::string& name, bool any_case) {
+  const auto found = std::find_if(types.begin(), types.end(), [&](const TypeSpec& type) {
+    return any_case ? lower(type.name) == lower(name) : type.name == name;
+  });
+  return found == types.end() ? nullptr : &*found;
+}
+
+std::string render_type_table(const std::vector<TypeSpec>& types) {
+  std::string table = "| type | | parameters and their defaults |\n|---|---|---|\n";
+  for (const TypeSpec& type : types) {
+    std::string parameters;
+    for (const ParameterSpec& spec : type.parameters) {
+      parameters += (parameters.empty() ? "" : ", ") + text_of_parameter(spec);
+    }
+    table += fmt::format(
+        "| `{}` | {} | {} |\n",
+        type.name,
+        type.refused ? "refused: " + type.description : type.description,
+        parameters);
+  }
+  return table;
+}
+
+}  // namespace lockstep::ds_config

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cctype>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/format.h>
+
+#include "lockstep/ds_config/rules/section_rules.h"
+
+namespace lockstep::ds_config {
+namespace {
+
+constexpr const char* kParamDtype = "data_types.param_dtype";
+
+/// An error at a key that is there.
+void refuse_key(KeyReader& reader, const std::string& path, const std::string& what) {
+  const Found* const found = reader.find(path);
+  if (found != nullptr) {
+    reader.error(found->value->place, path + " " + what);
+  }
+}
+
+/// What parameters may become: not with torch_autocast, whose parameters stay as they are.
+std::optional<Dtype> narrow_mode(const DsConfig& config) {
+  return config.fp16.enabled.value   ? std::optional(Dtype::kFloat16)
+         : config.bf16.enabled.value ? std::optional(Dtype::kBfloat16)
+                                     : std::nullopt;
+}
+
+bool is_narrow(const Resolved<std::optional<Dtype>>& dtype) {
+  return dtype.value && *dtype.value != Dtype::kFloat32;
+}
+
+/// A narrow dtype says what fp16.enabled or bf16.enabled says, as DeepSpeed asserts.
+void check_mode(KeyReader& reader, const DsConfig& config) {
+  const auto& param = config.data_types.param_dtype;
+  const std::optional<Dtype> mode = narrow_mode(config);
+  if (is_narrow(param) && param.value != mode) {
+    const std::string word = word_of(*param.value);
+    refuse_key(
+        reader,
+        kParamDtype,
+        fmt::format(
+            "conflicts with what is computed in; got {} and {}; set {}.enabled, or delete it",
+            word,
+            mode ? word_of(*mode) + ".enabled" : "neither fp16.enabled nor bf16.enabled",
+            word));
+  }
+  if (is_narrow(config.data_types.buffer_dtype) && !mode) {
+    refuse_key(
+        reader,
+        "data_types.buffer_dtype",
+        fmt::format(
+            "{} goes with fp16.enabled or bf16.enabled; set one of them, or delete it",
+            word_of(*config.data_types.buffer_dtype.value)));
+  }
+}
+
+void read_patterns(KeyReader& reader, DsConfig& config) {
+  const std::string path = "data_types.keep_in_fp32_modules";
+  std::vector<std::string>& patterns = config.data_types.keep_in_fp32_modules.value;
+  const Found* const found = reader.find(path);
+  if (found != nullptr && found->value->kind != config::Node::Kind::kList) {
+    if (!is_auto(*found->value)) {
+      refuse_key(reader, path, "is a list of parts of names, or \"auto\"; write [ ] around it");
+    }
+    patterns.clear();  // "auto" is what a transformers model lists itself; no module of C++ does.
+  }
+  const auto is_plain = [](unsigned char message) {
+    return std::isalnum(message) != 0 || message == '_' || message == '.' || message == '*';
+  };
+  for (const std::string& pattern : patterns) {
+    if (pattern.empty() || !std::all_of(pattern.begin(), pattern.end(), is_plain)) {
+      refuse_key(
+          reader,
+          path,
+          fmt::format(
+              "has parts of names, of letters, digits, _ and ., in which * is any text; got "
+              "\"{}\"",
+              shown(pattern)));
+    }
+  }
+}
+
+bool is_adam(const DsConfig& config) {
+  const std::string& name = config.optimizer->name.value;
+  return (name == "adam" || name == "adamw") && !config.optimizer->parameters.flag("torch_adam");
+}
+
+/// 16-bit masters, which make the parameters what they are. DeepSpeed updates them with float32
+/// state in its DeepSpeedCPUAdam alone.
+void apply_narrow_masters(KeyReader& reader, DsConfig& config) {
+  const bool is_fp16 = config.fp16.master_weights_and_grads.value;
+  if (!is_fp16 && !config.bf16.master_weights_and_grads.value) {
+    return;
+  }
+  const Dtype dtype = is_fp16 ? Dtype::kFloat16 : Dtype::kBfloat16;
+  const std::string section = word_of(dtype);
+  const std::string path = fmt::format("{0}.{0}_master_weights_and_grads", section);
+  auto& param = config.data_types.param_dtype;
+  if (narrow_mode(config) != dtype) {
+    refuse_key(reader, path, fmt::format("needs {}.enabled; set it, or delete this", section));
+  } else if (param.value && *param.value != dtype) {
+    refuse_key(
+        reader,
+        kParamDtype,
+        fmt::format("{} conflicts with {}; delete one of them", word_of(*param.value), path));
+  } else if (!param.value) {
+    param = {dtype, {Origin::Kind::kDerived, path}};
+  }
+  if (config.zero.stage.value == 0) {
+    refuse_key(reader, path, "is about ZeRO's masters; got stage 0, expected 1, 2 or 3");
+  }
+  const bool offloads = config.zero.offload_optimizer.device.value != OffloadDevice::kNone;
+  const bool narrow_state = !is_fp16 && config.bf16.optimizer_states.value;
+  if (!offloads && !narrow_state) {
+    refuse_key(
+        reader,
+        path,
+        fmt::format(
+            "goes with an update on the host; set zero_optimization.offload_optimizer.device{}",
+            is_fp16 ? "" : ", or bf16.bf16_optimizer_states"));
+  }
+  if (offloads && config.optimizer && !is_adam(config)) {
+    refuse_key(
+        reader,
+        path,
+        "goes with Adam or AdamW, without torch_adam, where the optimizer is offloaded; use one");
+  }
+}
+
+void check_narrow_state(KeyReader& reader, const DsConfig& config) {
+  if (config.bf16.optimizer_states.value && !config.bf16.master_weights_and_grads.value) {
+    refuse_key(
+        reader,
+        "bf16.bf16_optimizer_states",
+        "needs bf16.bf16_master_weights_and_grads; set it, or delete this");
+  }
+  const bool any =
+      config.fp16.master_weights_and_grads.value || config.bf16.master_weights_and_grads.value;
+  if (!any && config.optimizer && config.optimizer->parameters.has("fp32_optimizer_states") &&
+      !config.optimizer->parameters.flag("fp32_optimizer_states")) {
+    refuse_key(
+        reader,
+        "optimizer.params",
+        "has fp32_optimizer_states false: state is as wide as what is updated, and masters are "
+        "float32; set fp16.fp16_master_weights_and_grads or bf16.bf16_master_weights_and_grads, "
+        "or delete it");
+  }
+}
+
+void check_gradients(KeyReader& reader, const DsConfig& config) {
+  const auto& sum = config.data_types.grad_accum_dtype;
+  const Dtype param = config.data_types.param_dtype.value.value_or(Dtype::kFloat32);
+  const bool own_masters =
+      config.fp16.master_weights_and_grads.value || config.bf16.master_weights_and_grads.value;
+  if (is_narrow(sum) && *sum.value != param) {
+    refuse_key(
+        reader,
+        "data_types.grad_accum_dtype",
+        fmt::format(
+            "gradients of {0} parameters cannot add up in {1}; set data_types.param_dtype to {1}, "
+            "or write {0}",
+            word_of(param),
+            word_of(*sum.value)));
+  }
+  if (sum.value == Dtype::kFloat32 && own_masters) {
+    refuse_key(
+        reader,
+        "data_types.grad_accum_dtype",
+        fmt::format(
+            "fp32 conflicts with {0}.{0}_master_weights_and_grads; delete one of them",
+            word_of(param)));
+  }
+  const bool has_wide_sums = sum.value == Dtype::kFloat32 && config.zero.stage.value < 2;
+  const auto& wire = config.communication_data_type;
+  if (param != Dtype::kFloat32 && wire.value && *wire.value != param &&
+      !(has_wide_sums && *wire.value == Dtype::kFloat32)) {
+    refuse_key(
+        reader,
+        "communication_data_type",
+        fmt::format(
+            "{0} is not the communication dtype of gradients of {1} parameters travel as here; "
+            "write {1}{2}, or delete "
+            "it",
+            word_of(*wire.value),
+            word_of(param),
+            has_wide_sums ? " or fp32, as grad_accum_dtype" : ""));
+  }
+}
+
+void check_wire(KeyReader& reader, const DsConfig& config) {
+  if (is_narrow(config.communication_data_type) && config.zero.quantized_gradients.value) {
+    refuse_key(
+        reader,
+        "communication_data_type",
+        fmt::format(
+            "{} is for gradients that are sent in 16 bits, and with zero_quantized_gradients they "
+            "do "
+            "in 4; delete one of them",
+            word_of(*config.communication_data_type.value)));
+  }
+}
+
+/// What travels in torch_autocast.dtype is said by nothing else.
+void check_safe_modules(KeyReader& reader, const DsConfig& config) {
+  const std::string path = "torch_autocast.lower_precision_safe_modules";
+  if (reader.find(path) == nullptr) {
+    return;
+  }
+  if (!config.torch_autocast.enabled.value) {
+    refuse_key(reader, path, "needs torch_autocast.enabled; set it, or delete this");
+  }
+  const auto& wire = config.communication_data_type;
+  if (is_narrow(wire)) {
+    refuse_key(
+        reader,
+        "communication_data_type",
+        fmt::format(
+            "{} is for all gradients, and {} for those that it lists; write fp32, or delete one of "
+            "them",
+            word_of(*wire.value),
+            path));
+  }
+  for (const auto& [key, is_on] :
+       {std::pair("zero_quantized_weights", config.zero.quantized_weights.value),
+        std::pair("zero_quantized_gradients", config.zero.quantized_gradients.value)}) {
+    if (is_on) {
+      refuse_key(
+          reader,
+          std::string("zero_optimization.") + key,
+          fmt::format("rounds on its way what {} is about, too; delete one of them", path));
+    }
+  }
+}
+
+}  // namespace
+
+void apply_dtype_rules(KeyReader& reader, DsConfig& config) {
+  check_mode(reader, config);
+  read_patterns(reader, config);
+  apply_narrow_masters(reader, config);
+  check_narrow_state(reader, config);
+  check_gradients(reader, config);
+  check_wire(reader, config);
+  check_safe_modules(reader, config);
+}
+
+}  // namespace lockstep::ds_config

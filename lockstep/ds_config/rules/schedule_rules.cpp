@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include <fmt/format.h>
+
+#include "lockstep/ds_config/parameters/group_rates.h"
+#include "lockstep/ds_config/rules/section_rules.h"
+
+namespace lockstep::ds_config {
+namespace {
+
+/// muP's optimizers are groups of different rates, for which a schedule may have but one.
+void note_one_rate(
+    KeyReader& reader,
+    const SchedulerSection& section,
+    const schedule::Schedule& schedule,
+    const OptimizerSection& optimizer) {
+  if (!scales_rates(optimizer) || schedule.groups()) {
+    return;
+  }
+  constexpr int64_t kLong = 1'000'000;
+  const int64_t last = std::min(schedule.total_steps().value_or(kLong), kLong);
+  bool is_ever_above_0 = false;
+  for (int64_t step = 1; step <= last; step *= 2) {
+    const double rate = schedule.lr(step, 1);
+    if (rate != schedule.lr(step, 2)) {
+      return;
+    }
+    is_ever_above_0 = is_ever_above_0 || rate != 0;
+  }
+  if (is_ever_above_0) {
+    reader.note(
+        reader.find("scheduler.type")->value->place,
+        fmt::format(
+            "{} sets one rate for all parameter groups, and so undoes those that {} scales to the "
+            "model's width; take a schedule of factors, as WarmupLR without warmup_max_lr is",
+            section.name.value,
+            reader.find("optimizer.type")->value->text));
+  }
+}
+
+/// What initialize would refuse: a schedule that cycles what the optimizer does not have, or does
+/// not read again.
+void check_momentum(
+    KeyReader& reader,
+    const SchedulerSection& section,
+    const schedule::Schedule& schedule,
+    const OptimizerSection& optimizer) {
+  if (!schedule.momentum(0)) {
+    return;
+  }
+  const bool betas = has_betas(optimizer);
+  const Found& type = *reader.find("scheduler.type");
+  const std::string& optimizer_type = reader.find("optimizer.type")->value->text;
+  if (schedule.cycles_betas_only() && !betas) {
+    reader.note(
+        type.value->place,
+        fmt::format(
+            "{} cycles betas, which {} does not have: its momentum stays as it is, as in "
+            "DeepSpeed; write cycle_momentum: false",
+            section.name.value,
+            optimizer_type));
+    return;
+  }
+  if (!betas && !has_option(optimizer, "momentum")) {
+    reader.error(
+        type.value->place,
+        fmt::format(
+            "{} cycles momentum, and {} has neither betas nor momentum; write cycle_momentum: "
+            "false",
+            section.name.value,
+            optimizer_type));
+    return;
+  }
+  if (optimizer.parameters.has("capturable") && optimizer.parameters.flag("capturable")) {
+    reader.error(
+        reader.find("optimizer.params")->value->find("capturable")->place,
+        fmt::format(
+            "optimizer.params.capturable does not go with {}, which cycles momentum: a captured "
+            "update does not read it again; delete capturable, or write cycle_momentum: false",
+            section.name.value));
+  }
+}
+
+/// Lists of one value for each parameter group.
+void check_groups(
+    KeyReader& reader,
+    const SchedulerSection& section,
+    const schedule::Schedule& schedule,
+    const OptimizerSection& optimizer) {
+  const size_t most = optimizer.name.value == "muon" ? 2 : 1;
+  if (!schedule.groups() || scales_rates(optimizer) || *schedule.groups() <= most) {
+    return;
+  }
+  for (const config::Entry& entry : reader.find("scheduler.params")->value->entries) {
+    if (entry.value.kind == config::Node::Kind::kList && entry.value.items.size() > 1) {
+      reader.error(
+          entry.value.place,
+          fmt::format(
+              "scheduler.params.{} of {} is for {} parameter groups, and the file's {} makes {}; "
+              "write one number, or delete optimizer and give initialize one of such groups",
+              entry.key,
+              section.name.value,
+              *schedule.groups(),
+              reader.find("optimizer.type")->value->text,
+              most == 1 ? "one" : "two at most"));
+      return;
+    }
+  }
+}
+
+}  // namespace
+
+void apply_schedule_rules(KeyReader& reader, const DsConfig& config) {
+  if (!config.optimizer || !config.scheduler || !config.scheduler->schedule) {
+    return;
+  }
+  const schedule::Schedule& schedule = *config.scheduler->schedule;
+  note_one_rate(reader, *config.scheduler, schedule, *config.optimizer);
+  check_momentum(reader, *config.scheduler, schedule, *config.optimizer);
+  check_groups(reader, *config.scheduler, schedule, *config.optimizer);
+}
+
+}  // namespace lockstep::ds_config

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/engine/setup/cast_model.h"
+
+#include <algorithm>
+#include <cstddef>
+
+#include <c10/core/GradMode.h>
+
+namespace lockstep {
+namespace {
+
+std::optional<at::ScalarType> type_if_set(const std::optional<ds_config::Dtype>& dtype) {
+  return dtype ? std::optional(scalar_type_of(*dtype)) : std::nullopt;
+}
+
+void cast_tensor(const at::Tensor& tensor, at::ScalarType dtype) {
+  if (!tensor.is_floating_point() || tensor.scalar_type() == dtype) {
+    return;
+  }
+  tensor.mutable_grad().reset();
+  tensor.set_data(tensor.detach().to(dtype));
+}
+
+}  // namespace
+
+at::ScalarType scalar_type_of(ds_config::Dtype dtype) {
+  switch (dtype) {
+    case ds_config::Dtype::kFloat16:
+      return at::kHalf;
+    case ds_config::Dtype::kBfloat16:
+      return at::kBFloat16;
+    case ds_config::Dtype::kFloat32:
+      break;
+  }
+  return at::kFloat;
+}
+
+ModelDtypes model_dtypes(const ds_config::DataTypesSection& section) {
+  return {
+      .parameters = type_if_set(section.param_dtype.value),
+      .buffers = type_if_set(section.buffer_dtype.value),
+      .fp32_buffers = section.keep_in_fp32_modules.value};
+}
+
+bool matches_part_of(const std::string& name, const std::string& pattern) {
+  size_t from = 0;
+  for (size_t begin = 0; begin <= pattern.size();) {
+    const size_t end = std::min(pattern.find('*', begin), pattern.size());
+    const size_t found = name.find(pattern.substr(begin, end - begin), from);
+    if (found == std::string::npos) {
+      return false;
+    }
+    from = found + end - begin;
+    begin = end + 1;
+  }
+  return true;
+}
+
+bool any_trained_in_16_bits(const NamedTensors& parameters) {
+  return std::any_of(parameters.begin(), parameters.end(), [](const NamedTensor& item) {
+    const at::ScalarType dtype = item.tensor.scalar_type();
+    return item.tensor.requires_grad() && (dtype == at::kHalf || dtype == at::kBFloat16);
+  });
+}
+
+void cast_model(
+    const NamedTensors& parameters, const NamedTensors& buffers, const ModelDtypes& dtypes) {
+  const c10::AutoGradMode no_grad(false);
+  if (dtypes.parameters) {
+    for (const NamedTensor& item : parameters) {
+      cast_tensor(item.tensor, *dtypes.parameters);
+    }
+  }
+  for (const NamedTensor& item : buffers) {
+    const bool stays_wide = std::any_of(
+        dtypes.fp32_buffers.begin(), dtypes.fp32_buffers.end(), [&](const std::string& pattern) {
+          return matches_part_of(item.name, pattern);
+        });
+    if (stays_wide) {
+      cast_tensor(item.tensor, at::kFloat);
+    } else if (dtypes.buffers) {
+      cast_tensor(item.tensor, *dtypes.buffers);
+    }
+  }
+}
+
+}  // namespace lockstep

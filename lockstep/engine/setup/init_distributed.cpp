@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/engine/setup/init_distributed.h"
+
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <tuple>
+#include <unistd.h>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <ATen/DeviceAccelerator.h>
+
+#include "lockstep/accelerator/setup/enter_world.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/text/words.h"
+
+namespace lockstep {
+namespace {
+
+constexpr const char* kWhere = "init_distributed";
+constexpr const char* kTcp = "tcp://";
+
+/// How this process has met the others.
+struct Met {
+  Connected job;
+  ConnectOptions how;
+};
+
+/// Emptied when the process exits, before what transports need goes; never destroyed.
+std::unique_ptr<Met>& met() {
+  static auto* const slot = new std::unique_ptr<Met>;
+  return *slot;
+}
+
+bool same(const ConnectOptions& a, const ConnectOptions& b) {
+  return a.timeout == b.timeout && a.join_timeout == b.join_timeout && a.transport == b.transport &&
+         a.device_comm == b.device_comm;
+}
+
+const Connected& meet(WorldSpec world, const ConnectOptions& how) {
+  Group group = connect(world, how);
+  met() = std::make_unique<Met>(Met{{std::move(world), std::move(group)}, how});
+  // Registered now: what connect() has made, such as the flight record, is to outlive the group.
+  static const int registered = std::atexit([] { destroy_process_group(); });
+  LOCKSTEP_ASSERT(registered == 0, "no room for another atexit handler");
+  return met()->job;
+}
+
+void choose_backend(const std::string& name, ConnectOptions& how) {
+  const std::string backend = lower(name);
+  if (backend == "nccl") {
+    const auto type = at::getAccelerator();
+    if (!type || at::accelerator::deviceCount() == 0) {
+      throw ConfigError(
+          kWhere,
+          "dist_backend nccl is for GPUs, and there is none that libtorch can use; leave it out, "
+          "or say gloo");
+    }
+    how.device_comm = comm::DeviceCommKind::kNccl;
+  } else if (backend == "gloo") {
+    how.transport = TransportKind::kGloo;
+    how.device_comm = comm::DeviceCommKind::kHost;
+  } else if (backend == "shm") {
+    how.transport = TransportKind::kShm;
+  } else {
+    throw ConfigError(
+        kWhere,
+        fmt::format(
+            "no such dist_backend; got '{}', expected nccl, gloo or shm; leave it out for the best "
+            "of what there is (mpirun may start ranks, which need no MPI to talk)",
+            name));
+  }
+}
+
+ConnectOptions how_to_connect(const InitDistributedOptions& options) {
+  const Environment environment = Environment::process();
+  ConnectOptions how = ConnectOptions::from_environment(environment);
+  constexpr int64_t kDayOfMinutes = int64_t{24} * 60;
+  const auto minutes = environment.integer("DEEPSPEED_TIMEOUT", 1, kDayOfMinutes);
+  if (options.timeout) {
+    if (options.timeout->count() <= 0) {
+      throw ConfigError(
+          kWhere, fmt::format("a timeout is positive; got {} ms", options.timeout->count()));
+    }
+    how.timeout = *options.timeout;
+  } else if (minutes && !environment.text("LOCKSTEP_TIMEOUT_MS")) {
+    how.timeout = std::chrono::minutes(*minutes);
+  }
+  if (options.dist_backend) {
+    choose_backend(*options.dist_backend, how);
+  }
+  return how;
+}
+
+std::map<std::string, std::string> all_variables() {
+  std::map<std::string, std::string> all;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string text = *variable;
+    const size_t equals = text.find('=');
+    if (equals != std::string::npos) {
+      all.emplace(text.substr(0, equals), text.substr(equals + 1));
+    }
+  }
+  return all;
+}
+
+/// Host and port of "tcp://host:port".
+std::pair<std::string, std::string> address_of(const std::string& init_method) {
+  const std::string address = init_method.substr(std::string(kTcp).size());
+  const size_t colon = address.rfind(':');
+  if (colon == std::string::npos || colon == 0 || !parse_integer(address.substr(colon + 1))) {
+    throw ConfigError(
+        kWhere,
+        fmt::format(
+            "init_method names no host and port; got '{}', expected tcp://host:port", init_method));
+  }
+  return {address.substr(0, colon), address.substr(colon + 1)};
+}
+
+/// This process's variables, with what `options` say in their place.
+Environment environment_of(const InitDistributedOptions& options) {
+  std::map<std::string, std::string> variables = all_variables();
+  const bool is_tcp = options.init_method.starts_with(kTcp);
+  if (!is_tcp && options.init_method != "env://") {
+    throw ConfigError(
+        kWhere,
+        fmt::format(
+            "no such init_method; got '{}', expected env:// or tcp://host:port",
+            options.init_method));
+  }
+  if (options.rank.has_value() != options.world_size.has_value() || (is_tcp && !options.rank)) {
+    throw ConfigError(
+        kWhere,
+        is_tcp ? "tcp://host:port does not contain the rank; give rank and world_size"
+               : "rank and world_size go together; give both, or neither");
+  }
+  if (is_tcp) {
+    std::tie(variables["MASTER_ADDR"], variables["MASTER_PORT"]) = address_of(options.init_method);
+  }
+  if (options.rank) {
+    variables["RANK"] = std::to_string(*options.rank);
+    variables["WORLD_SIZE"] = std::to_string(*options.world_size);
+  }
+  if (options.distributed_port) {
+    variables.emplace("MASTER_PORT", std::to_string(*options.distributed_port));
+  }
+  return Environment::of(std::move(variables));
+}
+
+WorldSpec world_of(const InitDistributedOptions& options) {
+  const Environment environment = environment_of(options);
+  const WorldSpec world = world_from_environment(environment);
+  if (!options.auto_mpi_discovery && world.size > 1 && !environment.text("RANK")) {
+    throw ConfigError(
+        kWhere,
+        fmt::format(
+            "auto_mpi_discovery is off, and {} has the rank of this process; set RANK and "
+            "WORLD_SIZE, "
+            "or leave it on",
+            world.source));
+  }
+  return enter_world(environment);
+}
+
+/// ConfigError if a second call wants what the first has not done.
+void expect_as_met(const InitDistributedOptions& options) {
+  const Met& first = *met();
+  ConnectOptions wanted = first.how;
+  if (options.dist_backend) {
+    choose_backend(*options.dist_backend, wanted);
+  }
+  wanted.timeout = options.timeout.value_or(wanted.timeout);
+  const WorldSpec& world = first.job.world;
+  const bool other_rank = options.rank.value_or(world.rank) != world.rank ||
+                          options.world_size.value_or(world.size) != world.size;
+  const bool other_port = options.distributed_port && world.size > 1 &&
+                          !Environment::process().text("MASTER_PORT") &&
+                          *options.distributed_port != world.master_port;
+  const bool other_place = options.init_method.starts_with(kTcp) &&
+                           address_of(options.init_method) !=
+                               std::pair(world.master_addr, std::to_string(world.master_port));
+  if (other_rank || other_port || other_place || !same(wanted, first.how)) {
+    throw ConfigError(
+        kWhere,
+        fmt::format(
+            "the ranks have met already, by an earlier call or by initialize; got other options, "
+            "expected those of the first (rank {} of {}, timeout {} s, {}); call it once, first of "
+            "all",
+            world.rank,
+            world.size,
+            std::chrono::duration<double>(first.how.timeout).count(),
+            first.job.group.transport_name()));
+  }
+}
+
+}  // namespace
+
+Connected init_distributed(const InitDistributedOptions& options) {
+  if (met()) {
+    expect_as_met(options);
+    return met()->job;
+  }
+  const ConnectOptions how = how_to_connect(options);
+  const Connected& job = meet(world_of(options), how);
+  if (options.verbose && job.world.size > 1) {
+    log_info(fmt::format(
+        "{} ranks have met ({}), transport {}, timeout {} s",
+        job.world.size,
+        job.world.source,
+        job.group.transport_name(),
+        std::chrono::duration<double>(how.timeout).count()));
+  }
+  return job;
+}
+
+bool is_distributed_initialized() {
+  return met() != nullptr;
+}
+
+void destroy_process_group() {
+  met().reset();
+}
+
+WorldSpec world_to_connect() {
+  return met() ? met()->job.world : world_from_environment(Environment::process());
+}
+
+Connected connected_once(const ConnectOptions& options) {
+  const ConnectOptions unset = ConnectOptions::from_environment(Environment::process());
+  if (!met()) {
+    return meet(
+        enter_world(Environment::process()), same(options, unset) ? how_to_connect({}) : options);
+  }
+  if (!same(options, met()->how) && !same(options, unset)) {
+    throw ConfigError(
+        "initialize",
+        "AcceleratorOptions::connect is not how the ranks have met already; give it to "
+        "init_distributed, or leave it out");
+  }
+  return met()->job;
+}
+
+}  // namespace lockstep

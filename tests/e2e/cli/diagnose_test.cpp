@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+// The real `lockstep env|estimate-memory|test|completion|man`, and what every command's help has.
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/base/test_folder.h"
+#include "tests/e2e/harness/run_command.h"
+
+namespace lockstep::e2e {
+namespace {
+
+using testing::AllOf;
+using testing::ContainsRegex;
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+const std::string kLockstep = LOCKSTEP_BIN_DIR "/lockstep";
+const std::string kModel =
+    LOCKSTEP_SOURCE_DIR "/tests/golden/estimate_memory/convolutions.safetensors";
+
+Json json_of(std::vector<std::string> words, int code, const std::string& schema) {
+  words.emplace_back("--json");
+  const Outcome outcome = run_lockstep(words);
+  EXPECT_EQ(outcome.code, code) << outcome.out << outcome.err;
+  EXPECT_EQ(outcome.err, "");
+  Json json = Json::parse(outcome.out);
+  EXPECT_EQ(json["schema"], schema);
+  return json;
+}
+
+/// Every command that completion knows, as words: those of the tree itself.
+std::vector<std::vector<std::string>> all_commands() {
+  const Outcome script = run_lockstep({"completion", "bash"});
+  const std::string function = "_lockstep_options() {";
+  const size_t begin = script.out.find(function);
+  const std::string table = script.out.substr(begin, script.out.find("esac", begin) - begin);
+  std::vector<std::vector<std::string>> commands;
+  std::istringstream lines(table);
+  for (std::string line; std::getline(lines, line);) {
+    const size_t end = line.find(") echo ");
+    if (end == std::string::npos) {
+      continue;
+    }
+    std::string path = line.substr(0, end);
+    std::erase_if(path, [](char c) { return c == '\'' || c == '"'; });
+    std::istringstream words(path);
+    commands.emplace_back(
+        std::istream_iterator<std::string>(words), std::istream_iterator<std::string>());
+  }
+  return commands;
+}
+
+TEST(CommandHelp, EveryCommandHasExamplesAndExitCodes) {
+  const std::vector<std::vector<std::string>> commands = all_commands();
+  EXPECT_GE(commands.size(), 15U);
+  for (std::vector<std::string> words : commands) {
+    const bool root = words.empty();
+    const bool only_commands = words == std::vector<std::string>{"checkpoint"};
+    words.emplace_back("--help");
+    const Outcome outcome = run_lockstep(words);
+    EXPECT_EQ(outcome.code, 0) << words.front();
+    EXPECT_EQ(outcome.err, "");
+    if (!root && !only_commands) {
+      EXPECT_THAT(outcome.out, AllOf(HasSubstr("Examples:\n  "), HasSubstr("Exit code: ")))
+          << testing::PrintToString(words);
+    }
+  }
+}
+
+/// The bound is a hang's, not a promise's: the machine may be busy. What makes it quick is that no
+/// libtorch is loaded.
+TEST(CommandHelp, ComesWithoutLibtorch) {
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(run_lockstep({"--help"}).code, 0);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
+  const Outcome libraries = run_command({"ldd", kLockstep});
+  ASSERT_EQ(libraries.code, 0);
+  // An address may have c10 in it.
+  EXPECT_THAT(libraries.out, AllOf(Not(HasSubstr("libtorch")), Not(HasSubstr("libc10"))));
+}
+
+TEST(CommandHelp, VersionIsOneLine) {
+  EXPECT_THAT(run_lockstep({"--version"}).out, testing::MatchesRegex("lockstep [0-9.]+\n"));
+}
+
+TEST(CommandHelp, NothingIsColoured) {
+  for (const char* variable : {"CLICOLOR_FORCE=1", "NO_COLOR=1", "TERM=dumb"}) {
+    for (const std::vector<std::string>& words :
+         {std::vector<std::string>{"--help"}, {"env"}, {"estimate-memory", kModel}, {"nonsense"}}) {
+      const Outcome outcome = run_lockstep(words, {variable});
+      EXPECT_THAT(outcome.out + outcome.err, Not(HasSubstr("\x1b["))) << variable;
+    }
+  }
+}
+
+TEST(EnvCommand, IsABlockAndJson) {
+  const Outcome outcome = run_lockstep({"env"}, {"LOCKSTEP_JOB_TOKEN=hush", "OMP_NUM_THREADS=3"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(
+      outcome.out,
+      AllOf(
+          StartsWith("lockstep:     "),
+          HasSubstr("\ncpu:          "),
+          HasSubstr("127.0.0.1"),
+          HasSubstr("OMP_NUM_THREADS=3\n"),
+          HasSubstr("LOCKSTEP_JOB_TOKEN=(hidden)\n"),
+          Not(HasSubstr("hush"))));
+  const Json json = json_of({"env"}, 0, "lockstep.env/1");
+  EXPECT_GE(json["cpu"]["allowed"], 1);
+  EXPECT_GT(json["memory"]["bytes"], 0);
+}
+
+TEST(EnvCommand, WorksWhereNoProgramIsFound) {
+  const Outcome outcome = run_lockstep({"env"}, {"PATH=/nonexistent"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+}
+
+TEST(EnvCommand, ExplainsWhereEachSettingComesFrom) {
+  const Outcome outcome = run_lockstep({"env", "--explain"}, {"LOCKSTEP_MAX_RESTARTS=2"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(outcome.out, ContainsRegex("max_restarts +2 +LOCKSTEP_MAX_RESTARTS\n"));
+  EXPECT_THAT(
+      run_lockstep({"env"}, {"LOCKSTEP_MAX_RESTARTS=2"}).out,
+      HasSubstr("config:       max_restarts=2 (LOCKSTEP_MAX_RESTARTS)\n"));
+  json_of({"env", "--explain"}, 0, "lockstep.env.explain/1");
+  const Outcome wrong = run_lockstep({"env", "--explain"}, {"LOCKSTEP_MAX_RESTARTS=some"});
+  EXPECT_EQ(wrong.code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("LOCKSTEP_MAX_RESTARTS"));
+}
+
+TEST(EnvCommand, TakesNoWords) {
+  const Json json = json_of({"env", "x"}, 2, "lockstep.env/1");
+  EXPECT_THAT(json["error"].get<std::string>(), HasSubstr("got 'x', expected no words"));
+}
+
+TEST(EstimateMemoryCommand, ReadsAFileAndSaysItInTablesAndJson) {
+  const Outcome outcome = run_lockstep({"estimate-memory", kModel, "--ranks", "2,4"});
+  EXPECT_EQ(outcome.code, 0) << outcome.err;
+  EXPECT_THAT(
+      outcome.out,
+      AllOf(
+          HasSubstr("755 parameters, 9 numbers in buffers"),
+          HasSubstr("2 ranks on 1 host"),
+          HasSubstr("4 ranks on 1 host"),
+          HasSubstr("Not counted: activations")));
+  const Json json = json_of({"estimate-memory", kModel}, 0, "lockstep.estimate-memory/1");
+  EXPECT_EQ(json["dtypes"][0]["training"]["most_bytes"], 12240);
+  EXPECT_EQ(json["zero"].size(), 8U);
+}
+
+TEST(EstimateMemoryCommand, RefusesWhatMakesNoSense) {
+  const std::vector<std::pair<std::vector<std::string>, std::string>> calls = {
+      {{}, "of which model?"},
+      {{kModel, "--parameters", "7b"}, "of which model?"},
+      {{"--parameters", "7x"}, "[--parameters] got 7x"},
+      {{"--parameters", "7b", "--ranks", "3", "--hosts", "2"}, "do not divide among 2 hosts"},
+      {{"--parameters", "7b", "--ranks", "0"}, "--ranks got '0'"},
+      {{"--parameters", "7b", "--dtypes", "float33"}, "did you mean 'float32'?"},
+      {{"--parameters", "7b", "--optimizer", "adafactor"}, "depends on the shapes"},
+      {{"--parameters", "7b", "--optimizer", "adagard"}, "adagard"},
+      {{kModel, "--largest-layer", "5"}, "--largest-layer goes with --parameters"},
+      {{"/no/such/file"}, "is not there"}};
+  for (const auto& [rest, why] : calls) {
+    std::vector<std::string> words = {"estimate-memory"};
+    words.insert(words.end(), rest.begin(), rest.end());
+    const Json json = json_of(words, 2, "lockstep.estimate-memory/1");
+    EXPECT_THAT(json["error"].get<std::string>(), HasSubstr(why));
+  }
+  const TestFolder folder;
+  std::ofstream(folder / "torn.safetensors") << "abc";
+  json_of(
+      {"estimate-memory", (folder / "torn.safetensors").string()}, 1, "lockstep.estimate-memory/1");
+}
+
+/// A `lockstep` in a folder of its own, with checks of the test's making beside it.
+class MadeUpSelfTest : public testing::Test {
+ protected:
+  MadeUpSelfTest() { fs::copy_file(kLockstep, folder_ / "lockstep"); }
+  Outcome run(const std::string& script, const std::vector<std::string>& more = {}) const {
+    std::ofstream(folder_ / "lockstep_selftest") << "#!/bin/sh\n" << script;
+    fs::permissions(folder_ / "lockstep_selftest", fs::perms::owner_all);
+    std::vector<std::string> words = {(folder_ / "lockstep").string(), "test"};
+    words.insert(words.end(), more.begin(), more.end());
+    return run_command(words, {"TMPDIR=" + folder_.path().string()});
+  }
+  /// Folders that runs have left.
+  std::vector<std::string> left() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder_.path())) {
+      if (entry.is_directory()) {
+        names.push_back(entry.path());
+      }
+    }
+    return names;
+  }
+  TestFolder folder_;
+};
+
+TEST_F(MadeUpSelfTest, AFailureEndsWithOneAndItsWords) {
+  const Outcome outcome =
+      run("[ $RANK = 0 ] || exit 0\n"
+          "echo '  FAIL  ring'\n"
+          "echo '{\"name\":\"ring\",\"ok\":false,\"failures\":[{\"rank\":1,\"message\":\"x: got 1, "
+          "expected 2\"}]}' >$1/checks.jsonl\n",
+          {"--json"});
+  EXPECT_EQ(outcome.code, 1);
+  const Json json = Json::parse(outcome.out.substr(outcome.out.find("\n{") + 1));
+  EXPECT_EQ(json["ok"], false);
+  EXPECT_EQ(json["checks"][0]["failures"][0]["message"], "x: got 1, expected 2");
+  EXPECT_THAT(left(), testing::IsEmpty());
+}
+
+TEST_F(MadeUpSelfTest, ARankThatDiesIsAFailure) {
+  const Outcome outcome = run("[ $RANK = 0 ] || kill -9 $$\nsleep 600\n");
+  EXPECT_EQ(outcome.code, 1);
+  EXPECT_THAT(outcome.out, HasSubstr("(code 137)"));
+  EXPECT_THAT(outcome.err, HasSubstr("rank 1"));
+  EXPECT_THAT(left(), testing::IsEmpty());
+}
+
+TEST_F(MadeUpSelfTest, WithoutTheProgramSaysWhereItWasSought) {
+  const Outcome outcome = run_command({(folder_ / "lockstep").string(), "test"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(
+      outcome.err,
+      AllOf(HasSubstr((folder_ / "lockstep_selftest").string()), HasSubstr("libexec/lockstep")));
+}
+
+TEST(SelfTestCommand, HoldsOnThisMachine) {
+  const Outcome outcome = run_lockstep({"test"});
+  EXPECT_EQ(outcome.code, 0) << outcome.out << outcome.err;
+  EXPECT_EQ(outcome.err, "");
+  for (const char* check :
+       {"all_reduce",
+        "reduce_scatter",
+        "all_gather",
+        "all_to_all",
+        "broadcast",
+        "gather",
+        "scatter",
+        "send_recv",
+        "sharding",
+        "random",
+        "data_parallel",
+        "checkpoint"}) {
+    EXPECT_THAT(outcome.out, ContainsRegex("  ok    " + std::string(check) + " +[0-9.]+ ms"));
+  }
+  EXPECT_THAT(outcome.out, HasSubstr("lockstep test of 2 ranks: 17 checks hold\n"));
+}
+
+TEST(SelfTestCommand, SaysTheSameAsJsonForAnyNumberOfRanks) {
+  const Json json = json_of({"test", "-n", "3"}, 0, "lockstep.test/1");
+  EXPECT_EQ(json["ranks"], 3);
+  EXPECT_EQ(json["checks"].size(), 17U);
+  for (const Json& check : json["checks"]) {
+    EXPECT_EQ(check["ok"], true) << check;
+  }
+}
+
+TEST(ShellFiles, AreAcceptedByTheirReaders) {
+  const TestFolder folder;
+  for (const std::string shell : {"bash", "zsh", "fish"}) {
+    const Outcome script = run_lockstep({"completion", shell});
+    EXPECT_EQ(script.code, 0) << script.err;
+    const std::string file = (folder / shell).string();
+    std::ofstream(file) << script.out;
+    if (run_command({"sh", "-c", "command -v " + shell}).code == 0) {
+      const Outcome read = run_command({shell, "-n", file});
+      EXPECT_EQ(read.code, 0) << shell << ": " << read.err;
+      EXPECT_EQ(read.err, "");
+    }
+  }
+  std::ofstream((folder / "lockstep.1").string()) << run_lockstep({"man"}).out;
+  if (run_command({"sh", "-c", "command -v man"}).code == 0) {
+    const Outcome page = run_command(
+        {"man", "-l", "--warnings", "-E", "UTF-8", "-Tutf8", (folder / "lockstep.1").string()},
+        {"LC_ALL=C.UTF-8", "MANWIDTH=120"});
+    EXPECT_EQ(page.code, 0);
+    EXPECT_EQ(page.err, "");
+  }
+}
+
+TEST(ShellFiles, BashCompletesTheRealCommands) {
+  const std::string script =
+      "source <(" + kLockstep +
+      " completion bash); COMP_WORDS=(lockstep estimate-memory --optimizer adamw); COMP_CWORD=3; "
+      "_lockstep; echo \"${COMPREPLY[@]}\"";
+  EXPECT_EQ(run_command({"bash", "-c", script}).out, "adamw\n");
+}
+
+TEST(ShellFiles, AShellThatIsNotNamedIsAskedFor) {
+  const Outcome outcome = run_lockstep({"completion"});
+  EXPECT_EQ(outcome.code, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("expected one of bash, zsh, fish"));
+}
+
+}  // namespace
+}  // namespace lockstep::e2e
