@@ -86,7 +86,7 @@ TEST_F(CheckpointReports, ListNamesAllAndMarksTheNewest) {
       AllOf(
           HasSubstr("    step_9          1     7      1      4"),
           HasSubstr("  * step_10         2     -      1      1"),
-          HasSubstr("not valid: [model.safetensors] is not the file that was written"),
+          HasSubstr("not valid: [model.safetensors] has the wrong size"),
           HasSubstr("    other           -     -      -      -      -  not valid: is no")));
 }
 
@@ -112,7 +112,7 @@ TEST_F(CheckpointReports, NameACheckpointThatIsALinkAndWhatIsNone) {
       AllOf(
           HasSubstr("checkpoint_1: complete"),
           HasSubstr("checkpoint_2: damaged\n  is a symbolic link to /no/such/disk"),
-          HasSubstr("checkpoint_3: damaged\n  is no folder")));
+          HasSubstr("checkpoint_3: damaged\n  is not a folder")));
   EXPECT_THAT(
       [&] { show_report(folder_ / "checkpoint_2"); },
       ThrowsMessage<ConfigError>(HasSubstr("is a symbolic link to /no/such/disk")));
@@ -199,7 +199,7 @@ TEST_F(CheckpointReports, VerifyNamesEveryDamagedFileAndTensor) {
       AllOf(
           HasSubstr("bad: damaged\n  [model.safetensors: \"w\"] is damaged"),
           HasSubstr("\n  [state.json] cannot be opened"),
-          HasSubstr("torn: damaged\n  is no checkpoint")));
+          HasSubstr("torn: damaged\n  is not a checkpoint")));
 }
 
 TEST_F(CheckpointReports, DiffOfTheSameContentIsNone) {

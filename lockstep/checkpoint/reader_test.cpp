@@ -164,7 +164,7 @@ TEST_F(ReaderTest, DoesNotOpenWithAFileReplacedByALinkOrAPipe) {
   does_not_open("state.json] is a symbolic link");
   fs::remove(path_ / "state.json");
   ASSERT_EQ(mkfifo((path_ / "state.json").c_str(), 0600), 0);
-  does_not_open("state.json] is no regular file");
+  does_not_open("state.json] is not a regular file");
 }
 
 TEST_F(ReaderTest, KnowsNothingOfFilesTheManifestDoesNotList) {
@@ -177,8 +177,8 @@ TEST_F(ReaderTest, KnowsNothingOfFilesTheManifestDoesNotList) {
 }
 
 TEST_F(ReaderTest, DoesNotOpenWhatIsNoCheckpoint) {
-  refuses([&] { Reader reader(folder_.path()); }, "is no checkpoint");
-  refuses([&] { Reader reader(folder_ / "absent"); }, "is no checkpoint");
+  refuses([&] { Reader reader(folder_.path()); }, "is not a checkpoint");
+  refuses([&] { Reader reader(folder_ / "absent"); }, "is not a checkpoint");
   fs::remove(path_ / "manifest.json");
   does_not_open("is not a checkpoint; it has no manifest.json");
 }

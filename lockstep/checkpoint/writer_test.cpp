@@ -128,9 +128,10 @@ TEST_P(WriterTest, MetaThatCannotBeStoredFailsAll) {
         Writer writer(group, target_);
         writer.commit({{"loss", std::numeric_limits<double>::infinity()}});
       },
-      "infinity");
+      "infinite");
   everyone_refuses(
-      [&](const Group& group) { Writer(group, target_).commit(3); }, "an object for meta");
+      [&](const Group& group) { Writer(group, target_).commit(3); },
+      "got meta of type number, expected an object");
   EXPECT_THAT(storage::names_in(folder_.path()), IsEmpty());
 }
 
@@ -162,11 +163,11 @@ TEST_P(WriterTest, OnlyACheckpointIsEverOverwritten) {
   fs::create_directory(target_);
   storage::write_bytes(target_ / "thesis.tex", "precious");
   const auto overwrite = [&](const Group& group) { save(group, target_, 1, {.overwrite = true}); };
-  everyone_refuses(overwrite, "is no checkpoint");
+  everyone_refuses(overwrite, "is not a checkpoint");
   EXPECT_EQ(storage::read_bytes(target_ / "thesis.tex"), "precious");
   fs::rename(target_, folder_ / "elsewhere");
   fs::create_directory_symlink(folder_ / "elsewhere", target_);
-  everyone_refuses(overwrite, "is no checkpoint");
+  everyone_refuses(overwrite, "is not a checkpoint");
   fs::remove(target_);
   fs::create_directory(target_);  // Empty: nothing to lose.
   ranks(GetParam(), overwrite);
@@ -183,7 +184,7 @@ TEST_P(WriterTest, RefusesTargetsThatCannotBe) {
   everyone_refuses([&](const Group& group) { save(group, folder_ / "file" / "x", 1); }, "file");
   everyone_refuses(
       [&](const Group& group) { save(group, "/proc/nowhere/step_1", 1); }, "/proc/nowhere");
-  everyone_refuses([&](const Group& group) { save(group, folder_ / "..", 1); }, "no name");
+  everyone_refuses([&](const Group& group) { save(group, folder_ / "..", 1); }, "not a valid name");
 }
 
 TEST(Writer, RefusesOneFileTwiceAndNamesThatAreNotPlain) {

@@ -69,7 +69,7 @@ TEST(Manifest, RefusesAnotherVersionAndNamesBoth) {
         json["what version 2 adds"] = 1;
       }),
       "got \"2\", expected 1");
-  refuses(changed([](Json& json) { json["version"] = "1"; }), "got version");
+  refuses(changed([](Json& json) { json["version"] = "1"; }), R"(got "\"1\"", expected 1)");
   refuses(changed([](Json& json) { json.erase("version"); }), "and a version");
   refuses(changed([](Json& json) { json["format"] = "other"; }), "lockstep-checkpoint");
 }
@@ -161,7 +161,7 @@ TEST(Manifest, IsReadFromARegularFileOnly) {
   const TestFolder folder;
   EXPECT_THAT(
       [&] { read_manifest(folder.path()); },
-      ThrowsMessage<CheckpointError>(HasSubstr("holds no manifest.json")));
+      ThrowsMessage<CheckpointError>(HasSubstr("has no manifest.json")));
   write_bytes(folder / "real.json", render_manifest("m", example()));
   std::filesystem::create_symlink("real.json", folder / kManifestName);
   EXPECT_THAT(

@@ -101,7 +101,7 @@ class StructureCheck {
     faults_.emplace_back(
         (checkpoint_.path() / file).string(),
         fmt::format(
-            "is not listed in {}, which has the value {}; try an earlier checkpoint",
+            "is not listed in {}; expected it because of its {}; try an earlier checkpoint",
             kManifestName,
             because));
     return false;

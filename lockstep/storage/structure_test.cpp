@@ -105,12 +105,12 @@ TEST_F(Structure, AFileThatAStateNeedsAndTheManifestDoesNotListIsAFault) {
     SCOPED_TRACE(file);
     save("checkpoint_1", {{"a", {{4}, 0}}}, {{"a", {{4}, 2}}});
     unlist(file);
-    expect_fault(file, "is not listed in manifest.json, which has the value ");
+    expect_fault(file, "is not listed in manifest.json; expected it because of its ");
   }
   save("checkpoint_1", {{"a", {{4}, 0}}}, {{"a", {{4}, 2}}});
   edit_manifest(
       folder_ / "checkpoint_1", [](Json& manifest) { manifest["meta"]["models"] = 60000; });
-  expect_fault("model_1.safetensors", "as its meta.models says");
+  expect_fault("model_1.safetensors", "because of its meta.models");
 }
 
 TEST_F(Structure, SlicesThatAreNotTheirTensorAreAFault) {

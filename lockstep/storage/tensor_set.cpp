@@ -99,7 +99,7 @@ std::vector<std::string> file_names(const StoredCheckpoint& checkpoint, const st
       throw CheckpointError(
           checkpoint.path() / expected,
           fmt::format(
-              "is missing; {} has {} of {} parts",
+              "is missing; {} lists {} of {} parts",
               kManifestName,
               parts.size(),
               parts.front().count));

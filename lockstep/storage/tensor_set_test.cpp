@@ -189,7 +189,7 @@ TEST_F(TensorSetTest, EachElementMustLieInExactlyOneSlice) {
   refuses(
       {{"opt.safetensors", first}},
       "opt.safetensors: \"w\"]",
-      "leave a hole; these are elements 5 to 12");
+      "have a gap; these are elements 5 to 12");
   const TestFile empty = sliced({slice("w", 0, 0)}, {{"w", {{4, 3}, 0}}});
   refuses({{"opt.safetensors", empty}}, "opt.safetensors", "these are elements 0 to 12");
   refuses(

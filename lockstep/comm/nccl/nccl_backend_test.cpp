@@ -271,7 +271,7 @@ TEST(NcclBackend, TensorsOfAnotherDeviceAreRefused) {
           [](Rank& rank) {
             rank.run({.op = Op::kAllReduce, .output = at::ones({3}).to(test_device(1))});
           }),
-      Each(AllOf(HasSubstr("works on test:0"), HasSubstr("got a tensor on test:1"))));
+      Each(AllOf(HasSubstr("expected test:0"), HasSubstr("got test:1"))));
 }
 
 }  // namespace

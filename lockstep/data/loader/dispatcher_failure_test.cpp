@@ -173,7 +173,7 @@ TEST(Dispatcher, ARankThatLeavesItsLoopLaterThanOthersSaysWhatItWaitsFor) {
       said_by_a_rank_that_leaves_late(0),
       ElementsAre(AllOf(
           HasSubstr("[rank 0] warning"),
-          HasSubstr("waiting for the other ranks at batch 4 of epoch 0"))));
+          HasSubstr("waits for the other ranks at batch 4 of epoch 0"))));
 }
 
 TEST(Dispatcher, WhatFailedIsNoEndOfThePassWhenAskedForAgain) {

@@ -63,7 +63,7 @@ TEST_F(Catalog, SkipsTornOnesAndSaysWhy) {
   EXPECT_EQ(newest.skipped[0].path, folder_ / "empty");
   EXPECT_THAT(newest.skipped[0].why, HasSubstr("no manifest.json"));
   EXPECT_EQ(newest.skipped[1].path, temporary);
-  EXPECT_THAT(newest.skipped[1].why, HasSubstr("did not end"));
+  EXPECT_THAT(newest.skipped[1].why, HasSubstr("was interrupted"));
   EXPECT_EQ(newest.skipped[2].path, truncated);
   EXPECT_THAT(newest.skipped[2].why, HasSubstr("got 1 bytes"));
   EXPECT_EQ(newest.skipped[3].path, no_manifest);
@@ -153,7 +153,7 @@ TEST_F(Catalog, NamesWhateverIsCalledLikeACheckpointAndIsNone) {
       "is a symbolic link to /no/such/disk, which does not exist",
       "which cannot be reached: Too many levels of symbolic links",
       "is not a folder; a checkpoint is a folder",
-      "checkpoint_6, which is no folder"};
+      "checkpoint_6, which is not a folder"};
   for (size_t i = 0; i < reasons.size(); ++i) {
     EXPECT_THAT(skipped[i].why, HasSubstr(reasons[i]));
     EXPECT_EQ(listed[i].why, skipped[i].why);
@@ -200,7 +200,7 @@ TEST_F(Catalog, ListsCheckpointsInTheOrderOfTheirCommitsAndThenTheRest) {
   EXPECT_THAT(listed[1].why, HasSubstr("got 1 bytes"));
   EXPECT_EQ(listed[2].path, folder_ / "step_10");
   EXPECT_EQ(listed[3].path, temporary);
-  EXPECT_THAT(listed[3].why, HasSubstr("did not end"));
+  EXPECT_THAT(listed[3].why, HasSubstr("was interrupted"));
   EXPECT_EQ(listed[4].path, folder_ / "empty");
   EXPECT_FALSE(listed[4].manifest);
   EXPECT_THAT(list_checkpoints(folder_ / "absent"), IsEmpty());

@@ -44,7 +44,7 @@ class ReadErrors : public testing::Test {
     return testing::Property(
         &CheckpointError::what,
         AllOf(
-            HasSubstr("model.safetensors: \"long\"] cannot be read: the file became shorter"),
+            HasSubstr("model.safetensors: \"long\"] cannot be read: the file was truncated"),
             HasSubstr("try an earlier checkpoint")));
   }
 
