@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Writes iterable.json: batches of Accelerate's loaders of iterable data, for
-lockstep/data/{stream_loader,dispatcher}_test.cpp.
+lockstep/data/loader/{stream_loader,dispatcher}_test.cpp.
 
 Run with torch and accelerate installed (made with torch 2.13.0 and accelerate 1.15.0):
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes sharding.json: indices of Accelerate's samplers, for lockstep/data/{shard,sampler}_test.cpp.
+"""Writes sharding.json: indices of Accelerate's samplers, for lockstep/data/order/{shard,sampler}_test.cpp.
 
 Run with torch and accelerate installed (made with torch 2.13.0 and accelerate 1.15.0):
 

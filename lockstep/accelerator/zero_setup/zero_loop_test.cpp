@@ -222,7 +222,7 @@ TEST(ZeroLoop, NothingCanBeAddedToWhatRanksHaveDivided) {
       for (int attempt = 0; attempt < 2; ++attempt) {
         EXPECT_THAT(
             [&] { updated.step(); },
-            ThrowsMessage<ConfigError>(HasSubstr("was added to what ranks have divided")))
+            ThrowsMessage<ConfigError>(HasSubstr("was added to a sharded optimizer")))
             << "stage " << number;
       }
     });

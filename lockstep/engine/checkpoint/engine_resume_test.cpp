@@ -58,7 +58,7 @@ TEST(EngineResume, AFolderThatIsNoCheckpointIsNeverReplaced) {
   on_engines(2, simple_config(1), [&](TestEngine& engine, EngineNet&) {
     EXPECT_THAT(
         [&] { engine.save_checkpoint(folder.path(), "mine"); },
-        ThrowsMessage<CheckpointError>(HasSubstr("is no checkpoint")));
+        ThrowsMessage<CheckpointError>(HasSubstr("is not a checkpoint")));
   });
   EXPECT_TRUE(std::filesystem::exists(folder / "mine" / "notes.txt"));
 }

@@ -10,7 +10,7 @@
 namespace lockstep::launcher {
 namespace {
 
-constexpr auto kRetryInterval = std::chrono::milliseconds(10);
+constexpr auto kStoreRetryInterval = std::chrono::milliseconds(10);
 
 }  // namespace
 
@@ -48,7 +48,7 @@ void StoreRelay::connect(uint64_t number) {
     remove(number);
   } else {
     connection.timer =
-        reactor_.at(Clock::now() + kRetryInterval, [this, number] { connect(number); });
+        reactor_.at(Clock::now() + kStoreRetryInterval, [this, number] { connect(number); });
   }
 }
 

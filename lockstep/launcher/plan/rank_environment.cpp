@@ -120,7 +120,7 @@ std::vector<std::string> rank_environment(
   for (const std::string& entry : inherited) {
     const std::string_view name = std::string_view(entry).substr(0, entry.find('='));
     sets_buffering = sets_buffering || name == "PYTHONUNBUFFERED";
-    if (!is_of_launchers(name) && set.count(name) == 0) {
+    if (!is_launcher_variable(name) && set.count(name) == 0) {
       environment.push_back(entry);
     }
   }

@@ -5,11 +5,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "lockstep/optim/flat/share_of.h"
 #include "lockstep/optim/flat/update_batches.h"
 #include "lockstep/optim/update/plain_strategy.h"
-
-#include "lockstep/optim/flat/share_of.h"
 
 namespace lockstep::optim {
 namespace {

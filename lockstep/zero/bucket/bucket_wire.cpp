@@ -14,7 +14,7 @@ BucketWire::BucketWire(
     BucketComm comm, const flat::BucketPlan& plan, const at::TensorOptions& options, int64_t numel)
     : comm_(std::move(comm)), options_(options), numel_(numel) {
   if (comm_.parameters.size() > 1 && !comm_.kept_in_8_bits) {
-    gradient_dtype_ = plan.narrow;
+    gradient_dtype_ = plan.comm_dtype;
   }
   if (!comm_.comm_dtype_for_gradients_only) {
     dtype_ = gradient_dtype_;

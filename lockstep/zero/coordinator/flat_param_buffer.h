@@ -37,9 +37,9 @@ class AccessHandler {
 /// (`data_ptr` and functions built on it) while it is freed throws an error that says what to do.
 /// Tensors that autocast casts from a view are freed and restored with it (ParamCast).
 ///
-/// Only this folder and comm/sharded_param.h use the key. Cost: 1 to 4 us an operation on such a
-/// tensor, none on others. Thread safety: registration is thread-safe; the rest is up to its owner.
-/// After torchdistx's deferred initialisation, which used the key first.
+/// Only this folder and comm/tensor/sharded_param.h use the key. Cost: 1 to 4 us an operation on
+/// such a tensor, none on others. Thread safety: registration is thread-safe; the rest is up to its
+/// owner. After torchdistx's deferred initialisation, which used the key first.
 class FlatParamBuffer {
  public:
   /// Starts without memory. `freed_message`: the error for reading it while it is freed.

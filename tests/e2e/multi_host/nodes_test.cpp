@@ -167,7 +167,8 @@ TEST_F(Nodes, KnowOfTheOthersRanksWhatTheyKnowOfTheirOwn) {
   std::vector<std::string> slow = training("slow", fault_of_rank_3);
   slow.emplace_back("80");
   EXPECT_THAT(
-      err_at_node_0(slow), testing::ContainsRegex("rank 3 on [^ ]+ is slow: the others spend"));
+      err_at_node_0(slow),
+      testing::ContainsRegex("rank 3 on [^ ]+ is slow: the other ranks spend"));
   EXPECT_THAT(
       err_at_node_0(training("leave", fault_of_rank_3)),
       HasSubstr("rank 3 had left the job before, after step 5; all ranks must"));
@@ -182,7 +183,7 @@ TEST_F(Nodes, EndWith124OnAllHostsAtTheTimeLimit) {
   EXPECT_EQ(at_first.code, 124) << at_first.err;
   EXPECT_THAT(
       at_first.err,
-      AllOf(HasSubstr("it has run for 1.5 s, its time limit"), Not(HasSubstr("restart"))));
+      AllOf(HasSubstr("it reached its time limit of 1.5 s"), Not(HasSubstr("restart"))));
   EXPECT_EQ(at_second.code, 124);
 }
 
@@ -198,8 +199,8 @@ TEST_F(Nodes, AreKilledAtOnceByASecondSignalToOne) {
   first.rank_pid(0);
   second.rank_pid(2);
   second.send(SIGTERM);
-  first.await_err("SIGTERM received and passed on");
-  second.await_err("SIGTERM received and passed on");
+  first.await_err("SIGTERM received and forwarded");
+  second.await_err("SIGTERM received and forwarded");
   second.send(SIGTERM);
   EXPECT_EQ(first.wait().code, 143);
   EXPECT_EQ(second.wait().code, 143);
@@ -228,7 +229,7 @@ TEST_F(Nodes, SayWhoDoesNotCome) {
   LockstepRun& first = start(0, {"--join-timeout", "1", "true"});
   const Outcome outcome = first.wait();
   EXPECT_EQ(outcome.code, 1);
-  EXPECT_THAT(outcome.err, HasSubstr("node 1 of 2 did not come to 127.0.0.1 port"));
+  EXPECT_THAT(outcome.err, HasSubstr("node 1 of 2 did not connect to 127.0.0.1 port"));
 }
 
 /// Returns the addresses at which sockets of this machine listen at `port`, as in /proc/net/tcp.
@@ -275,7 +276,7 @@ TEST_F(Nodes, RefuseAMasterAddressThatIsNotThisMachines) {
 TEST_F(Nodes, SayThatNode0IsNotThere) {
   const Outcome outcome = start(1, {"--join-timeout", "1", "true"}).wait();
   EXPECT_EQ(outcome.code, 1);
-  EXPECT_THAT(outcome.err, HasSubstr("node 0 was not to be reached at 127.0.0.1 port"));
+  EXPECT_THAT(outcome.err, HasSubstr("node 0 could not be reached at 127.0.0.1 port"));
 }
 
 /// In Kubernetes names appear after their pods, and may first have the address of a deleted pod.
@@ -324,14 +325,15 @@ TEST_F(Nodes, WaitForANameThatAppearsLater) {
       outcome.err,
       AllOf(
           HasSubstr("the address 'later.test' cannot be resolved"),
-          HasSubstr("it is looked up again for up to 120 s (--join-timeout)")));
+          HasSubstr("retrying for up to 120 s (--join-timeout)")));
 }
 
 TEST_F(Nodes, OfAnotherJobAreTurnedAway) {
   LockstepRun& first = start(0, {LAUNCH_FIXTURE, "hold"});
   const Outcome stranger = start(1, {"true"}, "another_token_1234").wait();
   EXPECT_EQ(stranger.code, 2);
-  EXPECT_THAT(stranger.err, HasSubstr("another token is needed here; is it of another job?"));
+  EXPECT_THAT(
+      stranger.err, HasSubstr("this job has another token; check that it belongs to the same job"));
   const Outcome second_job = start(0, {"true"}).wait();
   EXPECT_EQ(second_job.code, 2);
   EXPECT_THAT(second_job.err, HasSubstr("another job may use it"));
@@ -346,7 +348,7 @@ TEST_F(Nodes, NeedAToken) {
   const Outcome outcome = start(0, {"true"}, "short").wait();
   EXPECT_EQ(outcome.code, 2);
   EXPECT_THAT(
-      outcome.err, AllOf(HasSubstr("LOCKSTEP_JOB_TOKEN can be no token"), HasSubstr("export ")));
+      outcome.err, AllOf(HasSubstr("LOCKSTEP_JOB_TOKEN is no valid token"), HasSubstr("export ")));
 }
 
 /// Idle connections and connections with other data stay open all the time.
@@ -369,7 +371,7 @@ TEST_F(Nodes, MeetThroughACrowdOfStrangers) {
   const Outcome at_first = first.wait();
   EXPECT_EQ(at_first.code, 0) << at_first.err;
   EXPECT_EQ(second.wait().code, 0);
-  EXPECT_THAT(at_first.err, HasSubstr("turned away"));
+  EXPECT_THAT(at_first.err, HasSubstr("refused 1 connection at port"));
 }
 
 /// A user's start-up file on an unreachable disk can block ssh like this.
