@@ -2,6 +2,7 @@
 #include "cli/config/questionnaire.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
 #include <utility>
 #include <vector>
@@ -19,7 +20,7 @@ using config::SettingSpec;
 using config::SettingType;
 
 /// Settings whose questions come first, in this order, after those about hosts and processes.
-const std::vector<std::string> kFirst = {
+constexpr std::array kFirst = {
     "mixed_precision", "zero_stage", "max_restarts", "log_dir", "debug", "deepspeed_config_file"};
 
 const SettingSpec& spec_of(const std::string& name) {
@@ -40,7 +41,7 @@ class Questionnaire {
       ask_machines();
     }
     ask_processes();
-    for (const std::string& name : kFirst) {
+    for (const char* name : kFirst) {
       ask(spec_of(name));
     }
     for (const SettingSpec& spec : config::all_settings()) {

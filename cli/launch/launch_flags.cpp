@@ -46,10 +46,10 @@ void add_option(CLI::App& command, const SettingSpec& spec, Value& value) {
 }
 
 template <typename Member>
-constexpr bool is_flag_value = std::is_same_v<Member, int config::JobOptions::*> ||
-                               std::is_same_v<Member, bool config::JobOptions::*> ||
-                               std::is_same_v<Member, double config::JobOptions::*> ||
-                               std::is_same_v<Member, std::string config::JobOptions::*>;
+constexpr bool kIsFlagValue = std::is_same_v<Member, int config::JobOptions::*> ||
+                              std::is_same_v<Member, bool config::JobOptions::*> ||
+                              std::is_same_v<Member, double config::JobOptions::*> ||
+                              std::is_same_v<Member, std::string config::JobOptions::*>;
 
 }  // namespace
 
@@ -58,7 +58,7 @@ void add_launch_flags(CLI::App& command, LaunchFlags& flags) {
     if (std::holds_alternative<std::monostate>(spec.text)) {
       std::visit(
           [&](auto member) {
-            if constexpr (is_flag_value<decltype(member)>) {
+            if constexpr (kIsFlagValue<decltype(member)>) {
               add_option(command, spec, flags.options.*member);
             } else {
               LOCKSTEP_ASSERT(false, "a flag that no member holds: " + spec.flags);

@@ -89,9 +89,8 @@ class Accelerator {
   ///   project_dir, ConfigError.
   /// - A schedule (schedule::warmup_cosine(...)) becomes a lockstep::Scheduler of the optimizers in
   ///   the same call, or of all prepared ones if the call has none.
-  /// - A data::Loader stays the same loader. It delivers this process's share, on device() unless
-  /// it
-  ///   has a device of its own.
+  /// - A data::Loader stays the same loader. It delivers this process's share, on device() or on
+  ///   the loader's own device.
   template <typename... Objects>
   auto prepare(Objects&&... objects) {
     auto prepared = preparer().prepare(std::forward<Objects>(objects)...);

@@ -134,14 +134,14 @@ std::filesystem::path EngineCore::save_checkpoint(
     const std::filesystem::path& save_dir,
     std::optional<CheckpointTag> tag,
     const SaveCheckpointOptions& options) {
-  return live()->checkpointer.save(save_dir, tag, options);
+  return live()->checkpointer.save(save_dir, std::move(tag), options);
 }
 
 LoadedCheckpoint EngineCore::load_checkpoint(
     const std::filesystem::path& load_dir,
     std::optional<CheckpointTag> tag,
     const LoadCheckpointOptions& options) {
-  return live()->checkpointer.load(load_dir, tag, options);
+  return live()->checkpointer.load(load_dir, std::move(tag), options);
 }
 
 // --- full values
@@ -194,6 +194,8 @@ void EngineCore::destroy() {
   (*parts_)->context->accelerator->wait_for_save();
   const std::shared_ptr<Parts> parts = std::exchange(*parts_, nullptr);
   parts->backward->drop_unfinished_backward();  // It refers to the Accelerator.
+  parts->update.reset_grad_norm();
+  parts->monitor.release();
   parts->context->release();
 }
 

@@ -86,7 +86,9 @@ void FlatOptimizer::adopt_parameters() {
 }
 
 void FlatOptimizer::follow_parameters() {
-  discard_speculative();
+  if (layout_->has_moved_parameters()) {
+    discard_speculative();
+  }
   layout_->follow_parameters();
 }
 

@@ -143,7 +143,7 @@ TEST(Schedule, RefusesOptionsWithoutSenseAtConstruction) {
       {"step_size_up", [] { cyclic({.base_lr = {0}, .max_lr = {1}, .step_size_up = 0}); }},
       {"step_size_down", [] { cyclic({.base_lr = {0}, .max_lr = {1}, .step_size_down = -1}); }},
       {"a momentum", [] { cyclic({.base_lr = {0}, .max_lr = {1}, .max_momentum = {1.5}}); }},
-      {"disagree",
+      {"two lists have different numbers of parameter groups",
        [] {
          cyclic({.base_lr = {0, 0}, .max_lr = {1, 1, 1}});
        }},

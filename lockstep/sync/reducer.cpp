@@ -89,6 +89,7 @@ void Reducer::set_join_coordinator(
     std::shared_ptr<JoinCoordinator> join_coordinator, size_t model, bool defer) {
   join_coordinator_ = std::move(join_coordinator);
   model_ = model;
+  is_announced_ = false;
   reduction_.set_deferred(defer);
 }
 

@@ -81,9 +81,20 @@ void Checkpointer::load(const fs::path& folder, const LoadStateOptions& options)
   }
   loaded_ = true;
   preemption_.restart();
-  loader_.load(folder, options);
+  const auto steps = [this] {
+    return objects_.optimizers.empty() ? int64_t{0} : objects_.optimizers.front().steps();
+  };
+  const int64_t steps_before = steps();
+  try {
+    loader_.load(folder, options);
+  } catch (...) {
+    if (steps() != steps_before) {  // The optimizers are loaded, and a later object failed.
+      steps_at_save_ = steps();
+    }
+    throw;
+  }
   if (options.optimizers && !options.models_only && !objects_.optimizers.empty()) {
-    steps_at_save_ = objects_.optimizers.front().steps();
+    steps_at_save_ = steps();
   }
 }
 

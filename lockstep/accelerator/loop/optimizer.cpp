@@ -293,7 +293,7 @@ void Optimizer::set_gradients_due(bool due) {
 void Optimizer::set_sharding(std::shared_ptr<zero::Sharding> sharding) {
   state_->sharding = std::move(sharding);
   auto* flat = dynamic_cast<optim::FlatOptimizer*>(state_->inner.get());
-  if (flat == nullptr || flat->speculative() == nullptr) {
+  if (flat == nullptr || flat->speculative() == nullptr || state_->sharding == nullptr) {
     return;
   }
   // A sharding may live longer than an optimizer of its user's.

@@ -11,6 +11,7 @@
 #include "lockstep/comm/log/comms_log.h"
 #include "lockstep/ds_config/ds_config.h"
 #include "lockstep/engine/profiler/module_tree.h"
+#include "lockstep/engine/profiler/step_report.h"
 #include "lockstep/engine/state/loss_scale.h"
 #include "lockstep/engine/state/micro_step_counter.h"
 #include "lockstep/zero/activation/activation_checkpointing.h"
@@ -40,7 +41,10 @@ struct EngineContext {
   std::shared_ptr<ActivationCheckpointing> activation_checkpointing;  ///< Null: not in the file.
   std::shared_ptr<DynamicLossScale> dynamic_loss_scale;  ///< With fp16 and no fixed scale.
   std::shared_ptr<CommsLog> comms_log;                   ///< With comms_logger.
-  bool saves_on_each_host = false;                       ///< Each host writes its own checkpoints.
+  /// Opens its monitors before the model is sharded, so that a folder that cannot be written fails
+  /// early.
+  std::unique_ptr<StepReport> report;
+  bool saves_on_each_host = false;  ///< Each host writes its own checkpoints.
   std::unique_ptr<Accelerator> accelerator;
   Optimizer optimizer;
   Scheduler scheduler;

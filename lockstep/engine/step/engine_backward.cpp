@@ -92,6 +92,7 @@ at::Tensor EngineBackward::scaled_for_reduction(const at::Tensor& part) const {
 }
 
 at::Tensor EngineBackward::backward(const at::Tensor& loss, const EngineBackwardOptions& options) {
+  monitor_.log_memory("before backward");
   const at::Tensor part = part_of_update("backward", loss, options.scale_wrt_gas);
   monitor_.begin_backward();
   BackwardOptions backward_options{.retain_graph = options.retain_graph, .computed = nullptr};
@@ -203,6 +204,7 @@ void EngineBackward::begin_program_backward(int64_t update) {
         "scale; call engine.scale(loss) again");
   }
   drop_unfinished_backward();
+  monitor_.log_memory("before backward");
   monitor_.begin_backward();
   if (defers_averaging()) {
     program_backward_no_sync_.emplace(context_.accelerator->no_sync());

@@ -13,6 +13,7 @@
 namespace lockstep {
 
 void EngineUpdate::step(const StepOptions& options) {
+  monitor_.log_memory("before step");
   const bool is_boundary = context_.counter.is_boundary();
   backward_.check_before_step();
   check_step(options, is_boundary);

@@ -16,8 +16,7 @@
 
 namespace lockstep {
 
-StepMonitor::StepMonitor(EngineContext& context)
-    : context_(context), report_(context.config, context.accelerator->is_main_process()) {}
+StepMonitor::StepMonitor(EngineContext& context) : context_(context), report_(*context.report) {}
 
 /// The profiled micro-step is the last of its update, so that forward, backward and step are of
 /// one.
@@ -69,7 +68,6 @@ void StepMonitor::end_forward(const Start& start) {
 }
 
 void StepMonitor::begin_backward() {
-  log_memory("before backward");
   backward_began_ = gradients_computed_at_ = now();
 }
 
@@ -109,7 +107,6 @@ void StepMonitor::add_loss(const at::Tensor& part) {
 }
 
 StepMonitor::Start StepMonitor::begin_step() {
-  log_memory("before step");
   return {now(), is_profiled()};
 }
 

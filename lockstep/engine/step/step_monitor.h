@@ -46,8 +46,15 @@ class StepMonitor {
   /// Reports the micro-step, and with `is_update` the update.
   void end_step(const Start& start, bool is_update);
 
+  /// Logs the memory in use, with memory_breakdown.
+  void log_memory(const char* when) const;
   /// Forgets the losses since the last update.
   void reset_loss() { loss_sum_.reset(); }
+  /// Drops all tensors, so that their memory can be freed.
+  void release() {
+    loss_sum_.reset();
+    profile_ = {};
+  }
   /// Restarts the throughput timer after a resume.
   void restart_throughput() {
     report_.restart_throughput(context_.counter.counts().global_samples);
@@ -56,12 +63,11 @@ class StepMonitor {
  private:
   bool is_profiled() const;
   Time synchronized_now() const;
-  void log_memory(const char* when) const;
   void report_profile();
   void report_update();
 
   EngineContext& context_;
-  StepReport report_;
+  StepReport& report_;
   StepTimers micro_step_;  ///< Since the last step().
   StepTimers update_;      ///< Of the micro-steps since the last update.
   Time backward_began_;

@@ -45,7 +45,7 @@ std::string names_of(const std::vector<PlannedHost>& hosts) {
 }
 
 /// Returns the command that runs `lockstep node` on `host`. Of the user's input it has only the
-/// host's name, the port and --starter-args; `lockstep` is this program's path there.
+/// host's name, the port and --launcher-args; `lockstep` is this program's path there.
 std::vector<std::string> ssh_command(
     const std::string& host, const JobOptions& options, const std::string& lockstep) {
   std::vector<std::string> command = {

@@ -150,13 +150,20 @@ void ParameterLayout::check_added(size_t group, const std::vector<at::Tensor>& a
   }
 }
 
+// Shared parameters must not move; the next step reports one that did.
+bool ParameterLayout::has_moved_parameters() const {
+  return !sharing_group_ && std::any_of(groups_.begin(), groups_.end(), [](const auto& group) {
+    return !group.flat.all_in_buffers();
+  });
+}
+
 void ParameterLayout::follow_parameters() {
   const c10::AutoGradMode no_grad(false);
   adopt();
   for (size_t group = 0; group < groups_.size(); ++group) {
     FlatGroup& flat = groups_[group].flat;
     if (flat.all_in_buffers() || sharing_group_) {
-      continue;  // Shared parameters must not move; the next step reports one that did.
+      continue;
     }
     const std::vector<FlatParameter> before = flat.items();
     flat = FlatGroup(rule_->traits().fields.size());

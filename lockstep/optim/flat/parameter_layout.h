@@ -71,6 +71,8 @@ class ParameterLayout {
 
   /// Lays out parameters that were added to the groups. ConfigError for invalid ones.
   void adopt();
+  /// Returns whether follow_parameters() would lay out a group again.
+  bool has_moved_parameters() const;
   /// Lays out moved parameters and their state again, for instance on another device.
   void follow_parameters();
   /// Moves all parameters and state, and later ones, to memory that the ranks of `ranks` share.

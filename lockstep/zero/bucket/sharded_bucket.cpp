@@ -87,7 +87,7 @@ void ShardedBucket::create_storage(
   }
 }
 
-void ShardedBucket::add_parameter(at::Tensor parameter) {
+void ShardedBucket::add_parameter(const at::Tensor& parameter) {
   // Ranks that own nothing of it take part in gathering a parameter created by zero_init, too.
   const Gathered gathered({parameter}, /*writes=*/false);
   const c10::impl::ExcludeDispatchKeyGuard own_work(comm::kShardedParamKey);

@@ -135,7 +135,7 @@ class ShardedBucket final : public ShardedUnit {
       ShardPlaces* places,
       const LowPrecisionPolicy& low_precision_policy);
   /// Moves a parameter to the next entry.
-  void add_parameter(at::Tensor parameter);
+  void add_parameter(const at::Tensor& parameter);
   /// The full values; of a sharded bucket only while it is unsharded.
   const at::Tensor& values() const { return full_ ? full_->values() : values_; }
   /// Returns this rank's shard as a part of the full values.

@@ -23,7 +23,6 @@
 #include "lockstep/base/host/address.h"
 #include "lockstep/base/test_folder.h"
 #include "lockstep/launcher/plan/rank_environment.h"
-#include "tests/e2e/launch_harness.h"
 
 namespace lockstep::e2e {
 namespace {
