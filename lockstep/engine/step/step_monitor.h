@@ -53,7 +53,7 @@ class StepMonitor {
   /// Drops all tensors, so that their memory can be freed.
   void release() {
     loss_sum_.reset();
-    profile_ = {};
+    profile_.clear();
   }
   /// Restarts the throughput timer after a resume.
   void restart_throughput() {
