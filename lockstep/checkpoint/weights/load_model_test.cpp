@@ -78,8 +78,8 @@ TEST(LoadCheckpointInModel, SaysAllThatIsWrongAtOnceAndChangesNothing) {
       ThrowsMessage<CheckpointError>(AllOf(
           HasSubstr("missing: lost; "),
           HasSubstr("unexpected: \"extra\"; "),
-          HasSubstr("wide is Float[2, 4], here Float[4, 2]"),
-          HasSubstr("fraction is Float[3], here Long[3]"))));
+          HasSubstr("wide is Float[2, 4], the model has Float[4, 2]"),
+          HasSubstr("fraction is Float[3], the model has Long[3]"))));
   EXPECT_THAT(
       [&] { load_checkpoint_in_model(model, saved.path(), {.strict = false}); },
       ThrowsMessage<CheckpointError>(AllOf(HasSubstr("different: "), Not(HasSubstr("lost")))));
