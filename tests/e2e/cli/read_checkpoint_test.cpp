@@ -186,7 +186,7 @@ TEST_F(ReadCheckpoint, PutsTogetherWhatTwoHostsSavedOnDisksOfTheirOwn) {
   const std::string second = path("disk1") + "/after_3";
   ASSERT_TRUE(fs::exists(second + "/model_part_of_rank_1.safetensors"));
   EXPECT_TRUE(read({first, second}) == merged(path("disk") + "/after_3"));
-  EXPECT_THAT(refusal(first), HasSubstr("got the parts of 1 of 2 ranks"));
+  EXPECT_THAT(refusal(first), HasSubstr("got the files of 1 ranks, expected 2"));
 }
 
 TEST_F(ReadCheckpoint, SeesDamageAndAPartThatIsNotListed) {

@@ -94,7 +94,7 @@ TEST(LaunchFromCode, RefusesInvalidOptions) {
   EXPECT_THAT(none.err, HasSubstr("got 0 ranks; expected at least 1"));
   const Outcome rank = run_lockstep(launch("2", {LAUNCH_SELF_FIXTURE, "results"}));
   EXPECT_EQ(rank.code, 2);
-  EXPECT_THAT(rank.err, HasSubstr("this process is rank "));
+  EXPECT_THAT(rank.err, HasSubstr("this process is already rank "));
 }
 
 TEST(SharedParameters, AreInTheMemoryOfAHostOnce) {
