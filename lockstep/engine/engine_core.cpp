@@ -132,16 +132,16 @@ data::LoaderOptions EngineCore::loader_options() const {
 
 std::filesystem::path EngineCore::save_checkpoint(
     const std::filesystem::path& save_dir,
-    std::optional<CheckpointTag> tag,
+    const std::optional<CheckpointTag>& tag,
     const SaveCheckpointOptions& options) {
-  return live()->checkpointer.save(save_dir, std::move(tag), options);
+  return live()->checkpointer.save(save_dir, tag, options);
 }
 
 LoadedCheckpoint EngineCore::load_checkpoint(
     const std::filesystem::path& load_dir,
-    std::optional<CheckpointTag> tag,
+    const std::optional<CheckpointTag>& tag,
     const LoadCheckpointOptions& options) {
-  return live()->checkpointer.load(load_dir, std::move(tag), options);
+  return live()->checkpointer.load(load_dir, tag, options);
 }
 
 // --- full values

@@ -117,7 +117,7 @@ class EngineCore {
   /// checkpoint.tag_validation decides; rank 0's counts. Returns the folder. Collective.
   std::filesystem::path save_checkpoint(
       const std::filesystem::path& save_dir,
-      std::optional<CheckpointTag> tag = std::nullopt,
+      const std::optional<CheckpointTag>& tag = std::nullopt,
       const SaveCheckpointOptions& options = {});
   /// Resumes from `<load_dir>/<tag>`, by default the tag in `latest`, saved by any number of ranks
   /// in any stage. Returns its folder and the client state. Without `latest`: a warning, and an
@@ -125,7 +125,7 @@ class EngineCore {
   /// fit.
   LoadedCheckpoint load_checkpoint(
       const std::filesystem::path& load_dir,
-      std::optional<CheckpointTag> tag = std::nullopt,
+      const std::optional<CheckpointTag>& tag = std::nullopt,
       const LoadCheckpointOptions& options = {});
 
   // --- full values

@@ -125,7 +125,7 @@ TEST_F(Damage, AManifestOfAnotherStepsCheckpoint) {
 TEST_F(Damage, ACheckpointOfANewerVersionIsNotGoneBackBehind) {
   edit_manifest(newest_, [](nlohmann::json& manifest) { manifest["version"] = 9; });
   const auto says_all =
-      AllOf(HasSubstr("checkpoint_2"), HasSubstr("version \"9\""), HasSubstr("newer"));
+      AllOf(HasSubstr("checkpoint_2"), HasSubstr("got \"9\""), HasSubstr("newer"));
   expect_refused(says_all);
   const Outcome outcome = run(damaged_, {"--resume"});
   EXPECT_EQ(outcome.code, kFailed);
