@@ -58,7 +58,7 @@ void data_sets() {
   use(data::Loader(Samples(), {.batch_size = 2}));
   // refused: this is a dataset of torch::data; wrap it
   use(data::Loader(torch::data::datasets::TensorDataset(at::ones({3})), {.batch_size = 2}));
-  // refused: a dataset of your own goes into a Loader as it is
+  // refused: pass your own dataset to the Loader directly
   use(data::Loader(data::from_torch(Samples()), {.batch_size = 2}));
 }
 

@@ -85,7 +85,10 @@ TEST_F(Slurm, HostsThatTheAllocationLacksAreRefused) {
     return;
   }
   EXPECT_EQ(outcome_.code, 2);
-  EXPECT_THAT(outcome_.err, HasSubstr("got 3, expected at most 2; ask salloc or sbatch for more"));
+  EXPECT_THAT(
+      outcome_.err,
+      HasSubstr("--nnodes 3 is more than the 2 nodes of the allocation; request more with -N of "
+                "salloc or sbatch"));
 }
 
 TEST_F(Slurm, AKilledRankEndsTheJobAndIsNamed) {

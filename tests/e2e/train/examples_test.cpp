@@ -56,7 +56,7 @@ TEST_F(Examples, ASlipInAnOptionIsAnsweredWithWhatWasExpected) {
       {{"--lr", "0"}, "invalid value '0' for --lr; expected a number above 0\n"},
       {{"--steps", "-1"},
        "invalid value '-1' for --steps; expected a whole number of at least 0\n"},
-      {{"--dropout", "1"}, "got '1', expected a number from 0 to 0.9\n"},
+      {{"--dropout", "1"}, "invalid value '1' for --dropout; expected a number from 0 to 0.9\n"},
       {{"--zero", "4"}, "invalid value '4' for --zero; expected a stage from 0 to 3\n"},
       {{"--seed", "x"},
        "invalid value 'x' for --seed; expected a whole number from 0 to 18446744073709551615\n"},
