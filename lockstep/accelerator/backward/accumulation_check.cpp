@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kMostSamples = 8;
 /// Elements of a gradient that are searched for the largest one.
 constexpr int64_t kMostElementsSearched = 4096;
-/// Of the smallest parameters, which note() prefers.
+/// Limits the copied elements; note() prefers the smallest parameters.
 constexpr size_t kMostCopied = 64;
 /// A write that the opposite one undoes leaves a rounding error.
 constexpr double kRoundingTolerance = 1e-6;

@@ -22,7 +22,7 @@ class ZeroInit {
 
   /// Begins a scope in which new tensors are sharded; see zero::Init.
   std::shared_ptr<void> begin();
-  /// Shards what is left of the `tensors` of a model, and moves them to the device. Hands them over
+  /// Shards the remaining `tensors` of a model, and moves them to the device. Hands them over
   /// to `sharding` unless it is null. Collective.
   void finish(const NamedTensors& tensors, zero::Sharding* sharding);
   /// Unshards permanently those of `tensors` that were built in a scope. Collective.
